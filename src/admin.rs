@@ -1,0 +1,1 @@
+//! `/live`, `/ready` and `/metrics`.

@@ -1,0 +1,5 @@
+//! The node agent.
+
+pub mod conflist;
+pub mod files;
+pub mod watch;

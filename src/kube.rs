@@ -1,0 +1,314 @@
+//! The Kubernetes API client: one request at a time, each phase with a deadline.
+//!
+//! The only user of `ureq` and `rustls`. It never follows redirects, never asks a
+//! proxy from the environment (upstream does, D-43 and linkerd2#11286) and never
+//! puts a token into an error or a log line. Call it before a network namespace is
+//! entered: the connection belongs to the host's namespace.
+
+pub mod config;
+pub mod types;
+
+use std::io::{BufRead, BufReader};
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use ureq::http::{Method, Request, Response, header};
+use ureq::tls::{PemItem, RootCerts, TlsConfig, parse_pem};
+use ureq::{Agent, Body};
+
+use config::Access;
+use types::Status;
+
+/// The largest answer that is read, in bytes. A pod is at most 1.5 MB in etcd; a
+/// page of 500 pods stays well below this.
+const BODY_LIMIT: u64 = 32 << 20;
+
+/// Why a request to the API server brought no usable answer.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error("{server}: the CA of the API server has no PEM certificate in it")]
+    NoCertificates { server: String },
+    #[error("{server}: the CA of the API server is not valid PEM: {source}")]
+    BadCertificate {
+        server: String,
+        #[source]
+        source: ureq::Error,
+    },
+    #[error("{method} {url}: {source}")]
+    Transport {
+        method: Method,
+        url: String,
+        #[source]
+        source: ureq::Error,
+    },
+    #[error("{method} {url}: HTTP {code}: {message}")]
+    Status {
+        method: Method,
+        url: String,
+        /// HTTP status code, e.g. 404.
+        code: u16,
+        message: String,
+    },
+    #[error("{method} {url}: the answer is not what the API promises: {source}")]
+    Decode {
+        method: Method,
+        url: String,
+        #[source]
+        source: serde_json::Error,
+    },
+    #[error("{method} {url}: cannot encode the request: {source}")]
+    Encode {
+        method: Method,
+        url: String,
+        #[source]
+        source: serde_json::Error,
+    },
+}
+
+impl Error {
+    /// The HTTP status code, if the API server answered with an error.
+    pub fn code(&self) -> Option<u16> {
+        match self {
+            Error::Status { code, .. } => Some(*code),
+            _ => None,
+        }
+    }
+
+    /// Whether the request ran into one of the [`Deadlines`].
+    pub fn is_timeout(&self) -> bool {
+        matches!(
+            self,
+            Error::Transport {
+                source: ureq::Error::Timeout(_),
+                ..
+            }
+        )
+    }
+}
+
+/// How long each phase of one request may take.
+///
+/// Phases rather than one global deadline: with a global one ureq starts a thread
+/// for name resolution, even for an IP address.
+#[derive(Clone, Copy, Debug)]
+pub struct Deadlines {
+    /// TCP connect and TLS handshake.
+    pub connect: Duration,
+    /// From the request's last byte to the answer's headers.
+    pub response: Duration,
+    /// The answer's body. For a watch: the longest silence between two events.
+    pub body: Duration,
+}
+
+impl Deadlines {
+    /// The same deadline for each phase.
+    pub fn each(phase: Duration) -> Self {
+        Deadlines {
+            connect: phase,
+            response: phase,
+            body: phase,
+        }
+    }
+}
+
+/// A connection to one API server with one credential. Clones share it.
+#[derive(Clone)]
+pub struct Client {
+    agent: Agent,
+    watcher: Agent,
+    server: String,
+    authorization: Option<String>,
+}
+
+impl Client {
+    /// Prepares a client; nothing is sent yet.
+    ///
+    /// `user_agent` is what the audit log shows, e.g. `linkerd-cni`.
+    pub fn new(access: &Access, user_agent: &str, deadlines: Deadlines) -> Result<Self, Error> {
+        let agent = || {
+            Agent::config_builder()
+                .proxy(None)
+                .max_redirects(0)
+                .http_status_as_error(false)
+                .allow_non_standard_methods(true)
+                .user_agent(format!("{user_agent}/{}", env!("CARGO_PKG_VERSION")))
+                .timeout_connect(Some(deadlines.connect))
+                .timeout_send_request(Some(deadlines.response))
+                .timeout_send_body(Some(deadlines.response))
+                .timeout_recv_response(Some(deadlines.response))
+        };
+        let tls = tls(access)?;
+        Ok(Client {
+            agent: agent()
+                .timeout_recv_body(Some(deadlines.body))
+                .tls_config(tls.clone())
+                .build()
+                .into(),
+            watcher: agent()
+                .timeout_per_read(Some(deadlines.body))
+                .tls_config(tls)
+                .build()
+                .into(),
+            server: access.server.trim_end_matches('/').to_owned(),
+            authorization: access.token.as_ref().map(|token| format!("Bearer {token}")),
+        })
+    }
+
+    /// GETs `path` (absolute, with its query, e.g. `/api/v1/nodes/a`).
+    pub fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T, Error> {
+        let answer = self.send(&self.agent, Method::GET, path, None)?;
+        self.decode(Method::GET, path, answer)
+    }
+
+    /// POSTs `body` to `path`; the answer's content is not read.
+    pub fn post(&self, path: &str, body: &impl Serialize) -> Result<(), Error> {
+        let body = self.encode(Method::POST, path, body)?;
+        self.send(&self.agent, Method::POST, path, Some(body))?;
+        Ok(())
+    }
+
+    /// DELETEs `path` with delete options as `body`; the answer's content is not read.
+    pub fn delete(&self, path: &str, body: &impl Serialize) -> Result<(), Error> {
+        let body = self.encode(Method::DELETE, path, body)?;
+        self.send(&self.agent, Method::DELETE, path, Some(body))?;
+        Ok(())
+    }
+
+    /// Starts a watch; the answer's lines are one JSON event each. It ends when the
+    /// server ends it, after a silence of [`Deadlines::body`], or by [`Client::stop`].
+    pub fn watch(&self, path: &str) -> Result<impl BufRead + use<>, Error> {
+        let answer = self.send(&self.watcher, Method::GET, path, None)?;
+        Ok(BufReader::new(answer.into_body().into_reader()))
+    }
+
+    /// Ends watches and requests under way in all clones of this client.
+    pub fn stop(&self) {
+        self.agent.clone().shutdown();
+        self.watcher.clone().shutdown();
+    }
+
+    fn url(&self, path: &str) -> String {
+        format!("{}{path}", self.server)
+    }
+
+    fn send(
+        &self,
+        agent: &Agent,
+        method: Method,
+        path: &str,
+        body: Option<Vec<u8>>,
+    ) -> Result<Response<Body>, Error> {
+        let url = self.url(path);
+        let fail = |source| Error::Transport {
+            method: method.clone(),
+            url: url.clone(),
+            source,
+        };
+        let mut request = Request::builder()
+            .method(method.clone())
+            .uri(&url)
+            .header(header::ACCEPT, "application/json");
+        if let Some(authorization) = &self.authorization {
+            request = request.header(header::AUTHORIZATION, authorization);
+        }
+        let answer = match body {
+            Some(body) => request
+                .header(header::CONTENT_TYPE, "application/json")
+                .body(body)
+                .map_err(ureq::Error::Http)
+                .and_then(|request| agent.run(request)),
+            None => request
+                .body(())
+                .map_err(ureq::Error::Http)
+                .and_then(|request| agent.run(request)),
+        };
+        let mut answer = answer.map_err(fail)?;
+        if answer.status().is_success() {
+            return Ok(answer);
+        }
+        let code = answer.status().as_u16();
+        let text = answer
+            .body_mut()
+            .with_config()
+            .limit(BODY_LIMIT)
+            .read_to_string()
+            .unwrap_or_default();
+        let message = serde_json::from_str::<Status>(&text)
+            .ok()
+            .and_then(|status| status.message)
+            .unwrap_or_else(|| text.chars().take(200).collect());
+        Err(Error::Status {
+            method,
+            url,
+            code,
+            message,
+        })
+    }
+
+    fn decode<T: DeserializeOwned>(
+        &self,
+        method: Method,
+        path: &str,
+        mut answer: Response<Body>,
+    ) -> Result<T, Error> {
+        let url = self.url(path);
+        let bytes = match answer
+            .body_mut()
+            .with_config()
+            .limit(BODY_LIMIT)
+            .read_to_vec()
+        {
+            Ok(bytes) => bytes,
+            Err(source) => {
+                return Err(Error::Transport {
+                    method,
+                    url,
+                    source,
+                });
+            }
+        };
+        serde_json::from_slice(&bytes).map_err(|source| Error::Decode {
+            method,
+            url,
+            source,
+        })
+    }
+
+    fn encode(&self, method: Method, path: &str, body: &impl Serialize) -> Result<Vec<u8>, Error> {
+        serde_json::to_vec(body).map_err(|source| Error::Encode {
+            method,
+            url: self.url(path),
+            source,
+        })
+    }
+}
+
+fn tls(access: &Access) -> Result<TlsConfig, Error> {
+    let mut builder = TlsConfig::builder()
+        .unversioned_rustls_crypto_provider(Arc::new(rustls::crypto::ring::default_provider()))
+        .disable_verification(access.insecure);
+    // ureq panics without roots and skips what it cannot read, so both are settled here.
+    let mut roots = Vec::new();
+    for item in parse_pem(&access.ca) {
+        match item {
+            Ok(PemItem::Certificate(certificate)) => roots.push(certificate),
+            Ok(_) => {}
+            Err(source) => {
+                return Err(Error::BadCertificate {
+                    server: access.server.clone(),
+                    source,
+                });
+            }
+        }
+    }
+    let verified = access.server.starts_with("https://") && !access.insecure;
+    if verified && roots.is_empty() {
+        return Err(Error::NoCertificates {
+            server: access.server.clone(),
+        });
+    }
+    builder = builder.root_certs(RootCerts::from(roots));
+    Ok(builder.build())
+}

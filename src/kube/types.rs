@@ -1,0 +1,121 @@
+//! The few fields of Kubernetes objects that the programs read or write.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+/// What an API server answers instead of an object.
+#[derive(Debug, Deserialize)]
+pub struct Status {
+    pub message: Option<String>,
+}
+
+/// <https://kubernetes.io/docs/reference/kubernetes-api/common-definitions/object-meta/>
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Metadata {
+    pub name: String,
+    pub namespace: String,
+    pub uid: String,
+    pub resource_version: String,
+    pub deletion_timestamp: Option<String>,
+    pub annotations: BTreeMap<String, String>,
+    pub labels: BTreeMap<String, String>,
+}
+
+/// A pod. `metadata` is required, so that an answer that is no object (`{}`, a list,
+/// a Status) is an error and never an unmeshed pod.
+#[derive(Clone, Debug, Deserialize)]
+pub struct Pod {
+    pub metadata: Metadata,
+    #[serde(default)]
+    pub spec: PodSpec,
+    #[serde(default)]
+    pub status: PodStatus,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct PodSpec {
+    pub host_network: bool,
+    pub containers: Vec<Container>,
+    pub init_containers: Vec<Container>,
+}
+
+/// Only the name: environments can hold secrets and are never kept.
+#[derive(Clone, Debug, Deserialize)]
+pub struct Container {
+    pub name: String,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct PodStatus {
+    pub init_container_statuses: Vec<ContainerStatus>,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct ContainerStatus {
+    pub name: String,
+    pub state: ContainerState,
+    pub last_state: ContainerState,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct ContainerState {
+    pub terminated: Option<Terminated>,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Terminated {
+    pub exit_code: i32,
+}
+
+/// A namespace, for its annotations.
+#[derive(Clone, Debug, Deserialize)]
+pub struct Namespace {
+    pub metadata: Metadata,
+}
+
+/// A Service, for its ports.
+#[derive(Clone, Debug, Deserialize)]
+pub struct Service {
+    pub metadata: Metadata,
+    pub spec: ServiceSpec,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct ServiceSpec {
+    pub ports: Vec<ServicePort>,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ServicePort {
+    pub port: u16,
+    /// A number, or the name of a container's port.
+    #[serde(default)]
+    pub target_port: Option<serde_json::Value>,
+}
+
+/// Options of a DELETE.
+#[derive(Clone, Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct DeleteOptions {
+    /// Seconds.
+    pub grace_period_seconds: u32,
+    pub preconditions: Preconditions,
+}
+
+/// The object is only deleted if it is still the one that was looked at.
+#[derive(Clone, Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Preconditions {
+    pub uid: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub resource_version: Option<String>,
+}

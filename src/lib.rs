@@ -1,0 +1,24 @@
+//! Linkerd's CNI plugin, its node agent and its repair controller, as one library.
+//!
+//! The plugin's story, in reading order: [`cni`] (the protocol), [`plugin`] (what each
+//! command does), [`config`] (what is wanted for this pod), [`ports`], [`rules`] (which
+//! rules that means), [`firewall`] and [`netns`] (putting them into the pod's
+//! namespace). [`kube`] asks the API server. [`install`] is the agent, [`repair`] the
+//! repair controller; [`admin`] is their `/live`, `/ready` and `/metrics`.
+//!
+//! What decides is pure and returns data: `config`, `ports`, `rules`,
+//! `install::conflist`, `repair::verdict`. What acts is named for it: `firewall`,
+//! `netns`, `kube`, `install::files`, `install::watch`.
+
+pub mod admin;
+pub mod cni;
+pub mod config;
+pub mod firewall;
+pub mod install;
+pub mod kube;
+pub mod log;
+pub mod netns;
+pub mod plugin;
+pub mod ports;
+pub mod repair;
+pub mod rules;

@@ -1,0 +1,4 @@
+//! The repair controller.
+
+pub mod metrics;
+pub mod verdict;
