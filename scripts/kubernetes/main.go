@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 
 	"github.com/spf13/cobra"
+	"k8s.io/apiserver/pkg/server"
 	"k8s.io/component-base/cli"
 	_ "k8s.io/component-base/logs/json/register"
 	_ "k8s.io/component-base/metrics/prometheus/clientgo"
@@ -32,7 +33,7 @@ func main() {
 	case "kube-scheduler":
 		command = scheduler.NewSchedulerCommand()
 	case "kubelet":
-		command = kubelet.NewKubeletCommand()
+		command = kubelet.NewKubeletCommand(server.SetupSignalContext())
 	case "kube-proxy":
 		command = proxy.NewProxyCommand()
 	case "kubectl":
