@@ -1,1 +1,159 @@
-//! To be written.
+//! Puts rules into the kernel, and looks whether they are there, in the network
+//! namespace of the calling thread. The only user of the `iptables` crate.
+//!
+//! Applying is one `iptables-restore --noflush -w` a family: all rules or none.
+
+mod programs;
+mod restore;
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use ::iptables::IPTables;
+
+use crate::config::Mode;
+use crate::rules::{self, Chain, Family, Redirect, Rule, Verdict};
+use programs::Programs;
+
+/// How long one `iptables-restore` may take, its wait for the xtables lock included.
+const RESTORE_DEADLINE: Duration = Duration::from_secs(8);
+
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error("none of {wanted} is in PATH, /usr/sbin or /sbin of the host")]
+    NoPrograms { wanted: String },
+    #[error("cannot start {}: {source}", program.display())]
+    Start {
+        program: PathBuf,
+        #[source]
+        source: std::io::Error,
+    },
+    #[error("{} failed: {stderr}", program.display())]
+    Restore { program: PathBuf, stderr: String },
+    #[error("{} took longer than {deadline:?} and was killed", program.display())]
+    Deadline {
+        program: PathBuf,
+        deadline: Duration,
+    },
+    #[error("{} cannot list table nat: {message}", program.display())]
+    List { program: PathBuf, message: String },
+}
+
+/// Makes table `nat` of each family redirect as `redirect` says. Repeating it gives
+/// the same rules once; other rules of the table stay. On an error, what this call
+/// added is taken out again.
+pub fn apply(redirect: &Redirect, families: &[Family], mode: Mode) -> Result<(), Error> {
+    let mut done: Vec<(Programs, Vec<Rule>)> = Vec::new();
+    for &family in families {
+        let rules = rules::rules(redirect, family);
+        let applied = programs::find(mode, family)
+            .and_then(|programs| apply_family(&programs, &rules).map(|fresh| (programs, fresh)));
+        match applied {
+            Ok((programs, true)) => done.push((programs, rules)),
+            Ok((_, false)) => {}
+            Err(error) => {
+                for (programs, rules) in &done {
+                    let undo = rules::undo_script(rules);
+                    if let Err(error) = restore::run(&programs.restore, &undo, RESTORE_DEADLINE) {
+                        tracing::error!("linkerd-cni: cannot take the rules out again: {error}");
+                    }
+                }
+                return Err(error);
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Returns whether the chains are new. A namespace that has them already costs a
+/// second look, to find the jumps into them.
+fn apply_family(programs: &Programs, rules: &[Rule]) -> Result<bool, Error> {
+    let fresh = rules::install_script(rules, true, &[]);
+    let Err(error) = restore::run(&programs.restore, &fresh, RESTORE_DEADLINE) else {
+        return Ok(true);
+    };
+    let lines = list(programs)?;
+    let ours = Chain::OURS.map(|chain| format!("-N {}", chain.name()));
+    if !lines.iter().any(|line| ours.contains(line)) {
+        return Err(error);
+    }
+    let jumps: Vec<String> = lines.into_iter().filter(|line| is_jump(line)).collect();
+    let again = rules::install_script(rules, false, &jumps);
+    restore::run(&programs.restore, &again, RESTORE_DEADLINE)?;
+    Ok(false)
+}
+
+/// The rules of `redirect` that table `nat` does not have, as lines of
+/// `iptables-save`. Empty: all are there, in order.
+pub fn missing(redirect: &Redirect, families: &[Family], mode: Mode) -> Result<Vec<String>, Error> {
+    let mut missing = Vec::new();
+    for &family in families {
+        let programs = programs::find(mode, family)?;
+        let lines: Vec<Vec<String>> = list(&programs)?.iter().map(|line| words(line)).collect();
+        let mut from = [0; 4];
+        for rule in rules::rules(redirect, family) {
+            let line = rules::rule_line(&rule);
+            let wanted = words(&line);
+            // Each chain is searched from behind its last find, so that order counts.
+            let from = &mut from[rule.chain as usize];
+            match lines[*from..].iter().position(|words| *words == wanted) {
+                Some(place) => *from += place + 1,
+                None => missing.push(line),
+            }
+        }
+    }
+    Ok(missing)
+}
+
+/// The words of a rule, sorted and unquoted: versions of iptables differ in the order
+/// of conditions and in quotes.
+fn words(line: &str) -> Vec<String> {
+    let mut words: Vec<String> = line
+        .split_whitespace()
+        .map(|word| word.trim_matches('"').to_owned())
+        .collect();
+    words.sort_unstable();
+    words
+}
+
+fn is_jump(line: &str) -> bool {
+    let foreign = [Chain::Prerouting, Chain::Output]
+        .iter()
+        .any(|chain| line.starts_with(&format!("-A {} ", chain.name())));
+    foreign
+        && Chain::OURS
+            .iter()
+            .any(|chain| line.ends_with(&format!("-j {}", chain.name())))
+}
+
+fn list(programs: &Programs) -> Result<Vec<String>, Error> {
+    let iptables = IPTables {
+        // The crate wants a name that lives for ever, and this process does not.
+        cmd: String::leak(programs.command.to_string_lossy().into_owned()),
+        has_check: true,
+        has_wait: true,
+        is_numeric: true,
+    };
+    let lines = iptables
+        .list_table(rules::TABLE)
+        .map_err(|error| Error::List {
+            program: programs.command.clone(),
+            message: error.to_string(),
+        })?;
+    Ok(lines)
+}
+
+/// Rules as they would be applied, for `simulate`.
+pub fn simulate(redirect: &Redirect, families: &[Family]) -> String {
+    let mut text = String::new();
+    for &family in families {
+        for rule in rules::rules(redirect, family) {
+            let verb = match rule.verdict {
+                Verdict::Jump(_) => "jump",
+                _ => "rule",
+            };
+            text.push_str(&format!("{family:?} {verb} {}\n", rules::rule_line(&rule)));
+        }
+    }
+    text
+}

@@ -76,6 +76,11 @@ impl Error {
         }
     }
 
+    /// Whether an answer came, but one that cannot be read.
+    pub fn is_unreadable(&self) -> bool {
+        matches!(self, Error::Decode { .. })
+    }
+
     /// Whether the request ran into one of the [`Deadlines`].
     pub fn is_timeout(&self) -> bool {
         matches!(

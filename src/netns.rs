@@ -1,1 +1,122 @@
-//! To be written.
+//! Doing something inside a network namespace.
+//!
+//! A thread enters the namespace, works and ends, so the rest of the process never
+//! leaves the host's and nothing has to be put back. Programs that the thread starts
+//! inherit the namespace.
+
+use std::fs::File;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::thread;
+use std::time::Duration;
+
+use nix::sched::{CloneFlags, setns};
+use nix::sys::stat::stat;
+
+/// The namespace of the thread that asks.
+const OWN: &str = "/proc/thread-self/ns/net";
+
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error("cannot open network namespace {}: {source}", path.display())]
+    Open {
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
+    #[error("cannot enter network namespace {}: {source}", path.display())]
+    Enter {
+        path: PathBuf,
+        #[source]
+        source: nix::Error,
+    },
+    #[error("cannot start a thread for network namespace {}: {source}", path.display())]
+    Thread {
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
+    #[error("work in network namespace {} took longer than {deadline:?}", path.display())]
+    Deadline { path: PathBuf, deadline: Duration },
+    #[error("work in network namespace {} ended without a result", path.display())]
+    Lost { path: PathBuf },
+}
+
+/// Whether `path` is the namespace that this thread is in. A path that cannot be
+/// looked at is not.
+pub fn is_own(path: &Path) -> bool {
+    match (stat(path), stat(OWN)) {
+        (Ok(there), Ok(own)) => (there.st_dev, there.st_ino) == (own.st_dev, own.st_ino),
+        _ => false,
+    }
+}
+
+/// Runs `work` inside the namespace at `path` and waits for it at most `deadline`.
+/// After that the caller goes on alone and should end the process.
+pub fn run<T: Send + 'static>(
+    path: &Path,
+    deadline: Duration,
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Result<T, Error> {
+    let namespace = File::open(path).map_err(|source| Error::Open {
+        path: path.to_owned(),
+        source,
+    })?;
+    let (sender, receiver) = mpsc::sync_channel(1);
+    let inside = path.to_owned();
+    thread::Builder::new()
+        .name("netns".into())
+        .spawn(move || {
+            let entered = setns(&namespace, CloneFlags::CLONE_NEWNET)
+                .map(|()| work())
+                .map_err(|source| Error::Enter {
+                    path: inside,
+                    source,
+                });
+            // Nobody listens any more only after the deadline.
+            let _ = sender.send(entered);
+        })
+        .map_err(|source| Error::Thread {
+            path: path.to_owned(),
+            source,
+        })?;
+    match receiver.recv_timeout(deadline) {
+        Ok(result) => result,
+        Err(RecvTimeoutError::Timeout) => Err(Error::Deadline {
+            path: path.to_owned(),
+            deadline,
+        }),
+        Err(RecvTimeoutError::Disconnected) => Err(Error::Lost {
+            path: path.to_owned(),
+        }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    #[test]
+    fn the_own_namespace_is_recognised_and_others_are_not() {
+        assert!(is_own(Path::new("/proc/self/ns/net")));
+        assert!(!is_own(Path::new("/proc/self/ns/uts")));
+        assert!(!is_own(Path::new("/no/such/namespace")));
+    }
+
+    #[test]
+    fn what_is_no_namespace_is_named() {
+        let missing = run(Path::new("/no/such/namespace"), SECOND, || ()).unwrap_err();
+        assert_eq!(
+            missing.to_string(),
+            "cannot open network namespace /no/such/namespace: No such file or directory (os error 2)"
+        );
+        let wrong = run(Path::new("/dev/null"), SECOND, || ()).unwrap_err();
+        assert_eq!(
+            wrong.to_string(),
+            "cannot enter network namespace /dev/null: EINVAL: Invalid argument"
+        );
+    }
+}

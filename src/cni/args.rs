@@ -1,0 +1,131 @@
+//! CNI_ARGS, of which a Kubernetes runtime's pod name and namespace matter.
+
+use super::error::{Error, code};
+
+/// What runtimes call the keys (containerd, CRI-O, Multus).
+const NAMESPACE: &str = "K8S_POD_NAMESPACE";
+const NAME: &str = "K8S_POD_NAME";
+const IGNORE_UNKNOWN: &str = "IgnoreUnknown";
+
+/// A pod's name. Both parts are made of the characters that Kubernetes allows, so
+/// they can stand in a URL.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PodRef {
+    pub namespace: String,
+    pub name: String,
+}
+
+/// Reads the pod from `CNI_ARGS`: pairs `key=value` with `;` between them. `None`:
+/// a caller other than Kubernetes, with no pod. Keys that nobody knows are refused
+/// unless `IgnoreUnknown` is set, as `pkg/types` does.
+pub fn pod(args: &str) -> Result<Option<PodRef>, Error> {
+    let mut namespace = "";
+    let mut name = "";
+    let mut ignore_unknown = false;
+    let mut unknown = Vec::new();
+    for pair in args.split(';').filter(|_| !args.is_empty()) {
+        let (key, value) = match pair.split_once('=') {
+            Some((key, value)) if !value.contains('=') => (key, value),
+            _ => return Err(invalid(format!("invalid pair {pair:?}"))),
+        };
+        match key {
+            NAMESPACE => namespace = value,
+            NAME => name = value,
+            IGNORE_UNKNOWN => ignore_unknown = boolean(value)?,
+            _ => unknown.push(pair),
+        }
+    }
+    if !unknown.is_empty() && !ignore_unknown {
+        return Err(invalid(format!("unknown args {unknown:?}"))
+            .with_details("a runtime that sends more keys also sends IgnoreUnknown=1"));
+    }
+    if namespace.is_empty() || name.is_empty() {
+        return Ok(None);
+    }
+    for (key, value) in [(NAMESPACE, namespace), (NAME, name)] {
+        if !is_name(value) {
+            return Err(invalid(format!("{key}={value:?} is not a Kubernetes name")));
+        }
+    }
+    Ok(Some(PodRef {
+        namespace: namespace.to_owned(),
+        name: name.to_owned(),
+    }))
+}
+
+fn invalid(what: String) -> Error {
+    Error::new(code::INVALID_ENVIRONMENT, format!("CNI_ARGS: {what}"))
+}
+
+fn boolean(text: &str) -> Result<bool, Error> {
+    match text.to_ascii_lowercase().as_str() {
+        "1" | "true" => Ok(true),
+        "0" | "false" => Ok(false),
+        _ => Err(invalid(format!(
+            "{IGNORE_UNKNOWN}={text:?} is not a boolean: 1, true, 0 or false"
+        ))),
+    }
+}
+
+fn is_name(text: &str) -> bool {
+    text.len() <= 253
+        && !text.starts_with('.')
+        && text
+            .bytes()
+            .all(|byte| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'.')
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn named(namespace: &str, name: &str) -> Option<PodRef> {
+        Some(PodRef {
+            namespace: namespace.into(),
+            name: name.into(),
+        })
+    }
+
+    #[test]
+    fn the_pod_is_read_in_any_order_of_keys() {
+        let cases = [
+            ("", None),
+            ("IgnoreUnknown=1", None),
+            ("K8S_POD_NAME=a", None),
+            ("K8S_POD_NAMESPACE=ns;K8S_POD_NAME=", None),
+            ("K8S_POD_NAMESPACE=ns;K8S_POD_NAME=a", named("ns", "a")),
+            (
+                "IgnoreUnknown=true;K8S_POD_NAME=a.b-1;K8S_POD_UID=u;K8S_POD_NAMESPACE=ns",
+                named("ns", "a.b-1"),
+            ),
+        ];
+        for (args, wanted) in cases {
+            assert_eq!(pod(args).unwrap(), wanted, "{args}");
+        }
+    }
+
+    #[test]
+    fn bad_args_are_refused_with_the_pair_at_fault() {
+        let cases = [
+            ("a", "CNI_ARGS: invalid pair \"a\""),
+            ("a=b=c", "CNI_ARGS: invalid pair \"a=b=c\""),
+            ("a=b;", "CNI_ARGS: invalid pair \"\""),
+            (
+                "K8S_POD_INFRA_CONTAINER_ID=abc",
+                "CNI_ARGS: unknown args [\"K8S_POD_INFRA_CONTAINER_ID=abc\"]",
+            ),
+            (
+                "IgnoreUnknown=maybe",
+                "CNI_ARGS: IgnoreUnknown=\"maybe\" is not a boolean: 1, true, 0 or false",
+            ),
+            (
+                "K8S_POD_NAMESPACE=../secrets;K8S_POD_NAME=a",
+                "CNI_ARGS: K8S_POD_NAMESPACE=\"../secrets\" is not a Kubernetes name",
+            ),
+        ];
+        for (args, wanted) in cases {
+            let error = pod(args).unwrap_err();
+            assert_eq!((error.code, error.msg.as_str()), (4, wanted));
+        }
+    }
+}

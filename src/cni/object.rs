@@ -1,0 +1,108 @@
+//! A JSON object whose members keep their order and their exact bytes.
+//!
+//! What belongs to others (a prevResult, another plugin's configuration) passes
+//! through here, so that no number, escape or unknown key changes on the way.
+
+use std::fmt;
+
+use serde::de::{MapAccess, Visitor};
+use serde::ser::SerializeMap;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use serde_json::value::RawValue;
+
+/// Members in the order of the text.
+#[derive(Clone, Debug, Default)]
+pub struct Object(pub Vec<(String, Box<RawValue>)>);
+
+impl Object {
+    /// The value of `key`; of duplicates the last, as Go's decoder has it.
+    pub fn get(&self, key: &str) -> Option<&RawValue> {
+        self.0
+            .iter()
+            .rev()
+            .find(|(name, _)| name == key)
+            .map(|(_, value)| &**value)
+    }
+
+    /// The value of `key` unless it is `null`, which stands for "not given".
+    pub fn given(&self, key: &str) -> Option<&RawValue> {
+        self.get(key).filter(|value| value.get() != "null")
+    }
+
+    /// Puts `value` where `key` stands, or first when there is none.
+    pub fn set(&mut self, key: &str, value: Box<RawValue>) {
+        let place = self.0.iter().rposition(|(name, _)| name == key);
+        match place {
+            Some(place) => {
+                self.0[place].1 = value;
+                let mut index = 0;
+                self.0.retain(|(name, _)| {
+                    index += 1;
+                    name != key || index - 1 == place
+                });
+            }
+            None => self.0.insert(0, (key.to_owned(), value)),
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for Object {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Members;
+
+        impl<'de> Visitor<'de> for Members {
+            type Value = Object;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a JSON object")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Object, A::Error> {
+                let mut members = Vec::new();
+                while let Some(member) = map.next_entry()? {
+                    members.push(member);
+                }
+                Ok(Object(members))
+            }
+        }
+
+        deserializer.deserialize_map(Members)
+    }
+}
+
+impl Serialize for Object {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut map = serializer.serialize_map(Some(self.0.len()))?;
+        for (name, value) in &self.0 {
+            map.serialize_entry(name, value)?;
+        }
+        map.end()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn members_keep_order_numbers_and_escapes() {
+        let text = r#"{"z":12345678901234567890,"a":1e3,"u":"\u003c","z2":{"b":1,"a":2}}"#;
+        let object: Object = serde_json::from_str(text).unwrap();
+        assert_eq!(serde_json::to_string(&object).unwrap(), text);
+    }
+
+    #[test]
+    fn setting_a_key_replaces_all_of_its_duplicates() {
+        let mut object: Object = serde_json::from_str(r#"{"a":1,"b":2,"a":3}"#).unwrap();
+        assert_eq!(object.get("a").unwrap().get(), "3");
+        object.set("a", RawValue::from_string("4".into()).unwrap());
+        assert_eq!(serde_json::to_string(&object).unwrap(), r#"{"b":2,"a":4}"#);
+    }
+
+    #[test]
+    fn null_is_present_but_not_given() {
+        let object: Object = serde_json::from_str(r#"{"a":null}"#).unwrap();
+        assert!(object.get("a").is_some());
+        assert!(object.given("a").is_none());
+    }
+}

@@ -1,0 +1,218 @@
+//! What the API server says of the pod: is it meshed, and what do its annotations want?
+
+use std::time::Duration;
+
+use crate::cni::args::PodRef;
+use crate::cni::error::{Error, code};
+use crate::config::{Annotations, Config, annotation};
+use crate::kube::config as kubeconfig;
+use crate::kube::types::{Namespace, Pod, Service, ServicePort};
+use crate::kube::{self, Client, Deadlines};
+use crate::ports::PortRange;
+
+const PROXY: &str = "linkerd-proxy";
+/// A pod with this init container has its rules made by it.
+const PROXY_INIT: &str = "linkerd-init";
+/// On a pod of the control plane, which must reach the API server without the proxy.
+const CONTROL_PLANE_LABEL: &str = "linkerd.io/control-plane-component";
+/// Used when the API server's Service cannot be read (contract 4.5).
+const USUAL_API_PORTS: [u16; 2] = [443, 6443];
+
+/// Each phase of a request (connect with TLS, answer, body).
+const PHASE_DEADLINE: Duration = Duration::from_secs(5);
+
+/// What the rules of a meshed pod depend on.
+#[derive(Debug)]
+pub struct Facts {
+    /// The annotations of interest: the pod's, or else its namespace's.
+    pub annotations: Annotations,
+    /// Ports of the API server, for a pod of the control plane; else none.
+    pub api_ports: Vec<PortRange>,
+}
+
+/// Asks the API server; `None` for a pod that is not meshed or that `linkerd-init`
+/// looks after. One request, and one more (the namespace) for a meshed pod without
+/// all five annotations; a control-plane pod takes one more (the Service).
+pub fn ask(pod: &PodRef, config: &Config) -> Result<Option<Facts>, Error> {
+    let client = client(config)?;
+    let PodRef { namespace, name } = pod;
+    let found: Pod = client
+        .get(&format!("/api/v1/namespaces/{namespace}/pods/{name}"))
+        .map_err(|error| api_error(&error, pod))?;
+    if !is_meshed(&found) {
+        tracing::debug!("linkerd-cni: {namespace}/{name} is not for linkerd-cni, skipping");
+        return Ok(None);
+    }
+
+    let mut annotations = known(found.metadata.annotations);
+    if annotations.len() < annotation::ALL.len() {
+        let found: Namespace = client
+            .get(&format!("/api/v1/namespaces/{namespace}"))
+            .map_err(|error| api_error(&error, pod))?;
+        for (key, value) in known(found.metadata.annotations) {
+            annotations.entry(key).or_insert(value);
+        }
+    }
+
+    let is_control_plane = found
+        .metadata
+        .labels
+        .get(CONTROL_PLANE_LABEL)
+        .is_some_and(|component| !component.is_empty());
+    let api_ports = if is_control_plane {
+        api_ports(&client)
+    } else {
+        Vec::new()
+    };
+    Ok(Some(Facts {
+        annotations,
+        api_ports,
+    }))
+}
+
+fn is_meshed(pod: &Pod) -> bool {
+    let init = &pod.spec.init_containers;
+    let named = |name| move |container: &crate::kube::types::Container| container.name == name;
+    !init.iter().any(named(PROXY_INIT)) && pod.spec.containers.iter().chain(init).any(named(PROXY))
+}
+
+/// Those of the annotations that we know, without the empty ones: an empty value on
+/// the pod does not hide the namespace's.
+fn known(annotations: Annotations) -> Annotations {
+    annotations
+        .into_iter()
+        .filter(|(key, value)| annotation::ALL.contains(&key.as_str()) && !value.is_empty())
+        .collect()
+}
+
+fn client(config: &Config) -> Result<Client, Error> {
+    let unusable = |problem: String| {
+        Error::new(code::KUBECONFIG, problem).with_details(
+            "the agent (DaemonSet linkerd-cni) writes the kubeconfig; see whether it is ready on this node",
+        )
+    };
+    if config.kubeconfig.as_os_str().is_empty() {
+        return Err(unusable(
+            "network configuration of linkerd-cni: \"kubernetes\": \"kubeconfig\" is not set"
+                .into(),
+        ));
+    }
+    let access =
+        kubeconfig::read(&config.kubeconfig).map_err(|error| unusable(error.to_string()))?;
+    Client::new(&access, "linkerd-cni", Deadlines::each(PHASE_DEADLINE))
+        .map_err(|error| unusable(error.to_string()))
+}
+
+fn api_ports(client: &Client) -> Vec<PortRange> {
+    let service = client.get::<Service>("/api/v1/namespaces/default/services/kubernetes");
+    match service {
+        Ok(service) => service.spec.ports.iter().flat_map(both_ports).collect(),
+        Err(error) => {
+            tracing::error!(
+                "linkerd-cni: could not retrieve ports from 'kubernetes' service, taking {USUAL_API_PORTS:?}: {error}"
+            );
+            USUAL_API_PORTS.map(PortRange::from).to_vec()
+        }
+    }
+}
+
+/// The Service's port and, if it is a number, the port behind it.
+fn both_ports(port: &ServicePort) -> Vec<PortRange> {
+    let target = port
+        .target_port
+        .as_ref()
+        .and_then(serde_json::Value::as_u64)
+        .and_then(|target| u16::try_from(target).ok());
+    [Some(port.port), target]
+        .into_iter()
+        .flatten()
+        .map(PortRange::from)
+        .collect()
+}
+
+fn api_error(error: &kube::Error, pod: &PodRef) -> Error {
+    let PodRef { namespace, name } = pod;
+    let msg = format!("cannot tell whether pod {namespace}/{name} is meshed: {error}");
+    let (code, remedy) = match error.code() {
+        Some(401 | 403) => (
+            code::API_REFUSED,
+            "the API server refuses the token in the kubeconfig or its rights; the agent (DaemonSet linkerd-cni) renews it, see whether it is ready on this node",
+        ),
+        Some(404) => (
+            code::POD_NOT_FOUND,
+            "the pod is gone, or the kubeconfig is of another cluster",
+        ),
+        Some(_) => (
+            code::API_ANSWER,
+            "the API server has a problem; the runtime tries again",
+        ),
+        None if error.is_unreadable() => (
+            code::API_ANSWER,
+            "what answers is no Kubernetes API server, or the answer was cut short; the runtime tries again",
+        ),
+        None => (
+            code::API_UNREACHABLE,
+            "the node cannot reach the API server, or not in time; the runtime tries again",
+        ),
+    };
+    Error::new(code, msg).with_details(remedy)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pod(spec: &str) -> Pod {
+        serde_json::from_str(&format!(r#"{{"metadata":{{}},"spec":{spec}}}"#)).unwrap()
+    }
+
+    #[test]
+    fn only_the_names_of_containers_decide_whether_a_pod_is_meshed() {
+        let cases = [
+            (r#"{"containers":[{"name":"app"}]}"#, false),
+            (
+                r#"{"containers":[{"name":"app"},{"name":"linkerd-proxy"}]}"#,
+                true,
+            ),
+            (
+                r#"{"containers":[{"name":"app"}],"initContainers":[{"name":"linkerd-proxy"}]}"#,
+                true,
+            ),
+            (
+                r#"{"containers":[{"name":"linkerd-proxy"}],"initContainers":[{"name":"linkerd-init"}]}"#,
+                false,
+            ),
+            (
+                r#"{"containers":[{"name":"linkerd-init"},{"name":"linkerd-proxy"}]}"#,
+                true,
+            ),
+            ("{}", false),
+        ];
+        for (spec, wanted) in cases {
+            assert_eq!(is_meshed(&pod(spec)), wanted, "{spec}");
+        }
+    }
+
+    #[test]
+    fn an_answer_that_is_no_pod_is_not_an_unmeshed_pod() {
+        for answer in ["{}", "null", "[]", r#"{"kind":"Status","code":200}"#] {
+            assert!(serde_json::from_str::<Pod>(answer).is_err(), "{answer}");
+        }
+    }
+
+    #[test]
+    fn a_service_gives_its_port_and_the_numeric_port_behind_it() {
+        let service: Service = serde_json::from_str(
+            r#"{"metadata":{},"spec":{"ports":[{"port":443,"targetPort":6443},{"port":80,"targetPort":"web"}]}}"#,
+        )
+        .unwrap();
+        let ports: Vec<u16> = service
+            .spec
+            .ports
+            .iter()
+            .flat_map(both_ports)
+            .map(|range| range.first)
+            .collect();
+        assert_eq!(ports, [443, 6443, 80]);
+    }
+}
