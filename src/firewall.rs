@@ -72,7 +72,9 @@ fn apply_family(programs: &Programs, rules: &[Rule]) -> Result<bool, Error> {
     let Err(error) = restore::run(&programs.restore, &fresh, RESTORE_DEADLINE) else {
         return Ok(true);
     };
-    let lines = list(programs)?;
+    let Ok(lines) = list(programs) else {
+        return Err(error);
+    };
     let ours = Chain::OURS.map(|chain| format!("-N {}", chain.name()));
     if !lines.iter().any(|line| ours.contains(line)) {
         return Err(error);
@@ -132,7 +134,7 @@ fn list(programs: &Programs) -> Result<Vec<String>, Error> {
         cmd: String::leak(programs.command.to_string_lossy().into_owned()),
         has_check: true,
         has_wait: true,
-        is_numeric: true,
+        is_numeric: false,
     };
     let lines = iptables
         .list_table(rules::TABLE)
@@ -140,7 +142,14 @@ fn list(programs: &Programs) -> Result<Vec<String>, Error> {
             program: programs.command.clone(),
             message: error.to_string(),
         })?;
-    Ok(lines)
+    // The crate passes a failure off as an empty list; a real one has the policies.
+    if lines.iter().any(|line| line.starts_with("-P ")) {
+        return Ok(lines);
+    }
+    Err(Error::List {
+        program: programs.command.clone(),
+        message: "it printed no chains".to_owned(),
+    })
 }
 
 /// Rules as they would be applied, for `simulate`.

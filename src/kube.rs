@@ -274,7 +274,7 @@ impl Client {
                 });
             }
         };
-        serde_json::from_slice(&bytes).map_err(|source| Error::Decode {
+        decode_object(&bytes).map_err(|source| Error::Decode {
             method,
             url,
             source,
@@ -288,6 +288,14 @@ impl Client {
             source,
         })
     }
+}
+
+/// serde would also read a struct from a list of its members.
+fn decode_object<T: DeserializeOwned>(bytes: &[u8]) -> serde_json::Result<T> {
+    if bytes.trim_ascii_start().starts_with(b"[") {
+        return Err(serde::de::Error::custom("a list came instead of an object"));
+    }
+    serde_json::from_slice(bytes)
 }
 
 fn tls(access: &Access) -> Result<TlsConfig, Error> {

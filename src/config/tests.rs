@@ -1,1 +1,245 @@
+use super::*;
+use crate::ports;
+use crate::rules::Redirect;
 
+/// Annotation names without their prefix, and values.
+type Pairs<'a> = &'a [(&'a str, &'a str)];
+/// UID and GID of the proxy.
+type Owner = (Option<u32>, Option<u32>);
+
+fn config(linkerd: &str) -> Result<Config, Error> {
+    let text = format!(
+        r#"{{"name":"n","kubernetes":{{"kubeconfig":"/etc/cni/net.d/kc"}},"linkerd":{linkerd}}}"#
+    );
+    Config::read(&serde_json::from_str(&text).unwrap())
+}
+
+/// The chart's defaults with `more` members.
+fn defaults(more: &str) -> Config {
+    config(&format!(
+        r#"{{"incoming-proxy-port":4143,"outgoing-proxy-port":4140,"proxy-uid":2102,
+            "inbound-ports-to-ignore":["4191","4190"],"iptables-mode":"nft"{more}}}"#
+    ))
+    .unwrap()
+}
+
+fn annotations(pairs: Pairs<'_>) -> Annotations {
+    pairs
+        .iter()
+        .map(|(key, value)| (format!("config.linkerd.io/{key}"), (*value).to_owned()))
+        .collect()
+}
+
+fn redirect(config: &Config, pairs: Pairs<'_>) -> Result<Redirect, Error> {
+    config.redirect(&annotations(pairs), &[])
+}
+
+#[test]
+fn an_outbound_annotation_replaces_and_an_inbound_one_adds() {
+    let config = defaults(r#","outbound-ports-to-ignore":["443"]"#);
+    let cases: [(Pairs<'_>, &str, &str); 5] = [
+        (&[], "4191,4190", "443"),
+        (
+            &[("skip-outbound-ports", "25,3306")],
+            "4191,4190",
+            "25,3306",
+        ),
+        (
+            &[("skip-inbound-ports", " 80 ,100-200")],
+            "4191,4190,80,100:200",
+            "443",
+        ),
+        (
+            &[("skip-inbound-ports", "4190,4190,80")],
+            "4191,4190,80",
+            "443",
+        ),
+        (&[("skip-outbound-ports", " , ")], "4191,4190", ""),
+    ];
+    for (pairs, inbound, outbound) in cases {
+        let redirect = redirect(&config, pairs).unwrap();
+        assert_eq!(ports::joined(&redirect.skip_inbound), inbound, "{pairs:?}");
+        assert_eq!(
+            ports::joined(&redirect.skip_outbound),
+            outbound,
+            "{pairs:?}"
+        );
+    }
+}
+
+#[test]
+fn the_api_servers_ports_are_skipped_after_the_annotated_ones() {
+    let ports = [443.into(), 6443.into(), 443.into()];
+    let redirect = defaults("")
+        .redirect(&annotations(&[("skip-outbound-ports", "25")]), &ports)
+        .unwrap();
+    assert_eq!(ports::joined(&redirect.skip_outbound), "25,443,6443");
+}
+
+#[test]
+fn subnets_of_both_families_keep_their_authors_text() {
+    let config = defaults(r#","subnets-to-ignore":["172.16.0.0/12"]"#);
+    let redirect = redirect(
+        &config,
+        &[("skip-subnets", "10.0.0.0/8, 192.168.1.7/24 ,fd00::/8,")],
+    )
+    .unwrap();
+    let subnets: Vec<_> = redirect
+        .skip_subnets
+        .iter()
+        .map(|subnet| format!("{} as {}", subnet.net, subnet.text))
+        .collect();
+    assert_eq!(
+        subnets,
+        [
+            "10.0.0.0/8 as 10.0.0.0/8",
+            "192.168.1.0/24 as 192.168.1.7/24",
+            "fd00::/8 as fd00::/8",
+        ]
+    );
+}
+
+#[test]
+fn the_proxys_owner_comes_from_the_annotation_or_the_configuration() {
+    let cases: [(&str, Pairs<'_>, Owner); 6] = [
+        ("", &[], (Some(2102), None)),
+        (r#","proxy-gid":2103"#, &[], (Some(2102), Some(2103))),
+        (r#","proxy-gid":-1"#, &[], (Some(2102), None)),
+        (
+            "",
+            &[("proxy-uid", "1234"), ("proxy-gid", "5678")],
+            (Some(1234), Some(5678)),
+        ),
+        ("", &[("proxy-uid", " 1234 ")], (Some(1234), None)),
+        (
+            "",
+            &[("proxy-uid", "0"), ("proxy-gid", "2102")],
+            (None, Some(2102)),
+        ),
+    ];
+    for (more, pairs, wanted) in cases {
+        let redirect = redirect(&defaults(more), pairs).unwrap();
+        assert_eq!(
+            (redirect.proxy_uid, redirect.proxy_gid),
+            wanted,
+            "{more} {pairs:?}"
+        );
+    }
+}
+
+#[test]
+fn a_bad_annotation_is_named_with_its_value_and_what_is_wanted() {
+    let cases = [
+        (
+            "skip-outbound-ports",
+            "abc",
+            "\"abc\" is not a port: a number from 0 to 65535 is wanted",
+        ),
+        (
+            "skip-inbound-ports",
+            "80,70000",
+            "\"70000\" is not a port: a number from 0 to 65535 is wanted",
+        ),
+        (
+            "skip-inbound-ports",
+            "30-20",
+            "\"30-20\": the upper bound of a range must not be below the lower",
+        ),
+        (
+            "skip-subnets",
+            "10.0.0.0",
+            "\"10.0.0.0\" is not a subnet: CIDR such as 10.0.0.0/8 or fd00::/8 is wanted",
+        ),
+        ("proxy-uid", "abc", "a whole number is wanted, such as 2102"),
+        ("proxy-gid", "1.5", "a whole number is wanted, such as 2102"),
+    ];
+    for (key, value, problem) in cases {
+        let error = redirect(&defaults(""), &[(key, value)]).unwrap_err();
+        assert_eq!(error.code, code::ANNOTATION);
+        let start = format!("annotation config.linkerd.io/{key}: \"{value}\": {problem}");
+        assert!(error.msg.starts_with(&start), "{}", error.msg);
+    }
+}
+
+#[test]
+fn a_proxy_that_would_be_redirected_to_itself_is_refused() {
+    for (more, pairs) in [
+        ("", vec![("proxy-uid", "0")]),
+        ("", vec![("proxy-uid", "-5")]),
+    ] {
+        let error = redirect(&defaults(more), &pairs).unwrap_err();
+        assert!(
+            error.msg.contains("redirected to the proxy"),
+            "{}",
+            error.msg
+        );
+    }
+    let empty = config("{}").unwrap();
+    assert!(redirect(&empty, &[]).is_err());
+}
+
+#[test]
+fn ports_that_no_proxy_can_listen_on_are_refused() {
+    let cases = [
+        (
+            r#"{"outgoing-proxy-port":4140,"proxy-uid":1}"#,
+            "\"incoming-proxy-port\": 0 is not a port",
+        ),
+        (
+            r#"{"incoming-proxy-port":70000,"outgoing-proxy-port":4140,"proxy-uid":1}"#,
+            "\"incoming-proxy-port\": 70000 is not a port",
+        ),
+        (
+            r#"{"incoming-proxy-port":4143,"outgoing-proxy-port":-1,"proxy-uid":1}"#,
+            "\"outgoing-proxy-port\": -1 is not a port",
+        ),
+        (
+            r#"{"incoming-proxy-port":4143,"outgoing-proxy-port":4140,"proxy-uid":1,"ports-to-redirect":[70000]}"#,
+            "\"ports-to-redirect\": \"70000\" is not a port",
+        ),
+        (
+            r#"{"incoming-proxy-port":4143,"outgoing-proxy-port":4140,"proxy-uid":1,"inbound-ports-to-ignore":["x"]}"#,
+            "\"inbound-ports-to-ignore\": \"x\" is not a port",
+        ),
+    ];
+    for (linkerd, problem) in cases {
+        let error = redirect(&config(linkerd).unwrap(), &[]).unwrap_err();
+        assert_eq!(error.code, code::INVALID_CONFIG);
+        assert!(error.msg.contains(problem), "{}", error.msg);
+    }
+}
+
+#[test]
+fn members_of_the_wrong_type_are_refused_by_name() {
+    let cases = [
+        (r#"{"proxy-uid":"2102"}"#, "invalid type: string"),
+        (
+            r#"{"inbound-ports-to-ignore":"80"}"#,
+            "invalid type: string",
+        ),
+        (r#"{"ipv6":"true"}"#, "invalid type: string"),
+        (
+            r#"{"iptables-mode":"bogus"}"#,
+            "\"iptables-mode\": \"bogus\" is not one of nft, legacy and plain",
+        ),
+        ("[]", "invalid type: sequence, expected a map"),
+    ];
+    for (linkerd, problem) in cases {
+        let error = config(linkerd).unwrap_err();
+        assert_eq!(error.code, code::INVALID_CONFIG);
+        assert!(error.msg.contains(problem), "{linkerd}: {}", error.msg);
+    }
+}
+
+#[test]
+fn unknown_keys_nulls_and_duplicates_do_not_matter() {
+    let config = config(
+        r#"{"incoming-proxy-port":1,"incoming-proxy-port":4143,"outgoing-proxy-port":4140,
+            "proxy-uid":2102,"proxy-gid":null,"policy":{"a":1},"ports-to-redirect":[8080,"9090"]}"#,
+    )
+    .unwrap();
+    let redirect = redirect(&config, &[]).unwrap();
+    assert_eq!(redirect.inbound_port, 4143);
+    assert_eq!(redirect.ports_to_redirect, [8080, 9090]);
+    assert_eq!(config.mode, Mode::Legacy);
+}

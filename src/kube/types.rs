@@ -23,22 +23,23 @@ pub struct Metadata {
     pub labels: BTreeMap<String, String>,
 }
 
-/// A pod. `metadata` is required, so that an answer that is no object (`{}`, a list,
-/// a Status) is an error and never an unmeshed pod.
+/// A pod. What every pod has is required, so that an answer that is none (`{}`, a
+/// list, a Status) is an error and never an unmeshed pod.
 #[derive(Clone, Debug, Deserialize)]
 pub struct Pod {
     pub metadata: Metadata,
-    #[serde(default)]
     pub spec: PodSpec,
     #[serde(default)]
     pub status: PodStatus,
 }
 
-#[derive(Clone, Debug, Default, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
+#[derive(Clone, Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
 pub struct PodSpec {
+    #[serde(default)]
     pub host_network: bool,
     pub containers: Vec<Container>,
+    #[serde(default)]
     pub init_containers: Vec<Container>,
 }
 

@@ -186,7 +186,7 @@ mod tests {
                 r#"{"containers":[{"name":"linkerd-init"},{"name":"linkerd-proxy"}]}"#,
                 true,
             ),
-            ("{}", false),
+            (r#"{"containers":[]}"#, false),
         ];
         for (spec, wanted) in cases {
             assert_eq!(is_meshed(&pod(spec)), wanted, "{spec}");
@@ -195,7 +195,15 @@ mod tests {
 
     #[test]
     fn an_answer_that_is_no_pod_is_not_an_unmeshed_pod() {
-        for answer in ["{}", "null", "[]", r#"{"kind":"Status","code":200}"#] {
+        let answers = [
+            "{}",
+            "null",
+            "[]",
+            r#"{"kind":"Status","code":200}"#,
+            r#"{"kind":"Status","metadata":{},"status":"Success"}"#,
+            r#"{"kind":"PodList","metadata":{},"items":[]}"#,
+        ];
+        for answer in answers {
             assert!(serde_json::from_str::<Pod>(answer).is_err(), "{answer}");
         }
     }

@@ -1,1 +1,98 @@
+use super::*;
 
+fn redirect() -> Redirect {
+    Redirect {
+        inbound_port: 4143,
+        outbound_port: 4140,
+        proxy_uid: Some(2102),
+        proxy_gid: None,
+        ports_to_redirect: Vec::new(),
+        skip_inbound: vec![4191.into(), 4190.into()],
+        skip_outbound: Vec::new(),
+        skip_subnets: Vec::new(),
+    }
+}
+
+fn subnet(text: &str) -> Subnet {
+    let net: IpNet = text.parse().unwrap();
+    Subnet {
+        net: net.trunc(),
+        text: text.to_owned(),
+    }
+}
+
+fn lines(redirect: &Redirect, family: Family) -> String {
+    let lines: Vec<String> = rules(redirect, family).iter().map(rule_line).collect();
+    lines.join("\n")
+}
+
+#[test]
+fn default_rules_are_upstreams() {
+    insta::assert_snapshot!(lines(&redirect(), Family::Ipv4));
+}
+
+#[test]
+fn both_families_get_the_same_rules() {
+    assert_eq!(
+        lines(&redirect(), Family::Ipv4),
+        lines(&redirect(), Family::Ipv6)
+    );
+}
+
+#[test]
+fn ports_to_redirect_replace_the_rule_for_all() {
+    let redirect = Redirect {
+        ports_to_redirect: vec![8080, 9090],
+        ..redirect()
+    };
+    insta::assert_snapshot!(lines(&redirect, Family::Ipv4));
+}
+
+#[test]
+fn more_than_fifteen_ports_take_more_than_one_rule() {
+    let skip_inbound = [4191, 4190].into_iter().chain(1..=19).map(PortRange::from);
+    let skip_outbound = (100..120).step_by(2).map(|first| PortRange {
+        first,
+        last: first + 1,
+    });
+    let redirect = Redirect {
+        skip_inbound: skip_inbound.collect(),
+        skip_outbound: skip_outbound.collect(),
+        ..redirect()
+    };
+    insta::assert_snapshot!(lines(&redirect, Family::Ipv4));
+}
+
+#[test]
+fn every_annotation_has_its_place() {
+    let redirect = Redirect {
+        proxy_uid: Some(1234),
+        proxy_gid: Some(5678),
+        skip_inbound: vec![4191.into(), 4190.into(), 9998.into(), 9999.into()],
+        skip_outbound: vec![25.into(), 3306.into()],
+        skip_subnets: vec![
+            subnet("10.0.0.0/8"),
+            subnet("192.168.1.7/24"),
+            subnet("fd00::/8"),
+            subnet("0.0.0.0/0"),
+        ],
+        ..redirect()
+    };
+    insta::assert_snapshot!(format!(
+        "IPv4\n{}\n\nIPv6\n{}",
+        lines(&redirect, Family::Ipv4),
+        lines(&redirect, Family::Ipv6)
+    ));
+}
+
+#[test]
+fn scripts_are_one_transaction_each() {
+    let rules = rules(&redirect(), Family::Ipv4);
+    let old = ["-A OUTPUT -m comment --comment \"old\" -j PROXY_INIT_OUTPUT".to_owned()];
+    insta::assert_snapshot!(format!(
+        "fresh:\n{}\nagain:\n{}\nundo:\n{}",
+        install_script(&rules, true, &[]),
+        install_script(&rules, false, &old),
+        undo_script(&rules)
+    ));
+}
