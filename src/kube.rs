@@ -162,6 +162,13 @@ impl Client {
         self.decode(Method::GET, path, answer)
     }
 
+    /// GETs `path` and hands out the answer's content as it arrives, so that a long
+    /// list need not be held as a whole. All of it has [`Deadlines::body`] to come.
+    pub fn read(&self, path: &str) -> Result<impl BufRead + use<>, Error> {
+        let answer = self.send(&self.agent, Method::GET, path, None)?;
+        Ok(BufReader::new(answer.into_body().into_reader()))
+    }
+
     /// POSTs `body` to `path`; the answer's content is not read.
     pub fn post(&self, path: &str, body: &impl Serialize) -> Result<(), Error> {
         let body = self.encode(Method::POST, path, body)?;
