@@ -120,6 +120,9 @@ fn serve(address: SocketAddr, shared: Arc<Shared>) -> Result<(), Error> {
     let started = SystemTime::now();
     let listener =
         TcpListener::bind(address).map_err(|source| Error::Listen { address, source })?;
+    // With port 0 the kernel has chosen another one.
+    let address = listener.local_addr().unwrap_or(address);
+    tracing::info!("Answering /live, /ready and /metrics on {address}");
     let ready = Arc::clone(&shared);
     let answers = Answers {
         ready: Box::new(move || ready.health.ready(Instant::now())),
