@@ -26,23 +26,22 @@ pub struct Metadata {
     pub owner_references: Vec<OwnerReference>,
 }
 
-/// A pod. What every pod has is required, so that an answer that is none (`{}`, a
-/// list, a Status) is an error and never an unmeshed pod.
+/// A pod.
 #[derive(Clone, Debug, Deserialize)]
 pub struct Pod {
     pub metadata: Metadata,
+    #[serde(default)]
     pub spec: PodSpec,
     #[serde(default)]
     pub status: PodStatus,
 }
 
-#[derive(Clone, Debug, Deserialize)]
-#[serde(rename_all = "camelCase")]
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
 pub struct PodSpec {
-    #[serde(default)]
     pub host_network: bool,
-    pub containers: Vec<Container>,
-    #[serde(default)]
+    /// Every pod has some: without, the object is no pod but `{}`, a list or a Status.
+    pub containers: Option<Vec<Container>>,
     pub init_containers: Vec<Container>,
 }
 
