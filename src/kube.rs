@@ -8,7 +8,7 @@
 pub mod config;
 pub mod types;
 
-use std::io::{BufRead, BufReader};
+use std::io::{self, BufRead, BufReader};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -24,6 +24,10 @@ use types::Status;
 /// The largest answer that is read, in bytes. A pod is at most 1.5 MB in etcd; a
 /// page of 500 pods stays well below this.
 const BODY_LIMIT: u64 = 32 << 20;
+
+/// For each direction of a connection, in bytes; ureq's own choice of 128 KiB would be
+/// a tenth of a program's memory. A request's head, token included, has to fit.
+const BUFFER: usize = 16 << 10;
 
 /// Why a request to the API server brought no usable answer.
 #[derive(Debug, thiserror::Error)]
@@ -138,6 +142,8 @@ impl Client {
                 .max_redirects(0)
                 .http_status_as_error(false)
                 .allow_non_standard_methods(true)
+                .input_buffer_size(BUFFER)
+                .output_buffer_size(BUFFER)
                 .user_agent(format!("{user_agent}/{}", env!("CARGO_PKG_VERSION")))
                 .timeout_connect(Some(deadlines.connect))
                 .timeout_send_request(Some(deadlines.response))
@@ -167,17 +173,24 @@ impl Client {
         self.decode(Method::GET, path, answer)
     }
 
-    /// POSTs `body` to `path`; the answer's content is not read.
+    /// GETs `path` and hands out the answer's content as it arrives, so that a long
+    /// list need not be held as a whole. All of it has [`Deadlines::body`] to come.
+    pub fn read(&self, path: &str) -> Result<impl BufRead + use<>, Error> {
+        let answer = self.send(&self.agent, Method::GET, path, None)?;
+        Ok(BufReader::new(answer.into_body().into_reader()))
+    }
+
+    /// POSTs `body` to `path`; the answer's content is dropped.
     pub fn post(&self, path: &str, body: &impl Serialize) -> Result<(), Error> {
         let body = self.encode(Method::POST, path, body)?;
-        self.send(&self.agent, Method::POST, path, Some(body))?;
+        drain(self.send(&self.agent, Method::POST, path, Some(body))?);
         Ok(())
     }
 
-    /// DELETEs `path` with delete options as `body`; the answer's content is not read.
+    /// DELETEs `path` with delete options as `body`; the answer's content is dropped.
     pub fn delete(&self, path: &str, body: &impl Serialize) -> Result<(), Error> {
         let body = self.encode(Method::DELETE, path, body)?;
-        self.send(&self.agent, Method::DELETE, path, Some(body))?;
+        drain(self.send(&self.agent, Method::DELETE, path, Some(body))?);
         Ok(())
     }
 
@@ -296,6 +309,12 @@ fn decode_object<T: DeserializeOwned>(bytes: &[u8]) -> serde_json::Result<T> {
         return Err(serde::de::Error::custom("a list came instead of an object"));
     }
     serde_json::from_slice(bytes)
+}
+
+/// Reads to the end, since only then the connection can carry the next request. The
+/// status has said all that matters, so an error here is none.
+fn drain(answer: Response<Body>) {
+    let _ = io::copy(&mut answer.into_body().into_reader(), &mut io::sink());
 }
 
 fn tls(access: &Access) -> Result<TlsConfig, Error> {

@@ -1,4 +1,138 @@
-//! The repair controller.
+//! The repair controller: deletes pods of its node that started before the plugin was
+//! there, so that they are made anew with redirection.
+//!
+//! Two threads and a queue: [`watch`] finds, [`act`] deletes. What is stranded is
+//! [`verdict`]'s to say, how often to act [`limit`]'s.
 
+pub mod act;
+pub mod answer;
+pub mod backoff;
+pub mod connection;
+pub mod event;
+pub mod health;
+pub mod limit;
 pub mod metrics;
+pub mod options;
+pub mod queue;
 pub mod verdict;
+pub mod watch;
+
+use std::io;
+use std::net::{SocketAddr, TcpListener};
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, mpsc};
+use std::thread;
+use std::time::{Duration, Instant, SystemTime};
+
+use nix::sys::signal::{SigSet, Signal};
+
+use crate::admin::{self, Answers};
+use crate::kube::Deadlines;
+use connection::{Connection, Source};
+
+/// The longest silence in a watch. The API server sends a bookmark about once a
+/// minute; after this long the connection is dead, and nobody would tell us.
+const SILENCE: Duration = Duration::from_secs(150);
+
+/// How long the pod in hand may keep the process from ending.
+const FAREWELL: Duration = Duration::from_millis(1500);
+
+/// What the command line says.
+#[derive(Debug)]
+pub struct Settings {
+    pub source: Source,
+    pub node: String,
+    /// This controller's pod.
+    pub controller: String,
+    /// How long the API server may take to begin its answer to a list or watch.
+    pub response: Duration,
+    pub admin: SocketAddr,
+}
+
+/// Why the controller cannot begin.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error("cannot listen on {address}: {source}")]
+    Listen {
+        address: SocketAddr,
+        #[source]
+        source: io::Error,
+    },
+    #[error("cannot start a thread: {0}")]
+    Thread(#[source] io::Error),
+    #[error("cannot wait for signals: {0}")]
+    Signal(#[source] nix::Error),
+}
+
+/// What the threads have in common.
+#[derive(Default)]
+pub struct Shared {
+    pub queue: queue::Queue,
+    pub metrics: metrics::Metrics,
+    pub health: health::Health,
+    /// A stranded pod was found and is still there, as far as we know; the next round
+    /// of the watch begins with a list.
+    pub missed: AtomicBool,
+}
+
+/// Runs until SIGTERM or SIGINT.
+pub fn run(settings: Settings) -> Result<(), Error> {
+    // Before the first thread, which all inherit it.
+    let signals = SigSet::from_iter([Signal::SIGTERM, Signal::SIGINT]);
+    signals.thread_block().map_err(Error::Signal)?;
+
+    let shared = Arc::new(Shared::default());
+    serve(settings.admin, Arc::clone(&shared))?;
+    let watch = watch::Watch {
+        connection: Connection::new(
+            settings.source.clone(),
+            Deadlines {
+                connect: settings.response,
+                response: settings.response,
+                body: SILENCE,
+            },
+        ),
+        node: settings.node,
+        shared: Arc::clone(&shared),
+    };
+    let worker = act::Worker {
+        connection: Connection::new(settings.source, Deadlines::each(act::TIMEOUT)),
+        controller: settings.controller,
+        limit: limit::Limit::default(),
+        shared: Arc::clone(&shared),
+    };
+    spawn("watch", move || watch.run())?;
+    let (working, ended) = mpsc::channel::<()>();
+    spawn("act", move || {
+        worker.run();
+        drop(working);
+    })?;
+
+    let signal = signals.wait().map_err(Error::Signal)?;
+    tracing::info!("{signal}: ending");
+    shared.queue.close();
+    // Nothing is ever sent: this ends when the worker does, or after the wait.
+    let _ = ended.recv_timeout(FAREWELL);
+    Ok(())
+}
+
+fn serve(address: SocketAddr, shared: Arc<Shared>) -> Result<(), Error> {
+    let started = SystemTime::now();
+    let listener =
+        TcpListener::bind(address).map_err(|source| Error::Listen { address, source })?;
+    // With port 0 the kernel has chosen another one.
+    let address = listener.local_addr().unwrap_or(address);
+    tracing::info!("Answering /live, /ready and /metrics on {address}");
+    let ready = Arc::clone(&shared);
+    let answers = Answers {
+        ready: Box::new(move || ready.health.ready(Instant::now())),
+        metrics: Box::new(move || shared.metrics.text(started)),
+    };
+    admin::serve(listener, answers).map_err(Error::Thread)?;
+    Ok(())
+}
+
+fn spawn(name: &str, run: impl FnOnce() + Send + 'static) -> Result<(), Error> {
+    let thread = thread::Builder::new().name(name.into()).spawn(run);
+    thread.map(drop).map_err(Error::Thread)
+}

@@ -1,1 +1,76 @@
-fn main() {}
+//! The repair controller: arguments, log, run.
+
+use std::env;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use clap::Parser;
+use linkerd2_cni::kube::config::SERVICE_ACCOUNT_DIR;
+use linkerd2_cni::log::{self, Format};
+use linkerd2_cni::repair::{self, Settings, connection::Source, options};
+use tracing::level_filters::LevelFilter;
+
+/// Deletes the pods of a node that started before the Linkerd CNI plugin was there.
+#[derive(Parser)]
+#[command(version)]
+struct Args {
+    /// A level, or a filter of which the part for this program counts
+    #[arg(long, env = "LINKERD_CNI_REPAIR_CONTROLLER_LOG_LEVEL", value_parser = options::level)]
+    #[arg(default_value = "linkerd_cni_repair_controller=info,warn")]
+    log_level: LevelFilter,
+
+    /// plain or json
+    #[arg(
+        long,
+        env = "LINKERD_CNI_REPAIR_CONTROLLER_LOG_FORMAT",
+        default_value = "plain"
+    )]
+    log_format: Format,
+
+    /// The node whose pods to look after
+    #[arg(long, env = "LINKERD_CNI_REPAIR_CONTROLLER_NODE_NAME")]
+    node_name: String,
+
+    /// The pod that this is, for the events that it reports
+    #[arg(long, env = "LINKERD_CNI_REPAIR_CONTROLLER_POD_NAME")]
+    controller_pod_name: String,
+
+    /// Where to answer /live, /ready and /metrics
+    #[arg(long, default_value = "0.0.0.0:8080")]
+    admin_addr: SocketAddr,
+
+    /// How to reach the API server, if not from inside the cluster
+    #[arg(long)]
+    kubeconfig: Option<PathBuf>,
+
+    /// How long the API server may take to begin an answer
+    #[arg(long, default_value = "9s", value_parser = humantime::parse_duration)]
+    kube_api_response_headers_timeout: Duration,
+}
+
+fn main() -> anyhow::Result<()> {
+    let args = Args::parse();
+    log::start(args.log_level, args.log_format);
+    repair::run(Settings {
+        source: source(args.kubeconfig)?,
+        node: args.node_name,
+        controller: args.controller_pod_name,
+        response: args.kube_api_response_headers_timeout,
+        admin: args.admin_addr,
+    })?;
+    Ok(())
+}
+
+fn source(kubeconfig: Option<PathBuf>) -> anyhow::Result<Source> {
+    if let Some(path) = kubeconfig {
+        return Ok(Source::Kubeconfig(path));
+    }
+    let var = |name| env::var(name).with_context(|| format!("no --kubeconfig, and {name}"));
+    Ok(Source::InCluster {
+        host: var("KUBERNETES_SERVICE_HOST")?,
+        port: var("KUBERNETES_SERVICE_PORT")?,
+        dir: SERVICE_ACCOUNT_DIR.into(),
+    })
+}

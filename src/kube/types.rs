@@ -21,25 +21,27 @@ pub struct Metadata {
     pub deletion_timestamp: Option<String>,
     pub annotations: BTreeMap<String, String>,
     pub labels: BTreeMap<String, String>,
+    /// RFC 3339 in UTC with whole seconds, so that the order of text is the order of time.
+    pub creation_timestamp: String,
+    pub owner_references: Vec<OwnerReference>,
 }
 
-/// A pod. What every pod has is required, so that an answer that is none (`{}`, a
-/// list, a Status) is an error and never an unmeshed pod.
+/// A pod.
 #[derive(Clone, Debug, Deserialize)]
 pub struct Pod {
     pub metadata: Metadata,
+    #[serde(default)]
     pub spec: PodSpec,
     #[serde(default)]
     pub status: PodStatus,
 }
 
-#[derive(Clone, Debug, Deserialize)]
-#[serde(rename_all = "camelCase")]
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
 pub struct PodSpec {
-    #[serde(default)]
     pub host_network: bool,
-    pub containers: Vec<Container>,
-    #[serde(default)]
+    /// Every pod has some: without, the object is no pod but `{}`, a list or a Status.
+    pub containers: Option<Vec<Container>>,
     pub init_containers: Vec<Container>,
 }
 
@@ -52,6 +54,8 @@ pub struct Container {
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct PodStatus {
+    /// `Pending`, `Running`, `Succeeded`, `Failed` or `Unknown`.
+    pub phase: String,
     pub init_container_statuses: Vec<ContainerStatus>,
 }
 
@@ -59,6 +63,8 @@ pub struct PodStatus {
 #[serde(rename_all = "camelCase", default)]
 pub struct ContainerStatus {
     pub name: String,
+    /// Of an init container: that it has done its work.
+    pub ready: bool,
     pub state: ContainerState,
     pub last_state: ContainerState,
 }
@@ -119,4 +125,21 @@ pub struct Preconditions {
     pub uid: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub resource_version: Option<String>,
+}
+
+/// What keeps an object there, e.g. the ReplicaSet of a pod.
+#[derive(Clone, Debug, Deserialize)]
+pub struct OwnerReference {
+    pub uid: String,
+}
+
+/// What a list says about itself.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct ListMetadata {
+    /// Where a watch goes on from.
+    pub resource_version: String,
+    /// What to ask the next page with; empty on the last one.
+    #[serde(rename = "continue")]
+    pub continue_token: String,
 }

@@ -6,7 +6,7 @@ use crate::cni::args::PodRef;
 use crate::cni::error::{Error, code};
 use crate::config::{Annotations, Config, annotation};
 use crate::kube::config as kubeconfig;
-use crate::kube::types::{Namespace, Pod, Service, ServicePort};
+use crate::kube::types::{Container, Namespace, Pod, Service, ServicePort};
 use crate::kube::{self, Client, Deadlines};
 use crate::ports::PortRange;
 
@@ -20,6 +20,8 @@ const USUAL_API_PORTS: [u16; 2] = [443, 6443];
 
 /// Each phase of a request (connect with TLS, answer, body).
 const PHASE_DEADLINE: Duration = Duration::from_secs(5);
+
+const NO_API_SERVER: &str = "what answers is no Kubernetes API server, or the answer was cut short; the runtime tries again";
 
 /// What the rules of a meshed pod depend on.
 #[derive(Debug)]
@@ -39,7 +41,14 @@ pub fn ask(pod: &PodRef, config: &Config) -> Result<Option<Facts>, Error> {
     let found: Pod = client
         .get(&format!("/api/v1/namespaces/{namespace}/pods/{name}"))
         .map_err(|error| api_error(&error, pod))?;
-    if !is_meshed(&found) {
+    let Some(containers) = &found.spec.containers else {
+        return Err(Error::new(
+            code::API_ANSWER,
+            format!("the API server's answer for pod {namespace}/{name} is no pod: it has no spec.containers"),
+        )
+        .with_details(NO_API_SERVER));
+    };
+    if !is_meshed(containers, &found.spec.init_containers) {
         tracing::debug!("linkerd-cni: {namespace}/{name} is not for linkerd-cni, skipping");
         return Ok(None);
     }
@@ -70,10 +79,9 @@ pub fn ask(pod: &PodRef, config: &Config) -> Result<Option<Facts>, Error> {
     }))
 }
 
-fn is_meshed(pod: &Pod) -> bool {
-    let init = &pod.spec.init_containers;
-    let named = |name| move |container: &crate::kube::types::Container| container.name == name;
-    !init.iter().any(named(PROXY_INIT)) && pod.spec.containers.iter().chain(init).any(named(PROXY))
+fn is_meshed(containers: &[Container], init: &[Container]) -> bool {
+    let named = |name| move |container: &Container| container.name == name;
+    !init.iter().any(named(PROXY_INIT)) && containers.iter().chain(init).any(named(PROXY))
 }
 
 /// Those of the annotations that we know, without the empty ones: an empty value on
@@ -146,10 +154,7 @@ fn api_error(error: &kube::Error, pod: &PodRef) -> Error {
             code::API_ANSWER,
             "the API server has a problem; the runtime tries again",
         ),
-        None if error.is_unreadable() => (
-            code::API_ANSWER,
-            "what answers is no Kubernetes API server, or the answer was cut short; the runtime tries again",
-        ),
+        None if error.is_unreadable() => (code::API_ANSWER, NO_API_SERVER),
         None => (
             code::API_UNREACHABLE,
             "the node cannot reach the API server, or not in time; the runtime tries again",
@@ -161,10 +166,7 @@ fn api_error(error: &kube::Error, pod: &PodRef) -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn pod(spec: &str) -> Pod {
-        serde_json::from_str(&format!(r#"{{"metadata":{{}},"spec":{spec}}}"#)).unwrap()
-    }
+    use crate::kube::types::PodSpec;
 
     #[test]
     fn only_the_names_of_containers_decide_whether_a_pod_is_meshed() {
@@ -189,22 +191,9 @@ mod tests {
             (r#"{"containers":[]}"#, false),
         ];
         for (spec, wanted) in cases {
-            assert_eq!(is_meshed(&pod(spec)), wanted, "{spec}");
-        }
-    }
-
-    #[test]
-    fn an_answer_that_is_no_pod_is_not_an_unmeshed_pod() {
-        let answers = [
-            "{}",
-            "null",
-            "[]",
-            r#"{"kind":"Status","code":200}"#,
-            r#"{"kind":"Status","metadata":{},"status":"Success"}"#,
-            r#"{"kind":"PodList","metadata":{},"items":[]}"#,
-        ];
-        for answer in answers {
-            assert!(serde_json::from_str::<Pod>(answer).is_err(), "{answer}");
+            let spec: PodSpec = serde_json::from_str(spec).unwrap();
+            let containers = spec.containers.unwrap();
+            assert_eq!(is_meshed(&containers, &spec.init_containers), wanted);
         }
     }
 

@@ -1,1 +1,247 @@
-//! To be written.
+//! What the controller counts, and its OpenMetrics text. Names and buckets are upstream's.
+
+use std::fmt::Write as _;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+const PREFIX: &str = "linkerd_cni_repair_controller";
+
+/// Upper bounds in milliseconds and as the text has them.
+const BUCKETS: [(u64, &str); 11] = [
+    (5, "0.005"),
+    (10, "0.01"),
+    (25, "0.025"),
+    (50, "0.05"),
+    (100, "0.1"),
+    (250, "0.25"),
+    (500, "0.5"),
+    (1000, "1.0"),
+    (2500, "2.5"),
+    (5000, "5.0"),
+    (10000, "10.0"),
+];
+
+/// All counters and histograms of the process.
+#[derive(Default)]
+pub struct Metrics {
+    pub queue_overflow: Counter,
+    pub pods_held: Counter,
+    pub pods_deleted: Counter,
+    pub pods_delete_errors: Counter,
+    pub pods_delete_timeout: Counter,
+    pub pods_delete_latency: Histogram,
+    pub events_publish_errors: Counter,
+    pub events_publish_timeouts: Counter,
+    pub events_publish_latency: Histogram,
+    pub watch_errors: Counter,
+}
+
+/// Only ever grows.
+#[derive(Default)]
+pub struct Counter(AtomicU64);
+
+impl Counter {
+    pub fn increment(&self) {
+        self.0.fetch_add(1, Relaxed);
+    }
+}
+
+/// How often something took how long.
+#[derive(Default)]
+pub struct Histogram {
+    /// One for each bucket and one for what is above them all; not cumulative.
+    counts: [AtomicU64; BUCKETS.len() + 1],
+    sum_micros: AtomicU64,
+}
+
+impl Histogram {
+    pub fn observe(&self, took: Duration) {
+        let bucket = BUCKETS
+            .iter()
+            .position(|(bound, _)| took <= Duration::from_millis(*bound))
+            .unwrap_or(BUCKETS.len());
+        self.counts[bucket].fetch_add(1, Relaxed);
+        let micros = u64::try_from(took.as_micros()).unwrap_or(u64::MAX);
+        self.sum_micros.fetch_add(micros, Relaxed);
+    }
+}
+
+impl Metrics {
+    /// The text for a process that began at `started`.
+    pub fn text(&self, started: SystemTime) -> String {
+        let mut out = String::new();
+        for (name, help, counter) in [
+            (
+                "queue_overflow",
+                "Stranded pods dropped because the queue was full",
+                &self.queue_overflow,
+            ),
+            (
+                "pods_held",
+                "Stranded pods left alone for now because their owner's last pod was deleted in vain",
+                &self.pods_held,
+            ),
+            ("pods_deleted", "Pods deleted", &self.pods_deleted),
+            (
+                "pods_delete_errors",
+                "Pod deletions refused by the API server or not delivered to it",
+                &self.pods_delete_errors,
+            ),
+            (
+                "pods_delete_timeout",
+                "Pod deletions not answered in time",
+                &self.pods_delete_timeout,
+            ),
+            (
+                "events_publish_errors",
+                "Events refused by the API server or not delivered to it",
+                &self.events_publish_errors,
+            ),
+            (
+                "events_publish_timeouts",
+                "Events not answered in time",
+                &self.events_publish_timeouts,
+            ),
+            (
+                "watch_errors",
+                "Lists and watches of the node's pods that failed",
+                &self.watch_errors,
+            ),
+        ] {
+            family(&mut out, &format!("{PREFIX}_{name}"), "counter", help);
+            let _ = writeln!(out, "{PREFIX}_{name}_total {}", counter.0.load(Relaxed));
+        }
+        for (name, help, histogram) in [
+            (
+                "pods_delete_latency_seconds",
+                "How long successful pod deletions took",
+                &self.pods_delete_latency,
+            ),
+            (
+                "events_publish_latency_seconds",
+                "How long successful publications of events took",
+                &self.events_publish_latency,
+            ),
+        ] {
+            let name = format!("{PREFIX}_{name}");
+            family(&mut out, &name, "histogram", help);
+            histogram.write(&mut out, &name);
+        }
+        let name = "process_start_time_seconds";
+        family(
+            &mut out,
+            name,
+            "gauge",
+            "When the process began, as Unix time",
+        );
+        let started = started.duration_since(UNIX_EPOCH).unwrap_or_default();
+        let _ = writeln!(out, "{name} {:.3}", started.as_secs_f64());
+        out.push_str("# EOF\n");
+        out
+    }
+}
+
+fn family(out: &mut String, name: &str, kind: &str, help: &str) {
+    // Writing to a String cannot fail, here and below.
+    let _ = writeln!(out, "# HELP {name} {help}.");
+    let _ = writeln!(out, "# TYPE {name} {kind}");
+    if name.ends_with("_seconds") {
+        let _ = writeln!(out, "# UNIT {name} seconds");
+    }
+}
+
+impl Histogram {
+    fn write(&self, out: &mut String, name: &str) {
+        let sum = Duration::from_micros(self.sum_micros.load(Relaxed));
+        let mut count = 0;
+        let bounds = BUCKETS.iter().map(|(_, bound)| *bound).chain(["+Inf"]);
+        for (bound, here) in bounds.zip(&self.counts) {
+            count += here.load(Relaxed);
+            let _ = writeln!(out, "{name}_bucket{{le=\"{bound}\"}} {count}");
+        }
+        let _ = writeln!(out, "{name}_count {count}");
+        let _ = writeln!(out, "{name}_sum {:?}", sum.as_secs_f64());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_text_is_openmetrics_with_upstreams_names_and_buckets() {
+        let metrics = Metrics::default();
+        metrics.pods_deleted.increment();
+        metrics.pods_deleted.increment();
+        for millis in [5, 6, 1000, 1001, 60_000] {
+            let took = Duration::from_millis(millis);
+            metrics.pods_delete_latency.observe(took);
+        }
+        let started = UNIX_EPOCH + Duration::from_millis(1_767_225_600_250);
+        insta::assert_snapshot!(metrics.text(started), @r#"
+        # HELP linkerd_cni_repair_controller_queue_overflow Stranded pods dropped because the queue was full.
+        # TYPE linkerd_cni_repair_controller_queue_overflow counter
+        linkerd_cni_repair_controller_queue_overflow_total 0
+        # HELP linkerd_cni_repair_controller_pods_held Stranded pods left alone for now because their owner's last pod was deleted in vain.
+        # TYPE linkerd_cni_repair_controller_pods_held counter
+        linkerd_cni_repair_controller_pods_held_total 0
+        # HELP linkerd_cni_repair_controller_pods_deleted Pods deleted.
+        # TYPE linkerd_cni_repair_controller_pods_deleted counter
+        linkerd_cni_repair_controller_pods_deleted_total 2
+        # HELP linkerd_cni_repair_controller_pods_delete_errors Pod deletions refused by the API server or not delivered to it.
+        # TYPE linkerd_cni_repair_controller_pods_delete_errors counter
+        linkerd_cni_repair_controller_pods_delete_errors_total 0
+        # HELP linkerd_cni_repair_controller_pods_delete_timeout Pod deletions not answered in time.
+        # TYPE linkerd_cni_repair_controller_pods_delete_timeout counter
+        linkerd_cni_repair_controller_pods_delete_timeout_total 0
+        # HELP linkerd_cni_repair_controller_events_publish_errors Events refused by the API server or not delivered to it.
+        # TYPE linkerd_cni_repair_controller_events_publish_errors counter
+        linkerd_cni_repair_controller_events_publish_errors_total 0
+        # HELP linkerd_cni_repair_controller_events_publish_timeouts Events not answered in time.
+        # TYPE linkerd_cni_repair_controller_events_publish_timeouts counter
+        linkerd_cni_repair_controller_events_publish_timeouts_total 0
+        # HELP linkerd_cni_repair_controller_watch_errors Lists and watches of the node's pods that failed.
+        # TYPE linkerd_cni_repair_controller_watch_errors counter
+        linkerd_cni_repair_controller_watch_errors_total 0
+        # HELP linkerd_cni_repair_controller_pods_delete_latency_seconds How long successful pod deletions took.
+        # TYPE linkerd_cni_repair_controller_pods_delete_latency_seconds histogram
+        # UNIT linkerd_cni_repair_controller_pods_delete_latency_seconds seconds
+        linkerd_cni_repair_controller_pods_delete_latency_seconds_bucket{le="0.005"} 1
+        linkerd_cni_repair_controller_pods_delete_latency_seconds_bucket{le="0.01"} 2
+        linkerd_cni_repair_controller_pods_delete_latency_seconds_bucket{le="0.025"} 2
+        linkerd_cni_repair_controller_pods_delete_latency_seconds_bucket{le="0.05"} 2
+        linkerd_cni_repair_controller_pods_delete_latency_seconds_bucket{le="0.1"} 2
+        linkerd_cni_repair_controller_pods_delete_latency_seconds_bucket{le="0.25"} 2
+        linkerd_cni_repair_controller_pods_delete_latency_seconds_bucket{le="0.5"} 2
+        linkerd_cni_repair_controller_pods_delete_latency_seconds_bucket{le="1.0"} 3
+        linkerd_cni_repair_controller_pods_delete_latency_seconds_bucket{le="2.5"} 4
+        linkerd_cni_repair_controller_pods_delete_latency_seconds_bucket{le="5.0"} 4
+        linkerd_cni_repair_controller_pods_delete_latency_seconds_bucket{le="10.0"} 4
+        linkerd_cni_repair_controller_pods_delete_latency_seconds_bucket{le="+Inf"} 5
+        linkerd_cni_repair_controller_pods_delete_latency_seconds_count 5
+        linkerd_cni_repair_controller_pods_delete_latency_seconds_sum 62.012
+        # HELP linkerd_cni_repair_controller_events_publish_latency_seconds How long successful publications of events took.
+        # TYPE linkerd_cni_repair_controller_events_publish_latency_seconds histogram
+        # UNIT linkerd_cni_repair_controller_events_publish_latency_seconds seconds
+        linkerd_cni_repair_controller_events_publish_latency_seconds_bucket{le="0.005"} 0
+        linkerd_cni_repair_controller_events_publish_latency_seconds_bucket{le="0.01"} 0
+        linkerd_cni_repair_controller_events_publish_latency_seconds_bucket{le="0.025"} 0
+        linkerd_cni_repair_controller_events_publish_latency_seconds_bucket{le="0.05"} 0
+        linkerd_cni_repair_controller_events_publish_latency_seconds_bucket{le="0.1"} 0
+        linkerd_cni_repair_controller_events_publish_latency_seconds_bucket{le="0.25"} 0
+        linkerd_cni_repair_controller_events_publish_latency_seconds_bucket{le="0.5"} 0
+        linkerd_cni_repair_controller_events_publish_latency_seconds_bucket{le="1.0"} 0
+        linkerd_cni_repair_controller_events_publish_latency_seconds_bucket{le="2.5"} 0
+        linkerd_cni_repair_controller_events_publish_latency_seconds_bucket{le="5.0"} 0
+        linkerd_cni_repair_controller_events_publish_latency_seconds_bucket{le="10.0"} 0
+        linkerd_cni_repair_controller_events_publish_latency_seconds_bucket{le="+Inf"} 0
+        linkerd_cni_repair_controller_events_publish_latency_seconds_count 0
+        linkerd_cni_repair_controller_events_publish_latency_seconds_sum 0.0
+        # HELP process_start_time_seconds When the process began, as Unix time.
+        # TYPE process_start_time_seconds gauge
+        # UNIT process_start_time_seconds seconds
+        process_start_time_seconds 1767225600.250
+        # EOF
+        "#);
+    }
+}

@@ -428,7 +428,7 @@ fn failures_are_error_objects_and_leave_no_rule() {
             200,
             r#"{"kind":"PodList","metadata":{},"items":[]}"#,
             104,
-            "missing field `spec`",
+            "is no pod: it has no spec.containers",
         ),
         (
             "half an answer",

@@ -1,0 +1,138 @@
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use super::{Answers, CLIENTS, REQUEST_LIMIT, serve};
+
+/// A server whose readiness the test switches.
+fn server() -> (SocketAddr, Arc<AtomicBool>) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    let ready = Arc::new(AtomicBool::new(false));
+    let switch = Arc::clone(&ready);
+    let answers = Answers {
+        ready: Box::new(move || match switch.load(Ordering::Relaxed) {
+            true => Ok(()),
+            false => Err("the kubeconfig is missing".into()),
+        }),
+        metrics: Box::new(|| "# EOF\n".into()),
+    };
+    serve(listener, answers).unwrap();
+    (address, ready)
+}
+
+fn connect(address: SocketAddr) -> TcpStream {
+    let stream = TcpStream::connect(address).unwrap();
+    stream
+        .set_read_timeout(Some(Duration::from_secs(10)))
+        .unwrap();
+    stream
+}
+
+fn exchange(address: SocketAddr, request: &str) -> String {
+    let mut stream = connect(address);
+    stream.write_all(request.as_bytes()).unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    answer
+}
+
+fn status_and_body(answer: &str) -> (&str, &str) {
+    let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+    let status = head.lines().next().unwrap();
+    (status.strip_prefix("HTTP/1.1 ").unwrap(), body)
+}
+
+#[test]
+fn each_path_and_method_has_its_answer() {
+    let (address, _) = server();
+    let not_ready = "not ready: the kubeconfig is missing\n";
+    for (request, status, body) in [
+        ("GET /live HTTP/1.1", "200 OK", "alive\n"),
+        ("GET /live?verbose HTTP/1.0", "200 OK", "alive\n"),
+        ("HEAD /live HTTP/1.1", "200 OK", ""),
+        (
+            "GET /ready HTTP/1.1",
+            "500 Internal Server Error",
+            not_ready,
+        ),
+        ("GET /metrics HTTP/1.1", "200 OK", "# EOF\n"),
+        ("GET / HTTP/1.1", "404 Not Found", ""),
+        ("GET /lively HTTP/1.1", "404 Not Found", ""),
+        ("POST /live HTTP/1.1", "405 Method Not Allowed", ""),
+        ("DELETE /metrics HTTP/1.1", "405 Method Not Allowed", ""),
+        ("GET /live", "400 Bad Request", ""),
+        ("nonsense", "400 Bad Request", ""),
+        ("", "400 Bad Request", ""),
+    ] {
+        let answer = exchange(address, &format!("{request}\r\nHost: a\r\n\r\n"));
+        assert_eq!(status_and_body(&answer), (status, body), "{request}");
+        assert!(answer.contains("\r\nConnection: close\r\n"), "{request}");
+    }
+}
+
+#[test]
+fn readiness_is_asked_anew_for_each_request() {
+    let (address, ready) = server();
+    ready.store(true, Ordering::Relaxed);
+    let answer = exchange(address, "GET /ready HTTP/1.1\r\n\r\n");
+    assert_eq!(status_and_body(&answer), ("200 OK", "ready\n"));
+}
+
+#[test]
+fn metrics_are_openmetrics_and_head_tells_their_length() {
+    let (address, _) = server();
+    let answer = exchange(address, "HEAD /metrics HTTP/1.1\r\n\r\n");
+    insta::assert_snapshot!(answer.replace('\r', ""), @r"
+    HTTP/1.1 200 OK
+    Content-Type: application/openmetrics-text; version=1.0.0; charset=utf-8
+    Content-Length: 6
+    Connection: close
+    ");
+}
+
+#[test]
+fn a_request_that_comes_in_pieces_is_answered() {
+    let (address, _) = server();
+    let mut stream = connect(address);
+    for piece in ["GET /li", "ve HTTP/1.1\r", "\n\r", "\n"] {
+        stream.write_all(piece.as_bytes()).unwrap();
+        stream.flush().unwrap();
+    }
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    assert_eq!(status_and_body(&answer), ("200 OK", "alive\n"));
+}
+
+#[test]
+fn a_request_without_end_is_refused() {
+    let (address, _) = server();
+    let mut stream = connect(address);
+    // The server may have answered and closed before all of it is written.
+    let _ = stream.write_all(&vec![b'a'; REQUEST_LIMIT + 1]);
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    assert!(answer.starts_with("HTTP/1.1 431 "), "{answer}");
+}
+
+#[test]
+fn silent_clients_however_many_do_not_delay_another() {
+    let (address, _) = server();
+    let silent: Vec<TcpStream> = (0..3 * CLIENTS).map(|_| connect(address)).collect();
+    let began = Instant::now();
+    let answer = exchange(address, "GET /live HTTP/1.1\r\n\r\n");
+    assert_eq!(status_and_body(&answer), ("200 OK", "alive\n"));
+    // Far below the patience that each silent client is given.
+    assert!(began.elapsed() < Duration::from_secs(2));
+    drop(silent);
+}
+
+#[test]
+fn a_client_that_says_nothing_is_closed_in_the_end() {
+    let (address, _) = server();
+    let mut silent = connect(address);
+    let mut rest = Vec::new();
+    assert_eq!(silent.read_to_end(&mut rest).unwrap(), 0);
+}

@@ -1,0 +1,68 @@
+//! The API client with a credential that may be replaced at any time.
+
+use std::path::PathBuf;
+
+use super::event::CONTROLLER;
+use crate::kube::config::{self, Access};
+use crate::kube::{self, Client, Deadlines};
+
+/// Where address and credential come from.
+#[derive(Clone, Debug)]
+pub enum Source {
+    /// What every pod is given.
+    InCluster {
+        host: String,
+        port: String,
+        dir: PathBuf,
+    },
+    Kubeconfig(PathBuf),
+}
+
+/// Why there is no client.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error("cannot learn how to reach the API server: {0}")]
+    Config(#[from] config::Error),
+    #[error("cannot reach the API server: {0}")]
+    Client(#[from] kube::Error),
+}
+
+/// A client that follows its source.
+pub struct Connection {
+    source: Source,
+    deadlines: Deadlines,
+    current: Option<(Access, Client)>,
+}
+
+impl Connection {
+    /// Prepares; nothing is read yet.
+    pub fn new(source: Source, deadlines: Deadlines) -> Self {
+        Connection {
+            source,
+            deadlines,
+            current: None,
+        }
+    }
+
+    /// The client to use for the next request. The files are read each time, which
+    /// costs less than any request: a rotated token is found before the old one is
+    /// refused, and a refused one cannot be used twice if there is another.
+    pub fn client(&mut self) -> Result<Client, Error> {
+        let access = read(&self.source)?;
+        if let Some((known, client)) = &self.current
+            && *known == access
+        {
+            return Ok(client.clone());
+        }
+        let client = Client::new(&access, CONTROLLER, self.deadlines)?;
+        self.current = Some((access, client.clone()));
+        Ok(client)
+    }
+}
+
+fn read(source: &Source) -> Result<Access, config::Error> {
+    match source {
+        Source::InCluster { host, port, dir } => config::in_cluster(host, port, dir),
+        Source::Kubeconfig(path) => config::read(path),
+    }
+}

@@ -1,0 +1,352 @@
+//! The built repair controller against an API server that the tests write.
+#![allow(clippy::print_stderr, clippy::unwrap_used, clippy::expect_used)]
+
+#[path = "repair/api.rs"]
+mod api;
+#[path = "repair/controller.rs"]
+mod controller;
+
+use std::process::Command;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::Signal;
+use serde_json::{Value, json};
+
+use api::{Answer, Api};
+use controller::{BINARY, Controller};
+
+/// Polls until `done`, for as long as a busy machine may need.
+fn eventually(what: &str, mut done: impl FnMut() -> bool) {
+    let deadline = Instant::now() + Duration::from_secs(30);
+    while !done() {
+        assert!(Instant::now() < deadline, "not in time: {what}");
+        thread::sleep(Duration::from_millis(10));
+    }
+}
+
+fn pod(name: &str, validator: Value) -> Value {
+    let mut validator = validator;
+    validator["name"] = json!("linkerd-network-validator");
+    json!({
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {
+            "namespace": "emojivoto",
+            "name": name,
+            "uid": format!("uid-of-{name}"),
+            "resourceVersion": "101",
+            "creationTimestamp": "2026-01-01T00:00:00Z",
+            "labels": {"linkerd.io/control-plane-ns": "linkerd"},
+        },
+        "spec": {"initContainers": [{"name": "linkerd-network-validator"}]},
+        "status": {"phase": "Pending", "initContainerStatuses": [validator]},
+    })
+}
+
+fn ended(code: i32) -> Value {
+    json!({"state": {"waiting": {}}, "lastState": {"terminated": {"exitCode": code}}})
+}
+
+fn stranded(name: &str) -> Value {
+    pod(name, ended(95))
+}
+
+fn path(name: &str) -> String {
+    format!("/api/v1/namespaces/emojivoto/pods/{name}")
+}
+
+#[test]
+fn a_pod_stranded_before_the_start_is_deleted_and_an_event_tells_why() {
+    let api = Api::start();
+    api.state().pages = vec![
+        vec![pod("healthy", json!({"ready": true})), stranded("web-1")],
+        vec![stranded("web-2")],
+    ];
+    let controller = Controller::start(&api);
+    controller.counts("pods_deleted_total", 2);
+    controller.counts("events_publish_latency_seconds_count", 2);
+    assert_eq!(api.deleted(), [path("web-1"), path("web-2")]);
+
+    let delete = &api.requests(|request| request.method == "DELETE")[0];
+    let options = json!({"gracePeriodSeconds": 0, "preconditions": {"uid": "uid-of-web-1"}});
+    assert_eq!(delete.body, options);
+    assert_eq!(delete.authorization, "Bearer first");
+
+    let event = &api.requests(|request| request.method == "POST")[0];
+    let events = "/apis/events.k8s.io/v1/namespaces/emojivoto/events";
+    assert_eq!(event.path, events);
+    let body = &event.body;
+    assert_eq!(body["reason"], "LinkerdCNINotConfigured");
+    assert_eq!(body["action"], "Deleting");
+    assert_eq!(body["regarding"]["uid"], "uid-of-web-1");
+    assert_eq!(body["reportingController"], "linkerd-cni-repair-controller");
+    assert_eq!(body["reportingInstance"], "linkerd-cni-x");
+
+    controller.logs("Deleted pod namespace=\"emojivoto\" name=\"web-1\"");
+    controller.counts("pods_delete_latency_seconds_count", 2);
+    eventually("ready", || controller.get("/ready").1 == "ready\n");
+    let list = &api.requests(|request| request.is_list())[0].path;
+    assert!(list.contains("spec%2EnodeName%3Dnode%2D1"), "{list}");
+}
+
+#[test]
+fn of_the_watched_pods_only_the_stranded_are_deleted() {
+    let api = Api::start();
+    let _controller = Controller::watching(&api);
+    let mut going = stranded("going");
+    going["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");
+    let mut passed = stranded("passed");
+    passed["status"]["initContainerStatuses"][0]["state"] = json!({"terminated": {"exitCode": 0}});
+    let first_failure = json!({"state": {"terminated": {"exitCode": 95}}});
+    for (kind, pod) in [
+        ("MODIFIED", pod("other-reason", ended(1))),
+        ("MODIFIED", going),
+        ("MODIFIED", passed),
+        ("DELETED", stranded("gone")),
+        ("ADDED", stranded("added")),
+        ("MODIFIED", pod("first-failure", first_failure)),
+        ("MODIFIED", stranded("modified")),
+    ] {
+        api.send(kind, &pod);
+    }
+    eventually("the last one is deleted", || {
+        api.deleted().contains(&path("modified"))
+    });
+    let expected = [path("added"), path("first-failure"), path("modified")];
+    assert_eq!(api.deleted(), expected);
+}
+
+#[test]
+fn refused_and_late_deletions_are_counted_and_bring_no_event() {
+    let api = Api::start();
+    let controller = Controller::watching(&api);
+    for (name, answer, metric) in [
+        ("forbidden", Answer::Status(403), "pods_delete_errors_total"),
+        ("late", Answer::Silence, "pods_delete_timeout_total"),
+    ] {
+        api.state().delete = answer;
+        api.send("MODIFIED", &stranded(name));
+        controller.counts(metric, 1);
+    }
+    controller.logs("WARN Error deleting pod");
+    for (name, code) in [("gone", 404), ("another-by-now", 409)] {
+        api.state().delete = Answer::Status(code);
+        api.send("MODIFIED", &stranded(name));
+        eventually(name, || api.deleted().contains(&path(name)));
+    }
+    api.state().delete = Answer::Status(200);
+    api.send("MODIFIED", &stranded("fine"));
+    controller.counts("events_publish_latency_seconds_count", 1);
+    assert_eq!(controller.metric("pods_delete_errors_total"), 1);
+    assert_eq!(controller.metric("pods_delete_timeout_total"), 1);
+    assert_eq!(controller.metric("pods_deleted_total"), 1);
+    assert_eq!(api.requests(|request| request.method == "POST").len(), 1);
+}
+
+#[test]
+fn events_that_cannot_be_published_are_counted() {
+    let api = Api::start();
+    let controller = Controller::watching(&api);
+    api.state().event = Answer::Status(403);
+    api.send("MODIFIED", &stranded("a"));
+    controller.counts("events_publish_errors_total", 1);
+    api.state().event = Answer::Silence;
+    api.send("MODIFIED", &stranded("b"));
+    controller.counts("events_publish_timeouts_total", 1);
+    assert_eq!(controller.metric("pods_deleted_total"), 2);
+}
+
+#[test]
+fn a_replacement_that_is_stranded_again_is_left_alone_for_a_while() {
+    let api = Api::start();
+    let controller = Controller::watching(&api);
+    let owned = |name, created| {
+        let mut pod = stranded(name);
+        pod["metadata"]["ownerReferences"] = json!([{"uid": "replica-set"}]);
+        pod["metadata"]["creationTimestamp"] = json!(created);
+        pod
+    };
+    api.send("MODIFIED", &owned("first", "2026-01-01T00:00:00Z"));
+    controller.counts("pods_deleted_total", 1);
+    api.send("MODIFIED", &owned("replacement", "2999-01-01T00:00:00Z"));
+    api.send("MODIFIED", &owned("sibling", "2026-01-01T00:00:01Z"));
+    controller.counts("pods_deleted_total", 2);
+    assert_eq!(controller.metric("pods_held_total"), 1);
+    assert_eq!(api.deleted(), [path("first"), path("sibling")]);
+    // It is not forgotten: the next round begins with a list.
+    let lists = || api.requests(|request| request.is_list()).len();
+    let before = lists();
+    api.end_watches();
+    eventually("a new list", || lists() > before);
+}
+
+#[test]
+fn pods_beyond_the_queue_are_dropped_and_counted() {
+    let api = Api::start();
+    let controller = Controller::watching(&api);
+    api.state().delete = Answer::Silence;
+    for name in 0..40 {
+        api.send("MODIFIED", &stranded(&format!("web-{name}")));
+    }
+    eventually("the queue overflows", || {
+        controller.metric("queue_overflow_total") > 0
+    });
+}
+
+#[test]
+fn a_list_longer_than_the_queue_is_handled_whole() {
+    let api = Api::start();
+    let pods = (0..200).map(|name| stranded(&format!("web-{name}")));
+    api.state().pages = vec![pods.collect()];
+    let controller = Controller::start(&api);
+    controller.counts("pods_deleted_total", 200);
+    assert_eq!(controller.metric("queue_overflow_total"), 0);
+}
+
+#[test]
+fn a_watch_goes_on_where_the_last_one_ended() {
+    let api = Api::start();
+    let controller = Controller::watching(&api);
+    let watched_from = |version: &str| {
+        let version = format!("resourceVersion={version}");
+        !api.requests(|request| request.is_watch() && request.path.ends_with(&version))
+            .is_empty()
+    };
+    assert!(watched_from("100"));
+    api.send("BOOKMARK", &json!({"metadata": {"resourceVersion": "150"}}));
+    api.end_watches();
+    eventually("a watch from the bookmark", || watched_from("150"));
+
+    api.send("BOOKMARK", &json!({"metadata": {"resourceVersion": "160"}}));
+    api.crash();
+    controller.logs("Cannot watch the pods of this node");
+    api.up();
+    eventually("a watch after the restart", || watched_from("160"));
+    api.send("MODIFIED", &stranded("web-1"));
+    controller.counts("pods_deleted_total", 1);
+    assert_eq!(api.requests(|request| request.is_list()).len(), 1);
+    assert!(controller.metric("watch_errors_total") >= 1);
+    assert_eq!(controller.get("/ready").1, "ready\n");
+}
+
+#[test]
+fn history_that_is_gone_means_a_new_list() {
+    let api = Api::start();
+    let controller = Controller::watching(&api);
+    // What happens in between is only in the list.
+    api.state().pages = vec![vec![stranded("web-1")]];
+    api.send(
+        "ERROR",
+        &json!({"kind": "Status", "status": "Failure", "code": 410}),
+    );
+    controller.counts("pods_deleted_total", 1);
+
+    api.state().pages = vec![vec![stranded("web-2")]];
+    api.state().watch = Answer::Status(410);
+    api.end_watches();
+    eventually("the second one is deleted", || {
+        api.deleted().contains(&path("web-2"))
+    });
+}
+
+#[test]
+fn a_rotated_token_is_used_from_then_on() {
+    let api = Api::start();
+    let controller = Controller::watching(&api);
+    api.state().token = Some("second".into());
+    api.end_watches();
+    controller.logs("HTTP 401");
+    controller.rotate("second\n");
+    eventually("a watch with the new token", || {
+        let new = |request: &api::Request| request.authorization == "Bearer second";
+        !api.requests(new).is_empty()
+    });
+    api.send("MODIFIED", &stranded("web-1"));
+    controller.counts("pods_deleted_total", 1);
+    assert!(!controller.log().contains("second"), "no token in the log");
+}
+
+#[test]
+fn ready_only_after_the_first_list() {
+    let api = Api::start();
+    api.state().list = Answer::Status(403);
+    let controller = Controller::start(&api);
+    controller.logs("says 403");
+    let (status, body) = controller.get("/ready");
+    assert_eq!(status, "HTTP/1.1 500 Internal Server Error");
+    assert!(body.starts_with("not ready: the node's pods are not listed yet: "));
+    assert!(body.contains("HTTP 403: says 403"), "{body}");
+    assert_eq!(controller.get("/live").1, "alive\n");
+    api.state().list = Answer::Status(200);
+    eventually("ready", || controller.get("/ready").1 == "ready\n");
+}
+
+type Case = (&'static str, fn(&Api), Signal);
+
+#[test]
+fn signals_end_it_at_once_whatever_it_does() {
+    let watched = |_: &Api| {};
+    let hung = |api: &Api| api.state().list = Answer::Silence;
+    let waiting = |api: &Api| api.crash();
+    let deleting = |api: &Api| {
+        api.state().pages = vec![(0..9).map(|i| stranded(&i.to_string())).collect()];
+        api.state().delete = Answer::Silence;
+    };
+    let cases: [Case; 4] = [
+        ("in a watch", watched, Signal::SIGTERM),
+        ("in a list that is not answered", hung, Signal::SIGTERM),
+        ("in a back-off", waiting, Signal::SIGINT),
+        ("in a deletion", deleting, Signal::SIGTERM),
+    ];
+    for (name, prepare, signal) in cases {
+        let api = Api::start();
+        prepare(&api);
+        let mut controller = Controller::start(&api);
+        eventually(name, || match name {
+            "in a watch" => !api.requests(|request| request.is_watch()).is_empty(),
+            "in a back-off" => controller.log().contains("next try in"),
+            "in a deletion" => !api.deleted().is_empty(),
+            _ => !api.requests(|request| request.is_list()).is_empty(),
+        });
+        let (status, took) = controller.end(signal);
+        assert!(status.success(), "{name}: {status}");
+        assert!(took < Duration::from_secs(2), "{name}: {took:?}");
+    }
+}
+
+#[test]
+fn settings_that_are_wrong_or_missing_are_named() {
+    let node = "--node-name=a";
+    let pod = "--controller-pod-name=b";
+    for (arguments, code, message) in [
+        (&[pod][..], 2, "--node-name"),
+        (&[node], 2, "--controller-pod-name"),
+        (
+            &[node, pod, "--log-level=loud"],
+            2,
+            "\"loud\" is not a log level",
+        ),
+        (
+            &[node, pod, "--log-format=xml"],
+            2,
+            "\"xml\" is not a log format",
+        ),
+        (&[node, pod, "--admin-addr=x"], 2, "--admin-addr"),
+        (&[node, pod], 1, "KUBERNETES_SERVICE_HOST"),
+        (
+            &[node, pod, "--kubeconfig=/x", "--admin-addr=192.0.2.1:1"],
+            1,
+            "cannot listen on",
+        ),
+    ] {
+        let output = Command::new(BINARY)
+            .env_clear()
+            .args(arguments)
+            .output()
+            .unwrap();
+        let text = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(code), "{arguments:?}: {text}");
+        assert!(text.contains(message), "{arguments:?}: {text}");
+    }
+}
