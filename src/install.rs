@@ -171,9 +171,13 @@ impl Admin {
             ready: Box::new(move || ready.ready()),
             metrics: Box::new(move || metrics.metrics()),
         };
-        TcpListener::bind(address)
-            .and_then(|listener| admin::serve(listener, answers))
-            .map_err(|error| format!("cannot listen on {address}: {error}"))?;
+        let opened = TcpListener::bind(address).and_then(|listener| {
+            let address = listener.local_addr()?;
+            admin::serve(listener, answers)?;
+            Ok(address)
+        });
+        let address = opened.map_err(|error| format!("cannot listen on {address}: {error}"))?;
+        info!("answering /live, /ready and /metrics on {address}");
         *self = Admin::Open;
         Ok(())
     }
