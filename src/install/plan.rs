@@ -237,3 +237,6 @@ fn undo(
         text: bare,
     }))
 }
+
+#[cfg(test)]
+mod tests;

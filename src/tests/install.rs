@@ -3,20 +3,18 @@
 // Clippy's leave for tests does not reach their helpers.
 #![allow(clippy::unwrap_used)]
 
+#[path = "install/chain.rs"]
+mod chain;
+#[path = "install/lives.rs"]
+mod lives;
 #[path = "install/node.rs"]
 mod node;
 
 use std::fs;
-use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
-use std::thread;
-use std::time::Duration;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 
-use nix::sys::signal::Signal;
 use node::{CALICO, Node, TEMPLATE, until};
 use serde_json::{Value, json};
-
-const CONF: &str =
-    "{\"type\": \"bridge\", \"name\": \"net\", \"cniVersion\": \"0.4.0\",\n \"n\": 1e3}\n";
 
 #[test]
 fn a_node_gets_binary_kubeconfig_and_entry_and_gives_all_back_on_sigterm() {
@@ -161,225 +159,6 @@ fn readiness_names_what_is_wrong_and_recovers() {
 }
 
 #[test]
-fn a_file_that_is_no_configuration_hurts_no_other_and_is_taken_up_once_it_is_one() {
-    let node = Node::new();
-    node.write("00-not.conf", "not json");
-    node.write("01-empty.conflist", "");
-    fs::create_dir(node.net("02-dir.conf")).unwrap();
-    symlink("nowhere", node.net("03-link.conflist")).unwrap();
-    node.write(
-        "04-huge.conflist",
-        &format!("{{\"x\":\"{}\"}}", "x".repeat(6 << 20)),
-    );
-    node.write("05-none.conflist", r#"{"name":"x","plugins":[]}"#);
-    node.write("06-null.conflist", "null");
-    node.write("07-half.conflist", &CALICO[..CALICO.len() / 2]);
-    nix::unistd::mkfifo(&node.net("08-pipe.conf"), nix::sys::stat::Mode::S_IRWXU).unwrap();
-    node.write("09-bom.conflist", &format!("\u{feff}{CALICO}"));
-    node.write("10-calico.conflist", CALICO);
-    node.write("20-other.json", r#"{"type":"x","name":"n"}"#);
-    node.write("30-calico.conflist.cilium_bak", CALICO);
-    let before = node.tree();
-    let mut agent = node.start();
-    agent.until_ready();
-    assert!(node.chained("10-calico.conflist"));
-    for name in [
-        "00-not.conf",
-        "01-empty",
-        "02-dir",
-        "03-link",
-        "04-huge",
-        "05-none",
-        "06-null",
-        "07-half",
-        "08-pipe",
-        "09-bom",
-    ] {
-        let log = agent.log();
-        let lines = log.lines().filter(|line| line.contains(name));
-        assert_eq!(lines.count(), 1, "{name}: {log}");
-    }
-    // A writer that takes its time, as `cp` does.
-    node.write("07-half.conflist", &CALICO[..CALICO.len() - 3]);
-    thread::sleep(Duration::from_millis(60));
-    node.write("07-half.conflist", CALICO);
-    until("the completed file", || node.chained("07-half.conflist"));
-    node.write("07-half.conflist", &CALICO[..CALICO.len() / 2]);
-    node.write("01-empty.conflist", CALICO);
-    until("the filled file", || node.chained("01-empty.conflist"));
-    node.write("01-empty.conflist", "");
-    agent.until_ready();
-    agent.stop();
-    assert_eq!(node.tree(), before);
-}
-
-#[test]
-fn writers_that_are_not_atomic_converge() {
-    let node = Node::new();
-    let mut agent = node.start();
-    for _ in 0..30 {
-        // Create, then write, as `cp` does.
-        let file = fs::File::create(node.net("10-calico.conflist")).unwrap();
-        thread::yield_now();
-        let mut file = file;
-        for part in CALICO.as_bytes().chunks(100) {
-            std::io::Write::write_all(&mut file, part).unwrap();
-        }
-        drop(file);
-        until("the entry", || node.chained("10-calico.conflist"));
-    }
-    agent.until_ready();
-}
-
-#[test]
-fn a_conf_becomes_a_list_and_comes_back_with_its_bytes_and_mode() {
-    let node = Node::new();
-    node.write("10-net.conf", CONF);
-    fs::set_permissions(node.net("10-net.conf"), PermissionsExt::from_mode(0o640)).unwrap();
-    let before = node.tree();
-    let mut agent = node.start();
-    agent.until_ready();
-    assert!(!node.net("10-net.conf").exists());
-    let list = node.json("10-net.conflist");
-    assert_eq!(
-        (&list["name"], &list["cniVersion"]),
-        (&json!("net"), &json!("0.4.0"))
-    );
-    assert_eq!(node.types("10-net.conflist"), ["bridge", "linkerd-cni"]);
-
-    // Its owner writes it again, as flannel's init container does at each start.
-    node.write("10-net.conf", &CONF.replace("1e3", "2e3"));
-    until("the new conf in the list", || {
-        !node.net("10-net.conf").exists() && node.text("10-net.conflist").contains("2e3")
-    });
-    node.write("10-net.conf", CONF);
-    until("the old conf in the list", || {
-        !node.net("10-net.conf").exists() && node.text("10-net.conflist").contains("1e3")
-    });
-    agent.until_ready();
-
-    // The record outlives the agent.
-    agent.kill();
-    let mut agent = node.start();
-    agent.until_ready();
-    agent.stop();
-    let mut after = node.tree();
-    if let Some(file) = after.get_mut("etc/10-net.conf") {
-        // The second writer did not set the first one's mode.
-        file.0 = 0o100640;
-    }
-    assert_eq!(after, before);
-}
-
-#[test]
-fn a_conf_beside_a_list_that_was_not_made_from_it_is_left_alone() {
-    let node = Node::new();
-    node.write("10-net.conf", CONF);
-    node.write("10-net.conflist", CALICO);
-    let before = node.tree();
-    let mut agent = node.start();
-    until("the list", || node.chained("10-net.conflist"));
-    assert_eq!(node.text("10-net.conf"), CONF);
-    until("the reason", || {
-        agent.ready().1.contains("was not made from it")
-    });
-    agent.stop();
-    assert_eq!(node.tree(), before);
-}
-
-#[test]
-fn a_json_is_only_taken_where_the_runtime_loads_it() {
-    let node = Node::new();
-    node.write("20-net.json", CONF);
-    let before = node.tree();
-    let mut agent = node.start();
-    agent.until_ready();
-    assert!(node.chained("20-net.conflist") && !node.net("20-net.json").exists());
-    agent.stop();
-    assert_eq!(node.tree(), before);
-}
-
-#[test]
-fn a_link_is_replaced_and_comes_back_and_its_target_is_never_written() {
-    let node = Node::new();
-    fs::write(node.root().join("real"), CALICO).unwrap();
-    symlink("../real", node.net("10-calico.conflist")).unwrap();
-    let before = node.tree();
-    let mut agent = node.start();
-    agent.until_ready();
-    assert!(node.chained("10-calico.conflist"));
-    assert_eq!(
-        fs::read_to_string(node.root().join("real")).unwrap(),
-        CALICO
-    );
-    agent.stop();
-    assert_eq!(node.tree(), before);
-}
-
-#[test]
-fn what_changed_since_is_kept_and_only_our_entry_goes() {
-    let node = Node::new();
-    node.write("10-net.conf", CONF);
-    node.write("20-calico.conflist", CALICO);
-    let mut agent = node.start();
-    agent.until_ready();
-    for name in ["10-net.conflist", "20-calico.conflist"] {
-        let mut list = node.json(name);
-        list["mine"] = json!(true);
-        node.replace(&node.net(name), list.to_string().as_bytes());
-    }
-    agent.stop();
-    for name in ["10-net.conflist", "20-calico.conflist"] {
-        assert_eq!(node.json(name)["mine"], true);
-        assert!(!node.text(name).contains("linkerd-cni"), "{name}");
-    }
-    assert!(!node.net("kubeconfig.json").exists() && !node.net(".linkerd-cni-state").exists());
-}
-
-#[test]
-fn a_new_agent_adopts_what_is_right_without_writing_it() {
-    let node = Node::new();
-    node.write("10-calico.conflist", CALICO);
-    node.write("20-net.conf", CONF);
-    let before = node.tree();
-    let mut agent = node.start();
-    agent.until_ready();
-    agent.kill();
-    let names = [
-        "10-calico.conflist",
-        "20-net.conflist",
-        "kubeconfig.json",
-        ".linkerd-cni-state",
-        "../bin/linkerd-cni",
-    ];
-    let inodes = names.map(|name| node.inode(name));
-    let mut agent = node.start();
-    agent.until_ready();
-    assert_eq!(names.map(|name| node.inode(name)), inodes);
-    assert_eq!(agent.stop(), Some(0));
-    assert_eq!(node.tree(), before);
-}
-
-#[test]
-fn leftovers_of_earlier_agents_go() {
-    let node = Node::new();
-    node.write("10-calico.conflist", CALICO);
-    let before = node.tree();
-    node.write(
-        "01-linkerd-cni.conf",
-        r#"{"type":"linkerd-cni","name":"x"}"#,
-    );
-    node.write("10-calico.conflist.install", "{");
-    node.write("kubeconfig.json.install", "{");
-    node.write(".linkerd-cni.1.2.3.tmp", "{");
-    fs::write(node.bin("linkerd-cni.install"), "x").unwrap();
-    let mut agent = node.start();
-    agent.until_ready();
-    agent.stop();
-    assert_eq!(node.tree(), before);
-}
-
-#[test]
 fn directories_that_go_and_come_back_are_served_again() {
     let node = Node::new();
     node.write("10-calico.conflist", CALICO);
@@ -496,62 +275,6 @@ fn the_template_may_come_from_a_file_and_the_ca_from_another() {
 }
 
 #[test]
-fn a_list_damaged_before_the_end_is_an_error_and_all_else_is_undone() {
-    let node = Node::new();
-    node.write("10-calico.conflist", CALICO);
-    node.write("20-calico.conflist", CALICO);
-    let mut agent = node.start();
-    agent.until_ready();
-    node.write("20-calico.conflist", "{");
-    until("the damage seen", || {
-        agent.log().contains("20-calico.conflist: is not JSON")
-    });
-    assert_eq!(agent.stop(), Some(1));
-    assert!(agent.log().contains("cannot uninstall cni"));
-    assert_eq!(node.text("10-calico.conflist"), CALICO);
-    assert!(!node.net("kubeconfig.json").exists() && !node.bin("linkerd-cni").exists());
-}
-
-#[test]
-fn a_signal_at_any_time_of_the_start_is_a_clean_end() {
-    let node = Node::new();
-    node.write("10-calico.conflist", CALICO);
-    node.write("20-net.conf", CONF);
-    let before = node.tree();
-    for delay in 0..12 {
-        let mut agent = node.start();
-        until("signals are taken over", || agent.takes_signals());
-        thread::sleep(Duration::from_millis(delay));
-        let signal = [Signal::SIGTERM, Signal::SIGINT][delay as usize % 2];
-        agent.signal(signal);
-        assert_eq!(agent.wait(), Some(0), "{}", agent.log());
-        assert_eq!(node.tree(), before);
-    }
-}
-
-#[test]
-fn a_kill_at_any_time_never_strands_the_node() {
-    let node = Node::new();
-    node.write("10-calico.conflist", CALICO);
-    node.write("20-net.conf", CONF);
-    let before = node.tree();
-    for round in 0..40 {
-        let mut agent = node.start();
-        thread::sleep(Duration::from_micros(700 * (round % 20)));
-        if round >= 20 {
-            agent.signal(Signal::SIGTERM);
-            thread::sleep(Duration::from_micros(300 * (round % 20)));
-        }
-        agent.kill();
-        node.assert_not_stranded();
-    }
-    let mut agent = node.start();
-    agent.until_ready();
-    assert_eq!(agent.stop(), Some(0));
-    assert_eq!(node.tree(), before);
-}
-
-#[test]
 fn upstreams_flag_with_one_dash_is_taken() {
     let node = Node::new();
     for (flag, status) in [("-log-level", 0), ("--log-level", 0)] {
@@ -562,22 +285,4 @@ fn upstreams_flag_with_one_dash_is_taken() {
     let mut agent = node.start_args(&["-log-level", "loud"], &[]);
     assert_eq!(agent.wait(), Some(1));
     assert!(agent.log().contains("Cannot parse log-level 'loud'"));
-}
-
-#[test]
-fn two_agents_at_once_do_no_harm() {
-    let node = Node::new();
-    node.write("10-calico.conflist", CALICO);
-    let before = node.tree();
-    let (mut one, mut other) = (node.start(), node.start());
-    one.until_ready();
-    other.until_ready();
-    for _ in 0..10 {
-        node.replace(&node.net("10-calico.conflist"), CALICO.as_bytes());
-        until("the entry", || node.chained("10-calico.conflist"));
-    }
-    assert_eq!(node.types("10-calico.conflist").len(), 3);
-    one.kill();
-    assert_eq!(other.stop(), Some(0));
-    assert_eq!(node.tree(), before);
 }

@@ -42,6 +42,10 @@ pub const CALICO: &str = r#"{
   ]
 }"#;
 
+/// A network that is not a list.
+pub const CONF: &str =
+    "{\"type\": \"bridge\", \"name\": \"net\", \"cniVersion\": \"0.4.0\",\n \"n\": 1e3}\n";
+
 /// Waits for `condition`, much longer than it should take.
 pub fn until(what: &str, condition: impl Fn() -> bool) {
     let end = Instant::now() + Duration::from_secs(20);
