@@ -144,7 +144,7 @@ fn readiness_names_what_is_wrong_and_recovers() {
     // What the agent cannot heal stays visible: a token gone, a foreign list in front.
     fs::rename(node.sa(), node.root().join("away")).unwrap();
     until("kubeconfig wrong", || {
-        agent.ready().1.starts_with("kubeconfig: cannot read")
+        agent.ready().1.contains("kubeconfig: cannot read")
     });
     fs::rename(node.root().join("away"), node.sa()).unwrap();
     agent.until_ready();
@@ -152,7 +152,7 @@ fn readiness_names_what_is_wrong_and_recovers() {
     until("conversion", || node.chained("05-ours.conflist"));
     agent.until_ready();
     fs::remove_dir_all(node.root().join("bin")).unwrap();
-    until("binary wrong", || agent.ready().1.starts_with("binary: "));
+    until("binary wrong", || agent.ready().1.contains("binary: "));
     fs::create_dir(node.root().join("bin")).unwrap();
     agent.until_ready();
     assert!(node.bin("linkerd-cni").exists());
