@@ -1,5 +1,205 @@
-//! The node agent.
+//! The node agent: keeps the plugin, its kubeconfig and its place in the node's network
+//! configuration right until it is told to stop, and then takes all three away.
+//!
+//! [`run`] is a loop around one question: what does the host lack? [`reconcile`] answers
+//! it from what is there and never from what happened; [`watch`] only says when to ask
+//! again. What the node lacks (a directory, a token, a network) is waited for. Only a
+//! faulty setting, which waiting does not cure, ends the agent.
 
+pub mod binaries;
 pub mod conflist;
+pub mod credential;
+pub mod environment;
 pub mod files;
+pub mod journal;
+pub mod leftovers;
+pub mod netdir;
+pub mod notes;
+pub mod plan;
+pub mod reconcile;
+pub mod removal;
+pub mod status;
 pub mod watch;
+
+use std::fs;
+use std::io;
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use tracing::{info, warn};
+
+use crate::admin;
+use conflist::Entry;
+use environment::{Settings, Template};
+use notes::{Note, Notes};
+use reconcile::{Pass, Reconciler};
+use status::Status;
+use watch::{Wake, Watch};
+
+/// How soon to look again at what was just written.
+const VERIFY: Duration = Duration::from_millis(2);
+/// How soon to try again what went wrong: doubled from the first to the last.
+const FIRST_RETRY: Duration = Duration::from_secs(1);
+const LAST_RETRY: Duration = Duration::from_secs(10);
+
+/// Why the agent ends, other than by being told to.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error("cannot wait for signals: {0}")]
+    Wait(#[source] io::Error),
+    #[error("there is no plugin configuration: set CNI_NETWORK_CONFIG or CNI_NETWORK_CONFIG_FILE")]
+    NoTemplate,
+    #[error("cannot read the plugin configuration {}: {source}", path.display())]
+    ReadTemplate {
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
+    #[error("the plugin configuration in {origin} {source}")]
+    Template {
+        origin: String,
+        #[source]
+        source: conflist::Error,
+    },
+    #[error("cannot uninstall cni: {}", .0.join("; "))]
+    Undo(Vec<String>),
+}
+
+/// Runs the agent until SIGTERM or SIGINT, and then undoes what it did.
+pub fn run(settings: Settings) -> Result<(), Error> {
+    let mut watch = Watch::start().map_err(Error::Wait)?;
+    let entry = entry(&settings)?;
+    let settings = Arc::new(settings);
+    let status = Arc::new(Status::default());
+    let mut admin = Admin::Closed;
+    let mut reconciler = Reconciler::new(Arc::clone(&settings), entry, Arc::clone(&status));
+    let mut notes = Notes::default();
+    let mut retry = FIRST_RETRY;
+    let mut longest = Duration::ZERO;
+    info!("running installer");
+    while watch.wait(longest).map_err(Error::Wait)? == Wake::Look {
+        let announced = watch.renew(&watched(&settings));
+        let mut pass = reconciler.pass();
+        let opened = admin.open(&settings, &status);
+        for (subject, result) in [("watch", announced), ("admin listener", opened)] {
+            if let Err(why) = result {
+                pass.problems.insert(subject.to_owned(), why);
+            }
+        }
+        let changes = notes.changes(&pass.problems);
+        if !changes.is_empty() {
+            retry = FIRST_RETRY;
+        }
+        changes.into_iter().for_each(say);
+        longest = wait(&pass, &mut retry, settings.resync);
+    }
+    info!("told to stop: uninstalling");
+    status.set_ready(Err("uninstalling".into()));
+    let failures = removal::undo(&settings, reconciler.lists());
+    if failures.is_empty() {
+        return Ok(());
+    }
+    Err(Error::Undo(failures))
+}
+
+/// Our entry, from the source that was given.
+fn entry(settings: &Settings) -> Result<Entry, Error> {
+    let (text, origin) = match &settings.template {
+        Template::Text(text) => (text.clone(), "CNI_NETWORK_CONFIG".to_owned()),
+        Template::File(path) => match fs::read_to_string(path) {
+            Ok(text) => (text, path.display().to_string()),
+            Err(source) => {
+                let path = path.clone();
+                return Err(Error::ReadTemplate { path, source });
+            }
+        },
+        Template::None => return Err(Error::NoTemplate),
+    };
+    Entry::new(&text, &settings.kubeconfig_on_host)
+        .map_err(|source| Error::Template { origin, source })
+}
+
+/// The directories in which a change matters.
+fn watched(settings: &Settings) -> Vec<&Path> {
+    let ca = settings.ca_file.as_deref().and_then(Path::parent);
+    [
+        &*settings.net_dir,
+        &*settings.bin_dir,
+        &*settings.service_account_dir,
+    ]
+    .into_iter()
+    .chain(ca)
+    .collect()
+}
+
+/// How long to wait before the next look.
+fn wait(pass: &Pass, retry: &mut Duration, resync: Duration) -> Duration {
+    if pass.wrote {
+        return VERIFY;
+    }
+    if pass.problems.is_empty() {
+        *retry = FIRST_RETRY;
+        return resync;
+    }
+    let now = *retry;
+    *retry = (now * 2).min(LAST_RETRY);
+    now.min(resync)
+}
+
+fn say(note: Note) {
+    match note {
+        Note::Wrong { subject, why } => warn!("{subject}: {why}"),
+        Note::RightAgain { subject } => info!("{subject}: no longer wrong"),
+    }
+}
+
+/// The admin listener. Its port may be taken for a while, by the agent before this one.
+enum Admin {
+    Closed,
+    Open,
+}
+
+impl Admin {
+    fn open(&mut self, settings: &Settings, status: &Arc<Status>) -> Result<(), String> {
+        let (Some(address), Admin::Closed) = (settings.admin, &self) else {
+            return Ok(());
+        };
+        let (ready, metrics) = (Arc::clone(status), Arc::clone(status));
+        let answers = admin::Answers {
+            ready: Box::new(move || ready.ready()),
+            metrics: Box::new(move || metrics.metrics()),
+        };
+        let opened = TcpListener::bind(address).and_then(|listener| {
+            let address = listener.local_addr()?;
+            admin::serve(listener, answers)?;
+            Ok(address)
+        });
+        let address = opened.map_err(|error| format!("cannot listen on {address}: {error}"))?;
+        info!("answering /live, /ready and /metrics on {address}");
+        *self = Admin::Open;
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn retries_come_after_one_second_doubling_to_ten_and_never_later_than_the_resync() {
+        let resync = Duration::from_secs(30);
+        let mut retry = FIRST_RETRY;
+        let mut bad = Pass::default();
+        bad.problems.insert("binary".into(), "missing".into());
+        let waits: Vec<u64> = (0..6)
+            .map(|_| wait(&bad, &mut retry, resync).as_secs())
+            .collect();
+        assert_eq!(waits, [1, 2, 4, 8, 10, 10]);
+        assert_eq!(wait(&Pass::default(), &mut retry, resync), resync);
+        assert_eq!(retry, FIRST_RETRY);
+        let resync = Duration::from_millis(100);
+        assert_eq!(wait(&bad, &mut retry, resync), resync);
+    }
+}

@@ -1,0 +1,228 @@
+//! What the chart says of itself: Chart.yaml, values.yaml, README.md, the package.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::process::Command;
+
+use serde_json::{Value, json};
+
+use crate::helm::{Render, chart, helm, read, with, yaml};
+
+fn values() -> Value {
+    yaml(&read(chart().join("values.yaml")))
+}
+
+/// Each leaf as "a.b.c" with its value.
+fn leaves(prefix: &str, value: &Value, into: &mut BTreeMap<String, Value>) {
+    match value {
+        Value::Object(fields) if !fields.is_empty() => {
+            for (key, field) in fields {
+                let place = if prefix.is_empty() {
+                    key.clone()
+                } else {
+                    format!("{prefix}.{key}")
+                };
+                leaves(&place, field, into);
+            }
+        }
+        _ => {
+            into.insert(prefix.to_string(), value.clone());
+        }
+    }
+}
+
+#[test]
+fn the_image_of_the_chart_is_the_crates_version() {
+    let metadata = yaml(&read(chart().join("Chart.yaml")));
+    assert_eq!(
+        metadata["appVersion"],
+        concat!("v", env!("CARGO_PKG_VERSION"))
+    );
+    let objects = with(json!({"repairController": {"enabled": true}}));
+    let annotated = yaml(
+        metadata["annotations"]["artifacthub.io/images"]
+            .as_str()
+            .unwrap(),
+    );
+    let annotated: Vec<_> = annotated
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|i| &i["image"])
+        .collect();
+    for container in objects.pod()["spec"]["containers"].as_array().unwrap() {
+        assert!(
+            annotated.contains(&&container["image"]),
+            "{}",
+            container["image"]
+        );
+    }
+}
+
+#[test]
+fn the_change_log_has_kinds_that_artifact_hub_knows() {
+    let metadata = yaml(&read(chart().join("Chart.yaml")));
+    let changes = yaml(
+        metadata["annotations"]["artifacthub.io/changes"]
+            .as_str()
+            .unwrap(),
+    );
+    for change in changes.as_array().unwrap() {
+        let kind = change["kind"].as_str().unwrap();
+        let kinds = [
+            "added",
+            "changed",
+            "deprecated",
+            "removed",
+            "fixed",
+            "security",
+        ];
+        assert!(kinds.contains(&kind), "{kind}");
+        assert!(!change["description"].as_str().unwrap().is_empty());
+    }
+}
+
+#[test]
+fn templates_read_only_values_that_are_documented() {
+    let values = values();
+    let mut used = BTreeSet::new();
+    for entry in fs::read_dir(chart().join("templates")).unwrap() {
+        let text = read(entry.unwrap().path());
+        for rest in text.split(".Values.").skip(1) {
+            let end = rest.find(|c: char| !c.is_ascii_alphanumeric()).unwrap();
+            used.insert(rest[..end].to_string());
+        }
+    }
+    let documented: BTreeSet<_> = values.as_object().unwrap().keys().cloned().collect();
+    assert_eq!(used, documented);
+}
+
+/// Finds values that nothing reads any more, nested ones as well.
+#[test]
+fn every_value_has_an_effect() {
+    let everything = |values: &Value| {
+        // A feature that is off reads no values.
+        let repair = json!({"repairController": {"enabled": true}});
+        let render = Render::new().values(&repair).values(values);
+        render.text().unwrap() + &render.notes()
+    };
+    let other: Value = yaml(&read(chart().join("ci/overrides-values.yaml")));
+    let default = everything(&json!({}));
+    let mut all = BTreeMap::new();
+    leaves("", &values(), &mut all);
+    for place in all.keys() {
+        let pointer = format!("/{}", place.replace('.', "/"));
+        let changed = match place.as_str() {
+            "repairController.enabled" => json!(false),
+            "repairController.enableSecurityContext" => json!(false),
+            "updateStrategy.type" => json!("OnDelete"),
+            "skipSubnets" => json!("10.0.0.0/8"),
+            "adminPort" => json!(8081),
+            place if place.contains("resources.") => json!("1"),
+            _ => other
+                .pointer(&pointer)
+                .unwrap_or_else(|| panic!("ci/overrides lacks {place}"))
+                .clone(),
+        };
+        let values = place
+            .rsplit('.')
+            .fold(changed, |inner, key| json!({key: inner}));
+        assert_ne!(everything(&values), default, "{place} changes nothing");
+    }
+}
+
+#[test]
+fn every_value_has_a_sentence() {
+    let text = read(chart().join("values.yaml"));
+    let lines: Vec<_> = text.lines().collect();
+    for (index, line) in lines.iter().enumerate() {
+        if line.starts_with(|c: char| c.is_ascii_alphabetic()) {
+            assert!(lines[index - 1].starts_with("# "), "{line} has no comment");
+        }
+    }
+}
+
+#[test]
+fn the_readmes_table_has_every_value_with_its_default() {
+    let mut expected = BTreeMap::new();
+    leaves("", &values(), &mut expected);
+    // One row stands for the limits and requests of all three.
+    expected
+        .retain(|place, _| !place.contains("resources.") || place.ends_with("resources.cpu.limit"));
+
+    let readme = read(chart().join("README.md"));
+    let table = readme.split_once("| value | default |").unwrap().1;
+    let mut documented = BTreeMap::new();
+    for row in table.lines().filter(|line| line.starts_with("| `")) {
+        let cells: Vec<_> = row
+            .split('|')
+            .map(|cell| cell.trim().trim_matches('`'))
+            .collect();
+        documented.insert(cells[1].to_string(), yaml(cells[2]));
+    }
+    assert_eq!(documented, expected);
+}
+
+#[test]
+fn one_template_holds_one_object_and_defines_bear_the_charts_name() {
+    for entry in fs::read_dir(chart().join("templates")).unwrap() {
+        let path = entry.unwrap().path();
+        let text = read(&path);
+        let kinds = text
+            .lines()
+            .filter(|line| line.starts_with("kind:"))
+            .count();
+        assert!(kinds <= 1, "{}", path.display());
+        for define in text.split("{{- define \"").skip(1) {
+            assert!(define.starts_with("linkerd-cni."), "{}", &define[..20]);
+        }
+    }
+}
+
+#[test]
+fn the_package_holds_what_users_need() {
+    let target = tempfile::tempdir().unwrap();
+    let directory = target.path().to_str().unwrap();
+    let packed = helm(&[
+        "package",
+        chart().to_str().unwrap(),
+        "--destination",
+        directory,
+    ]);
+    assert!(packed.status.success(), "{packed:?}");
+    let archive = fs::read_dir(target.path())
+        .unwrap()
+        .next()
+        .unwrap()
+        .unwrap()
+        .path();
+    let listing = Command::new("tar")
+        .arg("tzf")
+        .arg(archive)
+        .output()
+        .unwrap();
+    let listing = String::from_utf8(listing.stdout).unwrap();
+    let mut files: Vec<_> = listing
+        .lines()
+        .filter_map(|f| f.strip_prefix("linkerd2-cni/"))
+        .collect();
+    files.sort_unstable();
+    assert_eq!(
+        files,
+        [
+            ".helmignore",
+            "Chart.yaml",
+            "LICENSE",
+            "README.md",
+            "templates/NOTES.txt",
+            "templates/_helpers.tpl",
+            "templates/clusterrole.yaml",
+            "templates/clusterrolebinding.yaml",
+            "templates/configmap.yaml",
+            "templates/daemonset.yaml",
+            "templates/serviceaccount.yaml",
+            "values.schema.json",
+            "values.yaml",
+        ]
+    );
+}

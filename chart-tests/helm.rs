@@ -1,0 +1,190 @@
+//! Runs the real `helm` on the chart, or on a changed copy of it.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use serde_json::Value;
+use tempfile::TempDir;
+
+/// The chart as it is committed.
+pub fn chart() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("charts/linkerd2-cni")
+}
+
+pub fn read(path: impl AsRef<Path>) -> String {
+    let path = path.as_ref();
+    fs::read_to_string(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}
+
+pub fn yaml(text: &str) -> Value {
+    serde_saphyr::from_str(text).unwrap_or_else(|error| panic!("{error}\n{text}"))
+}
+
+/// The files in `ci`, each a use of the chart.
+pub fn ci_values() -> Vec<PathBuf> {
+    let mut files: Vec<_> = fs::read_dir(chart().join("ci"))
+        .unwrap()
+        .map(|entry| entry.unwrap().path())
+        .collect();
+    files.sort();
+    assert!(!files.is_empty());
+    files
+}
+
+/// `helm` with these arguments. It must be there: a skipped test tells nothing.
+pub fn helm(arguments: &[&str]) -> Output {
+    Command::new("helm")
+        .args(arguments)
+        // Nothing here may reach a cluster.
+        .env("KUBECONFIG", "/dev/null")
+        .output()
+        .expect("no helm: run `scripts/tools helm` and put `scripts/tools --path` on PATH")
+}
+
+/// How to render: which chart, with which values, for which Kubernetes.
+pub struct Render {
+    chart: PathBuf,
+    /// A changed copy lives as long as this.
+    copy: Option<TempDir>,
+    values: Vec<PathBuf>,
+    scratch: TempDir,
+    kubernetes: String,
+}
+
+impl Render {
+    pub fn new() -> Self {
+        Render {
+            chart: chart(),
+            copy: None,
+            values: Vec::new(),
+            scratch: tempfile::tempdir().unwrap(),
+            kubernetes: "1.36.0".into(),
+        }
+    }
+
+    pub fn kubernetes(mut self, version: &str) -> Self {
+        self.kubernetes = version.into();
+        self
+    }
+
+    pub fn file(mut self, path: &Path) -> Self {
+        self.values.push(path.into());
+        self
+    }
+
+    /// Adds values as a file, which is where whole numbers become floats.
+    pub fn values(self, values: &Value) -> Self {
+        let path = self
+            .scratch
+            .path()
+            .join(format!("{}.json", self.values.len()));
+        fs::write(&path, values.to_string()).unwrap();
+        self.file(&path)
+    }
+
+    /// Renders a copy of the chart with `text` as one of its files.
+    pub fn with_file(mut self, name: &str, text: &str) -> Self {
+        if self.copy.is_none() {
+            let copy = tempfile::tempdir().unwrap();
+            for part in ["Chart.yaml", "values.yaml", "values.schema.json"] {
+                fs::copy(self.chart.join(part), copy.path().join(part)).unwrap();
+            }
+            fs::create_dir(copy.path().join("templates")).unwrap();
+            for entry in fs::read_dir(self.chart.join("templates")).unwrap() {
+                let from = entry.unwrap().path();
+                let to = copy
+                    .path()
+                    .join("templates")
+                    .join(from.file_name().unwrap());
+                fs::copy(from, to).unwrap();
+            }
+            self.chart = copy.path().into();
+            self.copy = Some(copy);
+        }
+        fs::write(self.chart.join(name), text).unwrap();
+        self
+    }
+
+    fn run(&self, command: &[&str]) -> Result<String, String> {
+        let mut arguments = command.to_vec();
+        arguments.extend(["linkerd-cni", self.chart.to_str().unwrap()]);
+        arguments.extend(["--namespace", "linkerd-cni"]);
+        for values in &self.values {
+            arguments.extend(["--values", values.to_str().unwrap()]);
+        }
+        let output = helm(&arguments);
+        if output.status.success() {
+            Ok(String::from_utf8(output.stdout).unwrap())
+        } else {
+            Err(String::from_utf8(output.stderr).unwrap())
+        }
+    }
+
+    /// What `helm template` prints, or what it complains of.
+    pub fn text(&self) -> Result<String, String> {
+        self.run(&["template", "--kube-version", &self.kubernetes])
+    }
+
+    /// What `helm install` would tell the user.
+    pub fn notes(&self) -> String {
+        let text = self.run(&["install", "--dry-run=client"]).unwrap();
+        text.split_once("NOTES:\n").expect("no notes").1.to_string()
+    }
+
+    pub fn objects(&self) -> Objects {
+        let text = self.text().unwrap_or_else(|error| panic!("{error}"));
+        let objects = text
+            .split("\n---\n")
+            .filter(|document| document.contains("kind:"))
+            .map(|document| yaml(document.trim_start_matches("---\n")))
+            .collect();
+        Objects(objects)
+    }
+}
+
+/// The rendered objects.
+pub struct Objects(pub Vec<Value>);
+
+impl Objects {
+    pub fn get(&self, kind: &str) -> &Value {
+        let mut found = self.0.iter().filter(|object| object["kind"] == kind);
+        let object = found.next().unwrap_or_else(|| panic!("no {kind}"));
+        assert!(found.next().is_none(), "more than one {kind}");
+        object
+    }
+
+    /// The pod template of the DaemonSet.
+    pub fn pod(&self) -> &Value {
+        &self.get("DaemonSet")["spec"]["template"]
+    }
+
+    pub fn container(&self, name: &str) -> &Value {
+        let containers = self.pod()["spec"]["containers"].as_array().unwrap();
+        let found = containers.iter().find(|c| c["name"] == name);
+        found.unwrap_or_else(|| panic!("no container {name}"))
+    }
+
+    /// The plugin's configuration, out of the ConfigMap.
+    pub fn plugin(&self) -> Value {
+        let text = &self.get("ConfigMap")["data"]["cni_network_config"];
+        serde_json::from_str(text.as_str().unwrap()).unwrap()
+    }
+
+    pub fn checksum(&self) -> &Value {
+        &self.pod()["metadata"]["annotations"]["checksum/config"]
+    }
+}
+
+/// Renders with these values.
+pub fn with(values: Value) -> Objects {
+    Render::new().values(&values).objects()
+}
+
+/// What helm says against these values.
+pub fn refusal(values: &Value) -> String {
+    match Render::new().values(values).text() {
+        Ok(_) => panic!("accepted: {values}"),
+        Err(complaint) => complaint,
+    }
+}

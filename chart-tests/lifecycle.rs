@@ -1,0 +1,107 @@
+//! Upgrades: from linkerd2's chart, and from one version of this one to the next.
+
+use serde_json::{Value, json};
+
+use crate::helm::{Objects, Render, chart, read, with, yaml};
+
+fn over_upstreams_values() -> Render {
+    let path = concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/chart-tests/values/upstream.yaml"
+    );
+    Render::new().with_file("values.yaml", &read(path))
+}
+
+#[test]
+fn upstreams_values_in_place_of_ours_render_upstreams_pod() {
+    let objects = over_upstreams_values().objects();
+    let agent = objects.container("install-cni");
+    assert_eq!(
+        agent["image"],
+        "cr.l5d.io/linkerd/cni-plugin:v1.7.0-alpha.1"
+    );
+    // Its agent has no port, so a probe would keep it from ever being ready.
+    assert!(agent.get("readinessProbe").is_none());
+    assert!(agent.get("livenessProbe").is_none());
+    assert_eq!(objects.plugin(), with(json!({})).plugin());
+}
+
+#[test]
+fn a_release_of_upstreams_that_lacks_a_value_renders() {
+    let path = concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/chart-tests/values/upstream.yaml"
+    );
+    let Value::Object(values) = yaml(&read(path)) else {
+        panic!("not a map")
+    };
+    for key in values.keys() {
+        let mut fewer = values.clone();
+        fewer.remove(key);
+        let render = Render::new().with_file("values.yaml", &Value::Object(fewer).to_string());
+        render
+            .text()
+            .unwrap_or_else(|error| panic!("without {key}: {error}"));
+    }
+    Render::new().with_file("values.yaml", "{}").text().unwrap();
+}
+
+#[test]
+fn keys_of_older_charts_do_nothing() {
+    let legacy = json!({
+        "global": {"a": 1}, "enabled": true, "partials": {"global": {}}, "namespace": "x",
+        "installNamespace": true, "enablePSP": true, "linkerdVersion": "edge-1",
+        "cniPluginImage": "x", "cniPluginVersion": "x", "cniResourceLabel": "x",
+        "createdByAnnotation": "x", "repairController": {"image": {"name": "x"}},
+    });
+    assert_eq!(with(legacy).0, with(json!({})).0);
+}
+
+#[test]
+fn new_configuration_takes_new_pods_and_nothing_else_does() {
+    let default = with(json!({}));
+    for values in [
+        json!({"logLevel": "debug"}),
+        json!({"proxyGID": 0}),
+        json!({"destCNIBinDir": "/x"}),
+        json!({"skipSubnets": "10.0.0.0/8"}),
+    ] {
+        let changed = with(values.clone());
+        assert_ne!(changed.checksum(), default.checksum(), "{values}");
+    }
+    for values in [
+        json!({"priorityClassName": "x"}),
+        json!({"commonLabels": {"a": "b"}}),
+        json!({"revisionHistoryLimit": 3}),
+    ] {
+        let changed = with(values.clone());
+        assert_eq!(changed.checksum(), default.checksum(), "{values}");
+    }
+    // Labels of objects and the like must not replace pods by another way either.
+    let labelled = with(json!({"commonLabels": {"a": "b"}, "revisionHistoryLimit": 3}));
+    assert_eq!(labelled.pod(), default.pod());
+}
+
+#[test]
+fn a_new_chart_with_the_same_image_leaves_the_pods_alone() {
+    let bumped = |from: &str, to: &str, values: Value| -> Objects {
+        let metadata = read(chart().join("Chart.yaml"));
+        assert!(metadata.contains(from), "{from}");
+        let changed = metadata.replace(from, to);
+        Render::new()
+            .with_file("Chart.yaml", &changed)
+            .values(&values)
+            .objects()
+    };
+    let next = bumped("\nversion: ", "\nversion: 9", json!({}));
+    assert_eq!(next.pod(), with(json!({})).pod());
+    assert_ne!(
+        next.0,
+        with(json!({})).0,
+        "the chart's version shows nowhere"
+    );
+
+    let pinned = json!({"image": {"version": "v1.7.0-alpha.1"}});
+    let next = bumped("appVersion: \"v", "appVersion: \"v9", pinned.clone());
+    assert_eq!(next.pod(), with(pinned).pod());
+}

@@ -1,0 +1,130 @@
+//! The plugin's configuration, which the agent merges into the node's files.
+
+use serde_json::{Value, json};
+
+use crate::helm::with;
+
+#[test]
+fn the_plugins_configuration_is_upstreams() {
+    let expected = json!({
+        "name": "linkerd-cni",
+        "type": "linkerd-cni",
+        "log_level": "info",
+        "kubernetes": {"kubeconfig": "__KUBECONFIG_FILEPATH__"},
+        "linkerd": {
+            "incoming-proxy-port": 4143,
+            "outgoing-proxy-port": 4140,
+            "proxy-uid": 2102,
+            "ports-to-redirect": [],
+            "inbound-ports-to-ignore": ["4191", "4190"],
+            "simulate": false,
+            "use-wait-flag": false,
+            "iptables-mode": "nft",
+            "ipv6": false,
+        },
+    });
+    assert_eq!(with(json!({})).plugin(), expected);
+}
+
+#[test]
+fn each_value_reaches_the_plugins_configuration() {
+    let inbound = "inbound-ports-to-ignore";
+    let outbound = "outbound-ports-to-ignore";
+    let cases = [
+        (
+            json!({"inboundProxyPort": 5143}),
+            "incoming-proxy-port",
+            json!(5143),
+        ),
+        (
+            json!({"inboundProxyPort": "5143"}),
+            "incoming-proxy-port",
+            json!(5143),
+        ),
+        (
+            json!({"outboundProxyPort": 5140}),
+            "outgoing-proxy-port",
+            json!(5140),
+        ),
+        (
+            json!({"proxyAdminPort": 1, "proxyControlPort": 2}),
+            inbound,
+            json!(["1", "2"]),
+        ),
+        (
+            json!({"proxyUID": 1_000_660_000}),
+            "proxy-uid",
+            json!(1_000_660_000),
+        ),
+        (json!({"proxyUID": "12102"}), "proxy-uid", json!(12102)),
+        (json!({"proxyGID": -1}), "proxy-gid", Value::Null),
+        (json!({"proxyGID": null}), "proxy-gid", Value::Null),
+        (json!({"proxyGID": 0}), "proxy-gid", json!(0)),
+        (json!({"proxyGID": "2102"}), "proxy-gid", json!(2102)),
+        (
+            json!({"portsToRedirect": "8080,9090"}),
+            "ports-to-redirect",
+            json!([8080, 9090]),
+        ),
+        (
+            json!({"portsToRedirect": " 8080 , 9090,"}),
+            "ports-to-redirect",
+            json!([8080, 9090]),
+        ),
+        (
+            json!({"portsToRedirect": 8080}),
+            "ports-to-redirect",
+            json!([8080]),
+        ),
+        (
+            json!({"ignoreInboundPorts": "80,100-200"}),
+            inbound,
+            json!(["4191", "4190", "80", "100-200"]),
+        ),
+        (
+            json!({"ignoreInboundPorts": 25}),
+            inbound,
+            json!(["4191", "4190", "25"]),
+        ),
+        (
+            json!({"ignoreInboundPorts": " "}),
+            inbound,
+            json!(["4191", "4190"]),
+        ),
+        (json!({"ignoreOutboundPorts": ""}), outbound, Value::Null),
+        (
+            json!({"ignoreOutboundPorts": "443, 1000"}),
+            outbound,
+            json!(["443", "1000"]),
+        ),
+        (
+            json!({"ignoreOutboundPorts": 443}),
+            outbound,
+            json!(["443"]),
+        ),
+        (json!({"skipSubnets": ""}), "subnets-to-ignore", Value::Null),
+        (
+            json!({"skipSubnets": "10.0.0.0/8, fd00::/8"}),
+            "subnets-to-ignore",
+            json!(["10.0.0.0/8", "fd00::/8"]),
+        ),
+        (json!({"useWaitFlag": true}), "use-wait-flag", json!(true)),
+        (
+            json!({"iptablesMode": "legacy"}),
+            "iptables-mode",
+            json!("legacy"),
+        ),
+        (json!({"iptablesMode": null}), "iptables-mode", json!("nft")),
+        (json!({"disableIPv6": false}), "ipv6", json!(true)),
+        (json!({"disableIPv6": null}), "ipv6", json!(false)),
+    ];
+    for (values, key, expected) in cases {
+        let plugin = with(values.clone()).plugin();
+        let found = plugin["linkerd"].get(key).unwrap_or(&Value::Null);
+        assert_eq!(found, &expected, "{values}");
+    }
+    assert_eq!(
+        with(json!({"logLevel": "debug"})).plugin()["log_level"],
+        "debug"
+    );
+}

@@ -1,0 +1,126 @@
+//! The chart as people meet it: the text that helm prints, for each file in `ci`.
+
+#![allow(clippy::expect_used, clippy::unwrap_used)]
+
+mod contract;
+mod docs;
+mod helm;
+mod lifecycle;
+mod plugin;
+mod schema;
+mod security;
+
+use std::fs;
+use std::path::Path;
+
+use serde_json::{Value, json};
+
+use helm::{Render, ci_values, with};
+
+#[test]
+fn each_use_renders_as_it_did() {
+    insta::glob!("../charts/linkerd2-cni/ci", "*-values.yaml", |values| {
+        let rendered = Render::new().file(values).text().unwrap();
+        insta::assert_snapshot!(rendered);
+    });
+}
+
+#[test]
+fn no_snapshot_outlives_its_values() {
+    let snapshots = Path::new(env!("CARGO_MANIFEST_DIR")).join("chart-tests/snapshots");
+    let of_a_file = fs::read_dir(snapshots)
+        .unwrap()
+        .filter(|entry| {
+            entry
+                .as_ref()
+                .unwrap()
+                .file_name()
+                .to_string_lossy()
+                .contains("@")
+        })
+        .count();
+    assert_eq!(of_a_file, ci_values().len());
+}
+
+#[test]
+fn the_notes_say_what_to_do_next() {
+    insta::assert_snapshot!(Render::new().notes());
+    let values = json!({
+        "enablePSP": true, "disableIPv6": false, "iptablesMode": "plain",
+        "priorityClassName": "system-node-critical", "destCNIBinDir": "/home/kubernetes/bin",
+    });
+    insta::assert_snapshot!(Render::new().values(&values).notes());
+}
+
+#[test]
+fn rendering_twice_gives_the_same_text() {
+    for values in ci_values() {
+        let render = Render::new().file(&values);
+        assert_eq!(render.text(), render.text(), "{}", values.display());
+    }
+}
+
+#[test]
+fn nothing_is_null() {
+    for values in ci_values() {
+        let objects = Render::new().file(&values).objects();
+        assert_no_null(&values.display().to_string(), &json!(objects.0));
+    }
+    let nested = json!({
+        "image": {"name": null, "version": null, "pullPolicy": null},
+        "repairController": {
+            "enabled": true, "logLevel": null, "logFormat": null, "enableSecurityContext": null,
+            "resources": {"cpu": null, "memory": {"limit": null}},
+        },
+        "updateStrategy": {"type": null, "rollingUpdate": {"maxUnavailable": null, "maxSurge": null}},
+        "nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": null},
+        "resources": {"cpu": {"limit": null, "request": null}},
+        "podLabels": {"a": null}, "commonLabels": {"a": null},
+    });
+    assert_no_null("nested nulls", &json!(with(nested).0));
+}
+
+fn assert_no_null(place: &str, value: &Value) {
+    match value {
+        Value::Null => panic!("{place} is null"),
+        Value::Array(items) => {
+            for (index, item) in items.iter().enumerate() {
+                assert_no_null(&format!("{place}/{index}"), item);
+            }
+        }
+        Value::Object(fields) => {
+            for (key, field) in fields {
+                assert_no_null(&format!("{place}/{key}"), field);
+            }
+        }
+        _ => {}
+    }
+}
+
+/// Server-side apply merges these lists by name and refuses a name that comes twice.
+#[test]
+fn names_in_a_list_come_once() {
+    for values in ci_values() {
+        let objects = Render::new().file(&values).objects();
+        let pod = &objects.pod()["spec"];
+        assert_distinct(&pod["volumes"], "name");
+        assert_distinct(&pod["containers"], "name");
+        let mut ports = Vec::new();
+        for container in pod["containers"].as_array().unwrap() {
+            assert_distinct(&container["env"], "name");
+            assert_distinct(&container["volumeMounts"], "mountPath");
+            ports.extend(container["ports"].as_array().into_iter().flatten().cloned());
+        }
+        // The containers of a pod share its network.
+        assert_distinct(&json!(ports), "name");
+        assert_distinct(&json!(ports), "containerPort");
+    }
+}
+
+fn assert_distinct(list: &Value, key: &str) {
+    let list = list.as_array().map(Vec::as_slice).unwrap_or_default();
+    for (index, item) in list.iter().enumerate() {
+        let twice = list[..index].iter().any(|other| other[key] == item[key]);
+        assert!(!twice, "{key} {} comes twice", item[key]);
+    }
+}

@@ -1,0 +1,272 @@
+//! What values.schema.json lets through.
+
+use serde_json::{Map, Value, json};
+
+use crate::helm::{chart, read, refusal, with, yaml};
+
+pub fn schema() -> Value {
+    serde_json::from_str(&read(chart().join("values.schema.json"))).unwrap()
+}
+
+/// The schema itself, or the definition it points to.
+fn resolve<'a>(root: &'a Value, schema: &'a Value) -> &'a Value {
+    match schema.get("$ref") {
+        Some(target) => {
+            let pointer = target.as_str().unwrap().strip_prefix('#');
+            let pointer = pointer.expect("a $ref out of the file: helm would fetch it");
+            root.pointer(pointer).unwrap()
+        }
+        None => schema,
+    }
+}
+
+fn types(schema: &Value) -> Vec<&str> {
+    match &schema["type"] {
+        Value::String(one) => vec![one],
+        Value::Array(several) => several.iter().map(|t| t.as_str().unwrap()).collect(),
+        _ => vec![],
+    }
+}
+
+#[test]
+fn a_wrong_value_is_refused_by_name() {
+    let cases = [
+        (
+            json!({"destCniNetDir": "/x"}),
+            "additional properties 'destCniNetDir' not allowed",
+        ),
+        (
+            json!({"image": {"tag": "x"}}),
+            "at '/image': additional properties 'tag' not allowed",
+        ),
+        (
+            json!({"resources": {"limits": {}}}),
+            "at '/resources': additional properties 'limits' not allowed",
+        ),
+        (
+            json!({"iptablesMode": "bogus"}),
+            "at '/iptablesMode': value must be one of 'nft', 'legacy', 'plain'",
+        ),
+        (
+            json!({"logLevel": "info\",\"x\":\"y"}),
+            "at '/logLevel': value must be one of 'trace', 'debug'",
+        ),
+        (
+            json!({"inboundProxyPort": 70000}),
+            "at '/inboundProxyPort': maximum: got 70,000, want 65,535",
+        ),
+        (
+            json!({"inboundProxyPort": "70000"}),
+            "at '/inboundProxyPort': '70000' does not match",
+        ),
+        (
+            json!({"outboundProxyPort": 0}),
+            "at '/outboundProxyPort': minimum: got 0, want 1",
+        ),
+        (
+            json!({"proxyUID": 0}),
+            "at '/proxyUID': minimum: got 0, want 1",
+        ),
+        (
+            json!({"proxyGID": -2}),
+            "at '/proxyGID': minimum: got -2, want -1",
+        ),
+        (
+            json!({"portsToRedirect": "80-90"}),
+            "at '/portsToRedirect': '80-90' does not match",
+        ),
+        (
+            json!({"ignoreInboundPorts": [80, 90]}),
+            "at '/ignoreInboundPorts': got array",
+        ),
+        (
+            json!({"ignoreInboundPorts": "80;90"}),
+            "at '/ignoreInboundPorts': '80;90' does not match",
+        ),
+        (
+            json!({"ignoreInboundPorts": "80,70000"}),
+            "ignoreInboundPorts: \"70000\" is above 65535",
+        ),
+        (
+            json!({"ignoreOutboundPorts": "90-80"}),
+            "ignoreOutboundPorts: the range \"90-80\" ends before it starts",
+        ),
+        (
+            json!({"skipSubnets": "10.0.0.0"}),
+            "at '/skipSubnets': '10.0.0.0' does not match",
+        ),
+        (
+            json!({"disableIPv6": "false"}),
+            "at '/disableIPv6': got string, want null or boolean",
+        ),
+        (
+            json!({"privileged": "false"}),
+            "at '/privileged': got string, want null or boolean",
+        ),
+        (
+            json!({"destCNINetDir": "etc/cni"}),
+            "at '/destCNINetDir': 'etc/cni' does not match",
+        ),
+        (
+            json!({"destCNINetDir": "/etc/cni\" # x"}),
+            "at '/destCNINetDir'",
+        ),
+        (
+            json!({"destCNIBinDir": "/opt/../etc"}),
+            "at '/destCNIBinDir'",
+        ),
+        (
+            json!({"image": {"version": 1.5}}),
+            "at '/image/version': got number",
+        ),
+        (
+            json!({"tolerations": [{"opertor": "Exists"}]}),
+            "at '/tolerations/0': additional properties 'opertor'",
+        ),
+        (
+            json!({"updateStrategy": {"rollingUpdate": {"maxSurge": 1}}}),
+            "maxSurge needs maxUnavailable: 0",
+        ),
+        (
+            json!({"adminPort": 9990, "repairController": {"enabled": true}}),
+            "9990 is the repair controller's port",
+        ),
+    ];
+    for (values, expected) in cases {
+        let complaint = refusal(&values);
+        assert!(complaint.contains(expected), "{values}: {complaint}");
+    }
+}
+
+#[test]
+fn what_set_and_quotes_make_of_a_value_is_accepted() {
+    for values in [
+        json!({"inboundProxyPort": "4143", "proxyUID": "2102", "proxyGID": "-1", "revisionHistoryLimit": "3"}),
+        json!({"portsToRedirect": 80, "ignoreInboundPorts": 25, "ignoreOutboundPorts": 25}),
+        json!({"resources": {"cpu": {"limit": 0.5, "request": "10m"}, "memory": {"limit": "1e6"}}}),
+        json!({"updateStrategy": {"rollingUpdate": {"maxSurge": "10%", "maxUnavailable": 0}}}),
+        json!({"image": {"version": format!("v1@sha256:{}", "0".repeat(64))}}),
+    ] {
+        with(values);
+    }
+}
+
+/// Generated from the schema, so that no new value is forgotten.
+#[test]
+fn every_value_refuses_a_wrong_type() {
+    let root = schema();
+    let mut wrong = Vec::new();
+    collect(&root, &root, "", &|value| value, &mut wrong);
+    assert!(wrong.len() > 50, "only {} cases", wrong.len());
+    for (pointer, values) in wrong {
+        let complaint = refusal(&values);
+        assert!(
+            complaint.contains(&format!("at '{pointer}': got ")),
+            "{values}: {complaint}"
+        );
+    }
+}
+
+/// Adds, for each property below `schema`, values in which just that one has a
+/// wrong type. `wrap` puts a value where the schema applies.
+fn collect(
+    root: &Value,
+    schema: &Value,
+    pointer: &str,
+    wrap: &dyn Fn(Value) -> Value,
+    wrong: &mut Vec<(String, Value)>,
+) {
+    let schema = resolve(root, schema);
+    let allowed = types(schema);
+    if !pointer.is_empty() && !allowed.is_empty() {
+        let candidates = [
+            ("boolean", json!(true)),
+            ("string", json!("x")),
+            ("array", json!([])),
+        ];
+        let candidate = candidates
+            .into_iter()
+            .find(|(kind, _)| !allowed.contains(kind));
+        let (_, value) = candidate.unwrap_or_else(|| panic!("{pointer} takes anything"));
+        wrong.push((pointer.to_string(), wrap(value)));
+    }
+    let inside =
+        |key: &str, value: Value| wrap(Value::Object(Map::from_iter([(key.to_string(), value)])));
+    for (key, property) in schema["properties"].as_object().into_iter().flatten() {
+        collect(
+            root,
+            property,
+            &format!("{pointer}/{key}"),
+            &|value| inside(key, value),
+            wrong,
+        );
+    }
+    if schema["additionalProperties"].is_object() {
+        let property = &schema["additionalProperties"];
+        collect(
+            root,
+            property,
+            &format!("{pointer}/some"),
+            &|value| inside("some", value),
+            wrong,
+        );
+    }
+    if schema.get("items").is_some() {
+        collect(
+            root,
+            &schema["items"],
+            &format!("{pointer}/0"),
+            &|value| wrap(json!([value])),
+            wrong,
+        );
+    }
+}
+
+#[test]
+fn every_object_with_named_properties_is_closed() {
+    fn walk(place: &str, node: &Value) {
+        if let Value::Object(fields) = node {
+            if fields.get("properties").is_some_and(Value::is_object) && fields.contains_key("type")
+            {
+                assert_eq!(node["additionalProperties"], false, "{place}");
+            }
+            for (key, field) in fields {
+                walk(&format!("{place}/{key}"), field);
+            }
+        }
+    }
+    walk("", &schema());
+    // Helm's validator does not look at it.
+    assert!(!read(chart().join("values.schema.json")).contains("\"format\""));
+}
+
+#[test]
+fn schema_and_values_name_the_same_keys() {
+    /// Kubernetes' own fields; values.yaml shows only those with a default.
+    const KUBERNETES: [&str; 2] = ["nodeAffinity", "updateStrategy"];
+
+    fn compare(root: &Value, place: &str, schema: &Value, values: &Value) {
+        let Some(properties) = resolve(root, schema)["properties"].as_object() else {
+            return;
+        };
+        for (key, property) in properties {
+            // A key of older charts has no type.
+            if types(resolve(root, property)).is_empty() {
+                assert!(
+                    values.get(key).is_none(),
+                    "{place}/{key} should have a type"
+                );
+                continue;
+            }
+            let value = values
+                .get(key)
+                .unwrap_or_else(|| panic!("{place}/{key} is not in values.yaml"));
+            if !KUBERNETES.contains(&key.as_str()) {
+                compare(root, &format!("{place}/{key}"), property, value);
+            }
+        }
+    }
+    // The other way round, helm refuses to render the defaults.
+    let root = schema();
+    compare(&root, "", &root, &yaml(&read(chart().join("values.yaml"))));
+}

@@ -1,0 +1,69 @@
+//! The kubeconfig on the host: rendered from the agent's own credential, kept in step.
+
+use std::path::PathBuf;
+
+use super::environment::Settings;
+use super::files::{self, Access};
+use crate::kube::config;
+
+/// Only root may read a token (D-17).
+const MODE: u32 = 0o600;
+
+/// Why there is no right kubeconfig. No variant carries a credential.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error("{0} is not set")]
+    Unset(&'static str),
+    #[error("{} is empty", .0.display())]
+    Empty(PathBuf),
+    #[error("{} is not text", .0.display())]
+    NotText(PathBuf),
+    #[error(transparent)]
+    File(#[from] files::Error),
+}
+
+/// Renders the kubeconfig that should be on the host now.
+pub fn desired(settings: &Settings) -> Result<String, Error> {
+    let host = settings.api_host.as_deref();
+    let port = settings.api_port.as_deref();
+    let server = config::server(
+        host.ok_or(Error::Unset("KUBERNETES_SERVICE_HOST"))?,
+        port.ok_or(Error::Unset("KUBERNETES_SERVICE_PORT"))?,
+    );
+    let token = content(settings.service_account_dir.join("token"))?;
+    let beside = || settings.service_account_dir.join("ca.crt");
+    let ca = content(settings.ca_file.clone().unwrap_or_else(beside))?;
+    Ok(config::render(&config::Access {
+        server,
+        ca: ca.into_bytes(),
+        insecure: false,
+        token: Some(token),
+    }))
+}
+
+fn content(path: PathBuf) -> Result<String, Error> {
+    let (bytes, _) = files::read(&path)?;
+    match String::from_utf8(bytes) {
+        Ok(text) if text.trim().is_empty() => Err(Error::Empty(path)),
+        Ok(text) => Ok(text.trim().to_owned()),
+        Err(_) => Err(Error::NotText(path)),
+    }
+}
+
+/// Whether the kubeconfig on the host is `desired`, byte for byte and for root only.
+pub fn is_right(settings: &Settings, desired: &str) -> Result<bool, Error> {
+    let path = settings.kubeconfig();
+    let Some(metadata) = files::look(&path)? else {
+        return Ok(false);
+    };
+    if !metadata.is_file() || Access::of(&metadata) != Access::own(MODE) {
+        return Ok(false);
+    }
+    Ok(files::read(&path)?.0 == desired.as_bytes())
+}
+
+/// Puts `desired` onto the host.
+pub fn write(settings: &Settings, desired: &str) -> Result<(), Error> {
+    let path = settings.kubeconfig();
+    Ok(files::write(&path, desired.as_bytes(), Access::own(MODE))?)
+}

@@ -1,0 +1,262 @@
+//! What the agent is told: environment variables and flags, read once into [`Settings`].
+//!
+//! The names and defaults are upstream's (contract 3.2), with four of our own:
+//! `LINKERD_CNI_ADMIN_ADDR`, `LINKERD_CNI_LOG_LEVEL`, `LINKERD_CNI_LOG_FORMAT` and
+//! `LINKERD_CNI_RESYNC_SECONDS`. A faulty setting ends the agent; nothing that the
+//! node may still bring (a directory, a token) is looked at here.
+
+use std::net::SocketAddr;
+use std::path::{Component, Path, PathBuf};
+use std::time::Duration;
+
+use tracing::level_filters::LevelFilter;
+
+use crate::kube::config::SERVICE_ACCOUNT_DIR;
+use crate::log;
+
+/// Why a setting cannot be used.
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+pub enum Error {
+    /// Upstream's words, which people search for.
+    #[error("Cannot parse log-level '{value}': {message}")]
+    LogLevel { value: String, message: String },
+    #[error("{name}={value}: {message}")]
+    Value {
+        name: &'static str,
+        value: String,
+        message: String,
+    },
+}
+
+/// Where the plugin's entry comes from. The variable wins over the file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Template {
+    Text(String),
+    File(PathBuf),
+    None,
+}
+
+/// All that the agent can be told.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// The programs to install, as they are in the image.
+    pub image_bin_dir: PathBuf,
+    /// The host's directory for CNI programs, as the agent sees it.
+    pub bin_dir: PathBuf,
+    /// The host's directory for CNI configuration, as the agent sees it.
+    pub net_dir: PathBuf,
+    /// File name of the kubeconfig in `net_dir`.
+    pub kubeconfig_name: String,
+    /// The kubeconfig's path as the host sees it: what the plugin's entry names.
+    pub kubeconfig_on_host: String,
+    pub template: Template,
+    /// The CA to put into the kubeconfig, if not the one beside the token.
+    pub ca_file: Option<PathBuf>,
+    /// Where `token` and `ca.crt` are.
+    pub service_account_dir: PathBuf,
+    pub api_host: Option<String>,
+    pub api_port: Option<String>,
+    /// Where `/live`, `/ready` and `/metrics` answer, if anywhere.
+    pub admin: Option<SocketAddr>,
+    /// How often everything is looked at without a reason.
+    pub resync: Duration,
+    pub log_level: LevelFilter,
+    pub log_format: log::Format,
+}
+
+impl Settings {
+    /// Reads the variables through `lookup`; an empty one counts as unset. The two
+    /// flags, where given, win over their variables.
+    pub fn read(
+        lookup: impl Fn(&str) -> Option<String>,
+        log_level: Option<String>,
+        log_format: Option<String>,
+    ) -> Result<Settings, Error> {
+        let var = |name: &str| lookup(name).filter(|value| !value.is_empty());
+        let or = |name: &str, default: &str| var(name).unwrap_or_else(|| default.to_owned());
+        let prefix = or("CONTAINER_MOUNT_PREFIX", "/host");
+        let net_dir = or("DEST_CNI_NET_DIR", "/etc/cni/net.d");
+        let kubeconfig_name = or("KUBECONFIG_FILE_NAME", "ZZZ-linkerd-cni-kubeconfig");
+        Ok(Settings {
+            image_bin_dir: PathBuf::from(or("CONTAINER_CNI_BIN_DIR", "/opt/cni/bin")),
+            bin_dir: join(&prefix, &or("DEST_CNI_BIN_DIR", "/opt/cni/bin")),
+            kubeconfig_on_host: join(&net_dir, &kubeconfig_name).display().to_string(),
+            net_dir: join(&prefix, &net_dir),
+            kubeconfig_name: plain_name(kubeconfig_name)?,
+            template: match (var("CNI_NETWORK_CONFIG"), var("CNI_NETWORK_CONFIG_FILE")) {
+                (Some(text), _) => Template::Text(text),
+                (None, Some(path)) => Template::File(path.into()),
+                (None, None) => Template::None,
+            },
+            ca_file: var("KUBE_CA_FILE").map(PathBuf::from),
+            service_account_dir: or("LINKERD_CNI_SERVICE_ACCOUNT_DIR", SERVICE_ACCOUNT_DIR).into(),
+            api_host: var("KUBERNETES_SERVICE_HOST"),
+            api_port: var("KUBERNETES_SERVICE_PORT"),
+            admin: var("LINKERD_CNI_ADMIN_ADDR").map(address).transpose()?,
+            resync: seconds(or("LINKERD_CNI_RESYNC_SECONDS", "30"))?,
+            log_level: level(log_level.unwrap_or_else(|| or("LINKERD_CNI_LOG_LEVEL", "info")))?,
+            log_format: format(
+                log_format.unwrap_or_else(|| or("LINKERD_CNI_LOG_FORMAT", "plain")),
+            )?,
+        })
+    }
+
+    /// The kubeconfig, as the agent sees it.
+    pub fn kubeconfig(&self) -> PathBuf {
+        self.net_dir.join(&self.kubeconfig_name)
+    }
+}
+
+fn level(value: String) -> Result<LevelFilter, Error> {
+    log::level(&value).map_err(|message| Error::LogLevel { value, message })
+}
+
+fn format(value: String) -> Result<log::Format, Error> {
+    value.parse().map_err(|message| Error::Value {
+        name: "LINKERD_CNI_LOG_FORMAT",
+        value,
+        message,
+    })
+}
+
+fn seconds(value: String) -> Result<Duration, Error> {
+    match value.parse() {
+        Ok(seconds @ 1..=86_400) => Ok(Duration::from_secs(seconds)),
+        _ => Err(Error::Value {
+            name: "LINKERD_CNI_RESYNC_SECONDS",
+            value,
+            message: "not a number of seconds from 1 to 86400".into(),
+        }),
+    }
+}
+
+fn address(value: String) -> Result<SocketAddr, Error> {
+    let text = match value.strip_prefix(':') {
+        Some(port) => format!("0.0.0.0:{port}"),
+        None => value.clone(),
+    };
+    text.parse().map_err(|_| Error::Value {
+        name: "LINKERD_CNI_ADMIN_ADDR",
+        value,
+        message: "not an address and a port, such as 0.0.0.0:9990 or [::]:9990".into(),
+    })
+}
+
+/// The kubeconfig lies in the net dir, where its directory is watched.
+fn plain_name(value: String) -> Result<String, Error> {
+    let mut parts = Path::new(&value).components();
+    match (parts.next(), parts.next()) {
+        (Some(Component::Normal(_)), None) => Ok(value),
+        _ => Err(Error::Value {
+            name: "KUBECONFIG_FILE_NAME",
+            value,
+            message: "not a plain file name".into(),
+        }),
+    }
+}
+
+/// `dir/path` by the rules of Go's `path.Join`, which upstream uses: an absolute `path`
+/// stays below `dir`, and `.`, `..` and doubled slashes are resolved as text.
+fn join(dir: &str, path: &str) -> PathBuf {
+    let text = format!("{dir}/{path}");
+    let mut clean = PathBuf::new();
+    for part in Path::new(&text).components() {
+        match part {
+            Component::CurDir => {}
+            Component::ParentDir if clean.file_name().is_some() => {
+                clean.pop();
+            }
+            Component::ParentDir if clean.has_root() => {}
+            part => clean.push(part),
+        }
+    }
+    clean
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(vars: &[(&str, &str)]) -> Result<Settings, Error> {
+        let lookup = |name: &str| {
+            let var = vars.iter().find(|(key, _)| *key == name);
+            var.map(|(_, value)| (*value).to_owned())
+        };
+        Settings::read(lookup, None, None)
+    }
+
+    #[test]
+    fn an_empty_environment_gives_upstreams_defaults() {
+        for vars in [&[][..], &[("DEST_CNI_NET_DIR", ""), ("KUBE_CA_FILE", "")]] {
+            let settings = read(vars).unwrap();
+            assert_eq!(settings.bin_dir, Path::new("/host/opt/cni/bin"));
+            assert_eq!(settings.net_dir, Path::new("/host/etc/cni/net.d"));
+            assert_eq!(settings.image_bin_dir, Path::new("/opt/cni/bin"));
+            assert_eq!(
+                settings.kubeconfig_on_host,
+                "/etc/cni/net.d/ZZZ-linkerd-cni-kubeconfig"
+            );
+            assert_eq!(settings.template, Template::None);
+            assert_eq!(settings.ca_file, None);
+            assert_eq!(settings.admin, None);
+            assert_eq!(settings.resync, Duration::from_secs(30));
+            assert_eq!(settings.log_level, LevelFilter::INFO);
+        }
+    }
+
+    #[test]
+    fn paths_are_joined_and_cleaned() {
+        for (dir, path, expected) in [
+            ("/host", "/etc/cni/net.d/", "/host/etc/cni/net.d"),
+            ("/host/", "etc", "/host/etc"),
+            ("/", "/opt/cni/bin", "/opt/cni/bin"),
+            ("/a/b", "../c/./d", "/a/c/d"),
+            ("/", "../x", "/x"),
+            (
+                "etc",
+                "linkerd-kubeconfig.json",
+                "etc/linkerd-kubeconfig.json",
+            ),
+        ] {
+            assert_eq!(join(dir, path), Path::new(expected), "{dir} + {path}");
+        }
+    }
+
+    #[test]
+    fn the_template_in_the_environment_wins_over_the_file() {
+        let file = ("CNI_NETWORK_CONFIG_FILE", "/t");
+        let both = read(&[("CNI_NETWORK_CONFIG", "{}"), file]).unwrap();
+        assert_eq!(both.template, Template::Text("{}".into()));
+        let file = read(&[("CNI_NETWORK_CONFIG", ""), file]).unwrap();
+        assert_eq!(file.template, Template::File("/t".into()));
+    }
+
+    #[test]
+    fn a_faulty_setting_is_named_with_its_value() {
+        for (name, value) in [
+            ("LINKERD_CNI_RESYNC_SECONDS", "0"),
+            ("LINKERD_CNI_RESYNC_SECONDS", "soon"),
+            ("LINKERD_CNI_ADMIN_ADDR", "localhost"),
+            ("LINKERD_CNI_LOG_FORMAT", "xml"),
+            ("KUBECONFIG_FILE_NAME", "../x"),
+        ] {
+            let error = read(&[(name, value)]).unwrap_err().to_string();
+            assert!(error.starts_with(&format!("{name}={value}: ")), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_flag_wins_over_its_variable() {
+        let level = |flag: Option<&str>| {
+            let lookup = |name: &str| (name == "LINKERD_CNI_LOG_LEVEL").then(|| "debug".to_owned());
+            Settings::read(lookup, flag.map(str::to_owned), None).map(|s| s.log_level)
+        };
+        assert_eq!(level(None), Ok(LevelFilter::DEBUG));
+        assert_eq!(level(Some("warning")), Ok(LevelFilter::WARN));
+        let error = level(Some("loud")).unwrap_err().to_string();
+        assert!(
+            error.starts_with("Cannot parse log-level 'loud'"),
+            "{error}"
+        );
+    }
+}

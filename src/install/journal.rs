@@ -1,0 +1,87 @@
+//! What cannot be got back from a patched list alone: the file it was made from.
+//!
+//! Taking our entry out of a list gives the owner's bytes back, so most lists need no
+//! record. A list that was made from a `.conf`, or that replaced a symbolic link, does.
+//! The record lies in the net dir, survives the agent, and is written before the list.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+use super::files::{self, Access};
+
+/// No runtime loads a file of this name.
+pub const NAME: &str = ".linkerd-cni-state";
+
+const VERSION: u32 = 1;
+
+/// Lists by their names.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Journal {
+    version: u32,
+    pub lists: BTreeMap<String, Origin>,
+}
+
+/// What a list was made from.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Origin {
+    /// The list as it is without our entry. As long as it is that, nobody else wrote it.
+    pub bare: String,
+    /// The name of the file that was there.
+    pub name: String,
+    pub content: Content,
+    pub mode: u32,
+    pub uid: u32,
+    pub gid: u32,
+}
+
+/// What the file was.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Content {
+    Text(String),
+    Link(PathBuf),
+}
+
+impl Origin {
+    /// Who could do what with the file.
+    pub fn access(&self) -> Access {
+        Access {
+            mode: self.mode,
+            uid: self.uid,
+            gid: self.gid,
+        }
+    }
+}
+
+impl Journal {
+    /// Reads the journal in `dir`. There being none is an empty one.
+    pub fn load(dir: &Path) -> Result<Journal, String> {
+        let path = dir.join(NAME);
+        let bytes = match files::read(&path) {
+            Ok((bytes, _)) => bytes,
+            Err(error) if error.is_missing() => return Ok(Journal::default()),
+            Err(error) => return Err(error.to_string()),
+        };
+        match serde_json::from_slice::<Journal>(&bytes) {
+            Ok(journal) if journal.version <= VERSION => Ok(journal),
+            _ => Err(format!("{} is not readable", path.display())),
+        }
+    }
+
+    /// Writes the journal into `dir`, for root only: a network's configuration can hold
+    /// credentials.
+    pub fn save(&mut self, dir: &Path) -> Result<(), files::Error> {
+        self.version = VERSION;
+        let text = serde_json::to_vec(self).unwrap_or_default();
+        files::write(&dir.join(NAME), &text, Access::own(0o600))
+    }
+
+    /// The record of `list`, if the list, which is now `bare` without our entry, is still
+    /// the one that was made.
+    pub fn origin(&self, list: &str, bare: &str) -> Option<&Origin> {
+        let origin = self.lists.get(list)?;
+        (origin.bare == bare).then_some(origin)
+    }
+}

@@ -1,0 +1,232 @@
+//! One look at the host and the least that puts it right, in the order that never leaves
+//! a network naming a plugin that cannot run: programs, kubeconfig, network configuration.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+use std::sync::Arc;
+
+use tracing::info;
+
+use super::binaries::Binaries;
+use super::conflist::Entry;
+use super::credential;
+use super::environment::Settings;
+use super::files;
+use super::journal::Journal;
+use super::leftovers;
+use super::netdir::{self, Content, Found};
+use super::plan::{self, Step};
+use super::status::Status;
+
+/// What readiness is about; also the subjects of what is logged about it.
+pub const BINARY: &str = "binary";
+pub const KUBECONFIG: &str = "kubeconfig";
+pub const CONFLIST: &str = "network configuration";
+
+/// What one look came to.
+#[derive(Debug, Default)]
+pub struct Pass {
+    /// Something was written, which the next look is to verify.
+    pub wrote: bool,
+    /// What is wrong, by subject.
+    pub problems: BTreeMap<String, String>,
+}
+
+impl Pass {
+    fn problem(&mut self, subject: &str, why: impl ToString) {
+        self.problems.insert(subject.to_owned(), why.to_string());
+    }
+
+    /// Ready only if all three were right and nothing had to be written for it.
+    pub fn ready(&self) -> Result<(), String> {
+        let wrong: Vec<String> = [BINARY, KUBECONFIG, CONFLIST]
+            .iter()
+            .filter_map(|subject| Some(format!("{subject}: {}", self.problems.get(*subject)?)))
+            .collect();
+        match wrong.is_empty() {
+            false => Err(wrong.join("; ")),
+            true if self.wrote => Err("just written, to be verified".into()),
+            true => Ok(()),
+        }
+    }
+}
+
+/// Keeps the host as it should be. It remembers only what saves work or log lines.
+pub struct Reconciler {
+    settings: Arc<Settings>,
+    entry: Entry,
+    status: Arc<Status>,
+    binaries: Binaries,
+    lists: BTreeSet<String>,
+    tidied: bool,
+    greeted: bool,
+}
+
+impl Reconciler {
+    pub fn new(settings: Arc<Settings>, entry: Entry, status: Arc<Status>) -> Reconciler {
+        Reconciler {
+            settings,
+            entry,
+            status,
+            binaries: Binaries::default(),
+            lists: BTreeSet::new(),
+            tidied: false,
+            greeted: false,
+        }
+    }
+
+    /// The lists that carried us at any time.
+    pub fn lists(&self) -> &BTreeSet<String> {
+        &self.lists
+    }
+
+    /// Looks at everything once and writes what is not right.
+    pub fn pass(&mut self) -> Pass {
+        let mut pass = Pass::default();
+        if let Err(error) = self.keep_binaries(&mut pass) {
+            pass.problem(BINARY, error);
+        }
+        if let Err(error) = self.keep_kubeconfig(&mut pass) {
+            pass.problem(KUBECONFIG, error);
+        }
+        let whole = pass.problems.is_empty();
+        if let Err(error) = self.keep_conflists(&mut pass, whole) {
+            pass.problem(CONFLIST, error);
+        }
+        Status::count(&self.status.reconciles);
+        if !pass.problems.is_empty() {
+            Status::count(&self.status.reconcile_errors);
+        }
+        if !self.greeted && pass.ready().is_ok() {
+            self.greeted = true;
+            info!("linkerd CNI is installed and verified on this node");
+        }
+        self.status.set_ready(pass.ready());
+        pass
+    }
+
+    fn keep_binaries(&mut self, pass: &mut Pass) -> Result<(), files::Error> {
+        let wanted = Binaries::wanted(&self.settings)?;
+        let wrong = self.binaries.wrong(&self.settings, &wanted)?;
+        if wrong.is_empty() {
+            return Ok(());
+        }
+        self.repairs(BINARY);
+        for name in wrong {
+            Binaries::copy(&self.settings, &name)?;
+            pass.wrote = true;
+            Status::count(&self.status.binary_writes);
+        }
+        let dir = self.settings.bin_dir.display();
+        info!("Wrote linkerd CNI binaries to {dir}");
+        Ok(())
+    }
+
+    fn keep_kubeconfig(&self, pass: &mut Pass) -> Result<(), credential::Error> {
+        let desired = credential::desired(&self.settings)?;
+        if credential::is_right(&self.settings, &desired)? {
+            return Ok(());
+        }
+        self.repairs(KUBECONFIG);
+        credential::write(&self.settings, &desired)?;
+        pass.wrote = true;
+        Status::count(&self.status.kubeconfig_writes);
+        info!("Wrote kubeconfig {}", self.settings.kubeconfig().display());
+        Ok(())
+    }
+
+    fn keep_conflists(&mut self, pass: &mut Pass, whole: bool) -> Result<(), files::Error> {
+        let settings = Arc::clone(&self.settings);
+        if whole && !self.tidied {
+            leftovers::tidy(&settings)?;
+            self.tidied = true;
+        }
+        let dir = &settings.net_dir;
+        let found = netdir::scan(dir, &settings.kubeconfig_name)?;
+        let mut journal = Journal::load(dir).unwrap_or_else(|why| {
+            pass.problem("journal", why);
+            Journal::default()
+        });
+        let plan = plan::chain(&found, &self.entry, &journal);
+        for (name, why) in plan.skipped {
+            pass.problem(&dir.join(&name).display().to_string(), why);
+        }
+        if let Some(why) = plan.bare {
+            pass.problem(CONFLIST, why);
+        }
+        if !whole {
+            return Ok(());
+        }
+        self.lists.extend(plan.lists);
+        for step in plan.steps {
+            self.repairs(CONFLIST);
+            match take(dir, &found, &step, &mut journal) {
+                Ok(()) => {
+                    pass.wrote = true;
+                    Status::count(&self.status.conflist_writes);
+                    // What was wrong is put right, and the next look says whether it is.
+                    pass.problems.remove(CONFLIST);
+                    info!("Created CNI config {}", dir.join(step.list()).display());
+                }
+                Err(files::Error::Raced { .. }) => pass.wrote = true,
+                Err(error) => pass.problem(&dir.join(step.list()).display().to_string(), error),
+            }
+        }
+        Ok(())
+    }
+
+    /// From when something is seen to be wrong, no one is to be told that all is right.
+    fn repairs(&self, subject: &str) {
+        let why = format!("{subject}: is being put right");
+        self.status.set_ready(Err(why));
+    }
+}
+
+/// Takes one step: first what removal will need, then the list, then what it replaces.
+fn take(
+    dir: &Path,
+    found: &[Found],
+    step: &Step,
+    journal: &mut Journal,
+) -> Result<(), files::Error> {
+    let content = |name: &str| -> Option<&Content> {
+        let file = found.iter().find(|file| file.name == name)?;
+        file.content.as_ref().ok()
+    };
+    let from = match step {
+        Step::Patch { name, .. } => name,
+        Step::Convert { conf, .. } => conf,
+    };
+    let Some(before) = content(from) else {
+        return Ok(());
+    };
+    if let Some(origin) = plan::record(step, before)
+        && journal.lists.get(step.list()) != Some(&origin)
+    {
+        journal.lists.insert(step.list().to_owned(), origin);
+        journal.save(dir)?;
+    }
+    match step {
+        Step::Patch { name, text } => {
+            let path = dir.join(name);
+            files::rewrite(
+                &path,
+                before.text.as_bytes(),
+                text.as_bytes(),
+                before.access,
+            )
+        }
+        Step::Convert {
+            conf, list, text, ..
+        } => {
+            if content(list).is_none_or(|there| there.text != *text) {
+                files::write(&dir.join(list), text.as_bytes(), before.access)?;
+            }
+            let conf = dir.join(conf);
+            if files::read(&conf)?.0 != before.text.as_bytes() {
+                return Err(files::Error::Raced { path: conf });
+            }
+            files::remove(&conf).map(|_| ())
+        }
+    }
+}

@@ -1,0 +1,288 @@
+//! The built agent on a temporary host tree.
+
+// Clippy's leave for tests does not reach their helpers.
+#![allow(clippy::unwrap_used)]
+
+#[path = "install/chain.rs"]
+mod chain;
+#[path = "install/lives.rs"]
+mod lives;
+#[path = "install/node.rs"]
+mod node;
+
+use std::fs;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+
+use node::{CALICO, Node, TEMPLATE, until};
+use serde_json::{Value, json};
+
+#[test]
+fn a_node_gets_binary_kubeconfig_and_entry_and_gives_all_back_on_sigterm() {
+    let node = Node::new();
+    node.write("10-calico.conflist", CALICO);
+    fs::set_permissions(
+        node.net("10-calico.conflist"),
+        PermissionsExt::from_mode(0o600),
+    )
+    .unwrap();
+    let before = node.tree();
+    let mut agent = node.start();
+    agent.until_ready();
+
+    let copied = fs::metadata(node.bin("linkerd-cni")).unwrap();
+    assert_eq!(copied.mode() & 0o7777, 0o755);
+    assert_eq!(fs::read(node.bin("linkerd-cni")).unwrap(), node::PLUGIN);
+    let kubeconfig = node.kubeconfig();
+    assert_eq!(kubeconfig["users"][0]["user"]["token"], "token-1");
+    assert_eq!(
+        kubeconfig["clusters"][0]["cluster"]["server"],
+        "https://[fd00::1]:443"
+    );
+    assert_eq!(
+        fs::metadata(node.net("kubeconfig.json")).unwrap().mode() & 0o7777,
+        0o600
+    );
+    assert_eq!(
+        fs::metadata(node.net("10-calico.conflist")).unwrap().mode() & 0o7777,
+        0o600
+    );
+    let list = node.json("10-calico.conflist");
+    let mut expected: Value = serde_json::from_str(CALICO).unwrap();
+    let mut entry: Value = serde_json::from_str(TEMPLATE).unwrap();
+    entry["kubernetes"]["kubeconfig"] = json!("etc/kubeconfig.json");
+    expected["plugins"].as_array_mut().unwrap().push(entry);
+    assert_eq!(list, expected);
+    assert_eq!(agent.get("/live").1, "alive\n");
+    assert!(
+        agent
+            .get("/metrics")
+            .1
+            .contains("linkerd_cni_agent_ready 1\n")
+    );
+
+    let log = agent.log();
+    let at = |line: String| {
+        log.find(&line)
+            .unwrap_or_else(|| panic!("no {line} in {log}"))
+    };
+    let wrote = at(format!(
+        "Wrote linkerd CNI binaries to {}",
+        node.root().join("bin").display()
+    ));
+    let created = at(format!(
+        "Created CNI config {}",
+        node.net("10-calico.conflist").display()
+    ));
+    assert!(wrote < at("Wrote kubeconfig".into()) && at("Wrote kubeconfig".into()) < created);
+
+    assert_eq!(agent.stop(), Some(0), "{}", agent.log());
+    assert_eq!(node.tree(), before);
+    assert!(!agent.log().contains("token-1"));
+}
+
+#[test]
+fn a_rotated_token_reaches_the_kubeconfig_and_nothing_else_is_written() {
+    let node = Node::new();
+    node.write("10-calico.conflist", CALICO);
+    let mut agent = node.start();
+    agent.until_ready();
+    let list = node.inode("10-calico.conflist");
+    for turn in 2..6 {
+        node.rotate(&format!("token-{turn}"));
+        let token = format!("token-{turn}");
+        until("the new token", || {
+            node.kubeconfig()["users"][0]["user"]["token"] == token.as_str()
+        });
+    }
+    agent.until_ready();
+    assert_eq!(node.inode("10-calico.conflist"), list);
+}
+
+#[test]
+fn whatever_is_taken_away_comes_back() {
+    let node = Node::new();
+    node.write("10-calico.conflist", CALICO);
+    let mut agent = node.start();
+    agent.until_ready();
+    for round in 0..3 {
+        fs::remove_file(node.bin("linkerd-cni")).unwrap();
+        until("the binary", || node.bin("linkerd-cni").exists());
+        fs::remove_file(node.net("kubeconfig.json")).unwrap();
+        until("the kubeconfig", || node.net("kubeconfig.json").exists());
+        fs::set_permissions(
+            node.net("kubeconfig.json"),
+            PermissionsExt::from_mode(0o644),
+        )
+        .unwrap();
+        until("the kubeconfig's mode", || {
+            fs::metadata(node.net("kubeconfig.json")).is_ok_and(|file| file.mode() & 0o777 == 0o600)
+        });
+        // A damaged binary of the same length, and a foreign rewrite that drops us.
+        let mut damaged = node::PLUGIN.to_vec();
+        damaged[round] ^= 1;
+        node.replace(&node.bin("linkerd-cni"), &damaged);
+        until("the right binary", || {
+            fs::read(node.bin("linkerd-cni")).is_ok_and(|bytes| bytes == node::PLUGIN)
+        });
+        node.replace(&node.net("10-calico.conflist"), CALICO.as_bytes());
+        until("the entry", || node.chained("10-calico.conflist"));
+    }
+    agent.until_ready();
+}
+
+#[test]
+fn readiness_names_what_is_wrong_and_recovers() {
+    let node = Node::new();
+    let mut agent = node.start();
+    until("no network yet", || {
+        agent.ready().1.contains("no network configuration yet")
+    });
+    assert_eq!(agent.ready().0, 500);
+    node.write("10-calico.conflist", CALICO);
+    agent.until_ready();
+
+    // What the agent cannot heal stays visible: a token gone, a foreign list in front.
+    fs::rename(node.sa(), node.root().join("away")).unwrap();
+    until("kubeconfig wrong", || {
+        agent.ready().1.contains("kubeconfig: cannot read")
+    });
+    fs::rename(node.root().join("away"), node.sa()).unwrap();
+    agent.until_ready();
+    node.write("05-ours.conf", r#"{"type":"x","name":"n"}"#);
+    until("conversion", || node.chained("05-ours.conflist"));
+    agent.until_ready();
+    fs::remove_dir_all(node.root().join("bin")).unwrap();
+    until("binary wrong", || agent.ready().1.contains("binary: "));
+    fs::create_dir(node.root().join("bin")).unwrap();
+    agent.until_ready();
+    assert!(node.bin("linkerd-cni").exists());
+}
+
+#[test]
+fn directories_that_go_and_come_back_are_served_again() {
+    let node = Node::new();
+    node.write("10-calico.conflist", CALICO);
+    let mut agent = node.start();
+    agent.until_ready();
+    fs::remove_dir_all(node.root().join("etc")).unwrap();
+    until("not ready", || agent.ready().0 == 500);
+    fs::create_dir(node.root().join("etc")).unwrap();
+    node.write("10-calico.conflist", CALICO);
+    agent.until_ready();
+    assert!(node.chained("10-calico.conflist"));
+    // And the watch is on the new directory.
+    node.replace(&node.net("10-calico.conflist"), CALICO.as_bytes());
+    until("the entry", || node.chained("10-calico.conflist"));
+}
+
+#[test]
+fn what_the_node_lacks_is_waited_for_and_nothing_is_chained_meanwhile() {
+    type TakeAway = fn(&Node);
+    let missing: [(&str, TakeAway); 4] = [
+        ("token", |node| {
+            fs::rename(node.sa().join("token"), node.sa().join("t")).unwrap()
+        }),
+        ("ca.crt", |node| {
+            fs::rename(node.sa().join("ca.crt"), node.sa().join("t")).unwrap()
+        }),
+        ("bin", |node| {
+            fs::remove_dir(node.root().join("bin")).unwrap()
+        }),
+        ("is empty", |node| node.rotate(" \n")),
+    ];
+    for (what, take_away) in missing {
+        let node = Node::new();
+        node.write("10-calico.conflist", CALICO);
+        take_away(&node);
+        let mut agent = node.start();
+        until(what, || agent.ready().1.contains(what));
+        assert_eq!(node.text("10-calico.conflist"), CALICO, "{what}");
+        match what {
+            "bin" => fs::create_dir(node.root().join("bin")).unwrap(),
+            "is empty" => node.rotate("token-2"),
+            name => fs::rename(node.sa().join("t"), node.sa().join(name)).unwrap(),
+        }
+        agent.until_ready();
+        // Said once, though looked at again and again. (`bin` is in other lines too.)
+        let said = agent.log().matches(what).count();
+        assert!(said == 1 || what == "bin", "{what}: {}", agent.log());
+        assert_eq!(agent.stop(), Some(0));
+    }
+    for name in ["KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT"] {
+        let node = Node::new();
+        node.write("10-calico.conflist", CALICO);
+        let mut agent = node.start_with(&[(name, "")]);
+        until(name, || {
+            agent.ready().1.contains(&format!("{name} is not set"))
+        });
+        assert_eq!(node.text("10-calico.conflist"), CALICO);
+        assert_eq!(agent.stop(), Some(0));
+    }
+}
+
+#[test]
+fn a_template_that_is_no_entry_ends_the_agent_with_the_reason() {
+    let node = Node::new();
+    node.write("10-calico.conflist", CALICO);
+    let before = node.tree();
+    for (vars, reason) in [
+        (
+            [("CNI_NETWORK_CONFIG", "{"), ("X", "")],
+            "CNI_NETWORK_CONFIG is not JSON",
+        ),
+        (
+            [("CNI_NETWORK_CONFIG", "[]"), ("X", "")],
+            "is not a JSON object",
+        ),
+        (
+            [("CNI_NETWORK_CONFIG", ""), ("X", "")],
+            "there is no plugin configuration",
+        ),
+        (
+            [
+                ("CNI_NETWORK_CONFIG", ""),
+                ("CNI_NETWORK_CONFIG_FILE", "/no/such"),
+            ],
+            "/no/such",
+        ),
+        (
+            [("LINKERD_CNI_LOG_LEVEL", "loud"), ("X", "")],
+            "Cannot parse log-level 'loud'",
+        ),
+    ] {
+        let mut agent = node.start_with(&vars);
+        assert_eq!(agent.wait(), Some(1), "{reason}");
+        assert!(agent.log().contains(reason), "{}", agent.log());
+    }
+    assert_eq!(node.tree(), before);
+}
+
+#[test]
+fn the_template_may_come_from_a_file_and_the_ca_from_another() {
+    let node = Node::new();
+    node.write("10-calico.conflist", CALICO);
+    let (template, ca) = (node.root().join("template"), node.root().join("other-ca"));
+    fs::write(&template, TEMPLATE).unwrap();
+    fs::write(&ca, "other CA\n").unwrap();
+    let mut agent = node.start_with(&[
+        ("CNI_NETWORK_CONFIG", ""),
+        ("CNI_NETWORK_CONFIG_FILE", template.to_str().unwrap()),
+        ("KUBE_CA_FILE", ca.to_str().unwrap()),
+    ]);
+    agent.until_ready();
+    let data = &node.kubeconfig()["clusters"][0]["cluster"]["certificate-authority-data"];
+    assert_eq!(data, "b3RoZXIgQ0E=");
+}
+
+#[test]
+fn upstreams_flag_with_one_dash_is_taken() {
+    let node = Node::new();
+    for (flag, status) in [("-log-level", 0), ("--log-level", 0)] {
+        let mut agent = node.start_args(&[flag, "debug"], &[]);
+        until("signals are taken over", || agent.takes_signals());
+        assert_eq!(agent.stop(), Some(status));
+    }
+    let mut agent = node.start_args(&["-log-level", "loud"], &[]);
+    assert_eq!(agent.wait(), Some(1));
+    assert!(agent.log().contains("Cannot parse log-level 'loud'"));
+}

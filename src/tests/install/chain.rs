@@ -1,0 +1,186 @@
+//! What happens to the files in the net dir.
+
+use std::fs;
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::thread;
+use std::time::Duration;
+
+use serde_json::json;
+
+use crate::node::{CALICO, CONF, Node, until};
+
+#[test]
+fn a_file_that_is_no_configuration_hurts_no_other_and_is_taken_up_once_it_is_one() {
+    let node = Node::new();
+    node.write("00-not.conf", "not json");
+    node.write("01-empty.conflist", "");
+    fs::create_dir(node.net("02-dir.conf")).unwrap();
+    symlink("nowhere", node.net("03-link.conflist")).unwrap();
+    node.write(
+        "04-huge.conflist",
+        &format!("{{\"x\":\"{}\"}}", "x".repeat(6 << 20)),
+    );
+    node.write("05-none.conflist", r#"{"name":"x","plugins":[]}"#);
+    node.write("06-null.conflist", "null");
+    node.write("07-half.conflist", &CALICO[..CALICO.len() / 2]);
+    nix::unistd::mkfifo(&node.net("08-pipe.conf"), nix::sys::stat::Mode::S_IRWXU).unwrap();
+    node.write("09-bom.conflist", &format!("\u{feff}{CALICO}"));
+    node.write("10-calico.conflist", CALICO);
+    node.write("20-other.json", r#"{"type":"x","name":"n"}"#);
+    node.write("30-calico.conflist.cilium_bak", CALICO);
+    let before = node.tree();
+    let mut agent = node.start();
+    agent.until_ready();
+    assert!(node.chained("10-calico.conflist"));
+    for name in [
+        "00-not.conf",
+        "01-empty",
+        "02-dir",
+        "03-link",
+        "04-huge",
+        "05-none",
+        "06-null",
+        "07-half",
+        "08-pipe",
+        "09-bom",
+    ] {
+        let log = agent.log();
+        let lines = log.lines().filter(|line| line.contains(name));
+        assert_eq!(lines.count(), 1, "{name}: {log}");
+    }
+    // A writer that takes its time, as `cp` does.
+    node.write("07-half.conflist", &CALICO[..CALICO.len() - 3]);
+    thread::sleep(Duration::from_millis(60));
+    node.write("07-half.conflist", CALICO);
+    until("the completed file", || node.chained("07-half.conflist"));
+    node.write("07-half.conflist", &CALICO[..CALICO.len() / 2]);
+    node.write("01-empty.conflist", CALICO);
+    until("the filled file", || node.chained("01-empty.conflist"));
+    node.write("01-empty.conflist", "");
+    agent.until_ready();
+    agent.stop();
+    assert_eq!(node.tree(), before);
+}
+
+#[test]
+fn writers_that_are_not_atomic_converge() {
+    let node = Node::new();
+    let mut agent = node.start();
+    for _ in 0..30 {
+        // Create, then write, as `cp` does.
+        let file = fs::File::create(node.net("10-calico.conflist")).unwrap();
+        thread::yield_now();
+        let mut file = file;
+        for part in CALICO.as_bytes().chunks(100) {
+            std::io::Write::write_all(&mut file, part).unwrap();
+        }
+        drop(file);
+        until("the entry", || node.chained("10-calico.conflist"));
+    }
+    agent.until_ready();
+}
+
+#[test]
+fn a_conf_becomes_a_list_and_comes_back_with_its_bytes_and_mode() {
+    let node = Node::new();
+    node.write("10-net.conf", CONF);
+    fs::set_permissions(node.net("10-net.conf"), PermissionsExt::from_mode(0o640)).unwrap();
+    let before = node.tree();
+    let mut agent = node.start();
+    agent.until_ready();
+    assert!(!node.net("10-net.conf").exists());
+    let list = node.json("10-net.conflist");
+    assert_eq!(
+        (&list["name"], &list["cniVersion"]),
+        (&json!("net"), &json!("0.4.0"))
+    );
+    assert_eq!(node.types("10-net.conflist"), ["bridge", "linkerd-cni"]);
+
+    // Its owner writes it again, as flannel's init container does at each start.
+    node.write("10-net.conf", &CONF.replace("1e3", "2e3"));
+    until("the new conf in the list", || {
+        !node.net("10-net.conf").exists() && node.text("10-net.conflist").contains("2e3")
+    });
+    node.write("10-net.conf", CONF);
+    until("the old conf in the list", || {
+        !node.net("10-net.conf").exists() && node.text("10-net.conflist").contains("1e3")
+    });
+    agent.until_ready();
+
+    // The record outlives the agent.
+    agent.kill();
+    let mut agent = node.start();
+    agent.until_ready();
+    agent.stop();
+    let mut after = node.tree();
+    if let Some(file) = after.get_mut("etc/10-net.conf") {
+        // The second writer did not set the first one's mode.
+        file.0 = 0o100640;
+    }
+    assert_eq!(after, before);
+}
+
+#[test]
+fn a_conf_beside_a_list_that_was_not_made_from_it_is_left_alone() {
+    let node = Node::new();
+    node.write("10-net.conf", CONF);
+    node.write("10-net.conflist", CALICO);
+    let before = node.tree();
+    let mut agent = node.start();
+    until("the list", || node.chained("10-net.conflist"));
+    assert_eq!(node.text("10-net.conf"), CONF);
+    until("the reason", || {
+        agent.ready().1.contains("was not made from it")
+    });
+    agent.stop();
+    assert_eq!(node.tree(), before);
+}
+
+#[test]
+fn a_json_is_only_taken_where_the_runtime_loads_it() {
+    let node = Node::new();
+    node.write("20-net.json", CONF);
+    let before = node.tree();
+    let mut agent = node.start();
+    agent.until_ready();
+    assert!(node.chained("20-net.conflist") && !node.net("20-net.json").exists());
+    agent.stop();
+    assert_eq!(node.tree(), before);
+}
+
+#[test]
+fn a_link_is_replaced_and_comes_back_and_its_target_is_never_written() {
+    let node = Node::new();
+    fs::write(node.root().join("real"), CALICO).unwrap();
+    symlink("../real", node.net("10-calico.conflist")).unwrap();
+    let before = node.tree();
+    let mut agent = node.start();
+    agent.until_ready();
+    assert!(node.chained("10-calico.conflist"));
+    assert_eq!(
+        fs::read_to_string(node.root().join("real")).unwrap(),
+        CALICO
+    );
+    agent.stop();
+    assert_eq!(node.tree(), before);
+}
+
+#[test]
+fn what_changed_since_is_kept_and_only_our_entry_goes() {
+    let node = Node::new();
+    node.write("10-net.conf", CONF);
+    node.write("20-calico.conflist", CALICO);
+    let mut agent = node.start();
+    agent.until_ready();
+    for name in ["10-net.conflist", "20-calico.conflist"] {
+        let mut list = node.json(name);
+        list["mine"] = json!(true);
+        node.replace(&node.net(name), list.to_string().as_bytes());
+    }
+    agent.stop();
+    for name in ["10-net.conflist", "20-calico.conflist"] {
+        assert_eq!(node.json(name)["mine"], true);
+        assert!(!node.text(name).contains("linkerd-cni"), "{name}");
+    }
+    assert!(!node.net("kubeconfig.json").exists() && !node.net(".linkerd-cni-state").exists());
+}

@@ -1,0 +1,126 @@
+//! Starts, ends and kills.
+
+use std::fs;
+use std::thread;
+use std::time::Duration;
+
+use nix::sys::signal::Signal;
+
+use crate::node::{CALICO, CONF, Node, until};
+
+#[test]
+fn a_new_agent_adopts_what_is_right_without_writing_it() {
+    let node = Node::new();
+    node.write("10-calico.conflist", CALICO);
+    node.write("20-net.conf", CONF);
+    let before = node.tree();
+    let mut agent = node.start();
+    agent.until_ready();
+    agent.kill();
+    let names = [
+        "10-calico.conflist",
+        "20-net.conflist",
+        "kubeconfig.json",
+        ".linkerd-cni-state",
+        "../bin/linkerd-cni",
+    ];
+    let inodes = names.map(|name| node.inode(name));
+    let mut agent = node.start();
+    agent.until_ready();
+    assert_eq!(names.map(|name| node.inode(name)), inodes);
+    assert_eq!(agent.stop(), Some(0));
+    assert_eq!(node.tree(), before);
+}
+
+#[test]
+fn leftovers_of_earlier_agents_go() {
+    let node = Node::new();
+    node.write("10-calico.conflist", CALICO);
+    let before = node.tree();
+    node.write(
+        "01-linkerd-cni.conf",
+        r#"{"type":"linkerd-cni","name":"x"}"#,
+    );
+    node.write("10-calico.conflist.install", "{");
+    node.write("kubeconfig.json.install", "{");
+    node.write(".linkerd-cni.1.2.3.tmp", "{");
+    fs::write(node.bin("linkerd-cni.install"), "x").unwrap();
+    let mut agent = node.start();
+    agent.until_ready();
+    agent.stop();
+    assert_eq!(node.tree(), before);
+}
+
+#[test]
+fn a_list_damaged_before_the_end_is_an_error_and_all_else_is_undone() {
+    let node = Node::new();
+    node.write("10-calico.conflist", CALICO);
+    node.write("20-calico.conflist", CALICO);
+    let mut agent = node.start();
+    agent.until_ready();
+    node.write("20-calico.conflist", "{");
+    until("the damage seen", || {
+        agent.log().contains("20-calico.conflist: is not JSON")
+    });
+    assert_eq!(agent.stop(), Some(1));
+    assert!(agent.log().contains("cannot uninstall cni"));
+    assert_eq!(node.text("10-calico.conflist"), CALICO);
+    assert!(!node.net("kubeconfig.json").exists() && !node.bin("linkerd-cni").exists());
+}
+
+#[test]
+fn a_signal_at_any_time_of_the_start_is_a_clean_end() {
+    let node = Node::new();
+    node.write("10-calico.conflist", CALICO);
+    node.write("20-net.conf", CONF);
+    let before = node.tree();
+    for delay in 0..12 {
+        let mut agent = node.start();
+        until("signals are taken over", || agent.takes_signals());
+        thread::sleep(Duration::from_millis(delay));
+        let signal = [Signal::SIGTERM, Signal::SIGINT][delay as usize % 2];
+        agent.signal(signal);
+        assert_eq!(agent.wait(), Some(0), "{}", agent.log());
+        assert_eq!(node.tree(), before);
+    }
+}
+
+#[test]
+fn a_kill_at_any_time_never_strands_the_node() {
+    let node = Node::new();
+    node.write("10-calico.conflist", CALICO);
+    node.write("20-net.conf", CONF);
+    let before = node.tree();
+    for round in 0..40 {
+        let mut agent = node.start();
+        thread::sleep(Duration::from_micros(700 * (round % 20)));
+        if round >= 20 {
+            agent.signal(Signal::SIGTERM);
+            thread::sleep(Duration::from_micros(300 * (round % 20)));
+        }
+        agent.kill();
+        node.assert_not_stranded();
+    }
+    let mut agent = node.start();
+    agent.until_ready();
+    assert_eq!(agent.stop(), Some(0));
+    assert_eq!(node.tree(), before);
+}
+
+#[test]
+fn two_agents_at_once_do_no_harm() {
+    let node = Node::new();
+    node.write("10-calico.conflist", CALICO);
+    let before = node.tree();
+    let (mut one, mut other) = (node.start(), node.start());
+    one.until_ready();
+    other.until_ready();
+    for _ in 0..10 {
+        node.replace(&node.net("10-calico.conflist"), CALICO.as_bytes());
+        until("the entry", || node.chained("10-calico.conflist"));
+    }
+    assert_eq!(node.types("10-calico.conflist").len(), 3);
+    one.kill();
+    assert_eq!(other.stop(), Some(0));
+    assert_eq!(node.tree(), before);
+}
