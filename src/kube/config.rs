@@ -11,7 +11,8 @@ use std::path::{Path, PathBuf};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
 use serde::Deserialize;
-use serde_json::json;
+use serde_json::{Map, Value, json};
+use yaml_rust2::{Yaml, YamlLoader};
 
 /// The context that the plugin asks for, as upstream's does.
 pub const CONTEXT: &str = "linkerd-cni-context";
@@ -189,11 +190,41 @@ fn decode(path: &Path, bytes: &[u8]) -> Result<File, Error> {
         message,
     };
     if bytes.trim_ascii_start().starts_with(b"{") {
-        return serde_json::from_slice(bytes).map_err(|error| syntax(error.to_string()));
+        return serde_json::from_slice(bytes).map_err(|error| syntax(described(&error)));
     }
     let text = std::str::from_utf8(bytes).map_err(|error| syntax(error.to_string()))?;
-    // The parser's own message quotes the text around the fault, which may be a token.
-    serde_saphyr::from_str(text).map_err(|_| syntax("neither JSON nor YAML of a kubeconfig".into()))
+    let documents = YamlLoader::load_from_str(text)
+        .map_err(|error| syntax(format!("neither JSON nor YAML: {}", error.info())))?;
+    let value = documents.first().map_or(Value::Null, json_of);
+    serde_json::from_value(value).map_err(|error| syntax(described(&error)))
+}
+
+/// serde's own words quote the value at fault, which may be a token.
+fn described(error: &serde_json::Error) -> String {
+    let form = match error.classify() {
+        serde_json::error::Category::Data => "not the form of a kubeconfig",
+        _ => "not valid JSON",
+    };
+    match error.line() {
+        0 => form.to_owned(),
+        line => format!("{form} at line {line} column {}", error.column()),
+    }
+}
+
+/// YAML that kubeconfigs are made of: what JSON has too. Anything else is null.
+fn json_of(yaml: &Yaml) -> Value {
+    match yaml {
+        Yaml::String(text) => Value::from(text.as_str()),
+        Yaml::Boolean(value) => Value::from(*value),
+        Yaml::Integer(number) => Value::from(*number),
+        Yaml::Array(items) => items.iter().map(json_of).collect(),
+        Yaml::Hash(members) => members
+            .iter()
+            .filter_map(|(key, value)| Some((key.as_str()?.to_owned(), json_of(value))))
+            .collect::<Map<_, _>>()
+            .into(),
+        _ => Value::Null,
+    }
 }
 
 #[derive(Deserialize)]
@@ -249,4 +280,86 @@ struct Context {
     cluster: String,
     #[serde(default)]
     user: String,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn access() -> Access {
+        Access {
+            server: server("fd00:10:96::1", "443"),
+            ca: b"-----BEGIN CERTIFICATE-----".to_vec(),
+            insecure: false,
+            token: Some("secret".into()),
+        }
+    }
+
+    fn parsed(text: &str) -> Result<Access, Error> {
+        parse(Path::new("/kc"), text.as_bytes())
+    }
+
+    #[test]
+    fn what_the_agent_renders_the_plugin_reads() {
+        assert_eq!(parsed(&render(&access())).unwrap(), access());
+        let insecure = Access {
+            insecure: true,
+            ca: Vec::new(),
+            ..access()
+        };
+        assert_eq!(parsed(&render(&insecure)).unwrap(), insecure);
+    }
+
+    #[test]
+    fn an_ipv6_host_is_put_in_brackets_once() {
+        assert_eq!(server("10.96.0.1", "443"), "https://10.96.0.1:443");
+        assert_eq!(server("fd00::1", "443"), "https://[fd00::1]:443");
+        assert_eq!(server("[fd00::1]", "443"), "https://[fd00::1]:443");
+    }
+
+    #[test]
+    fn upstreams_yaml_is_read() {
+        let text = "# kubeconfig file\napiVersion: v1\nclusters:\n- name: local\n  cluster:\n    server: https://[fd00:10:96::1]:443\n    certificate-authority-data: LS0tLS1CRUdJTiBDRVJUSUZJQ0FURS0tLS0t\nusers:\n- name: linkerd-cni\n  user:\n    token: secret\ncontexts:\n- name: other\n  context: {}\n- name: linkerd-cni-context\n  context:\n    cluster: local\n    user: linkerd-cni";
+        assert_eq!(parsed(text).unwrap(), access());
+    }
+
+    #[test]
+    fn what_is_wrong_with_a_kubeconfig_is_said_without_its_secrets() {
+        let good = render(&access());
+        let cases = [
+            (
+                String::new(),
+                "kubeconfig /kc: not the form of a kubeconfig",
+            ),
+            (
+                "{\"users\": 1}".into(),
+                "kubeconfig /kc: not the form of a kubeconfig at line 1 column 11",
+            ),
+            (
+                "a: [".into(),
+                "kubeconfig /kc: neither JSON nor YAML: while parsing a node, did not find expected node content",
+            ),
+            (
+                good.replace(CONTEXT, "other"),
+                "kubeconfig /kc: context \"linkerd-cni-context\" does not exist",
+            ),
+            (
+                good.replace("\"name\": \"local\"", "\"name\": \"x\""),
+                "kubeconfig /kc: cluster \"local\" does not exist",
+            ),
+            (
+                good.replace("https://", "ftp://"),
+                "kubeconfig /kc: server: \"ftp://[fd00:10:96::1]:443\" is not an https:// URL",
+            ),
+            (
+                good.replace("LS0t", "!!!!"),
+                "kubeconfig /kc: certificate-authority-data: not base64: Invalid symbol 33, offset 0.",
+            ),
+        ];
+        for (text, wanted) in cases {
+            let message = parsed(&text).unwrap_err().to_string();
+            assert_eq!(message, wanted);
+            assert!(!message.contains("secret"));
+        }
+    }
 }
