@@ -6,6 +6,7 @@
 //! entered: the connection belongs to the host's namespace.
 
 pub mod config;
+pub mod retry;
 pub mod types;
 
 use std::io::{self, BufRead, BufReader};
@@ -54,6 +55,8 @@ pub enum Error {
         /// HTTP status code, e.g. 404.
         code: u16,
         message: String,
+        /// When to try again, if the server says it in seconds.
+        retry_after: Option<Duration>,
     },
     #[error("{method} {url}: the answer is not what the API promises: {source}")]
     Decode {
@@ -247,6 +250,11 @@ impl Client {
             return Ok(answer);
         }
         let code = answer.status().as_u16();
+        let retry_after = answer
+            .headers()
+            .get(header::RETRY_AFTER)
+            .and_then(|value| value.to_str().ok()?.trim().parse().ok())
+            .map(Duration::from_secs);
         let text = answer
             .body_mut()
             .with_config()
@@ -262,6 +270,7 @@ impl Client {
             url,
             code,
             message,
+            retry_after,
         })
     }
 
