@@ -151,7 +151,7 @@ fn readiness_names_what_is_wrong_and_recovers() {
     node.write("05-ours.conf", r#"{"type":"x","name":"n"}"#);
     until("conversion", || node.chained("05-ours.conflist"));
     agent.until_ready();
-    fs::remove_dir_all(node.root().join("bin")).unwrap();
+    node.remove_tree("bin");
     until("binary wrong", || agent.ready().1.contains("binary: "));
     fs::create_dir(node.root().join("bin")).unwrap();
     agent.until_ready();
@@ -164,7 +164,7 @@ fn directories_that_go_and_come_back_are_served_again() {
     node.write("10-calico.conflist", CALICO);
     let mut agent = node.start();
     agent.until_ready();
-    fs::remove_dir_all(node.root().join("etc")).unwrap();
+    node.remove_tree("etc");
     until("not ready", || agent.ready().0 == 500);
     fs::create_dir(node.root().join("etc")).unwrap();
     node.write("10-calico.conflist", CALICO);

@@ -92,6 +92,15 @@ impl Node {
         self.root().join("sa")
     }
 
+    /// Takes a directory away with all in it, also while an agent still writes there.
+    pub fn remove_tree(&self, name: &str) {
+        let path = self.root().join(name);
+        until(&format!("{name} removed"), || {
+            let _ = fs::remove_dir_all(&path);
+            !path.exists()
+        });
+    }
+
     /// Writes in place.
     pub fn write(&self, name: &str, text: &str) {
         fs::write(self.net(name), text).unwrap();
