@@ -6,9 +6,11 @@
 //! again. What the node lacks (a directory, a token, a network) is waited for. Only a
 //! faulty setting, which waiting does not cure, ends the agent.
 
+pub mod api;
 pub mod binaries;
 pub mod conflist;
 pub mod credential;
+pub mod departure;
 pub mod environment;
 pub mod files;
 pub mod journal;
@@ -31,6 +33,7 @@ use std::time::Duration;
 use tracing::{info, warn};
 
 use crate::admin;
+use api::Api;
 use conflist::Entry;
 use environment::{Settings, Template};
 use notes::{Note, Notes};
@@ -49,6 +52,8 @@ const LAST_RETRY: Duration = Duration::from_secs(10);
 pub enum Error {
     #[error("cannot wait for signals: {0}")]
     Wait(#[source] io::Error),
+    #[error("cannot start a thread: {0}")]
+    Thread(#[source] io::Error),
     #[error("there is no plugin configuration: set CNI_NETWORK_CONFIG or CNI_NETWORK_CONFIG_FILE")]
     NoTemplate,
     #[error("cannot read the plugin configuration {}: {source}", path.display())]
@@ -67,14 +72,17 @@ pub enum Error {
     Undo(Vec<String>),
 }
 
-/// Runs the agent until SIGTERM or SIGINT, and then undoes what it did.
+/// Runs the agent until SIGTERM or SIGINT, and then undoes what it did, if the plugin is
+/// to go as well.
 pub fn run(settings: Settings) -> Result<(), Error> {
     let mut watch = Watch::start().map_err(Error::Wait)?;
     let entry = entry(&settings)?;
     let settings = Arc::new(settings);
     let status = Arc::new(Status::default());
     let mut admin = Admin::Closed;
-    let mut reconciler = Reconciler::new(Arc::clone(&settings), entry, Arc::clone(&status));
+    let api = Api::start(&settings, watch.waker()).map_err(Error::Thread)?;
+    let (own, shared) = (Arc::clone(&settings), Arc::clone(&status));
+    let mut reconciler = Reconciler::new(own, entry, shared, Arc::clone(&api));
     let mut notes = Notes::default();
     let mut retry = FIRST_RETRY;
     let mut longest = Duration::ZERO;
@@ -95,8 +103,13 @@ pub fn run(settings: Settings) -> Result<(), Error> {
         changes.into_iter().for_each(say);
         longest = wait(&pass, &mut retry, settings.resync);
     }
-    info!("told to stop: uninstalling");
-    status.set_ready(Err("uninstalling".into()));
+    info!("told to stop");
+    status.set_ready(Err("told to stop".into()));
+    if !departure::is_removal(departure::ask(&settings), api.reached()) {
+        info!("leaving everything in place for the next agent");
+        return Ok(());
+    }
+    info!("uninstalling");
     let failures = removal::undo(&settings, reconciler.lists());
     if failures.is_empty() {
         return Ok(());

@@ -20,6 +20,11 @@ pub const LIMIT: u64 = 5 << 20;
 /// loads.
 pub const TEMPORARY: &str = ".linkerd-cni.";
 
+/// Whether a file of this name is such a one.
+pub fn is_temporary(name: &str) -> bool {
+    name.starts_with(TEMPORARY) && name.ends_with(".tmp")
+}
+
 /// Why something on the host could not be done.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {

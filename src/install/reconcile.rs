@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use tracing::info;
 
+use super::api::Api;
 use super::binaries::Binaries;
 use super::conflist::Entry;
 use super::credential;
@@ -21,6 +22,7 @@ use super::status::Status;
 /// What readiness is about; also the subjects of what is logged about it.
 pub const BINARY: &str = "binary";
 pub const KUBECONFIG: &str = "kubeconfig";
+pub const CREDENTIAL: &str = "credential";
 pub const CONFLIST: &str = "network configuration";
 
 /// What one look came to.
@@ -37,9 +39,9 @@ impl Pass {
         self.problems.insert(subject.to_owned(), why.to_string());
     }
 
-    /// Ready only if all three were right and nothing had to be written for it.
+    /// Ready only if all were right and nothing had to be written for it.
     pub fn ready(&self) -> Result<(), String> {
-        let wrong: Vec<String> = [BINARY, KUBECONFIG, CONFLIST]
+        let wrong: Vec<String> = [BINARY, KUBECONFIG, CREDENTIAL, CONFLIST]
             .iter()
             .filter_map(|subject| Some(format!("{subject}: {}", self.problems.get(*subject)?)))
             .collect();
@@ -56,6 +58,7 @@ pub struct Reconciler {
     settings: Arc<Settings>,
     entry: Entry,
     status: Arc<Status>,
+    api: Arc<Api>,
     binaries: Binaries,
     lists: BTreeSet<String>,
     tidied: bool,
@@ -63,8 +66,14 @@ pub struct Reconciler {
 }
 
 impl Reconciler {
-    pub fn new(settings: Arc<Settings>, entry: Entry, status: Arc<Status>) -> Reconciler {
+    pub fn new(
+        settings: Arc<Settings>,
+        entry: Entry,
+        status: Arc<Status>,
+        api: Arc<Api>,
+    ) -> Reconciler {
         Reconciler {
+            api,
             settings,
             entry,
             status,
@@ -89,7 +98,11 @@ impl Reconciler {
         if let Err(error) = self.keep_kubeconfig(&mut pass) {
             pass.problem(KUBECONFIG, error);
         }
+        // A token that the API server refuses is still better than a pod without rules.
+        let credential = pass.problems.remove(CREDENTIAL);
         let whole = pass.problems.is_empty();
+        pass.problems
+            .extend(credential.map(|why| (CREDENTIAL.to_owned(), why)));
         if let Err(error) = self.keep_conflists(&mut pass, whole) {
             pass.problem(CONFLIST, error);
         }
@@ -122,17 +135,35 @@ impl Reconciler {
         Ok(())
     }
 
-    fn keep_kubeconfig(&self, pass: &mut Pass) -> Result<(), credential::Error> {
-        let desired = credential::desired(&self.settings)?;
-        if credential::is_right(&self.settings, &desired)? {
-            return Ok(());
+    fn keep_kubeconfig(&mut self, pass: &mut Pass) -> Result<(), credential::Error> {
+        let desired = credential::desired(&self.settings, self.api.token())?;
+        if !credential::is_right(&self.settings, &desired.text)? {
+            self.repairs(KUBECONFIG);
+            credential::write(&self.settings, &desired.text)?;
+            pass.wrote = true;
+            Status::count(&self.status.kubeconfig_writes);
+            info!("Wrote kubeconfig {}", self.settings.kubeconfig().display());
         }
-        self.repairs(KUBECONFIG);
-        credential::write(&self.settings, &desired)?;
-        pass.wrote = true;
-        Status::count(&self.status.kubeconfig_writes);
-        info!("Wrote kubeconfig {}", self.settings.kubeconfig().display());
+        match self.api.answer(&desired.token) {
+            Some(answer) => {
+                if let Err(why) = answer {
+                    pass.problem(CREDENTIAL, why);
+                }
+            }
+            None => self.await_answer(pass),
+        }
         Ok(())
+    }
+
+    /// The token is new to the API server. Where it has a right to be away, as under
+    /// upstream's chart whose agent never asks it, nobody waits for it.
+    fn await_answer(&mut self, pass: &mut Pass) {
+        if pass.wrote {
+            self.api.nudge();
+        }
+        if self.settings.plugin_account.is_some() && !self.api.answered() {
+            pass.problem(CREDENTIAL, "the API server has not answered yet");
+        }
     }
 
     fn keep_conflists(&mut self, pass: &mut Pass, whole: bool) -> Result<(), files::Error> {
