@@ -3,8 +3,14 @@
 // Clippy's leave for tests does not reach their helpers.
 #![allow(clippy::unwrap_used)]
 
+#[path = "install/api.rs"]
+mod api;
 #[path = "install/chain.rs"]
 mod chain;
+#[path = "install/credential.rs"]
+mod credential;
+#[path = "install/departures.rs"]
+mod departures;
 #[path = "install/lives.rs"]
 mod lives;
 #[path = "install/node.rs"]

@@ -109,13 +109,24 @@ impl Node {
 
     /// Swaps `..data`, as kubelet does.
     pub fn rotate(&self, token: &str) {
+        let ca = fs::read_to_string(self.sa().join("ca.crt")).unwrap_or_else(|_| "CA\n".into());
+        self.swap(token, &ca);
+    }
+
+    /// Another CA, with the same token.
+    pub fn certify(&self, ca: &str) {
+        let token = fs::read_to_string(self.sa().join("token")).unwrap();
+        self.swap(token.trim(), ca);
+    }
+
+    fn swap(&self, token: &str, ca: &str) {
         let dir = tempfile::Builder::new()
             .prefix("..turn")
             .tempdir_in(self.sa())
             .unwrap()
             .keep();
         fs::write(dir.join("token"), format!("{token}\n")).unwrap();
-        fs::write(dir.join("ca.crt"), "CA\n").unwrap();
+        fs::write(dir.join("ca.crt"), ca).unwrap();
         let old = fs::read_link(self.sa().join("..data"));
         symlink(dir.file_name().unwrap(), self.sa().join("..data_tmp")).unwrap();
         fs::rename(self.sa().join("..data_tmp"), self.sa().join("..data")).unwrap();
@@ -134,6 +145,12 @@ impl Node {
 
     pub fn kubeconfig(&self) -> Value {
         self.json("kubeconfig.json")
+    }
+
+    /// The token in the kubeconfig.
+    pub fn token(&self) -> String {
+        let token = &self.kubeconfig()["users"][0]["user"]["token"];
+        token.as_str().unwrap_or_default().to_owned()
     }
 
     pub fn types(&self, name: &str) -> Vec<String> {
@@ -200,6 +217,11 @@ impl Node {
 
     pub fn start_with(&self, vars: &[(&str, &str)]) -> Agent {
         self.start_args(&[], vars)
+    }
+
+    pub fn start_owned(&self, vars: &[(&str, String)]) -> Agent {
+        let vars: Vec<(&str, &str)> = vars.iter().map(|(k, v)| (*k, v.as_str())).collect();
+        self.start_with(&vars)
     }
 
     pub fn start_args(&self, args: &[&str], vars: &[(&str, &str)]) -> Agent {
