@@ -12,6 +12,8 @@ pub mod conflist;
 pub mod credential;
 pub mod departure;
 pub mod environment;
+pub mod event;
+pub mod fight;
 pub mod files;
 pub mod journal;
 pub mod leftovers;
@@ -28,7 +30,7 @@ use std::io;
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tracing::{info, warn};
 
@@ -46,6 +48,8 @@ const VERIFY: Duration = Duration::from_millis(2);
 /// How soon to try again what went wrong: doubled from the first to the last.
 const FIRST_RETRY: Duration = Duration::from_secs(1);
 const LAST_RETRY: Duration = Duration::from_secs(10);
+/// What somebody writes again and again is not looked at more often than this.
+const FIGHT_REST: Duration = Duration::from_millis(100);
 
 /// Why the agent ends, other than by being told to.
 #[derive(Debug, thiserror::Error)]
@@ -102,6 +106,9 @@ pub fn run(settings: Settings) -> Result<(), Error> {
         }
         changes.into_iter().for_each(say);
         longest = wait(&pass, &mut retry, settings.resync);
+        if pass.fight && watch.rest(FIGHT_REST).map_err(Error::Wait)? == Wake::Stop {
+            break;
+        }
     }
     info!("told to stop");
     status.set_ready(Err("told to stop".into()));
@@ -152,6 +159,10 @@ fn wait(pass: &Pass, retry: &mut Duration, resync: Duration) -> Duration {
     if pass.wrote {
         return VERIFY;
     }
+    let again = pass
+        .again
+        .map(|again| again.saturating_duration_since(Instant::now()));
+    let resync = again.map_or(resync, |again| again.min(resync));
     if pass.problems.is_empty() {
         *retry = FIRST_RETRY;
         return resync;

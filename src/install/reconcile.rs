@@ -4,6 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Instant;
 
 use tracing::info;
 
@@ -12,6 +13,8 @@ use super::binaries::Binaries;
 use super::conflist::Entry;
 use super::credential;
 use super::environment::Settings;
+use super::event;
+use super::fight::Fights;
 use super::files;
 use super::journal::Journal;
 use super::leftovers;
@@ -30,6 +33,10 @@ pub const CONFLIST: &str = "network configuration";
 pub struct Pass {
     /// Something was written, which the next look is to verify.
     pub wrote: bool,
+    /// When to look again at the latest.
+    pub again: Option<Instant>,
+    /// Somebody takes our entry out again and again.
+    pub fight: bool,
     /// What is wrong, by subject.
     pub problems: BTreeMap<String, String>,
 }
@@ -60,6 +67,7 @@ pub struct Reconciler {
     status: Arc<Status>,
     api: Arc<Api>,
     binaries: Binaries,
+    fights: Fights,
     lists: BTreeSet<String>,
     tidied: bool,
     greeted: bool,
@@ -78,6 +86,7 @@ impl Reconciler {
             entry,
             status,
             binaries: Binaries::default(),
+            fights: Fights::default(),
             lists: BTreeSet::new(),
             tidied: false,
             greeted: false,
@@ -191,9 +200,19 @@ impl Reconciler {
         self.lists.extend(plan.lists);
         for step in plan.steps {
             self.repairs(CONFLIST);
+            let before = content(&found, step.source()).map_or("", |before| &before.text);
+            let now = Instant::now();
+            if let Some(until) = self.fights.hold(step.list(), before, now) {
+                pass.again = Some(pass.again.map_or(until, |again| again.min(until)));
+                continue;
+            }
             match take(dir, &found, &step, &mut journal) {
                 Ok(()) => {
                     pass.wrote = true;
+                    if self.fights.wrote(step.list(), before, now) {
+                        Status::count(&self.status.fights);
+                        self.tell(&dir.join(step.list()));
+                    }
                     Status::count(&self.status.conflist_writes);
                     // What was wrong is put right, and the next look says whether it is.
                     pass.problems.remove(CONFLIST);
@@ -203,7 +222,21 @@ impl Reconciler {
                 Err(error) => pass.problem(&dir.join(step.list()).display().to_string(), error),
             }
         }
+        let fought = self.fights.on(Instant::now());
+        let fought: Vec<String> = fought.map(|list| remedy(&dir.join(list))).collect();
+        if !fought.is_empty() {
+            pass.fight = true;
+            pass.problem(CONFLIST, fought.join("; "));
+        }
         Ok(())
+    }
+
+    /// Says on our pod that somebody fights over `list`.
+    fn tell(&self, list: &Path) {
+        let text = remedy(list);
+        if let Some(event) = event::warning(&self.settings, "LinkerdCNIFight", "Chaining", &text) {
+            self.api.tell(event);
+        }
     }
 
     /// From when something is seen to be wrong, no one is to be told that all is right.
@@ -213,6 +246,21 @@ impl Reconciler {
     }
 }
 
+/// What to do about somebody who fights over `list`.
+fn remedy(list: &Path) -> String {
+    format!(
+        "another program takes linkerd-cni out of {} again and again, so pods may start without \
+         redirection: with Cilium set cni.exclusive=false, else stop that program from \
+         restoring the file",
+        list.display()
+    )
+}
+
+fn content<'f>(found: &'f [Found], name: &str) -> Option<&'f Content> {
+    let file = found.iter().find(|file| file.name == name)?;
+    file.content.as_ref().ok()
+}
+
 /// Takes one step: first what removal will need, then the list, then what it replaces.
 fn take(
     dir: &Path,
@@ -220,15 +268,7 @@ fn take(
     step: &Step,
     journal: &mut Journal,
 ) -> Result<(), files::Error> {
-    let content = |name: &str| -> Option<&Content> {
-        let file = found.iter().find(|file| file.name == name)?;
-        file.content.as_ref().ok()
-    };
-    let from = match step {
-        Step::Patch { name, .. } => name,
-        Step::Convert { conf, .. } => conf,
-    };
-    let Some(before) = content(from) else {
+    let Some(before) = content(found, step.source()) else {
         return Ok(());
     };
     if let Some(origin) = plan::record(step, before)
@@ -250,7 +290,7 @@ fn take(
         Step::Convert {
             conf, list, text, ..
         } => {
-            if content(list).is_none_or(|there| there.text != *text) {
+            if content(found, list).is_none_or(|there| there.text != *text) {
                 files::write(&dir.join(list), text.as_bytes(), before.access)?;
             }
             let conf = dir.join(conf);

@@ -145,6 +145,17 @@ impl Watch {
         }
     }
 
+    /// Does nothing for `time`, or until told to stop; changes are kept for the next wait.
+    pub fn rest(&self, time: Duration) -> io::Result<Wake> {
+        let mut fds = [PollFd::new(self.signals.as_fd(), PollFlags::POLLIN)];
+        let timeout = PollTimeout::try_from(time).unwrap_or(PollTimeout::MAX);
+        match poll(&mut fds, timeout) {
+            Ok(0) | Err(Errno::EINTR) => Ok(Wake::Look),
+            Ok(_) => Ok(Wake::Stop),
+            Err(errno) => Err(errno.into()),
+        }
+    }
+
     /// Lets a writer finish, so that a file is not read while it is half there.
     fn settle(&self) -> io::Result<Wake> {
         let end = Instant::now() + PATIENCE;

@@ -97,7 +97,7 @@ fn an_api_server_that_never_answers_does_not_keep_the_node_from_being_served() {
         node.replace(&node.net("10-calico.conflist"), CALICO.as_bytes());
         thread::sleep(Duration::from_millis(5));
     }
-    assert!(begin.elapsed() < Duration::from_secs(2));
+    assert!(begin.elapsed() < Duration::from_secs(8));
     assert!(agent.ready().1.contains("has not answered yet"));
     api.state().silent = false;
     until("ready", || agent.ready().0 == 200);
