@@ -1,0 +1,30 @@
+# syntax=docker/dockerfile:1
+# The image for people with docker: docker buildx build --platform linux/amd64,linux/arm64 .
+# scripts/image makes the same tree without a container engine.
+
+FROM rust:1.95-alpine AS build
+# ring's C parts; Rust's own target there is musl, so everything is static.
+RUN apk add --no-cache musl-dev
+WORKDIR /src
+COPY Cargo.toml Cargo.lock ./
+COPY src src
+COPY chart-tests chart-tests
+ARG TARGETPLATFORM
+RUN --mount=type=cache,target=/usr/local/cargo/registry \
+    --mount=type=cache,target=/src/target,id=target-$TARGETPLATFORM \
+    cargo build --locked --release --bins \
+ && install -D target/release/linkerd-cni /root-fs/opt/cni/bin/linkerd-cni \
+ && install -D target/release/linkerd2-cni-install /root-fs/usr/bin/linkerd2-cni-install \
+ && install -D target/release/linkerd-cni-repair-controller /root-fs/usr/lib/linkerd/linkerd-cni-repair-controller \
+ && install -d -m 1777 /root-fs/tmp
+COPY LICENSE /root-fs/linkerd/LICENSE
+
+FROM scratch
+LABEL org.opencontainers.image.title=cni-plugin \
+      org.opencontainers.image.licenses=Apache-2.0 \
+      org.opencontainers.image.source=https://github.com/linkerd/linkerd2-cni
+COPY --from=build /root-fs /
+WORKDIR /linkerd
+# It writes to the node's directories, which belong to root.
+USER 0
+CMD ["/usr/bin/linkerd2-cni-install"]

@@ -1,0 +1,121 @@
+//! helm with a configuration of its own and a local repository named `linkerd`, as a user has it.
+
+use std::fs;
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::net::{TcpListener, TcpStream};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::thread;
+
+use crate::pods::kubectl;
+
+/// Dropping it uninstalls the release, if a failure left it.
+pub struct Helm {
+    home: tempfile::TempDir,
+}
+
+impl Helm {
+    pub fn with_local_repository() -> Self {
+        let helm = Helm {
+            home: tempfile::tempdir().unwrap(),
+        };
+        let repository = helm.home.path().join("repository");
+        let chart = Path::new(env!("CARGO_MANIFEST_DIR")).join("charts/linkerd2-cni");
+        let [chart, directory] = [&chart, &repository].map(|path| path.to_str().unwrap());
+        helm.must(&["package", chart, "--destination", directory]);
+        helm.must(&["repo", "index", directory]);
+        let url = serve(repository);
+        helm.must(&["repo", "add", "linkerd", &url]);
+        helm
+    }
+
+    /// `helm install` or `helm upgrade` as the README has it.
+    pub fn run(&self, verb: &str, more: &[&str]) {
+        let mut args = vec![verb, "linkerd-cni", "linkerd/linkerd2-cni"];
+        args.extend(["-n", "linkerd-cni", "--wait", "--timeout", "60s"]);
+        args.extend((verb == "install").then_some("--create-namespace"));
+        args.extend(more);
+        let output = self.output(&args);
+        assert!(
+            output.status.success(),
+            "helm {verb}: {}\n{}",
+            String::from_utf8_lossy(&output.stderr),
+            kubectl(&["get", "pods,events", "-n", "linkerd-cni"])
+        );
+    }
+
+    pub fn uninstall(&self) {
+        let release = ["uninstall", "linkerd-cni", "-n", "linkerd-cni"];
+        self.must(&[&release[..], &["--wait", "--timeout", "60s"]].concat());
+        kubectl(&[
+            "wait",
+            "-n",
+            "linkerd-cni",
+            "--for=delete",
+            "pod",
+            "--all",
+            "--timeout=60s",
+        ]);
+        kubectl(&["delete", "namespace", "linkerd-cni", "--timeout=60s"]);
+    }
+
+    fn must(&self, args: &[&str]) {
+        let output = self.output(args);
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "helm {args:?}: {said}");
+    }
+
+    fn output(&self, args: &[&str]) -> Output {
+        let home = self.home.path();
+        Command::new("helm")
+            .args(args)
+            .env("HELM_CONFIG_HOME", home.join("config"))
+            .env("HELM_CACHE_HOME", home.join("cache"))
+            .env("HELM_DATA_HOME", home.join("data"))
+            .output()
+            .expect("helm runs; scripts/tools helm puts it where scripts/tools --path says")
+    }
+}
+
+impl Drop for Helm {
+    fn drop(&mut self) {
+        if thread::panicking() {
+            let release = ["uninstall", "linkerd-cni", "-n", "linkerd-cni"];
+            let _ = self.output(&[&release[..], &["--wait", "--ignore-not-found"]].concat());
+        }
+    }
+}
+
+/// A chart repository is static files over HTTP.
+fn serve(directory: PathBuf) -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    thread::spawn(move || {
+        for stream in listener.incoming().flatten() {
+            let _ = answer(&stream, &directory);
+        }
+    });
+    url
+}
+
+fn answer(mut stream: &TcpStream, directory: &Path) -> std::io::Result<()> {
+    let mut lines = BufReader::new(stream).lines();
+    let request = lines.next().transpose()?.unwrap_or_default();
+    for line in lines {
+        if line?.is_empty() {
+            break;
+        }
+    }
+    let path = request.split(' ').nth(1).unwrap_or_default();
+    let name = path.trim_start_matches('/');
+    let (status, body) = match fs::read(directory.join(name)) {
+        Ok(body) => ("200 OK", body),
+        Err(_) => ("404 Not Found", Vec::new()),
+    };
+    let length = body.len();
+    write!(
+        stream,
+        "HTTP/1.1 {status}\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n"
+    )?;
+    stream.write_all(&body)
+}
