@@ -5,12 +5,14 @@ mod redirect;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use serde::Deserialize;
 use serde_json::Value;
 
 use crate::cni::error::{Error, code};
 use crate::cni::object::Object;
+use crate::ports::PortRange;
 
 /// Annotations that change the rules of a pod (contract 4.5).
 pub mod annotation {
@@ -19,9 +21,17 @@ pub mod annotation {
     pub const SKIP_SUBNETS: &str = "config.linkerd.io/skip-subnets";
     pub const PROXY_UID: &str = "config.linkerd.io/proxy-uid";
     pub const PROXY_GID: &str = "config.linkerd.io/proxy-gid";
+    pub const INBOUND_PORT: &str = "config.linkerd.io/inbound-port";
+    pub const OUTBOUND_PORT: &str = "config.linkerd.io/outbound-port";
+    pub const CONTROL_PORT: &str = "config.linkerd.io/control-port";
+    pub const ADMIN_PORT: &str = "config.linkerd.io/admin-port";
 
-    /// All of them.
-    pub const ALL: [&str; 5] = [
+    /// Ports of the proxy. Its container says them too, so that they are no reason to
+    /// ask for the namespace.
+    pub const PROXY_PORTS: [&str; 4] = [INBOUND_PORT, OUTBOUND_PORT, CONTROL_PORT, ADMIN_PORT];
+
+    /// Those that upstream knows; what the pod lacks of them its namespace may have.
+    pub const UPSTREAMS: [&str; 5] = [
         SKIP_OUTBOUND_PORTS,
         SKIP_INBOUND_PORTS,
         SKIP_SUBNETS,
@@ -33,8 +43,57 @@ pub mod annotation {
 const CONFIG_REMEDY: &str =
     "the entry comes from the ConfigMap linkerd-cni-config, made by the chart's values";
 
+/// Where the chart is usually installed; upstream's does not say it in the configuration.
+const USUAL_AGENT_NAMESPACE: &str = "linkerd-cni";
+/// Runtimes give an ADD minutes, and try a failed one again.
+const API_BUDGET: Duration = Duration::from_secs(10);
+
 /// Annotation keys and values.
 pub type Annotations = BTreeMap<String, String>;
+
+/// What decides whether a pod is meshed: `pod-detection`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Detection {
+    /// A pod whose annotations, handed over by the runtime, have none of Linkerd's is
+    /// not meshed. Where there are some, or the runtime hands none over, ask the API.
+    #[default]
+    Annotations,
+    /// Always ask the API server, as upstream does.
+    Api,
+}
+
+/// Whether IPv6 is redirected: `ipv6`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Ipv6 {
+    #[default]
+    No,
+    Yes,
+    /// If the pod has an IPv6 address.
+    Auto,
+}
+
+/// What the pod says of itself and its proxy; what it does not say is configured.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PodFacts {
+    /// Its annotations of ours, or else its namespace's.
+    pub annotations: Annotations,
+    /// What the container `linkerd-proxy` runs as and listens on.
+    pub proxy: Proxy,
+    /// The API server's ports, which a control-plane pod reaches without the proxy; for
+    /// other pods there are none.
+    pub api_ports: Vec<PortRange>,
+}
+
+/// The container `linkerd-proxy`, as far as it is explicit.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Proxy {
+    pub uid: Option<i64>,
+    pub gid: Option<i64>,
+    pub inbound_port: Option<u16>,
+    pub outbound_port: Option<u16>,
+    pub control_port: Option<u16>,
+    pub admin_port: Option<u16>,
+}
 
 /// What puts the rules in place: `iptables-mode`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -61,8 +120,15 @@ pub struct Config {
     pub mode: Mode,
     /// Log the rules and change nothing.
     pub simulate: bool,
-    /// Also redirect IPv6.
-    pub ipv6: bool,
+    pub ipv6: Ipv6,
+    pub detection: Detection,
+    /// Pods of these namespaces pass untouched.
+    pub exclude_namespaces: Vec<String>,
+    /// Where the agent's own pods are, which pass untouched: they bring the credential
+    /// that everything else needs.
+    pub agent_namespace: String,
+    /// How long a pod's ADD may wait for the API server, all tries together.
+    pub api_budget: Duration,
     defaults: Defaults,
 }
 
@@ -101,7 +167,18 @@ struct Linkerd {
     #[serde(rename = "use-wait-flag")]
     _use_wait_flag: Option<bool>,
     iptables_mode: Option<String>,
-    ipv6: Option<bool>,
+    ipv6: Option<BoolOrText>,
+    pod_detection: Option<String>,
+    exclude_namespaces: Option<Vec<String>>,
+    agent_namespace: Option<String>,
+    api_retry_seconds: Option<u64>,
+}
+
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum BoolOrText {
+    Bool(bool),
+    Text(String),
 }
 
 /// Upstream wants numbers in one list and strings in the others; both do in all.
@@ -139,7 +216,13 @@ impl Config {
             kubeconfig: kubernetes.kubeconfig.unwrap_or_default(),
             mode: mode(linkerd.iptables_mode.as_deref())?,
             simulate: linkerd.simulate.unwrap_or_default(),
-            ipv6: linkerd.ipv6.unwrap_or_default(),
+            ipv6: ipv6(linkerd.ipv6)?,
+            detection: detection(linkerd.pod_detection.as_deref())?,
+            exclude_namespaces: linkerd.exclude_namespaces.unwrap_or_default(),
+            agent_namespace: linkerd
+                .agent_namespace
+                .unwrap_or_else(|| USUAL_AGENT_NAMESPACE.to_owned()),
+            api_budget: budget(linkerd.api_retry_seconds)?,
             defaults: Defaults {
                 incoming_proxy_port: linkerd.incoming_proxy_port.unwrap_or_default(),
                 outgoing_proxy_port: linkerd.outgoing_proxy_port.unwrap_or_default(),
@@ -196,6 +279,40 @@ fn mode(text: Option<&str>) -> Result<Mode, Error> {
         other => Err(config_error(
             "iptables-mode",
             &format!("\"{other}\" is not one of auto, native, nft, legacy and plain"),
+        )),
+    }
+}
+
+fn ipv6(value: Option<BoolOrText>) -> Result<Ipv6, Error> {
+    match value {
+        None | Some(BoolOrText::Bool(false)) => Ok(Ipv6::No),
+        Some(BoolOrText::Bool(true)) => Ok(Ipv6::Yes),
+        Some(BoolOrText::Text(text)) if text == "auto" => Ok(Ipv6::Auto),
+        Some(BoolOrText::Text(text)) => Err(config_error(
+            "ipv6",
+            &format!("\"{text}\" is not one of true, false and \"auto\""),
+        )),
+    }
+}
+
+fn detection(text: Option<&str>) -> Result<Detection, Error> {
+    match text.unwrap_or_default() {
+        "" | "annotations" => Ok(Detection::Annotations),
+        "api" => Ok(Detection::Api),
+        other => Err(config_error(
+            "pod-detection",
+            &format!("\"{other}\" is not one of annotations and api"),
+        )),
+    }
+}
+
+fn budget(seconds: Option<u64>) -> Result<Duration, Error> {
+    match seconds {
+        None => Ok(API_BUDGET),
+        Some(seconds @ 1..=60) => Ok(Duration::from_secs(seconds)),
+        Some(seconds) => Err(config_error(
+            "api-retry-seconds",
+            &format!("{seconds} is not from 1 to 60"),
         )),
     }
 }

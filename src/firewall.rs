@@ -7,8 +7,11 @@
 mod iptables;
 mod native;
 
+use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
+
+use serde::{Serialize, Serializer};
 
 use crate::config::Mode;
 use crate::rules::{self, Family, Redirect, Verdict};
@@ -47,6 +50,23 @@ pub enum Error {
 pub enum Backend {
     Native,
     Iptables(Kind),
+}
+
+impl fmt::Display for Backend {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Backend::Native => "native",
+            Backend::Iptables(Kind::Nft) => "nft",
+            Backend::Iptables(Kind::Legacy) => "legacy",
+            Backend::Iptables(Kind::Plain) => "plain",
+        })
+    }
+}
+
+impl Serialize for Backend {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
 }
 
 /// Those to try for a mode, in this order.

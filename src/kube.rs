@@ -8,6 +8,7 @@
 pub mod backoff;
 pub mod config;
 pub mod connection;
+pub mod retry;
 pub mod types;
 
 use std::io::{self, BufRead, BufReader};
@@ -56,6 +57,8 @@ pub enum Error {
         /// HTTP status code, e.g. 404.
         code: u16,
         message: String,
+        /// When to try again, if the server says it in seconds.
+        retry_after: Option<Duration>,
     },
     #[error("{method} {url}: the answer is not what the API promises: {source}")]
     Decode {
@@ -265,6 +268,11 @@ impl Client {
             return Ok(answer);
         }
         let code = answer.status().as_u16();
+        let retry_after = answer
+            .headers()
+            .get(header::RETRY_AFTER)
+            .and_then(|value| value.to_str().ok()?.trim().parse().ok())
+            .map(Duration::from_secs);
         let text = answer
             .body_mut()
             .with_config()
@@ -280,6 +288,7 @@ impl Client {
             url,
             code,
             message,
+            retry_after,
         })
     }
 

@@ -1,15 +1,21 @@
 //! What linkerd-cni does for each CNI command.
 
+mod api;
+mod decision;
+mod families;
 mod pod;
+mod record;
 
-use std::time::Duration;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
 
-use crate::cni::args::{self, PodRef};
 use crate::cni::error::{Error, code};
-use crate::cni::{Command, Request, result, version};
+use crate::cni::{Command, Request, args, result, version};
 use crate::config::Config;
-use crate::rules::{Family, Redirect};
+use crate::rules::Redirect;
 use crate::{firewall, log, netns};
+use record::Record;
 
 /// How long programming one pod's namespace may take, all families together.
 const NETNS_DEADLINE: Duration = Duration::from_secs(20);
@@ -18,8 +24,8 @@ const NETNS_DEADLINE: Duration = Duration::from_secs(20);
 pub fn run(request: &Request) -> Result<String, Error> {
     match request.command {
         Command::Version => Ok(version::answer()),
-        Command::Add => add(request),
-        Command::Check => check(request),
+        Command::Add => recorded("ADD", request, add),
+        Command::Check => recorded("CHECK", request, check),
         // Our rules go with the pod's namespace: there is nothing to take away.
         Command::Del => refuse_own_netns(request).map(|()| String::new()),
         // Local and at once: runtimes ask it every few seconds and under a lock.
@@ -27,52 +33,72 @@ pub fn run(request: &Request) -> Result<String, Error> {
     }
 }
 
-/// Redirects a meshed pod's traffic; every pod's result is passed on as it came.
-fn add(request: &Request) -> Result<String, Error> {
+/// Runs `work` with the configuration, and sends the agent a record of it.
+fn recorded(
+    command: &'static str,
+    request: &Request,
+    work: fn(&Request, Config, &mut Record) -> Result<String, Error>,
+) -> Result<String, Error> {
+    let started = Instant::now();
     refuse_own_netns(request)?;
-    let output = result::pass_on(request)?;
     let config = Config::read(&request.config)?;
     start_log(&config);
-    let Some(wanted) = redirect(request, &config)? else {
+    let kubeconfig = config.kubeconfig.clone();
+    let mut record = Record {
+        command,
+        container_id: request.container_id.clone(),
+        ..Record::default()
+    };
+    let outcome = work(request, config, &mut record);
+    record.finish(outcome.as_ref().err(), started.elapsed());
+    tracing::info!("linkerd-cni: {record}");
+    record.send(&kubeconfig);
+    outcome
+}
+
+/// Redirects a meshed pod's traffic; every pod's result is passed on as it came.
+fn add(request: &Request, config: Config, record: &mut Record) -> Result<String, Error> {
+    let output = result::pass_on(request)?;
+    let (mode, ipv6, simulate) = (config.mode, config.ipv6, config.simulate);
+    let Some(wanted) = redirect(request, config, record)? else {
         return Ok(output);
     };
-    if config.simulate {
-        tracing::warn!(
-            "linkerd-cni: simulate is set, the pod gets none of\n{}",
-            firewall::simulate(&wanted, families(&config))
-        );
+    let previous_has_ipv6 = families::previous_has_ipv6(&request.config);
+    if simulate {
+        let families = families::families(ipv6, previous_has_ipv6);
+        let rules = firewall::simulate(&wanted, families);
+        tracing::warn!("linkerd-cni: simulate is set, the pod gets none of\n{rules}");
+        record.decision = "simulated";
         return Ok(output);
     }
-    let mode = config.mode;
-    let families = families(&config);
-    in_netns(request, move || firewall::apply(&wanted, families, mode))?.map_err(firewall_error)?;
-    tracing::info!(
-        "linkerd-cni: container {} is redirected",
-        request.container_id
-    );
+    let backend = in_netns(request, move || {
+        firewall::apply(&wanted, families::families(ipv6, previous_has_ipv6), mode)
+    })?;
+    record.decision = "redirected";
+    record.backend = Some(backend);
     Ok(output)
 }
 
 /// Compares a meshed pod's rules with what ADD would put there.
-fn check(request: &Request) -> Result<String, Error> {
-    let config = Config::read(&request.config)?;
-    start_log(&config);
+fn check(request: &Request, config: Config, record: &mut Record) -> Result<String, Error> {
     if request.config.given("prevResult").is_none() {
         return Err(Error::new(
             code::INVALID_CONFIG,
             "CHECK: required prevResult missing",
         ));
     }
-    let Some(wanted) = redirect(request, &config)? else {
+    let (mode, ipv6, simulate) = (config.mode, config.ipv6, config.simulate);
+    let Some(wanted) = redirect(request, config, record)? else {
         return Ok(String::new());
     };
-    if config.simulate {
+    if simulate {
         return Ok(String::new());
     }
-    let mode = config.mode;
-    let families = families(&config);
-    let missing = in_netns(request, move || firewall::missing(&wanted, families, mode))?
-        .map_err(firewall_error)?;
+    let previous_has_ipv6 = families::previous_has_ipv6(&request.config);
+    let missing = in_netns(request, move || {
+        firewall::missing(&wanted, families::families(ipv6, previous_has_ipv6), mode)
+    })?;
+    record.decision = "checked";
     if missing.is_empty() {
         return Ok(String::new());
     }
@@ -84,26 +110,34 @@ fn check(request: &Request) -> Result<String, Error> {
 }
 
 /// The redirect that the request's pod should have; `None` if it is none of ours.
-fn redirect(request: &Request, config: &Config) -> Result<Option<Redirect>, Error> {
-    let Some(PodRef { namespace, name }) = args::pod(&request.args)? else {
-        tracing::debug!("linkerd-cni: CNI_ARGS name no pod, nothing to do");
+fn redirect(
+    request: &Request,
+    config: Config,
+    record: &mut Record,
+) -> Result<Option<Redirect>, Error> {
+    let Some(pod) = args::pod(&request.args)? else {
+        record.decision = "CNI_ARGS name no pod";
         return Ok(None);
     };
-    let pod = PodRef { namespace, name };
-    let Some(facts) = pod::ask(&pod, config)? else {
+    record.namespace.clone_from(&pod.namespace);
+    record.pod.clone_from(&pod.name);
+    let annotations = decision::annotations(&request.config);
+    if let Some(why) = decision::passes(&pod, &config, annotations.as_ref()) {
+        record.decision = why;
         return Ok(None);
-    };
-    config
-        .redirect(&facts.annotations, &facts.api_ports)
-        .map(Some)
-}
-
-fn families(config: &Config) -> &'static [Family] {
-    if config.ipv6 {
-        &[Family::Ipv4, Family::Ipv6]
-    } else {
-        &[Family::Ipv4]
     }
+    let requests = Arc::new(AtomicU32::new(0));
+    let counted = Arc::clone(&requests);
+    let asked = pod.clone();
+    let facts = api::within(config.api_budget, &pod, move || {
+        match pod::ask(&asked, &config, counted)? {
+            Some(facts) => config.redirect(&facts).map(Some),
+            None => Ok(None),
+        }
+    });
+    record.requests = requests.load(Ordering::Relaxed);
+    record.decision = "it has no proxy, or a linkerd-init";
+    facts
 }
 
 /// A runtime that hands us our own namespace would have its host redirected.
@@ -119,23 +153,24 @@ fn refuse_own_netns(request: &Request) -> Result<(), Error> {
 
 fn in_netns<T: Send + 'static>(
     request: &Request,
-    work: impl FnOnce() -> T + Send + 'static,
+    work: impl FnOnce() -> Result<T, firewall::Error> + Send + 'static,
 ) -> Result<T, Error> {
-    netns::run(&request.netns, NETNS_DEADLINE, work).map_err(|error| {
+    let done = netns::run(&request.netns, NETNS_DEADLINE, work).map_err(|error| {
         let code = match error {
             netns::Error::Open { .. } | netns::Error::Enter { .. } => code::INVALID_NETNS,
             _ => code::RULES_FAILED,
         };
         Error::new(code, error.to_string())
-    })
+    })?;
+    done.map_err(firewall_error)
 }
 
 fn firewall_error(error: firewall::Error) -> Error {
     match error {
         firewall::Error::NoPrograms { .. } => Error::new(code::NO_IPTABLES, error.to_string())
-            .with_details("install iptables on the node"),
+            .with_details("install iptables on the node, or set the chart's iptablesMode to auto"),
         _ => Error::new(code::RULES_FAILED, error.to_string()).with_details(
-            "no rule was left behind; if the kernel lacks this kind of iptables, set the chart's iptablesMode to another",
+            "no rule was left behind; if the kernel lacks this kind of rules, set the chart's iptablesMode to another or to auto",
         ),
     }
 }

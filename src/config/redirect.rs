@@ -2,85 +2,142 @@
 
 use ipnet::IpNet;
 
-use super::{Annotations, Config, annotation, config_error};
+use super::{Annotations, Config, PodFacts, annotation, config_error};
 use crate::cni::error::{Error, code};
 use crate::ports::{self, PortRange};
 use crate::rules::{Redirect, Subnet};
 
 impl Config {
-    /// The redirect for a pod with these `annotations`. `api_ports` are the API
-    /// server's, which a control-plane pod reaches without the proxy; for other pods
-    /// there are none.
+    /// The redirect for a pod that says `pod` of itself. The proxy's container counts
+    /// first, then annotations, then the configuration.
     ///
     /// As upstream: an outbound list replaces the configured one, an inbound list is
     /// added to it, subnets replace, UID and GID replace.
-    pub fn redirect(
-        &self,
-        annotations: &Annotations,
-        api_ports: &[PortRange],
-    ) -> Result<Redirect, Error> {
+    pub fn redirect(&self, pod: &PodFacts) -> Result<Redirect, Error> {
         let defaults = &self.defaults;
-        let inbound =
-            configured_ports("inbound-ports-to-ignore", &defaults.inbound_ports_to_ignore)?
-                .into_iter()
-                .chain(
-                    annotated_ports(annotations, annotation::SKIP_INBOUND_PORTS)?
-                        .unwrap_or_default(),
-                );
-        let outbound = match annotated_ports(annotations, annotation::SKIP_OUTBOUND_PORTS)? {
+        let annotations = &pod.annotations;
+        let ports = |key| annotated_ports(annotations, key);
+        let outbound = match ports(annotation::SKIP_OUTBOUND_PORTS)? {
             Some(ports) => ports,
             None => configured_ports(
                 "outbound-ports-to-ignore",
                 &defaults.outbound_ports_to_ignore,
             )?,
         };
-        let skip_subnets = match annotations.get(annotation::SKIP_SUBNETS) {
-            Some(text) => subnets(text.split(','))
-                .map_err(|problem| annotation_error(annotation::SKIP_SUBNETS, text, &problem))?,
-            None => subnets(defaults.subnets_to_ignore.iter().map(String::as_str))
-                .map_err(|problem| config_error("subnets-to-ignore", &problem))?,
-        };
-        let proxy_uid = owner(
-            annotations,
-            annotation::PROXY_UID,
-            "proxy-uid",
-            defaults.proxy_uid,
-        )?;
-        let proxy_gid = owner(
-            annotations,
-            annotation::PROXY_GID,
-            "proxy-gid",
-            defaults.proxy_gid,
-        )?;
-        if proxy_uid.is_none() && proxy_gid.is_none() {
-            return Err(Error::new(
-                code::INVALID_CONFIG,
-                "neither proxy-uid nor proxy-gid is above 0, so the proxy's own connections would be redirected to the proxy",
-            )
-            .with_details(format!(
-                "set the chart's proxyUID, or the annotation {}, to the UID that the proxy runs with (2102)",
-                annotation::PROXY_UID
-            )));
-        }
+        let (proxy_uid, proxy_gid) = self.owners(pod)?;
         Ok(Redirect {
-            inbound_port: proxy_port("incoming-proxy-port", defaults.incoming_proxy_port)?,
-            outbound_port: proxy_port("outgoing-proxy-port", defaults.outgoing_proxy_port)?,
+            inbound_port: proxy_port(
+                pod.proxy.inbound_port,
+                annotations,
+                annotation::INBOUND_PORT,
+                ("incoming-proxy-port", defaults.incoming_proxy_port),
+            )?,
+            outbound_port: proxy_port(
+                pod.proxy.outbound_port,
+                annotations,
+                annotation::OUTBOUND_PORT,
+                ("outgoing-proxy-port", defaults.outgoing_proxy_port),
+            )?,
             proxy_uid,
             proxy_gid,
             ports_to_redirect: redirected_ports(&defaults.ports_to_redirect)?,
-            skip_inbound: ports::distinct(inbound),
-            skip_outbound: ports::distinct(outbound.into_iter().chain(api_ports.iter().copied())),
-            skip_subnets,
+            skip_inbound: ports::distinct(self.skipped_inbound(pod)?),
+            skip_outbound: ports::distinct(outbound.into_iter().chain(pod.api_ports.clone())),
+            skip_subnets: self.skipped_subnets(annotations)?,
         })
+    }
+
+    /// The configured ports (the chart puts the proxy's admin and control port there),
+    /// the annotated ones, and the admin and control port of this pod's own proxy.
+    fn skipped_inbound(&self, pod: &PodFacts) -> Result<Vec<PortRange>, Error> {
+        let configured = &self.defaults.inbound_ports_to_ignore;
+        let mut ports = configured_ports("inbound-ports-to-ignore", configured)?;
+        ports.extend(
+            annotated_ports(&pod.annotations, annotation::SKIP_INBOUND_PORTS)?.unwrap_or_default(),
+        );
+        for (explicit, key) in [
+            (pod.proxy.admin_port, annotation::ADMIN_PORT),
+            (pod.proxy.control_port, annotation::CONTROL_PORT),
+        ] {
+            let port = match explicit {
+                Some(port) => Some(port),
+                None => annotated_port(&pod.annotations, key)?,
+            };
+            ports.extend(port.map(PortRange::from));
+        }
+        Ok(ports)
+    }
+
+    fn skipped_subnets(&self, annotations: &Annotations) -> Result<Vec<Subnet>, Error> {
+        match annotations.get(annotation::SKIP_SUBNETS) {
+            Some(text) => subnets(text.split(','))
+                .map_err(|problem| annotation_error(annotation::SKIP_SUBNETS, text, &problem)),
+            None => subnets(self.defaults.subnets_to_ignore.iter().map(String::as_str))
+                .map_err(|problem| config_error("subnets-to-ignore", &problem)),
+        }
+    }
+
+    /// UID and GID whose connections are the proxy's own. One of them must be known.
+    fn owners(&self, pod: &PodFacts) -> Result<(Option<u32>, Option<u32>), Error> {
+        let uid = owner(
+            pod.proxy.uid,
+            &pod.annotations,
+            annotation::PROXY_UID,
+            ("proxy-uid", self.defaults.proxy_uid),
+        )?;
+        let gid = owner(
+            pod.proxy.gid,
+            &pod.annotations,
+            annotation::PROXY_GID,
+            ("proxy-gid", self.defaults.proxy_gid),
+        )?;
+        if uid.is_some() || gid.is_some() {
+            return Ok((uid, gid));
+        }
+        Err(Error::new(
+            code::INVALID_CONFIG,
+            "neither proxy-uid nor proxy-gid is above 0, so the proxy's own connections would be redirected to the proxy",
+        )
+        .with_details(format!(
+            "set the chart's proxyUID, or the annotation {}, to the UID that the proxy runs with (2102)",
+            annotation::PROXY_UID
+        )))
     }
 }
 
-fn proxy_port(key: &str, port: i64) -> Result<u16, Error> {
-    match u16::try_from(port) {
+/// A port that the proxy listens on; the last is the configured one with its key.
+fn proxy_port(
+    explicit: Option<u16>,
+    annotations: &Annotations,
+    annotation: &str,
+    (key, default): (&str, i64),
+) -> Result<u16, Error> {
+    if let Some(port) = explicit {
+        return Ok(port);
+    }
+    if let Some(port) = annotated_port(annotations, annotation)? {
+        return Ok(port);
+    }
+    match u16::try_from(default) {
         Ok(port) if port > 0 => Ok(port),
         _ => Err(config_error(
             key,
-            &format!("{port} is not a port of the proxy: 1 to 65535 is wanted"),
+            &format!("{default} is not a port of the proxy: 1 to 65535 is wanted"),
+        )),
+    }
+}
+
+/// An annotation that is one port.
+fn annotated_port(annotations: &Annotations, key: &str) -> Result<Option<u16>, Error> {
+    let Some(text) = annotations.get(key) else {
+        return Ok(None);
+    };
+    match text.trim().parse() {
+        Ok(port) if port > 0 => Ok(Some(port)),
+        _ => Err(annotation_error(
+            key,
+            text,
+            "a port from 1 to 65535 is wanted",
         )),
     }
 }
@@ -140,16 +197,17 @@ fn subnets<'a>(texts: impl Iterator<Item = &'a str>) -> Result<Vec<Subnet>, Stri
 
 /// A UID or GID of the proxy; 0 and below mean "no such rule", as upstream.
 fn owner(
+    explicit: Option<i64>,
     annotations: &Annotations,
     annotation: &str,
-    key: &str,
-    default: i64,
+    (key, default): (&str, i64),
 ) -> Result<Option<u32>, Error> {
-    let id = match annotations.get(annotation) {
-        Some(text) => text.trim().parse().map_err(|_| {
+    let id = match (explicit, annotations.get(annotation)) {
+        (Some(id), _) => id,
+        (None, Some(text)) => text.trim().parse().map_err(|_| {
             annotation_error(annotation, text, "a whole number is wanted, such as 2102")
         })?,
-        None => default,
+        (None, None) => default,
     };
     match u32::try_from(id.max(0)) {
         Ok(0) => Ok(None),

@@ -31,7 +31,10 @@ fn annotations(pairs: Pairs<'_>) -> Annotations {
 }
 
 fn redirect(config: &Config, pairs: Pairs<'_>) -> Result<Redirect, Error> {
-    config.redirect(&annotations(pairs), &[])
+    config.redirect(&PodFacts {
+        annotations: annotations(pairs),
+        ..PodFacts::default()
+    })
 }
 
 #[test]
@@ -69,10 +72,12 @@ fn an_outbound_annotation_replaces_and_an_inbound_one_adds() {
 
 #[test]
 fn the_api_servers_ports_are_skipped_after_the_annotated_ones() {
-    let ports = [443.into(), 6443.into(), 443.into()];
-    let redirect = defaults("")
-        .redirect(&annotations(&[("skip-outbound-ports", "25")]), &ports)
-        .unwrap();
+    let facts = PodFacts {
+        annotations: annotations(&[("skip-outbound-ports", "25")]),
+        api_ports: [443, 6443, 443].map(PortRange::from).to_vec(),
+        ..PodFacts::default()
+    };
+    let redirect = defaults("").redirect(&facts).unwrap();
     assert_eq!(ports::joined(&redirect.skip_outbound), "25,443,6443");
 }
 
@@ -217,7 +222,7 @@ fn members_of_the_wrong_type_are_refused_by_name() {
             r#"{"inbound-ports-to-ignore":"80"}"#,
             "invalid type: string",
         ),
-        (r#"{"ipv6":"true"}"#, "invalid type: string"),
+        (r#"{"ipv6":1}"#, "did not match any variant"),
         (
             r#"{"iptables-mode":"bogus"}"#,
             "\"iptables-mode\": \"bogus\" is not one of auto, native, nft, legacy and plain",
@@ -242,4 +247,78 @@ fn unknown_keys_nulls_and_duplicates_do_not_matter() {
     assert_eq!(redirect.inbound_port, 4143);
     assert_eq!(redirect.ports_to_redirect, [8080, 9090]);
     assert_eq!(config.mode, Mode::Auto);
+}
+
+#[test]
+fn the_proxys_container_counts_before_annotations_and_those_before_the_configuration() {
+    let proxy = Proxy {
+        uid: Some(777),
+        gid: Some(0),
+        inbound_port: Some(1143),
+        control_port: Some(1190),
+        ..Proxy::default()
+    };
+    let facts = PodFacts {
+        annotations: annotations(&[
+            ("proxy-uid", "1"),
+            ("proxy-gid", "2"),
+            ("inbound-port", "3"),
+            ("outbound-port", "1140"),
+            ("control-port", "5"),
+            ("admin-port", "1191"),
+        ]),
+        proxy,
+        api_ports: Vec::new(),
+    };
+    let redirect = defaults("").redirect(&facts).unwrap();
+    assert_eq!((redirect.proxy_uid, redirect.proxy_gid), (Some(777), None));
+    assert_eq!(
+        (redirect.inbound_port, redirect.outbound_port),
+        (1143, 1140)
+    );
+    assert_eq!(ports::joined(&redirect.skip_inbound), "4191,4190,1191,1190");
+    for (key, value) in [
+        ("inbound-port", "0"),
+        ("admin-port", "x"),
+        ("control-port", "70000"),
+    ] {
+        let error = self::redirect(&defaults(""), &[(key, value)]).unwrap_err();
+        assert!(
+            error.msg.ends_with("a port from 1 to 65535 is wanted"),
+            "{}",
+            error.msg
+        );
+    }
+}
+
+#[test]
+fn our_own_keys_are_read_and_their_bad_values_named() {
+    let config = config(
+        r#"{"ipv6":"auto","pod-detection":"api","exclude-namespaces":["kube-system"],
+            "agent-namespace":"cni","api-retry-seconds":3}"#,
+    )
+    .unwrap();
+    assert_eq!(config.ipv6, Ipv6::Auto);
+    assert_eq!(config.detection, Detection::Api);
+    assert_eq!(config.exclude_namespaces, ["kube-system"]);
+    assert_eq!(config.agent_namespace, "cni");
+    assert_eq!(config.api_budget, Duration::from_secs(3));
+    let cases = [
+        (
+            r#"{"ipv6":"maybe"}"#,
+            "\"ipv6\": \"maybe\" is not one of true, false and \"auto\"",
+        ),
+        (
+            r#"{"pod-detection":"x"}"#,
+            "\"pod-detection\": \"x\" is not one of annotations and api",
+        ),
+        (
+            r#"{"api-retry-seconds":0}"#,
+            "\"api-retry-seconds\": 0 is not from 1 to 60",
+        ),
+    ];
+    for (linkerd, problem) in cases {
+        let error = self::config(linkerd).unwrap_err();
+        assert!(error.msg.contains(problem), "{}", error.msg);
+    }
 }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 
 /// What an API server answers instead of an object.
 #[derive(Debug, Deserialize)]
@@ -43,12 +43,39 @@ pub struct PodSpec {
     /// Every pod has some: without, the object is no pod but `{}`, a list or a Status.
     pub containers: Option<Vec<Container>>,
     pub init_containers: Vec<Container>,
+    pub security_context: SecurityContext,
 }
 
-/// Only the name: environments can hold secrets and are never kept.
-#[derive(Clone, Debug, Deserialize)]
+/// Of the environment, which can hold secrets, only the proxy's addresses are kept.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
 pub struct Container {
     pub name: String,
+    pub security_context: SecurityContext,
+    #[serde(deserialize_with = "listen_addresses")]
+    pub env: Vec<EnvVar>,
+}
+
+/// Who a container, or a pod's containers, run as.
+#[derive(Clone, Copy, Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct SecurityContext {
+    pub run_as_user: Option<i64>,
+    pub run_as_group: Option<i64>,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+pub struct EnvVar {
+    pub name: String,
+    #[serde(default)]
+    pub value: String,
+}
+
+fn listen_addresses<'de, D: Deserializer<'de>>(env: D) -> Result<Vec<EnvVar>, D::Error> {
+    let env: Option<Vec<EnvVar>> = Option::deserialize(env)?;
+    let is_address =
+        |var: &EnvVar| var.name.starts_with("LINKERD2_PROXY_") && var.name.contains("_LISTEN_ADDR");
+    Ok(env.into_iter().flatten().filter(is_address).collect())
 }
 
 #[derive(Clone, Debug, Default, Deserialize)]

@@ -1,13 +1,13 @@
-//! What the API server says of the pod: is it meshed, and what do its annotations want?
+//! What the API server says of the pod: is it meshed, and what does it want?
 
-use std::time::Duration;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU32;
 
+use super::api::{self, Api};
 use crate::cni::args::PodRef;
-use crate::cni::error::{Error, code};
-use crate::config::{Annotations, Config, annotation};
-use crate::kube::config as kubeconfig;
+use crate::cni::error::Error;
+use crate::config::{Annotations, Config, PodFacts, Proxy, annotation};
 use crate::kube::types::{Container, Namespace, Pod, Service, ServicePort};
-use crate::kube::{self, Client, Deadlines};
 use crate::ports::PortRange;
 
 const PROXY: &str = "linkerd-proxy";
@@ -18,101 +18,91 @@ const CONTROL_PLANE_LABEL: &str = "linkerd.io/control-plane-component";
 /// Used when the API server's Service cannot be read (contract 4.5).
 const USUAL_API_PORTS: [u16; 2] = [443, 6443];
 
-/// Each phase of a request (connect with TLS, answer, body).
-const PHASE_DEADLINE: Duration = Duration::from_secs(5);
-
-const NO_API_SERVER: &str = "what answers is no Kubernetes API server, or the answer was cut short; the runtime tries again";
-
-/// What the rules of a meshed pod depend on.
-#[derive(Debug)]
-pub struct Facts {
-    /// The annotations of interest: the pod's, or else its namespace's.
-    pub annotations: Annotations,
-    /// Ports of the API server, for a pod of the control plane; else none.
-    pub api_ports: Vec<PortRange>,
-}
-
 /// Asks the API server; `None` for a pod that is not meshed or that `linkerd-init`
 /// looks after. One request, and one more (the namespace) for a meshed pod without
-/// all five annotations; a control-plane pod takes one more (the Service).
-pub fn ask(pod: &PodRef, config: &Config) -> Result<Option<Facts>, Error> {
-    let client = client(config)?;
+/// all annotations; a control-plane pod takes one more (the Service).
+pub fn ask(
+    pod: &PodRef,
+    config: &Config,
+    requests: Arc<AtomicU32>,
+) -> Result<Option<PodFacts>, Error> {
+    let mut api = Api::open(config, pod, requests)?;
     let PodRef { namespace, name } = pod;
-    let found: Pod = client
-        .get(&format!("/api/v1/namespaces/{namespace}/pods/{name}"))
-        .map_err(|error| api_error(&error, pod))?;
-    let Some(containers) = &found.spec.containers else {
-        return Err(Error::new(
-            code::API_ANSWER,
-            format!("the API server's answer for pod {namespace}/{name} is no pod: it has no spec.containers"),
-        )
-        .with_details(NO_API_SERVER));
-    };
-    if !is_meshed(containers, &found.spec.init_containers) {
-        tracing::debug!("linkerd-cni: {namespace}/{name} is not for linkerd-cni, skipping");
+    let found: Pod = api.get(&format!("/api/v1/namespaces/{namespace}/pods/{name}"))?;
+    let Some(proxy) = proxy(&found).ok_or_else(|| api::no_pod(pod))? else {
         return Ok(None);
-    }
+    };
 
     let mut annotations = known(found.metadata.annotations);
-    if annotations.len() < annotation::ALL.len() {
-        let found: Namespace = client
-            .get(&format!("/api/v1/namespaces/{namespace}"))
-            .map_err(|error| api_error(&error, pod))?;
+    let lacks_one = |key: &&str| !annotations.contains_key(*key);
+    if annotation::UPSTREAMS.iter().any(lacks_one) {
+        let found: Namespace = api.get(&format!("/api/v1/namespaces/{namespace}"))?;
         for (key, value) in known(found.metadata.annotations) {
             annotations.entry(key).or_insert(value);
         }
     }
 
-    let is_control_plane = found
-        .metadata
-        .labels
-        .get(CONTROL_PLANE_LABEL)
-        .is_some_and(|component| !component.is_empty());
-    let api_ports = if is_control_plane {
-        api_ports(&client)
-    } else {
-        Vec::new()
-    };
-    Ok(Some(Facts {
+    let component = found.metadata.labels.get(CONTROL_PLANE_LABEL);
+    let is_control_plane = component.is_some_and(|component| !component.is_empty());
+    Ok(Some(PodFacts {
         annotations,
-        api_ports,
+        proxy,
+        api_ports: if is_control_plane {
+            api_ports(&mut api)
+        } else {
+            Vec::new()
+        },
     }))
 }
 
-fn is_meshed(containers: &[Container], init: &[Container]) -> bool {
-    let named = |name| move |container: &Container| container.name == name;
-    !init.iter().any(named(PROXY_INIT)) && containers.iter().chain(init).any(named(PROXY))
+/// The proxy's container in a meshed pod; `Some(None)` in one that is not for us.
+/// `None`: the object is no pod.
+fn proxy(pod: &Pod) -> Option<Option<Proxy>> {
+    let containers = pod.spec.containers.as_ref()?;
+    let init = &pod.spec.init_containers;
+    if init.iter().any(|container| container.name == PROXY_INIT) {
+        return Some(None);
+    }
+    let mut all = containers.iter().chain(init);
+    let Some(container) = all.find(|container| container.name == PROXY) else {
+        return Some(None);
+    };
+    let (own, pods) = (container.security_context, pod.spec.security_context);
+    let port = |names: &[&str]| names.iter().find_map(|name| listen_port(container, name));
+    Some(Some(Proxy {
+        uid: own.run_as_user.or(pods.run_as_user),
+        gid: own.run_as_group,
+        inbound_port: port(&["LINKERD2_PROXY_INBOUND_LISTEN_ADDR"]),
+        outbound_port: port(&[
+            "LINKERD2_PROXY_OUTBOUND_LISTEN_ADDRS",
+            "LINKERD2_PROXY_OUTBOUND_LISTEN_ADDR",
+        ]),
+        control_port: port(&["LINKERD2_PROXY_CONTROL_LISTEN_ADDR"]),
+        admin_port: port(&["LINKERD2_PROXY_ADMIN_LISTEN_ADDR"]),
+    }))
+}
+
+/// The port of the first address in a variable of the proxy's, e.g.
+/// `127.0.0.1:4140,[::1]:4140`. A text that says none is as good as no variable.
+fn listen_port(container: &Container, name: &str) -> Option<u16> {
+    let var = container.env.iter().find(|var| var.name == name)?;
+    let first = var.value.split(',').next()?;
+    let (_, port) = first.rsplit_once(':')?;
+    port.trim().parse().ok().filter(|port| *port > 0)
 }
 
 /// Those of the annotations that we know, without the empty ones: an empty value on
 /// the pod does not hide the namespace's.
 fn known(annotations: Annotations) -> Annotations {
+    let ours = [&annotation::UPSTREAMS[..], &annotation::PROXY_PORTS].concat();
     annotations
         .into_iter()
-        .filter(|(key, value)| annotation::ALL.contains(&key.as_str()) && !value.is_empty())
+        .filter(|(key, value)| ours.contains(&key.as_str()) && !value.is_empty())
         .collect()
 }
 
-fn client(config: &Config) -> Result<Client, Error> {
-    let unusable = |problem: String| {
-        Error::new(code::KUBECONFIG, problem).with_details(
-            "the agent (DaemonSet linkerd-cni) writes the kubeconfig; see whether it is ready on this node",
-        )
-    };
-    if config.kubeconfig.as_os_str().is_empty() {
-        return Err(unusable(
-            "network configuration of linkerd-cni: \"kubernetes\": \"kubeconfig\" is not set"
-                .into(),
-        ));
-    }
-    let access =
-        kubeconfig::read(&config.kubeconfig).map_err(|error| unusable(error.to_string()))?;
-    Client::new(&access, "linkerd-cni", Deadlines::each(PHASE_DEADLINE))
-        .map_err(|error| unusable(error.to_string()))
-}
-
-fn api_ports(client: &Client) -> Vec<PortRange> {
-    let service = client.get::<Service>("/api/v1/namespaces/default/services/kubernetes");
+fn api_ports(api: &mut Api<'_>) -> Vec<PortRange> {
+    let service = api.get::<Service>("/api/v1/namespaces/default/services/kubernetes");
     match service {
         Ok(service) => service.spec.ports.iter().flat_map(both_ports).collect(),
         Err(error) => {
@@ -138,35 +128,13 @@ fn both_ports(port: &ServicePort) -> Vec<PortRange> {
         .collect()
 }
 
-fn api_error(error: &kube::Error, pod: &PodRef) -> Error {
-    let PodRef { namespace, name } = pod;
-    let msg = format!("cannot tell whether pod {namespace}/{name} is meshed: {error}");
-    let (code, remedy) = match error.code() {
-        Some(401 | 403) => (
-            code::API_REFUSED,
-            "the API server refuses the token in the kubeconfig or its rights; the agent (DaemonSet linkerd-cni) renews it, see whether it is ready on this node",
-        ),
-        Some(404) => (
-            code::POD_NOT_FOUND,
-            "the pod is gone, or the kubeconfig is of another cluster",
-        ),
-        Some(_) => (
-            code::API_ANSWER,
-            "the API server has a problem; the runtime tries again",
-        ),
-        None if error.is_unreadable() => (code::API_ANSWER, NO_API_SERVER),
-        None => (
-            code::API_UNREACHABLE,
-            "the node cannot reach the API server, or not in time; the runtime tries again",
-        ),
-    };
-    Error::new(code, msg).with_details(remedy)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kube::types::PodSpec;
+
+    fn pod(spec: &str) -> Pod {
+        serde_json::from_str(&format!(r#"{{"metadata":{{}},"spec":{spec}}}"#)).unwrap()
+    }
 
     #[test]
     fn only_the_names_of_containers_decide_whether_a_pod_is_meshed() {
@@ -191,10 +159,34 @@ mod tests {
             (r#"{"containers":[]}"#, false),
         ];
         for (spec, wanted) in cases {
-            let spec: PodSpec = serde_json::from_str(spec).unwrap();
-            let containers = spec.containers.unwrap();
-            assert_eq!(is_meshed(&containers, &spec.init_containers), wanted);
+            assert_eq!(proxy(&pod(spec)).unwrap().is_some(), wanted, "{spec}");
         }
+        assert_eq!(proxy(&pod("{}")), None);
+    }
+
+    #[test]
+    fn the_proxys_container_says_who_it_is_and_where_it_listens() {
+        let spec = r#"{"securityContext":{"runAsUser":1000,"runAsGroup":1000},"containers":[{
+            "name":"linkerd-proxy",
+            "securityContext":{"runAsUser":2103},
+            "env":[
+                {"name":"SECRET","value":"s"},
+                {"name":"LINKERD2_PROXY_INBOUND_LISTEN_ADDR","value":"0.0.0.0:1143"},
+                {"name":"LINKERD2_PROXY_OUTBOUND_LISTEN_ADDRS","value":"127.0.0.1:1140,[::1]:1141"},
+                {"name":"LINKERD2_PROXY_CONTROL_LISTEN_ADDR","value":"[::]:1190"},
+                {"name":"LINKERD2_PROXY_ADMIN_LISTEN_ADDR","valueFrom":{"fieldRef":{}}}
+            ]}]}"#;
+        let pod = pod(spec);
+        let wanted = Proxy {
+            uid: Some(2103),
+            gid: None,
+            inbound_port: Some(1143),
+            outbound_port: Some(1140),
+            control_port: Some(1190),
+            admin_port: None,
+        };
+        assert_eq!(proxy(&pod).unwrap(), Some(wanted));
+        assert!(!format!("{pod:?}").contains("SECRET"), "{pod:?}");
     }
 
     #[test]

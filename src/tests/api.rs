@@ -1,7 +1,7 @@
 //! A small API server over TLS: answers by path, and remembers what was asked.
 
-use std::collections::BTreeMap;
-use std::io::{BufRead as _, BufReader, Write as _};
+use std::collections::{BTreeMap, VecDeque};
+use std::io::{BufRead, BufReader, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::{Arc, Mutex};
 use std::thread;
@@ -16,12 +16,36 @@ pub const TOKEN: &str = "the-token";
 /// Status code and body.
 type Answer = (u16, String);
 
+/// What goes wrong with one request, once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// No byte of an answer, and the connection stays open.
+    Hang,
+    /// The connection ends without an answer.
+    Close,
+    /// Half of the body, then the end.
+    Cut,
+    /// One byte of the body every 100 ms.
+    Drip,
+    /// This status, with a Retry-After of so many seconds.
+    Status(u16, u64),
+    /// The right answer after this many milliseconds.
+    Slow(u64),
+}
+
 pub struct Api {
     pub address: SocketAddr,
     /// The CA, PEM.
     pub ca: String,
-    answers: Arc<Mutex<BTreeMap<String, Answer>>>,
-    requests: Arc<Mutex<Vec<String>>>,
+    state: Arc<Mutex<State>>,
+}
+
+#[derive(Default)]
+struct State {
+    answers: BTreeMap<String, Answer>,
+    faults: VecDeque<Fault>,
+    requests: Vec<String>,
+    token: String,
 }
 
 impl Api {
@@ -40,17 +64,16 @@ impl Api {
         let api = Api {
             address: listener.local_addr().unwrap(),
             ca: cert.pem(),
-            answers: Arc::default(),
-            requests: Arc::default(),
+            state: Arc::default(),
         };
-        let (answers, requests) = (api.answers.clone(), api.requests.clone());
+        api.state.lock().unwrap().token = TOKEN.to_owned();
+        let state = api.state.clone();
         let config = Arc::new(config);
         thread::spawn(move || {
             for stream in listener.incoming().flatten() {
-                let (config, answers, requests) =
-                    (config.clone(), answers.clone(), requests.clone());
+                let (config, state) = (config.clone(), state.clone());
                 // A client that goes away is its own affair.
-                thread::spawn(move || serve(stream, config, &answers, &requests));
+                thread::spawn(move || serve(stream, config, &state));
             }
         });
         api
@@ -58,13 +81,25 @@ impl Api {
 
     pub fn answer(&self, path: &str, code: u16, body: &str) -> &Self {
         let answer = (code, body.to_owned());
-        self.answers.lock().unwrap().insert(path.to_owned(), answer);
+        let mut state = self.state.lock().unwrap();
+        state.answers.insert(path.to_owned(), answer);
         self
+    }
+
+    /// The next requests go wrong like this, one each.
+    pub fn faults(&self, faults: &[Fault]) -> &Self {
+        self.state.lock().unwrap().faults.extend(faults);
+        self
+    }
+
+    /// From now on only this token is good.
+    pub fn accept(&self, token: &str) {
+        self.state.lock().unwrap().token = token.to_owned();
     }
 
     /// Method and path of each request so far.
     pub fn requests(&self) -> Vec<String> {
-        self.requests.lock().unwrap().clone()
+        self.state.lock().unwrap().requests.clone()
     }
 
     /// A kubeconfig for this server as upstream's installer writes it.
@@ -78,46 +113,79 @@ impl Api {
     }
 }
 
-fn serve(
-    stream: TcpStream,
-    config: Arc<ServerConfig>,
-    answers: &Mutex<BTreeMap<String, Answer>>,
-    requests: &Mutex<Vec<String>>,
-) -> Option<()> {
+fn serve(stream: TcpStream, config: Arc<ServerConfig>, state: &Mutex<State>) -> Option<()> {
     stream
         .set_read_timeout(Some(Duration::from_secs(10)))
         .ok()?;
     let connection = ServerConnection::new(config).ok()?;
     let mut reader = BufReader::new(StreamOwned::new(connection, stream));
     loop {
-        let mut line = String::new();
-        if reader.read_line(&mut line).ok()? == 0 {
-            return None;
-        }
-        let mut authorized = false;
-        loop {
-            let mut header = String::new();
-            reader.read_line(&mut header).ok()?;
-            authorized |= header.trim() == format!("authorization: Bearer {TOKEN}");
-            if header.trim().is_empty() {
-                break;
+        let (method, path, token) = read_request(&mut reader)?;
+        let (fault, (code, body)) = {
+            let mut state = state.lock().unwrap();
+            state.requests.push(format!("{method} {path}"));
+            let answer = match state.answers.get(&path).cloned() {
+                _ if token != state.token => (401, r#"{"message":"Unauthorized"}"#.to_owned()),
+                Some(answer) => answer,
+                None => (404, format!(r#"{{"message":"{path} not found"}}"#)),
+            };
+            (state.faults.pop_front(), answer)
+        };
+        let head = |code: u16, length: usize, more: &str| {
+            format!(
+                "HTTP/1.1 {code} x\r\n{more}Content-Type: application/json\r\nContent-Length: {length}\r\n\r\n"
+            )
+        };
+        let whole = head(code, body.len(), "");
+        let stream = reader.get_mut();
+        match fault {
+            None => stream.write_all(format!("{whole}{body}").as_bytes()).ok()?,
+            Some(Fault::Slow(ms)) => {
+                thread::sleep(Duration::from_millis(ms));
+                stream.write_all(format!("{whole}{body}").as_bytes()).ok()?;
+            }
+            Some(Fault::Hang) => thread::sleep(Duration::from_secs(30)),
+            Some(Fault::Close) => return None,
+            Some(Fault::Cut) => {
+                let half = &body[..body.len() / 2];
+                stream.write_all(format!("{whole}{half}").as_bytes()).ok()?;
+                stream.flush().ok()?;
+                return None;
+            }
+            Some(Fault::Drip) => {
+                stream.write_all(whole.as_bytes()).ok()?;
+                for byte in body.as_bytes() {
+                    stream.write_all(&[*byte]).ok()?;
+                    stream.flush().ok()?;
+                    thread::sleep(Duration::from_millis(100));
+                }
+            }
+            Some(Fault::Status(code, seconds)) => {
+                let more = format!("Retry-After: {seconds}\r\n");
+                stream.write_all(head(code, 0, &more).as_bytes()).ok()?;
             }
         }
-        let mut words = line.split_whitespace();
-        let (method, path) = (words.next()?, words.next()?);
-        requests.lock().unwrap().push(format!("{method} {path}"));
-        let found = answers.lock().unwrap().get(path).cloned();
-        let (code, body) = match found {
-            _ if !authorized => (401, r#"{"message":"Unauthorized"}"#.to_owned()),
-            Some(answer) => answer,
-            None => (404, format!(r#"{{"message":"{path} not found"}}"#)),
-        };
-        let head = format!(
-            "HTTP/1.1 {code} x\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n",
-            body.len()
-        );
-        reader.get_mut().write_all(head.as_bytes()).ok()?;
-        reader.get_mut().write_all(body.as_bytes()).ok()?;
-        reader.get_mut().flush().ok()?;
+        stream.flush().ok()?;
     }
+}
+
+/// Method, path and bearer token.
+fn read_request(reader: &mut impl BufRead) -> Option<(String, String, String)> {
+    let mut line = String::new();
+    if reader.read_line(&mut line).ok()? == 0 {
+        return None;
+    }
+    let mut token = String::new();
+    loop {
+        let mut header = String::new();
+        reader.read_line(&mut header).ok()?;
+        if let Some(text) = header.trim().strip_prefix("authorization: Bearer ") {
+            token = text.to_owned();
+        }
+        if header.trim().is_empty() {
+            break;
+        }
+    }
+    let mut words = line.split_whitespace().map(str::to_owned);
+    Some((words.next()?, words.next()?, token))
 }

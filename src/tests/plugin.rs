@@ -4,13 +4,19 @@
 #![allow(clippy::expect_used, clippy::unwrap_used)]
 
 mod api;
+#[path = "plugin/decisions.rs"]
+mod decisions;
+#[path = "plugin/faults.rs"]
+mod faults;
 mod namespaces;
+#[path = "plugin/native.rs"]
+mod native;
 
 use std::fs;
 use std::io::Write as _;
 use std::os::unix::fs::PermissionsExt as _;
-use std::path::Path;
-use std::process::{Command, Stdio};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
 
 use api::Api;
 use namespaces::{NEIGHBOUR, Namespaces, POD};
@@ -34,6 +40,16 @@ struct Outcome {
     code: Option<i32>,
     stdout: String,
     stderr: String,
+}
+
+impl From<Output> for Outcome {
+    fn from(output: Output) -> Self {
+        Outcome {
+            code: output.status.code(),
+            stdout: String::from_utf8(output.stdout).unwrap(),
+            stderr: String::from_utf8(output.stderr).unwrap(),
+        }
+    }
 }
 
 impl Outcome {
@@ -92,6 +108,7 @@ impl Call {
                 "use-wait-flag": false,
                 "iptables-mode": "nft",
                 "ipv6": false,
+                "api-retry-seconds": 1,
             },
             "prevResult": {"cniVersion": "1.0.0", "ips": [{"address": "10.99.0.1/24", "interface": 0}],
                 "interfaces": [{"name": "eth0", "sandbox": "/x"}], "dns": {}},
@@ -121,6 +138,16 @@ impl Call {
         self
     }
 
+    /// What the runtime hands over of the pod's annotations.
+    fn annotated(self, annotations: Value) -> Self {
+        let key = "io.kubernetes.cri.pod-annotations";
+        self.set("runtimeConfig", json!({key: annotations}))
+    }
+
+    fn kubeconfig(&self) -> PathBuf {
+        PathBuf::from(self.config["kubernetes"]["kubeconfig"].as_str().unwrap())
+    }
+
     fn run(&self) -> Outcome {
         self.run_with(&self.config.to_string())
     }
@@ -136,12 +163,7 @@ impl Call {
             .unwrap();
         // A plugin that does not read its stdin is allowed to.
         let _ = child.stdin.take().unwrap().write_all(stdin.as_bytes());
-        let output = child.wait_with_output().unwrap();
-        Outcome {
-            code: output.status.code(),
-            stdout: String::from_utf8(output.stdout).unwrap(),
-            stderr: String::from_utf8(output.stderr).unwrap(),
-        }
+        Outcome::from(child.wait_with_output().unwrap())
     }
 }
 
@@ -245,20 +267,6 @@ fn the_rules_are_upstreams_in_every_mode() {
         });
         assert_eq!(namespaces.nat(&iptables(mode, true)), ipv4, "{mode}");
     }
-}
-
-#[test]
-fn the_native_rules_are_a_table_of_our_own() {
-    let (api, namespaces) = (meshed_api(), Namespaces::new());
-    Call::new("ADD", &namespaces.path(), &api)
-        .linkerd("iptables-mode", json!("native"))
-        .linkerd("ipv6", json!(true))
-        .linkerd("proxy-gid", json!(2103))
-        .linkerd("subnets-to-ignore", json!(["10.0.0.0/12", "fd00::/8"]))
-        .linkerd("outbound-ports-to-ignore", json!(["443", "8000-8010"]))
-        .run()
-        .succeeded();
-    insta::assert_snapshot!(namespaces.run("nft", &["list", "ruleset"]));
 }
 
 #[test]

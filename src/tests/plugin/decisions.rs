@@ -1,0 +1,166 @@
+//! Which pods are asked for, and what they say of themselves.
+
+use std::os::unix::net::UnixDatagram;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use super::namespaces::{NEIGHBOUR, Namespaces};
+use super::{Call, POD_PATH, listen, meshed_api};
+
+#[test]
+fn annotations_without_linkerds_pass_with_no_request() {
+    let (api, namespaces) = (meshed_api(), Namespaces::new());
+    let add = || Call::new("ADD", &namespaces.path(), &api);
+    let marked = json!({"linkerd.io/inject": "enabled"});
+    let cases = [
+        ("none", add().annotated(json!({})), 0),
+        (
+            "disabled",
+            add().annotated(json!({"linkerd.io/inject": "disabled"})),
+            0,
+        ),
+        (
+            "excluded",
+            add()
+                .annotated(marked.clone())
+                .linkerd("exclude-namespaces", json!(["ns"])),
+            0,
+        ),
+        (
+            "the agent's own",
+            add()
+                .annotated(marked.clone())
+                .linkerd("agent-namespace", json!("cni"))
+                .env(
+                    "CNI_ARGS",
+                    "K8S_POD_NAMESPACE=cni;K8S_POD_NAME=linkerd-cni-abcde",
+                ),
+            0,
+        ),
+        ("marked", add().annotated(marked), 2),
+        (
+            "asked by setting",
+            add()
+                .annotated(json!({}))
+                .linkerd("pod-detection", json!("api")),
+            2,
+        ),
+        ("not handed over", add(), 2),
+    ];
+    for (name, call, requests) in cases {
+        let before = api.requests().len();
+        call.run().succeeded();
+        assert_eq!(api.requests().len() - before, requests, "{name}");
+    }
+}
+
+#[test]
+fn the_proxys_own_user_and_ports_count() {
+    let (api, namespaces) = (meshed_api(), Namespaces::new());
+    let pod = json!({"metadata": {}, "spec": {"containers": [{
+        "name": "linkerd-proxy",
+        "securityContext": {"runAsUser": 3000},
+        "env": [
+            {"name": "LINKERD2_PROXY_INBOUND_LISTEN_ADDR", "value": "0.0.0.0:5143"},
+            {"name": "LINKERD2_PROXY_OUTBOUND_LISTEN_ADDRS", "value": "127.0.0.1:5140,[::1]:5140"},
+            {"name": "LINKERD2_PROXY_ADMIN_LISTEN_ADDR", "value": "0.0.0.0:5191"},
+        ],
+    }]}});
+    api.answer(POD_PATH, 200, &pod.to_string());
+    Call::new("ADD", &namespaces.path(), &api).run().succeeded();
+    listen(&namespaces);
+    namespaces.serve_in_pod("other inbound", 5143);
+    namespaces.serve_in_pod("other outbound", 5140);
+    namespaces.serve_in_pod("other admin", 5191);
+    let neighbour = NEIGHBOUR[0];
+    let pod = super::POD[0];
+    let cases = [
+        (
+            namespaces.connect_from_neighbour(pod, 8080),
+            "other inbound 10.99.0.1:8080",
+        ),
+        (
+            namespaces.connect_from_neighbour(pod, 5191),
+            "other admin 10.99.0.1:5191",
+        ),
+        (
+            namespaces.connect_from_pod(0, neighbour, 9000),
+            "other outbound 10.99.0.2:9000",
+        ),
+        (
+            namespaces.connect_from_pod(2102, neighbour, 9000),
+            "other outbound 10.99.0.2:9000",
+        ),
+        (
+            namespaces.connect_from_pod(3000, neighbour, 9000),
+            "server 10.99.0.2:9000",
+        ),
+    ];
+    for (got, wanted) in cases {
+        assert_eq!(got, wanted);
+    }
+}
+
+#[test]
+fn ipv6_auto_follows_the_pods_addresses() {
+    let (api, with, without) = (meshed_api(), Namespaces::new(), Namespaces::new());
+    without.run("ip", &["-6", "addr", "flush", "dev", "eth0"]);
+    for (namespaces, wanted) in [(&with, true), (&without, false)] {
+        Call::new("ADD", &namespaces.path(), &api)
+            .linkerd("ipv6", json!("auto"))
+            .run()
+            .succeeded();
+        assert!(!namespaces.nat("iptables-nft").is_empty());
+        assert_eq!(!namespaces.nat("ip6tables-nft").is_empty(), wanted);
+    }
+    let previous = json!({"cniVersion": "1.0.0", "ips": [{"address": "fd99::1/64"}]});
+    Call::new("ADD", &without.path(), &api)
+        .linkerd("ipv6", json!("auto"))
+        .set("prevResult", previous)
+        .run()
+        .succeeded();
+    assert!(!without.nat("ip6tables-nft").is_empty());
+}
+
+#[test]
+fn the_agent_gets_one_record_of_each_pod() {
+    let (api, namespaces) = (meshed_api(), Namespaces::new());
+    let call = Call::new("ADD", &namespaces.path(), &api);
+    let socket = call.kubeconfig().with_file_name(".linkerd-cni.sock");
+    let socket = UnixDatagram::bind(socket).unwrap();
+    socket
+        .set_read_timeout(Some(Duration::from_secs(5)))
+        .unwrap();
+    let receive = || -> Value {
+        let mut buffer = [0; 8192];
+        let length = socket.recv(&mut buffer).unwrap();
+        serde_json::from_slice(&buffer[..length]).unwrap()
+    };
+    call.run().succeeded();
+    let record = receive();
+    for (key, wanted) in [
+        ("level", json!("info")),
+        ("command", json!("ADD")),
+        ("namespace", json!("ns")),
+        ("pod", json!("web")),
+        ("container_id", json!("abc")),
+        ("decision", json!("redirected")),
+        ("backend", json!("nft")),
+        ("requests", json!(2)),
+    ] {
+        assert_eq!(record[key], wanted, "{key}: {record}");
+    }
+    api.answer(POD_PATH, 403, "{}");
+    call.run().error();
+    let record = receive();
+    assert_eq!(record["decision"], "failed");
+    assert_eq!(record["error"]["code"], 102);
+    assert!(!record.to_string().contains(super::api::TOKEN));
+
+    // An agent that does not take its records costs nothing.
+    api.answer(POD_PATH, 200, super::UNMESHED);
+    for _ in 0..300 {
+        call.run().succeeded();
+    }
+}

@@ -1,0 +1,171 @@
+//! The backend that needs nothing of the host.
+
+use std::process::{Command, Stdio};
+
+use serde_json::json;
+
+use super::namespaces::{NEIGHBOUR, Namespaces, POD};
+use super::{Call, listen, meshed_api};
+
+#[test]
+fn the_rules_are_a_table_of_our_own() {
+    let (api, namespaces) = (meshed_api(), Namespaces::new());
+    Call::new("ADD", &namespaces.path(), &api)
+        .linkerd("iptables-mode", json!("native"))
+        .linkerd("ipv6", json!(true))
+        .linkerd("proxy-gid", json!(2103))
+        .linkerd("subnets-to-ignore", json!(["10.0.0.0/12", "fd00::/8"]))
+        .linkerd("outbound-ports-to-ignore", json!(["443", "8000-8010"]))
+        .run()
+        .succeeded();
+    insta::assert_snapshot!(namespaces.run("nft", &["list", "ruleset"]));
+}
+
+#[test]
+fn adding_twice_gives_the_rules_once() {
+    let (api, namespaces) = (meshed_api(), Namespaces::new());
+    let call = Call::new("ADD", &namespaces.path(), &api)
+        .linkerd("iptables-mode", json!("native"))
+        .linkerd("ipv6", json!(true));
+    call.run().succeeded();
+    let once = namespaces.run("nft", &["list", "ruleset"]);
+    call.run().succeeded();
+    assert_eq!(namespaces.run("nft", &["list", "ruleset"]), once);
+    let other = call.linkerd("incoming-proxy-port", json!(5143));
+    other.run().succeeded();
+    let changed = namespaces.run("nft", &["list", "ruleset"]);
+    assert_eq!(changed, once.replace("4143", "5143"));
+}
+
+#[test]
+fn no_connection_goes_past_the_proxy_while_the_rules_are_replaced() {
+    let (api, namespaces) = (meshed_api(), Namespaces::new());
+    listen(&namespaces);
+    let call = Call::new("ADD", &namespaces.path(), &api).linkerd("iptables-mode", json!("native"));
+    call.run().succeeded();
+    std::thread::scope(|scope| {
+        let replacing = scope.spawn(|| {
+            for _ in 0..15 {
+                call.run().succeeded();
+            }
+        });
+        let mut connections = 0;
+        while !replacing.is_finished() {
+            let got = namespaces.connect_from_pod(0, NEIGHBOUR[0], 9000);
+            assert_eq!(got, "outbound 10.99.0.2:9000");
+            connections += 1;
+        }
+        assert!(connections >= 10, "{connections} connections");
+    });
+}
+
+#[test]
+fn another_tools_redirect_still_wins() {
+    for program in ["iptables-nft", "iptables-legacy"] {
+        let (api, namespaces) = (meshed_api(), Namespaces::new());
+        listen(&namespaces);
+        namespaces.serve_in_pod("foreign", 15001);
+        let foreign = "-t nat -A PREROUTING -p tcp --dport 8081 -j REDIRECT --to-ports 15001";
+        namespaces.run(program, &foreign.split(' ').collect::<Vec<_>>());
+        Call::new("ADD", &namespaces.path(), &api)
+            .linkerd("iptables-mode", json!("auto"))
+            .run()
+            .succeeded();
+        let cases = [
+            (8080, "inbound 10.99.0.1:8080"),
+            (8081, "foreign 10.99.0.1:8081"),
+        ];
+        for (port, wanted) in cases {
+            let got = namespaces.connect_from_neighbour(POD[0], port);
+            assert_eq!(got, wanted, "{program}");
+        }
+    }
+}
+
+#[test]
+fn a_host_without_iptables_is_no_hindrance() {
+    let (api, namespaces) = (meshed_api(), Namespaces::new());
+    listen(&namespaces);
+    let call = Call::new("ADD", &namespaces.path(), &api)
+        .env("PATH", "")
+        .linkerd("iptables-mode", json!("auto"));
+    let outcome = call.run_without_iptables();
+    assert_eq!(
+        outcome.code,
+        Some(0),
+        "{} {}",
+        outcome.stdout,
+        outcome.stderr
+    );
+    let got = namespaces.connect_from_neighbour(POD[0], 8080);
+    assert_eq!(got, "inbound 10.99.0.1:8080");
+
+    let nft = call.linkerd("iptables-mode", json!("nft"));
+    let (code, msg) = nft.run_without_iptables().error();
+    assert_eq!(code, 120);
+    assert!(
+        msg.starts_with("none of iptables-nft, iptables, iptables-legacy"),
+        "{msg}"
+    );
+}
+
+#[test]
+fn check_sees_a_rule_that_was_changed() {
+    let (api, namespaces) = (meshed_api(), Namespaces::new());
+    let call = |command| {
+        Call::new(command, &namespaces.path(), &api)
+            .linkerd("iptables-mode", json!("native"))
+            .linkerd("inbound-ports-to-ignore", json!(["4191", "80-90"]))
+            .linkerd("ipv6", json!(true))
+    };
+    call("ADD").run().succeeded();
+    call("CHECK").run().succeeded();
+    for (from, to) in [
+        ("skuid 2102", "skuid 2103"),
+        ("dport 80-90", "dport 80-91"),
+        ("redirect to :4140", "redirect to :4141"),
+        ("oifname \"lo\"", "oifname \"lo0\""),
+    ] {
+        let table = namespaces.run("nft", &["list", "table", "ip6", "linkerd-cni"]);
+        assert!(table.contains(from), "{table}");
+        let changed = format!("delete table ip6 linkerd-cni\n{}", table.replace(from, to));
+        load(&namespaces, &changed);
+        let (code, msg) = call("CHECK").run().error();
+        assert_eq!(code, 122, "{from}: {msg}");
+        load(
+            &namespaces,
+            &format!("delete table ip6 linkerd-cni\n{table}"),
+        );
+    }
+}
+
+fn load(namespaces: &Namespaces, script: &str) {
+    let quoted = script.replace('\'', "'\\''");
+    namespaces.run("sh", &["-c", &format!("printf '%s' '{quoted}' | nft -f -")]);
+}
+
+impl Call {
+    /// Runs the plugin where the directories of iptables are empty.
+    fn run_without_iptables(&self) -> super::Outcome {
+        use std::io::Write as _;
+        let hide = "/bin/mount -t tmpfs none /usr/sbin && exec \"$0\"";
+        let mut child = Command::new("/usr/bin/unshare")
+            .args(["--mount", "/bin/sh", "-c", hide])
+            .arg(env!("CARGO_BIN_EXE_linkerd-cni"))
+            .env_clear()
+            .envs(self.environment.iter().cloned())
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let stdin = self.config.to_string();
+        child
+            .stdin
+            .take()
+            .unwrap()
+            .write_all(stdin.as_bytes())
+            .unwrap();
+        super::Outcome::from(child.wait_with_output().unwrap())
+    }
+}
