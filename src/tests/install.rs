@@ -3,6 +3,8 @@
 // Clippy's leave for tests does not reach their helpers.
 #![allow(clippy::unwrap_used)]
 
+#[path = "install/agent.rs"]
+mod agent;
 #[path = "install/api.rs"]
 mod api;
 #[path = "install/chain.rs"]
@@ -11,6 +13,8 @@ mod chain;
 mod credential;
 #[path = "install/departures.rs"]
 mod departures;
+#[path = "install/faults.rs"]
+mod faults;
 #[path = "install/lives.rs"]
 mod lives;
 #[path = "install/node.rs"]

@@ -2,8 +2,9 @@
 
 use std::time::{Duration, Instant};
 
+use crate::agent::Agent;
 use crate::api::{Api, Set};
-use crate::node::{Agent, CALICO, Node, until};
+use crate::node::{CALICO, Node, until};
 
 fn started(api: &Api) -> (Node, Agent) {
     let node = Node::new();
