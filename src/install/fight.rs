@@ -70,11 +70,13 @@ impl Fights {
         before.is_none()
     }
 
-    /// The lists that are fought over.
-    pub fn on(&self, now: Instant) -> impl Iterator<Item = &str> {
+    /// The lists that are fought over, and when that is over if nothing happens.
+    pub fn on(&self, now: Instant) -> impl Iterator<Item = (&str, Instant)> {
         let on = move |fight: &Fight| fight.wait.is_some() && !fight.is_over(now);
         let lists = self.lists.iter();
-        lists.filter_map(move |(list, fight)| on(fight).then_some(list.as_str()))
+        lists.filter_map(move |(list, fight)| {
+            on(fight).then_some((list.as_str(), fight.next + PEACE))
+        })
     }
 }
 

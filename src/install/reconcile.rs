@@ -222,11 +222,10 @@ impl Reconciler {
                 Err(error) => pass.problem(&dir.join(step.list()).display().to_string(), error),
             }
         }
-        let fought = self.fights.on(Instant::now());
-        let fought: Vec<String> = fought.map(|list| remedy(&dir.join(list))).collect();
-        if !fought.is_empty() {
+        for (list, over) in self.fights.on(Instant::now()) {
             pass.fight = true;
-            pass.problem(CONFLIST, fought.join("; "));
+            pass.again = Some(pass.again.map_or(over, |again| again.min(over)));
+            pass.problem(CONFLIST, remedy(&dir.join(list)));
         }
         Ok(())
     }

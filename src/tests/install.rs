@@ -19,6 +19,8 @@ mod faults;
 mod lives;
 #[path = "install/node.rs"]
 mod node;
+#[path = "install/rewrites.rs"]
+mod rewrites;
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
