@@ -5,7 +5,9 @@
 //! puts a token into an error or a log line. Call it before a network namespace is
 //! entered: the connection belongs to the host's namespace.
 
+pub mod backoff;
 pub mod config;
+pub mod connection;
 pub mod retry;
 pub mod types;
 
@@ -86,6 +88,11 @@ impl Error {
     /// Whether an answer came, but one that cannot be read.
     pub fn is_unreadable(&self) -> bool {
         matches!(self, Error::Decode { .. })
+    }
+
+    /// Whether an answer came at all, of whatever kind.
+    pub fn is_answer(&self) -> bool {
+        matches!(self, Error::Status { .. } | Error::Decode { .. })
     }
 
     /// Whether the request ran into one of the [`Deadlines`].
@@ -188,6 +195,17 @@ impl Client {
         let body = self.encode(Method::POST, path, body)?;
         drain(self.send(&self.agent, Method::POST, path, Some(body))?);
         Ok(())
+    }
+
+    /// POSTs `body` to `path` and reads the answer.
+    pub fn exchange<T: DeserializeOwned>(
+        &self,
+        path: &str,
+        body: &impl Serialize,
+    ) -> Result<T, Error> {
+        let body = self.encode(Method::POST, path, body)?;
+        let answer = self.send(&self.agent, Method::POST, path, Some(body))?;
+        self.decode(Method::POST, path, answer)
     }
 
     /// DELETEs `path` with delete options as `body`; the answer's content is dropped.

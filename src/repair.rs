@@ -6,8 +6,6 @@
 
 pub mod act;
 pub mod answer;
-pub mod backoff;
-pub mod connection;
 pub mod event;
 pub mod health;
 pub mod limit;
@@ -28,7 +26,9 @@ use nix::sys::signal::{SigSet, Signal};
 
 use crate::admin::{self, Answers};
 use crate::kube::Deadlines;
+pub use crate::kube::{backoff, connection};
 use connection::{Connection, Source};
+use event::CONTROLLER;
 
 /// The longest silence in a watch. The API server sends a bookmark about once a
 /// minute; after this long the connection is dead, and nobody would tell us.
@@ -86,6 +86,7 @@ pub fn run(settings: Settings) -> Result<(), Error> {
     let watch = watch::Watch {
         connection: Connection::new(
             settings.source.clone(),
+            CONTROLLER,
             Deadlines {
                 connect: settings.response,
                 response: settings.response,
@@ -96,7 +97,7 @@ pub fn run(settings: Settings) -> Result<(), Error> {
         shared: Arc::clone(&shared),
     };
     let worker = act::Worker {
-        connection: Connection::new(settings.source, Deadlines::each(act::TIMEOUT)),
+        connection: Connection::new(settings.source, CONTROLLER, Deadlines::each(act::TIMEOUT)),
         controller: settings.controller,
         limit: limit::Limit::default(),
         shared: Arc::clone(&shared),

@@ -70,6 +70,14 @@ pub fn chain(found: &[Found], entry: &Entry, journal: &Journal) -> Chaining {
 }
 
 impl Step {
+    /// The name of the file that the step starts from.
+    pub fn source(&self) -> &str {
+        match self {
+            Step::Patch { name, .. } => name,
+            Step::Convert { conf, .. } => conf,
+        }
+    }
+
     /// The name of the list that the step writes.
     pub fn list(&self) -> &str {
         match self {

@@ -108,6 +108,12 @@ pub struct Terminated {
     pub exit_code: i32,
 }
 
+/// A DaemonSet, for whether it is to stay.
+#[derive(Clone, Debug, Deserialize)]
+pub struct DaemonSet {
+    pub metadata: Metadata,
+}
+
 /// A namespace, for its annotations.
 #[derive(Clone, Debug, Deserialize)]
 pub struct Namespace {

@@ -3,12 +3,24 @@
 // Clippy's leave for tests does not reach their helpers.
 #![allow(clippy::unwrap_used)]
 
+#[path = "install/agent.rs"]
+mod agent;
+#[path = "install/api.rs"]
+mod api;
 #[path = "install/chain.rs"]
 mod chain;
+#[path = "install/credential.rs"]
+mod credential;
+#[path = "install/departures.rs"]
+mod departures;
+#[path = "install/faults.rs"]
+mod faults;
 #[path = "install/lives.rs"]
 mod lives;
 #[path = "install/node.rs"]
 mod node;
+#[path = "install/rewrites.rs"]
+mod rewrites;
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
