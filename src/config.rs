@@ -36,14 +36,20 @@ const CONFIG_REMEDY: &str =
 /// Annotation keys and values.
 pub type Annotations = BTreeMap<String, String>;
 
-/// Which iptables programs put the rules in place.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "lowercase")]
+/// What puts the rules in place: `iptables-mode`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Mode {
-    Nft,
-    /// Also what an absent or empty `iptables-mode` means, as upstream.
+    /// The first that works of native, nft and legacy. Also what an absent or empty
+    /// `iptables-mode` means.
     #[default]
+    Auto,
+    /// nf_tables of the kernel, without any program of the host.
+    Native,
+    /// `iptables-nft-restore`.
+    Nft,
+    /// `iptables-legacy-restore`.
     Legacy,
+    /// `iptables-restore`, whichever kind it is.
     Plain,
 }
 
@@ -182,12 +188,14 @@ fn member_error(key: &str, problem: &serde_json::Error) -> Error {
 fn mode(text: Option<&str>) -> Result<Mode, Error> {
     match text.unwrap_or_default() {
         "" => Ok(Mode::default()),
+        "auto" => Ok(Mode::Auto),
+        "native" => Ok(Mode::Native),
         "nft" => Ok(Mode::Nft),
         "legacy" => Ok(Mode::Legacy),
         "plain" => Ok(Mode::Plain),
         other => Err(config_error(
             "iptables-mode",
-            &format!("\"{other}\" is not one of nft, legacy and plain"),
+            &format!("\"{other}\" is not one of auto, native, nft, legacy and plain"),
         )),
     }
 }

@@ -1,25 +1,26 @@
 //! Puts rules into the kernel, and looks whether they are there, in the network
-//! namespace of the calling thread. The only user of the `iptables` crate.
+//! namespace of the calling thread.
 //!
-//! Applying is one `iptables-restore --noflush -w` a family: all rules or none.
+//! Backends that mean the same: nf_tables of the kernel, or the iptables programs of
+//! the host. Which one is the configuration's [`Mode`].
 
-mod programs;
-mod restore;
+mod iptables;
+mod native;
 
 use std::path::PathBuf;
 use std::time::Duration;
 
-use ::iptables::IPTables;
-
 use crate::config::Mode;
-use crate::rules::{self, Chain, Family, Redirect, Rule, Verdict};
-use programs::Programs;
-
-/// How long one `iptables-restore` may take, its wait for the xtables lock included.
-const RESTORE_DEADLINE: Duration = Duration::from_secs(8);
+use crate::rules::{self, Family, Redirect, Verdict};
+use iptables::Kind;
 
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
+    #[error("nf_tables of the kernel: {}", source.desc())]
+    Native {
+        #[source]
+        source: nix::Error,
+    },
     #[error("none of {wanted} is in PATH, /usr/sbin or /sbin of the host")]
     NoPrograms { wanted: String },
     #[error("cannot start {}: {source}", program.display())]
@@ -37,119 +38,80 @@ pub enum Error {
     },
     #[error("{} cannot list table nat: {message}", program.display())]
     List { program: PathBuf, message: String },
+    #[error("no backend works: {}", errors.iter().map(Error::to_string).collect::<Vec<_>>().join("; "))]
+    NoBackend { errors: Vec<Error> },
 }
 
-/// Makes table `nat` of each family redirect as `redirect` says. Repeating it gives
-/// the same rules once; other rules of the table stay. On an error, what this call
-/// added is taken out again.
-pub fn apply(redirect: &Redirect, families: &[Family], mode: Mode) -> Result<(), Error> {
-    let mut done: Vec<(Programs, Vec<Rule>)> = Vec::new();
-    for &family in families {
-        let rules = rules::rules(redirect, family);
-        let applied = programs::find(mode, family)
-            .and_then(|programs| apply_family(&programs, &rules).map(|fresh| (programs, fresh)));
+/// One way to put rules in place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Backend {
+    Native,
+    Iptables(Kind),
+}
+
+/// Those to try for a mode, in this order.
+fn backends(mode: Mode) -> &'static [Backend] {
+    match mode {
+        Mode::Auto => &[
+            Backend::Native,
+            Backend::Iptables(Kind::Nft),
+            Backend::Iptables(Kind::Legacy),
+        ],
+        Mode::Native => &[Backend::Native],
+        Mode::Nft => &[Backend::Iptables(Kind::Nft)],
+        Mode::Legacy => &[Backend::Iptables(Kind::Legacy)],
+        Mode::Plain => &[Backend::Iptables(Kind::Plain)],
+    }
+}
+
+/// Redirects as `redirect` says, and returns by which backend. Repeating it gives the
+/// same rules once; foreign rules stay. A backend that fails leaves nothing behind.
+pub fn apply(redirect: &Redirect, families: &[Family], mode: Mode) -> Result<Backend, Error> {
+    let mut errors = Vec::new();
+    for &backend in backends(mode) {
+        let applied = match backend {
+            Backend::Native => native::apply(redirect, families),
+            Backend::Iptables(kind) => iptables::apply(redirect, families, kind),
+        };
         match applied {
-            Ok((programs, true)) => done.push((programs, rules)),
-            Ok((_, false)) => {}
-            Err(error) => {
-                for (programs, rules) in &done {
-                    let undo = rules::undo_script(rules);
-                    if let Err(error) = restore::run(&programs.restore, &undo, RESTORE_DEADLINE) {
-                        tracing::error!("linkerd-cni: cannot take the rules out again: {error}");
-                    }
-                }
-                return Err(error);
-            }
+            Ok(()) => return Ok(backend),
+            Err(error) => errors.push(error),
         }
     }
-    Ok(())
+    Err(all(errors))
 }
 
-/// Returns whether the chains are new. A namespace that has them already costs a
-/// second look, to find the jumps into them.
-fn apply_family(programs: &Programs, rules: &[Rule]) -> Result<bool, Error> {
-    let fresh = rules::install_script(rules, true, &[]);
-    let Err(error) = restore::run(&programs.restore, &fresh, RESTORE_DEADLINE) else {
-        return Ok(true);
-    };
-    let Ok(lines) = list(programs) else {
-        return Err(error);
-    };
-    let ours = Chain::OURS.map(|chain| format!("-N {}", chain.name()));
-    if !lines.iter().any(|line| ours.contains(line)) {
-        return Err(error);
-    }
-    let jumps: Vec<String> = lines.into_iter().filter(|line| is_jump(line)).collect();
-    let again = rules::install_script(rules, false, &jumps);
-    restore::run(&programs.restore, &again, RESTORE_DEADLINE)?;
-    Ok(false)
-}
-
-/// The rules of `redirect` that table `nat` does not have, as lines of
-/// `iptables-save`. Empty: all are there, in order.
+/// The rules of `redirect` that the namespace does not have, as lines of
+/// `iptables-save`. Empty: all are there, in order, by one of the mode's backends.
 pub fn missing(redirect: &Redirect, families: &[Family], mode: Mode) -> Result<Vec<String>, Error> {
-    let mut missing = Vec::new();
-    for &family in families {
-        let programs = programs::find(mode, family)?;
-        let lines: Vec<Vec<String>> = list(&programs)?.iter().map(|line| words(line)).collect();
-        let mut from = [0; 4];
-        for rule in rules::rules(redirect, family) {
-            let line = rules::rule_line(&rule);
-            let wanted = words(&line);
-            // Each chain is searched from behind its last find, so that order counts.
-            let from = &mut from[rule.chain as usize];
-            match lines[*from..].iter().position(|words| *words == wanted) {
-                Some(place) => *from += place + 1,
-                None => missing.push(line),
+    let mut fewest: Option<Vec<String>> = None;
+    let mut errors = Vec::new();
+    for &backend in backends(mode) {
+        let missing = match backend {
+            Backend::Native => native::missing(redirect, families),
+            Backend::Iptables(kind) => iptables::missing(redirect, families, kind),
+        };
+        match missing {
+            Ok(missing) if missing.is_empty() => return Ok(missing),
+            Ok(missing)
+                if fewest
+                    .as_ref()
+                    .is_none_or(|fewest| missing.len() < fewest.len()) =>
+            {
+                fewest = Some(missing);
             }
+            Ok(_) => {}
+            Err(error) => errors.push(error),
         }
     }
-    Ok(missing)
+    fewest.ok_or_else(|| all(errors))
 }
 
-/// The words of a rule, sorted and unquoted: versions of iptables differ in the order
-/// of conditions and in quotes.
-fn words(line: &str) -> Vec<String> {
-    let mut words: Vec<String> = line
-        .split_whitespace()
-        .map(|word| word.trim_matches('"').to_owned())
-        .collect();
-    words.sort_unstable();
-    words
-}
-
-fn is_jump(line: &str) -> bool {
-    let foreign = [Chain::Prerouting, Chain::Output]
-        .iter()
-        .any(|chain| line.starts_with(&format!("-A {} ", chain.name())));
-    foreign
-        && Chain::OURS
-            .iter()
-            .any(|chain| line.ends_with(&format!("-j {}", chain.name())))
-}
-
-fn list(programs: &Programs) -> Result<Vec<String>, Error> {
-    let iptables = IPTables {
-        // The crate wants a name that lives for ever, and this process does not.
-        cmd: String::leak(programs.command.to_string_lossy().into_owned()),
-        has_check: true,
-        has_wait: true,
-        is_numeric: false,
-    };
-    let lines = iptables
-        .list_table(rules::TABLE)
-        .map_err(|error| Error::List {
-            program: programs.command.clone(),
-            message: error.to_string(),
-        })?;
-    // The crate passes a failure off as an empty list; a real one has the policies.
-    if lines.iter().any(|line| line.starts_with("-P ")) {
-        return Ok(lines);
+fn all(mut errors: Vec<Error>) -> Error {
+    match errors.len() {
+        1 => errors.remove(0),
+        _ => Error::NoBackend { errors },
     }
-    Err(Error::List {
-        program: programs.command.clone(),
-        message: "it printed no chains".to_owned(),
-    })
 }
 
 /// Rules as they would be applied, for `simulate`.

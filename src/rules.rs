@@ -5,6 +5,7 @@
 //! sees in `iptables-save` stays the same.
 
 mod iptables;
+pub mod nft;
 
 pub use iptables::{TABLE, install_script, rule_line, undo_script};
 

@@ -220,7 +220,7 @@ fn members_of_the_wrong_type_are_refused_by_name() {
         (r#"{"ipv6":"true"}"#, "invalid type: string"),
         (
             r#"{"iptables-mode":"bogus"}"#,
-            "\"iptables-mode\": \"bogus\" is not one of nft, legacy and plain",
+            "\"iptables-mode\": \"bogus\" is not one of auto, native, nft, legacy and plain",
         ),
         ("[]", "invalid type: sequence, expected a map"),
     ];
@@ -241,5 +241,5 @@ fn unknown_keys_nulls_and_duplicates_do_not_matter() {
     let redirect = redirect(&config, &[]).unwrap();
     assert_eq!(redirect.inbound_port, 4143);
     assert_eq!(redirect.ports_to_redirect, [8080, 9090]);
-    assert_eq!(config.mode, Mode::Legacy);
+    assert_eq!(config.mode, Mode::Auto);
 }

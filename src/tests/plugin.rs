@@ -179,7 +179,7 @@ fn bracketed(address: &str) -> String {
 
 #[test]
 fn tcp_goes_through_the_proxy_in_every_mode_and_family() {
-    for mode in ["nft", "legacy", "plain"] {
+    for mode in ["auto", "native", "nft", "legacy", "plain"] {
         let (api, namespaces) = (meshed_api(), Namespaces::new());
         listen(&namespaces);
         Call::new("ADD", &namespaces.path(), &api)
@@ -245,6 +245,20 @@ fn the_rules_are_upstreams_in_every_mode() {
         });
         assert_eq!(namespaces.nat(&iptables(mode, true)), ipv4, "{mode}");
     }
+}
+
+#[test]
+fn the_native_rules_are_a_table_of_our_own() {
+    let (api, namespaces) = (meshed_api(), Namespaces::new());
+    Call::new("ADD", &namespaces.path(), &api)
+        .linkerd("iptables-mode", json!("native"))
+        .linkerd("ipv6", json!(true))
+        .linkerd("proxy-gid", json!(2103))
+        .linkerd("subnets-to-ignore", json!(["10.0.0.0/12", "fd00::/8"]))
+        .linkerd("outbound-ports-to-ignore", json!(["443", "8000-8010"]))
+        .run()
+        .succeeded();
+    insta::assert_snapshot!(namespaces.run("nft", &["list", "ruleset"]));
 }
 
 #[test]
@@ -578,7 +592,7 @@ fn simulate_says_the_rules_and_changes_nothing() {
 
 #[test]
 fn check_names_the_rules_that_are_missing() {
-    for mode in ["nft", "legacy"] {
+    for mode in ["native", "nft", "legacy"] {
         let (api, namespaces) = (meshed_api(), Namespaces::new());
         let call = |command| {
             Call::new(command, &namespaces.path(), &api).linkerd("iptables-mode", json!(mode))
@@ -587,8 +601,13 @@ fn check_names_the_rules_that_are_missing() {
         assert_eq!(code, 122, "{msg}");
         call("ADD").run().succeeded();
         assert_eq!(call("CHECK").run().succeeded().stdout, "");
-        let program = iptables(mode, false);
-        namespaces.run(&program, &["-t", "nat", "-D", "PROXY_INIT_OUTPUT", "2"]);
+        if mode == "native" {
+            let delete = "nft -a list table ip linkerd-cni | sed -n 's/.*ignore-loopback.*handle //p' | xargs nft delete rule ip linkerd-cni PROXY_INIT_OUTPUT handle";
+            namespaces.run("sh", &["-c", delete]);
+        } else {
+            let program = iptables(mode, false);
+            namespaces.run(&program, &["-t", "nat", "-D", "PROXY_INIT_OUTPUT", "2"]);
+        }
         let (code, msg) = call("CHECK").run().error();
         assert_eq!(code, 122);
         assert!(msg.contains("-o lo") && !msg.contains("uid-owner"), "{msg}");

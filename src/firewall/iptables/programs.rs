@@ -4,8 +4,7 @@ use std::env;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 
-use super::Error;
-use crate::config::Mode;
+use super::{Error, Kind};
 use crate::rules::Family;
 
 /// Looked into after `PATH`, which is bare in some runtimes' environment.
@@ -18,27 +17,27 @@ pub struct Programs {
     pub restore: PathBuf,
 }
 
-/// The host's programs for `mode` and `family`; where the host lacks them, the first
+/// The host's programs for `kind` and `family`; where the host lacks them, the first
 /// complete pair of nft, plain and legacy (contract 4.7).
-pub fn find(mode: Mode, family: Family) -> Result<Programs, Error> {
+pub fn find(kind: Kind, family: Family) -> Result<Programs, Error> {
     let path = env::var_os("PATH").unwrap_or_default();
     let dirs: Vec<PathBuf> = env::split_paths(&path)
         .filter(|dir| dir.is_absolute())
         .chain(FALLBACK_DIRS.map(PathBuf::from))
         .collect();
-    find_in(&dirs, mode, family)
+    find_in(&dirs, kind, family)
 }
 
-fn find_in(dirs: &[PathBuf], mode: Mode, family: Family) -> Result<Programs, Error> {
-    let modes = [mode, Mode::Nft, Mode::Plain, Mode::Legacy];
-    for (index, &candidate) in modes.iter().enumerate() {
+fn find_in(dirs: &[PathBuf], kind: Kind, family: Family) -> Result<Programs, Error> {
+    let kinds = [kind, Kind::Nft, Kind::Plain, Kind::Legacy];
+    for (index, &candidate) in kinds.iter().enumerate() {
         let name = name(candidate, family);
         let found = executable(dirs, &name).zip(executable(dirs, &format!("{name}-restore")));
         if let Some((command, restore)) = found {
             if index > 0 {
                 tracing::warn!(
                     "linkerd-cni: the host has no {}, using {}",
-                    self::name(mode, family),
+                    self::name(kind, family),
                     command.display()
                 );
             }
@@ -46,23 +45,23 @@ fn find_in(dirs: &[PathBuf], mode: Mode, family: Family) -> Result<Programs, Err
         }
     }
     Err(Error::NoPrograms {
-        wanted: modes[1..]
+        wanted: kinds[1..]
             .iter()
-            .map(|&mode| name(mode, family))
+            .map(|&kind| name(kind, family))
             .collect::<Vec<_>>()
             .join(", "),
     })
 }
 
-fn name(mode: Mode, family: Family) -> String {
+fn name(kind: Kind, family: Family) -> String {
     let base = match family {
         Family::Ipv4 => "iptables",
         Family::Ipv6 => "ip6tables",
     };
-    match mode {
-        Mode::Nft => format!("{base}-nft"),
-        Mode::Legacy => format!("{base}-legacy"),
-        Mode::Plain => base.to_owned(),
+    match kind {
+        Kind::Nft => format!("{base}-nft"),
+        Kind::Legacy => format!("{base}-legacy"),
+        Kind::Plain => base.to_owned(),
     }
 }
 
@@ -96,21 +95,21 @@ mod tests {
     fn the_first_complete_pair_stands_in_for_a_missing_one() {
         let nft = ["iptables-nft", "iptables-nft-restore"];
         let plain = ["iptables", "iptables-restore"];
-        let cases: [(&str, Vec<&str>, Mode, Option<&str>); 5] = [
-            ("both", [nft, plain].concat(), Mode::Plain, Some("iptables")),
-            ("only nft", nft.to_vec(), Mode::Legacy, Some("iptables-nft")),
-            ("only plain", plain.to_vec(), Mode::Nft, Some("iptables")),
+        let cases: [(&str, Vec<&str>, Kind, Option<&str>); 5] = [
+            ("both", [nft, plain].concat(), Kind::Plain, Some("iptables")),
+            ("only nft", nft.to_vec(), Kind::Legacy, Some("iptables-nft")),
+            ("only plain", plain.to_vec(), Kind::Nft, Some("iptables")),
             (
                 "half a pair",
                 vec!["iptables-nft", "iptables", "iptables-restore"],
-                Mode::Nft,
+                Kind::Nft,
                 Some("iptables"),
             ),
-            ("none", vec![], Mode::Nft, None),
+            ("none", vec![], Kind::Nft, None),
         ];
-        for (name, programs, mode, wanted) in cases {
+        for (name, programs, kind, wanted) in cases {
             let dir = host(&programs);
-            let found = find_in(&[dir.path().to_owned()], mode, Family::Ipv4);
+            let found = find_in(&[dir.path().to_owned()], kind, Family::Ipv4);
             let command = found.ok().map(|programs| programs.command);
             assert_eq!(command, wanted.map(|name| dir.path().join(name)), "{name}");
         }
@@ -118,7 +117,7 @@ mod tests {
 
     #[test]
     fn a_host_without_iptables_is_told_what_was_looked_for() {
-        let error = find_in(&[], Mode::Legacy, Family::Ipv6).unwrap_err();
+        let error = find_in(&[], Kind::Legacy, Family::Ipv6).unwrap_err();
         assert_eq!(
             error.to_string(),
             "none of ip6tables-nft, ip6tables, ip6tables-legacy is in PATH, /usr/sbin or /sbin of the host"

@@ -1,0 +1,153 @@
+//! The backend without any program of the host: nf_tables over netlink.
+//!
+//! One transaction for all families, in a table of our own.
+
+mod attribute;
+mod message;
+mod socket;
+
+use nix::errno::Errno;
+
+use attribute::{find, parse};
+use message::{kind, protocol_family};
+use socket::{APPEND, CREATE, EXCLUSIVE, Message};
+
+use super::Error;
+use crate::rules::{self, Chain, Family, Redirect, nft};
+
+const CHAINS: [Chain; 4] = [
+    Chain::ProxyInitRedirect,
+    Chain::ProxyInitOutput,
+    Chain::Prerouting,
+    Chain::Output,
+];
+
+/// Makes our table of each family hold exactly the rules of `redirect`.
+///
+/// A new namespace takes one transaction. One that has the table already takes
+/// another that replaces it; the old rules work until the new ones do.
+pub fn apply(redirect: &Redirect, families: &[Family]) -> Result<(), Error> {
+    let fail = |source| Error::Native { source };
+    match socket::transact(&transaction(redirect, families, true)) {
+        Err(Errno::EEXIST) => {
+            socket::transact(&transaction(redirect, families, false)).map_err(fail)
+        }
+        done => done.map_err(fail),
+    }
+}
+
+fn transaction(redirect: &Redirect, families: &[Family], fresh: bool) -> Vec<Message> {
+    let mut messages = Vec::new();
+    for &family in families {
+        let mut push = |kind, flags, attributes| {
+            messages.push(Message {
+                kind,
+                family: protocol_family(family),
+                flags,
+                attributes,
+            });
+        };
+        if !fresh {
+            // Made first, so that there is one to delete.
+            push(kind::NEW_TABLE, CREATE, message::table());
+            push(kind::DELETE_TABLE, 0, message::table());
+        }
+        let exclusive = if fresh { EXCLUSIVE } else { 0 };
+        push(kind::NEW_TABLE, CREATE | exclusive, message::table());
+        for chain in CHAINS {
+            push(kind::NEW_CHAIN, CREATE, message::chain(chain));
+        }
+        for rule in rules::rules(redirect, family) {
+            for expressions in nft::expressions(&rule) {
+                let attributes = message::rule(rule.chain, &expressions, &rule.comment);
+                push(kind::NEW_RULE, CREATE | APPEND, attributes);
+            }
+        }
+    }
+    messages
+}
+
+/// A rule as the kernel has it: its comment, and name and data of each expression.
+struct Found {
+    comment: Vec<u8>,
+    expressions: Vec<Vec<u8>>,
+}
+
+/// The rules of `redirect` that our tables do not have, each at its place, as lines of
+/// `iptables-save`.
+pub fn missing(redirect: &Redirect, families: &[Family]) -> Result<Vec<String>, Error> {
+    let mut missing = Vec::new();
+    for &family in families {
+        let mut found = [Vec::new(), Vec::new(), Vec::new(), Vec::new()];
+        list(family, &mut found).map_err(|source| Error::Native { source })?;
+        let mut next = [0; CHAINS.len()];
+        for rule in rules::rules(redirect, family) {
+            let place = &mut next[rule.chain as usize];
+            let there = nft::expressions(&rule).iter().all(|expressions| {
+                let there = found[rule.chain as usize]
+                    .get(*place)
+                    .is_some_and(|found| is(found, &rule.comment, expressions));
+                *place += usize::from(there);
+                there
+            });
+            if !there {
+                missing.push(rules::rule_line(&rule));
+            }
+        }
+    }
+    Ok(missing)
+}
+
+fn list(family: Family, found: &mut [Vec<Found>; CHAINS.len()]) -> Result<(), Errno> {
+    let request = attribute::Attributes::default().text(message::rule::TABLE, message::TABLE);
+    let family = protocol_family(family);
+    let result = socket::dump(kind::GET_RULE, family, &request, &mut |payload| {
+        let attributes = parse(payload);
+        let text = |kind| find(&attributes, kind).unwrap_or_default();
+        // Old kernels give the rules of all tables.
+        if text(message::rule::TABLE) != format!("{}\0", message::TABLE).as_bytes() {
+            return;
+        }
+        for chain in CHAINS {
+            if text(message::rule::CHAIN) == format!("{}\0", chain.name()).as_bytes() {
+                found[chain as usize].push(Found {
+                    comment: text(message::rule::USERDATA).to_vec(),
+                    expressions: parse(text(message::rule::EXPRESSIONS))
+                        .into_iter()
+                        .map(|(_, element)| element.to_vec())
+                        .collect(),
+                });
+            }
+        }
+    });
+    match result {
+        Err(Errno::ENOENT) => Ok(()),
+        result => result,
+    }
+}
+
+fn is(found: &Found, comment: &str, expressions: &[nft::Expression]) -> bool {
+    let mut run = Vec::new();
+    for expression in expressions {
+        run.extend(message::encode(expression).0);
+    }
+    let wanted = parse(&run);
+    found.comment == message::userdata(comment)
+        && found.expressions.len() == wanted.len()
+        && found
+            .expressions
+            .iter()
+            .zip(wanted)
+            .all(|(found, (_, wanted))| contains(found, wanted))
+}
+
+/// Whether all attributes of `wanted` are in `found`, which may have more: kernels add
+/// defaults when they list.
+fn contains(found: &[u8], wanted: &[u8]) -> bool {
+    let found = parse(found);
+    parse(wanted).iter().all(|(kind, wanted)| {
+        find(&found, *kind).is_some_and(|found| {
+            found == *wanted || (!parse(wanted).is_empty() && contains(found, wanted))
+        })
+    })
+}
