@@ -1,6 +1,6 @@
 //! What linkerd-cni does for each CNI command.
 
-mod pod;
+pub mod pod;
 
 use std::time::Duration;
 
@@ -98,7 +98,8 @@ fn redirect(request: &Request, config: &Config) -> Result<Option<Redirect>, Erro
         .map(Some)
 }
 
-fn families(config: &Config) -> &'static [Family] {
+/// The address families that a pod's rules are for.
+pub fn families(config: &Config) -> &'static [Family] {
     if config.ipv6 {
         &[Family::Ipv4, Family::Ipv6]
     } else {

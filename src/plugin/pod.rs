@@ -1,5 +1,6 @@
 //! What the API server says of the pod: is it meshed, and what do its annotations want?
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use crate::cni::args::PodRef;
@@ -14,7 +15,7 @@ const PROXY: &str = "linkerd-proxy";
 /// A pod with this init container has its rules made by it.
 const PROXY_INIT: &str = "linkerd-init";
 /// On a pod of the control plane, which must reach the API server without the proxy.
-const CONTROL_PLANE_LABEL: &str = "linkerd.io/control-plane-component";
+pub const CONTROL_PLANE_LABEL: &str = "linkerd.io/control-plane-component";
 /// Used when the API server's Service cannot be read (contract 4.5).
 const USUAL_API_PORTS: [u16; 2] = [443, 6443];
 
@@ -41,45 +42,76 @@ pub fn ask(pod: &PodRef, config: &Config) -> Result<Option<Facts>, Error> {
     let found: Pod = client
         .get(&format!("/api/v1/namespaces/{namespace}/pods/{name}"))
         .map_err(|error| api_error(&error, pod))?;
-    let Some(containers) = &found.spec.containers else {
-        return Err(Error::new(
-            code::API_ANSWER,
-            format!("the API server's answer for pod {namespace}/{name} is no pod: it has no spec.containers"),
-        )
-        .with_details(NO_API_SERVER));
-    };
-    if !is_meshed(containers, &found.spec.init_containers) {
-        tracing::debug!("linkerd-cni: {namespace}/{name} is not for linkerd-cni, skipping");
-        return Ok(None);
-    }
-
-    let mut annotations = known(found.metadata.annotations);
-    if annotations.len() < annotation::ALL.len() {
-        let found: Namespace = client
-            .get(&format!("/api/v1/namespaces/{namespace}"))
-            .map_err(|error| api_error(&error, pod))?;
-        for (key, value) in known(found.metadata.annotations) {
-            annotations.entry(key).or_insert(value);
-        }
-    }
-
-    let is_control_plane = found
-        .metadata
-        .labels
-        .get(CONTROL_PLANE_LABEL)
-        .is_some_and(|component| !component.is_empty());
-    let api_ports = if is_control_plane {
-        api_ports(&client)
-    } else {
-        Vec::new()
-    };
-    Ok(Some(Facts {
-        annotations,
-        api_ports,
-    }))
+    Reader::default().facts(&client, pod, found)
 }
 
-fn is_meshed(containers: &[Container], init: &[Container]) -> bool {
+/// Learns what the rules of pods depend on, and remembers what they have in common.
+#[derive(Debug, Default)]
+pub struct Reader {
+    /// Known annotations of each namespace asked for.
+    namespaces: BTreeMap<String, Annotations>,
+}
+
+impl Reader {
+    /// The facts of a pod that was `found`; `None` as with [`ask`].
+    pub fn facts(
+        &mut self,
+        client: &Client,
+        pod: &PodRef,
+        found: Pod,
+    ) -> Result<Option<Facts>, Error> {
+        let PodRef { namespace, name } = pod;
+        let Some(containers) = &found.spec.containers else {
+            return Err(Error::new(
+                code::API_ANSWER,
+                format!("the API server's answer for pod {namespace}/{name} is no pod: it has no spec.containers"),
+            )
+            .with_details(NO_API_SERVER));
+        };
+        if !is_meshed(containers, &found.spec.init_containers) {
+            tracing::debug!("linkerd-cni: {namespace}/{name} is not for linkerd-cni, skipping");
+            return Ok(None);
+        }
+
+        let mut annotations = known(found.metadata.annotations);
+        if annotations.len() < annotation::ALL.len() {
+            for (key, value) in self.namespace(client, pod)? {
+                let value = || value.clone();
+                annotations.entry(key.clone()).or_insert_with(value);
+            }
+        }
+
+        let is_control_plane = found
+            .metadata
+            .labels
+            .get(CONTROL_PLANE_LABEL)
+            .is_some_and(|component| !component.is_empty());
+        let api_ports = if is_control_plane {
+            api_ports(client)
+        } else {
+            Vec::new()
+        };
+        Ok(Some(Facts {
+            annotations,
+            api_ports,
+        }))
+    }
+
+    fn namespace(&mut self, client: &Client, pod: &PodRef) -> Result<&Annotations, Error> {
+        let name = &pod.namespace;
+        if !self.namespaces.contains_key(name) {
+            let found: Namespace = client
+                .get(&format!("/api/v1/namespaces/{name}"))
+                .map_err(|error| api_error(&error, pod))?;
+            let annotations = known(found.metadata.annotations);
+            self.namespaces.insert(name.clone(), annotations);
+        }
+        Ok(self.namespaces.entry(name.clone()).or_default())
+    }
+}
+
+/// Whether a pod with these containers should have rules of ours.
+pub fn is_meshed(containers: &[Container], init: &[Container]) -> bool {
     let named = |name| move |container: &Container| container.name == name;
     !init.iter().any(named(PROXY_INIT)) && containers.iter().chain(init).any(named(PROXY))
 }

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use super::event::CONTROLLER;
+use super::CONTROLLER;
 use crate::kube::config::{self, Access};
 use crate::kube::{self, Client, Deadlines};
 

@@ -69,11 +69,12 @@ fn a_pod_stranded_before_the_start_is_deleted_and_an_event_tells_why() {
     assert_eq!(api.deleted(), [path("web-1"), path("web-2")]);
 
     let delete = &api.requests(|request| request.method == "DELETE")[0];
-    let options = json!({"gracePeriodSeconds": 0, "preconditions": {"uid": "uid-of-web-1"}});
+    let preconditions = json!({"uid": "uid-of-web-1", "resourceVersion": "101"});
+    let options = json!({"gracePeriodSeconds": 0, "preconditions": preconditions});
     assert_eq!(delete.body, options);
     assert_eq!(delete.authorization, "Bearer first");
 
-    let event = &api.requests(|request| request.method == "POST")[0];
+    let event = &api.requests(|request| request.is_event())[0];
     let events = "/apis/events.k8s.io/v1/namespaces/emojivoto/events";
     assert_eq!(event.path, events);
     let body = &event.body;
@@ -141,7 +142,7 @@ fn refused_and_late_deletions_are_counted_and_bring_no_event() {
     assert_eq!(controller.metric("pods_delete_errors_total"), 1);
     assert_eq!(controller.metric("pods_delete_timeout_total"), 1);
     assert_eq!(controller.metric("pods_deleted_total"), 1);
-    assert_eq!(api.requests(|request| request.method == "POST").len(), 1);
+    assert_eq!(api.requests(|request| request.is_event()).len(), 1);
 }
 
 #[test]
@@ -199,7 +200,7 @@ fn a_list_longer_than_the_queue_is_handled_whole() {
     let api = Api::start();
     let pods = (0..200).map(|name| stranded(&format!("web-{name}")));
     api.state().pages = vec![pods.collect()];
-    let controller = Controller::start(&api);
+    let controller = Controller::with(&api, &["--rate=1000"]);
     controller.counts("pods_deleted_total", 200);
     assert_eq!(controller.metric("queue_overflow_total"), 0);
 }

@@ -18,6 +18,8 @@ pub mod kind {
     pub const NEW_CHAIN: u16 = 3;
     pub const NEW_RULE: u16 = 6;
     pub const GET_RULE: u16 = 7;
+    /// Without a handle: all rules of a chain.
+    pub const DELETE_RULE: u16 = 8;
 }
 
 /// Attributes of a rule that are read back.

@@ -27,6 +27,11 @@ pub struct Controller {
 impl Controller {
     /// Starts it as the chart does, but for the kubeconfig.
     pub fn start(api: &Api) -> Controller {
+        Controller::with(api, &[])
+    }
+
+    /// The same with more arguments.
+    pub fn with(api: &Api, arguments: &[&str]) -> Controller {
         let dir = TempDir::new().unwrap();
         let kubeconfig = dir.path().join("kubeconfig");
         let text = json!({
@@ -45,6 +50,7 @@ impl Controller {
             .args(["--log-level", "linkerd_cni_repair_controller=debug,warn"])
             .arg("--kubeconfig")
             .arg(kubeconfig)
+            .args(arguments)
             .stderr(Stdio::piped())
             .spawn()
             .unwrap();
