@@ -5,6 +5,8 @@
 mod api;
 #[path = "repair/controller.rs"]
 mod controller;
+#[path = "repair/modes.rs"]
+mod modes;
 
 use std::process::Command;
 use std::thread;
@@ -334,6 +336,8 @@ fn settings_that_are_wrong_or_missing_are_named() {
             "\"xml\" is not a log format",
         ),
         (&[node, pod, "--admin-addr=x"], 2, "--admin-addr"),
+        (&[node, pod, "--mode=kill"], 2, "\"kill\" is not one of"),
+        (&[node, pod, "--rate=0"], 2, "--rate"),
         (&[node, pod], 1, "KUBERNETES_SERVICE_HOST"),
         (
             &[node, pod, "--kubeconfig=/x", "--admin-addr=192.0.2.1:1"],

@@ -32,6 +32,11 @@ impl Controller {
 
     /// The same with more arguments.
     pub fn with(api: &Api, arguments: &[&str]) -> Controller {
+        Controller::configured(api, arguments, &[])
+    }
+
+    /// The same with more of an environment.
+    pub fn configured(api: &Api, arguments: &[&str], environment: &[(&str, &str)]) -> Controller {
         let dir = TempDir::new().unwrap();
         let kubeconfig = dir.path().join("kubeconfig");
         let text = json!({
@@ -51,6 +56,7 @@ impl Controller {
             .arg("--kubeconfig")
             .arg(kubeconfig)
             .args(arguments)
+            .envs(environment.iter().copied())
             .stderr(Stdio::piped())
             .spawn()
             .unwrap();
