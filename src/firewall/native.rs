@@ -73,6 +73,19 @@ struct Found {
     expressions: Vec<Vec<u8>>,
 }
 
+impl Found {
+    /// Whether iptables gave the rule this comment: as user data, with more behind it in
+    /// later versions, or as a match of its own (1.8.9).
+    fn has_iptables_comment(&self, comment: &str) -> bool {
+        self.comment.starts_with(&message::userdata(comment))
+            || self.expressions.iter().any(|expression| {
+                let text = message::match_comment(expression).unwrap_or_default();
+                text.strip_prefix(comment.as_bytes())
+                    .is_some_and(|rest| rest.first() == Some(&0))
+            })
+    }
+}
+
 /// The rules of `redirect` that our tables do not have, each at its place, as lines of
 /// `iptables-save`.
 pub fn missing(redirect: &Redirect, families: &[Family]) -> Result<Vec<String>, Error> {
@@ -115,10 +128,8 @@ pub fn missing_from_iptables(
         let mut from = [0; CHAINS.len()];
         for rule in rules::rules(redirect, family) {
             let from = &mut from[rule.chain as usize];
-            let wanted = message::userdata(&rule.comment);
             let mut left = found[rule.chain as usize][*from..].iter();
-            // Later versions of iptables write more behind the comment.
-            match left.position(|found| found.comment.starts_with(&wanted)) {
+            match left.position(|found| found.has_iptables_comment(&rule.comment)) {
                 Some(place) => *from += place + 1,
                 None => missing.push(rules::rule_line(&rule)),
             }

@@ -1,4 +1,5 @@
-//! The built repair controller against an API server that the tests write.
+//! The built repair controller against an API server that the tests write, and in real
+//! namespaces, for which root is needed.
 #![allow(clippy::print_stderr, clippy::unwrap_used, clippy::expect_used)]
 
 #[path = "repair/api.rs"]
@@ -7,6 +8,9 @@ mod api;
 mod controller;
 #[path = "repair/modes.rs"]
 mod modes;
+mod namespaces;
+#[path = "repair/place.rs"]
+mod place;
 
 use std::process::Command;
 use std::thread;
