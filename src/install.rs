@@ -23,6 +23,7 @@ pub mod plan;
 pub mod reconcile;
 pub mod removal;
 pub mod status;
+pub mod taint;
 pub mod watch;
 
 use std::fs;

@@ -8,6 +8,7 @@
 pub mod backoff;
 pub mod config;
 pub mod connection;
+pub mod event;
 pub mod retry;
 pub mod types;
 
@@ -208,6 +209,15 @@ impl Client {
         self.decode(Method::POST, path, answer)
     }
 
+    /// PATCHes `path` with a JSON merge patch; the answer's content is dropped. A
+    /// `metadata.resourceVersion` in `body` makes it fail with 409 if the object has
+    /// changed since.
+    pub fn merge_patch(&self, path: &str, body: &impl Serialize) -> Result<(), Error> {
+        let body = self.encode(Method::PATCH, path, body)?;
+        drain(self.send(&self.agent, Method::PATCH, path, Some(body))?);
+        Ok(())
+    }
+
     /// DELETEs `path` with delete options as `body`; the answer's content is dropped.
     pub fn delete(&self, path: &str, body: &impl Serialize) -> Result<(), Error> {
         let body = self.encode(Method::DELETE, path, body)?;
@@ -254,7 +264,7 @@ impl Client {
         }
         let answer = match body {
             Some(body) => request
-                .header(header::CONTENT_TYPE, "application/json")
+                .header(header::CONTENT_TYPE, content_type(&method))
                 .body(body)
                 .map_err(ureq::Error::Http)
                 .and_then(|request| agent.run(request)),
@@ -327,6 +337,13 @@ impl Client {
             url: self.url(path),
             source,
         })
+    }
+}
+
+fn content_type(method: &Method) -> &'static str {
+    match *method {
+        Method::PATCH => "application/merge-patch+json",
+        _ => "application/json",
     }
 }
 
