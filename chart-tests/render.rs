@@ -5,6 +5,7 @@
 mod contract;
 mod docs;
 mod helm;
+mod hook;
 mod lifecycle;
 mod objects;
 mod platforms;

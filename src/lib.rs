@@ -4,7 +4,8 @@
 //! command does), [`config`] (what is wanted for this pod), [`ports`], [`rules`] (which
 //! rules that means), [`firewall`] and [`netns`] (putting them into the pod's
 //! namespace). [`kube`] asks the API server. [`install`] is the agent, [`repair`] the
-//! repair controller; [`admin`] is their `/live`, `/ready` and `/metrics`.
+//! repair controller; [`admin`] is their `/live`, `/ready` and `/metrics`, and [`probe`]
+//! what `helm test` runs.
 //!
 //! What decides is pure and returns data: `config`, `ports`, `rules`,
 //! `install::conflist`, `repair::verdict`. What acts is named for it: `firewall`,
@@ -20,5 +21,6 @@ pub mod log;
 pub mod netns;
 pub mod plugin;
 pub mod ports;
+pub mod probe;
 pub mod repair;
 pub mod rules;

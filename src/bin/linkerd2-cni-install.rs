@@ -2,9 +2,10 @@
 
 use std::process::ExitCode;
 
-use clap::Parser;
+use clap::{Parser, Subcommand};
 use linkerd2_cni::install::{self, environment::Settings};
 use linkerd2_cni::log;
+use linkerd2_cni::probe::Probe;
 
 /// Keeps linkerd-cni installed on this node, and uninstalls it on SIGTERM.
 #[derive(Parser)]
@@ -16,6 +17,15 @@ struct Flags {
     /// plain or json [default: plain, or LINKERD_CNI_LOG_FORMAT]
     #[arg(long)]
     log_format: Option<String>,
+    #[command(subcommand)]
+    command: Option<Command>,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// See in a meshed pod that connections are redirected, as `helm test` does
+    #[command(subcommand)]
+    Probe(Probe),
 }
 
 fn main() -> ExitCode {
@@ -32,13 +42,16 @@ fn main() -> ExitCode {
         |settings| (settings.log_level, settings.log_format),
     );
     log::start(level, format);
-    match settings
+    let result = settings
         .map_err(anyhow::Error::from)
-        .and_then(|settings| Ok(install::run(settings)?))
-    {
+        .and_then(|settings| match flags.command {
+            Some(Command::Probe(probe)) => probe.run(),
+            None => Ok(install::run(settings)?),
+        });
+    match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            tracing::error!("{error}");
+            tracing::error!("{error:#}");
             ExitCode::FAILURE
         }
     }
