@@ -15,6 +15,8 @@ const NOWHERE: [IpAddr; 2] = [
 ];
 /// One try to connect, and to get an answer.
 const TRY: Duration = Duration::from_secs(5);
+/// How long to go on trying, as the stand-in may still be starting.
+const WITHIN: Duration = Duration::from_secs(20);
 const PAUSE: Duration = Duration::from_millis(200);
 
 /// The two parts; both are told the same token, so that an answer from elsewhere, such
@@ -40,9 +42,6 @@ pub enum Probe {
         /// The chart says that IPv6 is not redirected, so do not expect it
         #[arg(long)]
         no_ipv6: bool,
-        /// How long to go on trying
-        #[arg(long, default_value = "20s", value_parser = humantime::parse_duration)]
-        within: Duration,
         /// The port to connect to
         port: u16,
         /// The proxy's port, on which the stand-in should get the connection
@@ -58,14 +57,13 @@ impl Probe {
                 token,
                 pod_ips,
                 no_ipv6,
-                within,
                 port,
                 proxy_port,
             } => {
                 let answer = answer(token, *proxy_port);
                 for ip in targets(pod_ips, *no_ipv6)? {
                     let address = SocketAddr::new(ip, *port);
-                    expect(address, &answer, *within)?;
+                    expect(address, &answer, WITHIN)?;
                     tracing::info!("a connection to {address} was redirected to {proxy_port}");
                 }
                 Ok(())
@@ -141,7 +139,7 @@ fn reply(mut stream: TcpStream, line: &str) -> io::Result<()> {
     Ok(())
 }
 
-/// Tries until somebody answers so, as the stand-in may still be starting.
+/// Tries until somebody answers so.
 fn expect(address: SocketAddr, answer: &str, within: Duration) -> anyhow::Result<()> {
     let start = Instant::now();
     loop {
