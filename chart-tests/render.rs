@@ -2,6 +2,7 @@
 
 #![allow(clippy::expect_used, clippy::unwrap_used)]
 
+mod both_helms;
 mod contract;
 mod docs;
 mod helm;
