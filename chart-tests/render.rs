@@ -7,6 +7,7 @@ mod contract;
 mod docs;
 mod helm;
 mod hook;
+mod install_cni;
 mod lifecycle;
 mod objects;
 mod platforms;
