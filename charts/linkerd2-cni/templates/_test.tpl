@@ -2,11 +2,12 @@
 
 {{/*
 Whether it can tell anything, or nothing: linkerd2's image has no probe, and the
-plugin leaves a namespace that is excluded alone, or waits for Multus to call it.
+plugin leaves a namespace that is excluded alone, may redirect no port that is
+tried, or waits for Multus to call it.
 */}}
 {{- define "linkerd-cni.testable" -}}
 {{- $called := or (ne (toString .Values.chained) "false") (eq (toString (.Values.networkAttachmentDefinition).enabled) "true") }}
-{{- if and (include "linkerd-cni.ours" .) $called (not (has .Release.Namespace (.Values.excludeNamespaces | default list))) }}true{{ end }}
+{{- if and (include "linkerd-cni.ours" .) $called (not (has .Release.Namespace (.Values.excludeNamespaces | default list))) (include "linkerd-cni.testPorts" . | fromJson).outbound }}true{{ end }}
 {{- end }}
 
 {{/*
