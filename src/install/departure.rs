@@ -84,7 +84,7 @@ fn question(settings: &Settings) -> (Answer, Option<String>) {
         Ok(_) => (Answer::Stays, None),
         Err(error) => {
             let answer = match error.code() {
-                Some(401) if plugin_is_known(settings, &namespace) => Answer::Stays,
+                Some(401) => as_the_plugin_sees_it(settings, &namespace),
                 code => meaning(code, error.is_timeout() || error.is_answer()),
             };
             (answer, Some(error.to_string()))
@@ -104,17 +104,20 @@ fn meaning(code: Option<u16>, heard: bool) -> Answer {
 }
 
 /// The agent's own token ends with its pod, so that after a forced deletion it says
-/// nothing about the release. The plugin's ends with its account.
-fn plugin_is_known(settings: &Settings, namespace: &str) -> bool {
+/// nothing about the release. The plugin's ends with its account, and its rights with
+/// the release.
+fn as_the_plugin_sees_it(settings: &Settings, namespace: &str) -> Answer {
     if settings.plugin_account.is_none() {
-        return false;
+        return Answer::Refused;
     }
     let Ok(client) = client(Source::Kubeconfig(settings.kubeconfig())) else {
-        return false;
+        return Answer::Refused;
     };
     match is_leaving(&client, namespace) {
-        Ok(leaving) => !leaving,
-        Err(code) => matches!(code, Some(403 | 404)),
+        Ok(false) => Answer::Stays,
+        Ok(true) => Answer::Ends,
+        Err(Some(401 | 403 | 404)) => Answer::Refused,
+        Err(_) => Answer::Silent,
     }
 }
 
