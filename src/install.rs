@@ -20,6 +20,7 @@ pub mod leftovers;
 pub mod netdir;
 pub mod notes;
 pub mod plan;
+pub mod proof;
 pub mod reconcile;
 pub mod removal;
 pub mod status;
@@ -40,6 +41,7 @@ use api::Api;
 use conflist::Entry;
 use environment::{Settings, Template};
 use notes::{Note, Notes};
+use proof::Proof;
 use reconcile::{Pass, Reconciler};
 use status::Status;
 use watch::{Wake, Watch};
@@ -88,6 +90,10 @@ pub fn run(settings: Settings) -> Result<(), Error> {
     let api = Api::start(&settings, watch.waker()).map_err(Error::Thread)?;
     let (own, shared) = (Arc::clone(&settings), Arc::clone(&status));
     let mut reconciler = Reconciler::new(own, entry, shared, Arc::clone(&api));
+    if settings.self_test {
+        let proof = Proof::start(&settings, &status, watch.waker()).map_err(Error::Thread)?;
+        reconciler.takes_proof(proof);
+    }
     let mut notes = Notes::default();
     let mut retry = FIRST_RETRY;
     let mut longest = Duration::ZERO;

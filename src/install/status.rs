@@ -4,6 +4,8 @@ use std::fmt::Write;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
+use super::proof::Outcome;
+
 /// Shared between the agent and its admin listener.
 #[derive(Debug)]
 pub struct Status {
@@ -15,6 +17,9 @@ pub struct Status {
     pub fights: AtomicU64,
     pub reconciles: AtomicU64,
     pub reconcile_errors: AtomicU64,
+    self_tests_passed: AtomicU64,
+    self_tests_skipped: AtomicU64,
+    self_tests_failed: AtomicU64,
 }
 
 impl Default for Status {
@@ -27,6 +32,9 @@ impl Default for Status {
             fights: AtomicU64::default(),
             reconciles: AtomicU64::default(),
             reconcile_errors: AtomicU64::default(),
+            self_tests_passed: AtomicU64::default(),
+            self_tests_skipped: AtomicU64::default(),
+            self_tests_failed: AtomicU64::default(),
         }
     }
 }
@@ -35,6 +43,15 @@ impl Status {
     /// Counts one event.
     pub fn count(counter: &AtomicU64) {
         counter.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Counts one trial of the installed plugin.
+    pub fn self_test(&self, outcome: &Outcome) {
+        Status::count(match outcome {
+            Outcome::Passed(_) => &self.self_tests_passed,
+            Outcome::Skipped(_) => &self.self_tests_skipped,
+            Outcome::Failed(_) => &self.self_tests_failed,
+        });
     }
 
     /// Sets what `/ready` answers.
@@ -103,6 +120,21 @@ impl Status {
                 "# HELP linkerd_cni_agent_{name} {help}\n\
                  # TYPE linkerd_cni_agent_{name} {kind}\n\
                  linkerd_cni_agent_{name} {value}\n"
+            );
+        }
+        text.push_str(
+            "# HELP linkerd_cni_agent_self_tests_total Trials of the installed plugin.\n\
+             # TYPE linkerd_cni_agent_self_tests_total counter\n",
+        );
+        for (result, value) in [
+            ("passed", &self.self_tests_passed),
+            ("skipped", &self.self_tests_skipped),
+            ("failed", &self.self_tests_failed),
+        ] {
+            let value = value.load(Ordering::Relaxed);
+            let _ = writeln!(
+                text,
+                "linkerd_cni_agent_self_tests_total{{result=\"{result}\"}} {value}"
             );
         }
         text

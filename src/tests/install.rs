@@ -19,6 +19,8 @@ mod faults;
 mod lives;
 #[path = "install/node.rs"]
 mod node;
+#[path = "install/proof.rs"]
+mod proof;
 #[path = "install/rewrites.rs"]
 mod rewrites;
 
