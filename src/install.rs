@@ -22,6 +22,7 @@ pub mod notes;
 pub mod plan;
 pub mod proof;
 pub mod reconcile;
+pub mod records;
 pub mod removal;
 pub mod status;
 pub mod taint;
@@ -43,6 +44,7 @@ use environment::{Settings, Template};
 use notes::{Note, Notes};
 use proof::Proof;
 use reconcile::{Pass, Reconciler};
+use records::Records;
 use status::Status;
 use watch::{Wake, Watch};
 
@@ -94,6 +96,10 @@ pub fn run(settings: Settings) -> Result<(), Error> {
         let proof = Proof::start(&settings, &status, watch.waker()).map_err(Error::Thread)?;
         reconciler.takes_proof(proof);
     }
+    let records = match settings.plugin_socket {
+        true => Some(Records::start(&settings, &status).map_err(Error::Thread)?),
+        false => None,
+    };
     let mut notes = Notes::default();
     let mut retry = FIRST_RETRY;
     let mut longest = Duration::ZERO;
@@ -119,6 +125,9 @@ pub fn run(settings: Settings) -> Result<(), Error> {
     }
     info!("told to stop");
     status.set_ready(Err("told to stop".into()));
+    if let Some(records) = records {
+        records.stop();
+    }
     if !departure::is_removal(departure::ask(&settings), api.reached()) {
         info!("leaving everything in place for the next agent");
         return Ok(());

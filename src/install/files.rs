@@ -7,9 +7,10 @@
 use std::fs::{self, File, Metadata, OpenOptions, Permissions};
 use std::io::{self, Read, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt, fchown, symlink};
+use std::os::unix::net::UnixDatagram;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use nix::fcntl::OFlag;
 
@@ -149,6 +150,18 @@ pub fn link(path: &Path, target: &Path) -> Result<(), Error> {
     let temporary = Temporary::beside(path)?;
     symlink(target, &temporary.path).map_err(failed("link", path))?;
     temporary.rename()
+}
+
+/// Replaces `path` by a socket for datagrams, for its owner only, which waits at most
+/// `patience` for each.
+pub fn socket(path: &Path, patience: Duration) -> Result<UnixDatagram, Error> {
+    let temporary = Temporary::beside(path)?;
+    let socket = UnixDatagram::bind(&temporary.path).map_err(failed("make", path))?;
+    fs::set_permissions(&temporary.path, Permissions::from_mode(0o600))
+        .and_then(|()| socket.set_read_timeout(Some(patience)))
+        .map_err(failed("make", path))?;
+    temporary.rename()?;
+    Ok(socket)
 }
 
 /// Removes `path`; whether there was something to remove.

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use super::proof::Outcome;
+use super::records::Tally;
 
 /// Shared between the agent and its admin listener.
 #[derive(Debug)]
@@ -17,6 +18,8 @@ pub struct Status {
     pub fights: AtomicU64,
     pub reconciles: AtomicU64,
     pub reconcile_errors: AtomicU64,
+    /// What the plugin reports.
+    pub records: Tally,
     self_tests_passed: AtomicU64,
     self_tests_skipped: AtomicU64,
     self_tests_failed: AtomicU64,
@@ -32,6 +35,7 @@ impl Default for Status {
             fights: AtomicU64::default(),
             reconciles: AtomicU64::default(),
             reconcile_errors: AtomicU64::default(),
+            records: Tally::default(),
             self_tests_passed: AtomicU64::default(),
             self_tests_skipped: AtomicU64::default(),
             self_tests_failed: AtomicU64::default(),
@@ -65,7 +69,7 @@ impl Status {
         ready.clone()
     }
 
-    /// The metrics in Prometheus' text format.
+    /// The metrics in the text format of OpenMetrics.
     pub fn metrics(&self) -> String {
         let mut text = String::new();
         let ready = AtomicU64::new(self.ready().is_ok().into());
@@ -114,17 +118,19 @@ impl Status {
             ),
         ] {
             let value = value.load(Ordering::Relaxed);
+            // OpenMetrics names the family without the suffix of its samples.
+            let family = name.strip_suffix("_total").unwrap_or(name);
             // Writing to a String cannot fail.
             let _ = write!(
                 text,
-                "# HELP linkerd_cni_agent_{name} {help}\n\
-                 # TYPE linkerd_cni_agent_{name} {kind}\n\
+                "# HELP linkerd_cni_agent_{family} {help}\n\
+                 # TYPE linkerd_cni_agent_{family} {kind}\n\
                  linkerd_cni_agent_{name} {value}\n"
             );
         }
         text.push_str(
-            "# HELP linkerd_cni_agent_self_tests_total Trials of the installed plugin.\n\
-             # TYPE linkerd_cni_agent_self_tests_total counter\n",
+            "# HELP linkerd_cni_agent_self_tests Trials of the installed plugin.\n\
+             # TYPE linkerd_cni_agent_self_tests counter\n",
         );
         for (result, value) in [
             ("passed", &self.self_tests_passed),
@@ -137,6 +143,26 @@ impl Status {
                 "linkerd_cni_agent_self_tests_total{{result=\"{result}\"}} {value}"
             );
         }
+        self.records.write(&mut text);
+        text.push_str("# EOF\n");
         text
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_sample_belongs_to_the_family_above_it_and_the_text_has_an_end() {
+        let text = Status::default().metrics();
+        let mut family = "";
+        for line in text.strip_suffix("# EOF\n").unwrap().lines() {
+            match line.strip_prefix("# ").map(|rest| rest.split(' ')) {
+                Some(mut words) => family = words.nth(1).unwrap(),
+                None => assert!(line.starts_with(family), "{line} under {family}"),
+            }
+            assert!(!family.ends_with("_total"), "{family}");
+        }
     }
 }

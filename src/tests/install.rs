@@ -21,6 +21,8 @@ mod lives;
 mod node;
 #[path = "install/proof.rs"]
 mod proof;
+#[path = "install/records.rs"]
+mod records;
 #[path = "install/rewrites.rs"]
 mod rewrites;
 

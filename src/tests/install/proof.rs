@@ -66,7 +66,12 @@ fn the_real_plugin_is_proven_by_tcp_in_both_directions_and_families() {
         let (tested, ready) = (log.find(&passed), log.find("is installed and verified"));
         assert!(tested < ready, "{log}");
         assert!(!log.contains("WARN"), "{log}");
-        println!("{}", log.lines().find(|line| line.contains("passed")).unwrap_or_default());
+        println!(
+            "{}",
+            log.lines()
+                .find(|line| line.contains("passed"))
+                .unwrap_or_default()
+        );
         assert_eq!(trials(&agent, "passed"), 1);
     }
 }
