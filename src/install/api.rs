@@ -7,6 +7,7 @@
 
 pub mod claims;
 mod errands;
+mod untaint;
 
 use std::collections::VecDeque;
 use std::fs;
@@ -40,6 +41,8 @@ struct State {
     token: Option<Token>,
     checked: Option<Checked>,
     reached: bool,
+    /// All on the node is right.
+    verified: bool,
     nudged: bool,
     events: VecDeque<Value>,
 }
@@ -109,6 +112,17 @@ impl Api {
     pub fn nudge(&self) {
         self.state().nudged = true;
         self.nudge.notify_one();
+    }
+
+    /// Whether all on the node is right, which the startup taint waits for.
+    pub fn verified(&self, verified: bool) {
+        let mut state = self.state();
+        let begins = verified && !state.verified;
+        state.verified = verified;
+        drop(state);
+        if begins && self.settings.startup_taint.is_some() {
+            self.nudge();
+        }
     }
 
     /// Posts an Event, some time.

@@ -136,6 +136,7 @@ impl Reconciler {
             self.greeted = true;
             info!("linkerd CNI is installed and verified on this node");
         }
+        self.api.verified(pass.ready().is_ok());
         self.status.set_ready(pass.ready());
         pass
     }

@@ -25,6 +25,8 @@ mod proof;
 mod records;
 #[path = "install/rewrites.rs"]
 mod rewrites;
+#[path = "install/taint.rs"]
+mod taint;
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};

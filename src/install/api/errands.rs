@@ -10,6 +10,7 @@ use serde_json::json;
 use tracing::{info, warn};
 
 use super::claims::Claims;
+use super::untaint::Untaint;
 use super::{Api, Checked, Token, USER_AGENT, namespace};
 use crate::kube::backoff::Backoff;
 use crate::kube::connection::{Connection, Source};
@@ -34,6 +35,7 @@ pub struct Errands {
     renew: Instant,
     check: Instant,
     backoff: Backoff,
+    untaint: Untaint,
     /// What was said last about the plugin's token and about the kubeconfig.
     said: [Option<String>; 2],
 }
@@ -69,6 +71,7 @@ impl Errands {
             renew: now + renew,
             check: now,
             backoff: Backoff::default(),
+            untaint: Untaint::of(&api.settings, now),
             said: [None, None],
             api,
         }
@@ -86,10 +89,14 @@ impl Errands {
                 self.check();
             }
             self.post_events();
-            let end = match self.api.settings.plugin_account {
-                Some(_) => self.check.min(self.renew),
-                None => self.check,
-            };
+            let verified = self.api.state().verified;
+            let mut end = self.check;
+            if self.api.settings.plugin_account.is_some() {
+                end = end.min(self.renew);
+            }
+            if let Some(due) = self.untaint.look(&mut self.own, verified, Instant::now()) {
+                end = end.min(due);
+            }
             nudged = self.api.pause(end);
             if nudged {
                 std::thread::sleep(PAUSE.saturating_sub(now.elapsed()));
