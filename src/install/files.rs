@@ -202,7 +202,7 @@ pub fn target(path: &Path) -> Result<PathBuf, Error> {
 pub fn same(one: &Path, other: &Path) -> Result<bool, Error> {
     let mut first = File::open(one).map_err(failed("read", one))?;
     let mut second = File::open(other).map_err(failed("read", other))?;
-    let (mut a, mut b) = (vec![0; 64 << 10], vec![0; 64 << 10]);
+    let (mut a, mut b) = (vec![0; 16 << 10], vec![0; 16 << 10]);
     loop {
         let n = fill(&mut first, &mut a).map_err(failed("read", one))?;
         let m = fill(&mut second, &mut b).map_err(failed("read", other))?;
