@@ -12,7 +12,6 @@ pub mod conflist;
 pub mod credential;
 pub mod departure;
 pub mod environment;
-pub mod event;
 pub mod fight;
 pub mod files;
 pub mod journal;

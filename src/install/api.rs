@@ -7,6 +7,7 @@
 
 pub mod claims;
 mod errands;
+mod event;
 mod untaint;
 
 use std::collections::VecDeque;
@@ -16,11 +17,9 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 
-use serde_json::Value;
-
 use super::environment::Settings;
 use super::watch::Waker;
-use crate::kube::{config, connection::Source};
+use crate::kube::{config, connection::Source, event::Message};
 use claims::Claims;
 
 /// What the audit log shows.
@@ -44,7 +43,7 @@ struct State {
     /// All on the node is right.
     verified: bool,
     nudged: bool,
-    events: VecDeque<Value>,
+    events: VecDeque<Message>,
 }
 
 /// A token of the plugin's own account.
@@ -125,8 +124,8 @@ impl Api {
         }
     }
 
-    /// Posts an Event, some time.
-    pub fn tell(&self, event: Value) {
+    /// Publishes an Event on the agent's pod, some time.
+    pub fn tell(&self, event: Message) {
         let mut state = self.state();
         if state.events.len() == EVENTS {
             state.events.pop_front();

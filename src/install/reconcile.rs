@@ -13,7 +13,6 @@ use super::binaries::Binaries;
 use super::conflist::{Entry, PLUGIN};
 use super::credential;
 use super::environment::Settings;
-use super::event;
 use super::fight::Fights;
 use super::files;
 use super::journal::Journal;
@@ -22,6 +21,7 @@ use super::netdir::{self, Content, Found};
 use super::plan::{self, Step};
 use super::proof::{Proof, Standing, Subject};
 use super::status::Status;
+use crate::kube::event::{Kind, Message};
 
 /// What readiness is about; also the subjects of what is logged about it.
 pub const BINARY: &str = "binary";
@@ -267,10 +267,12 @@ impl Reconciler {
 
     /// Says on our pod that somebody fights over `list`.
     fn tell(&self, list: &Path) {
-        let text = remedy(list);
-        if let Some(event) = event::warning(&self.settings, "LinkerdCNIFight", "Chaining", &text) {
-            self.api.tell(event);
-        }
+        self.api.tell(Message {
+            kind: Kind::Warning,
+            reason: "LinkerdCNIFight",
+            action: "Chaining",
+            note: remedy(list),
+        });
     }
 
     /// From when something is seen to be wrong, no one is to be told that all is right.

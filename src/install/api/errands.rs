@@ -10,6 +10,7 @@ use serde_json::json;
 use tracing::{info, warn};
 
 use super::claims::Claims;
+use super::event;
 use super::untaint::Untaint;
 use super::{Api, Checked, Token, USER_AGENT, namespace};
 use crate::kube::backoff::Backoff;
@@ -216,15 +217,10 @@ impl Errands {
 
     fn post_events(&mut self) {
         loop {
-            let Some(event) = self.api.state().events.pop_front() else {
+            let Some(message) = self.api.state().events.pop_front() else {
                 return;
             };
-            let namespace = event["metadata"]["namespace"].as_str().unwrap_or_default();
-            let path = format!("/apis/events.k8s.io/v1/namespaces/{namespace}/events");
-            let Ok(client) = self.own.client() else {
-                return;
-            };
-            if let Err(error) = client.post(&path, &event) {
+            if let Err(error) = event::publish(&mut self.own, &self.api.settings, &message) {
                 warn!("cannot post an Event: {error}");
             }
         }
