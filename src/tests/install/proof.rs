@@ -186,3 +186,31 @@ fn without_the_right_to_make_namespaces_ready_goes_by_all_else() {
         agent.kill();
     }
 }
+
+#[test]
+fn what_failed_is_tried_again_until_it_works() {
+    let gate = tempfile::tempdir().unwrap();
+    let open = gate.path().join("open");
+    let tries = gate.path().join("tries");
+    let plugin = script(&format!(
+        "echo x >>{}; [ -e {} ] && exec {PLUGIN}; exit 5",
+        tries.display(),
+        open.display()
+    ));
+    let node = node(&plugin, "1.0.0");
+    let mut agent = start(&node, ENTRY);
+    let tried = || {
+        fs::read_to_string(&tries)
+            .unwrap_or_default()
+            .lines()
+            .count()
+    };
+    until("three tries", || tried() >= 3);
+    assert_eq!(agent.ready().0, 500);
+    // Waiting longer each time, it said so once.
+    assert!(tried() <= 4, "{}", tried());
+    assert_eq!(agent.log().matches("exit status: 5").count(), 1);
+    fs::write(open, "").unwrap();
+    agent.until_ready();
+    assert!(agent.log().contains("self-test: no longer wrong"));
+}
