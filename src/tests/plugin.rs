@@ -536,9 +536,9 @@ fn failures_are_error_objects_and_leave_no_rule() {
         ),
         (
             "foreign prevResult",
-            add().set("prevResult", json!({"cniVersion": "0.4.0"})),
+            add().set("prevResult", json!({"cniVersion": "9.9.9"})),
             6,
-            "prevResult has cniVersion \"0.4.0\"",
+            "unsupported CNI result version \"9.9.9\"",
         ),
         (
             "prevResult of a wrong type",
