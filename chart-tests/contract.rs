@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::helm::{Objects, Render, with};
+use crate::helm::{Render, chart, with};
 
 #[test]
 fn objects_have_the_names_that_linkerd_check_looks_for() {
@@ -17,10 +17,13 @@ fn objects_have_the_names_that_linkerd_check_looks_for() {
     assert_eq!(
         names,
         [
+            ("ServiceAccount", "linkerd-cni-plugin", &here),
             ("ServiceAccount", "linkerd-cni", &here),
             ("ConfigMap", "linkerd-cni-config", &here),
             ("ClusterRole", "linkerd-cni", &Value::Null),
             ("ClusterRoleBinding", "linkerd-cni", &Value::Null),
+            ("Role", "linkerd-cni-agent", &here),
+            ("RoleBinding", "linkerd-cni-agent", &here),
             ("DaemonSet", "linkerd-cni", &here),
         ]
     );
@@ -28,7 +31,10 @@ fn objects_have_the_names_that_linkerd_check_looks_for() {
 
 #[test]
 fn every_object_can_be_pruned_by_linkerds_label() {
-    let objects = with(json!({"commonLabels": {"linkerd.io/cni-resource": "false"}}));
+    let objects = Render::new()
+        .file(&chart().join("ci/everything-values.yaml"))
+        .values(&json!({"commonLabels": {"linkerd.io/cni-resource": "false"}}))
+        .objects();
     for object in &objects.0 {
         let labels = &object["metadata"]["labels"];
         assert_eq!(
@@ -134,22 +140,25 @@ fn the_agent_is_ready_only_when_its_port_says_so() {
         agent["livenessProbe"]["httpGet"],
         json!({"path": "/live", "port": "install-admin"})
     );
-    assert_eq!(variable(&objects, "LINKERD_CNI_ADMIN_ADDR"), "0.0.0.0:8081");
-    let both = with(json!({"disableIPv6": false}));
-    assert_eq!(variable(&both, "LINKERD_CNI_ADMIN_ADDR"), "[::]:9991");
+    assert_eq!(
+        agent["startupProbe"]["httpGet"],
+        agent["livenessProbe"]["httpGet"]
+    );
+    let address = |values: Value| with(values).variable("install-cni", "LINKERD_CNI_ADMIN_ADDR");
+    assert_eq!(address(json!({"adminPort": 8081})), "0.0.0.0:8081");
+    assert_eq!(address(json!({"disableIPv6": false})), "[::]:9991");
+    assert_eq!(address(json!({"ipv6": true})), "[::]:9991");
+    assert_eq!(address(json!({"ipv6": "auto"})), "0.0.0.0:9991");
+    assert_eq!(
+        address(json!({"ipv6": "auto", "disableIPv6": false})),
+        "[::]:9991"
+    );
 
     let objects = with(json!({"adminPort": null}));
     let agent = objects.container("install-cni");
-    for key in ["ports", "readinessProbe", "livenessProbe"] {
+    for key in ["ports", "startupProbe", "readinessProbe", "livenessProbe"] {
         assert!(agent.get(key).is_none(), "{key}");
     }
-    assert_eq!(variable(&objects, "LINKERD_CNI_ADMIN_ADDR"), Value::Null);
-}
-
-fn variable(objects: &Objects, name: &str) -> Value {
-    let env = objects.container("install-cni")["env"].as_array().unwrap();
-    let found = env.iter().find(|variable| variable["name"] == name);
-    found.map_or(Value::Null, |variable| variable["value"].clone())
 }
 
 /// linkerd2's chart dropped command, arguments, probes and ports as well.

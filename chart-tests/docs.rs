@@ -6,7 +6,7 @@ use std::process::Command;
 
 use serde_json::{Value, json};
 
-use crate::helm::{Render, chart, helm, read, with, yaml};
+use crate::helm::{Render, chart, files, helm, read, with, yaml};
 
 fn values() -> Value {
     yaml(&read(chart().join("values.yaml")))
@@ -106,7 +106,8 @@ fn every_value_has_an_effect() {
         let render = Render::new().values(&repair).values(values);
         render.text().unwrap() + &render.notes()
     };
-    let other: Value = yaml(&read(chart().join("ci/overrides-values.yaml")));
+    let others = ["ci/overrides-values.yaml", "ci/everything-values.yaml"]
+        .map(|file| -> Value { yaml(&read(chart().join(file))) });
     let default = everything(&json!({}));
     let mut all = BTreeMap::new();
     leaves("", &values(), &mut all);
@@ -116,17 +117,25 @@ fn every_value_has_an_effect() {
             "repairController.enabled" => json!(false),
             "repairController.enableSecurityContext" => json!(false),
             "updateStrategy.type" => json!("OnDelete"),
-            "skipSubnets" => json!("10.0.0.0/8"),
-            "adminPort" => json!(8081),
+            "platform" => json!("k3s"),
+            "chained" | "rbac.create" | "serviceAccount.create" => json!(false),
             place if place.contains("resources.") => json!("1"),
-            _ => other
-                .pointer(&pointer)
-                .unwrap_or_else(|| panic!("ci/overrides lacks {place}"))
-                .clone(),
+            _ => {
+                let found = others.iter().find_map(|values| values.pointer(&pointer));
+                found.unwrap_or_else(|| panic!("ci lacks {place}")).clone()
+            }
         };
-        let values = place
+        let mut values = place
             .rsplit('.')
             .fold(changed, |inner, key| json!({key: inner}));
+        // What belongs to an object that is off needs it on.
+        for object in ["podMonitor", "resourceQuota", "networkAttachmentDefinition"] {
+            if place.starts_with(object) && !place.ends_with(".enabled") {
+                values[object]["enabled"] = json!(true);
+                let on = everything(&json!({object: {"enabled": true}}));
+                assert_ne!(everything(&values), on, "{place} changes nothing");
+            }
+        }
         assert_ne!(everything(&values), default, "{place} changes nothing");
     }
 }
@@ -183,13 +192,13 @@ fn one_template_holds_one_object_and_defines_bear_the_charts_name() {
 fn the_package_holds_what_users_need() {
     let target = tempfile::tempdir().unwrap();
     let directory = target.path().to_str().unwrap();
-    let packed = helm(&[
+    let output = helm(&[
         "package",
         chart().to_str().unwrap(),
         "--destination",
         directory,
     ]);
-    assert!(packed.status.success(), "{packed:?}");
+    assert!(output.status.success(), "{output:?}");
     let archive = fs::read_dir(target.path())
         .unwrap()
         .next()
@@ -202,27 +211,29 @@ fn the_package_holds_what_users_need() {
         .output()
         .unwrap();
     let listing = String::from_utf8(listing.stdout).unwrap();
-    let mut files: Vec<_> = listing
+    let mut packed: Vec<_> = listing
         .lines()
         .filter_map(|f| f.strip_prefix("linkerd2-cni/"))
         .collect();
-    files.sort_unstable();
-    assert_eq!(
-        files,
+    packed.sort_unstable();
+    // Every template and platform, and of the rest just these.
+    let mut expected: Vec<_> = ["templates", "platforms"]
+        .iter()
+        .flat_map(|directory| files(&chart().join(directory)))
+        .map(|path| path.strip_prefix(chart()).unwrap().display().to_string())
+        .collect();
+    expected.extend(
         [
             ".helmignore",
             "Chart.yaml",
             "LICENSE",
             "README.md",
-            "templates/NOTES.txt",
-            "templates/_helpers.tpl",
-            "templates/clusterrole.yaml",
-            "templates/clusterrolebinding.yaml",
-            "templates/configmap.yaml",
-            "templates/daemonset.yaml",
-            "templates/serviceaccount.yaml",
             "values.schema.json",
             "values.yaml",
         ]
+        .map(String::from),
     );
+    expected.sort_unstable();
+    assert_eq!(packed, expected);
+    insta::assert_snapshot!(packed.join("\n"));
 }

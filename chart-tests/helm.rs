@@ -21,15 +21,25 @@ pub fn yaml(text: &str) -> Value {
     serde_saphyr::from_str(text).unwrap_or_else(|error| panic!("{error}\n{text}"))
 }
 
-/// The files in `ci`, each a use of the chart.
-pub fn ci_values() -> Vec<PathBuf> {
-    let mut files: Vec<_> = fs::read_dir(chart().join("ci"))
-        .unwrap()
-        .map(|entry| entry.unwrap().path())
-        .collect();
+/// The files of a directory, in order.
+pub fn files(directory: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir(directory).unwrap();
+    let mut files: Vec<_> = entries.map(|entry| entry.unwrap().path()).collect();
     files.sort();
     assert!(!files.is_empty());
     files
+}
+
+/// The files in `ci`, each a use of the chart.
+pub fn ci_values() -> Vec<PathBuf> {
+    files(&chart().join("ci"))
+}
+
+/// The files in `platforms`, by the name that `platform` takes.
+pub fn platforms() -> Vec<(String, PathBuf)> {
+    let name = |path: &Path| path.file_stem().unwrap().to_str().unwrap().to_string();
+    let files = files(&chart().join("platforms"));
+    files.into_iter().map(|path| (name(&path), path)).collect()
 }
 
 /// `helm` with these arguments. It must be there: a skipped test tells nothing.
@@ -90,14 +100,12 @@ impl Render {
             for part in ["Chart.yaml", "values.yaml", "values.schema.json"] {
                 fs::copy(self.chart.join(part), copy.path().join(part)).unwrap();
             }
-            fs::create_dir(copy.path().join("templates")).unwrap();
-            for entry in fs::read_dir(self.chart.join("templates")).unwrap() {
-                let from = entry.unwrap().path();
-                let to = copy
-                    .path()
-                    .join("templates")
-                    .join(from.file_name().unwrap());
-                fs::copy(from, to).unwrap();
+            for directory in ["templates", "platforms"] {
+                let target = copy.path().join(directory);
+                fs::create_dir(&target).unwrap();
+                for from in files(&self.chart.join(directory)) {
+                    fs::copy(&from, target.join(from.file_name().unwrap())).unwrap();
+                }
             }
             self.chart = copy.path().into();
             self.copy = Some(copy);
@@ -152,6 +160,26 @@ impl Objects {
         let object = found.next().unwrap_or_else(|| panic!("no {kind}"));
         assert!(found.next().is_none(), "more than one {kind}");
         object
+    }
+
+    pub fn named(&self, kind: &str, name: &str) -> &Value {
+        let found = self
+            .0
+            .iter()
+            .find(|object| object["kind"] == kind && object["metadata"]["name"] == name);
+        found.unwrap_or_else(|| panic!("no {kind} {name}"))
+    }
+
+    /// Whether there is an object of this kind.
+    pub fn have(&self, kind: &str) -> bool {
+        self.0.iter().any(|object| object["kind"] == kind)
+    }
+
+    /// A variable of a container: its value, or null.
+    pub fn variable(&self, container: &str, name: &str) -> Value {
+        let env = self.container(container)["env"].as_array().unwrap();
+        let found = env.iter().find(|variable| variable["name"] == name);
+        found.map_or(Value::Null, |variable| variable["value"].clone())
     }
 
     /// The pod template of the DaemonSet.

@@ -23,7 +23,71 @@ fn upstreams_values_in_place_of_ours_render_upstreams_pod() {
     // Its agent has no port, so a probe would keep it from ever being ready.
     assert!(agent.get("readinessProbe").is_none());
     assert!(agent.get("livenessProbe").is_none());
-    assert_eq!(objects.plugin(), with(json!({})).plugin());
+    // Nor does it know of our variables, capabilities and keys.
+    let names = agent["env"].as_array().unwrap().iter();
+    let names: Vec<_> = names.map(|variable| &variable["name"]).collect();
+    assert_eq!(
+        names,
+        [
+            "DEST_CNI_NET_DIR",
+            "DEST_CNI_BIN_DIR",
+            "CNI_NETWORK_CONFIG",
+            "SLEEP",
+            "LINKERD_CNI_LOG_LEVEL"
+        ]
+    );
+    assert_eq!(
+        agent["securityContext"]["capabilities"]["add"],
+        json!(["DAC_OVERRIDE"])
+    );
+    assert_eq!(
+        objects.plugin(),
+        json!({
+            "name": "linkerd-cni",
+            "type": "linkerd-cni",
+            "log_level": "info",
+            "kubernetes": {"kubeconfig": "__KUBECONFIG_FILEPATH__"},
+            "linkerd": {
+                "incoming-proxy-port": 4143,
+                "outgoing-proxy-port": 4140,
+                "proxy-uid": 2102,
+                "ports-to-redirect": [],
+                "inbound-ports-to-ignore": ["4191", "4190"],
+                "simulate": false,
+                "use-wait-flag": false,
+                "iptables-mode": "nft",
+                "ipv6": false,
+            },
+        })
+    );
+}
+
+/// Upstream's image with values of ours that it would refuse.
+#[test]
+fn an_image_of_upstreams_is_told_only_what_it_knows() {
+    let objects = with(json!({
+        "adminPort": null, "iptablesMode": "native", "ipv6": "auto", "disableIPv6": false,
+        "excludeNamespaces": ["a"], "startupTaint": "a",
+        "repairController": {"enabled": true, "mode": "in-place", "auditIntervalSeconds": 5},
+    }));
+    let plugin = objects.plugin();
+    assert_eq!(plugin["linkerd"]["iptables-mode"], "nft");
+    assert_eq!(plugin["linkerd"]["ipv6"], true);
+    assert!(plugin["linkerd"].get("exclude-namespaces").is_none());
+    assert!(plugin.get("capabilities").is_none());
+    let repair = objects.container("repair-controller");
+    assert_eq!(repair["env"].as_array().unwrap().len(), 2);
+    assert!(repair.get("volumeMounts").is_none());
+}
+
+#[test]
+fn upstreams_repair_controller_keeps_its_rights() {
+    let values = json!({"repairController": {"enabled": true}});
+    let objects = over_upstreams_values().values(&values).objects();
+    let rules = objects.named("ClusterRole", "linkerd-cni-repair")["rules"].to_string();
+    for verb in ["list", "watch", "delete"] {
+        assert!(rules.contains(verb), "{verb}: {rules}");
+    }
 }
 
 #[test]

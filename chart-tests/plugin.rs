@@ -5,12 +5,13 @@ use serde_json::{Value, json};
 use crate::helm::with;
 
 #[test]
-fn the_plugins_configuration_is_upstreams() {
+fn the_plugins_configuration_is_upstreams_and_more() {
     let expected = json!({
         "name": "linkerd-cni",
         "type": "linkerd-cni",
         "log_level": "info",
         "kubernetes": {"kubeconfig": "__KUBECONFIG_FILEPATH__"},
+        "capabilities": {"io.kubernetes.cri.pod-annotations": true},
         "linkerd": {
             "incoming-proxy-port": 4143,
             "outgoing-proxy-port": 4140,
@@ -19,8 +20,11 @@ fn the_plugins_configuration_is_upstreams() {
             "inbound-ports-to-ignore": ["4191", "4190"],
             "simulate": false,
             "use-wait-flag": false,
-            "iptables-mode": "nft",
+            "iptables-mode": "auto",
             "ipv6": false,
+            "pod-detection": "annotations",
+            "api-retry-seconds": 10,
+            "agent-namespace": "linkerd-cni",
         },
     });
     assert_eq!(with(json!({})).plugin(), expected);
@@ -114,7 +118,49 @@ fn each_value_reaches_the_plugins_configuration() {
             "iptables-mode",
             json!("legacy"),
         ),
-        (json!({"iptablesMode": null}), "iptables-mode", json!("nft")),
+        (
+            json!({"iptablesMode": "native"}),
+            "iptables-mode",
+            json!("native"),
+        ),
+        (
+            json!({"iptablesMode": null}),
+            "iptables-mode",
+            json!("auto"),
+        ),
+        (json!({"ipv6": "auto"}), "ipv6", json!("auto")),
+        (json!({"ipv6": true}), "ipv6", json!(true)),
+        (json!({"ipv6": "true"}), "ipv6", json!(true)),
+        (
+            json!({"ipv6": false, "disableIPv6": false}),
+            "ipv6",
+            json!(false),
+        ),
+        (
+            json!({"ipv6": "", "disableIPv6": false}),
+            "ipv6",
+            json!(true),
+        ),
+        (
+            json!({"excludeNamespaces": ["kube-system"]}),
+            "exclude-namespaces",
+            json!(["kube-system"]),
+        ),
+        (
+            json!({"excludeNamespaces": []}),
+            "exclude-namespaces",
+            Value::Null,
+        ),
+        (
+            json!({"podDetection": "api"}),
+            "pod-detection",
+            json!("api"),
+        ),
+        (
+            json!({"apiRetrySeconds": "20"}),
+            "api-retry-seconds",
+            json!(20),
+        ),
         (json!({"disableIPv6": false}), "ipv6", json!(true)),
         (json!({"disableIPv6": null}), "ipv6", json!(false)),
     ];
@@ -123,6 +169,8 @@ fn each_value_reaches_the_plugins_configuration() {
         let found = plugin["linkerd"].get(key).unwrap_or(&Value::Null);
         assert_eq!(found, &expected, "{values}");
     }
+    let api = with(json!({"podDetection": "api"})).plugin();
+    assert!(api.get("capabilities").is_none(), "{api}");
     assert_eq!(
         with(json!({"logLevel": "debug"})).plugin()["log_level"],
         "debug"

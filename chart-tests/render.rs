@@ -6,6 +6,8 @@ mod contract;
 mod docs;
 mod helm;
 mod lifecycle;
+mod objects;
+mod platforms;
 mod plugin;
 mod schema;
 mod security;

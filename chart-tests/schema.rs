@@ -45,7 +45,7 @@ fn a_wrong_value_is_refused_by_name() {
         ),
         (
             json!({"iptablesMode": "bogus"}),
-            "at '/iptablesMode': value must be one of 'nft', 'legacy', 'plain'",
+            "at '/iptablesMode': value must be one of 'auto', 'native', 'nft', 'legacy', 'plain'",
         ),
         (
             json!({"logLevel": "info\",\"x\":\"y"}),
@@ -130,6 +130,63 @@ fn a_wrong_value_is_refused_by_name() {
         (
             json!({"adminPort": 9990, "repairController": {"enabled": true}}),
             "9990 is the repair controller's port",
+        ),
+        (
+            json!({"platform": "eks-auto"}),
+            "at '/platform': value must be one of '', 'aks'",
+        ),
+        (
+            json!({"repairController": {"mode": "restart"}}),
+            "at '/repairController/mode': value must be one of 'delete', 'in-place', 'label', 'report'",
+        ),
+        (
+            json!({"cniConfFileName": "../x.conf"}),
+            "at '/cniConfFileName': '../x.conf' does not match",
+        ),
+        (
+            json!({"excludeNamespaces": "kube-system"}),
+            "at '/excludeNamespaces': got string",
+        ),
+        (
+            json!({"image": {"digest": "0123"}}),
+            "at '/image/digest': '0123' does not match",
+        ),
+        (
+            json!({"ipv6": "maybe"}),
+            "at '/ipv6': value must be one of '', 'auto'",
+        ),
+        (
+            json!({"apiRetrySeconds": 0}),
+            "at '/apiRetrySeconds': minimum: got 0, want 1",
+        ),
+        (
+            json!({"startupTaint": "key=value:NoSchedule"}),
+            "at '/startupTaint'",
+        ),
+        (
+            json!({"chained": false, "ownConfig": true}),
+            "ownConfig: it is a copy of a chain",
+        ),
+        (
+            json!({"image": {
+                "version": format!("v1@sha256:{}", "0".repeat(64)),
+                "digest": format!("sha256:{}", "0".repeat(64)),
+            }}),
+            "image.digest: image.version has a digest already",
+        ),
+        (
+            json!({"extraEnv": [{"name": "SLEEP", "value": "x"}]}),
+            "extraEnv: SLEEP is set by the chart",
+        ),
+        (
+            json!({"repairController": {
+                "enabled": true, "mode": "in-place", "enableSecurityContext": false,
+            }}),
+            "mode in-place and the audit enter pods' network namespaces",
+        ),
+        (
+            json!({"adminPort": null, "podMonitor": {"enabled": true}}),
+            "podMonitor: linkerd2's image",
         ),
     ];
     for (values, expected) in cases {
@@ -243,7 +300,13 @@ fn every_object_with_named_properties_is_closed() {
 #[test]
 fn schema_and_values_name_the_same_keys() {
     /// Kubernetes' own fields; values.yaml shows only those with a default.
-    const KUBERNETES: [&str; 2] = ["nodeAffinity", "updateStrategy"];
+    const KUBERNETES: [&str; 5] = [
+        "affinity",
+        "nodeAffinity",
+        "securityContext",
+        "seLinuxOptions",
+        "updateStrategy",
+    ];
 
     fn compare(root: &Value, place: &str, schema: &Value, values: &Value) {
         let Some(properties) = resolve(root, schema)["properties"].as_object() else {

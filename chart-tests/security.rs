@@ -4,70 +4,202 @@ use serde_json::{Value, json};
 
 use crate::helm::{Objects, with};
 
-#[test]
-fn the_role_allows_no_more_than_is_used() {
-    let read = |resource: &str| (format!("/{resource}"), vec!["get"]);
-    let agent = vec![
-        read("pods"),
-        read("namespaces"),
-        (String::from("/services=kubernetes"), vec!["get"]),
-    ];
-    assert_eq!(rights(&with(json!({}))), owned(&agent));
-
-    let mut repair = agent;
-    repair.push((String::from("/pods"), vec!["list", "watch", "delete"]));
-    repair.push((String::from("events.k8s.io/events"), vec!["create"]));
-    let objects = with(json!({"repairController": {"enabled": true}}));
-    assert_eq!(rights(&objects), owned(&repair));
+/// What each account may do: "role: group/resource=name verbs".
+fn rights(objects: &Objects, account: &str) -> Vec<String> {
+    let mut all = Vec::new();
+    for binding in &objects.0 {
+        let subjects = binding["subjects"].as_array();
+        let bound = subjects.is_some_and(|s| s.iter().any(|subject| subject["name"] == account));
+        if !bound {
+            continue;
+        }
+        let role = binding["roleRef"]["kind"].as_str().unwrap();
+        let name = binding["roleRef"]["name"].as_str().unwrap();
+        for rule in objects.named(role, name)["rules"].as_array().unwrap() {
+            all.push(format!("{role} {name}: {}", describe(rule)));
+        }
+    }
+    all
 }
 
-fn owned(rights: &[(String, Vec<&str>)]) -> Vec<(String, Value)> {
-    rights
-        .iter()
-        .map(|(what, verbs)| (what.clone(), json!(verbs)))
-        .collect()
-}
-
-/// Each rule as "group/resource=name" and its verbs.
-fn rights(objects: &Objects) -> Vec<(String, Value)> {
-    let rules = objects.get("ClusterRole")["rules"].as_array().unwrap();
-    let rule = |rule: &Value| {
-        let only = |key: &str| {
-            let list = rule[key].as_array().unwrap();
-            assert_eq!(list.len(), 1, "{rule}");
-            list[0].as_str().unwrap().to_string()
-        };
-        let name = rule
-            .get("resourceNames")
-            .map(|_| format!("={}", only("resourceNames")));
-        let what = format!(
-            "{}/{}{}",
-            only("apiGroups"),
-            only("resources"),
-            name.unwrap_or_default()
-        );
-        (what, rule["verbs"].clone())
+fn describe(rule: &Value) -> String {
+    let only = |key: &str| {
+        let list = rule[key].as_array().unwrap();
+        assert_eq!(list.len(), 1, "{rule}");
+        list[0].as_str().unwrap().to_string()
     };
-    rules.iter().map(rule).collect()
+    let name = rule
+        .get("resourceNames")
+        .map(|_| format!("={}", only("resourceNames")));
+    let verbs: Vec<_> = rule["verbs"].as_array().unwrap().iter().collect();
+    let verbs: Vec<_> = verbs.iter().map(|verb| verb.as_str().unwrap()).collect();
+    format!(
+        "{}/{}{} {}",
+        only("apiGroups"),
+        only("resources"),
+        name.unwrap_or_default(),
+        verbs.join(",")
+    )
+}
+
+const PLUGIN: [&str; 3] = [
+    "ClusterRole linkerd-cni: /pods get",
+    "ClusterRole linkerd-cni: /namespaces get",
+    "ClusterRole linkerd-cni: /services=kubernetes get",
+];
+
+const AGENT: [&str; 3] = [
+    "Role linkerd-cni-agent: apps/daemonsets=linkerd-cni get",
+    "Role linkerd-cni-agent: /serviceaccounts/token=linkerd-cni-plugin create",
+    "Role linkerd-cni-agent: events.k8s.io/events create",
+];
+
+#[test]
+fn the_token_on_the_node_reads_what_the_plugin_reads() {
+    for values in [
+        json!({}),
+        json!({"repairController": {"enabled": true}, "startupTaint": "a", "platform": "openshift"}),
+    ] {
+        assert_eq!(rights(&with(values), "linkerd-cni-plugin"), PLUGIN);
+    }
 }
 
 #[test]
-fn the_agent_has_one_capability_unless_it_is_privileged() {
+fn the_agent_has_the_rights_of_what_is_on() {
+    let of = |values: Value, more: &[&str]| {
+        let expected = [&PLUGIN[..], &AGENT, more].concat();
+        let mut found = rights(&with(values.clone()), "linkerd-cni");
+        // Cluster-wide ones come first.
+        found.sort_by_key(|right| {
+            (
+                right.contains("linkerd-cni-"),
+                right.contains("-repair"),
+                right.contains("-taint"),
+            )
+        });
+        assert_eq!(found, expected, "{values}");
+    };
+    of(json!({}), &[]);
+    let watch = "ClusterRole linkerd-cni-repair: /pods list,watch";
+    let event = "ClusterRole linkerd-cni-repair: events.k8s.io/events create";
+    let delete = "ClusterRole linkerd-cni-repair: /pods delete";
+    let evict = "ClusterRole linkerd-cni-repair: /pods/eviction create";
+    let label = "ClusterRole linkerd-cni-repair: /pods patch";
+    let repair = |mode: &str| json!({"repairController": {"enabled": true, "mode": mode}});
+    of(repair("delete"), &[watch, delete, evict, event]);
+    of(repair("label"), &[watch, label, event]);
+    of(repair("in-place"), &[watch, event]);
+    of(repair("report"), &[watch, event]);
+    of(
+        json!({"startupTaint": "a"}),
+        &["ClusterRole linkerd-cni-taint: /nodes get,patch"],
+    );
+    let objects = with(json!({"openshift": {"enabled": true}}));
+    let scc =
+        "Role linkerd-cni-agent: security.openshift.io/securitycontextconstraints=privileged use";
+    assert!(rights(&objects, "linkerd-cni").contains(&scc.to_string()));
+}
+
+#[test]
+fn accounts_and_rights_can_come_from_elsewhere() {
+    let on = json!({"repairController": {"enabled": true}, "startupTaint": "a"});
+    let mut values = on.clone();
+    values["rbac"]["create"] = json!(false);
+    values["serviceAccount"]["create"] = json!(false);
+    for object in &with(values).0 {
+        let kind = object["kind"].as_str().unwrap();
+        assert!(["ConfigMap", "DaemonSet"].contains(&kind), "{kind}");
+    }
+    assert!(with(on).have("ServiceAccount"));
+}
+
+/// A pod gets the token of its account only where the DaemonSet asks for it.
+#[test]
+fn no_account_gives_its_token_to_other_pods() {
+    let objects = with(json!({}));
+    for account in ["linkerd-cni", "linkerd-cni-plugin"] {
+        let account = objects.named("ServiceAccount", account);
+        assert_eq!(account["automountServiceAccountToken"], false);
+    }
+    let pod = &objects.pod()["spec"];
+    assert_eq!(pod["serviceAccountName"], "linkerd-cni");
+    assert_eq!(pod["automountServiceAccountToken"], true);
+}
+
+#[test]
+fn the_agent_has_the_capabilities_that_it_uses() {
     let context = |values: Value| with(values).container("install-cni")["securityContext"].clone();
-    assert_eq!(
-        context(json!({})),
+    let expected = |add: Value| {
         json!({
             "privileged": false,
             "allowPrivilegeEscalation": false,
-            "capabilities": {"drop": ["ALL"], "add": ["DAC_OVERRIDE"]},
+            "capabilities": {"drop": ["ALL"], "add": add},
             "readOnlyRootFilesystem": true,
         })
+    };
+    assert_eq!(
+        context(json!({})),
+        expected(json!(["DAC_OVERRIDE", "SYS_ADMIN", "NET_ADMIN"]))
+    );
+    assert_eq!(
+        context(json!({"selfTest": false})),
+        expected(json!(["DAC_OVERRIDE"]))
     );
     assert_eq!(
         context(json!({"privileged": true})),
         json!({"privileged": true, "readOnlyRootFilesystem": true})
     );
+    let own = context(
+        json!({"selfTest": false, "securityContext": {"capabilities": {"add": []}, "runAsUser": 0}}),
+    );
+    assert_eq!(own["capabilities"], json!({"drop": ["ALL"], "add": []}));
+    assert_eq!(own["runAsUser"], 0);
     for key in ["hostNetwork", "hostPID", "hostIPC"] {
         assert!(with(json!({})).pod()["spec"].get(key).is_none(), "{key}");
+    }
+    let labelled = with(json!({"seLinuxOptions": {"type": "spc_t", "user": null}}));
+    assert_eq!(
+        labelled.pod()["spec"]["securityContext"],
+        json!({"seccompProfile": {"type": "RuntimeDefault"}, "seLinuxOptions": {"type": "spc_t"}})
+    );
+}
+
+#[test]
+fn the_repair_controller_enters_pods_only_where_it_has_to() {
+    let repair = |values: Value| {
+        let objects = with(json!({"repairController": values}));
+        (
+            objects.container("repair-controller").clone(),
+            objects.pod()["spec"]["volumes"].as_array().unwrap().len(),
+        )
+    };
+    for values in [
+        json!({"enabled": true, "mode": "in-place"}),
+        json!({"enabled": true, "mode": "report", "auditIntervalSeconds": 60}),
+    ] {
+        let (container, volumes) = repair(values);
+        assert_eq!(
+            container["securityContext"]["capabilities"],
+            json!({"drop": ["ALL"], "add": ["SYS_ADMIN", "NET_ADMIN"]})
+        );
+        assert_eq!(
+            container["volumeMounts"],
+            json!([
+                {
+                    "name": "netns", "mountPath": "/host/var/run/netns", "readOnly": true,
+                    "mountPropagation": "HostToContainer",
+                },
+                {"name": "cni-cache", "mountPath": "/host/var/lib/cni", "readOnly": true},
+                {"name": "cni-net-dir", "mountPath": "/host/etc/cni/net.d", "readOnly": true},
+            ])
+        );
+        assert_eq!(volumes, 5);
+    }
+    for mode in ["delete", "label", "report"] {
+        let (container, volumes) = repair(json!({"enabled": true, "mode": mode}));
+        let context = &container["securityContext"];
+        assert_eq!(context["capabilities"], json!({"drop": ["ALL"]}));
+        assert!(container.get("volumeMounts").is_none());
+        assert_eq!(volumes, 3);
     }
 }

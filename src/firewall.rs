@@ -127,6 +127,51 @@ pub fn missing(redirect: &Redirect, families: &[Family], mode: Mode) -> Result<V
     fewest.ok_or_else(|| all(errors))
 }
 
+/// What [`survey`] found.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Survey {
+    /// All rules are there.
+    Right,
+    /// These are missing or changed, as lines of `iptables-save`.
+    Wrong(Vec<String>),
+    /// There is a table that only the host's iptables could read.
+    Unreadable,
+}
+
+/// Looks for the rules of `redirect` without any program, whoever put them in place:
+/// our own tables, and those of `iptables-nft`, which are nf_tables too. What
+/// `iptables-legacy` made cannot be read, only that it made something.
+pub fn survey(redirect: &Redirect, families: &[Family]) -> Result<Survey, Error> {
+    let ours = native::missing(redirect, families)?;
+    Ok(match native::missing_from_iptables(redirect, families)? {
+        // They come first, so that ours, right or not, cannot make up for them.
+        Some(theirs) if !theirs.is_empty() => Survey::Wrong(theirs),
+        Some(_) => Survey::Right,
+        None if ours.is_empty() => Survey::Right,
+        None if has_legacy_nat() => Survey::Unreadable,
+        None => Survey::Wrong(ours),
+    })
+}
+
+/// Puts the rules that a [`survey`] found wrong right, without any program: in tables
+/// of our own, and without what is left of those that `iptables-nft` made.
+pub fn restore(redirect: &Redirect, families: &[Family]) -> Result<(), Error> {
+    native::apply(redirect, families)?;
+    match native::missing_from_iptables(redirect, families)? {
+        Some(theirs) if !theirs.is_empty() => native::empty_iptables(families),
+        _ => Ok(()),
+    }
+}
+
+/// Whether `iptables-legacy` has made its table `nat` in this thread's namespace.
+fn has_legacy_nat() -> bool {
+    ["ip_tables_names", "ip6_tables_names"].iter().any(|names| {
+        // Absent where the kernel has no such iptables.
+        std::fs::read_to_string(format!("/proc/thread-self/net/{names}"))
+            .is_ok_and(|names| names.lines().any(|name| name == rules::TABLE))
+    })
+}
+
 fn all(mut errors: Vec<Error>) -> Error {
     match errors.len() {
         1 => errors.remove(0),

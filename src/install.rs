@@ -6,10 +6,14 @@
 //! again. What the node lacks (a directory, a token, a network) is waited for. Only a
 //! faulty setting, which waiting does not cure, ends the agent.
 
+pub mod api;
 pub mod binaries;
 pub mod conflist;
 pub mod credential;
+pub mod departure;
 pub mod environment;
+pub mod event;
+pub mod fight;
 pub mod files;
 pub mod journal;
 pub mod leftovers;
@@ -19,6 +23,7 @@ pub mod plan;
 pub mod reconcile;
 pub mod removal;
 pub mod status;
+pub mod taint;
 pub mod watch;
 
 use std::fs;
@@ -26,11 +31,12 @@ use std::io;
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tracing::{info, warn};
 
 use crate::admin;
+use api::Api;
 use conflist::Entry;
 use environment::{Settings, Template};
 use notes::{Note, Notes};
@@ -43,12 +49,16 @@ const VERIFY: Duration = Duration::from_millis(2);
 /// How soon to try again what went wrong: doubled from the first to the last.
 const FIRST_RETRY: Duration = Duration::from_secs(1);
 const LAST_RETRY: Duration = Duration::from_secs(10);
+/// What somebody writes again and again is not looked at more often than this.
+const FIGHT_REST: Duration = Duration::from_millis(100);
 
 /// Why the agent ends, other than by being told to.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     #[error("cannot wait for signals: {0}")]
     Wait(#[source] io::Error),
+    #[error("cannot start a thread: {0}")]
+    Thread(#[source] io::Error),
     #[error("there is no plugin configuration: set CNI_NETWORK_CONFIG or CNI_NETWORK_CONFIG_FILE")]
     NoTemplate,
     #[error("cannot read the plugin configuration {}: {source}", path.display())]
@@ -67,14 +77,17 @@ pub enum Error {
     Undo(Vec<String>),
 }
 
-/// Runs the agent until SIGTERM or SIGINT, and then undoes what it did.
+/// Runs the agent until SIGTERM or SIGINT, and then undoes what it did, if the plugin is
+/// to go as well.
 pub fn run(settings: Settings) -> Result<(), Error> {
     let mut watch = Watch::start().map_err(Error::Wait)?;
     let entry = entry(&settings)?;
     let settings = Arc::new(settings);
     let status = Arc::new(Status::default());
     let mut admin = Admin::Closed;
-    let mut reconciler = Reconciler::new(Arc::clone(&settings), entry, Arc::clone(&status));
+    let api = Api::start(&settings, watch.waker()).map_err(Error::Thread)?;
+    let (own, shared) = (Arc::clone(&settings), Arc::clone(&status));
+    let mut reconciler = Reconciler::new(own, entry, shared, Arc::clone(&api));
     let mut notes = Notes::default();
     let mut retry = FIRST_RETRY;
     let mut longest = Duration::ZERO;
@@ -94,9 +107,17 @@ pub fn run(settings: Settings) -> Result<(), Error> {
         }
         changes.into_iter().for_each(say);
         longest = wait(&pass, &mut retry, settings.resync);
+        if pass.fight && watch.rest(FIGHT_REST).map_err(Error::Wait)? == Wake::Stop {
+            break;
+        }
     }
-    info!("told to stop: uninstalling");
-    status.set_ready(Err("uninstalling".into()));
+    info!("told to stop");
+    status.set_ready(Err("told to stop".into()));
+    if !departure::is_removal(departure::ask(&settings), api.reached()) {
+        info!("leaving everything in place for the next agent");
+        return Ok(());
+    }
+    info!("uninstalling");
     let failures = removal::undo(&settings, reconciler.lists());
     if failures.is_empty() {
         return Ok(());
@@ -139,6 +160,10 @@ fn wait(pass: &Pass, retry: &mut Duration, resync: Duration) -> Duration {
     if pass.wrote {
         return VERIFY;
     }
+    let again = pass
+        .again
+        .map(|again| again.saturating_duration_since(Instant::now()));
+    let resync = again.map_or(resync, |again| again.min(resync));
     if pass.problems.is_empty() {
         *retry = FIRST_RETRY;
         return resync;

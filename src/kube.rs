@@ -5,7 +5,10 @@
 //! puts a token into an error or a log line. Call it before a network namespace is
 //! entered: the connection belongs to the host's namespace.
 
+pub mod backoff;
 pub mod config;
+pub mod connection;
+pub mod event;
 pub mod retry;
 pub mod types;
 
@@ -86,6 +89,11 @@ impl Error {
     /// Whether an answer came, but one that cannot be read.
     pub fn is_unreadable(&self) -> bool {
         matches!(self, Error::Decode { .. })
+    }
+
+    /// Whether an answer came at all, of whatever kind.
+    pub fn is_answer(&self) -> bool {
+        matches!(self, Error::Status { .. } | Error::Decode { .. })
     }
 
     /// Whether the request ran into one of the [`Deadlines`].
@@ -190,6 +198,26 @@ impl Client {
         Ok(())
     }
 
+    /// POSTs `body` to `path` and reads the answer.
+    pub fn exchange<T: DeserializeOwned>(
+        &self,
+        path: &str,
+        body: &impl Serialize,
+    ) -> Result<T, Error> {
+        let body = self.encode(Method::POST, path, body)?;
+        let answer = self.send(&self.agent, Method::POST, path, Some(body))?;
+        self.decode(Method::POST, path, answer)
+    }
+
+    /// PATCHes `path` with a JSON merge patch; the answer's content is dropped. A
+    /// `metadata.resourceVersion` in `body` makes it fail with 409 if the object has
+    /// changed since.
+    pub fn merge_patch(&self, path: &str, body: &impl Serialize) -> Result<(), Error> {
+        let body = self.encode(Method::PATCH, path, body)?;
+        drain(self.send(&self.agent, Method::PATCH, path, Some(body))?);
+        Ok(())
+    }
+
     /// DELETEs `path` with delete options as `body`; the answer's content is dropped.
     pub fn delete(&self, path: &str, body: &impl Serialize) -> Result<(), Error> {
         let body = self.encode(Method::DELETE, path, body)?;
@@ -236,7 +264,7 @@ impl Client {
         }
         let answer = match body {
             Some(body) => request
-                .header(header::CONTENT_TYPE, "application/json")
+                .header(header::CONTENT_TYPE, content_type(&method))
                 .body(body)
                 .map_err(ureq::Error::Http)
                 .and_then(|request| agent.run(request)),
@@ -309,6 +337,13 @@ impl Client {
             url: self.url(path),
             source,
         })
+    }
+}
+
+fn content_type(method: &Method) -> &'static str {
+    match *method {
+        Method::PATCH => "application/merge-patch+json",
+        _ => "application/json",
     }
 }
 

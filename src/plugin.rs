@@ -2,8 +2,8 @@
 
 mod api;
 mod decision;
-mod families;
-mod pod;
+pub mod families;
+pub mod pod;
 mod record;
 
 use std::sync::Arc;
@@ -130,7 +130,7 @@ fn redirect(
     let counted = Arc::clone(&requests);
     let asked = pod.clone();
     let facts = api::within(config.api_budget, &pod, move || {
-        match pod::ask(&asked, &config, counted)? {
+        match api::ask(&asked, &config, counted)? {
             Some(facts) => config.redirect(&facts).map(Some),
             None => Ok(None),
         }

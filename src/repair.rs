@@ -1,19 +1,27 @@
-//! The repair controller: deletes pods of its node that started before the plugin was
-//! there, so that they are made anew with redirection.
+//! The repair controller: finds pods of its node without redirection, because they
+//! started before the plugin was there or lost their rules, and sees to it that they get
+//! it: as [`mode`] says.
 //!
-//! Two threads and a queue: [`watch`] finds, [`act`] deletes. What is stranded is
-//! [`verdict`]'s to say, how often to act [`limit`]'s.
+//! Threads and a queue: [`watch`] finds by what the validator says, [`audit`] by looking
+//! into the pods' namespaces, [`act`] acts. What is stranded is [`verdict`]'s to say,
+//! how often to act [`limit`]'s and [`rate`]'s, whether at all the [`gate`]'s.
 
 pub mod act;
 pub mod answer;
-pub mod backoff;
-pub mod connection;
-pub mod event;
+pub mod audit;
+pub mod gate;
 pub mod health;
+pub mod host;
+pub mod inspect;
 pub mod limit;
+pub mod message;
 pub mod metrics;
+pub mod mode;
 pub mod options;
 pub mod queue;
+pub mod rate;
+pub mod remove;
+pub mod sandbox;
 pub mod verdict;
 pub mod watch;
 
@@ -28,7 +36,14 @@ use nix::sys::signal::{SigSet, Signal};
 
 use crate::admin::{self, Answers};
 use crate::kube::Deadlines;
+use crate::kube::event::Reporter;
+pub use crate::kube::{backoff, connection};
 use connection::{Connection, Source};
+use host::Host;
+use mode::Mode;
+
+/// Who reports; also the user agent.
+pub const CONTROLLER: &str = "linkerd-cni-repair-controller";
 
 /// The longest silence in a watch. The API server sends a bookmark about once a
 /// minute; after this long the connection is dead, and nobody would tell us.
@@ -47,6 +62,14 @@ pub struct Settings {
     /// How long the API server may take to begin its answer to a list or watch.
     pub response: Duration,
     pub admin: SocketAddr,
+    pub mode: Mode,
+    /// How often to audit, if at all.
+    pub audit: Option<Duration>,
+    /// Acts a minute, at most.
+    pub rate: u16,
+    /// `host:port` of the agent that has to be ready before anything is done.
+    pub agent: Option<String>,
+    pub host: Host,
 }
 
 /// Why the controller cannot begin.
@@ -83,25 +106,43 @@ pub fn run(settings: Settings) -> Result<(), Error> {
 
     let shared = Arc::new(Shared::default());
     serve(settings.admin, Arc::clone(&shared))?;
+    let deadlines = Deadlines {
+        connect: settings.response,
+        response: settings.response,
+        body: SILENCE,
+    };
+    let connection = || Connection::new(settings.source.clone(), CONTROLLER, deadlines);
     let watch = watch::Watch {
-        connection: Connection::new(
-            settings.source.clone(),
-            Deadlines {
-                connect: settings.response,
-                response: settings.response,
-                body: SILENCE,
-            },
-        ),
-        node: settings.node,
+        connection: connection(),
+        node: settings.node.clone(),
         shared: Arc::clone(&shared),
     };
+    let audit = settings.audit.map(|period| audit::Audit {
+        connection: connection(),
+        node: settings.node,
+        host: settings.host.clone(),
+        period,
+        shared: Arc::clone(&shared),
+    });
+    let (limit, left) = act::limits(settings.mode);
     let worker = act::Worker {
-        connection: Connection::new(settings.source, Deadlines::each(act::TIMEOUT)),
-        controller: settings.controller,
-        limit: limit::Limit::default(),
+        connection: Connection::new(settings.source, CONTROLLER, Deadlines::each(act::TIMEOUT)),
+        reporter: Reporter {
+            controller: CONTROLLER,
+            instance: settings.controller,
+        },
+        mode: settings.mode,
+        host: settings.host,
+        agent: settings.agent,
+        rate: rate::Rate::new(settings.rate),
+        limit,
+        left,
         shared: Arc::clone(&shared),
     };
     spawn("watch", move || watch.run())?;
+    if let Some(audit) = audit {
+        spawn("audit", move || audit.run())?;
+    }
     let (working, ended) = mpsc::channel::<()>();
     spawn("act", move || {
         worker.run();

@@ -9,10 +9,10 @@ use anyhow::Context as _;
 use clap::Parser;
 use linkerd2_cni::kube::config::SERVICE_ACCOUNT_DIR;
 use linkerd2_cni::log::{self, Format};
-use linkerd2_cni::repair::{self, Settings, connection::Source, options};
+use linkerd2_cni::repair::{self, Settings, connection::Source, host::Host, mode::Mode, options};
 use tracing::level_filters::LevelFilter;
 
-/// Deletes the pods of a node that started before the Linkerd CNI plugin was there.
+/// Repairs the pods of a node that started before the Linkerd CNI plugin was there.
 #[derive(Parser)]
 #[command(version)]
 struct Args {
@@ -48,6 +48,47 @@ struct Args {
     /// How long the API server may take to begin an answer
     #[arg(long, default_value = "9s", value_parser = humantime::parse_duration)]
     kube_api_response_headers_timeout: Duration,
+
+    /// What to do with a pod without redirection: delete, in-place, label or report
+    #[arg(
+        long,
+        env = "LINKERD_CNI_REPAIR_CONTROLLER_MODE",
+        default_value = "delete"
+    )]
+    mode: Mode,
+
+    /// How often to compare the rules of all running meshed pods; 0 is never
+    #[arg(
+        long,
+        env = "LINKERD_CNI_REPAIR_CONTROLLER_AUDIT_SECONDS",
+        default_value_t = 0
+    )]
+    audit_seconds: u32,
+
+    /// How many pods to deal with in a minute at most
+    #[arg(long, env = "LINKERD_CNI_REPAIR_CONTROLLER_RATE", default_value_t = 60)]
+    #[arg(value_parser = clap::value_parser!(u16).range(1..))]
+    rate: u16,
+
+    /// host:port of the agent of this node; nothing is done unless its /ready says 200
+    #[arg(long, env = "LINKERD_CNI_REPAIR_CONTROLLER_AGENT_ADDR")]
+    agent_addr: Option<String>,
+
+    /// Where the host's directories are mounted
+    #[arg(long, env = "CONTAINER_MOUNT_PREFIX", default_value = "/host")]
+    mount_prefix: PathBuf,
+
+    /// The host's directory of network configurations
+    #[arg(long, env = "DEST_CNI_NET_DIR", default_value = "/etc/cni/net.d")]
+    net_dir: String,
+
+    /// The name of the plugin's kubeconfig in it
+    #[arg(
+        long,
+        env = "KUBECONFIG_FILE_NAME",
+        default_value = "ZZZ-linkerd-cni-kubeconfig"
+    )]
+    kubeconfig_name: String,
 }
 
 fn main() -> anyhow::Result<()> {
@@ -59,6 +100,11 @@ fn main() -> anyhow::Result<()> {
         controller: args.controller_pod_name,
         response: args.kube_api_response_headers_timeout,
         admin: args.admin_addr,
+        mode: args.mode,
+        audit: (args.audit_seconds > 0).then(|| Duration::from_secs(args.audit_seconds.into())),
+        rate: args.rate,
+        agent: args.agent_addr.filter(|address| !address.is_empty()),
+        host: Host::below(&args.mount_prefix, &args.net_dir, &args.kubeconfig_name),
     })?;
     Ok(())
 }

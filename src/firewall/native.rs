@@ -73,13 +73,26 @@ struct Found {
     expressions: Vec<Vec<u8>>,
 }
 
+impl Found {
+    /// Whether iptables gave the rule this comment: as user data, with more behind it in
+    /// later versions, or as a match of its own (1.8.9).
+    fn has_iptables_comment(&self, comment: &str) -> bool {
+        self.comment.starts_with(&message::userdata(comment))
+            || self.expressions.iter().any(|expression| {
+                let text = message::match_comment(expression).unwrap_or_default();
+                text.strip_prefix(comment.as_bytes())
+                    .is_some_and(|rest| rest.first() == Some(&0))
+            })
+    }
+}
+
 /// The rules of `redirect` that our tables do not have, each at its place, as lines of
 /// `iptables-save`.
 pub fn missing(redirect: &Redirect, families: &[Family]) -> Result<Vec<String>, Error> {
     let mut missing = Vec::new();
     for &family in families {
         let mut found = [Vec::new(), Vec::new(), Vec::new(), Vec::new()];
-        list(family, &mut found).map_err(|source| Error::Native { source })?;
+        list(family, message::TABLE, &mut found).map_err(|source| Error::Native { source })?;
         let mut next = [0; CHAINS.len()];
         for rule in rules::rules(redirect, family) {
             let place = &mut next[rule.chain as usize];
@@ -98,14 +111,65 @@ pub fn missing(redirect: &Redirect, families: &[Family]) -> Result<Vec<String>, 
     Ok(missing)
 }
 
-fn list(family: Family, found: &mut [Vec<Found>; CHAINS.len()]) -> Result<(), Errno> {
-    let request = attribute::Attributes::default().text(message::rule::TABLE, message::TABLE);
+/// The same for rules that `iptables-nft` has put into its table `nat`, told by their
+/// comments, which name the ports; `None` if our chains are empty there.
+pub fn missing_from_iptables(
+    redirect: &Redirect,
+    families: &[Family],
+) -> Result<Option<Vec<String>>, Error> {
+    let mut missing = Vec::new();
+    let mut theirs = false;
+    for &family in families {
+        let mut found = [Vec::new(), Vec::new(), Vec::new(), Vec::new()];
+        list(family, rules::TABLE, &mut found).map_err(|source| Error::Native { source })?;
+        theirs |= Chain::OURS
+            .iter()
+            .any(|&chain| !found[chain as usize].is_empty());
+        let mut from = [0; CHAINS.len()];
+        for rule in rules::rules(redirect, family) {
+            let from = &mut from[rule.chain as usize];
+            let mut left = found[rule.chain as usize][*from..].iter();
+            match left.position(|found| found.has_iptables_comment(&rule.comment)) {
+                Some(place) => *from += place + 1,
+                None => missing.push(rules::rule_line(&rule)),
+            }
+        }
+    }
+    Ok(theirs.then_some(missing))
+}
+
+/// Takes the rules out of our chains in the table of `iptables-nft`. The chains stay,
+/// as do the jumps into them, and do nothing.
+pub fn empty_iptables(families: &[Family]) -> Result<(), Error> {
+    for &family in families {
+        for chain in Chain::OURS {
+            let attributes = attribute::Attributes::default()
+                .text(message::rule::TABLE, rules::TABLE)
+                .text(message::rule::CHAIN, chain.name());
+            let message = Message {
+                kind: kind::DELETE_RULE,
+                family: protocol_family(family),
+                flags: 0,
+                attributes,
+            };
+            match socket::transact(&[message]) {
+                // One family may have none.
+                Ok(()) | Err(Errno::ENOENT) => {}
+                Err(source) => return Err(Error::Native { source }),
+            }
+        }
+    }
+    Ok(())
+}
+
+fn list(family: Family, table: &str, found: &mut [Vec<Found>; CHAINS.len()]) -> Result<(), Errno> {
+    let request = attribute::Attributes::default().text(message::rule::TABLE, table);
     let family = protocol_family(family);
     let result = socket::dump(kind::GET_RULE, family, &request, &mut |payload| {
         let attributes = parse(payload);
         let text = |kind| find(&attributes, kind).unwrap_or_default();
         // Old kernels give the rules of all tables.
-        if text(message::rule::TABLE) != format!("{}\0", message::TABLE).as_bytes() {
+        if text(message::rule::TABLE) != format!("{table}\0").as_bytes() {
             return;
         }
         for chain in CHAINS {

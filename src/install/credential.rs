@@ -22,23 +22,32 @@ pub enum Error {
     File(#[from] files::Error),
 }
 
-/// Renders the kubeconfig that should be on the host now.
-pub fn desired(settings: &Settings) -> Result<String, Error> {
+/// The kubeconfig that should be on the host now.
+pub struct Desired {
+    pub text: String,
+    pub token: String,
+}
+
+/// Renders it with the `plugin`'s own token, or else with the agent's. The agent's has to
+/// be there in any case: without it the agent could not renew the plugin's.
+pub fn desired(settings: &Settings, plugin: Option<String>) -> Result<Desired, Error> {
     let host = settings.api_host.as_deref();
     let port = settings.api_port.as_deref();
     let server = config::server(
         host.ok_or(Error::Unset("KUBERNETES_SERVICE_HOST"))?,
         port.ok_or(Error::Unset("KUBERNETES_SERVICE_PORT"))?,
     );
-    let token = content(settings.service_account_dir.join("token"))?;
+    let mounted = content(settings.service_account_dir.join("token"))?;
+    let token = plugin.unwrap_or(mounted);
     let beside = || settings.service_account_dir.join("ca.crt");
     let ca = content(settings.ca_file.clone().unwrap_or_else(beside))?;
-    Ok(config::render(&config::Access {
+    let text = config::render(&config::Access {
         server,
         ca: ca.into_bytes(),
         insecure: false,
-        token: Some(token),
-    }))
+        token: Some(token.clone()),
+    });
+    Ok(Desired { text, token })
 }
 
 fn content(path: PathBuf) -> Result<String, Error> {

@@ -1,9 +1,9 @@
 //! What the agent is told: environment variables and flags, read once into [`Settings`].
 //!
-//! The names and defaults are upstream's (contract 3.2), with four of our own:
-//! `LINKERD_CNI_ADMIN_ADDR`, `LINKERD_CNI_LOG_LEVEL`, `LINKERD_CNI_LOG_FORMAT` and
-//! `LINKERD_CNI_RESYNC_SECONDS`. A faulty setting ends the agent; nothing that the
-//! node may still bring (a directory, a token) is looked at here.
+//! The names and defaults are upstream's (contract 3.2); those that start with
+//! `LINKERD_CNI_` are our own, and unset they mean what upstream's chart means. A faulty
+//! setting ends the agent; nothing that the node may still bring (a directory, a token)
+//! is looked at here.
 
 use std::net::SocketAddr;
 use std::path::{Component, Path, PathBuf};
@@ -60,6 +60,30 @@ pub struct Settings {
     pub admin: Option<SocketAddr>,
     /// How often everything is looked at without a reason.
     pub resync: Duration,
+    /// The agent's namespace (`LINKERD_CNI_NAMESPACE`), if told; else it is beside the
+    /// token.
+    pub namespace: Option<String>,
+    /// The agent's own pod (`LINKERD_CNI_POD_NAME`), which Events are about.
+    pub pod: Option<String>,
+    /// The DaemonSet whose end is the plugin's (`LINKERD_CNI_DAEMONSET`).
+    pub daemonset: String,
+    /// The account whose token the plugin gets (`LINKERD_CNI_PLUGIN_SERVICE_ACCOUNT`);
+    /// unset, it gets the agent's own.
+    pub plugin_account: Option<String>,
+    /// The only configuration to patch (`LINKERD_CNI_CONF_NAME`), also before it exists;
+    /// the name of the standalone one where not chained.
+    pub conf_name: Option<String>,
+    /// Whether the plugin is chained behind the node's network (`LINKERD_CNI_CHAINED`),
+    /// or has a configuration of its own that another plugin, such as Multus, calls.
+    pub chained: bool,
+    /// Whether the chain is a copy of the node's under a name that sorts before it
+    /// (`LINKERD_CNI_OWN_CONFIG`), so that the node's own file is never written.
+    pub own_config: bool,
+    /// Whether ready takes a connection that the installed plugin redirected
+    /// (`LINKERD_CNI_SELF_TEST`).
+    pub self_test: bool,
+    /// Whether the plugin's records are taken in (`LINKERD_CNI_PLUGIN_SOCKET`).
+    pub plugin_socket: bool,
     pub log_level: LevelFilter,
     pub log_format: log::Format,
 }
@@ -82,7 +106,7 @@ impl Settings {
             bin_dir: join(&prefix, &or("DEST_CNI_BIN_DIR", "/opt/cni/bin")),
             kubeconfig_on_host: join(&net_dir, &kubeconfig_name).display().to_string(),
             net_dir: join(&prefix, &net_dir),
-            kubeconfig_name: plain_name(kubeconfig_name)?,
+            kubeconfig_name: plain_name("KUBECONFIG_FILE_NAME", kubeconfig_name)?,
             template: match (var("CNI_NETWORK_CONFIG"), var("CNI_NETWORK_CONFIG_FILE")) {
                 (Some(text), _) => Template::Text(text),
                 (None, Some(path)) => Template::File(path.into()),
@@ -94,6 +118,26 @@ impl Settings {
             api_port: var("KUBERNETES_SERVICE_PORT"),
             admin: var("LINKERD_CNI_ADMIN_ADDR").map(address).transpose()?,
             resync: seconds(or("LINKERD_CNI_RESYNC_SECONDS", "30"))?,
+            namespace: var("LINKERD_CNI_NAMESPACE"),
+            pod: var("LINKERD_CNI_POD_NAME"),
+            daemonset: or("LINKERD_CNI_DAEMONSET", "linkerd-cni"),
+            plugin_account: var("LINKERD_CNI_PLUGIN_SERVICE_ACCOUNT"),
+            conf_name: var("LINKERD_CNI_CONF_NAME")
+                .map(|name| plain_name("LINKERD_CNI_CONF_NAME", name))
+                .transpose()?,
+            chained: flag("LINKERD_CNI_CHAINED", or("LINKERD_CNI_CHAINED", "true"))?,
+            own_config: flag(
+                "LINKERD_CNI_OWN_CONFIG",
+                or("LINKERD_CNI_OWN_CONFIG", "false"),
+            )?,
+            self_test: flag(
+                "LINKERD_CNI_SELF_TEST",
+                or("LINKERD_CNI_SELF_TEST", "false"),
+            )?,
+            plugin_socket: flag(
+                "LINKERD_CNI_PLUGIN_SOCKET",
+                or("LINKERD_CNI_PLUGIN_SOCKET", "true"),
+            )?,
             log_level: level(log_level.unwrap_or_else(|| or("LINKERD_CNI_LOG_LEVEL", "info")))?,
             log_format: format(
                 log_format.unwrap_or_else(|| or("LINKERD_CNI_LOG_FORMAT", "plain")),
@@ -130,6 +174,14 @@ fn seconds(value: String) -> Result<Duration, Error> {
     }
 }
 
+fn flag(name: &'static str, value: String) -> Result<bool, Error> {
+    value.parse().map_err(|_| Error::Value {
+        name,
+        value,
+        message: "neither true nor false".into(),
+    })
+}
+
 fn address(value: String) -> Result<SocketAddr, Error> {
     let text = match value.strip_prefix(':') {
         Some(port) => format!("0.0.0.0:{port}"),
@@ -142,13 +194,13 @@ fn address(value: String) -> Result<SocketAddr, Error> {
     })
 }
 
-/// The kubeconfig lies in the net dir, where its directory is watched.
-fn plain_name(value: String) -> Result<String, Error> {
+/// What lies in the net dir, where it is watched, and not below it.
+fn plain_name(name: &'static str, value: String) -> Result<String, Error> {
     let mut parts = Path::new(&value).components();
     match (parts.next(), parts.next()) {
         (Some(Component::Normal(_)), None) => Ok(value),
         _ => Err(Error::Value {
-            name: "KUBECONFIG_FILE_NAME",
+            name,
             value,
             message: "not a plain file name".into(),
         }),
@@ -174,89 +226,4 @@ fn join(dir: &str, path: &str) -> PathBuf {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn read(vars: &[(&str, &str)]) -> Result<Settings, Error> {
-        let lookup = |name: &str| {
-            let var = vars.iter().find(|(key, _)| *key == name);
-            var.map(|(_, value)| (*value).to_owned())
-        };
-        Settings::read(lookup, None, None)
-    }
-
-    #[test]
-    fn an_empty_environment_gives_upstreams_defaults() {
-        for vars in [&[][..], &[("DEST_CNI_NET_DIR", ""), ("KUBE_CA_FILE", "")]] {
-            let settings = read(vars).unwrap();
-            assert_eq!(settings.bin_dir, Path::new("/host/opt/cni/bin"));
-            assert_eq!(settings.net_dir, Path::new("/host/etc/cni/net.d"));
-            assert_eq!(settings.image_bin_dir, Path::new("/opt/cni/bin"));
-            assert_eq!(
-                settings.kubeconfig_on_host,
-                "/etc/cni/net.d/ZZZ-linkerd-cni-kubeconfig"
-            );
-            assert_eq!(settings.template, Template::None);
-            assert_eq!(settings.ca_file, None);
-            assert_eq!(settings.admin, None);
-            assert_eq!(settings.resync, Duration::from_secs(30));
-            assert_eq!(settings.log_level, LevelFilter::INFO);
-        }
-    }
-
-    #[test]
-    fn paths_are_joined_and_cleaned() {
-        for (dir, path, expected) in [
-            ("/host", "/etc/cni/net.d/", "/host/etc/cni/net.d"),
-            ("/host/", "etc", "/host/etc"),
-            ("/", "/opt/cni/bin", "/opt/cni/bin"),
-            ("/a/b", "../c/./d", "/a/c/d"),
-            ("/", "../x", "/x"),
-            (
-                "etc",
-                "linkerd-kubeconfig.json",
-                "etc/linkerd-kubeconfig.json",
-            ),
-        ] {
-            assert_eq!(join(dir, path), Path::new(expected), "{dir} + {path}");
-        }
-    }
-
-    #[test]
-    fn the_template_in_the_environment_wins_over_the_file() {
-        let file = ("CNI_NETWORK_CONFIG_FILE", "/t");
-        let both = read(&[("CNI_NETWORK_CONFIG", "{}"), file]).unwrap();
-        assert_eq!(both.template, Template::Text("{}".into()));
-        let file = read(&[("CNI_NETWORK_CONFIG", ""), file]).unwrap();
-        assert_eq!(file.template, Template::File("/t".into()));
-    }
-
-    #[test]
-    fn a_faulty_setting_is_named_with_its_value() {
-        for (name, value) in [
-            ("LINKERD_CNI_RESYNC_SECONDS", "0"),
-            ("LINKERD_CNI_RESYNC_SECONDS", "soon"),
-            ("LINKERD_CNI_ADMIN_ADDR", "localhost"),
-            ("LINKERD_CNI_LOG_FORMAT", "xml"),
-            ("KUBECONFIG_FILE_NAME", "../x"),
-        ] {
-            let error = read(&[(name, value)]).unwrap_err().to_string();
-            assert!(error.starts_with(&format!("{name}={value}: ")), "{error}");
-        }
-    }
-
-    #[test]
-    fn a_flag_wins_over_its_variable() {
-        let level = |flag: Option<&str>| {
-            let lookup = |name: &str| (name == "LINKERD_CNI_LOG_LEVEL").then(|| "debug".to_owned());
-            Settings::read(lookup, flag.map(str::to_owned), None).map(|s| s.log_level)
-        };
-        assert_eq!(level(None), Ok(LevelFilter::DEBUG));
-        assert_eq!(level(Some("warning")), Ok(LevelFilter::WARN));
-        let error = level(Some("loud")).unwrap_err().to_string();
-        assert!(
-            error.starts_with("Cannot parse log-level 'loud'"),
-            "{error}"
-        );
-    }
-}
+mod tests;

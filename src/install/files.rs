@@ -13,12 +13,20 @@ use std::time::SystemTime;
 
 use nix::fcntl::OFlag;
 
+mod attributes;
+mod exchange;
+
 /// Larger configurations are not read. The API server's limit for an object is 1.5 MB.
 pub const LIMIT: u64 = 5 << 20;
 
 /// How the names of all our temporary files start. They end in `.tmp`, which no runtime
 /// loads.
 pub const TEMPORARY: &str = ".linkerd-cni.";
+
+/// Whether a file of this name is such a one.
+pub fn is_temporary(name: &str) -> bool {
+    name.starts_with(TEMPORARY) && name.ends_with(".tmp")
+}
 
 /// Why something on the host could not be done.
 #[derive(Debug, thiserror::Error)]
@@ -111,16 +119,18 @@ pub fn write(path: &Path, bytes: &[u8], access: Access) -> Result<(), Error> {
     temporary.rename()
 }
 
-/// Replaces `path` as [`write`] does, if it still holds `before`.
+/// Replaces `path` as [`write`] does, with its extended attributes, if it still holds
+/// `before`. What somebody else writes at the same time is not lost.
 pub fn rewrite(path: &Path, before: &[u8], bytes: &[u8], access: Access) -> Result<(), Error> {
     let temporary = Temporary::beside(path)?;
     temporary.fill(access, |file| file.write_all(bytes))?;
+    attributes::copy(path, &temporary.path);
     if read(path)?.0 != before {
         return Err(Error::Raced {
             path: path.to_owned(),
         });
     }
-    temporary.rename()
+    exchange::replace(temporary, before, bytes)
 }
 
 /// Replaces `to` by a copy of `from`, with its mode.

@@ -30,7 +30,7 @@ fn sweep(dir: &Path, is_left_over: impl Fn(&str) -> bool) -> Result<(), files::E
         names => names?,
     };
     for name in names {
-        let temporary = name.starts_with(files::TEMPORARY) && name.ends_with(".tmp");
+        let temporary = files::is_temporary(&name);
         let path = dir.join(&name);
         if (temporary || is_left_over(&name)) && files::remove(&path)? {
             info!("Removed {}, which an earlier agent left", path.display());

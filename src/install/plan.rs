@@ -36,7 +36,7 @@ pub enum Step {
 /// every `.conf` as upstream does, a `.json` only if it is what the runtime loads.
 pub fn chain(found: &[Found], entry: &Entry, journal: &Journal) -> Chaining {
     let mut plan = Chaining::default();
-    let loaded = found.iter().find(|file| loadable(file));
+    let loaded = loaded(found);
     for file in found {
         if file.kind == Kind::Json && loaded.is_none_or(|loaded| loaded.name != file.name) {
             continue;
@@ -70,6 +70,14 @@ pub fn chain(found: &[Found], entry: &Entry, journal: &Journal) -> Chaining {
 }
 
 impl Step {
+    /// The name of the file that the step starts from.
+    pub fn source(&self) -> &str {
+        match self {
+            Step::Patch { name, .. } => name,
+            Step::Convert { conf, .. } => conf,
+        }
+    }
+
     /// The name of the list that the step writes.
     pub fn list(&self) -> &str {
         match self {
@@ -126,6 +134,11 @@ fn made_from(list: &Found, conf: &str, journal: &Journal) -> bool {
 fn origin<'j>(list: &Found, journal: &'j Journal) -> Option<&'j Origin> {
     let text = &list.content.as_ref().ok()?.text;
     journal.origin(&list.name, &List::read(text).ok()?.without())
+}
+
+/// The configuration that the runtime loads.
+pub fn loaded(found: &[Found]) -> Option<&Found> {
+    found.iter().find(|file| loadable(file))
 }
 
 /// Whether a runtime would load the file.

@@ -4,13 +4,17 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Instant;
 
 use tracing::info;
 
+use super::api::Api;
 use super::binaries::Binaries;
 use super::conflist::Entry;
 use super::credential;
 use super::environment::Settings;
+use super::event;
+use super::fight::Fights;
 use super::files;
 use super::journal::Journal;
 use super::leftovers;
@@ -21,6 +25,7 @@ use super::status::Status;
 /// What readiness is about; also the subjects of what is logged about it.
 pub const BINARY: &str = "binary";
 pub const KUBECONFIG: &str = "kubeconfig";
+pub const CREDENTIAL: &str = "credential";
 pub const CONFLIST: &str = "network configuration";
 
 /// What one look came to.
@@ -28,6 +33,10 @@ pub const CONFLIST: &str = "network configuration";
 pub struct Pass {
     /// Something was written, which the next look is to verify.
     pub wrote: bool,
+    /// When to look again at the latest.
+    pub again: Option<Instant>,
+    /// Somebody takes our entry out again and again.
+    pub fight: bool,
     /// What is wrong, by subject.
     pub problems: BTreeMap<String, String>,
 }
@@ -37,9 +46,9 @@ impl Pass {
         self.problems.insert(subject.to_owned(), why.to_string());
     }
 
-    /// Ready only if all three were right and nothing had to be written for it.
+    /// Ready only if all were right and nothing had to be written for it.
     pub fn ready(&self) -> Result<(), String> {
-        let wrong: Vec<String> = [BINARY, KUBECONFIG, CONFLIST]
+        let wrong: Vec<String> = [BINARY, KUBECONFIG, CREDENTIAL, CONFLIST]
             .iter()
             .filter_map(|subject| Some(format!("{subject}: {}", self.problems.get(*subject)?)))
             .collect();
@@ -56,19 +65,28 @@ pub struct Reconciler {
     settings: Arc<Settings>,
     entry: Entry,
     status: Arc<Status>,
+    api: Arc<Api>,
     binaries: Binaries,
+    fights: Fights,
     lists: BTreeSet<String>,
     tidied: bool,
     greeted: bool,
 }
 
 impl Reconciler {
-    pub fn new(settings: Arc<Settings>, entry: Entry, status: Arc<Status>) -> Reconciler {
+    pub fn new(
+        settings: Arc<Settings>,
+        entry: Entry,
+        status: Arc<Status>,
+        api: Arc<Api>,
+    ) -> Reconciler {
         Reconciler {
+            api,
             settings,
             entry,
             status,
             binaries: Binaries::default(),
+            fights: Fights::default(),
             lists: BTreeSet::new(),
             tidied: false,
             greeted: false,
@@ -89,7 +107,11 @@ impl Reconciler {
         if let Err(error) = self.keep_kubeconfig(&mut pass) {
             pass.problem(KUBECONFIG, error);
         }
+        // A token that the API server refuses is still better than a pod without rules.
+        let credential = pass.problems.remove(CREDENTIAL);
         let whole = pass.problems.is_empty();
+        pass.problems
+            .extend(credential.map(|why| (CREDENTIAL.to_owned(), why)));
         if let Err(error) = self.keep_conflists(&mut pass, whole) {
             pass.problem(CONFLIST, error);
         }
@@ -122,17 +144,35 @@ impl Reconciler {
         Ok(())
     }
 
-    fn keep_kubeconfig(&self, pass: &mut Pass) -> Result<(), credential::Error> {
-        let desired = credential::desired(&self.settings)?;
-        if credential::is_right(&self.settings, &desired)? {
-            return Ok(());
+    fn keep_kubeconfig(&mut self, pass: &mut Pass) -> Result<(), credential::Error> {
+        let desired = credential::desired(&self.settings, self.api.token())?;
+        if !credential::is_right(&self.settings, &desired.text)? {
+            self.repairs(KUBECONFIG);
+            credential::write(&self.settings, &desired.text)?;
+            pass.wrote = true;
+            Status::count(&self.status.kubeconfig_writes);
+            info!("Wrote kubeconfig {}", self.settings.kubeconfig().display());
         }
-        self.repairs(KUBECONFIG);
-        credential::write(&self.settings, &desired)?;
-        pass.wrote = true;
-        Status::count(&self.status.kubeconfig_writes);
-        info!("Wrote kubeconfig {}", self.settings.kubeconfig().display());
+        match self.api.answer(&desired.token) {
+            Some(answer) => {
+                if let Err(why) = answer {
+                    pass.problem(CREDENTIAL, why);
+                }
+            }
+            None => self.await_answer(pass),
+        }
         Ok(())
+    }
+
+    /// The token is new to the API server. Where it has a right to be away, as under
+    /// upstream's chart whose agent never asks it, nobody waits for it.
+    fn await_answer(&mut self, pass: &mut Pass) {
+        if pass.wrote {
+            self.api.nudge();
+        }
+        if self.settings.plugin_account.is_some() && !self.api.answered() {
+            pass.problem(CREDENTIAL, "the API server has not answered yet");
+        }
     }
 
     fn keep_conflists(&mut self, pass: &mut Pass, whole: bool) -> Result<(), files::Error> {
@@ -160,9 +200,19 @@ impl Reconciler {
         self.lists.extend(plan.lists);
         for step in plan.steps {
             self.repairs(CONFLIST);
+            let before = content(&found, step.source()).map_or("", |before| &before.text);
+            let now = Instant::now();
+            if let Some(until) = self.fights.hold(step.list(), before, now) {
+                pass.again = Some(pass.again.map_or(until, |again| again.min(until)));
+                continue;
+            }
             match take(dir, &found, &step, &mut journal) {
                 Ok(()) => {
                     pass.wrote = true;
+                    if self.fights.wrote(step.list(), before, now) {
+                        Status::count(&self.status.fights);
+                        self.tell(&dir.join(step.list()));
+                    }
                     Status::count(&self.status.conflist_writes);
                     // What was wrong is put right, and the next look says whether it is.
                     pass.problems.remove(CONFLIST);
@@ -172,7 +222,20 @@ impl Reconciler {
                 Err(error) => pass.problem(&dir.join(step.list()).display().to_string(), error),
             }
         }
+        for (list, over) in self.fights.on(Instant::now()) {
+            pass.fight = true;
+            pass.again = Some(pass.again.map_or(over, |again| again.min(over)));
+            pass.problem(CONFLIST, remedy(&dir.join(list)));
+        }
         Ok(())
+    }
+
+    /// Says on our pod that somebody fights over `list`.
+    fn tell(&self, list: &Path) {
+        let text = remedy(list);
+        if let Some(event) = event::warning(&self.settings, "LinkerdCNIFight", "Chaining", &text) {
+            self.api.tell(event);
+        }
     }
 
     /// From when something is seen to be wrong, no one is to be told that all is right.
@@ -182,6 +245,21 @@ impl Reconciler {
     }
 }
 
+/// What to do about somebody who fights over `list`.
+fn remedy(list: &Path) -> String {
+    format!(
+        "another program takes linkerd-cni out of {} again and again, so pods may start without \
+         redirection: with Cilium set cni.exclusive=false, else stop that program from \
+         restoring the file",
+        list.display()
+    )
+}
+
+fn content<'f>(found: &'f [Found], name: &str) -> Option<&'f Content> {
+    let file = found.iter().find(|file| file.name == name)?;
+    file.content.as_ref().ok()
+}
+
 /// Takes one step: first what removal will need, then the list, then what it replaces.
 fn take(
     dir: &Path,
@@ -189,15 +267,7 @@ fn take(
     step: &Step,
     journal: &mut Journal,
 ) -> Result<(), files::Error> {
-    let content = |name: &str| -> Option<&Content> {
-        let file = found.iter().find(|file| file.name == name)?;
-        file.content.as_ref().ok()
-    };
-    let from = match step {
-        Step::Patch { name, .. } => name,
-        Step::Convert { conf, .. } => conf,
-    };
-    let Some(before) = content(from) else {
+    let Some(before) = content(found, step.source()) else {
         return Ok(());
     };
     if let Some(origin) = plan::record(step, before)
@@ -219,7 +289,7 @@ fn take(
         Step::Convert {
             conf, list, text, ..
         } => {
-            if content(list).is_none_or(|there| there.text != *text) {
+            if content(found, list).is_none_or(|there| there.text != *text) {
                 files::write(&dir.join(list), text.as_bytes(), before.access)?;
             }
             let conf = dir.join(conf);

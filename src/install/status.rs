@@ -11,6 +11,8 @@ pub struct Status {
     pub binary_writes: AtomicU64,
     pub kubeconfig_writes: AtomicU64,
     pub conflist_writes: AtomicU64,
+    /// How often somebody began to take our entry out again and again.
+    pub fights: AtomicU64,
     pub reconciles: AtomicU64,
     pub reconcile_errors: AtomicU64,
 }
@@ -22,6 +24,7 @@ impl Default for Status {
             binary_writes: AtomicU64::default(),
             kubeconfig_writes: AtomicU64::default(),
             conflist_writes: AtomicU64::default(),
+            fights: AtomicU64::default(),
             reconciles: AtomicU64::default(),
             reconcile_errors: AtomicU64::default(),
         }
@@ -73,6 +76,12 @@ impl Status {
                 "counter",
                 "Network configurations written to the host.",
                 &self.conflist_writes,
+            ),
+            (
+                "fights_total",
+                "counter",
+                "Times that another program began to remove our entry again and again.",
+                &self.fights,
             ),
             (
                 "reconcile_total",

@@ -5,7 +5,9 @@
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::net::UnixDatagram;
 use std::path::Path;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
@@ -32,10 +34,24 @@ pub enum Wake {
     Look,
 }
 
+/// Ends a wait from another thread.
+#[derive(Clone, Debug)]
+pub struct Waker(Arc<UnixDatagram>);
+
+impl Waker {
+    /// There is something new to look at.
+    pub fn wake(&self) {
+        // Full means that there are calls enough already.
+        let _ = self.0.send(&[0]);
+    }
+}
+
 /// The signals that stop the agent and the directories it waits on.
 pub struct Watch {
     signals: SignalFd,
     inotify: Option<Inotify>,
+    calls: UnixDatagram,
+    waker: Waker,
     /// Whether every directory that exists is announced.
     announced: bool,
 }
@@ -48,11 +64,21 @@ impl Watch {
         mask.add(Signal::SIGINT);
         mask.thread_block()?;
         let flags = SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK;
+        let (calls, caller) = UnixDatagram::pair()?;
+        calls.set_nonblocking(true)?;
+        caller.set_nonblocking(true)?;
         Ok(Watch {
+            calls,
+            waker: Waker(Arc::new(caller)),
             signals: SignalFd::with_flags(&mask, flags)?,
             inotify: None,
             announced: false,
         })
+    }
+
+    /// What ends a wait from another thread.
+    pub fn waker(&self) -> Waker {
+        self.waker.clone()
     }
 
     /// Watches `dirs`, also those that came back under their name. To be called before
@@ -109,9 +135,24 @@ impl Watch {
             if ready.changed && self.drain() {
                 return self.settle();
             }
+            if ready.called {
+                while self.calls.recv(&mut [0]).is_ok() {}
+                return Ok(Wake::Look);
+            }
             if Instant::now() >= end {
                 return Ok(Wake::Look);
             }
+        }
+    }
+
+    /// Does nothing for `time`, or until told to stop; changes are kept for the next wait.
+    pub fn rest(&self, time: Duration) -> io::Result<Wake> {
+        let mut fds = [PollFd::new(self.signals.as_fd(), PollFlags::POLLIN)];
+        let timeout = PollTimeout::try_from(time).unwrap_or(PollTimeout::MAX);
+        match poll(&mut fds, timeout) {
+            Ok(0) | Err(Errno::EINTR) => Ok(Wake::Look),
+            Ok(_) => Ok(Wake::Stop),
+            Err(errno) => Err(errno.into()),
         }
     }
 
@@ -131,9 +172,10 @@ impl Watch {
     }
 
     fn poll(&self, longest: Duration) -> io::Result<Ready> {
-        let mut fds = vec![PollFd::new(self.signals.as_fd(), PollFlags::POLLIN)];
+        let fd = |fd| PollFd::new(fd, PollFlags::POLLIN);
+        let mut fds = vec![fd(self.signals.as_fd()), fd(self.calls.as_fd())];
         let inotify: Option<BorrowedFd<'_>> = self.inotify.as_ref().map(AsFd::as_fd);
-        fds.extend(inotify.map(|fd| PollFd::new(fd, PollFlags::POLLIN)));
+        fds.extend(inotify.map(fd));
         // Rounded up: the last fraction of a millisecond is not to be spun through.
         let longest = longest + Duration::from_micros(999);
         let timeout = PollTimeout::try_from(longest).unwrap_or(PollTimeout::MAX);
@@ -144,7 +186,8 @@ impl Watch {
         let readable = |fd: &PollFd<'_>| fd.any().unwrap_or_default();
         Ok(Ready {
             stop: fds.first().is_some_and(readable),
-            changed: fds.get(1).is_some_and(readable),
+            called: fds.get(1).is_some_and(readable),
+            changed: fds.get(2).is_some_and(readable),
         })
     }
 
@@ -154,7 +197,7 @@ impl Watch {
         while let Some(Ok(events)) = self.inotify.as_ref().map(Inotify::read_events) {
             foreign |= events.iter().any(|event| {
                 let name = event.name.as_ref().map(|name| name.to_string_lossy());
-                !name.is_some_and(|name| name.starts_with(files::TEMPORARY))
+                !name.is_some_and(|name| files::is_temporary(&name))
             });
         }
         foreign
@@ -163,5 +206,6 @@ impl Watch {
 
 struct Ready {
     stop: bool,
+    called: bool,
     changed: bool,
 }

@@ -83,7 +83,16 @@ fn listen_addresses<'de, D: Deserializer<'de>>(env: D) -> Result<Vec<EnvVar>, D:
 pub struct PodStatus {
     /// `Pending`, `Running`, `Succeeded`, `Failed` or `Unknown`.
     pub phase: String,
+    #[serde(rename = "podIPs")]
+    pub ips: Vec<PodIp>,
     pub init_container_statuses: Vec<ContainerStatus>,
+}
+
+/// One address of a pod.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct PodIp {
+    pub ip: String,
 }
 
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -106,6 +115,12 @@ pub struct ContainerState {
 #[serde(rename_all = "camelCase")]
 pub struct Terminated {
     pub exit_code: i32,
+}
+
+/// A DaemonSet, for whether it is to stay.
+#[derive(Clone, Debug, Deserialize)]
+pub struct DaemonSet {
+    pub metadata: Metadata,
 }
 
 /// A namespace, for its annotations.
@@ -140,8 +155,9 @@ pub struct ServicePort {
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct DeleteOptions {
-    /// Seconds.
-    pub grace_period_seconds: u32,
+    /// Seconds; the pod's own if absent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub grace_period_seconds: Option<u32>,
     pub preconditions: Preconditions,
 }
 
@@ -150,8 +166,7 @@ pub struct DeleteOptions {
 #[serde(rename_all = "camelCase")]
 pub struct Preconditions {
     pub uid: String,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub resource_version: Option<String>,
+    pub resource_version: String,
 }
 
 /// What keeps an object there, e.g. the ReplicaSet of a pod.

@@ -8,11 +8,13 @@ use std::time::{Duration, Instant};
 
 use serde::de::DeserializeOwned;
 
+use super::pod::{API_SERVICE, NO_API_SERVER, Surroundings, facts, namespace_path};
 use crate::cni::args::PodRef;
 use crate::cni::error::{Error, code};
-use crate::config::Config;
+use crate::config::{Annotations, Config, PodFacts};
 use crate::kube::config::{self as kubeconfig, Access};
 use crate::kube::retry::Retry;
+use crate::kube::types::{Namespace, Pod, Service};
 use crate::kube::{self, Client, Deadlines};
 
 /// Pauses between tries: doubled from the first to the last.
@@ -59,10 +61,23 @@ const UNREACHABLE: &str =
     "the node cannot reach the API server, or not in time; the runtime tries again";
 const KUBECONFIG: &str =
     "the agent (DaemonSet linkerd-cni) writes the kubeconfig; see whether it is ready on this node";
-const NO_API_SERVER: &str = "what answers is no Kubernetes API server, or the answer was cut short; the runtime tries again";
+
+/// Asks the API server; `None` for a pod that is not meshed or that `linkerd-init`
+/// looks after. One request, and one more (the namespace) for a meshed pod without
+/// all annotations; a control-plane pod takes one more (the Service).
+pub fn ask(
+    pod: &PodRef,
+    config: &Config,
+    requests: Arc<AtomicU32>,
+) -> Result<Option<PodFacts>, Error> {
+    let mut api = Api::open(config, pod, requests)?;
+    let PodRef { namespace, name } = pod;
+    let found: Pod = api.get(&format!("/api/v1/namespaces/{namespace}/pods/{name}"))?;
+    facts(found, pod, &mut api)
+}
 
 /// The API server as the kubeconfig has it.
-pub struct Api<'a> {
+struct Api<'a> {
     config: &'a Config,
     pod: &'a PodRef,
     end: Instant,
@@ -73,11 +88,7 @@ pub struct Api<'a> {
 
 impl<'a> Api<'a> {
     /// Reads the kubeconfig; nothing is sent yet. `requests` counts what will be.
-    pub fn open(
-        config: &'a Config,
-        pod: &'a PodRef,
-        requests: Arc<AtomicU32>,
-    ) -> Result<Self, Error> {
+    fn open(config: &'a Config, pod: &'a PodRef, requests: Arc<AtomicU32>) -> Result<Self, Error> {
         let access = access(config)?;
         Ok(Api {
             config,
@@ -90,7 +101,7 @@ impl<'a> Api<'a> {
     }
 
     /// GETs `path`, again if that may help and the budget allows.
-    pub fn get<T: DeserializeOwned>(&mut self, path: &str) -> Result<T, Error> {
+    fn get<T: DeserializeOwned>(&mut self, path: &str) -> Result<T, Error> {
         let mut pause = FIRST_PAUSE;
         loop {
             self.requests.fetch_add(1, Ordering::Relaxed);
@@ -153,16 +164,15 @@ impl<'a> Api<'a> {
     }
 }
 
-/// An answer that is an object, but none of the kind that was asked for.
-pub fn no_pod(pod: &PodRef) -> Error {
-    Error::new(
-        code::API_ANSWER,
-        format!(
-            "the API server's answer for pod {}/{} is no pod: it has no spec.containers",
-            pod.namespace, pod.name
-        ),
-    )
-    .with_details(NO_API_SERVER)
+impl Surroundings for Api<'_> {
+    fn namespace(&mut self, name: &str) -> Result<Annotations, Error> {
+        let found: Namespace = self.get(&namespace_path(name))?;
+        Ok(found.metadata.annotations)
+    }
+
+    fn api_service(&mut self) -> Result<Service, Error> {
+        self.get(API_SERVICE)
+    }
 }
 
 fn access(config: &Config) -> Result<Access, Error> {

@@ -1,43 +1,54 @@
 //! What the API server says of the pod: is it meshed, and what does it want?
 
-use std::sync::Arc;
-use std::sync::atomic::AtomicU32;
-
-use super::api::{self, Api};
 use crate::cni::args::PodRef;
-use crate::cni::error::Error;
-use crate::config::{Annotations, Config, PodFacts, Proxy, annotation};
-use crate::kube::types::{Container, Namespace, Pod, Service, ServicePort};
+use crate::cni::error::{Error, code};
+use crate::config::{Annotations, PodFacts, Proxy, annotation};
+use crate::kube::types::{Container, Pod, Service, ServicePort};
 use crate::ports::PortRange;
 
 const PROXY: &str = "linkerd-proxy";
 /// A pod with this init container has its rules made by it.
 const PROXY_INIT: &str = "linkerd-init";
 /// On a pod of the control plane, which must reach the API server without the proxy.
-const CONTROL_PLANE_LABEL: &str = "linkerd.io/control-plane-component";
+pub const CONTROL_PLANE_LABEL: &str = "linkerd.io/control-plane-component";
 /// Used when the API server's Service cannot be read (contract 4.5).
 const USUAL_API_PORTS: [u16; 2] = [443, 6443];
 
-/// Asks the API server; `None` for a pod that is not meshed or that `linkerd-init`
-/// looks after. One request, and one more (the namespace) for a meshed pod without
-/// all annotations; a control-plane pod takes one more (the Service).
-pub fn ask(
+/// Where the Service of the API server is.
+pub const API_SERVICE: &str = "/api/v1/namespaces/default/services/kubernetes";
+
+/// What to say where an answer is none of the API's.
+pub const NO_API_SERVER: &str = "what answers is no Kubernetes API server, or the answer was cut short; the runtime tries again";
+
+/// Where a namespace is.
+pub fn namespace_path(name: &str) -> String {
+    format!("/api/v1/namespaces/{name}")
+}
+
+/// What a pod's rules may depend on beyond the pod itself.
+pub trait Surroundings {
+    /// Annotations of a namespace.
+    fn namespace(&mut self, name: &str) -> Result<Annotations, Error>;
+    /// The Service of the API server.
+    fn api_service(&mut self) -> Result<Service, Error>;
+}
+
+/// The facts of a pod as the API server has it; `None` for one that is not meshed or
+/// that `linkerd-init` looks after. Asks for the namespace only where the pod lacks one
+/// of upstream's annotations, for the Service only for a pod of the control plane.
+pub fn facts(
+    found: Pod,
     pod: &PodRef,
-    config: &Config,
-    requests: Arc<AtomicU32>,
+    surroundings: &mut impl Surroundings,
 ) -> Result<Option<PodFacts>, Error> {
-    let mut api = Api::open(config, pod, requests)?;
-    let PodRef { namespace, name } = pod;
-    let found: Pod = api.get(&format!("/api/v1/namespaces/{namespace}/pods/{name}"))?;
-    let Some(proxy) = proxy(&found).ok_or_else(|| api::no_pod(pod))? else {
+    let Some(proxy) = proxy(&found).ok_or_else(|| no_pod(pod))? else {
         return Ok(None);
     };
 
     let mut annotations = known(found.metadata.annotations);
     let lacks_one = |key: &&str| !annotations.contains_key(*key);
     if annotation::UPSTREAMS.iter().any(lacks_one) {
-        let found: Namespace = api.get(&format!("/api/v1/namespaces/{namespace}"))?;
-        for (key, value) in known(found.metadata.annotations) {
+        for (key, value) in known(surroundings.namespace(&pod.namespace)?) {
             annotations.entry(key).or_insert(value);
         }
     }
@@ -48,11 +59,16 @@ pub fn ask(
         annotations,
         proxy,
         api_ports: if is_control_plane {
-            api_ports(&mut api)
+            api_ports(surroundings.api_service())
         } else {
             Vec::new()
         },
     }))
+}
+
+/// Whether a pod with these containers should have rules of ours.
+pub fn is_meshed(pod: &Pod) -> bool {
+    matches!(proxy(pod), Some(Some(_)))
 }
 
 /// The proxy's container in a meshed pod; `Some(None)` in one that is not for us.
@@ -101,8 +117,8 @@ fn known(annotations: Annotations) -> Annotations {
         .collect()
 }
 
-fn api_ports(api: &mut Api<'_>) -> Vec<PortRange> {
-    let service = api.get::<Service>("/api/v1/namespaces/default/services/kubernetes");
+/// Ports to go past the proxy, so that a control plane does not depend on itself.
+fn api_ports(service: Result<Service, Error>) -> Vec<PortRange> {
     match service {
         Ok(service) => service.spec.ports.iter().flat_map(both_ports).collect(),
         Err(error) => {
@@ -112,6 +128,18 @@ fn api_ports(api: &mut Api<'_>) -> Vec<PortRange> {
             USUAL_API_PORTS.map(PortRange::from).to_vec()
         }
     }
+}
+
+/// An answer that is an object, but none of the kind that was asked for.
+fn no_pod(pod: &PodRef) -> Error {
+    Error::new(
+        code::API_ANSWER,
+        format!(
+            "the API server's answer for pod {}/{} is no pod: it has no spec.containers",
+            pod.namespace, pod.name
+        ),
+    )
+    .with_details(NO_API_SERVER)
 }
 
 /// The Service's port and, if it is a number, the port behind it.

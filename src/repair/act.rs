@@ -1,4 +1,4 @@
-//! Deletes stranded pods, one at a time, and tells why in an Event.
+//! Deals with stranded pods, one at a time, as the mode says, and tells why in an Event.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -6,22 +6,51 @@ use std::time::{Duration, Instant, SystemTime};
 
 use super::Shared;
 use super::connection::{self, Connection};
-use super::event;
-use super::limit::Limit;
-use super::verdict::Stranded;
+use super::gate;
+use super::host::Host;
+use super::inspect::{self, Finding, Inspector, Target};
+use super::limit::{By, HOLD, Limit};
+use super::message::{Told, message};
+use super::mode::Mode;
+use super::rate::Rate;
+use super::remove::{self, Removal};
+use super::verdict::{Cause, Stranded, auditable, stranded};
 use crate::kube;
-use crate::kube::types::{DeleteOptions, Preconditions};
+use crate::kube::event::{self, Regarding, Reporter};
+use crate::kube::types::Pod;
 
 /// As upstream's; for connecting and for the answer.
 pub const TIMEOUT: Duration = Duration::from_secs(1);
 
-/// The one that deletes.
+/// How often an agent that is not ready is asked again.
+const ASK_AGAIN: Duration = Duration::from_secs(1);
+
+/// How long a pod is not thought of again that is only reported, or left as it is.
+const TOLD: Duration = Duration::from_secs(3600);
+
+/// The one that acts.
 pub struct Worker {
     pub connection: Connection,
-    /// This controller's pod.
-    pub controller: String,
+    pub reporter: Reporter,
+    pub mode: Mode,
+    pub host: Host,
+    /// Where the agent of this node answers `/ready`.
+    pub agent: Option<String>,
+    pub rate: Rate,
+    /// Pods dealt with.
     pub limit: Limit,
+    /// Pods told about and left.
+    pub left: Limit,
     pub shared: Arc<Shared>,
+}
+
+/// The limits of a mode: pods dealt with, and pods left.
+pub fn limits(mode: Mode) -> (Limit, Limit) {
+    let by = match mode {
+        Mode::Delete => By::Owner,
+        Mode::InPlace | Mode::Label | Mode::Report => By::Pod,
+    };
+    (Limit::new(by, HOLD), Limit::new(By::Pod, TOLD))
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -30,6 +59,32 @@ enum Error {
     Connection(#[from] connection::Error),
     #[error(transparent)]
     Request(#[from] kube::Error),
+    #[error(transparent)]
+    Inspect(#[from] inspect::Error),
+}
+
+impl Error {
+    fn code(&self) -> Option<u16> {
+        match self {
+            Error::Request(error) => error.code(),
+            _ => None,
+        }
+    }
+
+    fn is_timeout(&self) -> bool {
+        matches!(self, Error::Request(error) if error.is_timeout())
+    }
+}
+
+enum Outcome {
+    /// As the mode says; the rules that were missing, if known.
+    Done(Vec<String>),
+    /// There is nothing to do, because of this.
+    Moot(&'static str),
+    /// Dealt with a moment ago.
+    Held,
+    /// It must stay as it is, because of this.
+    Left(String),
 }
 
 impl Worker {
@@ -37,74 +92,196 @@ impl Worker {
     pub fn run(mut self) {
         let shared = Arc::clone(&self.shared);
         while let Some(pod) = shared.queue.take() {
-            if self.limit.allows(&pod, Instant::now()) {
-                self.repair(&pod);
-                continue;
+            if !self.wait_for_turn() {
+                return;
             }
-            tracing::warn!(
-                namespace = pod.namespace,
-                name = pod.name,
-                "Pod is stranded again after its owner's last one was deleted; leaving it for now: \
-                 is the CNI plugin of this node working?"
-            );
-            shared.metrics.pods_held.increment();
-            shared.missed.store(true, Relaxed);
+            self.repair(&pod);
         }
+    }
+
+    /// Waits until the node is verified and the rate allows another act; `false` if
+    /// the queue is closed first.
+    fn wait_for_turn(&mut self) -> bool {
+        let Shared { queue, metrics, .. } = &*Arc::clone(&self.shared);
+        let wait = self.rate.wait(Instant::now());
+        if !wait.is_zero() {
+            metrics.rate_waits.increment();
+            tracing::info!("Waiting {wait:.0?} for the rate of acts to allow another");
+            if queue.closed_within(wait) {
+                return false;
+            }
+        }
+        let Some(agent) = &self.agent else {
+            return true;
+        };
+        let mut silent = false;
+        while let Err(error) = gate::ready(agent) {
+            if !silent {
+                metrics.agent_waits.increment();
+                tracing::warn!("Doing nothing until the node is verified: {error}");
+                silent = true;
+            }
+            if queue.closed_within(ASK_AGAIN) {
+                return false;
+            }
+        }
+        true
     }
 
     fn repair(&mut self, pod: &Stranded) {
-        let metrics = &Arc::clone(&self.shared).metrics;
+        let shared = Arc::clone(&self.shared);
+        let metrics = &shared.metrics;
+        let (namespace, name) = (&pod.namespace, &pod.name);
+        if !self.left.allows(pod, Instant::now()) {
+            tracing::debug!(namespace, name, "Pod was told about already");
+            return;
+        }
         let began = Instant::now();
-        match self.delete(pod) {
-            Ok(()) => {
-                metrics.pods_delete_latency.observe(began.elapsed());
-                metrics.pods_deleted.increment();
-                self.limit.deleted(pod, Instant::now(), SystemTime::now());
-                tracing::info!(namespace = pod.namespace, name = pod.name, "Deleted pod");
-                self.report(pod);
+        match self.deal(pod) {
+            Ok(Outcome::Done(missing)) => {
+                self.done(pod, began);
+                self.report(pod, Told::Done(self.mode, &missing));
             }
-            // Somebody else deleted it, or another pod has its name by now.
-            Err(Error::Request(error)) if matches!(error.code(), Some(404 | 409)) => {
-                tracing::debug!(namespace = pod.namespace, name = pod.name, "Pod is gone");
+            Ok(Outcome::Moot(why)) => tracing::debug!(namespace, name, "{why}"),
+            Ok(Outcome::Held) => {
+                metrics.pods_held.increment();
+                shared.missed.store(true, Relaxed);
+                if self.limit.tell(pod) {
+                    tracing::warn!(
+                        namespace,
+                        name,
+                        "Pod is stranded again after it, or its owner's last one, was dealt with; \
+                         leaving it for now: is the CNI plugin of this node working?"
+                    );
+                    self.report(pod, Told::Held);
+                }
+            }
+            Ok(Outcome::Left(why)) => {
+                metrics.pods_left.increment();
+                self.left.done(pod, Instant::now(), SystemTime::now());
+                tracing::warn!(namespace, name, "Leaving pod: {why}");
+                self.report(pod, Told::Left(&why));
             }
             Err(error) => {
-                let timeout = matches!(&error, Error::Request(error) if error.is_timeout());
-                match timeout {
-                    true => metrics.pods_delete_timeout.increment(),
-                    false => metrics.pods_delete_errors.increment(),
+                match self.mode {
+                    Mode::Delete if error.is_timeout() => metrics.pods_delete_timeout.increment(),
+                    Mode::Delete => metrics.pods_delete_errors.increment(),
+                    _ => metrics.repair_errors.increment(),
                 }
-                self.shared.missed.store(true, Relaxed);
-                tracing::warn!(
-                    err = %error,
-                    namespace = pod.namespace,
-                    name = pod.name,
-                    "Error deleting pod"
-                );
+                shared.missed.store(true, Relaxed);
+                let what = match self.mode {
+                    Mode::Delete => "Error deleting pod",
+                    _ => "Error repairing pod",
+                };
+                tracing::warn!(err = %error, namespace, name, "{what}");
             }
         }
     }
 
-    /// With its UID as a precondition: a StatefulSet's next pod has the same name (D-47).
-    fn delete(&mut self, pod: &Stranded) -> Result<(), Error> {
-        let options = DeleteOptions {
-            grace_period_seconds: 0,
-            preconditions: Preconditions {
-                uid: pod.uid.clone(),
-                resource_version: None,
-            },
+    /// Does what the mode says, if it is still called for.
+    fn deal(&mut self, pod: &Stranded) -> Result<Outcome, Error> {
+        if self.mode == Mode::Label && pod.labelled {
+            return Ok(Outcome::Moot("Pod has its label"));
+        }
+        let inspects = self.mode == Mode::InPlace || pod.cause == Cause::Audit;
+        let (pod, target, missing) = if inspects {
+            let Some((pod, object)) = self.read_again(pod)? else {
+                return Ok(Outcome::Moot("Pod is gone or well"));
+            };
+            let client = self.connection.client()?;
+            match Inspector::new(&self.host)?.look(&client, object)? {
+                Finding::NotOurs => return Ok(Outcome::Moot("Pod is none of ours")),
+                Finding::Right => return Ok(Outcome::Moot("Pod has its rules")),
+                Finding::Unreadable => return Ok(Outcome::Left(UNREADABLE.into())),
+                Finding::Wrong(target, missing) => (pod, Some(target), missing),
+            }
+        } else {
+            (pod.clone(), None, Vec::new())
         };
-        let path = format!("/api/v1/namespaces/{}/pods/{}", pod.namespace, pod.name);
-        Ok(self.connection.client()?.delete(&path, &options)?)
+        if !self.limit.allows(&pod, Instant::now()) {
+            return Ok(Outcome::Held);
+        }
+        self.rate.spend(Instant::now());
+        let refused = match self.act(&pod, target.as_ref()) {
+            // Changed since it was judged: once more, if it still has to be.
+            Err(error) if error.code() == Some(409) => match self.read_again(&pod)? {
+                Some((pod, _)) => self.act(&pod, target.as_ref()),
+                None => return Ok(Outcome::Moot("Pod is gone or well")),
+            },
+            acted => acted,
+        };
+        match refused {
+            Ok(Removal::Deleted) => Ok(Outcome::Done(missing)),
+            Ok(Removal::Refused(why)) => Ok(Outcome::Left(why)),
+            Err(error) if error.code() == Some(404) => Ok(Outcome::Moot("Pod is gone")),
+            Err(error) if error.code() == Some(409) => {
+                self.shared.missed.store(true, Relaxed);
+                Ok(Outcome::Moot("Pod keeps changing; later again"))
+            }
+            Err(error) => Err(error),
+        }
     }
 
-    fn report(&mut self, pod: &Stranded) {
-        let metrics = &Arc::clone(&self.shared).metrics;
+    fn act(&mut self, pod: &Stranded, target: Option<&Target>) -> Result<Removal, Error> {
+        match self.mode {
+            Mode::Delete => return Ok(remove::remove(&self.connection.client()?, pod)?),
+            Mode::Label => remove::label(&self.connection.client()?, pod)?,
+            Mode::InPlace => target.map_or(Ok(()), Target::put_right)?,
+            Mode::Report => {}
+        }
+        Ok(Removal::Deleted)
+    }
+
+    /// The pod as it is now, if it is still the same one and still to be dealt with.
+    fn read_again(&mut self, pod: &Stranded) -> Result<Option<(Stranded, Pod)>, Error> {
+        let object: Pod = match self.connection.client()?.get(&remove::path(pod)) {
+            Err(error) if error.code() == Some(404) => return Ok(None),
+            object => object?,
+        };
+        let ill = match pod.cause {
+            Cause::Validator => stranded(&object).is_some(),
+            Cause::Audit => auditable(&object),
+        };
+        let same = object.metadata.uid == pod.uid;
+        Ok((same && ill).then(|| (Stranded::new(&object, pod.cause), object)))
+    }
+
+    fn done(&mut self, pod: &Stranded, began: Instant) {
+        let (namespace, name) = (&pod.namespace, &pod.name);
+        let metrics = &self.shared.metrics;
+        let what = match self.mode {
+            Mode::Delete => {
+                metrics.pods_delete_latency.observe(began.elapsed());
+                metrics.pods_deleted.increment();
+                "Deleted pod"
+            }
+            Mode::InPlace => {
+                metrics.pods_repaired.increment();
+                "Repaired pod in place"
+            }
+            Mode::Label => {
+                metrics.pods_labelled.increment();
+                "Labelled pod"
+            }
+            Mode::Report => {
+                metrics.pods_reported.increment();
+                // Its next failure is no news.
+                self.left.done(pod, began, SystemTime::now());
+                "Pod is stranded"
+            }
+        };
+        tracing::info!(namespace, name, "{what}");
+        self.limit.done(pod, Instant::now(), SystemTime::now());
+    }
+
+    fn report(&mut self, pod: &Stranded, told: Told<'_>) {
         let began = Instant::now();
-        match self.publish(pod) {
+        let published = self.publish(pod, told);
+        let metrics = &self.shared.metrics;
+        match published {
             Ok(()) => metrics.events_publish_latency.observe(began.elapsed()),
             Err(error) => {
-                let timeout = matches!(&error, Error::Request(error) if error.is_timeout());
-                match timeout {
+                match error.is_timeout() {
                     true => metrics.events_publish_timeouts.increment(),
                     false => metrics.events_publish_errors.increment(),
                 }
@@ -118,9 +295,23 @@ impl Worker {
         }
     }
 
-    fn publish(&mut self, pod: &Stranded) -> Result<(), Error> {
-        let event = event::deleted(pod, &self.controller, SystemTime::now());
-        let path = format!("/apis/events.k8s.io/v1/namespaces/{}/events", pod.namespace);
-        Ok(self.connection.client()?.post(&path, &event)?)
+    fn publish(&mut self, pod: &Stranded, told: Told<'_>) -> Result<(), Error> {
+        let regarding = Regarding {
+            kind: "Pod",
+            namespace: &pod.namespace,
+            name: &pod.name,
+            uid: &pod.uid,
+        };
+        let message = message(pod.cause, told);
+        let client = self.connection.client()?;
+        Ok(event::publish(
+            &client,
+            &self.reporter,
+            regarding,
+            &message,
+        )?)
     }
 }
+
+const UNREADABLE: &str = "iptables-legacy has rules in the pod's network namespace, which cannot be read from here; \
+                          delete the pod to have it made anew";

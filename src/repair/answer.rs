@@ -3,6 +3,7 @@
 
 use std::fmt;
 use std::io::BufRead;
+use std::marker::PhantomData;
 
 use serde::Deserialize;
 use serde::de::value::MapAccessDeserializer;
@@ -11,18 +12,29 @@ use serde::de::{self, Deserializer, MapAccess, SeqAccess, Visitor};
 use super::verdict::{Stranded, stranded};
 use crate::kube::types::{ListMetadata, Metadata, Pod, PodSpec, PodStatus};
 
+/// What is kept of a pod, if anything.
+pub trait Kept: Sized {
+    fn of(pod: Pod) -> Option<Self>;
+}
+
+impl Kept for Stranded {
+    fn of(pod: Pod) -> Option<Self> {
+        stranded(&pod)
+    }
+}
+
 /// One page of a list of pods.
 #[derive(Debug, Deserialize)]
-pub struct Page {
+#[serde(bound = "T: Kept")]
+pub struct Page<T> {
     #[serde(default)]
     pub metadata: ListMetadata,
-    /// The stranded ones.
-    #[serde(deserialize_with = "only_stranded")]
-    pub items: Vec<Stranded>,
+    #[serde(deserialize_with = "only_kept")]
+    pub items: Vec<T>,
 }
 
 /// Reads a page.
-pub fn page(answer: impl BufRead) -> serde_json::Result<Page> {
+pub fn page<T: Kept>(answer: impl BufRead) -> serde_json::Result<Page<T>> {
     serde_json::from_reader(answer)
 }
 
@@ -90,11 +102,11 @@ impl From<Line> for Event {
     }
 }
 
-fn only_stranded<'de, D: Deserializer<'de>>(items: D) -> Result<Vec<Stranded>, D::Error> {
-    struct Items;
+fn only_kept<'de, D: Deserializer<'de>, T: Kept>(items: D) -> Result<Vec<T>, D::Error> {
+    struct Items<T>(PhantomData<T>);
 
-    impl<'de> Visitor<'de> for Items {
-        type Value = Vec<Stranded>;
+    impl<'de, T: Kept> Visitor<'de> for Items<T> {
+        type Value = Vec<T>;
 
         fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
             f.write_str("a list of pods")
@@ -108,13 +120,13 @@ fn only_stranded<'de, D: Deserializer<'de>>(items: D) -> Result<Vec<Stranded>, D
         fn visit_seq<A: SeqAccess<'de>>(self, mut pods: A) -> Result<Self::Value, A::Error> {
             let mut found = Vec::new();
             while let Some(pod) = pods.next_element::<Pod>()? {
-                found.extend(stranded(&pod));
+                found.extend(T::of(pod));
             }
             Ok(found)
         }
     }
 
-    items.deserialize_any(Items)
+    items.deserialize_any(Items(PhantomData))
 }
 
 /// A pod's `status` is an object, that of a Status is the word `Failure`.
@@ -155,7 +167,7 @@ mod tests {
             r#"{{"kind":"PodList","metadata":{{"resourceVersion":"9","continue":"t"}},
             "items":[{healthy},{STRANDED},{healthy}]}}"#
         );
-        let page = page(text.as_bytes()).unwrap();
+        let page = page::<Stranded>(text.as_bytes()).unwrap();
         assert_eq!(page.items.len(), 1);
         assert_eq!(page.items[0].name, "a");
         assert_eq!(page.metadata.resource_version, "9");
@@ -173,7 +185,7 @@ mod tests {
             (r#"{"items":[{}]}"#, false),
             (r#"{"items":["#, false),
         ] {
-            assert_eq!(page(text.as_bytes()).is_ok(), fine, "{text}");
+            assert_eq!(page::<Stranded>(text.as_bytes()).is_ok(), fine, "{text}");
         }
     }
 

@@ -1,54 +1,94 @@
-//! How often pods of one owner are deleted, so that a node whose plugin is really
-//! broken does not see its pods deleted without end (D-47).
+//! How often the same is done again, so that a node whose plugin is really broken does
+//! not see its pods deleted, or programmed, without end (D-47).
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant, SystemTime};
 
 use super::verdict::Stranded;
 
-/// How long a replaced pod that is stranded again is left alone.
+/// How long a pod is left alone that is stranded again after it was dealt with.
 pub const HOLD: Duration = Duration::from_secs(60);
 
-/// How many owners are remembered; more pods than this do not fit on a node.
-const OWNERS: usize = 1024;
+/// How many are remembered; more pods than this do not fit on a node.
+const MOST: usize = 1024;
 
-/// The newest deletion for each owner.
-///
-/// A pod made before it is one more that the boot left behind and may go at once; a
-/// pod made after it shows that deleting has not helped, and has to wait. Which is
-/// which is told by the API server's clock and this node's, which may differ a
-/// little: then a pod waits that need not, or goes once more.
-#[derive(Default)]
-pub struct Limit {
-    newest: HashMap<String, Deletion>,
+/// What makes two acts the same.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum By {
+    /// Deleting: another pod of the same owner.
+    Owner,
+    /// What leaves the pod there: the same pod.
+    Pod,
 }
 
-struct Deletion {
+/// The newest act for each owner or pod.
+///
+/// For deletions: a pod made before is one more that the boot left behind and may go
+/// at once; a pod made after shows that deleting has not helped, and has to wait. Which
+/// is which is told by the API server's clock and this node's, which may differ a
+/// little: then a pod waits that need not, or goes once more.
+pub struct Limit {
+    by: By,
+    hold: Duration,
+    newest: HashMap<String, Act>,
+}
+
+struct Act {
     at: Instant,
     stamp: String,
+    /// Somebody was told that the next one is held.
+    told: bool,
 }
 
 impl Limit {
-    /// Whether the pod may be deleted at `now`.
+    pub fn new(by: By, hold: Duration) -> Self {
+        Limit {
+            by,
+            hold,
+            newest: HashMap::new(),
+        }
+    }
+
+    /// Whether the pod may be dealt with at `now`.
     pub fn allows(&self, pod: &Stranded, now: Instant) -> bool {
-        self.newest.get(&pod.owner).is_none_or(|deletion| {
-            pod.created < deletion.stamp || now.duration_since(deletion.at) >= HOLD
+        self.newest.get(self.key(pod)).is_none_or(|act| {
+            let left_behind = self.by == By::Owner && pod.created < act.stamp;
+            left_behind || now.duration_since(act.at) >= self.hold
         })
     }
 
-    /// Remembers that the pod was deleted at `now`, which the calendar calls `date`.
-    pub fn deleted(&mut self, pod: &Stranded, now: Instant, date: SystemTime) {
+    /// Whether this is the first time since the last act that somebody asks, so that
+    /// each hold is told once.
+    pub fn tell(&mut self, pod: &Stranded) -> bool {
+        let key = self.key(pod).to_owned();
+        let act = self.newest.get_mut(&key);
+        act.is_some_and(|act| !std::mem::replace(&mut act.told, true))
+    }
+
+    /// Remembers that the pod was dealt with at `now`, which the calendar calls `date`.
+    pub fn done(&mut self, pod: &Stranded, now: Instant, date: SystemTime) {
+        let hold = self.hold;
         self.newest
-            .retain(|_, deletion| now.duration_since(deletion.at) < HOLD);
-        if self.newest.len() >= OWNERS {
-            let oldest = self.newest.iter().min_by_key(|(_, deletion)| deletion.at);
-            if let Some(owner) = oldest.map(|(owner, _)| owner.clone()) {
-                self.newest.remove(&owner);
+            .retain(|_, act| now.duration_since(act.at) < hold);
+        if self.newest.len() >= MOST {
+            let oldest = self.newest.iter().min_by_key(|(_, act)| act.at);
+            if let Some(key) = oldest.map(|(key, _)| key.clone()) {
+                self.newest.remove(&key);
             }
         }
-        let stamp = humantime::format_rfc3339_seconds(date).to_string();
-        self.newest
-            .insert(pod.owner.clone(), Deletion { at: now, stamp });
+        let act = Act {
+            at: now,
+            stamp: humantime::format_rfc3339_seconds(date).to_string(),
+            told: false,
+        };
+        self.newest.insert(self.key(pod).to_owned(), act);
+    }
+
+    fn key<'p>(&self, pod: &'p Stranded) -> &'p str {
+        match self.by {
+            By::Owner => &pod.owner,
+            By::Pod => &pod.uid,
+        }
     }
 }
 
@@ -61,19 +101,18 @@ mod tests {
     fn pod(owner: &str, created_at: u64) -> Stranded {
         let created = UNIX_EPOCH + Duration::from_secs(created_at);
         Stranded {
-            namespace: "a".into(),
-            name: "b".into(),
             uid: "c".into(),
             owner: owner.into(),
             created: humantime::format_rfc3339_seconds(created).to_string(),
+            ..Stranded::default()
         }
     }
 
     #[test]
     fn what_the_boot_left_behind_goes_at_once_and_what_comes_back_waits() {
         let now = Instant::now();
-        let mut limit = Limit::default();
-        limit.deleted(&pod("web", 50), now, UNIX_EPOCH + Duration::from_secs(100));
+        let mut limit = Limit::new(By::Owner, HOLD);
+        limit.done(&pod("web", 50), now, UNIX_EPOCH + Duration::from_secs(100));
         for (name, pod, after, expected) in [
             ("a sibling made before", pod("web", 60), 1, true),
             ("the replacement", pod("web", 101), 12, false),
@@ -89,14 +128,27 @@ mod tests {
     #[test]
     fn memory_is_bounded_and_old_deletions_are_forgotten() {
         let now = Instant::now();
-        let mut limit = Limit::default();
-        for owner in 0..2 * OWNERS {
+        let mut limit = Limit::new(By::Owner, HOLD);
+        for owner in 0..2 * MOST {
             let later = now + Duration::from_micros(owner as u64);
-            limit.deleted(&pod(&owner.to_string(), 0), later, UNIX_EPOCH);
+            limit.done(&pod(&owner.to_string(), 0), later, UNIX_EPOCH);
         }
-        assert_eq!(limit.newest.len(), OWNERS);
-        assert!(limit.newest.contains_key(&(2 * OWNERS - 1).to_string()));
-        limit.deleted(&pod("new", 0), now + 2 * HOLD, UNIX_EPOCH);
+        assert_eq!(limit.newest.len(), MOST);
+        assert!(limit.newest.contains_key(&(2 * MOST - 1).to_string()));
+        limit.done(&pod("new", 0), now + 2 * HOLD, UNIX_EPOCH);
         assert_eq!(limit.newest.len(), 1);
+    }
+
+    #[test]
+    fn a_pod_that_stays_is_left_alone_for_a_while_and_that_is_told_once() {
+        let now = Instant::now();
+        let mut limit = Limit::new(By::Pod, HOLD);
+        let pod = pod("web", 0);
+        assert!(!limit.tell(&pod), "nothing was done yet");
+        limit.done(&pod, now, UNIX_EPOCH + Duration::from_secs(100));
+        assert!(!limit.allows(&pod, now + HOLD / 2));
+        assert!(limit.tell(&pod));
+        assert!(!limit.tell(&pod));
+        assert!(limit.allows(&pod, now + HOLD));
     }
 }

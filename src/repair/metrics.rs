@@ -34,6 +34,18 @@ pub struct Metrics {
     pub events_publish_timeouts: Counter,
     pub events_publish_latency: Histogram,
     pub watch_errors: Counter,
+    pub pods_repaired: Counter,
+    pub pods_labelled: Counter,
+    pub pods_reported: Counter,
+    pub pods_left: Counter,
+    pub repair_errors: Counter,
+    pub agent_waits: Counter,
+    pub rate_waits: Counter,
+    pub audits: Counter,
+    pub audit_right: Counter,
+    pub audit_wrong: Counter,
+    pub audit_unreadable: Counter,
+    pub audit_errors: Counter,
 }
 
 /// Only ever grows.
@@ -78,7 +90,7 @@ impl Metrics {
             ),
             (
                 "pods_held",
-                "Stranded pods left alone for now because their owner's last pod was deleted in vain",
+                "Stranded pods left alone for now because they, or their owner's last pod, were dealt with in vain",
                 &self.pods_held,
             ),
             ("pods_deleted", "Pods deleted", &self.pods_deleted),
@@ -106,6 +118,62 @@ impl Metrics {
                 "watch_errors",
                 "Lists and watches of the node's pods that failed",
                 &self.watch_errors,
+            ),
+            (
+                "pods_repaired",
+                "Pods whose rules were put right in place",
+                &self.pods_repaired,
+            ),
+            ("pods_labelled", "Pods labelled", &self.pods_labelled),
+            (
+                "pods_reported",
+                "Stranded pods that were only reported",
+                &self.pods_reported,
+            ),
+            (
+                "pods_left",
+                "Stranded pods left as they are: a disruption budget, or rules that cannot be read",
+                &self.pods_left,
+            ),
+            (
+                "repair_errors",
+                "Failed attempts to repair, label or report a pod",
+                &self.repair_errors,
+            ),
+            (
+                "agent_waits",
+                "Times that acting had to wait for the agent to be ready",
+                &self.agent_waits,
+            ),
+            (
+                "rate_waits",
+                "Times that acting had to wait for the rate",
+                &self.rate_waits,
+            ),
+            (
+                "audits",
+                "Audits of all running meshed pods of the node",
+                &self.audits,
+            ),
+            (
+                "audit_right",
+                "Pods that an audit found with all their rules",
+                &self.audit_right,
+            ),
+            (
+                "audit_wrong",
+                "Pods that an audit found with rules missing or changed",
+                &self.audit_wrong,
+            ),
+            (
+                "audit_unreadable",
+                "Pods that an audit found with rules which only the host's iptables-legacy can read",
+                &self.audit_unreadable,
+            ),
+            (
+                "audit_errors",
+                "Pods, or whole audits, that could not be audited",
+                &self.audit_errors,
             ),
         ] {
             family(&mut out, &format!("{PREFIX}_{name}"), "counter", help);
@@ -182,7 +250,7 @@ mod tests {
         # HELP linkerd_cni_repair_controller_queue_overflow Stranded pods dropped because the queue was full.
         # TYPE linkerd_cni_repair_controller_queue_overflow counter
         linkerd_cni_repair_controller_queue_overflow_total 0
-        # HELP linkerd_cni_repair_controller_pods_held Stranded pods left alone for now because their owner's last pod was deleted in vain.
+        # HELP linkerd_cni_repair_controller_pods_held Stranded pods left alone for now because they, or their owner's last pod, were dealt with in vain.
         # TYPE linkerd_cni_repair_controller_pods_held counter
         linkerd_cni_repair_controller_pods_held_total 0
         # HELP linkerd_cni_repair_controller_pods_deleted Pods deleted.
@@ -203,6 +271,42 @@ mod tests {
         # HELP linkerd_cni_repair_controller_watch_errors Lists and watches of the node's pods that failed.
         # TYPE linkerd_cni_repair_controller_watch_errors counter
         linkerd_cni_repair_controller_watch_errors_total 0
+        # HELP linkerd_cni_repair_controller_pods_repaired Pods whose rules were put right in place.
+        # TYPE linkerd_cni_repair_controller_pods_repaired counter
+        linkerd_cni_repair_controller_pods_repaired_total 0
+        # HELP linkerd_cni_repair_controller_pods_labelled Pods labelled.
+        # TYPE linkerd_cni_repair_controller_pods_labelled counter
+        linkerd_cni_repair_controller_pods_labelled_total 0
+        # HELP linkerd_cni_repair_controller_pods_reported Stranded pods that were only reported.
+        # TYPE linkerd_cni_repair_controller_pods_reported counter
+        linkerd_cni_repair_controller_pods_reported_total 0
+        # HELP linkerd_cni_repair_controller_pods_left Stranded pods left as they are: a disruption budget, or rules that cannot be read.
+        # TYPE linkerd_cni_repair_controller_pods_left counter
+        linkerd_cni_repair_controller_pods_left_total 0
+        # HELP linkerd_cni_repair_controller_repair_errors Failed attempts to repair, label or report a pod.
+        # TYPE linkerd_cni_repair_controller_repair_errors counter
+        linkerd_cni_repair_controller_repair_errors_total 0
+        # HELP linkerd_cni_repair_controller_agent_waits Times that acting had to wait for the agent to be ready.
+        # TYPE linkerd_cni_repair_controller_agent_waits counter
+        linkerd_cni_repair_controller_agent_waits_total 0
+        # HELP linkerd_cni_repair_controller_rate_waits Times that acting had to wait for the rate.
+        # TYPE linkerd_cni_repair_controller_rate_waits counter
+        linkerd_cni_repair_controller_rate_waits_total 0
+        # HELP linkerd_cni_repair_controller_audits Audits of all running meshed pods of the node.
+        # TYPE linkerd_cni_repair_controller_audits counter
+        linkerd_cni_repair_controller_audits_total 0
+        # HELP linkerd_cni_repair_controller_audit_right Pods that an audit found with all their rules.
+        # TYPE linkerd_cni_repair_controller_audit_right counter
+        linkerd_cni_repair_controller_audit_right_total 0
+        # HELP linkerd_cni_repair_controller_audit_wrong Pods that an audit found with rules missing or changed.
+        # TYPE linkerd_cni_repair_controller_audit_wrong counter
+        linkerd_cni_repair_controller_audit_wrong_total 0
+        # HELP linkerd_cni_repair_controller_audit_unreadable Pods that an audit found with rules which only the host's iptables-legacy can read.
+        # TYPE linkerd_cni_repair_controller_audit_unreadable counter
+        linkerd_cni_repair_controller_audit_unreadable_total 0
+        # HELP linkerd_cni_repair_controller_audit_errors Pods, or whole audits, that could not be audited.
+        # TYPE linkerd_cni_repair_controller_audit_errors counter
+        linkerd_cni_repair_controller_audit_errors_total 0
         # HELP linkerd_cni_repair_controller_pods_delete_latency_seconds How long successful pod deletions took.
         # TYPE linkerd_cni_repair_controller_pods_delete_latency_seconds histogram
         # UNIT linkerd_cni_repair_controller_pods_delete_latency_seconds seconds

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 use std::sync::{Condvar, Mutex, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::verdict::Stranded;
 
@@ -58,6 +58,16 @@ impl Queue {
         state.pods.pop_front()
     }
 
+    /// Waits for `time`; whether the queue was closed by then, which ends the wait.
+    pub fn closed_within(&self, time: Duration) -> bool {
+        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let (state, _) = self
+            .changed
+            .wait_timeout_while(state, time, |state| !state.closed)
+            .unwrap_or_else(PoisonError::into_inner);
+        state.closed
+    }
+
     /// Lets the taker end; what is still queued is left for the next controller.
     pub fn close(&self) {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
@@ -69,17 +79,13 @@ impl Queue {
 #[cfg(test)]
 mod tests {
     use std::thread;
-    use std::time::Duration;
 
     use super::*;
 
     fn pod(name: usize) -> Stranded {
         Stranded {
-            namespace: "a".into(),
             name: name.to_string(),
-            uid: name.to_string(),
-            owner: "o".into(),
-            created: String::new(),
+            ..Stranded::default()
         }
     }
 
@@ -94,6 +100,7 @@ mod tests {
     #[test]
     fn a_full_queue_refuses_and_keeps_its_order() {
         let queue = full();
+        assert!(!queue.closed_within(Duration::from_millis(1)));
         assert_eq!(queue.give(pod(99), Instant::now()), Err(Full));
         assert_eq!(queue.take(), Some(pod(0)));
         assert_eq!(queue.give(pod(99), Instant::now()), Ok(()));
@@ -118,6 +125,7 @@ mod tests {
         let queue = full();
         queue.close();
         assert_eq!(queue.take(), None);
+        assert!(queue.closed_within(Duration::from_secs(60)));
         let empty = Queue::default();
         thread::scope(|scope| {
             let taker = scope.spawn(|| empty.take());

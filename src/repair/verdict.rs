@@ -1,6 +1,8 @@
-//! Is this pod stranded by the race between the node's boot and the plugin? Pure.
+//! Is this pod stranded by the race between the node's boot and the plugin, and should
+//! its rules be looked at? Pure.
 
 use crate::kube::types::{ContainerStatus, Pod};
+use crate::plugin::pod::is_meshed;
 
 /// The init container that tells whether a pod's traffic reaches the proxy.
 pub const VALIDATOR: &str = "linkerd-network-validator";
@@ -8,40 +10,78 @@ pub const VALIDATOR: &str = "linkerd-network-validator";
 /// What the validator exits with when it does not.
 pub const NOT_REDIRECTED: i32 = 95;
 
-/// A pod that runs without our rules, and what is needed to replace it.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// The label that a stranded pod is given in the mode of that name.
+pub const LABEL: &str = "linkerd.io/cni-stranded";
+
+/// How it was found out that a pod runs without our rules.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Cause {
+    /// Its validator says so.
+    #[default]
+    Validator,
+    /// Its namespace was looked into.
+    Audit,
+}
+
+/// A pod that runs without our rules, and what is needed to deal with just that pod.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Stranded {
     pub namespace: String,
     pub name: String,
     pub uid: String,
+    /// Of the pod when it was judged.
+    pub version: String,
     /// What will make the pod anew: its first owner's UID, else the pod's own name.
     pub owner: String,
     /// RFC 3339 with whole seconds.
     pub created: String,
+    /// It has [`LABEL`] already.
+    pub labelled: bool,
+    pub cause: Cause,
+}
+
+impl Stranded {
+    /// The pod, found by `cause`.
+    pub fn new(pod: &Pod, cause: Cause) -> Self {
+        let metadata = &pod.metadata;
+        Stranded {
+            namespace: metadata.namespace.clone(),
+            name: metadata.name.clone(),
+            uid: metadata.uid.clone(),
+            version: metadata.resource_version.clone(),
+            owner: match metadata.owner_references.first() {
+                Some(owner) => owner.uid.clone(),
+                None => format!("{}/{}", metadata.namespace, metadata.name),
+            },
+            created: metadata.creation_timestamp.clone(),
+            labelled: metadata.labels.get(LABEL).is_some_and(|is| is == "true"),
+            cause,
+        }
+    }
 }
 
 /// Looks at what the pod is now, not at how it came to be so: a pod that failed
 /// before the controller started counts (D-46), and so does a first failure.
 pub fn stranded(pod: &Pod) -> Option<Stranded> {
-    let metadata = &pod.metadata;
-    let spared = metadata.deletion_timestamp.is_some()
-        || pod.spec.host_network
-        || matches!(pod.status.phase.as_str(), "Succeeded" | "Failed");
     let failing = pod
         .status
         .init_container_statuses
         .iter()
         .any(|container| container.name == VALIDATOR && failing(container));
-    (failing && !spared).then(|| Stranded {
-        namespace: metadata.namespace.clone(),
-        name: metadata.name.clone(),
-        uid: metadata.uid.clone(),
-        owner: match metadata.owner_references.first() {
-            Some(owner) => owner.uid.clone(),
-            None => format!("{}/{}", metadata.namespace, metadata.name),
-        },
-        created: metadata.creation_timestamp.clone(),
-    })
+    (failing && !is_spared(pod)).then(|| Stranded::new(pod, Cause::Validator))
+}
+
+/// Whether an audit looks into the pod's namespace: it runs, and has the containers by
+/// which the plugin makes rules.
+pub fn auditable(pod: &Pod) -> bool {
+    !is_spared(pod) && pod.status.phase == "Running" && is_meshed(pod)
+}
+
+/// Goes already, or has no network of its own.
+fn is_spared(pod: &Pod) -> bool {
+    pod.metadata.deletion_timestamp.is_some()
+        || pod.spec.host_network
+        || matches!(pod.status.phase.as_str(), "Succeeded" | "Failed")
 }
 
 /// The newest verdict of the validator counts: `state` if it has ended, else, while
@@ -170,6 +210,48 @@ mod tests {
             ),
         ] {
             assert_eq!(verdict(pod), None, "{name}");
+        }
+    }
+
+    #[test]
+    fn only_running_meshed_pods_with_a_network_of_their_own_are_audited() {
+        let running = json!({
+            "metadata": {"name": "a"},
+            "spec": {"containers": [{"name": "app"}, {"name": "linkerd-proxy"}]},
+            "status": {"phase": "Running"},
+        });
+        let going = json!("2026-01-01T00:00:00Z");
+        let init = json!([{"name": "linkerd-init"}]);
+        for (name, pod, expected) in [
+            ("running", running.clone(), true),
+            (
+                "not yet running",
+                with(running.clone(), "/status/phase", json!("Pending")),
+                false,
+            ),
+            (
+                "being deleted",
+                with(running.clone(), "/metadata/deletionTimestamp", going),
+                false,
+            ),
+            (
+                "host network",
+                with(running.clone(), "/spec/hostNetwork", json!(true)),
+                false,
+            ),
+            (
+                "of linkerd-init",
+                with(running.clone(), "/spec/initContainers", init),
+                false,
+            ),
+            (
+                "not meshed",
+                with(running, "/spec/containers", json!([{"name": "app"}])),
+                false,
+            ),
+        ] {
+            let pod = serde_json::from_value(pod).unwrap();
+            assert_eq!(auditable(&pod), expected, "{name}");
         }
     }
 

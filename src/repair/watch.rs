@@ -1,5 +1,5 @@
 //! Follows the node's meshed pods: lists them, watches them from there, and goes on
-//! where a watch ended. Finds; never deletes.
+//! where a watch ended. Finds; never acts.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -18,6 +18,13 @@ use crate::kube;
 /// How long a list's pods may wait for room in the queue, all together. The pods of
 /// a watch do not: their next failure is another event.
 const ROOM: Duration = Duration::from_secs(30);
+
+/// How long to watch at least before pods that were found and not dealt with have all
+/// pods listed again. An act that is always refused would have us list without pause.
+const LIST_AGAIN: Duration = Duration::from_secs(60);
+
+/// Pods of one page.
+const PAGE: u16 = 500;
 
 /// A watch that ends sooner and has brought nothing is a failure; otherwise a server
 /// that closes each watch at once would be asked without pause.
@@ -88,8 +95,6 @@ impl Watch {
         };
         self.watch(from, fruitful)?;
         // A pod that was found and not dealt with may have no next event for minutes.
-        // Not before a watch has ended: a deletion that is always refused would have
-        // us list without pause.
         if self.shared.missed.swap(false, Relaxed) {
             *version = None;
         }
@@ -100,7 +105,7 @@ impl Watch {
         let mut token = String::new();
         let room = Instant::now() + ROOM;
         loop {
-            let path = list_path(&self.node, &token);
+            let path = list_path(&self.node, PAGE, &token);
             let answer = self.connection.client()?.read(&path)?;
             let Page { metadata, items } = answer::page(answer)?;
             for pod in items {
@@ -133,6 +138,9 @@ impl Watch {
             *version = seen;
             *fruitful = true;
             self.shared.health.heard();
+            if began.elapsed() >= LIST_AGAIN && self.shared.missed.load(Relaxed) {
+                return Ok(());
+            }
         }
         *fruitful |= began.elapsed() >= SHORT;
         fruitful.then_some(()).ok_or(Error::Short)
@@ -152,8 +160,8 @@ impl Watch {
 }
 
 /// Meshed pods of all namespaces on the node.
-fn list_path(node: &str, token: &str) -> String {
-    let path = format!("/api/v1/pods?{}&limit=500", selectors(node));
+pub(super) fn list_path(node: &str, page: u16, token: &str) -> String {
+    let path = format!("/api/v1/pods?{}&limit={page}", selectors(node));
     match token {
         "" => path,
         token => format!("{path}&continue={}", encode(token)),
@@ -187,9 +195,9 @@ mod tests {
         let selectors = "fieldSelector=spec%2EnodeName%3Dnode%2D1\
                          &labelSelector=linkerd%2Eio%2Fcontrol%2Dplane%2Dns";
         let list = format!("/api/v1/pods?{selectors}&limit=500");
-        assert_eq!(list_path("node-1", ""), list);
+        assert_eq!(list_path("node-1", 500, ""), list);
         let next = format!("{list}&continue=a%3D%26b");
-        assert_eq!(list_path("node-1", "a=&b"), next);
+        assert_eq!(list_path("node-1", 500, "a=&b"), next);
         let watch = format!(
             "/api/v1/pods?{selectors}&watch=true&allowWatchBookmarks=true&timeoutSeconds=290\
              &resourceVersion=42"

@@ -3,12 +3,24 @@
 // Clippy's leave for tests does not reach their helpers.
 #![allow(clippy::unwrap_used)]
 
+#[path = "install/agent.rs"]
+mod agent;
+#[path = "install/api.rs"]
+mod api;
 #[path = "install/chain.rs"]
 mod chain;
+#[path = "install/credential.rs"]
+mod credential;
+#[path = "install/departures.rs"]
+mod departures;
+#[path = "install/faults.rs"]
+mod faults;
 #[path = "install/lives.rs"]
 mod lives;
 #[path = "install/node.rs"]
 mod node;
+#[path = "install/rewrites.rs"]
+mod rewrites;
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
@@ -151,7 +163,7 @@ fn readiness_names_what_is_wrong_and_recovers() {
     node.write("05-ours.conf", r#"{"type":"x","name":"n"}"#);
     until("conversion", || node.chained("05-ours.conflist"));
     agent.until_ready();
-    fs::remove_dir_all(node.root().join("bin")).unwrap();
+    node.remove_tree("bin");
     until("binary wrong", || agent.ready().1.contains("binary: "));
     fs::create_dir(node.root().join("bin")).unwrap();
     agent.until_ready();
@@ -164,7 +176,7 @@ fn directories_that_go_and_come_back_are_served_again() {
     node.write("10-calico.conflist", CALICO);
     let mut agent = node.start();
     agent.until_ready();
-    fs::remove_dir_all(node.root().join("etc")).unwrap();
+    node.remove_tree("etc");
     until("not ready", || agent.ready().0 == 500);
     fs::create_dir(node.root().join("etc")).unwrap();
     node.write("10-calico.conflist", CALICO);

@@ -1,10 +1,16 @@
-//! The built repair controller against an API server that the tests write.
+//! The built repair controller against an API server that the tests write, and in real
+//! namespaces, for which root is needed.
 #![allow(clippy::print_stderr, clippy::unwrap_used, clippy::expect_used)]
 
 #[path = "repair/api.rs"]
 mod api;
 #[path = "repair/controller.rs"]
 mod controller;
+#[path = "repair/modes.rs"]
+mod modes;
+mod namespaces;
+#[path = "repair/place.rs"]
+mod place;
 
 use std::process::Command;
 use std::thread;
@@ -69,11 +75,12 @@ fn a_pod_stranded_before_the_start_is_deleted_and_an_event_tells_why() {
     assert_eq!(api.deleted(), [path("web-1"), path("web-2")]);
 
     let delete = &api.requests(|request| request.method == "DELETE")[0];
-    let options = json!({"gracePeriodSeconds": 0, "preconditions": {"uid": "uid-of-web-1"}});
+    let preconditions = json!({"uid": "uid-of-web-1", "resourceVersion": "101"});
+    let options = json!({"gracePeriodSeconds": 0, "preconditions": preconditions});
     assert_eq!(delete.body, options);
     assert_eq!(delete.authorization, "Bearer first");
 
-    let event = &api.requests(|request| request.method == "POST")[0];
+    let event = &api.requests(|request| request.is_event())[0];
     let events = "/apis/events.k8s.io/v1/namespaces/emojivoto/events";
     assert_eq!(event.path, events);
     let body = &event.body;
@@ -141,7 +148,7 @@ fn refused_and_late_deletions_are_counted_and_bring_no_event() {
     assert_eq!(controller.metric("pods_delete_errors_total"), 1);
     assert_eq!(controller.metric("pods_delete_timeout_total"), 1);
     assert_eq!(controller.metric("pods_deleted_total"), 1);
-    assert_eq!(api.requests(|request| request.method == "POST").len(), 1);
+    assert_eq!(api.requests(|request| request.is_event()).len(), 1);
 }
 
 #[test]
@@ -199,7 +206,7 @@ fn a_list_longer_than_the_queue_is_handled_whole() {
     let api = Api::start();
     let pods = (0..200).map(|name| stranded(&format!("web-{name}")));
     api.state().pages = vec![pods.collect()];
-    let controller = Controller::start(&api);
+    let controller = Controller::with(&api, &["--rate=1000"]);
     controller.counts("pods_deleted_total", 200);
     assert_eq!(controller.metric("queue_overflow_total"), 0);
 }
@@ -333,6 +340,8 @@ fn settings_that_are_wrong_or_missing_are_named() {
             "\"xml\" is not a log format",
         ),
         (&[node, pod, "--admin-addr=x"], 2, "--admin-addr"),
+        (&[node, pod, "--mode=kill"], 2, "\"kill\" is not one of"),
+        (&[node, pod, "--rate=0"], 2, "--rate"),
         (&[node, pod], 1, "KUBERNETES_SERVICE_HOST"),
         (
             &[node, pod, "--kubeconfig=/x", "--admin-addr=192.0.2.1:1"],

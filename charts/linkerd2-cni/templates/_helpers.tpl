@@ -30,6 +30,30 @@ the one that the DaemonSet selects by and sets itself.
 {{- include "linkerd-cni.stringMap" (merge $fixed (.Values.podLabels | default dict)) }}
 {{- end }}
 
+{{/* Annotations of the pods besides the checksum. The chart's own win. */}}
+{{- define "linkerd-cni.podAnnotations" -}}
+{{- $fixed := include "linkerd-cni.createdBy" . | fromYaml }}
+{{- $_ := set $fixed "linkerd.io/inject" "disabled" }}
+{{- if (.Values.repairController).enabled }}
+{{- $_ := set $fixed "kubectl.kubernetes.io/default-container" "install-cni" }}
+{{- end }}
+{{- include "linkerd-cni.stringMap" (merge $fixed (omit (.Values.podAnnotations | default dict) "checksum/config")) }}
+{{- end }}
+
+{{/* Linux nodes only, whatever else is asked of them. */}}
+{{- define "linkerd-cni.nodeSelector" -}}
+{{- include "linkerd-cni.stringMap" (merge (dict "kubernetes.io/os" "linux") (.Values.nodeSelector | default dict)) }}
+{{- end }}
+
+{{/* The pods' affinity, with upstream's `nodeAffinity` in it, or nothing. */}}
+{{- define "linkerd-cni.affinity" -}}
+{{- $affinity := include "linkerd-cni.withoutNulls" .Values.affinity | fromYaml }}
+{{- with include "linkerd-cni.withoutNulls" .Values.nodeAffinity }}
+{{- $_ := set $affinity "nodeAffinity" (fromYaml .) }}
+{{- end }}
+{{- with $affinity }}{{ toYaml . }}{{ end }}
+{{- end }}
+
 {{/* A map as YAML without the keys that are null, or nothing. */}}
 {{- define "linkerd-cni.withoutNulls" -}}
 {{- $map := dict }}
@@ -64,8 +88,44 @@ the one that the DaemonSet selects by and sets itself.
 
 {{/* The image, as a container names it. */}}
 {{- define "linkerd-cni.image" -}}
-image: {{ printf "%s:%s" ((.Values.image).name | default "cr.l5d.io/linkerd/cni-plugin") (include "linkerd-cni.imageVersion" .) }}
+{{- $name := (.Values.image).name | default "cr.l5d.io/linkerd/cni-plugin" }}
+{{- with (.Values.image).registry }}
+{{- $name = printf "%s/%s" . (base $name) }}
+{{- end }}
+{{- $version := include "linkerd-cni.imageVersion" . }}
+{{- with (.Values.image).digest }}
+{{- $version = printf "%s@%s" (splitList "@" $version | first) . }}
+{{- end -}}
+image: {{ printf "%s:%s" $name $version }}
 imagePullPolicy: {{ (.Values.image).pullPolicy | default "IfNotPresent" }}
+{{- end }}
+
+{{/*
+Whether the image is ours and not linkerd2's, which `adminPort` tells: linkerd2's
+values lack it, and people who choose linkerd2's image set it to null.
+*/}}
+{{- define "linkerd-cni.ours" -}}
+{{- if .Values.adminPort }}true{{ end }}
+{{- end }}
+
+{{/* "true", "false", or "auto" for the families that a pod has. */}}
+{{- define "linkerd-cni.ipv6" -}}
+{{- $asked := toString .Values.ipv6 }}
+{{- if has $asked (list "true" "false") }}{{ $asked }}
+{{- else if and (eq $asked "auto") (include "linkerd-cni.ours" .) }}auto
+{{- else }}{{ eq (toString .Values.disableIPv6) "false" }}
+{{- end }}
+{{- end }}
+
+{{/* The mode of the repair controller; linkerd2's knows but one. */}}
+{{- define "linkerd-cni.repairMode" -}}
+{{- if include "linkerd-cni.ours" . }}{{ (.Values.repairController).mode | default "delete" }}{{ else }}delete{{ end }}
+{{- end }}
+
+{{/* Whether the repair controller enters the network namespaces of pods, or nothing. */}}
+{{- define "linkerd-cni.repairEnters" -}}
+{{- $audit := (.Values.repairController).auditIntervalSeconds | default 0 | int64 }}
+{{- if and (include "linkerd-cni.ours" .) (or (eq (include "linkerd-cni.repairMode" .) "in-place") (gt $audit 0)) }}true{{ end }}
 {{- end }}
 
 {{/* What made the object. It moves with the image, never with the chart alone. */}}
@@ -83,90 +143,16 @@ linkerd.io/created-by: {{ .Values.cliVersion | default (printf "linkerd/helm %s"
 {{- .Values.destCNIBinDir | default "/opt/cni/bin" }}
 {{- end }}
 
+{{/* Whether both are one directory, which can be mounted only once, or nothing. */}}
+{{- define "linkerd-cni.oneDir" -}}
+{{- if eq (include "linkerd-cni.netDir" . | trimSuffix "/") (include "linkerd-cni.binDir" . | trimSuffix "/") }}true{{ end }}
+{{- end }}
+
 {{/* The address that listens to all, with a port: the dict has "root" and "port". */}}
 {{- define "linkerd-cni.listen" -}}
-{{- if eq (toString .root.Values.disableIPv6) "false" }}[::]{{ else }}0.0.0.0{{ end }}:{{ int64 .port }}
-{{- end }}
-
-{{/*
-The elements of a comma-separated list as a JSON object, since a define can only
-return text: {"items": [...]}. Blanks around an element do not count.
-*/}}
-{{- define "linkerd-cni.list" -}}
-{{- $items := list }}
-{{- if not (kindIs "invalid" .) }}
-{{- range splitList "," (include "linkerd-cni.string" .) }}
-{{- with trim . }}
-{{- $items = append $items . }}
-{{- end }}
-{{- end }}
-{{- end }}
-{{- dict "items" $items | toJson }}
-{{- end }}
-
-{{/*
-As linkerd-cni.list, but of ports and ranges: the dict has "name" and "value".
-The schema knows their form; bounds and order it cannot say.
-*/}}
-{{- define "linkerd-cni.ports" -}}
-{{- $list := include "linkerd-cni.list" .value }}
-{{- range $item := (fromJson $list).items }}
-{{- $ends := splitList "-" $item }}
-{{- if or (gt (first $ends | int64) 65535) (gt (last $ends | int64) 65535) }}
-{{- fail (printf "%s: %q is above 65535, the highest port" $.name $item) }}
-{{- end }}
-{{- if gt (first $ends | int64) (last $ends | int64) }}
-{{- fail (printf "%s: the range %q ends before it starts" $.name $item) }}
-{{- end }}
-{{- end }}
-{{- $list }}
-{{- end }}
-
-{{/* Data of the ConfigMap, apart so that the DaemonSet can hash just this. */}}
-{{- define "linkerd-cni.configData" -}}
-{{- $inbound := list
-      (.Values.proxyAdminPort | default 4191 | int64 | toString)
-      (.Values.proxyControlPort | default 4190 | int64 | toString) }}
-{{- $inbound = concat $inbound (include "linkerd-cni.ports" (dict "name" "ignoreInboundPorts" "value" .Values.ignoreInboundPorts) | fromJson).items }}
-{{- $outbound := (include "linkerd-cni.ports" (dict "name" "ignoreOutboundPorts" "value" .Values.ignoreOutboundPorts) | fromJson).items }}
-{{- $subnets := (include "linkerd-cni.list" .Values.skipSubnets | fromJson).items }}
-{{- $redirected := list }}
-{{- range (include "linkerd-cni.ports" (dict "name" "portsToRedirect" "value" .Values.portsToRedirect) | fromJson).items }}
-{{- $redirected = append $redirected (int64 .) }}
-{{- end }}
-{{- $linkerd := dict
-      "incoming-proxy-port" (.Values.inboundProxyPort | default 4143 | int64)
-      "outgoing-proxy-port" (.Values.outboundProxyPort | default 4140 | int64)
-      "proxy-uid" (.Values.proxyUID | default 2102 | int64)
-      "ports-to-redirect" $redirected
-      "inbound-ports-to-ignore" $inbound
-      "simulate" false
-      "use-wait-flag" (eq (toString .Values.useWaitFlag) "true")
-      "iptables-mode" (.Values.iptablesMode | default "nft")
-      "ipv6" (eq (toString .Values.disableIPv6) "false") }}
-{{- /* 0 is a group, so `default` will not do. */}}
-{{- if not (kindIs "invalid" .Values.proxyGID) }}
-{{- if ge (int64 .Values.proxyGID) 0 }}
-{{- $_ := set $linkerd "proxy-gid" (int64 .Values.proxyGID) }}
-{{- end }}
-{{- end }}
-{{- if $outbound }}
-{{- $_ := set $linkerd "outbound-ports-to-ignore" $outbound }}
-{{- end }}
-{{- if $subnets }}
-{{- $_ := set $linkerd "subnets-to-ignore" $subnets }}
-{{- end }}
-{{- /* The agent puts the path of the kubeconfig in the placeholder's place. */}}
-{{- $plugin := dict
-      "name" "linkerd-cni"
-      "type" "linkerd-cni"
-      "log_level" (.Values.logLevel | default "info")
-      "kubernetes" (dict "kubeconfig" "__KUBECONFIG_FILEPATH__")
-      "linkerd" $linkerd -}}
-dest_cni_net_dir: {{ include "linkerd-cni.netDir" . | quote }}
-dest_cni_bin_dir: {{ include "linkerd-cni.binDir" . | quote }}
-cni_network_config: |-
-  {{- toPrettyJson $plugin | nindent 2 }}
+{{- $ipv6 := include "linkerd-cni.ipv6" .root }}
+{{- $both := or (eq $ipv6 "true") (and (eq $ipv6 "auto") (eq (toString .root.Values.disableIPv6) "false")) -}}
+{{ if $both }}[::]{{ else }}0.0.0.0{{ end }}:{{ int64 .port }}
 {{- end }}
 
 {{/*
@@ -220,6 +206,15 @@ updateStrategy:
 {{- define "linkerd-cni.validate" -}}
 {{- if and (.Values.repairController).enabled (eq (.Values.adminPort | default 0 | int64) 9990) }}
 {{- fail "adminPort: 9990 is the repair controller's port; choose another" }}
+{{- end }}
+{{- if and (include "linkerd-cni.repairEnters" .) (.Values.repairController).enabled (eq (toString (.Values.repairController).enableSecurityContext) "false") }}
+{{- fail "repairController: mode in-place and the audit enter pods' network namespaces, which enableSecurityContext: false leaves no right to" }}
+{{- end }}
+{{- if and (eq (toString .Values.chained) "false") (eq (toString .Values.ownConfig) "true") }}
+{{- fail "ownConfig: it is a copy of a chain, so it needs chained: true" }}
+{{- end }}
+{{- if and (.Values.image).digest (contains "@" (include "linkerd-cni.imageVersion" .)) }}
+{{- fail "image.digest: image.version has a digest already" }}
 {{- end }}
 {{- $pace := (.Values.updateStrategy).rollingUpdate | default dict }}
 {{- $surge := $pace.maxSurge | default 0 | toString | trimSuffix "%" | int64 }}

@@ -1,6 +1,6 @@
 //! nf_tables messages: our table, its chains and its rules (`linux/netfilter/nf_tables.h`).
 
-use super::attribute::Attributes;
+use super::attribute::{Attributes, find, parse};
 use crate::rules::nft::{Expression, Header, Meta};
 use crate::rules::{Chain, Family, Verdict};
 
@@ -18,6 +18,8 @@ pub mod kind {
     pub const NEW_CHAIN: u16 = 3;
     pub const NEW_RULE: u16 = 6;
     pub const GET_RULE: u16 = 7;
+    /// Without a handle: all rules of a chain.
+    pub const DELETE_RULE: u16 = 8;
 }
 
 /// Attributes of a rule that are read back.
@@ -86,6 +88,19 @@ pub fn userdata(comment: &str) -> Vec<u8> {
     data.extend_from_slice(text.as_bytes());
     data.push(0);
     data
+}
+
+/// The text of an expression that wraps iptables' match `comment`, with zeroes behind it.
+pub fn match_comment(expression: &[u8]) -> Option<&[u8]> {
+    let expression = parse(expression);
+    if find(&expression, 1) != Some(b"match\0") {
+        return None;
+    }
+    let data = parse(find(&expression, 2)?);
+    if find(&data, 1) != Some(b"comment\0") {
+        return None;
+    }
+    find(&data, 3)
 }
 
 /// An expression as elements of a list; a redirect takes two.

@@ -66,12 +66,13 @@ fn a_file_that_is_no_configuration_hurts_no_other_and_is_taken_up_once_it_is_one
 fn writers_that_are_not_atomic_converge() {
     let node = Node::new();
     let mut agent = node.start();
-    for _ in 0..30 {
+    for turn in 0..30 {
+        let text = CALICO.replace("1e3", &format!("{turn}e3"));
         // Create, then write, as `cp` does.
         let file = fs::File::create(node.net("10-calico.conflist")).unwrap();
         thread::yield_now();
         let mut file = file;
-        for part in CALICO.as_bytes().chunks(100) {
+        for part in text.as_bytes().chunks(100) {
             std::io::Write::write_all(&mut file, part).unwrap();
         }
         drop(file);

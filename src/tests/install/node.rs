@@ -2,17 +2,17 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::io::{Read, Write};
-use std::net::TcpStream;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command};
+use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
 use serde_json::Value;
+
+use crate::agent::Agent;
+
+pub const PROGRAM: &str = env!("CARGO_BIN_EXE_linkerd2-cni-install");
 
 /// Stands for the plugin. It is never run here.
 pub const PLUGIN: &[u8] = &[7; 300_000];
@@ -92,6 +92,15 @@ impl Node {
         self.root().join("sa")
     }
 
+    /// Takes a directory away with all in it, also while an agent still writes there.
+    pub fn remove_tree(&self, name: &str) {
+        let path = self.root().join(name);
+        until(&format!("{name} removed"), || {
+            let _ = fs::remove_dir_all(&path);
+            !path.exists()
+        });
+    }
+
     /// Writes in place.
     pub fn write(&self, name: &str, text: &str) {
         fs::write(self.net(name), text).unwrap();
@@ -109,13 +118,24 @@ impl Node {
 
     /// Swaps `..data`, as kubelet does.
     pub fn rotate(&self, token: &str) {
+        let ca = fs::read_to_string(self.sa().join("ca.crt")).unwrap_or_else(|_| "CA\n".into());
+        self.swap(token, &ca);
+    }
+
+    /// Another CA, with the same token.
+    pub fn certify(&self, ca: &str) {
+        let token = fs::read_to_string(self.sa().join("token")).unwrap();
+        self.swap(token.trim(), ca);
+    }
+
+    fn swap(&self, token: &str, ca: &str) {
         let dir = tempfile::Builder::new()
             .prefix("..turn")
             .tempdir_in(self.sa())
             .unwrap()
             .keep();
         fs::write(dir.join("token"), format!("{token}\n")).unwrap();
-        fs::write(dir.join("ca.crt"), "CA\n").unwrap();
+        fs::write(dir.join("ca.crt"), ca).unwrap();
         let old = fs::read_link(self.sa().join("..data"));
         symlink(dir.file_name().unwrap(), self.sa().join("..data_tmp")).unwrap();
         fs::rename(self.sa().join("..data_tmp"), self.sa().join("..data")).unwrap();
@@ -134,6 +154,12 @@ impl Node {
 
     pub fn kubeconfig(&self) -> Value {
         self.json("kubeconfig.json")
+    }
+
+    /// The token in the kubeconfig.
+    pub fn token(&self) -> String {
+        let token = &self.kubeconfig()["users"][0]["user"]["token"];
+        token.as_str().unwrap_or_default().to_owned()
     }
 
     pub fn types(&self, name: &str) -> Vec<String> {
@@ -176,22 +202,50 @@ impl Node {
         tree
     }
 
-    /// DESIGN's promise 5, as a runtime sees it.
+    /// DESIGN's promise 5, as a runtime sees it that reads the list first and then looks
+    /// for what the list names. What a list named that is no longer there is no matter.
     pub fn assert_not_stranded(&self) {
-        let mut networks = 0;
         for name in ["10-calico.conflist", "20-net.conf", "20-net.conflist"] {
-            if !self.net(name).exists() {
-                continue;
-            }
             let text = self.text(name);
-            serde_json::from_str::<Value>(&text).unwrap();
-            networks += 1;
-            if text.contains("linkerd-cni") {
-                assert_eq!(fs::read(self.bin("linkerd-cni")).unwrap(), PLUGIN, "{name}");
-                assert!(self.kubeconfig()["users"].is_array(), "{name}");
-            }
+            let missing = self.missing_for(&text);
+            assert!(
+                missing.is_none() || self.text(name) != text,
+                "{name}: {missing:?}"
+            );
         }
-        assert!(networks >= 2);
+        let networks = || {
+            let names = self.tree_names();
+            let is = |name: &&String| name.ends_with(".conf") || name.ends_with(".conflist");
+            names.iter().filter(is).count()
+        };
+        assert!(networks() >= 2 || networks() >= 2);
+    }
+
+    /// What a runtime that loads this lacks.
+    fn missing_for(&self, text: &str) -> Option<String> {
+        if text.is_empty() {
+            return None;
+        }
+        if let Err(error) = serde_json::from_str::<Value>(text) {
+            return Some(format!("{error} in {text}"));
+        }
+        if !text.contains("linkerd-cni") {
+            return None;
+        }
+        match fs::read(self.bin("linkerd-cni")) {
+            Ok(bytes) if bytes == PLUGIN => {}
+            other => return Some(format!("binary: {:?}", other.map(|bytes| bytes.len()))),
+        }
+        let kubeconfig = self.text("kubeconfig.json");
+        let whole = self.kubeconfig()["users"].is_array();
+        (!whole).then(|| format!("kubeconfig: {kubeconfig}"))
+    }
+
+    fn tree_names(&self) -> Vec<String> {
+        let entries = fs::read_dir(self.root().join("etc")).unwrap().flatten();
+        entries
+            .map(|entry| entry.file_name().to_string_lossy().into_owned())
+            .collect()
     }
 
     pub fn start(&self) -> Agent {
@@ -202,14 +256,30 @@ impl Node {
         self.start_args(&[], vars)
     }
 
+    pub fn start_owned(&self, vars: &[(&str, String)]) -> Agent {
+        let vars: Vec<(&str, &str)> = vars.iter().map(|(k, v)| (*k, v.as_str())).collect();
+        self.start_with(&vars)
+    }
+
     pub fn start_args(&self, args: &[&str], vars: &[(&str, &str)]) -> Agent {
+        self.start_under(&[], args, vars)
+    }
+
+    /// Starts the agent by another program.
+    pub fn start_under(&self, by: &[&str], args: &[&str], vars: &[(&str, &str)]) -> Agent {
         let (log, path) = tempfile::NamedTempFile::new_in(self.root())
             .unwrap()
             .keep()
             .unwrap();
-        let child = Command::new(env!("CARGO_BIN_EXE_linkerd2-cni-install"))
-            .args(args)
+        let mut words = by
+            .iter()
+            .copied()
+            .chain([PROGRAM])
+            .chain(args.iter().copied());
+        let child = Command::new(words.next().unwrap())
+            .args(words)
             .env_clear()
+            .env("PATH", "/usr/bin:/bin")
             .env("CONTAINER_MOUNT_PREFIX", self.root())
             .env("CONTAINER_CNI_BIN_DIR", self.root().join("image"))
             .env("DEST_CNI_BIN_DIR", "/bin/")
@@ -224,96 +294,6 @@ impl Node {
             .stderr(log)
             .spawn()
             .unwrap();
-        Agent { child, log: path }
-    }
-}
-
-/// A running agent; dropped, it is killed.
-pub struct Agent {
-    child: Child,
-    log: PathBuf,
-}
-
-impl Agent {
-    pub fn log(&self) -> String {
-        fs::read_to_string(&self.log).unwrap()
-    }
-
-    fn pid(&self) -> Pid {
-        Pid::from_raw(self.child.id().try_into().unwrap())
-    }
-
-    pub fn signal(&self, signal: Signal) {
-        kill(self.pid(), signal).unwrap();
-    }
-
-    /// Whether SIGTERM is blocked, which is how it gets to the agent's own loop.
-    pub fn takes_signals(&self) -> bool {
-        let status = fs::read_to_string(format!("/proc/{}/status", self.pid())).unwrap();
-        let blocked = status.lines().find_map(|line| line.strip_prefix("SigBlk:"));
-        let mask = u64::from_str_radix(blocked.unwrap_or_default().trim(), 16).unwrap_or(0);
-        mask & (1 << (Signal::SIGTERM as i32 - 1)) != 0
-    }
-
-    /// SIGTERM, then the exit status.
-    pub fn stop(&mut self) -> Option<i32> {
-        self.signal(Signal::SIGTERM);
-        self.wait()
-    }
-
-    pub fn kill(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-
-    pub fn wait(&mut self) -> Option<i32> {
-        let end = Instant::now() + Duration::from_secs(20);
-        loop {
-            if let Some(status) = self.child.try_wait().unwrap() {
-                return status.code();
-            }
-            assert!(Instant::now() < end, "still running:\n{}", self.log());
-            thread::sleep(Duration::from_millis(2));
-        }
-    }
-
-    pub fn until_ready(&mut self) {
-        let end = Instant::now() + Duration::from_secs(20);
-        while self.ready().0 != 200 {
-            assert!(Instant::now() < end, "{:?}\n{}", self.ready(), self.log());
-            thread::sleep(Duration::from_millis(3));
-        }
-    }
-
-    pub fn ready(&self) -> (u16, String) {
-        self.get("/ready")
-    }
-
-    /// Status and body; status 0 as long as nobody listens.
-    pub fn get(&self, path: &str) -> (u16, String) {
-        let log = self.log();
-        let address = log
-            .lines()
-            .find_map(|line| line.split_once("/live, /ready and /metrics on "));
-        let Some((_, address)) = address else {
-            return (0, String::new());
-        };
-        let mut stream = TcpStream::connect(address).unwrap();
-        write!(
-            stream,
-            "GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
-        )
-        .unwrap();
-        let mut answer = String::new();
-        let _ = stream.read_to_string(&mut answer);
-        let status = answer.split(' ').nth(1).and_then(|code| code.parse().ok());
-        let body = answer.split_once("\r\n\r\n").map_or("", |(_, body)| body);
-        (status.unwrap_or(0), body.to_owned())
-    }
-}
-
-impl Drop for Agent {
-    fn drop(&mut self) {
-        self.kill();
+        Agent::new(child, path)
     }
 }

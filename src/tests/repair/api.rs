@@ -1,6 +1,7 @@
 //! An API server of a few requests: what it answers is the test's to set, and what it
 //! was asked is the test's to look at.
 
+use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -24,7 +25,15 @@ impl Request {
     }
 
     pub fn is_list(&self) -> bool {
-        self.method == "GET" && !self.is_watch()
+        self.method == "GET" && !self.is_watch() && self.path.starts_with("/api/v1/pods?")
+    }
+
+    pub fn is_event(&self) -> bool {
+        self.path.ends_with("/events")
+    }
+
+    pub fn is_eviction(&self) -> bool {
+        self.path.ends_with("/eviction")
     }
 }
 
@@ -44,6 +53,11 @@ pub struct State {
     pub watch: Answer,
     pub delete: Answer,
     pub event: Answer,
+    /// Of evictions; refused as with upstream's rights, unless a test says otherwise.
+    pub evict: Answer,
+    pub patch: Answer,
+    /// What single pods and other objects are, by path; others are not there.
+    pub objects: BTreeMap<String, Value>,
     /// The only token that is accepted, if any.
     pub token: Option<String>,
     /// Connections are closed at once.
@@ -69,6 +83,9 @@ impl Api {
             watch: Answer::Status(200),
             delete: Answer::Status(200),
             event: Answer::Status(201),
+            evict: Answer::Status(403),
+            patch: Answer::Status(200),
+            objects: BTreeMap::new(),
             token: None,
             down: false,
             requests: Vec::new(),
@@ -160,7 +177,13 @@ impl Api {
         let answer = match request.method.as_str() {
             _ if refused => Answer::Status(401),
             "GET" if request.is_watch() => state.watch.clone(),
-            "GET" => state.list.clone(),
+            "GET" if request.is_list() => state.list.clone(),
+            "GET" => match state.objects.contains_key(&request.path) {
+                true => Answer::Status(200),
+                false => Answer::Status(404),
+            },
+            "PATCH" => state.patch.clone(),
+            "POST" if request.is_eviction() => state.evict.clone(),
             "DELETE" => state.delete.clone(),
             _ => state.event.clone(),
         };
@@ -175,9 +198,10 @@ impl Api {
             state.watchers.push(stream.try_clone().unwrap());
             return Some(());
         }
-        let body = match request.is_list() && code == 200 {
-            true => state.page(&request.path),
-            false => json!({"kind": "Status", "code": code, "message": format!("says {code}")}),
+        let body = match state.objects.get(&request.path) {
+            Some(object) if request.method == "GET" => object.clone(),
+            _ if request.is_list() && code == 200 => state.page(&request.path),
+            _ => json!({"kind": "Status", "code": code, "message": format!("says {code}")}),
         };
         drop(state);
         let body = body.to_string();

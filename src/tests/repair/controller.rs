@@ -27,6 +27,16 @@ pub struct Controller {
 impl Controller {
     /// Starts it as the chart does, but for the kubeconfig.
     pub fn start(api: &Api) -> Controller {
+        Controller::with(api, &[])
+    }
+
+    /// The same with more arguments.
+    pub fn with(api: &Api, arguments: &[&str]) -> Controller {
+        Controller::configured(api, arguments, &[])
+    }
+
+    /// The same with more of an environment.
+    pub fn configured(api: &Api, arguments: &[&str], environment: &[(&str, &str)]) -> Controller {
         let dir = TempDir::new().unwrap();
         let kubeconfig = dir.path().join("kubeconfig");
         let text = json!({
@@ -45,6 +55,8 @@ impl Controller {
             .args(["--log-level", "linkerd_cni_repair_controller=debug,warn"])
             .arg("--kubeconfig")
             .arg(kubeconfig)
+            .args(arguments)
+            .envs(environment.iter().copied())
             .stderr(Stdio::piped())
             .spawn()
             .unwrap();

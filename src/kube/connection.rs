@@ -2,9 +2,8 @@
 
 use std::path::PathBuf;
 
-use super::event::CONTROLLER;
-use crate::kube::config::{self, Access};
-use crate::kube::{self, Client, Deadlines};
+use super::config::{self, Access};
+use super::{Client, Deadlines};
 
 /// Where address and credential come from.
 #[derive(Clone, Debug)]
@@ -24,21 +23,23 @@ pub enum Error {
     #[error("cannot learn how to reach the API server: {0}")]
     Config(#[from] config::Error),
     #[error("cannot reach the API server: {0}")]
-    Client(#[from] kube::Error),
+    Client(#[from] super::Error),
 }
 
 /// A client that follows its source.
 pub struct Connection {
     source: Source,
+    user_agent: &'static str,
     deadlines: Deadlines,
     current: Option<(Access, Client)>,
 }
 
 impl Connection {
     /// Prepares; nothing is read yet.
-    pub fn new(source: Source, deadlines: Deadlines) -> Self {
+    pub fn new(source: Source, user_agent: &'static str, deadlines: Deadlines) -> Self {
         Connection {
             source,
+            user_agent,
             deadlines,
             current: None,
         }
@@ -54,9 +55,14 @@ impl Connection {
         {
             return Ok(client.clone());
         }
-        let client = Client::new(&access, CONTROLLER, self.deadlines)?;
+        let client = Client::new(&access, self.user_agent, self.deadlines)?;
         self.current = Some((access, client.clone()));
         Ok(client)
+    }
+
+    /// The token of the last client.
+    pub fn token(&self) -> Option<&str> {
+        self.current.as_ref()?.0.token.as_deref()
     }
 }
 

@@ -1,0 +1,185 @@
+//! Values that make objects, and those that shape the pods.
+
+use serde_json::{Value, json};
+
+use crate::helm::with;
+
+#[test]
+fn objects_that_are_off_are_not_there() {
+    let objects = with(json!({}));
+    for kind in [
+        "PodMonitor",
+        "NetworkPolicy",
+        "ResourceQuota",
+        "NetworkAttachmentDefinition",
+    ] {
+        assert!(!objects.have(kind), "{kind}");
+    }
+}
+
+#[test]
+fn prometheus_scrapes_the_ports_that_there_are() {
+    let ports = |values: Value| {
+        let objects = with(values);
+        let monitor = objects.get("PodMonitor");
+        let endpoints = monitor["spec"]["podMetricsEndpoints"].as_array().unwrap();
+        let ports: Vec<_> = endpoints.iter().map(|e| e["port"].clone()).collect();
+        ports
+    };
+    assert_eq!(
+        ports(json!({"podMonitor": {"enabled": true}})),
+        ["install-admin"]
+    );
+    assert_eq!(
+        ports(json!({"podMonitor": {"enabled": true}, "repairController": {"enabled": true}})),
+        ["install-admin", "repair-admin"]
+    );
+    let labels = json!({"release": "prometheus", "linkerd.io/cni-resource": "no"});
+    let objects = with(json!({"podMonitor": {"enabled": true, "labels": labels}}));
+    let labels = &objects.get("PodMonitor")["metadata"]["labels"];
+    assert_eq!(labels["release"], "prometheus");
+    assert_eq!(labels["linkerd.io/cni-resource"], "true");
+}
+
+#[test]
+fn the_network_policy_admits_health_and_metrics() {
+    let objects = with(json!({"networkPolicy": {"enabled": true}, "adminPort": 8081}));
+    assert_eq!(
+        objects.get("NetworkPolicy")["spec"],
+        json!({
+            "podSelector": {"matchLabels": {"k8s-app": "linkerd-cni"}},
+            "policyTypes": ["Ingress"],
+            "ingress": [{"ports": [{"protocol": "TCP", "port": "install-admin"}]}],
+        })
+    );
+}
+
+#[test]
+fn the_quota_is_for_the_pods_priority() {
+    let class = |values: Value| {
+        let objects = with(values);
+        objects.get("ResourceQuota")["spec"]["scopeSelector"]["matchExpressions"][0]["values"]
+            .clone()
+    };
+    assert_eq!(
+        class(json!({"resourceQuota": {"enabled": true}})),
+        json!(["system-node-critical"])
+    );
+    let own =
+        json!({"resourceQuota": {"enabled": true}, "priorityClassName": "system-cluster-critical"});
+    assert_eq!(class(own), json!(["system-cluster-critical"]));
+}
+
+#[test]
+fn the_image_is_named_part_by_part() {
+    let digest = format!("sha256:{}", "0".repeat(64));
+    let version = concat!("v", env!("CARGO_PKG_VERSION"));
+    for (values, expected) in [
+        (json!({"name": "a/b/c", "version": "v1"}), "a/b/c:v1".into()),
+        (
+            json!({"registry": "example.com:5000/x", "version": "v1"}),
+            "example.com:5000/x/cni-plugin:v1".into(),
+        ),
+        (
+            json!({"name": "a/b", "digest": digest}),
+            format!("a/b:{version}@{digest}"),
+        ),
+        (
+            json!({"name": "a/b", "version": format!("v1@{digest}")}),
+            format!("a/b:v1@{digest}"),
+        ),
+    ] {
+        let objects = with(json!({"image": values, "repairController": {"enabled": true}}));
+        for container in ["install-cni", "repair-controller"] {
+            assert_eq!(objects.container(container)["image"], expected, "{values}");
+        }
+    }
+}
+
+#[test]
+fn what_shapes_pods_is_added_to_what_the_chart_needs() {
+    let objects = with(json!({
+        "nodeSelector": {"pool": "meshed", "kubernetes.io/os": "windows"},
+        "podAnnotations": {"own": 1, "linkerd.io/inject": "enabled", "checksum/config": "x"},
+        "affinity": {"nodeAffinity": {"a": 1}, "podAntiAffinity": {"b": 2}},
+        "nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"c": 3}},
+        "dnsPolicy": "Default",
+        "terminationGracePeriodSeconds": "60",
+    }));
+    let pod = objects.pod();
+    assert_eq!(
+        pod["spec"]["nodeSelector"],
+        json!({"kubernetes.io/os": "linux", "pool": "meshed"})
+    );
+    let annotations = &pod["metadata"]["annotations"];
+    assert_eq!(annotations["own"], "1");
+    assert_eq!(annotations["linkerd.io/inject"], "disabled");
+    assert_eq!(annotations["checksum/config"].as_str().unwrap().len(), 64);
+    assert_eq!(
+        pod["spec"]["affinity"],
+        json!({
+            "nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"c": 3}},
+            "podAntiAffinity": {"b": 2},
+        })
+    );
+    assert_eq!(pod["spec"]["dnsPolicy"], "Default");
+    assert_eq!(pod["spec"]["terminationGracePeriodSeconds"], 60);
+}
+
+#[test]
+fn the_programs_are_told_what_values_say() {
+    let repair = json!({
+        "enabled": true, "mode": "report", "auditIntervalSeconds": 300, "ratePerMinute": "10",
+    });
+    let objects = with(json!({
+        "logFormat": "json", "resyncSeconds": 60, "cniConfFileName": "10-a.conflist",
+        "chained": false, "selfTest": false, "startupTaint": "example.com/wait", "adminPort": 8081,
+        "repairController": repair,
+    }));
+    for (name, value) in [
+        ("LOG_FORMAT", "json"),
+        ("RESYNC_SECONDS", "60"),
+        ("DAEMONSET", "linkerd-cni"),
+        ("PLUGIN_SERVICE_ACCOUNT", "linkerd-cni-plugin"),
+        ("CONF_NAME", "10-a.conflist"),
+        ("CHAINED", "false"),
+        ("OWN_CONFIG", "false"),
+        ("SELF_TEST", "false"),
+        ("STARTUP_TAINT", "example.com/wait"),
+        ("REPAIR_CONTROLLER_MODE", "report"),
+        ("REPAIR_CONTROLLER_AUDIT_SECONDS", "300"),
+        ("REPAIR_CONTROLLER_RATE", "10"),
+        ("REPAIR_CONTROLLER_AGENT_ADDR", "127.0.0.1:8081"),
+    ] {
+        let container = match name.starts_with("REPAIR") {
+            true => "repair-controller",
+            false => "install-cni",
+        };
+        let found = objects.variable(container, &format!("LINKERD_CNI_{name}"));
+        assert_eq!(found, value, "{name}");
+    }
+    let default = with(json!({}));
+    let agent = |name: &str| default.variable("install-cni", name);
+    for (name, value) in [
+        ("LINKERD_CNI_CHAINED", json!("true")),
+        ("LINKERD_CNI_SELF_TEST", json!("true")),
+        ("LINKERD_CNI_CONF_NAME", Value::Null),
+        ("LINKERD_CNI_STARTUP_TAINT", Value::Null),
+    ] {
+        assert_eq!(agent(name), value, "{name}");
+    }
+    let own = with(json!({"ownConfig": true}));
+    assert_eq!(
+        own.variable("install-cni", "LINKERD_CNI_OWN_CONFIG"),
+        "true"
+    );
+    for (name, path) in [
+        ("LINKERD_CNI_NAMESPACE", "metadata.namespace"),
+        ("LINKERD_CNI_POD_NAME", "metadata.name"),
+        ("LINKERD_CNI_NODE_NAME", "spec.nodeName"),
+    ] {
+        let source = json!({"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}});
+        let env = default.container("install-cni")["env"].as_array().unwrap();
+        assert!(env.contains(&source), "{name}");
+    }
+}

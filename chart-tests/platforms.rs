@@ -1,0 +1,114 @@
+//! The presets of `platform`.
+
+use std::collections::BTreeSet;
+
+use serde_json::{Value, json};
+
+use crate::helm::{Objects, Render, chart, files, platforms, read, with};
+use crate::schema::schema;
+
+/// What differs between two renders, a line for each place.
+fn difference(place: &str, from: &Value, to: &Value, into: &mut Vec<String>) {
+    match (from, to) {
+        _ if from == to => {}
+        (Value::Object(a), Value::Object(b)) => {
+            for key in a.keys().chain(b.keys()).collect::<BTreeSet<_>>() {
+                let of = |fields: &serde_json::Map<String, Value>| {
+                    fields.get(key).cloned().unwrap_or(Value::Null)
+                };
+                difference(&format!("{place}/{key}"), &of(a), &of(b), into);
+            }
+        }
+        (Value::Array(a), Value::Array(b)) if a.len() == b.len() => {
+            for (index, (from, to)) in a.iter().zip(b).enumerate() {
+                difference(&format!("{place}/{index}"), from, to, into);
+            }
+        }
+        _ => into.push(format!("{place}: {to}")),
+    }
+}
+
+/// The objects by kind and name.
+fn by_name(objects: &Objects) -> Value {
+    let mut all = json!({});
+    for object in &objects.0 {
+        let name = object["metadata"]["name"].as_str().unwrap();
+        all[format!("{} {name}", object["kind"].as_str().unwrap())] = object.clone();
+    }
+    // It follows from the rest.
+    all["DaemonSet linkerd-cni"]["spec"]["template"]["metadata"]["annotations"]
+        .as_object_mut()
+        .unwrap()
+        .remove("checksum/config");
+    all
+}
+
+#[test]
+fn each_platform_changes_what_it_did() {
+    let default = by_name(&with(json!({})));
+    let mut text = String::new();
+    for (name, _) in platforms() {
+        let mut lines = Vec::new();
+        let objects = with(json!({"platform": name}));
+        difference("", &default, &by_name(&objects), &mut lines);
+        text += &format!("{name}\n  {}\n", lines.join("\n  "));
+    }
+    insta::assert_snapshot!(text);
+}
+
+#[test]
+fn a_platform_by_name_is_its_values_file() {
+    for (name, file) in platforms() {
+        let by_file = Render::new().file(&file).objects();
+        assert_eq!(with(json!({"platform": name})).0, by_file.0, "{name}");
+    }
+}
+
+#[test]
+fn the_users_own_values_win_over_the_platforms() {
+    let objects = with(json!({
+        "platform": "openshift", "destCNIBinDir": "/opt/plugins", "cniConfFileName": "own.conf",
+        "networkAttachmentDefinition": {"namespace": "multus"}, "seLinuxOptions": {"type": "own_t"},
+    }));
+    let data = &objects.get("ConfigMap")["data"];
+    assert_eq!(data["dest_cni_bin_dir"], "/opt/plugins");
+    assert_eq!(data["dest_cni_net_dir"], "/etc/cni/multus/net.d");
+    let file = objects.variable("install-cni", "LINKERD_CNI_CONF_NAME");
+    assert_eq!(file, "own.conf");
+    let definition = &objects.get("NetworkAttachmentDefinition")["metadata"];
+    assert_eq!(definition["namespace"], "multus");
+    let options = &objects.pod()["spec"]["securityContext"]["seLinuxOptions"];
+    assert_eq!(options["type"], "own_t");
+    let gke =
+        with(json!({"platform": "gke", "priorityClassName": "own", "iptablesMode": "legacy"}));
+    assert_eq!(gke.pod()["spec"]["priorityClassName"], "own");
+    assert_eq!(gke.plugin()["linkerd"]["iptables-mode"], "legacy");
+}
+
+#[test]
+fn schema_and_readme_name_every_platform() {
+    let enumerated = schema()["properties"]["platform"]["enum"].clone();
+    let readme = read(chart().join("README.md"));
+    let mut names = vec![json!("")];
+    for (name, _) in platforms() {
+        assert!(
+            readme.contains(&format!("| `{name}` |")),
+            "no row for {name}"
+        );
+        names.push(json!(name));
+    }
+    names.push(Value::Null);
+    assert_eq!(enumerated, json!(names));
+}
+
+/// Templates come in no order to rely on, so each has to apply the platform.
+#[test]
+fn every_template_begins_with_the_platform() {
+    for path in files(&chart().join("templates")) {
+        let text = read(&path);
+        if path.extension().is_some_and(|kind| kind != "tpl") {
+            let first = "{{- include \"linkerd-cni.platform\" . -}}\n";
+            assert!(text.starts_with(first), "{}", path.display());
+        }
+    }
+}

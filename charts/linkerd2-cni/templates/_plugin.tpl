@@ -1,0 +1,107 @@
+{{/* What the plugin is told, by way of the ConfigMap and the agent. */}}
+
+{{/* How rules are programmed; linkerd2's plugin knows only programs of the node. */}}
+{{- define "linkerd-cni.iptablesMode" -}}
+{{- $mode := .Values.iptablesMode | default "auto" }}
+{{- if include "linkerd-cni.ours" . }}{{ $mode }}
+{{- else if has $mode (list "nft" "legacy" "plain") }}{{ $mode }}
+{{- else }}nft
+{{- end }}
+{{- end }}
+
+{{/*
+The elements of a comma-separated list as a JSON object, since a define can only
+return text: {"items": [...]}. Blanks around an element do not count.
+*/}}
+{{- define "linkerd-cni.list" -}}
+{{- $items := list }}
+{{- if not (kindIs "invalid" .) }}
+{{- range splitList "," (include "linkerd-cni.string" .) }}
+{{- with trim . }}
+{{- $items = append $items . }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- dict "items" $items | toJson }}
+{{- end }}
+
+{{/*
+As linkerd-cni.list, but of ports and ranges: the dict has "name" and "value".
+The schema knows their form; bounds and order it cannot say.
+*/}}
+{{- define "linkerd-cni.ports" -}}
+{{- $list := include "linkerd-cni.list" .value }}
+{{- range $item := (fromJson $list).items }}
+{{- $ends := splitList "-" $item }}
+{{- if or (gt (first $ends | int64) 65535) (gt (last $ends | int64) 65535) }}
+{{- fail (printf "%s: %q is above 65535, the highest port" $.name $item) }}
+{{- end }}
+{{- if gt (first $ends | int64) (last $ends | int64) }}
+{{- fail (printf "%s: the range %q ends before it starts" $.name $item) }}
+{{- end }}
+{{- end }}
+{{- $list }}
+{{- end }}
+
+{{/* Data of the ConfigMap, apart so that the DaemonSet can hash just this. */}}
+{{- define "linkerd-cni.configData" -}}
+{{- $inbound := list
+      (.Values.proxyAdminPort | default 4191 | int64 | toString)
+      (.Values.proxyControlPort | default 4190 | int64 | toString) }}
+{{- $inbound = concat $inbound (include "linkerd-cni.ports" (dict "name" "ignoreInboundPorts" "value" .Values.ignoreInboundPorts) | fromJson).items }}
+{{- $outbound := (include "linkerd-cni.ports" (dict "name" "ignoreOutboundPorts" "value" .Values.ignoreOutboundPorts) | fromJson).items }}
+{{- $subnets := (include "linkerd-cni.list" .Values.skipSubnets | fromJson).items }}
+{{- $redirected := list }}
+{{- range (include "linkerd-cni.ports" (dict "name" "portsToRedirect" "value" .Values.portsToRedirect) | fromJson).items }}
+{{- $redirected = append $redirected (int64 .) }}
+{{- end }}
+{{- $linkerd := dict
+      "incoming-proxy-port" (.Values.inboundProxyPort | default 4143 | int64)
+      "outgoing-proxy-port" (.Values.outboundProxyPort | default 4140 | int64)
+      "proxy-uid" (.Values.proxyUID | default 2102 | int64)
+      "ports-to-redirect" $redirected
+      "inbound-ports-to-ignore" $inbound
+      "simulate" false
+      "use-wait-flag" (eq (toString .Values.useWaitFlag) "true")
+      "iptables-mode" (include "linkerd-cni.iptablesMode" .)
+      "ipv6" (eq (include "linkerd-cni.ipv6" .) "true") }}
+{{- /* 0 is a group, so `default` will not do. */}}
+{{- if not (kindIs "invalid" .Values.proxyGID) }}
+{{- if ge (int64 .Values.proxyGID) 0 }}
+{{- $_ := set $linkerd "proxy-gid" (int64 .Values.proxyGID) }}
+{{- end }}
+{{- end }}
+{{- if $outbound }}
+{{- $_ := set $linkerd "outbound-ports-to-ignore" $outbound }}
+{{- end }}
+{{- if $subnets }}
+{{- $_ := set $linkerd "subnets-to-ignore" $subnets }}
+{{- end }}
+{{- if include "linkerd-cni.ours" . }}
+{{- if eq (include "linkerd-cni.ipv6" .) "auto" }}
+{{- $_ := set $linkerd "ipv6" "auto" }}
+{{- end }}
+{{- with .Values.excludeNamespaces }}
+{{- $_ := set $linkerd "exclude-namespaces" . }}
+{{- end }}
+{{- $_ := set $linkerd "pod-detection" (.Values.podDetection | default "annotations") }}
+{{- $_ := set $linkerd "api-retry-seconds" (.Values.apiRetrySeconds | default 10 | int64) }}
+{{- /* The agent's own pod passes whatever the state of the credential. */}}
+{{- $_ := set $linkerd "agent-namespace" .Release.Namespace }}
+{{- end }}
+{{- /* The agent puts the path of the kubeconfig in the placeholder's place. */}}
+{{- $plugin := dict
+      "name" "linkerd-cni"
+      "type" "linkerd-cni"
+      "log_level" (.Values.logLevel | default "info")
+      "kubernetes" (dict "kubeconfig" "__KUBECONFIG_FILEPATH__")
+      "linkerd" $linkerd }}
+{{- /* Asks the runtime to hand over the pod's annotations. */}}
+{{- if eq (get $linkerd "pod-detection" | toString) "annotations" }}
+{{- $_ := set $plugin "capabilities" (dict "io.kubernetes.cri.pod-annotations" true) }}
+{{- end -}}
+dest_cni_net_dir: {{ include "linkerd-cni.netDir" . | quote }}
+dest_cni_bin_dir: {{ include "linkerd-cni.binDir" . | quote }}
+cni_network_config: |-
+  {{- toPrettyJson $plugin | nindent 2 }}
+{{- end }}

@@ -1,0 +1,84 @@
+use super::*;
+
+fn read(vars: &[(&str, &str)]) -> Result<Settings, Error> {
+    let lookup = |name: &str| {
+        let var = vars.iter().find(|(key, _)| *key == name);
+        var.map(|(_, value)| (*value).to_owned())
+    };
+    Settings::read(lookup, None, None)
+}
+
+#[test]
+fn an_empty_environment_gives_upstreams_defaults() {
+    for vars in [&[][..], &[("DEST_CNI_NET_DIR", ""), ("KUBE_CA_FILE", "")]] {
+        let settings = read(vars).unwrap();
+        assert_eq!(settings.bin_dir, Path::new("/host/opt/cni/bin"));
+        assert_eq!(settings.net_dir, Path::new("/host/etc/cni/net.d"));
+        assert_eq!(settings.image_bin_dir, Path::new("/opt/cni/bin"));
+        assert_eq!(
+            settings.kubeconfig_on_host,
+            "/etc/cni/net.d/ZZZ-linkerd-cni-kubeconfig"
+        );
+        assert_eq!(settings.template, Template::None);
+        assert_eq!(settings.ca_file, None);
+        assert_eq!(settings.admin, None);
+        assert_eq!(settings.resync, Duration::from_secs(30));
+        assert_eq!(settings.log_level, LevelFilter::INFO);
+    }
+}
+
+#[test]
+fn paths_are_joined_and_cleaned() {
+    for (dir, path, expected) in [
+        ("/host", "/etc/cni/net.d/", "/host/etc/cni/net.d"),
+        ("/host/", "etc", "/host/etc"),
+        ("/", "/opt/cni/bin", "/opt/cni/bin"),
+        ("/a/b", "../c/./d", "/a/c/d"),
+        ("/", "../x", "/x"),
+        (
+            "etc",
+            "linkerd-kubeconfig.json",
+            "etc/linkerd-kubeconfig.json",
+        ),
+    ] {
+        assert_eq!(join(dir, path), Path::new(expected), "{dir} + {path}");
+    }
+}
+
+#[test]
+fn the_template_in_the_environment_wins_over_the_file() {
+    let file = ("CNI_NETWORK_CONFIG_FILE", "/t");
+    let both = read(&[("CNI_NETWORK_CONFIG", "{}"), file]).unwrap();
+    assert_eq!(both.template, Template::Text("{}".into()));
+    let file = read(&[("CNI_NETWORK_CONFIG", ""), file]).unwrap();
+    assert_eq!(file.template, Template::File("/t".into()));
+}
+
+#[test]
+fn a_faulty_setting_is_named_with_its_value() {
+    for (name, value) in [
+        ("LINKERD_CNI_RESYNC_SECONDS", "0"),
+        ("LINKERD_CNI_RESYNC_SECONDS", "soon"),
+        ("LINKERD_CNI_ADMIN_ADDR", "localhost"),
+        ("LINKERD_CNI_LOG_FORMAT", "xml"),
+        ("KUBECONFIG_FILE_NAME", "../x"),
+    ] {
+        let error = read(&[(name, value)]).unwrap_err().to_string();
+        assert!(error.starts_with(&format!("{name}={value}: ")), "{error}");
+    }
+}
+
+#[test]
+fn a_flag_wins_over_its_variable() {
+    let level = |flag: Option<&str>| {
+        let lookup = |name: &str| (name == "LINKERD_CNI_LOG_LEVEL").then(|| "debug".to_owned());
+        Settings::read(lookup, flag.map(str::to_owned), None).map(|s| s.log_level)
+    };
+    assert_eq!(level(None), Ok(LevelFilter::DEBUG));
+    assert_eq!(level(Some("warning")), Ok(LevelFilter::WARN));
+    let error = level(Some("loud")).unwrap_err().to_string();
+    assert!(
+        error.starts_with("Cannot parse log-level 'loud'"),
+        "{error}"
+    );
+}

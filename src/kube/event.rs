@@ -1,0 +1,206 @@
+//! Events on objects of the cluster: the one writer that the programs share.
+
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use serde_json::{Value, json};
+
+use super::{Client, Error};
+
+/// Limits of the API: a name, `reportingInstance`, and `note`.
+const NAME: usize = 253;
+const INSTANCE: usize = 128;
+const NOTE: usize = 1024;
+
+/// The namespace of events on objects that are in none, such as nodes.
+const DEFAULT_NAMESPACE: &str = "default";
+
+/// Who reports.
+#[derive(Clone, Debug)]
+pub struct Reporter {
+    /// The program.
+    pub controller: &'static str,
+    /// Its pod.
+    pub instance: String,
+}
+
+/// What the event is about.
+#[derive(Clone, Copy, Debug)]
+pub struct Regarding<'a> {
+    pub kind: &'static str,
+    /// Empty for an object that is in no namespace.
+    pub namespace: &'a str,
+    pub name: &'a str,
+    pub uid: &'a str,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    Normal,
+    Warning,
+}
+
+/// What is told.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Message {
+    pub kind: Kind,
+    /// Why, as one word for programs.
+    pub reason: &'static str,
+    /// What was done, as one word.
+    pub action: &'static str,
+    /// For people; cut at the API's limit.
+    pub note: String,
+}
+
+/// Publishes the event; needs `create` on `events.k8s.io` events.
+pub fn publish(
+    client: &Client,
+    reporter: &Reporter,
+    regarding: Regarding<'_>,
+    message: &Message,
+) -> Result<(), Error> {
+    let event = event(reporter, regarding, message, SystemTime::now());
+    let namespace = namespace(regarding);
+    let path = format!("/apis/events.k8s.io/v1/namespaces/{namespace}/events");
+    client.post(&path, &event)
+}
+
+fn event(
+    reporter: &Reporter,
+    regarding: Regarding<'_>,
+    message: &Message,
+    now: SystemTime,
+) -> Value {
+    let nanos = now
+        .duration_since(UNIX_EPOCH)
+        .unwrap_or_default()
+        .as_nanos();
+    let suffix = format!(".{nanos:x}");
+    let prefix = shorten(regarding.name, NAME - suffix.len()).trim_end_matches(['-', '.']);
+    let mut object = json!({
+        "apiVersion": "v1",
+        "kind": regarding.kind,
+        "namespace": regarding.namespace,
+        "name": regarding.name,
+        "uid": regarding.uid,
+    });
+    if regarding.namespace.is_empty()
+        && let Some(object) = object.as_object_mut()
+    {
+        object.remove("namespace");
+    }
+    json!({
+        "apiVersion": "events.k8s.io/v1",
+        "kind": "Event",
+        "metadata": {"name": format!("{prefix}{suffix}"), "namespace": namespace(regarding)},
+        "eventTime": humantime::format_rfc3339_micros(now).to_string(),
+        "type": format!("{:?}", message.kind),
+        "reason": message.reason,
+        "action": message.action,
+        "note": shorten(&message.note, NOTE),
+        "regarding": object,
+        "reportingController": reporter.controller,
+        "reportingInstance": shorten(&reporter.instance, INSTANCE),
+    })
+}
+
+fn namespace<'a>(regarding: Regarding<'a>) -> &'a str {
+    match regarding.namespace {
+        "" => DEFAULT_NAMESPACE,
+        namespace => namespace,
+    }
+}
+
+/// At most `length` bytes, whole characters.
+fn shorten(text: &str, length: usize) -> &str {
+    let end = (0..=length.min(text.len())).rev();
+    let mut ends = end.filter(|&end| text.is_char_boundary(end));
+    &text[..ends.next().unwrap_or_default()]
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    fn reporter(instance: &str) -> Reporter {
+        Reporter {
+            controller: "linkerd-cni-repair-controller",
+            instance: instance.into(),
+        }
+    }
+
+    fn pod(name: &str) -> Regarding<'_> {
+        Regarding {
+            kind: "Pod",
+            namespace: "emojivoto",
+            name,
+            uid: "u-1",
+        }
+    }
+
+    fn message(note: &str) -> Message {
+        Message {
+            kind: Kind::Normal,
+            reason: "LinkerdCNINotConfigured",
+            action: "Deleting",
+            note: note.into(),
+        }
+    }
+
+    #[test]
+    fn the_event_names_object_reason_and_reporter() {
+        let now = UNIX_EPOCH + Duration::from_micros(1_767_225_600_000_042);
+        let note = message("Deleting pod to create a new one with proper CNI config");
+        let event = event(&reporter("linkerd-cni-x"), pod("web-1"), &note, now);
+        insta::assert_snapshot!(format!("{event:#}"), @r#"
+        {
+          "apiVersion": "events.k8s.io/v1",
+          "kind": "Event",
+          "metadata": {
+            "name": "web-1.18867251edfaa410",
+            "namespace": "emojivoto"
+          },
+          "eventTime": "2026-01-01T00:00:00.000042Z",
+          "type": "Normal",
+          "reason": "LinkerdCNINotConfigured",
+          "action": "Deleting",
+          "note": "Deleting pod to create a new one with proper CNI config",
+          "regarding": {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "namespace": "emojivoto",
+            "name": "web-1",
+            "uid": "u-1"
+          },
+          "reportingController": "linkerd-cni-repair-controller",
+          "reportingInstance": "linkerd-cni-x"
+        }
+        "#);
+    }
+
+    #[test]
+    fn the_longest_texts_still_make_a_valid_event() {
+        let long = "a-".repeat(126);
+        let note = message(&"ü".repeat(900));
+        let reporter = reporter(&"b".repeat(253));
+        let event = event(&reporter, pod(&long), &note, SystemTime::now());
+        let name = event["metadata"]["name"].as_str().unwrap();
+        assert!(name.len() <= NAME && !name.contains("-."), "{name}");
+        assert_eq!(event["reportingInstance"], "b".repeat(INSTANCE));
+        assert_eq!(event["note"], "ü".repeat(NOTE / 2));
+    }
+
+    #[test]
+    fn an_event_on_a_node_is_in_the_default_namespace() {
+        let node = Regarding {
+            kind: "Node",
+            namespace: "",
+            name: "node-1",
+            uid: "node-1",
+        };
+        let event = event(&reporter("x"), node, &message("y"), SystemTime::now());
+        assert_eq!(event["metadata"]["namespace"], "default");
+        assert!(event["regarding"].get("namespace").is_none());
+    }
+}

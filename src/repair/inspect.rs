@@ -1,0 +1,170 @@
+//! Compares the rules in a pod's network namespace with those that the plugin would
+//! make for it, and puts them right.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use super::host::{self, Host};
+use super::sandbox::{self, Sandboxes};
+use crate::cni;
+use crate::cni::args::PodRef;
+use crate::cni::error::code;
+use crate::config::{Annotations, Config, Ipv6};
+use crate::firewall::{self, Survey};
+use crate::kube::types::{Namespace, Pod, Service};
+use crate::kube::{self, Client};
+use crate::netns;
+use crate::plugin::families::families;
+use crate::plugin::pod::{API_SERVICE, Surroundings, facts, is_meshed, namespace_path};
+use crate::rules::Redirect;
+
+/// How long looking into, or programming, one namespace may take.
+const DEADLINE: Duration = Duration::from_secs(10);
+
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error("what the plugin is told: {0}")]
+    Host(#[from] host::Error),
+    #[error("cannot tell which rules the pod should have: {0}")]
+    Wanted(#[from] cni::Error),
+    #[error("cannot find the pod's network namespace: {0}")]
+    Sandbox(#[from] sandbox::Error),
+    #[error(transparent)]
+    Enter(#[from] netns::Error),
+    #[error(transparent)]
+    Firewall(#[from] firewall::Error),
+    #[error("the rules are not there after they were put in place: {}", missing.join("; "))]
+    NotThere { missing: Vec<String> },
+}
+
+/// A pod's namespace, and what should be in it.
+#[derive(Clone, Debug)]
+pub struct Target {
+    namespace: PathBuf,
+    redirect: Redirect,
+    ipv6: Ipv6,
+}
+
+/// What was found about a pod.
+#[derive(Debug)]
+pub enum Finding {
+    /// Not a pod that the plugin would make rules for.
+    NotOurs,
+    Right,
+    /// These are missing or changed.
+    Wrong(Target, Vec<String>),
+    /// Made by programs that are not here; see [`firewall::survey`].
+    Unreadable,
+}
+
+/// Looks at pods one after the other. Knows the node as it was when this was made:
+/// make another one for another round.
+pub struct Inspector {
+    config: Config,
+    sandboxes: Sandboxes,
+    /// Annotations of each namespace asked for.
+    namespaces: BTreeMap<String, Annotations>,
+}
+
+impl Inspector {
+    /// Reads the plugin's configuration and the runtime's memory.
+    pub fn new(host: &Host) -> Result<Self, Error> {
+        Ok(Inspector {
+            config: host.config()?,
+            sandboxes: Sandboxes::read(host),
+            namespaces: BTreeMap::new(),
+        })
+    }
+
+    /// Looks; changes nothing.
+    pub fn look(&mut self, client: &Client, pod: Pod) -> Result<Finding, Error> {
+        if self.config.simulate || !is_meshed(&pod) {
+            return Ok(Finding::NotOurs);
+        }
+        let namespace = self.sandboxes.find(&pod)?;
+        let name = PodRef {
+            namespace: pod.metadata.namespace.clone(),
+            name: pod.metadata.name.clone(),
+        };
+        let mut surroundings = Asked {
+            client,
+            namespaces: &mut self.namespaces,
+        };
+        let Some(facts) = facts(pod, &name, &mut surroundings)? else {
+            return Ok(Finding::NotOurs);
+        };
+        let target = Target {
+            namespace,
+            redirect: self.config.redirect(&facts)?,
+            ipv6: self.config.ipv6,
+        };
+        Ok(match target.survey()? {
+            Survey::Right => Finding::Right,
+            Survey::Wrong(missing) => Finding::Wrong(target, missing),
+            Survey::Unreadable => Finding::Unreadable,
+        })
+    }
+}
+
+/// What the API server says, each namespace once a round.
+struct Asked<'a> {
+    client: &'a Client,
+    namespaces: &'a mut BTreeMap<String, Annotations>,
+}
+
+impl Surroundings for Asked<'_> {
+    fn namespace(&mut self, name: &str) -> Result<Annotations, cni::Error> {
+        if let Some(known) = self.namespaces.get(name) {
+            return Ok(known.clone());
+        }
+        let found: Namespace = self.client.get(&namespace_path(name)).map_err(refused)?;
+        let annotations = found.metadata.annotations;
+        self.namespaces.insert(name.to_owned(), annotations.clone());
+        Ok(annotations)
+    }
+
+    fn api_service(&mut self) -> Result<Service, cni::Error> {
+        self.client.get(API_SERVICE).map_err(refused)
+    }
+}
+
+fn refused(error: kube::Error) -> cni::Error {
+    cni::Error::new(code::API_ANSWER, error.to_string())
+}
+
+impl Target {
+    /// Where the rules belong.
+    pub fn namespace(&self) -> &Path {
+        &self.namespace
+    }
+
+    /// Puts the rules in place and reads them back. Always as nf_tables of the kernel,
+    /// whatever the plugin is told to use: the host's iptables are not here.
+    pub fn put_right(&self) -> Result<(), Error> {
+        let Target {
+            namespace,
+            redirect,
+            ipv6,
+        } = self.clone();
+        let restore = move || firewall::restore(&redirect, families(ipv6, false));
+        netns::run(&namespace, DEADLINE, restore)??;
+        match self.survey()? {
+            Survey::Right => Ok(()),
+            Survey::Wrong(missing) => Err(Error::NotThere { missing }),
+            Survey::Unreadable => Err(Error::NotThere {
+                missing: Vec::new(),
+            }),
+        }
+    }
+
+    fn survey(&self) -> Result<Survey, Error> {
+        let Target {
+            namespace,
+            redirect,
+            ipv6,
+        } = self.clone();
+        let survey = move || firewall::survey(&redirect, families(ipv6, false));
+        Ok(netns::run(&namespace, DEADLINE, survey)??)
+    }
+}

@@ -1,0 +1,127 @@
+//! The agent while it runs.
+
+use std::fs;
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::path::PathBuf;
+use std::process::Child;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+/// A running agent; dropped, it is killed.
+pub struct Agent {
+    child: Child,
+    log: PathBuf,
+}
+
+impl Agent {
+    pub fn new(child: Child, log: PathBuf) -> Agent {
+        Agent { child, log }
+    }
+
+    pub fn log(&self) -> String {
+        fs::read_to_string(&self.log).unwrap()
+    }
+
+    fn pid(&self) -> Pid {
+        Pid::from_raw(self.child.id().try_into().unwrap())
+    }
+
+    pub fn signal(&self, signal: Signal) {
+        kill(self.pid(), signal).unwrap();
+    }
+
+    /// Whether SIGTERM is blocked, which is how it gets to the agent's own loop.
+    pub fn takes_signals(&self) -> bool {
+        let status = fs::read_to_string(format!("/proc/{}/status", self.pid())).unwrap();
+        let blocked = status.lines().find_map(|line| line.strip_prefix("SigBlk:"));
+        let mask = u64::from_str_radix(blocked.unwrap_or_default().trim(), 16).unwrap_or(0);
+        mask & (1 << (Signal::SIGTERM as i32 - 1)) != 0
+    }
+
+    /// SIGTERM, then the exit status.
+    pub fn stop(&mut self) -> Option<i32> {
+        self.signal(Signal::SIGTERM);
+        self.wait()
+    }
+
+    /// The process that this one started, if it was started by another program.
+    pub fn child(&self) -> Option<Pid> {
+        let path = format!("/proc/{0}/task/{0}/children", self.pid());
+        let children = fs::read_to_string(path).ok()?;
+        let pid = children.split_whitespace().next()?.parse().ok()?;
+        Some(Pid::from_raw(pid))
+    }
+
+    /// Whether it came to be ready before it ended.
+    pub fn ready_or_dead(&mut self) -> bool {
+        let end = Instant::now() + Duration::from_secs(20);
+        while self.child.try_wait().unwrap().is_none() {
+            assert!(Instant::now() < end, "{}", self.log());
+            if self.log().contains("is installed and verified") {
+                return true;
+            }
+            thread::sleep(Duration::from_millis(1));
+        }
+        false
+    }
+
+    pub fn kill(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+
+    pub fn wait(&mut self) -> Option<i32> {
+        let end = Instant::now() + Duration::from_secs(20);
+        loop {
+            if let Some(status) = self.child.try_wait().unwrap() {
+                return status.code();
+            }
+            assert!(Instant::now() < end, "still running:\n{}", self.log());
+            thread::sleep(Duration::from_millis(2));
+        }
+    }
+
+    pub fn until_ready(&mut self) {
+        let end = Instant::now() + Duration::from_secs(20);
+        while self.ready().0 != 200 {
+            assert!(Instant::now() < end, "{:?}\n{}", self.ready(), self.log());
+            thread::sleep(Duration::from_millis(3));
+        }
+    }
+
+    pub fn ready(&self) -> (u16, String) {
+        self.get("/ready")
+    }
+
+    /// Status and body; status 0 as long as nobody listens.
+    pub fn get(&self, path: &str) -> (u16, String) {
+        let log = self.log();
+        let address = log
+            .lines()
+            .find_map(|line| line.split_once("/live, /ready and /metrics on "));
+        let Some((_, address)) = address else {
+            return (0, String::new());
+        };
+        let mut stream = TcpStream::connect(address).unwrap();
+        write!(
+            stream,
+            "GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+        )
+        .unwrap();
+        let mut answer = String::new();
+        let _ = stream.read_to_string(&mut answer);
+        let status = answer.split(' ').nth(1).and_then(|code| code.parse().ok());
+        let body = answer.split_once("\r\n\r\n").map_or("", |(_, body)| body);
+        (status.unwrap_or(0), body.to_owned())
+    }
+}
+
+impl Drop for Agent {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}

@@ -1,0 +1,131 @@
+//! Kills after chosen system calls, and a reader that never stops looking.
+
+use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use nix::sys::signal::{Signal, kill};
+
+use crate::node::{CALICO, CONF, Node, until};
+
+/// The calls that change the host. The kill comes just before one, which is just after the
+/// one before it.
+const CALLS: [&str; 9] = [
+    "write",
+    "copy_file_range",
+    "fsync",
+    "fchmod",
+    "rename",
+    "renameat2",
+    "unlink",
+    "symlink",
+    "fchown",
+];
+
+/// Looks at the node as a runtime does, until dropped.
+struct Reader {
+    stop: Arc<AtomicBool>,
+    looks: Arc<AtomicUsize>,
+    thread: Option<thread::JoinHandle<()>>,
+}
+
+impl Reader {
+    fn start(node: &Arc<Node>) -> Reader {
+        let (stop, looks) = (Arc::<AtomicBool>::default(), Arc::<AtomicUsize>::default());
+        let (node, end, count) = (Arc::clone(node), Arc::clone(&stop), Arc::clone(&looks));
+        let thread = thread::spawn(move || {
+            while !end.load(Ordering::Relaxed) {
+                node.assert_not_stranded();
+                count.fetch_add(1, Ordering::Relaxed);
+            }
+        });
+        Reader {
+            stop,
+            looks,
+            thread: Some(thread),
+        }
+    }
+
+    fn finish(mut self) -> usize {
+        self.stop.store(true, Ordering::Relaxed);
+        self.thread.take().unwrap().join().unwrap();
+        self.looks.load(Ordering::Relaxed)
+    }
+}
+
+#[test]
+fn three_hundred_kills_at_random_moments_never_strand_the_node() {
+    let node = Arc::new(Node::new());
+    node.write("10-calico.conflist", CALICO);
+    node.write("20-net.conf", CONF);
+    let before = node.tree();
+    let reader = Reader::start(&node);
+    let mut random: u64 = 88172645463325252;
+    for round in 0..300 {
+        // Marsaglia's xorshift: the same moments at each run.
+        random ^= random << 13;
+        random ^= random >> 7;
+        random ^= random << 17;
+        let moment = Duration::from_micros(random % 25_000);
+        let mut agent = node.start();
+        match round % 3 {
+            // While it installs,
+            0 => thread::sleep(moment),
+            // patches what somebody wrote,
+            1 => {
+                thread::sleep(moment / 2);
+                node.replace(&node.net("10-calico.conflist"), CALICO.as_bytes());
+                thread::sleep(moment / 2);
+            }
+            // or uninstalls.
+            _ => {
+                until("signals are taken over", || agent.takes_signals());
+                thread::sleep(moment / 2);
+                agent.signal(Signal::SIGTERM);
+                thread::sleep(moment / 4);
+            }
+        }
+        agent.kill();
+        node.assert_not_stranded();
+    }
+    assert!(reader.finish() > 300);
+    let mut agent = node.start();
+    agent.until_ready();
+    assert_eq!(agent.stop(), Some(0), "{}", agent.log());
+    assert_eq!(node.tree(), before);
+}
+
+#[test]
+fn a_kill_after_any_call_that_writes_never_strands_the_node() {
+    if Command::new("strace").arg("-V").output().is_err() {
+        assert!(std::env::var_os("CI").is_none(), "strace is missing");
+        return println!("skipped: strace is missing (scripts/tools debian)");
+    }
+    let mut kills = 0;
+    for call in CALLS {
+        for turn in 1..200 {
+            let node = Node::new();
+            node.write("10-calico.conflist", CALICO);
+            node.write("20-net.conf", CONF);
+            let inject = format!("inject={call}:signal=KILL:when={turn}");
+            let trace = format!("trace={call}");
+            let quiet = ["strace", "-f", "-qq", "-o", "/dev/null"];
+            let by = [&quiet[..], &["-e", &trace, "-e", &inject]].concat();
+            let mut agent = node.start_under(&by, &[], &[("LINKERD_CNI_LOG_LEVEL", "info")]);
+            if agent.ready_or_dead()
+                && let Some(child) = agent.child()
+            {
+                let _ = kill(child, Signal::SIGTERM);
+            }
+            let status = agent.wait();
+            node.assert_not_stranded();
+            if status == Some(0) {
+                break;
+            }
+            kills += 1;
+        }
+    }
+    assert!(kills > 40, "{kills}");
+}

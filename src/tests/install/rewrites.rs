@@ -1,0 +1,75 @@
+//! Other programs that write the same files.
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crate::agent::Agent;
+use crate::node::{CALICO, Node, until};
+
+fn counter(agent: &Agent, name: &str) -> u64 {
+    let metrics = agent.get("/metrics").1;
+    let line = metrics.lines().find_map(|line| line.strip_prefix(name));
+    line.unwrap_or_default().trim().parse().unwrap()
+}
+
+#[test]
+fn a_thousand_rewrites_are_each_followed_at_once_by_one_write() {
+    let node = Node::new();
+    node.write("10-calico.conflist", CALICO);
+    let mut agent = node.start();
+    agent.until_ready();
+    let mut took: Vec<Duration> = Vec::new();
+    for turn in 0..1000 {
+        let text = CALICO.replace("1e3", &format!("{turn}e3"));
+        let path = node.net("10-calico.conflist");
+        let begin = Instant::now();
+        match turn % 2 {
+            0 => node.replace(&path, text.as_bytes()),
+            _ => std::fs::write(&path, &text).unwrap(),
+        }
+        while !(node.chained("10-calico.conflist")
+            && node
+                .text("10-calico.conflist")
+                .contains(&format!("{turn}e3")))
+        {
+            assert!(begin.elapsed() < Duration::from_secs(20), "{}", agent.log());
+            thread::sleep(Duration::from_micros(300));
+        }
+        took.push(begin.elapsed());
+    }
+    let writes = counter(&agent, "linkerd_cni_agent_conflist_writes_total ");
+    assert!(writes <= 1001, "{writes} writes");
+    took.sort();
+    let (p50, p99) = (took[500], took[990]);
+    println!("re-chained within {p50:?} (p50), {p99:?} (p99), {writes} writes");
+    assert!(p99 < Duration::from_millis(100), "p50 {p50:?}, p99 {p99:?}");
+    agent.until_ready();
+}
+
+#[test]
+fn a_fight_is_named_with_its_remedy_and_backed_off_from() {
+    let node = Node::new();
+    node.write("10-calico.conflist", CALICO);
+    let mut agent = node.start();
+    agent.until_ready();
+    let end = Instant::now() + Duration::from_secs(4);
+    while Instant::now() < end {
+        if node.chained("10-calico.conflist") {
+            node.replace(&node.net("10-calico.conflist"), CALICO.as_bytes());
+        }
+        thread::sleep(Duration::from_millis(2));
+    }
+    let (status, why) = agent.ready();
+    assert_eq!(status, 500);
+    assert!(
+        why.contains("cni.exclusive=false") && why.contains("10-calico.conflist"),
+        "{why}"
+    );
+    assert!(counter(&agent, "linkerd_cni_agent_conflist_writes_total ") < 25);
+    assert_eq!(counter(&agent, "linkerd_cni_agent_fights_total "), 1);
+    let warnings = agent.log().matches("cni.exclusive=false").count();
+    assert_eq!(warnings, 1, "{}", agent.log());
+    // Once the other one stops, all is well again.
+    until("the entry", || node.chained("10-calico.conflist"));
+    agent.until_ready();
+}

@@ -1,0 +1,239 @@
+//! The modes, the gate and the rate, against the API server that the tests write.
+
+use std::io::{Read as _, Write as _};
+use std::net::TcpListener;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+
+use serde_json::{Value, json};
+
+use crate::api::{Answer, Api};
+use crate::controller::Controller;
+use crate::{eventually, path, stranded};
+
+fn evictions(api: &Api) -> Vec<String> {
+    let evictions = api.requests(|request| request.is_eviction());
+    evictions.into_iter().map(|request| request.path).collect()
+}
+
+fn events(api: &Api) -> Vec<Value> {
+    let events = api.requests(|request| request.is_event());
+    events.into_iter().map(|request| request.body).collect()
+}
+
+/// As `stranded`, changed by the test.
+fn changed(name: &str, pointer: &str, value: Value) -> Value {
+    let mut pod = stranded(name);
+    *pod.pointer_mut(pointer).unwrap() = value;
+    pod
+}
+
+#[test]
+fn an_eviction_is_tried_first_so_that_budgets_count() {
+    let api = Api::start();
+    api.state().evict = Answer::Status(201);
+    let controller = Controller::watching(&api);
+    api.send("MODIFIED", &stranded("web-1"));
+    controller.counts("pods_deleted_total", 1);
+    let eviction = &api.requests(|request| request.is_eviction())[0].body;
+    assert_eq!(
+        eviction["deleteOptions"],
+        json!({
+            "gracePeriodSeconds": 0,
+            "preconditions": {"uid": "uid-of-web-1", "resourceVersion": "101"},
+        })
+    );
+    assert!(api.deleted().is_empty());
+}
+
+#[test]
+fn a_pod_that_a_budget_keeps_is_left_and_told_about_once() {
+    let api = Api::start();
+    api.state().evict = Answer::Status(429);
+    let controller = Controller::watching(&api);
+    for _ in 0..3 {
+        api.send("MODIFIED", &stranded("web-1"));
+    }
+    api.send("MODIFIED", &stranded("web-2"));
+    controller.counts("pods_left_total", 2);
+    assert!(api.deleted().is_empty());
+    eventually("both are told about", || events(&api).len() == 2);
+    assert_eq!(events(&api)[0]["type"], "Warning");
+    assert_eq!(events(&api)[0]["note"], "says 429");
+    assert_eq!(controller.metric("pods_deleted_total"), 0);
+}
+
+#[test]
+fn another_pod_under_the_same_name_is_never_deleted() {
+    for (name, object) in [
+        (
+            "a new pod",
+            Some(changed("web-0", "/metadata/uid", json!("another"))),
+        ),
+        (
+            "well by now",
+            Some(changed("web-0", "/status/initContainerStatuses", json!([]))),
+        ),
+        ("gone", None),
+    ] {
+        let api = Api::start();
+        api.state().delete = Answer::Status(409);
+        if let Some(object) = object {
+            api.state().objects.insert(path("web-0"), object);
+        }
+        let controller = Controller::watching(&api);
+        api.send("MODIFIED", &stranded("web-0"));
+        eventually("it was looked at again", || {
+            let again = |request: &crate::api::Request| {
+                request.method == "GET" && request.path == path("web-0")
+            };
+            !api.requests(again).is_empty()
+        });
+        // The queue has an order, so the next one ends the matter of the first.
+        api.state().delete = Answer::Status(200);
+        api.send("MODIFIED", &stranded("web-1"));
+        controller.counts("pods_deleted_total", 1);
+        assert_eq!(api.deleted(), [path("web-0"), path("web-1")], "{name}");
+        assert_eq!(controller.metric("pods_delete_errors_total"), 0, "{name}");
+    }
+}
+
+#[test]
+fn a_stranded_pod_that_changed_meanwhile_is_tried_once_more_at_its_new_version() {
+    let api = Api::start();
+    let newer = changed("web-0", "/metadata/resourceVersion", json!("105"));
+    api.state().objects.insert(path("web-0"), newer);
+    api.state().delete = Answer::Status(409);
+    let controller = Controller::watching(&api);
+    api.send("MODIFIED", &stranded("web-0"));
+    eventually("two tries", || api.deleted().len() == 2);
+    let version = |index: usize| {
+        let deletions = api.requests(|request| request.method == "DELETE");
+        deletions[index].body["preconditions"]["resourceVersion"].clone()
+    };
+    assert_eq!((version(0), version(1)), (json!("101"), json!("105")));
+    api.state().delete = Answer::Status(200);
+    api.send("MODIFIED", &stranded("web-1"));
+    controller.counts("pods_deleted_total", 1);
+    assert_eq!(api.deleted().len(), 3);
+}
+
+#[test]
+fn a_label_is_put_on_with_the_version_that_was_judged_and_only_once() {
+    let api = Api::start();
+    let controller = Controller::with(&api, &["--mode=label"]);
+    api.send("MODIFIED", &stranded("web-1"));
+    controller.counts("pods_labelled_total", 1);
+    let mut labelled = stranded("web-1");
+    labelled["metadata"]["labels"]["linkerd.io/cni-stranded"] = json!("true");
+    api.send("MODIFIED", &labelled);
+    api.send("MODIFIED", &stranded("web-2"));
+    controller.counts("pods_labelled_total", 2);
+    let patches = api.requests(|request| request.method == "PATCH");
+    assert_eq!(patches.len(), 2);
+    assert_eq!(patches[0].path, path("web-1"));
+    assert_eq!(
+        patches[0].body,
+        json!({"metadata": {
+            "uid": "uid-of-web-1",
+            "resourceVersion": "101",
+            "labels": {"linkerd.io/cni-stranded": "true"},
+        }})
+    );
+    assert!(api.deleted().is_empty() && evictions(&api).is_empty());
+    eventually("events", || events(&api).len() == 2);
+    assert_eq!(events(&api)[0]["action"], "Labelling");
+}
+
+#[test]
+fn report_only_tells_and_only_once() {
+    let api = Api::start();
+    let controller = Controller::with(&api, &["--mode=report"]);
+    for _ in 0..3 {
+        api.send("MODIFIED", &stranded("web-1"));
+    }
+    api.send("MODIFIED", &stranded("web-2"));
+    controller.counts("pods_reported_total", 2);
+    eventually("events", || events(&api).len() == 2);
+    assert_eq!(events(&api)[0]["action"], "Reporting");
+    let writes = api.requests(|request| request.method != "GET" && !request.is_event());
+    assert_eq!(writes.len(), 0);
+}
+
+#[test]
+fn no_minute_sees_more_acts_than_the_rate() {
+    let api = Api::start();
+    let pods = (0..200).map(|name| stranded(&format!("web-{name}")));
+    api.state().pages = vec![pods.collect()];
+    let controller = Controller::with(&api, &["--rate=7"]);
+    controller.counts("pods_deleted_total", 7);
+    controller.logs("for the rate of acts");
+    assert_eq!(controller.metric("rate_waits_total"), 1);
+    assert_eq!(api.deleted().len(), 7);
+}
+
+/// An agent whose `/ready` is the test's to set.
+fn agent(ready: &Arc<AtomicBool>) -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    let ready = Arc::clone(ready);
+    thread::spawn(move || {
+        for mut stream in listener.incoming().flatten() {
+            let mut request = [0; 1024];
+            let _ = stream.read(&mut request);
+            let answer = match ready.load(Ordering::Relaxed) {
+                true => "HTTP/1.1 200 OK\r\n\r\nready\n",
+                false => "HTTP/1.1 500 Internal Server Error\r\n\r\nnot ready: no binary\n",
+            };
+            let _ = stream.write_all(answer.as_bytes());
+        }
+    });
+    address
+}
+
+#[test]
+fn nothing_is_done_before_the_agent_is_ready() {
+    let api = Api::start();
+    let ready = Arc::default();
+    let address = agent(&ready);
+    let controller = Controller::with(&api, &["--agent-addr", &address]);
+    api.send("MODIFIED", &stranded("web-1"));
+    controller.logs("Doing nothing until the node is verified: ");
+    controller.logs("is not ready: not ready: no binary");
+    let writes = || api.requests(|request| request.method != "GET").len();
+    assert_eq!(writes(), 0);
+    ready.store(true, Ordering::Relaxed);
+    controller.counts("pods_deleted_total", 1);
+    assert_eq!(controller.metric("agent_waits_total"), 1);
+}
+
+#[test]
+fn what_fails_while_the_api_server_is_away_is_done_after_its_return() {
+    let api = Api::start();
+    let controller = Controller::watching(&api);
+    api.state().delete = Answer::Silence;
+    api.send("MODIFIED", &stranded("web-1"));
+    controller.counts("pods_delete_timeout_total", 1);
+    api.crash();
+    // What happens meanwhile is only in the list.
+    api.state().pages = vec![vec![stranded("web-1"), stranded("web-2")]];
+    api.state().watch = Answer::Status(410);
+    api.state().delete = Answer::Status(200);
+    api.up();
+    controller.counts("pods_deleted_total", 2);
+}
+
+#[test]
+fn settings_come_from_the_environment_that_the_chart_sets() {
+    let api = Api::start();
+    let environment = [
+        ("LINKERD_CNI_REPAIR_CONTROLLER_MODE", "report"),
+        ("LINKERD_CNI_REPAIR_CONTROLLER_AUDIT_SECONDS", "0"),
+        ("LINKERD_CNI_REPAIR_CONTROLLER_RATE", "5"),
+        ("LINKERD_CNI_REPAIR_CONTROLLER_AGENT_ADDR", ""),
+    ];
+    let controller = Controller::configured(&api, &[], &environment);
+    api.send("MODIFIED", &stranded("web-1"));
+    controller.counts("pods_reported_total", 1);
+}

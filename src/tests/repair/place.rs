@@ -1,0 +1,340 @@
+//! Repair in place and audit, in real namespaces. Needs root.
+
+use std::fs;
+use std::io::{Read as _, Write as _};
+use std::net::{TcpListener, TcpStream};
+use std::os::unix::fs::symlink;
+use std::time::{Duration, Instant};
+
+use linkerd2_cni::cni::object::Object;
+use linkerd2_cni::config::{Config, Mode, PodFacts};
+use linkerd2_cni::plugin::families::families;
+use linkerd2_cni::{firewall, netns};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+use crate::api::{Answer, Api};
+use crate::controller::Controller;
+use crate::namespaces::{NEIGHBOUR, Namespaces, POD};
+use crate::{eventually, path, stranded};
+
+const SECOND: Duration = Duration::from_secs(1);
+
+/// A node with one pod, `web-1`, in a namespace of its own.
+struct Node {
+    api: Api,
+    namespaces: Namespaces,
+    root: TempDir,
+}
+
+impl Node {
+    fn new() -> Self {
+        let node = Node {
+            api: Api::start(),
+            namespaces: Namespaces::new(),
+            root: TempDir::new().unwrap(),
+        };
+        let namespace = node.namespaces.path();
+        let here = node.dir("var/run/netns");
+        symlink(&namespace, here.join(namespace.file_name().unwrap())).unwrap();
+        let list = json!({"cniVersion": "1.0.0", "name": "net", "plugins": [
+            {"type": "bridge"},
+            entry("auto"),
+        ]});
+        let configuration = node.dir("etc/cni/net.d").join("10-net.conflist");
+        fs::write(configuration, list.to_string()).unwrap();
+        let annotations = json!({"config.linkerd.io/skip-outbound-ports": "9999"});
+        let object = json!({"metadata": {"name": "emojivoto", "annotations": annotations}});
+        let path = "/api/v1/namespaces/emojivoto".to_owned();
+        node.api.state().objects.insert(path, object);
+        node
+    }
+
+    fn dir(&self, path: &str) -> std::path::PathBuf {
+        let dir = self.root.path().join(path);
+        fs::create_dir_all(&dir).unwrap();
+        dir
+    }
+
+    /// Has the runtime remember the namespace as that of the pod with `uid`.
+    fn remember(&self, uid: &str) {
+        let result = json!({
+            "kind": "cniCacheV1",
+            "cniArgs": [["IgnoreUnknown", "1"], ["K8S_POD_UID", uid]],
+            "result": {"interfaces": [{"name": "eth0", "sandbox": self.namespaces.path()}]},
+        });
+        let file = self
+            .dir("var/lib/cni/results")
+            .join(format!("net-{uid}-eth0"));
+        fs::write(file, result.to_string()).unwrap();
+    }
+
+    /// Has the API server know the pod.
+    fn knows(&self, pod: &Value) {
+        let mut state = self.api.state();
+        state.objects.insert(path("web-1"), pod.clone());
+        state.pages = vec![vec![pod.clone()]];
+    }
+
+    fn controller(&self, arguments: &[&str]) -> Controller {
+        let prefix = format!("--mount-prefix={}", self.root.path().display());
+        let mut all = vec![&*prefix];
+        all.extend(arguments);
+        if !arguments
+            .iter()
+            .any(|argument| argument.starts_with("--mode"))
+        {
+            all.push("--mode=in-place");
+        }
+        Controller::with(&self.api, &all)
+    }
+
+    fn ruleset(&self) -> String {
+        self.namespaces.run("nft", &["list", "ruleset"])
+    }
+
+    /// What becomes of a connection to the outside.
+    fn answer(&self) -> String {
+        self.namespaces.connect_from_pod(0, NEIGHBOUR[0], 80)
+    }
+
+    fn events(&self) -> Vec<Value> {
+        let events = self.api.requests(|request| request.is_event());
+        events.into_iter().map(|request| request.body).collect()
+    }
+}
+
+fn entry(mode: &str) -> Value {
+    json!({"type": "linkerd-cni", "name": "linkerd-cni", "linkerd": {
+        "incoming-proxy-port": 4143,
+        "outgoing-proxy-port": 4140,
+        "proxy-uid": 2102,
+        "iptables-mode": mode,
+    }})
+}
+
+/// The pod as it runs, with its address.
+fn running() -> Value {
+    let mut pod = stranded("web-1");
+    pod["spec"]["containers"] = json!([{"name": "app"}, {"name": "linkerd-proxy"}]);
+    pod["status"] = json!({"phase": "Running", "podIPs": [{"ip": POD[0]}]});
+    pod
+}
+
+/// The same, but its validator fails.
+fn waiting() -> Value {
+    let mut pod = running();
+    pod["status"] = stranded("web-1")["status"].clone();
+    pod["status"]["podIPs"] = json!([{"ip": POD[0]}]);
+    pod
+}
+
+/// Makes the pod's rules as the plugin of the host would in `mode`.
+fn add(node: &Node, mode: &str) {
+    let entry: Object = serde_json::from_value(entry(mode)).unwrap();
+    let config = Config::read(&entry).unwrap();
+    let key = "config.linkerd.io/skip-outbound-ports".to_owned();
+    let facts = PodFacts {
+        annotations: [(key, "9999".to_owned())].into(),
+        ..PodFacts::default()
+    };
+    let redirect = config.redirect(&facts).unwrap();
+    let (families, mode) = (families(config.ipv6, false), config.mode);
+    assert_ne!(mode, Mode::Auto);
+    let work = move || firewall::apply(&redirect, families, mode);
+    netns::run(&node.namespaces.path(), 20 * SECOND, work)
+        .unwrap()
+        .unwrap();
+}
+
+#[test]
+fn a_stranded_pod_gets_the_rules_that_the_plugin_would_have_made() {
+    for by_address in [false, true] {
+        let node = Node::new();
+        node.namespaces.serve_in_neighbour("server", 80);
+        node.namespaces.serve_in_pod("proxy", 4140);
+        node.namespaces.serve_in_pod("inbound", 4143);
+        assert!(node.answer().starts_with("server"), "{}", node.answer());
+        if !by_address {
+            node.remember("uid-of-web-1");
+        }
+        node.knows(&waiting());
+        let controller = node.controller(&[]);
+        controller.counts("pods_repaired_total", 1);
+        assert_eq!(node.answer(), format!("proxy {}:80", NEIGHBOUR[0]));
+        let inbound = node.namespaces.connect_from_neighbour(POD[0], 8080);
+        assert_eq!(inbound, format!("inbound {}:8080", POD[0]));
+        let ruleset = node.ruleset();
+        assert!(ruleset.contains("ignore-port-9999"), "{ruleset}");
+        eventually("an event", || node.events().len() == 1);
+        assert_eq!(node.events()[0]["action"], "Repairing");
+        assert!(node.api.deleted().is_empty());
+
+        // Its validator has not run again yet: that is no reason to touch it.
+        node.api.send("MODIFIED", &waiting());
+        controller.logs("Pod has its rules");
+        assert_eq!(node.ruleset(), ruleset);
+        assert_eq!(controller.metric("pods_held_total"), 0);
+    }
+}
+
+#[test]
+fn a_namespace_is_only_the_pods_if_it_has_the_pods_address() {
+    let node = Node::new();
+    // What an earlier pod of the name left behind.
+    node.remember("uid-of-web-1");
+    let mut pod = waiting();
+    pod["status"]["podIPs"][0]["ip"] = json!("10.99.0.77");
+    node.knows(&pod);
+    let controller = node.controller(&[]);
+    controller.counts("repair_errors_total", 1);
+    controller.logs("has the pod's address");
+    assert_eq!(node.ruleset(), "");
+}
+
+#[test]
+fn a_node_whose_runtime_does_not_load_our_entry_is_left_alone() {
+    let node = Node::new();
+    node.remember("uid-of-web-1");
+    let list = json!({"name": "net", "plugins": [{"type": "bridge"}]});
+    let first = node.dir("etc/cni/net.d").join("05-other.conflist");
+    fs::write(first, list.to_string()).unwrap();
+    node.knows(&waiting());
+    let controller = node.controller(&[]);
+    controller.counts("repair_errors_total", 1);
+    controller.logs("05-other.conflist does not carry linkerd-cni");
+    assert_eq!(node.ruleset(), "");
+}
+
+#[test]
+fn an_audit_restores_flushed_rules_while_connections_go_on() {
+    let node = Node::new();
+    node.remember("uid-of-web-1");
+    node.knows(&running());
+    add(&node, "native");
+    let mut connection = Connection::through(&node);
+    let controller = node.controller(&["--audit-seconds=1"]);
+    controller.counts("audits_total", 1);
+    assert_eq!(controller.metric("audit_right_total"), 1);
+
+    let flush = ["flush", "chain", "ip", "linkerd-cni", "PROXY_INIT_OUTPUT"];
+    node.namespaces.run("nft", &flush);
+    let flushed = Instant::now();
+    while !node.ruleset().contains("redirect to :4140") {
+        connection.speaks();
+        assert!(flushed.elapsed() < 30 * SECOND);
+    }
+    controller.counts("pods_repaired_total", 1);
+    assert!(flushed.elapsed() < 5 * SECOND, "{:?}", flushed.elapsed());
+    connection.speaks();
+    eventually("an event", || node.events().len() == 1);
+    assert_eq!(node.events()[0]["reason"], "LinkerdCNIRulesMissing");
+
+    // Once more within a minute: left, and told once.
+    node.namespaces
+        .run("nft", &["delete", "table", "ip", "linkerd-cni"]);
+    eventually("it is held", || controller.metric("pods_held_total") >= 2);
+    assert_eq!(node.ruleset(), "");
+    assert_eq!(controller.metric("pods_repaired_total"), 1);
+    eventually("a second event", || node.events().len() == 2);
+    assert_eq!(node.events()[1]["action"], "Leaving");
+}
+
+/// Without any rule the kernel gives up tracking, and a packet of the connection would
+/// go past the proxy; one that is silent meanwhile goes on.
+#[test]
+fn a_connection_outlives_even_the_loss_of_the_whole_table() {
+    let node = Node::new();
+    node.remember("uid-of-web-1");
+    node.knows(&running());
+    add(&node, "native");
+    let mut connection = Connection::through(&node);
+    connection.speaks();
+    node.namespaces
+        .run("nft", &["delete", "table", "ip", "linkerd-cni"]);
+    let controller = node.controller(&["--audit-seconds=1"]);
+    controller.counts("pods_repaired_total", 1);
+    connection.speaks();
+}
+
+#[test]
+fn rules_of_the_hosts_iptables_are_right_until_one_is_gone() {
+    let node = Node::new();
+    node.remember("uid-of-web-1");
+    node.knows(&running());
+    add(&node, "nft");
+    node.namespaces.serve_in_neighbour("server", 80);
+    node.namespaces.serve_in_pod("proxy", 4140);
+    let before = node.ruleset();
+    let controller = node.controller(&["--audit-seconds=1"]);
+    controller.counts("audit_right_total", 2);
+    assert_eq!(node.ruleset(), before);
+
+    node.namespaces.run(
+        "iptables-nft",
+        &["-t", "nat", "-D", "PROXY_INIT_OUTPUT", "1"],
+    );
+    controller.counts("pods_repaired_total", 1);
+    assert_eq!(node.answer(), format!("proxy {}:80", NEIGHBOUR[0]));
+    let ruleset = node.ruleset();
+    assert_eq!(ruleset.matches("redirect to :4140").count(), 1, "{ruleset}");
+}
+
+#[test]
+fn rules_that_cannot_be_read_are_told_and_left() {
+    let node = Node::new();
+    node.remember("uid-of-web-1");
+    node.knows(&running());
+    add(&node, "legacy");
+    let before = node.namespaces.nat("iptables-legacy");
+    let controller = node.controller(&["--audit-seconds=1"]);
+    controller.counts("audit_unreadable_total", 2);
+    controller.logs("cannot be read from here: not audited");
+    assert_eq!(node.namespaces.nat("iptables-legacy"), before);
+    assert_eq!(node.ruleset(), "");
+    assert_eq!(controller.metric("pods_repaired_total"), 0);
+}
+
+#[test]
+fn an_audit_that_deletes_gives_the_pod_its_own_time_to_end() {
+    let node = Node::new();
+    node.remember("uid-of-web-1");
+    node.knows(&running());
+    node.api.state().evict = Answer::Status(201);
+    let controller = node.controller(&["--audit-seconds=1", "--mode=delete"]);
+    controller.counts("pods_deleted_total", 1);
+    let eviction = &node.api.requests(|request| request.is_eviction())[0].body;
+    let preconditions = json!({"uid": "uid-of-web-1", "resourceVersion": "101"});
+    let options = json!({"preconditions": preconditions});
+    assert_eq!(eviction["deleteOptions"], options);
+}
+
+/// A connection from the pod to the outside that goes through the proxy.
+struct Connection {
+    app: TcpStream,
+    proxy: TcpStream,
+}
+
+impl Connection {
+    fn through(node: &Node) -> Self {
+        let path = node.namespaces.path();
+        let listen = || TcpListener::bind("0.0.0.0:4140").unwrap();
+        let listener = netns::run(&path, 5 * SECOND, listen).unwrap();
+        let connect = || TcpStream::connect((NEIGHBOUR[0], 80)).unwrap();
+        let app = netns::run(&path, 5 * SECOND, connect).unwrap();
+        let (proxy, _) = listener.accept().unwrap();
+        for stream in [&app, &proxy] {
+            stream.set_read_timeout(Some(5 * SECOND)).unwrap();
+        }
+        Connection { app, proxy }
+    }
+
+    fn speaks(&mut self) {
+        let mut heard = [0; 4];
+        self.app.write_all(b"ping").unwrap();
+        self.proxy.read_exact(&mut heard).unwrap();
+        self.proxy.write_all(b"pong").unwrap();
+        self.app.read_exact(&mut heard).unwrap();
+        assert_eq!(&heard, b"pong");
+    }
+}
