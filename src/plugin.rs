@@ -1,7 +1,7 @@
 //! What linkerd-cni does for each CNI command.
 
 mod api;
-mod decision;
+pub mod decision;
 pub mod families;
 pub mod pod;
 mod record;

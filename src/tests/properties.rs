@@ -7,49 +7,24 @@
 mod json;
 #[path = "properties/restore.rs"]
 mod restore;
+#[path = "properties/runtime.rs"]
+mod runtime;
 
 use std::fs;
 
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use json::{any_json, object};
-use linkerd2_cni::cni::{args, request};
+use linkerd2_cni::cni::args;
 use linkerd2_cni::config::{Annotations, Config, PodFacts, annotation};
 use linkerd2_cni::kube::config as kubeconfig;
 use linkerd2_cni::kube::types::Pod;
-use linkerd2_cni::plugin::{self, pod};
+use linkerd2_cni::plugin::pod;
 use linkerd2_cni::ports::{self, PortRange};
 use linkerd2_cni::rules::{self, Family, Redirect, Subnet};
 use proptest::collection::vec;
 use proptest::option;
 use proptest::prelude::*;
-use serde_json::Value;
-
-/// A runtime's ADD for a container that is no pod, with `stdin`; what goes to stdout.
-fn add(stdin: &[u8]) -> String {
-    let env = |name: &str| {
-        let value = match name {
-            "CNI_COMMAND" => "ADD",
-            "CNI_CONTAINERID" => "abc",
-            "CNI_NETNS" => "/no/such/netns",
-            "CNI_IFNAME" => "eth0",
-            "CNI_PATH" => "/opt/cni/bin",
-            _ => return None,
-        };
-        Some(value.into())
-    };
-    match request::read(&env, &mut &*stdin) {
-        Ok(request) => {
-            plugin::run(&request).unwrap_or_else(|error| error.to_json(&request.cni_version))
-        }
-        Err(refusal) => refusal.error.to_json(&refusal.cni_version),
-    }
-}
-
-/// Either a result or an error object, and nothing else.
-fn is_answer(stdout: &str) -> bool {
-    let answer: Value = serde_json::from_str(stdout).unwrap();
-    answer["cniVersion"].is_string() && (answer.get("code").is_none() || answer["msg"].is_string())
-}
+use runtime::{add, is_answer};
 
 fn config() -> Config {
     let text =
