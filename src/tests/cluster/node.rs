@@ -5,13 +5,18 @@ use std::fs;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use serde_json::Value;
 
 const DIRECTORIES: [&str; 2] = ["/etc/cni/net.d", "/opt/cni/bin"];
 const AUDIT_LOG: &str = "/var/lib/linkerd2-cni-cluster/audit.log";
 
+/// Tests of this program run on threads, but there is only one node.
+static NODE: Mutex<()> = Mutex::new(());
+
 pub struct Node {
+    _alone: MutexGuard<'static, ()>,
     audit_log: PathBuf,
     /// Its length at the start, as it holds earlier tests too.
     logged: usize,
@@ -21,13 +26,16 @@ pub struct Node {
 type Files = BTreeMap<PathBuf, (u32, usize, u64)>;
 
 impl Node {
+    /// The node for this test alone, as long as the value lives.
     pub fn here() -> Self {
+        let alone = NODE.lock().unwrap_or_else(PoisonError::into_inner);
         assert!(
             std::env::var_os("KUBECONFIG").is_some(),
             "KUBECONFIG is not set: run scripts/cluster up and export what it prints"
         );
         let audit_log = std::env::var_os("CLUSTER_AUDIT_LOG").unwrap_or_else(|| AUDIT_LOG.into());
         let node = Node {
+            _alone: alone,
             logged: fs::read(&audit_log).map_or(0, |log| log.len()),
             audit_log: audit_log.into(),
         };
