@@ -3,9 +3,12 @@
 use linkerd2_cni::cni::request;
 use linkerd2_cni::plugin;
 use serde_json::Value;
+use tracing::subscriber::NoSubscriber;
 
 /// An ADD for a container that is no pod, with `stdin`; what goes to stdout.
 pub fn add(stdin: &[u8]) -> String {
+    // Taken already, so that the plugin's own log does not start; it fails from the second time on.
+    let _ = tracing::subscriber::set_global_default(NoSubscriber::default());
     let env = |name: &str| {
         let value = match name {
             "CNI_COMMAND" => "ADD",
