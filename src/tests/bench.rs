@@ -83,8 +83,10 @@ fn bench(options: &Options) -> io::Result<bool> {
     if let Some(image) = &options.image {
         sizes.push(Size::of("image", image)?);
     }
+    let floor = measure::rss_floor(&scene, &myself.to_string_lossy())?;
     let report = Report {
         runs: options.runs,
+        rss_floor_mb: floor as f64 / 1024.0,
         targets: report::targets(&rows, &sizes),
         rows,
         sizes,

@@ -33,6 +33,8 @@ pub struct Size {
 #[derive(Serialize)]
 pub struct Report {
     pub runs: usize,
+    /// Smaller sizes than this cannot be told.
+    pub rss_floor_mb: f64,
     pub rows: Vec<Row>,
     pub sizes: Vec<Size>,
     pub targets: Vec<Target>,
@@ -123,6 +125,15 @@ impl Report {
         self.targets.iter().all(|target| target.holds)
     }
 
+    /// The floor varies by some pages from run to run.
+    fn rss(&self, row: &Row) -> String {
+        if row.rss_mb <= self.rss_floor_mb * 1.05 {
+            format!("<= {:.1}", row.rss_mb)
+        } else {
+            format!("{:.1}", row.rss_mb)
+        }
+    }
+
     /// For people.
     pub fn table(&self) -> String {
         let mut text = format!(
@@ -143,14 +154,14 @@ impl Report {
                 |count| format!("{:.2} M", count as f64 / 1e6),
             );
             text.push_str(&format!(
-                "{:<28}{:>9.2}{:>10.2}{:>8.2}{:>10}{:>11}{:>9.1}{:>8}{:>14}\n",
+                "{:<28}{:>9.2}{:>10.2}{:>8.2}{:>10}{:>11}{:>9}{:>8}{:>14}\n",
                 row.name,
                 row.wall_ms,
                 row.ratio,
                 row.cpu_ms,
                 row.requests,
                 row.processes,
-                row.rss_mb,
+                self.rss(row),
                 row.page_faults,
                 instructions
             ));
