@@ -1,7 +1,7 @@
 //! What linkerd-cni does for each CNI command.
 
 mod api;
-mod decision;
+pub mod decision;
 pub mod families;
 pub mod pod;
 mod record;
@@ -41,8 +41,11 @@ fn recorded(
 ) -> Result<String, Error> {
     let started = Instant::now();
     refuse_own_netns(request)?;
-    let config = Config::read(&request.config)?;
+    let config = Config::read_leniently(&request.config);
     start_log(&config);
+    if let Some(problem) = config.problem() {
+        tracing::warn!("linkerd-cni: meshed pods will fail: {problem}");
+    }
     let kubeconfig = config.kubeconfig.clone();
     let mut record = Record {
         command,
