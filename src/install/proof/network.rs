@@ -71,7 +71,8 @@ impl Network {
 
     /// A result that a plugin before ours could have given, with these addresses.
     pub fn result(&self, sandbox: &str, addresses: &[String]) -> Value {
-        if version::same_family(&self.version, FIRST_VERSION) {
+        let shape = version::shape(&self.version);
+        if shape == version::shape(FIRST_VERSION) {
             return json!({"cniVersion": self.version, "ip4": {"ip": addresses.first()}});
         }
         let ips: Vec<Value> = addresses
@@ -79,7 +80,7 @@ impl Network {
             .map(|address| {
                 let mut ip = json!({"address": address, "interface": 0});
                 // Wanted up to 0.4.0, gone since.
-                if !version::same_family(&self.version, version::CURRENT) {
+                if shape != version::shape(version::CURRENT) {
                     ip["version"] = json!(if address.contains(':') { "6" } else { "4" });
                 }
                 ip
