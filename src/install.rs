@@ -17,6 +17,7 @@ pub mod fight;
 pub mod files;
 pub mod journal;
 pub mod leftovers;
+pub mod mode;
 pub mod netdir;
 pub mod notes;
 pub mod plan;
@@ -39,6 +40,7 @@ use crate::admin;
 use api::Api;
 use conflist::Entry;
 use environment::{Settings, Template};
+use mode::Mode;
 use notes::{Note, Notes};
 use reconcile::{Pass, Reconciler};
 use status::Status;
@@ -75,6 +77,8 @@ pub enum Error {
     },
     #[error("cannot uninstall cni: {}", .0.join("; "))]
     Undo(Vec<String>),
+    #[error(transparent)]
+    Mode(#[from] environment::Error),
 }
 
 /// Runs the agent until SIGTERM or SIGINT, and then undoes what it did, if the plugin is
@@ -82,12 +86,13 @@ pub enum Error {
 pub fn run(settings: Settings) -> Result<(), Error> {
     let mut watch = Watch::start().map_err(Error::Wait)?;
     let entry = entry(&settings)?;
+    let mode = Mode::of(&settings)?;
     let settings = Arc::new(settings);
     let status = Arc::new(Status::default());
     let mut admin = Admin::Closed;
     let api = Api::start(&settings, watch.waker()).map_err(Error::Thread)?;
     let (own, shared) = (Arc::clone(&settings), Arc::clone(&status));
-    let mut reconciler = Reconciler::new(own, entry, shared, Arc::clone(&api));
+    let mut reconciler = Reconciler::new(own, mode, entry, shared, Arc::clone(&api));
     let mut notes = Notes::default();
     let mut retry = FIRST_RETRY;
     let mut longest = Duration::ZERO;
@@ -101,7 +106,7 @@ pub fn run(settings: Settings) -> Result<(), Error> {
                 pass.problems.insert(subject.to_owned(), why);
             }
         }
-        let changes = notes.changes(&pass.problems);
+        let changes = notes.changes(&pass.said());
         if !changes.is_empty() {
             retry = FIRST_RETRY;
         }

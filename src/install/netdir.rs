@@ -37,7 +37,7 @@ pub struct Found {
 }
 
 /// A file that could be read.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Content {
     pub text: String,
     pub access: Access,

@@ -10,7 +10,7 @@ use tracing::info;
 
 use super::api::Api;
 use super::binaries::Binaries;
-use super::conflist::Entry;
+use super::conflist::{Entry, PLUGIN};
 use super::credential;
 use super::environment::Settings;
 use super::event;
@@ -18,8 +18,10 @@ use super::fight::Fights;
 use super::files;
 use super::journal::Journal;
 use super::leftovers;
+use super::mode::Mode;
 use super::netdir::{self, Content, Found};
 use super::plan::{self, Step};
+use super::removal;
 use super::status::Status;
 
 /// What readiness is about; also the subjects of what is logged about it.
@@ -39,11 +41,20 @@ pub struct Pass {
     pub fight: bool,
     /// What is wrong, by subject.
     pub problems: BTreeMap<String, String>,
+    /// What may be wrong, by subject: said like the problems, but waited for no sooner.
+    pub doubts: BTreeMap<String, String>,
 }
 
 impl Pass {
     fn problem(&mut self, subject: &str, why: impl ToString) {
         self.problems.insert(subject.to_owned(), why.to_string());
+    }
+
+    /// All that is worth a log line.
+    pub fn said(&self) -> BTreeMap<String, String> {
+        let mut said = self.doubts.clone();
+        said.extend(self.problems.clone());
+        said
     }
 
     /// Ready only if all were right and nothing had to be written for it.
@@ -63,6 +74,7 @@ impl Pass {
 /// Keeps the host as it should be. It remembers only what saves work or log lines.
 pub struct Reconciler {
     settings: Arc<Settings>,
+    mode: Mode,
     entry: Entry,
     status: Arc<Status>,
     api: Arc<Api>,
@@ -76,6 +88,7 @@ pub struct Reconciler {
 impl Reconciler {
     pub fn new(
         settings: Arc<Settings>,
+        mode: Mode,
         entry: Entry,
         status: Arc<Status>,
         api: Arc<Api>,
@@ -83,6 +96,7 @@ impl Reconciler {
         Reconciler {
             api,
             settings,
+            mode,
             entry,
             status,
             binaries: Binaries::default(),
@@ -187,12 +201,15 @@ impl Reconciler {
             pass.problem("journal", why);
             Journal::default()
         });
-        let plan = plan::chain(&found, &self.entry, &journal);
+        let plan = plan::chain(&self.mode, &found, &self.entry, &journal);
         for (name, why) in plan.skipped {
             pass.problem(&dir.join(&name).display().to_string(), why);
         }
         if let Some(why) = plan.bare {
             pass.problem(CONFLIST, why);
+        }
+        if let Some(why) = plan.doubt {
+            pass.doubts.insert(CONFLIST.to_owned(), why);
         }
         if !whole {
             return Ok(());
@@ -220,6 +237,19 @@ impl Reconciler {
                 }
                 Err(files::Error::Raced { .. }) => pass.wrote = true,
                 Err(error) => pass.problem(&dir.join(step.list()).display().to_string(), error),
+            }
+        }
+        for undo in plan.undo {
+            let before = |name: &str| content(&found, name);
+            match removal::take(dir, &undo, before) {
+                Ok(()) => {
+                    pass.wrote = true;
+                    Status::count(&self.status.conflist_writes);
+                    info!("Removed {PLUGIN} from {}", dir.join(undo.list()).display());
+                    journal.forget(undo.list(), dir)?;
+                }
+                Err(files::Error::Raced { .. }) => pass.wrote = true,
+                Err(error) => pass.problem(&dir.join(undo.list()).display().to_string(), error),
             }
         }
         for (list, over) in self.fights.on(Instant::now()) {
@@ -267,6 +297,25 @@ fn take(
     step: &Step,
     journal: &mut Journal,
 ) -> Result<(), files::Error> {
+    if let Step::Own {
+        name,
+        text,
+        access,
+        of,
+    } = step
+    {
+        if journal.own.get(name) != Some(of) {
+            journal.own.insert(name.clone(), of.clone());
+            journal.save(dir)?;
+        }
+        let path = dir.join(name);
+        return match content(found, name) {
+            Some(there) if there.link.is_none() => {
+                files::rewrite(&path, there.text.as_bytes(), text.as_bytes(), *access)
+            }
+            _ => files::write(&path, text.as_bytes(), *access),
+        };
+    }
     let Some(before) = content(found, step.source()) else {
         return Ok(());
     };
@@ -298,5 +347,6 @@ fn take(
             }
             files::remove(&conf).map(|_| ())
         }
+        Step::Own { .. } => Ok(()),
     }
 }

@@ -17,6 +17,8 @@ mod departures;
 mod faults;
 #[path = "install/lives.rs"]
 mod lives;
+#[path = "install/modes.rs"]
+mod modes;
 #[path = "install/node.rs"]
 mod node;
 #[path = "install/rewrites.rs"]
