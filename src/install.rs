@@ -20,6 +20,7 @@ pub mod leftovers;
 pub mod mode;
 pub mod netdir;
 pub mod notes;
+pub mod places;
 pub mod plan;
 pub mod reconcile;
 pub mod removal;

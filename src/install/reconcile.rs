@@ -4,6 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use tracing::info;
@@ -20,6 +21,7 @@ use super::journal::Journal;
 use super::leftovers;
 use super::mode::Mode;
 use super::netdir::{self, Content, Found};
+use super::places;
 use super::plan::{self, Step};
 use super::removal;
 use super::status::Status;
@@ -205,12 +207,18 @@ impl Reconciler {
         for (name, why) in plan.skipped {
             pass.problem(&dir.join(&name).display().to_string(), why);
         }
-        if let Some(why) = plan.bare {
-            pass.problem(CONFLIST, why);
+        match plan.bare {
+            Some(why) if found.is_empty() => {
+                let remedy = places::no_network(&settings);
+                pass.problem(CONFLIST, format!("{why}; {remedy}"));
+            }
+            Some(why) => pass.problem(CONFLIST, why),
+            None => {}
         }
         if let Some(why) = plan.doubt {
             pass.doubts.insert(CONFLIST.to_owned(), why);
         }
+        self.doubt_bin_dir(&found, pass);
         if !whole {
             return Ok(());
         }
@@ -258,6 +266,17 @@ impl Reconciler {
             pass.problem(CONFLIST, remedy(&dir.join(list)));
         }
         Ok(())
+    }
+
+    /// Says whether a runtime that loads what was `found` is likely to find our plugin.
+    fn doubt_bin_dir(&self, found: &[Found], pass: &mut Pass) {
+        let loaded = plan::loaded(found);
+        let doubt = loaded.and_then(|loaded| places::no_plugins(&self.settings, loaded));
+        let value = doubt.is_some().into();
+        self.status.foreign_bin_dir.store(value, Ordering::Relaxed);
+        if let Some(why) = doubt {
+            pass.doubts.insert("bin dir".to_owned(), why);
+        }
     }
 
     /// Says on our pod that somebody fights over `list`.

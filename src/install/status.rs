@@ -15,6 +15,8 @@ pub struct Status {
     pub fights: AtomicU64,
     pub reconciles: AtomicU64,
     pub reconcile_errors: AtomicU64,
+    /// 1 as long as the bin dir has none of the network's plugins.
+    pub foreign_bin_dir: AtomicU64,
 }
 
 impl Default for Status {
@@ -27,6 +29,7 @@ impl Default for Status {
             fights: AtomicU64::default(),
             reconciles: AtomicU64::default(),
             reconcile_errors: AtomicU64::default(),
+            foreign_bin_dir: AtomicU64::default(),
         }
     }
 }
@@ -94,6 +97,12 @@ impl Status {
                 "counter",
                 "Looks that found something wrong which could not be put right.",
                 &self.reconcile_errors,
+            ),
+            (
+                "bin_dir_without_plugins",
+                "gauge",
+                "Whether the bin dir holds none of the plugins that the network names.",
+                &self.foreign_bin_dir,
             ),
         ] {
             let value = value.load(Ordering::Relaxed);

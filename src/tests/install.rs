@@ -13,6 +13,8 @@ mod chain;
 mod credential;
 #[path = "install/departures.rs"]
 mod departures;
+#[path = "install/directories.rs"]
+mod directories;
 #[path = "install/faults.rs"]
 mod faults;
 #[path = "install/lives.rs"]
