@@ -11,6 +11,8 @@ use serde::de::{Deserialize, Deserializer, MapAccess, Visitor};
 use serde_json::Value;
 use serde_json::value::RawValue;
 
+#[cfg(test)]
+mod generated;
 mod standalone;
 #[cfg(test)]
 mod tests;

@@ -17,6 +17,8 @@ mod departures;
 mod directories;
 #[path = "install/faults.rs"]
 mod faults;
+#[path = "install/filesystems.rs"]
+mod filesystems;
 #[path = "install/lives.rs"]
 mod lives;
 #[path = "install/modes.rs"]
