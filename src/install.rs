@@ -12,15 +12,18 @@ pub mod conflist;
 pub mod credential;
 pub mod departure;
 pub mod environment;
-pub mod event;
 pub mod fight;
 pub mod files;
 pub mod journal;
 pub mod leftovers;
+pub mod mode;
 pub mod netdir;
 pub mod notes;
+pub mod places;
 pub mod plan;
+pub mod proof;
 pub mod reconcile;
+pub mod records;
 pub mod removal;
 pub mod status;
 pub mod taint;
@@ -39,8 +42,11 @@ use crate::admin;
 use api::Api;
 use conflist::Entry;
 use environment::{Settings, Template};
+use mode::Mode;
 use notes::{Note, Notes};
+use proof::Proof;
 use reconcile::{Pass, Reconciler};
+use records::Records;
 use status::Status;
 use watch::{Wake, Watch};
 
@@ -75,6 +81,8 @@ pub enum Error {
     },
     #[error("cannot uninstall cni: {}", .0.join("; "))]
     Undo(Vec<String>),
+    #[error(transparent)]
+    Mode(#[from] environment::Error),
 }
 
 /// Runs the agent until SIGTERM or SIGINT, and then undoes what it did, if the plugin is
@@ -82,12 +90,21 @@ pub enum Error {
 pub fn run(settings: Settings) -> Result<(), Error> {
     let mut watch = Watch::start().map_err(Error::Wait)?;
     let entry = entry(&settings)?;
+    let mode = Mode::of(&settings)?;
     let settings = Arc::new(settings);
     let status = Arc::new(Status::default());
     let mut admin = Admin::Closed;
     let api = Api::start(&settings, watch.waker()).map_err(Error::Thread)?;
     let (own, shared) = (Arc::clone(&settings), Arc::clone(&status));
-    let mut reconciler = Reconciler::new(own, entry, shared, Arc::clone(&api));
+    let mut reconciler = Reconciler::new(own, mode, entry, shared, Arc::clone(&api));
+    if settings.self_test {
+        let proof = Proof::start(&settings, &status, watch.waker()).map_err(Error::Thread)?;
+        reconciler.takes_proof(proof);
+    }
+    let records = match settings.plugin_socket {
+        true => Some(Records::start(&settings, &status).map_err(Error::Thread)?),
+        false => None,
+    };
     let mut notes = Notes::default();
     let mut retry = FIRST_RETRY;
     let mut longest = Duration::ZERO;
@@ -101,7 +118,7 @@ pub fn run(settings: Settings) -> Result<(), Error> {
                 pass.problems.insert(subject.to_owned(), why);
             }
         }
-        let changes = notes.changes(&pass.problems);
+        let changes = notes.changes(&pass.said());
         if !changes.is_empty() {
             retry = FIRST_RETRY;
         }
@@ -113,6 +130,9 @@ pub fn run(settings: Settings) -> Result<(), Error> {
     }
     info!("told to stop");
     status.set_ready(Err("told to stop".into()));
+    if let Some(records) = records {
+        records.stop();
+    }
     if !departure::is_removal(departure::ask(&settings), api.reached()) {
         info!("leaving everything in place for the next agent");
         return Ok(());

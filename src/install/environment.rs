@@ -39,6 +39,8 @@ pub enum Template {
 /// All that the agent can be told.
 #[derive(Clone, Debug)]
 pub struct Settings {
+    /// Where the host's root is for the agent, as far as it is mounted.
+    pub prefix: PathBuf,
     /// The programs to install, as they are in the image.
     pub image_bin_dir: PathBuf,
     /// The host's directory for CNI programs, as the agent sees it.
@@ -82,6 +84,10 @@ pub struct Settings {
     /// Whether ready takes a connection that the installed plugin redirected
     /// (`LINKERD_CNI_SELF_TEST`).
     pub self_test: bool,
+    /// The taint to take off the node once all is verified
+    /// (`LINKERD_CNI_STARTUP_TAINT`), and the node (`LINKERD_CNI_NODE_NAME`).
+    pub startup_taint: Option<String>,
+    pub node: Option<String>,
     /// Whether the plugin's records are taken in (`LINKERD_CNI_PLUGIN_SOCKET`).
     pub plugin_socket: bool,
     pub log_level: LevelFilter,
@@ -102,6 +108,7 @@ impl Settings {
         let net_dir = or("DEST_CNI_NET_DIR", "/etc/cni/net.d");
         let kubeconfig_name = or("KUBECONFIG_FILE_NAME", "ZZZ-linkerd-cni-kubeconfig");
         Ok(Settings {
+            prefix: join(&prefix, ""),
             image_bin_dir: PathBuf::from(or("CONTAINER_CNI_BIN_DIR", "/opt/cni/bin")),
             bin_dir: join(&prefix, &or("DEST_CNI_BIN_DIR", "/opt/cni/bin")),
             kubeconfig_on_host: join(&net_dir, &kubeconfig_name).display().to_string(),
@@ -134,6 +141,8 @@ impl Settings {
                 "LINKERD_CNI_SELF_TEST",
                 or("LINKERD_CNI_SELF_TEST", "false"),
             )?,
+            startup_taint: var("LINKERD_CNI_STARTUP_TAINT"),
+            node: var("LINKERD_CNI_NODE_NAME"),
             plugin_socket: flag(
                 "LINKERD_CNI_PLUGIN_SOCKET",
                 or("LINKERD_CNI_PLUGIN_SOCKET", "true"),

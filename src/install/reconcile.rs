@@ -4,29 +4,35 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use tracing::info;
 
 use super::api::Api;
 use super::binaries::Binaries;
-use super::conflist::Entry;
+use super::conflist::{Entry, PLUGIN};
 use super::credential;
 use super::environment::Settings;
-use super::event;
 use super::fight::Fights;
 use super::files;
 use super::journal::Journal;
 use super::leftovers;
+use super::mode::Mode;
 use super::netdir::{self, Content, Found};
+use super::places;
 use super::plan::{self, Step};
+use super::proof::{Proof, Standing, Subject};
+use super::removal;
 use super::status::Status;
+use crate::kube::event::{Kind, Message};
 
 /// What readiness is about; also the subjects of what is logged about it.
 pub const BINARY: &str = "binary";
 pub const KUBECONFIG: &str = "kubeconfig";
 pub const CREDENTIAL: &str = "credential";
 pub const CONFLIST: &str = "network configuration";
+pub const SELF_TEST: &str = "self-test";
 
 /// What one look came to.
 #[derive(Debug, Default)]
@@ -37,8 +43,12 @@ pub struct Pass {
     pub again: Option<Instant>,
     /// Somebody takes our entry out again and again.
     pub fight: bool,
+    /// The installed plugin is being tried.
+    pub pending: bool,
     /// What is wrong, by subject.
     pub problems: BTreeMap<String, String>,
+    /// What may be wrong, by subject: said like the problems, but waited for no sooner.
+    pub doubts: BTreeMap<String, String>,
 }
 
 impl Pass {
@@ -46,15 +56,23 @@ impl Pass {
         self.problems.insert(subject.to_owned(), why.to_string());
     }
 
+    /// All that is worth a log line.
+    pub fn said(&self) -> BTreeMap<String, String> {
+        let mut said = self.doubts.clone();
+        said.extend(self.problems.clone());
+        said
+    }
+
     /// Ready only if all were right and nothing had to be written for it.
     pub fn ready(&self) -> Result<(), String> {
-        let wrong: Vec<String> = [BINARY, KUBECONFIG, CREDENTIAL, CONFLIST]
+        let wrong: Vec<String> = [BINARY, KUBECONFIG, CREDENTIAL, CONFLIST, SELF_TEST]
             .iter()
             .filter_map(|subject| Some(format!("{subject}: {}", self.problems.get(*subject)?)))
             .collect();
         match wrong.is_empty() {
             false => Err(wrong.join("; ")),
             true if self.wrote => Err("just written, to be verified".into()),
+            true if self.pending => Err(format!("{SELF_TEST}: the plugin is being tried")),
             true => Ok(()),
         }
     }
@@ -63,11 +81,13 @@ impl Pass {
 /// Keeps the host as it should be. It remembers only what saves work or log lines.
 pub struct Reconciler {
     settings: Arc<Settings>,
+    mode: Mode,
     entry: Entry,
     status: Arc<Status>,
     api: Arc<Api>,
     binaries: Binaries,
     fights: Fights,
+    proof: Option<Arc<Proof>>,
     lists: BTreeSet<String>,
     tidied: bool,
     greeted: bool,
@@ -76,6 +96,7 @@ pub struct Reconciler {
 impl Reconciler {
     pub fn new(
         settings: Arc<Settings>,
+        mode: Mode,
         entry: Entry,
         status: Arc<Status>,
         api: Arc<Api>,
@@ -83,14 +104,21 @@ impl Reconciler {
         Reconciler {
             api,
             settings,
+            mode,
             entry,
             status,
             binaries: Binaries::default(),
             fights: Fights::default(),
+            proof: None,
             lists: BTreeSet::new(),
             tidied: false,
             greeted: false,
         }
+    }
+
+    /// From now on ready takes a `proof` of the installed plugin.
+    pub fn takes_proof(&mut self, proof: Arc<Proof>) {
+        self.proof = Some(proof);
     }
 
     /// The lists that carried us at any time.
@@ -115,6 +143,7 @@ impl Reconciler {
         if let Err(error) = self.keep_conflists(&mut pass, whole) {
             pass.problem(CONFLIST, error);
         }
+        self.keep_proof(&mut pass);
         Status::count(&self.status.reconciles);
         if !pass.problems.is_empty() {
             Status::count(&self.status.reconcile_errors);
@@ -123,6 +152,7 @@ impl Reconciler {
             self.greeted = true;
             info!("linkerd CNI is installed and verified on this node");
         }
+        self.api.verified(pass.ready().is_ok());
         self.status.set_ready(pass.ready());
         pass
     }
@@ -187,13 +217,22 @@ impl Reconciler {
             pass.problem("journal", why);
             Journal::default()
         });
-        let plan = plan::chain(&found, &self.entry, &journal);
+        let plan = plan::chain(&self.mode, &found, &self.entry, &journal);
         for (name, why) in plan.skipped {
             pass.problem(&dir.join(&name).display().to_string(), why);
         }
-        if let Some(why) = plan.bare {
-            pass.problem(CONFLIST, why);
+        match plan.bare {
+            Some(why) if found.is_empty() => {
+                let remedy = places::no_network(&settings);
+                pass.problem(CONFLIST, format!("{why}; {remedy}"));
+            }
+            Some(why) => pass.problem(CONFLIST, why),
+            None => {}
         }
+        if let Some(why) = plan.doubt {
+            pass.doubts.insert(CONFLIST.to_owned(), why);
+        }
+        self.doubt_bin_dir(&found, pass);
         if !whole {
             return Ok(());
         }
@@ -222,6 +261,19 @@ impl Reconciler {
                 Err(error) => pass.problem(&dir.join(step.list()).display().to_string(), error),
             }
         }
+        for undo in plan.undo {
+            let before = |name: &str| content(&found, name);
+            match removal::take(dir, &undo, before) {
+                Ok(()) => {
+                    pass.wrote = true;
+                    Status::count(&self.status.conflist_writes);
+                    info!("Removed {PLUGIN} from {}", dir.join(undo.list()).display());
+                    journal.forget(undo.list(), dir)?;
+                }
+                Err(files::Error::Raced { .. }) => pass.wrote = true,
+                Err(error) => pass.problem(&dir.join(undo.list()).display().to_string(), error),
+            }
+        }
         for (list, over) in self.fights.on(Instant::now()) {
             pass.fight = true;
             pass.again = Some(pass.again.map_or(over, |again| again.min(over)));
@@ -230,12 +282,46 @@ impl Reconciler {
         Ok(())
     }
 
+    /// The plugin is only tried where all that it needs is in place.
+    fn keep_proof(&self, pass: &mut Pass) {
+        let Some(proof) = &self.proof else {
+            return;
+        };
+        let wrong = [BINARY, KUBECONFIG, CONFLIST];
+        let wrong = wrong.iter().any(|what| pass.problems.contains_key(*what));
+        let program = self.binaries.verified(PLUGIN);
+        match program.filter(|_| !wrong && !pass.wrote) {
+            None => proof.rest(),
+            Some(program) => {
+                let entry = self.entry.text().to_owned();
+                match proof.of(Subject { program, entry }) {
+                    Standing::Proven => {}
+                    Standing::Pending => pass.pending = true,
+                    Standing::Wrong(why) => pass.problem(SELF_TEST, why),
+                }
+            }
+        }
+    }
+
+    /// Says whether a runtime that loads what was `found` is likely to find our plugin.
+    fn doubt_bin_dir(&self, found: &[Found], pass: &mut Pass) {
+        let loaded = plan::loaded(found);
+        let doubt = loaded.and_then(|loaded| places::no_plugins(&self.settings, loaded));
+        let value = doubt.is_some().into();
+        self.status.foreign_bin_dir.store(value, Ordering::Relaxed);
+        if let Some(why) = doubt {
+            pass.doubts.insert("bin dir".to_owned(), why);
+        }
+    }
+
     /// Says on our pod that somebody fights over `list`.
     fn tell(&self, list: &Path) {
-        let text = remedy(list);
-        if let Some(event) = event::warning(&self.settings, "LinkerdCNIFight", "Chaining", &text) {
-            self.api.tell(event);
-        }
+        self.api.tell(Message {
+            kind: Kind::Warning,
+            reason: "LinkerdCNIFight",
+            action: "Chaining",
+            note: remedy(list),
+        });
     }
 
     /// From when something is seen to be wrong, no one is to be told that all is right.
@@ -267,6 +353,25 @@ fn take(
     step: &Step,
     journal: &mut Journal,
 ) -> Result<(), files::Error> {
+    if let Step::Own {
+        name,
+        text,
+        access,
+        of,
+    } = step
+    {
+        if journal.own.get(name) != Some(of) {
+            journal.own.insert(name.clone(), of.clone());
+            journal.save(dir)?;
+        }
+        let path = dir.join(name);
+        return match content(found, name) {
+            Some(there) if there.link.is_none() => {
+                files::rewrite(&path, there.text.as_bytes(), text.as_bytes(), *access)
+            }
+            _ => files::write(&path, text.as_bytes(), *access),
+        };
+    }
     let Some(before) = content(found, step.source()) else {
         return Ok(());
     };
@@ -298,5 +403,6 @@ fn take(
             }
             files::remove(&conf).map(|_| ())
         }
+        Step::Own { .. } => Ok(()),
     }
 }

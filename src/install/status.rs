@@ -4,6 +4,9 @@ use std::fmt::Write;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
+use super::proof::Outcome;
+use super::records::Tally;
+
 /// Shared between the agent and its admin listener.
 #[derive(Debug)]
 pub struct Status {
@@ -15,6 +18,13 @@ pub struct Status {
     pub fights: AtomicU64,
     pub reconciles: AtomicU64,
     pub reconcile_errors: AtomicU64,
+    /// What the plugin reports.
+    pub records: Tally,
+    self_tests_passed: AtomicU64,
+    self_tests_skipped: AtomicU64,
+    self_tests_failed: AtomicU64,
+    /// 1 as long as the bin dir has none of the network's plugins.
+    pub foreign_bin_dir: AtomicU64,
 }
 
 impl Default for Status {
@@ -27,6 +37,11 @@ impl Default for Status {
             fights: AtomicU64::default(),
             reconciles: AtomicU64::default(),
             reconcile_errors: AtomicU64::default(),
+            records: Tally::default(),
+            self_tests_passed: AtomicU64::default(),
+            self_tests_skipped: AtomicU64::default(),
+            self_tests_failed: AtomicU64::default(),
+            foreign_bin_dir: AtomicU64::default(),
         }
     }
 }
@@ -35,6 +50,15 @@ impl Status {
     /// Counts one event.
     pub fn count(counter: &AtomicU64) {
         counter.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Counts one trial of the installed plugin.
+    pub fn self_test(&self, outcome: &Outcome) {
+        Status::count(match outcome {
+            Outcome::Passed(_) => &self.self_tests_passed,
+            Outcome::Skipped(_) => &self.self_tests_skipped,
+            Outcome::Failed(_) => &self.self_tests_failed,
+        });
     }
 
     /// Sets what `/ready` answers.
@@ -48,7 +72,7 @@ impl Status {
         ready.clone()
     }
 
-    /// The metrics in Prometheus' text format.
+    /// The metrics in the text format of OpenMetrics.
     pub fn metrics(&self) -> String {
         let mut text = String::new();
         let ready = AtomicU64::new(self.ready().is_ok().into());
@@ -95,16 +119,59 @@ impl Status {
                 "Looks that found something wrong which could not be put right.",
                 &self.reconcile_errors,
             ),
+            (
+                "bin_dir_without_plugins",
+                "gauge",
+                "Whether the bin dir holds none of the plugins that the network names.",
+                &self.foreign_bin_dir,
+            ),
         ] {
             let value = value.load(Ordering::Relaxed);
+            // OpenMetrics names the family without the suffix of its samples.
+            let family = name.strip_suffix("_total").unwrap_or(name);
             // Writing to a String cannot fail.
             let _ = write!(
                 text,
-                "# HELP linkerd_cni_agent_{name} {help}\n\
-                 # TYPE linkerd_cni_agent_{name} {kind}\n\
+                "# HELP linkerd_cni_agent_{family} {help}\n\
+                 # TYPE linkerd_cni_agent_{family} {kind}\n\
                  linkerd_cni_agent_{name} {value}\n"
             );
         }
+        text.push_str(
+            "# HELP linkerd_cni_agent_self_tests Trials of the installed plugin.\n\
+             # TYPE linkerd_cni_agent_self_tests counter\n",
+        );
+        for (result, value) in [
+            ("passed", &self.self_tests_passed),
+            ("skipped", &self.self_tests_skipped),
+            ("failed", &self.self_tests_failed),
+        ] {
+            let value = value.load(Ordering::Relaxed);
+            let _ = writeln!(
+                text,
+                "linkerd_cni_agent_self_tests_total{{result=\"{result}\"}} {value}"
+            );
+        }
+        self.records.write(&mut text);
+        text.push_str("# EOF\n");
         text
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_sample_belongs_to_the_family_above_it_and_the_text_has_an_end() {
+        let text = Status::default().metrics();
+        let mut family = "";
+        for line in text.strip_suffix("# EOF\n").unwrap().lines() {
+            match line.strip_prefix("# ").map(|rest| rest.split(' ')) {
+                Some(mut words) => family = words.nth(1).unwrap(),
+                None => assert!(line.starts_with(family), "{line} under {family}"),
+            }
+            assert!(!family.ends_with("_total"), "{family}");
+        }
     }
 }

@@ -10,8 +10,12 @@ mod chart;
 mod helm;
 #[path = "cluster/node.rs"]
 mod node;
+#[path = "cluster/plugin.rs"]
+mod plugin;
 #[path = "cluster/pods.rs"]
 mod pods;
+#[path = "cluster/repair.rs"]
+mod repair;
 
 use std::time::{Duration, Instant};
 

@@ -13,14 +13,26 @@ mod chain;
 mod credential;
 #[path = "install/departures.rs"]
 mod departures;
+#[path = "install/directories.rs"]
+mod directories;
 #[path = "install/faults.rs"]
 mod faults;
+#[path = "install/filesystems.rs"]
+mod filesystems;
 #[path = "install/lives.rs"]
 mod lives;
+#[path = "install/modes.rs"]
+mod modes;
 #[path = "install/node.rs"]
 mod node;
+#[path = "install/proof.rs"]
+mod proof;
+#[path = "install/records.rs"]
+mod records;
 #[path = "install/rewrites.rs"]
 mod rewrites;
+#[path = "install/taint.rs"]
+mod taint;
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};

@@ -38,6 +38,11 @@ pub struct State {
     pub silent: bool,
     /// Connections are closed at once.
     pub down: bool,
+    /// The node's taints, and its version.
+    pub taints: Vec<Value>,
+    pub version: u64,
+    /// How many patches of the node still come too late, since another was first.
+    pub conflicts: u32,
     /// Method, path and body.
     pub requests: Vec<(String, String, Value)>,
     config: Arc<ServerConfig>,
@@ -61,6 +66,9 @@ impl Api {
             life: 3600,
             silent: false,
             down: false,
+            taints: Vec::new(),
+            version: 1,
+            conflicts: 0,
             requests: Vec::new(),
             config,
             ca,
@@ -109,11 +117,12 @@ impl Api {
         ]
     }
 
+    /// How often; an empty `method` is any.
     pub fn asked(&self, method: &str, path: &str) -> usize {
         let state = self.state();
         let asked = state.requests.iter();
         asked
-            .filter(|(verb, at, _)| verb == method && at.contains(path))
+            .filter(|(verb, at, _)| (method.is_empty() || verb == method) && at.contains(path))
             .count()
     }
 
@@ -166,9 +175,11 @@ impl Api {
 
     fn answer(&self, token: &str, method: String, path: String, body: &[u8]) -> (u16, Value) {
         let mut state = self.state();
-        let body = serde_json::from_slice(body).unwrap_or_default();
+        let body: Value = serde_json::from_slice(body).unwrap_or_default();
         let status = |code: u16| (code, json!({"message": format!("says {code}")}));
-        state.requests.push((method.clone(), path.clone(), body));
+        state
+            .requests
+            .push((method.clone(), path.clone(), body.clone()));
         if !state.tokens.iter().any(|known| known == token) {
             return status(401);
         }
@@ -194,6 +205,9 @@ impl Api {
             };
             return (200, json!({"kind": "DaemonSet", "metadata": metadata}));
         }
+        if path == "/api/v1/nodes/node-1" {
+            return answer_node(&mut state, &method, &body);
+        }
         match (method.as_str(), path.split('?').next()) {
             ("GET", Some("/api/v1/namespaces/linkerd-cni")) => {
                 let metadata = match state.set {
@@ -208,6 +222,27 @@ impl Api {
             _ => status(404),
         }
     }
+}
+
+fn answer_node(state: &mut State, method: &str, patch: &Value) -> (u16, Value) {
+    if method == "PATCH" {
+        if state.conflicts > 0 {
+            state.conflicts -= 1;
+            state.version += 1;
+        }
+        let version = state.version.to_string();
+        if patch["metadata"]["resourceVersion"] != *version {
+            return (409, json!({"message": "the object has been modified"}));
+        }
+        state.version += 1;
+        state.taints = patch["spec"]["taints"].as_array().unwrap().clone();
+    }
+    let metadata = json!({"name": "node-1", "resourceVersion": state.version.to_string()});
+    let spec = json!({"taints": state.taints});
+    (
+        200,
+        json!({"kind": "Node", "metadata": metadata, "spec": spec}),
+    )
 }
 
 /// A token as the API server makes them, of the plugin's account.
