@@ -62,8 +62,14 @@ seccompProfile:
     httpGet:
       path: /ready
       port: repair-admin
+    {{- if include "linkerd-cni.ours" . }}
+    # Ready after its first list of pods, for which `helm install --wait` waits too.
+    periodSeconds: 2
+    failureThreshold: 30
+    {{- else }}
     initialDelaySeconds: 10
     failureThreshold: 7
+    {{- end }}
   livenessProbe:
     httpGet:
       path: /live
