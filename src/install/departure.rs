@@ -10,9 +10,8 @@ use tracing::{info, warn};
 use super::api::{self, USER_AGENT};
 use super::environment::Settings;
 use crate::kube::connection::{Connection, Source};
-use crate::kube::types::DaemonSet;
-use crate::kube::{Client, Deadlines, Error};
-use serde::de::IgnoredAny;
+use crate::kube::types::{DaemonSet, Namespace};
+use crate::kube::{Client, Deadlines};
 
 /// How long the API server has for its answer.
 const PATIENCE: Duration = Duration::from_secs(3);
@@ -81,7 +80,7 @@ fn question(settings: &Settings) -> (Answer, Option<String>) {
         Ok(_) => (Answer::Ends, None),
         Err(error) => {
             let answer = match error.code() {
-                Some(401) if plugin_is_known(settings, &namespace) => Answer::Stays,
+                Some(401) if plugin_has_rights(settings, &namespace) => Answer::Stays,
                 code => meaning(code, error.is_timeout() || error.is_answer()),
             };
             (answer, Some(error.to_string()))
@@ -101,19 +100,17 @@ fn meaning(code: Option<u16>, heard: bool) -> Answer {
 }
 
 /// The agent's own token ends with its pod, so that after a forced deletion it says
-/// nothing about the release. The plugin's ends with its account.
-fn plugin_is_known(settings: &Settings, namespace: &str) -> bool {
+/// nothing about the release. The plugin's ends with its account, but is still known for
+/// some ten seconds after; its rights, which readiness takes, go with the release at once.
+fn plugin_has_rights(settings: &Settings, namespace: &str) -> bool {
     if settings.plugin_account.is_none() {
         return false;
     }
     let Ok(client) = client(Source::Kubeconfig(settings.kubeconfig())) else {
         return false;
     };
-    let answer = client.get::<IgnoredAny>(&format!("/api/v1/namespaces/{namespace}"));
-    match answer.map_err(|error| Error::code(&error)) {
-        Ok(_) => true,
-        Err(code) => matches!(code, Some(403 | 404)),
-    }
+    let found = client.get::<Namespace>(&format!("/api/v1/namespaces/{namespace}"));
+    found.is_ok_and(|namespace| namespace.metadata.deletion_timestamp.is_none())
 }
 
 fn client(source: Source) -> Result<Client, String> {

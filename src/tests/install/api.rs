@@ -32,6 +32,8 @@ pub struct State {
     pub grant: u16,
     /// How long a token lives, in seconds.
     pub life: u64,
+    /// What the plugin's account is told about the namespace, if not that it is there.
+    pub namespace: Option<(u16, Value)>,
     /// Requests are read and never answered.
     pub silent: bool,
     /// Connections are closed at once.
@@ -62,6 +64,7 @@ impl Api {
             tokens: vec!["token-1".into()],
             grant: 201,
             life: 3600,
+            namespace: None,
             silent: false,
             down: false,
             taints: Vec::new(),
@@ -207,9 +210,10 @@ impl Api {
             return answer_node(&mut state, &method, &body);
         }
         match (method.as_str(), path.split('?').next()) {
-            ("GET", Some("/api/v1/namespaces/linkerd-cni")) => {
-                (200, json!({"kind": "Namespace", "metadata": {}}))
-            }
+            ("GET", Some("/api/v1/namespaces/linkerd-cni")) => state
+                .namespace
+                .clone()
+                .unwrap_or_else(|| (200, json!({"kind": "Namespace", "metadata": {}}))),
             ("POST", Some("/apis/events.k8s.io/v1/namespaces/linkerd-cni/events")) => {
                 (201, json!({"kind": "Event"}))
             }
