@@ -4,6 +4,7 @@
 //! called says which of the two it is to be.
 
 pub mod agent;
+pub mod probe;
 pub mod repair;
 
 use std::ffi::OsStr;

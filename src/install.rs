@@ -16,8 +16,10 @@ pub mod fight;
 pub mod files;
 pub mod journal;
 pub mod leftovers;
+pub mod mode;
 pub mod netdir;
 pub mod notes;
+pub mod places;
 pub mod plan;
 pub mod proof;
 pub mod reconcile;
@@ -40,6 +42,7 @@ use crate::admin;
 use api::Api;
 use conflist::Entry;
 use environment::{Settings, Template};
+use mode::Mode;
 use notes::{Note, Notes};
 use proof::Proof;
 use reconcile::{Pass, Reconciler};
@@ -78,6 +81,8 @@ pub enum Error {
     },
     #[error("cannot uninstall cni: {}", .0.join("; "))]
     Undo(Vec<String>),
+    #[error(transparent)]
+    Mode(#[from] environment::Error),
 }
 
 /// Runs the agent until SIGTERM or SIGINT, and then undoes what it did, if the plugin is
@@ -85,12 +90,13 @@ pub enum Error {
 pub fn run(settings: Settings) -> Result<(), Error> {
     let mut watch = Watch::start().map_err(Error::Wait)?;
     let entry = entry(&settings)?;
+    let mode = Mode::of(&settings)?;
     let settings = Arc::new(settings);
     let status = Arc::new(Status::default());
     let mut admin = Admin::Closed;
     let api = Api::start(&settings, watch.waker()).map_err(Error::Thread)?;
     let (own, shared) = (Arc::clone(&settings), Arc::clone(&status));
-    let mut reconciler = Reconciler::new(own, entry, shared, Arc::clone(&api));
+    let mut reconciler = Reconciler::new(own, mode, entry, shared, Arc::clone(&api));
     if settings.self_test {
         let proof = Proof::start(&settings, &status, watch.waker()).map_err(Error::Thread)?;
         reconciler.takes_proof(proof);
@@ -112,7 +118,7 @@ pub fn run(settings: Settings) -> Result<(), Error> {
                 pass.problems.insert(subject.to_owned(), why);
             }
         }
-        let changes = notes.changes(&pass.problems);
+        let changes = notes.changes(&pass.said());
         if !changes.is_empty() {
             retry = FIRST_RETRY;
         }

@@ -2,8 +2,9 @@
 
 use std::process::ExitCode;
 
-use clap::Parser;
+use clap::{Parser, Subcommand};
 
+use super::probe::Probe;
 use crate::install::{self, environment::Settings};
 use crate::log;
 
@@ -17,6 +18,15 @@ struct Flags {
     /// plain or json [default: plain, or LINKERD_CNI_LOG_FORMAT]
     #[arg(long)]
     log_format: Option<String>,
+    #[command(subcommand)]
+    command: Option<Command>,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// See in a meshed pod that connections are redirected, as `helm test` does
+    #[command(subcommand)]
+    Probe(Probe),
 }
 
 /// Runs the agent.
@@ -34,13 +44,16 @@ pub fn main() -> ExitCode {
         |settings| (settings.log_level, settings.log_format),
     );
     log::start(level, format);
-    match settings
+    let result = settings
         .map_err(anyhow::Error::from)
-        .and_then(|settings| Ok(install::run(settings)?))
-    {
+        .and_then(|settings| match flags.command {
+            Some(Command::Probe(probe)) => probe.run(),
+            None => Ok(install::run(settings)?),
+        });
+    match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            tracing::error!("{error}");
+            tracing::error!("{error:#}");
             ExitCode::FAILURE
         }
     }

@@ -39,6 +39,8 @@ pub enum Template {
 /// All that the agent can be told.
 #[derive(Clone, Debug)]
 pub struct Settings {
+    /// Where the host's root is for the agent, as far as it is mounted.
+    pub prefix: PathBuf,
     /// The programs to install, as they are in the image.
     pub image_bin_dir: PathBuf,
     /// The host's directory for CNI programs, as the agent sees it.
@@ -106,6 +108,7 @@ impl Settings {
         let net_dir = or("DEST_CNI_NET_DIR", "/etc/cni/net.d");
         let kubeconfig_name = or("KUBECONFIG_FILE_NAME", "ZZZ-linkerd-cni-kubeconfig");
         Ok(Settings {
+            prefix: join(&prefix, ""),
             image_bin_dir: PathBuf::from(or("CONTAINER_CNI_BIN_DIR", "/opt/cni/bin")),
             bin_dir: join(&prefix, &or("DEST_CNI_BIN_DIR", "/opt/cni/bin")),
             kubeconfig_on_host: join(&net_dir, &kubeconfig_name).display().to_string(),

@@ -16,6 +16,9 @@ use nix::fcntl::OFlag;
 
 mod attributes;
 mod exchange;
+mod remedy;
+
+pub use remedy::remedy;
 
 /// Larger configurations are not read. The API server's limit for an object is 1.5 MB.
 pub const LIMIT: u64 = 5 << 20;
@@ -32,7 +35,7 @@ pub fn is_temporary(name: &str) -> bool {
 /// Why something on the host could not be done.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    #[error("cannot {act} {}: {source}", path.display())]
+    #[error("cannot {act} {}: {source}{}", path.display(), remedy(act, source))]
     Io {
         act: &'static str,
         path: PathBuf,

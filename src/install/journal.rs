@@ -1,7 +1,8 @@
 //! What cannot be got back from a patched list alone: the file it was made from.
 //!
 //! Taking our entry out of a list gives the owner's bytes back, so most lists need no
-//! record. A list that was made from a `.conf`, or that replaced a symbolic link, does.
+//! record. A list that was made from a `.conf`, or that replaced a symbolic link, does;
+//! so does a file that is ours as a whole, or it could be taken for a network's.
 //! The record lies in the net dir, survives the agent, and is written before the list.
 
 use std::collections::BTreeMap;
@@ -16,11 +17,15 @@ pub const NAME: &str = ".linkerd-cni-state";
 
 const VERSION: u32 = 1;
 
-/// Lists by their names.
+/// Files by their names.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Journal {
     version: u32,
     pub lists: BTreeMap<String, Origin>,
+    /// The files that are ours as a whole, each with the name of the one that it is a
+    /// copy of, if it is one.
+    #[serde(default)]
+    pub own: BTreeMap<String, Option<String>>,
 }
 
 /// What a list was made from.
@@ -76,6 +81,15 @@ impl Journal {
         self.version = VERSION;
         let text = serde_json::to_vec(self).unwrap_or_default();
         files::write(&dir.join(NAME), &text, Access::own(0o600))
+    }
+
+    /// `name` is nothing of ours any more: forgets what was noted of it, on the host too.
+    pub fn forget(&mut self, name: &str, dir: &Path) -> Result<(), files::Error> {
+        let list = self.lists.remove(name).is_some();
+        if self.own.remove(name).is_some() || list {
+            self.save(dir)?;
+        }
+        Ok(())
     }
 
     /// The record of `list`, if the list, which is now `bare` without our entry, is still

@@ -37,7 +37,7 @@ pub struct Found {
 }
 
 /// A file that could be read.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Content {
     pub text: String,
     pub access: Access,
@@ -74,7 +74,10 @@ pub fn scan(dir: &Path, kubeconfig: &str) -> Result<Vec<Found>, files::Error> {
 fn content(path: &Path) -> Result<Option<Content>, String> {
     let says = |error: files::Error| match error {
         files::Error::Unfit { what, .. } => what.to_owned(),
-        files::Error::Io { source, .. } => format!("cannot be read: {source}"),
+        files::Error::Io { source, .. } => {
+            let remedy = files::remedy("read", &source);
+            format!("cannot be read: {source}{remedy}")
+        }
         error => error.to_string(),
     };
     let Some(metadata) = files::look(path).map_err(says)? else {

@@ -3,19 +3,31 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::conflist::{self, Entry, List};
+use super::files::Access;
 use super::journal::{self, Journal, Origin};
+use super::mode::Mode;
 use super::netdir::{Content, Found, Kind};
+
+mod own;
+mod undo;
+
+pub use undo::{Undo, unchain};
 
 /// The least that makes our plugin part of every network.
 #[derive(Debug, Default)]
 pub struct Chaining {
     pub steps: Vec<Step>,
+    /// What another mode, or a network that is gone, left. Only planned once the file of
+    /// this mode is right.
+    pub undo: Vec<Undo>,
     /// Files that are left alone, and why.
     pub skipped: BTreeMap<String, String>,
     /// Lists that carry us or are about to.
     pub lists: BTreeSet<String>,
-    /// Why the network that a runtime loads does not carry our current entry.
+    /// Why the network that is to carry our current entry does not.
     pub bare: Option<String>,
+    /// What may be as it should be, or may not: nobody can tell from here.
+    pub doubt: Option<String>,
 }
 
 /// One file to write.
@@ -30,50 +42,136 @@ pub enum Step {
         text: String,
         bare: String,
     },
+    /// Write the file `name`, which is ours as a whole, perhaps as a copy of `of`.
+    Own {
+        name: String,
+        text: String,
+        access: Access,
+        of: Option<String>,
+    },
 }
 
-/// Decides how to put `entry` into the configurations that were `found`: every list and
-/// every `.conf` as upstream does, a `.json` only if it is what the runtime loads.
-pub fn chain(found: &[Found], entry: &Entry, journal: &Journal) -> Chaining {
+/// Decides how to put `entry` where `mode` wants it among the configurations that were
+/// `found`.
+pub fn chain(mode: &Mode, found: &[Found], entry: &Entry, journal: &Journal) -> Chaining {
+    let theirs: Vec<&Found> = found
+        .iter()
+        .filter(|file| mode.own() != Some(&file.name) && !own::is(file, journal))
+        .collect();
+    let mut plan = match mode {
+        Mode::Every => every(&theirs, entry, journal),
+        Mode::Only(name) => only(name, &theirs, entry, journal),
+        Mode::Standalone(name) => own::standalone(name, found, entry, journal),
+        Mode::Copy(name) => own::copy(name, found, &theirs, entry, journal),
+    };
+    if plan.steps.is_empty() && plan.bare.is_none() {
+        plan.undo = undo::leftovers(mode, found, journal);
+    }
+    plan
+}
+
+/// Every list and every `.conf` as upstream does, a `.json` only if it is what the
+/// runtime loads.
+fn every(theirs: &[&Found], entry: &Entry, journal: &Journal) -> Chaining {
     let mut plan = Chaining::default();
-    let loaded = loaded(found);
-    for file in found {
-        if file.kind == Kind::Json && loaded.is_none_or(|loaded| loaded.name != file.name) {
-            continue;
-        }
-        match step(found, file, entry, journal) {
-            Ok(Some(step)) => {
-                plan.lists.insert(step.list().to_owned());
-                plan.steps.push(step);
-            }
-            Ok(None) => {
-                plan.lists.insert(file.name.clone());
-            }
-            Err(why) => {
-                plan.skipped.insert(file.name.clone(), why);
-            }
+    let loaded = first(theirs);
+    for file in theirs {
+        if file.kind != Kind::Json || loaded.is_some_and(|loaded| loaded.name == file.name) {
+            plan.take_up(theirs, file, entry, journal);
         }
     }
     plan.bare = match loaded {
-        None if found.is_empty() => Some("there is no network configuration yet".into()),
-        None => Some("there is no valid network configuration yet".into()),
+        None => Some(nothing(theirs)),
         Some(file) if carries(file, entry) => None,
         Some(file) => Some(format!(
             "the runtime loads {}, which does not carry our entry{}",
             file.name,
-            plan.skipped
-                .get(&file.name)
-                .map_or_else(String::new, |why| format!(" ({why})"))
+            plan.because(&file.name)
         )),
     };
     plan
+}
+
+/// The file `name` alone, and the list that a `.conf` becomes.
+fn only(name: &str, theirs: &[&Found], entry: &Entry, journal: &Journal) -> Chaining {
+    let mut plan = Chaining::default();
+    let single = Kind::of(name).is_some_and(|kind| kind != Kind::List);
+    let list = single.then(|| list_name(name));
+    let is_it = |file: &&&Found| file.name == name || list.as_ref() == Some(&file.name);
+    let named: Vec<&&Found> = theirs.iter().filter(is_it).collect();
+    for file in &named {
+        plan.take_up(theirs, file, entry, journal);
+    }
+    plan.bare = match named.first() {
+        None => Some(format!(
+            "there is no {name} yet, which cniConfFileName says to chain to{}",
+            others(theirs)
+        )),
+        Some(file) if carries(file, entry) => None,
+        Some(file) => Some(format!(
+            "{} does not carry our entry{}",
+            file.name,
+            plan.because(&file.name)
+        )),
+    };
+    plan.doubt = first(theirs)
+        .filter(|loaded| plan.bare.is_none() && !named.iter().any(|file| file.name == loaded.name))
+        .map(|loaded| {
+            format!(
+                "the runtime loads {}; linkerd-cni is called only if that calls {name}, to which \
+                 cniConfFileName chains it",
+                loaded.name
+            )
+        });
+    plan
+}
+
+/// Why no network is loaded.
+fn nothing(theirs: &[&Found]) -> String {
+    match theirs.is_empty() {
+        true => "there is no network configuration yet".into(),
+        false => "there is no valid network configuration yet".into(),
+    }
+}
+
+/// What is there instead, for a name that may have been mistyped.
+fn others(theirs: &[&Found]) -> String {
+    let names: Vec<&str> = theirs.iter().map(|file| file.name.as_str()).collect();
+    match names.is_empty() {
+        true => String::new(),
+        false => format!(" (there is {})", names.join(", ")),
+    }
+}
+
+impl Chaining {
+    /// Plans what `file` needs, if anything.
+    fn take_up(&mut self, theirs: &[&Found], file: &Found, entry: &Entry, journal: &Journal) {
+        match step(theirs, file, entry, journal) {
+            Ok(Some(step)) => {
+                self.lists.insert(step.list().to_owned());
+                self.steps.push(step);
+            }
+            Ok(None) => {
+                self.lists.insert(file.name.clone());
+            }
+            Err(why) => {
+                self.skipped.insert(file.name.clone(), why);
+            }
+        }
+    }
+
+    /// Why `name` was skipped, in brackets.
+    fn because(&self, name: &str) -> String {
+        let why = self.skipped.get(name);
+        why.map_or_else(String::new, |why| format!(" ({why})"))
+    }
 }
 
 impl Step {
     /// The name of the file that the step starts from.
     pub fn source(&self) -> &str {
         match self {
-            Step::Patch { name, .. } => name,
+            Step::Patch { name, .. } | Step::Own { name, .. } => name,
             Step::Convert { conf, .. } => conf,
         }
     }
@@ -81,14 +179,14 @@ impl Step {
     /// The name of the list that the step writes.
     pub fn list(&self) -> &str {
         match self {
-            Step::Patch { name, .. } => name,
+            Step::Patch { name, .. } | Step::Own { name, .. } => name,
             Step::Convert { list, .. } => list,
         }
     }
 }
 
 fn step(
-    found: &[Found],
+    theirs: &[&Found],
     file: &Found,
     entry: &Entry,
     journal: &Journal,
@@ -104,7 +202,7 @@ fn step(
     }
     let bare = conflist::wrap(text).map_err(says)?;
     let name = list_name(&file.name);
-    if let Some(beside) = found.iter().find(|other| other.name == name)
+    if let Some(beside) = theirs.iter().find(|other| other.name == name)
         && !made_from(beside, &file.name, journal)
     {
         // Overwriting it would lose a network (D-13).
@@ -141,6 +239,11 @@ pub fn loaded(found: &[Found]) -> Option<&Found> {
     found.iter().find(|file| loadable(file))
 }
 
+/// The same among files of others.
+fn first<'f>(theirs: &[&'f Found]) -> Option<&'f Found> {
+    theirs.iter().copied().find(|file| loadable(file))
+}
+
 /// Whether a runtime would load the file.
 fn loadable(file: &Found) -> bool {
     let Ok(content) = &file.content else {
@@ -167,6 +270,7 @@ pub fn record(step: &Step, content: &Content) -> Option<Origin> {
             content.link.as_ref()?;
             (name, List::read(&content.text).ok()?.without())
         }
+        Step::Own { .. } => return None,
     };
     Some(Origin {
         bare,
@@ -179,76 +283,6 @@ pub fn record(step: &Step, content: &Content) -> Option<Origin> {
         uid: content.access.uid,
         gid: content.access.gid,
     })
-}
-
-/// How to take our plugin out of one list.
-#[derive(Debug, PartialEq, Eq)]
-pub enum Undo {
-    /// Write `text`, which is the list without our entry.
-    Cut { name: String, text: String },
-    /// Bring the file back that the list was made from.
-    Restore { list: String, origin: Origin },
-    /// The list was made from a file that its owner has written anew.
-    Drop { list: String },
-}
-
-impl Undo {
-    /// The name of the list that carries us.
-    pub fn list(&self) -> &str {
-        match self {
-            Undo::Cut { name, .. } => name,
-            Undo::Restore { list, .. } | Undo::Drop { list } => list,
-        }
-    }
-}
-
-/// Decides how to take our plugin out of all that was `found`. `ours` are the lists that
-/// carried us: where one cannot be read any more, that is an error.
-pub fn unchain(
-    found: &[Found],
-    journal: &Journal,
-    ours: &BTreeSet<String>,
-) -> Vec<Result<Undo, String>> {
-    let lists = found.iter().filter(|file| file.kind == Kind::List);
-    lists
-        .filter_map(|file| undo(found, file, journal, ours).transpose())
-        .collect()
-}
-
-fn undo(
-    found: &[Found],
-    file: &Found,
-    journal: &Journal,
-    ours: &BTreeSet<String>,
-) -> Result<Option<Undo>, String> {
-    let damaged = |why: String| match ours.contains(&file.name) {
-        true => Err(format!("{} {why}", file.name)),
-        false => Ok(None),
-    };
-    let text = match &file.content {
-        Ok(content) => &content.text,
-        Err(why) => return damaged(why.clone()),
-    };
-    let list = match List::read(text) {
-        Ok(list) => list,
-        Err(error) => return damaged(error.to_string()),
-    };
-    let bare = list.without();
-    if let Some(origin) = journal.origin(&file.name, &bare) {
-        let name = file.name.clone();
-        let anew = origin.name != name && found.iter().any(|other| other.name == origin.name);
-        return Ok(Some(match anew {
-            true => Undo::Drop { list: name },
-            false => Undo::Restore {
-                list: name,
-                origin: origin.clone(),
-            },
-        }));
-    }
-    Ok(list.names_us().then(|| Undo::Cut {
-        name: file.name.clone(),
-        text: bare,
-    }))
 }
 
 #[cfg(test)]

@@ -4,6 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use tracing::info;
@@ -17,9 +18,12 @@ use super::fight::Fights;
 use super::files;
 use super::journal::Journal;
 use super::leftovers;
+use super::mode::Mode;
 use super::netdir::{self, Content, Found};
+use super::places;
 use super::plan::{self, Step};
 use super::proof::{Proof, Standing, Subject};
+use super::removal;
 use super::status::Status;
 use crate::kube::event::{Kind, Message};
 
@@ -43,11 +47,20 @@ pub struct Pass {
     pub pending: bool,
     /// What is wrong, by subject.
     pub problems: BTreeMap<String, String>,
+    /// What may be wrong, by subject: said like the problems, but waited for no sooner.
+    pub doubts: BTreeMap<String, String>,
 }
 
 impl Pass {
     fn problem(&mut self, subject: &str, why: impl ToString) {
         self.problems.insert(subject.to_owned(), why.to_string());
+    }
+
+    /// All that is worth a log line.
+    pub fn said(&self) -> BTreeMap<String, String> {
+        let mut said = self.doubts.clone();
+        said.extend(self.problems.clone());
+        said
     }
 
     /// Ready only if all were right and nothing had to be written for it.
@@ -68,6 +81,7 @@ impl Pass {
 /// Keeps the host as it should be. It remembers only what saves work or log lines.
 pub struct Reconciler {
     settings: Arc<Settings>,
+    mode: Mode,
     entry: Entry,
     status: Arc<Status>,
     api: Arc<Api>,
@@ -82,6 +96,7 @@ pub struct Reconciler {
 impl Reconciler {
     pub fn new(
         settings: Arc<Settings>,
+        mode: Mode,
         entry: Entry,
         status: Arc<Status>,
         api: Arc<Api>,
@@ -89,6 +104,7 @@ impl Reconciler {
         Reconciler {
             api,
             settings,
+            mode,
             entry,
             status,
             binaries: Binaries::default(),
@@ -201,13 +217,22 @@ impl Reconciler {
             pass.problem("journal", why);
             Journal::default()
         });
-        let plan = plan::chain(&found, &self.entry, &journal);
+        let plan = plan::chain(&self.mode, &found, &self.entry, &journal);
         for (name, why) in plan.skipped {
             pass.problem(&dir.join(&name).display().to_string(), why);
         }
-        if let Some(why) = plan.bare {
-            pass.problem(CONFLIST, why);
+        match plan.bare {
+            Some(why) if found.is_empty() => {
+                let remedy = places::no_network(&settings);
+                pass.problem(CONFLIST, format!("{why}; {remedy}"));
+            }
+            Some(why) => pass.problem(CONFLIST, why),
+            None => {}
         }
+        if let Some(why) = plan.doubt {
+            pass.doubts.insert(CONFLIST.to_owned(), why);
+        }
+        self.doubt_bin_dir(&found, pass);
         if !whole {
             return Ok(());
         }
@@ -236,6 +261,19 @@ impl Reconciler {
                 Err(error) => pass.problem(&dir.join(step.list()).display().to_string(), error),
             }
         }
+        for undo in plan.undo {
+            let before = |name: &str| content(&found, name);
+            match removal::take(dir, &undo, before) {
+                Ok(()) => {
+                    pass.wrote = true;
+                    Status::count(&self.status.conflist_writes);
+                    info!("Removed {PLUGIN} from {}", dir.join(undo.list()).display());
+                    journal.forget(undo.list(), dir)?;
+                }
+                Err(files::Error::Raced { .. }) => pass.wrote = true,
+                Err(error) => pass.problem(&dir.join(undo.list()).display().to_string(), error),
+            }
+        }
         for (list, over) in self.fights.on(Instant::now()) {
             pass.fight = true;
             pass.again = Some(pass.again.map_or(over, |again| again.min(over)));
@@ -262,6 +300,17 @@ impl Reconciler {
                     Standing::Wrong(why) => pass.problem(SELF_TEST, why),
                 }
             }
+        }
+    }
+
+    /// Says whether a runtime that loads what was `found` is likely to find our plugin.
+    fn doubt_bin_dir(&self, found: &[Found], pass: &mut Pass) {
+        let loaded = plan::loaded(found);
+        let doubt = loaded.and_then(|loaded| places::no_plugins(&self.settings, loaded));
+        let value = doubt.is_some().into();
+        self.status.foreign_bin_dir.store(value, Ordering::Relaxed);
+        if let Some(why) = doubt {
+            pass.doubts.insert("bin dir".to_owned(), why);
         }
     }
 
@@ -304,6 +353,25 @@ fn take(
     step: &Step,
     journal: &mut Journal,
 ) -> Result<(), files::Error> {
+    if let Step::Own {
+        name,
+        text,
+        access,
+        of,
+    } = step
+    {
+        if journal.own.get(name) != Some(of) {
+            journal.own.insert(name.clone(), of.clone());
+            journal.save(dir)?;
+        }
+        let path = dir.join(name);
+        return match content(found, name) {
+            Some(there) if there.link.is_none() => {
+                files::rewrite(&path, there.text.as_bytes(), text.as_bytes(), *access)
+            }
+            _ => files::write(&path, text.as_bytes(), *access),
+        };
+    }
     let Some(before) = content(found, step.source()) else {
         return Ok(());
     };
@@ -335,5 +403,6 @@ fn take(
             }
             files::remove(&conf).map(|_| ())
         }
+        Step::Own { .. } => Ok(()),
     }
 }

@@ -98,7 +98,8 @@ fn unchain(settings: &Settings, lists: &BTreeSet<String>, failures: &mut Failure
     }
 }
 
-fn take<'f>(
+/// Takes one step back. `before` is what a file held when that was decided.
+pub fn take<'f>(
     dir: &Path,
     undo: &Undo,
     before: impl Fn(&str) -> Option<&'f netdir::Content>,

@@ -23,6 +23,8 @@ pub struct Status {
     self_tests_passed: AtomicU64,
     self_tests_skipped: AtomicU64,
     self_tests_failed: AtomicU64,
+    /// 1 as long as the bin dir has none of the network's plugins.
+    pub foreign_bin_dir: AtomicU64,
 }
 
 impl Default for Status {
@@ -39,6 +41,7 @@ impl Default for Status {
             self_tests_passed: AtomicU64::default(),
             self_tests_skipped: AtomicU64::default(),
             self_tests_failed: AtomicU64::default(),
+            foreign_bin_dir: AtomicU64::default(),
         }
     }
 }
@@ -115,6 +118,12 @@ impl Status {
                 "counter",
                 "Looks that found something wrong which could not be put right.",
                 &self.reconcile_errors,
+            ),
+            (
+                "bin_dir_without_plugins",
+                "gauge",
+                "Whether the bin dir holds none of the plugins that the network names.",
+                &self.foreign_bin_dir,
             ),
         ] {
             let value = value.load(Ordering::Relaxed);

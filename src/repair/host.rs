@@ -66,18 +66,21 @@ impl Host {
     }
 }
 
-/// Our plugin's entry in a list.
-fn entry(list: &str) -> Option<Object> {
+/// Our plugin's entry in a list, or our standalone configuration, which is nothing else.
+fn entry(text: &str) -> Option<Object> {
     #[derive(Deserialize)]
     struct List {
         plugins: Vec<Object>,
     }
-    let list: List = serde_json::from_str(list).ok()?;
-    list.plugins.into_iter().find(|plugin| {
+    let is_ours = |plugin: &Object| {
         plugin.get("type").is_some_and(|kind| {
             serde_json::from_str::<String>(kind.get()).is_ok_and(|kind| kind == conflist::PLUGIN)
         })
-    })
+    };
+    if let Ok(list) = serde_json::from_str::<List>(text) {
+        return list.plugins.into_iter().find(is_ours);
+    }
+    serde_json::from_str(text).ok().filter(is_ours)
 }
 
 #[cfg(test)]
@@ -88,6 +91,7 @@ mod tests {
     use tempfile::TempDir;
 
     use super::*;
+    use crate::install::mode;
 
     const BRIDGE: &str = r#"{"name":"a","plugins":[{"type":"bridge"}]}"#;
 
@@ -115,6 +119,20 @@ mod tests {
             ("10-a.conflist", &list(true)),
             ("20-b.conflist", &list(false)),
         ]);
+        assert_eq!(host.config().unwrap().ipv6, crate::config::Ipv6::Yes);
+    }
+
+    #[test]
+    fn a_copy_that_the_runtime_loads_counts_and_the_network_behind_it_does_not() {
+        let copy = r#"{"name":"a","plugins":[{"type":"bridge"},{"type":"linkerd-cni","linkerd":{"ipv6":true}}]}"#;
+        let (_dir, host) = host(&[(mode::COPY, copy), ("10-a.conflist", BRIDGE)]);
+        assert_eq!(host.config().unwrap().ipv6, crate::config::Ipv6::Yes);
+    }
+
+    #[test]
+    fn a_standalone_configuration_is_the_entry() {
+        let alone = r#"{"type":"linkerd-cni","name":"linkerd-cni","linkerd":{"ipv6":true}}"#;
+        let (_dir, host) = host(&[(mode::STANDALONE, alone)]);
         assert_eq!(host.config().unwrap().ipv6, crate::config::Ipv6::Yes);
     }
 

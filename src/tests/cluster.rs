@@ -4,6 +4,8 @@
 
 #![allow(clippy::expect_used, clippy::unwrap_used)]
 
+#[path = "cluster/chart.rs"]
+mod chart;
 #[path = "cluster/helm.rs"]
 mod helm;
 #[path = "cluster/node.rs"]

@@ -13,10 +13,16 @@ mod chain;
 mod credential;
 #[path = "install/departures.rs"]
 mod departures;
+#[path = "install/directories.rs"]
+mod directories;
 #[path = "install/faults.rs"]
 mod faults;
+#[path = "install/filesystems.rs"]
+mod filesystems;
 #[path = "install/lives.rs"]
 mod lives;
+#[path = "install/modes.rs"]
+mod modes;
 #[path = "install/node.rs"]
 mod node;
 #[path = "install/proof.rs"]

@@ -46,7 +46,7 @@ fn journal(list: &str, conf: &str) -> Journal {
 
 /// The names that are written, in short.
 fn writes(files: &[(&str, &str)], journal: &Journal) -> Vec<String> {
-    let plan = chain(&found(files), &entry(), journal);
+    let plan = chain(&Mode::Every, &found(files), &entry(), journal);
     plan.steps.iter().map(|step| step.list().into()).collect()
 }
 
@@ -88,7 +88,7 @@ fn the_file_that_is_loaded_first_decides_what_is_ready() {
             Some("loads 0.conflist"),
         ),
     ] {
-        let bare = chain(&found(&files), &entry(), &Journal::default()).bare;
+        let bare = chain(&Mode::Every, &found(&files), &entry(), &Journal::default()).bare;
         match (bare, expected) {
             (None, None) => {}
             (Some(why), Some(part)) => assert!(why.contains(part), "{why}"),
@@ -110,10 +110,11 @@ fn a_list_beside_a_conf_is_only_overwritten_if_we_made_it_and_nobody_wrote_it_si
         ("unreadable", "unreadable", &known, vec![]),
     ] {
         let files = found(&[("x.conf", CONF), ("x.conflist", list)]);
-        let plan = chain(&files, &entry(), journal);
+        let plan = chain(&Mode::Every, &files, &entry(), journal);
         let steps = plan.steps.iter().map(|step| match step {
             Step::Patch { name, .. } => format!("{name} (patched)"),
             Step::Convert { list, .. } => list.clone(),
+            Step::Own { name, .. } => format!("{name} (ours)"),
         });
         assert_eq!(steps.collect::<Vec<_>>(), expected, "{name}");
         let left = plan.skipped.contains_key("x.conf");

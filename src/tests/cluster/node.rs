@@ -138,6 +138,14 @@ impl Node {
         String::from_utf8_lossy(new).into_owned()
     }
 
+    /// Whether some configuration has an entry of ours.
+    pub fn is_chained(&self) -> bool {
+        let texts = self.files().into_keys().map(fs::read_to_string);
+        texts
+            .flatten()
+            .any(|text| text.contains(r#""linkerd-cni""#) && text.contains("plugins"))
+    }
+
     /// How often the plugin asked the API server about a namespace or a pod in it.
     pub fn api_requests(&self, namespace: &str) -> usize {
         let log = fs::read_to_string(&self.audit_log).unwrap();

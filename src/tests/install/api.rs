@@ -20,6 +20,8 @@ use crate::node::Node;
 pub enum Set {
     There,
     Leaving,
+    /// There still, but its namespace is being deleted.
+    NamespaceLeaving,
     /// This status instead of it.
     Status(u16),
 }
@@ -199,7 +201,7 @@ impl Api {
         if path == "/apis/apps/v1/namespaces/linkerd-cni/daemonsets/linkerd-cni" {
             let metadata = match state.set {
                 Set::Status(code) => return status(code),
-                Set::There => json!({"name": "linkerd-cni"}),
+                Set::There | Set::NamespaceLeaving => json!({"name": "linkerd-cni"}),
                 Set::Leaving => {
                     json!({"name": "linkerd-cni", "deletionTimestamp": "2026-01-01T00:00:00Z"})
                 }
@@ -210,10 +212,14 @@ impl Api {
             return answer_node(&mut state, &method, &body);
         }
         match (method.as_str(), path.split('?').next()) {
-            ("GET", Some("/api/v1/namespaces/linkerd-cni")) => state
-                .namespace
-                .clone()
-                .unwrap_or_else(|| (200, json!({"kind": "Namespace", "metadata": {}}))),
+            ("GET", Some("/api/v1/namespaces/linkerd-cni")) => {
+                let metadata = match state.set {
+                    Set::NamespaceLeaving => json!({"deletionTimestamp": "2026-01-01T00:00:00Z"}),
+                    _ => json!({}),
+                };
+                let there = (200, json!({"kind": "Namespace", "metadata": metadata}));
+                state.namespace.clone().unwrap_or(there)
+            }
             ("POST", Some("/apis/events.k8s.io/v1/namespaces/linkerd-cni/events")) => {
                 (201, json!({"kind": "Event"}))
             }

@@ -205,20 +205,19 @@ impl Node {
     /// DESIGN's promise 5, as a runtime sees it that reads the list first and then looks
     /// for what the list names. What a list named that is no longer there is no matter.
     pub fn assert_not_stranded(&self) {
-        for name in ["10-calico.conflist", "20-net.conf", "20-net.conflist"] {
-            let text = self.text(name);
+        let networks = || {
+            let is = |name: &String| name.ends_with(".conf") || name.ends_with(".conflist");
+            self.tree_names().into_iter().filter(is).collect::<Vec<_>>()
+        };
+        for name in networks() {
+            let text = self.text(&name);
             let missing = self.missing_for(&text);
             assert!(
-                missing.is_none() || self.text(name) != text,
+                missing.is_none() || self.text(&name) != text,
                 "{name}: {missing:?}"
             );
         }
-        let networks = || {
-            let names = self.tree_names();
-            let is = |name: &&String| name.ends_with(".conf") || name.ends_with(".conflist");
-            names.iter().filter(is).count()
-        };
-        assert!(networks() >= 2 || networks() >= 2);
+        assert!(networks().len() >= 2 || networks().len() >= 2);
     }
 
     /// What a runtime that loads this lacks.

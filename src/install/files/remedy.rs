@@ -1,0 +1,50 @@
+//! What an operator can do about an error of the file system. Pure.
+
+use std::io;
+
+use rustix::io::Errno;
+
+/// The remedy, to follow the error's text; empty where the error says it all.
+pub fn remedy(act: &str, error: &io::Error) -> &'static str {
+    match Errno::from_io_error(error) {
+        Some(Errno::NOSPC | Errno::DQUOT) => "; free space or inodes on that disk of the node",
+        Some(Errno::ROFS) => {
+            "; remount that file system of the node writable, or set the chart's platform, \
+             destCNINetDir or destCNIBinDir to a directory that is"
+        }
+        Some(Errno::ACCESS | Errno::PERM) => {
+            "; where SELinux is enforced, set the chart's seLinuxOptions (such as type: spc_t) or \
+             privileged=true"
+        }
+        Some(Errno::BUSY) => "; something is mounted there on the node, take that mount away",
+        Some(Errno::NOENT) if act == "create" => {
+            "; if the directory was made anew on the node, delete this pod, which still has the \
+             old one mounted"
+        }
+        _ => "",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn errors_that_the_node_causes_have_a_remedy_and_others_are_left_as_they_are() {
+        for (errno, act, part) in [
+            (Errno::NOSPC, "write", "free space"),
+            (Errno::DQUOT, "write", "free space"),
+            (Errno::ROFS, "create", "destCNIBinDir"),
+            (Errno::ACCESS, "create", "seLinuxOptions"),
+            (Errno::PERM, "replace", "privileged=true"),
+            (Errno::BUSY, "replace", "mounted there"),
+            (Errno::NOENT, "create", "delete this pod"),
+        ] {
+            let text = remedy(act, &errno.into());
+            assert!(text.starts_with("; ") && text.contains(part), "{text}");
+        }
+        for (errno, act) in [(Errno::NOENT, "read"), (Errno::IO, "write")] {
+            assert_eq!(remedy(act, &errno.into()), "");
+        }
+    }
+}

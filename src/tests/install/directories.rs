@@ -1,0 +1,51 @@
+//! Directories that do not look like the node's.
+
+use std::fs;
+
+use crate::node::{CALICO, Node, until};
+
+const GAUGE: &str = "\nlinkerd_cni_agent_bin_dir_without_plugins ";
+
+#[test]
+fn a_net_dir_that_stays_empty_names_the_platforms_that_have_another() {
+    let node = Node::new();
+    let mut agent = node.start();
+    until("the reason", || {
+        let (status, why) = agent.ready();
+        status == 500
+            && why.contains("no network configuration yet; if the runtime looks elsewhere")
+    });
+    let why = agent.ready().1;
+    let k3s = "/var/lib/rancher/k3s/agent/etc/cni/net.d (platform k3s, k3d)";
+    assert!(why.contains(k3s) && why.contains("destCNINetDir"), "{why}");
+    assert_eq!(agent.log().matches(k3s).count(), 1, "{}", agent.log());
+    node.write("10-calico.conflist", CALICO);
+    agent.until_ready();
+}
+
+#[test]
+fn a_bin_dir_without_the_networks_plugins_is_a_warning_and_no_reason_to_wait() {
+    let node = Node::new();
+    node.write("10-calico.conflist", CALICO);
+    let mut agent = node.start();
+    agent.until_ready();
+    let metric = |value: &str| {
+        agent
+            .get("/metrics")
+            .1
+            .contains(&format!("{GAUGE}{value}\n"))
+    };
+    assert!(metric("1"), "{}", agent.get("/metrics").1);
+    let gke = "/home/kubernetes/bin (platform gke, cos)";
+    assert_eq!(agent.log().matches(gke).count(), 1, "{}", agent.log());
+    assert!(
+        agent
+            .log()
+            .contains("bin dir: 10-calico.conflist calls calico, portmap")
+    );
+    fs::write(node.bin("portmap"), "").unwrap();
+    until("the doubt is gone", || metric("0"));
+    until("the log says so", || {
+        agent.log().contains("bin dir: no longer wrong")
+    });
+}

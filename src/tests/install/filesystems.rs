@@ -1,0 +1,222 @@
+//! Faults of the node's file systems, for real: full, read-only, forbidden, mounted over.
+
+use std::fs;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::Path;
+use std::thread;
+
+use nix::mount::{MntFlags, MsFlags, mount, umount2};
+use nix::sched::{CloneFlags, unshare};
+
+use crate::agent::Agent;
+use crate::node::{CALICO, CONF, Node, PLUGIN, until};
+
+/// Runs `test` on a thread with a mount namespace of its own, which its agents share, so
+/// that no mount outlives it.
+fn with_mounts(test: fn(&Node)) {
+    let alone = thread::spawn(move || {
+        unshare(CloneFlags::CLONE_NEWNS).unwrap();
+        let private = MsFlags::MS_REC | MsFlags::MS_PRIVATE;
+        let none = None::<&str>;
+        mount(none, "/", none, private, none).unwrap();
+        test(&Node::new());
+    });
+    if let Err(panic) = alone.join() {
+        std::panic::resume_unwind(panic);
+    }
+}
+
+fn small(dir: &Path) {
+    let flags = MsFlags::empty();
+    mount(
+        Some("tmpfs"),
+        dir,
+        Some("tmpfs"),
+        flags,
+        Some("size=64k,mode=755"),
+    )
+    .unwrap();
+}
+
+/// Fills what is left of a small file system.
+fn fill(dir: &Path) {
+    let full = fs::write(dir.join("filler"), vec![0; 64 << 10]);
+    assert!(full.is_err(), "it was not as small as it should be");
+}
+
+fn bind(from: &Path, to: &Path) {
+    let none = None::<&str>;
+    mount(Some(from), to, none, MsFlags::MS_BIND, none).unwrap();
+}
+
+fn read_only(dir: &Path) {
+    bind(dir, dir);
+    let none = None::<&str>;
+    let flags = MsFlags::MS_BIND | MsFlags::MS_REMOUNT | MsFlags::MS_RDONLY;
+    mount(none, dir, none, flags, none).unwrap();
+}
+
+fn unmount(path: &Path) {
+    umount2(path, MntFlags::MNT_DETACH).unwrap();
+}
+
+/// Not ready, for a reason that has all of `parts` in it, which is logged once.
+fn refuses(agent: &Agent, parts: &[&str]) {
+    until(&parts.join(" and "), || {
+        let (status, why) = agent.ready();
+        status == 500 && parts.iter().all(|part| why.contains(part))
+    });
+}
+
+#[test]
+fn a_full_disk_costs_nothing_that_was_there_and_is_used_once_there_is_room() {
+    with_mounts(|node| {
+        small(&node.root().join("etc"));
+        node.write("10-calico.conflist", CALICO);
+        node.write("20-net.conf", CONF);
+        let before = node.tree();
+        fill(&node.root().join("etc"));
+        let mut agent = node.start();
+        refuses(&agent, &["kubeconfig.json: No space left", "free space"]);
+        assert_eq!(node.text("10-calico.conflist"), CALICO);
+        fs::remove_file(node.net("filler")).unwrap();
+        agent.until_ready();
+        // A network that its owner changes while there is no room to put us in again.
+        fill(&node.root().join("etc"));
+        let changed = CALICO.replace("1e3", "2e3");
+        fs::write(node.net("10-calico.conflist"), &changed).unwrap();
+        until("the reason", || {
+            let log = agent.log();
+            log.contains("10-calico.conflist: No space left") && agent.ready().0 == 500
+        });
+        assert_eq!(node.text("10-calico.conflist"), changed);
+        assert_eq!(node.types("20-net.conflist"), ["bridge", "linkerd-cni"]);
+        fs::remove_file(node.net("filler")).unwrap();
+        agent.until_ready();
+        assert!(node.chained("10-calico.conflist"));
+        node.write("10-calico.conflist", CALICO);
+        until("the entry", || node.chained("10-calico.conflist"));
+        assert_eq!(agent.stop(), Some(0), "{}", agent.log());
+        assert_eq!(node.tree(), before);
+    });
+}
+
+#[test]
+fn a_full_disk_for_programs_leaves_the_network_as_it_is() {
+    with_mounts(|node| {
+        small(&node.root().join("bin"));
+        node.write("10-calico.conflist", CALICO);
+        let mut agent = node.start();
+        let why = ["binary: cannot write", "bin/linkerd-cni: No space left"];
+        refuses(&agent, &why);
+        assert_eq!(node.text("10-calico.conflist"), CALICO);
+        assert_eq!(fs::read_dir(node.root().join("bin")).unwrap().count(), 0);
+        unmount(&node.root().join("bin"));
+        agent.until_ready();
+        assert!(node.chained("10-calico.conflist"));
+    });
+}
+
+#[test]
+fn directories_that_cannot_be_written_are_named_with_the_remedy() {
+    with_mounts(|node| {
+        node.write("10-calico.conflist", CALICO);
+        let before = node.tree();
+        for (dir, what) in [
+            ("etc", "kubeconfig: cannot create"),
+            ("bin", "binary: cannot create"),
+        ] {
+            let path = node.root().join(dir);
+            read_only(&path);
+            let mut agent = node.start();
+            refuses(&agent, &[what, "Read-only file system", "destCNIBinDir"]);
+            assert_eq!(node.text("10-calico.conflist"), CALICO);
+            let said = agent.log().matches(what).count();
+            assert_eq!(said, 1, "{}", agent.log());
+            unmount(&path);
+            agent.until_ready();
+            assert_eq!(agent.stop(), Some(0));
+            assert_eq!(node.tree(), before);
+        }
+    });
+}
+
+#[test]
+fn a_disk_that_turns_read_only_takes_no_plugin_away_that_is_named() {
+    with_mounts(|node| {
+        node.write("10-calico.conflist", CALICO);
+        let before = node.tree();
+        let mut agent = node.start();
+        agent.until_ready();
+        read_only(&node.root().join("etc"));
+        assert_eq!(agent.stop(), Some(1));
+        let log = agent.log();
+        assert!(log.contains("a network still names linkerd-cni"), "{log}");
+        assert!(node.chained("10-calico.conflist"));
+        assert!(node.bin("linkerd-cni").exists() && node.net("kubeconfig.json").exists());
+        unmount(&node.root().join("etc"));
+        let mut agent = node.start();
+        agent.until_ready();
+        assert_eq!(agent.stop(), Some(0));
+        assert_eq!(node.tree(), before);
+    });
+}
+
+#[test]
+fn what_is_mounted_over_the_plugin_is_named_and_outlived() {
+    with_mounts(|node| {
+        node.write("10-calico.conflist", CALICO);
+        let (program, other) = (node.bin("linkerd-cni"), node.root().join("other"));
+        for path in [&program, &other] {
+            fs::write(path, "not the plugin").unwrap();
+        }
+        bind(&other, &program);
+        let mut agent = node.start();
+        refuses(
+            &agent,
+            &["binary: cannot replace", "something is mounted there"],
+        );
+        assert_eq!(node.text("10-calico.conflist"), CALICO);
+        unmount(&program);
+        agent.until_ready();
+        assert_eq!(fs::read(&program).unwrap(), PLUGIN);
+    });
+}
+
+#[test]
+fn a_directory_that_forbids_us_names_selinux_and_the_settings_against_it() {
+    let node = Node::new();
+    if fs::metadata(node.root()).unwrap().uid() != 0 {
+        assert!(
+            std::env::var_os("CI").is_none(),
+            "changing users needs root"
+        );
+        return println!("skipped: changing users needs root");
+    }
+    node.write("10-calico.conflist", CALICO);
+    let before = node.tree();
+    // Somebody else than the owner, who may look at all of it.
+    fs::set_permissions(node.root(), PermissionsExt::from_mode(0o755)).unwrap();
+    for turn in fs::read_dir(node.sa()).unwrap() {
+        let turn = turn.unwrap().path();
+        if fs::symlink_metadata(&turn).unwrap().is_dir() {
+            fs::set_permissions(turn, PermissionsExt::from_mode(0o755)).unwrap();
+        }
+    }
+    let nobody = [
+        "setpriv",
+        "--reuid=65534",
+        "--regid=65534",
+        "--clear-groups",
+    ];
+    let agent = node.start_under(&nobody, &[], &[]);
+    refuses(
+        &agent,
+        &[
+            "binary: cannot create",
+            "Permission denied",
+            "seLinuxOptions",
+        ],
+    );
+    assert_eq!(node.tree(), before);
+}

@@ -1,0 +1,272 @@
+//! Which file carries us: one that is named, a standalone one, a copy of the network's.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use nix::sys::signal::Signal;
+use serde_json::json;
+
+use crate::node::{CALICO, CONF, Node, until};
+
+type Vars = &'static [(&'static str, &'static str)];
+
+const ONLY: Vars = &[("LINKERD_CNI_CONF_NAME", "20-net.conf")];
+const ALONE: Vars = &[("LINKERD_CNI_CHAINED", "false")];
+const COPY: Vars = &[("LINKERD_CNI_OWN_CONFIG", "true")];
+const COPIED: &str = "00-linkerd-cni.conflist";
+const STANDALONE: &str = "linkerd-cni.conf";
+
+#[test]
+fn one_named_file_is_waited_for_chained_and_given_back_and_no_other_is_touched() {
+    let node = Node::new();
+    node.write("10-calico.conflist", CALICO);
+    let mut agent = node.start_with(ONLY);
+    until("the reason", || {
+        let (status, why) = agent.ready();
+        status == 500 && why.contains("there is no 20-net.conf yet")
+    });
+    assert!(!node.chained("10-calico.conflist"));
+    let inode = node.inode("10-calico.conflist");
+    node.write("20-net.conf", CONF);
+    agent.until_ready();
+    assert_eq!(node.types("20-net.conflist"), ["bridge", "linkerd-cni"]);
+    assert!(!node.net("20-net.conf").exists());
+    assert!(
+        agent
+            .log()
+            .contains("the runtime loads 10-calico.conflist; linkerd-cni is called only if"),
+        "{}",
+        agent.log()
+    );
+    assert_eq!(agent.stop(), Some(0), "{}", agent.log());
+    assert_eq!(node.text("20-net.conf"), CONF);
+    assert_eq!(node.text("10-calico.conflist"), CALICO);
+    assert_eq!(node.inode("10-calico.conflist"), inode);
+    assert!(!node.net(".linkerd-cni-state").exists());
+}
+
+#[test]
+fn a_name_that_no_runtime_loads_ends_the_agent_with_the_reason() {
+    let node = Node::new();
+    let before = node.tree();
+    let mut agent = node.start_with(&[("LINKERD_CNI_CONF_NAME", "10-calico")]);
+    assert_eq!(agent.wait(), Some(1));
+    assert!(agent.log().contains("LINKERD_CNI_CONF_NAME=10-calico: "));
+    assert_eq!(node.tree(), before);
+}
+
+#[test]
+fn a_standalone_configuration_is_kept_right_and_goes_with_us() {
+    let node = Node::new();
+    node.write("10-calico.conflist", CALICO);
+    let before = node.tree();
+    let mut agent = node.start_with(ALONE);
+    agent.until_ready();
+    let conf = node.json(STANDALONE);
+    assert_eq!(
+        (&conf["name"], &conf["type"], &conf["cniVersion"]),
+        (
+            &json!("linkerd-cni"),
+            &json!("linkerd-cni"),
+            &json!("0.3.1")
+        )
+    );
+    assert_eq!(conf["kubernetes"]["kubeconfig"], "etc/kubeconfig.json");
+    assert_eq!(node.text("10-calico.conflist"), CALICO);
+    let whole = node.text(STANDALONE);
+    for damaged in ["", "{\"type\":\"linkerd-cni\"}"] {
+        node.write(STANDALONE, damaged);
+        until("it is whole again", || node.text(STANDALONE) == whole);
+    }
+    fs::remove_file(node.net(STANDALONE)).unwrap();
+    until("it is there again", || node.text(STANDALONE) == whole);
+    agent.until_ready();
+    // The next agent knows it as ours, and leaves it as it is.
+    agent.kill();
+    let inode = node.inode(STANDALONE);
+    let mut agent = node.start_with(ALONE);
+    agent.until_ready();
+    assert_eq!(node.inode(STANDALONE), inode);
+    assert_eq!(agent.stop(), Some(0));
+    assert_eq!(node.tree(), before);
+}
+
+#[test]
+fn a_file_of_somebody_else_is_not_overwritten_by_one_of_ours() {
+    let node = Node::new();
+    node.write("10-calico.conflist", CALICO);
+    let before = node.tree();
+    let name = ("LINKERD_CNI_CONF_NAME", "10-calico.conflist");
+    for how in [ALONE[0], COPY[0]] {
+        let mut agent = node.start_with(&[name, how]);
+        until("the reason", || {
+            agent.ready().1.contains("10-calico.conflist is not ours")
+        });
+        assert_eq!(agent.stop(), Some(0));
+        assert_eq!(node.tree(), before);
+    }
+}
+
+#[test]
+fn a_copy_follows_the_network_whose_file_is_never_written() {
+    let node = Node::new();
+    node.write("10-calico.conflist", CALICO);
+    fs::set_permissions(
+        node.net("10-calico.conflist"),
+        PermissionsExt::from_mode(0o640),
+    )
+    .unwrap();
+    let before = node.tree();
+    let inode = node.inode("10-calico.conflist");
+    let mut agent = node.start_with(COPY);
+    agent.until_ready();
+    assert_eq!(node.inode("10-calico.conflist"), inode);
+    assert_eq!(
+        node.types(COPIED),
+        ["calico", "portmap", "linkerd-cni"],
+        "{}",
+        agent.log()
+    );
+    let mode = fs::metadata(node.net(COPIED)).unwrap().permissions().mode();
+    assert_eq!(mode & 0o7777, 0o640);
+    for turn in 0..10 {
+        let text = CALICO.replace("1e3", &format!("{turn}e3"));
+        match turn % 2 {
+            0 => node.replace(&node.net("10-calico.conflist"), text.as_bytes()),
+            _ => node.write("10-calico.conflist", &text),
+        }
+        let followed = || node.text(COPIED).contains(&format!("{turn}e3"));
+        until("the copy follows", followed);
+        assert_eq!(node.text("10-calico.conflist"), text);
+    }
+    // Half written, the network's file is no reason to give up what works.
+    node.write("10-calico.conflist", &CALICO[..CALICO.len() / 2]);
+    until("the reason", || {
+        agent.ready().1.contains("is a copy of what it was")
+    });
+    assert!(node.chained(COPIED));
+    node.write("10-calico.conflist", CALICO);
+    agent.until_ready();
+    until("the copy follows", || node.text(COPIED).contains("1e3"));
+    // A network that is gone is handed to nobody.
+    fs::rename(node.net("10-calico.conflist"), node.root().join("away")).unwrap();
+    until("the copy goes too", || !node.net(COPIED).exists());
+    until("the reason", || {
+        agent.ready().1.contains("no network configuration yet")
+    });
+    fs::rename(node.root().join("away"), node.net("10-calico.conflist")).unwrap();
+    agent.until_ready();
+    assert!(node.chained(COPIED));
+    assert_eq!(agent.stop(), Some(0), "{}", agent.log());
+    assert_eq!(node.tree(), before);
+}
+
+#[test]
+fn from_any_mode_to_any_other_nothing_stays_behind() {
+    let node = Node::new();
+    node.write("10-calico.conflist", CALICO);
+    node.write("20-net.conf", CONF);
+    let before = node.tree();
+    type IsIt = fn(&Node) -> bool;
+    let modes: [(Vars, IsIt); 4] = [
+        (&[], |node| {
+            node.chained("10-calico.conflist") && node.chained("20-net.conflist")
+        }),
+        (COPY, |node| {
+            node.chained(COPIED)
+                && node.text("10-calico.conflist") == CALICO
+                && node.text("20-net.conf") == CONF
+        }),
+        (ONLY, |node| {
+            node.chained("20-net.conflist") && node.text("10-calico.conflist") == CALICO
+        }),
+        (ALONE, |node| {
+            node.net(STANDALONE).exists()
+                && node.text("10-calico.conflist") == CALICO
+                && node.text("20-net.conf") == CONF
+        }),
+    ];
+    for (from, is_from) in modes {
+        for (to, is_to) in modes {
+            for killed in [true, false] {
+                let mut agent = node.start_with(from);
+                agent.until_ready();
+                until("the first mode", || is_from(&node));
+                agent.kill();
+                let mut agent = node.start_with(to);
+                if killed {
+                    // In the middle of the change, wherever that is.
+                    thread::sleep(Duration::from_millis(5));
+                    agent.kill();
+                    node.assert_not_stranded();
+                    agent = node.start_with(to);
+                }
+                agent.until_ready();
+                until("the second mode", || is_to(&node));
+                agent.until_ready();
+                node.assert_not_stranded();
+                assert_eq!(agent.stop(), Some(0), "{}", agent.log());
+                assert_eq!(node.tree(), before, "from {from:?} to {to:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn between_chaining_and_a_copy_the_runtime_always_finds_us() {
+    let node = Arc::new(Node::new());
+    node.write("10-calico.conflist", CALICO);
+    let mut agent = node.start();
+    agent.until_ready();
+    agent.kill();
+    let stop = Arc::new(AtomicBool::new(false));
+    let (theirs, end) = (Arc::clone(&node), Arc::clone(&stop));
+    let reader = thread::spawn(move || {
+        let mut looks = 0;
+        while !end.load(Ordering::Relaxed) {
+            // The first that is there when it is opened, as a runtime has it. A file that
+            // came since the first look is found by the second.
+            let chained = || theirs.chained(COPIED) || theirs.chained("10-calico.conflist");
+            assert!(chained() || chained(), "look {looks}");
+            looks += 1;
+        }
+        looks
+    });
+    for round in 0..12 {
+        let mut agent = node.start_with([COPY, &[]][round % 2]);
+        agent.until_ready();
+        let left = [COPIED, "10-calico.conflist"][(round + 1) % 2];
+        until("the other one is given back", || !node.chained(left));
+        agent.kill();
+    }
+    stop.store(true, Ordering::Relaxed);
+    assert!(reader.join().unwrap() > 12);
+}
+
+#[test]
+fn kills_at_any_time_strand_no_node_in_any_mode() {
+    for (vars, kills) in [(COPY, 40), (ALONE, 20), (ONLY, 20)] {
+        let node = Node::new();
+        node.write("10-calico.conflist", CALICO);
+        node.write("20-net.conf", CONF);
+        let before = node.tree();
+        for round in 0..kills {
+            let mut agent = node.start_with(vars);
+            thread::sleep(Duration::from_micros(700 * (round % 20)));
+            if round >= kills / 2 {
+                agent.signal(Signal::SIGTERM);
+                thread::sleep(Duration::from_micros(300 * (round % 20)));
+            }
+            agent.kill();
+            node.assert_not_stranded();
+        }
+        let mut agent = node.start_with(vars);
+        agent.until_ready();
+        assert_eq!(agent.stop(), Some(0), "{vars:?}: {}", agent.log());
+        assert_eq!(node.tree(), before, "{vars:?}");
+    }
+}
