@@ -104,8 +104,8 @@ fn meaning(code: Option<u16>, heard: bool) -> Answer {
 }
 
 /// The agent's own token ends with its pod, so that after a forced deletion it says
-/// nothing about the release. The plugin's ends with its account, and its rights with
-/// the release.
+/// nothing about the release. The plugin's ends with its account, but is still known for
+/// some ten seconds after; its rights, which readiness takes, go with the release at once.
 fn as_the_plugin_sees_it(settings: &Settings, namespace: &str) -> Answer {
     if settings.plugin_account.is_none() {
         return Answer::Refused;

@@ -34,6 +34,8 @@ pub struct State {
     pub grant: u16,
     /// How long a token lives, in seconds.
     pub life: u64,
+    /// What the plugin's account is told about the namespace, if not that it is there.
+    pub namespace: Option<(u16, Value)>,
     /// Requests are read and never answered.
     pub silent: bool,
     /// Connections are closed at once.
@@ -64,6 +66,7 @@ impl Api {
             tokens: vec!["token-1".into()],
             grant: 201,
             life: 3600,
+            namespace: None,
             silent: false,
             down: false,
             taints: Vec::new(),
@@ -214,7 +217,8 @@ impl Api {
                     Set::NamespaceLeaving => json!({"deletionTimestamp": "2026-01-01T00:00:00Z"}),
                     _ => json!({}),
                 };
-                (200, json!({"kind": "Namespace", "metadata": metadata}))
+                let there = (200, json!({"kind": "Namespace", "metadata": metadata}));
+                state.namespace.clone().unwrap_or(there)
             }
             ("POST", Some("/apis/events.k8s.io/v1/namespaces/linkerd-cni/events")) => {
                 (201, json!({"kind": "Event"}))

@@ -2,6 +2,8 @@
 
 use std::time::{Duration, Instant};
 
+use serde_json::json;
+
 use crate::agent::Agent;
 use crate::api::{Api, Set};
 use crate::node::{CALICO, Node, until};
@@ -76,6 +78,25 @@ fn a_token_that_went_with_the_pod_is_no_end_of_the_release() {
     drop(state);
     assert_eq!(agent.stop(), Some(0));
     assert!(!node.chained("10-calico.conflist"), "{}", agent.log());
+}
+
+#[test]
+fn a_token_of_the_plugins_that_is_still_known_is_no_release() {
+    let leaving = json!({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}});
+    for answer in [
+        (403, json!({"message": "no such role"})),
+        (404, json!({})),
+        (200, leaving),
+    ] {
+        let api = Api::start();
+        let (node, mut agent) = started(&api);
+        until("the plugin's own token", || node.token() != "token-1");
+        api.state().tokens.retain(|token| token != "token-1");
+        api.state().namespace = Some(answer.clone());
+        assert_eq!(agent.stop(), Some(0));
+        assert_eq!(node.text("10-calico.conflist"), CALICO, "{answer:?}");
+        assert!(!node.bin("linkerd-cni").exists(), "{answer:?}");
+    }
 }
 
 #[test]
