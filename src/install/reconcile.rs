@@ -32,6 +32,7 @@ pub const BINARY: &str = "binary";
 pub const KUBECONFIG: &str = "kubeconfig";
 pub const CREDENTIAL: &str = "credential";
 pub const CONFLIST: &str = "network configuration";
+const BIN_DIR: &str = "bin dir";
 pub const SELF_TEST: &str = "self-test";
 
 /// What one look came to.
@@ -152,7 +153,9 @@ impl Reconciler {
             self.greeted = true;
             info!("linkerd CNI is installed and verified on this node");
         }
-        self.api.verified(pass.ready().is_ok());
+        // A taint that goes too early cannot be made up for, so a doubt holds it.
+        let doubted = pass.doubts.contains_key(BIN_DIR);
+        self.api.verified(pass.ready().is_ok() && !doubted);
         self.status.set_ready(pass.ready());
         pass
     }
@@ -310,7 +313,7 @@ impl Reconciler {
         let value = doubt.is_some().into();
         self.status.foreign_bin_dir.store(value, Ordering::Relaxed);
         if let Some(why) = doubt {
-            pass.doubts.insert("bin dir".to_owned(), why);
+            pass.doubts.insert(BIN_DIR.to_owned(), why);
         }
     }
 

@@ -6,6 +6,7 @@ use std::net::{TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::thread;
+use std::time::Instant;
 
 use crate::pods::kubectl;
 
@@ -30,7 +31,9 @@ impl Helm {
     }
 
     /// `helm install` or `helm upgrade` as the README has it.
+    #[allow(clippy::print_stdout, reason = "shows where a test's time goes")]
     pub fn run(&self, verb: &str, more: &[&str]) {
+        let begin = Instant::now();
         let mut args = vec![verb, "linkerd-cni", "linkerd/linkerd2-cni"];
         args.extend(["-n", "linkerd-cni", "--wait", "--timeout", "60s"]);
         args.extend((verb == "install").then_some("--create-namespace"));
@@ -42,9 +45,12 @@ impl Helm {
             String::from_utf8_lossy(&output.stderr),
             kubectl(&["get", "pods,events", "-n", "linkerd-cni"])
         );
+        println!("{:>6.1?} helm {verb}", begin.elapsed());
     }
 
+    #[allow(clippy::print_stdout, reason = "shows where a test's time goes")]
     pub fn uninstall(&self) {
+        let begin = Instant::now();
         let release = ["uninstall", "linkerd-cni", "-n", "linkerd-cni"];
         self.must(&[&release[..], &["--wait", "--timeout", "60s"]].concat());
         kubectl(&[
@@ -57,6 +63,7 @@ impl Helm {
             "--timeout=60s",
         ]);
         kubectl(&["delete", "namespace", "linkerd-cni", "--timeout=60s"]);
+        println!("{:>6.1?} the release is gone", begin.elapsed());
     }
 
     /// Its output; panics with what it said if it fails.

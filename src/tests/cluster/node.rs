@@ -246,10 +246,12 @@ pub fn until(what: &str, condition: impl FnMut() -> bool) {
 }
 
 /// Waits for as long as `limit`.
+#[allow(clippy::print_stdout, reason = "shows where a test's time goes")]
 pub fn until_within(limit: Duration, what: &str, mut condition: impl FnMut() -> bool) {
-    let end = Instant::now() + limit;
+    let begin = Instant::now();
     while !condition() {
-        assert!(Instant::now() < end, "not within {limit:?}: {what}");
+        assert!(begin.elapsed() < limit, "not within {limit:?}: {what}");
         thread::sleep(Duration::from_millis(200));
     }
+    println!("{:>6.1?} {what}", begin.elapsed());
 }

@@ -3,6 +3,7 @@
 use std::cell::RefCell;
 use std::io::Write as _;
 use std::process::{Command, Stdio};
+use std::time::Instant;
 
 use serde_json::{Value, json};
 
@@ -38,7 +39,9 @@ impl Pods {
     }
 
     /// Waits for the pod of the name's namespace.
+    #[allow(clippy::print_stdout, reason = "shows where a test's time goes")]
     pub fn until_ready(&self, name: &str) {
+        let begin = Instant::now();
         let wait = ["wait", "-n", name, "--for=condition=Ready", "--timeout=90s"];
         let ready = command(&wait)
             .args(["pod", "--all"])
@@ -49,6 +52,7 @@ impl Pods {
             "pod {name} is not ready: {}",
             kubectl(&["get", "pods,events", "-n", name])
         );
+        println!("{:>6.1?} pod {name} is ready", begin.elapsed());
     }
 
     /// One field of the pod in the name's namespace, empty as long as there is none.
@@ -74,7 +78,9 @@ impl Pods {
 }
 
 impl Drop for Pods {
+    #[allow(clippy::print_stdout, reason = "shows where a test's time goes")]
     fn drop(&mut self) {
+        let begin = Instant::now();
         let names = self.names.borrow();
         for name in names.iter() {
             let delete = ["delete", "statefulset,pod", "--all", "-n", name];
@@ -82,6 +88,7 @@ impl Drop for Pods {
         }
         let delete = ["delete", "namespace", "--timeout=60s"];
         let _ = command(&delete).args(names.iter()).output();
+        println!("{:>6.1?} pods are gone", begin.elapsed());
     }
 }
 

@@ -95,6 +95,61 @@ fn a_stranded_pod_of_a_statefulset_is_made_anew_though_the_api_server_was_away()
     helm.uninstall();
 }
 
+#[test]
+fn the_startup_taint_stays_where_the_bin_dir_is_wrong_and_goes_once_the_plugin_is_proven() {
+    let node = Node::here();
+    let helm = Helm::with_local_repository();
+    let tainted_node = Tainted::node();
+    let is_tainted = || {
+        let keys = [
+            "get",
+            "node",
+            "-o",
+            "jsonpath={.items[0].spec.taints[*].key}",
+        ];
+        kubectl(&keys).contains(KEY)
+    };
+    let taint = format!("--set=startupTaint={KEY}");
+    let elsewhere = tempfile::tempdir().unwrap();
+    let wrong = format!("--set=destCNIBinDir={}", elsewhere.path().display());
+    helm.run("install", &[&taint, &wrong]);
+    let log = || kubectl(&["logs", "-n", "linkerd-cni", "daemonset/linkerd-cni"]);
+    until("the doubt", || log().contains("bin dir: "));
+    std::thread::sleep(Duration::from_secs(3));
+    assert!(is_tainted(), "{}", log());
+
+    helm.run("upgrade", &[&taint]);
+    until("the taint is off", || !is_tainted());
+    let log = log();
+    let (proven, off) = (
+        log.find("self-test passed"),
+        log.find("took the startup taint"),
+    );
+    assert!(proven.is_some() && proven < off, "{log}");
+    helm.uninstall();
+    drop(tainted_node);
+    drop(node);
+}
+
+const KEY: &str = "linkerd.io/cni-not-ready";
+
+/// The node with the startup taint, which is off at the end also on a panic.
+struct Tainted;
+
+impl Tainted {
+    fn node() -> Self {
+        kubectl(&["taint", "node", "--all", &format!("{KEY}=:NoSchedule")]);
+        Tainted
+    }
+}
+
+impl Drop for Tainted {
+    fn drop(&mut self) {
+        let off = ["taint", "node", "--all", &format!("{KEY}-")];
+        let _ = std::process::Command::new("kubectl").args(off).output();
+    }
+}
+
 fn set(mode: &str, audit: u64) -> String {
     format!(
         "--set=repairController.enabled=true,repairController.mode={mode},\

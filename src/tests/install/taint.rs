@@ -22,6 +22,7 @@ fn tainted(api: &Api) -> Node {
     let node = Node::new();
     api.serve_node(&node);
     node.write("10-calico.conflist", CALICO);
+    fs::write(node.bin("calico"), "a plugin").unwrap();
     api.state().taints = taints(&["one", KEY, "other"]);
     node
 }
@@ -57,7 +58,7 @@ fn the_taint_stays_while_anything_is_wrong() {
         let api = Api::start();
         let node = tainted(&api);
         match what {
-            "bin" => fs::remove_dir(node.root().join("bin")).unwrap(),
+            "bin" => node.remove_tree("bin"),
             "network" => fs::remove_file(node.net("10-calico.conflist")).unwrap(),
             _ => node.replace(&node.root().join("image/linkerd-cni"), fails),
         }
@@ -71,12 +72,29 @@ fn the_taint_stays_while_anything_is_wrong() {
         assert_eq!(api.asked("", "/api/v1/nodes/"), 0, "{what}");
         assert_eq!(api.state().taints.len(), 3, "{what}");
         match what {
-            "bin" => fs::create_dir(node.root().join("bin")).unwrap(),
+            "bin" => {
+                fs::create_dir(node.root().join("bin")).unwrap();
+                fs::write(node.bin("calico"), "a plugin").unwrap();
+            }
             "network" => node.write("10-calico.conflist", CALICO),
             _ => continue,
         }
         until("the taint is off", || api.state().taints.len() == 2);
     }
+}
+
+#[test]
+fn the_taint_stays_while_the_bin_dir_looks_like_another_than_the_runtimes() {
+    let api = Api::start();
+    let node = tainted(&api);
+    fs::remove_file(node.bin("calico")).unwrap();
+    let mut agent = start(&node, &api, &[]);
+    agent.until_ready();
+    until("the doubt", || agent.log().contains("bin dir: "));
+    thread::sleep(Duration::from_millis(300));
+    assert_eq!(api.asked("", "/api/v1/nodes/"), 0);
+    fs::write(node.bin("calico"), "a plugin").unwrap();
+    until("the taint is off", || api.state().taints.len() == 2);
 }
 
 #[test]
