@@ -4,12 +4,18 @@
 
 #![allow(clippy::expect_used, clippy::unwrap_used)]
 
+#[path = "cluster/agent.rs"]
+mod agent;
+#[path = "cluster/burst.rs"]
+mod burst;
 #[path = "cluster/helm.rs"]
 mod helm;
 #[path = "cluster/node.rs"]
 mod node;
 #[path = "cluster/pods.rs"]
 mod pods;
+#[path = "cluster/upstream.rs"]
+mod upstream;
 
 use std::time::{Duration, Instant};
 
