@@ -130,7 +130,7 @@ fn a_dead_credential_heals_by_itself() {
     ]);
     pods::apply(&account);
     let begin = Instant::now();
-    until("there is another token", 15, || {
+    until("there is another token", 20, || {
         token().is_some() && token() != revoked
     });
     println!("a revoked token was replaced in {:.1?}", begin.elapsed());

@@ -10,8 +10,10 @@ use serde_json::{Value, json};
 
 use crate::pods::{apply, command, container, kubectl};
 
-/// So many pods start at a time,
-const BATCH: usize = 6;
+/// So many pods are made at a time,
+const BATCH: usize = 10;
+/// until so many have not ended yet, which keeps a small machine busy but alive;
+const WAITING: usize = 20;
 /// at least and at most so many in all.
 const LEAST: usize = 30;
 const MOST: usize = 90;
@@ -82,7 +84,7 @@ impl Namespace {
         let mut created = 0;
         while !over.load(Ordering::Relaxed) || created < LEAST {
             let waiting = self.pods().iter().filter(|pod| !is_over(pod)).count();
-            if waiting < BATCH && created < MOST {
+            if waiting <= WAITING - BATCH && created < MOST {
                 let pods = (0..BATCH).map(|n| self.pod(created + n));
                 apply(
                     &json!({"apiVersion": "v1", "kind": "List", "items": pods.collect::<Vec<_>>()}),
