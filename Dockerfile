@@ -12,10 +12,11 @@ COPY chart-tests chart-tests
 ARG TARGETPLATFORM
 RUN --mount=type=cache,target=/usr/local/cargo/registry \
     --mount=type=cache,target=/src/target,id=target-$TARGETPLATFORM \
-    cargo build --locked --release --bins \
+    cargo build --locked --release --bin linkerd-cni --bin linkerd2-cni-install \
  && install -D target/release/linkerd-cni /root-fs/opt/cni/bin/linkerd-cni \
  && install -D target/release/linkerd2-cni-install /root-fs/usr/bin/linkerd2-cni-install \
- && install -D target/release/linkerd-cni-repair-controller /root-fs/usr/lib/linkerd/linkerd-cni-repair-controller \
+ && install -d /root-fs/usr/lib/linkerd \
+ && ln -s ../../bin/linkerd2-cni-install /root-fs/usr/lib/linkerd/linkerd-cni-repair-controller \
  && install -d -m 1777 /root-fs/tmp
 COPY LICENSE /root-fs/linkerd/LICENSE
 

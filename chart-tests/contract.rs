@@ -25,6 +25,8 @@ fn objects_have_the_names_that_linkerd_check_looks_for() {
             ("Role", "linkerd-cni-agent", &here),
             ("RoleBinding", "linkerd-cni-agent", &here),
             ("DaemonSet", "linkerd-cni", &here),
+            // Only `helm test` makes it.
+            ("Pod", "test-linkerd-cni", &here),
         ]
     );
 }

@@ -44,12 +44,18 @@ pub fn platforms() -> Vec<(String, PathBuf)> {
 
 /// `helm` with these arguments. It must be there: a skipped test tells nothing.
 pub fn helm(arguments: &[&str]) -> Output {
-    Command::new("helm")
+    run("helm", arguments)
+}
+
+fn run(program: &str, arguments: &[&str]) -> Output {
+    Command::new(program)
         .args(arguments)
         // Nothing here may reach a cluster.
         .env("KUBECONFIG", "/dev/null")
         .output()
-        .expect("no helm: run `scripts/tools helm` and put `scripts/tools --path` on PATH")
+        .unwrap_or_else(|error| {
+            panic!("{program}: {error}: run `scripts/tools {program}` and put `scripts/tools --path` on PATH")
+        })
 }
 
 /// How to render: which chart, with which values, for which Kubernetes.
@@ -60,6 +66,7 @@ pub struct Render {
     values: Vec<PathBuf>,
     scratch: TempDir,
     kubernetes: String,
+    helm: &'static str,
 }
 
 impl Render {
@@ -70,7 +77,14 @@ impl Render {
             values: Vec::new(),
             scratch: tempfile::tempdir().unwrap(),
             kubernetes: "1.36.0".into(),
+            helm: "helm",
         }
+    }
+
+    /// Renders with Helm 3 instead of 4.
+    pub fn helm_3(mut self) -> Self {
+        self.helm = "helm3";
+        self
     }
 
     pub fn kubernetes(mut self, version: &str) -> Self {
@@ -121,7 +135,7 @@ impl Render {
         for values in &self.values {
             arguments.extend(["--values", values.to_str().unwrap()]);
         }
-        let output = helm(&arguments);
+        let output = run(self.helm, &arguments);
         if output.status.success() {
             Ok(String::from_utf8(output.stdout).unwrap())
         } else {

@@ -2,9 +2,12 @@
 
 #![allow(clippy::expect_used, clippy::unwrap_used)]
 
+mod both_helms;
 mod contract;
 mod docs;
 mod helm;
+mod hook;
+mod install_cni;
 mod lifecycle;
 mod objects;
 mod platforms;

@@ -1,5 +1,7 @@
 //! What values.schema.json lets through.
 
+use std::collections::BTreeSet;
+
 use serde_json::{Map, Value, json};
 
 use crate::helm::{chart, read, refusal, with, yaml};
@@ -28,9 +30,9 @@ fn types(schema: &Value) -> Vec<&str> {
     }
 }
 
-#[test]
-fn a_wrong_value_is_refused_by_name() {
-    let cases = [
+/// Values that must not render, and what is said against each.
+pub fn wrong() -> Vec<(Value, &'static str)> {
+    vec![
         (
             json!({"destCniNetDir": "/x"}),
             "additional properties 'destCniNetDir' not allowed",
@@ -188,10 +190,38 @@ fn a_wrong_value_is_refused_by_name() {
             json!({"adminPort": null, "podMonitor": {"enabled": true}}),
             "podMonitor: linkerd2's image",
         ),
-    ];
-    for (values, expected) in cases {
+    ]
+}
+
+#[test]
+fn a_wrong_value_is_refused_by_name() {
+    for (values, expected) in wrong() {
         let complaint = refusal(&values);
         assert!(complaint.contains(expected), "{values}: {complaint}");
+    }
+}
+
+/// The complaint has the names that begin as the wrong one does, and no more.
+#[test]
+fn a_misspelt_name_is_answered_with_the_right_ones() {
+    for (values, near, far) in [
+        (
+            json!({"destCniNetDir": "/x"}),
+            "'destCNINetDir'",
+            "'proxyUID'",
+        ),
+        (json!({"ProxyUid": 1}), "'proxyUID'", "'destCNINetDir'"),
+        (json!({"image": {"tag": "x"}}), "'version'", "'proxyUID'"),
+        (json!({"resources": {"limits": {}}}), "'cpu'", "'proxyUID'"),
+        (
+            json!({"repairController": {"intervalSeconds": 1}}),
+            "'auditIntervalSeconds'",
+            "'proxyUID'",
+        ),
+    ] {
+        let complaint = refusal(&values);
+        assert!(complaint.contains(near), "{values}: {complaint}");
+        assert!(!complaint.contains(far), "{values}: {complaint}");
     }
 }
 
@@ -279,13 +309,31 @@ fn collect(
     }
 }
 
+/// The words of all `enum`s.
+fn enumerated<'a>(schema: &'a Value, into: &mut BTreeSet<&'a str>) {
+    let words = schema["enum"].as_array().into_iter().flatten();
+    into.extend(words.filter_map(Value::as_str));
+    for part in schema["allOf"].as_array().into_iter().flatten() {
+        enumerated(&part["then"], into);
+    }
+}
+
 #[test]
-fn every_object_with_named_properties_is_closed() {
+fn every_object_with_named_properties_is_closed_and_suggests_them() {
     fn walk(place: &str, node: &Value) {
         if let Value::Object(fields) = node {
             if fields.get("properties").is_some_and(Value::is_object) && fields.contains_key("type")
             {
                 assert_eq!(node["additionalProperties"], false, "{place}");
+                let keys = node["properties"].as_object().unwrap().keys();
+                let keys: BTreeSet<_> = keys.map(String::as_str).collect();
+                let mut suggested = BTreeSet::new();
+                enumerated(&node["propertyNames"], &mut suggested);
+                // Where there is but one name, it needs no list.
+                assert!(
+                    suggested == keys || keys.len() == 1,
+                    "{place}: {suggested:?}"
+                );
             }
             for (key, field) in fields {
                 walk(&format!("{place}/{key}"), field);

@@ -108,7 +108,7 @@ fn accounts_and_rights_can_come_from_elsewhere() {
     values["serviceAccount"]["create"] = json!(false);
     for object in &with(values).0 {
         let kind = object["kind"].as_str().unwrap();
-        assert!(["ConfigMap", "DaemonSet"].contains(&kind), "{kind}");
+        assert!(["ConfigMap", "DaemonSet", "Pod"].contains(&kind), "{kind}");
     }
     assert!(with(on).have("ServiceAccount"));
 }

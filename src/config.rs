@@ -1,18 +1,19 @@
 //! What is wanted for one pod: our part of the network configuration, with the pod's
 //! annotations applied over it. Pure; the values come from [`crate::plugin`].
 
+mod members;
 mod redirect;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use serde::Deserialize;
 use serde_json::Value;
 
 use crate::cni::error::{Error, code};
 use crate::cni::object::Object;
 use crate::ports::PortRange;
+use members::Section;
 
 /// Annotations that change the rules of a pod (contract 4.5).
 pub mod annotation {
@@ -130,6 +131,15 @@ pub struct Config {
     /// How long a pod's ADD may wait for the API server, all tries together.
     pub api_budget: Duration,
     defaults: Defaults,
+    /// The first of our keys that has a bad value.
+    problem: Option<Error>,
+}
+
+impl Config {
+    /// What is wrong in the configuration, if anything is.
+    pub fn problem(&self) -> Option<&Error> {
+        self.problem.as_ref()
+    }
 }
 
 /// The rules of a pod without annotations, as configured; numbers are not yet checked.
@@ -145,176 +155,93 @@ struct Defaults {
     subnets_to_ignore: Vec<String>,
 }
 
-#[derive(Default, Deserialize)]
-#[serde(default)]
-struct Kubernetes {
-    kubeconfig: Option<PathBuf>,
-}
-
-#[derive(Default, Deserialize)]
-#[serde(rename_all = "kebab-case", default)]
-struct Linkerd {
-    incoming_proxy_port: Option<i64>,
-    outgoing_proxy_port: Option<i64>,
-    proxy_uid: Option<i64>,
-    proxy_gid: Option<i64>,
-    ports_to_redirect: Option<Vec<PortText>>,
-    inbound_ports_to_ignore: Option<Vec<PortText>>,
-    outbound_ports_to_ignore: Option<Vec<PortText>>,
-    subnets_to_ignore: Option<Vec<String>>,
-    simulate: Option<bool>,
-    /// Taken and ignored: we always wait for the xtables lock, for a bounded time.
-    #[serde(rename = "use-wait-flag")]
-    _use_wait_flag: Option<bool>,
-    iptables_mode: Option<String>,
-    ipv6: Option<BoolOrText>,
-    pod_detection: Option<String>,
-    exclude_namespaces: Option<Vec<String>>,
-    agent_namespace: Option<String>,
-    api_retry_seconds: Option<u64>,
-}
-
-#[derive(Deserialize)]
-#[serde(untagged)]
-enum BoolOrText {
-    Bool(bool),
-    Text(String),
-}
-
-/// Upstream wants numbers in one list and strings in the others; both do in all.
-#[derive(Deserialize)]
-#[serde(untagged)]
-enum PortText {
-    Number(u64),
-    Text(String),
-}
-
-impl From<PortText> for String {
-    fn from(port: PortText) -> String {
-        match port {
-            PortText::Number(number) => number.to_string(),
-            PortText::Text(text) => text,
+impl Config {
+    /// Reads our keys from the network configuration on stdin; all of them must be right.
+    pub fn read(config: &Object) -> Result<Self, Error> {
+        let config = Config::read_leniently(config);
+        match config.problem {
+            Some(problem) => Err(problem),
+            None => Ok(config),
         }
     }
-}
 
-impl Config {
-    /// Reads our keys from the network configuration on stdin.
-    pub fn read(config: &Object) -> Result<Self, Error> {
-        let log_level: Option<String> = member(config, "log_level")?;
-        let kubernetes: Kubernetes = section(config, "kubernetes")?;
-        let linkerd: Linkerd = section(config, "linkerd")?;
-        let texts = |ports: Option<Vec<PortText>>| {
-            ports
-                .unwrap_or_default()
-                .into_iter()
-                .map(String::from)
-                .collect()
-        };
-        Ok(Config {
-            log_level: log_level.unwrap_or_default(),
-            kubeconfig: kubernetes.kubeconfig.unwrap_or_default(),
-            mode: mode(linkerd.iptables_mode.as_deref())?,
-            simulate: linkerd.simulate.unwrap_or_default(),
-            ipv6: ipv6(linkerd.ipv6)?,
-            detection: detection(linkerd.pod_detection.as_deref())?,
-            exclude_namespaces: linkerd.exclude_namespaces.unwrap_or_default(),
-            agent_namespace: linkerd
-                .agent_namespace
-                .unwrap_or_else(|| USUAL_AGENT_NAMESPACE.to_owned()),
-            api_budget: budget(linkerd.api_retry_seconds)?,
-            defaults: Defaults {
-                incoming_proxy_port: linkerd.incoming_proxy_port.unwrap_or_default(),
-                outgoing_proxy_port: linkerd.outgoing_proxy_port.unwrap_or_default(),
-                proxy_uid: linkerd.proxy_uid.unwrap_or_default(),
-                proxy_gid: linkerd.proxy_gid.unwrap_or_default(),
-                ports_to_redirect: texts(linkerd.ports_to_redirect),
-                inbound_ports_to_ignore: texts(linkerd.inbound_ports_to_ignore),
-                outbound_ports_to_ignore: texts(linkerd.outbound_ports_to_ignore),
-                subnets_to_ignore: linkerd.subnets_to_ignore.unwrap_or_default(),
-            },
-        })
-    }
-}
-
-/// Reads a member that is an object. A struct could also be read from a list.
-fn section<T: Default + serde::de::DeserializeOwned>(
-    config: &Object,
-    key: &str,
-) -> Result<T, Error> {
-    let members: Option<serde_json::Map<String, Value>> = member(config, key)?;
-    let Some(members) = members else {
-        return Ok(T::default());
-    };
-    serde_json::from_value(members.into()).map_err(|error| member_error(key, &error))
-}
-
-/// Reads one member of the configuration. Through [`Value`], which takes the last of
-/// duplicate keys as Go's decoder does.
-fn member<T: serde::de::DeserializeOwned>(config: &Object, key: &str) -> Result<Option<T>, Error> {
-    let Some(raw) = config.given(key) else {
-        return Ok(None);
-    };
-    let unreadable = |error| member_error(key, &error);
-    let value: Value = serde_json::from_str(raw.get()).map_err(unreadable)?;
-    serde_json::from_value(value).map(Some).map_err(unreadable)
-}
-
-fn member_error(key: &str, problem: &serde_json::Error) -> Error {
-    Error::new(
-        code::INVALID_CONFIG,
-        format!("network configuration of linkerd-cni: \"{key}\": {problem}"),
-    )
-    .with_details(CONFIG_REMEDY)
-}
-
-fn mode(text: Option<&str>) -> Result<Mode, Error> {
-    match text.unwrap_or_default() {
-        "" => Ok(Mode::default()),
-        "auto" => Ok(Mode::Auto),
-        "native" => Ok(Mode::Native),
-        "nft" => Ok(Mode::Nft),
-        "legacy" => Ok(Mode::Legacy),
-        "plain" => Ok(Mode::Plain),
-        other => Err(config_error(
+    /// Reads what is right; what is not is taken as not given, and is an error for the
+    /// pod that needs its rules ([`Config::redirect`]). Other pods need nothing of it.
+    pub fn read_leniently(config: &Object) -> Self {
+        let mut problem = None;
+        let mut top = Section::top(config, &mut problem);
+        let log_level = top.read("log_level", "a text", members::text);
+        let mut kubernetes = Section::of("kubernetes", config, &mut problem);
+        let kubeconfig = kubernetes.read("kubeconfig", "a path", members::text);
+        let mut linkerd = Section::of("linkerd", config, &mut problem);
+        let mode = linkerd.read(
             "iptables-mode",
-            &format!("\"{other}\" is not one of auto, native, nft, legacy and plain"),
-        )),
+            "one of auto, native, nft, legacy and plain",
+            mode,
+        );
+        let ipv6 = linkerd.read("ipv6", "one of true, false and \"auto\"", ipv6);
+        let detection = linkerd.read("pod-detection", "one of annotations and api", detection);
+        let budget = linkerd.read("api-retry-seconds", "from 1 to 60", budget);
+        let agent_namespace = linkerd.read("agent-namespace", "a text", members::text);
+        let mut config = Config {
+            log_level: log_level.unwrap_or_default(),
+            kubeconfig: kubeconfig.unwrap_or_default().into(),
+            mode: mode.unwrap_or_default(),
+            simulate: linkerd
+                .read("simulate", "true or false", Value::as_bool)
+                .unwrap_or_default(),
+            ipv6: ipv6.unwrap_or_default(),
+            detection: detection.unwrap_or_default(),
+            exclude_namespaces: linkerd.texts("exclude-namespaces"),
+            agent_namespace: agent_namespace.unwrap_or_else(|| USUAL_AGENT_NAMESPACE.to_owned()),
+            api_budget: budget.unwrap_or(API_BUDGET),
+            defaults: Defaults {
+                incoming_proxy_port: linkerd.number("incoming-proxy-port"),
+                outgoing_proxy_port: linkerd.number("outgoing-proxy-port"),
+                proxy_uid: linkerd.number("proxy-uid"),
+                proxy_gid: linkerd.number("proxy-gid"),
+                ports_to_redirect: linkerd.ports("ports-to-redirect"),
+                inbound_ports_to_ignore: linkerd.ports("inbound-ports-to-ignore"),
+                outbound_ports_to_ignore: linkerd.ports("outbound-ports-to-ignore"),
+                subnets_to_ignore: linkerd.texts("subnets-to-ignore"),
+            },
+            problem: None,
+        };
+        config.problem = problem;
+        config
     }
 }
 
-fn ipv6(value: Option<BoolOrText>) -> Result<Ipv6, Error> {
+fn mode(value: &Value) -> Option<Mode> {
+    Some(match value.as_str()? {
+        "" | "auto" => Mode::Auto,
+        "native" => Mode::Native,
+        "nft" => Mode::Nft,
+        "legacy" => Mode::Legacy,
+        "plain" => Mode::Plain,
+        _ => return None,
+    })
+}
+
+fn ipv6(value: &Value) -> Option<Ipv6> {
     match value {
-        None | Some(BoolOrText::Bool(false)) => Ok(Ipv6::No),
-        Some(BoolOrText::Bool(true)) => Ok(Ipv6::Yes),
-        Some(BoolOrText::Text(text)) if text == "auto" => Ok(Ipv6::Auto),
-        Some(BoolOrText::Text(text)) => Err(config_error(
-            "ipv6",
-            &format!("\"{text}\" is not one of true, false and \"auto\""),
-        )),
+        Value::Bool(false) => Some(Ipv6::No),
+        Value::Bool(true) => Some(Ipv6::Yes),
+        _ => (value.as_str()? == "auto").then_some(Ipv6::Auto),
     }
 }
 
-fn detection(text: Option<&str>) -> Result<Detection, Error> {
-    match text.unwrap_or_default() {
-        "" | "annotations" => Ok(Detection::Annotations),
-        "api" => Ok(Detection::Api),
-        other => Err(config_error(
-            "pod-detection",
-            &format!("\"{other}\" is not one of annotations and api"),
-        )),
+fn detection(value: &Value) -> Option<Detection> {
+    match value.as_str()? {
+        "" | "annotations" => Some(Detection::Annotations),
+        "api" => Some(Detection::Api),
+        _ => None,
     }
 }
 
-fn budget(seconds: Option<u64>) -> Result<Duration, Error> {
-    match seconds {
-        None => Ok(API_BUDGET),
-        Some(seconds @ 1..=60) => Ok(Duration::from_secs(seconds)),
-        Some(seconds) => Err(config_error(
-            "api-retry-seconds",
-            &format!("{seconds} is not from 1 to 60"),
-        )),
-    }
+fn budget(value: &Value) -> Option<Duration> {
+    let seconds = value.as_u64().filter(|seconds| (1..=60).contains(seconds));
+    seconds.map(Duration::from_secs)
 }
 
 fn config_error(key: &str, problem: &str) -> Error {

@@ -7,6 +7,8 @@
 mod iptables;
 mod native;
 
+pub(crate) use native::attribute;
+
 use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;

@@ -12,7 +12,6 @@ pub mod conflist;
 pub mod credential;
 pub mod departure;
 pub mod environment;
-pub mod event;
 pub mod fight;
 pub mod files;
 pub mod journal;
@@ -22,7 +21,9 @@ pub mod netdir;
 pub mod notes;
 pub mod places;
 pub mod plan;
+pub mod proof;
 pub mod reconcile;
+pub mod records;
 pub mod removal;
 pub mod status;
 pub mod taint;
@@ -43,7 +44,9 @@ use conflist::Entry;
 use environment::{Settings, Template};
 use mode::Mode;
 use notes::{Note, Notes};
+use proof::Proof;
 use reconcile::{Pass, Reconciler};
+use records::Records;
 use status::Status;
 use watch::{Wake, Watch};
 
@@ -94,6 +97,14 @@ pub fn run(settings: Settings) -> Result<(), Error> {
     let api = Api::start(&settings, watch.waker()).map_err(Error::Thread)?;
     let (own, shared) = (Arc::clone(&settings), Arc::clone(&status));
     let mut reconciler = Reconciler::new(own, mode, entry, shared, Arc::clone(&api));
+    if settings.self_test {
+        let proof = Proof::start(&settings, &status, watch.waker()).map_err(Error::Thread)?;
+        reconciler.takes_proof(proof);
+    }
+    let records = match settings.plugin_socket {
+        true => Some(Records::start(&settings, &status).map_err(Error::Thread)?),
+        false => None,
+    };
     let mut notes = Notes::default();
     let mut retry = FIRST_RETRY;
     let mut longest = Duration::ZERO;
@@ -119,6 +130,9 @@ pub fn run(settings: Settings) -> Result<(), Error> {
     }
     info!("told to stop");
     status.set_ready(Err("told to stop".into()));
+    if let Some(records) = records {
+        records.stop();
+    }
     if !departure::is_removal(departure::ask(&settings), api.reached()) {
         info!("leaving everything in place for the next agent");
         return Ok(());

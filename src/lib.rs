@@ -4,7 +4,8 @@
 //! command does), [`config`] (what is wanted for this pod), [`ports`], [`rules`] (which
 //! rules that means), [`firewall`] and [`netns`] (putting them into the pod's
 //! namespace). [`kube`] asks the API server. [`install`] is the agent, [`repair`] the
-//! repair controller; [`admin`] is their `/live`, `/ready` and `/metrics`.
+//! repair controller; [`admin`] is their `/live`, `/ready` and `/metrics`, [`command`]
+//! their command lines.
 //!
 //! What decides is pure and returns data: `config`, `ports`, `rules`,
 //! `install::conflist`, `repair::verdict`. What acts is named for it: `firewall`,
@@ -12,6 +13,7 @@
 
 pub mod admin;
 pub mod cni;
+pub mod command;
 pub mod config;
 pub mod firewall;
 pub mod install;

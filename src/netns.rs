@@ -4,6 +4,8 @@
 //! leaves the host's and nothing has to be put back. Programs that the thread starts
 //! inherit the namespace.
 
+pub mod link;
+
 use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -11,7 +13,7 @@ use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
 use std::time::Duration;
 
-use nix::sched::{CloneFlags, setns};
+use nix::sched::{CloneFlags, setns, unshare};
 use nix::sys::stat::stat;
 
 /// The namespace of the thread that asks.
@@ -19,6 +21,11 @@ const OWN: &str = "/proc/thread-self/ns/net";
 
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
+    #[error("cannot make a network namespace: {}", source.desc())]
+    Make {
+        #[source]
+        source: nix::Error,
+    },
     #[error("cannot open network namespace {}: {source}", path.display())]
     Open {
         path: PathBuf,
@@ -50,6 +57,23 @@ pub fn is_own(path: &Path) -> bool {
         (Ok(there), Ok(own)) => (there.st_dev, there.st_ino) == (own.st_dev, own.st_ino),
         _ => false,
     }
+}
+
+/// Makes a network namespace, which lives as long as it is open or somebody is in it.
+pub fn fresh() -> Result<File, Error> {
+    let path = PathBuf::from(OWN);
+    let thread = thread::Builder::new().name("netns".into()).spawn(|| {
+        unshare(CloneFlags::CLONE_NEWNET).map_err(|source| Error::Make { source })?;
+        File::open(OWN).map_err(|source| Error::Open {
+            path: OWN.into(),
+            source,
+        })
+    });
+    let thread = thread.map_err(|source| Error::Thread {
+        path: path.clone(),
+        source,
+    })?;
+    thread.join().unwrap_or(Err(Error::Lost { path }))
 }
 
 /// Runs `work` inside the namespace at `path` and waits for it at most `deadline`.

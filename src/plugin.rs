@@ -1,7 +1,7 @@
 //! What linkerd-cni does for each CNI command.
 
 mod api;
-mod decision;
+pub mod decision;
 pub mod families;
 pub mod pod;
 mod record;
@@ -41,8 +41,11 @@ fn recorded(
 ) -> Result<String, Error> {
     let started = Instant::now();
     refuse_own_netns(request)?;
-    let config = Config::read(&request.config)?;
+    let config = Config::read_leniently(&request.config);
     start_log(&config);
+    if let Some(problem) = config.problem() {
+        tracing::warn!("linkerd-cni: meshed pods will fail: {problem}");
+    }
     let kubeconfig = config.kubeconfig.clone();
     let mut record = Record {
         command,
@@ -166,9 +169,18 @@ fn in_netns<T: Send + 'static>(
 }
 
 fn firewall_error(error: firewall::Error) -> Error {
-    match error {
+    match &error {
         firewall::Error::NoPrograms { .. } => Error::new(code::NO_IPTABLES, error.to_string())
             .with_details("install iptables on the node, or set the chart's iptablesMode to auto"),
+        firewall::Error::NoBackend { errors }
+            if errors
+                .iter()
+                .any(|error| matches!(error, firewall::Error::NoPrograms { .. })) =>
+        {
+            Error::new(code::NO_IPTABLES, error.to_string()).with_details(
+                "the kernel's nf_tables will not do (nf_tables, nft_chain_nat and nft_redir are needed): load its modules, or install iptables on the node",
+            )
+        }
         _ => Error::new(code::RULES_FAILED, error.to_string()).with_details(
             "no rule was left behind; if the kernel lacks this kind of rules, set the chart's iptablesMode to another or to auto",
         ),

@@ -1,53 +1,7 @@
-//! The node agent's entry: flags and environment in, an exit status out.
+//! The node agent; in the image also the repair controller, by that name.
 
 use std::process::ExitCode;
 
-use clap::Parser;
-use linkerd2_cni::install::{self, environment::Settings};
-use linkerd2_cni::log;
-
-/// Keeps linkerd-cni installed on this node, and uninstalls it on SIGTERM.
-#[derive(Parser)]
-#[command(version)]
-struct Flags {
-    /// trace, debug, info, warn, error or off [default: info, or LINKERD_CNI_LOG_LEVEL]
-    #[arg(long)]
-    log_level: Option<String>,
-    /// plain or json [default: plain, or LINKERD_CNI_LOG_FORMAT]
-    #[arg(long)]
-    log_format: Option<String>,
-}
-
 fn main() -> ExitCode {
-    let flags = Flags::parse_from(std::env::args().map(double_dash));
-    let lookup = |name: &str| std::env::var(name).ok();
-    let settings = Settings::read(lookup, flags.log_level, flags.log_format);
-    let (level, format) = settings.as_ref().map_or_else(
-        |_| {
-            (
-                tracing::level_filters::LevelFilter::ERROR,
-                log::Format::Plain,
-            )
-        },
-        |settings| (settings.log_level, settings.log_format),
-    );
-    log::start(level, format);
-    match settings
-        .map_err(anyhow::Error::from)
-        .and_then(|settings| Ok(install::run(settings)?))
-    {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            tracing::error!("{error}");
-            ExitCode::FAILURE
-        }
-    }
-}
-
-/// Upstream's program takes its flags with one dash.
-fn double_dash(argument: String) -> String {
-    match argument.starts_with("-log-") {
-        true => format!("-{argument}"),
-        false => argument,
-    }
+    linkerd2_cni::command::main()
 }

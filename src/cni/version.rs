@@ -10,19 +10,26 @@ pub const SUPPORTED: [&str; 7] = [
 /// The newest of them; VERSION answers with it whatever was asked, as `pkg/skel` does.
 pub const CURRENT: &str = "1.1.0";
 
-/// Versions whose results have the same shape and are passed on for one another
-/// (`pkg/types` 020, 040, 100).
-pub const FAMILIES: [&[&str]; 3] = [
-    &["0.1.0", "0.2.0"],
-    &["0.3.0", "0.3.1", "0.4.0"],
-    &["1.0.0", "1.1.0"],
-];
+/// What a result looks like, by the first version or the Go package (`pkg/types` 020,
+/// 040, 100) of those that share it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Shape {
+    /// 0.1.0 and 0.2.0: `ip4` and `ip6`.
+    V020,
+    /// 0.3.0 to 0.4.0: `ips`, each with its `version`.
+    V040,
+    /// 1.0.0 and 1.1.0: `ips`.
+    V100,
+}
 
-/// Whether a result of version `a` has the shape that version `b` wants.
-pub fn same_family(a: &str, b: &str) -> bool {
-    FAMILIES
-        .iter()
-        .any(|family| family.contains(&a) && family.contains(&b))
+/// The shape of a result of `version`; `None` for a version that nobody knows.
+pub fn shape(version: &str) -> Option<Shape> {
+    match version {
+        "0.1.0" | "0.2.0" => Some(Shape::V020),
+        "0.3.0" | "0.3.1" | "0.4.0" => Some(Shape::V040),
+        "1.0.0" | "1.1.0" => Some(Shape::V100),
+        _ => None,
+    }
 }
 
 /// ADD and DEL: `version` must be one of [`SUPPORTED`], to the letter.

@@ -14,6 +14,9 @@ impl Config {
     /// As upstream: an outbound list replaces the configured one, an inbound list is
     /// added to it, subnets replace, UID and GID replace.
     pub fn redirect(&self, pod: &PodFacts) -> Result<Redirect, Error> {
+        if let Some(problem) = self.problem() {
+            return Err(problem.clone());
+        }
         let defaults = &self.defaults;
         let annotations = &pod.annotations;
         let ports = |key| annotated_ports(annotations, key);

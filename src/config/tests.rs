@@ -215,25 +215,61 @@ fn ports_that_no_proxy_can_listen_on_are_refused() {
 }
 
 #[test]
-fn members_of_the_wrong_type_are_refused_by_name() {
+fn members_of_the_wrong_type_are_refused_with_key_value_and_grammar() {
     let cases = [
-        (r#"{"proxy-uid":"2102"}"#, "invalid type: string"),
+        (
+            r#"{"proxy-uid":"2102"}"#,
+            "\"linkerd\": \"proxy-uid\": \"2102\" is not a whole number",
+        ),
+        (
+            r#"{"proxy-gid":1.5}"#,
+            "\"linkerd\": \"proxy-gid\": 1.5 is not a whole number",
+        ),
         (
             r#"{"inbound-ports-to-ignore":"80"}"#,
-            "invalid type: string",
+            "\"inbound-ports-to-ignore\": \"80\" is not a list of ports, such as [\"25\", \"8000-8010\"]",
         ),
-        (r#"{"ipv6":1}"#, "did not match any variant"),
+        (
+            r#"{"subnets-to-ignore":[8]}"#,
+            "\"subnets-to-ignore\": [8] is not a list of texts",
+        ),
+        (
+            r#"{"simulate":"no"}"#,
+            "\"simulate\": \"no\" is not true or false",
+        ),
+        (
+            r#"{"ipv6":1}"#,
+            "\"ipv6\": 1 is not one of true, false and \"auto\"",
+        ),
         (
             r#"{"iptables-mode":"bogus"}"#,
             "\"iptables-mode\": \"bogus\" is not one of auto, native, nft, legacy and plain",
         ),
-        ("[]", "invalid type: sequence, expected a map"),
+        ("[]", "\"linkerd\": [] is not an object"),
     ];
     for (linkerd, problem) in cases {
         let error = config(linkerd).unwrap_err();
         assert_eq!(error.code, code::INVALID_CONFIG);
-        assert!(error.msg.contains(problem), "{linkerd}: {}", error.msg);
+        assert!(error.msg.ends_with(problem), "{linkerd}: {}", error.msg);
     }
+}
+
+#[test]
+fn a_bad_member_spoils_the_redirect_and_no_other_member() {
+    let text = r#"{"log_level":1,"kubernetes":{"kubeconfig":"/k"},"linkerd":{"proxy-uid":"x",
+        "exclude-namespaces":["kube-system"],"ipv6":"auto","api-retry-seconds":0,
+        "incoming-proxy-port":4143,"outgoing-proxy-port":4140}}"#;
+    let config = Config::read_leniently(&serde_json::from_str(text).unwrap());
+    assert_eq!(config.kubeconfig, PathBuf::from("/k"));
+    assert_eq!(config.exclude_namespaces, ["kube-system"]);
+    assert_eq!(config.ipv6, Ipv6::Auto);
+    assert_eq!(config.api_budget, API_BUDGET);
+    let error = redirect(&config, &[("proxy-uid", "2102")]).unwrap_err();
+    assert!(
+        error.msg.ends_with("\"log_level\": 1 is not a text"),
+        "{}",
+        error.msg
+    );
 }
 
 #[test]

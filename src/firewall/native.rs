@@ -2,7 +2,7 @@
 //!
 //! One transaction for all families, in a table of our own.
 
-mod attribute;
+pub mod attribute;
 mod message;
 mod socket;
 

@@ -7,6 +7,8 @@
 
 pub mod claims;
 mod errands;
+mod event;
+mod untaint;
 
 use std::collections::VecDeque;
 use std::fs;
@@ -15,11 +17,9 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 
-use serde_json::Value;
-
 use super::environment::Settings;
 use super::watch::Waker;
-use crate::kube::{config, connection::Source};
+use crate::kube::{config, connection::Source, event::Message};
 use claims::Claims;
 
 /// What the audit log shows.
@@ -40,8 +40,10 @@ struct State {
     token: Option<Token>,
     checked: Option<Checked>,
     reached: bool,
+    /// All on the node is right.
+    verified: bool,
     nudged: bool,
-    events: VecDeque<Value>,
+    events: VecDeque<Message>,
 }
 
 /// A token of the plugin's own account.
@@ -111,8 +113,19 @@ impl Api {
         self.nudge.notify_one();
     }
 
-    /// Posts an Event, some time.
-    pub fn tell(&self, event: Value) {
+    /// Whether all on the node is right, which the startup taint waits for.
+    pub fn verified(&self, verified: bool) {
+        let mut state = self.state();
+        let begins = verified && !state.verified;
+        state.verified = verified;
+        drop(state);
+        if begins && self.settings.startup_taint.is_some() {
+            self.nudge();
+        }
+    }
+
+    /// Publishes an Event on the agent's pod, some time.
+    pub fn tell(&self, event: Message) {
         let mut state = self.state();
         if state.events.len() == EVENTS {
             state.events.pop_front();

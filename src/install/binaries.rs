@@ -8,7 +8,7 @@ use super::environment::Settings;
 use super::files;
 
 /// What tells that a file was not written since: device, inode, size, both times, mode.
-type Stamp = (u64, u64, u64, (i64, i64), (i64, i64), u32);
+pub type Stamp = (u64, u64, u64, (i64, i64), (i64, i64), u32);
 
 /// The copies that were compared, so that megabytes are only read after a change.
 #[derive(Debug, Default)]
@@ -49,6 +49,11 @@ impl Binaries {
             }
         }
         Ok(wrong)
+    }
+
+    /// What tells the program `name` on the host from any other, if it is right.
+    pub fn verified(&self, name: &str) -> Option<Stamp> {
+        self.verified.get(name).map(|(_, copy)| *copy)
     }
 
     fn is_right(&mut self, settings: &Settings, name: &str) -> Result<bool, files::Error> {

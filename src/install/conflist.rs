@@ -69,6 +69,11 @@ impl Entry {
         let value = serde_json::from_str(&text).map_err(|error| syntax(&text, &error))?;
         Ok(Entry { text, value })
     }
+
+    /// The JSON as it goes into a list.
+    pub fn text(&self) -> &str {
+        &self.text
+    }
 }
 
 /// A list of plugins, over the text that it was read from.

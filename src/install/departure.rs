@@ -10,9 +10,8 @@ use tracing::{info, warn};
 use super::api::{self, USER_AGENT};
 use super::environment::Settings;
 use crate::kube::connection::{Connection, Source};
-use crate::kube::types::DaemonSet;
+use crate::kube::types::{DaemonSet, Namespace};
 use crate::kube::{Client, Deadlines, Error};
-use serde::de::IgnoredAny;
 
 /// How long the API server has for its answer.
 const PATIENCE: Duration = Duration::from_secs(3);
@@ -77,8 +76,12 @@ fn question(settings: &Settings) -> (Answer, Option<String>) {
     let name = &settings.daemonset;
     let path = format!("/apis/apps/v1/namespaces/{namespace}/daemonsets/{name}");
     match client.get::<DaemonSet>(&path) {
-        Ok(set) if set.metadata.deletion_timestamp.is_none() => (Answer::Stays, None),
-        Ok(_) => (Answer::Ends, None),
+        Ok(set) if set.metadata.deletion_timestamp.is_some() => (Answer::Ends, None),
+        // It takes what is in it in any order, our pods perhaps before their DaemonSet.
+        Ok(_) if is_leaving(&client, &namespace) == Ok(true) => {
+            (Answer::Ends, Some("its namespace is being deleted".into()))
+        }
+        Ok(_) => (Answer::Stays, None),
         Err(error) => {
             let answer = match error.code() {
                 Some(401) if plugin_is_known(settings, &namespace) => Answer::Stays,
@@ -109,11 +112,18 @@ fn plugin_is_known(settings: &Settings, namespace: &str) -> bool {
     let Ok(client) = client(Source::Kubeconfig(settings.kubeconfig())) else {
         return false;
     };
-    let answer = client.get::<IgnoredAny>(&format!("/api/v1/namespaces/{namespace}"));
-    match answer.map_err(|error| Error::code(&error)) {
-        Ok(_) => true,
+    match is_leaving(&client, namespace) {
+        Ok(leaving) => !leaving,
         Err(code) => matches!(code, Some(403 | 404)),
     }
+}
+
+/// Whether the namespace is being deleted; without an answer, the HTTP status.
+fn is_leaving(client: &Client, namespace: &str) -> Result<bool, Option<u16>> {
+    client
+        .get::<Namespace>(&format!("/api/v1/namespaces/{namespace}"))
+        .map(|namespace| namespace.metadata.deletion_timestamp.is_some())
+        .map_err(|error| Error::code(&error))
 }
 
 fn client(source: Source) -> Result<Client, String> {

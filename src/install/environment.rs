@@ -84,6 +84,10 @@ pub struct Settings {
     /// Whether ready takes a connection that the installed plugin redirected
     /// (`LINKERD_CNI_SELF_TEST`).
     pub self_test: bool,
+    /// The taint to take off the node once all is verified
+    /// (`LINKERD_CNI_STARTUP_TAINT`), and the node (`LINKERD_CNI_NODE_NAME`).
+    pub startup_taint: Option<String>,
+    pub node: Option<String>,
     /// Whether the plugin's records are taken in (`LINKERD_CNI_PLUGIN_SOCKET`).
     pub plugin_socket: bool,
     pub log_level: LevelFilter,
@@ -137,6 +141,8 @@ impl Settings {
                 "LINKERD_CNI_SELF_TEST",
                 or("LINKERD_CNI_SELF_TEST", "false"),
             )?,
+            startup_taint: var("LINKERD_CNI_STARTUP_TAINT"),
+            node: var("LINKERD_CNI_NODE_NAME"),
             plugin_socket: flag(
                 "LINKERD_CNI_PLUGIN_SOCKET",
                 or("LINKERD_CNI_PLUGIN_SOCKET", "true"),

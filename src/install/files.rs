@@ -7,9 +7,10 @@
 use std::fs::{self, File, Metadata, OpenOptions, Permissions};
 use std::io::{self, Read, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt, fchown, symlink};
+use std::os::unix::net::UnixDatagram;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use nix::fcntl::OFlag;
 
@@ -154,6 +155,18 @@ pub fn link(path: &Path, target: &Path) -> Result<(), Error> {
     temporary.rename()
 }
 
+/// Replaces `path` by a socket for datagrams, for its owner only, which waits at most
+/// `patience` for each.
+pub fn socket(path: &Path, patience: Duration) -> Result<UnixDatagram, Error> {
+    let temporary = Temporary::beside(path)?;
+    let socket = UnixDatagram::bind(&temporary.path).map_err(failed("make", path))?;
+    fs::set_permissions(&temporary.path, Permissions::from_mode(0o600))
+        .and_then(|()| socket.set_read_timeout(Some(patience)))
+        .map_err(failed("make", path))?;
+    temporary.rename()?;
+    Ok(socket)
+}
+
 /// Removes `path`; whether there was something to remove.
 pub fn remove(path: &Path) -> Result<bool, Error> {
     match fs::remove_file(path) {
@@ -192,7 +205,7 @@ pub fn target(path: &Path) -> Result<PathBuf, Error> {
 pub fn same(one: &Path, other: &Path) -> Result<bool, Error> {
     let mut first = File::open(one).map_err(failed("read", one))?;
     let mut second = File::open(other).map_err(failed("read", other))?;
-    let (mut a, mut b) = (vec![0; 64 << 10], vec![0; 64 << 10]);
+    let (mut a, mut b) = (vec![0; 16 << 10], vec![0; 16 << 10]);
     loop {
         let n = fill(&mut first, &mut a).map_err(failed("read", one))?;
         let m = fill(&mut second, &mut b).map_err(failed("read", other))?;

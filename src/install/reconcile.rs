@@ -14,7 +14,6 @@ use super::binaries::Binaries;
 use super::conflist::{Entry, PLUGIN};
 use super::credential;
 use super::environment::Settings;
-use super::event;
 use super::fight::Fights;
 use super::files;
 use super::journal::Journal;
@@ -23,14 +22,17 @@ use super::mode::Mode;
 use super::netdir::{self, Content, Found};
 use super::places;
 use super::plan::{self, Step};
+use super::proof::{Proof, Standing, Subject};
 use super::removal;
 use super::status::Status;
+use crate::kube::event::{Kind, Message};
 
 /// What readiness is about; also the subjects of what is logged about it.
 pub const BINARY: &str = "binary";
 pub const KUBECONFIG: &str = "kubeconfig";
 pub const CREDENTIAL: &str = "credential";
 pub const CONFLIST: &str = "network configuration";
+pub const SELF_TEST: &str = "self-test";
 
 /// What one look came to.
 #[derive(Debug, Default)]
@@ -41,6 +43,8 @@ pub struct Pass {
     pub again: Option<Instant>,
     /// Somebody takes our entry out again and again.
     pub fight: bool,
+    /// The installed plugin is being tried.
+    pub pending: bool,
     /// What is wrong, by subject.
     pub problems: BTreeMap<String, String>,
     /// What may be wrong, by subject: said like the problems, but waited for no sooner.
@@ -61,13 +65,14 @@ impl Pass {
 
     /// Ready only if all were right and nothing had to be written for it.
     pub fn ready(&self) -> Result<(), String> {
-        let wrong: Vec<String> = [BINARY, KUBECONFIG, CREDENTIAL, CONFLIST]
+        let wrong: Vec<String> = [BINARY, KUBECONFIG, CREDENTIAL, CONFLIST, SELF_TEST]
             .iter()
             .filter_map(|subject| Some(format!("{subject}: {}", self.problems.get(*subject)?)))
             .collect();
         match wrong.is_empty() {
             false => Err(wrong.join("; ")),
             true if self.wrote => Err("just written, to be verified".into()),
+            true if self.pending => Err(format!("{SELF_TEST}: the plugin is being tried")),
             true => Ok(()),
         }
     }
@@ -82,6 +87,7 @@ pub struct Reconciler {
     api: Arc<Api>,
     binaries: Binaries,
     fights: Fights,
+    proof: Option<Arc<Proof>>,
     lists: BTreeSet<String>,
     tidied: bool,
     greeted: bool,
@@ -103,10 +109,16 @@ impl Reconciler {
             status,
             binaries: Binaries::default(),
             fights: Fights::default(),
+            proof: None,
             lists: BTreeSet::new(),
             tidied: false,
             greeted: false,
         }
+    }
+
+    /// From now on ready takes a `proof` of the installed plugin.
+    pub fn takes_proof(&mut self, proof: Arc<Proof>) {
+        self.proof = Some(proof);
     }
 
     /// The lists that carried us at any time.
@@ -131,6 +143,7 @@ impl Reconciler {
         if let Err(error) = self.keep_conflists(&mut pass, whole) {
             pass.problem(CONFLIST, error);
         }
+        self.keep_proof(&mut pass);
         Status::count(&self.status.reconciles);
         if !pass.problems.is_empty() {
             Status::count(&self.status.reconcile_errors);
@@ -139,6 +152,7 @@ impl Reconciler {
             self.greeted = true;
             info!("linkerd CNI is installed and verified on this node");
         }
+        self.api.verified(pass.ready().is_ok());
         self.status.set_ready(pass.ready());
         pass
     }
@@ -279,12 +293,35 @@ impl Reconciler {
         }
     }
 
+    /// The plugin is only tried where all that it needs is in place.
+    fn keep_proof(&self, pass: &mut Pass) {
+        let Some(proof) = &self.proof else {
+            return;
+        };
+        let wrong = [BINARY, KUBECONFIG, CONFLIST];
+        let wrong = wrong.iter().any(|what| pass.problems.contains_key(*what));
+        let program = self.binaries.verified(PLUGIN);
+        match program.filter(|_| !wrong && !pass.wrote) {
+            None => proof.rest(),
+            Some(program) => {
+                let entry = self.entry.text().to_owned();
+                match proof.of(Subject { program, entry }) {
+                    Standing::Proven => {}
+                    Standing::Pending => pass.pending = true,
+                    Standing::Wrong(why) => pass.problem(SELF_TEST, why),
+                }
+            }
+        }
+    }
+
     /// Says on our pod that somebody fights over `list`.
     fn tell(&self, list: &Path) {
-        let text = remedy(list);
-        if let Some(event) = event::warning(&self.settings, "LinkerdCNIFight", "Chaining", &text) {
-            self.api.tell(event);
-        }
+        self.api.tell(Message {
+            kind: Kind::Warning,
+            reason: "LinkerdCNIFight",
+            action: "Chaining",
+            note: remedy(list),
+        });
     }
 
     /// From when something is seen to be wrong, no one is to be told that all is right.

@@ -14,6 +14,7 @@ use super::journal::{self, Content, Journal};
 use super::leftovers;
 use super::netdir;
 use super::plan::{self, Undo};
+use super::records;
 
 /// How often the configurations are looked at anew because somebody else wrote them.
 const TRIES: usize = 5;
@@ -49,8 +50,10 @@ pub fn undo(settings: &Settings, lists: &BTreeSet<String>) -> Vec<String> {
             Err(error) => failures.all.push(error.to_string()),
         }
     }
-    if let Err(error) = files::remove(&settings.net_dir.join(journal::NAME)) {
-        failures.all.push(error.to_string());
+    for name in [journal::NAME, records::NAME] {
+        if let Err(error) = files::remove(&settings.net_dir.join(name)) {
+            failures.all.push(error.to_string());
+        }
     }
     failures.all
 }

@@ -4,6 +4,9 @@ use std::fmt::Write;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
+use super::proof::Outcome;
+use super::records::Tally;
+
 /// Shared between the agent and its admin listener.
 #[derive(Debug)]
 pub struct Status {
@@ -17,6 +20,11 @@ pub struct Status {
     pub reconcile_errors: AtomicU64,
     /// 1 as long as the bin dir has none of the network's plugins.
     pub foreign_bin_dir: AtomicU64,
+    /// What the plugin reports.
+    pub records: Tally,
+    self_tests_passed: AtomicU64,
+    self_tests_skipped: AtomicU64,
+    self_tests_failed: AtomicU64,
 }
 
 impl Default for Status {
@@ -30,6 +38,10 @@ impl Default for Status {
             reconciles: AtomicU64::default(),
             reconcile_errors: AtomicU64::default(),
             foreign_bin_dir: AtomicU64::default(),
+            records: Tally::default(),
+            self_tests_passed: AtomicU64::default(),
+            self_tests_skipped: AtomicU64::default(),
+            self_tests_failed: AtomicU64::default(),
         }
     }
 }
@@ -38,6 +50,15 @@ impl Status {
     /// Counts one event.
     pub fn count(counter: &AtomicU64) {
         counter.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Counts one trial of the installed plugin.
+    pub fn self_test(&self, outcome: &Outcome) {
+        Status::count(match outcome {
+            Outcome::Passed(_) => &self.self_tests_passed,
+            Outcome::Skipped(_) => &self.self_tests_skipped,
+            Outcome::Failed(_) => &self.self_tests_failed,
+        });
     }
 
     /// Sets what `/ready` answers.
@@ -51,7 +72,7 @@ impl Status {
         ready.clone()
     }
 
-    /// The metrics in Prometheus' text format.
+    /// The metrics in the text format of OpenMetrics.
     pub fn metrics(&self) -> String {
         let mut text = String::new();
         let ready = AtomicU64::new(self.ready().is_ok().into());
@@ -106,14 +127,51 @@ impl Status {
             ),
         ] {
             let value = value.load(Ordering::Relaxed);
+            // OpenMetrics names the family without the suffix of its samples.
+            let family = name.strip_suffix("_total").unwrap_or(name);
             // Writing to a String cannot fail.
             let _ = write!(
                 text,
-                "# HELP linkerd_cni_agent_{name} {help}\n\
-                 # TYPE linkerd_cni_agent_{name} {kind}\n\
+                "# HELP linkerd_cni_agent_{family} {help}\n\
+                 # TYPE linkerd_cni_agent_{family} {kind}\n\
                  linkerd_cni_agent_{name} {value}\n"
             );
         }
+        text.push_str(
+            "# HELP linkerd_cni_agent_self_tests Trials of the installed plugin.\n\
+             # TYPE linkerd_cni_agent_self_tests counter\n",
+        );
+        for (result, value) in [
+            ("passed", &self.self_tests_passed),
+            ("skipped", &self.self_tests_skipped),
+            ("failed", &self.self_tests_failed),
+        ] {
+            let value = value.load(Ordering::Relaxed);
+            let _ = writeln!(
+                text,
+                "linkerd_cni_agent_self_tests_total{{result=\"{result}\"}} {value}"
+            );
+        }
+        self.records.write(&mut text);
+        text.push_str("# EOF\n");
         text
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_sample_belongs_to_the_family_above_it_and_the_text_has_an_end() {
+        let text = Status::default().metrics();
+        let mut family = "";
+        for line in text.strip_suffix("# EOF\n").unwrap().lines() {
+            match line.strip_prefix("# ").map(|rest| rest.split(' ')) {
+                Some(mut words) => family = words.nth(1).unwrap(),
+                None => assert!(line.starts_with(family), "{line} under {family}"),
+            }
+            assert!(!family.ends_with("_total"), "{family}");
+        }
     }
 }

@@ -123,7 +123,7 @@ pub struct DaemonSet {
     pub metadata: Metadata,
 }
 
-/// A namespace, for its annotations.
+/// A namespace, for its annotations and its end.
 #[derive(Clone, Debug, Deserialize)]
 pub struct Namespace {
     pub metadata: Metadata,

@@ -73,7 +73,7 @@ pub fn is_meshed(pod: &Pod) -> bool {
 
 /// The proxy's container in a meshed pod; `Some(None)` in one that is not for us.
 /// `None`: the object is no pod.
-fn proxy(pod: &Pod) -> Option<Option<Proxy>> {
+pub fn proxy(pod: &Pod) -> Option<Option<Proxy>> {
     let containers = pod.spec.containers.as_ref()?;
     let init = &pod.spec.init_containers;
     if init.iter().any(|container| container.name == PROXY_INIT) {

@@ -117,6 +117,8 @@ fn serve(stream: TcpStream, config: Arc<ServerConfig>, state: &Mutex<State>) -> 
     stream
         .set_read_timeout(Some(Duration::from_secs(10)))
         .ok()?;
+    // As Go's servers do; else an answer waits 40 ms for the client to confirm the handshake's end.
+    stream.set_nodelay(true).ok()?;
     let connection = ServerConnection::new(config).ok()?;
     let mut reader = BufReader::new(StreamOwned::new(connection, stream));
     loop {

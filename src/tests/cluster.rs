@@ -8,12 +8,18 @@
 mod agent;
 #[path = "cluster/burst.rs"]
 mod burst;
+#[path = "cluster/chart.rs"]
+mod chart;
 #[path = "cluster/helm.rs"]
 mod helm;
 #[path = "cluster/node.rs"]
 mod node;
+#[path = "cluster/plugin.rs"]
+mod plugin;
 #[path = "cluster/pods.rs"]
 mod pods;
+#[path = "cluster/repair.rs"]
+mod repair;
 #[path = "cluster/upstream.rs"]
 mod upstream;
 

@@ -25,8 +25,14 @@ mod lives;
 mod modes;
 #[path = "install/node.rs"]
 mod node;
+#[path = "install/proof.rs"]
+mod proof;
+#[path = "install/records.rs"]
+mod records;
 #[path = "install/rewrites.rs"]
 mod rewrites;
+#[path = "install/taint.rs"]
+mod taint;
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};

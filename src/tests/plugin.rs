@@ -508,7 +508,7 @@ fn failures_are_error_objects_and_leave_no_rule() {
             "bad type",
             add().linkerd("proxy-uid", json!("2102")),
             7,
-            "invalid type: string",
+            "\"proxy-uid\": \"2102\" is not a whole number",
         ),
         (
             "no linkerd object",
@@ -536,9 +536,9 @@ fn failures_are_error_objects_and_leave_no_rule() {
         ),
         (
             "foreign prevResult",
-            add().set("prevResult", json!({"cniVersion": "0.4.0"})),
+            add().set("prevResult", json!({"cniVersion": "9.9.9"})),
             6,
-            "prevResult has cniVersion \"0.4.0\"",
+            "unsupported CNI result version \"9.9.9\"",
         ),
         (
             "prevResult of a wrong type",
@@ -789,13 +789,18 @@ fn bad_requests_get_the_codes_and_messages_of_the_reference_implementation() {
 
 #[test]
 fn deep_and_huge_input_ends_in_an_answer() {
-    let api = Api::start();
+    let api = meshed_api();
+    let meshed = Call::new("ADD", Path::new("/no/such/netns"), &api);
+    let kubeconfig = json!(meshed.kubeconfig());
     let add = Call::new("ADD", Path::new("/no/such/netns"), &api).env("CNI_ARGS", "");
     let nested = format!("{}{}", "[".repeat(100_000), "]".repeat(100_000));
     let foreign = format!(r#"{{"name":"n","x":{nested}}}"#);
     add.run_with(&foreign).succeeded();
-    let ours = format!(r#"{{"name":"n","linkerd":{{"x":{nested}}}}}"#);
-    assert_eq!(add.run_with(&ours).error().0, 7);
+    let ours = format!(
+        r#"{{"name":"n","kubernetes":{{"kubeconfig":{kubeconfig}}},"linkerd":{{"x":{nested}}}}}"#
+    );
+    add.run_with(&ours).succeeded();
+    assert_eq!(meshed.run_with(&ours).error().0, 7);
     let huge = format!(r#"{{"name":"n","x":"{}"}}"#, "x".repeat(20 << 20));
     assert_eq!(add.run_with(&huge).error().0, 5);
 }

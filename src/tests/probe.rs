@@ -27,6 +27,7 @@ const USAGE: &str = "\
 usage: probe serve NAME ADDR... [NAME ADDR...]...
        probe connect ADDR [--timeout-ms N]
        probe validate --connect ADDR --listen ADDR [--timeout N[ms|s|m]]
+       probe wait N[ms|s|m]
        probe pause";
 /// What Linkerd's validator exits with on any failure; the repair controller looks for it.
 const NOT_REDIRECTED: u8 = 95;
@@ -39,6 +40,7 @@ fn main() -> ExitCode {
         ["connect", address] => connect(address, "2000"),
         ["connect", address, "--timeout-ms", timeout] => connect(address, timeout),
         ["validate", options @ ..] => validate(options),
+        ["wait", time] => wait(time),
         ["pause"] => pause(),
         _ => Err(USAGE.to_owned()),
     };
@@ -74,6 +76,12 @@ fn pause() -> Result<ExitCode, String> {
             }
         }
     }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn wait(time: &str) -> Result<ExitCode, String> {
+    exit_on_signal(0)?;
+    thread::sleep(milliseconds(time)?);
     Ok(ExitCode::SUCCESS)
 }
 

@@ -10,6 +10,8 @@ use serde_json::json;
 use tracing::{info, warn};
 
 use super::claims::Claims;
+use super::event;
+use super::untaint::Untaint;
 use super::{Api, Checked, Token, USER_AGENT, namespace};
 use crate::kube::backoff::Backoff;
 use crate::kube::connection::{Connection, Source};
@@ -36,6 +38,7 @@ pub struct Errands {
     renew: Instant,
     check: Instant,
     backoff: Backoff,
+    untaint: Untaint,
     /// What was said last about the plugin's token and about the kubeconfig.
     said: [Option<String>; 2],
 }
@@ -71,6 +74,7 @@ impl Errands {
             renew: now + renew,
             check: now,
             backoff: Backoff::default(),
+            untaint: Untaint::of(&api.settings, now),
             said: [None, None],
             api,
         }
@@ -88,10 +92,14 @@ impl Errands {
                 self.check();
             }
             self.post_events();
-            let end = match self.api.settings.plugin_account {
-                Some(_) => self.check.min(self.renew),
-                None => self.check,
-            };
+            let verified = self.api.state().verified;
+            let mut end = self.check;
+            if self.api.settings.plugin_account.is_some() {
+                end = end.min(self.renew);
+            }
+            if let Some(due) = self.untaint.look(&mut self.own, verified, Instant::now()) {
+                end = end.min(due);
+            }
             nudged = self.api.pause(end);
             if nudged {
                 std::thread::sleep(PAUSE.saturating_sub(now.elapsed()));
@@ -211,15 +219,10 @@ impl Errands {
 
     fn post_events(&mut self) {
         loop {
-            let Some(event) = self.api.state().events.pop_front() else {
+            let Some(message) = self.api.state().events.pop_front() else {
                 return;
             };
-            let namespace = event["metadata"]["namespace"].as_str().unwrap_or_default();
-            let path = format!("/apis/events.k8s.io/v1/namespaces/{namespace}/events");
-            let Ok(client) = self.own.client() else {
-                return;
-            };
-            if let Err(error) = client.post(&path, &event) {
+            if let Err(error) = event::publish(&mut self.own, &self.api.settings, &message) {
                 warn!("cannot post an Event: {error}");
             }
         }

@@ -84,10 +84,12 @@ impl Helm {
         kubectl(&["delete", "namespace", "linkerd-cni", "--timeout=60s"]);
     }
 
-    fn must(&self, args: &[&str]) {
+    /// Its output; panics with what it said if it fails.
+    pub fn must(&self, args: &[&str]) -> String {
         let output = self.output(args);
         let said = String::from_utf8_lossy(&output.stderr);
         assert!(output.status.success(), "helm {args:?}: {said}");
+        String::from_utf8(output.stdout).unwrap()
     }
 
     fn output(&self, args: &[&str]) -> Output {

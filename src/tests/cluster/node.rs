@@ -5,12 +5,20 @@ use std::fs;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 
 use serde_json::Value;
 
 const DIRECTORIES: [&str; 2] = ["/etc/cni/net.d", "/opt/cni/bin"];
-const AUDIT_LOG: &str = "/var/lib/linkerd2-cni-cluster/audit.log";
+/// Where scripts/cluster keeps the cluster.
+const CLUSTER: &str = "/var/lib/linkerd2-cni-cluster";
+const CONTAINERD: &str = "/run/linkerd2-cni-cluster/containerd.sock";
 
 /// Tests of this program run on threads, but there is only one node.
 static NODE: Mutex<()> = Mutex::new(());
@@ -20,6 +28,8 @@ pub struct Node {
     audit_log: PathBuf,
     /// Its length at the start, as it holds earlier tests too.
     logged: usize,
+    /// The same of kubelet's log.
+    kubelet_logged: usize,
 }
 
 /// Each file's mode, size and hash, as contents would drown a failure's message.
@@ -33,11 +43,16 @@ impl Node {
             std::env::var_os("KUBECONFIG").is_some(),
             "KUBECONFIG is not set: run scripts/cluster up and export what it prints"
         );
-        let audit_log = std::env::var_os("CLUSTER_AUDIT_LOG").unwrap_or_else(|| AUDIT_LOG.into());
+        let length = |name: &str| {
+            let log = fs::metadata(Path::new(CLUSTER).join(name));
+            log.map_or(0, |log| log.len() as usize)
+        };
+        let audit_log = Path::new(CLUSTER).join("audit.log");
         let node = Node {
             _alone: alone,
-            logged: fs::read(&audit_log).map_or(0, |log| log.len()),
-            audit_log: audit_log.into(),
+            logged: length("audit.log"),
+            kubelet_logged: length("log/kubelet"),
+            audit_log,
         };
         for path in DIRECTORIES
             .map(Path::new)
@@ -89,6 +104,52 @@ impl Node {
         (last["type"] == "linkerd-cni").then_some(last)
     }
 
+    /// Stops the API server, calls `meanwhile`, and starts it again, also on a panic.
+    /// The scheduler and the controllers start anew with it, as they would else wait
+    /// up to a minute before they try again.
+    pub fn without_api_server<T>(&self, meanwhile: impl FnOnce() -> T) -> T {
+        struct Restart;
+        impl Drop for Restart {
+            fn drop(&mut self) {
+                end("kube-scheduler");
+                end("kube-controller-manager");
+                let cluster = Path::new(env!("CARGO_MANIFEST_DIR")).join("scripts/cluster");
+                let up = Command::new(cluster).arg("up").output().unwrap();
+                let said = String::from_utf8_lossy(&up.stderr);
+                assert!(up.status.success() || thread::panicking(), "{said}");
+            }
+        }
+        let _restart = Restart;
+        end("kube-apiserver");
+        meanwhile()
+    }
+
+    /// A pod that kubelet runs by itself, until the value is dropped.
+    pub fn static_pod(&self, pod: &Value) -> StaticPod {
+        let name = pod["metadata"]["name"].as_str().unwrap();
+        let path = Path::new(CLUSTER).join(format!("static-pods/{name}.json"));
+        fs::write(&path, pod.to_string()).unwrap();
+        StaticPod {
+            path,
+            name: name.to_owned(),
+        }
+    }
+
+    /// What kubelet wrote since the test began.
+    pub fn kubelet_log(&self) -> String {
+        let log = fs::read(Path::new(CLUSTER).join("log/kubelet")).unwrap();
+        let new = log.get(self.kubelet_logged..).unwrap_or_default();
+        String::from_utf8_lossy(new).into_owned()
+    }
+
+    /// Whether some configuration has an entry of ours.
+    pub fn is_chained(&self) -> bool {
+        let texts = self.files().into_keys().map(fs::read_to_string);
+        texts
+            .flatten()
+            .any(|text| text.contains(r#""linkerd-cni""#) && text.contains("plugins"))
+    }
+
     /// How often the plugin asked the API server about a namespace or a pod in it.
     pub fn api_requests(&self, namespace: &str) -> usize {
         let log = fs::read_to_string(&self.audit_log).unwrap();
@@ -102,5 +163,97 @@ impl Node {
             .expect("an audit log that only grows");
         let events = new.lines().filter_map(|l| serde_json::from_str(l).ok());
         events.filter(ours).count()
+    }
+}
+
+/// Kills a component of the cluster.
+fn end(component: &str) {
+    let pid = fs::read_to_string(Path::new(CLUSTER).join("pid").join(component)).unwrap();
+    let pid = Pid::from_raw(pid.trim().parse().unwrap());
+    kill(pid, Signal::SIGKILL).unwrap();
+    let gone = format!("/proc/{pid}/exe");
+    until("its end", || fs::read_link(&gone).is_err());
+}
+
+/// A pod of a file of kubelet's. It needs no API server.
+pub struct StaticPod {
+    path: PathBuf,
+    name: String,
+}
+
+impl StaticPod {
+    /// Whether its container runs, by the runtime's word.
+    pub fn runs(&self) -> bool {
+        let ctr = |args: &[&str]| {
+            let output = Command::new("ctr")
+                .args(["--address", CONTAINERD, "--namespace", "k8s.io"])
+                .args(args)
+                .output()
+                .unwrap();
+            String::from_utf8(output.stdout).unwrap()
+        };
+        let kind = r#"labels."io.cri-containerd.kind"==container"#;
+        let name = format!(r#"{kind},labels."io.kubernetes.pod.name"~={}"#, self.name);
+        let containers = ctr(&["containers", "list", "--quiet", &name]);
+        let tasks = ctr(&["tasks", "list"]);
+        let running = |id: &str| {
+            let mut lines = tasks.lines();
+            lines.any(|line| line.starts_with(id) && line.contains("RUNNING"))
+        };
+        containers.lines().any(running)
+    }
+}
+
+impl Drop for StaticPod {
+    fn drop(&mut self) {
+        let _ = fs::remove_file(&self.path);
+        let end = Instant::now() + Duration::from_secs(30);
+        while self.runs() && Instant::now() < end {
+            thread::sleep(Duration::from_millis(200));
+        }
+    }
+}
+
+/// A pod's network namespace.
+pub struct Netns(String);
+
+/// The namespace that has this address.
+pub fn netns_of(ip: &str) -> Netns {
+    let names = fs::read_dir("/run/netns").unwrap();
+    let mut names = names.map(|name| Netns(name.unwrap().file_name().into_string().unwrap()));
+    names
+        .find(|netns| {
+            let addresses = netns.output(&["ip", "-o", "address"]);
+            addresses.contains(&format!(" {ip}/"))
+        })
+        .unwrap_or_else(|| panic!("no namespace has {ip}"))
+}
+
+impl Netns {
+    /// Runs a program there, which has to succeed.
+    pub fn must(&self, args: &[&str]) {
+        let exec = ["netns", "exec", &self.0];
+        let done = Command::new("ip").args(exec).args(args).status().unwrap();
+        assert!(done.success(), "{args:?} in {}", self.0);
+    }
+
+    fn output(&self, args: &[&str]) -> String {
+        let exec = ["netns", "exec", &self.0];
+        let output = Command::new("ip").args(exec).args(args).output().unwrap();
+        String::from_utf8(output.stdout).unwrap()
+    }
+}
+
+/// Waits for up to two minutes: kubelet pauses for long between its tries.
+pub fn until(what: &str, condition: impl FnMut() -> bool) {
+    until_within(Duration::from_secs(120), what, condition);
+}
+
+/// Waits for as long as `limit`.
+pub fn until_within(limit: Duration, what: &str, mut condition: impl FnMut() -> bool) {
+    let end = Instant::now() + limit;
+    while !condition() {
+        assert!(Instant::now() < end, "not within {limit:?}: {what}");
+        thread::sleep(Duration::from_millis(200));
     }
 }

@@ -6,6 +6,8 @@ use std::process::{Command, Stdio};
 
 use serde_json::{Value, json};
 
+use crate::node::until;
+
 /// The pods of a test; dropping it deletes them.
 #[derive(Default)]
 pub struct Pods {
@@ -15,37 +17,49 @@ pub struct Pods {
 impl Pods {
     /// Creates all of them, then waits for all of them.
     pub fn start(&self, pods: &[Value]) {
+        self.create(pods);
         for pod in pods {
-            let name = pod["metadata"]["name"].as_str().unwrap();
-            kubectl(&["create", "namespace", name]);
-            self.names.borrow_mut().push(name.to_owned());
-            apply(pod);
-        }
-        for pod in pods {
-            let name = pod["metadata"]["name"].as_str().unwrap();
-            let ready = command(&["wait", "-n", name, "--for=condition=Ready", "--timeout=60s"])
-                .arg(format!("pod/{name}"))
-                .stdout(Stdio::null())
-                .status();
-            assert!(
-                ready.unwrap().success(),
-                "pod {name} is not ready: {}",
-                kubectl(&["get", "pods,events", "-n", name])
-            );
+            self.until_ready(pod["metadata"]["name"].as_str().unwrap());
         }
     }
 
+    /// Creates pods, or what makes pods, each in a namespace of its name.
+    pub fn create(&self, objects: &[Value]) {
+        for object in objects {
+            let name = object["metadata"]["name"].as_str().unwrap();
+            kubectl(&["create", "namespace", name]);
+            self.names.borrow_mut().push(name.to_owned());
+            until("the namespace's account", || {
+                let account = ["get", "serviceaccount", "default", "-n", name];
+                command(&account).output().unwrap().status.success()
+            });
+            apply(object);
+        }
+    }
+
+    /// Waits for the pod of the name's namespace.
+    pub fn until_ready(&self, name: &str) {
+        let wait = ["wait", "-n", name, "--for=condition=Ready", "--timeout=90s"];
+        let ready = command(&wait)
+            .args(["pod", "--all"])
+            .stdout(Stdio::null())
+            .status();
+        assert!(
+            ready.unwrap().success(),
+            "pod {name} is not ready: {}",
+            kubectl(&["get", "pods,events", "-n", name])
+        );
+    }
+
+    /// One field of the pod in the name's namespace, empty as long as there is none.
+    pub fn field(&self, name: &str, jsonpath: &str) -> String {
+        let path = format!("jsonpath={{.items[0]{jsonpath}}}");
+        let output = command(&["get", "pods", "-n", name, "-o", &path]).output();
+        String::from_utf8(output.unwrap().stdout).unwrap()
+    }
+
     pub fn ip(&self, name: &str) -> String {
-        let ip = [
-            "get",
-            "pod",
-            name,
-            "-n",
-            name,
-            "-o",
-            "jsonpath={.status.podIP}",
-        ];
-        kubectl(&ip)
+        self.field(name, ".status.podIP")
     }
 
     /// What a connection from the container got, `refused` and `timeout` included.
@@ -63,8 +77,8 @@ impl Drop for Pods {
     fn drop(&mut self) {
         let names = self.names.borrow();
         for name in names.iter() {
-            let delete = ["delete", "pod", name, "-n", name, "--grace-period=1"];
-            let _ = command(&delete).output();
+            let delete = ["delete", "statefulset,pod", "--all", "-n", name];
+            let _ = command(&delete).arg("--grace-period=1").output();
         }
         let delete = ["delete", "namespace", "--timeout=60s"];
         let _ = command(&delete).args(names.iter()).output();
@@ -80,6 +94,12 @@ pub fn meshed(name: &str) -> Value {
 }
 
 pub fn native_sidecar(name: &str) -> Value {
+    validated(name, "10s")
+}
+
+/// Starts only if its connections go to the proxy. Without that its init container
+/// fails with 95 after `timeout`, again and again.
+pub fn validated(name: &str, timeout: &str) -> Value {
     let mut sidecar = proxy();
     sidecar["restartPolicy"] = json!("Always");
     let validator = container(
@@ -92,10 +112,39 @@ pub fn native_sidecar(name: &str) -> Value {
             "--listen",
             "0.0.0.0:4140",
             "--timeout",
-            "10s",
+            timeout,
         ],
     );
     pod(name, &[app(name)], &[validator, sidecar])
+}
+
+/// The pod, which waits before its first init container.
+pub fn after(wait: &str, mut pod: Value) -> Value {
+    let init = pod["spec"]["initContainers"].as_array_mut().unwrap();
+    init.insert(0, container("wait", 1000, &["wait", wait]));
+    pod
+}
+
+/// The StatefulSet of the pod `name-0`, made like `pod`.
+pub fn stateful(pod: &Value) -> Value {
+    let name = &pod["metadata"]["name"];
+    let annotations = &pod["metadata"]["annotations"];
+    let mut labels = pod["metadata"]["labels"].clone();
+    labels["app"] = name.clone();
+    json!({
+        "apiVersion": "apps/v1",
+        "kind": "StatefulSet",
+        "metadata": {"name": name, "namespace": name},
+        "spec": {
+            "serviceName": name,
+            "replicas": 1,
+            "selector": {"matchLabels": {"app": name}},
+            "template": {
+                "metadata": {"labels": labels, "annotations": annotations},
+                "spec": pod["spec"],
+            },
+        },
+    })
 }
 
 fn app(pod: &str) -> Value {
@@ -124,18 +173,27 @@ pub fn container(name: &str, uid: u32, words: &[&str]) -> Value {
     })
 }
 
-/// With the annotation that Linkerd's injector would set, where there is a proxy.
+/// With the annotation and the label that Linkerd's injector would set, where there is
+/// a proxy.
 fn pod(name: &str, containers: &[Value], init: &[Value]) -> Value {
     let all = containers.iter().chain(init);
     let meshed = all.clone().any(|one| one["name"] == "linkerd-proxy");
-    let annotations = match meshed {
-        true => json!({"linkerd.io/proxy-version": "test"}),
-        false => json!({}),
+    let (annotations, labels) = match meshed {
+        true => (
+            json!({"linkerd.io/proxy-version": "test"}),
+            json!({"linkerd.io/control-plane-ns": "linkerd"}),
+        ),
+        false => (json!({}), json!({})),
     };
     json!({
         "apiVersion": "v1",
         "kind": "Pod",
-        "metadata": {"name": name, "namespace": name, "annotations": annotations},
+        "metadata": {
+            "name": name,
+            "namespace": name,
+            "annotations": annotations,
+            "labels": labels,
+        },
         "spec": {"initContainers": init, "containers": containers},
     })
 }

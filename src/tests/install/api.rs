@@ -20,6 +20,8 @@ use crate::node::Node;
 pub enum Set {
     There,
     Leaving,
+    /// There still, but its namespace is being deleted.
+    NamespaceLeaving,
     /// This status instead of it.
     Status(u16),
 }
@@ -36,6 +38,11 @@ pub struct State {
     pub silent: bool,
     /// Connections are closed at once.
     pub down: bool,
+    /// The node's taints, and its version.
+    pub taints: Vec<Value>,
+    pub version: u64,
+    /// How many patches of the node still come too late, since another was first.
+    pub conflicts: u32,
     /// Method, path and body.
     pub requests: Vec<(String, String, Value)>,
     config: Arc<ServerConfig>,
@@ -59,6 +66,9 @@ impl Api {
             life: 3600,
             silent: false,
             down: false,
+            taints: Vec::new(),
+            version: 1,
+            conflicts: 0,
             requests: Vec::new(),
             config,
             ca,
@@ -107,11 +117,12 @@ impl Api {
         ]
     }
 
+    /// How often; an empty `method` is any.
     pub fn asked(&self, method: &str, path: &str) -> usize {
         let state = self.state();
         let asked = state.requests.iter();
         asked
-            .filter(|(verb, at, _)| verb == method && at.contains(path))
+            .filter(|(verb, at, _)| (method.is_empty() || verb == method) && at.contains(path))
             .count()
     }
 
@@ -164,9 +175,11 @@ impl Api {
 
     fn answer(&self, token: &str, method: String, path: String, body: &[u8]) -> (u16, Value) {
         let mut state = self.state();
-        let body = serde_json::from_slice(body).unwrap_or_default();
+        let body: Value = serde_json::from_slice(body).unwrap_or_default();
         let status = |code: u16| (code, json!({"message": format!("says {code}")}));
-        state.requests.push((method.clone(), path.clone(), body));
+        state
+            .requests
+            .push((method.clone(), path.clone(), body.clone()));
         if !state.tokens.iter().any(|known| known == token) {
             return status(401);
         }
@@ -185,16 +198,23 @@ impl Api {
         if path == "/apis/apps/v1/namespaces/linkerd-cni/daemonsets/linkerd-cni" {
             let metadata = match state.set {
                 Set::Status(code) => return status(code),
-                Set::There => json!({"name": "linkerd-cni"}),
+                Set::There | Set::NamespaceLeaving => json!({"name": "linkerd-cni"}),
                 Set::Leaving => {
                     json!({"name": "linkerd-cni", "deletionTimestamp": "2026-01-01T00:00:00Z"})
                 }
             };
             return (200, json!({"kind": "DaemonSet", "metadata": metadata}));
         }
+        if path == "/api/v1/nodes/node-1" {
+            return answer_node(&mut state, &method, &body);
+        }
         match (method.as_str(), path.split('?').next()) {
             ("GET", Some("/api/v1/namespaces/linkerd-cni")) => {
-                (200, json!({"kind": "Namespace", "metadata": {}}))
+                let metadata = match state.set {
+                    Set::NamespaceLeaving => json!({"deletionTimestamp": "2026-01-01T00:00:00Z"}),
+                    _ => json!({}),
+                };
+                (200, json!({"kind": "Namespace", "metadata": metadata}))
             }
             ("POST", Some("/apis/events.k8s.io/v1/namespaces/linkerd-cni/events")) => {
                 (201, json!({"kind": "Event"}))
@@ -202,6 +222,27 @@ impl Api {
             _ => status(404),
         }
     }
+}
+
+fn answer_node(state: &mut State, method: &str, patch: &Value) -> (u16, Value) {
+    if method == "PATCH" {
+        if state.conflicts > 0 {
+            state.conflicts -= 1;
+            state.version += 1;
+        }
+        let version = state.version.to_string();
+        if patch["metadata"]["resourceVersion"] != *version {
+            return (409, json!({"message": "the object has been modified"}));
+        }
+        state.version += 1;
+        state.taints = patch["spec"]["taints"].as_array().unwrap().clone();
+    }
+    let metadata = json!({"name": "node-1", "resourceVersion": state.version.to_string()});
+    let spec = json!({"taints": state.taints});
+    (
+        200,
+        json!({"kind": "Node", "metadata": metadata, "spec": spec}),
+    )
 }
 
 /// A token as the API server makes them, of the plugin's account.

@@ -20,6 +20,7 @@ fn a_daemonset_that_ends_takes_the_plugin_along_and_one_that_stays_does_not() {
     for (set, stays) in [
         (Set::There, true),
         (Set::Leaving, false),
+        (Set::NamespaceLeaving, false),
         (Set::Status(404), false),
         (Set::Status(401), false),
         (Set::Status(403), false),
@@ -65,6 +66,16 @@ fn a_token_that_went_with_the_pod_is_no_end_of_the_release() {
     api.state().tokens.retain(|token| token != "token-1");
     assert_eq!(agent.stop(), Some(0));
     assert!(node.chained("10-calico.conflist"), "{}", agent.log());
+
+    let api = Api::start();
+    let (node, mut agent) = started(&api);
+    let mut state = api.state();
+    state.tokens.retain(|token| token != "token-1");
+    // Nor is it the end of the plugin's token, but it is the end.
+    state.set = Set::NamespaceLeaving;
+    drop(state);
+    assert_eq!(agent.stop(), Some(0));
+    assert!(!node.chained("10-calico.conflist"), "{}", agent.log());
 }
 
 #[test]

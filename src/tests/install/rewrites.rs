@@ -4,6 +4,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::agent::Agent;
+use crate::api::Api;
 use crate::node::{CALICO, Node, until};
 
 fn counter(agent: &Agent, name: &str) -> u64 {
@@ -72,4 +73,40 @@ fn a_fight_is_named_with_its_remedy_and_backed_off_from() {
     // Once the other one stops, all is well again.
     until("the entry", || node.chained("10-calico.conflist"));
     agent.until_ready();
+}
+
+#[test]
+fn a_fight_is_told_in_one_event_on_the_agents_pod() {
+    let api = Api::start();
+    let node = Node::new();
+    api.serve_node(&node);
+    node.write("10-calico.conflist", CALICO);
+    let mut vars = api.vars().to_vec();
+    vars.push(("LINKERD_CNI_POD_NAME", "linkerd-cni-x7x4z".into()));
+    let mut agent = node.start_owned(&vars);
+    agent.until_ready();
+    let events = || {
+        api.asked(
+            "POST",
+            "/apis/events.k8s.io/v1/namespaces/linkerd-cni/events",
+        )
+    };
+    until("the Event", || {
+        if node.chained("10-calico.conflist") {
+            node.replace(&node.net("10-calico.conflist"), CALICO.as_bytes());
+        }
+        events() > 0
+    });
+    assert_eq!(events(), 1);
+    let asked = api.state().requests.clone();
+    let (_, _, event) = asked
+        .iter()
+        .find(|(_, at, _)| at.contains("/events"))
+        .unwrap();
+    assert_eq!(event["regarding"]["kind"], "Pod");
+    assert_eq!(event["regarding"]["name"], "linkerd-cni-x7x4z");
+    assert_eq!(event["type"], "Warning");
+    assert_eq!(event["reportingController"], "linkerd2-cni-install");
+    let note = event["note"].as_str().unwrap();
+    assert!(note.contains("cni.exclusive=false") && note.contains("10-calico.conflist"));
 }

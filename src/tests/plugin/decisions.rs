@@ -6,7 +6,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use super::namespaces::{NEIGHBOUR, Namespaces};
-use super::{Call, POD_PATH, listen, meshed_api};
+use super::{Call, POD_PATH, UNMESHED, listen, meshed_api};
 
 #[test]
 fn annotations_without_linkerds_pass_with_no_request() {
@@ -52,6 +52,32 @@ fn annotations_without_linkerds_pass_with_no_request() {
         let before = api.requests().len();
         call.run().succeeded();
         assert_eq!(api.requests().len() - before, requests, "{name}");
+    }
+}
+
+#[test]
+fn a_bad_configuration_stops_meshed_pods_and_no_other() {
+    let configurations = [
+        (
+            json!({"proxy-uid": "2102"}),
+            "\"linkerd\": \"proxy-uid\": \"2102\" is not a whole number",
+        ),
+        (
+            json!({"iptables-mode": "bogus"}),
+            "\"bogus\" is not one of auto, native, nft, legacy and plain",
+        ),
+        (json!([]), "\"linkerd\": [] is not an object"),
+    ];
+    for (linkerd, problem) in configurations {
+        let (api, namespaces) = (meshed_api(), Namespaces::new());
+        let add = || Call::new("ADD", &namespaces.path(), &api).set("linkerd", linkerd.clone());
+        add().annotated(json!({})).run().succeeded();
+        let (code, msg) = add().run().error();
+        assert_eq!(code, 7, "{msg}");
+        assert!(msg.ends_with(problem), "{msg}");
+        assert_eq!(namespaces.nat("iptables-nft"), "");
+        api.answer(POD_PATH, 200, UNMESHED);
+        add().run().succeeded();
     }
 }
 

@@ -1,0 +1,179 @@
+//! `scripts/install-cni`: the flags of `linkerd install-cni`, and what they come to.
+
+use std::path::Path;
+use std::process::{Command, Output};
+
+use serde_json::{Value, json};
+
+use crate::helm::{Objects, Render, yaml};
+
+fn script(flags: &[&str], registry: &str) -> Output {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("scripts/install-cni");
+    Command::new(path)
+        .args(flags)
+        .env("KUBECONFIG", "/dev/null")
+        .env("LINKERD_DOCKER_REGISTRY", registry)
+        .output()
+        .unwrap()
+}
+
+fn printed(flags: &[&str]) -> Objects {
+    let output = script(flags, "");
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(output.status.success(), "{flags:?}: {said}");
+    objects(&String::from_utf8(output.stdout).unwrap())
+}
+
+fn objects(text: &str) -> Objects {
+    let documents = text.split("\n---\n").filter(|text| text.contains("kind:"));
+    Objects(documents.map(yaml).collect())
+}
+
+/// What the chart renders with these values, and the text that the script sets.
+fn rendered(mut values: Value) -> Vec<Value> {
+    values["cliVersion"] = json!(concat!("linkerd/cli v", env!("CARGO_PKG_VERSION")));
+    let mut objects = Render::new().values(&values).objects().0;
+    // Only `helm test` runs it.
+    objects.retain(|object| object["kind"] != "Pod");
+    objects
+}
+
+#[test]
+fn without_flags_it_prints_the_namespace_and_the_chart() {
+    let mut printed = printed(&[]).0;
+    let namespace = printed.remove(0);
+    assert_eq!(
+        namespace,
+        json!({
+            "apiVersion": "v1",
+            "kind": "Namespace",
+            "metadata": {
+                "name": "linkerd-cni",
+                "labels": {
+                    "linkerd.io/cni-resource": "true",
+                    "config.linkerd.io/admission-webhooks": "disabled",
+                    "pod-security.kubernetes.io/enforce": "privileged",
+                },
+            },
+        })
+    );
+    assert_eq!(printed, rendered(json!({})));
+}
+
+/// The cases of linkerd2's own tests of the command are among these.
+#[test]
+fn each_flag_is_the_value_that_it_was() {
+    let cases = [
+        (
+            "--inbound-port 5143 --outbound-port=5140 --proxy-uid 12102 --proxy-gid 12102 \
+             --cni-image my-docker-registry.io/awesome/cni-plugin-test-image --cni-image-version v1.4.0 \
+             --cni-log-level debug --dest-cni-net-dir /etc/kubernetes/cni/net.d \
+             --dest-cni-bin-dir /opt/my-cni/bin --priority-class-name system-node-critical",
+            json!({
+                "inboundProxyPort": 5143, "outboundProxyPort": 5140, "proxyUID": 12102, "proxyGID": 12102,
+                "image": {"name": "my-docker-registry.io/awesome/cni-plugin-test-image", "version": "v1.4.0"},
+                "logLevel": "debug", "destCNINetDir": "/etc/kubernetes/cni/net.d",
+                "destCNIBinDir": "/opt/my-cni/bin", "priorityClassName": "system-node-critical",
+            }),
+        ),
+        (
+            "--dest-cni-net-dir=/etc/cni --dest-cni-bin-dir=/etc/cni",
+            json!({"destCNINetDir": "/etc/cni", "destCNIBinDir": "/etc/cni"}),
+        ),
+        (
+            "--skip-inbound-ports 80,8080-8090 --skip-inbound-ports 99 --skip-outbound-ports=443,1000",
+            json!({"ignoreInboundPorts": "80,8080-8090,99", "ignoreOutboundPorts": "443,1000"}),
+        ),
+        (
+            "--redirect-ports 80,8080",
+            json!({"portsToRedirect": "80,8080"}),
+        ),
+        ("--use-wait-flag", json!({"useWaitFlag": true})),
+        ("--use-wait-flag=false", json!({})),
+        (
+            "--registry example.com/mirror/",
+            json!({"image": {"registry": "example.com/mirror"}}),
+        ),
+        // The default one does not win over the image's own.
+        (
+            "--registry cr.l5d.io/linkerd --cni-image example.com/own",
+            json!({"image": {"name": "example.com/own"}}),
+        ),
+        // Helm's own flags win.
+        (
+            "--proxy-uid 1 --set proxyUID=2,resources.cpu.limit=1m --set-string podLabels.a=1",
+            json!({"proxyUID": 2, "resources": {"cpu": {"limit": "1m"}}, "podLabels": {"a": "1"}}),
+        ),
+        // These have no effect in linkerd2 either.
+        (
+            "--control-port 5190 --admin-port 5191 --linkerd-version edge-26.8.3 -v edge-26.8.3 \
+             --cni-namespace other -L linkerd --context other --verbose",
+            json!({}),
+        ),
+    ];
+    for (flags, values) in cases {
+        let flags: Vec<_> = flags.split_whitespace().collect();
+        assert_eq!(printed(&flags).0[1..], rendered(values), "{flags:?}");
+    }
+}
+
+#[test]
+fn values_files_win_over_flags() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(&file, "proxyUID: 3\nlogFormat: json\n").unwrap();
+    let path = file.path().to_str().unwrap();
+    let expected = rendered(json!({"proxyUID": 3, "logFormat": "json"}));
+    let attached = format!("-f{path}");
+    for flags in [&["-f", path][..], &[&attached], &["--values", path]] {
+        let flags = [&["--proxy-uid", "1"], flags].concat();
+        assert_eq!(printed(&flags).0[1..], expected, "{flags:?}");
+    }
+}
+
+#[test]
+fn the_environments_registry_wins_over_the_flag() {
+    let output = script(&["--registry", "example.com/flag"], "example.com/env");
+    let objects = objects(&String::from_utf8(output.stdout).unwrap());
+    let image = objects.container("install-cni")["image"].as_str().unwrap();
+    assert!(image.starts_with("example.com/env/cni-plugin:"), "{image}");
+}
+
+#[test]
+fn what_is_wrong_prints_nothing_for_kubectl() {
+    for (flags, said) in [
+        (&["--skip-inbound-ports", "x"][..], "ignoreInboundPorts"),
+        (&["--skip-outbound-ports", "90-80"], "ends before it starts"),
+        (&["--cni-log-level", "loud"], "logLevel"),
+        (&["--proxy-uid", "root"], "proxyUID"),
+        (&["--use-wait-flag=perhaps"], "neither true nor false"),
+        (&["--bogus", "1"], "unknown flag: --bogus"),
+        (&["--proxy-uid"], "needs an argument"),
+        (&["stray"], "unknown argument: stray"),
+        (&["--set", "destCniNetDir=/x"], "'destCNINetDir'"),
+        (&["--proxy-gid", "' #\n: x"], "proxyGID"),
+    ] {
+        let output = script(flags, "");
+        let complaint = String::from_utf8(output.stderr).unwrap();
+        assert!(!output.status.success(), "{flags:?}");
+        assert!(output.stdout.is_empty(), "{flags:?}");
+        assert!(complaint.contains(said), "{flags:?}: {complaint}");
+    }
+}
+
+/// kubectl prunes few kinds by itself.
+#[test]
+fn every_kind_of_the_chart_is_pruned() {
+    let output = script(&["--prune-allowlist"], "");
+    let allowed = String::from_utf8(output.stdout).unwrap();
+    let everything = crate::helm::chart().join("ci/everything-values.yaml");
+    for object in &Render::new().file(&everything).objects().0 {
+        let [version, kind] = ["apiVersion", "kind"].map(|key| object[key].as_str().unwrap());
+        // kubectl asks for every kind in the list, and these two a cluster may lack.
+        if ["Pod", "PodMonitor", "NetworkAttachmentDefinition"].contains(&kind) {
+            continue;
+        }
+        let version = if version == "v1" { "core/v1" } else { version };
+        let flag = format!("--prune-allowlist={version}/{kind}\n");
+        assert!(allowed.contains(&flag), "{flag}");
+    }
+}

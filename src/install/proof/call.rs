@@ -1,0 +1,239 @@
+//! One call of a program as a container runtime calls a plugin, with a deadline.
+
+use std::fs::File;
+use std::io::{self, Read, Seek as _, Write as _};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::path::Path;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::memfd::{MFdFlags, memfd_create};
+use serde_json::Value;
+
+/// What is kept of each of the program's two outputs, in bytes.
+const LIMIT: usize = 64 << 10;
+/// What is quoted of a complaint that is no CNI error, in characters.
+const QUOTE: usize = 300;
+
+/// Why the call brought no result.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error("cannot run {program}: {source}")]
+    Start {
+        program: String,
+        #[source]
+        source: io::Error,
+    },
+    #[error("{program} did not end in time and was killed")]
+    Late { program: String },
+    /// An error object of the CNI specification.
+    #[error("{msg}{} (code {code})", separated(details))]
+    Cni {
+        code: u64,
+        msg: String,
+        details: String,
+    },
+    #[error("{program}: {status}{}", separated(quote))]
+    Failed {
+        program: String,
+        status: ExitStatus,
+        quote: String,
+    },
+    #[error("{program} answered with something that is not JSON")]
+    Answer { program: String },
+}
+
+fn separated(text: &str) -> String {
+    match text {
+        "" => String::new(),
+        text => format!("; {text}"),
+    }
+}
+
+/// A file in memory: nobody has to clean it up, and no reader can block its writer.
+pub fn memory(content: &str) -> io::Result<File> {
+    let mut file = File::from(memfd_create("linkerd-cni", MFdFlags::MFD_CLOEXEC)?);
+    file.write_all(content.as_bytes())?;
+    file.rewind()?;
+    Ok(file)
+}
+
+/// Runs `program` with `vars` and `stdin` and returns what it prints, if it likes it.
+/// What prints nothing has answered `null`.
+pub fn call(
+    program: &Path,
+    vars: &[(&str, &str)],
+    stdin: &str,
+    end: Instant,
+) -> Result<Value, Error> {
+    let name = program.display().to_string();
+    let start = |source| Error::Start {
+        program: name.clone(),
+        source,
+    };
+    let mut child = Command::new(program)
+        .env_clear()
+        .envs(std::env::var_os("PATH").map(|path| ("PATH", path)))
+        .envs(vars.iter().copied())
+        .stdin(memory(stdin).map_err(start)?)
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .map_err(start)?;
+    let outputs = outputs(&mut child, end);
+    let status = match outputs {
+        Some(_) => ended(&mut child, end),
+        None => None,
+    };
+    let (Some([stdout, stderr]), Some(status)) = (outputs, status) else {
+        let _ = child.kill();
+        let _ = child.wait();
+        return Err(Error::Late { program: name });
+    };
+    let answer = serde_json::from_slice::<Value>(&stdout);
+    match (status.success(), answer) {
+        (true, Ok(answer)) => Ok(answer),
+        (true, Err(_)) if stdout.trim_ascii().is_empty() => Ok(Value::Null),
+        (true, Err(_)) => Err(Error::Answer { program: name }),
+        (false, answer) => Err(failure(name, status, &answer.unwrap_or_default(), &stderr)),
+    }
+}
+
+fn failure(program: String, status: ExitStatus, answer: &Value, stderr: &[u8]) -> Error {
+    let text = |key: &str| answer[key].as_str().unwrap_or_default().to_owned();
+    if let Some(code) = answer["code"].as_u64() {
+        return Error::Cni {
+            code,
+            msg: text("msg"),
+            details: text("details"),
+        };
+    }
+    let stderr = String::from_utf8_lossy(stderr);
+    let last = stderr.trim().lines().last().unwrap_or_default();
+    Error::Failed {
+        program,
+        status,
+        quote: last.chars().take(QUOTE).collect(),
+    }
+}
+
+/// Both outputs until they are closed; `None` when `end` comes first.
+fn outputs(child: &mut Child, end: Instant) -> Option<[Vec<u8>; 2]> {
+    let (mut stdout, mut stderr) = (child.stdout.take()?, child.stderr.take()?);
+    let mut texts = [Vec::new(), Vec::new()];
+    let mut open = [true, true];
+    while open != [false, false] {
+        let fds: [BorrowedFd<'_>; 2] = [stdout.as_fd(), stderr.as_fd()];
+        let mut waited: Vec<PollFd<'_>> = (0..2)
+            .filter(|&index| open[index])
+            .map(|index| PollFd::new(fds[index], PollFlags::POLLIN))
+            .collect();
+        let left = end.saturating_duration_since(Instant::now());
+        let timeout = PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX);
+        if left.is_zero() {
+            return None;
+        }
+        if poll(&mut waited, timeout).unwrap_or(0) == 0 {
+            continue;
+        }
+        let mut ready = waited.iter().map(|fd| fd.any().unwrap_or(true));
+        let ready = open.map(|open| open && ready.next().unwrap_or(false));
+        if ready[0] {
+            open[0] = read(&mut stdout, &mut texts[0]);
+        }
+        if ready[1] {
+            open[1] = read(&mut stderr, &mut texts[1]);
+        }
+    }
+    Some(texts)
+}
+
+/// Reads once; whether there may be more.
+fn read(from: &mut impl Read, text: &mut Vec<u8>) -> bool {
+    let mut buffer = [0; 4096];
+    match from.read(&mut buffer) {
+        Ok(0) => false,
+        Ok(length) => {
+            text.extend_from_slice(&buffer[..length]);
+            text.truncate(LIMIT);
+            true
+        }
+        Err(error) => error.kind() == io::ErrorKind::Interrupted,
+    }
+}
+
+/// A program may close its outputs and live on.
+fn ended(child: &mut Child, end: Instant) -> Option<ExitStatus> {
+    loop {
+        if let Ok(Some(status)) = child.try_wait() {
+            return Some(status);
+        }
+        if Instant::now() >= end {
+            return None;
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shell(script: &str, patience: Duration) -> Result<Value, Error> {
+        let end = Instant::now() + patience;
+        let vars = [("CNI_COMMAND", "ADD")];
+        // A shell reads its script from stdin, as a plugin its configuration.
+        call(Path::new("/bin/sh"), &vars, script, end)
+    }
+
+    const LONG: Duration = Duration::from_secs(20);
+
+    #[test]
+    fn what_the_program_prints_is_the_result() {
+        let printed = shell(r#"echo "{\"command\": \"$CNI_COMMAND\"}""#, LONG).unwrap();
+        assert_eq!(printed["command"], "ADD");
+        assert_eq!(shell("exit 0", LONG).unwrap(), Value::Null);
+    }
+
+    #[test]
+    fn failures_say_what_the_program_said() {
+        for (script, says) in [
+            (
+                r#"echo '{"code": 121, "msg": "a", "details": "b"}'; exit 1"#,
+                "a; b (code 121)",
+            ),
+            (
+                "echo one >&2; echo two >&2; exit 3",
+                "/bin/sh: exit status: 3; two",
+            ),
+            ("kill -9 $$", "/bin/sh: signal: 9 (SIGKILL)"),
+            (
+                "echo hello",
+                "/bin/sh answered with something that is not JSON",
+            ),
+        ] {
+            assert_eq!(shell(script, LONG).unwrap_err().to_string(), says);
+        }
+        let missing = call(Path::new("/no/such"), &[], "", Instant::now() + LONG);
+        let missing = missing.unwrap_err().to_string();
+        assert!(missing.starts_with("cannot run /no/such: No such file"));
+    }
+
+    #[test]
+    fn a_program_that_hangs_is_killed() {
+        let begin = Instant::now();
+        for script in ["exec sleep 60", "exec >/dev/null 2>&1; exec sleep 60"] {
+            let late = shell(script, Duration::from_millis(300)).unwrap_err();
+            assert!(matches!(late, Error::Late { .. }), "{late}");
+        }
+        assert!(begin.elapsed() < LONG);
+    }
+
+    #[test]
+    fn more_output_than_anybody_wants_is_not_kept() {
+        let script = "head -c 1000000 /dev/zero; head -c 1000000 /dev/zero >&2; exit 1";
+        let error = shell(script, LONG).unwrap_err().to_string();
+        assert!(error.len() < 1000, "{}", error.len());
+    }
+}

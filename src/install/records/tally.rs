@@ -1,0 +1,162 @@
+//! Counters over the plugin's records. Every label has few values, whatever is sent.
+
+use std::fmt::Write as _;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use super::record::{Backend, Command, Record};
+
+const COMMANDS: [&str; 2] = ["ADD", "CHECK"];
+/// Any other decision is why a pod passed untouched.
+const RESULTS: [&str; 5] = ["redirected", "checked", "simulated", "failed", "passed"];
+const PASSED: usize = RESULTS.len() - 1;
+const BACKENDS: [&str; 4] = ["native", "nft", "legacy", "plain"];
+/// The plugin's codes that ADD and CHECK fail with; any other is counted last.
+const CODES: [u32; 15] = [
+    1, 4, 5, 6, 7, 8, 100, 101, 102, 103, 104, 110, 120, 121, 122,
+];
+
+/// All counters.
+#[derive(Debug, Default)]
+pub struct Tally {
+    requests: [[AtomicU64; RESULTS.len()]; COMMANDS.len()],
+    milliseconds: [AtomicU64; COMMANDS.len()],
+    backends: [AtomicU64; BACKENDS.len()],
+    failures: [AtomicU64; CODES.len() + 1],
+    refused: AtomicU64,
+}
+
+impl Tally {
+    /// Counts what the plugin did.
+    pub fn count(&self, record: &Record) {
+        let command = match record.command {
+            Command::Add => 0,
+            Command::Check => 1,
+        };
+        let result = RESULTS.iter().position(|name| *name == record.decision);
+        add(&self.requests[command][result.unwrap_or(PASSED)], 1);
+        add(&self.milliseconds[command], record.ms);
+        if let Some(backend) = record.backend {
+            let backend = match backend {
+                Backend::Native => 0,
+                Backend::Nft => 1,
+                Backend::Legacy => 2,
+                Backend::Plain => 3,
+            };
+            add(&self.backends[backend], 1);
+        }
+        if let Some(error) = &record.error {
+            let code = CODES.iter().position(|code| *code == error.code);
+            add(&self.failures[code.unwrap_or(CODES.len())], 1);
+        }
+    }
+
+    /// Counts something that is no record.
+    pub fn refuse(&self) {
+        add(&self.refused, 1);
+    }
+
+    /// Appends the counters in the text format of OpenMetrics.
+    pub fn write(&self, text: &mut String) {
+        head(
+            text,
+            "requests",
+            "Calls of the plugin, by what came of them",
+        );
+        for (command, results) in COMMANDS.iter().zip(&self.requests) {
+            for (result, counter) in RESULTS.iter().zip(results) {
+                let labels = format!("command=\"{command}\",result=\"{result}\"");
+                sample(text, "requests", &labels, counter);
+            }
+        }
+        head(text, "milliseconds", "Time that calls of the plugin took");
+        for (command, counter) in COMMANDS.iter().zip(&self.milliseconds) {
+            sample(
+                text,
+                "milliseconds",
+                &format!("command=\"{command}\""),
+                counter,
+            );
+        }
+        head(text, "redirects", "Pods redirected, by what made the rules");
+        for (backend, counter) in BACKENDS.iter().zip(&self.backends) {
+            sample(
+                text,
+                "redirects",
+                &format!("backend=\"{backend}\""),
+                counter,
+            );
+        }
+        head(
+            text,
+            "failures",
+            "Calls of the plugin that failed, by its error's code",
+        );
+        let codes = CODES.iter().map(u32::to_string).chain(["other".into()]);
+        for (code, counter) in codes.zip(&self.failures) {
+            sample(text, "failures", &format!("code=\"{code}\""), counter);
+        }
+        head(text, "refused_records", "Datagrams that were no records");
+        sample(text, "refused_records", "", &self.refused);
+    }
+}
+
+/// A record's time is anybody's number.
+fn add(counter: &AtomicU64, amount: u64) {
+    let _ = counter.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |now| {
+        Some(now.saturating_add(amount))
+    });
+}
+
+// Writing to a String cannot fail.
+fn head(text: &mut String, name: &str, help: &str) {
+    let _ = write!(
+        text,
+        "# HELP linkerd_cni_plugin_{name} {help}.\n# TYPE linkerd_cni_plugin_{name} counter\n"
+    );
+}
+
+fn sample(text: &mut String, name: &str, labels: &str, counter: &AtomicU64) {
+    let value = counter.load(Ordering::Relaxed);
+    let labels = match labels {
+        "" => String::new(),
+        labels => format!("{{{labels}}}"),
+    };
+    let _ = writeln!(text, "linkerd_cni_plugin_{name}_total{labels} {value}");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn labels_are_of_a_fixed_set_whatever_is_sent() {
+        let tally = Tally::default();
+        let before = {
+            let mut text = String::new();
+            tally.write(&mut text);
+            text.lines().count()
+        };
+        for (decision, code) in [("redirected", 101), ("it has no proxy", 77), ("x", 12345)] {
+            let record = format!(
+                r#"{{"level":"info","command":"ADD","namespace":"n","pod":"p","container_id":"c",
+                "decision":"{decision}","backend":"nft","requests":1,"ms":18446744073709551615,
+                "error":{{"code":{code},"msg":""}}}}"#
+            );
+            tally.count(&Record::read(record.as_bytes()).unwrap());
+        }
+        tally.refuse();
+        let mut text = String::new();
+        tally.write(&mut text);
+        assert_eq!(text.lines().count(), before);
+        for line in [
+            r#"linkerd_cni_plugin_requests_total{command="ADD",result="redirected"} 1"#,
+            r#"linkerd_cni_plugin_requests_total{command="ADD",result="passed"} 2"#,
+            r#"linkerd_cni_plugin_redirects_total{backend="nft"} 3"#,
+            r#"linkerd_cni_plugin_failures_total{code="101"} 1"#,
+            r#"linkerd_cni_plugin_failures_total{code="other"} 2"#,
+            "linkerd_cni_plugin_refused_records_total 1",
+        ] {
+            assert!(text.lines().any(|found| found == line), "{line} in {text}");
+        }
+    }
+}

@@ -1,0 +1,97 @@
+//! What the plugin costs, beside Debian's `portmap`. `scripts/bench` builds and runs it.
+#![allow(
+    clippy::expect_used,
+    clippy::print_stderr,
+    clippy::print_stdout,
+    clippy::unwrap_used,
+    reason = "its output is its purpose, and the API server is the tests'"
+)]
+
+#[allow(dead_code, reason = "the tests use more of it")]
+mod api;
+#[path = "bench/measure.rs"]
+mod measure;
+#[path = "bench/report.rs"]
+mod report;
+#[path = "bench/scene.rs"]
+mod scene;
+
+use std::env;
+use std::fs;
+use std::io;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::Parser;
+
+use report::{Report, Row, Size};
+use scene::Scene;
+
+/// Measures the plugin and prints a table.
+#[derive(Parser)]
+struct Options {
+    /// The plugin, as it is shipped.
+    #[arg(long)]
+    plugin: PathBuf,
+    /// The yardstick.
+    #[arg(long)]
+    portmap: PathBuf,
+    /// The image's archive, for its size.
+    #[arg(long)]
+    image: Option<PathBuf>,
+    /// Where the figures go as JSON.
+    #[arg(long)]
+    json: PathBuf,
+    /// Runs of each call.
+    #[arg(long, default_value_t = 50)]
+    runs: usize,
+    /// Fail where a target is missed.
+    #[arg(long)]
+    check: bool,
+}
+
+fn main() -> ExitCode {
+    let args: Vec<String> = env::args().collect();
+    let outcome = match args.as_slice() {
+        [_, flag, notes, program] if flag == measure::PEAK_OF => measure::peak_of(notes, program),
+        _ => bench(&Options::parse()),
+    };
+    match outcome {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("bench: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn bench(options: &Options) -> io::Result<bool> {
+    let scene = Scene::new(&options.plugin, &options.portmap)?;
+    let timings = measure::timings(&scene, options.runs)?;
+    let myself = env::current_exe()?;
+    let mut rows: Vec<Row> = Vec::new();
+    for (call, timings) in scene.calls.iter().zip(timings) {
+        let counts = measure::counts(&scene, call, &myself.to_string_lossy())?;
+        let yardstick = rows.first().map_or(0.0, |row| row.wall_ms);
+        rows.push(Row::new(call.name, yardstick, timings, &counts));
+    }
+    let mut sizes = vec![
+        Size::of("portmap", &options.portmap)?,
+        Size::of("linkerd-cni", &options.plugin)?,
+    ];
+    if let Some(image) = &options.image {
+        sizes.push(Size::of("image", image)?);
+    }
+    let floor = measure::rss_floor(&scene, &myself.to_string_lossy())?;
+    let report = Report {
+        runs: options.runs,
+        rss_floor_mb: floor as f64 / 1024.0,
+        targets: report::targets(&rows, &sizes),
+        rows,
+        sizes,
+    };
+    fs::write(&options.json, serde_json::to_vec_pretty(&report)?)?;
+    print!("{}", report.table());
+    Ok(report.holds() || !options.check)
+}

@@ -1,0 +1,262 @@
+//! What is measured: the calls of a runtime, an API server, and namespaces of pods.
+
+use std::fs::{self, File};
+use std::io;
+use std::os::fd::AsRawFd as _;
+use std::os::unix::net::UnixDatagram;
+use std::path::{Path, PathBuf};
+use std::process::{self, Command, Stdio};
+use std::thread;
+
+use linkerd2_cni::kube::config::{self as kubeconfig, Access};
+use nix::sched::{CloneFlags, unshare};
+use serde_json::{Value, json};
+
+use crate::api::{self, Api};
+
+/// One call of a plugin, to be repeated.
+pub struct Call {
+    /// Its row in the table.
+    pub name: &'static str,
+    program: PathBuf,
+    command: &'static str,
+    stdin: PathBuf,
+    /// Whether each run gets a namespace without rules.
+    fresh: bool,
+}
+
+/// The API server, the files of a node, and all calls.
+pub struct Scene {
+    pub api: Api,
+    /// The first is the yardstick.
+    pub calls: Vec<Call>,
+    redirected: Netns,
+    dir: tempfile::TempDir,
+}
+
+/// A namespace that goes when this does.
+pub struct Netns(File);
+
+impl Netns {
+    pub fn new() -> io::Result<Self> {
+        // A thread of its own: this one stays where it is.
+        let made = thread::spawn(|| {
+            unshare(CloneFlags::CLONE_NEWNET)?;
+            File::open("/proc/thread-self/ns/net")
+        });
+        let file = made.join().map_err(|_| io::Error::other("a panic"))??;
+        Ok(Netns(file))
+    }
+
+    fn path(&self) -> String {
+        format!("/proc/{}/fd/{}", process::id(), self.0.as_raw_fd())
+    }
+}
+
+impl Scene {
+    pub fn new(plugin: &Path, portmap: &Path) -> io::Result<Self> {
+        let api = Api::start();
+        answer(&api);
+        let dir = tempfile::tempdir()?;
+        let access = Access {
+            server: format!("https://{}", api.address),
+            ca: api.ca.clone().into_bytes(),
+            insecure: false,
+            token: Some(api::TOKEN.to_owned()),
+        };
+        let kubeconfig = dir.path().join("ZZZ-linkerd-cni-kubeconfig");
+        fs::write(&kubeconfig, kubeconfig::render(&access))?;
+        listen(dir.path())?;
+        let mut scene = Scene {
+            api,
+            calls: Vec::new(),
+            redirected: Netns::new()?,
+            dir,
+        };
+        let meshed = json!({"linkerd.io/proxy-version": "edge-26.1.1"});
+        let plain = json!({"kubernetes.io/config.source": "api"});
+        let auto = |annotations| config(&kubeconfig, "auto", annotations);
+        scene.call(
+            "portmap ADD, nothing to do",
+            portmap,
+            "ADD",
+            &portmap_config(),
+        )?;
+        scene.call("meshed ADD, auto", plugin, "ADD", &auto(&meshed))?;
+        let nft = config(&kubeconfig, "nft", &meshed);
+        scene.call("meshed ADD, nft", plugin, "ADD", &nft)?;
+        scene.call("unmeshed ADD, annotations", plugin, "ADD", &auto(&plain))?;
+        scene.call(
+            "unmeshed ADD, by request",
+            plugin,
+            "ADD",
+            &auto(&Value::Null),
+        )?;
+        scene.call("meshed CHECK, auto", plugin, "CHECK", &auto(&meshed))?;
+        scene.call("DEL", plugin, "DEL", &auto(&meshed))?;
+        scene.call("STATUS", plugin, "STATUS", &auto(&meshed))?;
+        scene.call("VERSION", plugin, "VERSION", &json!({}))?;
+        scene.redirect(plugin)?;
+        Ok(scene)
+    }
+
+    fn call(
+        &mut self,
+        name: &'static str,
+        program: &Path,
+        command: &'static str,
+        config: &Value,
+    ) -> io::Result<()> {
+        let stdin = self.dir.path().join(format!("stdin-{}", self.calls.len()));
+        fs::write(&stdin, config.to_string())?;
+        self.calls.push(Call {
+            name,
+            program: program.to_owned(),
+            command,
+            stdin,
+            fresh: name.starts_with("meshed ADD"),
+        });
+        Ok(())
+    }
+
+    /// The namespace that CHECK looks at.
+    fn redirect(&self, plugin: &Path) -> io::Result<()> {
+        let add = &self.calls[1];
+        let mut command = self.command(add, plugin, &self.redirected)?;
+        match command.status()?.success() {
+            true => Ok(()),
+            false => Err(self.failure(add)),
+        }
+    }
+
+    /// A namespace for one run of `call`, if it needs one without rules.
+    pub fn netns(&self, call: &Call) -> io::Result<Option<Netns>> {
+        call.fresh.then(Netns::new).transpose()
+    }
+
+    /// One run of `call`, by way of `wrapper` (a tool and its arguments) if there is one.
+    pub fn run(&self, call: &Call, netns: Option<&Netns>, wrapper: &[&str]) -> io::Result<Command> {
+        let netns = netns.unwrap_or(&self.redirected);
+        let Some((tool, args)) = wrapper.split_first() else {
+            return self.command(call, &call.program, netns);
+        };
+        let mut command = self.command(call, Path::new(tool), netns)?;
+        command.args(args).arg(&call.program);
+        Ok(command)
+    }
+
+    fn command(&self, call: &Call, program: &Path, netns: &Netns) -> io::Result<Command> {
+        let pod = if call.name.starts_with("unmeshed") {
+            "plain"
+        } else {
+            "web"
+        };
+        let args = format!(
+            "IgnoreUnknown=1;K8S_POD_NAMESPACE=shop;K8S_POD_NAME={pod};K8S_POD_INFRA_CONTAINER_ID=abc;K8S_POD_UID=u"
+        );
+        let mut command = Command::new(program);
+        command
+            .env_clear()
+            .env(
+                "PATH",
+                "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+            )
+            .env("CNI_COMMAND", call.command)
+            .env("CNI_CONTAINERID", "abc")
+            .env("CNI_NETNS", netns.path())
+            .env("CNI_IFNAME", "eth0")
+            .env("CNI_PATH", "/opt/cni/bin")
+            .env("CNI_ARGS", args)
+            .stdin(File::open(&call.stdin)?)
+            .stdout(File::create(self.output())?)
+            .stderr(Stdio::null());
+        Ok(command)
+    }
+
+    fn output(&self) -> PathBuf {
+        self.dir.path().join("stdout")
+    }
+
+    /// Where tools write what they found.
+    pub fn notes(&self) -> String {
+        let path = self.dir.path().join("notes");
+        path.to_string_lossy().into_owned()
+    }
+
+    /// What a failed run printed, as an error.
+    pub fn failure(&self, call: &Call) -> io::Error {
+        let printed = fs::read_to_string(self.output()).unwrap_or_default();
+        io::Error::other(format!("{}: {printed}", call.name))
+    }
+}
+
+/// The agent listens for records beside the kubeconfig.
+fn listen(dir: &Path) -> io::Result<()> {
+    let socket = UnixDatagram::bind(dir.join(".linkerd-cni.sock"))?;
+    thread::spawn(move || {
+        let mut record = [0; 8192];
+        while socket.recv(&mut record).is_ok() {}
+    });
+    Ok(())
+}
+
+/// Answers of the size that a cluster's have.
+fn answer(api: &Api) {
+    let fields: Vec<Value> = (0..40)
+        .map(|n| json!({format!("k:{{\"name\":\"LINKERD2_PROXY_{n}\"}}"): {".": {}, "f:name": {}, "f:value": {}}}))
+        .collect();
+    let environment: Vec<Value> = (0..60)
+        .map(|n| json!({"name": format!("LINKERD2_PROXY_{n}"), "value": format!("value-{n}.linkerd.svc.cluster.local.:8080")}))
+        .collect();
+    let pod = |name: &str, containers: Value| {
+        json!({"kind": "Pod", "apiVersion": "v1",
+            "metadata": {"name": name, "namespace": "shop", "uid": "u", "labels": {"app": name},
+                "annotations": {"linkerd.io/inject": "enabled"},
+                "managedFields": [{"manager": "kubelet", "operation": "Update", "fieldsV1": fields}]},
+            "spec": {"nodeName": "node", "containers": containers, "volumes": []},
+            "status": {"phase": "Pending", "qosClass": "BestEffort"}})
+    };
+    let app = json!({"name": "app", "image": "app:1", "env": environment});
+    let proxy = json!({"name": "linkerd-proxy", "image": "proxy:1", "env": environment,
+        "securityContext": {"runAsUser": 2102}});
+    let meshed = pod("web", json!([app, proxy])).to_string();
+    let plain = pod("plain", json!([app])).to_string();
+    let namespace = json!({"kind": "Namespace", "apiVersion": "v1",
+        "metadata": {"name": "shop", "labels": {"kubernetes.io/metadata.name": "shop"}}});
+    api.answer("/api/v1/namespaces/shop/pods/web", 200, &meshed)
+        .answer("/api/v1/namespaces/shop/pods/plain", 200, &plain)
+        .answer("/api/v1/namespaces/shop", 200, &namespace.to_string());
+}
+
+/// The chart's default configuration; annotations of null are not handed over.
+fn config(kubeconfig: &Path, mode: &str, annotations: &Value) -> Value {
+    let mut config = json!({
+        "cniVersion": "1.1.0",
+        "name": "k8s-pod-network",
+        "type": "linkerd-cni",
+        "log_level": "info",
+        "policy": {"type": "k8s", "k8s_api_root": "https://__KUBERNETES_SERVICE_HOST__:__KUBERNETES_SERVICE_PORT__",
+            "k8s_auth_token": "__SERVICEACCOUNT_TOKEN__"},
+        "kubernetes": {"kubeconfig": kubeconfig},
+        "linkerd": {"incoming-proxy-port": 4143, "outgoing-proxy-port": 4140, "proxy-uid": 2102,
+            "ports-to-redirect": [], "inbound-ports-to-ignore": ["4191", "4190"], "simulate": false,
+            "use-wait-flag": false, "iptables-mode": mode, "ipv6": false},
+        "capabilities": {"io.kubernetes.cri.pod-annotations": true},
+        "prevResult": previous(),
+    });
+    if !annotations.is_null() {
+        config["runtimeConfig"] = json!({"io.kubernetes.cri.pod-annotations": annotations});
+    }
+    config
+}
+
+fn portmap_config() -> Value {
+    json!({"cniVersion": "1.0.0", "name": "k8s-pod-network", "type": "portmap",
+        "capabilities": {"portMappings": true}, "prevResult": previous()})
+}
+
+fn previous() -> Value {
+    json!({"cniVersion": "1.0.0", "interfaces": [{"name": "veth1"}, {"name": "eth0", "sandbox": "/var/run/netns/pod"}],
+        "ips": [{"address": "10.244.1.7/24", "gateway": "10.244.1.1", "interface": 1}],
+        "routes": [{"dst": "0.0.0.0/0"}]})
+}

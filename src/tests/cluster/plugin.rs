@@ -1,0 +1,123 @@
+//! The plugin where something that others rely on is missing.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use crate::helm::Helm;
+use crate::node::{Node, until};
+use crate::pods::{self, Pods};
+
+#[test]
+fn without_an_api_server_unmeshed_pods_start_at_once_and_meshed_ones_say_why_they_wait() {
+    let node = Node::here();
+    let helm = Helm::with_local_repository();
+    let pods = Pods::default();
+    helm.run("install", &[]);
+    pods.start(&[pods::unmeshed("client")]);
+    let in_default = |mut pod: serde_json::Value| {
+        pod["metadata"]["namespace"] = "default".into();
+        pod
+    };
+
+    let meshed = node.without_api_server(|| {
+        let begin = Instant::now();
+        let meshed = node.static_pod(&in_default(pods::meshed("static-meshed")));
+        let unmeshed = node.static_pod(&in_default(pods::unmeshed("static-unmeshed")));
+        until("the unmeshed pod runs", || unmeshed.runs());
+        println!("the unmeshed pod ran {:?} after its file", begin.elapsed());
+        assert!(begin.elapsed() < Duration::from_secs(10));
+        until("the reason", || {
+            let log = node.kubelet_log();
+            let mut lines = log.lines().filter(|line| line.contains("static-meshed"));
+            lines.any(|line| line.contains("cannot tell whether pod default/static-meshed"))
+        });
+        assert!(!meshed.runs(), "a meshed pod must not start bare");
+        meshed
+    });
+    until("the meshed pod runs", || meshed.runs());
+    until("its address", || !address(&pods).is_empty());
+    let answer = pods.connect("client", "app", &format!("{}:8080", address(&pods)));
+    assert!(answer.starts_with("proxy-inbound"), "{answer}");
+
+    drop((meshed, pods));
+    helm.uninstall();
+}
+
+/// Of the static pod, as kubelet tells it the API server.
+fn address(pods: &Pods) -> String {
+    pods.field("default", ".status.podIP")
+}
+
+#[test]
+fn meshed_pods_are_redirected_on_a_host_that_has_no_iptables() {
+    let _node = Node::here();
+    let helm = Helm::with_local_repository();
+    let pods = Pods::default();
+    helm.run("install", &[]);
+    pods.start(&[pods::unmeshed("client")]);
+    let away = Away::iptables();
+    assert!(!Path::new("/usr/sbin/iptables").exists());
+    pods.start(&[pods::meshed("meshed")]);
+    let target = format!("{}:8080", pods.ip("meshed"));
+    let answer = pods.connect("client", "app", &target);
+    assert!(answer.starts_with("proxy-inbound"), "{answer}");
+    let outbound = format!("{}:8080", pods.ip("client"));
+    let answer = pods.connect("meshed", "app", &outbound);
+    assert!(answer.starts_with("proxy-outbound"), "{answer}");
+    drop(away);
+    assert!(Path::new("/usr/sbin/iptables").exists());
+
+    drop(pods);
+    helm.uninstall();
+}
+
+/// Programs that have another name until the value is dropped.
+struct Away(Vec<PathBuf>);
+
+const SUFFIX: &str = ".linkerd2-cni-test";
+
+impl Away {
+    /// All of iptables. Brings back first what a killed test left.
+    fn iptables() -> Away {
+        drop(Away(Self::find(|name| name.ends_with(SUFFIX))));
+        let prefixes = ["iptables", "ip6tables", "xtables"];
+        let found = Self::find(|name| prefixes.iter().any(|prefix| name.starts_with(prefix)));
+        let away = Away(found.iter().map(|path| beside(path)).collect());
+        for path in found {
+            fs::rename(&path, beside(&path)).unwrap();
+        }
+        away
+    }
+
+    fn find(wanted: impl Fn(&str) -> bool) -> Vec<PathBuf> {
+        let dirs = ["/usr/sbin", "/sbin", "/usr/bin", "/bin"].map(Path::new);
+        let mut found: Vec<PathBuf> = dirs
+            .iter()
+            .filter_map(|dir| fs::canonicalize(dir).ok())
+            .flat_map(|dir| fs::read_dir(dir).unwrap())
+            .map(|entry| entry.unwrap().path())
+            .filter(|path| {
+                path.file_name()
+                    .and_then(|name| name.to_str())
+                    .is_some_and(&wanted)
+            })
+            .collect();
+        found.sort();
+        found.dedup();
+        found
+    }
+}
+
+fn beside(path: &Path) -> PathBuf {
+    format!("{}{SUFFIX}", path.display()).into()
+}
+
+impl Drop for Away {
+    fn drop(&mut self) {
+        for path in &self.0 {
+            let name = path.to_str().and_then(|name| name.strip_suffix(SUFFIX));
+            let _ = fs::rename(path, name.unwrap());
+        }
+    }
+}

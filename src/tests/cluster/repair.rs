@@ -1,0 +1,108 @@
+//! Pods that were there before the plugin, and pods that lost their rules.
+
+use std::io::Write as _;
+use std::net::TcpStream;
+use std::time::Duration;
+
+use crate::helm::Helm;
+use crate::node::{Node, netns_of, until};
+use crate::pods::{self, Pods, kubectl};
+
+/// How often the audit looks, in seconds.
+const PERIOD: u64 = 3;
+
+#[test]
+fn stranded_pods_are_told_about_labelled_or_repaired_in_place_and_audited() {
+    let node = Node::here();
+    let before = node.files();
+    let helm = Helm::with_local_repository();
+    let pods = Pods::default();
+    pods.start(&[pods::unmeshed("client")]);
+    pods.create(&[pods::validated("stranded", "1s")]);
+    until_stranded(&pods, "stranded");
+    let uid = pods.field("stranded", ".metadata.uid");
+
+    helm.run("install", &[&set("report", 0)]);
+    until("the Event on the pod", || {
+        let events = ["get", "events", "-n", "stranded", "-o", "name"];
+        let reason = ["--field-selector", "reason=LinkerdCNINotConfigured"];
+        !kubectl(&[&events[..], &reason].concat()).is_empty()
+    });
+    let label = r".metadata.labels.linkerd\.io/cni-stranded";
+    assert_eq!(pods.field("stranded", label), "");
+
+    helm.run("upgrade", &[&set("label", 0)]);
+    until("the label", || pods.field("stranded", label) == "true");
+
+    helm.run("upgrade", &[&set("in-place", PERIOD)]);
+    pods.until_ready("stranded");
+    assert_eq!(pods.field("stranded", ".metadata.uid"), uid, "the same pod");
+    let ip = pods.ip("stranded");
+    let answer = || pods.connect("client", "app", &format!("{ip}:8080"));
+    assert!(answer().starts_with("proxy-inbound"), "{}", answer());
+
+    let mut open = TcpStream::connect(format!("{ip}:8080")).unwrap();
+    open.write_all(b"before").unwrap();
+    netns_of(&ip).must(&["nft", "flush", "ruleset"]);
+    assert!(answer().starts_with("app-of-stranded"), "{}", answer());
+    until("the rules", || {
+        // The server ends a connection that is silent for a second.
+        open.write_all(b"meanwhile").unwrap();
+        answer().starts_with("proxy-inbound")
+    });
+    // A reset would have come back for the first, and fails the second.
+    for _ in 0..3 {
+        open.write_all(b"after").unwrap();
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    assert_eq!(pods.field("stranded", ".metadata.uid"), uid, "the same pod");
+
+    drop(pods);
+    helm.uninstall();
+    assert_eq!(node.files(), before, "uninstalling leaves the node's files");
+}
+
+#[test]
+fn a_stranded_pod_of_a_statefulset_is_made_anew_though_the_api_server_was_away() {
+    let node = Node::here();
+    let helm = Helm::with_local_repository();
+    let pods = Pods::default();
+    pods.start(&[pods::unmeshed("client")]);
+    // Fails while the API server is away, which then is told of it late.
+    let pod = pods::after("30s", pods::validated("stranded", "1s"));
+    pods.create(&[pods::stateful(&pod)]);
+    until("the pod runs", || !pods.ip("stranded").is_empty());
+    let uid = pods.field("stranded", ".metadata.uid");
+    helm.run("install", &[&set("delete", 0)]);
+    let waits = ".status.initContainerStatuses[0].state.running.startedAt";
+    assert_ne!(pods.field("stranded", waits), "", "it has not failed yet");
+    node.without_api_server(|| {
+        until("the validator's end", || {
+            let log = node.kubelet_log();
+            log.contains("restarting failed container=linkerd-network-validator")
+        });
+    });
+
+    until("another pod", || {
+        let now = pods.field("stranded", ".metadata.uid");
+        !now.is_empty() && now != uid
+    });
+    pods.until_ready("stranded");
+    let answer = pods.connect("client", "app", &format!("{}:8080", pods.ip("stranded")));
+    assert!(answer.starts_with("proxy-inbound"), "{answer}");
+
+    drop(pods);
+    helm.uninstall();
+}
+
+fn set(mode: &str, audit: u64) -> String {
+    format!(
+        "--set=repairController.enabled=true,repairController.mode={mode},\
+         repairController.auditIntervalSeconds={audit}"
+    )
+}
+
+fn until_stranded(pods: &Pods, name: &str) {
+    let exit = ".status.initContainerStatuses[0].lastState.terminated.exitCode";
+    until("the validator fails", || pods.field(name, exit) == "95");
+}

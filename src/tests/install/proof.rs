@@ -1,0 +1,216 @@
+//! The self-test: the plugin on the host, tried in network namespaces of the agent's own.
+//! Needs root.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::time::{Duration, Instant};
+
+use crate::agent::Agent;
+use crate::node::{CALICO, Node, until};
+
+const PLUGIN: &str = env!("CARGO_BIN_EXE_linkerd-cni");
+
+/// What the chart makes of its values, for a cluster with both address families.
+const ENTRY: &str = r#"{
+  "name": "linkerd-cni", "type": "linkerd-cni", "log_level": "info",
+  "kubernetes": {"kubeconfig": "__KUBECONFIG_FILEPATH__"},
+  "linkerd": {
+    "incoming-proxy-port": 4143, "outgoing-proxy-port": 4140, "proxy-uid": 2102,
+    "ports-to-redirect": [], "inbound-ports-to-ignore": ["4191", "4190"],
+    "simulate": false, "iptables-mode": "auto", "ipv6": true
+  },
+  "capabilities": {"io.kubernetes.cri.pod-annotations": true}
+}"#;
+
+/// A node whose image has this plugin.
+fn node(plugin: &[u8], version: &str) -> Node {
+    let node = Node::new();
+    let program = node.root().join("image/linkerd-cni");
+    fs::write(&program, plugin).unwrap();
+    fs::set_permissions(program, PermissionsExt::from_mode(0o755)).unwrap();
+    node.write("10-calico.conflist", &CALICO.replace("0.3.1", version));
+    node
+}
+
+fn script(text: &str) -> Vec<u8> {
+    format!("#!/bin/sh\n{text}\n").into_bytes()
+}
+
+fn start(node: &Node, entry: &str) -> Agent {
+    node.start_with(&[
+        ("LINKERD_CNI_SELF_TEST", "true"),
+        ("CNI_NETWORK_CONFIG", entry),
+    ])
+}
+
+fn trials(agent: &Agent, result: &str) -> u64 {
+    let metrics = agent.get("/metrics").1;
+    let name = format!("linkerd_cni_agent_self_tests_total{{result=\"{result}\"}} ");
+    let line = metrics.lines().find_map(|line| line.strip_prefix(&*name));
+    line.unwrap_or_default().parse().unwrap_or_default()
+}
+
+#[test]
+fn the_real_plugin_is_proven_by_tcp_in_both_directions_and_families() {
+    let real = fs::read(PLUGIN).unwrap();
+    for (version, calls) in [("0.3.1", "ADD succeed"), ("1.0.0", "ADD and CHECK succeed")] {
+        let node = node(&real, version);
+        let mut agent = start(&node, ENTRY);
+        agent.until_ready();
+        let log = agent.log();
+        let passed = format!(
+            "self-test passed: {calls}, TCP is redirected \
+             (IPv4 outbound, IPv4 inbound, IPv6 outbound, IPv6 inbound), in "
+        );
+        assert!(log.contains(&passed), "{log}");
+        let (tested, ready) = (log.find(&passed), log.find("is installed and verified"));
+        assert!(tested < ready, "{log}");
+        assert!(!log.contains("WARN"), "{log}");
+        println!(
+            "{}",
+            log.lines()
+                .find(|line| line.contains("passed"))
+                .unwrap_or_default()
+        );
+        assert_eq!(trials(&agent, "passed"), 1);
+    }
+}
+
+#[test]
+fn what_was_proven_is_tried_again_only_when_program_or_entry_is_another() {
+    let node = node(&fs::read(PLUGIN).unwrap(), "1.0.0");
+    let mut agent = node.start_with(&[
+        ("LINKERD_CNI_SELF_TEST", "true"),
+        ("CNI_NETWORK_CONFIG", ENTRY),
+        ("LINKERD_CNI_RESYNC_SECONDS", "1"),
+    ]);
+    agent.until_ready();
+    let looks = |agent: &Agent| {
+        let metrics = agent.get("/metrics").1;
+        let line = metrics
+            .lines()
+            .find_map(|line| line.strip_prefix("linkerd_cni_agent_reconcile_total "));
+        line.unwrap_or_default().parse::<u64>().unwrap_or_default()
+    };
+    let before = looks(&agent);
+    until("some more looks", || looks(&agent) > before + 2);
+    assert_eq!(trials(&agent, "passed"), 1);
+    fs::remove_file(node.bin("linkerd-cni")).unwrap();
+    until("another trial", || trials(&agent, "passed") == 2);
+    agent.until_ready();
+}
+
+#[test]
+fn modes_that_need_the_hosts_programs_are_proven_by_the_kernel() {
+    let node = node(&fs::read(PLUGIN).unwrap(), "1.0.0");
+    let mut agent = start(&node, &ENTRY.replace(r#""auto""#, r#""legacy""#));
+    agent.until_ready();
+    let says = "by nf_tables, as the host's iptables is out of reach";
+    assert!(agent.log().contains(says), "{}", agent.log());
+}
+
+#[test]
+fn a_plugin_that_does_not_do_its_work_keeps_the_node_from_being_ready() {
+    let result = r#"echo '{"cniVersion": "1.0.0", "ips": []}'"#;
+    let fails =
+        r#"echo '{"code": 121, "msg": "no rule for you", "details": "try another"}'; exit 1"#;
+    for (plugin, entry, says) in [
+        (
+            script(fails),
+            ENTRY.into(),
+            "self-test: ADD fails: no rule for you; try another (code 121)",
+        ),
+        (
+            script("echo oops >&2; exit 7"),
+            ENTRY.into(),
+            "exit status: 7; oops",
+        ),
+        (
+            script(result),
+            ENTRY.into(),
+            "self-test: outbound TCP to 192.0.2.2:80 does not reach the proxy's port 4140: Connection refused",
+        ),
+        (
+            b"\x7fELF no program".to_vec(),
+            ENTRY.into(),
+            "self-test: ADD fails: cannot run ",
+        ),
+        (
+            fs::read(PLUGIN).unwrap(),
+            ENTRY.replace(r#""iptables-mode": "auto""#, r#""iptables-mode": "magic""#),
+            "\"magic\" is not one of auto, native, nft, legacy and plain",
+        ),
+    ] {
+        let node = node(&plugin, "1.0.0");
+        let agent = start(&node, &entry);
+        until(says, || agent.ready().1.contains(says));
+        assert_eq!(agent.ready().0, 500);
+        // It is chained all the same: pods of the mesh fail rather than start bare.
+        assert!(node.chained("10-calico.conflist"));
+        assert!(!agent.log().contains("is installed and verified"));
+    }
+}
+
+#[test]
+fn a_plugin_that_hangs_is_killed_and_the_next_one_is_tried() {
+    let node = node(&script("exec sleep 600"), "1.0.0");
+    let agent = start(&node, ENTRY);
+    let begin = Instant::now();
+    let says = "did not end in time and was killed";
+    until("the entry", || node.chained("10-calico.conflist"));
+    until("the plugin's end", || agent.ready().1.contains(says));
+    assert!(begin.elapsed() > Duration::from_secs(9));
+    let again = node.root().join("again");
+    let now = script(&format!("echo x >>{}; exit 1", again.display()));
+    node.replace(&node.root().join("image/linkerd-cni"), &now);
+    node.replace(&node.bin("linkerd-cni"), &now);
+    until("the next try", || again.exists());
+}
+
+#[test]
+fn without_the_right_to_make_namespaces_ready_goes_by_all_else() {
+    let node = node(&script("exit 1"), "1.0.0");
+    for taken in ["sys_admin", "net_admin"] {
+        let bounds = format!("--bounding-set=-{taken}");
+        let vars = [
+            ("LINKERD_CNI_SELF_TEST", "true"),
+            ("CNI_NETWORK_CONFIG", ENTRY),
+        ];
+        let mut agent = node.start_under(&["setpriv", &bounds], &[], &vars);
+        agent.until_ready();
+        let log = agent.log();
+        let skipped = "self-test skipped, so ready does not take it: \
+                       the agent needs SYS_ADMIN and NET_ADMIN for it";
+        assert_eq!(log.matches(skipped).count(), 1, "{taken}: {log}");
+        assert_eq!(trials(&agent, "skipped"), 1);
+        agent.kill();
+    }
+}
+
+#[test]
+fn what_failed_is_tried_again_until_it_works() {
+    let gate = tempfile::tempdir().unwrap();
+    let open = gate.path().join("open");
+    let tries = gate.path().join("tries");
+    let plugin = script(&format!(
+        "echo x >>{}; [ -e {} ] && exec {PLUGIN}; exit 5",
+        tries.display(),
+        open.display()
+    ));
+    let node = node(&plugin, "1.0.0");
+    let mut agent = start(&node, ENTRY);
+    let tried = || {
+        fs::read_to_string(&tries)
+            .unwrap_or_default()
+            .lines()
+            .count()
+    };
+    until("three tries", || tried() >= 3);
+    assert_eq!(agent.ready().0, 500);
+    // Waiting longer each time, it said so once.
+    assert!(tried() <= 4, "{}", tried());
+    assert_eq!(agent.log().matches("exit status: 5").count(), 1);
+    fs::write(open, "").unwrap();
+    agent.until_ready();
+    assert!(agent.log().contains("self-test: no longer wrong"));
+}

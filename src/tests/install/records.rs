@@ -1,0 +1,190 @@
+//! What the plugin reports, in the agent's log and metrics.
+
+use std::fs;
+use std::io::Write as _;
+use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
+use std::os::unix::net::UnixDatagram;
+use std::process::{Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::Signal;
+use serde_json::json;
+
+use crate::agent::Agent;
+use crate::node::{CALICO, Node, until};
+
+const PLUGIN: &str = env!("CARGO_BIN_EXE_linkerd-cni");
+const SOCKET: &str = ".linkerd-cni.sock";
+
+fn node() -> Node {
+    let node = Node::new();
+    node.write("10-calico.conflist", CALICO);
+    node
+}
+
+fn is_there(node: &Node) -> bool {
+    let file = fs::symlink_metadata(node.net(SOCKET));
+    file.is_ok_and(|file| file.file_type().is_socket() && file.mode() & 0o777 == 0o600)
+}
+
+/// A call of the plugin for a pod without annotations of Linkerd's, or with one, which
+/// it cannot ask anybody about.
+fn add(node: &Node, pod: &str, meshed: bool) {
+    let annotations = match meshed {
+        true => json!({"linkerd.io/proxy-version": "x"}),
+        false => json!({}),
+    };
+    let config = json!({
+        "cniVersion": "1.0.0",
+        "name": "net",
+        "type": "linkerd-cni",
+        "log_level": "info",
+        "kubernetes": {"kubeconfig": node.net("kubeconfig.json")},
+        "linkerd": {"api-retry-seconds": 1},
+        "runtimeConfig": {"io.kubernetes.cri.pod-annotations": annotations},
+        "prevResult": {"cniVersion": "1.0.0"},
+    });
+    let args = format!("IgnoreUnknown=1;K8S_POD_NAMESPACE=ns;K8S_POD_NAME={pod}");
+    let mut child = Command::new(PLUGIN)
+        .env_clear()
+        .env("CNI_COMMAND", "ADD")
+        .env("CNI_CONTAINERID", "c0ffee")
+        .env("CNI_NETNS", "/no/such/namespace")
+        .env("CNI_IFNAME", "eth0")
+        .env("CNI_PATH", "/opt/cni/bin")
+        .env("CNI_ARGS", args)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let mut stdin = child.stdin.take().unwrap();
+    stdin.write_all(config.to_string().as_bytes()).unwrap();
+    drop(stdin);
+    assert_eq!(child.wait().unwrap().success(), !meshed);
+}
+
+fn counts(agent: &Agent, sample: &str) -> u64 {
+    let metrics = agent.get("/metrics").1;
+    let line = metrics.lines().find_map(|line| line.strip_prefix(sample));
+    line.unwrap_or_default().trim().parse().unwrap_or_default()
+}
+
+#[test]
+fn what_the_plugin_did_is_in_the_agents_log_and_metrics() {
+    let node = node();
+    let mut agent = node.start();
+    agent.until_ready();
+    until("the socket", || is_there(&node));
+    add(&node, "web-1", false);
+    add(&node, "web-2", true);
+    let passed = "INFO linkerd-cni: ADD ns/web-1 container c0ffee: \
+                  it has no annotation of Linkerd, 0 requests, ";
+    until("the first record", || agent.log().contains(passed));
+    let failed = "ERROR linkerd-cni: ADD ns/web-2 container c0ffee: failed, ";
+    until("the second record", || agent.log().contains(failed));
+    let log = agent.log();
+    let line = log.lines().find(|line| line.contains(failed)).unwrap();
+    let why = "the CA of the API server has no PEM certificate in it (code 100)";
+    assert!(line.ends_with(why), "{line}");
+    for result in ["passed", "failed"] {
+        let sample =
+            format!("linkerd_cni_plugin_requests_total{{command=\"ADD\",result=\"{result}\"}}");
+        assert_eq!(counts(&agent, &sample), 1);
+    }
+    assert!(!log.contains("token-1"));
+}
+
+#[test]
+fn the_socket_is_there_again_whatever_happened_to_it() {
+    let node = node();
+    // What an agent left that was killed.
+    drop(UnixDatagram::bind(node.net(SOCKET)).unwrap());
+    let mut agent = node.start();
+    agent.until_ready();
+    let heard = |pod: &str| {
+        until("the socket", || is_there(&node));
+        let named = format!("ns/{pod} ");
+        until(pod, || {
+            add(&node, pod, false);
+            agent.log().contains(&named)
+        });
+    };
+    heard("web-1");
+    fs::remove_file(node.net(SOCKET)).unwrap();
+    heard("web-2");
+    node.remove_tree("etc");
+    fs::create_dir(node.root().join("etc")).unwrap();
+    node.write("10-calico.conflist", CALICO);
+    heard("web-3");
+    assert_eq!(agent.log().matches("are not taken in").count() % 2, 0);
+}
+
+#[test]
+fn the_socket_goes_with_the_agent_but_not_with_another_agents() {
+    let node = node();
+    let before = node.tree();
+    let mut agent = node.start();
+    agent.until_ready();
+    until("the socket", || is_there(&node));
+    assert_eq!(agent.stop(), Some(0));
+    assert_eq!(node.tree(), before);
+
+    // One that was killed leaves it, and the next one's uninstall takes it.
+    let mut agent = node.start();
+    agent.until_ready();
+    until("the socket", || is_there(&node));
+    agent.signal(Signal::SIGKILL);
+    agent.wait();
+    assert!(is_there(&node));
+    let mut agent = node.start_with(&[("LINKERD_CNI_PLUGIN_SOCKET", "false")]);
+    agent.until_ready();
+    assert_eq!(agent.stop(), Some(0));
+    assert_eq!(node.tree(), before);
+}
+
+#[test]
+fn a_flood_costs_a_few_lines_and_what_is_no_record_none() {
+    let node = node();
+    let mut agent = node.start();
+    agent.until_ready();
+    until("the socket", || is_there(&node));
+    let writer = UnixDatagram::unbound().unwrap();
+    writer.set_nonblocking(true).unwrap();
+    let send = |text: &str| writer.send_to(text.as_bytes(), node.net(SOCKET)).is_ok();
+    let record = |pod: &str| {
+        format!(
+            r#"{{"level":"info","command":"ADD","namespace":"ns","pod":"{pod}",
+            "container_id":"c","decision":"redirected","backend":"native","requests":2,"ms":3}}"#
+        )
+    };
+    for bad in [
+        "",
+        "x",
+        "{}",
+        &record("a\\nb"),
+        &record(&"a".repeat(20_000)),
+    ] {
+        until("room", || send(bad));
+    }
+    let refused = "linkerd_cni_plugin_refused_records_total";
+    until("all are refused", || counts(&agent, refused) == 5);
+    assert!(!agent.log().contains("linkerd-cni: "));
+
+    let begin = Instant::now();
+    let lines = || agent.log().matches("ns/flood ").count();
+    until("a burst goes through", || {
+        for _ in 0..64 {
+            send(&record("flood"));
+        }
+        lines() >= 256
+    });
+    for _ in 0..400 {
+        send(&record("flood"));
+        thread::sleep(Duration::from_millis(2));
+    }
+    let allowed = 257 + begin.elapsed().as_millis() / 100;
+    assert!(lines() as u128 <= allowed, "{} of {allowed}", lines());
+    agent.until_ready();
+}

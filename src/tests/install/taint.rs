@@ -1,0 +1,109 @@
+//! The startup taint, which holds pods off the node until all on it is right.
+
+use std::fs;
+use std::thread;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use crate::agent::Agent;
+use crate::api::Api;
+use crate::node::{CALICO, Node, until};
+
+const KEY: &str = "linkerd.io/cni-not-ready";
+
+fn taints(keys: &[&str]) -> Vec<Value> {
+    let taint = |key: &&str| json!({"key": key, "effect": "NoSchedule", "timeAdded": "x"});
+    keys.iter().map(taint).collect()
+}
+
+/// A node with the taint and two others.
+fn tainted(api: &Api) -> Node {
+    let node = Node::new();
+    api.serve_node(&node);
+    node.write("10-calico.conflist", CALICO);
+    api.state().taints = taints(&["one", KEY, "other"]);
+    node
+}
+
+fn start(node: &Node, api: &Api, more: &[(&'static str, String)]) -> Agent {
+    let mut vars = api.vars().to_vec();
+    vars.push(("LINKERD_CNI_STARTUP_TAINT", KEY.into()));
+    vars.push(("LINKERD_CNI_NODE_NAME", "node-1".into()));
+    vars.extend(more.iter().cloned());
+    node.start_owned(&vars)
+}
+
+#[test]
+fn the_taint_goes_once_the_node_is_verified_and_the_others_stay() {
+    let api = Api::start();
+    let node = tainted(&api);
+    api.state().conflicts = 2;
+    let agent = start(&node, &api, &[]);
+    let left = taints(&["one", "other"]);
+    until("the taint is off", || api.state().taints == left);
+    let log = || agent.log();
+    let line = format!("took the startup taint {KEY} off node node-1");
+    until("it is said", || log().contains(&line));
+    assert!(log().find("is installed and verified") < log().find(&line));
+    assert_eq!(api.asked("PATCH", "/api/v1/nodes/node-1"), 3);
+    assert!(!log().contains("cannot be taken off"), "{}", log());
+}
+
+#[test]
+fn the_taint_stays_while_anything_is_wrong() {
+    let fails = b"#!/bin/sh\nexit 1\n";
+    for what in ["bin", "network", "self-test"] {
+        let api = Api::start();
+        let node = tainted(&api);
+        match what {
+            "bin" => fs::remove_dir(node.root().join("bin")).unwrap(),
+            "network" => fs::remove_file(node.net("10-calico.conflist")).unwrap(),
+            _ => node.replace(&node.root().join("image/linkerd-cni"), fails),
+        }
+        let test = ("LINKERD_CNI_SELF_TEST", (what == "self-test").to_string());
+        let agent = start(&node, &api, &[test]);
+        until("a checked credential", || {
+            api.asked("GET", "/api/v1/namespaces/linkerd-cni?") > 0
+        });
+        until("not ready", || agent.ready().1.contains(what));
+        thread::sleep(Duration::from_millis(300));
+        assert_eq!(api.asked("", "/api/v1/nodes/"), 0, "{what}");
+        assert_eq!(api.state().taints.len(), 3, "{what}");
+        match what {
+            "bin" => fs::create_dir(node.root().join("bin")).unwrap(),
+            "network" => node.write("10-calico.conflist", CALICO),
+            _ => continue,
+        }
+        until("the taint is off", || api.state().taints.len() == 2);
+    }
+}
+
+#[test]
+fn without_the_right_it_is_said_once_and_tried_again() {
+    let api = Api::start();
+    let node = tainted(&api);
+    api.state().conflicts = u32::MAX;
+    let mut agent = start(&node, &api, &[]);
+    agent.until_ready();
+    until("two rounds of tries", || {
+        api.asked("PATCH", "/api/v1/nodes/node-1") > 6
+    });
+    let says = format!("the startup taint {KEY} cannot be taken off node node-1: ");
+    assert_eq!(agent.log().matches(&says).count(), 1, "{}", agent.log());
+    assert_eq!(agent.ready().0, 200);
+    api.state().conflicts = 0;
+    until("the taint is off", || api.state().taints.len() == 2);
+}
+
+#[test]
+fn an_agent_that_is_told_of_no_taint_looks_at_no_node() {
+    let api = Api::start();
+    let node = tainted(&api);
+    let mut agent = node.start_owned(&api.vars());
+    agent.until_ready();
+    until("a checked credential", || {
+        api.asked("GET", "/api/v1/namespaces/linkerd-cni?") > 1
+    });
+    assert_eq!(api.asked("GET", "/api/v1/nodes/"), 0);
+}
