@@ -12,7 +12,7 @@ use serde_json::Value;
 
 use crate::burst;
 use crate::helm::Helm;
-use crate::node::Node;
+use crate::node::{self, Node};
 use crate::pods::{self, Pods, kubectl};
 use crate::upstream;
 
@@ -160,8 +160,40 @@ fn a_dead_credential_heals_by_itself() {
     let pods = Pods::default();
     pods.start(&[pods::native_sidecar("healed")]);
     drop(pods);
-    helm.uninstall();
-    assert_eq!(node.files(), before);
+
+    // An agent that dies with its release takes nothing along; one command does.
+    let last = agent();
+    kill(last.pid, Signal::SIGSTOP).unwrap();
+    helm.begin_uninstall();
+    kubectl(
+        &[
+            &["delete", "pod", &last.pod, "-n", "linkerd-cni"],
+            &force[..],
+        ]
+        .concat(),
+    );
+    until("it is dead", 15, || process_of(&last.container).is_none());
+    assert!(node.entry().is_some());
+    clean(&node, &before);
+    helm.end_uninstall();
+}
+
+/// As the chart's README has it.
+fn clean(node: &Node, before: &node::Files) {
+    let image = concat!("cr.l5d.io/linkerd/cni-plugin:v", env!("CARGO_PKG_VERSION"));
+    let name = kubectl(&["get", "nodes", "-o", "name"]);
+    let image = format!("--image={image}");
+    let debug = [
+        "debug",
+        name.trim(),
+        &image,
+        "--profile=sysadmin",
+        "-n",
+        "linkerd-cni",
+    ];
+    let command = ["/usr/bin/linkerd2-cni-install", "uninstall"];
+    kubectl(&[&debug[..], &["--"], &command[..]].concat());
+    until("the node is as it was", 30, || node.files() == *before);
 }
 
 /// The agent's container.

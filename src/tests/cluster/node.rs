@@ -33,7 +33,7 @@ pub struct Node {
 }
 
 /// Each file's mode, size and hash, as contents would drown a failure's message.
-type Files = BTreeMap<PathBuf, (u32, usize, u64)>;
+pub type Files = BTreeMap<PathBuf, (u32, usize, u64)>;
 
 impl Node {
     /// The node for this test alone, as long as the value lives.
