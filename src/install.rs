@@ -29,6 +29,7 @@ pub mod status;
 pub mod taint;
 pub mod watch;
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::io;
 use std::net::TcpListener;
@@ -137,8 +138,17 @@ pub fn run(settings: Settings) -> Result<(), Error> {
         info!("leaving everything in place for the next agent");
         return Ok(());
     }
+    remove(&settings, reconciler.lists())
+}
+
+/// Takes off the node what an agent left that died for good, by what is found there.
+pub fn uninstall(settings: &Settings) -> Result<(), Error> {
+    remove(settings, &BTreeSet::new())
+}
+
+fn remove(settings: &Settings, lists: &BTreeSet<String>) -> Result<(), Error> {
     info!("uninstalling");
-    let failures = removal::undo(&settings, reconciler.lists());
+    let failures = removal::undo(settings, lists);
     if failures.is_empty() {
         return Ok(());
     }

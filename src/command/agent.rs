@@ -27,6 +27,8 @@ enum Command {
     /// See in a meshed pod that connections are redirected, as `helm test` does
     #[command(subcommand)]
     Probe(Probe),
+    /// Take off this node what an agent left that died for good
+    Uninstall,
 }
 
 /// Runs the agent.
@@ -48,6 +50,7 @@ pub fn main() -> ExitCode {
         .map_err(anyhow::Error::from)
         .and_then(|settings| match flags.command {
             Some(Command::Probe(probe)) => probe.run(),
+            Some(Command::Uninstall) => Ok(install::uninstall(&settings)?),
             None => Ok(install::run(settings)?),
         });
     match result {

@@ -18,13 +18,13 @@ pub struct Status {
     pub fights: AtomicU64,
     pub reconciles: AtomicU64,
     pub reconcile_errors: AtomicU64,
+    /// 1 as long as the bin dir has none of the network's plugins.
+    pub foreign_bin_dir: AtomicU64,
     /// What the plugin reports.
     pub records: Tally,
     self_tests_passed: AtomicU64,
     self_tests_skipped: AtomicU64,
     self_tests_failed: AtomicU64,
-    /// 1 as long as the bin dir has none of the network's plugins.
-    pub foreign_bin_dir: AtomicU64,
 }
 
 impl Default for Status {
@@ -37,11 +37,11 @@ impl Default for Status {
             fights: AtomicU64::default(),
             reconciles: AtomicU64::default(),
             reconcile_errors: AtomicU64::default(),
+            foreign_bin_dir: AtomicU64::default(),
             records: Tally::default(),
             self_tests_passed: AtomicU64::default(),
             self_tests_skipped: AtomicU64::default(),
             self_tests_failed: AtomicU64::default(),
-            foreign_bin_dir: AtomicU64::default(),
         }
     }
 }

@@ -4,6 +4,10 @@
 
 #![allow(clippy::expect_used, clippy::unwrap_used)]
 
+#[path = "cluster/agent.rs"]
+mod agent;
+#[path = "cluster/burst.rs"]
+mod burst;
 #[path = "cluster/chart.rs"]
 mod chart;
 #[path = "cluster/helm.rs"]
@@ -16,6 +20,8 @@ mod plugin;
 mod pods;
 #[path = "cluster/repair.rs"]
 mod repair;
+#[path = "cluster/upstream.rs"]
+mod upstream;
 
 use std::time::{Duration, Instant};
 

@@ -48,11 +48,37 @@ impl Helm {
         println!("{:>6.1?} helm {verb}", begin.elapsed());
     }
 
+    /// Installs `objects` under our release's name, as another chart would.
+    pub fn install_objects(&self, objects: &[serde_json::Value]) {
+        let chart = self.home.path().join("other");
+        fs::create_dir_all(chart.join("templates")).unwrap();
+        let about = "{apiVersion: v2, name: linkerd2-cni, version: 0.0.1}";
+        fs::write(chart.join("Chart.yaml"), about).unwrap();
+        for (number, object) in objects.iter().enumerate() {
+            // JSON is YAML; a brace in it must not be taken for a template's.
+            let text = serde_json::to_string_pretty(object).unwrap();
+            fs::write(chart.join(format!("templates/{number}.yaml")), text).unwrap();
+        }
+        let chart = chart.to_str().unwrap();
+        let release = ["install", "linkerd-cni", chart, "-n", "linkerd-cni"];
+        self.must(&[&release[..], &["--create-namespace"]].concat());
+    }
+
     #[allow(clippy::print_stdout, reason = "shows where a test's time goes")]
     pub fn uninstall(&self) {
         let begin = Instant::now();
-        let release = ["uninstall", "linkerd-cni", "-n", "linkerd-cni"];
-        self.must(&[&release[..], &["--wait", "--timeout", "60s"]].concat());
+        self.begin_uninstall();
+        self.end_uninstall();
+        println!("{:>6.1?} the release is gone", begin.elapsed());
+    }
+
+    /// Returns before the agent is gone.
+    pub fn begin_uninstall(&self) {
+        self.must(&["uninstall", "linkerd-cni", "-n", "linkerd-cni"]);
+    }
+
+    /// Waits for what [`Helm::begin_uninstall`] left to end.
+    pub fn end_uninstall(&self) {
         kubectl(&[
             "wait",
             "-n",
@@ -63,7 +89,6 @@ impl Helm {
             "--timeout=60s",
         ]);
         kubectl(&["delete", "namespace", "linkerd-cni", "--timeout=60s"]);
-        println!("{:>6.1?} the release is gone", begin.elapsed());
     }
 
     /// Its output; panics with what it said if it fails.

@@ -165,7 +165,7 @@ fn proxy() -> Value {
     container("linkerd-proxy", 2102, &words)
 }
 
-fn container(name: &str, uid: u32, words: &[&str]) -> Value {
+pub fn container(name: &str, uid: u32, words: &[&str]) -> Value {
     let args: Vec<&str> = ["/probe"].iter().chain(words).copied().collect();
     json!({
         "name": name,
@@ -205,7 +205,7 @@ fn pod(name: &str, containers: &[Value], init: &[Value]) -> Value {
     })
 }
 
-fn apply(object: &Value) {
+pub fn apply(object: &Value) {
     let mut child = command(&["apply", "-f", "-"])
         .stdin(Stdio::piped())
         .stdout(Stdio::null())
@@ -227,7 +227,7 @@ pub fn kubectl(args: &[&str]) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-fn command(args: &[&str]) -> Command {
+pub fn command(args: &[&str]) -> Command {
     let mut command = Command::new("kubectl");
     command.args(args);
     command

@@ -33,6 +33,30 @@ fn a_new_agent_adopts_what_is_right_without_writing_it() {
 }
 
 #[test]
+fn one_command_cleans_a_node_whose_agent_died_for_good() {
+    for how in [
+        ("LINKERD_CNI_OWN_CONFIG", "false"),
+        ("LINKERD_CNI_OWN_CONFIG", "true"),
+        ("LINKERD_CNI_CHAINED", "false"),
+    ] {
+        let node = Node::new();
+        node.write("10-calico.conflist", CALICO);
+        node.write("20-net.conf", CONF);
+        let before = node.tree();
+        let mut agent = node.start_with(&[how]);
+        agent.until_ready();
+        agent.kill();
+        assert_ne!(node.tree(), before);
+        // It is told of the directories, and of nothing else.
+        for _ in 0..2 {
+            let mut uninstall = node.start_args(&["uninstall"], &[("CNI_NETWORK_CONFIG", "")]);
+            assert_eq!(uninstall.wait(), Some(0), "{}", uninstall.log());
+            assert_eq!(node.tree(), before, "{how:?}");
+        }
+    }
+}
+
+#[test]
 fn leftovers_of_earlier_agents_go() {
     let node = Node::new();
     node.write("10-calico.conflist", CALICO);

@@ -1,0 +1,296 @@
+//! The agent's life on a real node: replaced, killed, robbed of its credential, taken over
+//! from upstream's chart, and removed.
+
+use std::fs;
+use std::path::Path;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde_json::Value;
+
+use crate::burst;
+use crate::helm::Helm;
+use crate::node::{self, Node};
+use crate::pods::{self, Pods, kubectl};
+use crate::upstream;
+
+const KUBECONFIG: &str = "/etc/cni/net.d/ZZZ-linkerd-cni-kubeconfig";
+/// In kB, the unit of `VmRSS`.
+const RSS: u64 = 4096;
+
+#[test]
+fn no_pod_starts_bare_or_is_lost_while_the_agent_is_replaced_or_killed() {
+    let node = Node::here();
+    let before = node.files();
+    let helm = Helm::with_local_repository();
+    helm.run("install", &[]);
+
+    let binary = Path::new("/opt/cni/bin/linkerd-cni");
+    let written = fs::metadata(binary).unwrap().modified().unwrap();
+    burst::during("helm upgrade", || {
+        helm.run("upgrade", &["--set", "ignoreInboundPorts=9999"]);
+    });
+    burst::during("kubectl rollout restart", || {
+        kubectl(&[
+            "rollout",
+            "restart",
+            "daemonset/linkerd-cni",
+            "-n",
+            "linkerd-cni",
+        ]);
+        rolled_out();
+    });
+    burst::during("SIGKILL of the agent", || {
+        let agent = agent();
+        kill(agent.pid, Signal::SIGKILL).unwrap();
+        until("the next agent is ready", 60, || {
+            let next = find_agent();
+            next.is_some_and(|next| next.container != agent.container && next.ready)
+        });
+    });
+    let still = fs::metadata(binary).unwrap().modified().unwrap();
+    assert_eq!(
+        still, written,
+        "the plugin is right and is not written again"
+    );
+
+    let rss = agent().rss();
+    println!("agent: {rss} kB resident");
+    assert!(rss <= RSS, "{rss} kB");
+
+    let begin = Instant::now();
+    helm.begin_uninstall();
+    until("the node is as it was", 10, || node.files() == before);
+    println!("uninstalled in {:.1?}", begin.elapsed());
+    helm.end_uninstall();
+    assert_eq!(node.files(), before);
+}
+
+#[test]
+fn an_install_of_upstreams_chart_is_taken_over_without_a_bare_pod() {
+    let node = Node::here();
+    let before = node.files();
+    let helm = Helm::with_local_repository();
+    helm.install_objects(&upstream::objects());
+    until("upstream's install is in the chain", 60, || {
+        node.entry().is_some()
+    });
+    burst::during("helm upgrade from upstream's chart", || {
+        helm.run("upgrade", &["--reset-then-reuse-values"]);
+    });
+    let entry = node.linkerd_entry();
+    assert_eq!(
+        entry["linkerd"]["iptables-mode"], "auto",
+        "the entry is ours"
+    );
+    helm.uninstall();
+    assert_eq!(node.files(), before);
+}
+
+#[test]
+fn a_dead_credential_heals_by_itself() {
+    let node = Node::here();
+    let before = node.files();
+    let helm = Helm::with_local_repository();
+    helm.run("install", &[]);
+
+    // Somebody damages it.
+    let good = fs::read_to_string(KUBECONFIG).unwrap();
+    fs::write(KUBECONFIG, with_token(&good, "garbage")).unwrap();
+    let begin = Instant::now();
+    until("the damage is undone", 15, || token() == token_in(&good));
+    println!(
+        "a damaged kubeconfig was put right in {:.1?}",
+        begin.elapsed()
+    );
+
+    // Its account is deleted and made again, so that the API server refuses it.
+    let account = [
+        "get",
+        "serviceaccount",
+        "linkerd-cni-plugin",
+        "-n",
+        "linkerd-cni",
+        "-o",
+        "json",
+    ];
+    let mut account: Value = serde_json::from_str(&kubectl(&account)).unwrap();
+    let revoked = token();
+    for field in ["uid", "resourceVersion", "creationTimestamp"] {
+        account["metadata"].as_object_mut().unwrap().remove(field);
+    }
+    kubectl(&[
+        "delete",
+        "serviceaccount",
+        "linkerd-cni-plugin",
+        "-n",
+        "linkerd-cni",
+    ]);
+    pods::apply(&account);
+    let begin = Instant::now();
+    until("there is another token", 20, || {
+        token().is_some() && token() != revoked
+    });
+    println!("a revoked token was replaced in {:.1?}", begin.elapsed());
+    until("ready", 30, || {
+        find_agent().is_some_and(|agent| agent.ready)
+    });
+
+    // The agent is gone for good while the node's credential is dead: its next pod must
+    // start nevertheless.
+    let old = agent();
+    kill(old.pid, Signal::SIGSTOP).unwrap();
+    fs::write(KUBECONFIG, with_token(&good, "garbage")).unwrap();
+    let name = old.pod.as_str();
+    let force = ["--force", "--grace-period=0"];
+    kubectl(&[&["delete", "pod", name, "-n", "linkerd-cni"], &force[..]].concat());
+    let begin = Instant::now();
+    until("the next agent is ready", 15, || {
+        let healed = || token().is_some_and(|token| token != "garbage");
+        healed() && find_agent().is_some_and(|next| next.pod != old.pod && next.ready)
+    });
+    println!(
+        "with a dead token the agent was back in {:.1?}",
+        begin.elapsed()
+    );
+
+    // And all of that is worth something only if pods start.
+    let pods = Pods::default();
+    pods.start(&[pods::native_sidecar("healed")]);
+    drop(pods);
+
+    // An agent that dies with its release takes nothing along; one command does.
+    let last = agent();
+    kill(last.pid, Signal::SIGSTOP).unwrap();
+    helm.begin_uninstall();
+    kubectl(
+        &[
+            &["delete", "pod", &last.pod, "-n", "linkerd-cni"],
+            &force[..],
+        ]
+        .concat(),
+    );
+    until("it is dead", 15, || process_of(&last.container).is_none());
+    assert!(node.entry().is_some());
+    clean(&node, &before);
+    helm.end_uninstall();
+}
+
+/// As the chart's README has it.
+fn clean(node: &Node, before: &node::Files) {
+    let image = concat!("cr.l5d.io/linkerd/cni-plugin:v", env!("CARGO_PKG_VERSION"));
+    let name = kubectl(&["get", "nodes", "-o", "name"]);
+    let image = format!("--image={image}");
+    let debug = [
+        "debug",
+        name.trim(),
+        &image,
+        "--profile=sysadmin",
+        "-n",
+        "linkerd-cni",
+    ];
+    let command = ["/usr/bin/linkerd2-cni-install", "uninstall"];
+    kubectl(&[&debug[..], &["--"], &command[..]].concat());
+    until("the node is as it was", 30, || node.files() == *before);
+}
+
+/// The agent's container.
+struct Agent {
+    pod: String,
+    container: String,
+    ready: bool,
+    pid: Pid,
+}
+
+impl Agent {
+    /// In kB.
+    fn rss(&self) -> u64 {
+        let status = fs::read_to_string(format!("/proc/{}/status", self.pid)).unwrap();
+        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+        let kilobytes = line.and_then(|line| line.split_whitespace().next());
+        kilobytes.unwrap().parse().unwrap()
+    }
+}
+
+fn agent() -> Agent {
+    find_agent().expect("one agent that runs")
+}
+
+/// The only one there is, if it runs.
+fn find_agent() -> Option<Agent> {
+    let pods = [
+        "get",
+        "pods",
+        "-n",
+        "linkerd-cni",
+        "-l",
+        "k8s-app=linkerd-cni",
+        "-o",
+        "json",
+    ];
+    let pods: Value = serde_json::from_str(&kubectl(&pods)).unwrap();
+    let [pod] = &pods["items"].as_array()?[..] else {
+        return None;
+    };
+    let statuses = pod["status"]["containerStatuses"].as_array()?;
+    let status = statuses.iter().find(|one| one["name"] == "install-cni")?;
+    let container = status["containerID"]
+        .as_str()?
+        .strip_prefix("containerd://")?;
+    Some(Agent {
+        pod: pod["metadata"]["name"].as_str()?.to_owned(),
+        container: container.to_owned(),
+        ready: status["ready"] == true,
+        pid: process_of(container)?,
+    })
+}
+
+/// The process in a container, by its control group.
+fn process_of(container: &str) -> Option<Pid> {
+    let entries = fs::read_dir("/proc").ok()?.flatten();
+    let mut pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    let is_in = |pid: &i32| {
+        let groups = fs::read_to_string(format!("/proc/{pid}/cgroup"));
+        groups.is_ok_and(|groups| groups.contains(container))
+    };
+    pids.find(is_in).map(Pid::from_raw)
+}
+
+fn rolled_out() {
+    let status = [
+        "rollout",
+        "status",
+        "daemonset/linkerd-cni",
+        "-n",
+        "linkerd-cni",
+    ];
+    kubectl(&[&status[..], &["--timeout=60s"]].concat());
+}
+
+/// The token in the node's kubeconfig, if it can be read.
+fn token() -> Option<String> {
+    token_in(&fs::read_to_string(KUBECONFIG).ok()?)
+}
+
+fn token_in(kubeconfig: &str) -> Option<String> {
+    let kubeconfig: Value = serde_json::from_str(kubeconfig).ok()?;
+    let token = kubeconfig["users"][0]["user"]["token"].as_str();
+    token.map(str::to_owned)
+}
+
+fn with_token(kubeconfig: &str, token: &str) -> String {
+    let mut value: Value = serde_json::from_str(kubeconfig).unwrap();
+    value["users"][0]["user"]["token"] = token.into();
+    value.to_string()
+}
+
+/// Waits for `condition`, and fails if that takes longer.
+fn until(what: &str, seconds: u64, condition: impl Fn() -> bool) {
+    let end = Instant::now() + Duration::from_secs(seconds);
+    while !condition() {
+        assert!(Instant::now() < end, "not within {seconds} s: {what}");
+        thread::sleep(Duration::from_millis(50));
+    }
+}

@@ -1,0 +1,159 @@
+//! Meshed pods, one batch after another while something happens. The first thing that each
+//! does is to connect; how it ends says whether that was redirected.
+
+use std::process::Stdio;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+
+use crate::pods::{apply, command, container, kubectl};
+
+/// So many pods are made at a time,
+const BATCH: usize = 10;
+/// until so many have not ended yet, which keeps a small machine busy but alive;
+const WAITING: usize = 20;
+/// at least and at most so many in all.
+const LEAST: usize = 30;
+const MOST: usize = 90;
+/// For the last ones to end.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Runs `event` while pods start, and wants every one of them redirected. A pod whose
+/// first try failed and that started then is neither bare nor lost.
+/// The figures are what a run is for, so it says them.
+#[allow(clippy::print_stdout)]
+pub fn during(what: &str, event: impl FnOnce()) {
+    let namespace = Namespace::new();
+    let over = AtomicBool::new(false);
+    let begin = Instant::now();
+    let (took, pods) = thread::scope(|scope| {
+        let pods = scope.spawn(|| namespace.keep_starting(&over));
+        let end = SetOnDrop(&over);
+        event();
+        let took = begin.elapsed();
+        drop(end);
+        (took, pods.join())
+    });
+    let pods = pods.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+    let ended = |phase: &str| {
+        pods.iter()
+            .filter(|pod| pod["status"]["phase"] == phase)
+            .count()
+    };
+    let (redirected, bare) = (ended("Succeeded"), ended("Failed"));
+    let lost = pods.len() - redirected - bare;
+    let refused = namespace.refused();
+    println!(
+        "{what}, {took:.1?}: {} pods in {:.1?}: {redirected} redirected, {bare} bare, {lost} never \
+         started; {refused} tries failed",
+        pods.len(),
+        begin.elapsed()
+    );
+    let said = || kubectl(&["get", "events,pods", "-n", &namespace.0]);
+    assert!(bare == 0 && lost == 0, "{what}: {}", said());
+}
+
+struct SetOnDrop<'a>(&'a AtomicBool);
+
+impl Drop for SetOnDrop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Deleted with all its pods when dropped.
+struct Namespace(String);
+
+impl Namespace {
+    fn new() -> Namespace {
+        let name = "burst".to_owned();
+        kubectl(&["create", "namespace", &name]);
+        let account = || command(&["get", "serviceaccount", "default", "-n", "burst"]).output();
+        let end = Instant::now() + PATIENCE;
+        while !account().is_ok_and(|output| output.status.success()) {
+            assert!(Instant::now() < end, "no service account in {name}");
+            thread::sleep(Duration::from_millis(100));
+        }
+        Namespace(name)
+    }
+
+    /// Starts pods until it is `over` and there were enough; all of them as they ended.
+    fn keep_starting(&self, over: &AtomicBool) -> Vec<Value> {
+        let mut created = 0;
+        while !over.load(Ordering::Relaxed) || created < LEAST {
+            let waiting = self.pods().iter().filter(|pod| !is_over(pod)).count();
+            if waiting <= WAITING - BATCH && created < MOST {
+                let pods = (0..BATCH).map(|n| self.pod(created + n));
+                apply(
+                    &json!({"apiVersion": "v1", "kind": "List", "items": pods.collect::<Vec<_>>()}),
+                );
+                created += BATCH;
+            }
+            thread::sleep(Duration::from_millis(50));
+        }
+        let end = Instant::now() + PATIENCE;
+        loop {
+            let pods = self.pods();
+            if pods.iter().all(is_over) || Instant::now() > end {
+                return pods;
+            }
+            thread::sleep(Duration::from_millis(200));
+        }
+    }
+
+    fn pods(&self) -> Vec<Value> {
+        let list = kubectl(&["get", "pods", "-n", &self.0, "-o", "json"]);
+        let mut list: Value = serde_json::from_str(&list).unwrap();
+        serde_json::from_value(list["items"].take()).unwrap()
+    }
+
+    /// The app connects to where nobody is, and ends well if the connection comes to its
+    /// own listener, as Linkerd's validator does. The proxy itself has nothing to do.
+    fn pod(&self, number: usize) -> Value {
+        let at = "0.0.0.0:4140";
+        let to = ["validate", "--connect", "192.0.2.3:20001", "--listen", at];
+        let app = container("app", 1000, &[&to[..], &["--timeout", "10s"]].concat());
+        let mut proxy = container("linkerd-proxy", 2102, &["pause"]);
+        proxy["restartPolicy"] = json!("Always");
+        json!({
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {
+                "name": format!("pod-{number}"),
+                "namespace": self.0,
+                "annotations": {"linkerd.io/proxy-version": "test"},
+            },
+            "spec": {
+                "initContainers": [proxy],
+                "containers": [app],
+                "restartPolicy": "Never",
+                "terminationGracePeriodSeconds": 1,
+                "automountServiceAccountToken": false,
+            },
+        })
+    }
+
+    /// How often a pod's network could not be made; kubelet tries again.
+    fn refused(&self) -> usize {
+        let events = ["get", "events", "-n", &self.0, "-o", "json"];
+        let events: Value = serde_json::from_str(&kubectl(&events)).unwrap();
+        let events = events["items"].as_array().unwrap();
+        let failed = |event: &&Value| event["reason"] == "FailedCreatePodSandBox";
+        events.iter().filter(failed).count()
+    }
+}
+
+impl Drop for Namespace {
+    fn drop(&mut self) {
+        let delete = ["delete", "namespace", &self.0, "--timeout=60s"];
+        let _ = command(&delete).stdout(Stdio::null()).status();
+    }
+}
+
+fn is_over(pod: &Value) -> bool {
+    ["Succeeded", "Failed"]
+        .iter()
+        .any(|phase| pod["status"]["phase"] == *phase)
+}

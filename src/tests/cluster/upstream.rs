@@ -1,0 +1,103 @@
+//! An install as linkerd2's chart makes it, with our image: its objects, variables, rights
+//! and pod, none of ours.
+
+use serde_json::{Value, json};
+
+/// Upstream's ServiceAccount, rights, ConfigMap and DaemonSet in `linkerd-cni`.
+pub fn objects() -> Vec<Value> {
+    let named = |version: &str, kind: &str, name: &str| {
+        json!({
+            "apiVersion": version,
+            "kind": kind,
+            "metadata": {"name": name, "labels": {"linkerd.io/cni-resource": "true"}},
+        })
+    };
+    let rights = "rbac.authorization.k8s.io";
+    let mut role = named(&format!("{rights}/v1"), "ClusterRole", "linkerd-cni");
+    role["rules"] = json!([{
+        "apiGroups": [""],
+        "resources": ["pods", "nodes", "namespaces", "services"],
+        "verbs": ["list", "get", "watch"],
+    }]);
+    let mut binding = named(&format!("{rights}/v1"), "ClusterRoleBinding", "linkerd-cni");
+    binding["roleRef"] = json!({"apiGroup": rights, "kind": "ClusterRole", "name": "linkerd-cni"});
+    binding["subjects"] =
+        json!([{"kind": "ServiceAccount", "name": "linkerd-cni", "namespace": "linkerd-cni"}]);
+    let mut config = named("v1", "ConfigMap", "linkerd-cni-config");
+    config["data"] = json!({
+        "dest_cni_net_dir": "/etc/cni/net.d",
+        "dest_cni_bin_dir": "/opt/cni/bin",
+        "cni_network_config": plugin().to_string(),
+    });
+    let mut set = named("apps/v1", "DaemonSet", "linkerd-cni");
+    let labels = json!({"k8s-app": "linkerd-cni"});
+    set["spec"] = json!({
+        "selector": {"matchLabels": labels},
+        "updateStrategy": {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 1}},
+        "template": {
+            "metadata": {"labels": labels, "annotations": {"linkerd.io/inject": "disabled"}},
+            "spec": pod(),
+        },
+    });
+    let account = named("v1", "ServiceAccount", "linkerd-cni");
+    vec![account, role, binding, config, set]
+}
+
+/// What upstream's ConfigMap tells the plugin.
+fn plugin() -> Value {
+    json!({
+        "name": "linkerd-cni",
+        "type": "linkerd-cni",
+        "log_level": "info",
+        "kubernetes": {"kubeconfig": "__KUBECONFIG_FILEPATH__"},
+        "linkerd": {
+            "incoming-proxy-port": 4143,
+            "outgoing-proxy-port": 4140,
+            "proxy-uid": 2102,
+            "ports-to-redirect": [],
+            "inbound-ports-to-ignore": ["4191", "4190"],
+            "simulate": false,
+            "use-wait-flag": false,
+            "iptables-mode": "nft",
+            "ipv6": false,
+        },
+    })
+}
+
+fn pod() -> Value {
+    let from = |name: &str, key: &str| {
+        let key = json!({"name": "linkerd-cni-config", "key": key});
+        json!({"name": name, "valueFrom": {"configMapKeyRef": key}})
+    };
+    let host = |name: &str, path: &str| json!({"name": name, "hostPath": {"path": path}});
+    json!({
+        "tolerations": [{"operator": "Exists"}],
+        "nodeSelector": {"kubernetes.io/os": "linux"},
+        "securityContext": {"seccompProfile": {"type": "RuntimeDefault"}},
+        "serviceAccountName": "linkerd-cni",
+        "containers": [{
+            "name": "install-cni",
+            "image": concat!("cr.l5d.io/linkerd/cni-plugin:v", env!("CARGO_PKG_VERSION")),
+            "imagePullPolicy": "IfNotPresent",
+            "env": [
+                from("DEST_CNI_NET_DIR", "dest_cni_net_dir"),
+                from("DEST_CNI_BIN_DIR", "dest_cni_bin_dir"),
+                from("CNI_NETWORK_CONFIG", "cni_network_config"),
+                {"name": "SLEEP", "value": "true"},
+            ],
+            // There is no shell in the image, so this fails, and kubelet goes on.
+            "lifecycle": {"preStop": {"exec": {"command": ["/bin/sh", "-c", "kill -15 1; sleep 15s"]}}},
+            "volumeMounts": [
+                {"mountPath": "/host/opt/cni/bin", "name": "cni-bin-dir"},
+                {"mountPath": "/host/etc/cni/net.d", "name": "cni-net-dir"},
+                {"mountPath": "/tmp", "name": "linkerd-tmp-dir"},
+            ],
+            "securityContext": {"readOnlyRootFilesystem": true, "privileged": false},
+        }],
+        "volumes": [
+            host("cni-bin-dir", "/opt/cni/bin"),
+            host("cni-net-dir", "/etc/cni/net.d"),
+            {"name": "linkerd-tmp-dir", "emptyDir": {}},
+        ],
+    })
+}
