@@ -161,18 +161,17 @@ fn a_dead_credential_heals_by_itself() {
     pods.start(&[pods::native_sidecar("healed")]);
     drop(pods);
 
-    // An agent that dies with its release takes nothing along; one command does.
+    // An agent that dies with its release takes nothing along; one command does. It is
+    // killed once its pod is being deleted, when kubelet no longer starts it again.
     let last = agent();
     kill(last.pid, Signal::SIGSTOP).unwrap();
     helm.begin_uninstall();
-    kubectl(
-        &[
-            &["delete", "pod", &last.pod, "-n", "linkerd-cni"],
-            &force[..],
-        ]
-        .concat(),
-    );
-    until("it is dead", 15, || process_of(&last.container).is_none());
+    until("its pod is being deleted", 20, || {
+        let pod = ["get", "pod", &last.pod, "-n", "linkerd-cni", "-o", "json"];
+        kubectl(&pod).contains("\"deletionTimestamp\"")
+    });
+    kill(last.pid, Signal::SIGKILL).unwrap();
+    until("it is dead", 20, || process_of(&last.container).is_none());
     assert!(node.entry().is_some());
     clean(&node, &before);
     helm.end_uninstall();
@@ -291,6 +290,6 @@ fn until(what: &str, seconds: u64, condition: impl Fn() -> bool) {
     let end = Instant::now() + Duration::from_secs(seconds);
     while !condition() {
         assert!(Instant::now() < end, "not within {seconds} s: {what}");
-        thread::sleep(Duration::from_millis(50));
+        thread::sleep(Duration::from_millis(100));
     }
 }

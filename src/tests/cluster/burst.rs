@@ -17,6 +17,8 @@ const WAITING: usize = 20;
 /// at least and at most so many in all.
 const LEAST: usize = 30;
 const MOST: usize = 90;
+/// Between looks, each of which takes kubectl a quarter of a second of a processor.
+const POLL: Duration = Duration::from_millis(700);
 /// For the last ones to end.
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -91,7 +93,7 @@ impl Namespace {
                 );
                 created += BATCH;
             }
-            thread::sleep(Duration::from_millis(50));
+            thread::sleep(POLL);
         }
         let end = Instant::now() + PATIENCE;
         loop {
@@ -99,7 +101,7 @@ impl Namespace {
             if pods.iter().all(is_over) || Instant::now() > end {
                 return pods;
             }
-            thread::sleep(Duration::from_millis(200));
+            thread::sleep(POLL);
         }
     }
 
