@@ -193,6 +193,14 @@ fn clean(node: &Node, before: &node::Files) {
     let command = ["/usr/bin/linkerd2-cni-install", "uninstall"];
     kubectl(&[&debug[..], &["--"], &command[..]].concat());
     until("the node is as it was", 30, || node.files() == *before);
+    kubectl(&[
+        "delete",
+        "pods",
+        "-n",
+        "linkerd-cni",
+        "--all",
+        "--timeout=60s",
+    ]);
 }
 
 /// The agent's container.
