@@ -133,7 +133,7 @@ fn the_programs_are_told_what_values_say() {
     });
     let objects = with(json!({
         "logFormat": "json", "resyncSeconds": 60, "cniConfFileName": "10-a.conflist",
-        "chained": false, "selfTest": false, "startupTaint": "example.com/wait", "adminPort": 8081,
+        "chained": false, "selfTest": false, "requireNetworkPlugins": false, "startupTaint": "example.com/wait", "adminPort": 8081,
         "repairController": repair,
     }));
     for (name, value) in [
@@ -144,6 +144,7 @@ fn the_programs_are_told_what_values_say() {
         ("CONF_NAME", "10-a.conflist"),
         ("CHAINED", "false"),
         ("OWN_CONFIG", "false"),
+        ("REQUIRE_NETWORK_PLUGINS", "false"),
         ("SELF_TEST", "false"),
         ("STARTUP_TAINT", "example.com/wait"),
         ("REPAIR_CONTROLLER_MODE", "report"),
@@ -162,6 +163,7 @@ fn the_programs_are_told_what_values_say() {
     let agent = |name: &str| default.variable("install-cni", name);
     for (name, value) in [
         ("LINKERD_CNI_CHAINED", json!("true")),
+        ("LINKERD_CNI_REQUIRE_NETWORK_PLUGINS", json!("true")),
         ("LINKERD_CNI_SELF_TEST", json!("true")),
         ("LINKERD_CNI_CONF_NAME", Value::Null),
         ("LINKERD_CNI_STARTUP_TAINT", Value::Null),

@@ -81,6 +81,10 @@ pub struct Settings {
     /// Whether the chain is a copy of the node's under a name that sorts before it
     /// (`LINKERD_CNI_OWN_CONFIG`), so that the node's own file is never written.
     pub own_config: bool,
+    /// Whether to chain only where the bin dir holds a plugin of the network's
+    /// (`LINKERD_CNI_REQUIRE_NETWORK_PLUGINS`), as in any other directory the runtime
+    /// would not find ours, and could start no pod any more. Upstream always chains.
+    pub require_network_plugins: bool,
     /// Whether ready takes a connection that the installed plugin redirected
     /// (`LINKERD_CNI_SELF_TEST`).
     pub self_test: bool,
@@ -136,6 +140,10 @@ impl Settings {
             own_config: flag(
                 "LINKERD_CNI_OWN_CONFIG",
                 or("LINKERD_CNI_OWN_CONFIG", "false"),
+            )?,
+            require_network_plugins: flag(
+                "LINKERD_CNI_REQUIRE_NETWORK_PLUGINS",
+                or("LINKERD_CNI_REQUIRE_NETWORK_PLUGINS", "false"),
             )?,
             self_test: flag(
                 "LINKERD_CNI_SELF_TEST",

@@ -2,8 +2,10 @@
 //! directories do not look like the node's.
 //!
 //! A net dir without any network cannot be served, so that is why the agent is not ready.
-//! A bin dir without any of the network's plugins is only a doubt, with a log line and a
-//! metric: runtimes can be told of several such directories (containerd's `bin_dirs`,
+//! A bin dir without any of the network's plugins is a doubt, with a log line and a metric.
+//! Under our chart it keeps us out of the chain: a runtime that does not find a plugin of
+//! its network starts no pod and ends none. It can be told not to wait, and does not under
+//! upstream's chart, as it is no more than a doubt: runtimes can be told of several such directories (containerd's `bin_dirs`,
 //! CRI-O's `plugin_dirs`), of which ours may well be one, and that cannot be seen from
 //! here. The agent sees no directory but the two; where its pod is given more of the host,
 //! it looks at them.

@@ -236,6 +236,13 @@ impl Reconciler {
             pass.doubts.insert(CONFLIST.to_owned(), why);
         }
         self.doubt_bin_dir(&found, pass);
+        if settings.require_network_plugins
+            && let Some(why) = pass.doubts.remove(BIN_DIR)
+        {
+            let why = format!("not chained, as pods could not start any more: {why}");
+            pass.problem(CONFLIST, why);
+            return Ok(());
+        }
         if !whole {
             return Ok(());
         }

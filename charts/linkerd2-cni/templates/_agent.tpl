@@ -54,6 +54,8 @@
   value: {{ ne (toString .Values.chained) "false" | quote }}
 - name: LINKERD_CNI_OWN_CONFIG
   value: {{ eq (toString .Values.ownConfig) "true" | quote }}
+- name: LINKERD_CNI_REQUIRE_NETWORK_PLUGINS
+  value: {{ ne (toString .Values.requireNetworkPlugins) "false" | quote }}
 - name: LINKERD_CNI_SELF_TEST
   value: {{ eq (include "linkerd-cni.selfTest" .) "true" | quote }}
 {{- with .Values.startupTaint }}

@@ -187,6 +187,25 @@ pub struct StaticPod {
 }
 
 impl StaticPod {
+    /// Its IPv4 address, by what the runtime remembers of ADD: kubelet takes a minute
+    /// to tell an API server that is back.
+    pub fn address(&self) -> String {
+        let results = fs::read_dir("/var/lib/cni/results").unwrap();
+        let texts = results.filter_map(|entry| fs::read_to_string(entry.ok()?.path()).ok());
+        let cached = texts.filter_map(|text| serde_json::from_str::<Value>(&text).ok());
+        let mut ours = cached.filter(|cached| {
+            let args = cached["cniArgs"].as_array().into_iter().flatten();
+            let name = args.filter(|arg| arg[0] == "K8S_POD_NAME");
+            let mut names = name.filter_map(|arg| arg[1].as_str());
+            names.any(|name| name.starts_with(&self.name))
+        });
+        let found = ours.find_map(|cached| {
+            let address = cached["result"]["ips"][0]["address"].as_str()?;
+            Some(address.split_once('/')?.0.to_owned())
+        });
+        found.expect("the runtime remembers the pod's ADD")
+    }
+
     /// Whether its container runs, by the runtime's word.
     pub fn runs(&self) -> bool {
         let ctr = |args: &[&str]| {

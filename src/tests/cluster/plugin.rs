@@ -36,17 +36,12 @@ fn without_an_api_server_unmeshed_pods_start_at_once_and_meshed_ones_say_why_the
         meshed
     });
     until("the meshed pod runs", || meshed.runs());
-    until("its address", || !address(&pods).is_empty());
-    let answer = pods.connect("client", "app", &format!("{}:8080", address(&pods)));
+    let address = meshed.address();
+    let answer = pods.connect("client", "app", &format!("{address}:8080"));
     assert!(answer.starts_with("proxy-inbound"), "{answer}");
 
     drop((meshed, pods));
     helm.uninstall();
-}
-
-/// Of the static pod, as kubelet tells it the API server.
-fn address(pods: &Pods) -> String {
-    pods.field("default", ".status.podIP")
 }
 
 #[test]

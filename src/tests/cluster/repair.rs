@@ -112,11 +112,20 @@ fn the_startup_taint_stays_where_the_bin_dir_is_wrong_and_goes_once_the_plugin_i
     let taint = format!("--set=startupTaint={KEY}");
     let elsewhere = tempfile::tempdir().unwrap();
     let wrong = format!("--set=destCNIBinDir={}", elsewhere.path().display());
-    helm.run("install", &[&taint, &wrong]);
-    let log = || kubectl(&["logs", "-n", "linkerd-cni", "daemonset/linkerd-cni"]);
-    until("the doubt", || log().contains("bin dir: "));
-    std::thread::sleep(Duration::from_secs(3));
+    let before = node.files();
+    helm.run("install", &[&taint, &wrong, "--wait=hookOnly"]);
+    let log = || {
+        let logs = ["logs", "-n", "linkerd-cni", "-l", "k8s-app=linkerd-cni"];
+        let said = pods::command(&logs).arg("--tail=-1").output().unwrap();
+        String::from_utf8(said.stdout).unwrap()
+    };
+    until("the reason", || log().contains("not chained"));
+    std::thread::sleep(Duration::from_secs(2));
     assert!(is_tainted(), "{}", log());
+    assert!(
+        !node.is_chained(),
+        "the runtime would start no pod any more"
+    );
 
     helm.run("upgrade", &[&taint]);
     until("the taint is off", || !is_tainted());
@@ -127,8 +136,8 @@ fn the_startup_taint_stays_where_the_bin_dir_is_wrong_and_goes_once_the_plugin_i
     );
     assert!(proven.is_some() && proven < off, "{log}");
     helm.uninstall();
+    assert_eq!(node.files(), before, "uninstalling leaves the node's files");
     drop(tainted_node);
-    drop(node);
 }
 
 const KEY: &str = "linkerd.io/cni-not-ready";

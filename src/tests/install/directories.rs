@@ -49,3 +49,19 @@ fn a_bin_dir_without_the_networks_plugins_is_a_warning_and_no_reason_to_wait() {
         agent.log().contains("bin dir: no longer wrong")
     });
 }
+
+#[test]
+fn a_bin_dir_that_the_runtime_may_not_know_keeps_the_plugin_out_of_the_chain_where_that_is_asked() {
+    let node = Node::new();
+    node.write("10-calico.conflist", CALICO);
+    let require = ("LINKERD_CNI_REQUIRE_NETWORK_PLUGINS", "true");
+    let mut agent = node.start_with(&[require]);
+    until("the reason", || agent.ready().1.contains("not chained"));
+    let (status, why) = agent.ready();
+    assert_eq!(status, 500);
+    assert!(why.contains("destCNIBinDir"), "{why}");
+    assert_eq!(node.text("10-calico.conflist"), CALICO);
+    fs::write(node.bin("portmap"), "").unwrap();
+    agent.until_ready();
+    assert!(node.chained("10-calico.conflist"));
+}
