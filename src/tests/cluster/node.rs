@@ -197,7 +197,8 @@ impl StaticPod {
             let args = cached["cniArgs"].as_array().into_iter().flatten();
             let name = args.filter(|arg| arg[0] == "K8S_POD_NAME");
             let mut names = name.filter_map(|arg| arg[1].as_str());
-            names.any(|name| name.starts_with(&self.name))
+            // The loopback interface has a result of its own.
+            cached["ifName"] == "eth0" && names.any(|name| name.starts_with(&self.name))
         });
         let found = ours.find_map(|cached| {
             let address = cached["result"]["ips"][0]["address"].as_str()?;
