@@ -110,14 +110,15 @@ impl Node {
     }
 
     /// Stops the API server, calls `meanwhile`, and starts it again, also on a panic.
-    /// The scheduler and the controllers start anew with it, as they would else wait
-    /// up to a minute before they try again.
+    /// Others start anew with it, as they would else wait up to a minute before they
+    /// try again.
     pub fn without_api_server<T>(&self, meanwhile: impl FnOnce() -> T) -> T {
         struct Restart;
         impl Drop for Restart {
             fn drop(&mut self) {
-                end("kube-scheduler");
-                end("kube-controller-manager");
+                for component in ["kube-scheduler", "kube-controller-manager", "kubelet"] {
+                    end(component);
+                }
                 let cluster = Path::new(env!("CARGO_MANIFEST_DIR")).join("scripts/cluster");
                 let up = Command::new(cluster).arg("up").output().unwrap();
                 let said = String::from_utf8_lossy(&up.stderr);
