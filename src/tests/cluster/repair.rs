@@ -1,11 +1,10 @@
 //! Pods that were there before the plugin, and pods that lost their rules.
 
-use std::io::Write as _;
-use std::net::TcpStream;
+use std::thread;
 use std::time::Duration;
 
 use crate::helm::Helm;
-use crate::node::{Node, netns_of, until};
+use crate::node::{Node, netns_of, until, until_within};
 use crate::pods::{self, Pods, kubectl};
 
 /// How often the audit looks, in seconds.
@@ -41,21 +40,20 @@ fn stranded_pods_are_told_about_labelled_or_repaired_in_place_and_audited() {
     let answer = || pods.connect("client", "app", &format!("{ip}:8080"));
     assert!(answer().starts_with("proxy-inbound"), "{}", answer());
 
-    let mut open = TcpStream::connect(format!("{ip}:8080")).unwrap();
-    open.write_all(b"before").unwrap();
-    netns_of(&ip).must(&["nft", "flush", "ruleset"]);
-    assert!(answer().starts_with("app-of-stranded"), "{}", answer());
-    until("the rules", || {
-        // The server ends a connection that is silent for a second.
-        open.write_all(b"meanwhile").unwrap();
-        answer().starts_with("proxy-inbound")
+    // Another pod, as one that was just repaired is left alone for a minute.
+    pods.start(&[pods::meshed("audited")]);
+    let uid = pods.field("audited", ".metadata.uid");
+    let ip = pods.ip("audited");
+    let answer = || pods.connect("client", "app", &format!("{ip}:8080"));
+    assert!(answer().starts_with("proxy-inbound"), "{}", answer());
+    netns_of(&ip).must(&["nft", "flush", "table", "ip", "linkerd-cni"]);
+    until_within(Duration::from_secs(2 * PERIOD), "the Event on it", || {
+        let events = ["get", "events", "-n", "audited", "-o", "name"];
+        let reason = ["--field-selector", "reason=LinkerdCNIRulesMissing"];
+        !kubectl(&[&events[..], &reason].concat()).is_empty()
     });
-    // A reset would have come back for the first, and fails the second.
-    for _ in 0..3 {
-        open.write_all(b"after").unwrap();
-        std::thread::sleep(Duration::from_millis(100));
-    }
-    assert_eq!(pods.field("stranded", ".metadata.uid"), uid, "the same pod");
+    assert!(answer().starts_with("proxy-inbound"), "{}", answer());
+    assert_eq!(pods.field("audited", ".metadata.uid"), uid, "the same pod");
 
     drop(pods);
     helm.uninstall();
@@ -120,7 +118,7 @@ fn the_startup_taint_stays_where_the_bin_dir_is_wrong_and_goes_once_the_plugin_i
         String::from_utf8(said.stdout).unwrap()
     };
     until("the reason", || log().contains("not chained"));
-    std::thread::sleep(Duration::from_secs(2));
+    thread::sleep(Duration::from_secs(2));
     assert!(is_tainted(), "{}", log());
     assert!(
         !node.is_chained(),
