@@ -1,6 +1,10 @@
 //! Pods that were there before the plugin, and pods that lost their rules.
 
-use std::thread;
+use std::io::Write as _;
+use std::net::TcpStream;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use crate::helm::Helm;
@@ -46,13 +50,16 @@ fn stranded_pods_are_told_about_labelled_or_repaired_in_place_and_audited() {
     let ip = pods.ip("audited");
     let answer = || pods.connect("client", "app", &format!("{ip}:8080"));
     assert!(answer().starts_with("proxy-inbound"), "{}", answer());
-    netns_of(&ip).must(&["nft", "flush", "table", "ip", "linkerd-cni"]);
+    let open = Open::to(&format!("{ip}:8080"));
+    let chain = ["ip", "linkerd-cni", "PROXY_INIT_REDIRECT"];
+    netns_of(&ip).must(&[&["nft", "flush", "chain"], &chain[..]].concat());
     until_within(Duration::from_secs(2 * PERIOD), "the Event on it", || {
         let events = ["get", "events", "-n", "audited", "-o", "name"];
         let reason = ["--field-selector", "reason=LinkerdCNIRulesMissing"];
         !kubectl(&[&events[..], &reason].concat()).is_empty()
     });
     assert!(answer().starts_with("proxy-inbound"), "{}", answer());
+    open.ends_well();
     assert_eq!(pods.field("audited", ".metadata.uid"), uid, "the same pod");
 
     drop(pods);
@@ -154,6 +161,37 @@ impl Drop for Tainted {
     fn drop(&mut self) {
         let off = ["taint", "node", "--all", &format!("{KEY}-")];
         let _ = std::process::Command::new("kubectl").args(off).output();
+    }
+}
+
+/// A connection that is written to all the time, as the server ends one that is silent
+/// for a second. A reset would fail the write after the next.
+struct Open {
+    over: Arc<AtomicBool>,
+    writer: JoinHandle<std::io::Result<()>>,
+}
+
+impl Open {
+    fn to(address: &str) -> Open {
+        let mut stream = TcpStream::connect(address).unwrap();
+        let over = Arc::new(AtomicBool::new(false));
+        let stop = Arc::clone(&over);
+        let writer = thread::spawn(move || {
+            while !stop.load(Ordering::Relaxed) {
+                stream.write_all(b"still here")?;
+                thread::sleep(Duration::from_millis(50));
+            }
+            Ok(())
+        });
+        Open { over, writer }
+    }
+
+    /// Some writes later it is still open.
+    fn ends_well(self) {
+        thread::sleep(Duration::from_millis(300));
+        self.over.store(true, Ordering::Relaxed);
+        let written = self.writer.join().unwrap();
+        assert!(written.is_ok(), "the open connection was cut: {written:?}");
     }
 }
 
