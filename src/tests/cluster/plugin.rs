@@ -36,9 +36,7 @@ fn without_an_api_server_unmeshed_pods_start_at_once_and_meshed_ones_say_why_the
         meshed
     });
     until("the meshed pod runs", || meshed.runs());
-    let address = meshed.address();
-    let answer = pods.connect("client", "app", &format!("{address}:8080"));
-    assert!(answer.starts_with("proxy-inbound"), "{answer}");
+    pods.until_proxied("client", &format!("{}:8080", meshed.address()));
 
     drop((meshed, pods));
     helm.uninstall();

@@ -3,11 +3,14 @@
 use std::cell::RefCell;
 use std::io::Write as _;
 use std::process::{Command, Stdio};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use crate::node::until;
+use crate::node::{until, until_within};
+
+/// For kubelet to come back.
+const EXEC: Duration = Duration::from_secs(90);
 
 /// The pods of a test; dropping it deletes them.
 #[derive(Default)]
@@ -42,7 +45,13 @@ impl Pods {
     #[allow(clippy::print_stdout, reason = "shows where a test's time goes")]
     pub fn until_ready(&self, name: &str) {
         let begin = Instant::now();
-        let wait = ["wait", "-n", name, "--for=condition=Ready", "--timeout=90s"];
+        let wait = [
+            "wait",
+            "-n",
+            name,
+            "--for=condition=Ready",
+            "--timeout=180s",
+        ];
         let ready = command(&wait)
             .args(["pod", "--all"])
             .stdout(Stdio::null())
@@ -69,11 +78,35 @@ impl Pods {
     /// What a connection from the container got, `refused` and `timeout` included.
     pub fn connect(&self, pod: &str, container: &str, target: &str) -> String {
         let exec = ["exec", "-n", pod, pod, "-c", container, "--"];
-        let output = command(&exec)
-            .args(["/probe", "connect", target])
-            .output()
-            .unwrap();
-        String::from_utf8(output.stdout).unwrap().trim().to_owned()
+        let mut answer = String::new();
+        // kubelet may have just been started anew, and then refuses kubectl.
+        until_within(EXEC, &format!("kubectl exec in {pod}"), || {
+            let mut kubectl = command(&exec);
+            let output = kubectl.args(["/probe", "connect", target]).output();
+            let output = output.unwrap();
+            answer = String::from_utf8(output.stdout).unwrap().trim().to_owned();
+            let said = String::from_utf8_lossy(&output.stderr);
+            show_unless(!answer.is_empty(), &said);
+            !answer.is_empty()
+        });
+        answer
+    }
+
+    /// Waits for a container's proxy, which may start after the app next to it, to get
+    /// connections to `target`. The app must get none before.
+    pub fn until_proxied(&self, pod: &str, target: &str) {
+        until_within(EXEC, "the proxy answers", || {
+            let answer = self.connect(pod, "app", target);
+            assert!(!answer.starts_with("app-of"), "past the proxy: {answer}");
+            answer.starts_with("proxy-inbound")
+        });
+    }
+}
+
+#[allow(clippy::print_stdout, reason = "says why a test waits")]
+fn show_unless(good: bool, said: &str) {
+    if !good {
+        println!("{}", said.trim());
     }
 }
 
@@ -156,13 +189,20 @@ pub fn stateful(pod: &Value) -> Value {
 
 fn app(pod: &str) -> Value {
     let name = format!("app-of-{pod}");
-    container("app", 1000, &["serve", &name, "0.0.0.0:8080"])
+    let app = container("app", 1000, &["serve", &name, "0.0.0.0:8080"]);
+    listening(8080, app)
 }
 
 fn proxy() -> Value {
     let words = "serve proxy-inbound 0.0.0.0:4143 proxy-outbound 0.0.0.0:4140 proxy-admin 0.0.0.0:4190 0.0.0.0:4191";
     let words: Vec<&str> = words.split(' ').collect();
-    container("linkerd-proxy", 2102, &words)
+    listening(4191, container("linkerd-proxy", 2102, &words))
+}
+
+/// The container, which is ready once it takes connections.
+fn listening(port: u16, mut container: Value) -> Value {
+    container["readinessProbe"] = json!({"tcpSocket": {"port": port}, "periodSeconds": 1});
+    container
 }
 
 pub fn container(name: &str, uid: u32, words: &[&str]) -> Value {
