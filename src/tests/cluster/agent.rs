@@ -3,7 +3,6 @@
 
 use std::fs;
 use std::path::Path;
-use std::thread;
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, kill};
@@ -12,9 +11,8 @@ use serde_json::Value;
 
 use crate::burst;
 use crate::helm::Helm;
-use crate::node::{self, Node};
+use crate::node::{self, Node, until_within};
 use crate::pods::{self, Pods, kubectl};
-use crate::upstream;
 
 const KUBECONFIG: &str = "/etc/cni/net.d/ZZZ-linkerd-cni-kubeconfig";
 /// In kB, the unit of `VmRSS`.
@@ -45,7 +43,7 @@ fn no_pod_starts_bare_or_is_lost_while_the_agent_is_replaced_or_killed() {
     burst::during("SIGKILL of the agent", || {
         let agent = agent();
         kill(agent.pid, Signal::SIGKILL).unwrap();
-        until("the next agent is ready", 60, || {
+        until_within(Duration::from_secs(60), "the next agent is ready", || {
             let next = find_agent();
             next.is_some_and(|next| next.container != agent.container && next.ready)
         });
@@ -62,7 +60,9 @@ fn no_pod_starts_bare_or_is_lost_while_the_agent_is_replaced_or_killed() {
 
     let begin = Instant::now();
     helm.begin_uninstall();
-    until("the node is as it was", 10, || node.files() == before);
+    until_within(Duration::from_secs(10), "the node is as it was", || {
+        node.files() == before
+    });
     println!("uninstalled in {:.1?}", begin.elapsed());
     helm.end_uninstall();
     assert_eq!(node.files(), before);
@@ -73,10 +73,12 @@ fn an_install_of_upstreams_chart_is_taken_over_without_a_bare_pod() {
     let node = Node::here();
     let before = node.files();
     let helm = Helm::with_local_repository();
-    helm.install_objects(&upstream::objects());
-    until("upstream's install is in the chain", 60, || {
-        node.entry().is_some()
-    });
+    helm.install_upstream();
+    until_within(
+        Duration::from_secs(60),
+        "upstream's install is in the chain",
+        || node.entry().is_some(),
+    );
     burst::during("helm upgrade from upstream's chart", || {
         helm.run("upgrade", &["--reset-then-reuse-values"]);
     });
@@ -100,7 +102,9 @@ fn a_dead_credential_heals_by_itself() {
     let good = fs::read_to_string(KUBECONFIG).unwrap();
     fs::write(KUBECONFIG, with_token(&good, "garbage")).unwrap();
     let begin = Instant::now();
-    until("the damage is undone", 15, || token() == token_in(&good));
+    until_within(Duration::from_secs(15), "the damage is undone", || {
+        token() == token_in(&good)
+    });
     println!(
         "a damaged kubeconfig was put right in {:.1?}",
         begin.elapsed()
@@ -130,11 +134,11 @@ fn a_dead_credential_heals_by_itself() {
     ]);
     pods::apply(&account);
     let begin = Instant::now();
-    until("there is another token", 20, || {
+    until_within(Duration::from_secs(20), "there is another token", || {
         token().is_some() && token() != revoked
     });
     println!("a revoked token was replaced in {:.1?}", begin.elapsed());
-    until("ready", 30, || {
+    until_within(Duration::from_secs(30), "ready", || {
         find_agent().is_some_and(|agent| agent.ready)
     });
 
@@ -147,7 +151,7 @@ fn a_dead_credential_heals_by_itself() {
     let force = ["--force", "--grace-period=0"];
     kubectl(&[&["delete", "pod", name, "-n", "linkerd-cni"], &force[..]].concat());
     let begin = Instant::now();
-    until("the next agent is ready", 15, || {
+    until_within(Duration::from_secs(15), "the next agent is ready", || {
         let healed = || token().is_some_and(|token| token != "garbage");
         healed() && find_agent().is_some_and(|next| next.pod != old.pod && next.ready)
     });
@@ -166,12 +170,14 @@ fn a_dead_credential_heals_by_itself() {
     let last = agent();
     kill(last.pid, Signal::SIGSTOP).unwrap();
     helm.begin_uninstall();
-    until("its pod is being deleted", 20, || {
+    until_within(Duration::from_secs(20), "its pod is being deleted", || {
         let pod = ["get", "pod", &last.pod, "-n", "linkerd-cni", "-o", "json"];
         kubectl(&pod).contains("\"deletionTimestamp\"")
     });
     kill(last.pid, Signal::SIGKILL).unwrap();
-    until("it is dead", 20, || process_of(&last.container).is_none());
+    until_within(Duration::from_secs(20), "it is dead", || {
+        process_of(&last.container).is_none()
+    });
     assert!(node.entry().is_some());
     clean(&node, &before);
     helm.end_uninstall();
@@ -192,7 +198,9 @@ fn clean(node: &Node, before: &node::Files) {
     ];
     let command = ["/usr/bin/linkerd2-cni-install", "uninstall"];
     kubectl(&[&debug[..], &["--"], &command[..]].concat());
-    until("the node is as it was", 30, || node.files() == *before);
+    until_within(Duration::from_secs(30), "the node is as it was", || {
+        node.files() == *before
+    });
     kubectl(&[
         "delete",
         "pods",
@@ -291,13 +299,4 @@ fn with_token(kubeconfig: &str, token: &str) -> String {
     let mut value: Value = serde_json::from_str(kubeconfig).unwrap();
     value["users"][0]["user"]["token"] = token.into();
     value.to_string()
-}
-
-/// Waits for `condition`, and fails if that takes longer.
-fn until(what: &str, seconds: u64, condition: impl Fn() -> bool) {
-    let end = Instant::now() + Duration::from_secs(seconds);
-    while !condition() {
-        assert!(Instant::now() < end, "not within {seconds} s: {what}");
-        thread::sleep(Duration::from_millis(100));
-    }
 }

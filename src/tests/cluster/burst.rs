@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use crate::pods::{apply, command, container, kubectl};
+use crate::pods::{self, apply, command, container, kubectl};
 
 /// So many pods are made at a time,
 const BATCH: usize = 10;
@@ -72,12 +72,7 @@ impl Namespace {
     fn new() -> Namespace {
         let name = "burst".to_owned();
         kubectl(&["create", "namespace", &name]);
-        let account = || command(&["get", "serviceaccount", "default", "-n", "burst"]).output();
-        let end = Instant::now() + PATIENCE;
-        while !account().is_ok_and(|output| output.status.success()) {
-            assert!(Instant::now() < end, "no service account in {name}");
-            thread::sleep(Duration::from_millis(100));
-        }
+        pods::until_account(&name);
         Namespace(name)
     }
 

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::fs;
 use std::io::Write as _;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 
 use crate::helm::Helm;
 use crate::linkerd_check_finds_what_it_looks_up;
-use crate::node::Node;
+use crate::node::{Node, until};
 use crate::pods::kubectl;
 
 fn repository() -> &'static Path {
@@ -65,16 +65,10 @@ fn a_release_of_linkerd2s_chart_is_upgraded_to_ours() {
     let node = Node::here();
     let before = node.files();
     let helm = Helm::with_local_repository();
-    let theirs = tempfile::tempdir().unwrap();
-    let chart = upstreams_chart(theirs.path());
-    // Their image cannot be had here; ours takes what theirs is told.
-    let version = concat!("image.version=v", env!("CARGO_PKG_VERSION"));
-    let mut install = vec!["install", "linkerd-cni", chart.to_str().unwrap()];
-    install.extend(["-n", "linkerd-cni", "--create-namespace", "--set", version]);
-    helm.must(&install);
+    helm.install_upstream();
     // Their pod is ready before it has done anything, so look at the node.
     kubectl_rollout();
-    until_chained(&node);
+    until("their entry is in the chain", || node.is_chained());
 
     // No value of ours is there, and none of theirs may go.
     helm.run("upgrade", &["--reuse-values"]);
@@ -293,14 +287,6 @@ fn kubectl_rollout() {
     kubectl(&[&rollout[..], &["--timeout=60s"]].concat());
 }
 
-fn until_chained(node: &Node) {
-    let deadline = Instant::now() + Duration::from_secs(60);
-    while !node.is_chained() {
-        assert!(Instant::now() < deadline, "{:?}", node.files());
-        thread::sleep(Duration::from_millis(100));
-    }
-}
-
 /// kubectl with something to read. Its output; panics with what it said if it fails.
 fn piped(args: &[&str], text: &str) -> String {
     let mut child = Command::new("kubectl")
@@ -319,108 +305,4 @@ fn piped(args: &[&str], text: &str) -> String {
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "kubectl {args:?}: {said}");
     String::from_utf8(output.stdout).unwrap()
-}
-
-/// A chart of linkerd2's shape: its values, object names, rights and pod, in words of our own.
-fn upstreams_chart(directory: &Path) -> PathBuf {
-    let chart = directory.join("linkerd2-cni");
-    fs::create_dir_all(chart.join("templates")).unwrap();
-    let values = fs::read_to_string(repository().join("chart-tests/values/upstream.yaml")).unwrap();
-    // Helm adds this to a release whose chart has a subchart, as theirs.
-    let values = values + "\npartials: {global: {}}\n";
-    fs::write(chart.join("values.yaml"), values).unwrap();
-    let metadata = json!({"apiVersion": "v2", "name": "linkerd2-cni", "version": "2026.8.3"});
-    fs::write(chart.join("Chart.yaml"), metadata.to_string()).unwrap();
-    let labels = json!({"linkerd.io/cni-resource": "true"});
-    let meta = |name: &str| json!({"name": name, "namespace": "linkerd-cni", "labels": labels});
-    let cluster_meta = json!({"name": "linkerd-cni", "labels": labels});
-    let role = "rbac.authorization.k8s.io";
-    let config = json!({
-        "name": "linkerd-cni", "type": "linkerd-cni", "log_level": "info",
-        "kubernetes": {"kubeconfig": "__KUBECONFIG_FILEPATH__"},
-        "linkerd": {
-            "incoming-proxy-port": 4143, "outgoing-proxy-port": 4140, "proxy-uid": 2102,
-            "ports-to-redirect": [], "inbound-ports-to-ignore": ["4191", "4190"], "simulate": false,
-            "use-wait-flag": false, "iptables-mode": "nft", "ipv6": false,
-        },
-    });
-    let objects = [
-        json!({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": meta("linkerd-cni")}),
-        json!({
-            "apiVersion": format!("{role}/v1"), "kind": "ClusterRole", "metadata": cluster_meta,
-            "rules": [{
-                "apiGroups": [""], "resources": ["pods", "nodes", "namespaces", "services"],
-                "verbs": ["list", "get", "watch"],
-            }],
-        }),
-        json!({
-            "apiVersion": format!("{role}/v1"), "kind": "ClusterRoleBinding", "metadata": cluster_meta,
-            "roleRef": {"apiGroup": role, "kind": "ClusterRole", "name": "linkerd-cni"},
-            "subjects": [{"kind": "ServiceAccount", "name": "linkerd-cni", "namespace": "linkerd-cni"}],
-        }),
-        json!({
-            "apiVersion": "v1", "kind": "ConfigMap", "metadata": meta("linkerd-cni-config"),
-            "data": {
-                "dest_cni_net_dir": "/etc/cni/net.d", "dest_cni_bin_dir": "/opt/cni/bin",
-                "cni_network_config": config.to_string(),
-            },
-        }),
-        upstreams_daemonset(meta("linkerd-cni")),
-    ];
-    for (index, object) in objects.iter().enumerate() {
-        let path = chart.join(format!("templates/{index}.yaml"));
-        fs::write(path, object.to_string()).unwrap();
-    }
-    chart
-}
-
-fn upstreams_daemonset(mut metadata: Value) -> Value {
-    metadata["labels"]["k8s-app"] = json!("linkerd-cni");
-    let variable = |name: &str, key: &str| {
-        let source = json!({"configMapKeyRef": {"name": "linkerd-cni-config", "key": key}});
-        json!({"name": name, "valueFrom": source})
-    };
-    let volumes = ["/opt/cni/bin", "/etc/cni/net.d"];
-    json!({
-        "apiVersion": "apps/v1",
-        "kind": "DaemonSet",
-        "metadata": metadata,
-        "spec": {
-            "selector": {"matchLabels": {"k8s-app": "linkerd-cni"}},
-            "template": {
-                "metadata": {
-                    "labels": {"k8s-app": "linkerd-cni", "linkerd.io/cni-resource": "true"},
-                    "annotations": {"linkerd.io/inject": "disabled"},
-                },
-                "spec": {
-                    "tolerations": [{"operator": "Exists"}],
-                    "nodeSelector": {"kubernetes.io/os": "linux"},
-                    "securityContext": {"seccompProfile": {"type": "RuntimeDefault"}},
-                    "serviceAccountName": "linkerd-cni",
-                    "containers": [{
-                        "name": "install-cni",
-                        "image": "{{ .Values.image.name }}:{{ .Values.image.version }}",
-                        "env": [
-                            variable("DEST_CNI_NET_DIR", "dest_cni_net_dir"),
-                            variable("DEST_CNI_BIN_DIR", "dest_cni_bin_dir"),
-                            variable("CNI_NETWORK_CONFIG", "cni_network_config"),
-                            {"name": "SLEEP", "value": "true"},
-                        ],
-                        "lifecycle": {"preStop": {"exec": {"command": ["/bin/sh", "-c", "kill -15 1; sleep 15s"]}}},
-                        "volumeMounts": [
-                            {"name": "cni-bin-dir", "mountPath": format!("/host{}", volumes[0])},
-                            {"name": "cni-net-dir", "mountPath": format!("/host{}", volumes[1])},
-                            {"name": "linkerd-tmp-dir", "mountPath": "/tmp"},
-                        ],
-                        "securityContext": {"readOnlyRootFilesystem": true, "privileged": false},
-                    }],
-                    "volumes": [
-                        {"name": "cni-bin-dir", "hostPath": {"path": volumes[0]}},
-                        {"name": "cni-net-dir", "hostPath": {"path": volumes[1]}},
-                        {"name": "linkerd-tmp-dir", "emptyDir": {}},
-                    ],
-                },
-            },
-        },
-    })
 }

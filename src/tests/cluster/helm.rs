@@ -9,6 +9,7 @@ use std::thread;
 use std::time::Instant;
 
 use crate::pods::kubectl;
+use crate::upstream;
 
 /// Dropping it uninstalls the release, if a failure left it.
 pub struct Helm {
@@ -48,20 +49,15 @@ impl Helm {
         println!("{:>6.1?} helm {verb}", begin.elapsed());
     }
 
-    /// Installs `objects` under our release's name, as another chart would.
-    pub fn install_objects(&self, objects: &[serde_json::Value]) {
-        let chart = self.home.path().join("other");
-        fs::create_dir_all(chart.join("templates")).unwrap();
-        let about = "{apiVersion: v2, name: linkerd2-cni, version: 0.0.1}";
-        fs::write(chart.join("Chart.yaml"), about).unwrap();
-        for (number, object) in objects.iter().enumerate() {
-            // JSON is YAML; a brace in it must not be taken for a template's.
-            let text = serde_json::to_string_pretty(object).unwrap();
-            fs::write(chart.join(format!("templates/{number}.yaml")), text).unwrap();
-        }
-        let chart = chart.to_str().unwrap();
-        let release = ["install", "linkerd-cni", chart, "-n", "linkerd-cni"];
-        self.must(&[&release[..], &["--create-namespace"]].concat());
+    /// Installs what stands for upstream's chart, under our release's name. Its image
+    /// cannot be had here; ours takes what theirs is told.
+    pub fn install_upstream(&self) {
+        let chart = self.home.path().join("upstream");
+        upstream::write_chart(&chart);
+        let version = concat!("image.version=v", env!("CARGO_PKG_VERSION"));
+        let install = ["install", "linkerd-cni", chart.to_str().unwrap()];
+        let into = ["-n", "linkerd-cni", "--create-namespace", "--set", version];
+        self.must(&[&install[..], &into].concat());
     }
 
     #[allow(clippy::print_stdout, reason = "shows where a test's time goes")]

@@ -33,10 +33,7 @@ impl Pods {
             let name = object["metadata"]["name"].as_str().unwrap();
             kubectl(&["create", "namespace", name]);
             self.names.borrow_mut().push(name.to_owned());
-            until("the namespace's account", || {
-                let account = ["get", "serviceaccount", "default", "-n", name];
-                command(&account).output().unwrap().status.success()
-            });
+            until_account(name);
             apply(object);
         }
     }
@@ -123,6 +120,14 @@ impl Drop for Pods {
         let _ = command(&delete).args(names.iter()).output();
         println!("{:>6.1?} pods are gone", begin.elapsed());
     }
+}
+
+/// Waits for the account without which a new namespace takes no pods.
+pub fn until_account(namespace: &str) {
+    until("the namespace's account", || {
+        let account = ["get", "serviceaccount", "default", "-n", namespace];
+        command(&account).output().unwrap().status.success()
+    });
 }
 
 pub fn unmeshed(name: &str) -> Value {

@@ -1,10 +1,30 @@
-//! An install as linkerd2's chart makes it, with our image: its objects, variables, rights
-//! and pod, none of ours.
+//! A chart of linkerd2's shape: its values, objects, variables, rights and pod, none of
+//! ours.
+
+use std::fs;
+use std::path::Path;
 
 use serde_json::{Value, json};
 
-/// Upstream's ServiceAccount, rights, ConfigMap and DaemonSet in `linkerd-cni`.
-pub fn objects() -> Vec<Value> {
+/// The chart in a directory, which it makes.
+pub fn write_chart(chart: &Path) {
+    fs::create_dir_all(chart.join("templates")).unwrap();
+    let metadata = json!({"apiVersion": "v2", "name": "linkerd2-cni", "version": "2026.8.3"});
+    fs::write(chart.join("Chart.yaml"), metadata.to_string()).unwrap();
+    let repository = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let values = fs::read_to_string(repository.join("chart-tests/values/upstream.yaml")).unwrap();
+    // Helm adds this to a release whose chart has a subchart, as theirs.
+    let values = values + "\npartials: {global: {}}\n";
+    fs::write(chart.join("values.yaml"), values).unwrap();
+    for (number, object) in objects().iter().enumerate() {
+        // JSON is YAML. In lines of their own its braces are not taken for a template's.
+        let text = serde_json::to_string_pretty(object).unwrap();
+        fs::write(chart.join(format!("templates/{number}.yaml")), text).unwrap();
+    }
+}
+
+/// Upstream's ServiceAccount, rights, ConfigMap and DaemonSet in the release's namespace.
+fn objects() -> Vec<Value> {
     let named = |version: &str, kind: &str, name: &str| {
         json!({
             "apiVersion": version,
@@ -30,9 +50,10 @@ pub fn objects() -> Vec<Value> {
         "cni_network_config": plugin().to_string(),
     });
     let mut set = named("apps/v1", "DaemonSet", "linkerd-cni");
-    let labels = json!({"k8s-app": "linkerd-cni"});
+    set["metadata"]["labels"]["k8s-app"] = json!("linkerd-cni");
+    let labels = &set["metadata"]["labels"];
     set["spec"] = json!({
-        "selector": {"matchLabels": labels},
+        "selector": {"matchLabels": {"k8s-app": "linkerd-cni"}},
         "updateStrategy": {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 1}},
         "template": {
             "metadata": {"labels": labels, "annotations": {"linkerd.io/inject": "disabled"}},
@@ -77,8 +98,8 @@ fn pod() -> Value {
         "serviceAccountName": "linkerd-cni",
         "containers": [{
             "name": "install-cni",
-            "image": concat!("cr.l5d.io/linkerd/cni-plugin:v", env!("CARGO_PKG_VERSION")),
-            "imagePullPolicy": "IfNotPresent",
+            "image": "{{ .Values.image.name }}:{{ .Values.image.version }}",
+            "imagePullPolicy": "{{ .Values.image.pullPolicy }}",
             "env": [
                 from("DEST_CNI_NET_DIR", "dest_cni_net_dir"),
                 from("DEST_CNI_BIN_DIR", "dest_cni_bin_dir"),
