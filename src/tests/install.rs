@@ -273,6 +273,10 @@ fn a_template_that_is_no_entry_ends_the_agent_with_the_reason() {
             [("LINKERD_CNI_LOG_LEVEL", "loud"), ("X", "")],
             "Cannot parse log-level 'loud'",
         ),
+        (
+            [("KUBERNETES_SERVICE_PORT", "https"), ("X", "")],
+            "KUBERNETES_SERVICE_PORT=https: not a port",
+        ),
     ] {
         let mut agent = node.start_with(&vars);
         assert_eq!(agent.wait(), Some(1), "{reason}");
