@@ -90,12 +90,8 @@ impl Access {
     }
 }
 
-/// Reads a regular file of at most [`LIMIT`] bytes, and its access.
-pub fn read(path: &Path) -> Result<(Vec<u8>, Access), Error> {
-    let unfit = |what| Error::Unfit {
-        path: path.to_owned(),
-        what,
-    };
+/// Opens a regular file for reading.
+fn open(path: &Path) -> Result<(File, Metadata), Error> {
     // Not blocking, so that a pipe with a fitting name does not hold the agent.
     let file = OpenOptions::new()
         .read(true)
@@ -104,22 +100,63 @@ pub fn read(path: &Path) -> Result<(Vec<u8>, Access), Error> {
         .map_err(failed("read", path))?;
     let metadata = file.metadata().map_err(failed("read", path))?;
     if !metadata.is_file() {
-        return Err(unfit("is not a regular file"));
+        return Err(Error::Unfit {
+            path: path.to_owned(),
+            what: "is not a regular file",
+        });
     }
+    Ok((file, metadata))
+}
+
+/// Reads a regular file of at most [`LIMIT`] bytes, and its access.
+pub fn read(path: &Path) -> Result<(Vec<u8>, Access), Error> {
+    let (file, metadata) = open(path)?;
     let mut bytes = Vec::new();
     file.take(LIMIT + 1)
         .read_to_end(&mut bytes)
         .map_err(failed("read", path))?;
     if bytes.len() as u64 > LIMIT {
-        return Err(unfit("is larger than 5 MiB"));
+        return Err(Error::Unfit {
+            path: path.to_owned(),
+            what: "is larger than 5 MiB",
+        });
     }
     Ok((bytes, Access::of(&metadata)))
+}
+
+/// Whether the regular file at `path`, however large, has `bytes` in it.
+pub fn holds(path: &Path, bytes: &[u8]) -> Result<bool, Error> {
+    let (mut file, _) = open(path)?;
+    let mut buffer = vec![0; 64 << 10];
+    let mut kept = 0;
+    loop {
+        let filled = fill(&mut file, &mut buffer[kept..]).map_err(failed("read", path))?;
+        let end = kept + filled;
+        if buffer[..end].windows(bytes.len()).any(|part| part == bytes) {
+            return Ok(true);
+        }
+        if filled == 0 {
+            return Ok(false);
+        }
+        // What a later part may complete.
+        let from = end.saturating_sub(bytes.len());
+        buffer.copy_within(from..end, 0);
+        kept = end - from;
+    }
 }
 
 /// Replaces `path` by a file with `bytes`.
 pub fn write(path: &Path, bytes: &[u8], access: Access) -> Result<(), Error> {
     let temporary = Temporary::beside(path)?;
     temporary.fill(access, |file| file.write_all(bytes))?;
+    temporary.rename()
+}
+
+/// Replaces `path` as [`write`] does, with the extended attributes of `like`.
+pub fn write_like(path: &Path, bytes: &[u8], access: Access, like: &Path) -> Result<(), Error> {
+    let temporary = Temporary::beside(path)?;
+    temporary.fill(access, |file| file.write_all(bytes))?;
+    attributes::copy(like, &temporary.path);
     temporary.rename()
 }
 

@@ -33,6 +33,7 @@ pub const KUBECONFIG: &str = "kubeconfig";
 pub const CREDENTIAL: &str = "credential";
 pub const CONFLIST: &str = "network configuration";
 const BIN_DIR: &str = "bin dir";
+const LEFTOVERS: &str = "leftovers";
 pub const SELF_TEST: &str = "self-test";
 
 /// What one look came to.
@@ -211,16 +212,20 @@ impl Reconciler {
     fn keep_conflists(&mut self, pass: &mut Pass, whole: bool) -> Result<(), files::Error> {
         let settings = Arc::clone(&self.settings);
         if whole && !self.tidied {
-            leftovers::tidy(&settings)?;
-            self.tidied = true;
+            let left = leftovers::tidy(&settings);
+            self.tidied = left.is_empty();
+            let left: Vec<String> = left.iter().map(ToString::to_string).collect();
+            if !left.is_empty() {
+                pass.problem(LEFTOVERS, left.join("; "));
+            }
         }
         let dir = &settings.net_dir;
         let found = netdir::scan(dir, &settings.kubeconfig_name)?;
-        let mut journal = Journal::load(dir).unwrap_or_else(|why| {
+        let (mut journal, why) = Journal::load(dir);
+        if let Some(why) = why {
             pass.problem("journal", why);
-            Journal::default()
-        });
-        let plan = plan::chain(&self.mode, &found, &self.entry, &journal);
+        }
+        let mut plan = plan::chain(&self.mode, &found, &self.entry, &journal);
         for (name, why) in plan.skipped {
             pass.problem(&dir.join(&name).display().to_string(), why);
         }
@@ -247,6 +252,10 @@ impl Reconciler {
             return Ok(());
         }
         self.lists.extend(plan.lists);
+        if journal.unread {
+            // It says what to give back.
+            plan.undo.clear();
+        }
         for step in plan.steps {
             self.repairs(CONFLIST);
             let before = content(&found, step.source()).map_or("", |before| &before.text);
@@ -385,7 +394,7 @@ fn take(
     let Some(before) = content(found, step.source()) else {
         return Ok(());
     };
-    if let Some(origin) = plan::record(step, before)
+    if let Some(origin) = plan::record(step, before, found, journal)
         && journal.lists.get(step.list()) != Some(&origin)
     {
         journal.lists.insert(step.list().to_owned(), origin);
@@ -404,10 +413,10 @@ fn take(
         Step::Convert {
             conf, list, text, ..
         } => {
-            if content(found, list).is_none_or(|there| there.text != *text) {
-                files::write(&dir.join(list), text.as_bytes(), before.access)?;
-            }
             let conf = dir.join(conf);
+            if content(found, list).is_none_or(|there| there.text != *text) {
+                files::write_like(&dir.join(list), text.as_bytes(), before.access, &conf)?;
+            }
             if files::read(&conf)?.0 != before.text.as_bytes() {
                 return Err(files::Error::Raced { path: conf });
             }

@@ -33,6 +33,8 @@ mod records;
 mod rewrites;
 #[path = "install/taint.rs"]
 mod taint;
+#[path = "install/unreadable.rs"]
+mod unreadable;
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
