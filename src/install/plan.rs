@@ -262,6 +262,11 @@ fn carries(file: &Found, entry: &Entry) -> bool {
         && text.is_ok_and(|text| List::parse(text).is_ok_and(|list| list.carries(entry)))
 }
 
+/// Whether the list `text` calls our plugin.
+pub fn names_us(text: &str) -> bool {
+    List::read(text).is_ok_and(|list| list.names_us())
+}
+
 /// What to remember of `content` before `step` is taken, if the list alone would not do.
 pub fn record(
     step: &Step,

@@ -1,6 +1,8 @@
 //! One look at the host and the least that puts it right, in the order that never leaves
 //! a network naming a plugin that cannot run: programs, kubeconfig, network configuration.
 
+mod rivals;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::Arc;
@@ -89,6 +91,8 @@ pub struct Reconciler {
     api: Arc<Api>,
     binaries: Binaries,
     fights: Fights,
+    /// Who else writes the plugin or the kubeconfig, by subject.
+    rivals: Fights,
     proof: Option<Arc<Proof>>,
     lists: BTreeSet<String>,
     tidied: bool,
@@ -111,6 +115,7 @@ impl Reconciler {
             status,
             binaries: Binaries::default(),
             fights: Fights::default(),
+            rivals: Fights::default(),
             proof: None,
             lists: BTreeSet::new(),
             tidied: false,
@@ -145,6 +150,7 @@ impl Reconciler {
         if let Err(error) = self.keep_conflists(&mut pass, whole) {
             pass.problem(CONFLIST, error);
         }
+        self.doubt_rivals(&mut pass);
         self.keep_proof(&mut pass);
         Status::count(&self.status.reconciles);
         if !pass.problems.is_empty() {
@@ -168,13 +174,17 @@ impl Reconciler {
             return Ok(());
         }
         self.repairs(BINARY);
+        let dir = self.settings.bin_dir.clone();
+        if self.is_held(BINARY, &dir, "", pass) {
+            return Ok(());
+        }
         for name in wrong {
             Binaries::copy(&self.settings, &name)?;
             pass.wrote = true;
             Status::count(&self.status.binary_writes);
         }
-        let dir = self.settings.bin_dir.display();
-        info!("Wrote linkerd CNI binaries to {dir}");
+        info!("Wrote linkerd CNI binaries to {}", dir.display());
+        self.rivals.wrote(BINARY, "", Instant::now());
         Ok(())
     }
 
@@ -182,10 +192,14 @@ impl Reconciler {
         let desired = credential::desired(&self.settings, self.api.token())?;
         if !credential::is_right(&self.settings, &desired.text)? {
             self.repairs(KUBECONFIG);
+            if self.is_held(KUBECONFIG, &self.settings.kubeconfig(), &desired.text, pass) {
+                return Ok(());
+            }
             credential::write(&self.settings, &desired.text)?;
             pass.wrote = true;
             Status::count(&self.status.kubeconfig_writes);
             info!("Wrote kubeconfig {}", self.settings.kubeconfig().display());
+            self.rivals.wrote(KUBECONFIG, &desired.text, Instant::now());
         }
         match self.api.answer(&desired.token) {
             Some(answer) => {
@@ -260,14 +274,20 @@ impl Reconciler {
             self.repairs(CONFLIST);
             let before = content(&found, step.source()).map_or("", |before| &before.text);
             let now = Instant::now();
-            if let Some(until) = self.fights.hold(step.list(), before, now) {
+            // With another entry of ours, pods are not bare.
+            let rival = plan::names_us(before);
+            let fights = match rival {
+                true => &mut self.rivals,
+                false => &mut self.fights,
+            };
+            if let Some(until) = fights.hold(step.list(), before, now) {
                 pass.again = Some(pass.again.map_or(until, |again| again.min(until)));
                 continue;
             }
             match take(dir, &found, &step, &mut journal) {
                 Ok(()) => {
                     pass.wrote = true;
-                    if self.fights.wrote(step.list(), before, now) {
+                    if fights.wrote(step.list(), before, now) && !rival {
                         Status::count(&self.status.fights);
                         self.tell(&dir.join(step.list()));
                     }

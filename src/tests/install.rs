@@ -31,6 +31,8 @@ mod proof;
 mod records;
 #[path = "install/rewrites.rs"]
 mod rewrites;
+#[path = "install/rivals.rs"]
+mod rivals;
 #[path = "install/taint.rs"]
 mod taint;
 #[path = "install/unreadable.rs"]
