@@ -152,12 +152,26 @@ pub fn write(path: &Path, bytes: &[u8], access: Access) -> Result<(), Error> {
     temporary.rename()
 }
 
-/// Replaces `path` as [`write`] does, with the extended attributes of `like`.
-pub fn write_like(path: &Path, bytes: &[u8], access: Access, like: &Path) -> Result<(), Error> {
+/// Makes `path` as [`write`] does, with the extended attributes of `like`, if there is
+/// nothing of that name.
+pub fn create(path: &Path, bytes: &[u8], access: Access, like: &Path) -> Result<(), Error> {
     let temporary = Temporary::beside(path)?;
     temporary.fill(access, |file| file.write_all(bytes))?;
     attributes::copy(like, &temporary.path);
-    temporary.rename()
+    exchange::add(temporary)
+}
+
+/// An error unless `path` still holds `bytes`.
+pub fn unchanged(path: &Path, bytes: &[u8]) -> Result<(), Error> {
+    let raced = || Error::Raced {
+        path: path.to_owned(),
+    };
+    match read(path) {
+        Ok((there, _)) if there == bytes => Ok(()),
+        Ok(_) => Err(raced()),
+        Err(error) if error.is_missing() => Err(raced()),
+        Err(error) => Err(error),
+    }
 }
 
 /// Replaces `path` as [`write`] does, with its extended attributes, if it still holds
@@ -166,11 +180,7 @@ pub fn rewrite(path: &Path, before: &[u8], bytes: &[u8], access: Access) -> Resu
     let temporary = Temporary::beside(path)?;
     temporary.fill(access, |file| file.write_all(bytes))?;
     attributes::copy(path, &temporary.path);
-    if read(path)?.0 != before {
-        return Err(Error::Raced {
-            path: path.to_owned(),
-        });
-    }
+    unchanged(path, before)?;
     exchange::replace(temporary, before, bytes)
 }
 

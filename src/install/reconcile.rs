@@ -434,12 +434,13 @@ fn take(
             conf, list, text, ..
         } => {
             let conf = dir.join(conf);
-            if content(found, list).is_none_or(|there| there.text != *text) {
-                files::write_like(&dir.join(list), text.as_bytes(), before.access, &conf)?;
+            let (path, new) = (dir.join(list), text.as_bytes());
+            match content(found, list) {
+                Some(there) if there.text == *text => {}
+                Some(there) => files::rewrite(&path, there.text.as_bytes(), new, before.access)?,
+                None => files::create(&path, new, before.access, &conf)?,
             }
-            if files::read(&conf)?.0 != before.text.as_bytes() {
-                return Err(files::Error::Raced { path: conf });
-            }
+            files::unchanged(&conf, before.text.as_bytes())?;
             files::remove(&conf).map(|_| ())
         }
         Step::Own { .. } => Ok(()),

@@ -147,6 +147,10 @@ pub fn take<'f>(
     undo: &Undo,
     before: impl Fn(&str) -> Option<&'f netdir::Content>,
 ) -> Result<(), files::Error> {
+    let unchanged = |list: &str| match before(list) {
+        Some(there) => files::unchanged(&dir.join(list), there.text.as_bytes()),
+        None => Ok(()),
+    };
     match undo {
         Undo::Cut { name, text } => match before(name) {
             Some(there) => {
@@ -157,18 +161,77 @@ pub fn take<'f>(
         },
         Undo::Restore { list, origin } => {
             let path = dir.join(&origin.name);
+            unchanged(list)?;
             match &origin.content {
                 Content::Text(text) => {
-                    files::write_like(&path, text.as_bytes(), origin.access(), &dir.join(list))?;
+                    files::create(&path, text.as_bytes(), origin.access(), &dir.join(list))?;
                 }
                 Content::Link(target) => files::link(&path, target)?,
             }
             // The original is there before the list goes: the node is never without.
             match origin.name == *list {
                 true => Ok(()),
-                false => files::remove(&dir.join(list)).map(|_| ()),
+                false => {
+                    unchanged(list)?;
+                    files::remove(&dir.join(list)).map(|_| ())
+                }
             }
         }
-        Undo::Drop { list } => files::remove(&dir.join(list)).map(|_| ()),
+        Undo::Drop { list } => {
+            unchanged(list)?;
+            files::remove(&dir.join(list)).map(|_| ())
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+    use crate::install::files::Access;
+    use crate::install::journal::Origin;
+
+    const MADE: &str = "made from the conf";
+
+    fn origin() -> Origin {
+        Origin {
+            bare: MADE.into(),
+            was: None,
+            name: "20-net.conf".into(),
+            content: Content::Text("the conf".into()),
+            mode: 0o600,
+            uid: Access::own(0).uid,
+            gid: Access::own(0).gid,
+        }
+    }
+
+    #[test]
+    fn what_somebody_wrote_since_the_look_is_neither_replaced_nor_removed() {
+        let list = "20-net.conflist".to_owned();
+        let seen = netdir::Content {
+            text: MADE.into(),
+            access: Access::own(0o600),
+            link: None,
+        };
+        let restore = Undo::Restore {
+            list: list.clone(),
+            origin: origin(),
+        };
+        let drop = Undo::Drop { list };
+        for (undo, name) in [
+            (&restore, "20-net.conflist"),
+            (&restore, "20-net.conf"),
+            (&drop, "20-net.conflist"),
+        ] {
+            let dir = tempfile::tempdir().unwrap();
+            fs::write(dir.path().join("20-net.conflist"), MADE).unwrap();
+            fs::write(dir.path().join(name), "theirs").unwrap();
+            let before = fs::read_dir(dir.path()).unwrap().count();
+            let raced = take(dir.path(), undo, |_| Some(&seen)).unwrap_err();
+            assert!(matches!(raced, files::Error::Raced { .. }), "{raced}");
+            assert_eq!(fs::read(dir.path().join(name)).unwrap(), b"theirs");
+            assert_eq!(fs::read_dir(dir.path()).unwrap().count(), before);
+        }
     }
 }
