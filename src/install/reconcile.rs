@@ -167,9 +167,13 @@ impl Reconciler {
         pass
     }
 
-    fn keep_binaries(&mut self, pass: &mut Pass) -> Result<(), files::Error> {
-        let wanted = Binaries::wanted(&self.settings)?;
-        let wrong = self.binaries.wrong(&self.settings, &wanted)?;
+    fn keep_binaries(&mut self, pass: &mut Pass) -> Result<(), String> {
+        let wanted = Binaries::wanted(&self.settings).map_err(|error| {
+            let dir = self.settings.image_bin_dir.display();
+            format!("CONTAINER_CNI_BIN_DIR={dir}: {error}; name the image's directory of programs")
+        })?;
+        let wrong = self.binaries.wrong(&self.settings, &wanted);
+        let wrong = wrong.map_err(|error| error.to_string())?;
         if wrong.is_empty() {
             return Ok(());
         }
@@ -179,7 +183,7 @@ impl Reconciler {
             return Ok(());
         }
         for name in wrong {
-            Binaries::copy(&self.settings, &name)?;
+            Binaries::copy(&self.settings, &name).map_err(|error| error.to_string())?;
             pass.wrote = true;
             Status::count(&self.status.binary_writes);
         }

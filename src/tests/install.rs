@@ -307,6 +307,20 @@ fn the_template_may_come_from_a_file_and_the_ca_from_another() {
 }
 
 #[test]
+fn a_file_or_directory_that_a_setting_names_and_is_not_there_is_said_with_that_setting() {
+    let node = Node::new();
+    for name in ["KUBE_CA_FILE", "CONTAINER_CNI_BIN_DIR"] {
+        let agent = node.start_with(&[(name, "no/such")]);
+        until(name, || {
+            agent
+                .ready()
+                .1
+                .contains(&format!("{name}=no/such: cannot "))
+        });
+    }
+}
+
+#[test]
 fn upstreams_flag_with_one_dash_is_taken() {
     let node = Node::new();
     for (flag, status) in [("-log-level", 0), ("--log-level", 0)] {
