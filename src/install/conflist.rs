@@ -139,6 +139,9 @@ impl<'a> List<'a> {
         if self.name.as_deref().unwrap_or_default().is_empty() {
             return Err(Error::NoName);
         }
+        if self.plugins.is_empty() {
+            return Err(Error::EmptyPlugins);
+        }
         let typed = |plugin: &Plugin| plugin.kind.as_deref().is_some_and(|kind| !kind.is_empty());
         if !self.plugins.iter().all(typed) {
             return Err(Error::NoType);

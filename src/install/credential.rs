@@ -18,6 +18,8 @@ pub enum Error {
     Empty(PathBuf),
     #[error("{} is not text", .0.display())]
     NotText(PathBuf),
+    #[error("KUBE_CA_FILE={}: {error}; name a file with the CA's certificates, or unset it", path.display())]
+    Ca { path: PathBuf, error: Box<Error> },
     #[error(transparent)]
     File(#[from] files::Error),
 }
@@ -39,8 +41,13 @@ pub fn desired(settings: &Settings, plugin: Option<String>) -> Result<Desired, E
     );
     let mounted = content(settings.service_account_dir.join("token"))?;
     let token = plugin.unwrap_or(mounted);
-    let beside = || settings.service_account_dir.join("ca.crt");
-    let ca = content(settings.ca_file.clone().unwrap_or_else(beside))?;
+    let ca = match settings.ca_file.clone() {
+        None => content(settings.service_account_dir.join("ca.crt"))?,
+        Some(path) => content(path.clone()).map_err(|error| Error::Ca {
+            path,
+            error: Box::new(error),
+        })?,
+    };
     let text = config::render(&config::Access {
         server,
         ca: ca.into_bytes(),

@@ -5,7 +5,7 @@
 //! setting ends the agent; nothing that the node may still bring (a directory, a token)
 //! is looked at here.
 
-use std::net::SocketAddr;
+use std::net::{Ipv6Addr, SocketAddr};
 use std::path::{Component, Path, PathBuf};
 use std::time::Duration;
 
@@ -110,7 +110,9 @@ impl Settings {
         let or = |name: &str, default: &str| var(name).unwrap_or_else(|| default.to_owned());
         let prefix = or("CONTAINER_MOUNT_PREFIX", "/host");
         let net_dir = or("DEST_CNI_NET_DIR", "/etc/cni/net.d");
+        // Upstream joins it to the directory by the rules of paths, too.
         let kubeconfig_name = or("KUBECONFIG_FILE_NAME", "ZZZ-linkerd-cni-kubeconfig");
+        let kubeconfig_name = kubeconfig_name.trim_matches('/').to_owned();
         Ok(Settings {
             prefix: join(&prefix, ""),
             image_bin_dir: PathBuf::from(or("CONTAINER_CNI_BIN_DIR", "/opt/cni/bin")),
@@ -125,8 +127,8 @@ impl Settings {
             },
             ca_file: var("KUBE_CA_FILE").map(PathBuf::from),
             service_account_dir: or("LINKERD_CNI_SERVICE_ACCOUNT_DIR", SERVICE_ACCOUNT_DIR).into(),
-            api_host: var("KUBERNETES_SERVICE_HOST"),
-            api_port: var("KUBERNETES_SERVICE_PORT"),
+            api_host: var("KUBERNETES_SERVICE_HOST").map(host).transpose()?,
+            api_port: var("KUBERNETES_SERVICE_PORT").map(port).transpose()?,
             admin: var("LINKERD_CNI_ADMIN_ADDR").map(address).transpose()?,
             resync: seconds(or("LINKERD_CNI_RESYNC_SECONDS", "30"))?,
             namespace: var("LINKERD_CNI_NAMESPACE"),
@@ -215,11 +217,47 @@ fn address(value: String) -> Result<SocketAddr, Error> {
 fn plain_name(name: &'static str, value: String) -> Result<String, Error> {
     let mut parts = Path::new(&value).components();
     match (parts.next(), parts.next()) {
-        (Some(Component::Normal(_)), None) => Ok(value),
+        (Some(Component::Normal(part)), None) if part == value.as_str() => Ok(value),
         _ => Err(Error::Value {
             name,
             value,
-            message: "not a plain file name".into(),
+            message: "not a plain file name: give it without a directory".into(),
+        }),
+    }
+}
+
+/// What can stand in a URL's place for the host. An IPv6 address may be in brackets.
+fn host(value: String) -> Result<String, Error> {
+    let bare = value
+        .strip_prefix('[')
+        .and_then(|rest| rest.strip_suffix(']'));
+    let is_name = |c: char| c.is_ascii_alphanumeric() || ".-_".contains(c);
+    let fits = match bare {
+        Some(bare) => bare.parse::<Ipv6Addr>().is_ok(),
+        None => value.chars().all(is_name) || value.parse::<Ipv6Addr>().is_ok(),
+    };
+    match fits {
+        true => Ok(value),
+        false => Err(Error::Value {
+            name: "KUBERNETES_SERVICE_HOST",
+            value,
+            message: "not an address or the name of a host: give it without scheme, port and \
+                      blanks, or leave it to the kubelet"
+                .into(),
+        }),
+    }
+}
+
+fn port(value: String) -> Result<String, Error> {
+    let digits = value.bytes().all(|byte| byte.is_ascii_digit());
+    match value.parse::<u16>() {
+        Ok(1..) if digits => Ok(value),
+        _ => Err(Error::Value {
+            name: "KUBERNETES_SERVICE_PORT",
+            value,
+            message: "not a port from 1 to 65535: give one, such as 443, or leave it to the \
+                      kubelet"
+                .into(),
         }),
     }
 }

@@ -1,11 +1,11 @@
 //! Another program that takes our entry out again and again, such as Cilium where it wants
-//! the directory for itself. Pure.
+//! the directory for itself.
 //!
 //! A network's owner may write its file as often as it likes: new content is no fight.
 //! The same content without us, over and over, is; each further try waits longer.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::hash::{DefaultHasher, Hash, Hasher};
+use std::hash::{BuildHasher, DefaultHasher, Hash, Hasher, RandomState};
 use std::time::{Duration, Instant};
 
 /// More writes over the same content than one and these in a [`MINUTE`] are a fight.
@@ -66,7 +66,7 @@ impl Fights {
         let before = fight.wait;
         let wait = before.map_or(FIRST, |wait| (wait * 4 / 3).min(LAST));
         fight.wait = Some(wait);
-        fight.next = now + wait;
+        fight.next = now + longer(wait);
         before.is_none()
     }
 
@@ -84,6 +84,13 @@ impl Fight {
     fn is_over(&self, now: Instant) -> bool {
         now >= self.next + PEACE
     }
+}
+
+/// `wait` or up to a third more, so that two who wait alike do not always come in the same
+/// order.
+fn longer(wait: Duration) -> Duration {
+    let random = RandomState::new().hash_one(0) % 1024;
+    wait + wait / 3 * (random as u32) / 1024
 }
 
 fn hash(content: &str) -> u64 {

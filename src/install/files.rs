@@ -90,12 +90,8 @@ impl Access {
     }
 }
 
-/// Reads a regular file of at most [`LIMIT`] bytes, and its access.
-pub fn read(path: &Path) -> Result<(Vec<u8>, Access), Error> {
-    let unfit = |what| Error::Unfit {
-        path: path.to_owned(),
-        what,
-    };
+/// Opens a regular file for reading.
+fn open(path: &Path) -> Result<(File, Metadata), Error> {
     // Not blocking, so that a pipe with a fitting name does not hold the agent.
     let file = OpenOptions::new()
         .read(true)
@@ -104,16 +100,49 @@ pub fn read(path: &Path) -> Result<(Vec<u8>, Access), Error> {
         .map_err(failed("read", path))?;
     let metadata = file.metadata().map_err(failed("read", path))?;
     if !metadata.is_file() {
-        return Err(unfit("is not a regular file"));
+        return Err(Error::Unfit {
+            path: path.to_owned(),
+            what: "is not a regular file",
+        });
     }
+    Ok((file, metadata))
+}
+
+/// Reads a regular file of at most [`LIMIT`] bytes, and its access.
+pub fn read(path: &Path) -> Result<(Vec<u8>, Access), Error> {
+    let (file, metadata) = open(path)?;
     let mut bytes = Vec::new();
     file.take(LIMIT + 1)
         .read_to_end(&mut bytes)
         .map_err(failed("read", path))?;
     if bytes.len() as u64 > LIMIT {
-        return Err(unfit("is larger than 5 MiB"));
+        return Err(Error::Unfit {
+            path: path.to_owned(),
+            what: "is larger than 5 MiB",
+        });
     }
     Ok((bytes, Access::of(&metadata)))
+}
+
+/// Whether the regular file at `path`, however large, has `bytes` in it.
+pub fn holds(path: &Path, bytes: &[u8]) -> Result<bool, Error> {
+    let (mut file, _) = open(path)?;
+    let mut buffer = vec![0; 64 << 10];
+    let mut kept = 0;
+    loop {
+        let filled = fill(&mut file, &mut buffer[kept..]).map_err(failed("read", path))?;
+        let end = kept + filled;
+        if buffer[..end].windows(bytes.len()).any(|part| part == bytes) {
+            return Ok(true);
+        }
+        if filled == 0 {
+            return Ok(false);
+        }
+        // What a later part may complete.
+        let from = end.saturating_sub(bytes.len());
+        buffer.copy_within(from..end, 0);
+        kept = end - from;
+    }
 }
 
 /// Replaces `path` by a file with `bytes`.
@@ -123,17 +152,35 @@ pub fn write(path: &Path, bytes: &[u8], access: Access) -> Result<(), Error> {
     temporary.rename()
 }
 
+/// Makes `path` as [`write`] does, with the extended attributes of `like`, if there is
+/// nothing of that name.
+pub fn create(path: &Path, bytes: &[u8], access: Access, like: &Path) -> Result<(), Error> {
+    let temporary = Temporary::beside(path)?;
+    temporary.fill(access, |file| file.write_all(bytes))?;
+    attributes::copy(like, &temporary.path);
+    exchange::add(temporary)
+}
+
+/// An error unless `path` still holds `bytes`.
+pub fn unchanged(path: &Path, bytes: &[u8]) -> Result<(), Error> {
+    let raced = || Error::Raced {
+        path: path.to_owned(),
+    };
+    match read(path) {
+        Ok((there, _)) if there == bytes => Ok(()),
+        Ok(_) => Err(raced()),
+        Err(error) if error.is_missing() => Err(raced()),
+        Err(error) => Err(error),
+    }
+}
+
 /// Replaces `path` as [`write`] does, with its extended attributes, if it still holds
 /// `before`. What somebody else writes at the same time is not lost.
 pub fn rewrite(path: &Path, before: &[u8], bytes: &[u8], access: Access) -> Result<(), Error> {
     let temporary = Temporary::beside(path)?;
     temporary.fill(access, |file| file.write_all(bytes))?;
     attributes::copy(path, &temporary.path);
-    if read(path)?.0 != before {
-        return Err(Error::Raced {
-            path: path.to_owned(),
-        });
-    }
+    unchanged(path, before)?;
     exchange::replace(temporary, before, bytes)
 }
 

@@ -26,6 +26,9 @@ pub struct Journal {
     /// copy of, if it is one.
     #[serde(default)]
     pub own: BTreeMap<String, Option<String>>,
+    /// There is one on the host that cannot be read now, and is not to be written over.
+    #[serde(skip)]
+    pub unread: bool,
 }
 
 /// What a list was made from.
@@ -33,6 +36,10 @@ pub struct Journal {
 pub struct Origin {
     /// The list as it is without our entry. As long as it is that, nobody else wrote it.
     pub bare: String,
+    /// The same of the list that this one replaces. An agent that was killed before it
+    /// wrote the new list left that one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub was: Option<String>,
     /// The name of the file that was there.
     pub name: String,
     pub content: Content,
@@ -61,23 +68,40 @@ impl Origin {
 }
 
 impl Journal {
-    /// Reads the journal in `dir`. There being none is an empty one.
-    pub fn load(dir: &Path) -> Result<Journal, String> {
+    /// Reads the journal in `dir`, and says why if that was in vain. There being none is
+    /// an empty one.
+    pub fn load(dir: &Path) -> (Journal, Option<String>) {
         let path = dir.join(NAME);
+        let empty = |unread| Journal {
+            unread,
+            ..Journal::default()
+        };
         let bytes = match files::read(&path) {
             Ok((bytes, _)) => bytes,
-            Err(error) if error.is_missing() => return Ok(Journal::default()),
-            Err(error) => return Err(error.to_string()),
+            Err(error) if error.is_missing() => return (empty(false), None),
+            Err(error) => {
+                let unread = matches!(error, files::Error::Io { .. });
+                return (empty(unread), Some(error.to_string()));
+            }
         };
         match serde_json::from_slice::<Journal>(&bytes) {
-            Ok(journal) if journal.version <= VERSION => Ok(journal),
-            _ => Err(format!("{} is not readable", path.display())),
+            Ok(journal) if journal.version <= VERSION => (journal, None),
+            _ => {
+                let why = format!("{} is not readable", path.display());
+                (empty(false), Some(why))
+            }
         }
     }
 
     /// Writes the journal into `dir`, for root only: a network's configuration can hold
     /// credentials.
     pub fn save(&mut self, dir: &Path) -> Result<(), files::Error> {
+        if self.unread {
+            return Err(files::Error::Unfit {
+                path: dir.join(NAME),
+                what: "cannot be read, so nothing is noted in it",
+            });
+        }
         self.version = VERSION;
         let text = serde_json::to_vec(self).unwrap_or_default();
         files::write(&dir.join(NAME), &text, Access::own(0o600))
@@ -96,6 +120,6 @@ impl Journal {
     /// the one that was made.
     pub fn origin(&self, list: &str, bare: &str) -> Option<&Origin> {
         let origin = self.lists.get(list)?;
-        (origin.bare == bare).then_some(origin)
+        (origin.bare == bare || origin.was.as_deref() == Some(bare)).then_some(origin)
     }
 }

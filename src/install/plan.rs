@@ -250,7 +250,7 @@ fn loadable(file: &Found) -> bool {
         return false;
     };
     match file.kind {
-        Kind::List => List::parse(&content.text).and_then(|list| list.loadable()),
+        Kind::List => List::read(&content.text).and_then(|list| list.loadable()),
         Kind::Conf | Kind::Json => conflist::conf_loadable(&content.text),
     }
     .is_ok()
@@ -262,8 +262,18 @@ fn carries(file: &Found, entry: &Entry) -> bool {
         && text.is_ok_and(|text| List::parse(text).is_ok_and(|list| list.carries(entry)))
 }
 
+/// Whether the list `text` calls our plugin.
+pub fn names_us(text: &str) -> bool {
+    List::read(text).is_ok_and(|list| list.names_us())
+}
+
 /// What to remember of `content` before `step` is taken, if the list alone would not do.
-pub fn record(step: &Step, content: &Content) -> Option<Origin> {
+pub fn record(
+    step: &Step,
+    content: &Content,
+    found: &[Found],
+    journal: &Journal,
+) -> Option<Origin> {
     let (name, bare) = match step {
         Step::Convert { conf, bare, .. } => (conf, bare.clone()),
         Step::Patch { name, .. } => {
@@ -272,7 +282,14 @@ pub fn record(step: &Step, content: &Content) -> Option<Origin> {
         }
         Step::Own { .. } => return None,
     };
+    let there = found.iter().find(|file| file.name == step.list());
+    let made = there.filter(|list| list.name != *name && made_from(list, name, journal));
+    let was = made.and_then(|list| {
+        let text = &list.content.as_ref().ok()?.text;
+        Some(List::read(text).ok()?.without())
+    });
     Some(Origin {
+        was: was.filter(|was| *was != bare),
         bare,
         name: name.clone(),
         content: match &content.link {

@@ -1,6 +1,8 @@
 //! One look at the host and the least that puts it right, in the order that never leaves
 //! a network naming a plugin that cannot run: programs, kubeconfig, network configuration.
 
+mod rivals;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::Arc;
@@ -33,6 +35,7 @@ pub const KUBECONFIG: &str = "kubeconfig";
 pub const CREDENTIAL: &str = "credential";
 pub const CONFLIST: &str = "network configuration";
 const BIN_DIR: &str = "bin dir";
+const LEFTOVERS: &str = "leftovers";
 pub const SELF_TEST: &str = "self-test";
 
 /// What one look came to.
@@ -88,6 +91,8 @@ pub struct Reconciler {
     api: Arc<Api>,
     binaries: Binaries,
     fights: Fights,
+    /// Who else writes the plugin or the kubeconfig, by subject.
+    rivals: Fights,
     proof: Option<Arc<Proof>>,
     lists: BTreeSet<String>,
     tidied: bool,
@@ -110,6 +115,7 @@ impl Reconciler {
             status,
             binaries: Binaries::default(),
             fights: Fights::default(),
+            rivals: Fights::default(),
             proof: None,
             lists: BTreeSet::new(),
             tidied: false,
@@ -144,6 +150,7 @@ impl Reconciler {
         if let Err(error) = self.keep_conflists(&mut pass, whole) {
             pass.problem(CONFLIST, error);
         }
+        self.doubt_rivals(&mut pass);
         self.keep_proof(&mut pass);
         Status::count(&self.status.reconciles);
         if !pass.problems.is_empty() {
@@ -160,20 +167,28 @@ impl Reconciler {
         pass
     }
 
-    fn keep_binaries(&mut self, pass: &mut Pass) -> Result<(), files::Error> {
-        let wanted = Binaries::wanted(&self.settings)?;
-        let wrong = self.binaries.wrong(&self.settings, &wanted)?;
+    fn keep_binaries(&mut self, pass: &mut Pass) -> Result<(), String> {
+        let wanted = Binaries::wanted(&self.settings).map_err(|error| {
+            let dir = self.settings.image_bin_dir.display();
+            format!("CONTAINER_CNI_BIN_DIR={dir}: {error}; name the image's directory of programs")
+        })?;
+        let wrong = self.binaries.wrong(&self.settings, &wanted);
+        let wrong = wrong.map_err(|error| error.to_string())?;
         if wrong.is_empty() {
             return Ok(());
         }
         self.repairs(BINARY);
+        let dir = self.settings.bin_dir.clone();
+        if self.is_held(BINARY, &dir, "", pass) {
+            return Ok(());
+        }
         for name in wrong {
-            Binaries::copy(&self.settings, &name)?;
+            Binaries::copy(&self.settings, &name).map_err(|error| error.to_string())?;
             pass.wrote = true;
             Status::count(&self.status.binary_writes);
         }
-        let dir = self.settings.bin_dir.display();
-        info!("Wrote linkerd CNI binaries to {dir}");
+        info!("Wrote linkerd CNI binaries to {}", dir.display());
+        self.rivals.wrote(BINARY, "", Instant::now());
         Ok(())
     }
 
@@ -181,10 +196,14 @@ impl Reconciler {
         let desired = credential::desired(&self.settings, self.api.token())?;
         if !credential::is_right(&self.settings, &desired.text)? {
             self.repairs(KUBECONFIG);
+            if self.is_held(KUBECONFIG, &self.settings.kubeconfig(), &desired.text, pass) {
+                return Ok(());
+            }
             credential::write(&self.settings, &desired.text)?;
             pass.wrote = true;
             Status::count(&self.status.kubeconfig_writes);
             info!("Wrote kubeconfig {}", self.settings.kubeconfig().display());
+            self.rivals.wrote(KUBECONFIG, &desired.text, Instant::now());
         }
         match self.api.answer(&desired.token) {
             Some(answer) => {
@@ -211,16 +230,20 @@ impl Reconciler {
     fn keep_conflists(&mut self, pass: &mut Pass, whole: bool) -> Result<(), files::Error> {
         let settings = Arc::clone(&self.settings);
         if whole && !self.tidied {
-            leftovers::tidy(&settings)?;
-            self.tidied = true;
+            let left = leftovers::tidy(&settings);
+            self.tidied = left.is_empty();
+            let left: Vec<String> = left.iter().map(ToString::to_string).collect();
+            if !left.is_empty() {
+                pass.problem(LEFTOVERS, left.join("; "));
+            }
         }
         let dir = &settings.net_dir;
         let found = netdir::scan(dir, &settings.kubeconfig_name)?;
-        let mut journal = Journal::load(dir).unwrap_or_else(|why| {
+        let (mut journal, why) = Journal::load(dir);
+        if let Some(why) = why {
             pass.problem("journal", why);
-            Journal::default()
-        });
-        let plan = plan::chain(&self.mode, &found, &self.entry, &journal);
+        }
+        let mut plan = plan::chain(&self.mode, &found, &self.entry, &journal);
         for (name, why) in plan.skipped {
             pass.problem(&dir.join(&name).display().to_string(), why);
         }
@@ -247,18 +270,28 @@ impl Reconciler {
             return Ok(());
         }
         self.lists.extend(plan.lists);
+        if journal.unread {
+            // It says what to give back.
+            plan.undo.clear();
+        }
         for step in plan.steps {
             self.repairs(CONFLIST);
             let before = content(&found, step.source()).map_or("", |before| &before.text);
             let now = Instant::now();
-            if let Some(until) = self.fights.hold(step.list(), before, now) {
+            // With another entry of ours, pods are not bare.
+            let rival = plan::names_us(before);
+            let fights = match rival {
+                true => &mut self.rivals,
+                false => &mut self.fights,
+            };
+            if let Some(until) = fights.hold(step.list(), before, now) {
                 pass.again = Some(pass.again.map_or(until, |again| again.min(until)));
                 continue;
             }
             match take(dir, &found, &step, &mut journal) {
                 Ok(()) => {
                     pass.wrote = true;
-                    if self.fights.wrote(step.list(), before, now) {
+                    if fights.wrote(step.list(), before, now) && !rival {
                         Status::count(&self.status.fights);
                         self.tell(&dir.join(step.list()));
                     }
@@ -385,7 +418,7 @@ fn take(
     let Some(before) = content(found, step.source()) else {
         return Ok(());
     };
-    if let Some(origin) = plan::record(step, before)
+    if let Some(origin) = plan::record(step, before, found, journal)
         && journal.lists.get(step.list()) != Some(&origin)
     {
         journal.lists.insert(step.list().to_owned(), origin);
@@ -404,13 +437,14 @@ fn take(
         Step::Convert {
             conf, list, text, ..
         } => {
-            if content(found, list).is_none_or(|there| there.text != *text) {
-                files::write(&dir.join(list), text.as_bytes(), before.access)?;
-            }
             let conf = dir.join(conf);
-            if files::read(&conf)?.0 != before.text.as_bytes() {
-                return Err(files::Error::Raced { path: conf });
+            let (path, new) = (dir.join(list), text.as_bytes());
+            match content(found, list) {
+                Some(there) if there.text == *text => {}
+                Some(there) => files::rewrite(&path, there.text.as_bytes(), new, before.access)?,
+                None => files::create(&path, new, before.access, &conf)?,
             }
+            files::unchanged(&conf, before.text.as_bytes())?;
             files::remove(&conf).map(|_| ())
         }
         Step::Own { .. } => Ok(()),

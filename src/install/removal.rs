@@ -3,6 +3,8 @@
 
 use std::collections::BTreeSet;
 use std::path::Path;
+use std::thread;
+use std::time::Duration;
 
 use tracing::info;
 
@@ -12,12 +14,15 @@ use super::environment::Settings;
 use super::files;
 use super::journal::{self, Content, Journal};
 use super::leftovers;
-use super::netdir;
+use super::netdir::{self, Found};
 use super::plan::{self, Undo};
 use super::records;
 
-/// How often the configurations are looked at anew because somebody else wrote them.
+/// How often the configurations are looked at anew because somebody else wrote them, or
+/// because they cannot be read,
 const TRIES: usize = 5;
+/// which may pass.
+const PAUSE: Duration = Duration::from_millis(100);
 
 /// What could not be undone.
 #[derive(Debug, Default)]
@@ -31,10 +36,11 @@ struct Failures {
 /// carried us. What fails does not stop the rest; the failures are returned.
 pub fn undo(settings: &Settings, lists: &BTreeSet<String>) -> Vec<String> {
     let mut failures = Failures::default();
-    unchain(settings, lists, &mut failures);
-    if let Err(error) = leftovers::tidy(settings) {
-        failures.all.push(error.to_string());
-    }
+    let (journal, why) = journal(&settings.net_dir);
+    failures.all.extend(why);
+    unchain(settings, &journal, lists, &mut failures);
+    let left = leftovers::tidy(settings);
+    failures.all.extend(left.iter().map(ToString::to_string));
     if failures.chained {
         failures.all.push(format!(
             "kubeconfig and programs are left in place, since a network still names {PLUGIN}"
@@ -50,7 +56,9 @@ pub fn undo(settings: &Settings, lists: &BTreeSet<String>) -> Vec<String> {
             Err(error) => failures.all.push(error.to_string()),
         }
     }
-    for name in [journal::NAME, records::NAME] {
+    // One that cannot be read still says what a later try can give back.
+    let journal = (!journal.unread).then_some(journal::NAME);
+    for name in journal.into_iter().chain([records::NAME]) {
         if let Err(error) = files::remove(&settings.net_dir.join(name)) {
             failures.all.push(error.to_string());
         }
@@ -58,12 +66,13 @@ pub fn undo(settings: &Settings, lists: &BTreeSet<String>) -> Vec<String> {
     failures.all
 }
 
-fn unchain(settings: &Settings, lists: &BTreeSet<String>, failures: &mut Failures) {
+fn unchain(
+    settings: &Settings,
+    journal: &Journal,
+    lists: &BTreeSet<String>,
+    failures: &mut Failures,
+) {
     let dir = &settings.net_dir;
-    let journal = Journal::load(dir).unwrap_or_else(|why| {
-        failures.all.push(why);
-        Journal::default()
-    });
     for tries in 1..=TRIES {
         let found = match netdir::scan(dir, &settings.kubeconfig_name) {
             Ok(found) => found,
@@ -73,8 +82,8 @@ fn unchain(settings: &Settings, lists: &BTreeSet<String>, failures: &mut Failure
                 return failures.all.push(error.to_string());
             }
         };
-        let mut raced = false;
-        for undo in plan::unchain(&found, &journal, lists) {
+        let (mut raced, mut damaged) = (false, Vec::new());
+        for undo in plan::unchain(&found, journal, lists) {
             let before = |name: &str| {
                 let file = found.iter().find(|file| file.name == name)?;
                 file.content.as_ref().ok()
@@ -88,14 +97,48 @@ fn unchain(settings: &Settings, lists: &BTreeSet<String>, failures: &mut Failure
                         failures.all.push(error.to_string());
                     }
                 },
-                Err(why) if tries == 1 => failures.all.push(why),
-                Err(_) => {}
+                Err(why) => damaged.push(why),
             }
         }
-        if !raced {
+        let hidden: Vec<&Found> = found.iter().filter(|file| is_hidden(dir, file)).collect();
+        if tries < TRIES && !hidden.is_empty() {
+            thread::sleep(PAUSE);
+        } else if tries == TRIES || !raced {
+            failures.chained |= !hidden.is_empty();
+            failures.all.extend(damaged);
+            for file in hidden {
+                // Of the lists that carried us that was said.
+                if let (Err(why), false) = (&file.content, lists.contains(&file.name)) {
+                    failures.all.push(format!("{} {why}", file.name));
+                }
+            }
             return;
         }
     }
+}
+
+/// Whether a runtime may read there what we cannot, our plugin's name.
+fn is_hidden(dir: &Path, file: &Found) -> bool {
+    if file.content.is_ok() {
+        return false;
+    }
+    match files::holds(&dir.join(&file.name), PLUGIN.as_bytes()) {
+        Ok(holds) => holds,
+        Err(files::Error::Unfit { .. }) => false,
+        Err(error) => !error.is_missing(),
+    }
+}
+
+/// The journal, for which a fault of the disk that passes is waited for.
+fn journal(dir: &Path) -> (Journal, Option<String>) {
+    for _ in 1..TRIES {
+        let loaded = Journal::load(dir);
+        if !loaded.0.unread {
+            return loaded;
+        }
+        thread::sleep(PAUSE);
+    }
+    Journal::load(dir)
 }
 
 /// Takes one step back. `before` is what a file held when that was decided.
@@ -104,6 +147,10 @@ pub fn take<'f>(
     undo: &Undo,
     before: impl Fn(&str) -> Option<&'f netdir::Content>,
 ) -> Result<(), files::Error> {
+    let unchanged = |list: &str| match before(list) {
+        Some(there) => files::unchanged(&dir.join(list), there.text.as_bytes()),
+        None => Ok(()),
+    };
     match undo {
         Undo::Cut { name, text } => match before(name) {
             Some(there) => {
@@ -114,16 +161,77 @@ pub fn take<'f>(
         },
         Undo::Restore { list, origin } => {
             let path = dir.join(&origin.name);
+            unchanged(list)?;
             match &origin.content {
-                Content::Text(text) => files::write(&path, text.as_bytes(), origin.access())?,
+                Content::Text(text) => {
+                    files::create(&path, text.as_bytes(), origin.access(), &dir.join(list))?;
+                }
                 Content::Link(target) => files::link(&path, target)?,
             }
             // The original is there before the list goes: the node is never without.
             match origin.name == *list {
                 true => Ok(()),
-                false => files::remove(&dir.join(list)).map(|_| ()),
+                false => {
+                    unchanged(list)?;
+                    files::remove(&dir.join(list)).map(|_| ())
+                }
             }
         }
-        Undo::Drop { list } => files::remove(&dir.join(list)).map(|_| ()),
+        Undo::Drop { list } => {
+            unchanged(list)?;
+            files::remove(&dir.join(list)).map(|_| ())
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+    use crate::install::files::Access;
+    use crate::install::journal::Origin;
+
+    const MADE: &str = "made from the conf";
+
+    fn origin() -> Origin {
+        Origin {
+            bare: MADE.into(),
+            was: None,
+            name: "20-net.conf".into(),
+            content: Content::Text("the conf".into()),
+            mode: 0o600,
+            uid: Access::own(0).uid,
+            gid: Access::own(0).gid,
+        }
+    }
+
+    #[test]
+    fn what_somebody_wrote_since_the_look_is_neither_replaced_nor_removed() {
+        let list = "20-net.conflist".to_owned();
+        let seen = netdir::Content {
+            text: MADE.into(),
+            access: Access::own(0o600),
+            link: None,
+        };
+        let restore = Undo::Restore {
+            list: list.clone(),
+            origin: origin(),
+        };
+        let drop = Undo::Drop { list };
+        for (undo, name) in [
+            (&restore, "20-net.conflist"),
+            (&restore, "20-net.conf"),
+            (&drop, "20-net.conflist"),
+        ] {
+            let dir = tempfile::tempdir().unwrap();
+            fs::write(dir.path().join("20-net.conflist"), MADE).unwrap();
+            fs::write(dir.path().join(name), "theirs").unwrap();
+            let before = fs::read_dir(dir.path()).unwrap().count();
+            let raced = take(dir.path(), undo, |_| Some(&seen)).unwrap_err();
+            assert!(matches!(raced, files::Error::Raced { .. }), "{raced}");
+            assert_eq!(fs::read(dir.path().join(name)).unwrap(), b"theirs");
+            assert_eq!(fs::read_dir(dir.path()).unwrap().count(), before);
+        }
     }
 }

@@ -31,8 +31,12 @@ mod proof;
 mod records;
 #[path = "install/rewrites.rs"]
 mod rewrites;
+#[path = "install/rivals.rs"]
+mod rivals;
 #[path = "install/taint.rs"]
 mod taint;
+#[path = "install/unreadable.rs"]
+mod unreadable;
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
@@ -273,6 +277,10 @@ fn a_template_that_is_no_entry_ends_the_agent_with_the_reason() {
             [("LINKERD_CNI_LOG_LEVEL", "loud"), ("X", "")],
             "Cannot parse log-level 'loud'",
         ),
+        (
+            [("KUBERNETES_SERVICE_PORT", "https"), ("X", "")],
+            "KUBERNETES_SERVICE_PORT=https: not a port",
+        ),
     ] {
         let mut agent = node.start_with(&vars);
         assert_eq!(agent.wait(), Some(1), "{reason}");
@@ -296,6 +304,20 @@ fn the_template_may_come_from_a_file_and_the_ca_from_another() {
     agent.until_ready();
     let data = &node.kubeconfig()["clusters"][0]["cluster"]["certificate-authority-data"];
     assert_eq!(data, "b3RoZXIgQ0E=");
+}
+
+#[test]
+fn a_file_or_directory_that_a_setting_names_and_is_not_there_is_said_with_that_setting() {
+    let node = Node::new();
+    for name in ["KUBE_CA_FILE", "CONTAINER_CNI_BIN_DIR"] {
+        let agent = node.start_with(&[(name, "no/such")]);
+        until(name, || {
+            agent
+                .ready()
+                .1
+                .contains(&format!("{name}=no/such: cannot "))
+        });
+    }
 }
 
 #[test]

@@ -62,6 +62,16 @@ fn a_faulty_setting_is_named_with_its_value() {
         ("LINKERD_CNI_ADMIN_ADDR", "localhost"),
         ("LINKERD_CNI_LOG_FORMAT", "xml"),
         ("KUBECONFIG_FILE_NAME", "../x"),
+        ("KUBECONFIG_FILE_NAME", "x/."),
+        ("KUBECONFIG_FILE_NAME", "x/y"),
+        ("KUBERNETES_SERVICE_PORT", "https"),
+        ("KUBERNETES_SERVICE_PORT", "0"),
+        ("KUBERNETES_SERVICE_PORT", "+443"),
+        ("KUBERNETES_SERVICE_PORT", "65536"),
+        ("KUBERNETES_SERVICE_HOST", " "),
+        ("KUBERNETES_SERVICE_HOST", "https://10.0.0.1"),
+        ("KUBERNETES_SERVICE_HOST", "10.0.0.1:443"),
+        ("KUBERNETES_SERVICE_HOST", "[10.0.0.1]"),
     ] {
         let error = read(&[(name, value)]).unwrap_err().to_string();
         assert!(error.starts_with(&format!("{name}={value}: ")), "{error}");
@@ -81,4 +91,30 @@ fn a_flag_wins_over_its_variable() {
         error.starts_with("Cannot parse log-level 'loud'"),
         "{error}"
     );
+}
+
+#[test]
+fn the_api_servers_address_is_taken_in_every_form_that_a_url_can_have() {
+    for host in [
+        "10.96.0.1",
+        "fd00::1",
+        "[fd00::1]",
+        "localhost",
+        "api.x-y.example",
+    ] {
+        let settings = read(&[("KUBERNETES_SERVICE_HOST", host)]).unwrap();
+        assert_eq!(settings.api_host.as_deref(), Some(host));
+    }
+    let settings = read(&[("KUBERNETES_SERVICE_PORT", "65535")]).unwrap();
+    assert_eq!(settings.api_port.as_deref(), Some("65535"));
+}
+
+#[test]
+fn slashes_around_the_kubeconfigs_name_mean_nothing_as_with_upstream() {
+    for name in ["/kc", "kc/", "//kc"] {
+        let dir = ("DEST_CNI_NET_DIR", "/config");
+        let settings = read(&[("KUBECONFIG_FILE_NAME", name), dir]).unwrap();
+        assert_eq!(settings.kubeconfig(), Path::new("/host/config/kc"));
+        assert_eq!(settings.kubeconfig_on_host, "/config/kc");
+    }
 }

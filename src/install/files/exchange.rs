@@ -47,6 +47,22 @@ pub fn replace(new: Temporary, before: &[u8], ours: &[u8]) -> Result<(), Error> 
     Err(raced(new.target.clone()))
 }
 
+/// Gives `new` the name of its target, if nothing has it.
+pub fn add(new: Temporary) -> Result<(), Error> {
+    match renameat_with(CWD, &new.path, CWD, &new.target, RenameFlags::NOREPLACE) {
+        Ok(()) => sync_dir(&new.target),
+        Err(Errno::EXIST) => Err(raced(new.target.clone())),
+        // Not on every file system.
+        Err(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => {
+            match fs::symlink_metadata(&new.target) {
+                Ok(_) => Err(raced(new.target.clone())),
+                Err(_) => new.rename(),
+            }
+        }
+        Err(errno) => Err(failed("create", &new.target)(errno.into())),
+    }
+}
+
 fn raced(path: PathBuf) -> Error {
     Error::Raced { path }
 }
@@ -74,6 +90,18 @@ mod tests {
         put("before").unwrap();
         assert_eq!(fs::read(&path).unwrap(), b"ours");
         let raced = put("theirs").unwrap_err();
+        assert!(matches!(raced, Error::Raced { .. }), "{raced}");
+        assert_eq!(fs::read(&path).unwrap(), b"theirs");
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn what_somebody_made_first_is_not_replaced() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("10-x.conf");
+        let make = |text: &[u8]| super::super::create(&path, text, Access::own(0o600), &path);
+        make(b"theirs").unwrap();
+        let raced = make(b"ours").unwrap_err();
         assert!(matches!(raced, Error::Raced { .. }), "{raced}");
         assert_eq!(fs::read(&path).unwrap(), b"theirs");
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);

@@ -17,6 +17,7 @@ pub fn remedy(act: &str, error: &io::Error) -> &'static str {
              privileged=true"
         }
         Some(Errno::BUSY) => "; something is mounted there on the node, take that mount away",
+        Some(Errno::ISDIR) => "; a directory of the node is in its place, take it away",
         Some(Errno::NOENT) if act == "create" => {
             "; if the directory was made anew on the node, delete this pod, which still has the \
              old one mounted"
@@ -38,6 +39,7 @@ mod tests {
             (Errno::ACCESS, "create", "seLinuxOptions"),
             (Errno::PERM, "replace", "privileged=true"),
             (Errno::BUSY, "replace", "mounted there"),
+            (Errno::ISDIR, "replace", "take it away"),
             (Errno::NOENT, "create", "delete this pod"),
         ] {
             let text = remedy(act, &errno.into());

@@ -33,6 +33,7 @@ fn found(files: &[(&str, &str)]) -> Vec<Found> {
 fn journal(list: &str, conf: &str) -> Journal {
     let origin = Origin {
         bare: conflist::wrap(CONF).unwrap(),
+        was: None,
         name: conf.into(),
         content: journal::Content::Text(CONF.into()),
         mode: 0o644,

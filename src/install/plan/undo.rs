@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use super::{list_name, own};
 use crate::install::conflist::List;
-use crate::install::journal::{Journal, Origin};
+use crate::install::journal::{self, Journal, Origin};
 use crate::install::mode::Mode;
 use crate::install::netdir::{Found, Kind};
 
@@ -75,16 +75,21 @@ fn undo(
     if file.kind != Kind::List {
         return Ok(None);
     }
-    let text = match &file.content {
-        Ok(content) => &content.text,
+    let content = match &file.content {
+        Ok(content) => content,
         Err(why) => return damaged(why.clone()),
     };
-    let list = match List::read(text) {
+    let list = match List::read(&content.text) {
         Ok(list) => list,
         Err(error) => return damaged(error.to_string()),
     };
     let bare = list.without();
     if let Some(origin) = journal.origin(&file.name, &bare) {
+        if let (journal::Content::Link(target), Some(link)) = (&origin.content, &content.link)
+            && target == link
+        {
+            return Ok(None);
+        }
         let name = file.name.clone();
         let anew = origin.name != name && found.iter().any(|other| other.name == origin.name);
         return Ok(Some(match anew {

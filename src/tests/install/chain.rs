@@ -122,6 +122,28 @@ fn a_conf_becomes_a_list_and_comes_back_with_its_bytes_and_mode() {
 }
 
 #[test]
+fn a_conf_takes_its_extended_attributes_to_the_list_and_back() {
+    let node = Node::new();
+    node.write("10-net.conf", CONF);
+    let set = |name: &str| {
+        let path = node.net(name);
+        rustix::fs::setxattr(path, "user.owner", b"cni", rustix::fs::XattrFlags::empty())
+    };
+    let has = |name: &str| {
+        let mut value = [0; 8];
+        rustix::fs::getxattr(node.net(name), "user.owner", &mut value[..]) == Ok(3)
+    };
+    if set("10-net.conf").is_err() {
+        return println!("skipped: this file system has no such attributes");
+    }
+    let mut agent = node.start();
+    agent.until_ready();
+    assert!(has("10-net.conflist"));
+    assert_eq!(agent.stop(), Some(0));
+    assert!(has("10-net.conf"));
+}
+
+#[test]
 fn a_conf_beside_a_list_that_was_not_made_from_it_is_left_alone() {
     let node = Node::new();
     node.write("10-net.conf", CONF);

@@ -124,3 +124,17 @@ fn a_new_certificate_authority_is_followed() {
     });
     agent.until_ready();
 }
+
+#[test]
+fn a_pipe_in_the_kubeconfigs_place_holds_nobody_up() {
+    let api = Api::start();
+    let node = Node::new();
+    api.serve_node(&node);
+    node.write("10-calico.conflist", CALICO);
+    let mode = nix::sys::stat::Mode::S_IRWXU;
+    nix::unistd::mkfifo(&node.net("kubeconfig.json"), mode).unwrap();
+    let mut agent = node.start_owned(&api.vars());
+    agent.until_ready();
+    assert!(node.chained("10-calico.conflist"));
+    assert_eq!(agent.stop(), Some(0));
+}

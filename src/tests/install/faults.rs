@@ -129,3 +129,42 @@ fn a_kill_after_any_call_that_writes_never_strands_the_node() {
     }
     assert!(kills > 40, "{kills}");
 }
+
+#[test]
+fn a_kill_while_a_network_that_was_written_anew_is_taken_up_never_shuts_it_out() {
+    if Command::new("strace").arg("-V").output().is_err() {
+        assert!(std::env::var_os("CI").is_none(), "strace is missing");
+        return println!("skipped: strace is missing (scripts/tools debian)");
+    }
+    for call in ["write", "fsync", "rename", "unlink"] {
+        for turn in 1..20 {
+            let node = Node::new();
+            node.write("20-net.conf", CONF);
+            let mut agent = node.start();
+            agent.until_ready();
+            agent.kill();
+            // As flannel does at each start of its own.
+            let anew = CONF.replace("1e3", "2e3");
+            node.write("20-net.conf", &anew);
+            let inject = format!("inject={call}:signal=KILL:when={turn}");
+            let trace = format!("trace={call}");
+            let quiet = ["strace", "-f", "-qq", "-o", "/dev/null"];
+            let by = [&quiet[..], &["-e", &trace, "-e", &inject]].concat();
+            let mut agent = node.start_under(&by, &[], &[]);
+            let killed = !agent.ready_or_dead();
+            if let Some(child) = agent.child() {
+                let _ = kill(child, Signal::SIGKILL);
+            }
+            agent.wait();
+            let mut agent = node.start();
+            agent.until_ready();
+            assert!(node.text("20-net.conflist").contains("2e3"));
+            assert_eq!(agent.stop(), Some(0), "{}", agent.log());
+            assert_eq!(node.text("20-net.conf"), anew, "{call} {turn}");
+            assert!(!node.net("20-net.conflist").exists(), "{call} {turn}");
+            if !killed {
+                break;
+            }
+        }
+    }
+}

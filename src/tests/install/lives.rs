@@ -76,6 +76,26 @@ fn leftovers_of_earlier_agents_go() {
 }
 
 #[test]
+fn a_directory_with_the_name_of_a_leftover_is_left_alone_and_keeps_nothing_up() {
+    let node = Node::new();
+    node.write("10-calico.conflist", CALICO);
+    for name in [
+        "01-linkerd-cni.conf",
+        "10-calico.conflist.install",
+        ".linkerd-cni.1.2.3.tmp",
+        "../bin/linkerd-cni.install",
+    ] {
+        fs::create_dir(node.net(name)).unwrap();
+    }
+    let before = node.tree();
+    let mut agent = node.start();
+    agent.until_ready();
+    assert!(node.chained("10-calico.conflist"));
+    assert_eq!(agent.stop(), Some(0), "{}", agent.log());
+    assert_eq!(node.tree(), before);
+}
+
+#[test]
 fn a_list_damaged_before_the_end_is_an_error_and_all_else_is_undone() {
     let node = Node::new();
     node.write("10-calico.conflist", CALICO);

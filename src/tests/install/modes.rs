@@ -96,6 +96,23 @@ fn a_standalone_configuration_is_kept_right_and_goes_with_us() {
 }
 
 #[test]
+fn a_standalone_file_with_the_name_of_an_old_leftover_is_adopted_like_any_other() {
+    let node = Node::new();
+    node.write("10-calico.conflist", CALICO);
+    let name = "01-linkerd-cni.conf";
+    let vars = [ALONE[0], ("LINKERD_CNI_CONF_NAME", name)];
+    let mut agent = node.start_with(&vars);
+    agent.until_ready();
+    let inode = node.inode(name);
+    agent.kill();
+    let mut agent = node.start_with(&vars);
+    agent.until_ready();
+    assert_eq!(node.inode(name), inode, "{}", agent.log());
+    assert_eq!(agent.stop(), Some(0));
+    assert!(!node.net(name).exists());
+}
+
+#[test]
 fn a_file_of_somebody_else_is_not_overwritten_by_one_of_ours() {
     let node = Node::new();
     node.write("10-calico.conflist", CALICO);

@@ -1,0 +1,118 @@
+//! Files that the agent cannot read, though a runtime may, now or later.
+
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::thread;
+use std::time::Duration;
+
+use crate::node::{CALICO, CONF, Node, until};
+
+const STATE: &str = ".linkerd-cni-state";
+
+/// Makes the journal a file that cannot be opened, and returns how to get it back.
+fn hide_journal(node: &Node) -> impl Fn() {
+    let (state, away) = (node.net(STATE), node.root().join("away"));
+    fs::rename(&state, &away).unwrap();
+    symlink(STATE, &state).unwrap();
+    move || fs::rename(&away, &state).unwrap()
+}
+
+#[test]
+fn a_list_that_only_the_runtime_can_read_keeps_what_it_names_on_the_node() {
+    // Go takes both.
+    let spoil: [fn(&str) -> Vec<u8>; 2] = [
+        |text| {
+            let text = text.as_bytes();
+            let at = text.iter().position(|byte| *byte == b'k').unwrap();
+            [&text[..at], b"\xff", &text[at..]].concat()
+        },
+        |text| format!("{text}{}", " ".repeat(6 << 20)).into_bytes(),
+    ];
+    for spoil in spoil {
+        let node = Node::new();
+        node.write("10-calico.conflist", CALICO);
+        let before = node.tree();
+        let mut agent = node.start();
+        agent.until_ready();
+        let text = node.text("10-calico.conflist");
+        fs::write(node.net("10-calico.conflist"), spoil(&text)).unwrap();
+        assert_eq!(agent.stop(), Some(1));
+        let log = agent.log();
+        assert!(log.contains("a network still names linkerd-cni"), "{log}");
+        assert!(node.bin("linkerd-cni").exists() && node.net("kubeconfig.json").exists());
+        node.write("10-calico.conflist", &text);
+        let mut uninstall = node.start_args(&["uninstall"], &[]);
+        assert_eq!(uninstall.wait(), Some(0), "{}", uninstall.log());
+        assert_eq!(node.tree(), before);
+    }
+}
+
+#[test]
+fn a_journal_that_cannot_be_read_now_is_not_written_over() {
+    let node = Node::new();
+    node.write("10-calico.conflist", CALICO);
+    node.write("20-net.conf", CONF);
+    let mut agent = node.start();
+    agent.until_ready();
+    agent.kill();
+    node.write("30-new.conf", CONF);
+    let give_back = hide_journal(&node);
+    let mut agent = node.start();
+    until("the reason", || {
+        agent.log().contains("30-new.conflist: ") && agent.log().contains("cannot be read")
+    });
+    // What needs no journal is kept right.
+    node.write("10-calico.conflist", CALICO);
+    until("the entry", || node.chained("10-calico.conflist"));
+    assert_eq!(node.text("30-new.conf"), CONF);
+    give_back();
+    until("the new network", || node.chained("30-new.conflist"));
+    agent.until_ready();
+    assert_eq!(agent.stop(), Some(0), "{}", agent.log());
+    assert_eq!(node.text("20-net.conf"), CONF);
+    assert_eq!(node.text("30-new.conf"), CONF);
+}
+
+#[test]
+fn a_fault_that_passes_while_all_is_undone_costs_nothing() {
+    for passes in [true, false] {
+        let node = Node::new();
+        node.write("10-calico.conflist", CALICO);
+        node.write("20-net.conf", CONF);
+        let before = node.tree();
+        let mut agent = node.start();
+        agent.until_ready();
+        let give_back = hide_journal(&node);
+        agent.signal(nix::sys::signal::Signal::SIGTERM);
+        if passes {
+            thread::sleep(Duration::from_millis(150));
+            give_back();
+            assert_eq!(agent.wait(), Some(0), "{}", agent.log());
+        } else {
+            assert_eq!(agent.wait(), Some(1), "{}", agent.log());
+            assert!(!node.chained("20-net.conflist"));
+            give_back();
+            let mut uninstall = node.start_args(&["uninstall"], &[]);
+            assert_eq!(uninstall.wait(), Some(0), "{}", uninstall.log());
+        }
+        assert_eq!(node.tree(), before, "{passes}");
+    }
+}
+
+#[test]
+fn a_list_with_no_plugin_but_ours_that_the_runtime_loads_is_no_network_to_be_ready_with() {
+    let node = Node::new();
+    node.write(
+        "05-x.conflist",
+        r#"{"name":"x","plugins":[{"type":"linkerd-cni"}]}"#,
+    );
+    node.write("10-calico.conflist", CALICO);
+    let mut agent = node.start();
+    until("the reason", || {
+        let (status, why) = agent.ready();
+        status == 500 && why.contains("05-x.conflist") && why.contains("no plugin but linkerd-cni")
+    });
+    fs::remove_file(node.net("05-x.conflist")).unwrap();
+    agent.until_ready();
+    assert_eq!(agent.stop(), Some(0));
+}
