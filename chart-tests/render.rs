@@ -102,6 +102,39 @@ fn assert_no_null(place: &str, value: &Value) {
     }
 }
 
+/// Names of namespaces and classes may look like YAML's numbers, booleans (Kubernetes
+/// reads YAML 1.1, in which `on` is one) and nulls.
+#[test]
+fn a_name_that_looks_like_something_else_stays_a_name() {
+    for name in ["123", "1e3", "0o7", "0x10", "on", "no", "y", "true", "null"] {
+        let text = Render::new()
+            .namespace(name)
+            .file(&helm::chart().join("ci/everything-values.yaml"))
+            .values(&json!({
+                "priorityClassName": name, "networkAttachmentDefinition": {"namespace": name},
+                "image": {"name": name, "registry": "", "version": "v1", "digest": ""},
+            }))
+            .text()
+            .unwrap();
+        let quoted = format!("\"{name}\"");
+        for key in ["namespace", "priorityClassName", "values"] {
+            let prefix = format!("{key}: ");
+            let lines = text.lines().filter_map(|l| l.trim().strip_prefix(&prefix));
+            let found: Vec<_> = lines.collect();
+            assert!(!found.is_empty(), "{key}");
+            for value in found {
+                assert_eq!(value.trim_matches(['[', ']']), quoted, "{key}");
+            }
+        }
+    }
+    // In an image's name YAML's own signs count.
+    for name in ["&x", "*x", "!x", "[x", "{x", "%x", "`x", "'x", "\"x", "#x"] {
+        let objects = with(json!({"image": {"name": name, "version": "v1"}}));
+        let image = &objects.container("install-cni")["image"];
+        assert_eq!(image, &format!("{name}:v1"));
+    }
+}
+
 /// Server-side apply merges these lists by name and refuses a name that comes twice.
 #[test]
 fn names_in_a_list_come_once() {

@@ -96,7 +96,7 @@ the one that the DaemonSet selects by and sets itself.
 {{- with (.Values.image).digest }}
 {{- $version = printf "%s@%s" (splitList "@" $version | first) . }}
 {{- end -}}
-image: {{ printf "%s:%s" $name $version }}
+image: {{ printf "%s:%s" $name $version | toYaml }}
 imagePullPolicy: {{ (.Values.image).pullPolicy | default "IfNotPresent" }}
 {{- end }}
 
