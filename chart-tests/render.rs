@@ -57,6 +57,14 @@ fn the_notes_say_what_to_do_next() {
     insta::assert_snapshot!(Render::new().values(&values).notes());
 }
 
+/// `linkerd check --pre` fails if the control plane's namespace exists.
+#[test]
+fn the_notes_warn_of_the_control_planes_namespace() {
+    let notes = |namespace| Render::new().namespace(namespace).notes();
+    assert!(notes("linkerd").contains("It fails here"));
+    assert!(!notes("linkerd-cni").contains("It fails here"));
+}
+
 #[test]
 fn rendering_twice_gives_the_same_text() {
     for values in ci_values() {
