@@ -216,9 +216,30 @@ updateStrategy:
 {{- if and (.Values.image).digest (contains "@" (include "linkerd-cni.imageVersion" .)) }}
 {{- fail "image.digest: image.version has a digest already" }}
 {{- end }}
-{{- $pace := (.Values.updateStrategy).rollingUpdate | default dict }}
-{{- $surge := $pace.maxSurge | default 0 | toString | trimSuffix "%" | int64 }}
-{{- if and (gt $surge 0) (ne ($pace.maxUnavailable | default 0 | toString | trimSuffix "%") "0") }}
+{{- if and (eq (toString .Values.ownConfig) "true") .Values.cniConfFileName (not (hasSuffix ".conflist" .Values.cniConfFileName)) }}
+{{- fail "cniConfFileName: with ownConfig it must end in .conflist, as a chain does" }}
+{{- end }}
+{{- range $name := list "proxyUID" "proxyGID" }}
+{{- if gt (get $.Values $name | int64) 2147483647 }}
+{{- fail (printf "%s: %s is above 2147483647, the highest id that Kubernetes gives" $name (get $.Values $name)) }}
+{{- end }}
+{{- end }}
+{{- if ne (toString (.Values.updateStrategy).type) "OnDelete" }}
+{{- include "linkerd-cni.validatePace" ((.Values.updateStrategy).rollingUpdate | default dict) }}
+{{- end }}
+{{- end }}
+
+{{/* Refuses a pace of updates that Kubernetes would, where maxUnavailable is 1 unless told. */}}
+{{- define "linkerd-cni.validatePace" -}}
+{{- $surges := gt (.maxSurge | default 0 | toString | trimSuffix "%" | int64) 0 }}
+{{- $unavailable := 1 }}
+{{- if not (kindIs "invalid" .maxUnavailable) }}
+{{- $unavailable = .maxUnavailable | toString | trimSuffix "%" | int64 }}
+{{- end }}
+{{- if and $surges (gt (int64 $unavailable) 0) }}
 {{- fail "updateStrategy.rollingUpdate: maxSurge needs maxUnavailable: 0, since Kubernetes refuses both" }}
+{{- end }}
+{{- if not (or $surges (gt (int64 $unavailable) 0)) }}
+{{- fail "updateStrategy.rollingUpdate: maxUnavailable: 0 needs maxSurge, since no pod could be replaced" }}
 {{- end }}
 {{- end }}
