@@ -57,6 +57,23 @@ fn the_notes_say_what_to_do_next() {
     insta::assert_snapshot!(Render::new().values(&values).notes());
 }
 
+/// Who keeps the image in a mirror has to know that it comes from elsewhere now.
+#[test]
+fn the_notes_name_the_values_of_older_charts_that_are_set() {
+    let root = schema::schema();
+    let keys = root["properties"].as_object().unwrap().iter();
+    let ignored = keys.filter(|(_, of)| of["description"] == "Ignored: a key of older charts");
+    let old: serde_json::Map<_, _> = ignored.map(|(key, _)| (key.clone(), json!("x"))).collect();
+    assert!(old.len() > 5);
+    let notes = Render::new().values(&json!(old)).notes();
+    let line = notes.lines().find(|line| line.contains("older charts"));
+    for key in old.keys() {
+        assert!(line.unwrap().contains(key), "{key}: {notes}");
+    }
+    assert!(notes.contains("`image.name`"), "{notes}");
+    assert!(!Render::new().notes().contains("older charts"));
+}
+
 /// `linkerd check --pre` fails if the control plane's namespace exists.
 #[test]
 fn the_notes_warn_of_the_control_planes_namespace() {
