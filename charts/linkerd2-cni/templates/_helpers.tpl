@@ -45,6 +45,24 @@ the one that the DaemonSet selects by and sets itself.
 {{- include "linkerd-cni.stringMap" (merge (dict "kubernetes.io/os" "linux") (.Values.nodeSelector | default dict)) }}
 {{- end }}
 
+{{/*
+The pods' tolerations, or nothing. The agent must get to a node with the start-up
+taint, as nobody else takes it off.
+*/}}
+{{- define "linkerd-cni.tolerations" -}}
+{{- $tolerations := .Values.tolerations | default list }}
+{{- $all := false }}
+{{- range $tolerations }}
+{{- if and (eq .operator "Exists") (not .key) (not .effect) }}
+{{- $all = true }}
+{{- end }}
+{{- end }}
+{{- if and .Values.startupTaint (not $all) (include "linkerd-cni.ours" .) }}
+{{- $tolerations = append $tolerations (dict "key" .Values.startupTaint "operator" "Exists") }}
+{{- end }}
+{{- with $tolerations }}{{ toYaml . }}{{ end }}
+{{- end }}
+
 {{/* The pods' affinity, with upstream's `nodeAffinity` in it, or nothing. */}}
 {{- define "linkerd-cni.affinity" -}}
 {{- $affinity := include "linkerd-cni.withoutNulls" .Values.affinity | fromYaml }}
