@@ -126,6 +126,20 @@ fn what_shapes_pods_is_added_to_what_the_chart_needs() {
     assert_eq!(pod["spec"]["terminationGracePeriodSeconds"], 60);
 }
 
+#[test]
+fn secrets_for_the_image_reach_pods_whose_account_comes_from_elsewhere() {
+    let secrets = json!([{"name": "mirror"}]);
+    let values =
+        |create: bool| json!({"imagePullSecrets": secrets, "serviceAccount": {"create": create}});
+    let objects = with(values(true));
+    let account = objects.named("ServiceAccount", "linkerd-cni");
+    assert_eq!(account["imagePullSecrets"], secrets);
+    assert!(objects.pod()["spec"].get("imagePullSecrets").is_none());
+    let objects = with(values(false));
+    assert_eq!(objects.pod()["spec"]["imagePullSecrets"], secrets);
+    assert_eq!(objects.get("Pod")["spec"]["imagePullSecrets"], secrets);
+}
+
 /// Else the agent never gets to the node, and the taint stays.
 #[test]
 fn the_agent_tolerates_the_taint_that_it_takes_off() {

@@ -221,6 +221,15 @@ pub fn wrong() -> Vec<(Value, &'static str)> {
             json!({"chained": false, "ownConfig": true}),
             "ownConfig: it is a copy of a chain",
         ),
+        // The repair controller would not start.
+        (
+            json!({"repairController": {"enabled": true, "logLevel": "inof"}}),
+            "repairController.logLevel: \"inof\" is neither a level",
+        ),
+        (
+            json!({"repairController": {"enabled": true, "logLevel": "info,kube=loud"}}),
+            "repairController.logLevel: \"kube=loud\" is neither a level",
+        ),
         // The agent would not start.
         (
             json!({"ownConfig": true, "cniConfFileName": "00-own.conf"}),
@@ -307,6 +316,8 @@ fn what_set_and_quotes_make_of_a_value_is_accepted() {
         json!({"skipSubnets": "10.0.0.1/8, ::/0,fd00:1:2::/48,::ffff:10.0.0.0/104,0.0.0.0/0"}),
         json!({"image": {"name": "localhost:5000/cni-plugin"}}),
         json!({"proxyUID": "2147483647", "proxyGID": 2_147_483_647}),
+        json!({"repairController": {"enabled": true, "logLevel": "linkerd_cni_repair_controller=info,warn"}}),
+        json!({"repairController": {"enabled": true, "logLevel": "WARN, kube::client[request]=trace,linkerd_cni_repair_controller"}}),
         json!({"image": {"version": format!("v1@sha256:{}", "0".repeat(64))}}),
     ] {
         with(values);

@@ -63,6 +63,17 @@ taint, as nobody else takes it off.
 {{- with $tolerations }}{{ toYaml . }}{{ end }}
 {{- end }}
 
+{{/*
+Secrets for pulling the pods' image, or nothing: an account of the chart's has them
+already, one from elsewhere may not.
+*/}}
+{{- define "linkerd-cni.imagePullSecrets" -}}
+{{- if and .Values.imagePullSecrets (eq (toString (.Values.serviceAccount).create) "false") -}}
+imagePullSecrets:
+  {{- toYaml .Values.imagePullSecrets | nindent 2 }}
+{{- end }}
+{{- end }}
+
 {{/* The pods' affinity, with upstream's `nodeAffinity` in it, or nothing. */}}
 {{- define "linkerd-cni.affinity" -}}
 {{- $affinity := include "linkerd-cni.withoutNulls" .Values.affinity | fromYaml }}
@@ -236,6 +247,15 @@ updateStrategy:
 {{- end }}
 {{- if and (eq (toString .Values.ownConfig) "true") .Values.cniConfFileName (not (hasSuffix ".conflist" .Values.cniConfFileName)) }}
 {{- fail "cniConfFileName: with ownConfig it must end in .conflist, as a chain does" }}
+{{- end }}
+{{- /* With another our controller does not start; linkerd2's takes more. */}}
+{{- if and (.Values.repairController).enabled (include "linkerd-cni.ours" .) }}
+{{- $directive := "^\\s*(linkerd_cni_repair_controller|([A-Za-z0-9_:.-]*(\\[[^,=\\]]*\\])?=)?(?i:off|panic|fatal|error|warn|warning|info|debug|trace))\\s*$" }}
+{{- range splitList "," ((.Values.repairController).logLevel | default "info") }}
+{{- if not (regexMatch $directive .) }}
+{{- fail (printf "repairController.logLevel: %q is neither a level, such as info, nor a filter, such as linkerd_cni_repair_controller=debug" .) }}
+{{- end }}
+{{- end }}
 {{- end }}
 {{- range $name := list "proxyUID" "proxyGID" }}
 {{- if gt (get $.Values $name | int64) 2147483647 }}
