@@ -66,6 +66,7 @@ pub struct Render {
     values: Vec<PathBuf>,
     scratch: TempDir,
     kubernetes: String,
+    namespace: &'static str,
     helm: &'static str,
 }
 
@@ -77,6 +78,7 @@ impl Render {
             values: Vec::new(),
             scratch: tempfile::tempdir().unwrap(),
             kubernetes: "1.36.0".into(),
+            namespace: "linkerd-cni",
             helm: "helm",
         }
     }
@@ -89,6 +91,12 @@ impl Render {
 
     pub fn kubernetes(mut self, version: &str) -> Self {
         self.kubernetes = version.into();
+        self
+    }
+
+    /// The release's namespace, for another than the usual one.
+    pub fn namespace(mut self, name: &'static str) -> Self {
+        self.namespace = name;
         self
     }
 
@@ -131,7 +139,7 @@ impl Render {
     fn run(&self, command: &[&str]) -> Result<String, String> {
         let mut arguments = command.to_vec();
         arguments.extend(["linkerd-cni", self.chart.to_str().unwrap()]);
-        arguments.extend(["--namespace", "linkerd-cni"]);
+        arguments.extend(["--namespace", self.namespace]);
         for values in &self.values {
             arguments.extend(["--values", values.to_str().unwrap()]);
         }

@@ -88,6 +88,7 @@ fn each_flag_is_the_value_that_it_was() {
             "--redirect-ports 80,8080",
             json!({"portsToRedirect": "80,8080"}),
         ),
+        ("--cni-log-level WARN", json!({"logLevel": "warn"})),
         ("--use-wait-flag", json!({"useWaitFlag": true})),
         ("--use-wait-flag=false", json!({})),
         (

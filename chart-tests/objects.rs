@@ -127,6 +127,42 @@ fn what_shapes_pods_is_added_to_what_the_chart_needs() {
 }
 
 #[test]
+fn secrets_for_the_image_reach_pods_whose_account_comes_from_elsewhere() {
+    let secrets = json!([{"name": "mirror"}]);
+    let values =
+        |create: bool| json!({"imagePullSecrets": secrets, "serviceAccount": {"create": create}});
+    let objects = with(values(true));
+    let account = objects.named("ServiceAccount", "linkerd-cni");
+    assert_eq!(account["imagePullSecrets"], secrets);
+    assert!(objects.pod()["spec"].get("imagePullSecrets").is_none());
+    let objects = with(values(false));
+    assert_eq!(objects.pod()["spec"]["imagePullSecrets"], secrets);
+    assert_eq!(objects.get("Pod")["spec"]["imagePullSecrets"], secrets);
+}
+
+/// Else the agent never gets to the node, and the taint stays.
+#[test]
+fn the_agent_tolerates_the_taint_that_it_takes_off() {
+    let tolerations = |values: Value| with(values).pod()["spec"]["tolerations"].clone();
+    let own = json!({"key": "example.com/wait", "operator": "Exists"});
+    let narrow = json!({"operator": "Exists", "effect": "NoSchedule"});
+    let wide = json!({"operator": "Exists"});
+    let taint = "example.com/wait";
+    for (given, expected) in [
+        (json!([]), json!([own])),
+        (Value::Null, json!([own])),
+        (json!([narrow]), json!([narrow, own])),
+        (json!([wide]), json!([wide])),
+    ] {
+        let values = json!({"startupTaint": taint, "tolerations": given});
+        assert_eq!(tolerations(values), expected);
+    }
+    assert_eq!(tolerations(json!({"tolerations": []})), Value::Null);
+    let theirs = json!({"startupTaint": taint, "tolerations": [], "adminPort": null});
+    assert_eq!(tolerations(theirs), Value::Null);
+}
+
+#[test]
 fn the_programs_are_told_what_values_say() {
     let repair = json!({
         "enabled": true, "mode": "report", "auditIntervalSeconds": 300, "ratePerMinute": "10",

@@ -57,6 +57,31 @@ fn the_notes_say_what_to_do_next() {
     insta::assert_snapshot!(Render::new().values(&values).notes());
 }
 
+/// Who keeps the image in a mirror has to know that it comes from elsewhere now.
+#[test]
+fn the_notes_name_the_values_of_older_charts_that_are_set() {
+    let root = schema::schema();
+    let keys = root["properties"].as_object().unwrap().iter();
+    let ignored = keys.filter(|(_, of)| of["description"] == "Ignored: a key of older charts");
+    let old: serde_json::Map<_, _> = ignored.map(|(key, _)| (key.clone(), json!("x"))).collect();
+    assert!(old.len() > 5);
+    let notes = Render::new().values(&json!(old)).notes();
+    let line = notes.lines().find(|line| line.contains("older charts"));
+    for key in old.keys() {
+        assert!(line.unwrap().contains(key), "{key}: {notes}");
+    }
+    assert!(notes.contains("`image.name`"), "{notes}");
+    assert!(!Render::new().notes().contains("older charts"));
+}
+
+/// `linkerd check --pre` fails if the control plane's namespace exists.
+#[test]
+fn the_notes_warn_of_the_control_planes_namespace() {
+    let notes = |namespace| Render::new().namespace(namespace).notes();
+    assert!(notes("linkerd").contains("It fails here"));
+    assert!(!notes("linkerd-cni").contains("It fails here"));
+}
+
 #[test]
 fn rendering_twice_gives_the_same_text() {
     for values in ci_values() {
@@ -99,6 +124,39 @@ fn assert_no_null(place: &str, value: &Value) {
             }
         }
         _ => {}
+    }
+}
+
+/// Names of namespaces and classes may look like YAML's numbers, booleans (Kubernetes
+/// reads YAML 1.1, in which `on` is one) and nulls.
+#[test]
+fn a_name_that_looks_like_something_else_stays_a_name() {
+    for name in ["123", "1e3", "0o7", "0x10", "on", "no", "y", "true", "null"] {
+        let text = Render::new()
+            .namespace(name)
+            .file(&helm::chart().join("ci/everything-values.yaml"))
+            .values(&json!({
+                "priorityClassName": name, "networkAttachmentDefinition": {"namespace": name},
+                "image": {"name": name, "registry": "", "version": "v1", "digest": ""},
+            }))
+            .text()
+            .unwrap();
+        let quoted = format!("\"{name}\"");
+        for key in ["namespace", "priorityClassName", "values"] {
+            let prefix = format!("{key}: ");
+            let lines = text.lines().filter_map(|l| l.trim().strip_prefix(&prefix));
+            let found: Vec<_> = lines.collect();
+            assert!(!found.is_empty(), "{key}");
+            for value in found {
+                assert_eq!(value.trim_matches(['[', ']']), quoted, "{key}");
+            }
+        }
+    }
+    // In an image's name YAML's own signs count.
+    for name in ["&x", "*x", "!x", "[x", "{x", "%x", "`x", "'x", "\"x", "#x"] {
+        let objects = with(json!({"image": {"name": name, "version": "v1"}}));
+        let image = &objects.container("install-cni")["image"];
+        assert_eq!(image, &format!("{name}:v1"));
     }
 }
 

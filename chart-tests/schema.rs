@@ -73,6 +73,28 @@ pub fn wrong() -> Vec<(Value, &'static str)> {
             json!({"proxyGID": -2}),
             "at '/proxyGID': minimum: got -2, want -1",
         ),
+        // Strings, as `--set-string` and scripts/install-cni send them.
+        (
+            json!({"proxyUID": "2147483648"}),
+            "proxyUID: 2147483648 is above 2147483647",
+        ),
+        (
+            json!({"proxyGID": "4294967296"}),
+            "proxyGID: 4294967296 is above 2147483647",
+        ),
+        (
+            json!({"proxyUID": 2_147_483_648_u32}),
+            "at '/proxyUID': maximum: got",
+        ),
+        // The plugin would fail every meshed pod for it.
+        (
+            json!({"portsToRedirect": "80,0"}),
+            "at '/portsToRedirect': '80,0' does not match",
+        ),
+        (
+            json!({"portsToRedirect": 0}),
+            "at '/portsToRedirect': minimum: got 0, want 1",
+        ),
         (
             json!({"portsToRedirect": "80-90"}),
             "at '/portsToRedirect': '80-90' does not match",
@@ -96,6 +118,23 @@ pub fn wrong() -> Vec<(Value, &'static str)> {
         (
             json!({"skipSubnets": "10.0.0.0"}),
             "at '/skipSubnets': '10.0.0.0' does not match",
+        ),
+        // The plugin would fail every meshed pod for these.
+        (
+            json!({"skipSubnets": "10.0.0.0/8,10.0.0.0/33"}),
+            "skipSubnets: \"10.0.0.0/33\" is not a CIDR",
+        ),
+        (
+            json!({"skipSubnets": "10.0.0.256/32"}),
+            "skipSubnets: \"10.0.0.256/32\" is not a CIDR",
+        ),
+        (
+            json!({"skipSubnets": "fd00::/129"}),
+            "skipSubnets: \"fd00::/129\" is not a CIDR",
+        ),
+        (
+            json!({"skipSubnets": "fd00:1/64"}),
+            "skipSubnets: \"fd00:1/64\" is not a CIDR",
         ),
         (
             json!({"disableIPv6": "false"}),
@@ -128,6 +167,19 @@ pub fn wrong() -> Vec<(Value, &'static str)> {
         (
             json!({"updateStrategy": {"rollingUpdate": {"maxSurge": 1}}}),
             "maxSurge needs maxUnavailable: 0",
+        ),
+        // Kubernetes takes 1 for a maxUnavailable that is not there.
+        (
+            json!({"updateStrategy": {"rollingUpdate": {"maxSurge": 1, "maxUnavailable": null}}}),
+            "maxSurge needs maxUnavailable: 0",
+        ),
+        (
+            json!({"updateStrategy": {"rollingUpdate": {"maxUnavailable": 0}}}),
+            "maxUnavailable: 0 needs maxSurge",
+        ),
+        (
+            json!({"updateStrategy": {"rollingUpdate": {"maxUnavailable": "0%", "maxSurge": 0}}}),
+            "maxUnavailable: 0 needs maxSurge",
         ),
         (
             json!({"adminPort": 9990, "repairController": {"enabled": true}}),
@@ -168,6 +220,33 @@ pub fn wrong() -> Vec<(Value, &'static str)> {
         (
             json!({"chained": false, "ownConfig": true}),
             "ownConfig: it is a copy of a chain",
+        ),
+        // The repair controller would not start.
+        (
+            json!({"repairController": {"enabled": true, "logLevel": "inof"}}),
+            "repairController.logLevel: \"inof\" is neither a level",
+        ),
+        (
+            json!({"repairController": {"enabled": true, "logLevel": "info,kube=loud"}}),
+            "repairController.logLevel: \"kube=loud\" is neither a level",
+        ),
+        // The agent would not start.
+        (
+            json!({"ownConfig": true, "cniConfFileName": "00-own.conf"}),
+            "cniConfFileName: with ownConfig it must end in .conflist",
+        ),
+        (
+            json!({"image": {"name": "example.com/cni-plugin:v1"}}),
+            "at '/image/name': 'example.com/cni-plugin:v1' does not match",
+        ),
+        // Beyond an integer, where it would become another number.
+        (
+            json!({"podAnnotations": {"build": 12_345_678_901_234_567_890_u64}}),
+            "at '/podAnnotations/build': maximum",
+        ),
+        (
+            json!({"commonLabels": {"build": -1}}),
+            "at '/commonLabels/build': minimum",
         ),
         (
             json!({"image": {
@@ -232,6 +311,13 @@ fn what_set_and_quotes_make_of_a_value_is_accepted() {
         json!({"portsToRedirect": 80, "ignoreInboundPorts": 25, "ignoreOutboundPorts": 25}),
         json!({"resources": {"cpu": {"limit": 0.5, "request": "10m"}, "memory": {"limit": "1e6"}}}),
         json!({"updateStrategy": {"rollingUpdate": {"maxSurge": "10%", "maxUnavailable": 0}}}),
+        // Kubernetes does not look at the pace then.
+        json!({"updateStrategy": {"type": "OnDelete", "rollingUpdate": {"maxUnavailable": 0}}}),
+        json!({"skipSubnets": "10.0.0.1/8, ::/0,fd00:1:2::/48,::ffff:10.0.0.0/104,0.0.0.0/0"}),
+        json!({"image": {"name": "localhost:5000/cni-plugin"}}),
+        json!({"proxyUID": "2147483647", "proxyGID": 2_147_483_647}),
+        json!({"repairController": {"enabled": true, "logLevel": "linkerd_cni_repair_controller=info,warn"}}),
+        json!({"repairController": {"enabled": true, "logLevel": "WARN, kube::client[request]=trace,linkerd_cni_repair_controller"}}),
         json!({"image": {"version": format!("v1@sha256:{}", "0".repeat(64))}}),
     ] {
         with(values);

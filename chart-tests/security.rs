@@ -164,6 +164,28 @@ fn the_agent_has_the_capabilities_that_it_uses() {
     );
 }
 
+/// Without it the controller looks into /etc/cni/net.d, which on k3s is not there.
+#[test]
+fn the_repair_controller_is_told_the_directory_that_is_mounted_for_it() {
+    let values =
+        json!({"platform": "k3s", "repairController": {"enabled": true, "mode": "in-place"}});
+    let objects = with(values);
+    let repair = objects.container("repair-controller");
+    let source =
+        json!({"configMapKeyRef": {"name": "linkerd-cni-config", "key": "dest_cni_net_dir"}});
+    let told = json!({"name": "DEST_CNI_NET_DIR", "valueFrom": source});
+    assert!(
+        repair["env"].as_array().unwrap().contains(&told),
+        "{repair}"
+    );
+    let dir = objects.get("ConfigMap")["data"]["dest_cni_net_dir"]
+        .as_str()
+        .unwrap();
+    let mounts = repair["volumeMounts"].as_array().unwrap();
+    let mount = mounts.iter().find(|mount| mount["name"] == "cni-net-dir");
+    assert_eq!(mount.unwrap()["mountPath"], format!("/host{dir}"));
+}
+
 #[test]
 fn the_repair_controller_enters_pods_only_where_it_has_to() {
     let repair = |values: Value| {

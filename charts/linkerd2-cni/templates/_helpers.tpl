@@ -45,6 +45,35 @@ the one that the DaemonSet selects by and sets itself.
 {{- include "linkerd-cni.stringMap" (merge (dict "kubernetes.io/os" "linux") (.Values.nodeSelector | default dict)) }}
 {{- end }}
 
+{{/*
+The pods' tolerations, or nothing. The agent must get to a node with the start-up
+taint, as nobody else takes it off.
+*/}}
+{{- define "linkerd-cni.tolerations" -}}
+{{- $tolerations := .Values.tolerations | default list }}
+{{- $all := false }}
+{{- range $tolerations }}
+{{- if and (eq .operator "Exists") (not .key) (not .effect) }}
+{{- $all = true }}
+{{- end }}
+{{- end }}
+{{- if and .Values.startupTaint (not $all) (include "linkerd-cni.ours" .) }}
+{{- $tolerations = append $tolerations (dict "key" .Values.startupTaint "operator" "Exists") }}
+{{- end }}
+{{- with $tolerations }}{{ toYaml . }}{{ end }}
+{{- end }}
+
+{{/*
+Secrets for pulling the pods' image, or nothing: an account of the chart's has them
+already, one from elsewhere may not.
+*/}}
+{{- define "linkerd-cni.imagePullSecrets" -}}
+{{- if and .Values.imagePullSecrets (eq (toString (.Values.serviceAccount).create) "false") -}}
+imagePullSecrets:
+  {{- toYaml .Values.imagePullSecrets | nindent 2 }}
+{{- end }}
+{{- end }}
+
 {{/* The pods' affinity, with upstream's `nodeAffinity` in it, or nothing. */}}
 {{- define "linkerd-cni.affinity" -}}
 {{- $affinity := include "linkerd-cni.withoutNulls" .Values.affinity | fromYaml }}
@@ -96,7 +125,7 @@ the one that the DaemonSet selects by and sets itself.
 {{- with (.Values.image).digest }}
 {{- $version = printf "%s@%s" (splitList "@" $version | first) . }}
 {{- end -}}
-image: {{ printf "%s:%s" $name $version }}
+image: {{ printf "%s:%s" $name $version | toYaml }}
 imagePullPolicy: {{ (.Values.image).pullPolicy | default "IfNotPresent" }}
 {{- end }}
 
@@ -216,9 +245,39 @@ updateStrategy:
 {{- if and (.Values.image).digest (contains "@" (include "linkerd-cni.imageVersion" .)) }}
 {{- fail "image.digest: image.version has a digest already" }}
 {{- end }}
-{{- $pace := (.Values.updateStrategy).rollingUpdate | default dict }}
-{{- $surge := $pace.maxSurge | default 0 | toString | trimSuffix "%" | int64 }}
-{{- if and (gt $surge 0) (ne ($pace.maxUnavailable | default 0 | toString | trimSuffix "%") "0") }}
+{{- if and (eq (toString .Values.ownConfig) "true") .Values.cniConfFileName (not (hasSuffix ".conflist" .Values.cniConfFileName)) }}
+{{- fail "cniConfFileName: with ownConfig it must end in .conflist, as a chain does" }}
+{{- end }}
+{{- /* With another our controller does not start; linkerd2's takes more. */}}
+{{- if and (.Values.repairController).enabled (include "linkerd-cni.ours" .) }}
+{{- $directive := "^\\s*(linkerd_cni_repair_controller|([A-Za-z0-9_:.-]*(\\[[^,=\\]]*\\])?=)?(?i:off|panic|fatal|error|warn|warning|info|debug|trace))\\s*$" }}
+{{- range splitList "," ((.Values.repairController).logLevel | default "info") }}
+{{- if not (regexMatch $directive .) }}
+{{- fail (printf "repairController.logLevel: %q is neither a level, such as info, nor a filter, such as linkerd_cni_repair_controller=debug" .) }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- range $name := list "proxyUID" "proxyGID" }}
+{{- if gt (get $.Values $name | int64) 2147483647 }}
+{{- fail (printf "%s: %s is above 2147483647, the highest id that Kubernetes gives" $name (get $.Values $name)) }}
+{{- end }}
+{{- end }}
+{{- if ne (toString (.Values.updateStrategy).type) "OnDelete" }}
+{{- include "linkerd-cni.validatePace" ((.Values.updateStrategy).rollingUpdate | default dict) }}
+{{- end }}
+{{- end }}
+
+{{/* Refuses a pace of updates that Kubernetes would, where maxUnavailable is 1 unless told. */}}
+{{- define "linkerd-cni.validatePace" -}}
+{{- $surges := gt (.maxSurge | default 0 | toString | trimSuffix "%" | int64) 0 }}
+{{- $unavailable := 1 }}
+{{- if not (kindIs "invalid" .maxUnavailable) }}
+{{- $unavailable = .maxUnavailable | toString | trimSuffix "%" | int64 }}
+{{- end }}
+{{- if and $surges (gt (int64 $unavailable) 0) }}
 {{- fail "updateStrategy.rollingUpdate: maxSurge needs maxUnavailable: 0, since Kubernetes refuses both" }}
+{{- end }}
+{{- if not (or $surges (gt (int64 $unavailable) 0)) }}
+{{- fail "updateStrategy.rollingUpdate: maxUnavailable: 0 needs maxSurge, since no pod could be replaced" }}
 {{- end }}
 {{- end }}

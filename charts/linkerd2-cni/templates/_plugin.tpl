@@ -43,6 +43,24 @@ The schema knows their form; bounds and order it cannot say.
 {{- $list }}
 {{- end }}
 
+{{/*
+As linkerd-cni.list, but of CIDRs. The plugin fails every meshed pod for one that is
+none, so it is refused here.
+*/}}
+{{- define "linkerd-cni.subnets" -}}
+{{- $list := include "linkerd-cni.list" . }}
+{{- $v4 := "((25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])[.]){3}(25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])" }}
+{{- $word := "[0-9A-Fa-f]{1,4}" }}
+{{- $v6 := printf "(%[1]s:){7}%[1]s|(%[1]s(:%[1]s){0,6})?::(%[1]s(:%[1]s){0,6}|(%[1]s:){0,5}%[2]s)?" $word $v4 }}
+{{- $cidr := printf "^(%s/(3[0-2]|[12]?[0-9])|(%s)/(12[0-8]|1[01][0-9]|[1-9]?[0-9]))$" $v4 $v6 }}
+{{- range (fromJson $list).items }}
+{{- if not (regexMatch $cidr .) }}
+{{- fail (printf "skipSubnets: %q is not a CIDR, such as 10.0.0.0/8 or fd00::/8" .) }}
+{{- end }}
+{{- end }}
+{{- $list }}
+{{- end }}
+
 {{/* Data of the ConfigMap, apart so that the DaemonSet can hash just this. */}}
 {{- define "linkerd-cni.configData" -}}
 {{- $inbound := list
@@ -50,7 +68,7 @@ The schema knows their form; bounds and order it cannot say.
       (.Values.proxyControlPort | default 4190 | int64 | toString) }}
 {{- $inbound = concat $inbound (include "linkerd-cni.ports" (dict "name" "ignoreInboundPorts" "value" .Values.ignoreInboundPorts) | fromJson).items }}
 {{- $outbound := (include "linkerd-cni.ports" (dict "name" "ignoreOutboundPorts" "value" .Values.ignoreOutboundPorts) | fromJson).items }}
-{{- $subnets := (include "linkerd-cni.list" .Values.skipSubnets | fromJson).items }}
+{{- $subnets := (include "linkerd-cni.subnets" .Values.skipSubnets | fromJson).items }}
 {{- $redirected := list }}
 {{- range (include "linkerd-cni.ports" (dict "name" "portsToRedirect" "value" .Values.portsToRedirect) | fromJson).items }}
 {{- $redirected = append $redirected (int64 .) }}

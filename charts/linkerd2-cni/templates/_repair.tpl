@@ -21,6 +21,14 @@
 # It acts only where the agent of the same pod is ready.
 - name: LINKERD_CNI_REPAIR_CONTROLLER_AGENT_ADDR
   value: {{ printf "127.0.0.1:%d" (int64 .Values.adminPort) | quote }}
+{{- if include "linkerd-cni.repairEnters" . }}
+# Where the rules that pods should have are, below /host.
+- name: DEST_CNI_NET_DIR
+  valueFrom:
+    configMapKeyRef:
+      name: linkerd-cni-config
+      key: dest_cni_net_dir
+{{- end }}
 {{- end }}
 {{- end }}
 
