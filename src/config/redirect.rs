@@ -1,5 +1,7 @@
 //! Configuration and annotations, checked and combined into one [`Redirect`].
 
+use std::net::IpAddr;
+
 use ipnet::IpNet;
 
 use super::{Annotations, Config, PodFacts, annotation, config_error};
@@ -186,16 +188,23 @@ fn subnets<'a>(texts: impl Iterator<Item = &'a str>) -> Result<Vec<Subnet>, Stri
     texts
         .map(str::trim)
         .filter(|text| !text.is_empty())
-        .map(|text| match text.parse::<IpNet>() {
-            Ok(net) => Ok(Subnet {
+        .map(|text| match subnet(text) {
+            Some(net) => Ok(Subnet {
                 net: net.trunc(),
                 text: text.to_owned(),
             }),
-            Err(_) => Err(format!(
+            None => Err(format!(
                 "\"{text}\" is not a subnet: CIDR such as 10.0.0.0/8 or fd00::/8 is wanted"
             )),
         })
         .collect()
+}
+
+fn subnet(text: &str) -> Option<IpNet> {
+    // Stricter than IpNet: 010.0.0.0 is 8.0.0.0 to some programs and 10.0.0.0 to others.
+    let (address, _) = text.split_once('/')?;
+    address.parse::<IpAddr>().ok()?;
+    text.parse().ok()
 }
 
 /// A UID or GID of the proxy; 0 and below mean "no such rule", as upstream.
@@ -214,11 +223,15 @@ fn owner(
     };
     match u32::try_from(id.max(0)) {
         Ok(0) => Ok(None),
-        Ok(id) => Ok(Some(id)),
-        Err(_) => Err(config_error(
-            key,
-            &format!("{id} is above the largest id, {}", u32::MAX),
-        )),
+        // The largest number means "no id" to the kernel.
+        Ok(id) if id < u32::MAX => Ok(Some(id)),
+        _ => {
+            let problem = format!("{id} is above the largest id, {}", u32::MAX - 1);
+            Err(match (explicit, annotations.get(annotation)) {
+                (None, Some(text)) => annotation_error(annotation, text, &problem),
+                _ => config_error(key, &problem),
+            })
+        }
     }
 }
 

@@ -155,7 +155,22 @@ fn a_bad_annotation_is_named_with_its_value_and_what_is_wanted() {
             "10.0.0.0",
             "\"10.0.0.0\" is not a subnet: CIDR such as 10.0.0.0/8 or fd00::/8 is wanted",
         ),
+        (
+            "skip-subnets",
+            "010.0.0.0/8",
+            "\"010.0.0.0/8\" is not a subnet: CIDR such as 10.0.0.0/8 or fd00::/8 is wanted",
+        ),
         ("proxy-uid", "abc", "a whole number is wanted, such as 2102"),
+        (
+            "proxy-uid",
+            "4294967295",
+            "4294967295 is above the largest id, 4294967294",
+        ),
+        (
+            "proxy-gid",
+            "4294967296",
+            "4294967296 is above the largest id, 4294967294",
+        ),
         ("proxy-gid", "1.5", "a whole number is wanted, such as 2102"),
     ];
     for (key, value, problem) in cases {

@@ -76,20 +76,34 @@ pub fn missing(redirect: &Redirect, families: &[Family], kind: Kind) -> Result<V
     let mut missing = Vec::new();
     for &family in families {
         let programs = programs::find(kind, family)?;
-        let lines: Vec<Vec<String>> = list(&programs)?.iter().map(|line| words(line)).collect();
+        let lines = list(&programs)?;
         let mut from = [0; 4];
         for rule in rules::rules(redirect, family) {
             let line = rules::rule_line(&rule);
             let wanted = words(&line);
             // Each chain is searched from behind its last find, so that order counts.
             let from = &mut from[rule.chain as usize];
-            match lines[*from..].iter().position(|words| *words == wanted) {
+            let mut left = chain(&lines, rule.chain).skip(*from);
+            let place = if Chain::OURS.contains(&rule.chain) {
+                // One that somebody put before ours would decide instead of it.
+                left.next().filter(|words| *words == wanted).map(|_| 0)
+            } else {
+                left.position(|words| *words == wanted)
+            };
+            match place {
                 Some(place) => *from += place + 1,
                 None => missing.push(line),
             }
         }
     }
     Ok(missing)
+}
+
+/// The rules of `chain` among `lines`, in order, each as its words.
+fn chain(lines: &[String], chain: Chain) -> impl Iterator<Item = Vec<String>> {
+    let start = format!("-A {} ", chain.name());
+    let rules = lines.iter().filter(move |line| line.starts_with(&start));
+    rules.map(|line| words(line))
 }
 
 /// The words of a rule, sorted and unquoted: versions of iptables differ in the order

@@ -129,7 +129,14 @@ pub fn missing_from_iptables(
         for rule in rules::rules(redirect, family) {
             let from = &mut from[rule.chain as usize];
             let mut left = found[rule.chain as usize][*from..].iter();
-            match left.position(|found| found.has_iptables_comment(&rule.comment)) {
+            let wanted = |found: &Found| found.has_iptables_comment(&rule.comment);
+            let place = if Chain::OURS.contains(&rule.chain) {
+                // One that somebody put before ours would decide instead of it.
+                left.next().filter(|found| wanted(found)).map(|_| 0)
+            } else {
+                left.position(wanted)
+            };
+            match place {
                 Some(place) => *from += place + 1,
                 None => missing.push(rules::rule_line(&rule)),
             }

@@ -625,6 +625,33 @@ fn check_names_the_rules_that_are_missing() {
 }
 
 #[test]
+fn check_sees_a_rule_before_ours_that_lets_connections_past_the_proxy() {
+    for mode in ["native", "nft", "legacy", "plain"] {
+        let (api, namespaces) = (meshed_api(), Namespaces::new());
+        let call = |command| {
+            Call::new(command, &namespaces.path(), &api).linkerd("iptables-mode", json!(mode))
+        };
+        call("ADD").run().succeeded();
+        if mode == "native" {
+            let insert = "insert rule ip linkerd-cni PROXY_INIT_OUTPUT return";
+            namespaces.run("nft", &insert.split(' ').collect::<Vec<_>>());
+        } else {
+            let insert = "-t nat -I PROXY_INIT_OUTPUT -j RETURN";
+            namespaces.run(
+                &iptables(mode, false),
+                &insert.split(' ').collect::<Vec<_>>(),
+            );
+        }
+        let (code, msg) = call("CHECK").run().error();
+        assert_eq!(code, 122, "{mode}");
+        let there = msg.contains("PROXY_INIT_OUTPUT") && !msg.contains("PROXY_INIT_REDIRECT");
+        assert!(there, "{mode}: {msg}");
+        call("ADD").run().succeeded();
+        call("CHECK").run().succeeded();
+    }
+}
+
+#[test]
 fn del_gc_and_status_succeed_with_everything_gone() {
     let api = Api::start();
     let call = |command| {

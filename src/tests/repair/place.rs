@@ -281,6 +281,22 @@ fn rules_of_the_hosts_iptables_are_right_until_one_is_gone() {
 }
 
 #[test]
+fn a_rule_before_those_of_the_hosts_iptables_that_lets_connections_past_the_proxy_is_wrong() {
+    let node = Node::new();
+    node.remember("uid-of-web-1");
+    node.knows(&running());
+    add(&node, "nft");
+    node.namespaces.serve_in_neighbour("server", 80);
+    node.namespaces.serve_in_pod("proxy", 4140);
+    let insert = ["-t", "nat", "-I", "PROXY_INIT_OUTPUT", "-j", "RETURN"];
+    node.namespaces.run("iptables-nft", &insert);
+    assert_eq!(node.answer(), format!("server {}:80", NEIGHBOUR[0]));
+    let controller = node.controller(&["--audit-seconds=1"]);
+    controller.counts("pods_repaired_total", 1);
+    assert_eq!(node.answer(), format!("proxy {}:80", NEIGHBOUR[0]));
+}
+
+#[test]
 fn rules_that_cannot_be_read_are_told_and_left() {
     let node = Node::new();
     node.remember("uid-of-web-1");
