@@ -22,8 +22,14 @@ pub struct Metadata {
     pub annotations: BTreeMap<String, String>,
     pub labels: BTreeMap<String, String>,
     /// RFC 3339 in UTC with whole seconds, so that the order of text is the order of time.
+    /// Older API servers write `null` where there is none, as in each bookmark.
+    #[serde(deserialize_with = "or_default")]
     pub creation_timestamp: String,
     pub owner_references: Vec<OwnerReference>,
+}
+
+fn or_default<'de, D: Deserializer<'de>>(text: D) -> Result<String, D::Error> {
+    Option::deserialize(text).map(Option::unwrap_or_default)
 }
 
 /// A pod.
