@@ -35,8 +35,8 @@ use std::time::{Duration, Instant, SystemTime};
 use nix::sys::signal::{SigSet, Signal};
 
 use crate::admin::{self, Answers};
-use crate::kube::Deadlines;
 use crate::kube::event::Reporter;
+use crate::kube::{Deadlines, Impersonate};
 pub use crate::kube::{backoff, connection};
 use connection::{Connection, Source};
 use host::Host;
@@ -56,6 +56,7 @@ const FAREWELL: Duration = Duration::from_millis(1500);
 #[derive(Debug)]
 pub struct Settings {
     pub source: Source,
+    pub impersonate: Impersonate,
     pub node: String,
     /// This controller's pod.
     pub controller: String,
@@ -111,14 +112,17 @@ pub fn run(settings: Settings) -> Result<(), Error> {
         response: settings.response,
         body: SILENCE,
     };
-    let connection = || Connection::new(settings.source.clone(), CONTROLLER, deadlines);
+    let connection = |deadlines| {
+        Connection::new(settings.source.clone(), CONTROLLER, deadlines)
+            .impersonating(settings.impersonate.clone())
+    };
     let watch = watch::Watch {
-        connection: connection(),
+        connection: connection(deadlines),
         node: settings.node.clone(),
         shared: Arc::clone(&shared),
     };
     let audit = settings.audit.map(|period| audit::Audit {
-        connection: connection(),
+        connection: connection(deadlines),
         node: settings.node,
         host: settings.host.clone(),
         period,
@@ -126,7 +130,7 @@ pub fn run(settings: Settings) -> Result<(), Error> {
     });
     let (limit, left) = act::limits(settings.mode);
     let worker = act::Worker {
-        connection: Connection::new(settings.source, CONTROLLER, Deadlines::each(act::TIMEOUT)),
+        connection: connection(Deadlines::each(act::TIMEOUT)),
         reporter: Reporter {
             controller: CONTROLLER,
             instance: settings.controller,

@@ -323,6 +323,35 @@ fn signals_end_it_at_once_whatever_it_does() {
 }
 
 #[test]
+fn options_that_upstreams_command_line_may_have_are_taken_and_mean_what_they_say() {
+    let api = Api::start();
+    let _controller = Controller::with(
+        &api,
+        &[
+            "--context=linkerd-cni-context",
+            "--cluster=c",
+            "--user=second",
+            "--as=linkerd-cni",
+            "--as-group=a",
+            "--as-group=b",
+            "--kube-api-response-headers-timeout=9s",
+        ],
+    );
+    eventually("a list", || {
+        !api.requests(|request| request.is_list()).is_empty()
+    });
+    let list = &api.requests(|request| request.is_list())[0];
+    assert_eq!(list.authorization, "Bearer of-second");
+    let expected = [
+        ("impersonate-user", "linkerd-cni"),
+        ("impersonate-group", "a"),
+        ("impersonate-group", "b"),
+    ];
+    let expected = expected.map(|(name, value)| (name.to_owned(), value.to_owned()));
+    assert_eq!(list.impersonation, expected);
+}
+
+#[test]
 fn settings_that_are_wrong_or_missing_are_named() {
     let node = "--node-name=a";
     let pod = "--controller-pod-name=b";

@@ -16,6 +16,8 @@ pub struct Request {
     pub method: String,
     pub path: String,
     pub authorization: String,
+    /// The headers of that kind, in small letters.
+    pub impersonation: Vec<(String, String)>,
     pub body: Value,
 }
 
@@ -238,6 +240,7 @@ fn read(stream: &TcpStream) -> Option<Request> {
     let mut words = line.split_whitespace().map(str::to_owned);
     let (method, path) = (words.next()?, words.next()?);
     let (mut length, mut authorization) = (0, String::new());
+    let mut impersonation = Vec::new();
     loop {
         let mut header = String::new();
         reader.read_line(&mut header).ok()?;
@@ -247,6 +250,9 @@ fn read(stream: &TcpStream) -> Option<Request> {
         match name.to_ascii_lowercase().as_str() {
             "content-length" => length = value.parse().ok()?,
             "authorization" => authorization = value.into(),
+            name if name.starts_with("impersonate-") => {
+                impersonation.push((name.to_owned(), value.to_owned()));
+            }
             _ => {}
         }
     }
@@ -256,6 +262,7 @@ fn read(stream: &TcpStream) -> Option<Request> {
         method,
         path,
         authorization,
+        impersonation,
         body: serde_json::from_slice(&body).unwrap_or_default(),
     })
 }
