@@ -193,6 +193,18 @@ fn a_namespace_is_only_the_pods_if_it_has_the_pods_address() {
 }
 
 #[test]
+fn a_namespace_that_the_runtime_knows_as_another_pods_is_left_alone_whatever_its_address() {
+    let node = Node::new();
+    // The API server has not heard yet that the address has gone to another pod.
+    node.remember("uid-of-web-2");
+    node.knows(&waiting());
+    let controller = node.controller(&[]);
+    controller.counts("repair_errors_total", 1);
+    controller.logs("is in another pod's namespace");
+    assert_eq!(node.ruleset(), "");
+}
+
+#[test]
 fn a_node_whose_runtime_does_not_load_our_entry_is_left_alone() {
     let node = Node::new();
     node.remember("uid-of-web-1");
