@@ -271,7 +271,7 @@ impl Client {
         if let Some(authorization) = &self.authorization {
             request = request.header(header::AUTHORIZATION, authorization);
         }
-        for user in &self.impersonate.user {
+        if let Some(user) = &self.impersonate.user {
             request = request.header("Impersonate-User", user);
         }
         for group in &self.impersonate.groups {

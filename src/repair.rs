@@ -128,7 +128,6 @@ pub fn run(settings: Settings) -> Result<(), Error> {
         period,
         shared: Arc::clone(&shared),
     });
-    let (limit, left) = act::limits(settings.mode);
     let worker = act::Worker {
         connection: connection(Deadlines::each(act::TIMEOUT)),
         reporter: Reporter {
@@ -139,8 +138,10 @@ pub fn run(settings: Settings) -> Result<(), Error> {
         host: settings.host,
         agent: settings.agent,
         rate: rate::Rate::new(settings.rate),
-        limit,
-        left,
+        limit: act::limit(settings.mode),
+        left: act::told(),
+        kept: act::kept(),
+        told: act::told(),
         shared: Arc::clone(&shared),
     };
     spawn("watch", move || watch.run())?;

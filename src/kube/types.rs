@@ -45,6 +45,7 @@ pub struct Pod {
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct PodSpec {
+    pub node_name: String,
     pub host_network: bool,
     /// Every pod has some: without, the object is no pod but `{}`, a list or a Status.
     pub containers: Option<Vec<Container>>,

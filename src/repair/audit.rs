@@ -101,6 +101,9 @@ impl Audit {
             let page: Page<Audited> = answer::page(answer)?;
             for Audited(pod) in page.items {
                 let stranded = Stranded::new(&pod, Cause::Audit);
+                if stranded.is_elsewhere(&self.node) {
+                    continue;
+                }
                 let finding = inspector.look(&client, pod);
                 self.take(stranded, finding, &mut tally);
             }
