@@ -255,6 +255,28 @@ fn an_audit_restores_flushed_rules_while_connections_go_on() {
 /// Without any rule the kernel gives up tracking, and a packet of the connection would
 /// go past the proxy; one that is silent meanwhile goes on.
 #[test]
+fn rules_that_no_packet_reaches_are_no_rules() {
+    for damage in [
+        "add table ip linkerd-cni { flags dormant; }",
+        "chain ip linkerd-cni OUTPUT { policy drop; }",
+        "flush chain ip linkerd-cni OUTPUT; delete chain ip linkerd-cni OUTPUT; \
+         add chain ip linkerd-cni OUTPUT; add rule ip linkerd-cni OUTPUT \
+         jump PROXY_INIT_OUTPUT comment \"proxy-init/install-proxy-init-output\"",
+    ] {
+        let node = Node::new();
+        node.remember("uid-of-web-1");
+        node.knows(&running());
+        add(&node, "native");
+        let whole = node.ruleset();
+        node.namespaces.run("nft", &[damage]);
+        assert_ne!(node.ruleset(), whole, "{damage}");
+        let controller = node.controller(&["--audit-seconds=1"]);
+        controller.counts("pods_repaired_total", 1);
+        assert_eq!(node.ruleset(), whole, "{damage}");
+    }
+}
+
+#[test]
 fn a_connection_outlives_even_the_loss_of_the_whole_table() {
     let node = Node::new();
     node.remember("uid-of-web-1");
