@@ -18,6 +18,7 @@ pub mod message;
 pub mod metrics;
 pub mod mode;
 pub mod options;
+pub mod process;
 pub mod queue;
 pub mod rate;
 pub mod remove;
