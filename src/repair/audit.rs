@@ -17,7 +17,7 @@ use crate::kube::types::Pod;
 use crate::plugin::pod::CONTROL_PLANE_LABEL;
 
 /// Pods of one page; so many are held in memory.
-const PAGE: u16 = 50;
+const PAGE: u16 = 10;
 
 /// The one that audits.
 pub struct Audit {
