@@ -133,6 +133,13 @@ impl Deadlines {
     }
 }
 
+/// In whose name to ask, as kubectl's `--as` and `--as-group`; empty is one's own.
+#[derive(Clone, Debug, Default)]
+pub struct Impersonate {
+    pub user: Option<String>,
+    pub groups: Vec<String>,
+}
+
 /// A connection to one API server with one credential. Clones share it.
 #[derive(Clone)]
 pub struct Client {
@@ -140,6 +147,7 @@ pub struct Client {
     watcher: Agent,
     server: String,
     authorization: Option<String>,
+    impersonate: Impersonate,
 }
 
 impl Client {
@@ -175,6 +183,7 @@ impl Client {
                 .into(),
             server: access.server.trim_end_matches('/').to_owned(),
             authorization: access.token.as_ref().map(|token| format!("Bearer {token}")),
+            impersonate: Impersonate::default(),
         })
     }
 
@@ -261,6 +270,12 @@ impl Client {
             .header(header::ACCEPT, "application/json");
         if let Some(authorization) = &self.authorization {
             request = request.header(header::AUTHORIZATION, authorization);
+        }
+        if let Some(user) = &self.impersonate.user {
+            request = request.header("Impersonate-User", user);
+        }
+        for group in &self.impersonate.groups {
+            request = request.header("Impersonate-Group", group);
         }
         let answer = match body {
             Some(body) => request

@@ -18,6 +18,7 @@ pub mod message;
 pub mod metrics;
 pub mod mode;
 pub mod options;
+pub mod process;
 pub mod queue;
 pub mod rate;
 pub mod remove;
@@ -35,8 +36,8 @@ use std::time::{Duration, Instant, SystemTime};
 use nix::sys::signal::{SigSet, Signal};
 
 use crate::admin::{self, Answers};
-use crate::kube::Deadlines;
 use crate::kube::event::Reporter;
+use crate::kube::{Deadlines, Impersonate};
 pub use crate::kube::{backoff, connection};
 use connection::{Connection, Source};
 use host::Host;
@@ -56,6 +57,7 @@ const FAREWELL: Duration = Duration::from_millis(1500);
 #[derive(Debug)]
 pub struct Settings {
     pub source: Source,
+    pub impersonate: Impersonate,
     pub node: String,
     /// This controller's pod.
     pub controller: String,
@@ -111,22 +113,24 @@ pub fn run(settings: Settings) -> Result<(), Error> {
         response: settings.response,
         body: SILENCE,
     };
-    let connection = || Connection::new(settings.source.clone(), CONTROLLER, deadlines);
+    let connection = |deadlines| {
+        Connection::new(settings.source.clone(), CONTROLLER, deadlines)
+            .impersonating(settings.impersonate.clone())
+    };
     let watch = watch::Watch {
-        connection: connection(),
+        connection: connection(deadlines),
         node: settings.node.clone(),
         shared: Arc::clone(&shared),
     };
     let audit = settings.audit.map(|period| audit::Audit {
-        connection: connection(),
+        connection: connection(deadlines),
         node: settings.node,
         host: settings.host.clone(),
         period,
         shared: Arc::clone(&shared),
     });
-    let (limit, left) = act::limits(settings.mode);
     let worker = act::Worker {
-        connection: Connection::new(settings.source, CONTROLLER, Deadlines::each(act::TIMEOUT)),
+        connection: connection(Deadlines::each(act::TIMEOUT)),
         reporter: Reporter {
             controller: CONTROLLER,
             instance: settings.controller,
@@ -135,8 +139,10 @@ pub fn run(settings: Settings) -> Result<(), Error> {
         host: settings.host,
         agent: settings.agent,
         rate: rate::Rate::new(settings.rate),
-        limit,
-        left,
+        limit: act::limit(settings.mode),
+        left: act::told(),
+        kept: act::kept(),
+        told: act::told(),
         shared: Arc::clone(&shared),
     };
     spawn("watch", move || watch.run())?;

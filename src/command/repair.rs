@@ -10,7 +10,8 @@ use anyhow::Context as _;
 use clap::Parser;
 use tracing::level_filters::LevelFilter;
 
-use crate::kube::config::SERVICE_ACCOUNT_DIR;
+use crate::kube::Impersonate;
+use crate::kube::config::{Choice, SERVICE_ACCOUNT_DIR};
 use crate::log::{self, Format};
 use crate::repair::{self, Settings, connection::Source, host::Host, mode::Mode, options};
 
@@ -46,6 +47,26 @@ struct Args {
     /// How to reach the API server, if not from inside the cluster
     #[arg(long)]
     kubeconfig: Option<PathBuf>,
+
+    /// The kubeconfig's context to use, if not its current one
+    #[arg(long)]
+    context: Option<String>,
+
+    /// The kubeconfig's cluster to use, if not the context's
+    #[arg(long)]
+    cluster: Option<String>,
+
+    /// The kubeconfig's user to use, if not the context's
+    #[arg(long)]
+    user: Option<String>,
+
+    /// Whom to act for, as of kubectl
+    #[arg(long = "as")]
+    impersonate: Option<String>,
+
+    /// A group to act for; may be given more than once
+    #[arg(long = "as-group")]
+    impersonate_groups: Vec<String>,
 
     /// How long the API server may take to begin an answer
     #[arg(long, default_value = "9s", value_parser = humantime::parse_duration)]
@@ -108,7 +129,18 @@ pub fn main() -> ExitCode {
 
 fn run(args: Args) -> anyhow::Result<()> {
     repair::run(Settings {
-        source: source(args.kubeconfig)?,
+        source: source(
+            args.kubeconfig,
+            Choice {
+                context: args.context,
+                cluster: args.cluster,
+                user: args.user,
+            },
+        )?,
+        impersonate: Impersonate {
+            user: args.impersonate,
+            groups: args.impersonate_groups,
+        },
         node: args.node_name,
         controller: args.controller_pod_name,
         response: args.kube_api_response_headers_timeout,
@@ -122,9 +154,9 @@ fn run(args: Args) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn source(kubeconfig: Option<PathBuf>) -> anyhow::Result<Source> {
+fn source(kubeconfig: Option<PathBuf>, choice: Choice) -> anyhow::Result<Source> {
     if let Some(path) = kubeconfig {
-        return Ok(Source::Kubeconfig(path));
+        return Ok(Source::Chosen(path, choice));
     }
     let var = |name| env::var(name).with_context(|| format!("no --kubeconfig, and {name}"));
     Ok(Source::InCluster {

@@ -93,6 +93,10 @@ pub fn missing(redirect: &Redirect, families: &[Family]) -> Result<Vec<String>, 
     for &family in families {
         let mut found = [Vec::new(), Vec::new(), Vec::new(), Vec::new()];
         list(family, message::TABLE, &mut found).map_err(|source| Error::Native { source })?;
+        let works = at_work(family).map_err(|source| Error::Native { source })?;
+        for chain in CHAINS.into_iter().filter(|&chain| !works[chain as usize]) {
+            found[chain as usize].clear();
+        }
         let mut next = [0; CHAINS.len()];
         for rule in rules::rules(redirect, family) {
             let place = &mut next[rule.chain as usize];
@@ -195,6 +199,24 @@ fn list(family: Family, table: &str, found: &mut [Vec<Found>; CHAINS.len()]) -> 
         Err(Errno::ENOENT) => Ok(()),
         result => result,
     }
+}
+
+/// Which of our chains do something: rules in a table that sleeps, or in a chain that is
+/// not hooked in as ours, are as good as none.
+fn at_work(family: Family) -> Result<[bool; CHAINS.len()], Errno> {
+    let family = protocol_family(family);
+    let all = attribute::Attributes::default();
+    let mut awake = false;
+    socket::dump(kind::GET_TABLE, family, &all, &mut |payload| {
+        awake |= message::is_table_at_work(payload);
+    })?;
+    let mut works = [false; CHAINS.len()];
+    socket::dump(kind::GET_CHAIN, family, &all, &mut |payload| {
+        for chain in CHAINS {
+            works[chain as usize] |= awake && contains(payload, &message::chain_at_work(chain).0);
+        }
+    })?;
+    Ok(works)
 }
 
 fn is(found: &Found, comment: &str, expressions: &[nft::Expression]) -> bool {

@@ -97,9 +97,29 @@ pub fn render(access: &Access) -> String {
     format!("{kubeconfig:#}\n")
 }
 
+/// What to take of a kubeconfig, as kubectl's options of these names say.
+#[derive(Clone, Debug, Default)]
+pub struct Choice {
+    /// The current one of the kubeconfig if absent, and [`CONTEXT`] if that is too.
+    pub context: Option<String>,
+    /// Instead of the context's.
+    pub cluster: Option<String>,
+    /// Instead of the context's.
+    pub user: Option<String>,
+}
+
 /// Reads the kubeconfig at `path` and takes what [`CONTEXT`] names.
 pub fn read(path: &Path) -> Result<Access, Error> {
-    parse(path, &read_file(path)?)
+    let choice = Choice {
+        context: Some(CONTEXT.to_owned()),
+        ..Choice::default()
+    };
+    choose(path, &choice)
+}
+
+/// Reads the kubeconfig at `path` and takes what `choice` names.
+pub fn choose(path: &Path, choice: &Choice) -> Result<Access, Error> {
+    parse(path, &read_file(path)?, choice)
 }
 
 /// Reads what a pod is given: the API server's address from `host` and `port`
@@ -135,29 +155,34 @@ fn regular(path: &Path) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-fn parse(path: &Path, bytes: &[u8]) -> Result<Access, Error> {
+fn parse(path: &Path, bytes: &[u8], choice: &Choice) -> Result<Access, Error> {
     let file = decode(path, bytes)?;
     let missing = |what: String| Error::Missing {
         path: path.to_owned(),
         what,
     };
+    let current = file.current_context.filter(|name| !name.is_empty());
+    let name = choice.context.clone().or(current);
+    let name = name.unwrap_or_else(|| CONTEXT.to_owned());
     let context = file
         .contexts
         .into_iter()
-        .find(|context| context.name == CONTEXT)
-        .ok_or_else(|| missing(format!("context \"{CONTEXT}\"")))?
+        .find(|context| context.name == name)
+        .ok_or_else(|| missing(format!("context \"{name}\"")))?
         .context;
+    let cluster_name = choice.cluster.clone().unwrap_or(context.cluster);
+    let user_name = choice.user.clone().unwrap_or(context.user);
     let cluster = file
         .clusters
         .into_iter()
-        .find(|cluster| cluster.name == context.cluster)
-        .ok_or_else(|| missing(format!("cluster \"{}\"", context.cluster)))?
+        .find(|cluster| cluster.name == cluster_name)
+        .ok_or_else(|| missing(format!("cluster \"{cluster_name}\"")))?
         .cluster;
     let user = file
         .users
         .into_iter()
-        .find(|user| user.name == context.user)
-        .ok_or_else(|| missing(format!("user \"{}\"", context.user)))?
+        .find(|user| user.name == user_name)
+        .ok_or_else(|| missing(format!("user \"{user_name}\"")))?
         .user;
     if !cluster.server.starts_with("https://") && !cluster.server.starts_with("http://") {
         return Err(Error::Field {
@@ -251,6 +276,8 @@ struct File {
     users: Vec<NamedUser>,
     #[serde(default)]
     contexts: Vec<NamedContext>,
+    #[serde(rename = "current-context")]
+    current_context: Option<String>,
 }
 
 #[derive(Deserialize)]
@@ -312,7 +339,15 @@ mod tests {
     }
 
     fn parsed(text: &str) -> Result<Access, Error> {
-        parse(Path::new("/kc"), text.as_bytes())
+        let choice = Choice {
+            context: Some(CONTEXT.into()),
+            ..Choice::default()
+        };
+        chosen(text, &choice)
+    }
+
+    fn chosen(text: &str, choice: &Choice) -> Result<Access, Error> {
+        parse(Path::new("/kc"), text.as_bytes(), choice)
     }
 
     #[test]
@@ -337,6 +372,44 @@ mod tests {
     fn upstreams_yaml_is_read() {
         let text = "# kubeconfig file\napiVersion: v1\nclusters:\n- name: local\n  cluster:\n    server: https://[fd00:10:96::1]:443\n    certificate-authority-data: LS0tLS1CRUdJTiBDRVJUSUZJQ0FURS0tLS0t\nusers:\n- name: linkerd-cni\n  user:\n    token: secret\ncontexts:\n- name: other\n  context: {}\n- name: linkerd-cni-context\n  context:\n    cluster: local\n    user: linkerd-cni";
         assert_eq!(parsed(text).unwrap(), access());
+    }
+
+    #[test]
+    fn of_a_kubeconfig_the_current_context_counts_unless_another_choice_is_made() {
+        let text = r#"{
+            "current-context": "one",
+            "contexts": [
+                {"name": "one", "context": {"cluster": "a", "user": "x"}},
+                {"name": "two", "context": {"cluster": "b", "user": "y"}}
+            ],
+            "clusters": [
+                {"name": "a", "cluster": {"server": "https://a"}},
+                {"name": "b", "cluster": {"server": "https://b"}}
+            ],
+            "users": [
+                {"name": "x", "user": {"token": "of-x"}},
+                {"name": "y", "user": {"token": "of-y"}}
+            ]
+        }"#;
+        for (context, cluster, user, expected) in [
+            (None, None, None, ("https://a", "of-x")),
+            (Some("two"), None, None, ("https://b", "of-y")),
+            (None, Some("b"), None, ("https://b", "of-x")),
+            (None, None, Some("y"), ("https://a", "of-y")),
+        ] {
+            let choice = Choice {
+                context: context.map(str::to_owned),
+                cluster: cluster.map(str::to_owned),
+                user: user.map(str::to_owned),
+            };
+            let access = chosen(text, &choice).unwrap();
+            let token = access.token.unwrap();
+            assert_eq!((&*access.server, &*token), expected, "{choice:?}");
+        }
+        assert_eq!(
+            chosen(&render(&access()), &Choice::default()).unwrap(),
+            access()
+        );
     }
 
     #[test]

@@ -2,8 +2,8 @@
 
 use std::path::PathBuf;
 
-use super::config::{self, Access};
-use super::{Client, Deadlines};
+use super::config::{self, Access, Choice};
+use super::{Client, Deadlines, Impersonate};
 
 /// Where address and credential come from.
 #[derive(Clone, Debug)]
@@ -14,7 +14,10 @@ pub enum Source {
         port: String,
         dir: PathBuf,
     },
+    /// Ours, for the context of the plugin.
     Kubeconfig(PathBuf),
+    /// Somebody's.
+    Chosen(PathBuf, Choice),
 }
 
 /// Why there is no client.
@@ -31,6 +34,7 @@ pub struct Connection {
     source: Source,
     user_agent: &'static str,
     deadlines: Deadlines,
+    impersonate: Impersonate,
     current: Option<(Access, Client)>,
 }
 
@@ -41,7 +45,16 @@ impl Connection {
             source,
             user_agent,
             deadlines,
+            impersonate: Impersonate::default(),
             current: None,
+        }
+    }
+
+    /// The same, in the name of others.
+    pub fn impersonating(self, impersonate: Impersonate) -> Self {
+        Connection {
+            impersonate,
+            ..self
         }
     }
 
@@ -55,7 +68,8 @@ impl Connection {
         {
             return Ok(client.clone());
         }
-        let client = Client::new(&access, self.user_agent, self.deadlines)?;
+        let mut client = Client::new(&access, self.user_agent, self.deadlines)?;
+        client.impersonate = self.impersonate.clone();
         self.current = Some((access, client.clone()));
         Ok(client)
     }
@@ -70,5 +84,6 @@ fn read(source: &Source) -> Result<Access, config::Error> {
     match source {
         Source::InCluster { host, port, dir } => config::in_cluster(host, port, dir),
         Source::Kubeconfig(path) => config::read(path),
+        Source::Chosen(path, choice) => config::choose(path, choice),
     }
 }

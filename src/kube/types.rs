@@ -22,8 +22,14 @@ pub struct Metadata {
     pub annotations: BTreeMap<String, String>,
     pub labels: BTreeMap<String, String>,
     /// RFC 3339 in UTC with whole seconds, so that the order of text is the order of time.
+    /// Older API servers write `null` where there is none, as in each bookmark.
+    #[serde(deserialize_with = "or_default")]
     pub creation_timestamp: String,
     pub owner_references: Vec<OwnerReference>,
+}
+
+fn or_default<'de, D: Deserializer<'de>>(text: D) -> Result<String, D::Error> {
+    Option::deserialize(text).map(Option::unwrap_or_default)
 }
 
 /// A pod.
@@ -39,6 +45,7 @@ pub struct Pod {
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct PodSpec {
+    pub node_name: String,
     pub host_network: bool,
     /// Every pod has some: without, the object is no pod but `{}`, a list or a Status.
     pub containers: Option<Vec<Container>>,

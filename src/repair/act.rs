@@ -41,16 +41,29 @@ pub struct Worker {
     pub limit: Limit,
     /// Pods told about and left.
     pub left: Limit,
+    /// Pods that a disruption budget keeps, and of which of them somebody was told.
+    pub kept: Limit,
+    pub told: Limit,
     pub shared: Arc<Shared>,
 }
 
-/// The limits of a mode: pods dealt with, and pods left.
-pub fn limits(mode: Mode) -> (Limit, Limit) {
+/// How often a pod may be dealt with in a mode.
+pub fn limit(mode: Mode) -> Limit {
     let by = match mode {
         Mode::Delete => By::Owner,
         Mode::InPlace | Mode::Label | Mode::Report => By::Pod,
     };
-    (Limit::new(by, HOLD), Limit::new(By::Pod, TOLD))
+    Limit::new(by, HOLD)
+}
+
+/// How often a pod that was told about, and left, is thought of again.
+pub fn told() -> Limit {
+    Limit::new(By::Pod, TOLD)
+}
+
+/// How often a pod that a disruption budget keeps is tried again.
+pub fn kept() -> Limit {
+    Limit::new(By::Pod, HOLD)
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -85,6 +98,8 @@ enum Outcome {
     Held,
     /// It must stay as it is, because of this.
     Left(String),
+    /// It must stay for now: a disruption budget wants it to, in these words.
+    Kept(String),
 }
 
 impl Worker {
@@ -136,6 +151,10 @@ impl Worker {
             tracing::debug!(namespace, name, "Pod was told about already");
             return;
         }
+        if !self.kept.allows(pod, Instant::now()) {
+            shared.missed.store(true, Relaxed);
+            return;
+        }
         let began = Instant::now();
         match self.deal(pod) {
             Ok(Outcome::Done(missing)) => {
@@ -161,6 +180,18 @@ impl Worker {
                 self.left.done(pod, Instant::now(), SystemTime::now());
                 tracing::warn!(namespace, name, "Leaving pod: {why}");
                 self.report(pod, Told::Left(&why));
+            }
+            Ok(Outcome::Kept(why)) => {
+                let now = Instant::now();
+                self.kept.done(pod, now, SystemTime::now());
+                // The budget may allow it in a minute, once others are there.
+                shared.missed.store(true, Relaxed);
+                if self.told.allows(pod, now) {
+                    metrics.pods_left.increment();
+                    self.told.done(pod, now, SystemTime::now());
+                    tracing::warn!(namespace, name, "Leaving pod for now: {why}");
+                    self.report(pod, Told::Left(&why));
+                }
             }
             Err(error) => {
                 match self.mode {
@@ -201,8 +232,7 @@ impl Worker {
         if !self.limit.allows(&pod, Instant::now()) {
             return Ok(Outcome::Held);
         }
-        self.rate.spend(Instant::now());
-        let refused = match self.act(&pod, target.as_ref()) {
+        let acted = match self.act(&pod, target.as_ref()) {
             // Changed since it was judged: once more, if it still has to be.
             Err(error) if error.code() == Some(409) => match self.read_again(&pod)? {
                 Some((pod, _)) => self.act(&pod, target.as_ref()),
@@ -210,9 +240,17 @@ impl Worker {
             },
             acted => acted,
         };
-        match refused {
+        // What the API server has refused is no act; what it has not answered may be one.
+        let refused = match &acted {
+            Ok(removal) => *removal != Removal::Deleted,
+            Err(error) => error.code().is_some(),
+        };
+        if !refused {
+            self.rate.spend(Instant::now());
+        }
+        match acted {
             Ok(Removal::Deleted) => Ok(Outcome::Done(missing)),
-            Ok(Removal::Refused(why)) => Ok(Outcome::Left(why)),
+            Ok(Removal::Refused(why)) => Ok(Outcome::Kept(why)),
             Err(error) if error.code() == Some(404) => Ok(Outcome::Moot("Pod is gone")),
             Err(error) if error.code() == Some(409) => {
                 self.shared.missed.store(true, Relaxed);

@@ -190,6 +190,16 @@ mod tests {
     }
 
     #[test]
+    fn a_bookmark_in_which_go_writes_null_for_the_empty_does_not_end_the_watch() {
+        let text = r#"{"type":"BOOKMARK","object":{"kind":"Pod","apiVersion":"v1",
+            "metadata":{"resourceVersion":"8","creationTimestamp":null},
+            "spec":{"containers":null},"status":{}}}"#;
+        let version = "8".into();
+        let event = events(text.as_bytes()).next().unwrap();
+        assert_eq!(event.ok(), Some(Event::Other { version }));
+    }
+
+    #[test]
     fn events_are_read_one_after_the_other() {
         let text = format!(
             r#"{{"type":"MODIFIED","object":{STRANDED}}}

@@ -17,7 +17,7 @@ use crate::kube::types::Pod;
 use crate::plugin::pod::CONTROL_PLANE_LABEL;
 
 /// Pods of one page; so many are held in memory.
-const PAGE: u16 = 50;
+const PAGE: u16 = 10;
 
 /// The one that audits.
 pub struct Audit {
@@ -101,6 +101,9 @@ impl Audit {
             let page: Page<Audited> = answer::page(answer)?;
             for Audited(pod) in page.items {
                 let stranded = Stranded::new(&pod, Cause::Audit);
+                if stranded.is_elsewhere(&self.node) {
+                    continue;
+                }
                 let finding = inspector.look(&client, pod);
                 self.take(stranded, finding, &mut tally);
             }

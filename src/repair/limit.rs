@@ -25,8 +25,9 @@ pub enum By {
 ///
 /// For deletions: a pod made before is one more that the boot left behind and may go
 /// at once; a pod made after shows that deleting has not helped, and has to wait. Which
-/// is which is told by the API server's clock and this node's, which may differ a
-/// little: then a pod waits that need not, or goes once more.
+/// is which is told by the API server's clock and this node's, which may differ: then a
+/// pod waits that need not, or goes once more. A pod no younger than one that was dealt
+/// with is left behind by the API server's clock alone, however wrong a booting node's is.
 pub struct Limit {
     by: By,
     hold: Duration,
@@ -36,6 +37,8 @@ pub struct Limit {
 struct Act {
     at: Instant,
     stamp: String,
+    /// When the youngest pod was made that was dealt with.
+    created: String,
     /// Somebody was told that the next one is held.
     told: bool,
 }
@@ -52,7 +55,8 @@ impl Limit {
     /// Whether the pod may be dealt with at `now`.
     pub fn allows(&self, pod: &Stranded, now: Instant) -> bool {
         self.newest.get(self.key(pod)).is_none_or(|act| {
-            let left_behind = self.by == By::Owner && pod.created < act.stamp;
+            let left_behind =
+                self.by == By::Owner && (pod.created < act.stamp || pod.created <= act.created);
             left_behind || now.duration_since(act.at) >= self.hold
         })
     }
@@ -76,12 +80,15 @@ impl Limit {
                 self.newest.remove(&key);
             }
         }
+        let key = self.key(pod).to_owned();
+        let before = self.newest.remove(&key).map(|act| act.created);
         let act = Act {
             at: now,
+            created: before.unwrap_or_default().max(pod.created.clone()),
             stamp: humantime::format_rfc3339_seconds(date).to_string(),
             told: false,
         };
-        self.newest.insert(self.key(pod).to_owned(), act);
+        self.newest.insert(key, act);
     }
 
     fn key<'p>(&self, pod: &'p Stranded) -> &'p str {
@@ -122,6 +129,22 @@ mod tests {
         ] {
             let then = now + Duration::from_secs(after);
             assert_eq!(limit.allows(&pod, then), expected, "{name}");
+        }
+    }
+
+    #[test]
+    fn a_node_whose_clock_is_behind_still_tells_siblings_from_replacements() {
+        let now = Instant::now();
+        let mut limit = Limit::new(By::Owner, HOLD);
+        let behind = UNIX_EPOCH + Duration::from_secs(10);
+        limit.done(&pod("web", 61), now, behind);
+        limit.done(&pod("web", 60), now, behind);
+        for (name, created, expected) in [
+            ("made together with one", 61, true),
+            ("made before", 59, true),
+            ("the replacement", 62, false),
+        ] {
+            assert_eq!(limit.allows(&pod("web", created), now), expected, "{name}");
         }
     }
 

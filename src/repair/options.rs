@@ -9,14 +9,16 @@ const TARGET: &str = "linkerd_cni_repair_controller";
 
 /// Reads a level (`info`), or takes from a filter such as
 /// `linkerd_cni_repair_controller=info,warn` what it says about this program: the
-/// longest name that fits, else the bare level, else errors only.
+/// longest name that fits, else the bare level, else errors only. A word that is no level
+/// could be the name of another part of upstream's program, but is more likely a slip.
 pub fn level(filter: &str) -> Result<LevelFilter, String> {
     let mut best: Option<(usize, LevelFilter)> = None;
-    for directive in filter.split(',').map(str::trim) {
+    let directives = filter.split(',').map(str::trim);
+    for directive in directives.filter(|directive| !directive.is_empty()) {
         let (target, level) = match directive.split_once('=') {
-            Some((target, level)) => (target, log::level(level)?),
+            Some((target, level)) => (target, named_or_numbered(level)?),
             None if directive == TARGET => (TARGET, LevelFilter::TRACE),
-            None => ("", log::level(directive)?),
+            None => ("", named_or_numbered(directive)?),
         };
         // A span or field, as in `target[span{field}]=level`, is for filters alone.
         let target = target.split('[').next().unwrap_or(target);
@@ -26,6 +28,16 @@ pub fn level(filter: &str) -> Result<LevelFilter, String> {
         }
     }
     Ok(best.map_or(LevelFilter::ERROR, |(_, level)| level))
+}
+
+/// Filters have numbers for the levels, too.
+fn named_or_numbered(level: &str) -> Result<LevelFilter, String> {
+    let numbered = ["off", "error", "warn", "info", "debug", "trace"];
+    let number = level
+        .parse()
+        .ok()
+        .and_then(|number: usize| numbered.get(number));
+    log::level(number.unwrap_or(&level))
 }
 
 #[cfg(test)]
@@ -51,6 +63,10 @@ mod tests {
             ),
             ("linkerd_cni_repair_controller", LevelFilter::TRACE),
             ("kube=debug", LevelFilter::ERROR),
+            ("", LevelFilter::ERROR),
+            ("info,,kube=warn,", LevelFilter::INFO),
+            ("4", LevelFilter::DEBUG),
+            ("linkerd_cni_repair_controller=2,5", LevelFilter::WARN),
         ] {
             assert_eq!(level(filter), Ok(expected), "{filter}");
         }
@@ -58,7 +74,7 @@ mod tests {
 
     #[test]
     fn a_word_that_is_no_level_is_refused() {
-        for filter in ["", "inof", "kube=loud,info", "info,,warn"] {
+        for filter in ["inof", "kube=loud,info", "6", "-1", "kube="] {
             assert!(level(filter).is_err(), "{filter:?}");
         }
     }

@@ -27,15 +27,23 @@ struct State {
 }
 
 impl Queue {
-    /// Adds a pod, if need be waiting for room until `deadline`.
+    /// Adds a pod, if need be waiting for room until `deadline`. One that waits already
+    /// keeps its place: each failure of its validator is several events.
     pub fn give(&self, pod: Stranded, deadline: Instant) -> Result<(), Full> {
         let left = deadline.saturating_duration_since(Instant::now());
-        let full = |state: &mut State| state.pods.len() >= CAPACITY && !state.closed;
+        let known = |state: &State| state.pods.iter().position(|other| other.is_same(&pod));
+        let full = |state: &mut State| {
+            state.pods.len() >= CAPACITY && !state.closed && known(state).is_none()
+        };
         let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let (mut state, _) = self
             .changed
             .wait_timeout_while(state, left, full)
             .unwrap_or_else(PoisonError::into_inner);
+        if let Some(place) = known(&state) {
+            state.pods[place] = pod;
+            return Ok(());
+        }
         if state.pods.len() >= CAPACITY {
             return Err(Full);
         }
@@ -105,6 +113,19 @@ mod tests {
         assert_eq!(queue.take(), Some(pod(0)));
         assert_eq!(queue.give(pod(99), Instant::now()), Ok(()));
         assert_eq!(queue.take(), Some(pod(1)));
+    }
+
+    #[test]
+    fn a_pod_that_waits_already_keeps_its_place_and_takes_no_other() {
+        let queue = full();
+        let newer = Stranded {
+            version: "2".into(),
+            ..pod(1)
+        };
+        assert_eq!(queue.give(newer.clone(), Instant::now()), Ok(()));
+        assert_eq!(queue.take(), Some(pod(0)));
+        assert_eq!(queue.take(), Some(newer));
+        assert_eq!(queue.take(), Some(pod(2)));
     }
 
     #[test]

@@ -7,6 +7,10 @@ use super::verdict::{Cause, LABEL, Stranded};
 use crate::kube::types::{DeleteOptions, Preconditions};
 use crate::kube::{Client, Error};
 
+/// What the API server says with 429 where a budget speaks; its own overload has that
+/// code, too.
+const BUDGET: &str = "disruption budget";
+
 /// What became of a deletion.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Removal {
@@ -37,7 +41,7 @@ pub fn remove(client: &Client, pod: &Stranded) -> Result<Removal, Error> {
         Ok(()) => Ok(Removal::Deleted),
         Err(Error::Status {
             code: 429, message, ..
-        }) => Ok(Removal::Refused(message)),
+        }) if message.contains(BUDGET) => Ok(Removal::Refused(message)),
         Err(error) if matches!(error.code(), Some(403..=405)) => {
             client.delete(&path, &options).map(|()| Removal::Deleted)
         }

@@ -28,6 +28,8 @@ pub enum Error {
     NotFound { dir: PathBuf },
     #[error("several namespaces have the pod's address {address}")]
     Ambiguous { address: IpAddr },
+    #[error("the pod's address {address} is in another pod's namespace")]
+    Anothers { address: IpAddr },
 }
 
 /// The namespaces of the node's pods, as they were when this was made.
@@ -71,19 +73,26 @@ impl Sandboxes {
         };
         let metadata = &pod.metadata;
         let named = format!("{}/{}", metadata.namespace, metadata.name);
-        let candidates = [&metadata.uid, &named].map(|key| self.remembered.get(key));
-        let mut candidates = candidates.into_iter().flatten().flatten();
+        let keys = [&metadata.uid, &named];
+        let remembered = &self.remembered;
+        let mut candidates = keys.iter().filter_map(|key| remembered.get(*key)).flatten();
         if let Some(path) = candidates.find(|path| addresses(path).contains(&address)) {
             return Ok(path.clone());
         }
         let dir = &self.host.namespaces;
-        match self.scanned.get_or_insert_with(|| scan(dir)).get(&address) {
-            None => Err(Error::NotFound { dir: dir.clone() }),
-            Some(paths) => match &paths[..] {
-                [path] => Ok(path.clone()),
-                // Nobody can say which one is the pod's, and a guess could break another.
-                _ => Err(Error::Ambiguous { address }),
-            },
+        let scanned = self.scanned.get_or_insert_with(|| scan(dir));
+        match scanned.get(&address).map(Vec::as_slice) {
+            None | Some([]) => Err(Error::NotFound { dir: dir.clone() }),
+            // The address may have gone to a newer pod without the API server knowing yet.
+            Some([path]) => {
+                let mut others = remembered.iter().filter(|(key, _)| !keys.contains(key));
+                match others.any(|(_, paths)| paths.contains(path)) {
+                    true => Err(Error::Anothers { address }),
+                    false => Ok(path.clone()),
+                }
+            }
+            // Nobody can say which one is the pod's, and a guess could break another.
+            Some(_) => Err(Error::Ambiguous { address }),
         }
     }
 }

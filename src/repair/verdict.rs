@@ -29,6 +29,7 @@ pub struct Stranded {
     pub namespace: String,
     pub name: String,
     pub uid: String,
+    pub node: String,
     /// Of the pod when it was judged.
     pub version: String,
     /// What will make the pod anew: its first owner's UID, else the pod's own name.
@@ -48,6 +49,7 @@ impl Stranded {
             namespace: metadata.namespace.clone(),
             name: metadata.name.clone(),
             uid: metadata.uid.clone(),
+            node: pod.spec.node_name.clone(),
             version: metadata.resource_version.clone(),
             owner: match metadata.owner_references.first() {
                 Some(owner) => owner.uid.clone(),
@@ -57,6 +59,20 @@ impl Stranded {
             labelled: metadata.labels.get(LABEL).is_some_and(|is| is == "true"),
             cause,
         }
+    }
+}
+
+impl Stranded {
+    /// Whether both are the same pod, be it at another version.
+    pub fn is_same(&self, other: &Stranded) -> bool {
+        let identity = |pod: &Self| (pod.uid.clone(), pod.namespace.clone(), pod.name.clone());
+        identity(self) == identity(other)
+    }
+
+    /// Whether the pod is another controller's to deal with. The API server is asked for
+    /// the pods of `node` only, but a pod that is deleted for its mistake is gone.
+    pub fn is_elsewhere(&self, node: &str) -> bool {
+        !self.node.is_empty() && self.node != node
     }
 }
 

@@ -69,11 +69,21 @@ impl Watch {
         let shared = Arc::clone(&self.shared);
         let mut backoff = Backoff::default();
         let mut version = None;
+        let mut listed = Instant::now();
         loop {
             let mut fruitful = false;
+            let lists = version.is_none();
             let result = self.round(&mut version, &mut fruitful);
+            if lists {
+                listed = Instant::now();
+            }
             if fruitful {
                 backoff.reset();
+            }
+            // A pod that was found and not dealt with may have no next event for minutes,
+            // and where every watch breaks off, none ever ends well.
+            if !lists && (result.is_ok() || listed.elapsed() >= LIST_AGAIN) {
+                version = version.filter(|_| !shared.missed.swap(false, Relaxed));
             }
             let Err(error) = result else { continue };
             if error.is_expired() {
@@ -93,12 +103,7 @@ impl Watch {
             *version = Some(self.list()?);
             return Ok(());
         };
-        self.watch(from, fruitful)?;
-        // A pod that was found and not dealt with may have no next event for minutes.
-        if self.shared.missed.swap(false, Relaxed) {
-            *version = None;
-        }
-        Ok(())
+        self.watch(from, fruitful)
     }
 
     fn list(&mut self) -> Result<String, Error> {
@@ -147,6 +152,9 @@ impl Watch {
     }
 
     fn hand_over(&self, pod: Stranded, deadline: Instant) {
+        if pod.is_elsewhere(&self.node) {
+            return;
+        }
         tracing::debug!(
             namespace = pod.namespace,
             name = pod.name,

@@ -125,6 +125,41 @@ fn of_the_watched_pods_only_the_stranded_are_deleted() {
 }
 
 #[test]
+fn a_pod_of_another_node_is_left_alone_even_if_the_api_server_sends_it() {
+    let api = Api::start();
+    let on = |node: &str, name: &str| {
+        let mut pod = stranded(name);
+        pod["spec"]["nodeName"] = json!(node);
+        pod
+    };
+    api.state().pages = vec![vec![on("node-2", "web-1"), on("node-1", "web-2")]];
+    let controller = Controller::watching(&api);
+    api.send("MODIFIED", &on("node-2", "web-3"));
+    api.send("MODIFIED", &on("node-1", "web-4"));
+    controller.counts("pods_deleted_total", 2);
+    assert_eq!(api.deleted(), [path("web-2"), path("web-4")]);
+}
+
+#[test]
+fn a_pod_not_dealt_with_is_listed_again_also_where_every_watch_breaks_off() {
+    let api = Api::start();
+    let controller = Controller::watching(&api);
+    api.state().delete = Answer::Status(500);
+    api.send("MODIFIED", &stranded("web-1"));
+    controller.counts("pods_delete_errors_total", 1);
+    api.state().delete = Answer::Status(200);
+    api.state().pages = vec![vec![stranded("web-1")]];
+    let began = Instant::now();
+    while controller.metric("pods_deleted_total") == 0 {
+        assert!(began.elapsed() < Duration::from_secs(90), "not in time");
+        api.send("BOOKMARK", &json!({"metadata": {"resourceVersion": "150"}}));
+        api.break_watches();
+        thread::sleep(Duration::from_secs(1));
+    }
+    assert_eq!(api.requests(|request| request.is_list()).len(), 2);
+}
+
+#[test]
 fn refused_and_late_deletions_are_counted_and_bring_no_event() {
     let api = Api::start();
     let controller = Controller::watching(&api);
@@ -320,6 +355,35 @@ fn signals_end_it_at_once_whatever_it_does() {
         assert!(status.success(), "{name}: {status}");
         assert!(took < Duration::from_secs(2), "{name}: {took:?}");
     }
+}
+
+#[test]
+fn options_that_upstreams_command_line_may_have_are_taken_and_mean_what_they_say() {
+    let api = Api::start();
+    let _controller = Controller::with(
+        &api,
+        &[
+            "--context=linkerd-cni-context",
+            "--cluster=c",
+            "--user=second",
+            "--as=linkerd-cni",
+            "--as-group=a",
+            "--as-group=b",
+            "--kube-api-response-headers-timeout=9s",
+        ],
+    );
+    eventually("a list", || {
+        !api.requests(|request| request.is_list()).is_empty()
+    });
+    let list = &api.requests(|request| request.is_list())[0];
+    assert_eq!(list.authorization, "Bearer of-second");
+    let expected = [
+        ("impersonate-user", "linkerd-cni"),
+        ("impersonate-group", "a"),
+        ("impersonate-group", "b"),
+    ];
+    let expected = expected.map(|(name, value)| (name.to_owned(), value.to_owned()));
+    assert_eq!(list.impersonation, expected);
 }
 
 #[test]

@@ -14,8 +14,10 @@ const PRIORITY: i32 = -99;
 /// Message types of nf_tables.
 pub mod kind {
     pub const NEW_TABLE: u16 = 0;
+    pub const GET_TABLE: u16 = 1;
     pub const DELETE_TABLE: u16 = 2;
     pub const NEW_CHAIN: u16 = 3;
+    pub const GET_CHAIN: u16 = 4;
     pub const NEW_RULE: u16 = 6;
     pub const GET_RULE: u16 = 7;
     /// Without a handle: all rules of a chain.
@@ -40,6 +42,7 @@ const COMMENT_LIMIT: usize = 127;
 
 const HOOK_PREROUTING: u32 = 0;
 const HOOK_OUTPUT: u32 = 3;
+const ACCEPT: u32 = 1;
 const RETURN: i32 = -5;
 const JUMP: i32 = -3;
 
@@ -67,6 +70,25 @@ pub fn chain(chain: Chain) -> Attributes {
         .number(1, hook)
         .number(2, PRIORITY as u32);
     attributes.nested(4, hook).text(7, "nat")
+}
+
+/// Whether what the kernel lists of a table is ours, and awake.
+pub fn is_table_at_work(listed: &[u8]) -> bool {
+    let listed = parse(listed);
+    // No flags at all; the only ones of a table that anybody could set are to sleep and
+    // to be owned by a process.
+    find(&listed, 1) == Some(format!("{TABLE}\0").as_bytes())
+        && find(&listed, 2).is_none_or(|flags| flags.iter().all(|&byte| byte == 0))
+}
+
+/// What the kernel lists of a chain of ours at least: an empty chain of the kernel's
+/// own lets pass what reaches its end.
+pub fn chain_at_work(chain: Chain) -> Attributes {
+    let attributes = self::chain(chain);
+    match chain {
+        Chain::Prerouting | Chain::Output => attributes.number(5, ACCEPT),
+        Chain::ProxyInitRedirect | Chain::ProxyInitOutput => attributes,
+    }
 }
 
 pub fn rule(chain: Chain, expressions: &[Expression], comment: &str) -> Attributes {

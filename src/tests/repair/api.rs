@@ -16,6 +16,8 @@ pub struct Request {
     pub method: String,
     pub path: String,
     pub authorization: String,
+    /// The headers of that kind, in small letters.
+    pub impersonation: Vec<(String, String)>,
     pub body: Value,
 }
 
@@ -41,6 +43,8 @@ impl Request {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Answer {
     Status(u16),
+    /// With these words.
+    Refusal(u16, &'static str),
     /// Not at all.
     Silence,
 }
@@ -151,6 +155,14 @@ impl Api {
         }
     }
 
+    /// Ends all watches in the middle of an event, as a proxy in between may.
+    pub fn break_watches(&self) {
+        for mut watcher in self.state().watchers.drain(..) {
+            let _ = watcher.write_all(b"9\r\n{\"type\":\r\n");
+            let _ = watcher.shutdown(std::net::Shutdown::Both);
+        }
+    }
+
     /// Breaks all connections, and refuses new ones until `up`.
     pub fn crash(&self) {
         let mut state = self.state();
@@ -187,9 +199,10 @@ impl Api {
             "DELETE" => state.delete.clone(),
             _ => state.event.clone(),
         };
-        let code = match answer {
+        let (code, message) = match answer {
             Answer::Silence => return Some(()),
-            Answer::Status(code) => code,
+            Answer::Status(code) => (code, format!("says {code}")),
+            Answer::Refusal(code, message) => (code, message.to_owned()),
         };
         let mut stream = stream;
         if request.is_watch() && code == 200 {
@@ -201,7 +214,7 @@ impl Api {
         let body = match state.objects.get(&request.path) {
             Some(object) if request.method == "GET" => object.clone(),
             _ if request.is_list() && code == 200 => state.page(&request.path),
-            _ => json!({"kind": "Status", "code": code, "message": format!("says {code}")}),
+            _ => json!({"kind": "Status", "code": code, "message": message}),
         };
         drop(state);
         let body = body.to_string();
@@ -238,6 +251,7 @@ fn read(stream: &TcpStream) -> Option<Request> {
     let mut words = line.split_whitespace().map(str::to_owned);
     let (method, path) = (words.next()?, words.next()?);
     let (mut length, mut authorization) = (0, String::new());
+    let mut impersonation = Vec::new();
     loop {
         let mut header = String::new();
         reader.read_line(&mut header).ok()?;
@@ -247,6 +261,9 @@ fn read(stream: &TcpStream) -> Option<Request> {
         match name.to_ascii_lowercase().as_str() {
             "content-length" => length = value.parse().ok()?,
             "authorization" => authorization = value.into(),
+            name if name.starts_with("impersonate-") => {
+                impersonation.push((name.to_owned(), value.to_owned()));
+            }
             _ => {}
         }
     }
@@ -256,6 +273,7 @@ fn read(stream: &TcpStream) -> Option<Request> {
         method,
         path,
         authorization,
+        impersonation,
         body: serde_json::from_slice(&body).unwrap_or_default(),
     })
 }

@@ -5,12 +5,16 @@ use std::net::TcpListener;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
+use std::time::Duration;
 
 use serde_json::{Value, json};
 
 use crate::api::{Answer, Api};
 use crate::controller::Controller;
 use crate::{eventually, path, stranded};
+
+/// In the API server's words.
+const BUDGET: &str = "Cannot evict pod as it would violate the pod's disruption budget.";
 
 fn evictions(api: &Api) -> Vec<String> {
     let evictions = api.requests(|request| request.is_eviction());
@@ -50,7 +54,7 @@ fn an_eviction_is_tried_first_so_that_budgets_count() {
 #[test]
 fn a_pod_that_a_budget_keeps_is_left_and_told_about_once() {
     let api = Api::start();
-    api.state().evict = Answer::Status(429);
+    api.state().evict = Answer::Refusal(429, BUDGET);
     let controller = Controller::watching(&api);
     for _ in 0..3 {
         api.send("MODIFIED", &stranded("web-1"));
@@ -60,8 +64,56 @@ fn a_pod_that_a_budget_keeps_is_left_and_told_about_once() {
     assert!(api.deleted().is_empty());
     eventually("both are told about", || events(&api).len() == 2);
     assert_eq!(events(&api)[0]["type"], "Warning");
-    assert_eq!(events(&api)[0]["note"], "says 429");
+    assert_eq!(events(&api)[0]["note"], BUDGET);
     assert_eq!(controller.metric("pods_deleted_total"), 0);
+}
+
+#[test]
+fn a_pod_that_a_budget_keeps_is_tried_again_within_minutes_and_not_told_about_again() {
+    let api = Api::start();
+    api.state().evict = Answer::Refusal(429, BUDGET);
+    api.state().pages = vec![vec![stranded("web-1")]];
+    let controller = Controller::watching(&api);
+    controller.counts("pods_left_total", 1);
+    api.send("MODIFIED", &stranded("web-1"));
+    api.state().evict = Answer::Status(201);
+    thread::sleep(Duration::from_secs(61));
+    assert_eq!(evictions(&api).len(), 1);
+    api.end_watches();
+    controller.counts("pods_deleted_total", 1);
+    assert_eq!(events(&api).len(), 2, "one for each act");
+}
+
+#[test]
+fn an_api_server_that_is_overloaded_is_no_budget_and_is_asked_again() {
+    let api = Api::start();
+    api.state().evict = Answer::Refusal(429, "Too many requests, please try again later.");
+    api.state().pages = vec![vec![stranded("web-1")]];
+    let controller = Controller::watching(&api);
+    controller.counts("pods_delete_errors_total", 1);
+    assert_eq!(events(&api).len(), 0);
+    api.state().evict = Answer::Status(201);
+    api.send("BOOKMARK", &json!({"metadata": {"resourceVersion": "150"}}));
+    api.end_watches();
+    controller.counts("pods_deleted_total", 1);
+    assert_eq!(controller.metric("pods_left_total"), 0);
+}
+
+#[test]
+fn what_the_api_server_refuses_is_not_counted_against_the_rate() {
+    let api = Api::start();
+    // Gone by the time their turn comes.
+    api.state().delete = Answer::Status(404);
+    let controller = Controller::with(&api, &["--rate=2"]);
+    for name in 0..5 {
+        api.send("MODIFIED", &stranded(&format!("gone-{name}")));
+    }
+    eventually("all were tried", || api.deleted().len() == 5);
+    api.state().delete = Answer::Status(200);
+    api.send("MODIFIED", &stranded("web-1"));
+    api.send("MODIFIED", &stranded("web-2"));
+    controller.counts("pods_deleted_total", 2);
+    assert_eq!(controller.metric("rate_waits_total"), 0);
 }
 
 #[test]

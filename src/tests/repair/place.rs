@@ -193,6 +193,18 @@ fn a_namespace_is_only_the_pods_if_it_has_the_pods_address() {
 }
 
 #[test]
+fn a_namespace_that_the_runtime_knows_as_another_pods_is_left_alone_whatever_its_address() {
+    let node = Node::new();
+    // The API server has not heard yet that the address has gone to another pod.
+    node.remember("uid-of-web-2");
+    node.knows(&waiting());
+    let controller = node.controller(&[]);
+    controller.counts("repair_errors_total", 1);
+    controller.logs("is in another pod's namespace");
+    assert_eq!(node.ruleset(), "");
+}
+
+#[test]
 fn a_node_whose_runtime_does_not_load_our_entry_is_left_alone() {
     let node = Node::new();
     node.remember("uid-of-web-1");
@@ -242,6 +254,28 @@ fn an_audit_restores_flushed_rules_while_connections_go_on() {
 
 /// Without any rule the kernel gives up tracking, and a packet of the connection would
 /// go past the proxy; one that is silent meanwhile goes on.
+#[test]
+fn rules_that_no_packet_reaches_are_no_rules() {
+    for damage in [
+        "add table ip linkerd-cni { flags dormant; }",
+        "chain ip linkerd-cni OUTPUT { policy drop; }",
+        "flush chain ip linkerd-cni OUTPUT; delete chain ip linkerd-cni OUTPUT; \
+         add chain ip linkerd-cni OUTPUT; add rule ip linkerd-cni OUTPUT \
+         jump PROXY_INIT_OUTPUT comment \"proxy-init/install-proxy-init-output\"",
+    ] {
+        let node = Node::new();
+        node.remember("uid-of-web-1");
+        node.knows(&running());
+        add(&node, "native");
+        let whole = node.ruleset();
+        node.namespaces.run("nft", &[damage]);
+        assert_ne!(node.ruleset(), whole, "{damage}");
+        let controller = node.controller(&["--audit-seconds=1"]);
+        controller.counts("pods_repaired_total", 1);
+        assert_eq!(node.ruleset(), whole, "{damage}");
+    }
+}
+
 #[test]
 fn a_connection_outlives_even_the_loss_of_the_whole_table() {
     let node = Node::new();

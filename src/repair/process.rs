@@ -1,0 +1,154 @@
+//! What `/proc` says of this process, under the names that Prometheus' own clients and
+//! upstream's controller use.
+
+use std::fmt::Write as _;
+use std::fs;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use nix::unistd::{SysconfVar, sysconf};
+
+use super::metrics::family;
+
+/// Appends the families; those that cannot be read here are left out.
+pub fn write(out: &mut String, started: SystemTime) {
+    let started = started.duration_since(UNIX_EPOCH).unwrap_or_default();
+    let stat = fs::read_to_string("/proc/self/stat").unwrap_or_default();
+    let limits = fs::read_to_string("/proc/self/limits").unwrap_or_default();
+    let files = fs::read_dir("/proc/self/fd").map(|files| files.count());
+    let usage = usage(
+        &stat,
+        setting(SysconfVar::CLK_TCK),
+        setting(SysconfVar::PAGE_SIZE),
+    );
+    let mut gauge = |name: &str, help: &str, value: Option<u64>| {
+        if let Some(value) = value {
+            family(out, name, "gauge", help);
+            let _ = writeln!(out, "{name} {value}");
+        }
+    };
+    let usage = usage.as_ref();
+    gauge(
+        "process_virtual_memory_bytes",
+        "Virtual memory size",
+        usage.map(|usage| usage.virtual_memory),
+    );
+    gauge(
+        "process_resident_memory_bytes",
+        "Resident memory size",
+        usage.map(|usage| usage.resident_memory),
+    );
+    gauge(
+        "process_threads",
+        "Threads of the process",
+        usage.map(|usage| usage.threads),
+    );
+    gauge(
+        "process_open_fds",
+        "Open file descriptors",
+        // But that of the directory itself.
+        files.ok().map(|files| files.saturating_sub(1) as u64),
+    );
+    gauge(
+        "process_max_fds",
+        "The most file descriptors that may be open",
+        most_files(&limits),
+    );
+    let name = "process_start_time_seconds";
+    family(out, name, "gauge", "When the process began, as Unix time");
+    let _ = writeln!(out, "{name} {:.3}", started.as_secs_f64());
+    if let Some(usage) = usage {
+        let name = "process_cpu_seconds";
+        family(
+            out,
+            name,
+            "counter",
+            "Time on processors, of user and system",
+        );
+        let _ = writeln!(out, "{name}_total {:.2}", usage.seconds);
+    }
+}
+
+#[derive(Debug, PartialEq)]
+struct Usage {
+    seconds: f64,
+    threads: u64,
+    virtual_memory: u64,
+    resident_memory: u64,
+}
+
+fn setting(name: SysconfVar) -> u64 {
+    let value = sysconf(name).ok().flatten();
+    value.and_then(|value| value.try_into().ok()).unwrap_or(0)
+}
+
+/// Reads `/proc/self/stat`, with `ticks` a second and `page` bytes.
+fn usage(stat: &str, ticks: u64, page: u64) -> Option<Usage> {
+    // The program's name, in brackets, may have anything in it.
+    let (_, behind) = stat.rsplit_once(')')?;
+    let field = |number: usize| -> Option<u64> {
+        // proc(5) counts from 1, and the state, behind the name, is the third.
+        behind.split_whitespace().nth(number - 3)?.parse().ok()
+    };
+    Some(Usage {
+        seconds: (field(14)? + field(15)?) as f64 / ticks.max(1) as f64,
+        threads: field(20)?,
+        virtual_memory: field(23)?,
+        resident_memory: field(24)? * page,
+    })
+}
+
+/// Reads `/proc/self/limits`; none where there is no limit.
+fn most_files(limits: &str) -> Option<u64> {
+    let line = limits
+        .lines()
+        .find_map(|line| line.strip_prefix("Max open files"))?;
+    line.split_whitespace().next()?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_with_blanks_and_brackets_moves_no_number() {
+        let stat =
+            "7 (a ) b) S 1 7 7 0 -1 4194560 162 0 0 0 150 50 0 0 20 0 4 0 123 4096000 1000 1";
+        let expected = Usage {
+            seconds: 2.0,
+            threads: 4,
+            virtual_memory: 4_096_000,
+            resident_memory: 4_096_000,
+        };
+        assert_eq!(usage(stat, 100, 4096), Some(expected));
+        assert_eq!(usage("", 100, 4096), None);
+        assert_eq!(usage("7 (a) S 1", 100, 4096), None);
+    }
+
+    #[test]
+    fn the_limit_of_files_is_the_soft_one() {
+        let limits =
+            "Limit        Soft Limit  Hard Limit  Units\nMax open files  1024  4096  files\n";
+        assert_eq!(most_files(limits), Some(1024));
+        assert_eq!(
+            most_files("Max open files  unlimited  unlimited  files\n"),
+            None
+        );
+    }
+
+    #[test]
+    fn the_families_have_upstreams_names() {
+        let mut out = String::new();
+        write(&mut out, UNIX_EPOCH);
+        for name in [
+            "cpu_seconds_total",
+            "max_fds",
+            "open_fds",
+            "resident_memory_bytes",
+            "start_time_seconds",
+            "threads",
+            "virtual_memory_bytes",
+        ] {
+            assert!(out.contains(&format!("\nprocess_{name} ")), "{name}: {out}");
+        }
+    }
+}
