@@ -743,6 +743,7 @@ fn bad_requests_get_the_codes_and_messages_of_the_reference_implementation() {
             "error unmarshall network config: ",
         ),
         (add(), "{}", 7, "missing network name"),
+        (add(), "null", 7, "missing network name"),
         (
             add(),
             r#"{"name":"a/b"}"#,
