@@ -5,6 +5,7 @@
 //! puts a token into an error or a log line. Call it before a network namespace is
 //! entered: the connection belongs to the host's namespace.
 
+pub mod answer;
 pub mod backoff;
 pub mod config;
 pub mod connection;
@@ -12,7 +13,7 @@ pub mod event;
 pub mod retry;
 pub mod types;
 
-use std::io::{self, BufRead, BufReader};
+use std::io::{self, BufRead, BufReader, Read as _};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -25,13 +26,18 @@ use ureq::{Agent, Body};
 use config::Access;
 use types::Status;
 
-/// The largest answer that is read, in bytes. A pod is at most 1.5 MB in etcd; a
-/// page of 500 pods stays well below this.
-const BODY_LIMIT: u64 = 32 << 20;
+/// The largest object that is read, in bytes. A pod is at most 1.5 MB in etcd; lists
+/// are read as they come ([`Client::read`]).
+const BODY_LIMIT: u64 = 8 << 20;
+/// The same of an error, which only people read.
+const ERROR_LIMIT: u64 = 64 << 10;
 
 /// For each direction of a connection, in bytes; ureq's own choice of 128 KiB would be
 /// a tenth of a program's memory. A request's head, token included, has to fit.
 const BUFFER: usize = 16 << 10;
+
+/// What precedes the token in the header.
+const BEARER: &str = "Bearer ";
 
 /// Why a request to the API server brought no usable answer.
 #[derive(Debug, thiserror::Error)]
@@ -61,12 +67,13 @@ pub enum Error {
         /// When to try again, if the server says it in seconds.
         retry_after: Option<Duration>,
     },
-    #[error("{method} {url}: the answer is not what the API promises: {source}")]
+    #[error("{method} {url}: the answer is not what the API promises: {problem}")]
     Decode {
         method: Method,
         url: String,
-        #[source]
-        source: serde_json::Error,
+        problem: String,
+        /// Whether it ends too early.
+        is_cut: bool,
     },
     #[error("{method} {url}: cannot encode the request: {source}")]
     Encode {
@@ -86,9 +93,28 @@ impl Error {
         }
     }
 
-    /// Whether an answer came, but one that cannot be read.
+    /// Whether an answer came, but one that cannot be read: not of the API's, not HTTP
+    /// or without an end.
     pub fn is_unreadable(&self) -> bool {
-        matches!(self, Error::Decode { .. })
+        match self {
+            Error::Decode { .. } => true,
+            Error::Transport { source, .. } => matches!(
+                source,
+                ureq::Error::Protocol(_) | ureq::Error::BodyExceedsLimit(_)
+            ),
+            _ => false,
+        }
+    }
+
+    /// Whether the request cannot be sent to anyone, e.g. as the server's URL is none.
+    pub fn is_unsendable(&self) -> bool {
+        matches!(
+            self,
+            Error::Transport {
+                source: ureq::Error::Http(_) | ureq::Error::BadUri(_),
+                ..
+            }
+        )
     }
 
     /// Whether an answer came at all, of whatever kind.
@@ -174,7 +200,10 @@ impl Client {
                 .build()
                 .into(),
             server: access.server.trim_end_matches('/').to_owned(),
-            authorization: access.token.as_ref().map(|token| format!("Bearer {token}")),
+            authorization: access
+                .token
+                .as_ref()
+                .map(|token| format!("{BEARER}{token}")),
         })
     }
 
@@ -283,16 +312,19 @@ impl Client {
             .get(header::RETRY_AFTER)
             .and_then(|value| value.to_str().ok()?.trim().parse().ok())
             .map(Duration::from_secs);
-        let text = answer
+        let mut bytes = Vec::new();
+        // The status has said what matters: a text that breaks off will do.
+        let _ = answer
             .body_mut()
-            .with_config()
-            .limit(BODY_LIMIT)
-            .read_to_string()
-            .unwrap_or_default();
-        let message = serde_json::from_str::<Status>(&text)
+            .as_reader()
+            .take(ERROR_LIMIT)
+            .read_to_end(&mut bytes);
+        let text = serde_json::from_slice::<Status>(&bytes)
             .ok()
             .and_then(|status| status.message)
-            .unwrap_or_else(|| text.chars().take(200).collect());
+            .unwrap_or_else(|| String::from_utf8_lossy(&bytes).into_owned());
+        let token = self.authorization.as_deref();
+        let message = answer::message(&text, token.and_then(|text| text.strip_prefix(BEARER)));
         Err(Error::Status {
             method,
             url,
@@ -324,10 +356,11 @@ impl Client {
                 });
             }
         };
-        decode_object(&bytes).map_err(|source| Error::Decode {
+        answer::object(&bytes).map_err(|error| Error::Decode {
             method,
             url,
-            source,
+            problem: answer::problem(&error),
+            is_cut: error.is_eof(),
         })
     }
 
@@ -345,14 +378,6 @@ fn content_type(method: &Method) -> &'static str {
         Method::PATCH => "application/merge-patch+json",
         _ => "application/json",
     }
-}
-
-/// serde would also read a struct from a list of its members.
-fn decode_object<T: DeserializeOwned>(bytes: &[u8]) -> serde_json::Result<T> {
-    if bytes.trim_ascii_start().starts_with(b"[") {
-        return Err(serde::de::Error::custom("a list came instead of an object"));
-    }
-    serde_json::from_slice(bytes)
 }
 
 /// Reads to the end, since only then the connection can carry the next request. The

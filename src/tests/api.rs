@@ -27,6 +27,10 @@ pub enum Fault {
     Cut,
     /// One byte of the body every 100 ms.
     Drip,
+    /// A body without an end.
+    Endless,
+    /// What is no HTTP.
+    Garbage,
     /// This status, with a Retry-After of so many seconds.
     Status(u16, u64),
     /// The right answer after this many milliseconds.
@@ -162,6 +166,17 @@ fn serve(stream: TcpStream, config: Arc<ServerConfig>, state: &Mutex<State>) -> 
                     thread::sleep(Duration::from_millis(100));
                 }
             }
+            Some(Fault::Endless) => {
+                stream
+                    .write_all(b"HTTP/1.1 200 x\r\nTransfer-Encoding: chunked\r\n\r\n")
+                    .ok()?;
+                loop {
+                    stream.write_all(b"4000\r\n").ok()?;
+                    stream.write_all(&[b' '; 0x4000]).ok()?;
+                    stream.write_all(b"\r\n").ok()?;
+                }
+            }
+            Some(Fault::Garbage) => stream.write_all(b"SSH-2.0-x\r\n\r\n").ok()?,
             Some(Fault::Status(code, seconds)) => {
                 let more = format!("Retry-After: {seconds}\r\n");
                 stream.write_all(head(code, 0, &more).as_bytes()).ok()?;

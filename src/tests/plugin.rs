@@ -450,7 +450,7 @@ fn failures_are_error_objects_and_leave_no_rule() {
             200,
             r#"{"kind":"PodList","metadata":{},"items":[]}"#,
             104,
-            "is no pod: it has no spec.containers",
+            "an object of another kind came instead of a Pod",
         ),
         (
             "half an answer",
