@@ -97,6 +97,10 @@ impl Config {
         if uid.is_some() || gid.is_some() {
             return Ok((uid, gid));
         }
+        if let (None, Some(text)) = (pod.proxy.uid, pod.annotations.get(annotation::PROXY_UID)) {
+            let wanted = "the UID that the proxy runs with is wanted, above 0, such as 2102; else its own connections would be redirected to the proxy";
+            return Err(annotation_error(annotation::PROXY_UID, text, wanted));
+        }
         Err(Error::new(
             code::INVALID_CONFIG,
             "neither proxy-uid nor proxy-gid is above 0, so the proxy's own connections would be redirected to the proxy",
@@ -207,9 +211,13 @@ fn owner(
 ) -> Result<Option<u32>, Error> {
     let id = match (explicit, annotations.get(annotation)) {
         (Some(id), _) => id,
-        (None, Some(text)) => text.trim().parse().map_err(|_| {
-            annotation_error(annotation, text, "a whole number is wanted, such as 2102")
-        })?,
+        (None, Some(text)) => {
+            let id = text.trim().parse().ok();
+            id.filter(|id| *id <= i64::from(u32::MAX)).ok_or_else(|| {
+                let wanted = format!("a whole number up to {} is wanted, such as 2102", u32::MAX);
+                annotation_error(annotation, text, &wanted)
+            })?
+        }
         (None, None) => default,
     };
     match u32::try_from(id.max(0)) {
