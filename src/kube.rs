@@ -11,19 +11,23 @@ pub mod config;
 pub mod connection;
 pub mod event;
 pub mod retry;
+mod tls;
 pub mod types;
 
 use std::io::{self, BufRead, BufReader, Read as _};
-use std::sync::Arc;
 use std::time::Duration;
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use ureq::config::ConfigBuilder;
 use ureq::http::{Method, Request, Response, header};
-use ureq::tls::{PemItem, RootCerts, TlsConfig, parse_pem};
+use ureq::typestate::AgentScope;
+use ureq::unversioned::resolver::DefaultResolver;
+use ureq::unversioned::transport::{Connector as _, TcpConnector};
 use ureq::{Agent, Body};
 
 use config::Access;
+use tls::Tls;
 use types::Status;
 
 /// The largest object that is read, in bytes. A pod is at most 1.5 MB in etcd; lists
@@ -187,18 +191,17 @@ impl Client {
                 .timeout_send_body(Some(deadlines.response))
                 .timeout_recv_response(Some(deadlines.response))
         };
-        let tls = tls(access)?;
+        let verified = Tls::of(access)?;
+        let connected = |config: ConfigBuilder<AgentScope>| match verified.clone() {
+            Some(tls) => {
+                let connector = ().chain(TcpConnector::default()).chain(tls);
+                Agent::with_parts(config.build(), connector, DefaultResolver::default())
+            }
+            None => config.tls_config(tls::unverified()).build().into(),
+        };
         Ok(Client {
-            agent: agent()
-                .timeout_recv_body(Some(deadlines.body))
-                .tls_config(tls.clone())
-                .build()
-                .into(),
-            watcher: agent()
-                .timeout_per_read(Some(deadlines.body))
-                .tls_config(tls)
-                .build()
-                .into(),
+            agent: connected(agent().timeout_recv_body(Some(deadlines.body))),
+            watcher: connected(agent().timeout_per_read(Some(deadlines.body))),
             server: access.server.trim_end_matches('/').to_owned(),
             authorization: access
                 .token
@@ -384,32 +387,4 @@ fn content_type(method: &Method) -> &'static str {
 /// status has said all that matters, so an error here is none.
 fn drain(answer: Response<Body>) {
     let _ = io::copy(&mut answer.into_body().into_reader(), &mut io::sink());
-}
-
-fn tls(access: &Access) -> Result<TlsConfig, Error> {
-    let mut builder = TlsConfig::builder()
-        .unversioned_rustls_crypto_provider(Arc::new(rustls::crypto::ring::default_provider()))
-        .disable_verification(access.insecure);
-    // ureq panics without roots and skips what it cannot read, so both are settled here.
-    let mut roots = Vec::new();
-    for item in parse_pem(&access.ca) {
-        match item {
-            Ok(PemItem::Certificate(certificate)) => roots.push(certificate),
-            Ok(_) => {}
-            Err(source) => {
-                return Err(Error::BadCertificate {
-                    server: access.server.clone(),
-                    source,
-                });
-            }
-        }
-    }
-    let verified = access.server.starts_with("https://") && !access.insecure;
-    if verified && roots.is_empty() {
-        return Err(Error::NoCertificates {
-            server: access.server.clone(),
-        });
-    }
-    builder = builder.root_certs(RootCerts::from(roots));
-    Ok(builder.build())
 }

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
 
-use rcgen::{CertifiedKey, generate_simple_self_signed};
+use rcgen::{CertificateParams, KeyPair};
 use rustls::pki_types::PrivateKeyDer;
 use rustls::{ServerConfig, ServerConnection, StreamOwned};
 
@@ -54,8 +54,13 @@ struct State {
 
 impl Api {
     pub fn start() -> Self {
-        let CertifiedKey { cert, signing_key } =
-            generate_simple_self_signed(vec!["127.0.0.1".into()]).unwrap();
+        Api::with(CertificateParams::new(["127.0.0.1".into()]).unwrap())
+    }
+
+    /// With a certificate of `params` that has signed itself, and is its own CA so.
+    pub fn with(params: CertificateParams) -> Self {
+        let signing_key = KeyPair::generate().unwrap();
+        let cert = params.self_signed(&signing_key).unwrap();
         let key = PrivateKeyDer::Pkcs8(signing_key.serialize_der().into());
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let config = ServerConfig::builder_with_provider(provider)

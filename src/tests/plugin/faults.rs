@@ -4,6 +4,7 @@ use std::fs;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use rcgen::{BasicConstraints, CertificateParams, IsCa, date_time_ymd};
 use serde_json::{Value, json};
 
 use super::api::{Fault, TOKEN};
@@ -99,6 +100,37 @@ fn a_retry_after_that_fits_into_the_budget_is_obeyed() {
         .run()
         .succeeded();
     assert!(started.elapsed() >= Duration::from_secs(3));
+}
+
+#[test]
+fn a_server_whose_certificate_is_the_kubeconfigs_ca_is_trusted_as_go_does_and_no_further() {
+    let ca = |name: &str, last_year: i32| {
+        let mut params = CertificateParams::new([name.into()]).unwrap();
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        params.not_after = date_time_ymd(last_year, 1, 1);
+        let api = Api::with(params);
+        api.answer(super::POD_PATH, 200, super::UNMESHED);
+        api
+    };
+    let call = |api: &Api| Call::new("ADD", Path::new("/no/such/netns"), api);
+    let api = ca("127.0.0.1", 4000);
+    call(&api).run().succeeded();
+
+    for (name, year, problem) in [
+        ("127.0.0.1", 2001, "certificate expired"),
+        ("127.0.0.2", 4000, "not valid for name"),
+    ] {
+        let (code, msg) = call(&ca(name, year)).run().error();
+        assert!(code == 101 && msg.contains(problem), "{code} {msg}");
+    }
+    let call = call(&api);
+    let another = ca("127.0.0.1", 4000);
+    let wrong = another
+        .kubeconfig()
+        .replace(&another.address.to_string(), &api.address.to_string());
+    fs::write(call.kubeconfig(), wrong).unwrap();
+    let (code, msg) = call.run().error();
+    assert!(code == 101 && msg.contains("certificate"), "{code} {msg}");
 }
 
 #[test]
