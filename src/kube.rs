@@ -5,33 +5,43 @@
 //! puts a token into an error or a log line. Call it before a network namespace is
 //! entered: the connection belongs to the host's namespace.
 
+pub mod answer;
 pub mod backoff;
 pub mod config;
 pub mod connection;
 pub mod event;
 pub mod retry;
+mod tls;
 pub mod types;
 
-use std::io::{self, BufRead, BufReader};
-use std::sync::Arc;
+use std::io::{self, BufRead, BufReader, Read as _};
 use std::time::Duration;
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use ureq::config::ConfigBuilder;
 use ureq::http::{Method, Request, Response, header};
-use ureq::tls::{PemItem, RootCerts, TlsConfig, parse_pem};
+use ureq::typestate::AgentScope;
+use ureq::unversioned::resolver::DefaultResolver;
+use ureq::unversioned::transport::{Connector as _, TcpConnector};
 use ureq::{Agent, Body};
 
 use config::Access;
+use tls::Tls;
 use types::Status;
 
-/// The largest answer that is read, in bytes. A pod is at most 1.5 MB in etcd; a
-/// page of 500 pods stays well below this.
-const BODY_LIMIT: u64 = 32 << 20;
+/// The largest object that is read, in bytes. A pod is at most 1.5 MB in etcd; lists
+/// are read as they come ([`Client::read`]).
+const BODY_LIMIT: u64 = 8 << 20;
+/// The same of an error, which only people read.
+const ERROR_LIMIT: u64 = 64 << 10;
 
 /// For each direction of a connection, in bytes; ureq's own choice of 128 KiB would be
 /// a tenth of a program's memory. A request's head, token included, has to fit.
 const BUFFER: usize = 16 << 10;
+
+/// What precedes the token in the header.
+const BEARER: &str = "Bearer ";
 
 /// Why a request to the API server brought no usable answer.
 #[derive(Debug, thiserror::Error)]
@@ -61,12 +71,13 @@ pub enum Error {
         /// When to try again, if the server says it in seconds.
         retry_after: Option<Duration>,
     },
-    #[error("{method} {url}: the answer is not what the API promises: {source}")]
+    #[error("{method} {url}: the answer is not what the API promises: {problem}")]
     Decode {
         method: Method,
         url: String,
-        #[source]
-        source: serde_json::Error,
+        problem: String,
+        /// Whether it ends too early.
+        is_cut: bool,
     },
     #[error("{method} {url}: cannot encode the request: {source}")]
     Encode {
@@ -86,9 +97,28 @@ impl Error {
         }
     }
 
-    /// Whether an answer came, but one that cannot be read.
+    /// Whether an answer came, but one that cannot be read: not of the API's, not HTTP
+    /// or without an end.
     pub fn is_unreadable(&self) -> bool {
-        matches!(self, Error::Decode { .. })
+        match self {
+            Error::Decode { .. } => true,
+            Error::Transport { source, .. } => matches!(
+                source,
+                ureq::Error::Protocol(_) | ureq::Error::BodyExceedsLimit(_)
+            ),
+            _ => false,
+        }
+    }
+
+    /// Whether the request cannot be sent to anyone, e.g. as the server's URL is none.
+    pub fn is_unsendable(&self) -> bool {
+        matches!(
+            self,
+            Error::Transport {
+                source: ureq::Error::Http(_) | ureq::Error::BadUri(_),
+                ..
+            }
+        )
     }
 
     /// Whether an answer came at all, of whatever kind.
@@ -169,20 +199,22 @@ impl Client {
                 .timeout_send_body(Some(deadlines.response))
                 .timeout_recv_response(Some(deadlines.response))
         };
-        let tls = tls(access)?;
+        let verified = Tls::of(access)?;
+        let connected = |config: ConfigBuilder<AgentScope>| match verified.clone() {
+            Some(tls) => {
+                let connector = ().chain(TcpConnector::default()).chain(tls);
+                Agent::with_parts(config.build(), connector, DefaultResolver::default())
+            }
+            None => config.tls_config(tls::unverified()).build().into(),
+        };
         Ok(Client {
-            agent: agent()
-                .timeout_recv_body(Some(deadlines.body))
-                .tls_config(tls.clone())
-                .build()
-                .into(),
-            watcher: agent()
-                .timeout_per_read(Some(deadlines.body))
-                .tls_config(tls)
-                .build()
-                .into(),
+            agent: connected(agent().timeout_recv_body(Some(deadlines.body))),
+            watcher: connected(agent().timeout_per_read(Some(deadlines.body))),
             server: access.server.trim_end_matches('/').to_owned(),
-            authorization: access.token.as_ref().map(|token| format!("Bearer {token}")),
+            authorization: access
+                .token
+                .as_ref()
+                .map(|token| format!("{BEARER}{token}")),
             impersonate: Impersonate::default(),
         })
     }
@@ -298,16 +330,19 @@ impl Client {
             .get(header::RETRY_AFTER)
             .and_then(|value| value.to_str().ok()?.trim().parse().ok())
             .map(Duration::from_secs);
-        let text = answer
+        let mut bytes = Vec::new();
+        // The status has said what matters: a text that breaks off will do.
+        let _ = answer
             .body_mut()
-            .with_config()
-            .limit(BODY_LIMIT)
-            .read_to_string()
-            .unwrap_or_default();
-        let message = serde_json::from_str::<Status>(&text)
+            .as_reader()
+            .take(ERROR_LIMIT)
+            .read_to_end(&mut bytes);
+        let text = serde_json::from_slice::<Status>(&bytes)
             .ok()
             .and_then(|status| status.message)
-            .unwrap_or_else(|| text.chars().take(200).collect());
+            .unwrap_or_else(|| String::from_utf8_lossy(&bytes).into_owned());
+        let token = self.authorization.as_deref();
+        let message = answer::message(&text, token.and_then(|text| text.strip_prefix(BEARER)));
         Err(Error::Status {
             method,
             url,
@@ -339,10 +374,11 @@ impl Client {
                 });
             }
         };
-        decode_object(&bytes).map_err(|source| Error::Decode {
+        answer::object(&bytes).map_err(|error| Error::Decode {
             method,
             url,
-            source,
+            problem: answer::problem(&error),
+            is_cut: error.is_eof(),
         })
     }
 
@@ -362,44 +398,8 @@ fn content_type(method: &Method) -> &'static str {
     }
 }
 
-/// serde would also read a struct from a list of its members.
-fn decode_object<T: DeserializeOwned>(bytes: &[u8]) -> serde_json::Result<T> {
-    if bytes.trim_ascii_start().starts_with(b"[") {
-        return Err(serde::de::Error::custom("a list came instead of an object"));
-    }
-    serde_json::from_slice(bytes)
-}
-
 /// Reads to the end, since only then the connection can carry the next request. The
 /// status has said all that matters, so an error here is none.
 fn drain(answer: Response<Body>) {
     let _ = io::copy(&mut answer.into_body().into_reader(), &mut io::sink());
-}
-
-fn tls(access: &Access) -> Result<TlsConfig, Error> {
-    let mut builder = TlsConfig::builder()
-        .unversioned_rustls_crypto_provider(Arc::new(rustls::crypto::ring::default_provider()))
-        .disable_verification(access.insecure);
-    // ureq panics without roots and skips what it cannot read, so both are settled here.
-    let mut roots = Vec::new();
-    for item in parse_pem(&access.ca) {
-        match item {
-            Ok(PemItem::Certificate(certificate)) => roots.push(certificate),
-            Ok(_) => {}
-            Err(source) => {
-                return Err(Error::BadCertificate {
-                    server: access.server.clone(),
-                    source,
-                });
-            }
-        }
-    }
-    let verified = access.server.starts_with("https://") && !access.insecure;
-    if verified && roots.is_empty() {
-        return Err(Error::NoCertificates {
-            server: access.server.clone(),
-        });
-    }
-    builder = builder.root_certs(RootCerts::from(roots));
-    Ok(builder.build())
 }

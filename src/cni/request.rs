@@ -218,7 +218,9 @@ fn read_config(stdin: &mut dyn Read) -> Result<Object, Error> {
             format!("error unmarshall network config: {error}"),
         )
     };
-    let config: Object = serde_json::from_slice(&bytes).map_err(undecodable)?;
+    // Go's decoder takes null for an object without members.
+    let config: Option<Object> = serde_json::from_slice(&bytes).map_err(undecodable)?;
+    let config = config.unwrap_or_default();
     let name: String = match config.given("name") {
         Some(name) => serde_json::from_str(name.get()).map_err(undecodable)?,
         None => String::new(),

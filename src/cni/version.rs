@@ -50,7 +50,9 @@ pub fn allows(version: &str, minimum: &str, command: &str) -> Result<(), Error> 
     let parsed = parse(version).ok_or_else(|| {
         Error::new(
             code::DECODING_FAILURE,
-            format!("invalid cniVersion {version:?}: three numbers with dots are wanted"),
+            format!(
+                "invalid cniVersion {version:?}: numbers with dots are wanted, such as {CURRENT}"
+            ),
         )
     })?;
     if Some(parsed) < parse(minimum) {
@@ -76,10 +78,13 @@ pub fn answer() -> String {
     )
 }
 
-fn parse(version: &str) -> Option<[u32; 3]> {
-    let mut numbers = version.split('.').map(|part| part.parse().ok());
-    let parsed = [numbers.next()??, numbers.next()??, numbers.next()??];
-    numbers.next().is_none().then_some(parsed)
+/// Numbers that are not there are 0, as `pkg/version` has it.
+fn parse(version: &str) -> Option<[i64; 3]> {
+    let mut parsed = [0; 3];
+    for (place, part) in version.split('.').enumerate() {
+        *parsed.get_mut(place)? = part.parse().ok()?;
+    }
+    Some(parsed)
 }
 
 fn quoted() -> String {
@@ -101,11 +106,18 @@ mod tests {
             ("1.0.9", Some((1, "config version does not allow STATUS"))),
             ("1.1.1", Some((1, "plugin version does not allow STATUS"))),
             ("2.0.0", Some((1, "plugin version does not allow STATUS"))),
+            ("1", Some((1, "config version does not allow STATUS"))),
+            ("1.1", Some((1, "incompatible CNI versions"))),
+            ("-1.0.0", Some((1, "config version does not allow STATUS"))),
+            (
+                "4294967296.0.0",
+                Some((1, "plugin version does not allow STATUS")),
+            ),
             (
                 "garbage",
                 Some((
                     6,
-                    "invalid cniVersion \"garbage\": three numbers with dots are wanted",
+                    "invalid cniVersion \"garbage\": numbers with dots are wanted, such as 1.1.0",
                 )),
             ),
         ];

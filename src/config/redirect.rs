@@ -99,6 +99,10 @@ impl Config {
         if uid.is_some() || gid.is_some() {
             return Ok((uid, gid));
         }
+        if let (None, Some(text)) = (pod.proxy.uid, pod.annotations.get(annotation::PROXY_UID)) {
+            let wanted = "the UID that the proxy runs with is wanted, above 0, such as 2102; else its own connections would be redirected to the proxy";
+            return Err(annotation_error(annotation::PROXY_UID, text, wanted));
+        }
         Err(Error::new(
             code::INVALID_CONFIG,
             "neither proxy-uid nor proxy-gid is above 0, so the proxy's own connections would be redirected to the proxy",
@@ -214,23 +218,25 @@ fn owner(
     annotation: &str,
     (key, default): (&str, i64),
 ) -> Result<Option<u32>, Error> {
+    // The largest number means "no id" to the kernel.
+    let largest = u32::MAX - 1;
     let id = match (explicit, annotations.get(annotation)) {
         (Some(id), _) => id,
-        (None, Some(text)) => text.trim().parse().map_err(|_| {
-            annotation_error(annotation, text, "a whole number is wanted, such as 2102")
-        })?,
+        (None, Some(text)) => {
+            let id = text.trim().parse().ok();
+            id.filter(|id| *id <= i64::from(largest)).ok_or_else(|| {
+                let wanted = format!("a whole number up to {largest} is wanted, such as 2102");
+                annotation_error(annotation, text, &wanted)
+            })?
+        }
         (None, None) => default,
     };
     match u32::try_from(id.max(0)) {
         Ok(0) => Ok(None),
-        // The largest number means "no id" to the kernel.
-        Ok(id) if id < u32::MAX => Ok(Some(id)),
+        Ok(id) if id <= largest => Ok(Some(id)),
         _ => {
-            let problem = format!("{id} is above the largest id, {}", u32::MAX - 1);
-            Err(match (explicit, annotations.get(annotation)) {
-                (None, Some(text)) => annotation_error(annotation, text, &problem),
-                _ => config_error(key, &problem),
-            })
+            let problem = format!("{id} is above the largest id, {largest}");
+            Err(config_error(key, &problem))
         }
     }
 }

@@ -160,18 +160,31 @@ fn a_bad_annotation_is_named_with_its_value_and_what_is_wanted() {
             "010.0.0.0/8",
             "\"010.0.0.0/8\" is not a subnet: CIDR such as 10.0.0.0/8 or fd00::/8 is wanted",
         ),
-        ("proxy-uid", "abc", "a whole number is wanted, such as 2102"),
+        (
+            "proxy-uid",
+            "abc",
+            "a whole number up to 4294967294 is wanted",
+        ),
         (
             "proxy-uid",
             "4294967295",
-            "4294967295 is above the largest id, 4294967294",
+            "a whole number up to 4294967294 is wanted",
         ),
         (
             "proxy-gid",
             "4294967296",
-            "4294967296 is above the largest id, 4294967294",
+            "a whole number up to 4294967294 is wanted",
         ),
-        ("proxy-gid", "1.5", "a whole number is wanted, such as 2102"),
+        (
+            "proxy-gid",
+            "1.5",
+            "a whole number up to 4294967294 is wanted",
+        ),
+        (
+            "proxy-uid",
+            "0",
+            "the UID that the proxy runs with is wanted",
+        ),
     ];
     for (key, value, problem) in cases {
         let error = redirect(&defaults(""), &[(key, value)]).unwrap_err();

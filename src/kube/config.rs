@@ -208,13 +208,23 @@ fn parse(path: &Path, bytes: &[u8], choice: &Choice) -> Result<Access, Error> {
         }
         (None, None) => None,
     };
+    let token = token
+        .map(|token| token.trim().to_owned())
+        .filter(|token| !token.is_empty());
+    if let Some(token) = &token
+        && !token.bytes().all(|byte| (b' '..=b'~').contains(&byte))
+    {
+        return Err(Error::Field {
+            path: path.to_owned(),
+            field: "token",
+            message: "has characters that no HTTP header can carry".to_owned(),
+        });
+    }
     Ok(Access {
         server: cluster.server,
         ca,
         insecure: cluster.insecure,
-        token: token
-            .map(|token| token.trim().to_owned())
-            .filter(|token| !token.is_empty()),
+        token,
     })
 }
 
@@ -439,6 +449,10 @@ mod tests {
             (
                 good.replace("https://", "ftp://"),
                 "kubeconfig /kc: server: \"ftp://[fd00:10:96::1]:443\" is not an https:// URL",
+            ),
+            (
+                good.replace("secret", "se\\ncret"),
+                "kubeconfig /kc: token: has characters that no HTTP header can carry",
             ),
             (
                 good.replace("LS0t", "!!!!"),

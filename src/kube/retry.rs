@@ -27,26 +27,34 @@ impl Error {
                 retry_after,
                 ..
             } => retry_after.map_or(Retry::Soon, Retry::After),
-            Error::Transport { source, .. } if !is_certificate(source) => Retry::Soon,
-            // The answer was cut short.
-            Error::Decode { source, .. } if source.is_eof() => Retry::Soon,
+            Error::Transport {
+                source: ureq::Error::BodyExceedsLimit(_),
+                ..
+            } => Retry::Never,
+            Error::Transport { .. } if !self.is_certificate() && !self.is_unsendable() => {
+                Retry::Soon
+            }
+            Error::Decode { is_cut: true, .. } => Retry::Soon,
             _ => Retry::Never,
         }
     }
-}
 
-/// The server is not the one that the CA stands for; rustls says so inside an I/O error.
-fn is_certificate(error: &ureq::Error) -> bool {
-    let found = match error {
-        ureq::Error::Rustls(error) => Some(error),
-        ureq::Error::Io(error) => error
-            .get_ref()
-            .and_then(|inner| inner.downcast_ref())
-            .or_else(|| error.source().and_then(|inner| inner.downcast_ref())),
-        _ => None,
-    };
-    matches!(found, Some(rustls::Error::InvalidCertificate(_)))
-        || matches!(error, ureq::Error::Http(_) | ureq::Error::BadUri(_))
+    /// Whether the server is not the one that the CA stands for; rustls says so inside an
+    /// I/O error.
+    pub fn is_certificate(&self) -> bool {
+        let Error::Transport { source, .. } = self else {
+            return false;
+        };
+        let found = match source {
+            ureq::Error::Rustls(error) => Some(error),
+            ureq::Error::Io(error) => error
+                .get_ref()
+                .and_then(|inner| inner.downcast_ref())
+                .or_else(|| error.source().and_then(|inner| inner.downcast_ref())),
+            _ => None,
+        };
+        matches!(found, Some(rustls::Error::InvalidCertificate(_)))
+    }
 }
 
 #[cfg(test)]

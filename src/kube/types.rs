@@ -1,8 +1,38 @@
 //! The few fields of Kubernetes objects that the programs read or write.
+//!
+//! As in Go's clients, `null` stands for a field that is not there: Go itself writes
+//! `"creationTimestamp":null`, for one.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 
+use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize};
+
+fn given<'de, D: Deserializer<'de>, T: Default + Deserialize<'de>>(
+    field: D,
+) -> Result<T, D::Error> {
+    Ok(Option::deserialize(field)?.unwrap_or_default())
+}
+
+/// An answer of another kind is none, e.g. a Status, which has metadata too. Objects in
+/// lists do not say their kind.
+fn kind<'de, D: Deserializer<'de>>(field: D, wanted: &str) -> Result<(), D::Error> {
+    match Option::<Cow<'de, str>>::deserialize(field)? {
+        Some(kind) if kind != wanted => Err(D::Error::custom(format_args!(
+            "an object of another kind came instead of a {wanted}"
+        ))),
+        _ => Ok(()),
+    }
+}
+
+fn pod<'de, D: Deserializer<'de>>(field: D) -> Result<(), D::Error> {
+    kind(field, "Pod")
+}
+
+fn namespace<'de, D: Deserializer<'de>>(field: D) -> Result<(), D::Error> {
+    kind(field, "Namespace")
+}
 
 /// What an API server answers instead of an object.
 #[derive(Debug, Deserialize)]
@@ -19,37 +49,42 @@ pub struct Metadata {
     pub uid: String,
     pub resource_version: String,
     pub deletion_timestamp: Option<String>,
+    #[serde(deserialize_with = "given")]
     pub annotations: BTreeMap<String, String>,
+    #[serde(deserialize_with = "given")]
     pub labels: BTreeMap<String, String>,
     /// RFC 3339 in UTC with whole seconds, so that the order of text is the order of time.
     /// Older API servers write `null` where there is none, as in each bookmark.
-    #[serde(deserialize_with = "or_default")]
+    #[serde(deserialize_with = "given")]
     pub creation_timestamp: String,
+    #[serde(deserialize_with = "given")]
     pub owner_references: Vec<OwnerReference>,
-}
-
-fn or_default<'de, D: Deserializer<'de>>(text: D) -> Result<String, D::Error> {
-    Option::deserialize(text).map(Option::unwrap_or_default)
 }
 
 /// A pod.
 #[derive(Clone, Debug, Deserialize)]
 pub struct Pod {
+    #[serde(default, deserialize_with = "pod")]
+    pub kind: (),
     pub metadata: Metadata,
     #[serde(default)]
     pub spec: PodSpec,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "given")]
     pub status: PodStatus,
 }
 
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct PodSpec {
+    #[serde(deserialize_with = "given")]
     pub node_name: String,
+    #[serde(deserialize_with = "given")]
     pub host_network: bool,
     /// Every pod has some: without, the object is no pod but `{}`, a list or a Status.
     pub containers: Option<Vec<Container>>,
+    #[serde(deserialize_with = "given")]
     pub init_containers: Vec<Container>,
+    #[serde(deserialize_with = "given")]
     pub security_context: SecurityContext,
 }
 
@@ -58,6 +93,7 @@ pub struct PodSpec {
 #[serde(rename_all = "camelCase", default)]
 pub struct Container {
     pub name: String,
+    #[serde(deserialize_with = "given")]
     pub security_context: SecurityContext,
     #[serde(deserialize_with = "listen_addresses")]
     pub env: Vec<EnvVar>,
@@ -74,7 +110,7 @@ pub struct SecurityContext {
 #[derive(Clone, Debug, Deserialize)]
 pub struct EnvVar {
     pub name: String,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "given")]
     pub value: String,
 }
 
@@ -89,9 +125,11 @@ fn listen_addresses<'de, D: Deserializer<'de>>(env: D) -> Result<Vec<EnvVar>, D:
 #[serde(rename_all = "camelCase", default)]
 pub struct PodStatus {
     /// `Pending`, `Running`, `Succeeded`, `Failed` or `Unknown`.
+    #[serde(deserialize_with = "given")]
     pub phase: String,
-    #[serde(rename = "podIPs")]
+    #[serde(rename = "podIPs", deserialize_with = "given")]
     pub ips: Vec<PodIp>,
+    #[serde(deserialize_with = "given")]
     pub init_container_statuses: Vec<ContainerStatus>,
 }
 
@@ -108,7 +146,9 @@ pub struct ContainerStatus {
     pub name: String,
     /// Of an init container: that it has done its work.
     pub ready: bool,
+    #[serde(deserialize_with = "given")]
     pub state: ContainerState,
+    #[serde(deserialize_with = "given")]
     pub last_state: ContainerState,
 }
 
@@ -133,6 +173,8 @@ pub struct DaemonSet {
 /// A namespace, for its annotations and its end.
 #[derive(Clone, Debug, Deserialize)]
 pub struct Namespace {
+    #[serde(default, deserialize_with = "namespace")]
+    pub kind: (),
     pub metadata: Metadata,
 }
 
@@ -146,6 +188,7 @@ pub struct Service {
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 pub struct ServiceSpec {
+    #[serde(deserialize_with = "given")]
     pub ports: Vec<ServicePort>,
 }
 

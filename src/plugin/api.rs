@@ -59,6 +59,7 @@ pub fn within<T: Send + 'static>(
 
 const UNREACHABLE: &str =
     "the node cannot reach the API server, or not in time; the runtime tries again";
+const CERTIFICATE: &str = "the kubeconfig has another CA than the API server, or its server under another name, or the node's clock is wrong; the agent (DaemonSet linkerd-cni) writes the kubeconfig";
 const KUBECONFIG: &str =
     "the agent (DaemonSet linkerd-cni) writes the kubeconfig; see whether it is ready on this node";
 
@@ -113,15 +114,21 @@ impl<'a> Api<'a> {
                 Retry::NewCredential if self.renew()? => Duration::ZERO,
                 Retry::Never | Retry::NewCredential => return Err(self.failure(&error)),
                 Retry::Soon => pause,
-                Retry::After(wait) => wait.clamp(pause, LAST_PAUSE),
+                Retry::After(wait) if wait < self.left() => wait.max(pause),
+                // Longer than the pod can wait.
+                Retry::After(_) => LAST_PAUSE,
             };
-            if Instant::now() + wait >= self.end {
+            if wait >= self.left() {
                 return Err(self.failure(&error));
             }
             tracing::info!("linkerd-cni: trying again in {wait:?}: {error}");
             thread::sleep(wait);
             pause = (pause * 2).min(LAST_PAUSE);
         }
+    }
+
+    fn left(&self) -> Duration {
+        self.end.saturating_duration_since(Instant::now())
     }
 
     /// Whether the kubeconfig has another credential by now.
@@ -151,6 +158,8 @@ impl<'a> Api<'a> {
                 "the API server has a problem; the runtime tries again",
             ),
             None if error.is_unreadable() => (code::API_ANSWER, NO_API_SERVER),
+            None if error.is_unsendable() => (code::KUBECONFIG, KUBECONFIG),
+            None if error.is_certificate() => (code::API_UNREACHABLE, CERTIFICATE),
             None => (code::API_UNREACHABLE, UNREACHABLE),
         };
         let tries = self.requests.load(Ordering::Relaxed);

@@ -88,6 +88,7 @@ impl From<Line> for Event {
             "ADDED" | "MODIFIED" => Event::Pod {
                 version,
                 stranded: stranded(&Pod {
+                    kind: (),
                     metadata: object.metadata,
                     spec: object.spec,
                     status: object.status,

@@ -43,7 +43,7 @@ enum Error {
     Connection(#[from] connection::Error),
     #[error(transparent)]
     Request(#[from] kube::Error),
-    #[error("the API server's answer broke off or is not what the API promises: {0}")]
+    #[error("the API server's answer broke off or is not what the API promises: {}", kube::answer::problem(.0))]
     Answer(#[from] serde_json::Error),
     #[error("the API server ended the watch: {code}: {message}")]
     Refused { code: u16, message: String },

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
 
-use rcgen::{CertifiedKey, generate_simple_self_signed};
+use rcgen::{CertificateParams, KeyPair};
 use rustls::pki_types::PrivateKeyDer;
 use rustls::{ServerConfig, ServerConnection, StreamOwned};
 
@@ -27,6 +27,10 @@ pub enum Fault {
     Cut,
     /// One byte of the body every 100 ms.
     Drip,
+    /// A body without an end.
+    Endless,
+    /// What is no HTTP.
+    Garbage,
     /// This status, with a Retry-After of so many seconds.
     Status(u16, u64),
     /// The right answer after this many milliseconds.
@@ -50,8 +54,13 @@ struct State {
 
 impl Api {
     pub fn start() -> Self {
-        let CertifiedKey { cert, signing_key } =
-            generate_simple_self_signed(vec!["127.0.0.1".into()]).unwrap();
+        Api::with(CertificateParams::new(["127.0.0.1".into()]).unwrap())
+    }
+
+    /// With a certificate of `params` that has signed itself, and is its own CA so.
+    pub fn with(params: CertificateParams) -> Self {
+        let signing_key = KeyPair::generate().unwrap();
+        let cert = params.self_signed(&signing_key).unwrap();
         let key = PrivateKeyDer::Pkcs8(signing_key.serialize_der().into());
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let config = ServerConfig::builder_with_provider(provider)
@@ -162,6 +171,17 @@ fn serve(stream: TcpStream, config: Arc<ServerConfig>, state: &Mutex<State>) -> 
                     thread::sleep(Duration::from_millis(100));
                 }
             }
+            Some(Fault::Endless) => {
+                stream
+                    .write_all(b"HTTP/1.1 200 x\r\nTransfer-Encoding: chunked\r\n\r\n")
+                    .ok()?;
+                loop {
+                    stream.write_all(b"4000\r\n").ok()?;
+                    stream.write_all(&[b' '; 0x4000]).ok()?;
+                    stream.write_all(b"\r\n").ok()?;
+                }
+            }
+            Some(Fault::Garbage) => stream.write_all(b"SSH-2.0-x\r\n\r\n").ok()?,
             Some(Fault::Status(code, seconds)) => {
                 let more = format!("Retry-After: {seconds}\r\n");
                 stream.write_all(head(code, 0, &more).as_bytes()).ok()?;

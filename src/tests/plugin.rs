@@ -450,7 +450,7 @@ fn failures_are_error_objects_and_leave_no_rule() {
             200,
             r#"{"kind":"PodList","metadata":{},"items":[]}"#,
             104,
-            "is no pod: it has no spec.containers",
+            "an object of another kind came instead of a Pod",
         ),
         (
             "half an answer",
@@ -770,6 +770,7 @@ fn bad_requests_get_the_codes_and_messages_of_the_reference_implementation() {
             "error unmarshall network config: ",
         ),
         (add(), "{}", 7, "missing network name"),
+        (add(), "null", 7, "missing network name"),
         (
             add(),
             r#"{"name":"a/b"}"#,

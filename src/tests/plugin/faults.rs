@@ -4,9 +4,10 @@ use std::fs;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use serde_json::json;
+use rcgen::{BasicConstraints, CertificateParams, IsCa, date_time_ymd};
+use serde_json::{Value, json};
 
-use super::api::Fault;
+use super::api::{Fault, TOKEN};
 use super::namespaces::Namespaces;
 use super::{Api, Call, meshed_api};
 
@@ -47,6 +48,8 @@ fn faults_that_stay_fail_the_pod_within_the_budget() {
         ("closed", Fault::Close, 101),
         ("cut short", Fault::Cut, 101),
         ("dripping", Fault::Drip, 101),
+        ("without an end", Fault::Endless, 104),
+        ("no HTTP", Fault::Garbage, 104),
         ("server error", Fault::Status(500, 0), 104),
         ("busy for an hour", Fault::Status(429, 3600), 104),
     ];
@@ -78,10 +81,140 @@ fn what_stays_as_it_is_fails_at_once() {
         .kubeconfig()
         .replace(&other.address.to_string(), &api.address.to_string());
     fs::write(call.kubeconfig(), wrong).unwrap();
-    let (code, msg) = call.run().error();
+    let outcome = call.run();
+    let (code, msg) = outcome.error();
     assert_eq!(code, 101, "{msg}");
     assert!(msg.contains("certificate"), "{msg}");
+    let remedy = &outcome.json()["details"];
+    assert!(remedy.as_str().unwrap().contains("another CA"), "{remedy}");
     assert!(started.elapsed() < Duration::from_secs(3));
+}
+
+#[test]
+fn a_retry_after_that_fits_into_the_budget_is_obeyed() {
+    let (api, namespaces) = (meshed_api(), Namespaces::new());
+    api.faults(&[Fault::Status(429, 3)]);
+    let started = Instant::now();
+    Call::new("ADD", &namespaces.path(), &api)
+        .linkerd("api-retry-seconds", json!(8))
+        .run()
+        .succeeded();
+    assert!(started.elapsed() >= Duration::from_secs(3));
+}
+
+#[test]
+fn a_server_whose_certificate_is_the_kubeconfigs_ca_is_trusted_as_go_does_and_no_further() {
+    let ca = |name: &str, last_year: i32| {
+        let mut params = CertificateParams::new([name.into()]).unwrap();
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        params.not_after = date_time_ymd(last_year, 1, 1);
+        let api = Api::with(params);
+        api.answer(super::POD_PATH, 200, super::UNMESHED);
+        api
+    };
+    let call = |api: &Api| Call::new("ADD", Path::new("/no/such/netns"), api);
+    let api = ca("127.0.0.1", 4000);
+    call(&api).run().succeeded();
+
+    for (name, year, problem) in [
+        ("127.0.0.1", 2001, "certificate expired"),
+        ("127.0.0.2", 4000, "not valid for name"),
+    ] {
+        let (code, msg) = call(&ca(name, year)).run().error();
+        assert!(code == 101 && msg.contains(problem), "{code} {msg}");
+    }
+    let call = call(&api);
+    let another = ca("127.0.0.1", 4000);
+    let wrong = another
+        .kubeconfig()
+        .replace(&another.address.to_string(), &api.address.to_string());
+    fs::write(call.kubeconfig(), wrong).unwrap();
+    let (code, msg) = call.run().error();
+    assert!(code == 101 && msg.contains("certificate"), "{code} {msg}");
+}
+
+#[test]
+fn a_kubeconfig_that_no_request_can_be_made_of_fails_as_such_and_at_once() {
+    let api = meshed_api();
+    let call =
+        Call::new("ADD", Path::new("/no/such/netns"), &api).linkerd("api-retry-seconds", json!(30));
+    let started = Instant::now();
+    let address = api.address.to_string();
+    for (good, bad) in [
+        (TOKEN, "t\u{f6}ken"),
+        (TOKEN, "\"a\\nb\""),
+        (&address, "127.0.0.1:1:2"),
+        (&address, "a b"),
+    ] {
+        fs::write(call.kubeconfig(), api.kubeconfig().replace(good, bad)).unwrap();
+        let (code, msg) = call.run().error();
+        assert_eq!(code, 100, "{bad}: {msg}");
+    }
+    assert!(started.elapsed() < Duration::from_secs(3));
+}
+
+#[test]
+fn an_answer_that_quotes_the_request_or_an_environment_is_told_without_it() {
+    let api = meshed_api();
+    let call = Call::new("ADD", Path::new("/no/such/netns"), &api);
+    let quoted = format!("GET /\r\nauthorization: Bearer {TOKEN}\r\n");
+    let status = json!({"kind": "Status", "message": quoted}).to_string();
+    let env = |env: Value| {
+        json!({"metadata": {}, "spec": {"containers": [{"name": "a", "env": env}]}}).to_string()
+    };
+    let answers = [
+        (400, quoted.clone()),
+        (401, status.clone()),
+        (403, status.clone()),
+        (500, status),
+        (200, json!({"metadata": quoted}).to_string()),
+        (200, env(json!(TOKEN))),
+        (200, env(json!([TOKEN]))),
+    ];
+    for (status, body) in answers {
+        api.answer(super::POD_PATH, status, &body);
+        let outcome = call.run();
+        let (code, msg) = outcome.error();
+        assert!(matches!(code, 102 | 104), "{msg}");
+        let told = outcome.stdout + &outcome.stderr;
+        assert!(!told.contains(TOKEN), "{told}");
+    }
+}
+
+#[test]
+fn fields_that_are_null_are_taken_as_go_takes_them() {
+    let (api, namespaces) = (meshed_api(), Namespaces::new());
+    let metadata = json!({"name": "web", "creationTimestamp": null, "annotations": null,
+        "labels": null, "ownerReferences": null, "deletionTimestamp": null});
+    let pod = json!({"kind": "Pod", "metadata": metadata, "spec": {
+        "hostNetwork": null, "initContainers": null, "securityContext": null,
+        "containers": [{"name": "linkerd-proxy", "securityContext": null,
+            "env": [{"name": "LINKERD2_PROXY_CONTROL_LISTEN_ADDR", "value": null}]}],
+    }, "status": null});
+    api.answer(super::POD_PATH, 200, &pod.to_string());
+    let namespace = json!({"kind": "Namespace", "metadata": metadata});
+    api.answer(super::NAMESPACE_PATH, 200, &namespace.to_string());
+    let call = Call::new("ADD", &namespaces.path(), &api);
+    call.run().succeeded();
+    assert!(namespaces.nat("iptables-nft").contains("PROXY_INIT_OUTPUT"));
+}
+
+#[test]
+fn an_object_of_another_kind_is_neither_a_pod_nor_a_namespace() {
+    let (api, namespaces) = (meshed_api(), Namespaces::new());
+    let status = r#"{"kind":"Status","metadata":{},"status":"Failure"}"#;
+    let unmeshed = r#"{"kind":"PodTemplate","metadata":{},"spec":{"containers":[{"name":"a"}]}}"#;
+    for (path, answer) in [
+        (super::NAMESPACE_PATH, status),
+        (super::POD_PATH, status),
+        (super::POD_PATH, unmeshed),
+    ] {
+        api.answer(path, 200, answer);
+        let (code, msg) = Call::new("ADD", &namespaces.path(), &api).run().error();
+        assert_eq!(code, 104, "{msg}");
+        assert!(msg.contains("an object of another kind"), "{msg}");
+    }
+    assert_eq!(namespaces.nat("iptables-nft"), "");
 }
 
 #[test]
@@ -95,7 +228,7 @@ fn a_refused_token_is_looked_up_once_more() {
 
     // The first answer is slow, and meanwhile the agent writes the new token.
     api.faults(&[Fault::Slow(500)]);
-    let renewed = api.kubeconfig().replace(super::api::TOKEN, "renewed");
+    let renewed = api.kubeconfig().replace(TOKEN, "renewed");
     let path = call.kubeconfig();
     let writer = std::thread::spawn(move || {
         std::thread::sleep(Duration::from_millis(100));
