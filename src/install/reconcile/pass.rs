@@ -1,0 +1,57 @@
+//! What one look at the host came to.
+
+use std::collections::BTreeMap;
+use std::time::Instant;
+
+/// What readiness is about; also the subjects of what is logged about it.
+pub const BINARY: &str = "binary";
+pub const KUBECONFIG: &str = "kubeconfig";
+pub const CREDENTIAL: &str = "credential";
+pub const CONFLIST: &str = "network configuration";
+pub(super) const BIN_DIR: &str = "bin dir";
+pub(super) const LEFTOVERS: &str = "leftovers";
+pub const SELF_TEST: &str = "self-test";
+
+/// What one look came to.
+#[derive(Debug, Default)]
+pub struct Pass {
+    /// Something was written, which the next look is to verify.
+    pub wrote: bool,
+    /// When to look again at the latest.
+    pub again: Option<Instant>,
+    /// Somebody takes our entry out again and again.
+    pub fight: bool,
+    /// The installed plugin is being tried.
+    pub pending: bool,
+    /// What is wrong, by subject.
+    pub problems: BTreeMap<String, String>,
+    /// What may be wrong, by subject: said like the problems, but waited for no sooner.
+    pub doubts: BTreeMap<String, String>,
+}
+
+impl Pass {
+    pub(super) fn problem(&mut self, subject: &str, why: impl ToString) {
+        self.problems.insert(subject.to_owned(), why.to_string());
+    }
+
+    /// All that is worth a log line.
+    pub fn said(&self) -> BTreeMap<String, String> {
+        let mut said = self.doubts.clone();
+        said.extend(self.problems.clone());
+        said
+    }
+
+    /// Ready only if all were right and nothing had to be written for it.
+    pub fn ready(&self) -> Result<(), String> {
+        let wrong: Vec<String> = [BINARY, KUBECONFIG, CREDENTIAL, CONFLIST, SELF_TEST]
+            .iter()
+            .filter_map(|subject| Some(format!("{subject}: {}", self.problems.get(*subject)?)))
+            .collect();
+        match wrong.is_empty() {
+            false => Err(wrong.join("; ")),
+            true if self.wrote => Err("just written, to be verified".into()),
+            true if self.pending => Err(format!("{SELF_TEST}: the plugin is being tried")),
+            true => Ok(()),
+        }
+    }
+}
