@@ -10,7 +10,7 @@ use linkerd2_cni::plugin::{decision, families};
 
 fuzz_target!(|stdin: &[u8]| {
     let stdout = runtime::add(stdin);
-    assert!(runtime::is_answer(&stdout), "{stdout}");
+    assert!(runtime::is_answer(&stdout), "{stdout:?}");
     if let Ok(config) = serde_json::from_slice::<Object>(stdin) {
         let _ = families::previous_has_ipv6(&config);
         let _ = decision::annotations(&config);

@@ -89,7 +89,7 @@ proptest! {
     #[test]
     fn any_json_on_stdin_gets_an_answer(config in json::network_config()) {
         let stdout = add(config.to_string().as_bytes());
-        prop_assert!(is_answer(&stdout), "{}", stdout);
+        prop_assert!(is_answer(&stdout), "{:?}", stdout);
     }
 
     #[test]
