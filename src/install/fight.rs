@@ -117,7 +117,8 @@ mod tests {
         }
         assert!((40..=60).contains(&writes), "{writes}");
         assert_eq!(begins, 1);
-        assert_eq!(fights.on(now + LAST + PEACE).count(), 0);
+        // The last wait may be a third longer.
+        assert_eq!(fights.on(now + LAST * 4 / 3 + PEACE).count(), 0);
     }
 
     #[test]
