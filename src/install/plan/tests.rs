@@ -2,14 +2,14 @@ use super::*;
 use crate::install::files::Access;
 use crate::install::journal;
 
-const LIST: &str = r#"{"name":"n","plugins":[{"type":"a"}]}"#;
-const CONF: &str = r#"{"name":"n","type":"a"}"#;
+pub(super) const LIST: &str = r#"{"name":"n","plugins":[{"type":"a"}]}"#;
+pub(super) const CONF: &str = r#"{"name":"n","type":"a"}"#;
 
-fn entry() -> Entry {
+pub(super) fn entry() -> Entry {
     Entry::new(r#"{"type":"linkerd-cni"}"#, "").unwrap()
 }
 
-fn with_us(list: &str) -> String {
+pub(super) fn with_us(list: &str) -> String {
     List::parse(list).unwrap().with(&entry())
 }
 

@@ -129,6 +129,15 @@ fn waiting() -> Value {
     pod
 }
 
+/// A node with the running pod, whose rules were made in `mode`.
+fn meshed(mode: &str) -> Node {
+    let node = Node::new();
+    node.remember("uid-of-web-1");
+    node.knows(&running());
+    add(&node, mode);
+    node
+}
+
 /// Makes the pod's rules as the plugin of the host would in `mode`.
 fn add(node: &Node, mode: &str) {
     let entry: Object = serde_json::from_value(entry(mode)).unwrap();
@@ -220,10 +229,7 @@ fn a_node_whose_runtime_does_not_load_our_entry_is_left_alone() {
 
 #[test]
 fn an_audit_restores_flushed_rules_while_connections_go_on() {
-    let node = Node::new();
-    node.remember("uid-of-web-1");
-    node.knows(&running());
-    add(&node, "native");
+    let node = meshed("native");
     let mut connection = Connection::through(&node);
     let controller = node.controller(&["--audit-seconds=1"]);
     controller.counts("audits_total", 1);
@@ -263,10 +269,7 @@ fn rules_that_no_packet_reaches_are_no_rules() {
          add chain ip linkerd-cni OUTPUT; add rule ip linkerd-cni OUTPUT \
          jump PROXY_INIT_OUTPUT comment \"proxy-init/install-proxy-init-output\"",
     ] {
-        let node = Node::new();
-        node.remember("uid-of-web-1");
-        node.knows(&running());
-        add(&node, "native");
+        let node = meshed("native");
         let whole = node.ruleset();
         node.namespaces.run("nft", &[damage]);
         assert_ne!(node.ruleset(), whole, "{damage}");
@@ -278,10 +281,7 @@ fn rules_that_no_packet_reaches_are_no_rules() {
 
 #[test]
 fn a_connection_outlives_even_the_loss_of_the_whole_table() {
-    let node = Node::new();
-    node.remember("uid-of-web-1");
-    node.knows(&running());
-    add(&node, "native");
+    let node = meshed("native");
     let mut connection = Connection::through(&node);
     connection.speaks();
     node.namespaces
@@ -293,10 +293,7 @@ fn a_connection_outlives_even_the_loss_of_the_whole_table() {
 
 #[test]
 fn rules_of_the_hosts_iptables_are_right_until_one_is_gone() {
-    let node = Node::new();
-    node.remember("uid-of-web-1");
-    node.knows(&running());
-    add(&node, "nft");
+    let node = meshed("nft");
     node.namespaces.serve_in_neighbour("server", 80);
     node.namespaces.serve_in_pod("proxy", 4140);
     let before = node.ruleset();
@@ -316,10 +313,7 @@ fn rules_of_the_hosts_iptables_are_right_until_one_is_gone() {
 
 #[test]
 fn a_rule_before_those_of_the_hosts_iptables_that_lets_connections_past_the_proxy_is_wrong() {
-    let node = Node::new();
-    node.remember("uid-of-web-1");
-    node.knows(&running());
-    add(&node, "nft");
+    let node = meshed("nft");
     node.namespaces.serve_in_neighbour("server", 80);
     node.namespaces.serve_in_pod("proxy", 4140);
     let insert = ["-t", "nat", "-I", "PROXY_INIT_OUTPUT", "-j", "RETURN"];
@@ -332,10 +326,7 @@ fn a_rule_before_those_of_the_hosts_iptables_that_lets_connections_past_the_prox
 
 #[test]
 fn rules_that_cannot_be_read_are_told_and_left() {
-    let node = Node::new();
-    node.remember("uid-of-web-1");
-    node.knows(&running());
-    add(&node, "legacy");
+    let node = meshed("legacy");
     let before = node.namespaces.nat("iptables-legacy");
     let controller = node.controller(&["--audit-seconds=1"]);
     controller.counts("audit_unreadable_total", 2);

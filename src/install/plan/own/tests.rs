@@ -2,20 +2,11 @@ use std::collections::BTreeSet;
 
 use super::*;
 use crate::install::mode::{COPY, Mode, STANDALONE};
+use crate::install::plan::tests::{CONF, LIST, entry, with_us};
 use crate::install::plan::{Undo, chain, unchain};
 
-const LIST: &str = r#"{"name":"n","plugins":[{"type":"a"}]}"#;
 const OTHER: &str = r#"{"name":"o","plugins":[{"type":"b"}]}"#;
-const CONF: &str = r#"{"name":"n","type":"a"}"#;
 const CALICO: &str = "10-calico.conflist";
-
-fn entry() -> Entry {
-    Entry::new(r#"{"type":"linkerd-cni"}"#, "").unwrap()
-}
-
-fn with_us(list: &str) -> String {
-    List::parse(list).unwrap().with(&entry())
-}
 
 fn found(files: &[(&str, &str)]) -> Vec<Found> {
     let file = |(name, text): &(&str, &str)| Found {
