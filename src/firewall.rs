@@ -6,6 +6,7 @@
 
 mod iptables;
 mod native;
+mod order;
 
 pub(crate) use native::attribute;
 

@@ -42,9 +42,6 @@ const ERROR_LIMIT: u64 = 64 << 10;
 /// a tenth of a program's memory. A request's head, token included, has to fit.
 const BUFFER: usize = 16 << 10;
 
-/// What precedes the token in the header.
-const BEARER: &str = "Bearer ";
-
 /// How long each phase of one request may take.
 ///
 /// Phases rather than one global deadline: with a global one ureq starts a thread
@@ -83,7 +80,7 @@ pub struct Client {
     agent: Agent,
     watcher: Agent,
     server: String,
-    authorization: Option<String>,
+    token: Option<String>,
     impersonate: Impersonate,
 }
 
@@ -118,10 +115,7 @@ impl Client {
             agent: connected(agent().timeout_recv_body(Some(deadlines.body))),
             watcher: connected(agent().timeout_per_read(Some(deadlines.body))),
             server: access.server.trim_end_matches('/').to_owned(),
-            authorization: access
-                .token
-                .as_ref()
-                .map(|token| format!("{BEARER}{token}")),
+            token: access.token.clone(),
             impersonate: Impersonate::default(),
         })
     }
@@ -207,8 +201,8 @@ impl Client {
             .method(method.clone())
             .uri(&url)
             .header(header::ACCEPT, "application/json");
-        if let Some(authorization) = &self.authorization {
-            request = request.header(header::AUTHORIZATION, authorization);
+        if let Some(token) = &self.token {
+            request = request.header(header::AUTHORIZATION, format!("Bearer {token}"));
         }
         if let Some(user) = &self.impersonate.user {
             request = request.header("Impersonate-User", user);
@@ -248,8 +242,7 @@ impl Client {
             .ok()
             .and_then(|status| status.message)
             .unwrap_or_else(|| String::from_utf8_lossy(&bytes).into_owned());
-        let token = self.authorization.as_deref();
-        let message = answer::message(&text, token.and_then(|text| text.strip_prefix(BEARER)));
+        let message = answer::message(&text, self.token.as_deref());
         Err(Error::Status {
             method,
             url,

@@ -5,7 +5,7 @@
 //! rules that means), [`firewall`] and [`netns`] (putting them into the pod's
 //! namespace). [`kube`] asks the API server. [`install`] is the agent, [`repair`] the
 //! repair controller; [`admin`] is their `/live`, `/ready` and `/metrics`, [`command`]
-//! their command lines.
+//! their command lines. `regular` opens files without waiting for pipes in their place.
 //!
 //! What decides is pure and returns data: `config`, `ports`, `rules`,
 //! `install::conflist`, `repair::verdict`. What acts is named for it: `firewall`,
@@ -22,5 +22,6 @@ pub mod log;
 pub mod netns;
 pub mod plugin;
 pub mod ports;
+mod regular;
 pub mod repair;
 pub mod rules;

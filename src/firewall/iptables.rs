@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use ::iptables::IPTables;
 
-use super::Error;
+use super::{Error, order};
 use crate::rules::{self, Chain, Family, Redirect, Rule};
 use programs::Programs;
 
@@ -83,14 +83,8 @@ pub fn missing(redirect: &Redirect, families: &[Family], kind: Kind) -> Result<V
             let wanted = words(&line);
             // Each chain is searched from behind its last find, so that order counts.
             let from = &mut from[rule.chain as usize];
-            let mut left = chain(&lines, rule.chain).skip(*from);
-            let place = if Chain::OURS.contains(&rule.chain) {
-                // One that somebody put before ours would decide instead of it.
-                left.next().filter(|words| *words == wanted).map(|_| 0)
-            } else {
-                left.position(|words| *words == wanted)
-            };
-            match place {
+            let left = chain(&lines, rule.chain).skip(*from);
+            match order::next(rule.chain, left, |words| *words == wanted) {
                 Some(place) => *from += place + 1,
                 None => missing.push(line),
             }

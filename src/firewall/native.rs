@@ -12,7 +12,7 @@ use attribute::{find, parse};
 use message::{kind, protocol_family};
 use socket::{APPEND, CREATE, EXCLUSIVE, Message};
 
-use super::Error;
+use super::{Error, order};
 use crate::rules::{self, Chain, Family, Redirect, nft};
 
 const CHAINS: [Chain; 4] = [
@@ -132,15 +132,9 @@ pub fn missing_from_iptables(
         let mut from = [0; CHAINS.len()];
         for rule in rules::rules(redirect, family) {
             let from = &mut from[rule.chain as usize];
-            let mut left = found[rule.chain as usize][*from..].iter();
-            let wanted = |found: &Found| found.has_iptables_comment(&rule.comment);
-            let place = if Chain::OURS.contains(&rule.chain) {
-                // One that somebody put before ours would decide instead of it.
-                left.next().filter(|found| wanted(found)).map(|_| 0)
-            } else {
-                left.position(wanted)
-            };
-            match place {
+            let left = found[rule.chain as usize][*from..].iter();
+            let wanted = |found: &&Found| found.has_iptables_comment(&rule.comment);
+            match order::next(rule.chain, left, wanted) {
                 Some(place) => *from += place + 1,
                 None => missing.push(rules::rule_line(&rule)),
             }

@@ -12,13 +12,13 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, SystemTime};
 
-use nix::fcntl::OFlag;
-
 mod attributes;
 mod exchange;
 mod remedy;
 
 pub use remedy::remedy;
+
+use crate::regular;
 
 /// Larger configurations are not read. The API server's limit for an object is 1.5 MB.
 pub const LIMIT: u64 = 5 << 20;
@@ -92,20 +92,11 @@ impl Access {
 
 /// Opens a regular file for reading.
 fn open(path: &Path) -> Result<(File, Metadata), Error> {
-    // Not blocking, so that a pipe with a fitting name does not hold the agent.
-    let file = OpenOptions::new()
-        .read(true)
-        .custom_flags(OFlag::O_NONBLOCK.bits())
-        .open(path)
-        .map_err(failed("read", path))?;
-    let metadata = file.metadata().map_err(failed("read", path))?;
-    if !metadata.is_file() {
-        return Err(Error::Unfit {
-            path: path.to_owned(),
-            what: "is not a regular file",
-        });
-    }
-    Ok((file, metadata))
+    let opened = regular::open(path).map_err(failed("read", path))?;
+    opened.ok_or_else(|| Error::Unfit {
+        path: path.to_owned(),
+        what: "is not a regular file",
+    })
 }
 
 /// Reads a regular file of at most [`LIMIT`] bytes, and its access.

@@ -4,17 +4,16 @@
 //! its installer may have been there before (contract 3.5).
 
 use std::fmt;
-use std::fs::OpenOptions;
 use std::io::{self, Read};
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
-use nix::fcntl::OFlag;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 use yaml_rust2::{Yaml, YamlLoader};
+
+use crate::regular;
 
 /// The context that the plugin asks for, as upstream's does.
 pub const CONTEXT: &str = "linkerd-cni-context";
@@ -135,21 +134,15 @@ pub fn in_cluster(host: &str, port: &str, dir: &Path) -> Result<Access, Error> {
 }
 
 fn read_file(path: &Path) -> Result<Vec<u8>, Error> {
-    regular(path).map_err(|source| Error::Read {
+    content(path).map_err(|source| Error::Read {
         path: path.to_owned(),
         source,
     })
 }
 
-fn regular(path: &Path) -> io::Result<Vec<u8>> {
-    // Not blocking, so that a pipe in its place is an error and no wait for ever.
-    let mut file = OpenOptions::new()
-        .read(true)
-        .custom_flags(OFlag::O_NONBLOCK.bits())
-        .open(path)?;
-    if !file.metadata()?.is_file() {
-        return Err(io::Error::other("it is not a regular file"));
-    }
+fn content(path: &Path) -> io::Result<Vec<u8>> {
+    let opened = regular::open(path)?;
+    let (mut file, _) = opened.ok_or_else(|| io::Error::other("it is not a regular file"))?;
     let mut bytes = Vec::new();
     file.read_to_end(&mut bytes)?;
     Ok(bytes)

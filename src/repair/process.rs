@@ -107,6 +107,8 @@ fn most_files(limits: &str) -> Option<u64> {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     #[test]
@@ -138,7 +140,19 @@ mod tests {
     #[test]
     fn the_families_have_upstreams_names() {
         let mut out = String::new();
-        write(&mut out, UNIX_EPOCH);
+        write(
+            &mut out,
+            UNIX_EPOCH + Duration::from_millis(1_767_225_600_250),
+        );
+        assert!(
+            out.contains(
+                "# HELP process_start_time_seconds When the process began, as Unix time.\n\
+                 # TYPE process_start_time_seconds gauge\n\
+                 # UNIT process_start_time_seconds seconds\n\
+                 process_start_time_seconds 1767225600.250\n"
+            ),
+            "{out}"
+        );
         for name in [
             "cpu_seconds_total",
             "max_fds",

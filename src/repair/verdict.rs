@@ -60,13 +60,10 @@ impl Stranded {
             cause,
         }
     }
-}
 
-impl Stranded {
     /// Whether both are the same pod, be it at another version.
     pub fn is_same(&self, other: &Stranded) -> bool {
-        let identity = |pod: &Self| (pod.uid.clone(), pod.namespace.clone(), pod.name.clone());
-        identity(self) == identity(other)
+        (&self.uid, &self.namespace, &self.name) == (&other.uid, &other.namespace, &other.name)
     }
 
     /// Whether the pod is another controller's to deal with. The API server is asked for

@@ -86,7 +86,7 @@ impl Reconciler {
                 false => &mut self.fights,
             };
             if let Some(until) = fights.hold(step.list(), before, now) {
-                pass.again = Some(pass.again.map_or(until, |again| again.min(until)));
+                pass.look_again(until);
                 continue;
             }
             match take(dir, &found, &step, &mut journal) {
@@ -120,7 +120,7 @@ impl Reconciler {
         }
         for (list, over) in self.fights.on(Instant::now()) {
             pass.fight = true;
-            pass.again = Some(pass.again.map_or(over, |again| again.min(over)));
+            pass.look_again(over);
             pass.problem(CONFLIST, remedy(&dir.join(list)));
         }
         Ok(())

@@ -34,6 +34,11 @@ impl Pass {
         self.problems.insert(subject.to_owned(), why.to_string());
     }
 
+    /// Asks for the next look to be at `when`, or sooner.
+    pub(super) fn look_again(&mut self, when: Instant) {
+        self.again = Some(self.again.map_or(when, |again| again.min(when)));
+    }
+
     /// All that is worth a log line.
     pub fn said(&self) -> BTreeMap<String, String> {
         let mut said = self.doubts.clone();

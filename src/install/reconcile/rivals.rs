@@ -21,7 +21,7 @@ impl Reconciler {
         let Some(until) = self.rivals.hold(subject, content, Instant::now()) else {
             return false;
         };
-        pass.again = Some(pass.again.map_or(until, |again| again.min(until)));
+        pass.look_again(until);
         pass.problem(subject, rival(path));
         true
     }
@@ -35,7 +35,7 @@ impl Reconciler {
                 list => self.settings.net_dir.join(list),
             };
             pass.fight = true;
-            pass.again = Some(pass.again.map_or(over, |again| again.min(over)));
+            pass.look_again(over);
             pass.doubts.insert(subject.to_owned(), rival(&path));
         }
     }
