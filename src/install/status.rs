@@ -6,6 +6,7 @@ use std::sync::{Mutex, PoisonError};
 
 use super::proof::Outcome;
 use super::records::Tally;
+use crate::log::stderr;
 
 /// Shared between the agent and its admin listener.
 #[derive(Debug)]
@@ -76,6 +77,7 @@ impl Status {
     pub fn metrics(&self) -> String {
         let mut text = String::new();
         let ready = AtomicU64::new(self.ready().is_ok().into());
+        let dropped = AtomicU64::new(stderr::dropped());
         for (name, kind, help, value) in [
             (
                 "ready",
@@ -124,6 +126,12 @@ impl Status {
                 "gauge",
                 "Whether the bin dir holds none of the plugins that the network names.",
                 &self.foreign_bin_dir,
+            ),
+            (
+                "log_lines_dropped_total",
+                "counter",
+                "Log lines dropped because stderr was full, closed or not read.",
+                &dropped,
             ),
         ] {
             let value = value.load(Ordering::Relaxed);

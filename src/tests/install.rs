@@ -25,6 +25,8 @@ mod lives;
 mod modes;
 #[path = "install/node.rs"]
 mod node;
+#[path = "install/outputs.rs"]
+mod outputs;
 #[path = "install/proof.rs"]
 mod proof;
 #[path = "install/records.rs"]
@@ -37,6 +39,8 @@ mod rivals;
 mod taint;
 #[path = "install/unreadable.rs"]
 mod unreadable;
+#[allow(dead_code, reason = "the plugin's tests use all of it")]
+mod unwritable;
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};

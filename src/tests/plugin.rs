@@ -11,6 +11,9 @@ mod faults;
 mod namespaces;
 #[path = "plugin/native.rs"]
 mod native;
+#[path = "plugin/stderr.rs"]
+mod stderr;
+mod unwritable;
 
 use std::fs;
 use std::io::Write as _;

@@ -9,8 +9,12 @@ mod controller;
 #[path = "repair/modes.rs"]
 mod modes;
 mod namespaces;
+#[path = "repair/outputs.rs"]
+mod outputs;
 #[path = "repair/place.rs"]
 mod place;
+#[allow(dead_code, reason = "the plugin's tests use all of it")]
+mod unwritable;
 
 use std::process::Command;
 use std::thread;

@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::io::{Read, Write};
-use std::net::TcpStream;
+use std::net::{SocketAddr, TcpStream};
 use std::path::PathBuf;
 use std::process::Child;
 use std::thread;
@@ -103,21 +103,26 @@ impl Agent {
         let address = log
             .lines()
             .find_map(|line| line.split_once("/live, /ready and /metrics on "));
-        let Some((_, address)) = address else {
+        let Some(address) = address else {
             return (0, String::new());
         };
-        let mut stream = TcpStream::connect(address).unwrap();
-        write!(
-            stream,
-            "GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
-        )
-        .unwrap();
-        let mut answer = String::new();
-        let _ = stream.read_to_string(&mut answer);
-        let status = answer.split(' ').nth(1).and_then(|code| code.parse().ok());
-        let body = answer.split_once("\r\n\r\n").map_or("", |(_, body)| body);
-        (status.unwrap_or(0), body.to_owned())
+        get(address.1.parse().unwrap(), path).unwrap()
     }
+}
+
+/// Status and body; `None` as long as nobody listens.
+pub fn get(address: SocketAddr, path: &str) -> Option<(u16, String)> {
+    let mut stream = TcpStream::connect(address).ok()?;
+    write!(
+        stream,
+        "GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+    )
+    .unwrap();
+    let mut answer = String::new();
+    let _ = stream.read_to_string(&mut answer);
+    let status = answer.split(' ').nth(1).and_then(|code| code.parse().ok());
+    let body = answer.split_once("\r\n\r\n").map_or("", |(_, body)| body);
+    Some((status.unwrap_or(0), body.to_owned()))
 }
 
 impl Drop for Agent {

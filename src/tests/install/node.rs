@@ -275,8 +275,20 @@ impl Node {
             .copied()
             .chain([PROGRAM])
             .chain(args.iter().copied());
-        let child = Command::new(words.next().unwrap())
+        let mut command = Command::new(words.next().unwrap());
+        self.set(&mut command);
+        let child = command
             .args(words)
+            .envs(vars.iter().copied())
+            .stderr(log)
+            .spawn()
+            .unwrap();
+        Agent::new(child, path)
+    }
+
+    /// Sets an agent's environment for this node.
+    pub fn set(&self, command: &mut Command) {
+        command
             .env_clear()
             .env("PATH", "/usr/bin:/bin")
             .env("CONTAINER_MOUNT_PREFIX", self.root())
@@ -288,11 +300,6 @@ impl Node {
             .env("KUBERNETES_SERVICE_HOST", "fd00::1")
             .env("KUBERNETES_SERVICE_PORT", "443")
             .env("LINKERD_CNI_SERVICE_ACCOUNT_DIR", self.sa())
-            .env("LINKERD_CNI_ADMIN_ADDR", "127.0.0.1:0")
-            .envs(vars.iter().copied())
-            .stderr(log)
-            .spawn()
-            .unwrap();
-        Agent::new(child, path)
+            .env("LINKERD_CNI_ADMIN_ADDR", "127.0.0.1:0");
     }
 }
