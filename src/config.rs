@@ -44,8 +44,8 @@ pub mod annotation {
 const CONFIG_REMEDY: &str =
     "the entry comes from the ConfigMap linkerd-cni-config, made by the chart's values";
 
-/// Where the chart is usually installed; upstream's does not say it in the configuration.
-const USUAL_AGENT_NAMESPACE: &str = "linkerd-cni";
+/// Namespace and DaemonSet of the agent, where the plugin entry does not name them.
+const USUAL_AGENT: &str = "linkerd-cni";
 /// Runtimes give an ADD minutes, and try a failed one again.
 const API_BUDGET: Duration = Duration::from_secs(10);
 
@@ -128,6 +128,7 @@ pub struct Config {
     /// Where the agent's own pods are, which pass untouched: they bring the credential
     /// that everything else needs.
     pub agent_namespace: String,
+    pub agent_daemonset: String,
     /// How long a pod's ADD may wait for the API server, all tries together.
     pub api_budget: Duration,
     defaults: Defaults,
@@ -182,7 +183,12 @@ impl Config {
         let ipv6 = linkerd.read("ipv6", "one of true, false and \"auto\"", ipv6);
         let detection = linkerd.read("pod-detection", "one of annotations and api", detection);
         let budget = linkerd.read("api-retry-seconds", "from 1 to 60", budget);
-        let agent_namespace = linkerd.read("agent-namespace", "a text", members::text);
+        let mut agent = |key: &str| {
+            let name = linkerd.read(key, "a text", members::text);
+            name.unwrap_or_else(|| USUAL_AGENT.to_owned())
+        };
+        let agent_namespace = agent("agent-namespace");
+        let agent_daemonset = agent("agent-daemonset");
         let mut config = Config {
             log_level: log_level.unwrap_or_default(),
             kubeconfig: kubeconfig.unwrap_or_default().into(),
@@ -193,7 +199,8 @@ impl Config {
             ipv6: ipv6.unwrap_or_default(),
             detection: detection.unwrap_or_default(),
             exclude_namespaces: linkerd.texts("exclude-namespaces"),
-            agent_namespace: agent_namespace.unwrap_or_else(|| USUAL_AGENT_NAMESPACE.to_owned()),
+            agent_namespace,
+            agent_daemonset,
             api_budget: budget.unwrap_or(API_BUDGET),
             defaults: Defaults {
                 incoming_proxy_port: linkerd.number("incoming-proxy-port"),

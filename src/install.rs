@@ -168,8 +168,22 @@ fn entry(settings: &Settings) -> Result<Entry, Error> {
         },
         Template::None => return Err(Error::NoTemplate),
     };
-    Entry::new(&text, &settings.kubeconfig_on_host)
-        .map_err(|source| Error::Template { origin, source })
+    let entry = Entry::new(&text, &settings.kubeconfig_on_host)
+        .map_err(|source| Error::Template { origin, source })?;
+    Ok(naming_own_pods(entry, settings))
+}
+
+/// Adds how the plugin tells the agent's own pods, which must start while the credential
+/// is dead: upstream's chart does not say it.
+fn naming_own_pods(entry: Entry, settings: &Settings) -> Entry {
+    let entry = match api::namespace(settings) {
+        Some(namespace) => entry.with_setting("agent-namespace", &namespace),
+        None => entry,
+    };
+    match &*settings.daemonset {
+        environment::USUAL_DAEMONSET => entry,
+        daemonset => entry.with_setting("agent-daemonset", daemonset),
+    }
 }
 
 /// The directories in which a change matters.

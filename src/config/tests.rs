@@ -359,13 +359,14 @@ fn the_proxys_container_counts_before_annotations_and_those_before_the_configura
 fn our_own_keys_are_read_and_their_bad_values_named() {
     let config = config(
         r#"{"ipv6":"auto","pod-detection":"api","exclude-namespaces":["kube-system"],
-            "agent-namespace":"cni","api-retry-seconds":3}"#,
+            "agent-namespace":"cni","agent-daemonset":"mesh-cni","api-retry-seconds":3}"#,
     )
     .unwrap();
     assert_eq!(config.ipv6, Ipv6::Auto);
     assert_eq!(config.detection, Detection::Api);
     assert_eq!(config.exclude_namespaces, ["kube-system"]);
     assert_eq!(config.agent_namespace, "cni");
+    assert_eq!(config.agent_daemonset, "mesh-cni");
     assert_eq!(config.api_budget, Duration::from_secs(3));
     let cases = [
         (

@@ -13,6 +13,7 @@ use serde_json::value::RawValue;
 
 #[cfg(test)]
 mod generated;
+mod settings;
 mod standalone;
 #[cfg(test)]
 mod tests;
@@ -51,7 +52,8 @@ pub enum Error {
     NotOurType,
 }
 
-/// Our entry: the template, verbatim but for the kubeconfig's path.
+/// Our entry: the template, verbatim but for the kubeconfig's path and the settings that
+/// [`Entry::with_setting`] adds.
 #[derive(Clone, Debug)]
 pub struct Entry {
     text: String,

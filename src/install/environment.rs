@@ -14,6 +14,9 @@ use tracing::level_filters::LevelFilter;
 use crate::kube::config::SERVICE_ACCOUNT_DIR;
 use crate::log;
 
+/// Name of the DaemonSet in upstream's chart and in ours, whatever the release's name.
+pub const USUAL_DAEMONSET: &str = "linkerd-cni";
+
 /// Why a setting cannot be used.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum Error {
@@ -133,7 +136,7 @@ impl Settings {
             resync: seconds(or("LINKERD_CNI_RESYNC_SECONDS", "30"))?,
             namespace: var("LINKERD_CNI_NAMESPACE"),
             pod: var("LINKERD_CNI_POD_NAME"),
-            daemonset: or("LINKERD_CNI_DAEMONSET", "linkerd-cni"),
+            daemonset: or("LINKERD_CNI_DAEMONSET", USUAL_DAEMONSET),
             plugin_account: var("LINKERD_CNI_PLUGIN_SERVICE_ACCOUNT"),
             conf_name: var("LINKERD_CNI_CONF_NAME")
                 .map(|name| plain_name("LINKERD_CNI_CONF_NAME", name))

@@ -70,7 +70,8 @@ enum Kind {
     Pipe,
     /// A terminal or another character device, opened once more with `O_NONBLOCK`.
     Device(OwnedFd),
-    /// A regular file, or a device that cannot be opened again.
+    /// A regular file, or a device that cannot be opened again. A file's write waits for
+    /// its file system, which no flag changes.
     Other,
 }
 

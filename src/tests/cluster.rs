@@ -6,6 +6,8 @@
 
 #[path = "cluster/agent.rs"]
 mod agent;
+#[path = "cluster/another_namespace.rs"]
+mod another_namespace;
 #[path = "cluster/burst.rs"]
 mod burst;
 #[path = "cluster/chart.rs"]

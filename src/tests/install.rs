@@ -27,6 +27,8 @@ mod modes;
 mod node;
 #[path = "install/outputs.rs"]
 mod outputs;
+#[path = "install/own_pods.rs"]
+mod own_pods;
 #[path = "install/proof.rs"]
 mod proof;
 #[path = "install/records.rs"]

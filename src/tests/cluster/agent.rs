@@ -14,7 +14,7 @@ use crate::helm::Helm;
 use crate::node::{self, Node, until_within};
 use crate::pods::{self, Pods, kubectl};
 
-const KUBECONFIG: &str = "/etc/cni/net.d/ZZZ-linkerd-cni-kubeconfig";
+pub const KUBECONFIG: &str = "/etc/cni/net.d/ZZZ-linkerd-cni-kubeconfig";
 /// In kB, the unit of `VmRSS`.
 const RSS: u64 = 4096;
 
@@ -212,11 +212,11 @@ fn clean(node: &Node, before: &node::Files) {
 }
 
 /// The agent's container.
-struct Agent {
-    pod: String,
+pub struct Agent {
+    pub pod: String,
     container: String,
-    ready: bool,
-    pid: Pid,
+    pub ready: bool,
+    pub pid: Pid,
 }
 
 impl Agent {
@@ -235,11 +235,16 @@ fn agent() -> Agent {
 
 /// The only one there is, if it runs.
 fn find_agent() -> Option<Agent> {
+    find_agent_in("linkerd-cni")
+}
+
+/// The only one in a namespace, if it runs.
+pub fn find_agent_in(namespace: &str) -> Option<Agent> {
     let pods = [
         "get",
         "pods",
         "-n",
-        "linkerd-cni",
+        namespace,
         "-l",
         "k8s-app=linkerd-cni",
         "-o",
@@ -285,7 +290,7 @@ fn rolled_out() {
 }
 
 /// The token in the node's kubeconfig, if it can be read.
-fn token() -> Option<String> {
+pub fn token() -> Option<String> {
     token_in(&fs::read_to_string(KUBECONFIG).ok()?)
 }
 
@@ -295,7 +300,7 @@ fn token_in(kubeconfig: &str) -> Option<String> {
     token.map(str::to_owned)
 }
 
-fn with_token(kubeconfig: &str, token: &str) -> String {
+pub fn with_token(kubeconfig: &str, token: &str) -> String {
     let mut value: Value = serde_json::from_str(kubeconfig).unwrap();
     value["users"][0]["user"]["token"] = token.into();
     value.to_string()
