@@ -124,6 +124,14 @@ impl Controller {
             .unwrap()
     }
 
+    /// A figure of `/proc/PID/status`, e.g. `VmHWM:`, the peak of memory in kB.
+    pub fn status(&self, key: &str) -> u64 {
+        let status = fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap();
+        let line = status.lines().find_map(|line| line.strip_prefix(key));
+        let value = line.unwrap().split_whitespace().next();
+        value.unwrap().parse().unwrap()
+    }
+
     /// Waits until a metric has the value.
     pub fn counts(&self, name: &str, value: u64) {
         let what = format!("{name} is {value}");
