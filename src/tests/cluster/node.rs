@@ -158,17 +158,24 @@ impl Node {
 
     /// How often the plugin asked the API server about a namespace or a pod in it.
     pub fn api_requests(&self, namespace: &str) -> usize {
+        let requests = self.requests_of("linkerd-cni/");
+        let asked = |event: &&Value| event["objectRef"]["namespace"] == namespace;
+        requests.iter().filter(asked).count()
+    }
+
+    /// Entries of the audit log since the test began whose user agent starts with `program`.
+    pub fn requests_of(&self, program: &str) -> Vec<Value> {
         let log = fs::read_to_string(&self.audit_log).unwrap();
-        let ours = |event: &Value| {
+        let is_from = |event: &Value| {
             let agent = event["userAgent"].as_str().unwrap_or_default();
-            agent.starts_with("linkerd-cni/") && event["objectRef"]["namespace"] == namespace
+            agent.starts_with(program)
         };
         // The last line may still be being written.
         let new = log
             .get(self.logged..)
             .expect("an audit log that only grows");
         let events = new.lines().filter_map(|l| serde_json::from_str(l).ok());
-        events.filter(ours).count()
+        events.filter(is_from).collect()
     }
 }
 
