@@ -178,3 +178,39 @@ fn every_kind_of_the_chart_is_pruned() {
         assert!(allowed.contains(&flag), "{flag}");
     }
 }
+
+/// Constructs newer than bash 3.2, and options that only the GNU tools have.
+const NOT_ON_MACOS: [&str; 18] = [
+    "declare -A",
+    "local -A",
+    "local -n",
+    "mapfile",
+    "readarray",
+    "EPOCH",
+    ",,}",
+    "^^}",
+    "@Q}",
+    "&>>",
+    "sed -i",
+    "sed -r",
+    "grep -P",
+    "readlink -f",
+    "date -d",
+    "stat -c",
+    "base64 -w",
+    "env -C",
+];
+
+#[test]
+fn install_cni_uses_nothing_that_macos_lacks() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("scripts/install-cni");
+    let text = crate::helm::read(path);
+    for line in text.lines().filter(|line| !line.trim().starts_with('#')) {
+        for construct in NOT_ON_MACOS {
+            assert!(!line.contains(construct), "{construct}: {line}");
+        }
+        // To bash 3.2 with `set -u`, an empty array is unset.
+        let guarded = !line.contains("[@]}") || line.contains("[@]+");
+        assert!(guarded, "an array without `+`: {line}");
+    }
+}
