@@ -12,6 +12,7 @@ mod lifecycle;
 mod objects;
 mod platforms;
 mod plugin;
+mod quickstart;
 mod schema;
 mod security;
 

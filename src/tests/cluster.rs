@@ -18,6 +18,8 @@ mod node;
 mod plugin;
 #[path = "cluster/pods.rs"]
 mod pods;
+#[path = "cluster/quickstart.rs"]
+mod quickstart;
 #[path = "cluster/repair.rs"]
 mod repair;
 #[path = "cluster/upstream.rs"]
