@@ -12,7 +12,7 @@
 
 use std::path::{Path, PathBuf};
 
-use super::conflist::{self, List, PLUGIN};
+use super::conflist::{PLUGIN, plugin_types};
 use super::environment::Settings;
 use super::files;
 use super::netdir::{Content, Found, Kind};
@@ -103,11 +103,8 @@ pub fn no_plugins(settings: &Settings, loaded: &Found) -> Option<String> {
 
 /// The plugins that a network calls, but for ours.
 fn plugins(content: &Content) -> Vec<String> {
-    let types = match List::read(&content.text) {
-        Ok(list) => list.types(),
-        Err(_) => conflist::conf_type(&content.text).into_iter().collect(),
-    };
-    let others = types.into_iter().filter(|kind| kind != PLUGIN);
+    let types = plugin_types(&content.text).into_iter();
+    let others = types.filter(|kind| kind != PLUGIN);
     // A type is a file name; anything else is the runtime's to refuse.
     others.filter(|kind| !kind.contains('/')).collect()
 }
