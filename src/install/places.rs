@@ -81,7 +81,10 @@ pub fn no_network(settings: &Settings) -> String {
 /// What to do about a bin dir without any plugin of the network `loaded`, if so.
 pub fn no_plugins(settings: &Settings, loaded: &Found) -> Option<String> {
     let named = plugins(loaded.content.as_ref().ok()?);
-    let holds = |dir: &Path| named.iter().any(|name| dir.join(name).exists());
+    // A link counts, wherever it points: k3s links its plugins to a directory that is not
+    // mounted here.
+    let is_there = |path: PathBuf| path.symlink_metadata().is_ok();
+    let holds = |dir: &Path| named.iter().any(|name| is_there(dir.join(name)));
     if named.is_empty() || holds(&settings.bin_dir) {
         return None;
     }
@@ -187,6 +190,16 @@ mod tests {
     #[test]
     fn one_plugin_of_the_network_is_enough_for_a_bin_dir_to_be_right() {
         assert_eq!(doubt(&["opt/cni/bin/portmap"]), None);
+    }
+
+    #[test]
+    fn a_link_counts_as_a_plugin_where_its_target_is_not_mounted() {
+        let (dir, settings) = host(&["opt/cni/bin/linkerd-cni"]);
+        let target = "/var/lib/rancher/k3s/data/0a1b/bin/cni";
+        let link = dir.path().join("opt/cni/bin/calico");
+        std::os::unix::fs::symlink(target, link).unwrap();
+        let found = netdir::scan(&settings.net_dir, "k").unwrap();
+        assert_eq!(no_plugins(&settings, &found[0]), None);
     }
 
     #[test]

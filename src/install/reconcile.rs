@@ -21,7 +21,6 @@ use super::fight::Fights;
 use super::mode::Mode;
 use super::proof::{Proof, Standing, Subject};
 use super::status::Status;
-use pass::BIN_DIR;
 pub use pass::{BINARY, CONFLIST, CREDENTIAL, KUBECONFIG, Pass, SELF_TEST};
 
 /// Keeps the host as it should be. It remembers only what saves work or log lines.
@@ -37,6 +36,11 @@ pub struct Reconciler {
     rivals: Fights,
     proof: Option<Arc<Proof>>,
     lists: BTreeSet<String>,
+    /// Whether the bin dir had the plugin binary when the agent started.
+    had_binary: bool,
+    /// Whether the runtime is known to look for plugins in the bin dir. Once known, it stays
+    /// so: the runtime's configuration does not change with a conflist.
+    runtime_finds_plugin: bool,
     tidied: bool,
     greeted: bool,
 }
@@ -49,6 +53,8 @@ impl Reconciler {
         status: Arc<Status>,
         api: Arc<Api>,
     ) -> Reconciler {
+        let binary = settings.bin_dir.join(PLUGIN);
+        let had_binary = binary.symlink_metadata().is_ok();
         Reconciler {
             api,
             settings,
@@ -60,6 +66,8 @@ impl Reconciler {
             rivals: Fights::default(),
             proof: None,
             lists: BTreeSet::new(),
+            had_binary,
+            runtime_finds_plugin: false,
             tidied: false,
             greeted: false,
         }
@@ -102,9 +110,9 @@ impl Reconciler {
             self.greeted = true;
             info!("linkerd CNI is installed and verified on this node");
         }
-        // A taint that goes too early cannot be made up for, so a doubt holds it.
-        let doubted = pass.doubts.contains_key(BIN_DIR);
-        self.api.verified(pass.ready().is_ok() && !doubted);
+        // A doubt that keeps the plugin out of the chain makes the node not ready, so it also
+        // holds the startup taint. A doubt that is only logged must not hold it for ever.
+        self.api.verified(pass.ready().is_ok());
         self.status.set_ready(pass.ready());
         pass
     }
