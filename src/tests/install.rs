@@ -19,12 +19,19 @@ mod directories;
 mod faults;
 #[path = "install/filesystems.rs"]
 mod filesystems;
+#[allow(dead_code, reason = "shared with the chart's tests")]
+#[path = "../../chart-tests/helm.rs"]
+mod helm;
+#[path = "platforms.rs"]
+mod layouts;
 #[path = "install/lives.rs"]
 mod lives;
 #[path = "install/modes.rs"]
 mod modes;
 #[path = "install/node.rs"]
 mod node;
+#[path = "install/platforms.rs"]
+mod platforms;
 #[path = "install/proof.rs"]
 mod proof;
 #[path = "install/records.rs"]
