@@ -4,11 +4,14 @@
 //! A net dir without any network cannot be served, so that is why the agent is not ready.
 //! A bin dir without any of the network's plugins is a doubt, with a log line and a metric.
 //! Under our chart it keeps us out of the chain: a runtime that does not find a plugin of
-//! its network starts no pod and ends none. It can be told not to wait, and does not under
-//! upstream's chart, as it is no more than a doubt: runtimes can be told of several such directories (containerd's `bin_dirs`,
-//! CRI-O's `plugin_dirs`), of which ours may well be one, and that cannot be seen from
-//! here. The agent sees no directory but the two; where its pod is given more of the host,
-//! it looks at them.
+//! its network starts no pod and ends none. It is no more than a doubt, as runtimes can be
+//! told of several such directories (containerd's `bin_dirs`, CRI-O's `plugin_dirs`), which
+//! cannot be seen from here. So the agent only logs it under upstream's chart, where it is
+//! told to, and where an earlier agent chained the plugin from this bin dir: the runtime
+//! started the new agent's pod through that chain.
+//!
+//! The agent sees no directory but the two; where its pod is given more of the host, it
+//! looks at them.
 
 use std::path::{Path, PathBuf};
 

@@ -12,8 +12,12 @@ mod burst;
 mod chart;
 #[path = "cluster/helm.rs"]
 mod helm;
+#[path = "platforms.rs"]
+mod layouts;
 #[path = "cluster/node.rs"]
 mod node;
+#[path = "cluster/platforms.rs"]
+mod platforms;
 #[path = "cluster/plugin.rs"]
 mod plugin;
 #[path = "cluster/pods.rs"]

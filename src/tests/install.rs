@@ -19,7 +19,11 @@ mod directories;
 mod faults;
 #[path = "install/filesystems.rs"]
 mod filesystems;
-#[allow(dead_code, reason = "shared with the chart's tests")]
+#[allow(
+    dead_code,
+    clippy::expect_used,
+    reason = "shared with the chart's tests"
+)]
 #[path = "../../chart-tests/helm.rs"]
 mod helm;
 #[path = "platforms.rs"]

@@ -46,6 +46,7 @@ fn every_platform_gets_ready_and_is_given_back_byte_for_byte() {
     assert!(failed.is_empty(), "{failed:?}; why is said above");
 }
 
+#[allow(clippy::print_stdout, reason = "shows where a test's time goes")]
 fn gets_ready_and_is_given_back(layout: &Layout) {
     let platform = layout.platform;
     let api = Api::start();
