@@ -32,8 +32,8 @@ const HASHED: u64 = 1 << 20;
 #[test]
 #[allow(clippy::print_stdout, reason = "shows where a test's time goes")]
 fn every_platform_gets_ready_on_a_node_like_it_and_leaves_it_as_it_was() {
-    clear();
     let _node = Node::here();
+    clear();
     let helm = Helm::with_local_repository();
     let _kind = NetworkAttachmentDefinitions::define();
     let begin = Instant::now();
@@ -41,6 +41,7 @@ fn every_platform_gets_ready_on_a_node_like_it_and_leaves_it_as_it_was() {
         installs_and_uninstalls(&helm, layout);
     }
     println!("{:>6.1?} all platforms", begin.elapsed());
+    kubectl(&["delete", "namespace", "linkerd-cni", "--timeout=60s"]);
 }
 
 #[allow(clippy::print_stdout, reason = "shows where a test's time goes")]
