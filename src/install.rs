@@ -103,7 +103,7 @@ pub fn run(settings: Settings) -> Result<(), Error> {
         reconciler.takes_proof(proof);
     }
     let records = match settings.plugin_socket {
-        true => Some(Records::start(&settings, &status).map_err(Error::Thread)?),
+        true => Some(Records::start(&settings, &status, &api).map_err(Error::Thread)?),
         false => None,
     };
     let mut notes = Notes::default();
@@ -223,7 +223,7 @@ impl Admin {
         };
         let (ready, metrics) = (Arc::clone(status), Arc::clone(status));
         let answers = admin::Answers {
-            ready: Box::new(move || ready.ready()),
+            ready: Box::new(move || ready.ready().map(|()| ready.remark())),
             metrics: Box::new(move || metrics.metrics()),
         };
         let opened = TcpListener::bind(address).and_then(|listener| {

@@ -172,7 +172,7 @@ fn serve(address: SocketAddr, shared: Arc<Shared>) -> Result<(), Error> {
     tracing::info!("Answering /live, /ready and /metrics on {address}");
     let ready = Arc::clone(&shared);
     let answers = Answers {
-        ready: Box::new(move || ready.health.ready(Instant::now())),
+        ready: Box::new(move || ready.health.ready(Instant::now()).map(|()| None)),
         metrics: Box::new(move || shared.metrics.text(started)),
     };
     admin::serve(listener, answers).map_err(Error::Thread)?;

@@ -19,6 +19,7 @@ use std::time::{Duration, Instant};
 
 use tracing::{debug, error, info, warn};
 
+use super::api::Api;
 use super::environment::Settings;
 use super::files;
 use super::status::Status;
@@ -40,6 +41,7 @@ const STACK: usize = 128 << 10;
 pub struct Records {
     path: PathBuf,
     status: Arc<Status>,
+    api: Arc<Api>,
     state: Mutex<State>,
 }
 
@@ -52,11 +54,16 @@ struct State {
 }
 
 impl Records {
-    /// Starts reading.
-    pub fn start(settings: &Settings, status: &Arc<Status>) -> io::Result<Arc<Records>> {
+    /// Starts reading. `api` learns of records that the API server refused the plugin.
+    pub fn start(
+        settings: &Settings,
+        status: &Arc<Status>,
+        api: &Arc<Api>,
+    ) -> io::Result<Arc<Records>> {
         let records = Arc::new(Records {
             path: settings.net_dir.join(NAME),
             status: Arc::clone(status),
+            api: Arc::clone(api),
             state: Mutex::default(),
         });
         let own = Arc::clone(&records);
@@ -158,6 +165,9 @@ impl Records {
             return;
         };
         tally.count(&record);
+        if record.is_refusal() {
+            self.api.record_refused();
+        }
         match record.level {
             record::Level::Error => error!("{record}"),
             record::Level::Warn => warn!("{record}"),

@@ -11,6 +11,8 @@ use super::records::Tally;
 #[derive(Debug)]
 pub struct Status {
     ready: Mutex<Result<(), String>>,
+    /// What `/ready` adds to its 200.
+    remark: Mutex<Option<String>>,
     pub binary_writes: AtomicU64,
     pub kubeconfig_writes: AtomicU64,
     pub conflist_writes: AtomicU64,
@@ -20,6 +22,8 @@ pub struct Status {
     pub reconcile_errors: AtomicU64,
     /// 1 as long as the bin dir has none of the network's plugins.
     pub foreign_bin_dir: AtomicU64,
+    /// 1 as long as the kubeconfig carries the agent's own token.
+    pub agents_token: AtomicU64,
     /// What the plugin reports.
     pub records: Tally,
     self_tests_passed: AtomicU64,
@@ -31,6 +35,7 @@ impl Default for Status {
     fn default() -> Self {
         Status {
             ready: Mutex::new(Err("nothing is verified yet".into())),
+            remark: Mutex::default(),
             binary_writes: AtomicU64::default(),
             kubeconfig_writes: AtomicU64::default(),
             conflist_writes: AtomicU64::default(),
@@ -38,6 +43,7 @@ impl Default for Status {
             reconciles: AtomicU64::default(),
             reconcile_errors: AtomicU64::default(),
             foreign_bin_dir: AtomicU64::default(),
+            agents_token: AtomicU64::default(),
             records: Tally::default(),
             self_tests_passed: AtomicU64::default(),
             self_tests_skipped: AtomicU64::default(),
@@ -70,6 +76,17 @@ impl Status {
     pub fn ready(&self) -> Result<(), String> {
         let ready = self.ready.lock().unwrap_or_else(PoisonError::into_inner);
         ready.clone()
+    }
+
+    /// Sets what `/ready` adds to its 200.
+    pub fn set_remark(&self, remark: Option<String>) {
+        *self.remark.lock().unwrap_or_else(PoisonError::into_inner) = remark;
+    }
+
+    /// What `/ready` adds to its 200, if anything.
+    pub fn remark(&self) -> Option<String> {
+        let remark = self.remark.lock().unwrap_or_else(PoisonError::into_inner);
+        remark.clone()
     }
 
     /// The metrics in the text format of OpenMetrics.
@@ -124,6 +141,12 @@ impl Status {
                 "gauge",
                 "Whether the bin dir holds none of the plugins that the network names.",
                 &self.foreign_bin_dir,
+            ),
+            (
+                "kubeconfig_has_agents_token",
+                "gauge",
+                "Whether the kubeconfig on the host carries the agent's own token.",
+                &self.agents_token,
             ),
         ] {
             let value = value.load(Ordering::Relaxed);

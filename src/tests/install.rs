@@ -29,6 +29,8 @@ mod node;
 mod proof;
 #[path = "install/records.rs"]
 mod records;
+#[path = "install/requests.rs"]
+mod requests;
 #[path = "install/rewrites.rs"]
 mod rewrites;
 #[path = "install/rivals.rs"]

@@ -5,6 +5,8 @@ use std::fmt;
 
 use serde::Deserialize;
 
+use crate::cni::error::code;
+
 /// The longest name of a pod, a namespace or a container.
 const NAME: usize = 253;
 /// What is kept of a text for people, in characters.
@@ -72,6 +74,12 @@ impl Record {
             error.msg = line(&error.msg);
         }
         Some(record)
+    }
+
+    /// Whether the API server refused the plugin's token or its rights.
+    pub fn is_refusal(&self) -> bool {
+        let code = self.error.as_ref().map(|error| error.code);
+        code == Some(code::API_REFUSED)
     }
 }
 

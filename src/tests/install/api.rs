@@ -249,12 +249,21 @@ fn answer_node(state: &mut State, method: &str, patch: &Value) -> (u16, Value) {
     )
 }
 
+/// A token of the plugin's account that ran out long ago.
+pub fn expired_token() -> String {
+    jwt_of(1000, 0, 3600)
+}
+
 /// A token as the API server makes them, of the plugin's account.
 fn jwt(number: usize, life: u64) -> String {
     let now = std::time::SystemTime::now()
         .duration_since(std::time::UNIX_EPOCH)
         .unwrap()
         .as_secs();
+    jwt_of(now, number, life)
+}
+
+fn jwt_of(now: u64, number: usize, life: u64) -> String {
     let payload = json!({
         "sub": "system:serviceaccount:linkerd-cni:linkerd-cni-plugin",
         "iat": now,
