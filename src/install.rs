@@ -42,6 +42,7 @@ use tracing::{info, warn};
 use crate::admin;
 use api::Api;
 use conflist::Entry;
+use departure::Decision;
 use environment::{Settings, Template};
 use mode::Mode;
 use notes::{Note, Notes};
@@ -86,13 +87,14 @@ pub enum Error {
     Mode(#[from] environment::Error),
 }
 
-/// Runs the agent until SIGTERM or SIGINT, and then undoes what it did, if the plugin is
-/// to go as well.
+/// Runs the agent until SIGTERM or SIGINT, and then uninstalls, if there is proof that the
+/// release or this node's part of it is uninstalled.
 pub fn run(settings: Settings) -> Result<(), Error> {
     let mut watch = Watch::start().map_err(Error::Wait)?;
     let entry = entry(&settings)?;
     let mode = Mode::of(&settings)?;
     let settings = Arc::new(settings);
+    let finds_kubeconfig = departure::finds_kubeconfig(&settings);
     let status = Arc::new(Status::default());
     let mut admin = Admin::Closed;
     let api = Api::start(&settings, watch.waker()).map_err(Error::Thread)?;
@@ -131,14 +133,21 @@ pub fn run(settings: Settings) -> Result<(), Error> {
     }
     info!("told to stop");
     status.set_ready(Err("told to stop".into()));
+    let is_alone = !finds_kubeconfig && !api.reached();
+    let decision = departure::decide(&settings, is_alone);
     if let Some(records) = records {
         records.stop();
     }
-    if !departure::is_removal(departure::ask(&settings), api.reached()) {
-        info!("leaving everything in place for the next agent");
-        return Ok(());
+    match decision {
+        Decision::Leave(why) => {
+            info!("leaving everything in place for the next agent: {why}");
+            Ok(())
+        }
+        Decision::Uninstall(why) => {
+            info!("this node is to be left without the plugin: {why}");
+            remove(&settings, reconciler.lists())
+        }
     }
-    remove(&settings, reconciler.lists())
 }
 
 /// Takes off the node what an agent left that died for good, by what is found there.

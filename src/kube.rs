@@ -12,6 +12,7 @@ pub mod connection;
 mod error;
 pub mod event;
 pub mod retry;
+pub mod scheduling;
 mod tls;
 pub mod types;
 

@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize};
 
-fn given<'de, D: Deserializer<'de>, T: Default + Deserialize<'de>>(
+pub(super) fn given<'de, D: Deserializer<'de>, T: Default + Deserialize<'de>>(
     field: D,
 ) -> Result<T, D::Error> {
     Ok(Option::deserialize(field)?.unwrap_or_default())
@@ -162,12 +162,6 @@ pub struct ContainerState {
 #[serde(rename_all = "camelCase")]
 pub struct Terminated {
     pub exit_code: i32,
-}
-
-/// A DaemonSet, for whether it is to stay.
-#[derive(Clone, Debug, Deserialize)]
-pub struct DaemonSet {
-    pub metadata: Metadata,
 }
 
 /// A namespace, for its annotations and its end.

@@ -20,8 +20,12 @@ mod plugin;
 mod pods;
 #[path = "cluster/repair.rs"]
 mod repair;
+#[path = "cluster/stopped.rs"]
+mod stopped;
 #[path = "cluster/upstream.rs"]
 mod upstream;
+#[path = "cluster/watcher.rs"]
+mod watcher;
 
 use std::time::{Duration, Instant};
 

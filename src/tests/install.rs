@@ -3,6 +3,8 @@
 // Clippy's leave for tests does not reach their helpers.
 #![allow(clippy::unwrap_used)]
 
+#[path = "install/accounts.rs"]
+mod accounts;
 #[path = "install/agent.rs"]
 mod agent;
 #[path = "install/api.rs"]
@@ -33,6 +35,8 @@ mod records;
 mod rewrites;
 #[path = "install/rivals.rs"]
 mod rivals;
+#[path = "install/scene.rs"]
+mod scene;
 #[path = "install/taint.rs"]
 mod taint;
 #[path = "install/unreadable.rs"]

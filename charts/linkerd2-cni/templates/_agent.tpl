@@ -43,6 +43,9 @@
       fieldPath: spec.nodeName
 - name: LINKERD_CNI_DAEMONSET
   value: linkerd-cni
+# For how long it may ask.
+- name: LINKERD_CNI_TERMINATION_GRACE_SECONDS
+  value: {{ include "linkerd-cni.terminationGrace" . | quote }}
 # Whose token it puts on the node for the plugin.
 - name: LINKERD_CNI_PLUGIN_SERVICE_ACCOUNT
   value: linkerd-cni-plugin
@@ -63,6 +66,11 @@
   value: {{ quote . }}
 {{- end }}
 {{- end }}
+{{- end }}
+
+{{/* Seconds from SIGTERM to SIGKILL. */}}
+{{- define "linkerd-cni.terminationGrace" -}}
+{{- .Values.terminationGracePeriodSeconds | default 30 | int64 }}
 {{- end }}
 
 {{/* The user's variables; server-side apply would refuse a name that comes twice. */}}

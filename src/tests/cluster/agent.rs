@@ -15,6 +15,8 @@ use crate::node::{self, Node, until_within};
 use crate::pods::{self, Pods, kubectl};
 
 const KUBECONFIG: &str = "/etc/cni/net.d/ZZZ-linkerd-cni-kubeconfig";
+/// The API server accepts deleted accounts for 10 s more, and rejections have to last 4 s.
+const UNINSTALL: Duration = Duration::from_secs(25);
 /// In kB, the unit of `VmRSS`.
 const RSS: u64 = 4096;
 
@@ -60,7 +62,7 @@ fn no_pod_starts_bare_or_is_lost_while_the_agent_is_replaced_or_killed() {
 
     let begin = Instant::now();
     helm.begin_uninstall();
-    until_within(Duration::from_secs(10), "the node is as it was", || {
+    until_within(UNINSTALL, "the node is as it was", || {
         node.files() == before
     });
     println!("uninstalled in {:.1?}", begin.elapsed());
@@ -212,11 +214,11 @@ fn clean(node: &Node, before: &node::Files) {
 }
 
 /// The agent's container.
-struct Agent {
-    pod: String,
+pub struct Agent {
+    pub pod: String,
     container: String,
-    ready: bool,
-    pid: Pid,
+    pub ready: bool,
+    pub pid: Pid,
 }
 
 impl Agent {
@@ -229,12 +231,12 @@ impl Agent {
     }
 }
 
-fn agent() -> Agent {
+pub fn agent() -> Agent {
     find_agent().expect("one agent that runs")
 }
 
 /// The only one there is, if it runs.
-fn find_agent() -> Option<Agent> {
+pub fn find_agent() -> Option<Agent> {
     let pods = [
         "get",
         "pods",
@@ -273,7 +275,7 @@ fn process_of(container: &str) -> Option<Pid> {
     pids.find(is_in).map(Pid::from_raw)
 }
 
-fn rolled_out() {
+pub fn rolled_out() {
     let status = [
         "rollout",
         "status",

@@ -33,8 +33,9 @@ fn a_release_has_the_rights_it_needs_through_upgrade_rollback_and_uninstall() {
         "apps/daemonsets=linkerd-cni get",
         "events.k8s.io/events create",
     ];
+    let everywhere = [&plugin[..], &["/nodes get"]].concat();
     assert_rights("linkerd-cni-plugin", &plugin, &[]);
-    assert_rights("linkerd-cni", &plugin, &agent);
+    assert_rights("linkerd-cni", &everywhere, &agent);
 
     let more = "repairController.enabled=true,startupTaint=example.com/cni,logLevel=debug";
     helm.run("upgrade", &["--set", more]);
@@ -46,13 +47,13 @@ fn a_release_has_the_rights_it_needs_through_upgrade_rollback_and_uninstall() {
         "events.k8s.io/events create",
     ];
     assert_rights("linkerd-cni-plugin", &plugin, &[]);
-    assert_rights("linkerd-cni", &[&plugin[..], &repair].concat(), &agent);
+    assert_rights("linkerd-cni", &[&everywhere[..], &repair].concat(), &agent);
     assert_eq!(node.linkerd_entry()["log_level"], "debug");
 
     let release = ["linkerd-cni", "-n", "linkerd-cni"];
     let waiting = ["--wait", "--timeout", "60s"];
     helm.must(&[&["rollback"], &release[..], &["1"], &waiting].concat());
-    assert_rights("linkerd-cni", &plugin, &agent);
+    assert_rights("linkerd-cni", &everywhere, &agent);
     assert_eq!(node.linkerd_entry()["log_level"], "info");
     linkerd_check_finds_what_it_looks_up();
 

@@ -42,6 +42,15 @@ impl Agent {
         mask & (1 << (Signal::SIGTERM as i32 - 1)) != 0
     }
 
+    /// Waits until a stopped agent has its proof and begins to uninstall.
+    pub fn until_uninstalling(&self) {
+        let end = Instant::now() + Duration::from_secs(20);
+        while !self.log().contains("uninstalling") {
+            assert!(Instant::now() < end, "{}", self.log());
+            thread::sleep(Duration::from_micros(200));
+        }
+    }
+
     /// SIGTERM, then the exit status.
     pub fn stop(&mut self) -> Option<i32> {
         self.signal(Signal::SIGTERM);

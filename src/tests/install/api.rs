@@ -40,7 +40,11 @@ pub struct State {
     pub silent: bool,
     /// Connections are closed at once.
     pub down: bool,
-    /// The node's taints, and its version.
+    /// The spec of the DaemonSet's pods.
+    pub placement: Value,
+    /// A status instead of the node, its labels, its taints, and its version.
+    pub node: Option<u16>,
+    pub labels: Value,
     pub taints: Vec<Value>,
     pub version: u64,
     /// How many patches of the node still come too late, since another was first.
@@ -69,6 +73,9 @@ impl Api {
             namespace: None,
             silent: false,
             down: false,
+            placement: json!({}),
+            node: None,
+            labels: json!({"kubernetes.io/os": "linux"}),
             taints: Vec::new(),
             version: 1,
             conflicts: 0,
@@ -110,13 +117,17 @@ impl Api {
 
     /// What an agent has to be told for it.
     pub fn vars(&self) -> [(&'static str, String); 3] {
+        let [host, port] = self.address_vars();
+        let account = ("LINKERD_CNI_PLUGIN_SERVICE_ACCOUNT", "linkerd-cni-plugin");
+        [host, port, (account.0, account.1.into())]
+    }
+
+    /// The same for an agent whose plugin has no account of its own, as under upstream's
+    /// chart.
+    pub fn address_vars(&self) -> [(&'static str, String); 2] {
         [
             ("KUBERNETES_SERVICE_HOST", "127.0.0.1".into()),
             ("KUBERNETES_SERVICE_PORT", self.address.port().to_string()),
-            (
-                "LINKERD_CNI_PLUGIN_SERVICE_ACCOUNT",
-                "linkerd-cni-plugin".into(),
-            ),
         ]
     }
 
@@ -206,9 +217,14 @@ impl Api {
                     json!({"name": "linkerd-cni", "deletionTimestamp": "2026-01-01T00:00:00Z"})
                 }
             };
-            return (200, json!({"kind": "DaemonSet", "metadata": metadata}));
+            let spec = json!({"template": {"spec": state.placement}});
+            let set = json!({"kind": "DaemonSet", "metadata": metadata, "spec": spec});
+            return (200, set);
         }
         if path == "/api/v1/nodes/node-1" {
+            if let Some(code) = state.node {
+                return status(code);
+            }
             return answer_node(&mut state, &method, &body);
         }
         match (method.as_str(), path.split('?').next()) {
@@ -241,7 +257,8 @@ fn answer_node(state: &mut State, method: &str, patch: &Value) -> (u16, Value) {
         state.version += 1;
         state.taints = patch["spec"]["taints"].as_array().unwrap().clone();
     }
-    let metadata = json!({"name": "node-1", "resourceVersion": state.version.to_string()});
+    let version = state.version.to_string();
+    let metadata = json!({"name": "node-1", "labels": state.labels, "resourceVersion": version});
     let spec = json!({"taints": state.taints});
     (
         200,
