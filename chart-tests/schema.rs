@@ -213,6 +213,15 @@ pub fn wrong() -> Vec<(Value, &'static str)> {
             json!({"apiRetrySeconds": 0}),
             "at '/apiRetrySeconds': minimum: got 0, want 1",
         ),
+        // Less than an uninstall takes.
+        (
+            json!({"terminationGracePeriodSeconds": 29}),
+            "at '/terminationGracePeriodSeconds': minimum: got 29, want 30",
+        ),
+        (
+            json!({"terminationGracePeriodSeconds": "29"}),
+            "at '/terminationGracePeriodSeconds': '29' does not match",
+        ),
         (
             json!({"startupTaint": "key=value:NoSchedule"}),
             "at '/startupTaint'",

@@ -144,7 +144,7 @@ pub fn run(settings: Settings) -> Result<(), Error> {
             Ok(())
         }
         Decision::Uninstall(why) => {
-            info!("this node is to be left without the plugin: {why}");
+            info!("reason to uninstall: {why}");
             remove(&settings, reconciler.lists())
         }
     }

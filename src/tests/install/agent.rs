@@ -42,10 +42,11 @@ impl Agent {
         mask & (1 << (Signal::SIGTERM as i32 - 1)) != 0
     }
 
-    /// Waits until a stopped agent has its proof and begins to uninstall.
-    pub fn until_uninstalling(&self) {
+    /// Waits until a stopped agent has its proof and begins to uninstall. It ends at once if
+    /// it had not taken over SIGTERM yet.
+    pub fn until_uninstalling(&mut self) {
         let end = Instant::now() + Duration::from_secs(20);
-        while !self.log().contains("uninstalling") {
+        while !self.log().contains("uninstalling") && self.child.try_wait().unwrap().is_none() {
             assert!(Instant::now() < end, "{}", self.log());
             thread::sleep(Duration::from_micros(200));
         }

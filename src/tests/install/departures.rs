@@ -80,11 +80,13 @@ fn an_answer_that_proves_nothing_is_asked_for_again_and_everything_stays_in_plac
         };
         assert!((rounds..6).contains(&asked), "{what}: {asked}");
         let again = scene.agent.log().matches("asking again").count();
-        assert_eq!(
-            again,
-            usize::from(what != "silent"),
-            "{what}: one line a change"
-        );
+        // One line a change; a connection can be refused in more than one way.
+        let lines = match what {
+            "silent" => 0..=0,
+            "down" => 1..=3,
+            _ => 1..=1,
+        };
+        assert!(lines.contains(&again), "{what}: {}", scene.agent.log());
     });
 }
 
