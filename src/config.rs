@@ -1,6 +1,8 @@
 //! What is wanted for one pod: our part of the network configuration, with the pod's
 //! annotations applied over it. Pure; the values come from [`crate::plugin`].
 
+pub mod ignored;
+mod lists;
 mod members;
 mod redirect;
 
@@ -13,6 +15,9 @@ use serde_json::Value;
 use crate::cni::error::{Error, code};
 use crate::cni::object::Object;
 use crate::ports::PortRange;
+use crate::quote::quote;
+use crate::rules::Redirect;
+use ignored::Ignored;
 use members::Section;
 
 /// Annotations that change the rules of a pod (contract 4.5).
@@ -76,6 +81,8 @@ pub enum Ipv6 {
 /// What the pod says of itself and its proxy; what it does not say is configured.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PodFacts {
+    /// UID of the pod object.
+    pub uid: String,
     /// Its annotations of ours, or else its namespace's.
     pub annotations: Annotations,
     /// What the container `linkerd-proxy` runs as and listens on.
@@ -83,6 +90,14 @@ pub struct PodFacts {
     /// The API server's ports, which a control-plane pod reaches without the proxy; for
     /// other pods there are none.
     pub api_ports: Vec<PortRange>,
+}
+
+/// What a pod gets.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Resolved {
+    pub redirect: Redirect,
+    /// What has no effect of the lists that this pod's rules are made of.
+    pub ignored: Vec<Ignored>,
 }
 
 /// The container `linkerd-proxy`, as far as it is explicit.
@@ -130,6 +145,8 @@ pub struct Config {
     pub agent_namespace: String,
     /// How long a pod's ADD may wait for the API server, all tries together.
     pub api_budget: Duration,
+    /// Whether a bad element of a port list fails the pod; upstream drops it.
+    pub strict_annotations: bool,
     defaults: Defaults,
     /// The first of our keys that has a bad value.
     problem: Option<Error>,
@@ -195,14 +212,17 @@ impl Config {
             exclude_namespaces: linkerd.texts("exclude-namespaces"),
             agent_namespace: agent_namespace.unwrap_or_else(|| USUAL_AGENT_NAMESPACE.to_owned()),
             api_budget: budget.unwrap_or(API_BUDGET),
+            strict_annotations: linkerd
+                .read("strict-annotations", "true or false", Value::as_bool)
+                .unwrap_or_default(),
             defaults: Defaults {
                 incoming_proxy_port: linkerd.number("incoming-proxy-port"),
                 outgoing_proxy_port: linkerd.number("outgoing-proxy-port"),
                 proxy_uid: linkerd.number("proxy-uid"),
                 proxy_gid: linkerd.number("proxy-gid"),
                 ports_to_redirect: linkerd.ports("ports-to-redirect"),
-                inbound_ports_to_ignore: linkerd.ports("inbound-ports-to-ignore"),
-                outbound_ports_to_ignore: linkerd.ports("outbound-ports-to-ignore"),
+                inbound_ports_to_ignore: linkerd.ports(ignored::INBOUND_KEY),
+                outbound_ports_to_ignore: linkerd.ports(ignored::OUTBOUND_KEY),
                 subnets_to_ignore: linkerd.texts("subnets-to-ignore"),
             },
             problem: None,
@@ -250,6 +270,14 @@ fn config_error(key: &str, problem: &str) -> Error {
         format!("network configuration of linkerd-cni: \"linkerd\": \"{key}\": {problem}"),
     )
     .with_details(CONFIG_REMEDY)
+}
+
+fn annotation_error(key: &str, value: &str, problem: &str) -> Error {
+    Error::new(
+        code::ANNOTATION,
+        format!("annotation {key}: {}: {problem}", quote(value)),
+    )
+    .with_details("correct the annotation of the pod or of its namespace")
 }
 
 #[cfg(test)]

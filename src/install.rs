@@ -103,7 +103,7 @@ pub fn run(settings: Settings) -> Result<(), Error> {
         reconciler.takes_proof(proof);
     }
     let records = match settings.plugin_socket {
-        true => Some(Records::start(&settings, &status).map_err(Error::Thread)?),
+        true => Some(Records::start(&settings, &status, &api).map_err(Error::Thread)?),
         false => None,
     };
     let mut notes = Notes::default();

@@ -8,6 +8,8 @@
 pub mod claims;
 mod errands;
 mod event;
+pub mod pod_events;
+mod posting;
 mod untaint;
 
 use std::collections::VecDeque;
@@ -17,10 +19,13 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 
+use tracing::debug;
+
 use super::environment::Settings;
 use super::watch::Waker;
 use crate::kube::{config, connection::Source, event::Message};
 use claims::Claims;
+use pod_events::{PodEvent, PodEvents};
 
 /// What the audit log shows.
 pub const USER_AGENT: &str = "linkerd2-cni-install";
@@ -33,6 +38,7 @@ pub struct Api {
     state: Mutex<State>,
     nudge: Condvar,
     waker: Waker,
+    pod_events: Mutex<PodEvents>,
 }
 
 #[derive(Default)]
@@ -44,6 +50,8 @@ struct State {
     verified: bool,
     nudged: bool,
     events: VecDeque<Message>,
+    /// An Event on a pod was taken in.
+    offered: bool,
 }
 
 /// A token of the plugin's own account.
@@ -72,6 +80,7 @@ impl Api {
             }),
             nudge: Condvar::new(),
             waker,
+            pod_events: Mutex::new(PodEvents::new(Instant::now())),
         });
         if let Some(source) = source(settings) {
             let errands = errands::Errands::new(Arc::clone(&api), source, renew);
@@ -135,10 +144,27 @@ impl Api {
         self.nudge();
     }
 
-    /// Waits for a nudge until `end`; whether there was one.
+    /// Publishes an Event on a pod of the node, unless that one was told lately or there
+    /// are too many.
+    pub fn tell_on_pod(&self, event: PodEvent) {
+        let name = format!("{}/{}", event.namespace, event.pod);
+        if !self.pod_events().offer(event, Instant::now()) {
+            debug!("no Event on pod {name}: it was told lately, or there are too many");
+            return;
+        }
+        self.state().offered = true;
+        self.nudge.notify_one();
+    }
+
+    fn pod_events(&self) -> MutexGuard<'_, PodEvents> {
+        let events = self.pod_events.lock();
+        events.unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits until `end`, for a nudge, or for an Event on a pod; whether there was a nudge.
     fn pause(&self, end: Instant) -> bool {
         let mut state = self.state();
-        while !state.nudged {
+        while !state.nudged && !std::mem::take(&mut state.offered) {
             let left = end.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 return false;
@@ -146,8 +172,7 @@ impl Api {
             let waited = self.nudge.wait_timeout(state, left);
             state = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
-        state.nudged = false;
-        true
+        std::mem::take(&mut state.nudged)
     }
 
     fn state(&self) -> MutexGuard<'_, State> {

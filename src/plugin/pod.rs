@@ -56,6 +56,7 @@ pub fn facts(
     let component = found.metadata.labels.get(CONTROL_PLANE_LABEL);
     let is_control_plane = component.is_some_and(|component| !component.is_empty());
     Ok(Some(PodFacts {
+        uid: found.metadata.uid,
         annotations,
         proxy,
         api_ports: if is_control_plane {

@@ -19,6 +19,8 @@ mod directories;
 mod faults;
 #[path = "install/filesystems.rs"]
 mod filesystems;
+#[path = "install/ignored.rs"]
+mod ignored;
 #[path = "install/lives.rs"]
 mod lives;
 #[path = "install/modes.rs"]

@@ -11,6 +11,7 @@ use tracing::{info, warn};
 
 use super::claims::Claims;
 use super::event;
+use super::posting::Posting;
 use super::untaint::Untaint;
 use super::{Api, Checked, Token, USER_AGENT, namespace};
 use crate::kube::backoff::Backoff;
@@ -41,6 +42,7 @@ pub struct Errands {
     untaint: Untaint,
     /// What was said last about the plugin's token and about the kubeconfig.
     said: [Option<String>; 2],
+    posting: Posting,
 }
 
 /// The answer to a TokenRequest.
@@ -76,6 +78,7 @@ impl Errands {
             backoff: Backoff::default(),
             untaint: Untaint::of(&api.settings, now),
             said: [None, None],
+            posting: Posting::default(),
             api,
         }
     }
@@ -92,6 +95,7 @@ impl Errands {
                 self.check();
             }
             self.post_events();
+            self.posting.run(&self.api, &mut self.own);
             let verified = self.api.state().verified;
             let mut end = self.check;
             if self.api.settings.plugin_account.is_some() {
@@ -100,7 +104,8 @@ impl Errands {
             if let Some(due) = self.untaint.look(&mut self.own, verified, Instant::now()) {
                 end = end.min(due);
             }
-            nudged = self.api.pause(end);
+            let event = self.api.pod_events().due();
+            nudged = self.api.pause(event.map_or(end, |due| end.min(due)));
             if nudged {
                 std::thread::sleep(PAUSE.saturating_sub(now.elapsed()));
             }

@@ -36,6 +36,8 @@ pub struct State {
     pub life: u64,
     /// What the plugin's account is told about the namespace, if not that it is there.
     pub namespace: Option<(u16, Value)>,
+    /// The status of an Event on a pod of another namespace.
+    pub events: u16,
     /// Requests are read and never answered.
     pub silent: bool,
     /// Connections are closed at once.
@@ -67,6 +69,7 @@ impl Api {
             grant: 201,
             life: 3600,
             namespace: None,
+            events: 201,
             silent: false,
             down: false,
             taints: Vec::new(),
@@ -223,6 +226,10 @@ impl Api {
             ("POST", Some("/apis/events.k8s.io/v1/namespaces/linkerd-cni/events")) => {
                 (201, json!({"kind": "Event"}))
             }
+            ("POST", Some(path)) if path.ends_with("/events") => match state.events {
+                201 => (201, json!({"kind": "Event"})),
+                code => status(code),
+            },
             _ => status(404),
         }
     }
