@@ -142,8 +142,16 @@ fn the_environments_registry_wins_over_the_flag() {
 #[test]
 fn what_is_wrong_prints_nothing_for_kubectl() {
     for (flags, said) in [
-        (&["--skip-inbound-ports", "x"][..], "ignoreInboundPorts"),
-        (&["--skip-outbound-ports", "90-80"], "ends before it starts"),
+        (
+            &["--skip-inbound-ports", "80,x"][..],
+            "--skip-inbound-ports: \"x\" is neither a port nor a range",
+        ),
+        (&["--skip-inbound-ports", "80, 81"], "\" 81\" is neither"),
+        (&["--skip-outbound-ports", "65536"], "\"65536\" is neither"),
+        (
+            &["--skip-outbound-ports", "90-80"],
+            "\"90-80\" ends before it starts",
+        ),
         (&["--cni-log-level", "loud"], "logLevel"),
         (&["--proxy-uid", "root"], "proxyUID"),
         (&["--use-wait-flag=perhaps"], "neither true nor false"),
