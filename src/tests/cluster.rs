@@ -12,6 +12,8 @@ mod burst;
 mod chart;
 #[path = "cluster/helm.rs"]
 mod helm;
+#[path = "cluster/ignored.rs"]
+mod ignored;
 #[path = "cluster/node.rs"]
 mod node;
 #[path = "cluster/plugin.rs"]

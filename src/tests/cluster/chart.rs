@@ -28,13 +28,13 @@ fn a_release_has_the_rights_it_needs_through_upgrade_rollback_and_uninstall() {
     passes_its_own_test(&helm);
     the_api_server_takes_every_use_of_the_chart(&helm);
     let plugin = ["/namespaces get", "/pods get", "/services=kubernetes get"];
+    let everywhere = [&plugin[..], &["events.k8s.io/events create"]].concat();
     let agent = [
         "/serviceaccounts/token=linkerd-cni-plugin create",
         "apps/daemonsets=linkerd-cni get",
-        "events.k8s.io/events create",
     ];
     assert_rights("linkerd-cni-plugin", &plugin, &[]);
-    assert_rights("linkerd-cni", &plugin, &agent);
+    assert_rights("linkerd-cni", &everywhere, &agent);
 
     let more = "repairController.enabled=true,startupTaint=example.com/cni,logLevel=debug";
     helm.run("upgrade", &["--set", more]);
@@ -43,16 +43,15 @@ fn a_release_has_the_rights_it_needs_through_upgrade_rollback_and_uninstall() {
         "/pods delete",
         "/pods list,watch",
         "/pods/eviction create",
-        "events.k8s.io/events create",
     ];
     assert_rights("linkerd-cni-plugin", &plugin, &[]);
-    assert_rights("linkerd-cni", &[&plugin[..], &repair].concat(), &agent);
+    assert_rights("linkerd-cni", &[&everywhere[..], &repair].concat(), &agent);
     assert_eq!(node.linkerd_entry()["log_level"], "debug");
 
     let release = ["linkerd-cni", "-n", "linkerd-cni"];
     let waiting = ["--wait", "--timeout", "60s"];
     helm.must(&[&["rollback"], &release[..], &["1"], &waiting].concat());
-    assert_rights("linkerd-cni", &plugin, &agent);
+    assert_rights("linkerd-cni", &everywhere, &agent);
     assert_eq!(node.linkerd_entry()["log_level"], "info");
     linkerd_check_finds_what_it_looks_up();
 

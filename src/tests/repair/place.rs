@@ -43,7 +43,8 @@ impl Node {
         ]});
         let configuration = node.dir("etc/cni/net.d").join("10-net.conflist");
         fs::write(configuration, list.to_string()).unwrap();
-        let annotations = json!({"config.linkerd.io/skip-outbound-ports": "9999"});
+        // The bad elements are ignored, as by the plugin.
+        let annotations = json!({"config.linkerd.io/skip-outbound-ports": "http,9999,30-20"});
         let object = json!({"metadata": {"name": "emojivoto", "annotations": annotations}});
         let path = "/api/v1/namespaces/emojivoto".to_owned();
         node.api.state().objects.insert(path, object);
