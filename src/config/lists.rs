@@ -79,7 +79,10 @@ impl Reader {
         all.extend(more);
         match last_bad {
             Some((list, error)) if all.is_empty() => {
-                let problem = format!("{error}; no element is left; {} is wanted", ports::GRAMMAR);
+                let problem = format!(
+                    "{error}; no usable element is left; {} is wanted",
+                    ports::GRAMMAR
+                );
                 Err(list.error(&problem))
             }
             _ => Ok(all),

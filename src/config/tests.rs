@@ -147,7 +147,11 @@ fn bad_elements_are_ignored_as_upstream_does_and_named() {
         let found = defaults(more).resolve(&facts);
         let Some((inbound, outbound, ignored)) = wanted else {
             let error = found.unwrap_err();
-            assert!(error.msg.contains("no element is left"), "{}", error.msg);
+            assert!(
+                error.msg.contains("no usable element is left"),
+                "{}",
+                error.msg
+            );
             continue;
         };
         let found = found.unwrap();

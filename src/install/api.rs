@@ -50,7 +50,7 @@ struct State {
     verified: bool,
     nudged: bool,
     events: VecDeque<Message>,
-    /// An Event on a pod was taken in.
+    /// An Event on a pod was queued.
     offered: bool,
 }
 
@@ -144,12 +144,12 @@ impl Api {
         self.nudge();
     }
 
-    /// Publishes an Event on a pod of the node, unless that one was told lately or there
-    /// are too many.
+    /// Publishes an Event on a pod of the node, some time; drops it if it repeats a recent
+    /// one or if too many wait.
     pub fn tell_on_pod(&self, event: PodEvent) {
         let name = format!("{}/{}", event.namespace, event.pod);
         if !self.pod_events().offer(event, Instant::now()) {
-            debug!("no Event on pod {name}: it was told lately, or there are too many");
+            debug!("no Event on pod {name}: it repeats a recent one, or too many wait");
             return;
         }
         self.state().offered = true;

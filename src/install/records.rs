@@ -54,7 +54,7 @@ struct State {
     /// Device and inode of the socket's file.
     file: Option<(u64, u64)>,
     /// Keys of the plugin entry that the agent's pod already has an Event about.
-    told: BTreeSet<&'static str>,
+    reported: BTreeSet<&'static str>,
 }
 
 impl Records {
@@ -177,7 +177,7 @@ impl Records {
         }
         notice::on_pod(&record).for_each(|event| self.api.tell_on_pod(event));
         for (key, event) in notice::on_agent(&record) {
-            if self.state().told.insert(key) {
+            if self.state().reported.insert(key) {
                 self.api.tell(event);
             }
         }

@@ -1,17 +1,17 @@
 //! Events on pods that wait for the API server. Pure.
 //!
-//! Whoever can write to the agent's socket can ask for Events, and a node may start many
-//! pods with the same mistake at once: so each mistake of a pod is told once in
-//! [`REPEAT`], the queue is bounded, and Events are posted at [`EACH`].
+//! A node may start many pods with the same mistake at once, and anybody who can write to
+//! the agent's socket can cause Events. So each mistake of a pod is reported once within
+//! [`REPEAT`], the queue is bounded, and Events are posted one each [`EACH`].
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use crate::kube::event::Message;
 
-/// Time for which a mistake of a pod is not told again.
+/// Time within which a mistake of a pod is not reported again.
 const REPEAT: Duration = Duration::from_secs(600);
-/// How many mistakes are remembered for that.
+/// How many reported mistakes are remembered; beyond that new ones are dropped.
 const REMEMBERED: usize = 256;
 /// How many Events wait; another one is dropped.
 const WAITING: usize = 64;
@@ -34,13 +34,13 @@ pub struct PodEvent {
 /// Events in the order in which they came.
 pub struct PodEvents {
     waiting: VecDeque<PodEvent>,
-    /// When which subject of which pod was told.
-    told: VecDeque<(Instant, String, &'static str)>,
+    /// Time, pod UID and subject of what was reported, oldest first.
+    reported: VecDeque<(Instant, String, &'static str)>,
     /// When the Events posted so far are paid for.
     paid: Instant,
     /// Nothing is posted before.
     rest_until: Instant,
-    /// Nothing is taken in before.
+    /// What is offered before is dropped.
     closed_until: Instant,
 }
 
@@ -48,30 +48,31 @@ impl PodEvents {
     pub fn new(now: Instant) -> Self {
         PodEvents {
             waiting: VecDeque::new(),
-            told: VecDeque::new(),
+            reported: VecDeque::new(),
             paid: now,
             rest_until: now,
             closed_until: now,
         }
     }
 
-    /// Takes in an Event at `now`; `false` if it is dropped.
+    /// Queues an Event at `now`; `false` if it is dropped.
     pub fn offer(&mut self, event: PodEvent, now: Instant) -> bool {
         while self
-            .told
+            .reported
             .front()
             .is_some_and(|(at, ..)| *at + REPEAT <= now)
         {
-            self.told.pop_front();
+            self.reported.pop_front();
         }
-        let is_told = |(_, uid, subject): &(Instant, String, &str)| {
+        let is_reported = |(_, uid, subject): &(Instant, String, &str)| {
             *uid == event.uid && *subject == event.subject
         };
-        let is_full = self.waiting.len() >= WAITING || self.told.len() >= REMEMBERED;
-        if now < self.closed_until || is_full || self.told.iter().any(is_told) {
+        let is_full = self.waiting.len() >= WAITING || self.reported.len() >= REMEMBERED;
+        if now < self.closed_until || is_full || self.reported.iter().any(is_reported) {
             return false;
         }
-        self.told.push_back((now, event.uid.clone(), event.subject));
+        self.reported
+            .push_back((now, event.uid.clone(), event.subject));
         self.waiting.push_back(event);
         true
     }
@@ -98,7 +99,7 @@ impl PodEvents {
         self.rest_until = end;
     }
 
-    /// Drops what waits, and takes nothing in until `end`.
+    /// Drops what waits, and what is offered until `end`.
     pub fn close(&mut self, end: Instant) {
         self.waiting.clear();
         self.closed_until = end;
@@ -126,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn a_mistake_of_a_pod_is_told_once_in_ten_minutes() {
+    fn a_mistake_of_a_pod_is_reported_once_in_ten_minutes() {
         let begin = Instant::now();
         let mut events = PodEvents::new(begin);
         assert!(events.offer(event("1", "a"), begin));
@@ -148,7 +149,7 @@ mod tests {
             now += Duration::from_millis(10);
             events.offer(event(&number.to_string(), "a"), now);
             posted += u32::from(events.take(now).is_some());
-            assert!(events.waiting.len() <= WAITING && events.told.len() <= REMEMBERED);
+            assert!(events.waiting.len() <= WAITING && events.reported.len() <= REMEMBERED);
         }
         let allowed = BURST + ((now - begin).as_secs() / EACH.as_secs()) as u32;
         assert!((BURST..=allowed).contains(&posted), "{posted} of {allowed}");

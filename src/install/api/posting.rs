@@ -10,7 +10,7 @@ use crate::kube::connection::{Connection, Error};
 /// How long nothing is posted after the API server did not take an Event for a reason
 /// that may pass.
 const REST: Duration = Duration::from_secs(60);
-/// How long nothing is taken in after the API server forbade an Event.
+/// How long Events are dropped after the API server forbade one.
 const FORBIDDEN_REST: Duration = Duration::from_secs(600);
 
 /// Why an Event was not taken.
@@ -39,9 +39,10 @@ impl Failure {
     }
 }
 
-/// What was said last, so that it is said once.
+/// Posts Events on pods, and logs each kind of failure once.
 #[derive(Default)]
 pub struct Posting {
+    /// The last failure that was logged, until an Event is posted.
     said: Option<Failure>,
 }
 

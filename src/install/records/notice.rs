@@ -1,5 +1,5 @@
-//! What people are told of lists with ignored elements: the pod's owner in an Event on
-//! the pod, the operator in one on the agent's pod. Pure.
+//! Events about port lists with ignored elements: on the pod if an annotation has them, on
+//! the agent's pod if the plugin entry has them. Pure.
 
 use crate::config::ignored::Ignored;
 use crate::install::api::pod_events::PodEvent;

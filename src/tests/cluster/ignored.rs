@@ -11,7 +11,7 @@ use crate::pods::{self, Pods, kubectl};
 const KEY: &str = "config.linkerd.io/skip-outbound-ports";
 
 #[test]
-fn bad_elements_of_a_port_list_are_ignored_and_told_on_the_pod_unless_annotations_are_strict() {
+fn bad_elements_of_a_port_list_are_ignored_and_reported_on_the_pod_unless_annotations_are_strict() {
     let node = Node::here();
     let before = node.files();
     let helm = Helm::with_local_repository();

@@ -1,4 +1,4 @@
-//! What people are told of port lists with ignored elements: Events, log lines, metrics.
+//! How port lists with ignored elements are reported: Events, log lines, metrics.
 
 use std::os::unix::net::UnixDatagram;
 use std::time::Instant;
@@ -121,7 +121,7 @@ fn ignored_elements_are_in_an_event_on_the_pod_in_the_log_and_in_the_metrics() {
 }
 
 #[test]
-fn the_same_mistake_is_told_once_and_a_flood_of_them_costs_few_requests() {
+fn the_same_mistake_is_reported_once_and_a_flood_of_them_costs_few_requests() {
     let scene = Scene::new();
     let start = Instant::now();
     for _ in 0..20 {
@@ -160,7 +160,7 @@ fn an_agent_that_may_not_post_events_says_so_once_and_stops_asking() {
 }
 
 #[test]
-fn a_bad_list_of_the_plugin_entry_is_told_once_on_the_agents_pod() {
+fn a_bad_list_of_the_plugin_entry_is_reported_once_on_the_agents_pod() {
     let scene = Scene::new();
     let list = json!([{"source": "outbound-ports-to-ignore", "elements": ["smtp"], "more": 0}]);
     for number in 1..4 {

@@ -1,4 +1,4 @@
-//! Bad elements of port lists: ignored as by upstream, and said.
+//! Bad elements of port lists: ignored as by upstream, and reported.
 
 use std::os::unix::net::UnixDatagram;
 use std::time::Duration;
