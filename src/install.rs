@@ -48,6 +48,7 @@ use notes::{Note, Notes};
 use proof::Proof;
 use reconcile::{Pass, Reconciler};
 use records::Records;
+use removal::Outcome;
 use status::Status;
 use watch::{Wake, Watch};
 
@@ -135,24 +136,20 @@ pub fn run(settings: Settings) -> Result<(), Error> {
         records.stop();
     }
     if !departure::is_removal(departure::ask(&settings), api.reached()) {
-        info!("leaving everything in place for the next agent");
+            info!("leaving everything in place for the next agent");
         return Ok(());
     }
-    remove(&settings, reconciler.lists())
+    remove(&settings, reconciler.lists()).map(|_| ())
 }
 
 /// Takes off the node what an agent left that died for good, by what is found there.
 pub fn uninstall(settings: &Settings) -> Result<(), Error> {
-    remove(settings, &BTreeSet::new())
+    remove(settings, &BTreeSet::new()).map(|_| ())
 }
 
-fn remove(settings: &Settings, lists: &BTreeSet<String>) -> Result<(), Error> {
+fn remove(settings: &Settings, lists: &BTreeSet<String>) -> Result<Outcome, Error> {
     info!("uninstalling");
-    let failures = removal::undo(settings, lists);
-    if failures.is_empty() {
-        return Ok(());
-    }
-    Err(Error::Undo(failures))
+    removal::undo(settings, lists).map_err(Error::Undo)
 }
 
 /// Our entry, from the source that was given.

@@ -13,9 +13,12 @@ use serde_json::value::RawValue;
 
 #[cfg(test)]
 mod generated;
+mod naming;
 mod standalone;
 #[cfg(test)]
 mod tests;
+
+pub use naming::may_call_plugin;
 
 /// The `type` of our entry, which is the name of the plugin's file on the host.
 pub const PLUGIN: &str = "linkerd-cni";

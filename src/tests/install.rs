@@ -27,6 +27,8 @@ mod modes;
 mod node;
 #[path = "install/proof.rs"]
 mod proof;
+#[path = "install/rechained.rs"]
+mod rechained;
 #[path = "install/records.rs"]
 mod records;
 #[path = "install/rewrites.rs"]
