@@ -14,6 +14,7 @@ pub mod departure;
 pub mod environment;
 pub mod fight;
 pub mod files;
+pub mod handover;
 pub mod journal;
 pub mod leftovers;
 pub mod mode;
@@ -135,11 +136,16 @@ pub fn run(settings: Settings) -> Result<(), Error> {
     if let Some(records) = records {
         records.stop();
     }
+    reconciler.hand_over();
     if !departure::is_removal(departure::ask(&settings), api.reached()) {
-            info!("leaving everything in place for the next agent");
+        reconciler.hand_over();
+        info!("leaving everything in place for the next agent");
         return Ok(());
     }
-    remove(&settings, reconciler.lists()).map(|_| ())
+    if remove(&settings, reconciler.lists())? == Outcome::Kept {
+        reconciler.hand_over();
+    }
+    Ok(())
 }
 
 /// Takes off the node what an agent left that died for good, by what is found there.

@@ -157,6 +157,12 @@ impl<'a> List<'a> {
         self.plugins.iter().any(Plugin::is_ours)
     }
 
+    /// The last entry of our plugin, if there is one.
+    pub fn plugin_entry(&self) -> Option<Value> {
+        let ours = self.plugins.iter().rev().find(|plugin| plugin.is_ours())?;
+        serde_json::from_str(&self.text[ours.span.clone()]).ok()
+    }
+
     /// The types of all plugins, ours too.
     pub fn types(&self) -> Vec<String> {
         let types = self.plugins.iter().filter_map(|plugin| plugin.kind.clone());

@@ -10,7 +10,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Instant;
 
-use tracing::info;
+use tracing::{info, warn};
 
 use super::api::Api;
 use super::binaries::Binaries;
@@ -18,7 +18,9 @@ use super::conflist::{Entry, PLUGIN};
 use super::credential;
 use super::environment::Settings;
 use super::fight::Fights;
+use super::handover::{self, Handover};
 use super::mode::Mode;
+use super::netdir;
 use super::proof::{Proof, Standing, Subject};
 use super::status::Status;
 use pass::BIN_DIR;
@@ -37,6 +39,7 @@ pub struct Reconciler {
     rivals: Fights,
     proof: Option<Arc<Proof>>,
     lists: BTreeSet<String>,
+    handover: Handover,
     tidied: bool,
     greeted: bool,
 }
@@ -60,6 +63,7 @@ impl Reconciler {
             rivals: Fights::default(),
             proof: None,
             lists: BTreeSet::new(),
+            handover: Handover::default(),
             tidied: false,
             greeted: false,
         }
@@ -73,6 +77,17 @@ impl Reconciler {
     /// The lists that carried us at any time.
     pub fn lists(&self) -> &BTreeSet<String> {
         &self.lists
+    }
+
+    /// Restores the kubeconfig of an upstream agent, if that chains the plugin on this node.
+    pub fn hand_over(&self) {
+        let found = netdir::scan(&self.settings.net_dir, &self.settings.kubeconfig_name);
+        if !found.is_ok_and(|found| handover::upstream_chains(&found, &self.entry)) {
+            return;
+        }
+        if let Err(error) = self.handover.restore(&self.settings.kubeconfig()) {
+            warn!("{error}");
+        }
     }
 
     /// Looks at everything once and writes what is not right.
@@ -141,6 +156,8 @@ impl Reconciler {
             if self.is_held(KUBECONFIG, &self.settings.kubeconfig(), &desired.text, pass) {
                 return Ok(());
             }
+            let path = self.settings.kubeconfig();
+            self.handover.overwrites(&path, &desired.text);
             credential::write(&self.settings, &desired.text)?;
             pass.wrote = true;
             Status::count(&self.status.kubeconfig_writes);

@@ -19,6 +19,8 @@ mod directories;
 mod faults;
 #[path = "install/filesystems.rs"]
 mod filesystems;
+#[path = "install/handover.rs"]
+mod handover;
 #[path = "install/lives.rs"]
 mod lives;
 #[path = "install/modes.rs"]
