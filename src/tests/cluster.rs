@@ -20,6 +20,8 @@ mod plugin;
 mod pods;
 #[path = "cluster/repair.rs"]
 mod repair;
+#[path = "cluster/two_agents.rs"]
+mod two_agents;
 #[path = "cluster/upstream.rs"]
 mod upstream;
 

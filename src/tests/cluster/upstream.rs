@@ -65,7 +65,7 @@ fn objects() -> Vec<Value> {
 }
 
 /// What upstream's ConfigMap tells the plugin.
-fn plugin() -> Value {
+pub fn plugin() -> Value {
     json!({
         "name": "linkerd-cni",
         "type": "linkerd-cni",
