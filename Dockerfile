@@ -20,6 +20,17 @@ RUN --mount=type=cache,target=/usr/local/cargo/registry \
  && install -d -m 1777 /root-fs/tmp
 COPY LICENSE /root-fs/linkerd/LICENSE
 
+# The image of the pods that scripts/quickstart starts: docker buildx build --target probe .
+FROM build AS build-probe
+ARG TARGETPLATFORM
+RUN --mount=type=cache,target=/usr/local/cargo/registry \
+    --mount=type=cache,target=/src/target,id=target-$TARGETPLATFORM \
+    cargo build --locked --release --example probe && install -D target/release/examples/probe /probe-fs/probe
+
+FROM scratch AS probe
+COPY --from=build-probe /probe-fs /
+CMD ["/probe", "pause"]
+
 FROM scratch
 LABEL org.opencontainers.image.title=cni-plugin \
       org.opencontainers.image.licenses=Apache-2.0 \

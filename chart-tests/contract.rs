@@ -20,7 +20,9 @@ fn objects_have_the_names_that_linkerd_check_looks_for() {
             ("ServiceAccount", "linkerd-cni-plugin", &here),
             ("ServiceAccount", "linkerd-cni", &here),
             ("ConfigMap", "linkerd-cni-config", &here),
+            ("ClusterRole", "linkerd-cni-agent", &Value::Null),
             ("ClusterRole", "linkerd-cni", &Value::Null),
+            ("ClusterRoleBinding", "linkerd-cni-agent", &Value::Null),
             ("ClusterRoleBinding", "linkerd-cni", &Value::Null),
             ("Role", "linkerd-cni-agent", &here),
             ("RoleBinding", "linkerd-cni-agent", &here),
@@ -65,7 +67,8 @@ fn the_selector_is_frozen() {
     );
     assert_eq!(daemonset["metadata"]["labels"]["k8s-app"], "linkerd-cni");
     let role = json!({"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "linkerd-cni"});
-    assert_eq!(objects.get("ClusterRoleBinding")["roleRef"], role);
+    let binding = objects.named("ClusterRoleBinding", "linkerd-cni");
+    assert_eq!(binding["roleRef"], role);
 }
 
 #[test]

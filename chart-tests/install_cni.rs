@@ -142,8 +142,16 @@ fn the_environments_registry_wins_over_the_flag() {
 #[test]
 fn what_is_wrong_prints_nothing_for_kubectl() {
     for (flags, said) in [
-        (&["--skip-inbound-ports", "x"][..], "ignoreInboundPorts"),
-        (&["--skip-outbound-ports", "90-80"], "ends before it starts"),
+        (
+            &["--skip-inbound-ports", "80,x"][..],
+            "--skip-inbound-ports: \"x\" is neither a port nor a range",
+        ),
+        (&["--skip-inbound-ports", "80, 81"], "\" 81\" is neither"),
+        (&["--skip-outbound-ports", "65536"], "\"65536\" is neither"),
+        (
+            &["--skip-outbound-ports", "90-80"],
+            "\"90-80\" ends before it starts",
+        ),
         (&["--cni-log-level", "loud"], "logLevel"),
         (&["--proxy-uid", "root"], "proxyUID"),
         (&["--use-wait-flag=perhaps"], "neither true nor false"),
@@ -176,5 +184,41 @@ fn every_kind_of_the_chart_is_pruned() {
         let version = if version == "v1" { "core/v1" } else { version };
         let flag = format!("--prune-allowlist={version}/{kind}\n");
         assert!(allowed.contains(&flag), "{flag}");
+    }
+}
+
+/// Constructs newer than bash 3.2, and options that only the GNU tools have.
+const NOT_ON_MACOS: [&str; 18] = [
+    "declare -A",
+    "local -A",
+    "local -n",
+    "mapfile",
+    "readarray",
+    "EPOCH",
+    ",,}",
+    "^^}",
+    "@Q}",
+    "&>>",
+    "sed -i",
+    "sed -r",
+    "grep -P",
+    "readlink -f",
+    "date -d",
+    "stat -c",
+    "base64 -w",
+    "env -C",
+];
+
+#[test]
+fn install_cni_uses_nothing_that_macos_lacks() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("scripts/install-cni");
+    let text = crate::helm::read(path);
+    for line in text.lines().filter(|line| !line.trim().starts_with('#')) {
+        for construct in NOT_ON_MACOS {
+            assert!(!line.contains(construct), "{construct}: {line}");
+        }
+        // To bash 3.2 with `set -u`, an empty array is unset.
+        let guarded = !line.contains("[@]}") || line.contains("[@]+");
+        assert!(guarded, "an array without `+`: {line}");
     }
 }

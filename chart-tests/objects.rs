@@ -169,6 +169,7 @@ fn the_programs_are_told_what_values_say() {
     });
     let objects = with(json!({
         "logFormat": "json", "resyncSeconds": 60, "cniConfFileName": "10-a.conflist",
+        "terminationGracePeriodSeconds": "60",
         "chained": false, "selfTest": false, "requireNetworkPlugins": false, "startupTaint": "example.com/wait", "adminPort": 8081,
         "repairController": repair,
     }));
@@ -176,6 +177,7 @@ fn the_programs_are_told_what_values_say() {
         ("LOG_FORMAT", "json"),
         ("RESYNC_SECONDS", "60"),
         ("DAEMONSET", "linkerd-cni"),
+        ("TERMINATION_GRACE_SECONDS", "60"),
         ("PLUGIN_SERVICE_ACCOUNT", "linkerd-cni-plugin"),
         ("CONF_NAME", "10-a.conflist"),
         ("CHAINED", "false"),
@@ -201,6 +203,7 @@ fn the_programs_are_told_what_values_say() {
         ("LINKERD_CNI_CHAINED", json!("true")),
         ("LINKERD_CNI_REQUIRE_NETWORK_PLUGINS", json!("true")),
         ("LINKERD_CNI_SELF_TEST", json!("true")),
+        ("LINKERD_CNI_TERMINATION_GRACE_SECONDS", json!("30")),
         ("LINKERD_CNI_CONF_NAME", Value::Null),
         ("LINKERD_CNI_STARTUP_TAINT", Value::Null),
     ] {

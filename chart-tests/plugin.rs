@@ -99,8 +99,32 @@ fn each_value_reaches_the_plugins_configuration() {
         (
             json!({"ignoreOutboundPorts": "443, 1000"}),
             outbound,
-            json!(["443", "1000"]),
+            json!(["443", " 1000"]),
         ),
+        (
+            json!({"ignoreOutboundPorts": "443,"}),
+            outbound,
+            json!(["443", ""]),
+        ),
+        (
+            json!({"ignoreInboundPorts": "http,80;90,30-20,\"\\,65536-65539"}),
+            inbound,
+            json!([
+                "4191",
+                "4190",
+                "http",
+                "80;90",
+                "30-20",
+                "\"\\",
+                "65536-65539"
+            ]),
+        ),
+        (
+            json!({"strictAnnotations": true}),
+            "strict-annotations",
+            json!(true),
+        ),
+        (json!({}), "strict-annotations", Value::Null),
         (
             json!({"ignoreOutboundPorts": 443}),
             outbound,

@@ -12,6 +12,7 @@ mod lifecycle;
 mod objects;
 mod platforms;
 mod plugin;
+mod quickstart;
 mod schema;
 mod security;
 
@@ -72,6 +73,21 @@ fn the_notes_name_the_values_of_older_charts_that_are_set() {
     }
     assert!(notes.contains("`image.name`"), "{notes}");
     assert!(!Render::new().notes().contains("older charts"));
+}
+
+#[test]
+fn the_notes_name_the_elements_of_port_lists_that_are_ignored() {
+    let lists = json!({"ignoreInboundPorts": "80,http,+90", "ignoreOutboundPorts": "443, 1000,"});
+    let notes = Render::new().values(&lists).notes();
+    for line in [
+        "ignoreInboundPorts: elements that the plugin ignores, as linkerd2's does: \"http\".",
+        "ignoreOutboundPorts: elements that the plugin ignores, as linkerd2's does: \" 1000\", \"\".",
+    ] {
+        assert!(notes.contains(line), "{line}: {notes}");
+    }
+    let good = json!({"ignoreInboundPorts": "0,22,8000-8100,65535", "ignoreOutboundPorts": " "});
+    let notes = Render::new().values(&good).notes();
+    assert!(!notes.contains("ignores"), "{notes}");
 }
 
 /// `linkerd check --pre` fails if the control plane's namespace exists.

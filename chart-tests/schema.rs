@@ -104,16 +104,25 @@ pub fn wrong() -> Vec<(Value, &'static str)> {
             "at '/ignoreInboundPorts': got array",
         ),
         (
-            json!({"ignoreInboundPorts": "80;90"}),
-            "at '/ignoreInboundPorts': '80;90' does not match",
+            json!({"portsToRedirect": "80,70000"}),
+            "portsToRedirect: \"70000\" is above 65535",
         ),
-        (
-            json!({"ignoreInboundPorts": "80,70000"}),
-            "ignoreInboundPorts: \"70000\" is above 65535",
-        ),
+        // No meshed pod would start, with linkerd2's plugin neither.
         (
             json!({"ignoreOutboundPorts": "90-80"}),
-            "ignoreOutboundPorts: the range \"90-80\" ends before it starts",
+            "ignoreOutboundPorts: \"90-80\" is neither a port nor a range, and no other element is left",
+        ),
+        (
+            json!({"ignoreInboundPorts": "80,70000", "strictAnnotations": true}),
+            "ignoreInboundPorts: \"70000\" is neither a port nor a range",
+        ),
+        (
+            json!({"ignoreOutboundPorts": "443, 1000", "strictAnnotations": true}),
+            "ignoreOutboundPorts: \" 1000\" is neither a port nor a range",
+        ),
+        (
+            json!({"strictAnnotations": "true"}),
+            "at '/strictAnnotations': got string",
         ),
         (
             json!({"skipSubnets": "10.0.0.0"}),
@@ -212,6 +221,15 @@ pub fn wrong() -> Vec<(Value, &'static str)> {
         (
             json!({"apiRetrySeconds": 0}),
             "at '/apiRetrySeconds': minimum: got 0, want 1",
+        ),
+        // Less than an uninstall takes.
+        (
+            json!({"terminationGracePeriodSeconds": 29}),
+            "at '/terminationGracePeriodSeconds': minimum: got 29, want 30",
+        ),
+        (
+            json!({"terminationGracePeriodSeconds": "29"}),
+            "at '/terminationGracePeriodSeconds': '29' does not match",
         ),
         (
             json!({"startupTaint": "key=value:NoSchedule"}),

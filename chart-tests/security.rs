@@ -48,10 +48,11 @@ const PLUGIN: [&str; 3] = [
     "ClusterRole linkerd-cni: /services=kubernetes get",
 ];
 
-const AGENT: [&str; 3] = [
+const AGENT: [&str; 4] = [
+    "ClusterRole linkerd-cni-agent: /nodes get",
+    "ClusterRole linkerd-cni-agent: events.k8s.io/events create",
     "Role linkerd-cni-agent: apps/daemonsets=linkerd-cni get",
     "Role linkerd-cni-agent: /serviceaccounts/token=linkerd-cni-plugin create",
-    "Role linkerd-cni-agent: events.k8s.io/events create",
 ];
 
 #[test]

@@ -32,8 +32,9 @@ const OPENMETRICS: &str = "application/openmetrics-text; version=1.0.0; charset=
 /// What the owner of the server has to say; both are asked anew for each request, on
 /// the server's thread, and should not block.
 pub struct Answers {
-    /// `Err` says what is missing; it becomes the body of the 500.
-    pub ready: Box<dyn Fn() -> Result<(), String> + Send + Sync>,
+    /// `Err` says what is missing; it becomes the body of the 500. `Ok` may have a remark for
+    /// the body of the 200.
+    pub ready: Box<dyn Fn() -> Result<Option<String>, String> + Send + Sync>,
     /// The whole OpenMetrics text, with its `# EOF`.
     pub metrics: Box<dyn Fn() -> String + Send + Sync>,
 }
@@ -211,7 +212,8 @@ fn answer(request: &[u8], answers: &Answers) -> Option<Vec<u8>> {
     let (status, kind, body) = match path {
         "/metrics" => ("200 OK", OPENMETRICS, (answers.metrics)()),
         "/ready" => match (answers.ready)() {
-            Ok(()) => ("200 OK", TEXT, "ready\n".to_owned()),
+            Ok(None) => ("200 OK", TEXT, "ready\n".to_owned()),
+            Ok(Some(remark)) => ("200 OK", TEXT, format!("ready ({remark})\n")),
             Err(reason) => (
                 "500 Internal Server Error",
                 TEXT,

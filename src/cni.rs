@@ -8,6 +8,7 @@
 pub mod args;
 pub mod error;
 pub mod object;
+pub mod output;
 pub mod request;
 pub mod result;
 pub mod version;

@@ -1,6 +1,8 @@
 //! What is wanted for one pod: our part of the network configuration, with the pod's
 //! annotations applied over it. Pure; the values come from [`crate::plugin`].
 
+pub mod ignored;
+mod lists;
 mod members;
 mod redirect;
 
@@ -13,6 +15,9 @@ use serde_json::Value;
 use crate::cni::error::{Error, code};
 use crate::cni::object::Object;
 use crate::ports::PortRange;
+use crate::quote::quote;
+use crate::rules::Redirect;
+use ignored::Ignored;
 use members::Section;
 
 /// Annotations that change the rules of a pod (contract 4.5).
@@ -44,8 +49,8 @@ pub mod annotation {
 const CONFIG_REMEDY: &str =
     "the entry comes from the ConfigMap linkerd-cni-config, made by the chart's values";
 
-/// Where the chart is usually installed; upstream's does not say it in the configuration.
-const USUAL_AGENT_NAMESPACE: &str = "linkerd-cni";
+/// Namespace and DaemonSet of the agent, where the plugin entry does not name them.
+const USUAL_AGENT: &str = "linkerd-cni";
 /// Runtimes give an ADD minutes, and try a failed one again.
 const API_BUDGET: Duration = Duration::from_secs(10);
 
@@ -76,6 +81,8 @@ pub enum Ipv6 {
 /// What the pod says of itself and its proxy; what it does not say is configured.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PodFacts {
+    /// UID of the pod object.
+    pub uid: String,
     /// Its annotations of ours, or else its namespace's.
     pub annotations: Annotations,
     /// What the container `linkerd-proxy` runs as and listens on.
@@ -83,6 +90,14 @@ pub struct PodFacts {
     /// The API server's ports, which a control-plane pod reaches without the proxy; for
     /// other pods there are none.
     pub api_ports: Vec<PortRange>,
+}
+
+/// What a pod gets.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Resolved {
+    pub redirect: Redirect,
+    /// What has no effect of the lists that this pod's rules are made of.
+    pub ignored: Vec<Ignored>,
 }
 
 /// The container `linkerd-proxy`, as far as it is explicit.
@@ -128,8 +143,11 @@ pub struct Config {
     /// Where the agent's own pods are, which pass untouched: they bring the credential
     /// that everything else needs.
     pub agent_namespace: String,
+    pub agent_daemonset: String,
     /// How long a pod's ADD may wait for the API server, all tries together.
     pub api_budget: Duration,
+    /// Whether a bad element of a port list fails the pod; upstream drops it.
+    pub strict_annotations: bool,
     defaults: Defaults,
     /// The first of our keys that has a bad value.
     problem: Option<Error>,
@@ -182,7 +200,12 @@ impl Config {
         let ipv6 = linkerd.read("ipv6", "one of true, false and \"auto\"", ipv6);
         let detection = linkerd.read("pod-detection", "one of annotations and api", detection);
         let budget = linkerd.read("api-retry-seconds", "from 1 to 60", budget);
-        let agent_namespace = linkerd.read("agent-namespace", "a text", members::text);
+        let mut agent = |key: &str| {
+            let name = linkerd.read(key, "a text", members::text);
+            name.unwrap_or_else(|| USUAL_AGENT.to_owned())
+        };
+        let agent_namespace = agent("agent-namespace");
+        let agent_daemonset = agent("agent-daemonset");
         let mut config = Config {
             log_level: log_level.unwrap_or_default(),
             kubeconfig: kubeconfig.unwrap_or_default().into(),
@@ -193,16 +216,20 @@ impl Config {
             ipv6: ipv6.unwrap_or_default(),
             detection: detection.unwrap_or_default(),
             exclude_namespaces: linkerd.texts("exclude-namespaces"),
-            agent_namespace: agent_namespace.unwrap_or_else(|| USUAL_AGENT_NAMESPACE.to_owned()),
+            agent_namespace,
+            agent_daemonset,
             api_budget: budget.unwrap_or(API_BUDGET),
+            strict_annotations: linkerd
+                .read("strict-annotations", "true or false", Value::as_bool)
+                .unwrap_or_default(),
             defaults: Defaults {
                 incoming_proxy_port: linkerd.number("incoming-proxy-port"),
                 outgoing_proxy_port: linkerd.number("outgoing-proxy-port"),
                 proxy_uid: linkerd.number("proxy-uid"),
                 proxy_gid: linkerd.number("proxy-gid"),
                 ports_to_redirect: linkerd.ports("ports-to-redirect"),
-                inbound_ports_to_ignore: linkerd.ports("inbound-ports-to-ignore"),
-                outbound_ports_to_ignore: linkerd.ports("outbound-ports-to-ignore"),
+                inbound_ports_to_ignore: linkerd.ports(ignored::INBOUND_KEY),
+                outbound_ports_to_ignore: linkerd.ports(ignored::OUTBOUND_KEY),
                 subnets_to_ignore: linkerd.texts("subnets-to-ignore"),
             },
             problem: None,
@@ -250,6 +277,14 @@ fn config_error(key: &str, problem: &str) -> Error {
         format!("network configuration of linkerd-cni: \"linkerd\": \"{key}\": {problem}"),
     )
     .with_details(CONFIG_REMEDY)
+}
+
+fn annotation_error(key: &str, value: &str, problem: &str) -> Error {
+    Error::new(
+        code::ANNOTATION,
+        format!("annotation {key}: {}: {problem}", quote(value)),
+    )
+    .with_details("correct the annotation of the pod or of its namespace")
 }
 
 #[cfg(test)]

@@ -14,6 +14,7 @@ pub mod departure;
 pub mod environment;
 pub mod fight;
 pub mod files;
+pub mod handover;
 pub mod journal;
 pub mod leftovers;
 pub mod mode;
@@ -42,12 +43,14 @@ use tracing::{info, warn};
 use crate::admin;
 use api::Api;
 use conflist::Entry;
+use departure::Decision;
 use environment::{Settings, Template};
 use mode::Mode;
 use notes::{Note, Notes};
 use proof::Proof;
 use reconcile::{Pass, Reconciler};
 use records::Records;
+use removal::Outcome;
 use status::Status;
 use watch::{Wake, Watch};
 
@@ -86,13 +89,14 @@ pub enum Error {
     Mode(#[from] environment::Error),
 }
 
-/// Runs the agent until SIGTERM or SIGINT, and then undoes what it did, if the plugin is
-/// to go as well.
+/// Runs the agent until SIGTERM or SIGINT, and then uninstalls, if there is proof that the
+/// release or this node's part of it is uninstalled.
 pub fn run(settings: Settings) -> Result<(), Error> {
     let mut watch = Watch::start().map_err(Error::Wait)?;
     let entry = entry(&settings)?;
     let mode = Mode::of(&settings)?;
     let settings = Arc::new(settings);
+    let finds_kubeconfig = departure::finds_kubeconfig(&settings);
     let status = Arc::new(Status::default());
     let mut admin = Admin::Closed;
     let api = Api::start(&settings, watch.waker()).map_err(Error::Thread)?;
@@ -103,7 +107,7 @@ pub fn run(settings: Settings) -> Result<(), Error> {
         reconciler.takes_proof(proof);
     }
     let records = match settings.plugin_socket {
-        true => Some(Records::start(&settings, &status).map_err(Error::Thread)?),
+        true => Some(Records::start(&settings, &status, &api).map_err(Error::Thread)?),
         false => None,
     };
     let mut notes = Notes::default();
@@ -131,28 +135,34 @@ pub fn run(settings: Settings) -> Result<(), Error> {
     }
     info!("told to stop");
     status.set_ready(Err("told to stop".into()));
+    let is_alone = !finds_kubeconfig && !api.reached();
     if let Some(records) = records {
         records.stop();
     }
-    if !departure::is_removal(departure::ask(&settings), api.reached()) {
-        info!("leaving everything in place for the next agent");
-        return Ok(());
+    reconciler.hand_over();
+    match departure::decide(&settings, is_alone) {
+        Decision::Leave(why) => {
+            reconciler.hand_over();
+            info!("leaving everything in place for the next agent: {why}");
+        }
+        Decision::Uninstall(why) => {
+            info!("reason to uninstall: {why}");
+            if remove(&settings, reconciler.lists())? == Outcome::Kept {
+                reconciler.hand_over();
+            }
+        }
     }
-    remove(&settings, reconciler.lists())
+    Ok(())
 }
 
 /// Takes off the node what an agent left that died for good, by what is found there.
 pub fn uninstall(settings: &Settings) -> Result<(), Error> {
-    remove(settings, &BTreeSet::new())
+    remove(settings, &BTreeSet::new()).map(|_| ())
 }
 
-fn remove(settings: &Settings, lists: &BTreeSet<String>) -> Result<(), Error> {
+fn remove(settings: &Settings, lists: &BTreeSet<String>) -> Result<Outcome, Error> {
     info!("uninstalling");
-    let failures = removal::undo(settings, lists);
-    if failures.is_empty() {
-        return Ok(());
-    }
-    Err(Error::Undo(failures))
+    removal::undo(settings, lists).map_err(Error::Undo)
 }
 
 /// Our entry, from the source that was given.
@@ -168,8 +178,22 @@ fn entry(settings: &Settings) -> Result<Entry, Error> {
         },
         Template::None => return Err(Error::NoTemplate),
     };
-    Entry::new(&text, &settings.kubeconfig_on_host)
-        .map_err(|source| Error::Template { origin, source })
+    let entry = Entry::new(&text, &settings.kubeconfig_on_host)
+        .map_err(|source| Error::Template { origin, source })?;
+    Ok(naming_own_pods(entry, settings))
+}
+
+/// Adds how the plugin tells the agent's own pods, which must start while the credential
+/// is dead: upstream's chart does not say it.
+fn naming_own_pods(entry: Entry, settings: &Settings) -> Entry {
+    let entry = match api::namespace(settings) {
+        Some(namespace) => entry.with_setting("agent-namespace", &namespace),
+        None => entry,
+    };
+    match &*settings.daemonset {
+        environment::USUAL_DAEMONSET => entry,
+        daemonset => entry.with_setting("agent-daemonset", daemonset),
+    }
 }
 
 /// The directories in which a change matters.
@@ -223,7 +247,7 @@ impl Admin {
         };
         let (ready, metrics) = (Arc::clone(status), Arc::clone(status));
         let answers = admin::Answers {
-            ready: Box::new(move || ready.ready()),
+            ready: Box::new(move || ready.ready().map(|()| ready.remark())),
             metrics: Box::new(move || metrics.metrics()),
         };
         let opened = TcpListener::bind(address).and_then(|listener| {

@@ -12,6 +12,7 @@ pub mod connection;
 mod error;
 pub mod event;
 pub mod retry;
+pub mod scheduling;
 mod tls;
 pub mod types;
 
@@ -32,9 +33,11 @@ pub use error::Error;
 use tls::Tls;
 use types::Status;
 
-/// The largest object that is read, in bytes. A pod is at most 1.5 MB in etcd; lists
-/// are read as they come ([`Client::read`]).
+/// The largest object that is read, in bytes. A pod is at most 1.5 MB in etcd.
 const BODY_LIMIT: u64 = 8 << 20;
+/// The largest list that is read, in bytes: 500 pods of 256 KiB. Lists are parsed while
+/// they arrive ([`Client::read_list`]), so this bounds time and traffic, not memory.
+const LIST_LIMIT: u64 = 128 << 20;
 /// The same of an error, which only people read.
 const ERROR_LIMIT: u64 = 64 << 10;
 
@@ -126,11 +129,13 @@ impl Client {
         self.decode(Method::GET, path, answer)
     }
 
-    /// GETs `path` and hands out the answer's content as it arrives, so that a long
-    /// list need not be held as a whole. All of it has [`Deadlines::body`] to come.
-    pub fn read(&self, path: &str) -> Result<impl BufRead + use<>, Error> {
+    /// GETs a list and returns its content while it arrives, so that a long list is never
+    /// held in memory as a whole. Reading fails after 128 MiB, and after
+    /// [`Deadlines::body`] for the whole list.
+    pub fn read_list(&self, path: &str) -> Result<impl BufRead + use<>, Error> {
         let answer = self.send(&self.agent, Method::GET, path, None)?;
-        Ok(BufReader::new(answer.into_body().into_reader()))
+        let body = answer.into_body().into_with_config().limit(LIST_LIMIT);
+        Ok(BufReader::new(body.reader()))
     }
 
     /// POSTs `body` to `path`; the answer's content is dropped.

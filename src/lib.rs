@@ -5,7 +5,8 @@
 //! rules that means), [`firewall`] and [`netns`] (putting them into the pod's
 //! namespace). [`kube`] asks the API server. [`install`] is the agent, [`repair`] the
 //! repair controller; [`admin`] is their `/live`, `/ready` and `/metrics`, [`command`]
-//! their command lines. `regular` opens files without waiting for pipes in their place.
+//! their command lines. `regular` opens files without waiting for pipes in their place,
+//! [`quote`] quotes what others wrote.
 //!
 //! What decides is pure and returns data: `config`, `ports`, `rules`,
 //! `install::conflist`, `repair::verdict`. What acts is named for it: `firewall`,
@@ -22,6 +23,7 @@ pub mod log;
 pub mod netns;
 pub mod plugin;
 pub mod ports;
+pub mod quote;
 mod regular;
 pub mod repair;
 pub mod rules;

@@ -1,9 +1,13 @@
 //! Log lines on stderr: one level, plain or JSON. stdout belongs to the CNI protocol.
 
-use std::io;
+pub mod stderr;
+
+use std::panic;
 use std::str::FromStr;
 
 use tracing::level_filters::LevelFilter;
+
+use stderr::Stderr;
 
 /// How a log line is written.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -45,7 +49,10 @@ pub fn level(text: &str) -> Result<LevelFilter, String> {
 pub fn start(level: LevelFilter, format: Format) {
     let builder = tracing_subscriber::fmt()
         .with_max_level(level)
-        .with_writer(io::stderr)
+        .with_writer(|| Stderr)
+        // Otherwise a line that cannot be formatted is reported with `eprintln!`, which panics
+        // where stderr fails.
+        .log_internal_errors(false)
         .with_ansi(false)
         .with_target(false);
     // The only failure is "already started", which is what the caller wants.
@@ -53,4 +60,11 @@ pub fn start(level: LevelFilter, format: Format) {
         Format::Plain => builder.try_init(),
         Format::Json => builder.json().try_init(),
     };
+}
+
+/// Reports panics the way log lines are written: std's own report waits for a reader.
+pub fn report_panics() {
+    panic::set_hook(Box::new(|info| {
+        stderr::write_line(format!("{info}\n").as_bytes());
+    }));
 }

@@ -12,8 +12,7 @@ use std::time::{Duration, Instant};
 
 use crate::cni::error::{Error, code};
 use crate::cni::{Command, Request, args, result, version};
-use crate::config::Config;
-use crate::rules::Redirect;
+use crate::config::{Config, Resolved, ignored};
 use crate::{firewall, log, netns};
 use record::Record;
 
@@ -54,6 +53,13 @@ fn recorded(
     };
     let outcome = work(request, config, &mut record);
     record.finish(outcome.as_ref().err(), started.elapsed());
+    if let Some(ignored) = ignored::in_words(&record.ignored) {
+        tracing::warn!(
+            "linkerd-cni: pod {}/{}: {ignored}",
+            record.namespace,
+            record.pod
+        );
+    }
     tracing::info!("linkerd-cni: {record}");
     record.send(&kubeconfig);
     outcome
@@ -63,22 +69,24 @@ fn recorded(
 fn add(request: &Request, config: Config, record: &mut Record) -> Result<String, Error> {
     let output = result::pass_on(request)?;
     let (mode, ipv6, simulate) = (config.mode, config.ipv6, config.simulate);
-    let Some(wanted) = redirect(request, config, record)? else {
+    let Some(Resolved { redirect, ignored }) = resolve(request, config, record)? else {
         return Ok(output);
     };
     let previous_has_ipv6 = families::previous_has_ipv6(&request.config);
     if simulate {
         let families = families::families(ipv6, previous_has_ipv6);
-        let rules = firewall::simulate(&wanted, families);
+        let rules = firewall::simulate(&redirect, families);
         tracing::warn!("linkerd-cni: simulate is set, the pod gets none of\n{rules}");
         record.decision = "simulated";
+        record.ignore(ignored);
         return Ok(output);
     }
     let backend = in_netns(request, move || {
-        firewall::apply(&wanted, families::families(ipv6, previous_has_ipv6), mode)
+        firewall::apply(&redirect, families::families(ipv6, previous_has_ipv6), mode)
     })?;
     record.decision = "redirected";
     record.backend = Some(backend);
+    record.ignore(ignored);
     Ok(output)
 }
 
@@ -91,7 +99,7 @@ fn check(request: &Request, config: Config, record: &mut Record) -> Result<Strin
         ));
     }
     let (mode, ipv6, simulate) = (config.mode, config.ipv6, config.simulate);
-    let Some(wanted) = redirect(request, config, record)? else {
+    let Some(Resolved { redirect, .. }) = resolve(request, config, record)? else {
         return Ok(String::new());
     };
     if simulate {
@@ -99,7 +107,7 @@ fn check(request: &Request, config: Config, record: &mut Record) -> Result<Strin
     }
     let previous_has_ipv6 = families::previous_has_ipv6(&request.config);
     let missing = in_netns(request, move || {
-        firewall::missing(&wanted, families::families(ipv6, previous_has_ipv6), mode)
+        firewall::missing(&redirect, families::families(ipv6, previous_has_ipv6), mode)
     })?;
     record.decision = "checked";
     if missing.is_empty() {
@@ -113,11 +121,11 @@ fn check(request: &Request, config: Config, record: &mut Record) -> Result<Strin
 }
 
 /// The redirect that the request's pod should have; `None` if it is none of ours.
-fn redirect(
+fn resolve(
     request: &Request,
     config: Config,
     record: &mut Record,
-) -> Result<Option<Redirect>, Error> {
+) -> Result<Option<Resolved>, Error> {
     let Some(pod) = args::pod(&request.args)? else {
         record.decision = "CNI_ARGS name no pod";
         return Ok(None);
@@ -134,13 +142,17 @@ fn redirect(
     let asked = pod.clone();
     let facts = api::within(config.api_budget, &pod, move || {
         match api::ask(&asked, &config, counted)? {
-            Some(facts) => config.redirect(&facts).map(Some),
+            Some(facts) => Ok(Some((config.resolve(&facts)?, facts.uid))),
             None => Ok(None),
         }
     });
     record.requests = requests.load(Ordering::Relaxed);
     record.decision = "it has no proxy, or a linkerd-init";
-    facts
+    let Some((resolved, uid)) = facts? else {
+        return Ok(None);
+    };
+    record.pod_uid = uid;
+    Ok(Some(resolved))
 }
 
 /// A runtime that hands us our own namespace would have its host redirected.

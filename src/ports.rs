@@ -1,14 +1,16 @@
 //! Ports, ranges of ports, and lists of them as people write them.
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::str::FromStr;
+
+use crate::quote::quote;
 
 /// What one iptables `multiport` match holds; a range counts as two.
 const MULTIPORT_LIMIT: usize = 15;
 
 /// The grammar, for error messages.
-pub const GRAMMAR: &str =
-    "a comma-separated list of ports (0-65535) and ranges (lower-upper), such as 25,3306,8000-8010";
+pub const GRAMMAR: &str = "a list of ports (0-65535) and ranges (lower-upper), comma-separated and without blanks, such as 25,3306,8000-8010";
 
 /// Ports from `first` to `last`, both included; a single port is a range of one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -17,13 +19,24 @@ pub struct PortRange {
     pub last: u16,
 }
 
-/// Why a text is no port or range.
+/// Why an element of a list is neither a port nor a range.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
-    #[error("\"{0}\" is not a port: a number from 0 to 65535 is wanted")]
+    #[error("{} is not a port: a number from 0 to 65535 is wanted", quote(.0))]
     Port(String),
-    #[error("\"{0}\": the upper bound of a range must not be below the lower")]
+    #[error("{} has blanks: a port is written without them", quote(.0))]
+    Blanks(String),
+    #[error("{} is not a range: lower-upper is wanted", quote(.0))]
+    Range(String),
+    #[error("{}: the upper bound of a range must not be below the lower", quote(.0))]
     Reversed(String),
+}
+
+/// An element that upstream drops.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BadElement {
+    pub text: String,
+    pub error: Error,
 }
 
 impl PortRange {
@@ -46,11 +59,14 @@ impl From<u16> for PortRange {
     }
 }
 
+/// Accepts exactly what upstream's `ParsePortRange` accepts: a sign `+` and leading zeros
+/// are allowed, blanks are not.
 impl FromStr for PortRange {
     type Err = Error;
 
     fn from_str(text: &str) -> Result<Self, Error> {
         let (first, last) = match text.split_once('-') {
+            Some((_, rest)) if rest.contains('-') => return Err(Error::Range(text.to_owned())),
             Some((first, last)) => (port(first)?, port(last)?),
             None => (port(text)?, port(text)?),
         };
@@ -73,36 +89,41 @@ impl fmt::Display for PortRange {
 }
 
 fn port(text: &str) -> Result<u16, Error> {
-    let text = text.trim();
-    // u16's own parser would take a leading plus.
-    if text.bytes().all(|byte| byte.is_ascii_digit())
-        && let Ok(port) = text.parse()
-    {
-        return Ok(port);
-    }
-    Err(Error::Port(text.to_owned()))
+    text.parse()
+        .map_err(|_| match text.contains(char::is_whitespace) {
+            true => Error::Blanks(text.to_owned()),
+            false => Error::Port(text.to_owned()),
+        })
 }
 
-/// Reads a comma-separated list. Blanks around elements and empty elements do not
-/// matter; anything else that is no port or range is an error (upstream drops it and
-/// runs the pod with another policy than written, D-12).
-pub fn list(text: &str) -> Result<Vec<PortRange>, Error> {
-    text.split(',')
-        .map(str::trim)
-        .filter(|element| !element.is_empty())
-        .map(str::parse)
-        .collect()
+/// Reads the elements of a list. Returns the ranges, and the elements that upstream
+/// drops with a log line: also empty ones and those with blanks.
+pub fn elements<'a>(
+    elements: impl IntoIterator<Item = &'a str>,
+) -> (Vec<PortRange>, Vec<BadElement>) {
+    let (mut ranges, mut bad) = (Vec::new(), Vec::new());
+    for text in elements {
+        match text.parse() {
+            Ok(range) => ranges.push(range),
+            Err(error) => bad.push(BadElement {
+                text: text.to_owned(),
+                error,
+            }),
+        }
+    }
+    (ranges, bad)
+}
+
+/// Reads a comma-separated list, as [`elements`] does.
+pub fn list(text: &str) -> (Vec<PortRange>, Vec<BadElement>) {
+    elements(text.split(','))
 }
 
 /// The same ranges in the same order, each once.
 pub fn distinct(ranges: impl IntoIterator<Item = PortRange>) -> Vec<PortRange> {
-    let mut seen = Vec::new();
-    for range in ranges {
-        if !seen.contains(&range) {
-            seen.push(range);
-        }
-    }
-    seen
+    let mut seen = BTreeSet::new();
+    let is_new = |range: &PortRange| seen.insert((range.first, range.last));
+    ranges.into_iter().filter(is_new).collect()
 }
 
 /// Splits into groups that each fit one `multiport` match, keeping the order
@@ -133,55 +154,96 @@ pub fn joined(ranges: &[PortRange]) -> String {
 mod tests {
     use super::*;
 
+    /// Lists, and what upstream's `makeMultiportDestinations` keeps and drops of each
+    /// (linkerd2-proxy-init, `pkg/iptables` and `pkg/util`, run under Go).
+    const UPSTREAMS: [(&str, &str, &[&str]); 40] = [
+        ("80", "80", &[]),
+        ("22-22", "22", &[]),
+        ("25-27", "25:27", &[]),
+        ("0", "0", &[]),
+        ("65535", "65535", &[]),
+        ("0-65535", "0:65535", &[]),
+        ("+80", "80", &[]),
+        ("80-+90", "80:90", &[]),
+        ("0080", "80", &[]),
+        ("000000000000000000000000000080", "80", &[]),
+        ("80,80,70-90", "80,80,70:90", &[]),
+        ("443,", "443", &[""]),
+        (",", "", &["", ""]),
+        ("25, 3306", "25", &[" 3306"]),
+        (" 80 ,81", "81", &[" 80 "]),
+        ("80\t,81\n", "", &["80\t", "81\n"]),
+        ("\u{a0}80", "", &["\u{a0}80"]),
+        ("100 - 200,1", "1", &["100 - 200"]),
+        ("http,25", "25", &["http"]),
+        ("65536", "", &["65536"]),
+        ("65536-65539,1", "1", &["65536-65539"]),
+        ("1-65536", "", &["1-65536"]),
+        ("99999999999999999999999", "", &["99999999999999999999999"]),
+        ("30-20,5", "5", &["30-20"]),
+        ("80-", "", &["80-"]),
+        ("-80", "", &["-80"]),
+        ("-", "", &["-"]),
+        ("--", "", &["--"]),
+        ("80--90", "", &["80--90"]),
+        ("1-2-3,4", "4", &["1-2-3"]),
+        ("-23-25", "", &["-23-25"]),
+        ("+", "", &["+"]),
+        ("++80", "", &["++80"]),
+        ("80+", "", &["80+"]),
+        ("0x50", "", &["0x50"]),
+        ("1_000", "", &["1_000"]),
+        ("8.0,1e3", "", &["8.0", "1e3"]),
+        ("８０,٨٠", "", &["８０", "٨٠"]),
+        ("80–90", "", &["80–90"]),
+        ("80;90:100", "", &["80;90:100"]),
+    ];
+
     #[test]
-    fn lists_are_read_as_people_write_them() {
-        let cases = [
-            ("", ""),
-            ("80", "80"),
-            ("22-22", "22"),
-            ("25-27", "25:27"),
-            ("25, 3306 ", "25,3306"),
-            ("443,", "443"),
-            (" , ", ""),
-            ("0", "0"),
-            ("0-65535", "0:65535"),
-            ("100 - 200", "100:200"),
-        ];
-        for (text, wanted) in cases {
-            assert_eq!(joined(&list(text).unwrap()), wanted, "{text:?}");
+    fn lists_are_read_as_upstream_reads_them() {
+        for (text, kept, dropped) in UPSTREAMS {
+            let (ranges, bad) = list(text);
+            let bad: Vec<&str> = bad.iter().map(|element| &*element.text).collect();
+            assert_eq!(
+                (joined(&ranges).as_str(), &*bad),
+                (kept, dropped),
+                "{text:?}"
+            );
         }
     }
 
     #[test]
-    fn what_is_no_port_is_named() {
-        let cases = [
+    fn a_long_list_is_read_whole_and_fast() {
+        let text: Vec<String> = (0..=65_535).map(|port| port.to_string()).collect();
+        let twice = format!("{0},{0}", text.join(","));
+        let (ranges, bad) = list(&twice);
+        assert_eq!((ranges.len(), bad.len()), (131_072, 0));
+        assert_eq!(distinct(ranges).len(), 65_536);
+    }
+
+    #[test]
+    fn the_reason_why_an_element_is_bad_is_said() {
+        for (text, wanted) in [
             (
-                "abc,25",
+                "abc",
                 "\"abc\" is not a port: a number from 0 to 65535 is wanted",
             ),
             (
-                "70000",
-                "\"70000\" is not a port: a number from 0 to 65535 is wanted",
-            ),
-            (
-                "+80",
-                "\"+80\" is not a port: a number from 0 to 65535 is wanted",
+                "23-x",
+                "\"x\" is not a port: a number from 0 to 65535 is wanted",
             ),
             (
                 "-23",
                 "\"\" is not a port: a number from 0 to 65535 is wanted",
             ),
+            (" 80", "\" 80\" has blanks: a port is written without them"),
+            ("1-2-3", "\"1-2-3\" is not a range: lower-upper is wanted"),
             (
-                "1-2-3",
-                "\"2-3\" is not a port: a number from 0 to 65535 is wanted",
-            ),
-            (
-                "30-20,5",
+                "30-20",
                 "\"30-20\": the upper bound of a range must not be below the lower",
             ),
-        ];
-        for (text, wanted) in cases {
-            assert_eq!(list(text).unwrap_err().to_string(), wanted, "{text:?}");
+        ] {
+            assert_eq!(text.parse::<PortRange>().unwrap_err().to_string(), wanted);
         }
     }
 
@@ -204,10 +266,8 @@ mod tests {
             ),
         ];
         for (text, wanted) in cases {
-            let groups: Vec<String> = groups(&list(text).unwrap())
-                .iter()
-                .map(|group| joined(group))
-                .collect();
+            let ranges = list(text).0;
+            let groups: Vec<String> = groups(&ranges).iter().map(|group| joined(group)).collect();
             assert_eq!(groups, wanted, "{text:?}");
         }
     }

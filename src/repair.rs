@@ -16,8 +16,10 @@ pub mod inspect;
 pub mod limit;
 pub mod message;
 pub mod metrics;
+pub mod missed;
 pub mod mode;
 pub mod options;
+pub mod pace;
 pub mod process;
 pub mod queue;
 pub mod rate;
@@ -28,7 +30,6 @@ pub mod watch;
 
 use std::io;
 use std::net::{SocketAddr, TcpListener};
-use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime};
@@ -36,9 +37,9 @@ use std::time::{Duration, Instant, SystemTime};
 use nix::sys::signal::{SigSet, Signal};
 
 use crate::admin::{self, Answers};
+pub use crate::kube::connection;
 use crate::kube::event::Reporter;
 use crate::kube::{Deadlines, Impersonate};
-pub use crate::kube::{backoff, connection};
 use connection::{Connection, Source};
 use host::Host;
 use mode::Mode;
@@ -95,9 +96,8 @@ pub struct Shared {
     pub queue: queue::Queue,
     pub metrics: metrics::Metrics,
     pub health: health::Health,
-    /// A stranded pod was found and is still there, as far as we know; the next round
-    /// of the watch begins with a list.
-    pub missed: AtomicBool,
+    /// Stranded pods that only a new list brings back.
+    pub missed: missed::Missed,
 }
 
 /// Runs until SIGTERM or SIGINT.
@@ -172,7 +172,7 @@ fn serve(address: SocketAddr, shared: Arc<Shared>) -> Result<(), Error> {
     tracing::info!("Answering /live, /ready and /metrics on {address}");
     let ready = Arc::clone(&shared);
     let answers = Answers {
-        ready: Box::new(move || ready.health.ready(Instant::now())),
+        ready: Box::new(move || ready.health.ready(Instant::now()).map(|()| None)),
         metrics: Box::new(move || shared.metrics.text(started)),
     };
     admin::serve(listener, answers).map_err(Error::Thread)?;

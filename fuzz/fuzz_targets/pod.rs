@@ -26,7 +26,7 @@ fuzz_target!(|answer: &[u8]| {
     let facts = PodFacts {
         annotations: found.metadata.annotations,
         proxy,
-        api_ports: Vec::new(),
+        ..PodFacts::default()
     };
     if let Ok(redirect) = CONFIG.redirect(&facts) {
         for family in [Family::Ipv4, Family::Ipv6] {

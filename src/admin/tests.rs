@@ -14,7 +14,7 @@ fn server() -> (SocketAddr, Arc<AtomicBool>) {
     let switch = Arc::clone(&ready);
     let answers = Answers {
         ready: Box::new(move || match switch.load(Ordering::Relaxed) {
-            true => Ok(()),
+            true => Ok(None),
             false => Err("the kubeconfig is missing".into()),
         }),
         metrics: Box::new(|| "# EOF\n".into()),

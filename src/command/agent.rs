@@ -33,6 +33,7 @@ enum Command {
 
 /// Runs the agent.
 pub fn main() -> ExitCode {
+    log::report_panics();
     let flags = Flags::parse_from(std::env::args().map(double_dash));
     let lookup = |name: &str| std::env::var(name).ok();
     let settings = Settings::read(lookup, flags.log_level, flags.log_format);

@@ -116,6 +116,7 @@ struct Args {
 
 /// Runs the repair controller.
 pub fn main() -> ExitCode {
+    log::report_panics();
     let args = Args::parse();
     log::start(args.log_level, args.log_format);
     match run(args) {

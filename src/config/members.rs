@@ -82,6 +82,8 @@ impl<'a> Section<'a> {
     pub fn ports(&mut self, key: &str) -> Vec<String> {
         let port = |value: &Value| match value {
             Value::Number(number) => number.as_u64().map(|number| number.to_string()),
+            // Go's decoder makes an empty text of it, which is a bad element.
+            Value::Null => Some(String::new()),
             other => text(other),
         };
         let wanted = "a list of ports, such as [\"25\", \"8000-8010\"]";

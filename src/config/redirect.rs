@@ -4,73 +4,101 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 
-use super::{Annotations, Config, PodFacts, annotation, config_error};
+use super::ignored::{INBOUND_KEY, OUTBOUND_KEY};
+use super::lists::{List, Reader};
+use super::{Annotations, Config, PodFacts, Resolved, annotation, annotation_error, config_error};
 use crate::cni::error::{Error, code};
 use crate::ports::{self, PortRange};
+use crate::quote::quote;
 use crate::rules::{Redirect, Subnet};
 
 impl Config {
-    /// The redirect for a pod that says `pod` of itself. The proxy's container counts
-    /// first, then annotations, then the configuration.
+    /// The redirect for a pod that says `pod` of itself, and what is ignored of its port
+    /// lists. The proxy's container counts first, then annotations, then the
+    /// configuration.
     ///
     /// As upstream: an outbound list replaces the configured one, an inbound list is
     /// added to it, subnets replace, UID and GID replace.
-    pub fn redirect(&self, pod: &PodFacts) -> Result<Redirect, Error> {
+    pub fn resolve(&self, pod: &PodFacts) -> Result<Resolved, Error> {
         if let Some(problem) = self.problem() {
             return Err(problem.clone());
         }
         let defaults = &self.defaults;
         let annotations = &pod.annotations;
-        let ports = |key| annotated_ports(annotations, key);
-        let outbound = match ports(annotation::SKIP_OUTBOUND_PORTS)? {
-            Some(ports) => ports,
-            None => configured_ports(
-                "outbound-ports-to-ignore",
-                &defaults.outbound_ports_to_ignore,
-            )?,
-        };
+        let mut reader = Reader::new(self.strict_annotations);
+        let skip_outbound = self.skipped_outbound(pod, &mut reader)?;
         let (proxy_uid, proxy_gid) = self.owners(pod)?;
-        Ok(Redirect {
+        let redirect = Redirect {
             inbound_port: proxy_port(
                 pod.proxy.inbound_port,
-                annotations,
-                annotation::INBOUND_PORT,
+                || reader.port(annotations, annotation::INBOUND_PORT),
                 ("incoming-proxy-port", defaults.incoming_proxy_port),
             )?,
             outbound_port: proxy_port(
                 pod.proxy.outbound_port,
-                annotations,
-                annotation::OUTBOUND_PORT,
+                || reader.port(annotations, annotation::OUTBOUND_PORT),
                 ("outgoing-proxy-port", defaults.outgoing_proxy_port),
             )?,
             proxy_uid,
             proxy_gid,
             ports_to_redirect: redirected_ports(&defaults.ports_to_redirect)?,
-            skip_inbound: ports::distinct(self.skipped_inbound(pod)?),
-            skip_outbound: ports::distinct(outbound.into_iter().chain(pod.api_ports.clone())),
+            skip_inbound: self.skipped_inbound(pod, &mut reader)?,
+            skip_outbound,
             skip_subnets: self.skipped_subnets(annotations)?,
+        };
+        Ok(Resolved {
+            redirect,
+            ignored: reader.ignored,
         })
+    }
+
+    /// [`Config::resolve`] without what is ignored.
+    pub fn redirect(&self, pod: &PodFacts) -> Result<Redirect, Error> {
+        self.resolve(pod).map(|resolved| resolved.redirect)
+    }
+
+    /// The annotated ports or else the configured ones, and the API server's.
+    fn skipped_outbound(
+        &self,
+        pod: &PodFacts,
+        reader: &mut Reader,
+    ) -> Result<Vec<PortRange>, Error> {
+        let key = annotation::SKIP_OUTBOUND_PORTS;
+        let list = match pod.annotations.get(key) {
+            Some(text) => List::Annotation(key, text),
+            None => List::Entry(OUTBOUND_KEY, &self.defaults.outbound_ports_to_ignore),
+        };
+        let ports = reader.ranges(&[list], &pod.api_ports)?;
+        Ok(ports::distinct(ports))
     }
 
     /// The configured ports (the chart puts the proxy's admin and control port there),
     /// the annotated ones, and the admin and control port of this pod's own proxy.
-    fn skipped_inbound(&self, pod: &PodFacts) -> Result<Vec<PortRange>, Error> {
-        let configured = &self.defaults.inbound_ports_to_ignore;
-        let mut ports = configured_ports("inbound-ports-to-ignore", configured)?;
-        ports.extend(
-            annotated_ports(&pod.annotations, annotation::SKIP_INBOUND_PORTS)?.unwrap_or_default(),
-        );
+    fn skipped_inbound(
+        &self,
+        pod: &PodFacts,
+        reader: &mut Reader,
+    ) -> Result<Vec<PortRange>, Error> {
+        let key = annotation::SKIP_INBOUND_PORTS;
+        let configured = List::Entry(INBOUND_KEY, &self.defaults.inbound_ports_to_ignore);
+        let annotated = pod.annotations.get(key);
+        let annotated = annotated.map(|text| List::Annotation(key, text));
+        let lists: Vec<_> = [Some(configured), annotated]
+            .into_iter()
+            .flatten()
+            .collect();
+        let mut ports = reader.ranges(&lists, &[])?;
         for (explicit, key) in [
             (pod.proxy.admin_port, annotation::ADMIN_PORT),
             (pod.proxy.control_port, annotation::CONTROL_PORT),
         ] {
             let port = match explicit {
                 Some(port) => Some(port),
-                None => annotated_port(&pod.annotations, key)?,
+                None => reader.port(&pod.annotations, key)?,
             };
             ports.extend(port.map(PortRange::from));
         }
-        Ok(ports)
+        Ok(ports::distinct(ports))
     }
 
     fn skipped_subnets(&self, annotations: &Annotations) -> Result<Vec<Subnet>, Error> {
@@ -117,14 +145,13 @@ impl Config {
 /// A port that the proxy listens on; the last is the configured one with its key.
 fn proxy_port(
     explicit: Option<u16>,
-    annotations: &Annotations,
-    annotation: &str,
+    annotated: impl FnOnce() -> Result<Option<u16>, Error>,
     (key, default): (&str, i64),
 ) -> Result<u16, Error> {
     if let Some(port) = explicit {
         return Ok(port);
     }
-    if let Some(port) = annotated_port(annotations, annotation)? {
+    if let Some(port) = annotated()? {
         return Ok(port);
     }
     match u16::try_from(default) {
@@ -136,56 +163,17 @@ fn proxy_port(
     }
 }
 
-/// An annotation that is one port.
-fn annotated_port(annotations: &Annotations, key: &str) -> Result<Option<u16>, Error> {
-    let Some(text) = annotations.get(key) else {
-        return Ok(None);
-    };
-    match text.trim().parse() {
-        Ok(port) if port > 0 => Ok(Some(port)),
-        _ => Err(annotation_error(
-            key,
-            text,
-            "a port from 1 to 65535 is wanted",
-        )),
-    }
-}
-
 fn redirected_ports(texts: &[String]) -> Result<Vec<u16>, Error> {
     texts
         .iter()
         .map(|text| match text.trim().parse::<PortRange>() {
-            Ok(range) if range.first == range.last && range.first > 0 => Ok(range.first),
+            Ok(range) if range.first == range.last => Ok(range.first),
             _ => Err(config_error(
                 "ports-to-redirect",
-                &format!("\"{text}\" is not a port: a number from 1 to 65535 is wanted"),
+                &format!("\"{text}\" is not a port: a number from 0 to 65535 is wanted"),
             )),
         })
         .collect()
-}
-
-fn configured_ports(key: &str, texts: &[String]) -> Result<Vec<PortRange>, Error> {
-    let mut ranges = Vec::new();
-    for text in texts {
-        let more = ports::list(text)
-            .map_err(|problem| config_error(key, &format!("{problem}; {}", ports::GRAMMAR)))?;
-        ranges.extend(more);
-    }
-    Ok(ranges)
-}
-
-fn annotated_ports(annotations: &Annotations, key: &str) -> Result<Option<Vec<PortRange>>, Error> {
-    let Some(text) = annotations.get(key) else {
-        return Ok(None);
-    };
-    match ports::list(text) {
-        Ok(ranges) => Ok(Some(ranges)),
-        Err(problem) => Err(annotation_error(
-            key,
-            text,
-            &format!("{problem}; {} is wanted", ports::GRAMMAR),
-        )),
-    }
 }
 
 fn subnets<'a>(texts: impl Iterator<Item = &'a str>) -> Result<Vec<Subnet>, String> {
@@ -198,7 +186,8 @@ fn subnets<'a>(texts: impl Iterator<Item = &'a str>) -> Result<Vec<Subnet>, Stri
                 text: text.to_owned(),
             }),
             None => Err(format!(
-                "\"{text}\" is not a subnet: CIDR such as 10.0.0.0/8 or fd00::/8 is wanted"
+                "{} is not a subnet: CIDR such as 10.0.0.0/8 or fd00::/8 is wanted",
+                quote(text)
             )),
         })
         .collect()
@@ -239,12 +228,4 @@ fn owner(
             Err(config_error(key, &problem))
         }
     }
-}
-
-fn annotation_error(key: &str, value: &str, problem: &str) -> Error {
-    Error::new(
-        code::ANNOTATION,
-        format!("annotation {key}: {value:?}: {problem}"),
-    )
-    .with_details("correct the annotation of the pod or of its namespace")
 }

@@ -11,11 +11,17 @@ use serde::de::{Deserialize, Deserializer, MapAccess, Visitor};
 use serde_json::Value;
 use serde_json::value::RawValue;
 
+mod entries;
 #[cfg(test)]
 mod generated;
+mod naming;
+mod settings;
 mod standalone;
 #[cfg(test)]
 mod tests;
+
+pub use entries::{PluginEntry, plugin_entry, plugin_types};
+pub use naming::may_call_plugin;
 
 /// The `type` of our entry, which is the name of the plugin's file on the host.
 pub const PLUGIN: &str = "linkerd-cni";
@@ -51,7 +57,8 @@ pub enum Error {
     NotOurType,
 }
 
-/// Our entry: the template, verbatim but for the kubeconfig's path.
+/// Our entry: the template, verbatim but for the kubeconfig's path and the settings that
+/// [`Entry::with_setting`] adds.
 #[derive(Clone, Debug)]
 pub struct Entry {
     text: String,
@@ -154,12 +161,6 @@ impl<'a> List<'a> {
         self.plugins.iter().any(Plugin::is_ours)
     }
 
-    /// The types of all plugins, ours too.
-    pub fn types(&self) -> Vec<String> {
-        let types = self.plugins.iter().filter_map(|plugin| plugin.kind.clone());
-        types.collect()
-    }
-
     /// Whether `entry` is there once, last and with this meaning. The form may differ:
     /// a list that somebody formatted anew is not rewritten for that.
     pub fn carries(&self, entry: &Entry) -> bool {
@@ -256,11 +257,6 @@ pub fn conf_loadable(conf: &str) -> Result<(), Error> {
         None | Some("") => Err(Error::NoType),
         Some(_) => Ok(()),
     }
-}
-
-/// The type of the single plugin in a `.conf` or `.json`.
-pub fn conf_type(conf: &str) -> Option<String> {
-    Object::parse(conf).ok()?.string("type")
 }
 
 /// The members of a JSON object in their order, values as text.

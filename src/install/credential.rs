@@ -1,4 +1,4 @@
-//! The kubeconfig on the host: rendered from the agent's own credential, kept in step.
+//! The kubeconfig on the host: rendered from what the agent's pod is given, kept in step.
 
 use std::path::PathBuf;
 
@@ -24,23 +24,35 @@ pub enum Error {
     File(#[from] files::Error),
 }
 
-/// The kubeconfig that should be on the host now.
-pub struct Desired {
-    pub text: String,
-    pub token: String,
+/// What the kubeconfig says besides its token, and the agent's own token.
+pub struct KubeconfigBase {
+    server: String,
+    ca: Vec<u8>,
+    pub agents_token: String,
 }
 
-/// Renders it with the `plugin`'s own token, or else with the agent's. The agent's has to
-/// be there in any case: without it the agent could not renew the plugin's.
-pub fn desired(settings: &Settings, plugin: Option<String>) -> Result<Desired, Error> {
+impl KubeconfigBase {
+    /// The kubeconfig with `token`.
+    pub fn render(&self, token: &str) -> String {
+        config::render(&config::Access {
+            server: self.server.clone(),
+            ca: self.ca.clone(),
+            insecure: false,
+            token: Some(token.to_owned()),
+        })
+    }
+}
+
+/// Reads them. The agent's token has to be there in any case: without it the agent could not
+/// renew the plugin's.
+pub fn kubeconfig_base(settings: &Settings) -> Result<KubeconfigBase, Error> {
     let host = settings.api_host.as_deref();
     let port = settings.api_port.as_deref();
     let server = config::server(
         host.ok_or(Error::Unset("KUBERNETES_SERVICE_HOST"))?,
         port.ok_or(Error::Unset("KUBERNETES_SERVICE_PORT"))?,
     );
-    let mounted = content(settings.service_account_dir.join("token"))?;
-    let token = plugin.unwrap_or(mounted);
+    let agents_token = content(settings.service_account_dir.join("token"))?;
     let ca = match settings.ca_file.clone() {
         None => content(settings.service_account_dir.join("ca.crt"))?,
         Some(path) => content(path.clone()).map_err(|error| Error::Ca {
@@ -48,13 +60,18 @@ pub fn desired(settings: &Settings, plugin: Option<String>) -> Result<Desired, E
             error: Box::new(error),
         })?,
     };
-    let text = config::render(&config::Access {
+    Ok(KubeconfigBase {
         server,
         ca: ca.into_bytes(),
-        insecure: false,
-        token: Some(token.clone()),
-    });
-    Ok(Desired { text, token })
+        agents_token,
+    })
+}
+
+/// The token in the kubeconfig that is on the host, whosever it is and whether or not it has
+/// run out.
+pub fn token_on_host(settings: &Settings) -> Option<String> {
+    let token = config::read(&settings.kubeconfig()).ok()?.token?;
+    Some(token).filter(|token| !token.is_empty())
 }
 
 fn content(path: PathBuf) -> Result<String, Error> {

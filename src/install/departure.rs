@@ -1,138 +1,125 @@
-//! Whether the agent's end is the plugin's end too: asked once, when told to stop.
+//! Asks, when the agent is told to stop, whether to uninstall.
+//!
+//! The agent uninstalls only on proof. Without one it asks again until the pod's grace
+//! period is nearly over, and then leaves everything in place for the next agent: an
+//! uninstall by mistake lets meshed pods start without redirection, while a forgotten
+//! plugin can be removed with one command.
 
+mod decision;
+mod round;
+mod scope;
+
+use std::fs;
+use std::hash::{BuildHasher as _, RandomState};
+use std::io;
 use std::sync::Arc;
-use std::sync::mpsc;
+use std::sync::mpsc::{self, Receiver, Sender};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tracing::{info, warn};
 
-use super::api::{self, USER_AGENT};
 use super::environment::Settings;
-use crate::kube::connection::{Connection, Source};
-use crate::kube::types::{DaemonSet, Namespace};
-use crate::kube::{Client, Deadlines, Error};
+pub use decision::Decision;
+use decision::{Decider, Finding};
 
-/// How long the API server has for its answer.
-const PATIENCE: Duration = Duration::from_secs(3);
+/// Time for the uninstall itself before kubelet kills the agent.
+const RESERVE: Duration = Duration::from_secs(5);
+/// Shortest time to ask, for one round.
+const LEAST: Duration = Duration::from_secs(1);
+/// Time-out of each phase of a request in the first round.
+const FIRST_TIMEOUT: Duration = Duration::from_secs(3);
+/// The same in later rounds, longer, because repeating a request does not make a slow API
+/// server faster.
+const TIMEOUT: Duration = Duration::from_secs(8);
+/// Pause after the first round, and after each round with a new finding.
+const FIRST_PAUSE: Duration = Duration::from_secs(1);
+/// Longest pause between rounds with the same finding.
+const LAST_PAUSE: Duration = Duration::from_secs(3);
 
-/// What the API server says about our DaemonSet.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Answer {
-    /// It exists and is to stay.
-    Stays,
-    /// It is gone or being deleted.
-    Ends,
-    /// We may not know. Under upstream's chart this never was allowed; under ours the
-    /// rights go just when the release does.
-    Refused,
-    /// No answer in time, or one that means nothing.
-    Silent,
-    /// There is no API server, or nobody listens.
-    Unreachable,
+/// Whether there is a kubeconfig, so that an earlier agent may have installed the plugin.
+/// Call it before the first reconcile pass.
+pub fn finds_kubeconfig(settings: &Settings) -> bool {
+    let found = fs::symlink_metadata(settings.kubeconfig());
+    !matches!(found, Err(error) if error.kind() == io::ErrorKind::NotFound)
 }
 
-/// Whether to take everything off the node. `reached` is whether the API server ever
-/// answered in this life: where there never was one, we do as upstream does.
-pub fn is_removal(answer: Answer, reached: bool) -> bool {
-    match answer {
-        Answer::Stays | Answer::Silent => false,
-        Answer::Ends | Answer::Refused => true,
-        Answer::Unreachable => !reached,
-    }
-}
-
-/// Asks the API server, and logs what it says.
-pub fn ask(settings: &Arc<Settings>) -> Answer {
-    let (send, answer) = mpsc::channel();
-    let theirs = Arc::clone(settings);
-    // Not waited for: what hangs, hangs until the process ends.
+/// Asks until there is a decision, for no longer than the grace period allows. `is_alone`
+/// says that no kubeconfig was found at the start and no API server ever answered.
+pub fn decide(settings: &Arc<Settings>, is_alone: bool) -> Decision {
+    let time = time_to_ask(settings.termination_grace);
+    let end = Instant::now() + time;
+    let seconds = time.as_secs();
+    info!("asking the API server whether to uninstall, for at most {seconds} s");
+    let (send, rounds) = mpsc::channel();
+    let own = Arc::clone(settings);
+    // Never joined: a request that hangs ends with the process.
     let asking = thread::Builder::new()
         .name("departure".into())
-        .spawn(move || {
-            let _ = send.send(question(&theirs));
-        });
+        .spawn(move || ask(&own, &send));
     if let Err(error) = asking {
-        warn!("cannot ask the API server: {error}");
-        return Answer::Silent;
+        return Decision::Leave(format!("cannot start a thread: {error}"));
     }
-    let (answer, why) = match answer.recv_timeout(PATIENCE) {
-        Ok(answer) => answer,
-        Err(_) => (Answer::Silent, Some("no answer in time".into())),
-    };
-    let why = why.map_or_else(String::new, |why| format!(" ({why})"));
-    info!("DaemonSet {}: {answer:?}{why}", settings.daemonset);
-    answer
+    listen(&rounds, Decider::new(is_alone), end).unwrap_or_else(|last| {
+        Decision::Leave(format!(
+            "there was no proof of an uninstall within {seconds} s; last: {}",
+            last.map_or_else(
+                || "no answer of the API server".into(),
+                |last| last.to_string()
+            )
+        ))
+    })
 }
 
-fn question(settings: &Settings) -> (Answer, Option<String>) {
-    let (Some(source), Some(namespace)) = (api::source(settings), api::namespace(settings)) else {
-        return (Answer::Unreachable, Some("there is no API server".into()));
-    };
-    let client = match client(source) {
-        Ok(client) => client,
-        Err(why) => return (Answer::Unreachable, Some(why)),
-    };
-    let name = &settings.daemonset;
-    let path = format!("/apis/apps/v1/namespaces/{namespace}/daemonsets/{name}");
-    match client.get::<DaemonSet>(&path) {
-        Ok(set) if set.metadata.deletion_timestamp.is_some() => (Answer::Ends, None),
-        // It takes what is in it in any order, our pods perhaps before their DaemonSet.
-        Ok(_) if is_leaving(&client, &namespace) == Ok(true) => {
-            (Answer::Ends, Some("its namespace is being deleted".into()))
+fn time_to_ask(grace: Duration) -> Duration {
+    grace.saturating_sub(RESERVE).max(LEAST)
+}
+
+/// Sends one finding after the other until nobody listens.
+fn ask(settings: &Settings, findings: &Sender<Finding>) {
+    let (mut timeout, mut pause) = (FIRST_TIMEOUT, FIRST_PAUSE);
+    let mut last = None;
+    loop {
+        let finding = round::ask(settings, timeout);
+        if last.as_ref() != Some(&finding) {
+            pause = FIRST_PAUSE;
         }
-        Ok(_) => (Answer::Stays, None),
-        Err(error) => {
-            let answer = match error.code() {
-                Some(401) => as_the_plugin_sees_it(settings, &namespace),
-                code => meaning(code, error.is_timeout() || error.is_answer()),
-            };
-            (answer, Some(error.to_string()))
+        last = Some(finding.clone());
+        if findings.send(finding).is_err() {
+            return;
         }
+        thread::sleep(jitter(pause));
+        pause = LAST_PAUSE.min(pause * 3 / 2);
+        timeout = TIMEOUT;
     }
 }
 
-/// What an error means, by its HTTP status if it has one.
-fn meaning(code: Option<u16>, heard: bool) -> Answer {
-    match code {
-        Some(404) => Answer::Ends,
-        Some(401 | 403) => Answer::Refused,
-        Some(_) => Answer::Silent,
-        None if heard => Answer::Silent,
-        None => Answer::Unreachable,
+/// Takes findings until one decides. The error is the last of them at the `end`.
+fn listen(
+    findings: &Receiver<Finding>,
+    mut decider: Decider,
+    end: Instant,
+) -> Result<Decision, Option<Finding>> {
+    let mut last = None;
+    loop {
+        let left = end.saturating_duration_since(Instant::now());
+        let Ok(finding) = findings.recv_timeout(left) else {
+            return Err(last);
+        };
+        if let Some(decision) = decider.take(&finding, Instant::now()) {
+            return Ok(decision);
+        }
+        if last.as_ref() != Some(&finding) {
+            warn!("cannot tell yet whether to uninstall, asking again: {finding}");
+        }
+        last = Some(finding);
     }
 }
 
-/// The agent's own token ends with its pod, so that after a forced deletion it says
-/// nothing about the release. The plugin's ends with its account, but is still known for
-/// some ten seconds after; its rights, which readiness takes, go with the release at once.
-fn as_the_plugin_sees_it(settings: &Settings, namespace: &str) -> Answer {
-    if settings.plugin_account.is_none() {
-        return Answer::Refused;
-    }
-    let Ok(client) = client(Source::Kubeconfig(settings.kubeconfig())) else {
-        return Answer::Refused;
-    };
-    match is_leaving(&client, namespace) {
-        Ok(false) => Answer::Stays,
-        Ok(true) => Answer::Ends,
-        Err(Some(401 | 403 | 404)) => Answer::Refused,
-        Err(_) => Answer::Silent,
-    }
-}
-
-/// Whether the namespace is being deleted; without an answer, the HTTP status.
-fn is_leaving(client: &Client, namespace: &str) -> Result<bool, Option<u16>> {
-    client
-        .get::<Namespace>(&format!("/api/v1/namespaces/{namespace}"))
-        .map(|namespace| namespace.metadata.deletion_timestamp.is_some())
-        .map_err(|error| Error::code(&error))
-}
-
-fn client(source: Source) -> Result<Client, String> {
-    Connection::new(source, USER_AGENT, Deadlines::each(PATIENCE))
-        .client()
-        .map_err(|error| error.to_string())
+/// `whole`, or up to a quarter less, so that many nodes do not ask at the same time.
+fn jitter(whole: Duration) -> Duration {
+    let random = RandomState::new().hash_one(0) % 1024;
+    whole - whole / 4 * (random as u32) / 1024
 }
 
 #[cfg(test)]
@@ -140,31 +127,39 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_a_sure_end_or_no_api_server_at_all_takes_the_plugin_off_the_node() {
-        for (answer, never_reached, reached) in [
-            (Answer::Stays, false, false),
-            (Answer::Ends, true, true),
-            (Answer::Refused, true, true),
-            (Answer::Silent, false, false),
-            (Answer::Unreachable, true, false),
-        ] {
-            assert_eq!(is_removal(answer, false), never_reached, "{answer:?}");
-            assert_eq!(is_removal(answer, true), reached, "{answer:?}");
+    fn asking_ends_five_seconds_before_the_grace_period_and_takes_at_least_one() {
+        for (grace, time) in [(30, 25), (10, 5), (6, 1), (5, 1), (1, 1), (3600, 3595)] {
+            let asked = time_to_ask(Duration::from_secs(grace));
+            assert_eq!(asked, Duration::from_secs(time), "{grace}");
         }
     }
 
     #[test]
-    fn an_error_means_what_its_status_says() {
-        for (code, heard, answer) in [
-            (Some(404), true, Answer::Ends),
-            (Some(401), true, Answer::Refused),
-            (Some(403), true, Answer::Refused),
-            (Some(500), true, Answer::Silent),
-            (Some(429), true, Answer::Silent),
-            (None, true, Answer::Silent),
-            (None, false, Answer::Unreachable),
-        ] {
-            assert_eq!(meaning(code, heard), answer, "{code:?}");
+    fn nobody_who_answers_holds_the_agent_up_past_the_end() {
+        let (send, findings) = mpsc::channel();
+        let begin = Instant::now();
+        let end = begin + Duration::from_millis(50);
+        let decider = || Decider::new(false);
+        assert_eq!(listen(&findings, decider(), end), Err(None));
+        assert!(begin.elapsed() >= Duration::from_millis(50));
+        send.send(Finding::Rejected).unwrap();
+        assert_eq!(
+            listen(&findings, decider(), end),
+            Err(Some(Finding::Rejected))
+        );
+        drop(send);
+        assert_eq!(listen(&findings, decider(), end), Err(None));
+    }
+
+    #[test]
+    fn pauses_are_short_and_scattered() {
+        let pauses: Vec<_> = (0..100).map(|_| jitter(LAST_PAUSE)).collect();
+        for pause in &pauses {
+            assert!(
+                (LAST_PAUSE * 3 / 4..=LAST_PAUSE).contains(pause),
+                "{pause:?}"
+            );
         }
+        assert!(pauses.iter().any(|pause| *pause != pauses[0]));
     }
 }

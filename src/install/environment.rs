@@ -14,6 +14,9 @@ use tracing::level_filters::LevelFilter;
 use crate::kube::config::SERVICE_ACCOUNT_DIR;
 use crate::log;
 
+/// Name of the DaemonSet in upstream's chart and in ours, whatever the release's name.
+pub const USUAL_DAEMONSET: &str = "linkerd-cni";
+
 /// Why a setting cannot be used.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum Error {
@@ -69,6 +72,9 @@ pub struct Settings {
     pub pod: Option<String>,
     /// The DaemonSet whose end is the plugin's (`LINKERD_CNI_DAEMONSET`).
     pub daemonset: String,
+    /// The pod's termination grace period (`LINKERD_CNI_TERMINATION_GRACE_SECONDS`), after
+    /// which kubelet kills the agent.
+    pub termination_grace: Duration,
     /// The account whose token the plugin gets (`LINKERD_CNI_PLUGIN_SERVICE_ACCOUNT`);
     /// unset, it gets the agent's own.
     pub plugin_account: Option<String>,
@@ -130,10 +136,18 @@ impl Settings {
             api_host: var("KUBERNETES_SERVICE_HOST").map(host).transpose()?,
             api_port: var("KUBERNETES_SERVICE_PORT").map(port).transpose()?,
             admin: var("LINKERD_CNI_ADMIN_ADDR").map(address).transpose()?,
-            resync: seconds(or("LINKERD_CNI_RESYNC_SECONDS", "30"))?,
+            resync: seconds(
+                "LINKERD_CNI_RESYNC_SECONDS",
+                or("LINKERD_CNI_RESYNC_SECONDS", "30"),
+            )?,
             namespace: var("LINKERD_CNI_NAMESPACE"),
             pod: var("LINKERD_CNI_POD_NAME"),
-            daemonset: or("LINKERD_CNI_DAEMONSET", "linkerd-cni"),
+            daemonset: or("LINKERD_CNI_DAEMONSET", USUAL_DAEMONSET),
+            // Kubernetes' own default, which upstream's chart keeps.
+            termination_grace: seconds(
+                "LINKERD_CNI_TERMINATION_GRACE_SECONDS",
+                or("LINKERD_CNI_TERMINATION_GRACE_SECONDS", "30"),
+            )?,
             plugin_account: var("LINKERD_CNI_PLUGIN_SERVICE_ACCOUNT"),
             conf_name: var("LINKERD_CNI_CONF_NAME")
                 .map(|name| plain_name("LINKERD_CNI_CONF_NAME", name))
@@ -182,11 +196,11 @@ fn format(value: String) -> Result<log::Format, Error> {
     })
 }
 
-fn seconds(value: String) -> Result<Duration, Error> {
+fn seconds(name: &'static str, value: String) -> Result<Duration, Error> {
     match value.parse() {
         Ok(seconds @ 1..=86_400) => Ok(Duration::from_secs(seconds)),
         _ => Err(Error::Value {
-            name: "LINKERD_CNI_RESYNC_SECONDS",
+            name,
             value,
             message: "not a number of seconds from 1 to 86400".into(),
         }),

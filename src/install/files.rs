@@ -12,10 +12,12 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, SystemTime};
 
+mod aside;
 mod attributes;
 mod exchange;
 mod remedy;
 
+pub use aside::Aside;
 pub use remedy::remedy;
 
 use crate::regular;
@@ -277,6 +279,22 @@ fn sync_dir(path: &Path) -> Result<(), Error> {
         .map_err(failed("sync", dir))
 }
 
+/// A new name for a temporary file in the directory of `path`. In a container every agent
+/// is process 1, so the time tells two of them apart.
+fn temporary_path(path: &Path) -> Result<PathBuf, Error> {
+    static COUNT: AtomicU32 = AtomicU32::new(0);
+    let dir = path.parent().ok_or_else(|| Error::Unfit {
+        path: path.to_owned(),
+        what: "has no directory",
+    })?;
+    let count = COUNT.fetch_add(1, Ordering::Relaxed);
+    let pid = std::process::id();
+    let nanos = SystemTime::now()
+        .duration_since(SystemTime::UNIX_EPOCH)
+        .map_or(0, |time| time.subsec_nanos());
+    Ok(dir.join(format!("{TEMPORARY}{pid}.{nanos}.{count}.tmp")))
+}
+
 /// A file that is not there yet under its name. Dropped, it goes.
 struct Temporary {
     path: PathBuf,
@@ -285,20 +303,9 @@ struct Temporary {
 }
 
 impl Temporary {
-    /// In a container every agent is process 1, so the time tells two of them apart.
     fn beside(path: &Path) -> Result<Temporary, Error> {
-        static COUNT: AtomicU32 = AtomicU32::new(0);
-        let dir = path.parent().ok_or_else(|| Error::Unfit {
-            path: path.to_owned(),
-            what: "has no directory",
-        })?;
-        let count = COUNT.fetch_add(1, Ordering::Relaxed);
-        let pid = std::process::id();
-        let nanos = SystemTime::now()
-            .duration_since(SystemTime::UNIX_EPOCH)
-            .map_or(0, |time| time.subsec_nanos());
         Ok(Temporary {
-            path: dir.join(format!("{TEMPORARY}{pid}.{nanos}.{count}.tmp")),
+            path: temporary_path(path)?,
             target: path.to_owned(),
         })
     }

@@ -4,15 +4,18 @@
 //! A net dir without any network cannot be served, so that is why the agent is not ready.
 //! A bin dir without any of the network's plugins is a doubt, with a log line and a metric.
 //! Under our chart it keeps us out of the chain: a runtime that does not find a plugin of
-//! its network starts no pod and ends none. It can be told not to wait, and does not under
-//! upstream's chart, as it is no more than a doubt: runtimes can be told of several such directories (containerd's `bin_dirs`,
-//! CRI-O's `plugin_dirs`), of which ours may well be one, and that cannot be seen from
-//! here. The agent sees no directory but the two; where its pod is given more of the host,
-//! it looks at them.
+//! its network starts no pod and ends none. It is no more than a doubt, as runtimes can be
+//! told of several such directories (containerd's `bin_dirs`, CRI-O's `plugin_dirs`), which
+//! cannot be seen from here. So the agent only logs it under upstream's chart, where it is
+//! told to, and where an earlier agent chained the plugin from this bin dir: the runtime
+//! started the new agent's pod through that chain.
+//!
+//! The agent sees no directory but the two; where its pod is given more of the host, it
+//! looks at them.
 
 use std::path::{Path, PathBuf};
 
-use super::conflist::{self, List, PLUGIN};
+use super::conflist::{PLUGIN, plugin_types};
 use super::environment::Settings;
 use super::files;
 use super::netdir::{Content, Found, Kind};
@@ -81,7 +84,10 @@ pub fn no_network(settings: &Settings) -> String {
 /// What to do about a bin dir without any plugin of the network `loaded`, if so.
 pub fn no_plugins(settings: &Settings, loaded: &Found) -> Option<String> {
     let named = plugins(loaded.content.as_ref().ok()?);
-    let holds = |dir: &Path| named.iter().any(|name| dir.join(name).exists());
+    // A link counts, wherever it points: k3s links its plugins to a directory that is not
+    // mounted here.
+    let is_there = |path: PathBuf| path.symlink_metadata().is_ok();
+    let holds = |dir: &Path| named.iter().any(|name| is_there(dir.join(name)));
     if named.is_empty() || holds(&settings.bin_dir) {
         return None;
     }
@@ -103,11 +109,8 @@ pub fn no_plugins(settings: &Settings, loaded: &Found) -> Option<String> {
 
 /// The plugins that a network calls, but for ours.
 fn plugins(content: &Content) -> Vec<String> {
-    let types = match List::read(&content.text) {
-        Ok(list) => list.types(),
-        Err(_) => conflist::conf_type(&content.text).into_iter().collect(),
-    };
-    let others = types.into_iter().filter(|kind| kind != PLUGIN);
+    let types = plugin_types(&content.text).into_iter();
+    let others = types.filter(|kind| kind != PLUGIN);
     // A type is a file name; anything else is the runtime's to refuse.
     others.filter(|kind| !kind.contains('/')).collect()
 }
@@ -190,6 +193,16 @@ mod tests {
     #[test]
     fn one_plugin_of_the_network_is_enough_for_a_bin_dir_to_be_right() {
         assert_eq!(doubt(&["opt/cni/bin/portmap"]), None);
+    }
+
+    #[test]
+    fn a_link_counts_as_a_plugin_where_its_target_is_not_mounted() {
+        let (dir, settings) = host(&["opt/cni/bin/linkerd-cni"]);
+        let target = "/var/lib/rancher/k3s/data/0a1b/bin/cni";
+        let link = dir.path().join("opt/cni/bin/calico");
+        std::os::unix::fs::symlink(target, link).unwrap();
+        let found = netdir::scan(&settings.net_dir, "k").unwrap();
+        assert_eq!(no_plugins(&settings, &found[0]), None);
     }
 
     #[test]

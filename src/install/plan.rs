@@ -262,9 +262,24 @@ fn carries(file: &Found, entry: &Entry) -> bool {
         && text.is_ok_and(|text| List::parse(text).is_ok_and(|list| list.carries(entry)))
 }
 
-/// Whether the list `text` calls our plugin.
+/// Whether the network config `text` calls our plugin.
 pub fn names_us(text: &str) -> bool {
-    List::read(text).is_ok_and(|list| list.names_us())
+    conflist::plugin_entry(text).is_some()
+}
+
+/// Whether the network config that has to carry the plugin entry in this `mode` has one:
+/// the active one, or the one that `cniConfFileName` names.
+pub fn is_chained(mode: &Mode, found: &[Found]) -> bool {
+    let chained = |file: &Found| {
+        let content = file.content.as_ref();
+        content.is_ok_and(|content| names_us(&content.text))
+    };
+    match mode {
+        Mode::Only(name) => found
+            .iter()
+            .any(|file| (file.name == *name || file.name == list_name(name)) && chained(file)),
+        Mode::Every | Mode::Standalone(_) | Mode::Copy(_) => loaded(found).is_some_and(chained),
+    }
 }
 
 /// What to remember of `content` before `step` is taken, if the list alone would not do.

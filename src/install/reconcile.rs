@@ -2,26 +2,28 @@
 //! a network naming a plugin that cannot run: programs, kubeconfig, network configuration.
 
 mod chain;
+mod kubeconfig;
 mod pass;
 mod rivals;
 mod step;
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Instant;
 
-use tracing::info;
+use tracing::{info, warn};
 
 use super::api::Api;
 use super::binaries::Binaries;
 use super::conflist::{Entry, PLUGIN};
-use super::credential;
 use super::environment::Settings;
 use super::fight::Fights;
+use super::handover::{self, Handover};
 use super::mode::Mode;
+use super::netdir;
 use super::proof::{Proof, Standing, Subject};
 use super::status::Status;
-use pass::BIN_DIR;
 pub use pass::{BINARY, CONFLIST, CREDENTIAL, KUBECONFIG, Pass, SELF_TEST};
 
 /// Keeps the host as it should be. It remembers only what saves work or log lines.
@@ -35,8 +37,16 @@ pub struct Reconciler {
     fights: Fights,
     /// Who else writes the plugin or the kubeconfig, by subject.
     rivals: Fights,
+    /// The token found on the host, kept while the API server issues none.
+    kept_token: Option<String>,
     proof: Option<Arc<Proof>>,
     lists: BTreeSet<String>,
+    /// Whether the bin dir had the plugin binary when the agent started.
+    had_binary: bool,
+    /// Whether the runtime is known to look for plugins in the bin dir. Once known, it stays
+    /// so: the runtime's configuration does not change with a conflist.
+    runtime_finds_plugin: bool,
+    handover: Handover,
     tidied: bool,
     greeted: bool,
 }
@@ -49,6 +59,8 @@ impl Reconciler {
         status: Arc<Status>,
         api: Arc<Api>,
     ) -> Reconciler {
+        let binary = settings.bin_dir.join(PLUGIN);
+        let had_binary = binary.symlink_metadata().is_ok();
         Reconciler {
             api,
             settings,
@@ -58,8 +70,12 @@ impl Reconciler {
             binaries: Binaries::default(),
             fights: Fights::default(),
             rivals: Fights::default(),
+            kept_token: None,
             proof: None,
             lists: BTreeSet::new(),
+            had_binary,
+            runtime_finds_plugin: false,
+            handover: Handover::default(),
             tidied: false,
             greeted: false,
         }
@@ -75,6 +91,17 @@ impl Reconciler {
         &self.lists
     }
 
+    /// Restores the kubeconfig of an upstream agent, if that chains the plugin on this node.
+    pub fn hand_over(&self) {
+        let found = netdir::scan(&self.settings.net_dir, &self.settings.kubeconfig_name);
+        if !found.is_ok_and(|found| handover::upstream_chains(&found, &self.entry)) {
+            return;
+        }
+        if let Err(error) = self.handover.restore(&self.settings.kubeconfig()) {
+            warn!("{error}");
+        }
+    }
+
     /// Looks at everything once and writes what is not right.
     pub fn pass(&mut self) -> Pass {
         let mut pass = Pass::default();
@@ -86,11 +113,17 @@ impl Reconciler {
         }
         // A token that the API server refuses is still better than a pod without rules.
         let credential = pass.problems.remove(CREDENTIAL);
-        let whole = pass.problems.is_empty();
+        let whole = pass.problems.is_empty() && !pass.waits.contains_key(KUBECONFIG);
         pass.problems
             .extend(credential.map(|why| (CREDENTIAL.to_owned(), why)));
         if let Err(error) = self.keep_conflists(&mut pass, whole) {
             pass.problem(CONFLIST, error);
+        }
+        // Until the kubeconfig is there, nothing is chained, which needs no warning of its own.
+        if pass.waits.contains_key(KUBECONFIG)
+            && let Some(why) = pass.problems.remove(CONFLIST)
+        {
+            pass.wait_for(CONFLIST, why);
         }
         self.doubt_rivals(&mut pass);
         self.keep_proof(&mut pass);
@@ -102,10 +135,15 @@ impl Reconciler {
             self.greeted = true;
             info!("linkerd CNI is installed and verified on this node");
         }
-        // A taint that goes too early cannot be made up for, so a doubt holds it.
-        let doubted = pass.doubts.contains_key(BIN_DIR);
-        self.api.verified(pass.ready().is_ok() && !doubted);
+        // A doubt that keeps the plugin out of the chain makes the node not ready, so it also
+        // holds the startup taint. A doubt that is only logged must not hold it for ever.
+        self.api.verified(pass.ready().is_ok());
         self.status.set_ready(pass.ready());
+        self.status.set_remark(pass.remark.clone());
+        let agents_token = pass.agents_token.into();
+        self.status
+            .agents_token
+            .store(agents_token, Ordering::Relaxed);
         pass
     }
 
@@ -134,48 +172,13 @@ impl Reconciler {
         Ok(())
     }
 
-    fn keep_kubeconfig(&mut self, pass: &mut Pass) -> Result<(), credential::Error> {
-        let desired = credential::desired(&self.settings, self.api.token())?;
-        if !credential::is_right(&self.settings, &desired.text)? {
-            self.repairs(KUBECONFIG);
-            if self.is_held(KUBECONFIG, &self.settings.kubeconfig(), &desired.text, pass) {
-                return Ok(());
-            }
-            credential::write(&self.settings, &desired.text)?;
-            pass.wrote = true;
-            Status::count(&self.status.kubeconfig_writes);
-            info!("Wrote kubeconfig {}", self.settings.kubeconfig().display());
-            self.rivals.wrote(KUBECONFIG, &desired.text, Instant::now());
-        }
-        match self.api.answer(&desired.token) {
-            Some(answer) => {
-                if let Err(why) = answer {
-                    pass.problem(CREDENTIAL, why);
-                }
-            }
-            None => self.await_answer(pass),
-        }
-        Ok(())
-    }
-
-    /// The token is new to the API server. Where it has a right to be away, as under
-    /// upstream's chart whose agent never asks it, nobody waits for it.
-    fn await_answer(&mut self, pass: &mut Pass) {
-        if pass.wrote {
-            self.api.nudge();
-        }
-        if self.settings.plugin_account.is_some() && !self.api.answered() {
-            pass.problem(CREDENTIAL, "the API server has not answered yet");
-        }
-    }
-
     /// The plugin is only tried where all that it needs is in place.
     fn keep_proof(&self, pass: &mut Pass) {
         let Some(proof) = &self.proof else {
             return;
         };
         let wrong = [BINARY, KUBECONFIG, CONFLIST];
-        let wrong = wrong.iter().any(|what| pass.problems.contains_key(*what));
+        let wrong = wrong.iter().any(|what| pass.is_wrong(what));
         let program = self.binaries.verified(PLUGIN);
         match program.filter(|_| !wrong && !pass.wrote) {
             None => proof.rest(),

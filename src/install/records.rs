@@ -4,10 +4,12 @@
 //! The plugin never waits for us, so all that this costs is ours: a writer that floods
 //! the socket fills the kernel's queue, which is bounded, and is read at our pace.
 
+mod notice;
 mod pace;
 mod record;
 mod tally;
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::io;
 use std::os::unix::fs::MetadataExt as _;
@@ -19,6 +21,7 @@ use std::time::{Duration, Instant};
 
 use tracing::{debug, error, info, warn};
 
+use super::api::Api;
 use super::environment::Settings;
 use super::files;
 use super::status::Status;
@@ -40,6 +43,7 @@ const STACK: usize = 128 << 10;
 pub struct Records {
     path: PathBuf,
     status: Arc<Status>,
+    api: Arc<Api>,
     state: Mutex<State>,
 }
 
@@ -49,14 +53,21 @@ struct State {
     socket: Option<Arc<UnixDatagram>>,
     /// Device and inode of the socket's file.
     file: Option<(u64, u64)>,
+    /// Keys of the plugin entry that the agent's pod already has an Event about.
+    reported: BTreeSet<&'static str>,
 }
 
 impl Records {
-    /// Starts reading.
-    pub fn start(settings: &Settings, status: &Arc<Status>) -> io::Result<Arc<Records>> {
+    /// Starts reading. `api` learns of records that the API server refused the plugin.
+    pub fn start(
+        settings: &Settings,
+        status: &Arc<Status>,
+        api: &Arc<Api>,
+    ) -> io::Result<Arc<Records>> {
         let records = Arc::new(Records {
             path: settings.net_dir.join(NAME),
             status: Arc::clone(status),
+            api: Arc::clone(api),
             state: Mutex::default(),
         });
         let own = Arc::clone(&records);
@@ -158,11 +169,20 @@ impl Records {
             return;
         };
         tally.count(&record);
+        if record.is_refusal() {
+            self.api.record_refused();
+        }
         match record.level {
             record::Level::Error => error!("{record}"),
             record::Level::Warn => warn!("{record}"),
             record::Level::Info => info!("{record}"),
             record::Level::Debug => debug!("{record}"),
+        }
+        notice::on_pod(&record).for_each(|event| self.api.tell_on_pod(event));
+        for (key, event) in notice::on_agent(&record) {
+            if self.state().reported.insert(key) {
+                self.api.tell(event);
+            }
         }
     }
 

@@ -1,132 +1,202 @@
 //! Undoing everything, in the order that never leaves a network naming a plugin that is
 //! gone: network configuration, kubeconfig, programs, and last what we noted for it.
+//!
+//! Another agent on the same node may chain the plugin again at any time. So kubeconfig
+//! and programs are removed only after a time in which no network config named the plugin.
+//! They are renamed first and put back at once if a network config names the plugin then.
+
+mod look;
+mod node_files;
 
 use std::collections::BTreeSet;
 use std::path::Path;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use tracing::info;
+use tracing::{info, warn};
 
-use super::binaries::Binaries;
 use super::conflist::PLUGIN;
 use super::environment::Settings;
 use super::files;
-use super::journal::{self, Content, Journal};
+use super::journal::{Content, Journal};
 use super::leftovers;
-use super::netdir::{self, Found};
+use super::netdir;
 use super::plan::{self, Undo};
-use super::records;
+use look::{Looks, Seen};
+use node_files::NodeFiles;
 
-/// How often the configurations are looked at anew because somebody else wrote them, or
-/// because they cannot be read,
+/// Attempts to read the saved state, and to write a network config that another program
+/// writes at the same time.
 const TRIES: usize = 5;
-/// which may pass.
+/// Time between two attempts to read the saved state.
 const PAUSE: Duration = Duration::from_millis(100);
+/// Removals of the plugin entry, if another program chains the plugin again each time.
+/// After each one, pods start without redirection for a moment. An agent of this project
+/// reports contention only after more removals than these.
+const REMOVALS: usize = 3;
+/// Time without a network config that names the plugin, before kubeconfig and programs go.
+/// It also lets the runtime load the network config without the plugin entry.
+const QUIET_BEFORE: Duration = Duration::from_millis(400);
+/// Time for which kubeconfig and programs can be put back.
+const QUIET_AFTER: Duration = Duration::from_millis(250);
+/// Time to wait while a network config names the plugin in a way that this agent cannot
+/// undo. Multus takes about a second to generate its config anew.
+const PATIENCE: Duration = Duration::from_secs(5);
 
-/// What could not be undone.
-#[derive(Debug, Default)]
-struct Failures {
-    all: Vec<String>,
-    /// A network still names us, so programs and kubeconfig must stay.
-    chained: bool,
+/// What an uninstall did.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// The plugin is no longer installed on this node.
+    Removed,
+    /// Another program chains the plugin, so it stays installed.
+    Kept,
 }
 
-/// Removes all that any agent put onto the host. `lists` are the configurations that
-/// carried us. What fails does not stop the rest; the failures are returned.
-pub fn undo(settings: &Settings, lists: &BTreeSet<String>) -> Vec<String> {
-    let mut failures = Failures::default();
-    let (journal, why) = journal(&settings.net_dir);
-    failures.all.extend(why);
-    unchain(settings, &journal, lists, &mut failures);
+/// Removes all that any agent put onto the host, unless another program still chains the
+/// plugin. `lists` are the configurations that carried us. What fails does not stop the
+/// rest; the failures are returned.
+pub fn undo(settings: &Settings, lists: &BTreeSet<String>) -> Result<Outcome, Vec<String>> {
+    let looks = Looks::start(&settings.net_dir, &settings.kubeconfig_name);
     let left = leftovers::tidy(settings);
-    failures.all.extend(left.iter().map(ToString::to_string));
-    if failures.chained {
-        failures.all.push(format!(
-            "kubeconfig and programs are left in place, since a network still names {PLUGIN}"
-        ));
-        return failures.all;
-    }
-    let programs = Binaries::wanted(settings).unwrap_or_else(|_| vec![PLUGIN.to_owned()]);
-    let programs = programs.iter().map(|name| settings.bin_dir.join(name));
-    for path in [settings.kubeconfig()].into_iter().chain(programs) {
-        match files::remove(&path) {
-            Ok(true) => info!("Removed {}", path.display()),
-            Ok(false) => {}
-            Err(error) => failures.all.push(error.to_string()),
+    let mut failures: Vec<String> = left.iter().map(ToString::to_string).collect();
+    let end = Instant::now() + PATIENCE;
+    for removal in 1..=REMOVALS {
+        let mut passing = Vec::new();
+        let seen = match attempt(settings, lists, &looks, end, &mut passing, &mut failures) {
+            Ok(seen) => seen,
+            Err(why) => {
+                failures.extend(passing);
+                failures.extend(why);
+                return Err(still_named(failures));
+            }
+        };
+        match seen {
+            Seen::Unnamed => {
+                failures.extend(passing);
+                break;
+            }
+            Seen::Foreign(config) if Instant::now() >= end => {
+                failures.extend(passing);
+                failures.push(format!(
+                    "{} names {PLUGIN}; correct or remove that file, then run \
+                     `linkerd2-cni-install uninstall` on this node",
+                    config.display()
+                ));
+                return Err(still_named(failures));
+            }
+            Seen::Chained(list) | Seen::Foreign(list) if removal == REMOVALS => {
+                warn!("{}", kept(&list));
+                return outcome(Outcome::Kept, failures);
+            }
+            Seen::Chained(list) => info!("{} names {PLUGIN} again", list.display()),
+            Seen::Foreign(_) => {}
         }
     }
-    // One that cannot be read still says what a later try can give back.
-    let journal = (!journal.unread).then_some(journal::NAME);
-    for name in journal.into_iter().chain([records::NAME]) {
-        if let Err(error) = files::remove(&settings.net_dir.join(name)) {
-            failures.all.push(error.to_string());
-        }
-    }
-    failures.all
+    outcome(Outcome::Removed, failures)
 }
 
+fn outcome(outcome: Outcome, failures: Vec<String>) -> Result<Outcome, Vec<String>> {
+    match failures.is_empty() {
+        true => Ok(outcome),
+        false => Err(failures),
+    }
+}
+
+/// Names the conflist that another program writes, and the remedy.
+fn kept(list: &Path) -> String {
+    format!(
+        "another program chains {PLUGIN} in {} again each time that this agent removes it, so \
+         plugin binary, kubeconfig and plugin entry stay on this node; if no Linkerd CNI agent is \
+         to run here, stop that program, then run `linkerd2-cni-install uninstall` on this node",
+        list.display()
+    )
+}
+
+fn still_named(mut failures: Vec<String>) -> Vec<String> {
+    failures.push(format!(
+        "kubeconfig and programs are left in place, since a network still names {PLUGIN}"
+    ));
+    failures
+}
+
+/// Removes the plugin entry, and then all other files unless a network config names the
+/// plugin again. The next attempt may correct the failures in `passing`, but not those in
+/// `lasting`.
+fn attempt(
+    settings: &Settings,
+    lists: &BTreeSet<String>,
+    looks: &Looks<'_>,
+    end: Instant,
+    passing: &mut Vec<String>,
+    lasting: &mut Vec<String>,
+) -> Result<Seen, Vec<String>> {
+    let (journal, why) = journal(&settings.net_dir);
+    passing.extend(why);
+    unchain(settings, &journal, lists)?;
+    let says = |error: files::Error| vec![error.to_string()];
+    let quiet = match node_files::exist(settings, &journal) {
+        true => QUIET_BEFORE,
+        false => Duration::ZERO,
+    };
+    let seen = looks.until_quiet(&journal, quiet, end).map_err(says)?;
+    if seen != Seen::Unnamed {
+        return Ok(seen);
+    }
+    let files = NodeFiles::take(settings, &journal, passing);
+    let quiet = quiet.min(QUIET_AFTER);
+    // Any name of the plugin now means that pods fail, so there is nothing to wait for.
+    let seen = looks.until_quiet(&journal, quiet, Instant::now());
+    match &seen {
+        Ok(Seen::Unnamed) => {
+            files.discard(passing);
+            passing.extend(damaged(settings, &journal, lists));
+        }
+        _ => files.put_back(lasting),
+    }
+    seen.map_err(says)
+}
+
+/// Removes the plugin entry from all network configs. A config that another program writes
+/// at the same time is left to the next look.
 fn unchain(
     settings: &Settings,
     journal: &Journal,
     lists: &BTreeSet<String>,
-    failures: &mut Failures,
-) {
+) -> Result<(), Vec<String>> {
     let dir = &settings.net_dir;
-    for tries in 1..=TRIES {
+    for _ in 0..TRIES {
         let found = match netdir::scan(dir, &settings.kubeconfig_name) {
             Ok(found) => found,
-            Err(error) if error.is_missing() => return,
-            Err(error) => {
-                failures.chained = true;
-                return failures.all.push(error.to_string());
-            }
+            Err(error) if error.is_missing() => return Ok(()),
+            Err(error) => return Err(vec![error.to_string()]),
         };
-        let (mut raced, mut damaged) = (false, Vec::new());
-        for undo in plan::unchain(&found, journal, lists) {
+        let (mut raced, mut failures) = (false, Vec::new());
+        for undo in plan::unchain(&found, journal, lists).into_iter().flatten() {
             let before = |name: &str| {
                 let file = found.iter().find(|file| file.name == name)?;
                 file.content.as_ref().ok()
             };
-            match undo {
-                Ok(undo) => match take(dir, &undo, before) {
-                    Ok(()) => info!("Removed {PLUGIN} from {}", dir.join(undo.list()).display()),
-                    Err(files::Error::Raced { .. }) if tries < TRIES => raced = true,
-                    Err(error) => {
-                        failures.chained = true;
-                        failures.all.push(error.to_string());
-                    }
-                },
-                Err(why) => damaged.push(why),
+            match take(dir, &undo, before) {
+                Ok(()) => info!("Removed {PLUGIN} from {}", dir.join(undo.list()).display()),
+                Err(files::Error::Raced { .. }) => raced = true,
+                Err(error) => failures.push(error.to_string()),
             }
         }
-        let hidden: Vec<&Found> = found.iter().filter(|file| is_hidden(dir, file)).collect();
-        if tries < TRIES && !hidden.is_empty() {
-            thread::sleep(PAUSE);
-        } else if tries == TRIES || !raced {
-            failures.chained |= !hidden.is_empty();
-            failures.all.extend(damaged);
-            for file in hidden {
-                // Of the lists that carried us that was said.
-                if let (Err(why), false) = (&file.content, lists.contains(&file.name)) {
-                    failures.all.push(format!("{} {why}", file.name));
-                }
-            }
-            return;
+        if !failures.is_empty() {
+            return Err(failures);
+        }
+        if !raced {
+            return Ok(());
         }
     }
+    Ok(())
 }
 
-/// Whether a runtime may read there what we cannot, our plugin's name.
-fn is_hidden(dir: &Path, file: &Found) -> bool {
-    if file.content.is_ok() {
-        return false;
-    }
-    match files::holds(&dir.join(&file.name), PLUGIN.as_bytes()) {
-        Ok(holds) => holds,
-        Err(files::Error::Unfit { .. }) => false,
-        Err(error) => !error.is_missing(),
-    }
+/// Lists the conflists among `lists` that are no longer valid.
+fn damaged(settings: &Settings, journal: &Journal, lists: &BTreeSet<String>) -> Vec<String> {
+    let found = netdir::scan(&settings.net_dir, &settings.kubeconfig_name).unwrap_or_default();
+    let undos = plan::unchain(&found, journal, lists);
+    undos.into_iter().filter_map(Result::err).collect()
 }
 
 /// The journal, for which a fault of the disk that passes is waited for.

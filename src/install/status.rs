@@ -6,11 +6,14 @@ use std::sync::{Mutex, PoisonError};
 
 use super::proof::Outcome;
 use super::records::Tally;
+use crate::log::stderr;
 
 /// Shared between the agent and its admin listener.
 #[derive(Debug)]
 pub struct Status {
     ready: Mutex<Result<(), String>>,
+    /// What `/ready` adds to its 200.
+    remark: Mutex<Option<String>>,
     pub binary_writes: AtomicU64,
     pub kubeconfig_writes: AtomicU64,
     pub conflist_writes: AtomicU64,
@@ -20,6 +23,8 @@ pub struct Status {
     pub reconcile_errors: AtomicU64,
     /// 1 as long as the bin dir has none of the network's plugins.
     pub foreign_bin_dir: AtomicU64,
+    /// 1 as long as the kubeconfig carries the agent's own token.
+    pub agents_token: AtomicU64,
     /// What the plugin reports.
     pub records: Tally,
     self_tests_passed: AtomicU64,
@@ -31,6 +36,7 @@ impl Default for Status {
     fn default() -> Self {
         Status {
             ready: Mutex::new(Err("nothing is verified yet".into())),
+            remark: Mutex::default(),
             binary_writes: AtomicU64::default(),
             kubeconfig_writes: AtomicU64::default(),
             conflist_writes: AtomicU64::default(),
@@ -38,6 +44,7 @@ impl Default for Status {
             reconciles: AtomicU64::default(),
             reconcile_errors: AtomicU64::default(),
             foreign_bin_dir: AtomicU64::default(),
+            agents_token: AtomicU64::default(),
             records: Tally::default(),
             self_tests_passed: AtomicU64::default(),
             self_tests_skipped: AtomicU64::default(),
@@ -72,10 +79,22 @@ impl Status {
         ready.clone()
     }
 
+    /// Sets what `/ready` adds to its 200.
+    pub fn set_remark(&self, remark: Option<String>) {
+        *self.remark.lock().unwrap_or_else(PoisonError::into_inner) = remark;
+    }
+
+    /// What `/ready` adds to its 200, if anything.
+    pub fn remark(&self) -> Option<String> {
+        let remark = self.remark.lock().unwrap_or_else(PoisonError::into_inner);
+        remark.clone()
+    }
+
     /// The metrics in the text format of OpenMetrics.
     pub fn metrics(&self) -> String {
         let mut text = String::new();
         let ready = AtomicU64::new(self.ready().is_ok().into());
+        let dropped = AtomicU64::new(stderr::dropped());
         for (name, kind, help, value) in [
             (
                 "ready",
@@ -124,6 +143,18 @@ impl Status {
                 "gauge",
                 "Whether the bin dir holds none of the plugins that the network names.",
                 &self.foreign_bin_dir,
+            ),
+            (
+                "log_lines_dropped_total",
+                "counter",
+                "Log lines dropped because stderr was full, closed or not read.",
+                &dropped,
+            ),
+            (
+                "kubeconfig_has_agents_token",
+                "gauge",
+                "Whether the kubeconfig on the host carries the agent's own token.",
+                &self.agents_token,
             ),
         ] {
             let value = value.load(Ordering::Relaxed);

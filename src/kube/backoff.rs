@@ -19,15 +19,21 @@ impl Backoff {
         let doublings = self.failures.min(16);
         self.failures = doublings + 1;
         let whole = FIRST.saturating_mul(1 << doublings).min(CAP);
-        // The hasher's keys are the standard library's randomness.
-        let random = RandomState::new().hash_one(doublings);
-        whole - whole / 2 * (random % 1024) as u32 / 1024
+        whole - jitter(whole / 2)
     }
 
     /// All is well again.
     pub fn reset(&mut self) {
         self.failures = 0;
     }
+}
+
+/// A random time from zero to `longest`, so that nodes that wait for the same reason do
+/// not all end their waits at once.
+pub fn jitter(longest: Duration) -> Duration {
+    // The hasher's keys are the standard library's randomness.
+    let random = RandomState::new().hash_one(0);
+    longest.mul_f64((random % 1025) as f64 / 1024.0)
 }
 
 #[cfg(test)]
@@ -46,5 +52,18 @@ mod tests {
         }
         backoff.reset();
         assert!(backoff.lengthen() <= FIRST);
+    }
+
+    #[test]
+    fn jitter_covers_the_whole_time_and_never_exceeds_it() {
+        let whole = Duration::from_secs(1024);
+        let waits: Vec<Duration> = (0..1000).map(|_| jitter(whole)).collect();
+        assert!(waits.iter().all(|wait| *wait <= whole));
+        for quarter in 0..4 {
+            let part = whole / 4 * quarter..whole / 4 * (quarter + 1);
+            let hits = waits.iter().filter(|wait| part.contains(wait)).count();
+            assert!(hits > 100, "{hits} of 1000 in quarter {quarter}");
+        }
+        assert_eq!(jitter(Duration::ZERO), Duration::ZERO);
     }
 }

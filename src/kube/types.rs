@@ -5,11 +5,12 @@
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
+use std::fmt;
 
-use serde::de::Error as _;
+use serde::de::{Error, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 
-fn given<'de, D: Deserializer<'de>, T: Default + Deserialize<'de>>(
+pub(super) fn given<'de, D: Deserializer<'de>, T: Default + Deserialize<'de>>(
     field: D,
 ) -> Result<T, D::Error> {
     Ok(Option::deserialize(field)?.unwrap_or_default())
@@ -114,11 +115,37 @@ pub struct EnvVar {
     pub value: String,
 }
 
+/// Drops each other variable before the next is read: a pod may have a megabyte of them.
 fn listen_addresses<'de, D: Deserializer<'de>>(env: D) -> Result<Vec<EnvVar>, D::Error> {
-    let env: Option<Vec<EnvVar>> = Option::deserialize(env)?;
-    let is_address =
-        |var: &EnvVar| var.name.starts_with("LINKERD2_PROXY_") && var.name.contains("_LISTEN_ADDR");
-    Ok(env.into_iter().flatten().filter(is_address).collect())
+    struct Addresses;
+
+    impl<'de> Visitor<'de> for Addresses {
+        type Value = Vec<EnvVar>;
+
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("a sequence")
+        }
+
+        fn visit_none<E: Error>(self) -> Result<Self::Value, E> {
+            Ok(Vec::new())
+        }
+
+        fn visit_some<D: Deserializer<'de>>(self, env: D) -> Result<Self::Value, D::Error> {
+            env.deserialize_seq(self)
+        }
+
+        fn visit_seq<A: SeqAccess<'de>>(self, mut env: A) -> Result<Self::Value, A::Error> {
+            let mut addresses = Vec::new();
+            while let Some(var) = env.next_element::<EnvVar>()? {
+                if var.name.starts_with("LINKERD2_PROXY_") && var.name.contains("_LISTEN_ADDR") {
+                    addresses.push(var);
+                }
+            }
+            Ok(addresses)
+        }
+    }
+
+    env.deserialize_option(Addresses)
 }
 
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -162,12 +189,6 @@ pub struct ContainerState {
 #[serde(rename_all = "camelCase")]
 pub struct Terminated {
     pub exit_code: i32,
-}
-
-/// A DaemonSet, for whether it is to stay.
-#[derive(Clone, Debug, Deserialize)]
-pub struct DaemonSet {
-    pub metadata: Metadata,
 }
 
 /// A namespace, for its annotations and its end.
@@ -231,7 +252,7 @@ pub struct OwnerReference {
 pub struct ListMetadata {
     /// Where a watch goes on from.
     pub resource_version: String,
-    /// What to ask the next page with; empty on the last one.
+    /// Set if the API server has left out a part of the list.
     #[serde(rename = "continue")]
     pub continue_token: String,
 }

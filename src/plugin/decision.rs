@@ -9,9 +9,10 @@ use crate::config::{Annotations, Config, Detection};
 /// What a runtime calls the annotations that it hands over, when the plugin's entry in
 /// the conflist declares the capability (containerd 1.5, CRI-O 1.29).
 const ANNOTATIONS: &str = "io.kubernetes.cri.pod-annotations";
-/// Names of the agent's pods start like this: its DaemonSet's name is fixed.
-const AGENT_POD: &str = "linkerd-cni-";
 const INJECT: &str = "linkerd.io/inject";
+/// What wrote the pod, or its template: a program and its version.
+const CREATED_BY: &str = "linkerd.io/created-by";
+const INJECTOR: &str = "linkerd/proxy-injector";
 
 /// Why a pod is none of ours, in words for logs; `None`: ask the API server.
 pub fn passes(
@@ -22,25 +23,48 @@ pub fn passes(
     if config.exclude_namespaces.contains(&pod.namespace) {
         return Some("its namespace is excluded");
     }
-    if pod.namespace == config.agent_namespace && pod.name.starts_with(AGENT_POD) {
+    if is_agent(pod, config) {
         return Some("it is the agent's own pod");
     }
     if config.detection == Detection::Api {
         return None;
     }
-    let marked = annotations?
-        .iter()
-        .any(|(key, value)| is_marker(key, value));
-    (!marked).then_some("it has no annotation of Linkerd")
+    (!may_be_meshed(annotations?)).then_some("it has no annotation of Linkerd")
 }
 
-/// The injector leaves annotations of its own on each pod. Any annotation of Linkerd's
-/// counts, so that a pod of another version's injector is rather asked for once too
-/// often than started bare; only `linkerd.io/inject: disabled` says the opposite.
-fn is_marker(key: &str, value: &str) -> bool {
+/// Whether a DaemonSet of this name made the pod. Pods of a Deployment whose name only
+/// starts like the DaemonSet's have one more part in their names.
+fn is_agent(pod: &PodRef, config: &Config) -> bool {
+    let generated = pod
+        .name
+        .strip_prefix(&config.agent_daemonset)
+        .and_then(|rest| rest.strip_prefix('-'));
+    pod.namespace == config.agent_namespace
+        && generated.is_some_and(|part| !part.is_empty() && !part.contains('-'))
+}
+
+/// Whether the pod has an annotation that a pod with a proxy has.
+///
+/// The injector, `linkerd inject --manual` and Linkerd's own charts leave several on each
+/// pod. Any of Linkerd's counts, so that a pod of another version's injector rather costs
+/// a request than starts bare, with two exceptions in pods that say `inject: disabled`:
+/// that annotation itself, and a `created-by` that does not name the injector. The
+/// DaemonSet's pods of upstream's chart and of ours have these two and no other.
+/// `created-by` alone is no proof: charts write it on pods with a proxy as well.
+fn may_be_meshed(annotations: &Annotations) -> bool {
+    let is_disabled = annotations
+        .get(INJECT)
+        .is_some_and(|value| value == "disabled");
+    annotations.iter().any(|(key, value)| match key.as_str() {
+        INJECT => !is_disabled,
+        CREATED_BY => !is_disabled || value.starts_with(INJECTOR),
+        key => is_linkerds(key),
+    })
+}
+
+fn is_linkerds(key: &str) -> bool {
     let domain = key.split_once('/').map_or("", |(domain, _)| domain);
-    let is_linkerds = domain == "linkerd.io" || domain.ends_with(".linkerd.io");
-    is_linkerds && !(key == INJECT && value == "disabled")
+    domain == "linkerd.io" || domain.ends_with(".linkerd.io")
 }
 
 /// The pod's annotations, if the runtime hands them over.
@@ -85,6 +109,41 @@ mod tests {
                 r#"{"linkerd.io/inject":"disabled","linkerd.io/proxy-version":"x"}"#,
                 None,
             ),
+            (
+                r#"{"linkerd.io/inject":"disabled","linkerd.io/created-by":"linkerd/helm v1.7.0"}"#,
+                passing,
+            ),
+            (
+                r#"{"linkerd.io/inject":"disabled","linkerd.io/created-by":"linkerd/cli v1","checksum/config":"x"}"#,
+                passing,
+            ),
+            (
+                // `cliVersion` of the chart may be any text.
+                r#"{"linkerd.io/inject":"disabled","linkerd.io/created-by":"foo"}"#,
+                passing,
+            ),
+            (
+                r#"{"linkerd.io/inject":"disabled","linkerd.io/created-by":"linkerd/proxy-injector edge-1"}"#,
+                None,
+            ),
+            (
+                r#"{"linkerd.io/inject":"disabled","linkerd.io/created-by":"linkerd/cli v1","linkerd.io/proxy-version":"x"}"#,
+                None,
+            ),
+            (
+                r#"{"linkerd.io/inject":"disabled","linkerd.io/created-by":"linkerd/cli v1","config.linkerd.io/proxy-uid":"1"}"#,
+                None,
+            ),
+            (
+                r#"{"linkerd.io/inject":"enabled","linkerd.io/created-by":"linkerd/helm v1"}"#,
+                None,
+            ),
+            (r#"{"linkerd.io/created-by":"linkerd/cli v1"}"#, None),
+            (r#"{"linkerd.io/created-by":"linkerd/helm v1"}"#, None),
+            (
+                r#"{"linkerd.io/created-by":"linkerd/proxy-injector edge-1"}"#,
+                None,
+            ),
             (r#"{"linkerd.io/proxy-version":"x"}"#, None),
             (r#"{"config.linkerd.io/skip-inbound-ports":"1"}"#, None),
             ("null", None),
@@ -107,6 +166,30 @@ mod tests {
     }
 
     #[test]
+    fn the_agents_own_pod_is_told_by_the_namespace_and_the_daemonset_of_the_plugin_entry() {
+        let own = Some("it is the agent's own pod");
+        let usual = ("linkerd-cni", "linkerd-cni-x7x4z");
+        let renamed = ("mesh", "mesh-cni-x7x4z");
+        for (linkerd, (namespace, name), wanted) in [
+            ("{}", usual, own),
+            ("{}", renamed, None),
+            (
+                r#"{"agent-namespace":"mesh","agent-daemonset":"mesh-cni"}"#,
+                renamed,
+                own,
+            ),
+            (
+                r#"{"agent-namespace":"mesh","agent-daemonset":"mesh-cni"}"#,
+                ("mesh", "linkerd-cni-x7x4z"),
+                None,
+            ),
+        ] {
+            let got = passes(&pod(namespace, name), &config(linkerd), None);
+            assert_eq!(got, wanted, "{linkerd} {namespace}/{name}");
+        }
+    }
+
+    #[test]
     fn the_agents_own_pod_and_excluded_namespaces_pass_whatever_they_are() {
         let config = config(
             r#"{"exclude-namespaces":["kube-system"],"agent-namespace":"cni","pod-detection":"api"}"#,
@@ -119,7 +202,12 @@ mod tests {
                 Some("it is the agent's own pod"),
             ),
             ("cni", "web", None),
+            ("cni", "linkerd-cni", None),
+            ("cni", "linkerd-cni-", None),
+            ("cni", "linkerd-cni-web-6d4cf56db6-x7x4z", None),
+            ("cni", "linkerd-cnix-x7x4z", None),
             ("ns", "linkerd-cni-x7x4z", None),
+            ("linkerd-cni", "linkerd-cni-x7x4z", None),
         ];
         for (namespace, name, wanted) in cases {
             let annotations = handed_over(r#"{"linkerd.io/proxy-version":"x"}"#);

@@ -6,7 +6,8 @@ use crate::config::{Annotations, PodFacts, Proxy, annotation};
 use crate::kube::types::{Container, Pod, Service, ServicePort};
 use crate::ports::PortRange;
 
-const PROXY: &str = "linkerd-proxy";
+/// The proxy's container.
+pub const PROXY: &str = "linkerd-proxy";
 /// A pod with this init container has its rules made by it.
 const PROXY_INIT: &str = "linkerd-init";
 /// On a pod of the control plane, which must reach the API server without the proxy.
@@ -56,6 +57,7 @@ pub fn facts(
     let component = found.metadata.labels.get(CONTROL_PLANE_LABEL);
     let is_control_plane = component.is_some_and(|component| !component.is_empty());
     Ok(Some(PodFacts {
+        uid: found.metadata.uid,
         annotations,
         proxy,
         api_ports: if is_control_plane {

@@ -9,6 +9,7 @@ use std::time::Duration;
 use serde::Serialize;
 
 use crate::cni::Error;
+use crate::config::ignored::{self, Ignored};
 use crate::firewall::Backend;
 
 /// The agent's socket, beside the kubeconfig.
@@ -16,13 +17,16 @@ const SOCKET: &str = ".linkerd-cni.sock";
 /// The longest message of an error that is sent, in bytes; the socket takes 8 KiB.
 const MESSAGE_LIMIT: usize = 4096;
 
-/// No token, annotation value or environment is in it.
+/// No token or environment is in it, and of annotations only what was ignored.
 #[derive(Debug, Default, Serialize)]
 pub struct Record {
     pub level: &'static str,
     pub command: &'static str,
     pub namespace: String,
     pub pod: String,
+    /// Empty if the API server was not asked.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub pod_uid: String,
     pub container_id: String,
     /// `redirected`, `checked`, `failed`, or why the pod passed untouched.
     pub decision: &'static str,
@@ -33,6 +37,9 @@ pub struct Record {
     pub ms: u64,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub error: Option<Failure>,
+    /// What of the pod's port lists has no effect.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub ignored: Vec<Ignored>,
 }
 
 #[derive(Debug, Serialize)]
@@ -56,9 +63,17 @@ impl fmt::Display for Record {
 }
 
 impl Record {
+    /// Notes what was ignored of the pod's lists.
+    pub fn ignore(&mut self, lists: Vec<Ignored>) {
+        self.ignored = ignored::cut(lists);
+    }
+
     pub fn finish(&mut self, error: Option<&Error>, took: Duration) {
         self.ms = took.as_millis().try_into().unwrap_or(u64::MAX);
-        self.level = "info";
+        self.level = match self.ignored.is_empty() {
+            true => "info",
+            false => "warn",
+        };
         if let Some(error) = error {
             self.level = "error";
             self.decision = "failed";
@@ -85,5 +100,49 @@ impl Record {
         if let Err(error) = sent {
             tracing::debug!("linkerd-cni: the agent gets no record: {error}");
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::ignored::SOURCES;
+
+    /// What the agent takes, in bytes.
+    const DATAGRAM: usize = 8 << 10;
+
+    #[test]
+    fn a_record_fits_the_socket_whatever_was_ignored() {
+        let mut record = Record {
+            namespace: "n".repeat(63),
+            pod: "p".repeat(253),
+            pod_uid: "u".repeat(36),
+            container_id: "c".repeat(64),
+            ..Record::default()
+        };
+        let list = |source| Ignored {
+            source,
+            elements: vec!["\u{1}".repeat(30_000); 100],
+            more: 0,
+        };
+        record.ignore(SOURCES.into_iter().map(list).collect());
+        record.finish(None, Duration::ZERO);
+        let bytes = serde_json::to_vec(&record).unwrap();
+        assert!(bytes.len() < DATAGRAM, "{}", bytes.len());
+        let value: serde_json::Value = serde_json::from_slice(&bytes).unwrap();
+        assert_eq!(value["level"], "warn");
+        assert_eq!(
+            value["ignored"][0]["elements"].as_array().unwrap().len(),
+            10
+        );
+        assert_eq!(value["ignored"][7]["more"], 100);
+    }
+
+    #[test]
+    fn a_record_says_nothing_of_lists_that_are_right() {
+        let mut record = Record::default();
+        record.finish(None, Duration::ZERO);
+        let text = serde_json::to_string(&record).unwrap();
+        assert!(!text.contains("ignored") && text.contains("info"), "{text}");
     }
 }

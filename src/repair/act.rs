@@ -1,14 +1,13 @@
 //! Deals with stranded pods, one at a time, as the mode says, and tells why in an Event.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant, SystemTime};
 
 use super::Shared;
 use super::connection::{self, Connection};
 use super::gate;
 use super::host::Host;
-use super::inspect::{self, Finding, Inspector, Target};
+use super::inspect::{self, Finding, Inspector, Reads, Target};
 use super::limit::{By, HOLD, Limit};
 use super::message::{Told, message};
 use super::mode::Mode;
@@ -102,6 +101,25 @@ enum Outcome {
     Kept(String),
 }
 
+/// A pod to act on.
+struct Case {
+    pod: Stranded,
+    /// Where its rules belong, if that was looked up.
+    target: Option<Target>,
+    /// The rules that are missing, if known.
+    missing: Vec<String>,
+}
+
+impl Case {
+    fn of(pod: Stranded) -> Self {
+        Case {
+            pod,
+            target: None,
+            missing: Vec::new(),
+        }
+    }
+}
+
 impl Worker {
     /// Works until the queue is closed.
     pub fn run(mut self) {
@@ -152,7 +170,7 @@ impl Worker {
             return;
         }
         if !self.kept.allows(pod, Instant::now()) {
-            shared.missed.store(true, Relaxed);
+            shared.missed.add(Instant::now() + HOLD);
             return;
         }
         let began = Instant::now();
@@ -164,7 +182,7 @@ impl Worker {
             Ok(Outcome::Moot(why)) => tracing::debug!(namespace, name, "{why}"),
             Ok(Outcome::Held) => {
                 metrics.pods_held.increment();
-                shared.missed.store(true, Relaxed);
+                shared.missed.add(Instant::now() + HOLD);
                 if self.limit.tell(pod) {
                     tracing::warn!(
                         namespace,
@@ -185,7 +203,7 @@ impl Worker {
                 let now = Instant::now();
                 self.kept.done(pod, now, SystemTime::now());
                 // The budget may allow it in a minute, once others are there.
-                shared.missed.store(true, Relaxed);
+                shared.missed.add(now + HOLD);
                 if self.told.allows(pod, now) {
                     metrics.pods_left.increment();
                     self.told.done(pod, now, SystemTime::now());
@@ -199,7 +217,7 @@ impl Worker {
                     Mode::Delete => metrics.pods_delete_errors.increment(),
                     _ => metrics.repair_errors.increment(),
                 }
-                shared.missed.store(true, Relaxed);
+                shared.missed.add(Instant::now());
                 let what = match self.mode {
                     Mode::Delete => "Error deleting pod",
                     _ => "Error repairing pod",
@@ -211,23 +229,16 @@ impl Worker {
 
     /// Does what the mode says, if it is still called for.
     fn deal(&mut self, pod: &Stranded) -> Result<Outcome, Error> {
-        if self.mode == Mode::Label && pod.labelled {
+        if self.is_labelled(pod) {
             return Ok(Outcome::Moot("Pod has its label"));
         }
-        let inspects = self.mode == Mode::InPlace || pod.cause == Cause::Audit;
-        let (pod, target, missing) = if inspects {
-            let Some((pod, object)) = self.read_again(pod)? else {
-                return Ok(Outcome::Moot("Pod is gone or well"));
-            };
-            let client = self.connection.client()?;
-            match Inspector::new(&self.host)?.look(&client, object)? {
-                Finding::NotOurs => return Ok(Outcome::Moot("Pod is none of ours")),
-                Finding::Right => return Ok(Outcome::Moot("Pod has its rules")),
-                Finding::Unreadable => return Ok(Outcome::Left(UNREADABLE.into())),
-                Finding::Wrong(target, missing) => (pod, Some(target), missing),
-            }
-        } else {
-            (pod.clone(), None, Vec::new())
+        let Case {
+            pod,
+            target,
+            missing,
+        } = match self.look(pod)? {
+            Ok(case) => case,
+            Err(outcome) => return Ok(outcome),
         };
         if !self.limit.allows(&pod, Instant::now()) {
             return Ok(Outcome::Held);
@@ -235,8 +246,8 @@ impl Worker {
         let acted = match self.act(&pod, target.as_ref()) {
             // Changed since it was judged: once more, if it still has to be.
             Err(error) if error.code() == Some(409) => match self.read_again(&pod)? {
-                Some((pod, _)) => self.act(&pod, target.as_ref()),
-                None => return Ok(Outcome::Moot("Pod is gone or well")),
+                Some((pod, _)) if !self.is_labelled(&pod) => self.act(&pod, target.as_ref()),
+                _ => return Ok(Outcome::Moot("Pod is gone or well")),
             },
             acted => acted,
         };
@@ -253,11 +264,41 @@ impl Worker {
             Ok(Removal::Refused(why)) => Ok(Outcome::Kept(why)),
             Err(error) if error.code() == Some(404) => Ok(Outcome::Moot("Pod is gone")),
             Err(error) if error.code() == Some(409) => {
-                self.shared.missed.store(true, Relaxed);
+                self.shared.missed.add(Instant::now());
                 Ok(Outcome::Moot("Pod keeps changing; later again"))
             }
             Err(error) => Err(error),
         }
+    }
+
+    /// Reads the pod again, because list, event or audit may be old by now. A deletion
+    /// needs no second look: its preconditions name the version that was judged.
+    fn look(&mut self, pod: &Stranded) -> Result<Result<Case, Outcome>, Error> {
+        let inspects = self.mode == Mode::InPlace || pod.cause == Cause::Audit;
+        if self.mode == Mode::Delete && !inspects {
+            return Ok(Ok(Case::of(pod.clone())));
+        }
+        let Some((pod, object)) = self.read_again(pod)? else {
+            return Ok(Err(Outcome::Moot("Pod is gone or well")));
+        };
+        if self.is_labelled(&pod) {
+            return Ok(Err(Outcome::Moot("Pod has its label")));
+        }
+        if !inspects {
+            return Ok(Ok(Case::of(pod)));
+        }
+        let client = self.connection.client()?;
+        let finding = Inspector::new(&self.host, Reads::Newest)?.look(&client, object)?;
+        Ok(match finding {
+            Finding::NotOurs => Err(Outcome::Moot("Pod is none of ours")),
+            Finding::Right => Err(Outcome::Moot("Pod has its rules")),
+            Finding::Unreadable => Err(Outcome::Left(UNREADABLE.into())),
+            Finding::Wrong(target, missing) => Ok(Case {
+                pod,
+                target: Some(target),
+                missing,
+            }),
+        })
     }
 
     fn act(&mut self, pod: &Stranded, target: Option<&Target>) -> Result<Removal, Error> {
@@ -268,6 +309,10 @@ impl Worker {
             Mode::Report => {}
         }
         Ok(Removal::Deleted)
+    }
+
+    fn is_labelled(&self, pod: &Stranded) -> bool {
+        self.mode == Mode::Label && pod.labelled
     }
 
     /// The pod as it is now, if it is still the same one and still to be dealt with.

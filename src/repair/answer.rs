@@ -7,7 +7,7 @@ use std::marker::PhantomData;
 
 use serde::Deserialize;
 use serde::de::value::MapAccessDeserializer;
-use serde::de::{self, Deserializer, MapAccess, SeqAccess, Visitor};
+use serde::de::{self, Deserializer, Error as _, MapAccess, SeqAccess, Visitor};
 
 use super::verdict::{Stranded, stranded};
 use crate::kube::types::{ListMetadata, Metadata, Pod, PodSpec, PodStatus};
@@ -23,19 +23,43 @@ impl Kept for Stranded {
     }
 }
 
-/// One page of a list of pods.
-#[derive(Debug, Deserialize)]
-#[serde(bound = "T: Kept")]
-pub struct Page<T> {
-    #[serde(default)]
-    pub metadata: ListMetadata,
-    #[serde(deserialize_with = "only_kept")]
-    pub items: Vec<T>,
+/// Most pods kept of one list, as a bound on memory. No node runs that many.
+const MOST: usize = 1024;
+
+/// The kept pods of a list that has arrived whole.
+#[derive(Debug)]
+pub struct PodList<T> {
+    /// The list's resourceVersion, from which a watch goes on.
+    pub version: String,
+    pub kept: Vec<T>,
+    /// Pods beyond [`MOST`] that would have been kept.
+    pub dropped: usize,
 }
 
-/// Reads a page.
-pub fn page<T: Kept>(answer: impl BufRead) -> serde_json::Result<Page<T>> {
-    serde_json::from_reader(answer)
+/// Reads a list to its end. A list that breaks off is an error, so that nobody acts on
+/// half a list.
+pub fn list<T: Kept>(answer: impl BufRead) -> serde_json::Result<PodList<T>> {
+    #[derive(Deserialize)]
+    #[serde(bound = "T: Kept")]
+    struct Wire<T> {
+        #[serde(default)]
+        metadata: ListMetadata,
+        #[serde(deserialize_with = "only_kept")]
+        items: Items<T>,
+    }
+
+    let Wire { metadata, items } = serde_json::from_reader(answer)?;
+    if metadata.resource_version.is_empty() {
+        return Err(serde_json::Error::custom("a list without resourceVersion"));
+    }
+    if !metadata.continue_token.is_empty() {
+        return Err(serde_json::Error::custom("a part of a list"));
+    }
+    Ok(PodList {
+        version: metadata.resource_version,
+        kept: items.kept,
+        dropped: items.dropped,
+    })
 }
 
 /// One event of a watch.
@@ -103,11 +127,17 @@ impl From<Line> for Event {
     }
 }
 
-fn only_kept<'de, D: Deserializer<'de>, T: Kept>(items: D) -> Result<Vec<T>, D::Error> {
-    struct Items<T>(PhantomData<T>);
+struct Items<T> {
+    kept: Vec<T>,
+    dropped: usize,
+}
 
-    impl<'de, T: Kept> Visitor<'de> for Items<T> {
-        type Value = Vec<T>;
+/// Judges each pod when it has arrived and drops it before the next is read.
+fn only_kept<'de, D: Deserializer<'de>, T: Kept>(items: D) -> Result<Items<T>, D::Error> {
+    struct Pods<T>(PhantomData<T>);
+
+    impl<'de, T: Kept> Visitor<'de> for Pods<T> {
+        type Value = Items<T>;
 
         fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
             f.write_str("a list of pods")
@@ -115,19 +145,25 @@ fn only_kept<'de, D: Deserializer<'de>, T: Kept>(items: D) -> Result<Vec<T>, D::
 
         /// What Go writes for a list that was never filled.
         fn visit_unit<E: de::Error>(self) -> Result<Self::Value, E> {
-            Ok(Vec::new())
+            Ok(Items {
+                kept: Vec::new(),
+                dropped: 0,
+            })
         }
 
         fn visit_seq<A: SeqAccess<'de>>(self, mut pods: A) -> Result<Self::Value, A::Error> {
-            let mut found = Vec::new();
+            let (mut kept, mut dropped) = (Vec::new(), 0);
             while let Some(pod) = pods.next_element::<Pod>()? {
-                found.extend(T::of(pod));
+                match T::of(pod) {
+                    Some(_) if kept.len() == MOST => dropped += 1,
+                    found => kept.extend(found),
+                }
             }
-            Ok(found)
+            Ok(Items { kept, dropped })
         }
     }
 
-    items.deserialize_any(Items(PhantomData))
+    items.deserialize_any(Pods(PhantomData))
 }
 
 /// A pod's `status` is an object, that of a Status is the word `Failure`.
@@ -162,31 +198,57 @@ mod tests {
         {"name":"linkerd-network-validator","lastState":{"terminated":{"exitCode":95}}}]}}"#;
 
     #[test]
-    fn a_page_keeps_only_the_stranded_pods() {
+    fn a_list_keeps_only_the_stranded_pods() {
         let healthy = r#"{"metadata":{"name":"x"}}"#;
         let text = format!(
-            r#"{{"kind":"PodList","metadata":{{"resourceVersion":"9","continue":"t"}},
+            r#"{{"kind":"PodList","metadata":{{"resourceVersion":"9"}},
             "items":[{healthy},{STRANDED},{healthy}]}}"#
         );
-        let page = page::<Stranded>(text.as_bytes()).unwrap();
-        assert_eq!(page.items.len(), 1);
-        assert_eq!(page.items[0].name, "a");
-        assert_eq!(page.metadata.resource_version, "9");
-        assert_eq!(page.metadata.continue_token, "t");
+        let list = list::<Stranded>(text.as_bytes()).unwrap();
+        assert_eq!(list.kept.len(), 1);
+        assert_eq!(list.kept[0].name, "a");
+        assert_eq!((&*list.version, list.dropped), ("9", 0));
     }
 
     #[test]
-    fn an_answer_that_is_no_list_is_an_error_and_an_empty_one_is_not() {
+    fn a_list_without_end_keeps_a_bounded_number_of_pods() {
+        let pods = vec![STRANDED; MOST + 7].join(",");
+        let text = format!(r#"{{"metadata":{{"resourceVersion":"9"}},"items":[{pods}]}}"#);
+        let list = list::<Stranded>(text.as_bytes()).unwrap();
+        assert_eq!((list.kept.len(), list.dropped), (MOST, 7));
+    }
+
+    #[test]
+    fn only_a_whole_list_of_pods_is_accepted() {
         for (text, fine) in [
             (r#"{"metadata":{"resourceVersion":"1"},"items":[]}"#, true),
             (r#"{"metadata":{"resourceVersion":"1"},"items":null}"#, true),
             (r#"{"kind":"Status","status":"Failure"}"#, false),
             ("{}", false),
             ("<html>", false),
-            (r#"{"items":[{}]}"#, false),
-            (r#"{"items":["#, false),
+            (r#"{"items":[]}"#, false),
+            (
+                r#"{"metadata":{"resourceVersion":"1"},"items":[{}]}"#,
+                false,
+            ),
+            (r#"{"metadata":{"resourceVersion":"1"},"items":["#, false),
+            (r#"{"metadata":{"resourceVersion":"1"},"items":[]"#, false),
+            (
+                r#"{"metadata":{"resourceVersion":"1","continue":"t"},"items":[]}"#,
+                false,
+            ),
         ] {
-            assert_eq!(page::<Stranded>(text.as_bytes()).is_ok(), fine, "{text}");
+            assert_eq!(list::<Stranded>(text.as_bytes()).is_ok(), fine, "{text}");
+        }
+    }
+
+    #[test]
+    fn a_list_that_breaks_off_anywhere_yields_no_pod() {
+        let text =
+            format!(r#"{{"metadata":{{"resourceVersion":"9"}},"items":[{STRANDED},{STRANDED}]}}"#);
+        assert!(list::<Stranded>(text.as_bytes()).is_ok());
+        for end in 0..text.len() {
+            assert!(list::<Stranded>(&text.as_bytes()[..end]).is_err(), "{end}");
         }
     }
 

@@ -1,23 +1,23 @@
 //! Compares the rules of all running meshed pods with what they should have, from time
 //! to time. Finds; what to do is the worker's.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use super::Shared;
-use super::answer::{self, Kept, Page};
+use super::answer::{self, Kept};
 use super::connection::{self, Connection};
 use super::host::Host;
-use super::inspect::{self, Finding, Inspector};
+use super::inspect::{self, Finding, Inspector, Reads};
+use super::pace::{Pace, vary};
 use super::verdict::{Cause, LABEL, Stranded, auditable};
 use super::watch::list_path;
 use crate::config::annotation;
 use crate::kube;
+use crate::kube::backoff::jitter;
 use crate::kube::types::Pod;
-use crate::plugin::pod::CONTROL_PLANE_LABEL;
-
-/// Pods of one page; so many are held in memory.
-const PAGE: u16 = 10;
+use crate::plugin::pod::{CONTROL_PLANE_LABEL, PROXY};
 
 /// The one that audits.
 pub struct Audit {
@@ -40,25 +40,34 @@ enum Error {
     Inspect(#[from] inspect::Error),
 }
 
-/// A pod to look into, without what does not matter here.
+/// A pod to look into, reduced to what an audit needs: all pods of the list are in memory
+/// at once, so that reading the list does not wait for looking into namespaces.
 struct Audited(Pod);
 
 impl Kept for Audited {
     fn of(mut pod: Pod) -> Option<Self> {
+        if !auditable(&pod) {
+            return None;
+        }
+        let spec = &mut pod.spec;
+        let init = Some(&mut spec.init_containers);
+        for containers in init.into_iter().chain(&mut spec.containers) {
+            containers.retain(|container| container.name == PROXY);
+            containers.shrink_to_fit();
+        }
+        pod.status.init_container_statuses = Vec::new();
         let metadata = &mut pod.metadata;
-        let known = |key: &str| {
-            annotation::UPSTREAMS
-                .iter()
-                .chain(&annotation::PROXY_PORTS)
-                .any(|ours| *ours == key)
-        };
-        metadata.annotations.retain(|key, _| known(key));
-        let labels = [LABEL, CONTROL_PLANE_LABEL];
-        metadata
-            .labels
-            .retain(|key, _| labels.contains(&key.as_str()));
-        auditable(&pod).then_some(Audited(pod))
+        let annotations = [&annotation::UPSTREAMS[..], &annotation::PROXY_PORTS].concat();
+        keep(&mut metadata.annotations, &annotations);
+        keep(&mut metadata.labels, &[LABEL, CONTROL_PLANE_LABEL]);
+        Some(Audited(pod))
     }
+}
+
+/// Drops all other keys. Builds a new map, because `retain` keeps the old one's memory.
+fn keep(map: &mut BTreeMap<String, String>, keys: &[&str]) {
+    let all = std::mem::take(map).into_iter();
+    *map = all.filter(|(key, _)| keys.contains(&&**key)).collect();
 }
 
 /// What one round could not do.
@@ -70,20 +79,38 @@ struct Tally {
     unreadable: usize,
 }
 
+impl Tally {
+    fn fail(&mut self, pods: usize, error: impl FnOnce() -> String) {
+        if self.errors == 0 {
+            self.error = error();
+        }
+        self.errors += pods;
+    }
+}
+
 impl Audit {
-    /// Audits until the queue is closed.
+    /// Audits until the queue is closed. The first audit is at a random time of the first
+    /// period, so that the nodes do not audit together.
     pub fn run(mut self) {
         let shared = Arc::clone(&self.shared);
-        while !shared.queue.closed_within(self.period) {
+        let mut pace = Pace::retries();
+        let mut wait = jitter(self.period);
+        while !shared.queue.closed_within(wait) {
+            wait = vary(self.period);
             // One line a round, so that a faulty setting does not bring one for each pod.
             match self.round() {
-                Ok(tally) if tally.errors > 0 => tracing::warn!(
-                    err = tally.error,
-                    "Cannot audit {} pods; the first error is given",
-                    tally.errors
-                ),
-                Ok(_) => {}
+                Ok(tally) => {
+                    pace.reset();
+                    if tally.errors > 0 {
+                        tracing::warn!(
+                            err = tally.error,
+                            "Cannot audit {} pods; the first error is given",
+                            tally.errors
+                        );
+                    }
+                }
                 Err(error) => {
+                    wait = wait.max(pace.lengthen());
                     shared.metrics.audit_errors.increment();
                     tracing::warn!(err = %error, "Cannot audit the pods of this node");
                 }
@@ -92,25 +119,20 @@ impl Audit {
     }
 
     fn round(&mut self) -> Result<Tally, Error> {
-        let mut inspector = Inspector::new(&self.host)?;
+        let mut inspector = Inspector::new(&self.host, Reads::Cached)?;
         let mut tally = Tally::default();
-        let mut token = String::new();
-        loop {
-            let client = self.connection.client()?;
-            let answer = client.read(&list_path(&self.node, PAGE, &token))?;
-            let page: Page<Audited> = answer::page(answer)?;
-            for Audited(pod) in page.items {
-                let stranded = Stranded::new(&pod, Cause::Audit);
-                if stranded.is_elsewhere(&self.node) {
-                    continue;
-                }
-                let finding = inspector.look(&client, pod);
-                self.take(stranded, finding, &mut tally);
+        let client = self.connection.client()?;
+        let list = answer::list(client.read_list(&list_path(&self.node))?)?;
+        if list.dropped > 0 {
+            tally.fail(list.dropped, || "too many pods".to_owned());
+        }
+        for Audited(pod) in list.kept {
+            let stranded = Stranded::new(&pod, Cause::Audit);
+            if stranded.is_elsewhere(&self.node) {
+                continue;
             }
-            token = page.metadata.continue_token;
-            if token.is_empty() {
-                break;
-            }
+            let finding = inspector.look(&client, pod);
+            self.take(stranded, finding, &mut tally);
         }
         if tally.unreadable > 0 {
             tracing::warn!(
@@ -141,16 +163,13 @@ impl Audit {
                     missing.join("; ")
                 );
                 // Another round comes anyway, so there is nothing to wait for.
-                if self.shared.queue.give(pod, Instant::now()).is_err() {
+                if self.shared.queue.give(pod).is_err() {
                     metrics.queue_overflow.increment();
                 }
             }
             Err(error) => {
                 metrics.audit_errors.increment();
-                tally.errors += 1;
-                if tally.errors == 1 {
-                    tally.error = format!("{}/{}: {error}", pod.namespace, pod.name);
-                }
+                tally.fail(1, || format!("{}/{}: {error}", pod.namespace, pod.name));
             }
         }
     }

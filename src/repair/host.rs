@@ -3,8 +3,6 @@
 
 use std::path::{Path, PathBuf};
 
-use serde::Deserialize;
-
 use crate::cni;
 use crate::cni::object::Object;
 use crate::config::Config;
@@ -60,27 +58,11 @@ impl Host {
         })?;
         let path = self.net_dir.join(&loaded.name);
         let text = loaded.content.as_ref().map(|content| &*content.text);
-        let entry = entry(text.unwrap_or_default());
+        let entry = conflist::plugin_entry(text.unwrap_or_default());
+        let entry = entry.and_then(|entry| serde_json::from_str::<Object>(entry.text).ok());
         let entry = entry.ok_or_else(|| Error::NotOurs { path: path.clone() })?;
         Config::read(&entry).map_err(|source| Error::Config { path, source })
     }
-}
-
-/// Our plugin's entry in a list, or our standalone configuration, which is nothing else.
-fn entry(text: &str) -> Option<Object> {
-    #[derive(Deserialize)]
-    struct List {
-        plugins: Vec<Object>,
-    }
-    let is_ours = |plugin: &Object| {
-        plugin.get("type").is_some_and(|kind| {
-            serde_json::from_str::<String>(kind.get()).is_ok_and(|kind| kind == conflist::PLUGIN)
-        })
-    };
-    if let Ok(list) = serde_json::from_str::<List>(text) {
-        return list.plugins.into_iter().find(is_ours);
-    }
-    serde_json::from_str(text).ok().filter(is_ours)
 }
 
 #[cfg(test)]

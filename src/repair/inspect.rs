@@ -5,6 +5,8 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use serde::de::DeserializeOwned;
+
 use super::host::{self, Host};
 use super::sandbox::{self, Sandboxes};
 use crate::cni;
@@ -63,17 +65,30 @@ pub enum Finding {
 pub struct Inspector {
     config: Config,
     sandboxes: Sandboxes,
-    /// Annotations of each namespace asked for.
-    namespaces: BTreeMap<String, Annotations>,
+    answers: Answers,
+}
+
+/// Where the API server takes objects from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reads {
+    /// Its cache. For audits, which read many objects; the worker checks each finding
+    /// again with [`Reads::Newest`] before it acts.
+    Cached,
+    /// etcd.
+    Newest,
 }
 
 impl Inspector {
     /// Reads the plugin's configuration and the runtime's memory.
-    pub fn new(host: &Host) -> Result<Self, Error> {
+    pub fn new(host: &Host, reads: Reads) -> Result<Self, Error> {
         Ok(Inspector {
             config: host.config()?,
             sandboxes: Sandboxes::read(host),
-            namespaces: BTreeMap::new(),
+            answers: Answers {
+                reads,
+                namespaces: BTreeMap::new(),
+                api_service: None,
+            },
         })
     }
 
@@ -89,7 +104,7 @@ impl Inspector {
         };
         let mut surroundings = Asked {
             client,
-            namespaces: &mut self.namespaces,
+            answers: &mut self.answers,
         };
         let Some(facts) = facts(pod, &name, &mut surroundings)? else {
             return Ok(Finding::NotOurs);
@@ -107,25 +122,50 @@ impl Inspector {
     }
 }
 
-/// What the API server says, each namespace once a round.
+/// Objects read in this round. Errors are kept too: 100 pods of one namespace must not
+/// cause 100 requests to an API server that refuses them.
+struct Answers {
+    reads: Reads,
+    /// Annotations of each namespace.
+    namespaces: BTreeMap<String, Result<Annotations, cni::Error>>,
+    api_service: Option<Result<Service, cni::Error>>,
+}
+
+/// Asks the API server for each object once a round.
 struct Asked<'a> {
     client: &'a Client,
-    namespaces: &'a mut BTreeMap<String, Annotations>,
+    answers: &'a mut Answers,
+}
+
+impl Asked<'_> {
+    fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T, cni::Error> {
+        let path = match self.answers.reads {
+            Reads::Cached => format!("{path}?resourceVersion=0"),
+            Reads::Newest => path.to_owned(),
+        };
+        self.client.get(&path).map_err(refused)
+    }
 }
 
 impl Surroundings for Asked<'_> {
     fn namespace(&mut self, name: &str) -> Result<Annotations, cni::Error> {
-        if let Some(known) = self.namespaces.get(name) {
-            return Ok(known.clone());
+        if let Some(known) = self.answers.namespaces.get(name) {
+            return known.clone();
         }
-        let found: Namespace = self.client.get(&namespace_path(name)).map_err(refused)?;
-        let annotations = found.metadata.annotations;
-        self.namespaces.insert(name.to_owned(), annotations.clone());
-        Ok(annotations)
+        let found: Result<Namespace, _> = self.get(&namespace_path(name));
+        let annotations = found.map(|namespace| namespace.metadata.annotations);
+        let namespaces = &mut self.answers.namespaces;
+        namespaces.insert(name.to_owned(), annotations.clone());
+        annotations
     }
 
     fn api_service(&mut self) -> Result<Service, cni::Error> {
-        self.client.get(API_SERVICE).map_err(refused)
+        if let Some(known) = &self.answers.api_service {
+            return known.clone();
+        }
+        let found = self.get(API_SERVICE);
+        self.answers.api_service = Some(found.clone());
+        found
     }
 }
 

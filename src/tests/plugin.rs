@@ -8,9 +8,14 @@ mod api;
 mod decisions;
 #[path = "plugin/faults.rs"]
 mod faults;
+#[path = "plugin/ignored.rs"]
+mod ignored;
 mod namespaces;
 #[path = "plugin/native.rs"]
 mod native;
+#[path = "plugin/stderr.rs"]
+mod stderr;
+mod unwritable;
 
 use std::fs;
 use std::io::Write as _;
@@ -274,7 +279,7 @@ fn annotations_of_pod_and_namespace_reach_the_rules() {
     let (api, namespaces) = (Api::start(), Namespaces::new());
     let pod = json!({
         "metadata": {"name": "web", "annotations": {
-            "config.linkerd.io/skip-outbound-ports": "25, 9000",
+            "config.linkerd.io/skip-outbound-ports": "25,9000",
             "config.linkerd.io/skip-inbound-ports": "8080",
             "config.linkerd.io/proxy-uid": "",
         }},
@@ -420,7 +425,7 @@ fn failures_are_error_objects_and_leave_no_rule() {
     let (api, namespaces) = (meshed_api(), Namespaces::new());
     let add = || Call::new("ADD", &namespaces.path(), &api);
     let bad = json!({
-        "metadata": {"annotations": {"config.linkerd.io/skip-inbound-ports": "abc"}},
+        "metadata": {"annotations": {"config.linkerd.io/proxy-uid": "abc"}},
         "spec": {"containers": [{"name": "linkerd-proxy"}]},
     });
     let bad = bad.to_string();
@@ -464,7 +469,7 @@ fn failures_are_error_objects_and_leave_no_rule() {
             200,
             &bad,
             110,
-            "config.linkerd.io/skip-inbound-ports: \"abc\"",
+            "config.linkerd.io/proxy-uid: \"abc\"",
         ),
     ];
     for (name, status, body, code, text) in answers {

@@ -43,6 +43,9 @@
       fieldPath: spec.nodeName
 - name: LINKERD_CNI_DAEMONSET
   value: linkerd-cni
+# For how long it may ask.
+- name: LINKERD_CNI_TERMINATION_GRACE_SECONDS
+  value: {{ include "linkerd-cni.terminationGrace" . | quote }}
 # Whose token it puts on the node for the plugin.
 - name: LINKERD_CNI_PLUGIN_SERVICE_ACCOUNT
   value: linkerd-cni-plugin
@@ -55,7 +58,7 @@
 - name: LINKERD_CNI_OWN_CONFIG
   value: {{ eq (toString .Values.ownConfig) "true" | quote }}
 - name: LINKERD_CNI_REQUIRE_NETWORK_PLUGINS
-  value: {{ ne (toString .Values.requireNetworkPlugins) "false" | quote }}
+  value: {{ and (ne (toString .Values.requireNetworkPlugins) "false") (not (include "linkerd-cni.binDirInUse" .)) | quote }}
 - name: LINKERD_CNI_SELF_TEST
   value: {{ eq (include "linkerd-cni.selfTest" .) "true" | quote }}
 {{- with .Values.startupTaint }}
@@ -63,6 +66,11 @@
   value: {{ quote . }}
 {{- end }}
 {{- end }}
+{{- end }}
+
+{{/* Seconds from SIGTERM to SIGKILL. */}}
+{{- define "linkerd-cni.terminationGrace" -}}
+{{- .Values.terminationGracePeriodSeconds | default 30 | int64 }}
 {{- end }}
 
 {{/* The user's variables; server-side apply would refuse a name that comes twice. */}}
@@ -83,6 +91,25 @@
 {{/* Whether the agent proves the plugin in a network namespace made for it. */}}
 {{- define "linkerd-cni.selfTest" -}}
 {{- if and (include "linkerd-cni.ours" .) (ne (toString .Values.selfTest) "false") }}true{{ end }}
+{{- end }}
+
+{{/*
+"true" if a release of linkerd2's chart, or linkerd2's image under this chart, used the
+same bin dir: the runtime is known to find the plugin there, even if it holds none of
+the primary CNI's plugins. linkerd2's agent removes its entry and its plugin when it
+ends, so the agent that follows cannot see that on the node. An annotation keeps the
+fact for later upgrades. Without a cluster, as under `helm template`, it is unknown.
+*/}}
+{{- define "linkerd-cni.binDirInUse" -}}
+{{- $live := lookup "v1" "ConfigMap" .Release.Namespace "linkerd-cni-config" }}
+{{- if and (include "linkerd-cni.ours" .) $live }}
+{{- $dir := include "linkerd-cni.binDir" . }}
+{{- $data := $live.data | default dict }}
+{{- $noted := get ($live.metadata.annotations | default dict) "linkerd.io/cni-bin-dir-in-use" }}
+{{- $upstream := not (contains "pod-detection" ($data.cni_network_config | default "pod-detection")) }}
+{{- $used := trimSuffix "/" ($data.dest_cni_bin_dir | default "") }}
+{{- if or (eq $noted $dir) (and $upstream (eq $used (trimSuffix "/" $dir))) }}true{{ end }}
+{{- end }}
 {{- end }}
 
 {{/* Port and probes, which linkerd2's agent does not have. */}}

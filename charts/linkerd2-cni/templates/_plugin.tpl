@@ -26,21 +26,70 @@ return text: {"items": [...]}. Blanks around an element do not count.
 {{- end }}
 
 {{/*
-As linkerd-cni.list, but of ports and ranges: the dict has "name" and "value".
-The schema knows their form; bounds and order it cannot say.
+As linkerd-cni.list, but of ports: the dict has "name" and "value". The schema
+knows their form; bounds it cannot say.
 */}}
 {{- define "linkerd-cni.ports" -}}
 {{- $list := include "linkerd-cni.list" .value }}
 {{- range $item := (fromJson $list).items }}
-{{- $ends := splitList "-" $item }}
-{{- if or (gt (first $ends | int64) 65535) (gt (last $ends | int64) 65535) }}
+{{- if gt (int64 $item) 65535 }}
 {{- fail (printf "%s: %q is above 65535, the highest port" $.name $item) }}
-{{- end }}
-{{- if gt (first $ends | int64) (last $ends | int64) }}
-{{- fail (printf "%s: the range %q ends before it starts" $.name $item) }}
 {{- end }}
 {{- end }}
 {{- $list }}
+{{- end }}
+
+{{/*
+The elements of a list of ports and ranges as a JSON object, as linkerd2's chart
+makes them: split at commas, nothing else changed. "items" has all of them, "good"
+those that the plugin uses, without signs and leading zeros, "bad" those that it
+ignores.
+*/}}
+{{- define "linkerd-cni.portRanges" -}}
+{{- $items := list }}
+{{- $good := list }}
+{{- $bad := list }}
+{{- $text := "" }}
+{{- if not (kindIs "invalid" .) }}
+{{- $text = include "linkerd-cni.string" . }}
+{{- end }}
+{{- if trim $text }}
+{{- $items = splitList "," $text }}
+{{- end }}
+{{- range $item := $items }}
+{{- $is := false }}
+{{- if regexMatch "^[+]?0*[0-9]{1,5}(-[+]?0*[0-9]{1,5})?$" $item }}
+{{- $plain := regexReplaceAll "(^|-)[+]?0*([0-9])" $item "${1}${2}" }}
+{{- $ends := splitList "-" $plain }}
+{{- if and (le (last $ends | int64) 65535) (le (first $ends | int64) (last $ends | int64)) }}
+{{- $is = true }}
+{{- $good = append $good $plain }}
+{{- end }}
+{{- end }}
+{{- if not $is }}
+{{- $bad = append $bad $item }}
+{{- end }}
+{{- end }}
+{{- dict "items" $items "good" $good "bad" $bad | toJson }}
+{{- end }}
+
+{{/*
+As linkerd-cni.portRanges, but refuses what no meshed pod starts with: the dict has
+"name", "value" and "root".
+*/}}
+{{- define "linkerd-cni.skippedPorts" -}}
+{{- $json := include "linkerd-cni.portRanges" .value }}
+{{- $list := fromJson $json }}
+{{- if $list.bad }}
+{{- $wanted := "ports (0-65535) and ranges (lower-upper) are wanted, comma-separated and without blanks" }}
+{{- if eq (toString .root.Values.strictAnnotations) "true" }}
+{{- fail (printf "%s: %q is neither a port nor a range; %s (strictAnnotations)" .name (first $list.bad) $wanted) }}
+{{- end }}
+{{- if and (not $list.good) (eq .name "ignoreOutboundPorts") }}
+{{- fail (printf "%s: %q is neither a port nor a range, and no other element is left, so that no meshed pod would start, nor does any with linkerd2's plugin; %s" .name (first $list.bad) $wanted) }}
+{{- end }}
+{{- end }}
+{{- $json }}
 {{- end }}
 
 {{/*
@@ -66,8 +115,8 @@ none, so it is refused here.
 {{- $inbound := list
       (.Values.proxyAdminPort | default 4191 | int64 | toString)
       (.Values.proxyControlPort | default 4190 | int64 | toString) }}
-{{- $inbound = concat $inbound (include "linkerd-cni.ports" (dict "name" "ignoreInboundPorts" "value" .Values.ignoreInboundPorts) | fromJson).items }}
-{{- $outbound := (include "linkerd-cni.ports" (dict "name" "ignoreOutboundPorts" "value" .Values.ignoreOutboundPorts) | fromJson).items }}
+{{- $inbound = concat $inbound (include "linkerd-cni.skippedPorts" (dict "name" "ignoreInboundPorts" "value" .Values.ignoreInboundPorts "root" $) | fromJson).items }}
+{{- $outbound := (include "linkerd-cni.skippedPorts" (dict "name" "ignoreOutboundPorts" "value" .Values.ignoreOutboundPorts "root" $) | fromJson).items }}
 {{- $subnets := (include "linkerd-cni.subnets" .Values.skipSubnets | fromJson).items }}
 {{- $redirected := list }}
 {{- range (include "linkerd-cni.ports" (dict "name" "portsToRedirect" "value" .Values.portsToRedirect) | fromJson).items }}
@@ -101,6 +150,9 @@ none, so it is refused here.
 {{- end }}
 {{- with .Values.excludeNamespaces }}
 {{- $_ := set $linkerd "exclude-namespaces" . }}
+{{- end }}
+{{- if eq (toString .Values.strictAnnotations) "true" }}
+{{- $_ := set $linkerd "strict-annotations" true }}
 {{- end }}
 {{- $_ := set $linkerd "pod-detection" (.Values.podDetection | default "annotations") }}
 {{- $_ := set $linkerd "api-retry-seconds" (.Values.apiRetrySeconds | default 10 | int64) }}

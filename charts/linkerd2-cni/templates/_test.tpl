@@ -42,10 +42,10 @@ The ports that the test connects to, as a JSON object with "inbound" and
 {{- $own := list (get $linkerd "incoming-proxy-port" | int64 | toString) (get $linkerd "outgoing-proxy-port" | int64 | toString) }}
 {{- $inbound := dict
       "candidates" (get $linkerd "ports-to-redirect" | default $anywhere)
-      "skipped" (concat $own (get $linkerd "inbound-ports-to-ignore")) }}
+      "skipped" (concat $own (include "linkerd-cni.portRanges" (get $linkerd "inbound-ports-to-ignore" | join ",") | fromJson).good) }}
 {{- $outbound := dict
       "candidates" $anywhere
-      "skipped" (concat $own (get $linkerd "outbound-ports-to-ignore" | default list)) }}
+      "skipped" (concat $own (include "linkerd-cni.portRanges" (get $linkerd "outbound-ports-to-ignore" | default list | join ",") | fromJson).good) }}
 {{- dict
       "inbound" (include "linkerd-cni.redirectedPort" $inbound)
       "outbound" (include "linkerd-cni.redirectedPort" $outbound) | toJson }}

@@ -47,11 +47,13 @@ impl Claims {
         UNIX_EPOCH.checked_add(Duration::from_secs(self.exp))
     }
 
-    /// How long until half of the token's life is over; `None` once all of it is.
+    /// Time until half of the token's life is over; `None` once all of it is. Never longer than
+    /// that half, also if the node's clock is behind the API server's.
     pub fn until_half_life(&self, now: SystemTime) -> Option<Duration> {
         let now = now.duration_since(UNIX_EPOCH).ok()?.as_secs();
-        let half = self.iat + self.exp.checked_sub(self.iat)? / 2;
-        (now < self.exp).then(|| Duration::from_secs(half.saturating_sub(now)))
+        let half = self.exp.checked_sub(self.iat)? / 2;
+        let left = (self.iat + half).saturating_sub(now).min(half);
+        (now < self.exp).then(|| Duration::from_secs(left))
     }
 }
 
@@ -72,6 +74,7 @@ mod tests {
         assert_eq!(claims.kubernetes.pod.uid, "u");
         let at = |seconds| UNIX_EPOCH + Duration::from_secs(seconds);
         for (now, left) in [
+            (10, Some(500)),
             (1000, Some(500)),
             (1400, Some(100)),
             (1999, Some(0)),

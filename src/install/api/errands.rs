@@ -1,6 +1,5 @@
 //! The thread that talks to the API server.
 
-use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
@@ -11,21 +10,21 @@ use tracing::{info, warn};
 
 use super::claims::Claims;
 use super::event;
+use super::posting::Posting;
+use super::schedule::{CheckResult, Schedule};
+use super::token::{self, Fallback, Token};
 use super::untaint::Untaint;
-use super::{Api, Checked, Token, USER_AGENT, namespace};
-use crate::kube::backoff::Backoff;
+use super::{Api, Checked, USER_AGENT, namespace};
 use crate::kube::connection::{Connection, Source};
+use crate::kube::retry::Retry;
 use crate::kube::{self, Deadlines};
 
 /// For each phase of a request.
 const PATIENCE: Duration = Duration::from_secs(3);
-/// How often the kubeconfig is checked, unless the resync is more often: a token that
-/// was revoked is replaced this soon. The API server takes a token that it knows for 10 s
-/// without a look; asked a little less often, it looks each time. (The jitter takes up to
-/// a fifth off.)
-const CHECK: Duration = Duration::from_secs(13);
-/// Nudges do not make it more often than this.
-const PAUSE: Duration = Duration::from_millis(500);
+/// Shortest time from one turn of the loop to the next, however often it is nudged.
+const TURN: Duration = Duration::from_millis(50);
+/// Longest Retry-After that is followed.
+const LONGEST_RETRY_AFTER: Duration = Duration::from_secs(600);
 /// The life that is asked for; the API server may give less.
 const LIFE: u64 = 24 * 3600;
 
@@ -35,12 +34,9 @@ pub struct Errands {
     own: Connection,
     /// With the one in the kubeconfig, as the plugin takes it.
     plugin: Connection,
-    renew: Instant,
-    check: Instant,
-    backoff: Backoff,
+    schedule: Schedule,
     untaint: Untaint,
-    /// What was said last about the plugin's token and about the kubeconfig.
-    said: [Option<String>; 2],
+    posting: Posting,
 }
 
 /// The answer to a TokenRequest.
@@ -63,57 +59,63 @@ struct Status {
 }
 
 impl Errands {
-    /// `renew` is how long the plugin's token may stay.
-    pub fn new(api: Arc<Api>, source: Source, renew: Duration) -> Errands {
+    /// `renewal` is how long the plugin's token may stay.
+    pub fn new(api: Arc<Api>, source: Source, renewal: Duration) -> Errands {
         let kubeconfig = Source::Kubeconfig(api.settings.kubeconfig());
         let deadlines = Deadlines::each(PATIENCE);
         let now = Instant::now();
+        let renewal = api.settings.plugin_account.as_ref().map(|_| renewal);
         Errands {
             own: Connection::new(source, USER_AGENT, deadlines),
             plugin: Connection::new(kubeconfig, USER_AGENT, deadlines),
-            renew: now + renew,
-            check: now,
-            backoff: Backoff::default(),
+            schedule: Schedule::new(now, renewal),
             untaint: Untaint::of(&api.settings, now),
-            said: [None, None],
+            posting: Posting::default(),
             api,
         }
     }
 
     /// Runs for the rest of the process.
     pub fn run(mut self) {
-        let mut nudged = false;
         loop {
-            let now = Instant::now();
-            if self.api.settings.plugin_account.is_some() && now >= self.renew {
+            let begin = Instant::now();
+            let reasons = self.api.check_reasons();
+            if reasons.kubeconfig_changed {
+                self.schedule.kubeconfig_changed(begin);
+            }
+            if reasons.record_refused {
+                self.schedule.record_refused(begin);
+            }
+            if self.schedule.is_renewal_due(begin) {
                 self.renew();
             }
-            if nudged || now >= self.check {
+            if self.schedule.is_check_due(Instant::now()) {
                 self.check();
             }
             self.post_events();
+            self.posting.run(&self.api, &mut self.own);
             let verified = self.api.state().verified;
-            let mut end = self.check;
-            if self.api.settings.plugin_account.is_some() {
-                end = end.min(self.renew);
-            }
+            let mut end = self.schedule.next();
             if let Some(due) = self.untaint.look(&mut self.own, verified, Instant::now()) {
                 end = end.min(due);
             }
-            nudged = self.api.pause(end);
-            if nudged {
-                std::thread::sleep(PAUSE.saturating_sub(now.elapsed()));
+            let event = self.api.pod_events().due();
+            if self.api.pause(event.map_or(end, |due| end.min(due))) {
+                std::thread::sleep(TURN.saturating_sub(begin.elapsed()));
             }
         }
     }
 
-    /// Asks for a token of the plugin's account, bound to no pod.
+    /// Asks for a token of the plugin's account. The token is bound neither to the agent's pod,
+    /// which an upgrade replaces, nor to the Node, as a Node that registers again has another
+    /// UID, which would end the token of a node that still runs pods.
     fn renew(&mut self) {
-        let (Some(account), Some(namespace)) = (
-            self.api.settings.plugin_account.clone(),
-            namespace(&self.api.settings),
-        ) else {
-            self.renew = Instant::now() + self.backoff.lengthen();
+        let Some(account) = self.api.settings.plugin_account.clone() else {
+            return;
+        };
+        let Some(namespace) = namespace(&self.api.settings) else {
+            let why = "the agent's namespace is unknown: set LINKERD_CNI_NAMESPACE";
+            self.not_renewed(why.into(), Duration::ZERO);
             return;
         };
         let path = format!("/api/v1/namespaces/{namespace}/serviceaccounts/{account}/token");
@@ -124,9 +126,8 @@ impl Errands {
         });
         let client = match self.own.client() {
             Ok(client) => client,
-            // The token or the CA is missing, which the agent itself says.
-            Err(_) => {
-                self.renew = Instant::now() + self.backoff.lengthen();
+            Err(error) => {
+                self.not_renewed(error.to_string(), Duration::ZERO);
                 return;
             }
         };
@@ -134,85 +135,139 @@ impl Errands {
             Ok(answer) => self.take(answer, &account),
             Err(error) => {
                 self.reached(error.is_answer());
-                let wait = match error.code() {
-                    Some(403 | 404) => self.api.settings.resync,
-                    _ => self.backoff.lengthen(),
-                };
-                self.renew = Instant::now() + wait;
-                self.say(0, Some(format!(
-                    "there is no new token of account {account}, so the kubeconfig keeps its last one, or has the agent's: {error}"
-                )));
+                match token::denial(error.code(), &account, &namespace) {
+                    Some(why) => self.denied(why),
+                    None => self.not_renewed(error.to_string(), retry_after(&error)),
+                }
             }
         }
     }
 
     fn take(&mut self, answer: TokenRequest, account: &str) {
         self.reached(true);
-        self.backoff.reset();
-        self.say(0, None);
         let text = answer.status.token.trim().to_owned();
+        if text.is_empty() {
+            let why = "the API server answered the TokenRequest without a token";
+            self.not_renewed(why.into(), Duration::ZERO);
+            return;
+        }
         // The API server's clock may be another, but a life is as long by any clock.
         let seconds = answer.spec.expiration_seconds.unwrap_or(LIFE).min(LIFE);
         let life = Duration::from_secs(seconds.max(2));
         let ends = SystemTime::now() + life;
         let end = Claims::read(&text).and_then(|claims| claims.end());
-        self.renew = Instant::now() + jitter(life / 2);
-        self.api.state().token = Some(Token {
+        self.schedule.renewed(Instant::now(), life);
+        let mut state = self.api.state();
+        state.grant.token = Some(Token {
             text,
             end: end.map_or(ends, |end| end.max(ends)),
+            revoked: false,
         });
+        state.grant.denied = None;
+        state.grant.error = None;
+        drop(state);
         info!("The plugin has a new token of account {account} for {seconds} s");
         self.api.waker.wake();
     }
 
+    /// The API server answered 403 or 404 to the TokenRequest.
+    fn denied(&mut self, why: String) {
+        let mut state = self.api.state();
+        let changed = state.grant.denied.as_ref() != Some(&why) || state.grant.error.is_some();
+        state.grant.denied = Some(why);
+        state.grant.error = None;
+        drop(state);
+        if self.renew_later(Duration::ZERO, changed) == Fallback::AgentsToken {
+            self.schedule.token_known(Instant::now());
+        }
+    }
+
+    /// The TokenRequest failed for another reason, which says nothing about its rights.
+    fn not_renewed(&mut self, why: String, retry_after: Duration) {
+        let mut state = self.api.state();
+        let changed = state.grant.error.as_ref() != Some(&why);
+        state.grant.error = Some(why);
+        drop(state);
+        self.renew_later(retry_after, changed);
+    }
+
+    fn renew_later(&mut self, retry_after: Duration, changed: bool) -> Fallback {
+        let fallback = self.api.state().grant.fallback(SystemTime::now());
+        self.schedule
+            .not_renewed(Instant::now(), fallback, retry_after);
+        if changed {
+            self.api.waker.wake();
+        }
+        fallback
+    }
+
     /// Asks something cheap with the kubeconfig on the host.
     fn check(&mut self) {
-        self.check = Instant::now() + jitter(CHECK.min(self.api.settings.resync));
-        let Some(namespace) = namespace(&self.api.settings) else {
-            return;
-        };
-        // A kubeconfig that cannot be read is the agent's to put right.
-        let Ok(client) = self.plugin.client() else {
-            return;
-        };
-        let Some(token) = self.plugin.token().map(str::to_owned) else {
+        // A kubeconfig that cannot be read is the reconciler's to correct.
+        let client = self.plugin.client().ok();
+        let token = self.plugin.token().map(str::to_owned);
+        let (Some(client), Some(token), Some(namespace)) =
+            (client, token, namespace(&self.api.settings))
+        else {
+            self.schedule.nothing_to_check(Instant::now());
             return;
         };
         // Answered from memory by the API server.
         let path = format!("/api/v1/namespaces/{namespace}?resourceVersion=0");
-        let answer = match client.get::<IgnoredAny>(&path) {
-            Ok(_) => Ok(()),
+        match client.get::<IgnoredAny>(&path) {
+            Ok(_) => self.answered(token, Ok(())),
             Err(error) => match error.code() {
-                Some(404) => Ok(()),
-                Some(401 | 403) => Err(error),
-                // Away, or with troubles of its own: what it said last still counts.
-                _ => {
-                    self.reached(error.is_answer());
-                    self.say(1, Some(error.to_string()));
-                    return;
-                }
+                Some(404) => self.answered(token, Ok(())),
+                Some(401) => self.answered(token, Err((401, error))),
+                Some(403) => self.answered(token, Err((403, error))),
+                // Unreachable, or in trouble: what it said last still counts.
+                _ => self.unanswered(&error),
             },
+        }
+    }
+
+    /// The API server accepts the token in the kubeconfig, or refuses it with 401 or 403.
+    fn answered(&mut self, token: String, result: Result<(), (u16, kube::Error)>) {
+        let now = Instant::now();
+        let said = match result {
+            Ok(()) => CheckResult::Accepted,
+            Err(_) => CheckResult::Refused,
         };
-        self.reached(true);
-        let code = answer.as_ref().err().and_then(kube::Error::code);
-        let why = answer.err().map(|error| match code {
-            Some(401) => format!("the API server refuses the token in the kubeconfig: {error}"),
+        self.schedule.checked(now, said, Duration::ZERO);
+        let is_revoked = matches!(result, Err((401, _)));
+        let answer = result.map_err(|(code, error)| match code {
+            401 => format!("the API server refuses the token in the kubeconfig: {error}"),
             _ => format!("the token in the kubeconfig has not the rights it needs: {error}"),
         });
-        self.say(1, None);
         let mut state = self.api.state();
-        if code == Some(401) && state.token.as_ref().is_some_and(|own| own.text == token) {
-            state.token = None;
-            self.renew = Instant::now();
+        state.reached = true;
+        let mut changed = state.check_error.take().is_some();
+        let issued = state.grant.token.as_mut();
+        if let Some(issued) = issued.filter(|issued| issued.text == token) {
+            if is_revoked && !issued.revoked {
+                self.schedule.revoked(now);
+            }
+            issued.revoked = is_revoked;
         }
-        let answer = why.map_or(Ok(()), Err);
-        let changed = match &state.checked {
-            Some(checked) => checked.token != token || checked.answer != answer,
-            None => true,
-        };
-        state.checked = Some(Checked { token, answer });
+        let before = state.checked.replace(Checked {
+            token: token.clone(),
+            answer: answer.clone(),
+        });
+        changed |= before.is_none_or(|before| before.token != token || before.answer != answer);
         drop(state);
         if changed {
+            self.api.waker.wake();
+        }
+    }
+
+    /// The check brought no word about the token.
+    fn unanswered(&mut self, error: &kube::Error) {
+        self.schedule
+            .checked(Instant::now(), CheckResult::Unknown, retry_after(error));
+        self.reached(error.is_answer());
+        let why = error.to_string();
+        let before = self.api.state().check_error.replace(why.clone());
+        if before.as_ref() != Some(&why) {
             self.api.waker.wake();
         }
     }
@@ -231,23 +286,12 @@ impl Errands {
     fn reached(&self, reached: bool) {
         self.api.state().reached |= reached;
     }
-
-    /// One line a change. `subject` is an index of `said`.
-    fn say(&mut self, subject: usize, why: Option<String>) {
-        let Some(said) = self.said.get_mut(subject) else {
-            return;
-        };
-        match (&why, &said) {
-            (Some(new), _) if Some(new) != said.as_ref() => warn!("{new}"),
-            (None, Some(_)) => info!("the API server answers again"),
-            _ => {}
-        }
-        *said = why;
-    }
 }
 
-/// `whole`, or up to a fifth less, so that the nodes do not all ask at once.
-fn jitter(whole: Duration) -> Duration {
-    let random = RandomState::new().hash_one(0) % 1024;
-    whole - whole / 5 * (random as u32) / 1024
+/// How long the API server wants to be left alone.
+fn retry_after(error: &kube::Error) -> Duration {
+    match error.retry() {
+        Retry::After(wait) => wait.min(LONGEST_RETRY_AFTER),
+        _ => Duration::ZERO,
+    }
 }

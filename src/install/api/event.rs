@@ -1,8 +1,9 @@
-//! Events on the agent's own pod, which operators look at first.
+//! Events on the agent's own pod, which operators look at first, and on pods of the node.
 
 use std::fs;
 
 use super::claims::Claims;
+use super::pod_events::PodEvent;
 use super::{USER_AGENT, namespace};
 use crate::install::environment::Settings;
 use crate::kube::connection::{Connection, Error};
@@ -20,10 +21,7 @@ pub fn publish(
     };
     let token = fs::read_to_string(settings.service_account_dir.join("token"));
     let claims = Claims::read(&token.unwrap_or_default()).unwrap_or_default();
-    let reporter = Reporter {
-        controller: USER_AGENT,
-        instance: pod.to_owned(),
-    };
+    let reporter = reporter(settings);
     let regarding = Regarding {
         kind: "Pod",
         namespace: &namespace,
@@ -32,4 +30,34 @@ pub fn publish(
     };
     let client = connection.client()?;
     Ok(event::publish(&client, &reporter, regarding, message)?)
+}
+
+/// Publishes an Event on another pod.
+pub fn publish_on_pod(
+    connection: &mut Connection,
+    settings: &Settings,
+    event: &PodEvent,
+) -> Result<(), Error> {
+    let regarding = Regarding {
+        kind: "Pod",
+        namespace: &event.namespace,
+        name: &event.pod,
+        uid: &event.uid,
+    };
+    let client = connection.client()?;
+    let reporter = reporter(settings);
+    Ok(event::publish(
+        &client,
+        &reporter,
+        regarding,
+        &event.message,
+    )?)
+}
+
+/// The API takes no Event without an instance; upstream's chart does not tell the pod.
+fn reporter(settings: &Settings) -> Reporter {
+    Reporter {
+        controller: USER_AGENT,
+        instance: settings.pod.clone().unwrap_or_else(|| USER_AGENT.into()),
+    }
 }

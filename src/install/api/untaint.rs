@@ -4,13 +4,15 @@ use std::time::{Duration, Instant};
 
 use tracing::{info, warn};
 
+use super::schedule::between;
 use crate::install::environment::Settings;
 use crate::install::taint;
 use crate::kube::backoff::Backoff;
 use crate::kube::connection::Connection;
 
-/// How often to look again: a node that comes back under its name may have the taint anew.
-const AGAIN: Duration = Duration::from_secs(120);
+/// Shortest and longest time until the node is looked at again: a Node that registers again under
+/// the same name may have the taint once more.
+const AGAIN: [Duration; 2] = [Duration::from_secs(20 * 60), Duration::from_secs(30 * 60)];
 
 /// The taint, if there is one to take off, and when to look at it.
 pub struct Untaint {
@@ -59,7 +61,7 @@ impl Untaint {
                 }
                 self.said = None;
                 self.backoff.reset();
-                AGAIN
+                again()
             }
             Err(why) => {
                 let why = format!("the startup taint {key} cannot be taken off node {node}: {why}");
@@ -73,4 +75,9 @@ impl Untaint {
         self.due = Instant::now() + wait;
         Some(self.due)
     }
+}
+
+/// Time until the next look at a node without the taint.
+pub fn again() -> Duration {
+    between(AGAIN[0], AGAIN[1])
 }

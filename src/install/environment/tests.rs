@@ -23,6 +23,7 @@ fn an_empty_environment_gives_upstreams_defaults() {
         assert_eq!(settings.ca_file, None);
         assert_eq!(settings.admin, None);
         assert_eq!(settings.resync, Duration::from_secs(30));
+        assert_eq!(settings.termination_grace, Duration::from_secs(30));
         assert_eq!(settings.log_level, LevelFilter::INFO);
     }
 }
@@ -59,6 +60,9 @@ fn a_faulty_setting_is_named_with_its_value() {
     for (name, value) in [
         ("LINKERD_CNI_RESYNC_SECONDS", "0"),
         ("LINKERD_CNI_RESYNC_SECONDS", "soon"),
+        ("LINKERD_CNI_TERMINATION_GRACE_SECONDS", "0"),
+        ("LINKERD_CNI_TERMINATION_GRACE_SECONDS", "30s"),
+        ("LINKERD_CNI_TERMINATION_GRACE_SECONDS", "86401"),
         ("LINKERD_CNI_ADMIN_ADDR", "localhost"),
         ("LINKERD_CNI_LOG_FORMAT", "xml"),
         ("KUBECONFIG_FILE_NAME", "../x"),

@@ -2,7 +2,7 @@
 //! network's own with us in it.
 
 use super::{Chaining, Step, Undo, loadable, loaded, nothing};
-use crate::install::conflist::{self, Entry, List};
+use crate::install::conflist::{self, Entry, List, PLUGIN, plugin_types};
 use crate::install::files::Access;
 use crate::install::journal::Journal;
 use crate::install::mode;
@@ -23,10 +23,12 @@ fn names_us(file: &Found) -> bool {
     let Ok(content) = &file.content else {
         return false;
     };
+    let types = plugin_types(&content.text);
+    let is_ours = |kind: &String| kind == PLUGIN;
     match file.kind {
-        Kind::List => List::read(&content.text).is_ok_and(|list| list.names_us()),
-        // Ours is the only type that is no network which could be wrapped.
-        Kind::Conf | Kind::Json => conflist::wrap(&content.text) == Err(conflist::Error::OnlyOurs),
+        Kind::List => types.iter().any(is_ours),
+        // A `.conf` with another plugin in it is a network.
+        Kind::Conf | Kind::Json => !types.is_empty() && types.iter().all(is_ours),
     }
 }
 

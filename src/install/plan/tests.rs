@@ -157,3 +157,27 @@ fn a_list_that_cannot_be_read_any_more_is_an_error_only_if_it_carried_us() {
         [Err("a.conflist is not JSON (line 1, column 1)".into())]
     );
 }
+
+#[test]
+fn the_node_is_chained_if_the_config_that_carries_the_entry_in_this_mode_has_one() {
+    let with_us = with_us(LIST);
+    let files: [(&str, &str); 3] = [
+        ("05-broken.conflist", "{"),
+        ("10-a.conflist", LIST),
+        ("20-b.conflist", &with_us),
+    ];
+    let chained = |mode: &Mode, files: &[(&str, &str)]| is_chained(mode, &found(files));
+    // The runtime loads 10-a.
+    assert!(!chained(&Mode::Every, &files));
+    assert!(chained(&Mode::Every, &files[2..]));
+    assert!(!chained(&Mode::Only("10-a.conflist".into()), &files));
+    // Another plugin calls 20-b; from a `.conf` it was made a list.
+    assert!(chained(&Mode::Only("20-b.conflist".into()), &files));
+    assert!(chained(&Mode::Only("20-b.conf".into()), &files));
+    let alone = [("linkerd-cni.conf", r#"{"type":"linkerd-cni"}"#)];
+    assert!(chained(
+        &Mode::Standalone("linkerd-cni.conf".into()),
+        &alone
+    ));
+    assert!(!chained(&Mode::Every, &[]));
+}

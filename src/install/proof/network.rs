@@ -1,9 +1,9 @@
-//! The plugin's configuration for one call, as a runtime makes it of a list. Pure.
+//! The plugin's configuration for one call, as a runtime makes it of a network config. Pure.
 
 use serde_json::{Map, Value, json};
 
 use crate::cni::version;
-use crate::install::conflist::PLUGIN;
+use crate::install::conflist::plugin_entry;
 
 /// The capability by which a plugin is handed the pod's annotations.
 const ANNOTATIONS: &str = "io.kubernetes.cri.pod-annotations";
@@ -15,22 +15,23 @@ const FIRST_VERSION: &str = "0.1.0";
 pub struct Network {
     members: Map<String, Value>,
     pub version: String,
+    /// Whether the runtime passes the result of a plugin before.
+    has_previous: bool,
 }
 
 impl Network {
-    /// Takes our entry out of the list `text`, with what the list gives to each of its
-    /// plugins; `None` if it has none.
+    /// Takes the plugin entry out of the network config `text`, with what that gives to
+    /// each of its plugins; `None` if there is no plugin entry.
     pub fn of(text: &str) -> Option<Network> {
-        let list: Value = serde_json::from_str(text).ok()?;
-        let ours = |plugin: &&Value| plugin["type"] == PLUGIN;
-        let entry = list["plugins"].as_array()?.iter().find(ours)?;
-        let version = list["cniVersion"].as_str().unwrap_or(FIRST_VERSION);
-        let mut members = entry.as_object()?.clone();
-        members.insert("name".into(), list["name"].clone());
+        let entry = plugin_entry(text)?;
+        let version = entry.version.unwrap_or_else(|| FIRST_VERSION.to_owned());
+        let mut members: Map<String, Value> = serde_json::from_str(entry.text).ok()?;
+        members.insert("name".into(), json!(entry.name));
         members.insert("cniVersion".into(), json!(version));
         Some(Network {
             members,
-            version: version.to_owned(),
+            version,
+            has_previous: entry.has_previous,
         })
     }
 
@@ -62,15 +63,22 @@ impl Network {
         needs
     }
 
-    /// What goes to the plugin's stdin behind `previous`, the plugins before it.
+    /// What goes to the plugin's stdin after plugins with the result `previous`, null for
+    /// none.
     pub fn stdin(&self, previous: &Value) -> String {
         let mut members = self.members.clone();
-        members.insert("prevResult".into(), previous.clone());
+        if !previous.is_null() {
+            members.insert("prevResult".into(), previous.clone());
+        }
         Value::Object(members).to_string()
     }
 
-    /// A result that a plugin before ours could have given, with these addresses.
+    /// A result that a plugin before ours could have given, with these addresses; null
+    /// where none runs before, as when Multus calls a standalone config.
     pub fn result(&self, sandbox: &str, addresses: &[String]) -> Value {
+        if !self.has_previous {
+            return Value::Null;
+        }
         let shape = version::shape(&self.version);
         if shape == version::shape(FIRST_VERSION) {
             return json!({"cniVersion": self.version, "ip4": {"ip": addresses.first()}});
@@ -152,7 +160,17 @@ mod tests {
     }
 
     #[test]
-    fn a_list_without_us_has_nothing_to_call() {
+    fn a_standalone_config_is_called_as_multus_does_without_a_previous_result() {
+        let conf = r#"{"type": "linkerd-cni", "name": "linkerd-cni", "cniVersion": "0.3.1"}"#;
+        let network = Network::of(conf).unwrap();
+        let previous = network.result("/ns", &["192.0.2.1/24".into()]);
+        let stdin: Value = serde_json::from_str(&network.stdin(&previous)).unwrap();
+        assert_eq!(stdin, serde_json::from_str::<Value>(conf).unwrap());
+        assert!(!network.has_check());
+    }
+
+    #[test]
+    fn a_network_config_without_us_has_nothing_to_call() {
         for text in ["", "{}", r#"{"plugins": [{"type": "bridge"}]}"#] {
             assert_eq!(Network::of(text), None);
         }

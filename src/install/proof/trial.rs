@@ -171,8 +171,8 @@ fn attempt(settings: &Settings, end: Instant) -> Result<Tried, Error> {
     })
 }
 
-/// Our entry in the list that the runtime loads; where that has none, since another
-/// plugin calls us, in the first that has.
+/// The plugin entry in the network config that the runtime loads; where that has none, as
+/// another plugin calls ours, the one in the first network config that has one.
 fn network(settings: &Settings) -> Result<Network, Error> {
     let found = netdir::scan(&settings.net_dir, &settings.kubeconfig_name)?;
     let ours = |file: &netdir::Found| {

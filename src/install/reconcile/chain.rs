@@ -61,6 +61,7 @@ impl Reconciler {
         }
         self.doubt_bin_dir(&found, pass);
         if settings.require_network_plugins
+            && !self.runtime_finds_plugin
             && let Some(why) = pass.doubts.remove(BIN_DIR)
         {
             let why = format!("not chained, as pods could not start any more: {why}");
@@ -127,11 +128,17 @@ impl Reconciler {
     }
 
     /// Says whether a runtime that loads what was `found` is likely to find our plugin.
-    fn doubt_bin_dir(&self, found: &[Found], pass: &mut Pass) {
+    ///
+    /// It does find the plugin if an earlier agent, of upstream or not, chained it from this
+    /// bin dir: it started this agent's own pod through that chain.
+    fn doubt_bin_dir(&mut self, found: &[Found], pass: &mut Pass) {
         let loaded = plan::loaded(found);
         let doubt = loaded.and_then(|loaded| places::no_plugins(&self.settings, loaded));
         let value = doubt.is_some().into();
         self.status.foreign_bin_dir.store(value, Ordering::Relaxed);
+        if self.had_binary || doubt.is_none() {
+            self.runtime_finds_plugin |= plan::is_chained(&self.mode, found);
+        }
         if let Some(why) = doubt {
             pass.doubts.insert(BIN_DIR.to_owned(), why);
         }

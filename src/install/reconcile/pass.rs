@@ -8,6 +8,8 @@ pub const BINARY: &str = "binary";
 pub const KUBECONFIG: &str = "kubeconfig";
 pub const CREDENTIAL: &str = "credential";
 pub const CONFLIST: &str = "network configuration";
+/// The TokenRequests for the plugin's account.
+pub(super) const PLUGIN_TOKEN: &str = "plugin token";
 pub(super) const BIN_DIR: &str = "bin dir";
 pub(super) const LEFTOVERS: &str = "leftovers";
 pub const SELF_TEST: &str = "self-test";
@@ -23,6 +25,12 @@ pub struct Pass {
     pub fight: bool,
     /// The installed plugin is being tried.
     pub pending: bool,
+    /// The kubeconfig carries the agent's own token.
+    pub agents_token: bool,
+    /// What `/ready` adds to its 200.
+    pub remark: Option<String>,
+    /// What is missing for a moment at each start, by subject: not ready, and not logged.
+    pub waits: BTreeMap<String, String>,
     /// What is wrong, by subject.
     pub problems: BTreeMap<String, String>,
     /// What may be wrong, by subject: said like the problems, but waited for no sooner.
@@ -32,6 +40,15 @@ pub struct Pass {
 impl Pass {
     pub(super) fn problem(&mut self, subject: &str, why: impl ToString) {
         self.problems.insert(subject.to_owned(), why.to_string());
+    }
+
+    pub(super) fn wait_for(&mut self, subject: &str, why: impl ToString) {
+        self.waits.insert(subject.to_owned(), why.to_string());
+    }
+
+    /// Whether `subject` is wrong or still missing.
+    pub(super) fn is_wrong(&self, subject: &str) -> bool {
+        self.problems.contains_key(subject) || self.waits.contains_key(subject)
     }
 
     /// Asks for the next look to be at `when`, or sooner.
@@ -50,7 +67,11 @@ impl Pass {
     pub fn ready(&self) -> Result<(), String> {
         let wrong: Vec<String> = [BINARY, KUBECONFIG, CREDENTIAL, CONFLIST, SELF_TEST]
             .iter()
-            .filter_map(|subject| Some(format!("{subject}: {}", self.problems.get(*subject)?)))
+            .filter_map(|subject| {
+                let problem = self.problems.get(*subject);
+                let why = problem.or_else(|| self.waits.get(*subject))?;
+                Some(format!("{subject}: {why}"))
+            })
             .collect();
         match wrong.is_empty() {
             false => Err(wrong.join("; ")),

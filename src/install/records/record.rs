@@ -3,7 +3,11 @@
 
 use std::fmt;
 
-use serde::Deserialize;
+use serde::{Deserialize, Deserializer};
+
+use crate::cni::error::code;
+
+use crate::config::ignored::{self, Ignored, SOURCES};
 
 /// The longest name of a pod, a namespace or a container.
 const NAME: usize = 253;
@@ -40,8 +44,11 @@ pub enum Backend {
 pub struct Record {
     pub level: Level,
     pub command: Command,
-    namespace: String,
-    pod: String,
+    pub namespace: String,
+    pub pod: String,
+    /// UID of the pod object, if the plugin knows it.
+    #[serde(default)]
+    pub pod_uid: String,
     container_id: String,
     /// What came of it, or why the pod passed untouched.
     pub decision: String,
@@ -51,6 +58,9 @@ pub struct Record {
     pub ms: u64,
     #[serde(default)]
     pub error: Option<Failure>,
+    /// What of the pod's port lists has no effect.
+    #[serde(default, deserialize_with = "known")]
+    pub ignored: Vec<Ignored>,
 }
 
 #[derive(Debug, Deserialize, PartialEq, Eq)]
@@ -67,12 +77,43 @@ impl Record {
         if !names.into_iter().all(|name| is_name(name)) {
             return None;
         }
+        if !is_name(&record.pod_uid) {
+            record.pod_uid.clear();
+        }
         record.decision = line(&record.decision);
         if let Some(error) = &mut record.error {
             error.msg = line(&error.msg);
         }
         Some(record)
     }
+
+    /// Whether the API server refused the plugin's token or its rights.
+    pub fn is_refusal(&self) -> bool {
+        let code = self.error.as_ref().map(|error| error.code);
+        code == Some(code::API_REFUSED)
+    }
+}
+
+/// The lists of each source that this agent knows, once and cut; a later plugin may know
+/// more.
+fn known<'de, D: Deserializer<'de>>(field: D) -> Result<Vec<Ignored>, D::Error> {
+    #[derive(Deserialize)]
+    struct Sent {
+        source: String,
+        elements: Vec<String>,
+        #[serde(default)]
+        more: usize,
+    }
+    let sent = Vec::<Sent>::deserialize(field)?;
+    let of = |source: &'static str| {
+        let list = sent.iter().find(|list| list.source == source)?;
+        Some(Ignored {
+            source,
+            elements: list.elements.clone(),
+            more: list.more,
+        })
+    };
+    Ok(ignored::cut(SOURCES.into_iter().filter_map(of).collect()))
 }
 
 fn is_name(text: &str) -> bool {
@@ -102,6 +143,9 @@ impl fmt::Display for Record {
             write!(f, " by {backend}")?;
         }
         write!(f, ", {} requests, {} ms", self.requests, self.ms)?;
+        if let Some(ignored) = ignored::in_words(&self.ignored) {
+            write!(f, "; {ignored}")?;
+        }
         match &self.error {
             Some(error) => write!(f, ": {} (code {})", error.msg, error.code),
             None => Ok(()),
@@ -137,6 +181,47 @@ mod tests {
             good,
             "linkerd-cni: ADD ns/web-1 container abc: redirected by native, 2 requests, 7 ms"
         );
+    }
+
+    #[test]
+    fn ignored_elements_of_known_lists_are_kept_cut_and_on_the_records_line() {
+        let sent = |ignored: &str| {
+            let record = RECORD.replace("\"new\":{}", &format!("\"ignored\":{ignored}"));
+            Record::read(record.as_bytes())
+        };
+        let list = |source: &str, element: &str| {
+            format!(
+                r#"{{"source":"{source}","elements":["{element}"],"more":18446744073709551615}}"#
+            )
+        };
+        let lists = [
+            list("inbound-ports-to-ignore", &"x".repeat(5000)),
+            list("config.linkerd.io/skip-outbound-ports", "a\\n\\u001b"),
+            list("config.linkerd.io/skip-outbound-ports", "twice"),
+            list("of a later plugin", "y"),
+        ];
+        let record = sent(&format!("[{}]", lists.join(","))).unwrap();
+        let sources: Vec<_> = record.ignored.iter().map(|list| list.source).collect();
+        assert_eq!(
+            sources,
+            [
+                "config.linkerd.io/skip-outbound-ports",
+                "inbound-ports-to-ignore"
+            ]
+        );
+        assert_eq!(record.ignored[1].elements[0].len(), 100);
+        let line = record.to_string();
+        assert!(!line.contains(char::is_control), "{line}");
+        let start = "; ignored in config.linkerd.io/skip-outbound-ports: \"a\\n\\u{1b}\", ";
+        assert!(line.contains(start), "{line}");
+        for bad in [
+            "{}",
+            "[1]",
+            r#"[{"source":1}]"#,
+            r#"[{"source":"x","elements":[1]}]"#,
+        ] {
+            assert_eq!(sent(bad), None, "{bad}");
+        }
     }
 
     #[test]

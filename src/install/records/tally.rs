@@ -4,6 +4,7 @@ use std::fmt::Write as _;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::record::{Backend, Command, Record};
+use crate::config::ignored::SOURCES;
 
 const COMMANDS: [&str; 2] = ["ADD", "CHECK"];
 /// Any other decision is why a pod passed untouched.
@@ -22,6 +23,7 @@ pub struct Tally {
     milliseconds: [AtomicU64; COMMANDS.len()],
     backends: [AtomicU64; BACKENDS.len()],
     failures: [AtomicU64; CODES.len() + 1],
+    ignored: [AtomicU64; SOURCES.len()],
     refused: AtomicU64,
 }
 
@@ -47,6 +49,16 @@ impl Tally {
         if let Some(error) = &record.error {
             let code = CODES.iter().position(|code| *code == error.code);
             add(&self.failures[code.unwrap_or(CODES.len())], 1);
+        }
+        for list in &record.ignored {
+            self.ignore(list.source);
+        }
+    }
+
+    /// Counts a list of which elements were ignored.
+    fn ignore(&self, source: &str) {
+        if let Some(index) = SOURCES.iter().position(|name| *name == source) {
+            add(&self.ignored[index], 1);
         }
     }
 
@@ -95,6 +107,19 @@ impl Tally {
         for (code, counter) in codes.zip(&self.failures) {
             sample(text, "failures", &format!("code=\"{code}\""), counter);
         }
+        head(
+            text,
+            "ignored_ports",
+            "Port lists with elements that have no effect, by annotation or key of the plugin entry",
+        );
+        for (source, counter) in SOURCES.iter().zip(&self.ignored) {
+            sample(
+                text,
+                "ignored_ports",
+                &format!("source=\"{source}\""),
+                counter,
+            );
+        }
         head(text, "refused_records", "Datagrams that were no records");
         sample(text, "refused_records", "", &self.refused);
     }
@@ -140,7 +165,9 @@ mod tests {
             let record = format!(
                 r#"{{"level":"info","command":"ADD","namespace":"n","pod":"p","container_id":"c",
                 "decision":"{decision}","backend":"nft","requests":1,"ms":18446744073709551615,
-                "error":{{"code":{code},"msg":""}}}}"#
+                "error":{{"code":{code},"msg":""}},
+                "ignored":[{{"source":"config.linkerd.io/skip-inbound-ports","elements":["x","y"]}},
+                    {{"source":"{decision}","elements":[]}}]}}"#
             );
             tally.count(&Record::read(record.as_bytes()).unwrap());
         }
@@ -154,6 +181,8 @@ mod tests {
             r#"linkerd_cni_plugin_redirects_total{backend="nft"} 3"#,
             r#"linkerd_cni_plugin_failures_total{code="101"} 1"#,
             r#"linkerd_cni_plugin_failures_total{code="other"} 2"#,
+            r#"linkerd_cni_plugin_ignored_ports_total{source="config.linkerd.io/skip-inbound-ports"} 3"#,
+            r#"linkerd_cni_plugin_ignored_ports_total{source="outbound-ports-to-ignore"} 0"#,
             "linkerd_cni_plugin_refused_records_total 1",
         ] {
             assert!(text.lines().any(|found| found == line), "{line} in {text}");

@@ -3,6 +3,7 @@
 
 use std::fs;
 use std::path::Path;
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, kill};
@@ -14,7 +15,9 @@ use crate::helm::Helm;
 use crate::node::{self, Node, until_within};
 use crate::pods::{self, Pods, kubectl};
 
-const KUBECONFIG: &str = "/etc/cni/net.d/ZZZ-linkerd-cni-kubeconfig";
+pub const KUBECONFIG: &str = "/etc/cni/net.d/ZZZ-linkerd-cni-kubeconfig";
+/// The API server accepts deleted accounts for 10 s more, and rejections have to last 4 s.
+const UNINSTALL: Duration = Duration::from_secs(25);
 /// In kB, the unit of `VmRSS`.
 const RSS: u64 = 4096;
 
@@ -60,7 +63,7 @@ fn no_pod_starts_bare_or_is_lost_while_the_agent_is_replaced_or_killed() {
 
     let begin = Instant::now();
     helm.begin_uninstall();
-    until_within(Duration::from_secs(10), "the node is as it was", || {
+    until_within(UNINSTALL, "the node is as it was", || {
         node.files() == before
     });
     println!("uninstalled in {:.1?}", begin.elapsed());
@@ -133,11 +136,17 @@ fn a_dead_credential_heals_by_itself() {
         "linkerd-cni",
     ]);
     pods::apply(&account);
+    until_refused(&good);
+    // The agent does not notice before a pod fails; its record asks for a check.
     let begin = Instant::now();
-    until_within(Duration::from_secs(20), "there is another token", || {
+    let pods = Pods::default();
+    pods.create(&[pods::meshed("revoked")]);
+    until_within(Duration::from_secs(40), "there is another token", || {
         token().is_some() && token() != revoked
     });
     println!("a revoked token was replaced in {:.1?}", begin.elapsed());
+    pods.until_ready("revoked");
+    drop(pods);
     until_within(Duration::from_secs(30), "ready", || {
         find_agent().is_some_and(|agent| agent.ready)
     });
@@ -183,6 +192,24 @@ fn a_dead_credential_heals_by_itself() {
     helm.end_uninstall();
 }
 
+/// Waits until the API server, which caches a token review for 10 s, refuses `kubeconfig`.
+fn until_refused(kubeconfig: &str) {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("kubeconfig");
+    fs::write(&path, kubeconfig).unwrap();
+    until_within(Duration::from_secs(30), "the token is refused", || {
+        let get = ["get", "namespace", "linkerd-cni", "--context"];
+        let output = Command::new("kubectl")
+            .arg("--kubeconfig")
+            .arg(&path)
+            .args(get)
+            .arg("linkerd-cni-context")
+            .output()
+            .unwrap();
+        String::from_utf8_lossy(&output.stderr).contains("Unauthorized")
+    });
+}
+
 /// As the chart's README has it.
 fn clean(node: &Node, before: &node::Files) {
     let image = concat!("cr.l5d.io/linkerd/cni-plugin:v", env!("CARGO_PKG_VERSION"));
@@ -212,11 +239,11 @@ fn clean(node: &Node, before: &node::Files) {
 }
 
 /// The agent's container.
-struct Agent {
-    pod: String,
+pub struct Agent {
+    pub pod: String,
     container: String,
-    ready: bool,
-    pid: Pid,
+    pub ready: bool,
+    pub pid: Pid,
 }
 
 impl Agent {
@@ -229,17 +256,22 @@ impl Agent {
     }
 }
 
-fn agent() -> Agent {
+pub fn agent() -> Agent {
     find_agent().expect("one agent that runs")
 }
 
 /// The only one there is, if it runs.
-fn find_agent() -> Option<Agent> {
+pub fn find_agent() -> Option<Agent> {
+    find_agent_in("linkerd-cni")
+}
+
+/// The only one in a namespace, if it runs.
+pub fn find_agent_in(namespace: &str) -> Option<Agent> {
     let pods = [
         "get",
         "pods",
         "-n",
-        "linkerd-cni",
+        namespace,
         "-l",
         "k8s-app=linkerd-cni",
         "-o",
@@ -273,7 +305,7 @@ fn process_of(container: &str) -> Option<Pid> {
     pids.find(is_in).map(Pid::from_raw)
 }
 
-fn rolled_out() {
+pub fn rolled_out() {
     let status = [
         "rollout",
         "status",
@@ -285,7 +317,7 @@ fn rolled_out() {
 }
 
 /// The token in the node's kubeconfig, if it can be read.
-fn token() -> Option<String> {
+pub fn token() -> Option<String> {
     token_in(&fs::read_to_string(KUBECONFIG).ok()?)
 }
 
@@ -295,7 +327,7 @@ fn token_in(kubeconfig: &str) -> Option<String> {
     token.map(str::to_owned)
 }
 
-fn with_token(kubeconfig: &str, token: &str) -> String {
+pub fn with_token(kubeconfig: &str, token: &str) -> String {
     let mut value: Value = serde_json::from_str(kubeconfig).unwrap();
     value["users"][0]["user"]["token"] = token.into();
     value.to_string()

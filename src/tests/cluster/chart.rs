@@ -25,16 +25,17 @@ fn a_release_has_the_rights_it_needs_through_upgrade_rollback_and_uninstall() {
     let before = node.files();
     let helm = Helm::with_local_repository();
     helm.run("install", &[]);
+    assert_eq!(required_network_plugins(), "true");
     passes_its_own_test(&helm);
     the_api_server_takes_every_use_of_the_chart(&helm);
     let plugin = ["/namespaces get", "/pods get", "/services=kubernetes get"];
     let agent = [
         "/serviceaccounts/token=linkerd-cni-plugin create",
         "apps/daemonsets=linkerd-cni get",
-        "events.k8s.io/events create",
     ];
+    let everywhere = [&plugin[..], &["/nodes get", "events.k8s.io/events create"]].concat();
     assert_rights("linkerd-cni-plugin", &plugin, &[]);
-    assert_rights("linkerd-cni", &plugin, &agent);
+    assert_rights("linkerd-cni", &everywhere, &agent);
 
     let more = "repairController.enabled=true,startupTaint=example.com/cni,logLevel=debug";
     helm.run("upgrade", &["--set", more]);
@@ -43,16 +44,15 @@ fn a_release_has_the_rights_it_needs_through_upgrade_rollback_and_uninstall() {
         "/pods delete",
         "/pods list,watch",
         "/pods/eviction create",
-        "events.k8s.io/events create",
     ];
     assert_rights("linkerd-cni-plugin", &plugin, &[]);
-    assert_rights("linkerd-cni", &[&plugin[..], &repair].concat(), &agent);
+    assert_rights("linkerd-cni", &[&everywhere[..], &repair].concat(), &agent);
     assert_eq!(node.linkerd_entry()["log_level"], "debug");
 
     let release = ["linkerd-cni", "-n", "linkerd-cni"];
     let waiting = ["--wait", "--timeout", "60s"];
     helm.must(&[&["rollback"], &release[..], &["1"], &waiting].concat());
-    assert_rights("linkerd-cni", &plugin, &agent);
+    assert_rights("linkerd-cni", &everywhere, &agent);
     assert_eq!(node.linkerd_entry()["log_level"], "info");
     linkerd_check_finds_what_it_looks_up();
 
@@ -81,11 +81,28 @@ fn a_release_of_linkerd2s_chart_is_upgraded_to_ours() {
     let entry = node.linkerd_entry();
     assert_eq!(entry["linkerd"]["iptables-mode"], "auto", "{entry}");
     assert_eq!(entry["linkerd"]["pod-detection"], "annotations", "{entry}");
+    assert_eq!(required_network_plugins(), "false", "the bin dir is known");
     linkerd_check_finds_what_it_looks_up();
     passes_its_own_test(&helm);
 
+    helm.run("upgrade", &["--reset-then-reuse-values"]);
+    assert_eq!(required_network_plugins(), "false", "an annotation says so");
     helm.uninstall();
     assert_eq!(node.files(), before, "uninstalling leaves the node's files");
+}
+
+/// What the DaemonSet tells its agents about a bin dir without the primary CNI's plugins.
+fn required_network_plugins() -> String {
+    let env = "{.spec.template.spec.containers[0].env[?(@.name==\"LINKERD_CNI_REQUIRE_NETWORK_PLUGINS\")].value}";
+    let output = format!("jsonpath={env}");
+    kubectl(&[
+        "get",
+        "daemonset/linkerd-cni",
+        "-n",
+        "linkerd-cni",
+        "-o",
+        &output,
+    ])
 }
 
 #[test]

@@ -14,12 +14,19 @@ use crate::upstream;
 /// Dropping it uninstalls the release, if a failure left it.
 pub struct Helm {
     home: tempfile::TempDir,
+    namespace: &'static str,
 }
 
 impl Helm {
     pub fn with_local_repository() -> Self {
+        Helm::in_namespace("linkerd-cni")
+    }
+
+    /// The same, with the release in another namespace.
+    pub fn in_namespace(namespace: &'static str) -> Self {
         let helm = Helm {
             home: tempfile::tempdir().unwrap(),
+            namespace,
         };
         let repository = helm.home.path().join("repository");
         let chart = Path::new(env!("CARGO_MANIFEST_DIR")).join("charts/linkerd2-cni");
@@ -36,7 +43,7 @@ impl Helm {
     pub fn run(&self, verb: &str, more: &[&str]) {
         let begin = Instant::now();
         let mut args = vec![verb, "linkerd-cni", "linkerd/linkerd2-cni"];
-        args.extend(["-n", "linkerd-cni", "--wait", "--timeout", "60s"]);
+        args.extend(["-n", self.namespace, "--wait", "--timeout", "60s"]);
         args.extend((verb == "install").then_some("--create-namespace"));
         args.extend(more);
         let output = self.output(&args);
@@ -44,7 +51,7 @@ impl Helm {
             output.status.success(),
             "helm {verb}: {}\n{}",
             String::from_utf8_lossy(&output.stderr),
-            kubectl(&["get", "pods,events", "-n", "linkerd-cni"])
+            kubectl(&["get", "pods,events", "-n", self.namespace])
         );
         println!("{:>6.1?} helm {verb}", begin.elapsed());
     }
@@ -56,7 +63,7 @@ impl Helm {
         upstream::write_chart(&chart);
         let version = concat!("image.version=v", env!("CARGO_PKG_VERSION"));
         let install = ["install", "linkerd-cni", chart.to_str().unwrap()];
-        let into = ["-n", "linkerd-cni", "--create-namespace", "--set", version];
+        let into = ["-n", self.namespace, "--create-namespace", "--set", version];
         self.must(&[&install[..], &into].concat());
     }
 
@@ -70,7 +77,7 @@ impl Helm {
 
     /// Returns before the agent is gone.
     pub fn begin_uninstall(&self) {
-        self.must(&["uninstall", "linkerd-cni", "-n", "linkerd-cni"]);
+        self.must(&["uninstall", "linkerd-cni", "-n", self.namespace]);
     }
 
     /// Waits for what [`Helm::begin_uninstall`] left to end.
@@ -78,13 +85,13 @@ impl Helm {
         kubectl(&[
             "wait",
             "-n",
-            "linkerd-cni",
+            self.namespace,
             "--for=delete",
             "pod",
             "--all",
             "--timeout=60s",
         ]);
-        kubectl(&["delete", "namespace", "linkerd-cni", "--timeout=60s"]);
+        kubectl(&["delete", "namespace", self.namespace, "--timeout=60s"]);
     }
 
     /// Its output; panics with what it said if it fails.
@@ -110,7 +117,7 @@ impl Helm {
 impl Drop for Helm {
     fn drop(&mut self) {
         if thread::panicking() {
-            let release = ["uninstall", "linkerd-cni", "-n", "linkerd-cni"];
+            let release = ["uninstall", "linkerd-cni", "-n", self.namespace];
             let _ = self.output(&[&release[..], &["--wait", "--ignore-not-found"]].concat());
         }
     }

@@ -158,18 +158,59 @@ impl Node {
 
     /// How often the plugin asked the API server about a namespace or a pod in it.
     pub fn api_requests(&self, namespace: &str) -> usize {
-        let log = fs::read_to_string(&self.audit_log).unwrap();
-        let ours = |event: &Value| {
+        let ours =
+            |event: &Value| is_plugins(event) && event["objectRef"]["namespace"] == namespace;
+        let events = self.audit_events();
+        events.iter().filter(|event| ours(event)).count()
+    }
+
+    /// Entries of the audit log since the test began whose user agent starts with `program`.
+    pub fn requests_of(&self, program: &str) -> Vec<Value> {
+        let is_from = |event: &Value| {
             let agent = event["userAgent"].as_str().unwrap_or_default();
-            agent.starts_with("linkerd-cni/") && event["objectRef"]["namespace"] == namespace
+            agent.starts_with(program)
         };
-        // The last line may still be being written.
+        let mut events = self.audit_events();
+        events.retain(is_from);
+        events
+    }
+
+    /// Requests of the release's accounts since the test began, the plugin's left out: verb, URI
+    /// and program of each.
+    pub fn agent_requests(&self) -> Vec<String> {
+        let accounts = "system:serviceaccount:linkerd-cni:";
+        let is_releases = |event: &&Value| {
+            let user = event["user"]["username"].as_str().unwrap_or_default();
+            let agent = event["userAgent"].as_str().unwrap_or_default();
+            let is_agents = agent.starts_with("linkerd2-cni-install/");
+            (user.starts_with(accounts) || is_agents) && !is_plugins(event)
+        };
+        let events = self.audit_events();
+        let shown = events.iter().filter(is_releases).map(|event| {
+            let field = |name: &str| event[name].as_str().unwrap_or("-").to_owned();
+            let code = &event["responseStatus"]["code"];
+            let (verb, uri, agent) = (field("verb"), field("requestURI"), field("userAgent"));
+            format!("{verb} {uri} {code} {agent}")
+        });
+        shown.collect()
+    }
+
+    /// What the audit log got since the test began.
+    fn audit_events(&self) -> Vec<Value> {
+        let log = fs::read_to_string(&self.audit_log).unwrap();
         let new = log
             .get(self.logged..)
             .expect("an audit log that only grows");
-        let events = new.lines().filter_map(|l| serde_json::from_str(l).ok());
-        events.filter(ours).count()
+        // The last line may still be being written.
+        new.lines()
+            .filter_map(|line| serde_json::from_str(line).ok())
+            .collect()
     }
+}
+
+fn is_plugins(event: &Value) -> bool {
+    let agent = event["userAgent"].as_str().unwrap_or_default();
+    agent.starts_with("linkerd-cni/")
 }
 
 /// Kills a component of the cluster.

@@ -1,5 +1,6 @@
 //! Pods that were there before the plugin, and pods that lost their rules.
 
+use std::collections::BTreeSet;
 use std::io::Write as _;
 use std::net::TcpStream;
 use std::sync::Arc;
@@ -61,10 +62,39 @@ fn stranded_pods_are_told_about_labelled_or_repaired_in_place_and_audited() {
     assert!(answer().starts_with("proxy-inbound"), "{}", answer());
     open.ends_well();
     assert_eq!(pods.field("audited", ".metadata.uid"), uid, "the same pod");
+    pods_are_listed_from_the_cache_and_watched_for_random_times(&node);
 
     drop(pods);
     helm.uninstall();
     assert_eq!(node.files(), before, "uninstalling leaves the node's files");
+}
+
+/// Checks the audit log for all controllers that the scene has started so far.
+#[allow(clippy::print_stdout, reason = "shows what the API server was asked")]
+fn pods_are_listed_from_the_cache_and_watched_for_random_times(node: &Node) {
+    let requests = node.requests_of("linkerd-cni-repair-controller/");
+    let of = |verb: &str| {
+        let events = requests.iter().filter(|event| event["verb"] == verb);
+        let paths = events.filter_map(|event| event["requestURI"].as_str());
+        paths.map(str::to_owned).collect::<Vec<_>>()
+    };
+    let (lists, watches) = (of("list"), of("watch"));
+    assert!(lists.len() >= 3 && watches.len() >= 3, "{requests:#?}");
+    for list in &lists {
+        assert!(list.ends_with("&resourceVersion=0"), "{list}");
+        assert!(!list.contains("limit="), "{list}");
+    }
+    let time = |path: &String| {
+        let (_, rest) = path.split_once("timeoutSeconds=").expect(path);
+        let (time, _) = rest.split_once('&').expect(path);
+        time.parse::<u16>().expect(path)
+    };
+    let times: BTreeSet<u16> = watches.iter().map(time).collect();
+    assert!(
+        times.iter().all(|time| (300..=600).contains(time)),
+        "{times:?}"
+    );
+    println!("{} lists, watches of {times:?} s", lists.len());
 }
 
 #[test]

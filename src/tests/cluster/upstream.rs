@@ -41,8 +41,7 @@ fn objects() -> Vec<Value> {
     }]);
     let mut binding = named(&format!("{rights}/v1"), "ClusterRoleBinding", "linkerd-cni");
     binding["roleRef"] = json!({"apiGroup": rights, "kind": "ClusterRole", "name": "linkerd-cni"});
-    binding["subjects"] =
-        json!([{"kind": "ServiceAccount", "name": "linkerd-cni", "namespace": "linkerd-cni"}]);
+    binding["subjects"] = json!([{"kind": "ServiceAccount", "name": "linkerd-cni", "namespace": "{{ .Release.Namespace }}"}]);
     let mut config = named("v1", "ConfigMap", "linkerd-cni-config");
     config["data"] = json!({
         "dest_cni_net_dir": "/etc/cni/net.d",
@@ -56,7 +55,10 @@ fn objects() -> Vec<Value> {
         "selector": {"matchLabels": {"k8s-app": "linkerd-cni"}},
         "updateStrategy": {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 1}},
         "template": {
-            "metadata": {"labels": labels, "annotations": {"linkerd.io/inject": "disabled"}},
+            "metadata": {"labels": labels, "annotations": {
+                "linkerd.io/created-by": "linkerd/helm {{ .Values.image.version }}",
+                "linkerd.io/inject": "disabled",
+            }},
             "spec": pod(),
         },
     });
@@ -65,7 +67,7 @@ fn objects() -> Vec<Value> {
 }
 
 /// What upstream's ConfigMap tells the plugin.
-fn plugin() -> Value {
+pub fn plugin() -> Value {
     json!({
         "name": "linkerd-cni",
         "type": "linkerd-cni",

@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::io::{Read, Write};
-use std::net::TcpStream;
+use std::net::{SocketAddr, TcpStream};
 use std::path::PathBuf;
 use std::process::Child;
 use std::thread;
@@ -40,6 +40,16 @@ impl Agent {
         let blocked = status.lines().find_map(|line| line.strip_prefix("SigBlk:"));
         let mask = u64::from_str_radix(blocked.unwrap_or_default().trim(), 16).unwrap_or(0);
         mask & (1 << (Signal::SIGTERM as i32 - 1)) != 0
+    }
+
+    /// Waits until a stopped agent has its proof and begins to uninstall. It ends at once if
+    /// it had not taken over SIGTERM yet.
+    pub fn until_uninstalling(&mut self) {
+        let end = Instant::now() + Duration::from_secs(20);
+        while !self.log().contains("uninstalling") && self.child.try_wait().unwrap().is_none() {
+            assert!(Instant::now() < end, "{}", self.log());
+            thread::sleep(Duration::from_micros(200));
+        }
     }
 
     /// SIGTERM, then the exit status.
@@ -103,21 +113,26 @@ impl Agent {
         let address = log
             .lines()
             .find_map(|line| line.split_once("/live, /ready and /metrics on "));
-        let Some((_, address)) = address else {
+        let Some(address) = address else {
             return (0, String::new());
         };
-        let mut stream = TcpStream::connect(address).unwrap();
-        write!(
-            stream,
-            "GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
-        )
-        .unwrap();
-        let mut answer = String::new();
-        let _ = stream.read_to_string(&mut answer);
-        let status = answer.split(' ').nth(1).and_then(|code| code.parse().ok());
-        let body = answer.split_once("\r\n\r\n").map_or("", |(_, body)| body);
-        (status.unwrap_or(0), body.to_owned())
+        get(address.1.parse().unwrap(), path).unwrap()
     }
+}
+
+/// Status and body; `None` as long as nobody listens.
+pub fn get(address: SocketAddr, path: &str) -> Option<(u16, String)> {
+    let mut stream = TcpStream::connect(address).ok()?;
+    write!(
+        stream,
+        "GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+    )
+    .unwrap();
+    let mut answer = String::new();
+    let _ = stream.read_to_string(&mut answer);
+    let status = answer.split(' ').nth(1).and_then(|code| code.parse().ok());
+    let body = answer.split_once("\r\n\r\n").map_or("", |(_, body)| body);
+    Some((status.unwrap_or(0), body.to_owned()))
 }
 
 impl Drop for Agent {

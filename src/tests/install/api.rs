@@ -36,11 +36,17 @@ pub struct State {
     pub life: u64,
     /// What the plugin's account is told about the namespace, if not that it is there.
     pub namespace: Option<(u16, Value)>,
+    /// The status of an Event on a pod of another namespace.
+    pub events: u16,
     /// Requests are read and never answered.
     pub silent: bool,
     /// Connections are closed at once.
     pub down: bool,
-    /// The node's taints, and its version.
+    /// The spec of the DaemonSet's pods.
+    pub placement: Value,
+    /// A status instead of the node, its labels, its taints, and its version.
+    pub node: Option<u16>,
+    pub labels: Value,
     pub taints: Vec<Value>,
     pub version: u64,
     /// How many patches of the node still come too late, since another was first.
@@ -67,8 +73,12 @@ impl Api {
             grant: 201,
             life: 3600,
             namespace: None,
+            events: 201,
             silent: false,
             down: false,
+            placement: json!({}),
+            node: None,
+            labels: json!({"kubernetes.io/os": "linux"}),
             taints: Vec::new(),
             version: 1,
             conflicts: 0,
@@ -110,13 +120,17 @@ impl Api {
 
     /// What an agent has to be told for it.
     pub fn vars(&self) -> [(&'static str, String); 3] {
+        let [host, port] = self.address_vars();
+        let account = ("LINKERD_CNI_PLUGIN_SERVICE_ACCOUNT", "linkerd-cni-plugin");
+        [host, port, (account.0, account.1.into())]
+    }
+
+    /// The same for an agent whose plugin has no account of its own, as under upstream's
+    /// chart.
+    pub fn address_vars(&self) -> [(&'static str, String); 2] {
         [
             ("KUBERNETES_SERVICE_HOST", "127.0.0.1".into()),
             ("KUBERNETES_SERVICE_PORT", self.address.port().to_string()),
-            (
-                "LINKERD_CNI_PLUGIN_SERVICE_ACCOUNT",
-                "linkerd-cni-plugin".into(),
-            ),
         ]
     }
 
@@ -206,9 +220,14 @@ impl Api {
                     json!({"name": "linkerd-cni", "deletionTimestamp": "2026-01-01T00:00:00Z"})
                 }
             };
-            return (200, json!({"kind": "DaemonSet", "metadata": metadata}));
+            let spec = json!({"template": {"spec": state.placement}});
+            let set = json!({"kind": "DaemonSet", "metadata": metadata, "spec": spec});
+            return (200, set);
         }
         if path == "/api/v1/nodes/node-1" {
+            if let Some(code) = state.node {
+                return status(code);
+            }
             return answer_node(&mut state, &method, &body);
         }
         match (method.as_str(), path.split('?').next()) {
@@ -223,6 +242,10 @@ impl Api {
             ("POST", Some("/apis/events.k8s.io/v1/namespaces/linkerd-cni/events")) => {
                 (201, json!({"kind": "Event"}))
             }
+            ("POST", Some(path)) if path.ends_with("/events") => match state.events {
+                201 => (201, json!({"kind": "Event"})),
+                code => status(code),
+            },
             _ => status(404),
         }
     }
@@ -241,12 +264,18 @@ fn answer_node(state: &mut State, method: &str, patch: &Value) -> (u16, Value) {
         state.version += 1;
         state.taints = patch["spec"]["taints"].as_array().unwrap().clone();
     }
-    let metadata = json!({"name": "node-1", "resourceVersion": state.version.to_string()});
+    let version = state.version.to_string();
+    let metadata = json!({"name": "node-1", "labels": state.labels, "resourceVersion": version});
     let spec = json!({"taints": state.taints});
     (
         200,
         json!({"kind": "Node", "metadata": metadata, "spec": spec}),
     )
+}
+
+/// A token of the plugin's account that ran out long ago.
+pub fn expired_token() -> String {
+    jwt_of(1000, 0, 3600)
 }
 
 /// A token as the API server makes them, of the plugin's account.
@@ -255,6 +284,10 @@ fn jwt(number: usize, life: u64) -> String {
         .duration_since(std::time::UNIX_EPOCH)
         .unwrap()
         .as_secs();
+    jwt_of(now, number, life)
+}
+
+fn jwt_of(now: u64, number: usize, life: u64) -> String {
     let payload = json!({
         "sub": "system:serviceaccount:linkerd-cni:linkerd-cni-plugin",
         "iat": now,

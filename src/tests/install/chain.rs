@@ -83,7 +83,7 @@ fn writers_that_are_not_atomic_converge() {
 
 #[test]
 fn a_conf_becomes_a_list_and_comes_back_with_its_bytes_and_mode() {
-    let node = Node::new();
+    let node = Node::uninstalling();
     node.write("10-net.conf", CONF);
     fs::set_permissions(node.net("10-net.conf"), PermissionsExt::from_mode(0o640)).unwrap();
     let before = node.tree();

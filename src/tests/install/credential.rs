@@ -3,8 +3,9 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::api::Api;
+use crate::api::{Api, expired_token};
 use crate::node::{CALICO, Node, until};
+use crate::requests::report_refusal;
 
 fn node(api: &Api) -> Node {
     let node = Node::new();
@@ -36,7 +37,7 @@ fn the_plugin_gets_a_token_of_its_own_that_is_renewed_at_half_its_life() {
 }
 
 #[test]
-fn where_the_api_server_gives_none_the_agents_own_is_taken_at_once() {
+fn the_agents_token_serves_only_after_a_403_or_404_and_only_until_a_token_is_issued() {
     for code in [403, 404] {
         let api = Api::start();
         api.state().grant = code;
@@ -44,26 +45,143 @@ fn where_the_api_server_gives_none_the_agents_own_is_taken_at_once() {
         let begin = Instant::now();
         let mut agent = node.start_owned(&api.vars());
         agent.until_ready();
-        assert!(begin.elapsed() < Duration::from_secs(2), "{code}");
+        assert!(begin.elapsed() < Duration::from_secs(5), "{code}");
         assert_eq!(node.token(), "token-1");
-        assert!(agent.log().contains(&format!("HTTP {code}")));
+        let says = format!(
+            "the plugin uses the agent's own token: TokenRequest for ServiceAccount \
+             linkerd-cni/linkerd-cni-plugin answered HTTP {code} "
+        );
+        let (status, body) = agent.ready();
+        assert_eq!(status, 200);
+        assert!(body.starts_with(&format!("ready ({says}")), "{body}");
+        let gauge = "linkerd_cni_agent_kubeconfig_has_agents_token";
+        let metric = |value: u8| {
+            agent
+                .get("/metrics")
+                .1
+                .contains(&format!("{gauge} {value}\n"))
+        };
+        assert!(metric(1));
+        until("more requests", || api.asked("POST", "/token") > 2);
+        assert_eq!(agent.log().matches(&says).count(), 1, "{}", agent.log());
+
+        api.state().grant = 201;
+        until("a token of its own", || node.token() != "token-1");
+        until("no remark", || agent.ready().1 == "ready\n");
+        assert!(metric(0));
     }
 }
 
 #[test]
-fn a_revoked_token_is_replaced_by_itself() {
+fn without_a_403_or_404_the_agents_token_never_lands_on_the_host() {
+    for failure in ["500", "503", "429", "401", "silent", "down"] {
+        let api = Api::start();
+        match failure {
+            "silent" => api.state().silent = true,
+            "down" => api.state().down = true,
+            code => api.state().grant = code.parse().unwrap(),
+        }
+        let node = node(&api);
+        let mut agent = node.start_owned(&api.vars());
+        let says = "kubeconfig: waiting for the API server to issue a token for service account \
+                    linkerd-cni-plugin: ";
+        until("the reason", || agent.ready().1.contains(says));
+        until("a second request", || {
+            failure == "down" || api.asked("POST", "/token") > 1
+        });
+        assert_eq!(agent.ready().0, 500, "{failure}");
+        assert_eq!(node.text("10-calico.conflist"), CALICO, "{failure}");
+        assert!(!node.net("kubeconfig.json").exists(), "{failure}");
+        let mut state = api.state();
+        (state.silent, state.down, state.grant) = (false, false, 201);
+        drop(state);
+        agent.until_ready();
+        assert_ne!(node.token(), "token-1", "{failure}");
+        let written = agent.log().matches("Wrote kubeconfig").count();
+        assert_eq!(written, 1, "{failure}: {}", agent.log());
+    }
+}
+
+#[test]
+fn a_normal_start_logs_no_warning() {
     let api = Api::start();
     let node = node(&api);
     let mut agent = node.start_owned(&api.vars());
     agent.until_ready();
-    until("its own token", || node.token() != "token-1");
+    // The bin dir of this node is empty.
+    let warnings = agent
+        .log()
+        .lines()
+        .filter(|line| line.contains("WARN"))
+        .count();
+    let bin_dir = agent.log().matches("WARN bin dir: ").count();
+    assert_eq!(warnings, bin_dir, "{}", agent.log());
+}
+
+#[test]
+fn a_token_that_runs_out_stays_until_there_is_another_or_a_403() {
+    let api = Api::start();
+    api.state().life = 2;
+    let node = node(&api);
+    let mut agent = node.start_owned(&api.vars());
+    until("a token", || node.chained("10-calico.conflist"));
+    agent.until_ready();
+    api.state().grant = 500;
+    let last = node.token();
+    thread::sleep(Duration::from_secs(3));
+    assert_eq!(node.token(), last);
+    until("the reason", || agent.log().contains("is not renewed"));
+    api.state().grant = 403;
+    until("the agent's token", || node.token() == "token-1");
+    api.state().grant = 201;
+    until("another", || node.token() != "token-1");
+}
+
+#[test]
+fn an_agent_that_gets_no_token_keeps_the_kubeconfig_of_the_one_before_it() {
+    for token in [expired_token(), "token-0".into(), "token-1".into()] {
+        let api = Api::start();
+        let node = node(&api);
+        let mut agent = node.start_owned(&api.vars());
+        agent.until_ready();
+        agent.signal(nix::sys::signal::Signal::SIGKILL);
+        agent.wait();
+        let kubeconfig = node.text("kubeconfig.json").replace(&node.token(), &token);
+        node.replace(&node.net("kubeconfig.json"), kubeconfig.as_bytes());
+        api.state().grant = 503;
+        let inode = node.inode("kubeconfig.json");
+        let asked = api.asked("POST", "/token");
+        let mut agent = node.start_owned(&api.vars());
+        until("some requests", || api.asked("POST", "/token") > asked + 3);
+        assert_eq!(node.inode("kubeconfig.json"), inode);
+        assert!(node.chained("10-calico.conflist"));
+        std::fs::remove_file(node.net("kubeconfig.json")).unwrap();
+        until("the kubeconfig is back", || node.token() == token);
+        // Whether it serves is another question.
+        let refused = "refuses the token in the kubeconfig";
+        until("the verdict", || match token.as_str() {
+            "token-1" => agent.ready().0 == 200,
+            _ => agent.ready().1.contains(refused),
+        });
+        api.state().grant = 201;
+        until("a token", || node.token() != token);
+        agent.until_ready();
+    }
+}
+
+#[test]
+fn a_revoked_token_is_replaced_once_a_pod_fails_because_of_it() {
+    let api = Api::start();
+    let node = node(&api);
+    let mut agent = node.start_owned(&api.vars());
+    agent.until_ready();
     let old = node.token();
     api.state().tokens.retain(|token| *token != old);
+    report_refusal(&node);
     let begin = Instant::now();
-    until("a new token", || {
-        ![&old, "token-1"].contains(&node.token().as_str())
-    });
-    assert!(begin.elapsed() < Duration::from_secs(15));
+    until("a new token", || node.token() != old);
+    assert!(begin.elapsed() < Duration::from_secs(18));
+    assert_ne!(node.token(), "token-1");
     agent.until_ready();
 }
 
@@ -72,7 +190,8 @@ fn a_token_that_the_api_server_refuses_is_named_until_there_is_a_better_one() {
     let api = Api::start();
     api.state().tokens.clear();
     let node = node(&api);
-    let mut agent = node.start_owned(&api.vars());
+    // As with upstream's chart, the plugin has no account of its own.
+    let mut agent = node.start_owned(&api.vars()[..2]);
     until("the reason", || {
         agent
             .ready()
@@ -86,10 +205,14 @@ fn a_token_that_the_api_server_refuses_is_named_until_there_is_a_better_one() {
 }
 
 #[test]
-fn an_api_server_that_never_answers_does_not_keep_the_node_from_being_served() {
+fn an_api_server_that_never_answers_does_not_keep_an_installed_node_from_being_served() {
     let api = Api::start();
-    api.state().silent = true;
     let node = node(&api);
+    let mut agent = node.start_owned(&api.vars());
+    agent.until_ready();
+    agent.signal(nix::sys::signal::Signal::SIGKILL);
+    agent.wait();
+    api.state().silent = true;
     let agent = node.start_owned(&api.vars());
     let begin = Instant::now();
     for _ in 0..5 {
@@ -99,7 +222,7 @@ fn an_api_server_that_never_answers_does_not_keep_the_node_from_being_served() {
     }
     assert!(begin.elapsed() < Duration::from_secs(8));
     until("the reason", || {
-        agent.ready().1.contains("has not answered yet")
+        agent.ready().1.contains("has not answered yet: ")
     });
     api.state().silent = false;
     until("ready", || agent.ready().0 == 200);

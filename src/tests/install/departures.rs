@@ -1,102 +1,237 @@
-//! What SIGTERM means, by what the API server says about the DaemonSet.
+//! Whether a stopped agent uninstalls, by what the API server says.
 
-use std::time::{Duration, Instant};
+use std::thread;
+use std::time::Duration;
 
+use nix::sys::signal::Signal;
 use serde_json::json;
 
-use crate::agent::Agent;
-use crate::api::{Api, Set};
+use crate::api::{Api, Set, State};
 use crate::node::{CALICO, Node, until};
+use crate::scene::{Scene, all};
 
-fn started(api: &Api) -> (Node, Agent) {
-    let node = Node::new();
-    api.serve_node(&node);
-    node.write("10-calico.conflist", CALICO);
-    let mut agent = node.start_owned(&api.vars());
-    agent.until_ready();
-    (node, agent)
+const DAEMONSET: &str = "/daemonsets/linkerd-cni";
+/// Leaves an agent three seconds to ask.
+const GRACE: (&str, &str) = ("LINKERD_CNI_TERMINATION_GRACE_SECONDS", "8");
+const TIME_TO_ASK: Duration = Duration::from_secs(3);
+/// The node that the agent runs on.
+const NODE: (&str, &str) = ("LINKERD_CNI_NODE_NAME", "node-1");
+
+#[test]
+fn an_agent_whose_daemonset_or_namespace_is_deleted_uninstalls_at_once() {
+    all(
+        vec![Set::Leaving, Set::NamespaceLeaving, Set::Status(404)],
+        |set| {
+            let mut scene = Scene::start(&[NODE]);
+            let took = scene.stop(|state| state.set = set);
+            scene.assert_uninstalled(&format!("{set:?}"));
+            assert!(took < Duration::from_secs(5), "{set:?}: {took:?}");
+        },
+    );
 }
 
 #[test]
-fn a_daemonset_that_ends_takes_the_plugin_along_and_one_that_stays_does_not() {
-    for (set, stays) in [
-        (Set::There, true),
-        (Set::Leaving, false),
-        (Set::NamespaceLeaving, false),
-        (Set::Status(404), false),
-        (Set::Status(401), false),
-        (Set::Status(403), false),
-        (Set::Status(500), true),
-        (Set::Status(429), true),
-    ] {
-        let api = Api::start();
-        let (node, mut agent) = started(&api);
-        if set == Set::Status(401) {
-            // The release's accounts went with it.
-            api.state().tokens.clear();
+fn an_agent_whose_daemonset_stays_ends_at_once_and_leaves_everything_in_place() {
+    type Change = fn(&mut State);
+    let changes: Vec<(&str, Change)> = vec![
+        ("unchanged", |_| {}),
+        ("no right to read nodes", |state| state.node = Some(403)),
+        ("no such node", |state| state.node = Some(404)),
+        ("no right to read namespaces", |state| {
+            state.namespace = Some((403, json!({})));
+        }),
+    ];
+    all(changes, |(what, change)| {
+        let mut scene = Scene::start(&[NODE]);
+        let took = scene.stop(change);
+        scene.assert_left_in_place(what, "the DaemonSet stays");
+        assert!(took < Duration::from_secs(5), "{what}: {took:?}");
+    });
+}
+
+#[test]
+fn an_answer_that_proves_nothing_is_asked_for_again_and_everything_stays_in_place() {
+    type Change = fn(&mut State);
+    let changes: Vec<(&str, &str, Change)> = vec![
+        ("403", "HTTP 403", |state| state.set = Set::Status(403)),
+        ("429", "HTTP 429", |state| state.set = Set::Status(429)),
+        ("500", "HTTP 500", |state| state.set = Set::Status(500)),
+        ("302", "HTTP 302", |state| state.set = Set::Status(302)),
+        ("down", "cannot be reached", |state| state.down = true),
+        ("silent", "", |state| state.silent = true),
+        ("node 500", "HTTP 500", |state| state.node = Some(500)),
+        ("namespace 429", "HTTP 429", |state| {
+            state.namespace = Some((429, json!({"message": "slow down"})));
+        }),
+    ];
+    all(changes, |(what, why, change)| {
+        let mut scene = Scene::start(&[GRACE, NODE]);
+        let before = scene.api.asked("GET", DAEMONSET);
+        let took = scene.stop(change);
+        scene.assert_left_in_place(what, "no proof of an uninstall within 3 s; last: ");
+        scene.assert_left_in_place(what, why);
+        assert!(took >= TIME_TO_ASK, "{what}: {took:?}");
+        assert!(took < TIME_TO_ASK * 2, "{what}: {took:?}");
+        let asked = scene.api.asked("GET", DAEMONSET) - before;
+        let rounds = if ["down", "silent"].contains(&what) {
+            0
+        } else {
+            2
+        };
+        assert!((rounds..6).contains(&asked), "{what}: {asked}");
+        let again = scene.agent.log().matches("asking again").count();
+        // One line a change; a connection can be refused in more than one way.
+        let lines = match what {
+            "silent" => 0..=0,
+            "down" => 1..=3,
+            _ => 1..=1,
+        };
+        assert!(lines.contains(&again), "{what}: {}", scene.agent.log());
+    });
+}
+
+#[test]
+fn an_api_server_that_recovers_while_the_agent_asks_decides() {
+    type Change = fn(&mut State);
+    let troubles: Vec<(&str, Change)> = vec![
+        ("429", |state| state.set = Set::Status(429)),
+        ("down", |state| state.down = true),
+        ("silent", |state| {
+            (state.set, state.silent) = (Set::Status(500), true);
+        }),
+    ];
+    all(troubles, |(what, trouble)| {
+        for set in [Set::There, Set::Status(404)] {
+            let mut scene = Scene::start(&[]);
+            trouble(&mut scene.api.state());
+            scene.agent.signal(Signal::SIGTERM);
+            match what {
+                "silent" => thread::sleep(Duration::from_secs(1)),
+                _ => until("asked once", || scene.agent.log().contains("asking again")),
+            }
+            let mut state = scene.api.state();
+            (state.set, state.down, state.silent) = (set, false, false);
+            drop(state);
+            assert_eq!(scene.agent.wait(), Some(0), "{}", scene.agent.log());
+            match set {
+                Set::There => scene.assert_left_in_place(what, "the DaemonSet stays"),
+                _ => scene.assert_uninstalled(what),
+            }
         }
-        api.state().set = set;
-        assert_eq!(agent.stop(), Some(0), "{set:?}: {}", agent.log());
-        assert_eq!(node.chained("10-calico.conflist"), stays, "{set:?}");
-        assert_eq!(node.bin("linkerd-cni").exists(), stays, "{set:?}");
-        assert_eq!(node.net("kubeconfig.json").exists(), stays, "{set:?}");
-        if !stays {
-            assert_eq!(node.text("10-calico.conflist"), CALICO);
+    });
+}
+
+#[test]
+fn a_node_that_left_the_daemonsets_scope_is_uninstalled() {
+    type Change = fn(&mut State);
+    let changes: Vec<(&str, Change)> = vec![
+        ("lacks the label pool=mesh", |state| {
+            state.placement = json!({"nodeSelector": {"pool": "mesh"}});
+        }),
+        ("required node affinity", |state| {
+            let wanted =
+                json!({"key": "kubernetes.io/os", "operator": "NotIn", "values": ["linux"]});
+            let terms = json!([{"matchExpressions": [wanted]}]);
+            state.placement = json!({"affinity": {"nodeAffinity": {
+                "requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms},
+            }}});
+        }),
+        ("taint gpu=:NoSchedule is not tolerated", |state| {
+            state.taints = vec![json!({"key": "gpu", "effect": "NoSchedule"})];
+        }),
+    ];
+    all(changes, |(why, change)| {
+        let mut scene = Scene::start(&[NODE]);
+        let took = scene.stop(change);
+        scene.assert_uninstalled(why);
+        assert!(took < Duration::from_secs(5), "{why}: {took:?}");
+        let log = scene.agent.log();
+        let reason = "node node-1 is no longer in the DaemonSet's scope: ";
+        assert!(log.contains(reason) && log.contains(why), "{log}");
+    });
+}
+
+#[test]
+fn a_node_in_the_daemonsets_scope_or_of_unknown_name_keeps_the_plugin() {
+    let placement = json!({
+        "nodeSelector": {"kubernetes.io/os": "linux"},
+        "tolerations": [{"operator": "Exists"}],
+    });
+    all(vec![NODE, ("LINKERD_CNI_NODE_NAME", "")], |name| {
+        let mut scene = Scene::start(&[name]);
+        scene.stop(|state| {
+            state.placement = placement.clone();
+            state.taints = vec![json!({"key": "gpu", "effect": "NoExecute"})];
+            if name != NODE {
+                state.labels = json!({});
+            }
+        });
+        scene.assert_left_in_place(name.1, "the DaemonSet stays");
+    });
+}
+
+#[test]
+fn an_agent_that_found_a_kubeconfig_never_uninstalls_without_proof() {
+    let unreachable = [
+        ("KUBERNETES_SERVICE_HOST", "127.0.0.1"),
+        ("KUBERNETES_SERVICE_PORT", "1"),
+    ];
+    let unset = [
+        ("KUBERNETES_SERVICE_HOST", ""),
+        ("KUBERNETES_SERVICE_PORT", ""),
+    ];
+    all(vec![unreachable, unset], |address| {
+        let mut scene = Scene::start(&[]);
+        scene.agent.kill();
+        let vars = [&address[..], &[GRACE]].concat();
+        scene.agent = scene.node.start_with(&vars);
+        until("it began to work", || scene.agent.ready().0 != 0);
+        scene.stop(|state| state.down = true);
+        scene.assert_left_in_place(address[0].1, "the API server cannot be reached");
+    });
+}
+
+#[test]
+fn a_grace_period_of_a_few_seconds_is_one_round() {
+    all(vec!["1", "5"], |seconds| {
+        let grace = ("LINKERD_CNI_TERMINATION_GRACE_SECONDS", seconds);
+        for (set, asked) in [(Set::Status(403), 1), (Set::Status(404), 1)] {
+            let mut scene = Scene::start(&[grace]);
+            let before = scene.api.asked("GET", DAEMONSET);
+            let took = scene.stop(|state| state.set = set);
+            assert!(took < Duration::from_secs(4), "{seconds}: {took:?}");
+            assert!(scene.api.asked("GET", DAEMONSET) - before <= asked + 1);
+            assert_eq!(scene.is_uninstalled(), set == Set::Status(404), "{seconds}");
         }
-    }
+        let mut scene = Scene::start(&[grace]);
+        let took = scene.stop(|state| state.silent = true);
+        assert!(took < Duration::from_secs(4), "{seconds}: {took:?}");
+        assert!(scene.is_installed());
+    });
 }
 
 #[test]
-fn an_api_server_that_was_there_and_says_nothing_changes_nothing() {
-    for how in ["silent", "down"] {
-        let api = Api::start();
-        let (node, mut agent) = started(&api);
-        api.state().silent = how == "silent";
-        api.state().down = how == "down";
-        let begin = Instant::now();
-        assert_eq!(agent.stop(), Some(0));
-        assert!(begin.elapsed() < Duration::from_secs(5), "{how}");
-        assert!(node.chained("10-calico.conflist"), "{how}");
-        assert!(agent.log().contains("leaving everything in place"));
-    }
-}
-
-#[test]
-fn a_token_that_went_with_the_pod_is_no_end_of_the_release() {
-    let api = Api::start();
-    let (node, mut agent) = started(&api);
-    api.state().tokens.retain(|token| token != "token-1");
-    assert_eq!(agent.stop(), Some(0));
-    assert!(node.chained("10-calico.conflist"), "{}", agent.log());
-
-    let api = Api::start();
-    let (node, mut agent) = started(&api);
-    let mut state = api.state();
-    state.tokens.retain(|token| token != "token-1");
-    // Nor is it the end of the plugin's token, but it is the end.
-    state.set = Set::NamespaceLeaving;
-    drop(state);
-    assert_eq!(agent.stop(), Some(0));
-    assert!(!node.chained("10-calico.conflist"), "{}", agent.log());
-}
-
-#[test]
-fn a_token_of_the_plugins_that_is_still_known_is_no_release() {
-    let leaving = json!({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}});
-    for answer in [
-        (403, json!({"message": "no such role"})),
-        (404, json!({})),
-        (200, leaving),
+fn while_it_asks_the_agent_is_alive_not_ready_and_deaf_to_more_signals() {
+    let mut scene = Scene::start(&[]);
+    scene.api.state().set = Set::Status(403);
+    for signal in [
+        Signal::SIGTERM,
+        Signal::SIGTERM,
+        Signal::SIGINT,
+        Signal::SIGTERM,
     ] {
-        let api = Api::start();
-        let (node, mut agent) = started(&api);
-        until("the plugin's own token", || node.token() != "token-1");
-        api.state().tokens.retain(|token| token != "token-1");
-        api.state().namespace = Some(answer.clone());
-        assert_eq!(agent.stop(), Some(0));
-        assert_eq!(node.text("10-calico.conflist"), CALICO, "{answer:?}");
-        assert!(!node.bin("linkerd-cni").exists(), "{answer:?}");
+        scene.agent.signal(signal);
+        until("asked", || scene.agent.log().contains("asking again"));
+        assert_eq!(scene.agent.get("/live").0, 200);
+        assert_eq!(
+            scene.agent.ready(),
+            (500, "not ready: told to stop\n".into())
+        );
+        assert!(scene.is_installed());
     }
+    scene.api.state().set = Set::Leaving;
+    assert_eq!(scene.agent.wait(), Some(0));
+    scene.assert_uninstalled("after four signals");
 }
 
 #[test]
@@ -118,8 +253,11 @@ fn where_no_api_server_ever_was_the_plugin_goes_as_upstreams_does() {
 
 #[test]
 fn an_upgrade_leaves_every_file_as_it_is() {
-    let api = Api::start();
-    let (node, mut agent) = started(&api);
+    let Scene {
+        api,
+        node,
+        mut agent,
+    } = Scene::start(&[]);
     let names = [
         "10-calico.conflist",
         "kubeconfig.json",

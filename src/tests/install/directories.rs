@@ -1,10 +1,12 @@
 //! Directories that do not look like the node's.
 
 use std::fs;
+use std::os::unix::fs::symlink;
 
 use crate::node::{CALICO, Node, until};
 
 const GAUGE: &str = "\nlinkerd_cni_agent_bin_dir_without_plugins ";
+const REQUIRE: (&str, &str) = ("LINKERD_CNI_REQUIRE_NETWORK_PLUGINS", "true");
 
 #[test]
 fn a_net_dir_that_stays_empty_names_the_platforms_that_have_another() {
@@ -54,8 +56,7 @@ fn a_bin_dir_without_the_networks_plugins_is_a_warning_and_no_reason_to_wait() {
 fn a_bin_dir_that_the_runtime_may_not_know_keeps_the_plugin_out_of_the_chain_where_that_is_asked() {
     let node = Node::new();
     node.write("10-calico.conflist", CALICO);
-    let require = ("LINKERD_CNI_REQUIRE_NETWORK_PLUGINS", "true");
-    let mut agent = node.start_with(&[require]);
+    let mut agent = node.start_with(&[REQUIRE]);
     until("the reason", || agent.ready().1.contains("not chained"));
     let (status, why) = agent.ready();
     assert_eq!(status, 500);
@@ -64,4 +65,68 @@ fn a_bin_dir_that_the_runtime_may_not_know_keeps_the_plugin_out_of_the_chain_whe
     fs::write(node.bin("portmap"), "").unwrap();
     agent.until_ready();
     assert!(node.chained("10-calico.conflist"));
+}
+
+/// k3s links its plugins by absolute paths to a directory that the agent does not see.
+#[test]
+fn links_that_dangle_inside_the_container_count_as_the_networks_plugins() {
+    let node = Node::new();
+    node.write("10-calico.conflist", CALICO);
+    symlink("/no/such/data/0a1b/bin/cni", node.bin("calico")).unwrap();
+    let before = node.tree();
+    let mut agent = node.start_with(&[REQUIRE]);
+    agent.until_ready();
+    assert!(!agent.log().contains("bin dir: "), "{}", agent.log());
+    assert_eq!(agent.stop(), Some(0));
+    assert_eq!(node.tree(), before);
+}
+
+/// As with upstream's agent killed, or still running beside the new one (`maxSurge`), on a
+/// node whose runtime has several plugin directories.
+#[test]
+fn an_upgrade_of_a_working_installation_never_stops_at_a_bin_dir_without_the_networks_plugins() {
+    let node = Node::uninstalling();
+    node.write("10-calico.conflist", CALICO);
+    let mut earlier = node.start();
+    earlier.until_ready();
+    earlier.kill();
+    fs::write(node.bin("linkerd-cni"), "upstream's plugin").unwrap();
+
+    let mut agent = node.start_with(&[REQUIRE]);
+    agent.until_ready();
+    assert!(agent.log().contains("bin dir: 10-calico.conflist calls"));
+    // Nor when the network's owner writes its file anew.
+    node.replace(&node.net("10-calico.conflist"), CALICO.as_bytes());
+    until("the entry", || node.chained("10-calico.conflist"));
+    agent.until_ready();
+    assert_eq!(agent.stop(), Some(0));
+    assert_eq!(node.text("10-calico.conflist"), CALICO);
+}
+
+#[test]
+fn an_upgrade_that_moves_the_bin_dir_to_one_without_the_networks_plugins_stops_there() {
+    let node = Node::new();
+    node.write("10-calico.conflist", CALICO);
+    let mut earlier = node.start();
+    earlier.until_ready();
+    earlier.kill();
+    let chained = node.text("10-calico.conflist");
+    fs::create_dir(node.root().join("moved")).unwrap();
+    let agent = node.start_with(&[REQUIRE, ("DEST_CNI_BIN_DIR", "/moved")]);
+    until("the reason", || agent.ready().1.contains("destCNIBinDir"));
+    assert_eq!(node.text("10-calico.conflist"), chained);
+}
+
+#[test]
+fn a_network_that_loses_its_plugins_later_does_not_take_the_plugin_out_of_the_chain() {
+    let node = Node::new();
+    node.write("10-calico.conflist", CALICO);
+    fs::write(node.bin("portmap"), "").unwrap();
+    let mut agent = node.start_with(&[REQUIRE]);
+    agent.until_ready();
+    fs::remove_file(node.bin("portmap")).unwrap();
+    until("the doubt", || agent.log().contains("bin dir: 10-calico"));
+    node.replace(&node.net("10-calico.conflist"), CALICO.as_bytes());
+    until("the entry", || node.chained("10-calico.conflist"));
+    agent.until_ready();
 }

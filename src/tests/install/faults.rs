@@ -57,7 +57,7 @@ impl Reader {
 
 #[test]
 fn three_hundred_kills_at_random_moments_never_strand_the_node() {
-    let node = Arc::new(Node::new());
+    let node = Arc::new(Node::uninstalling());
     node.write("10-calico.conflist", CALICO);
     node.write("20-net.conf", CONF);
     let before = node.tree();
@@ -84,6 +84,7 @@ fn three_hundred_kills_at_random_moments_never_strand_the_node() {
                 until("signals are taken over", || agent.takes_signals());
                 thread::sleep(moment / 2);
                 agent.signal(Signal::SIGTERM);
+                agent.until_uninstalling();
                 thread::sleep(moment / 4);
             }
         }
@@ -138,7 +139,7 @@ fn a_kill_while_a_network_that_was_written_anew_is_taken_up_never_shuts_it_out()
     }
     for call in ["write", "fsync", "rename", "unlink"] {
         for turn in 1..20 {
-            let node = Node::new();
+            let node = Node::uninstalling();
             node.write("20-net.conf", CONF);
             let mut agent = node.start();
             agent.until_ready();

@@ -19,7 +19,7 @@ fn with_mounts(test: fn(&Node)) {
         let private = MsFlags::MS_REC | MsFlags::MS_PRIVATE;
         let none = None::<&str>;
         mount(none, "/", none, private, none).unwrap();
-        test(&Node::new());
+        test(&Node::uninstalling());
     });
     if let Err(panic) = alone.join() {
         std::panic::resume_unwind(panic);

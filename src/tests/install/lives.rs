@@ -10,7 +10,7 @@ use crate::node::{CALICO, CONF, Node, until};
 
 #[test]
 fn a_new_agent_adopts_what_is_right_without_writing_it() {
-    let node = Node::new();
+    let node = Node::uninstalling();
     node.write("10-calico.conflist", CALICO);
     node.write("20-net.conf", CONF);
     let before = node.tree();
@@ -131,7 +131,7 @@ fn a_signal_at_any_time_of_the_start_is_a_clean_end() {
 
 #[test]
 fn a_kill_at_any_time_never_strands_the_node() {
-    let node = Node::new();
+    let node = Node::uninstalling();
     node.write("10-calico.conflist", CALICO);
     node.write("20-net.conf", CONF);
     let before = node.tree();
@@ -140,6 +140,7 @@ fn a_kill_at_any_time_never_strands_the_node() {
         thread::sleep(Duration::from_micros(700 * (round % 20)));
         if round >= 20 {
             agent.signal(Signal::SIGTERM);
+            agent.until_uninstalling();
             thread::sleep(Duration::from_micros(300 * (round % 20)));
         }
         agent.kill();
@@ -153,7 +154,7 @@ fn a_kill_at_any_time_never_strands_the_node() {
 
 #[test]
 fn two_agents_at_once_do_no_harm() {
-    let node = Node::new();
+    let node = Node::uninstalling();
     node.write("10-calico.conflist", CALICO);
     let before = node.tree();
     let (mut one, mut other) = (node.start(), node.start());

@@ -61,7 +61,7 @@ fn a_name_that_no_runtime_loads_ends_the_agent_with_the_reason() {
 
 #[test]
 fn a_standalone_configuration_is_kept_right_and_goes_with_us() {
-    let node = Node::new();
+    let node = Node::uninstalling();
     node.write("10-calico.conflist", CALICO);
     let before = node.tree();
     let mut agent = node.start_with(ALONE);
@@ -97,7 +97,7 @@ fn a_standalone_configuration_is_kept_right_and_goes_with_us() {
 
 #[test]
 fn a_standalone_file_with_the_name_of_an_old_leftover_is_adopted_like_any_other() {
-    let node = Node::new();
+    let node = Node::uninstalling();
     node.write("10-calico.conflist", CALICO);
     let name = "01-linkerd-cni.conf";
     let vars = [ALONE[0], ("LINKERD_CNI_CONF_NAME", name)];
@@ -184,7 +184,7 @@ fn a_copy_follows_the_network_whose_file_is_never_written() {
 
 #[test]
 fn from_any_mode_to_any_other_nothing_stays_behind() {
-    let node = Node::new();
+    let node = Node::uninstalling();
     node.write("10-calico.conflist", CALICO);
     node.write("20-net.conf", CONF);
     let before = node.tree();
@@ -267,7 +267,7 @@ fn between_chaining_and_a_copy_the_runtime_always_finds_us() {
 #[test]
 fn kills_at_any_time_strand_no_node_in_any_mode() {
     for (vars, kills) in [(COPY, 40), (ALONE, 20), (ONLY, 20)] {
-        let node = Node::new();
+        let node = Node::uninstalling();
         node.write("10-calico.conflist", CALICO);
         node.write("20-net.conf", CONF);
         let before = node.tree();
@@ -276,6 +276,7 @@ fn kills_at_any_time_strand_no_node_in_any_mode() {
             thread::sleep(Duration::from_micros(700 * (round % 20)));
             if round >= kills / 2 {
                 agent.signal(Signal::SIGTERM);
+                agent.until_uninstalling();
                 thread::sleep(Duration::from_micros(300 * (round % 20)));
             }
             agent.kill();

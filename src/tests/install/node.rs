@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 
 use crate::agent::Agent;
+use crate::api::{Api, Set};
 
 pub const PROGRAM: &str = env!("CARGO_BIN_EXE_linkerd2-cni-install");
 
@@ -57,13 +58,15 @@ pub fn until(what: &str, condition: impl Fn() -> bool) {
 
 pub struct Node {
     dir: tempfile::TempDir,
+    /// `None` is an API server that cannot be reached.
+    api: Option<Api>,
 }
 
 impl Node {
     /// Image, host directories and a service account as kubelet lays it out.
     pub fn new() -> Node {
         let dir = tempfile::tempdir().unwrap();
-        let node = Node { dir };
+        let node = Node { dir, api: None };
         for name in ["image", "bin", "etc", "sa"] {
             fs::create_dir(node.root().join(name)).unwrap();
         }
@@ -73,6 +76,17 @@ impl Node {
         node.rotate("token-1");
         symlink("..data/token", node.sa().join("token")).unwrap();
         symlink("..data/ca.crt", node.sa().join("ca.crt")).unwrap();
+        node
+    }
+
+    /// A node whose API server has no DaemonSet any more, so that every agent uninstalls when
+    /// it is stopped, also one that finds a predecessor's kubeconfig.
+    pub fn uninstalling() -> Node {
+        let mut node = Node::new();
+        let api = Api::start();
+        api.state().set = Set::Status(404);
+        api.serve_node(&node);
+        node.api = Some(api);
         node
     }
 
@@ -275,8 +289,20 @@ impl Node {
             .copied()
             .chain([PROGRAM])
             .chain(args.iter().copied());
-        let child = Command::new(words.next().unwrap())
+        let mut command = Command::new(words.next().unwrap());
+        self.set(&mut command);
+        let child = command
             .args(words)
+            .envs(vars.iter().copied())
+            .stderr(log)
+            .spawn()
+            .unwrap();
+        Agent::new(child, path)
+    }
+
+    /// Sets an agent's environment for this node.
+    pub fn set(&self, command: &mut Command) {
+        command
             .env_clear()
             .env("PATH", "/usr/bin:/bin")
             .env("CONTAINER_MOUNT_PREFIX", self.root())
@@ -289,10 +315,6 @@ impl Node {
             .env("KUBERNETES_SERVICE_PORT", "443")
             .env("LINKERD_CNI_SERVICE_ACCOUNT_DIR", self.sa())
             .env("LINKERD_CNI_ADMIN_ADDR", "127.0.0.1:0")
-            .envs(vars.iter().copied())
-            .stderr(log)
-            .spawn()
-            .unwrap();
-        Agent::new(child, path)
+            .envs(self.api.iter().flat_map(Api::address_vars));
     }
 }

@@ -123,7 +123,8 @@ fn the_socket_is_there_again_whatever_happened_to_it() {
 
 #[test]
 fn the_socket_goes_with_the_agent_but_not_with_another_agents() {
-    let node = node();
+    let node = Node::uninstalling();
+    node.write("10-calico.conflist", CALICO);
     let before = node.tree();
     let mut agent = node.start();
     agent.until_ready();

@@ -55,7 +55,9 @@ fn two_agents_that_want_something_else_write_ever_less_and_the_next_one_gets_rea
         new.until_ready();
         thread::sleep(Duration::from_millis(50));
         assert_eq!(new.ready().0, 200, "{what}");
-        assert_eq!(new.stop(), Some(0), "{}", new.log());
+        new.kill();
+        let mut uninstall = node.start_args(&["uninstall"], &[]);
+        assert_eq!(uninstall.wait(), Some(0), "{}", uninstall.log());
         assert_eq!(node.text("10-calico.conflist"), CALICO);
     }
 }

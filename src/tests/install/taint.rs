@@ -88,13 +88,34 @@ fn the_taint_stays_while_the_bin_dir_looks_like_another_than_the_runtimes() {
     let api = Api::start();
     let node = tainted(&api);
     fs::remove_file(node.bin("calico")).unwrap();
-    let mut agent = start(&node, &api, &[]);
-    agent.until_ready();
-    until("the doubt", || agent.log().contains("bin dir: "));
+    let agent = start(&node, &api, &[required(true)]);
+    until("the doubt", || agent.ready().1.contains("not chained"));
     thread::sleep(Duration::from_millis(300));
     assert_eq!(api.asked("", "/api/v1/nodes/"), 0);
     fs::write(node.bin("calico"), "a plugin").unwrap();
     until("the taint is off", || api.state().taints.len() == 2);
+}
+
+/// The plugin is chained, so no pod can start without it, and the node would never get a pod.
+#[test]
+fn the_taint_goes_where_a_doubt_about_the_bin_dir_is_only_logged() {
+    for killed in [false, true] {
+        let api = Api::start();
+        let node = tainted(&api);
+        fs::remove_file(node.bin("calico")).unwrap();
+        if killed {
+            let mut earlier = node.start_owned(&api.vars());
+            earlier.until_ready();
+            earlier.kill();
+        }
+        let agent = start(&node, &api, &[required(killed)]);
+        until("the taint is off", || api.state().taints.len() == 2);
+        assert!(agent.log().contains("bin dir: "), "{}", agent.log());
+    }
+}
+
+fn required(required: bool) -> (&'static str, String) {
+    ("LINKERD_CNI_REQUIRE_NETWORK_PLUGINS", required.to_string())
 }
 
 #[test]
@@ -121,7 +142,8 @@ fn an_agent_that_is_told_of_no_taint_looks_at_no_node() {
     let mut agent = node.start_owned(&api.vars());
     agent.until_ready();
     until("a checked credential", || {
-        api.asked("GET", "/api/v1/namespaces/linkerd-cni?") > 1
+        api.asked("GET", "/api/v1/namespaces/linkerd-cni?") > 0
     });
+    thread::sleep(Duration::from_millis(300));
     assert_eq!(api.asked("GET", "/api/v1/nodes/"), 0);
 }

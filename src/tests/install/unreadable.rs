@@ -49,7 +49,7 @@ fn a_list_that_only_the_runtime_can_read_keeps_what_it_names_on_the_node() {
 
 #[test]
 fn a_journal_that_cannot_be_read_now_is_not_written_over() {
-    let node = Node::new();
+    let node = Node::uninstalling();
     node.write("10-calico.conflist", CALICO);
     node.write("20-net.conf", CONF);
     let mut agent = node.start();

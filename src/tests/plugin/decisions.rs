@@ -56,6 +56,46 @@ fn annotations_without_linkerds_pass_with_no_request() {
 }
 
 #[test]
+fn the_agents_pod_in_any_namespace_starts_without_a_request_while_the_token_is_dead() {
+    let (api, namespaces) = (meshed_api(), Namespaces::new());
+    api.accept("another token");
+    let add = |namespace: &str| {
+        let pod = format!("K8S_POD_NAMESPACE={namespace};K8S_POD_NAME=linkerd-cni-x7x4z");
+        Call::new("ADD", &namespaces.path(), &api).env("CNI_ARGS", &pod)
+    };
+    let of_a_chart = json!({
+        "linkerd.io/created-by": "linkerd/helm v1.7.0-alpha.1",
+        "linkerd.io/inject": "disabled",
+    });
+    for passing in [
+        // As the agent writes the entry under upstream's chart, of which the runtime hands
+        // over no annotations.
+        add("mesh").linkerd("agent-namespace", json!("mesh")),
+        add("ops")
+            .linkerd("agent-namespace", json!("ops"))
+            .linkerd("agent-daemonset", json!("mesh-cni"))
+            .env(
+                "CNI_ARGS",
+                "K8S_POD_NAMESPACE=ops;K8S_POD_NAME=mesh-cni-x7x4z",
+            ),
+        // By its annotations alone.
+        add("mesh").annotated(of_a_chart),
+    ] {
+        passing.run().succeeded();
+    }
+    assert!(api.requests().is_empty(), "{:?}", api.requests());
+
+    for failing in [
+        add("mesh"),
+        add("mesh").annotated(json!({"linkerd.io/created-by": "linkerd/cli edge-26.8.3"})),
+    ] {
+        let (code, msg) = failing.run().error();
+        assert_eq!(code, 102, "{msg}");
+    }
+    assert_eq!(namespaces.nat("iptables-nft"), "");
+}
+
+#[test]
 fn a_bad_configuration_stops_meshed_pods_and_no_other() {
     let configurations = [
         (

@@ -47,11 +47,15 @@ pub enum Answer {
     Refusal(u16, &'static str),
     /// Not at all.
     Silence,
+    /// Half of the content, then the end of the connection.
+    Cut,
+    /// Blanks until the client gives up.
+    Endless,
 }
 
 pub struct State {
-    /// The pods of the list, one page each.
-    pub pages: Vec<Vec<Value>>,
+    /// The pods of the list.
+    pub pods: Vec<Value>,
     pub version: u64,
     pub list: Answer,
     pub watch: Answer,
@@ -81,7 +85,7 @@ impl Api {
     pub fn start() -> Api {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let state = State {
-            pages: vec![vec![]],
+            pods: Vec::new(),
             version: 100,
             list: Answer::Status(200),
             watch: Answer::Status(200),
@@ -138,9 +142,22 @@ impl Api {
             .collect()
     }
 
+    /// Has the object read by its path, too.
+    pub fn knows(&self, pod: &Value) {
+        let text = |pointer: &str| pod.pointer(pointer).unwrap().as_str().unwrap();
+        let (namespace, name) = (text("/metadata/namespace"), text("/metadata/name"));
+        let path = format!("/api/v1/namespaces/{namespace}/pods/{name}");
+        self.state().objects.insert(path, pod.clone());
+    }
+
     /// Sends an event to whoever watches, once somebody does.
     pub fn send(&self, kind: &str, object: &Value) {
         eventually("somebody watches", || !self.state().watchers.is_empty());
+        self.send_now(kind, object);
+    }
+
+    /// Sends an event to whoever watches now, if anybody does.
+    pub fn send_now(&self, kind: &str, object: &Value) {
         let line = format!("{}\n", json!({"type": kind, "object": object}));
         let chunk = format!("{:x}\r\n{line}\r\n", line.len());
         for watcher in &mut self.state().watchers {
@@ -186,11 +203,15 @@ impl Api {
             .token
             .as_ref()
             .is_some_and(|token| request.authorization != format!("Bearer {token}"));
+        let fault = fault(&request);
+        // Of other objects, a query only says how new they have to be.
+        let object = request.path.split('?').next().unwrap_or_default();
         let answer = match request.method.as_str() {
             _ if refused => Answer::Status(401),
+            _ if fault.is_some() => Answer::Refusal(400, fault.unwrap_or_default()),
             "GET" if request.is_watch() => state.watch.clone(),
             "GET" if request.is_list() => state.list.clone(),
-            "GET" => match state.objects.contains_key(&request.path) {
+            "GET" => match state.objects.contains_key(object) {
                 true => Answer::Status(200),
                 false => Answer::Status(404),
             },
@@ -199,8 +220,10 @@ impl Api {
             "DELETE" => state.delete.clone(),
             _ => state.event.clone(),
         };
+        let (is_cut, is_endless) = (answer == Answer::Cut, answer == Answer::Endless);
         let (code, message) = match answer {
             Answer::Silence => return Some(()),
+            Answer::Cut | Answer::Endless => (200, String::new()),
             Answer::Status(code) => (code, format!("says {code}")),
             Answer::Refusal(code, message) => (code, message.to_owned()),
         };
@@ -211,37 +234,63 @@ impl Api {
             state.watchers.push(stream.try_clone().unwrap());
             return Some(());
         }
-        let body = match state.objects.get(&request.path) {
-            Some(object) if request.method == "GET" => object.clone(),
-            _ if request.is_list() && code == 200 => state.page(&request.path),
-            _ => json!({"kind": "Status", "code": code, "message": message}),
+        let body = match state.objects.get(object) {
+            Some(object) if request.method == "GET" => object.to_string(),
+            _ if request.is_list() && code == 200 => state.list().to_string(),
+            _ => json!({"kind": "Status", "code": code, "message": message}).to_string(),
         };
         drop(state);
-        let body = body.to_string();
+        if is_endless {
+            let head = "HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n";
+            stream.write_all(head.as_bytes()).ok()?;
+            while stream.write_all(&[b' '; 1 << 16]).is_ok() {}
+            return None;
+        }
         let head = format!(
             "HTTP/1.1 {code} X\r\nContent-Length: {}\r\n\r\n",
             body.len()
         );
-        stream.write_all((head + &body).as_bytes()).ok()
+        stream.write_all(head.as_bytes()).ok()?;
+        if is_cut {
+            stream.write_all(&body.as_bytes()[..body.len() / 2]).ok()?;
+            let _ = stream.shutdown(std::net::Shutdown::Both);
+            return None;
+        }
+        stream.write_all(body.as_bytes()).ok()
     }
 }
 
 impl State {
-    fn page(&self, path: &str) -> Value {
-        let token = path.split("continue=").nth(1);
-        let page: usize = token.map_or(0, |token| token.parse().unwrap());
-        let next = page + 1;
-        let more = (next < self.pages.len()).then(|| next.to_string());
+    fn list(&self) -> Value {
         json!({
             "kind": "PodList",
             "apiVersion": "v1",
-            "metadata": {
-                "resourceVersion": self.version.to_string(),
-                "continue": more.unwrap_or_default(),
-            },
-            "items": self.pages[page],
+            "metadata": {"resourceVersion": self.version.to_string()},
+            "items": self.pods,
         })
     }
+}
+
+/// What is wrong with a list that the API server would serve from etcd, or a watch that
+/// would end together with those of other nodes.
+fn fault(request: &Request) -> Option<&'static str> {
+    let (_, query) = request.path.split_once('?')?;
+    if request.method != "GET" {
+        return None;
+    }
+    let value = |name: &str| {
+        let mut pairs = query.split('&').filter_map(|pair| pair.split_once('='));
+        pairs.find(|(key, _)| *key == name).map(|(_, value)| value)
+    };
+    if request.is_watch() {
+        let time = value("timeoutSeconds").and_then(|time| time.parse::<u16>().ok());
+        let is_right = time.is_some_and(|time| (300..=600).contains(&time));
+        return (!is_right).then_some("a watch without timeoutSeconds of 300 to 600");
+    }
+    if value("limit").is_some() || value("continue").is_some() {
+        return Some("a list in pages");
+    }
+    (value("resourceVersion") != Some("0")).then_some("a GET that is not from the cache")
 }
 
 fn read(stream: &TcpStream) -> Option<Request> {

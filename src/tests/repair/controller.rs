@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
-use std::net::TcpStream;
+use std::net::{TcpListener, TcpStream};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::{Arc, Mutex};
 use std::thread;
@@ -21,6 +21,8 @@ pub const BINARY: &str = env!("CARGO_BIN_EXE_linkerd-cni-repair-controller");
 pub struct Controller {
     child: Child,
     log: Arc<Mutex<String>>,
+    /// Where the admin server answers.
+    admin: String,
     dir: TempDir,
 }
 
@@ -37,6 +39,41 @@ impl Controller {
 
     /// The same with more of an environment.
     pub fn configured(api: &Api, arguments: &[&str], environment: &[(&str, &str)]) -> Controller {
+        let mut command = Command::new(BINARY);
+        command.stderr(Stdio::piped());
+        let mut controller = Controller::by(command, api, "127.0.0.1:0", |command| {
+            command.args(arguments).envs(environment.iter().copied());
+        });
+        let lines = BufReader::new(controller.child.stderr.take().unwrap()).lines();
+        let sink = Arc::clone(&controller.log);
+        thread::spawn(move || {
+            for line in lines.map_while(Result::ok) {
+                *sink.lock().unwrap() += &(line + "\n");
+            }
+        });
+        controller.logs("Answering");
+        let log = controller.log();
+        let line = log.lines().find(|line| line.contains("Answering")).unwrap();
+        controller.admin = line.rsplit(' ').next().unwrap().to_owned();
+        controller
+    }
+
+    /// Starts it by `command`, whose outputs say nothing, and waits until it answers.
+    pub fn silent(api: &Api, command: Command) -> Controller {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let admin = listener.local_addr().unwrap().to_string();
+        drop(listener);
+        let controller = Controller::by(command, api, &admin, |_| {});
+        eventually("the admin server", || TcpStream::connect(&admin).is_ok());
+        controller
+    }
+
+    fn by(
+        mut command: Command,
+        api: &Api,
+        admin: &str,
+        set: impl FnOnce(&mut Command),
+    ) -> Controller {
         let dir = TempDir::new().unwrap();
         let kubeconfig = dir.path().join("kubeconfig");
         let text = json!({
@@ -51,29 +88,20 @@ impl Controller {
         });
         fs::write(&kubeconfig, text.to_string()).unwrap();
         fs::write(dir.path().join("token"), "first\n").unwrap();
-        let mut child = Command::new(BINARY)
+        command
             .env("LINKERD_CNI_REPAIR_CONTROLLER_NODE_NAME", "node-1")
             .env("LINKERD_CNI_REPAIR_CONTROLLER_POD_NAME", "linkerd-cni-x")
-            .args(["--admin-addr=127.0.0.1:0", "--log-format", "plain"])
+            .args(["--admin-addr", admin, "--log-format", "plain"])
             .args(["--log-level", "linkerd_cni_repair_controller=debug,warn"])
             .arg("--kubeconfig")
-            .arg(kubeconfig)
-            .args(arguments)
-            .envs(environment.iter().copied())
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let log = Arc::new(Mutex::new(String::new()));
-        let lines = BufReader::new(child.stderr.take().unwrap()).lines();
-        let sink = Arc::clone(&log);
-        thread::spawn(move || {
-            for line in lines.map_while(Result::ok) {
-                *sink.lock().unwrap() += &(line + "\n");
-            }
-        });
-        let controller = Controller { child, log, dir };
-        controller.logs("Answering");
-        controller
+            .arg(kubeconfig);
+        set(&mut command);
+        Controller {
+            child: command.spawn().unwrap(),
+            log: Arc::default(),
+            admin: admin.to_owned(),
+            dir,
+        }
     }
 
     /// Starts it and waits until it watches.
@@ -102,9 +130,7 @@ impl Controller {
 
     /// Status line and body of the admin server's answer.
     pub fn get(&self, path: &str) -> (String, String) {
-        let log = self.log();
-        let line = log.lines().find(|line| line.contains("Answering")).unwrap();
-        let mut stream = TcpStream::connect(line.rsplit(' ').next().unwrap()).unwrap();
+        let mut stream = TcpStream::connect(&self.admin).unwrap();
         let timeout = Some(Duration::from_secs(10));
         stream.set_read_timeout(timeout).unwrap();
         write!(stream, "GET {path} HTTP/1.1\r\nHost: a\r\n\r\n").unwrap();
@@ -122,6 +148,14 @@ impl Controller {
             .unwrap_or_else(|| panic!("no {name}"))
             .parse()
             .unwrap()
+    }
+
+    /// A figure of `/proc/PID/status`, e.g. `VmHWM:`, the peak of memory in kB.
+    pub fn status(&self, key: &str) -> u64 {
+        let status = fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap();
+        let line = status.lines().find_map(|line| line.strip_prefix(key));
+        let value = line.unwrap().split_whitespace().next();
+        value.unwrap().parse().unwrap()
     }
 
     /// Waits until a metric has the value.

@@ -72,14 +72,14 @@ fn a_pod_that_a_budget_keeps_is_left_and_told_about_once() {
 fn a_pod_that_a_budget_keeps_is_tried_again_within_minutes_and_not_told_about_again() {
     let api = Api::start();
     api.state().evict = Answer::Refusal(429, BUDGET);
-    api.state().pages = vec![vec![stranded("web-1")]];
+    api.state().pods = vec![stranded("web-1")];
     let controller = Controller::watching(&api);
     controller.counts("pods_left_total", 1);
     api.send("MODIFIED", &stranded("web-1"));
     api.state().evict = Answer::Status(201);
     thread::sleep(Duration::from_secs(61));
     assert_eq!(evictions(&api).len(), 1);
-    api.end_watches();
+    api.send("BOOKMARK", &json!({"metadata": {"resourceVersion": "150"}}));
     controller.counts("pods_deleted_total", 1);
     assert_eq!(events(&api).len(), 2, "one for each act");
 }
@@ -88,14 +88,15 @@ fn a_pod_that_a_budget_keeps_is_tried_again_within_minutes_and_not_told_about_ag
 fn an_api_server_that_is_overloaded_is_no_budget_and_is_asked_again() {
     let api = Api::start();
     api.state().evict = Answer::Refusal(429, "Too many requests, please try again later.");
-    api.state().pages = vec![vec![stranded("web-1")]];
+    api.state().pods = vec![stranded("web-1")];
     let controller = Controller::watching(&api);
     controller.counts("pods_delete_errors_total", 1);
     assert_eq!(events(&api).len(), 0);
     api.state().evict = Answer::Status(201);
-    api.send("BOOKMARK", &json!({"metadata": {"resourceVersion": "150"}}));
-    api.end_watches();
-    controller.counts("pods_deleted_total", 1);
+    eventually("it is deleted", || {
+        api.send_now("BOOKMARK", &json!({"metadata": {"resourceVersion": "150"}}));
+        controller.metric("pods_deleted_total") == 1
+    });
     assert_eq!(controller.metric("pods_left_total"), 0);
 }
 
@@ -175,6 +176,8 @@ fn a_stranded_pod_that_changed_meanwhile_is_tried_once_more_at_its_new_version()
 fn a_label_is_put_on_with_the_version_that_was_judged_and_only_once() {
     let api = Api::start();
     let controller = Controller::with(&api, &["--mode=label"]);
+    api.knows(&stranded("web-1"));
+    api.knows(&stranded("web-2"));
     api.send("MODIFIED", &stranded("web-1"));
     controller.counts("pods_labelled_total", 1);
     let mut labelled = stranded("web-1");
@@ -202,6 +205,8 @@ fn a_label_is_put_on_with_the_version_that_was_judged_and_only_once() {
 fn report_only_tells_and_only_once() {
     let api = Api::start();
     let controller = Controller::with(&api, &["--mode=report"]);
+    api.knows(&stranded("web-1"));
+    api.knows(&stranded("web-2"));
     for _ in 0..3 {
         api.send("MODIFIED", &stranded("web-1"));
     }
@@ -214,10 +219,32 @@ fn report_only_tells_and_only_once() {
 }
 
 #[test]
+fn nobody_is_told_and_nothing_labelled_for_what_was_only_so_in_an_old_list() {
+    let mut labelled = stranded("labelled");
+    labelled["metadata"]["labels"]["linkerd.io/cni-stranded"] = json!("true");
+    let well = changed("well", "/status/initContainerStatuses", json!([]));
+    for (mode, now, metric) in [
+        ("label", labelled, "pods_labelled_total"),
+        ("label", well.clone(), "pods_labelled_total"),
+        ("report", well, "pods_reported_total"),
+    ] {
+        let api = Api::start();
+        let name = now["metadata"]["name"].as_str().unwrap();
+        api.state().pods = vec![stranded(name), stranded("web-1")];
+        api.knows(&now);
+        api.knows(&stranded("web-1"));
+        let controller = Controller::with(&api, &["--mode", mode]);
+        controller.counts(metric, 1);
+        eventually("an event", || events(&api).len() == 1);
+        assert_eq!(events(&api)[0]["regarding"]["name"], "web-1");
+    }
+}
+
+#[test]
 fn no_minute_sees_more_acts_than_the_rate() {
     let api = Api::start();
     let pods = (0..200).map(|name| stranded(&format!("web-{name}")));
-    api.state().pages = vec![pods.collect()];
+    api.state().pods = pods.collect();
     let controller = Controller::with(&api, &["--rate=7"]);
     controller.counts("pods_deleted_total", 7);
     controller.logs("for the rate of acts");
@@ -269,7 +296,7 @@ fn what_fails_while_the_api_server_is_away_is_done_after_its_return() {
     controller.counts("pods_delete_timeout_total", 1);
     api.crash();
     // What happens meanwhile is only in the list.
-    api.state().pages = vec![vec![stranded("web-1"), stranded("web-2")]];
+    api.state().pods = vec![stranded("web-1"), stranded("web-2")];
     api.state().watch = Answer::Status(410);
     api.state().delete = Answer::Status(200);
     api.up();
@@ -286,6 +313,7 @@ fn settings_come_from_the_environment_that_the_chart_sets() {
         ("LINKERD_CNI_REPAIR_CONTROLLER_AGENT_ADDR", ""),
     ];
     let controller = Controller::configured(&api, &[], &environment);
+    api.knows(&stranded("web-1"));
     api.send("MODIFIED", &stranded("web-1"));
     controller.counts("pods_reported_total", 1);
 }

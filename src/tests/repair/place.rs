@@ -43,7 +43,8 @@ impl Node {
         ]});
         let configuration = node.dir("etc/cni/net.d").join("10-net.conflist");
         fs::write(configuration, list.to_string()).unwrap();
-        let annotations = json!({"config.linkerd.io/skip-outbound-ports": "9999"});
+        // The bad elements are ignored, as by the plugin.
+        let annotations = json!({"config.linkerd.io/skip-outbound-ports": "http,9999,30-20"});
         let object = json!({"metadata": {"name": "emojivoto", "annotations": annotations}});
         let path = "/api/v1/namespaces/emojivoto".to_owned();
         node.api.state().objects.insert(path, object);
@@ -73,7 +74,7 @@ impl Node {
     fn knows(&self, pod: &Value) {
         let mut state = self.api.state();
         state.objects.insert(path("web-1"), pod.clone());
-        state.pages = vec![vec![pod.clone()]];
+        state.pods = vec![pod.clone()];
     }
 
     fn controller(&self, arguments: &[&str]) -> Controller {
@@ -234,6 +235,14 @@ fn an_audit_restores_flushed_rules_while_connections_go_on() {
     let controller = node.controller(&["--audit-seconds=1"]);
     controller.counts("audits_total", 1);
     assert_eq!(controller.metric("audit_right_total"), 1);
+    // Of a pod with right rules the API server's cache is asked only.
+    let reads = |query: &str| {
+        let path = format!("/api/v1/namespaces/emojivoto{query}");
+        let reads = node.api.requests(|request| request.path == path);
+        reads.len()
+    };
+    assert!(reads("?resourceVersion=0") >= 1);
+    assert_eq!(reads(""), 0);
 
     let flush = ["flush", "chain", "ip", "linkerd-cni", "PROXY_INIT_OUTPUT"];
     node.namespaces.run("nft", &flush);

@@ -1,0 +1,323 @@
+//! `scripts/quickstart` with fake clients: what it refuses, and which calls change something.
+
+mod fakes;
+
+use fakes::{Fakes, Ran};
+
+/// KIND|NAMESPACE|NAME|MARK, as the script asks kubectl for objects.
+const UPSTREAM: [(&str, &str, &str); 5] = [
+    (
+        "namespaces",
+        "Namespace||linkerd-cni|",
+        "Namespace linkerd-cni",
+    ),
+    (
+        "namespaces",
+        "DaemonSet|kube-system|linkerd-cni|",
+        "DaemonSet linkerd-cni in namespace kube-system",
+    ),
+    (
+        "namespaces",
+        "ClusterRole||linkerd-cni|",
+        "ClusterRole linkerd-cni",
+    ),
+    (
+        "configmaps",
+        "ConfigMap|other|linkerd-cni-config|",
+        "ConfigMap linkerd-cni-config in namespace other",
+    ),
+    (
+        "secrets",
+        "Secret|linkerd-cni|sh.helm.release.v1.linkerd-cni.v1|",
+        "helm release linkerd-cni in namespace linkerd-cni",
+    ),
+];
+const GIVEN: [&str; 4] = ["--context", "prod", "--image", "example.com/cni-plugin:v1"];
+
+fn assert_refused(ran: &Ran, sentences: &[&str]) {
+    assert!(!ran.success, "{ran:?}");
+    for sentence in sentences {
+        assert!(ran.said.contains(sentence), "{sentence:?}: {ran:?}");
+    }
+    assert_eq!(ran.changes(), [""; 0], "{ran:?}");
+}
+
+#[test]
+fn an_old_bash_or_another_shell_is_refused_before_the_script_is_parsed() {
+    let fakes = Fakes::new();
+    let script = fakes::script();
+    // bash sets BASH_VERSION itself when it starts.
+    let old = format!(
+        "BASH_VERSION='3.2.57(1)-release'; source {}",
+        script.display()
+    );
+    assert_refused(&fakes.shell("bash", &["-c", &old]), &["bash 5", "3.2.57"]);
+    let other = fakes.shell("sh", &[script.to_str().unwrap()]);
+    assert_refused(&other, &["bash 5", "another shell"]);
+}
+
+#[test]
+fn macos_without_kind_is_told_what_works_there() {
+    let fakes = Fakes::new().without(&["kind", "docker"]);
+    fakes.program("uname", "echo Darwin");
+    assert_refused(
+        &fakes.run(&[]),
+        &[
+            "macOS",
+            "docker is not installed",
+            "kind is not installed",
+            "--context NAME",
+        ],
+    );
+}
+
+#[test]
+fn fedora_without_an_engine_is_told_what_works_there() {
+    let fakes = Fakes::new();
+    fakes.program("docker", "exit 1");
+    let fedora = "ID=fedora\nPRETTY_NAME='Fedora Linux 44'\n";
+    assert_refused(
+        &fakes.on(fedora, &[]),
+        &[
+            "docker has no running engine",
+            "Fedora Linux 44",
+            "--context NAME",
+        ],
+    );
+}
+
+#[test]
+fn without_root_the_one_node_cluster_is_refused() {
+    let fakes = Fakes::new().without(&["kind"]);
+    fakes.program("id", "echo 1000");
+    assert_refused(
+        &fakes.on("ID=ubuntu\nID_LIKE=debian\n", &[]),
+        &["kind is not installed", "it needs root"],
+    );
+}
+
+#[test]
+fn an_exported_kubeconfig_is_not_used_without_context() {
+    let fakes = Fakes::new();
+    let ran = fakes.run(&[]);
+    assert!(ran.said.contains("KUBECONFIG is not used"), "{ran:?}");
+    assert!(
+        ran.calls.iter().any(|call| call.starts_with("kubectl")),
+        "{ran:?}"
+    );
+    for call in &ran.calls {
+        assert!(!call.contains(fakes::USERS_KUBECONFIG), "{call}");
+    }
+    let down = fakes.run(&["--down"]);
+    for call in &down.calls {
+        assert!(!call.contains(fakes::USERS_KUBECONFIG), "{call}");
+    }
+}
+
+#[test]
+fn every_foreign_object_of_linkerd_cni_is_named_and_nothing_is_changed() {
+    for (list, line, name) in UPSTREAM {
+        let fakes = Fakes::new();
+        fakes.object(list, line);
+        let ran = fakes.run(&GIVEN);
+        assert_refused(
+            &ran,
+            &[
+                name,
+                "quickstart did not make",
+                "Nothing was changed",
+                "context prod",
+            ],
+        );
+        let down = fakes.run(&["--down", "--context", "prod"]);
+        assert!(down.success, "{down:?}");
+        assert_eq!(down.changes(), [""; 0], "{down:?}");
+        assert!(
+            down.said.contains("nothing that quickstart made"),
+            "{down:?}"
+        );
+        assert!(down.said.contains(name), "{down:?}");
+    }
+}
+
+#[test]
+fn down_removes_its_release_also_beside_a_foreign_one_elsewhere() {
+    let fakes = Fakes::new();
+    for line in [
+        "Secret|linkerd-cni|sh.helm.release.v1.linkerd-cni.v1|true",
+        "Secret|other|sh.helm.release.v1.linkerd-cni.v1|",
+    ] {
+        fakes.object("secrets", line);
+    }
+    let down = fakes.run(&["--down", "--context", "prod"]);
+    assert!(down.success, "{down:?}");
+    let uninstall = down.call("uninstall linkerd-cni");
+    assert!(uninstall.contains("-n linkerd-cni"), "{uninstall}");
+    assert!(
+        down.said
+            .contains("helm release linkerd-cni in namespace other"),
+        "{down:?}"
+    );
+}
+
+/// Somebody took over what quickstart made, with `helm upgrade --labels linkerd2-cni-quickstart=null`.
+#[test]
+fn a_release_without_the_label_stays_and_so_does_its_namespace() {
+    let fakes = Fakes::new();
+    for line in [
+        "Namespace||linkerd-cni|true",
+        "DaemonSet|linkerd-cni|linkerd-cni|true",
+        "ClusterRole||linkerd-cni|true",
+    ] {
+        fakes.object("namespaces", line);
+    }
+    fakes.object(
+        "secrets",
+        "Secret|linkerd-cni|sh.helm.release.v1.linkerd-cni.v1|",
+    );
+    assert_refused(&fakes.run(&GIVEN), &["helm release linkerd-cni"]);
+    fakes.object(
+        "pods",
+        "Secret|linkerd-cni|sh.helm.release.v1.linkerd-cni.v1|",
+    );
+    let down = fakes.run(&["--down", "--context", "prod"]);
+    assert!(
+        down.said.contains("The namespace linkerd-cni stays"),
+        "{down:?}"
+    );
+    assert_eq!(down.changes(), [""; 0], "{down:?}");
+}
+
+#[test]
+fn a_cluster_that_cannot_be_listed_is_not_taken_for_an_empty_one() {
+    let fakes = Fakes::new();
+    fakes.program(
+        "kubectl",
+        "[[ $1 == config ]] && exit 0; echo 'Error from server (Forbidden): no' >&2; exit 1",
+    );
+    assert_refused(&fakes.run(&GIVEN), &["Forbidden", "cannot list"]);
+    assert_refused(
+        &fakes.run(&["--down", "--context", "prod"]),
+        &["cannot list"],
+    );
+}
+
+#[test]
+fn a_context_needs_to_exist_and_an_image_that_its_nodes_can_pull() {
+    let fakes = Fakes::new();
+    assert_refused(&fakes.run(&["--context", "prod"]), &["needs --image REF"]);
+    let no_tag = ["--context", "prod", "--image", "example.com/cni-plugin"];
+    assert_refused(&fakes.run(&no_tag), &["tag or digest"]);
+    fakes.program("kubectl", "exit 1");
+    assert_refused(&fakes.run(&GIVEN), &["no context prod"]);
+    assert_refused(
+        &fakes.run(&["--context"]),
+        &["quickstart: --context needs a value"],
+    );
+    assert_refused(&fakes.run(&["--dwon"]), &["unknown argument: --dwon"]);
+}
+
+#[test]
+fn a_given_cluster_gets_the_release_with_label_and_image_by_its_context_alone() {
+    let fakes = Fakes::new();
+    let ran = fakes.run(&GIVEN);
+    assert!(ran.success, "{ran:?}");
+    let install = ran.call("install linkerd-cni linkerd/linkerd2-cni");
+    for part in [
+        "--kube-context prod",
+        "--labels linkerd2-cni-quickstart=true",
+    ] {
+        assert!(install.contains(part), "{install}");
+    }
+    for call in ran.changes() {
+        let local = ["helm package", "helm repo", "helm search"];
+        if !local.iter().any(|verb| call.starts_with(verb)) {
+            assert!(
+                call.contains("--context prod") || call.contains("--kube-context prod"),
+                "{call}"
+            );
+        }
+        assert!(
+            !call.starts_with("kind") && !call.starts_with("docker"),
+            "{call}"
+        );
+    }
+    // Helm's settings are quickstart's own: the user's repositories stay as they are.
+    for call in ran.calls.iter().filter(|call| call.starts_with("helm")) {
+        assert!(!call.contains(fakes::USERS_HELM), "{call}");
+    }
+    let down = fakes.run(&["--down"]);
+    assert!(
+        down.said
+            .contains("scripts/quickstart --down --context prod"),
+        "{down:?}"
+    );
+    assert_eq!(down.changes(), [""; 0], "{down:?}");
+}
+
+#[test]
+fn kind_needs_only_docker_kind_kubectl_and_helm_and_goes_again() {
+    let fakes = Fakes::new().without(&["cargo", "rustc", "go", "python3"]);
+    let ran = fakes.run(&[]);
+    let name = ran.call("kind create cluster");
+    let name = name
+        .split(' ')
+        .find(|word| word.starts_with("linkerd2-cni-quickstart-"));
+    let name = name.unwrap().to_owned();
+    assert!(ran.said.contains(&name), "announced: {ran:?}");
+    for call in [
+        "docker buildx build",
+        "kind load docker-image linkerd2-cni-quickstart/cni-plugin:v",
+        "install linkerd-cni linkerd/linkerd2-cni",
+    ] {
+        ran.call(call);
+    }
+
+    let again = fakes.run(&[]);
+    assert!(
+        !again.calls.iter().any(|call| call.contains("kind create")),
+        "{again:?}"
+    );
+
+    // Another cluster, of the name that quickstart once used.
+    fakes.kind_cluster("linkerd2-cni");
+    let down = fakes.run(&["--down"]);
+    let deleted: Vec<_> = down
+        .calls
+        .iter()
+        .filter(|call| call.contains("kind delete"))
+        .collect();
+    assert_eq!(deleted.len(), 1, "{down:?}");
+    assert!(
+        deleted[0].contains(&format!("--name {name} ")),
+        "{deleted:?}"
+    );
+    let twice = fakes.run(&["--down"]);
+    assert!(
+        twice.success && twice.said.contains("nothing that quickstart made"),
+        "{twice:?}"
+    );
+    assert_eq!(twice.changes(), [""; 0], "{twice:?}");
+}
+
+#[test]
+fn a_kind_creation_that_was_cut_short_is_removed() {
+    let fakes = Fakes::new();
+    fakes.program("kind-create", "exit 1");
+    let ran = fakes.run(&[]);
+    assert!(!ran.success, "{ran:?}");
+    let down = fakes.run(&["--down"]);
+    assert!(down.success, "{down:?}");
+    down.call("kind delete cluster");
+}
+
+/// Else the cluster would be forgotten.
+#[test]
+fn down_without_an_engine_keeps_the_record_of_the_kind_cluster() {
+    let fakes = Fakes::new();
+    fakes.run(&[]);
+    fakes.program("docker", "exit 1");
+    assert_refused(&fakes.run(&["--down"]), &["still to be removed"]);
+    fakes.program("docker", "exit 0");
+    fakes.run(&["--down"]).call("kind delete cluster");
+}

@@ -1,0 +1,186 @@
+//! Programs that record how they are called, in the place of docker, kind, kubectl and helm.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use tempfile::TempDir;
+
+pub const USERS_KUBECONFIG: &str = "/users/own/kubeconfig";
+pub const USERS_HELM: &str = "/users/own/helm";
+/// What the script calls besides its clients.
+const SYSTEM: &str = "awk bash basename cat chmod cp cut date dirname env find flock grep head id ls mkdir mktemp \
+     mv readlink rm sed sh sha256sum sleep sort tail touch tr uname xargs";
+const RECORD: &str = r#"printf '%s KUBECONFIG=%s HELM=%s\n' "${0##*/} $*" "${KUBECONFIG-}" \
+  "${HELM_REPOSITORY_CONFIG-}${HELM_PLUGINS-}${HELM_DRIVER-}" >>"$FAKES/calls"
+"#;
+const KIND: &str = r#"case "$1 $2" in
+"get clusters") cat "$FAKES/clusters" ;;
+"create cluster") echo "$4" >>"$FAKES/clusters"; [[ ! -e $FAKES/bin/kind-create ]] ;;
+"delete cluster") grep -vxF "$4" "$FAKES/clusters" >"$FAKES/kept"; mv "$FAKES/kept" "$FAKES/clusters" ;;
+esac
+"#;
+/// A list of objects is a file by the name of its first kind, and is asked for with JSON path's `range`.
+const KUBECTL: &str = r#"while [[ $1 == --* ]]; do shift 2; done
+case $* in
+*range*) set -- "$4"; cat "$FAKES/objects/${1%%,*}" 2>/dev/null || true ;;
+esac
+"#;
+const HELM: &str = r#"[[ $1 != install || $2 != --help ]] || echo "  --labels stringToString"
+"#;
+
+pub fn script() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("scripts/quickstart")
+}
+
+pub struct Fakes {
+    home: TempDir,
+}
+
+/// How a run ended, what it printed, and the clients' calls.
+#[derive(Debug)]
+pub struct Ran {
+    pub success: bool,
+    pub said: String,
+    pub calls: Vec<String>,
+}
+
+impl Ran {
+    /// The calls that may change a cluster, docker's images or helm's settings.
+    pub fn changes(&self) -> Vec<&str> {
+        let reads = |call: &str| {
+            let reading = [
+                " get ",
+                " config ",
+                " info ",
+                " version ",
+                " --help ",
+                " wait ",
+            ];
+            reading.iter().any(|verb| call.contains(verb))
+        };
+        let calls = self.calls.iter().map(String::as_str);
+        calls.filter(|call| !reads(call)).collect()
+    }
+
+    /// The first call with this text.
+    pub fn call(&self, part: &str) -> &str {
+        let found = self.calls.iter().find(|call| call.contains(part));
+        found.unwrap_or_else(|| panic!("no call {part}: {self:?}"))
+    }
+}
+
+impl Fakes {
+    pub fn new() -> Self {
+        let home = tempfile::tempdir().unwrap();
+        for directory in ["bin", "objects"] {
+            fs::create_dir(home.path().join(directory)).unwrap();
+        }
+        fs::write(home.path().join("clusters"), "").unwrap();
+        let fakes = Fakes { home };
+        for name in SYSTEM.split_whitespace() {
+            let found = ["/usr/bin", "/bin"].map(|dir| Path::new(dir).join(name));
+            let found = found.iter().find(|path| path.exists());
+            std::os::unix::fs::symlink(found.unwrap(), fakes.path("bin").join(name)).unwrap();
+        }
+        fakes.program("docker", "");
+        fakes.program("kind", KIND);
+        fakes.program("kubectl", KUBECTL);
+        fakes.program("helm", HELM);
+        fakes.program("cargo", "");
+        fakes.program("go", "");
+        fakes.program("apt-get", "");
+        fakes
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.home.path().join(name)
+    }
+
+    /// A program that records its call and then does this.
+    pub fn program(&self, name: &str, body: &str) {
+        let path = self.path("bin").join(name);
+        let _ = fs::remove_file(&path);
+        let record = if ["uname", "id"].contains(&name) {
+            ""
+        } else {
+            RECORD
+        };
+        fs::write(&path, format!("#!/bin/bash\n{record}{body}\n")).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+    }
+
+    pub fn without(self, names: &[&str]) -> Self {
+        for name in names {
+            let _ = fs::remove_file(self.path("bin").join(name));
+        }
+        self
+    }
+
+    /// An object in the list that starts with this kind.
+    pub fn object(&self, list: &str, line: &str) {
+        let path = self.path("objects").join(list);
+        let before = fs::read_to_string(&path).unwrap_or_default();
+        fs::write(path, format!("{before}{line}\n")).unwrap();
+    }
+
+    pub fn kind_cluster(&self, name: &str) {
+        let path = self.path("clusters");
+        let before = fs::read_to_string(&path).unwrap();
+        fs::write(path, format!("{before}{name}\n")).unwrap();
+    }
+
+    pub fn run(&self, arguments: &[&str]) -> Ran {
+        let script = script();
+        self.shell("bash", &[&[script.to_str().unwrap()], arguments].concat())
+    }
+
+    /// Runs the script on a machine with this os-release.
+    pub fn on(&self, os_release: &str, arguments: &[&str]) -> Ran {
+        fs::write(self.path("os-release"), os_release).unwrap();
+        let inside = "/bin/mount --bind \"$FAKES/os-release\" /etc/os-release && PATH=$FAKES/bin exec bash \"$@\"";
+        let script = script();
+        let fixed = [
+            "--mount",
+            "/bin/bash",
+            "-c",
+            inside,
+            "bash",
+            script.to_str().unwrap(),
+        ];
+        self.command("/usr/bin/unshare", &[&fixed, arguments].concat())
+    }
+
+    pub fn shell(&self, shell: &str, arguments: &[&str]) -> Ran {
+        self.command(&format!("/bin/{shell}"), arguments)
+    }
+
+    fn command(&self, program: &str, arguments: &[&str]) -> Ran {
+        let _ = fs::remove_file(self.path("calls"));
+        let output = Command::new(program)
+            .args(arguments)
+            .env_clear()
+            .env("PATH", self.path("bin"))
+            .env("HOME", self.home.path())
+            .env("FAKES", self.home.path())
+            .env("LINKERD2_CNI_CACHE", self.path("cache"))
+            .env("KUBECONFIG", USERS_KUBECONFIG)
+            .env("HELM_REPOSITORY_CONFIG", USERS_HELM)
+            .env("HELM_PLUGINS", USERS_HELM)
+            .env("HELM_DRIVER", USERS_HELM)
+            .output()
+            .unwrap();
+        self.ran(&output)
+    }
+
+    fn ran(&self, output: &Output) -> Ran {
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        let calls = fs::read_to_string(self.path("calls")).unwrap_or_default();
+        Ran {
+            success: output.status.success(),
+            said: text(&output.stdout) + &text(&output.stderr),
+            calls: calls.lines().map(str::to_owned).collect(),
+        }
+    }
+}

@@ -1,0 +1,83 @@
+//! The plugin's answer on stdout, which belongs to the runtime: one document.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::time::{Duration, Instant};
+
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::unistd::write;
+
+/// Time in which the runtime has to read the whole answer. Most answers fit into the pipe.
+const READ_BUDGET: Duration = Duration::from_secs(10);
+/// A writable pipe takes this many bytes without waiting (`PIPE_BUF` in pipe(7)).
+const PIPE_BUF: usize = 4096;
+
+/// Writes `text` to stdout.
+pub fn print(text: &str) -> io::Result<()> {
+    write_all(io::stdout().as_fd(), text.as_bytes(), READ_BUDGET)
+}
+
+fn write_all(fd: BorrowedFd<'_>, mut bytes: &[u8], budget: Duration) -> io::Result<()> {
+    let end = Instant::now() + budget;
+    while !bytes.is_empty() {
+        wait_writable(fd, end)?;
+        match write(fd, bytes.get(..PIPE_BUF).unwrap_or(bytes)) {
+            Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+            Ok(written) => bytes = bytes.get(written..).unwrap_or_default(),
+            Err(Errno::EINTR | Errno::EAGAIN) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(())
+}
+
+/// Returns when a write does not wait, which includes one that fails at once.
+fn wait_writable(fd: BorrowedFd<'_>, end: Instant) -> io::Result<()> {
+    loop {
+        let left = end.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(io::Error::new(io::ErrorKind::TimedOut, "nobody reads it"));
+        }
+        let timeout = PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX);
+        match poll(&mut [PollFd::new(fd, PollFlags::POLLOUT)], timeout) {
+            Ok(0) | Err(Errno::EINTR) => {}
+            Ok(_) => return Ok(()),
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Read as _;
+    use std::thread;
+
+    use super::*;
+
+    #[test]
+    fn an_answer_larger_than_the_pipe_reaches_a_slow_reader_whole() {
+        let answer = vec![b'x'; 1 << 20];
+        let (mut reader, writer) = io::pipe().unwrap();
+        let read = thread::spawn(move || {
+            let mut read = Vec::new();
+            reader.read_to_end(&mut read).unwrap();
+            read
+        });
+        write_all(writer.as_fd(), &answer, Duration::from_secs(60)).unwrap();
+        drop(writer);
+        assert_eq!(read.join().unwrap(), answer);
+    }
+
+    #[test]
+    fn an_answer_that_nobody_reads_is_an_error_within_the_budget() {
+        let (reader, writer) = io::pipe().unwrap();
+        let answer = vec![b'x'; 1 << 20];
+        let budget = Duration::from_millis(50);
+        let error = write_all(writer.as_fd(), &answer, budget).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::TimedOut);
+        drop(reader);
+        let error = write_all(writer.as_fd(), b"x", budget).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::BrokenPipe);
+    }
+}

@@ -1,0 +1,122 @@
+//! Tells whether a node is in a DaemonSet's scope. Pure.
+//!
+//! This is the rule by which Kubernetes' DaemonSet controller decides whether a node should
+//! run a pod (`NodeShouldRunDaemonPod` in `pkg/controller/daemon`, with the matching of
+//! `k8s.io/component-helpers/scheduling/corev1`), with two differences, because the agent
+//! never uninstalls in doubt:
+//! - an operator or a value of an unknown kind counts as a match;
+//! - taints for conditions of the node never count, whatever their effect. The controller
+//!   tolerates most of them, and the others pass with the condition.
+
+use crate::kube::scheduling::{Node, NodeSelectorTerm, Placement, Requirement, Taint, Toleration};
+
+const NO_EXECUTE: &str = "NoExecute";
+const NO_SCHEDULE: &str = "NoSchedule";
+
+/// Taints that Kubernetes puts on a node, and removes again, with the node's conditions.
+const CONDITIONS: [&str; 7] = [
+    "node.kubernetes.io/not-ready",
+    "node.kubernetes.io/unreachable",
+    "node.kubernetes.io/disk-pressure",
+    "node.kubernetes.io/memory-pressure",
+    "node.kubernetes.io/pid-pressure",
+    "node.kubernetes.io/network-unavailable",
+    "node.kubernetes.io/unschedulable",
+];
+
+/// Says why no pod of this template runs on the node; `None` if one does, or may.
+pub fn exclusion(template: &Placement, node: &Node) -> Option<String> {
+    let name = &template.node_name;
+    if !name.is_empty() && *name != node.metadata.name {
+        return Some(format!("the DaemonSet runs on node {name} only"));
+    }
+    for (key, value) in &template.node_selector {
+        if node.metadata.labels.get(key) != Some(value) {
+            return Some(format!("the node lacks the label {key}={value}"));
+        }
+    }
+    if let Some(required) = &template.affinity.node_affinity.required {
+        let terms = &required.node_selector_terms;
+        // Kubernetes accepts no empty list, so an empty one was not understood.
+        if !terms.is_empty() && terms.iter().all(|term| mismatches(term, node)) {
+            return Some("the node does not match the required node affinity".into());
+        }
+    }
+    let mut taints = node.spec.taints.iter();
+    let taint = taints.find(|taint| repels(taint, template))?;
+    let Taint { key, value, effect } = taint;
+    Some(format!("taint {key}={value}:{effect} is not tolerated"))
+}
+
+/// Requirements of a term are ANDed. A term without any matches no node.
+fn mismatches(term: &NodeSelectorTerm, node: &Node) -> bool {
+    let labels = &node.metadata.labels;
+    let expressions = &term.match_expressions;
+    let fields = &term.match_fields;
+    let name = Some(node.metadata.name.as_str());
+    (expressions.is_empty() && fields.is_empty())
+        || expressions
+            .iter()
+            .any(|wanted| fails(wanted, labels.get(&wanted.key).map(String::as_str)))
+        || fields
+            .iter()
+            .any(|wanted| wanted.key == "metadata.name" && fails(wanted, name))
+}
+
+/// Whether `found`, the label's or field's value, surely does not meet the requirement.
+fn fails(wanted: &Requirement, found: Option<&str>) -> bool {
+    let is_listed = |found| wanted.values.iter().any(|value| value == found);
+    match wanted.operator.as_str() {
+        "In" => !wanted.values.is_empty() && !found.is_some_and(is_listed),
+        "NotIn" => found.is_some_and(is_listed),
+        "Exists" => found.is_none(),
+        "DoesNotExist" => found.is_some(),
+        "Gt" => exceeds(wanted, found) == Some(false),
+        "Lt" => falls_below(wanted, found) == Some(false),
+        _ => false,
+    }
+}
+
+/// `None` if either is not a whole number. A missing label never matches.
+fn exceeds(wanted: &Requirement, found: Option<&str>) -> Option<bool> {
+    let (bound, found) = numbers(wanted, found)?;
+    Some(found.is_some_and(|found| found > bound))
+}
+
+fn falls_below(wanted: &Requirement, found: Option<&str>) -> Option<bool> {
+    let (bound, found) = numbers(wanted, found)?;
+    Some(found.is_some_and(|found| found < bound))
+}
+
+fn numbers(wanted: &Requirement, found: Option<&str>) -> Option<(i64, Option<i64>)> {
+    let [bound] = &wanted.values[..] else {
+        return None;
+    };
+    let found = match found {
+        Some(text) => Some(text.parse().ok()?),
+        None => None,
+    };
+    Some((bound.parse().ok()?, found))
+}
+
+fn repels(taint: &Taint, template: &Placement) -> bool {
+    let mut tolerations = template.tolerations.iter();
+    [NO_EXECUTE, NO_SCHEDULE].contains(&taint.effect.as_str())
+        && !CONDITIONS.contains(&taint.key.as_str())
+        && !tolerations.any(|toleration| tolerates(toleration, taint))
+}
+
+/// An empty effect or key stands for all. Kubernetes 1.35 knows `Lt` and `Gt` too; like
+/// any operator that is unknown here, they count as a match.
+fn tolerates(toleration: &Toleration, taint: &Taint) -> bool {
+    let fits = |wanted: &str, found: &str| wanted.is_empty() || wanted == found;
+    fits(&toleration.effect, &taint.effect)
+        && fits(&toleration.key, &taint.key)
+        && match toleration.operator.as_str() {
+            "" | "Equal" => toleration.value == taint.value,
+            _ => true,
+        }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,48 @@
+//! Upstream's chart, with our image, in another namespace than the usual one.
+
+use std::fs;
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::{Signal, kill};
+
+use crate::agent::{KUBECONFIG, find_agent_in, token, with_token};
+use crate::helm::Helm;
+use crate::node::{Node, until_within};
+use crate::pods::kubectl;
+
+const NAMESPACE: &str = "mesh-ops";
+
+#[test]
+fn an_agent_of_upstreams_chart_in_another_namespace_restarts_while_the_token_is_dead() {
+    let node = Node::here();
+    let before = node.files();
+    let helm = Helm::in_namespace(NAMESPACE);
+    helm.install_upstream();
+    let installed = || node.entry().is_some() && find_agent_in(NAMESPACE).is_some();
+    until_within(Duration::from_secs(60), "the entry", installed);
+    let settings = node.linkerd_entry()["linkerd"].clone();
+    assert_eq!(settings["agent-namespace"], NAMESPACE, "{settings}");
+
+    // Nobody renews the token any more: the API server refuses the plugin.
+    let old = find_agent_in(NAMESPACE).unwrap();
+    kill(old.pid, Signal::SIGSTOP).unwrap();
+    let good = fs::read_to_string(KUBECONFIG).unwrap();
+    fs::write(KUBECONFIG, with_token(&good, "garbage")).unwrap();
+    let force = ["--force", "--grace-period=0"];
+    kubectl(&[&["delete", "pod", &old.pod, "-n", NAMESPACE], &force[..]].concat());
+    let begin = Instant::now();
+    until_within(Duration::from_secs(30), "the next agent", || {
+        let healed = || token().is_some_and(|token| token != "garbage");
+        healed() && find_agent_in(NAMESPACE).is_some_and(|next| next.pod != old.pod && next.ready)
+    });
+    println!(
+        "with a dead token upstream's agent was back in {:.1?}",
+        begin.elapsed()
+    );
+
+    helm.begin_uninstall();
+    until_within(Duration::from_secs(60), "the node is as it was", || {
+        node.files() == before
+    });
+    helm.end_uninstall();
+}

@@ -1,0 +1,286 @@
+//! The chart's platforms on the real node, which is laid out like a node of each platform in
+//! turn. Where a platform has the usual directories, the runtime uses what is laid out:
+//! the cluster's own network under the platform's names. Other directories are only the
+//! agent's.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
+use std::io::Write as _;
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, symlink};
+use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::Instant;
+
+use serde_json::{Value, json};
+
+use crate::helm::Helm;
+use crate::layouts::{Item, LAYOUTS, Layout};
+use crate::node::Node;
+use crate::pods::{self, Pods, command, kubectl};
+
+const NET: &str = "/etc/cni/net.d";
+const BIN: &str = "/opt/cni/bin";
+/// The cluster's own network, and where it is while a platform's file has its place.
+const NETWORK: &str = "/etc/cni/net.d/10-bridge.conflist";
+const ASIDE: &str = "/etc/cni/net.d/10-bridge.conflist.aside";
+/// What is laid out now, a path a line, so that it can be cleared after a killed test.
+const RECORD: &str = "/run/linkerd2-cni-layout";
+/// Larger programs are told apart by size and time, not by content.
+const HASHED: u64 = 1 << 20;
+
+#[test]
+#[allow(clippy::print_stdout, reason = "shows where a test's time goes")]
+fn every_platform_gets_ready_on_a_node_like_it_and_leaves_it_as_it_was() {
+    let _node = Node::here();
+    clear();
+    let helm = Helm::with_local_repository();
+    let _kind = NetworkAttachmentDefinitions::define();
+    let begin = Instant::now();
+    for layout in &LAYOUTS {
+        installs_and_uninstalls(&helm, layout);
+    }
+    println!("{:>6.1?} all platforms", begin.elapsed());
+    kubectl(&["delete", "namespace", "linkerd-cni", "--timeout=60s"]);
+}
+
+#[allow(clippy::print_stdout, reason = "shows where a test's time goes")]
+fn installs_and_uninstalls(helm: &Helm, layout: &Layout) {
+    let platform = layout.platform;
+    let laid_out = LaidOut::make(layout);
+    let before = snapshot(layout);
+    let release = Release { helm };
+    let begin = Instant::now();
+    helm.run("install", &["--set", &format!("platform={platform}")]);
+    println!("{:>6.1?} {platform} is ready", begin.elapsed());
+
+    let plugin = Path::new(layout.bin_dir).join("linkerd-cni");
+    assert!(plugin.exists(), "{platform}: no {}", plugin.display());
+    let carrier = Path::new(layout.net_dir).join(layout.carrier);
+    assert!(carries(&carrier), "{platform}: {}", carrier.display());
+    if platform == "gke" {
+        let pods = Pods::default();
+        pods.start(&[pods::native_sidecar("on-gke")]);
+    }
+
+    drop(release);
+    let left: Vec<PathBuf> = differences(&before, &snapshot(layout));
+    assert!(left.is_empty(), "{platform} leaves {left:?}");
+    drop(laid_out);
+}
+
+/// Whether the file is, or has last, the plugin entry.
+fn carries(path: &Path) -> bool {
+    let config: Value = serde_json::from_slice(&fs::read(path).unwrap()).unwrap();
+    let last = match config["plugins"].as_array() {
+        Some(plugins) => plugins.last(),
+        None => Some(&config),
+    };
+    last.is_some_and(|entry| entry["type"] == "linkerd-cni")
+}
+
+/// The release. Dropping it uninstalls it; the DaemonSet goes first, as the agent then need
+/// not wait until the API server forgets its token.
+struct Release<'a> {
+    helm: &'a Helm,
+}
+
+impl Drop for Release<'_> {
+    #[allow(clippy::print_stdout, reason = "shows where a test's time goes")]
+    fn drop(&mut self) {
+        let begin = Instant::now();
+        let set = ["delete", "daemonset", "linkerd-cni", "-n", "linkerd-cni"];
+        let wait = [
+            "--cascade=foreground",
+            "--timeout=60s",
+            "--ignore-not-found",
+        ];
+        let deleted = command(&[&set[..], &wait].concat()).output();
+        if thread::panicking() {
+            // Dropping `helm` does the rest.
+            return;
+        }
+        let deleted = deleted.unwrap();
+        let said = String::from_utf8_lossy(&deleted.stderr);
+        assert!(deleted.status.success(), "{said}");
+        let release = ["uninstall", "linkerd-cni", "-n", "linkerd-cni"];
+        self.helm.must(&release);
+        println!("{:>6.1?} the release is gone", begin.elapsed());
+    }
+}
+
+/// Multus' kind, which the chart's OpenShift needs.
+struct NetworkAttachmentDefinitions;
+
+const KIND: &str = "network-attachment-definitions.k8s.cni.cncf.io";
+
+impl NetworkAttachmentDefinitions {
+    fn define() -> Self {
+        let schema = json!({"type": "object", "x-kubernetes-preserve-unknown-fields": true});
+        pods::apply(&json!({
+            "apiVersion": "apiextensions.k8s.io/v1",
+            "kind": "CustomResourceDefinition",
+            "metadata": {"name": KIND},
+            "spec": {
+                "group": "k8s.cni.cncf.io",
+                "scope": "Namespaced",
+                "names": {
+                    "plural": "network-attachment-definitions",
+                    "singular": "network-attachment-definition",
+                    "kind": "NetworkAttachmentDefinition",
+                },
+                "versions": [{
+                    "name": "v1",
+                    "served": true,
+                    "storage": true,
+                    "schema": {"openAPIV3Schema": schema},
+                }],
+            },
+        }));
+        let established = ["wait", "--for=condition=Established", "--timeout=60s"];
+        kubectl(&[&established[..], &["crd", KIND]].concat());
+        NetworkAttachmentDefinitions
+    }
+}
+
+impl Drop for NetworkAttachmentDefinitions {
+    fn drop(&mut self) {
+        let _ = command(&["delete", "crd", KIND, "--timeout=60s"]).output();
+    }
+}
+
+/// A layout on this machine. Dropping it clears it.
+struct LaidOut;
+
+impl LaidOut {
+    fn make(layout: &Layout) -> LaidOut {
+        let laid_out = LaidOut;
+        let usual = layout.net_dir == NET;
+        for item in layout.items() {
+            let path = PathBuf::from(item.path());
+            let in_bin_dir = path.starts_with(layout.bin_dir);
+            match item {
+                // The runtime's own, by another name.
+                Item::Directory(_) if usual && path == Path::new(layout.bin_dir) => {
+                    if layout.bin_dir != BIN {
+                        make(&path, |path| symlink(BIN, path));
+                    }
+                }
+                Item::Directory(_) => make_directory(&path),
+                // One program of the node's stands for all that the network calls.
+                Item::File(..) if usual && in_bin_dir => {
+                    if path.symlink_metadata().is_err() {
+                        make(&path, |path| symlink("bridge", path));
+                    }
+                }
+                Item::File(_, text) if usual && text.contains("plugins") => {
+                    make(&path, |path| fs::write(path, network_like(&text)));
+                }
+                Item::File(_, text) => make(&path, |path| {
+                    fs::write(path, text)?;
+                    fs::set_permissions(path, fs::Permissions::from_mode(0o755))
+                }),
+                Item::Link(_, target) => make(&path, |path| symlink(target, path)),
+            }
+        }
+        if usual {
+            // The runtime loads the platform's file from now on.
+            fs::rename(NETWORK, ASIDE).unwrap();
+        }
+        laid_out
+    }
+}
+
+impl Drop for LaidOut {
+    fn drop(&mut self) {
+        clear();
+    }
+}
+
+/// The cluster's own network, whose plugin has the name of the one in `text`.
+fn network_like(text: &str) -> String {
+    let [like, own] = [text, &fs::read_to_string(NETWORK).unwrap()]
+        .map(|text| serde_json::from_str::<Value>(text).unwrap());
+    let mut network = own;
+    network["plugins"][0]["type"] = like["plugins"][0]["type"].clone();
+    format!("{network:#}\n")
+}
+
+fn make_directory(path: &Path) {
+    if !path.is_dir() {
+        make(path, |path| fs::create_dir(path));
+    }
+}
+
+/// Makes something that is not there yet, and the directories above, and records them.
+fn make(path: &Path, how: impl FnOnce(&Path) -> std::io::Result<()>) {
+    make_parents(path);
+    assert!(
+        path.symlink_metadata().is_err(),
+        "{} is on this machine already: the test does not overwrite it",
+        path.display()
+    );
+    let mut record = fs::File::options()
+        .create(true)
+        .append(true)
+        .open(RECORD)
+        .unwrap();
+    writeln!(record, "{}", path.display()).unwrap();
+    how(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+}
+
+fn make_parents(path: &Path) {
+    if let Some(parent) = path.parent()
+        && !parent.exists()
+    {
+        make(parent, |path| fs::create_dir(path));
+    }
+}
+
+/// Removes what is laid out, also by an earlier test that was killed.
+fn clear() {
+    if Path::new(ASIDE).exists() {
+        fs::rename(ASIDE, NETWORK).unwrap();
+    }
+    let record = fs::read_to_string(RECORD).unwrap_or_default();
+    for path in record.lines().rev().map(Path::new) {
+        let is_directory = path.symlink_metadata().is_ok_and(|there| there.is_dir());
+        let _ = match is_directory {
+            // Others may use it by now.
+            true => fs::remove_dir(path),
+            false => fs::remove_file(path),
+        };
+    }
+    let _ = fs::remove_file(RECORD);
+}
+
+/// Each file in the layout's and the runtime's directories: mode, owner, and content or
+/// what tells it.
+type Snapshot = BTreeMap<PathBuf, (u32, u32, u64)>;
+
+fn snapshot(layout: &Layout) -> Snapshot {
+    let mut files = Snapshot::new();
+    for directory in [layout.bin_dir, layout.net_dir, BIN, NET] {
+        for entry in fs::read_dir(directory).unwrap() {
+            let path = entry.unwrap().path();
+            let metadata = fs::symlink_metadata(&path).unwrap();
+            let mut hasher = DefaultHasher::new();
+            if metadata.is_symlink() {
+                fs::read_link(&path).unwrap().hash(&mut hasher);
+            } else if metadata.is_file() && metadata.len() < HASHED {
+                fs::read(&path).unwrap().hash(&mut hasher);
+            } else {
+                (metadata.len(), metadata.mtime_nsec(), metadata.ino()).hash(&mut hasher);
+            }
+            files.insert(path, (metadata.mode(), metadata.uid(), hasher.finish()));
+        }
+    }
+    files
+}
+
+/// The files that are not in both alike.
+fn differences(before: &Snapshot, after: &Snapshot) -> Vec<PathBuf> {
+    let all = before.keys().chain(after.keys());
+    let differ = all.filter(|path| before.get(*path) != after.get(*path));
+    differ.cloned().collect()
+}

@@ -1,0 +1,214 @@
+//! Agents that are told to stop on a real node: whether the plugin stays installed, at every
+//! instant, or is uninstalled.
+
+use std::fs;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+use crate::agent::{agent, find_agent, rolled_out};
+use crate::helm::Helm;
+use crate::node::{Node, until, until_within};
+use crate::pods::kubectl;
+use crate::watcher::Watcher;
+
+const RELEASE: [&str; 3] = ["linkerd-cni", "-n", "linkerd-cni"];
+
+fn restart() {
+    kubectl(&[
+        "rollout",
+        "restart",
+        "daemonset/linkerd-cni",
+        "-n",
+        "linkerd-cni",
+    ]);
+    rolled_out();
+}
+
+#[test]
+fn a_deleted_role_binding_and_a_restart_leave_no_instant_without_the_plugin() {
+    let node = Node::here();
+    let before = node.files();
+    let helm = Helm::with_local_repository();
+    helm.run("install", &[]);
+
+    let watcher = Watcher::start();
+    kubectl(&[
+        "delete",
+        "rolebinding",
+        "linkerd-cni-agent",
+        "-n",
+        "linkerd-cni",
+    ]);
+    restart();
+    watcher
+        .finish()
+        .assert_always_installed("RoleBinding deleted, restart");
+
+    let watcher = Watcher::start();
+    let begin = Instant::now();
+    helm.begin_uninstall();
+    until_within(Duration::from_secs(25), "the node is as it was", || {
+        node.files() == before
+    });
+    println!(
+        "helm uninstall without a RoleBinding: {:.1?}",
+        begin.elapsed()
+    );
+    watcher.finish().assert_never_stranded("helm uninstall");
+    helm.end_uninstall();
+    assert_eq!(node.files(), before);
+}
+
+#[test]
+fn a_node_that_leaves_the_daemonsets_scope_is_given_back_as_it_was() {
+    let node = Node::here();
+    let before = node.files();
+    let helm = Helm::with_local_repository();
+    helm.run("install", &[]);
+
+    let begin = Instant::now();
+    helm.run("upgrade", &["--set", "nodeSelector.pool=elsewhere"]);
+    until_within(Duration::from_secs(30), "the node is as it was", || {
+        node.files() == before
+    });
+    println!("nodeSelector elsewhere: {:.1?}", begin.elapsed());
+
+    let name = kubectl(&["get", "nodes", "-o", "name"]);
+    kubectl(&["label", name.trim(), "pool=elsewhere"]);
+    let label = Label(name.trim().to_owned());
+    until("the plugin is installed again", || {
+        find_agent().is_some_and(|agent| agent.ready)
+    });
+    assert!(node.is_chained());
+    drop(label);
+    until_within(Duration::from_secs(30), "the node is as it was", || {
+        node.files() == before
+    });
+    helm.uninstall();
+    assert_eq!(node.files(), before);
+}
+
+/// The label `pool` of a node; dropped, it is removed.
+struct Label(String);
+
+impl Drop for Label {
+    fn drop(&mut self) {
+        kubectl(&["label", &self.0, "pool-"]);
+    }
+}
+
+#[test]
+fn an_agent_that_is_restarted_and_stopped_in_an_api_outage_leaves_the_plugin_installed() {
+    let node = Node::here();
+    let before = node.files();
+    let helm = Helm::with_local_repository();
+    helm.run("install", &[]);
+
+    let first = agent().pid;
+    let watcher = Watcher::start();
+    node.without_api_server(|| {
+        kill(first, Signal::SIGKILL).unwrap();
+        let mut next = first;
+        until("kubelet restarts the agent", || {
+            let found = processes().into_iter().find(|pid| *pid != first);
+            next = found.unwrap_or(first);
+            next != first && takes_signals(next)
+        });
+        kill(next, Signal::SIGTERM).unwrap();
+        let begin = Instant::now();
+        until_within(Duration::from_secs(40), "it ends", || {
+            !processes().contains(&next)
+        });
+        println!(
+            "stopped in an API outage: ends after {:.1?}",
+            begin.elapsed()
+        );
+    });
+    until("an agent is ready", || {
+        find_agent().is_some_and(|agent| agent.ready)
+    });
+    watcher
+        .finish()
+        .assert_always_installed("API outage, SIGKILL, SIGTERM");
+    helm.uninstall();
+    assert_eq!(node.files(), before);
+}
+
+#[test]
+fn a_rollback_to_upstreams_chart_leaves_no_instant_without_the_plugin() {
+    let node = Node::here();
+    let before = node.files();
+    let helm = Helm::with_local_repository();
+    helm.install_upstream();
+    until("upstream's chart is installed", || node.entry().is_some());
+    helm.run("upgrade", &["--reset-then-reuse-values"]);
+    assert_eq!(node.linkerd_entry()["linkerd"]["iptables-mode"], "auto");
+
+    let watcher = Watcher::start();
+    helm.must(&[&["rollback"], &RELEASE[..], &["1"]].concat());
+    rolled_out();
+    until("the entry is upstream's", || {
+        node.linkerd_entry()["linkerd"]["iptables-mode"] == "nft"
+    });
+    watcher.finish().assert_always_installed("helm rollback");
+
+    // Its agents may read no DaemonSet.
+    let watcher = Watcher::start();
+    restart();
+    watcher
+        .finish()
+        .assert_always_installed("restart under upstream's chart");
+
+    let watcher = Watcher::start();
+    let old = agent();
+    let force = ["--force", "--grace-period=0"];
+    kubectl(
+        &[
+            &["delete", "pod", &old.pod, "-n", "linkerd-cni"],
+            &force[..],
+        ]
+        .concat(),
+    );
+    let begin = Instant::now();
+    until_within(Duration::from_secs(60), "it ends", || {
+        !processes().contains(&old.pid)
+    });
+    println!("deleted by force: ends after {:.1?}", begin.elapsed());
+    watcher
+        .finish()
+        .assert_always_installed("forced deletion under upstream's chart");
+
+    let begin = Instant::now();
+    helm.begin_uninstall();
+    until_within(Duration::from_secs(30), "the node is as it was", || {
+        node.files() == before
+    });
+    println!(
+        "helm uninstall of upstream's chart: {:.1?}",
+        begin.elapsed()
+    );
+    helm.end_uninstall();
+    assert_eq!(node.files(), before);
+}
+
+/// All agents on this machine, found without the API server.
+fn processes() -> Vec<Pid> {
+    let entries = fs::read_dir("/proc").unwrap().flatten();
+    let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    let is_agent = |pid: &i32| {
+        let program = fs::read_link(format!("/proc/{pid}/exe"));
+        program.is_ok_and(|path| path == Path::new("/usr/bin/linkerd2-cni-install"))
+    };
+    pids.filter(is_agent).map(Pid::from_raw).collect()
+}
+
+/// Whether an agent has blocked SIGTERM to read it from its own loop.
+fn takes_signals(pid: Pid) -> bool {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let blocked = status.lines().find_map(|line| line.strip_prefix("SigBlk:"));
+    let mask = u64::from_str_radix(blocked.unwrap_or_default().trim(), 16).unwrap_or(0);
+    mask & (1 << (Signal::SIGTERM as i32 - 1)) != 0
+}

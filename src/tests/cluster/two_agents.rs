@@ -1,0 +1,241 @@
+//! Our agent and an upstream one on the same node, as between `helm upgrade` with a surge
+//! and `helm rollback`: whichever ends first, pods start and are deleted.
+//!
+//! The stand-in for upstream's agent does on the node what that program does: binary and
+//! kubeconfig when it starts, its plugin entry whenever the conflist has another content,
+//! and at its end the removal of all three, binary first.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+use crate::helm::Helm;
+use crate::node::{Node, until_within};
+use crate::pods::{self, Pods, kubectl};
+use crate::upstream;
+
+const NET_DIR: &str = "/etc/cni/net.d";
+const KUBECONFIG: &str = "/etc/cni/net.d/ZZZ-linkerd-cni-kubeconfig";
+const BINARY: &str = "/opt/cni/bin/linkerd-cni";
+const ACCOUNT: &str = "upstream-agent";
+/// The longest time without binary or kubeconfig when upstream's agent removes them.
+const RESTORED: Duration = Duration::from_millis(200);
+
+#[test]
+#[allow(clippy::print_stdout, reason = "the figures are what a run is for")]
+fn pods_start_and_end_whichever_of_two_agents_leaves_the_node() {
+    let node = Node::here();
+    let before = node.files();
+    let (list, bare) = loaded();
+    let helm = Helm::with_local_repository();
+    helm.run("install", &[]);
+    let _account = Account::create();
+
+    let upstream = Upstream::start(&list, &bare);
+    until_within(Duration::from_secs(20), "both agents wrote", is_own);
+    let reader = Reader::start(&list);
+    upstream.stop();
+    until_within(Duration::from_secs(20), "our agent is ready", || {
+        node.entry().is_some() && ready()
+    });
+    println!("without binary or kubeconfig: {:.1?}", reader.finish());
+    pods_start_and_end("upstream-left");
+
+    let upstream = Upstream::start(&list, &bare);
+    until_within(Duration::from_secs(20), "both agents wrote", is_own);
+    let reader = Reader::start(&list);
+    helm.uninstall();
+    let longest = reader.finish();
+    println!("without binary or kubeconfig: {longest:.1?}");
+    assert!(longest < RESTORED);
+    let kubeconfig = fs::read_to_string(KUBECONFIG).unwrap();
+    assert!(kubeconfig.starts_with("# upstream"), "restored");
+    pods_start_and_end("own-left");
+
+    upstream.stop();
+    assert_eq!(node.files(), before);
+}
+
+/// The conflist that the runtime loads, and its text.
+fn loaded() -> (PathBuf, String) {
+    let names = fs::read_dir(NET_DIR).unwrap();
+    let mut paths: Vec<PathBuf> = names.map(|name| name.unwrap().path()).collect();
+    paths.retain(|path| path.extension().is_some_and(|ext| ext == "conflist"));
+    let first = paths.into_iter().min().unwrap();
+    let text = fs::read_to_string(&first).unwrap();
+    (first, text)
+}
+
+/// Whether the kubeconfig is our agent's, which is JSON.
+fn is_own() -> bool {
+    let text = fs::read_to_string(KUBECONFIG).unwrap_or_default();
+    serde_json::from_str::<Value>(&text).is_ok()
+}
+
+fn ready() -> bool {
+    let path = "jsonpath={.status.numberReady}";
+    let get = ["get", "daemonset/linkerd-cni", "-n", "linkerd-cni", "-o"];
+    kubectl(&[&get[..], &[path]].concat()) == "1"
+}
+
+/// One meshed pod, which starts only with redirection, and one that is not meshed.
+fn pods_start_and_end(name: &str) {
+    let meshed = format!("meshed-{name}");
+    let pods = Pods::default();
+    pods.start(&[pods::unmeshed(name), pods::native_sidecar(&meshed)]);
+    for name in [name, &meshed] {
+        kubectl(&["delete", "pod", name, "-n", name, "--timeout=60s"]);
+    }
+}
+
+/// An account with the rights of upstream's; dropped, it is deleted.
+struct Account;
+
+impl Account {
+    fn create() -> Account {
+        kubectl(&["create", "serviceaccount", ACCOUNT, "-n", "default"]);
+        let account = format!("--serviceaccount=default:{ACCOUNT}");
+        let bind = ["create", "clusterrolebinding", ACCOUNT];
+        kubectl(&[&bind[..], &["--clusterrole=view", &account]].concat());
+        Account
+    }
+}
+
+impl Drop for Account {
+    fn drop(&mut self) {
+        for object in ["serviceaccount", "clusterrolebinding"] {
+            let delete = ["delete", object, ACCOUNT, "-n", "default"];
+            let _ = pods::command(&delete).output();
+        }
+    }
+}
+
+/// The stand-in; dropped, it removes what it wrote.
+struct Upstream {
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+    list: PathBuf,
+    bare: String,
+}
+
+impl Upstream {
+    fn start(list: &Path, bare: &str) -> Upstream {
+        replace(Path::new(BINARY), &fs::read(BINARY).unwrap(), 0o755);
+        replace(Path::new(KUBECONFIG), kubeconfig().as_bytes(), 0o644);
+        let stop = Arc::<AtomicBool>::default();
+        let (own, path, text) = (Arc::clone(&stop), list.to_owned(), chained(bare));
+        let thread = thread::spawn(move || {
+            while !own.load(Ordering::Relaxed) {
+                if fs::read_to_string(&path).unwrap_or_default() != text {
+                    replace(&path, text.as_bytes(), 0o644);
+                }
+                thread::sleep(Duration::from_millis(1));
+            }
+        });
+        Upstream {
+            stop,
+            thread: Some(thread),
+            list: list.to_owned(),
+            bare: bare.to_owned(),
+        }
+    }
+
+    fn stop(self) {
+        drop(self);
+    }
+}
+
+impl Drop for Upstream {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        let _ = self.thread.take().map(JoinHandle::join);
+        for path in [BINARY, KUBECONFIG] {
+            let _ = fs::remove_file(path);
+        }
+        let _ = fs::write(&self.list, &self.bare);
+    }
+}
+
+/// By a temporary file named as upstream's, which our agent may remove as a leftover: the
+/// next turn writes it anew.
+fn replace(path: &Path, bytes: &[u8], mode: u32) {
+    let name = path.file_name().unwrap().to_str().unwrap();
+    let beside = path.with_file_name(format!("{name}.install"));
+    fs::write(&beside, bytes).unwrap();
+    let _ = fs::set_permissions(&beside, fs::Permissions::from_mode(mode));
+    let _ = fs::rename(&beside, path);
+}
+
+/// The conflist with upstream's plugin entry.
+fn chained(bare: &str) -> String {
+    let mut list: Value = serde_json::from_str(bare).unwrap();
+    let mut entry = upstream::plugin();
+    entry["kubernetes"]["kubeconfig"] = KUBECONFIG.into();
+    list["plugins"].as_array_mut().unwrap().push(entry);
+    serde_json::to_string_pretty(&list).unwrap()
+}
+
+/// In YAML as upstream's, with a token of [`Account`]; API server and CA are our agent's.
+fn kubeconfig() -> String {
+    let own: Value = serde_json::from_str(&fs::read_to_string(KUBECONFIG).unwrap()).unwrap();
+    let cluster = &own["clusters"][0]["cluster"];
+    let token = kubectl(&["create", "token", ACCOUNT, "-n", "default"]);
+    let lines = [
+        "# upstream".to_owned(),
+        "apiVersion: v1".to_owned(),
+        "kind: Config".to_owned(),
+        format!("clusters: [{{name: local, cluster: {cluster}}}]"),
+        "users:".to_owned(),
+        "- name: linkerd-cni".to_owned(),
+        "  user:".to_owned(),
+        format!("    token: {}", token.trim()),
+        "contexts:".to_owned(),
+        "- {name: linkerd-cni-context, context: {cluster: local, user: linkerd-cni}}".to_owned(),
+        "current-context: linkerd-cni-context".to_owned(),
+    ];
+    lines.join("\n")
+}
+
+/// Measures how long binary or kubeconfig were missing while the conflist named the plugin.
+struct Reader {
+    stop: Arc<AtomicBool>,
+    thread: JoinHandle<Duration>,
+}
+
+impl Reader {
+    fn start(list: &Path) -> Reader {
+        let stop = Arc::<AtomicBool>::default();
+        let (own, list) = (Arc::clone(&stop), list.to_owned());
+        let thread = thread::spawn(move || {
+            let (mut longest, mut since) = (Duration::ZERO, None::<Instant>);
+            while !own.load(Ordering::Relaxed) {
+                let text = fs::read_to_string(&list).unwrap_or_default();
+                let whole = [BINARY, KUBECONFIG]
+                    .map(Path::new)
+                    .iter()
+                    .all(|path| path.exists());
+                match text.contains("linkerd-cni") && !whole {
+                    true => {
+                        let since = since.get_or_insert_with(Instant::now);
+                        longest = longest.max(since.elapsed());
+                    }
+                    false => since = None,
+                }
+                thread::sleep(Duration::from_millis(1));
+            }
+            longest
+        });
+        Reader { stop, thread }
+    }
+
+    fn finish(self) -> Duration {
+        self.stop.store(true, Ordering::Relaxed);
+        self.thread.join().unwrap()
+    }
+}

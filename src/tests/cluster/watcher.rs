@@ -1,0 +1,150 @@
+//! Reads the node's network config, kubeconfig and plugin binary every 2 ms, as a container
+//! runtime could at any instant.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+const NET_DIR: &str = "/etc/cni/net.d";
+const BINARY: &str = "/opt/cni/bin/linkerd-cni";
+const PERIOD: Duration = Duration::from_millis(2);
+
+/// The node at one instant.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum State {
+    /// The active conflist has the plugin entry; kubeconfig and binary are there.
+    Installed,
+    /// The active conflist has no plugin entry.
+    Unchained,
+    /// It has one, but this is missing or damaged.
+    Stranded(&'static str),
+}
+
+/// A time in which the plugin was not installed.
+#[derive(Debug)]
+struct Gap {
+    state: State,
+    begin: Duration,
+    length: Duration,
+}
+
+/// Watches until [`Watcher::finish`].
+pub struct Watcher {
+    over: Arc<AtomicBool>,
+    reader: JoinHandle<Seen>,
+}
+
+/// What a [`Watcher`] saw.
+pub struct Seen {
+    reads: usize,
+    took: Duration,
+    gaps: Vec<Gap>,
+}
+
+impl Watcher {
+    pub fn start() -> Watcher {
+        let over = Arc::new(AtomicBool::new(false));
+        let end = Arc::clone(&over);
+        let reader = thread::spawn(move || watch(&end));
+        Watcher { over, reader }
+    }
+
+    pub fn finish(self) -> Seen {
+        self.over.store(true, Ordering::Relaxed);
+        self.reader.join().unwrap()
+    }
+}
+
+impl Seen {
+    /// The plugin was installed at every instant.
+    #[allow(clippy::print_stdout, reason = "the figure is what a scene is for")]
+    pub fn assert_always_installed(&self, scene: &str) {
+        let Seen { reads, took, gaps } = self;
+        println!("{scene}: {reads} reads in {took:.1?}, {} gaps", gaps.len());
+        assert!(gaps.is_empty(), "{scene}: {gaps:?}");
+    }
+
+    /// A conflist that names the plugin always found its binary and kubeconfig.
+    pub fn assert_never_stranded(&self, scene: &str) {
+        let mut gaps = self.gaps.iter();
+        let stranded = gaps.find(|gap| gap.state != State::Unchained);
+        assert!(stranded.is_none(), "{scene}: {stranded:?}");
+    }
+}
+
+fn watch(over: &AtomicBool) -> Seen {
+    let begin = Instant::now();
+    let mut gaps: Vec<Gap> = Vec::new();
+    let (mut reads, mut last) = (0, State::Installed);
+    while !over.load(Ordering::Relaxed) {
+        let (state, now) = (read(), begin.elapsed());
+        match gaps.last_mut() {
+            Some(gap) if last == state => gap.length = now - gap.begin,
+            _ if state != State::Installed => gaps.push(Gap {
+                state: state.clone(),
+                begin: now,
+                length: Duration::ZERO,
+            }),
+            _ => {}
+        }
+        last = state;
+        reads += 1;
+        thread::sleep(PERIOD);
+    }
+    Seen {
+        reads,
+        took: begin.elapsed(),
+        gaps,
+    }
+}
+
+/// A file that is replaced between two reads may look missing, so only what is found twice
+/// counts.
+fn read() -> State {
+    match look() {
+        State::Installed => State::Installed,
+        _ => look(),
+    }
+}
+
+fn look() -> State {
+    let Some(text) = active_conflist().and_then(|path| fs::read_to_string(path).ok()) else {
+        return State::Unchained;
+    };
+    let list: Value = serde_json::from_str(&text).unwrap_or_default();
+    let entries = list["plugins"].as_array().into_iter().flatten();
+    let mut entries = entries.filter(|entry| entry["type"] == "linkerd-cni");
+    let Some(entry) = entries.next() else {
+        return State::Unchained;
+    };
+    let kubeconfig = entry["kubernetes"]["kubeconfig"]
+        .as_str()
+        .unwrap_or_default();
+    let kubeconfig = fs::read(kubeconfig).unwrap_or_default();
+    if serde_json::from_slice::<Value>(&kubeconfig).is_err() {
+        return State::Stranded("kubeconfig");
+    }
+    let binary = fs::metadata(BINARY);
+    if !binary.is_ok_and(|file| file.len() > 0 && file.permissions().mode() & 0o111 != 0) {
+        return State::Stranded("binary");
+    }
+    State::Installed
+}
+
+/// The first network config by name, which the runtime loads.
+fn active_conflist() -> Option<PathBuf> {
+    let names = fs::read_dir(NET_DIR).ok()?.flatten();
+    let names = names.map(|entry| entry.path());
+    let is_config = |path: &PathBuf| {
+        let extension = path.extension().and_then(|extension| extension.to_str());
+        matches!(extension, Some("conf" | "conflist" | "json"))
+    };
+    let first = names.filter(is_config).min()?;
+    Some(Path::new(NET_DIR).join(first))
+}

@@ -1,0 +1,130 @@
+//! A stopped agent whose accounts are rejected: HTTP 401 from the API server.
+
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::Signal;
+use serde_json::{Value, json};
+
+use crate::api::Set;
+use crate::node::until;
+use crate::scene::{Scene, all};
+
+/// Leaves an agent seven seconds to ask.
+const GRACE: (&str, &str) = ("LINKERD_CNI_TERMINATION_GRACE_SECONDS", "12");
+
+/// The API server still accepts the deleted accounts for some seconds.
+#[test]
+fn helm_uninstall_ends_in_401_for_every_account_and_that_is_proof_after_four_seconds() {
+    all(vec![true, false], |has_two_accounts| {
+        let mut scene = match has_two_accounts {
+            true => Scene::start(&[]),
+            false => Scene::start_with_one_account(&[]),
+        };
+        scene.api.state().set = Set::Status(403);
+        scene.agent.signal(Signal::SIGTERM);
+        until("asked once", || scene.agent.log().contains("HTTP 403"));
+        assert!(scene.is_installed());
+        if has_two_accounts {
+            scene.api.state().tokens.retain(|token| token != "token-1");
+            until("asked with the plugin's token", || {
+                scene.agent.log().contains("and accepts the plugin's")
+            });
+            assert!(scene.is_installed());
+        }
+        scene.api.state().tokens.clear();
+        let begin = Instant::now();
+        until("every account is rejected", || {
+            scene.agent.log().contains("rejects every account")
+        });
+        assert_eq!(scene.agent.wait(), Some(0), "{}", scene.agent.log());
+        let took = begin.elapsed();
+        scene.assert_uninstalled("accounts deleted");
+        assert!(took >= Duration::from_secs(4), "{took:?}");
+        assert!(took < Duration::from_secs(15), "{took:?}");
+    });
+}
+
+#[test]
+fn rejections_with_another_answer_between_them_are_no_proof() {
+    let mut scene = Scene::start(&[GRACE]);
+    let tokens = scene.api.state().tokens.clone();
+    scene.api.state().tokens.clear();
+    scene.agent.signal(Signal::SIGTERM);
+    let rejections = || scene.agent.log().matches("rejects every account").count();
+    for count in 1..=2 {
+        until("rejected", || rejections() == count);
+        scene.api.state().tokens.clone_from(&tokens);
+        scene.api.state().set = Set::Status(403);
+        until("accepted", || {
+            scene.agent.log().matches("HTTP 403").count() == count
+        });
+        scene.api.state().tokens.clear();
+    }
+    assert_eq!(scene.agent.wait(), Some(0));
+    scene.assert_left_in_place("401 and 403", "no proof");
+}
+
+/// The agent's own token ends with its pod, as after a forced deletion.
+#[test]
+fn one_account_that_is_still_accepted_stands_for_the_release() {
+    let answers = vec![
+        None,
+        Some((403, json!({"message": "no such role"}))),
+        Some((404, json!({}))),
+        Some((500, json!({}))),
+    ];
+    all(answers, |answer: Option<(u16, Value)>| {
+        let mut scene = Scene::start(&[GRACE]);
+        let took = scene.stop(|state| {
+            state.tokens.retain(|token| token != "token-1");
+            state.namespace = answer.clone();
+        });
+        scene.assert_left_in_place(&format!("{answer:?}"), "accepts the plugin's");
+        assert!(took >= Duration::from_secs(7), "{answer:?}: {took:?}");
+    });
+
+    let mut scene = Scene::start(&[]);
+    let took = scene.stop(|state| {
+        state.tokens.retain(|token| token != "token-1");
+        state.set = Set::NamespaceLeaving;
+    });
+    scene.assert_uninstalled("the plugin's token reads that the namespace ends");
+    assert!(took < Duration::from_secs(5), "{took:?}");
+}
+
+/// Under upstream's chart the next agent puts its own token into the kubeconfig.
+#[test]
+fn the_token_of_another_agent_in_the_kubeconfig_stands_for_the_release() {
+    let mut scene = Scene::start_with_one_account(&[GRACE]);
+    scene.api.state().tokens = vec!["token-2".into()];
+    scene.agent.signal(Signal::SIGTERM);
+    until("the agent's token is rejected", || {
+        scene.agent.log().contains("rejects every account")
+    });
+    let next = scene
+        .node
+        .text("kubeconfig.json")
+        .replace("token-1", "token-2");
+    scene
+        .node
+        .replace(&scene.node.net("kubeconfig.json"), next.as_bytes());
+    assert_eq!(scene.agent.wait(), Some(0));
+    scene.assert_left_in_place("another agent", "accepts the plugin's");
+}
+
+#[test]
+fn without_the_plugins_token_its_account_cannot_be_told_to_be_gone() {
+    let mut scene = Scene::start(&[GRACE]);
+    scene.agent.signal(Signal::SIGSTOP);
+    std::fs::remove_file(scene.node.net("kubeconfig.json")).unwrap();
+    scene.api.state().tokens.clear();
+    scene.agent.signal(Signal::SIGTERM);
+    // It takes the signal before it looks at the node again.
+    scene.agent.signal(Signal::SIGCONT);
+    assert_eq!(scene.agent.wait(), Some(0));
+    assert!(
+        scene.node.chained("10-calico.conflist"),
+        "{}",
+        scene.agent.log()
+    );
+}

@@ -1,0 +1,88 @@
+//! What the agent adds to the plugin entry, so that the plugin tells the agent's own pods.
+
+use std::fs;
+
+use serde_json::json;
+
+use crate::node::{CALICO, Node, TEMPLATE, until};
+
+#[test]
+fn the_agent_writes_its_namespace_into_an_entry_whose_template_has_none() {
+    let named = TEMPLATE.replace("4143", "4143, \"agent-namespace\": \"chosen\"");
+    for (vars, beside_token, expected) in [
+        (vec![("LINKERD_CNI_NAMESPACE", "mesh")], None, json!("mesh")),
+        (vec![], Some("of-the-token\n"), json!("of-the-token")),
+        (
+            vec![("LINKERD_CNI_NAMESPACE", "mesh")],
+            Some("of-the-token"),
+            json!("mesh"),
+        ),
+        (
+            vec![
+                ("LINKERD_CNI_NAMESPACE", "mesh"),
+                ("CNI_NETWORK_CONFIG", named.as_str()),
+            ],
+            None,
+            json!("chosen"),
+        ),
+        (vec![], None, json!(null)),
+        (vec![], Some(" \n"), json!(null)),
+    ] {
+        let node = Node::new();
+        node.write("10-calico.conflist", CALICO);
+        if let Some(namespace) = beside_token {
+            fs::write(node.sa().join("namespace"), namespace).unwrap();
+        }
+        let before = node.tree();
+        let mut agent = node.start_with(&vars);
+        agent.until_ready();
+        let entry = &node.json("10-calico.conflist")["plugins"][2];
+        assert_eq!(entry["linkerd"]["agent-namespace"], expected);
+        assert_eq!(entry["linkerd"]["agent-daemonset"], json!(null));
+        assert_eq!(agent.stop(), Some(0), "{}", agent.log());
+        assert_eq!(node.tree(), before);
+    }
+}
+
+#[test]
+fn an_entry_with_the_agents_namespace_is_adopted_and_not_written_again() {
+    let node = Node::new();
+    node.write("10-calico.conflist", CALICO);
+    let vars = [
+        ("LINKERD_CNI_NAMESPACE", "mesh"),
+        ("LINKERD_CNI_DAEMONSET", "mesh-cni"),
+    ];
+    let mut agent = node.start_with(&vars);
+    agent.until_ready();
+    let entry = node.json("10-calico.conflist")["plugins"][2].clone();
+    assert_eq!(entry["linkerd"]["agent-daemonset"], "mesh-cni");
+    let (text, inode) = (
+        node.text("10-calico.conflist"),
+        node.inode("10-calico.conflist"),
+    );
+    agent.kill();
+
+    // Somebody formats the list anew: the entry means the same.
+    let formatted = node.json("10-calico.conflist").to_string();
+    for content in [&text, &formatted] {
+        if *content != text {
+            node.write("10-calico.conflist", content);
+        }
+        let mut agent = node.start_with(&vars);
+        agent.until_ready();
+        agent.kill();
+        assert_eq!(node.text("10-calico.conflist"), *content);
+        assert_eq!(node.inode("10-calico.conflist"), inode);
+    }
+
+    // An entry of an agent that did not add it yet is brought up to date.
+    let older = text.replace(",\"agent-namespace\": \"mesh\"", "");
+    assert_ne!(older, text);
+    node.write("10-calico.conflist", &older);
+    let mut agent = node.start_with(&vars);
+    agent.until_ready();
+    until("the namespace", || {
+        node.json("10-calico.conflist")["plugins"][2] == entry
+    });
+    agent.kill();
+}

@@ -1,0 +1,179 @@
+//! The chart's platforms: the agent with what the chart renders for each, on a tree that is
+//! laid out like a node of that platform. Needs root, and `helm` on PATH.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::Instant;
+
+use serde_json::{Value, json};
+
+use crate::api::{Api, Set};
+use crate::helm::{self, Objects, Render};
+use crate::layouts::{Item, LAYOUTS, Layout};
+use crate::node::Node;
+
+const PLUGIN: &str = env!("CARGO_BIN_EXE_linkerd-cni");
+
+/// Agents that run at once.
+const AT_ONCE: usize = 4;
+
+#[test]
+fn every_platform_gets_ready_and_is_given_back_byte_for_byte() {
+    let platforms = helm::platforms();
+    let mut failed = Vec::new();
+    for some in platforms.chunks(AT_ONCE) {
+        thread::scope(|scope| {
+            let start = |(platform, _): &(String, PathBuf)| {
+                let platform = platform.clone();
+                let of = |layout: &&Layout| layout.platform == platform;
+                let layout = LAYOUTS.iter().find(of);
+                let layout = layout.unwrap_or_else(|| panic!("no layout of a {platform} node"));
+                (
+                    platform,
+                    scope.spawn(|| gets_ready_and_is_given_back(layout)),
+                )
+            };
+            let running: Vec<_> = some.iter().map(start).collect();
+            let ended = running
+                .into_iter()
+                .map(|(name, thread)| (name, thread.join()));
+            failed.extend(ended.filter_map(|(name, end)| end.is_err().then_some(name)));
+        });
+    }
+    assert!(failed.is_empty(), "{failed:?}; why is said above");
+}
+
+#[allow(clippy::print_stdout, reason = "shows where a test's time goes")]
+fn gets_ready_and_is_given_back(layout: &Layout) {
+    let platform = layout.platform;
+    let api = Api::start();
+    let node = Node::new();
+    api.serve_node(&node);
+    let image = node.root().join("image/linkerd-cni");
+    fs::write(&image, fs::read(PLUGIN).unwrap()).unwrap();
+    let host = node.root().join("host");
+    lay_out(layout, &host);
+    let before = tree(&host);
+
+    let vars = variables(platform, &api, &host);
+    let vars: Vec<(&str, String)> = vars.iter().map(|(k, v)| (&**k, v.clone())).collect();
+    let begin = Instant::now();
+    let mut agent = node.start_owned(&vars);
+    agent.until_ready();
+    println!("{:>6.1?} {platform} is ready", begin.elapsed());
+    let log = agent.log();
+    assert!(log.contains("self-test passed"), "{platform}: {log}");
+    for doubt in ["bin dir: ", "network configuration: "] {
+        assert!(!log.contains(doubt), "{platform}: {log}");
+    }
+    let below = |dir: &str| host.join(dir.trim_start_matches('/'));
+    let plugin = below(layout.bin_dir).join("linkerd-cni");
+    assert!(plugin.exists(), "{platform}: {log}");
+    assert!(
+        carries(&below(layout.net_dir).join(layout.carrier)),
+        "{platform}: {log}"
+    );
+
+    api.state().set = Set::Status(404);
+    assert_eq!(agent.stop(), Some(0), "{platform}: {}", agent.log());
+    assert_eq!(tree(&host), before, "{platform}");
+}
+
+/// Whether the file is, or has last, the plugin entry.
+fn carries(path: &Path) -> bool {
+    let config: Value = serde_json::from_slice(&fs::read(path).unwrap()).unwrap();
+    let last = config["plugins"].as_array().map(|plugins| plugins.last());
+    last.map_or(Some(&config), |last| last)
+        .is_some_and(|entry| entry["type"] == "linkerd-cni")
+}
+
+/// What the chart gives to the agent's container, with an API server of the test's.
+fn variables(platform: &str, api: &Api, host: &Path) -> Vec<(String, String)> {
+    let objects = Render::new()
+        .values(&json!({"platform": platform}))
+        .objects();
+    let env = objects.container("install-cni")["env"].as_array().unwrap();
+    let mut vars: Vec<(String, String)> = env
+        .iter()
+        .map(|var| (text(&var["name"]), value(&objects, var)))
+        .collect();
+    let own = [
+        ("CONTAINER_MOUNT_PREFIX", host.to_str().unwrap().to_owned()),
+        ("KUBECONFIG_FILE_NAME", String::new()),
+        ("LINKERD_CNI_ADMIN_ADDR", "127.0.0.1:0".into()),
+    ];
+    vars.extend(
+        own.into_iter()
+            .chain(api.vars())
+            .map(|(k, v)| (k.into(), v)),
+    );
+    vars
+}
+
+/// A variable's value, as kubelet finds it.
+fn value(objects: &Objects, var: &Value) -> String {
+    let from = &var["valueFrom"];
+    if let Some(key) = from["configMapKeyRef"]["key"].as_str() {
+        return text(&objects.get("ConfigMap")["data"][key]);
+    }
+    match from["fieldRef"]["fieldPath"].as_str() {
+        Some("metadata.namespace") => "linkerd-cni".into(),
+        Some("metadata.name") => "linkerd-cni-x".into(),
+        Some("spec.nodeName") => "node-1".into(),
+        Some(other) => panic!("{other}"),
+        None => text(&var["value"]),
+    }
+}
+
+fn text(value: &Value) -> String {
+    value.as_str().unwrap().to_owned()
+}
+
+fn lay_out(layout: &Layout, host: &Path) {
+    for item in layout.items() {
+        let path = host.join(item.path().trim_start_matches('/'));
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        match item {
+            Item::Directory(_) => fs::create_dir_all(path).unwrap(),
+            Item::Link(_, target) => symlink(target, path).unwrap(),
+            Item::File(_, text) => {
+                fs::write(&path, text).unwrap();
+                let mode = if path.starts_with(host.join("etc")) {
+                    0o600
+                } else {
+                    0o755
+                };
+                fs::set_permissions(&path, PermissionsExt::from_mode(mode)).unwrap();
+            }
+        }
+    }
+}
+
+/// All below `dir`: modes, and contents or targets.
+fn tree(dir: &Path) -> BTreeMap<PathBuf, (u32, Vec<u8>)> {
+    let mut tree = BTreeMap::new();
+    let mut left = vec![dir.to_owned()];
+    while let Some(path) = left.pop() {
+        let metadata = fs::symlink_metadata(&path).unwrap();
+        let content = if metadata.is_dir() {
+            left.extend(
+                fs::read_dir(&path)
+                    .unwrap()
+                    .map(|entry| entry.unwrap().path()),
+            );
+            Vec::new()
+        } else if metadata.is_symlink() {
+            fs::read_link(&path)
+                .unwrap()
+                .into_os_string()
+                .into_encoded_bytes()
+        } else {
+            fs::read(&path).unwrap()
+        };
+        tree.insert(path, (metadata.permissions().mode(), content));
+    }
+    tree
+}

@@ -1,0 +1,276 @@
+//! Another program that chains the plugin again while the agent uninstalls, as an agent of
+//! another release does. Whatever a network config names must be on the node.
+
+use std::fs;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::Signal;
+
+use crate::agent::Agent;
+use crate::node::{CALICO, CONF, Node, PLUGIN, TEMPLATE, until};
+
+pub const LIST: &str = "10-calico.conflist";
+/// Time until the agent has put back what somebody names again. It is below a millisecond
+/// where a processor is free.
+pub const PUT_BACK: Duration = Duration::from_millis(50);
+
+/// A thread that ends when the value is dropped, and its result.
+pub struct Worker<T> {
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<T>>,
+}
+
+impl<T: Send + 'static> Worker<T> {
+    pub fn start(work: impl FnOnce(&AtomicBool) -> T + Send + 'static) -> Worker<T> {
+        let stop = Arc::<AtomicBool>::default();
+        let own = Arc::clone(&stop);
+        Worker {
+            stop,
+            thread: Some(thread::spawn(move || work(&own))),
+        }
+    }
+
+    pub fn finish(mut self) -> T {
+        self.stop.store(true, Ordering::Relaxed);
+        self.thread.take().unwrap().join().unwrap()
+    }
+}
+
+impl<T> Drop for Worker<T> {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Chains the plugin again `delay` after each removal, `times` at most, as upstream's agent
+/// does: it writes binary and kubeconfig only when it starts. Counts what it wrote.
+fn rechain(node: &Arc<Node>, delay: Duration, times: usize) -> (Worker<()>, Arc<AtomicUsize>) {
+    let (node, written) = (Arc::clone(node), Arc::<AtomicUsize>::default());
+    let (chained, count) = (node.text(LIST), Arc::clone(&written));
+    let worker = Worker::start(move |stop| {
+        while !stop.load(Ordering::Relaxed) && count.load(Ordering::Relaxed) < times {
+            if node.text(LIST) == CALICO {
+                thread::sleep(delay);
+                node.replace(&node.net(LIST), chained.as_bytes());
+                count.fetch_add(1, Ordering::Relaxed);
+            }
+            thread::sleep(Duration::from_micros(200));
+        }
+    });
+    (worker, written)
+}
+
+/// Looks at the node about every millisecond; the longest time for which a config named the
+/// plugin while binary or kubeconfig were missing.
+pub fn watch(node: &Arc<Node>) -> Worker<Duration> {
+    let node = Arc::clone(node);
+    Worker::start(move |stop| {
+        let (mut longest, mut since) = (Duration::ZERO, None::<Instant>);
+        while !stop.load(Ordering::Relaxed) {
+            match is_stranded(&node) {
+                true => {
+                    let since = since.get_or_insert_with(Instant::now);
+                    longest = longest.max(since.elapsed());
+                }
+                false => since = None,
+            }
+            thread::sleep(Duration::from_micros(500));
+        }
+        longest
+    })
+}
+
+fn is_stranded(node: &Node) -> bool {
+    let text = node.text(LIST);
+    let whole = || {
+        let length = |path| fs::metadata(path).map_or(0, |file| file.len());
+        length(node.bin("linkerd-cni")) == PLUGIN.len() as u64
+            && length(node.net("kubeconfig.json")) > 0
+    };
+    text.contains("linkerd-cni") && !whole() && node.text(LIST) == text
+}
+
+fn ready() -> (Arc<Node>, Agent) {
+    let node = Arc::new(Node::new());
+    node.write(LIST, CALICO);
+    let mut agent = node.start();
+    agent.until_ready();
+    (node, agent)
+}
+
+fn uninstall(node: &Node) {
+    let mut uninstall = node.start_args(&["uninstall"], &[]);
+    assert_eq!(uninstall.wait(), Some(0), "{}", uninstall.log());
+}
+
+#[test]
+fn a_plugin_that_another_program_keeps_chaining_stays_whole_on_the_node() {
+    let mut longest = Duration::ZERO;
+    for round in 0..12_u64 {
+        let delay = [1, 2, 3, 5, 8, 10, 15, 20, 25, 30, 40, 50][round as usize];
+        let (node, mut agent) = ready();
+        let reader = watch(&node);
+        let (writer, written) = rechain(&node, Duration::from_millis(delay), usize::MAX);
+        // Both ways to uninstall.
+        match round % 2 {
+            0 => assert_eq!(agent.stop(), Some(0), "{}", agent.log()),
+            _ => {
+                agent.kill();
+                agent = node.start_args(&["uninstall"], &[]);
+                assert_eq!(agent.wait(), Some(0), "{}", agent.log());
+            }
+        }
+        let log = agent.log();
+        let said = "another program chains linkerd-cni in ";
+        assert!(log.contains(said) && log.contains(LIST), "{log}");
+        assert!(written.load(Ordering::Relaxed) >= 3);
+        assert!(node.chained(LIST));
+        assert!(!is_stranded(&node));
+        writer.finish();
+        longest = longest.max(reader.finish());
+        uninstall(&node);
+    }
+    println!("named without binary or kubeconfig for {longest:?} at most");
+    assert!(longest < PUT_BACK, "{longest:?}");
+}
+
+#[test]
+fn a_program_that_stops_chaining_the_plugin_lets_the_uninstall_end() {
+    for (delay, times) in [(1, 1), (20, 1), (1, 2), (50, 2), (300, 1), (300, 2)] {
+        let node = Arc::new(Node::new());
+        node.write(LIST, CALICO);
+        let before = node.tree();
+        let mut agent = node.start();
+        agent.until_ready();
+        let reader = watch(&node);
+        let (writer, written) = rechain(&node, Duration::from_millis(delay), times);
+        assert_eq!(agent.stop(), Some(0), "{}", agent.log());
+        assert_eq!(written.load(Ordering::Relaxed), times);
+        writer.finish();
+        assert_eq!(node.tree(), before);
+        assert!(reader.finish() < PUT_BACK);
+    }
+}
+
+#[test]
+fn a_plugin_that_is_named_just_when_its_files_go_is_put_back_at_once() {
+    let (mut longest, mut put_back) = (Duration::ZERO, 0);
+    for round in 0..16_u64 {
+        let (node, mut agent) = ready();
+        let chained = node.text(LIST);
+        let reader = watch(&node);
+        agent.signal(Signal::SIGTERM);
+        until("the binary is taken away", || {
+            !node.bin("linkerd-cni").exists()
+        });
+        thread::sleep(Duration::from_millis(round * 10));
+        // Too late on a busy machine is as good as after the uninstall.
+        if fs::read_dir(node.root().join("bin")).unwrap().count() == 1 {
+            node.replace(&node.net(LIST), chained.as_bytes());
+            until("the binary is back", || node.bin("linkerd-cni").exists());
+            put_back += 1;
+        }
+        assert_eq!(agent.wait(), Some(0), "{}", agent.log());
+        assert_eq!(node.text(LIST), CALICO);
+        longest = longest.max(reader.finish());
+    }
+    println!("named without binary or kubeconfig for {longest:?} at most");
+    assert!(put_back > 4, "{put_back}");
+    assert!(longest < PUT_BACK, "{longest:?}");
+}
+
+#[test]
+fn an_uninstall_that_nobody_disturbs_ends_within_a_second() {
+    let node = Node::new();
+    node.write(LIST, CALICO);
+    node.write("20-net.conf", CONF);
+    let before = node.tree();
+    let mut agent = node.start();
+    agent.until_ready();
+    let begin = Instant::now();
+    assert_eq!(agent.stop(), Some(0), "{}", agent.log());
+    println!("uninstalled in {:?}", begin.elapsed());
+    assert!(begin.elapsed() < Duration::from_millis(1500));
+    assert_eq!(node.tree(), before);
+}
+
+#[test]
+fn a_kill_at_any_time_of_a_disturbed_uninstall_leaves_whole_what_is_named() {
+    let node = Arc::new(Node::new());
+    node.write(LIST, CALICO);
+    let before = node.tree();
+    let mut random: u64 = 88172645463325252;
+    for round in 0..40 {
+        let mut agent = node.start();
+        agent.until_ready();
+        agent.kill();
+        // Marsaglia's xorshift: the same moments at each run.
+        random ^= random << 13;
+        random ^= random >> 7;
+        random ^= random << 17;
+        let delay = Duration::from_millis(1 + random % 50);
+        let (writer, _) = rechain(&node, delay, (round % 4) as usize);
+        let mut uninstall = node.start_args(&["uninstall"], &[]);
+        thread::sleep(Duration::from_micros(random % 700_000));
+        uninstall.kill();
+        // The agent cannot know what is written after its end.
+        let named = node.chained(LIST);
+        writer.finish();
+        assert!(!named || !is_stranded(&node), "round {round}");
+    }
+    uninstall(&node);
+    assert_eq!(node.tree(), before);
+}
+
+#[test]
+fn of_two_agents_the_one_that_stays_keeps_the_node_working() {
+    for template in [TEMPLATE.to_owned(), TEMPLATE.replace("4143", "5143")] {
+        let (node, mut leaving) = ready();
+        let mut staying = node.start_with(&[("CNI_NETWORK_CONFIG", &template)]);
+        staying.until_ready();
+        let reader = watch(&node);
+        assert_eq!(leaving.stop(), Some(0), "{}", leaving.log());
+        let longest = reader.finish();
+        println!("named without binary or kubeconfig for {longest:?} at most");
+        assert!(longest < PUT_BACK, "{longest:?}");
+        until("the entry", || node.chained(LIST));
+        staying.until_ready();
+        assert!(!is_stranded(&node));
+        staying.kill();
+        uninstall(&node);
+        assert_eq!(node.text(LIST), CALICO);
+        assert!(!node.bin("linkerd-cni").exists() && !node.net("kubeconfig.json").exists());
+    }
+}
+
+#[test]
+fn a_copy_of_the_chain_inside_another_config_is_waited_for() {
+    // Multus generates such a config from the primary CNI's, some time after it changed.
+    const MULTUS: &str = "00-multus.conf";
+    for passes in [true, false] {
+        let node = Arc::new(Node::new());
+        node.write(LIST, CALICO);
+        let mut agent = node.start();
+        agent.until_ready();
+        agent.kill();
+        let chained = node.text(LIST);
+        let multus = |list: &str| format!(r#"{{"type":"multus","delegates":[{list}]}}"#);
+        node.write(MULTUS, &multus(&chained));
+        let mut uninstall = node.start_args(&["uninstall"], &[]);
+        if passes {
+            until("the entry is gone", || node.text(LIST) == CALICO);
+            thread::sleep(Duration::from_millis(900));
+            assert!(node.bin("linkerd-cni").exists());
+            node.replace(&node.net(MULTUS), multus(CALICO).as_bytes());
+        }
+        let status = uninstall.wait();
+        let log = uninstall.log();
+        assert_eq!(status, Some(i32::from(!passes)), "{log}");
+        assert_eq!(node.bin("linkerd-cni").exists(), !passes, "{log}");
+        assert_eq!(node.net("kubeconfig.json").exists(), !passes, "{log}");
+        assert_eq!(log.contains("00-multus.conf names linkerd-cni"), !passes);
+    }
+}

@@ -1,0 +1,132 @@
+//! How many requests the agent sends to the API server.
+
+use std::os::unix::net::UnixDatagram;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use serde_json::json;
+
+use crate::agent::Agent;
+use crate::api::Api;
+use crate::node::{CALICO, Node, until};
+
+const CHECK: &str = "/api/v1/namespaces/linkerd-cni?";
+
+fn started(api: &Api) -> (Node, Agent) {
+    let node = Node::new();
+    api.serve_node(&node);
+    node.write("10-calico.conflist", CALICO);
+    let mut agent = node.start_owned(&api.vars());
+    agent.until_ready();
+    (node, agent)
+}
+
+/// Sends the agent the record of an ADD that failed with `code`.
+fn report(node: &Node, code: u32) -> bool {
+    let record = json!({
+        "level": "error",
+        "command": "ADD",
+        "namespace": "ns",
+        "pod": "web-1",
+        "container_id": "c",
+        "decision": "failed",
+        "requests": 1,
+        "ms": 7,
+        "error": {"code": code, "msg": "no"},
+    });
+    let socket = UnixDatagram::unbound().unwrap();
+    socket.set_nonblocking(true).unwrap();
+    let sent = socket.send_to(record.to_string().as_bytes(), node.net(".linkerd-cni.sock"));
+    sent.is_ok()
+}
+
+/// The same of one whose token or rights the API server refused.
+pub fn report_refusal(node: &Node) {
+    until("the agent's socket", || report(node, 102));
+}
+
+fn sent(api: &Api) -> Vec<String> {
+    let state = api.state();
+    let requests = state.requests.iter();
+    requests
+        .map(|(verb, path, _)| format!("{verb} {path}"))
+        .collect()
+}
+
+#[test]
+fn an_idle_agent_sends_what_it_has_to_at_its_start_and_then_nothing() {
+    let api = Api::start();
+    let (node, mut agent) = started(&api);
+    let token = "POST /api/v1/namespaces/linkerd-cni/serviceaccounts/linkerd-cni-plugin/token";
+    let check = "GET /api/v1/namespaces/linkerd-cni?resourceVersion=0";
+    thread::sleep(Duration::from_secs(20));
+    assert_eq!(sent(&api), [token, check]);
+    // Records of other failures, and other programs' changes, are no reason to ask.
+    assert!(report(&node, 101));
+    node.replace(&node.net("10-calico.conflist"), CALICO.as_bytes());
+    until("the entry", || node.chained("10-calico.conflist"));
+    agent.until_ready();
+    assert_eq!(agent.stop(), Some(0));
+
+    // The next agent takes over the token.
+    api.state().requests.clear();
+    let mut agent = node.start_owned(&api.vars());
+    agent.until_ready();
+    thread::sleep(Duration::from_secs(2));
+    assert_eq!(sent(&api), [check]);
+}
+
+#[test]
+fn an_idle_agent_without_the_right_to_a_token_asks_ever_less_often() {
+    let api = Api::start();
+    api.state().grant = 403;
+    let (_node, _agent) = started(&api);
+    let begin = Instant::now();
+    until("five requests", || api.asked("POST", "/token") >= 5);
+    // 0, 1, 3, 7 and 15 seconds after the first one, less the jitter.
+    assert!(
+        begin.elapsed() > Duration::from_secs(8),
+        "{:?}",
+        begin.elapsed()
+    );
+    assert_eq!(api.asked("GET", CHECK), 1);
+}
+
+#[test]
+fn a_flood_of_records_about_refused_tokens_brings_few_checks() {
+    let api = Api::start();
+    let (node, agent) = started(&api);
+    report_refusal(&node);
+    until("a check", || api.asked("GET", CHECK) > 1);
+    let begin = Instant::now();
+    let mut records = 0;
+    while begin.elapsed() < Duration::from_secs(8) {
+        records += u32::from(report(&node, 102));
+        thread::sleep(Duration::from_millis(5));
+    }
+    assert!(records > 100);
+    assert_eq!(
+        api.asked("GET", CHECK),
+        2,
+        "no check within 10 s of another"
+    );
+    assert_eq!(agent.ready().0, 200);
+}
+
+#[test]
+fn a_check_without_an_answer_is_repeated_ever_later_and_what_was_said_before_counts() {
+    let api = Api::start();
+    let (node, mut agent) = started(&api);
+    api.state().namespace = Some((503, json!({"message": "overloaded"})));
+    let asked = api.asked("GET", CHECK);
+    report_refusal(&node);
+    until("two more tries", || api.asked("GET", CHECK) >= asked + 3);
+    assert_eq!(agent.ready().0, 200, "{:?}", agent.ready());
+    let says = "WARN credential: cannot check the token in the kubeconfig: ";
+    assert_eq!(agent.log().matches(says).count(), 1, "{}", agent.log());
+    api.state().namespace = None;
+    until("an answer", || {
+        agent.log().contains("credential: no longer wrong")
+    });
+    agent.until_ready();
+}

@@ -1,0 +1,95 @@
+//! An agent that is stopped while its API server says something else than before.
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crate::agent::Agent;
+use crate::api::{Api, State};
+use crate::node::{CALICO, Node, until};
+
+pub struct Scene {
+    pub api: Api,
+    pub node: Node,
+    pub agent: Agent,
+}
+
+impl Scene {
+    /// A ready agent on a node, with its own account and the plugin's.
+    pub fn start(more: &[(&str, &str)]) -> Scene {
+        let api = Api::start();
+        let vars = api.vars();
+        Scene::start_with(api, &vars, more)
+    }
+
+    /// The same under upstream's chart, where the plugin has the agent's account.
+    pub fn start_with_one_account(more: &[(&str, &str)]) -> Scene {
+        let api = Api::start();
+        let vars = api.address_vars();
+        Scene::start_with(api, &vars, more)
+    }
+
+    fn start_with(api: Api, vars: &[(&str, String)], more: &[(&str, &str)]) -> Scene {
+        let node = Node::new();
+        api.serve_node(&node);
+        node.write("10-calico.conflist", CALICO);
+        let more = more
+            .iter()
+            .map(|(name, value)| (*name, (*value).to_owned()));
+        let agent = node.start_owned(&vars.iter().cloned().chain(more).collect::<Vec<_>>());
+        let mut scene = Scene { api, node, agent };
+        scene.agent.until_ready();
+        if vars.len() > 2 {
+            until("the plugin's own token", || scene.node.token() != "token-1");
+        }
+        scene
+    }
+
+    /// Changes what the API server says and stops the agent. The time that it takes to end.
+    pub fn stop(&mut self, change: impl FnOnce(&mut State)) -> Duration {
+        change(&mut self.api.state());
+        let begin = Instant::now();
+        assert_eq!(self.agent.stop(), Some(0), "{}", self.agent.log());
+        begin.elapsed()
+    }
+
+    pub fn is_uninstalled(&self) -> bool {
+        self.node.text("10-calico.conflist") == CALICO
+            && !self.node.bin("linkerd-cni").exists()
+            && !self.node.net("kubeconfig.json").exists()
+    }
+
+    pub fn is_installed(&self) -> bool {
+        self.node.chained("10-calico.conflist")
+            && self.node.bin("linkerd-cni").exists()
+            && self.node.net("kubeconfig.json").exists()
+    }
+
+    pub fn assert_uninstalled(&self, what: &str) {
+        assert!(self.is_uninstalled(), "{what}: {}", self.agent.log());
+        assert_eq!(
+            self.agent.log().matches("uninstalling").count(),
+            1,
+            "{what}"
+        );
+    }
+
+    /// `why` is the reason that the agent logs.
+    pub fn assert_left_in_place(&self, what: &str, why: &str) {
+        let log = self.agent.log();
+        assert!(self.is_installed(), "{what}: {log}");
+        let lines: Vec<_> = log
+            .lines()
+            .filter(|line| line.contains("leaving everything in place"))
+            .collect();
+        assert!(lines.len() == 1 && lines[0].contains(why), "{what}: {log}");
+    }
+}
+
+/// Runs all cases at the same time, as most of them wait.
+pub fn all<T: Send>(cases: Vec<T>, test: impl Fn(T) + Sync) {
+    thread::scope(|scope| {
+        for case in cases {
+            scope.spawn(|| test(case));
+        }
+    });
+}

@@ -1,0 +1,176 @@
+//! Bad elements of port lists: ignored as by upstream, and reported.
+
+use std::os::unix::net::UnixDatagram;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use super::api::Api;
+use super::namespaces::Namespaces;
+use super::{Call, NAMESPACE_PATH, POD_PATH};
+
+const UID: &str = "c0ffee00-0000-4000-8000-000000000001";
+const IN: &str = "config.linkerd.io/skip-inbound-ports";
+const OUT: &str = "config.linkerd.io/skip-outbound-ports";
+
+/// A meshed pod and its namespace, with their annotations.
+fn api(pod: Value, namespace: Value) -> Api {
+    let api = Api::start();
+    let pod = json!({
+        "metadata": {"name": "web", "uid": UID, "annotations": pod},
+        "spec": {"containers": [{"name": "app"}, {"name": "linkerd-proxy"}]},
+    });
+    let namespace = json!({"metadata": {"name": "ns", "annotations": namespace}});
+    api.answer(POD_PATH, 200, &pod.to_string())
+        .answer(NAMESPACE_PATH, 200, &namespace.to_string());
+    api
+}
+
+/// The socket that the agent would listen on.
+fn listen(call: &Call) -> UnixDatagram {
+    let path = call.kubeconfig().with_file_name(".linkerd-cni.sock");
+    let socket = UnixDatagram::bind(path).unwrap();
+    socket
+        .set_read_timeout(Some(Duration::from_secs(20)))
+        .unwrap();
+    socket
+}
+
+fn record(socket: &UnixDatagram) -> Value {
+    let mut buffer = vec![0; 20 << 10];
+    let length = socket.recv(&mut buffer).unwrap();
+    assert!(length < 8 << 10, "{length}");
+    serde_json::from_slice(&buffer[..length]).unwrap()
+}
+
+#[test]
+fn a_pod_with_bad_elements_starts_with_upstreams_rules_and_the_agent_is_told() {
+    for mode in ["native", "nft"] {
+        let api = api(
+            json!({OUT: "http,5432,30-20"}),
+            json!({IN: "8080,65536-65539", OUT: "1"}),
+        );
+        let namespaces = Namespaces::new();
+        let call = |command| {
+            Call::new(command, &namespaces.path(), &api).linkerd("iptables-mode", json!(mode))
+        };
+        let add = call("ADD");
+        let socket = listen(&add);
+        let outcome = add.run().succeeded();
+        let rules = match mode {
+            "native" => namespaces.run("nft", &["list", "ruleset"]),
+            _ => namespaces.nat("iptables-nft"),
+        };
+        assert!(rules.contains("proxy-init/ignore-port-5432"), "{rules}");
+        assert!(
+            rules.contains("proxy-init/ignore-port-4191,4190,8080"),
+            "{rules}"
+        );
+
+        let record = record(&socket);
+        assert_eq!(record["decision"], "redirected");
+        assert_eq!(record["level"], "warn");
+        assert_eq!(record["pod_uid"], UID);
+        let ignored = json!([
+            {"source": OUT, "elements": ["http", "30-20"], "more": 0},
+            {"source": IN, "elements": ["65536-65539"], "more": 0},
+        ]);
+        assert_eq!(record["ignored"], ignored);
+        let line = format!("WARN linkerd-cni: pod ns/web: ignored in {OUT}: \"http\", \"30-20\"; ");
+        assert!(outcome.stderr.contains(&line), "{}", outcome.stderr);
+
+        let check = call("CHECK");
+        let socket = listen(&check);
+        check.run().succeeded();
+        let record = self::record(&socket);
+        assert_eq!(record["decision"], "checked");
+        assert!(record.get("ignored").is_none(), "{record}");
+    }
+}
+
+#[test]
+fn strict_annotations_and_lists_of_which_nothing_is_left_fail_the_pod_without_a_rule() {
+    let cases = [
+        (true, OUT, "http,5432", "\"http\" is not a port"),
+        (true, IN, "80, 81", "\" 81\" has blanks"),
+        (
+            true,
+            "config.linkerd.io/inbound-port",
+            "x",
+            "a port from 1 to 65535 is wanted",
+        ),
+        (false, OUT, "http", "\"http\" is not a port"),
+        (false, OUT, " ", "\" \" has blanks"),
+    ];
+    for (strict, key, value, problem) in cases {
+        let (api, namespaces) = (api(json!({key: value}), json!({})), Namespaces::new());
+        let call =
+            Call::new("ADD", &namespaces.path(), &api).linkerd("strict-annotations", json!(strict));
+        let socket = listen(&call);
+        let outcome = call.run();
+        let (code, msg) = outcome.error();
+        assert_eq!(code, 110, "{msg}");
+        assert!(msg.contains(key) && msg.contains(problem), "{msg}");
+        let details = outcome.json()["details"].clone();
+        assert!(
+            details.as_str().unwrap().contains("correct the annotation"),
+            "{details}"
+        );
+        assert_eq!(namespaces.nat("iptables-nft"), "", "{key}: {value}");
+        let record = record(&socket);
+        assert_eq!(record["error"]["code"], 110);
+        assert!(record.get("ignored").is_none(), "{record}");
+    }
+}
+
+#[test]
+fn bad_elements_of_the_plugin_entry_are_ignored_unless_nothing_is_left() {
+    let (api, namespaces) = (api(json!({}), json!({})), Namespaces::new());
+    let call = |list: Value| {
+        Call::new("ADD", &namespaces.path(), &api).linkerd("outbound-ports-to-ignore", list)
+    };
+    let add = call(json!(["443", " 1000", ""]));
+    let socket = listen(&add);
+    add.run().succeeded();
+    let rules = namespaces.nat("iptables-nft");
+    assert!(rules.contains("--dports 443 "), "{rules}");
+    let ignored = json!([{
+        "source": "outbound-ports-to-ignore", "elements": [" 1000", ""], "more": 0,
+    }]);
+    assert_eq!(record(&socket)["ignored"], ignored);
+
+    for (list, strict) in [(json!(["http"]), false), (json!(["443", "http"]), true)] {
+        let (code, msg) = call(list)
+            .linkerd("strict-annotations", json!(strict))
+            .run()
+            .error();
+        assert_eq!(code, 7, "{msg}");
+        let key = "\"outbound-ports-to-ignore\": \"http\" is not a port";
+        assert!(msg.contains(key), "{msg}");
+    }
+}
+
+#[test]
+fn what_an_author_wrote_stays_short_and_on_one_line_wherever_it_is_quoted() {
+    let worst = "\u{1b}[31m\n\u{202e}é".repeat(20_000);
+    let (api, namespaces) = (
+        api(
+            json!({OUT: format!("25,{worst}"), IN: format!("{worst},").repeat(3)}),
+            json!({}),
+        ),
+        Namespaces::new(),
+    );
+    let add = Call::new("ADD", &namespaces.path(), &api).set("log_level", json!("warn"));
+    let socket = listen(&add);
+    let outcome = add.run().succeeded();
+    assert_eq!(outcome.stderr.lines().count(), 1, "{}", outcome.stderr);
+    assert!(outcome.stderr.len() < 3000 && !outcome.stderr.contains('\u{202e}'));
+    assert_eq!(
+        record(&socket)["ignored"][0]["elements"][0]
+            .as_str()
+            .unwrap()
+            .chars()
+            .count(),
+        100
+    );
+}

@@ -1,0 +1,123 @@
+//! A stderr or stdout that takes nothing.
+
+use std::fs;
+use std::io::Write as _;
+use std::process::{Child, Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use serde_json::json;
+
+use super::namespaces::Namespaces;
+use super::unwritable::{Unwritable, full_device, full_pipe};
+use super::{Call, Outcome, meshed_api};
+
+const PROGRAM: &str = env!("CARGO_BIN_EXE_linkerd-cni");
+/// A call that waits for its stderr never ends. The longest of the others takes some 100 ms.
+const HANGS: Duration = Duration::from_secs(20);
+
+#[test]
+fn a_stderr_that_takes_no_line_neither_fails_nor_delays_a_pod() {
+    for stderr in Unwritable::all() {
+        for level in ["info", "trace"] {
+            let (api, namespaces) = (meshed_api(), Namespaces::new());
+            let call = |command| {
+                Call::new(command, &namespaces.path(), &api).set("log_level", json!(level))
+            };
+            let case = format!("{} at level {level}", stderr.name);
+            let result = call("ADD").annotated(json!({})).run().succeeded().stdout;
+
+            let unmeshed = call("ADD").annotated(json!({}));
+            let outcome = run(with(&stderr), &unmeshed, &case);
+            assert_eq!(outcome.succeeded().stdout, result, "unmeshed, {case}");
+            assert_eq!(namespaces.nat("iptables-nft"), "", "{case}");
+
+            let meshed = call("ADD");
+            let kubeconfig = fs::read(meshed.kubeconfig()).unwrap();
+            let outcome = run(with(&stderr), &meshed, &case);
+            assert_eq!(outcome.succeeded().stdout, result, "meshed, {case}");
+            let rules = namespaces.nat("iptables-nft");
+            assert!(rules.contains("PROXY_INIT_OUTPUT"), "{case}: {rules}");
+            assert_eq!(fs::read(meshed.kubeconfig()).unwrap(), kubeconfig, "{case}");
+
+            for command in ["CHECK", "DEL"] {
+                let outcome = run(with(&stderr), &call(command), &case);
+                assert_eq!(outcome.succeeded().stdout, "", "{command}, {case}");
+            }
+        }
+    }
+}
+
+#[test]
+fn an_error_reaches_the_runtime_whatever_stderr_is() {
+    for stderr in Unwritable::all() {
+        let (api, namespaces) = (meshed_api(), Namespaces::new());
+        api.answer(super::POD_PATH, 403, "{}");
+        let call = Call::new("ADD", &namespaces.path(), &api);
+        let outcome = run(with(&stderr), &call, stderr.name);
+        let (code, msg) = outcome.error();
+        assert_eq!(code, 102, "{}: {msg}", stderr.name);
+    }
+}
+
+#[test]
+fn an_answer_that_stdout_does_not_take_fails_the_call_without_a_panic() {
+    for stdout in [full_device(), full_pipe()] {
+        let (api, namespaces) = (meshed_api(), Namespaces::new());
+        for call in [
+            Call::new("ADD", &namespaces.path(), &api).annotated(json!({})),
+            Call::new("ADD", &namespaces.path(), &api).env("CNI_ARGS", "not a pair"),
+        ] {
+            let mut command = Command::new(PROGRAM);
+            command.stderr(Stdio::piped()).stdout(stdout.stdio());
+            let outcome = run(command, &call, stdout.name);
+            assert_eq!(outcome.code, Some(1), "{}: {}", stdout.name, outcome.stderr);
+            let said = "linkerd-cni: cannot write the answer to stdout (code 5): ";
+            assert!(outcome.stderr.contains(said), "{}", outcome.stderr);
+            assert!(!outcome.stderr.contains("panicked"), "{}", outcome.stderr);
+        }
+    }
+}
+
+/// The plugin with `stderr`, its answer to be read.
+fn with(stderr: &Unwritable) -> Command {
+    let mut command = stderr.as_stderr_of(PROGRAM);
+    command.stdout(Stdio::piped());
+    command
+}
+
+/// Carries out `call` by `command`, which has its outputs already.
+fn run(mut command: Command, call: &Call, case: &str) -> Outcome {
+    command.env_clear().envs(call.environment.iter().cloned());
+    command.stdin(Stdio::piped());
+    let mut child = command.spawn().unwrap();
+    let stdin = call.config.to_string();
+    // A plugin that does not read its stdin is allowed to.
+    let _ = child.stdin.take().unwrap().write_all(stdin.as_bytes());
+    let code = ended(&mut child, case);
+    let text = |output: Option<&mut dyn std::io::Read>| {
+        let mut text = String::new();
+        output.map(|output| output.read_to_string(&mut text));
+        text
+    };
+    Outcome {
+        code,
+        stdout: text(child.stdout.as_mut().map(|output| output as _)),
+        stderr: text(child.stderr.as_mut().map(|output| output as _)),
+    }
+}
+
+fn ended(child: &mut Child, case: &str) -> Option<i32> {
+    let end = Instant::now() + HANGS;
+    loop {
+        if let Some(status) = child.try_wait().unwrap() {
+            return status.code();
+        }
+        if Instant::now() >= end {
+            child.kill().unwrap();
+            child.wait().unwrap();
+            panic!("the plugin waits for ever: {case}");
+        }
+        thread::sleep(Duration::from_millis(2));
+    }
+}

@@ -1,0 +1,282 @@
+//! What the watch costs the API server, and what it makes of old, long and broken lists.
+
+use std::fs;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+use crate::api::{Answer, Api};
+use crate::controller::Controller;
+use crate::{eventually, path, pod, stranded};
+
+fn count(api: &Api) -> usize {
+    api.requests(|_| true).len()
+}
+
+fn lists(api: &Api) -> usize {
+    api.requests(|request| request.is_list()).len()
+}
+
+fn watches(api: &Api) -> Vec<String> {
+    let watches = api.requests(|request| request.is_watch());
+    watches.into_iter().map(|request| request.path).collect()
+}
+
+fn bookmark(version: &str) -> Value {
+    json!({"metadata": {"resourceVersion": version}})
+}
+
+fn expired() -> Value {
+    json!({"kind": "Status", "status": "Failure", "code": 410, "message": "too old"})
+}
+
+/// Calls `meanwhile` every 20 ms for so many seconds.
+fn for_seconds(seconds: u64, mut meanwhile: impl FnMut()) {
+    let end = Instant::now() + Duration::from_secs(seconds);
+    while Instant::now() < end {
+        meanwhile();
+        thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// A healthy pod whose description has about `size` bytes, in the places where real ones
+/// have most: annotations, environment, and managed fields.
+fn fat(name: &str, size: usize) -> Value {
+    let mut fat = pod(name, json!({"ready": true}));
+    let text = "x".repeat(size / 4);
+    fat["metadata"]["annotations"] = json!({"kubectl.kubernetes.io/last-applied": &text});
+    fat["metadata"]["managedFields"] = json!([{"fieldsV1": {"f:a": &text}}]);
+    let env = |index| json!({"name": format!("A_{index}"), "value": &text});
+    let env: Vec<Value> = (0..2).map(env).collect();
+    fat["spec"]["containers"] = json!([{"name": "app", "env": env}, {"name": "linkerd-proxy"}]);
+    fat["status"]["phase"] = json!("Running");
+    fat
+}
+
+#[test]
+fn while_all_is_well_there_is_one_list_and_one_watch() {
+    let api = Api::start();
+    let _controller = Controller::watching(&api);
+    for_seconds(8, || api.send("BOOKMARK", &bookmark("150")));
+    assert_eq!((lists(&api), watches(&api).len(), count(&api)), (1, 1, 2));
+}
+
+#[test]
+fn lists_come_from_the_cache_in_one_piece_and_watches_end_at_random_times() {
+    let api = Api::start();
+    let controllers: Vec<_> = (0..6).map(|_| Controller::watching(&api)).collect();
+    eventually("all watch", || watches(&api).len() >= controllers.len());
+    for list in api.requests(|request| request.is_list()) {
+        assert!(list.path.ends_with("&resourceVersion=0"), "{}", list.path);
+        assert!(!list.path.contains("limit"), "{}", list.path);
+    }
+    let time = |path: &String| {
+        let (_, rest) = path.split_once("timeoutSeconds=").unwrap();
+        let (time, _) = rest.split_once('&').unwrap();
+        time.parse::<u16>().unwrap()
+    };
+    let mut times: Vec<u16> = watches(&api).iter().map(time).collect();
+    assert!(times.iter().all(|time| (300..=600).contains(time)));
+    times.sort_unstable();
+    times.dedup();
+    assert!(times.len() > 1, "all watches end after {times:?} s");
+}
+
+#[test]
+fn an_audit_asks_the_cache_for_one_list_a_period() {
+    let api = Api::start();
+    api.state().pods = (0..50).map(|i| fat(&i.to_string(), 1000)).collect();
+    let host = host();
+    let prefix = format!("--mount-prefix={}", host.path().display());
+    let controller = Controller::with(&api, &["--audit-seconds=2", &prefix]);
+    for_seconds(7, || {});
+    let audits = controller.metric("audits_total");
+    assert!((2..=4).contains(&audits), "{audits} in 7 s of 2 s each");
+    let lists = lists(&api) as u64;
+    assert!(lists <= audits + 2, "{lists} lists for {audits} audits");
+}
+
+#[test]
+fn a_list_that_breaks_off_has_no_effect_and_is_repeated() {
+    let api = Api::start();
+    let healthy = (0..20).map(|i| fat(&i.to_string(), 1000));
+    api.state().pods = [stranded("web-1")].into_iter().chain(healthy).collect();
+    api.state().list = Answer::Cut;
+    let controller = Controller::start(&api);
+    controller.logs("Cannot watch the pods of this node");
+    eventually("a second try", || lists(&api) >= 2);
+    let asked = api.requests(|request| !request.is_list());
+    assert!(asked.is_empty(), "{asked:?}");
+    api.state().list = Answer::Status(200);
+    controller.counts("pods_deleted_total", 1);
+}
+
+#[test]
+fn a_list_without_end_is_given_up_at_its_limit() {
+    let api = Api::start();
+    api.state().list = Answer::Endless;
+    let controller = Controller::start(&api);
+    let began = Instant::now();
+    while !controller.log().contains("larger than") {
+        assert!(began.elapsed() < Duration::from_secs(120), "still reading");
+        thread::sleep(Duration::from_millis(50));
+    }
+    println!("given up after {:.1?}", began.elapsed());
+    api.state().list = Answer::Status(200);
+    eventually("ready", || controller.get("/ready").1 == "ready\n");
+}
+
+#[test]
+fn a_list_older_than_the_last_watch_harms_nobody_and_loses_no_change() {
+    let api = Api::start();
+    let controller = Controller::watching(&api);
+    api.send("BOOKMARK", &bookmark("150"));
+    // Another API server, which is behind: by now the pod has passed its validator.
+    let mut well = pod("web-1", json!({"ready": true}));
+    well["metadata"]["resourceVersion"] = json!("140");
+    api.knows(&well);
+    {
+        let mut state = api.state();
+        state.version = 90;
+        state.pods = vec![stranded("web-1")];
+        state.delete = Answer::Status(409);
+    }
+    api.send("ERROR", &expired());
+    eventually("a watch from the list's version", || {
+        let mut watches = watches(&api).into_iter();
+        watches.any(|path| path.ends_with("&resourceVersion=90"))
+    });
+    controller.logs("Pod is gone or well");
+    assert_eq!(api.deleted().len(), 1, "one try, which is refused");
+    // What the list did not know of yet comes as an event again.
+    api.state().delete = Answer::Status(200);
+    api.send("MODIFIED", &stranded("web-2"));
+    controller.counts("pods_deleted_total", 1);
+    assert_eq!(api.deleted(), [path("web-1"), path("web-2")]);
+    assert_eq!(controller.metric("pods_delete_errors_total"), 0);
+}
+
+#[test]
+fn an_event_without_a_version_does_not_make_the_next_watch_begin_anywhere() {
+    let api = Api::start();
+    let _controller = Controller::watching(&api);
+    api.send("BOOKMARK", &bookmark("150"));
+    api.send("BOOKMARK", &json!({"metadata": {}}));
+    api.end_watches();
+    eventually("another watch", || watches(&api).len() == 2);
+    assert!(watches(&api)[1].ends_with("&resourceVersion=150"));
+    assert_eq!(lists(&api), 1);
+}
+
+/// Each kind of trouble, for 20 s in which each request fails at once: with waits of
+/// 0 to 5 s, 2.5 to 5 s, 5 to 10 s and 10 to 20 s, there is time for five tries.
+#[test]
+fn requests_back_off_whatever_goes_wrong_again_and_again() {
+    type Trouble = fn(&Api);
+    let watch_is_refused = |api: &Api| api.state().watch = Answer::Status(410);
+    let list_is_refused = |api: &Api| {
+        api.state().watch = Answer::Status(410);
+        api.state().list = Answer::Status(429);
+    };
+    let list_is_cut = |api: &Api| {
+        api.state().watch = Answer::Status(410);
+        api.state().list = Answer::Cut;
+    };
+    let nothing_more = |_: &Api| {};
+    let bookmark_and_410 = |api: &Api| {
+        api.send_now("BOOKMARK", &bookmark("150"));
+        api.send_now("ERROR", &expired());
+        api.end_watches();
+    };
+    let bookmark_and_break = |api: &Api| {
+        api.send_now("BOOKMARK", &bookmark("150"));
+        api.break_watches();
+    };
+    let bookmark_and_end = |api: &Api| {
+        api.send_now("BOOKMARK", &bookmark("150"));
+        api.end_watches();
+    };
+    let crash = |api: &Api| {
+        api.crash();
+        api.up();
+    };
+    let cases: [(&str, Trouble, Trouble); 7] = [
+        ("410 for the watch", watch_is_refused, Api::end_watches),
+        ("410 in the watch", nothing_more, bookmark_and_410),
+        ("a broken watch", nothing_more, bookmark_and_break),
+        ("a watch that ends early", nothing_more, bookmark_and_end),
+        ("429 for the list", list_is_refused, Api::end_watches),
+        ("half a list", list_is_cut, Api::end_watches),
+        ("a server that crashes", nothing_more, crash),
+    ];
+    thread::scope(|scope| {
+        for (name, prepare, again) in cases {
+            scope.spawn(move || {
+                let api = Api::start();
+                let controller = Controller::watching(&api);
+                prepare(&api);
+                let before = count(&api);
+                for_seconds(20, || again(&api));
+                let errors = controller.metric("watch_errors_total");
+                assert!(errors >= 2, "{name}: {errors} errors");
+                let requests = count(&api) - before;
+                assert!(requests <= 12, "{name}: {requests} requests in 20 s");
+            });
+        }
+    });
+}
+
+#[test]
+fn a_pod_that_can_never_be_dealt_with_has_the_pods_listed_ever_less_often() {
+    let api = Api::start();
+    api.state().pods = vec![stranded("web-1")];
+    api.state().delete = Answer::Status(500);
+    let controller = Controller::watching(&api);
+    for_seconds(30, || api.send_now("BOOKMARK", &bookmark("150")));
+    let lists = lists(&api);
+    assert!((3..=6).contains(&lists), "{lists} lists in 30 s");
+    let errors = controller.metric("pods_delete_errors_total") as usize;
+    assert!(errors <= lists, "{errors} tries after {lists} lists");
+    assert_eq!(controller.metric("watch_errors_total"), 0);
+}
+
+#[test]
+fn memory_hardly_grows_with_the_list_and_little_with_an_audit() {
+    let host = host();
+    let prefix = format!("--mount-prefix={}", host.path().display());
+    let peak = |pods: Vec<Value>| {
+        let api = Api::start();
+        api.state().pods = pods;
+        let controller = Controller::with(&api, &["--audit-seconds=1", &prefix]);
+        eventually("an audit", || controller.metric("audits_total") > 0);
+        api.send("MODIFIED", &stranded("web-1"));
+        controller.counts("pods_deleted_total", 1);
+        controller.status("VmHWM:")
+    };
+    let few = peak(vec![fat("a", 1000)]);
+    for (name, count, size, most) in [
+        ("200 of 10 kB", 200, 10_000, 1000),
+        ("5000 of 4 kB", 5000, 4_000, 3000),
+        ("20 of 1 MB", 20, 1_000_000, 3000),
+        ("one of 1.5 MB", 1, 1_500_000, 4000),
+    ] {
+        let pods = (0..count).map(|i| fat(&i.to_string(), size)).collect();
+        let more = peak(pods).saturating_sub(few);
+        println!("{name}: {more} kB above {few} kB");
+        assert!(more <= most, "{name}: {more} kB more than {few} kB");
+    }
+}
+
+/// The directories of a host on which the plugin is chained.
+fn host() -> TempDir {
+    let root = TempDir::new().unwrap();
+    let nets = root.path().join("etc/cni/net.d");
+    fs::create_dir_all(&nets).unwrap();
+    let linkerd = json!({"incoming-proxy-port": 4143, "outgoing-proxy-port": 4140});
+    let entry = json!({"type": "linkerd-cni", "name": "linkerd-cni", "linkerd": linkerd});
+    let list = json!({"cniVersion": "1.0.0", "name": "net", "plugins": [entry]});
+    fs::write(nets.join("10-net.conflist"), list.to_string()).unwrap();
+    root
+}

@@ -1,0 +1,20 @@
+//! A controller whose stdout and stderr take nothing.
+
+use crate::controller::{BINARY, Controller};
+use crate::unwritable::{closed, full_device, full_pipe};
+use crate::{Api, path, stranded};
+
+#[test]
+fn stranded_pods_are_deleted_whatever_the_controllers_outputs_are() {
+    for output in [full_device(), closed(), full_pipe()] {
+        let api = Api::start();
+        api.state().pods = vec![stranded("web")];
+        let mut command = output.as_stderr_of(BINARY);
+        command.stdout(output.stdio());
+        let mut controller = Controller::silent(&api, command);
+        controller.counts("pods_deleted_total", 1);
+        assert_eq!(api.deleted(), [path("web")], "{}", output.name);
+        let (status, _) = controller.end(nix::sys::signal::Signal::SIGTERM);
+        assert!(status.success(), "{}: {status}", output.name);
+    }
+}

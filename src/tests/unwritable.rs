@@ -1,0 +1,142 @@
+//! Outputs that take no line: full, closed, stopped, or without a reader. Needs root.
+
+use std::fs::File;
+use std::io::{self, Write as _};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::thread;
+
+use nix::fcntl::{FcntlArg, OFlag, fcntl};
+use nix::mount::{MntFlags, MsFlags, mount, umount2};
+use nix::pty::openpty;
+use nix::sched::{CloneFlags, unshare};
+use nix::sys::termios::{FlowArg, tcflow};
+
+/// One such output. Until it is dropped it stays as it is.
+pub struct Unwritable {
+    pub name: &'static str,
+    /// `None`: a program started with it has no such descriptor.
+    output: Option<OwnedFd>,
+    /// The other end, which nobody reads.
+    _unread: Option<OwnedFd>,
+}
+
+impl Unwritable {
+    pub fn all() -> Vec<Unwritable> {
+        vec![
+            full_device(),
+            closed(),
+            full_pipe(),
+            full_socket(),
+            pipe_without_a_reader(),
+            stopped_terminal(),
+            file_on_a_full_disk(),
+        ]
+    }
+
+    /// Runs `program` with this as stderr. The caller sets the rest.
+    pub fn as_stderr_of(&self, program: &str) -> Command {
+        let Some(output) = &self.output else {
+            let mut shell = Command::new("/bin/sh");
+            shell.args(["-c", r#"exec "$0" "$@" 2>&-"#, program]);
+            return shell;
+        };
+        let mut command = Command::new(program);
+        command.stderr(output.try_clone().unwrap());
+        command
+    }
+
+    /// This for a program's stdout; `/dev/null` for the closed one.
+    pub fn stdio(&self) -> Stdio {
+        let output = self.output.as_ref();
+        output.map_or_else(Stdio::null, |output| output.try_clone().unwrap().into())
+    }
+}
+
+pub fn full_device() -> Unwritable {
+    let device = File::options().write(true).open("/dev/full").unwrap();
+    Unwritable {
+        name: "a full device",
+        output: Some(device.into()),
+        _unread: None,
+    }
+}
+
+pub fn closed() -> Unwritable {
+    Unwritable {
+        name: "closed",
+        output: None,
+        _unread: None,
+    }
+}
+
+pub fn full_pipe() -> Unwritable {
+    let (reader, writer) = io::pipe().unwrap();
+    filled("a full pipe", writer.into(), reader.into())
+}
+
+fn full_socket() -> Unwritable {
+    let (reader, writer) = UnixStream::pair().unwrap();
+    filled("a full socket", writer.into(), reader.into())
+}
+
+fn pipe_without_a_reader() -> Unwritable {
+    let (_, writer) = io::pipe().unwrap();
+    Unwritable {
+        name: "a pipe without a reader",
+        output: Some(writer.into()),
+        _unread: None,
+    }
+}
+
+/// As after ^S.
+fn stopped_terminal() -> Unwritable {
+    let terminal = openpty(None, None).unwrap();
+    tcflow(&terminal.slave, FlowArg::TCOOFF).unwrap();
+    Unwritable {
+        name: "a stopped terminal",
+        output: Some(terminal.slave),
+        _unread: Some(terminal.master),
+    }
+}
+
+fn file_on_a_full_disk() -> Unwritable {
+    let in_a_mount_namespace = thread::spawn(|| {
+        unshare(CloneFlags::CLONE_NEWNS).unwrap();
+        let none = None::<&str>;
+        mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_PRIVATE, none).unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        let file = file_on(dir.path());
+        umount2(dir.path(), MntFlags::MNT_DETACH).unwrap();
+        file
+    });
+    Unwritable {
+        name: "a file on a full disk",
+        output: Some(in_a_mount_namespace.join().unwrap().into()),
+        _unread: None,
+    }
+}
+
+fn file_on(dir: &Path) -> File {
+    let tmpfs = Some("tmpfs");
+    mount(tmpfs, dir, tmpfs, MsFlags::empty(), Some("size=4k")).unwrap();
+    let mut file = File::create(dir.join("log")).unwrap();
+    while file.write_all(&[b'x'; 64]).is_ok() {}
+    file
+}
+
+/// Fills `writer`, which then blocks whoever writes to it.
+fn filled(name: &'static str, writer: OwnedFd, unread: OwnedFd) -> Unwritable {
+    fcntl(writer.as_fd(), FcntlArg::F_SETFL(OFlag::O_NONBLOCK)).unwrap();
+    for length in [4096, 1] {
+        while nix::unistd::write(&writer, &[b'x'; 4096][..length]).is_ok() {}
+    }
+    fcntl(writer.as_fd(), FcntlArg::F_SETFL(OFlag::empty())).unwrap();
+    Unwritable {
+        name,
+        output: Some(writer),
+        _unread: Some(unread),
+    }
+}
