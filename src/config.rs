@@ -287,5 +287,7 @@ fn annotation_error(key: &str, value: &str, problem: &str) -> Error {
     .with_details("correct the annotation of the pod or of its namespace")
 }
 
+pub mod families;
+pub mod pod;
 #[cfg(test)]
 mod tests;

@@ -8,8 +8,6 @@ mod iptables;
 mod native;
 mod order;
 
-pub(crate) use native::attribute;
-
 use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;

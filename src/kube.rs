@@ -5,12 +5,12 @@
 //! puts a token into an error or a log line. Call it before a network namespace is
 //! entered: the connection belongs to the host's namespace.
 
-pub mod answer;
 pub mod backoff;
-pub mod config;
 pub mod connection;
 mod error;
 pub mod event;
+pub mod kubeconfig;
+pub mod redact;
 pub mod retry;
 pub mod scheduling;
 mod tls;
@@ -28,8 +28,8 @@ use ureq::unversioned::resolver::DefaultResolver;
 use ureq::unversioned::transport::{Connector as _, TcpConnector};
 use ureq::{Agent, Body};
 
-use config::Access;
 pub use error::Error;
+use kubeconfig::Access;
 use tls::Tls;
 use types::Status;
 
@@ -247,7 +247,7 @@ impl Client {
             .ok()
             .and_then(|status| status.message)
             .unwrap_or_else(|| String::from_utf8_lossy(&bytes).into_owned());
-        let message = answer::message(&text, self.token.as_deref());
+        let message = redact::message(&text, self.token.as_deref());
         Err(Error::Status {
             method,
             url,
@@ -279,10 +279,10 @@ impl Client {
                 });
             }
         };
-        answer::object(&bytes).map_err(|error| Error::Decode {
+        redact::object(&bytes).map_err(|error| Error::Decode {
             method,
             url,
-            problem: answer::problem(&error),
+            problem: redact::problem(&error),
             is_cut: error.is_eof(),
         })
     }

@@ -9,21 +9,23 @@
 //! [`quote`] quotes what others wrote.
 //!
 //! What decides is pure and returns data: `config`, `ports`, `rules`,
-//! `install::conflist`, `repair::verdict`. What acts is named for it: `firewall`,
-//! `netns`, `kube`, `install::files`, `install::watch`.
+//! `agent::conflist`, `repair::verdict`. What acts is named for it: `firewall`,
+//! `netns`, `kube`, `agent::files`, `agent::watch`.
 
 pub mod admin;
+pub mod agent;
+pub mod cli;
 pub mod cni;
-pub mod command;
 pub mod config;
+pub mod conflist;
+pub mod files;
 pub mod firewall;
-pub mod install;
 pub mod kube;
 pub mod log;
+pub mod netlink;
 pub mod netns;
 pub mod plugin;
 pub mod ports;
 pub mod quote;
-mod regular;
 pub mod repair;
 pub mod rules;

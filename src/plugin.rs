@@ -2,10 +2,9 @@
 
 mod api;
 pub mod decision;
-pub mod families;
-pub mod pod;
 mod record;
 
+use crate::config::families;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};

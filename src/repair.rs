@@ -6,10 +6,8 @@
 //! into the pods' namespaces, [`act`] acts. What is stranded is [`verdict`]'s to say,
 //! how often to act [`limit`]'s and [`rate`]'s, whether at all the [`gate`]'s.
 
-pub mod act;
-pub mod answer;
+pub mod agent_ready;
 pub mod audit;
-pub mod gate;
 pub mod health;
 pub mod host;
 pub mod inspect;
@@ -20,6 +18,7 @@ pub mod missed;
 pub mod mode;
 pub mod options;
 pub mod pace;
+pub mod pod_stream;
 pub mod process;
 pub mod queue;
 pub mod rate;
@@ -27,6 +26,7 @@ pub mod remove;
 pub mod sandbox;
 pub mod verdict;
 pub mod watch;
+pub mod worker;
 
 use std::io;
 use std::net::{SocketAddr, TcpListener};
@@ -129,8 +129,8 @@ pub fn run(settings: Settings) -> Result<(), Error> {
         period,
         shared: Arc::clone(&shared),
     });
-    let worker = act::Worker {
-        connection: connection(Deadlines::each(act::TIMEOUT)),
+    let worker = worker::Worker {
+        connection: connection(Deadlines::each(worker::TIMEOUT)),
         reporter: Reporter {
             controller: CONTROLLER,
             instance: settings.controller,
@@ -139,10 +139,10 @@ pub fn run(settings: Settings) -> Result<(), Error> {
         host: settings.host,
         agent: settings.agent,
         rate: rate::Rate::new(settings.rate),
-        limit: act::limit(settings.mode),
-        left: act::told(),
-        kept: act::kept(),
-        told: act::told(),
+        limit: worker::limit(settings.mode),
+        left: worker::told(),
+        kept: worker::kept(),
+        told: worker::told(),
         shared: Arc::clone(&shared),
     };
     spawn("watch", move || watch.run())?;

@@ -6,7 +6,7 @@ use std::sync::LazyLock;
 use libfuzzer_sys::fuzz_target;
 use linkerd2_cni::config::{Config, PodFacts};
 use linkerd2_cni::kube::types::Pod;
-use linkerd2_cni::plugin::pod;
+use linkerd2_cni::config::pod;
 use linkerd2_cni::rules::{Family, install_script, rules};
 
 static CONFIG: LazyLock<Config> = LazyLock::new(|| {

@@ -3,5 +3,5 @@
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    linkerd2_cni::command::main()
+    linkerd2_cni::cli::main()
 }

@@ -2,15 +2,15 @@
 //!
 //! One transaction for all families, in a table of our own.
 
-pub mod attribute;
 mod message;
-mod socket;
 
+use crate::netlink::attribute;
+use crate::netlink::socket;
 use nix::errno::Errno;
 
-use attribute::{find, parse};
+use crate::netlink::attribute::{find, parse};
+use crate::netlink::socket::{APPEND, CREATE, EXCLUSIVE, Message};
 use message::{kind, protocol_family};
-use socket::{APPEND, CREATE, EXCLUSIVE, Message};
 
 use super::{Error, order};
 use crate::rules::{self, Chain, Family, Redirect, nft};

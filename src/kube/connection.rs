@@ -2,7 +2,8 @@
 
 use std::path::PathBuf;
 
-use super::config::{self, Access, Choice};
+use super::kubeconfig;
+use super::kubeconfig::{Access, Choice};
 use super::{Client, Deadlines, Impersonate};
 
 /// Where address and credential come from.
@@ -24,7 +25,7 @@ pub enum Source {
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     #[error("cannot learn how to reach the API server: {0}")]
-    Config(#[from] config::Error),
+    Config(#[from] kubeconfig::Error),
     #[error("cannot reach the API server: {0}")]
     Client(#[from] super::Error),
 }
@@ -80,10 +81,10 @@ impl Connection {
     }
 }
 
-fn read(source: &Source) -> Result<Access, config::Error> {
+fn read(source: &Source) -> Result<Access, kubeconfig::Error> {
     match source {
-        Source::InCluster { host, port, dir } => config::in_cluster(host, port, dir),
-        Source::Kubeconfig(path) => config::read(path),
-        Source::Chosen(path, choice) => config::choose(path, choice),
+        Source::InCluster { host, port, dir } => kubeconfig::in_cluster(host, port, dir),
+        Source::Kubeconfig(path) => kubeconfig::read(path),
+        Source::Chosen(path, choice) => kubeconfig::choose(path, choice),
     }
 }

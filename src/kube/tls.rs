@@ -22,7 +22,7 @@ use ureq::unversioned::transport::{
 };
 
 use super::Error;
-use super::config::Access;
+use super::kubeconfig::Access;
 
 /// What webpki says of a server's certificate that is a CA's. It looks at that only
 /// after the time of validity.

@@ -12,7 +12,7 @@ use nix::sys::socket::{
 };
 use nix::sys::time::TimeVal;
 
-use crate::firewall::attribute::Attributes;
+use crate::netlink::attribute::Attributes;
 
 /// How long the kernel may take, in seconds; it may have to load a module first.
 const ANSWER_SECONDS: i64 = 5;

@@ -8,11 +8,12 @@ use std::time::{Duration, Instant};
 
 use serde::de::DeserializeOwned;
 
-use super::pod::{API_SERVICE, NO_API_SERVER, Surroundings, facts, namespace_path};
 use crate::cni::args::PodRef;
 use crate::cni::error::{Error, code};
+use crate::config::pod::{API_SERVICE, NO_API_SERVER, Surroundings, facts, namespace_path};
 use crate::config::{Annotations, Config, PodFacts};
-use crate::kube::config::{self as kubeconfig, Access};
+use crate::kube::kubeconfig;
+use crate::kube::kubeconfig::Access;
 use crate::kube::retry::Retry;
 use crate::kube::types::{Namespace, Pod, Service};
 use crate::kube::{self, Client, Deadlines};

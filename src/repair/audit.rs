@@ -6,18 +6,19 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::Shared;
-use super::answer::{self, Kept};
 use super::connection::{self, Connection};
 use super::host::Host;
 use super::inspect::{self, Finding, Inspector, Reads};
 use super::pace::{Pace, vary};
+use super::pod_stream;
+use super::pod_stream::Kept;
 use super::verdict::{Cause, LABEL, Stranded, auditable};
 use super::watch::list_path;
 use crate::config::annotation;
+use crate::config::pod::{CONTROL_PLANE_LABEL, PROXY};
 use crate::kube;
 use crate::kube::backoff::jitter;
 use crate::kube::types::Pod;
-use crate::plugin::pod::{CONTROL_PLANE_LABEL, PROXY};
 
 /// The one that audits.
 pub struct Audit {
@@ -34,7 +35,7 @@ enum Error {
     Connection(#[from] connection::Error),
     #[error(transparent)]
     Request(#[from] kube::Error),
-    #[error("the API server's answer broke off or is not what the API promises: {}", kube::answer::problem(.0))]
+    #[error("the API server's answer broke off or is not what the API promises: {}", kube::redact::problem(.0))]
     Answer(#[from] serde_json::Error),
     #[error(transparent)]
     Inspect(#[from] inspect::Error),
@@ -122,7 +123,7 @@ impl Audit {
         let mut inspector = Inspector::new(&self.host, Reads::Cached)?;
         let mut tally = Tally::default();
         let client = self.connection.client()?;
-        let list = answer::list(client.read_list(&list_path(&self.node))?)?;
+        let list = pod_stream::list(client.read_list(&list_path(&self.node))?)?;
         if list.dropped > 0 {
             tally.fail(list.dropped, || "too many pods".to_owned());
         }

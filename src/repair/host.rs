@@ -6,7 +6,8 @@ use std::path::{Path, PathBuf};
 use crate::cni;
 use crate::cni::object::Object;
 use crate::config::Config;
-use crate::install::{conflist, files, netdir, plan};
+use crate::conflist::{net_dir, plan};
+use crate::{conflist, files};
 
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -52,7 +53,7 @@ impl Host {
     /// What the plugin is told for the next pod: our entry in the configuration that
     /// the runtime loads.
     pub fn config(&self) -> Result<Config, Error> {
-        let found = netdir::scan(&self.net_dir, &self.kubeconfig)?;
+        let found = net_dir::scan(&self.net_dir, &self.kubeconfig)?;
         let loaded = plan::loaded(&found).ok_or_else(|| Error::Nothing {
             dir: self.net_dir.clone(),
         })?;
@@ -73,7 +74,7 @@ mod tests {
     use tempfile::TempDir;
 
     use super::*;
-    use crate::install::mode;
+    use crate::conflist::mode;
 
     const BRIDGE: &str = r#"{"name":"a","plugins":[{"type":"bridge"}]}"#;
 

@@ -12,13 +12,13 @@ use super::sandbox::{self, Sandboxes};
 use crate::cni;
 use crate::cni::args::PodRef;
 use crate::cni::error::code;
+use crate::config::families::families;
+use crate::config::pod::{API_SERVICE, Surroundings, facts, is_meshed, namespace_path};
 use crate::config::{Annotations, Config, Ipv6};
 use crate::firewall::{self, Survey};
 use crate::kube::types::{Namespace, Pod, Service};
 use crate::kube::{self, Client};
 use crate::netns;
-use crate::plugin::families::families;
-use crate::plugin::pod::{API_SERVICE, Surroundings, facts, is_meshed, namespace_path};
 use crate::rules::Redirect;
 
 /// How long looking into, or programming, one namespace may take.

@@ -1,8 +1,8 @@
 //! Is this pod stranded by the race between the node's boot and the plugin, and should
 //! its rules be looked at? Pure.
 
+use crate::config::pod::is_meshed;
 use crate::kube::types::{ContainerStatus, Pod};
-use crate::plugin::pod::is_meshed;
 
 /// The init container that tells whether a pod's traffic reaches the proxy.
 pub const VALIDATOR: &str = "linkerd-network-validator";

@@ -7,9 +7,10 @@ use std::time::{Duration, Instant};
 
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 
-use super::answer::{self, Event, PodList};
 use super::connection::{self, Connection};
 use super::pace::{Pace, Relist, watch_time};
+use super::pod_stream;
+use super::pod_stream::{Event, PodList};
 use super::verdict::Stranded;
 use super::{SILENCE, Shared};
 use crate::kube;
@@ -42,7 +43,7 @@ enum Error {
     Connection(#[from] connection::Error),
     #[error(transparent)]
     Request(#[from] kube::Error),
-    #[error("the API server's answer broke off or is not what the API promises: {}", kube::answer::problem(.0))]
+    #[error("the API server's answer broke off or is not what the API promises: {}", kube::redact::problem(.0))]
     Answer(#[from] serde_json::Error),
     #[error("the API server ended the watch: {code}: {message}")]
     Refused { code: u16, message: String },
@@ -171,7 +172,7 @@ impl Watch {
             version,
             kept,
             dropped,
-        } = answer::list(answer)?;
+        } = pod_stream::list(answer)?;
         let stranded = kept.into_iter().filter(|pod| self.is_here(pod)).collect();
         self.shared.queue.give_list(stranded);
         for _ in 0..dropped {
@@ -192,7 +193,7 @@ impl Watch {
         let path = watch_path(&self.node, version, asked);
         let answer = self.connection.client()?.watch(&path)?;
         self.shared.health.heard();
-        for event in answer::events(answer) {
+        for event in pod_stream::events(answer) {
             let seen = match event? {
                 Event::Error { code, message } => return Err(Error::Refused { code, message }),
                 Event::Other { version } => version,

@@ -1,6 +1,6 @@
 //! nf_tables messages: our table, its chains and its rules (`linux/netfilter/nf_tables.h`).
 
-use super::attribute::{Attributes, find, parse};
+use crate::netlink::attribute::{Attributes, find, parse};
 use crate::rules::nft::{Expression, Header, Meta};
 use crate::rules::{Chain, Family, Verdict};
 

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::{self, Command, Stdio};
 use std::thread;
 
-use linkerd2_cni::kube::config::{self as kubeconfig, Access};
+use linkerd2_cni::kube::kubeconfig::{self as kubeconfig, Access};
 use nix::sched::{CloneFlags, unshare};
 use serde_json::{Value, json};
 

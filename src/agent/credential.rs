@@ -1,0 +1,103 @@
+//! The kubeconfig on the host: rendered from what the agent's pod is given, kept in step.
+
+use std::path::PathBuf;
+
+use super::settings::Settings;
+use crate::files;
+use crate::files::Access;
+use crate::kube::kubeconfig;
+
+/// Only root may read a token (D-17).
+const MODE: u32 = 0o600;
+
+/// Why there is no right kubeconfig. No variant carries a credential.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error("{0} is not set")]
+    Unset(&'static str),
+    #[error("{} is empty", .0.display())]
+    Empty(PathBuf),
+    #[error("{} is not text", .0.display())]
+    NotText(PathBuf),
+    #[error("KUBE_CA_FILE={}: {error}; name a file with the CA's certificates, or unset it", path.display())]
+    Ca { path: PathBuf, error: Box<Error> },
+    #[error(transparent)]
+    File(#[from] files::Error),
+}
+
+/// What the kubeconfig says besides its token, and the agent's own token.
+pub struct KubeconfigBase {
+    server: String,
+    ca: Vec<u8>,
+    pub agents_token: String,
+}
+
+impl KubeconfigBase {
+    /// The kubeconfig with `token`.
+    pub fn render(&self, token: &str) -> String {
+        kubeconfig::render(&kubeconfig::Access {
+            server: self.server.clone(),
+            ca: self.ca.clone(),
+            insecure: false,
+            token: Some(token.to_owned()),
+        })
+    }
+}
+
+/// Reads them. The agent's token has to be there in any case: without it the agent could not
+/// renew the plugin's.
+pub fn kubeconfig_base(settings: &Settings) -> Result<KubeconfigBase, Error> {
+    let host = settings.api_host.as_deref();
+    let port = settings.api_port.as_deref();
+    let server = kubeconfig::server(
+        host.ok_or(Error::Unset("KUBERNETES_SERVICE_HOST"))?,
+        port.ok_or(Error::Unset("KUBERNETES_SERVICE_PORT"))?,
+    );
+    let agents_token = content(settings.service_account_dir.join("token"))?;
+    let ca = match settings.ca_file.clone() {
+        None => content(settings.service_account_dir.join("ca.crt"))?,
+        Some(path) => content(path.clone()).map_err(|error| Error::Ca {
+            path,
+            error: Box::new(error),
+        })?,
+    };
+    Ok(KubeconfigBase {
+        server,
+        ca: ca.into_bytes(),
+        agents_token,
+    })
+}
+
+/// The token in the kubeconfig that is on the host, whosever it is and whether or not it has
+/// run out.
+pub fn token_on_host(settings: &Settings) -> Option<String> {
+    let token = kubeconfig::read(&settings.kubeconfig()).ok()?.token?;
+    Some(token).filter(|token| !token.is_empty())
+}
+
+fn content(path: PathBuf) -> Result<String, Error> {
+    let (bytes, _) = files::read(&path)?;
+    match String::from_utf8(bytes) {
+        Ok(text) if text.trim().is_empty() => Err(Error::Empty(path)),
+        Ok(text) => Ok(text.trim().to_owned()),
+        Err(_) => Err(Error::NotText(path)),
+    }
+}
+
+/// Whether the kubeconfig on the host is `desired`, byte for byte and for root only.
+pub fn is_right(settings: &Settings, desired: &str) -> Result<bool, Error> {
+    let path = settings.kubeconfig();
+    let Some(metadata) = files::look(&path)? else {
+        return Ok(false);
+    };
+    if !metadata.is_file() || Access::of(&metadata) != Access::own(MODE) {
+        return Ok(false);
+    }
+    Ok(files::read(&path)?.0 == desired.as_bytes())
+}
+
+/// Puts `desired` onto the host.
+pub fn write(settings: &Settings, desired: &str) -> Result<(), Error> {
+    let path = settings.kubeconfig();
+    Ok(files::write(&path, desired.as_bytes(), Access::own(MODE))?)
+}

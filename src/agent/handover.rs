@@ -1,0 +1,129 @@
+//! The kubeconfig of an upstream agent that runs on the same node.
+//!
+//! Upstream's agent writes its kubeconfig when it starts and when its token rotates, about
+//! every 48 minutes, and never corrects it. If such an agent goes on while this one ends,
+//! as after `helm rollback`, it would use the token of a release that is gone. So this
+//! agent remembers the upstream kubeconfig that it overwrites, and restores it when it
+//! ends. An agent of this project corrects its kubeconfig by itself.
+
+use std::path::Path;
+
+use serde::de::IgnoredAny;
+use serde_json::Value;
+use tracing::info;
+
+use crate::conflist;
+use crate::conflist::net_dir::Found;
+use crate::conflist::{Entry, List};
+use crate::files;
+use crate::files::Access;
+
+/// The last upstream kubeconfig, and what this agent wrote over it.
+#[derive(Default)]
+pub struct Handover {
+    upstream: Option<(Vec<u8>, Access)>,
+    written: String,
+}
+
+impl Handover {
+    /// This agent is about to write the kubeconfig `text` to `path`.
+    pub fn overwrites(&mut self, path: &Path, text: &str) {
+        if let Ok((bytes, access)) = files::read(path)
+            && is_upstream(&bytes)
+        {
+            self.upstream = Some((bytes, access));
+        }
+        text.clone_into(&mut self.written);
+    }
+
+    /// Restores the upstream kubeconfig at `path`, unless somebody wrote another one since.
+    pub fn restore(&self, path: &Path) -> Result<(), files::Error> {
+        let Some((bytes, access)) = &self.upstream else {
+            return Ok(());
+        };
+        match files::rewrite(path, self.written.as_bytes(), bytes, *access) {
+            Ok(()) => info!(
+                "Restored kubeconfig {} of the other Linkerd CNI agent on this node",
+                path.display()
+            ),
+            Err(files::Error::Raced { .. }) => {}
+            Err(error) => return Err(error),
+        }
+        Ok(())
+    }
+}
+
+/// Whether an upstream agent wrote this kubeconfig: in YAML, where this project's are JSON.
+fn is_upstream(kubeconfig: &[u8]) -> bool {
+    let token = b"token:";
+    serde_json::from_slice::<IgnoredAny>(kubeconfig).is_err()
+        && kubeconfig.windows(token.len()).any(|part| part == token)
+}
+
+/// Whether an upstream agent wrote the plugin entry of a conflist in `found`: not `entry`,
+/// and without the agent's namespace, which agents of this project add. As this agent
+/// replaces such an entry, the upstream agent is still running.
+pub fn upstream_chains(found: &[Found], entry: &Entry) -> bool {
+    let texts = found.iter().filter_map(|file| file.content.as_ref().ok());
+    texts
+        .filter(|content| !List::read(&content.text).is_ok_and(|list| list.carries(entry)))
+        .filter_map(|content| conflist::plugin_entry(&content.text))
+        .filter_map(|found| serde_json::from_str::<Value>(found.text).ok())
+        .any(|entry| entry["linkerd"]["agent-namespace"].is_null())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+    use crate::conflist::net_dir;
+
+    const UPSTREAM: &str = "users:\n- name: linkerd-cni\n  user:\n    token: theirs\n";
+    const OWN: &str = r#"{"users":[{"user":{"token":"own"}}]}"#;
+
+    #[test]
+    fn only_an_upstream_kubeconfig_is_restored_and_only_over_the_own_one() {
+        for (before, at_the_end, expected) in [
+            (Some(UPSTREAM), OWN, UPSTREAM),
+            (Some(UPSTREAM), "newer", "newer"),
+            (Some(r#"{"token":"of an older agent"}"#), OWN, OWN),
+            (Some("half a fi"), OWN, OWN),
+            (None, OWN, OWN),
+        ] {
+            let dir = tempfile::tempdir().unwrap();
+            let path = dir.path().join("kubeconfig");
+            if let Some(before) = before {
+                fs::write(&path, before).unwrap();
+            }
+            let mut handover = Handover::default();
+            handover.overwrites(&path, OWN);
+            fs::write(&path, OWN).unwrap();
+            // An own token that was renewed does not make the agent forget.
+            handover.overwrites(&path, OWN);
+            fs::write(&path, at_the_end).unwrap();
+            handover.restore(&path).unwrap();
+            assert_eq!(fs::read_to_string(&path).unwrap(), expected);
+        }
+    }
+
+    #[test]
+    fn an_upstream_entry_is_told_from_those_of_this_project() {
+        let own = Entry::new(r#"{"type":"linkerd-cni","linkerd":{"mtu":1}}"#, "").unwrap();
+        for (entry, expected) in [
+            (r#"{"type":"linkerd-cni","linkerd":{"mtu":1}}"#, false),
+            (r#"{"type":"linkerd-cni","linkerd":{"mtu":2}}"#, true),
+            (
+                r#"{"type":"linkerd-cni","linkerd":{"agent-namespace":"x"}}"#,
+                false,
+            ),
+            (r#"{"type":"portmap"}"#, false),
+        ] {
+            let dir = tempfile::tempdir().unwrap();
+            let list = format!(r#"{{"name":"n","plugins":[{{"type":"bridge"}},{entry}]}}"#);
+            fs::write(dir.path().join("10-net.conflist"), list).unwrap();
+            let found = net_dir::scan(dir.path(), "kubeconfig").unwrap();
+            assert_eq!(upstream_chains(&found, &own), expected, "{entry}");
+        }
+    }
+}

@@ -1,0 +1,86 @@
+//! The kubeconfig, the programs and the saved state: first renamed, so that they can be put
+//! back at once, and removed for good when no network config names the plugin then either.
+
+use std::path::PathBuf;
+
+use tracing::{info, warn};
+
+use crate::agent::binaries::Binaries;
+use crate::agent::records;
+use crate::agent::settings::Settings;
+use crate::conflist::PLUGIN;
+use crate::conflist::saved_state;
+use crate::conflist::saved_state::Journal;
+use crate::files;
+use crate::files::Aside;
+
+/// The files under temporary names, in the order of removal.
+pub struct NodeFiles<'s> {
+    settings: &'s Settings,
+    asides: Vec<Aside>,
+}
+
+/// All that an uninstall removes besides the plugin entry, kubeconfig first.
+fn paths(settings: &Settings, journal: &Journal) -> Vec<PathBuf> {
+    let programs = Binaries::wanted(settings).unwrap_or_else(|_| vec![PLUGIN.to_owned()]);
+    let programs = programs.iter().map(|name| settings.bin_dir.join(name));
+    let mut paths: Vec<PathBuf> = [settings.kubeconfig()]
+        .into_iter()
+        .chain(programs)
+        .collect();
+    // Saved state that cannot be read still says what a later uninstall can restore.
+    if !journal.unread {
+        paths.push(settings.net_dir.join(saved_state::NAME));
+    }
+    paths
+}
+
+/// Whether one of the files is on the node.
+pub fn exist(settings: &Settings, journal: &Journal) -> bool {
+    let mut paths = paths(settings, journal).into_iter();
+    paths.any(|path| !matches!(files::look(&path), Ok(None)))
+}
+
+impl<'s> NodeFiles<'s> {
+    /// Takes the files away from their names.
+    pub fn take(
+        settings: &'s Settings,
+        journal: &Journal,
+        failures: &mut Vec<String>,
+    ) -> NodeFiles<'s> {
+        let mut asides = Vec::new();
+        for path in paths(settings, journal) {
+            match Aside::take(&path) {
+                Ok(aside) => asides.extend(aside),
+                Err(error) => failures.push(error.to_string()),
+            }
+        }
+        NodeFiles { settings, asides }
+    }
+
+    /// Gives all files their names back, in the order of an install.
+    pub fn put_back(self, failures: &mut Vec<String>) {
+        let results: Vec<_> = self.asides.iter().rev().map(Aside::put_back).collect();
+        let synced = self.asides.iter().map(Aside::sync);
+        for error in results.into_iter().chain(synced).filter_map(Result::err) {
+            warn!("{error}");
+            failures.push(error.to_string());
+        }
+    }
+
+    /// Removes all files for good, and the socket of an agent that was killed.
+    pub fn discard(self, failures: &mut Vec<String>) {
+        let state = self.settings.net_dir.join(saved_state::NAME);
+        for aside in self.asides {
+            let path = aside.target().to_owned();
+            match aside.discard() {
+                Ok(()) if path == state => {}
+                Ok(()) => info!("Removed {}", path.display()),
+                Err(error) => failures.push(error.to_string()),
+            }
+        }
+        if let Err(error) = files::remove(&self.settings.net_dir.join(records::NAME)) {
+            failures.push(error.to_string());
+        }
+    }
+}

@@ -1,0 +1,126 @@
+//! Asks the API server once whether this agent's release is uninstalled.
+
+use std::time::Duration;
+
+use super::decision::Finding;
+use super::scope;
+use crate::agent::api;
+use crate::agent::api::USER_AGENT;
+use crate::agent::settings::Settings;
+use crate::kube::connection::{Connection, Source};
+use crate::kube::retry::Retry;
+use crate::kube::scheduling::{DaemonSet, Node};
+use crate::kube::types::Namespace;
+use crate::kube::{Client, Deadlines, Error};
+
+/// Sends the requests of one round over new connections, so that a load balancer may choose
+/// another API server. `patience` bounds each phase of a request.
+pub fn ask(settings: &Settings, patience: Duration) -> Finding {
+    let (Some(source), Some(namespace)) = (api::source(settings), api::namespace(settings)) else {
+        return Finding::Unreachable("no API server is configured".into());
+    };
+    let mut own = Connection::new(source, USER_AGENT, Deadlines::each(patience));
+    let client = match own.client() {
+        Ok(client) => client,
+        Err(error) => return Finding::Unreachable(error.to_string()),
+    };
+    let name = &settings.daemonset;
+    let path = format!("/apis/apps/v1/namespaces/{namespace}/daemonsets/{name}");
+    match client.get::<DaemonSet>(&path) {
+        Ok(set) if set.metadata.deletion_timestamp.is_some() => {
+            Finding::Uninstalled(format!("DaemonSet {namespace}/{name} is being deleted"))
+        }
+        Ok(set) => existing(settings, &client, &namespace, &set),
+        Err(error) => match error.code() {
+            Some(404) => {
+                Finding::Uninstalled(format!("DaemonSet {namespace}/{name} does not exist"))
+            }
+            Some(401) => rejected(settings, own.token(), &namespace, patience),
+            Some(_) => Finding::Unclear(error.to_string()),
+            None if error.is_timeout() || error.is_unreadable() => {
+                Finding::Unclear(error.to_string())
+            }
+            None => Finding::Unreachable(error.to_string()),
+        },
+    }
+}
+
+/// The DaemonSet is there and nobody deletes it.
+fn existing(settings: &Settings, client: &Client, namespace: &str, set: &DaemonSet) -> Finding {
+    // The contents of a namespace end in any order, the pods perhaps before the DaemonSet.
+    match is_ending(client, namespace) {
+        Ok(true) => return ending(namespace),
+        Ok(false) => {}
+        Err(error) if error.code() == Some(404) || may_pass(&error) => {
+            return Finding::Unclear(error.to_string());
+        }
+        Err(_) => {}
+    }
+    let Some(name) = &settings.node else {
+        return Finding::Stays;
+    };
+    match client.get::<Node>(&format!("/api/v1/nodes/{name}")) {
+        Ok(node) => match scope::exclusion(&set.spec.template.spec, &node) {
+            Some(why) => Finding::Uninstalled(format!(
+                "node {name} is no longer in the DaemonSet's scope: {why}"
+            )),
+            None => Finding::Stays,
+        },
+        Err(error) if may_pass(&error) => Finding::Unclear(error.to_string()),
+        // Upstream's chart does not allow it.
+        Err(_) => Finding::Stays,
+    }
+}
+
+/// The agent's own token is rejected. It also ends with the pod, so the token in the
+/// kubeconfig, which ends with the release, has to be rejected too. They may be the same.
+fn rejected(
+    settings: &Settings,
+    own: Option<&str>,
+    namespace: &str,
+    patience: Duration,
+) -> Finding {
+    let kubeconfig = Source::Kubeconfig(settings.kubeconfig());
+    let mut plugin = Connection::new(kubeconfig, USER_AGENT, Deadlines::each(patience));
+    let client = plugin.client();
+    let token = plugin.token();
+    let client = match (client, token) {
+        (Ok(_), Some(token)) if Some(token) == own => return Finding::Rejected,
+        (Ok(client), Some(_)) => client,
+        _ if settings.plugin_account.is_none() => return Finding::Rejected,
+        (Err(error), _) => {
+            return Finding::Unclear(format!(
+                "the API server rejects the agent's token (HTTP 401), and the plugin's is \
+                 missing: {error}"
+            ));
+        }
+        (Ok(_), None) => {
+            return Finding::Unclear(
+                "the API server rejects the agent's token (HTTP 401), and the kubeconfig has none"
+                    .into(),
+            );
+        }
+    };
+    match is_ending(&client, namespace) {
+        Ok(true) => ending(namespace),
+        Err(error) if error.code() == Some(401) => Finding::Rejected,
+        Err(error) if error.code().is_none() => Finding::Unclear(error.to_string()),
+        Ok(false) | Err(_) => Finding::Unclear(
+            "the API server rejects the agent's token (HTTP 401) and accepts the plugin's".into(),
+        ),
+    }
+}
+
+fn is_ending(client: &Client, namespace: &str) -> Result<bool, Error> {
+    let namespace = client.get::<Namespace>(&format!("/api/v1/namespaces/{namespace}"))?;
+    Ok(namespace.metadata.deletion_timestamp.is_some())
+}
+
+fn ending(namespace: &str) -> Finding {
+    Finding::Uninstalled(format!("namespace {namespace} is being deleted"))
+}
+
+/// Whether the next round may get another answer.
+fn may_pass(error: &Error) -> bool {
+    error.retry() != Retry::Never
+}

@@ -1,0 +1,73 @@
+//! The node agent: flags and environment in, an exit status out.
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+use super::probe::Probe;
+use crate::agent;
+use crate::agent::settings::Settings;
+use crate::log;
+
+/// Keeps linkerd-cni installed on this node, and uninstalls it on SIGTERM.
+#[derive(Parser)]
+#[command(name = "linkerd2-cni-install", version)]
+struct Flags {
+    /// trace, debug, info, warn, error or off [default: info, or LINKERD_CNI_LOG_LEVEL]
+    #[arg(long)]
+    log_level: Option<String>,
+    /// plain or json [default: plain, or LINKERD_CNI_LOG_FORMAT]
+    #[arg(long)]
+    log_format: Option<String>,
+    #[command(subcommand)]
+    command: Option<Command>,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// See in a meshed pod that connections are redirected, as `helm test` does
+    #[command(subcommand)]
+    Probe(Probe),
+    /// Take off this node what an agent left that died for good
+    Uninstall,
+}
+
+/// Runs the agent.
+pub fn main() -> ExitCode {
+    log::report_panics();
+    let flags = Flags::parse_from(std::env::args().map(double_dash));
+    let lookup = |name: &str| std::env::var(name).ok();
+    let settings = Settings::read(lookup, flags.log_level, flags.log_format);
+    let (level, format) = settings.as_ref().map_or_else(
+        |_| {
+            (
+                tracing::level_filters::LevelFilter::ERROR,
+                log::Format::Plain,
+            )
+        },
+        |settings| (settings.log_level, settings.log_format),
+    );
+    log::start(level, format);
+    let result = settings
+        .map_err(anyhow::Error::from)
+        .and_then(|settings| match flags.command {
+            Some(Command::Probe(probe)) => probe.run(),
+            Some(Command::Uninstall) => Ok(agent::uninstall(&settings)?),
+            None => Ok(agent::run(settings)?),
+        });
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            tracing::error!("{error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Upstream's program takes its flags with one dash.
+fn double_dash(argument: String) -> String {
+    match argument.starts_with("-log-") {
+        true => format!("-{argument}"),
+        false => argument,
+    }
+}

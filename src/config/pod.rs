@@ -1,0 +1,237 @@
+//! What the API server says of the pod: is it meshed, and what does it want?
+
+use super::{Annotations, PodFacts, Proxy, annotation};
+use crate::cni::args::PodRef;
+use crate::cni::error::{Error, code};
+use crate::kube::types::{Container, Pod, Service, ServicePort};
+use crate::ports::PortRange;
+
+/// The proxy's container.
+pub const PROXY: &str = "linkerd-proxy";
+/// A pod with this init container has its rules made by it.
+const PROXY_INIT: &str = "linkerd-init";
+/// On a pod of the control plane, which must reach the API server without the proxy.
+pub const CONTROL_PLANE_LABEL: &str = "linkerd.io/control-plane-component";
+/// Used when the API server's Service cannot be read (contract 4.5).
+const USUAL_API_PORTS: [u16; 2] = [443, 6443];
+
+/// Where the Service of the API server is.
+pub const API_SERVICE: &str = "/api/v1/namespaces/default/services/kubernetes";
+
+/// What to say where an answer is none of the API's.
+pub const NO_API_SERVER: &str = "what answers is no Kubernetes API server, or the answer was cut short; the runtime tries again";
+
+/// Where a namespace is.
+pub fn namespace_path(name: &str) -> String {
+    format!("/api/v1/namespaces/{name}")
+}
+
+/// What a pod's rules may depend on beyond the pod itself.
+pub trait Surroundings {
+    /// Annotations of a namespace.
+    fn namespace(&mut self, name: &str) -> Result<Annotations, Error>;
+    /// The Service of the API server.
+    fn api_service(&mut self) -> Result<Service, Error>;
+}
+
+/// The facts of a pod as the API server has it; `None` for one that is not meshed or
+/// that `linkerd-init` looks after. Asks for the namespace only where the pod lacks one
+/// of upstream's annotations, for the Service only for a pod of the control plane.
+pub fn facts(
+    found: Pod,
+    pod: &PodRef,
+    surroundings: &mut impl Surroundings,
+) -> Result<Option<PodFacts>, Error> {
+    let Some(proxy) = proxy(&found).ok_or_else(|| no_pod(pod))? else {
+        return Ok(None);
+    };
+
+    let mut annotations = known(found.metadata.annotations);
+    let lacks_one = |key: &&str| !annotations.contains_key(*key);
+    if annotation::UPSTREAMS.iter().any(lacks_one) {
+        for (key, value) in known(surroundings.namespace(&pod.namespace)?) {
+            annotations.entry(key).or_insert(value);
+        }
+    }
+
+    let component = found.metadata.labels.get(CONTROL_PLANE_LABEL);
+    let is_control_plane = component.is_some_and(|component| !component.is_empty());
+    Ok(Some(PodFacts {
+        uid: found.metadata.uid,
+        annotations,
+        proxy,
+        api_ports: if is_control_plane {
+            api_ports(surroundings.api_service())
+        } else {
+            Vec::new()
+        },
+    }))
+}
+
+/// Whether a pod with these containers should have rules of ours.
+pub fn is_meshed(pod: &Pod) -> bool {
+    matches!(proxy(pod), Some(Some(_)))
+}
+
+/// The proxy's container in a meshed pod; `Some(None)` in one that is not for us.
+/// `None`: the object is no pod.
+pub fn proxy(pod: &Pod) -> Option<Option<Proxy>> {
+    let containers = pod.spec.containers.as_ref()?;
+    let init = &pod.spec.init_containers;
+    if init.iter().any(|container| container.name == PROXY_INIT) {
+        return Some(None);
+    }
+    let mut all = containers.iter().chain(init);
+    let Some(container) = all.find(|container| container.name == PROXY) else {
+        return Some(None);
+    };
+    let (own, pods) = (container.security_context, pod.spec.security_context);
+    let port = |names: &[&str]| names.iter().find_map(|name| listen_port(container, name));
+    Some(Some(Proxy {
+        uid: own.run_as_user.or(pods.run_as_user),
+        gid: own.run_as_group,
+        inbound_port: port(&["LINKERD2_PROXY_INBOUND_LISTEN_ADDR"]),
+        outbound_port: port(&[
+            "LINKERD2_PROXY_OUTBOUND_LISTEN_ADDRS",
+            "LINKERD2_PROXY_OUTBOUND_LISTEN_ADDR",
+        ]),
+        control_port: port(&["LINKERD2_PROXY_CONTROL_LISTEN_ADDR"]),
+        admin_port: port(&["LINKERD2_PROXY_ADMIN_LISTEN_ADDR"]),
+    }))
+}
+
+/// The port of the first address in a variable of the proxy's, e.g.
+/// `127.0.0.1:4140,[::1]:4140`. A text that says none is as good as no variable.
+fn listen_port(container: &Container, name: &str) -> Option<u16> {
+    let var = container.env.iter().find(|var| var.name == name)?;
+    let first = var.value.split(',').next()?;
+    let (_, port) = first.rsplit_once(':')?;
+    port.trim().parse().ok().filter(|port| *port > 0)
+}
+
+/// Those of the annotations that we know, without the empty ones: an empty value on
+/// the pod does not hide the namespace's.
+fn known(annotations: Annotations) -> Annotations {
+    let ours = [&annotation::UPSTREAMS[..], &annotation::PROXY_PORTS].concat();
+    annotations
+        .into_iter()
+        .filter(|(key, value)| ours.contains(&key.as_str()) && !value.is_empty())
+        .collect()
+}
+
+/// Ports to go past the proxy, so that a control plane does not depend on itself.
+fn api_ports(service: Result<Service, Error>) -> Vec<PortRange> {
+    match service {
+        Ok(service) => service.spec.ports.iter().flat_map(both_ports).collect(),
+        Err(error) => {
+            tracing::error!(
+                "linkerd-cni: could not retrieve ports from 'kubernetes' service, taking {USUAL_API_PORTS:?}: {error}"
+            );
+            USUAL_API_PORTS.map(PortRange::from).to_vec()
+        }
+    }
+}
+
+/// An answer that is an object, but none of the kind that was asked for.
+fn no_pod(pod: &PodRef) -> Error {
+    Error::new(
+        code::API_ANSWER,
+        format!(
+            "the API server's answer for pod {}/{} is no pod: it has no spec.containers",
+            pod.namespace, pod.name
+        ),
+    )
+    .with_details(NO_API_SERVER)
+}
+
+/// The Service's port and, if it is a number, the port behind it.
+fn both_ports(port: &ServicePort) -> Vec<PortRange> {
+    let target = port
+        .target_port
+        .as_ref()
+        .and_then(serde_json::Value::as_u64)
+        .and_then(|target| u16::try_from(target).ok());
+    [Some(port.port), target]
+        .into_iter()
+        .flatten()
+        .map(PortRange::from)
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pod(spec: &str) -> Pod {
+        serde_json::from_str(&format!(r#"{{"metadata":{{}},"spec":{spec}}}"#)).unwrap()
+    }
+
+    #[test]
+    fn only_the_names_of_containers_decide_whether_a_pod_is_meshed() {
+        let cases = [
+            (r#"{"containers":[{"name":"app"}]}"#, false),
+            (
+                r#"{"containers":[{"name":"app"},{"name":"linkerd-proxy"}]}"#,
+                true,
+            ),
+            (
+                r#"{"containers":[{"name":"app"}],"initContainers":[{"name":"linkerd-proxy"}]}"#,
+                true,
+            ),
+            (
+                r#"{"containers":[{"name":"linkerd-proxy"}],"initContainers":[{"name":"linkerd-init"}]}"#,
+                false,
+            ),
+            (
+                r#"{"containers":[{"name":"linkerd-init"},{"name":"linkerd-proxy"}]}"#,
+                true,
+            ),
+            (r#"{"containers":[]}"#, false),
+        ];
+        for (spec, wanted) in cases {
+            assert_eq!(proxy(&pod(spec)).unwrap().is_some(), wanted, "{spec}");
+        }
+        assert_eq!(proxy(&pod("{}")), None);
+    }
+
+    #[test]
+    fn the_proxys_container_says_who_it_is_and_where_it_listens() {
+        let spec = r#"{"securityContext":{"runAsUser":1000,"runAsGroup":1000},"containers":[{
+            "name":"linkerd-proxy",
+            "securityContext":{"runAsUser":2103},
+            "env":[
+                {"name":"SECRET","value":"s"},
+                {"name":"LINKERD2_PROXY_INBOUND_LISTEN_ADDR","value":"0.0.0.0:1143"},
+                {"name":"LINKERD2_PROXY_OUTBOUND_LISTEN_ADDRS","value":"127.0.0.1:1140,[::1]:1141"},
+                {"name":"LINKERD2_PROXY_CONTROL_LISTEN_ADDR","value":"[::]:1190"},
+                {"name":"LINKERD2_PROXY_ADMIN_LISTEN_ADDR","valueFrom":{"fieldRef":{}}}
+            ]}]}"#;
+        let pod = pod(spec);
+        let wanted = Proxy {
+            uid: Some(2103),
+            gid: None,
+            inbound_port: Some(1143),
+            outbound_port: Some(1140),
+            control_port: Some(1190),
+            admin_port: None,
+        };
+        assert_eq!(proxy(&pod).unwrap(), Some(wanted));
+        assert!(!format!("{pod:?}").contains("SECRET"), "{pod:?}");
+    }
+
+    #[test]
+    fn a_service_gives_its_port_and_the_numeric_port_behind_it() {
+        let service: Service = serde_json::from_str(
+            r#"{"metadata":{},"spec":{"ports":[{"port":443,"targetPort":6443},{"port":80,"targetPort":"web"}]}}"#,
+        )
+        .unwrap();
+        let ports: Vec<u16> = service
+            .spec
+            .ports
+            .iter()
+            .flat_map(both_ports)
+            .map(|range| range.first)
+            .collect();
+        assert_eq!(ports, [443, 6443, 80]);
+    }
+}

@@ -1,0 +1,168 @@
+//! Removing a file in two steps, so that it can be put back at once.
+
+use std::fs::{self, File};
+use std::io;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{CWD, RenameFlags, renameat_with};
+use rustix::io::Errno;
+
+use super::regular;
+use super::{Access, Error, Temporary, failed, look, remove, sync_dir, temporary_path};
+
+/// A file under a temporary name in its own directory. If the process is killed, the next
+/// agent removes the file with all other temporary files.
+#[derive(Debug)]
+pub struct Aside {
+    path: PathBuf,
+    target: PathBuf,
+    /// Another agent that starts now may remove the temporary file; the content remains.
+    content: Option<(File, Access)>,
+}
+
+impl Aside {
+    /// Takes the file at `target` away from its name; `None` if there is no file. Where it
+    /// cannot be renamed, as on a full disk, it is removed for good.
+    pub fn take(target: &Path) -> Result<Option<Aside>, Error> {
+        let Some(metadata) = look(target)? else {
+            return Ok(None);
+        };
+        let content = match metadata.is_file() {
+            true => regular::open(target).ok().flatten(),
+            false => None,
+        };
+        let aside = Aside {
+            path: temporary_path(target)?,
+            target: target.to_owned(),
+            content: content.map(|(file, metadata)| (file, Access::of(&metadata))),
+        };
+        // `remove` refuses a directory, with the remedy.
+        let renamed = !metadata.is_dir() && fs::rename(target, &aside.path).is_ok();
+        match renamed || remove(target)? {
+            true => Ok(Some(aside)),
+            false => Ok(None),
+        }
+    }
+
+    /// The name that the file had.
+    pub fn target(&self) -> &Path {
+        &self.target
+    }
+
+    /// Gives the file its name back, unless somebody else created a file of that name.
+    pub fn put_back(&self) -> Result<(), Error> {
+        match renameat_with(CWD, &self.path, CWD, &self.target, RenameFlags::NOREPLACE) {
+            Ok(()) => Ok(()),
+            Err(Errno::EXIST) => drop_file(&self.path),
+            Err(Errno::NOENT) => self.write_back(),
+            // Not on every file system.
+            Err(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => match look(&self.target)? {
+                Some(_) => drop_file(&self.path),
+                None => {
+                    fs::rename(&self.path, &self.target).map_err(failed("put back", &self.target))
+                }
+            },
+            Err(errno) => Err(failed("put back", &self.target)(errno.into())),
+        }
+    }
+
+    /// Writes the content anew.
+    fn write_back(&self) -> Result<(), Error> {
+        let (Some((content, access)), None) = (&self.content, look(&self.target)?) else {
+            return Ok(());
+        };
+        let mut content: &File = content;
+        let temporary = Temporary::beside(&self.target)?;
+        temporary.fill(*access, |file| io::copy(&mut content, file).map(|_| ()))?;
+        super::exchange::add(temporary).or_else(|error| match error {
+            Error::Raced { .. } => Ok(()),
+            error => Err(error),
+        })
+    }
+
+    /// Makes what [`Aside::put_back`] did survive a power failure.
+    pub fn sync(&self) -> Result<(), Error> {
+        sync_dir(&self.target)
+    }
+
+    /// Removes the file for good.
+    pub fn discard(self) -> Result<(), Error> {
+        drop_file(&self.path)?;
+        sync_dir(&self.target)
+    }
+}
+
+fn drop_file(path: &Path) -> Result<(), Error> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(failed("remove", path)(error)),
+        _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    fn plugin() -> (tempfile::TempDir, PathBuf) {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("linkerd-cni");
+        fs::write(&path, "plugin").unwrap();
+        fs::set_permissions(&path, PermissionsExt::from_mode(0o755)).unwrap();
+        (dir, path)
+    }
+
+    fn count(dir: &tempfile::TempDir) -> usize {
+        fs::read_dir(dir.path()).unwrap().count()
+    }
+
+    #[test]
+    fn a_file_taken_aside_is_put_back_or_removed() {
+        let (dir, path) = plugin();
+        let aside = Aside::take(&path).unwrap().unwrap();
+        assert!(!path.exists());
+        aside.put_back().unwrap();
+        assert_eq!(fs::read(&path).unwrap(), b"plugin");
+        Aside::take(&path).unwrap().unwrap().discard().unwrap();
+        assert_eq!(count(&dir), 0);
+        assert!(Aside::take(&path).unwrap().is_none());
+    }
+
+    #[test]
+    fn a_file_that_somebody_removed_from_aside_is_written_anew() {
+        let (dir, path) = plugin();
+        let aside = Aside::take(&path).unwrap().unwrap();
+        fs::remove_file(&aside.path).unwrap();
+        aside.put_back().unwrap();
+        assert_eq!(fs::read(&path).unwrap(), b"plugin");
+        let mode = fs::metadata(&path).unwrap().permissions().mode();
+        assert_eq!(mode & 0o7777, 0o755);
+        assert_eq!(count(&dir), 1);
+    }
+
+    #[test]
+    fn a_file_that_another_agent_installed_meanwhile_is_not_replaced() {
+        for swept in [false, true] {
+            let (dir, path) = plugin();
+            let aside = Aside::take(&path).unwrap().unwrap();
+            fs::write(&path, "newer plugin").unwrap();
+            if swept {
+                fs::remove_file(&aside.path).unwrap();
+            }
+            aside.put_back().unwrap();
+            assert_eq!(fs::read(&path).unwrap(), b"newer plugin");
+            assert_eq!(count(&dir), 1);
+        }
+    }
+
+    #[test]
+    fn a_directory_in_the_files_place_is_refused_with_the_remedy() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("linkerd-cni");
+        fs::create_dir(&path).unwrap();
+        let error = Aside::take(&path).unwrap_err();
+        assert!(error.to_string().contains("a directory"), "{error}");
+        assert!(path.is_dir());
+    }
+}
