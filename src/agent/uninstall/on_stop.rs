@@ -23,20 +23,22 @@ use crate::agent::settings::Settings;
 pub use decision::Decision;
 use decision::{Decider, Finding};
 
-/// Time that stays for the uninstall itself before kubelet kills the agent.
+/// Time for the uninstall itself before kubelet kills the agent.
 const RESERVE: Duration = Duration::from_secs(5);
-/// For one round, where the grace period leaves no more.
+/// Shortest time to ask, for one round.
 const LEAST: Duration = Duration::from_secs(1);
-/// For each phase of a request: in the first round, and in later ones, as a slow API server
-/// is no faster when it is asked again.
-const FIRST_PATIENCE: Duration = Duration::from_secs(3);
-const PATIENCE: Duration = Duration::from_secs(8);
-/// Between rounds: grows from the first to the last as long as the finding is the same.
-const FIRST_PAUSE: Duration = Duration::from_millis(1000);
-const LAST_PAUSE: Duration = Duration::from_millis(3000);
+/// Time-out of each phase of a request in the first round.
+const FIRST_TIMEOUT: Duration = Duration::from_secs(3);
+/// The same in later rounds, longer, because repeating a request does not make a slow API
+/// server faster.
+const TIMEOUT: Duration = Duration::from_secs(8);
+/// Pause after the first round, and after each round with a new finding.
+const FIRST_PAUSE: Duration = Duration::from_secs(1);
+/// Longest pause between rounds with the same finding.
+const LAST_PAUSE: Duration = Duration::from_secs(3);
 
-/// Whether an earlier agent may have installed the plugin, as its kubeconfig is there. To be
-/// asked before the first reconcile pass.
+/// Whether there is a kubeconfig, so that an earlier agent may have installed the plugin.
+/// Call it before the first reconcile pass.
 pub fn finds_kubeconfig(settings: &Settings) -> bool {
     let found = fs::symlink_metadata(settings.kubeconfig());
     !matches!(found, Err(error) if error.kind() == io::ErrorKind::NotFound)
@@ -75,10 +77,10 @@ fn time_to_ask(grace: Duration) -> Duration {
 
 /// Sends one finding after the other until nobody listens.
 fn ask(settings: &Settings, findings: &Sender<Finding>) {
-    let (mut patience, mut pause) = (FIRST_PATIENCE, FIRST_PAUSE);
+    let (mut timeout, mut pause) = (FIRST_TIMEOUT, FIRST_PAUSE);
     let mut last = None;
     loop {
-        let finding = round::ask(settings, patience);
+        let finding = round::ask(settings, timeout);
         if last.as_ref() != Some(&finding) {
             pause = FIRST_PAUSE;
         }
@@ -88,7 +90,7 @@ fn ask(settings: &Settings, findings: &Sender<Finding>) {
         }
         thread::sleep(jitter(pause));
         pause = LAST_PAUSE.min(pause * 3 / 2);
-        patience = PATIENCE;
+        timeout = TIMEOUT;
     }
 }
 

@@ -2,10 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-/// For how long every account has to be rejected until that proves an uninstall. The API
-/// server accepts a deleted account for up to 10 s more; this is the time for it to change
-/// its mind after that, and longer than the 2 s that kubelet gives a pod that is deleted by
-/// force, whose token ends with it.
+/// Time for which every account has to be rejected until that proves an uninstall. One
+/// rejection may come from an API server that is just starting or lags behind the others.
 pub const REJECTED: Duration = Duration::from_secs(4);
 
 /// What one round of requests to the API server found.
@@ -51,34 +49,24 @@ impl Decider {
 
     /// Takes the finding of one round; `None` asks for another round.
     pub fn take(&mut self, finding: &Finding, now: Instant) -> Option<Decision> {
-        let alone = self.is_alone;
-        if let Finding::Unreachable(why) = finding {
-            self.rejected = None;
-            // Upstream's agent uninstalls on every stop.
-            return alone.then(|| {
-                Decision::Uninstall(format!("no API server ever answered this agent: {why}"))
-            });
-        }
-        self.is_alone = false;
-        let rejected = match finding {
-            Finding::Rejected => *self.rejected.get_or_insert(now),
-            _ => {
-                self.rejected = None;
-                now
-            }
+        self.is_alone &= matches!(finding, Finding::Unreachable(_));
+        self.rejected = match finding {
+            Finding::Rejected => self.rejected.or(Some(now)),
+            _ => None,
         };
+        let since = self.rejected.unwrap_or(now);
+        let is_proven = now.saturating_duration_since(since) >= REJECTED;
         match finding {
-            Finding::Stays => Some(Decision::Leave(
-                "the DaemonSet stays and this node is in its scope".into(),
-            )),
+            Finding::Stays => Some(Decision::Leave(finding.to_string())),
             Finding::Uninstalled(why) => Some(Decision::Uninstall(why.clone())),
-            Finding::Rejected if now.saturating_duration_since(rejected) >= REJECTED => {
-                let seconds = REJECTED.as_secs();
-                Some(Decision::Uninstall(format!(
-                    "the API server has rejected every account of the release for {seconds} s \
-                     (HTTP 401)"
-                )))
-            }
+            Finding::Rejected if is_proven => Some(Decision::Uninstall(format!(
+                "{finding}, in every answer for {} s",
+                REJECTED.as_secs()
+            ))),
+            // Upstream's agent uninstalls on every stop.
+            Finding::Unreachable(_) if self.is_alone => Some(Decision::Uninstall(format!(
+                "this agent installed the plugin, and {finding}"
+            ))),
             _ => None,
         }
     }

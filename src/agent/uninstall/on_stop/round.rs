@@ -14,12 +14,12 @@ use crate::kube::types::Namespace;
 use crate::kube::{Client, Deadlines, Error};
 
 /// Sends the requests of one round over new connections, so that a load balancer may choose
-/// another API server. `patience` bounds each phase of a request.
-pub fn ask(settings: &Settings, patience: Duration) -> Finding {
+/// another API server. `timeout` bounds each phase of a request.
+pub fn ask(settings: &Settings, timeout: Duration) -> Finding {
     let (Some(source), Some(namespace)) = (api::source(settings), api::namespace(settings)) else {
         return Finding::Unreachable("no API server is configured".into());
     };
-    let mut own = Connection::new(source, USER_AGENT, Deadlines::each(patience));
+    let mut own = Connection::new(source, USER_AGENT, Deadlines::each(timeout));
     let client = match own.client() {
         Ok(client) => client,
         Err(error) => return Finding::Unreachable(error.to_string()),
@@ -35,7 +35,7 @@ pub fn ask(settings: &Settings, patience: Duration) -> Finding {
             Some(404) => {
                 Finding::Uninstalled(format!("DaemonSet {namespace}/{name} does not exist"))
             }
-            Some(401) => rejected(settings, own.token(), &namespace, patience),
+            Some(401) => rejected(settings, own.token(), &namespace, timeout),
             Some(_) => Finding::Unclear(error.to_string()),
             None if error.is_timeout() || error.is_unreadable() => {
                 Finding::Unclear(error.to_string())
@@ -74,14 +74,9 @@ fn existing(settings: &Settings, client: &Client, namespace: &str, set: &DaemonS
 
 /// The agent's own token is rejected. It also ends with the pod, so the token in the
 /// kubeconfig, which ends with the release, has to be rejected too. They may be the same.
-fn rejected(
-    settings: &Settings,
-    own: Option<&str>,
-    namespace: &str,
-    patience: Duration,
-) -> Finding {
+fn rejected(settings: &Settings, own: Option<&str>, namespace: &str, timeout: Duration) -> Finding {
     let kubeconfig = Source::Kubeconfig(settings.kubeconfig());
-    let mut plugin = Connection::new(kubeconfig, USER_AGENT, Deadlines::each(patience));
+    let mut plugin = Connection::new(kubeconfig, USER_AGENT, Deadlines::each(timeout));
     let client = plugin.client();
     let token = plugin.token();
     let client = match (client, token) {

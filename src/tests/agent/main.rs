@@ -3,68 +3,43 @@
 // Clippy's leave for tests does not reach their helpers.
 #![allow(clippy::unwrap_used)]
 
-#[path = "install/accounts.rs"]
 mod accounts;
-#[path = "install/agent.rs"]
 mod agent;
-#[path = "install/api.rs"]
 mod api;
-#[path = "install/chain.rs"]
 mod chain;
-#[path = "install/credential.rs"]
 mod credential;
-#[path = "install/departures.rs"]
 mod departures;
-#[path = "install/directories.rs"]
 mod directories;
-#[path = "install/faults.rs"]
 mod faults;
-#[path = "install/filesystems.rs"]
 mod filesystems;
-#[path = "install/handover.rs"]
 mod handover;
 #[allow(
     dead_code,
     clippy::expect_used,
     reason = "shared with the chart's tests"
 )]
-#[path = "../../chart-tests/helm.rs"]
+#[path = "../../../chart-tests/helm.rs"]
 mod helm;
-#[path = "install/ignored.rs"]
 mod ignored;
-#[path = "platforms.rs"]
+#[path = "../support/platforms.rs"]
 mod layouts;
-#[path = "install/lives.rs"]
 mod lives;
-#[path = "install/modes.rs"]
 mod modes;
-#[path = "install/node.rs"]
 mod node;
-#[path = "install/outputs.rs"]
 mod outputs;
-#[path = "install/own_pods.rs"]
 mod own_pods;
-#[path = "install/platforms.rs"]
 mod platforms;
-#[path = "install/proof.rs"]
 mod proof;
-#[path = "install/rechained.rs"]
 mod rechained;
-#[path = "install/records.rs"]
 mod records;
-#[path = "install/requests.rs"]
 mod requests;
-#[path = "install/rewrites.rs"]
 mod rewrites;
-#[path = "install/rivals.rs"]
 mod rivals;
-#[path = "install/scene.rs"]
 mod scene;
-#[path = "install/taint.rs"]
 mod taint;
-#[path = "install/unreadable.rs"]
 mod unreadable;
 #[allow(dead_code, reason = "the plugin's tests use all of it")]
+#[path = "../support/unwritable.rs"]
 mod unwritable;
 
 use std::fs;

@@ -3,11 +3,8 @@
 
 #![allow(clippy::expect_used, clippy::unwrap_used)]
 
-#[path = "properties/json.rs"]
 mod json;
-#[path = "properties/restore.rs"]
 mod restore;
-#[path = "properties/runtime.rs"]
 mod runtime;
 
 use std::fs;

@@ -4,41 +4,24 @@
 
 #![allow(clippy::expect_used, clippy::unwrap_used)]
 
-#[path = "cluster/agent.rs"]
 mod agent;
-#[path = "cluster/another_namespace.rs"]
 mod another_namespace;
-#[path = "cluster/burst.rs"]
 mod burst;
-#[path = "cluster/chart.rs"]
 mod chart;
-#[path = "cluster/helm.rs"]
 mod helm;
-#[path = "cluster/idle.rs"]
 mod idle;
-#[path = "cluster/ignored.rs"]
 mod ignored;
-#[path = "platforms.rs"]
+#[path = "../support/platforms.rs"]
 mod layouts;
-#[path = "cluster/node.rs"]
 mod node;
-#[path = "cluster/platforms.rs"]
 mod platforms;
-#[path = "cluster/plugin.rs"]
 mod plugin;
-#[path = "cluster/pods.rs"]
 mod pods;
-#[path = "cluster/quickstart.rs"]
 mod quickstart;
-#[path = "cluster/repair.rs"]
 mod repair;
-#[path = "cluster/stopped.rs"]
 mod stopped;
-#[path = "cluster/two_agents.rs"]
 mod two_agents;
-#[path = "cluster/upstream.rs"]
 mod upstream;
-#[path = "cluster/watcher.rs"]
 mod watcher;
 
 use std::time::{Duration, Instant};

@@ -88,7 +88,7 @@ const AWS: [&str; 4] = ["aws-cni", "egress-cni", "loopback", "portmap"];
 
 macro_rules! corpus {
     ($name:literal) => {
-        include_str!(concat!("../conflist/corpus/", $name))
+        include_str!(concat!("../../conflist/corpus/", $name))
     };
 }
 

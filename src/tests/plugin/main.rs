@@ -3,18 +3,16 @@
 
 #![allow(clippy::expect_used, clippy::unwrap_used)]
 
+#[path = "../support/api.rs"]
 mod api;
-#[path = "plugin/decisions.rs"]
 mod decisions;
-#[path = "plugin/faults.rs"]
 mod faults;
-#[path = "plugin/ignored.rs"]
 mod ignored;
+#[path = "../support/namespaces.rs"]
 mod namespaces;
-#[path = "plugin/native.rs"]
 mod native;
-#[path = "plugin/stderr.rs"]
 mod stderr;
+#[path = "../support/unwritable.rs"]
 mod unwritable;
 
 use std::fs;

@@ -7,20 +7,16 @@
     clippy::expect_used
 )]
 
-#[path = "repair/api.rs"]
 mod api;
-#[path = "repair/controller.rs"]
 mod controller;
-#[path = "repair/lists.rs"]
 mod lists;
-#[path = "repair/modes.rs"]
 mod modes;
+#[path = "../support/namespaces.rs"]
 mod namespaces;
-#[path = "repair/outputs.rs"]
 mod outputs;
-#[path = "repair/place.rs"]
 mod place;
 #[allow(dead_code, reason = "the plugin's tests use all of it")]
+#[path = "../support/unwritable.rs"]
 mod unwritable;
 
 use std::process::Command;

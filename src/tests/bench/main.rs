@@ -8,12 +8,10 @@
 )]
 
 #[allow(dead_code, reason = "the tests use more of it")]
+#[path = "../support/api.rs"]
 mod api;
-#[path = "bench/measure.rs"]
 mod measure;
-#[path = "bench/report.rs"]
 mod report;
-#[path = "bench/scene.rs"]
 mod scene;
 
 use std::env;
