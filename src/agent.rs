@@ -14,11 +14,13 @@ pub mod handover;
 pub mod platforms;
 pub mod problem_log;
 pub mod reconcile;
+pub mod record;
 pub mod records;
 pub mod self_test;
 pub mod settings;
 pub mod status;
 pub mod taint;
+pub mod tally;
 pub mod uninstall;
 pub mod watch;
 
@@ -36,7 +38,6 @@ use tracing::{info, warn};
 
 use crate::admin;
 use crate::conflist::Entry;
-use crate::conflist::mode::Mode;
 use api::Api;
 use problem_log::{Note, Notes};
 use reconcile::{Pass, Reconciler};
@@ -88,7 +89,7 @@ pub enum Error {
 pub fn run(settings: Settings) -> Result<(), Error> {
     let mut watch = Watch::start().map_err(Error::Wait)?;
     let entry = entry(&settings)?;
-    let mode = Mode::of(&settings)?;
+    let mode = settings.mode()?;
     let settings = Arc::new(settings);
     let finds_kubeconfig = on_stop::finds_kubeconfig(&settings);
     let status = Arc::new(Status::default());

@@ -1,9 +1,11 @@
 //! What is wanted for one pod: our part of the network configuration, with the pod's
 //! annotations applied over it. Pure; the values come from [`crate::plugin`].
 
+pub mod families;
 pub mod ignored;
 mod lists;
 mod members;
+pub mod pod;
 mod redirect;
 
 use std::collections::BTreeMap;
@@ -14,6 +16,7 @@ use serde_json::Value;
 
 use crate::cni::error::{Error, code};
 use crate::cni::object::Object;
+use crate::firewall::Mode;
 use crate::ports::PortRange;
 use crate::quote::quote;
 use crate::rules::Redirect;
@@ -109,23 +112,6 @@ pub struct Proxy {
     pub outbound_port: Option<u16>,
     pub control_port: Option<u16>,
     pub admin_port: Option<u16>,
-}
-
-/// What puts the rules in place: `iptables-mode`.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Mode {
-    /// The first that works of native, nft and legacy. Also what an absent or empty
-    /// `iptables-mode` means.
-    #[default]
-    Auto,
-    /// nf_tables of the kernel, without any program of the host.
-    Native,
-    /// `iptables-nft-restore`.
-    Nft,
-    /// `iptables-legacy-restore`.
-    Legacy,
-    /// `iptables-restore`, whichever kind it is.
-    Plain,
 }
 
 /// Our keys in the network configuration (contract 4.2). Unknown ones are ignored.
@@ -287,7 +273,5 @@ fn annotation_error(key: &str, value: &str, problem: &str) -> Error {
     .with_details("correct the annotation of the pod or of its namespace")
 }
 
-pub mod families;
-pub mod pod;
 #[cfg(test)]
 mod tests;

@@ -14,9 +14,25 @@ use std::time::Duration;
 
 use serde::{Serialize, Serializer};
 
-use crate::config::Mode;
 use crate::rules::{self, Family, Redirect, Verdict};
 use iptables::Kind;
+
+/// The setting `iptables-mode`: which backends to try.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Mode {
+    /// The first that works of native, nft and legacy. Also what an absent or empty
+    /// `iptables-mode` means.
+    #[default]
+    Auto,
+    /// nf_tables of the kernel, without any program of the host.
+    Native,
+    /// `iptables-nft-restore`.
+    Nft,
+    /// `iptables-legacy-restore`.
+    Legacy,
+    /// `iptables-restore`, whichever kind it is.
+    Plain,
+}
 
 #[derive(Debug, thiserror::Error)]
 pub enum Error {

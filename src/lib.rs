@@ -1,16 +1,29 @@
 //! Linkerd's CNI plugin, its node agent and its repair controller, as one library.
 //!
-//! The plugin's story, in reading order: [`cni`] (the protocol), [`plugin`] (what each
-//! command does), [`config`] (what is wanted for this pod), [`ports`], [`rules`] (which
-//! rules that means), [`firewall`] and [`netns`] (putting them into the pod's
-//! namespace). [`kube`] asks the API server. [`install`] is the agent, [`repair`] the
-//! repair controller; [`admin`] is their `/live`, `/ready` and `/metrics`, [`command`]
-//! their command lines. `regular` opens files without waiting for pipes in their place,
-//! [`quote`] quotes what others wrote.
+//! In reading order, from the CNI protocol to the programs:
 //!
-//! What decides is pure and returns data: `config`, `ports`, `rules`,
-//! `agent::conflist`, `repair::verdict`. What acts is named for it: `firewall`,
-//! `netns`, `kube`, `agent::files`, `agent::watch`.
+//! - [`cni`]: the CNI protocol: request, arguments, versions, result, error
+//! - [`ports`]: ports and port ranges as annotations and the plugin entry write them
+//! - [`rules`]: the redirect rules of one pod, and their text for iptables and nf_tables
+//! - [`config`]: the plugin entry, annotations and proxy container, and the redirect they ask for
+//! - [`netlink`]: netlink messages, attributes and sockets
+//! - [`netns`]: enters network namespaces and makes links in them
+//! - [`firewall`]: puts redirect rules into the kernel, and checks that they are there
+//! - [`files`]: replaces, exchanges and removes files of the node atomically
+//! - [`kube`]: the client of the API server: kubeconfig, connection, retry, redaction, Events, types
+//! - [`conflist`]: the CNI net dir: parses network configs, plans and undoes chaining, saved state
+//! - [`plugin`]: what the plugin does for ADD, CHECK, DEL, GC and STATUS
+//! - [`agent`]: the node agent: installs, reconciles, verifies and uninstalls
+//! - [`repair`]: the repair controller: finds and mends pods without redirect rules
+//! - [`admin`]: the HTTP server for `/live`, `/ready` and `/metrics`
+//! - [`metrics`]: the OpenMetrics text format
+//! - [`log`]: log lines that never fail or delay the program
+//! - [`quote`]: cuts and cleans text from outside before it is quoted
+//! - [`cli`]: command lines of the agent, the repair controller and the probe
+//!
+//! `config`, `conflist`, `ports`, `rules` and `repair::verdict` decide and return data. The others
+//! act. No module imports from one that stands above it, and none in a circle; the test `layout`
+//! checks that.
 
 pub mod admin;
 pub mod agent;
@@ -22,6 +35,7 @@ pub mod files;
 pub mod firewall;
 pub mod kube;
 pub mod log;
+pub mod metrics;
 pub mod netlink;
 pub mod netns;
 pub mod plugin;

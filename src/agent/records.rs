@@ -6,8 +6,6 @@
 
 mod notice;
 mod pace;
-mod record;
-mod tally;
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -22,12 +20,11 @@ use std::time::{Duration, Instant};
 use tracing::{debug, error, info, warn};
 
 use super::api::Api;
+use super::record::{self, Record};
 use super::settings::Settings;
 use super::status::Status;
 use crate::files;
 use pace::Pace;
-use record::Record;
-pub use tally::Tally;
 
 /// The socket's name; no runtime takes it for a configuration.
 pub const NAME: &str = ".linkerd-cni.sock";

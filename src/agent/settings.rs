@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use tracing::level_filters::LevelFilter;
 
+use crate::conflist::mode::Mode;
 use crate::kube::kubeconfig::SERVICE_ACCOUNT_DIR;
 use crate::log;
 
@@ -175,6 +176,18 @@ impl Settings {
             log_format: format(
                 log_format.unwrap_or_else(|| or("LINKERD_CNI_LOG_FORMAT", "plain")),
             )?,
+        })
+    }
+
+    /// How the plugin is chained on this node.
+    pub fn mode(&self) -> Result<Mode, Error> {
+        let name = self.conf_name.as_deref();
+        Mode::choose(name, self.chained, self.own_config, &self.kubeconfig_name).map_err(|why| {
+            Error::Value {
+                name: "LINKERD_CNI_CONF_NAME",
+                value: name.unwrap_or_default().to_owned(),
+                message: why.into(),
+            }
         })
     }
 

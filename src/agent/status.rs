@@ -4,8 +4,7 @@ use std::fmt::Write;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-use super::records::Tally;
-use super::self_test::Outcome;
+use super::tally::Tally;
 use crate::log::stderr;
 
 /// Shared between the agent and its admin listener.
@@ -27,9 +26,9 @@ pub struct Status {
     pub agents_token: AtomicU64,
     /// What the plugin reports.
     pub records: Tally,
-    self_tests_passed: AtomicU64,
-    self_tests_skipped: AtomicU64,
-    self_tests_failed: AtomicU64,
+    pub self_tests_passed: AtomicU64,
+    pub self_tests_skipped: AtomicU64,
+    pub self_tests_failed: AtomicU64,
 }
 
 impl Default for Status {
@@ -57,15 +56,6 @@ impl Status {
     /// Counts one event.
     pub fn count(counter: &AtomicU64) {
         counter.fetch_add(1, Ordering::Relaxed);
-    }
-
-    /// Counts one trial of the installed plugin.
-    pub fn self_test(&self, outcome: &Outcome) {
-        Status::count(match outcome {
-            Outcome::Passed(_) => &self.self_tests_passed,
-            Outcome::Skipped(_) => &self.self_tests_skipped,
-            Outcome::Failed(_) => &self.self_tests_failed,
-        });
     }
 
     /// Sets what `/ready` answers.

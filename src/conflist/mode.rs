@@ -1,7 +1,6 @@
 //! Which of the node's network configurations carry us.
 
 use super::net_dir::Kind;
-use crate::agent::settings::{Error, Settings};
 
 /// The file of a standalone configuration, unless told otherwise. A directory that a
 /// runtime reads has its networks under names that start with a digit, so this one sorts
@@ -38,33 +37,36 @@ pub enum Mode {
 }
 
 impl Mode {
-    /// What the settings say. A standalone configuration has nothing to copy, so
-    /// `chained: false` wins over `ownConfig`.
-    pub fn of(settings: &Settings) -> Result<Mode, Error> {
-        let name = settings.conf_name.clone();
-        let or = |default: &str| name.clone().unwrap_or_else(|| default.to_owned());
-        let mode = match (&name, settings.chained, settings.own_config) {
+    /// Chooses the mode for the settings `chained` and `own_config`, and the file name
+    /// `conf_name`, if one is set. A standalone configuration has nothing to copy, so
+    /// `chained: false` wins over `own_config`.
+    ///
+    /// # Errors
+    /// Says why `conf_name` cannot be the name of that mode's file.
+    pub fn choose(
+        conf_name: Option<&str>,
+        chained: bool,
+        own_config: bool,
+        kubeconfig_name: &str,
+    ) -> Result<Mode, &'static str> {
+        let or = |default: &str| conf_name.unwrap_or(default).to_owned();
+        let mode = match (conf_name, chained, own_config) {
             (_, false, _) => Mode::Standalone(or(STANDALONE)),
             (_, true, true) => Mode::Copy(or(COPY)),
-            (Some(name), true, false) => Mode::Only(name.clone()),
+            (Some(name), true, false) => Mode::Only(name.to_owned()),
             (None, true, false) => Mode::Every,
         };
-        let Some(name) = name else {
+        let Some(name) = conf_name else {
             return Ok(mode);
         };
-        let wrong = match (&mode, Kind::of(&name)) {
-            (_, None) => "ends in none of .conflist, .conf and .json, so no runtime loads it",
+        match (&mode, Kind::of(name)) {
+            (_, None) => Err("ends in none of .conflist, .conf and .json, so no runtime loads it"),
             (Mode::Copy(_), Some(Kind::Conf | Kind::Json)) => {
-                "does not end in .conflist, as the copy of a chain must"
+                Err("does not end in .conflist, as the copy of a chain must")
             }
-            _ if name == settings.kubeconfig_name => "is the name of the kubeconfig",
-            _ => return Ok(mode),
-        };
-        Err(Error::Value {
-            name: "LINKERD_CNI_CONF_NAME",
-            value: name,
-            message: wrong.into(),
-        })
+            _ if name == kubeconfig_name => Err("is the name of the kubeconfig"),
+            _ => Ok(mode),
+        }
     }
 
     /// The file that is ours as a whole, if there is one.
@@ -72,64 +74,6 @@ impl Mode {
         match self {
             Mode::Standalone(name) | Mode::Copy(name) => Some(name),
             Mode::Every | Mode::Only(_) => None,
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn mode(vars: &[(&str, &str)]) -> Result<Mode, Error> {
-        let lookup = |name: &str| {
-            let var = vars.iter().find(|(key, _)| key == &name);
-            var.map(|(_, value)| (*value).to_owned())
-        };
-        Mode::of(&Settings::read(lookup, None, None)?)
-    }
-
-    const NAME: &str = "LINKERD_CNI_CONF_NAME";
-    const ALONE: (&str, &str) = ("LINKERD_CNI_CHAINED", "false");
-    const OWN: (&str, &str) = ("LINKERD_CNI_OWN_CONFIG", "true");
-
-    #[test]
-    fn the_settings_say_which_files_carry_us() {
-        let named = |name: &'static str| (NAME, name);
-        for (vars, expected) in [
-            (vec![], Mode::Every),
-            (
-                vec![named("10-x.conflist")],
-                Mode::Only("10-x.conflist".into()),
-            ),
-            (vec![ALONE], Mode::Standalone(STANDALONE.into())),
-            (vec![ALONE, OWN], Mode::Standalone(STANDALONE.into())),
-            (
-                vec![ALONE, named("x.conf")],
-                Mode::Standalone("x.conf".into()),
-            ),
-            (vec![OWN], Mode::Copy(COPY.into())),
-            (
-                vec![OWN, named("0.conflist")],
-                Mode::Copy("0.conflist".into()),
-            ),
-        ] {
-            assert_eq!(mode(&vars), Ok(expected), "{vars:?}");
-        }
-    }
-
-    #[test]
-    fn a_name_that_cannot_serve_is_refused_with_the_reason() {
-        for (vars, reason) in [
-            (vec![(NAME, "10-calico")], "ends in none of"),
-            (vec![(NAME, "10-calico.bak"), ALONE], "ends in none of"),
-            (vec![(NAME, "00-x.conf"), OWN], "does not end in .conflist"),
-            (
-                vec![(NAME, "k.json"), ("KUBECONFIG_FILE_NAME", "k.json")],
-                "the name of the kubeconfig",
-            ),
-        ] {
-            let error = mode(&vars).unwrap_err().to_string();
-            assert!(error.contains(reason), "{error}");
         }
     }
 }

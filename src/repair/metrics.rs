@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, SystemTime};
 
 use super::process;
+use crate::metrics::family;
 
 const PREFIX: &str = "linkerd_cni_repair_controller";
 
@@ -200,17 +201,6 @@ impl Metrics {
         process::write(&mut out, started);
         out.push_str("# EOF\n");
         out
-    }
-}
-
-pub(super) fn family(out: &mut String, name: &str, kind: &str, help: &str) {
-    // Writing to a String cannot fail, here and below.
-    let _ = writeln!(out, "# HELP {name} {help}.");
-    let _ = writeln!(out, "# TYPE {name} {kind}");
-    for unit in ["seconds", "bytes"] {
-        if name.ends_with(&format!("_{unit}")) {
-            let _ = writeln!(out, "# UNIT {name} {unit}");
-        }
     }
 }
 

@@ -7,7 +7,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use nix::unistd::{SysconfVar, sysconf};
 
-use super::metrics::family;
+use crate::metrics::family;
 
 /// Appends the families; those that cannot be read here are left out.
 pub fn write(out: &mut String, started: SystemTime) {

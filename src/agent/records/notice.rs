@@ -5,7 +5,7 @@ use crate::agent::api::pod_events::PodEvent;
 use crate::config::ignored::Ignored;
 use crate::kube::event::{Kind, Message};
 
-use super::record::Record;
+use crate::agent::record::Record;
 
 /// Longest list of elements in a note, in bytes; the API takes 1024 for the whole note.
 const NAMED: usize = 500;

@@ -1,4 +1,5 @@
 use super::*;
+use crate::conflist::mode::{COPY, STANDALONE};
 
 fn read(vars: &[(&str, &str)]) -> Result<Settings, Error> {
     let lookup = |name: &str| {
@@ -120,5 +121,57 @@ fn slashes_around_the_kubeconfigs_name_mean_nothing_as_with_upstream() {
         let settings = read(&[("KUBECONFIG_FILE_NAME", name), dir]).unwrap();
         assert_eq!(settings.kubeconfig(), Path::new("/host/config/kc"));
         assert_eq!(settings.kubeconfig_on_host, "/config/kc");
+    }
+}
+
+const NAME: &str = "LINKERD_CNI_CONF_NAME";
+const ALONE: (&str, &str) = ("LINKERD_CNI_CHAINED", "false");
+const OWN: (&str, &str) = ("LINKERD_CNI_OWN_CONFIG", "true");
+
+#[test]
+fn the_settings_say_which_files_carry_us() {
+    let named = |name: &'static str| (NAME, name);
+    for (vars, expected) in [
+        (vec![], Mode::Every),
+        (
+            vec![named("10-x.conflist")],
+            Mode::Only("10-x.conflist".into()),
+        ),
+        (vec![ALONE], Mode::Standalone(STANDALONE.into())),
+        (vec![ALONE, OWN], Mode::Standalone(STANDALONE.into())),
+        (
+            vec![ALONE, named("x.conf")],
+            Mode::Standalone("x.conf".into()),
+        ),
+        (vec![OWN], Mode::Copy(COPY.into())),
+        (
+            vec![OWN, named("0.conflist")],
+            Mode::Copy("0.conflist".into()),
+        ),
+    ] {
+        assert_eq!(
+            read(&vars).and_then(|settings| settings.mode()),
+            Ok(expected),
+            "{vars:?}"
+        );
+    }
+}
+
+#[test]
+fn a_name_that_cannot_serve_is_refused_with_the_reason() {
+    for (vars, reason) in [
+        (vec![(NAME, "10-calico")], "ends in none of"),
+        (vec![(NAME, "10-calico.bak"), ALONE], "ends in none of"),
+        (vec![(NAME, "00-x.conf"), OWN], "does not end in .conflist"),
+        (
+            vec![(NAME, "k.json"), ("KUBECONFIG_FILE_NAME", "k.json")],
+            "the name of the kubeconfig",
+        ),
+    ] {
+        let error = read(&vars)
+            .and_then(|settings| settings.mode())
+            .unwrap_err()
+            .to_string();
+        assert!(error.contains(reason), "{error}");
     }
 }

@@ -8,7 +8,8 @@ use std::time::{Duration, Instant};
 
 use linkerd2_cni::cni::object::Object;
 use linkerd2_cni::config::families::families;
-use linkerd2_cni::config::{Config, Mode, PodFacts};
+use linkerd2_cni::config::{Config, PodFacts};
+use linkerd2_cni::firewall::Mode;
 use linkerd2_cni::{firewall, netns};
 use serde_json::{Value, json};
 use tempfile::TempDir;

@@ -1,0 +1,177 @@
+//! Reads which module of a crate imports from which, from its source.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use syn::visit::{self, Visit};
+use syn::{Attribute, File, Item, ItemMod, ItemUse, UseTree};
+
+/// Modules by path (`agent::reconcile`), each with the modules that it imports from.
+pub type Edges = BTreeMap<String, BTreeSet<String>>;
+
+/// Parses the crate whose `lib.rs` is in `source`. Code that only tests compile is left out.
+pub fn edges(source: &Path) -> Edges {
+    let mut files = BTreeMap::new();
+    read(&source.join("lib.rs"), source, &[], &mut files);
+    let modules: BTreeSet<Vec<String>> = files.keys().cloned().collect();
+    let mut edges = Edges::new();
+    for (module, file) in &files {
+        let mut paths = Paths {
+            module,
+            found: Vec::new(),
+        };
+        paths.visit_file(file);
+        let imported = paths.found.iter().filter_map(|path| owner(&modules, path));
+        let imported = imported
+            .filter(|owner| owner != module)
+            .map(|owner| owner.join("::"));
+        edges.insert(module.join("::"), imported.collect());
+    }
+    edges.remove("");
+    edges
+}
+
+/// Parses `file`, the module `module`, and the modules that it declares.
+fn read(file: &Path, dir: &Path, module: &[String], files: &mut BTreeMap<Vec<String>, File>) {
+    let text =
+        fs::read_to_string(file).unwrap_or_else(|error| panic!("{}: {error}", file.display()));
+    let parsed =
+        syn::parse_file(&text).unwrap_or_else(|error| panic!("{}: {error}", file.display()));
+    for item in &parsed.items {
+        if let Item::Mod(ItemMod {
+            ident,
+            content: None,
+            attrs,
+            ..
+        }) = item
+            && !is_test(attrs)
+        {
+            let name = ident.to_string();
+            let below: PathBuf = dir.join(&name);
+            let path = [module, &[name]].concat();
+            read(&below.with_extension("rs"), &below, &path, files);
+        }
+    }
+    files.insert(module.to_vec(), parsed);
+}
+
+fn is_test(attributes: &[Attribute]) -> bool {
+    let mut found = false;
+    for attribute in attributes
+        .iter()
+        .filter(|attribute| attribute.path().is_ident("cfg"))
+    {
+        let parsed = attribute.parse_nested_meta(|meta| {
+            found |= meta.path.is_ident("test");
+            Ok(())
+        });
+        assert!(
+            parsed.is_ok() || found,
+            "a cfg attribute that this test cannot read"
+        );
+    }
+    found
+}
+
+/// The longest prefix of `path` that is a module.
+fn owner(modules: &BTreeSet<Vec<String>>, path: &[String]) -> Option<Vec<String>> {
+    (1..=path.len())
+        .rev()
+        .map(|end| path[..end].to_vec())
+        .find(|prefix| modules.contains(prefix))
+}
+
+/// Collects the paths in one module's code, as absolute paths within the crate.
+struct Paths<'m> {
+    module: &'m [String],
+    found: Vec<Vec<String>>,
+}
+
+impl Paths<'_> {
+    fn add(&mut self, path: &[String]) {
+        let supers = path
+            .iter()
+            .take_while(|segment| *segment == "super")
+            .count();
+        let base = match path.first().map(String::as_str) {
+            Some("crate") => return self.found.push(path[1..].to_vec()),
+            Some("super") => &self.module[..self.module.len().saturating_sub(supers)],
+            _ => self.module,
+        };
+        let rest = path
+            .iter()
+            .skip(supers)
+            .filter(|segment| *segment != "self");
+        self.found.push(base.iter().chain(rest).cloned().collect());
+    }
+
+    fn add_tree(&mut self, tree: &UseTree, prefix: &[String]) {
+        let with = |name: &syn::Ident| [prefix, &[name.to_string()]].concat();
+        match tree {
+            UseTree::Path(path) => self.add_tree(&path.tree, &with(&path.ident)),
+            UseTree::Name(name) => self.add(&with(&name.ident)),
+            UseTree::Rename(rename) => self.add(&with(&rename.ident)),
+            UseTree::Glob(_) => self.add(prefix),
+            UseTree::Group(group) => group
+                .items
+                .iter()
+                .for_each(|tree| self.add_tree(tree, prefix)),
+        }
+    }
+}
+
+impl<'ast> Visit<'ast> for Paths<'_> {
+    fn visit_item_mod(&mut self, item: &'ast ItemMod) {
+        if !is_test(&item.attrs) {
+            visit::visit_item_mod(self, item);
+        }
+    }
+
+    fn visit_item_use(&mut self, item: &'ast ItemUse) {
+        self.add_tree(&item.tree, &[]);
+    }
+
+    fn visit_path(&mut self, path: &'ast syn::Path) {
+        let segments: Vec<String> = path
+            .segments
+            .iter()
+            .map(|segment| segment.ident.to_string())
+            .collect();
+        if segments.len() > 1 {
+            self.add(&segments);
+        }
+        visit::visit_path(self, path);
+    }
+}
+
+/// The first circle in `edges`, if there is one: the modules in the order in which they import.
+pub fn circle(edges: &Edges) -> Option<Vec<String>> {
+    let mut done = BTreeSet::new();
+    edges
+        .keys()
+        .find_map(|start| follow(edges, start, &mut Vec::new(), &mut done))
+}
+
+fn follow(
+    edges: &Edges,
+    module: &str,
+    path: &mut Vec<String>,
+    done: &mut BTreeSet<String>,
+) -> Option<Vec<String>> {
+    if let Some(at) = path.iter().position(|earlier| earlier == module) {
+        return Some(path[at..].to_vec());
+    }
+    if done.contains(module) {
+        return None;
+    }
+    path.push(module.to_owned());
+    let found = edges
+        .get(module)
+        .into_iter()
+        .flatten()
+        .find_map(|next| follow(edges, next, path, done));
+    path.pop();
+    done.insert(module.to_owned());
+    found
+}
