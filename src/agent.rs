@@ -1,5 +1,6 @@
 //! The node agent: keeps the plugin, its kubeconfig and its place in the node's network
-//! configuration right until it is told to stop, and then takes all three away.
+//! configuration right until it is told to stop. Then [`departure`] decides whether to
+//! uninstall all three.
 //!
 //! [`run`] is a loop around one question: what does the host lack? [`reconcile`] answers
 //! it from what is there and never from what happened; [`watch`] only says when to ask

@@ -10,7 +10,7 @@ use crate::kube::backoff::jitter;
 const SPREAD: Duration = Duration::from_secs(5);
 
 /// Longest wait between two attempts while the pods are not watched.
-const RETRY_CAP: Duration = Duration::from_secs(60);
+const RETRY_CAP: Duration = Duration::from_secs(30);
 
 /// Longest time, before jitter, from one list to the next for pods that were missed.
 const RELIST_CAP: Duration = Duration::from_secs(300);
@@ -104,7 +104,7 @@ mod tests {
     const SECOND: Duration = Duration::from_secs(1);
 
     #[test]
-    fn retries_are_spread_first_and_then_back_off_to_a_minute() {
+    fn retries_are_spread_first_and_then_back_off_to_half_a_minute() {
         let firsts: Vec<Duration> = (0..500).map(|_| Pace::retries().lengthen()).collect();
         assert!(firsts.iter().all(|first| *first <= 5 * SECOND));
         for second in 0..5 {
@@ -114,13 +114,13 @@ mod tests {
         }
         let mut pace = Pace::retries();
         pace.lengthen();
-        for whole in [5, 10, 20, 40, 60, 60] {
+        for whole in [5, 10, 20, 30, 30] {
             let wait = pace.lengthen();
             let whole = SECOND * whole;
             assert!(whole / 2 <= wait && wait <= whole, "{wait:?} of {whole:?}");
         }
         for _ in 0..100 {
-            assert!(pace.lengthen() <= 60 * SECOND);
+            assert!(pace.lengthen() <= 30 * SECOND);
         }
         pace.reset();
         assert!(pace.lengthen() <= 5 * SECOND);
