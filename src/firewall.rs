@@ -20,6 +20,9 @@ use crate::config::Mode;
 use crate::rules::{self, Family, Redirect, Verdict};
 use iptables::Kind;
 
+/// Missing rules that [`describe_missing`] names; a pod without port lists has eight at most.
+const MISSING_NAMED: usize = 10;
+
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     #[error("nf_tables of the kernel: {}", source.desc())]
@@ -179,6 +182,16 @@ fn all(mut errors: Vec<Error>) -> Error {
     match errors.len() {
         1 => errors.remove(0),
         _ => Error::NoBackend { errors },
+    }
+}
+
+/// Missing rules for an error or a log line: the first ones, and the number of the others.
+/// A pod's annotations may need thousands of rules.
+pub fn describe_missing(missing: &[String]) -> String {
+    let (named, others) = missing.split_at(missing.len().min(MISSING_NAMED));
+    match others.len() {
+        0 => named.join("; "),
+        count => format!("{}; and {count} more", named.join("; ")),
     }
 }
 
