@@ -128,3 +128,10 @@ fn without_the_plugins_token_its_account_cannot_be_told_to_be_gone() {
         scene.agent.log()
     );
 }
+
+#[test]
+fn a_401_that_is_not_of_kubernetes_proves_nothing() {
+    let mut scene = Scene::start(&[GRACE]);
+    scene.stop(|state| state.proxy = Some(401));
+    scene.assert_left_in_place("a proxy's 401", "default backend - 401");
+}
