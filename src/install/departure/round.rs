@@ -1,10 +1,10 @@
 //! Asks the API server once whether this agent's release is uninstalled.
 
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use super::decision::Finding;
 use super::scope;
-use crate::install::api::{self, USER_AGENT};
+use crate::install::api::{self, USER_AGENT, claims::Claims};
 use crate::install::environment::Settings;
 use crate::kube::connection::{Connection, Source};
 use crate::kube::retry::Retry;
@@ -84,6 +84,14 @@ fn rejected(settings: &Settings, own: Option<&str>, namespace: &str, timeout: Du
     let mut plugin = Connection::new(kubeconfig, USER_AGENT, Deadlines::each(timeout));
     let client = plugin.client();
     let token = plugin.token();
+    for (token, whose) in [(own, "the agent's"), (token, "the plugin's")] {
+        if token.is_some_and(has_expired) {
+            return Finding::Unclear(format!(
+                "the API server rejects the agent's token (HTTP 401), which proves nothing, as \
+                 {whose} has expired"
+            ));
+        }
+    }
     let client = match (client, token) {
         (Ok(_), Some(token)) if Some(token) == own => return Finding::Rejected,
         (Ok(client), Some(_)) => client,
@@ -116,6 +124,11 @@ fn rejected(settings: &Settings, own: Option<&str>, namespace: &str, timeout: Du
 fn is_ending(client: &Client, namespace: &str) -> Result<bool, Error> {
     let namespace = client.get::<Namespace>(&format!("/api/v1/namespaces/{namespace}"))?;
     Ok(namespace.metadata.deletion_timestamp.is_some())
+}
+
+/// Whether the token ran out by itself, which its account may well survive.
+fn has_expired(token: &str) -> bool {
+    Claims::read(token).is_some_and(|claims| claims.has_expired(SystemTime::now()))
 }
 
 fn another_object(kind: &str, name: &str) -> Finding {
