@@ -32,6 +32,8 @@ pub struct State {
     pub tokens: Vec<String>,
     /// The status of a TokenRequest.
     pub grant: u16,
+    /// What is handed out instead of a token.
+    pub issued: Option<String>,
     /// How long a token lives, in seconds.
     pub life: u64,
     /// What the plugin's account is told about the namespace, if not that it is there.
@@ -73,6 +75,7 @@ impl Api {
             set: Set::There,
             tokens: vec!["token-1".into()],
             grant: 201,
+            issued: None,
             life: 3600,
             namespace: None,
             events: 201,
@@ -210,6 +213,7 @@ impl Api {
                 return status(state.grant);
             }
             let token = jwt(state.requests.len(), state.life);
+            let token = state.issued.clone().unwrap_or(token);
             state.tokens.push(token.clone());
             let answer = json!({
                 "spec": {"expirationSeconds": state.life},
