@@ -147,6 +147,8 @@ fn what_is_wrong_prints_nothing_for_kubectl() {
             "--skip-inbound-ports: \"x\" is neither a port nor a range",
         ),
         (&["--skip-inbound-ports", "80, 81"], "\" 81\" is neither"),
+        (&["--skip-inbound-ports", "80,"], "\"\" is neither"),
+        (&["--skip-inbound-ports", "80\n81"], "80\n81\" is neither"),
         (&["--skip-outbound-ports", "65536"], "\"65536\" is neither"),
         (
             &["--skip-outbound-ports", "90-80"],

@@ -169,3 +169,73 @@ fn a_new_chart_with_the_same_image_leaves_the_pods_alone() {
     let next = bumped("appVersion: \"v", "appVersion: \"v9", pinned.clone());
     assert_eq!(next.pod(), with(pinned).pod());
 }
+
+/// Renders a Helm upgrade in a cluster that has this ConfigMap `linkerd-cni-config`.
+fn over_config_map(live: Value, values: Value) -> Objects {
+    let template = read(chart().join("templates/_agent.tpl"));
+    let lookup = r#"lookup "v1" "ConfigMap" .Release.Namespace "linkerd-cni-config""#;
+    assert!(template.contains(lookup), "the lookup has changed");
+    let template = template.replace(lookup, r#".Files.Get "live.json" | fromJson"#);
+    Render::new()
+        .with_file("templates/_agent.tpl", &template)
+        .with_file("live.json", &live.to_string())
+        .values(&values)
+        .objects()
+}
+
+const BIN_DIR_IN_USE: &str = "linkerd.io/cni-bin-dir-in-use";
+
+fn upstreams_config_map(bin_dir: &str) -> Value {
+    json!({"metadata": {}, "data": {"dest_cni_bin_dir": bin_dir, "cni_network_config": "{}"}})
+}
+
+/// The ConfigMap of an earlier upgrade from upstream.
+fn annotated_config_map(bin_dir: &str) -> Value {
+    json!({
+        "metadata": {"annotations": {BIN_DIR_IN_USE: bin_dir}},
+        "data": {"dest_cni_bin_dir": bin_dir, "cni_network_config": "{\"pod-detection\": \"api\"}"},
+    })
+}
+
+#[test]
+fn an_upgrade_in_upstreams_bin_dir_does_not_require_network_plugins() {
+    let dirs = ["/opt/cni/bin", "/opt/cni/bin/"];
+    for (live, now) in [
+        (dirs[0], dirs[0]),
+        (dirs[0], dirs[1]),
+        (dirs[1], dirs[0]),
+        (dirs[1], dirs[1]),
+    ] {
+        for config_map in [upstreams_config_map(live), annotated_config_map(live)] {
+            let objects = over_config_map(config_map.clone(), json!({"destCNIBinDir": now}));
+            let required = objects.variable("install-cni", "LINKERD_CNI_REQUIRE_NETWORK_PLUGINS");
+            assert_eq!(required, "false", "{now} after {config_map}");
+            // For the next upgrade, which finds our ConfigMap.
+            let annotations = &objects.get("ConfigMap")["metadata"]["annotations"];
+            assert_eq!(annotations[BIN_DIR_IN_USE], now, "{config_map}");
+        }
+    }
+}
+
+#[test]
+fn a_config_map_that_proves_nothing_leaves_the_requirement() {
+    let ours = json!({"metadata": {}, "data": {
+        "dest_cni_bin_dir": "/opt/cni/bin", "cni_network_config": "{\"pod-detection\": \"api\"}",
+    }});
+    for config_map in [
+        json!({}),
+        json!({"metadata": {}}),
+        json!({"metadata": {"annotations": null}, "data": null}),
+        json!({"metadata": {}, "data": {"dest_cni_bin_dir": "/opt/cni/bin"}}),
+        json!({"metadata": {}, "data": {"cni_network_config": "{}"}}),
+        upstreams_config_map("/elsewhere"),
+        annotated_config_map("/elsewhere"),
+        ours,
+    ] {
+        let objects = over_config_map(config_map.clone(), json!({}));
+        let required = objects.variable("install-cni", "LINKERD_CNI_REQUIRE_NETWORK_PLUGINS");
+        assert_eq!(required, "true", "{config_map}");
+        let annotations = objects.get("ConfigMap")["metadata"].get("annotations");
+        assert_eq!(annotations, None, "{config_map}");
+    }
+}

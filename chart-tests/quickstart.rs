@@ -321,3 +321,25 @@ fn down_without_an_engine_keeps_the_record_of_the_kind_cluster() {
     fakes.program("docker", "exit 0");
     fakes.run(&["--down"]).call("kind delete cluster");
 }
+
+/// The record is a file: one that names another cluster must not delete that cluster.
+#[test]
+fn down_deletes_no_kind_cluster_of_another_name_than_quickstarts() {
+    let fakes = Fakes::new();
+    fakes.kind_cluster("kind");
+    let records = fakes.cache().join("quickstart");
+    std::fs::create_dir_all(&records).unwrap();
+    std::fs::write(records.join("kind-name"), "kind\n").unwrap();
+    assert_refused(&fakes.run(&["--down"]), &["kind-name", "\"kind\""]);
+    assert_refused(&fakes.run(&[]), &["kind-name", "\"kind\""]);
+}
+
+#[test]
+fn the_commands_that_it_prints_are_quoted_for_the_shell() {
+    let fakes = Fakes::new();
+    let ran = fakes.run(&[]);
+    let kubeconfig = fakes.cache().join("quickstart/kind.kubeconfig");
+    let quoted = kubeconfig.display().to_string().replace(' ', "\\ ");
+    let printed = format!("kubectl --kubeconfig {quoted} --context kind-");
+    assert!(ran.said.contains(&printed), "{printed}: {ran:?}");
+}

@@ -132,11 +132,13 @@ pub fn run(settings: Settings) -> Result<(), Error> {
     info!("told to stop");
     status.set_ready(Err("told to stop".into()));
     let is_alone = !finds_kubeconfig && !api.reached();
+    reconciler.hand_over();
+    let decision = on_stop::decide(&settings, is_alone);
+    // Until then records of the plugin are still logged.
     if let Some(records) = records {
         records.stop();
     }
-    reconciler.hand_over();
-    match on_stop::decide(&settings, is_alone) {
+    match decision {
         Decision::Leave(why) => {
             reconciler.hand_over();
             info!("leaving everything in place for the next agent: {why}");

@@ -17,6 +17,9 @@ use serde::{Serialize, Serializer};
 use crate::rules::{self, Family, Redirect, Verdict};
 use iptables::Kind;
 
+/// Missing rules that [`describe_missing`] names; a pod without port lists has eight at most.
+const MISSING_NAMED: usize = 10;
+
 /// The setting `iptables-mode`: which backends to try.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Mode {
@@ -193,6 +196,16 @@ fn all(mut errors: Vec<Error>) -> Error {
     match errors.len() {
         1 => errors.remove(0),
         _ => Error::NoBackend { errors },
+    }
+}
+
+/// Missing rules for an error or a log line: the first ones, and the number of the others.
+/// A pod's annotations may need thousands of rules.
+pub fn describe_missing(missing: &[String]) -> String {
+    let (named, others) = missing.split_at(missing.len().min(MISSING_NAMED));
+    match others.len() {
+        0 => named.join("; "),
+        count => format!("{}; and {count} more", named.join("; ")),
     }
 }
 

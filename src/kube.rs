@@ -243,15 +243,15 @@ impl Client {
             .as_reader()
             .take(ERROR_LIMIT)
             .read_to_end(&mut bytes);
-        let text = serde_json::from_slice::<Status>(&bytes)
-            .ok()
-            .and_then(|status| status.message)
-            .unwrap_or_else(|| String::from_utf8_lossy(&bytes).into_owned());
+        let status = serde_json::from_slice::<Status>(&bytes).ok();
+        let (text, reason) = status.map_or((None, None), |status| (status.message, status.reason));
+        let text = text.unwrap_or_else(|| String::from_utf8_lossy(&bytes).into_owned());
         let message = redact::message(&text, self.token.as_deref());
         Err(Error::Status {
             method,
             url,
             code,
+            reason,
             message,
             retry_after,
         })

@@ -114,7 +114,10 @@ fn check(request: &Request, config: Config, record: &mut Record) -> Result<Strin
     }
     Err(Error::new(
         code::RULES_MISSING,
-        format!("rules of the pod are missing: {}", missing.join("; ")),
+        format!(
+            "rules of the pod are missing: {}",
+            firewall::describe_missing(&missing)
+        ),
     )
     .with_details("delete the pod, so that it starts again with its rules"))
 }

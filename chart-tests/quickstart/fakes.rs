@@ -27,6 +27,11 @@ case $* in
 *range*) set -- "$4"; cat "$FAKES/objects/${1%%,*}" 2>/dev/null || true ;;
 esac
 "#;
+/// `--down` would remove a real one-node cluster of this machine that quickstart made.
+const HIDE_ONE_NODE_CLUSTER: &str = r#"state=/var/lib/linkerd2-cni-cluster
+[[ ! -d $state ]] || /bin/mount -t tmpfs -o mode=755 none $state || exit
+exec "$@"
+"#;
 const HELM: &str = r#"[[ $1 != install || $2 != --help ]] || echo "  --labels stringToString"
 "#;
 
@@ -98,6 +103,11 @@ impl Fakes {
         self.home.path().join(name)
     }
 
+    /// Where the script keeps its records; a space in the path must not matter.
+    pub fn cache(&self) -> PathBuf {
+        self.path("the cache")
+    }
+
     /// A program that records its call and then does this.
     pub fn program(&self, name: &str, body: &str) {
         let path = self.path("bin").join(name);
@@ -158,13 +168,15 @@ impl Fakes {
 
     fn command(&self, program: &str, arguments: &[&str]) -> Ran {
         let _ = fs::remove_file(self.path("calls"));
-        let output = Command::new(program)
+        let output = Command::new("/usr/bin/unshare")
+            .args(["--mount", "/bin/bash", "-c", HIDE_ONE_NODE_CLUSTER])
+            .args(["bash", program])
             .args(arguments)
             .env_clear()
             .env("PATH", self.path("bin"))
             .env("HOME", self.home.path())
             .env("FAKES", self.home.path())
-            .env("LINKERD2_CNI_CACHE", self.path("cache"))
+            .env("LINKERD2_CNI_CACHE", self.cache())
             .env("KUBECONFIG", USERS_KUBECONFIG)
             .env("HELM_REPOSITORY_CONFIG", USERS_HELM)
             .env("HELM_PLUGINS", USERS_HELM)

@@ -16,6 +16,14 @@ use programs::Programs;
 /// How long one `iptables-restore` may take, its wait for the xtables lock included.
 const RESTORE_DEADLINE: Duration = Duration::from_secs(8);
 
+/// All chains, each at the index of its discriminant.
+const CHAINS: [Chain; 4] = [
+    Chain::Prerouting,
+    Chain::Output,
+    Chain::ProxyInitRedirect,
+    Chain::ProxyInitOutput,
+];
+
 /// Which of the host's iptables.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
@@ -77,14 +85,15 @@ pub fn missing(redirect: &Redirect, families: &[Family], kind: Kind) -> Result<V
     for &family in families {
         let programs = programs::find(kind, family)?;
         let lines = list(&programs)?;
-        let mut from = [0; 4];
+        let found = CHAINS.map(|chain| rules_of(&lines, chain));
+        let mut from = [0; CHAINS.len()];
         for rule in rules::rules(redirect, family) {
             let line = rules::rule_line(&rule);
             let wanted = words(&line);
             // Each chain is searched from behind its last find, so that order counts.
             let from = &mut from[rule.chain as usize];
-            let left = chain(&lines, rule.chain).skip(*from);
-            match order::next(rule.chain, left, |words| *words == wanted) {
+            let left = found[rule.chain as usize][*from..].iter();
+            match order::next(rule.chain, left, |words| **words == wanted) {
                 Some(place) => *from += place + 1,
                 None => missing.push(line),
             }
@@ -94,10 +103,10 @@ pub fn missing(redirect: &Redirect, families: &[Family], kind: Kind) -> Result<V
 }
 
 /// The rules of `chain` among `lines`, in order, each as its words.
-fn chain(lines: &[String], chain: Chain) -> impl Iterator<Item = Vec<String>> {
+fn rules_of(lines: &[String], chain: Chain) -> Vec<Vec<String>> {
     let start = format!("-A {} ", chain.name());
-    let rules = lines.iter().filter(move |line| line.starts_with(&start));
-    rules.map(|line| words(line))
+    let rules = lines.iter().filter(|line| line.starts_with(&start));
+    rules.map(|line| words(line)).collect()
 }
 
 /// The words of a rule, sorted and unquoted: versions of iptables differ in the order

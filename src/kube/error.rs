@@ -28,6 +28,8 @@ pub enum Error {
         url: String,
         /// HTTP status code, e.g. 404.
         code: u16,
+        /// What Kubernetes calls the error, e.g. `NotFound`; `None` if a proxy answered.
+        reason: Option<String>,
         message: String,
         /// When to try again, if the server says it in seconds.
         retry_after: Option<Duration>,
@@ -56,6 +58,13 @@ impl Error {
             Error::Status { code, .. } => Some(*code),
             _ => None,
         }
+    }
+
+    /// Whether Kubernetes itself answered with this status code and `reason`, and not a proxy
+    /// before it.
+    pub fn is_status(&self, wanted: u16, wanted_reason: &str) -> bool {
+        matches!(self, Error::Status { code, reason, .. }
+            if *code == wanted && reason.as_deref() == Some(wanted_reason))
     }
 
     /// Whether an answer came, but one that cannot be read: not of the API's, not HTTP

@@ -67,6 +67,7 @@ mod tests {
             method: Method::GET,
             url: "u".into(),
             code,
+            reason: None,
             message: String::new(),
             retry_after: retry_after.map(Duration::from_secs),
         }

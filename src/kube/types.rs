@@ -39,6 +39,7 @@ fn namespace<'de, D: Deserializer<'de>>(field: D) -> Result<(), D::Error> {
 #[derive(Debug, Deserialize)]
 pub struct Status {
     pub message: Option<String>,
+    pub reason: Option<String>,
 }
 
 /// <https://kubernetes.io/docs/reference/kubernetes-api/common-definitions/object-meta/>

@@ -12,6 +12,7 @@ use std::sync::{Mutex, PoisonError};
 use nix::errno::Errno;
 use nix::fcntl::{OFlag, open};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::signal::{SigSet, Signal};
 use nix::sys::socket::{MsgFlags, send};
 use nix::sys::stat::Mode;
 use nix::unistd::write;
@@ -127,6 +128,7 @@ impl Kind {
             Kind::Device(device) => write(device, bytes),
             Kind::Other => {
                 refuse_unwritable(fd)?;
+                block_file_size_signal();
                 write(fd, bytes)
             }
         }
@@ -142,6 +144,15 @@ fn refuse_unwritable(fd: BorrowedFd<'_>) -> Result<(), Errno> {
         true => Ok(()),
         false => Err(Errno::EAGAIN),
     }
+}
+
+/// Lets a write to a file beyond `RLIMIT_FSIZE` fail with `EFBIG`: unblocked, SIGXFSZ ends
+/// the process.
+fn block_file_size_signal() {
+    let mut signals = SigSet::empty();
+    signals.add(Signal::SIGXFSZ);
+    // Fails only for an unknown signal.
+    let _ = signals.thread_block();
 }
 
 /// Another process may have filled the pipe since the poll. Linux 6.4 and later refuse

@@ -16,6 +16,7 @@ use super::verdict::{Cause, LABEL, Stranded, auditable};
 use super::watch::list_path;
 use crate::config::annotation;
 use crate::config::pod::{CONTROL_PLANE_LABEL, PROXY};
+use crate::firewall;
 use crate::kube;
 use crate::kube::backoff::jitter;
 use crate::kube::types::Pod;
@@ -161,7 +162,7 @@ impl Audit {
                     name = pod.name,
                     netns = %target.namespace().display(),
                     "Pod has not its rules: {}",
-                    missing.join("; ")
+                    firewall::describe_missing(&missing)
                 );
                 // Another round comes anyway, so there is nothing to wait for.
                 if self.shared.queue.give(pod).is_err() {

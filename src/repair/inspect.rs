@@ -36,7 +36,10 @@ pub enum Error {
     Enter(#[from] netns::Error),
     #[error(transparent)]
     Firewall(#[from] firewall::Error),
-    #[error("the rules are not there after they were put in place: {}", missing.join("; "))]
+    #[error(
+        "the rules are not there after they were put in place: {}",
+        firewall::describe_missing(missing)
+    )]
     NotThere { missing: Vec<String> },
 }
 

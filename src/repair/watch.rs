@@ -195,7 +195,10 @@ impl Watch {
         self.shared.health.heard();
         for event in pod_stream::events(answer) {
             let seen = match event? {
-                Event::Error { code, message } => return Err(Error::Refused { code, message }),
+                Event::Error { code, message } => {
+                    let message = kube::redact::message(&message, self.connection.token());
+                    return Err(Error::Refused { code, message });
+                }
                 Event::Other { version } => version,
                 Event::Pod { version, stranded } => {
                     if let Some(pod) = stranded.filter(|pod| self.is_here(pod))

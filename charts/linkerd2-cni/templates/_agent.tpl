@@ -103,12 +103,12 @@ fact for later upgrades. Without a cluster, as under `helm template`, it is unkn
 {{- define "linkerd-cni.binDirInUse" -}}
 {{- $live := lookup "v1" "ConfigMap" .Release.Namespace "linkerd-cni-config" }}
 {{- if and (include "linkerd-cni.ours" .) $live }}
-{{- $dir := include "linkerd-cni.binDir" . }}
+{{- $dir := include "linkerd-cni.binDir" . | trimSuffix "/" }}
 {{- $data := $live.data | default dict }}
-{{- $noted := get ($live.metadata.annotations | default dict) "linkerd.io/cni-bin-dir-in-use" }}
+{{- $noted := get ($live.metadata.annotations | default dict) "linkerd.io/cni-bin-dir-in-use" | default "" | trimSuffix "/" }}
 {{- $upstream := not (contains "pod-detection" ($data.cni_network_config | default "pod-detection")) }}
 {{- $used := trimSuffix "/" ($data.dest_cni_bin_dir | default "") }}
-{{- if or (eq $noted $dir) (and $upstream (eq $used (trimSuffix "/" $dir))) }}true{{ end }}
+{{- if or (eq $noted $dir) (and $upstream (eq $used $dir)) }}true{{ end }}
 {{- end }}
 {{- end }}
 

@@ -47,6 +47,11 @@ impl Claims {
         UNIX_EPOCH.checked_add(Duration::from_secs(self.exp))
     }
 
+    /// Whether the token ended before `now`. A token of a Secret, which never ends, names no end.
+    pub fn has_expired(&self, now: SystemTime) -> bool {
+        self.exp != 0 && self.end().is_some_and(|end| end <= now)
+    }
+
     /// Time until half of the token's life is over; `None` once all of it is. Never longer than
     /// that half, also if the node's clock is behind the API server's.
     pub fn until_half_life(&self, now: SystemTime) -> Option<Duration> {
@@ -94,5 +99,9 @@ mod tests {
         }
         let endless = Claims::read(&token("{}")).unwrap();
         assert_eq!(endless.until_half_life(SystemTime::now()), None);
+        assert!(!endless.has_expired(SystemTime::now()));
+        let ending = Claims::read(&token(r#"{"exp":2000}"#)).unwrap();
+        let at = |seconds| UNIX_EPOCH + Duration::from_secs(seconds);
+        assert!(!ending.has_expired(at(1999)) && ending.has_expired(at(2000)));
     }
 }

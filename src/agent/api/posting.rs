@@ -93,6 +93,7 @@ mod tests {
             method: ureq::http::Method::POST,
             url: "https://x".into(),
             code,
+            reason: None,
             message: message.into(),
             retry_after: None,
         })

@@ -25,6 +25,8 @@ const PATIENCE: Duration = Duration::from_secs(3);
 const TURN: Duration = Duration::from_millis(50);
 /// Longest Retry-After that is followed.
 const LONGEST_RETRY_AFTER: Duration = Duration::from_secs(600);
+/// Longest token that is used, in bytes. A request's head has to fit into 16 KiB.
+const LONGEST_TOKEN: usize = 12 << 10;
 /// The life that is asked for; the API server may give less.
 const LIFE: u64 = 24 * 3600;
 
@@ -146,9 +148,9 @@ impl Errands {
     fn take(&mut self, answer: TokenRequest, account: &str) {
         self.reached(true);
         let text = answer.status.token.trim().to_owned();
-        if text.is_empty() {
-            let why = "the API server answered the TokenRequest without a token";
-            self.not_renewed(why.into(), Duration::ZERO);
+        if let Some(problem) = problem(&text) {
+            let why = format!("the API server answered the TokenRequest {problem}");
+            self.not_renewed(why, Duration::ZERO);
             return;
         }
         // The API server's clock may be another, but a life is as long by any clock.
@@ -285,6 +287,15 @@ impl Errands {
 
     fn reached(&self, reached: bool) {
         self.api.state().reached |= reached;
+    }
+}
+
+/// Why `token` must not replace the one that the plugin has.
+fn problem(token: &str) -> Option<&'static str> {
+    match token.len() {
+        0 => Some("without a token"),
+        1..=LONGEST_TOKEN if token.bytes().all(|byte| byte.is_ascii_graphic()) => None,
+        _ => Some("with a token that no request can carry"),
     }
 }
 

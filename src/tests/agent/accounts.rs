@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 
-use crate::api::Set;
+use crate::api::{Set, expired_token};
 use crate::node::until;
 use crate::scene::{Scene, all};
 
@@ -127,4 +127,39 @@ fn without_the_plugins_token_its_account_cannot_be_told_to_be_gone() {
         "{}",
         scene.agent.log()
     );
+}
+
+/// A node that was cut off for longer than its tokens live is told to stop in an upgrade
+/// before any token is renewed.
+#[test]
+fn a_rejected_token_that_has_expired_does_not_prove_that_its_account_is_gone() {
+    all(vec!["one account", "agent's", "plugin's"], |expired| {
+        let mut scene = match expired {
+            "one account" => Scene::start_with_one_account(&[GRACE]),
+            _ => Scene::start(&[GRACE]),
+        };
+        scene.agent.signal(Signal::SIGSTOP);
+        match expired {
+            "plugin's" => {
+                let kubeconfig = scene.node.net("kubeconfig.json");
+                let text = scene.node.text("kubeconfig.json");
+                let text = text.replace(&scene.node.token(), &expired_token());
+                scene.node.replace(&kubeconfig, text.as_bytes());
+            }
+            _ => scene.node.rotate(&expired_token()),
+        }
+        scene.api.state().tokens.clear();
+        scene.agent.signal(Signal::SIGTERM);
+        // It takes the signal before it looks at the node again.
+        scene.agent.signal(Signal::SIGCONT);
+        assert_eq!(scene.agent.wait(), Some(0));
+        scene.assert_left_in_place(expired, "has expired");
+    });
+}
+
+#[test]
+fn a_401_that_is_not_of_kubernetes_proves_nothing() {
+    let mut scene = Scene::start(&[GRACE]);
+    scene.stop(|state| state.proxy = Some(401));
+    scene.assert_left_in_place("a proxy's 401", "default backend - 401");
 }

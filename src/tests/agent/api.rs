@@ -32,6 +32,8 @@ pub struct State {
     pub tokens: Vec<String>,
     /// The status of a TokenRequest.
     pub grant: u16,
+    /// What is handed out instead of a token.
+    pub issued: Option<String>,
     /// How long a token lives, in seconds.
     pub life: u64,
     /// What the plugin's account is told about the namespace, if not that it is there.
@@ -42,6 +44,8 @@ pub struct State {
     pub silent: bool,
     /// Connections are closed at once.
     pub down: bool,
+    /// The status of a proxy that answers each request itself, with a page of its own.
+    pub proxy: Option<u16>,
     /// The spec of the DaemonSet's pods.
     pub placement: Value,
     /// A status instead of the node, its labels, its taints, and its version.
@@ -71,11 +75,13 @@ impl Api {
             set: Set::There,
             tokens: vec!["token-1".into()],
             grant: 201,
+            issued: None,
             life: 3600,
             namespace: None,
             events: 201,
             silent: false,
             down: false,
+            proxy: None,
             placement: json!({}),
             node: None,
             labels: json!({"kubernetes.io/os": "linux"}),
@@ -193,10 +199,12 @@ impl Api {
     fn answer(&self, token: &str, method: String, path: String, body: &[u8]) -> (u16, Value) {
         let mut state = self.state();
         let body: Value = serde_json::from_slice(body).unwrap_or_default();
-        let status = |code: u16| (code, json!({"message": format!("says {code}")}));
         state
             .requests
             .push((method.clone(), path.clone(), body.clone()));
+        if let Some(code) = state.proxy {
+            return (code, json!(format!("default backend - {code}")));
+        }
         if !state.tokens.iter().any(|known| known == token) {
             return status(401);
         }
@@ -205,6 +213,7 @@ impl Api {
                 return status(state.grant);
             }
             let token = jwt(state.requests.len(), state.life);
+            let token = state.issued.clone().unwrap_or(token);
             state.tokens.push(token.clone());
             let answer = json!({
                 "spec": {"expirationSeconds": state.life},
@@ -249,6 +258,18 @@ impl Api {
             _ => status(404),
         }
     }
+}
+
+/// What Kubernetes answers instead of an object.
+fn status(code: u16) -> (u16, Value) {
+    let reason = match code {
+        401 => "Unauthorized",
+        404 => "NotFound",
+        _ => "",
+    };
+    let message = format!("says {code}");
+    let status = json!({"kind": "Status", "metadata": {}, "reason": reason, "message": message});
+    (code, status)
 }
 
 fn answer_node(state: &mut State, method: &str, patch: &Value) -> (u16, Value) {

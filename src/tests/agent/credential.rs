@@ -37,6 +37,28 @@ fn the_plugin_gets_a_token_of_its_own_that_is_renewed_at_half_its_life() {
 }
 
 #[test]
+fn an_answer_with_a_token_that_no_request_can_carry_is_rejected_and_asked_for_again() {
+    for unusable in ["two\nlines".to_owned(), "é".into(), "x".repeat(20_000)] {
+        let api = Api::start();
+        api.state().life = 4;
+        let node = node(&api);
+        let mut agent = node.start_owned(&api.vars());
+        agent.until_ready();
+        api.state().issued = Some(unusable.clone());
+        until("the unusable token is rejected", || {
+            let log = agent.log();
+            assert!(!log.contains(&unusable));
+            log.contains("not renewed") && log.contains("a token that no request can carry")
+        });
+        let last = node.token();
+        assert_ne!(last, unusable);
+        api.state().issued = None;
+        until("the next token", || node.token() != last);
+        agent.until_ready();
+    }
+}
+
+#[test]
 fn the_agents_token_serves_only_after_a_403_or_404_and_only_until_a_token_is_issued() {
     for code in [403, 404] {
         let api = Api::start();

@@ -60,6 +60,16 @@ fn an_answer_that_proves_nothing_is_asked_for_again_and_everything_stays_in_plac
         ("down", "cannot be reached", |state| state.down = true),
         ("silent", "", |state| state.silent = true),
         ("node 500", "HTTP 500", |state| state.node = Some(500)),
+        ("a proxy's 404", "default backend - 404", |state| {
+            state.proxy = Some(404);
+        }),
+        ("another object", "instead of DaemonSet", |state| {
+            state.set = Set::Status(200);
+        }),
+        ("another object for the node", "instead of Node", |state| {
+            state.node = Some(200);
+            state.placement = json!({"nodeSelector": {"kubernetes.io/os": "linux"}});
+        }),
         ("namespace 429", "HTTP 429", |state| {
             state.namespace = Some((429, json!({"message": "slow down"})));
         }),

@@ -174,3 +174,34 @@ fn what_an_author_wrote_stays_short_and_on_one_line_wherever_it_is_quoted() {
         100
     );
 }
+
+/// A meshed pod with some of the longest lists that an API server accepts, half bad.
+fn api_of_long_lists() -> Api {
+    let list: Vec<String> = (1..40_000)
+        .step_by(2)
+        .map(|port| format!("{port},x"))
+        .collect();
+    let list = list.join(",");
+    api(json!({OUT: list, IN: list}), json!({}))
+}
+
+#[test]
+fn an_error_about_thousands_of_missing_rules_stays_short() {
+    let (api, namespaces) = (api_of_long_lists(), Namespaces::new());
+    for mode in ["native", "nft"] {
+        let check = Call::new("CHECK", &namespaces.path(), &api);
+        let (code, msg) = check.linkerd("iptables-mode", json!(mode)).run().error();
+        assert_eq!(code, 122, "{mode}: {msg}");
+        assert!(msg.len() < 4000, "{mode}: {} bytes", msg.len());
+        assert!(msg.ends_with("; and 2664 more"), "{mode}: {msg}");
+    }
+}
+
+/// The plugin gives up after 20 s, too little to parse all rules again for each of them.
+#[test]
+fn check_finds_thousands_of_iptables_rules_in_time() {
+    let (api, namespaces) = (api_of_long_lists(), Namespaces::new());
+    let call = |command| Call::new(command, &namespaces.path(), &api).linkerd("ipv6", json!(true));
+    call("ADD").run().succeeded();
+    call("CHECK").run().succeeded();
+}

@@ -49,6 +49,23 @@ fn a_stderr_that_takes_no_line_neither_fails_nor_delays_a_pod() {
 }
 
 #[test]
+fn a_stderr_file_at_its_size_limit_neither_fails_nor_kills_an_add() {
+    let (api, namespaces) = (meshed_api(), Namespaces::new());
+    let call = Call::new("ADD", &namespaces.path(), &api);
+    let mut command = Command::new("/bin/sh");
+    command.args(["-c", r#"ulimit -f 64 && exec "$0""#, PROGRAM]);
+    // dash counts in blocks of 512 bytes.
+    let mut file = tempfile::tempfile().unwrap();
+    file.write_all(&[b'x'; 64 * 512]).unwrap();
+    command.stderr(file);
+    command.stdout(Stdio::piped());
+    let outcome = run(command, &call, "a file at its size limit");
+    outcome.succeeded();
+    let rules = namespaces.nat("iptables-nft");
+    assert!(rules.contains("PROXY_INIT_OUTPUT"), "{rules}");
+}
+
+#[test]
 fn an_error_reaches_the_runtime_whatever_stderr_is() {
     for stderr in Unwritable::all() {
         let (api, namespaces) = (meshed_api(), Namespaces::new());

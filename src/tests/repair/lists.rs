@@ -56,6 +56,24 @@ fn fat(name: &str, size: usize) -> Value {
 }
 
 #[test]
+fn what_ends_a_watch_is_logged_on_a_short_line_without_the_token() {
+    let api = Api::start();
+    let controller = Controller::watching(&api);
+    let mut status = expired();
+    status["message"] = json!(format!(
+        "\u{1b}too old: Bearer first{}",
+        "z".repeat(100_000)
+    ));
+    api.send("ERROR", &status);
+    controller.logs("ended the watch");
+    let log = controller.log();
+    let line = log.lines().find(|line| line.contains("ended the watch"));
+    let line = line.unwrap();
+    assert!(line.contains("too old: Bearer [token]z"), "{line}");
+    assert!(line.len() < 1000, "{} bytes", line.len());
+}
+
+#[test]
 fn while_all_is_well_there_is_one_list_and_one_watch() {
     let api = Api::start();
     let _controller = Controller::watching(&api);

@@ -1,17 +1,21 @@
 //! Asks the API server once whether this agent's release is uninstalled.
 
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use super::decision::Finding;
 use super::scope;
-use crate::agent::api;
-use crate::agent::api::USER_AGENT;
+use crate::agent::api::{self, USER_AGENT, claims::Claims};
 use crate::agent::settings::Settings;
 use crate::kube::connection::{Connection, Source};
 use crate::kube::retry::Retry;
 use crate::kube::scheduling::{DaemonSet, Node};
 use crate::kube::types::Namespace;
 use crate::kube::{Client, Deadlines, Error};
+
+/// How Kubernetes says that there is no such object, and that it rejects a token. Proxies
+/// before the API server use the same status codes.
+const NOT_FOUND: &str = "NotFound";
+const UNAUTHORIZED: &str = "Unauthorized";
 
 /// Sends the requests of one round over new connections, so that a load balancer may choose
 /// another API server. `timeout` bounds each phase of a request.
@@ -27,21 +31,21 @@ pub fn ask(settings: &Settings, timeout: Duration) -> Finding {
     let name = &settings.daemonset;
     let path = format!("/apis/apps/v1/namespaces/{namespace}/daemonsets/{name}");
     match client.get::<DaemonSet>(&path) {
+        Ok(set) if set.metadata.name != *name => another_object("DaemonSet", name),
         Ok(set) if set.metadata.deletion_timestamp.is_some() => {
             Finding::Uninstalled(format!("DaemonSet {namespace}/{name} is being deleted"))
         }
         Ok(set) => existing(settings, &client, &namespace, &set),
-        Err(error) => match error.code() {
-            Some(404) => {
-                Finding::Uninstalled(format!("DaemonSet {namespace}/{name} does not exist"))
-            }
-            Some(401) => rejected(settings, own.token(), &namespace, timeout),
-            Some(_) => Finding::Unclear(error.to_string()),
-            None if error.is_timeout() || error.is_unreadable() => {
-                Finding::Unclear(error.to_string())
-            }
-            None => Finding::Unreachable(error.to_string()),
-        },
+        Err(error) if error.is_status(404, NOT_FOUND) => {
+            Finding::Uninstalled(format!("DaemonSet {namespace}/{name} does not exist"))
+        }
+        Err(error) if error.is_status(401, UNAUTHORIZED) => {
+            rejected(settings, own.token(), &namespace, timeout)
+        }
+        Err(error) if error.is_answer() || error.is_timeout() || error.is_unreadable() => {
+            Finding::Unclear(error.to_string())
+        }
+        Err(error) => Finding::Unreachable(error.to_string()),
     }
 }
 
@@ -60,6 +64,7 @@ fn existing(settings: &Settings, client: &Client, namespace: &str, set: &DaemonS
         return Finding::Stays;
     };
     match client.get::<Node>(&format!("/api/v1/nodes/{name}")) {
+        Ok(node) if node.metadata.name != *name => another_object("Node", name),
         Ok(node) => match scope::exclusion(&set.spec.template.spec, &node) {
             Some(why) => Finding::Uninstalled(format!(
                 "node {name} is no longer in the DaemonSet's scope: {why}"
@@ -79,6 +84,14 @@ fn rejected(settings: &Settings, own: Option<&str>, namespace: &str, timeout: Du
     let mut plugin = Connection::new(kubeconfig, USER_AGENT, Deadlines::each(timeout));
     let client = plugin.client();
     let token = plugin.token();
+    for (token, whose) in [(own, "the agent's"), (token, "the plugin's")] {
+        if token.is_some_and(has_expired) {
+            return Finding::Unclear(format!(
+                "the API server rejects the agent's token (HTTP 401), which proves nothing, as \
+                 {whose} has expired"
+            ));
+        }
+    }
     let client = match (client, token) {
         (Ok(_), Some(token)) if Some(token) == own => return Finding::Rejected,
         (Ok(client), Some(_)) => client,
@@ -98,8 +111,10 @@ fn rejected(settings: &Settings, own: Option<&str>, namespace: &str, timeout: Du
     };
     match is_ending(&client, namespace) {
         Ok(true) => ending(namespace),
-        Err(error) if error.code() == Some(401) => Finding::Rejected,
-        Err(error) if error.code().is_none() => Finding::Unclear(error.to_string()),
+        Err(error) if error.is_status(401, UNAUTHORIZED) => Finding::Rejected,
+        Err(error) if error.code().is_none_or(|code| code == 401) => {
+            Finding::Unclear(error.to_string())
+        }
         Ok(false) | Err(_) => Finding::Unclear(
             "the API server rejects the agent's token (HTTP 401) and accepts the plugin's".into(),
         ),
@@ -109,6 +124,17 @@ fn rejected(settings: &Settings, own: Option<&str>, namespace: &str, timeout: Du
 fn is_ending(client: &Client, namespace: &str) -> Result<bool, Error> {
     let namespace = client.get::<Namespace>(&format!("/api/v1/namespaces/{namespace}"))?;
     Ok(namespace.metadata.deletion_timestamp.is_some())
+}
+
+/// Whether the token ran out by itself, which its account may well survive.
+fn has_expired(token: &str) -> bool {
+    Claims::read(token).is_some_and(|claims| claims.has_expired(SystemTime::now()))
+}
+
+fn another_object(kind: &str, name: &str) -> Finding {
+    Finding::Unclear(format!(
+        "the API server answered with another object instead of {kind} {name}"
+    ))
 }
 
 fn ending(namespace: &str) -> Finding {
