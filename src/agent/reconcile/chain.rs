@@ -9,7 +9,7 @@ use tracing::info;
 
 use super::Reconciler;
 use super::pass::{BIN_DIR, CONFLIST, LEFTOVERS, Pass};
-use super::step::{content, take};
+use super::step::{apply, content};
 use crate::agent::platforms;
 use crate::agent::status::Status;
 use crate::agent::uninstall;
@@ -24,16 +24,16 @@ use crate::kube::event::{Kind, Message};
 
 impl Reconciler {
     /// Chains the plugin where it belongs, and takes it out where not; writes only if the
-    /// rest is `whole`.
-    pub(super) fn keep_conflists(
+    /// rest is `can_chain`.
+    pub(super) fn reconcile_conflists(
         &mut self,
         pass: &mut Pass,
-        whole: bool,
+        can_chain: bool,
     ) -> Result<(), files::Error> {
         let settings = Arc::clone(&self.settings);
-        if whole && !self.tidied {
+        if can_chain && !self.leftovers_removed {
             let left = leftovers::tidy(&settings);
-            self.tidied = left.is_empty();
+            self.leftovers_removed = left.is_empty();
             let left: Vec<String> = left.iter().map(ToString::to_string).collect();
             if !left.is_empty() {
                 pass.problem(LEFTOVERS, left.join("; "));
@@ -58,44 +58,44 @@ impl Reconciler {
             None => {}
         }
         if let Some(why) = plan.doubt {
-            pass.doubts.insert(CONFLIST.to_owned(), why);
+            pass.warnings.insert(CONFLIST.to_owned(), why);
         }
         self.doubt_bin_dir(&found, pass);
         if settings.require_network_plugins
             && !self.runtime_finds_plugin
-            && let Some(why) = pass.doubts.remove(BIN_DIR)
+            && let Some(why) = pass.warnings.remove(BIN_DIR)
         {
             let why = format!("not chained, as pods could not start any more: {why}");
             pass.problem(CONFLIST, why);
             return Ok(());
         }
-        if !whole {
+        if !can_chain {
             return Ok(());
         }
-        self.lists.extend(plan.lists);
+        self.chained_lists.extend(plan.lists);
         if journal.unread {
             // It says what to give back.
             plan.undo.clear();
         }
         for step in plan.steps {
-            self.repairs(CONFLIST);
+            self.mark_not_ready(CONFLIST);
             let before = content(&found, step.source()).map_or("", |before| &before.text);
             let now = Instant::now();
             // With another entry of ours, pods are not bare.
             let rival = plan::names_us(before);
             let fights = match rival {
-                true => &mut self.rivals,
-                false => &mut self.fights,
+                true => &mut self.overwrites,
+                false => &mut self.entry_removals,
             };
-            if let Some(until) = fights.hold(step.list(), before, now) {
-                pass.look_again(until);
+            if let Some(until) = fights.blocked_until(step.list(), before, now) {
+                pass.schedule_next(until);
                 continue;
             }
-            match take(dir, &found, &step, &mut journal) {
+            match apply(dir, &found, &step, &mut journal) {
                 Ok(()) => {
                     pass.wrote = true;
-                    if fights.wrote(step.list(), before, now) && !rival {
-                        Status::count(&self.status.fights);
+                    if fights.record_write(step.list(), before, now) && !rival {
+                        Status::count(&self.status.contentions);
                         self.tell(&dir.join(step.list()));
                     }
                     Status::count(&self.status.conflist_writes);
@@ -120,9 +120,9 @@ impl Reconciler {
                 Err(error) => pass.problem(&dir.join(undo.list()).display().to_string(), error),
             }
         }
-        for (list, over) in self.fights.on(Instant::now()) {
-            pass.fight = true;
-            pass.look_again(over);
+        for (list, over) in self.entry_removals.active(Instant::now()) {
+            pass.contention = true;
+            pass.schedule_next(over);
             pass.problem(CONFLIST, remedy(&dir.join(list)));
         }
         Ok(())
@@ -136,12 +136,14 @@ impl Reconciler {
         let loaded = plan::loaded(found);
         let doubt = loaded.and_then(|loaded| platforms::no_plugins(&self.settings, loaded));
         let value = doubt.is_some().into();
-        self.status.foreign_bin_dir.store(value, Ordering::Relaxed);
+        self.status
+            .bin_dir_without_plugins
+            .store(value, Ordering::Relaxed);
         if self.had_binary || doubt.is_none() {
             self.runtime_finds_plugin |= plan::is_chained(&self.mode, found);
         }
         if let Some(why) = doubt {
-            pass.doubts.insert(BIN_DIR.to_owned(), why);
+            pass.warnings.insert(BIN_DIR.to_owned(), why);
         }
     }
 
