@@ -65,8 +65,8 @@ fn is_upstream(kubeconfig: &[u8]) -> bool {
 }
 
 /// Returns whether an upstream agent wrote a plugin entry in one of the conflists `found`:
-/// an entry that differs from `entry` and lacks `agent-namespace`, which every agent of this
-/// project sets. This agent replaces such an entry in each pass, so the upstream agent that
+/// an entry that differs from `entry` and lacks `agent-namespace`, which agents of this
+/// project set. This agent replaces such an entry in each pass, so the upstream agent that
 /// wrote it is still running.
 pub fn upstream_chains(found: &[Found], entry: &Entry) -> bool {
     let texts = found.iter().filter_map(|file| file.content.as_ref().ok());
