@@ -1,4 +1,4 @@
-//! The programs on the host: copies of those in the image.
+//! Copies the programs in the image to the host's bin dir, and verifies the copies.
 
 use std::collections::BTreeMap;
 use std::os::unix::fs::MetadataExt;
@@ -7,22 +7,29 @@ use std::path::PathBuf;
 use super::settings::Settings;
 use crate::files;
 
-/// What tells that a file was not written since: device, inode, size, both times, mode.
+/// Identifies one version of a file without reading it: device, inode, size, mtime, ctime,
+/// mode. Equal stamps mean that nothing wrote the file in between.
 pub type Stamp = (u64, u64, u64, (i64, i64), (i64, i64), u32);
 
-/// The copies that were compared, so that megabytes are only read after a change.
+/// Remembers the copies that were compared byte for byte, so that megabytes are read again
+/// only after a change.
 #[derive(Debug, Default)]
 pub struct Binaries {
+    /// Stamps of the program in the image and on the host, by program name.
     verified: BTreeMap<String, (Stamp, Stamp)>,
 }
 
 impl Binaries {
-    /// Names the regular files of the image, as upstream copies them.
+    /// Returns the names of all regular files in the image's bin dir. Upstream copies the same
+    /// files.
+    ///
+    /// # Errors
+    /// If the directory cannot be read or has no regular file.
     pub fn wanted(settings: &Settings) -> Result<Vec<String>, files::Error> {
         let mut wanted = Vec::new();
         for name in files::names(&settings.image_bin_dir)? {
-            let there = files::look(&settings.image_bin_dir.join(&name))?;
-            if there.is_some_and(|metadata| metadata.is_file()) {
+            let metadata = files::look(&settings.image_bin_dir.join(&name))?;
+            if metadata.is_some_and(|metadata| metadata.is_file()) {
                 wanted.push(name);
             }
         }
@@ -35,7 +42,8 @@ impl Binaries {
         Ok(wanted)
     }
 
-    /// Names those of the `wanted` that are not on the host as they should be.
+    /// Returns those of the `wanted` programs that are missing on the host, or differ from the
+    /// image in content or mode.
     pub fn wrong(
         &mut self,
         settings: &Settings,
@@ -51,7 +59,7 @@ impl Binaries {
         Ok(wrong)
     }
 
-    /// What tells the program `name` on the host from any other, if it is right.
+    /// Returns the stamp of the program `name` on the host, if its content is verified.
     pub fn verified(&self, name: &str) -> Option<Stamp> {
         self.verified.get(name).map(|(_, copy)| *copy)
     }
@@ -77,7 +85,7 @@ impl Binaries {
         Ok(same)
     }
 
-    /// Copies `name` to the host, and says where it is now.
+    /// Copies the program `name` to the host, and returns its path there.
     pub fn copy(settings: &Settings, name: &str) -> Result<PathBuf, files::Error> {
         let to = settings.bin_dir.join(name);
         files::copy(&settings.image_bin_dir.join(name), &to)?;

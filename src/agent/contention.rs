@@ -1,96 +1,107 @@
-//! Another program that takes our entry out again and again, such as Cilium where it wants
-//! the directory for itself.
+//! Detects contention: another program that keeps undoing a write of this agent.
 //!
-//! A network's owner may write its file as often as it likes: new content is no fight.
-//! The same content without us, over and over, is; each further try waits longer.
+//! For example, Cilium with `cni.exclusive=true` removes the plugin entry from the active
+//! conflist. The primary CNI may rewrite its conflist as often as it likes: its content
+//! changes each time, and the agent chains the plugin again at once. Contention means that
+//! the same content without the plugin entry comes back again and again. The agent then
+//! waits longer before each further write.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::hash::{BuildHasher, DefaultHasher, Hash, Hasher, RandomState};
 use std::time::{Duration, Instant};
 
-/// More writes over the same content than one and these in a [`MINUTE`] are a fight.
-const REPEATS: usize = 5;
-const MINUTE: Duration = Duration::from_secs(60);
-/// How long each further write waits: by a third longer from the first to the last.
-const FIRST: Duration = Duration::from_millis(50);
-const LAST: Duration = Duration::from_secs(10);
-/// An entry that lasts this long is no longer fought over.
-const PEACE: Duration = Duration::from_secs(12);
+/// Repeated writes over the same content within [`WINDOW`] that are not yet contention.
+const TOLERATED_REPEATS: usize = 5;
+/// Time for which writes are counted.
+const WINDOW: Duration = Duration::from_secs(60);
+/// Delay before the first write under contention. Each further delay is a third longer.
+const FIRST_DELAY: Duration = Duration::from_millis(50);
+/// Longest delay before a write, without jitter.
+const LAST_DELAY: Duration = Duration::from_secs(10);
+/// Contention is over if no write was needed for this long after the last delay ended.
+const OVER_AFTER: Duration = Duration::from_secs(12);
 
-/// What is fought over, by list.
+/// The recent writes to files that another program may overwrite, by key. A key is a file
+/// name in the net dir, or a subject of readiness such as `binary`.
 #[derive(Debug, Default)]
-pub struct Fights {
-    lists: BTreeMap<String, Fight>,
+pub struct Contention {
+    writes: BTreeMap<String, Writes>,
 }
 
+/// The recent writes under one key.
 #[derive(Debug)]
-struct Fight {
-    /// What the list was before our last write.
+struct Writes {
+    /// Hash of the content that the writes replaced.
     content: u64,
-    writes: VecDeque<Instant>,
-    /// Set from when it is a fight.
-    wait: Option<Duration>,
+    times: VecDeque<Instant>,
+    /// The last delay. `None` without contention.
+    delay: Option<Duration>,
+    /// Earliest time of the next write over the same content.
     next: Instant,
 }
 
-impl Fights {
-    /// Until when the list, which now holds `content`, is not to be written.
-    pub fn hold(&self, list: &str, content: &str, now: Instant) -> Option<Instant> {
-        let fight = self.lists.get(list)?;
-        (fight.content == hash(content) && now < fight.next).then_some(fight.next)
+impl Contention {
+    /// Returns the time before which the file under `key` must not be written. `None` allows
+    /// the write now: there is no contention, the delay has passed, or the file's `content`
+    /// is new.
+    pub fn blocked_until(&self, key: &str, content: &str, now: Instant) -> Option<Instant> {
+        let writes = self.writes.get(key)?;
+        (writes.content == hash(content) && now < writes.next).then_some(writes.next)
     }
 
-    /// The list was written over `content`; whether that began a fight.
-    pub fn wrote(&mut self, list: &str, content: &str, now: Instant) -> bool {
+    /// Records a write over `content` to the file under `key`. Returns whether contention
+    /// began with this write.
+    pub fn record_write(&mut self, key: &str, content: &str, now: Instant) -> bool {
         let content = hash(content);
-        let fight = self.lists.entry(list.to_owned()).or_insert(Fight {
+        let writes = self.writes.entry(key.to_owned()).or_insert(Writes {
             content,
-            writes: VecDeque::new(),
-            wait: None,
+            times: VecDeque::new(),
+            delay: None,
             next: now,
         });
-        if fight.content != content || fight.is_over(now) {
-            fight.wait = None;
+        if writes.content != content || writes.is_over(now) {
+            writes.delay = None;
         }
-        if fight.content != content {
-            fight.content = content;
-            fight.writes.clear();
+        if writes.content != content {
+            writes.content = content;
+            writes.times.clear();
         }
-        fight
-            .writes
-            .retain(|write| now.duration_since(*write) < MINUTE);
-        fight.writes.push_back(now);
-        if fight.writes.len() <= 1 + REPEATS {
+        writes
+            .times
+            .retain(|time| now.duration_since(*time) < WINDOW);
+        writes.times.push_back(now);
+        if writes.times.len() <= 1 + TOLERATED_REPEATS {
             return false;
         }
-        let before = fight.wait;
-        let wait = before.map_or(FIRST, |wait| (wait * 4 / 3).min(LAST));
-        fight.wait = Some(wait);
-        fight.next = now + longer(wait);
+        let before = writes.delay;
+        let delay = before.map_or(FIRST_DELAY, |delay| (delay * 4 / 3).min(LAST_DELAY));
+        writes.delay = Some(delay);
+        writes.next = now + with_jitter(delay);
         before.is_none()
     }
 
-    /// The lists that are fought over, and when that is over if nothing happens.
-    pub fn on(&self, now: Instant) -> impl Iterator<Item = (&str, Instant)> {
-        let on = move |fight: &Fight| fight.wait.is_some() && !fight.is_over(now);
-        let lists = self.lists.iter();
-        lists.filter_map(move |(list, fight)| {
-            on(fight).then_some((list.as_str(), fight.next + PEACE))
+    /// Returns the keys under contention, each with the time at which contention is over if
+    /// no further write is needed.
+    pub fn active(&self, now: Instant) -> impl Iterator<Item = (&str, Instant)> {
+        let is_active = move |writes: &Writes| writes.delay.is_some() && !writes.is_over(now);
+        let writes = self.writes.iter();
+        writes.filter_map(move |(key, writes)| {
+            is_active(writes).then_some((key.as_str(), writes.next + OVER_AFTER))
         })
     }
 }
 
-impl Fight {
+impl Writes {
     fn is_over(&self, now: Instant) -> bool {
-        now >= self.next + PEACE
+        now >= self.next + OVER_AFTER
     }
 }
 
-/// `wait` or up to a third more, so that two who wait alike do not always come in the same
-/// order.
-fn longer(wait: Duration) -> Duration {
+/// Returns `delay` plus up to a third. Two agents with the same delay would otherwise always
+/// write in the same order, so that the same one always loses.
+fn with_jitter(delay: Duration) -> Duration {
     let random = RandomState::new().hash_one(0) % 1024;
-    wait + wait / 3 * (random as u32) / 1024
+    delay + delay / 3 * (random as u32) / 1024
 }
 
 fn hash(content: &str) -> u64 {
@@ -104,36 +115,41 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_same_content_again_and_again_is_a_fight_with_fewer_and_fewer_writes() {
-        let (mut fights, begin) = (Fights::default(), Instant::now());
+    fn repeated_writes_over_the_same_content_are_contention_and_get_rarer() {
+        let (mut contention, begin) = (Contention::default(), Instant::now());
         let (mut now, mut writes, mut begins) = (begin, 0, 0);
-        while now < begin + 5 * MINUTE {
-            if fights.hold("x", "bare", now).is_none() {
-                begins += usize::from(fights.wrote("x", "bare", now));
+        while now < begin + 5 * WINDOW {
+            if contention.blocked_until("x", "bare", now).is_none() {
+                begins += usize::from(contention.record_write("x", "bare", now));
                 writes += 1;
-                assert_eq!(fights.on(now).count(), usize::from(writes > 6));
+                assert_eq!(contention.active(now).count(), usize::from(writes > 6));
             }
             now += Duration::from_millis(10);
         }
         assert!((40..=60).contains(&writes), "{writes}");
         assert_eq!(begins, 1);
-        // The last wait may be a third longer.
-        assert_eq!(fights.on(now + LAST * 4 / 3 + PEACE).count(), 0);
+        // Jitter makes the last delay up to a third longer.
+        assert_eq!(
+            contention
+                .active(now + LAST_DELAY * 4 / 3 + OVER_AFTER)
+                .count(),
+            0
+        );
     }
 
     #[test]
-    fn an_owner_that_writes_something_new_is_not_kept_waiting() {
-        let (mut fights, now) = (Fights::default(), Instant::now());
+    fn writes_over_new_content_are_never_delayed() {
+        let (mut contention, now) = (Contention::default(), Instant::now());
         for turn in 0..1000 {
             let content = format!("mtu {turn}");
-            assert_eq!(fights.hold("x", &content, now), None);
-            assert!(!fights.wrote("x", &content, now));
+            assert_eq!(contention.blocked_until("x", &content, now), None);
+            assert!(!contention.record_write("x", &content, now));
         }
         for _ in 0..7 {
-            fights.wrote("x", "bare", now);
+            contention.record_write("x", "bare", now);
         }
-        assert!(fights.hold("x", "bare", now).is_some());
-        assert_eq!(fights.hold("x", "other", now), None);
-        assert_eq!(fights.hold("y", "bare", now), None);
+        assert!(contention.blocked_until("x", "bare", now).is_some());
+        assert_eq!(contention.blocked_until("x", "other", now), None);
+        assert_eq!(contention.blocked_until("y", "bare", now), None);
     }
 }

@@ -1,4 +1,5 @@
-//! The kubeconfig on the host: rendered from what the agent's pod is given, kept in step.
+//! Renders the plugin's kubeconfig from the agent's environment, service account and CA file,
+//! and reads and writes it on the host.
 
 use std::path::PathBuf;
 
@@ -7,10 +8,10 @@ use crate::files;
 use crate::files::Access;
 use crate::kube::kubeconfig;
 
-/// Only root may read a token (D-17).
+/// File mode of the kubeconfig: it contains a token, so only root may read it.
 const MODE: u32 = 0o600;
 
-/// Why there is no right kubeconfig. No variant carries a credential.
+/// Why the kubeconfig cannot be rendered, read or written. No variant contains a credential.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     #[error("{0} is not set")]
@@ -25,15 +26,15 @@ pub enum Error {
     File(#[from] files::Error),
 }
 
-/// What the kubeconfig says besides its token, and the agent's own token.
+/// The content of the kubeconfig without its token, and the agent's own token.
 pub struct KubeconfigBase {
     server: String,
     ca: Vec<u8>,
-    pub agents_token: String,
+    pub agent_token: String,
 }
 
 impl KubeconfigBase {
-    /// The kubeconfig with `token`.
+    /// Renders the kubeconfig with `token`.
     pub fn render(&self, token: &str) -> String {
         kubeconfig::render(&kubeconfig::Access {
             server: self.server.clone(),
@@ -44,8 +45,11 @@ impl KubeconfigBase {
     }
 }
 
-/// Reads them. The agent's token has to be there in any case: without it the agent could not
-/// renew the plugin's.
+/// Reads the API server's address, the CA and the agent's own token.
+///
+/// # Errors
+/// If one of them is missing, empty or not text. The agent's token is needed even if the
+/// plugin has a service account of its own: with it the agent requests the plugin's token.
 pub fn kubeconfig_base(settings: &Settings) -> Result<KubeconfigBase, Error> {
     let host = settings.api_host.as_deref();
     let port = settings.api_port.as_deref();
@@ -53,7 +57,7 @@ pub fn kubeconfig_base(settings: &Settings) -> Result<KubeconfigBase, Error> {
         host.ok_or(Error::Unset("KUBERNETES_SERVICE_HOST"))?,
         port.ok_or(Error::Unset("KUBERNETES_SERVICE_PORT"))?,
     );
-    let agents_token = content(settings.service_account_dir.join("token"))?;
+    let agent_token = content(settings.service_account_dir.join("token"))?;
     let ca = match settings.ca_file.clone() {
         None => content(settings.service_account_dir.join("ca.crt"))?,
         Some(path) => content(path.clone()).map_err(|error| Error::Ca {
@@ -64,17 +68,18 @@ pub fn kubeconfig_base(settings: &Settings) -> Result<KubeconfigBase, Error> {
     Ok(KubeconfigBase {
         server,
         ca: ca.into_bytes(),
-        agents_token,
+        agent_token,
     })
 }
 
-/// The token in the kubeconfig that is on the host, whosever it is and whether or not it has
-/// run out.
+/// Returns the token in the kubeconfig on the host, if there is one. It may have expired, and
+/// may belong to any service account.
 pub fn token_on_host(settings: &Settings) -> Option<String> {
     let token = kubeconfig::read(&settings.kubeconfig()).ok()?.token?;
     Some(token).filter(|token| !token.is_empty())
 }
 
+/// Reads a text file, without white space around the text.
 fn content(path: PathBuf) -> Result<String, Error> {
     let (bytes, _) = files::read(&path)?;
     match String::from_utf8(bytes) {
@@ -84,7 +89,8 @@ fn content(path: PathBuf) -> Result<String, Error> {
     }
 }
 
-/// Whether the kubeconfig on the host is `desired`, byte for byte and for root only.
+/// Returns whether the kubeconfig on the host is `desired` byte for byte, with mode
+/// 0600 and owned by the agent's user, which is root.
 pub fn is_right(settings: &Settings, desired: &str) -> Result<bool, Error> {
     let path = settings.kubeconfig();
     let Some(metadata) = files::look(&path)? else {
@@ -96,7 +102,7 @@ pub fn is_right(settings: &Settings, desired: &str) -> Result<bool, Error> {
     Ok(files::read(&path)?.0 == desired.as_bytes())
 }
 
-/// Puts `desired` onto the host.
+/// Writes `desired` as the kubeconfig on the host.
 pub fn write(settings: &Settings, desired: &str) -> Result<(), Error> {
     let path = settings.kubeconfig();
     Ok(files::write(&path, desired.as_bytes(), Access::own(MODE))?)

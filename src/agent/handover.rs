@@ -1,10 +1,11 @@
-//! The kubeconfig of an upstream agent that runs on the same node.
+//! Restores the kubeconfig of an upstream agent that runs on the same node.
 //!
 //! Upstream's agent writes its kubeconfig when it starts and when its token rotates, about
-//! every 48 minutes, and never corrects it. If such an agent goes on while this one ends,
-//! as after `helm rollback`, it would use the token of a release that is gone. So this
-//! agent remembers the upstream kubeconfig that it overwrites, and restores it when it
-//! ends. An agent of this project corrects its kubeconfig by itself.
+//! every 48 minutes. It does not notice that another agent overwrites the file. After `helm
+//! rollback` the upstream agent keeps running while this agent ends. Its plugin would then
+//! use this agent's token, which belongs to a release that is gone. So this agent remembers
+//! the upstream kubeconfig that it overwrites, and restores it when it ends. An agent of this
+//! project needs no such help: it corrects its kubeconfig in its next pass.
 
 use std::path::Path;
 
@@ -18,7 +19,7 @@ use crate::conflist::{Entry, List};
 use crate::files;
 use crate::files::Access;
 
-/// The last upstream kubeconfig, and what this agent wrote over it.
+/// The last upstream kubeconfig that this agent overwrote, and the text that replaced it.
 #[derive(Default)]
 pub struct Handover {
     upstream: Option<(Vec<u8>, Access)>,
@@ -26,8 +27,9 @@ pub struct Handover {
 }
 
 impl Handover {
-    /// This agent is about to write the kubeconfig `text` to `path`.
-    pub fn overwrites(&mut self, path: &Path, text: &str) {
+    /// Remembers the kubeconfig at `path`, if an upstream agent wrote it, before this agent
+    /// writes `text` there.
+    pub fn before_write(&mut self, path: &Path, text: &str) {
         if let Ok((bytes, access)) = files::read(path)
             && is_upstream(&bytes)
         {
@@ -36,7 +38,8 @@ impl Handover {
         text.clone_into(&mut self.written);
     }
 
-    /// Restores the upstream kubeconfig at `path`, unless somebody wrote another one since.
+    /// Restores the upstream kubeconfig at `path`, unless another program overwrote this
+    /// agent's kubeconfig.
     pub fn restore(&self, path: &Path) -> Result<(), files::Error> {
         let Some((bytes, access)) = &self.upstream else {
             return Ok(());
@@ -53,16 +56,18 @@ impl Handover {
     }
 }
 
-/// Whether an upstream agent wrote this kubeconfig: in YAML, where this project's are JSON.
+/// Returns whether an upstream agent wrote `kubeconfig`. Upstream writes YAML, this project
+/// JSON.
 fn is_upstream(kubeconfig: &[u8]) -> bool {
     let token = b"token:";
     serde_json::from_slice::<IgnoredAny>(kubeconfig).is_err()
         && kubeconfig.windows(token.len()).any(|part| part == token)
 }
 
-/// Whether an upstream agent wrote the plugin entry of a conflist in `found`: not `entry`,
-/// and without the agent's namespace, which agents of this project add. As this agent
-/// replaces such an entry, the upstream agent is still running.
+/// Returns whether an upstream agent wrote a plugin entry in one of the conflists `found`:
+/// an entry that differs from `entry` and lacks `agent-namespace`, which agents of this
+/// project set. This agent replaces such an entry in each pass, so the upstream agent that
+/// wrote it is still running.
 pub fn upstream_chains(found: &[Found], entry: &Entry) -> bool {
     let texts = found.iter().filter_map(|file| file.content.as_ref().ok());
     texts
@@ -83,8 +88,8 @@ mod tests {
     const OWN: &str = r#"{"users":[{"user":{"token":"own"}}]}"#;
 
     #[test]
-    fn only_an_upstream_kubeconfig_is_restored_and_only_over_the_own_one() {
-        for (before, at_the_end, expected) in [
+    fn restores_only_an_upstream_kubeconfig_and_only_over_the_one_this_agent_wrote() {
+        for (before, at_end, expected) in [
             (Some(UPSTREAM), OWN, UPSTREAM),
             (Some(UPSTREAM), "newer", "newer"),
             (Some(r#"{"token":"of an older agent"}"#), OWN, OWN),
@@ -97,18 +102,18 @@ mod tests {
                 fs::write(&path, before).unwrap();
             }
             let mut handover = Handover::default();
-            handover.overwrites(&path, OWN);
+            handover.before_write(&path, OWN);
             fs::write(&path, OWN).unwrap();
-            // An own token that was renewed does not make the agent forget.
-            handover.overwrites(&path, OWN);
-            fs::write(&path, at_the_end).unwrap();
+            // A second write, with a renewed token, keeps the remembered upstream kubeconfig.
+            handover.before_write(&path, OWN);
+            fs::write(&path, at_end).unwrap();
             handover.restore(&path).unwrap();
             assert_eq!(fs::read_to_string(&path).unwrap(), expected);
         }
     }
 
     #[test]
-    fn an_upstream_entry_is_told_from_those_of_this_project() {
+    fn a_plugin_entry_without_agent_namespace_is_upstreams() {
         let own = Entry::new(r#"{"type":"linkerd-cni","linkerd":{"mtu":1}}"#, "").unwrap();
         for (entry, expected) in [
             (r#"{"type":"linkerd-cni","linkerd":{"mtu":1}}"#, false),

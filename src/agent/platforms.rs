@@ -1,17 +1,19 @@
-//! Where runtimes look for networks and plugins, by platform: what to say where our two
-//! directories do not look like the node's.
+//! Names the right net dir and bin dir by platform, if the configured ones look wrong.
 //!
-//! A net dir without any network cannot be served, so that is why the agent is not ready.
-//! A bin dir without any of the network's plugins is a doubt, with a log line and a metric.
-//! Under our chart it keeps us out of the chain: a runtime that does not find a plugin of
-//! its network starts no pod and ends none. It is no more than a doubt, as runtimes can be
-//! told of several such directories (containerd's `bin_dirs`, CRI-O's `plugin_dirs`), which
-//! cannot be seen from here. So the agent only logs it under upstream's chart, where it is
-//! told to, and where an earlier agent chained the plugin from this bin dir: the runtime
-//! started the new agent's pod through that chain.
+//! Without a network config in the net dir the agent is not ready.
 //!
-//! The agent sees no directory but the two; where its pod is given more of the host, it
-//! looks at them.
+//! A bin dir without any plugin of the primary CNI is probably the wrong one. If a runtime
+//! does not find a plugin of its network config, it can neither start nor stop pods. The agent
+//! cannot be certain, because runtimes can use several bin dirs (containerd's `bin_dirs`,
+//! CRI-O's `plugin_dirs`), and their configuration is not visible to the agent. So:
+//! - The agent always logs a warning and sets a metric.
+//! - With `LINKERD_CNI_REQUIRE_NETWORK_PLUGINS`, which this project's chart sets by default, it
+//!   also does not chain the plugin.
+//! - It chains all the same if an earlier agent chained the plugin from this bin dir: the
+//!   runtime started this agent's pod through that chain.
+//!
+//! Usually only these two directories of the host are mounted. If more of the host is mounted,
+//! the agent checks the directories of the other platforms too.
 
 use std::path::{Path, PathBuf};
 
@@ -20,54 +22,55 @@ use crate::conflist::net_dir::{Content, Found, Kind};
 use crate::conflist::{PLUGIN, plugin_types};
 use crate::files;
 
-/// A platform of the chart's, with its two directories on the host.
-struct Place {
-    /// The chart's `platform`.
+/// A platform that the chart knows, with its directories on the host.
+struct Platform {
+    /// Value of the chart's `platform`.
     name: &'static str,
     bin: &'static str,
     net: &'static str,
 }
 
-/// The directories of the chart's platforms where they are not the usual ones.
-const PLACES: [Place; 7] = [
-    Place {
+/// The chart's platforms. All platforms without an entry have the directories of `none`, the
+/// first entry.
+const PLATFORMS: [Platform; 7] = [
+    Platform {
         name: "none",
         bin: "/opt/cni/bin",
         net: "/etc/cni/net.d",
     },
-    Place {
+    Platform {
         name: "gke",
         bin: "/home/kubernetes/bin",
         net: "/etc/cni/net.d",
     },
-    Place {
+    Platform {
         name: "cos",
         bin: "/home/kubernetes/bin",
         net: "/etc/cni/net.d",
     },
-    Place {
+    Platform {
         name: "k3s",
         bin: "/var/lib/rancher/k3s/data/cni",
         net: "/var/lib/rancher/k3s/agent/etc/cni/net.d",
     },
-    Place {
+    Platform {
         name: "k3d",
         bin: "/bin",
         net: "/var/lib/rancher/k3s/agent/etc/cni/net.d",
     },
-    Place {
+    Platform {
         name: "microk8s",
         bin: "/var/snap/microk8s/current/opt/cni/bin",
         net: "/var/snap/microk8s/current/args/cni-network",
     },
-    Place {
+    Platform {
         name: "openshift",
         bin: "/var/lib/cni/bin",
         net: "/etc/cni/multus/net.d",
     },
 ];
 
-/// What to do about a net dir without any network.
+/// Returns the remedy for a net dir without any network config.
 pub fn no_network(settings: &Settings) -> String {
     let holds = |dir: &Path| {
         let names = files::names(dir).unwrap_or_default();
@@ -76,87 +79,94 @@ pub fn no_network(settings: &Settings) -> String {
     remedy(
         &on_host(settings, &settings.net_dir),
         "destCNINetDir",
-        |place| place.net,
-        |dir| holds(&below(settings, dir)),
+        |platform| platform.net,
+        |dir| holds(&in_container(settings, dir)),
     )
 }
 
-/// What to do about a bin dir without any plugin of the network `loaded`, if so.
+/// Returns a warning with the remedy if the bin dir holds none of the plugins that the active
+/// conflist `loaded` names. The agent's own plugin does not count.
 pub fn no_plugins(settings: &Settings, loaded: &Found) -> Option<String> {
-    let named = plugins(loaded.content.as_ref().ok()?);
-    // A link counts, wherever it points: k3s links its plugins to a directory that is not
-    // mounted here.
-    let is_there = |path: PathBuf| path.symlink_metadata().is_ok();
-    let holds = |dir: &Path| named.iter().any(|name| is_there(dir.join(name)));
-    if named.is_empty() || holds(&settings.bin_dir) {
+    let plugins = other_plugins(loaded.content.as_ref().ok()?);
+    // A symbolic link counts even if its target is missing here: on k3s the plugins are links
+    // into a directory that is not mounted in the agent's container.
+    let exists = |path: PathBuf| path.symlink_metadata().is_ok();
+    let holds = |dir: &Path| plugins.iter().any(|name| exists(dir.join(name)));
+    if plugins.is_empty() || holds(&settings.bin_dir) {
         return None;
     }
     let here = on_host(settings, &settings.bin_dir);
     let remedy = remedy(
         &here,
         "destCNIBinDir",
-        |place| place.bin,
-        |dir| holds(&below(settings, dir)),
+        |platform| platform.bin,
+        |dir| holds(&in_container(settings, dir)),
     );
     Some(format!(
         "{} calls {}, but {} holds no such program: unless the runtime is told of several \
          directories, it will not find {PLUGIN} either; {remedy}",
         loaded.name,
-        named.join(", "),
+        plugins.join(", "),
         here.display()
     ))
 }
 
-/// The plugins that a network calls, but for ours.
-fn plugins(content: &Content) -> Vec<String> {
+/// Returns the plugins that a network config names, without this project's plugin.
+fn other_plugins(content: &Content) -> Vec<String> {
     let types = plugin_types(&content.text).into_iter();
     let others = types.filter(|kind| kind != PLUGIN);
-    // A type is a file name; anything else is the runtime's to refuse.
+    // A plugin type is a file name. The runtime rejects a type with a slash.
     others.filter(|kind| !kind.contains('/')).collect()
 }
 
-/// Which platform's directory it may be instead of `here`. Where the right one can be
-/// seen, that one.
+/// Suggests the directories of other platforms instead of `here`: those for which `holds` is
+/// true, or all of them if there is none. `value` is the chart value that sets the directory.
 fn remedy(
     here: &Path,
     value: &str,
-    dir: impl Fn(&Place) -> &'static str,
+    dir: impl Fn(&Platform) -> &'static str,
     holds: impl Fn(&str) -> bool,
 ) -> String {
-    let mut others: Vec<(&str, Vec<&str>)> = Vec::new();
-    for place in PLACES.iter().filter(|place| Path::new(dir(place)) != here) {
-        match others.iter_mut().find(|(known, _)| *known == dir(place)) {
-            Some((_, names)) => names.push(place.name),
-            None => others.push((dir(place), vec![place.name])),
+    let mut candidates: Vec<(&str, Vec<&str>)> = Vec::new();
+    for platform in PLATFORMS
+        .iter()
+        .filter(|platform| Path::new(dir(platform)) != here)
+    {
+        match candidates
+            .iter_mut()
+            .find(|(known, _)| *known == dir(platform))
+        {
+            Some((_, names)) => names.push(platform.name),
+            None => candidates.push((dir(platform), vec![platform.name])),
         }
     }
-    let seen: Vec<_> = others.iter().filter(|(dir, _)| holds(dir)).collect();
-    let list = |places: &[&(&str, Vec<&str>)]| {
-        let texts = places
+    let fitting: Vec<_> = candidates.iter().filter(|(dir, _)| holds(dir)).collect();
+    let list = |candidates: &[&(&str, Vec<&str>)]| {
+        let texts = candidates
             .iter()
             .map(|(dir, names)| format!("{dir} (platform {})", names.join(", ")));
         texts.collect::<Vec<_>>().join(", ")
     };
-    match seen.is_empty() {
+    match fitting.is_empty() {
         false => format!(
             "{} looks like the right one: set the chart's platform or {value}",
-            list(&seen)
+            list(&fitting)
         ),
         true => format!(
             "if the runtime looks elsewhere, set the chart's platform or {value}; known are {}",
-            list(&others.iter().collect::<Vec<_>>())
+            list(&candidates.iter().collect::<Vec<_>>())
         ),
     }
 }
 
-/// A directory that the agent sees, as the host has it.
+/// Returns the path on the host of a directory in the agent's container.
 fn on_host(settings: &Settings, dir: &Path) -> PathBuf {
     let below = dir.strip_prefix(&settings.prefix).unwrap_or(dir);
     Path::new("/").join(below)
 }
 
-/// A directory of the host, as the agent would see it.
-fn below(settings: &Settings, dir: &str) -> PathBuf {
+/// Returns the path in the agent's container of a directory on the host, mounted or not.
+fn in_container(settings: &Settings, dir: &str) -> PathBuf {
     settings.prefix.join(dir.trim_start_matches('/'))
 }
 
@@ -170,7 +180,7 @@ mod tests {
     const LIST: &str =
         r#"{"name":"n","plugins":[{"type":"calico"},{"type":"portmap"},{"type":"linkerd-cni"}]}"#;
 
-    /// A host with these files, and the usual settings.
+    /// Creates a host with `paths`, and settings with the default directories.
     fn host(paths: &[&str]) -> (tempfile::TempDir, Settings) {
         let dir = tempfile::tempdir().unwrap();
         for path in [&["etc/cni/net.d/10-a.conflist"], paths].concat() {
@@ -184,19 +194,19 @@ mod tests {
         (dir, settings)
     }
 
-    fn doubt(paths: &[&str]) -> Option<String> {
+    fn warning(paths: &[&str]) -> Option<String> {
         let (_dir, settings) = host(paths);
         let found = net_dir::scan(&settings.net_dir, "k").unwrap();
         no_plugins(&settings, &found[0])
     }
 
     #[test]
-    fn one_plugin_of_the_network_is_enough_for_a_bin_dir_to_be_right() {
-        assert_eq!(doubt(&["opt/cni/bin/portmap"]), None);
+    fn one_plugin_of_the_primary_cni_is_enough_for_the_bin_dir() {
+        assert_eq!(warning(&["opt/cni/bin/portmap"]), None);
     }
 
     #[test]
-    fn a_link_counts_as_a_plugin_where_its_target_is_not_mounted() {
+    fn a_link_counts_as_a_plugin_even_if_its_target_is_not_mounted() {
         let (dir, settings) = host(&["opt/cni/bin/linkerd-cni"]);
         let target = "/var/lib/rancher/k3s/data/0a1b/bin/cni";
         let link = dir.path().join("opt/cni/bin/calico");
@@ -206,8 +216,8 @@ mod tests {
     }
 
     #[test]
-    fn our_own_plugin_proves_nothing_and_the_candidates_are_named_with_their_platforms() {
-        let why = doubt(&["opt/cni/bin/linkerd-cni"]).unwrap();
+    fn without_plugins_of_the_primary_cni_all_platforms_are_suggested() {
+        let why = warning(&["opt/cni/bin/linkerd-cni"]).unwrap();
         for part in [
             "10-a.conflist calls calico, portmap, but /opt/cni/bin holds no such program",
             "/home/kubernetes/bin (platform gke, cos)",
@@ -220,8 +230,8 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_that_can_be_seen_to_fit_is_the_one_to_take() {
-        let why = doubt(&["home/kubernetes/bin/calico"]).unwrap();
+    fn a_directory_that_fits_is_the_only_suggestion() {
+        let why = warning(&["home/kubernetes/bin/calico"]).unwrap();
         assert!(
             why.ends_with(
                 "/home/kubernetes/bin (platform gke, cos) looks like the right one: set the \
@@ -235,20 +245,20 @@ mod tests {
     }
 
     #[test]
-    fn the_table_has_each_platform_of_the_chart_whose_directories_are_unusual() {
+    fn the_table_matches_the_platforms_of_the_chart() {
         let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("charts/linkerd2-cni/platforms");
         let text = |name: &str| fs::read_to_string(dir.join(name)).unwrap();
-        let has = |name: &str, place: &Place| {
+        let has = |name: &str, platform: &Platform| {
             let text = text(name);
-            text.contains(&format!("destCNIBinDir: {}\n", place.bin))
-                && text.contains(&format!("destCNINetDir: {}\n", place.net))
+            text.contains(&format!("destCNIBinDir: {}\n", platform.bin))
+                && text.contains(&format!("destCNINetDir: {}\n", platform.net))
         };
         for file in fs::read_dir(&dir).unwrap() {
             let file = file.unwrap().file_name().into_string().unwrap();
             let name = file.strip_suffix(".yaml").unwrap();
-            let place = PLACES.iter().find(|place| place.name == name);
-            let place = place.unwrap_or(&PLACES[0]);
-            assert!(has(&file, place), "{file}");
+            let platform = PLATFORMS.iter().find(|platform| platform.name == name);
+            let platform = platform.unwrap_or(&PLATFORMS[0]);
+            assert!(has(&file, platform), "{file}");
         }
     }
 }

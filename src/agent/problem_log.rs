@@ -1,38 +1,43 @@
-//! What was said about what is wrong, so that each change is one log line. Pure.
+//! Finds the problems that changed since the last pass, so that each change is logged once.
+//! Pure.
 
 use std::collections::BTreeMap;
 
-/// What was said last, by subject.
+/// The problems that were logged last, by subject.
 #[derive(Debug, Default)]
-pub struct Notes {
-    said: BTreeMap<String, String>,
+pub struct ProblemLog {
+    logged: BTreeMap<String, String>,
 }
 
-/// What is to be said now.
+/// A change to log.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Note {
-    Wrong { subject: String, why: String },
-    RightAgain { subject: String },
+pub enum Change {
+    /// The problem is new, or its reason changed.
+    Problem { subject: String, why: String },
+    /// The subject has no problem any more.
+    Resolved { subject: String },
 }
 
-impl Notes {
-    /// What changed since the last time.
-    pub fn changes(&mut self, problems: &BTreeMap<String, String>) -> Vec<Note> {
-        let said = std::mem::replace(&mut self.said, problems.clone());
-        let gone = said
+impl ProblemLog {
+    /// Returns the differences between `problems` and those of the last call, and remembers
+    /// `problems`.
+    pub fn update(&mut self, problems: &BTreeMap<String, String>) -> Vec<Change> {
+        let logged = std::mem::replace(&mut self.logged, problems.clone());
+        let resolved = logged
             .keys()
             .filter(|subject| !problems.contains_key(*subject));
         let new = problems
             .iter()
-            .filter(|(subject, why)| said.get(*subject) != Some(why));
-        gone.map(|subject| Note::RightAgain {
-            subject: subject.clone(),
-        })
-        .chain(new.map(|(subject, why)| Note::Wrong {
-            subject: subject.clone(),
-            why: why.clone(),
-        }))
-        .collect()
+            .filter(|(subject, why)| logged.get(*subject) != Some(why));
+        resolved
+            .map(|subject| Change::Resolved {
+                subject: subject.clone(),
+            })
+            .chain(new.map(|(subject, why)| Change::Problem {
+                subject: subject.clone(),
+                why: why.clone(),
+            }))
+            .collect()
     }
 }
 
@@ -41,13 +46,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_problem_is_said_once_a_change_and_once_when_it_is_gone() {
-        let mut notes = Notes::default();
-        let mut say = |why: Option<&str>| {
+    fn logs_a_problem_once_per_change_and_once_when_it_is_resolved() {
+        let mut log = ProblemLog::default();
+        let mut changes = |why: Option<&str>| {
             let problems = why.map(|why| ("x".to_owned(), why.to_owned()));
-            notes.changes(&problems.into_iter().collect()).len()
+            log.update(&problems.into_iter().collect()).len()
         };
-        let lines = [Some("a"), Some("a"), Some("b"), None, None].map(&mut say);
+        let lines = [Some("a"), Some("a"), Some("b"), None, None].map(&mut changes);
         assert_eq!(lines, [1, 0, 1, 1, 0]);
     }
 }

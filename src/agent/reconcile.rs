@@ -1,10 +1,13 @@
-//! One look at the host and the least that puts it right, in the order that never leaves
-//! a network naming a plugin that cannot run: programs, kubeconfig, network configuration.
+//! Reconciles the host in one pass: compares each file with what it should be, and writes the
+//! files that differ.
+//!
+//! The order is plugin binary, kubeconfig, network configs. So no network config ever names a
+//! plugin that cannot run.
 
 mod chain;
 mod kubeconfig;
+mod overwrites;
 mod pass;
-mod rivals;
 mod step;
 
 use std::collections::BTreeSet;
@@ -16,7 +19,7 @@ use tracing::{info, warn};
 
 use super::api::Api;
 use super::binaries::Binaries;
-use super::contention::Fights;
+use super::contention::Contention;
 use super::handover::{self, Handover};
 use super::self_test::{Proof, Standing, Subject};
 use super::settings::Settings;
@@ -26,7 +29,8 @@ use crate::conflist::net_dir;
 use crate::conflist::{Entry, PLUGIN};
 pub use pass::{BINARY, CONFLIST, CREDENTIAL, KUBECONFIG, Pass, SELF_TEST};
 
-/// Keeps the host as it should be. It remembers only what saves work or log lines.
+/// Reconciles the host. Decides from the files found in each pass; what it remembers between
+/// passes only saves work, log lines and writes under contention.
 pub struct Reconciler {
     settings: Arc<Settings>,
     mode: Mode,
@@ -34,21 +38,25 @@ pub struct Reconciler {
     status: Arc<Status>,
     api: Arc<Api>,
     binaries: Binaries,
-    fights: Fights,
-    /// Who else writes the plugin or the kubeconfig, by subject.
-    rivals: Fights,
-    /// The token found on the host, kept while the API server issues none.
-    kept_token: Option<String>,
-    proof: Option<Arc<Proof>>,
-    lists: BTreeSet<String>,
+    /// Contention with programs that remove the plugin entry, by conflist. The node is not
+    /// ready while it lasts.
+    entry_removals: Contention,
+    /// Contention with other agents that overwrite a file of this agent, by subject or
+    /// conflist. Only a warning.
+    overwrites: Contention,
+    /// The last token found in the kubeconfig on the host. It stays in use until the API
+    /// server issues one.
+    token_found_on_host: Option<String>,
+    self_test: Option<Arc<Proof>>,
+    chained_lists: BTreeSet<String>,
     /// Whether the bin dir had the plugin binary when the agent started.
     had_binary: bool,
-    /// Whether the runtime is known to look for plugins in the bin dir. Once known, it stays
-    /// so: the runtime's configuration does not change with a conflist.
+    /// Whether the runtime is known to look for plugins in the bin dir. Never reset: the
+    /// runtime's configuration does not change with a conflist.
     runtime_finds_plugin: bool,
     handover: Handover,
-    tidied: bool,
-    greeted: bool,
+    leftovers_removed: bool,
+    ready_logged: bool,
 }
 
 impl Reconciler {
@@ -68,31 +76,32 @@ impl Reconciler {
             entry,
             status,
             binaries: Binaries::default(),
-            fights: Fights::default(),
-            rivals: Fights::default(),
-            kept_token: None,
-            proof: None,
-            lists: BTreeSet::new(),
+            entry_removals: Contention::default(),
+            overwrites: Contention::default(),
+            token_found_on_host: None,
+            self_test: None,
+            chained_lists: BTreeSet::new(),
             had_binary,
             runtime_finds_plugin: false,
             handover: Handover::default(),
-            tidied: false,
-            greeted: false,
+            leftovers_removed: false,
+            ready_logged: false,
         }
     }
 
-    /// From now on ready takes a `proof` of the installed plugin.
-    pub fn takes_proof(&mut self, proof: Arc<Proof>) {
-        self.proof = Some(proof);
+    /// Makes readiness depend on `self_test` from now on.
+    pub fn require_self_test(&mut self, self_test: Arc<Proof>) {
+        self.self_test = Some(self_test);
     }
 
-    /// The lists that carried us at any time.
-    pub fn lists(&self) -> &BTreeSet<String> {
-        &self.lists
+    /// Returns the names of all conflists to which this agent ever chained the plugin.
+    pub fn chained_lists(&self) -> &BTreeSet<String> {
+        &self.chained_lists
     }
 
-    /// Restores the kubeconfig of an upstream agent, if that chains the plugin on this node.
-    pub fn hand_over(&self) {
+    /// Restores the kubeconfig of an upstream agent if such an agent chains the plugin on this
+    /// node.
+    pub fn restore_upstream_kubeconfig(&self) {
         let found = net_dir::scan(&self.settings.net_dir, &self.settings.kubeconfig_name);
         if !found.is_ok_and(|found| handover::upstream_chains(&found, &self.entry)) {
             return;
@@ -102,52 +111,55 @@ impl Reconciler {
         }
     }
 
-    /// Looks at everything once and writes what is not right.
+    /// Runs one reconcile pass, and sets what `/ready` and the metrics report.
     pub fn pass(&mut self) -> Pass {
         let mut pass = Pass::default();
-        if let Err(error) = self.keep_binaries(&mut pass) {
+        if let Err(error) = self.reconcile_binaries(&mut pass) {
             pass.problem(BINARY, error);
         }
-        if let Err(error) = self.keep_kubeconfig(&mut pass) {
+        if let Err(error) = self.reconcile_kubeconfig(&mut pass) {
             pass.problem(KUBECONFIG, error);
         }
-        // A token that the API server refuses is still better than a pod without rules.
+        // A token that the API server rejects does not keep the plugin out of the chain: without
+        // the plugin, meshed pods would start without redirect rules.
         let credential = pass.problems.remove(CREDENTIAL);
-        let whole = pass.problems.is_empty() && !pass.waits.contains_key(KUBECONFIG);
+        let can_chain = pass.problems.is_empty() && !pass.waits.contains_key(KUBECONFIG);
         pass.problems
             .extend(credential.map(|why| (CREDENTIAL.to_owned(), why)));
-        if let Err(error) = self.keep_conflists(&mut pass, whole) {
+        if let Err(error) = self.reconcile_conflists(&mut pass, can_chain) {
             pass.problem(CONFLIST, error);
         }
-        // Until the kubeconfig is there, nothing is chained, which needs no warning of its own.
+        // Without a kubeconfig the plugin is not chained. The missing kubeconfig is the cause, so
+        // the unchained network config is not logged too.
         if pass.waits.contains_key(KUBECONFIG)
             && let Some(why) = pass.problems.remove(CONFLIST)
         {
             pass.wait_for(CONFLIST, why);
         }
-        self.doubt_rivals(&mut pass);
-        self.keep_proof(&mut pass);
+        self.warn_of_overwrites(&mut pass);
+        self.check_self_test(&mut pass);
         Status::count(&self.status.reconciles);
         if !pass.problems.is_empty() {
             Status::count(&self.status.reconcile_errors);
         }
-        if !self.greeted && pass.ready().is_ok() {
-            self.greeted = true;
+        if !self.ready_logged && pass.ready().is_ok() {
+            self.ready_logged = true;
             info!("linkerd CNI is installed and verified on this node");
         }
-        // A doubt that keeps the plugin out of the chain makes the node not ready, so it also
-        // holds the startup taint. A doubt that is only logged must not hold it for ever.
+        // The startup taint is removed once the node is ready. Warnings do not hold it: some never
+        // go away. One that keeps the plugin out of the chain is a problem by now.
         self.api.verified(pass.ready().is_ok());
         self.status.set_ready(pass.ready());
-        self.status.set_remark(pass.remark.clone());
-        let agents_token = pass.agents_token.into();
+        self.status.set_ready_note(pass.ready_note.clone());
+        let uses_agent_token = pass.uses_agent_token.into();
         self.status
-            .agents_token
-            .store(agents_token, Ordering::Relaxed);
+            .uses_agent_token
+            .store(uses_agent_token, Ordering::Relaxed);
         pass
     }
 
-    fn keep_binaries(&mut self, pass: &mut Pass) -> Result<(), String> {
+    /// Copies the programs that are missing or different on the host from the image.
+    fn reconcile_binaries(&mut self, pass: &mut Pass) -> Result<(), String> {
         let wanted = Binaries::wanted(&self.settings).map_err(|error| {
             let dir = self.settings.image_bin_dir.display();
             format!("CONTAINER_CNI_BIN_DIR={dir}: {error}; name the image's directory of programs")
@@ -157,9 +169,9 @@ impl Reconciler {
         if wrong.is_empty() {
             return Ok(());
         }
-        self.repairs(BINARY);
+        self.mark_not_ready(BINARY);
         let dir = self.settings.bin_dir.clone();
-        if self.is_held(BINARY, &dir, "", pass) {
+        if self.is_write_delayed(BINARY, &dir, "", pass) {
             return Ok(());
         }
         for name in wrong {
@@ -168,33 +180,36 @@ impl Reconciler {
             Status::count(&self.status.binary_writes);
         }
         info!("Wrote linkerd CNI binaries to {}", dir.display());
-        self.rivals.wrote(BINARY, "", Instant::now());
+        self.overwrites.record_write(BINARY, "", Instant::now());
         Ok(())
     }
 
-    /// The plugin is only tried where all that it needs is in place.
-    fn keep_proof(&self, pass: &mut Pass) {
-        let Some(proof) = &self.proof else {
+    /// Adds the result of the self-test to `pass`, and starts the self-test if there is no
+    /// result yet. It runs only if binary, kubeconfig and network configs are right and this
+    /// pass did not change them.
+    fn check_self_test(&self, pass: &mut Pass) {
+        let Some(self_test) = &self.self_test else {
             return;
         };
         let wrong = [BINARY, KUBECONFIG, CONFLIST];
-        let wrong = wrong.iter().any(|what| pass.is_wrong(what));
+        let wrong = wrong.iter().any(|subject| pass.is_wrong(subject));
         let program = self.binaries.verified(PLUGIN);
         match program.filter(|_| !wrong && !pass.wrote) {
-            None => proof.rest(),
+            None => self_test.rest(),
             Some(program) => {
                 let entry = self.entry.text().to_owned();
-                match proof.of(Subject { program, entry }) {
+                match self_test.of(Subject { program, entry }) {
                     Standing::Proven => {}
-                    Standing::Pending => pass.pending = true,
+                    Standing::Pending => pass.self_test_running = true,
                     Standing::Wrong(why) => pass.problem(SELF_TEST, why),
                 }
             }
         }
     }
 
-    /// From when something is seen to be wrong, no one is to be told that all is right.
-    fn repairs(&self, subject: &str) {
+    /// Makes `/ready` report not ready at once, before the write that corrects `subject`.
+    /// The end of the pass sets the final state.
+    fn mark_not_ready(&self, subject: &str) {
         let why = format!("{subject}: is being put right");
         self.status.set_ready(Err(why));
     }

@@ -1,9 +1,9 @@
-//! What the agent is told: environment variables and flags, read once into [`Settings`].
+//! Reads environment variables and flags into [`Settings`], once at the start.
 //!
-//! The names and defaults are upstream's (contract 3.2); those that start with
-//! `LINKERD_CNI_` are our own, and unset they mean what upstream's chart means. A faulty
-//! setting ends the agent; nothing that the node may still bring (a directory, a token)
-//! is looked at here.
+//! Names and defaults are those of upstream's agent. Variables that start with `LINKERD_CNI_`
+//! exist only in this project; unset, they give the behaviour of upstream's chart. An invalid
+//! setting ends the agent. This module checks only values, not files: a directory or a token
+//! may appear on the node later.
 
 use std::net::{Ipv6Addr, SocketAddr};
 use std::path::{Component, Path, PathBuf};
@@ -15,13 +15,14 @@ use crate::conflist::mode::Mode;
 use crate::kube::kubeconfig::SERVICE_ACCOUNT_DIR;
 use crate::log;
 
-/// Name of the DaemonSet in upstream's chart and in ours, whatever the release's name.
-pub const USUAL_DAEMONSET: &str = "linkerd-cni";
+/// Name of the agent's DaemonSet in upstream's chart and in this project's, independent of the
+/// release name.
+pub const DEFAULT_DAEMONSET: &str = "linkerd-cni";
 
-/// Why a setting cannot be used.
+/// Why a setting is invalid.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum Error {
-    /// Upstream's words, which people search for.
+    /// Upstream's message, word for word, because users search for it.
     #[error("Cannot parse log-level '{value}': {message}")]
     LogLevel { value: String, message: String },
     #[error("{name}={value}: {message}")]
@@ -32,7 +33,8 @@ pub enum Error {
     },
 }
 
-/// Where the plugin's entry comes from. The variable wins over the file.
+/// Source of the plugin entry's template. `CNI_NETWORK_CONFIG` wins over
+/// `CNI_NETWORK_CONFIG_FILE`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Template {
     Text(String),
@@ -40,74 +42,80 @@ pub enum Template {
     None,
 }
 
-/// All that the agent can be told.
+/// All settings of the agent.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// Where the host's root is for the agent, as far as it is mounted.
+    /// Directory below which directories of the host are mounted in the agent's container.
     pub prefix: PathBuf,
-    /// The programs to install, as they are in the image.
+    /// Directory in the image with the programs to install.
     pub image_bin_dir: PathBuf,
-    /// The host's directory for CNI programs, as the agent sees it.
+    /// The host's CNI bin dir, as a path in the agent's container.
     pub bin_dir: PathBuf,
-    /// The host's directory for CNI configuration, as the agent sees it.
+    /// The host's CNI net dir, as a path in the agent's container.
     pub net_dir: PathBuf,
     /// File name of the kubeconfig in `net_dir`.
     pub kubeconfig_name: String,
-    /// The kubeconfig's path as the host sees it: what the plugin's entry names.
+    /// The kubeconfig's path on the host, for the plugin entry.
     pub kubeconfig_on_host: String,
     pub template: Template,
-    /// The CA to put into the kubeconfig, if not the one beside the token.
+    /// CA file for the kubeconfig. Unset: `ca.crt` in `service_account_dir`.
     pub ca_file: Option<PathBuf>,
-    /// Where `token` and `ca.crt` are.
+    /// Directory of the agent's `token` and `ca.crt`.
     pub service_account_dir: PathBuf,
     pub api_host: Option<String>,
     pub api_port: Option<String>,
-    /// Where `/live`, `/ready` and `/metrics` answer, if anywhere.
+    /// Listen address for `/live`, `/ready` and `/metrics`. Unset: no listener.
     pub admin: Option<SocketAddr>,
-    /// How often everything is looked at without a reason.
+    /// Longest time between two reconcile passes.
     pub resync: Duration,
-    /// The agent's namespace (`LINKERD_CNI_NAMESPACE`), if told; else it is beside the
-    /// token.
+    /// The agent's namespace (`LINKERD_CNI_NAMESPACE`). Unset: read from
+    /// `service_account_dir`.
     pub namespace: Option<String>,
-    /// The agent's own pod (`LINKERD_CNI_POD_NAME`), which Events are about.
+    /// Name of the agent's pod (`LINKERD_CNI_POD_NAME`), recorded in Events.
     pub pod: Option<String>,
-    /// The DaemonSet whose end is the plugin's (`LINKERD_CNI_DAEMONSET`).
+    /// Name of the agent's DaemonSet (`LINKERD_CNI_DAEMONSET`). If it is deleted, the agent
+    /// uninstalls.
     pub daemonset: String,
-    /// The pod's termination grace period (`LINKERD_CNI_TERMINATION_GRACE_SECONDS`), after
-    /// which kubelet kills the agent.
+    /// The pod's termination grace period (`LINKERD_CNI_TERMINATION_GRACE_SECONDS`). When it
+    /// ends, the kubelet kills the agent.
     pub termination_grace: Duration,
-    /// The account whose token the plugin gets (`LINKERD_CNI_PLUGIN_SERVICE_ACCOUNT`);
-    /// unset, it gets the agent's own.
+    /// Service account whose token the plugin uses (`LINKERD_CNI_PLUGIN_SERVICE_ACCOUNT`).
+    /// Unset: the plugin uses the agent's own token.
     pub plugin_account: Option<String>,
-    /// The only configuration to patch (`LINKERD_CNI_CONF_NAME`), also before it exists;
-    /// the name of the standalone one where not chained.
+    /// File name of the only network config to chain to (`LINKERD_CNI_CONF_NAME`). The agent
+    /// waits for the file if it is missing. Without `chained`: name of the standalone config.
+    /// With `own_config`: name of the copy.
     pub conf_name: Option<String>,
-    /// Whether the plugin is chained behind the node's network (`LINKERD_CNI_CHAINED`),
-    /// or has a configuration of its own that another plugin, such as Multus, calls.
+    /// Whether to chain the plugin behind the primary CNI (`LINKERD_CNI_CHAINED`). False: the
+    /// plugin gets a standalone config, which another plugin such as Multus calls.
     pub chained: bool,
-    /// Whether the chain is a copy of the node's under a name that sorts before it
-    /// (`LINKERD_CNI_OWN_CONFIG`), so that the node's own file is never written.
+    /// Whether to chain the plugin in a copy of the active conflist, under a name that sorts
+    /// before the original (`LINKERD_CNI_OWN_CONFIG`). The original is then never written.
     pub own_config: bool,
-    /// Whether to chain only where the bin dir holds a plugin of the network's
-    /// (`LINKERD_CNI_REQUIRE_NETWORK_PLUGINS`), as in any other directory the runtime
-    /// would not find ours, and could start no pod any more. Upstream always chains.
+    /// Whether to chain the plugin only if the bin dir holds a plugin of the primary CNI
+    /// (`LINKERD_CNI_REQUIRE_NETWORK_PLUGINS`). In any other directory the runtime would not
+    /// find the plugin, and no pod could start. Upstream always chains.
     pub require_network_plugins: bool,
-    /// Whether ready takes a connection that the installed plugin redirected
-    /// (`LINKERD_CNI_SELF_TEST`).
+    /// Whether the agent is ready only after a self-test, in which the installed plugin
+    /// redirects a connection (`LINKERD_CNI_SELF_TEST`).
     pub self_test: bool,
-    /// The taint to take off the node once all is verified
-    /// (`LINKERD_CNI_STARTUP_TAINT`), and the node (`LINKERD_CNI_NODE_NAME`).
+    /// Key of the taint to remove from the node once the agent is ready
+    /// (`LINKERD_CNI_STARTUP_TAINT`).
     pub startup_taint: Option<String>,
+    /// Name of the node (`LINKERD_CNI_NODE_NAME`).
     pub node: Option<String>,
-    /// Whether the plugin's records are taken in (`LINKERD_CNI_PLUGIN_SOCKET`).
+    /// Whether to receive the plugin's records on a socket (`LINKERD_CNI_PLUGIN_SOCKET`).
     pub plugin_socket: bool,
     pub log_level: LevelFilter,
     pub log_format: log::Format,
 }
 
 impl Settings {
-    /// Reads the variables through `lookup`; an empty one counts as unset. The two
-    /// flags, where given, win over their variables.
+    /// Reads the environment variables through `lookup`. An empty variable counts as unset. The
+    /// flags `log_level` and `log_format` win over their variables.
+    ///
+    /// # Errors
+    /// Names the first invalid setting, with its value.
     pub fn read(
         lookup: impl Fn(&str) -> Option<String>,
         log_level: Option<String>,
@@ -117,7 +125,7 @@ impl Settings {
         let or = |name: &str, default: &str| var(name).unwrap_or_else(|| default.to_owned());
         let prefix = or("CONTAINER_MOUNT_PREFIX", "/host");
         let net_dir = or("DEST_CNI_NET_DIR", "/etc/cni/net.d");
-        // Upstream joins it to the directory by the rules of paths, too.
+        // Upstream joins this name to the net dir with Go's `path.Join`, which drops extra slashes.
         let kubeconfig_name = or("KUBECONFIG_FILE_NAME", "ZZZ-linkerd-cni-kubeconfig");
         let kubeconfig_name = kubeconfig_name.trim_matches('/').to_owned();
         Ok(Settings {
@@ -126,7 +134,7 @@ impl Settings {
             bin_dir: join(&prefix, &or("DEST_CNI_BIN_DIR", "/opt/cni/bin")),
             kubeconfig_on_host: join(&net_dir, &kubeconfig_name).display().to_string(),
             net_dir: join(&prefix, &net_dir),
-            kubeconfig_name: plain_name("KUBECONFIG_FILE_NAME", kubeconfig_name)?,
+            kubeconfig_name: file_name("KUBECONFIG_FILE_NAME", kubeconfig_name)?,
             template: match (var("CNI_NETWORK_CONFIG"), var("CNI_NETWORK_CONFIG_FILE")) {
                 (Some(text), _) => Template::Text(text),
                 (None, Some(path)) => Template::File(path.into()),
@@ -134,8 +142,8 @@ impl Settings {
             },
             ca_file: var("KUBE_CA_FILE").map(PathBuf::from),
             service_account_dir: or("LINKERD_CNI_SERVICE_ACCOUNT_DIR", SERVICE_ACCOUNT_DIR).into(),
-            api_host: var("KUBERNETES_SERVICE_HOST").map(host).transpose()?,
-            api_port: var("KUBERNETES_SERVICE_PORT").map(port).transpose()?,
+            api_host: var("KUBERNETES_SERVICE_HOST").map(api_host).transpose()?,
+            api_port: var("KUBERNETES_SERVICE_PORT").map(api_port).transpose()?,
             admin: var("LINKERD_CNI_ADMIN_ADDR").map(address).transpose()?,
             resync: seconds(
                 "LINKERD_CNI_RESYNC_SECONDS",
@@ -143,15 +151,15 @@ impl Settings {
             )?,
             namespace: var("LINKERD_CNI_NAMESPACE"),
             pod: var("LINKERD_CNI_POD_NAME"),
-            daemonset: or("LINKERD_CNI_DAEMONSET", USUAL_DAEMONSET),
-            // Kubernetes' own default, which upstream's chart keeps.
+            daemonset: or("LINKERD_CNI_DAEMONSET", DEFAULT_DAEMONSET),
+            // The default of Kubernetes. Upstream's chart does not change it.
             termination_grace: seconds(
                 "LINKERD_CNI_TERMINATION_GRACE_SECONDS",
                 or("LINKERD_CNI_TERMINATION_GRACE_SECONDS", "30"),
             )?,
             plugin_account: var("LINKERD_CNI_PLUGIN_SERVICE_ACCOUNT"),
             conf_name: var("LINKERD_CNI_CONF_NAME")
-                .map(|name| plain_name("LINKERD_CNI_CONF_NAME", name))
+                .map(|name| file_name("LINKERD_CNI_CONF_NAME", name))
                 .transpose()?,
             chained: flag("LINKERD_CNI_CHAINED", or("LINKERD_CNI_CHAINED", "true"))?,
             own_config: flag(
@@ -179,7 +187,10 @@ impl Settings {
         })
     }
 
-    /// How the plugin is chained on this node.
+    /// Returns how to chain the plugin on this node.
+    ///
+    /// # Errors
+    /// If `conf_name` is not a valid file name for that mode.
     pub fn mode(&self) -> Result<Mode, Error> {
         let name = self.conf_name.as_deref();
         Mode::choose(name, self.chained, self.own_config, &self.kubeconfig_name).map_err(|why| {
@@ -191,7 +202,7 @@ impl Settings {
         })
     }
 
-    /// The kubeconfig, as the agent sees it.
+    /// Returns the path of the kubeconfig in the agent's container.
     pub fn kubeconfig(&self) -> PathBuf {
         self.net_dir.join(&self.kubeconfig_name)
     }
@@ -209,6 +220,7 @@ fn format(value: String) -> Result<log::Format, Error> {
     })
 }
 
+/// Parses a number of seconds, from 1 to 86400 (one day).
 fn seconds(name: &'static str, value: String) -> Result<Duration, Error> {
     match value.parse() {
         Ok(seconds @ 1..=86_400) => Ok(Duration::from_secs(seconds)),
@@ -228,6 +240,7 @@ fn flag(name: &'static str, value: String) -> Result<bool, Error> {
     })
 }
 
+/// Parses a listen address. `:9990` means all IPv4 addresses.
 fn address(value: String) -> Result<SocketAddr, Error> {
     let text = match value.strip_prefix(':') {
         Some(port) => format!("0.0.0.0:{port}"),
@@ -240,8 +253,9 @@ fn address(value: String) -> Result<SocketAddr, Error> {
     })
 }
 
-/// What lies in the net dir, where it is watched, and not below it.
-fn plain_name(name: &'static str, value: String) -> Result<String, Error> {
+/// Checks that `value` is a file name without a directory: the agent watches only the net dir
+/// itself.
+fn file_name(name: &'static str, value: String) -> Result<String, Error> {
     let mut parts = Path::new(&value).components();
     match (parts.next(), parts.next()) {
         (Some(Component::Normal(part)), None) if part == value.as_str() => Ok(value),
@@ -253,8 +267,8 @@ fn plain_name(name: &'static str, value: String) -> Result<String, Error> {
     }
 }
 
-/// What can stand in a URL's place for the host. An IPv6 address may be in brackets.
-fn host(value: String) -> Result<String, Error> {
+/// Checks that `value` is valid as the host of a URL. An IPv6 address may be in brackets.
+fn api_host(value: String) -> Result<String, Error> {
     let bare = value
         .strip_prefix('[')
         .and_then(|rest| rest.strip_suffix(']'));
@@ -275,7 +289,8 @@ fn host(value: String) -> Result<String, Error> {
     }
 }
 
-fn port(value: String) -> Result<String, Error> {
+/// Checks that `value` is a port from 1 to 65535.
+fn api_port(value: String) -> Result<String, Error> {
     let digits = value.bytes().all(|byte| byte.is_ascii_digit());
     match value.parse::<u16>() {
         Ok(1..) if digits => Ok(value),
@@ -289,8 +304,8 @@ fn port(value: String) -> Result<String, Error> {
     }
 }
 
-/// `dir/path` by the rules of Go's `path.Join`, which upstream uses: an absolute `path`
-/// stays below `dir`, and `.`, `..` and doubled slashes are resolved as text.
+/// Joins `dir` and `path` as Go's `path.Join` does, which upstream uses. An absolute `path`
+/// stays below `dir`. `.`, `..` and repeated slashes are resolved without reading the disk.
 fn join(dir: &str, path: &str) -> PathBuf {
     let text = format!("{dir}/{path}");
     let mut clean = PathBuf::new();

@@ -1,4 +1,4 @@
-//! What the agent tells about itself: readiness and counters.
+//! The agent's state for `/ready` and `/metrics`.
 
 use std::fmt::Write;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -7,24 +7,24 @@ use std::sync::{Mutex, PoisonError};
 use super::tally::Tally;
 use crate::log::stderr;
 
-/// Shared between the agent and its admin listener.
+/// Readiness and counters, shared between the agent's threads and the admin listener.
 #[derive(Debug)]
 pub struct Status {
     ready: Mutex<Result<(), String>>,
-    /// What `/ready` adds to its 200.
-    remark: Mutex<Option<String>>,
+    /// Text that `/ready` adds to a response of 200.
+    ready_note: Mutex<Option<String>>,
     pub binary_writes: AtomicU64,
     pub kubeconfig_writes: AtomicU64,
     pub conflist_writes: AtomicU64,
-    /// How often somebody began to take our entry out again and again.
-    pub fights: AtomicU64,
+    /// Number of times that contention over the plugin entry began.
+    pub contentions: AtomicU64,
     pub reconciles: AtomicU64,
     pub reconcile_errors: AtomicU64,
-    /// 1 as long as the bin dir has none of the network's plugins.
-    pub foreign_bin_dir: AtomicU64,
-    /// 1 as long as the kubeconfig carries the agent's own token.
-    pub agents_token: AtomicU64,
-    /// What the plugin reports.
+    /// 1 while the bin dir holds none of the plugins that the active conflist names.
+    pub bin_dir_without_plugins: AtomicU64,
+    /// 1 while the kubeconfig contains the agent's own token.
+    pub uses_agent_token: AtomicU64,
+    /// Counters over the plugin's records.
     pub records: Tally,
     pub self_tests_passed: AtomicU64,
     pub self_tests_skipped: AtomicU64,
@@ -35,15 +35,15 @@ impl Default for Status {
     fn default() -> Self {
         Status {
             ready: Mutex::new(Err("nothing is verified yet".into())),
-            remark: Mutex::default(),
+            ready_note: Mutex::default(),
             binary_writes: AtomicU64::default(),
             kubeconfig_writes: AtomicU64::default(),
             conflist_writes: AtomicU64::default(),
-            fights: AtomicU64::default(),
+            contentions: AtomicU64::default(),
             reconciles: AtomicU64::default(),
             reconcile_errors: AtomicU64::default(),
-            foreign_bin_dir: AtomicU64::default(),
-            agents_token: AtomicU64::default(),
+            bin_dir_without_plugins: AtomicU64::default(),
+            uses_agent_token: AtomicU64::default(),
             records: Tally::default(),
             self_tests_passed: AtomicU64::default(),
             self_tests_skipped: AtomicU64::default(),
@@ -53,34 +53,40 @@ impl Default for Status {
 }
 
 impl Status {
-    /// Counts one event.
+    /// Increments `counter`.
     pub fn count(counter: &AtomicU64) {
         counter.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Sets what `/ready` answers.
+    /// Sets the state that `/ready` reports; `Err` says what is wrong.
     pub fn set_ready(&self, ready: Result<(), String>) {
         *self.ready.lock().unwrap_or_else(PoisonError::into_inner) = ready;
     }
 
-    /// Whether all was right when it was last looked at, or what was not.
+    /// Returns whether everything was right in the last pass, or what was wrong.
     pub fn ready(&self) -> Result<(), String> {
         let ready = self.ready.lock().unwrap_or_else(PoisonError::into_inner);
         ready.clone()
     }
 
-    /// Sets what `/ready` adds to its 200.
-    pub fn set_remark(&self, remark: Option<String>) {
-        *self.remark.lock().unwrap_or_else(PoisonError::into_inner) = remark;
+    /// Sets the text that `/ready` adds to a response of 200.
+    pub fn set_ready_note(&self, note: Option<String>) {
+        *self
+            .ready_note
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner) = note;
     }
 
-    /// What `/ready` adds to its 200, if anything.
-    pub fn remark(&self) -> Option<String> {
-        let remark = self.remark.lock().unwrap_or_else(PoisonError::into_inner);
-        remark.clone()
+    /// Returns the text that `/ready` adds to a response of 200, if any.
+    pub fn ready_note(&self) -> Option<String> {
+        let note = self
+            .ready_note
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        note.clone()
     }
 
-    /// The metrics in the text format of OpenMetrics.
+    /// Renders the metrics in the OpenMetrics text format.
     pub fn metrics(&self) -> String {
         let mut text = String::new();
         let ready = AtomicU64::new(self.ready().is_ok().into());
@@ -114,7 +120,7 @@ impl Status {
                 "fights_total",
                 "counter",
                 "Times that another program began to remove our entry again and again.",
-                &self.fights,
+                &self.contentions,
             ),
             (
                 "reconcile_total",
@@ -132,7 +138,7 @@ impl Status {
                 "bin_dir_without_plugins",
                 "gauge",
                 "Whether the bin dir holds none of the plugins that the network names.",
-                &self.foreign_bin_dir,
+                &self.bin_dir_without_plugins,
             ),
             (
                 "log_lines_dropped_total",
@@ -144,11 +150,11 @@ impl Status {
                 "kubeconfig_has_agents_token",
                 "gauge",
                 "Whether the kubeconfig on the host carries the agent's own token.",
-                &self.agents_token,
+                &self.uses_agent_token,
             ),
         ] {
             let value = value.load(Ordering::Relaxed);
-            // OpenMetrics names the family without the suffix of its samples.
+            // In OpenMetrics the family of a counter has no `_total`; its samples have.
             let family = name.strip_suffix("_total").unwrap_or(name);
             // Writing to a String cannot fail.
             let _ = write!(
@@ -184,7 +190,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_sample_belongs_to_the_family_above_it_and_the_text_has_an_end() {
+    fn metrics_list_each_sample_under_its_family_and_end_with_eof() {
         let text = Status::default().metrics();
         let mut family = "";
         for line in text.strip_suffix("# EOF\n").unwrap().lines() {

@@ -1,7 +1,9 @@
-//! Waiting: for a change in the watched directories, a signal to stop, or the time.
+//! Waits for a change in the watched directories, a stop signal, a call from another thread,
+//! or a timeout.
 //!
-//! A change is only a reason to look again, never a fact to act on, so lost, doubled and
-//! late events do no harm. Where the node has no inotify left, waits are kept short.
+//! A change only triggers a reconcile pass, which reads the state itself. So lost, repeated
+//! and late inotify events do no harm. If the node has no inotify instances or watches left,
+//! the agent polls every second.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -18,46 +20,47 @@ use nix::sys::signalfd::{SfdFlags, SignalFd};
 
 use crate::files;
 
-/// The longest wait where changes are not announced.
-const POLLING: Duration = Duration::from_secs(1);
-/// A writer is left alone until it paused for this long,
+/// Time between two passes if inotify is not available.
+const POLL_PERIOD: Duration = Duration::from_secs(1);
+/// Time without a change after which a writer counts as finished.
 const QUIET: Duration = Duration::from_millis(5);
-/// but no longer than this.
-const PATIENCE: Duration = Duration::from_millis(40);
+/// Longest time to wait until a writer is finished.
+const SETTLE_TIMEOUT: Duration = Duration::from_millis(40);
 
 /// Why a wait ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wake {
     /// SIGTERM or SIGINT.
     Stop,
-    /// Something changed, or the time is over.
-    Look,
+    /// A directory changed, another thread called, or the timeout expired.
+    Reconcile,
 }
 
-/// Ends a wait from another thread.
+/// Ends a wait of [`Watch`] from another thread.
 #[derive(Clone, Debug)]
 pub struct Waker(Arc<UnixDatagram>);
 
 impl Waker {
-    /// There is something new to look at.
+    /// Triggers a reconcile pass.
     pub fn wake(&self) {
-        // Full means that there are calls enough already.
+        // A full socket buffer means that a call is already pending.
         let _ = self.0.send(&[0]);
     }
 }
 
-/// The signals that stop the agent and the directories it waits on.
+/// Everything that ends a wait: stop signals, changes in directories, calls from threads.
 pub struct Watch {
     signals: SignalFd,
     inotify: Option<Inotify>,
     calls: UnixDatagram,
     waker: Waker,
-    /// Whether every directory that exists is announced.
-    announced: bool,
+    /// Whether inotify watches every directory that exists.
+    complete: bool,
 }
 
 impl Watch {
-    /// Takes SIGTERM and SIGINT over. Call it before the first thread is started.
+    /// Blocks SIGTERM and SIGINT, to receive them through a signalfd. Must be called before the
+    /// first thread starts, because threads inherit the signal mask.
     pub fn start() -> io::Result<Watch> {
         let mut mask = SigSet::empty();
         mask.add(Signal::SIGTERM);
@@ -72,25 +75,28 @@ impl Watch {
             waker: Waker(Arc::new(caller)),
             signals: SignalFd::with_flags(&mask, flags)?,
             inotify: None,
-            announced: false,
+            complete: false,
         })
     }
 
-    /// What ends a wait from another thread.
+    /// Returns a handle that ends a wait from another thread.
     pub fn waker(&self) -> Waker {
         self.waker.clone()
     }
 
-    /// Watches `dirs`, also those that came back under their name. To be called before
-    /// each look, since the kernel forgets a directory that is gone. A missing one is no
-    /// error; the error is why changes cannot be announced.
-    pub fn renew(&mut self, dirs: &[&Path]) -> Result<(), String> {
+    /// Watches `dirs` with inotify. Must be called before each reconcile pass, because the
+    /// kernel drops the watch of a directory that is removed, even if a new one appears under
+    /// its name. A missing directory is not an error.
+    ///
+    /// # Errors
+    /// If inotify cannot watch a directory. Waits then last at most a second.
+    pub fn watch_dirs(&mut self, dirs: &[&Path]) -> Result<(), String> {
         let result = self.add(dirs).map_err(|errno| match errno {
             Errno::EMFILE => "all inotify instances are in use (fs.inotify.max_user_instances)",
             Errno::ENOSPC => "all inotify watches are in use (fs.inotify.max_user_watches)",
             errno => errno.desc(),
         });
-        self.announced = result.is_ok();
+        self.complete = result.is_ok();
         result.map_err(|why| format!("changes are looked for every second: {why}"))
     }
 
@@ -119,14 +125,14 @@ impl Watch {
         Ok(())
     }
 
-    /// Waits until something is to be done, at most for `longest`.
-    pub fn wait(&self, longest: Duration) -> io::Result<Wake> {
-        let longest = if self.announced {
-            longest
+    /// Waits until a reconcile pass is due or the agent must stop, at most for `timeout`.
+    pub fn wait(&self, timeout: Duration) -> io::Result<Wake> {
+        let timeout = if self.complete {
+            timeout
         } else {
-            longest.min(POLLING)
+            timeout.min(POLL_PERIOD)
         };
-        let end = Instant::now() + longest;
+        let end = Instant::now() + timeout;
         loop {
             let ready = self.poll(end.saturating_duration_since(Instant::now()))?;
             if ready.stop {
@@ -137,28 +143,28 @@ impl Watch {
             }
             if ready.called {
                 while self.calls.recv(&mut [0]).is_ok() {}
-                return Ok(Wake::Look);
+                return Ok(Wake::Reconcile);
             }
             if Instant::now() >= end {
-                return Ok(Wake::Look);
+                return Ok(Wake::Reconcile);
             }
         }
     }
 
-    /// Does nothing for `time`, or until told to stop; changes are kept for the next wait.
-    pub fn rest(&self, time: Duration) -> io::Result<Wake> {
+    /// Sleeps for `time`, or until a stop signal. The next wait sees the changes in between.
+    pub fn pause(&self, time: Duration) -> io::Result<Wake> {
         let mut fds = [PollFd::new(self.signals.as_fd(), PollFlags::POLLIN)];
         let timeout = PollTimeout::try_from(time).unwrap_or(PollTimeout::MAX);
         match poll(&mut fds, timeout) {
-            Ok(0) | Err(Errno::EINTR) => Ok(Wake::Look),
+            Ok(0) | Err(Errno::EINTR) => Ok(Wake::Reconcile),
             Ok(_) => Ok(Wake::Stop),
             Err(errno) => Err(errno.into()),
         }
     }
 
-    /// Lets a writer finish, so that a file is not read while it is half there.
+    /// Waits until a writer is finished, so that the pass does not read a half-written file.
     fn settle(&self) -> io::Result<Wake> {
-        let end = Instant::now() + PATIENCE;
+        let end = Instant::now() + SETTLE_TIMEOUT;
         while Instant::now() < end {
             let ready = self.poll(QUIET)?;
             if ready.stop {
@@ -168,7 +174,7 @@ impl Watch {
                 break;
             }
         }
-        Ok(Wake::Look)
+        Ok(Wake::Reconcile)
     }
 
     fn poll(&self, longest: Duration) -> io::Result<Ready> {
@@ -176,7 +182,7 @@ impl Watch {
         let mut fds = vec![fd(self.signals.as_fd()), fd(self.calls.as_fd())];
         let inotify: Option<BorrowedFd<'_>> = self.inotify.as_ref().map(AsFd::as_fd);
         fds.extend(inotify.map(fd));
-        // Rounded up: the last fraction of a millisecond is not to be spun through.
+        // Rounded up, as a timeout of 0 ms would spin through the last fraction of a millisecond.
         let longest = longest + Duration::from_micros(999);
         let timeout = PollTimeout::try_from(longest).unwrap_or(PollTimeout::MAX);
         match poll(&mut fds, timeout) {
@@ -191,7 +197,8 @@ impl Watch {
         })
     }
 
-    /// Takes all events; whether one was not about our own temporary files.
+    /// Reads all pending inotify events. Returns whether one of them is about another file than
+    /// the agent's own temporary files.
     fn drain(&self) -> bool {
         let mut foreign = false;
         while let Some(Ok(events)) = self.inotify.as_ref().map(Inotify::read_events) {
@@ -204,6 +211,7 @@ impl Watch {
     }
 }
 
+/// Which sources of a wait have data.
 struct Ready {
     stop: bool,
     called: bool,

@@ -1,4 +1,5 @@
-//! The networks' configurations: what the plan wants of them, and who works against it.
+//! Reconciles the network configs in the net dir, in three steps: observe the files, plan the
+//! changes, apply the plan.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -9,7 +10,7 @@ use tracing::info;
 
 use super::Reconciler;
 use super::pass::{BIN_DIR, CONFLIST, LEFTOVERS, Pass};
-use super::step::{content, take};
+use super::step::{apply, content};
 use crate::agent::platforms;
 use crate::agent::status::Status;
 use crate::agent::uninstall;
@@ -18,150 +19,220 @@ use crate::conflist::PLUGIN;
 use crate::conflist::net_dir;
 use crate::conflist::net_dir::Found;
 use crate::conflist::plan;
+use crate::conflist::plan::{Chaining, Step, Undo};
 use crate::conflist::saved_state::Journal;
 use crate::files;
 use crate::kube::event::{Kind, Message};
 
+/// The net dir at the start of a pass.
+struct Observed {
+    configs: Vec<Found>,
+    saved_state: Journal,
+}
+
 impl Reconciler {
-    /// Chains the plugin where it belongs, and takes it out where not; writes only if the
-    /// rest is `whole`.
-    pub(super) fn keep_conflists(
+    /// Chains the plugin to the network configs that the mode selects, and unchains it from
+    /// all others. Writes only if binary and kubeconfig are in place (`can_chain`).
+    ///
+    /// # Errors
+    /// If the net dir cannot be read or the saved state cannot be written. A failure with one
+    /// network config is a problem in `pass`.
+    pub(super) fn reconcile_conflists(
         &mut self,
         pass: &mut Pass,
-        whole: bool,
+        can_chain: bool,
     ) -> Result<(), files::Error> {
-        let settings = Arc::clone(&self.settings);
-        if whole && !self.tidied {
-            let left = leftovers::tidy(&settings);
-            self.tidied = left.is_empty();
-            let left: Vec<String> = left.iter().map(ToString::to_string).collect();
-            if !left.is_empty() {
-                pass.problem(LEFTOVERS, left.join("; "));
-            }
+        if can_chain && !self.leftovers_removed {
+            self.remove_leftovers(pass);
         }
-        let dir = &settings.net_dir;
-        let found = net_dir::scan(dir, &settings.kubeconfig_name)?;
-        let (mut journal, why) = Journal::load(dir);
+        let mut observed = self.observe(pass)?;
+        match self.plan(&observed, pass) {
+            Some(plan) if can_chain => self.apply(plan, &mut observed, pass),
+            _ => Ok(()),
+        }
+    }
+
+    fn remove_leftovers(&mut self, pass: &mut Pass) {
+        let failures = leftovers::tidy(&self.settings);
+        self.leftovers_removed = failures.is_empty();
+        let failures: Vec<String> = failures.iter().map(ToString::to_string).collect();
+        if !failures.is_empty() {
+            pass.problem(LEFTOVERS, failures.join("; "));
+        }
+    }
+
+    /// Reads the network configs and the saved state.
+    fn observe(&self, pass: &mut Pass) -> Result<Observed, files::Error> {
+        let dir = &self.settings.net_dir;
+        let configs = net_dir::scan(dir, &self.settings.kubeconfig_name)?;
+        let (saved_state, why) = Journal::load(dir);
         if let Some(why) = why {
             pass.problem("journal", why);
         }
-        let mut plan = plan::chain(&self.mode, &found, &self.entry, &journal);
-        for (name, why) in plan.skipped {
-            pass.problem(&dir.join(&name).display().to_string(), why);
+        Ok(Observed {
+            configs,
+            saved_state,
+        })
+    }
+
+    /// Plans the changes, and records in `pass` what is wrong before them. Returns `None` if
+    /// the runtime would probably not find the plugin, so that it must not be chained.
+    fn plan(&mut self, observed: &Observed, pass: &mut Pass) -> Option<Chaining> {
+        let settings = Arc::clone(&self.settings);
+        let Observed {
+            configs,
+            saved_state,
+        } = observed;
+        let mut plan = plan::chain(&self.mode, configs, &self.entry, saved_state);
+        for (name, why) in &plan.skipped {
+            pass.problem(&settings.net_dir.join(name).display().to_string(), why);
         }
-        match plan.bare {
-            Some(why) if found.is_empty() => {
+        match &plan.bare {
+            Some(why) if configs.is_empty() => {
                 let remedy = platforms::no_network(&settings);
                 pass.problem(CONFLIST, format!("{why}; {remedy}"));
             }
             Some(why) => pass.problem(CONFLIST, why),
             None => {}
         }
-        if let Some(why) = plan.doubt {
-            pass.doubts.insert(CONFLIST.to_owned(), why);
+        if let Some(why) = &plan.doubt {
+            pass.warn(CONFLIST, why);
         }
-        self.doubt_bin_dir(&found, pass);
+        self.check_bin_dir(configs, pass);
         if settings.require_network_plugins
             && !self.runtime_finds_plugin
-            && let Some(why) = pass.doubts.remove(BIN_DIR)
+            && let Some(why) = pass.warnings.remove(BIN_DIR)
         {
             let why = format!("not chained, as pods could not start any more: {why}");
             pass.problem(CONFLIST, why);
-            return Ok(());
+            return None;
         }
-        if !whole {
-            return Ok(());
-        }
-        self.lists.extend(plan.lists);
-        if journal.unread {
-            // It says what to give back.
+        if saved_state.unread {
+            // Unchaining restores the original files from the saved state.
             plan.undo.clear();
         }
-        for step in plan.steps {
-            self.repairs(CONFLIST);
-            let before = content(&found, step.source()).map_or("", |before| &before.text);
-            let now = Instant::now();
-            // With another entry of ours, pods are not bare.
-            let rival = plan::names_us(before);
-            let fights = match rival {
-                true => &mut self.rivals,
-                false => &mut self.fights,
-            };
-            if let Some(until) = fights.hold(step.list(), before, now) {
-                pass.look_again(until);
-                continue;
-            }
-            match take(dir, &found, &step, &mut journal) {
-                Ok(()) => {
-                    pass.wrote = true;
-                    if fights.wrote(step.list(), before, now) && !rival {
-                        Status::count(&self.status.fights);
-                        self.tell(&dir.join(step.list()));
-                    }
-                    Status::count(&self.status.conflist_writes);
-                    // What was wrong is put right, and the next look says whether it is.
-                    pass.problems.remove(CONFLIST);
-                    info!("Created CNI config {}", dir.join(step.list()).display());
-                }
-                Err(files::Error::Raced { .. }) => pass.wrote = true,
-                Err(error) => pass.problem(&dir.join(step.list()).display().to_string(), error),
-            }
+        Some(plan)
+    }
+
+    /// Warns and sets the metric if the bin dir holds no plugin of the active conflist among
+    /// `configs`: the runtime probably looks for plugins elsewhere.
+    ///
+    /// The runtime certainly looks here if an earlier agent, upstream's included, chained the
+    /// plugin from this bin dir: the runtime started this agent's own pod through that chain.
+    fn check_bin_dir(&mut self, configs: &[Found], pass: &mut Pass) {
+        let loaded = plan::loaded(configs);
+        let warning = loaded.and_then(|loaded| platforms::no_plugins(&self.settings, loaded));
+        let value = warning.is_some().into();
+        self.status
+            .bin_dir_without_plugins
+            .store(value, Ordering::Relaxed);
+        if self.had_binary || warning.is_none() {
+            self.runtime_finds_plugin |= plan::is_chained(&self.mode, configs);
         }
-        for undo in plan.undo {
-            let before = |name: &str| content(&found, name);
-            match uninstall::take(dir, &undo, before) {
-                Ok(()) => {
-                    pass.wrote = true;
-                    Status::count(&self.status.conflist_writes);
-                    info!("Removed {PLUGIN} from {}", dir.join(undo.list()).display());
-                    journal.forget(undo.list(), dir)?;
-                }
-                Err(files::Error::Raced { .. }) => pass.wrote = true,
-                Err(error) => pass.problem(&dir.join(undo.list()).display().to_string(), error),
-            }
+        if let Some(why) = warning {
+            pass.warn(BIN_DIR, why);
         }
-        for (list, over) in self.fights.on(Instant::now()) {
-            pass.fight = true;
-            pass.look_again(over);
-            pass.problem(CONFLIST, remedy(&dir.join(list)));
+    }
+
+    /// Writes what `plan` says. A file that fails is a problem in `pass` and does not stop the
+    /// others.
+    fn apply(
+        &mut self,
+        plan: Chaining,
+        observed: &mut Observed,
+        pass: &mut Pass,
+    ) -> Result<(), files::Error> {
+        self.chained_lists.extend(plan.lists);
+        for step in &plan.steps {
+            self.apply_step(step, observed, pass);
+        }
+        for undo in &plan.undo {
+            self.apply_undo(undo, observed, pass)?;
+        }
+        for (list, over) in self.entry_removals.active(Instant::now()) {
+            pass.contention = true;
+            pass.schedule_next(over);
+            pass.problem(CONFLIST, entry_removed(&self.settings.net_dir.join(list)));
         }
         Ok(())
     }
 
-    /// Says whether a runtime that loads what was `found` is likely to find our plugin.
-    ///
-    /// It does find the plugin if an earlier agent, of upstream or not, chained it from this
-    /// bin dir: it started this agent's own pod through that chain.
-    fn doubt_bin_dir(&mut self, found: &[Found], pass: &mut Pass) {
-        let loaded = plan::loaded(found);
-        let doubt = loaded.and_then(|loaded| platforms::no_plugins(&self.settings, loaded));
-        let value = doubt.is_some().into();
-        self.status.foreign_bin_dir.store(value, Ordering::Relaxed);
-        if self.had_binary || doubt.is_none() {
-            self.runtime_finds_plugin |= plan::is_chained(&self.mode, found);
+    /// Writes one file of the chain, unless contention delays the write.
+    fn apply_step(&mut self, step: &Step, observed: &mut Observed, pass: &mut Pass) {
+        self.mark_not_ready(CONFLIST);
+        let path = self.settings.net_dir.join(step.list());
+        let before = content(&observed.configs, step.source()).map_or("", |before| &before.text);
+        let now = Instant::now();
+        // A plugin entry of another agent also gives pods their redirect rules, so only the
+        // removal of the entry makes the node not ready.
+        let has_entry = plan::names_us(before);
+        let contention = match has_entry {
+            true => &mut self.overwrites,
+            false => &mut self.entry_removals,
+        };
+        if let Some(until) = contention.blocked_until(step.list(), before, now) {
+            pass.schedule_next(until);
+            return;
         }
-        if let Some(why) = doubt {
-            pass.doubts.insert(BIN_DIR.to_owned(), why);
+        let net_dir = &self.settings.net_dir;
+        match apply(net_dir, &observed.configs, step, &mut observed.saved_state) {
+            Ok(()) => {
+                pass.wrote = true;
+                if contention.record_write(step.list(), before, now) && !has_entry {
+                    Status::count(&self.status.contentions);
+                    self.report_entry_removal(&path);
+                }
+                Status::count(&self.status.conflist_writes);
+                // The plan's problem is solved. The next pass verifies that.
+                pass.problems.remove(CONFLIST);
+                info!("Created CNI config {}", path.display());
+            }
+            // Another program wrote the file since it was read. The next pass reads it again.
+            Err(files::Error::Raced { .. }) => pass.wrote = true,
+            Err(error) => pass.problem(&path.display().to_string(), error),
         }
     }
 
-    /// Says on our pod that somebody fights over `list`.
-    fn tell(&self, list: &Path) {
+    /// Unchains the plugin from one network config.
+    fn apply_undo(
+        &self,
+        undo: &Undo,
+        observed: &mut Observed,
+        pass: &mut Pass,
+    ) -> Result<(), files::Error> {
+        let dir = &self.settings.net_dir;
+        let path = dir.join(undo.list());
+        match uninstall::take(dir, undo, |name| content(&observed.configs, name)) {
+            Ok(()) => {
+                pass.wrote = true;
+                Status::count(&self.status.conflist_writes);
+                info!("Removed {PLUGIN} from {}", path.display());
+                observed.saved_state.forget(undo.list(), dir)?;
+            }
+            Err(files::Error::Raced { .. }) => pass.wrote = true,
+            Err(error) => pass.problem(&path.display().to_string(), error),
+        }
+        Ok(())
+    }
+
+    /// Posts an Event on the agent's pod: another program keeps removing the plugin entry from
+    /// the conflist at `path`.
+    fn report_entry_removal(&self, path: &Path) {
         self.api.tell(Message {
             kind: Kind::Warning,
             reason: "LinkerdCNIFight",
             action: "Chaining",
-            note: remedy(list),
+            note: entry_removed(path),
         });
     }
 }
 
-/// What to do about somebody who fights over `list`.
-fn remedy(list: &Path) -> String {
+/// Message about contention over the plugin entry in the conflist at `path`, with the remedy.
+fn entry_removed(path: &Path) -> String {
     format!(
         "another program takes linkerd-cni out of {} again and again, so pods may start without \
          redirection: with Cilium set cni.exclusive=false, else stop that program from \
          restoring the file",
-        list.display()
+        path.display()
     )
 }

@@ -1,4 +1,4 @@
-//! The kubeconfig on the host, and what the API server says to its token.
+//! Reconciles the kubeconfig on the host, and checks that the API server accepts its token.
 
 use std::time::Instant;
 
@@ -11,43 +11,56 @@ use crate::agent::credential;
 use crate::agent::status::Status;
 
 impl Reconciler {
-    pub(super) fn keep_kubeconfig(&mut self, pass: &mut Pass) -> Result<(), credential::Error> {
+    /// Writes the kubeconfig if its content or its access is wrong. Writes nothing while there
+    /// is no token for it.
+    ///
+    /// # Errors
+    /// If the agent's own token or the CA is missing, or the kubeconfig cannot be read or
+    /// written.
+    pub(super) fn reconcile_kubeconfig(
+        &mut self,
+        pass: &mut Pass,
+    ) -> Result<(), credential::Error> {
         let base = credential::kubeconfig_base(&self.settings)?;
-        let Some(token) = self.token(&base.agents_token, pass) else {
+        let Some(token) = self.token(&base.agent_token, pass) else {
             return Ok(());
         };
         let desired = base.render(&token);
         let mut written = false;
         if !credential::is_right(&self.settings, &desired)? {
-            self.repairs(KUBECONFIG);
-            if self.is_held(KUBECONFIG, &self.settings.kubeconfig(), &desired, pass) {
+            self.mark_not_ready(KUBECONFIG);
+            let path = self.settings.kubeconfig();
+            if self.is_write_delayed(KUBECONFIG, &path, &desired, pass) {
                 return Ok(());
             }
-            self.handover
-                .overwrites(&self.settings.kubeconfig(), &desired);
+            self.handover.before_write(&path, &desired);
             credential::write(&self.settings, &desired)?;
             written = true;
             pass.wrote = true;
             Status::count(&self.status.kubeconfig_writes);
-            info!("Wrote kubeconfig {}", self.settings.kubeconfig().display());
-            self.rivals.wrote(KUBECONFIG, &desired, Instant::now());
+            info!("Wrote kubeconfig {}", path.display());
+            // Recorded by the content written, so that a renewed token is never delayed.
+            self.overwrites
+                .record_write(KUBECONFIG, &desired, Instant::now());
         }
         self.check_token(&token, written, pass);
         Ok(())
     }
 
-    /// The token that the kubeconfig should carry; `None` while there is none to write.
-    fn token(&mut self, agents: &str, pass: &mut Pass) -> Option<String> {
+    /// Returns the token that belongs into the kubeconfig: the token of the plugin's service
+    /// account, the token found on the host while none is issued, or the agent's own token.
+    /// Returns `None` while there is no token at all.
+    fn token(&mut self, agent_token: &str, pass: &mut Pass) -> Option<String> {
         let account = self.settings.plugin_account.clone().unwrap_or_default();
         match self.api.plugin_token() {
             PluginToken::Agents { denied } => {
                 if let Some(why) = denied {
                     let why = format!("the plugin uses the agent's own token: {why}");
-                    pass.doubts.insert(PLUGIN_TOKEN.to_owned(), why.clone());
-                    pass.remark = Some(why);
+                    pass.warn(PLUGIN_TOKEN, &why);
+                    pass.ready_note = Some(why);
                 }
-                pass.agents_token = true;
-                Some(agents.to_owned())
+                pass.uses_agent_token = true;
+                Some(agent_token.to_owned())
             }
             PluginToken::Issued { token, doubt } => {
                 if let Some(why) = doubt {
@@ -55,47 +68,53 @@ impl Reconciler {
                         "the token of service account {account} is not renewed, \
                          the plugin keeps the last one: {why}"
                     );
-                    pass.doubts.insert(PLUGIN_TOKEN.to_owned(), why);
+                    pass.warn(PLUGIN_TOKEN, why);
                 }
                 Some(token)
             }
             PluginToken::Awaited { error } => {
                 let on_host = credential::token_on_host(&self.settings);
-                self.kept_token = on_host.or(self.kept_token.take());
+                self.token_found_on_host = on_host.or(self.token_found_on_host.take());
                 let error = error.map(|error| format!(": {error}"));
                 let why = format!(
                     "waiting for the API server to issue a token for service account {account}{}",
                     error.as_deref().unwrap_or_default()
                 );
-                match (&self.kept_token, error) {
+                match (&self.token_found_on_host, error) {
                     (Some(_), None) => {}
                     (Some(_), Some(_)) => {
-                        pass.doubts.insert(PLUGIN_TOKEN.to_owned(), why);
+                        pass.warn(PLUGIN_TOKEN, why);
                     }
                     (None, None) => pass.wait_for(KUBECONFIG, why),
                     (None, Some(_)) => pass.problem(KUBECONFIG, why),
                 }
-                self.kept_token.clone()
+                self.token_found_on_host.clone()
             }
         }
     }
 
-    /// Whether the API server accepts `token`. With upstream's chart, whose agent sends no
-    /// requests, the API server may be out of the agent's reach; the agent does not wait for it.
+    /// Records in `pass` whether the API server accepts `token`.
+    ///
+    /// An unreachable API server makes the node not ready only if the plugin has a service
+    /// account of its own and the API server has not responded since the agent started. With
+    /// upstream's chart it is only a warning: upstream's agent sends no requests, so the node
+    /// works even if the agent cannot reach the API server.
     fn check_token(&self, token: &str, written: bool, pass: &mut Pass) {
         let status = self.api.token_status(token, written);
-        let waits = self.settings.plugin_account.is_some() && !status.answered;
+        let must_wait = self.settings.plugin_account.is_some() && !status.answered;
         let error = status.error.as_deref();
         match (status.answer, error) {
             (Some(Err(why)), _) => pass.problem(CREDENTIAL, why),
-            (_, None) if waits => pass.wait_for(CREDENTIAL, "the API server has not answered yet"),
-            (_, Some(error)) if waits => {
+            (_, None) if must_wait => {
+                pass.wait_for(CREDENTIAL, "the API server has not answered yet")
+            }
+            (_, Some(error)) if must_wait => {
                 let why = format!("the API server has not answered yet: {error}");
                 pass.problem(CREDENTIAL, why);
             }
             (_, Some(error)) => {
                 let why = format!("cannot check the token in the kubeconfig: {error}");
-                pass.doubts.insert(CREDENTIAL.to_owned(), why);
+                pass.warn(CREDENTIAL, why);
             }
             (_, None) => {}
         }

@@ -1,40 +1,46 @@
-//! What one look at the host came to.
+//! The result of one reconcile pass.
 
 use std::collections::BTreeMap;
 use std::time::Instant;
 
-/// What readiness is about; also the subjects of what is logged about it.
+/// Subjects that decide readiness, together with [`SELF_TEST`]. They name a problem in
+/// `/ready` and in the log.
 pub const BINARY: &str = "binary";
 pub const KUBECONFIG: &str = "kubeconfig";
 pub const CREDENTIAL: &str = "credential";
 pub const CONFLIST: &str = "network configuration";
-/// The TokenRequests for the plugin's account.
+/// Subject of failed TokenRequests for the plugin's service account. Only logged.
 pub(super) const PLUGIN_TOKEN: &str = "plugin token";
+/// Subject of a bin dir without plugins of the primary CNI. Only logged.
 pub(super) const BIN_DIR: &str = "bin dir";
+/// Subject of files of earlier agents that cannot be removed. Only logged.
 pub(super) const LEFTOVERS: &str = "leftovers";
+/// Subject of a failed or unfinished self-test. Decides readiness.
 pub const SELF_TEST: &str = "self-test";
 
-/// What one look came to.
+/// What one reconcile pass found and did.
 #[derive(Debug, Default)]
 pub struct Pass {
-    /// Something was written, which the next look is to verify.
+    /// The pass wrote to the host. The next pass verifies the write.
     pub wrote: bool,
-    /// When to look again at the latest.
-    pub again: Option<Instant>,
-    /// Somebody takes our entry out again and again.
-    pub fight: bool,
-    /// The installed plugin is being tried.
-    pub pending: bool,
-    /// The kubeconfig carries the agent's own token.
-    pub agents_token: bool,
-    /// What `/ready` adds to its 200.
-    pub remark: Option<String>,
-    /// What is missing for a moment at each start, by subject: not ready, and not logged.
+    /// Latest time of the next pass, if earlier than the resync.
+    pub next: Option<Instant>,
+    /// Another program keeps overwriting a file of this agent.
+    pub contention: bool,
+    /// The self-test of the installed plugin is still running.
+    pub self_test_running: bool,
+    /// The kubeconfig contains the agent's own token.
+    pub uses_agent_token: bool,
+    /// Text that `/ready` adds to a response of 200.
+    pub ready_note: Option<String>,
+    /// What is missing for a moment at every start, by subject. Not ready, but not logged.
     pub waits: BTreeMap<String, String>,
-    /// What is wrong, by subject.
+    /// Problems by subject. Logged, and the next pass comes early. Not ready, if the subject
+    /// decides readiness.
     pub problems: BTreeMap<String, String>,
-    /// What may be wrong, by subject: said like the problems, but waited for no sooner.
-    pub doubts: BTreeMap<String, String>,
+    /// Possible problems by subject. Logged like problems, but without effect on readiness and
+    /// on the time of the next pass.
+    pub warnings: BTreeMap<String, String>,
 }
 
 impl Pass {
@@ -42,28 +48,36 @@ impl Pass {
         self.problems.insert(subject.to_owned(), why.to_string());
     }
 
+    pub(super) fn warn(&mut self, subject: &str, why: impl ToString) {
+        self.warnings.insert(subject.to_owned(), why.to_string());
+    }
+
     pub(super) fn wait_for(&mut self, subject: &str, why: impl ToString) {
         self.waits.insert(subject.to_owned(), why.to_string());
     }
 
-    /// Whether `subject` is wrong or still missing.
+    /// Returns whether `subject` has a problem or is still missing.
     pub(super) fn is_wrong(&self, subject: &str) -> bool {
         self.problems.contains_key(subject) || self.waits.contains_key(subject)
     }
 
-    /// Asks for the next look to be at `when`, or sooner.
-    pub(super) fn look_again(&mut self, when: Instant) {
-        self.again = Some(self.again.map_or(when, |again| again.min(when)));
+    /// Schedules the next pass for `when` or earlier.
+    pub(super) fn schedule_next(&mut self, when: Instant) {
+        self.next = Some(self.next.map_or(when, |next| next.min(when)));
     }
 
-    /// All that is worth a log line.
-    pub fn said(&self) -> BTreeMap<String, String> {
-        let mut said = self.doubts.clone();
-        said.extend(self.problems.clone());
-        said
+    /// Returns all that is logged, by subject. A problem wins over a warning.
+    pub fn logged(&self) -> BTreeMap<String, String> {
+        let mut logged = self.warnings.clone();
+        logged.extend(self.problems.clone());
+        logged
     }
 
-    /// Ready only if all were right and nothing had to be written for it.
+    /// Returns the state for `/ready`. The node is ready if every subject is right and this
+    /// pass wrote nothing.
+    ///
+    /// # Errors
+    /// Names each subject that is wrong, and why.
     pub fn ready(&self) -> Result<(), String> {
         let wrong: Vec<String> = [BINARY, KUBECONFIG, CREDENTIAL, CONFLIST, SELF_TEST]
             .iter()
@@ -76,7 +90,9 @@ impl Pass {
         match wrong.is_empty() {
             false => Err(wrong.join("; ")),
             true if self.wrote => Err("just written, to be verified".into()),
-            true if self.pending => Err(format!("{SELF_TEST}: the plugin is being tried")),
+            true if self.self_test_running => {
+                Err(format!("{SELF_TEST}: the plugin is being tried"))
+            }
             true => Ok(()),
         }
     }

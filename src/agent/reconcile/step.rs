@@ -1,4 +1,4 @@
-//! One step of the plan, taken on the host.
+//! Applies one step of a chaining plan to the net dir.
 
 use std::path::Path;
 
@@ -8,18 +8,25 @@ use crate::conflist::plan::Step;
 use crate::conflist::saved_state::Journal;
 use crate::files;
 
-/// What the file of that name held when it was looked at, if that could be read.
+/// Returns the content of the file `name` at the time of the scan, if it could be read.
 pub(super) fn content<'f>(found: &'f [Found], name: &str) -> Option<&'f Content> {
     let file = found.iter().find(|file| file.name == name)?;
     file.content.as_ref().ok()
 }
 
-/// Takes one step: first what removal will need, then the list, then what it replaces.
-pub(super) fn take(
+/// Applies `step` to the files in `dir`, which held `found` at the time of the scan.
+///
+/// The order survives SIGKILL: first the saved state that uninstall needs, then the conflist,
+/// and last the removal of the file that the conflist replaces.
+///
+/// # Errors
+/// If a file cannot be written; [`files::Error::Raced`] if another program wrote it since the
+/// scan.
+pub(super) fn apply(
     dir: &Path,
     found: &[Found],
     step: &Step,
-    journal: &mut Journal,
+    saved_state: &mut Journal,
 ) -> Result<(), files::Error> {
     if let Step::Own {
         name,
@@ -28,14 +35,14 @@ pub(super) fn take(
         of,
     } = step
     {
-        if journal.own.get(name) != Some(of) {
-            journal.own.insert(name.clone(), of.clone());
-            journal.save(dir)?;
+        if saved_state.own.get(name) != Some(of) {
+            saved_state.own.insert(name.clone(), of.clone());
+            saved_state.save(dir)?;
         }
         let path = dir.join(name);
         return match content(found, name) {
-            Some(there) if there.link.is_none() => {
-                files::rewrite(&path, there.text.as_bytes(), text.as_bytes(), *access)
+            Some(file) if file.link.is_none() => {
+                files::rewrite(&path, file.text.as_bytes(), text.as_bytes(), *access)
             }
             _ => files::write(&path, text.as_bytes(), *access),
         };
@@ -43,11 +50,11 @@ pub(super) fn take(
     let Some(before) = content(found, step.source()) else {
         return Ok(());
     };
-    if let Some(origin) = plan::record(step, before, found, journal)
-        && journal.lists.get(step.list()) != Some(&origin)
+    if let Some(origin) = plan::record(step, before, found, saved_state)
+        && saved_state.lists.get(step.list()) != Some(&origin)
     {
-        journal.lists.insert(step.list().to_owned(), origin);
-        journal.save(dir)?;
+        saved_state.lists.insert(step.list().to_owned(), origin);
+        saved_state.save(dir)?;
     }
     match step {
         Step::Patch { name, text } => {
@@ -65,8 +72,8 @@ pub(super) fn take(
             let conf = dir.join(conf);
             let (path, new) = (dir.join(list), text.as_bytes());
             match content(found, list) {
-                Some(there) if there.text == *text => {}
-                Some(there) => files::rewrite(&path, there.text.as_bytes(), new, before.access)?,
+                Some(file) if file.text == *text => {}
+                Some(file) => files::rewrite(&path, file.text.as_bytes(), new, before.access)?,
                 None => files::create(&path, new, before.access, &conf)?,
             }
             files::unchanged(&conf, before.text.as_bytes())?;

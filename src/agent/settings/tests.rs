@@ -30,7 +30,7 @@ fn an_empty_environment_gives_upstreams_defaults() {
 }
 
 #[test]
-fn paths_are_joined_and_cleaned() {
+fn paths_are_joined_as_by_gos_path_join() {
     for (dir, path, expected) in [
         ("/host", "/etc/cni/net.d/", "/host/etc/cni/net.d"),
         ("/host/", "etc", "/host/etc"),
@@ -57,7 +57,7 @@ fn the_template_in_the_environment_wins_over_the_file() {
 }
 
 #[test]
-fn a_faulty_setting_is_named_with_its_value() {
+fn an_invalid_setting_is_an_error_with_its_name_and_value() {
     for (name, value) in [
         ("LINKERD_CNI_RESYNC_SECONDS", "0"),
         ("LINKERD_CNI_RESYNC_SECONDS", "soon"),
@@ -99,7 +99,7 @@ fn a_flag_wins_over_its_variable() {
 }
 
 #[test]
-fn the_api_servers_address_is_taken_in_every_form_that_a_url_can_have() {
+fn the_api_host_may_be_a_name_or_an_ip_address() {
     for host in [
         "10.96.0.1",
         "fd00::1",
@@ -115,7 +115,7 @@ fn the_api_servers_address_is_taken_in_every_form_that_a_url_can_have() {
 }
 
 #[test]
-fn slashes_around_the_kubeconfigs_name_mean_nothing_as_with_upstream() {
+fn slashes_around_the_kubeconfig_name_are_ignored_as_by_upstream() {
     for name in ["/kc", "kc/", "//kc"] {
         let dir = ("DEST_CNI_NET_DIR", "/config");
         let settings = read(&[("KUBECONFIG_FILE_NAME", name), dir]).unwrap();
@@ -125,11 +125,11 @@ fn slashes_around_the_kubeconfigs_name_mean_nothing_as_with_upstream() {
 }
 
 const NAME: &str = "LINKERD_CNI_CONF_NAME";
-const ALONE: (&str, &str) = ("LINKERD_CNI_CHAINED", "false");
-const OWN: (&str, &str) = ("LINKERD_CNI_OWN_CONFIG", "true");
+const NOT_CHAINED: (&str, &str) = ("LINKERD_CNI_CHAINED", "false");
+const OWN_CONFIG: (&str, &str) = ("LINKERD_CNI_OWN_CONFIG", "true");
 
 #[test]
-fn the_settings_say_which_files_carry_us() {
+fn settings_select_the_mode_of_chaining() {
     let named = |name: &'static str| (NAME, name);
     for (vars, expected) in [
         (vec![], Mode::Every),
@@ -137,15 +137,18 @@ fn the_settings_say_which_files_carry_us() {
             vec![named("10-x.conflist")],
             Mode::Only("10-x.conflist".into()),
         ),
-        (vec![ALONE], Mode::Standalone(STANDALONE.into())),
-        (vec![ALONE, OWN], Mode::Standalone(STANDALONE.into())),
+        (vec![NOT_CHAINED], Mode::Standalone(STANDALONE.into())),
         (
-            vec![ALONE, named("x.conf")],
+            vec![NOT_CHAINED, OWN_CONFIG],
+            Mode::Standalone(STANDALONE.into()),
+        ),
+        (
+            vec![NOT_CHAINED, named("x.conf")],
             Mode::Standalone("x.conf".into()),
         ),
-        (vec![OWN], Mode::Copy(COPY.into())),
+        (vec![OWN_CONFIG], Mode::Copy(COPY.into())),
         (
-            vec![OWN, named("0.conflist")],
+            vec![OWN_CONFIG, named("0.conflist")],
             Mode::Copy("0.conflist".into()),
         ),
     ] {
@@ -158,11 +161,17 @@ fn the_settings_say_which_files_carry_us() {
 }
 
 #[test]
-fn a_name_that_cannot_serve_is_refused_with_the_reason() {
+fn an_invalid_conf_name_is_rejected_with_the_reason() {
     for (vars, reason) in [
         (vec![(NAME, "10-calico")], "ends in none of"),
-        (vec![(NAME, "10-calico.bak"), ALONE], "ends in none of"),
-        (vec![(NAME, "00-x.conf"), OWN], "does not end in .conflist"),
+        (
+            vec![(NAME, "10-calico.bak"), NOT_CHAINED],
+            "ends in none of",
+        ),
+        (
+            vec![(NAME, "00-x.conf"), OWN_CONFIG],
+            "does not end in .conflist",
+        ),
         (
             vec![(NAME, "k.json"), ("KUBECONFIG_FILE_NAME", "k.json")],
             "the name of the kubeconfig",

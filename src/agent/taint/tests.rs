@@ -14,7 +14,7 @@ fn node(taints: Value) -> Value {
     json!({"metadata": {"name": "n", "resourceVersion": "7"}, "spec": {"taints": taints}})
 }
 
-/// Answers one request after the other, and gives back what it was asked.
+/// Starts a server that sends `answers` in order. Its thread returns the requests.
 fn serve(answers: Vec<(u16, Value)>) -> (Client, JoinHandle<Vec<String>>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let access = Access {
@@ -42,7 +42,7 @@ fn serve(answers: Vec<(u16, Value)>) -> (Client, JoinHandle<Vec<String>>) {
     (client, server)
 }
 
-/// Method, path, content type and body in one line.
+/// Reads a request, and returns method, path, content type and body in one line.
 fn read(reader: &mut impl BufRead) -> String {
     let mut lines = reader.by_ref().lines().map(Result::unwrap);
     let first = lines.next().unwrap();
@@ -63,18 +63,26 @@ fn read(reader: &mut impl BufRead) -> String {
 }
 
 #[test]
-fn only_taints_with_the_key_go_whatever_their_effect() {
+fn removes_only_taints_with_the_key_whatever_their_effect() {
     let other =
         json!({"key": "node.kubernetes.io/not-ready", "effect": "NoExecute", "timeAdded": "t"});
-    let ours = |effect: &str| json!({"key": KEY, "value": "true", "effect": effect});
+    let startup_taint = |effect: &str| json!({"key": KEY, "value": "true", "effect": effect});
     for (name, taints, left) in [
         ("no list", Value::Null, None),
         ("an empty list", json!([]), None),
         ("another taint", json!([other]), None),
-        ("ours", json!([ours("NoSchedule")]), Some(json!([]))),
+        (
+            "ours",
+            json!([startup_taint("NoSchedule")]),
+            Some(json!([])),
+        ),
         (
             "ours twice and another",
-            json!([ours("NoSchedule"), other, ours("NoExecute")]),
+            json!([
+                startup_taint("NoSchedule"),
+                other,
+                startup_taint("NoExecute")
+            ]),
             Some(json!([other])),
         ),
     ] {
@@ -86,7 +94,7 @@ fn only_taints_with_the_key_go_whatever_their_effect() {
 }
 
 #[test]
-fn the_taint_is_taken_off_with_the_version_it_was_read_at() {
+fn patch_contains_the_resource_version_of_the_node() {
     let tainted = node(json!([{"key": KEY, "effect": "NoSchedule"}]));
     let (client, server) = serve(vec![(200, tainted), (200, json!({}))]);
     assert!(remove(&client, "n", KEY).unwrap());
@@ -101,7 +109,7 @@ fn the_taint_is_taken_off_with_the_version_it_was_read_at() {
 }
 
 #[test]
-fn a_node_that_changed_meanwhile_is_read_again() {
+fn reads_the_node_again_after_a_conflict() {
     let tainted = node(json!([{"key": KEY, "effect": "NoSchedule"}]));
     let conflict = (409, json!({"message": "changed"}));
     let answers = vec![
@@ -120,7 +128,7 @@ fn a_node_that_changed_meanwhile_is_read_again() {
 }
 
 #[test]
-fn what_cannot_be_done_is_an_error_after_a_bounded_number_of_tries() {
+fn fails_at_once_if_forbidden_and_after_max_attempts_on_conflicts() {
     let tainted = (200, node(json!([{"key": KEY, "effect": "NoSchedule"}])));
     let refused = |code: u16| (code, json!({"message": "no"}));
     let (client, server) = serve(vec![refused(403)]);
@@ -128,9 +136,9 @@ fn what_cannot_be_done_is_an_error_after_a_bounded_number_of_tries() {
     assert_eq!(error.code(), Some(403));
     server.join().unwrap();
 
-    let answers = (0..TRIES).flat_map(|_| [tainted.clone(), refused(409)]);
+    let answers = (0..MAX_ATTEMPTS).flat_map(|_| [tainted.clone(), refused(409)]);
     let (client, server) = serve(answers.collect());
     let error = remove(&client, "n", KEY).unwrap_err();
     assert_eq!(error.code(), Some(409));
-    assert_eq!(server.join().unwrap().len(), 2 * TRIES as usize);
+    assert_eq!(server.join().unwrap().len(), 2 * MAX_ATTEMPTS as usize);
 }
