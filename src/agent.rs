@@ -43,7 +43,7 @@ use api::Api;
 use problem_log::{Note, Notes};
 use reconcile::{Pass, Reconciler};
 use records::Records;
-use self_test::Proof;
+use self_test::SelfTest;
 use settings::{Settings, Template};
 use status::Status;
 use uninstall::Outcome;
@@ -99,7 +99,7 @@ pub fn run(settings: Settings) -> Result<(), Error> {
     let (own, shared) = (Arc::clone(&settings), Arc::clone(&status));
     let mut reconciler = Reconciler::new(own, mode, entry, shared, Arc::clone(&api));
     if settings.self_test {
-        let proof = Proof::start(&settings, &status, watch.waker()).map_err(Error::Thread)?;
+        let proof = SelfTest::start(&settings, &status, watch.waker()).map_err(Error::Thread)?;
         reconciler.takes_proof(proof);
     }
     let records = match settings.plugin_socket {

@@ -18,7 +18,7 @@ use super::api::Api;
 use super::binaries::Binaries;
 use super::contention::Fights;
 use super::handover::{self, Handover};
-use super::self_test::{Proof, Standing, Subject};
+use super::self_test::{SelfTest, SelfTestState, Subject};
 use super::settings::Settings;
 use super::status::Status;
 use crate::conflist::mode::Mode;
@@ -39,7 +39,7 @@ pub struct Reconciler {
     rivals: Fights,
     /// The token found on the host, kept while the API server issues none.
     kept_token: Option<String>,
-    proof: Option<Arc<Proof>>,
+    proof: Option<Arc<SelfTest>>,
     lists: BTreeSet<String>,
     /// Whether the bin dir had the plugin binary when the agent started.
     had_binary: bool,
@@ -82,7 +82,7 @@ impl Reconciler {
     }
 
     /// From now on ready takes a `proof` of the installed plugin.
-    pub fn takes_proof(&mut self, proof: Arc<Proof>) {
+    pub fn takes_proof(&mut self, proof: Arc<SelfTest>) {
         self.proof = Some(proof);
     }
 
@@ -181,13 +181,13 @@ impl Reconciler {
         let wrong = wrong.iter().any(|what| pass.is_wrong(what));
         let program = self.binaries.verified(PLUGIN);
         match program.filter(|_| !wrong && !pass.wrote) {
-            None => proof.rest(),
+            None => proof.pause(),
             Some(program) => {
                 let entry = self.entry.text().to_owned();
-                match proof.of(Subject { program, entry }) {
-                    Standing::Proven => {}
-                    Standing::Pending => pass.pending = true,
-                    Standing::Wrong(why) => pass.problem(SELF_TEST, why),
+                match proof.state_of(Subject { program, entry }) {
+                    SelfTestState::Passed => {}
+                    SelfTestState::Pending => pass.pending = true,
+                    SelfTestState::Failed(why) => pass.problem(SELF_TEST, why),
                 }
             }
         }
