@@ -137,7 +137,7 @@ impl Reconciler {
         }
         // A doubt that keeps the plugin out of the chain makes the node not ready, so it also
         // holds the startup taint. A doubt that is only logged must not hold it for ever.
-        self.api.verified(pass.ready().is_ok());
+        self.api.set_node_ready(pass.ready().is_ok());
         self.status.set_ready(pass.ready());
         self.status.set_remark(pass.remark.clone());
         let agents_token = pass.agents_token.into();

@@ -175,10 +175,10 @@ impl Records {
             record::Level::Info => info!("{record}"),
             record::Level::Debug => debug!("{record}"),
         }
-        notice::on_pod(&record).for_each(|event| self.api.tell_on_pod(event));
+        notice::on_pod(&record).for_each(|event| self.api.report_pod_event(event));
         for (key, event) in notice::on_agent(&record) {
             if self.state().reported.insert(key) {
-                self.api.tell(event);
+                self.api.report_event(event);
             }
         }
     }

@@ -1,4 +1,4 @@
-//! Posts the Events on pods that are due.
+//! Posts queued Events on pods, and pauses after a failure.
 
 use std::time::{Duration, Instant};
 
@@ -7,16 +7,15 @@ use tracing::{debug, info, warn};
 use super::{Api, event};
 use crate::kube::connection::{Connection, Error};
 
-/// How long nothing is posted after the API server did not take an Event for a reason
-/// that may pass.
-const REST: Duration = Duration::from_secs(60);
-/// How long Events are dropped after the API server forbade one.
-const FORBIDDEN_REST: Duration = Duration::from_secs(600);
+/// Pause after a failure that a later Event may not have, such as an unreachable API server.
+const UNAVAILABLE_PAUSE: Duration = Duration::from_secs(60);
+/// How long Events are dropped after the API server rejected one with HTTP 403.
+const FORBIDDEN_PAUSE: Duration = Duration::from_secs(600);
 
-/// Why an Event was not taken.
+/// Why an Event could not be posted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Failure {
-    /// The agent's account lacks the right, as under upstream's chart.
+    /// The agent's ServiceAccount may not create Events there. Upstream's chart does not grant it.
     Forbidden,
     /// The pod or its namespace is gone.
     Gone,
@@ -30,7 +29,7 @@ impl Failure {
             return Failure::Unavailable;
         };
         match error.code() {
-            // The right is there, but a namespace that is being deleted takes no object.
+            // A namespace that is being deleted rejects new objects, whatever RBAC allows.
             Some(403) if error.to_string().contains("being terminated") => Failure::Gone,
             Some(403) => Failure::Forbidden,
             Some(404 | 409 | 422) => Failure::Gone,
@@ -42,20 +41,20 @@ impl Failure {
 /// Posts Events on pods, and logs each kind of failure once.
 #[derive(Default)]
 pub struct Posting {
-    /// The last failure that was logged, until an Event is posted.
-    said: Option<Failure>,
+    /// The failure that was logged last; `None` once an Event is posted.
+    logged: Option<Failure>,
 }
 
 impl Posting {
-    /// Posts what is due. An Event that fails is not tried again: the agent's log and
-    /// metrics have the same.
+    /// Posts all Events that are due. A failed Event is not retried, because the agent's log and
+    /// metrics report the same fact.
     pub fn run(&mut self, api: &Api, connection: &mut Connection) {
         loop {
             let Some(event) = api.pod_events().take(Instant::now()) else {
                 return;
             };
             let Err(error) = event::publish_on_pod(connection, &api.settings, &event) else {
-                if self.said.take().is_some() {
+                if self.logged.take().is_some() {
                     info!("Events on pods are posted again");
                 }
                 continue;
@@ -63,14 +62,14 @@ impl Posting {
             let failure = Failure::of(&error);
             let now = Instant::now();
             match failure {
-                Failure::Forbidden => api.pod_events().close(now + FORBIDDEN_REST),
-                Failure::Unavailable => api.pod_events().rest(now + REST),
+                Failure::Forbidden => api.pod_events().close(now + FORBIDDEN_PAUSE),
+                Failure::Unavailable => api.pod_events().pause(now + UNAVAILABLE_PAUSE),
                 Failure::Gone => {
                     debug!("cannot post an Event on pod {}: {error}", event.pod);
                     continue;
                 }
             }
-            if self.said.replace(failure) == Some(failure) {
+            if self.logged.replace(failure) == Some(failure) {
                 continue;
             }
             match failure {
@@ -99,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn only_a_missing_right_stops_events_for_long() {
+    fn only_a_missing_permission_drops_events_for_ten_minutes() {
         let ending = "events is forbidden: unable to create new content in namespace a because it is being terminated";
         for (error, wanted) in [
             (status(403, "events is forbidden"), Failure::Forbidden),

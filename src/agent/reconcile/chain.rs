@@ -147,7 +147,7 @@ impl Reconciler {
 
     /// Says on our pod that somebody fights over `list`.
     fn tell(&self, list: &Path) {
-        self.api.tell(Message {
+        self.api.report_event(Message {
             kind: Kind::Warning,
             reason: "LinkerdCNIFight",
             action: "Chaining",
