@@ -79,7 +79,7 @@ impl<'s> NodeFiles<'s> {
                 Err(error) => failures.push(error.to_string()),
             }
         }
-        if let Err(error) = files::remove(&self.settings.net_dir.join(records::NAME)) {
+        if let Err(error) = files::remove(&self.settings.net_dir.join(records::SOCKET_NAME)) {
             failures.push(error.to_string());
         }
     }
