@@ -158,7 +158,7 @@ pub fn uninstall(settings: &Settings) -> Result<(), Error> {
 
 fn remove(settings: &Settings, lists: &BTreeSet<String>) -> Result<Outcome, Error> {
     info!("uninstalling");
-    uninstall::undo(settings, lists).map_err(Error::Undo)
+    uninstall::run(settings, lists).map_err(Error::Undo)
 }
 
 /// Our entry, from the source that was given.

@@ -32,7 +32,7 @@ impl Reconciler {
     ) -> Result<(), files::Error> {
         let settings = Arc::clone(&self.settings);
         if whole && !self.tidied {
-            let left = leftovers::tidy(&settings);
+            let left = leftovers::remove(&settings);
             self.tidied = left.is_empty();
             let left: Vec<String> = left.iter().map(ToString::to_string).collect();
             if !left.is_empty() {
@@ -109,7 +109,7 @@ impl Reconciler {
         }
         for undo in plan.undo {
             let before = |name: &str| content(&found, name);
-            match uninstall::take(dir, &undo, before) {
+            match uninstall::apply_undo(dir, &undo, before) {
                 Ok(()) => {
                     pass.wrote = true;
                     Status::count(&self.status.conflist_writes);
