@@ -64,7 +64,7 @@ pub struct Record {
     /// Duration of the call, in milliseconds.
     pub ms: u64,
     #[serde(default)]
-    pub error: Option<Failure>,
+    pub error: Option<PluginError>,
     /// Invalid elements of port lists, which have no effect.
     #[serde(default, deserialize_with = "known")]
     pub ignored: Vec<Ignored>,
@@ -72,7 +72,7 @@ pub struct Record {
 
 /// The CNI error that the plugin returned.
 #[derive(Debug, Deserialize, PartialEq, Eq)]
-pub struct Failure {
+pub struct PluginError {
     pub code: u32,
     msg: String,
 }

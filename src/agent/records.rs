@@ -50,15 +50,15 @@ pub struct Records {
 struct State {
     stopped: bool,
     socket: Option<Arc<UnixDatagram>>,
-    /// Device and inode of the socket's file, which show whether somebody replaced it.
+    /// Device and inode of the socket's file, which show whether another agent replaced it.
     file: Option<(u64, u64)>,
     /// Keys of the plugin entry about which the agent's pod already has an Event.
     reported: BTreeSet<&'static str>,
 }
 
 impl Records {
-    /// Starts the reading thread. `api` is told when a record reports that the API server refused
-    /// the plugin.
+    /// Starts the reading thread. `api` checks the token when a record reports that the API server
+    /// refused the plugin.
     pub fn start(
         settings: &Settings,
         status: &Arc<Status>,

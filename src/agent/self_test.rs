@@ -1,5 +1,5 @@
 //! Self-test: runs the installed plugin for a scratch pod and checks that TCP connections
-//! reach the proxy's ports. The node is ready only after the self-test has passed.
+//! reach the proxy's ports. The node is not ready until the self-test has passed or was skipped.
 //!
 //! The self-test runs on its own thread, so that it delays no reconcile pass. It reruns after
 //! a failure, and when the plugin binary or the plugin entry changes.
@@ -22,7 +22,7 @@ use super::binaries::Stamp;
 use super::settings::Settings;
 use super::status::Status;
 use super::watch::Waker;
-use run::Outcome;
+use run::TestOutcome;
 
 /// Interface of the scratch pod, with the name that container runtimes use.
 const INTERFACE: &str = "eth0";
@@ -56,7 +56,9 @@ pub struct SelfTest {
     settings: Arc<Settings>,
     status: Arc<Status>,
     state: Mutex<State>,
+    /// Wakes the thread when there is a new subject.
     changed: Condvar,
+    /// Wakes the reconciler when a self-test has ended.
     waker: Waker,
 }
 
@@ -65,7 +67,7 @@ struct State {
     /// What to test; `None` while the node is not ready for a self-test.
     wanted: Option<Subject>,
     /// What the last self-test ran, and its outcome.
-    known: Option<(Subject, Outcome)>,
+    known: Option<(Subject, TestOutcome)>,
 }
 
 impl SelfTest {
@@ -100,8 +102,8 @@ impl SelfTest {
         }
         match (&state.known, &state.wanted) {
             (Some((known, outcome)), Some(wanted)) if known == wanted => match outcome {
-                Outcome::Failed(why) => SelfTestState::Failed(why.clone()),
-                Outcome::Passed(_) | Outcome::Skipped(_) => SelfTestState::Passed,
+                TestOutcome::Failed(why) => SelfTestState::Failed(why.clone()),
+                TestOutcome::Passed(_) | TestOutcome::Skipped(_) => SelfTestState::Passed,
             },
             _ => SelfTestState::Pending,
         }
@@ -113,6 +115,7 @@ impl SelfTest {
         self.state().wanted = None;
     }
 
+    /// Runs self-tests for the rest of the process.
     fn run(&self) {
         let mut retry = FIRST_RETRY;
         let mut rerun_at = None;
@@ -120,14 +123,14 @@ impl SelfTest {
             let subject = self.next_subject(rerun_at);
             let outcome = run::run(&self.settings);
             Status::count(match &outcome {
-                Outcome::Passed(_) => &self.status.self_tests_passed,
-                Outcome::Skipped(_) => &self.status.self_tests_skipped,
-                Outcome::Failed(_) => &self.status.self_tests_failed,
+                TestOutcome::Passed(_) => &self.status.self_tests_passed,
+                TestOutcome::Skipped(_) => &self.status.self_tests_skipped,
+                TestOutcome::Failed(_) => &self.status.self_tests_failed,
             });
             let mut state = self.state();
             let before = state.known.replace((subject.clone(), outcome.clone()));
             drop(state);
-            let failed = matches!(outcome, Outcome::Failed(_));
+            let failed = matches!(outcome, TestOutcome::Failed(_));
             let same = before.as_ref().is_some_and(|(known, _)| *known == subject);
             retry = match same && failed {
                 true => (retry * 2).min(LAST_RETRY),
@@ -135,13 +138,13 @@ impl SelfTest {
             };
             rerun_at = failed.then(|| Instant::now() + retry);
             match &outcome {
-                Outcome::Passed(what) => info!("self-test passed: {what}"),
+                TestOutcome::Passed(what) => info!("self-test passed: {what}"),
                 // Logged once, not for each new plugin binary.
-                Outcome::Skipped(why) if before.is_none_or(|(_, known)| known != outcome) => {
+                TestOutcome::Skipped(why) if before.is_none_or(|(_, known)| known != outcome) => {
                     info!("self-test skipped, so ready does not take it: {why}");
                 }
                 // The next reconcile pass logs a failure.
-                Outcome::Skipped(_) | Outcome::Failed(_) => {}
+                TestOutcome::Skipped(_) | TestOutcome::Failed(_) => {}
             }
             self.waker.wake();
         }

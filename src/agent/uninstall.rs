@@ -6,9 +6,10 @@
 //! 3. the plugin binaries,
 //! 4. the saved state, which the first step needs.
 //!
-//! Another agent on the same node may chain the plugin again at any time. So steps 2 to 4 wait until
-//! no network config has named the plugin for a while. The files are then renamed before they are
-//! removed, and get their names back at once if a network config names the plugin meanwhile.
+//! Another agent on the same node may chain the plugin again at any time. So steps 2 to 4 wait
+//! until no network config has named the plugin for a while. Their files are first renamed, and
+//! get their names back at once if a network config then names the plugin. Otherwise they are
+//! removed.
 
 pub mod leftovers;
 mod net_dir_watch;
@@ -41,8 +42,8 @@ const READ_RETRY: Duration = Duration::from_millis(100);
 /// After each removal, meshed pods start without redirect rules for a moment. Other agents of this
 /// project report contention only after more removals than these.
 const MAX_REMOVALS: usize = 3;
-/// How long no network config may name the plugin before kubeconfig and plugin binaries are renamed.
-/// In this time the container runtime loads the network config without the plugin entry.
+/// How long no network config may name the plugin before kubeconfig and plugin binaries are
+/// renamed. In this time the container runtime loads the network config without the plugin entry.
 const QUIET_BEFORE: Duration = Duration::from_millis(400);
 /// How long the renamed files can still be put back before they are removed.
 const QUIET_AFTER: Duration = Duration::from_millis(250);
@@ -61,29 +62,30 @@ pub enum Outcome {
 
 /// Removes everything that an agent, also an earlier one, wrote to this node, unless another
 /// program keeps chaining the plugin. `lists` are the names of the conflists that had the plugin
-/// entry. A failure does not stop the remaining steps; all failures are returned as texts.
+/// entry. A failure does not stop the uninstall, except that kubeconfig and plugin binaries stay
+/// while a network config names the plugin. Returns all failures, as texts for logs.
 pub fn run(settings: &Settings, lists: &BTreeSet<String>) -> Result<Outcome, Vec<String>> {
     let watch = NetDirWatch::start(&settings.net_dir, &settings.kubeconfig_name);
     let left = leftovers::remove(settings);
     let mut failures: Vec<String> = left.iter().map(ToString::to_string).collect();
     let end = Instant::now() + FOREIGN_TIMEOUT;
     for removal in 1..=MAX_REMOVALS {
-        let mut passing = Vec::new();
-        let reference = match attempt(settings, lists, &watch, end, &mut passing, &mut failures) {
-            Ok(seen) => seen,
+        let mut temporary = Vec::new();
+        let reference = match attempt(settings, lists, &watch, end, &mut temporary, &mut failures) {
+            Ok(reference) => reference,
             Err(why) => {
-                failures.extend(passing);
+                failures.extend(temporary);
                 failures.extend(why);
                 return Err(still_named(failures));
             }
         };
         match reference {
             PluginReference::Missing => {
-                failures.extend(passing);
+                failures.extend(temporary);
                 break;
             }
             PluginReference::Foreign(config) if Instant::now() >= end => {
-                failures.extend(passing);
+                failures.extend(temporary);
                 failures.push(format!(
                     "{} names {PLUGIN}; correct or remove that file, then run \
                      `linkerd2-cni-install uninstall` on this node",
@@ -131,18 +133,18 @@ fn still_named(mut failures: Vec<String>) -> Vec<String> {
 }
 
 /// Removes the plugin entry from all network configs, and then the other files unless a network
-/// config names the plugin again. The next attempt may make up for failures in `passing`, which are
-/// dropped then. Failures in `lasting` stay.
+/// config names the plugin again. The next attempt repeats the steps that failed in `temporary`, so
+/// these failures count only if there is no next attempt. Failures in `permanent` always count.
 fn attempt(
     settings: &Settings,
     lists: &BTreeSet<String>,
     watch: &NetDirWatch<'_>,
     end: Instant,
-    passing: &mut Vec<String>,
-    lasting: &mut Vec<String>,
+    temporary: &mut Vec<String>,
+    permanent: &mut Vec<String>,
 ) -> Result<PluginReference, Vec<String>> {
     let (journal, why) = journal(&settings.net_dir);
-    passing.extend(why);
+    temporary.extend(why);
     unchain(settings, &journal, lists)?;
     let in_words = |error: files::Error| vec![error.to_string()];
     let quiet = match node_files::exist(settings, &journal) {
@@ -153,17 +155,17 @@ fn attempt(
     if reference != PluginReference::Missing {
         return Ok(reference);
     }
-    let files = NodeFiles::set_aside(settings, &journal, passing);
+    let files = NodeFiles::set_aside(settings, &journal, temporary);
     let quiet = quiet.min(QUIET_AFTER);
     // The deadline is now: while the files are aside, a network config that names the plugin makes
     // new pods fail, so the files have to be put back at once.
     let reference = watch.until_quiet(&journal, quiet, Instant::now());
     match &reference {
         Ok(PluginReference::Missing) => {
-            files.discard(passing);
-            passing.extend(invalid_conflists(settings, &journal, lists));
+            files.discard(temporary);
+            temporary.extend(invalid_conflists(settings, &journal, lists));
         }
-        _ => files.put_back(lasting),
+        _ => files.put_back(permanent),
     }
     reference.map_err(in_words)
 }

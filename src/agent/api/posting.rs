@@ -14,7 +14,7 @@ const FORBIDDEN_PAUSE: Duration = Duration::from_secs(600);
 
 /// Why an Event could not be posted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Failure {
+enum PostFailure {
     /// The agent's ServiceAccount may not create Events there. Upstream's chart does not grant it.
     Forbidden,
     /// The pod or its namespace is gone.
@@ -23,17 +23,17 @@ enum Failure {
     Unavailable,
 }
 
-impl Failure {
-    fn of(error: &Error) -> Failure {
+impl PostFailure {
+    fn of(error: &Error) -> PostFailure {
         let Error::Client(error) = error else {
-            return Failure::Unavailable;
+            return PostFailure::Unavailable;
         };
         match error.code() {
             // A namespace that is being deleted rejects new objects, whatever RBAC allows.
-            Some(403) if error.to_string().contains("being terminated") => Failure::Gone,
-            Some(403) => Failure::Forbidden,
-            Some(404 | 409 | 422) => Failure::Gone,
-            _ => Failure::Unavailable,
+            Some(403) if error.to_string().contains("being terminated") => PostFailure::Gone,
+            Some(403) => PostFailure::Forbidden,
+            Some(404 | 409 | 422) => PostFailure::Gone,
+            _ => PostFailure::Unavailable,
         }
     }
 }
@@ -42,7 +42,7 @@ impl Failure {
 #[derive(Default)]
 pub struct Posting {
     /// The failure that was logged last; `None` once an Event is posted.
-    logged: Option<Failure>,
+    logged: Option<PostFailure>,
 }
 
 impl Posting {
@@ -59,12 +59,12 @@ impl Posting {
                 }
                 continue;
             };
-            let failure = Failure::of(&error);
+            let failure = PostFailure::of(&error);
             let now = Instant::now();
             match failure {
-                Failure::Forbidden => api.pod_events().close(now + FORBIDDEN_PAUSE),
-                Failure::Unavailable => api.pod_events().pause(now + UNAVAILABLE_PAUSE),
-                Failure::Gone => {
+                PostFailure::Forbidden => api.pod_events().close(now + FORBIDDEN_PAUSE),
+                PostFailure::Unavailable => api.pod_events().pause(now + UNAVAILABLE_PAUSE),
+                PostFailure::Gone => {
                     debug!("cannot post an Event on pod {}: {error}", event.pod);
                     continue;
                 }
@@ -73,7 +73,7 @@ impl Posting {
                 continue;
             }
             match failure {
-                Failure::Forbidden => warn!(
+                PostFailure::Forbidden => warn!(
                     "cannot post Events on pods; the chart's ClusterRole linkerd-cni-agent grants the right, linkerd2's chart does not: {error}"
                 ),
                 _ => warn!("cannot post an Event on a pod: {error}"),
@@ -101,14 +101,14 @@ mod tests {
     fn only_a_missing_permission_drops_events_for_ten_minutes() {
         let ending = "events is forbidden: unable to create new content in namespace a because it is being terminated";
         for (error, wanted) in [
-            (status(403, "events is forbidden"), Failure::Forbidden),
-            (status(403, ending), Failure::Gone),
-            (status(404, "namespaces \"a\" not found"), Failure::Gone),
-            (status(401, "Unauthorized"), Failure::Unavailable),
-            (status(429, "slow down"), Failure::Unavailable),
-            (status(503, "x"), Failure::Unavailable),
+            (status(403, "events is forbidden"), PostFailure::Forbidden),
+            (status(403, ending), PostFailure::Gone),
+            (status(404, "namespaces \"a\" not found"), PostFailure::Gone),
+            (status(401, "Unauthorized"), PostFailure::Unavailable),
+            (status(429, "slow down"), PostFailure::Unavailable),
+            (status(503, "x"), PostFailure::Unavailable),
         ] {
-            assert_eq!(Failure::of(&error), wanted, "{error}");
+            assert_eq!(PostFailure::of(&error), wanted, "{error}");
         }
     }
 }

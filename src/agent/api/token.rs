@@ -89,8 +89,8 @@ impl Grant {
     }
 }
 
-/// Describes the HTTP status `code` of a failed TokenRequest, with the remedy. Returns `None` unless
-/// the status permits writing the agent's token to the host (403 or 404).
+/// Describes a TokenRequest that failed with the HTTP status `code`, with the remedy. Returns
+/// `None` unless the status permits writing the agent's token to the host (403 or 404).
 pub fn denial(code: Option<u16>, account: &str, namespace: &str) -> Option<String> {
     let (meaning, remedy) = match code? {
         403 => (

@@ -33,9 +33,9 @@ const POD: &str = "linkerd-cni-self-test";
 /// Stack size of the stand-in API server's thread, in bytes.
 const STACK: usize = 128 << 10;
 
-/// Outcome of a self-test, with a text for logs.
+/// TestOutcome of a self-test, with a text for logs.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Outcome {
+pub enum TestOutcome {
     /// Each call succeeded and each connection was redirected.
     Passed(String),
     /// The self-test cannot run on this node. Says nothing about the plugin.
@@ -115,19 +115,20 @@ impl fmt::Display for Coverage {
 }
 
 /// Runs the self-test of the plugin binary and the plugin entry that are installed now.
-pub fn run(settings: &Settings) -> Outcome {
+pub fn run(settings: &Settings) -> TestOutcome {
     let begin = Instant::now();
     match test(settings, begin + TIMEOUT) {
         Ok(coverage) => {
-            Outcome::Passed(format!("{coverage}, in {} ms", begin.elapsed().as_millis()))
+            TestOutcome::Passed(format!("{coverage}, in {} ms", begin.elapsed().as_millis()))
         }
         Err(error) => match error.skip_reason() {
-            Some(reason) => Outcome::Skipped(format!("{reason}: {error}")),
-            None => Outcome::Failed(error.to_string()),
+            Some(reason) => TestOutcome::Skipped(format!("{reason}: {error}")),
+            None => TestOutcome::Failed(error.to_string()),
         },
     }
 }
 
+/// Calls the plugin and opens the connections. Fails with the first error, or at `end`.
 fn test(settings: &Settings, end: Instant) -> Result<Coverage, Error> {
     let mut plugin_config = installed_config(settings)?;
     let mut coverage = Coverage {

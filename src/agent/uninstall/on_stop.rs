@@ -58,11 +58,11 @@ pub fn decide(settings: &Arc<Settings>, offline_install: bool) -> Decision {
     // The thread is never joined, so that a request that hangs does not delay the exit.
     let asking = thread::Builder::new()
         .name("departure".into())
-        .spawn(move || ask(&own, &send));
+        .spawn(move || send_findings(&own, &send));
     if let Err(error) = asking {
         return Decision::Leave(format!("cannot start a thread: {error}"));
     }
-    listen(&rounds, Decider::new(offline_install), end).unwrap_or_else(|last| {
+    decide_from(&rounds, Decider::new(offline_install), end).unwrap_or_else(|last| {
         Decision::Leave(format!(
             "there was no proof of an uninstall within {seconds} s; last: {}",
             last.map_or_else(
@@ -79,11 +79,11 @@ fn time_to_decide(grace: Duration) -> Duration {
 }
 
 /// Runs rounds of requests and sends each finding, until the receiver is dropped.
-fn ask(settings: &Settings, findings: &Sender<Finding>) {
+fn send_findings(settings: &Settings, findings: &Sender<Finding>) {
     let (mut timeout, mut pause) = (FIRST_TIMEOUT, FIRST_PAUSE);
     let mut last = None;
     loop {
-        let finding = round::ask(settings, timeout);
+        let finding = round::run(settings, timeout);
         if last.as_ref() != Some(&finding) {
             pause = FIRST_PAUSE;
         }
@@ -99,7 +99,7 @@ fn ask(settings: &Settings, findings: &Sender<Finding>) {
 
 /// Receives findings until one decides. The error is the last finding, if there is no decision at
 /// `end`.
-fn listen(
+fn decide_from(
     findings: &Receiver<Finding>,
     mut decider: Decider,
     end: Instant,
@@ -145,15 +145,15 @@ mod tests {
         let begin = Instant::now();
         let end = begin + Duration::from_millis(50);
         let decider = || Decider::new(false);
-        assert_eq!(listen(&findings, decider(), end), Err(None));
+        assert_eq!(decide_from(&findings, decider(), end), Err(None));
         assert!(begin.elapsed() >= Duration::from_millis(50));
         send.send(Finding::Rejected).unwrap();
         assert_eq!(
-            listen(&findings, decider(), end),
+            decide_from(&findings, decider(), end),
             Err(Some(Finding::Rejected))
         );
         drop(send);
-        assert_eq!(listen(&findings, decider(), end), Err(None));
+        assert_eq!(decide_from(&findings, decider(), end), Err(None));
     }
 
     #[test]

@@ -13,9 +13,9 @@ use crate::kube::scheduling::{DaemonSet, Node};
 use crate::kube::types::Namespace;
 use crate::kube::{Client, Deadlines, Error};
 
-/// Sends the requests of one round. Uses new connections, so that a load balancer may choose another
-/// API server in each round. `timeout` bounds each phase of a request.
-pub fn ask(settings: &Settings, timeout: Duration) -> Finding {
+/// Sends the requests of one round. Uses new connections, so that a load balancer may choose
+/// another API server in each round. `timeout` bounds each phase of a request.
+pub fn run(settings: &Settings, timeout: Duration) -> Finding {
     let (Some(source), Some(namespace)) = (api::source(settings), api::namespace(settings)) else {
         return Finding::Unreachable("no API server is configured".into());
     };
