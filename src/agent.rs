@@ -57,7 +57,7 @@ use api::Api;
 use problem_log::{Change, ProblemLog};
 use reconcile::{Pass, Reconciler};
 use records::Records;
-use self_test::Proof;
+use self_test::SelfTest;
 use settings::{Settings, Template};
 use status::Status;
 use uninstall::Outcome;
@@ -117,7 +117,8 @@ pub fn run(settings: Settings) -> Result<(), Error> {
     let (own, shared) = (Arc::clone(&settings), Arc::clone(&status));
     let mut reconciler = Reconciler::new(own, mode, entry, shared, Arc::clone(&api));
     if settings.self_test {
-        let self_test = Proof::start(&settings, &status, watch.waker()).map_err(Error::Thread)?;
+        let self_test =
+            SelfTest::start(&settings, &status, watch.waker()).map_err(Error::Thread)?;
         reconciler.require_self_test(self_test);
     }
     let records = match settings.plugin_socket {
@@ -182,7 +183,7 @@ pub fn uninstall(settings: &Settings) -> Result<(), Error> {
 
 fn remove(settings: &Settings, chained_lists: &BTreeSet<String>) -> Result<Outcome, Error> {
     info!("uninstalling");
-    uninstall::undo(settings, chained_lists).map_err(Error::Uninstall)
+    uninstall::run(settings, chained_lists).map_err(Error::Uninstall)
 }
 
 /// Reads the plugin entry from the environment variable or the file that the settings name.

@@ -1,9 +1,8 @@
-//! What the agent wants from the API server: a token for the plugin, and the word that
-//! the kubeconfig on the host is accepted.
+//! Talks to the API server: requests the plugin's token, checks the token in the kubeconfig on
+//! the host, posts Events and removes the startup taint.
 //!
-//! All of it happens on a thread of its own, so that no slow or absent API server ever
-//! keeps the agent from putting the node right. The agent takes what is known so far,
-//! and is woken when that changes.
+//! All requests are sent from one thread, so that a slow or unreachable API server never delays
+//! a reconcile pass. The reconciler reads the latest state, and is woken when that changes.
 
 pub mod claims;
 mod event;
@@ -32,16 +31,18 @@ use claims::Claims;
 use pod_events::{PodEvent, PodEvents};
 use token::{Grant, PluginToken, Token};
 
-/// What the audit log shows.
+/// User agent of the requests, which the API server's audit log shows.
 pub const USER_AGENT: &str = "linkerd2-cni-install";
-/// Events that wait for the API server; one more and the oldest is dropped.
-const EVENTS: usize = 4;
+/// Most Events on the agent's pod that wait to be posted. One more drops the oldest.
+const MAX_EVENTS: usize = 4;
 
-/// What is known, and the thread that finds it out.
+/// Handle to the thread that talks to the API server, and to the state that it keeps.
 pub struct Api {
     settings: Arc<Settings>,
     state: Mutex<State>,
+    /// Wakes the thread.
     nudge: Condvar,
+    /// Wakes the reconciler.
     waker: Waker,
     pod_events: Mutex<PodEvents>,
 }
@@ -49,50 +50,56 @@ pub struct Api {
 #[derive(Default)]
 struct State {
     grant: Grant,
+    /// The last check with a usable response.
     checked: Option<Checked>,
-    /// Why the last check brought no response about the token.
+    /// Why the last check got no usable response.
     check_error: Option<String>,
+    /// The API server has responded at least once.
     reached: bool,
-    /// All on the node is right.
-    verified: bool,
+    /// The last reconcile pass found the node ready.
+    node_ready: bool,
+    /// The thread has something to do.
     nudged: bool,
     check_reasons: CheckReasons,
-    /// The token of the kubeconfig for which the last check was asked.
-    asked_for: Option<String>,
+    /// Token for which the reconciler requested a check last.
+    check_requested: Option<String>,
+    /// Events on the agent's pod that wait to be posted, oldest first.
     events: VecDeque<Message>,
-    /// An Event on a pod was queued.
-    offered: bool,
+    /// An Event on another pod was queued.
+    pod_event_queued: bool,
 }
 
-/// Why the kubeconfig is to be checked out of turn.
+/// Why the token in the kubeconfig is checked before the periodic check.
 #[derive(Clone, Copy, Debug, Default)]
 struct CheckReasons {
-    /// It was written, or its token is new.
+    /// The kubeconfig was written, or its token is new.
     kubeconfig_changed: bool,
-    /// A plugin record says that the API server refused the plugin.
+    /// A plugin record reports that the API server refused the plugin.
     record_refused: bool,
 }
 
-/// What the API server said to a token.
+/// Result of checking a token.
 struct Checked {
     token: String,
+    /// The error says why the API server refuses the token.
     answer: Result<(), String>,
 }
 
 /// What the agent knows about the token in the kubeconfig.
 #[derive(Clone, Debug)]
 pub struct TokenStatus {
-    /// What the API server said to it; nothing if it was not asked yet.
+    /// Result of checking the token; `None` if it was not checked yet. The error says why the
+    /// API server refuses the token.
     pub answer: Option<Result<(), String>>,
-    /// Whether the API server said anything about any token yet.
+    /// Whether a check of any token has had a usable response.
     pub answered: bool,
-    /// Why the last check brought no response.
+    /// Why the last check got no usable response.
     pub error: Option<String>,
 }
 
 impl Api {
-    /// Takes over the plugin's token from the agent before this one, and starts the
-    /// thread, if there is an API server at all.
+    /// Adopts the plugin's token from the kubeconfig that an earlier agent wrote. Starts the
+    /// thread if the address of an API server is configured.
     pub fn start(settings: &Arc<Settings>, waker: Waker) -> io::Result<Arc<Api>> {
         let adopted = adopt(settings, SystemTime::now());
         let renewal = adopted.as_ref().map_or(Duration::ZERO, |(_, wait)| *wait);
@@ -111,16 +118,16 @@ impl Api {
             pod_events: Mutex::new(PodEvents::new(Instant::now())),
         });
         if let Some(source) = source(settings) {
-            let errands = token_worker::Errands::new(Arc::clone(&api), source, renewal);
+            let worker = token_worker::TokenWorker::new(Arc::clone(&api), source, renewal);
             thread::Builder::new()
                 .name("api".into())
                 .stack_size(512 << 10)
-                .spawn(move || errands.run())?;
+                .spawn(move || worker.run())?;
         }
         Ok(api)
     }
 
-    /// Which token the kubeconfig on the host should carry.
+    /// Returns the token that the kubeconfig on the host should have.
     pub fn plugin_token(&self) -> PluginToken {
         match self.settings.plugin_account {
             Some(_) => self.state().grant.choose(SystemTime::now()),
@@ -128,8 +135,8 @@ impl Api {
         }
     }
 
-    /// What is known about `token`, which the kubeconfig on the host carries. Asks for a check of
-    /// a kubeconfig that was `written` just now, and of a token that no check has seen.
+    /// Returns what is known about `token`, the token in the kubeconfig on the host. Requests a
+    /// check if the kubeconfig was `written` just now, or if the token was never checked.
     pub fn token_status(&self, token: &str, written: bool) -> TokenStatus {
         let mut state = self.state();
         let checked = state.checked.as_ref();
@@ -137,9 +144,9 @@ impl Api {
             .filter(|checked| checked.token == token)
             .map(|checked| checked.answer.clone());
         let answered = checked.is_some();
-        let asked = state.asked_for.as_deref() == Some(token);
-        if written || answer.is_none() && !asked {
-            state.asked_for = Some(token.to_owned());
+        let requested = state.check_requested.as_deref() == Some(token);
+        if written || answer.is_none() && !requested {
+            state.check_requested = Some(token.to_owned());
             state.check_reasons.kubeconfig_changed = true;
             state.nudged = true;
             self.nudge.notify_one();
@@ -151,7 +158,8 @@ impl Api {
         }
     }
 
-    /// A plugin record says that the API server refused the plugin's token or its rights.
+    /// Requests a check, because a plugin record reports that the API server refused the plugin
+    /// (HTTP 401 or 403).
     pub fn record_refused(&self) {
         let mut state = self.state();
         state.check_reasons.record_refused = true;
@@ -159,26 +167,26 @@ impl Api {
         self.nudge.notify_one();
     }
 
-    /// Whether there ever was an answer from the API server.
+    /// Whether the API server has responded to this agent at least once.
     pub fn reached(&self) -> bool {
         self.state().reached
     }
 
-    /// Whether all on the node is right, which the startup taint waits for.
-    pub fn verified(&self, verified: bool) {
+    /// Sets whether the node is ready. The startup taint is removed only while it is.
+    pub fn set_node_ready(&self, ready: bool) {
         let mut state = self.state();
-        let begins = verified && !state.verified;
-        state.verified = verified;
-        if begins && self.settings.startup_taint.is_some() {
+        let became_ready = ready && !state.node_ready;
+        state.node_ready = ready;
+        if became_ready && self.settings.startup_taint.is_some() {
             state.nudged = true;
             self.nudge.notify_one();
         }
     }
 
-    /// Publishes an Event on the agent's pod, some time.
-    pub fn tell(&self, event: Message) {
+    /// Queues an Event on the agent's own pod. The thread posts it later.
+    pub fn report_event(&self, event: Message) {
         let mut state = self.state();
-        if state.events.len() == EVENTS {
+        if state.events.len() == MAX_EVENTS {
             state.events.pop_front();
         }
         state.events.push_back(event);
@@ -186,20 +194,20 @@ impl Api {
         self.nudge.notify_one();
     }
 
-    /// Takes the reasons that came since the last call.
+    /// Takes the reasons for a check since the last call.
     fn check_reasons(&self) -> CheckReasons {
         std::mem::take(&mut self.state().check_reasons)
     }
 
-    /// Publishes an Event on a pod of the node, some time; drops it if it repeats a recent
-    /// one or if too many wait.
-    pub fn tell_on_pod(&self, event: PodEvent) {
+    /// Queues an Event on another pod of this node. Drops it if it repeats a recent one, or if
+    /// too many are waiting.
+    pub fn report_pod_event(&self, event: PodEvent) {
         let name = format!("{}/{}", event.namespace, event.pod);
         if !self.pod_events().offer(event, Instant::now()) {
             debug!("no Event on pod {name}: it repeats a recent one, or too many wait");
             return;
         }
-        self.state().offered = true;
+        self.state().pod_event_queued = true;
         self.nudge.notify_one();
     }
 
@@ -208,10 +216,11 @@ impl Api {
         events.unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits until `end`, for a nudge, or for an Event on a pod; whether there was a nudge.
+    /// Waits until `end`, or until there is something to do. Returns whether that is more than an
+    /// Event on another pod.
     fn pause(&self, end: Instant) -> bool {
         let mut state = self.state();
-        while !state.nudged && !std::mem::take(&mut state.offered) {
+        while !state.nudged && !std::mem::take(&mut state.pod_event_queued) {
             let left = end.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 return false;
@@ -227,7 +236,8 @@ impl Api {
     }
 }
 
-/// Where the API server is, for the agent itself.
+/// Returns where the agent finds the API server, with its own ServiceAccount; `None` if no address
+/// is configured.
 pub fn source(settings: &Settings) -> Option<Source> {
     Some(Source::InCluster {
         host: settings.api_host.clone()?,
@@ -236,15 +246,15 @@ pub fn source(settings: &Settings) -> Option<Source> {
     })
 }
 
-/// The agent's own namespace.
+/// Returns the agent's Namespace, from the settings or from the ServiceAccount's files.
 pub fn namespace(settings: &Settings) -> Option<String> {
-    let beside = || fs::read_to_string(settings.service_account_dir.join("namespace")).ok();
-    let name = settings.namespace.clone().or_else(beside)?;
+    let from_file = || fs::read_to_string(settings.service_account_dir.join("namespace")).ok();
+    let name = settings.namespace.clone().or_else(from_file)?;
     Some(name.trim().to_owned()).filter(|name| !name.is_empty())
 }
 
-/// The token in the kubeconfig that is already there, if it is of the plugin's account
-/// and still good at `now`; and how long to wait before it is renewed.
+/// Returns the token in the kubeconfig on the host, and the time until its renewal. `None` unless
+/// the token belongs to the plugin's ServiceAccount and is valid at `now`.
 fn adopt(settings: &Settings, now: SystemTime) -> Option<(Token, Duration)> {
     let account = settings.plugin_account.as_deref()?;
     let namespace = namespace(settings)?;

@@ -21,7 +21,7 @@ use super::api::Api;
 use super::binaries::Binaries;
 use super::contention::Contention;
 use super::handover::{self, Handover};
-use super::self_test::{Proof, Standing, Subject};
+use super::self_test::{SelfTest, SelfTestState, Subject};
 use super::settings::Settings;
 use super::status::Status;
 use crate::conflist::mode::Mode;
@@ -47,7 +47,7 @@ pub struct Reconciler {
     /// The last token found in the kubeconfig on the host. It stays in use until the API
     /// server issues one.
     token_found_on_host: Option<String>,
-    self_test: Option<Arc<Proof>>,
+    self_test: Option<Arc<SelfTest>>,
     chained_lists: BTreeSet<String>,
     /// Whether the bin dir had the plugin binary when the agent started.
     had_binary: bool,
@@ -90,7 +90,7 @@ impl Reconciler {
     }
 
     /// Makes readiness depend on `self_test` from now on.
-    pub fn require_self_test(&mut self, self_test: Arc<Proof>) {
+    pub fn require_self_test(&mut self, self_test: Arc<SelfTest>) {
         self.self_test = Some(self_test);
     }
 
@@ -148,7 +148,7 @@ impl Reconciler {
         }
         // The startup taint is removed once the node is ready. Warnings do not hold it: some never
         // go away. One that keeps the plugin out of the chain is a problem by now.
-        self.api.verified(pass.ready().is_ok());
+        self.api.set_node_ready(pass.ready().is_ok());
         self.status.set_ready(pass.ready());
         self.status.set_ready_note(pass.ready_note.clone());
         let uses_agent_token = pass.uses_agent_token.into();
@@ -195,13 +195,13 @@ impl Reconciler {
         let wrong = wrong.iter().any(|subject| pass.is_wrong(subject));
         let program = self.binaries.verified(PLUGIN);
         match program.filter(|_| !wrong && !pass.wrote) {
-            None => self_test.rest(),
+            None => self_test.pause(),
             Some(program) => {
                 let entry = self.entry.text().to_owned();
-                match self_test.of(Subject { program, entry }) {
-                    Standing::Proven => {}
-                    Standing::Pending => pass.self_test_running = true,
-                    Standing::Wrong(why) => pass.problem(SELF_TEST, why),
+                match self_test.state_of(Subject { program, entry }) {
+                    SelfTestState::Passed => {}
+                    SelfTestState::Pending => pass.self_test_running = true,
+                    SelfTestState::Failed(why) => pass.problem(SELF_TEST, why),
                 }
             }
         }

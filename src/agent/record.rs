@@ -1,5 +1,7 @@
-//! One record of the plugin's, as it may come from anybody who can write to the
-//! socket: bounded, and without anything that would break a log line. Pure.
+//! Parses the plugin's records. Pure.
+//!
+//! Any process that can write to the socket can send records. So parsing bounds each text, and
+//! replaces characters that would break a log line.
 
 use std::fmt;
 
@@ -9,11 +11,12 @@ use crate::cni::error::code;
 
 use crate::config::ignored::{self, Ignored, SOURCES};
 
-/// The longest name of a pod, a namespace or a container.
-const NAME: usize = 253;
-/// What is kept of a text for people, in characters.
-const TEXT: usize = 1024;
+/// Longest name of a pod, a Namespace or a container, in bytes.
+const NAME_LIMIT: usize = 253;
+/// How much of a free text is kept, in characters.
+const TEXT_LIMIT: usize = 1024;
 
+/// Level at which the agent logs the record.
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
 #[serde(rename_all = "lowercase")]
 pub enum Level {
@@ -23,6 +26,7 @@ pub enum Level {
     Error,
 }
 
+/// `CNI_COMMAND` of the plugin call.
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
 #[serde(rename_all = "UPPERCASE")]
 pub enum Command {
@@ -30,6 +34,7 @@ pub enum Command {
     Check,
 }
 
+/// Backend that applied the redirect rules.
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
 #[serde(rename_all = "lowercase")]
 pub enum Backend {
@@ -39,38 +44,41 @@ pub enum Backend {
     Plain,
 }
 
-/// What the plugin did.
+/// The plugin's report of one call.
 #[derive(Debug, Deserialize, PartialEq, Eq)]
 pub struct Record {
     pub level: Level,
     pub command: Command,
     pub namespace: String,
     pub pod: String,
-    /// UID of the pod object, if the plugin knows it.
+    /// UID of the pod object; empty if the plugin does not know it.
     #[serde(default)]
     pub pod_uid: String,
     container_id: String,
-    /// What came of it, or why the pod passed untouched.
+    /// Result of the call, or why the pod was skipped.
     pub decision: String,
     #[serde(default)]
     pub backend: Option<Backend>,
+    /// Requests that the plugin sent to the API server.
     requests: u32,
+    /// Duration of the call, in milliseconds.
     pub ms: u64,
     #[serde(default)]
-    pub error: Option<Failure>,
-    /// What of the pod's port lists has no effect.
+    pub error: Option<PluginError>,
+    /// Invalid elements of port lists, which have no effect.
     #[serde(default, deserialize_with = "known")]
     pub ignored: Vec<Ignored>,
 }
 
+/// The CNI error that the plugin returned.
 #[derive(Debug, Deserialize, PartialEq, Eq)]
-pub struct Failure {
+pub struct PluginError {
     pub code: u32,
     msg: String,
 }
 
 impl Record {
-    /// Reads one; `None` if it is none.
+    /// Parses a record. Returns `None` if `bytes` are not a record, or if a name in it is invalid.
     pub fn read(bytes: &[u8]) -> Option<Record> {
         let mut record: Record = serde_json::from_slice(bytes).ok()?;
         let names = [&record.namespace, &record.pod, &record.container_id];
@@ -87,15 +95,15 @@ impl Record {
         Some(record)
     }
 
-    /// Whether the API server refused the plugin's token or its rights.
+    /// Whether the API server refused the plugin (HTTP 401 or 403).
     pub fn is_refusal(&self) -> bool {
         let code = self.error.as_ref().map(|error| error.code);
         code == Some(code::API_REFUSED)
     }
 }
 
-/// The lists of each source that this agent knows, once and cut; a later plugin may know
-/// more.
+/// Reads the lists whose source this agent knows, one per source and cut to a bounded length.
+/// Skips unknown sources, because a later plugin version may send them.
 fn known<'de, D: Deserializer<'de>>(field: D) -> Result<Vec<Ignored>, D::Error> {
     #[derive(Deserialize)]
     struct Sent {
@@ -116,15 +124,16 @@ fn known<'de, D: Deserializer<'de>>(field: D) -> Result<Vec<Ignored>, D::Error> 
     Ok(ignored::cut(SOURCES.into_iter().filter_map(of).collect()))
 }
 
+/// Whether `text` has only characters that occur in names, and is not too long.
 fn is_name(text: &str) -> bool {
     let fits = |byte: u8| byte.is_ascii_alphanumeric() || b"-._".contains(&byte);
-    text.len() <= NAME && text.bytes().all(fits)
+    text.len() <= NAME_LIMIT && text.bytes().all(fits)
 }
 
-/// The text on one line.
+/// Puts the text on one line, and cuts it.
 fn line(text: &str) -> String {
     let printed = |c: char| if c.is_control() { ' ' } else { c };
-    text.chars().take(TEXT).map(printed).collect()
+    text.chars().take(TEXT_LIMIT).map(printed).collect()
 }
 
 impl fmt::Display for Record {
@@ -162,7 +171,7 @@ mod tests {
         "error":{"code":101,"msg":"no answer\nof the API server"},"new":{}}"#;
 
     #[test]
-    fn a_record_is_one_line_whatever_it_says() {
+    fn a_record_is_logged_on_one_line_of_bounded_length() {
         let record = Record::read(RECORD.as_bytes()).unwrap();
         assert_eq!(
             record.to_string(),
@@ -172,7 +181,7 @@ mod tests {
         assert_eq!(record.level, Level::Error);
         let long = RECORD.replace("no answer", &"é".repeat(3000));
         let long = Record::read(long.as_bytes()).unwrap().to_string();
-        assert!(long.chars().count() < TEXT + 100);
+        assert!(long.chars().count() < TEXT_LIMIT + 100);
         let good = RECORD
             .replace("failed\"", "redirected\",\"backend\":\"native\"")
             .replace("\"error\":", "\"other\":");
@@ -184,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn ignored_elements_of_known_lists_are_kept_cut_and_on_the_records_line() {
+    fn ignored_elements_of_known_lists_are_cut_and_logged_with_the_record() {
         let sent = |ignored: &str| {
             let record = RECORD.replace("\"new\":{}", &format!("\"ignored\":{ignored}"));
             Record::read(record.as_bytes())
@@ -225,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_record_is_refused() {
+    fn invalid_records_are_rejected() {
         for text in [
             "".to_owned(),
             "[]".into(),

@@ -1,11 +1,11 @@
-//! What the plugin reports of each call, taken in at a socket beside the kubeconfig:
-//! `kubectl logs` of the agent then shows what else only the node's journal has.
+//! Receives a record of each plugin call on a socket in the CNI net dir, and turns the records
+//! into log lines, metrics and Events. Without the socket, only the node's own log has them.
 //!
-//! The plugin never waits for us, so all that this costs is ours: a writer that floods
-//! the socket fills the kernel's queue, which is bounded, and is read at our pace.
+//! The plugin never waits for the agent. A writer that floods the socket fills the kernel's
+//! bounded queue, which the agent reads at a limited rate.
 
 mod notice;
-mod pace;
+mod rate_limit;
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -24,19 +24,21 @@ use super::record::{self, Record};
 use super::settings::Settings;
 use super::status::Status;
 use crate::files;
-use pace::Pace;
+use rate_limit::RateLimit;
 
-/// The socket's name; no runtime takes it for a configuration.
-pub const NAME: &str = ".linkerd-cni.sock";
-/// Longer ones are none of the plugin's, in bytes.
-const LIMIT: usize = 8 << 10;
-/// How often to look whether the socket is still under its name.
-const TICK: Duration = Duration::from_secs(5);
-/// How soon to try again where it cannot be made.
+/// File name of the socket. No container runtime reads it as a network config, because of its
+/// extension.
+pub const SOCKET_NAME: &str = ".linkerd-cni.sock";
+/// Longest record that is accepted, in bytes. The plugin sends no longer ones.
+const RECORD_LIMIT: usize = 8 << 10;
+/// Time between two checks that the socket's path still leads to this socket.
+const CHECK_INTERVAL: Duration = Duration::from_secs(5);
+/// Wait after the socket could not be created or read.
 const RETRY: Duration = Duration::from_secs(1);
+/// Stack size of the reading thread, in bytes.
 const STACK: usize = 128 << 10;
 
-/// The socket and its reader.
+/// Handle to the socket and to the thread that reads it.
 pub struct Records {
     path: PathBuf,
     status: Arc<Status>,
@@ -48,21 +50,22 @@ pub struct Records {
 struct State {
     stopped: bool,
     socket: Option<Arc<UnixDatagram>>,
-    /// Device and inode of the socket's file.
+    /// Device and inode of the socket's file, which show whether another agent replaced it.
     file: Option<(u64, u64)>,
-    /// Keys of the plugin entry that the agent's pod already has an Event about.
+    /// Keys of the plugin entry about which the agent's pod already has an Event.
     reported: BTreeSet<&'static str>,
 }
 
 impl Records {
-    /// Starts reading. `api` learns of records that the API server refused the plugin.
+    /// Starts the reading thread. `api` checks the token when a record reports that the API server
+    /// refused the plugin.
     pub fn start(
         settings: &Settings,
         status: &Arc<Status>,
         api: &Arc<Api>,
     ) -> io::Result<Arc<Records>> {
         let records = Arc::new(Records {
-            path: settings.net_dir.join(NAME),
+            path: settings.net_dir.join(SOCKET_NAME),
             status: Arc::clone(status),
             api: Arc::clone(api),
             state: Mutex::default(),
@@ -75,7 +78,7 @@ impl Records {
         Ok(records)
     }
 
-    /// Takes the socket away, unless another agent has put its own there.
+    /// Stops reading and removes the socket, unless another agent has replaced it.
     pub fn stop(&self) {
         let mut state = self.state();
         state.stopped = true;
@@ -88,30 +91,30 @@ impl Records {
     }
 
     fn run(&self) {
-        let mut pace = Pace::new(Instant::now());
-        let mut buffer = vec![0; LIMIT + 1];
-        let mut said: Option<String> = None;
-        let mut look = Instant::now();
+        let mut rate_limit = RateLimit::new(Instant::now());
+        let mut buffer = vec![0; RECORD_LIMIT + 1];
+        let mut logged: Option<String> = None;
+        let mut next_check = Instant::now();
         let mut socket = None;
         loop {
-            if Instant::now() >= look {
-                match self.keep() {
+            if Instant::now() >= next_check {
+                match self.open_socket() {
                     Ok(None) => return,
-                    Ok(kept) => {
-                        if said.take().is_some() {
+                    Ok(open) => {
+                        if logged.take().is_some() {
                             info!("the plugin's records are taken in again");
                         }
-                        socket = kept;
-                        look = Instant::now() + TICK;
+                        socket = open;
+                        next_check = Instant::now() + CHECK_INTERVAL;
                     }
                     Err(error) => {
                         let why = error.to_string();
-                        if said.as_ref() != Some(&why) {
+                        if logged.as_ref() != Some(&why) {
                             warn!("the plugin's records are not taken in: {why}");
                         }
-                        said = Some(why);
+                        logged = Some(why);
                         socket = None;
-                        look = Instant::now() + RETRY;
+                        next_check = Instant::now() + RETRY;
                     }
                 }
             }
@@ -121,8 +124,8 @@ impl Records {
             };
             match socket.recv(&mut buffer) {
                 Ok(length) => {
-                    self.take(&buffer[..length]);
-                    thread::sleep(pace.spend(Instant::now()));
+                    self.receive(&buffer[..length]);
+                    thread::sleep(rate_limit.count(Instant::now()));
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
@@ -134,34 +137,37 @@ impl Records {
         }
     }
 
-    /// The socket, made anew where it is not under its name; none once stopped.
-    fn keep(&self) -> Result<Option<Arc<UnixDatagram>>, files::Error> {
+    /// Returns the socket, and recreates it if its path is missing or leads to another file.
+    /// Returns `None` once stopped.
+    fn open_socket(&self) -> Result<Option<Arc<UnixDatagram>>, files::Error> {
         let mut state = self.state();
         if state.stopped {
             return Ok(None);
         }
         if state.socket.is_none() || state.file != self.file() {
             state.socket = None;
-            let socket = files::socket(&self.path, TICK)?;
+            let socket = files::socket(&self.path, CHECK_INTERVAL)?;
             state.socket = Some(Arc::new(socket));
             state.file = self.file();
         }
         Ok(state.socket.clone())
     }
 
+    /// Device and inode of the file at the socket's path.
     fn file(&self) -> Option<(u64, u64)> {
         let file = fs::symlink_metadata(&self.path).ok()?;
         Some((file.dev(), file.ino()))
     }
 
-    fn take(&self, bytes: &[u8]) {
+    /// Counts, logs and reports one record.
+    fn receive(&self, bytes: &[u8]) {
         let tally = &self.status.records;
         let record = match bytes.len() {
-            length if length > LIMIT => None,
+            length if length > RECORD_LIMIT => None,
             _ => Record::read(bytes),
         };
         let Some(record) = record else {
-            tally.refuse();
+            tally.reject();
             debug!("{}: a datagram that is no record", self.path.display());
             return;
         };
@@ -175,10 +181,10 @@ impl Records {
             record::Level::Info => info!("{record}"),
             record::Level::Debug => debug!("{record}"),
         }
-        notice::on_pod(&record).for_each(|event| self.api.tell_on_pod(event));
+        notice::on_pod(&record).for_each(|event| self.api.report_pod_event(event));
         for (key, event) in notice::on_agent(&record) {
             if self.state().reported.insert(key) {
-                self.api.tell(event);
+                self.api.report_event(event);
             }
         }
     }

@@ -1,15 +1,15 @@
-//! Whether the installed plugin does what it is there for: tried with a pod made for it,
-//! on a thread of its own, so that it delays nothing that puts the node right.
+//! Self-test: runs the installed plugin for a scratch pod and checks that TCP connections
+//! reach the proxy's ports. The node is not ready until the self-test has passed or was skipped.
 //!
-//! It is tried once for each program and entry, and again only after a failure: what
-//! worked goes on to work until one of the two is another.
+//! The self-test runs on its own thread, so that it delays no reconcile pass. It reruns after
+//! a failure, and when the plugin binary or the plugin entry changes.
 
 mod call;
-mod network;
+mod plugin_config;
+mod run;
 mod scratch;
 mod server;
 mod target;
-mod trial;
 
 use std::io;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -22,71 +22,79 @@ use super::binaries::Stamp;
 use super::settings::Settings;
 use super::status::Status;
 use super::watch::Waker;
-pub use trial::Outcome;
+use run::TestOutcome;
 
-/// The pod's interface, as runtimes name it.
+/// Interface of the scratch pod, with the name that container runtimes use.
 const INTERFACE: &str = "eth0";
-/// When to try again what failed: doubled from the first to the last.
+/// Wait before the self-test reruns after its first failure. Doubles with each further failure.
 const FIRST_RETRY: Duration = Duration::from_secs(1);
+/// Longest wait before the self-test reruns after a failure.
 const LAST_RETRY: Duration = Duration::from_secs(60);
+/// Stack size of the self-test thread, in bytes.
 const STACK: usize = 256 << 10;
 
-/// What is tried: the program on the host, and our entry.
+/// What the self-test runs: the plugin binary on the host, with the plugin entry.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Subject {
     pub program: Stamp,
     pub entry: String,
 }
 
-/// What a look at the node is told.
+/// What the reconciler learns about the installed plugin.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Standing {
-    /// It works, as far as that can be tried here.
-    Proven,
-    /// Nothing is known yet.
+pub enum SelfTestState {
+    /// The self-test passed, or cannot run on this node and is skipped.
+    Passed,
+    /// The self-test of this binary and entry has not ended yet.
     Pending,
-    Wrong(String),
+    /// The self-test failed, for this reason.
+    Failed(String),
 }
 
-/// What is known, and the thread that finds it out.
-pub struct Proof {
+/// Handle to the self-test thread and to its last outcome.
+pub struct SelfTest {
     settings: Arc<Settings>,
     status: Arc<Status>,
     state: Mutex<State>,
+    /// Wakes the thread when there is a new subject.
     changed: Condvar,
+    /// Wakes the reconciler when a self-test has ended.
     waker: Waker,
 }
 
 #[derive(Default)]
 struct State {
+    /// What to test; `None` while the node is not ready for a self-test.
     wanted: Option<Subject>,
-    known: Option<(Subject, Outcome)>,
+    /// What the last self-test ran, and its outcome.
+    known: Option<(Subject, TestOutcome)>,
 }
 
-impl Proof {
-    /// Starts the thread, which waits for something to try.
+impl SelfTest {
+    /// Starts the thread. The first self-test waits for [`SelfTest::state_of`].
     pub fn start(
         settings: &Arc<Settings>,
         status: &Arc<Status>,
         waker: Waker,
-    ) -> io::Result<Arc<Proof>> {
-        let proof = Arc::new(Proof {
+    ) -> io::Result<Arc<SelfTest>> {
+        let self_test = Arc::new(SelfTest {
             settings: Arc::clone(settings),
             status: Arc::clone(status),
             state: Mutex::default(),
             changed: Condvar::new(),
             waker,
         });
-        let own = Arc::clone(&proof);
+        let own = Arc::clone(&self_test);
         thread::Builder::new()
             .name("self-test".into())
             .stack_size(STACK)
             .spawn(move || own.run())?;
-        Ok(proof)
+        Ok(self_test)
     }
 
-    /// What is known of `subject`; it is tried if that is nothing.
-    pub fn of(&self, subject: Subject) -> Standing {
+    /// Returns the state of the self-test of `subject`, and requests that self-test if it has
+    /// not run yet.
+    pub fn state_of(&self, subject: Subject) -> SelfTestState {
         let mut state = self.state();
         if state.wanted.as_ref() != Some(&subject) {
             state.wanted = Some(subject);
@@ -94,67 +102,70 @@ impl Proof {
         }
         match (&state.known, &state.wanted) {
             (Some((known, outcome)), Some(wanted)) if known == wanted => match outcome {
-                Outcome::Failed(why) => Standing::Wrong(why.clone()),
-                Outcome::Passed(_) | Outcome::Skipped(_) => Standing::Proven,
+                TestOutcome::Failed(why) => SelfTestState::Failed(why.clone()),
+                TestOutcome::Passed(_) | TestOutcome::Skipped(_) => SelfTestState::Passed,
             },
-            _ => Standing::Pending,
+            _ => SelfTestState::Pending,
         }
     }
 
-    /// There is nothing to try for now. What is known stays known.
-    pub fn rest(&self) {
+    /// Requests no further self-test until the next [`SelfTest::state_of`]. Keeps the last
+    /// outcome.
+    pub fn pause(&self) {
         self.state().wanted = None;
     }
 
+    /// Runs self-tests for the rest of the process.
     fn run(&self) {
         let mut retry = FIRST_RETRY;
-        let mut again = None;
+        let mut rerun_at = None;
         loop {
-            let subject = self.next(again);
-            let outcome = trial::run(&self.settings);
+            let subject = self.next_subject(rerun_at);
+            let outcome = run::run(&self.settings);
             Status::count(match &outcome {
-                Outcome::Passed(_) => &self.status.self_tests_passed,
-                Outcome::Skipped(_) => &self.status.self_tests_skipped,
-                Outcome::Failed(_) => &self.status.self_tests_failed,
+                TestOutcome::Passed(_) => &self.status.self_tests_passed,
+                TestOutcome::Skipped(_) => &self.status.self_tests_skipped,
+                TestOutcome::Failed(_) => &self.status.self_tests_failed,
             });
             let mut state = self.state();
             let before = state.known.replace((subject.clone(), outcome.clone()));
             drop(state);
-            let failed = matches!(outcome, Outcome::Failed(_));
+            let failed = matches!(outcome, TestOutcome::Failed(_));
             let same = before.as_ref().is_some_and(|(known, _)| *known == subject);
             retry = match same && failed {
                 true => (retry * 2).min(LAST_RETRY),
                 false => FIRST_RETRY,
             };
-            again = failed.then(|| Instant::now() + retry);
+            rerun_at = failed.then(|| Instant::now() + retry);
             match &outcome {
-                Outcome::Passed(what) => info!("self-test passed: {what}"),
-                // Said once, not for each new program.
-                Outcome::Skipped(why) if before.is_none_or(|(_, known)| known != outcome) => {
+                TestOutcome::Passed(what) => info!("self-test passed: {what}"),
+                // Logged once, not for each new plugin binary.
+                TestOutcome::Skipped(why) if before.is_none_or(|(_, known)| known != outcome) => {
                     info!("self-test skipped, so ready does not take it: {why}");
                 }
-                // The look that follows says it.
-                Outcome::Skipped(_) | Outcome::Failed(_) => {}
+                // The next reconcile pass logs a failure.
+                TestOutcome::Skipped(_) | TestOutcome::Failed(_) => {}
             }
             self.waker.wake();
         }
     }
 
-    /// Waits for something that is not known yet, or that failed and is due `again`.
-    fn next(&self, again: Option<Instant>) -> Subject {
+    /// Waits for a subject that was never tested, or for the rerun of a failed self-test at
+    /// `rerun_at`.
+    fn next_subject(&self, rerun_at: Option<Instant>) -> Subject {
         let mut state = self.state();
         loop {
             let mut left = None;
             if let Some(wanted) = &state.wanted {
                 let known = state.known.as_ref().filter(|(known, _)| known == wanted);
-                match (known, again) {
+                match (known, rerun_at) {
                     (None, _) => return wanted.clone(),
-                    (Some(_), Some(again)) => {
-                        let now = again.saturating_duration_since(Instant::now());
-                        if now.is_zero() {
+                    (Some(_), Some(rerun_at)) => {
+                        let wait = rerun_at.saturating_duration_since(Instant::now());
+                        if wait.is_zero() {
                             return wanted.clone();
                         }
-                        left = Some(now);
+                        left = Some(wait);
                     }
                     (Some(_), None) => {}
                 }

@@ -1,4 +1,5 @@
-//! Counters over the plugin's records. Every label has few values, whatever is sent.
+//! Counts the plugin's records for `/metrics`. The set of label values is fixed, because any
+//! process that can write to the socket can send records.
 
 use std::fmt::Write as _;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -6,17 +7,22 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use super::record::{Backend, Command, Record};
 use crate::config::ignored::SOURCES;
 
+/// Values of the label `command`.
 const COMMANDS: [&str; 2] = ["ADD", "CHECK"];
-/// Any other decision is why a pod passed untouched.
+/// Values of the label `result`. A decision that is not in this list is the reason why the plugin
+/// skipped a pod, and counts as the last value.
 const RESULTS: [&str; 5] = ["redirected", "checked", "simulated", "failed", "passed"];
+/// Index of that last value.
 const PASSED: usize = RESULTS.len() - 1;
+/// Values of the label `backend`.
 const BACKENDS: [&str; 4] = ["native", "nft", "legacy", "plain"];
-/// The plugin's codes that ADD and CHECK fail with; any other is counted last.
+/// Values of the label `code`: CNI error codes of the plugin's ADD and CHECK. Any other code counts
+/// as `other`, in a last counter.
 const CODES: [u32; 15] = [
     1, 4, 5, 6, 7, 8, 100, 101, 102, 103, 104, 110, 120, 121, 122,
 ];
 
-/// All counters.
+/// All counters over plugin records.
 #[derive(Debug, Default)]
 pub struct Tally {
     requests: [[AtomicU64; RESULTS.len()]; COMMANDS.len()],
@@ -24,11 +30,11 @@ pub struct Tally {
     backends: [AtomicU64; BACKENDS.len()],
     failures: [AtomicU64; CODES.len() + 1],
     ignored: [AtomicU64; SOURCES.len()],
-    refused: AtomicU64,
+    rejected: AtomicU64,
 }
 
 impl Tally {
-    /// Counts what the plugin did.
+    /// Counts a record.
     pub fn count(&self, record: &Record) {
         let command = match record.command {
             Command::Add => 0,
@@ -55,19 +61,19 @@ impl Tally {
         }
     }
 
-    /// Counts a list of which elements were ignored.
+    /// Counts a port list with ignored elements.
     fn ignore(&self, source: &str) {
         if let Some(index) = SOURCES.iter().position(|name| *name == source) {
             add(&self.ignored[index], 1);
         }
     }
 
-    /// Counts something that is no record.
-    pub fn refuse(&self) {
-        add(&self.refused, 1);
+    /// Counts a datagram that is not a valid record.
+    pub fn reject(&self) {
+        add(&self.rejected, 1);
     }
 
-    /// Appends the counters in the text format of OpenMetrics.
+    /// Appends the counters in the OpenMetrics text format.
     pub fn write(&self, text: &mut String) {
         head(
             text,
@@ -121,18 +127,18 @@ impl Tally {
             );
         }
         head(text, "refused_records", "Datagrams that were no records");
-        sample(text, "refused_records", "", &self.refused);
+        sample(text, "refused_records", "", &self.rejected);
     }
 }
 
-/// A record's time is anybody's number.
+/// Adds without overflow: a record may report any number of milliseconds.
 fn add(counter: &AtomicU64, amount: u64) {
     let _ = counter.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |now| {
         Some(now.saturating_add(amount))
     });
 }
 
-// Writing to a String cannot fail.
+/// Appends the description of a metric. Writing to a String cannot fail.
 fn head(text: &mut String, name: &str, help: &str) {
     let _ = write!(
         text,
@@ -140,6 +146,7 @@ fn head(text: &mut String, name: &str, help: &str) {
     );
 }
 
+/// Appends one sample.
 fn sample(text: &mut String, name: &str, labels: &str, counter: &AtomicU64) {
     let value = counter.load(Ordering::Relaxed);
     let labels = match labels {
@@ -154,7 +161,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn labels_are_of_a_fixed_set_whatever_is_sent() {
+    fn records_add_no_label_values() {
         let tally = Tally::default();
         let before = {
             let mut text = String::new();
@@ -171,7 +178,7 @@ mod tests {
             );
             tally.count(&Record::read(record.as_bytes()).unwrap());
         }
-        tally.refuse();
+        tally.reject();
         let mut text = String::new();
         tally.write(&mut text);
         assert_eq!(text.lines().count(), before);

@@ -1,12 +1,18 @@
-//! Undoing everything, in the order that never leaves a network naming a plugin that is
-//! gone: network configuration, kubeconfig, programs, and last what we noted for it.
+//! Uninstalls the plugin from this node.
 //!
-//! Another agent on the same node may chain the plugin again at any time. So kubeconfig
-//! and programs are removed only after a time in which no network config named the plugin.
-//! They are renamed first and put back at once if a network config names the plugin then.
+//! A network config that names a missing plugin binary breaks every new pod. So the order is:
+//! 1. the plugin entries in the network configs,
+//! 2. the kubeconfig,
+//! 3. the plugin binaries,
+//! 4. the saved state, which the first step needs.
+//!
+//! Another agent on the same node may chain the plugin again at any time. So steps 2 to 4 wait
+//! until no network config has named the plugin for a while. Their files are first renamed, and
+//! get their names back at once if a network config then names the plugin. Otherwise they are
+//! removed.
 
 pub mod leftovers;
-mod look;
+mod net_dir_watch;
 mod node_files;
 pub mod on_stop;
 
@@ -24,28 +30,28 @@ use crate::conflist::plan;
 use crate::conflist::plan::Undo;
 use crate::conflist::saved_state::{Content, Journal};
 use crate::files;
-use look::{Looks, Seen};
+use net_dir_watch::{NetDirWatch, PluginReference};
 use node_files::NodeFiles;
 
-/// Attempts to read the saved state, and to write a network config that another program
-/// writes at the same time.
-const TRIES: usize = 5;
+/// Attempts to read the saved state, and to write a network config that another program writes at
+/// the same time.
+const ATTEMPTS: usize = 5;
 /// Time between two attempts to read the saved state.
-const PAUSE: Duration = Duration::from_millis(100);
-/// Removals of the plugin entry, if another program chains the plugin again each time.
-/// After each one, pods start without redirection for a moment. An agent of this project
-/// reports contention only after more removals than these.
-const REMOVALS: usize = 3;
-/// Time without a network config that names the plugin, before kubeconfig and programs go.
-/// It also lets the runtime load the network config without the plugin entry.
+const READ_RETRY: Duration = Duration::from_millis(100);
+/// How often the plugin entry is removed if another program chains the plugin again each time.
+/// After each removal, meshed pods start without redirect rules for a moment. Other agents of this
+/// project report contention only after more removals than these.
+const MAX_REMOVALS: usize = 3;
+/// How long no network config may name the plugin before kubeconfig and plugin binaries are
+/// renamed. In this time the container runtime loads the network config without the plugin entry.
 const QUIET_BEFORE: Duration = Duration::from_millis(400);
-/// Time for which kubeconfig and programs can be put back.
+/// How long the renamed files can still be put back before they are removed.
 const QUIET_AFTER: Duration = Duration::from_millis(250);
-/// Time to wait while a network config names the plugin in a way that this agent cannot
-/// undo. Multus takes about a second to generate its config anew.
-const PATIENCE: Duration = Duration::from_secs(5);
+/// How long to wait while a network config names the plugin in a way that this agent cannot undo.
+/// Multus regenerates its config, with a copy of the conflist, in about a second.
+const FOREIGN_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// What an uninstall did.
+/// Result of an uninstall.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Outcome {
     /// The plugin is no longer installed on this node.
@@ -54,31 +60,32 @@ pub enum Outcome {
     Kept,
 }
 
-/// Removes all that any agent put onto the host, unless another program still chains the
-/// plugin. `lists` are the configurations that carried us. What fails does not stop the
-/// rest; the failures are returned.
-pub fn undo(settings: &Settings, lists: &BTreeSet<String>) -> Result<Outcome, Vec<String>> {
-    let looks = Looks::start(&settings.net_dir, &settings.kubeconfig_name);
-    let left = leftovers::tidy(settings);
+/// Removes everything that an agent, also an earlier one, wrote to this node, unless another
+/// program keeps chaining the plugin. `lists` are the names of the conflists that had the plugin
+/// entry. A failure does not stop the uninstall, except that kubeconfig and plugin binaries stay
+/// while a network config names the plugin. Returns all failures, as texts for logs.
+pub fn run(settings: &Settings, lists: &BTreeSet<String>) -> Result<Outcome, Vec<String>> {
+    let watch = NetDirWatch::start(&settings.net_dir, &settings.kubeconfig_name);
+    let left = leftovers::remove(settings);
     let mut failures: Vec<String> = left.iter().map(ToString::to_string).collect();
-    let end = Instant::now() + PATIENCE;
-    for removal in 1..=REMOVALS {
-        let mut passing = Vec::new();
-        let seen = match attempt(settings, lists, &looks, end, &mut passing, &mut failures) {
-            Ok(seen) => seen,
+    let end = Instant::now() + FOREIGN_TIMEOUT;
+    for removal in 1..=MAX_REMOVALS {
+        let mut temporary = Vec::new();
+        let reference = match attempt(settings, lists, &watch, end, &mut temporary, &mut failures) {
+            Ok(reference) => reference,
             Err(why) => {
-                failures.extend(passing);
+                failures.extend(temporary);
                 failures.extend(why);
                 return Err(still_named(failures));
             }
         };
-        match seen {
-            Seen::Unnamed => {
-                failures.extend(passing);
+        match reference {
+            PluginReference::Missing => {
+                failures.extend(temporary);
                 break;
             }
-            Seen::Foreign(config) if Instant::now() >= end => {
-                failures.extend(passing);
+            PluginReference::Foreign(config) if Instant::now() >= end => {
+                failures.extend(temporary);
                 failures.push(format!(
                     "{} names {PLUGIN}; correct or remove that file, then run \
                      `linkerd2-cni-install uninstall` on this node",
@@ -86,17 +93,20 @@ pub fn undo(settings: &Settings, lists: &BTreeSet<String>) -> Result<Outcome, Ve
                 ));
                 return Err(still_named(failures));
             }
-            Seen::Chained(list) | Seen::Foreign(list) if removal == REMOVALS => {
-                warn!("{}", kept(&list));
+            PluginReference::Removable(list) | PluginReference::Foreign(list)
+                if removal == MAX_REMOVALS =>
+            {
+                warn!("{}", rechained(&list));
                 return outcome(Outcome::Kept, failures);
             }
-            Seen::Chained(list) => info!("{} names {PLUGIN} again", list.display()),
-            Seen::Foreign(_) => {}
+            PluginReference::Removable(list) => info!("{} names {PLUGIN} again", list.display()),
+            PluginReference::Foreign(_) => {}
         }
     }
     outcome(Outcome::Removed, failures)
 }
 
+/// Returns the outcome if there are no failures.
 fn outcome(outcome: Outcome, failures: Vec<String>) -> Result<Outcome, Vec<String>> {
     match failures.is_empty() {
         true => Ok(outcome),
@@ -104,8 +114,8 @@ fn outcome(outcome: Outcome, failures: Vec<String>) -> Result<Outcome, Vec<Strin
     }
 }
 
-/// Names the conflist that another program writes, and the remedy.
-fn kept(list: &Path) -> String {
+/// Says that another program keeps chaining the plugin in this conflist, and what to do.
+fn rechained(list: &Path) -> String {
     format!(
         "another program chains {PLUGIN} in {} again each time that this agent removes it, so \
          plugin binary, kubeconfig and plugin entry stay on this node; if no Linkerd CNI agent is \
@@ -114,6 +124,7 @@ fn kept(list: &Path) -> String {
     )
 }
 
+/// Adds that kubeconfig and plugin binaries stay, and why.
 fn still_named(mut failures: Vec<String>) -> Vec<String> {
     failures.push(format!(
         "kubeconfig and programs are left in place, since a network still names {PLUGIN}"
@@ -121,52 +132,53 @@ fn still_named(mut failures: Vec<String>) -> Vec<String> {
     failures
 }
 
-/// Removes the plugin entry, and then all other files unless a network config names the
-/// plugin again. The next attempt may correct the failures in `passing`, but not those in
-/// `lasting`.
+/// Removes the plugin entry from all network configs, and then the other files unless a network
+/// config names the plugin again. The next attempt repeats the steps that failed in `temporary`, so
+/// these failures count only if there is no next attempt. Failures in `permanent` always count.
 fn attempt(
     settings: &Settings,
     lists: &BTreeSet<String>,
-    looks: &Looks<'_>,
+    watch: &NetDirWatch<'_>,
     end: Instant,
-    passing: &mut Vec<String>,
-    lasting: &mut Vec<String>,
-) -> Result<Seen, Vec<String>> {
+    temporary: &mut Vec<String>,
+    permanent: &mut Vec<String>,
+) -> Result<PluginReference, Vec<String>> {
     let (journal, why) = journal(&settings.net_dir);
-    passing.extend(why);
+    temporary.extend(why);
     unchain(settings, &journal, lists)?;
-    let says = |error: files::Error| vec![error.to_string()];
+    let in_words = |error: files::Error| vec![error.to_string()];
     let quiet = match node_files::exist(settings, &journal) {
         true => QUIET_BEFORE,
         false => Duration::ZERO,
     };
-    let seen = looks.until_quiet(&journal, quiet, end).map_err(says)?;
-    if seen != Seen::Unnamed {
-        return Ok(seen);
+    let reference = watch.until_quiet(&journal, quiet, end).map_err(in_words)?;
+    if reference != PluginReference::Missing {
+        return Ok(reference);
     }
-    let files = NodeFiles::take(settings, &journal, passing);
+    let files = NodeFiles::set_aside(settings, &journal, temporary);
     let quiet = quiet.min(QUIET_AFTER);
-    // Any name of the plugin now means that pods fail, so there is nothing to wait for.
-    let seen = looks.until_quiet(&journal, quiet, Instant::now());
-    match &seen {
-        Ok(Seen::Unnamed) => {
-            files.discard(passing);
-            passing.extend(damaged(settings, &journal, lists));
+    // The deadline is now: while the files are aside, a network config that names the plugin makes
+    // new pods fail, so the files have to be put back at once.
+    let reference = watch.until_quiet(&journal, quiet, Instant::now());
+    match &reference {
+        Ok(PluginReference::Missing) => {
+            files.discard(temporary);
+            temporary.extend(invalid_conflists(settings, &journal, lists));
         }
-        _ => files.put_back(lasting),
+        _ => files.put_back(permanent),
     }
-    seen.map_err(says)
+    reference.map_err(in_words)
 }
 
-/// Removes the plugin entry from all network configs. A config that another program writes
-/// at the same time is left to the next look.
+/// Removes the plugin entry from all network configs. If another program keeps writing a config at
+/// the same time, that config is left to the caller's next attempt.
 fn unchain(
     settings: &Settings,
     journal: &Journal,
     lists: &BTreeSet<String>,
 ) -> Result<(), Vec<String>> {
     let dir = &settings.net_dir;
-    for _ in 0..TRIES {
+    for _ in 0..ATTEMPTS {
         let found = match net_dir::scan(dir, &settings.kubeconfig_name) {
             Ok(found) => found,
             Err(error) if error.is_missing() => return Ok(()),
@@ -178,7 +190,7 @@ fn unchain(
                 let file = found.iter().find(|file| file.name == name)?;
                 file.content.as_ref().ok()
             };
-            match take(dir, &undo, before) {
+            match apply_undo(dir, &undo, before) {
                 Ok(()) => info!("Removed {PLUGIN} from {}", dir.join(undo.list()).display()),
                 Err(files::Error::Raced { .. }) => raced = true,
                 Err(error) => failures.push(error.to_string()),
@@ -194,40 +206,45 @@ fn unchain(
     Ok(())
 }
 
-/// Lists the conflists among `lists` that are no longer valid.
-fn damaged(settings: &Settings, journal: &Journal, lists: &BTreeSet<String>) -> Vec<String> {
+/// Describes each conflist among `lists` that is invalid.
+fn invalid_conflists(
+    settings: &Settings,
+    journal: &Journal,
+    lists: &BTreeSet<String>,
+) -> Vec<String> {
     let found = net_dir::scan(&settings.net_dir, &settings.kubeconfig_name).unwrap_or_default();
     let undos = plan::unchain(&found, journal, lists);
     undos.into_iter().filter_map(Result::err).collect()
 }
 
-/// The journal, for which a fault of the disk that passes is waited for.
+/// Loads the saved state. Retries, because a read error may be temporary.
 fn journal(dir: &Path) -> (Journal, Option<String>) {
-    for _ in 1..TRIES {
+    for _ in 1..ATTEMPTS {
         let loaded = Journal::load(dir);
         if !loaded.0.unread {
             return loaded;
         }
-        thread::sleep(PAUSE);
+        thread::sleep(READ_RETRY);
     }
     Journal::load(dir)
 }
 
-/// Takes one step back. `before` is what a file held when that was decided.
-pub fn take<'f>(
+/// Applies one step of an uninstall in `dir`. `before` returns what a file held when the step was
+/// decided. Fails with [`files::Error::Raced`] if another program has changed a file since then.
+pub fn apply_undo<'f>(
     dir: &Path,
     undo: &Undo,
     before: impl Fn(&str) -> Option<&'f net_dir::Content>,
 ) -> Result<(), files::Error> {
     let unchanged = |list: &str| match before(list) {
-        Some(there) => files::unchanged(&dir.join(list), there.text.as_bytes()),
+        Some(content) => files::unchanged(&dir.join(list), content.text.as_bytes()),
         None => Ok(()),
     };
     match undo {
         Undo::Cut { name, text } => match before(name) {
-            Some(there) => {
-                let (old, new) = (there.text.as_bytes(), text.as_bytes());
-                files::rewrite(&dir.join(name), old, new, there.access)
+            Some(content) => {
+                let (old, new) = (content.text.as_bytes(), text.as_bytes());
+                files::rewrite(&dir.join(name), old, new, content.access)
             }
             None => Ok(()),
         },
@@ -240,7 +257,8 @@ pub fn take<'f>(
                 }
                 Content::Link(target) => files::link(&path, target)?,
             }
-            // The original is there before the list goes: the node is never without.
+            // The original file is restored before the conflist is removed, so that the node
+            // always has a network config.
             match origin.name == *list {
                 true => Ok(()),
                 false => {
@@ -279,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn what_somebody_wrote_since_the_look_is_neither_replaced_nor_removed() {
+    fn a_file_that_another_program_has_changed_is_neither_replaced_nor_removed() {
         let list = "20-net.conflist".to_owned();
         let seen = net_dir::Content {
             text: MADE.into(),
@@ -300,7 +318,7 @@ mod tests {
             fs::write(dir.path().join("20-net.conflist"), MADE).unwrap();
             fs::write(dir.path().join(name), "theirs").unwrap();
             let before = fs::read_dir(dir.path()).unwrap().count();
-            let raced = take(dir.path(), undo, |_| Some(&seen)).unwrap_err();
+            let raced = apply_undo(dir.path(), undo, |_| Some(&seen)).unwrap_err();
             assert!(matches!(raced, files::Error::Raced { .. }), "{raced}");
             assert_eq!(fs::read(dir.path().join(name)).unwrap(), b"theirs");
             assert_eq!(fs::read_dir(dir.path()).unwrap().count(), before);

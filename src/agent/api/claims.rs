@@ -1,5 +1,7 @@
-//! What a ServiceAccount's token says about itself. Pure, and nothing is verified: it
-//! only saves asking for a new token where the old one is good.
+//! Decodes the claims of a ServiceAccount token. Pure.
+//!
+//! The signature is not verified. The claims only decide when to renew a token and which UID an
+//! Event names; whether a token is valid is for the API server to decide.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -7,42 +9,44 @@ use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD as BASE64URL;
 use serde::Deserialize;
 
-/// The payload of the token, as far as it matters.
+/// The claims that the agent uses.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub struct Claims {
-    /// `system:serviceaccount:<namespace>:<name>`
+    /// The user name: `system:serviceaccount:<namespace>:<name>`.
     pub sub: String,
-    /// When the token ends and when it began, in seconds since 1970.
+    /// When the token expires, in seconds since 1970.
     exp: u64,
+    /// When the token was issued, in seconds since 1970.
     iat: u64,
     #[serde(rename = "kubernetes.io")]
     pub kubernetes: Kubernetes,
 }
 
-/// Whom the token was given to.
+/// The pod for which the token was issued.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub struct Kubernetes {
     pub namespace: String,
-    pub pod: Object,
+    pub pod: BoundPod,
 }
 
+/// Name and UID of that pod; empty if the token is not bound to a pod.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
-pub struct Object {
+pub struct BoundPod {
     pub name: String,
     pub uid: String,
 }
 
 impl Claims {
-    /// Reads `token`, if it is a JSON web token.
+    /// Decodes `token`; `None` if it is not a JSON Web Token.
     pub fn read(token: &str) -> Option<Claims> {
         let payload = token.split('.').nth(1)?;
         serde_json::from_slice(&BASE64URL.decode(payload).ok()?).ok()
     }
 
-    /// When the token ends.
+    /// When the token expires.
     pub fn end(&self) -> Option<SystemTime> {
         UNIX_EPOCH.checked_add(Duration::from_secs(self.exp))
     }
@@ -52,8 +56,8 @@ impl Claims {
         self.exp != 0 && self.end().is_some_and(|end| end <= now)
     }
 
-    /// Time until half of the token's life is over; `None` once all of it is. Never longer than
-    /// that half, also if the node's clock is behind the API server's.
+    /// Time until half of the token's lifetime has passed; `None` once the token has expired.
+    /// Never longer than half the lifetime, also if the node's clock is behind the API server's.
     pub fn until_half_life(&self, now: SystemTime) -> Option<Duration> {
         let now = now.duration_since(UNIX_EPOCH).ok()?.as_secs();
         let half = self.exp.checked_sub(self.iat)? / 2;
@@ -71,7 +75,7 @@ mod tests {
     }
 
     #[test]
-    fn a_token_says_whose_it_is_and_when_it_is_to_be_renewed() {
+    fn claims_name_the_account_and_give_the_time_until_half_life() {
         let payload = r#"{"sub":"system:serviceaccount:ns:a","iat":1000,"exp":2000,
             "kubernetes.io":{"namespace":"ns","pod":{"name":"p","uid":"u"}},"aud":["x"]}"#;
         let claims = Claims::read(&token(payload)).unwrap();
@@ -93,13 +97,13 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_such_token_says_nothing() {
+    fn a_text_that_is_no_json_web_token_has_no_claims() {
         for text in ["", "opaque", "a.b.c", "e30.!.c"] {
             assert!(Claims::read(text).is_none(), "{text}");
         }
-        let endless = Claims::read(&token("{}")).unwrap();
-        assert_eq!(endless.until_half_life(SystemTime::now()), None);
-        assert!(!endless.has_expired(SystemTime::now()));
+        let without_expiry = Claims::read(&token("{}")).unwrap();
+        assert_eq!(without_expiry.until_half_life(SystemTime::now()), None);
+        assert!(!without_expiry.has_expired(SystemTime::now()));
         let ending = Claims::read(&token(r#"{"exp":2000}"#)).unwrap();
         let at = |seconds| UNIX_EPOCH + Duration::from_secs(seconds);
         assert!(!ending.has_expired(at(1999)) && ending.has_expired(at(2000)));

@@ -1,4 +1,4 @@
-//! Events on the agent's own pod, which operators look at first, and on pods of the node.
+//! Posts Events on the agent's own pod and on other pods of this node.
 
 use std::fs;
 
@@ -9,8 +9,8 @@ use crate::agent::settings::Settings;
 use crate::kube::connection::{Connection, Error};
 use crate::kube::event::{self, Message, Regarding, Reporter};
 
-/// Publishes `message`; where the agent is told of no pod there is nothing to publish
-/// it on. The pod's UID, by which `kubectl describe` finds it, is in the agent's token.
+/// Posts `message` on the agent's own pod. Does nothing if the settings do not name that pod. The
+/// pod's UID, which `kubectl describe` needs to find the Event, comes from the agent's token.
 pub fn publish(
     connection: &mut Connection,
     settings: &Settings,
@@ -32,7 +32,7 @@ pub fn publish(
     Ok(event::publish(&client, &reporter, regarding, message)?)
 }
 
-/// Publishes an Event on another pod.
+/// Posts an Event on another pod.
 pub fn publish_on_pod(
     connection: &mut Connection,
     settings: &Settings,
@@ -54,7 +54,8 @@ pub fn publish_on_pod(
     )?)
 }
 
-/// The API takes no Event without an instance; upstream's chart does not tell the pod.
+/// Names the agent as the source of an Event. The API requires an instance, and upstream's chart
+/// does not tell the agent the name of its pod, so the agent's own name is the fallback.
 fn reporter(settings: &Settings) -> Reporter {
     Reporter {
         controller: USER_AGENT,

@@ -1,46 +1,48 @@
-//! Events on pods that wait for the API server. Pure.
+//! Queues and rate-limits Events on other pods of this node. Pure.
 //!
-//! A node may start many pods with the same mistake at once, and anybody who can write to
-//! the agent's socket can cause Events. So each mistake of a pod is reported once within
-//! [`REPEAT`], the queue is bounded, and Events are posted one each [`EACH`].
+//! A node may start many pods with the same mistake at once, and every process that can write to
+//! the agent's socket can cause Events. So each mistake of a pod is reported once in
+//! [`REPEAT_AFTER`], the queue is bounded, and after a burst one Event is posted per
+//! [`POST_INTERVAL`].
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use crate::kube::event::Message;
 
-/// Time within which a mistake of a pod is not reported again.
-const REPEAT: Duration = Duration::from_secs(600);
-/// How many reported mistakes are remembered; beyond that new ones are dropped.
-const REMEMBERED: usize = 256;
-/// How many Events wait; another one is dropped.
-const WAITING: usize = 64;
-/// How many Events are posted at once,
+/// Time after which the same mistake of a pod is reported again.
+const REPEAT_AFTER: Duration = Duration::from_secs(600);
+/// Most reported mistakes that are remembered. While there are as many, new Events are dropped.
+const MAX_REPORTED: usize = 256;
+/// Most Events that wait to be posted. While there are as many, new Events are dropped.
+const MAX_WAITING: usize = 64;
+/// Events that are posted without a pause between them.
 const BURST: u32 = 5;
-/// and time between those that follow.
-const EACH: Duration = Duration::from_secs(6);
+/// Time between two Events after such a burst.
+const POST_INTERVAL: Duration = Duration::from_secs(6);
 
-/// One Event on a pod.
+/// An Event on a pod of this node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PodEvent {
     pub namespace: String,
     pub pod: String,
     pub uid: String,
-    /// What the Event is about; one of few.
+    /// What the Event is about, such as the name of an annotation. With the pod's UID it tells
+    /// whether an Event repeats another.
     pub subject: &'static str,
     pub message: Message,
 }
 
-/// Events in the order in which they came.
+/// The queue, in order of arrival.
 pub struct PodEvents {
     waiting: VecDeque<PodEvent>,
-    /// Time, pod UID and subject of what was reported, oldest first.
+    /// Time, pod UID and subject of the accepted Events, oldest first.
     reported: VecDeque<(Instant, String, &'static str)>,
-    /// When the Events posted so far are paid for.
-    paid: Instant,
-    /// Nothing is posted before.
-    rest_until: Instant,
-    /// What is offered before is dropped.
+    /// When the rate limit has recovered from all Events posted so far.
+    recovered_at: Instant,
+    /// No Event is posted before this time.
+    paused_until: Instant,
+    /// New Events are dropped before this time.
     closed_until: Instant,
 }
 
@@ -49,25 +51,25 @@ impl PodEvents {
         PodEvents {
             waiting: VecDeque::new(),
             reported: VecDeque::new(),
-            paid: now,
-            rest_until: now,
+            recovered_at: now,
+            paused_until: now,
             closed_until: now,
         }
     }
 
-    /// Queues an Event at `now`; `false` if it is dropped.
+    /// Queues an Event. Returns `false` if it is dropped.
     pub fn offer(&mut self, event: PodEvent, now: Instant) -> bool {
         while self
             .reported
             .front()
-            .is_some_and(|(at, ..)| *at + REPEAT <= now)
+            .is_some_and(|(at, ..)| *at + REPEAT_AFTER <= now)
         {
             self.reported.pop_front();
         }
         let is_reported = |(_, uid, subject): &(Instant, String, &str)| {
             *uid == event.uid && *subject == event.subject
         };
-        let is_full = self.waiting.len() >= WAITING || self.reported.len() >= REMEMBERED;
+        let is_full = self.waiting.len() >= MAX_WAITING || self.reported.len() >= MAX_REPORTED;
         if now < self.closed_until || is_full || self.reported.iter().any(is_reported) {
             return false;
         }
@@ -77,29 +79,30 @@ impl PodEvents {
         true
     }
 
-    /// The next Event, if one may be posted at `now`.
+    /// Takes the next Event if it is due at `now`.
     pub fn take(&mut self, now: Instant) -> Option<PodEvent> {
         if self.due()? > now {
             return None;
         }
-        self.paid = self.paid.max(now) + EACH;
+        self.recovered_at = self.recovered_at.max(now) + POST_INTERVAL;
         self.waiting.pop_front()
     }
 
-    /// When the next Event may be posted; `None` if none waits.
+    /// Returns when the next Event may be posted; `None` if the queue is empty.
     pub fn due(&self) -> Option<Instant> {
         self.waiting.front()?;
-        let credit = EACH * (BURST - 1);
-        let paced = self.paid.checked_sub(credit).unwrap_or(self.paid);
-        Some(paced.max(self.rest_until))
+        let burst = POST_INTERVAL * (BURST - 1);
+        let recovered_at = self.recovered_at;
+        let allowed = recovered_at.checked_sub(burst).unwrap_or(recovered_at);
+        Some(allowed.max(self.paused_until))
     }
 
-    /// Posts nothing until `end`.
-    pub fn rest(&mut self, end: Instant) {
-        self.rest_until = end;
+    /// Keeps the queue, but makes no Event due until `end`.
+    pub fn pause(&mut self, end: Instant) {
+        self.paused_until = end;
     }
 
-    /// Drops what waits, and what is offered until `end`.
+    /// Drops all queued Events, and each new Event until `end`.
     pub fn close(&mut self, end: Instant) {
         self.waiting.clear();
         self.closed_until = end;
@@ -131,12 +134,12 @@ mod tests {
         let begin = Instant::now();
         let mut events = PodEvents::new(begin);
         assert!(events.offer(event("1", "a"), begin));
-        for later in [Duration::ZERO, REPEAT - Duration::from_secs(1)] {
+        for later in [Duration::ZERO, REPEAT_AFTER - Duration::from_secs(1)] {
             assert!(!events.offer(event("1", "a"), begin + later));
         }
         assert!(events.offer(event("2", "a"), begin));
         assert!(events.offer(event("1", "b"), begin));
-        assert!(events.offer(event("1", "a"), begin + REPEAT));
+        assert!(events.offer(event("1", "a"), begin + REPEAT_AFTER));
     }
 
     #[test]
@@ -149,14 +152,14 @@ mod tests {
             now += Duration::from_millis(10);
             events.offer(event(&number.to_string(), "a"), now);
             posted += u32::from(events.take(now).is_some());
-            assert!(events.waiting.len() <= WAITING && events.reported.len() <= REMEMBERED);
+            assert!(events.waiting.len() <= MAX_WAITING && events.reported.len() <= MAX_REPORTED);
         }
-        let allowed = BURST + ((now - begin).as_secs() / EACH.as_secs()) as u32;
+        let allowed = BURST + ((now - begin).as_secs() / POST_INTERVAL.as_secs()) as u32;
         assert!((BURST..=allowed).contains(&posted), "{posted} of {allowed}");
     }
 
     #[test]
-    fn a_burst_goes_at_once_and_the_next_event_when_it_is_due() {
+    fn a_burst_is_posted_at_once_and_the_next_event_when_it_is_due() {
         let now = Instant::now();
         let mut events = PodEvents::new(now);
         assert_eq!(events.due(), None);
@@ -167,20 +170,23 @@ mod tests {
             assert_eq!(events.take(now).unwrap().uid, number.to_string());
         }
         assert_eq!(events.take(now), None);
-        assert_eq!(events.due(), Some(now + EACH));
-        assert!(events.take(now + EACH).is_some());
+        assert_eq!(events.due(), Some(now + POST_INTERVAL));
+        assert!(events.take(now + POST_INTERVAL).is_some());
     }
 
     #[test]
-    fn a_rest_keeps_what_waits_and_a_closed_queue_drops_it() {
+    fn a_paused_queue_keeps_its_events_and_a_closed_queue_drops_them() {
         let now = Instant::now();
         let mut events = PodEvents::new(now);
         events.offer(event("1", "a"), now);
-        events.rest(now + EACH);
-        assert_eq!((events.take(now), events.due()), (None, Some(now + EACH)));
-        events.close(now + REPEAT);
+        events.pause(now + POST_INTERVAL);
+        assert_eq!(
+            (events.take(now), events.due()),
+            (None, Some(now + POST_INTERVAL))
+        );
+        events.close(now + REPEAT_AFTER);
         assert_eq!(events.due(), None);
         assert!(!events.offer(event("2", "a"), now));
-        assert!(events.offer(event("2", "a"), now + REPEAT));
+        assert!(events.offer(event("2", "a"), now + REPEAT_AFTER));
     }
 }

@@ -1,4 +1,4 @@
-//! Posts the Events on pods that are due.
+//! Posts queued Events on pods, and pauses after a failure.
 
 use std::time::{Duration, Instant};
 
@@ -7,16 +7,15 @@ use tracing::{debug, info, warn};
 use super::{Api, event};
 use crate::kube::connection::{Connection, Error};
 
-/// How long nothing is posted after the API server did not take an Event for a reason
-/// that may pass.
-const REST: Duration = Duration::from_secs(60);
-/// How long Events are dropped after the API server forbade one.
-const FORBIDDEN_REST: Duration = Duration::from_secs(600);
+/// Pause after a failure that a later Event may not have, such as an unreachable API server.
+const UNAVAILABLE_PAUSE: Duration = Duration::from_secs(60);
+/// How long Events are dropped after the API server rejected one with HTTP 403.
+const FORBIDDEN_PAUSE: Duration = Duration::from_secs(600);
 
-/// Why an Event was not taken.
+/// Why an Event could not be posted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Failure {
-    /// The agent's account lacks the right, as under upstream's chart.
+enum PostFailure {
+    /// The agent's ServiceAccount may not create Events there. Upstream's chart does not grant it.
     Forbidden,
     /// The pod or its namespace is gone.
     Gone,
@@ -24,17 +23,17 @@ enum Failure {
     Unavailable,
 }
 
-impl Failure {
-    fn of(error: &Error) -> Failure {
+impl PostFailure {
+    fn of(error: &Error) -> PostFailure {
         let Error::Client(error) = error else {
-            return Failure::Unavailable;
+            return PostFailure::Unavailable;
         };
         match error.code() {
-            // The right is there, but a namespace that is being deleted takes no object.
-            Some(403) if error.to_string().contains("being terminated") => Failure::Gone,
-            Some(403) => Failure::Forbidden,
-            Some(404 | 409 | 422) => Failure::Gone,
-            _ => Failure::Unavailable,
+            // A namespace that is being deleted rejects new objects, whatever RBAC allows.
+            Some(403) if error.to_string().contains("being terminated") => PostFailure::Gone,
+            Some(403) => PostFailure::Forbidden,
+            Some(404 | 409 | 422) => PostFailure::Gone,
+            _ => PostFailure::Unavailable,
         }
     }
 }
@@ -42,39 +41,39 @@ impl Failure {
 /// Posts Events on pods, and logs each kind of failure once.
 #[derive(Default)]
 pub struct Posting {
-    /// The last failure that was logged, until an Event is posted.
-    said: Option<Failure>,
+    /// The failure that was logged last; `None` once an Event is posted.
+    logged: Option<PostFailure>,
 }
 
 impl Posting {
-    /// Posts what is due. An Event that fails is not tried again: the agent's log and
-    /// metrics have the same.
+    /// Posts all Events that are due. A failed Event is not retried, because the agent's log and
+    /// metrics report the same fact.
     pub fn run(&mut self, api: &Api, connection: &mut Connection) {
         loop {
             let Some(event) = api.pod_events().take(Instant::now()) else {
                 return;
             };
             let Err(error) = event::publish_on_pod(connection, &api.settings, &event) else {
-                if self.said.take().is_some() {
+                if self.logged.take().is_some() {
                     info!("Events on pods are posted again");
                 }
                 continue;
             };
-            let failure = Failure::of(&error);
+            let failure = PostFailure::of(&error);
             let now = Instant::now();
             match failure {
-                Failure::Forbidden => api.pod_events().close(now + FORBIDDEN_REST),
-                Failure::Unavailable => api.pod_events().rest(now + REST),
-                Failure::Gone => {
+                PostFailure::Forbidden => api.pod_events().close(now + FORBIDDEN_PAUSE),
+                PostFailure::Unavailable => api.pod_events().pause(now + UNAVAILABLE_PAUSE),
+                PostFailure::Gone => {
                     debug!("cannot post an Event on pod {}: {error}", event.pod);
                     continue;
                 }
             }
-            if self.said.replace(failure) == Some(failure) {
+            if self.logged.replace(failure) == Some(failure) {
                 continue;
             }
             match failure {
-                Failure::Forbidden => warn!(
+                PostFailure::Forbidden => warn!(
                     "cannot post Events on pods; the chart's ClusterRole linkerd-cni-agent grants the right, linkerd2's chart does not: {error}"
                 ),
                 _ => warn!("cannot post an Event on a pod: {error}"),
@@ -100,17 +99,17 @@ mod tests {
     }
 
     #[test]
-    fn only_a_missing_right_stops_events_for_long() {
+    fn only_a_missing_permission_drops_events_for_ten_minutes() {
         let ending = "events is forbidden: unable to create new content in namespace a because it is being terminated";
         for (error, wanted) in [
-            (status(403, "events is forbidden"), Failure::Forbidden),
-            (status(403, ending), Failure::Gone),
-            (status(404, "namespaces \"a\" not found"), Failure::Gone),
-            (status(401, "Unauthorized"), Failure::Unavailable),
-            (status(429, "slow down"), Failure::Unavailable),
-            (status(503, "x"), Failure::Unavailable),
+            (status(403, "events is forbidden"), PostFailure::Forbidden),
+            (status(403, ending), PostFailure::Gone),
+            (status(404, "namespaces \"a\" not found"), PostFailure::Gone),
+            (status(401, "Unauthorized"), PostFailure::Unavailable),
+            (status(429, "slow down"), PostFailure::Unavailable),
+            (status(503, "x"), PostFailure::Unavailable),
         ] {
-            assert_eq!(Failure::of(&error), wanted, "{error}");
+            assert_eq!(PostFailure::of(&error), wanted, "{error}");
         }
     }
 }

@@ -1,70 +1,76 @@
-//! Decides when the agent sends requests to the API server. Pure but for the jitter, so that
-//! tests can run it through simulated days.
+//! Decides when the agent sends token requests and token checks to the API server. Pure but for
+//! the jitter, so that tests can simulate days.
 //!
-//! An idle node sends less than one request in 5 minutes: at 5,000 nodes that is less than 17 a
-//! second.
+//! An idle node sends less than one request in 5 minutes. In a cluster of 5,000 nodes that is less
+//! than 17 requests a second.
 
 use std::hash::{BuildHasher, RandomState};
 use std::time::{Duration, Instant};
 
 use super::token::Fallback;
 
-/// Longest time between two checks of a token that the API server accepts. Jitter takes up to
-/// two fifths off, so that the checks come 6 to 10 minutes apart.
+/// Longest time between two checks of a token that the API server accepts. Jitter
+/// shortens it by up to two fifths, so that checks are 6 to 10 minutes apart.
 const CHECK_PERIOD: Duration = Duration::from_secs(600);
-/// Shortest time between two checks that plugin records ask for. The API server caches a token
-/// review for 10 s, so an earlier check could still see a revoked token accepted.
+/// Shortest time between two checks that plugin records cause. The API server caches a token
+/// review for 10 s, so an earlier check could find a revoked token still accepted.
 const RECORD_GAP: Duration = Duration::from_secs(12);
-/// The gap doubles with each such check that finds nothing new, at most this often.
+/// How often [`RECORD_GAP`] doubles at most. It doubles with each such check whose result is
+/// unchanged.
 const RECORD_GAP_DOUBLINGS: u32 = 3;
-/// Shortest time between two checks of changed kubeconfigs.
+/// Shortest time between two checks that changes of the kubeconfig cause.
 const CHANGE_GAP: Duration = Duration::from_millis(500);
-/// First and longest wait after a check without a usable response.
+/// First and longest wait after a check without a usable response. Doubles with each failure.
 const NO_RESPONSE: [Duration; 2] = [Duration::from_millis(500), Duration::from_secs(60)];
-/// First and longest wait after a check that found the token refused: the agent is not ready
-/// until it is accepted.
+/// First and longest wait after a check that found the token refused. The agent is not ready
+/// until a check finds the token accepted.
 const REFUSED: [Duration; 2] = [RECORD_GAP, Duration::from_secs(120)];
-/// First and longest wait after a failed TokenRequest, while the agent's token serves.
+/// First and longest wait after a failed TokenRequest, while the plugin uses the agent's token.
 const RENEWAL: [Duration; 2] = [Duration::from_secs(1), CHECK_PERIOD];
-/// The same while the plugin's last token serves, which is checked as well.
+/// First and longest wait after a failed TokenRequest, while the plugin's last token is valid.
+/// Longer, because the checks of that token are requests too.
 const EARLY_RENEWAL: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(30 * 60)];
-/// The same while no token serves.
+/// First and longest wait after a failed TokenRequest, while the plugin has no valid token.
 const URGENT_RENEWAL: [Duration; 2] = NO_RESPONSE;
-/// Longest time over which nodes that start together spread renewals that are overdue.
+/// Longest time over which overdue renewals are spread, so that nodes that start together do not
+/// send them together.
 const START_SPREAD: Duration = Duration::from_secs(60);
 
-/// What the API server says about a token.
+/// Result of checking a token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CheckResult {
     Accepted,
-    /// 401 or 403.
+    /// HTTP 401 or 403.
     Refused,
-    /// No response, or one that says nothing about the token.
+    /// No response, or a response that says nothing about the token.
     Unknown,
 }
 
-/// When the next requests are due.
+/// Due times of the next requests, and the history that decides them.
 pub struct Schedule {
-    /// The next TokenRequest; none if no account is configured.
+    /// When the next TokenRequest is due; `None` if the plugin has no ServiceAccount of its own.
     renewal: Option<Instant>,
+    /// When the next check is due.
     check: Instant,
     /// When the last check was sent.
     checked: Option<Instant>,
-    /// The last check's result.
+    /// Result of the last check of this kubeconfig.
     result: Option<CheckResult>,
-    /// Whether a plugin record asked for the next check.
+    /// Whether a plugin record caused the next check.
     by_record: bool,
-    /// Checks in a row that records asked for and that found nothing new.
+    /// Consecutive checks that records caused and whose result was unchanged.
     in_vain: u32,
+    /// Consecutive checks with the current result.
     check_failures: u32,
+    /// Consecutive failed TokenRequests.
     renewal_failures: u32,
-    /// Issued tokens in a row that the API server refused.
+    /// Consecutive issued tokens that the API server refused.
     revocations: u32,
 }
 
 impl Schedule {
-    /// `renewal` is the time until the first TokenRequest. The first check waits for
-    /// [`Schedule::kubeconfig_changed`].
+    /// Starts a schedule. `renewal` is the time until the first TokenRequest. A first check soon
+    /// after the start needs a [`Schedule::kubeconfig_changed`].
     pub fn new(now: Instant, renewal: Option<Duration>) -> Schedule {
         Schedule {
             renewal: renewal.map(|wait| now + wait),
@@ -79,7 +85,7 @@ impl Schedule {
         }
     }
 
-    /// When the first request is due.
+    /// When the next TokenRequest or check is due.
     pub fn next(&self) -> Instant {
         self.renewal
             .map_or(self.check, |renewal| renewal.min(self.check))
@@ -93,7 +99,7 @@ impl Schedule {
         self.check <= now
     }
 
-    /// No check has seen this kubeconfig yet.
+    /// Moves the next check forward, because the kubeconfig has a token that was not checked yet.
     pub fn kubeconfig_changed(&mut self, now: Instant) {
         self.in_vain = 0;
         self.result = None;
@@ -101,29 +107,30 @@ impl Schedule {
         self.check_after(now, CHANGE_GAP);
     }
 
-    /// A plugin record says that the API server refused the plugin. Any process that can write
-    /// to the socket can say so, as often as it likes.
+    /// Moves the next check forward, because a plugin record reports that the API server refused
+    /// the plugin. Any process that can write to the socket can send such records, at any rate,
+    /// so the rate of these checks is limited.
     pub fn record_refused(&mut self, now: Instant) {
-        let whole = RECORD_GAP * (1 << self.in_vain.min(RECORD_GAP_DOUBLINGS));
+        let gap = RECORD_GAP * (1 << self.in_vain.min(RECORD_GAP_DOUBLINGS));
         let before = self.check;
-        self.check_after(now, whole);
+        self.check_after(now, gap);
         self.by_record |= self.check < before;
     }
 
-    /// Moves the check forward to `gap` after the last one, or to `now` if that is over.
+    /// Moves the next check forward to `gap` after the last check, or to `now` if that is later.
     fn check_after(&mut self, now: Instant, gap: Duration) {
         let allowed = self.checked.map_or(now, |last| now.max(last + gap));
         self.check = self.check.min(allowed);
     }
 
-    /// A check was due, but the kubeconfig cannot be read. The reconciler asks for a check once
-    /// it has written another.
+    /// Postpones a check that was due, because the kubeconfig cannot be read. The reconciler
+    /// requests a check once it has rewritten the kubeconfig.
     pub fn nothing_to_check(&mut self, now: Instant) {
         self.by_record = false;
         self.check = now + period();
     }
 
-    /// A check was sent and came to `result`. The next one is not sooner than `retry_after`.
+    /// Schedules the next check after a check with this `result`, not before `retry_after`.
     pub fn checked(&mut self, now: Instant, result: CheckResult, retry_after: Duration) {
         let by_record = std::mem::take(&mut self.by_record);
         let changed = self.result.replace(result) != Some(result);
@@ -149,14 +156,14 @@ impl Schedule {
         self.check = now + wait.max(retry_after);
     }
 
-    /// A TokenRequest brought a token that lives for `life`.
-    pub fn renewed(&mut self, now: Instant, life: Duration) {
+    /// Schedules the next TokenRequest after one that returned a token valid for `lifetime`.
+    pub fn renewed(&mut self, now: Instant, lifetime: Duration) {
         self.renewal_failures = 0;
-        self.renewal = Some(now + between(life * 2 / 5, life / 2));
+        self.renewal = Some(now + between(lifetime * 2 / 5, lifetime / 2));
     }
 
-    /// A TokenRequest failed, and the plugin has the `fallback`. The next one is not sooner than
-    /// `retry_after`.
+    /// Schedules the next TokenRequest after a failed one, not before `retry_after`. `fallback` is
+    /// the token that the plugin uses meanwhile.
     pub fn not_renewed(&mut self, now: Instant, fallback: Fallback, retry_after: Duration) {
         let limits = match fallback {
             Fallback::AgentsToken => RENEWAL,
@@ -168,16 +175,16 @@ impl Schedule {
         self.renewal = Some(now + wait);
     }
 
-    /// The token in the kubeconfig is the agent's, and a denied TokenRequest has just shown that
-    /// the API server knows it. So the requests that go on stand for the periodic check.
+    /// Postpones the periodic check. The kubeconfig has the agent's token, and a denied
+    /// TokenRequest has just shown that the API server accepts that token.
     pub fn token_known(&mut self, now: Instant) {
         if self.result == Some(CheckResult::Accepted) && !self.by_record {
             self.check = self.check.max(now + 2 * CHECK_PERIOD);
         }
     }
 
-    /// The API server refuses the token that it issued: asks for another at once, and ever later
-    /// if it refuses that one too.
+    /// Schedules a TokenRequest because the API server refuses the token that it issued: at once,
+    /// and with a growing wait if it refuses the new token too.
     pub fn revoked(&mut self, now: Instant) {
         let wait = match self.revocations.checked_sub(1) {
             None => Duration::ZERO,
@@ -188,8 +195,8 @@ impl Schedule {
     }
 }
 
-/// Time until a token is renewed that the agent found on the host: `until_half_life`, and with
-/// `left` until its end.
+/// Time until the renewal of a token that the agent found on the host. `until_half_life` is zero
+/// for an overdue renewal, and `left` is the time until the token expires.
 pub fn first_renewal(until_half_life: Duration, left: Duration) -> Duration {
     match until_half_life.is_zero() {
         true => between(Duration::ZERO, START_SPREAD.min(left / 4)),
@@ -197,20 +204,23 @@ pub fn first_renewal(until_half_life: Duration, left: Duration) -> Duration {
     }
 }
 
+/// Time until the next periodic check, with jitter.
 fn period() -> Duration {
     between(CHECK_PERIOD * 3 / 5, CHECK_PERIOD)
 }
 
-/// Wait after some `failures`: doubles from the first to the longest, less up to two fifths.
+/// Wait after this many `failures`. Doubles from the first to the longest wait; jitter shortens it
+/// by up to two fifths.
 fn backoff([first, longest]: [Duration; 2], failures: u32) -> Duration {
     let whole = first.saturating_mul(1 << failures.min(16)).min(longest);
     between(whole * 3 / 5, whole)
 }
 
-/// A random time from `low` to `high`, so that nodes that start together do not ask together.
+/// Returns a random time from `low` to `high`, so that nodes that start together do not send
+/// requests together.
 pub fn between(low: Duration, high: Duration) -> Duration {
-    // The hasher's keys are the standard library's randomness. As fine as a u32, since coarse
-    // steps of a long time would be points where many nodes meet.
+    // The hasher's keys are random. The steps are as fine as a u32 allows, since with coarse
+    // steps many nodes would choose the same time.
     let random = RandomState::new().hash_one(0) as u32;
     low + high
         .saturating_sub(low)

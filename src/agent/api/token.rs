@@ -1,32 +1,34 @@
-//! Decides which token the kubeconfig on the host carries.
+//! Decides which token the kubeconfig on the host gets.
 //!
-//! With an account of the plugin's own configured, the agent's token lands on the host only after
-//! the API server answered 403 or 404 to the TokenRequest: whoever reads a host's files must not
-//! get the agent's rights. An outage, a timeout or a 5xx never leads there.
+//! A process that reads the host's files must not get the agent's permissions. So if the plugin has
+//! a ServiceAccount of its own, the agent's token is written to the host only after the API server
+//! denied the TokenRequest with HTTP 403 or 404. An outage, a time-out or a 5xx never has that
+//! effect.
 
 use std::time::SystemTime;
 
-/// Which token the kubeconfig on the host should carry.
+/// The token that the kubeconfig on the host should have.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PluginToken {
-    /// A token of the plugin's account; `doubt` says why it is not renewed, if it is not.
+    /// A token of the plugin's ServiceAccount. `doubt` says why the last renewal failed, if it did.
     Issued {
         token: String,
         doubt: Option<String>,
     },
-    /// The agent's own token; `denied` says why, if the plugin has an account of its own.
+    /// The agent's own token. `denied` says why, if the plugin has a ServiceAccount of its own.
     Agents { denied: Option<String> },
-    /// None yet: what the host has stays. `error` says why the last TokenRequest failed, if one
-    /// did.
+    /// No token yet, so the kubeconfig stays unchanged. `error` says why the last TokenRequest
+    /// failed, if one did.
     Awaited { error: Option<String> },
 }
 
-/// A token of the plugin's own account.
+/// A token of the plugin's ServiceAccount.
 #[derive(Clone)]
 pub struct Token {
     pub text: String,
+    /// When the token expires.
     pub end: SystemTime,
-    /// The API server answered 401 to it.
+    /// The API server rejected the token with HTTP 401.
     pub revoked: bool,
 }
 
@@ -36,30 +38,30 @@ impl Token {
     }
 }
 
-/// What the plugin has while TokenRequests fail.
+/// The token that the plugin uses while TokenRequests fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fallback {
-    /// The agent's token, after a 403 or 404.
+    /// The agent's token, after an HTTP 403 or 404.
     AgentsToken,
-    /// Its last token, which is still valid.
+    /// The last token of the plugin's ServiceAccount, which is still valid.
     LastToken,
-    /// No token, or one that ran out or was revoked.
+    /// No token, or an expired or revoked token.
     NoToken,
 }
 
-/// What the TokenRequests came to so far.
+/// Results of the TokenRequests so far.
 #[derive(Default)]
 pub struct Grant {
     pub token: Option<Token>,
-    /// Why the API server gives none (403 or 404); counts until it does.
+    /// Why the API server denies the TokenRequest (HTTP 403 or 404); cleared by the next token.
     pub denied: Option<String>,
-    /// Why the last TokenRequest failed otherwise.
+    /// Why the last TokenRequest failed for any other reason.
     pub error: Option<String>,
 }
 
 impl Grant {
-    /// The token to carry at `now`. One that has run out or was revoked stays as long as there
-    /// is no other.
+    /// Returns the token for the kubeconfig at `now`. An expired or revoked token stays until
+    /// another token replaces it.
     pub fn choose(&self, now: SystemTime) -> PluginToken {
         let issued = |token: &Token| PluginToken::Issued {
             token: token.text.clone(),
@@ -77,7 +79,7 @@ impl Grant {
         }
     }
 
-    /// What the plugin has at `now` if no TokenRequest brings a token.
+    /// Returns the token that the plugin uses at `now` if the TokenRequest fails.
     pub fn fallback(&self, now: SystemTime) -> Fallback {
         match &self.token {
             Some(token) if token.is_valid(now) => Fallback::LastToken,
@@ -87,8 +89,8 @@ impl Grant {
     }
 }
 
-/// Why a TokenRequest brought no token when the API server answered `code` to it, if that is
-/// one of the answers that let the agent's token onto the host.
+/// Describes a TokenRequest that failed with the HTTP status `code`, with the remedy. Returns
+/// `None` unless the status permits writing the agent's token to the host (403 or 404).
 pub fn denial(code: Option<u16>, account: &str, namespace: &str) -> Option<String> {
     let (meaning, remedy) = match code? {
         403 => (
@@ -115,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn the_agents_token_lands_on_the_host_only_after_a_403_or_404() {
+    fn the_agents_token_is_written_to_the_host_only_after_a_403_or_404() {
         let now = SystemTime::now();
         let hour = Duration::from_secs(3600);
         let (valid, ended) = (token(now + hour, false), token(now - hour, false));
@@ -146,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn a_token_that_ran_out_or_was_revoked_stays_until_there_is_another() {
+    fn an_expired_or_revoked_token_stays_until_another_token_is_issued() {
         let now = SystemTime::now();
         for token in [token(now, false), token(now + Duration::from_secs(1), true)] {
             let error = Some("connection refused".to_owned());

@@ -1,4 +1,5 @@
-//! The thread that talks to the API server.
+//! The thread that talks to the API server: renews and checks the plugin's token, posts Events and
+//! removes the startup taint.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
@@ -19,55 +20,57 @@ use crate::kube::connection::{Connection, Source};
 use crate::kube::retry::Retry;
 use crate::kube::{self, Deadlines};
 
-/// For each phase of a request.
-const PATIENCE: Duration = Duration::from_secs(3);
-/// Shortest time from one turn of the loop to the next, however often it is nudged.
-const TURN: Duration = Duration::from_millis(50);
-/// Longest Retry-After that is followed.
+/// Time-out of each phase of a request.
+const PHASE_TIMEOUT: Duration = Duration::from_secs(3);
+/// Shortest time between two iterations of the loop, however often other threads wake it.
+const ITERATION: Duration = Duration::from_millis(50);
+/// Longest Retry-After that is honoured.
 const LONGEST_RETRY_AFTER: Duration = Duration::from_secs(600);
 /// Longest token that is used, in bytes. A request's head has to fit into 16 KiB.
 const LONGEST_TOKEN: usize = 12 << 10;
-/// The life that is asked for; the API server may give less.
-const LIFE: u64 = 24 * 3600;
+/// Lifetime requested for the plugin's token, in seconds. The API server may grant less.
+const LIFETIME: u64 = 24 * 3600;
 
-pub struct Errands {
+/// State of the thread.
+pub struct TokenWorker {
     api: Arc<Api>,
-    /// With the agent's own credential.
+    /// Connection with the agent's own token.
     own: Connection,
-    /// With the one in the kubeconfig, as the plugin takes it.
+    /// Connection with the kubeconfig on the host, as the plugin connects.
     plugin: Connection,
     schedule: Schedule,
     untaint: Untaint,
     posting: Posting,
 }
 
-/// The answer to a TokenRequest.
+/// Response to a TokenRequest.
 #[derive(Deserialize)]
 struct TokenRequest {
     #[serde(default)]
-    spec: Spec,
-    status: Status,
+    spec: TokenRequestSpec,
+    status: TokenRequestStatus,
 }
 
 #[derive(Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-struct Spec {
+struct TokenRequestSpec {
     expiration_seconds: Option<u64>,
 }
 
 #[derive(Deserialize)]
-struct Status {
+struct TokenRequestStatus {
     token: String,
 }
 
-impl Errands {
-    /// `renewal` is how long the plugin's token may stay.
-    pub fn new(api: Arc<Api>, source: Source, renewal: Duration) -> Errands {
+impl TokenWorker {
+    /// Prepares the thread. `renewal` is the time until the first TokenRequest, if the plugin has a
+    /// ServiceAccount of its own.
+    pub fn new(api: Arc<Api>, source: Source, renewal: Duration) -> TokenWorker {
         let kubeconfig = Source::Kubeconfig(api.settings.kubeconfig());
-        let deadlines = Deadlines::each(PATIENCE);
+        let deadlines = Deadlines::each(PHASE_TIMEOUT);
         let now = Instant::now();
         let renewal = api.settings.plugin_account.as_ref().map(|_| renewal);
-        Errands {
+        TokenWorker {
             own: Connection::new(source, USER_AGENT, deadlines),
             plugin: Connection::new(kubeconfig, USER_AGENT, deadlines),
             schedule: Schedule::new(now, renewal),
@@ -96,21 +99,21 @@ impl Errands {
             }
             self.post_events();
             self.posting.run(&self.api, &mut self.own);
-            let verified = self.api.state().verified;
+            let node_ready = self.api.state().node_ready;
             let mut end = self.schedule.next();
-            if let Some(due) = self.untaint.look(&mut self.own, verified, Instant::now()) {
+            if let Some(due) = self.untaint.run(&mut self.own, node_ready, Instant::now()) {
                 end = end.min(due);
             }
             let event = self.api.pod_events().due();
             if self.api.pause(event.map_or(end, |due| end.min(due))) {
-                std::thread::sleep(TURN.saturating_sub(begin.elapsed()));
+                std::thread::sleep(ITERATION.saturating_sub(begin.elapsed()));
             }
         }
     }
 
-    /// Asks for a token of the plugin's account. The token is bound neither to the agent's pod,
-    /// which an upgrade replaces, nor to the Node, as a Node that registers again has another
-    /// UID, which would end the token of a node that still runs pods.
+    /// Requests a token of the plugin's ServiceAccount. The token is not bound to the agent's pod,
+    /// because an upgrade replaces that pod. It is not bound to the Node either: a Node that
+    /// registers again has a new UID, which would revoke the token while its pods still run.
     fn renew(&mut self) {
         let Some(account) = self.api.settings.plugin_account.clone() else {
             return;
@@ -124,7 +127,7 @@ impl Errands {
         let request = json!({
             "apiVersion": "authentication.k8s.io/v1",
             "kind": "TokenRequest",
-            "spec": {"expirationSeconds": LIFE},
+            "spec": {"expirationSeconds": LIFETIME},
         });
         let client = match self.own.client() {
             Ok(client) => client,
@@ -134,7 +137,7 @@ impl Errands {
             }
         };
         match client.exchange::<TokenRequest>(&path, &request) {
-            Ok(answer) => self.take(answer, &account),
+            Ok(response) => self.renewed(response, &account),
             Err(error) => {
                 self.reached(error.is_answer());
                 match token::denial(error.code(), &account, &namespace) {
@@ -145,20 +148,22 @@ impl Errands {
         }
     }
 
-    fn take(&mut self, answer: TokenRequest, account: &str) {
+    /// Takes the token from a successful TokenRequest.
+    fn renewed(&mut self, response: TokenRequest, account: &str) {
         self.reached(true);
-        let text = answer.status.token.trim().to_owned();
+        let text = response.status.token.trim().to_owned();
         if let Some(problem) = problem(&text) {
             let why = format!("the API server answered the TokenRequest {problem}");
             self.not_renewed(why, Duration::ZERO);
             return;
         }
-        // The API server's clock may be another, but a life is as long by any clock.
-        let seconds = answer.spec.expiration_seconds.unwrap_or(LIFE).min(LIFE);
-        let life = Duration::from_secs(seconds.max(2));
-        let ends = SystemTime::now() + life;
+        // The API server's clock may differ from the node's. A lifetime is the same by both clocks.
+        let seconds = response.spec.expiration_seconds;
+        let seconds = seconds.unwrap_or(LIFETIME).min(LIFETIME);
+        let lifetime = Duration::from_secs(seconds.max(2));
+        let ends = SystemTime::now() + lifetime;
         let end = Claims::read(&text).and_then(|claims| claims.end());
-        self.schedule.renewed(Instant::now(), life);
+        self.schedule.renewed(Instant::now(), lifetime);
         let mut state = self.api.state();
         state.grant.token = Some(Token {
             text,
@@ -172,7 +177,7 @@ impl Errands {
         self.api.waker.wake();
     }
 
-    /// The API server answered 403 or 404 to the TokenRequest.
+    /// Records that the API server denied the TokenRequest with HTTP 403 or 404.
     fn denied(&mut self, why: String) {
         let mut state = self.api.state();
         let changed = state.grant.denied.as_ref() != Some(&why) || state.grant.error.is_some();
@@ -184,7 +189,8 @@ impl Errands {
         }
     }
 
-    /// The TokenRequest failed for another reason, which says nothing about its rights.
+    /// Records that the TokenRequest failed for another reason, which says nothing about the
+    /// agent's permissions.
     fn not_renewed(&mut self, why: String, retry_after: Duration) {
         let mut state = self.api.state();
         let changed = state.grant.error.as_ref() != Some(&why);
@@ -193,6 +199,7 @@ impl Errands {
         self.renew_later(retry_after, changed);
     }
 
+    /// Schedules the next TokenRequest, and wakes the reconciler if the reason `changed`.
     fn renew_later(&mut self, retry_after: Duration, changed: bool) -> Fallback {
         let fallback = self.api.state().grant.fallback(SystemTime::now());
         self.schedule
@@ -203,9 +210,9 @@ impl Errands {
         fallback
     }
 
-    /// Asks something cheap with the kubeconfig on the host.
+    /// Checks the token in the kubeconfig on the host with a cheap request.
     fn check(&mut self) {
-        // A kubeconfig that cannot be read is the reconciler's to correct.
+        // The reconciler corrects a kubeconfig that cannot be read.
         let client = self.plugin.client().ok();
         let token = self.plugin.token().map(str::to_owned);
         let (Some(client), Some(token), Some(namespace)) =
@@ -214,28 +221,29 @@ impl Errands {
             self.schedule.nothing_to_check(Instant::now());
             return;
         };
-        // Answered from memory by the API server.
+        // With `resourceVersion=0` the API server responds from its cache.
         let path = format!("/api/v1/namespaces/{namespace}?resourceVersion=0");
         match client.get::<IgnoredAny>(&path) {
-            Ok(_) => self.answered(token, Ok(())),
+            Ok(_) => self.checked(token, Ok(())),
             Err(error) => match error.code() {
-                Some(404) => self.answered(token, Ok(())),
-                Some(401) => self.answered(token, Err((401, error))),
-                Some(403) => self.answered(token, Err((403, error))),
-                // Unreachable, or in trouble: what it said last still counts.
-                _ => self.unanswered(&error),
+                Some(404) => self.checked(token, Ok(())),
+                Some(401) => self.checked(token, Err((401, error))),
+                Some(403) => self.checked(token, Err((403, error))),
+                // Unreachable or failing: the result of the last check stays valid.
+                _ => self.check_failed(&error),
             },
         }
     }
 
-    /// The API server accepts the token in the kubeconfig, or refuses it with 401 or 403.
-    fn answered(&mut self, token: String, result: Result<(), (u16, kube::Error)>) {
+    /// Records whether the API server accepts the token in the kubeconfig. An error has the HTTP
+    /// status, 401 or 403.
+    fn checked(&mut self, token: String, result: Result<(), (u16, kube::Error)>) {
         let now = Instant::now();
-        let said = match result {
+        let check_result = match result {
             Ok(()) => CheckResult::Accepted,
             Err(_) => CheckResult::Refused,
         };
-        self.schedule.checked(now, said, Duration::ZERO);
+        self.schedule.checked(now, check_result, Duration::ZERO);
         let is_revoked = matches!(result, Err((401, _)));
         let answer = result.map_err(|(code, error)| match code {
             401 => format!("the API server refuses the token in the kubeconfig: {error}"),
@@ -262,8 +270,8 @@ impl Errands {
         }
     }
 
-    /// The check brought no word about the token.
-    fn unanswered(&mut self, error: &kube::Error) {
+    /// Records a check without a usable response.
+    fn check_failed(&mut self, error: &kube::Error) {
         self.schedule
             .checked(Instant::now(), CheckResult::Unknown, retry_after(error));
         self.reached(error.is_answer());
@@ -274,6 +282,7 @@ impl Errands {
         }
     }
 
+    /// Posts the queued Events on the agent's own pod. A failed Event is not retried.
     fn post_events(&mut self) {
         loop {
             let Some(message) = self.api.state().events.pop_front() else {
@@ -285,6 +294,7 @@ impl Errands {
         }
     }
 
+    /// Remembers that the API server has responded, if `reached`.
     fn reached(&self, reached: bool) {
         self.api.state().reached |= reached;
     }
@@ -299,7 +309,7 @@ fn problem(token: &str) -> Option<&'static str> {
     }
 }
 
-/// How long the API server wants to be left alone.
+/// Time that the API server asks clients to wait (Retry-After), bounded.
 fn retry_after(error: &kube::Error) -> Duration {
     match error.retry() {
         Retry::After(wait) => wait.min(LONGEST_RETRY_AFTER),

@@ -1,4 +1,4 @@
-//! When to take the startup taint off the node.
+//! Removes the startup taint from the node once the node is ready.
 
 use std::time::{Duration, Instant};
 
@@ -10,16 +10,18 @@ use crate::agent::taint;
 use crate::kube::backoff::Backoff;
 use crate::kube::connection::Connection;
 
-/// Shortest and longest time until the node is looked at again: a Node that registers again under
-/// the same name may have the taint once more.
-const AGAIN: [Duration; 2] = [Duration::from_secs(20 * 60), Duration::from_secs(30 * 60)];
+/// Shortest and longest time until the Node is read again after the taint was removed. A Node that
+/// registers again under the same name may have the taint again.
+const RECHECK: [Duration; 2] = [Duration::from_secs(20 * 60), Duration::from_secs(30 * 60)];
 
-/// The taint, if there is one to take off, and when to look at it.
+/// The taint to remove, and when to try next.
 pub struct Untaint {
-    what: Option<(String, String)>,
+    /// Name of the node, and key of the taint; `None` if no startup taint is configured.
+    target: Option<(String, String)>,
     due: Instant,
     backoff: Backoff,
-    said: Option<String>,
+    /// The failure that was logged last; `None` once the taint is removed.
+    logged: Option<String>,
 }
 
 impl Untaint {
@@ -29,22 +31,22 @@ impl Untaint {
             warn!("the startup taint stays: LINKERD_CNI_NODE_NAME is not set");
         }
         Untaint {
-            what: node.zip(key),
+            target: node.zip(key),
             due: now,
             backoff: Backoff::default(),
-            said: None,
+            logged: None,
         }
     }
 
-    /// Takes the taint off if it is time and all on the node is right. Returns when to
-    /// come again, if only time is waited for.
-    pub fn look(
+    /// Removes the taint if the node is ready and a try is due. Returns when the next try is due;
+    /// `None` if the node is not ready or no startup taint is configured.
+    pub fn run(
         &mut self,
         connection: &mut Connection,
-        verified: bool,
+        node_ready: bool,
         now: Instant,
     ) -> Option<Instant> {
-        let (node, key) = self.what.as_ref().filter(|_| verified)?;
+        let (node, key) = self.target.as_ref().filter(|_| node_ready)?;
         if now < self.due {
             return Some(self.due);
         }
@@ -56,19 +58,19 @@ impl Untaint {
             Ok(removed) => {
                 if removed {
                     info!("took the startup taint {key} off node {node}");
-                } else if self.said.is_some() {
+                } else if self.logged.is_some() {
                     info!("the startup taint {key} is off node {node}");
                 }
-                self.said = None;
+                self.logged = None;
                 self.backoff.reset();
-                again()
+                recheck_wait()
             }
             Err(why) => {
                 let why = format!("the startup taint {key} cannot be taken off node {node}: {why}");
-                if self.said.as_ref() != Some(&why) {
+                if self.logged.as_ref() != Some(&why) {
                     warn!("{why}");
                 }
-                self.said = Some(why);
+                self.logged = Some(why);
                 self.backoff.lengthen()
             }
         };
@@ -77,7 +79,7 @@ impl Untaint {
     }
 }
 
-/// Time until the next look at a node without the taint.
-pub fn again() -> Duration {
-    between(AGAIN[0], AGAIN[1])
+/// Time until the Node is read again after the taint was removed.
+pub fn recheck_wait() -> Duration {
+    between(RECHECK[0], RECHECK[1])
 }

@@ -53,7 +53,7 @@ impl Reconciler {
     }
 
     fn remove_leftovers(&mut self, pass: &mut Pass) {
-        let failures = leftovers::tidy(&self.settings);
+        let failures = leftovers::remove(&self.settings);
         self.leftovers_removed = failures.is_empty();
         let failures: Vec<String> = failures.iter().map(ToString::to_string).collect();
         if !failures.is_empty() {
@@ -202,7 +202,7 @@ impl Reconciler {
     ) -> Result<(), files::Error> {
         let dir = &self.settings.net_dir;
         let path = dir.join(undo.list());
-        match uninstall::take(dir, undo, |name| content(&observed.configs, name)) {
+        match uninstall::apply_undo(dir, undo, |name| content(&observed.configs, name)) {
             Ok(()) => {
                 pass.wrote = true;
                 Status::count(&self.status.conflist_writes);
@@ -218,7 +218,7 @@ impl Reconciler {
     /// Posts an Event on the agent's pod: another program keeps removing the plugin entry from
     /// the conflist at `path`.
     fn report_entry_removal(&self, path: &Path) {
-        self.api.tell(Message {
+        self.api.report_event(Message {
             kind: Kind::Warning,
             reason: "LinkerdCNIFight",
             action: "Chaining",

@@ -1,5 +1,7 @@
-//! Events about port lists with ignored elements: on the pod if an annotation has them, on
-//! the agent's pod if the plugin entry has them. Pure.
+//! Makes Events about port lists with invalid elements, which the plugin ignores. Pure.
+//!
+//! The Event is on the meshed pod if an annotation has the list, and on the agent's pod if the
+//! plugin entry has it.
 
 use crate::agent::api::pod_events::PodEvent;
 use crate::config::ignored::Ignored;
@@ -7,11 +9,12 @@ use crate::kube::event::{Kind, Message};
 
 use crate::agent::record::Record;
 
-/// Longest list of elements in a note, in bytes; the API takes 1024 for the whole note.
-const NAMED: usize = 500;
+/// Longest list of elements in a note, in bytes. The API accepts a note of at most 1,024 bytes.
+const ELEMENTS_LIMIT: usize = 500;
 
-/// The Events on the record's pod, one a list. None if the record does not name a pod as
-/// the API server would: records come from anybody who can write to the socket.
+/// Returns the Events for the record's pod, one per list. There are no Events if Namespace, name or
+/// UID are not valid in Kubernetes, because any process that can write to the socket can send
+/// records.
 pub fn on_pod(record: &Record) -> impl Iterator<Item = PodEvent> + '_ {
     let is_pod =
         is_label(&record.namespace) && is_subdomain(&record.pod) && is_uid(&record.pod_uid);
@@ -32,7 +35,7 @@ pub fn on_pod(record: &Record) -> impl Iterator<Item = PodEvent> + '_ {
     })
 }
 
-/// The Events on the agent's pod, with the key of the plugin entry that each is about.
+/// Returns the Events for the agent's pod, each with the key of the plugin entry that it is about.
 pub fn on_agent(record: &Record) -> impl Iterator<Item = (&'static str, Message)> + '_ {
     let lists = record.ignored.iter().filter(|list| !list.is_annotated());
     lists.map(|list| {
@@ -41,12 +44,13 @@ pub fn on_agent(record: &Record) -> impl Iterator<Item = (&'static str, Message)
     })
 }
 
+/// Makes the Event's text; `of` says where the list is.
 fn message(list: &Ignored, of: &str, remedy: &str) -> Message {
-    let named = list.to_string();
-    let end = (0..=NAMED.min(named.len()))
+    let elements = list.to_string();
+    let end = (0..=ELEMENTS_LIMIT.min(elements.len()))
         .rev()
-        .find(|&end| named.is_char_boundary(end));
-    let (shown, cut) = named.split_at(end.unwrap_or_default());
+        .find(|&end| elements.is_char_boundary(end));
+    let (shown, cut) = elements.split_at(end.unwrap_or_default());
     let dots = if cut.is_empty() { "" } else { "…" };
     let shown = shown.replacen("ignored in ", &format!("Ignored in {of}"), 1);
     let grammar = list.grammar();
@@ -58,7 +62,7 @@ fn message(list: &Ignored, of: &str, remedy: &str) -> Message {
     }
 }
 
-/// A label of DNS, as a namespace's name is.
+/// Whether `text` is a DNS label (RFC 1123), as the name of a Namespace is.
 fn is_label(text: &str) -> bool {
     let fits = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
     (1..=63).contains(&text.len())
@@ -67,12 +71,12 @@ fn is_label(text: &str) -> bool {
         && !text.ends_with('-')
 }
 
-/// A subdomain of DNS, as a pod's name is.
+/// Whether `text` is a DNS subdomain (RFC 1123), as the name of a pod is.
 fn is_subdomain(text: &str) -> bool {
     text.len() <= 253 && text.split('.').all(is_label)
 }
 
-/// A UUID as the API server makes them.
+/// Whether `text` is a UUID, as the API server assigns them.
 fn is_uid(text: &str) -> bool {
     let lengths: Vec<usize> = text.split('-').map(str::len).collect();
     let fits = |byte: u8| byte.is_ascii_hexdigit() || byte == b'-';
@@ -100,7 +104,7 @@ mod tests {
         {"source":"inbound-ports-to-ignore","elements":["smtp"],"more":3}]"#;
 
     #[test]
-    fn an_event_names_annotation_elements_grammar_and_remedy() {
+    fn a_note_names_annotation_elements_grammar_and_remedy() {
         let record = record("emojivoto", "web-1.x", UID, LISTS);
         let events: Vec<PodEvent> = on_pod(&record).collect();
         let notes: Vec<&str> = events.iter().map(|event| &*event.message.note).collect();
@@ -129,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn a_note_keeps_grammar_and_remedy_whatever_the_elements_are() {
+    fn a_note_keeps_grammar_and_remedy_when_the_elements_are_cut() {
         let element = format!("\"{}\"", "\u{6f22}".repeat(100));
         let elements = vec![element; 10].join(",");
         let list = format!(
@@ -142,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn no_event_is_posted_on_what_is_no_pod() {
+    fn a_record_without_a_valid_pod_makes_no_event() {
         let long = "a".repeat(64);
         for (namespace, pod, uid) in [
             ("..", "web", UID),

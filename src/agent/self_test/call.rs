@@ -1,4 +1,4 @@
-//! One call of a program as a container runtime calls a plugin, with a deadline.
+//! Runs a program as a container runtime runs a CNI plugin, with a deadline.
 
 use std::fs::File;
 use std::io::{self, Read, Seek as _, Write as _};
@@ -11,12 +11,12 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use serde_json::Value;
 
-/// What is kept of each of the program's two outputs, in bytes.
-const LIMIT: usize = 64 << 10;
-/// What is quoted of a complaint that is no CNI error, in characters.
-const QUOTE: usize = 300;
+/// How much is kept of stdout and of stderr, in bytes each.
+const OUTPUT_LIMIT: usize = 64 << 10;
+/// How much of the last line on stderr is quoted in an error, in characters.
+const QUOTE_LIMIT: usize = 300;
 
-/// Why the call brought no result.
+/// Why a call has no result.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     #[error("cannot run {program}: {source}")]
@@ -26,14 +26,15 @@ pub enum Error {
         source: io::Error,
     },
     #[error("{program} did not end in time and was killed")]
-    Late { program: String },
-    /// An error object of the CNI specification.
+    TimedOut { program: String },
+    /// The program failed with a CNI error (CNI spec 1.1, section 5, "Error").
     #[error("{msg}{} (code {code})", separated(details))]
     Cni {
         code: u64,
         msg: String,
         details: String,
     },
+    /// The program failed without a CNI error.
     #[error("{program}: {status}{}", separated(quote))]
     Failed {
         program: String,
@@ -41,9 +42,10 @@ pub enum Error {
         quote: String,
     },
     #[error("{program} answered with something that is not JSON")]
-    Answer { program: String },
+    NotJson { program: String },
 }
 
+/// Puts a separator before `text`, unless it is empty.
 fn separated(text: &str) -> String {
     match text {
         "" => String::new(),
@@ -51,16 +53,17 @@ fn separated(text: &str) -> String {
     }
 }
 
-/// A file in memory: nobody has to clean it up, and no reader can block its writer.
-pub fn memory(content: &str) -> io::Result<File> {
+/// Creates a file in memory. Unlike a temporary file it needs no cleanup, and unlike a pipe it
+/// cannot block its writer.
+pub fn memory_file(content: &str) -> io::Result<File> {
     let mut file = File::from(memfd_create("linkerd-cni", MFdFlags::MFD_CLOEXEC)?);
     file.write_all(content.as_bytes())?;
     file.rewind()?;
     Ok(file)
 }
 
-/// Runs `program` with `vars` and `stdin` and returns what it prints, if it likes it.
-/// What prints nothing has answered `null`.
+/// Runs `program` with the environment variables `vars`, the agent's `PATH` and `stdin`. Returns
+/// the JSON on its stdout, null if that is empty. Kills the program at `end`.
 pub fn call(
     program: &Path,
     vars: &[(&str, &str)],
@@ -76,30 +79,31 @@ pub fn call(
         .env_clear()
         .envs(std::env::var_os("PATH").map(|path| ("PATH", path)))
         .envs(vars.iter().copied())
-        .stdin(memory(stdin).map_err(start)?)
+        .stdin(memory_file(stdin).map_err(start)?)
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn()
         .map_err(start)?;
     let outputs = outputs(&mut child, end);
     let status = match outputs {
-        Some(_) => ended(&mut child, end),
+        Some(_) => wait(&mut child, end),
         None => None,
     };
     let (Some([stdout, stderr]), Some(status)) = (outputs, status) else {
         let _ = child.kill();
         let _ = child.wait();
-        return Err(Error::Late { program: name });
+        return Err(Error::TimedOut { program: name });
     };
     let answer = serde_json::from_slice::<Value>(&stdout);
     match (status.success(), answer) {
         (true, Ok(answer)) => Ok(answer),
         (true, Err(_)) if stdout.trim_ascii().is_empty() => Ok(Value::Null),
-        (true, Err(_)) => Err(Error::Answer { program: name }),
+        (true, Err(_)) => Err(Error::NotJson { program: name }),
         (false, answer) => Err(failure(name, status, &answer.unwrap_or_default(), &stderr)),
     }
 }
 
+/// Makes the error for a program that exited with a failure `status`.
 fn failure(program: String, status: ExitStatus, answer: &Value, stderr: &[u8]) -> Error {
     let text = |key: &str| answer[key].as_str().unwrap_or_default().to_owned();
     if let Some(code) = answer["code"].as_u64() {
@@ -114,11 +118,11 @@ fn failure(program: String, status: ExitStatus, answer: &Value, stderr: &[u8]) -
     Error::Failed {
         program,
         status,
-        quote: last.chars().take(QUOTE).collect(),
+        quote: last.chars().take(QUOTE_LIMIT).collect(),
     }
 }
 
-/// Both outputs until they are closed; `None` when `end` comes first.
+/// Reads stdout and stderr until both are closed. Returns `None` if they are still open at `end`.
 fn outputs(child: &mut Child, end: Instant) -> Option<[Vec<u8>; 2]> {
     let (mut stdout, mut stderr) = (child.stdout.take()?, child.stderr.take()?);
     let mut texts = [Vec::new(), Vec::new()];
@@ -149,22 +153,23 @@ fn outputs(child: &mut Child, end: Instant) -> Option<[Vec<u8>; 2]> {
     Some(texts)
 }
 
-/// Reads once; whether there may be more.
+/// Reads once. Returns whether there may be more to read.
 fn read(from: &mut impl Read, text: &mut Vec<u8>) -> bool {
     let mut buffer = [0; 4096];
     match from.read(&mut buffer) {
         Ok(0) => false,
         Ok(length) => {
             text.extend_from_slice(&buffer[..length]);
-            text.truncate(LIMIT);
+            text.truncate(OUTPUT_LIMIT);
             true
         }
         Err(error) => error.kind() == io::ErrorKind::Interrupted,
     }
 }
 
-/// A program may close its outputs and live on.
-fn ended(child: &mut Child, end: Instant) -> Option<ExitStatus> {
+/// Waits until the program exits; `None` if it still runs at `end`. A program may close its
+/// outputs and keep running, so this needs a deadline of its own.
+fn wait(child: &mut Child, end: Instant) -> Option<ExitStatus> {
     loop {
         if let Ok(Some(status)) = child.try_wait() {
             return Some(status);
@@ -183,21 +188,21 @@ mod tests {
     fn shell(script: &str, patience: Duration) -> Result<Value, Error> {
         let end = Instant::now() + patience;
         let vars = [("CNI_COMMAND", "ADD")];
-        // A shell reads its script from stdin, as a plugin its configuration.
+        // A shell reads its script from stdin, as a plugin reads its config.
         call(Path::new("/bin/sh"), &vars, script, end)
     }
 
     const LONG: Duration = Duration::from_secs(20);
 
     #[test]
-    fn what_the_program_prints_is_the_result() {
+    fn the_result_is_the_json_on_stdout() {
         let printed = shell(r#"echo "{\"command\": \"$CNI_COMMAND\"}""#, LONG).unwrap();
         assert_eq!(printed["command"], "ADD");
         assert_eq!(shell("exit 0", LONG).unwrap(), Value::Null);
     }
 
     #[test]
-    fn failures_say_what_the_program_said() {
+    fn errors_quote_the_cni_error_or_the_last_line_on_stderr() {
         for (script, says) in [
             (
                 r#"echo '{"code": 121, "msg": "a", "details": "b"}'; exit 1"#,
@@ -221,17 +226,17 @@ mod tests {
     }
 
     #[test]
-    fn a_program_that_hangs_is_killed() {
+    fn a_program_that_hangs_is_killed_at_the_deadline() {
         let begin = Instant::now();
         for script in ["exec sleep 60", "exec >/dev/null 2>&1; exec sleep 60"] {
             let late = shell(script, Duration::from_millis(300)).unwrap_err();
-            assert!(matches!(late, Error::Late { .. }), "{late}");
+            assert!(matches!(late, Error::TimedOut { .. }), "{late}");
         }
         assert!(begin.elapsed() < LONG);
     }
 
     #[test]
-    fn more_output_than_anybody_wants_is_not_kept() {
+    fn long_output_is_cut() {
         let script = "head -c 1000000 /dev/zero; head -c 1000000 /dev/zero >&2; exit 1";
         let error = shell(script, LONG).unwrap_err().to_string();
         assert!(error.len() < 1000, "{}", error.len());

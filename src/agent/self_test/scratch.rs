@@ -1,5 +1,8 @@
-//! Two network namespaces made for one trial, a pod's and its neighbour's, joined as
-//! a pod is to its node. They go with this process, whatever becomes of it.
+//! Creates the scratch pod of a self-test: two netns that a veth pair connects, one for the pod
+//! and one for a neighbour that it talks to.
+//!
+//! Only open files keep these netns alive, so the kernel removes them when the agent exits, also
+//! if it is killed.
 
 use std::fs::File;
 use std::io;
@@ -13,60 +16,64 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::socket::{getsockopt, sockopt};
 
 use super::INTERFACE;
-use super::target::{Target, Way};
+use super::target::{Direction, Target};
 use crate::netns::{self, link};
 
-/// Addresses for documentation, which no cluster has.
+/// The pod's addresses, IPv4 and IPv6. They are reserved for documentation (RFC 5737, RFC 3849),
+/// so no cluster uses them.
 const POD: [IpAddr; 2] = [
     IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1)),
     IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1)),
 ];
+/// The neighbour's addresses, from the same subnets.
 const NEIGHBOUR: [IpAddr; 2] = [
     IpAddr::V4(Ipv4Addr::new(192, 0, 2, 2)),
     IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 2)),
 ];
+/// Prefix lengths of these addresses, for IPv4 and IPv6.
 const PREFIXES: [u8; 2] = [24, 64];
 
-/// For work inside a namespace that does not wait for the network.
-const QUICK: Duration = Duration::from_secs(8);
-/// For one connection over a link without delay. Its first packet may be lost while
-/// the link comes up, and the next comes after a second.
-const CONNECT: Duration = Duration::from_millis(2500);
+/// Time-out of work inside a netns.
+const NETNS_TIMEOUT: Duration = Duration::from_secs(8);
+/// Time-out of one connection. Its first SYN may be lost while the link comes up, and the kernel
+/// resends it after a second.
+const CONNECT_TIMEOUT: Duration = Duration::from_millis(2500);
 
-/// Why there is no such place, or not all of it.
+/// Why the scratch pod cannot be created.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     #[error(transparent)]
-    Namespace(#[from] netns::Error),
+    Netns(#[from] netns::Error),
     #[error("cannot join two network namespaces: {}", .0.desc())]
     Link(#[from] Errno),
 }
 
 impl Error {
-    /// Whether the agent lacks the right, which its chart may not have given it.
+    /// Whether the agent's container lacks a capability, which its chart may not grant.
     pub fn is_forbidden(&self) -> bool {
         let forbidden = |errno: Errno| matches!(errno, Errno::EPERM | Errno::EACCES);
         match self {
-            Error::Namespace(
-                netns::Error::Make { source } | netns::Error::Enter { source, .. },
-            ) => forbidden(*source),
-            Error::Namespace(_) => false,
+            Error::Netns(netns::Error::Make { source } | netns::Error::Enter { source, .. }) => {
+                forbidden(*source)
+            }
+            Error::Netns(_) => false,
             Error::Link(errno) => forbidden(*errno),
         }
     }
 }
 
+/// The netns of the scratch pod and of its neighbour.
 pub struct Scratch {
     pod: File,
     neighbour: File,
-    /// What pod and neighbour are reached by, a pair for each address family.
+    /// Addresses of pod and neighbour, a pair for each address family.
     addresses: Vec<(IpAddr, IpAddr)>,
 }
 
 impl Scratch {
-    /// Makes both, with IPv6 if it is wanted and the kernel has it. Without `veth` in
-    /// the kernel they have no addresses.
-    pub fn make(ipv6: bool) -> Result<Scratch, Error> {
+    /// Creates both netns, and connects them with IPv4, and with `ipv6` if the kernel supports
+    /// it. Without `veth` support in the kernel they stay unconnected and have no addresses.
+    pub fn create(ipv6: bool) -> Result<Scratch, Error> {
         let mut scratch = Scratch {
             pod: netns::fresh()?,
             neighbour: netns::fresh()?,
@@ -76,7 +83,7 @@ impl Scratch {
             .neighbour
             .try_clone()
             .map_err(|source| netns::Error::Open {
-                path: here(&scratch.neighbour),
+                path: path_here(&scratch.neighbour),
                 source,
             })?;
         let joined = scratch.inside(&scratch.pod, move || {
@@ -90,13 +97,13 @@ impl Scratch {
         let families = if ipv6 { 0..2 } else { 0..1 };
         for family in families {
             let (pod, neighbour) = (POD[family], NEIGHBOUR[family]);
-            let mut given = scratch.join(&scratch.pod, pod, PREFIXES[family]);
-            if given.is_ok() {
-                given = scratch.join(&scratch.neighbour, neighbour, PREFIXES[family]);
+            let mut added = scratch.add_address(&scratch.pod, pod, PREFIXES[family]);
+            if added.is_ok() {
+                added = scratch.add_address(&scratch.neighbour, neighbour, PREFIXES[family]);
             }
-            match given {
+            match added {
                 Ok(()) => scratch.addresses.push((pod, neighbour)),
-                // Off in the kernel or for new namespaces.
+                // IPv6 is disabled in the kernel or in new netns.
                 Err(Error::Link(_)) if pod.is_ipv6() => {}
                 Err(error) => return Err(error),
             }
@@ -104,20 +111,21 @@ impl Scratch {
         Ok(scratch)
     }
 
-    fn join(&self, namespace: &File, address: IpAddr, prefix: u8) -> Result<(), Error> {
-        let given = self.inside(namespace, move || {
+    /// Adds an address to the veth interface in `netns`.
+    fn add_address(&self, netns: &File, address: IpAddr, prefix: u8) -> Result<(), Error> {
+        let added = self.inside(netns, move || {
             link::up(INTERFACE)?;
             link::address(INTERFACE, address, prefix)
         })?;
-        Ok(given?)
+        Ok(added?)
     }
 
-    /// The pod's namespace for another process.
+    /// Path of the pod's netns for another process.
     pub fn path(&self) -> String {
         format!("/proc/{}/fd/{}", std::process::id(), self.pod.as_raw_fd())
     }
 
-    /// The pod's addresses with their prefixes, as a plugin that gave them would say.
+    /// The pod's addresses with their prefix lengths, as in a CNI result.
     pub fn pod_addresses(&self) -> Vec<String> {
         let prefix = |address: IpAddr| PREFIXES[usize::from(address.is_ipv6())];
         let pods = self.addresses.iter();
@@ -125,12 +133,12 @@ impl Scratch {
             .collect()
     }
 
-    /// What pod and neighbour are reached by.
+    /// Addresses of pod and neighbour, a pair for each address family.
     pub fn addresses(&self) -> &[(IpAddr, IpAddr)] {
         &self.addresses
     }
 
-    /// Listens where the pod's proxy would.
+    /// Listens on `port` of the pod, in place of the proxy.
     pub fn listen(&self, port: u16) -> Result<TcpListener, String> {
         let bound = self.inside(&self.pod, move || {
             TcpListener::bind((Ipv6Addr::UNSPECIFIED, port))
@@ -143,21 +151,24 @@ impl Scratch {
         }
     }
 
-    /// Connects, and has to come out at the proxy, who has to be told where to.
-    pub fn prove(&self, target: &Target, proxy: &TcpListener) -> Result<(), String> {
-        let what = format!("{} TCP to {}", target.way.name(), target.to);
-        let from = match target.way {
-            Way::Out => &self.pod,
-            Way::In => &self.neighbour,
+    /// Opens the connection `target`. It has to reach `proxy`, and the kernel has to know its
+    /// original destination (`SO_ORIGINAL_DST`). The error says what went wrong.
+    pub fn expect_redirect(&self, target: &Target, proxy: &TcpListener) -> Result<(), String> {
+        let what = format!("{} TCP to {}", target.direction.name(), target.to);
+        let from = match target.direction {
+            Direction::Outbound => &self.pod,
+            Direction::Inbound => &self.neighbour,
         };
         let to = target.to;
         let connected = self
-            .inside(from, move || TcpStream::connect_timeout(&to, CONNECT))
+            .inside(from, move || {
+                TcpStream::connect_timeout(&to, CONNECT_TIMEOUT)
+            })
             .map_err(|error| error.to_string())?;
         let wanted = format!("does not reach the proxy's port {}", target.proxy);
         let _client = connected.map_err(|error| format!("{what} {wanted}: {error}"))?;
         let accepted = accept(proxy).map_err(|error| format!("{what} {wanted}: {error}"))?;
-        match original(&accepted) {
+        match original_destination(&accepted) {
             Ok(original) if original == to => Ok(()),
             Ok(original) => Err(format!("{what} is seen as meant for {original}")),
             Err(errno) => Err(format!(
@@ -167,23 +178,25 @@ impl Scratch {
         }
     }
 
+    /// Runs `work` on a thread inside `netns`.
     fn inside<T: Send + 'static>(
         &self,
-        namespace: &File,
+        netns: &File,
         work: impl FnOnce() -> T + Send + 'static,
     ) -> Result<T, netns::Error> {
-        netns::run(&here(namespace), QUICK, work)
+        netns::run(&path_here(netns), NETNS_TIMEOUT, work)
     }
 }
 
-/// An open namespace for a thread of this process.
-fn here(namespace: &File) -> PathBuf {
-    PathBuf::from(format!("/proc/self/fd/{}", namespace.as_raw_fd()))
+/// Path of an open netns for a thread of this process.
+fn path_here(netns: &File) -> PathBuf {
+    PathBuf::from(format!("/proc/self/fd/{}", netns.as_raw_fd()))
 }
 
+/// Accepts a connection within [`CONNECT_TIMEOUT`].
 fn accept(listener: &TcpListener) -> io::Result<TcpStream> {
     let mut fds = [PollFd::new(listener.as_fd(), PollFlags::POLLIN)];
-    let timeout = PollTimeout::try_from(CONNECT).unwrap_or(PollTimeout::MAX);
+    let timeout = PollTimeout::try_from(CONNECT_TIMEOUT).unwrap_or(PollTimeout::MAX);
     match poll(&mut fds, timeout) {
         Ok(0) => Err(io::Error::other("somebody else took it")),
         Ok(_) => listener.accept().map(|(stream, _)| stream),
@@ -191,8 +204,8 @@ fn accept(listener: &TcpListener) -> io::Result<TcpStream> {
     }
 }
 
-/// Where the client meant to go, as the proxy asks for it.
-fn original(stream: &TcpStream) -> Result<SocketAddr, Errno> {
+/// Reads where the client meant to connect to, with the socket option that the proxy uses.
+fn original_destination(stream: &TcpStream) -> Result<SocketAddr, Errno> {
     let local = stream
         .local_addr()
         .map(|address| address.ip().to_canonical());

@@ -1,5 +1,5 @@
-//! A Kubernetes API of one meshed pod, on loopback, for as long as one trial takes: the
-//! plugin asks for a pod, and a pod that never was cannot be asked of the real one.
+//! Stand-in for the Kubernetes API server during a self-test. It listens on loopback and returns
+//! one meshed pod: the plugin reads its pod, and the cluster's API server has no scratch pod.
 
 use std::io::{self, Read as _, Write as _};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -9,49 +9,53 @@ use std::time::Duration;
 use nix::sys::socket::{self, Shutdown as Both};
 use serde_json::json;
 
-/// How long one request may take to arrive.
-const PATIENCE: Duration = Duration::from_secs(2);
-/// The longest request that is read, in bytes.
-const LIMIT: usize = 16 << 10;
+/// Time-out of reading a request, and of writing its response.
+const TIMEOUT: Duration = Duration::from_secs(2);
+/// Longest request that gets a response, in bytes.
+const REQUEST_LIMIT: usize = 16 << 10;
 
+/// The listening stand-in API server.
 pub struct Server {
     listener: TcpListener,
     address: SocketAddr,
 }
 
 impl Server {
+    /// Listens on a free port of loopback.
     pub fn open() -> io::Result<Server> {
         let listener = TcpListener::bind("127.0.0.1:0")?;
         let address = listener.local_addr()?;
         Ok(Server { listener, address })
     }
 
+    /// URL for the kubeconfig of the self-test.
     pub fn url(&self) -> String {
         format!("http://{}", self.address)
     }
 
-    /// Answers until [`Server::close`].
+    /// Responds to requests until [`Server::close`].
     pub fn run(&self) {
         while let Ok((stream, _)) = self.listener.accept() {
-            // A client that goes away is its own affair.
-            let _ = answer(stream);
+            // If the plugin gets no response, its ADD fails and the self-test reports that.
+            let _ = respond(stream);
         }
     }
 
-    /// Ends [`Server::run`], on whatever thread it is.
+    /// Ends [`Server::run`] on its thread.
     pub fn close(&self) {
         let _ = socket::shutdown(self.listener.as_raw_fd(), Both::Both);
     }
 }
 
-fn answer(mut stream: TcpStream) -> io::Result<()> {
-    stream.set_read_timeout(Some(PATIENCE))?;
-    stream.set_write_timeout(Some(PATIENCE))?;
+/// Reads one request and responds to it.
+fn respond(mut stream: TcpStream) -> io::Result<()> {
+    stream.set_read_timeout(Some(TIMEOUT))?;
+    stream.set_write_timeout(Some(TIMEOUT))?;
     let mut request = Vec::new();
     let mut chunk = [0; 1024];
     while !request.windows(4).any(|end| end == b"\r\n\r\n") {
         let read = stream.read(&mut chunk)?;
-        if read == 0 || request.len() > LIMIT {
+        if read == 0 || request.len() > REQUEST_LIMIT {
             return Ok(());
         }
         request.extend_from_slice(&chunk[..read]);
@@ -67,7 +71,7 @@ fn answer(mut stream: TcpStream) -> io::Result<()> {
     stream.shutdown(Shutdown::Write)
 }
 
-/// The pod, or what is around it.
+/// Returns the scratch pod, or an object without fields for other paths (the pod's Namespace).
 fn object(request: &str) -> String {
     let object = match request.contains("/pods/") {
         true => json!({

@@ -1,40 +1,44 @@
-//! Which connections must end at the proxy, by what the pod is to have. Pure.
+//! Chooses the connections that a self-test opens, from the pod's redirect rules. Pure.
 
 use std::net::{IpAddr, SocketAddr};
 
 use crate::rules::Redirect;
 
-/// Ports to try; a setting that skips all of them skips about everything.
+/// Candidate ports. A config that skips all of them redirects hardly any port, so that direction
+/// is not tested then.
 const PORTS: [u16; 8] = [80, 443, 8080, 9090, 3000, 5000, 50051, 1];
 
-/// One connection: from where, where to, and where it has to end.
+/// One connection that has to be redirected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Target {
-    pub way: Way,
+    pub direction: Direction,
+    /// Destination that the client connects to.
     pub to: SocketAddr,
-    /// The proxy's port in the pod.
+    /// The proxy's port in the pod, where the connection has to arrive.
     pub proxy: u16,
 }
 
+/// Direction of a connection, as seen from the pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Way {
+pub enum Direction {
     /// From the pod to its neighbour.
-    Out,
+    Outbound,
     /// From the neighbour to the pod.
-    In,
+    Inbound,
 }
 
-impl Way {
+impl Direction {
     pub fn name(self) -> &'static str {
         match self {
-            Way::Out => "outbound",
-            Way::In => "inbound",
+            Direction::Outbound => "outbound",
+            Direction::Inbound => "inbound",
         }
     }
 }
 
-/// The connections between `pod` and `neighbour` that `redirect` sends to the proxy.
-/// The pod's are made by `user`, a UID and a GID, who may be the proxy's own.
+/// Returns connections between `pod` and `neighbour` that `redirect` sends to the proxy, at most
+/// one for each direction. `user` is the UID and GID that opens the outbound connection: the
+/// proxy's own connections are not redirected.
 pub fn targets(
     redirect: &Redirect,
     user: (u32, u32),
@@ -42,18 +46,19 @@ pub fn targets(
     neighbour: IpAddr,
 ) -> Vec<Target> {
     let out = outbound(redirect, user).map(|port| Target {
-        way: Way::Out,
+        direction: Direction::Outbound,
         to: SocketAddr::new(neighbour, port),
         proxy: redirect.outbound_port,
     });
     let inward = inbound(redirect, neighbour).map(|port| Target {
-        way: Way::In,
+        direction: Direction::Inbound,
         to: SocketAddr::new(pod, port),
         proxy: redirect.inbound_port,
     });
     out.into_iter().chain(inward).collect()
 }
 
+/// Returns a port to which outbound connections of this user are redirected.
 fn outbound(redirect: &Redirect, (uid, gid): (u32, u32)) -> Option<u16> {
     if redirect.proxy_uid == Some(uid) || redirect.proxy_gid == Some(gid) {
         return None;
@@ -63,20 +68,21 @@ fn outbound(redirect: &Redirect, (uid, gid): (u32, u32)) -> Option<u16> {
         .find(|&port| !is_in(&redirect.skip_outbound, port))
 }
 
+/// Returns a port on which inbound connections from this address are redirected.
 fn inbound(redirect: &Redirect, from: IpAddr) -> Option<u16> {
     let skipped = |subnet: &crate::rules::Subnet| subnet.net.contains(&from);
     if redirect.skip_subnets.iter().any(skipped) {
         return None;
     }
-    let ours = [redirect.inbound_port, redirect.outbound_port];
-    let wanted = match redirect.ports_to_redirect.as_slice() {
+    let proxy_ports = [redirect.inbound_port, redirect.outbound_port];
+    let candidates = match redirect.ports_to_redirect.as_slice() {
         [] => &PORTS[..],
         ports => ports,
     };
-    wanted
+    candidates
         .iter()
         .copied()
-        .find(|port| !ours.contains(port) && !is_in(&redirect.skip_inbound, *port))
+        .find(|port| !proxy_ports.contains(port) && !is_in(&redirect.skip_inbound, *port))
 }
 
 fn is_in(ranges: &[crate::ports::PortRange], port: u16) -> bool {
@@ -104,30 +110,30 @@ mod tests {
         }
     }
 
-    fn found(redirect: &Redirect) -> Vec<(&'static str, u16)> {
+    fn chosen(redirect: &Redirect) -> Vec<(&'static str, u16)> {
         let [pod, neighbour] = ["192.0.2.1", "192.0.2.2"].map(|ip| ip.parse().unwrap());
         let targets = targets(redirect, (0, 0), pod, neighbour);
-        let seen = targets.iter().map(|t| (t.way.name(), t.to.port()));
-        seen.collect()
+        let ports = targets.iter().map(|t| (t.direction.name(), t.to.port()));
+        ports.collect()
     }
 
     #[test]
-    fn only_what_is_to_be_redirected_is_tried() {
+    fn only_connections_that_are_redirected_are_chosen() {
         let range = |first, last| vec![PortRange { first, last }];
-        assert_eq!(found(&redirect()), [("outbound", 80), ("inbound", 80)]);
+        assert_eq!(chosen(&redirect()), [("outbound", 80), ("inbound", 80)]);
         let skipped = Redirect {
             skip_inbound: range(1, 443),
             skip_outbound: range(0, 65535),
             ..redirect()
         };
-        assert_eq!(found(&skipped), [("inbound", 8080)]);
-        let chosen = Redirect {
+        assert_eq!(chosen(&skipped), [("inbound", 8080)]);
+        let listed = Redirect {
             ports_to_redirect: vec![4143, 7000, 7001],
             skip_inbound: range(7000, 7000),
             proxy_gid: Some(0),
             ..redirect()
         };
-        assert_eq!(found(&chosen), [("inbound", 7001)]);
+        assert_eq!(chosen(&listed), [("inbound", 7001)]);
         let near = Redirect {
             skip_subnets: vec![Subnet {
                 net: "192.0.2.0/24".parse().unwrap(),
@@ -136,6 +142,6 @@ mod tests {
             proxy_uid: Some(0),
             ..redirect()
         };
-        assert_eq!(found(&near), []);
+        assert_eq!(chosen(&near), []);
     }
 }

@@ -1,4 +1,5 @@
-//! What an earlier life, upstream's agent or the old shell script may have left behind.
+//! Removes files that a killed agent, upstream's agent or upstream's old install script left on the
+//! node.
 
 use std::path::Path;
 
@@ -8,16 +9,16 @@ use crate::agent::settings::Settings;
 use crate::conflist::PLUGIN;
 use crate::files;
 
-/// The configuration of the shell script's interface mode, from before chaining.
+/// Network config of the old install script's interface mode, in which the plugin was not chained.
 const OLD_CONFIG: &str = "01-linkerd-cni.conf";
 
-/// Removes it all, and returns what could not be. A missing directory has nothing in it.
-pub fn tidy(settings: &Settings) -> Vec<files::Error> {
+/// Removes all such files, and returns the failures. Accepts missing directories.
+pub fn remove(settings: &Settings) -> Vec<files::Error> {
     let mut failures = Vec::new();
     sweep(&settings.bin_dir, &mut failures, |name| {
         name.strip_suffix(".install") == Some(PLUGIN)
     });
-    // Somebody may have given that name to a file of today's.
+    // The chart's user may have chosen this name for the conflist.
     let old = settings.conf_name.as_deref() != Some(OLD_CONFIG);
     sweep(&settings.net_dir, &mut failures, |name| {
         let installed = name
@@ -28,6 +29,7 @@ pub fn tidy(settings: &Settings) -> Vec<files::Error> {
     failures
 }
 
+/// Removes all files in `dir` that are temporary or for which `is_left_over` is true.
 fn sweep(dir: &Path, failures: &mut Vec<files::Error>, is_left_over: impl Fn(&str) -> bool) {
     let names = match files::names(dir) {
         Err(error) if error.is_missing() => return,
@@ -39,7 +41,7 @@ fn sweep(dir: &Path, failures: &mut Vec<files::Error>, is_left_over: impl Fn(&st
         if !files::is_temporary(&name) && !is_left_over(&name) {
             continue;
         }
-        match remove(&path) {
+        match remove_file(&path) {
             Ok(true) => info!("Removed {}, which an earlier agent left", path.display()),
             Ok(false) => {}
             Err(error) => failures.push(error),
@@ -47,10 +49,10 @@ fn sweep(dir: &Path, failures: &mut Vec<files::Error>, is_left_over: impl Fn(&st
     }
 }
 
-/// No agent ever left a directory.
-fn remove(path: &Path) -> Result<bool, files::Error> {
+/// Removes a file. Keeps a directory, as no agent creates directories of these names.
+fn remove_file(path: &Path) -> Result<bool, files::Error> {
     match files::look(path)? {
-        Some(there) if there.is_dir() => Ok(false),
+        Some(metadata) if metadata.is_dir() => Ok(false),
         _ => files::remove(path),
     }
 }

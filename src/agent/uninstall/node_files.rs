@@ -1,5 +1,7 @@
-//! The kubeconfig, the programs and the saved state: first renamed, so that they can be put
-//! back at once, and removed for good when no network config names the plugin then either.
+//! Removes the kubeconfig, the plugin binaries and the saved state.
+//!
+//! The files are first renamed, so that they can be put back at once. They are removed only if no
+//! network config names the plugin while they are renamed.
 
 use std::path::PathBuf;
 
@@ -14,36 +16,37 @@ use crate::conflist::saved_state::Journal;
 use crate::files;
 use crate::files::Aside;
 
-/// The files under temporary names, in the order of removal.
+/// The files under their temporary names, in the order of removal.
 pub struct NodeFiles<'s> {
     settings: &'s Settings,
     asides: Vec<Aside>,
 }
 
-/// All that an uninstall removes besides the plugin entry, kubeconfig first.
+/// Returns all files that an uninstall removes, in the order of removal.
 fn paths(settings: &Settings, journal: &Journal) -> Vec<PathBuf> {
-    let programs = Binaries::wanted(settings).unwrap_or_else(|_| vec![PLUGIN.to_owned()]);
-    let programs = programs.iter().map(|name| settings.bin_dir.join(name));
+    let binaries = Binaries::wanted(settings).unwrap_or_else(|_| vec![PLUGIN.to_owned()]);
+    let binaries = binaries.iter().map(|name| settings.bin_dir.join(name));
     let mut paths: Vec<PathBuf> = [settings.kubeconfig()]
         .into_iter()
-        .chain(programs)
+        .chain(binaries)
         .collect();
-    // Saved state that cannot be read still says what a later uninstall can restore.
+    // Saved state that cannot be read is kept: a later uninstall may be able to read it and
+    // restore the original files.
     if !journal.unread {
         paths.push(settings.net_dir.join(saved_state::NAME));
     }
     paths
 }
 
-/// Whether one of the files is on the node.
+/// Whether any of the files exists.
 pub fn exist(settings: &Settings, journal: &Journal) -> bool {
     let mut paths = paths(settings, journal).into_iter();
     paths.any(|path| !matches!(files::look(&path), Ok(None)))
 }
 
 impl<'s> NodeFiles<'s> {
-    /// Takes the files away from their names.
-    pub fn take(
+    /// Renames the files to temporary names.
+    pub fn set_aside(
         settings: &'s Settings,
         journal: &Journal,
         failures: &mut Vec<String>,
@@ -58,7 +61,7 @@ impl<'s> NodeFiles<'s> {
         NodeFiles { settings, asides }
     }
 
-    /// Gives all files their names back, in the order of an install.
+    /// Renames all files back, in the order of an install.
     pub fn put_back(self, failures: &mut Vec<String>) {
         let results: Vec<_> = self.asides.iter().rev().map(Aside::put_back).collect();
         let synced = self.asides.iter().map(Aside::sync);
@@ -68,7 +71,7 @@ impl<'s> NodeFiles<'s> {
         }
     }
 
-    /// Removes all files for good, and the socket of an agent that was killed.
+    /// Removes all files, and the socket that a killed agent leaves.
     pub fn discard(self, failures: &mut Vec<String>) {
         let state = self.settings.net_dir.join(saved_state::NAME);
         for aside in self.asides {
@@ -79,7 +82,7 @@ impl<'s> NodeFiles<'s> {
                 Err(error) => failures.push(error.to_string()),
             }
         }
-        if let Err(error) = files::remove(&self.settings.net_dir.join(records::NAME)) {
+        if let Err(error) = files::remove(&self.settings.net_dir.join(records::SOCKET_NAME)) {
             failures.push(error.to_string());
         }
     }

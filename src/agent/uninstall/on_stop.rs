@@ -1,9 +1,10 @@
-//! Asks, when the agent is told to stop, whether to uninstall.
+//! Decides on SIGTERM whether to uninstall.
 //!
-//! The agent uninstalls only on proof. Without one it asks again until the pod's grace
-//! period is nearly over, and then leaves everything in place for the next agent: an
-//! uninstall by mistake lets meshed pods start without redirection, while a forgotten
-//! plugin can be removed with one command.
+//! The agent uninstalls only if the API server's responses prove that its release is uninstalled or
+//! that this node is out of the DaemonSet's scope. Without proof it repeats the requests until the
+//! pod's termination grace period is nearly over, and then leaves the plugin installed for the next
+//! agent. After a mistaken uninstall, meshed pods start without redirect rules. A plugin that stays
+//! by mistake can be removed with one command.
 
 mod decision;
 mod round;
@@ -23,44 +24,45 @@ use crate::agent::settings::Settings;
 pub use decision::Decision;
 use decision::{Decider, Finding};
 
-/// Time for the uninstall itself before kubelet kills the agent.
-const RESERVE: Duration = Duration::from_secs(5);
-/// Shortest time to ask, for one round.
-const LEAST: Duration = Duration::from_secs(1);
+/// Time reserved for the uninstall itself, before kubelet kills the agent.
+const UNINSTALL_TIME: Duration = Duration::from_secs(5);
+/// Shortest time in which to decide, for one round of requests.
+const SHORTEST: Duration = Duration::from_secs(1);
 /// Time-out of each phase of a request in the first round.
 const FIRST_TIMEOUT: Duration = Duration::from_secs(3);
-/// The same in later rounds, longer, because repeating a request does not make a slow API
-/// server faster.
-const TIMEOUT: Duration = Duration::from_secs(8);
+/// Time-out of each phase of a request in later rounds. Longer, because repeated requests do not
+/// make a slow API server faster.
+const LATER_TIMEOUT: Duration = Duration::from_secs(8);
 /// Pause after the first round, and after each round with a new finding.
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 /// Longest pause between rounds with the same finding.
 const LAST_PAUSE: Duration = Duration::from_secs(3);
 
-/// Whether there is a kubeconfig, so that an earlier agent may have installed the plugin.
-/// Call it before the first reconcile pass.
+/// Whether the node has a kubeconfig, which shows that an earlier agent may have installed the
+/// plugin. Call it before the first reconcile pass, which writes the kubeconfig.
 pub fn finds_kubeconfig(settings: &Settings) -> bool {
     let found = fs::symlink_metadata(settings.kubeconfig());
     !matches!(found, Err(error) if error.kind() == io::ErrorKind::NotFound)
 }
 
-/// Asks until there is a decision, for no longer than the grace period allows. `is_alone`
-/// says that no kubeconfig was found at the start and no API server ever answered.
-pub fn decide(settings: &Arc<Settings>, is_alone: bool) -> Decision {
-    let time = time_to_ask(settings.termination_grace);
+/// Sends requests to the API server until they decide, or until the grace period is nearly over.
+/// `offline_install` says that the agent found no kubeconfig at its start and that no API server
+/// ever responded.
+pub fn decide(settings: &Arc<Settings>, offline_install: bool) -> Decision {
+    let time = time_to_decide(settings.termination_grace);
     let end = Instant::now() + time;
     let seconds = time.as_secs();
     info!("asking the API server whether to uninstall, for at most {seconds} s");
     let (send, rounds) = mpsc::channel();
     let own = Arc::clone(settings);
-    // Never joined: a request that hangs ends with the process.
+    // The thread is never joined, so that a request that hangs does not delay the exit.
     let asking = thread::Builder::new()
         .name("departure".into())
-        .spawn(move || ask(&own, &send));
+        .spawn(move || send_findings(&own, &send));
     if let Err(error) = asking {
         return Decision::Leave(format!("cannot start a thread: {error}"));
     }
-    listen(&rounds, Decider::new(is_alone), end).unwrap_or_else(|last| {
+    decide_from(&rounds, Decider::new(offline_install), end).unwrap_or_else(|last| {
         Decision::Leave(format!(
             "there was no proof of an uninstall within {seconds} s; last: {}",
             last.map_or_else(
@@ -71,16 +73,17 @@ pub fn decide(settings: &Arc<Settings>, is_alone: bool) -> Decision {
     })
 }
 
-fn time_to_ask(grace: Duration) -> Duration {
-    grace.saturating_sub(RESERVE).max(LEAST)
+/// Time in which to decide, from the termination grace period.
+fn time_to_decide(grace: Duration) -> Duration {
+    grace.saturating_sub(UNINSTALL_TIME).max(SHORTEST)
 }
 
-/// Sends one finding after the other until nobody listens.
-fn ask(settings: &Settings, findings: &Sender<Finding>) {
+/// Runs rounds of requests and sends each finding, until the receiver is dropped.
+fn send_findings(settings: &Settings, findings: &Sender<Finding>) {
     let (mut timeout, mut pause) = (FIRST_TIMEOUT, FIRST_PAUSE);
     let mut last = None;
     loop {
-        let finding = round::ask(settings, timeout);
+        let finding = round::run(settings, timeout);
         if last.as_ref() != Some(&finding) {
             pause = FIRST_PAUSE;
         }
@@ -90,12 +93,13 @@ fn ask(settings: &Settings, findings: &Sender<Finding>) {
         }
         thread::sleep(jitter(pause));
         pause = LAST_PAUSE.min(pause * 3 / 2);
-        timeout = TIMEOUT;
+        timeout = LATER_TIMEOUT;
     }
 }
 
-/// Takes findings until one decides. The error is the last of them at the `end`.
-fn listen(
+/// Receives findings until one decides. The error is the last finding, if there is no decision at
+/// `end`.
+fn decide_from(
     findings: &Receiver<Finding>,
     mut decider: Decider,
     end: Instant,
@@ -116,7 +120,8 @@ fn listen(
     }
 }
 
-/// `whole`, or up to a quarter less, so that many nodes do not ask at the same time.
+/// Shortens `whole` by up to a quarter at random, so that many nodes do not send requests at the
+/// same time.
 fn jitter(whole: Duration) -> Duration {
     let random = RandomState::new().hash_one(0) % 1024;
     whole - whole / 4 * (random as u32) / 1024
@@ -127,32 +132,32 @@ mod tests {
     use super::*;
 
     #[test]
-    fn asking_ends_five_seconds_before_the_grace_period_and_takes_at_least_one() {
+    fn the_time_to_decide_is_the_grace_period_less_five_seconds_and_at_least_one_second() {
         for (grace, time) in [(30, 25), (10, 5), (6, 1), (5, 1), (1, 1), (3600, 3595)] {
-            let asked = time_to_ask(Duration::from_secs(grace));
-            assert_eq!(asked, Duration::from_secs(time), "{grace}");
+            let decide = time_to_decide(Duration::from_secs(grace));
+            assert_eq!(decide, Duration::from_secs(time), "{grace}");
         }
     }
 
     #[test]
-    fn nobody_who_answers_holds_the_agent_up_past_the_end() {
+    fn there_is_no_decision_without_findings_by_the_deadline() {
         let (send, findings) = mpsc::channel();
         let begin = Instant::now();
         let end = begin + Duration::from_millis(50);
         let decider = || Decider::new(false);
-        assert_eq!(listen(&findings, decider(), end), Err(None));
+        assert_eq!(decide_from(&findings, decider(), end), Err(None));
         assert!(begin.elapsed() >= Duration::from_millis(50));
         send.send(Finding::Rejected).unwrap();
         assert_eq!(
-            listen(&findings, decider(), end),
+            decide_from(&findings, decider(), end),
             Err(Some(Finding::Rejected))
         );
         drop(send);
-        assert_eq!(listen(&findings, decider(), end), Err(None));
+        assert_eq!(decide_from(&findings, decider(), end), Err(None));
     }
 
     #[test]
-    fn pauses_are_short_and_scattered() {
+    fn pauses_have_jitter_of_at_most_a_quarter() {
         let pauses: Vec<_> = (0..100).map(|_| jitter(LAST_PAUSE)).collect();
         for pause in &pauses {
             assert!(

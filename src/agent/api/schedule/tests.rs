@@ -7,12 +7,12 @@ const MINUTE: Duration = Duration::from_secs(60);
 const HOUR: Duration = Duration::from_secs(3600);
 const DAY: Duration = Duration::from_secs(24 * 3600);
 
-/// What the API server and the node do in a simulation.
+/// A simulated node and its API server.
 #[derive(Clone, Copy)]
 struct Node {
     /// Whether the API server issues tokens, or denies them.
     issues: bool,
-    /// Whether an account is configured for the plugin.
+    /// Whether the plugin has a ServiceAccount of its own.
     account: bool,
     tainted: bool,
 }
@@ -23,13 +23,13 @@ const DEFAULT: Node = Node {
     tainted: false,
 };
 
-/// When requests are sent within `span` of the start of an agent whose requests are answered.
+/// Times of all requests in the first `span` of an agent's life, while the API server responds.
 fn requests(node: Node, span: Duration) -> Vec<Duration> {
     let start = Instant::now();
     let mut schedule = Schedule::new(start, node.account.then_some(Duration::ZERO));
     let mut sent = Vec::new();
     let mut taint = start;
-    // Kubelet replaces the agent's own token before four fifths of its hour are over.
+    // Kubelet replaces the agent's own token after four fifths of its lifetime of an hour.
     let mut rotation = start + HOUR * 4 / 5;
     let agents_token = !(node.account && node.issues);
     if agents_token {
@@ -65,7 +65,7 @@ fn requests(node: Node, span: Duration) -> Vec<Duration> {
         }
         if node.tainted && taint <= now {
             sent.push(now - start);
-            taint = now + untaint::again();
+            taint = now + untaint::recheck_wait();
         }
         if agents_token && rotation <= now {
             rotation = now + HOUR * 4 / 5;
@@ -75,7 +75,7 @@ fn requests(node: Node, span: Duration) -> Vec<Duration> {
 }
 
 #[test]
-fn an_idle_node_sends_less_than_a_request_in_five_minutes_whatever_is_configured() {
+fn an_idle_node_sends_less_than_one_request_in_five_minutes_with_every_configuration() {
     let span = DAY * 30;
     for issues in [true, false] {
         for account in [true, false] {
@@ -99,7 +99,7 @@ fn an_idle_node_sends_less_than_a_request_in_five_minutes_whatever_is_configured
 }
 
 #[test]
-fn a_node_whose_token_is_not_renewed_any_more_is_quiet_too() {
+fn an_idle_node_whose_token_requests_fail_sends_as_few_requests() {
     let start = Instant::now();
     let mut schedule = Schedule::new(start, Some(Duration::ZERO));
     schedule.checked(start, CheckResult::Accepted, Duration::ZERO);
@@ -118,7 +118,7 @@ fn a_node_whose_token_is_not_renewed_any_more_is_quiet_too() {
 }
 
 #[test]
-fn an_agent_starts_with_one_token_request_and_one_check_and_is_then_quiet_for_six_minutes() {
+fn an_agent_sends_one_token_request_and_one_check_at_start_and_then_nothing_for_six_minutes() {
     for _ in 0..100 {
         let sent = requests(DEFAULT, DAY / 4);
         assert!(sent[1] <= CHANGE_GAP, "{:?}", &sent[..3]);
@@ -130,7 +130,7 @@ fn an_agent_starts_with_one_token_request_and_one_check_and_is_then_quiet_for_si
 }
 
 #[test]
-fn nodes_that_start_together_do_not_ask_together() {
+fn nodes_that_start_together_spread_their_requests() {
     let mut each_second = BTreeMap::new();
     let (nodes, span) = (2000, DAY);
     for _ in 0..nodes {
@@ -138,14 +138,14 @@ fn nodes_that_start_together_do_not_ask_together() {
             *each_second.entry(at.as_secs()).or_insert(0) += 1;
         }
     }
-    // On average 2,000 nodes send some four requests a second.
+    // 2,000 nodes send some four requests a second on average.
     let busiest = each_second.range(HOUR.as_secs()..).map(|(_, count)| *count);
     let busiest: i32 = busiest.max().unwrap();
     assert!(busiest < 25, "{busiest} of {nodes} nodes in one second");
 }
 
 #[test]
-fn a_denied_token_request_is_tried_again_soon_and_then_ever_later_up_to_ten_minutes() {
+fn a_denied_token_request_is_retried_with_a_backoff_up_to_ten_minutes() {
     let node = Node {
         issues: false,
         ..DEFAULT
@@ -158,14 +158,14 @@ fn a_denied_token_request_is_tried_again_soon_and_then_ever_later_up_to_ten_minu
         let whole = f64::from(whole);
         assert!((whole * 0.6..=whole).contains(&wait), "{wait} of {whole}");
     }
-    // A Role that comes late serves within as long as it was missing, or 10 minutes.
+    // So a Role that is granted late takes effect after at most 10 minutes.
     let sent = requests(node, HOUR);
     let early = sent.iter().filter(|at| **at < MINUTE).count();
     assert!((4..=10).contains(&early), "{sent:?}");
 }
 
 #[test]
-fn an_api_server_that_is_away_is_asked_ever_less_often_up_to_once_a_minute() {
+fn an_unreachable_api_server_is_checked_with_a_backoff_up_to_a_minute() {
     let start = Instant::now();
     let mut schedule = Schedule::new(start, Some(DAY));
     let mut now = start;
@@ -179,7 +179,7 @@ fn an_api_server_that_is_away_is_asked_ever_less_often_up_to_once_a_minute() {
     for wait in &waits[8..] {
         assert!((MINUTE * 3 / 5..=MINUTE).contains(wait), "{wait:?}");
     }
-    // A response says when to come again; the token is asked about with the same patience.
+    // Checks and TokenRequests both wait as long as a Retry-After says.
     schedule.checked(now, CheckResult::Unknown, 5 * MINUTE);
     assert_eq!(schedule.next(), now + 5 * MINUTE);
     schedule.not_renewed(now, Fallback::NoToken, 2 * MINUTE);
@@ -187,7 +187,7 @@ fn an_api_server_that_is_away_is_asked_ever_less_often_up_to_once_a_minute() {
 }
 
 #[test]
-fn a_flood_of_records_asks_for_a_bounded_number_of_checks() {
+fn a_flood_of_records_causes_a_bounded_number_of_checks() {
     let start = Instant::now();
     for result in [CheckResult::Accepted, CheckResult::Refused] {
         let mut schedule = Schedule::new(start, None);
@@ -208,7 +208,7 @@ fn a_flood_of_records_asks_for_a_bounded_number_of_checks() {
 }
 
 #[test]
-fn a_record_brings_a_check_at_once_or_when_the_api_server_has_forgotten_the_last_review() {
+fn a_record_causes_a_check_at_once_or_when_the_cached_token_review_has_expired() {
     let start = Instant::now();
     let mut schedule = Schedule::new(start, None);
     schedule.record_refused(start);
@@ -221,7 +221,7 @@ fn a_record_brings_a_check_at_once_or_when_the_api_server_has_forgotten_the_last
     let soon = start + Duration::from_secs(1);
     schedule.record_refused(soon);
     assert!(!schedule.is_check_due(soon));
-    // That check found nothing new, so the next comes after twice the gap.
+    // The result of that check was unchanged, so the next check waits twice the gap.
     assert_eq!(schedule.next(), start + RECORD_GAP * 2);
     // A quiet period ends the doubling.
     let later = start + HOUR;
@@ -232,7 +232,7 @@ fn a_record_brings_a_check_at_once_or_when_the_api_server_has_forgotten_the_last
 }
 
 #[test]
-fn a_changed_token_is_checked_at_once_also_where_a_denied_request_showed_the_last_one_known() {
+fn a_changed_token_is_checked_at_once_also_after_a_denied_token_request() {
     let start = Instant::now();
     let mut schedule = Schedule::new(start, Some(DAY));
     schedule.checked(start, CheckResult::Accepted, Duration::ZERO);
@@ -243,13 +243,13 @@ fn a_changed_token_is_checked_at_once_also_where_a_denied_request_showed_the_las
     schedule.checked(now, CheckResult::Accepted, Duration::ZERO);
     schedule.token_known(now);
     assert!(schedule.next() >= now + 2 * CHECK_PERIOD);
-    // Many changes at once are bounded as well.
+    // The rate of checks that changes cause is limited too.
     schedule.kubeconfig_changed(now);
     assert_eq!(schedule.next(), now + CHANGE_GAP);
 }
 
 #[test]
-fn a_revoked_token_is_replaced_at_once_and_ones_that_are_refused_as_issued_ever_later() {
+fn a_revoked_token_is_renewed_at_once_and_tokens_refused_on_issue_with_a_backoff() {
     let start = Instant::now();
     let mut schedule = Schedule::new(start, Some(DAY));
     schedule.revoked(start);
@@ -268,7 +268,7 @@ fn a_revoked_token_is_replaced_at_once_and_ones_that_are_refused_as_issued_ever_
 }
 
 #[test]
-fn a_token_found_on_the_host_is_renewed_before_its_half_life_and_an_overdue_one_within_a_minute() {
+fn an_adopted_token_is_renewed_before_its_half_life_and_an_overdue_one_within_a_minute() {
     for _ in 0..100 {
         let early = first_renewal(HOUR, 12 * HOUR);
         assert!((HOUR * 4 / 5..=HOUR).contains(&early));

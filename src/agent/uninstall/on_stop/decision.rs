@@ -1,70 +1,70 @@
-//! Decides whether an agent that is told to stop uninstalls. Pure.
+//! Decides from the API server's responses whether an agent that stops uninstalls. Pure.
 
 use std::time::{Duration, Instant};
 
-/// Time for which every account has to be rejected until that proves an uninstall. One
-/// rejection may come from an API server that is just starting or lags behind the others.
-pub const REJECTED: Duration = Duration::from_secs(4);
+/// How long the API server has to reject every token until that proves an uninstall. A single
+/// rejection may come from an API server that is starting or lags behind the others.
+pub const REJECTION_TIME: Duration = Duration::from_secs(4);
 
-/// What one round of requests to the API server found.
+/// Result of one round of requests to the API server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Finding {
-    /// The DaemonSet stays, and this node is in its scope.
+    /// The DaemonSet exists, nobody deletes it, and this node is in its scope.
     Stays,
-    /// Proof of an uninstall, in words.
+    /// Proof of an uninstall, as a text for logs.
     Uninstalled(String),
-    /// HTTP 401 for every account that the agent has.
+    /// HTTP 401 for the agent's token and for the plugin's token.
     Rejected,
-    /// Any other answer, or no answer in time.
+    /// Any other response, or a time-out.
     Unclear(String),
-    /// No API server is configured, or none accepts a connection.
+    /// No API server is configured, or the connection fails.
     Unreachable(String),
 }
 
-/// What the agent does, and why.
+/// What the agent does when it stops, and why.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Decision {
     Uninstall(String),
-    /// Leave everything in place for the next agent.
+    /// Leave the plugin installed for the next agent.
     Leave(String),
 }
 
-/// Takes the findings one after the other.
+/// Decides from a series of findings.
 #[derive(Debug)]
 pub struct Decider {
-    /// The agent found no kubeconfig when it started and no API server ever answered, so
-    /// all that is on the node is its own work.
-    is_alone: bool,
-    /// When the first of an unbroken series of rejections came.
-    rejected: Option<Instant>,
+    /// The agent found no kubeconfig at its start and no API server ever responded, so it wrote
+    /// everything on the node itself.
+    offline_install: bool,
+    /// When the current series of consecutive rejections began.
+    rejected_since: Option<Instant>,
 }
 
 impl Decider {
-    pub fn new(is_alone: bool) -> Decider {
+    pub fn new(offline_install: bool) -> Decider {
         Decider {
-            is_alone,
-            rejected: None,
+            offline_install,
+            rejected_since: None,
         }
     }
 
-    /// Takes the finding of one round; `None` asks for another round.
+    /// Takes the finding of one round. Returns `None` if another round is needed.
     pub fn take(&mut self, finding: &Finding, now: Instant) -> Option<Decision> {
-        self.is_alone &= matches!(finding, Finding::Unreachable(_));
-        self.rejected = match finding {
-            Finding::Rejected => self.rejected.or(Some(now)),
+        self.offline_install &= matches!(finding, Finding::Unreachable(_));
+        self.rejected_since = match finding {
+            Finding::Rejected => self.rejected_since.or(Some(now)),
             _ => None,
         };
-        let since = self.rejected.unwrap_or(now);
-        let is_proven = now.saturating_duration_since(since) >= REJECTED;
+        let since = self.rejected_since.unwrap_or(now);
+        let is_proven = now.saturating_duration_since(since) >= REJECTION_TIME;
         match finding {
             Finding::Stays => Some(Decision::Leave(finding.to_string())),
             Finding::Uninstalled(why) => Some(Decision::Uninstall(why.clone())),
             Finding::Rejected if is_proven => Some(Decision::Uninstall(format!(
                 "{finding}, in every answer for {} s",
-                REJECTED.as_secs()
+                REJECTION_TIME.as_secs()
             ))),
-            // Upstream's agent uninstalls on every stop.
-            Finding::Unreachable(_) if self.is_alone => Some(Decision::Uninstall(format!(
+            // No other agent's files are at risk. Upstream's agent uninstalls on every stop.
+            Finding::Unreachable(_) if self.offline_install => Some(Decision::Uninstall(format!(
                 "this agent installed the plugin, and {finding}"
             ))),
             _ => None,
@@ -97,11 +97,11 @@ mod tests {
         Finding::Unreachable("connection refused".into())
     }
 
-    /// Takes findings at these seconds; whether the last one ends it with an uninstall.
-    /// None before may end it.
-    fn uninstalls(is_alone: bool, findings: &[(u64, Finding)]) -> Option<bool> {
+    /// Passes findings at these seconds. Returns whether the last one decides to uninstall; `None`
+    /// if it does not decide. No earlier finding may decide.
+    fn uninstalls(offline_install: bool, findings: &[(u64, Finding)]) -> Option<bool> {
         let begin = Instant::now();
-        let mut decider = Decider::new(is_alone);
+        let mut decider = Decider::new(offline_install);
         let mut last = None;
         for (second, finding) in findings {
             assert_eq!(last, None, "decided before {finding:?} in {findings:?}");
@@ -111,18 +111,24 @@ mod tests {
     }
 
     #[test]
-    fn one_round_is_enough_where_the_daemonset_could_be_read() {
-        for is_alone in [false, true] {
-            assert_eq!(uninstalls(is_alone, &[(0, Finding::Stays)]), Some(false));
+    fn one_round_decides_if_the_daemonset_can_be_read() {
+        for offline_install in [false, true] {
+            assert_eq!(
+                uninstalls(offline_install, &[(0, Finding::Stays)]),
+                Some(false)
+            );
             let gone = Finding::Uninstalled("gone".into());
-            assert_eq!(uninstalls(is_alone, &[(0, gone.clone())]), Some(true));
+            assert_eq!(
+                uninstalls(offline_install, &[(0, gone.clone())]),
+                Some(true)
+            );
             let late = [(0, unclear()), (9, unreachable()), (20, gone)];
-            assert_eq!(uninstalls(is_alone, &late), Some(true));
+            assert_eq!(uninstalls(offline_install, &late), Some(true));
         }
     }
 
     #[test]
-    fn rejections_are_proof_only_in_all_rounds_of_four_seconds() {
+    fn rejections_are_proof_only_after_four_seconds_without_another_response() {
         let rejected = |at| (at, Finding::Rejected);
         for (findings, decision) in [
             (vec![rejected(0)], None),
@@ -146,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn any_other_answer_is_never_proof_however_often_it_comes() {
+    fn an_unclear_or_missing_response_is_never_proof_however_often_it_occurs() {
         let often: Vec<_> = (0..1000).map(|second| (second, unclear())).collect();
         assert_eq!(uninstalls(true, &often), None);
         let often: Vec<_> = (0..1000).map(|second| (second, unreachable())).collect();
@@ -154,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn an_agent_that_was_always_alone_undoes_its_own_work_at_once() {
+    fn an_agent_that_installed_offline_uninstalls_at_once_if_the_api_server_is_unreachable() {
         assert_eq!(uninstalls(true, &[(0, unreachable())]), Some(true));
         assert_eq!(
             uninstalls(true, &[(0, unclear()), (1, unreachable())]),

@@ -1,4 +1,4 @@
-//! Asks the API server once whether this agent's release is uninstalled.
+//! Sends one round of requests that show whether this agent's release is uninstalled.
 
 use std::time::{Duration, SystemTime};
 
@@ -17,9 +17,9 @@ use crate::kube::{Client, Deadlines, Error};
 const NOT_FOUND: &str = "NotFound";
 const UNAUTHORIZED: &str = "Unauthorized";
 
-/// Sends the requests of one round over new connections, so that a load balancer may choose
-/// another API server. `timeout` bounds each phase of a request.
-pub fn ask(settings: &Settings, timeout: Duration) -> Finding {
+/// Sends the requests of one round. Uses new connections, so that a load balancer may choose
+/// another API server in each round. `timeout` bounds each phase of a request.
+pub fn run(settings: &Settings, timeout: Duration) -> Finding {
     let (Some(source), Some(namespace)) = (api::source(settings), api::namespace(settings)) else {
         return Finding::Unreachable("no API server is configured".into());
     };
@@ -49,13 +49,15 @@ pub fn ask(settings: &Settings, timeout: Duration) -> Finding {
     }
 }
 
-/// The DaemonSet is there and nobody deletes it.
+/// Finds out whether the node is to keep the plugin, for a DaemonSet that is not being deleted. It
+/// is not if the Namespace is being deleted or the node is no longer in the DaemonSet's scope.
 fn existing(settings: &Settings, client: &Client, namespace: &str, set: &DaemonSet) -> Finding {
-    // The contents of a namespace end in any order, the pods perhaps before the DaemonSet.
-    match is_ending(client, namespace) {
-        Ok(true) => return ending(namespace),
+    // Kubernetes deletes the objects of a Namespace in any order, so it may delete this pod before
+    // the DaemonSet.
+    match is_being_deleted(client, namespace) {
+        Ok(true) => return deleted_namespace(namespace),
         Ok(false) => {}
-        Err(error) if error.code() == Some(404) || may_pass(&error) => {
+        Err(error) if error.code() == Some(404) || is_temporary(&error) => {
             return Finding::Unclear(error.to_string());
         }
         Err(_) => {}
@@ -71,14 +73,15 @@ fn existing(settings: &Settings, client: &Client, namespace: &str, set: &DaemonS
             )),
             None => Finding::Stays,
         },
-        Err(error) if may_pass(&error) => Finding::Unclear(error.to_string()),
-        // Upstream's chart does not allow it.
+        Err(error) if is_temporary(&error) => Finding::Unclear(error.to_string()),
+        // Upstream's chart does not let the agent read Nodes.
         Err(_) => Finding::Stays,
     }
 }
 
-/// The agent's own token is rejected. It also ends with the pod, so the token in the
-/// kubeconfig, which ends with the release, has to be rejected too. They may be the same.
+/// Finds out whether the plugin's token is rejected too, after the agent's token was. The agent's
+/// token is also revoked with its pod, so it alone proves nothing. The token in the kubeconfig is
+/// valid as long as the release has its ServiceAccount. Both tokens may be the same.
 fn rejected(settings: &Settings, own: Option<&str>, namespace: &str, timeout: Duration) -> Finding {
     let kubeconfig = Source::Kubeconfig(settings.kubeconfig());
     let mut plugin = Connection::new(kubeconfig, USER_AGENT, Deadlines::each(timeout));
@@ -109,8 +112,8 @@ fn rejected(settings: &Settings, own: Option<&str>, namespace: &str, timeout: Du
             );
         }
     };
-    match is_ending(&client, namespace) {
-        Ok(true) => ending(namespace),
+    match is_being_deleted(&client, namespace) {
+        Ok(true) => deleted_namespace(namespace),
         Err(error) if error.is_status(401, UNAUTHORIZED) => Finding::Rejected,
         Err(error) if error.code().is_none_or(|code| code == 401) => {
             Finding::Unclear(error.to_string())
@@ -121,7 +124,8 @@ fn rejected(settings: &Settings, own: Option<&str>, namespace: &str, timeout: Du
     }
 }
 
-fn is_ending(client: &Client, namespace: &str) -> Result<bool, Error> {
+/// Whether the Namespace is being deleted.
+fn is_being_deleted(client: &Client, namespace: &str) -> Result<bool, Error> {
     let namespace = client.get::<Namespace>(&format!("/api/v1/namespaces/{namespace}"))?;
     Ok(namespace.metadata.deletion_timestamp.is_some())
 }
@@ -137,11 +141,12 @@ fn another_object(kind: &str, name: &str) -> Finding {
     ))
 }
 
-fn ending(namespace: &str) -> Finding {
+/// The finding for a Namespace that is being deleted.
+fn deleted_namespace(namespace: &str) -> Finding {
     Finding::Uninstalled(format!("namespace {namespace} is being deleted"))
 }
 
-/// Whether the next round may get another answer.
-fn may_pass(error: &Error) -> bool {
+/// Whether the next round may get a different response.
+fn is_temporary(error: &Error) -> bool {
     error.retry() != Retry::Never
 }

@@ -1,20 +1,19 @@
-//! Tells whether a node is in a DaemonSet's scope. Pure.
+//! Decides whether a node is in a DaemonSet's scope. Pure.
 //!
-//! This is the rule by which Kubernetes' DaemonSet controller decides whether a node should
-//! run a pod (`NodeShouldRunDaemonPod` in `pkg/controller/daemon`, with the matching of
-//! `k8s.io/component-helpers/scheduling/corev1`), with two differences, because the agent
-//! never uninstalls in doubt:
-//! - an operator or a value of an unknown kind counts as a match;
-//! - taints for conditions of the node never count, whatever their effect. The controller
-//!   tolerates most of them, and the others pass with the condition.
+//! The rules are those of Kubernetes' DaemonSet controller (`NodeShouldRunDaemonPod` in
+//! `pkg/controller/daemon`, with the matching of `k8s.io/component-helpers/scheduling/corev1`). The
+//! agent must not uninstall by mistake, so there are two differences:
+//! - an unknown operator or an invalid value counts as a match;
+//! - taints for node conditions never count, whatever their effect. The controller tolerates most
+//!   of them, and the others are removed when the condition ends.
 
 use crate::kube::scheduling::{Node, NodeSelectorTerm, Placement, Requirement, Taint, Toleration};
 
 const NO_EXECUTE: &str = "NoExecute";
 const NO_SCHEDULE: &str = "NoSchedule";
 
-/// Taints that Kubernetes puts on a node, and removes again, with the node's conditions.
-const CONDITIONS: [&str; 7] = [
+/// Taints that Kubernetes adds and removes with the node's conditions.
+const CONDITION_TAINTS: [&str; 7] = [
     "node.kubernetes.io/not-ready",
     "node.kubernetes.io/unreachable",
     "node.kubernetes.io/disk-pressure",
@@ -24,7 +23,7 @@ const CONDITIONS: [&str; 7] = [
     "node.kubernetes.io/unschedulable",
 ];
 
-/// Says why no pod of this template runs on the node; `None` if one does, or may.
+/// Returns why no pod of this template can run on the node; `None` if a pod can or may run there.
 pub fn exclusion(template: &Placement, node: &Node) -> Option<String> {
     let name = &template.node_name;
     if !name.is_empty() && *name != node.metadata.name {
@@ -37,7 +36,7 @@ pub fn exclusion(template: &Placement, node: &Node) -> Option<String> {
     }
     if let Some(required) = &template.affinity.node_affinity.required {
         let terms = &required.node_selector_terms;
-        // Kubernetes accepts no empty list, so an empty one was not understood.
+        // Kubernetes rejects an empty list, so this one has only fields that are unknown here.
         if !terms.is_empty() && terms.iter().all(|term| mismatches(term, node)) {
             return Some("the node does not match the required node affinity".into());
         }
@@ -48,7 +47,8 @@ pub fn exclusion(template: &Placement, node: &Node) -> Option<String> {
     Some(format!("taint {key}={value}:{effect} is not tolerated"))
 }
 
-/// Requirements of a term are ANDed. A term without any matches no node.
+/// Whether the node does not match the term. The requirements of a term are ANDed, and a term
+/// without requirements matches no node.
 fn mismatches(term: &NodeSelectorTerm, node: &Node) -> bool {
     let labels = &node.metadata.labels;
     let expressions = &term.match_expressions;
@@ -63,7 +63,7 @@ fn mismatches(term: &NodeSelectorTerm, node: &Node) -> bool {
             .any(|wanted| wanted.key == "metadata.name" && fails(wanted, name))
 }
 
-/// Whether `found`, the label's or field's value, surely does not meet the requirement.
+/// Whether `found`, the value of the label or field, certainly does not meet the requirement.
 fn fails(wanted: &Requirement, found: Option<&str>) -> bool {
     let is_listed = |found| wanted.values.iter().any(|value| value == found);
     match wanted.operator.as_str() {
@@ -77,17 +77,20 @@ fn fails(wanted: &Requirement, found: Option<&str>) -> bool {
     }
 }
 
-/// `None` if either is not a whole number. A missing label never matches.
+/// Whether `found` is greater than the bound; `None` if either is not a whole number. A missing
+/// label never matches.
 fn exceeds(wanted: &Requirement, found: Option<&str>) -> Option<bool> {
     let (bound, found) = numbers(wanted, found)?;
     Some(found.is_some_and(|found| found > bound))
 }
 
+/// Whether `found` is less than the bound, with the same special cases.
 fn falls_below(wanted: &Requirement, found: Option<&str>) -> Option<bool> {
     let (bound, found) = numbers(wanted, found)?;
     Some(found.is_some_and(|found| found < bound))
 }
 
+/// Parses the bound and the value as whole numbers; `None` if either is not one.
 fn numbers(wanted: &Requirement, found: Option<&str>) -> Option<(i64, Option<i64>)> {
     let [bound] = &wanted.values[..] else {
         return None;
@@ -99,15 +102,16 @@ fn numbers(wanted: &Requirement, found: Option<&str>) -> Option<(i64, Option<i64
     Some((bound.parse().ok()?, found))
 }
 
+/// Whether the taint keeps pods of this template off the node.
 fn repels(taint: &Taint, template: &Placement) -> bool {
     let mut tolerations = template.tolerations.iter();
     [NO_EXECUTE, NO_SCHEDULE].contains(&taint.effect.as_str())
-        && !CONDITIONS.contains(&taint.key.as_str())
+        && !CONDITION_TAINTS.contains(&taint.key.as_str())
         && !tolerations.any(|toleration| tolerates(toleration, taint))
 }
 
-/// An empty effect or key stands for all. Kubernetes 1.35 knows `Lt` and `Gt` too; like
-/// any operator that is unknown here, they count as a match.
+/// Whether the toleration matches the taint. An empty effect or key matches all. An operator that
+/// is unknown here counts as a match, such as `Lt` and `Gt` of Kubernetes 1.35.
 fn tolerates(toleration: &Toleration, taint: &Taint) -> bool {
     let fits = |wanted: &str, found: &str| wanted.is_empty() || wanted == found;
     fits(&toleration.effect, &taint.effect)

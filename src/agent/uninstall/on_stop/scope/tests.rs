@@ -26,7 +26,7 @@ fn affinity(terms: &Value) -> Value {
 }
 
 #[test]
-fn a_template_without_conditions_runs_on_every_node() {
+fn a_template_without_constraints_runs_on_every_node() {
     let node = node(&json!({"a": "b"}), &Value::Null);
     for template in [
         json!({}),
@@ -54,7 +54,7 @@ fn node_name_and_node_selector_have_to_match() {
 }
 
 #[test]
-fn every_operator_of_node_affinity_is_judged_as_kubernetes_does_and_doubt_is_in_scope() {
+fn node_affinity_operators_match_as_in_kubernetes_and_invalid_values_match() {
     let node = node(&json!({"zone": "a", "cores": "8", "empty": ""}), &json!([]));
     for (key, operator, values, is_in) in [
         ("zone", "In", json!(["a", "b"]), true),
@@ -74,7 +74,7 @@ fn every_operator_of_node_affinity_is_judged_as_kubernetes_does_and_doubt_is_in_
         ("cores", "Lt", json!(["8"]), false),
         ("gone", "Gt", json!(["1"]), false),
         ("gone", "Lt", json!(["1"]), false),
-        // In doubt.
+        // Invalid values count as a match.
         ("zone", "Gt", json!(["1"]), true),
         ("cores", "Gt", json!(["many"]), true),
         ("cores", "Lt", json!(["1", "2"]), true),
@@ -179,7 +179,7 @@ fn a_taint_of_effect_no_schedule_or_no_execute_needs_a_toleration() {
 }
 
 #[test]
-fn taints_for_conditions_of_the_node_and_soft_taints_do_not_count() {
+fn condition_taints_and_prefer_no_schedule_taints_do_not_count() {
     for (key, effect, is_in) in [
         ("not-ready", "NoExecute", true),
         ("not-ready", "NoSchedule", true),
@@ -200,7 +200,7 @@ fn taints_for_conditions_of_the_node_and_soft_taints_do_not_count() {
 }
 
 #[test]
-fn the_exclusion_names_its_reason() {
+fn the_exclusion_gives_the_reason() {
     let node = node(
         &json!({}),
         &json!([{"key": "a", "value": "b", "effect": "NoExecute"}]),

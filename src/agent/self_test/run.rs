@@ -1,5 +1,5 @@
-//! One trial: the host's plugin, called as the runtime would, for a pod that exists only
-//! here, and TCP through what it made.
+//! Runs one self-test: calls ADD and CHECK of the host's plugin binary for a scratch pod, as a
+//! container runtime does, and then opens TCP connections that must be redirected.
 
 use std::fmt;
 use std::io;
@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-use super::call::{self, call, memory};
-use super::network::Network;
+use super::call::{self, call, memory_file};
+use super::plugin_config::PluginConfig;
 use super::scratch::{self, Scratch};
 use super::server::Server;
 use super::target::targets;
@@ -25,28 +25,29 @@ use crate::kube::kubeconfig;
 use crate::kube::kubeconfig::Access;
 use crate::rules::Redirect;
 
-/// For all of it.
-const DEADLINE: Duration = Duration::from_secs(10);
-/// A pod of this name is never asked of the real API server.
+/// Time after which a self-test fails, from the scratch pod to the last connection.
+const TIMEOUT: Duration = Duration::from_secs(10);
+/// Name, namespace and container ID of the scratch pod. Requests for it go to [`Server`], never
+/// to the cluster's API server.
 const POD: &str = "linkerd-cni-self-test";
-/// A call needs few threads; the server's only answers.
+/// Stack size of the stand-in API server's thread, in bytes.
 const STACK: usize = 128 << 10;
 
-/// What a trial came to, in words for logs.
+/// TestOutcome of a self-test, with a text for logs.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Outcome {
-    /// All that could be tried was right.
+pub enum TestOutcome {
+    /// Each call succeeded and each connection was redirected.
     Passed(String),
-    /// It cannot be tried here, which says nothing about the plugin.
+    /// The self-test cannot run on this node. Says nothing about the plugin.
     Skipped(String),
     Failed(String),
 }
 
-/// Why a trial did not pass.
+/// Why a self-test did not pass.
 #[derive(Debug, thiserror::Error)]
 enum Error {
     #[error("no network configuration carries {PLUGIN}")]
-    Nothing,
+    NoPluginEntry,
     #[error(transparent)]
     Files(#[from] crate::files::Error),
     #[error(transparent)]
@@ -66,8 +67,9 @@ enum Error {
 }
 
 impl Error {
-    /// Why it says nothing about the plugin, if so.
-    fn excuse(&self) -> Option<&'static str> {
+    /// Returns why the self-test is skipped instead of failed, if this error comes from the
+    /// node or from the agent's capabilities and not from the plugin.
+    fn skip_reason(&self) -> Option<&'static str> {
         match self {
             Error::Scratch(error) if error.is_forbidden() => {
                 Some("the agent needs SYS_ADMIN and NET_ADMIN for it")
@@ -83,16 +85,18 @@ impl Error {
     }
 }
 
-/// What was tried.
+/// What a passed self-test covers, for the log.
 #[derive(Default)]
-struct Tried {
+struct Coverage {
+    /// Address family and direction of each redirected connection.
     connections: Vec<String>,
+    /// CHECK was called too.
     checked: bool,
-    /// The kernel did what the host's iptables is to do.
-    substitute: bool,
+    /// The native backend stood in for the host's iptables binaries.
+    substituted_backend: bool,
 }
 
-impl fmt::Display for Tried {
+impl fmt::Display for Coverage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("ADD")?;
         if self.checked {
@@ -103,38 +107,42 @@ impl fmt::Display for Tried {
             [] => f.write_str("no connection could be tried")?,
             all => write!(f, "TCP is redirected ({})", all.join(", "))?,
         }
-        if self.substitute {
+        if self.substituted_backend {
             f.write_str("; by nf_tables, as the host's iptables is out of reach")?;
         }
         Ok(())
     }
 }
 
-/// Tries what is installed now.
-pub fn run(settings: &Settings) -> Outcome {
+/// Runs the self-test of the plugin binary and the plugin entry that are installed now.
+pub fn run(settings: &Settings) -> TestOutcome {
     let begin = Instant::now();
-    match attempt(settings, begin + DEADLINE) {
-        Ok(tried) => Outcome::Passed(format!("{tried}, in {} ms", begin.elapsed().as_millis())),
-        Err(error) => match error.excuse() {
-            Some(excuse) => Outcome::Skipped(format!("{excuse}: {error}")),
-            None => Outcome::Failed(error.to_string()),
+    match test(settings, begin + TIMEOUT) {
+        Ok(coverage) => {
+            TestOutcome::Passed(format!("{coverage}, in {} ms", begin.elapsed().as_millis()))
+        }
+        Err(error) => match error.skip_reason() {
+            Some(reason) => TestOutcome::Skipped(format!("{reason}: {error}")),
+            None => TestOutcome::Failed(error.to_string()),
         },
     }
 }
 
-fn attempt(settings: &Settings, end: Instant) -> Result<Tried, Error> {
-    let mut network = network(settings)?;
-    let mut tried = Tried {
-        substitute: network.without_host_programs(),
-        ..Tried::default()
+/// Calls the plugin and opens the connections. Fails with the first error, or at `end`.
+fn test(settings: &Settings, end: Instant) -> Result<Coverage, Error> {
+    let mut plugin_config = installed_config(settings)?;
+    let mut coverage = Coverage {
+        substituted_backend: plugin_config.avoid_host_binaries(),
+        ..Coverage::default()
     };
-    let config: Object = serde_json::from_str(&network.stdin(&Value::Null)).unwrap_or_default();
-    // What cannot be read is the plugin's to say.
+    let stdin = plugin_config.stdin(&Value::Null);
+    let config: Object = serde_json::from_str(&stdin).unwrap_or_default();
+    // An invalid config is not an error here: ADD fails and describes the mistake.
     let config = Config::read(&config).ok();
     let ipv6 = config
         .as_ref()
         .is_some_and(|config| config.ipv6 != Ipv6::No);
-    let scratch = Scratch::make(ipv6)?;
+    let scratch = Scratch::create(ipv6)?;
     let server = Server::open().map_err(Error::Server)?;
     let access = Access {
         server: server.url(),
@@ -142,54 +150,57 @@ fn attempt(settings: &Settings, end: Instant) -> Result<Tried, Error> {
         insecure: false,
         token: None,
     };
-    let credential = memory(&kubeconfig::render(&access)).map_err(Error::Server)?;
+    let credential = memory_file(&kubeconfig::render(&access)).map_err(Error::Server)?;
     let path = format!("/proc/{}/fd/{}", std::process::id(), credential.as_raw_fd());
-    let network = network.for_pod(&path);
+    let plugin_config = plugin_config.for_pod(&path);
     thread::scope(|scope| {
         let serving = thread::Builder::new()
             .name("self-test api".into())
             .stack_size(STACK)
             .spawn_scoped(scope, || server.run());
         let served = serving.map(|_| ()).map_err(Error::Server);
-        let done = served.and_then(|()| {
-            let ask = |command, previous: &Value| {
-                ask(settings, &scratch, &network, command, previous, end)
+        let tested = served.and_then(|()| {
+            let call_plugin = |command, previous: &Value| {
+                call_plugin(settings, &scratch, &plugin_config, command, previous, end)
             };
-            let before = network.result(&scratch.path(), &scratch.pod_addresses());
-            let result = ask("ADD", &before)?;
+            let previous = plugin_config.previous_result(&scratch.path(), &scratch.pod_addresses());
+            let result = call_plugin("ADD", &previous)?;
             if let Some(config) = config.filter(|config| !config.simulate) {
                 let redirect = config.redirect(&PodFacts::default())?;
-                tried.connections = connect(&scratch, &redirect).map_err(Error::Connection)?;
+                coverage.connections = connect(&scratch, &redirect).map_err(Error::Connection)?;
             }
-            if network.has_check() {
-                ask("CHECK", &result)?;
-                tried.checked = true;
+            if plugin_config.has_check() {
+                call_plugin("CHECK", &result)?;
+                coverage.checked = true;
             }
-            Ok(tried)
+            Ok(coverage)
         });
         server.close();
-        done
+        tested
     })
 }
 
-/// The plugin entry in the network config that the runtime loads; where that has none, as
-/// another plugin calls ours, the one in the first network config that has one.
-fn network(settings: &Settings) -> Result<Network, Error> {
+/// Returns the plugin's config from the active conflist. The active conflist has no plugin entry
+/// where a meta plugin such as Multus calls the plugin, so the first network config with a
+/// plugin entry is the fallback.
+fn installed_config(settings: &Settings) -> Result<PluginConfig, Error> {
     let found = net_dir::scan(&settings.net_dir, &settings.kubeconfig_name)?;
-    let ours = |file: &net_dir::Found| {
+    let config_of = |file: &net_dir::Found| {
         let content = file.content.as_ref().ok()?;
-        Network::of(&content.text)
+        PluginConfig::of(&content.text)
     };
     plan::loaded(&found)
-        .and_then(ours)
-        .or_else(|| found.iter().find_map(ours))
-        .ok_or(Error::Nothing)
+        .and_then(config_of)
+        .or_else(|| found.iter().find_map(config_of))
+        .ok_or(Error::NoPluginEntry)
 }
 
-fn ask(
+/// Calls the plugin binary for the scratch pod, and returns the CNI result. `previous` is the
+/// `prevResult`, null for none.
+fn call_plugin(
     settings: &Settings,
     scratch: &Scratch,
-    network: &Network,
+    plugin_config: &PluginConfig,
     command: &'static str,
     previous: &Value,
     end: Instant,
@@ -204,29 +215,30 @@ fn ask(
         ("CNI_ARGS", &args),
     ];
     let program = settings.bin_dir.join(PLUGIN);
-    call(&program, &vars, &network.stdin(previous), end)
+    call(&program, &vars, &plugin_config.stdin(previous), end)
         .map_err(|source| Error::Call { command, source })
 }
 
-/// Tries each connection that must end at the proxy, and names them.
+/// Opens each connection that must be redirected, and returns their names for the log. The error
+/// describes the first connection that does not reach the proxy's port.
 fn connect(scratch: &Scratch, redirect: &Redirect) -> Result<Vec<String>, String> {
     let user = (
         nix::unistd::geteuid().as_raw(),
         nix::unistd::getegid().as_raw(),
     );
     let mut listeners: Vec<(u16, TcpListener)> = Vec::new();
-    let mut tried = Vec::new();
+    let mut redirected = Vec::new();
     for &(pod, neighbour) in scratch.addresses() {
         for target in targets(redirect, user, pod, neighbour) {
             if !listeners.iter().any(|(port, _)| *port == target.proxy) {
                 listeners.push((target.proxy, scratch.listen(target.proxy)?));
             }
             for (_, listener) in listeners.iter().filter(|(port, _)| *port == target.proxy) {
-                scratch.prove(&target, listener)?;
+                scratch.expect_redirect(&target, listener)?;
             }
             let family = if pod.is_ipv6() { "IPv6" } else { "IPv4" };
-            tried.push(format!("{family} {}", target.way.name()));
+            redirected.push(format!("{family} {}", target.direction.name()));
         }
     }
-    Ok(tried)
+    Ok(redirected)
 }

@@ -1,0 +1,183 @@
+//! Renders the config that a container runtime would send to the plugin's stdin. Pure.
+//!
+//! The rules are those of the CNI spec 1.1, section 3, "Deriving execution configuration from
+//! plugin configuration".
+
+use serde_json::{Map, Value, json};
+
+use crate::cni::version;
+use crate::conflist::plugin_entry;
+
+/// Capability with which a plugin requests the pod's annotations from the runtime.
+const ANNOTATIONS: &str = "io.kubernetes.cri.pod-annotations";
+/// CNI version of a network config that names none.
+const FIRST_VERSION: &str = "0.1.0";
+
+/// The plugin entry with the fields that a container runtime adds.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PluginConfig {
+    fields: Map<String, Value>,
+    /// CNI version of the network config.
+    version: String,
+    /// Whether another plugin runs before the plugin, so that the runtime sends `prevResult`.
+    has_previous: bool,
+}
+
+impl PluginConfig {
+    /// Reads the plugin entry of the network config `text`, and adds the network's name and
+    /// CNI version. Returns `None` if there is no plugin entry.
+    pub fn of(text: &str) -> Option<PluginConfig> {
+        let entry = plugin_entry(text)?;
+        let version = entry.version.unwrap_or_else(|| FIRST_VERSION.to_owned());
+        let mut fields: Map<String, Value> = serde_json::from_str(entry.text).ok()?;
+        fields.insert("name".into(), json!(entry.name));
+        fields.insert("cniVersion".into(), json!(version));
+        Some(PluginConfig {
+            fields,
+            version,
+            has_previous: entry.has_previous,
+        })
+    }
+
+    /// Replaces the path of the kubeconfig, and adds the annotations of a meshed pod if the
+    /// plugin entry requests annotations.
+    pub fn for_pod(mut self, kubeconfig: &str) -> PluginConfig {
+        self.fields
+            .insert("kubernetes".into(), json!({"kubeconfig": kubeconfig}));
+        let requested = &self.fields.get("capabilities").unwrap_or(&Value::Null)[ANNOTATIONS];
+        if *requested == true {
+            let annotations = json!({"linkerd.io/proxy-version": "self-test"});
+            let runtime = json!({ANNOTATIONS: annotations});
+            self.fields.insert("runtimeConfig".into(), runtime);
+        }
+        self
+    }
+
+    /// Switches `iptables-mode` to `auto` if the configured backend runs the host's iptables
+    /// binaries, which the agent's container cannot run. Returns whether the mode was changed.
+    pub fn avoid_host_binaries(&mut self) -> bool {
+        let Some(Value::Object(linkerd)) = self.fields.get_mut("linkerd") else {
+            return false;
+        };
+        let mode = linkerd.get("iptables-mode").and_then(Value::as_str);
+        let needs_binaries = matches!(mode, Some("nft" | "legacy" | "plain"));
+        if needs_binaries {
+            linkerd.insert("iptables-mode".into(), json!("auto"));
+        }
+        needs_binaries
+    }
+
+    /// Renders the JSON for the plugin's stdin. `previous` is the `prevResult`, null for none.
+    pub fn stdin(&self, previous: &Value) -> String {
+        let mut fields = self.fields.clone();
+        if !previous.is_null() {
+            fields.insert("prevResult".into(), previous.clone());
+        }
+        Value::Object(fields).to_string()
+    }
+
+    /// Makes the result that the plugin before this one would return for a pod with these
+    /// addresses in the netns `sandbox`. Null if no plugin runs before this one, as when Multus
+    /// calls a standalone config.
+    pub fn previous_result(&self, sandbox: &str, addresses: &[String]) -> Value {
+        if !self.has_previous {
+            return Value::Null;
+        }
+        let shape = version::shape(&self.version);
+        if shape == version::shape(FIRST_VERSION) {
+            return json!({"cniVersion": self.version, "ip4": {"ip": addresses.first()}});
+        }
+        let ips: Vec<Value> = addresses
+            .iter()
+            .map(|address| {
+                let mut ip = json!({"address": address, "interface": 0});
+                // `version` is required up to CNI version 0.4.0 and was removed in 1.0.0.
+                if shape != version::shape(version::CURRENT) {
+                    ip["version"] = json!(if address.contains(':') { "6" } else { "4" });
+                }
+                ip
+            })
+            .collect();
+        json!({
+            "cniVersion": self.version,
+            "interfaces": [{"name": super::INTERFACE, "sandbox": sandbox}],
+            "ips": ips,
+            "dns": {},
+        })
+    }
+
+    /// Whether the config's CNI version has CHECK.
+    pub fn has_check(&self) -> bool {
+        version::allows(&self.version, "0.4.0", "CHECK").is_ok()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LIST: &str = r#"{"name": "net", "cniVersion": "1.0.0", "plugins": [
+        {"type": "bridge"},
+        {"type": "linkerd-cni", "name": "linkerd-cni", "kubernetes": {"kubeconfig": "/kc"},
+         "linkerd": {"iptables-mode": "nft"},
+         "capabilities": {"io.kubernetes.cri.pod-annotations": true}}]}"#;
+
+    #[test]
+    fn stdin_is_the_plugin_entry_with_the_fields_that_a_runtime_adds() {
+        let mut config = PluginConfig::of(LIST).unwrap().for_pod("/proc/1/fd/3");
+        assert!(config.avoid_host_binaries() && !config.avoid_host_binaries());
+        let previous =
+            config.previous_result("/ns", &["192.0.2.1/24".into(), "2001:db8::1/64".into()]);
+        let stdin: Value = serde_json::from_str(&config.stdin(&previous)).unwrap();
+        let wanted = json!({
+            "name": "net",
+            "cniVersion": "1.0.0",
+            "type": "linkerd-cni",
+            "kubernetes": {"kubeconfig": "/proc/1/fd/3"},
+            "linkerd": {"iptables-mode": "auto"},
+            "capabilities": {"io.kubernetes.cri.pod-annotations": true},
+            "runtimeConfig": {"io.kubernetes.cri.pod-annotations":
+                {"linkerd.io/proxy-version": "self-test"}},
+            "prevResult": {
+                "cniVersion": "1.0.0",
+                "interfaces": [{"name": "eth0", "sandbox": "/ns"}],
+                "ips": [{"address": "192.0.2.1/24", "interface": 0},
+                        {"address": "2001:db8::1/64", "interface": 0}],
+                "dns": {},
+            },
+        });
+        assert_eq!(stdin, wanted);
+        assert!(config.has_check());
+    }
+
+    #[test]
+    fn old_cni_versions_get_a_prev_result_of_their_version_and_no_check() {
+        for (version, key, check) in [
+            ("0.2.0", "/ip4/ip", false),
+            ("0.3.1", "/ips/0/version", false),
+            ("0.4.0", "/ips/0/version", true),
+        ] {
+            let config = PluginConfig::of(&LIST.replace("1.0.0", version)).unwrap();
+            let result = config.previous_result("/ns", &["192.0.2.1/24".into()]);
+            assert!(result.pointer(key).is_some(), "{version}: {result}");
+            assert_eq!(config.has_check(), check, "{version}");
+        }
+    }
+
+    #[test]
+    fn a_standalone_config_gets_no_prev_result_as_when_multus_calls_it() {
+        let conf = r#"{"type": "linkerd-cni", "name": "linkerd-cni", "cniVersion": "0.3.1"}"#;
+        let config = PluginConfig::of(conf).unwrap();
+        let previous = config.previous_result("/ns", &["192.0.2.1/24".into()]);
+        let stdin: Value = serde_json::from_str(&config.stdin(&previous)).unwrap();
+        assert_eq!(stdin, serde_json::from_str::<Value>(conf).unwrap());
+        assert!(!config.has_check());
+    }
+
+    #[test]
+    fn a_network_config_without_plugin_entry_has_no_plugin_config() {
+        for text in ["", "{}", r#"{"plugins": [{"type": "bridge"}]}"#] {
+            assert_eq!(PluginConfig::of(text), None);
+        }
+    }
+}
