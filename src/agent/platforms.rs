@@ -16,7 +16,7 @@
 use std::path::{Path, PathBuf};
 
 use super::settings::Settings;
-use crate::conflist::net_dir::{Content, Found, Kind};
+use crate::conflist::net_dir::{ConfigFile, ConfigKind, Content};
 use crate::conflist::{PLUGIN, plugin_types};
 use crate::files;
 
@@ -71,7 +71,7 @@ const PLACES: [Place; 7] = [
 pub fn no_network(settings: &Settings) -> String {
     let holds = |dir: &Path| {
         let names = files::names(dir).unwrap_or_default();
-        names.iter().any(|name| Kind::of(name).is_some())
+        names.iter().any(|name| ConfigKind::of(name).is_some())
     };
     remedy(
         &on_host(settings, &settings.net_dir),
@@ -82,7 +82,7 @@ pub fn no_network(settings: &Settings) -> String {
 }
 
 /// What to do about a bin dir without any plugin of the network `loaded`, if so.
-pub fn no_plugins(settings: &Settings, loaded: &Found) -> Option<String> {
+pub fn no_plugins(settings: &Settings, loaded: &ConfigFile) -> Option<String> {
     let named = plugins(loaded.content.as_ref().ok()?);
     // A link counts, wherever it points: k3s links its plugins to a directory that is not
     // mounted here.

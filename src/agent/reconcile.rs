@@ -21,7 +21,7 @@ use super::handover::{self, Handover};
 use super::self_test::{Proof, Standing, Subject};
 use super::settings::Settings;
 use super::status::Status;
-use crate::conflist::mode::Mode;
+use crate::conflist::mode::ChainMode;
 use crate::conflist::net_dir;
 use crate::conflist::{Entry, PLUGIN};
 pub use pass::{BINARY, CONFLIST, CREDENTIAL, KUBECONFIG, Pass, SELF_TEST};
@@ -29,7 +29,7 @@ pub use pass::{BINARY, CONFLIST, CREDENTIAL, KUBECONFIG, Pass, SELF_TEST};
 /// Keeps the host as it should be. It remembers only what saves work or log lines.
 pub struct Reconciler {
     settings: Arc<Settings>,
-    mode: Mode,
+    mode: ChainMode,
     entry: Entry,
     status: Arc<Status>,
     api: Arc<Api>,
@@ -54,7 +54,7 @@ pub struct Reconciler {
 impl Reconciler {
     pub fn new(
         settings: Arc<Settings>,
-        mode: Mode,
+        mode: ChainMode,
         entry: Entry,
         status: Arc<Status>,
         api: Arc<Api>,

@@ -21,8 +21,8 @@ use super::settings::Settings;
 use crate::conflist::PLUGIN;
 use crate::conflist::net_dir;
 use crate::conflist::plan;
-use crate::conflist::plan::Undo;
-use crate::conflist::saved_state::{Content, Journal};
+use crate::conflist::plan::UnchainStep;
+use crate::conflist::saved_state::{OriginalContent, SavedState};
 use crate::files;
 use look::{Looks, Seen};
 use node_files::NodeFiles;
@@ -162,7 +162,7 @@ fn attempt(
 /// at the same time is left to the next look.
 fn unchain(
     settings: &Settings,
-    journal: &Journal,
+    journal: &SavedState,
     lists: &BTreeSet<String>,
 ) -> Result<(), Vec<String>> {
     let dir = &settings.net_dir;
@@ -195,28 +195,28 @@ fn unchain(
 }
 
 /// Lists the conflists among `lists` that are no longer valid.
-fn damaged(settings: &Settings, journal: &Journal, lists: &BTreeSet<String>) -> Vec<String> {
+fn damaged(settings: &Settings, journal: &SavedState, lists: &BTreeSet<String>) -> Vec<String> {
     let found = net_dir::scan(&settings.net_dir, &settings.kubeconfig_name).unwrap_or_default();
     let undos = plan::unchain(&found, journal, lists);
     undos.into_iter().filter_map(Result::err).collect()
 }
 
 /// The journal, for which a fault of the disk that passes is waited for.
-fn journal(dir: &Path) -> (Journal, Option<String>) {
+fn journal(dir: &Path) -> (SavedState, Option<String>) {
     for _ in 1..TRIES {
-        let loaded = Journal::load(dir);
+        let loaded = SavedState::load(dir);
         if !loaded.0.unread {
             return loaded;
         }
         thread::sleep(PAUSE);
     }
-    Journal::load(dir)
+    SavedState::load(dir)
 }
 
 /// Takes one step back. `before` is what a file held when that was decided.
 pub fn take<'f>(
     dir: &Path,
-    undo: &Undo,
+    undo: &UnchainStep,
     before: impl Fn(&str) -> Option<&'f net_dir::Content>,
 ) -> Result<(), files::Error> {
     let unchanged = |list: &str| match before(list) {
@@ -224,21 +224,21 @@ pub fn take<'f>(
         None => Ok(()),
     };
     match undo {
-        Undo::Cut { name, text } => match before(name) {
+        UnchainStep::Cut { name, text } => match before(name) {
             Some(there) => {
                 let (old, new) = (there.text.as_bytes(), text.as_bytes());
                 files::rewrite(&dir.join(name), old, new, there.access)
             }
             None => Ok(()),
         },
-        Undo::Restore { list, origin } => {
+        UnchainStep::Restore { list, origin } => {
             let path = dir.join(&origin.name);
             unchanged(list)?;
             match &origin.content {
-                Content::Text(text) => {
+                OriginalContent::Text(text) => {
                     files::create(&path, text.as_bytes(), origin.access(), &dir.join(list))?;
                 }
-                Content::Link(target) => files::link(&path, target)?,
+                OriginalContent::Link(target) => files::link(&path, target)?,
             }
             // The original is there before the list goes: the node is never without.
             match origin.name == *list {
@@ -249,7 +249,7 @@ pub fn take<'f>(
                 }
             }
         }
-        Undo::Drop { list } => {
+        UnchainStep::Drop { list } => {
             unchanged(list)?;
             files::remove(&dir.join(list)).map(|_| ())
         }
@@ -271,7 +271,7 @@ mod tests {
             bare: MADE.into(),
             was: None,
             name: "20-net.conf".into(),
-            content: Content::Text("the conf".into()),
+            content: OriginalContent::Text("the conf".into()),
             mode: 0o600,
             uid: Access::own(0).uid,
             gid: Access::own(0).gid,
@@ -286,11 +286,11 @@ mod tests {
             access: Access::own(0o600),
             link: None,
         };
-        let restore = Undo::Restore {
+        let restore = UnchainStep::Restore {
             list: list.clone(),
             origin: origin(),
         };
-        let drop = Undo::Drop { list };
+        let drop = UnchainStep::Drop { list };
         for (undo, name) in [
             (&restore, "20-net.conflist"),
             (&restore, "20-net.conf"),

@@ -16,9 +16,9 @@ use crate::agent::uninstall;
 use crate::agent::uninstall::leftovers;
 use crate::conflist::PLUGIN;
 use crate::conflist::net_dir;
-use crate::conflist::net_dir::Found;
+use crate::conflist::net_dir::ConfigFile;
 use crate::conflist::plan;
-use crate::conflist::saved_state::Journal;
+use crate::conflist::saved_state::SavedState;
 use crate::files;
 use crate::kube::event::{Kind, Message};
 
@@ -41,7 +41,7 @@ impl Reconciler {
         }
         let dir = &settings.net_dir;
         let found = net_dir::scan(dir, &settings.kubeconfig_name)?;
-        let (mut journal, why) = Journal::load(dir);
+        let (mut journal, why) = SavedState::load(dir);
         if let Some(why) = why {
             pass.problem("journal", why);
         }
@@ -49,7 +49,7 @@ impl Reconciler {
         for (name, why) in plan.skipped {
             pass.problem(&dir.join(&name).display().to_string(), why);
         }
-        match plan.bare {
+        match plan.unchained {
             Some(why) if found.is_empty() => {
                 let remedy = platforms::no_network(&settings);
                 pass.problem(CONFLIST, format!("{why}; {remedy}"));
@@ -82,7 +82,7 @@ impl Reconciler {
             let before = content(&found, step.source()).map_or("", |before| &before.text);
             let now = Instant::now();
             // With another entry of ours, pods are not bare.
-            let rival = plan::names_us(before);
+            let rival = plan::calls_plugin(before);
             let fights = match rival {
                 true => &mut self.rivals,
                 false => &mut self.fights,
@@ -132,7 +132,7 @@ impl Reconciler {
     ///
     /// It does find the plugin if an earlier agent, of upstream or not, chained it from this
     /// bin dir: it started this agent's own pod through that chain.
-    fn doubt_bin_dir(&mut self, found: &[Found], pass: &mut Pass) {
+    fn doubt_bin_dir(&mut self, found: &[ConfigFile], pass: &mut Pass) {
         let loaded = plan::loaded(found);
         let doubt = loaded.and_then(|loaded| platforms::no_plugins(&self.settings, loaded));
         let value = doubt.is_some().into();

@@ -2,14 +2,14 @@
 
 use std::path::Path;
 
-use crate::conflist::net_dir::{Content, Found};
+use crate::conflist::net_dir::{ConfigFile, Content};
 use crate::conflist::plan;
 use crate::conflist::plan::Step;
-use crate::conflist::saved_state::Journal;
+use crate::conflist::saved_state::SavedState;
 use crate::files;
 
 /// What the file of that name held when it was looked at, if that could be read.
-pub(super) fn content<'f>(found: &'f [Found], name: &str) -> Option<&'f Content> {
+pub(super) fn content<'f>(found: &'f [ConfigFile], name: &str) -> Option<&'f Content> {
     let file = found.iter().find(|file| file.name == name)?;
     file.content.as_ref().ok()
 }
@@ -17,9 +17,9 @@ pub(super) fn content<'f>(found: &'f [Found], name: &str) -> Option<&'f Content>
 /// Takes one step: first what removal will need, then the list, then what it replaces.
 pub(super) fn take(
     dir: &Path,
-    found: &[Found],
+    found: &[ConfigFile],
     step: &Step,
-    journal: &mut Journal,
+    journal: &mut SavedState,
 ) -> Result<(), files::Error> {
     if let Step::Own {
         name,

@@ -176,7 +176,7 @@ fn attempt(settings: &Settings, end: Instant) -> Result<Tried, Error> {
 /// another plugin calls ours, the one in the first network config that has one.
 fn network(settings: &Settings) -> Result<Network, Error> {
     let found = net_dir::scan(&settings.net_dir, &settings.kubeconfig_name)?;
-    let ours = |file: &net_dir::Found| {
+    let ours = |file: &net_dir::ConfigFile| {
         let content = file.content.as_ref().ok()?;
         Network::of(&content.text)
     };

@@ -132,21 +132,21 @@ const OWN: (&str, &str) = ("LINKERD_CNI_OWN_CONFIG", "true");
 fn the_settings_say_which_files_carry_us() {
     let named = |name: &'static str| (NAME, name);
     for (vars, expected) in [
-        (vec![], Mode::Every),
+        (vec![], ChainMode::Every),
         (
             vec![named("10-x.conflist")],
-            Mode::Only("10-x.conflist".into()),
+            ChainMode::Only("10-x.conflist".into()),
         ),
-        (vec![ALONE], Mode::Standalone(STANDALONE.into())),
-        (vec![ALONE, OWN], Mode::Standalone(STANDALONE.into())),
+        (vec![ALONE], ChainMode::Standalone(STANDALONE.into())),
+        (vec![ALONE, OWN], ChainMode::Standalone(STANDALONE.into())),
         (
             vec![ALONE, named("x.conf")],
-            Mode::Standalone("x.conf".into()),
+            ChainMode::Standalone("x.conf".into()),
         ),
-        (vec![OWN], Mode::Copy(COPY.into())),
+        (vec![OWN], ChainMode::Copy(COPY.into())),
         (
             vec![OWN, named("0.conflist")],
-            Mode::Copy("0.conflist".into()),
+            ChainMode::Copy("0.conflist".into()),
         ),
     ] {
         assert_eq!(

@@ -11,9 +11,9 @@ use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify};
 use crate::conflist;
 use crate::conflist::PLUGIN;
 use crate::conflist::net_dir;
-use crate::conflist::net_dir::Found;
+use crate::conflist::net_dir::ConfigFile;
 use crate::conflist::plan;
-use crate::conflist::saved_state::Journal;
+use crate::conflist::saved_state::SavedState;
 use crate::files;
 
 /// Time between two looks where the kernel announces changes, as some file systems do not.
@@ -55,7 +55,7 @@ impl<'s> Looks<'s> {
     /// for that until `end`.
     pub fn until_quiet(
         &self,
-        journal: &Journal,
+        journal: &SavedState,
         quiet: Duration,
         end: Instant,
     ) -> Result<Seen, files::Error> {
@@ -77,18 +77,18 @@ impl<'s> Looks<'s> {
     }
 
     /// Looks once.
-    fn look(&self, journal: &Journal) -> Result<Seen, files::Error> {
+    fn look(&self, journal: &SavedState) -> Result<Seen, files::Error> {
         let found = match net_dir::scan(self.dir, self.kubeconfig) {
             Err(error) if error.is_missing() => return Ok(Seen::Unnamed),
             found => found?,
         };
-        let named: Vec<&Found> = found.iter().filter(|file| self.names_us(file)).collect();
+        let named: Vec<&ConfigFile> = found.iter().filter(|file| self.names_us(file)).collect();
         let can_unchain = plan::unchain(&found, journal, &Default::default());
-        let can_unchain = |file: &&&Found| {
+        let can_unchain = |file: &&&ConfigFile| {
             let mut undos = can_unchain.iter().flatten();
             undos.any(|undo| undo.list() == file.name)
         };
-        let path = |file: &Found| self.dir.join(&file.name);
+        let path = |file: &ConfigFile| self.dir.join(&file.name);
         if let Some(file) = named.iter().find(can_unchain) {
             return Ok(Seen::Chained(path(file)));
         }
@@ -97,7 +97,7 @@ impl<'s> Looks<'s> {
     }
 
     /// Whether a runtime may find the plugin's name in `file`, also if this agent cannot.
-    fn names_us(&self, file: &Found) -> bool {
+    fn names_us(&self, file: &ConfigFile) -> bool {
         if let Ok(content) = &file.content {
             return conflist::may_call_plugin(&content.text);
         }

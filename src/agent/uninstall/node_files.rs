@@ -10,7 +10,7 @@ use crate::agent::records;
 use crate::agent::settings::Settings;
 use crate::conflist::PLUGIN;
 use crate::conflist::saved_state;
-use crate::conflist::saved_state::Journal;
+use crate::conflist::saved_state::SavedState;
 use crate::files;
 use crate::files::Aside;
 
@@ -21,7 +21,7 @@ pub struct NodeFiles<'s> {
 }
 
 /// All that an uninstall removes besides the plugin entry, kubeconfig first.
-fn paths(settings: &Settings, journal: &Journal) -> Vec<PathBuf> {
+fn paths(settings: &Settings, journal: &SavedState) -> Vec<PathBuf> {
     let programs = Binaries::wanted(settings).unwrap_or_else(|_| vec![PLUGIN.to_owned()]);
     let programs = programs.iter().map(|name| settings.bin_dir.join(name));
     let mut paths: Vec<PathBuf> = [settings.kubeconfig()]
@@ -36,7 +36,7 @@ fn paths(settings: &Settings, journal: &Journal) -> Vec<PathBuf> {
 }
 
 /// Whether one of the files is on the node.
-pub fn exist(settings: &Settings, journal: &Journal) -> bool {
+pub fn exist(settings: &Settings, journal: &SavedState) -> bool {
     let mut paths = paths(settings, journal).into_iter();
     paths.any(|path| !matches!(files::look(&path), Ok(None)))
 }
@@ -45,7 +45,7 @@ impl<'s> NodeFiles<'s> {
     /// Takes the files away from their names.
     pub fn take(
         settings: &'s Settings,
-        journal: &Journal,
+        journal: &SavedState,
         failures: &mut Vec<String>,
     ) -> NodeFiles<'s> {
         let mut asides = Vec::new();
