@@ -114,7 +114,7 @@ fn a_conflist_beside_a_conf_is_overwritten_only_if_the_agent_made_it_and_nobody_
     let changed = made.replace("\"n\"", "\"other\"");
     let known = saved("x.conflist", "x.conf");
     for (name, list, saved, expected) in [
-        ("chained", &*made, &known, vec!["x.conflist"]),
+        ("ours", &*made, &known, vec!["x.conflist"]),
         ("changed since", &changed, &known, vec![]),
         ("not recorded", &made, &SavedState::default(), vec![]),
         ("foreign", LIST, &known, vec!["x.conflist (patched)"]),
@@ -125,11 +125,11 @@ fn a_conflist_beside_a_conf_is_overwritten_only_if_the_agent_made_it_and_nobody_
         let steps = plan.steps.iter().map(|step| match step {
             Step::Patch { name, .. } => format!("{name} (patched)"),
             Step::Convert { list, .. } => list.clone(),
-            Step::Own { name, .. } => format!("{name} (chained)"),
+            Step::Own { name, .. } => format!("{name} (ours)"),
         });
         assert_eq!(steps.collect::<Vec<_>>(), expected, "{name}");
         let left = plan.skipped.contains_key("x.conf");
-        assert_eq!(left, name != "chained", "{name}");
+        assert_eq!(left, name != "ours", "{name}");
     }
 }
 
