@@ -4,7 +4,7 @@
 //! not in the saved state. It holds:
 //!
 //! - conflists that were made from a `.conf`, or that replaced a symbolic link
-//! - files that only the agent writes, which could be mistaken for a network config of others
+//! - names of files that only the agent writes, which look like any network config
 //!
 //! The file lies in the CNI net dir, so that it outlives the agent, and is written before the
 //! conflist.

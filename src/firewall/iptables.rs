@@ -94,7 +94,7 @@ pub fn missing(
             let from = &mut from[rule.chain as usize];
             let left = chain(&lines, rule.chain).skip(*from);
             match order::next(rule.chain, left, |words| *words == wanted) {
-                Some(place) => *from += place + 1,
+                Some(index) => *from += index + 1,
                 None => missing.push(line),
             }
         }

@@ -107,15 +107,15 @@ pub fn missing(redirect: &Redirect, families: &[Family]) -> Result<Vec<String>, 
         }
         let mut next = [0; CHAINS.len()];
         for rule in rules::rules(redirect, family) {
-            let place = &mut next[rule.chain as usize];
-            let there = nft::expressions(&rule).iter().all(|expressions| {
-                let there = found[rule.chain as usize]
-                    .get(*place)
+            let position = &mut next[rule.chain as usize];
+            let is_present = nft::expressions(&rule).iter().all(|expressions| {
+                let matches = found[rule.chain as usize]
+                    .get(*position)
                     .is_some_and(|found| is_rule(found, &rule.comment, expressions));
-                *place += usize::from(there);
-                there
+                *position += usize::from(matches);
+                matches
             });
-            if !there {
+            if !is_present {
                 missing.push(rules::rule_line(&rule));
             }
         }
@@ -143,7 +143,7 @@ pub fn missing_from_iptables(
             let left = found[rule.chain as usize][*from..].iter();
             let wanted = |found: &&ListedRule| found.has_iptables_comment(&rule.comment);
             match order::next(rule.chain, left, wanted) {
-                Some(place) => *from += place + 1,
+                Some(index) => *from += index + 1,
                 None => missing.push(rules::rule_line(&rule)),
             }
         }

@@ -41,7 +41,7 @@ pub(super) fn list_name(conf: &str) -> String {
     format!("{stem}.conflist")
 }
 
-/// Returns whether the agent made `list` from `conf` and nobody else wrote `list` since. If both
+/// Returns whether the agent made `list` from `conf` and no other program wrote it since. If both
 /// exist, the primary CNI wrote `conf` again, or the agent stopped before it removed `conf`.
 fn made_from(list: &ConfigFile, conf: &str, saved: &SavedState) -> bool {
     origin(list, saved).is_some_and(|origin| origin.name == conf)
