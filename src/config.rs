@@ -16,7 +16,7 @@ use serde_json::Value;
 
 use crate::cni::error::{Error, code};
 use crate::cni::object::Object;
-use crate::firewall::Mode;
+use crate::firewall::IptablesMode;
 use crate::ports::PortRange;
 use crate::quote::quote;
 use crate::rules::Redirect;
@@ -119,7 +119,7 @@ pub struct Proxy {
 pub struct Config {
     pub log_level: String,
     pub kubeconfig: PathBuf,
-    pub mode: Mode,
+    pub mode: IptablesMode,
     /// Log the rules and change nothing.
     pub simulate: bool,
     pub ipv6: Ipv6,
@@ -225,13 +225,13 @@ impl Config {
     }
 }
 
-fn mode(value: &Value) -> Option<Mode> {
+fn mode(value: &Value) -> Option<IptablesMode> {
     Some(match value.as_str()? {
-        "" | "auto" => Mode::Auto,
-        "native" => Mode::Native,
-        "nft" => Mode::Nft,
-        "legacy" => Mode::Legacy,
-        "plain" => Mode::Plain,
+        "" | "auto" => IptablesMode::Auto,
+        "native" => IptablesMode::Native,
+        "nft" => IptablesMode::Nft,
+        "legacy" => IptablesMode::Legacy,
+        "plain" => IptablesMode::Plain,
         _ => return None,
     })
 }

@@ -1,8 +1,7 @@
-//! Puts rules into the kernel, and looks whether they are there, in the network
-//! namespace of the calling thread.
+//! Writes redirect rules into the kernel and checks them, in the calling thread's netns.
 //!
-//! Backends that mean the same: nf_tables of the kernel, or the iptables programs of
-//! the host. Which one is the configuration's [`Mode`].
+//! All backends write rules of the same meaning: `native` sends them to nf_tables over netlink; `nft`,
+//! `legacy` and `plain` run the host's iptables programs. [`IptablesMode`] selects the backends.
 
 mod iptables;
 mod native;
@@ -15,28 +14,28 @@ use std::time::Duration;
 use serde::{Serialize, Serializer};
 
 use crate::rules::{self, Family, Redirect, Verdict};
-use iptables::Kind;
+use iptables::Variant;
 
 /// Missing rules that [`describe_missing`] names; a pod without port lists has eight at most.
 const MISSING_NAMED: usize = 10;
 
 /// The setting `iptables-mode`: which backends to try.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Mode {
-    /// The first that works of native, nft and legacy. Also what an absent or empty
-    /// `iptables-mode` means.
+pub enum IptablesMode {
+    /// The first usable backend of native, nft and legacy. Default, also for an empty value.
     #[default]
     Auto,
-    /// nf_tables of the kernel, without any program of the host.
+    /// nf_tables over netlink, without programs of the host.
     Native,
     /// `iptables-nft-restore`.
     Nft,
     /// `iptables-legacy-restore`.
     Legacy,
-    /// `iptables-restore`, whichever kind it is.
+    /// `iptables-restore`, whichever variant that is on the host.
     Plain,
 }
 
+/// Why rules could not be written or listed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     #[error("nf_tables of the kernel: {}", source.desc())]
@@ -65,20 +64,20 @@ pub enum Error {
     NoBackend { errors: Vec<Error> },
 }
 
-/// One way to put rules in place.
+/// A way to write rules into the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Backend {
     Native,
-    Iptables(Kind),
+    Iptables(Variant),
 }
 
 impl fmt::Display for Backend {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Backend::Native => "native",
-            Backend::Iptables(Kind::Nft) => "nft",
-            Backend::Iptables(Kind::Legacy) => "legacy",
-            Backend::Iptables(Kind::Plain) => "plain",
+            Backend::Iptables(Variant::Nft) => "nft",
+            Backend::Iptables(Variant::Legacy) => "legacy",
+            Backend::Iptables(Variant::Plain) => "plain",
         })
     }
 }
@@ -89,24 +88,30 @@ impl Serialize for Backend {
     }
 }
 
-/// Those to try for a mode, in this order.
-fn backends(mode: Mode) -> &'static [Backend] {
+/// Returns the backends to try for a mode, in this order.
+fn backends(mode: IptablesMode) -> &'static [Backend] {
     match mode {
-        Mode::Auto => &[
+        IptablesMode::Auto => &[
             Backend::Native,
-            Backend::Iptables(Kind::Nft),
-            Backend::Iptables(Kind::Legacy),
+            Backend::Iptables(Variant::Nft),
+            Backend::Iptables(Variant::Legacy),
         ],
-        Mode::Native => &[Backend::Native],
-        Mode::Nft => &[Backend::Iptables(Kind::Nft)],
-        Mode::Legacy => &[Backend::Iptables(Kind::Legacy)],
-        Mode::Plain => &[Backend::Iptables(Kind::Plain)],
+        IptablesMode::Native => &[Backend::Native],
+        IptablesMode::Nft => &[Backend::Iptables(Variant::Nft)],
+        IptablesMode::Legacy => &[Backend::Iptables(Variant::Legacy)],
+        IptablesMode::Plain => &[Backend::Iptables(Variant::Plain)],
     }
 }
 
-/// Redirects as `redirect` says, and returns by which backend. Repeating it gives the
-/// same rules once; foreign rules stay. A backend that fails leaves nothing behind.
-pub fn apply(redirect: &Redirect, families: &[Family], mode: Mode) -> Result<Backend, Error> {
+/// Writes the rules of `redirect` and returns the backend that did. Idempotent; foreign rules stay.
+///
+/// # Errors
+/// Fails if no backend of the mode is usable. A backend that fails leaves no rules behind.
+pub fn apply(
+    redirect: &Redirect,
+    families: &[Family],
+    mode: IptablesMode,
+) -> Result<Backend, Error> {
     let mut errors = Vec::new();
     for &backend in backends(mode) {
         let applied = match backend {
@@ -118,12 +123,19 @@ pub fn apply(redirect: &Redirect, families: &[Family], mode: Mode) -> Result<Bac
             Err(error) => errors.push(error),
         }
     }
-    Err(all(errors))
+    Err(combined(errors))
 }
 
-/// The rules of `redirect` that the namespace does not have, as lines of
-/// `iptables-save`. Empty: all are there, in order, by one of the mode's backends.
-pub fn missing(redirect: &Redirect, families: &[Family], mode: Mode) -> Result<Vec<String>, Error> {
+/// Returns the rules of `redirect` that are missing in the netns, as lines of `iptables-save`. Empty
+/// if one backend of the mode finds all rules in order; else the shortest list of all backends.
+///
+/// # Errors
+/// Fails if no backend of the mode can list rules.
+pub fn missing(
+    redirect: &Redirect,
+    families: &[Family],
+    mode: IptablesMode,
+) -> Result<Vec<String>, Error> {
     let mut fewest: Option<Vec<String>> = None;
     let mut errors = Vec::new();
     for &backend in backends(mode) {
@@ -144,55 +156,64 @@ pub fn missing(redirect: &Redirect, families: &[Family], mode: Mode) -> Result<V
             Err(error) => errors.push(error),
         }
     }
-    fewest.ok_or_else(|| all(errors))
+    fewest.ok_or_else(|| combined(errors))
 }
 
-/// What [`survey`] found.
+/// Result of [`survey`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Survey {
-    /// All rules are there.
+    /// All rules are present.
     Right,
-    /// These are missing or changed, as lines of `iptables-save`.
+    /// These rules are missing or changed, as lines of `iptables-save`.
     Wrong(Vec<String>),
-    /// There is a table that only the host's iptables could read.
+    /// Rules may exist in a table that only the host's `iptables-legacy` can read.
     Unreadable,
 }
 
-/// Looks for the rules of `redirect` without any program, whoever put them in place:
-/// our own tables, and those of `iptables-nft`, which are nf_tables too. What
-/// `iptables-legacy` made cannot be read, only that it made something.
+/// Checks for the rules of `redirect` without programs of the host, whichever backend wrote them.
+///
+/// It reads the plugin's tables, and those of `iptables-nft`, which are nf_tables too. Of
+/// `iptables-legacy` it can only tell that a table exists.
+///
+/// # Errors
+/// Fails if the kernel cannot list rules.
 pub fn survey(redirect: &Redirect, families: &[Family]) -> Result<Survey, Error> {
-    let ours = native::missing(redirect, families)?;
+    let missing = native::missing(redirect, families)?;
     Ok(match native::missing_from_iptables(redirect, families)? {
-        // They come first, so that ours, right or not, cannot make up for them.
-        Some(theirs) if !theirs.is_empty() => Survey::Wrong(theirs),
+        // The chains of iptables run before the plugin's, so incomplete rules there matter even if
+        // the plugin's rules are complete.
+        Some(missing) if !missing.is_empty() => Survey::Wrong(missing),
         Some(_) => Survey::Right,
-        None if ours.is_empty() => Survey::Right,
+        None if missing.is_empty() => Survey::Right,
         None if has_legacy_nat() => Survey::Unreadable,
-        None => Survey::Wrong(ours),
+        None => Survey::Wrong(missing),
     })
 }
 
-/// Puts the rules that a [`survey`] found wrong right, without any program: in tables
-/// of our own, and without what is left of those that `iptables-nft` made.
+/// Corrects what [`survey`] reported as wrong, without programs of the host: writes the rules to the
+/// plugin's tables and deletes incomplete rules of `iptables-nft`.
+///
+/// # Errors
+/// Fails if nf_tables is not usable in this kernel.
 pub fn restore(redirect: &Redirect, families: &[Family]) -> Result<(), Error> {
     native::apply(redirect, families)?;
     match native::missing_from_iptables(redirect, families)? {
-        Some(theirs) if !theirs.is_empty() => native::empty_iptables(families),
+        Some(missing) if !missing.is_empty() => native::flush_iptables(families),
         _ => Ok(()),
     }
 }
 
-/// Whether `iptables-legacy` has made its table `nat` in this thread's namespace.
+/// Returns whether `iptables-legacy` created its table `nat` in the calling thread's netns.
 fn has_legacy_nat() -> bool {
     ["ip_tables_names", "ip6_tables_names"].iter().any(|names| {
-        // Absent where the kernel has no such iptables.
+        // The file is missing if the kernel lacks legacy iptables.
         std::fs::read_to_string(format!("/proc/thread-self/net/{names}"))
             .is_ok_and(|names| names.lines().any(|name| name == rules::TABLE))
     })
 }
 
-fn all(mut errors: Vec<Error>) -> Error {
+/// Combines the errors of all backends into one.
+fn combined(mut errors: Vec<Error>) -> Error {
     match errors.len() {
         1 => errors.remove(0),
         _ => Error::NoBackend { errors },
@@ -209,7 +230,7 @@ pub fn describe_missing(missing: &[String]) -> String {
     }
 }
 
-/// Rules as they would be applied, for `simulate`.
+/// Renders the rules as text instead of applying them, for the setting `simulate`.
 pub fn simulate(redirect: &Redirect, families: &[Family]) -> String {
     let mut text = String::new();
     for &family in families {

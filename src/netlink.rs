@@ -1,4 +1,4 @@
-//! Netlink: messages, attributes and the socket that carries them to the kernel.
+//! Netlink: encodes messages and attributes, and exchanges them with the kernel.
 
 pub mod attribute;
 pub mod socket;

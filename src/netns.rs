@@ -1,8 +1,7 @@
-//! Doing something inside a network namespace.
+//! Runs code inside a network namespace (netns).
 //!
-//! A thread enters the namespace, works and ends, so the rest of the process never
-//! leaves the host's and nothing has to be put back. Programs that the thread starts
-//! inherit the namespace.
+//! A thread enters the netns, runs the code and ends. The other threads stay in their netns, so the
+//! process never has to switch back. Programs that the thread starts inherit the netns.
 
 pub mod link;
 
@@ -16,9 +15,10 @@ use std::time::Duration;
 use nix::sched::{CloneFlags, setns, unshare};
 use nix::sys::stat::stat;
 
-/// The namespace of the thread that asks.
+/// Path of the calling thread's netns.
 const OWN: &str = "/proc/thread-self/ns/net";
 
+/// Why code could not run in a netns.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     #[error("cannot make a network namespace: {}", source.desc())]
@@ -46,12 +46,12 @@ pub enum Error {
     },
     #[error("work in network namespace {} took longer than {deadline:?}", path.display())]
     Deadline { path: PathBuf, deadline: Duration },
+    /// The thread panicked.
     #[error("work in network namespace {} ended without a result", path.display())]
     Lost { path: PathBuf },
 }
 
-/// Whether `path` is the namespace that this thread is in. A path that cannot be
-/// looked at is not.
+/// Returns whether `path` is the netns of the calling thread; `false` if `path` is not accessible.
 pub fn is_own(path: &Path) -> bool {
     match (stat(path), stat(OWN)) {
         (Ok(there), Ok(own)) => (there.st_dev, there.st_ino) == (own.st_dev, own.st_ino),
@@ -59,7 +59,10 @@ pub fn is_own(path: &Path) -> bool {
     }
 }
 
-/// Makes a network namespace, which lives as long as it is open or somebody is in it.
+/// Creates a netns. It exists while the file is open or a process is in the netns.
+///
+/// # Errors
+/// Fails if the process lacks CAP_SYS_ADMIN or cannot start a thread.
 pub fn fresh() -> Result<File, Error> {
     let path = PathBuf::from(OWN);
     let thread = thread::Builder::new().name("netns".into()).spawn(|| {
@@ -76,8 +79,11 @@ pub fn fresh() -> Result<File, Error> {
     thread.join().unwrap_or(Err(Error::Lost { path }))
 }
 
-/// Runs `work` inside the namespace at `path` and waits for it at most `deadline`.
-/// After that the caller goes on alone and should end the process.
+/// Runs `work` inside the netns at `path` and waits for it at most `deadline`.
+///
+/// # Errors
+/// Fails if the netns cannot be entered, or with [`Error::Deadline`]. After the deadline, the thread
+/// keeps running and the caller should end the process.
 pub fn run<T: Send + 'static>(
     path: &Path,
     deadline: Duration,
@@ -98,7 +104,7 @@ pub fn run<T: Send + 'static>(
                     path: inside,
                     source,
                 });
-            // Nobody listens any more only after the deadline.
+            // Sending fails only after the deadline, when the receiver is gone.
             let _ = sender.send(entered);
         })
         .map_err(|source| Error::Thread {
@@ -124,14 +130,14 @@ mod tests {
     const SECOND: Duration = Duration::from_secs(1);
 
     #[test]
-    fn the_own_namespace_is_recognised_and_others_are_not() {
+    fn the_netns_of_the_thread_is_recognised_and_others_are_not() {
         assert!(is_own(Path::new("/proc/self/ns/net")));
         assert!(!is_own(Path::new("/proc/self/ns/uts")));
         assert!(!is_own(Path::new("/no/such/namespace")));
     }
 
     #[test]
-    fn what_is_no_namespace_is_named() {
+    fn errors_name_the_path_that_is_not_a_netns() {
         let missing = run(Path::new("/no/such/namespace"), SECOND, || ()).unwrap_err();
         assert_eq!(
             missing.to_string(),

@@ -1,8 +1,8 @@
-//! A [`Redirect`] as ordered rules: data that [`crate::firewall`] puts in place, that
-//! CHECK compares with, and that tests read. No effects.
+//! Turns a [`Redirect`] into ordered rules. Pure: [`crate::firewall`] applies and checks the rules.
 //!
-//! Chains, order and comments are upstream's (contract 5), so that what an operator
-//! sees in `iptables-save` stays the same.
+//! Chains, order and comments are upstream's. With an iptables backend, `iptables-save` therefore
+//! shows the same rules as with upstream. The backend `native` writes them to a table of its own,
+//! which `nft list ruleset` shows.
 
 mod iptables;
 pub mod nft;
@@ -13,53 +13,54 @@ use ipnet::IpNet;
 
 use crate::ports::{self, PortRange};
 
-/// What a meshed pod's traffic is to do.
+/// How to redirect the traffic of a meshed pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Redirect {
-    /// Port on which the proxy takes inbound connections, usually 4143.
+    /// Port on which the proxy accepts inbound connections, usually 4143.
     pub inbound_port: u16,
-    /// Port on which the proxy takes outbound connections, usually 4140.
+    /// Port on which the proxy accepts outbound connections, usually 4140.
     pub outbound_port: u16,
-    /// Connections of this user are the proxy's own and stay as they are.
+    /// User ID of the proxy. Connections of this user are not redirected.
     pub proxy_uid: Option<u32>,
-    /// The same for this group.
+    /// Group ID of the proxy. Connections of this group are not redirected.
     pub proxy_gid: Option<u32>,
-    /// Inbound ports that go to the proxy; empty means all.
+    /// Inbound ports to redirect. Empty means all ports.
     pub ports_to_redirect: Vec<u16>,
-    /// Inbound ports that go past the proxy.
+    /// Inbound ports that are not redirected.
     pub skip_inbound: Vec<PortRange>,
-    /// Outbound ports that go past the proxy.
+    /// Outbound ports that are not redirected.
     pub skip_outbound: Vec<PortRange>,
-    /// Inbound connections from here go past the proxy.
+    /// Inbound connections from these subnets are not redirected.
     pub skip_subnets: Vec<Subnet>,
 }
 
-/// A subnet, and how its author wrote it.
+/// A subnet, and its text in the annotation, which the rule's comment quotes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Subnet {
     pub net: IpNet,
     pub text: String,
 }
 
+/// An address family.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Family {
     Ipv4,
     Ipv6,
 }
 
-/// The chains of table `nat` that rules stand in.
+/// A chain that holds rules.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Chain {
     Prerouting,
     Output,
-    /// Ours, for inbound connections.
+    /// Linkerd's chain for inbound connections.
     ProxyInitRedirect,
-    /// Ours, for outbound connections.
+    /// Linkerd's chain for outbound connections.
     ProxyInitOutput,
 }
 
 impl Chain {
-    /// Our own chains; the others are the kernel's.
+    /// Linkerd's chains. The others are built into table `nat` and can hold foreign rules.
     pub const OURS: [Chain; 2] = [Chain::ProxyInitRedirect, Chain::ProxyInitOutput];
 
     pub fn name(self) -> &'static str {
@@ -76,25 +77,28 @@ impl Chain {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Match {
     Tcp,
-    /// One of at most fifteen destination ports.
+    /// Destination port in one of these ranges, at most 15 ports, where a range counts as two.
     Ports(Vec<PortRange>),
-    /// Exactly this destination port.
+    /// This destination port.
     Port(u16),
     Source(IpNet),
     Uid(u32),
     Gid(u32),
-    /// Leaves through `lo`.
+    /// The packet leaves through the interface `lo`.
     Loopback,
 }
 
+/// What happens to a packet that matches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
+    /// Continues in the calling chain, so that the packet is not redirected.
     Return,
-    /// To this port of the pod itself.
+    /// Redirects the connection to this port of the pod.
     Redirect(u16),
     Jump(Chain),
 }
 
+/// One rule: a packet that meets all `matches` gets the `verdict`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rule {
     pub chain: Chain,
@@ -103,8 +107,8 @@ pub struct Rule {
     pub comment: String,
 }
 
-/// The rules of `redirect` for one address family, in the order they are applied in.
-/// The jumps into our chains come last, so that nothing is redirected before all is.
+/// Returns the rules of `redirect` for one address family, in the order in which they are written.
+/// The jumps to Linkerd's chains come last, so that no packet meets an incomplete chain.
 pub fn rules(redirect: &Redirect, family: Family) -> Vec<Rule> {
     let mut rules = inbound(redirect, family);
     rules.extend(outbound(redirect));
@@ -132,7 +136,7 @@ fn inbound(redirect: &Redirect, family: Family) -> Vec<Rule> {
         );
         if of_family {
             let comment = format!("ignore-subnet-{}", subnet.text);
-            // iptables does not print a condition that everything meets.
+            // iptables omits the condition `-s 0.0.0.0/0`, which every packet meets.
             let from = (subnet.net.prefix_len() > 0).then_some(Match::Source(subnet.net));
             rules.push(rule(
                 chain,

@@ -14,8 +14,8 @@ use serde_json::Value;
 use tracing::info;
 
 use crate::conflist;
-use crate::conflist::net_dir::Found;
-use crate::conflist::{Entry, List};
+use crate::conflist::net_dir::ConfigFile;
+use crate::conflist::{Conflist, Entry};
 use crate::files;
 use crate::files::Access;
 
@@ -68,10 +68,10 @@ fn is_upstream(kubeconfig: &[u8]) -> bool {
 /// an entry that differs from `entry` and lacks `agent-namespace`, which agents of this
 /// project set. This agent replaces such an entry in each pass, so the upstream agent that
 /// wrote it is still running.
-pub fn upstream_chains(found: &[Found], entry: &Entry) -> bool {
+pub fn upstream_chains(found: &[ConfigFile], entry: &Entry) -> bool {
     let texts = found.iter().filter_map(|file| file.content.as_ref().ok());
     texts
-        .filter(|content| !List::read(&content.text).is_ok_and(|list| list.carries(entry)))
+        .filter(|content| !Conflist::read(&content.text).is_ok_and(|list| list.carries(entry)))
         .filter_map(|content| conflist::plugin_entry(&content.text))
         .filter_map(|found| serde_json::from_str::<Value>(found.text).ok())
         .any(|entry| entry["linkerd"]["agent-namespace"].is_null())

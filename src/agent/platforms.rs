@@ -18,7 +18,7 @@
 use std::path::{Path, PathBuf};
 
 use super::settings::Settings;
-use crate::conflist::net_dir::{Content, Found, Kind};
+use crate::conflist::net_dir::{ConfigFile, ConfigKind, Content};
 use crate::conflist::{PLUGIN, plugin_types};
 use crate::files;
 
@@ -74,7 +74,7 @@ const PLATFORMS: [Platform; 7] = [
 pub fn no_network(settings: &Settings) -> String {
     let holds = |dir: &Path| {
         let names = files::names(dir).unwrap_or_default();
-        names.iter().any(|name| Kind::of(name).is_some())
+        names.iter().any(|name| ConfigKind::of(name).is_some())
     };
     remedy(
         &on_host(settings, &settings.net_dir),
@@ -86,7 +86,7 @@ pub fn no_network(settings: &Settings) -> String {
 
 /// Returns a warning with the remedy if the bin dir holds none of the plugins that the active
 /// conflist `loaded` names. The agent's own plugin does not count.
-pub fn no_plugins(settings: &Settings, loaded: &Found) -> Option<String> {
+pub fn no_plugins(settings: &Settings, loaded: &ConfigFile) -> Option<String> {
     let plugins = other_plugins(loaded.content.as_ref().ok()?);
     // A symbolic link counts even if its target is missing here: on k3s the plugins are links
     // into a directory that is not mounted in the agent's container.

@@ -24,7 +24,7 @@ use super::handover::{self, Handover};
 use super::self_test::{SelfTest, SelfTestState, Subject};
 use super::settings::Settings;
 use super::status::Status;
-use crate::conflist::mode::Mode;
+use crate::conflist::mode::ChainMode;
 use crate::conflist::net_dir;
 use crate::conflist::{Entry, PLUGIN};
 pub use pass::{BINARY, CONFLIST, CREDENTIAL, KUBECONFIG, Pass, SELF_TEST};
@@ -33,7 +33,7 @@ pub use pass::{BINARY, CONFLIST, CREDENTIAL, KUBECONFIG, Pass, SELF_TEST};
 /// passes only saves work, log lines and writes under contention.
 pub struct Reconciler {
     settings: Arc<Settings>,
-    mode: Mode,
+    mode: ChainMode,
     entry: Entry,
     status: Arc<Status>,
     api: Arc<Api>,
@@ -62,7 +62,7 @@ pub struct Reconciler {
 impl Reconciler {
     pub fn new(
         settings: Arc<Settings>,
-        mode: Mode,
+        mode: ChainMode,
         entry: Entry,
         status: Arc<Status>,
         api: Arc<Api>,

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use tracing::level_filters::LevelFilter;
 
-use crate::conflist::mode::Mode;
+use crate::conflist::mode::ChainMode;
 use crate::kube::kubeconfig::SERVICE_ACCOUNT_DIR;
 use crate::log;
 
@@ -191,15 +191,15 @@ impl Settings {
     ///
     /// # Errors
     /// If `conf_name` is not a valid file name for that mode.
-    pub fn mode(&self) -> Result<Mode, Error> {
+    pub fn mode(&self) -> Result<ChainMode, Error> {
         let name = self.conf_name.as_deref();
-        Mode::choose(name, self.chained, self.own_config, &self.kubeconfig_name).map_err(|why| {
-            Error::Value {
+        ChainMode::choose(name, self.chained, self.own_config, &self.kubeconfig_name).map_err(
+            |why| Error::Value {
                 name: "LINKERD_CNI_CONF_NAME",
                 value: name.unwrap_or_default().to_owned(),
                 message: why.into(),
-            }
-        })
+            },
+        )
     }
 
     /// Returns the path of the kubeconfig in the agent's container.

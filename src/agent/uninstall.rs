@@ -27,8 +27,8 @@ use super::settings::Settings;
 use crate::conflist::PLUGIN;
 use crate::conflist::net_dir;
 use crate::conflist::plan;
-use crate::conflist::plan::Undo;
-use crate::conflist::saved_state::{Content, Journal};
+use crate::conflist::plan::UnchainStep;
+use crate::conflist::saved_state::{OriginalContent, SavedState};
 use crate::files;
 use net_dir_watch::{NetDirWatch, PluginReference};
 use node_files::NodeFiles;
@@ -174,7 +174,7 @@ fn attempt(
 /// the same time, that config is left to the caller's next attempt.
 fn unchain(
     settings: &Settings,
-    journal: &Journal,
+    journal: &SavedState,
     lists: &BTreeSet<String>,
 ) -> Result<(), Vec<String>> {
     let dir = &settings.net_dir;
@@ -209,7 +209,7 @@ fn unchain(
 /// Describes each conflist among `lists` that is invalid.
 fn invalid_conflists(
     settings: &Settings,
-    journal: &Journal,
+    journal: &SavedState,
     lists: &BTreeSet<String>,
 ) -> Vec<String> {
     let found = net_dir::scan(&settings.net_dir, &settings.kubeconfig_name).unwrap_or_default();
@@ -218,22 +218,22 @@ fn invalid_conflists(
 }
 
 /// Loads the saved state. Retries, because a read error may be temporary.
-fn journal(dir: &Path) -> (Journal, Option<String>) {
+fn journal(dir: &Path) -> (SavedState, Option<String>) {
     for _ in 1..ATTEMPTS {
-        let loaded = Journal::load(dir);
+        let loaded = SavedState::load(dir);
         if !loaded.0.unread {
             return loaded;
         }
         thread::sleep(READ_RETRY);
     }
-    Journal::load(dir)
+    SavedState::load(dir)
 }
 
 /// Applies one step of an uninstall in `dir`. `before` returns what a file held when the step was
 /// decided. Fails with [`files::Error::Raced`] if another program has changed a file since then.
 pub fn apply_undo<'f>(
     dir: &Path,
-    undo: &Undo,
+    undo: &UnchainStep,
     before: impl Fn(&str) -> Option<&'f net_dir::Content>,
 ) -> Result<(), files::Error> {
     let unchanged = |list: &str| match before(list) {
@@ -241,21 +241,21 @@ pub fn apply_undo<'f>(
         None => Ok(()),
     };
     match undo {
-        Undo::Cut { name, text } => match before(name) {
+        UnchainStep::Cut { name, text } => match before(name) {
             Some(content) => {
                 let (old, new) = (content.text.as_bytes(), text.as_bytes());
                 files::rewrite(&dir.join(name), old, new, content.access)
             }
             None => Ok(()),
         },
-        Undo::Restore { list, origin } => {
+        UnchainStep::Restore { list, origin } => {
             let path = dir.join(&origin.name);
             unchanged(list)?;
             match &origin.content {
-                Content::Text(text) => {
+                OriginalContent::Text(text) => {
                     files::create(&path, text.as_bytes(), origin.access(), &dir.join(list))?;
                 }
-                Content::Link(target) => files::link(&path, target)?,
+                OriginalContent::Link(target) => files::link(&path, target)?,
             }
             // The original file is restored before the conflist is removed, so that the node
             // always has a network config.
@@ -267,7 +267,7 @@ pub fn apply_undo<'f>(
                 }
             }
         }
-        Undo::Drop { list } => {
+        UnchainStep::Drop { list } => {
             unchanged(list)?;
             files::remove(&dir.join(list)).map(|_| ())
         }
@@ -289,7 +289,7 @@ mod tests {
             bare: MADE.into(),
             was: None,
             name: "20-net.conf".into(),
-            content: Content::Text("the conf".into()),
+            content: OriginalContent::Text("the conf".into()),
             mode: 0o600,
             uid: Access::own(0).uid,
             gid: Access::own(0).gid,
@@ -304,11 +304,11 @@ mod tests {
             access: Access::own(0o600),
             link: None,
         };
-        let restore = Undo::Restore {
+        let restore = UnchainStep::Restore {
             list: list.clone(),
             origin: origin(),
         };
-        let drop = Undo::Drop { list };
+        let drop = UnchainStep::Drop { list };
         for (undo, name) in [
             (&restore, "20-net.conflist"),
             (&restore, "20-net.conf"),

@@ -296,7 +296,7 @@ fn unknown_keys_nulls_and_duplicates_do_not_matter() {
     let redirect = redirect(&config, &[]).unwrap();
     assert_eq!(redirect.inbound_port, 4143);
     assert_eq!(redirect.ports_to_redirect, [8080, 9090]);
-    assert_eq!(config.mode, Mode::Auto);
+    assert_eq!(config.mode, IptablesMode::Auto);
 }
 
 #[test]

@@ -1,10 +1,10 @@
-//! Lists that nobody wrote: odd white space, escapes, numbers, nesting and old entries.
+//! Chains to generated conflists: odd white space, escapes, numbers, nesting and old entries.
 
 use serde_json::Value;
 
 use super::*;
 
-/// Marsaglia's xorshift, so that each run makes the same lists.
+/// Marsaglia's xorshift with a fixed seed, so that each run generates the same conflists.
 struct Random(u64);
 
 impl Random {
@@ -100,14 +100,14 @@ fn entry() -> Entry {
 }
 
 #[test]
-fn what_is_put_into_any_list_and_taken_out_leaves_every_byte_as_it_was() {
+fn unchaining_restores_any_conflist_byte_for_byte() {
     let mut random = Random(88_172_645_463_325_252);
     for turn in 0..5_000 {
         let kinds = ["calico", "portmap", "tuning"];
         let original = random.list(&kinds[..1 + turn % 3]);
-        let list = List::parse(&original).unwrap_or_else(|why| panic!("{why}: {original}"));
+        let list = Conflist::parse(&original).unwrap_or_else(|why| panic!("{why}: {original}"));
         let with = list.with(&entry());
-        let patched = List::parse(&with).unwrap_or_else(|why| panic!("{why}: {with}"));
+        let patched = Conflist::parse(&with).unwrap_or_else(|why| panic!("{why}: {with}"));
         assert!(patched.carries(&entry()), "{original}\n{with}");
         assert_eq!(patched.without(), original);
         assert_eq!(patched.with(&entry()), with);
@@ -115,7 +115,7 @@ fn what_is_put_into_any_list_and_taken_out_leaves_every_byte_as_it_was() {
 }
 
 #[test]
-fn old_entries_anywhere_in_any_list_give_way_to_one_and_the_others_keep_their_meaning() {
+fn chaining_replaces_old_plugin_entries_and_keeps_the_other_plugins() {
     let mut random = Random(88_172_645_463_325_252);
     for turn in 0..2_000 {
         let mut kinds = vec!["calico", "portmap"];
@@ -123,7 +123,7 @@ fn old_entries_anywhere_in_any_list_give_way_to_one_and_the_others_keep_their_me
             kinds.insert(random.below(kinds.len() + 1), PLUGIN);
         }
         let original = random.list(&kinds);
-        let with = List::parse(&original).unwrap().with(&entry());
+        let with = Conflist::parse(&original).unwrap().with(&entry());
         let plugins = |text: &str| -> Vec<Value> {
             let value: Value = serde_json::from_str(text).unwrap();
             value["plugins"].as_array().unwrap().clone()
@@ -132,7 +132,7 @@ fn old_entries_anywhere_in_any_list_give_way_to_one_and_the_others_keep_their_me
         expected.retain(|plugin| plugin["type"] != PLUGIN);
         expected.push(entry().value);
         assert_eq!(plugins(&with), expected, "{original}");
-        let without = List::parse(&with).unwrap().without();
+        let without = Conflist::parse(&with).unwrap().without();
         assert_eq!(plugins(&without), expected[..2], "{original}");
     }
 }

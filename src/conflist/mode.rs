@@ -1,67 +1,63 @@
-//! Which of the node's network configurations carry us.
+//! Which of the node's network configs get the plugin entry.
 
-use super::net_dir::Kind;
+use super::net_dir::ConfigKind;
 
-/// The file of a standalone configuration, unless told otherwise. A directory that a
-/// runtime reads has its networks under names that start with a digit, so this one sorts
-/// behind them; in Multus' own directory the order means nothing.
+/// Default file name of a standalone config. In the CNI net dir, network configs usually start with
+/// a digit, so a runtime loads them before this one. Multus ignores the order in its directory.
 pub const STANDALONE: &str = "linkerd-cni.conf";
 
-/// The copy's file, unless told otherwise: before all that start with two digits.
+/// Default file name of the copy. It sorts before other names that start with two digits.
 pub const COPY: &str = "00-linkerd-cni.conflist";
 
-/// How our plugin gets to be called.
+/// Which files call the plugin.
 ///
-/// From one mode to another, also over a restart: first the new one's file is right, and
-/// only then goes what the other one left. A node is never bare in between.
+/// When the mode changes, also across a restart, the agent first writes the file of the new mode
+/// and then removes what the old mode left. So the node stays chained in between.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Mode {
-    /// In every list, as upstream has it; the one that the runtime loads decides whether
-    /// the node is ready.
+pub enum ChainMode {
+    /// Every conflist, as upstream does. The agent is ready once the active one has the entry.
     Every,
-    /// In this file alone, also before it exists. A `.conf` becomes a list of its name.
+    /// Only this file, which may not exist yet. A `.conf` is replaced by a `.conflist` of its name.
     Only(String),
-    /// In a configuration of our own with this name, which another plugin calls after the
-    /// node's network, such as Multus on OpenShift. No other file is touched.
+    /// A standalone config with this name. Another plugin, such as Multus on OpenShift, calls it
+    /// after the primary CNI. No other file is changed.
     ///
-    /// A runtime must not find it first, or pods get no network but us: it belongs into
-    /// Multus' directory, not into the one that the runtime reads.
+    /// It belongs into Multus' directory. In the directory that the runtime reads it could become
+    /// the active network config, and pods would get no network.
     Standalone(String),
-    /// In a copy, with this name, of the network that the runtime would load without it.
+    /// A copy, with this name, of the network config that would be active without the copy.
     ///
-    /// The copy follows the network's own file, which is never written. While that file
-    /// is there but cannot be read, as in the middle of being written, the copy stays what
-    /// it was. If the file goes, so does the copy: a runtime must not be handed a network
-    /// that is gone, and without us it would not be.
+    /// The copy follows the original, which is never written. While the original exists but is
+    /// invalid, for example half written, the copy stays unchanged. If the original is removed, so
+    /// is the copy: a runtime must not load the config of a network that no longer exists.
     Copy(String),
 }
 
-impl Mode {
-    /// Chooses the mode for the settings `chained` and `own_config`, and the file name
-    /// `conf_name`, if one is set. A standalone configuration has nothing to copy, so
-    /// `chained: false` wins over `own_config`.
+impl ChainMode {
+    /// Selects the mode for the settings `chained` and `own_config`, and the file name `conf_name`
+    /// if one is set. `chained: false` wins over `own_config`, as a standalone config copies nothing.
     ///
     /// # Errors
-    /// Says why `conf_name` cannot be the name of that mode's file.
+    /// Says why `conf_name` is not a valid file name in that mode.
     pub fn choose(
         conf_name: Option<&str>,
         chained: bool,
         own_config: bool,
         kubeconfig_name: &str,
-    ) -> Result<Mode, &'static str> {
+    ) -> Result<ChainMode, &'static str> {
         let or = |default: &str| conf_name.unwrap_or(default).to_owned();
         let mode = match (conf_name, chained, own_config) {
-            (_, false, _) => Mode::Standalone(or(STANDALONE)),
-            (_, true, true) => Mode::Copy(or(COPY)),
-            (Some(name), true, false) => Mode::Only(name.to_owned()),
-            (None, true, false) => Mode::Every,
+            (_, false, _) => ChainMode::Standalone(or(STANDALONE)),
+            (_, true, true) => ChainMode::Copy(or(COPY)),
+            (Some(name), true, false) => ChainMode::Only(name.to_owned()),
+            (None, true, false) => ChainMode::Every,
         };
         let Some(name) = conf_name else {
             return Ok(mode);
         };
-        match (&mode, Kind::of(name)) {
+        match (&mode, ConfigKind::of(name)) {
             (_, None) => Err("ends in none of .conflist, .conf and .json, so no runtime loads it"),
-            (Mode::Copy(_), Some(Kind::Conf | Kind::Json)) => {
+            (ChainMode::Copy(_), Some(ConfigKind::Conf | ConfigKind::Json)) => {
                 Err("does not end in .conflist, as the copy of a chain must")
             }
             _ if name == kubeconfig_name => Err("is the name of the kubeconfig"),
@@ -69,11 +65,11 @@ impl Mode {
         }
     }
 
-    /// The file that is ours as a whole, if there is one.
+    /// Returns the name of the file that only the agent writes, if the mode has one.
     pub fn own(&self) -> Option<&str> {
         match self {
-            Mode::Standalone(name) | Mode::Copy(name) => Some(name),
-            Mode::Every | Mode::Only(_) => None,
+            ChainMode::Standalone(name) | ChainMode::Copy(name) => Some(name),
+            ChainMode::Every | ChainMode::Only(_) => None,
         }
     }
 }

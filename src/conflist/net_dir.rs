@@ -1,79 +1,83 @@
-//! The host's directory of network configurations, as it is now.
+//! Reads the network configs in the CNI net dir of the host.
 
 use std::path::{Path, PathBuf};
 
 use crate::files;
 use crate::files::Access;
 
-/// What the extension promises to a runtime.
+/// The form of a network config, which runtimes tell by the file extension.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum ConfigKind {
     /// `.conflist`: a list of plugins.
-    List,
+    Conflist,
     /// `.conf`: one plugin.
     Conf,
-    /// `.json`: one plugin, which upstream never looks at though runtimes do (D-21).
+    /// `.json`: one plugin. Runtimes load it, but upstream's agent ignores it.
     Json,
 }
 
-impl Kind {
-    /// The kind of a file by its name, as runtimes tell it: by the exact extension.
-    pub fn of(name: &str) -> Option<Kind> {
+impl ConfigKind {
+    /// Returns the form of the file `name`. Like in runtimes, the extension must match exactly.
+    pub fn of(name: &str) -> Option<ConfigKind> {
         match name.rsplit_once('.')?.1 {
-            "conflist" => Some(Kind::List),
-            "conf" => Some(Kind::Conf),
-            "json" => Some(Kind::Json),
+            "conflist" => Some(ConfigKind::Conflist),
+            "conf" => Some(ConfigKind::Conf),
+            "json" => Some(ConfigKind::Json),
             _ => None,
         }
     }
 }
 
-/// A file with the name of a network configuration.
+/// A file that is a network config by its name.
 #[derive(Clone, Debug)]
-pub struct Found {
+pub struct ConfigFile {
     pub name: String,
-    pub kind: Kind,
-    /// The file, or why it cannot be read.
+    pub kind: ConfigKind,
+    /// The content, or why it cannot be read.
     pub content: Result<Content, String>,
 }
 
-/// A file that could be read.
+/// Content and metadata of a readable file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Content {
     pub text: String,
     pub access: Access,
-    /// Where the name points, if it is a symbolic link.
+    /// Target of the symbolic link, if the file is one.
     pub link: Option<PathBuf>,
 }
 
-/// Reads all configurations in `dir`, in the order in which runtimes sort them, but for
-/// our kubeconfig, which may end in `.json`.
-pub fn scan(dir: &Path, kubeconfig: &str) -> Result<Vec<Found>, files::Error> {
+/// Reads all network configs in `dir`, in name order, in which runtimes look for the first valid
+/// one. The agent's `kubeconfig`, which may end in `.json`, is left out.
+///
+/// # Errors
+/// Fails if `dir` cannot be listed. A file that cannot be read is returned with the reason.
+pub fn scan(dir: &Path, kubeconfig: &str) -> Result<Vec<ConfigFile>, files::Error> {
     let mut found = Vec::new();
     for name in files::names(dir)? {
-        let Some(kind) = Kind::of(&name).filter(|_| name != kubeconfig) else {
+        let Some(kind) = ConfigKind::of(&name).filter(|_| name != kubeconfig) else {
             continue;
         };
         match content(&dir.join(&name)) {
-            // Gone since the directory was listed; its removal wakes us again.
+            // Removed since the directory was listed. The watch reports that as a change.
             Ok(None) => {}
-            Ok(Some(content)) => found.push(Found {
+            Ok(Some(content)) => found.push(ConfigFile {
                 name,
                 kind,
                 content: Ok(content),
             }),
-            Err(why) => found.push(Found {
+            Err(reason) => found.push(ConfigFile {
                 name,
                 kind,
-                content: Err(why),
+                content: Err(reason),
             }),
         }
     }
     Ok(found)
 }
 
+/// Reads the file at `path`; `None` if it is missing. Fails with the reason as text.
 fn content(path: &Path) -> Result<Option<Content>, String> {
-    let says = |error: files::Error| match error {
+    let describe = |error: files::Error| match error {
         files::Error::Unfit { what, .. } => what.to_owned(),
         files::Error::Io { source, .. } => {
             let remedy = files::remedy("read", &source);
@@ -81,11 +85,11 @@ fn content(path: &Path) -> Result<Option<Content>, String> {
         }
         error => error.to_string(),
     };
-    let Some(metadata) = files::look(path).map_err(says)? else {
+    let Some(metadata) = files::look(path).map_err(describe)? else {
         return Ok(None);
     };
     let link = match metadata.is_symlink() {
-        true => Some(files::target(path).map_err(says)?),
+        true => Some(files::target(path).map_err(describe)?),
         false => None,
     };
     let (bytes, access) = match files::read(path) {
@@ -93,7 +97,7 @@ fn content(path: &Path) -> Result<Option<Content>, String> {
             return Err("is a link to nothing".into());
         }
         Err(error) if error.is_missing() => return Ok(None),
-        result => result.map_err(says)?,
+        result => result.map_err(describe)?,
     };
     let text = String::from_utf8(bytes).map_err(|_| "is not UTF-8".to_owned())?;
     Ok(Some(Content { text, access, link }))
@@ -104,12 +108,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_the_exact_last_extension_counts() {
+    fn only_the_exact_last_extension_makes_a_network_config() {
         for (name, kind) in [
-            ("10-x.conflist", Some(Kind::List)),
-            (".x.conflist", Some(Kind::List)),
-            ("10-x.conf", Some(Kind::Conf)),
-            ("10-x.json", Some(Kind::Json)),
+            ("10-x.conflist", Some(ConfigKind::Conflist)),
+            (".x.conflist", Some(ConfigKind::Conflist)),
+            ("10-x.conf", Some(ConfigKind::Conf)),
+            ("10-x.json", Some(ConfigKind::Json)),
             ("10-x.CONF", None),
             ("10-x.conflist.bak", None),
             ("10-x.conflist.cilium_bak", None),
@@ -118,7 +122,7 @@ mod tests {
             (".linkerd-cni.1.2.3.tmp", None),
             ("conf", None),
         ] {
-            assert_eq!(Kind::of(name), kind, "{name}");
+            assert_eq!(ConfigKind::of(name), kind, "{name}");
         }
     }
 }

@@ -1,9 +1,13 @@
-//! What cannot be got back from a patched list alone: the file it was made from.
+//! The saved state: the original files that uninstall cannot restore from a conflist alone.
 //!
-//! Taking our entry out of a list gives the owner's bytes back, so most lists need no
-//! record. A list that was made from a `.conf`, or that replaced a symbolic link, does;
-//! so does a file that is ours as a whole, or it could be taken for a network's.
-//! The record lies in the net dir, survives the agent, and is written before the list.
+//! Cutting the plugin entry out of a conflist restores its original bytes, so most conflists are
+//! not in the saved state. It holds:
+//!
+//! - conflists that were made from a `.conf`, or that replaced a symbolic link
+//! - names of files that only the agent writes, which look like any network config
+//!
+//! The file lies in the CNI net dir, so that it outlives the agent, and is written before the
+//! conflist.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -13,52 +17,53 @@ use serde::{Deserialize, Serialize};
 use crate::files;
 use crate::files::Access;
 
-/// No runtime loads a file of this name.
+/// File name in the CNI net dir. Runtimes ignore it for its extension.
 pub const NAME: &str = ".linkerd-cni-state";
 
+/// Version of the file format. A file with a higher version is not used.
 const VERSION: u32 = 1;
 
-/// Files by their names.
+/// The saved state of a node, keyed by file name.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Journal {
+pub struct SavedState {
     version: u32,
+    /// Conflists with the original that each was made from.
     pub lists: BTreeMap<String, Origin>,
-    /// The files that are ours as a whole, each with the name of the one that it is a
-    /// copy of, if it is one.
+    /// Files that only the agent writes. The value names the original if the file is a copy.
     #[serde(default)]
     pub own: BTreeMap<String, Option<String>>,
-    /// There is one on the host that cannot be read now, and is not to be written over.
+    /// Whether the file on the host exists but reading it failed. Then it must not be overwritten.
     #[serde(skip)]
     pub unread: bool,
 }
 
-/// What a list was made from.
+/// The file that a conflist was made from.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Origin {
-    /// The list as it is without our entry. As long as it is that, nobody else wrote it.
+    /// The conflist without the plugin entry. While this matches, no other program wrote it.
     pub bare: String,
-    /// The same of the list that this one replaces. An agent that was killed before it
-    /// wrote the new list left that one.
+    /// `bare` of the conflist that this one replaces. If the agent is killed before it writes the
+    /// new conflist, the old one remains and matches this.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub was: Option<String>,
-    /// The name of the file that was there.
+    /// Name of the original file.
     pub name: String,
-    pub content: Content,
+    pub content: OriginalContent,
     pub mode: u32,
     pub uid: u32,
     pub gid: u32,
 }
 
-/// What the file was.
+/// What the original file was: a regular file with this text, or a link to this path.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Content {
+pub enum OriginalContent {
     Text(String),
     Link(PathBuf),
 }
 
 impl Origin {
-    /// Who could do what with the file.
+    /// Returns mode and owner of the original file.
     pub fn access(&self) -> Access {
         Access {
             mode: self.mode,
@@ -68,14 +73,14 @@ impl Origin {
     }
 }
 
-impl Journal {
-    /// Reads the journal in `dir`, and says why if that was in vain. There being none is
-    /// an empty one.
-    pub fn load(dir: &Path) -> (Journal, Option<String>) {
+impl SavedState {
+    /// Reads the saved state in `dir`. Without a usable file it is empty, and unless the file is
+    /// just missing, the reason is returned too.
+    pub fn load(dir: &Path) -> (SavedState, Option<String>) {
         let path = dir.join(NAME);
-        let empty = |unread| Journal {
+        let empty = |unread| SavedState {
             unread,
-            ..Journal::default()
+            ..SavedState::default()
         };
         let bytes = match files::read(&path) {
             Ok((bytes, _)) => bytes,
@@ -85,8 +90,8 @@ impl Journal {
                 return (empty(unread), Some(error.to_string()));
             }
         };
-        match serde_json::from_slice::<Journal>(&bytes) {
-            Ok(journal) if journal.version <= VERSION => (journal, None),
+        match serde_json::from_slice::<SavedState>(&bytes) {
+            Ok(saved) if saved.version <= VERSION => (saved, None),
             _ => {
                 let why = format!("{} is not readable", path.display());
                 (empty(false), Some(why))
@@ -94,8 +99,11 @@ impl Journal {
         }
     }
 
-    /// Writes the journal into `dir`, for root only: a network's configuration can hold
+    /// Writes the saved state into `dir`, readable only for root: a network config can hold
     /// credentials.
+    ///
+    /// # Errors
+    /// Fails if the write fails, or if the existing file is not readable.
     pub fn save(&mut self, dir: &Path) -> Result<(), files::Error> {
         if self.unread {
             return Err(files::Error::Unfit {
@@ -108,17 +116,21 @@ impl Journal {
         files::write(&dir.join(NAME), &text, Access::own(0o600))
     }
 
-    /// `name` is nothing of ours any more: forgets what was noted of it, on the host too.
+    /// Removes `name`, which is restored, from the saved state and writes the file if that changed
+    /// anything.
+    ///
+    /// # Errors
+    /// Fails like [`SavedState::save`].
     pub fn forget(&mut self, name: &str, dir: &Path) -> Result<(), files::Error> {
-        let list = self.lists.remove(name).is_some();
-        if self.own.remove(name).is_some() || list {
+        let had_origin = self.lists.remove(name).is_some();
+        if self.own.remove(name).is_some() || had_origin {
             self.save(dir)?;
         }
         Ok(())
     }
 
-    /// The record of `list`, if the list, which is now `bare` without our entry, is still
-    /// the one that was made.
+    /// Returns the original of the conflist `list`, which is `bare` without the plugin entry. `None`
+    /// if another program wrote the conflist since.
     pub fn origin(&self, list: &str, bare: &str) -> Option<&Origin> {
         let origin = self.lists.get(list)?;
         (origin.bare == bare || origin.was.as_deref() == Some(bare)).then_some(origin)

@@ -1,8 +1,10 @@
 use std::path::Path;
 
+use serde_json::Value;
+
 use super::*;
 
-/// As the chart renders it.
+/// A template like the one that the chart renders.
 const TEMPLATE: &str = r#"{
   "name": "linkerd-cni",
   "type": "linkerd-cni",
@@ -39,15 +41,15 @@ fn types(text: &str) -> Vec<String> {
 }
 
 #[test]
-fn what_is_put_into_a_real_list_and_taken_out_leaves_every_byte_as_it_was() {
+fn unchaining_restores_real_conflists_byte_for_byte() {
     let corpus = corpus();
     assert!(corpus.len() >= 11, "{}", corpus.len());
     for (name, original) in corpus {
-        let list = List::parse(&original).unwrap();
+        let list = Conflist::parse(&original).unwrap();
         assert_eq!(list.loadable(), Ok(()), "{name}");
-        assert!(!list.names_us() && !list.carries(&entry()), "{name}");
+        assert!(!list.calls_plugin() && !list.carries(&entry()), "{name}");
         let with = list.with(&entry());
-        let patched = List::parse(&with).unwrap();
+        let patched = Conflist::parse(&with).unwrap();
         assert!(patched.carries(&entry()), "{name}:\n{with}");
         assert_eq!(patched.without(), original, "{name}");
         let mut expected = types(&original);
@@ -57,48 +59,55 @@ fn what_is_put_into_a_real_list_and_taken_out_leaves_every_byte_as_it_was() {
 }
 
 #[test]
-fn putting_it_in_again_changes_nothing() {
+fn chaining_twice_changes_nothing() {
     for (name, original) in corpus() {
-        let once = List::parse(&original).unwrap().with(&entry());
-        assert_eq!(List::parse(&once).unwrap().with(&entry()), once, "{name}");
+        let once = Conflist::parse(&original).unwrap().with(&entry());
+        assert_eq!(
+            Conflist::parse(&once).unwrap().with(&entry()),
+            once,
+            "{name}"
+        );
     }
 }
 
 #[test]
-fn a_list_on_lines_gets_the_entry_on_lines_of_its_own() {
+fn in_a_conflist_with_one_plugin_a_line_the_entry_gets_its_own_lines() {
     let text = "{\n  \"name\": \"n\",\n  \"plugins\": [\n    {\"type\": \"a\"}\n  ]\n}\n";
     let small = Entry::new("{\n  \"type\": \"linkerd-cni\"\n}\n", "").unwrap();
     assert_eq!(
-        List::parse(text).unwrap().with(&small),
+        Conflist::parse(text).unwrap().with(&small),
         "{\n  \"name\": \"n\",\n  \"plugins\": [\n    {\"type\": \"a\"},\n    {\n      \
          \"type\": \"linkerd-cni\"\n    }\n  ]\n}\n"
     );
 }
 
 #[test]
-fn older_entries_go_wherever_they_are() {
-    const OURS: &str = r#"{"type":"linkerd-cni","old":1}"#;
+fn older_plugin_entries_are_removed_at_any_position() {
+    const ENTRY: &str = r#"{"type":"linkerd-cni","old":1}"#;
     for (name, plugins) in [
         (
             "first",
-            format!(r#"[{OURS},{{"type":"a"}},{{"type":"b"}}]"#),
+            format!(r#"[{ENTRY},{{"type":"a"}},{{"type":"b"}}]"#),
         ),
         (
             "middle",
-            format!(r#"[{{"type":"a"}},{OURS},{{"type":"b"}}]"#),
+            format!(r#"[{{"type":"a"}},{ENTRY},{{"type":"b"}}]"#),
         ),
-        ("last", format!(r#"[{{"type":"a"}},{{"type":"b"}},{OURS}]"#)),
+        (
+            "last",
+            format!(r#"[{{"type":"a"}},{{"type":"b"}},{ENTRY}]"#),
+        ),
         (
             "twice",
-            format!(r#"[{OURS},{{"type":"a"}},{OURS},{{"type":"b"}}]"#),
+            format!(r#"[{ENTRY},{{"type":"a"}},{ENTRY},{{"type":"b"}}]"#),
         ),
         (
             "many",
-            format!(r#"[{OURS},{OURS},{{"type":"a"}},{{"type":"b"}},{OURS},{OURS}]"#),
+            format!(r#"[{ENTRY},{ENTRY},{{"type":"a"}},{{"type":"b"}},{ENTRY},{ENTRY}]"#),
         ),
     ] {
         let text = format!(r#"{{"name":"n","plugins":{plugins}}}"#);
-        let list = List::parse(&text).unwrap();
+        let list = Conflist::parse(&text).unwrap();
         assert!(!list.carries(&entry()), "{name}");
         assert_eq!(types(&list.without()), ["a", "b"], "{name}");
         let with = list.with(&entry());
@@ -108,19 +117,19 @@ fn older_entries_go_wherever_they_are() {
 }
 
 #[test]
-fn an_entry_that_means_the_same_is_left_as_somebody_formatted_it() {
+fn an_equal_entry_with_other_formatting_is_unchanged() {
     let (_, original) = corpus().swap_remove(0);
-    let with = List::parse(&original).unwrap().with(&entry());
+    let with = Conflist::parse(&original).unwrap().with(&entry());
     let value: Value = serde_json::from_str(&with).unwrap();
     for text in [value.to_string(), format!("{value:#}")] {
-        assert!(List::parse(&text).unwrap().carries(&entry()));
+        assert!(Conflist::parse(&text).unwrap().carries(&entry()));
     }
     let other = Entry::new(TEMPLATE, "/elsewhere").unwrap();
-    assert!(!List::parse(&with).unwrap().carries(&other));
+    assert!(!Conflist::parse(&with).unwrap().carries(&other));
 }
 
 #[test]
-fn what_is_no_list_is_refused_with_the_reason() {
+fn text_that_is_not_a_conflist_is_rejected_with_the_reason() {
     let syntax = |line, column| Error::Syntax { line, column };
     for (text, expected) in [
         ("", Error::Empty),
@@ -140,12 +149,12 @@ fn what_is_no_list_is_refused_with_the_reason() {
         (r#"{"plugins":[1,2,3]}"#, Error::PluginNotObject),
         (r#"{"plugins":[{"type":"linkerd-cni"}]}"#, Error::OnlyOurs),
     ] {
-        assert_eq!(List::parse(text).map(|_| ()), Err(expected), "{text}");
+        assert_eq!(Conflist::parse(text).map(|_| ()), Err(expected), "{text}");
     }
 }
 
 #[test]
-fn a_list_that_a_runtime_refuses_is_known() {
+fn a_conflist_that_a_runtime_rejects_is_not_loadable() {
     for (text, expected) in [
         (r#"{"plugins":[{"type":"a"}]}"#, Err(Error::NoName)),
         (
@@ -155,23 +164,27 @@ fn a_list_that_a_runtime_refuses_is_known() {
         (r#"{"name":"n","plugins":[{"foo":1}]}"#, Err(Error::NoType)),
         (r#"{"name":"n","plugins":[{"type":"a"}]}"#, Ok(())),
     ] {
-        assert_eq!(List::parse(text).unwrap().loadable(), expected, "{text}");
+        assert_eq!(
+            Conflist::parse(text).unwrap().loadable(),
+            expected,
+            "{text}"
+        );
     }
 }
 
 #[test]
-fn a_nested_bomb_is_read_without_recursion() {
+fn deep_nesting_is_parsed_without_recursion() {
     let deep = "[".repeat(100_000) + &"]".repeat(100_000);
     let text = format!(r#"{{"name":"n","x":{deep},"plugins":[{{"type":"a"}}]}}"#);
-    assert_eq!(types_flat(&text), 1);
+    assert_eq!(plugin_count(&text), 1);
 }
 
-fn types_flat(text: &str) -> usize {
-    List::parse(text).unwrap().plugins.len()
+fn plugin_count(text: &str) -> usize {
+    Conflist::parse(text).unwrap().plugins.len()
 }
 
 #[test]
-fn a_single_plugin_keeps_its_name_version_and_bytes_inside_its_list() {
+fn a_wrapped_plugin_keeps_its_name_version_and_bytes() {
     let conf =
         "{\"cniVersion\": \"0.4.0\",\n \"type\": \"calico\", \"big\": 1e3, \"name\": \"n\"}\n";
     let bare = wrap(conf).unwrap();
@@ -180,19 +193,19 @@ fn a_single_plugin_keeps_its_name_version_and_bytes_inside_its_list() {
     assert_eq!(value["name"], "n");
     assert!(bare.contains(conf.trim()));
     assert_eq!(types(&bare), ["calico"]);
-    let with = List::parse(&bare).unwrap().with(&entry());
-    assert_eq!(List::parse(&with).unwrap().without(), bare);
+    let with = Conflist::parse(&bare).unwrap().with(&entry());
+    assert_eq!(Conflist::parse(&with).unwrap().without(), bare);
 }
 
 #[test]
-fn a_single_plugin_without_version_gets_none_and_without_name_upstreams() {
+fn a_wrapped_plugin_without_version_gets_none_and_without_name_upstreams_default() {
     let value: Value = serde_json::from_str(&wrap(r#"{"type":"a"}"#).unwrap()).unwrap();
     assert_eq!(value["cniVersion"], Value::Null);
     assert_eq!(value["name"], "k8s-pod-network");
 }
 
 #[test]
-fn what_is_no_single_plugin_is_not_wrapped() {
+fn text_that_is_not_a_single_plugin_is_not_wrapped() {
     let list = r#"{"name":"n","plugins":[{"type":"a"}]}"#;
     assert_eq!(wrap(list).as_deref(), Ok(list));
     for (text, expected) in [
@@ -208,7 +221,7 @@ fn what_is_no_single_plugin_is_not_wrapped() {
 }
 
 #[test]
-fn a_broken_template_is_refused() {
+fn an_invalid_template_is_rejected() {
     for (template, expected) in [
         ("", Error::Empty),
         ("[]", Error::NotObject),
@@ -224,7 +237,7 @@ fn a_broken_template_is_refused() {
 }
 
 #[test]
-fn every_placeholder_becomes_the_path_on_the_host() {
+fn every_placeholder_is_replaced_with_the_kubeconfig_path() {
     let template =
         r#"{"type":"linkerd-cni","a":"__KUBECONFIG_FILEPATH__","b":"x:__KUBECONFIG_FILEPATH__"}"#;
     let entry = Entry::new(template, "/etc/kc").unwrap();

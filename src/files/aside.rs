@@ -1,4 +1,4 @@
-//! Removing a file in two steps, so that it can be put back at once.
+//! Removes a file in two steps, so that it can be put back at once.
 
 use std::fs::{self, File};
 use std::io;
@@ -7,22 +7,28 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{CWD, RenameFlags, renameat_with};
 use rustix::io::Errno;
 
+use super::access::Access;
+use super::error::{Error, failed};
 use super::regular;
-use super::{Access, Error, Temporary, failed, look, remove, sync_dir, temporary_path};
+use super::temporary::{Temporary, sync_dir, temporary_path};
+use super::{look, remove};
 
-/// A file under a temporary name in its own directory. If the process is killed, the next
-/// agent removes the file with all other temporary files.
+/// A file that was renamed to a temporary name in its directory. If the process is killed, the next
+/// agent removes it with all other temporary files.
 #[derive(Debug)]
 pub struct Aside {
     path: PathBuf,
     target: PathBuf,
-    /// Another agent that starts now may remove the temporary file; the content remains.
+    /// The open file. The content stays available if another agent removes the temporary file.
     content: Option<(File, Access)>,
 }
 
 impl Aside {
-    /// Takes the file at `target` away from its name; `None` if there is no file. Where it
-    /// cannot be renamed, as on a full disk, it is removed for good.
+    /// Renames the file `target` to a temporary name; `None` if `target` is missing. If the rename
+    /// fails, for example on a full disk, the file is removed.
+    ///
+    /// # Errors
+    /// Fails if the file can be neither renamed nor removed.
     pub fn take(target: &Path) -> Result<Option<Aside>, Error> {
         let Some(metadata) = look(target)? else {
             return Ok(None);
@@ -36,7 +42,7 @@ impl Aside {
             target: target.to_owned(),
             content: content.map(|(file, metadata)| (file, Access::of(&metadata))),
         };
-        // `remove` refuses a directory, with the remedy.
+        // For a directory, `remove` returns an error that names the remedy.
         let renamed = !metadata.is_dir() && fs::rename(target, &aside.path).is_ok();
         match renamed || remove(target)? {
             true => Ok(Some(aside)),
@@ -44,18 +50,18 @@ impl Aside {
         }
     }
 
-    /// The name that the file had.
+    /// Returns the original name of the file.
     pub fn target(&self) -> &Path {
         &self.target
     }
 
-    /// Gives the file its name back, unless somebody else created a file of that name.
+    /// Renames the file back to its original name, unless a file of that name was created since.
     pub fn put_back(&self) -> Result<(), Error> {
         match renameat_with(CWD, &self.path, CWD, &self.target, RenameFlags::NOREPLACE) {
             Ok(()) => Ok(()),
             Err(Errno::EXIST) => drop_file(&self.path),
             Err(Errno::NOENT) => self.write_back(),
-            // Not on every file system.
+            // This file system does not support the rename flag.
             Err(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => match look(&self.target)? {
                 Some(_) => drop_file(&self.path),
                 None => {
@@ -66,7 +72,7 @@ impl Aside {
         }
     }
 
-    /// Writes the content anew.
+    /// Writes the content to a new file of the original name, unless that exists.
     fn write_back(&self) -> Result<(), Error> {
         let (Some((content, access)), None) = (&self.content, look(&self.target)?) else {
             return Ok(());
@@ -80,18 +86,19 @@ impl Aside {
         })
     }
 
-    /// Makes what [`Aside::put_back`] did survive a power failure.
+    /// Syncs the directory, so that the result of [`Aside::put_back`] survives a power failure.
     pub fn sync(&self) -> Result<(), Error> {
         sync_dir(&self.target)
     }
 
-    /// Removes the file for good.
+    /// Removes the file permanently.
     pub fn discard(self) -> Result<(), Error> {
         drop_file(&self.path)?;
         sync_dir(&self.target)
     }
 }
 
+/// Removes the file `path`, which may be missing.
 fn drop_file(path: &Path) -> Result<(), Error> {
     match fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(failed("remove", path)(error)),
@@ -130,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_somebody_removed_from_aside_is_written_anew() {
+    fn a_file_whose_temporary_name_was_removed_is_written_again() {
         let (dir, path) = plugin();
         let aside = Aside::take(&path).unwrap().unwrap();
         fs::remove_file(&aside.path).unwrap();
@@ -142,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_another_agent_installed_meanwhile_is_not_replaced() {
+    fn a_file_that_another_agent_installed_since_is_not_replaced() {
         for swept in [false, true] {
             let (dir, path) = plugin();
             let aside = Aside::take(&path).unwrap().unwrap();
@@ -157,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_in_the_files_place_is_refused_with_the_remedy() {
+    fn a_directory_at_the_path_is_rejected_with_the_remedy() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("linkerd-cni");
         fs::create_dir(&path).unwrap();

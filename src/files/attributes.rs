@@ -1,14 +1,14 @@
-//! Extended attributes: an SELinux label, an ACL.
+//! Copies extended attributes, such as an SELinux label or an ACL.
 
 use std::path::Path;
 
 use rustix::fs::{XattrFlags, lgetxattr, llistxattr, lsetxattr};
 
-/// More than any file of a network configuration has.
+/// Largest list of names, and largest value, in bytes. Attributes beyond this are not copied.
 const LIMIT: usize = 16 << 10;
 
-/// Gives `to` the extended attributes of `from`, as far as the file system and our rights
-/// allow: a label that is not ours to set is what the directory's rules give.
+/// Copies the extended attributes of `from` to `to`. Failures are ignored: the file system may not
+/// support an attribute, or the process may not set it. Then `to` keeps the directory's default.
 pub fn copy(from: &Path, to: &Path) {
     let mut names = vec![0; LIMIT];
     let Ok(length) = llistxattr(from, &mut names) else {
@@ -33,14 +33,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn attributes_go_along() {
+    fn extended_attributes_are_copied() {
         let dir = tempfile::tempdir().unwrap();
         let [from, to] = ["from", "to"].map(|name| dir.path().join(name));
         for path in [&from, &to] {
             std::fs::write(path, "x").unwrap();
         }
         if lsetxattr(&from, "user.owner", b"cni", XattrFlags::empty()).is_err() {
-            // Not on every file system; the copy must then be harmless.
+            // This file system has no extended attributes. The copy must not fail.
             return copy(&from, &to);
         }
         copy(&from, &to);

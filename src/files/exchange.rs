@@ -1,7 +1,7 @@
-//! Replacing a file that somebody else may write at the same moment.
+//! Replaces a file that another program may write at the same time.
 //!
-//! A rename would throw away whatever came between our read and it. An exchange keeps
-//! what was there, so that it can be looked at, and put back if it is not what we read.
+//! A rename would discard what the other program wrote after the agent's read. An exchange keeps the
+//! replaced file under the temporary name. If its content is not what the agent read, it is put back.
 
 use std::fs;
 use std::io;
@@ -10,36 +10,43 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{CWD, RenameFlags, renameat_with};
 use rustix::io::Errno;
 
-use super::{Error, Temporary, failed, read, sync_dir};
+use super::error::{Error, failed};
+use super::read;
+use super::temporary::{Temporary, sync_dir};
 
-/// How often what came out is put back; each time takes another writer in between.
+/// Maximum number of exchanges that put content back. Each one after the first means that another
+/// program wrote again.
 const TRIES: usize = 8;
 
-/// Puts `new`, which holds `ours`, in the place of its target, which should hold `before`.
-pub fn replace(new: Temporary, before: &[u8], ours: &[u8]) -> Result<(), Error> {
+/// Replaces the target of `new`, which must hold `before`, with `new`, which holds `content`.
+///
+/// # Errors
+/// Fails with [`Error::Raced`] if the target is missing or did not hold `before`.
+pub(super) fn replace(new: Temporary, before: &[u8], content: &[u8]) -> Result<(), Error> {
     match swap(&new.path, &new.target) {
         Ok(()) => {}
-        // Whoever removed it did not mean it to come back.
+        // Another program removed the file. Do not create it again.
         Err(Errno::NOENT) => return Err(raced(new.target.clone())),
-        // Not on every file system.
+        // This file system does not support the rename flag.
         Err(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => return new.rename(),
         Err(errno) => return Err(failed("replace", &new.target)(errno.into())),
     }
-    // A link was replaced as a whole; it never held anything itself.
-    let out = |path: &Path| read(path).map(|(bytes, _)| bytes);
-    let link = fs::symlink_metadata(&new.path).is_ok_and(|there| there.is_symlink());
-    let mut there = out(&new.path);
-    if link || there.as_ref().is_ok_and(|bytes| bytes == before) {
+    // A symbolic link has no content of its own to compare.
+    let read_bytes = |path: &Path| read(path).map(|(bytes, _)| bytes);
+    let is_link = fs::symlink_metadata(&new.path).is_ok_and(|metadata| metadata.is_symlink());
+    let mut replaced = read_bytes(&new.path);
+    if is_link || replaced.as_ref().is_ok_and(|bytes| bytes == before) {
         return sync_dir(&new.target);
     }
-    // Somebody wrote in between. Put that back until what comes out is what we put in.
-    let mut put_in = ours.to_vec();
+    // Another program wrote in between. Put its content back. Repeat while the exchange replaces
+    // anything but what the exchange before had put in.
+    let mut put_in = content.to_vec();
     for _ in 0..TRIES {
-        let put_back = there.unwrap_or_default();
+        let put_back = replaced.unwrap_or_default();
         swap(&new.path, &new.target)
             .map_err(|errno| failed("put back", &new.target)(io::Error::from(errno)))?;
-        there = out(&new.path);
-        if there.as_ref().is_ok_and(|bytes| *bytes == put_in) {
+        replaced = read_bytes(&new.path);
+        if replaced.as_ref().is_ok_and(|bytes| *bytes == put_in) {
             break;
         }
         put_in = put_back;
@@ -47,12 +54,15 @@ pub fn replace(new: Temporary, before: &[u8], ours: &[u8]) -> Result<(), Error> 
     Err(raced(new.target.clone()))
 }
 
-/// Gives `new` the name of its target, if nothing has it.
-pub fn add(new: Temporary) -> Result<(), Error> {
+/// Renames `new` to its target.
+///
+/// # Errors
+/// Fails with [`Error::Raced`] if the target exists.
+pub(super) fn add(new: Temporary) -> Result<(), Error> {
     match renameat_with(CWD, &new.path, CWD, &new.target, RenameFlags::NOREPLACE) {
         Ok(()) => sync_dir(&new.target),
         Err(Errno::EXIST) => Err(raced(new.target.clone())),
-        // Not on every file system.
+        // This file system does not support the rename flag.
         Err(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => {
             match fs::symlink_metadata(&new.target) {
                 Ok(_) => Err(raced(new.target.clone())),
@@ -67,6 +77,7 @@ fn raced(path: PathBuf) -> Error {
     Error::Raced { path }
 }
 
+/// Exchanges two files atomically.
 fn swap(one: &Path, other: &Path) -> Result<(), Errno> {
     renameat_with(CWD, one, CWD, other, RenameFlags::EXCHANGE)
 }
@@ -77,7 +88,7 @@ mod tests {
     use crate::files::Access;
 
     #[test]
-    fn what_came_in_between_is_put_back() {
+    fn content_written_in_between_is_put_back() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("10-x.conflist");
         let put = |now: &str| {
@@ -96,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn what_somebody_made_first_is_not_replaced() {
+    fn an_existing_file_is_not_replaced_by_create() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("10-x.conf");
         let make = |text: &[u8]| super::super::create(&path, text, Access::own(0o600), &path);

@@ -1,4 +1,4 @@
-//! Regular files of others' naming, in whose place there may be anything.
+//! Opens a path that other programs control: regular files only, never blocking on a FIFO.
 
 use std::fs::{File, Metadata, OpenOptions};
 use std::io;
@@ -7,8 +7,8 @@ use std::path::Path;
 
 use nix::fcntl::OFlag;
 
-/// Opens `path` for reading; `None` if it is no regular file. A pipe there does not make
-/// the caller wait.
+/// Opens `path` for reading; `None` if it is not a regular file. Does not block, even if `path` is a
+/// FIFO.
 pub fn open(path: &Path) -> io::Result<Option<(File, Metadata)>> {
     let file = OpenOptions::new()
         .read(true)

@@ -1,10 +1,11 @@
-//! What an operator can do about an error of the file system. Pure.
+//! What an operator can do about a file system error. Pure.
 
 use std::io;
 
 use rustix::io::Errno;
 
-/// The remedy, to follow the error's text; empty where the error says it all.
+/// Returns the remedy for `error` while doing `act`, to append to the error's text. Empty if the
+/// text already shows what to do.
 pub fn remedy(act: &str, error: &io::Error) -> &'static str {
     match Errno::from_io_error(error) {
         Some(Errno::NOSPC | Errno::DQUOT) => "; free space or inodes on that disk of the node",
@@ -31,7 +32,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn errors_that_the_node_causes_have_a_remedy_and_others_are_left_as_they_are() {
+    fn errors_that_the_node_causes_have_a_remedy_and_others_have_none() {
         for (errno, act, part) in [
             (Errno::NOSPC, "write", "free space"),
             (Errno::DQUOT, "write", "free space"),

@@ -1,6 +1,6 @@
-//! The backends that run the host's iptables. The only user of the `iptables` crate.
+//! The backends `nft`, `legacy` and `plain`, which run the host's iptables programs.
 //!
-//! Applying is one `iptables-restore --noflush -w` a family: all rules or none.
+//! One run of `iptables-restore --noflush -w` per address family applies all its rules or none.
 
 mod programs;
 mod restore;
@@ -13,7 +13,7 @@ use super::{Error, order};
 use crate::rules::{self, Chain, Family, Redirect, Rule};
 use programs::Programs;
 
-/// How long one `iptables-restore` may take, its wait for the xtables lock included.
+/// Timeout for one `iptables-restore`, including its wait of at most 5 s for the xtables lock.
 const RESTORE_DEADLINE: Duration = Duration::from_secs(8);
 
 /// All chains, each at the index of its discriminant.
@@ -24,28 +24,30 @@ const CHAINS: [Chain; 4] = [
     Chain::ProxyInitOutput,
 ];
 
-/// Which of the host's iptables.
+/// Variant of the host's iptables programs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum Variant {
     Nft,
     Legacy,
     Plain,
 }
 
-/// Makes table `nat` of each family redirect as `redirect` says. Repeating it gives
-/// the same rules once; other rules of the table stay. On an error, what this call
-/// added is taken out again.
-pub fn apply(redirect: &Redirect, families: &[Family], kind: Kind) -> Result<(), Error> {
-    let mut done: Vec<(Programs, Vec<Rule>)> = Vec::new();
+/// Writes the rules of `redirect` to table `nat` of each family. Idempotent; other rules of the table
+/// stay.
+///
+/// # Errors
+/// Fails if a program is missing or fails. Then the rules that this call added are removed.
+pub fn apply(redirect: &Redirect, families: &[Family], variant: Variant) -> Result<(), Error> {
+    let mut added: Vec<(Programs, Vec<Rule>)> = Vec::new();
     for &family in families {
         let rules = rules::rules(redirect, family);
-        let applied = programs::find(kind, family)
+        let applied = programs::find(variant, family)
             .and_then(|programs| apply_family(&programs, &rules).map(|fresh| (programs, fresh)));
         match applied {
-            Ok((programs, true)) => done.push((programs, rules)),
+            Ok((programs, true)) => added.push((programs, rules)),
             Ok((_, false)) => {}
             Err(error) => {
-                for (programs, rules) in &done {
+                for (programs, rules) in &added {
                     let undo = rules::undo_script(rules);
                     if let Err(error) = restore::run(&programs.restore, &undo, RESTORE_DEADLINE) {
                         tracing::error!("linkerd-cni: cannot take the rules out again: {error}");
@@ -58,8 +60,8 @@ pub fn apply(redirect: &Redirect, families: &[Family], kind: Kind) -> Result<(),
     Ok(())
 }
 
-/// Returns whether the chains are new. A namespace that has them already costs a
-/// second look, to find the jumps into them.
+/// Applies the rules of one family. Returns whether it created the chains. If they exist, a list of
+/// the table is needed too, to find and replace the jumps to them.
 fn apply_family(programs: &Programs, rules: &[Rule]) -> Result<bool, Error> {
     let fresh = rules::install_script(rules, true, &[]);
     let Err(error) = restore::run(&programs.restore, &fresh, RESTORE_DEADLINE) else {
@@ -68,8 +70,8 @@ fn apply_family(programs: &Programs, rules: &[Rule]) -> Result<bool, Error> {
     let Ok(lines) = list(programs) else {
         return Err(error);
     };
-    let ours = Chain::OURS.map(|chain| format!("-N {}", chain.name()));
-    if !lines.iter().any(|line| ours.contains(line)) {
+    let declarations = Chain::OURS.map(|chain| format!("-N {}", chain.name()));
+    if !lines.iter().any(|line| declarations.contains(line)) {
         return Err(error);
     }
     let jumps: Vec<String> = lines.into_iter().filter(|line| is_jump(line)).collect();
@@ -78,23 +80,30 @@ fn apply_family(programs: &Programs, rules: &[Rule]) -> Result<bool, Error> {
     Ok(false)
 }
 
-/// The rules of `redirect` that table `nat` does not have, as lines of
-/// `iptables-save`. Empty: all are there, in order.
-pub fn missing(redirect: &Redirect, families: &[Family], kind: Kind) -> Result<Vec<String>, Error> {
+/// Returns the rules of `redirect` that table `nat` lacks, as lines of `iptables-save`. Empty if all
+/// are present in order.
+///
+/// # Errors
+/// Fails if a program is missing or cannot list the table.
+pub fn missing(
+    redirect: &Redirect,
+    families: &[Family],
+    variant: Variant,
+) -> Result<Vec<String>, Error> {
     let mut missing = Vec::new();
     for &family in families {
-        let programs = programs::find(kind, family)?;
+        let programs = programs::find(variant, family)?;
         let lines = list(&programs)?;
         let found = CHAINS.map(|chain| rules_of(&lines, chain));
         let mut from = [0; CHAINS.len()];
         for rule in rules::rules(redirect, family) {
             let line = rules::rule_line(&rule);
             let wanted = words(&line);
-            // Each chain is searched from behind its last find, so that order counts.
+            // Search each chain after the last match, so that the order is checked.
             let from = &mut from[rule.chain as usize];
             let left = found[rule.chain as usize][*from..].iter();
             match order::next(rule.chain, left, |words| **words == wanted) {
-                Some(place) => *from += place + 1,
+                Some(index) => *from += index + 1,
                 None => missing.push(line),
             }
         }
@@ -102,15 +111,15 @@ pub fn missing(redirect: &Redirect, families: &[Family], kind: Kind) -> Result<V
     Ok(missing)
 }
 
-/// The rules of `chain` among `lines`, in order, each as its words.
+/// Returns the rules of `chain` among `lines`, in order, each as its words.
 fn rules_of(lines: &[String], chain: Chain) -> Vec<Vec<String>> {
     let start = format!("-A {} ", chain.name());
     let rules = lines.iter().filter(|line| line.starts_with(&start));
     rules.map(|line| words(line)).collect()
 }
 
-/// The words of a rule, sorted and unquoted: versions of iptables differ in the order
-/// of conditions and in quotes.
+/// Returns the words of a rule, sorted and unquoted. Versions of iptables differ in the order of
+/// conditions and in quotes.
 fn words(line: &str) -> Vec<String> {
     let mut words: Vec<String> = line
         .split_whitespace()
@@ -120,19 +129,21 @@ fn words(line: &str) -> Vec<String> {
     words
 }
 
+/// Returns whether the rule is a jump from a built-in chain to a chain of Linkerd.
 fn is_jump(line: &str) -> bool {
-    let foreign = [Chain::Prerouting, Chain::Output]
+    let is_in_builtin = [Chain::Prerouting, Chain::Output]
         .iter()
         .any(|chain| line.starts_with(&format!("-A {} ", chain.name())));
-    foreign
+    is_in_builtin
         && Chain::OURS
             .iter()
             .any(|chain| line.ends_with(&format!("-j {}", chain.name())))
 }
 
+/// Lists table `nat` as lines of `iptables -S`.
 fn list(programs: &Programs) -> Result<Vec<String>, Error> {
     let iptables = IPTables {
-        // The crate wants a name that lives for ever, and this process does not.
+        // The crate needs a `&'static str`. The leak is harmless in this short-lived process.
         cmd: String::leak(programs.command.to_string_lossy().into_owned()),
         has_check: true,
         has_wait: true,
@@ -144,7 +155,7 @@ fn list(programs: &Programs) -> Result<Vec<String>, Error> {
             program: programs.command.clone(),
             message: error.to_string(),
         })?;
-    // The crate passes a failure off as an empty list; a real one has the policies.
+    // The crate returns an empty list when the program fails. A real list has chain policies.
     if lines.iter().any(|line| line.starts_with("-P ")) {
         return Ok(lines);
     }

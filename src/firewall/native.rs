@@ -1,20 +1,21 @@
-//! The backend without any program of the host: nf_tables over netlink.
+//! The backend `native`: nf_tables over netlink, without programs of the host.
 //!
-//! One transaction for all families, in a table of our own.
+//! One transaction writes the rules of all address families to the plugin's own tables.
 
 mod message;
+mod nfta;
 
-use crate::netlink::attribute;
-use crate::netlink::socket;
 use nix::errno::Errno;
 
+use super::{Error, order};
+use crate::netlink::attribute;
 use crate::netlink::attribute::{find, parse};
+use crate::netlink::socket;
 use crate::netlink::socket::{APPEND, CREATE, EXCLUSIVE, Message};
+use crate::rules::{self, Chain, Family, Redirect, nft};
 use message::{kind, protocol_family};
 
-use super::{Error, order};
-use crate::rules::{self, Chain, Family, Redirect, nft};
-
+/// All chains, in the order in which they are created.
 const CHAINS: [Chain; 4] = [
     Chain::ProxyInitRedirect,
     Chain::ProxyInitOutput,
@@ -22,10 +23,13 @@ const CHAINS: [Chain; 4] = [
     Chain::Output,
 ];
 
-/// Makes our table of each family hold exactly the rules of `redirect`.
+/// Replaces the rules in the plugin's table of each family with those of `redirect`.
 ///
-/// A new namespace takes one transaction. One that has the table already takes
-/// another that replaces it; the old rules work until the new ones do.
+/// In a netns without the table, one transaction is enough. If the table exists, a second one
+/// replaces it. The old rules apply until the new ones do.
+///
+/// # Errors
+/// Fails if nf_tables is not usable in this kernel. Then no rule changed.
 pub fn apply(redirect: &Redirect, families: &[Family]) -> Result<(), Error> {
     let fail = |source| Error::Native { source };
     match socket::transact(&transaction(redirect, families, true)) {
@@ -36,6 +40,7 @@ pub fn apply(redirect: &Redirect, families: &[Family]) -> Result<(), Error> {
     }
 }
 
+/// Builds the messages that create the tables. Unless `fresh`, they first delete existing tables.
 fn transaction(redirect: &Redirect, families: &[Family], fresh: bool) -> Vec<Message> {
     let mut messages = Vec::new();
     for &family in families {
@@ -48,7 +53,7 @@ fn transaction(redirect: &Redirect, families: &[Family], fresh: bool) -> Vec<Mes
             });
         };
         if !fresh {
-            // Made first, so that there is one to delete.
+            // Deleting a missing table fails, so create it first.
             push(kind::NEW_TABLE, CREATE, message::table());
             push(kind::DELETE_TABLE, 0, message::table());
         }
@@ -67,15 +72,15 @@ fn transaction(redirect: &Redirect, families: &[Family], fresh: bool) -> Vec<Mes
     messages
 }
 
-/// A rule as the kernel has it: its comment, and name and data of each expression.
-struct Found {
+/// A rule that the kernel lists: its comment, and name and data of each expression.
+struct ListedRule {
     comment: Vec<u8>,
     expressions: Vec<Vec<u8>>,
 }
 
-impl Found {
-    /// Whether iptables gave the rule this comment: as user data, with more behind it in
-    /// later versions, or as a match of its own (1.8.9).
+impl ListedRule {
+    /// Returns whether `iptables-nft` gave the rule this `comment`. It stores the comment as user data,
+    /// in later versions followed by more data, or as a match of its own (1.8.9).
     fn has_iptables_comment(&self, comment: &str) -> bool {
         self.comment.starts_with(&message::userdata(comment))
             || self.expressions.iter().any(|expression| {
@@ -86,28 +91,31 @@ impl Found {
     }
 }
 
-/// The rules of `redirect` that our tables do not have, each at its place, as lines of
-/// `iptables-save`.
+/// Returns the rules of `redirect` that are missing or at another position in the plugin's tables,
+/// as lines of `iptables-save`.
+///
+/// # Errors
+/// Fails if the kernel cannot list the rules.
 pub fn missing(redirect: &Redirect, families: &[Family]) -> Result<Vec<String>, Error> {
     let mut missing = Vec::new();
     for &family in families {
         let mut found = [Vec::new(), Vec::new(), Vec::new(), Vec::new()];
         list(family, message::TABLE, &mut found).map_err(|source| Error::Native { source })?;
-        let works = at_work(family).map_err(|source| Error::Native { source })?;
-        for chain in CHAINS.into_iter().filter(|&chain| !works[chain as usize]) {
+        let active = active_chains(family).map_err(|source| Error::Native { source })?;
+        for chain in CHAINS.into_iter().filter(|&chain| !active[chain as usize]) {
             found[chain as usize].clear();
         }
         let mut next = [0; CHAINS.len()];
         for rule in rules::rules(redirect, family) {
-            let place = &mut next[rule.chain as usize];
-            let there = nft::expressions(&rule).iter().all(|expressions| {
-                let there = found[rule.chain as usize]
-                    .get(*place)
-                    .is_some_and(|found| is(found, &rule.comment, expressions));
-                *place += usize::from(there);
-                there
+            let position = &mut next[rule.chain as usize];
+            let is_present = nft::expressions(&rule).iter().all(|expressions| {
+                let matches = found[rule.chain as usize]
+                    .get(*position)
+                    .is_some_and(|found| is_rule(found, &rule.comment, expressions));
+                *position += usize::from(matches);
+                matches
             });
-            if !there {
+            if !is_present {
                 missing.push(rules::rule_line(&rule));
             }
         }
@@ -115,42 +123,42 @@ pub fn missing(redirect: &Redirect, families: &[Family]) -> Result<Vec<String>, 
     Ok(missing)
 }
 
-/// The same for rules that `iptables-nft` has put into its table `nat`, told by their
-/// comments, which name the ports; `None` if our chains are empty there.
+/// Like [`missing`], for rules that `iptables-nft` wrote to its table `nat`. Rules are compared by
+/// their comments, which name the ports. `None` if the `PROXY_INIT_*` chains are empty there.
 pub fn missing_from_iptables(
     redirect: &Redirect,
     families: &[Family],
 ) -> Result<Option<Vec<String>>, Error> {
     let mut missing = Vec::new();
-    let mut theirs = false;
+    let mut has_rules = false;
     for &family in families {
         let mut found = [Vec::new(), Vec::new(), Vec::new(), Vec::new()];
         list(family, rules::TABLE, &mut found).map_err(|source| Error::Native { source })?;
-        theirs |= Chain::OURS
+        has_rules |= Chain::OURS
             .iter()
             .any(|&chain| !found[chain as usize].is_empty());
         let mut from = [0; CHAINS.len()];
         for rule in rules::rules(redirect, family) {
             let from = &mut from[rule.chain as usize];
             let left = found[rule.chain as usize][*from..].iter();
-            let wanted = |found: &&Found| found.has_iptables_comment(&rule.comment);
+            let wanted = |found: &&ListedRule| found.has_iptables_comment(&rule.comment);
             match order::next(rule.chain, left, wanted) {
-                Some(place) => *from += place + 1,
+                Some(index) => *from += index + 1,
                 None => missing.push(rules::rule_line(&rule)),
             }
         }
     }
-    Ok(theirs.then_some(missing))
+    Ok(has_rules.then_some(missing))
 }
 
-/// Takes the rules out of our chains in the table of `iptables-nft`. The chains stay,
-/// as do the jumps into them, and do nothing.
-pub fn empty_iptables(families: &[Family]) -> Result<(), Error> {
+/// Deletes all rules of the `PROXY_INIT_*` chains in the table of `iptables-nft`. The empty chains
+/// and the jumps to them stay, without effect.
+pub fn flush_iptables(families: &[Family]) -> Result<(), Error> {
     for &family in families {
         for chain in Chain::OURS {
             let attributes = attribute::Attributes::default()
-                .text(message::rule::TABLE, rules::TABLE)
-                .text(message::rule::CHAIN, chain.name());
+                .text(nfta::RULE_TABLE, rules::TABLE)
+                .text(nfta::RULE_CHAIN, chain.name());
             let message = Message {
                 kind: kind::DELETE_RULE,
                 family: protocol_family(family),
@@ -158,7 +166,7 @@ pub fn empty_iptables(families: &[Family]) -> Result<(), Error> {
                 attributes,
             };
             match socket::transact(&[message]) {
-                // One family may have none.
+                // This family may have no such chain.
                 Ok(()) | Err(Errno::ENOENT) => {}
                 Err(source) => return Err(Error::Native { source }),
             }
@@ -167,21 +175,26 @@ pub fn empty_iptables(families: &[Family]) -> Result<(), Error> {
     Ok(())
 }
 
-fn list(family: Family, table: &str, found: &mut [Vec<Found>; CHAINS.len()]) -> Result<(), Errno> {
-    let request = attribute::Attributes::default().text(message::rule::TABLE, table);
+/// Adds the rules of `table` to `found`, by chain. A missing table has none.
+fn list(
+    family: Family,
+    table: &str,
+    found: &mut [Vec<ListedRule>; CHAINS.len()],
+) -> Result<(), Errno> {
+    let request = attribute::Attributes::default().text(nfta::RULE_TABLE, table);
     let family = protocol_family(family);
     let result = socket::dump(kind::GET_RULE, family, &request, &mut |payload| {
         let attributes = parse(payload);
         let text = |kind| find(&attributes, kind).unwrap_or_default();
-        // Old kernels give the rules of all tables.
-        if text(message::rule::TABLE) != format!("{table}\0").as_bytes() {
+        // Old kernels ignore the filter and list the rules of all tables.
+        if text(nfta::RULE_TABLE) != format!("{table}\0").as_bytes() {
             return;
         }
         for chain in CHAINS {
-            if text(message::rule::CHAIN) == format!("{}\0", chain.name()).as_bytes() {
-                found[chain as usize].push(Found {
-                    comment: text(message::rule::USERDATA).to_vec(),
-                    expressions: parse(text(message::rule::EXPRESSIONS))
+            if text(nfta::RULE_CHAIN) == format!("{}\0", chain.name()).as_bytes() {
+                found[chain as usize].push(ListedRule {
+                    comment: text(nfta::RULE_USERDATA).to_vec(),
+                    expressions: parse(text(nfta::RULE_EXPRESSIONS))
                         .into_iter()
                         .map(|(_, element)| element.to_vec())
                         .collect(),
@@ -195,25 +208,27 @@ fn list(family: Family, table: &str, found: &mut [Vec<Found>; CHAINS.len()]) -> 
     }
 }
 
-/// Which of our chains do something: rules in a table that sleeps, or in a chain that is
-/// not hooked in as ours, are as good as none.
-fn at_work(family: Family) -> Result<[bool; CHAINS.len()], Errno> {
+/// Returns which chains of the plugin's table are active. Rules have no effect in a dormant table,
+/// or in a base chain with another hook, priority or policy.
+fn active_chains(family: Family) -> Result<[bool; CHAINS.len()], Errno> {
     let family = protocol_family(family);
     let all = attribute::Attributes::default();
-    let mut awake = false;
+    let mut is_table_active = false;
     socket::dump(kind::GET_TABLE, family, &all, &mut |payload| {
-        awake |= message::is_table_at_work(payload);
+        is_table_active |= message::is_active_table(payload);
     })?;
-    let mut works = [false; CHAINS.len()];
+    let mut active = [false; CHAINS.len()];
     socket::dump(kind::GET_CHAIN, family, &all, &mut |payload| {
         for chain in CHAINS {
-            works[chain as usize] |= awake && contains(payload, &message::chain_at_work(chain).0);
+            active[chain as usize] |=
+                is_table_active && contains(payload, &message::active_chain(chain).0);
         }
     })?;
-    Ok(works)
+    Ok(active)
 }
 
-fn is(found: &Found, comment: &str, expressions: &[nft::Expression]) -> bool {
+/// Returns whether the listed rule has this comment and these expressions.
+fn is_rule(found: &ListedRule, comment: &str, expressions: &[nft::Expression]) -> bool {
     let mut run = Vec::new();
     for expression in expressions {
         run.extend(message::encode(expression).0);
@@ -228,8 +243,8 @@ fn is(found: &Found, comment: &str, expressions: &[nft::Expression]) -> bool {
             .all(|(found, (_, wanted))| contains(found, wanted))
 }
 
-/// Whether all attributes of `wanted` are in `found`, which may have more: kernels add
-/// defaults when they list.
+/// Returns whether `found` has all attributes of `wanted`. It may have more, as the kernel lists
+/// defaults too.
 fn contains(found: &[u8], wanted: &[u8]) -> bool {
     let found = parse(found);
     parse(wanted).iter().all(|(kind, wanted)| {

@@ -1,10 +1,10 @@
-//! Rules that are there, compared with those that should be, in order.
+//! Compares listed rules with the expected ones, in order.
 
 use crate::rules::Chain;
 
-/// How many of the rules that are `left` of a chain come before the next one that is
-/// `wanted`. In our own chains there may be none: what somebody put before ours would
-/// decide instead of it.
+/// Finds the next `wanted` rule among the rules `left` of a chain; returns its index. In the chains
+/// of Linkerd it must come first, as a foreign rule before it could decide instead. Other chains may
+/// have foreign rules anywhere.
 pub fn next<T>(
     chain: Chain,
     mut left: impl Iterator<Item = T>,

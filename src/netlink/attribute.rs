@@ -1,32 +1,37 @@
-//! Netlink attributes: type, length and value, padded to four bytes, some of them
-//! holding others (`linux/netlink.h`).
+//! Encodes and decodes netlink attributes: length, type and value, padded to four bytes. Attributes
+//! can be nested (`linux/netlink.h`).
 
-/// Says that an attribute holds attributes.
-const NESTED: u16 = 1 << 15;
-/// Says that the value is in network byte order.
-const NETWORK_ORDER: u16 = 1 << 14;
+use nix::libc;
+
+/// Flag in the type: the value is a sequence of attributes.
+const NESTED: u16 = libc::NLA_F_NESTED as u16;
+/// Flag in the type: the value is in network byte order.
+const NETWORK_ORDER: u16 = libc::NLA_F_NET_BYTEORDER as u16;
+/// Size of length and type, in bytes.
 const HEADER: usize = 4;
 
-/// A run of attributes, as the kernel takes and gives them.
+/// A sequence of encoded attributes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Attributes(pub Vec<u8>);
 
 impl Attributes {
+    /// Appends an attribute with `value` as it is.
     pub fn bytes(mut self, kind: u16, value: &[u8]) -> Self {
         self.push(kind, value);
         self
     }
 
-    /// A string with its terminating NUL.
+    /// Appends a string with its terminating NUL.
     pub fn text(self, kind: u16, value: &str) -> Self {
         self.bytes(kind, &[value.as_bytes(), b"\0"].concat())
     }
 
-    /// A number in network byte order, as nf_tables wants all of its own.
+    /// Appends a number in network byte order, as all nf_tables attributes have it.
     pub fn number(self, kind: u16, value: u32) -> Self {
         self.bytes(kind, &value.to_be_bytes())
     }
 
+    /// Appends an attribute that holds `inner`.
     pub fn nested(mut self, kind: u16, inner: Attributes) -> Self {
         self.push(kind | NESTED, &inner.0);
         self
@@ -41,7 +46,7 @@ impl Attributes {
     }
 }
 
-/// Reads a run of attributes; stops at the first that is cut short.
+/// Decodes a sequence of attributes into types and values. Stops at an attribute that is cut short.
 pub fn parse(mut bytes: &[u8]) -> Vec<(u16, &[u8])> {
     let mut attributes = Vec::new();
     while let [l0, l1, k0, k1, ..] = *bytes {
@@ -56,7 +61,7 @@ pub fn parse(mut bytes: &[u8]) -> Vec<(u16, &[u8])> {
     attributes
 }
 
-/// The first attribute of this kind.
+/// Returns the value of the first attribute of type `kind`.
 pub fn find<'a>(attributes: &[(u16, &'a [u8])], kind: u16) -> Option<&'a [u8]> {
     attributes
         .iter()
@@ -64,6 +69,7 @@ pub fn find<'a>(attributes: &[(u16, &'a [u8])], kind: u16) -> Option<&'a [u8]> {
         .map(|(_, value)| *value)
 }
 
+/// Rounds `length` up to the alignment of netlink, four bytes.
 pub fn padded(length: usize) -> usize {
     length.next_multiple_of(4)
 }
@@ -73,7 +79,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_written_reads_back() {
+    fn encoded_attributes_are_decoded_unchanged() {
         let inner = Attributes::default().number(1, 7);
         let run = Attributes::default()
             .text(1, "nat")
@@ -86,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_that_are_no_attributes_end_the_run() {
+    fn decoding_stops_at_invalid_bytes() {
         for bytes in [
             &[][..],
             &[1],

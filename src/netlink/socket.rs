@@ -1,8 +1,9 @@
-//! A netlink socket to nf_tables in the calling thread's network namespace.
+//! Sends nf_tables messages over a netlink socket in the calling thread's netns.
 
 use std::os::fd::{AsRawFd as _, OwnedFd};
 
 use nix::errno::Errno;
+use nix::libc;
 use nix::sys::socket::{
     AddressFamily, MsgFlags, NetlinkAddr, SockFlag, SockProtocol, SockType, bind, recv, send,
     setsockopt, socket, sockopt,
@@ -11,31 +12,34 @@ use nix::sys::time::TimeVal;
 
 use super::attribute::{Attributes, padded};
 
-/// How long the kernel may take for one answer, in seconds. It answers in
-/// microseconds; replacing a table waits some 25 ms for readers.
-const ANSWER_SECONDS: i64 = 5;
+/// Timeout for one response of the kernel, in seconds. It usually takes microseconds; replacing a
+/// table waits some 25 ms for readers.
+const RESPONSE_SECONDS: i64 = 5;
 
-const SUBSYSTEM: u16 = 10;
-const BATCH_BEGIN: u16 = 16;
-const BATCH_END: u16 = 17;
-const ERROR: u16 = 2;
-const DONE: u16 = 3;
+const SUBSYSTEM: u16 = libc::NFNL_SUBSYS_NFTABLES as u16;
+const BATCH_BEGIN: u16 = libc::NFNL_MSG_BATCH_BEGIN as u16;
+const BATCH_END: u16 = libc::NFNL_MSG_BATCH_END as u16;
+const ERROR: u16 = libc::NLMSG_ERROR as u16;
+const DONE: u16 = libc::NLMSG_DONE as u16;
 
-const REQUEST: u16 = 1;
-const ACK: u16 = 4;
-const DUMP: u16 = 0x300;
-/// Of a request for something new: it must not exist yet.
-pub const EXCLUSIVE: u16 = 0x200;
-/// Of a request for something new: make it if it does not exist.
-pub const CREATE: u16 = 0x400;
-/// Of a request for a new rule: as the last of its chain.
-pub const APPEND: u16 = 0x800;
+const REQUEST: u16 = libc::NLM_F_REQUEST as u16;
+const ACK: u16 = libc::NLM_F_ACK as u16;
+const DUMP: u16 = libc::NLM_F_DUMP as u16;
+/// Flag of a request that creates an object: fail if the object exists.
+pub const EXCLUSIVE: u16 = libc::NLM_F_EXCL as u16;
+/// Flag of a request that creates an object: create it if it is missing.
+pub const CREATE: u16 = libc::NLM_F_CREATE as u16;
+/// Flag of a request that creates a rule: add it at the end of its chain.
+pub const APPEND: u16 = libc::NLM_F_APPEND as u16;
 
+/// Size of `struct nlmsghdr`, in bytes.
 const MESSAGE_HEADER: usize = 16;
+/// Size of `struct nfgenmsg`, in bytes.
 const FAMILY_HEADER: usize = 4;
 
 /// One request of a transaction.
 pub struct Message {
+    /// Message type within nf_tables, such as `NFT_MSG_NEWTABLE`.
     pub kind: u16,
     /// `AF_INET` or `AF_INET6`.
     pub family: u8,
@@ -43,14 +47,17 @@ pub struct Message {
     pub attributes: Attributes,
 }
 
-/// Carries out `messages` as one transaction: all of them or none.
+/// Applies `messages` as one transaction: all of them or none.
+///
+/// # Errors
+/// Returns the kernel's error for the first message that fails, `ETIMEDOUT` without a response.
 pub fn transact(messages: &[Message]) -> Result<(), Errno> {
     let socket = open()?;
     let mut batch = Vec::new();
     let none = Attributes::default();
     append(&mut batch, BATCH_BEGIN, REQUEST, 0, 0, SUBSYSTEM, &none);
     for (index, message) in messages.iter().enumerate() {
-        // An error comes for any message, an answer to success only where asked for.
+        // The kernel reports every error, but success only for messages with ACK.
         let last = index + 1 == messages.len();
         let flags = REQUEST | message.flags | if last { ACK } else { 0 };
         let kind = SUBSYSTEM << 8 | message.kind;
@@ -66,7 +73,7 @@ pub fn transact(messages: &[Message]) -> Result<(), Errno> {
         );
     }
     append(&mut batch, BATCH_END, REQUEST, 0, 0, SUBSYSTEM, &none);
-    // A batch must arrive in one piece; its size is bounded by that of a pod's annotations.
+    // The batch must fit the send buffer. The size limit of a pod's annotations bounds the batch.
     setsockopt(
         &socket,
         sockopt::SndBufForce,
@@ -84,8 +91,10 @@ pub fn transact(messages: &[Message]) -> Result<(), Errno> {
     result.unwrap_or(Ok(()))
 }
 
-/// Asks for a list and hands the payload of each element (behind its family header)
-/// to `element`.
+/// Lists objects of type `kind` and passes the attributes of each to `element`.
+///
+/// # Errors
+/// Returns the kernel's error, `ETIMEDOUT` without a response.
 pub fn dump(
     kind: u16,
     family: u8,
@@ -108,6 +117,7 @@ pub fn dump(
     end.unwrap_or(Ok(()))
 }
 
+/// Opens a netlink socket whose receives time out after [`RESPONSE_SECONDS`].
 fn open() -> Result<OwnedFd, Errno> {
     let socket = socket(
         AddressFamily::Netlink,
@@ -119,12 +129,12 @@ fn open() -> Result<OwnedFd, Errno> {
     setsockopt(
         &socket,
         sockopt::ReceiveTimeout,
-        &TimeVal::new(ANSWER_SECONDS, 0),
+        &TimeVal::new(RESPONSE_SECONDS, 0),
     )?;
     Ok(socket)
 }
 
-/// Appends a message: netlink's header, netfilter's header, attributes.
+/// Appends a message: `struct nlmsghdr`, `struct nfgenmsg`, attributes.
 fn append(
     batch: &mut Vec<u8>,
     kind: u16,
@@ -139,19 +149,19 @@ fn append(
     batch.extend_from_slice(&kind.to_ne_bytes());
     batch.extend_from_slice(&flags.to_ne_bytes());
     batch.extend_from_slice(&sequence.to_ne_bytes());
-    // The kernel fills in the sender.
+    // The sender's port ID: 0, the kernel fills it in.
     batch.extend_from_slice(&[0; 4]);
     batch.extend_from_slice(&[family, 0]);
     batch.extend_from_slice(&resource.to_be_bytes());
     batch.extend_from_slice(&attributes.0);
 }
 
-/// Receives once and hands type and payload of each message to `each`.
+/// Receives once and passes type and payload of each message to `each`.
 fn receive(socket: &OwnedFd, each: &mut dyn FnMut(u16, &[u8])) -> Result<(), Errno> {
     let mut buffer = vec![0; 1 << 16];
     let length = match recv(socket.as_raw_fd(), &mut buffer, MsgFlags::empty()) {
         Err(Errno::EINTR) => return Ok(()),
-        // What the receive timeout says.
+        // The receive timed out.
         Err(Errno::EAGAIN) => return Err(Errno::ETIMEDOUT),
         length => length?,
     };
@@ -167,7 +177,7 @@ fn receive(socket: &OwnedFd, each: &mut dyn FnMut(u16, &[u8])) -> Result<(), Err
     Ok(())
 }
 
-/// An error message starts with the negative errno; 0 is the answer to success.
+/// Decodes an error message. It starts with the negative errno; 0 means success.
 fn error_of(payload: &[u8]) -> Result<(), Errno> {
     match payload {
         [a, b, c, d, ..] => match i32::from_ne_bytes([*a, *b, *c, *d]) {

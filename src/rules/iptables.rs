@@ -1,14 +1,14 @@
-//! Rules as the text of iptables: lines as `iptables-save` prints them, and scripts
-//! for `iptables-restore --noflush`, each one transaction.
+//! Renders rules as text: lines of `iptables-save`, and scripts for `iptables-restore --noflush`. Each
+//! script is one transaction.
 
 use std::fmt::Write as _;
 
 use super::{Chain, Match, Rule, Verdict};
 
-/// The table that all rules stand in.
+/// The iptables table that holds all rules.
 pub const TABLE: &str = "nat";
 
-/// One rule as `iptables-save` prints it, e.g. `-A OUTPUT -j PROXY_INIT_OUTPUT`.
+/// Renders a rule like `iptables-save`, for example `-A OUTPUT -j PROXY_INIT_OUTPUT`.
 pub fn rule_line(rule: &Rule) -> String {
     let mut line = format!("-A {}", rule.chain.name());
     for condition in &rule.matches {
@@ -22,17 +22,16 @@ pub fn rule_line(rule: &Rule) -> String {
     line
 }
 
-/// A script that makes our chains hold exactly `rules`, whatever they held before.
-/// `old_jumps` are the jumps into them that are already there, as lines of
-/// `iptables-save`; they are taken out in the same transaction.
+/// Renders a script that replaces the content of Linkerd's chains with `rules`. `old_jumps` are the
+/// existing jumps to them, as lines of `iptables-save`; the script removes these.
 ///
-/// With `fresh`, the chains must not exist yet: the script fails as a whole if they
-/// do, since jumps may then be there that the caller has to look for.
+/// With `fresh`, the script fails if the chains exist. Then there can be jumps to them, which the
+/// caller must list first.
 pub fn install_script(rules: &[Rule], fresh: bool, old_jumps: &[String]) -> String {
     let mut script = format!("*{TABLE}\n");
     for chain in Chain::OURS {
         let name = chain.name();
-        // A declared chain is created or flushed, an -N must create it.
+        // `:NAME` creates or flushes the chain. `-N` fails if the chain exists.
         let _ = if fresh {
             writeln!(script, "-N {name}")
         } else {
@@ -49,7 +48,7 @@ pub fn install_script(rules: &[Rule], fresh: bool, old_jumps: &[String]) -> Stri
     script
 }
 
-/// A script that takes out what a fresh [`install_script`] of `rules` put in.
+/// Renders a script that removes what a fresh [`install_script`] of `rules` added.
 pub fn undo_script(rules: &[Rule]) -> String {
     let mut script = format!("*{TABLE}\n");
     for rule in rules {
@@ -67,6 +66,7 @@ pub fn undo_script(rules: &[Rule]) -> String {
     script
 }
 
+/// Turns a line that appends a rule into one that deletes the rule.
 fn deletion(line: &str) -> String {
     line.replacen("-A ", "-D ", 1)
 }

@@ -1,57 +1,61 @@
-//! Rules as nf_tables expressions: the same meaning as the text of
-//! [`super::iptables`], still data. [`crate::firewall`] sends them.
+//! Turns rules into nf_tables expressions with the same meaning as the text of [`super::iptables`].
+//! [`crate::firewall`] encodes and sends them.
 
 use ipnet::IpNet;
 
 use super::{Match, Rule, Verdict};
 use crate::ports::PortRange;
 
-/// One expression. Those that load a value put it into register 1, those that
-/// compare take it from there; a comparison that fails ends the rule.
+/// One expression. Loads write to register 1, comparisons read from it. A comparison that fails ends
+/// the rule.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Expression {
-    /// Loads something about the packet or its socket.
+    /// Loads a property of the packet or its socket.
     Meta(Meta),
-    /// Loads `length` bytes of a header.
+    /// Loads `length` bytes at `offset` of a header.
     Payload {
         header: Header,
         offset: u32,
         length: u32,
     },
-    /// Keeps the bits of this mask.
+    /// Clears the bits that this mask does not have.
     Mask(Vec<u8>),
-    /// Goes on if the value is this.
+    /// Requires the value to be equal.
     Equal(Vec<u8>),
-    /// Goes on if the value is from the first to the second.
+    /// Requires the value to be in this range, both ends included.
     Between(Vec<u8>, Vec<u8>),
     Verdict(Verdict),
 }
 
+/// A property of a packet or its socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Meta {
-    /// The transport protocol's number, one byte.
+    /// Number of the transport protocol, one byte.
     Protocol,
-    /// The name of the interface it leaves by, 16 bytes.
+    /// Name of the outgoing interface, 16 bytes padded with NULs.
     OutputName,
-    /// User and group of the socket, in the machine's byte order.
+    /// User ID of the socket, in host byte order.
     SocketUid,
+    /// Group ID of the socket, in host byte order.
     SocketGid,
 }
 
+/// A header of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Header {
     Network,
     Transport,
 }
 
+/// Protocol number of TCP.
 const TCP: u8 = 6;
-/// In the TCP header.
+/// Offset of the destination port in the TCP header.
 const DESTINATION_PORT: u32 = 2;
-/// In the headers of IPv4 and IPv6.
+/// Offsets of the source address in the IPv4 and the IPv6 header.
 const SOURCE_ADDRESS: [u32; 2] = [12, 8];
 
-/// What `rule` is in nf_tables: usually one rule. A list of ports becomes one a port
-/// or range, which needs no set and has no limit of fifteen.
+/// Returns the nf_tables rules for `rule`, usually one. A list of ports becomes one rule per port or
+/// range, which needs no nf_tables set and avoids the limit of 15 ports.
 pub fn expressions(rule: &Rule) -> Vec<Vec<Expression>> {
     let mut variants = vec![Vec::new()];
     for condition in &rule.matches {
@@ -71,7 +75,7 @@ pub fn expressions(rule: &Rule) -> Vec<Vec<Expression>> {
     variants
 }
 
-/// Ways to meet the condition, each enough.
+/// Returns alternatives to meet the condition. One of them is enough.
 fn condition_alternatives(condition: &Match) -> Vec<Vec<Expression>> {
     match condition {
         Match::Tcp => vec![meta_equal(Meta::Protocol, vec![TCP])],

@@ -17,17 +17,17 @@ use crate::agent::uninstall;
 use crate::agent::uninstall::leftovers;
 use crate::conflist::PLUGIN;
 use crate::conflist::net_dir;
-use crate::conflist::net_dir::Found;
+use crate::conflist::net_dir::ConfigFile;
 use crate::conflist::plan;
-use crate::conflist::plan::{Chaining, Step, Undo};
-use crate::conflist::saved_state::Journal;
+use crate::conflist::plan::{Chaining, Step, UnchainStep};
+use crate::conflist::saved_state::SavedState;
 use crate::files;
 use crate::kube::event::{Kind, Message};
 
 /// The net dir at the start of a pass.
 struct Observed {
-    configs: Vec<Found>,
-    saved_state: Journal,
+    configs: Vec<ConfigFile>,
+    saved_state: SavedState,
 }
 
 impl Reconciler {
@@ -65,7 +65,7 @@ impl Reconciler {
     fn observe(&self, pass: &mut Pass) -> Result<Observed, files::Error> {
         let dir = &self.settings.net_dir;
         let configs = net_dir::scan(dir, &self.settings.kubeconfig_name)?;
-        let (saved_state, why) = Journal::load(dir);
+        let (saved_state, why) = SavedState::load(dir);
         if let Some(why) = why {
             pass.problem("journal", why);
         }
@@ -87,7 +87,7 @@ impl Reconciler {
         for (name, why) in &plan.skipped {
             pass.problem(&settings.net_dir.join(name).display().to_string(), why);
         }
-        match &plan.bare {
+        match &plan.unchained {
             Some(why) if configs.is_empty() => {
                 let remedy = platforms::no_network(&settings);
                 pass.problem(CONFLIST, format!("{why}; {remedy}"));
@@ -119,7 +119,7 @@ impl Reconciler {
     ///
     /// The runtime certainly looks here if an earlier agent, upstream's included, chained the
     /// plugin from this bin dir: the runtime started this agent's own pod through that chain.
-    fn check_bin_dir(&mut self, configs: &[Found], pass: &mut Pass) {
+    fn check_bin_dir(&mut self, configs: &[ConfigFile], pass: &mut Pass) {
         let loaded = plan::loaded(configs);
         let warning = loaded.and_then(|loaded| platforms::no_plugins(&self.settings, loaded));
         let value = warning.is_some().into();
@@ -165,7 +165,7 @@ impl Reconciler {
         let now = Instant::now();
         // A plugin entry of another agent also gives pods their redirect rules, so only the
         // removal of the entry makes the node not ready.
-        let has_entry = plan::names_us(before);
+        let has_entry = plan::calls_plugin(before);
         let contention = match has_entry {
             true => &mut self.overwrites,
             false => &mut self.entry_removals,
@@ -196,7 +196,7 @@ impl Reconciler {
     /// Unchains the plugin from one network config.
     fn apply_undo(
         &self,
-        undo: &Undo,
+        undo: &UnchainStep,
         observed: &mut Observed,
         pass: &mut Pass,
     ) -> Result<(), files::Error> {

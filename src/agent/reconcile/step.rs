@@ -2,14 +2,14 @@
 
 use std::path::Path;
 
-use crate::conflist::net_dir::{Content, Found};
+use crate::conflist::net_dir::{ConfigFile, Content};
 use crate::conflist::plan;
 use crate::conflist::plan::Step;
-use crate::conflist::saved_state::Journal;
+use crate::conflist::saved_state::SavedState;
 use crate::files;
 
 /// Returns the content of the file `name` at the time of the scan, if it could be read.
-pub(super) fn content<'f>(found: &'f [Found], name: &str) -> Option<&'f Content> {
+pub(super) fn content<'f>(found: &'f [ConfigFile], name: &str) -> Option<&'f Content> {
     let file = found.iter().find(|file| file.name == name)?;
     file.content.as_ref().ok()
 }
@@ -24,9 +24,9 @@ pub(super) fn content<'f>(found: &'f [Found], name: &str) -> Option<&'f Content>
 /// scan.
 pub(super) fn apply(
     dir: &Path,
-    found: &[Found],
+    found: &[ConfigFile],
     step: &Step,
-    saved_state: &mut Journal,
+    saved_state: &mut SavedState,
 ) -> Result<(), files::Error> {
     if let Step::Own {
         name,

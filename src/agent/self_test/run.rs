@@ -185,7 +185,7 @@ fn test(settings: &Settings, end: Instant) -> Result<Coverage, Error> {
 /// plugin entry is the fallback.
 fn installed_config(settings: &Settings) -> Result<PluginConfig, Error> {
     let found = net_dir::scan(&settings.net_dir, &settings.kubeconfig_name)?;
-    let config_of = |file: &net_dir::Found| {
+    let config_of = |file: &net_dir::ConfigFile| {
         let content = file.content.as_ref().ok()?;
         PluginConfig::of(&content.text)
     };

@@ -132,24 +132,24 @@ const OWN_CONFIG: (&str, &str) = ("LINKERD_CNI_OWN_CONFIG", "true");
 fn settings_select_the_mode_of_chaining() {
     let named = |name: &'static str| (NAME, name);
     for (vars, expected) in [
-        (vec![], Mode::Every),
+        (vec![], ChainMode::Every),
         (
             vec![named("10-x.conflist")],
-            Mode::Only("10-x.conflist".into()),
+            ChainMode::Only("10-x.conflist".into()),
         ),
-        (vec![NOT_CHAINED], Mode::Standalone(STANDALONE.into())),
+        (vec![NOT_CHAINED], ChainMode::Standalone(STANDALONE.into())),
         (
             vec![NOT_CHAINED, OWN_CONFIG],
-            Mode::Standalone(STANDALONE.into()),
+            ChainMode::Standalone(STANDALONE.into()),
         ),
         (
             vec![NOT_CHAINED, named("x.conf")],
-            Mode::Standalone("x.conf".into()),
+            ChainMode::Standalone("x.conf".into()),
         ),
-        (vec![OWN_CONFIG], Mode::Copy(COPY.into())),
+        (vec![OWN_CONFIG], ChainMode::Copy(COPY.into())),
         (
             vec![OWN_CONFIG, named("0.conflist")],
-            Mode::Copy("0.conflist".into()),
+            ChainMode::Copy("0.conflist".into()),
         ),
     ] {
         assert_eq!(

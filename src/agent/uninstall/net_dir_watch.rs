@@ -11,9 +11,9 @@ use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify};
 use crate::conflist;
 use crate::conflist::PLUGIN;
 use crate::conflist::net_dir;
-use crate::conflist::net_dir::Found;
+use crate::conflist::net_dir::ConfigFile;
 use crate::conflist::plan;
-use crate::conflist::saved_state::Journal;
+use crate::conflist::saved_state::SavedState;
 use crate::files;
 
 /// Time between two scans while inotify reports changes. Some file systems report none, so scans
@@ -56,7 +56,7 @@ impl<'s> NetDirWatch<'s> {
     /// [`PluginReference::Foreign`] may end without this agent, so it is returned only at `end`.
     pub fn until_quiet(
         &self,
-        journal: &Journal,
+        journal: &SavedState,
         quiet: Duration,
         end: Instant,
     ) -> Result<PluginReference, files::Error> {
@@ -78,21 +78,21 @@ impl<'s> NetDirWatch<'s> {
     }
 
     /// Scans the directory once.
-    fn scan(&self, journal: &Journal) -> Result<PluginReference, files::Error> {
+    fn scan(&self, journal: &SavedState) -> Result<PluginReference, files::Error> {
         let found = match net_dir::scan(self.dir, self.kubeconfig) {
             Err(error) if error.is_missing() => return Ok(PluginReference::Missing),
             found => found?,
         };
-        let named: Vec<&Found> = found
+        let named: Vec<&ConfigFile> = found
             .iter()
             .filter(|file| self.may_name_plugin(file))
             .collect();
         let undos = plan::unchain(&found, journal, &Default::default());
-        let can_unchain = |file: &&&Found| {
+        let can_unchain = |file: &&&ConfigFile| {
             let mut undos = undos.iter().flatten();
             undos.any(|undo| undo.list() == file.name)
         };
-        let path = |file: &Found| self.dir.join(&file.name);
+        let path = |file: &ConfigFile| self.dir.join(&file.name);
         if let Some(file) = named.iter().find(can_unchain) {
             return Ok(PluginReference::Removable(path(file)));
         }
@@ -104,7 +104,7 @@ impl<'s> NetDirWatch<'s> {
 
     /// Whether a container runtime may find the plugin's name in `file`, also if this agent cannot
     /// parse the file.
-    fn may_name_plugin(&self, file: &Found) -> bool {
+    fn may_name_plugin(&self, file: &ConfigFile) -> bool {
         if let Ok(content) = &file.content {
             return conflist::may_call_plugin(&content.text);
         }

@@ -12,7 +12,7 @@ use crate::agent::records;
 use crate::agent::settings::Settings;
 use crate::conflist::PLUGIN;
 use crate::conflist::saved_state;
-use crate::conflist::saved_state::Journal;
+use crate::conflist::saved_state::SavedState;
 use crate::files;
 use crate::files::Aside;
 
@@ -23,7 +23,7 @@ pub struct NodeFiles<'s> {
 }
 
 /// Returns all files that an uninstall removes, in the order of removal.
-fn paths(settings: &Settings, journal: &Journal) -> Vec<PathBuf> {
+fn paths(settings: &Settings, journal: &SavedState) -> Vec<PathBuf> {
     let binaries = Binaries::wanted(settings).unwrap_or_else(|_| vec![PLUGIN.to_owned()]);
     let binaries = binaries.iter().map(|name| settings.bin_dir.join(name));
     let mut paths: Vec<PathBuf> = [settings.kubeconfig()]
@@ -39,7 +39,7 @@ fn paths(settings: &Settings, journal: &Journal) -> Vec<PathBuf> {
 }
 
 /// Whether any of the files exists.
-pub fn exist(settings: &Settings, journal: &Journal) -> bool {
+pub fn exist(settings: &Settings, journal: &SavedState) -> bool {
     let mut paths = paths(settings, journal).into_iter();
     paths.any(|path| !matches!(files::look(&path), Ok(None)))
 }
@@ -48,7 +48,7 @@ impl<'s> NodeFiles<'s> {
     /// Renames the files to temporary names.
     pub fn set_aside(
         settings: &'s Settings,
-        journal: &Journal,
+        journal: &SavedState,
         failures: &mut Vec<String>,
     ) -> NodeFiles<'s> {
         let mut asides = Vec::new();

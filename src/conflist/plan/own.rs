@@ -1,50 +1,51 @@
-//! The file that is ours as a whole: a standalone configuration, or a copy of the
-//! network's own with us in it.
+//! The file that only the agent writes: a standalone config, or a copy of the active network config
+//! with the plugin entry.
 
-use super::{Chaining, Step, Undo, loadable, loaded, nothing};
+use super::active::{loadable, loaded, no_network};
+use super::steps::{Chaining, Step, UnchainStep};
 use crate::conflist;
 use crate::conflist::mode;
-use crate::conflist::net_dir::{Content, Found, Kind};
-use crate::conflist::saved_state::Journal;
-use crate::conflist::{Entry, List, PLUGIN, plugin_types};
+use crate::conflist::net_dir::{ConfigFile, ConfigKind, Content};
+use crate::conflist::saved_state::SavedState;
+use crate::conflist::{Conflist, Entry, PLUGIN, plugin_types};
 use crate::files::Access;
 
-/// Other programs than a runtime have no need to read it.
+/// File mode of a standalone config: only the runtime, as root, reads it.
 const MODE: u32 = 0o600;
 
-/// Whether `file` is ours as a whole. Where the journal was lost, the names tell that
-/// nobody else would take.
-pub fn is(file: &Found, journal: &Journal) -> bool {
-    journal.own.contains_key(&file.name)
-        || [mode::STANDALONE, mode::COPY].contains(&&*file.name) && names_us(file)
+/// Returns whether only the agent writes `file`. If the saved state was lost, the agent's default
+/// file names with the plugin as content tell.
+pub(super) fn is_own(file: &ConfigFile, saved: &SavedState) -> bool {
+    saved.own.contains_key(&file.name)
+        || [mode::STANDALONE, mode::COPY].contains(&&*file.name) && calls_plugin(file)
 }
 
-/// Whether our plugin is called in the file.
-fn names_us(file: &Found) -> bool {
+/// Returns whether the file calls the plugin, and if it is a `.conf` or `.json`, no other plugin.
+fn calls_plugin(file: &ConfigFile) -> bool {
     let Ok(content) = &file.content else {
         return false;
     };
     let types = plugin_types(&content.text);
-    let is_ours = |kind: &String| kind == PLUGIN;
+    let is_plugin = |name: &String| name == PLUGIN;
     match file.kind {
-        Kind::List => types.iter().any(is_ours),
-        // A `.conf` with another plugin in it is a network.
-        Kind::Conf | Kind::Json => !types.is_empty() && types.iter().all(is_ours),
+        ConfigKind::Conflist => types.iter().any(is_plugin),
+        // A `.conf` with another plugin is a network config of the primary CNI.
+        ConfigKind::Conf | ConfigKind::Json => !types.is_empty() && types.iter().all(is_plugin),
     }
 }
 
-/// Keeps the standalone configuration `name`.
-pub fn standalone(name: &str, found: &[Found], entry: &Entry, journal: &Journal) -> Chaining {
+/// Plans the standalone config `name`.
+pub fn standalone(name: &str, found: &[ConfigFile], entry: &Entry, saved: &SavedState) -> Chaining {
     let wanted = Content {
-        text: match Kind::of(name) {
-            Some(Kind::List) => entry.as_list(),
+        text: match ConfigKind::of(name) {
+            Some(ConfigKind::Conflist) => entry.as_list(),
             _ => entry.as_conf(),
         },
         access: Access::own(MODE),
         link: None,
     };
     let mut plan = Chaining::default();
-    plan.keep(name, found, wanted, None, journal);
+    plan.write_own(name, found, wanted, None, saved);
     let first = loaded(found).filter(|loaded| loaded.name == name);
     let others = found.iter().any(|file| file.name != name && loadable(file));
     if first.is_some() && others {
@@ -56,48 +57,48 @@ pub fn standalone(name: &str, found: &[Found], entry: &Entry, journal: &Journal)
     plan
 }
 
-/// Keeps the copy `name` of the network that the runtime would load without it.
+/// Plans the copy `name` of the network config that would be active without the copy.
 pub fn copy(
     name: &str,
-    found: &[Found],
-    theirs: &[&Found],
+    found: &[ConfigFile],
+    foreign: &[&ConfigFile],
     entry: &Entry,
-    journal: &Journal,
+    saved: &SavedState,
 ) -> Chaining {
     let mut plan = Chaining::default();
-    let there = found.iter().find(|file| file.name == name);
-    plan.bare = taken(there, journal);
-    if plan.bare.is_some() {
+    let existing = found.iter().find(|file| file.name == name);
+    plan.unchained = name_taken(existing, saved);
+    if plan.unchained.is_some() {
         return plan;
     }
-    let source = match source(theirs, journal.own.get(name).and_then(Option::as_deref)) {
-        Source::Whole(file) => file,
+    let source = match source(foreign, saved.own.get(name).and_then(Option::as_deref)) {
+        Source::Valid(file) => file,
         Source::Damaged(file) => {
-            plan.bare = Some(format!(
+            plan.unchained = Some(format!(
                 "{} cannot be read as a network now, so {name} is a copy of what it was",
                 file.name
             ));
             return plan;
         }
-        Source::None => {
-            plan.bare = Some(nothing(theirs));
-            let ours = there.filter(|file| is(file, journal));
-            plan.undo.extend(ours.map(|file| Undo::Drop {
+        Source::Missing => {
+            plan.unchained = Some(no_network(foreign));
+            let stale = existing.filter(|file| is_own(file, saved));
+            plan.undo.extend(stale.map(|file| UnchainStep::Drop {
                 list: file.name.clone(),
             }));
             return plan;
         }
     };
-    let wanted = match wanted(source, entry) {
+    let wanted = match copy_of(source, entry) {
         Ok(wanted) => wanted,
-        Err(why) => {
-            plan.bare = Some(format!("{} {why}", source.name));
+        Err(reason) => {
+            plan.unchained = Some(format!("{} {reason}", source.name));
             return plan;
         }
     };
-    plan.keep(name, found, wanted, Some(source.name.clone()), journal);
-    if plan.bare.is_none() && loaded(found).is_some_and(|loaded| loaded.name != name) {
-        plan.bare = Some(format!(
+    plan.write_own(name, found, wanted, Some(source.name.clone()), saved);
+    if plan.unchained.is_none() && loaded(found).is_some_and(|loaded| loaded.name != name) {
+        plan.unchained = Some(format!(
             "the runtime loads {}, which comes before {name}: set cniConfFileName to a name that \
              comes first",
             source.name
@@ -106,46 +107,48 @@ pub fn copy(
     plan
 }
 
-/// What there is to copy.
+/// The network config to copy.
 enum Source<'f> {
-    Whole(&'f Found),
-    /// What was copied is there, but not whole.
-    Damaged(&'f Found),
-    None,
+    Valid(&'f ConfigFile),
+    /// The file that was copied before exists, but a runtime could not load it.
+    Damaged(&'f ConfigFile),
+    Missing,
 }
 
-/// The first network, unless the one that was copied, `of`, comes before it and is only
-/// being written.
-fn source<'f>(theirs: &[&'f Found], of: Option<&str>) -> Source<'f> {
-    for file in theirs {
+/// Returns the first loadable network config. A damaged file named `of`, the one copied before,
+/// wins if it comes first: its owner is probably writing it.
+fn source<'f>(foreign: &[&'f ConfigFile], of: Option<&str>) -> Source<'f> {
+    for file in foreign {
         if loadable(file) {
-            return Source::Whole(file);
+            return Source::Valid(file);
         }
         if of == Some(&file.name) {
             return Source::Damaged(file);
         }
     }
-    Source::None
+    Source::Missing
 }
 
-/// The chain of `source` and `entry`, for those who may read `source`.
-fn wanted(source: &Found, entry: &Entry) -> Result<Content, String> {
-    let there = source.content.as_ref().map_err(Clone::clone)?;
-    let says = |error: conflist::Error| error.to_string();
+/// Returns `source` with `entry` chained. It gets the same access, as it can hold the same
+/// credentials.
+fn copy_of(source: &ConfigFile, entry: &Entry) -> Result<Content, String> {
+    let original = source.content.as_ref().map_err(Clone::clone)?;
+    let describe = |error: conflist::Error| error.to_string();
     let bare = match source.kind {
-        Kind::List => there.text.clone(),
-        Kind::Conf | Kind::Json => conflist::wrap(&there.text).map_err(says)?,
+        ConfigKind::Conflist => original.text.clone(),
+        ConfigKind::Conf | ConfigKind::Json => conflist::wrap(&original.text).map_err(describe)?,
     };
     Ok(Content {
-        text: List::parse(&bare).map_err(says)?.with(entry),
-        access: there.access,
+        text: Conflist::parse(&bare).map_err(describe)?.with(entry),
+        access: original.access,
         link: None,
     })
 }
 
-/// Why the file that is to be ours is somebody else's, if it is.
-fn taken(there: Option<&Found>, journal: &Journal) -> Option<String> {
-    let file = there.filter(|file| !journal.own.contains_key(&file.name) && !names_us(file))?;
+/// Says that another program owns the `existing` file of the name that the agent should write.
+fn name_taken(existing: Option<&ConfigFile>, saved: &SavedState) -> Option<String> {
+    let file =
+        existing.filter(|file| !saved.own.contains_key(&file.name) && !calls_plugin(file))?;
     Some(format!(
         "{} is not ours: set cniConfFileName to a name that is not taken",
         file.name
@@ -153,25 +156,26 @@ fn taken(there: Option<&Found>, journal: &Journal) -> Option<String> {
 }
 
 impl Chaining {
-    /// Plans that the file `name` is `wanted`, if it is not and is no one else's.
-    fn keep(
+    /// Plans to write `wanted` to the file `name`, unless it is up to date or another program owns
+    /// it.
+    fn write_own(
         &mut self,
         name: &str,
-        found: &[Found],
+        found: &[ConfigFile],
         wanted: Content,
         of: Option<String>,
-        journal: &Journal,
+        saved: &SavedState,
     ) {
-        let there = found.iter().find(|file| file.name == name);
-        if let Some(why) = taken(there, journal) {
-            self.bare = Some(why);
+        let existing = found.iter().find(|file| file.name == name);
+        if let Some(reason) = name_taken(existing, saved) {
+            self.unchained = Some(reason);
             return;
         }
-        let is_right = |file: &Found| file.content.as_ref() == Ok(&wanted);
-        if there.is_some_and(is_right) && journal.own.get(name) == Some(&of) {
+        let is_current = |file: &ConfigFile| file.content.as_ref() == Ok(&wanted);
+        if existing.is_some_and(is_current) && saved.own.get(name) == Some(&of) {
             return;
         }
-        self.bare = Some(format!("{name} is not what it should be"));
+        self.unchained = Some(format!("{name} is not what it should be"));
         self.steps.push(Step::Own {
             name: name.to_owned(),
             text: wanted.text,

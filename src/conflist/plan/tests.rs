@@ -1,5 +1,9 @@
+use std::collections::BTreeSet;
+
 use super::*;
+use crate::conflist::net_dir::Content;
 use crate::conflist::saved_state;
+use crate::conflist::saved_state::Origin;
 use crate::files::Access;
 
 pub(super) const LIST: &str = r#"{"name":"n","plugins":[{"type":"a"}]}"#;
@@ -9,14 +13,14 @@ pub(super) fn entry() -> Entry {
     Entry::new(r#"{"type":"linkerd-cni"}"#, "").unwrap()
 }
 
-pub(super) fn with_us(list: &str) -> String {
-    List::parse(list).unwrap().with(&entry())
+pub(super) fn with_entry(list: &str) -> String {
+    Conflist::parse(list).unwrap().with(&entry())
 }
 
-fn found(files: &[(&str, &str)]) -> Vec<Found> {
-    let file = |(name, text): &(&str, &str)| Found {
+fn found(files: &[(&str, &str)]) -> Vec<ConfigFile> {
+    let file = |(name, text): &(&str, &str)| ConfigFile {
         name: (*name).into(),
-        kind: Kind::of(name).unwrap(),
+        kind: ConfigKind::of(name).unwrap(),
         content: match *text {
             "unreadable" => Err("is a directory".into()),
             text => Ok(Content {
@@ -29,31 +33,31 @@ fn found(files: &[(&str, &str)]) -> Vec<Found> {
     files.iter().map(file).collect()
 }
 
-/// A journal that says `list` was made from `conf` with the text `CONF`.
-fn journal(list: &str, conf: &str) -> Journal {
+/// Saved state of a conflist `list` that was made from `conf` with the text `CONF`.
+fn saved(list: &str, conf: &str) -> SavedState {
     let origin = Origin {
         bare: conflist::wrap(CONF).unwrap(),
         was: None,
         name: conf.into(),
-        content: saved_state::Content::Text(CONF.into()),
+        content: saved_state::OriginalContent::Text(CONF.into()),
         mode: 0o644,
         uid: 0,
         gid: 0,
     };
-    let mut journal = Journal::default();
-    journal.lists.insert(list.into(), origin);
-    journal
+    let mut saved = SavedState::default();
+    saved.lists.insert(list.into(), origin);
+    saved
 }
 
-/// The names that are written, in short.
-fn writes(files: &[(&str, &str)], journal: &Journal) -> Vec<String> {
-    let plan = chain(&Mode::Every, &found(files), &entry(), journal);
+/// Returns the names of the files to write.
+fn writes(files: &[(&str, &str)], saved: &SavedState) -> Vec<String> {
+    let plan = chain(&ChainMode::Every, &found(files), &entry(), saved);
     plan.steps.iter().map(|step| step.list().into()).collect()
 }
 
 #[test]
-fn every_list_and_conf_is_written_but_a_json_only_where_it_is_loaded() {
-    let none = Journal::default();
+fn every_conflist_and_conf_is_written_but_a_json_only_if_it_is_active() {
+    let none = SavedState::default();
     let lists = [
         ("10-a.conflist", LIST),
         ("20-b.conf", CONF),
@@ -63,13 +67,13 @@ fn every_list_and_conf_is_written_but_a_json_only_where_it_is_loaded() {
     assert_eq!(writes(&lists[2..], &none), ["30-c.conflist"]);
     let behind_bad = [("00-x.conf", "unreadable"), ("10-y.conf", "{"), lists[2]];
     assert_eq!(writes(&behind_bad, &none), ["30-c.conflist"]);
-    let chained = with_us(LIST);
+    let chained = with_entry(LIST);
     assert!(writes(&[("10-a.conflist", &chained), lists[2]], &none).is_empty());
 }
 
 #[test]
-fn the_file_that_is_loaded_first_decides_what_is_ready() {
-    let chained = with_us(LIST);
+fn the_active_network_config_decides_readiness() {
+    let chained = with_entry(LIST);
     for (files, expected) in [
         (vec![], Some("no network configuration yet")),
         (vec![("1.conflist", "{")], Some("no valid network")),
@@ -89,7 +93,13 @@ fn the_file_that_is_loaded_first_decides_what_is_ready() {
             Some("loads 0.conflist"),
         ),
     ] {
-        let bare = chain(&Mode::Every, &found(&files), &entry(), &Journal::default()).bare;
+        let bare = chain(
+            &ChainMode::Every,
+            &found(&files),
+            &entry(),
+            &SavedState::default(),
+        )
+        .unchained;
         match (bare, expected) {
             (None, None) => {}
             (Some(why), Some(part)) => assert!(why.contains(part), "{why}"),
@@ -99,19 +109,19 @@ fn the_file_that_is_loaded_first_decides_what_is_ready() {
 }
 
 #[test]
-fn a_list_beside_a_conf_is_only_overwritten_if_we_made_it_and_nobody_wrote_it_since() {
-    let made = with_us(&conflist::wrap(CONF).unwrap());
+fn a_conflist_beside_a_conf_is_overwritten_only_if_the_agent_made_it_and_nobody_wrote_it_since() {
+    let made = with_entry(&conflist::wrap(CONF).unwrap());
     let changed = made.replace("\"n\"", "\"other\"");
-    let known = journal("x.conflist", "x.conf");
-    for (name, list, journal, expected) in [
+    let known = saved("x.conflist", "x.conf");
+    for (name, list, saved, expected) in [
         ("ours", &*made, &known, vec!["x.conflist"]),
         ("changed since", &changed, &known, vec![]),
-        ("not recorded", &made, &Journal::default(), vec![]),
+        ("not recorded", &made, &SavedState::default(), vec![]),
         ("foreign", LIST, &known, vec!["x.conflist (patched)"]),
         ("unreadable", "unreadable", &known, vec![]),
     ] {
         let files = found(&[("x.conf", CONF), ("x.conflist", list)]);
-        let plan = chain(&Mode::Every, &files, &entry(), journal);
+        let plan = chain(&ChainMode::Every, &files, &entry(), saved);
         let steps = plan.steps.iter().map(|step| match step {
             Step::Patch { name, .. } => format!("{name} (patched)"),
             Step::Convert { list, .. } => list.clone(),
@@ -124,17 +134,17 @@ fn a_list_beside_a_conf_is_only_overwritten_if_we_made_it_and_nobody_wrote_it_si
 }
 
 #[test]
-fn a_made_list_is_undone_to_what_it_was_made_from() {
-    let made = with_us(&conflist::wrap(CONF).unwrap());
+fn a_conflist_that_the_agent_made_is_unchained_to_the_original_file() {
+    let made = with_entry(&conflist::wrap(CONF).unwrap());
     let changed = made.replace("\"n\"", "\"other\"");
-    let known = journal("x.conflist", "x.conf");
-    let ours = BTreeSet::new();
+    let known = saved("x.conflist", "x.conf");
+    let chained = BTreeSet::new();
     let kind = |files: &[(&str, &str)]| {
-        let steps = unchain(&found(files), &known, &ours);
+        let steps = unchain(&found(files), &known, &chained);
         let kinds = steps.iter().map(|step| match step {
-            Ok(Undo::Cut { .. }) => "cut",
-            Ok(Undo::Restore { .. }) => "restore",
-            Ok(Undo::Drop { .. }) => "drop",
+            Ok(UnchainStep::Cut { .. }) => "cut",
+            Ok(UnchainStep::Restore { .. }) => "restore",
+            Ok(UnchainStep::Drop { .. }) => "drop",
             Err(_) => "error",
         });
         kinds.collect::<Vec<_>>()
@@ -142,16 +152,16 @@ fn a_made_list_is_undone_to_what_it_was_made_from() {
     assert_eq!(kind(&[("x.conflist", &made)]), ["restore"]);
     assert_eq!(kind(&[("x.conf", CONF), ("x.conflist", &made)]), ["drop"]);
     assert_eq!(kind(&[("x.conflist", &changed)]), ["cut"]);
-    assert_eq!(kind(&[("y.conflist", &with_us(LIST))]), ["cut"]);
+    assert_eq!(kind(&[("y.conflist", &with_entry(LIST))]), ["cut"]);
     assert!(kind(&[("y.conflist", LIST), ("z.conf", CONF)]).is_empty());
 }
 
 #[test]
-fn a_list_that_cannot_be_read_any_more_is_an_error_only_if_it_carried_us() {
+fn an_unreadable_conflist_is_an_error_only_if_it_had_the_plugin_entry() {
     let files = found(&[("a.conflist", "{"), ("b.conflist", "unreadable")]);
-    assert!(unchain(&files, &Journal::default(), &BTreeSet::new()).is_empty());
-    let ours = BTreeSet::from(["a.conflist".to_owned()]);
-    let errors = unchain(&files, &Journal::default(), &ours);
+    assert!(unchain(&files, &SavedState::default(), &BTreeSet::new()).is_empty());
+    let chained = BTreeSet::from(["a.conflist".to_owned()]);
+    let errors = unchain(&files, &SavedState::default(), &chained);
     assert_eq!(
         errors,
         [Err("a.conflist is not JSON (line 1, column 1)".into())]
@@ -159,25 +169,25 @@ fn a_list_that_cannot_be_read_any_more_is_an_error_only_if_it_carried_us() {
 }
 
 #[test]
-fn the_node_is_chained_if_the_config_that_carries_the_entry_in_this_mode_has_one() {
-    let with_us = with_us(LIST);
+fn the_node_is_chained_if_the_network_config_of_this_mode_has_the_plugin_entry() {
+    let with_entry = with_entry(LIST);
     let files: [(&str, &str); 3] = [
         ("05-broken.conflist", "{"),
         ("10-a.conflist", LIST),
-        ("20-b.conflist", &with_us),
+        ("20-b.conflist", &with_entry),
     ];
-    let chained = |mode: &Mode, files: &[(&str, &str)]| is_chained(mode, &found(files));
+    let chained = |mode: &ChainMode, files: &[(&str, &str)]| is_chained(mode, &found(files));
     // The runtime loads 10-a.
-    assert!(!chained(&Mode::Every, &files));
-    assert!(chained(&Mode::Every, &files[2..]));
-    assert!(!chained(&Mode::Only("10-a.conflist".into()), &files));
-    // Another plugin calls 20-b; from a `.conf` it was made a list.
-    assert!(chained(&Mode::Only("20-b.conflist".into()), &files));
-    assert!(chained(&Mode::Only("20-b.conf".into()), &files));
+    assert!(!chained(&ChainMode::Every, &files));
+    assert!(chained(&ChainMode::Every, &files[2..]));
+    assert!(!chained(&ChainMode::Only("10-a.conflist".into()), &files));
+    // Another plugin calls 20-b, which may have been a `.conf`.
+    assert!(chained(&ChainMode::Only("20-b.conflist".into()), &files));
+    assert!(chained(&ChainMode::Only("20-b.conf".into()), &files));
     let alone = [("linkerd-cni.conf", r#"{"type":"linkerd-cni"}"#)];
     assert!(chained(
-        &Mode::Standalone("linkerd-cni.conf".into()),
+        &ChainMode::Standalone("linkerd-cni.conf".into()),
         &alone
     ));
-    assert!(!chained(&Mode::Every, &[]));
+    assert!(!chained(&ChainMode::Every, &[]));
 }

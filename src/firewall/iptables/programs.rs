@@ -1,43 +1,46 @@
-//! Which iptables programs of the host to run.
+//! Finds the iptables programs of the host.
 
 use std::env;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 
-use super::{Error, Kind};
+use super::{Error, Variant};
 use crate::rules::Family;
 
-/// Looked into after `PATH`, which is bare in some runtimes' environment.
+/// Searched after `PATH`, which some runtimes leave empty.
 const FALLBACK_DIRS: [&str; 4] = ["/usr/sbin", "/sbin", "/usr/bin", "/bin"];
 
-/// A pair that belongs together.
+/// A pair of programs of the same variant and family.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Programs {
     pub command: PathBuf,
     pub restore: PathBuf,
 }
 
-/// The host's programs for `kind` and `family`; where the host lacks them, the first
-/// complete pair of nft, plain and legacy (contract 4.7).
-pub fn find(kind: Kind, family: Family) -> Result<Programs, Error> {
+/// Finds the programs for `variant` and `family`. If the host lacks them, uses the first complete
+/// pair of nft, plain and legacy, and logs a warning.
+///
+/// # Errors
+/// Fails if the host has no complete pair.
+pub fn find(variant: Variant, family: Family) -> Result<Programs, Error> {
     let path = env::var_os("PATH").unwrap_or_default();
     let dirs: Vec<PathBuf> = env::split_paths(&path)
         .filter(|dir| dir.is_absolute())
         .chain(FALLBACK_DIRS.map(PathBuf::from))
         .collect();
-    find_in(&dirs, kind, family)
+    find_in(&dirs, variant, family)
 }
 
-fn find_in(dirs: &[PathBuf], kind: Kind, family: Family) -> Result<Programs, Error> {
-    let kinds = [kind, Kind::Nft, Kind::Plain, Kind::Legacy];
-    for (index, &candidate) in kinds.iter().enumerate() {
+fn find_in(dirs: &[PathBuf], variant: Variant, family: Family) -> Result<Programs, Error> {
+    let variants = [variant, Variant::Nft, Variant::Plain, Variant::Legacy];
+    for (index, &candidate) in variants.iter().enumerate() {
         let name = name(candidate, family);
         let found = executable(dirs, &name).zip(executable(dirs, &format!("{name}-restore")));
         if let Some((command, restore)) = found {
             if index > 0 {
                 tracing::warn!(
                     "linkerd-cni: the host has no {}, using {}",
-                    self::name(kind, family),
+                    self::name(variant, family),
                     command.display()
                 );
             }
@@ -45,23 +48,24 @@ fn find_in(dirs: &[PathBuf], kind: Kind, family: Family) -> Result<Programs, Err
         }
     }
     Err(Error::NoPrograms {
-        wanted: kinds[1..]
+        wanted: variants[1..]
             .iter()
-            .map(|&kind| name(kind, family))
+            .map(|&variant| name(variant, family))
             .collect::<Vec<_>>()
             .join(", "),
     })
 }
 
-fn name(kind: Kind, family: Family) -> String {
+/// Returns the program name, such as `ip6tables-nft`.
+fn name(variant: Variant, family: Family) -> String {
     let base = match family {
         Family::Ipv4 => "iptables",
         Family::Ipv6 => "ip6tables",
     };
-    match kind {
-        Kind::Nft => format!("{base}-nft"),
-        Kind::Legacy => format!("{base}-legacy"),
-        Kind::Plain => base.to_owned(),
+    match variant {
+        Variant::Nft => format!("{base}-nft"),
+        Variant::Legacy => format!("{base}-legacy"),
+        Variant::Plain => base.to_owned(),
     }
 }
 
@@ -92,32 +96,42 @@ mod tests {
     }
 
     #[test]
-    fn the_first_complete_pair_stands_in_for_a_missing_one() {
+    fn a_missing_pair_is_replaced_by_the_first_complete_one() {
         let nft = ["iptables-nft", "iptables-nft-restore"];
         let plain = ["iptables", "iptables-restore"];
-        let cases: [(&str, Vec<&str>, Kind, Option<&str>); 5] = [
-            ("both", [nft, plain].concat(), Kind::Plain, Some("iptables")),
-            ("only nft", nft.to_vec(), Kind::Legacy, Some("iptables-nft")),
-            ("only plain", plain.to_vec(), Kind::Nft, Some("iptables")),
+        let cases: [(&str, Vec<&str>, Variant, Option<&str>); 5] = [
+            (
+                "both",
+                [nft, plain].concat(),
+                Variant::Plain,
+                Some("iptables"),
+            ),
+            (
+                "only nft",
+                nft.to_vec(),
+                Variant::Legacy,
+                Some("iptables-nft"),
+            ),
+            ("only plain", plain.to_vec(), Variant::Nft, Some("iptables")),
             (
                 "half a pair",
                 vec!["iptables-nft", "iptables", "iptables-restore"],
-                Kind::Nft,
+                Variant::Nft,
                 Some("iptables"),
             ),
-            ("none", vec![], Kind::Nft, None),
+            ("none", vec![], Variant::Nft, None),
         ];
-        for (name, programs, kind, wanted) in cases {
+        for (name, programs, variant, wanted) in cases {
             let dir = host(&programs);
-            let found = find_in(&[dir.path().to_owned()], kind, Family::Ipv4);
+            let found = find_in(&[dir.path().to_owned()], variant, Family::Ipv4);
             let command = found.ok().map(|programs| programs.command);
             assert_eq!(command, wanted.map(|name| dir.path().join(name)), "{name}");
         }
     }
 
     #[test]
-    fn a_host_without_iptables_is_told_what_was_looked_for() {
-        let error = find_in(&[], Kind::Legacy, Family::Ipv6).unwrap_err();
+    fn without_iptables_the_error_lists_the_programs_searched_for() {
+        let error = find_in(&[], Variant::Legacy, Family::Ipv6).unwrap_err();
         assert_eq!(
             error.to_string(),
             "none of ip6tables-nft, ip6tables, ip6tables-legacy is in PATH, /usr/sbin or /sbin of the host"

@@ -1,4 +1,4 @@
-//! One run of `iptables-restore`, with a deadline.
+//! Runs `iptables-restore` with a deadline.
 
 use std::fs::File;
 use std::io::{Read as _, Seek as _, Write as _};
@@ -12,10 +12,13 @@ use nix::sys::memfd::{MFdFlags, memfd_create};
 
 use super::Error;
 
-/// What is kept of the program's complaints, in bytes.
+/// How much of the program's stderr is kept, in bytes.
 const STDERR_LIMIT: usize = 4096;
 
-/// Feeds `script` to `program`, which changes nothing unless it takes all of it.
+/// Runs `program` with `script` as input. The program applies all of the script or nothing.
+///
+/// # Errors
+/// Fails with the program's stderr, or with [`Error::Deadline`] after killing the program.
 pub fn run(program: &Path, script: &str, deadline: Duration) -> Result<(), Error> {
     tracing::debug!("linkerd-cni: {} gets\n{script}", program.display());
     let start = |source| Error::Start {
@@ -29,9 +32,9 @@ pub fn run(program: &Path, script: &str, deadline: Duration) -> Result<(), Error
         .stderr(Stdio::piped())
         .spawn()
         .map_err(start)?;
-    let until = Instant::now() + deadline;
+    let end = Instant::now() + deadline;
     let stderr = match child.stderr.take() {
-        Some(stderr) => read_until(stderr, until),
+        Some(stderr) => read_until(stderr, end),
         None => Some(String::new()),
     };
     let late = || Error::Deadline {
@@ -42,7 +45,7 @@ pub fn run(program: &Path, script: &str, deadline: Duration) -> Result<(), Error
         kill(&mut child);
         return Err(late());
     };
-    // stderr is closed, so the program is ending: this does not wait long.
+    // The program closed stderr, so it is about to exit.
     let status = child.wait().map_err(start)?;
     if status.success() {
         return Ok(());
@@ -58,7 +61,8 @@ pub fn run(program: &Path, script: &str, deadline: Duration) -> Result<(), Error
     })
 }
 
-/// A file in memory rather than a pipe, which could block on a program that does not read.
+/// Returns `script` as a file in memory. Writing to a pipe would block on a program that does not
+/// read.
 fn input(script: &str) -> std::io::Result<File> {
     let mut file = File::from(memfd_create("iptables-restore", MFdFlags::MFD_CLOEXEC)?);
     file.write_all(script.as_bytes())?;
@@ -66,12 +70,12 @@ fn input(script: &str) -> std::io::Result<File> {
     Ok(file)
 }
 
-/// Reads to the end; `None` when `until` comes first.
-fn read_until(mut stderr: ChildStderr, until: Instant) -> Option<String> {
+/// Reads `stderr` until the program closes it; `None` if `end` passes first.
+fn read_until(mut stderr: ChildStderr, end: Instant) -> Option<String> {
     let mut text = Vec::new();
     let mut buffer = [0; 1024];
     loop {
-        let left = until.saturating_duration_since(Instant::now());
+        let left = end.saturating_duration_since(Instant::now());
         if left.is_zero() {
             return None;
         }
@@ -90,7 +94,7 @@ fn read_until(mut stderr: ChildStderr, until: Instant) -> Option<String> {
 }
 
 fn kill(child: &mut Child) {
-    // Both fail only when the program has ended by itself.
+    // Both fail only if the program has exited.
     let _ = child.kill();
     let _ = child.wait();
 }
@@ -99,8 +103,8 @@ fn kill(child: &mut Child) {
 mod tests {
     use super::*;
 
-    /// Another process writes the file: one that this process has open for writing,
-    /// or has passed on to a child of another test, cannot be executed (ETXTBSY).
+    /// Creates an executable script. Another process writes the file: a file that this process, or a
+    /// child of another test, still has open for writing cannot be executed (ETXTBSY).
     fn program(text: &str) -> (tempfile::TempDir, std::path::PathBuf) {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("iptables-restore");
@@ -117,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn the_complaint_of_a_failing_program_is_in_the_error() {
+    fn the_error_holds_the_stderr_of_a_failed_program() {
         let (_dir, path) = program("echo line 3 failed >&2; exit 1");
         let error = run(&path, "*nat\n", Duration::from_secs(5)).unwrap_err();
         assert_eq!(

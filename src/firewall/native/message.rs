@@ -1,109 +1,110 @@
-//! nf_tables messages: our table, its chains and its rules (`linux/netfilter/nf_tables.h`).
+//! Encodes nf_tables messages: the plugin's table, its chains and rules
+//! (`linux/netfilter/nf_tables.h`).
 
+use nix::libc;
+
+use super::nfta;
 use crate::netlink::attribute::{Attributes, find, parse};
 use crate::rules::nft::{Expression, Header, Meta};
 use crate::rules::{Chain, Family, Verdict};
 
-/// Our own table, one a family; nobody else's rules are in it.
+/// Name of the plugin's table, one per address family. It holds only the plugin's rules.
 pub const TABLE: &str = "linkerd-cni";
 
-/// After the chains of `iptables -t nat` (-100), so that a DNAT or REDIRECT that
-/// another tool put there wins.
-const PRIORITY: i32 = -99;
+/// Hook priority of the chains: after those of `iptables -t nat`, so that a DNAT or REDIRECT of
+/// another program wins.
+const PRIORITY: i32 = libc::NF_IP_PRI_NAT_DST + 1;
 
 /// Message types of nf_tables.
 pub mod kind {
-    pub const NEW_TABLE: u16 = 0;
-    pub const GET_TABLE: u16 = 1;
-    pub const DELETE_TABLE: u16 = 2;
-    pub const NEW_CHAIN: u16 = 3;
-    pub const GET_CHAIN: u16 = 4;
-    pub const NEW_RULE: u16 = 6;
-    pub const GET_RULE: u16 = 7;
-    /// Without a handle: all rules of a chain.
-    pub const DELETE_RULE: u16 = 8;
+    use nix::libc;
+
+    pub const NEW_TABLE: u16 = libc::NFT_MSG_NEWTABLE as u16;
+    pub const GET_TABLE: u16 = libc::NFT_MSG_GETTABLE as u16;
+    pub const DELETE_TABLE: u16 = libc::NFT_MSG_DELTABLE as u16;
+    pub const NEW_CHAIN: u16 = libc::NFT_MSG_NEWCHAIN as u16;
+    pub const GET_CHAIN: u16 = libc::NFT_MSG_GETCHAIN as u16;
+    pub const NEW_RULE: u16 = libc::NFT_MSG_NEWRULE as u16;
+    pub const GET_RULE: u16 = libc::NFT_MSG_GETRULE as u16;
+    /// Without a rule handle it deletes all rules of the chain.
+    pub const DELETE_RULE: u16 = libc::NFT_MSG_DELRULE as u16;
 }
 
-/// Attributes of a rule that are read back.
-pub mod rule {
-    pub const TABLE: u16 = 1;
-    pub const CHAIN: u16 = 2;
-    pub const EXPRESSIONS: u16 = 4;
-    pub const USERDATA: u16 = 7;
-}
-
-/// The one register that we use.
-const REGISTER: u32 = 1;
-/// The register that a verdict is put into.
-const VERDICT_REGISTER: u32 = 0;
-/// The kind of user data that `nft` shows as a comment, and its largest size.
+/// Register that expressions load into and compare.
+const REGISTER: u32 = libc::NFT_REG_1 as u32;
+/// Register for a verdict.
+const VERDICT_REGISTER: u32 = libc::NFT_REG_VERDICT as u32;
+/// Type of user data that `nft` shows as a comment (`NFTNL_UDATA_RULE_COMMENT`).
 const COMMENT: u8 = 0;
+/// Longest comment, in characters.
 const COMMENT_LIMIT: usize = 127;
 
-const HOOK_PREROUTING: u32 = 0;
-const HOOK_OUTPUT: u32 = 3;
-const ACCEPT: u32 = 1;
-const RETURN: i32 = -5;
-const JUMP: i32 = -3;
-
-/// `AF_INET`, `AF_INET6`.
+/// Returns `AF_INET` or `AF_INET6`.
 pub fn protocol_family(family: Family) -> u8 {
     match family {
-        Family::Ipv4 => 2,
-        Family::Ipv6 => 10,
+        Family::Ipv4 => libc::AF_INET as u8,
+        Family::Ipv6 => libc::AF_INET6 as u8,
     }
 }
 
+/// Encodes the plugin's table.
 pub fn table() -> Attributes {
-    Attributes::default().text(1, TABLE)
+    Attributes::default().text(nfta::TABLE_NAME, TABLE)
 }
 
-/// One of the four chains; the kernel's two are hooked into its NAT.
+/// Encodes a chain. `PREROUTING` and `OUTPUT` are base chains, hooked into the kernel's NAT.
 pub fn chain(chain: Chain) -> Attributes {
-    let attributes = Attributes::default().text(1, TABLE).text(3, chain.name());
+    let attributes = Attributes::default()
+        .text(nfta::CHAIN_TABLE, TABLE)
+        .text(nfta::CHAIN_NAME, chain.name());
     let hook = match chain {
-        Chain::Prerouting => HOOK_PREROUTING,
-        Chain::Output => HOOK_OUTPUT,
+        Chain::Prerouting => libc::NF_INET_PRE_ROUTING,
+        Chain::Output => libc::NF_INET_LOCAL_OUT,
         Chain::ProxyInitRedirect | Chain::ProxyInitOutput => return attributes,
     };
     let hook = Attributes::default()
-        .number(1, hook)
-        .number(2, PRIORITY as u32);
-    attributes.nested(4, hook).text(7, "nat")
+        .number(nfta::HOOK_HOOKNUM, hook as u32)
+        .number(nfta::HOOK_PRIORITY, PRIORITY as u32);
+    attributes
+        .nested(nfta::CHAIN_HOOK, hook)
+        .text(nfta::CHAIN_TYPE, "nat")
 }
 
-/// Whether what the kernel lists of a table is ours, and awake.
-pub fn is_table_at_work(listed: &[u8]) -> bool {
+/// Returns whether the table that the kernel `listed` is the plugin's and active.
+pub fn is_active_table(listed: &[u8]) -> bool {
     let listed = parse(listed);
-    // No flags at all; the only ones of a table that anybody could set are to sleep and
-    // to be owned by a process.
-    find(&listed, 1) == Some(format!("{TABLE}\0").as_bytes())
-        && find(&listed, 2).is_none_or(|flags| flags.iter().all(|&byte| byte == 0))
+    // The flags must be zero: a table is inactive with "dormant", and with "owner" it belongs to
+    // another process.
+    find(&listed, nfta::TABLE_NAME) == Some(format!("{TABLE}\0").as_bytes())
+        && find(&listed, nfta::TABLE_FLAGS).is_none_or(|flags| flags.iter().all(|&byte| byte == 0))
 }
 
-/// What the kernel lists of a chain of ours at least: an empty chain of the kernel's
-/// own lets pass what reaches its end.
-pub fn chain_at_work(chain: Chain) -> Attributes {
+/// Returns the attributes that the kernel lists for an active chain. A base chain must accept
+/// packets that reach its end.
+pub fn active_chain(chain: Chain) -> Attributes {
     let attributes = self::chain(chain);
     match chain {
-        Chain::Prerouting | Chain::Output => attributes.number(5, ACCEPT),
+        Chain::Prerouting | Chain::Output => {
+            attributes.number(nfta::CHAIN_POLICY, libc::NF_ACCEPT as u32)
+        }
         Chain::ProxyInitRedirect | Chain::ProxyInitOutput => attributes,
     }
 }
 
+/// Encodes a rule.
 pub fn rule(chain: Chain, expressions: &[Expression], comment: &str) -> Attributes {
     let mut list = Attributes::default();
     for expression in expressions {
         list.0.extend(encode(expression).0);
     }
     Attributes::default()
-        .text(rule::TABLE, TABLE)
-        .text(rule::CHAIN, chain.name())
-        .nested(rule::EXPRESSIONS, list)
-        .bytes(rule::USERDATA, &userdata(comment))
+        .text(nfta::RULE_TABLE, TABLE)
+        .text(nfta::RULE_CHAIN, chain.name())
+        .nested(nfta::RULE_EXPRESSIONS, list)
+        .bytes(nfta::RULE_USERDATA, &userdata(comment))
 }
 
-/// A comment in the form of libnftnl, which the `nft` program reads.
+/// Encodes a comment like libnftnl, so that the `nft` program shows it.
 pub fn userdata(comment: &str) -> Vec<u8> {
     let text: String = comment.chars().take(COMMENT_LIMIT).collect();
     let mut data = vec![COMMENT, (text.len() + 1) as u8];
@@ -112,36 +113,43 @@ pub fn userdata(comment: &str) -> Vec<u8> {
     data
 }
 
-/// The text of an expression that wraps iptables' match `comment`, with zeroes behind it.
+/// Returns the text of an expression that wraps iptables' match `comment`, padded with NULs.
 pub fn match_comment(expression: &[u8]) -> Option<&[u8]> {
     let expression = parse(expression);
-    if find(&expression, 1) != Some(b"match\0") {
+    if find(&expression, nfta::EXPR_NAME) != Some(b"match\0") {
         return None;
     }
-    let data = parse(find(&expression, 2)?);
-    if find(&data, 1) != Some(b"comment\0") {
+    let data = parse(find(&expression, nfta::EXPR_DATA)?);
+    if find(&data, nfta::MATCH_NAME) != Some(b"comment\0") {
         return None;
     }
-    find(&data, 3)
+    find(&data, nfta::MATCH_INFO)
 }
 
-/// An expression as elements of a list; a redirect takes two.
+/// Encodes an expression as list elements. A redirect takes two elements, others one.
 pub fn encode(expression: &Expression) -> Attributes {
     let element = |name: &str, data: Attributes| {
-        let element = Attributes::default().text(1, name).nested(2, data);
-        Attributes::default().nested(1, element)
+        let element = Attributes::default()
+            .text(nfta::EXPR_NAME, name)
+            .nested(nfta::EXPR_DATA, data);
+        Attributes::default().nested(nfta::LIST_ELEM, element)
     };
     let none = Attributes::default;
-    let value = |bytes: &[u8]| none().bytes(1, bytes);
+    let value = |bytes: &[u8]| none().bytes(nfta::DATA_VALUE, bytes);
     match expression {
         Expression::Meta(meta) => {
             let key = match meta {
-                Meta::OutputName => 7,
-                Meta::SocketUid => 10,
-                Meta::SocketGid => 11,
-                Meta::Protocol => 16,
+                Meta::OutputName => libc::NFT_META_OIFNAME,
+                Meta::SocketUid => libc::NFT_META_SKUID,
+                Meta::SocketGid => libc::NFT_META_SKGID,
+                Meta::Protocol => libc::NFT_META_L4PROTO,
             };
-            element("meta", none().number(2, key).number(1, REGISTER))
+            element(
+                "meta",
+                none()
+                    .number(nfta::META_KEY, key as u32)
+                    .number(nfta::META_DREG, REGISTER),
+            )
         }
         Expression::Payload {
             header,
@@ -149,62 +157,68 @@ pub fn encode(expression: &Expression) -> Attributes {
             length,
         } => {
             let base = match header {
-                Header::Network => 1,
-                Header::Transport => 2,
+                Header::Network => libc::NFT_PAYLOAD_NETWORK_HEADER,
+                Header::Transport => libc::NFT_PAYLOAD_TRANSPORT_HEADER,
             };
             let data = none()
-                .number(1, REGISTER)
-                .number(2, base)
-                .number(3, *offset)
-                .number(4, *length);
+                .number(nfta::PAYLOAD_DREG, REGISTER)
+                .number(nfta::PAYLOAD_BASE, base as u32)
+                .number(nfta::PAYLOAD_OFFSET, *offset)
+                .number(nfta::PAYLOAD_LEN, *length);
             element("payload", data)
         }
         Expression::Mask(mask) => {
             let data = none()
-                .number(1, REGISTER)
-                .number(2, REGISTER)
-                .number(3, mask.len() as u32)
-                .nested(4, value(mask))
-                .nested(5, value(&vec![0; mask.len()]));
+                .number(nfta::BITWISE_SREG, REGISTER)
+                .number(nfta::BITWISE_DREG, REGISTER)
+                .number(nfta::BITWISE_LEN, mask.len() as u32)
+                .nested(nfta::BITWISE_MASK, value(mask))
+                .nested(nfta::BITWISE_XOR, value(&vec![0; mask.len()]));
             element("bitwise", data)
         }
         Expression::Equal(bytes) => {
             let data = none()
-                .number(1, REGISTER)
-                .number(2, 0)
-                .nested(3, value(bytes));
+                .number(nfta::CMP_SREG, REGISTER)
+                .number(nfta::CMP_OP, libc::NFT_CMP_EQ as u32)
+                .nested(nfta::CMP_DATA, value(bytes));
             element("cmp", data)
         }
         Expression::Between(first, last) => {
             let data = none()
-                .number(1, REGISTER)
-                .number(2, 0)
-                .nested(3, value(first))
-                .nested(4, value(last));
+                .number(nfta::RANGE_SREG, REGISTER)
+                .number(nfta::RANGE_OP, libc::NFT_RANGE_EQ as u32)
+                .nested(nfta::RANGE_FROM_DATA, value(first))
+                .nested(nfta::RANGE_TO_DATA, value(last));
             element("range", data)
         }
-        Expression::Verdict(Verdict::Return) => element("immediate", verdict(RETURN, None)),
+        Expression::Verdict(Verdict::Return) => {
+            element("immediate", verdict(libc::NFT_RETURN, None))
+        }
         Expression::Verdict(Verdict::Jump(chain)) => {
-            element("immediate", verdict(JUMP, Some(*chain)))
+            element("immediate", verdict(libc::NFT_JUMP, Some(*chain)))
         }
         Expression::Verdict(Verdict::Redirect(port)) => {
             let load = none()
-                .number(1, REGISTER)
-                .nested(2, value(&port.to_be_bytes()));
+                .number(nfta::IMMEDIATE_DREG, REGISTER)
+                .nested(nfta::IMMEDIATE_DATA, value(&port.to_be_bytes()));
             let mut both = element("immediate", load);
             both.0
-                .extend(element("redir", none().number(1, REGISTER)).0);
+                .extend(element("redir", none().number(nfta::REDIR_REG_PROTO_MIN, REGISTER)).0);
             both
         }
     }
 }
 
+/// Encodes the data of an `immediate` expression that sets a verdict.
 fn verdict(code: i32, chain: Option<Chain>) -> Attributes {
-    let mut verdict = Attributes::default().number(1, code as u32);
+    let mut verdict = Attributes::default().number(nfta::VERDICT_CODE, code as u32);
     if let Some(chain) = chain {
-        verdict = verdict.text(2, chain.name());
+        verdict = verdict.text(nfta::VERDICT_CHAIN, chain.name());
     }
     Attributes::default()
-        .number(1, VERDICT_REGISTER)
-        .nested(2, Attributes::default().nested(2, verdict))
+        .number(nfta::IMMEDIATE_DREG, VERDICT_REGISTER)
+        .nested(
+            nfta::IMMEDIATE_DATA,
+            Attributes::default().nested(nfta::DATA_VERDICT, verdict),
+        )
 }

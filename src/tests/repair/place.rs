@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use linkerd2_cni::cni::object::Object;
 use linkerd2_cni::config::families::families;
 use linkerd2_cni::config::{Config, PodFacts};
-use linkerd2_cni::firewall::Mode;
+use linkerd2_cni::firewall::IptablesMode;
 use linkerd2_cni::{firewall, netns};
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -151,7 +151,7 @@ fn add(node: &Node, mode: &str) {
     };
     let redirect = config.redirect(&facts).unwrap();
     let (families, mode) = (families(config.ipv6, false), config.mode);
-    assert_ne!(mode, Mode::Auto);
+    assert_ne!(mode, IptablesMode::Auto);
     let work = move || firewall::apply(&redirect, families, mode);
     netns::run(&node.namespaces.path(), 20 * SECOND, work)
         .unwrap()

@@ -1,17 +1,17 @@
 use std::collections::BTreeSet;
 
 use super::*;
-use crate::conflist::mode::{COPY, Mode, STANDALONE};
-use crate::conflist::plan::tests::{CONF, LIST, entry, with_us};
-use crate::conflist::plan::{Undo, chain, unchain};
+use crate::conflist::mode::{COPY, ChainMode, STANDALONE};
+use crate::conflist::plan::tests::{CONF, LIST, entry, with_entry};
+use crate::conflist::plan::{UnchainStep, chain, unchain};
 
 const OTHER: &str = r#"{"name":"o","plugins":[{"type":"b"}]}"#;
 const CALICO: &str = "10-calico.conflist";
 
-fn found(files: &[(&str, &str)]) -> Vec<Found> {
-    let file = |(name, text): &(&str, &str)| Found {
+fn found(files: &[(&str, &str)]) -> Vec<ConfigFile> {
+    let file = |(name, text): &(&str, &str)| ConfigFile {
         name: (*name).into(),
-        kind: Kind::of(name).unwrap(),
+        kind: ConfigKind::of(name).unwrap(),
         content: Ok(Content {
             text: (*text).into(),
             access: Access::own(0o600),
@@ -21,41 +21,41 @@ fn found(files: &[(&str, &str)]) -> Vec<Found> {
     files.iter().map(file).collect()
 }
 
-fn journal(own: &str, of: Option<&str>) -> Journal {
-    let mut journal = Journal::default();
-    journal.own.insert(own.into(), of.map(str::to_owned));
-    journal
+fn saved(own: &str, of: Option<&str>) -> SavedState {
+    let mut saved = SavedState::default();
+    saved.own.insert(own.into(), of.map(str::to_owned));
+    saved
 }
 
-fn plan(mode: &Mode, files: &[(&str, &str)], journal: &Journal) -> Chaining {
-    chain(mode, &found(files), &entry(), journal)
+fn plan(mode: &ChainMode, files: &[(&str, &str)], saved: &SavedState) -> Chaining {
+    chain(mode, &found(files), &entry(), saved)
 }
 
-/// What is written and what goes, in short.
+/// Summarises the steps and removals of a plan.
 fn acts(plan: &Chaining) -> Vec<String> {
     let steps = plan.steps.iter().map(|step| match step {
         Step::Own { name, text, .. } => format!("{name}={text}"),
         step => format!("patch {}", step.list()),
     });
     let undo = plan.undo.iter().map(|undo| match undo {
-        Undo::Drop { list } => format!("drop {list}"),
-        Undo::Cut { name, .. } => format!("cut {name}"),
-        Undo::Restore { origin, .. } => format!("restore {}", origin.name),
+        UnchainStep::Drop { list } => format!("drop {list}"),
+        UnchainStep::Cut { name, .. } => format!("cut {name}"),
+        UnchainStep::Restore { origin, .. } => format!("restore {}", origin.name),
     });
     steps.chain(undo).collect()
 }
 
 #[test]
-fn a_copy_is_the_first_network_with_us_in_it_and_follows_it() {
-    let mode = Mode::Copy(COPY.into());
-    let of = journal(COPY, Some(CALICO));
-    let (copy, other) = (with_us(LIST), with_us(OTHER));
-    let wrapped = with_us(&conflist::wrap(CONF).unwrap());
-    for (name, files, journal, acted, ready) in [
+fn a_copy_is_the_active_network_config_with_the_plugin_entry_and_follows_it() {
+    let mode = ChainMode::Copy(COPY.into());
+    let of = saved(COPY, Some(CALICO));
+    let (copy, other) = (with_entry(LIST), with_entry(OTHER));
+    let wrapped = with_entry(&conflist::wrap(CONF).unwrap());
+    for (name, files, saved, acted, ready) in [
         (
             "none yet",
             vec![(CALICO, LIST)],
-            &Journal::default(),
+            &SavedState::default(),
             vec![format!("{COPY}={copy}")],
             false,
         ),
@@ -111,24 +111,29 @@ fn a_copy_is_the_first_network_with_us_in_it_and_follows_it() {
         (
             "a single plugin",
             vec![("10-net.conf", CONF)],
-            &Journal::default(),
+            &SavedState::default(),
             vec![format!("{COPY}={wrapped}")],
             false,
         ),
     ] {
-        let plan = plan(&mode, &files, journal);
+        let plan = plan(&mode, &files, saved);
         assert_eq!(acts(&plan), acted, "{name}");
-        assert_eq!(plan.bare.is_none(), ready, "{name}: {:?}", plan.bare);
+        assert_eq!(
+            plan.unchained.is_none(),
+            ready,
+            "{name}: {:?}",
+            plan.unchained
+        );
     }
 }
 
 #[test]
-fn a_copy_that_the_runtime_does_not_load_is_not_ready() {
-    let mode = Mode::Copy(COPY.into());
+fn a_copy_that_is_not_active_is_not_ready() {
+    let mode = ChainMode::Copy(COPY.into());
     let first = "00-a.conflist";
-    let files = [(first, LIST), (COPY, &*with_us(LIST))];
-    let plan = plan(&mode, &files, &journal(COPY, Some(first)));
-    let why = plan.bare.clone().unwrap();
+    let files = [(first, LIST), (COPY, &*with_entry(LIST))];
+    let plan = plan(&mode, &files, &saved(COPY, Some(first)));
+    let why = plan.unchained.clone().unwrap();
     assert!(
         why.contains(first) && why.contains("cniConfFileName"),
         "{why}"
@@ -137,43 +142,46 @@ fn a_copy_that_the_runtime_does_not_load_is_not_ready() {
 }
 
 #[test]
-fn a_file_of_somebody_else_is_never_ours_to_write() {
-    for mode in [Mode::Copy(CALICO.into()), Mode::Standalone(CALICO.into())] {
+fn a_file_of_another_program_is_never_written() {
+    for mode in [
+        ChainMode::Copy(CALICO.into()),
+        ChainMode::Standalone(CALICO.into()),
+    ] {
         for files in [
             &[(CALICO, LIST), ("20-o.conf", CONF)][..],
             &[(CALICO, LIST)],
         ] {
-            let plan = plan(&mode, files, &Journal::default());
+            let plan = plan(&mode, files, &SavedState::default());
             assert!(acts(&plan).is_empty(), "{mode:?}");
-            assert!(plan.bare.unwrap().contains("is not ours"), "{mode:?}");
+            assert!(plan.unchained.unwrap().contains("is not ours"), "{mode:?}");
         }
     }
 }
 
 #[test]
-fn a_standalone_configuration_touches_no_other_file() {
-    let mode = Mode::Standalone(STANDALONE.into());
+fn a_standalone_config_changes_no_other_file() {
+    let mode = ChainMode::Standalone(STANDALONE.into());
     let text = entry().as_conf();
-    let written = plan(&mode, &[(CALICO, LIST)], &Journal::default());
+    let written = plan(&mode, &[(CALICO, LIST)], &SavedState::default());
     assert_eq!(acts(&written), [format!("{STANDALONE}={text}")]);
-    let of = journal(STANDALONE, None);
+    let of = saved(STANDALONE, None);
     let files = [(CALICO, LIST), (STANDALONE, &*text)];
     let right = plan(&mode, &files, &of);
-    assert!(acts(&right).is_empty() && right.bare.is_none() && right.doubt.is_none());
-    // Where it would be a pod's only network, somebody should know.
+    assert!(acts(&right).is_empty() && right.unchained.is_none() && right.doubt.is_none());
+    // An active standalone config would leave pods without a network.
     let files = [(STANDALONE, &*text), ("zz.conflist", LIST)];
     let doubt = plan(&mode, &files, &of).doubt.unwrap();
     assert!(doubt.contains("no network but that"), "{doubt}");
 }
 
 #[test]
-fn what_another_mode_left_goes_once_this_one_is_right() {
-    let (patched, alone) = (with_us(LIST), entry().as_conf());
-    let copy = Mode::Copy(COPY.into());
-    let standalone = Mode::Standalone(STANDALONE.into());
-    let only = Mode::Only("20-o.conflist".into());
-    let none = Journal::default();
-    for (name, mode, files, journal, expected) in [
+fn files_of_another_mode_are_removed_once_the_file_of_this_mode_is_correct() {
+    let (patched, alone) = (with_entry(LIST), entry().as_conf());
+    let copy = ChainMode::Copy(COPY.into());
+    let standalone = ChainMode::Standalone(STANDALONE.into());
+    let only = ChainMode::Only("20-o.conflist".into());
+    let none = SavedState::default();
+    for (name, mode, files, saved, expected) in [
         (
             "to a copy, first",
             &copy,
@@ -185,26 +193,26 @@ fn what_another_mode_left_goes_once_this_one_is_right() {
             "to a copy, then",
             &copy,
             vec![(COPY, &*patched), (CALICO, &patched)],
-            &journal(COPY, Some(CALICO)),
+            &saved(COPY, Some(CALICO)),
             vec![format!("cut {CALICO}")],
         ),
         (
             "back, first",
-            &Mode::Every,
+            &ChainMode::Every,
             vec![(COPY, &patched), (CALICO, LIST)],
-            &journal(COPY, Some(CALICO)),
+            &saved(COPY, Some(CALICO)),
             vec![format!("patch {CALICO}")],
         ),
         (
             "back, then",
-            &Mode::Every,
+            &ChainMode::Every,
             vec![(COPY, &patched), (CALICO, &patched)],
-            &journal(COPY, Some(CALICO)),
+            &saved(COPY, Some(CALICO)),
             vec![format!("drop {COPY}")],
         ),
         (
             "back, with the journal lost",
-            &Mode::Every,
+            &ChainMode::Every,
             vec![(COPY, &patched), (CALICO, &patched), (STANDALONE, &alone)],
             &none,
             vec![format!("drop {COPY}"), format!("drop {STANDALONE}")],
@@ -213,7 +221,7 @@ fn what_another_mode_left_goes_once_this_one_is_right() {
             "to a standalone one",
             &standalone,
             vec![(CALICO, &patched), (STANDALONE, &alone)],
-            &journal(STANDALONE, None),
+            &saved(STANDALONE, None),
             vec![format!("cut {CALICO}")],
         ),
         (
@@ -231,24 +239,24 @@ fn what_another_mode_left_goes_once_this_one_is_right() {
             vec![format!("cut {CALICO}")],
         ),
     ] {
-        assert_eq!(acts(&plan(mode, &files, journal)), expected, "{name}");
+        assert_eq!(acts(&plan(mode, &files, saved)), expected, "{name}");
     }
 }
 
 #[test]
-fn one_named_file_is_waited_for_and_then_the_only_one() {
-    let mode = Mode::Only("10-net.conf".into());
-    let none = Journal::default();
+fn a_named_file_is_waited_for_and_then_the_only_one_written() {
+    let mode = ChainMode::Only("10-net.conf".into());
+    let none = SavedState::default();
     let waits = plan(&mode, &[(CALICO, LIST)], &none);
     assert!(acts(&waits).is_empty());
-    let why = waits.bare.unwrap();
+    let why = waits.unchained.unwrap();
     assert!(why.contains("10-net.conf") && why.contains(CALICO), "{why}");
     let there = plan(&mode, &[(CALICO, LIST), ("10-net.conf", CONF)], &none);
     assert_eq!(acts(&there), ["patch 10-net.conflist"]);
-    let list = with_us(&conflist::wrap(CONF).unwrap());
+    let list = with_entry(&conflist::wrap(CONF).unwrap());
     let files = [("00-multus.conf", CONF), ("10-net.conflist", &*list)];
     let ready = plan(&mode, &files, &none);
-    assert!(acts(&ready).is_empty() && ready.bare.is_none());
+    assert!(acts(&ready).is_empty() && ready.unchained.is_none());
     assert!(
         ready
             .doubt
@@ -258,11 +266,15 @@ fn one_named_file_is_waited_for_and_then_the_only_one() {
 }
 
 #[test]
-fn at_the_end_a_file_of_our_own_goes_whatever_is_in_it() {
-    let of = journal(COPY, Some(CALICO));
-    for text in [&*with_us(LIST), LIST, "{"] {
+fn uninstall_removes_a_file_that_only_the_agent_writes_whatever_its_content() {
+    let of = saved(COPY, Some(CALICO));
+    for text in [&*with_entry(LIST), LIST, "{"] {
         let files = found(&[(COPY, text), (CALICO, LIST)]);
         let undo: Vec<_> = unchain(&files, &of, &BTreeSet::new());
-        assert_eq!(undo, [Ok(Undo::Drop { list: COPY.into() })], "{text}");
+        assert_eq!(
+            undo,
+            [Ok(UnchainStep::Drop { list: COPY.into() })],
+            "{text}"
+        );
     }
 }

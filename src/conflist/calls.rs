@@ -1,9 +1,13 @@
-//! Reads the plugins that a network config calls. There are two forms: a list has them in
-//! `plugins`, a standalone config (a `.conf`, as Multus calls it) is itself the one plugin.
+//! Which plugins a network config calls, linkerd-cni among them.
+//!
+//! A conflist has the plugins in `plugins`. A standalone config (a `.conf`, as Multus calls it) is
+//! itself the one plugin.
 
+use serde_json::Value;
 use serde_json::value::RawValue;
 
-use super::{Object, PLUGIN};
+use super::PLUGIN;
+use super::object::Object;
 
 /// The plugin entry in a network config, with what a runtime adds before it runs the plugin.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -19,7 +23,7 @@ pub struct PluginEntry<'a> {
     pub has_previous: bool,
 }
 
-/// Finds the plugin entry in a list or a standalone config.
+/// Finds the plugin entry in a conflist or a standalone config.
 pub fn plugin_entry(text: &str) -> Option<PluginEntry<'_>> {
     let (config, plugins) = plugins(text)?;
     let position = plugins
@@ -58,6 +62,33 @@ fn plugin_type(plugin: impl AsRef<str>) -> Option<String> {
     Object::parse(plugin.as_ref()).ok()?.string("type")
 }
 
+/// Returns whether the network config `text` may make a runtime call the plugin.
+///
+/// True if an object at any depth has the plugin's `type`: the config that Multus generates holds a
+/// copy of the primary CNI's conflist in `delegates`. For text that is not JSON, which may be half
+/// written, the plugin's name is enough.
+pub fn may_call_plugin(text: &str) -> bool {
+    // Skip parsing, which takes memory, unless the name is present or an escape could hide it.
+    if !text.contains(PLUGIN) && !text.contains('\\') {
+        return false;
+    }
+    match serde_json::from_str(text) {
+        Ok(value) => has_plugin_type(&value),
+        Err(_) => text.contains(PLUGIN),
+    }
+}
+
+fn has_plugin_type(value: &Value) -> bool {
+    match value {
+        // Runtimes are written in Go, whose JSON decoder ignores the case of keys.
+        Value::Object(members) => members.iter().any(|(key, value)| {
+            key.eq_ignore_ascii_case("type") && value == PLUGIN || has_plugin_type(value)
+        }),
+        Value::Array(elements) => elements.iter().any(has_plugin_type),
+        _ => false,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -65,7 +96,7 @@ mod tests {
     const ENTRY: &str = r#"{"type": "linkerd-cni", "name": "linkerd-cni", "n": 1e3}"#;
 
     #[test]
-    fn the_plugin_entry_is_found_in_a_list_and_in_a_standalone_config() {
+    fn the_plugin_entry_is_found_in_a_conflist_and_in_a_standalone_config() {
         let list = format!(
             r#"{{"name": "net", "cniVersion": "1.0.0", "plugins": [{{"type": "bridge"}}, {ENTRY}]}}"#
         );
@@ -85,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn the_only_plugin_of_a_list_has_no_previous_result() {
+    fn the_only_plugin_of_a_conflist_has_no_previous_result() {
         let list = format!(r#"{{"name": "net", "plugins": [{ENTRY}]}}"#);
         assert!(!plugin_entry(&list).unwrap().has_previous);
     }
@@ -99,7 +130,7 @@ mod tests {
             (r#"{"type": "bridge"}"#, &["bridge"]),
             (r#"{"plugins": [{"type": "bridge"}, 1]}"#, &["bridge"]),
             (r#"{"plugins": {"type": "linkerd-cni"}}"#, &[]),
-            // Runtimes read the list and ignore the type beside it.
+            // Runtimes read `plugins` and ignore the type beside it.
             (
                 r#"{"type": "linkerd-cni", "plugins": [{"type": "a"}]}"#,
                 &["a"],
@@ -107,6 +138,35 @@ mod tests {
         ] {
             assert_eq!(plugin_entry(text), None, "{text}");
             assert_eq!(plugin_types(text), types, "{text}");
+        }
+    }
+
+    #[test]
+    fn the_plugin_is_found_at_any_depth_and_in_half_written_text() {
+        for (text, expected) in [
+            (r#"{"type":"linkerd-cni"}"#, true),
+            (r#"{"Type":"linkerd\u002dcni"}"#, true),
+            (
+                r#"{"plugins":[{"type":"calico"},{"type":"linkerd-cni"}]}"#,
+                true,
+            ),
+            (
+                r#"{"type":"multus","delegates":[{"plugins":[{"type":"linkerd-cni"}]}]}"#,
+                true,
+            ),
+            (
+                r#"{"plugins":[{"type":"calico"},{"type":"linkerd-cni"#,
+                true,
+            ),
+            (r#"{"plugins":[{"type":"cal"#, false),
+            ("", false),
+            (
+                r#"{"name":"linkerd-cni","plugins":[{"type":"calico"}]}"#,
+                false,
+            ),
+            (r#"{"users":[{"name":"linkerd-cni"}]}"#, false),
+        ] {
+            assert_eq!(may_call_plugin(text), expected, "{text}");
         }
     }
 }

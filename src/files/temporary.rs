@@ -1,0 +1,100 @@
+//! Temporary files that replace a file atomically.
+
+use std::fs::{self, File, OpenOptions, Permissions};
+use std::io;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt, fchown};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::SystemTime;
+
+use super::access::Access;
+use super::error::{Error, failed};
+
+/// Prefix of the names of all temporary files. The names end in `.tmp`, which no runtime loads.
+pub const TEMPORARY: &str = ".linkerd-cni.";
+
+/// Returns whether `name` is the name of a temporary file of the agent.
+pub fn is_temporary(name: &str) -> bool {
+    name.starts_with(TEMPORARY) && name.ends_with(".tmp")
+}
+
+/// Syncs the directory of `path`, so that a rename or removal there survives a power failure.
+pub(super) fn sync_dir(path: &Path) -> Result<(), Error> {
+    let dir = path.parent().unwrap_or(path);
+    File::open(dir)
+        .and_then(|dir| dir.sync_all())
+        .map_err(failed("sync", dir))
+}
+
+/// Returns an unused name for a temporary file in the directory of `path`. The time is part of the
+/// name, as the process ID is 1 in every agent container.
+///
+/// # Errors
+/// Fails if `path` has no directory.
+pub(super) fn temporary_path(path: &Path) -> Result<PathBuf, Error> {
+    static COUNT: AtomicU32 = AtomicU32::new(0);
+    let dir = path.parent().ok_or_else(|| Error::Unfit {
+        path: path.to_owned(),
+        what: "has no directory",
+    })?;
+    let count = COUNT.fetch_add(1, Ordering::Relaxed);
+    let pid = std::process::id();
+    let nanos = SystemTime::now()
+        .duration_since(SystemTime::UNIX_EPOCH)
+        .map_or(0, |time| time.subsec_nanos());
+    Ok(dir.join(format!("{TEMPORARY}{pid}.{nanos}.{count}.tmp")))
+}
+
+/// A temporary file beside the file that it will replace. Dropping it removes the file.
+pub(super) struct Temporary {
+    pub(super) path: PathBuf,
+    /// The file to replace. Errors name it instead of `path`, which differs at each attempt.
+    pub(super) target: PathBuf,
+}
+
+impl Temporary {
+    /// Reserves a name in the directory of `path`. Creates no file.
+    pub(super) fn beside(path: &Path) -> Result<Temporary, Error> {
+        Ok(Temporary {
+            path: temporary_path(path)?,
+            target: path.to_owned(),
+        })
+    }
+
+    /// Creates the file, writes `content` to it, sets `access` and syncs it to disk.
+    pub(super) fn fill(
+        &self,
+        access: Access,
+        content: impl FnOnce(&mut File) -> io::Result<()>,
+    ) -> Result<(), Error> {
+        let mut file = OpenOptions::new()
+            .write(true)
+            .create_new(true)
+            .mode(0o600)
+            .open(&self.path)
+            .map_err(failed("create", &self.target))?;
+        content(&mut file)
+            .and_then(|()| {
+                let now = file.metadata()?;
+                if (now.uid(), now.gid()) != (access.uid, access.gid) {
+                    fchown(&file, Some(access.uid), Some(access.gid))?;
+                }
+                file.set_permissions(Permissions::from_mode(access.mode))?;
+                file.sync_all()
+            })
+            .map_err(failed("write", &self.target))
+    }
+
+    /// Renames the file to its target and syncs the directory.
+    pub(super) fn rename(self) -> Result<(), Error> {
+        fs::rename(&self.path, &self.target).map_err(failed("replace", &self.target))?;
+        sync_dir(&self.target)
+    }
+}
+
+impl Drop for Temporary {
+    fn drop(&mut self) {
+        // Fails after the rename, which leaves no file of this name.
+        let _ = fs::remove_file(&self.path);
+    }
+}
