@@ -27,8 +27,8 @@ impl Missed {
         self.with(|missed| *missed = None);
     }
 
-    fn with<T>(&self, act: impl FnOnce(&mut Option<Instant>) -> T) -> T {
-        act(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
+    fn with<T>(&self, access: impl FnOnce(&mut Option<Instant>) -> T) -> T {
+        access(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
 

@@ -40,7 +40,7 @@ pub struct Sandboxes {
     /// Netns paths from cached results, by pod UID, or by `namespace/name` if the runtime
     /// does not pass the UID to plugins.
     by_pod: HashMap<String, Vec<PathBuf>>,
-    /// All netns paths by IP address. Read when the first pod has no cached result.
+    /// All netns paths by IP address. Read once a pod is not found by a cached result.
     by_address: Option<HashMap<IpAddr, Vec<PathBuf>>>,
 }
 
@@ -169,7 +169,7 @@ fn entries(dir: &Path) -> Vec<PathBuf> {
 }
 
 /// Addresses, without loopback, of the netns at `path`. Empty if the netns cannot be
-/// entered or is this process's own: in the host network, its addresses are the node's.
+/// entered or is this process's own.
 fn addresses(path: &Path) -> Vec<IpAddr> {
     if netns::is_own(path) {
         return Vec::new();

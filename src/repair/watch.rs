@@ -55,7 +55,7 @@ impl Error {
     fn is_expired(&self) -> bool {
         match self {
             Error::Request(error) => error.code() == Some(410),
-            // Any error inside a watch may mean this.
+            // A new list recovers from every error that the API server sends inside a watch.
             Error::ServerStatus { .. } => true,
             _ => false,
         }
