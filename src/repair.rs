@@ -1,28 +1,35 @@
-//! The repair controller: finds pods of its node without redirection, because they
-//! started before the plugin was there or lost their rules, and sees to it that they get
-//! it: as [`mode`] says.
+//! The repair controller: finds meshed pods of its node without redirect rules and applies
+//! the repair [`mode`] to them. Such pods started before the plugin was chained, or lost
+//! their rules.
 //!
-//! Threads and a queue: [`watch`] finds by what the validator says, [`audit`] by looking
-//! into the pods' namespaces, [`act`] acts. What is stranded is [`verdict`]'s to say,
-//! how often to act [`limit`]'s and [`rate`]'s, whether at all the [`gate`]'s.
+//! - [`watch`] and [`audit`] find the pods: by the exit code of their validator, and by
+//!   reading the rules in their netns. Both put them into the [`queue`].
+//! - [`worker`] takes the pods from the queue and repairs one at a time.
+//! - [`verdict`] decides which pods are stranded, [`history`] and [`budget`] how often to
+//!   repair. [`agent_ready`] delays all repairs until the node is ready.
+//!
+//! Watch, audit and worker are one thread each.
 
 pub mod agent_ready;
+pub mod api_path;
+pub mod attempt;
 pub mod audit;
+pub mod budget;
 pub mod health;
+pub mod histogram;
+pub mod history;
 pub mod host;
 pub mod inspect;
-pub mod limit;
+pub mod log_filter;
 pub mod message;
 pub mod metrics;
 pub mod missed;
 pub mod mode;
-pub mod options;
 pub mod pace;
+pub mod pod_requests;
 pub mod pod_stream;
 pub mod process;
 pub mod queue;
-pub mod rate;
-pub mod remove;
 pub mod sandbox;
 pub mod verdict;
 pub mod watch;
@@ -42,40 +49,43 @@ use crate::kube::event::Reporter;
 use crate::kube::{Deadlines, Impersonate};
 use connection::{Connection, Source};
 use host::Host;
-use mode::Mode;
+use mode::RepairMode;
 
-/// Who reports; also the user agent.
+/// Name of this program: `reportingController` of Events, and user agent of API requests.
 pub const CONTROLLER: &str = "linkerd-cni-repair-controller";
 
-/// The longest silence in a watch. The API server sends a bookmark about once a
-/// minute; after this long the connection is dead, and nobody would tell us.
-const SILENCE: Duration = Duration::from_secs(150);
+/// Longest time without data in a watch. The API server sends a bookmark about once a
+/// minute, so a connection that is silent for longer is dead, even without a TCP error.
+const WATCH_READ_TIMEOUT: Duration = Duration::from_secs(150);
 
-/// How long the pod in hand may keep the process from ending.
-const FAREWELL: Duration = Duration::from_millis(1500);
+/// How long the process waits at its end for the repair in progress.
+const SHUTDOWN_TIMEOUT: Duration = Duration::from_millis(1500);
 
-/// What the command line says.
+/// Settings from the command line.
 #[derive(Debug)]
 pub struct Settings {
     pub source: Source,
     pub impersonate: Impersonate,
     pub node: String,
-    /// This controller's pod.
-    pub controller: String,
-    /// How long the API server may take to begin its answer to a list or watch.
-    pub response: Duration,
+    /// Name of this controller's pod, recorded in Events.
+    pub pod_name: String,
+    /// Timeout for connecting to the API server, and for the start of its response, for
+    /// lists and watches.
+    pub response_timeout: Duration,
+    /// Address of `/live`, `/ready` and `/metrics`.
     pub admin: SocketAddr,
-    pub mode: Mode,
-    /// How often to audit, if at all.
-    pub audit: Option<Duration>,
-    /// Acts a minute, at most.
-    pub rate: u16,
-    /// `host:port` of the agent that has to be ready before anything is done.
-    pub agent: Option<String>,
+    pub mode: RepairMode,
+    /// Time between two audits. `None`: no audits.
+    pub audit_period: Option<Duration>,
+    /// Most repairs in a minute.
+    pub repairs_per_minute: u16,
+    /// `host:port` of the agent that has to be ready before each repair. `None`: repair
+    /// without asking the agent.
+    pub agent_address: Option<String>,
     pub host: Host,
 }
 
-/// Why the controller cannot begin.
+/// Why the controller cannot start.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     #[error("cannot listen on {address}: {source}")]
@@ -90,28 +100,28 @@ pub enum Error {
     Signal(#[source] nix::Error),
 }
 
-/// What the threads have in common.
+/// State shared by the threads.
 #[derive(Default)]
 pub struct Shared {
     pub queue: queue::Queue,
     pub metrics: metrics::Metrics,
     pub health: health::Health,
-    /// Stranded pods that only a new list brings back.
+    /// Stranded pods that were not repaired and need a new list to be found again.
     pub missed: missed::Missed,
 }
 
-/// Runs until SIGTERM or SIGINT.
+/// Runs the controller until SIGTERM or SIGINT.
 pub fn run(settings: Settings) -> Result<(), Error> {
-    // Before the first thread, which all inherit it.
+    // Block the signals before the first thread starts: all threads inherit the mask.
     let signals = SigSet::from_iter([Signal::SIGTERM, Signal::SIGINT]);
     signals.thread_block().map_err(Error::Signal)?;
 
     let shared = Arc::new(Shared::default());
     serve(settings.admin, Arc::clone(&shared))?;
     let deadlines = Deadlines {
-        connect: settings.response,
-        response: settings.response,
-        body: SILENCE,
+        connect: settings.response_timeout,
+        response: settings.response_timeout,
+        body: WATCH_READ_TIMEOUT,
     };
     let connection = |deadlines| {
         Connection::new(settings.source.clone(), CONTROLLER, deadlines)
@@ -122,7 +132,7 @@ pub fn run(settings: Settings) -> Result<(), Error> {
         node: settings.node.clone(),
         shared: Arc::clone(&shared),
     };
-    let audit = settings.audit.map(|period| audit::Audit {
+    let audit = settings.audit_period.map(|period| audit::Audit {
         connection: connection(deadlines),
         node: settings.node,
         host: settings.host.clone(),
@@ -130,44 +140,42 @@ pub fn run(settings: Settings) -> Result<(), Error> {
         shared: Arc::clone(&shared),
     });
     let worker = worker::Worker {
-        connection: connection(Deadlines::each(worker::TIMEOUT)),
+        connection: connection(Deadlines::each(worker::REQUEST_TIMEOUT)),
         reporter: Reporter {
             controller: CONTROLLER,
-            instance: settings.controller,
+            instance: settings.pod_name,
         },
         mode: settings.mode,
         host: settings.host,
-        agent: settings.agent,
-        rate: rate::Rate::new(settings.rate),
-        limit: worker::limit(settings.mode),
-        left: worker::told(),
-        kept: worker::kept(),
-        told: worker::told(),
+        agent_address: settings.agent_address,
+        budget: budget::RepairBudget::new(settings.repairs_per_minute),
+        histories: worker::Histories::new(settings.mode),
         shared: Arc::clone(&shared),
     };
     spawn("watch", move || watch.run())?;
     if let Some(audit) = audit {
         spawn("audit", move || audit.run())?;
     }
-    let (working, ended) = mpsc::channel::<()>();
+    let (worker_running, worker_ended) = mpsc::channel::<()>();
     spawn("act", move || {
         worker.run();
-        drop(working);
+        drop(worker_running);
     })?;
 
     let signal = signals.wait().map_err(Error::Signal)?;
     tracing::info!("{signal}: ending");
     shared.queue.close();
-    // Nothing is ever sent: this ends when the worker does, or after the wait.
-    let _ = ended.recv_timeout(FAREWELL);
+    // Nothing is ever sent: this returns when the worker drops its end, or on timeout.
+    let _ = worker_ended.recv_timeout(SHUTDOWN_TIMEOUT);
     Ok(())
 }
 
+/// Starts the HTTP server for probes and metrics.
 fn serve(address: SocketAddr, shared: Arc<Shared>) -> Result<(), Error> {
     let started = SystemTime::now();
     let listener =
         TcpListener::bind(address).map_err(|source| Error::Listen { address, source })?;
-    // With port 0 the kernel has chosen another one.
+    // For port 0 the kernel has chosen a port.
     let address = listener.local_addr().unwrap_or(address);
     tracing::info!("Answering /live, /ready and /metrics on {address}");
     let ready = Arc::clone(&shared);

@@ -13,14 +13,14 @@ use tracing::level_filters::LevelFilter;
 use crate::kube::Impersonate;
 use crate::kube::kubeconfig::{Choice, SERVICE_ACCOUNT_DIR};
 use crate::log::{self, Format};
-use crate::repair::{self, Settings, connection::Source, host::Host, mode::Mode, options};
+use crate::repair::{self, Settings, connection::Source, host::Host, log_filter, mode::RepairMode};
 
 /// Repairs the pods of a node that started before the Linkerd CNI plugin was there.
 #[derive(Parser)]
 #[command(name = repair::CONTROLLER, version)]
 struct Args {
     /// A level, or a filter of which the part for this program counts
-    #[arg(long, env = "LINKERD_CNI_REPAIR_CONTROLLER_LOG_LEVEL", value_parser = options::level)]
+    #[arg(long, env = "LINKERD_CNI_REPAIR_CONTROLLER_LOG_LEVEL", value_parser = log_filter::level)]
     #[arg(default_value = "linkerd_cni_repair_controller=info,warn")]
     log_level: LevelFilter,
 
@@ -78,7 +78,7 @@ struct Args {
         env = "LINKERD_CNI_REPAIR_CONTROLLER_MODE",
         default_value = "delete"
     )]
-    mode: Mode,
+    mode: RepairMode,
 
     /// How often to compare the rules of all running meshed pods; 0 is never
     #[arg(
@@ -143,13 +143,14 @@ fn run(args: Args) -> anyhow::Result<()> {
             groups: args.impersonate_groups,
         },
         node: args.node_name,
-        controller: args.controller_pod_name,
-        response: args.kube_api_response_headers_timeout,
+        pod_name: args.controller_pod_name,
+        response_timeout: args.kube_api_response_headers_timeout,
         admin: args.admin_addr,
         mode: args.mode,
-        audit: (args.audit_seconds > 0).then(|| Duration::from_secs(args.audit_seconds.into())),
-        rate: args.rate,
-        agent: args.agent_addr.filter(|address| !address.is_empty()),
+        audit_period: (args.audit_seconds > 0)
+            .then(|| Duration::from_secs(args.audit_seconds.into())),
+        repairs_per_minute: args.rate,
+        agent_address: args.agent_addr.filter(|address| !address.is_empty()),
         host: Host::below(&args.mount_prefix, &args.net_dir, &args.kubeconfig_name),
     })?;
     Ok(())

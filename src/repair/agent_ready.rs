@@ -1,14 +1,14 @@
-//! Whether the agent of this node says that the node is verified. A pod that is made
-//! anew before would be stranded again.
+//! Asks the agent of this node whether the node is ready. A pod that is deleted before
+//! that is replaced by a pod that is stranded again.
 
 use std::io::{self, Read, Write};
 use std::net::{TcpStream, ToSocketAddrs};
 use std::time::Duration;
 
-/// For connecting, and for each read and write.
-const PATIENCE: Duration = Duration::from_secs(1);
-/// The status line and a reason fit.
-const ANSWER_LIMIT: u64 = 4 << 10;
+/// Timeout for connecting, and for each read and write.
+const TIMEOUT: Duration = Duration::from_secs(1);
+/// Bytes read of a response; a status line and a reason are shorter.
+const MAX_RESPONSE_BYTES: u64 = 4 << 10;
 
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -22,28 +22,29 @@ pub enum Error {
     NotReady { address: String, answer: String },
 }
 
-/// Asks `/ready` of the agent at `address` (`host:port`).
+/// Requests `/ready` from the agent at `address` (`host:port`). Status 200 is `Ok`.
 pub fn ready(address: &str) -> Result<(), Error> {
-    let answer = ask(address).map_err(|source| Error::Ask {
+    let response = request(address).map_err(|source| Error::Ask {
         address: address.to_owned(),
         source,
     })?;
-    let (head, body) = answer.split_once("\r\n\r\n").unwrap_or((&answer, ""));
+    let (head, body) = response.split_once("\r\n\r\n").unwrap_or((&response, ""));
     if head.starts_with("HTTP/1.1 200 ") {
         return Ok(());
     }
     let body = body.trim();
-    let line = head.lines().next().unwrap_or_default();
+    let status_line = head.lines().next().unwrap_or_default();
     Err(Error::NotReady {
         address: address.to_owned(),
-        answer: if body.is_empty() { line } else { body }.to_owned(),
+        answer: if body.is_empty() { status_line } else { body }.to_owned(),
     })
 }
 
-fn ask(address: &str) -> io::Result<String> {
+/// Sends the request to the first of the address's IP addresses that accepts a connection.
+fn request(address: &str) -> io::Result<String> {
     let mut result = Err(io::Error::other("the name has no address"));
     for address in address.to_socket_addrs()? {
-        match TcpStream::connect_timeout(&address, PATIENCE) {
+        match TcpStream::connect_timeout(&address, TIMEOUT) {
             Ok(stream) => return exchange(stream),
             Err(error) => result = Err(error),
         }
@@ -52,12 +53,12 @@ fn ask(address: &str) -> io::Result<String> {
 }
 
 fn exchange(mut stream: TcpStream) -> io::Result<String> {
-    stream.set_read_timeout(Some(PATIENCE))?;
-    stream.set_write_timeout(Some(PATIENCE))?;
+    stream.set_read_timeout(Some(TIMEOUT))?;
+    stream.set_write_timeout(Some(TIMEOUT))?;
     stream.write_all(b"GET /ready HTTP/1.1\r\nHost: agent\r\nConnection: close\r\n\r\n")?;
-    let mut answer = Vec::new();
-    stream.take(ANSWER_LIMIT).read_to_end(&mut answer)?;
-    Ok(String::from_utf8_lossy(&answer).into_owned())
+    let mut response = Vec::new();
+    stream.take(MAX_RESPONSE_BYTES).read_to_end(&mut response)?;
+    Ok(String::from_utf8_lossy(&response).into_owned())
 }
 
 #[cfg(test)]
@@ -67,22 +68,22 @@ mod tests {
 
     use super::*;
 
-    fn answering(answer: &'static str) -> String {
+    fn serving(response: &'static str) -> String {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap().to_string();
         thread::spawn(move || {
             let (mut stream, _) = listener.accept().unwrap();
             let mut request = [0; 1024];
             let _ = stream.read(&mut request);
-            let _ = stream.write_all(answer.as_bytes());
+            let _ = stream.write_all(response.as_bytes());
         });
         address
     }
 
     #[test]
-    fn only_a_200_opens_the_gate() {
-        assert!(ready(&answering("HTTP/1.1 200 OK\r\n\r\nready\n")).is_ok());
-        for (answer, says) in [
+    fn the_agent_is_ready_only_at_status_200() {
+        assert!(ready(&serving("HTTP/1.1 200 OK\r\n\r\nready\n")).is_ok());
+        for (response, reason) in [
             (
                 "HTTP/1.1 500 X\r\n\r\nnot ready: no binary\n",
                 "not ready: no binary",
@@ -94,13 +95,13 @@ mod tests {
             ("", "not ready: "),
             ("nonsense 200", "is not ready"),
         ] {
-            let error = ready(&answering(answer)).unwrap_err().to_string();
-            assert!(error.contains(says), "{error}");
+            let error = ready(&serving(response)).unwrap_err().to_string();
+            assert!(error.contains(reason), "{error}");
         }
     }
 
     #[test]
-    fn an_agent_that_is_not_there_keeps_it_shut() {
+    fn an_unreachable_agent_is_an_error() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap().to_string();
         drop(listener);

@@ -1,19 +1,18 @@
-//! Compares the rules of all running meshed pods with what they should have, from time
-//! to time. Finds; what to do is the worker's.
+//! Periodically compares the rules of all running meshed pods with the rules they should
+//! have. Pods with missing rules go to the queue; the worker repairs them.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use super::Shared;
+use super::api_path::list_path;
 use super::connection::{self, Connection};
 use super::host::Host;
-use super::inspect::{self, Finding, Inspector, Reads};
+use super::inspect::{self, Finding, Inspector, ReadFrom};
 use super::pace::{Pace, vary};
-use super::pod_stream;
-use super::pod_stream::Kept;
-use super::verdict::{Cause, LABEL, Stranded, auditable};
-use super::watch::list_path;
+use super::pod_stream::{self, FromPod};
+use super::verdict::{Cause, LABEL, StrandedPod, is_auditable};
 use crate::config::annotation;
 use crate::config::pod::{CONTROL_PLANE_LABEL, PROXY};
 use crate::firewall;
@@ -21,7 +20,7 @@ use crate::kube;
 use crate::kube::backoff::jitter;
 use crate::kube::types::Pod;
 
-/// The one that audits.
+/// Audits the rules of the node's pods.
 pub struct Audit {
     pub connection: Connection,
     pub node: String,
@@ -37,77 +36,78 @@ enum Error {
     #[error(transparent)]
     Request(#[from] kube::Error),
     #[error("the API server's answer broke off or is not what the API promises: {}", kube::redact::problem(.0))]
-    Answer(#[from] serde_json::Error),
+    InvalidResponse(#[from] serde_json::Error),
     #[error(transparent)]
     Inspect(#[from] inspect::Error),
 }
 
-/// A pod to look into, reduced to what an audit needs: all pods of the list are in memory
-/// at once, so that reading the list does not wait for looking into namespaces.
-struct Audited(Pod);
+/// A pod to audit, reduced to the fields that an audit needs. All pods of the list are in
+/// memory at once, so that the response is read without waiting for the inspections.
+struct AuditedPod(Pod);
 
-impl Kept for Audited {
-    fn of(mut pod: Pod) -> Option<Self> {
-        if !auditable(&pod) {
+impl FromPod for AuditedPod {
+    fn from_pod(mut pod: Pod) -> Option<Self> {
+        if !is_auditable(&pod) {
             return None;
         }
         let spec = &mut pod.spec;
-        let init = Some(&mut spec.init_containers);
-        for containers in init.into_iter().chain(&mut spec.containers) {
+        let init_containers = Some(&mut spec.init_containers);
+        for containers in init_containers.into_iter().chain(&mut spec.containers) {
             containers.retain(|container| container.name == PROXY);
             containers.shrink_to_fit();
         }
         pod.status.init_container_statuses = Vec::new();
         let metadata = &mut pod.metadata;
         let annotations = [&annotation::UPSTREAMS[..], &annotation::PROXY_PORTS].concat();
-        keep(&mut metadata.annotations, &annotations);
-        keep(&mut metadata.labels, &[LABEL, CONTROL_PLANE_LABEL]);
-        Some(Audited(pod))
+        retain_keys(&mut metadata.annotations, &annotations);
+        retain_keys(&mut metadata.labels, &[LABEL, CONTROL_PLANE_LABEL]);
+        Some(AuditedPod(pod))
     }
 }
 
-/// Drops all other keys. Builds a new map, because `retain` keeps the old one's memory.
-fn keep(map: &mut BTreeMap<String, String>, keys: &[&str]) {
+/// Removes all other keys. Builds a new map, because `retain` does not free memory.
+fn retain_keys(map: &mut BTreeMap<String, String>, keys: &[&str]) {
     let all = std::mem::take(map).into_iter();
     *map = all.filter(|(key, _)| keys.contains(&&**key)).collect();
 }
 
-/// What one round could not do.
+/// Pods of one audit whose rules could not be compared.
 #[derive(Default)]
-struct Tally {
+struct Failures {
+    /// Number of pods with an error.
     errors: usize,
-    /// The first of them.
-    error: String,
+    first_error: String,
+    /// Number of pods with rules that cannot be read.
     unreadable: usize,
 }
 
-impl Tally {
-    fn fail(&mut self, pods: usize, error: impl FnOnce() -> String) {
+impl Failures {
+    fn add(&mut self, pods: usize, error: impl FnOnce() -> String) {
         if self.errors == 0 {
-            self.error = error();
+            self.first_error = error();
         }
         self.errors += pods;
     }
 }
 
 impl Audit {
-    /// Audits until the queue is closed. The first audit is at a random time of the first
-    /// period, so that the nodes do not audit together.
+    /// Audits until the queue is closed. The first audit is at a random time within the
+    /// first period, so that the nodes of a cluster do not audit at the same time.
     pub fn run(mut self) {
         let shared = Arc::clone(&self.shared);
         let mut pace = Pace::retries();
         let mut wait = jitter(self.period);
-        while !shared.queue.closed_within(wait) {
+        while !shared.queue.is_closed_within(wait) {
             wait = vary(self.period);
-            // One line a round, so that a faulty setting does not bring one for each pod.
-            match self.round() {
-                Ok(tally) => {
+            // One log line for each audit: an invalid setting fails for every pod.
+            match self.audit() {
+                Ok(failures) => {
                     pace.reset();
-                    if tally.errors > 0 {
+                    if failures.errors > 0 {
                         tracing::warn!(
-                            err = tally.error,
+                            err = failures.first_error,
                             "Cannot audit {} pods; the first error is given",
-                            tally.errors
+                            failures.errors
                         );
                     }
                 }
@@ -120,58 +120,65 @@ impl Audit {
         }
     }
 
-    fn round(&mut self) -> Result<Tally, Error> {
-        let mut inspector = Inspector::new(&self.host, Reads::Cached)?;
-        let mut tally = Tally::default();
+    /// Audits all pods of the node once.
+    fn audit(&mut self) -> Result<Failures, Error> {
+        let mut inspector = Inspector::new(&self.host, ReadFrom::Cache)?;
+        let mut failures = Failures::default();
         let client = self.connection.client()?;
         let list = pod_stream::list(client.read_list(&list_path(&self.node))?)?;
         if list.dropped > 0 {
-            tally.fail(list.dropped, || "too many pods".to_owned());
+            failures.add(list.dropped, || "too many pods".to_owned());
         }
-        for Audited(pod) in list.kept {
-            let stranded = Stranded::new(&pod, Cause::Audit);
+        for AuditedPod(pod) in list.pods {
+            let stranded = StrandedPod::new(&pod, Cause::Audit);
             if stranded.is_elsewhere(&self.node) {
                 continue;
             }
-            let finding = inspector.look(&client, pod);
-            self.take(stranded, finding, &mut tally);
+            let finding = inspector.inspect(&client, pod);
+            self.record(stranded, finding, &mut failures);
         }
-        if tally.unreadable > 0 {
+        if failures.unreadable > 0 {
             tracing::warn!(
                 "{} pods have rules of iptables-legacy, which cannot be read from here: not audited",
-                tally.unreadable
+                failures.unreadable
             );
         }
         self.shared.metrics.audits.increment();
-        Ok(tally)
+        Ok(failures)
     }
 
-    fn take(&self, pod: Stranded, finding: Result<Finding, inspect::Error>, tally: &mut Tally) {
+    /// Counts the finding, and queues a pod with missing rules.
+    fn record(
+        &self,
+        pod: StrandedPod,
+        finding: Result<Finding, inspect::Error>,
+        failures: &mut Failures,
+    ) {
         let metrics = &self.shared.metrics;
         match finding {
-            Ok(Finding::NotOurs) => {}
-            Ok(Finding::Right) => metrics.audit_right.increment(),
+            Ok(Finding::NotApplicable) => {}
+            Ok(Finding::Complete) => metrics.audit_right.increment(),
             Ok(Finding::Unreadable) => {
                 metrics.audit_unreadable.increment();
-                tally.unreadable += 1;
+                failures.unreadable += 1;
             }
-            Ok(Finding::Wrong(target, missing)) => {
+            Ok(Finding::Missing(rules, missing)) => {
                 metrics.audit_wrong.increment();
                 tracing::info!(
                     namespace = pod.namespace,
                     name = pod.name,
-                    netns = %target.namespace().display(),
+                    netns = %rules.netns().display(),
                     "Pod has not its rules: {}",
                     firewall::describe_missing(&missing)
                 );
-                // Another round comes anyway, so there is nothing to wait for.
-                if self.shared.queue.give(pod).is_err() {
+                // The next audit finds a pod again that does not fit into the queue.
+                if self.shared.queue.push(pod).is_err() {
                     metrics.queue_overflow.increment();
                 }
             }
             Err(error) => {
                 metrics.audit_errors.increment();
-                tally.fail(1, || format!("{}/{}: {error}", pod.namespace, pod.name));
+                failures.add(1, || format!("{}/{}: {error}", pod.namespace, pod.name));
             }
         }
     }

@@ -1,5 +1,5 @@
-//! The node's files, as they are mounted into this container: what the plugin is told,
-//! and where the pods' network namespaces are.
+//! The host's directories as mounted into this container: plugin configuration, cached CNI
+//! results, and the pods' netns.
 
 use std::path::{Path, PathBuf};
 
@@ -14,9 +14,9 @@ pub enum Error {
     #[error(transparent)]
     Files(#[from] files::Error),
     #[error("the runtime loads no network configuration from {}", dir.display())]
-    Nothing { dir: PathBuf },
+    NoConflist { dir: PathBuf },
     #[error("{} does not carry {}", path.display(), conflist::PLUGIN)]
-    NotOurs { path: PathBuf },
+    NoPluginEntry { path: PathBuf },
     #[error("{}: {source}", path.display())]
     Config {
         path: PathBuf,
@@ -25,43 +25,43 @@ pub enum Error {
     },
 }
 
-/// Where the host's directories are for this process.
+/// Paths of the host's directories in this container.
 #[derive(Clone, Debug)]
 pub struct Host {
-    /// Network configurations.
+    /// The CNI net dir, with the network configs.
     pub net_dir: PathBuf,
-    /// File name of our kubeconfig among them.
+    /// File name of the plugin's kubeconfig in the net dir.
     pub kubeconfig: String,
-    /// What the runtime remembers of each ADD.
-    pub results: PathBuf,
-    /// Network namespaces by name.
-    pub namespaces: PathBuf,
+    /// Results that libcni caches at each ADD.
+    pub results_dir: PathBuf,
+    /// The netns of the pods, as files.
+    pub netns_dir: PathBuf,
 }
 
 impl Host {
-    /// The host's root is mounted at `prefix`, as far as it is mounted; `net_dir` is
-    /// the host's path.
+    /// Finds the host's directories below `prefix`, where parts of the host's root are
+    /// mounted. `net_dir` is the path on the host.
     pub fn below(prefix: &Path, net_dir: &str, kubeconfig: &str) -> Self {
         Host {
             net_dir: prefix.join(net_dir.trim_start_matches('/')),
             kubeconfig: kubeconfig.to_owned(),
-            results: prefix.join("var/lib/cni/results"),
-            namespaces: prefix.join("var/run/netns"),
+            results_dir: prefix.join("var/lib/cni/results"),
+            netns_dir: prefix.join("var/run/netns"),
         }
     }
 
-    /// What the plugin is told for the next pod: our entry in the configuration that
-    /// the runtime loads.
+    /// Reads the plugin configuration for the next pod: the plugin entry of the active
+    /// conflist.
     pub fn config(&self) -> Result<Config, Error> {
-        let found = net_dir::scan(&self.net_dir, &self.kubeconfig)?;
-        let loaded = plan::loaded(&found).ok_or_else(|| Error::Nothing {
+        let scanned = net_dir::scan(&self.net_dir, &self.kubeconfig)?;
+        let active = plan::loaded(&scanned).ok_or_else(|| Error::NoConflist {
             dir: self.net_dir.clone(),
         })?;
-        let path = self.net_dir.join(&loaded.name);
-        let text = loaded.content.as_ref().map(|content| &*content.text);
+        let path = self.net_dir.join(&active.name);
+        let text = active.content.as_ref().map(|content| &*content.text);
         let entry = conflist::plugin_entry(text.unwrap_or_default());
         let entry = entry.and_then(|entry| serde_json::from_str::<Object>(entry.text).ok());
-        let entry = entry.ok_or_else(|| Error::NotOurs { path: path.clone() })?;
+        let entry = entry.ok_or_else(|| Error::NoPluginEntry { path: path.clone() })?;
         Config::read(&entry).map_err(|source| Error::Config { path, source })
     }
 }
@@ -89,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn the_entry_is_that_of_the_file_the_runtime_loads() {
+    fn the_configuration_is_the_plugin_entry_of_the_active_conflist() {
         let list = |ipv6: bool| {
             json!({"name": "a", "plugins": [
                 {"type": "bridge"},
@@ -106,21 +106,21 @@ mod tests {
     }
 
     #[test]
-    fn a_copy_that_the_runtime_loads_counts_and_the_network_behind_it_does_not() {
+    fn the_entry_of_a_copy_that_the_runtime_loads_is_used() {
         let copy = r#"{"name":"a","plugins":[{"type":"bridge"},{"type":"linkerd-cni","linkerd":{"ipv6":true}}]}"#;
         let (_dir, host) = host(&[(mode::COPY, copy), ("10-a.conflist", BRIDGE)]);
         assert_eq!(host.config().unwrap().ipv6, crate::config::Ipv6::Yes);
     }
 
     #[test]
-    fn a_standalone_configuration_is_the_entry() {
+    fn a_standalone_network_config_is_the_plugin_entry() {
         let alone = r#"{"type":"linkerd-cni","name":"linkerd-cni","linkerd":{"ipv6":true}}"#;
         let (_dir, host) = host(&[(mode::STANDALONE, alone)]);
         assert_eq!(host.config().unwrap().ipv6, crate::config::Ipv6::Yes);
     }
 
     #[test]
-    fn a_node_without_our_entry_is_no_node_to_act_on() {
+    fn a_node_without_a_plugin_entry_is_an_error() {
         for (files, says) in [
             (&[][..], "loads no network configuration"),
             (&[("10-a.conflist", BRIDGE)], "does not carry linkerd-cni"),

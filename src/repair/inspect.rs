@@ -1,5 +1,5 @@
-//! Compares the rules in a pod's network namespace with those that the plugin would
-//! make for it, and puts them right.
+//! Compares the rules in a pod's netns with the rules that the plugin would install there,
+//! and installs missing rules.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -21,15 +21,15 @@ use crate::kube::{self, Client};
 use crate::netns;
 use crate::rules::Redirect;
 
-/// How long looking into, or programming, one namespace may take.
-const DEADLINE: Duration = Duration::from_secs(10);
+/// Time allowed for reading, or installing, the rules of one netns.
+const NETNS_TIMEOUT: Duration = Duration::from_secs(10);
 
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     #[error("what the plugin is told: {0}")]
     Host(#[from] host::Error),
     #[error("cannot tell which rules the pod should have: {0}")]
-    Wanted(#[from] cni::Error),
+    Rules(#[from] cni::Error),
     #[error("cannot find the pod's network namespace: {0}")]
     Sandbox(#[from] sandbox::Error),
     #[error(transparent)]
@@ -40,174 +40,178 @@ pub enum Error {
         "the rules are not there after they were put in place: {}",
         firewall::describe_missing(missing)
     )]
-    NotThere { missing: Vec<String> },
+    StillMissing { missing: Vec<String> },
 }
 
-/// A pod's namespace, and what should be in it.
+/// The rules that a pod should have, and the netns they belong to.
 #[derive(Clone, Debug)]
-pub struct Target {
-    namespace: PathBuf,
+pub struct PodRules {
+    netns: PathBuf,
     redirect: Redirect,
     ipv6: Ipv6,
 }
 
-/// What was found about a pod.
+/// Result of inspecting a pod.
 #[derive(Debug)]
 pub enum Finding {
-    /// Not a pod that the plugin would make rules for.
-    NotOurs,
-    Right,
-    /// These are missing or changed.
-    Wrong(Target, Vec<String>),
-    /// Made by programs that are not here; see [`firewall::survey`].
+    /// The plugin installs no rules for this pod.
+    NotApplicable,
+    /// All rules are present.
+    Complete,
+    /// These rules, as lines of `iptables-save`, are missing or changed.
+    Missing(PodRules, Vec<String>),
+    /// The netns has rules of `iptables-legacy`, which cannot be read without the host's
+    /// programs; see [`firewall::survey`].
     Unreadable,
 }
 
-/// Looks at pods one after the other. Knows the node as it was when this was made:
-/// make another one for another round.
+/// Inspects pods. It keeps the plugin configuration, the runtime's cache and the API
+/// objects that it has read: create a new inspector for each audit or repair.
 pub struct Inspector {
     config: Config,
     sandboxes: Sandboxes,
-    answers: Answers,
+    objects: ReadObjects,
 }
 
-/// Where the API server takes objects from.
+/// Where the API server reads objects from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Reads {
-    /// Its cache. For audits, which read many objects; the worker checks each finding
-    /// again with [`Reads::Newest`] before it acts.
-    Cached,
-    /// etcd.
-    Newest,
+pub enum ReadFrom {
+    /// Its cache, which may be stale. For audits, which read many objects; the worker
+    /// inspects each pod again with [`ReadFrom::Etcd`] before a repair.
+    Cache,
+    /// etcd, which is always up to date.
+    Etcd,
 }
 
 impl Inspector {
-    /// Reads the plugin's configuration and the runtime's memory.
-    pub fn new(host: &Host, reads: Reads) -> Result<Self, Error> {
+    /// Reads the plugin configuration and the runtime's cache of CNI results.
+    pub fn new(host: &Host, read_from: ReadFrom) -> Result<Self, Error> {
         Ok(Inspector {
             config: host.config()?,
             sandboxes: Sandboxes::read(host),
-            answers: Answers {
-                reads,
+            objects: ReadObjects {
+                read_from,
                 namespaces: BTreeMap::new(),
                 api_service: None,
             },
         })
     }
 
-    /// Looks; changes nothing.
-    pub fn look(&mut self, client: &Client, pod: Pod) -> Result<Finding, Error> {
+    /// Compares the pod's rules with the rules it should have. Changes nothing.
+    pub fn inspect(&mut self, client: &Client, pod: Pod) -> Result<Finding, Error> {
         if self.config.simulate || !is_meshed(&pod) {
-            return Ok(Finding::NotOurs);
+            return Ok(Finding::NotApplicable);
         }
-        let namespace = self.sandboxes.find(&pod)?;
+        let netns = self.sandboxes.find(&pod)?;
         let name = PodRef {
             namespace: pod.metadata.namespace.clone(),
             name: pod.metadata.name.clone(),
         };
-        let mut surroundings = Asked {
+        let mut surroundings = ObjectReader {
             client,
-            answers: &mut self.answers,
+            objects: &mut self.objects,
         };
         let Some(facts) = facts(pod, &name, &mut surroundings)? else {
-            return Ok(Finding::NotOurs);
+            return Ok(Finding::NotApplicable);
         };
-        let target = Target {
-            namespace,
+        let rules = PodRules {
+            netns,
             redirect: self.config.redirect(&facts)?,
             ipv6: self.config.ipv6,
         };
-        Ok(match target.survey()? {
-            Survey::Right => Finding::Right,
-            Survey::Wrong(missing) => Finding::Wrong(target, missing),
+        Ok(match rules.survey()? {
+            Survey::Right => Finding::Complete,
+            Survey::Wrong(missing) => Finding::Missing(rules, missing),
             Survey::Unreadable => Finding::Unreadable,
         })
     }
 }
 
-/// Objects read in this round. Errors are kept too: 100 pods of one namespace must not
-/// cause 100 requests to an API server that refuses them.
-struct Answers {
-    reads: Reads,
+/// API objects read so far. Errors are kept, too: 100 pods of one namespace must not
+/// cause 100 requests to an API server that rejects them.
+struct ReadObjects {
+    read_from: ReadFrom,
     /// Annotations of each namespace.
     namespaces: BTreeMap<String, Result<Annotations, cni::Error>>,
     api_service: Option<Result<Service, cni::Error>>,
 }
 
-/// Asks the API server for each object once a round.
-struct Asked<'a> {
+/// Reads each API object once.
+struct ObjectReader<'a> {
     client: &'a Client,
-    answers: &'a mut Answers,
+    objects: &'a mut ReadObjects,
 }
 
-impl Asked<'_> {
+impl ObjectReader<'_> {
     fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T, cni::Error> {
-        let path = match self.answers.reads {
-            Reads::Cached => format!("{path}?resourceVersion=0"),
-            Reads::Newest => path.to_owned(),
+        let path = match self.objects.read_from {
+            ReadFrom::Cache => format!("{path}?resourceVersion=0"),
+            ReadFrom::Etcd => path.to_owned(),
         };
-        self.client.get(&path).map_err(refused)
+        self.client.get(&path).map_err(plugin_error)
     }
 }
 
-impl Surroundings for Asked<'_> {
+impl Surroundings for ObjectReader<'_> {
     fn namespace(&mut self, name: &str) -> Result<Annotations, cni::Error> {
-        if let Some(known) = self.answers.namespaces.get(name) {
+        if let Some(known) = self.objects.namespaces.get(name) {
             return known.clone();
         }
         let found: Result<Namespace, _> = self.get(&namespace_path(name));
         let annotations = found.map(|namespace| namespace.metadata.annotations);
-        let namespaces = &mut self.answers.namespaces;
+        let namespaces = &mut self.objects.namespaces;
         namespaces.insert(name.to_owned(), annotations.clone());
         annotations
     }
 
     fn api_service(&mut self) -> Result<Service, cni::Error> {
-        if let Some(known) = &self.answers.api_service {
+        if let Some(known) = &self.objects.api_service {
             return known.clone();
         }
         let found = self.get(API_SERVICE);
-        self.answers.api_service = Some(found.clone());
+        self.objects.api_service = Some(found.clone());
         found
     }
 }
 
-fn refused(error: kube::Error) -> cni::Error {
+/// Converts an API error to the error type of the code shared with the plugin.
+fn plugin_error(error: kube::Error) -> cni::Error {
     cni::Error::new(code::API_ANSWER, error.to_string())
 }
 
-impl Target {
-    /// Where the rules belong.
-    pub fn namespace(&self) -> &Path {
-        &self.namespace
+impl PodRules {
+    /// Path of the pod's netns.
+    pub fn netns(&self) -> &Path {
+        &self.netns
     }
 
-    /// Puts the rules in place and reads them back. Always as nf_tables of the kernel,
-    /// whatever the plugin is told to use: the host's iptables are not here.
-    pub fn put_right(&self) -> Result<(), Error> {
-        let Target {
-            namespace,
+    /// Installs the rules and reads them back. Always with the native backend, whatever
+    /// `iptablesMode` says, because this container lacks the host's iptables.
+    pub fn restore(&self) -> Result<(), Error> {
+        let PodRules {
+            netns,
             redirect,
             ipv6,
         } = self.clone();
         let restore = move || firewall::restore(&redirect, families(ipv6, false));
-        netns::run(&namespace, DEADLINE, restore)??;
+        netns::run(&netns, NETNS_TIMEOUT, restore)??;
         match self.survey()? {
             Survey::Right => Ok(()),
-            Survey::Wrong(missing) => Err(Error::NotThere { missing }),
-            Survey::Unreadable => Err(Error::NotThere {
+            Survey::Wrong(missing) => Err(Error::StillMissing { missing }),
+            Survey::Unreadable => Err(Error::StillMissing {
                 missing: Vec::new(),
             }),
         }
     }
 
+    /// Reads the rules in the netns.
     fn survey(&self) -> Result<Survey, Error> {
-        let Target {
-            namespace,
+        let PodRules {
+            netns,
             redirect,
             ipv6,
         } = self.clone();
         let survey = move || firewall::survey(&redirect, families(ipv6, false));
-        Ok(netns::run(&namespace, DEADLINE, survey)??)
+        Ok(netns::run(&netns, NETNS_TIMEOUT, survey)??)
     }
 }

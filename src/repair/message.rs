@@ -1,67 +1,67 @@
-//! What pods' owners are told, as Events. Pure.
+//! Text of the Events on repaired pods. Pure.
 
-use super::mode::Mode;
+use super::mode::RepairMode;
 use super::verdict::{Cause, LABEL};
 use crate::kube::event::{Kind, Message};
 
-/// What has become of a pod.
+/// What to report about a pod.
 #[derive(Clone, Copy, Debug)]
-pub enum Told<'a> {
-    /// It was dealt with as the mode says. The rules that were missing, if known.
-    Done(Mode, &'a [String]),
-    /// It was dealt with a moment ago and is stranded again.
-    Held,
-    /// It is left as it is, for this reason.
-    Left(&'a str),
+pub enum PodEvent<'a> {
+    /// The repair mode was applied. The missing rules; empty if the rules were not read.
+    Repaired(RepairMode, &'a [String]),
+    /// The pod is stranded again soon after a repair and is left for now.
+    RepairedRecently,
+    /// The pod was not repaired, for this reason.
+    Skipped(&'a str),
 }
 
-/// The event's words. Those on deleting a stranded pod are upstream's.
-pub fn message(cause: Cause, told: Told<'_>) -> Message {
+/// Returns the Event. The texts about deleted pods with a failed validator are upstream's.
+pub fn message(cause: Cause, event: PodEvent<'_>) -> Message {
     let reason = match cause {
         Cause::Validator => "LinkerdCNINotConfigured",
         Cause::Audit => "LinkerdCNIRulesMissing",
     };
-    let (kind, action, note) = match told {
-        Told::Done(Mode::Delete, missing) => (
+    let (kind, action, note) = match event {
+        PodEvent::Repaired(RepairMode::Delete, missing) => (
             Kind::Normal,
             "Deleting",
             format!(
                 "Deleting pod to create a new one with proper CNI config{}",
-                listed(missing)
+                missing_suffix(missing)
             ),
         ),
-        Told::Done(Mode::InPlace, missing) => (
+        PodEvent::Repaired(RepairMode::InPlace, missing) => (
             Kind::Normal,
             "Repairing",
             format!(
                 "Put the redirection rules into the pod's network namespace{}",
-                listed(missing)
+                missing_suffix(missing)
             ),
         ),
-        Told::Done(Mode::Label, missing) => (
+        PodEvent::Repaired(RepairMode::Label, missing) => (
             Kind::Normal,
             "Labelling",
             format!(
                 "The pod's traffic does not reach its proxy; labelled {LABEL}=true{}",
-                listed(missing)
+                missing_suffix(missing)
             ),
         ),
-        Told::Done(Mode::Report, missing) => (
+        PodEvent::Repaired(RepairMode::Report, missing) => (
             Kind::Warning,
             "Reporting",
             format!(
                 "The pod's traffic does not reach its proxy; delete the pod to have it made anew{}",
-                listed(missing)
+                missing_suffix(missing)
             ),
         ),
-        Told::Held => (
+        PodEvent::RepairedRecently => (
             Kind::Warning,
             "Leaving",
             "The pod is without its redirection rules again within a minute of a repair; leaving it for now: \
              is the CNI plugin of this node working?"
                 .to_owned(),
         ),
-        Told::Left(why) => (Kind::Warning, "Leaving", why.to_owned()),
+        PodEvent::Skipped(why) => (Kind::Warning, "Leaving", why.to_owned()),
     };
     Message {
         kind,
@@ -71,7 +71,8 @@ pub fn message(cause: Cause, told: Told<'_>) -> Message {
     }
 }
 
-fn listed(missing: &[String]) -> String {
+/// Names the first missing rule and counts the others.
+fn missing_suffix(missing: &[String]) -> String {
     match missing {
         [] => String::new(),
         [one] => format!("; missing was: {one}"),
@@ -84,17 +85,23 @@ mod tests {
     use super::*;
 
     #[test]
-    fn events_name_what_was_missing_and_stay_upstreams_for_its_mode() {
-        let told = message(Cause::Validator, Told::Done(Mode::Delete, &[]));
-        assert_eq!(told.kind, Kind::Normal);
-        assert_eq!(told.reason, "LinkerdCNINotConfigured");
+    fn events_name_the_missing_rules_and_match_upstream_for_deletions() {
+        let event = message(
+            Cause::Validator,
+            PodEvent::Repaired(RepairMode::Delete, &[]),
+        );
+        assert_eq!(event.kind, Kind::Normal);
+        assert_eq!(event.reason, "LinkerdCNINotConfigured");
         assert_eq!(
-            told.note,
+            event.note,
             "Deleting pod to create a new one with proper CNI config"
         );
         let missing = ["-A a".to_owned(), "-A b".to_owned()];
-        let told = message(Cause::Audit, Told::Done(Mode::InPlace, &missing));
-        assert_eq!(told.reason, "LinkerdCNIRulesMissing");
-        assert!(told.note.ends_with("; missing was: -A a, and 1 more"));
+        let event = message(
+            Cause::Audit,
+            PodEvent::Repaired(RepairMode::InPlace, &missing),
+        );
+        assert_eq!(event.reason, "LinkerdCNIRulesMissing");
+        assert!(event.note.ends_with("; missing was: -A a, and 1 more"));
     }
 }

@@ -1,30 +1,17 @@
-//! What the controller counts, and its OpenMetrics text. Names and buckets are upstream's.
+//! Metrics of the controller and their OpenMetrics text. Metrics that upstream's controller
+//! has, too, keep its names.
 
 use std::fmt::Write as _;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::time::{Duration, SystemTime};
+use std::time::SystemTime;
 
+use super::histogram::Histogram;
 use super::process;
 use crate::metrics::family;
 
 const PREFIX: &str = "linkerd_cni_repair_controller";
 
-/// Upper bounds in milliseconds and as the text has them.
-const BUCKETS: [(u64, &str); 11] = [
-    (5, "0.005"),
-    (10, "0.01"),
-    (25, "0.025"),
-    (50, "0.05"),
-    (100, "0.1"),
-    (250, "0.25"),
-    (500, "0.5"),
-    (1000, "1.0"),
-    (2500, "2.5"),
-    (5000, "5.0"),
-    (10000, "10.0"),
-];
-
-/// All counters and histograms of the process.
+/// All counters and histograms of the controller.
 #[derive(Default)]
 pub struct Metrics {
     pub queue_overflow: Counter,
@@ -51,7 +38,7 @@ pub struct Metrics {
     pub audit_errors: Counter,
 }
 
-/// Only ever grows.
+/// A number that only grows.
 #[derive(Default)]
 pub struct Counter(AtomicU64);
 
@@ -61,28 +48,8 @@ impl Counter {
     }
 }
 
-/// How often something took how long.
-#[derive(Default)]
-pub struct Histogram {
-    /// One for each bucket and one for what is above them all; not cumulative.
-    counts: [AtomicU64; BUCKETS.len() + 1],
-    sum_micros: AtomicU64,
-}
-
-impl Histogram {
-    pub fn observe(&self, took: Duration) {
-        let bucket = BUCKETS
-            .iter()
-            .position(|(bound, _)| took <= Duration::from_millis(*bound))
-            .unwrap_or(BUCKETS.len());
-        self.counts[bucket].fetch_add(1, Relaxed);
-        let micros = u64::try_from(took.as_micros()).unwrap_or(u64::MAX);
-        self.sum_micros.fetch_add(micros, Relaxed);
-    }
-}
-
 impl Metrics {
-    /// The text for a process that began at `started`.
+    /// Returns the OpenMetrics text. `started` is the start time of the process.
     pub fn text(&self, started: SystemTime) -> String {
         let mut out = String::new();
         for (name, help, counter) in [
@@ -204,23 +171,9 @@ impl Metrics {
     }
 }
 
-impl Histogram {
-    fn write(&self, out: &mut String, name: &str) {
-        let sum = Duration::from_micros(self.sum_micros.load(Relaxed));
-        let mut count = 0;
-        let bounds = BUCKETS.iter().map(|(_, bound)| *bound).chain(["+Inf"]);
-        for (bound, here) in bounds.zip(&self.counts) {
-            count += here.load(Relaxed);
-            let _ = writeln!(out, "{name}_bucket{{le=\"{bound}\"}} {count}");
-        }
-        let _ = writeln!(out, "{name}_count {count}");
-        let _ = writeln!(out, "{name}_sum {:?}", sum.as_secs_f64());
-    }
-}
-
 #[cfg(test)]
 mod tests {
-    use std::time::UNIX_EPOCH;
+    use std::time::{Duration, UNIX_EPOCH};
 
     use super::*;
 
@@ -236,13 +189,13 @@ mod tests {
         let started = UNIX_EPOCH + Duration::from_millis(1_767_225_600_250);
         let text = metrics.text(started);
         assert!(text.ends_with("# EOF\n"));
-        // What is not the controller's own is the machine's to say.
-        let ours: String = text
+        // The values of the process metrics differ between runs.
+        let controller_metrics: String = text
             .lines()
             .filter(|line| line.contains(PREFIX))
             .map(|line| format!("{line}\n"))
             .collect();
-        insta::assert_snapshot!(ours, @r#"
+        insta::assert_snapshot!(controller_metrics, @r#"
         # HELP linkerd_cni_repair_controller_queue_overflow Stranded pods dropped because the queue was full.
         # TYPE linkerd_cni_repair_controller_queue_overflow counter
         linkerd_cni_repair_controller_queue_overflow_total 0

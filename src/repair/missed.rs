@@ -17,6 +17,7 @@ impl Missed {
         });
     }
 
+    /// Whether a new list at `now` helps.
     pub fn is_due(&self, now: Instant) -> bool {
         self.with(|missed| missed.is_some_and(|not_before| now >= not_before))
     }
@@ -26,8 +27,8 @@ impl Missed {
         self.with(|missed| *missed = None);
     }
 
-    fn with<T>(&self, act: impl FnOnce(&mut Option<Instant>) -> T) -> T {
-        act(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
+    fn with<T>(&self, access: impl FnOnce(&mut Option<Instant>) -> T) -> T {
+        access(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
 
@@ -38,7 +39,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_earliest_of_the_missed_pods_counts() {
+    fn a_list_is_due_at_the_earliest_time_of_all_missed_pods() {
         let now = Instant::now();
         let after = |seconds| now + Duration::from_secs(seconds);
         let missed = Missed::default();

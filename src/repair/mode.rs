@@ -1,31 +1,31 @@
-//! What to do with a pod that runs without its rules.
+//! The repair mode: how the controller handles a pod without redirect rules.
 
 use std::str::FromStr;
 
-/// `repairController.mode` of the chart.
+/// Value of `repairController.mode` in the chart.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Mode {
-    /// Delete it, so that its owner makes another one. Upstream's way.
+pub enum RepairMode {
+    /// Delete the pod, so that its owner creates another pod. Upstream's behavior.
     #[default]
     Delete,
-    /// Put the rules into its network namespace.
+    /// Install the redirect rules in the pod's netns.
     InPlace,
-    /// Label it, for another controller to act on.
+    /// Label the pod, so that another controller can act on it.
     Label,
-    /// Only tell.
+    /// Only report the pod, in log, metrics and Events.
     Report,
 }
 
-impl FromStr for Mode {
+impl FromStr for RepairMode {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
         match text {
-            // As with other variables, an empty one counts as unset.
-            "" | "delete" => Ok(Mode::Delete),
-            "in-place" => Ok(Mode::InPlace),
-            "label" => Ok(Mode::Label),
-            "report" => Ok(Mode::Report),
+            // An empty environment variable counts as unset.
+            "" | "delete" => Ok(RepairMode::Delete),
+            "in-place" => Ok(RepairMode::InPlace),
+            "label" => Ok(RepairMode::Label),
+            "report" => Ok(RepairMode::Report),
             _ => Err(format!(
                 "\"{text}\" is not one of delete, in-place, label and report"
             )),

@@ -1,6 +1,6 @@
 //! Waits between the requests of the watch and of the audit. A restart of the API server
-//! hits all nodes at once: without jitter and back-off all of them would list their pods
-//! in the same second, again and again.
+//! ends the watches of all nodes at once. Without jitter and back-off all nodes would list
+//! their pods in the same second, again and again.
 
 use std::time::{Duration, Instant};
 
@@ -15,17 +15,18 @@ const RETRY_CAP: Duration = Duration::from_secs(30);
 /// Longest time, before jitter, from one list to the next for pods that were missed.
 const RELIST_CAP: Duration = Duration::from_secs(300);
 
-/// Lists further apart than this are unrelated, so that the back-off starts anew.
+/// Time without a list after which the back-off is reset.
 const CALM: Duration = Duration::from_secs(600);
 
-/// Waits that start with a random part of 5 s and double up to a cap. Jitter takes away
-/// up to half of each.
+/// Back-off: the first wait is random, up to 5 s. Later waits start at 5 s, double up to a
+/// cap, and are shortened by up to half at random.
 pub struct Pace {
     cap: Duration,
     failures: u32,
 }
 
 impl Pace {
+    /// For retries of a failed list, watch or audit: up to 30 s.
     pub fn retries() -> Self {
         Pace {
             cap: RETRY_CAP,
@@ -40,20 +41,21 @@ impl Pace {
         let Some(doublings) = failures.checked_sub(1) else {
             return jitter(SPREAD);
         };
-        let whole = SPREAD.saturating_mul(1 << doublings).min(self.cap);
-        whole - jitter(whole / 2)
+        let full_wait = SPREAD.saturating_mul(1 << doublings).min(self.cap);
+        full_wait - jitter(full_wait / 2)
     }
 
+    /// Starts again with the first wait.
     pub fn reset(&mut self) {
         self.failures = 0;
     }
 }
 
 /// Limits how often the pods are listed again because some were missed: a pod whose
-/// repair always fails must not cause one list after the other.
+/// repair always fails must not cause an endless series of lists.
 pub struct Relist {
     pace: Pace,
-    listed: Option<Instant>,
+    last_list: Option<Instant>,
     not_before: Instant,
 }
 
@@ -64,33 +66,34 @@ impl Relist {
                 cap: RELIST_CAP,
                 failures: 0,
             },
-            listed: None,
+            last_list: None,
             not_before: now,
         }
     }
 
     /// Records a list at `now`.
     pub fn listed(&mut self, now: Instant) {
-        if self.listed.is_none_or(|last| now - last >= CALM) {
+        if self.last_list.is_none_or(|last| now - last >= CALM) {
             self.pace.reset();
         }
-        self.listed = Some(now);
+        self.last_list = Some(now);
         self.not_before = now + self.pace.lengthen();
     }
 
+    /// Whether another list is allowed at `now`.
     pub fn is_due(&self, now: Instant) -> bool {
         now >= self.not_before
     }
 }
 
-/// Returns a random `timeoutSeconds` for a watch, so that the watches of all nodes, once
-/// begun together, do not end together.
+/// Returns a random `timeoutSeconds` for a watch, from 300 to 600 s, so that watches of
+/// many nodes that begin together do not end together.
 pub fn watch_time() -> Duration {
     let extra = jitter(Duration::from_secs(300));
     Duration::from_secs(300 + extra.as_secs())
 }
 
-/// Returns `period`, up to a tenth shorter or longer.
+/// Returns `period`, shortened or lengthened by up to a tenth at random.
 pub fn vary(period: Duration) -> Duration {
     period - period / 10 + jitter(period / 5)
 }
@@ -104,7 +107,7 @@ mod tests {
     const SECOND: Duration = Duration::from_secs(1);
 
     #[test]
-    fn retries_are_spread_first_and_then_back_off_to_half_a_minute() {
+    fn the_first_retries_are_spread_over_5_s_and_later_ones_back_off_to_30_s() {
         let firsts: Vec<Duration> = (0..500).map(|_| Pace::retries().lengthen()).collect();
         assert!(firsts.iter().all(|first| *first <= 5 * SECOND));
         for second in 0..5 {
@@ -127,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn lists_for_missed_pods_back_off_and_start_anew_after_a_calm_time() {
+    fn lists_for_missed_pods_back_off_until_a_calm_time_resets_them() {
         let mut now = Instant::now();
         let mut relist = Relist::new(now);
         assert!(relist.is_due(now), "nothing was listed yet");

@@ -1,5 +1,5 @@
-//! Lists and watch events as they arrive: each pod is judged and dropped at once, so
-//! that a node full of pods costs no more memory than its largest one.
+//! Reads lists and watches of pods as a stream. Each pod is reduced or dropped before the
+//! next is read, so that memory holds one whole pod at a time, whatever the node's size.
 
 use std::fmt;
 use std::io::BufRead;
@@ -9,46 +9,47 @@ use serde::Deserialize;
 use serde::de::value::MapAccessDeserializer;
 use serde::de::{self, Deserializer, Error as _, MapAccess, SeqAccess, Visitor};
 
-use super::verdict::{Stranded, stranded};
+use super::verdict::StrandedPod;
 use crate::kube::types::{ListMetadata, Metadata, Pod, PodSpec, PodStatus};
 
-/// What is kept of a pod, if anything.
-pub trait Kept: Sized {
-    fn of(pod: Pod) -> Option<Self>;
+/// The part of a pod that is kept from a list.
+pub trait FromPod: Sized {
+    /// Reduces the pod. `None` drops it.
+    fn from_pod(pod: Pod) -> Option<Self>;
 }
 
-impl Kept for Stranded {
-    fn of(pod: Pod) -> Option<Self> {
-        stranded(&pod)
+impl FromPod for StrandedPod {
+    fn from_pod(pod: Pod) -> Option<Self> {
+        StrandedPod::by_validator(&pod)
     }
 }
 
-/// Most pods kept of one list, as a bound on memory. No node runs that many.
-const MOST: usize = 1024;
+/// Most pods kept of one list, as a bound on memory. No node runs more pods.
+const MAX_PODS: usize = 1024;
 
-/// The kept pods of a list that has arrived whole.
+/// The kept pods of a complete list.
 #[derive(Debug)]
 pub struct PodList<T> {
-    /// The list's resourceVersion, from which a watch goes on.
-    pub version: String,
-    pub kept: Vec<T>,
-    /// Pods beyond [`MOST`] that would have been kept.
+    /// resourceVersion of the list, from which a watch continues.
+    pub resource_version: String,
+    pub pods: Vec<T>,
+    /// Number of pods beyond [`MAX_PODS`] that would have been kept.
     pub dropped: usize,
 }
 
-/// Reads a list to its end. A list that breaks off is an error, so that nobody acts on
+/// Reads a list to its end. An incomplete list is an error, so that no repair is based on
 /// half a list.
-pub fn list<T: Kept>(answer: impl BufRead) -> serde_json::Result<PodList<T>> {
+pub fn list<T: FromPod>(response: impl BufRead) -> serde_json::Result<PodList<T>> {
     #[derive(Deserialize)]
-    #[serde(bound = "T: Kept")]
-    struct Wire<T> {
+    #[serde(bound = "T: FromPod")]
+    struct ListBody<T> {
         #[serde(default)]
         metadata: ListMetadata,
-        #[serde(deserialize_with = "only_kept")]
+        #[serde(deserialize_with = "reduce_items")]
         items: Items<T>,
     }
 
-    let Wire { metadata, items } = serde_json::from_reader(answer)?;
+    let ListBody { metadata, items } = serde_json::from_reader(response)?;
     if metadata.resource_version.is_empty() {
         return Err(serde_json::Error::custom("a list without resourceVersion"));
     }
@@ -56,43 +57,43 @@ pub fn list<T: Kept>(answer: impl BufRead) -> serde_json::Result<PodList<T>> {
         return Err(serde_json::Error::custom("a part of a list"));
     }
     Ok(PodList {
-        version: metadata.resource_version,
-        kept: items.kept,
+        resource_version: metadata.resource_version,
+        pods: items.kept,
         dropped: items.dropped,
     })
 }
 
-/// One event of a watch.
+/// An event of a watch. The versions are resourceVersions.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Event {
-    /// A pod is there or has changed.
+pub enum WatchEvent {
+    /// A pod was added or modified.
     Pod {
         version: String,
-        stranded: Option<Stranded>,
+        stranded: Option<StrandedPod>,
     },
-    /// A bookmark, or a pod that is gone.
+    /// A bookmark, or a deleted pod.
     Other { version: String },
-    /// The watch has ended.
+    /// The API server ended the watch; status code and message.
     Error { code: u16, message: String },
 }
 
-/// Reads events as they come, until the watch ends.
-pub fn events(answer: impl BufRead) -> impl Iterator<Item = serde_json::Result<Event>> {
-    serde_json::Deserializer::from_reader(answer)
-        .into_iter::<Line>()
-        .map(|line| line.map(Event::from))
+/// Iterates over the events of a watch until it ends.
+pub fn events(response: impl BufRead) -> impl Iterator<Item = serde_json::Result<WatchEvent>> {
+    serde_json::Deserializer::from_reader(response)
+        .into_iter::<WatchLine>()
+        .map(|line| line.map(WatchEvent::from))
 }
 
 #[derive(Deserialize)]
-struct Line {
+struct WatchLine {
     #[serde(rename = "type")]
     kind: String,
-    object: Object,
+    object: WatchObject,
 }
 
-/// A pod, or a Status if the event is an error.
+/// A pod, or a Status in an event of type `ERROR`.
 #[derive(Deserialize)]
-struct Object {
+struct WatchObject {
     #[serde(default)]
     metadata: Metadata,
     #[serde(default)]
@@ -105,24 +106,24 @@ struct Object {
     message: String,
 }
 
-impl From<Line> for Event {
-    fn from(Line { kind, object }: Line) -> Event {
+impl From<WatchLine> for WatchEvent {
+    fn from(WatchLine { kind, object }: WatchLine) -> WatchEvent {
         let version = object.metadata.resource_version.clone();
         match kind.as_str() {
-            "ADDED" | "MODIFIED" => Event::Pod {
+            "ADDED" | "MODIFIED" => WatchEvent::Pod {
                 version,
-                stranded: stranded(&Pod {
+                stranded: StrandedPod::by_validator(&Pod {
                     kind: (),
                     metadata: object.metadata,
                     spec: object.spec,
                     status: object.status,
                 }),
             },
-            "ERROR" => Event::Error {
+            "ERROR" => WatchEvent::Error {
                 code: object.code,
                 message: object.message,
             },
-            _ => Event::Other { version },
+            _ => WatchEvent::Other { version },
         }
     }
 }
@@ -132,18 +133,18 @@ struct Items<T> {
     dropped: usize,
 }
 
-/// Judges each pod when it has arrived and drops it before the next is read.
-fn only_kept<'de, D: Deserializer<'de>, T: Kept>(items: D) -> Result<Items<T>, D::Error> {
+/// Reduces each item before the next is read.
+fn reduce_items<'de, D: Deserializer<'de>, T: FromPod>(items: D) -> Result<Items<T>, D::Error> {
     struct Pods<T>(PhantomData<T>);
 
-    impl<'de, T: Kept> Visitor<'de> for Pods<T> {
+    impl<'de, T: FromPod> Visitor<'de> for Pods<T> {
         type Value = Items<T>;
 
         fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
             f.write_str("a list of pods")
         }
 
-        /// What Go writes for a list that was never filled.
+        /// Go encodes an empty list as `null`.
         fn visit_unit<E: de::Error>(self) -> Result<Self::Value, E> {
             Ok(Items {
                 kept: Vec::new(),
@@ -154,8 +155,8 @@ fn only_kept<'de, D: Deserializer<'de>, T: Kept>(items: D) -> Result<Items<T>, D
         fn visit_seq<A: SeqAccess<'de>>(self, mut pods: A) -> Result<Self::Value, A::Error> {
             let (mut kept, mut dropped) = (Vec::new(), 0);
             while let Some(pod) = pods.next_element::<Pod>()? {
-                match T::of(pod) {
-                    Some(_) if kept.len() == MOST => dropped += 1,
+                match T::from_pod(pod) {
+                    Some(_) if kept.len() == MAX_PODS => dropped += 1,
                     found => kept.extend(found),
                 }
             }
@@ -166,11 +167,11 @@ fn only_kept<'de, D: Deserializer<'de>, T: Kept>(items: D) -> Result<Items<T>, D
     items.deserialize_any(Pods(PhantomData))
 }
 
-/// A pod's `status` is an object, that of a Status is the word `Failure`.
+/// Reads the `status` of a pod, which is an object, or of a Status, which is a string.
 fn pod_status<'de, D: Deserializer<'de>>(status: D) -> Result<PodStatus, D::Error> {
-    struct Either;
+    struct ObjectOrString;
 
-    impl<'de> Visitor<'de> for Either {
+    impl<'de> Visitor<'de> for ObjectOrString {
         type Value = PodStatus;
 
         fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -186,7 +187,7 @@ fn pod_status<'de, D: Deserializer<'de>>(status: D) -> Result<PodStatus, D::Erro
         }
     }
 
-    status.deserialize_any(Either)
+    status.deserialize_any(ObjectOrString)
 }
 
 #[cfg(test)]
@@ -204,22 +205,22 @@ mod tests {
             r#"{{"kind":"PodList","metadata":{{"resourceVersion":"9"}},
             "items":[{healthy},{STRANDED},{healthy}]}}"#
         );
-        let list = list::<Stranded>(text.as_bytes()).unwrap();
-        assert_eq!(list.kept.len(), 1);
-        assert_eq!(list.kept[0].name, "a");
-        assert_eq!((&*list.version, list.dropped), ("9", 0));
+        let list = list::<StrandedPod>(text.as_bytes()).unwrap();
+        assert_eq!(list.pods.len(), 1);
+        assert_eq!(list.pods[0].name, "a");
+        assert_eq!((&*list.resource_version, list.dropped), ("9", 0));
     }
 
     #[test]
-    fn a_list_without_end_keeps_a_bounded_number_of_pods() {
-        let pods = vec![STRANDED; MOST + 7].join(",");
+    fn a_list_keeps_a_bounded_number_of_pods() {
+        let pods = vec![STRANDED; MAX_PODS + 7].join(",");
         let text = format!(r#"{{"metadata":{{"resourceVersion":"9"}},"items":[{pods}]}}"#);
-        let list = list::<Stranded>(text.as_bytes()).unwrap();
-        assert_eq!((list.kept.len(), list.dropped), (MOST, 7));
+        let list = list::<StrandedPod>(text.as_bytes()).unwrap();
+        assert_eq!((list.pods.len(), list.dropped), (MAX_PODS, 7));
     }
 
     #[test]
-    fn only_a_whole_list_of_pods_is_accepted() {
+    fn only_a_complete_list_of_pods_is_accepted() {
         for (text, fine) in [
             (r#"{"metadata":{"resourceVersion":"1"},"items":[]}"#, true),
             (r#"{"metadata":{"resourceVersion":"1"},"items":null}"#, true),
@@ -238,32 +239,35 @@ mod tests {
                 false,
             ),
         ] {
-            assert_eq!(list::<Stranded>(text.as_bytes()).is_ok(), fine, "{text}");
+            assert_eq!(list::<StrandedPod>(text.as_bytes()).is_ok(), fine, "{text}");
         }
     }
 
     #[test]
-    fn a_list_that_breaks_off_anywhere_yields_no_pod() {
+    fn a_list_cut_off_at_any_byte_is_an_error() {
         let text =
             format!(r#"{{"metadata":{{"resourceVersion":"9"}},"items":[{STRANDED},{STRANDED}]}}"#);
-        assert!(list::<Stranded>(text.as_bytes()).is_ok());
+        assert!(list::<StrandedPod>(text.as_bytes()).is_ok());
         for end in 0..text.len() {
-            assert!(list::<Stranded>(&text.as_bytes()[..end]).is_err(), "{end}");
+            assert!(
+                list::<StrandedPod>(&text.as_bytes()[..end]).is_err(),
+                "{end}"
+            );
         }
     }
 
     #[test]
-    fn a_bookmark_in_which_go_writes_null_for_the_empty_does_not_end_the_watch() {
+    fn a_bookmark_with_null_fields_does_not_end_the_watch() {
         let text = r#"{"type":"BOOKMARK","object":{"kind":"Pod","apiVersion":"v1",
             "metadata":{"resourceVersion":"8","creationTimestamp":null},
             "spec":{"containers":null},"status":{}}}"#;
         let version = "8".into();
         let event = events(text.as_bytes()).next().unwrap();
-        assert_eq!(event.ok(), Some(Event::Other { version }));
+        assert_eq!(event.ok(), Some(WatchEvent::Other { version }));
     }
 
     #[test]
-    fn events_are_read_one_after_the_other() {
+    fn events_are_read_in_order_until_the_stream_breaks() {
         let text = format!(
             r#"{{"type":"MODIFIED","object":{STRANDED}}}
             {{"type":"DELETED","object":{STRANDED}}}
@@ -273,17 +277,17 @@ mod tests {
         );
         let mut events = events(text.as_bytes());
         let mut next = || events.next().unwrap().ok();
-        let Some(Event::Pod { version, stranded }) = next() else {
+        let Some(WatchEvent::Pod { version, stranded }) = next() else {
             panic!("not a pod");
         };
         assert_eq!((version.as_str(), stranded.unwrap().uid), ("7", "c".into()));
-        let version = |version: &str| Event::Other {
+        let version = |version: &str| WatchEvent::Other {
             version: version.into(),
         };
         assert_eq!(next(), Some(version("7")));
         assert_eq!(next(), Some(version("8")));
         let message = "old".into();
-        assert_eq!(next(), Some(Event::Error { code: 410, message }));
+        assert_eq!(next(), Some(WatchEvent::Error { code: 410, message }));
         assert_eq!(next(), None, "the last event is cut off");
     }
 }

@@ -1,5 +1,5 @@
-//! What `/proc` says of this process, under the names that Prometheus' own clients and
-//! upstream's controller use.
+//! Metrics of this process from `/proc`, with the names that Prometheus client libraries
+//! and upstream's controller use.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -9,16 +9,17 @@ use nix::unistd::{SysconfVar, sysconf};
 
 use crate::metrics::family;
 
-/// Appends the families; those that cannot be read here are left out.
+/// Appends the metrics to `out`; skips those that cannot be read. `started` is the start
+/// time of the process.
 pub fn write(out: &mut String, started: SystemTime) {
     let started = started.duration_since(UNIX_EPOCH).unwrap_or_default();
     let stat = fs::read_to_string("/proc/self/stat").unwrap_or_default();
     let limits = fs::read_to_string("/proc/self/limits").unwrap_or_default();
     let files = fs::read_dir("/proc/self/fd").map(|files| files.count());
-    let usage = usage(
+    let usage = parse_stat(
         &stat,
-        setting(SysconfVar::CLK_TCK),
-        setting(SysconfVar::PAGE_SIZE),
+        system_constant(SysconfVar::CLK_TCK),
+        system_constant(SysconfVar::PAGE_SIZE),
     );
     let mut gauge = |name: &str, help: &str, value: Option<u64>| {
         if let Some(value) = value {
@@ -45,13 +46,13 @@ pub fn write(out: &mut String, started: SystemTime) {
     gauge(
         "process_open_fds",
         "Open file descriptors",
-        // But that of the directory itself.
+        // One descriptor is of the directory listing itself.
         files.ok().map(|files| files.saturating_sub(1) as u64),
     );
     gauge(
         "process_max_fds",
         "The most file descriptors that may be open",
-        most_files(&limits),
+        soft_limit_of_open_files(&limits),
     );
     let name = "process_start_time_seconds";
     family(out, name, "gauge", "When the process began, as Unix time");
@@ -64,41 +65,45 @@ pub fn write(out: &mut String, started: SystemTime) {
             "counter",
             "Time on processors, of user and system",
         );
-        let _ = writeln!(out, "{name}_total {:.2}", usage.seconds);
+        let _ = writeln!(out, "{name}_total {:.2}", usage.cpu_seconds);
     }
 }
 
 #[derive(Debug, PartialEq)]
+/// Resource usage; memory in bytes.
 struct Usage {
-    seconds: f64,
+    /// CPU time in user and kernel mode.
+    cpu_seconds: f64,
     threads: u64,
     virtual_memory: u64,
     resident_memory: u64,
 }
 
-fn setting(name: SysconfVar) -> u64 {
+/// Returns a positive `sysconf` value, or 0 if it is unknown.
+fn system_constant(name: SysconfVar) -> u64 {
     let value = sysconf(name).ok().flatten();
     value.and_then(|value| value.try_into().ok()).unwrap_or(0)
 }
 
-/// Reads `/proc/self/stat`, with `ticks` a second and `page` bytes.
-fn usage(stat: &str, ticks: u64, page: u64) -> Option<Usage> {
-    // The program's name, in brackets, may have anything in it.
-    let (_, behind) = stat.rsplit_once(')')?;
+/// Parses `/proc/self/stat`, whose times are in clock ticks and whose resident memory is in
+/// pages.
+fn parse_stat(stat: &str, ticks_per_second: u64, page_bytes: u64) -> Option<Usage> {
+    // The program's name, in parentheses, may contain spaces and parentheses.
+    let (_, after_name) = stat.rsplit_once(')')?;
     let field = |number: usize| -> Option<u64> {
-        // proc(5) counts from 1, and the state, behind the name, is the third.
-        behind.split_whitespace().nth(number - 3)?.parse().ok()
+        // proc(5) counts fields from 1; the first field after the name is the third.
+        after_name.split_whitespace().nth(number - 3)?.parse().ok()
     };
     Some(Usage {
-        seconds: (field(14)? + field(15)?) as f64 / ticks.max(1) as f64,
+        cpu_seconds: (field(14)? + field(15)?) as f64 / ticks_per_second.max(1) as f64,
         threads: field(20)?,
         virtual_memory: field(23)?,
-        resident_memory: field(24)? * page,
+        resident_memory: field(24)? * page_bytes,
     })
 }
 
-/// Reads `/proc/self/limits`; none where there is no limit.
-fn most_files(limits: &str) -> Option<u64> {
+/// Parses `/proc/self/limits`. `None`: unlimited.
+fn soft_limit_of_open_files(limits: &str) -> Option<u64> {
     let line = limits
         .lines()
         .find_map(|line| line.strip_prefix("Max open files"))?;
@@ -112,33 +117,33 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_name_with_blanks_and_brackets_moves_no_number() {
+    fn spaces_and_parentheses_in_the_program_name_are_skipped() {
         let stat =
             "7 (a ) b) S 1 7 7 0 -1 4194560 162 0 0 0 150 50 0 0 20 0 4 0 123 4096000 1000 1";
         let expected = Usage {
-            seconds: 2.0,
+            cpu_seconds: 2.0,
             threads: 4,
             virtual_memory: 4_096_000,
             resident_memory: 4_096_000,
         };
-        assert_eq!(usage(stat, 100, 4096), Some(expected));
-        assert_eq!(usage("", 100, 4096), None);
-        assert_eq!(usage("7 (a) S 1", 100, 4096), None);
+        assert_eq!(parse_stat(stat, 100, 4096), Some(expected));
+        assert_eq!(parse_stat("", 100, 4096), None);
+        assert_eq!(parse_stat("7 (a) S 1", 100, 4096), None);
     }
 
     #[test]
-    fn the_limit_of_files_is_the_soft_one() {
+    fn the_soft_limit_of_open_files_is_reported() {
         let limits =
             "Limit        Soft Limit  Hard Limit  Units\nMax open files  1024  4096  files\n";
-        assert_eq!(most_files(limits), Some(1024));
+        assert_eq!(soft_limit_of_open_files(limits), Some(1024));
         assert_eq!(
-            most_files("Max open files  unlimited  unlimited  files\n"),
+            soft_limit_of_open_files("Max open files  unlimited  unlimited  files\n"),
             None
         );
     }
 
     #[test]
-    fn the_families_have_upstreams_names() {
+    fn the_metrics_have_upstreams_names() {
         let mut out = String::new();
         write(
             &mut out,

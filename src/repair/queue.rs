@@ -1,19 +1,19 @@
-//! Stranded pods on their way from watch and audit to the one worker that acts on them.
+//! Queue of stranded pods, from the watch and the audit to the worker that repairs them.
 
 use std::collections::VecDeque;
 use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
-use super::verdict::Stranded;
+use super::verdict::StrandedPod;
 
-/// As upstream's.
+/// Most pods queued from watch events and audits. Upstream's value.
 pub const CAPACITY: usize = 32;
 
 /// The queue is full.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Full;
 
-/// A bounded queue that can be closed.
+/// A queue that can be closed. Only the pods of watch events and audits are bounded.
 #[derive(Default)]
 pub struct Queue {
     state: Mutex<State>,
@@ -22,27 +22,28 @@ pub struct Queue {
 
 #[derive(Default)]
 struct State {
-    pods: VecDeque<Stranded>,
+    /// Pods from watch events and audits.
+    pods: VecDeque<StrandedPod>,
     /// Pods of the last list. They are taken when `pods` is empty.
-    listed: VecDeque<Stranded>,
+    listed: VecDeque<StrandedPod>,
     closed: bool,
 }
 
 impl State {
-    /// Finds the same pod in the queue, whatever its version.
-    fn known(&mut self, pod: &Stranded) -> Option<&mut Stranded> {
+    /// Finds the same pod in the queue, whatever its resourceVersion.
+    fn find(&mut self, pod: &StrandedPod) -> Option<&mut StrandedPod> {
         let mut all = self.pods.iter_mut().chain(&mut self.listed);
         all.find(|other| other.is_same(pod))
     }
 }
 
 impl Queue {
-    /// Adds a pod. One that waits already keeps its place: each failure of its validator
-    /// is several events.
-    pub fn give(&self, pod: Stranded) -> Result<(), Full> {
+    /// Adds a pod. A pod that is already queued is replaced by its new version and keeps
+    /// its place: each failure of its validator causes several events.
+    pub fn push(&self, pod: StrandedPod) -> Result<(), Full> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(known) = state.known(&pod) {
-            *known = pod;
+        if let Some(queued) = state.find(&pod) {
+            *queued = pod;
             return Ok(());
         }
         if state.pods.len() >= CAPACITY {
@@ -53,15 +54,17 @@ impl Queue {
         Ok(())
     }
 
-    /// Replaces the pods of the last list with those of a new one, which has them again
-    /// if they are still stranded. Without a limit other than that of the list, so that
-    /// pods that wait for the rate of acts cause no further list.
-    pub fn give_list(&self, pods: Vec<Stranded>) {
+    /// Replaces the pods of the last list with those of a new list, which contains every
+    /// pod that is still stranded.
+    ///
+    /// The list itself is bounded, its pods are not bounded again here: pods that wait for
+    /// the repair budget then cause no further list.
+    pub fn replace_listed(&self, pods: Vec<StrandedPod>) {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         state.listed.clear();
         for pod in pods {
-            match state.known(&pod) {
-                Some(known) => *known = pod,
+            match state.find(&pod) {
+                Some(queued) => *queued = pod,
                 None => state.listed.push_back(pod),
             }
         }
@@ -69,8 +72,9 @@ impl Queue {
         self.changed.notify_all();
     }
 
-    /// The next pod, waiting for it; `None` once the queue is closed.
-    pub fn take(&self) -> Option<Stranded> {
+    /// Waits for a pod and removes it from the queue. Returns `None` once the queue is
+    /// closed.
+    pub fn pop(&self) -> Option<StrandedPod> {
         let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let is_empty = |state: &State| state.pods.is_empty() && state.listed.is_empty();
         let mut state = self
@@ -84,8 +88,8 @@ impl Queue {
         next.or_else(|| state.listed.pop_front())
     }
 
-    /// Waits for `time`; whether the queue was closed by then, which ends the wait.
-    pub fn closed_within(&self, time: Duration) -> bool {
+    /// Waits for `time` or until the queue is closed. Returns `true` if the queue is closed.
+    pub fn is_closed_within(&self, time: Duration) -> bool {
         let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let (state, _) = self
             .changed
@@ -94,7 +98,8 @@ impl Queue {
         state.closed
     }
 
-    /// Lets the taker end; what is still queued is left for the next controller.
+    /// Closes the queue and ends all waits. Pods that are still queued are dropped; the
+    /// next controller finds them again in its first list.
     pub fn close(&self) {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         state.closed = true;
@@ -108,78 +113,78 @@ mod tests {
 
     use super::*;
 
-    fn pod(name: usize) -> Stranded {
-        Stranded {
+    fn pod(name: usize) -> StrandedPod {
+        StrandedPod {
             name: name.to_string(),
-            ..Stranded::default()
+            ..StrandedPod::default()
         }
     }
 
     fn full() -> Queue {
         let queue = Queue::default();
         for name in 0..CAPACITY {
-            assert_eq!(queue.give(pod(name)), Ok(()));
+            assert_eq!(queue.push(pod(name)), Ok(()));
         }
         queue
     }
 
     #[test]
-    fn a_full_queue_refuses_and_keeps_its_order() {
+    fn a_full_queue_rejects_pods_and_keeps_its_order() {
         let queue = full();
-        assert!(!queue.closed_within(Duration::from_millis(1)));
-        assert_eq!(queue.give(pod(99)), Err(Full));
-        assert_eq!(queue.take(), Some(pod(0)));
-        assert_eq!(queue.give(pod(99)), Ok(()));
-        assert_eq!(queue.take(), Some(pod(1)));
+        assert!(!queue.is_closed_within(Duration::from_millis(1)));
+        assert_eq!(queue.push(pod(99)), Err(Full));
+        assert_eq!(queue.pop(), Some(pod(0)));
+        assert_eq!(queue.push(pod(99)), Ok(()));
+        assert_eq!(queue.pop(), Some(pod(1)));
     }
 
     #[test]
-    fn a_pod_that_waits_already_keeps_its_place_and_takes_no_other() {
+    fn a_queued_pod_that_is_pushed_again_keeps_its_place_and_is_not_doubled() {
         let queue = full();
-        let newer = Stranded {
-            version: "2".into(),
+        let newer = StrandedPod {
+            resource_version: "2".into(),
             ..pod(1)
         };
-        assert_eq!(queue.give(newer.clone()), Ok(()));
-        assert_eq!(queue.take(), Some(pod(0)));
-        assert_eq!(queue.take(), Some(newer));
-        assert_eq!(queue.take(), Some(pod(2)));
+        assert_eq!(queue.push(newer.clone()), Ok(()));
+        assert_eq!(queue.pop(), Some(pod(0)));
+        assert_eq!(queue.pop(), Some(newer));
+        assert_eq!(queue.pop(), Some(pod(2)));
     }
 
     #[test]
-    fn a_list_of_any_length_is_taken_whole_after_what_waits_already() {
+    fn all_pods_of_a_long_list_are_queued_without_duplicates() {
         let queue = full();
-        queue.give_list((0..500).map(pod).collect());
+        queue.replace_listed((0..500).map(pod).collect());
         for name in 0..500 {
-            assert_eq!(queue.take(), Some(pod(name)));
+            assert_eq!(queue.pop(), Some(pod(name)));
         }
     }
 
     #[test]
-    fn a_new_list_takes_the_place_of_the_last_one_and_an_event_updates_it() {
+    fn a_new_list_replaces_the_last_list_and_an_event_updates_its_pods() {
         let queue = Queue::default();
-        queue.give_list(vec![pod(0), pod(1), pod(2)]);
-        queue.give_list(vec![pod(1), pod(2)]);
-        let newer = Stranded {
-            version: "2".into(),
+        queue.replace_listed(vec![pod(0), pod(1), pod(2)]);
+        queue.replace_listed(vec![pod(1), pod(2)]);
+        let newer = StrandedPod {
+            resource_version: "2".into(),
             ..pod(2)
         };
-        assert_eq!(queue.give(newer.clone()), Ok(()));
-        assert_eq!(queue.take(), Some(pod(1)));
-        assert_eq!(queue.take(), Some(newer));
+        assert_eq!(queue.push(newer.clone()), Ok(()));
+        assert_eq!(queue.pop(), Some(pod(1)));
+        assert_eq!(queue.pop(), Some(newer));
     }
 
     #[test]
-    fn closing_ends_the_taker_at_once() {
+    fn closing_ends_all_waits_at_once() {
         let queue = full();
         queue.close();
-        assert_eq!(queue.take(), None);
-        assert!(queue.closed_within(Duration::from_secs(60)));
+        assert_eq!(queue.pop(), None);
+        assert!(queue.is_closed_within(Duration::from_secs(60)));
         let empty = Queue::default();
         thread::scope(|scope| {
-            let taker = scope.spawn(|| empty.take());
+            let popper = scope.spawn(|| empty.pop());
             empty.close();
-            assert_eq!(taker.join().unwrap(), None);
+            assert_eq!(popper.join().unwrap(), None);
         });
     }
 }

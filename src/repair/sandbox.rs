@@ -1,5 +1,6 @@
-//! Which network namespace is a pod's: by what the runtime remembers of its ADD, else
-//! by the address. Always proven by the address, since names and files outlive pods.
+//! Finds a pod's netns: by the CNI result that the runtime cached at its ADD, else by the
+//! pod's IP address. The address is always checked, because cached results and netns files
+//! can outlive their pod.
 
 use std::collections::HashMap;
 use std::fs;
@@ -14,11 +15,12 @@ use super::host::Host;
 use crate::kube::types::Pod;
 use crate::netns;
 
-/// How long listing the addresses of one namespace may take.
-const LOOK: Duration = Duration::from_secs(2);
+/// Time allowed for listing the addresses of one netns.
+const LIST_ADDRESSES_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Larger files are none of libcni's. One has the network's configuration in it.
-const RESULT_LIMIT: u64 = 1 << 20;
+/// Largest cached result that is read, in bytes. A result of libcni contains the network
+/// config and is far smaller.
+const MAX_RESULT_BYTES: u64 = 1 << 20;
 
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -29,79 +31,81 @@ pub enum Error {
     #[error("several namespaces have the pod's address {address}")]
     Ambiguous { address: IpAddr },
     #[error("the pod's address {address} is in another pod's namespace")]
-    Anothers { address: IpAddr },
+    InOtherPod { address: IpAddr },
 }
 
-/// The namespaces of the node's pods, as they were when this was made.
+/// The netns of each pod of the node, as of [`Sandboxes::read`].
 pub struct Sandboxes {
     host: Host,
-    /// By pod UID, or by namespace and name where the runtime does not tell the UID.
-    remembered: HashMap<String, Vec<PathBuf>>,
-    /// All namespaces by address, once somebody has to be looked for that way.
-    scanned: Option<HashMap<IpAddr, Vec<PathBuf>>>,
+    /// Netns paths from cached results, by pod UID, or by `namespace/name` if the runtime
+    /// does not pass the UID to plugins.
+    by_pod: HashMap<String, Vec<PathBuf>>,
+    /// All netns paths by IP address. Read once a pod is not found by a cached result.
+    by_address: Option<HashMap<IpAddr, Vec<PathBuf>>>,
 }
 
 impl Sandboxes {
-    /// Reads what the runtime remembers. Where it remembers nothing, or not as libcni
-    /// does, there are still the addresses.
+    /// Reads the runtime's cached results. A missing or unknown cache is no error: the
+    /// pods are then found by their addresses.
     pub fn read(host: &Host) -> Self {
-        let mut remembered: HashMap<String, Vec<PathBuf>> = HashMap::new();
-        for path in entries(&host.results) {
-            let small = fs::metadata(&path).is_ok_and(|file| file.len() <= RESULT_LIMIT);
-            let text = if small { fs::read(&path).ok() } else { None };
-            let result = text.and_then(|text| serde_json::from_slice::<Cached>(&text).ok());
-            if let Some((pod, namespace)) = result.as_ref().and_then(Cached::pod)
-                && let Some(name) = Path::new(namespace).file_name()
+        let mut by_pod: HashMap<String, Vec<PathBuf>> = HashMap::new();
+        for path in entries(&host.results_dir) {
+            let is_small = fs::metadata(&path).is_ok_and(|file| file.len() <= MAX_RESULT_BYTES);
+            let text = if is_small { fs::read(&path).ok() } else { None };
+            let result = text.and_then(|text| serde_json::from_slice::<CachedAdd>(&text).ok());
+            if let Some((pod, netns)) = result.as_ref().and_then(CachedAdd::pod)
+                && let Some(name) = Path::new(netns).file_name()
             {
-                let here = host.namespaces.join(name);
-                remembered.entry(pod).or_default().push(here);
+                let mounted = host.netns_dir.join(name);
+                by_pod.entry(pod).or_default().push(mounted);
             }
         }
         Sandboxes {
             host: host.clone(),
-            remembered,
-            scanned: None,
+            by_pod,
+            by_address: None,
         }
     }
 
-    /// The path of the pod's namespace.
+    /// Returns the path of the pod's netns.
     pub fn find(&mut self, pod: &Pod) -> Result<PathBuf, Error> {
         let ips = pod.status.ips.iter();
-        let wanted: Vec<IpAddr> = ips.filter_map(|ip| ip.ip.parse().ok()).collect();
-        let Some(&address) = wanted.first() else {
+        let addresses_of_pod: Vec<IpAddr> = ips.filter_map(|ip| ip.ip.parse().ok()).collect();
+        let Some(&address) = addresses_of_pod.first() else {
             return Err(Error::NoAddress);
         };
         let metadata = &pod.metadata;
-        let named = format!("{}/{}", metadata.namespace, metadata.name);
-        let keys = [&metadata.uid, &named];
-        let remembered = &self.remembered;
-        let mut candidates = keys.iter().filter_map(|key| remembered.get(*key)).flatten();
+        let full_name = format!("{}/{}", metadata.namespace, metadata.name);
+        let keys = [&metadata.uid, &full_name];
+        let by_pod = &self.by_pod;
+        let mut candidates = keys.iter().filter_map(|key| by_pod.get(*key)).flatten();
         if let Some(path) = candidates.find(|path| addresses(path).contains(&address)) {
             return Ok(path.clone());
         }
-        let dir = &self.host.namespaces;
-        let scanned = self.scanned.get_or_insert_with(|| scan(dir));
-        match scanned.get(&address).map(Vec::as_slice) {
+        let dir = &self.host.netns_dir;
+        let by_address = self.by_address.get_or_insert_with(|| scan(dir));
+        match by_address.get(&address).map(Vec::as_slice) {
             None | Some([]) => Err(Error::NotFound { dir: dir.clone() }),
-            // The address may have gone to a newer pod without the API server knowing yet.
+            // The runtime may have given the address to a newer pod of which the API server
+            // has no status yet.
             Some([path]) => {
-                let mut others = remembered.iter().filter(|(key, _)| !keys.contains(key));
+                let mut others = by_pod.iter().filter(|(key, _)| !keys.contains(key));
                 match others.any(|(_, paths)| paths.contains(path)) {
-                    true => Err(Error::Anothers { address }),
+                    true => Err(Error::InOtherPod { address }),
                     false => Ok(path.clone()),
                 }
             }
-            // Nobody can say which one is the pod's, and a guess could break another.
+            // Rules in the netns of the wrong pod would break that pod.
             Some(_) => Err(Error::Ambiguous { address }),
         }
     }
 }
 
-/// What libcni keeps of one ADD.
+/// What libcni caches of one ADD.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Cached {
-    /// Newer versions only.
+struct CachedAdd {
+    /// Absent from results of older libcni versions.
     #[serde(default)]
     netns: Option<String>,
     #[serde(default)]
@@ -122,8 +126,8 @@ struct Interface {
     sandbox: String,
 }
 
-impl Cached {
-    /// What the pod is known by, and the host's path of its namespace.
+impl CachedAdd {
+    /// Returns the pod's key in [`Sandboxes::by_pod`] and the host's path of its netns.
     fn pod(&self) -> Option<(String, &str)> {
         let args = self.cni_args.as_ref()?;
         let arg = |key: &str| {
@@ -136,14 +140,15 @@ impl Cached {
         };
         let interfaces = self.result.as_ref().and_then(|r| r.interfaces.as_ref());
         let mut sandboxes = interfaces.into_iter().flatten().map(|i| &*i.sandbox);
-        let namespace = match self.netns.as_deref() {
+        let netns = match self.netns.as_deref() {
             Some(path) if !path.is_empty() => path,
             _ => sandboxes.find(|path| !path.is_empty())?,
         };
-        Some((pod, namespace))
+        Some((pod, netns))
     }
 }
 
+/// Reads the addresses of every netns in `dir`.
 fn scan(dir: &Path) -> HashMap<IpAddr, Vec<PathBuf>> {
     let mut found: HashMap<IpAddr, Vec<PathBuf>> = HashMap::new();
     for path in entries(dir) {
@@ -157,19 +162,19 @@ fn scan(dir: &Path) -> HashMap<IpAddr, Vec<PathBuf>> {
     found
 }
 
-/// The files of a directory; none if it is not there.
+/// Paths of the files in a directory; empty if the directory cannot be read.
 fn entries(dir: &Path) -> Vec<PathBuf> {
     let entries = fs::read_dir(dir).into_iter().flatten().flatten();
     entries.map(|entry| entry.path()).collect()
 }
 
-/// The addresses of the namespace at `path` that a pod may be known by; none if it
-/// cannot be entered, or is our own.
+/// Addresses, without loopback, of the netns at `path`. Empty if the netns cannot be
+/// entered or is this process's own.
 fn addresses(path: &Path) -> Vec<IpAddr> {
     if netns::is_own(path) {
         return Vec::new();
     }
-    let listed = netns::run(path, LOOK, || {
+    let listed = netns::run(path, LIST_ADDRESSES_TIMEOUT, || {
         let interfaces = getifaddrs().into_iter().flatten();
         let addresses = interfaces.filter_map(|interface| {
             let address = interface.address?;
@@ -189,12 +194,12 @@ mod tests {
     use super::*;
 
     fn pod_of(text: &str) -> Option<(String, String)> {
-        let cached: Cached = serde_json::from_str(text).ok()?;
+        let cached: CachedAdd = serde_json::from_str(text).ok()?;
         cached.pod().map(|(pod, path)| (pod, path.to_owned()))
     }
 
     #[test]
-    fn a_cached_result_tells_pod_and_namespace_in_old_and_new_form() {
+    fn a_cached_result_names_pod_and_netns_in_old_and_new_libcni_versions() {
         let args = r#"[["IgnoreUnknown","1"],["K8S_POD_UID","u-1"],["K8S_POD_NAME","web"]]"#;
         let named = r#"[["K8S_POD_NAMESPACE","ns"],["K8S_POD_NAME","web"]]"#;
         let result = r#"{"cniVersion":"1.0.0","interfaces":[{"name":"cni0"},{"name":"eth0","sandbox":"/var/run/netns/b"}]}"#;

@@ -1,109 +1,118 @@
-//! Is this pod stranded by the race between the node's boot and the plugin, and should
-//! its rules be looked at? Pure.
+//! Decides whether a pod is stranded, which is when it started on a booting node before
+//! the plugin was chained, and whether an audit reads its rules. Pure.
 
 use crate::config::pod::is_meshed;
 use crate::kube::types::{ContainerStatus, Pod};
 
-/// The init container that tells whether a pod's traffic reaches the proxy.
+/// Name of the init container that tests whether the pod's traffic reaches the proxy.
 pub const VALIDATOR: &str = "linkerd-network-validator";
 
-/// What the validator exits with when it does not.
+/// Exit code of the validator if the traffic does not reach the proxy.
 pub const NOT_REDIRECTED: i32 = 95;
 
-/// The label that a stranded pod is given in the mode of that name.
+/// Label set on a stranded pod by repair mode `label`, with the value `true`.
 pub const LABEL: &str = "linkerd.io/cni-stranded";
 
-/// How it was found out that a pod runs without our rules.
+/// How a pod without redirect rules was found.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Cause {
-    /// Its validator says so.
+    /// Its validator exited with [`NOT_REDIRECTED`].
     #[default]
     Validator,
-    /// Its namespace was looked into.
+    /// An audit read the rules in its netns.
     Audit,
 }
 
-/// A pod that runs without our rules, and what is needed to deal with just that pod.
+/// A pod without redirect rules, reduced to the fields that a repair needs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Stranded {
+pub struct StrandedPod {
     pub namespace: String,
     pub name: String,
     pub uid: String,
     pub node: String,
-    /// Of the pod when it was judged.
-    pub version: String,
-    /// What will make the pod anew: its first owner's UID, else the pod's own name.
-    pub owner: String,
-    /// RFC 3339 with whole seconds.
+    /// resourceVersion of the pod when it was found.
+    pub resource_version: String,
+    /// Identifies the object that replaces the pod: UID of the pod's first owner, or
+    /// `namespace/name` of a pod without owner.
+    pub owner_key: String,
+    /// creationTimestamp: RFC 3339 with whole seconds.
     pub created: String,
-    /// It has [`LABEL`] already.
+    /// Whether the pod has [`LABEL`].
     pub labelled: bool,
     pub cause: Cause,
 }
 
-impl Stranded {
-    /// The pod, found by `cause`.
+impl StrandedPod {
+    /// Takes the fields from `pod`, which was found by `cause`.
     pub fn new(pod: &Pod, cause: Cause) -> Self {
         let metadata = &pod.metadata;
-        Stranded {
+        StrandedPod {
             namespace: metadata.namespace.clone(),
             name: metadata.name.clone(),
             uid: metadata.uid.clone(),
             node: pod.spec.node_name.clone(),
-            version: metadata.resource_version.clone(),
-            owner: match metadata.owner_references.first() {
+            resource_version: metadata.resource_version.clone(),
+            owner_key: match metadata.owner_references.first() {
                 Some(owner) => owner.uid.clone(),
                 None => format!("{}/{}", metadata.namespace, metadata.name),
             },
             created: metadata.creation_timestamp.clone(),
-            labelled: metadata.labels.get(LABEL).is_some_and(|is| is == "true"),
+            labelled: metadata
+                .labels
+                .get(LABEL)
+                .is_some_and(|value| value == "true"),
             cause,
         }
     }
 
-    /// Whether both are the same pod, be it at another version.
-    pub fn is_same(&self, other: &Stranded) -> bool {
+    /// Returns the pod if its validator failed because the traffic is not redirected.
+    ///
+    /// Judges the pod's present status, not its history: a first failure counts, and so
+    /// does a failure from before the controller started.
+    pub fn by_validator(pod: &Pod) -> Option<Self> {
+        let failed = pod
+            .status
+            .init_container_statuses
+            .iter()
+            .any(|container| container.name == VALIDATOR && exited_not_redirected(container));
+        (failed && !is_exempt(pod)).then(|| StrandedPod::new(pod, Cause::Validator))
+    }
+
+    /// Whether both are the same pod, at the same or different resourceVersions.
+    pub fn is_same(&self, other: &StrandedPod) -> bool {
         (&self.uid, &self.namespace, &self.name) == (&other.uid, &other.namespace, &other.name)
     }
 
-    /// Whether the pod is another controller's to deal with. The API server is asked for
-    /// the pods of `node` only, but a pod that is deleted for its mistake is gone.
+    /// Whether the pod runs on another node than `node`. Requests select the pods of one
+    /// node; this check protects other nodes' pods from an API server that ignores the
+    /// selector.
     pub fn is_elsewhere(&self, node: &str) -> bool {
         !self.node.is_empty() && self.node != node
     }
 }
 
-/// Looks at what the pod is now, not at how it came to be so: a pod that failed
-/// before the controller started counts (D-46), and so does a first failure.
-pub fn stranded(pod: &Pod) -> Option<Stranded> {
-    let failing = pod
-        .status
-        .init_container_statuses
-        .iter()
-        .any(|container| container.name == VALIDATOR && failing(container));
-    (failing && !is_spared(pod)).then(|| Stranded::new(pod, Cause::Validator))
+/// Whether an audit reads the pod's rules: the pod is meshed and running.
+pub fn is_auditable(pod: &Pod) -> bool {
+    !is_exempt(pod) && pod.status.phase == "Running" && is_meshed(pod)
 }
 
-/// Whether an audit looks into the pod's namespace: it runs, and has the containers by
-/// which the plugin makes rules.
-pub fn auditable(pod: &Pod) -> bool {
-    !is_spared(pod) && pod.status.phase == "Running" && is_meshed(pod)
-}
-
-/// Goes already, or has no network of its own.
-fn is_spared(pod: &Pod) -> bool {
+/// Whether the pod is never repaired: it is terminating or finished, or has no netns of
+/// its own.
+fn is_exempt(pod: &Pod) -> bool {
     pod.metadata.deletion_timestamp.is_some()
         || pod.spec.host_network
         || matches!(pod.status.phase.as_str(), "Succeeded" | "Failed")
 }
 
-/// The newest verdict of the validator counts: `state` if it has ended, else, while
-/// it waits or runs again, `lastState`. `ready` stays true after the kubelet has
-/// thrown the ended container away.
-fn failing(validator: &ContainerStatus) -> bool {
+/// Whether the validator's newest run exited with [`NOT_REDIRECTED`].
+///
+/// The newest run is in `state` after it has exited. While the validator waits or runs
+/// again, it is in `lastState`. After a success, `ready` stays true even when the kubelet
+/// has removed the exited container.
+fn exited_not_redirected(validator: &ContainerStatus) -> bool {
     let newest = validator.state.terminated.as_ref();
     let newest = newest.or(validator.last_state.terminated.as_ref());
-    !validator.ready && newest.is_some_and(|end| end.exit_code == NOT_REDIRECTED)
+    !validator.ready && newest.is_some_and(|exit| exit.exit_code == NOT_REDIRECTED)
 }
 
 #[cfg(test)]
@@ -137,12 +146,12 @@ mod tests {
         })
     }
 
-    fn verdict(pod: Value) -> Option<Stranded> {
-        stranded(&serde_json::from_value(pod).unwrap())
+    fn verdict(pod: Value) -> Option<StrandedPod> {
+        StrandedPod::by_validator(&serde_json::from_value(pod).unwrap())
     }
 
     #[test]
-    fn only_a_validator_that_fails_with_95_now_strands_a_pod() {
+    fn a_pod_is_stranded_while_the_newest_exit_code_of_its_validator_is_95() {
         let ended = |code: i32| json!({"terminated": {"exitCode": code, "reason": "Error"}});
         let waiting = json!({"waiting": {"reason": "CrashLoopBackOff"}});
         let running = json!({"running": {"startedAt": "2026-01-01T00:00:00Z"}});
@@ -201,13 +210,17 @@ mod tests {
     }
 
     #[test]
-    fn pods_that_go_or_are_not_ours_are_spared() {
+    fn terminating_finished_and_host_network_pods_are_never_repaired() {
         let failed = validator(json!({"lastState": {"terminated": {"exitCode": 95}}}));
-        let going = json!("2026-01-01T00:00:00Z");
+        let deleted_at = json!("2026-01-01T00:00:00Z");
         for (name, pod) in [
             (
                 "being deleted",
-                with(pod(failed.clone()), "/metadata/deletionTimestamp", going),
+                with(
+                    pod(failed.clone()),
+                    "/metadata/deletionTimestamp",
+                    deleted_at,
+                ),
             ),
             (
                 "host network",
@@ -227,13 +240,13 @@ mod tests {
     }
 
     #[test]
-    fn only_running_meshed_pods_with_a_network_of_their_own_are_audited() {
+    fn only_running_meshed_pods_with_their_own_netns_are_audited() {
         let running = json!({
             "metadata": {"name": "a"},
             "spec": {"containers": [{"name": "app"}, {"name": "linkerd-proxy"}]},
             "status": {"phase": "Running"},
         });
-        let going = json!("2026-01-01T00:00:00Z");
+        let deleted_at = json!("2026-01-01T00:00:00Z");
         let init = json!([{"name": "linkerd-init"}]);
         for (name, pod, expected) in [
             ("running", running.clone(), true),
@@ -244,7 +257,7 @@ mod tests {
             ),
             (
                 "being deleted",
-                with(running.clone(), "/metadata/deletionTimestamp", going),
+                with(running.clone(), "/metadata/deletionTimestamp", deleted_at),
                 false,
             ),
             (
@@ -264,17 +277,17 @@ mod tests {
             ),
         ] {
             let pod = serde_json::from_value(pod).unwrap();
-            assert_eq!(auditable(&pod), expected, "{name}");
+            assert_eq!(is_auditable(&pod), expected, "{name}");
         }
     }
 
     #[test]
-    fn the_owner_is_what_makes_the_pod_anew() {
+    fn the_owner_key_is_the_first_owner_or_the_name_of_a_bare_pod() {
         let failed = validator(json!({"lastState": {"terminated": {"exitCode": 95}}}));
         let bare = pod(failed);
         let owners = json!([{"kind": "ReplicaSet", "name": "web", "uid": "o-1"}]);
         let owned = with(bare.clone(), "/metadata/ownerReferences", owners);
-        assert_eq!(verdict(bare).unwrap().owner, "emojivoto/web-1");
-        assert_eq!(verdict(owned).unwrap().owner, "o-1");
+        assert_eq!(verdict(bare).unwrap().owner_key, "emojivoto/web-1");
+        assert_eq!(verdict(owned).unwrap().owner_key, "o-1");
     }
 }

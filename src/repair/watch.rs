@@ -1,36 +1,34 @@
-//! Follows the node's meshed pods: lists them, watches them from there, and goes on
-//! where a watch ended. Finds; never acts.
+//! Lists and watches the node's meshed pods and queues those that are stranded. The worker
+//! repairs them.
 
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
-
+use super::api_path::{list_path, watch_path};
 use super::connection::{self, Connection};
 use super::pace::{Pace, Relist, watch_time};
-use super::pod_stream;
-use super::pod_stream::{Event, PodList};
-use super::verdict::Stranded;
-use super::{SILENCE, Shared};
+use super::pod_stream::{self, PodList, WatchEvent};
+use super::verdict::StrandedPod;
+use super::{Shared, WATCH_READ_TIMEOUT};
 use crate::kube;
 use crate::kube::backoff::jitter;
 use crate::kube::retry::Retry;
 
 /// Longest wait before the first list, so that controllers that start together on many
 /// nodes do not list together.
-const START: Duration = Duration::from_secs(2);
+const START_SPREAD: Duration = Duration::from_secs(2);
 
-/// A watch that lasted this long resets the back-off.
+/// A watch that lasts this long resets the back-off.
 const STEADY: Duration = Duration::from_secs(60);
 
 /// How much earlier than its `timeoutSeconds` a watch may end without being a failure.
-const EARLY: Duration = Duration::from_secs(10);
+const EARLY_END_TOLERANCE: Duration = Duration::from_secs(10);
 
 /// Longest wait taken from a `Retry-After` header.
 const RETRY_AFTER_CAP: Duration = Duration::from_secs(60);
 
-/// The one that watches.
+/// Watches the node's pods.
 pub struct Watch {
     pub connection: Connection,
     pub node: String,
@@ -44,28 +42,29 @@ enum Error {
     #[error(transparent)]
     Request(#[from] kube::Error),
     #[error("the API server's answer broke off or is not what the API promises: {}", kube::redact::problem(.0))]
-    Answer(#[from] serde_json::Error),
+    InvalidResponse(#[from] serde_json::Error),
     #[error("the API server ended the watch: {code}: {message}")]
-    Refused { code: u16, message: String },
+    ServerStatus { code: u16, message: String },
     #[error("the API server ended the watch after {lasted:.0?} of {asked:.0?}")]
-    Early { lasted: Duration, asked: Duration },
+    EndedEarly { lasted: Duration, asked: Duration },
 }
 
 impl Error {
-    /// Whether the pods' history no longer reaches back to where the watch was.
+    /// Whether the API server no longer has the watch's resourceVersion, so that a new list
+    /// is needed.
     fn is_expired(&self) -> bool {
         match self {
             Error::Request(error) => error.code() == Some(410),
-            // Whatever the server says inside a watch, a new list is the cure.
-            Error::Refused { .. } => true,
+            // A new list recovers from every error that the API server sends inside a watch.
+            Error::ServerStatus { .. } => true,
             _ => false,
         }
     }
 
-    /// When the API server wants to be asked again, if it says so.
+    /// Wait that the API server asks for; zero if it asks for none.
     fn retry_after(&self) -> Duration {
         match self {
-            Error::Request(error) => asked_wait(error.retry()),
+            Error::Request(error) => capped_retry_after(error.retry()),
             _ => Duration::ZERO,
         }
     }
@@ -73,7 +72,7 @@ impl Error {
 
 /// Returns the wait of a `Retry-After` header, capped, plus up to half of it as jitter:
 /// the API server sends the same header to all nodes.
-fn asked_wait(retry: Retry) -> Duration {
+fn capped_retry_after(retry: Retry) -> Duration {
     match retry {
         Retry::After(wait) => {
             let wait = wait.min(RETRY_AFTER_CAP);
@@ -86,36 +85,36 @@ fn asked_wait(retry: Retry) -> Duration {
 /// One list or watch request.
 struct Round {
     began: Instant,
-    /// Whether the watch has brought an event or a bookmark.
-    heard: bool,
+    /// Whether the watch has received an event or a bookmark.
+    received: bool,
 }
 
 impl Round {
     fn begin() -> Self {
         Round {
             began: Instant::now(),
-            heard: false,
+            received: false,
         }
     }
 
     /// Whether the next watch may continue from the last resourceVersion after `error`.
-    /// A new list is needed after a watch without a single bookmark: after a restore of
-    /// etcd from a backup, resourceVersions start lower, and a watch from the old, higher
-    /// one stays silent.
-    fn can_go_on(&self, error: &Error, now: Instant) -> bool {
-        let is_mute = !self.heard && now - self.began >= SILENCE;
-        !error.is_expired() && !is_mute
+    /// A new list is needed after a watch without a single bookmark: when etcd is restored
+    /// from a backup, resourceVersions restart at a lower number, and a watch from the old,
+    /// higher number receives nothing.
+    fn can_continue(&self, error: &Error, now: Instant) -> bool {
+        let is_silent = !self.received && now - self.began >= WATCH_READ_TIMEOUT;
+        !error.is_expired() && !is_silent
     }
 }
 
 impl Watch {
-    /// Never ends; it keeps nothing that would have to be put in order at the end.
+    /// Runs until the process exits; there is no state to clean up.
     ///
     /// Sends one request in 5 to 10 minutes while nothing fails. After every failure the
-    /// next request waits with jitter and back-off, which only a watch of a minute resets:
-    /// a restart of the API server ends the watches of all nodes at once.
+    /// next request waits with jitter and back-off: a restart of the API server ends the
+    /// watches of all nodes at once. Only a watch that lasts a minute resets the back-off.
     pub fn run(mut self) {
-        thread::sleep(jitter(START));
+        thread::sleep(jitter(START_SPREAD));
         let mut pace = Pace::retries();
         let mut relist = Relist::new(Instant::now());
         let mut version = None;
@@ -139,12 +138,12 @@ impl Watch {
                 version = None;
             }
             let Err(error) = result else { continue };
-            if !round.can_go_on(&error, now) {
+            if !round.can_continue(&error, now) {
                 version = None;
             }
             let wait = pace.lengthen().max(error.retry_after());
             self.shared.metrics.watch_errors.increment();
-            self.shared.health.trouble(error.to_string());
+            self.shared.health.record_failure(error.to_string());
             tracing::warn!(err = %error, "Cannot watch the pods of this node; next try in {wait:.1?}");
             thread::sleep(wait);
         }
@@ -160,29 +159,29 @@ impl Watch {
     /// The list comes from the API server's cache and may be older than what the watch
     /// has seen, e.g. when another API server answers. An old list is safe. No change is
     /// lost, because the watch continues from the list's own version and repeats all
-    /// events since then. No act trusts the list: a deletion has UID and resourceVersion
+    /// events since then. No repair trusts the list: a deletion has UID and resourceVersion
     /// as preconditions, and in the other modes the worker reads the pod again.
     fn list(&mut self) -> Result<String, Error> {
-        let answer = self
+        let response = self
             .connection
             .client()?
             .read_list(&list_path(&self.node))?;
         self.shared.missed.clear();
         let PodList {
-            version,
-            kept,
+            resource_version,
+            pods,
             dropped,
-        } = pod_stream::list(answer)?;
-        let stranded = kept.into_iter().filter(|pod| self.is_here(pod)).collect();
-        self.shared.queue.give_list(stranded);
+        } = pod_stream::list(response)?;
+        let stranded = pods.into_iter().filter(|pod| self.is_here(pod)).collect();
+        self.shared.queue.replace_listed(stranded);
         for _ in 0..dropped {
             self.overflow();
         }
-        self.shared.health.listed();
-        Ok(version)
+        self.shared.health.record_list();
+        Ok(resource_version)
     }
 
-    /// Watches from `version` on, which is then where the next watch begins.
+    /// Watches from `version` on, and updates it: the next watch continues from there.
     fn watch(
         &mut self,
         version: &mut String,
@@ -191,42 +190,43 @@ impl Watch {
     ) -> Result<(), Error> {
         let asked = watch_time();
         let path = watch_path(&self.node, version, asked);
-        let answer = self.connection.client()?.watch(&path)?;
-        self.shared.health.heard();
-        for event in pod_stream::events(answer) {
-            let seen = match event? {
-                Event::Error { code, message } => {
+        let response = self.connection.client()?.watch(&path)?;
+        self.shared.health.record_contact();
+        for event in pod_stream::events(response) {
+            let seen_version = match event? {
+                WatchEvent::Error { code, message } => {
                     let message = kube::redact::message(&message, self.connection.token());
-                    return Err(Error::Refused { code, message });
+                    return Err(Error::ServerStatus { code, message });
                 }
-                Event::Other { version } => version,
-                Event::Pod { version, stranded } => {
+                WatchEvent::Other { version } => version,
+                WatchEvent::Pod { version, stranded } => {
                     if let Some(pod) = stranded.filter(|pod| self.is_here(pod))
-                        && self.shared.queue.give(pod).is_err()
+                        && self.shared.queue.push(pod).is_err()
                     {
                         self.overflow();
                     }
                     version
                 }
             };
-            if !seen.is_empty() {
-                *version = seen;
+            if !seen_version.is_empty() {
+                *version = seen_version;
             }
-            round.heard = true;
-            self.shared.health.heard();
+            round.received = true;
+            self.shared.health.record_contact();
             // Bookmarks arrive once a minute, so a due list waits a minute at most.
             if self.must_list_again(relist, Instant::now()) {
                 return Ok(());
             }
         }
         let lasted = round.began.elapsed();
-        if lasted + EARLY < asked {
-            return Err(Error::Early { lasted, asked });
+        if lasted + EARLY_END_TOLERANCE < asked {
+            return Err(Error::EndedEarly { lasted, asked });
         }
         Ok(())
     }
 
-    fn is_here(&self, pod: &Stranded) -> bool {
+    /// Whether the pod is on this node. Logs stranded pods that are.
+    fn is_here(&self, pod: &StrandedPod) -> bool {
         if pod.is_elsewhere(&self.node) {
             return false;
         }
@@ -238,38 +238,11 @@ impl Watch {
         true
     }
 
+    /// Records a stranded pod that did not fit into the queue.
     fn overflow(&self) {
         self.shared.metrics.queue_overflow.increment();
         self.shared.missed.add(Instant::now());
     }
-}
-
-/// Path of the list of the node's meshed pods in all namespaces.
-///
-/// `resourceVersion=0` accepts any version, so that every supported API server answers
-/// from its watch cache, which has an index by node. Without it, API servers before 1.31,
-/// and with a `limit` later ones too, read all pods of the cluster from etcd.
-pub(super) fn list_path(node: &str) -> String {
-    format!("/api/v1/pods?{}&resourceVersion=0", selectors(node))
-}
-
-fn watch_path(node: &str, version: &str, time: Duration) -> String {
-    format!(
-        "/api/v1/pods?{}&watch=true&allowWatchBookmarks=true&timeoutSeconds={}&resourceVersion={}",
-        selectors(node),
-        time.as_secs(),
-        encode(version)
-    )
-}
-
-fn selectors(node: &str) -> String {
-    let field = encode(&format!("spec.nodeName={node}"));
-    let label = encode("linkerd.io/control-plane-ns");
-    format!("fieldSelector={field}&labelSelector={label}")
-}
-
-fn encode(text: &str) -> String {
-    utf8_percent_encode(text, NON_ALPHANUMERIC).to_string()
 }
 
 #[cfg(test)]
@@ -277,53 +250,43 @@ mod tests {
     use super::*;
 
     #[test]
-    fn requests_ask_for_the_nodes_meshed_pods_only() {
-        let selectors = "fieldSelector=spec%2EnodeName%3Dnode%2D1\
-                         &labelSelector=linkerd%2Eio%2Fcontrol%2Dplane%2Dns";
-        let list = format!("/api/v1/pods?{selectors}&resourceVersion=0");
-        assert_eq!(list_path("node-1"), list);
-        let watch = format!(
-            "/api/v1/pods?{selectors}&watch=true&allowWatchBookmarks=true&timeoutSeconds=301\
-             &resourceVersion=42"
-        );
-        let time = Duration::from_secs(301);
-        assert_eq!(watch_path("node-1", "42", time), watch);
-    }
-
-    #[test]
-    fn a_watch_goes_on_unless_its_version_is_gone_or_nothing_came_for_long() {
-        let round = |heard| Round {
+    fn a_watch_continues_unless_its_version_expired_or_nothing_arrived_for_long() {
+        let round = |received| Round {
             began: Instant::now(),
-            heard,
+            received,
         };
-        let early = || Error::Early {
+        let ended_early = || Error::EndedEarly {
             lasted: Duration::ZERO,
-            asked: SILENCE,
+            asked: WATCH_READ_TIMEOUT,
         };
-        let refused = Error::Refused {
+        let expired = Error::ServerStatus {
             code: 410,
             message: String::new(),
         };
         let now = Instant::now();
-        let later = now + 2 * SILENCE;
-        for (name, heard, error, now, expected) in [
-            ("broken off", true, early(), now, true),
-            ("broken off late", true, early(), later, true),
-            ("broken off at once", false, early(), now, true),
-            ("never anything", false, early(), later, false),
-            ("expired", true, refused, now, false),
+        let later = now + 2 * WATCH_READ_TIMEOUT;
+        for (name, received, error, now, expected) in [
+            ("broken off", true, ended_early(), now, true),
+            ("broken off late", true, ended_early(), later, true),
+            ("broken off at once", false, ended_early(), now, true),
+            ("never anything", false, ended_early(), later, false),
+            ("expired", true, expired, now, false),
         ] {
-            assert_eq!(round(heard).can_go_on(&error, now), expected, "{name}");
+            assert_eq!(
+                round(received).can_continue(&error, now),
+                expected,
+                "{name}"
+            );
         }
     }
 
     #[test]
-    fn an_api_server_that_names_a_time_is_not_asked_before() {
+    fn the_wait_of_a_retry_after_header_is_kept_up_to_a_cap() {
         let second = Duration::from_secs(1);
         for (says, least, most) in [(0, 0, 0), (10, 10, 15), (3600, 60, 90)] {
-            let wait = asked_wait(Retry::After(second * says));
+            let wait = capped_retry_after(Retry::After(second * says));
             assert!(second * least <= wait && wait <= second * most, "{wait:?}");
         }
-        assert_eq!(asked_wait(Retry::Soon), Duration::ZERO);
+        assert_eq!(capped_retry_after(Retry::Soon), Duration::ZERO);
     }
 }

@@ -1,130 +1,77 @@
-//! Deals with stranded pods, one at a time, as the mode says, and tells why in an Event.
+//! Takes stranded pods from the queue, repairs one at a time, and records each result as
+//! log line, metric and Event. One repair is an [`Attempt`].
 
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use super::Shared;
 use super::agent_ready;
-use super::connection::{self, Connection};
+use super::attempt::{Attempt, Error, Outcome};
+use super::budget::RepairBudget;
+use super::connection::Connection;
+use super::history::{HOLD, History, HistoryKey};
 use super::host::Host;
-use super::inspect::{self, Finding, Inspector, Reads, Target};
-use super::limit::{By, HOLD, Limit};
-use super::message::{Told, message};
-use super::mode::Mode;
-use super::rate::Rate;
-use super::remove::{self, Removal};
-use super::verdict::{Cause, Stranded, auditable, stranded};
-use crate::kube;
+use super::message::{PodEvent, message};
+use super::mode::RepairMode;
+use super::verdict::StrandedPod;
 use crate::kube::event::{self, Regarding, Reporter};
-use crate::kube::types::Pod;
 
-/// As upstream's; for connecting and for the answer.
-pub const TIMEOUT: Duration = Duration::from_secs(1);
+/// Timeout of each API request of the worker, once for connecting and once for the
+/// response. Upstream's value.
+pub const REQUEST_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// How often an agent that is not ready is asked again.
-const ASK_AGAIN: Duration = Duration::from_secs(1);
+/// Time between two requests to an agent that is not ready.
+const AGENT_POLL_INTERVAL: Duration = Duration::from_secs(1);
 
-/// How long a pod is not thought of again that is only reported, or left as it is.
-const TOLD: Duration = Duration::from_secs(3600);
+/// How long to ignore a pod after reporting or skipping it.
+const REPORT_HOLD: Duration = Duration::from_secs(3600);
 
-/// The one that acts.
+/// Repairs the pods of the queue.
 pub struct Worker {
     pub connection: Connection,
     pub reporter: Reporter,
-    pub mode: Mode,
+    pub mode: RepairMode,
     pub host: Host,
-    /// Where the agent of this node answers `/ready`.
-    pub agent: Option<String>,
-    pub rate: Rate,
-    /// Pods dealt with.
-    pub limit: Limit,
-    /// Pods told about and left.
-    pub left: Limit,
-    /// Pods that a disruption budget keeps, and of which of them somebody was told.
-    pub kept: Limit,
-    pub told: Limit,
+    /// `host:port` of the node's agent; the worker repairs only while its `/ready`
+    /// succeeds. `None`: repair without asking the agent.
+    pub agent_address: Option<String>,
+    pub budget: RepairBudget,
+    pub histories: Histories,
     pub shared: Arc<Shared>,
 }
 
-/// How often a pod may be dealt with in a mode.
-pub fn limit(mode: Mode) -> Limit {
-    let by = match mode {
-        Mode::Delete => By::Owner,
-        Mode::InPlace | Mode::Label | Mode::Report => By::Pod,
-    };
-    Limit::new(by, HOLD)
+/// Pods that the worker handled recently, by what happened to them.
+pub struct Histories {
+    /// Repaired pods, or the owners of deleted pods: not repaired again for [`HOLD`].
+    repaired: History,
+    /// Reported or skipped pods: ignored for [`REPORT_HOLD`].
+    ignored: History,
+    /// Pods whose eviction a disruption budget refused: not evicted again for [`HOLD`].
+    evictions_refused: History,
+    /// Pods whose refused eviction was reported: not reported again for [`REPORT_HOLD`].
+    refusals_reported: History,
 }
 
-/// How often a pod that was told about, and left, is thought of again.
-pub fn told() -> Limit {
-    Limit::new(By::Pod, TOLD)
-}
-
-/// How often a pod that a disruption budget keeps is tried again.
-pub fn kept() -> Limit {
-    Limit::new(By::Pod, HOLD)
-}
-
-#[derive(Debug, thiserror::Error)]
-enum Error {
-    #[error(transparent)]
-    Connection(#[from] connection::Error),
-    #[error(transparent)]
-    Request(#[from] kube::Error),
-    #[error(transparent)]
-    Inspect(#[from] inspect::Error),
-}
-
-impl Error {
-    fn code(&self) -> Option<u16> {
-        match self {
-            Error::Request(error) => error.code(),
-            _ => None,
-        }
-    }
-
-    fn is_timeout(&self) -> bool {
-        matches!(self, Error::Request(error) if error.is_timeout())
-    }
-}
-
-enum Outcome {
-    /// As the mode says; the rules that were missing, if known.
-    Done(Vec<String>),
-    /// There is nothing to do, because of this.
-    Moot(&'static str),
-    /// Dealt with a moment ago.
-    Held,
-    /// It must stay as it is, because of this.
-    Left(String),
-    /// It must stay for now: a disruption budget wants it to, in these words.
-    Kept(String),
-}
-
-/// A pod to act on.
-struct Case {
-    pod: Stranded,
-    /// Where its rules belong, if that was looked up.
-    target: Option<Target>,
-    /// The rules that are missing, if known.
-    missing: Vec<String>,
-}
-
-impl Case {
-    fn of(pod: Stranded) -> Self {
-        Case {
-            pod,
-            target: None,
-            missing: Vec::new(),
+impl Histories {
+    pub fn new(mode: RepairMode) -> Self {
+        let repaired_by = match mode {
+            RepairMode::Delete => HistoryKey::Owner,
+            RepairMode::InPlace | RepairMode::Label | RepairMode::Report => HistoryKey::Pod,
+        };
+        Histories {
+            repaired: History::new(repaired_by, HOLD),
+            ignored: History::new(HistoryKey::Pod, REPORT_HOLD),
+            evictions_refused: History::new(HistoryKey::Pod, HOLD),
+            refusals_reported: History::new(HistoryKey::Pod, REPORT_HOLD),
         }
     }
 }
 
 impl Worker {
-    /// Works until the queue is closed.
+    /// Repairs pods until the queue is closed.
     pub fn run(mut self) {
         let shared = Arc::clone(&self.shared);
-        while let Some(pod) = shared.queue.take() {
+        while let Some(pod) = shared.queue.pop() {
             if !self.wait_for_turn() {
                 return;
             }
@@ -132,236 +79,171 @@ impl Worker {
         }
     }
 
-    /// Waits until the node is verified and the rate allows another act; `false` if
-    /// the queue is closed first.
+    /// Waits until the budget allows another repair and the agent is ready. Returns
+    /// `false` if the queue is closed first.
     fn wait_for_turn(&mut self) -> bool {
         let Shared { queue, metrics, .. } = &*Arc::clone(&self.shared);
-        let wait = self.rate.wait(Instant::now());
+        let wait = self.budget.wait(Instant::now());
         if !wait.is_zero() {
             metrics.rate_waits.increment();
             tracing::info!("Waiting {wait:.0?} for the rate of acts to allow another");
-            if queue.closed_within(wait) {
+            if queue.is_closed_within(wait) {
                 return false;
             }
         }
-        let Some(agent) = &self.agent else {
+        let Some(address) = &self.agent_address else {
             return true;
         };
-        let mut silent = false;
-        while let Err(error) = agent_ready::ready(agent) {
-            if !silent {
+        let mut logged = false;
+        while let Err(error) = agent_ready::ready(address) {
+            if !logged {
                 metrics.agent_waits.increment();
                 tracing::warn!("Doing nothing until the node is verified: {error}");
-                silent = true;
+                logged = true;
             }
-            if queue.closed_within(ASK_AGAIN) {
+            if queue.is_closed_within(AGENT_POLL_INTERVAL) {
                 return false;
             }
         }
         true
     }
 
-    fn repair(&mut self, pod: &Stranded) {
+    fn repair(&mut self, pod: &StrandedPod) {
         let shared = Arc::clone(&self.shared);
-        let metrics = &shared.metrics;
         let (namespace, name) = (&pod.namespace, &pod.name);
-        if !self.left.allows(pod, Instant::now()) {
+        if !self.histories.ignored.allows(pod, Instant::now()) {
             tracing::debug!(namespace, name, "Pod was told about already");
             return;
         }
-        if !self.kept.allows(pod, Instant::now()) {
+        if !self.histories.evictions_refused.allows(pod, Instant::now()) {
             shared.missed.add(Instant::now() + HOLD);
             return;
         }
         let began = Instant::now();
-        match self.deal(pod) {
-            Ok(Outcome::Done(missing)) => {
-                self.done(pod, began);
-                self.report(pod, Told::Done(self.mode, &missing));
+        let attempt = Attempt {
+            connection: &mut self.connection,
+            mode: self.mode,
+            host: &self.host,
+            budget: &mut self.budget,
+            repaired: &self.histories.repaired,
+            shared: &shared,
+        };
+        match attempt.run(pod) {
+            Ok(Outcome::Repaired { missing_rules }) => {
+                self.record_repair(pod, began);
+                self.publish(pod, PodEvent::Repaired(self.mode, &missing_rules));
             }
-            Ok(Outcome::Moot(why)) => tracing::debug!(namespace, name, "{why}"),
-            Ok(Outcome::Held) => {
-                metrics.pods_held.increment();
-                shared.missed.add(Instant::now() + HOLD);
-                if self.limit.tell(pod) {
-                    tracing::warn!(
-                        namespace,
-                        name,
-                        "Pod is stranded again after it, or its owner's last one, was dealt with; \
-                         leaving it for now: is the CNI plugin of this node working?"
-                    );
-                    self.report(pod, Told::Held);
-                }
-            }
-            Ok(Outcome::Left(why)) => {
-                metrics.pods_left.increment();
-                self.left.done(pod, Instant::now(), SystemTime::now());
-                tracing::warn!(namespace, name, "Leaving pod: {why}");
-                self.report(pod, Told::Left(&why));
-            }
-            Ok(Outcome::Kept(why)) => {
-                let now = Instant::now();
-                self.kept.done(pod, now, SystemTime::now());
-                // The budget may allow it in a minute, once others are there.
-                shared.missed.add(now + HOLD);
-                if self.told.allows(pod, now) {
-                    metrics.pods_left.increment();
-                    self.told.done(pod, now, SystemTime::now());
-                    tracing::warn!(namespace, name, "Leaving pod for now: {why}");
-                    self.report(pod, Told::Left(&why));
-                }
-            }
-            Err(error) => {
-                match self.mode {
-                    Mode::Delete if error.is_timeout() => metrics.pods_delete_timeout.increment(),
-                    Mode::Delete => metrics.pods_delete_errors.increment(),
-                    _ => metrics.repair_errors.increment(),
-                }
-                shared.missed.add(Instant::now());
-                let what = match self.mode {
-                    Mode::Delete => "Error deleting pod",
-                    _ => "Error repairing pod",
-                };
-                tracing::warn!(err = %error, namespace, name, "{what}");
-            }
+            Ok(Outcome::NotNeeded(why)) => tracing::debug!(namespace, name, "{why}"),
+            Ok(Outcome::RepairedRecently) => self.hold(pod),
+            Ok(Outcome::CannotRepair(why)) => self.skip(pod, &why),
+            Ok(Outcome::EvictionRefused(why)) => self.postpone_eviction(pod, &why),
+            Err(error) => self.record_error(pod, &error),
         }
     }
 
-    /// Does what the mode says, if it is still called for.
-    fn deal(&mut self, pod: &Stranded) -> Result<Outcome, Error> {
-        if self.is_labelled(pod) {
-            return Ok(Outcome::Moot("Pod has its label"));
-        }
-        let Case {
-            pod,
-            target,
-            missing,
-        } = match self.look(pod)? {
-            Ok(case) => case,
-            Err(outcome) => return Ok(outcome),
-        };
-        if !self.limit.allows(&pod, Instant::now()) {
-            return Ok(Outcome::Held);
-        }
-        let acted = match self.act(&pod, target.as_ref()) {
-            // Changed since it was judged: once more, if it still has to be.
-            Err(error) if error.code() == Some(409) => match self.read_again(&pod)? {
-                Some((pod, _)) if !self.is_labelled(&pod) => self.act(&pod, target.as_ref()),
-                _ => return Ok(Outcome::Moot("Pod is gone or well")),
-            },
-            acted => acted,
-        };
-        // What the API server has refused is no act; what it has not answered may be one.
-        let refused = match &acted {
-            Ok(removal) => *removal != Removal::Deleted,
-            Err(error) => error.code().is_some(),
-        };
-        if !refused {
-            self.rate.spend(Instant::now());
-        }
-        match acted {
-            Ok(Removal::Deleted) => Ok(Outcome::Done(missing)),
-            Ok(Removal::Refused(why)) => Ok(Outcome::Kept(why)),
-            Err(error) if error.code() == Some(404) => Ok(Outcome::Moot("Pod is gone")),
-            Err(error) if error.code() == Some(409) => {
-                self.shared.missed.add(Instant::now());
-                Ok(Outcome::Moot("Pod keeps changing; later again"))
-            }
-            Err(error) => Err(error),
-        }
-    }
-
-    /// Reads the pod again, because list, event or audit may be old by now. A deletion
-    /// needs no second look: its preconditions name the version that was judged.
-    fn look(&mut self, pod: &Stranded) -> Result<Result<Case, Outcome>, Error> {
-        let inspects = self.mode == Mode::InPlace || pod.cause == Cause::Audit;
-        if self.mode == Mode::Delete && !inspects {
-            return Ok(Ok(Case::of(pod.clone())));
-        }
-        let Some((pod, object)) = self.read_again(pod)? else {
-            return Ok(Err(Outcome::Moot("Pod is gone or well")));
-        };
-        if self.is_labelled(&pod) {
-            return Ok(Err(Outcome::Moot("Pod has its label")));
-        }
-        if !inspects {
-            return Ok(Ok(Case::of(pod)));
-        }
-        let client = self.connection.client()?;
-        let finding = Inspector::new(&self.host, Reads::Newest)?.look(&client, object)?;
-        Ok(match finding {
-            Finding::NotOurs => Err(Outcome::Moot("Pod is none of ours")),
-            Finding::Right => Err(Outcome::Moot("Pod has its rules")),
-            Finding::Unreadable => Err(Outcome::Left(UNREADABLE.into())),
-            Finding::Wrong(target, missing) => Ok(Case {
-                pod,
-                target: Some(target),
-                missing,
-            }),
-        })
-    }
-
-    fn act(&mut self, pod: &Stranded, target: Option<&Target>) -> Result<Removal, Error> {
-        match self.mode {
-            Mode::Delete => return Ok(remove::remove(&self.connection.client()?, pod)?),
-            Mode::Label => remove::label(&self.connection.client()?, pod)?,
-            Mode::InPlace => target.map_or(Ok(()), Target::put_right)?,
-            Mode::Report => {}
-        }
-        Ok(Removal::Deleted)
-    }
-
-    fn is_labelled(&self, pod: &Stranded) -> bool {
-        self.mode == Mode::Label && pod.labelled
-    }
-
-    /// The pod as it is now, if it is still the same one and still to be dealt with.
-    fn read_again(&mut self, pod: &Stranded) -> Result<Option<(Stranded, Pod)>, Error> {
-        let object: Pod = match self.connection.client()?.get(&remove::path(pod)) {
-            Err(error) if error.code() == Some(404) => return Ok(None),
-            object => object?,
-        };
-        let ill = match pod.cause {
-            Cause::Validator => stranded(&object).is_some(),
-            Cause::Audit => auditable(&object),
-        };
-        let same = object.metadata.uid == pod.uid;
-        Ok((same && ill).then(|| (Stranded::new(&object, pod.cause), object)))
-    }
-
-    fn done(&mut self, pod: &Stranded, began: Instant) {
+    /// Counts and logs a repair, and starts the hold of the pod or its owner.
+    fn record_repair(&mut self, pod: &StrandedPod, began: Instant) {
         let (namespace, name) = (&pod.namespace, &pod.name);
         let metrics = &self.shared.metrics;
-        let what = match self.mode {
-            Mode::Delete => {
+        let line = match self.mode {
+            RepairMode::Delete => {
                 metrics.pods_delete_latency.observe(began.elapsed());
                 metrics.pods_deleted.increment();
                 "Deleted pod"
             }
-            Mode::InPlace => {
+            RepairMode::InPlace => {
                 metrics.pods_repaired.increment();
                 "Repaired pod in place"
             }
-            Mode::Label => {
+            RepairMode::Label => {
                 metrics.pods_labelled.increment();
                 "Labelled pod"
             }
-            Mode::Report => {
+            RepairMode::Report => {
                 metrics.pods_reported.increment();
-                // Its next failure is no news.
-                self.left.done(pod, began, SystemTime::now());
+                // The pod stays stranded: its validator fails again every few seconds.
+                self.histories.ignored.record(pod, began, SystemTime::now());
                 "Pod is stranded"
             }
         };
-        tracing::info!(namespace, name, "{what}");
-        self.limit.done(pod, Instant::now(), SystemTime::now());
+        tracing::info!(namespace, name, "{line}");
+        let repaired = &mut self.histories.repaired;
+        repaired.record(pod, Instant::now(), SystemTime::now());
     }
 
-    fn report(&mut self, pod: &Stranded, told: Told<'_>) {
-        let began = Instant::now();
-        let published = self.publish(pod, told);
+    /// Leaves a pod that is stranded soon after a repair until its hold ends. Reports each
+    /// hold once.
+    fn hold(&mut self, pod: &StrandedPod) {
+        self.shared.metrics.pods_held.increment();
+        self.shared.missed.add(Instant::now() + HOLD);
+        if self.histories.repaired.is_first_refusal(pod) {
+            tracing::warn!(
+                namespace = pod.namespace,
+                name = pod.name,
+                "Pod is stranded again after it, or its owner's last one, was dealt with; \
+                 leaving it for now: is the CNI plugin of this node working?"
+            );
+            self.publish(pod, PodEvent::RepairedRecently);
+        }
+    }
+
+    /// Reports a pod that cannot be repaired, and ignores it from now on.
+    fn skip(&mut self, pod: &StrandedPod, why: &str) {
+        let (namespace, name) = (&pod.namespace, &pod.name);
+        self.shared.metrics.pods_left.increment();
+        let ignored = &mut self.histories.ignored;
+        ignored.record(pod, Instant::now(), SystemTime::now());
+        tracing::warn!(namespace, name, "Leaving pod: {why}");
+        self.publish(pod, PodEvent::Skipped(why));
+    }
+
+    /// Schedules another eviction for later: the disruption budget may allow it once other
+    /// pods of the workload are ready.
+    fn postpone_eviction(&mut self, pod: &StrandedPod, why: &str) {
+        let (namespace, name) = (&pod.namespace, &pod.name);
+        let now = Instant::now();
+        let Histories {
+            evictions_refused,
+            refusals_reported,
+            ..
+        } = &mut self.histories;
+        evictions_refused.record(pod, now, SystemTime::now());
+        self.shared.missed.add(now + HOLD);
+        if refusals_reported.allows(pod, now) {
+            self.shared.metrics.pods_left.increment();
+            refusals_reported.record(pod, now, SystemTime::now());
+            tracing::warn!(namespace, name, "Leaving pod for now: {why}");
+            self.publish(pod, PodEvent::Skipped(why));
+        }
+    }
+
+    fn record_error(&self, pod: &StrandedPod, error: &Error) {
         let metrics = &self.shared.metrics;
-        match published {
+        let line = match self.mode {
+            RepairMode::Delete if error.is_timeout() => {
+                metrics.pods_delete_timeout.increment();
+                "Error deleting pod"
+            }
+            RepairMode::Delete => {
+                metrics.pods_delete_errors.increment();
+                "Error deleting pod"
+            }
+            _ => {
+                metrics.repair_errors.increment();
+                "Error repairing pod"
+            }
+        };
+        self.shared.missed.add(Instant::now());
+        let (namespace, name) = (&pod.namespace, &pod.name);
+        tracing::warn!(err = %error, namespace, name, "{line}");
+    }
+
+    /// Publishes an Event on the pod. A failure is only counted and logged.
+    fn publish(&mut self, pod: &StrandedPod, event: PodEvent<'_>) {
+        let began = Instant::now();
+        let result = self.try_publish(pod, event);
+        let metrics = &self.shared.metrics;
+        match result {
             Ok(()) => metrics.events_publish_latency.observe(began.elapsed()),
             Err(error) => {
                 match error.is_timeout() {
@@ -378,14 +260,14 @@ impl Worker {
         }
     }
 
-    fn publish(&mut self, pod: &Stranded, told: Told<'_>) -> Result<(), Error> {
+    fn try_publish(&mut self, pod: &StrandedPod, event: PodEvent<'_>) -> Result<(), Error> {
         let regarding = Regarding {
             kind: "Pod",
             namespace: &pod.namespace,
             name: &pod.name,
             uid: &pod.uid,
         };
-        let message = message(pod.cause, told);
+        let message = message(pod.cause, event);
         let client = self.connection.client()?;
         Ok(event::publish(
             &client,
@@ -395,6 +277,3 @@ impl Worker {
         )?)
     }
 }
-
-const UNREADABLE: &str = "iptables-legacy has rules in the pod's network namespace, which cannot be read from here; \
-                          delete the pod to have it made anew";

@@ -1,5 +1,4 @@
-//! An API server of a few requests: what it answers is the test's to set, and what it
-//! was asked is the test's to look at.
+//! A fake API server. Tests set its responses and read the requests it received.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -16,7 +15,7 @@ pub struct Request {
     pub method: String,
     pub path: String,
     pub authorization: String,
-    /// The headers of that kind, in small letters.
+    /// Impersonation headers: name in lower case, and value.
     pub impersonation: Vec<(String, String)>,
     pub body: Value,
 }
@@ -39,36 +38,36 @@ impl Request {
     }
 }
 
-/// How a kind of request is answered.
+/// Response to one kind of request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Answer {
     Status(u16),
-    /// With these words.
+    /// Status code and message.
     Refusal(u16, &'static str),
-    /// Not at all.
+    /// No response.
     Silence,
-    /// Half of the content, then the end of the connection.
+    /// Half of the body, then the end of the connection.
     Cut,
-    /// Blanks until the client gives up.
+    /// An endless body of spaces.
     Endless,
 }
 
 pub struct State {
-    /// The pods of the list.
+    /// Pods in the response to a list.
     pub pods: Vec<Value>,
     pub version: u64,
     pub list: Answer,
     pub watch: Answer,
     pub delete: Answer,
     pub event: Answer,
-    /// Of evictions; refused as with upstream's rights, unless a test says otherwise.
+    /// Response to evictions. The default is 403, as with the RBAC rules of upstream's chart.
     pub evict: Answer,
     pub patch: Answer,
-    /// What single pods and other objects are, by path; others are not there.
+    /// Single pods and other objects, by path. Other paths respond with 404.
     pub objects: BTreeMap<String, Value>,
-    /// The only token that is accepted, if any.
+    /// The only accepted token. `None`: every token is accepted.
     pub token: Option<String>,
-    /// Connections are closed at once.
+    /// Whether new connections are closed at once.
     pub down: bool,
     pub requests: Vec<Request>,
     connections: Vec<TcpStream>,
@@ -124,7 +123,7 @@ impl Api {
         self.state.lock().unwrap()
     }
 
-    /// The requests so far that `wanted` accepts.
+    /// Returns the requests received so far for which `wanted` returns `true`.
     pub fn requests(&self, wanted: impl Fn(&Request) -> bool) -> Vec<Request> {
         let state = self.state();
         state
@@ -142,7 +141,7 @@ impl Api {
             .collect()
     }
 
-    /// Has the object read by its path, too.
+    /// Makes the pod available at its own path; it is not added to the list.
     pub fn knows(&self, pod: &Value) {
         let text = |pointer: &str| pod.pointer(pointer).unwrap().as_str().unwrap();
         let (namespace, name) = (text("/metadata/namespace"), text("/metadata/name"));
@@ -150,13 +149,13 @@ impl Api {
         self.state().objects.insert(path, pod.clone());
     }
 
-    /// Sends an event to whoever watches, once somebody does.
+    /// Waits for a watch, then sends an event to all watches.
     pub fn send(&self, kind: &str, object: &Value) {
         eventually("somebody watches", || !self.state().watchers.is_empty());
         self.send_now(kind, object);
     }
 
-    /// Sends an event to whoever watches now, if anybody does.
+    /// Sends an event to all watches that are open now.
     pub fn send_now(&self, kind: &str, object: &Value) {
         let line = format!("{}\n", json!({"type": kind, "object": object}));
         let chunk = format!("{:x}\r\n{line}\r\n", line.len());
@@ -172,7 +171,7 @@ impl Api {
         }
     }
 
-    /// Ends all watches in the middle of an event, as a proxy in between may.
+    /// Cuts all watches in the middle of an event, as a proxy on the way may do.
     pub fn break_watches(&self) {
         for mut watcher in self.state().watchers.drain(..) {
             let _ = watcher.write_all(b"9\r\n{\"type\":\r\n");
@@ -180,7 +179,7 @@ impl Api {
         }
     }
 
-    /// Breaks all connections, and refuses new ones until `up`.
+    /// Breaks all connections and rejects new ones until `up` is called.
     pub fn crash(&self) {
         let mut state = self.state();
         state.down = true;
@@ -194,7 +193,7 @@ impl Api {
         self.state().down = false;
     }
 
-    /// Serves one request; `None` when the connection has nothing more to give.
+    /// Serves one request. Returns `None` when the connection has ended.
     fn serve(&self, stream: &TcpStream) -> Option<()> {
         let request = read(stream)?;
         let mut state = self.state();
@@ -204,7 +203,7 @@ impl Api {
             .as_ref()
             .is_some_and(|token| request.authorization != format!("Bearer {token}"));
         let fault = fault(&request);
-        // Of other objects, a query only says how new they have to be.
+        // The query of a GET only sets how fresh the object must be.
         let object = request.path.split('?').next().unwrap_or_default();
         let answer = match request.method.as_str() {
             _ if refused => Answer::Status(401),
@@ -271,8 +270,8 @@ impl State {
     }
 }
 
-/// What is wrong with a list that the API server would serve from etcd, or a watch that
-/// would end together with those of other nodes.
+/// Returns why a request is rejected: a list that the API server would serve from etcd, or
+/// a watch that would end at the same time as the watches of other nodes.
 fn fault(request: &Request) -> Option<&'static str> {
     let (_, query) = request.path.split_once('?')?;
     if request.method != "GET" {

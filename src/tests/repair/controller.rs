@@ -21,23 +21,23 @@ pub const BINARY: &str = env!("CARGO_BIN_EXE_linkerd-cni-repair-controller");
 pub struct Controller {
     child: Child,
     log: Arc<Mutex<String>>,
-    /// Where the admin server answers.
+    /// `host:port` of the admin server.
     admin: String,
     dir: TempDir,
 }
 
 impl Controller {
-    /// Starts it as the chart does, but for the kubeconfig.
+    /// Starts the controller as the chart does, except that it has a kubeconfig.
     pub fn start(api: &Api) -> Controller {
         Controller::with(api, &[])
     }
 
-    /// The same with more arguments.
+    /// Starts the controller with additional arguments.
     pub fn with(api: &Api, arguments: &[&str]) -> Controller {
         Controller::configured(api, arguments, &[])
     }
 
-    /// The same with more of an environment.
+    /// Starts the controller with additional arguments and environment variables.
     pub fn configured(api: &Api, arguments: &[&str], environment: &[(&str, &str)]) -> Controller {
         let mut command = Command::new(BINARY);
         command.stderr(Stdio::piped());
@@ -58,7 +58,8 @@ impl Controller {
         controller
     }
 
-    /// Starts it by `command`, whose outputs say nothing, and waits until it answers.
+    /// Starts the controller by `command`, whose output is not read, and waits for its
+    /// admin server.
     pub fn silent(api: &Api, command: Command) -> Controller {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let admin = listener.local_addr().unwrap().to_string();
@@ -104,7 +105,7 @@ impl Controller {
         }
     }
 
-    /// Starts it and waits until it watches.
+    /// Starts the controller and waits until it watches.
     pub fn watching(api: &Api) -> Controller {
         let controller = Controller::start(api);
         eventually("the watch has begun", || {
@@ -123,20 +124,20 @@ impl Controller {
         self.log.lock().unwrap().clone()
     }
 
-    /// Waits until the log has `text` in it.
+    /// Waits until the log contains `text`.
     pub fn logs(&self, text: &str) {
         eventually(text, || self.log().contains(text));
     }
 
-    /// Status line and body of the admin server's answer.
+    /// Returns status line and body of the admin server's response.
     pub fn get(&self, path: &str) -> (String, String) {
         let mut stream = TcpStream::connect(&self.admin).unwrap();
         let timeout = Some(Duration::from_secs(10));
         stream.set_read_timeout(timeout).unwrap();
         write!(stream, "GET {path} HTTP/1.1\r\nHost: a\r\n\r\n").unwrap();
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer).unwrap();
-        let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+        let mut response = String::new();
+        stream.read_to_string(&mut response).unwrap();
+        let (head, body) = response.split_once("\r\n\r\n").unwrap();
         (head.lines().next().unwrap().into(), body.into())
     }
 
@@ -150,7 +151,7 @@ impl Controller {
             .unwrap()
     }
 
-    /// A figure of `/proc/PID/status`, e.g. `VmHWM:`, the peak of memory in kB.
+    /// Returns a number from `/proc/PID/status`, e.g. for `VmHWM:` the peak memory in kB.
     pub fn status(&self, key: &str) -> u64 {
         let status = fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap();
         let line = status.lines().find_map(|line| line.strip_prefix(key));
@@ -164,7 +165,7 @@ impl Controller {
         eventually(&what, || self.metric(name) == value);
     }
 
-    /// Sends the signal; how it ended, and how long that took.
+    /// Sends the signal. Returns the exit status and the time until the exit.
     pub fn end(&mut self, signal: Signal) -> (ExitStatus, Duration) {
         let began = Instant::now();
         let pid = Pid::from_raw(self.child.id().try_into().unwrap());

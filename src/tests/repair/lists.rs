@@ -1,4 +1,5 @@
-//! What the watch costs the API server, and what it makes of old, long and broken lists.
+//! Requests that the watch sends to the API server, and how it handles old, long and broken
+//! lists.
 
 use std::fs;
 use std::thread;
@@ -32,7 +33,7 @@ fn expired() -> Value {
     json!({"kind": "Status", "status": "Failure", "code": 410, "message": "too old"})
 }
 
-/// Calls `meanwhile` every 20 ms for so many seconds.
+/// Calls `meanwhile` every 20 ms for `seconds`.
 fn for_seconds(seconds: u64, mut meanwhile: impl FnMut()) {
     let end = Instant::now() + Duration::from_secs(seconds);
     while Instant::now() < end {
@@ -41,8 +42,8 @@ fn for_seconds(seconds: u64, mut meanwhile: impl FnMut()) {
     }
 }
 
-/// A healthy pod whose description has about `size` bytes, in the places where real ones
-/// have most: annotations, environment, and managed fields.
+/// A healthy pod whose JSON has about `size` bytes, in the fields that are largest in real
+/// pods: annotations, environment variables and managed fields.
 fn fat(name: &str, size: usize) -> Value {
     let mut fat = pod(name, json!({"ready": true}));
     let text = "x".repeat(size / 4);
@@ -151,7 +152,7 @@ fn a_list_older_than_the_last_watch_harms_nobody_and_loses_no_change() {
     let api = Api::start();
     let controller = Controller::watching(&api);
     api.send("BOOKMARK", &bookmark("150"));
-    // Another API server, which is behind: by now the pod has passed its validator.
+    // An API server with a stale cache responds: the validator has succeeded since then.
     let mut well = pod("web-1", json!({"ready": true}));
     well["metadata"]["resourceVersion"] = json!("140");
     api.knows(&well);
@@ -168,7 +169,7 @@ fn a_list_older_than_the_last_watch_harms_nobody_and_loses_no_change() {
     });
     controller.logs("Pod is gone or well");
     assert_eq!(api.deleted().len(), 1, "one try, which is refused");
-    // What the list did not know of yet comes as an event again.
+    // A change that the stale list lacks arrives as a watch event.
     api.state().delete = Answer::Status(200);
     api.send("MODIFIED", &stranded("web-2"));
     controller.counts("pods_deleted_total", 1);
@@ -188,8 +189,8 @@ fn an_event_without_a_version_does_not_make_the_next_watch_begin_anywhere() {
     assert_eq!(lists(&api), 1);
 }
 
-/// Each kind of trouble, for 20 s in which each request fails at once: with waits of
-/// 0 to 5 s, 2.5 to 5 s, 5 to 10 s and 10 to 20 s, there is time for five tries.
+/// In each case every request fails at once, for 20 s. With waits of 0 to 5 s, 2.5 to 5 s,
+/// 5 to 10 s and 10 to 20 s there is time for five requests.
 #[test]
 fn requests_back_off_whatever_goes_wrong_again_and_again() {
     type Trouble = fn(&Api);
@@ -287,7 +288,7 @@ fn memory_hardly_grows_with_the_list_and_little_with_an_audit() {
     }
 }
 
-/// The directories of a host on which the plugin is chained.
+/// Directories of a host on which the plugin is chained.
 fn host() -> TempDir {
     let root = TempDir::new().unwrap();
     let nets = root.path().join("etc/cni/net.d");

@@ -1,5 +1,5 @@
-//! The built repair controller against an API server that the tests write, and in real
-//! namespaces, for which root is needed.
+//! Runs the built repair controller against a fake API server, and in real network
+//! namespaces, which needs root.
 #![allow(
     clippy::print_stderr,
     clippy::print_stdout,
@@ -29,7 +29,7 @@ use serde_json::{Value, json};
 use api::{Answer, Api};
 use controller::{BINARY, Controller};
 
-/// Polls until `done`, for as long as a busy machine may need.
+/// Polls until `done` returns `true`; fails after 30 s, which a busy machine may need.
 fn eventually(what: &str, mut done: impl FnMut() -> bool) {
     let deadline = Instant::now() + Duration::from_secs(30);
     while !done() {
@@ -106,14 +106,14 @@ fn a_pod_stranded_before_the_start_is_deleted_and_an_event_tells_why() {
 fn of_the_watched_pods_only_the_stranded_are_deleted() {
     let api = Api::start();
     let _controller = Controller::watching(&api);
-    let mut going = stranded("going");
-    going["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");
+    let mut terminating = stranded("going");
+    terminating["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");
     let mut passed = stranded("passed");
     passed["status"]["initContainerStatuses"][0]["state"] = json!({"terminated": {"exitCode": 0}});
     let first_failure = json!({"state": {"terminated": {"exitCode": 95}}});
     for (kind, pod) in [
         ("MODIFIED", pod("other-reason", ended(1))),
-        ("MODIFIED", going),
+        ("MODIFIED", terminating),
         ("MODIFIED", passed),
         ("DELETED", stranded("gone")),
         ("ADDED", stranded("added")),
@@ -221,7 +221,7 @@ fn a_replacement_that_is_stranded_again_is_left_alone_for_a_while() {
     controller.counts("pods_deleted_total", 2);
     assert_eq!(controller.metric("pods_held_total"), 1);
     assert_eq!(api.deleted(), [path("first"), path("sibling")]);
-    // It is not forgotten, but a new list before it may be dealt with would be in vain.
+    // The held pod is listed again, but only after the hold: an earlier list is useless.
     let lists = || api.requests(|request| request.is_list()).len();
     let (before, held) = (lists(), Instant::now());
     while lists() == before {
@@ -285,7 +285,7 @@ fn a_watch_goes_on_where_the_last_one_ended() {
 fn history_that_is_gone_means_a_new_list() {
     let api = Api::start();
     let controller = Controller::watching(&api);
-    // What happens in between is only in the list.
+    // No watch event reports this pod: only a new list finds it.
     api.state().pods = vec![stranded("web-1")];
     api.send(
         "ERROR",
@@ -310,8 +310,8 @@ fn a_rotated_token_is_used_from_then_on() {
     controller.logs("HTTP 401");
     controller.rotate("second\n");
     eventually("a watch with the new token", || {
-        let new = |request: &api::Request| request.authorization == "Bearer second";
-        !api.requests(new).is_empty()
+        let has_new_token = |request: &api::Request| request.authorization == "Bearer second";
+        !api.requests(has_new_token).is_empty()
     });
     api.send("MODIFIED", &stranded("web-1"));
     controller.counts("pods_deleted_total", 1);

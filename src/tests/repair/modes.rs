@@ -1,4 +1,5 @@
-//! The modes, the gate and the rate, against the API server that the tests write.
+//! The repair modes, the wait for the agent and the repair budget, against the fake API
+//! server.
 
 use std::io::{Read as _, Write as _};
 use std::net::TcpListener;
@@ -13,7 +14,7 @@ use crate::api::{Answer, Api};
 use crate::controller::Controller;
 use crate::{eventually, path, stranded};
 
-/// In the API server's words.
+/// Message of the API server when a disruption budget refuses an eviction.
 const BUDGET: &str = "Cannot evict pod as it would violate the pod's disruption budget.";
 
 fn evictions(api: &Api) -> Vec<String> {
@@ -26,7 +27,7 @@ fn events(api: &Api) -> Vec<Value> {
     events.into_iter().map(|request| request.body).collect()
 }
 
-/// As `stranded`, changed by the test.
+/// A stranded pod with `value` at `pointer`.
 fn changed(name: &str, pointer: &str, value: Value) -> Value {
     let mut pod = stranded(name);
     *pod.pointer_mut(pointer).unwrap() = value;
@@ -103,7 +104,7 @@ fn an_api_server_that_is_overloaded_is_no_budget_and_is_asked_again() {
 #[test]
 fn what_the_api_server_refuses_is_not_counted_against_the_rate() {
     let api = Api::start();
-    // Gone by the time their turn comes.
+    // The pods are gone before the controller deletes them.
     api.state().delete = Answer::Status(404);
     let controller = Controller::with(&api, &["--rate=2"]);
     for name in 0..5 {
@@ -143,7 +144,7 @@ fn another_pod_under_the_same_name_is_never_deleted() {
             };
             !api.requests(again).is_empty()
         });
-        // The queue has an order, so the next one ends the matter of the first.
+        // The queue keeps its order: when the next pod is deleted, the first is finished.
         api.state().delete = Answer::Status(200);
         api.send("MODIFIED", &stranded("web-1"));
         controller.counts("pods_deleted_total", 1);
@@ -252,7 +253,7 @@ fn no_minute_sees_more_acts_than_the_rate() {
     assert_eq!(api.deleted().len(), 7);
 }
 
-/// An agent whose `/ready` is the test's to set.
+/// Starts a fake agent whose `/ready` succeeds while `ready` is set. Returns its address.
 fn agent(ready: &Arc<AtomicBool>) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap().to_string();
@@ -295,7 +296,7 @@ fn what_fails_while_the_api_server_is_away_is_done_after_its_return() {
     api.send("MODIFIED", &stranded("web-1"));
     controller.counts("pods_delete_timeout_total", 1);
     api.crash();
-    // What happens meanwhile is only in the list.
+    // No watch event reports these pods: only a new list finds them.
     api.state().pods = vec![stranded("web-1"), stranded("web-2")];
     api.state().watch = Answer::Status(410);
     api.state().delete = Answer::Status(200);

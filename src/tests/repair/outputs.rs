@@ -1,4 +1,4 @@
-//! A controller whose stdout and stderr take nothing.
+//! A controller whose stdout and stderr cannot be written.
 
 use crate::controller::{BINARY, Controller};
 use crate::unwritable::{closed, full_device, full_pipe};

@@ -1,4 +1,4 @@
-//! Repair in place and audit, in real namespaces. Needs root.
+//! Repair mode `in-place` and audits, in real network namespaces. Needs root.
 
 use std::fs;
 use std::io::{Read as _, Write as _};
@@ -21,7 +21,7 @@ use crate::{eventually, path, stranded};
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// A node with one pod, `web-1`, in a namespace of its own.
+/// A node with one pod, `web-1`, in a netns of its own.
 struct Node {
     api: Api,
     namespaces: Namespaces,
@@ -44,7 +44,7 @@ impl Node {
         ]});
         let configuration = node.dir("etc/cni/net.d").join("10-net.conflist");
         fs::write(configuration, list.to_string()).unwrap();
-        // The bad elements are ignored, as by the plugin.
+        // Invalid elements are ignored, as the plugin does.
         let annotations = json!({"config.linkerd.io/skip-outbound-ports": "http,9999,30-20"});
         let object = json!({"metadata": {"name": "emojivoto", "annotations": annotations}});
         let path = "/api/v1/namespaces/emojivoto".to_owned();
@@ -58,7 +58,7 @@ impl Node {
         dir
     }
 
-    /// Has the runtime remember the namespace as that of the pod with `uid`.
+    /// Writes a cached CNI result that maps the pod with `uid` to the netns.
     fn remember(&self, uid: &str) {
         let result = json!({
             "kind": "cniCacheV1",
@@ -71,7 +71,7 @@ impl Node {
         fs::write(file, result.to_string()).unwrap();
     }
 
-    /// Has the API server know the pod.
+    /// Adds the pod to the API server, at its path and in the list.
     fn knows(&self, pod: &Value) {
         let mut state = self.api.state();
         state.objects.insert(path("web-1"), pod.clone());
@@ -95,7 +95,7 @@ impl Node {
         self.namespaces.run("nft", &["list", "ruleset"])
     }
 
-    /// What becomes of a connection to the outside.
+    /// Connects from the pod to a host outside and returns the response.
     fn answer(&self) -> String {
         self.namespaces.connect_from_pod(0, NEIGHBOUR[0], 80)
     }
@@ -115,7 +115,7 @@ fn entry(mode: &str) -> Value {
     }})
 }
 
-/// The pod as it runs, with its address.
+/// The pod while it runs, with its IP address.
 fn running() -> Value {
     let mut pod = stranded("web-1");
     pod["spec"]["containers"] = json!([{"name": "app"}, {"name": "linkerd-proxy"}]);
@@ -123,7 +123,7 @@ fn running() -> Value {
     pod
 }
 
-/// The same, but its validator fails.
+/// The pod with its IP address while its validator fails.
 fn waiting() -> Value {
     let mut pod = running();
     pod["status"] = stranded("web-1")["status"].clone();
@@ -131,7 +131,7 @@ fn waiting() -> Value {
     pod
 }
 
-/// A node with the running pod, whose rules were made in `mode`.
+/// A node with the running pod, whose rules were installed with `iptablesMode` set to `mode`.
 fn meshed(mode: &str) -> Node {
     let node = Node::new();
     node.remember("uid-of-web-1");
@@ -140,7 +140,7 @@ fn meshed(mode: &str) -> Node {
     node
 }
 
-/// Makes the pod's rules as the plugin of the host would in `mode`.
+/// Installs the pod's rules as the plugin would with `iptablesMode` set to `mode`.
 fn add(node: &Node, mode: &str) {
     let entry: Object = serde_json::from_value(entry(mode)).unwrap();
     let config = Config::read(&entry).unwrap();
@@ -181,7 +181,7 @@ fn a_stranded_pod_gets_the_rules_that_the_plugin_would_have_made() {
         assert_eq!(node.events()[0]["action"], "Repairing");
         assert!(node.api.deleted().is_empty());
 
-        // Its validator has not run again yet: that is no reason to touch it.
+        // The failure is old, the validator has not run again yet: no repair is needed.
         node.api.send("MODIFIED", &waiting());
         controller.logs("Pod has its rules");
         assert_eq!(node.ruleset(), ruleset);
@@ -192,7 +192,7 @@ fn a_stranded_pod_gets_the_rules_that_the_plugin_would_have_made() {
 #[test]
 fn a_namespace_is_only_the_pods_if_it_has_the_pods_address() {
     let node = Node::new();
-    // What an earlier pod of the name left behind.
+    // A cached result that an earlier pod left behind.
     node.remember("uid-of-web-1");
     let mut pod = waiting();
     pod["status"]["podIPs"][0]["ip"] = json!("10.99.0.77");
@@ -206,7 +206,7 @@ fn a_namespace_is_only_the_pods_if_it_has_the_pods_address() {
 #[test]
 fn a_namespace_that_the_runtime_knows_as_another_pods_is_left_alone_whatever_its_address() {
     let node = Node::new();
-    // The API server has not heard yet that the address has gone to another pod.
+    // The address belongs to another pod now, and the API server's status is stale.
     node.remember("uid-of-web-2");
     node.knows(&waiting());
     let controller = node.controller(&[]);
@@ -236,7 +236,7 @@ fn an_audit_restores_flushed_rules_while_connections_go_on() {
     let controller = node.controller(&["--audit-seconds=1"]);
     controller.counts("audits_total", 1);
     assert_eq!(controller.metric("audit_right_total"), 1);
-    // Of a pod with right rules the API server's cache is asked only.
+    // A pod with all its rules causes reads from the API server's cache only.
     let reads = |query: &str| {
         let path = format!("/api/v1/namespaces/emojivoto{query}");
         let reads = node.api.requests(|request| request.path == path);
@@ -258,7 +258,7 @@ fn an_audit_restores_flushed_rules_while_connections_go_on() {
     eventually("an event", || node.events().len() == 1);
     assert_eq!(node.events()[0]["reason"], "LinkerdCNIRulesMissing");
 
-    // Once more within a minute: left, and told once.
+    // Stranded again within a minute: the pod is held, and that is reported once.
     node.namespaces
         .run("nft", &["delete", "table", "ip", "linkerd-cni"]);
     eventually("it is held", || controller.metric("pods_held_total") >= 2);
@@ -268,8 +268,6 @@ fn an_audit_restores_flushed_rules_while_connections_go_on() {
     assert_eq!(node.events()[1]["action"], "Leaving");
 }
 
-/// Without any rule the kernel gives up tracking, and a packet of the connection would
-/// go past the proxy; one that is silent meanwhile goes on.
 #[test]
 fn rules_that_no_packet_reaches_are_no_rules() {
     for damage in [
@@ -289,6 +287,8 @@ fn rules_that_no_packet_reaches_are_no_rules() {
     }
 }
 
+/// Without any rule the kernel stops tracking connections: a packet sent during that time
+/// would bypass the proxy. The connection is silent until the rules are restored.
 #[test]
 fn a_connection_outlives_even_the_loss_of_the_whole_table() {
     let node = meshed("native");
@@ -360,7 +360,7 @@ fn an_audit_that_deletes_gives_the_pod_its_own_time_to_end() {
     assert_eq!(eviction["deleteOptions"], options);
 }
 
-/// A connection from the pod to the outside that goes through the proxy.
+/// A connection from the pod to a host outside, redirected to the proxy.
 struct Connection {
     app: TcpStream,
     proxy: TcpStream,

@@ -1,37 +1,39 @@
-//! How the log level is read.
+//! Parses the log level of the controller, which may be given as a filter in the form that
+//! upstream's controller uses.
 
 use tracing::level_filters::LevelFilter;
 
 use crate::log;
 
-/// The name that upstream's filters know this program by.
+/// Name of this program in filters, as in upstream's.
 const TARGET: &str = "linkerd_cni_repair_controller";
 
-/// Reads a level (`info`), or takes from a filter such as
-/// `linkerd_cni_repair_controller=info,warn` what it says about this program: the
-/// longest name that fits, else the bare level, else errors only. A word that is no level
-/// could be the name of another part of upstream's program, but is more likely a slip.
+/// Parses a level (`info`) or a filter (`linkerd_cni_repair_controller=info,warn`).
+///
+/// From a filter it takes the level for [`TARGET`]: that of the longest matching prefix,
+/// else the bare level, else `error`. An unknown word is an error: it could name a module
+/// of upstream's program, but is more likely a misspelt level.
 pub fn level(filter: &str) -> Result<LevelFilter, String> {
-    let mut best: Option<(usize, LevelFilter)> = None;
+    let mut longest_match: Option<(usize, LevelFilter)> = None;
     let directives = filter.split(',').map(str::trim);
     for directive in directives.filter(|directive| !directive.is_empty()) {
         let (target, level) = match directive.split_once('=') {
-            Some((target, level)) => (target, named_or_numbered(level)?),
+            Some((target, level)) => (target, parse_level(level)?),
             None if directive == TARGET => (TARGET, LevelFilter::TRACE),
-            None => ("", named_or_numbered(directive)?),
+            None => ("", parse_level(directive)?),
         };
-        // A span or field, as in `target[span{field}]=level`, is for filters alone.
+        // Ignore a span or field, as in `target[span{field}]=level`.
         let target = target.split('[').next().unwrap_or(target);
-        let better = best.is_none_or(|(length, _)| length <= target.len());
-        if TARGET.starts_with(target) && better {
-            best = Some((target.len(), level));
+        let is_longer = longest_match.is_none_or(|(length, _)| length <= target.len());
+        if TARGET.starts_with(target) && is_longer {
+            longest_match = Some((target.len(), level));
         }
     }
-    Ok(best.map_or(LevelFilter::ERROR, |(_, level)| level))
+    Ok(longest_match.map_or(LevelFilter::ERROR, |(_, level)| level))
 }
 
-/// Filters have numbers for the levels, too.
-fn named_or_numbered(level: &str) -> Result<LevelFilter, String> {
+/// Parses a level given as a name or as a number from 0 (`off`) to 5 (`trace`).
+fn parse_level(level: &str) -> Result<LevelFilter, String> {
     let numbered = ["off", "error", "warn", "info", "debug", "trace"];
     let number = level
         .parse()
@@ -45,7 +47,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_filter_means_what_it_says_about_this_program() {
+    fn the_longest_match_for_this_program_sets_the_level() {
         for (filter, expected) in [
             ("info", LevelFilter::INFO),
             ("DEBUG", LevelFilter::DEBUG),
@@ -73,7 +75,7 @@ mod tests {
     }
 
     #[test]
-    fn a_word_that_is_no_level_is_refused() {
+    fn an_unknown_level_is_an_error() {
         for filter in ["inof", "kube=loud,info", "6", "-1", "kube="] {
             assert!(level(filter).is_err(), "{filter:?}");
         }

@@ -1,0 +1,62 @@
+//! Paths of the API requests for pods. Pure.
+
+use std::time::Duration;
+
+use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
+
+use super::verdict::StrandedPod;
+
+/// Path of one pod.
+pub fn pod_path(pod: &StrandedPod) -> String {
+    format!("/api/v1/namespaces/{}/pods/{}", pod.namespace, pod.name)
+}
+
+/// Path of the list of the node's meshed pods in all namespaces.
+///
+/// `resourceVersion=0` accepts any version, so that every supported API server answers
+/// from its watch cache, which has an index by node. Without it, API servers before 1.31,
+/// and with a `limit` later ones too, read all pods of the cluster from etcd.
+pub fn list_path(node: &str) -> String {
+    format!("/api/v1/pods?{}&resourceVersion=0", selectors(node))
+}
+
+/// Path of a watch of the node's meshed pods from `resource_version` on, which the API
+/// server ends after `time`.
+pub fn watch_path(node: &str, resource_version: &str, time: Duration) -> String {
+    format!(
+        "/api/v1/pods?{}&watch=true&allowWatchBookmarks=true&timeoutSeconds={}&resourceVersion={}",
+        selectors(node),
+        time.as_secs(),
+        encode(resource_version)
+    )
+}
+
+/// Query that selects the meshed pods of the node: the proxy injector sets the label.
+fn selectors(node: &str) -> String {
+    let field = encode(&format!("spec.nodeName={node}"));
+    let label = encode("linkerd.io/control-plane-ns");
+    format!("fieldSelector={field}&labelSelector={label}")
+}
+
+fn encode(text: &str) -> String {
+    utf8_percent_encode(text, NON_ALPHANUMERIC).to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn requests_ask_for_the_nodes_meshed_pods_only() {
+        let selectors = "fieldSelector=spec%2EnodeName%3Dnode%2D1\
+                         &labelSelector=linkerd%2Eio%2Fcontrol%2Dplane%2Dns";
+        let list = format!("/api/v1/pods?{selectors}&resourceVersion=0");
+        assert_eq!(list_path("node-1"), list);
+        let watch = format!(
+            "/api/v1/pods?{selectors}&watch=true&allowWatchBookmarks=true&timeoutSeconds=301\
+             &resourceVersion=42"
+        );
+        let time = Duration::from_secs(301);
+        assert_eq!(watch_path("node-1", "42", time), watch);
+    }
+}

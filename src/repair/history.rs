@@ -1,0 +1,190 @@
+//! Remembers recent repairs, so that a node with a broken plugin does not have its pods
+//! deleted, or their rules installed, again and again.
+
+use std::collections::HashMap;
+use std::time::{Duration, Instant, SystemTime};
+
+use super::verdict::StrandedPod;
+
+/// How long to leave a pod alone that is stranded again after a repair.
+pub const HOLD: Duration = Duration::from_secs(60);
+
+/// Bound on memory, as a number of entries. No node runs more pods.
+const MAX_ENTRIES: usize = 1024;
+
+/// Which pods share an entry.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HistoryKey {
+    /// All pods of one owner. For deletions, after which the owner creates another pod.
+    Owner,
+    /// One pod. For repairs that keep the pod.
+    Pod,
+}
+
+/// The newest repair of each pod or owner, for the time of the hold.
+///
+/// After the deletion of a pod, other stranded pods of the same owner are of two sorts.
+/// A pod created before the deletion started during the same boot: it may be deleted at
+/// once. A pod created after it shows that the deletion did not help: it has to wait.
+///
+/// The creation time is from the API server's clock, the deletion time from the node's.
+/// If the two clocks differ, a pod may wait although it need not, or may be deleted once
+/// more. A node often boots with a wrong clock, so creation times, which are all from the
+/// API server's clock, are also compared with each other: a pod that is no younger than
+/// the youngest deleted pod may be deleted at once.
+pub struct History {
+    key: HistoryKey,
+    hold: Duration,
+    newest: HashMap<String, Entry>,
+}
+
+struct Entry {
+    at: Instant,
+    /// `at` by the node's clock; RFC 3339 with whole seconds.
+    date: String,
+    /// Creation time of the youngest pod that was repaired; RFC 3339 with whole seconds.
+    youngest: String,
+    /// Whether a refusal of the next repair was reported.
+    refusal_reported: bool,
+}
+
+impl History {
+    pub fn new(key: HistoryKey, hold: Duration) -> Self {
+        History {
+            key,
+            hold,
+            newest: HashMap::new(),
+        }
+    }
+
+    /// Whether the pod may be repaired at `now`.
+    pub fn allows(&self, pod: &StrandedPod, now: Instant) -> bool {
+        self.newest.get(self.key(pod)).is_none_or(|entry| {
+            let is_older = self.key == HistoryKey::Owner
+                && (pod.created < entry.date || pod.created <= entry.youngest);
+            is_older || now.duration_since(entry.at) >= self.hold
+        })
+    }
+
+    /// Returns `true` on the first call since the last repair of the pod, so that each
+    /// hold is reported once.
+    pub fn is_first_refusal(&mut self, pod: &StrandedPod) -> bool {
+        let key = self.key(pod).to_owned();
+        let entry = self.newest.get_mut(&key);
+        entry.is_some_and(|entry| !std::mem::replace(&mut entry.refusal_reported, true))
+    }
+
+    /// Records a repair at `now`, which is `date` by the node's clock.
+    pub fn record(&mut self, pod: &StrandedPod, now: Instant, date: SystemTime) {
+        let hold = self.hold;
+        self.newest
+            .retain(|_, entry| now.duration_since(entry.at) < hold);
+        if self.newest.len() >= MAX_ENTRIES {
+            let oldest = self.newest.iter().min_by_key(|(_, entry)| entry.at);
+            if let Some(key) = oldest.map(|(key, _)| key.clone()) {
+                self.newest.remove(&key);
+            }
+        }
+        let key = self.key(pod).to_owned();
+        let youngest = self.newest.remove(&key).map(|entry| entry.youngest);
+        let entry = Entry {
+            at: now,
+            youngest: youngest.unwrap_or_default().max(pod.created.clone()),
+            date: humantime::format_rfc3339_seconds(date).to_string(),
+            refusal_reported: false,
+        };
+        self.newest.insert(key, entry);
+    }
+
+    fn key<'p>(&self, pod: &'p StrandedPod) -> &'p str {
+        match self.key {
+            HistoryKey::Owner => &pod.owner_key,
+            HistoryKey::Pod => &pod.uid,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::UNIX_EPOCH;
+
+    use super::*;
+
+    fn pod(owner: &str, created_at: u64) -> StrandedPod {
+        let created = UNIX_EPOCH + Duration::from_secs(created_at);
+        StrandedPod {
+            uid: "c".into(),
+            owner_key: owner.into(),
+            created: humantime::format_rfc3339_seconds(created).to_string(),
+            ..StrandedPod::default()
+        }
+    }
+
+    #[test]
+    fn siblings_created_before_a_deletion_are_repaired_at_once_and_replacements_wait() {
+        let now = Instant::now();
+        let mut history = History::new(HistoryKey::Owner, HOLD);
+        history.record(&pod("web", 50), now, UNIX_EPOCH + Duration::from_secs(100));
+        for (name, pod, after, expected) in [
+            ("a sibling made before", pod("web", 60), 1, true),
+            ("the replacement", pod("web", 101), 12, false),
+            ("made in the same second", pod("web", 100), 1, false),
+            ("the replacement, later", pod("web", 101), 60, true),
+            ("another owner's pod", pod("voting", 101), 1, true),
+        ] {
+            let then = now + Duration::from_secs(after);
+            assert_eq!(history.allows(&pod, then), expected, "{name}");
+        }
+    }
+
+    #[test]
+    fn siblings_and_replacements_are_told_apart_when_the_nodes_clock_is_behind() {
+        let now = Instant::now();
+        let mut history = History::new(HistoryKey::Owner, HOLD);
+        let behind = UNIX_EPOCH + Duration::from_secs(10);
+        history.record(&pod("web", 61), now, behind);
+        history.record(&pod("web", 60), now, behind);
+        for (name, created, expected) in [
+            ("made together with one", 61, true),
+            ("made before", 59, true),
+            ("the replacement", 62, false),
+        ] {
+            assert_eq!(
+                history.allows(&pod("web", created), now),
+                expected,
+                "{name}"
+            );
+        }
+    }
+
+    #[test]
+    fn entries_are_bounded_and_expire_after_the_hold() {
+        let now = Instant::now();
+        let mut history = History::new(HistoryKey::Owner, HOLD);
+        for owner in 0..2 * MAX_ENTRIES {
+            let later = now + Duration::from_micros(owner as u64);
+            history.record(&pod(&owner.to_string(), 0), later, UNIX_EPOCH);
+        }
+        assert_eq!(history.newest.len(), MAX_ENTRIES);
+        assert!(
+            history
+                .newest
+                .contains_key(&(2 * MAX_ENTRIES - 1).to_string())
+        );
+        history.record(&pod("new", 0), now + 2 * HOLD, UNIX_EPOCH);
+        assert_eq!(history.newest.len(), 1);
+    }
+
+    #[test]
+    fn a_repaired_pod_is_held_and_the_hold_is_reported_once() {
+        let now = Instant::now();
+        let mut history = History::new(HistoryKey::Pod, HOLD);
+        let pod = pod("web", 0);
+        assert!(!history.is_first_refusal(&pod), "nothing was done yet");
+        history.record(&pod, now, UNIX_EPOCH + Duration::from_secs(100));
+        assert!(!history.allows(&pod, now + HOLD / 2));
+        assert!(history.is_first_refusal(&pod));
+        assert!(!history.is_first_refusal(&pod));
+        assert!(history.allows(&pod, now + HOLD));
+    }
+}
