@@ -58,7 +58,7 @@ impl Kept for Audited {
         }
         pod.status.init_container_statuses = Vec::new();
         let metadata = &mut pod.metadata;
-        let annotations = [&annotation::UPSTREAMS[..], &annotation::PROXY_PORTS].concat();
+        let annotations = [&annotation::UPSTREAM_KEYS[..], &annotation::PROXY_PORTS].concat();
         keep(&mut metadata.annotations, &annotations);
         keep(&mut metadata.labels, &[LABEL, CONTROL_PLANE_LABEL]);
         Some(Audited(pod))

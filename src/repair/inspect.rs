@@ -13,7 +13,7 @@ use crate::cni;
 use crate::cni::args::PodRef;
 use crate::cni::error::code;
 use crate::config::families::families;
-use crate::config::pod::{API_SERVICE, Surroundings, facts, is_meshed, namespace_path};
+use crate::config::pod::{API_SERVICE, ClusterLookup, facts, is_meshed, namespace_path};
 use crate::config::{Annotations, Config, Ipv6};
 use crate::firewall::{self, Survey};
 use crate::kube::types::{Namespace, Pod, Service};
@@ -147,7 +147,7 @@ impl Asked<'_> {
     }
 }
 
-impl Surroundings for Asked<'_> {
+impl ClusterLookup for Asked<'_> {
     fn namespace(&mut self, name: &str) -> Result<Annotations, cni::Error> {
         if let Some(known) = self.answers.namespaces.get(name) {
             return known.clone();
