@@ -21,7 +21,7 @@ const NETNS_DEADLINE: Duration = Duration::from_secs(20);
 /// Runs the command in `request` and returns the text for stdout.
 pub fn run(request: &Request) -> Result<String, Error> {
     match request.command {
-        Command::Version => Ok(version::answer()),
+        Command::Version => Ok(version::response()),
         Command::Add => run_and_record("ADD", request, add),
         Command::Check => run_and_record("CHECK", request, check),
         // The kernel removes the redirect rules together with the pod's netns.
@@ -67,7 +67,7 @@ fn run_and_record(
 /// Installs the redirect rules of a meshed pod. Returns `prevResult` for every pod, meshed or
 /// not.
 fn add(request: &Request, config: Config, record: &mut Record) -> Result<String, Error> {
-    let output = result::pass_on(request)?;
+    let output = result::pass_through(request)?;
     let (mode, ipv6, simulate) = (config.mode, config.ipv6, config.simulate);
     let Some(Resolved { redirect, ignored }) = redirect_for(request, config, record)? else {
         return Ok(output);
