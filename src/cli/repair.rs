@@ -11,7 +11,7 @@ use clap::Parser;
 use tracing::level_filters::LevelFilter;
 
 use crate::kube::Impersonate;
-use crate::kube::kubeconfig::{Choice, SERVICE_ACCOUNT_DIR};
+use crate::kube::kubeconfig::{Overrides, SERVICE_ACCOUNT_DIR};
 use crate::log::{self, Format};
 use crate::repair::{self, Settings, connection::Source, host::Host, mode::Mode, options};
 
@@ -132,7 +132,7 @@ fn run(args: Args) -> anyhow::Result<()> {
     repair::run(Settings {
         source: source(
             args.kubeconfig,
-            Choice {
+            Overrides {
                 context: args.context,
                 cluster: args.cluster,
                 user: args.user,
@@ -155,9 +155,9 @@ fn run(args: Args) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn source(kubeconfig: Option<PathBuf>, choice: Choice) -> anyhow::Result<Source> {
+fn source(kubeconfig: Option<PathBuf>, overrides: Overrides) -> anyhow::Result<Source> {
     if let Some(path) = kubeconfig {
-        return Ok(Source::Chosen(path, choice));
+        return Ok(Source::SelectedKubeconfig(path, overrides));
     }
     let var = |name| env::var(name).with_context(|| format!("no --kubeconfig, and {name}"));
     Ok(Source::InCluster {

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use super::kubeconfig;
-use super::kubeconfig::{Access, Choice};
+use super::kubeconfig::{Access, Overrides};
 use super::{Client, Deadlines, Impersonate};
 
 /// Where address and credential come from.
@@ -18,7 +18,7 @@ pub enum Source {
     /// Ours, for the context of the plugin.
     Kubeconfig(PathBuf),
     /// Somebody's.
-    Chosen(PathBuf, Choice),
+    SelectedKubeconfig(PathBuf, Overrides),
 }
 
 /// Why there is no client.
@@ -85,6 +85,6 @@ fn read(source: &Source) -> Result<Access, kubeconfig::Error> {
     match source {
         Source::InCluster { host, port, dir } => kubeconfig::in_cluster(host, port, dir),
         Source::Kubeconfig(path) => kubeconfig::read(path),
-        Source::Chosen(path, choice) => kubeconfig::choose(path, choice),
+        Source::SelectedKubeconfig(path, overrides) => kubeconfig::read_with(path, overrides),
     }
 }
