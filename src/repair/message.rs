@@ -2,7 +2,7 @@
 
 use super::mode::Mode;
 use super::verdict::{Cause, LABEL};
-use crate::kube::event::{Kind, Message};
+use crate::kube::event::{EventType, Message};
 
 /// What has become of a pod.
 #[derive(Clone, Copy, Debug)]
@@ -23,7 +23,7 @@ pub fn message(cause: Cause, told: Told<'_>) -> Message {
     };
     let (kind, action, note) = match told {
         Told::Done(Mode::Delete, missing) => (
-            Kind::Normal,
+            EventType::Normal,
             "Deleting",
             format!(
                 "Deleting pod to create a new one with proper CNI config{}",
@@ -31,7 +31,7 @@ pub fn message(cause: Cause, told: Told<'_>) -> Message {
             ),
         ),
         Told::Done(Mode::InPlace, missing) => (
-            Kind::Normal,
+            EventType::Normal,
             "Repairing",
             format!(
                 "Put the redirection rules into the pod's network namespace{}",
@@ -39,7 +39,7 @@ pub fn message(cause: Cause, told: Told<'_>) -> Message {
             ),
         ),
         Told::Done(Mode::Label, missing) => (
-            Kind::Normal,
+            EventType::Normal,
             "Labelling",
             format!(
                 "The pod's traffic does not reach its proxy; labelled {LABEL}=true{}",
@@ -47,7 +47,7 @@ pub fn message(cause: Cause, told: Told<'_>) -> Message {
             ),
         ),
         Told::Done(Mode::Report, missing) => (
-            Kind::Warning,
+            EventType::Warning,
             "Reporting",
             format!(
                 "The pod's traffic does not reach its proxy; delete the pod to have it made anew{}",
@@ -55,13 +55,13 @@ pub fn message(cause: Cause, told: Told<'_>) -> Message {
             ),
         ),
         Told::Held => (
-            Kind::Warning,
+            EventType::Warning,
             "Leaving",
             "The pod is without its redirection rules again within a minute of a repair; leaving it for now: \
              is the CNI plugin of this node working?"
                 .to_owned(),
         ),
-        Told::Left(why) => (Kind::Warning, "Leaving", why.to_owned()),
+        Told::Left(why) => (EventType::Warning, "Leaving", why.to_owned()),
     };
     Message {
         kind,
@@ -86,7 +86,7 @@ mod tests {
     #[test]
     fn events_name_what_was_missing_and_stay_upstreams_for_its_mode() {
         let told = message(Cause::Validator, Told::Done(Mode::Delete, &[]));
-        assert_eq!(told.kind, Kind::Normal);
+        assert_eq!(told.kind, EventType::Normal);
         assert_eq!(told.reason, "LinkerdCNINotConfigured");
         assert_eq!(
             told.note,

@@ -69,7 +69,7 @@ impl Untaint {
                     warn!("{why}");
                 }
                 self.said = Some(why);
-                self.backoff.lengthen()
+                self.backoff.next_delay()
             }
         };
         self.due = Instant::now() + wait;

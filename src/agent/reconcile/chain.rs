@@ -20,7 +20,7 @@ use crate::conflist::net_dir::Found;
 use crate::conflist::plan;
 use crate::conflist::saved_state::Journal;
 use crate::files;
-use crate::kube::event::{Kind, Message};
+use crate::kube::event::{EventType, Message};
 
 impl Reconciler {
     /// Chains the plugin where it belongs, and takes it out where not; writes only if the
@@ -148,7 +148,7 @@ impl Reconciler {
     /// Says on our pod that somebody fights over `list`.
     fn tell(&self, list: &Path) {
         self.api.tell(Message {
-            kind: Kind::Warning,
+            kind: EventType::Warning,
             reason: "LinkerdCNIFight",
             action: "Chaining",
             note: remedy(list),
