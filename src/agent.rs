@@ -242,7 +242,7 @@ impl Admin {
             return Ok(());
         };
         let (ready, metrics) = (Arc::clone(status), Arc::clone(status));
-        let answers = admin::Answers {
+        let answers = admin::Handlers {
             ready: Box::new(move || ready.ready().map(|()| ready.remark())),
             metrics: Box::new(move || metrics.metrics()),
         };
