@@ -1,7 +1,7 @@
-//! `/live`, `/ready` and `/metrics`, for the agent and for the repair controller.
+//! The HTTP server for `/live`, `/ready` and `/metrics` of the agent and the repair controller.
 //!
-//! One thread and one poll loop. No client is ever waited for, so none can keep the
-//! kubelet's probe from being answered; each has [`PATIENCE`] to come and go.
+//! One thread serves all clients in one poll loop without blocking on any of them, so a slow
+//! client does not delay the kubelet's probe. Each client has [`CLIENT_TIMEOUT`].
 
 use std::collections::VecDeque;
 use std::io::{self, Read, Write};
@@ -12,64 +12,66 @@ use std::time::{Duration, Instant};
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
-/// How long one client may take for all of its exchange.
-const PATIENCE: Duration = Duration::from_secs(5);
-/// How many clients are served side by side; one more and the oldest is dropped.
-const CLIENTS: usize = 32;
-/// The longest request that is read, in bytes.
+/// Longest duration of a connection, from accept to close.
+const CLIENT_TIMEOUT: Duration = Duration::from_secs(5);
+/// Largest number of open connections. A further one replaces the oldest.
+const MAX_CLIENTS: usize = 32;
+/// Largest request that is read, in bytes.
 const REQUEST_LIMIT: usize = 8 << 10;
-/// How long to leave the listener alone after an accept that failed: without file
-/// descriptors it stays readable, and the loop would spin.
-const PAUSE: Duration = Duration::from_millis(200);
-/// How many reads or writes one client gets before it is another's turn.
-const TURN: usize = 16;
-/// The handlers only format text.
-const STACK: usize = 256 << 10;
+/// Time without accepting connections after an accept has failed. If no file descriptor is free,
+/// the listener stays readable, and the loop would spin.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(200);
+/// Number of reads and writes for one client before the next client is served.
+const STEPS_PER_TURN: usize = 16;
+/// Stack size of the server's thread, in bytes. The handlers only format text.
+const STACK_SIZE: usize = 256 << 10;
 
+/// Content type of `/live`, `/ready` and errors.
 const TEXT: &str = "text/plain; charset=utf-8";
+/// Content type of `/metrics`.
 const OPENMETRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
-/// What the owner of the server has to say; both are asked anew for each request, on
-/// the server's thread, and should not block.
-pub struct Answers {
-    /// `Err` says what is missing; it becomes the body of the 500. `Ok` may have a remark for
-    /// the body of the 200.
+/// The program's handlers. The server calls them for each request on its own thread, so they
+/// should not block.
+pub struct Handlers {
+    /// Handler of `/ready`. `Err` has the reason why the program is not ready, for the body of the
+    /// 500 response. `Ok` may have a remark for the body of the 200 response.
     pub ready: Box<dyn Fn() -> Result<Option<String>, String> + Send + Sync>,
-    /// The whole OpenMetrics text, with its `# EOF`.
+    /// Handler of `/metrics`. Returns the whole OpenMetrics text, including `# EOF`.
     pub metrics: Box<dyn Fn() -> String + Send + Sync>,
 }
 
-/// Answers on `listener` for the rest of the process, on a thread of its own.
-pub fn serve(listener: TcpListener, answers: Answers) -> io::Result<JoinHandle<()>> {
+/// Serves `listener` on its own thread until the process exits.
+pub fn serve(listener: TcpListener, handlers: Handlers) -> io::Result<JoinHandle<()>> {
     listener.set_nonblocking(true)?;
     thread::Builder::new()
         .name("admin".into())
-        .stack_size(STACK)
-        .spawn(move || run(&listener, &answers))
+        .stack_size(STACK_SIZE)
+        .spawn(move || run(&listener, &handlers))
 }
 
-fn run(listener: &TcpListener, answers: &Answers) {
+fn run(listener: &TcpListener, handlers: &Handlers) {
     // Oldest first.
     let mut clients: VecDeque<Client> = VecDeque::new();
     let mut paused: Option<Instant> = None;
     loop {
         let wake = clients.front().map(|client| client.deadline);
         let wake = wake.into_iter().chain(paused).min();
-        // An error is ENOMEM or a signal; the deadlines below go on without it.
+        // Only ENOMEM and EINTR are possible. The deadlines below still apply.
         if wait(listener, paused.is_some(), &clients, wake).is_err() {
             thread::sleep(Duration::from_millis(10));
         }
         let now = Instant::now();
-        clients.retain_mut(|client| now < client.deadline && client.advance(answers).is_ok());
+        clients.retain_mut(|client| now < client.deadline && client.advance(handlers).is_ok());
         if paused.is_none_or(|until| until <= now) {
             paused = accept(listener, &mut clients)
                 .is_err()
-                .then(|| Instant::now() + PAUSE);
+                .then(|| Instant::now() + ACCEPT_PAUSE);
         }
     }
 }
 
-/// Waits until something can be done, at most until `wake`.
+/// Waits for a client or a new connection, at most until `wake`.
 fn wait(
     listener: &TcpListener,
     paused: bool,
@@ -78,12 +80,12 @@ fn wait(
 ) -> nix::Result<i32> {
     let timeout = wake.map_or(PollTimeout::NONE, |wake| {
         let left = wake.saturating_duration_since(Instant::now());
-        // Rounded up, or the last millisecond would spin.
+        // Rounded up, as a timeout of 0 ms would make the loop spin.
         PollTimeout::try_from(left.as_millis() + 1).unwrap_or(PollTimeout::MAX)
     });
     let mut fds: Vec<PollFd<'_>> = clients
         .iter()
-        .map(|client| PollFd::new(client.stream.as_fd(), client.wants()))
+        .map(|client| PollFd::new(client.stream.as_fd(), client.awaited_event()))
         .collect();
     if !paused {
         fds.push(PollFd::new(listener.as_fd(), PollFlags::POLLIN));
@@ -91,12 +93,13 @@ fn wait(
     poll(&mut fds, timeout)
 }
 
+/// Accepts all waiting connections. Fails if none can be accepted, e.g. without free descriptors.
 fn accept(listener: &TcpListener, clients: &mut VecDeque<Client>) -> io::Result<()> {
-    for _ in 0..CLIENTS {
+    for _ in 0..MAX_CLIENTS {
         let stream = match listener.accept() {
             Ok((stream, _)) => stream,
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
-            // The client went away before it was accepted.
+            // The client closed the connection before it was accepted.
             Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => continue,
             Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
             Err(error) => {
@@ -107,13 +110,13 @@ fn accept(listener: &TcpListener, clients: &mut VecDeque<Client>) -> io::Result<
         if stream.set_nonblocking(true).is_err() {
             continue;
         }
-        if clients.len() == CLIENTS {
+        if clients.len() == MAX_CLIENTS {
             clients.pop_front();
             tracing::debug!("admin server: too many clients, the oldest is dropped");
         }
         clients.push_back(Client {
             stream,
-            deadline: Instant::now() + PATIENCE,
+            deadline: Instant::now() + CLIENT_TIMEOUT,
             state: State::Reading(Vec::new()),
         });
     }
@@ -127,27 +130,29 @@ struct Client {
 }
 
 enum State {
-    /// The request as far as it is there.
+    /// The part of the request that has arrived.
     Reading(Vec<u8>),
-    /// The answer and how much of it is gone.
+    /// The response and the number of its bytes that are written.
     Writing(Vec<u8>, usize),
-    /// The answer is gone; closing before the client does would reset the connection
-    /// when there is something unread, and the client might lose the answer.
+    /// The response is written. Closing a connection with unread data would reset it, and the
+    /// client might lose the response. So the server reads until the client closes.
     Closing,
 }
 
 impl Client {
-    fn wants(&self) -> PollFlags {
+    /// The poll event that the client waits for.
+    fn awaited_event(&self) -> PollFlags {
         match self.state {
             State::Reading(_) | State::Closing => PollFlags::POLLIN,
             State::Writing(..) => PollFlags::POLLOUT,
         }
     }
 
-    /// Goes on as far as possible without waiting; an error means that it is over.
-    fn advance(&mut self, answers: &Answers) -> io::Result<()> {
-        for _ in 0..TURN {
-            match self.step(answers) {
+    /// Reads and writes as much as possible without blocking. Fails when the connection is to be
+    /// closed.
+    fn advance(&mut self, handlers: &Handlers) -> io::Result<()> {
+        for _ in 0..STEPS_PER_TURN {
+            match self.step(handlers) {
                 Ok(()) => {}
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
@@ -157,61 +162,62 @@ impl Client {
         Ok(())
     }
 
-    fn step(&mut self, answers: &Answers) -> io::Result<()> {
+    fn step(&mut self, handlers: &Handlers) -> io::Result<()> {
         let mut chunk = [0; 1024];
         match &mut self.state {
             State::Reading(request) => {
-                let read = some(self.stream.read(&mut chunk)?)?;
+                let read = at_least_one(self.stream.read(&mut chunk)?)?;
                 request.extend_from_slice(&chunk[..read]);
-                if let Some(answer) = answer(request, answers) {
-                    self.state = State::Writing(answer, 0);
+                if let Some(response) = respond(request, handlers) {
+                    self.state = State::Writing(response, 0);
                 }
             }
-            State::Writing(answer, gone) => {
-                *gone += some(self.stream.write(&answer[*gone..])?)?;
-                if *gone == answer.len() {
+            State::Writing(response, written) => {
+                *written += at_least_one(self.stream.write(&response[*written..])?)?;
+                if *written == response.len() {
                     self.stream.shutdown(Shutdown::Write)?;
                     self.state = State::Closing;
                 }
             }
             State::Closing => {
-                some(self.stream.read(&mut chunk)?)?;
+                at_least_one(self.stream.read(&mut chunk)?)?;
             }
         }
         Ok(())
     }
 }
 
-fn some(count: usize) -> io::Result<usize> {
+/// Fails if `count` is 0, the end of the stream.
+fn at_least_one(count: usize) -> io::Result<usize> {
     match count {
         0 => Err(io::ErrorKind::UnexpectedEof.into()),
         count => Ok(count),
     }
 }
 
-/// The answer to what has been read, or `None` while the request is not whole.
-fn answer(request: &[u8], answers: &Answers) -> Option<Vec<u8>> {
-    let whole = request.windows(4).any(|end| end == b"\r\n\r\n");
-    if !whole && request.len() < REQUEST_LIMIT {
+/// Returns the response to a request, or `None` while the request is incomplete.
+fn respond(request: &[u8], handlers: &Handlers) -> Option<Vec<u8>> {
+    let is_complete = request.windows(4).any(|end| end == b"\r\n\r\n");
+    if !is_complete && request.len() < REQUEST_LIMIT {
         return None;
     }
     let line = request.split(|byte| *byte == b'\r').next().unwrap_or(&[]);
     let words: Vec<&str> = str::from_utf8(line).unwrap_or("").split(' ').collect();
     let (method, target) = match words[..] {
-        _ if !whole => return Some(response("431 Request Header Fields Too Large", "")),
+        _ if !is_complete => return Some(empty_response("431 Request Header Fields Too Large")),
         [method, target, version] if version.starts_with("HTTP/1.") => (method, target),
-        _ => return Some(response("400 Bad Request", "")),
+        _ => return Some(empty_response("400 Bad Request")),
     };
     let path = target.split('?').next().unwrap_or(target);
     if !matches!(path, "/live" | "/ready" | "/metrics") {
-        return Some(response("404 Not Found", ""));
+        return Some(empty_response("404 Not Found"));
     }
     if !matches!(method, "GET" | "HEAD") {
-        return Some(response("405 Method Not Allowed\r\nAllow: GET, HEAD", ""));
+        return Some(empty_response("405 Method Not Allowed\r\nAllow: GET, HEAD"));
     }
-    let (status, kind, body) = match path {
-        "/metrics" => ("200 OK", OPENMETRICS, (answers.metrics)()),
-        "/ready" => match (answers.ready)() {
+    let (status, content_type, body) = match path {
+        "/metrics" => ("200 OK", OPENMETRICS, (handlers.metrics)()),
+        "/ready" => match (handlers.ready)() {
             Ok(None) => ("200 OK", TEXT, "ready\n".to_owned()),
             Ok(Some(remark)) => ("200 OK", TEXT, format!("ready ({remark})\n")),
             Err(reason) => (
@@ -222,20 +228,21 @@ fn answer(request: &[u8], answers: &Answers) -> Option<Vec<u8>> {
         },
         _ => ("200 OK", TEXT, "alive\n".to_owned()),
     };
-    let mut whole = head(status, kind, body.len());
+    let mut response = head(status, content_type, body.len());
     if method == "GET" {
-        whole.push_str(&body);
+        response.push_str(&body);
     }
-    Some(whole.into_bytes())
+    Some(response.into_bytes())
 }
 
-fn response(status: &str, body: &str) -> Vec<u8> {
-    (head(status, TEXT, body.len()) + body).into_bytes()
+/// Returns a response without a body.
+fn empty_response(status: &str) -> Vec<u8> {
+    head(status, TEXT, 0).into_bytes()
 }
 
-fn head(status: &str, kind: &str, length: usize) -> String {
+fn head(status: &str, content_type: &str, length: usize) -> String {
     format!(
-        "HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n"
+        "HTTP/1.1 {status}\r\nContent-Type: {content_type}\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n"
     )
 }
 

@@ -271,7 +271,7 @@ impl AdminListener {
             return Ok(());
         };
         let (ready, metrics) = (Arc::clone(status), Arc::clone(status));
-        let answers = admin::Answers {
+        let answers = admin::Handlers {
             ready: Box::new(move || ready.ready().map(|()| ready.ready_note())),
             metrics: Box::new(move || metrics.metrics()),
         };

@@ -1,7 +1,7 @@
 //! The command lines of the agent and of the repair controller.
 //!
-//! In the image both are one file, since most of it is the same: the name by which it is
-//! called says which of the two it is to be.
+//! In the image both programs are one file, as most of their code is the same. The name under
+//! which it is started selects the program.
 
 pub mod agent;
 pub mod probe;
@@ -11,7 +11,7 @@ use std::ffi::OsStr;
 use std::path::Path;
 use std::process::ExitCode;
 
-/// Runs the program that the first argument names; the agent by any other name.
+/// Runs the repair controller if the program was started under its name, else the agent.
 pub fn main() -> ExitCode {
     let name = std::env::args_os().next();
     match is_repair_controller(name.as_deref()) {
@@ -20,8 +20,8 @@ pub fn main() -> ExitCode {
     }
 }
 
-fn is_repair_controller(called: Option<&OsStr>) -> bool {
-    let name = called.map(Path::new).and_then(Path::file_name);
+fn is_repair_controller(program: Option<&OsStr>) -> bool {
+    let name = program.map(Path::new).and_then(Path::file_name);
     name == Some(OsStr::new(crate::repair::CONTROLLER))
 }
 
@@ -30,8 +30,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_its_own_name_makes_it_the_repair_controller() {
-        for (called, wanted) in [
+    fn only_the_repair_controllers_name_starts_it() {
+        for (program, wanted) in [
             (Some("/usr/lib/linkerd/linkerd-cni-repair-controller"), true),
             (Some("linkerd-cni-repair-controller"), true),
             (Some("/usr/bin/linkerd2-cni-install"), false),
@@ -39,7 +39,7 @@ mod tests {
             (Some(""), false),
             (None, false),
         ] {
-            assert_eq!(is_repair_controller(called.map(OsStr::new)), wanted);
+            assert_eq!(is_repair_controller(program.map(OsStr::new)), wanted);
         }
     }
 }

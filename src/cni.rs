@@ -1,9 +1,8 @@
-//! The CNI protocol: what a runtime sends, and what it gets back.
+//! The CNI protocol: parses the runtime's request and formats the response.
 //!
-//! Everything that holds for any plugin is here, in the order and with the codes and
-//! messages of the reference implementation (`containernetworking/cni` `pkg/skel`,
-//! SPEC.md 1.1.0), so that runtimes and their users see what they know. What
-//! linkerd-cni does is in [`crate::plugin`].
+//! This module has what applies to any CNI plugin; [`crate::plugin`] has what linkerd-cni does.
+//! It follows CNI spec 1.1. Order of checks, error codes and messages are those of the reference
+//! implementation (`containernetworking/cni`, `pkg/skel`), which runtimes and users know.
 
 pub mod args;
 pub mod error;

@@ -1,5 +1,6 @@
-//! What is wanted for one pod: our part of the network configuration, with the pod's
-//! annotations applied over it. Pure; the values come from [`crate::plugin`].
+//! Computes the redirect of one pod from the plugin entry, the annotations of the pod and its
+//! namespace, and the proxy container. Pure; the plugin and the repair controller fetch the
+//! values.
 
 pub mod families;
 pub mod ignored;
@@ -23,7 +24,7 @@ use crate::rules::Redirect;
 use ignored::Ignored;
 use members::Section;
 
-/// Annotations that change the rules of a pod (contract 4.5).
+/// Annotations of a pod or its namespace that change its redirect rules.
 pub mod annotation {
     pub const SKIP_OUTBOUND_PORTS: &str = "config.linkerd.io/skip-outbound-ports";
     pub const SKIP_INBOUND_PORTS: &str = "config.linkerd.io/skip-inbound-ports";
@@ -35,12 +36,13 @@ pub mod annotation {
     pub const CONTROL_PORT: &str = "config.linkerd.io/control-port";
     pub const ADMIN_PORT: &str = "config.linkerd.io/admin-port";
 
-    /// Ports of the proxy. Its container says them too, so that they are no reason to
-    /// ask for the namespace.
+    /// Ports of the proxy. The proxy container also states them, so a pod without them does
+    /// not cause a request for its namespace.
     pub const PROXY_PORTS: [&str; 4] = [INBOUND_PORT, OUTBOUND_PORT, CONTROL_PORT, ADMIN_PORT];
 
-    /// Those that upstream knows; what the pod lacks of them its namespace may have.
-    pub const UPSTREAMS: [&str; 5] = [
+    /// Annotations that upstream's plugin reads. If the pod lacks one, the namespace's value
+    /// applies.
+    pub const UPSTREAM_KEYS: [&str; 5] = [
         SKIP_OUTBOUND_PORTS,
         SKIP_INBOUND_PORTS,
         SKIP_SUBNETS,
@@ -52,58 +54,60 @@ pub mod annotation {
 const CONFIG_REMEDY: &str =
     "the entry comes from the ConfigMap linkerd-cni-config, made by the chart's values";
 
-/// Namespace and DaemonSet of the agent, where the plugin entry does not name them.
-const USUAL_AGENT: &str = "linkerd-cni";
-/// Runtimes give an ADD minutes, and try a failed one again.
-const API_BUDGET: Duration = Duration::from_secs(10);
+/// Namespace and DaemonSet of the agent if the plugin entry does not name them.
+const DEFAULT_AGENT_NAME: &str = "linkerd-cni";
+/// Default of [`Config::api_budget`]. Runtimes allow minutes for an ADD and retry a failed one.
+const DEFAULT_API_BUDGET: Duration = Duration::from_secs(10);
 
 /// Annotation keys and values.
 pub type Annotations = BTreeMap<String, String>;
 
-/// What decides whether a pod is meshed: `pod-detection`.
+/// How the plugin finds out whether a pod is meshed: the key `pod-detection`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Detection {
-    /// A pod whose annotations, handed over by the runtime, have none of Linkerd's is
-    /// not meshed. Where there are some, or the runtime hands none over, ask the API.
+    /// If the runtime passes annotations to the plugin and none is Linkerd's, the pod is
+    /// unmeshed. In any other case, ask the API server.
     #[default]
     Annotations,
     /// Always ask the API server, as upstream does.
     Api,
 }
 
-/// Whether IPv6 is redirected: `ipv6`.
+/// Whether IPv6 is redirected: the key `ipv6`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Ipv6 {
     #[default]
     No,
     Yes,
-    /// If the pod has an IPv6 address.
+    /// Only if the pod has an IPv6 address.
     Auto,
 }
 
-/// What the pod says of itself and its proxy; what it does not say is configured.
+/// What the API server knows about a pod and its proxy. The plugin entry supplies what is
+/// missing here.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PodFacts {
     /// UID of the pod object.
     pub uid: String,
-    /// Its annotations of ours, or else its namespace's.
+    /// The pod's values of the annotations in [`annotation`], or else its namespace's values.
     pub annotations: Annotations,
-    /// What the container `linkerd-proxy` runs as and listens on.
+    /// User and ports of the container `linkerd-proxy`.
     pub proxy: Proxy,
-    /// The API server's ports, which a control-plane pod reaches without the proxy; for
-    /// other pods there are none.
+    /// Ports of the API server, which a control-plane pod reaches without the proxy. Empty
+    /// for other pods.
     pub api_ports: Vec<PortRange>,
 }
 
-/// What a pod gets.
+/// The redirect of one pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Resolved {
     pub redirect: Redirect,
-    /// What has no effect of the lists that this pod's rules are made of.
+    /// Elements without effect in the pod's port lists.
     pub ignored: Vec<Ignored>,
 }
 
-/// The container `linkerd-proxy`, as far as it is explicit.
+/// User, group and ports that the container `linkerd-proxy` states; `None` where it states
+/// nothing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Proxy {
     pub uid: Option<i64>,
@@ -114,39 +118,41 @@ pub struct Proxy {
     pub admin_port: Option<u16>,
 }
 
-/// Our keys in the network configuration (contract 4.2). Unknown ones are ignored.
+/// The plugin entry, as far as the plugin uses it. Unknown keys are ignored.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Config {
     pub log_level: String,
     pub kubeconfig: PathBuf,
     pub mode: IptablesMode,
-    /// Log the rules and change nothing.
+    /// Log the rules instead of installing them.
     pub simulate: bool,
     pub ipv6: Ipv6,
     pub detection: Detection,
-    /// Pods of these namespaces pass untouched.
+    /// Pods in these namespaces are never redirected.
     pub exclude_namespaces: Vec<String>,
-    /// Where the agent's own pods are, which pass untouched: they bring the credential
-    /// that everything else needs.
+    /// Namespace of the agent's DaemonSet. Its pods are skipped without an API request: they
+    /// install the credential that such a request needs.
     pub agent_namespace: String,
+    /// Name of the agent's DaemonSet.
     pub agent_daemonset: String,
-    /// How long a pod's ADD may wait for the API server, all tries together.
+    /// Time that one ADD or CHECK may spend on API requests, retries included.
     pub api_budget: Duration,
-    /// Whether a bad element of a port list fails the pod; upstream drops it.
+    /// Whether an invalid element of a port list fails the pod. Upstream drops the element.
     pub strict_annotations: bool,
     defaults: Defaults,
-    /// The first of our keys that has a bad value.
+    /// Error for the first key with an invalid value.
     problem: Option<Error>,
 }
 
 impl Config {
-    /// What is wrong in the configuration, if anything is.
+    /// Returns the error for the first invalid value of the plugin entry.
     pub fn problem(&self) -> Option<&Error> {
         self.problem.as_ref()
     }
 }
 
-/// The rules of a pod without annotations, as configured; numbers are not yet checked.
+/// Settings of the plugin entry that annotations can override. Numbers are not yet checked
+/// against their range.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Defaults {
     incoming_proxy_port: i64,
@@ -160,7 +166,7 @@ struct Defaults {
 }
 
 impl Config {
-    /// Reads our keys from the network configuration on stdin; all of them must be right.
+    /// Reads the plugin entry from the configuration on stdin. Fails if any value is invalid.
     pub fn read(config: &Object) -> Result<Self, Error> {
         let config = Config::read_leniently(config);
         match config.problem {
@@ -169,29 +175,33 @@ impl Config {
         }
     }
 
-    /// Reads what is right; what is not is taken as not given, and is an error for the
-    /// pod that needs its rules ([`Config::redirect`]). Other pods need nothing of it.
+    /// Reads the plugin entry and takes invalid values as missing. [`Config::resolve`] fails
+    /// with the first of them, so only meshed pods fail.
     pub fn read_leniently(config: &Object) -> Self {
         let mut problem = None;
         let mut top = Section::top(config, &mut problem);
-        let log_level = top.read("log_level", "a text", members::text);
+        let log_level = top.read("log_level", "a text", members::string);
         let mut kubernetes = Section::of("kubernetes", config, &mut problem);
-        let kubeconfig = kubernetes.read("kubeconfig", "a path", members::text);
+        let kubeconfig = kubernetes.read("kubeconfig", "a path", members::string);
         let mut linkerd = Section::of("linkerd", config, &mut problem);
         let mode = linkerd.read(
             "iptables-mode",
             "one of auto, native, nft, legacy and plain",
-            mode,
+            parse_mode,
         );
-        let ipv6 = linkerd.read("ipv6", "one of true, false and \"auto\"", ipv6);
-        let detection = linkerd.read("pod-detection", "one of annotations and api", detection);
-        let budget = linkerd.read("api-retry-seconds", "from 1 to 60", budget);
-        let mut agent = |key: &str| {
-            let name = linkerd.read(key, "a text", members::text);
-            name.unwrap_or_else(|| USUAL_AGENT.to_owned())
+        let ipv6 = linkerd.read("ipv6", "one of true, false and \"auto\"", parse_ipv6);
+        let detection = linkerd.read(
+            "pod-detection",
+            "one of annotations and api",
+            parse_detection,
+        );
+        let budget = linkerd.read("api-retry-seconds", "from 1 to 60", parse_budget);
+        let mut agent_name = |key: &str| {
+            let name = linkerd.read(key, "a text", members::string);
+            name.unwrap_or_else(|| DEFAULT_AGENT_NAME.to_owned())
         };
-        let agent_namespace = agent("agent-namespace");
-        let agent_daemonset = agent("agent-daemonset");
+        let agent_namespace = agent_name("agent-namespace");
+        let agent_daemonset = agent_name("agent-daemonset");
         let mut config = Config {
             log_level: log_level.unwrap_or_default(),
             kubeconfig: kubeconfig.unwrap_or_default().into(),
@@ -201,10 +211,10 @@ impl Config {
                 .unwrap_or_default(),
             ipv6: ipv6.unwrap_or_default(),
             detection: detection.unwrap_or_default(),
-            exclude_namespaces: linkerd.texts("exclude-namespaces"),
+            exclude_namespaces: linkerd.strings("exclude-namespaces"),
             agent_namespace,
             agent_daemonset,
-            api_budget: budget.unwrap_or(API_BUDGET),
+            api_budget: budget.unwrap_or(DEFAULT_API_BUDGET),
             strict_annotations: linkerd
                 .read("strict-annotations", "true or false", Value::as_bool)
                 .unwrap_or_default(),
@@ -216,7 +226,7 @@ impl Config {
                 ports_to_redirect: linkerd.ports("ports-to-redirect"),
                 inbound_ports_to_ignore: linkerd.ports(ignored::INBOUND_KEY),
                 outbound_ports_to_ignore: linkerd.ports(ignored::OUTBOUND_KEY),
-                subnets_to_ignore: linkerd.texts("subnets-to-ignore"),
+                subnets_to_ignore: linkerd.strings("subnets-to-ignore"),
             },
             problem: None,
         };
@@ -225,7 +235,7 @@ impl Config {
     }
 }
 
-fn mode(value: &Value) -> Option<IptablesMode> {
+fn parse_mode(value: &Value) -> Option<IptablesMode> {
     Some(match value.as_str()? {
         "" | "auto" => IptablesMode::Auto,
         "native" => IptablesMode::Native,
@@ -236,7 +246,7 @@ fn mode(value: &Value) -> Option<IptablesMode> {
     })
 }
 
-fn ipv6(value: &Value) -> Option<Ipv6> {
+fn parse_ipv6(value: &Value) -> Option<Ipv6> {
     match value {
         Value::Bool(false) => Some(Ipv6::No),
         Value::Bool(true) => Some(Ipv6::Yes),
@@ -244,7 +254,7 @@ fn ipv6(value: &Value) -> Option<Ipv6> {
     }
 }
 
-fn detection(value: &Value) -> Option<Detection> {
+fn parse_detection(value: &Value) -> Option<Detection> {
     match value.as_str()? {
         "" | "annotations" => Some(Detection::Annotations),
         "api" => Some(Detection::Api),
@@ -252,7 +262,7 @@ fn detection(value: &Value) -> Option<Detection> {
     }
 }
 
-fn budget(value: &Value) -> Option<Duration> {
+fn parse_budget(value: &Value) -> Option<Duration> {
     let seconds = value.as_u64().filter(|seconds| (1..=60).contains(seconds));
     seconds.map(Duration::from_secs)
 }

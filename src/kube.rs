@@ -1,9 +1,13 @@
-//! The Kubernetes API client: one request at a time, each phase with a deadline.
+//! The Kubernetes API client. It blocks, and each phase of a request has a deadline.
 //!
-//! The only user of `ureq` and `rustls`. It never follows redirects, never asks a
-//! proxy from the environment (upstream does, D-43 and linkerd2#11286) and never
-//! puts a token into an error or a log line. Call it before a network namespace is
-//! entered: the connection belongs to the host's namespace.
+//! Only this module uses `ureq` and `rustls`. The client
+//!
+//! - does not follow redirects,
+//! - ignores `HTTPS_PROXY`; upstream uses it, and a proxy that answers 403 fails every pod
+//!   (linkerd2#11286),
+//! - puts no token into an error or a log line.
+//!
+//! Use it before entering a pod's netns: its connections need the host's netns.
 
 pub mod backoff;
 pub mod connection;
@@ -33,29 +37,29 @@ use kubeconfig::Access;
 use tls::Tls;
 use types::Status;
 
-/// The largest object that is read, in bytes. A pod is at most 1.5 MB in etcd.
+/// Largest object that is read, in bytes. etcd limits a pod to 1.5 MB.
 const BODY_LIMIT: u64 = 8 << 20;
-/// The largest list that is read, in bytes: 500 pods of 256 KiB. Lists are parsed while
-/// they arrive ([`Client::read_list`]), so this bounds time and traffic, not memory.
+/// Largest list that is read, in bytes: 500 pods of 256 KiB each. Lists are parsed while they
+/// arrive ([`Client::read_list`]), so this limits time and traffic, not memory.
 const LIST_LIMIT: u64 = 128 << 20;
-/// The same of an error, which only people read.
+/// Largest error response that is read, in bytes. Only its start is shown to users.
 const ERROR_LIMIT: u64 = 64 << 10;
 
-/// For each direction of a connection, in bytes; ureq's own choice of 128 KiB would be
-/// a tenth of a program's memory. A request's head, token included, has to fit.
+/// Buffer size for each direction of a connection, in bytes. ureq's default of 128 KiB would be a
+/// tenth of a program's memory. The head of a request, token included, has to fit.
 const BUFFER: usize = 16 << 10;
 
-/// How long each phase of one request may take.
+/// Longest duration of each phase of one request.
 ///
-/// Phases rather than one global deadline: with a global one ureq starts a thread
-/// for name resolution, even for an IP address.
+/// There is no deadline for the whole request: with one, ureq starts a thread for name
+/// resolution, even for an IP address.
 #[derive(Clone, Copy, Debug)]
 pub struct Deadlines {
     /// TCP connect and TLS handshake.
     pub connect: Duration,
-    /// From the request's last byte to the answer's headers.
+    /// From the last byte of the request to the headers of the response.
     pub response: Duration,
-    /// The answer's body. For a watch: the longest silence between two events.
+    /// Reading the body of the response. For a watch: the longest time between two events.
     pub body: Duration,
 }
 
@@ -70,14 +74,14 @@ impl Deadlines {
     }
 }
 
-/// In whose name to ask, as kubectl's `--as` and `--as-group`; empty is one's own.
+/// User and groups to impersonate, like kubectl's `--as` and `--as-group`. Empty: none.
 #[derive(Clone, Debug, Default)]
 pub struct Impersonate {
     pub user: Option<String>,
     pub groups: Vec<String>,
 }
 
-/// A connection to one API server with one credential. Clones share it.
+/// A client of one API server with one credential. Clones share its connections.
 #[derive(Clone)]
 pub struct Client {
     agent: Agent,
@@ -88,9 +92,9 @@ pub struct Client {
 }
 
 impl Client {
-    /// Prepares a client; nothing is sent yet.
+    /// Prepares a client; sends nothing. Fails if the CA is invalid.
     ///
-    /// `user_agent` is what the audit log shows, e.g. `linkerd-cni`.
+    /// `user_agent` appears in the audit log of the API server, e.g. `linkerd-cni`.
     pub fn new(access: &Access, user_agent: &str, deadlines: Deadlines) -> Result<Self, Error> {
         let agent = || {
             Agent::config_builder()
@@ -125,61 +129,60 @@ impl Client {
 
     /// GETs `path` (absolute, with its query, e.g. `/api/v1/nodes/a`).
     pub fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T, Error> {
-        let answer = self.send(&self.agent, Method::GET, path, None)?;
-        self.decode(Method::GET, path, answer)
+        let response = self.send(&self.agent, Method::GET, path, None)?;
+        self.decode(Method::GET, path, response)
     }
 
-    /// GETs a list and returns its content while it arrives, so that a long list is never
-    /// held in memory as a whole. Reading fails after 128 MiB, and after
-    /// [`Deadlines::body`] for the whole list.
+    /// GETs a list and returns a reader of the response, so that a long list is never in memory
+    /// as a whole. Reading fails after 128 MiB or after [`Deadlines::body`].
     pub fn read_list(&self, path: &str) -> Result<impl BufRead + use<>, Error> {
-        let answer = self.send(&self.agent, Method::GET, path, None)?;
-        let body = answer.into_body().into_with_config().limit(LIST_LIMIT);
+        let response = self.send(&self.agent, Method::GET, path, None)?;
+        let body = response.into_body().into_with_config().limit(LIST_LIMIT);
         Ok(BufReader::new(body.reader()))
     }
 
-    /// POSTs `body` to `path`; the answer's content is dropped.
+    /// POSTs `body` to `path`; the body of the response is discarded.
     pub fn post(&self, path: &str, body: &impl Serialize) -> Result<(), Error> {
         let body = self.encode(Method::POST, path, body)?;
         drain(self.send(&self.agent, Method::POST, path, Some(body))?);
         Ok(())
     }
 
-    /// POSTs `body` to `path` and reads the answer.
+    /// POSTs `body` to `path` and returns the object in the response.
     pub fn exchange<T: DeserializeOwned>(
         &self,
         path: &str,
         body: &impl Serialize,
     ) -> Result<T, Error> {
         let body = self.encode(Method::POST, path, body)?;
-        let answer = self.send(&self.agent, Method::POST, path, Some(body))?;
-        self.decode(Method::POST, path, answer)
+        let response = self.send(&self.agent, Method::POST, path, Some(body))?;
+        self.decode(Method::POST, path, response)
     }
 
-    /// PATCHes `path` with a JSON merge patch; the answer's content is dropped. A
-    /// `metadata.resourceVersion` in `body` makes it fail with 409 if the object has
-    /// changed since.
+    /// PATCHes `path` with the JSON merge patch `body`; the body of the response is discarded.
+    /// If `body` has a `metadata.resourceVersion`, the API server responds with 409 if the object
+    /// has changed since that version.
     pub fn merge_patch(&self, path: &str, body: &impl Serialize) -> Result<(), Error> {
         let body = self.encode(Method::PATCH, path, body)?;
         drain(self.send(&self.agent, Method::PATCH, path, Some(body))?);
         Ok(())
     }
 
-    /// DELETEs `path` with delete options as `body`; the answer's content is dropped.
+    /// DELETEs `path` with the delete options `body`; the body of the response is discarded.
     pub fn delete(&self, path: &str, body: &impl Serialize) -> Result<(), Error> {
         let body = self.encode(Method::DELETE, path, body)?;
         drain(self.send(&self.agent, Method::DELETE, path, Some(body))?);
         Ok(())
     }
 
-    /// Starts a watch; the answer's lines are one JSON event each. It ends when the
-    /// server ends it, after a silence of [`Deadlines::body`], or by [`Client::stop`].
+    /// Starts a watch. Each line of the returned reader is one JSON event. The watch ends when the
+    /// server ends it, when no event arrives for [`Deadlines::body`], or by [`Client::stop`].
     pub fn watch(&self, path: &str) -> Result<impl BufRead + use<>, Error> {
-        let answer = self.send(&self.watcher, Method::GET, path, None)?;
-        Ok(BufReader::new(answer.into_body().into_reader()))
+        let response = self.send(&self.watcher, Method::GET, path, None)?;
+        Ok(BufReader::new(response.into_body().into_reader()))
     }
 
-    /// Ends watches and requests under way in all clones of this client.
+    /// Aborts the running watches and requests of all clones of this client.
     pub fn stop(&self) {
         self.agent.clone().shutdown();
         self.watcher.clone().shutdown();
@@ -189,6 +192,7 @@ impl Client {
         format!("{}{path}", self.server)
     }
 
+    /// Sends a request. Fails unless the status of the response is 2xx.
     fn send(
         &self,
         agent: &Agent,
@@ -215,7 +219,7 @@ impl Client {
         for group in &self.impersonate.groups {
             request = request.header("Impersonate-Group", group);
         }
-        let answer = match body {
+        let response = match body {
             Some(body) => request
                 .header(header::CONTENT_TYPE, content_type(&method))
                 .body(body)
@@ -226,19 +230,19 @@ impl Client {
                 .map_err(ureq::Error::Http)
                 .and_then(|request| agent.run(request)),
         };
-        let mut answer = answer.map_err(fail)?;
-        if answer.status().is_success() {
-            return Ok(answer);
+        let mut response = response.map_err(fail)?;
+        if response.status().is_success() {
+            return Ok(response);
         }
-        let code = answer.status().as_u16();
-        let retry_after = answer
+        let code = response.status().as_u16();
+        let retry_after = response
             .headers()
             .get(header::RETRY_AFTER)
             .and_then(|value| value.to_str().ok()?.trim().parse().ok())
             .map(Duration::from_secs);
         let mut bytes = Vec::new();
-        // The status has said what matters: a text that breaks off will do.
-        let _ = answer
+        // The status code is what matters, so a truncated message is good enough.
+        let _ = response
             .body_mut()
             .as_reader()
             .take(ERROR_LIMIT)
@@ -261,10 +265,10 @@ impl Client {
         &self,
         method: Method,
         path: &str,
-        mut answer: Response<Body>,
+        mut response: Response<Body>,
     ) -> Result<T, Error> {
         let url = self.url(path);
-        let bytes = match answer
+        let bytes = match response
             .body_mut()
             .with_config()
             .limit(BODY_LIMIT)
@@ -283,7 +287,7 @@ impl Client {
             method,
             url,
             problem: redact::problem(&error),
-            is_cut: error.is_eof(),
+            is_truncated: error.is_eof(),
         })
     }
 
@@ -303,8 +307,8 @@ fn content_type(method: &Method) -> &'static str {
     }
 }
 
-/// Reads to the end, since only then the connection can carry the next request. The
-/// status has said all that matters, so an error here is none.
-fn drain(answer: Response<Body>) {
-    let _ = io::copy(&mut answer.into_body().into_reader(), &mut io::sink());
+/// Reads the response to its end, as only then the connection can be reused. The request has
+/// succeeded by its status, so an error is ignored.
+fn drain(response: Response<Body>) {
+    let _ = io::copy(&mut response.into_body().into_reader(), &mut io::sink());
 }

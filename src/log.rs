@@ -1,4 +1,4 @@
-//! Log lines on stderr: one level, plain or JSON. stdout belongs to the CNI protocol.
+//! Starts logging to stderr with one level, as plain text or JSON. stdout is for the CNI result.
 
 pub mod stderr;
 
@@ -9,7 +9,7 @@ use tracing::level_filters::LevelFilter;
 
 use stderr::Stderr;
 
-/// How a log line is written.
+/// Format of log lines.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Format {
     #[default]
@@ -29,8 +29,8 @@ impl FromStr for Format {
     }
 }
 
-/// Reads a level by the names that upstream's programs take: logrus' (`panic`,
-/// `fatal`, `warning`), tracing's (`off`) and those in common.
+/// Parses a log level. Accepts all names that upstream's programs accept: those of Go's logrus
+/// (`panic`, `fatal`, `warning`), of Rust's tracing (`off`), and the common ones.
 pub fn level(text: &str) -> Result<LevelFilter, String> {
     match text.to_ascii_lowercase().as_str() {
         "off" => Ok(LevelFilter::OFF),
@@ -45,24 +45,25 @@ pub fn level(text: &str) -> Result<LevelFilter, String> {
     }
 }
 
-/// Starts logging for the whole process. Call once; a second call changes nothing.
+/// Starts logging for the whole process. A second call has no effect.
 pub fn start(level: LevelFilter, format: Format) {
     let builder = tracing_subscriber::fmt()
         .with_max_level(level)
         .with_writer(|| Stderr)
-        // Otherwise a line that cannot be formatted is reported with `eprintln!`, which panics
-        // where stderr fails.
+        // By default, tracing reports a formatting error with `eprintln!`, which panics if
+        // stderr fails.
         .log_internal_errors(false)
         .with_ansi(false)
         .with_target(false);
-    // The only failure is "already started", which is what the caller wants.
+    // This fails only if logging has already started.
     let _ = match format {
         Format::Plain => builder.try_init(),
         Format::Json => builder.json().try_init(),
     };
 }
 
-/// Reports panics the way log lines are written: std's own report waits for a reader.
+/// Writes panic messages with [`stderr::write_line`]. The standard library's hook blocks while
+/// nobody reads stderr.
 pub fn report_panics() {
     panic::set_hook(Box::new(|info| {
         stderr::write_line(format!("{info}\n").as_bytes());

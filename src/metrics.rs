@@ -1,9 +1,9 @@
-//! The OpenMetrics text format, in which the agent and the repair controller answer `/metrics`.
+//! The OpenMetrics text format of `/metrics` of the agent and the repair controller.
 
 use std::fmt::Write as _;
 
 /// Appends the head of the metric family `name`: help, type, and the unit if the name ends in one.
-/// `kind` is `counter`, `gauge` or `histogram`; `help` comes without a full stop.
+/// `kind` is the type: `counter`, `gauge` or `histogram`. `help` has no full stop at its end.
 pub fn family(out: &mut String, name: &str, kind: &str, help: &str) {
     // Writing to a String cannot fail.
     let _ = writeln!(out, "# HELP {name} {help}.");

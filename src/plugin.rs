@@ -1,4 +1,4 @@
-//! What linkerd-cni does for each CNI command.
+//! Runs the CNI commands ADD, CHECK, DEL, GC, STATUS and VERSION.
 
 mod api;
 pub mod decision;
@@ -15,24 +15,24 @@ use crate::config::{Config, Resolved, ignored};
 use crate::{firewall, log, netns};
 use record::Record;
 
-/// How long programming one pod's namespace may take, all families together.
+/// Time allowed to program one pod's netns, for all address families together.
 const NETNS_DEADLINE: Duration = Duration::from_secs(20);
 
-/// Carries out `request` and returns what belongs on stdout.
+/// Runs the command in `request` and returns the text for stdout.
 pub fn run(request: &Request) -> Result<String, Error> {
     match request.command {
-        Command::Version => Ok(version::answer()),
-        Command::Add => recorded("ADD", request, add),
-        Command::Check => recorded("CHECK", request, check),
-        // Our rules go with the pod's namespace: there is nothing to take away.
+        Command::Version => Ok(version::response()),
+        Command::Add => run_and_record("ADD", request, add),
+        Command::Check => run_and_record("CHECK", request, check),
+        // The kernel removes the redirect rules together with the pod's netns.
         Command::Del => refuse_own_netns(request).map(|()| String::new()),
-        // Local and at once: runtimes ask it every few seconds and under a lock.
+        // No I/O here: runtimes send STATUS every few seconds while they hold a lock.
         Command::Gc | Command::Status => Ok(String::new()),
     }
 }
 
-/// Runs `work` with the configuration, and sends the agent a record of it.
-fn recorded(
+/// Reads the plugin entry, runs `work`, and sends the agent a record of the outcome.
+fn run_and_record(
     command: &'static str,
     request: &Request,
     work: fn(&Request, Config, &mut Record) -> Result<String, Error>,
@@ -52,7 +52,7 @@ fn recorded(
     };
     let outcome = work(request, config, &mut record);
     record.finish(outcome.as_ref().err(), started.elapsed());
-    if let Some(ignored) = ignored::in_words(&record.ignored) {
+    if let Some(ignored) = ignored::summary(&record.ignored) {
         tracing::warn!(
             "linkerd-cni: pod {}/{}: {ignored}",
             record.namespace,
@@ -64,11 +64,12 @@ fn recorded(
     outcome
 }
 
-/// Redirects a meshed pod's traffic; every pod's result is passed on as it came.
+/// Installs the redirect rules of a meshed pod. Returns `prevResult` for every pod, meshed or
+/// not.
 fn add(request: &Request, config: Config, record: &mut Record) -> Result<String, Error> {
-    let output = result::pass_on(request)?;
+    let output = result::pass_through(request)?;
     let (mode, ipv6, simulate) = (config.mode, config.ipv6, config.simulate);
-    let Some(Resolved { redirect, ignored }) = resolve(request, config, record)? else {
+    let Some(Resolved { redirect, ignored }) = redirect_for(request, config, record)? else {
         return Ok(output);
     };
     let previous_has_ipv6 = families::previous_has_ipv6(&request.config);
@@ -89,7 +90,8 @@ fn add(request: &Request, config: Config, record: &mut Record) -> Result<String,
     Ok(output)
 }
 
-/// Compares a meshed pod's rules with what ADD would put there.
+/// Checks that a meshed pod has all rules that ADD installs. Fails with
+/// [`code::RULES_MISSING`] and names the missing rules.
 fn check(request: &Request, config: Config, record: &mut Record) -> Result<String, Error> {
     if request.config.given("prevResult").is_none() {
         return Err(Error::new(
@@ -98,7 +100,7 @@ fn check(request: &Request, config: Config, record: &mut Record) -> Result<Strin
         ));
     }
     let (mode, ipv6, simulate) = (config.mode, config.ipv6, config.simulate);
-    let Some(Resolved { redirect, .. }) = resolve(request, config, record)? else {
+    let Some(Resolved { redirect, .. }) = redirect_for(request, config, record)? else {
         return Ok(String::new());
     };
     if simulate {
@@ -122,8 +124,9 @@ fn check(request: &Request, config: Config, record: &mut Record) -> Result<Strin
     .with_details("delete the pod, so that it starts again with its rules"))
 }
 
-/// The redirect that the request's pod should have; `None` if it is none of ours.
-fn resolve(
+/// Returns the redirect of the request's pod. `None` means that the pod is skipped;
+/// `record.decision` then has the reason.
+fn redirect_for(
     request: &Request,
     config: Config,
     record: &mut Record,
@@ -135,15 +138,15 @@ fn resolve(
     record.namespace.clone_from(&pod.namespace);
     record.pod.clone_from(&pod.name);
     let annotations = decision::annotations(&request.config);
-    if let Some(why) = decision::passes(&pod, &config, annotations.as_ref()) {
-        record.decision = why;
+    if let Some(reason) = decision::skip_reason(&pod, &config, annotations.as_ref()) {
+        record.decision = reason;
         return Ok(None);
     }
     let requests = Arc::new(AtomicU32::new(0));
-    let counted = Arc::clone(&requests);
-    let asked = pod.clone();
-    let facts = api::within(config.api_budget, &pod, move || {
-        match api::ask(&asked, &config, counted)? {
+    let counter = Arc::clone(&requests);
+    let target = pod.clone();
+    let facts = api::run_within(config.api_budget, &pod, move || {
+        match api::fetch_facts(&target, &config, counter)? {
             Some(facts) => Ok(Some((config.resolve(&facts)?, facts.uid))),
             None => Ok(None),
         }
@@ -157,7 +160,8 @@ fn resolve(
     Ok(Some(resolved))
 }
 
-/// A runtime that hands us our own namespace would have its host redirected.
+/// Rejects a request for the plugin's own netns, in which the rules would redirect the
+/// host's traffic.
 fn refuse_own_netns(request: &Request) -> Result<(), Error> {
     if request.netns_override || !netns::is_own(&request.netns) {
         return Ok(());
@@ -168,20 +172,23 @@ fn refuse_own_netns(request: &Request) -> Result<(), Error> {
     ))
 }
 
+/// Runs `work` inside the pod's netns. Fails with [`code::INVALID_NETNS`] if the netns cannot
+/// be opened or entered.
 fn in_netns<T: Send + 'static>(
     request: &Request,
     work: impl FnOnce() -> Result<T, firewall::Error> + Send + 'static,
 ) -> Result<T, Error> {
-    let done = netns::run(&request.netns, NETNS_DEADLINE, work).map_err(|error| {
+    let result = netns::run(&request.netns, NETNS_DEADLINE, work).map_err(|error| {
         let code = match error {
             netns::Error::Open { .. } | netns::Error::Enter { .. } => code::INVALID_NETNS,
             _ => code::RULES_FAILED,
         };
         Error::new(code, error.to_string())
     })?;
-    done.map_err(firewall_error)
+    result.map_err(firewall_error)
 }
 
+/// Converts a firewall error to a CNI error with its remedy.
 fn firewall_error(error: firewall::Error) -> Error {
     match &error {
         firewall::Error::NoPrograms { .. } => Error::new(code::NO_IPTABLES, error.to_string())
@@ -201,7 +208,8 @@ fn firewall_error(error: firewall::Error) -> Error {
     }
 }
 
-/// Upstream's levels: `debug` and `info`; anything else is `warn`.
+/// Starts logging at the level in the plugin entry. As in upstream, every value other than
+/// `debug` and `info` means `warn`; `trace` is taken as `debug`.
 fn start_log(config: &Config) {
     let level = match config.log_level.to_ascii_lowercase().as_str() {
         "debug" | "trace" => tracing::level_filters::LevelFilter::DEBUG,

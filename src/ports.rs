@@ -1,4 +1,4 @@
-//! Ports, ranges of ports, and lists of them as people write them.
+//! Ports, port ranges, and the lists of them in annotations and the plugin entry.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -6,10 +6,10 @@ use std::str::FromStr;
 
 use crate::quote::quote;
 
-/// What one iptables `multiport` match holds; a range counts as two.
+/// Number of ports in one iptables `multiport` match. A range counts as two.
 const MULTIPORT_LIMIT: usize = 15;
 
-/// The grammar, for error messages.
+/// Grammar of a port list, for error messages.
 pub const GRAMMAR: &str = "a list of ports (0-65535) and ranges (lower-upper), comma-separated and without blanks, such as 25,3306,8000-8010";
 
 /// Ports from `first` to `last`, both included; a single port is a range of one.
@@ -19,7 +19,7 @@ pub struct PortRange {
     pub last: u16,
 }
 
-/// Why an element of a list is neither a port nor a range.
+/// Why an element of a list is invalid.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
     #[error("{} is not a port: a number from 0 to 65535 is wanted", quote(.0))]
@@ -32,9 +32,9 @@ pub enum Error {
     Reversed(String),
 }
 
-/// An element that upstream drops.
+/// An invalid element of a list. Upstream drops it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct BadElement {
+pub struct InvalidElement {
     pub text: String,
     pub error: Error,
 }
@@ -44,7 +44,7 @@ impl PortRange {
         self.first == self.last
     }
 
-    /// What it costs in a `multiport` match.
+    /// Number of ports that the range counts for in a `multiport` match.
     fn slots(self) -> usize {
         if self.is_single() { 1 } else { 2 }
     }
@@ -59,8 +59,8 @@ impl From<u16> for PortRange {
     }
 }
 
-/// Accepts exactly what upstream's `ParsePortRange` accepts: a sign `+` and leading zeros
-/// are allowed, blanks are not.
+/// Accepts exactly what upstream's `ParsePortRange` accepts: a leading `+` and leading zeros
+/// are valid, blanks are not.
 impl FromStr for PortRange {
     type Err = Error;
 
@@ -77,7 +77,7 @@ impl FromStr for PortRange {
     }
 }
 
-/// As iptables writes it: `80`, `100:200`.
+/// Formats the range as iptables does: `80`, `100:200`.
 impl fmt::Display for PortRange {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.is_single() {
@@ -96,38 +96,37 @@ fn port(text: &str) -> Result<u16, Error> {
         })
 }
 
-/// Reads the elements of a list. Returns the ranges, and the elements that upstream
-/// drops with a log line: also empty ones and those with blanks.
+/// Parses the elements of a list. Returns the ranges and the invalid elements, which include
+/// empty elements and those with blanks. Upstream logs and drops the same elements.
 pub fn elements<'a>(
     elements: impl IntoIterator<Item = &'a str>,
-) -> (Vec<PortRange>, Vec<BadElement>) {
-    let (mut ranges, mut bad) = (Vec::new(), Vec::new());
+) -> (Vec<PortRange>, Vec<InvalidElement>) {
+    let (mut ranges, mut invalid) = (Vec::new(), Vec::new());
     for text in elements {
         match text.parse() {
             Ok(range) => ranges.push(range),
-            Err(error) => bad.push(BadElement {
+            Err(error) => invalid.push(InvalidElement {
                 text: text.to_owned(),
                 error,
             }),
         }
     }
-    (ranges, bad)
+    (ranges, invalid)
 }
 
-/// Reads a comma-separated list, as [`elements`] does.
-pub fn list(text: &str) -> (Vec<PortRange>, Vec<BadElement>) {
+/// Parses a comma-separated list, as [`elements`] does.
+pub fn list(text: &str) -> (Vec<PortRange>, Vec<InvalidElement>) {
     elements(text.split(','))
 }
 
-/// The same ranges in the same order, each once.
+/// Removes repeated ranges and keeps the order.
 pub fn distinct(ranges: impl IntoIterator<Item = PortRange>) -> Vec<PortRange> {
     let mut seen = BTreeSet::new();
     let is_new = |range: &PortRange| seen.insert((range.first, range.last));
     ranges.into_iter().filter(is_new).collect()
 }
 
-/// Splits into groups that each fit one `multiport` match, keeping the order
-/// (contract 5.5).
+/// Splits ranges into groups that each fit one `multiport` match, and keeps the order.
 pub fn groups(ranges: &[PortRange]) -> Vec<Vec<PortRange>> {
     let mut groups: Vec<Vec<PortRange>> = Vec::new();
     let mut free = 0;
@@ -144,7 +143,7 @@ pub fn groups(ranges: &[PortRange]) -> Vec<Vec<PortRange>> {
     groups
 }
 
-/// Comma-separated, as iptables writes it.
+/// Formats ranges as a comma-separated list, as iptables does.
 pub fn joined(ranges: &[PortRange]) -> String {
     let texts: Vec<String> = ranges.iter().map(PortRange::to_string).collect();
     texts.join(",")
@@ -154,9 +153,9 @@ pub fn joined(ranges: &[PortRange]) -> String {
 mod tests {
     use super::*;
 
-    /// Lists, and what upstream's `makeMultiportDestinations` keeps and drops of each
-    /// (linkerd2-proxy-init, `pkg/iptables` and `pkg/util`, run under Go).
-    const UPSTREAMS: [(&str, &str, &[&str]); 40] = [
+    /// Lists, with the elements that upstream's `makeMultiportDestinations` keeps and drops. The
+    /// results come from running linkerd2-proxy-init's `pkg/iptables` and `pkg/util`.
+    const UPSTREAM_RESULTS: [(&str, &str, &[&str]); 40] = [
         ("80", "80", &[]),
         ("22-22", "22", &[]),
         ("25-27", "25:27", &[]),
@@ -200,12 +199,12 @@ mod tests {
     ];
 
     #[test]
-    fn lists_are_read_as_upstream_reads_them() {
-        for (text, kept, dropped) in UPSTREAMS {
-            let (ranges, bad) = list(text);
-            let bad: Vec<&str> = bad.iter().map(|element| &*element.text).collect();
+    fn lists_are_parsed_as_in_upstream() {
+        for (text, kept, dropped) in UPSTREAM_RESULTS {
+            let (ranges, invalid) = list(text);
+            let invalid: Vec<&str> = invalid.iter().map(|element| &*element.text).collect();
             assert_eq!(
-                (joined(&ranges).as_str(), &*bad),
+                (joined(&ranges).as_str(), &*invalid),
                 (kept, dropped),
                 "{text:?}"
             );
@@ -213,16 +212,16 @@ mod tests {
     }
 
     #[test]
-    fn a_long_list_is_read_whole_and_fast() {
+    fn a_list_of_every_port_twice_is_read_completely() {
         let text: Vec<String> = (0..=65_535).map(|port| port.to_string()).collect();
         let twice = format!("{0},{0}", text.join(","));
-        let (ranges, bad) = list(&twice);
-        assert_eq!((ranges.len(), bad.len()), (131_072, 0));
+        let (ranges, invalid) = list(&twice);
+        assert_eq!((ranges.len(), invalid.len()), (131_072, 0));
         assert_eq!(distinct(ranges).len(), 65_536);
     }
 
     #[test]
-    fn the_reason_why_an_element_is_bad_is_said() {
+    fn an_error_states_why_the_element_is_invalid() {
         for (text, wanted) in [
             (
                 "abc",

@@ -1,10 +1,10 @@
-//! Quotes text that others wrote, for logs, errors and Events.
+//! Quotes text from users and other programs, for logs, errors and Events.
 
-/// Longest quotation in characters, without its quotes.
+/// Longest quotation in characters, without the quotation marks.
 const LIMIT: usize = 100;
 
-/// Returns `text` in quotes, on one line and at most about [`LIMIT`] characters long.
-/// Control characters and those that change the direction of text are escaped.
+/// Returns `text` in quotation marks, on one line and cut to about [`LIMIT`] characters. Escapes
+/// control characters and characters that change the text direction.
 pub fn quote(text: &str) -> String {
     let mut quoted = String::from('"');
     let mut length = 0;
@@ -28,7 +28,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_quotation_is_short_and_on_one_line_whatever_is_quoted() {
+    fn a_quotation_of_any_text_is_short_and_on_one_line() {
         for (text, wanted) in [
             ("http", "\"http\""),
             ("", "\"\""),

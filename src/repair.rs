@@ -43,7 +43,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use nix::sys::signal::{SigSet, Signal};
 
-use crate::admin::{self, Answers};
+use crate::admin::{self, Handlers};
 pub use crate::kube::connection;
 use crate::kube::event::Reporter;
 use crate::kube::{Deadlines, Impersonate};
@@ -179,7 +179,7 @@ fn serve(address: SocketAddr, shared: Arc<Shared>) -> Result<(), Error> {
     let address = listener.local_addr().unwrap_or(address);
     tracing::info!("Answering /live, /ready and /metrics on {address}");
     let ready = Arc::clone(&shared);
-    let answers = Answers {
+    let answers = Handlers {
         ready: Box::new(move || ready.health.ready(Instant::now()).map(|()| None)),
         metrics: Box::new(move || shared.metrics.text(started)),
     };

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use super::{Answers, CLIENTS, REQUEST_LIMIT, serve};
+use super::{Handlers, MAX_CLIENTS, REQUEST_LIMIT, serve};
 
 /// A server whose readiness the test switches.
 fn server() -> (SocketAddr, Arc<AtomicBool>) {
@@ -12,14 +12,14 @@ fn server() -> (SocketAddr, Arc<AtomicBool>) {
     let address = listener.local_addr().unwrap();
     let ready = Arc::new(AtomicBool::new(false));
     let switch = Arc::clone(&ready);
-    let answers = Answers {
+    let handlers = Handlers {
         ready: Box::new(move || match switch.load(Ordering::Relaxed) {
             true => Ok(None),
             false => Err("the kubeconfig is missing".into()),
         }),
         metrics: Box::new(|| "# EOF\n".into()),
     };
-    serve(listener, answers).unwrap();
+    serve(listener, handlers).unwrap();
     (address, ready)
 }
 
@@ -34,19 +34,19 @@ fn connect(address: SocketAddr) -> TcpStream {
 fn exchange(address: SocketAddr, request: &str) -> String {
     let mut stream = connect(address);
     stream.write_all(request.as_bytes()).unwrap();
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer).unwrap();
-    answer
+    let mut response = String::new();
+    stream.read_to_string(&mut response).unwrap();
+    response
 }
 
-fn status_and_body(answer: &str) -> (&str, &str) {
-    let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+fn status_and_body(response: &str) -> (&str, &str) {
+    let (head, body) = response.split_once("\r\n\r\n").unwrap();
     let status = head.lines().next().unwrap();
     (status.strip_prefix("HTTP/1.1 ").unwrap(), body)
 }
 
 #[test]
-fn each_path_and_method_has_its_answer() {
+fn each_path_and_method_has_its_response() {
     let (address, _) = server();
     let not_ready = "not ready: the kubeconfig is missing\n";
     for (request, status, body) in [
@@ -67,25 +67,25 @@ fn each_path_and_method_has_its_answer() {
         ("nonsense", "400 Bad Request", ""),
         ("", "400 Bad Request", ""),
     ] {
-        let answer = exchange(address, &format!("{request}\r\nHost: a\r\n\r\n"));
-        assert_eq!(status_and_body(&answer), (status, body), "{request}");
-        assert!(answer.contains("\r\nConnection: close\r\n"), "{request}");
+        let response = exchange(address, &format!("{request}\r\nHost: a\r\n\r\n"));
+        assert_eq!(status_and_body(&response), (status, body), "{request}");
+        assert!(response.contains("\r\nConnection: close\r\n"), "{request}");
     }
 }
 
 #[test]
-fn readiness_is_asked_anew_for_each_request() {
+fn readiness_is_evaluated_for_each_request() {
     let (address, ready) = server();
     ready.store(true, Ordering::Relaxed);
-    let answer = exchange(address, "GET /ready HTTP/1.1\r\n\r\n");
-    assert_eq!(status_and_body(&answer), ("200 OK", "ready\n"));
+    let response = exchange(address, "GET /ready HTTP/1.1\r\n\r\n");
+    assert_eq!(status_and_body(&response), ("200 OK", "ready\n"));
 }
 
 #[test]
-fn metrics_are_openmetrics_and_head_tells_their_length() {
+fn metrics_are_openmetrics_and_head_returns_their_length() {
     let (address, _) = server();
-    let answer = exchange(address, "HEAD /metrics HTTP/1.1\r\n\r\n");
-    insta::assert_snapshot!(answer.replace('\r', ""), @r"
+    let response = exchange(address, "HEAD /metrics HTTP/1.1\r\n\r\n");
+    insta::assert_snapshot!(response.replace('\r', ""), @r"
     HTTP/1.1 200 OK
     Content-Type: application/openmetrics-text; version=1.0.0; charset=utf-8
     Content-Length: 6
@@ -94,43 +94,43 @@ fn metrics_are_openmetrics_and_head_tells_their_length() {
 }
 
 #[test]
-fn a_request_that_comes_in_pieces_is_answered() {
+fn a_request_that_arrives_in_pieces_gets_a_response() {
     let (address, _) = server();
     let mut stream = connect(address);
     for piece in ["GET /li", "ve HTTP/1.1\r", "\n\r", "\n"] {
         stream.write_all(piece.as_bytes()).unwrap();
         stream.flush().unwrap();
     }
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer).unwrap();
-    assert_eq!(status_and_body(&answer), ("200 OK", "alive\n"));
+    let mut response = String::new();
+    stream.read_to_string(&mut response).unwrap();
+    assert_eq!(status_and_body(&response), ("200 OK", "alive\n"));
 }
 
 #[test]
-fn a_request_without_end_is_refused() {
+fn a_request_that_is_too_large_is_rejected() {
     let (address, _) = server();
     let mut stream = connect(address);
-    // The server may have answered and closed before all of it is written.
+    // The server may respond and close before all of it is written.
     let _ = stream.write_all(&vec![b'a'; REQUEST_LIMIT + 1]);
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer).unwrap();
-    assert!(answer.starts_with("HTTP/1.1 431 "), "{answer}");
+    let mut response = String::new();
+    stream.read_to_string(&mut response).unwrap();
+    assert!(response.starts_with("HTTP/1.1 431 "), "{response}");
 }
 
 #[test]
-fn silent_clients_however_many_do_not_delay_another() {
+fn any_number_of_silent_clients_do_not_delay_another_client() {
     let (address, _) = server();
-    let silent: Vec<TcpStream> = (0..3 * CLIENTS).map(|_| connect(address)).collect();
+    let silent: Vec<TcpStream> = (0..3 * MAX_CLIENTS).map(|_| connect(address)).collect();
     let began = Instant::now();
-    let answer = exchange(address, "GET /live HTTP/1.1\r\n\r\n");
-    assert_eq!(status_and_body(&answer), ("200 OK", "alive\n"));
-    // Far below the patience that each silent client is given.
+    let response = exchange(address, "GET /live HTTP/1.1\r\n\r\n");
+    assert_eq!(status_and_body(&response), ("200 OK", "alive\n"));
+    // Far below the timeout of each silent client.
     assert!(began.elapsed() < Duration::from_secs(2));
     drop(silent);
 }
 
 #[test]
-fn a_client_that_says_nothing_is_closed_in_the_end() {
+fn a_silent_client_is_disconnected_after_the_timeout() {
     let (address, _) = server();
     let mut silent = connect(address);
     let mut rest = Vec::new();

@@ -152,7 +152,7 @@ impl fmt::Display for Record {
             write!(f, " by {backend}")?;
         }
         write!(f, ", {} requests, {} ms", self.requests, self.ms)?;
-        if let Some(ignored) = ignored::in_words(&self.ignored) {
+        if let Some(ignored) = ignored::summary(&self.ignored) {
             write!(f, "; {ignored}")?;
         }
         match &self.error {

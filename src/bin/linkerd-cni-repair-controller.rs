@@ -1,4 +1,4 @@
-//! The repair controller.
+//! Entry point of the repair controller.
 
 use std::process::ExitCode;
 

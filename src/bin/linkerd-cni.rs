@@ -1,4 +1,4 @@
-//! The CNI plugin: environment and stdin in, a result or an error object out.
+//! Entry point of the CNI plugin: reads environment and stdin, prints a result or an error object.
 
 use std::env;
 use std::io;
@@ -30,7 +30,8 @@ fn main() -> ExitCode {
     }
 }
 
-/// Writes `text` to stdout. Runtimes show stderr of a plugin that fails without an answer.
+/// Writes `text` to stdout. If that fails, reports it on stderr, which runtimes show for a plugin
+/// that fails without output.
 fn print(text: &str) -> ExitCode {
     let Err(error) = output::print(text) else {
         return ExitCode::SUCCESS;

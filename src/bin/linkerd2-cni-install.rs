@@ -1,4 +1,5 @@
-//! The node agent; in the image also the repair controller, by that name.
+//! Entry point of the agent. In the image, this file is also the repair controller, under that
+//! program's name.
 
 use std::process::ExitCode;
 

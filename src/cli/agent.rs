@@ -1,4 +1,4 @@
-//! The node agent: flags and environment in, an exit status out.
+//! The agent's command line: reads flags and environment variables, starts logging, runs the agent.
 
 use std::process::ExitCode;
 
@@ -9,7 +9,8 @@ use crate::agent;
 use crate::agent::settings::Settings;
 use crate::log;
 
-/// Keeps linkerd-cni installed on this node, and uninstalls it on SIGTERM.
+/// Installs linkerd-cni on this node and keeps it installed. On SIGTERM, uninstalls it only if the
+/// DaemonSet is deleted or no longer includes this node.
 #[derive(Parser)]
 #[command(name = "linkerd2-cni-install", version)]
 struct Flags {
@@ -25,10 +26,10 @@ struct Flags {
 
 #[derive(Subcommand)]
 enum Command {
-    /// See in a meshed pod that connections are redirected, as `helm test` does
+    /// Verify in a meshed pod that connections are redirected, as `helm test` does
     #[command(subcommand)]
     Probe(Probe),
-    /// Take off this node what an agent left that died for good
+    /// Remove everything that a dead agent left on this node
     Uninstall,
 }
 
@@ -64,7 +65,7 @@ pub fn main() -> ExitCode {
     }
 }
 
-/// Upstream's program takes its flags with one dash.
+/// Adds a dash to upstream's flags, which have one.
 fn double_dash(argument: String) -> String {
     match argument.starts_with("-log-") {
         true => format!("-{argument}"),

@@ -1,5 +1,7 @@
-//! Both ends of a connection that only the plugin's rules can bring about: what
-//! `helm test` runs in a meshed pod, with the agent's image, as that is on the node.
+//! Verifies redirection from inside a meshed pod; `helm test` runs it from the agent's image.
+//!
+//! One container serves the proxy's ports in place of the proxy. Another connects to an address
+//! that no host has. Only the redirect rules can connect the two.
 
 use std::io::{self, BufRead, BufReader, Read as _, Write as _};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -8,48 +10,51 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail};
 
-/// Addresses for documentation: nobody has them, so nobody but a proxy answers there.
-const NOWHERE: [IpAddr; 2] = [
+/// Addresses reserved for documentation, one for each family. No host has them, so a connection to
+/// them succeeds only if it is redirected.
+const UNUSED_ADDRESSES: [IpAddr; 2] = [
     IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1)),
     IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1)),
 ];
-/// One try to connect, and to get an answer.
-const TRY: Duration = Duration::from_secs(5);
-/// How long to go on trying, as the stand-in may still be starting.
-const WITHIN: Duration = Duration::from_secs(20);
+/// Timeout of one attempt: for connecting, and for each read.
+const ATTEMPT_TIMEOUT: Duration = Duration::from_secs(5);
+/// Time in which to retry, as the other container may still be starting.
+const RETRY_BUDGET: Duration = Duration::from_secs(20);
+/// Pause after a failed attempt.
 const PAUSE: Duration = Duration::from_millis(200);
 
-/// The two parts; both are told the same token, so that an answer from elsewhere, such
-/// as another proxy on the way, is not taken for ours.
+/// The two sides of the probe. Both get the same token, which tells the response of `serve` from
+/// that of any other server, such as another proxy.
 #[derive(Clone, Debug, clap::Subcommand)]
 pub enum Probe {
-    /// Stand in for the proxy: answer each connection to one of the ports with the
-    /// token and that port, until killed
+    /// Serve the proxy's ports in its place: respond to each connection with the token and
+    /// the port, until killed
     Serve {
         #[arg(long, env = "LINKERD_CNI_PROBE_TOKEN")]
         token: String,
         #[arg(required = true)]
         ports: Vec<u16>,
     },
-    /// Connect to an address that nobody has, for each IP family of the pod, and fail
-    /// unless the stand-in answers
+    /// Connect to an address that no host has, for each IP family of the pod, and fail unless
+    /// `serve` responds
     Outbound {
         #[arg(long, env = "LINKERD_CNI_PROBE_TOKEN")]
         token: String,
-        /// The pod's own addresses, comma-separated, which tell its IP families
+        /// IP addresses of the pod, comma-separated; they determine its IP families
         #[arg(long, env = "LINKERD_CNI_PROBE_POD_IPS", value_delimiter = ',')]
         pod_ips: Vec<IpAddr>,
-        /// The chart says that IPv6 is not redirected, so do not expect it
+        /// Do not expect IPv6 to be redirected (disableIPv6=true in the chart)
         #[arg(long)]
         no_ipv6: bool,
         /// The port to connect to
         port: u16,
-        /// The proxy's port, on which the stand-in should get the connection
+        /// The proxy's port, on which `serve` has to receive the connection
         proxy_port: u16,
     },
 }
 
 impl Probe {
+    /// Runs this side of the probe. `serve` does not return.
     pub fn run(&self) -> anyhow::Result<()> {
         match self {
             Probe::Serve { token, ports } => serve(token, ports),
@@ -60,10 +65,10 @@ impl Probe {
                 port,
                 proxy_port,
             } => {
-                let answer = answer(token, *proxy_port);
+                let response = response(token, *proxy_port);
                 for ip in targets(pod_ips, *no_ipv6)? {
                     let address = SocketAddr::new(ip, *port);
-                    expect(address, &answer, WITHIN)?;
+                    expect(address, &response, RETRY_BUDGET)?;
                     tracing::info!("a connection to {address} was redirected to {proxy_port}");
                 }
                 Ok(())
@@ -72,14 +77,14 @@ impl Probe {
     }
 }
 
-/// What the stand-in says on one of its ports.
-fn answer(token: &str, port: u16) -> String {
+/// Returns the line that `serve` sends on one of its ports.
+fn response(token: &str, port: u16) -> String {
     format!("{token} {port}\n")
 }
 
-/// Where to connect to: one address for each family that should be redirected.
+/// Returns one address for each family that is to be redirected. Fails if there is none.
 fn targets(pod_ips: &[IpAddr], no_ipv6: bool) -> anyhow::Result<Vec<IpAddr>> {
-    let mut families = NOWHERE.to_vec();
+    let mut families = UNUSED_ADDRESSES.to_vec();
     families.retain(|target| {
         let has = |ip: &IpAddr| ip.is_ipv4() == target.is_ipv4();
         pod_ips.iter().any(has) && (target.is_ipv4() || !no_ipv6)
@@ -102,16 +107,16 @@ fn serve(token: &str, ports: &[u16]) -> anyhow::Result<()> {
     tracing::info!("listening on {ports:?}");
     thread::scope(|scope| {
         for (port, listener) in &listeners {
-            let line = answer(token, *port);
+            let line = response(token, *port);
             scope.spawn(move || reply_to_all(listener, &line));
         }
     });
     Ok(())
 }
 
-/// Listeners for both families, or for the one that the kernel has.
+/// Listens on both families, or on the only one that the kernel has.
 fn listen(port: u16) -> io::Result<Vec<TcpListener>> {
-    // Where the first takes IPv4 as well, as it does by default, the second fails.
+    // By default an IPv6 socket also takes IPv4, and then the second bind fails.
     let first = TcpListener::bind((Ipv6Addr::UNSPECIFIED, port));
     let second = TcpListener::bind((Ipv4Addr::UNSPECIFIED, port));
     match (first, second) {
@@ -130,21 +135,22 @@ fn reply_to_all(listener: &TcpListener, line: &str) {
     }
 }
 
-/// Reads what the client has to say before closing, as a reset could overtake the line.
+/// Sends `line`, then reads until the client closes: closing with unread data would reset the
+/// connection, and the client might lose the line.
 fn reply(mut stream: TcpStream, line: &str) -> io::Result<()> {
-    stream.set_read_timeout(Some(TRY))?;
+    stream.set_read_timeout(Some(ATTEMPT_TIMEOUT))?;
     stream.write_all(line.as_bytes())?;
     stream.shutdown(Shutdown::Write)?;
     io::copy(&mut stream.take(1 << 10), &mut io::sink())?;
     Ok(())
 }
 
-/// Tries until somebody answers so.
-fn expect(address: SocketAddr, answer: &str, within: Duration) -> anyhow::Result<()> {
+/// Retries until `address` responds with `response`. Fails after `within`.
+fn expect(address: SocketAddr, response: &str, within: Duration) -> anyhow::Result<()> {
     let start = Instant::now();
     loop {
         let problem = match line_from(address) {
-            Ok(line) if line == answer => return Ok(()),
+            Ok(line) if line == response => return Ok(()),
             Ok(_) => "somebody else answered".to_owned(),
             Err(error) => error.to_string(),
         };
@@ -160,8 +166,8 @@ fn expect(address: SocketAddr, answer: &str, within: Duration) -> anyhow::Result
 }
 
 fn line_from(address: SocketAddr) -> io::Result<String> {
-    let stream = TcpStream::connect_timeout(&address, TRY)?;
-    stream.set_read_timeout(Some(TRY))?;
+    let stream = TcpStream::connect_timeout(&address, ATTEMPT_TIMEOUT)?;
+    stream.set_read_timeout(Some(ATTEMPT_TIMEOUT))?;
     let mut line = String::new();
     BufReader::new(stream.take(1 << 10)).read_line(&mut line)?;
     Ok(line)
@@ -172,21 +178,21 @@ fn line_from(address: SocketAddr) -> io::Result<String> {
 mod tests {
     use super::*;
 
-    /// Where a stand-in for `port` listens, in truth another port.
-    fn stand_in(token: &'static str, port: u16) -> SocketAddr {
+    /// Starts a server that responds as `serve` does on `port`. Returns its address, with another port.
+    fn fake_proxy(token: &'static str, port: u16) -> SocketAddr {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
-        thread::spawn(move || reply_to_all(&listener, &answer(token, port)));
+        thread::spawn(move || reply_to_all(&listener, &response(token, port)));
         address
     }
 
     #[test]
-    fn only_the_stand_in_on_the_proxys_port_is_believed() {
-        let wanted = answer("token", 4140);
+    fn only_the_response_with_token_and_proxy_port_is_accepted() {
+        let wanted = response("token", 4140);
         let cases = [
-            (stand_in("token", 4140), None),
-            (stand_in("token", 4143), Some("somebody else answered")),
-            (stand_in("other", 4140), Some("somebody else answered")),
+            (fake_proxy("token", 4140), None),
+            (fake_proxy("token", 4143), Some("somebody else answered")),
+            (fake_proxy("other", 4140), Some("somebody else answered")),
             // Nobody listens there.
             ("127.0.0.1:1".parse().unwrap(), Some("refused")),
         ];
@@ -202,13 +208,13 @@ mod tests {
     }
 
     #[test]
-    fn a_stand_in_that_starts_late_is_waited_for() {
+    fn the_probe_retries_until_the_server_has_started() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
-        let wanted = answer("token", 4140);
+        let wanted = response("token", 4140);
         let line = wanted.clone();
         thread::spawn(move || {
-            // The first connection gets no answer.
+            // The first connection gets no response.
             drop(listener.accept());
             reply_to_all(&listener, &line);
         });
@@ -216,15 +222,15 @@ mod tests {
     }
 
     #[test]
-    fn each_family_of_the_pod_that_is_redirected_is_tried() {
+    fn each_redirected_family_of_the_pod_is_probed() {
         let four: IpAddr = "10.0.0.1".parse().unwrap();
         let six: IpAddr = "fd00::1".parse().unwrap();
         for (ips, no_ipv6, expected) in [
-            (vec![four], true, Some(vec![NOWHERE[0]])),
-            (vec![four], false, Some(vec![NOWHERE[0]])),
-            (vec![six, four], false, Some(NOWHERE.to_vec())),
-            (vec![six, four], true, Some(vec![NOWHERE[0]])),
-            (vec![six], false, Some(vec![NOWHERE[1]])),
+            (vec![four], true, Some(vec![UNUSED_ADDRESSES[0]])),
+            (vec![four], false, Some(vec![UNUSED_ADDRESSES[0]])),
+            (vec![six, four], false, Some(UNUSED_ADDRESSES.to_vec())),
+            (vec![six, four], true, Some(vec![UNUSED_ADDRESSES[0]])),
+            (vec![six], false, Some(vec![UNUSED_ADDRESSES[1]])),
             (vec![six], true, None),
         ] {
             assert_eq!(targets(&ips, no_ipv6).ok(), expected, "{ips:?} {no_ipv6}");

@@ -1,4 +1,4 @@
-//! The repair controller: arguments, log, run.
+//! The repair controller's command line: reads arguments, starts logging, runs the controller.
 
 use std::env;
 use std::net::SocketAddr;
@@ -11,20 +11,20 @@ use clap::Parser;
 use tracing::level_filters::LevelFilter;
 
 use crate::kube::Impersonate;
-use crate::kube::kubeconfig::{Choice, SERVICE_ACCOUNT_DIR};
+use crate::kube::kubeconfig::{Overrides, SERVICE_ACCOUNT_DIR};
 use crate::log::{self, Format};
 use crate::repair::{self, Settings, connection::Source, host::Host, log_filter, mode::RepairMode};
 
-/// Repairs the pods of a node that started before the Linkerd CNI plugin was there.
+/// Repairs pods on one node that started before the Linkerd CNI plugin was installed.
 #[derive(Parser)]
 #[command(name = repair::CONTROLLER, version)]
 struct Args {
-    /// A level, or a filter of which the part for this program counts
+    /// Log level, or a tracing filter, of which only the part for this program is used
     #[arg(long, env = "LINKERD_CNI_REPAIR_CONTROLLER_LOG_LEVEL", value_parser = log_filter::level)]
     #[arg(default_value = "linkerd_cni_repair_controller=info,warn")]
     log_level: LevelFilter,
 
-    /// plain or json
+    /// Log format: plain or json
     #[arg(
         long,
         env = "LINKERD_CNI_REPAIR_CONTROLLER_LOG_FORMAT",
@@ -32,47 +32,47 @@ struct Args {
     )]
     log_format: Format,
 
-    /// The node whose pods to look after
+    /// Name of the node whose pods are repaired
     #[arg(long, env = "LINKERD_CNI_REPAIR_CONTROLLER_NODE_NAME")]
     node_name: String,
 
-    /// The pod that this is, for the events that it reports
+    /// Name of this pod, recorded in Events
     #[arg(long, env = "LINKERD_CNI_REPAIR_CONTROLLER_POD_NAME")]
     controller_pod_name: String,
 
-    /// Where to answer /live, /ready and /metrics
+    /// Address that serves /live, /ready and /metrics
     #[arg(long, default_value = "0.0.0.0:8080")]
     admin_addr: SocketAddr,
 
-    /// How to reach the API server, if not from inside the cluster
+    /// Kubeconfig for the API server [default: the pod's ServiceAccount]
     #[arg(long)]
     kubeconfig: Option<PathBuf>,
 
-    /// The kubeconfig's context to use, if not its current one
+    /// Context of the kubeconfig [default: the current context]
     #[arg(long)]
     context: Option<String>,
 
-    /// The kubeconfig's cluster to use, if not the context's
+    /// Cluster of the kubeconfig [default: the context's]
     #[arg(long)]
     cluster: Option<String>,
 
-    /// The kubeconfig's user to use, if not the context's
+    /// User of the kubeconfig [default: the context's]
     #[arg(long)]
     user: Option<String>,
 
-    /// Whom to act for, as of kubectl
+    /// User to impersonate, as in kubectl
     #[arg(long = "as")]
     impersonate: Option<String>,
 
-    /// A group to act for; may be given more than once
+    /// Group to impersonate; may be repeated
     #[arg(long = "as-group")]
     impersonate_groups: Vec<String>,
 
-    /// How long the API server may take to begin an answer
+    /// Longest time until the headers of an API response
     #[arg(long, default_value = "9s", value_parser = humantime::parse_duration)]
     kube_api_response_headers_timeout: Duration,
 
-    /// What to do with a pod without redirection: delete, in-place, label or report
+    /// Repair mode, applied to stranded pods: delete, in-place, label or report
     #[arg(
         long,
         env = "LINKERD_CNI_REPAIR_CONTROLLER_MODE",
@@ -80,7 +80,7 @@ struct Args {
     )]
     mode: RepairMode,
 
-    /// How often to compare the rules of all running meshed pods; 0 is never
+    /// Seconds between audits of the redirect rules of all running meshed pods; 0 disables audits
     #[arg(
         long,
         env = "LINKERD_CNI_REPAIR_CONTROLLER_AUDIT_SECONDS",
@@ -88,24 +88,24 @@ struct Args {
     )]
     audit_seconds: u32,
 
-    /// How many pods to deal with in a minute at most
+    /// Largest number of pods to repair per minute
     #[arg(long, env = "LINKERD_CNI_REPAIR_CONTROLLER_RATE", default_value_t = 60)]
     #[arg(value_parser = clap::value_parser!(u16).range(1..))]
     rate: u16,
 
-    /// host:port of the agent of this node; nothing is done unless its /ready says 200
+    /// host:port of this node's agent; pods are repaired only while its /ready returns 200
     #[arg(long, env = "LINKERD_CNI_REPAIR_CONTROLLER_AGENT_ADDR")]
     agent_addr: Option<String>,
 
-    /// Where the host's directories are mounted
+    /// Path under which the host's directories are mounted
     #[arg(long, env = "CONTAINER_MOUNT_PREFIX", default_value = "/host")]
     mount_prefix: PathBuf,
 
-    /// The host's directory of network configurations
+    /// CNI net dir on the host
     #[arg(long, env = "DEST_CNI_NET_DIR", default_value = "/etc/cni/net.d")]
     net_dir: String,
 
-    /// The name of the plugin's kubeconfig in it
+    /// File name of the plugin's kubeconfig in the CNI net dir
     #[arg(
         long,
         env = "KUBECONFIG_FILE_NAME",
@@ -132,7 +132,7 @@ fn run(args: Args) -> anyhow::Result<()> {
     repair::run(Settings {
         source: source(
             args.kubeconfig,
-            Choice {
+            Overrides {
                 context: args.context,
                 cluster: args.cluster,
                 user: args.user,
@@ -156,9 +156,9 @@ fn run(args: Args) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn source(kubeconfig: Option<PathBuf>, choice: Choice) -> anyhow::Result<Source> {
+fn source(kubeconfig: Option<PathBuf>, overrides: Overrides) -> anyhow::Result<Source> {
     if let Some(path) = kubeconfig {
-        return Ok(Source::Chosen(path, choice));
+        return Ok(Source::SelectedKubeconfig(path, overrides));
     }
     let var = |name| env::var(name).with_context(|| format!("no --kubeconfig, and {name}"));
     Ok(Source::InCluster {

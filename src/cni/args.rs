@@ -1,23 +1,25 @@
-//! CNI_ARGS, of which a Kubernetes runtime's pod name and namespace matter.
+//! Reads the pod's name and namespace from `CNI_ARGS`.
 
 use super::error::{Error, code};
 
-/// What runtimes call the keys (containerd, CRI-O, Multus).
+/// Key of the pod's namespace, as containerd, CRI-O and Multus send it.
 const NAMESPACE: &str = "K8S_POD_NAMESPACE";
+/// Key of the pod's name.
 const NAME: &str = "K8S_POD_NAME";
+/// Key that permits keys which the plugin does not know.
 const IGNORE_UNKNOWN: &str = "IgnoreUnknown";
 
-/// A pod's name. Both parts are made of the characters that Kubernetes allows, so
-/// they can stand in a URL.
+/// Namespace and name of a pod. Both have only characters that Kubernetes allows in names, so
+/// they are safe in a URL.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PodRef {
     pub namespace: String,
     pub name: String,
 }
 
-/// Reads the pod from `CNI_ARGS`: pairs `key=value` with `;` between them. `None`:
-/// a caller other than Kubernetes, with no pod. Keys that nobody knows are refused
-/// unless `IgnoreUnknown` is set, as `pkg/types` does.
+/// Reads the pod from `CNI_ARGS`: pairs `key=value`, separated by `;`. Returns `None` if they
+/// name no pod, as the caller is not Kubernetes then. Fails on unknown keys unless
+/// `IgnoreUnknown` is set, as `pkg/types` does, and on a name that Kubernetes does not allow.
 pub fn pod(args: &str) -> Result<Option<PodRef>, Error> {
     let mut namespace = "";
     let mut name = "";
@@ -31,7 +33,7 @@ pub fn pod(args: &str) -> Result<Option<PodRef>, Error> {
         match key {
             NAMESPACE => namespace = value,
             NAME => name = value,
-            IGNORE_UNKNOWN => ignore_unknown = boolean(value)?,
+            IGNORE_UNKNOWN => ignore_unknown = parse_boolean(value)?,
             _ => unknown.push(pair),
         }
     }
@@ -53,11 +55,11 @@ pub fn pod(args: &str) -> Result<Option<PodRef>, Error> {
     }))
 }
 
-fn invalid(what: String) -> Error {
-    Error::new(code::INVALID_ENVIRONMENT, format!("CNI_ARGS: {what}"))
+fn invalid(problem: String) -> Error {
+    Error::new(code::INVALID_ENVIRONMENT, format!("CNI_ARGS: {problem}"))
 }
 
-fn boolean(text: &str) -> Result<bool, Error> {
+fn parse_boolean(text: &str) -> Result<bool, Error> {
     match text.to_ascii_lowercase().as_str() {
         "1" | "true" => Ok(true),
         "0" | "false" => Ok(false),
@@ -67,6 +69,7 @@ fn boolean(text: &str) -> Result<bool, Error> {
     }
 }
 
+/// Whether `text` has only the characters and the length of a Kubernetes object name.
 fn is_name(text: &str) -> bool {
     text.len() <= 253
         && !text.starts_with('.')
@@ -105,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn bad_args_are_refused_with_the_pair_at_fault() {
+    fn an_error_quotes_the_invalid_pair() {
         let cases = [
             ("a", "CNI_ARGS: invalid pair \"a\""),
             ("a=b=c", "CNI_ARGS: invalid pair \"a=b=c\""),

@@ -4,9 +4,9 @@ use std::fmt;
 
 use serde::Serialize;
 
-/// Codes 1 to 8 are the specification's (SPEC.md, "Error"), 8 is `pkg/types`'.
-/// From 100 on they are ours; each is a class of causes with one kind of remedy, and
-/// they never change their meaning. The README has them as a table.
+/// Error codes. CNI spec 1.1, section 5, "Error", defines codes 1 to 7, and `pkg/types` of
+/// the reference implementation defines 8. Codes from 100 on are linkerd-cni's own: each is a
+/// class of causes with one remedy, and its meaning never changes. The README lists them.
 pub mod code {
     pub const INCOMPATIBLE_VERSION: u32 = 1;
     pub const INVALID_ENVIRONMENT: u32 = 4;
@@ -17,29 +17,29 @@ pub mod code {
 
     /// The kubeconfig is missing or unusable.
     pub const KUBECONFIG: u32 = 100;
-    /// The API server did not answer, or not in time.
+    /// The API server is unreachable or did not respond in time.
     pub const API_UNREACHABLE: u32 = 101;
-    /// The API server refuses the plugin's credential.
+    /// The API server rejects the plugin's credential or its rights (HTTP 401 or 403).
     pub const API_REFUSED: u32 = 102;
-    /// The API server does not know the pod.
+    /// The API server has no such pod (HTTP 404).
     pub const POD_NOT_FOUND: u32 = 103;
-    /// The API server answered with another error or with something unreadable.
+    /// The API server responded with another error, or its response is unreadable.
     pub const API_ANSWER: u32 = 104;
-    /// An annotation of the pod or its namespace has a bad value.
+    /// An annotation of the pod or its namespace has an invalid value.
     pub const ANNOTATION: u32 = 110;
     /// The host has none of the iptables programs.
     pub const NO_IPTABLES: u32 = 120;
-    /// The rules could not be put into the pod's namespace.
+    /// The redirect rules could not be installed in the pod's netns.
     pub const RULES_FAILED: u32 = 121;
-    /// CHECK: rules of a meshed pod are missing or changed.
+    /// CHECK found redirect rules missing or changed.
     pub const RULES_MISSING: u32 = 122;
 
-    /// A fault of the plugin itself.
+    /// A bug in the plugin.
     pub const INTERNAL: u32 = 999;
 }
 
-/// What a runtime is told when a command fails. Runtimes show `msg; details` and
-/// hide the code, so the cause belongs into `msg` and the remedy into `details`.
+/// The CNI error of a failed command. Runtimes show `msg; details` and hide the code, so `msg`
+/// has the cause and `details` the remedy.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Error {
     pub code: u32,
@@ -57,13 +57,13 @@ impl Error {
         }
     }
 
-    /// Adds what to do about it.
+    /// Sets the remedy.
     pub fn with_details(mut self, details: impl Into<String>) -> Self {
         self.details = details.into();
         self
     }
 
-    /// The object for stdout, with the `cniVersion` that the specification asks for.
+    /// Formats the error object for stdout, with the `cniVersion` that the CNI spec requires.
     pub fn to_json(&self, cni_version: &str) -> String {
         #[derive(Serialize)]
         struct Object<'a> {
@@ -76,7 +76,7 @@ impl Error {
             cni_version,
             error: self,
         };
-        // Strings and a number always serialize; the fallback is for the type checker.
+        // Serializing strings and a number cannot fail; the types require a fallback.
         serde_json::to_string_pretty(&object)
             .unwrap_or_else(|_| format!("{{\"code\":{},\"msg\":\"\"}}", self.code))
     }

@@ -1,7 +1,7 @@
-//! A JSON object whose members keep their order and their exact bytes.
+//! A JSON object that keeps the order and the exact bytes of its members.
 //!
-//! What belongs to others (a prevResult, another plugin's configuration) passes
-//! through here, so that no number, escape or unknown key changes on the way.
+//! `prevResult` and other plugins' configurations are read into it, so that writing them back
+//! changes no number, escape or unknown key.
 
 use std::fmt;
 
@@ -15,7 +15,7 @@ use serde_json::value::RawValue;
 pub struct Object(pub Vec<(String, Box<RawValue>)>);
 
 impl Object {
-    /// The value of `key`; of duplicates the last, as Go's decoder has it.
+    /// Returns the value of `key`. The last of duplicate keys wins, as in Go's decoder.
     pub fn get(&self, key: &str) -> Option<&RawValue> {
         self.0
             .iter()
@@ -24,12 +24,12 @@ impl Object {
             .map(|(_, value)| &**value)
     }
 
-    /// The value of `key` unless it is `null`, which stands for "not given".
+    /// Returns the value of `key` unless it is `null`, which means that the key is not set.
     pub fn given(&self, key: &str) -> Option<&RawValue> {
         self.get(key).filter(|value| value.get() != "null")
     }
 
-    /// Puts `value` where `key` stands, or first when there is none.
+    /// Replaces the value of `key` and removes duplicates. Inserts a new key as the first member.
     pub fn set(&mut self, key: &str, value: Box<RawValue>) {
         let place = self.0.iter().rposition(|(name, _)| name == key);
         match place {
@@ -100,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn null_is_present_but_not_given() {
+    fn null_is_present_but_not_set() {
         let object: Object = serde_json::from_str(r#"{"a":null}"#).unwrap();
         assert!(object.get("a").is_some());
         assert!(object.given("a").is_none());

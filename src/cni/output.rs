@@ -1,4 +1,4 @@
-//! The plugin's answer on stdout, which belongs to the runtime: one document.
+//! Writes the plugin's response, one JSON document, to stdout.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -8,12 +8,13 @@ use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::unistd::write;
 
-/// Time in which the runtime has to read the whole answer. Most answers fit into the pipe.
+/// Time in which the runtime has to read the whole response. Most responses fit into the pipe's
+/// buffer.
 const READ_BUDGET: Duration = Duration::from_secs(10);
 /// A writable pipe takes this many bytes without waiting (`PIPE_BUF` in pipe(7)).
 const PIPE_BUF: usize = 4096;
 
-/// Writes `text` to stdout.
+/// Writes `text` to stdout. Fails if the runtime does not read it within 10 s.
 pub fn print(text: &str) -> io::Result<()> {
     write_all(io::stdout().as_fd(), text.as_bytes(), READ_BUDGET)
 }
@@ -32,7 +33,7 @@ fn write_all(fd: BorrowedFd<'_>, mut bytes: &[u8], budget: Duration) -> io::Resu
     Ok(())
 }
 
-/// Returns when a write does not wait, which includes one that fails at once.
+/// Waits until a write to `fd` does not block. A write that fails at once does not block either.
 fn wait_writable(fd: BorrowedFd<'_>, end: Instant) -> io::Result<()> {
     loop {
         let left = end.saturating_duration_since(Instant::now());
@@ -56,25 +57,25 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_answer_larger_than_the_pipe_reaches_a_slow_reader_whole() {
-        let answer = vec![b'x'; 1 << 20];
+    fn a_response_larger_than_the_pipe_reaches_a_slow_reader_whole() {
+        let response = vec![b'x'; 1 << 20];
         let (mut reader, writer) = io::pipe().unwrap();
         let read = thread::spawn(move || {
             let mut read = Vec::new();
             reader.read_to_end(&mut read).unwrap();
             read
         });
-        write_all(writer.as_fd(), &answer, Duration::from_secs(60)).unwrap();
+        write_all(writer.as_fd(), &response, Duration::from_secs(60)).unwrap();
         drop(writer);
-        assert_eq!(read.join().unwrap(), answer);
+        assert_eq!(read.join().unwrap(), response);
     }
 
     #[test]
-    fn an_answer_that_nobody_reads_is_an_error_within_the_budget() {
+    fn a_response_that_nobody_reads_is_an_error_within_the_budget() {
         let (reader, writer) = io::pipe().unwrap();
-        let answer = vec![b'x'; 1 << 20];
+        let response = vec![b'x'; 1 << 20];
         let budget = Duration::from_millis(50);
-        let error = write_all(writer.as_fd(), &answer, budget).unwrap_err();
+        let error = write_all(writer.as_fd(), &response, budget).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::TimedOut);
         drop(reader);
         let error = write_all(writer.as_fd(), b"x", budget).unwrap_err();

@@ -1,4 +1,4 @@
-//! What a runtime asks: the environment and stdin, checked.
+//! Reads and checks the runtime's request: environment variables and stdin.
 
 use std::ffi::OsString;
 use std::io::Read;
@@ -8,10 +8,11 @@ use super::error::{Error, code};
 use super::object::Object;
 use super::version;
 
-/// The most that is read from stdin, in bytes. A configuration has a few kB, a GC
-/// with a thousand attachments some 100 kB.
+/// Largest configuration that is read from stdin, in bytes. A typical one has a few kB, and that
+/// of a GC with a thousand attachments some 100 kB.
 const STDIN_LIMIT: u64 = 16 << 20;
 
+/// A command of CNI spec 1.1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Command {
     Add,
@@ -35,7 +36,8 @@ impl Command {
         })
     }
 
-    /// The variables without which `pkg/skel` refuses the command, in its order.
+    /// Environment variables that the command requires, in the order in which `pkg/skel`
+    /// checks them.
     fn required(self) -> &'static [&'static str] {
         match self {
             Command::Add | Command::Check => {
@@ -48,14 +50,14 @@ impl Command {
     }
 }
 
-/// A command with all it needs. Variables that a command does not use stay empty.
+/// A command with its parameters. Fields whose variable is not set are empty.
 #[derive(Debug)]
 pub struct Request {
     pub command: Command,
     pub container_id: String,
-    /// Path of the pod's network namespace; empty when it is gone already (DEL).
+    /// Path of the pod's netns. May be empty for DEL, when the netns no longer exists.
     pub netns: PathBuf,
-    /// `CNI_NETNS_OVERRIDE`: the caller's own namespace may be meant.
+    /// `CNI_NETNS_OVERRIDE`: permits a `netns` that is the plugin's own.
     pub netns_override: bool,
     /// `CNI_ARGS`, unparsed.
     pub args: String,
@@ -65,7 +67,7 @@ pub struct Request {
     pub cni_version: String,
 }
 
-/// A refusal, with the version that its error object is written in.
+/// The error for an invalid request, and the CNI version of its error object.
 #[derive(Debug)]
 pub struct Refusal {
     pub cni_version: String,
@@ -81,7 +83,7 @@ impl From<Error> for Refusal {
     }
 }
 
-/// Reads and checks a request in the order of `pkg/skel`: environment, stdin,
+/// Reads and checks a request. The order of checks is that of `pkg/skel`: environment, stdin,
 /// configuration, command, version.
 pub fn read(
     env: &dyn Fn(&str) -> Option<OsString>,
@@ -116,7 +118,7 @@ pub fn read(
         Command::Check => version::allows(&cni_version, "0.4.0", "CHECK"),
         Command::Gc => version::allows(&cni_version, "1.1.0", "GC"),
         Command::Status => version::allows(&cni_version, "1.1.0", "STATUS"),
-        _ => version::supported(&cni_version),
+        _ => version::check_supported(&cni_version),
     };
     allowed?;
     let netns_override = text("CNI_NETNS_OVERRIDE");
@@ -131,7 +133,7 @@ pub fn read(
     })
 }
 
-/// An invalid value is refused at once; all that is missing is named together.
+/// Fails at the first variable with an invalid value. Missing variables are named together.
 fn check_environment(
     command_name: &str,
     command: Option<Command>,
@@ -159,7 +161,7 @@ fn check_environment(
     ))
 }
 
-/// The rule for container IDs and network names (`pkg/utils`).
+/// Whether `text` is valid as container ID and network name, by the rule in `pkg/utils`.
 fn is_identifier(text: &str) -> bool {
     let mut bytes = text.bytes();
     bytes
@@ -180,17 +182,17 @@ fn check_container_id(id: &str) -> Result<(), Error> {
 }
 
 fn check_interface_name(name: &str) -> Result<(), Error> {
-    let refuse = |msg: &str| Err(Error::new(code::INVALID_ENVIRONMENT, msg));
+    let reject = |msg: &str| Err(Error::new(code::INVALID_ENVIRONMENT, msg));
     if name.len() > 15 {
-        return refuse("interface name is too long").map_err(|error| {
+        return reject("interface name is too long").map_err(|error| {
             error.with_details("interface name should be less than 16 characters")
         });
     }
     if name == "." || name == ".." {
-        return refuse("interface name is . or ..");
+        return reject("interface name is . or ..");
     }
     if name.contains(|c: char| c == '/' || c == ':' || c.is_whitespace()) {
-        return refuse("interface name contains / or : or whitespace characters");
+        return reject("interface name contains / or : or whitespace characters");
     }
     Ok(())
 }
@@ -218,7 +220,7 @@ fn read_config(stdin: &mut dyn Read) -> Result<Object, Error> {
             format!("error unmarshall network config: {error}"),
         )
     };
-    // Go's decoder takes null for an object without members.
+    // Go's decoder reads null as an empty object.
     let config: Option<Object> = serde_json::from_slice(&bytes).map_err(undecodable)?;
     let config = config.unwrap_or_default();
     let name: String = match config.given("name") {

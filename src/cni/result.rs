@@ -1,4 +1,4 @@
-//! The result of ADD: what the plugins before us answered.
+//! The result of ADD, which is the result of the previous plugins in the chain.
 
 mod convert;
 
@@ -9,15 +9,16 @@ use super::object::Object;
 use super::request::Request;
 use super::version;
 
-/// The result to print: `prevResult` with the request's `cniVersion` in it, else byte
-/// for byte (SPEC.md: a plugin that changes nothing outputs an equivalent result). One
-/// of a version with another shape is converted. Without a `prevResult`, an empty
-/// result of the request's version.
-pub fn pass_on(request: &Request) -> Result<String, Error> {
-    in_version(request.config.given("prevResult"), &request.cni_version)
+/// Returns the result of ADD: `prevResult` with the request's `cniVersion`.
+///
+/// The other bytes are unchanged unless that version has another [`version::Shape`]; then the
+/// result is converted. Without `prevResult` the result is empty. See CNI spec 1.1, section 2,
+/// ADD: a plugin outputs the result it received, or an equivalent one.
+pub fn pass_through(request: &Request) -> Result<String, Error> {
+    convert_to(request.config.given("prevResult"), &request.cni_version)
 }
 
-fn in_version(previous: Option<&RawValue>, wanted: &str) -> Result<String, Error> {
+fn convert_to(previous: Option<&RawValue>, wanted: &str) -> Result<String, Error> {
     let mut result = match previous {
         Some(previous) => serde_json::from_str(previous.get()).map_err(unparsable)?,
         None => Object::default(),
@@ -26,10 +27,10 @@ fn in_version(previous: Option<&RawValue>, wanted: &str) -> Result<String, Error
         Some(version) => serde_json::from_str(version.get()).map_err(unparsable)?,
         None => String::new(),
     };
-    // libcni leaves it out where the plugin before us did: then it is what was asked for.
+    // libcni omits `cniVersion` if the previous plugin did. Then it is the request's version.
     if !found.is_empty() && found != wanted {
         let shapes = version::shape(&found).zip(version::shape(wanted));
-        let (from, to) = shapes.ok_or_else(|| foreign(&found))?;
+        let (from, to) = shapes.ok_or_else(|| unsupported_version(&found))?;
         convert::convert(&mut result, from, to)
             .map_err(|error| undecodable(&format!("{found} to {wanted}: {error}")))?;
     }
@@ -38,7 +39,7 @@ fn in_version(previous: Option<&RawValue>, wanted: &str) -> Result<String, Error
     serde_json::to_string(&result).map_err(unparsable)
 }
 
-fn foreign(found: &str) -> Error {
+fn unsupported_version(found: &str) -> Error {
     undecodable(&format!("unsupported CNI result version {found:?}"))
         .with_details("the plugin before linkerd-cni answers in a version that is none")
 }

@@ -2,16 +2,16 @@
 
 use super::error::{Error, code};
 
-/// All versions that this plugin speaks, as upstream's.
+/// Versions that this plugin supports, the same as upstream's.
 pub const SUPPORTED: [&str; 7] = [
     "0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0",
 ];
 
-/// The newest of them; VERSION answers with it whatever was asked, as `pkg/skel` does.
+/// Newest check_supported version. VERSION always responds with it, as `pkg/skel` does.
 pub const CURRENT: &str = "1.1.0";
 
-/// What a result looks like, by the first version or the Go package (`pkg/types` 020,
-/// 040, 100) of those that share it.
+/// Format of a result, which several versions share. Named after the Go package for it
+/// (`pkg/types` 020, 040, 100).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Shape {
     /// 0.1.0 and 0.2.0: `ip4` and `ip6`.
@@ -22,7 +22,7 @@ pub enum Shape {
     V100,
 }
 
-/// The shape of a result of `version`; `None` for a version that nobody knows.
+/// Returns the format of a result of `version`, or `None` for an unknown version.
 pub fn shape(version: &str) -> Option<Shape> {
     match version {
         "0.1.0" | "0.2.0" => Some(Shape::V020),
@@ -32,20 +32,21 @@ pub fn shape(version: &str) -> Option<Shape> {
     }
 }
 
-/// ADD and DEL: `version` must be one of [`SUPPORTED`], to the letter.
-pub fn supported(version: &str) -> Result<(), Error> {
+/// Checks the version of ADD and DEL: it must be one of [`SUPPORTED`], character by character.
+pub fn check_supported(version: &str) -> Result<(), Error> {
     if SUPPORTED.contains(&version) {
         return Ok(());
     }
     Err(
         Error::new(code::INCOMPATIBLE_VERSION, "incompatible CNI versions").with_details(format!(
             "config is {version:?}, plugin supports {}",
-            quoted()
+            supported_as_text()
         )),
     )
 }
 
-/// CHECK, GC and STATUS: also not older than `minimum`, in which `command` came.
+/// Checks the version of CHECK, GC and STATUS: it must be supported and not older than
+/// `minimum`, which introduced `command`.
 pub fn allows(version: &str, minimum: &str, command: &str) -> Result<(), Error> {
     let parsed = parse(version).ok_or_else(|| {
         Error::new(
@@ -67,18 +68,18 @@ pub fn allows(version: &str, minimum: &str, command: &str) -> Result<(), Error> 
             format!("plugin version does not allow {command}"),
         ));
     }
-    supported(version)
+    check_supported(version)
 }
 
-/// What VERSION prints.
-pub fn answer() -> String {
+/// Returns the response to VERSION.
+pub fn response() -> String {
     format!(
         "{{\"cniVersion\":\"{CURRENT}\",\"supportedVersions\":[{}]}}",
         SUPPORTED.map(|version| format!("\"{version}\"")).join(",")
     )
 }
 
-/// Numbers that are not there are 0, as `pkg/version` has it.
+/// Parses up to three numbers. Missing numbers are 0, as in `pkg/version`.
 fn parse(version: &str) -> Option<[i64; 3]> {
     let mut parsed = [0; 3];
     for (place, part) in version.split('.').enumerate() {
@@ -87,7 +88,7 @@ fn parse(version: &str) -> Option<[i64; 3]> {
     Some(parsed)
 }
 
-fn quoted() -> String {
+fn supported_as_text() -> String {
     format!(
         "[{}]",
         SUPPORTED.map(|version| format!("\"{version}\"")).join(" ")
@@ -99,7 +100,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn versions_are_refused_as_the_reference_implementation_refuses_them() {
+    fn versions_are_rejected_as_by_the_reference_implementation() {
         let cases = [
             ("1.1.0", None),
             ("0.3.1", Some((1, "config version does not allow STATUS"))),
@@ -133,12 +134,12 @@ mod tests {
     }
 
     #[test]
-    fn add_takes_versions_to_the_letter() {
+    fn add_accepts_only_the_exact_text_of_a_version() {
         for version in ["1.0", "v1.0.0", "garbage", "9.8.7", " 1.0.0"] {
-            assert_eq!(supported(version).unwrap_err().code, 1, "{version}");
+            assert_eq!(check_supported(version).unwrap_err().code, 1, "{version}");
         }
         assert_eq!(
-            supported("9.8.7").unwrap_err().details,
+            check_supported("9.8.7").unwrap_err().details,
             "config is \"9.8.7\", plugin supports [\"0.1.0\" \"0.2.0\" \"0.3.0\" \"0.3.1\" \
              \"0.4.0\" \"1.0.0\" \"1.1.0\"]"
         );

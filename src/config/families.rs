@@ -1,4 +1,4 @@
-//! Which address families of a pod are redirected.
+//! Decides which address families of a pod are redirected.
 
 use std::fs;
 
@@ -8,19 +8,21 @@ use super::Ipv6;
 use crate::cni::object::Object;
 use crate::rules::Family;
 
-/// Interfaces' IPv6 addresses, of the namespace that the asking thread is in: address,
-/// index, prefix length, scope, flags and name.
-const ADDRESSES: &str = "/proc/thread-self/net/if_inet6";
-/// Scope of an address that others can reach.
-const GLOBAL: &str = "00";
+/// IPv6 addresses in the netns of the calling thread. Columns: address, interface index,
+/// prefix length, scope, flags, interface name.
+const IF_INET6: &str = "/proc/thread-self/net/if_inet6";
+/// Scope of an address that other hosts can reach.
+const GLOBAL_SCOPE: &str = "00";
 
-/// IPv4 always; IPv6 as configured. To be called inside the pod's namespace.
+/// Returns IPv4, and IPv6 if `ipv6` says so. Call this inside the pod's netns, as `auto` looks
+/// for an IPv6 address there.
 pub fn families(ipv6: Ipv6, previous_has_ipv6: bool) -> &'static [Family] {
     let both = match ipv6 {
         Ipv6::Yes => true,
         Ipv6::No => false,
         Ipv6::Auto => {
-            previous_has_ipv6 || fs::read_to_string(ADDRESSES).is_ok_and(|text| has_global(&text))
+            previous_has_ipv6
+                || fs::read_to_string(IF_INET6).is_ok_and(|text| has_global_address(&text))
         }
     };
     if both {
@@ -30,13 +32,13 @@ pub fn families(ipv6: Ipv6, previous_has_ipv6: bool) -> &'static [Family] {
     }
 }
 
-fn has_global(addresses: &str) -> bool {
+fn has_global_address(addresses: &str) -> bool {
     addresses
         .lines()
-        .any(|line| line.split_whitespace().nth(3) == Some(GLOBAL))
+        .any(|line| line.split_whitespace().nth(3) == Some(GLOBAL_SCOPE))
 }
 
-/// Whether the plugins before us gave the pod an IPv6 address, in a result of any version.
+/// Whether `prevResult` has an IPv6 address, in the format of any CNI version.
 pub fn previous_has_ipv6(config: &Object) -> bool {
     let Some(previous) = config.given("prevResult") else {
         return false;
@@ -54,7 +56,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_result_of_any_version_shows_its_ipv6_address() {
+    fn an_ipv6_address_is_found_in_a_result_of_any_version() {
         let cases = [
             ("{}", false),
             (
@@ -78,12 +80,12 @@ mod tests {
     }
 
     #[test]
-    fn link_local_and_loopback_addresses_are_no_reason_for_ipv6() {
+    fn link_local_and_loopback_addresses_do_not_enable_ipv6() {
         let loopback = "00000000000000000000000000000001 01 80 10 80       lo";
         let link_local = "fe80000000000000a8bbccfffe000001 02 40 20 80     eth0";
         let global = "fd990000000000000000000000000001 02 40 00 82     eth0";
-        assert!(!has_global(""));
-        assert!(!has_global(&format!("{loopback}\n{link_local}\n")));
-        assert!(has_global(&format!("{loopback}\n{global}\n")));
+        assert!(!has_global_address(""));
+        assert!(!has_global_address(&format!("{loopback}\n{link_local}\n")));
+        assert!(has_global_address(&format!("{loopback}\n{global}\n")));
     }
 }

@@ -1,4 +1,4 @@
-//! What has no effect of the lists that a pod's rules are made of.
+//! Elements of a pod's port lists that have no effect.
 
 use std::fmt;
 
@@ -8,11 +8,12 @@ use super::annotation;
 use crate::ports;
 use crate::quote::quote;
 
-/// Keys of the plugin entry whose bad elements are ignored.
+/// Key of the plugin entry for outbound ports that bypass the proxy.
 pub const OUTBOUND_KEY: &str = "outbound-ports-to-ignore";
+/// Key of the plugin entry for inbound ports that bypass the proxy.
 pub const INBOUND_KEY: &str = "inbound-ports-to-ignore";
 
-/// Where ignored elements can stand: annotations, and keys of the plugin entry.
+/// Annotations and keys of the plugin entry whose invalid elements are ignored.
 pub const SOURCES: [&str; 8] = [
     annotation::SKIP_OUTBOUND_PORTS,
     annotation::SKIP_INBOUND_PORTS,
@@ -24,11 +25,12 @@ pub const SOURCES: [&str; 8] = [
     INBOUND_KEY,
 ];
 
-/// Grammar of an annotation that is one port.
-pub(super) const ONE_PORT: &str = "a port from 1 to 65535";
+/// Grammar of an annotation that holds one port, for error messages.
+pub(super) const PORT_GRAMMAR: &str = "a port from 1 to 65535";
 
-/// How many elements [`cut`] leaves, and how much of each, in characters.
-const ELEMENTS: usize = 10;
+/// Number of elements that [`cut`] keeps, over all lists.
+const ELEMENT_LIMIT: usize = 10;
+/// Length to which [`cut`] shortens each element, in characters.
 const ELEMENT_LENGTH: usize = 100;
 
 /// The ignored elements of one list.
@@ -37,20 +39,20 @@ pub struct Ignored {
     /// One of [`SOURCES`].
     pub source: &'static str,
     pub elements: Vec<String>,
-    /// How many elements are ignored besides these.
+    /// Number of further ignored elements.
     pub more: usize,
 }
 
 impl Ignored {
-    /// Whether the elements are the pod's or its namespace's, not the plugin entry's.
+    /// Whether the list is an annotation, not a key of the plugin entry.
     pub fn is_annotated(&self) -> bool {
         ![OUTBOUND_KEY, INBOUND_KEY].contains(&self.source)
     }
 
-    /// What may stand there.
+    /// Returns the grammar of valid values, for error messages.
     pub fn grammar(&self) -> &'static str {
         match annotation::PROXY_PORTS.contains(&self.source) {
-            true => ONE_PORT,
+            true => PORT_GRAMMAR,
             false => ports::GRAMMAR,
         }
     }
@@ -66,9 +68,10 @@ impl fmt::Display for Ignored {
     }
 }
 
-/// Shortens what others wrote: ten elements of all lists together are named, each cut.
+/// Shortens lists for logs and Events: ten elements over all lists, each at most 100
+/// characters long.
 pub fn cut(lists: Vec<Ignored>) -> Vec<Ignored> {
-    let mut room = ELEMENTS;
+    let mut room = ELEMENT_LIMIT;
     let shorten = |mut list: Ignored| {
         let named = list.elements.len().min(room);
         room -= named;
@@ -82,8 +85,8 @@ pub fn cut(lists: Vec<Ignored>) -> Vec<Ignored> {
     lists.into_iter().map(shorten).collect()
 }
 
-/// All lists on one line; `None` if there is none.
-pub fn in_words(lists: &[Ignored]) -> Option<String> {
+/// Formats all lists on one line. Returns `None` if `lists` is empty.
+pub fn summary(lists: &[Ignored]) -> Option<String> {
     let lists: Vec<String> = lists.iter().map(ToString::to_string).collect();
     (!lists.is_empty()).then(|| lists.join("; "))
 }
@@ -102,17 +105,17 @@ mod tests {
 
     #[test]
     fn ignored_elements_are_named_on_one_line() {
-        assert_eq!(in_words(&[]), None);
+        assert_eq!(summary(&[]), None);
         let lists = [list(0, &["http", "30-20"]), list(7, &["a\nb"])];
         assert_eq!(
-            in_words(&lists).unwrap(),
+            summary(&lists).unwrap(),
             "ignored in config.linkerd.io/skip-outbound-ports: \"http\", \"30-20\"; \
              ignored in inbound-ports-to-ignore: \"a\\nb\""
         );
     }
 
     #[test]
-    fn ten_elements_are_named_and_the_others_counted() {
+    fn ten_elements_are_quoted_and_the_others_counted() {
         let cut = cut(vec![
             list(0, &["x"; 8]),
             list(1, &["y"; 8]),

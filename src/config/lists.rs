@@ -1,83 +1,85 @@
-//! Port lists and single ports of annotations and of the plugin entry.
+//! Reads port lists and single ports from annotations and the plugin entry.
 //!
-//! Upstream drops a bad element with a log line on the node and starts the pod. So does
-//! this, but it returns what was dropped, for the pod's owner to be told. With
-//! `strict-annotations` the first bad element is an error.
+//! Upstream drops an invalid element, logs that on the node, and starts the pod. This module
+//! drops it too, but also returns it, so that the pod's owner gets an Event. With
+//! `strict-annotations`, the first invalid element is an error.
 
-use super::ignored::{Ignored, ONE_PORT};
+use super::ignored::{Ignored, PORT_GRAMMAR};
 use super::{Annotations, annotation_error, config_error};
 use crate::cni::error::Error;
-use crate::ports::{self, BadElement, PortRange};
+use crate::ports::{self, InvalidElement, PortRange};
 
-/// A list as it is configured.
+/// A port list as configured, with its key.
 #[derive(Clone, Copy)]
-pub(super) enum List<'a> {
+pub(super) enum PortList<'a> {
+    /// The comma-separated text of an annotation.
     Annotation(&'static str, &'a str),
+    /// The elements of a list in the plugin entry.
     Entry(&'static str, &'a [String]),
 }
 
-impl List<'_> {
+impl PortList<'_> {
     fn source(self) -> &'static str {
         match self {
-            List::Annotation(key, _) | List::Entry(key, _) => key,
+            PortList::Annotation(key, _) | PortList::Entry(key, _) => key,
         }
     }
 
-    fn read(self) -> (Vec<PortRange>, Vec<BadElement>) {
+    fn read(self) -> (Vec<PortRange>, Vec<InvalidElement>) {
         match self {
-            List::Annotation(_, text) => ports::list(text),
-            List::Entry(_, texts) => ports::elements(texts.iter().map(String::as_str)),
+            PortList::Annotation(_, text) => ports::list(text),
+            PortList::Entry(_, texts) => ports::elements(texts.iter().map(String::as_str)),
         }
     }
 
     fn error(self, problem: &str) -> Error {
         match self {
-            List::Annotation(key, text) => annotation_error(key, text, problem),
-            List::Entry(key, _) => config_error(key, problem),
+            PortList::Annotation(key, text) => annotation_error(key, text, problem),
+            PortList::Entry(key, _) => config_error(key, problem),
         }
     }
 }
 
-/// Reads lists, and collects what is ignored of them.
-pub(super) struct Reader {
+/// Reads port lists and collects their ignored elements.
+pub(super) struct PortListReader {
     strict: bool,
     pub ignored: Vec<Ignored>,
 }
 
-impl Reader {
+impl PortListReader {
     pub fn new(strict: bool) -> Self {
-        Reader {
+        PortListReader {
             strict,
             ignored: Vec::new(),
         }
     }
 
-    /// The ranges of all `lists` together in their order, and `more` after them. It is an
-    /// error if nothing is left of lists that have elements: upstream makes a rule
-    /// without ports of them, which iptables refuses.
+    /// Returns the ranges of all `lists` in order, followed by `more`. Fails if all elements
+    /// are invalid and `more` is empty: upstream creates a rule without ports then, which
+    /// iptables rejects.
     pub fn ranges(
         &mut self,
-        lists: &[List<'_>],
+        lists: &[PortList<'_>],
         more: &[PortRange],
     ) -> Result<Vec<PortRange>, Error> {
         let mut all = Vec::new();
-        let mut last_bad = None;
+        let mut last_invalid = None;
         for &list in lists {
-            let (ranges, bad) = list.read();
+            let (ranges, invalid) = list.read();
             all.extend(ranges);
-            let Some(first) = bad.first() else {
+            let Some(first) = invalid.first() else {
                 continue;
             };
             if self.strict {
                 let problem = format!("{}; {} is wanted", first.error, ports::GRAMMAR);
                 return Err(list.error(&problem));
             }
-            last_bad = Some((list, first.error.clone()));
-            let texts = bad.into_iter().map(|element| element.text);
+            last_invalid = Some((list, first.error.clone()));
+            let texts = invalid.into_iter().map(|element| element.text);
             self.ignore(list.source(), texts.collect());
         }
         all.extend(more);
-        match last_bad {
+        match last_invalid {
             Some((list, error)) if all.is_empty() => {
                 let problem = format!(
                     "{error}; no usable element is left; {} is wanted",
@@ -89,8 +91,8 @@ impl Reader {
         }
     }
 
-    /// An annotation that is one port. Upstream's plugin does not know these, and its
-    /// proxy injector ignores bad ones.
+    /// Reads an annotation that holds one port. Upstream's plugin does not read such
+    /// annotations; upstream's proxy injector ignores invalid values.
     pub fn port(
         &mut self,
         annotations: &Annotations,
@@ -102,7 +104,7 @@ impl Reader {
         match text.trim().parse() {
             Ok(port) if port > 0 => Ok(Some(port)),
             _ if self.strict => {
-                let problem = format!("{ONE_PORT} is wanted");
+                let problem = format!("{PORT_GRAMMAR} is wanted");
                 Err(annotation_error(key, text, &problem))
             }
             _ => {

@@ -1,22 +1,23 @@
-//! Reading the configuration member by member, so that a bad one spoils nothing else.
+//! Reads the plugin entry member by member, so that an invalid member leaves the others valid.
 
 use serde_json::{Map, Value};
 
 use super::{CONFIG_REMEDY, Error, Object, code};
 
-/// What is quoted of a bad value, in characters.
-const QUOTED: usize = 100;
+/// Length to which an invalid value is cut in an error, in characters.
+const QUOTE_LIMIT: usize = 100;
 
-/// An object of the configuration, and where the first problem goes.
+/// One JSON object of the configuration.
 pub(super) struct Section<'a> {
-    /// How problems name the object, e.g. `"linkerd": `.
+    /// Prefix that names the object in errors, e.g. `"linkerd": `.
     path: String,
     members: Map<String, Value>,
+    /// Receives the first problem.
     problem: &'a mut Option<Error>,
 }
 
 impl<'a> Section<'a> {
-    /// The texts among the configuration itself; the rest of it is others'.
+    /// The top level of the configuration, of which the plugin reads only `log_level` itself.
     pub fn top(config: &Object, problem: &'a mut Option<Error>) -> Self {
         let value = |key: &str| serde_json::from_str(config.given(key)?.get()).ok();
         Section {
@@ -29,7 +30,7 @@ impl<'a> Section<'a> {
         }
     }
 
-    /// The member `name` of the configuration. Through [`Value`], which takes the last
+    /// The object `name` of the configuration. It is parsed as [`Value`], which keeps the last
     /// of duplicate keys as Go's decoder does.
     pub fn of(name: &str, config: &Object, problem: &'a mut Option<Error>) -> Self {
         let mut section = Section {
@@ -44,15 +45,16 @@ impl<'a> Section<'a> {
             None => {}
             Some(Ok(Value::Object(members))) => section.members = members,
             Some(Ok(other)) => {
-                section.complain(name, &format!("{} is not an object", quoted(&other)))
+                section.report(name, &format!("{} is not an object", quoted(&other)))
             }
-            Some(Err(error)) => section.complain(name, &error.to_string()),
+            Some(Err(error)) => section.report(name, &error.to_string()),
         }
         section.path = format!("\"{name}\": ");
         section
     }
 
-    /// A member by `read`, which gives `None` for a value that is not `wanted`.
+    /// Reads the member `key` with `read`. If `read` returns `None`, reports that the value is
+    /// not `wanted`. A missing or null member is not a problem.
     pub fn read<T>(
         &mut self,
         key: &str,
@@ -60,12 +62,12 @@ impl<'a> Section<'a> {
         read: impl FnOnce(&Value) -> Option<T>,
     ) -> Option<T> {
         let value = self.members.get(key).filter(|value| !value.is_null())?;
-        let found = read(value);
-        if found.is_none() {
-            let text = format!("{} is not {wanted}", quoted(value));
-            self.complain(key, &text);
+        let parsed = read(value);
+        if parsed.is_none() {
+            let problem = format!("{} is not {wanted}", quoted(value));
+            self.report(key, &problem);
         }
-        found
+        parsed
     }
 
     pub fn number(&mut self, key: &str) -> i64 {
@@ -73,25 +75,26 @@ impl<'a> Section<'a> {
             .unwrap_or_default()
     }
 
-    pub fn texts(&mut self, key: &str) -> Vec<String> {
-        self.read(key, "a list of texts", |value| list(value, text))
+    pub fn strings(&mut self, key: &str) -> Vec<String> {
+        self.read(key, "a list of texts", |value| list(value, string))
             .unwrap_or_default()
     }
 
-    /// Upstream wants numbers in one list and texts in the others; both do in all.
+    /// Reads a list of ports. Upstream requires numbers in `ports-to-redirect` and strings in
+    /// the other lists; here each list takes both.
     pub fn ports(&mut self, key: &str) -> Vec<String> {
         let port = |value: &Value| match value {
             Value::Number(number) => number.as_u64().map(|number| number.to_string()),
-            // Go's decoder makes an empty text of it, which is a bad element.
+            // Go's decoder turns null into an empty string, which is an invalid element.
             Value::Null => Some(String::new()),
-            other => text(other),
+            other => string(other),
         };
         let wanted = "a list of ports, such as [\"25\", \"8000-8010\"]";
         self.read(key, wanted, |value| list(value, port))
             .unwrap_or_default()
     }
 
-    fn complain(&mut self, key: &str, problem: &str) {
+    fn report(&mut self, key: &str, problem: &str) {
         let path = &self.path;
         self.problem.get_or_insert_with(|| {
             Error::new(
@@ -103,7 +106,7 @@ impl<'a> Section<'a> {
     }
 }
 
-pub(super) fn text(value: &Value) -> Option<String> {
+pub(super) fn string(value: &Value) -> Option<String> {
     value.as_str().map(str::to_owned)
 }
 
@@ -112,5 +115,5 @@ fn list<T>(value: &Value, element: impl Fn(&Value) -> Option<T>) -> Option<Vec<T
 }
 
 fn quoted(value: &Value) -> String {
-    value.to_string().chars().take(QUOTED).collect()
+    value.to_string().chars().take(QUOTE_LIMIT).collect()
 }

@@ -1,4 +1,4 @@
-//! What the API server says of the pod: is it meshed, and what does it want?
+//! Tells from API objects whether a pod is meshed, and what its redirect depends on.
 
 use super::{Annotations, PodFacts, Proxy, annotation};
 use crate::cni::args::PodRef;
@@ -6,50 +6,52 @@ use crate::cni::error::{Error, code};
 use crate::kube::types::{Container, Pod, Service, ServicePort};
 use crate::ports::PortRange;
 
-/// The proxy's container.
+/// Name of the proxy container.
 pub const PROXY: &str = "linkerd-proxy";
-/// A pod with this init container has its rules made by it.
+/// Name of the init container that installs redirect rules itself. The plugin skips its pod.
 const PROXY_INIT: &str = "linkerd-init";
-/// On a pod of the control plane, which must reach the API server without the proxy.
+/// Label of control-plane pods, which must reach the API server without the proxy.
 pub const CONTROL_PLANE_LABEL: &str = "linkerd.io/control-plane-component";
-/// Used when the API server's Service cannot be read (contract 4.5).
-const USUAL_API_PORTS: [u16; 2] = [443, 6443];
+/// Ports of the API server if its Service cannot be read, as in upstream's plugin.
+const DEFAULT_API_PORTS: [u16; 2] = [443, 6443];
 
-/// Where the Service of the API server is.
+/// API path of the API server's Service.
 pub const API_SERVICE: &str = "/api/v1/namespaces/default/services/kubernetes";
 
-/// What to say where an answer is none of the API's.
+/// Remedy for a response that is not a valid API object.
 pub const NO_API_SERVER: &str = "what answers is no Kubernetes API server, or the answer was cut short; the runtime tries again";
 
-/// Where a namespace is.
+/// Returns the API path of a namespace.
 pub fn namespace_path(name: &str) -> String {
     format!("/api/v1/namespaces/{name}")
 }
 
-/// What a pod's rules may depend on beyond the pod itself.
-pub trait Surroundings {
-    /// Annotations of a namespace.
+/// Fetches the objects besides the pod on which its redirect may depend.
+pub trait ClusterLookup {
+    /// Returns the annotations of a namespace.
     fn namespace(&mut self, name: &str) -> Result<Annotations, Error>;
-    /// The Service of the API server.
+    /// Returns the Service of the API server.
     fn api_service(&mut self) -> Result<Service, Error>;
 }
 
-/// The facts of a pod as the API server has it; `None` for one that is not meshed or
-/// that `linkerd-init` looks after. Asks for the namespace only where the pod lacks one
-/// of upstream's annotations, for the Service only for a pod of the control plane.
+/// Returns the facts about the pod `found`, or `None` if it is unmeshed.
+///
+/// Looks up the namespace only if the pod lacks one of [`annotation::UPSTREAM_KEYS`], and the
+/// API server's Service only for a control-plane pod. Fails with [`code::API_ANSWER`] if `found`
+/// is not a pod, and if the namespace lookup fails.
 pub fn facts(
     found: Pod,
     pod: &PodRef,
-    surroundings: &mut impl Surroundings,
+    lookup: &mut impl ClusterLookup,
 ) -> Result<Option<PodFacts>, Error> {
-    let Some(proxy) = proxy(&found).ok_or_else(|| no_pod(pod))? else {
+    let Some(proxy) = proxy(&found).ok_or_else(|| not_a_pod(pod))? else {
         return Ok(None);
     };
 
     let mut annotations = known(found.metadata.annotations);
     let lacks_one = |key: &&str| !annotations.contains_key(*key);
-    if annotation::UPSTREAMS.iter().any(lacks_one) {
-        for (key, value) in known(surroundings.namespace(&pod.namespace)?) {
+    if annotation::UPSTREAM_KEYS.iter().any(lacks_one) {
+        for (key, value) in known(lookup.namespace(&pod.namespace)?) {
             annotations.entry(key).or_insert(value);
         }
     }
@@ -61,20 +63,20 @@ pub fn facts(
         annotations,
         proxy,
         api_ports: if is_control_plane {
-            api_ports(surroundings.api_service())
+            api_ports(lookup.api_service())
         } else {
             Vec::new()
         },
     }))
 }
 
-/// Whether a pod with these containers should have rules of ours.
+/// Whether the pod has a proxy container and no `linkerd-init`, so that the plugin redirects it.
 pub fn is_meshed(pod: &Pod) -> bool {
     matches!(proxy(pod), Some(Some(_)))
 }
 
-/// The proxy's container in a meshed pod; `Some(None)` in one that is not for us.
-/// `None`: the object is no pod.
+/// Returns the proxy of a meshed pod, and `Some(None)` for an unmeshed pod. Returns `None` if
+/// the object has no `spec.containers`, so that it is not a pod.
 pub fn proxy(pod: &Pod) -> Option<Option<Proxy>> {
     let containers = pod.spec.containers.as_ref()?;
     let init = &pod.spec.init_containers;
@@ -100,8 +102,8 @@ pub fn proxy(pod: &Pod) -> Option<Option<Proxy>> {
     }))
 }
 
-/// The port of the first address in a variable of the proxy's, e.g.
-/// `127.0.0.1:4140,[::1]:4140`. A text that says none is as good as no variable.
+/// Returns the port of the first address in an environment variable of the proxy, e.g.
+/// `127.0.0.1:4140,[::1]:4140`. A value without a valid port is taken as missing.
 fn listen_port(container: &Container, name: &str) -> Option<u16> {
     let var = container.env.iter().find(|var| var.name == name)?;
     let first = var.value.split(',').next()?;
@@ -109,31 +111,32 @@ fn listen_port(container: &Container, name: &str) -> Option<u16> {
     port.trim().parse().ok().filter(|port| *port > 0)
 }
 
-/// Those of the annotations that we know, without the empty ones: an empty value on
-/// the pod does not hide the namespace's.
+/// Keeps the annotations in [`annotation`], without empty values: an empty value on the pod does
+/// not override the namespace's value.
 fn known(annotations: Annotations) -> Annotations {
-    let ours = [&annotation::UPSTREAMS[..], &annotation::PROXY_PORTS].concat();
+    let keys = [&annotation::UPSTREAM_KEYS[..], &annotation::PROXY_PORTS].concat();
     annotations
         .into_iter()
-        .filter(|(key, value)| ours.contains(&key.as_str()) && !value.is_empty())
+        .filter(|(key, value)| keys.contains(&key.as_str()) && !value.is_empty())
         .collect()
 }
 
-/// Ports to go past the proxy, so that a control plane does not depend on itself.
+/// Returns the API server's ports. A control-plane pod skips them, so that the control plane
+/// does not depend on itself.
 fn api_ports(service: Result<Service, Error>) -> Vec<PortRange> {
     match service {
         Ok(service) => service.spec.ports.iter().flat_map(both_ports).collect(),
         Err(error) => {
             tracing::error!(
-                "linkerd-cni: could not retrieve ports from 'kubernetes' service, taking {USUAL_API_PORTS:?}: {error}"
+                "linkerd-cni: could not retrieve ports from 'kubernetes' service, taking {DEFAULT_API_PORTS:?}: {error}"
             );
-            USUAL_API_PORTS.map(PortRange::from).to_vec()
+            DEFAULT_API_PORTS.map(PortRange::from).to_vec()
         }
     }
 }
 
-/// An answer that is an object, but none of the kind that was asked for.
-fn no_pod(pod: &PodRef) -> Error {
+/// Error for a response that is an object but not a pod.
+fn not_a_pod(pod: &PodRef) -> Error {
     Error::new(
         code::API_ANSWER,
         format!(
@@ -144,7 +147,7 @@ fn no_pod(pod: &PodRef) -> Error {
     .with_details(NO_API_SERVER)
 }
 
-/// The Service's port and, if it is a number, the port behind it.
+/// Returns the Service's port and, if it is a number, its target port.
 fn both_ports(port: &ServicePort) -> Vec<PortRange> {
     let target = port
         .target_port
@@ -220,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn a_service_gives_its_port_and_the_numeric_port_behind_it() {
+    fn a_service_yields_its_port_and_its_numeric_target_port() {
         let service: Service = serde_json::from_str(
             r#"{"metadata":{},"spec":{"ports":[{"port":443,"targetPort":6443},{"port":80,"targetPort":"web"}]}}"#,
         )

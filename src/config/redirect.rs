@@ -1,11 +1,11 @@
-//! Configuration and annotations, checked and combined into one [`Redirect`].
+//! Checks plugin entry, annotations and proxy container, and combines them into a [`Redirect`].
 
 use std::net::IpAddr;
 
 use ipnet::IpNet;
 
 use super::ignored::{INBOUND_KEY, OUTBOUND_KEY};
-use super::lists::{List, Reader};
+use super::lists::{PortList, PortListReader};
 use super::{Annotations, Config, PodFacts, Resolved, annotation, annotation_error, config_error};
 use crate::cni::error::{Error, code};
 use crate::ports::{self, PortRange};
@@ -13,19 +13,19 @@ use crate::quote::quote;
 use crate::rules::{Redirect, Subnet};
 
 impl Config {
-    /// The redirect for a pod that says `pod` of itself, and what is ignored of its port
-    /// lists. The proxy's container counts first, then annotations, then the
-    /// configuration.
+    /// Returns the redirect for `pod` and the ignored elements of its port lists. The proxy
+    /// container wins over annotations, and those win over the plugin entry.
     ///
-    /// As upstream: an outbound list replaces the configured one, an inbound list is
-    /// added to it, subnets replace, UID and GID replace.
+    /// As in upstream, annotated outbound ports, subnets, UID and GID replace the value of the
+    /// plugin entry, and annotated inbound ports are added to it. Fails with
+    /// [`code::ANNOTATION`] or [`code::INVALID_CONFIG`], depending on where an invalid value is.
     pub fn resolve(&self, pod: &PodFacts) -> Result<Resolved, Error> {
         if let Some(problem) = self.problem() {
             return Err(problem.clone());
         }
         let defaults = &self.defaults;
         let annotations = &pod.annotations;
-        let mut reader = Reader::new(self.strict_annotations);
+        let mut reader = PortListReader::new(self.strict_annotations);
         let skip_outbound = self.skipped_outbound(pod, &mut reader)?;
         let (proxy_uid, proxy_gid) = self.owners(pod)?;
         let redirect = Redirect {
@@ -52,37 +52,38 @@ impl Config {
         })
     }
 
-    /// [`Config::resolve`] without what is ignored.
+    /// [`Config::resolve`] without the ignored elements.
     pub fn redirect(&self, pod: &PodFacts) -> Result<Redirect, Error> {
         self.resolve(pod).map(|resolved| resolved.redirect)
     }
 
-    /// The annotated ports or else the configured ones, and the API server's.
+    /// Returns the annotated outbound ports, or else those of the plugin entry, followed by the
+    /// API server's ports.
     fn skipped_outbound(
         &self,
         pod: &PodFacts,
-        reader: &mut Reader,
+        reader: &mut PortListReader,
     ) -> Result<Vec<PortRange>, Error> {
         let key = annotation::SKIP_OUTBOUND_PORTS;
         let list = match pod.annotations.get(key) {
-            Some(text) => List::Annotation(key, text),
-            None => List::Entry(OUTBOUND_KEY, &self.defaults.outbound_ports_to_ignore),
+            Some(text) => PortList::Annotation(key, text),
+            None => PortList::Entry(OUTBOUND_KEY, &self.defaults.outbound_ports_to_ignore),
         };
         let ports = reader.ranges(&[list], &pod.api_ports)?;
         Ok(ports::distinct(ports))
     }
 
-    /// The configured ports (the chart puts the proxy's admin and control port there),
-    /// the annotated ones, and the admin and control port of this pod's own proxy.
+    /// Returns the inbound ports of the plugin entry (the chart includes the proxy's admin and
+    /// control port), the annotated ones, and the admin and control port of this pod's proxy.
     fn skipped_inbound(
         &self,
         pod: &PodFacts,
-        reader: &mut Reader,
+        reader: &mut PortListReader,
     ) -> Result<Vec<PortRange>, Error> {
         let key = annotation::SKIP_INBOUND_PORTS;
-        let configured = List::Entry(INBOUND_KEY, &self.defaults.inbound_ports_to_ignore);
+        let configured = PortList::Entry(INBOUND_KEY, &self.defaults.inbound_ports_to_ignore);
         let annotated = pod.annotations.get(key);
-        let annotated = annotated.map(|text| List::Annotation(key, text));
+        let annotated = annotated.map(|text| PortList::Annotation(key, text));
         let lists: Vec<_> = [Some(configured), annotated]
             .into_iter()
             .flatten()
@@ -110,7 +111,8 @@ impl Config {
         }
     }
 
-    /// UID and GID whose connections are the proxy's own. One of them must be known.
+    /// Returns UID and GID of the proxy, whose connections are not redirected. Fails if neither
+    /// is above 0.
     fn owners(&self, pod: &PodFacts) -> Result<(Option<u32>, Option<u32>), Error> {
         let uid = owner(
             pod.proxy.uid,
@@ -142,7 +144,8 @@ impl Config {
     }
 }
 
-/// A port that the proxy listens on; the last is the configured one with its key.
+/// Returns a port of the proxy: `explicit` from its container, else the annotation, else the
+/// default of the plugin entry, whose key errors name.
 fn proxy_port(
     explicit: Option<u16>,
     annotated: impl FnOnce() -> Result<Option<u16>, Error>,
@@ -194,20 +197,22 @@ fn subnets<'a>(texts: impl Iterator<Item = &'a str>) -> Result<Vec<Subnet>, Stri
 }
 
 fn subnet(text: &str) -> Option<IpNet> {
-    // Stricter than IpNet: 010.0.0.0 is 8.0.0.0 to some programs and 10.0.0.0 to others.
+    // IpNet accepts 010.0.0.0, which some programs read as 8.0.0.0 and others as 10.0.0.0.
+    // IpAddr rejects it.
     let (address, _) = text.split_once('/')?;
     address.parse::<IpAddr>().ok()?;
     text.parse().ok()
 }
 
-/// A UID or GID of the proxy; 0 and below mean "no such rule", as upstream.
+/// Returns the UID or GID of the proxy. As in upstream, 0 and below mean that no rule matches
+/// it.
 fn owner(
     explicit: Option<i64>,
     annotations: &Annotations,
     annotation: &str,
     (key, default): (&str, i64),
 ) -> Result<Option<u32>, Error> {
-    // The largest number means "no id" to the kernel.
+    // The kernel reserves u32::MAX for "no ID".
     let largest = u32::MAX - 1;
     let id = match (explicit, annotations.get(annotation)) {
         (Some(id), _) => id,

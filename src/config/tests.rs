@@ -16,7 +16,7 @@ fn config(linkerd: &str) -> Result<Config, Error> {
     Config::read(&serde_json::from_str(&text).unwrap())
 }
 
-/// The chart's defaults with `more` members.
+/// The chart's default plugin entry, extended by the members `more`.
 fn defaults(more: &str) -> Config {
     config(&format!(
         r#"{{"incoming-proxy-port":4143,"outgoing-proxy-port":4140,"proxy-uid":2102,
@@ -40,7 +40,7 @@ fn redirect(config: &Config, pairs: Pairs<'_>) -> Result<Redirect, Error> {
 }
 
 #[test]
-fn an_outbound_annotation_replaces_and_an_inbound_one_adds() {
+fn annotated_outbound_ports_replace_and_inbound_ports_add_to_the_plugin_entry() {
     let config = defaults(r#","outbound-ports-to-ignore":["443"]"#);
     let cases: [(Pairs<'_>, &str, &str); 4] = [
         (&[], "4191,4190", "443"),
@@ -72,7 +72,7 @@ fn an_outbound_annotation_replaces_and_an_inbound_one_adds() {
 }
 
 #[test]
-fn the_api_servers_ports_are_skipped_after_the_annotated_ones() {
+fn the_api_servers_ports_follow_the_annotated_outbound_ports() {
     let facts = PodFacts {
         annotations: annotations(&[("skip-outbound-ports", "25")]),
         api_ports: [443, 6443, 443].map(PortRange::from).to_vec(),
@@ -83,7 +83,7 @@ fn the_api_servers_ports_are_skipped_after_the_annotated_ones() {
 }
 
 #[test]
-fn subnets_of_both_families_keep_their_authors_text() {
+fn subnets_of_both_families_keep_their_original_text() {
     let config = defaults(r#","subnets-to-ignore":["172.16.0.0/12"]"#);
     let redirect = redirect(
         &config,
@@ -106,7 +106,7 @@ fn subnets_of_both_families_keep_their_authors_text() {
 }
 
 #[test]
-fn the_proxys_owner_comes_from_the_annotation_or_the_configuration() {
+fn the_proxys_uid_and_gid_come_from_the_annotation_or_the_plugin_entry() {
     let cases: [(&str, Pairs<'_>, Owner); 6] = [
         ("", &[], (Some(2102), None)),
         (r#","proxy-gid":2103"#, &[], (Some(2102), Some(2103))),
@@ -134,7 +134,7 @@ fn the_proxys_owner_comes_from_the_annotation_or_the_configuration() {
 }
 
 #[test]
-fn a_bad_annotation_is_named_with_its_value_and_what_is_wanted() {
+fn an_error_names_the_annotation_its_invalid_value_and_the_grammar() {
     let cases = [
         (
             "skip-subnets",
@@ -181,7 +181,7 @@ fn a_bad_annotation_is_named_with_its_value_and_what_is_wanted() {
 }
 
 #[test]
-fn a_proxy_that_would_be_redirected_to_itself_is_refused() {
+fn a_proxy_that_would_be_redirected_to_itself_is_rejected() {
     for (more, pairs) in [
         ("", vec![("proxy-uid", "0")]),
         ("", vec![("proxy-uid", "-5")]),
@@ -198,7 +198,7 @@ fn a_proxy_that_would_be_redirected_to_itself_is_refused() {
 }
 
 #[test]
-fn ports_that_no_proxy_can_listen_on_are_refused() {
+fn ports_that_no_proxy_can_listen_on_are_rejected() {
     let cases = [
         (
             r#"{"outgoing-proxy-port":4140,"proxy-uid":1}"#,
@@ -229,7 +229,7 @@ fn ports_that_no_proxy_can_listen_on_are_refused() {
 }
 
 #[test]
-fn members_of_the_wrong_type_are_refused_with_key_value_and_grammar() {
+fn members_of_the_wrong_type_are_rejected_with_key_value_and_grammar() {
     let cases = [
         (
             r#"{"proxy-uid":"2102"}"#,
@@ -269,7 +269,7 @@ fn members_of_the_wrong_type_are_refused_with_key_value_and_grammar() {
 }
 
 #[test]
-fn a_bad_member_spoils_the_redirect_and_no_other_member() {
+fn an_invalid_member_fails_the_redirect_and_leaves_other_members_valid() {
     let text = r#"{"log_level":1,"kubernetes":{"kubeconfig":"/k"},"linkerd":{"proxy-uid":"x",
         "exclude-namespaces":["kube-system"],"ipv6":"auto","api-retry-seconds":0,
         "incoming-proxy-port":4143,"outgoing-proxy-port":4140}}"#;
@@ -277,7 +277,7 @@ fn a_bad_member_spoils_the_redirect_and_no_other_member() {
     assert_eq!(config.kubeconfig, PathBuf::from("/k"));
     assert_eq!(config.exclude_namespaces, ["kube-system"]);
     assert_eq!(config.ipv6, Ipv6::Auto);
-    assert_eq!(config.api_budget, API_BUDGET);
+    assert_eq!(config.api_budget, DEFAULT_API_BUDGET);
     let error = redirect(&config, &[("proxy-uid", "2102")]).unwrap_err();
     assert!(
         error.msg.ends_with("\"log_level\": 1 is not a text"),
@@ -287,7 +287,7 @@ fn a_bad_member_spoils_the_redirect_and_no_other_member() {
 }
 
 #[test]
-fn unknown_keys_nulls_and_duplicates_do_not_matter() {
+fn unknown_keys_and_nulls_are_ignored_and_the_last_duplicate_wins() {
     let config = config(
         r#"{"incoming-proxy-port":1,"incoming-proxy-port":4143,"outgoing-proxy-port":4140,
             "proxy-uid":2102,"proxy-gid":null,"policy":{"a":1},"ports-to-redirect":[8080,"9090"]}"#,
@@ -300,7 +300,7 @@ fn unknown_keys_nulls_and_duplicates_do_not_matter() {
 }
 
 #[test]
-fn the_proxys_container_counts_before_annotations_and_those_before_the_configuration() {
+fn the_proxy_container_wins_over_annotations_and_those_over_the_plugin_entry() {
     let proxy = Proxy {
         uid: Some(777),
         gid: Some(0),
@@ -330,7 +330,7 @@ fn the_proxys_container_counts_before_annotations_and_those_before_the_configura
 }
 
 #[test]
-fn our_own_keys_are_read_and_their_bad_values_named() {
+fn keys_that_upstream_lacks_are_read_and_their_invalid_values_named() {
     let config = config(
         r#"{"ipv6":"auto","pod-detection":"api","exclude-namespaces":["kube-system"],
             "agent-namespace":"cni","agent-daemonset":"mesh-cni","api-retry-seconds":3}"#,

@@ -1,37 +1,41 @@
-//! How long to wait before the API server is asked again.
+//! Delays between retries of API requests.
 
 use std::hash::{BuildHasher, RandomState};
 use std::time::Duration;
 
-const FIRST: Duration = Duration::from_millis(500);
-const CAP: Duration = Duration::from_secs(30);
+/// Longest delay after the first failure.
+const FIRST_DELAY: Duration = Duration::from_millis(500);
+/// Longest delay after any failure.
+const LONGEST_DELAY: Duration = Duration::from_secs(30);
 
-/// Doubles from half a second to half a minute. Jitter takes up to half of it, so
-/// that a restarted API server is not asked by all nodes at once.
+/// Exponential backoff from 0.5 s to 30 s. Each delay is shortened by up to half at random, so that
+/// not all nodes send requests to a restarted API server at the same time.
 #[derive(Default)]
 pub struct Backoff {
     failures: u32,
 }
 
 impl Backoff {
-    /// The wait after one more failure.
-    pub fn lengthen(&mut self) -> Duration {
+    /// Returns the delay after one more failure.
+    pub fn next_delay(&mut self) -> Duration {
         let doublings = self.failures.min(16);
         self.failures = doublings + 1;
-        let whole = FIRST.saturating_mul(1 << doublings).min(CAP);
+        let whole = FIRST_DELAY
+            .saturating_mul(1 << doublings)
+            .min(LONGEST_DELAY);
         whole - jitter(whole / 2)
     }
 
-    /// All is well again.
+    /// Starts again with the shortest delay, after a success.
     pub fn reset(&mut self) {
         self.failures = 0;
     }
 }
 
-/// A random time from zero to `longest`, so that nodes that wait for the same reason do
-/// not all end their waits at once.
+/// Returns a random time from zero to `longest`, so that nodes that wait for the same reason do
+/// not all stop waiting at once.
 pub fn jitter(longest: Duration) -> Duration {
-    // The hasher's keys are the standard library's randomness.
+    // The keys of a new hasher are random. The standard library has no other source.
     let random = RandomState::new().hash_one(0);
     longest.mul_f64((random % 1025) as f64 / 1024.0)
 }
@@ -41,21 +45,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn waits_grow_to_the_cap_and_start_again_after_success() {
+    fn delays_double_up_to_the_longest_and_restart_after_success() {
         let mut backoff = Backoff::default();
         for whole in [500, 1000, 2000, 4000, 8000, 16000, 30000, 30000] {
-            let wait = backoff.lengthen().as_millis();
+            let wait = backoff.next_delay().as_millis();
             assert!((whole / 2..=whole).contains(&wait), "{wait} of {whole}");
         }
         for _ in 0..1000 {
-            assert!(backoff.lengthen() <= CAP);
+            assert!(backoff.next_delay() <= LONGEST_DELAY);
         }
         backoff.reset();
-        assert!(backoff.lengthen() <= FIRST);
+        assert!(backoff.next_delay() <= FIRST_DELAY);
     }
 
     #[test]
-    fn jitter_covers_the_whole_time_and_never_exceeds_it() {
+    fn jitter_covers_the_whole_range_and_never_exceeds_it() {
         let whole = Duration::from_secs(1024);
         let waits: Vec<Duration> = (0..1000).map(|_| jitter(whole)).collect();
         assert!(waits.iter().all(|wait| *wait <= whole));

@@ -1,27 +1,27 @@
-//! The API client with a credential that may be replaced at any time.
+//! An API client whose credential may be replaced on disk at any time.
 
 use std::path::PathBuf;
 
 use super::kubeconfig;
-use super::kubeconfig::{Access, Choice};
+use super::kubeconfig::{Access, Overrides};
 use super::{Client, Deadlines, Impersonate};
 
-/// Where address and credential come from.
+/// Where address and credential of the API server come from.
 #[derive(Clone, Debug)]
 pub enum Source {
-    /// What every pod is given.
+    /// The address and the ServiceAccount credential that Kubernetes gives each pod.
     InCluster {
         host: String,
         port: String,
         dir: PathBuf,
     },
-    /// Ours, for the context of the plugin.
+    /// The plugin's kubeconfig, with its context [`kubeconfig::CONTEXT`].
     Kubeconfig(PathBuf),
-    /// Somebody's.
-    Chosen(PathBuf, Choice),
+    /// Any kubeconfig, with selected context, cluster and user.
+    SelectedKubeconfig(PathBuf, Overrides),
 }
 
-/// Why there is no client.
+/// Why a client cannot be prepared.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     #[error("cannot learn how to reach the API server: {0}")]
@@ -30,7 +30,7 @@ pub enum Error {
     Client(#[from] super::Error),
 }
 
-/// A client that follows its source.
+/// Provides a client with the current content of its source.
 pub struct Connection {
     source: Source,
     user_agent: &'static str,
@@ -40,7 +40,7 @@ pub struct Connection {
 }
 
 impl Connection {
-    /// Prepares; nothing is read yet.
+    /// Stores the parameters; reads nothing.
     pub fn new(source: Source, user_agent: &'static str, deadlines: Deadlines) -> Self {
         Connection {
             source,
@@ -51,7 +51,7 @@ impl Connection {
         }
     }
 
-    /// The same, in the name of others.
+    /// Makes all clients impersonate a user and groups.
     pub fn impersonating(self, impersonate: Impersonate) -> Self {
         Connection {
             impersonate,
@@ -59,9 +59,8 @@ impl Connection {
         }
     }
 
-    /// The client to use for the next request. The files are read each time, which
-    /// costs less than any request: a rotated token is found before the old one is
-    /// refused, and a refused one cannot be used twice if there is another.
+    /// Returns the client for the next request. Reads the source each time, which costs less
+    /// than a request: so a rotated token is used before the API server rejects the old one.
     pub fn client(&mut self) -> Result<Client, Error> {
         let access = read(&self.source)?;
         if let Some((known, client)) = &self.current
@@ -75,7 +74,7 @@ impl Connection {
         Ok(client)
     }
 
-    /// The token of the last client.
+    /// Returns the token of the client that was returned last.
     pub fn token(&self) -> Option<&str> {
         self.current.as_ref()?.0.token.as_deref()
     }
@@ -85,6 +84,6 @@ fn read(source: &Source) -> Result<Access, kubeconfig::Error> {
     match source {
         Source::InCluster { host, port, dir } => kubeconfig::in_cluster(host, port, dir),
         Source::Kubeconfig(path) => kubeconfig::read(path),
-        Source::Chosen(path, choice) => kubeconfig::choose(path, choice),
+        Source::SelectedKubeconfig(path, overrides) => kubeconfig::read_with(path, overrides),
     }
 }

@@ -1,10 +1,10 @@
-//! Why the API server could not be asked, or did not answer as it should.
+//! Errors of API requests.
 
 use std::time::Duration;
 
 use ureq::http::Method;
 
-/// Why a request to the API server brought no usable answer.
+/// Why an API request failed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     #[error("{server}: the CA of the API server has no PEM certificate in it")]
@@ -31,7 +31,7 @@ pub enum Error {
         /// What Kubernetes calls the error, e.g. `NotFound`; `None` if a proxy answered.
         reason: Option<String>,
         message: String,
-        /// When to try again, if the server says it in seconds.
+        /// `Retry-After` of the response, if it is in seconds.
         retry_after: Option<Duration>,
     },
     #[error("{method} {url}: the answer is not what the API promises: {problem}")]
@@ -39,8 +39,8 @@ pub enum Error {
         method: Method,
         url: String,
         problem: String,
-        /// Whether it ends too early.
-        is_cut: bool,
+        /// Whether the response ends too early.
+        is_truncated: bool,
     },
     #[error("{method} {url}: cannot encode the request: {source}")]
     Encode {
@@ -52,7 +52,7 @@ pub enum Error {
 }
 
 impl Error {
-    /// The HTTP status code, if the API server answered with an error.
+    /// Returns the HTTP status code of an error response.
     pub fn code(&self) -> Option<u16> {
         match self {
             Error::Status { code, .. } => Some(*code),
@@ -67,8 +67,7 @@ impl Error {
             if *code == wanted && reason.as_deref() == Some(wanted_reason))
     }
 
-    /// Whether an answer came, but one that cannot be read: not of the API's, not HTTP
-    /// or without an end.
+    /// Whether the response is unreadable: not an API object, not HTTP, or too large.
     pub fn is_unreadable(&self) -> bool {
         match self {
             Error::Decode { .. } => true,
@@ -80,7 +79,7 @@ impl Error {
         }
     }
 
-    /// Whether the request cannot be sent to anyone, e.g. as the server's URL is none.
+    /// Whether the request cannot be sent, e.g. because the server's URL is invalid.
     pub fn is_unsendable(&self) -> bool {
         matches!(
             self,
@@ -91,12 +90,12 @@ impl Error {
         )
     }
 
-    /// Whether an answer came at all, of whatever kind.
+    /// Whether the server responded, with an error status or an unreadable object.
     pub fn is_answer(&self) -> bool {
         matches!(self, Error::Status { .. } | Error::Decode { .. })
     }
 
-    /// Whether the request ran into one of the [`Deadlines`].
+    /// Whether the request exceeded one of the [`Deadlines`](super::Deadlines).
     pub fn is_timeout(&self) -> bool {
         matches!(
             self,

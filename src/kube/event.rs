@@ -1,4 +1,4 @@
-//! Events on objects of the cluster: the one writer that the programs share.
+//! Publishes Kubernetes Events, for the agent and the repair controller.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -6,52 +6,55 @@ use serde_json::{Value, json};
 
 use super::{Client, Error};
 
-/// Limits of the API: a name, `reportingInstance`, and `note`.
-const NAME: usize = 253;
-const INSTANCE: usize = 128;
-const NOTE: usize = 1024;
+/// Longest object name that the API accepts, in bytes.
+const NAME_LIMIT: usize = 253;
+/// Longest `reportingInstance` that the API accepts, in bytes.
+const INSTANCE_LIMIT: usize = 128;
+/// Longest `note` that the API accepts, in bytes.
+const NOTE_LIMIT: usize = 1024;
 
-/// The namespace of events on objects that are in none, such as nodes.
+/// Namespace of Events about cluster-scoped objects, such as nodes.
 const DEFAULT_NAMESPACE: &str = "default";
 
-/// Who reports.
+/// The program that publishes an Event.
 #[derive(Clone, Debug)]
 pub struct Reporter {
-    /// The program.
+    /// Name of the program.
     pub controller: &'static str,
-    /// Its pod.
+    /// Name of the program's pod.
     pub instance: String,
 }
 
-/// What the event is about.
+/// The object that an Event is about.
 #[derive(Clone, Copy, Debug)]
 pub struct Regarding<'a> {
     pub kind: &'static str,
-    /// Empty for an object that is in no namespace.
+    /// Empty for a cluster-scoped object.
     pub namespace: &'a str,
     pub name: &'a str,
     pub uid: &'a str,
 }
 
+/// The `type` of an Event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum EventType {
     Normal,
     Warning,
 }
 
-/// What is told.
+/// The content of an Event.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Message {
-    pub kind: Kind,
-    /// Why, as one word for programs.
+    pub kind: EventType,
+    /// Why the Event happened, as one CamelCase word for programs.
     pub reason: &'static str,
-    /// What was done, as one word.
+    /// What the reporter did, as one CamelCase word for programs.
     pub action: &'static str,
-    /// For people; cut at the API's limit.
+    /// Text for people, cut at the API's limit.
     pub note: String,
 }
 
-/// Publishes the event; needs `create` on `events.k8s.io` events.
+/// Publishes an Event. Needs the right to `create` `events` in the group `events.k8s.io`.
 pub fn publish(
     client: &Client,
     reporter: &Reporter,
@@ -75,7 +78,7 @@ fn event(
         .unwrap_or_default()
         .as_nanos();
     let suffix = format!(".{nanos:x}");
-    let prefix = shorten(regarding.name, NAME - suffix.len()).trim_end_matches(['-', '.']);
+    let prefix = shorten(regarding.name, NAME_LIMIT - suffix.len()).trim_end_matches(['-', '.']);
     let mut object = json!({
         "apiVersion": "v1",
         "kind": regarding.kind,
@@ -96,10 +99,10 @@ fn event(
         "type": format!("{:?}", message.kind),
         "reason": message.reason,
         "action": message.action,
-        "note": shorten(&message.note, NOTE),
+        "note": shorten(&message.note, NOTE_LIMIT),
         "regarding": object,
         "reportingController": reporter.controller,
-        "reportingInstance": shorten(&reporter.instance, INSTANCE),
+        "reportingInstance": shorten(&reporter.instance, INSTANCE_LIMIT),
     })
 }
 
@@ -110,7 +113,7 @@ fn namespace<'a>(regarding: Regarding<'a>) -> &'a str {
     }
 }
 
-/// At most `length` bytes, whole characters.
+/// Returns the start of `text`: at most `length` bytes, without a partial character.
 fn shorten(text: &str, length: usize) -> &str {
     let end = (0..=length.min(text.len())).rev();
     let mut ends = end.filter(|&end| text.is_char_boundary(end));
@@ -141,7 +144,7 @@ mod tests {
 
     fn message(note: &str) -> Message {
         Message {
-            kind: Kind::Normal,
+            kind: EventType::Normal,
             reason: "LinkerdCNINotConfigured",
             action: "Deleting",
             note: note.into(),
@@ -149,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn the_event_names_object_reason_and_reporter() {
+    fn an_event_names_object_reason_and_reporter() {
         let now = UNIX_EPOCH + Duration::from_micros(1_767_225_600_000_042);
         let note = message("Deleting pod to create a new one with proper CNI config");
         let event = event(&reporter("linkerd-cni-x"), pod("web-1"), &note, now);
@@ -180,15 +183,15 @@ mod tests {
     }
 
     #[test]
-    fn the_longest_texts_still_make_a_valid_event() {
+    fn texts_are_cut_to_the_limits_of_the_api() {
         let long = "a-".repeat(126);
         let note = message(&"ü".repeat(900));
         let reporter = reporter(&"b".repeat(253));
         let event = event(&reporter, pod(&long), &note, SystemTime::now());
         let name = event["metadata"]["name"].as_str().unwrap();
-        assert!(name.len() <= NAME && !name.contains("-."), "{name}");
-        assert_eq!(event["reportingInstance"], "b".repeat(INSTANCE));
-        assert_eq!(event["note"], "ü".repeat(NOTE / 2));
+        assert!(name.len() <= NAME_LIMIT && !name.contains("-."), "{name}");
+        assert_eq!(event["reportingInstance"], "b".repeat(INSTANCE_LIMIT));
+        assert_eq!(event["note"], "ü".repeat(NOTE_LIMIT / 2));
     }
 
     #[test]

@@ -1,14 +1,14 @@
-//! What an answer of the API server says, and no secret of it: an answer may quote the
-//! request with its token, and a pod may have passwords where something else belongs.
+//! Decodes API responses and describes errors without leaking secrets. A response may quote the
+//! request with its token, and a pod may have a password in a field of the wrong type.
 
 use serde::de::{DeserializeOwned, Error as _};
 
-/// What is told of an error's text, in characters.
-const MESSAGE: usize = 500;
-/// What stands for the token.
-const HIDDEN: &str = "[token]";
+/// Longest message of an error response that is shown, in characters.
+const MESSAGE_LIMIT: usize = 500;
+/// Replacement for the token.
+const TOKEN_PLACEHOLDER: &str = "[token]";
 
-/// serde would also read a struct from a list of its members.
+/// Decodes a JSON object. Rejects a JSON list, from which serde would fill the fields in order.
 pub fn object<T: DeserializeOwned>(bytes: &[u8]) -> serde_json::Result<T> {
     if bytes.trim_ascii_start().starts_with(b"[") {
         return Err(serde_json::Error::custom(
@@ -18,7 +18,7 @@ pub fn object<T: DeserializeOwned>(bytes: &[u8]) -> serde_json::Result<T> {
     serde_json::from_slice(bytes)
 }
 
-/// What is wrong with a text, without the value at fault, which serde's own words quote.
+/// Describes a decode error without the invalid value, which serde's own message quotes.
 pub fn problem(error: &serde_json::Error) -> String {
     let text = error.to_string();
     let Some((found, wanted)) = text.rsplit_once(", expected ") else {
@@ -28,13 +28,13 @@ pub fn problem(error: &serde_json::Error) -> String {
     format!("{}, expected {wanted}", found.trim_end())
 }
 
-/// An error's text on one line of bounded length, without the token of the request.
+/// Returns the message of an error response on one line, cut, and without the request's token.
 pub fn message(text: &str, token: Option<&str>) -> String {
-    let hidden = match token {
-        Some(token) => text.replace(token, HIDDEN),
+    let redacted = match token {
+        Some(token) => text.replace(token, TOKEN_PLACEHOLDER),
         None => text.to_owned(),
     };
-    let line = hidden.trim().chars().take(MESSAGE);
+    let line = redacted.trim().chars().take(MESSAGE_LIMIT);
     line.map(|c| if c.is_control() { ' ' } else { c }).collect()
 }
 
@@ -44,7 +44,7 @@ mod tests {
     use crate::kube::types::{Container, Pod};
 
     #[test]
-    fn a_value_at_fault_is_not_quoted() {
+    fn an_invalid_value_is_not_quoted() {
         let cases = [
             (
                 r#"{"env":"a, expected secret"}"#,
@@ -73,12 +73,12 @@ mod tests {
     #[test]
     fn a_message_is_one_short_line_without_the_token() {
         let text = format!("a\nauthorization: Bearer s3cret\x1b{}", "x".repeat(9999));
-        let told = message(&text, Some("s3cret"));
+        let shown = message(&text, Some("s3cret"));
         assert!(
-            told.starts_with("a authorization: Bearer [token] x"),
-            "{told}"
+            shown.starts_with("a authorization: Bearer [token] x"),
+            "{shown}"
         );
-        assert_eq!(told.chars().count(), MESSAGE);
+        assert_eq!(shown.chars().count(), MESSAGE_LIMIT);
         assert_eq!(message(" no ", None), "no");
     }
 }

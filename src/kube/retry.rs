@@ -1,24 +1,25 @@
-//! Which failed requests are worth another try. Pure.
+//! Decides which failed API requests to retry. Pure.
 
 use std::error::Error as _;
 use std::time::Duration;
 
 use super::Error;
 
-/// What to do after a failed request.
+/// Whether and when to retry a failed request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Retry {
-    /// Another try would bring the same.
+    /// Do not retry: the result would be the same.
     Never,
-    /// The server or the way to it may be better soon.
+    /// Retry with backoff: the server or the network may recover soon.
     Soon,
-    /// The server says when (Retry-After). Callers bound it.
+    /// Retry after the server's `Retry-After`. It may be of any length, so callers limit it.
     After(Duration),
-    /// The credential is refused: worth one try if there is a newer one.
+    /// The server rejects the credential: retry once if there is a newer one.
     NewCredential,
 }
 
 impl Error {
+    /// Returns whether and when to retry the request.
     pub fn retry(&self) -> Retry {
         match self {
             Error::Status { code: 401, .. } => Retry::NewCredential,
@@ -34,13 +35,15 @@ impl Error {
             Error::Transport { .. } if !self.is_certificate() && !self.is_unsendable() => {
                 Retry::Soon
             }
-            Error::Decode { is_cut: true, .. } => Retry::Soon,
+            Error::Decode {
+                is_truncated: true, ..
+            } => Retry::Soon,
             _ => Retry::Never,
         }
     }
 
-    /// Whether the server is not the one that the CA stands for; rustls says so inside an
-    /// I/O error.
+    /// Whether the server's certificate is invalid, e.g. not signed by the CA. rustls reports that
+    /// inside an I/O error.
     pub fn is_certificate(&self) -> bool {
         let Error::Transport { source, .. } = self else {
             return false;
@@ -74,7 +77,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_may_pass_by_itself_is_tried_again() {
+    fn only_temporary_failures_are_retried() {
         let cases = [
             (status(401, None), Retry::NewCredential),
             (status(403, None), Retry::Never),
@@ -91,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wrong_certificate_is_final_and_a_reset_is_not() {
+    fn an_invalid_certificate_is_not_retried_and_a_reset_is() {
         let transport = |source| Error::Transport {
             method: Method::GET,
             url: "u".into(),

@@ -1,31 +1,31 @@
-//! The fields of DaemonSets and Nodes that decide where a DaemonSet runs.
+//! The fields of DaemonSets and Nodes that decide on which nodes a DaemonSet runs.
 //!
-//! As in [`super::types`], `null` stands for a field that is not there.
+//! As in [`super::types`], a `null` field is read as missing.
 
 use std::collections::BTreeMap;
 
 use serde::Deserialize;
 
-use super::types::{Metadata, given};
+use super::types::{Metadata, null_as_default};
 
 #[derive(Clone, Debug, Deserialize)]
 pub struct DaemonSet {
     pub metadata: Metadata,
-    #[serde(default, deserialize_with = "given")]
+    #[serde(default, deserialize_with = "null_as_default")]
     pub spec: DaemonSetSpec,
 }
 
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 pub struct DaemonSetSpec {
-    #[serde(deserialize_with = "given")]
+    #[serde(deserialize_with = "null_as_default")]
     pub template: PodTemplate,
 }
 
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 pub struct PodTemplate {
-    #[serde(deserialize_with = "given")]
+    #[serde(deserialize_with = "null_as_default")]
     pub spec: Placement,
 }
 
@@ -33,20 +33,20 @@ pub struct PodTemplate {
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Placement {
-    #[serde(deserialize_with = "given")]
+    #[serde(deserialize_with = "null_as_default")]
     pub node_name: String,
-    #[serde(deserialize_with = "given")]
+    #[serde(deserialize_with = "null_as_default")]
     pub node_selector: BTreeMap<String, String>,
-    #[serde(deserialize_with = "given")]
+    #[serde(deserialize_with = "null_as_default")]
     pub affinity: Affinity,
-    #[serde(deserialize_with = "given")]
+    #[serde(deserialize_with = "null_as_default")]
     pub tolerations: Vec<Toleration>,
 }
 
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Affinity {
-    #[serde(deserialize_with = "given")]
+    #[serde(deserialize_with = "null_as_default")]
     pub node_affinity: NodeAffinity,
 }
 
@@ -60,18 +60,18 @@ pub struct NodeAffinity {
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct NodeSelector {
-    #[serde(deserialize_with = "given")]
+    #[serde(deserialize_with = "null_as_default")]
     pub node_selector_terms: Vec<NodeSelectorTerm>,
 }
 
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct NodeSelectorTerm {
-    /// About the node's labels.
-    #[serde(deserialize_with = "given")]
+    /// Requirements on the node's labels.
+    #[serde(deserialize_with = "null_as_default")]
     pub match_expressions: Vec<Requirement>,
-    /// About the node's fields, of which Kubernetes knows `metadata.name`.
-    #[serde(deserialize_with = "given")]
+    /// Requirements on the node's fields. Kubernetes supports only `metadata.name`.
+    #[serde(deserialize_with = "null_as_default")]
     pub match_fields: Vec<Requirement>,
 }
 
@@ -80,34 +80,34 @@ pub struct NodeSelectorTerm {
 pub struct Requirement {
     pub key: String,
     pub operator: String,
-    #[serde(deserialize_with = "given")]
+    #[serde(deserialize_with = "null_as_default")]
     pub values: Vec<String>,
 }
 
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 pub struct Toleration {
-    #[serde(deserialize_with = "given")]
+    #[serde(deserialize_with = "null_as_default")]
     pub key: String,
-    #[serde(deserialize_with = "given")]
+    #[serde(deserialize_with = "null_as_default")]
     pub operator: String,
-    #[serde(deserialize_with = "given")]
+    #[serde(deserialize_with = "null_as_default")]
     pub value: String,
-    #[serde(deserialize_with = "given")]
+    #[serde(deserialize_with = "null_as_default")]
     pub effect: String,
 }
 
 #[derive(Clone, Debug, Deserialize)]
 pub struct Node {
     pub metadata: Metadata,
-    #[serde(default, deserialize_with = "given")]
+    #[serde(default, deserialize_with = "null_as_default")]
     pub spec: NodeSpec,
 }
 
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 pub struct NodeSpec {
-    #[serde(deserialize_with = "given")]
+    #[serde(deserialize_with = "null_as_default")]
     pub taints: Vec<Taint>,
 }
 
@@ -115,7 +115,7 @@ pub struct NodeSpec {
 #[serde(default)]
 pub struct Taint {
     pub key: String,
-    #[serde(deserialize_with = "given")]
+    #[serde(deserialize_with = "null_as_default")]
     pub value: String,
     pub effect: String,
 }

@@ -1,6 +1,5 @@
-//! TLS to the API server, with what Go's clients accept and ureq's own TLS does not: a
-//! server whose certificate is itself the CA in the kubeconfig, as `openssl req -x509`
-//! makes it.
+//! TLS to the API server. Unlike ureq's own TLS, it accepts a server certificate that is itself
+//! the CA in the kubeconfig, as Go's clients do. `openssl req -x509` makes such certificates.
 
 use std::fmt;
 use std::io::{Read as _, Write as _};
@@ -24,30 +23,30 @@ use ureq::unversioned::transport::{
 use super::Error;
 use super::kubeconfig::Access;
 
-/// What webpki says of a server's certificate that is a CA's. It looks at that only
-/// after the time of validity.
-const IS_CA: &str = "CaUsedAsEndEntity";
+/// webpki's error for a server certificate that is a CA. webpki checks that after the time of
+/// validity, so such a certificate is neither expired nor not yet valid.
+const SERVER_CERTIFICATE_IS_CA: &str = "CaUsedAsEndEntity";
 
-/// The step of a connection that adds TLS. Clones share what they know of the server.
+/// The ureq connector that adds TLS to a connection. Clones share their TLS sessions.
 #[derive(Clone, Debug)]
 pub struct Tls {
     config: Arc<ClientConfig>,
 }
 
 impl Tls {
-    /// With the certificates of the kubeconfig's CA, at least one; `None` where the
-    /// server is not verified.
+    /// Trusts the CA of the kubeconfig. Returns `None` if the server is not verified. Fails if the
+    /// CA has no certificate or is not valid PEM.
     pub fn of(access: &Access) -> Result<Option<Self>, Error> {
         if access.insecure || !access.server.starts_with("https://") {
             return Ok(None);
         }
-        let bad = |source| Error::BadCertificate {
+        let invalid = |source| Error::BadCertificate {
             server: access.server.clone(),
             source,
         };
         let mut roots = Vec::new();
         for item in parse_pem(&access.ca) {
-            if let PemItem::Certificate(certificate) = item.map_err(bad)? {
+            if let PemItem::Certificate(certificate) = item.map_err(invalid)? {
                 roots.push(CertificateDer::from(certificate.der().to_vec()));
             }
         }
@@ -56,18 +55,18 @@ impl Tls {
                 server: access.server.clone(),
             });
         }
-        Tls::new(roots).map(Some).map_err(bad)
+        Tls::new(roots).map(Some).map_err(invalid)
     }
 
-    /// Trusts `roots`, of which what is no certificate is left out.
+    /// Trusts the valid certificates among `roots`. Fails if none is valid.
     fn new(roots: Vec<CertificateDer<'static>>) -> Result<Self, ureq::Error> {
         let provider = provider();
-        let refused = |_| ureq::Error::Tls("the CA has no usable certificate");
+        let no_valid_root = |_| ureq::Error::Tls("the CA has no usable certificate");
         let mut store = RootCertStore::empty();
         store.add_parsable_certificates(roots.iter().cloned());
         let webpki = WebPkiServerVerifier::builder_with_provider(Arc::new(store), provider.clone())
             .build()
-            .map_err(refused)?;
+            .map_err(no_valid_root)?;
         let config = ClientConfig::builder_with_provider(provider)
             .with_safe_default_protocol_versions()?
             .dangerous()
@@ -111,7 +110,7 @@ impl<In: Transport> Connector<In> for Tls {
     }
 }
 
-/// For `insecure-skip-tls-verify`, and for plain HTTP, which has no use for it.
+/// TLS settings for `insecure-skip-tls-verify`. Plain HTTP does not use them.
 pub fn unverified() -> TlsConfig {
     TlsConfig::builder()
         .disable_verification(true)
@@ -123,7 +122,7 @@ fn provider() -> Arc<CryptoProvider> {
     Arc::new(rustls::crypto::ring::default_provider())
 }
 
-/// A connection after its handshake.
+/// A TLS connection after its handshake.
 pub struct Encrypted {
     buffers: LazyBuffers,
     stream: StreamOwned<ClientConnection, TransportAdapter>,
@@ -163,6 +162,8 @@ impl Transport for Encrypted {
     }
 }
 
+/// Verifies the server's certificate by webpki, and also accepts one of `roots` as the server's own
+/// certificate if it is for the server's name.
 #[derive(Debug)]
 struct Verifier {
     webpki: Arc<WebPkiServerVerifier>,
@@ -217,7 +218,8 @@ impl ServerCertVerifier for Verifier {
     }
 }
 
+/// Whether webpki rejected the server's certificate because it is a CA.
 fn is_ca(error: &rustls::Error) -> bool {
     matches!(error, rustls::Error::InvalidCertificate(CertificateError::Other(other))
-        if format!("{:?}", other.0) == IS_CA)
+        if format!("{:?}", other.0) == SERVER_CERTIFICATE_IS_CA)
 }

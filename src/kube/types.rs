@@ -1,7 +1,6 @@
-//! The few fields of Kubernetes objects that the programs read or write.
+//! The fields of Kubernetes objects that the programs read or write.
 //!
-//! As in Go's clients, `null` stands for a field that is not there: Go itself writes
-//! `"creationTimestamp":null`, for one.
+//! A `null` field is read as missing, as in Go's clients: Go writes `"creationTimestamp":null`.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -10,14 +9,15 @@ use std::fmt;
 use serde::de::{Error, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 
-pub(super) fn given<'de, D: Deserializer<'de>, T: Default + Deserialize<'de>>(
+/// Reads a field; `null` is the default value.
+pub(super) fn null_as_default<'de, D: Deserializer<'de>, T: Default + Deserialize<'de>>(
     field: D,
 ) -> Result<T, D::Error> {
     Ok(Option::deserialize(field)?.unwrap_or_default())
 }
 
-/// An answer of another kind is none, e.g. a Status, which has metadata too. Objects in
-/// lists do not say their kind.
+/// Rejects an object of an unexpected kind, e.g. a Status, which has metadata too. Objects in lists
+/// have no kind.
 fn kind<'de, D: Deserializer<'de>>(field: D, wanted: &str) -> Result<(), D::Error> {
     match Option::<Cow<'de, str>>::deserialize(field)? {
         Some(kind) if kind != wanted => Err(D::Error::custom(format_args!(
@@ -35,7 +35,7 @@ fn namespace<'de, D: Deserializer<'de>>(field: D) -> Result<(), D::Error> {
     kind(field, "Namespace")
 }
 
-/// What an API server answers instead of an object.
+/// The error object of the API server.
 #[derive(Debug, Deserialize)]
 pub struct Status {
     pub message: Option<String>,
@@ -51,15 +51,15 @@ pub struct Metadata {
     pub uid: String,
     pub resource_version: String,
     pub deletion_timestamp: Option<String>,
-    #[serde(deserialize_with = "given")]
+    #[serde(deserialize_with = "null_as_default")]
     pub annotations: BTreeMap<String, String>,
-    #[serde(deserialize_with = "given")]
+    #[serde(deserialize_with = "null_as_default")]
     pub labels: BTreeMap<String, String>,
-    /// RFC 3339 in UTC with whole seconds, so that the order of text is the order of time.
-    /// Older API servers write `null` where there is none, as in each bookmark.
-    #[serde(deserialize_with = "given")]
+    /// RFC 3339 in UTC with whole seconds, so that comparing texts compares times. Older API
+    /// servers write `null` if it is missing, as in each bookmark.
+    #[serde(deserialize_with = "null_as_default")]
     pub creation_timestamp: String,
-    #[serde(deserialize_with = "given")]
+    #[serde(deserialize_with = "null_as_default")]
     pub owner_references: Vec<OwnerReference>,
 }
 
@@ -71,37 +71,39 @@ pub struct Pod {
     pub metadata: Metadata,
     #[serde(default)]
     pub spec: PodSpec,
-    #[serde(default, deserialize_with = "given")]
+    #[serde(default, deserialize_with = "null_as_default")]
     pub status: PodStatus,
 }
 
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct PodSpec {
-    #[serde(deserialize_with = "given")]
+    #[serde(deserialize_with = "null_as_default")]
     pub node_name: String,
-    #[serde(deserialize_with = "given")]
+    #[serde(deserialize_with = "null_as_default")]
     pub host_network: bool,
-    /// Every pod has some: without, the object is no pod but `{}`, a list or a Status.
+    /// `None` means that the object is not a pod but `{}`, a list or a Status: every pod has
+    /// containers.
     pub containers: Option<Vec<Container>>,
-    #[serde(deserialize_with = "given")]
+    #[serde(deserialize_with = "null_as_default")]
     pub init_containers: Vec<Container>,
-    #[serde(deserialize_with = "given")]
+    #[serde(deserialize_with = "null_as_default")]
     pub security_context: SecurityContext,
 }
 
-/// Of the environment, which can hold secrets, only the proxy's addresses are kept.
+/// A container. Environment variables can hold secrets, so `env` has only the proxy's listen
+/// addresses.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Container {
     pub name: String,
-    #[serde(deserialize_with = "given")]
+    #[serde(deserialize_with = "null_as_default")]
     pub security_context: SecurityContext,
     #[serde(deserialize_with = "listen_addresses")]
     pub env: Vec<EnvVar>,
 }
 
-/// Who a container, or a pod's containers, run as.
+/// User and group of a container, or of all containers of a pod.
 #[derive(Clone, Copy, Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct SecurityContext {
@@ -112,11 +114,12 @@ pub struct SecurityContext {
 #[derive(Clone, Debug, Deserialize)]
 pub struct EnvVar {
     pub name: String,
-    #[serde(default, deserialize_with = "given")]
+    #[serde(default, deserialize_with = "null_as_default")]
     pub value: String,
 }
 
-/// Drops each other variable before the next is read: a pod may have a megabyte of them.
+/// Keeps the proxy's listen addresses and drops each other variable before the next is read: a
+/// pod may have a megabyte of variables.
 fn listen_addresses<'de, D: Deserializer<'de>>(env: D) -> Result<Vec<EnvVar>, D::Error> {
     struct Addresses;
 
@@ -153,11 +156,11 @@ fn listen_addresses<'de, D: Deserializer<'de>>(env: D) -> Result<Vec<EnvVar>, D:
 #[serde(rename_all = "camelCase", default)]
 pub struct PodStatus {
     /// `Pending`, `Running`, `Succeeded`, `Failed` or `Unknown`.
-    #[serde(deserialize_with = "given")]
+    #[serde(deserialize_with = "null_as_default")]
     pub phase: String,
-    #[serde(rename = "podIPs", deserialize_with = "given")]
+    #[serde(rename = "podIPs", deserialize_with = "null_as_default")]
     pub ips: Vec<PodIp>,
-    #[serde(deserialize_with = "given")]
+    #[serde(deserialize_with = "null_as_default")]
     pub init_container_statuses: Vec<ContainerStatus>,
 }
 
@@ -172,11 +175,11 @@ pub struct PodIp {
 #[serde(rename_all = "camelCase", default)]
 pub struct ContainerStatus {
     pub name: String,
-    /// Of an init container: that it has done its work.
+    /// For an init container: whether it has completed.
     pub ready: bool,
-    #[serde(deserialize_with = "given")]
+    #[serde(deserialize_with = "null_as_default")]
     pub state: ContainerState,
-    #[serde(deserialize_with = "given")]
+    #[serde(deserialize_with = "null_as_default")]
     pub last_state: ContainerState,
 }
 
@@ -192,7 +195,7 @@ pub struct Terminated {
     pub exit_code: i32,
 }
 
-/// A namespace, for its annotations and its end.
+/// A namespace; its metadata has the annotations and the deletion time.
 #[derive(Clone, Debug, Deserialize)]
 pub struct Namespace {
     #[serde(default, deserialize_with = "namespace")]
@@ -200,7 +203,7 @@ pub struct Namespace {
     pub metadata: Metadata,
 }
 
-/// A Service, for its ports.
+/// A Service, reduced to its ports.
 #[derive(Clone, Debug, Deserialize)]
 pub struct Service {
     pub metadata: Metadata,
@@ -210,7 +213,7 @@ pub struct Service {
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 pub struct ServiceSpec {
-    #[serde(deserialize_with = "given")]
+    #[serde(deserialize_with = "null_as_default")]
     pub ports: Vec<ServicePort>,
 }
 
@@ -223,17 +226,17 @@ pub struct ServicePort {
     pub target_port: Option<serde_json::Value>,
 }
 
-/// Options of a DELETE.
+/// Options of a DELETE request.
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct DeleteOptions {
-    /// Seconds; the pod's own if absent.
+    /// In seconds. `None`: the pod's own grace period.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub grace_period_seconds: Option<u32>,
     pub preconditions: Preconditions,
 }
 
-/// The object is only deleted if it is still the one that was looked at.
+/// Conditions for a DELETE: the object still has this UID and version.
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Preconditions {
@@ -241,19 +244,19 @@ pub struct Preconditions {
     pub resource_version: String,
 }
 
-/// What keeps an object there, e.g. the ReplicaSet of a pod.
+/// The owner of an object, e.g. the ReplicaSet of a pod.
 #[derive(Clone, Debug, Deserialize)]
 pub struct OwnerReference {
     pub uid: String,
 }
 
-/// What a list says about itself.
+/// Metadata of a list.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct ListMetadata {
-    /// Where a watch goes on from.
+    /// Version from which a watch continues.
     pub resource_version: String,
-    /// Set if the API server has left out a part of the list.
+    /// Not empty if the API server returned only a part of the list.
     #[serde(rename = "continue")]
     pub continue_token: String,
 }

@@ -1,8 +1,8 @@
-//! Writes log lines to stderr without failing and without waiting.
+//! Writes log lines to stderr without failing and without blocking.
 //!
-//! Whoever reads stderr (a container runtime, its shim, a terminal) may have stopped to
-//! read, and its device may be full. A line that cannot be written at once is dropped:
-//! neither a pod's ADD nor a reconcile pass may depend on its log.
+//! The reader of stderr (a container runtime, its shim, a terminal) may have stopped reading,
+//! or the disk behind it may be full. A line that cannot be written at once is dropped, so that
+//! neither a pod's ADD nor a reconcile pass depends on the log.
 
 use std::io::{self, IoSlice, Write};
 use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd};
@@ -19,18 +19,18 @@ use nix::unistd::write;
 use rustix::fs::FileType;
 use rustix::io::{ReadWriteFlags, pwritev2};
 
-/// A pipe takes up to this many bytes at once or not at all (`PIPE_BUF` in pipe(7)).
+/// A write of up to this many bytes to a pipe is atomic (`PIPE_BUF` in pipe(7)).
 const PIPE_BUF: usize = 4096;
 
-static STDERR: Mutex<Option<Lines>> = Mutex::new(None);
+static STDERR: Mutex<Option<LineWriter>> = Mutex::new(None);
 static DROPPED: AtomicU64 = AtomicU64::new(0);
 
-/// Number of lines that stderr did not take, or took only in part.
+/// Number of lines that were dropped or only partly written.
 pub fn dropped() -> u64 {
     DROPPED.load(Ordering::Relaxed)
 }
 
-/// A writer for `tracing`, which passes one whole line to each call.
+/// Writer for `tracing`, which calls it once for each line.
 #[derive(Debug)]
 pub struct Stderr;
 
@@ -45,49 +45,53 @@ impl Write for Stderr {
     }
 }
 
-/// Writes `line`, newline included, or drops it.
+/// Writes `line`, which ends with a newline, or drops it.
 pub fn write_line(line: &[u8]) {
     let stderr = io::stderr();
     let mut lines = STDERR.lock().unwrap_or_else(PoisonError::into_inner);
-    let lines = lines.get_or_insert_with(|| Lines::to(stderr.as_fd()));
+    let lines = lines.get_or_insert_with(|| LineWriter::to(stderr.as_fd()));
     if !lines.write(stderr.as_fd(), line) {
         DROPPED.fetch_add(1, Ordering::Relaxed);
     }
 }
 
-/// Lines on one descriptor.
+/// Writes lines to one file descriptor.
 #[derive(Debug)]
-struct Lines {
-    kind: Kind,
-    /// The last line was written only in part, so the next one starts with a newline.
+struct LineWriter {
+    fd_type: FdType,
+    /// Whether the last written line lacks its end, so that the next one starts with a newline.
     torn: bool,
 }
 
-/// What a descriptor refers to, which decides how to write without waiting. `O_NONBLOCK`
-/// is never set on the descriptor itself: other processes share it.
+/// Type of a file descriptor, which decides how to write without blocking. `O_NONBLOCK` is not
+/// set on stderr itself, as other processes share it.
 #[derive(Debug)]
-enum Kind {
+enum FdType {
     Socket,
     Pipe,
     /// A terminal or another character device, opened once more with `O_NONBLOCK`.
     Device(OwnedFd),
-    /// A regular file, or a device that cannot be opened again. A file's write waits for
-    /// its file system, which no flag changes.
+    /// A regular file, or a device that cannot be opened again. A write to a regular file blocks
+    /// until the file system takes it; no flag changes that.
     Other,
 }
 
-impl Lines {
-    fn to(fd: BorrowedFd<'_>) -> Lines {
-        let kind = match rustix::fs::fstat(fd).map(|stat| FileType::from_raw_mode(stat.st_mode)) {
-            Ok(FileType::Socket) => Kind::Socket,
-            Ok(FileType::Fifo) => Kind::Pipe,
-            Ok(FileType::CharacterDevice) => reopen(fd).map_or(Kind::Other, Kind::Device),
-            _ => Kind::Other,
+impl LineWriter {
+    fn to(fd: BorrowedFd<'_>) -> LineWriter {
+        let fd_type = match rustix::fs::fstat(fd).map(|stat| FileType::from_raw_mode(stat.st_mode))
+        {
+            Ok(FileType::Socket) => FdType::Socket,
+            Ok(FileType::Fifo) => FdType::Pipe,
+            Ok(FileType::CharacterDevice) => reopen(fd).map_or(FdType::Other, FdType::Device),
+            _ => FdType::Other,
         };
-        Lines { kind, torn: false }
+        LineWriter {
+            fd_type,
+            torn: false,
+        }
     }
 
-    /// Whether all of `line` was written.
+    /// Writes `line`. Returns whether all of it was written.
     fn write(&mut self, fd: BorrowedFd<'_>, line: &[u8]) -> bool {
         let separated;
         let line = match self.torn {
@@ -99,13 +103,13 @@ impl Lines {
         };
         let mut rest = line;
         while !rest.is_empty() {
-            match self.kind.write_some(fd, rest) {
+            match self.fd_type.write_some(fd, rest) {
                 Ok(written @ 1..) => rest = rest.get(written..).unwrap_or_default(),
                 Err(Errno::EINTR) => {}
                 Ok(0) | Err(_) => break,
             }
         }
-        // With nothing written the line before this one is as whole or torn as it was.
+        // If nothing was written, the previous line is still the last one.
         if rest.len() < line.len() {
             self.torn = !rest.is_empty();
         }
@@ -113,21 +117,21 @@ impl Lines {
     }
 }
 
-impl Kind {
-    /// Writes the first bytes of `bytes`, as many as can be written at once.
+impl FdType {
+    /// Writes as many bytes from the start of `bytes` as do not block, and returns their number.
     fn write_some(&self, fd: BorrowedFd<'_>, bytes: &[u8]) -> Result<usize, Errno> {
         match self {
-            Kind::Socket => {
+            FdType::Socket => {
                 let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL;
                 send(fd.as_raw_fd(), bytes, flags)
             }
-            Kind::Pipe => {
-                refuse_unwritable(fd)?;
+            FdType::Pipe => {
+                check_writable(fd)?;
                 write_pipe(fd, bytes.get(..PIPE_BUF).unwrap_or(bytes))
             }
-            Kind::Device(device) => write(device, bytes),
-            Kind::Other => {
-                refuse_unwritable(fd)?;
+            FdType::Device(device) => write(device, bytes),
+            FdType::Other => {
+                check_writable(fd)?;
                 block_file_size_signal();
                 write(fd, bytes)
             }
@@ -135,8 +139,8 @@ impl Kind {
     }
 }
 
-/// Fails with `EAGAIN` if a write would wait, or if nobody reads.
-fn refuse_unwritable(fd: BorrowedFd<'_>) -> Result<(), Errno> {
+/// Fails with `EAGAIN` if a write would block, or if the reader has closed its end.
+fn check_writable(fd: BorrowedFd<'_>) -> Result<(), Errno> {
     let mut fds = [PollFd::new(fd, PollFlags::POLLOUT)];
     poll(&mut fds, PollTimeout::ZERO)?;
     let events = fds[0].revents().unwrap_or(PollFlags::empty());
@@ -155,8 +159,8 @@ fn block_file_size_signal() {
     let _ = signals.thread_block();
 }
 
-/// Another process may have filled the pipe since the poll. Linux 6.4 and later refuse
-/// such a write; older kernels wait.
+/// Writes to a pipe without blocking, although another process may have filled it since the poll.
+/// Kernels older than 6.4 lack the flag for that and can still block.
 fn write_pipe(fd: BorrowedFd<'_>, bytes: &[u8]) -> Result<usize, Errno> {
     let flags = ReadWriteFlags::NOWAIT;
     match pwritev2(fd, &[IoSlice::new(bytes)], u64::MAX, flags) {

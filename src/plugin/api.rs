@@ -1,4 +1,4 @@
-//! Requests to the API server within one budget of time, all tries together.
+//! Fetches the facts about a pod from the API server. One time budget covers all retries.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -10,7 +10,7 @@ use serde::de::DeserializeOwned;
 
 use crate::cni::args::PodRef;
 use crate::cni::error::{Error, code};
-use crate::config::pod::{API_SERVICE, NO_API_SERVER, Surroundings, facts, namespace_path};
+use crate::config::pod::{API_SERVICE, ClusterLookup, NO_API_SERVER, facts, namespace_path};
 use crate::config::{Annotations, Config, PodFacts};
 use crate::kube::kubeconfig;
 use crate::kube::kubeconfig::Access;
@@ -18,21 +18,24 @@ use crate::kube::retry::Retry;
 use crate::kube::types::{Namespace, Pod, Service};
 use crate::kube::{self, Client, Deadlines};
 
-/// Pauses between tries: doubled from the first to the last.
+/// Pause after the first failed request. Each further pause is twice as long.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
-const LAST_PAUSE: Duration = Duration::from_secs(2);
+/// Longest pause between two requests.
+const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 
-/// Runs `work` on a thread of its own and waits for it at most `budget`: answers that
-/// come drop by drop keep within each phase's deadline for longer. The thread ends
-/// with the process.
-pub fn within<T: Send + 'static>(
+/// Runs `work` on its own thread and waits at most `budget` for the result.
+///
+/// The client's deadlines bound single phases of a request, so a response that arrives
+/// in small pieces could take longer than the budget. After a timeout the thread runs on
+/// until the process exits. Fails with [`code::API_UNREACHABLE`] on a timeout.
+pub fn run_within<T: Send + 'static>(
     budget: Duration,
     pod: &PodRef,
     work: impl FnOnce() -> Result<T, Error> + Send + 'static,
 ) -> Result<T, Error> {
     let (sender, receiver) = mpsc::sync_channel(1);
     let started = thread::Builder::new().name("api".into()).spawn(move || {
-        // Nobody listens any more only after the budget.
+        // Sending fails only after a timeout, when the receiver is gone.
         let _ = sender.send(work());
     });
     if let Err(error) = started {
@@ -50,7 +53,7 @@ pub fn within<T: Send + 'static>(
                 pod.namespace, pod.name
             ),
         )
-        .with_details(UNREACHABLE)),
+        .with_details(UNREACHABLE_REMEDY)),
         Err(RecvTimeoutError::Disconnected) => Err(Error::new(
             code::INTERNAL,
             "the request to the API server ended without a result",
@@ -58,16 +61,18 @@ pub fn within<T: Send + 'static>(
     }
 }
 
-const UNREACHABLE: &str =
+const UNREACHABLE_REMEDY: &str =
     "the node cannot reach the API server, or not in time; the runtime tries again";
-const CERTIFICATE: &str = "the kubeconfig has another CA than the API server, or its server under another name, or the node's clock is wrong; the agent (DaemonSet linkerd-cni) writes the kubeconfig";
-const KUBECONFIG: &str =
+const CERTIFICATE_REMEDY: &str = "the kubeconfig has another CA than the API server, or its server under another name, or the node's clock is wrong; the agent (DaemonSet linkerd-cni) writes the kubeconfig";
+const KUBECONFIG_REMEDY: &str =
     "the agent (DaemonSet linkerd-cni) writes the kubeconfig; see whether it is ready on this node";
 
-/// Asks the API server; `None` for a pod that is not meshed or that `linkerd-init`
-/// looks after. One request, and one more (the namespace) for a meshed pod without
-/// all annotations; a control-plane pod takes one more (the Service).
-pub fn ask(
+/// Fetches the facts about `pod`. Returns `None` for an unmeshed pod.
+///
+/// Sends one request for the pod, one for its namespace if a meshed pod lacks an annotation
+/// that upstream reads, and one for the API server's Service if the pod belongs to the
+/// control plane. `requests` counts them.
+pub fn fetch_facts(
     pod: &PodRef,
     config: &Config,
     requests: Arc<AtomicU32>,
@@ -78,7 +83,7 @@ pub fn ask(
     facts(found, pod, &mut api)
 }
 
-/// The API server as the kubeconfig has it.
+/// Requests for one pod to the API server that the kubeconfig names, until `end`.
 struct Api<'a> {
     config: &'a Config,
     pod: &'a PodRef,
@@ -89,61 +94,63 @@ struct Api<'a> {
 }
 
 impl<'a> Api<'a> {
-    /// Reads the kubeconfig; nothing is sent yet. `requests` counts what will be.
+    /// Reads the kubeconfig and prepares a client; sends nothing.
     fn open(config: &'a Config, pod: &'a PodRef, requests: Arc<AtomicU32>) -> Result<Self, Error> {
-        let access = access(config)?;
+        let access = read_access(config)?;
         Ok(Api {
             config,
             pod,
             end: Instant::now() + config.api_budget,
-            client: client(&access, config.api_budget)?,
+            client: new_client(&access, config.api_budget)?,
             access,
             requests,
         })
     }
 
-    /// GETs `path`, again if that may help and the budget allows.
+    /// GETs `path`. Retries a final_error that may be temporary while the budget lasts.
     fn get<T: DeserializeOwned>(&mut self, path: &str) -> Result<T, Error> {
         let mut pause = FIRST_PAUSE;
         loop {
             self.requests.fetch_add(1, Ordering::Relaxed);
             let error = match self.client.get(path) {
-                Ok(answer) => return Ok(answer),
+                Ok(object) => return Ok(object),
                 Err(error) => error,
             };
             let wait = match error.retry() {
-                Retry::NewCredential if self.renew()? => Duration::ZERO,
-                Retry::Never | Retry::NewCredential => return Err(self.failure(&error)),
+                Retry::NewCredential if self.reload_kubeconfig()? => Duration::ZERO,
+                Retry::Never | Retry::NewCredential => return Err(self.final_error(&error)),
                 Retry::Soon => pause,
-                Retry::After(wait) if wait < self.left() => wait.max(pause),
-                // Longer than the pod can wait.
-                Retry::After(_) => LAST_PAUSE,
+                Retry::After(wait) if wait < self.remaining() => wait.max(pause),
+                // The server asks for more time than is remaining, so try earlier.
+                Retry::After(_) => LONGEST_PAUSE,
             };
-            if wait >= self.left() {
-                return Err(self.failure(&error));
+            if wait >= self.remaining() {
+                return Err(self.final_error(&error));
             }
             tracing::info!("linkerd-cni: trying again in {wait:?}: {error}");
             thread::sleep(wait);
-            pause = (pause * 2).min(LAST_PAUSE);
+            pause = (pause * 2).min(LONGEST_PAUSE);
         }
     }
 
-    fn left(&self) -> Duration {
+    fn remaining(&self) -> Duration {
         self.end.saturating_duration_since(Instant::now())
     }
 
-    /// Whether the kubeconfig has another credential by now.
-    fn renew(&mut self) -> Result<bool, Error> {
-        let access = access(self.config)?;
+    /// Reads the kubeconfig again, as the agent may have renewed the token. Returns whether the
+    /// kubeconfig has changed.
+    fn reload_kubeconfig(&mut self) -> Result<bool, Error> {
+        let access = read_access(self.config)?;
         if access == self.access {
             return Ok(false);
         }
-        self.client = client(&access, self.config.api_budget)?;
+        self.client = new_client(&access, self.config.api_budget)?;
         self.access = access;
         Ok(true)
     }
 
-    fn failure(&self, error: &kube::Error) -> Error {
+    /// Builds the CNI error for a request that is not retried.
+    fn final_error(&self, error: &kube::Error) -> Error {
         let PodRef { namespace, name } = self.pod;
         let (code, remedy) = match error.code() {
             Some(401 | 403) => (
@@ -159,9 +166,9 @@ impl<'a> Api<'a> {
                 "the API server has a problem; the runtime tries again",
             ),
             None if error.is_unreadable() => (code::API_ANSWER, NO_API_SERVER),
-            None if error.is_unsendable() => (code::KUBECONFIG, KUBECONFIG),
-            None if error.is_certificate() => (code::API_UNREACHABLE, CERTIFICATE),
-            None => (code::API_UNREACHABLE, UNREACHABLE),
+            None if error.is_unsendable() => (code::KUBECONFIG, KUBECONFIG_REMEDY),
+            None if error.is_certificate() => (code::API_UNREACHABLE, CERTIFICATE_REMEDY),
+            None => (code::API_UNREACHABLE, UNREACHABLE_REMEDY),
         };
         let tries = self.requests.load(Ordering::Relaxed);
         Error::new(
@@ -174,7 +181,7 @@ impl<'a> Api<'a> {
     }
 }
 
-impl Surroundings for Api<'_> {
+impl ClusterLookup for Api<'_> {
     fn namespace(&mut self, name: &str) -> Result<Annotations, Error> {
         let found: Namespace = self.get(&namespace_path(name))?;
         Ok(found.metadata.annotations)
@@ -185,25 +192,27 @@ impl Surroundings for Api<'_> {
     }
 }
 
-fn access(config: &Config) -> Result<Access, Error> {
+fn read_access(config: &Config) -> Result<Access, Error> {
     if config.kubeconfig.as_os_str().is_empty() {
-        return Err(unusable(
+        return Err(kubeconfig_error(
             "network configuration of linkerd-cni: \"kubernetes\": \"kubeconfig\" is not set",
         ));
     }
-    kubeconfig::read(&config.kubeconfig).map_err(|error| unusable(&error.to_string()))
+    kubeconfig::read(&config.kubeconfig).map_err(|error| kubeconfig_error(&error.to_string()))
 }
 
-/// A silent server leaves time for a second try.
-fn client(access: &Access, budget: Duration) -> Result<Client, Error> {
+/// Prepares a client. Its deadlines leave time for a second request if the server does not
+/// respond to the first.
+fn new_client(access: &Access, budget: Duration) -> Result<Client, Error> {
     let deadlines = Deadlines {
         connect: budget / 3,
         response: budget / 2,
         body: budget / 2,
     };
-    Client::new(access, "linkerd-cni", deadlines).map_err(|error| unusable(&error.to_string()))
+    Client::new(access, "linkerd-cni", deadlines)
+        .map_err(|error| kubeconfig_error(&error.to_string()))
 }
 
-fn unusable(problem: &str) -> Error {
-    Error::new(code::KUBECONFIG, problem).with_details(KUBECONFIG)
+fn kubeconfig_error(problem: &str) -> Error {
+    Error::new(code::KUBECONFIG, problem).with_details(KUBECONFIG_REMEDY)
 }

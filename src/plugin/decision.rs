@@ -1,4 +1,4 @@
-//! What can be decided about a pod without asking the API server. Pure.
+//! Decides which pods are skipped without a request to the API server. Pure.
 
 use std::collections::BTreeMap;
 
@@ -6,16 +6,19 @@ use crate::cni::args::PodRef;
 use crate::cni::object::Object;
 use crate::config::{Annotations, Config, Detection};
 
-/// What a runtime calls the annotations that it hands over, when the plugin's entry in
-/// the conflist declares the capability (containerd 1.5, CRI-O 1.29).
-const ANNOTATIONS: &str = "io.kubernetes.cri.pod-annotations";
+/// Capability with which a runtime skip_reason the pod's annotations to the plugin, if the plugin
+/// entry declares it (containerd since 1.5, CRI-O since 1.29).
+const ANNOTATIONS_CAPABILITY: &str = "io.kubernetes.cri.pod-annotations";
+/// Annotation that enables or disables the proxy injector for a pod.
 const INJECT: &str = "linkerd.io/inject";
-/// What wrote the pod, or its template: a program and its version.
+/// Annotation with the program that wrote the pod or its template, and its version.
 const CREATED_BY: &str = "linkerd.io/created-by";
+/// Start of [`CREATED_BY`] on pods to which the proxy injector added a proxy.
 const INJECTOR: &str = "linkerd/proxy-injector";
 
-/// Why a pod is none of ours, in words for logs; `None`: ask the API server.
-pub fn passes(
+/// Returns why the pod is skipped, in words for logs. `None` means that only the API server
+/// can tell whether the pod is meshed.
+pub fn skip_reason(
     pod: &PodRef,
     config: &Config,
     annotations: Option<&Annotations>,
@@ -23,7 +26,7 @@ pub fn passes(
     if config.exclude_namespaces.contains(&pod.namespace) {
         return Some("its namespace is excluded");
     }
-    if is_agent(pod, config) {
+    if is_agent_pod(pod, config) {
         return Some("it is the agent's own pod");
     }
     if config.detection == Detection::Api {
@@ -32,25 +35,29 @@ pub fn passes(
     (!may_be_meshed(annotations?)).then_some("it has no annotation of Linkerd")
 }
 
-/// Whether a DaemonSet of this name made the pod. Pods of a Deployment whose name only
-/// starts like the DaemonSet's have one more part in their names.
-fn is_agent(pod: &PodRef, config: &Config) -> bool {
-    let generated = pod
+/// Whether the pod belongs to the agent's DaemonSet, by its namespace and name. The suffix of a
+/// DaemonSet's pods has no dash. A pod of the Deployment `linkerd-cni-web` has a longer suffix.
+fn is_agent_pod(pod: &PodRef, config: &Config) -> bool {
+    let suffix = pod
         .name
         .strip_prefix(&config.agent_daemonset)
         .and_then(|rest| rest.strip_prefix('-'));
     pod.namespace == config.agent_namespace
-        && generated.is_some_and(|part| !part.is_empty() && !part.contains('-'))
+        && suffix.is_some_and(|suffix| !suffix.is_empty() && !suffix.contains('-'))
 }
 
-/// Whether the pod has an annotation that a pod with a proxy has.
+/// Whether the pod has an annotation that only pods with a proxy have.
 ///
-/// The injector, `linkerd inject --manual` and Linkerd's own charts leave several on each
-/// pod. Any of Linkerd's counts, so that a pod of another version's injector rather costs
-/// a request than starts bare, with two exceptions in pods that say `inject: disabled`:
-/// that annotation itself, and a `created-by` that does not name the injector. The
-/// DaemonSet's pods of upstream's chart and of ours have these two and no other.
-/// `created-by` alone is no proof: charts write it on pods with a proxy as well.
+/// The injector, `linkerd inject --manual` and Linkerd's charts set several annotations on
+/// each pod with a proxy. Which ones depends on their version, so any key of Linkerd counts:
+/// a needless request is better than a meshed pod without redirect rules. Two annotations do
+/// not count on a pod with `linkerd.io/inject: disabled`:
+///
+/// - `linkerd.io/inject` itself,
+/// - `linkerd.io/created-by`, unless it names the injector.
+///
+/// The agent's pods have these two and no other, in upstream's chart and in this one. Without
+/// `inject: disabled`, `created-by` counts, as charts also set it on pods with a proxy.
 fn may_be_meshed(annotations: &Annotations) -> bool {
     let is_disabled = annotations
         .get(INJECT)
@@ -58,20 +65,21 @@ fn may_be_meshed(annotations: &Annotations) -> bool {
     annotations.iter().any(|(key, value)| match key.as_str() {
         INJECT => !is_disabled,
         CREATED_BY => !is_disabled || value.starts_with(INJECTOR),
-        key => is_linkerds(key),
+        key => is_linkerd_key(key),
     })
 }
 
-fn is_linkerds(key: &str) -> bool {
+/// Whether the domain of an annotation key is `linkerd.io` or a subdomain.
+fn is_linkerd_key(key: &str) -> bool {
     let domain = key.split_once('/').map_or("", |(domain, _)| domain);
     domain == "linkerd.io" || domain.ends_with(".linkerd.io")
 }
 
-/// The pod's annotations, if the runtime hands them over.
+/// Returns the pod's annotations if the runtime passes them to the plugin.
 pub fn annotations(config: &Object) -> Option<Annotations> {
     let runtime: Object = serde_json::from_str(config.given("runtimeConfig")?.get()).ok()?;
     let annotations: BTreeMap<String, String> =
-        serde_json::from_str(runtime.given(ANNOTATIONS)?.get()).ok()?;
+        serde_json::from_str(runtime.given(ANNOTATIONS_CAPABILITY)?.get()).ok()?;
     Some(annotations)
 }
 
@@ -84,8 +92,8 @@ mod tests {
         Config::read(&serde_json::from_str(&text).unwrap()).unwrap()
     }
 
-    fn handed_over(annotations: &str) -> Option<Annotations> {
-        let text = format!(r#"{{"runtimeConfig":{{"{ANNOTATIONS}":{annotations}}}}}"#);
+    fn from_runtime(annotations: &str) -> Option<Annotations> {
+        let text = format!(r#"{{"runtimeConfig":{{"{ANNOTATIONS_CAPABILITY}":{annotations}}}}}"#);
         super::annotations(&serde_json::from_str(&text).unwrap())
     }
 
@@ -97,13 +105,13 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_without_any_annotation_of_linkerd_passes() {
-        let passing = Some("it has no annotation of Linkerd");
+    fn a_pod_without_linkerd_annotations_is_skipped() {
+        let skipped = Some("it has no annotation of Linkerd");
         let cases = [
-            ("{}", passing),
-            (r#"{"kubernetes.io/config.source":"api"}"#, passing),
-            (r#"{"linkerd.io/inject":"disabled"}"#, passing),
-            (r#"{"notlinkerd.io/inject":"enabled"}"#, passing),
+            ("{}", skipped),
+            (r#"{"kubernetes.io/config.source":"api"}"#, skipped),
+            (r#"{"linkerd.io/inject":"disabled"}"#, skipped),
+            (r#"{"notlinkerd.io/inject":"enabled"}"#, skipped),
             (r#"{"linkerd.io/inject":"enabled"}"#, None),
             (
                 r#"{"linkerd.io/inject":"disabled","linkerd.io/proxy-version":"x"}"#,
@@ -111,16 +119,16 @@ mod tests {
             ),
             (
                 r#"{"linkerd.io/inject":"disabled","linkerd.io/created-by":"linkerd/helm v1.7.0"}"#,
-                passing,
+                skipped,
             ),
             (
                 r#"{"linkerd.io/inject":"disabled","linkerd.io/created-by":"linkerd/cli v1","checksum/config":"x"}"#,
-                passing,
+                skipped,
             ),
             (
-                // `cliVersion` of the chart may be any text.
+                // Charts set `created-by` from their value `cliVersion`, which may be any text.
                 r#"{"linkerd.io/inject":"disabled","linkerd.io/created-by":"foo"}"#,
-                passing,
+                skipped,
             ),
             (
                 r#"{"linkerd.io/inject":"disabled","linkerd.io/created-by":"linkerd/proxy-injector edge-1"}"#,
@@ -151,22 +159,22 @@ mod tests {
             (r#"{"a":1}"#, None),
         ];
         for (annotations, wanted) in cases {
-            let annotations = handed_over(annotations);
-            let got = passes(&pod("ns", "web"), &config("{}"), annotations.as_ref());
+            let annotations = from_runtime(annotations);
+            let got = skip_reason(&pod("ns", "web"), &config("{}"), annotations.as_ref());
             assert_eq!(got, wanted, "{annotations:?}");
         }
     }
 
     #[test]
-    fn a_runtime_that_hands_over_nothing_leaves_it_to_the_api_server() {
-        assert_eq!(passes(&pod("ns", "web"), &config("{}"), None), None);
+    fn without_annotations_from_the_runtime_the_api_server_decides() {
+        assert_eq!(skip_reason(&pod("ns", "web"), &config("{}"), None), None);
         let api = config(r#"{"pod-detection":"api"}"#);
         let none = Annotations::new();
-        assert_eq!(passes(&pod("ns", "web"), &api, Some(&none)), None);
+        assert_eq!(skip_reason(&pod("ns", "web"), &api, Some(&none)), None);
     }
 
     #[test]
-    fn the_agents_own_pod_is_told_by_the_namespace_and_the_daemonset_of_the_plugin_entry() {
+    fn the_agents_pod_is_recognized_by_namespace_and_daemonset_of_the_plugin_entry() {
         let own = Some("it is the agent's own pod");
         let usual = ("linkerd-cni", "linkerd-cni-x7x4z");
         let renamed = ("mesh", "mesh-cni-x7x4z");
@@ -184,13 +192,13 @@ mod tests {
                 None,
             ),
         ] {
-            let got = passes(&pod(namespace, name), &config(linkerd), None);
+            let got = skip_reason(&pod(namespace, name), &config(linkerd), None);
             assert_eq!(got, wanted, "{linkerd} {namespace}/{name}");
         }
     }
 
     #[test]
-    fn the_agents_own_pod_and_excluded_namespaces_pass_whatever_they_are() {
+    fn the_agents_pod_and_excluded_namespaces_are_skipped_even_with_a_proxy() {
         let config = config(
             r#"{"exclude-namespaces":["kube-system"],"agent-namespace":"cni","pod-detection":"api"}"#,
         );
@@ -210,8 +218,8 @@ mod tests {
             ("linkerd-cni", "linkerd-cni-x7x4z", None),
         ];
         for (namespace, name, wanted) in cases {
-            let annotations = handed_over(r#"{"linkerd.io/proxy-version":"x"}"#);
-            let got = passes(&pod(namespace, name), &config, annotations.as_ref());
+            let annotations = from_runtime(r#"{"linkerd.io/proxy-version":"x"}"#);
+            let got = skip_reason(&pod(namespace, name), &config, annotations.as_ref());
             assert_eq!(got, wanted, "{namespace}/{name}");
         }
     }

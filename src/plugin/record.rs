@@ -1,5 +1,5 @@
-//! One record of what was done for a pod, for the agent's log: `kubectl logs` shows it
-//! where otherwise only the node's journal would.
+//! The record of an ADD or CHECK that the plugin sends to the agent. The agent logs it, so
+//! that `kubectl logs` shows what would otherwise be in the node's journal only.
 
 use std::fmt;
 use std::os::unix::net::UnixDatagram;
@@ -12,12 +12,13 @@ use crate::cni::Error;
 use crate::config::ignored::{self, Ignored};
 use crate::firewall::Backend;
 
-/// The agent's socket, beside the kubeconfig.
+/// File name of the agent's socket, which is in the directory of the kubeconfig.
 const SOCKET: &str = ".linkerd-cni.sock";
-/// The longest message of an error that is sent, in bytes; the socket takes 8 KiB.
+/// Longest error message that is sent, in bytes. The agent reads at most 8 KiB of a record.
 const MESSAGE_LIMIT: usize = 4096;
 
-/// No token or environment is in it, and of annotations only what was ignored.
+/// What the plugin did for one pod. It has no token and no environment variable, and of the
+/// annotations only the ignored elements.
 #[derive(Debug, Default, Serialize)]
 pub struct Record {
     pub level: &'static str,
@@ -28,20 +29,22 @@ pub struct Record {
     #[serde(skip_serializing_if = "String::is_empty")]
     pub pod_uid: String,
     pub container_id: String,
-    /// `redirected`, `checked`, `failed`, or why the pod passed untouched.
+    /// `redirected`, `simulated`, `checked`, `failed`, or why the pod was skipped.
     pub decision: &'static str,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub backend: Option<Backend>,
-    /// Requests to the API server.
+    /// Number of requests to the API server.
     pub requests: u32,
+    /// Duration of the command in milliseconds.
     pub ms: u64,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub error: Option<Failure>,
-    /// What of the pod's port lists has no effect.
+    /// Elements of the pod's port lists that have no effect.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub ignored: Vec<Ignored>,
 }
 
+/// Code and message of a CNI error, without the remedy.
 #[derive(Debug, Serialize)]
 pub struct Failure {
     pub code: u32,
@@ -63,13 +66,14 @@ impl fmt::Display for Record {
 }
 
 impl Record {
-    /// Notes what was ignored of the pod's lists.
+    /// Records the ignored elements, cut so that the record fits the socket.
     pub fn ignore(&mut self, lists: Vec<Ignored>) {
         self.ignored = ignored::cut(lists);
     }
 
-    pub fn finish(&mut self, error: Option<&Error>, took: Duration) {
-        self.ms = took.as_millis().try_into().unwrap_or(u64::MAX);
+    /// Sets duration, level and error at the end of the command.
+    pub fn finish(&mut self, error: Option<&Error>, duration: Duration) {
+        self.ms = duration.as_millis().try_into().unwrap_or(u64::MAX);
         self.level = match self.ignored.is_empty() {
             true => "info",
             false => "warn",
@@ -84,8 +88,8 @@ impl Record {
         }
     }
 
-    /// Sends the record to the agent, if it listens, and never waits for it: a full
-    /// socket or none loses the record, not the pod.
+    /// Sends the record to the agent without waiting. If the socket is full or missing, the
+    /// record is lost and the pod is not affected.
     pub fn send(&self, kubeconfig: &Path) {
         let Some(dir) = kubeconfig.parent() else {
             return;
@@ -108,11 +112,11 @@ mod tests {
     use super::*;
     use crate::config::ignored::SOURCES;
 
-    /// What the agent takes, in bytes.
-    const DATAGRAM: usize = 8 << 10;
+    /// Largest record that the agent reads, in bytes.
+    const RECORD_LIMIT: usize = 8 << 10;
 
     #[test]
-    fn a_record_fits_the_socket_whatever_was_ignored() {
+    fn a_record_with_the_longest_ignored_elements_fits_the_socket() {
         let mut record = Record {
             namespace: "n".repeat(63),
             pod: "p".repeat(253),
@@ -128,7 +132,7 @@ mod tests {
         record.ignore(SOURCES.into_iter().map(list).collect());
         record.finish(None, Duration::ZERO);
         let bytes = serde_json::to_vec(&record).unwrap();
-        assert!(bytes.len() < DATAGRAM, "{}", bytes.len());
+        assert!(bytes.len() < RECORD_LIMIT, "{}", bytes.len());
         let value: serde_json::Value = serde_json::from_slice(&bytes).unwrap();
         assert_eq!(value["level"], "warn");
         assert_eq!(
@@ -139,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn a_record_says_nothing_of_lists_that_are_right() {
+    fn a_record_without_ignored_elements_has_no_such_field() {
         let mut record = Record::default();
         record.finish(None, Duration::ZERO);
         let text = serde_json::to_string(&record).unwrap();

@@ -58,7 +58,7 @@ impl FromPod for AuditedPod {
         }
         pod.status.init_container_statuses = Vec::new();
         let metadata = &mut pod.metadata;
-        let annotations = [&annotation::UPSTREAMS[..], &annotation::PROXY_PORTS].concat();
+        let annotations = [&annotation::UPSTREAM_KEYS[..], &annotation::PROXY_PORTS].concat();
         retain_keys(&mut metadata.annotations, &annotations);
         retain_keys(&mut metadata.labels, &[LABEL, CONTROL_PLANE_LABEL]);
         Some(AuditedPod(pod))

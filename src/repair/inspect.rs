@@ -13,7 +13,7 @@ use crate::cni;
 use crate::cni::args::PodRef;
 use crate::cni::error::code;
 use crate::config::families::families;
-use crate::config::pod::{API_SERVICE, Surroundings, facts, is_meshed, namespace_path};
+use crate::config::pod::{API_SERVICE, ClusterLookup, facts, is_meshed, namespace_path};
 use crate::config::{Annotations, Config, Ipv6};
 use crate::firewall::{self, Survey};
 use crate::kube::types::{Namespace, Pod, Service};
@@ -152,7 +152,7 @@ impl ObjectReader<'_> {
     }
 }
 
-impl Surroundings for ObjectReader<'_> {
+impl ClusterLookup for ObjectReader<'_> {
     fn namespace(&mut self, name: &str) -> Result<Annotations, cni::Error> {
         if let Some(known) = self.objects.namespaces.get(name) {
             return known.clone();

@@ -2,7 +2,7 @@
 
 use super::mode::RepairMode;
 use super::verdict::{Cause, LABEL};
-use crate::kube::event::{Kind, Message};
+use crate::kube::event::{EventType, Message};
 
 /// What to report about a pod.
 #[derive(Clone, Copy, Debug)]
@@ -23,7 +23,7 @@ pub fn message(cause: Cause, event: PodEvent<'_>) -> Message {
     };
     let (kind, action, note) = match event {
         PodEvent::Repaired(RepairMode::Delete, missing) => (
-            Kind::Normal,
+            EventType::Normal,
             "Deleting",
             format!(
                 "Deleting pod to create a new one with proper CNI config{}",
@@ -31,7 +31,7 @@ pub fn message(cause: Cause, event: PodEvent<'_>) -> Message {
             ),
         ),
         PodEvent::Repaired(RepairMode::InPlace, missing) => (
-            Kind::Normal,
+            EventType::Normal,
             "Repairing",
             format!(
                 "Put the redirection rules into the pod's network namespace{}",
@@ -39,7 +39,7 @@ pub fn message(cause: Cause, event: PodEvent<'_>) -> Message {
             ),
         ),
         PodEvent::Repaired(RepairMode::Label, missing) => (
-            Kind::Normal,
+            EventType::Normal,
             "Labelling",
             format!(
                 "The pod's traffic does not reach its proxy; labelled {LABEL}=true{}",
@@ -47,7 +47,7 @@ pub fn message(cause: Cause, event: PodEvent<'_>) -> Message {
             ),
         ),
         PodEvent::Repaired(RepairMode::Report, missing) => (
-            Kind::Warning,
+            EventType::Warning,
             "Reporting",
             format!(
                 "The pod's traffic does not reach its proxy; delete the pod to have it made anew{}",
@@ -55,13 +55,13 @@ pub fn message(cause: Cause, event: PodEvent<'_>) -> Message {
             ),
         ),
         PodEvent::RepairedRecently => (
-            Kind::Warning,
+            EventType::Warning,
             "Leaving",
             "The pod is without its redirection rules again within a minute of a repair; leaving it for now: \
              is the CNI plugin of this node working?"
                 .to_owned(),
         ),
-        PodEvent::Skipped(why) => (Kind::Warning, "Leaving", why.to_owned()),
+        PodEvent::Skipped(why) => (EventType::Warning, "Leaving", why.to_owned()),
     };
     Message {
         kind,
@@ -90,7 +90,7 @@ mod tests {
             Cause::Validator,
             PodEvent::Repaired(RepairMode::Delete, &[]),
         );
-        assert_eq!(event.kind, Kind::Normal);
+        assert_eq!(event.kind, EventType::Normal);
         assert_eq!(event.reason, "LinkerdCNINotConfigured");
         assert_eq!(
             event.note,

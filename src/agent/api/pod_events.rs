@@ -112,7 +112,7 @@ impl PodEvents {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kube::event::Kind;
+    use crate::kube::event::EventType;
 
     fn event(uid: &str, subject: &'static str) -> PodEvent {
         PodEvent {
@@ -121,7 +121,7 @@ mod tests {
             uid: uid.into(),
             subject,
             message: Message {
-                kind: Kind::Warning,
+                kind: EventType::Warning,
                 reason: "R",
                 action: "A",
                 note: String::new(),

@@ -71,7 +71,7 @@ impl Untaint {
                     warn!("{why}");
                 }
                 self.logged = Some(why);
-                self.backoff.lengthen()
+                self.backoff.next_delay()
             }
         };
         self.due = Instant::now() + wait;

@@ -22,7 +22,7 @@ use crate::conflist::plan;
 use crate::conflist::plan::{Chaining, Step, UnchainStep};
 use crate::conflist::saved_state::SavedState;
 use crate::files;
-use crate::kube::event::{Kind, Message};
+use crate::kube::event::{EventType, Message};
 
 /// The net dir at the start of a pass.
 struct Observed {
@@ -219,7 +219,7 @@ impl Reconciler {
     /// the conflist at `path`.
     fn report_entry_removal(&self, path: &Path) {
         self.api.report_event(Message {
-            kind: Kind::Warning,
+            kind: EventType::Warning,
             reason: "LinkerdCNIFight",
             action: "Chaining",
             note: entry_removed(path),

@@ -5,7 +5,7 @@
 
 use crate::agent::api::pod_events::PodEvent;
 use crate::config::ignored::Ignored;
-use crate::kube::event::{Kind, Message};
+use crate::kube::event::{EventType, Message};
 
 use crate::agent::record::Record;
 
@@ -55,7 +55,7 @@ fn message(list: &Ignored, of: &str, remedy: &str) -> Message {
     let shown = shown.replacen("ignored in ", &format!("Ignored in {of}"), 1);
     let grammar = list.grammar();
     Message {
-        kind: Kind::Warning,
+        kind: EventType::Warning,
         reason: "LinkerdCNIPortsIgnored",
         action: "Redirecting",
         note: format!("{shown}{dots}. Allowed is {grammar}. {remedy}"),

@@ -1,7 +1,7 @@
-//! A result in the shape of another version, as `pkg/types` 020, 040 and 100 convert.
+//! Converts a result to the format of another CNI version, as `pkg/types` 020, 040 and 100 do.
 //!
-//! Only what differs between the shapes is touched: numbers, escapes and members that
-//! nobody knows keep their text where the other shape has a place for them.
+//! Only members that differ between the formats change. Numbers, escapes and unknown members
+//! keep their bytes if the other format has a place for them.
 
 use serde::Serialize;
 use serde_json::value::{RawValue, to_raw_value};
@@ -9,24 +9,24 @@ use serde_json::value::{RawValue, to_raw_value};
 use crate::cni::object::Object;
 use crate::cni::version::Shape;
 
-/// Why a result cannot be had in another shape.
+/// Why a result cannot be converted.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     #[error("{0}")]
     Decode(#[from] serde_json::Error),
-    /// Results before 0.3.0 are about one address of each family, and nothing else.
+    /// A result before 0.3.0 needs an address: it describes one address for each family.
     #[error("cannot convert: no valid IP addresses")]
     NoAddress,
 }
 
-/// Members of an interface that came with 1.1.0.
-const NEW_OF_INTERFACES: [&str; 3] = ["mtu", "socketPath", "pciID"];
-/// What a route has before 0.3.0.
-const OLD_OF_ROUTES: [&str; 2] = ["dst", "gw"];
-/// The families' members before 0.3.0, and their `version` in 0.3.0 to 0.4.0.
+/// Members of an interface that are new in 1.1.0.
+const NEW_INTERFACE_MEMBERS: [&str; 3] = ["mtu", "socketPath", "pciID"];
+/// Members of a route before 0.3.0.
+const OLD_ROUTE_MEMBERS: [&str; 2] = ["dst", "gw"];
+/// Name of each address family: as member before 0.3.0, and as `version` in 0.3.0 to 0.4.0.
 const FAMILIES: [(&str, &str); 2] = [("ip4", "4"), ("ip6", "6")];
 
-/// Changes `result` from one shape to another, step by step between neighbours.
+/// Converts `result` from one shape to another, in one or two steps.
 pub fn convert(result: &mut Object, from: Shape, to: Shape) -> Result<(), Error> {
     match (from, to) {
         (Shape::V020, Shape::V040) => list_addresses(result),
@@ -41,7 +41,7 @@ pub fn convert(result: &mut Object, from: Shape, to: Shape) -> Result<(), Error>
     }
 }
 
-/// `ip4` and `ip6` become `ips`, and their routes `routes`.
+/// Moves `ip4` and `ip6` to `ips`, and their routes to `routes`.
 fn list_addresses(result: &mut Object) -> Result<(), Error> {
     let (mut addresses, mut routes) = (Vec::new(), Vec::new());
     for (key, version) in FAMILIES {
@@ -64,7 +64,7 @@ fn list_addresses(result: &mut Object) -> Result<(), Error> {
     put(result, "routes", &routes)
 }
 
-/// From 1.0.0 on an address tells its family by itself.
+/// Removes the `version` of each address, which 1.0.0 and later do not have.
 fn unversion_addresses(result: &mut Object) -> Result<(), Error> {
     let mut addresses = list(result, "ips")?;
     for address in &mut addresses {
@@ -73,7 +73,8 @@ fn unversion_addresses(result: &mut Object) -> Result<(), Error> {
     put(result, "ips", &addresses)
 }
 
-/// Newer members of routes stay, as `pkg/types` has it; those of interfaces go.
+/// Adds the `version` of each address and removes the newer members of interfaces. The newer
+/// members of routes stay, as in `pkg/types`.
 fn version_addresses(result: &mut Object) -> Result<(), Error> {
     let mut addresses = list(result, "ips")?;
     for address in &mut addresses {
@@ -87,25 +88,26 @@ fn version_addresses(result: &mut Object) -> Result<(), Error> {
     put(result, "ips", &addresses)?;
     let mut interfaces = list(result, "interfaces")?;
     for interface in &mut interfaces {
-        remove(interface, &NEW_OF_INTERFACES);
+        remove(interface, &NEW_INTERFACE_MEMBERS);
     }
     put(result, "interfaces", &interfaces)
 }
 
-/// The first address of each family, with the family's routes; interfaces go.
+/// Moves the first address of each family, with the family's routes, to `ip4` and `ip6`. Removes
+/// the other addresses and the interfaces.
 fn split_addresses(result: &mut Object) -> Result<(), Error> {
     let (addresses, routes) = (list(result, "ips")?, list(result, "routes")?);
     remove(result, &["interfaces", "ips", "routes"]);
-    let mut found = false;
+    let mut has_address = false;
     for (key, version) in FAMILIES {
-        let is_ours = |value: Option<&RawValue>| is_ipv6(value) == (version == "6");
-        let first = addresses
-            .iter()
-            .find(|address| address.given("address").is_some() && is_ours(address.get("address")));
+        let is_of_family = |value: Option<&RawValue>| is_ipv6(value) == (version == "6");
+        let first = addresses.iter().find(|address| {
+            address.given("address").is_some() && is_of_family(address.get("address"))
+        });
         let Some(first) = first else {
             continue;
         };
-        found = true;
+        has_address = true;
         let mut family = first.clone();
         remove(&mut family, &["version", "interface"]);
         for (name, _) in &mut family.0 {
@@ -113,21 +115,25 @@ fn split_addresses(result: &mut Object) -> Result<(), Error> {
                 "ip".clone_into(name);
             }
         }
-        let mut ours = Vec::new();
-        for route in routes.iter().filter(|route| is_ours(route.get("dst"))) {
+        let mut family_routes = Vec::new();
+        for route in routes.iter().filter(|route| is_of_family(route.get("dst"))) {
             let mut route = route.clone();
             route
                 .0
-                .retain(|(name, _)| OLD_OF_ROUTES.contains(&name.as_str()));
-            ours.push(route);
+                .retain(|(name, _)| OLD_ROUTE_MEMBERS.contains(&name.as_str()));
+            family_routes.push(route);
         }
-        put(&mut family, "routes", &ours)?;
+        put(&mut family, "routes", &family_routes)?;
         result.0.push((key.to_owned(), to_raw_value(&family)?));
     }
-    if found { Ok(()) } else { Err(Error::NoAddress) }
+    if has_address {
+        Ok(())
+    } else {
+        Err(Error::NoAddress)
+    }
 }
 
-/// A member that is a list of objects; none if it is not given.
+/// Returns the member `key`, a list of objects. Returns an empty list if it is not set.
 fn list(object: &Object, key: &str) -> Result<Vec<Object>, Error> {
     match object.given(key) {
         Some(value) => Ok(serde_json::from_str(value.get())?),
@@ -135,7 +141,7 @@ fn list(object: &Object, key: &str) -> Result<Vec<Object>, Error> {
     }
 }
 
-/// Puts a list where `key` stands, or last; an empty one only where `key` stands.
+/// Replaces the list `key`, or appends it as the last member. An empty list is not appended.
 fn put<T: Serialize>(object: &mut Object, key: &str, elements: &[T]) -> Result<(), Error> {
     let value = to_raw_value(elements)?;
     if object.given(key).is_some() {
@@ -151,7 +157,7 @@ fn remove(object: &mut Object, keys: &[&str]) {
     object.0.retain(|(name, _)| !keys.contains(&name.as_str()));
 }
 
-/// Of an address or a network as JSON text; what is neither is taken for IPv4.
+/// Whether the JSON text of an address or network is IPv6. Any other text is taken as IPv4.
 fn is_ipv6(value: Option<&RawValue>) -> bool {
     value.is_some_and(|value| value.get().contains(':'))
 }

@@ -4,12 +4,12 @@ const V1: &str = r#"{"cniVersion":"1.1.0","interfaces":[{"name":"veth1"},{"name"
 const V040: &str = r#"{"cniVersion":"0.4.0","interfaces":[{"name":"eth0"}],"ips":[{"version":"4","address":"10.0.0.7/24","interface":0,"x":1.0},{"version":"6","address":"fd00::7/64"}],"routes":[{"dst":"::/0"}],"dns":{"nameservers":["\u0031"]}}"#;
 const V020: &str = r#"{"cniVersion":"0.2.0","ip4":{"ip":"10.0.0.7/24","gateway":"10.0.0.1","routes":[{"dst":"0.0.0.0/0","gw":"10.0.0.1"}]},"ip6":{"ip":"fd00::7/64","routes":[{"dst":"::/0"}]},"dns":{},"x":12345678901234567890}"#;
 
-fn passed_on(previous: &str, wanted: &str) -> Result<String, Error> {
-    in_version(Some(serde_json::from_str(previous).unwrap()), wanted)
+fn converted(previous: &str, wanted: &str) -> Result<String, Error> {
+    convert_to(Some(serde_json::from_str(previous).unwrap()), wanted)
 }
 
 #[test]
-fn versions_of_one_shape_differ_in_nothing_but_their_name() {
+fn between_versions_of_one_shape_only_cni_version_changes() {
     let shapes: [(&str, &str, &[&str]); 3] = [
         (V020, "0.2.0", &["0.1.0", "0.2.0"]),
         (V040, "0.4.0", &["0.3.0", "0.3.1", "0.4.0"]),
@@ -18,7 +18,7 @@ fn versions_of_one_shape_differ_in_nothing_but_their_name() {
     for (text, own, versions) in shapes {
         for version in versions {
             let wanted = text.replace(own, version);
-            assert_eq!(passed_on(text, version).unwrap(), wanted, "{version}");
+            assert_eq!(converted(text, version).unwrap(), wanted, "{version}");
         }
     }
 }
@@ -26,13 +26,13 @@ fn versions_of_one_shape_differ_in_nothing_but_their_name() {
 #[test]
 fn a_result_is_converted_to_the_shape_of_the_requests_version() {
     let cases = [
-        // The newer members of interfaces go, those of routes stay.
+        // The newer members of interfaces are removed, those of routes stay.
         (
             V1,
             "0.3.1",
             r#"{"cniVersion":"0.3.1","interfaces":[{"name":"veth1"},{"name":"eth0","sandbox":"/n"}],"ips":[{"version":"4","address":"10.244.1.7/24","gateway":"10.244.1.1","interface":1},{"version":"4","address":"10.244.1.8/24","interface":1},{"version":"6","address":"fd00::7/64","gateway":"fd00::1","interface":1}],"routes":[{"dst":"0.0.0.0/0","gw":"10.244.1.1","mtu":1400},{"dst":"::/0"}],"dns":{},"x":1e3}"#,
         ),
-        // The first address of each family, and of routes what the old shape has.
+        // Only the first address of each family stays, and the old members of routes.
         (
             V1,
             "0.2.0",
@@ -58,7 +58,7 @@ fn a_result_is_converted_to_the_shape_of_the_requests_version() {
             "1.1.0",
             r#"{"cniVersion":"1.1.0","dns":{},"x":12345678901234567890,"ips":[{"address":"10.0.0.7/24","gateway":"10.0.0.1"},{"address":"fd00::7/64"}],"routes":[{"dst":"0.0.0.0/0","gw":"10.0.0.1"},{"dst":"::/0"}]}"#,
         ),
-        // What is not there, or null, is not made up.
+        // Missing and null members are not added.
         (
             r#"{"cniVersion":"0.2.0","ip4":null}"#,
             "1.0.0",
@@ -69,7 +69,7 @@ fn a_result_is_converted_to_the_shape_of_the_requests_version() {
             "0.4.0",
             r#"{"ips":null,"cniVersion":"0.4.0"}"#,
         ),
-        // A family's routes go with its address.
+        // Routes of a family without an address are removed.
         (
             r#"{"cniVersion":"0.4.0","ips":[{"version":"6","address":"fd00::7/64"}],"routes":[{"dst":"0.0.0.0/0"}]}"#,
             "0.2.0",
@@ -78,7 +78,7 @@ fn a_result_is_converted_to_the_shape_of_the_requests_version() {
     ];
     for (previous, version, wanted) in cases {
         assert_eq!(
-            passed_on(previous, version).unwrap(),
+            converted(previous, version).unwrap(),
             wanted,
             "{version} of {previous}"
         );
@@ -86,17 +86,17 @@ fn a_result_is_converted_to_the_shape_of_the_requests_version() {
 }
 
 #[test]
-fn an_absent_result_or_version_is_what_was_asked_for() {
-    let empty = in_version(None, "0.2.0").unwrap();
+fn a_missing_result_is_empty_and_a_missing_version_is_the_requests() {
+    let empty = convert_to(None, "0.2.0").unwrap();
     assert_eq!(empty, r#"{"cniVersion":"0.2.0"}"#);
     for previous in [r#"{"x":1}"#, r#"{"cniVersion":"","x":1}"#] {
-        let result = passed_on(previous, "1.0.0").unwrap();
+        let result = converted(previous, "1.0.0").unwrap();
         assert_eq!(result, r#"{"cniVersion":"1.0.0","x":1}"#);
     }
 }
 
 #[test]
-fn what_has_no_form_in_the_wanted_version_is_refused_with_its_reason() {
+fn a_result_that_cannot_be_converted_is_rejected_with_the_reason() {
     let cases = [
         (
             r#"{"cniVersion":"1.0.0","interfaces":[]}"#,
@@ -120,7 +120,7 @@ fn what_has_no_form_in_the_wanted_version_is_refused_with_its_reason() {
         ),
     ];
     for (previous, version, wanted) in cases {
-        let error = passed_on(previous, version).unwrap_err();
+        let error = converted(previous, version).unwrap_err();
         assert_eq!(error.code, code::DECODING_FAILURE, "{previous}");
         assert!(error.msg.starts_with(wanted), "{}", error.msg);
     }

@@ -1,21 +1,21 @@
-//! Port lists with bad elements.
+//! Port lists with invalid elements.
 
 use super::*;
 
-/// An entry's lists, annotations, and what upstream makes of them: inbound and outbound
-/// ports, and what is ignored. `None`: upstream fails the pod, since iptables refuses a
-/// rule without ports.
-type Lenient<'a> = (
+/// Lists of the plugin entry, annotations, and how upstream reads them: inbound ports, outbound
+/// ports and ignored elements. `None`: upstream fails the pod, as iptables rejects a rule
+/// without ports.
+type UpstreamCase<'a> = (
     &'a str,
     Pairs<'a>,
     Option<(&'a str, &'a str, &'a [(&'a str, &'a [&'a str])])>,
 );
 
 #[test]
-fn bad_elements_are_ignored_as_upstream_does_and_named() {
+fn invalid_elements_are_ignored_as_in_upstream_and_reported() {
     const IN: &str = "config.linkerd.io/skip-inbound-ports";
     const OUT: &str = "config.linkerd.io/skip-outbound-ports";
-    let cases: [Lenient<'_>; 13] = [
+    let cases: [UpstreamCase<'_>; 13] = [
         (
             "",
             &[("skip-outbound-ports", "http,5432,30-20")],
@@ -26,7 +26,7 @@ fn bad_elements_are_ignored_as_upstream_does_and_named() {
             &[("skip-outbound-ports", "25, 3306")],
             Some(("4191,4190", "25", &[(OUT, &[" 3306"])])),
         ),
-        // A list that is added to another one may be all bad.
+        // A list that is added to another one may have only invalid elements.
         (
             "",
             &[("skip-inbound-ports", "http,")],
@@ -39,7 +39,7 @@ fn bad_elements_are_ignored_as_upstream_does_and_named() {
         ),
         ("", &[("skip-outbound-ports", "http")], None),
         ("", &[("skip-outbound-ports", " , ")], None),
-        // The annotation replaces the configured list, also when nothing is left of it.
+        // The annotation replaces the configured list even if it has only invalid elements.
         (
             r#","outbound-ports-to-ignore":["443"]"#,
             &[("skip-outbound-ports", "http")],
@@ -108,7 +108,7 @@ fn bad_elements_are_ignored_as_upstream_does_and_named() {
 }
 
 #[test]
-fn the_api_servers_ports_keep_a_control_plane_pod_whose_list_is_all_bad() {
+fn a_control_plane_pod_with_only_invalid_elements_keeps_the_api_servers_ports() {
     let facts = PodFacts {
         annotations: annotations(&[("skip-outbound-ports", "http")]),
         api_ports: vec![443.into()],
@@ -120,7 +120,7 @@ fn the_api_servers_ports_keep_a_control_plane_pod_whose_list_is_all_bad() {
 }
 
 #[test]
-fn a_bad_port_of_the_proxy_is_ignored_as_upstreams_injector_does() {
+fn an_invalid_port_of_the_proxy_is_ignored_as_in_upstreams_injector() {
     for (key, value) in [
         ("inbound-port", "0"),
         ("outbound-port", "65536"),
@@ -143,7 +143,7 @@ fn a_bad_port_of_the_proxy_is_ignored_as_upstreams_injector_does() {
         };
         assert_eq!(found.ignored, [ignored]);
         assert_eq!(found.ignored[0].grammar(), "a port from 1 to 65535");
-        // What the container says counts first, so that nothing is ignored.
+        // The container's ports win, so the annotations are not read and nothing is ignored.
         let proxy = Proxy {
             inbound_port: Some(1),
             outbound_port: Some(2),
@@ -157,7 +157,7 @@ fn a_bad_port_of_the_proxy_is_ignored_as_upstreams_injector_does() {
 }
 
 #[test]
-fn strict_annotations_fail_the_pod_for_each_element_that_would_be_ignored() {
+fn strict_annotations_fail_the_pod_for_each_element_that_is_otherwise_ignored() {
     let strict = |more: &str| defaults(&format!(r#","strict-annotations":true{more}"#));
     for (key, value, problem) in [
         (
@@ -196,7 +196,7 @@ fn strict_annotations_fail_the_pod_for_each_element_that_would_be_ignored() {
 }
 
 #[test]
-fn what_an_author_wrote_is_cut_and_on_one_line_before_it_is_quoted() {
+fn annotation_values_in_errors_are_cut_and_on_one_line() {
     let long = format!("a\n\u{1b}{}", "x".repeat(100_000));
     for key in ["skip-outbound-ports", "skip-subnets", "proxy-uid"] {
         let error = redirect(&defaults(""), &[(key, &long)]).unwrap_err();

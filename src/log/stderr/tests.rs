@@ -5,11 +5,11 @@ use std::os::unix::net::UnixStream;
 
 use super::*;
 
-/// What a pipe holds unless its owner changed it (pipe(7)).
-const CAPACITY: usize = 64 << 10;
+/// Default capacity of a pipe in bytes (pipe(7)).
+const PIPE_CAPACITY: usize = 64 << 10;
 
 #[test]
-fn lines_that_fit_reach_pipes_sockets_and_files_whole() {
+fn lines_that_fit_reach_pipes_sockets_and_files_completely() {
     let long = [vec![b'x'; 3 * PIPE_BUF], b"\n".to_vec()].concat();
     let lines: [&[u8]; 3] = [b"first\n", &long, b"last\n"];
     let all = lines.concat();
@@ -31,28 +31,28 @@ fn lines_that_fit_reach_pipes_sockets_and_files_whole() {
 }
 
 #[test]
-fn what_is_full_closed_or_without_a_reader_drops_the_line() {
+fn a_line_is_dropped_if_stderr_is_full_closed_or_has_no_reader() {
     let (reader, writer) = io::pipe().unwrap();
     fill(writer.as_fd());
-    let mut lines = Lines::to(writer.as_fd());
+    let mut lines = LineWriter::to(writer.as_fd());
     assert!(!lines.write(writer.as_fd(), b"line\n"));
     drop(reader);
     assert!(!lines.write(writer.as_fd(), b"line\n"));
 
     let (reader, writer) = UnixStream::pair().unwrap();
     fill(writer.as_fd());
-    let mut lines = Lines::to(writer.as_fd());
+    let mut lines = LineWriter::to(writer.as_fd());
     assert!(!lines.write(writer.as_fd(), b"line\n"));
     reader.shutdown(Shutdown::Both).unwrap();
     assert!(!lines.write(writer.as_fd(), b"line\n"));
 
     let full = File::options().write(true).open("/dev/full").unwrap();
-    assert!(!Lines::to(full.as_fd()).write(full.as_fd(), b"line\n"));
+    assert!(!LineWriter::to(full.as_fd()).write(full.as_fd(), b"line\n"));
     let not_for_writing = File::open("/dev/null").unwrap();
     let fd = not_for_writing.as_fd();
     assert!(
-        !Lines {
-            kind: Kind::Other,
+        !LineWriter {
+            fd_type: FdType::Other,
             torn: false
         }
         .write(fd, b"line\n")
@@ -60,13 +60,13 @@ fn what_is_full_closed_or_without_a_reader_drops_the_line() {
 }
 
 #[test]
-fn a_line_after_one_that_was_cut_off_starts_on_a_line_of_its_own() {
+fn the_line_after_a_truncated_line_starts_on_a_new_line() {
     let (mut reader, writer) = io::pipe().unwrap();
-    let mut lines = Lines::to(writer.as_fd());
-    let longer_than_the_pipe = vec![b'x'; CAPACITY + PIPE_BUF];
+    let mut lines = LineWriter::to(writer.as_fd());
+    let longer_than_the_pipe = vec![b'x'; PIPE_CAPACITY + PIPE_BUF];
     assert!(!lines.write(writer.as_fd(), &longer_than_the_pipe));
     assert!(!lines.write(writer.as_fd(), b"dropped\n"));
-    let mut cut_off = vec![0; CAPACITY];
+    let mut cut_off = vec![0; PIPE_CAPACITY];
     reader.read_exact(&mut cut_off).unwrap();
     assert!(lines.write(writer.as_fd(), b"one\n"));
     assert!(lines.write(writer.as_fd(), b"two\n"));
@@ -75,14 +75,14 @@ fn a_line_after_one_that_was_cut_off_starts_on_a_line_of_its_own() {
 }
 
 fn write_to(fd: BorrowedFd<'_>, lines: &[&[u8]]) {
-    let mut to = Lines::to(fd);
+    let mut to = LineWriter::to(fd);
     for line in lines {
         assert!(to.write(fd, line));
     }
 }
 
 fn fill(fd: BorrowedFd<'_>) {
-    let mut lines = Lines::to(fd);
+    let mut lines = LineWriter::to(fd);
     while lines.write(fd, &[b'x'; 512]) {}
     while lines.write(fd, b"x") {}
 }

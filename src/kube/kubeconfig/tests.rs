@@ -1,0 +1,131 @@
+use std::path::Path;
+
+use super::select::parse;
+use super::*;
+
+fn access() -> Access {
+    Access {
+        server: server("fd00:10:96::1", "443"),
+        ca: b"-----BEGIN CERTIFICATE-----".to_vec(),
+        insecure: false,
+        token: Some("secret".into()),
+    }
+}
+
+fn parsed(text: &str) -> Result<Access, Error> {
+    let overrides = Overrides {
+        context: Some(CONTEXT.into()),
+        ..Overrides::default()
+    };
+    parsed_with(text, &overrides)
+}
+
+fn parsed_with(text: &str, overrides: &Overrides) -> Result<Access, Error> {
+    parse(Path::new("/kc"), text.as_bytes(), overrides)
+}
+
+#[test]
+fn a_rendered_kubeconfig_is_read_back_unchanged() {
+    assert_eq!(parsed(&render(&access())).unwrap(), access());
+    let insecure = Access {
+        insecure: true,
+        ca: Vec::new(),
+        ..access()
+    };
+    assert_eq!(parsed(&render(&insecure)).unwrap(), insecure);
+}
+
+#[test]
+fn an_ipv6_host_is_put_in_brackets_once() {
+    assert_eq!(server("10.96.0.1", "443"), "https://10.96.0.1:443");
+    assert_eq!(server("fd00::1", "443"), "https://[fd00::1]:443");
+    assert_eq!(server("[fd00::1]", "443"), "https://[fd00::1]:443");
+}
+
+#[test]
+fn upstreams_yaml_is_read() {
+    let text = "# kubeconfig file\napiVersion: v1\nclusters:\n- name: local\n  cluster:\n    server: https://[fd00:10:96::1]:443\n    certificate-authority-data: LS0tLS1CRUdJTiBDRVJUSUZJQ0FURS0tLS0t\nusers:\n- name: linkerd-cni\n  user:\n    token: secret\ncontexts:\n- name: other\n  context: {}\n- name: linkerd-cni-context\n  context:\n    cluster: local\n    user: linkerd-cni";
+    assert_eq!(parsed(text).unwrap(), access());
+}
+
+#[test]
+fn the_current_context_is_used_unless_overridden() {
+    let text = r#"{
+        "current-context": "one",
+        "contexts": [
+            {"name": "one", "context": {"cluster": "a", "user": "x"}},
+            {"name": "two", "context": {"cluster": "b", "user": "y"}}
+        ],
+        "clusters": [
+            {"name": "a", "cluster": {"server": "https://a"}},
+            {"name": "b", "cluster": {"server": "https://b"}}
+        ],
+        "users": [
+            {"name": "x", "user": {"token": "of-x"}},
+            {"name": "y", "user": {"token": "of-y"}}
+        ]
+    }"#;
+    for (context, cluster, user, expected) in [
+        (None, None, None, ("https://a", "of-x")),
+        (Some("two"), None, None, ("https://b", "of-y")),
+        (None, Some("b"), None, ("https://b", "of-x")),
+        (None, None, Some("y"), ("https://a", "of-y")),
+    ] {
+        let overrides = Overrides {
+            context: context.map(str::to_owned),
+            cluster: cluster.map(str::to_owned),
+            user: user.map(str::to_owned),
+        };
+        let access = parsed_with(text, &overrides).unwrap();
+        let token = access.token.unwrap();
+        assert_eq!((&*access.server, &*token), expected, "{overrides:?}");
+    }
+    assert_eq!(
+        parsed_with(&render(&access()), &Overrides::default()).unwrap(),
+        access()
+    );
+}
+
+#[test]
+fn errors_about_a_kubeconfig_contain_no_secrets() {
+    let good = render(&access());
+    let cases = [
+        (
+            String::new(),
+            "kubeconfig /kc: not the form of a kubeconfig",
+        ),
+        (
+            "{\"users\": 1}".into(),
+            "kubeconfig /kc: not the form of a kubeconfig at line 1 column 11",
+        ),
+        (
+            "a: [".into(),
+            "kubeconfig /kc: neither JSON nor YAML: while parsing a node, did not find expected node content",
+        ),
+        (
+            good.replace(CONTEXT, "other"),
+            "kubeconfig /kc: context \"linkerd-cni-context\" does not exist",
+        ),
+        (
+            good.replace("\"name\": \"local\"", "\"name\": \"x\""),
+            "kubeconfig /kc: cluster \"local\" does not exist",
+        ),
+        (
+            good.replace("https://", "ftp://"),
+            "kubeconfig /kc: server: \"ftp://[fd00:10:96::1]:443\" is not an https:// URL",
+        ),
+        (
+            good.replace("secret", "se\\ncret"),
+            "kubeconfig /kc: token: has characters that no HTTP header can carry",
+        ),
+        (
+            good.replace("LS0t", "!!!!"),
+            "kubeconfig /kc: certificate-authority-data: not base64: Invalid symbol 33, offset 0.",
+        ),
+    ];
+    for (text, wanted) in cases {
+        let message = parsed(&text).unwrap_err().to_string();
+        assert_eq!(message, wanted);
+        assert!(!message.contains("secret"));
+    }
+}
