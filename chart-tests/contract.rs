@@ -41,11 +41,7 @@ fn every_object_can_be_pruned_by_linkerds_label() {
         .objects();
     for object in &objects.0 {
         let labels = &object["metadata"]["labels"];
-        assert_eq!(
-            labels["linkerd.io/cni-resource"], "true",
-            "{}",
-            object["kind"]
-        );
+        assert_eq!(labels["linkerd.io/cni-resource"], "true", "{}", object["kind"]);
         assert!(labels.get("linkerd.io/control-plane-ns").is_none());
     }
     let pod = objects.pod();
@@ -57,14 +53,8 @@ fn the_selector_is_frozen() {
     let labels = json!({"k8s-app": "other", "team": "network"});
     let objects = with(json!({"podLabels": labels, "commonLabels": labels}));
     let daemonset = objects.get("DaemonSet");
-    assert_eq!(
-        daemonset["spec"]["selector"],
-        json!({"matchLabels": {"k8s-app": "linkerd-cni"}})
-    );
-    assert_eq!(
-        objects.pod()["metadata"]["labels"]["k8s-app"],
-        "linkerd-cni"
-    );
+    assert_eq!(daemonset["spec"]["selector"], json!({"matchLabels": {"k8s-app": "linkerd-cni"}}));
+    assert_eq!(objects.pod()["metadata"]["labels"]["k8s-app"], "linkerd-cni");
     assert_eq!(daemonset["metadata"]["labels"]["k8s-app"], "linkerd-cni");
     let role = json!({"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "linkerd-cni"});
     let binding = objects.named("ClusterRoleBinding", "linkerd-cni");
@@ -118,25 +108,16 @@ fn the_agent_gets_upstreams_environment_and_mounts() {
 fn one_directory_for_both_is_mounted_once() {
     let objects = with(json!({"destCNINetDir": "/etc/cni", "destCNIBinDir": "/etc/cni/"}));
     let mounts = &objects.container("install-cni")["volumeMounts"];
-    assert_eq!(
-        mounts[0],
-        json!({"name": "cni-net-dir", "mountPath": "/host/etc/cni"})
-    );
+    assert_eq!(mounts[0], json!({"name": "cni-net-dir", "mountPath": "/host/etc/cni"}));
     assert_eq!(mounts[1]["name"], "linkerd-tmp-dir");
-    assert_eq!(
-        objects.pod()["spec"]["volumes"].as_array().unwrap().len(),
-        2
-    );
+    assert_eq!(objects.pod()["spec"]["volumes"].as_array().unwrap().len(), 2);
 }
 
 #[test]
 fn the_agent_is_ready_only_when_its_port_says_so() {
     let objects = with(json!({"adminPort": 8081}));
     let agent = objects.container("install-cni");
-    assert_eq!(
-        agent["ports"],
-        json!([{"name": "install-admin", "containerPort": 8081}])
-    );
+    assert_eq!(agent["ports"], json!([{"name": "install-admin", "containerPort": 8081}]));
     assert_eq!(
         agent["readinessProbe"]["httpGet"],
         json!({"path": "/ready", "port": "install-admin"})
@@ -145,19 +126,13 @@ fn the_agent_is_ready_only_when_its_port_says_so() {
         agent["livenessProbe"]["httpGet"],
         json!({"path": "/live", "port": "install-admin"})
     );
-    assert_eq!(
-        agent["startupProbe"]["httpGet"],
-        agent["livenessProbe"]["httpGet"]
-    );
+    assert_eq!(agent["startupProbe"]["httpGet"], agent["livenessProbe"]["httpGet"]);
     let address = |values: Value| with(values).variable("install-cni", "LINKERD_CNI_ADMIN_ADDR");
     assert_eq!(address(json!({"adminPort": 8081})), "0.0.0.0:8081");
     assert_eq!(address(json!({"disableIPv6": false})), "[::]:9991");
     assert_eq!(address(json!({"ipv6": true})), "[::]:9991");
     assert_eq!(address(json!({"ipv6": "auto"})), "0.0.0.0:9991");
-    assert_eq!(
-        address(json!({"ipv6": "auto", "disableIPv6": false})),
-        "[::]:9991"
-    );
+    assert_eq!(address(json!({"ipv6": "auto", "disableIPv6": false})), "[::]:9991");
 
     let objects = with(json!({"adminPort": null}));
     let agent = objects.container("install-cni");
@@ -175,10 +150,7 @@ fn without_its_security_context_the_repair_controller_is_whole() {
         with(values).container("repair-controller").clone()
     };
     let mut with_context = repair(true);
-    let context = with_context
-        .as_object_mut()
-        .unwrap()
-        .remove("securityContext");
+    let context = with_context.as_object_mut().unwrap().remove("securityContext");
     assert_eq!(context.unwrap()["capabilities"], json!({"drop": ["ALL"]}));
     assert_eq!(with_context, repair(false));
 }
@@ -186,33 +158,15 @@ fn without_its_security_context_the_repair_controller_is_whole() {
 #[test]
 fn created_by_names_the_image_or_the_cli() {
     let cases = [
-        (
-            json!({}),
-            concat!("linkerd/helm v", env!("CARGO_PKG_VERSION")),
-        ),
-        (
-            json!({"image": {"version": "v1.4.0"}}),
-            "linkerd/helm v1.4.0",
-        ),
-        (
-            json!({"image": {"version": 20_261_121}}),
-            "linkerd/helm 20261121",
-        ),
-        (
-            json!({"cliVersion": "linkerd/cli edge-26.8.3"}),
-            "linkerd/cli edge-26.8.3",
-        ),
+        (json!({}), concat!("linkerd/helm v", env!("CARGO_PKG_VERSION"))),
+        (json!({"image": {"version": "v1.4.0"}}), "linkerd/helm v1.4.0"),
+        (json!({"image": {"version": 20_261_121}}), "linkerd/helm 20261121"),
+        (json!({"cliVersion": "linkerd/cli edge-26.8.3"}), "linkerd/cli edge-26.8.3"),
     ];
     for (values, expected) in cases {
         let objects = with(values.clone());
-        for meta in [
-            &objects.pod()["metadata"],
-            &objects.get("DaemonSet")["metadata"],
-        ] {
-            assert_eq!(
-                meta["annotations"]["linkerd.io/created-by"], expected,
-                "{values}"
-            );
+        for meta in [&objects.pod()["metadata"], &objects.get("DaemonSet")["metadata"]] {
+            assert_eq!(meta["annotations"]["linkerd.io/created-by"], expected, "{values}");
         }
     }
 }
@@ -221,10 +175,7 @@ fn created_by_names_the_image_or_the_cli() {
 fn the_kubernetes_floor_admits_vendors_suffixes() {
     let on = |version: &str| Render::new().kubernetes(version).text();
     let complaint = on("1.30.14").unwrap_err();
-    assert!(
-        complaint.contains("requires kubeVersion: >=1.31.0-0"),
-        "{complaint}"
-    );
+    assert!(complaint.contains("requires kubeVersion: >=1.31.0-0"), "{complaint}");
     for version in ["1.31.0", "v1.34.1-gke.1829001"] {
         on(version).unwrap();
     }

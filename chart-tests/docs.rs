@@ -17,11 +17,7 @@ fn leaves(prefix: &str, value: &Value, into: &mut BTreeMap<String, Value>) {
     match value {
         Value::Object(fields) if !fields.is_empty() => {
             for (key, field) in fields {
-                let place = if prefix.is_empty() {
-                    key.clone()
-                } else {
-                    format!("{prefix}.{key}")
-                };
+                let place = if prefix.is_empty() { key.clone() } else { format!("{prefix}.{key}") };
                 leaves(&place, field, into);
             }
         }
@@ -34,49 +30,22 @@ fn leaves(prefix: &str, value: &Value, into: &mut BTreeMap<String, Value>) {
 #[test]
 fn the_image_of_the_chart_is_the_crates_version() {
     let metadata = yaml(&read(chart().join("Chart.yaml")));
-    assert_eq!(
-        metadata["appVersion"],
-        concat!("v", env!("CARGO_PKG_VERSION"))
-    );
+    assert_eq!(metadata["appVersion"], concat!("v", env!("CARGO_PKG_VERSION")));
     let objects = with(json!({"repairController": {"enabled": true}}));
-    let annotated = yaml(
-        metadata["annotations"]["artifacthub.io/images"]
-            .as_str()
-            .unwrap(),
-    );
-    let annotated: Vec<_> = annotated
-        .as_array()
-        .unwrap()
-        .iter()
-        .map(|i| &i["image"])
-        .collect();
+    let annotated = yaml(metadata["annotations"]["artifacthub.io/images"].as_str().unwrap());
+    let annotated: Vec<_> = annotated.as_array().unwrap().iter().map(|i| &i["image"]).collect();
     for container in objects.pod()["spec"]["containers"].as_array().unwrap() {
-        assert!(
-            annotated.contains(&&container["image"]),
-            "{}",
-            container["image"]
-        );
+        assert!(annotated.contains(&&container["image"]), "{}", container["image"]);
     }
 }
 
 #[test]
 fn the_change_log_has_kinds_that_artifact_hub_knows() {
     let metadata = yaml(&read(chart().join("Chart.yaml")));
-    let changes = yaml(
-        metadata["annotations"]["artifacthub.io/changes"]
-            .as_str()
-            .unwrap(),
-    );
+    let changes = yaml(metadata["annotations"]["artifacthub.io/changes"].as_str().unwrap());
     for change in changes.as_array().unwrap() {
         let kind = change["kind"].as_str().unwrap();
-        let kinds = [
-            "added",
-            "changed",
-            "deprecated",
-            "removed",
-            "fixed",
-            "security",
-        ];
+        let kinds = ["added", "changed", "deprecated", "removed", "fixed", "security"];
         assert!(kinds.contains(&kind), "{kind}");
         assert!(!change["description"].as_str().unwrap().is_empty());
     }
@@ -125,9 +94,7 @@ fn every_value_has_an_effect() {
                 found.unwrap_or_else(|| panic!("ci lacks {place}")).clone()
             }
         };
-        let mut values = place
-            .rsplit('.')
-            .fold(changed, |inner, key| json!({key: inner}));
+        let mut values = place.rsplit('.').fold(changed, |inner, key| json!({key: inner}));
         // What belongs to an object that is off needs it on.
         for object in ["podMonitor", "resourceQuota", "networkAttachmentDefinition"] {
             if place.starts_with(object) && !place.ends_with(".enabled") {
@@ -163,10 +130,7 @@ fn the_readmes_table_has_every_value_with_its_default() {
     let table = readme.split_once("| value | default |").unwrap().1;
     let mut documented = BTreeMap::new();
     for row in table.lines().filter(|line| line.starts_with("| `")) {
-        let cells: Vec<_> = row
-            .split('|')
-            .map(|cell| cell.trim().trim_matches('`'))
-            .collect();
+        let cells: Vec<_> = row.split('|').map(|cell| cell.trim().trim_matches('`')).collect();
         documented.insert(cells[1].to_string(), yaml(cells[2]));
     }
     assert_eq!(documented, expected);
@@ -177,10 +141,7 @@ fn one_template_holds_one_object_and_defines_bear_the_charts_name() {
     for entry in fs::read_dir(chart().join("templates")).unwrap() {
         let path = entry.unwrap().path();
         let text = read(&path);
-        let kinds = text
-            .lines()
-            .filter(|line| line.starts_with("kind:"))
-            .count();
+        let kinds = text.lines().filter(|line| line.starts_with("kind:")).count();
         assert!(kinds <= 1, "{}", path.display());
         for define in text.split("{{- define \"").skip(1) {
             assert!(define.starts_with("linkerd-cni."), "{}", &define[..20]);
@@ -192,29 +153,13 @@ fn one_template_holds_one_object_and_defines_bear_the_charts_name() {
 fn the_package_holds_what_users_need() {
     let target = tempfile::tempdir().unwrap();
     let directory = target.path().to_str().unwrap();
-    let output = helm(&[
-        "package",
-        chart().to_str().unwrap(),
-        "--destination",
-        directory,
-    ]);
+    let output = helm(&["package", chart().to_str().unwrap(), "--destination", directory]);
     assert!(output.status.success(), "{output:?}");
-    let archive = fs::read_dir(target.path())
-        .unwrap()
-        .next()
-        .unwrap()
-        .unwrap()
-        .path();
-    let listing = Command::new("tar")
-        .arg("tzf")
-        .arg(archive)
-        .output()
-        .unwrap();
+    let archive = fs::read_dir(target.path()).unwrap().next().unwrap().unwrap().path();
+    let listing = Command::new("tar").arg("tzf").arg(archive).output().unwrap();
     let listing = String::from_utf8(listing.stdout).unwrap();
-    let mut packed: Vec<_> = listing
-        .lines()
-        .filter_map(|f| f.strip_prefix("linkerd2-cni/"))
-        .collect();
+    let mut packed: Vec<_> =
+        listing.lines().filter_map(|f| f.strip_prefix("linkerd2-cni/")).collect();
     packed.sort_unstable();
     // Every template and platform, and of the rest just these.
     let mut expected: Vec<_> = ["templates", "platforms"]
@@ -223,15 +168,8 @@ fn the_package_holds_what_users_need() {
         .map(|path| path.strip_prefix(chart()).unwrap().display().to_string())
         .collect();
     expected.extend(
-        [
-            ".helmignore",
-            "Chart.yaml",
-            "LICENSE",
-            "README.md",
-            "values.schema.json",
-            "values.yaml",
-        ]
-        .map(String::from),
+        [".helmignore", "Chart.yaml", "LICENSE", "README.md", "values.schema.json", "values.yaml"]
+            .map(String::from),
     );
     expected.sort_unstable();
     assert_eq!(packed, expected);

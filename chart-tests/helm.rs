@@ -107,10 +107,7 @@ impl Render {
 
     /// Adds values as a file, which is where whole numbers become floats.
     pub fn values(self, values: &Value) -> Self {
-        let path = self
-            .scratch
-            .path()
-            .join(format!("{}.json", self.values.len()));
+        let path = self.scratch.path().join(format!("{}.json", self.values.len()));
         fs::write(&path, values.to_string()).unwrap();
         self.file(&path)
     }

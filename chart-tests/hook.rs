@@ -30,10 +30,7 @@ fn the_test_pod_is_meshed_for_the_plugin_and_has_no_rights() {
     let [proxy, outbound] = both(&objects);
     assert_eq!(proxy["name"], "linkerd-proxy");
     for (container, uid) in [(proxy, 12102), (outbound, 65534)] {
-        assert_eq!(
-            container["image"],
-            objects.container("install-cni")["image"]
-        );
+        assert_eq!(container["image"], objects.container("install-cni")["image"]);
         assert_eq!(
             container["securityContext"],
             json!({
@@ -57,23 +54,11 @@ fn the_test_connects_to_ports_that_are_redirected() {
             json!(1404),
             "80",
         ),
-        (
-            json!({"portsToRedirect": "8080,9090"}),
-            json!(8080),
-            "20001",
-        ),
-        (
-            json!({"portsToRedirect": 8080, "ignoreInboundPorts": 8080}),
-            none.clone(),
-            "20001",
-        ),
+        (json!({"portsToRedirect": "8080,9090"}), json!(8080), "20001"),
+        (json!({"portsToRedirect": 8080, "ignoreInboundPorts": 8080}), none.clone(), "20001"),
         (json!({"ignoreInboundPorts": "1-65535"}), none, "20001"),
         // A connection to the proxy's own port tells nothing.
-        (
-            json!({"inboundProxyPort": 20001, "outboundProxyPort": 1404}),
-            json!(80),
-            "80",
-        ),
+        (json!({"inboundProxyPort": 20001, "outboundProxyPort": 1404}), json!(80), "80"),
     ] {
         let objects = with(values.clone());
         let [proxy, checker] = both(&objects);
@@ -102,8 +87,5 @@ fn where_the_test_could_tell_nothing_there_is_none() {
     }
     let multus = with(json!({"chained": false, "networkAttachmentDefinition": {"enabled": true}}));
     let annotations = &multus.get("Pod")["metadata"]["annotations"];
-    assert_eq!(
-        annotations["k8s.v1.cni.cncf.io/networks"],
-        "default/linkerd-cni"
-    );
+    assert_eq!(annotations["k8s.v1.cni.cncf.io/networks"], "default/linkerd-cni");
 }

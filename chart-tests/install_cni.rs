@@ -84,17 +84,11 @@ fn each_flag_is_the_value_that_it_was() {
             "--skip-inbound-ports 80,8080-8090 --skip-inbound-ports 99 --skip-outbound-ports=443,1000",
             json!({"ignoreInboundPorts": "80,8080-8090,99", "ignoreOutboundPorts": "443,1000"}),
         ),
-        (
-            "--redirect-ports 80,8080",
-            json!({"portsToRedirect": "80,8080"}),
-        ),
+        ("--redirect-ports 80,8080", json!({"portsToRedirect": "80,8080"})),
         ("--cni-log-level WARN", json!({"logLevel": "warn"})),
         ("--use-wait-flag", json!({"useWaitFlag": true})),
         ("--use-wait-flag=false", json!({})),
-        (
-            "--registry example.com/mirror/",
-            json!({"image": {"registry": "example.com/mirror"}}),
-        ),
+        ("--registry example.com/mirror/", json!({"image": {"registry": "example.com/mirror"}})),
         // The default one does not win over the image's own.
         (
             "--registry cr.l5d.io/linkerd --cni-image example.com/own",
@@ -150,10 +144,7 @@ fn what_is_wrong_prints_nothing_for_kubectl() {
         (&["--skip-inbound-ports", "80,"], "\"\" is neither"),
         (&["--skip-inbound-ports", "80\n81"], "80\n81\" is neither"),
         (&["--skip-outbound-ports", "65536"], "\"65536\" is neither"),
-        (
-            &["--skip-outbound-ports", "90-80"],
-            "\"90-80\" ends before it starts",
-        ),
+        (&["--skip-outbound-ports", "90-80"], "\"90-80\" ends before it starts"),
         (&["--cni-log-level", "loud"], "logLevel"),
         (&["--proxy-uid", "root"], "proxyUID"),
         (&["--use-wait-flag=perhaps"], "neither true nor false"),

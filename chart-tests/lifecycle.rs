@@ -5,10 +5,7 @@ use serde_json::{Value, json};
 use crate::helm::{Objects, Render, chart, read, with, yaml};
 
 fn over_upstreams_values() -> Render {
-    let path = concat!(
-        env!("CARGO_MANIFEST_DIR"),
-        "/chart-tests/values/upstream.yaml"
-    );
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/chart-tests/values/upstream.yaml");
     Render::new().with_file("values.yaml", &read(path))
 }
 
@@ -16,10 +13,7 @@ fn over_upstreams_values() -> Render {
 fn upstreams_values_in_place_of_ours_render_upstreams_pod() {
     let objects = over_upstreams_values().objects();
     let agent = objects.container("install-cni");
-    assert_eq!(
-        agent["image"],
-        "cr.l5d.io/linkerd/cni-plugin:v1.7.0-alpha.1"
-    );
+    assert_eq!(agent["image"], "cr.l5d.io/linkerd/cni-plugin:v1.7.0-alpha.1");
     // Its agent has no port, so a probe would keep it from ever being ready.
     assert!(agent.get("readinessProbe").is_none());
     assert!(agent.get("livenessProbe").is_none());
@@ -36,10 +30,7 @@ fn upstreams_values_in_place_of_ours_render_upstreams_pod() {
             "LINKERD_CNI_LOG_LEVEL"
         ]
     );
-    assert_eq!(
-        agent["securityContext"]["capabilities"]["add"],
-        json!(["DAC_OVERRIDE"])
-    );
+    assert_eq!(agent["securityContext"]["capabilities"]["add"], json!(["DAC_OVERRIDE"]));
     assert_eq!(
         objects.plugin(),
         json!({
@@ -92,20 +83,13 @@ fn upstreams_repair_controller_keeps_its_rights() {
 
 #[test]
 fn a_release_of_upstreams_that_lacks_a_value_renders() {
-    let path = concat!(
-        env!("CARGO_MANIFEST_DIR"),
-        "/chart-tests/values/upstream.yaml"
-    );
-    let Value::Object(values) = yaml(&read(path)) else {
-        panic!("not a map")
-    };
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/chart-tests/values/upstream.yaml");
+    let Value::Object(values) = yaml(&read(path)) else { panic!("not a map") };
     for key in values.keys() {
         let mut fewer = values.clone();
         fewer.remove(key);
         let render = Render::new().with_file("values.yaml", &Value::Object(fewer).to_string());
-        render
-            .text()
-            .unwrap_or_else(|error| panic!("without {key}: {error}"));
+        render.text().unwrap_or_else(|error| panic!("without {key}: {error}"));
     }
     Render::new().with_file("values.yaml", "{}").text().unwrap();
 }
@@ -152,18 +136,11 @@ fn a_new_chart_with_the_same_image_leaves_the_pods_alone() {
         let metadata = read(chart().join("Chart.yaml"));
         assert!(metadata.contains(from), "{from}");
         let changed = metadata.replace(from, to);
-        Render::new()
-            .with_file("Chart.yaml", &changed)
-            .values(&values)
-            .objects()
+        Render::new().with_file("Chart.yaml", &changed).values(&values).objects()
     };
     let next = bumped("\nversion: ", "\nversion: 9", json!({}));
     assert_eq!(next.pod(), with(json!({})).pod());
-    assert_ne!(
-        next.0,
-        with(json!({})).0,
-        "the chart's version shows nowhere"
-    );
+    assert_ne!(next.0, with(json!({})).0, "the chart's version shows nowhere");
 
     let pinned = json!({"image": {"version": "v1.7.0-alpha.1"}});
     let next = bumped("appVersion: \"v", "appVersion: \"v9", pinned.clone());
@@ -200,12 +177,9 @@ fn annotated_config_map(bin_dir: &str) -> Value {
 #[test]
 fn an_upgrade_in_upstreams_bin_dir_does_not_require_network_plugins() {
     let dirs = ["/opt/cni/bin", "/opt/cni/bin/"];
-    for (live, now) in [
-        (dirs[0], dirs[0]),
-        (dirs[0], dirs[1]),
-        (dirs[1], dirs[0]),
-        (dirs[1], dirs[1]),
-    ] {
+    for (live, now) in
+        [(dirs[0], dirs[0]), (dirs[0], dirs[1]), (dirs[1], dirs[0]), (dirs[1], dirs[1])]
+    {
         for config_map in [upstreams_config_map(live), annotated_config_map(live)] {
             let objects = over_config_map(config_map.clone(), json!({"destCNIBinDir": now}));
             let required = objects.variable("install-cni", "LINKERD_CNI_REQUIRE_NETWORK_PLUGINS");

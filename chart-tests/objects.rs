@@ -7,12 +7,7 @@ use crate::helm::with;
 #[test]
 fn objects_that_are_off_are_not_there() {
     let objects = with(json!({}));
-    for kind in [
-        "PodMonitor",
-        "NetworkPolicy",
-        "ResourceQuota",
-        "NetworkAttachmentDefinition",
-    ] {
+    for kind in ["PodMonitor", "NetworkPolicy", "ResourceQuota", "NetworkAttachmentDefinition"] {
         assert!(!objects.have(kind), "{kind}");
     }
 }
@@ -26,10 +21,7 @@ fn prometheus_scrapes_the_ports_that_there_are() {
         let ports: Vec<_> = endpoints.iter().map(|e| e["port"].clone()).collect();
         ports
     };
-    assert_eq!(
-        ports(json!({"podMonitor": {"enabled": true}})),
-        ["install-admin"]
-    );
+    assert_eq!(ports(json!({"podMonitor": {"enabled": true}})), ["install-admin"]);
     assert_eq!(
         ports(json!({"podMonitor": {"enabled": true}, "repairController": {"enabled": true}})),
         ["install-admin", "repair-admin"]
@@ -61,10 +53,7 @@ fn the_quota_is_for_the_pods_priority() {
         objects.get("ResourceQuota")["spec"]["scopeSelector"]["matchExpressions"][0]["values"]
             .clone()
     };
-    assert_eq!(
-        class(json!({"resourceQuota": {"enabled": true}})),
-        json!(["system-node-critical"])
-    );
+    assert_eq!(class(json!({"resourceQuota": {"enabled": true}})), json!(["system-node-critical"]));
     let own =
         json!({"resourceQuota": {"enabled": true}, "priorityClassName": "system-cluster-critical"});
     assert_eq!(class(own), json!(["system-cluster-critical"]));
@@ -80,14 +69,8 @@ fn the_image_is_named_part_by_part() {
             json!({"registry": "example.com:5000/x", "version": "v1"}),
             "example.com:5000/x/cni-plugin:v1".into(),
         ),
-        (
-            json!({"name": "a/b", "digest": digest}),
-            format!("a/b:{version}@{digest}"),
-        ),
-        (
-            json!({"name": "a/b", "version": format!("v1@{digest}")}),
-            format!("a/b:v1@{digest}"),
-        ),
+        (json!({"name": "a/b", "digest": digest}), format!("a/b:{version}@{digest}")),
+        (json!({"name": "a/b", "version": format!("v1@{digest}")}), format!("a/b:v1@{digest}")),
     ] {
         let objects = with(json!({"image": values, "repairController": {"enabled": true}}));
         for container in ["install-cni", "repair-controller"] {
@@ -107,10 +90,7 @@ fn what_shapes_pods_is_added_to_what_the_chart_needs() {
         "terminationGracePeriodSeconds": "60",
     }));
     let pod = objects.pod();
-    assert_eq!(
-        pod["spec"]["nodeSelector"],
-        json!({"kubernetes.io/os": "linux", "pool": "meshed"})
-    );
+    assert_eq!(pod["spec"]["nodeSelector"], json!({"kubernetes.io/os": "linux", "pool": "meshed"}));
     let annotations = &pod["metadata"]["annotations"];
     assert_eq!(annotations["own"], "1");
     assert_eq!(annotations["linkerd.io/inject"], "disabled");
@@ -210,10 +190,7 @@ fn the_programs_are_told_what_values_say() {
         assert_eq!(agent(name), value, "{name}");
     }
     let own = with(json!({"ownConfig": true}));
-    assert_eq!(
-        own.variable("install-cni", "LINKERD_CNI_OWN_CONFIG"),
-        "true"
-    );
+    assert_eq!(own.variable("install-cni", "LINKERD_CNI_OWN_CONFIG"), "true");
     for (name, path) in [
         ("LINKERD_CNI_NAMESPACE", "metadata.namespace"),
         ("LINKERD_CNI_POD_NAME", "metadata.name"),

@@ -91,10 +91,7 @@ fn schema_and_readme_name_every_platform() {
     let readme = read(chart().join("README.md"));
     let mut names = vec![json!("")];
     for (name, _) in platforms() {
-        assert!(
-            readme.contains(&format!("| `{name}` |")),
-            "no row for {name}"
-        );
+        assert!(readme.contains(&format!("| `{name}` |")), "no row for {name}");
         names.push(json!(name));
     }
     names.push(Value::Null);

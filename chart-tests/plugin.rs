@@ -35,101 +35,37 @@ fn each_value_reaches_the_plugins_configuration() {
     let inbound = "inbound-ports-to-ignore";
     let outbound = "outbound-ports-to-ignore";
     let cases = [
-        (
-            json!({"inboundProxyPort": 5143}),
-            "incoming-proxy-port",
-            json!(5143),
-        ),
-        (
-            json!({"inboundProxyPort": "5143"}),
-            "incoming-proxy-port",
-            json!(5143),
-        ),
-        (
-            json!({"outboundProxyPort": 5140}),
-            "outgoing-proxy-port",
-            json!(5140),
-        ),
-        (
-            json!({"proxyAdminPort": 1, "proxyControlPort": 2}),
-            inbound,
-            json!(["1", "2"]),
-        ),
-        (
-            json!({"proxyUID": 1_000_660_000}),
-            "proxy-uid",
-            json!(1_000_660_000),
-        ),
+        (json!({"inboundProxyPort": 5143}), "incoming-proxy-port", json!(5143)),
+        (json!({"inboundProxyPort": "5143"}), "incoming-proxy-port", json!(5143)),
+        (json!({"outboundProxyPort": 5140}), "outgoing-proxy-port", json!(5140)),
+        (json!({"proxyAdminPort": 1, "proxyControlPort": 2}), inbound, json!(["1", "2"])),
+        (json!({"proxyUID": 1_000_660_000}), "proxy-uid", json!(1_000_660_000)),
         (json!({"proxyUID": "12102"}), "proxy-uid", json!(12102)),
         (json!({"proxyGID": -1}), "proxy-gid", Value::Null),
         (json!({"proxyGID": null}), "proxy-gid", Value::Null),
         (json!({"proxyGID": 0}), "proxy-gid", json!(0)),
         (json!({"proxyGID": "2102"}), "proxy-gid", json!(2102)),
-        (
-            json!({"portsToRedirect": "8080,9090"}),
-            "ports-to-redirect",
-            json!([8080, 9090]),
-        ),
-        (
-            json!({"portsToRedirect": " 8080 , 9090,"}),
-            "ports-to-redirect",
-            json!([8080, 9090]),
-        ),
-        (
-            json!({"portsToRedirect": 8080}),
-            "ports-to-redirect",
-            json!([8080]),
-        ),
+        (json!({"portsToRedirect": "8080,9090"}), "ports-to-redirect", json!([8080, 9090])),
+        (json!({"portsToRedirect": " 8080 , 9090,"}), "ports-to-redirect", json!([8080, 9090])),
+        (json!({"portsToRedirect": 8080}), "ports-to-redirect", json!([8080])),
         (
             json!({"ignoreInboundPorts": "80,100-200"}),
             inbound,
             json!(["4191", "4190", "80", "100-200"]),
         ),
-        (
-            json!({"ignoreInboundPorts": 25}),
-            inbound,
-            json!(["4191", "4190", "25"]),
-        ),
-        (
-            json!({"ignoreInboundPorts": " "}),
-            inbound,
-            json!(["4191", "4190"]),
-        ),
+        (json!({"ignoreInboundPorts": 25}), inbound, json!(["4191", "4190", "25"])),
+        (json!({"ignoreInboundPorts": " "}), inbound, json!(["4191", "4190"])),
         (json!({"ignoreOutboundPorts": ""}), outbound, Value::Null),
-        (
-            json!({"ignoreOutboundPorts": "443, 1000"}),
-            outbound,
-            json!(["443", " 1000"]),
-        ),
-        (
-            json!({"ignoreOutboundPorts": "443,"}),
-            outbound,
-            json!(["443", ""]),
-        ),
+        (json!({"ignoreOutboundPorts": "443, 1000"}), outbound, json!(["443", " 1000"])),
+        (json!({"ignoreOutboundPorts": "443,"}), outbound, json!(["443", ""])),
         (
             json!({"ignoreInboundPorts": "http,80;90,30-20,\"\\,65536-65539"}),
             inbound,
-            json!([
-                "4191",
-                "4190",
-                "http",
-                "80;90",
-                "30-20",
-                "\"\\",
-                "65536-65539"
-            ]),
+            json!(["4191", "4190", "http", "80;90", "30-20", "\"\\", "65536-65539"]),
         ),
-        (
-            json!({"strictAnnotations": true}),
-            "strict-annotations",
-            json!(true),
-        ),
+        (json!({"strictAnnotations": true}), "strict-annotations", json!(true)),
         (json!({}), "strict-annotations", Value::Null),
-        (
-            json!({"ignoreOutboundPorts": 443}),
-            outbound,
-            json!(["443"]),
-        ),
+        (json!({"ignoreOutboundPorts": 443}), outbound, json!(["443"])),
         (json!({"skipSubnets": ""}), "subnets-to-ignore", Value::Null),
         (
             json!({"skipSubnets": "10.0.0.0/8, fd00::/8"}),
@@ -137,54 +73,22 @@ fn each_value_reaches_the_plugins_configuration() {
             json!(["10.0.0.0/8", "fd00::/8"]),
         ),
         (json!({"useWaitFlag": true}), "use-wait-flag", json!(true)),
-        (
-            json!({"iptablesMode": "legacy"}),
-            "iptables-mode",
-            json!("legacy"),
-        ),
-        (
-            json!({"iptablesMode": "native"}),
-            "iptables-mode",
-            json!("native"),
-        ),
-        (
-            json!({"iptablesMode": null}),
-            "iptables-mode",
-            json!("auto"),
-        ),
+        (json!({"iptablesMode": "legacy"}), "iptables-mode", json!("legacy")),
+        (json!({"iptablesMode": "native"}), "iptables-mode", json!("native")),
+        (json!({"iptablesMode": null}), "iptables-mode", json!("auto")),
         (json!({"ipv6": "auto"}), "ipv6", json!("auto")),
         (json!({"ipv6": true}), "ipv6", json!(true)),
         (json!({"ipv6": "true"}), "ipv6", json!(true)),
-        (
-            json!({"ipv6": false, "disableIPv6": false}),
-            "ipv6",
-            json!(false),
-        ),
-        (
-            json!({"ipv6": "", "disableIPv6": false}),
-            "ipv6",
-            json!(true),
-        ),
+        (json!({"ipv6": false, "disableIPv6": false}), "ipv6", json!(false)),
+        (json!({"ipv6": "", "disableIPv6": false}), "ipv6", json!(true)),
         (
             json!({"excludeNamespaces": ["kube-system"]}),
             "exclude-namespaces",
             json!(["kube-system"]),
         ),
-        (
-            json!({"excludeNamespaces": []}),
-            "exclude-namespaces",
-            Value::Null,
-        ),
-        (
-            json!({"podDetection": "api"}),
-            "pod-detection",
-            json!("api"),
-        ),
-        (
-            json!({"apiRetrySeconds": "20"}),
-            "api-retry-seconds",
-            json!(20),
-        ),
+        (json!({"excludeNamespaces": []}), "exclude-namespaces", Value::Null),
+        (json!({"podDetection": "api"}), "pod-detection", json!("api")),
+        (json!({"apiRetrySeconds": "20"}), "api-retry-seconds", json!(20)),
         (json!({"disableIPv6": false}), "ipv6", json!(true)),
         (json!({"disableIPv6": null}), "ipv6", json!(false)),
     ];
@@ -195,8 +99,5 @@ fn each_value_reaches_the_plugins_configuration() {
     }
     let api = with(json!({"podDetection": "api"})).plugin();
     assert!(api.get("capabilities").is_none(), "{api}");
-    assert_eq!(
-        with(json!({"logLevel": "debug"})).plugin()["log_level"],
-        "debug"
-    );
+    assert_eq!(with(json!({"logLevel": "debug"})).plugin()["log_level"], "debug");
 }

@@ -6,21 +6,13 @@ use fakes::{Fakes, Ran};
 
 /// KIND|NAMESPACE|NAME|MARK, as the script asks kubectl for objects.
 const UPSTREAM: [(&str, &str, &str); 5] = [
-    (
-        "namespaces",
-        "Namespace||linkerd-cni|",
-        "Namespace linkerd-cni",
-    ),
+    ("namespaces", "Namespace||linkerd-cni|", "Namespace linkerd-cni"),
     (
         "namespaces",
         "DaemonSet|kube-system|linkerd-cni|",
         "DaemonSet linkerd-cni in namespace kube-system",
     ),
-    (
-        "namespaces",
-        "ClusterRole||linkerd-cni|",
-        "ClusterRole linkerd-cni",
-    ),
+    ("namespaces", "ClusterRole||linkerd-cni|", "ClusterRole linkerd-cni"),
     (
         "configmaps",
         "ConfigMap|other|linkerd-cni-config|",
@@ -47,10 +39,7 @@ fn an_old_bash_or_another_shell_is_refused_before_the_script_is_parsed() {
     let fakes = Fakes::new();
     let script = fakes::script();
     // bash sets BASH_VERSION itself when it starts.
-    let old = format!(
-        "BASH_VERSION='3.2.57(1)-release'; source {}",
-        script.display()
-    );
+    let old = format!("BASH_VERSION='3.2.57(1)-release'; source {}", script.display());
     assert_refused(&fakes.shell("bash", &["-c", &old]), &["bash 5", "3.2.57"]);
     let other = fakes.shell("sh", &[script.to_str().unwrap()]);
     assert_refused(&other, &["bash 5", "another shell"]);
@@ -62,12 +51,7 @@ fn macos_without_kind_is_told_what_works_there() {
     fakes.program("uname", "echo Darwin");
     assert_refused(
         &fakes.run(&[]),
-        &[
-            "macOS",
-            "docker is not installed",
-            "kind is not installed",
-            "--context NAME",
-        ],
+        &["macOS", "docker is not installed", "kind is not installed", "--context NAME"],
     );
 }
 
@@ -78,11 +62,7 @@ fn fedora_without_an_engine_is_told_what_works_there() {
     let fedora = "ID=fedora\nPRETTY_NAME='Fedora Linux 44'\n";
     assert_refused(
         &fakes.on(fedora, &[]),
-        &[
-            "docker has no running engine",
-            "Fedora Linux 44",
-            "--context NAME",
-        ],
+        &["docker has no running engine", "Fedora Linux 44", "--context NAME"],
     );
 }
 
@@ -101,10 +81,7 @@ fn an_exported_kubeconfig_is_not_used_without_context() {
     let fakes = Fakes::new();
     let ran = fakes.run(&[]);
     assert!(ran.said.contains("KUBECONFIG is not used"), "{ran:?}");
-    assert!(
-        ran.calls.iter().any(|call| call.starts_with("kubectl")),
-        "{ran:?}"
-    );
+    assert!(ran.calls.iter().any(|call| call.starts_with("kubectl")), "{ran:?}");
     for call in &ran.calls {
         assert!(!call.contains(fakes::USERS_KUBECONFIG), "{call}");
     }
@@ -122,20 +99,12 @@ fn every_foreign_object_of_linkerd_cni_is_named_and_nothing_is_changed() {
         let ran = fakes.run(&GIVEN);
         assert_refused(
             &ran,
-            &[
-                name,
-                "quickstart did not make",
-                "Nothing was changed",
-                "context prod",
-            ],
+            &[name, "quickstart did not make", "Nothing was changed", "context prod"],
         );
         let down = fakes.run(&["--down", "--context", "prod"]);
         assert!(down.success, "{down:?}");
         assert_eq!(down.changes(), [""; 0], "{down:?}");
-        assert!(
-            down.said.contains("nothing that quickstart made"),
-            "{down:?}"
-        );
+        assert!(down.said.contains("nothing that quickstart made"), "{down:?}");
         assert!(down.said.contains(name), "{down:?}");
     }
 }
@@ -153,11 +122,7 @@ fn down_removes_its_release_also_beside_a_foreign_one_elsewhere() {
     assert!(down.success, "{down:?}");
     let uninstall = down.call("uninstall linkerd-cni");
     assert!(uninstall.contains("-n linkerd-cni"), "{uninstall}");
-    assert!(
-        down.said
-            .contains("helm release linkerd-cni in namespace other"),
-        "{down:?}"
-    );
+    assert!(down.said.contains("helm release linkerd-cni in namespace other"), "{down:?}");
 }
 
 /// Somebody took over what quickstart made, with `helm upgrade --labels linkerd2-cni-quickstart=null`.
@@ -171,20 +136,11 @@ fn a_release_without_the_label_stays_and_so_does_its_namespace() {
     ] {
         fakes.object("namespaces", line);
     }
-    fakes.object(
-        "secrets",
-        "Secret|linkerd-cni|sh.helm.release.v1.linkerd-cni.v1|",
-    );
+    fakes.object("secrets", "Secret|linkerd-cni|sh.helm.release.v1.linkerd-cni.v1|");
     assert_refused(&fakes.run(&GIVEN), &["helm release linkerd-cni"]);
-    fakes.object(
-        "pods",
-        "Secret|linkerd-cni|sh.helm.release.v1.linkerd-cni.v1|",
-    );
+    fakes.object("pods", "Secret|linkerd-cni|sh.helm.release.v1.linkerd-cni.v1|");
     let down = fakes.run(&["--down", "--context", "prod"]);
-    assert!(
-        down.said.contains("The namespace linkerd-cni stays"),
-        "{down:?}"
-    );
+    assert!(down.said.contains("The namespace linkerd-cni stays"), "{down:?}");
     assert_eq!(down.changes(), [""; 0], "{down:?}");
 }
 
@@ -196,10 +152,7 @@ fn a_cluster_that_cannot_be_listed_is_not_taken_for_an_empty_one() {
         "[[ $1 == config ]] && exit 0; echo 'Error from server (Forbidden): no' >&2; exit 1",
     );
     assert_refused(&fakes.run(&GIVEN), &["Forbidden", "cannot list"]);
-    assert_refused(
-        &fakes.run(&["--down", "--context", "prod"]),
-        &["cannot list"],
-    );
+    assert_refused(&fakes.run(&["--down", "--context", "prod"]), &["cannot list"]);
 }
 
 #[test]
@@ -210,10 +163,7 @@ fn a_context_needs_to_exist_and_an_image_that_its_nodes_can_pull() {
     assert_refused(&fakes.run(&no_tag), &["tag or digest"]);
     fakes.program("kubectl", "exit 1");
     assert_refused(&fakes.run(&GIVEN), &["no context prod"]);
-    assert_refused(
-        &fakes.run(&["--context"]),
-        &["quickstart: --context needs a value"],
-    );
+    assert_refused(&fakes.run(&["--context"]), &["quickstart: --context needs a value"]);
     assert_refused(&fakes.run(&["--dwon"]), &["unknown argument: --dwon"]);
 }
 
@@ -223,10 +173,7 @@ fn a_given_cluster_gets_the_release_with_label_and_image_by_its_context_alone() 
     let ran = fakes.run(&GIVEN);
     assert!(ran.success, "{ran:?}");
     let install = ran.call("install linkerd-cni linkerd/linkerd2-cni");
-    for part in [
-        "--kube-context prod",
-        "--labels linkerd2-cni-quickstart=true",
-    ] {
+    for part in ["--kube-context prod", "--labels linkerd2-cni-quickstart=true"] {
         assert!(install.contains(part), "{install}");
     }
     for call in ran.changes() {
@@ -237,21 +184,14 @@ fn a_given_cluster_gets_the_release_with_label_and_image_by_its_context_alone() 
                 "{call}"
             );
         }
-        assert!(
-            !call.starts_with("kind") && !call.starts_with("docker"),
-            "{call}"
-        );
+        assert!(!call.starts_with("kind") && !call.starts_with("docker"), "{call}");
     }
     // Helm's settings are quickstart's own: the user's repositories stay as they are.
     for call in ran.calls.iter().filter(|call| call.starts_with("helm")) {
         assert!(!call.contains(fakes::USERS_HELM), "{call}");
     }
     let down = fakes.run(&["--down"]);
-    assert!(
-        down.said
-            .contains("scripts/quickstart --down --context prod"),
-        "{down:?}"
-    );
+    assert!(down.said.contains("scripts/quickstart --down --context prod"), "{down:?}");
     assert_eq!(down.changes(), [""; 0], "{down:?}");
 }
 
@@ -260,9 +200,7 @@ fn kind_needs_only_docker_kind_kubectl_and_helm_and_goes_again() {
     let fakes = Fakes::new().without(&["cargo", "rustc", "go", "python3"]);
     let ran = fakes.run(&[]);
     let name = ran.call("kind create cluster");
-    let name = name
-        .split(' ')
-        .find(|word| word.starts_with("linkerd2-cni-quickstart-"));
+    let name = name.split(' ').find(|word| word.starts_with("linkerd2-cni-quickstart-"));
     let name = name.unwrap().to_owned();
     assert!(ran.said.contains(&name), "announced: {ran:?}");
     for call in [
@@ -274,29 +212,16 @@ fn kind_needs_only_docker_kind_kubectl_and_helm_and_goes_again() {
     }
 
     let again = fakes.run(&[]);
-    assert!(
-        !again.calls.iter().any(|call| call.contains("kind create")),
-        "{again:?}"
-    );
+    assert!(!again.calls.iter().any(|call| call.contains("kind create")), "{again:?}");
 
     // Another cluster, of the name that quickstart once used.
     fakes.kind_cluster("linkerd2-cni");
     let down = fakes.run(&["--down"]);
-    let deleted: Vec<_> = down
-        .calls
-        .iter()
-        .filter(|call| call.contains("kind delete"))
-        .collect();
+    let deleted: Vec<_> = down.calls.iter().filter(|call| call.contains("kind delete")).collect();
     assert_eq!(deleted.len(), 1, "{down:?}");
-    assert!(
-        deleted[0].contains(&format!("--name {name} ")),
-        "{deleted:?}"
-    );
+    assert!(deleted[0].contains(&format!("--name {name} ")), "{deleted:?}");
     let twice = fakes.run(&["--down"]);
-    assert!(
-        twice.success && twice.said.contains("nothing that quickstart made"),
-        "{twice:?}"
-    );
+    assert!(twice.success && twice.said.contains("nothing that quickstart made"), "{twice:?}");
     assert_eq!(twice.changes(), [""; 0], "{twice:?}");
 }
 

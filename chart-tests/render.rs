@@ -36,14 +36,7 @@ fn no_snapshot_outlives_its_values() {
     let snapshots = Path::new(env!("CARGO_MANIFEST_DIR")).join("chart-tests/snapshots");
     let of_a_file = fs::read_dir(snapshots)
         .unwrap()
-        .filter(|entry| {
-            entry
-                .as_ref()
-                .unwrap()
-                .file_name()
-                .to_string_lossy()
-                .contains("@")
-        })
+        .filter(|entry| entry.as_ref().unwrap().file_name().to_string_lossy().contains("@"))
         .count();
     assert_eq!(of_a_file, ci_values().len());
 }

@@ -33,14 +33,8 @@ fn types(schema: &Value) -> Vec<&str> {
 /// Values that must not render, and what is said against each.
 pub fn wrong() -> Vec<(Value, &'static str)> {
     vec![
-        (
-            json!({"destCniNetDir": "/x"}),
-            "additional properties 'destCniNetDir' not allowed",
-        ),
-        (
-            json!({"image": {"tag": "x"}}),
-            "at '/image': additional properties 'tag' not allowed",
-        ),
+        (json!({"destCniNetDir": "/x"}), "additional properties 'destCniNetDir' not allowed"),
+        (json!({"image": {"tag": "x"}}), "at '/image': additional properties 'tag' not allowed"),
         (
             json!({"resources": {"limits": {}}}),
             "at '/resources': additional properties 'limits' not allowed",
@@ -57,56 +51,20 @@ pub fn wrong() -> Vec<(Value, &'static str)> {
             json!({"inboundProxyPort": 70000}),
             "at '/inboundProxyPort': maximum: got 70,000, want 65,535",
         ),
-        (
-            json!({"inboundProxyPort": "70000"}),
-            "at '/inboundProxyPort': '70000' does not match",
-        ),
-        (
-            json!({"outboundProxyPort": 0}),
-            "at '/outboundProxyPort': minimum: got 0, want 1",
-        ),
-        (
-            json!({"proxyUID": 0}),
-            "at '/proxyUID': minimum: got 0, want 1",
-        ),
-        (
-            json!({"proxyGID": -2}),
-            "at '/proxyGID': minimum: got -2, want -1",
-        ),
+        (json!({"inboundProxyPort": "70000"}), "at '/inboundProxyPort': '70000' does not match"),
+        (json!({"outboundProxyPort": 0}), "at '/outboundProxyPort': minimum: got 0, want 1"),
+        (json!({"proxyUID": 0}), "at '/proxyUID': minimum: got 0, want 1"),
+        (json!({"proxyGID": -2}), "at '/proxyGID': minimum: got -2, want -1"),
         // Strings, as `--set-string` and scripts/install-cni send them.
-        (
-            json!({"proxyUID": "2147483648"}),
-            "proxyUID: 2147483648 is above 2147483647",
-        ),
-        (
-            json!({"proxyGID": "4294967296"}),
-            "proxyGID: 4294967296 is above 2147483647",
-        ),
-        (
-            json!({"proxyUID": 2_147_483_648_u32}),
-            "at '/proxyUID': maximum: got",
-        ),
+        (json!({"proxyUID": "2147483648"}), "proxyUID: 2147483648 is above 2147483647"),
+        (json!({"proxyGID": "4294967296"}), "proxyGID: 4294967296 is above 2147483647"),
+        (json!({"proxyUID": 2_147_483_648_u32}), "at '/proxyUID': maximum: got"),
         // The plugin would fail every meshed pod for it.
-        (
-            json!({"portsToRedirect": "80,0"}),
-            "at '/portsToRedirect': '80,0' does not match",
-        ),
-        (
-            json!({"portsToRedirect": 0}),
-            "at '/portsToRedirect': minimum: got 0, want 1",
-        ),
-        (
-            json!({"portsToRedirect": "80-90"}),
-            "at '/portsToRedirect': '80-90' does not match",
-        ),
-        (
-            json!({"ignoreInboundPorts": [80, 90]}),
-            "at '/ignoreInboundPorts': got array",
-        ),
-        (
-            json!({"portsToRedirect": "80,70000"}),
-            "portsToRedirect: \"70000\" is above 65535",
-        ),
+        (json!({"portsToRedirect": "80,0"}), "at '/portsToRedirect': '80,0' does not match"),
+        (json!({"portsToRedirect": 0}), "at '/portsToRedirect': minimum: got 0, want 1"),
+        (json!({"portsToRedirect": "80-90"}), "at '/portsToRedirect': '80-90' does not match"),
+        (json!({"ignoreInboundPorts": [80, 90]}), "at '/ignoreInboundPorts': got array"),
+        (json!({"portsToRedirect": "80,70000"}), "portsToRedirect: \"70000\" is above 65535"),
         // No meshed pod would start, with linkerd2's plugin neither.
         (
             json!({"ignoreOutboundPorts": "90-80"}),
@@ -120,55 +78,22 @@ pub fn wrong() -> Vec<(Value, &'static str)> {
             json!({"ignoreOutboundPorts": "443, 1000", "strictAnnotations": true}),
             "ignoreOutboundPorts: \" 1000\" is neither a port nor a range",
         ),
-        (
-            json!({"strictAnnotations": "true"}),
-            "at '/strictAnnotations': got string",
-        ),
-        (
-            json!({"skipSubnets": "10.0.0.0"}),
-            "at '/skipSubnets': '10.0.0.0' does not match",
-        ),
+        (json!({"strictAnnotations": "true"}), "at '/strictAnnotations': got string"),
+        (json!({"skipSubnets": "10.0.0.0"}), "at '/skipSubnets': '10.0.0.0' does not match"),
         // The plugin would fail every meshed pod for these.
         (
             json!({"skipSubnets": "10.0.0.0/8,10.0.0.0/33"}),
             "skipSubnets: \"10.0.0.0/33\" is not a CIDR",
         ),
-        (
-            json!({"skipSubnets": "10.0.0.256/32"}),
-            "skipSubnets: \"10.0.0.256/32\" is not a CIDR",
-        ),
-        (
-            json!({"skipSubnets": "fd00::/129"}),
-            "skipSubnets: \"fd00::/129\" is not a CIDR",
-        ),
-        (
-            json!({"skipSubnets": "fd00:1/64"}),
-            "skipSubnets: \"fd00:1/64\" is not a CIDR",
-        ),
-        (
-            json!({"disableIPv6": "false"}),
-            "at '/disableIPv6': got string, want null or boolean",
-        ),
-        (
-            json!({"privileged": "false"}),
-            "at '/privileged': got string, want null or boolean",
-        ),
-        (
-            json!({"destCNINetDir": "etc/cni"}),
-            "at '/destCNINetDir': 'etc/cni' does not match",
-        ),
-        (
-            json!({"destCNINetDir": "/etc/cni\" # x"}),
-            "at '/destCNINetDir'",
-        ),
-        (
-            json!({"destCNIBinDir": "/opt/../etc"}),
-            "at '/destCNIBinDir'",
-        ),
-        (
-            json!({"image": {"version": 1.5}}),
-            "at '/image/version': got number",
-        ),
+        (json!({"skipSubnets": "10.0.0.256/32"}), "skipSubnets: \"10.0.0.256/32\" is not a CIDR"),
+        (json!({"skipSubnets": "fd00::/129"}), "skipSubnets: \"fd00::/129\" is not a CIDR"),
+        (json!({"skipSubnets": "fd00:1/64"}), "skipSubnets: \"fd00:1/64\" is not a CIDR"),
+        (json!({"disableIPv6": "false"}), "at '/disableIPv6': got string, want null or boolean"),
+        (json!({"privileged": "false"}), "at '/privileged': got string, want null or boolean"),
+        (json!({"destCNINetDir": "etc/cni"}), "at '/destCNINetDir': 'etc/cni' does not match"),
+        (json!({"destCNINetDir": "/etc/cni\" # x"}), "at '/destCNINetDir'"),
+        (json!({"destCNIBinDir": "/opt/../etc"}), "at '/destCNIBinDir'"),
+        (json!({"image": {"version": 1.5}}), "at '/image/version': got number"),
         (
             json!({"tolerations": [{"opertor": "Exists"}]}),
             "at '/tolerations/0': additional properties 'opertor'",
@@ -194,10 +119,7 @@ pub fn wrong() -> Vec<(Value, &'static str)> {
             json!({"adminPort": 9990, "repairController": {"enabled": true}}),
             "9990 is the repair controller's port",
         ),
-        (
-            json!({"platform": "eks-auto"}),
-            "at '/platform': value must be one of '', 'aks'",
-        ),
+        (json!({"platform": "eks-auto"}), "at '/platform': value must be one of '', 'aks'"),
         (
             json!({"repairController": {"mode": "restart"}}),
             "at '/repairController/mode': value must be one of 'delete', 'in-place', 'label', 'report'",
@@ -206,22 +128,10 @@ pub fn wrong() -> Vec<(Value, &'static str)> {
             json!({"cniConfFileName": "../x.conf"}),
             "at '/cniConfFileName': '../x.conf' does not match",
         ),
-        (
-            json!({"excludeNamespaces": "kube-system"}),
-            "at '/excludeNamespaces': got string",
-        ),
-        (
-            json!({"image": {"digest": "0123"}}),
-            "at '/image/digest': '0123' does not match",
-        ),
-        (
-            json!({"ipv6": "maybe"}),
-            "at '/ipv6': value must be one of '', 'auto'",
-        ),
-        (
-            json!({"apiRetrySeconds": 0}),
-            "at '/apiRetrySeconds': minimum: got 0, want 1",
-        ),
+        (json!({"excludeNamespaces": "kube-system"}), "at '/excludeNamespaces': got string"),
+        (json!({"image": {"digest": "0123"}}), "at '/image/digest': '0123' does not match"),
+        (json!({"ipv6": "maybe"}), "at '/ipv6': value must be one of '', 'auto'"),
+        (json!({"apiRetrySeconds": 0}), "at '/apiRetrySeconds': minimum: got 0, want 1"),
         // Less than an uninstall takes.
         (
             json!({"terminationGracePeriodSeconds": 29}),
@@ -231,14 +141,8 @@ pub fn wrong() -> Vec<(Value, &'static str)> {
             json!({"terminationGracePeriodSeconds": "29"}),
             "at '/terminationGracePeriodSeconds': '29' does not match",
         ),
-        (
-            json!({"startupTaint": "key=value:NoSchedule"}),
-            "at '/startupTaint'",
-        ),
-        (
-            json!({"chained": false, "ownConfig": true}),
-            "ownConfig: it is a copy of a chain",
-        ),
+        (json!({"startupTaint": "key=value:NoSchedule"}), "at '/startupTaint'"),
+        (json!({"chained": false, "ownConfig": true}), "ownConfig: it is a copy of a chain"),
         // The repair controller would not start.
         (
             json!({"repairController": {"enabled": true, "logLevel": "inof"}}),
@@ -262,10 +166,7 @@ pub fn wrong() -> Vec<(Value, &'static str)> {
             json!({"podAnnotations": {"build": 12_345_678_901_234_567_890_u64}}),
             "at '/podAnnotations/build': maximum",
         ),
-        (
-            json!({"commonLabels": {"build": -1}}),
-            "at '/commonLabels/build': minimum",
-        ),
+        (json!({"commonLabels": {"build": -1}}), "at '/commonLabels/build': minimum"),
         (
             json!({"image": {
                 "version": format!("v1@sha256:{}", "0".repeat(64)),
@@ -302,11 +203,7 @@ fn a_wrong_value_is_refused_by_name() {
 #[test]
 fn a_misspelt_name_is_answered_with_the_right_ones() {
     for (values, near, far) in [
-        (
-            json!({"destCniNetDir": "/x"}),
-            "'destCNINetDir'",
-            "'proxyUID'",
-        ),
+        (json!({"destCniNetDir": "/x"}), "'destCNINetDir'", "'proxyUID'"),
         (json!({"ProxyUid": 1}), "'proxyUID'", "'destCNINetDir'"),
         (json!({"image": {"tag": "x"}}), "'version'", "'proxyUID'"),
         (json!({"resources": {"limits": {}}}), "'cpu'", "'proxyUID'"),
@@ -351,10 +248,7 @@ fn every_value_refuses_a_wrong_type() {
     assert!(wrong.len() > 50, "only {} cases", wrong.len());
     for (pointer, values) in wrong {
         let complaint = refusal(&values);
-        assert!(
-            complaint.contains(&format!("at '{pointer}': got ")),
-            "{values}: {complaint}"
-        );
+        assert!(complaint.contains(&format!("at '{pointer}': got ")), "{values}: {complaint}");
     }
 }
 
@@ -370,37 +264,19 @@ fn collect(
     let schema = resolve(root, schema);
     let allowed = types(schema);
     if !pointer.is_empty() && !allowed.is_empty() {
-        let candidates = [
-            ("boolean", json!(true)),
-            ("string", json!("x")),
-            ("array", json!([])),
-        ];
-        let candidate = candidates
-            .into_iter()
-            .find(|(kind, _)| !allowed.contains(kind));
+        let candidates = [("boolean", json!(true)), ("string", json!("x")), ("array", json!([]))];
+        let candidate = candidates.into_iter().find(|(kind, _)| !allowed.contains(kind));
         let (_, value) = candidate.unwrap_or_else(|| panic!("{pointer} takes anything"));
         wrong.push((pointer.to_string(), wrap(value)));
     }
     let inside =
         |key: &str, value: Value| wrap(Value::Object(Map::from_iter([(key.to_string(), value)])));
     for (key, property) in schema["properties"].as_object().into_iter().flatten() {
-        collect(
-            root,
-            property,
-            &format!("{pointer}/{key}"),
-            &|value| inside(key, value),
-            wrong,
-        );
+        collect(root, property, &format!("{pointer}/{key}"), &|value| inside(key, value), wrong);
     }
     if schema["additionalProperties"].is_object() {
         let property = &schema["additionalProperties"];
-        collect(
-            root,
-            property,
-            &format!("{pointer}/some"),
-            &|value| inside("some", value),
-            wrong,
-        );
+        collect(root, property, &format!("{pointer}/some"), &|value| inside("some", value), wrong);
     }
     if schema.get("items").is_some() {
         collect(
@@ -434,10 +310,7 @@ fn every_object_with_named_properties_is_closed_and_suggests_them() {
                 let mut suggested = BTreeSet::new();
                 enumerated(&node["propertyNames"], &mut suggested);
                 // Where there is but one name, it needs no list.
-                assert!(
-                    suggested == keys || keys.len() == 1,
-                    "{place}: {suggested:?}"
-                );
+                assert!(suggested == keys || keys.len() == 1, "{place}: {suggested:?}");
             }
             for (key, field) in fields {
                 walk(&format!("{place}/{key}"), field);
@@ -452,13 +325,8 @@ fn every_object_with_named_properties_is_closed_and_suggests_them() {
 #[test]
 fn schema_and_values_name_the_same_keys() {
     /// Kubernetes' own fields; values.yaml shows only those with a default.
-    const KUBERNETES: [&str; 5] = [
-        "affinity",
-        "nodeAffinity",
-        "securityContext",
-        "seLinuxOptions",
-        "updateStrategy",
-    ];
+    const KUBERNETES: [&str; 5] =
+        ["affinity", "nodeAffinity", "securityContext", "seLinuxOptions", "updateStrategy"];
 
     fn compare(root: &Value, place: &str, schema: &Value, values: &Value) {
         let Some(properties) = resolve(root, schema)["properties"].as_object() else {
@@ -467,15 +335,11 @@ fn schema_and_values_name_the_same_keys() {
         for (key, property) in properties {
             // A key of older charts has no type.
             if types(resolve(root, property)).is_empty() {
-                assert!(
-                    values.get(key).is_none(),
-                    "{place}/{key} should have a type"
-                );
+                assert!(values.get(key).is_none(), "{place}/{key} should have a type");
                 continue;
             }
-            let value = values
-                .get(key)
-                .unwrap_or_else(|| panic!("{place}/{key} is not in values.yaml"));
+            let value =
+                values.get(key).unwrap_or_else(|| panic!("{place}/{key} is not in values.yaml"));
             if !KUBERNETES.contains(&key.as_str()) {
                 compare(root, &format!("{place}/{key}"), property, value);
             }

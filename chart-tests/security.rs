@@ -28,9 +28,7 @@ fn describe(rule: &Value) -> String {
         assert_eq!(list.len(), 1, "{rule}");
         list[0].as_str().unwrap().to_string()
     };
-    let name = rule
-        .get("resourceNames")
-        .map(|_| format!("={}", only("resourceNames")));
+    let name = rule.get("resourceNames").map(|_| format!("={}", only("resourceNames")));
     let verbs: Vec<_> = rule["verbs"].as_array().unwrap().iter().collect();
     let verbs: Vec<_> = verbs.iter().map(|verb| verb.as_str().unwrap()).collect();
     format!(
@@ -72,11 +70,7 @@ fn the_agent_has_the_rights_of_what_is_on() {
         let mut found = rights(&with(values.clone()), "linkerd-cni");
         // Cluster-wide ones come first.
         found.sort_by_key(|right| {
-            (
-                right.contains("linkerd-cni-"),
-                right.contains("-repair"),
-                right.contains("-taint"),
-            )
+            (right.contains("linkerd-cni-"), right.contains("-repair"), right.contains("-taint"))
         });
         assert_eq!(found, expected, "{values}");
     };
@@ -91,10 +85,7 @@ fn the_agent_has_the_rights_of_what_is_on() {
     of(repair("label"), &[watch, label, event]);
     of(repair("in-place"), &[watch, event]);
     of(repair("report"), &[watch, event]);
-    of(
-        json!({"startupTaint": "a"}),
-        &["ClusterRole linkerd-cni-taint: /nodes get,patch"],
-    );
+    of(json!({"startupTaint": "a"}), &["ClusterRole linkerd-cni-taint: /nodes get,patch"]);
     let objects = with(json!({"openshift": {"enabled": true}}));
     let scc =
         "Role linkerd-cni-agent: security.openshift.io/securitycontextconstraints=privileged use";
@@ -138,14 +129,8 @@ fn the_agent_has_the_capabilities_that_it_uses() {
             "readOnlyRootFilesystem": true,
         })
     };
-    assert_eq!(
-        context(json!({})),
-        expected(json!(["DAC_OVERRIDE", "SYS_ADMIN", "NET_ADMIN"]))
-    );
-    assert_eq!(
-        context(json!({"selfTest": false})),
-        expected(json!(["DAC_OVERRIDE"]))
-    );
+    assert_eq!(context(json!({})), expected(json!(["DAC_OVERRIDE", "SYS_ADMIN", "NET_ADMIN"])));
+    assert_eq!(context(json!({"selfTest": false})), expected(json!(["DAC_OVERRIDE"])));
     assert_eq!(
         context(json!({"privileged": true})),
         json!({"privileged": true, "readOnlyRootFilesystem": true})
@@ -175,13 +160,8 @@ fn the_repair_controller_is_told_the_directory_that_is_mounted_for_it() {
     let source =
         json!({"configMapKeyRef": {"name": "linkerd-cni-config", "key": "dest_cni_net_dir"}});
     let told = json!({"name": "DEST_CNI_NET_DIR", "valueFrom": source});
-    assert!(
-        repair["env"].as_array().unwrap().contains(&told),
-        "{repair}"
-    );
-    let dir = objects.get("ConfigMap")["data"]["dest_cni_net_dir"]
-        .as_str()
-        .unwrap();
+    assert!(repair["env"].as_array().unwrap().contains(&told), "{repair}");
+    let dir = objects.get("ConfigMap")["data"]["dest_cni_net_dir"].as_str().unwrap();
     let mounts = repair["volumeMounts"].as_array().unwrap();
     let mount = mounts.iter().find(|mount| mount["name"] == "cni-net-dir");
     assert_eq!(mount.unwrap()["mountPath"], format!("/host{dir}"));

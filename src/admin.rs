@@ -64,9 +64,7 @@ fn run(listener: &TcpListener, handlers: &Handlers) {
         let now = Instant::now();
         clients.retain_mut(|client| now < client.deadline && client.advance(handlers).is_ok());
         if paused.is_none_or(|until| until <= now) {
-            paused = accept(listener, &mut clients)
-                .is_err()
-                .then(|| Instant::now() + ACCEPT_PAUSE);
+            paused = accept(listener, &mut clients).is_err().then(|| Instant::now() + ACCEPT_PAUSE);
         }
     }
 }
@@ -220,11 +218,7 @@ fn respond(request: &[u8], handlers: &Handlers) -> Option<Vec<u8>> {
         "/ready" => match (handlers.ready)() {
             Ok(None) => ("200 OK", TEXT, "ready\n".to_owned()),
             Ok(Some(remark)) => ("200 OK", TEXT, format!("ready ({remark})\n")),
-            Err(reason) => (
-                "500 Internal Server Error",
-                TEXT,
-                format!("not ready: {reason}\n"),
-            ),
+            Err(reason) => ("500 Internal Server Error", TEXT, format!("not ready: {reason}\n")),
         },
         _ => ("200 OK", TEXT, "alive\n".to_owned()),
     };

@@ -221,14 +221,10 @@ fn with_agent_identity(entry: Entry, settings: &Settings) -> Entry {
 /// The directories whose changes trigger a reconcile pass.
 fn watched_dirs(settings: &Settings) -> Vec<&Path> {
     let ca = settings.ca_file.as_deref().and_then(Path::parent);
-    [
-        &*settings.net_dir,
-        &*settings.bin_dir,
-        &*settings.service_account_dir,
-    ]
-    .into_iter()
-    .chain(ca)
-    .collect()
+    [&*settings.net_dir, &*settings.bin_dir, &*settings.service_account_dir]
+        .into_iter()
+        .chain(ca)
+        .collect()
 }
 
 /// Returns the longest time until the next pass, and sets the `retry` time of the pass after
@@ -237,9 +233,7 @@ fn time_to_next_pass(pass: &Pass, retry: &mut Duration, resync: Duration) -> Dur
     if pass.wrote {
         return VERIFY_DELAY;
     }
-    let next = pass
-        .next
-        .map(|next| next.saturating_duration_since(Instant::now()));
+    let next = pass.next.map(|next| next.saturating_duration_since(Instant::now()));
     let resync = next.map_or(resync, |next| next.min(resync));
     if pass.problems.is_empty() {
         *retry = FIRST_RETRY;
@@ -297,14 +291,10 @@ mod tests {
         let mut retry = FIRST_RETRY;
         let mut bad = Pass::default();
         bad.problems.insert("binary".into(), "missing".into());
-        let times: Vec<u64> = (0..6)
-            .map(|_| time_to_next_pass(&bad, &mut retry, resync).as_secs())
-            .collect();
+        let times: Vec<u64> =
+            (0..6).map(|_| time_to_next_pass(&bad, &mut retry, resync).as_secs()).collect();
         assert_eq!(times, [1, 2, 4, 8, 10, 10]);
-        assert_eq!(
-            time_to_next_pass(&Pass::default(), &mut retry, resync),
-            resync
-        );
+        assert_eq!(time_to_next_pass(&Pass::default(), &mut retry, resync), resync);
         assert_eq!(retry, FIRST_RETRY);
         let resync = Duration::from_millis(100);
         assert_eq!(time_to_next_pass(&bad, &mut retry, resync), resync);

@@ -42,13 +42,8 @@ pub mod annotation {
 
     /// Annotations that upstream's plugin reads. If the pod lacks one, the namespace's value
     /// applies.
-    pub const UPSTREAM_KEYS: [&str; 5] = [
-        SKIP_OUTBOUND_PORTS,
-        SKIP_INBOUND_PORTS,
-        SKIP_SUBNETS,
-        PROXY_UID,
-        PROXY_GID,
-    ];
+    pub const UPSTREAM_KEYS: [&str; 5] =
+        [SKIP_OUTBOUND_PORTS, SKIP_INBOUND_PORTS, SKIP_SUBNETS, PROXY_UID, PROXY_GID];
 }
 
 const CONFIG_REMEDY: &str =
@@ -184,17 +179,11 @@ impl Config {
         let mut kubernetes = Section::of("kubernetes", config, &mut problem);
         let kubeconfig = kubernetes.read("kubeconfig", "a path", members::string);
         let mut linkerd = Section::of("linkerd", config, &mut problem);
-        let mode = linkerd.read(
-            "iptables-mode",
-            "one of auto, native, nft, legacy and plain",
-            parse_mode,
-        );
+        let mode =
+            linkerd.read("iptables-mode", "one of auto, native, nft, legacy and plain", parse_mode);
         let ipv6 = linkerd.read("ipv6", "one of true, false and \"auto\"", parse_ipv6);
-        let detection = linkerd.read(
-            "pod-detection",
-            "one of annotations and api",
-            parse_detection,
-        );
+        let detection =
+            linkerd.read("pod-detection", "one of annotations and api", parse_detection);
         let budget = linkerd.read("api-retry-seconds", "from 1 to 60", parse_budget);
         let mut agent_name = |key: &str| {
             let name = linkerd.read(key, "a text", members::string);
@@ -206,9 +195,7 @@ impl Config {
             log_level: log_level.unwrap_or_default(),
             kubeconfig: kubeconfig.unwrap_or_default().into(),
             mode: mode.unwrap_or_default(),
-            simulate: linkerd
-                .read("simulate", "true or false", Value::as_bool)
-                .unwrap_or_default(),
+            simulate: linkerd.read("simulate", "true or false", Value::as_bool).unwrap_or_default(),
             ipv6: ipv6.unwrap_or_default(),
             detection: detection.unwrap_or_default(),
             exclude_namespaces: linkerd.strings("exclude-namespaces"),
@@ -276,11 +263,8 @@ fn config_error(key: &str, problem: &str) -> Error {
 }
 
 fn annotation_error(key: &str, value: &str, problem: &str) -> Error {
-    Error::new(
-        code::ANNOTATION,
-        format!("annotation {key}: {}: {problem}", quote(value)),
-    )
-    .with_details("correct the annotation of the pod or of its namespace")
+    Error::new(code::ANNOTATION, format!("annotation {key}: {}: {problem}", quote(value)))
+        .with_details("correct the annotation of the pod or of its namespace")
 }
 
 #[cfg(test)]

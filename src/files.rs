@@ -35,10 +35,7 @@ pub const LIMIT: u64 = 5 << 20;
 /// Opens a regular file for reading. Fails for any other kind of file.
 fn open(path: &Path) -> Result<(File, Metadata), Error> {
     let opened = regular::open(path).map_err(failed("read", path))?;
-    opened.ok_or_else(|| Error::Unfit {
-        path: path.to_owned(),
-        what: "is not a regular file",
-    })
+    opened.ok_or_else(|| Error::Unfit { path: path.to_owned(), what: "is not a regular file" })
 }
 
 /// Reads a regular file, with its access.
@@ -48,14 +45,9 @@ fn open(path: &Path) -> Result<(File, Metadata), Error> {
 pub fn read(path: &Path) -> Result<(Vec<u8>, Access), Error> {
     let (file, metadata) = open(path)?;
     let mut bytes = Vec::new();
-    file.take(LIMIT + 1)
-        .read_to_end(&mut bytes)
-        .map_err(failed("read", path))?;
+    file.take(LIMIT + 1).read_to_end(&mut bytes).map_err(failed("read", path))?;
     if bytes.len() as u64 > LIMIT {
-        return Err(Error::Unfit {
-            path: path.to_owned(),
-            what: "is larger than 5 MiB",
-        });
+        return Err(Error::Unfit { path: path.to_owned(), what: "is larger than 5 MiB" });
     }
     Ok((bytes, Access::of(&metadata)))
 }
@@ -104,9 +96,7 @@ pub fn create(path: &Path, bytes: &[u8], access: Access, like: &Path) -> Result<
 /// # Errors
 /// Fails with [`Error::Raced`] if it does not.
 pub fn unchanged(path: &Path, bytes: &[u8]) -> Result<(), Error> {
-    let raced = || Error::Raced {
-        path: path.to_owned(),
-    };
+    let raced = || Error::Raced { path: path.to_owned() };
     match read(path) {
         Ok((there, _)) if there == bytes => Ok(()),
         Ok(_) => Err(raced()),
@@ -133,9 +123,7 @@ pub fn copy(from: &Path, to: &Path) -> Result<(), Error> {
     let mut source = File::open(from).map_err(failed("read", from))?;
     let mode = source.metadata().map_err(failed("read", from))?.mode() & 0o7777;
     let temporary = Temporary::beside(to)?;
-    temporary.fill(Access::own(mode), |file| {
-        io::copy(&mut source, file).map(|_| ())
-    })?;
+    temporary.fill(Access::own(mode), |file| io::copy(&mut source, file).map(|_| ()))?;
     temporary.rename()
 }
 

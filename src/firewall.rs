@@ -54,10 +54,7 @@ pub enum Error {
     #[error("{} failed: {stderr}", program.display())]
     Restore { program: PathBuf, stderr: String },
     #[error("{} took longer than {deadline:?} and was killed", program.display())]
-    Deadline {
-        program: PathBuf,
-        deadline: Duration,
-    },
+    Deadline { program: PathBuf, deadline: Duration },
     #[error("{} cannot list table nat: {message}", program.display())]
     List { program: PathBuf, message: String },
     #[error("no backend works: {}", errors.iter().map(Error::to_string).collect::<Vec<_>>().join("; "))]
@@ -91,11 +88,9 @@ impl Serialize for Backend {
 /// Returns the backends to try for a mode, in this order.
 fn backends(mode: IptablesMode) -> &'static [Backend] {
     match mode {
-        IptablesMode::Auto => &[
-            Backend::Native,
-            Backend::Iptables(Variant::Nft),
-            Backend::Iptables(Variant::Legacy),
-        ],
+        IptablesMode::Auto => {
+            &[Backend::Native, Backend::Iptables(Variant::Nft), Backend::Iptables(Variant::Legacy)]
+        }
         IptablesMode::Native => &[Backend::Native],
         IptablesMode::Nft => &[Backend::Iptables(Variant::Nft)],
         IptablesMode::Legacy => &[Backend::Iptables(Variant::Legacy)],
@@ -145,11 +140,7 @@ pub fn missing(
         };
         match missing {
             Ok(missing) if missing.is_empty() => return Ok(missing),
-            Ok(missing)
-                if fewest
-                    .as_ref()
-                    .is_none_or(|fewest| missing.len() < fewest.len()) =>
-            {
+            Ok(missing) if fewest.as_ref().is_none_or(|fewest| missing.len() < fewest.len()) => {
                 fewest = Some(missing);
             }
             Ok(_) => {}

@@ -66,11 +66,7 @@ pub struct Deadlines {
 impl Deadlines {
     /// The same deadline for each phase.
     pub fn each(phase: Duration) -> Self {
-        Deadlines {
-            connect: phase,
-            response: phase,
-            body: phase,
-        }
+        Deadlines { connect: phase, response: phase, body: phase }
     }
 }
 
@@ -201,11 +197,7 @@ impl Client {
         body: Option<Vec<u8>>,
     ) -> Result<Response<Body>, Error> {
         let url = self.url(path);
-        let fail = |source| Error::Transport {
-            method: method.clone(),
-            url: url.clone(),
-            source,
-        };
+        let fail = |source| Error::Transport { method: method.clone(), url: url.clone(), source };
         let mut request = Request::builder()
             .method(method.clone())
             .uri(&url)
@@ -225,10 +217,9 @@ impl Client {
                 .body(body)
                 .map_err(ureq::Error::Http)
                 .and_then(|request| agent.run(request)),
-            None => request
-                .body(())
-                .map_err(ureq::Error::Http)
-                .and_then(|request| agent.run(request)),
+            None => {
+                request.body(()).map_err(ureq::Error::Http).and_then(|request| agent.run(request))
+            }
         };
         let mut response = response.map_err(fail)?;
         if response.status().is_success() {
@@ -242,23 +233,12 @@ impl Client {
             .map(Duration::from_secs);
         let mut bytes = Vec::new();
         // The status code is what matters, so a truncated message is good enough.
-        let _ = response
-            .body_mut()
-            .as_reader()
-            .take(ERROR_LIMIT)
-            .read_to_end(&mut bytes);
+        let _ = response.body_mut().as_reader().take(ERROR_LIMIT).read_to_end(&mut bytes);
         let status = serde_json::from_slice::<Status>(&bytes).ok();
         let (text, reason) = status.map_or((None, None), |status| (status.message, status.reason));
         let text = text.unwrap_or_else(|| String::from_utf8_lossy(&bytes).into_owned());
         let message = redact::message(&text, self.token.as_deref());
-        Err(Error::Status {
-            method,
-            url,
-            code,
-            reason,
-            message,
-            retry_after,
-        })
+        Err(Error::Status { method, url, code, reason, message, retry_after })
     }
 
     fn decode<T: DeserializeOwned>(
@@ -268,19 +248,10 @@ impl Client {
         mut response: Response<Body>,
     ) -> Result<T, Error> {
         let url = self.url(path);
-        let bytes = match response
-            .body_mut()
-            .with_config()
-            .limit(BODY_LIMIT)
-            .read_to_vec()
-        {
+        let bytes = match response.body_mut().with_config().limit(BODY_LIMIT).read_to_vec() {
             Ok(bytes) => bytes,
             Err(source) => {
-                return Err(Error::Transport {
-                    method,
-                    url,
-                    source,
-                });
+                return Err(Error::Transport { method, url, source });
             }
         };
         redact::object(&bytes).map_err(|error| Error::Decode {

@@ -39,9 +39,7 @@ pub fn level(text: &str) -> Result<LevelFilter, String> {
         "info" => Ok(LevelFilter::INFO),
         "debug" => Ok(LevelFilter::DEBUG),
         "trace" => Ok(LevelFilter::TRACE),
-        _ => Err(format!(
-            "\"{text}\" is not a log level: trace, debug, info, warn, error or off"
-        )),
+        _ => Err(format!("\"{text}\" is not a log level: trace, debug, info, warn, error or off")),
     }
 }
 

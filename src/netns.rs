@@ -67,15 +67,9 @@ pub fn fresh() -> Result<File, Error> {
     let path = PathBuf::from(OWN);
     let thread = thread::Builder::new().name("netns".into()).spawn(|| {
         unshare(CloneFlags::CLONE_NEWNET).map_err(|source| Error::Make { source })?;
-        File::open(OWN).map_err(|source| Error::Open {
-            path: OWN.into(),
-            source,
-        })
+        File::open(OWN).map_err(|source| Error::Open { path: OWN.into(), source })
     });
-    let thread = thread.map_err(|source| Error::Thread {
-        path: path.clone(),
-        source,
-    })?;
+    let thread = thread.map_err(|source| Error::Thread { path: path.clone(), source })?;
     thread.join().unwrap_or(Err(Error::Lost { path }))
 }
 
@@ -89,10 +83,8 @@ pub fn run<T: Send + 'static>(
     deadline: Duration,
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T, Error> {
-    let namespace = File::open(path).map_err(|source| Error::Open {
-        path: path.to_owned(),
-        source,
-    })?;
+    let namespace =
+        File::open(path).map_err(|source| Error::Open { path: path.to_owned(), source })?;
     let (sender, receiver) = mpsc::sync_channel(1);
     let inside = path.to_owned();
     thread::Builder::new()
@@ -100,26 +92,15 @@ pub fn run<T: Send + 'static>(
         .spawn(move || {
             let entered = setns(&namespace, CloneFlags::CLONE_NEWNET)
                 .map(|()| work())
-                .map_err(|source| Error::Enter {
-                    path: inside,
-                    source,
-                });
+                .map_err(|source| Error::Enter { path: inside, source });
             // Sending fails only after the deadline, when the receiver is gone.
             let _ = sender.send(entered);
         })
-        .map_err(|source| Error::Thread {
-            path: path.to_owned(),
-            source,
-        })?;
+        .map_err(|source| Error::Thread { path: path.to_owned(), source })?;
     match receiver.recv_timeout(deadline) {
         Ok(result) => result,
-        Err(RecvTimeoutError::Timeout) => Err(Error::Deadline {
-            path: path.to_owned(),
-            deadline,
-        }),
-        Err(RecvTimeoutError::Disconnected) => Err(Error::Lost {
-            path: path.to_owned(),
-        }),
+        Err(RecvTimeoutError::Timeout) => Err(Error::Deadline { path: path.to_owned(), deadline }),
+        Err(RecvTimeoutError::Disconnected) => Err(Error::Lost { path: path.to_owned() }),
     }
 }
 

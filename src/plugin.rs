@@ -45,19 +45,12 @@ fn run_and_record(
         tracing::warn!("linkerd-cni: meshed pods will fail: {problem}");
     }
     let kubeconfig = config.kubeconfig.clone();
-    let mut record = Record {
-        command,
-        container_id: request.container_id.clone(),
-        ..Record::default()
-    };
+    let mut record =
+        Record { command, container_id: request.container_id.clone(), ..Record::default() };
     let outcome = work(request, config, &mut record);
     record.finish(outcome.as_ref().err(), started.elapsed());
     if let Some(ignored) = ignored::summary(&record.ignored) {
-        tracing::warn!(
-            "linkerd-cni: pod {}/{}: {ignored}",
-            record.namespace,
-            record.pod
-        );
+        tracing::warn!("linkerd-cni: pod {}/{}: {ignored}", record.namespace, record.pod);
     }
     tracing::info!("linkerd-cni: {record}");
     record.send(&kubeconfig);
@@ -94,10 +87,7 @@ fn add(request: &Request, config: Config, record: &mut Record) -> Result<String,
 /// [`code::RULES_MISSING`] and names the missing rules.
 fn check(request: &Request, config: Config, record: &mut Record) -> Result<String, Error> {
     if request.config.given("prevResult").is_none() {
-        return Err(Error::new(
-            code::INVALID_CONFIG,
-            "CHECK: required prevResult missing",
-        ));
+        return Err(Error::new(code::INVALID_CONFIG, "CHECK: required prevResult missing"));
     }
     let (mode, ipv6, simulate) = (config.mode, config.ipv6, config.simulate);
     let Some(Resolved { redirect, .. }) = redirect_for(request, config, record)? else {
@@ -116,10 +106,7 @@ fn check(request: &Request, config: Config, record: &mut Record) -> Result<Strin
     }
     Err(Error::new(
         code::RULES_MISSING,
-        format!(
-            "rules of the pod are missing: {}",
-            firewall::describe_missing(&missing)
-        ),
+        format!("rules of the pod are missing: {}", firewall::describe_missing(&missing)),
     )
     .with_details("delete the pod, so that it starts again with its rules"))
 }

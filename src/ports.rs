@@ -52,10 +52,7 @@ impl PortRange {
 
 impl From<u16> for PortRange {
     fn from(port: u16) -> Self {
-        PortRange {
-            first: port,
-            last: port,
-        }
+        PortRange { first: port, last: port }
     }
 }
 
@@ -89,11 +86,10 @@ impl fmt::Display for PortRange {
 }
 
 fn port(text: &str) -> Result<u16, Error> {
-    text.parse()
-        .map_err(|_| match text.contains(char::is_whitespace) {
-            true => Error::Blanks(text.to_owned()),
-            false => Error::Port(text.to_owned()),
-        })
+    text.parse().map_err(|_| match text.contains(char::is_whitespace) {
+        true => Error::Blanks(text.to_owned()),
+        false => Error::Port(text.to_owned()),
+    })
 }
 
 /// Parses the elements of a list. Returns the ranges and the invalid elements, which include
@@ -105,10 +101,7 @@ pub fn elements<'a>(
     for text in elements {
         match text.parse() {
             Ok(range) => ranges.push(range),
-            Err(error) => invalid.push(InvalidElement {
-                text: text.to_owned(),
-                error,
-            }),
+            Err(error) => invalid.push(InvalidElement { text: text.to_owned(), error }),
         }
     }
     (ranges, invalid)
@@ -203,11 +196,7 @@ mod tests {
         for (text, kept, dropped) in UPSTREAM_RESULTS {
             let (ranges, invalid) = list(text);
             let invalid: Vec<&str> = invalid.iter().map(|element| &*element.text).collect();
-            assert_eq!(
-                (joined(&ranges).as_str(), &*invalid),
-                (kept, dropped),
-                "{text:?}"
-            );
+            assert_eq!((joined(&ranges).as_str(), &*invalid), (kept, dropped), "{text:?}");
         }
     }
 
@@ -223,24 +212,12 @@ mod tests {
     #[test]
     fn an_error_states_why_the_element_is_invalid() {
         for (text, wanted) in [
-            (
-                "abc",
-                "\"abc\" is not a port: a number from 0 to 65535 is wanted",
-            ),
-            (
-                "23-x",
-                "\"x\" is not a port: a number from 0 to 65535 is wanted",
-            ),
-            (
-                "-23",
-                "\"\" is not a port: a number from 0 to 65535 is wanted",
-            ),
+            ("abc", "\"abc\" is not a port: a number from 0 to 65535 is wanted"),
+            ("23-x", "\"x\" is not a port: a number from 0 to 65535 is wanted"),
+            ("-23", "\"\" is not a port: a number from 0 to 65535 is wanted"),
             (" 80", "\" 80\" has blanks: a port is written without them"),
             ("1-2-3", "\"1-2-3\" is not a range: lower-upper is wanted"),
-            (
-                "30-20",
-                "\"30-20\": the upper bound of a range must not be below the lower",
-            ),
+            ("30-20", "\"30-20\": the upper bound of a range must not be below the lower"),
         ] {
             assert_eq!(text.parse::<PortRange>().unwrap_err().to_string(), wanted);
         }

@@ -141,10 +141,7 @@ pub fn run(settings: Settings) -> Result<(), Error> {
     });
     let worker = worker::Worker {
         connection: connection(Deadlines::each(worker::REQUEST_TIMEOUT)),
-        reporter: Reporter {
-            controller: CONTROLLER,
-            instance: settings.pod_name,
-        },
+        reporter: Reporter { controller: CONTROLLER, instance: settings.pod_name },
         mode: settings.mode,
         host: settings.host,
         agent_address: settings.agent_address,

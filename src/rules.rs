@@ -112,16 +112,8 @@ pub struct Rule {
 pub fn rules(redirect: &Redirect, family: Family) -> Vec<Rule> {
     let mut rules = inbound(redirect, family);
     rules.extend(outbound(redirect));
-    rules.push(jump(
-        Chain::Prerouting,
-        Chain::ProxyInitRedirect,
-        "install-proxy-init-prerouting",
-    ));
-    rules.push(jump(
-        Chain::Output,
-        Chain::ProxyInitOutput,
-        "install-proxy-init-output",
-    ));
+    rules.push(jump(Chain::Prerouting, Chain::ProxyInitRedirect, "install-proxy-init-prerouting"));
+    rules.push(jump(Chain::Output, Chain::ProxyInitOutput, "install-proxy-init-output"));
     rules
 }
 
@@ -138,30 +130,15 @@ fn inbound(redirect: &Redirect, family: Family) -> Vec<Rule> {
             let comment = format!("ignore-subnet-{}", subnet.text);
             // iptables omits the condition `-s 0.0.0.0/0`, which every packet meets.
             let from = (subnet.net.prefix_len() > 0).then_some(Match::Source(subnet.net));
-            rules.push(rule(
-                chain,
-                from.into_iter().collect(),
-                Verdict::Return,
-                &comment,
-            ));
+            rules.push(rule(chain, from.into_iter().collect(), Verdict::Return, &comment));
         }
     }
     if redirect.ports_to_redirect.is_empty() {
-        rules.push(rule(
-            chain,
-            vec![Match::Tcp],
-            to_proxy,
-            "redirect-all-incoming-to-proxy-port",
-        ));
+        rules.push(rule(chain, vec![Match::Tcp], to_proxy, "redirect-all-incoming-to-proxy-port"));
     }
     for &port in &redirect.ports_to_redirect {
         let comment = format!("redirect-port-{port}-to-proxy-port");
-        rules.push(rule(
-            chain,
-            vec![Match::Tcp, Match::Port(port)],
-            to_proxy,
-            &comment,
-        ));
+        rules.push(rule(chain, vec![Match::Tcp, Match::Port(port)], to_proxy, &comment));
     }
     rules
 }
@@ -170,27 +147,12 @@ fn outbound(redirect: &Redirect) -> Vec<Rule> {
     let chain = Chain::ProxyInitOutput;
     let mut rules = Vec::new();
     if let Some(uid) = redirect.proxy_uid {
-        rules.push(rule(
-            chain,
-            vec![Match::Uid(uid)],
-            Verdict::Return,
-            "ignore-proxy-user-id",
-        ));
+        rules.push(rule(chain, vec![Match::Uid(uid)], Verdict::Return, "ignore-proxy-user-id"));
     }
     if let Some(gid) = redirect.proxy_gid {
-        rules.push(rule(
-            chain,
-            vec![Match::Gid(gid)],
-            Verdict::Return,
-            "ignore-proxy-group-id",
-        ));
+        rules.push(rule(chain, vec![Match::Gid(gid)], Verdict::Return, "ignore-proxy-group-id"));
     }
-    rules.push(rule(
-        chain,
-        vec![Match::Loopback],
-        Verdict::Return,
-        "ignore-loopback",
-    ));
+    rules.push(rule(chain, vec![Match::Loopback], Verdict::Return, "ignore-loopback"));
     rules.extend(skipped_ports(chain, &redirect.skip_outbound));
     rules.push(rule(
         chain,
@@ -206,12 +168,7 @@ fn skipped_ports(chain: Chain, ranges: &[PortRange]) -> Vec<Rule> {
         .into_iter()
         .map(|group| {
             let comment = format!("ignore-port-{}", ports::joined(&group));
-            rule(
-                chain,
-                vec![Match::Tcp, Match::Ports(group)],
-                Verdict::Return,
-                &comment,
-            )
+            rule(chain, vec![Match::Tcp, Match::Ports(group)], Verdict::Return, &comment)
         })
         .collect()
 }
@@ -221,12 +178,7 @@ fn jump(from: Chain, to: Chain, comment: &str) -> Rule {
 }
 
 fn rule(chain: Chain, matches: Vec<Match>, verdict: Verdict, comment: &str) -> Rule {
-    Rule {
-        chain,
-        matches,
-        verdict,
-        comment: format!("proxy-init/{comment}"),
-    }
+    Rule { chain, matches, verdict, comment: format!("proxy-init/{comment}") }
 }
 
 #[cfg(test)]

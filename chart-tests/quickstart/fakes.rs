@@ -55,14 +55,7 @@ impl Ran {
     /// The calls that may change a cluster, docker's images or helm's settings.
     pub fn changes(&self) -> Vec<&str> {
         let reads = |call: &str| {
-            let reading = [
-                " get ",
-                " config ",
-                " info ",
-                " version ",
-                " --help ",
-                " wait ",
-            ];
+            let reading = [" get ", " config ", " info ", " version ", " --help ", " wait "];
             reading.iter().any(|verb| call.contains(verb))
         };
         let calls = self.calls.iter().map(String::as_str);
@@ -112,11 +105,7 @@ impl Fakes {
     pub fn program(&self, name: &str, body: &str) {
         let path = self.path("bin").join(name);
         let _ = fs::remove_file(&path);
-        let record = if ["uname", "id"].contains(&name) {
-            ""
-        } else {
-            RECORD
-        };
+        let record = if ["uname", "id"].contains(&name) { "" } else { RECORD };
         fs::write(&path, format!("#!/bin/bash\n{record}{body}\n")).unwrap();
         fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
     }
@@ -151,14 +140,7 @@ impl Fakes {
         fs::write(self.path("os-release"), os_release).unwrap();
         let inside = "/bin/mount --bind \"$FAKES/os-release\" /etc/os-release && PATH=$FAKES/bin exec bash \"$@\"";
         let script = script();
-        let fixed = [
-            "--mount",
-            "/bin/bash",
-            "-c",
-            inside,
-            "bash",
-            script.to_str().unwrap(),
-        ];
+        let fixed = ["--mount", "/bin/bash", "-c", inside, "bash", script.to_str().unwrap()];
         self.command("/usr/bin/unshare", &[&fixed, arguments].concat())
     }
 

@@ -4,9 +4,9 @@
 use std::sync::LazyLock;
 
 use libfuzzer_sys::fuzz_target;
+use linkerd2_cni::config::pod;
 use linkerd2_cni::config::{Config, PodFacts};
 use linkerd2_cni::kube::types::Pod;
-use linkerd2_cni::config::pod;
 use linkerd2_cni::rules::{Family, install_script, rules};
 
 static CONFIG: LazyLock<Config> = LazyLock::new(|| {
@@ -23,11 +23,7 @@ fuzz_target!(|answer: &[u8]| {
     let Some(Some(proxy)) = pod::proxy(&found) else {
         return;
     };
-    let facts = PodFacts {
-        annotations: found.metadata.annotations,
-        proxy,
-        ..PodFacts::default()
-    };
+    let facts = PodFacts { annotations: found.metadata.annotations, proxy, ..PodFacts::default() };
     if let Ok(redirect) = CONFIG.redirect(&facts) {
         for family in [Family::Ipv4, Family::Ipv6] {
             let script = install_script(&rules(&redirect, family), true, &[]);

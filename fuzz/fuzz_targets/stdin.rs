@@ -6,7 +6,8 @@ mod runtime;
 
 use libfuzzer_sys::fuzz_target;
 use linkerd2_cni::cni::object::Object;
-use linkerd2_cni::plugin::{decision, families};
+use linkerd2_cni::config::families;
+use linkerd2_cni::plugin::decision;
 
 fuzz_target!(|stdin: &[u8]| {
     let stdout = runtime::add(stdin);

@@ -25,9 +25,7 @@ fn server() -> (SocketAddr, Arc<AtomicBool>) {
 
 fn connect(address: SocketAddr) -> TcpStream {
     let stream = TcpStream::connect(address).unwrap();
-    stream
-        .set_read_timeout(Some(Duration::from_secs(10)))
-        .unwrap();
+    stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
     stream
 }
 
@@ -53,11 +51,7 @@ fn each_path_and_method_has_its_response() {
         ("GET /live HTTP/1.1", "200 OK", "alive\n"),
         ("GET /live?verbose HTTP/1.0", "200 OK", "alive\n"),
         ("HEAD /live HTTP/1.1", "200 OK", ""),
-        (
-            "GET /ready HTTP/1.1",
-            "500 Internal Server Error",
-            not_ready,
-        ),
+        ("GET /ready HTTP/1.1", "500 Internal Server Error", not_ready),
         ("GET /metrics HTTP/1.1", "200 OK", "# EOF\n"),
         ("GET / HTTP/1.1", "404 Not Found", ""),
         ("GET /lively HTTP/1.1", "404 Not Found", ""),

@@ -104,10 +104,7 @@ impl Api {
         let adopted = adopt(settings, SystemTime::now());
         let renewal = adopted.as_ref().map_or(Duration::ZERO, |(_, wait)| *wait);
         let state = State {
-            grant: Grant {
-                token: adopted.map(|(token, _)| token),
-                ..Grant::default()
-            },
+            grant: Grant { token: adopted.map(|(token, _)| token), ..Grant::default() },
             ..State::default()
         };
         let api = Arc::new(Api {
@@ -140,9 +137,8 @@ impl Api {
     pub fn token_status(&self, token: &str, written: bool) -> TokenStatus {
         let mut state = self.state();
         let checked = state.checked.as_ref();
-        let answer = checked
-            .filter(|checked| checked.token == token)
-            .map(|checked| checked.answer.clone());
+        let answer =
+            checked.filter(|checked| checked.token == token).map(|checked| checked.answer.clone());
         let answered = checked.is_some();
         let requested = state.check_requested.as_deref() == Some(token);
         if written || answer.is_none() && !requested {
@@ -151,11 +147,7 @@ impl Api {
             state.nudged = true;
             self.nudge.notify_one();
         }
-        TokenStatus {
-            answer,
-            answered,
-            error: state.check_error.clone(),
-        }
+        TokenStatus { answer, answered, error: state.check_error.clone() }
     }
 
     /// Requests a check, because a plugin record reports that the API server refused the plugin
@@ -263,11 +255,7 @@ fn adopt(settings: &Settings, now: SystemTime) -> Option<(Token, Duration)> {
     let until_half_life = claims.until_half_life(now)?;
     let end = claims.end()?;
     let left = end.duration_since(now).ok()?;
-    let token = Token {
-        text,
-        end,
-        revoked: false,
-    };
+    let token = Token { text, end, revoked: false };
     (claims.sub == format!("system:serviceaccount:{namespace}:{account}"))
         .then_some((token, schedule::first_renewal(until_half_life, left)))
 }

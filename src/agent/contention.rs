@@ -66,9 +66,7 @@ impl Contention {
             writes.content = content;
             writes.times.clear();
         }
-        writes
-            .times
-            .retain(|time| now.duration_since(*time) < WINDOW);
+        writes.times.retain(|time| now.duration_since(*time) < WINDOW);
         writes.times.push_back(now);
         if writes.times.len() <= 1 + TOLERATED_REPEATS {
             return false;
@@ -129,12 +127,7 @@ mod tests {
         assert!((40..=60).contains(&writes), "{writes}");
         assert_eq!(begins, 1);
         // Jitter makes the last delay up to a third longer.
-        assert_eq!(
-            contention
-                .active(now + LAST_DELAY * 4 / 3 + OVER_AFTER)
-                .count(),
-            0
-        );
+        assert_eq!(contention.active(now + LAST_DELAY * 4 / 3 + OVER_AFTER).count(), 0);
     }
 
     #[test]

@@ -60,16 +60,11 @@ pub fn kubeconfig_base(settings: &Settings) -> Result<KubeconfigBase, Error> {
     let agent_token = content(settings.service_account_dir.join("token"))?;
     let ca = match settings.ca_file.clone() {
         None => content(settings.service_account_dir.join("ca.crt"))?,
-        Some(path) => content(path.clone()).map_err(|error| Error::Ca {
-            path,
-            error: Box::new(error),
-        })?,
+        Some(path) => {
+            content(path.clone()).map_err(|error| Error::Ca { path, error: Box::new(error) })?
+        }
     };
-    Ok(KubeconfigBase {
-        server,
-        ca: ca.into_bytes(),
-        agent_token,
-    })
+    Ok(KubeconfigBase { server, ca: ca.into_bytes(), agent_token })
 }
 
 /// Returns the token in the kubeconfig on the host, if there is one. It may have expired, and

@@ -118,10 +118,7 @@ mod tests {
         for (entry, expected) in [
             (r#"{"type":"linkerd-cni","linkerd":{"mtu":1}}"#, false),
             (r#"{"type":"linkerd-cni","linkerd":{"mtu":2}}"#, true),
-            (
-                r#"{"type":"linkerd-cni","linkerd":{"agent-namespace":"x"}}"#,
-                false,
-            ),
+            (r#"{"type":"linkerd-cni","linkerd":{"agent-namespace":"x"}}"#, false),
             (r#"{"type":"portmap"}"#, false),
         ] {
             let dir = tempfile::tempdir().unwrap();

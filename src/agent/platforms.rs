@@ -33,41 +33,21 @@ struct Platform {
 /// The chart's platforms. All platforms without an entry have the directories of `none`, the
 /// first entry.
 const PLATFORMS: [Platform; 7] = [
-    Platform {
-        name: "none",
-        bin: "/opt/cni/bin",
-        net: "/etc/cni/net.d",
-    },
-    Platform {
-        name: "gke",
-        bin: "/home/kubernetes/bin",
-        net: "/etc/cni/net.d",
-    },
-    Platform {
-        name: "cos",
-        bin: "/home/kubernetes/bin",
-        net: "/etc/cni/net.d",
-    },
+    Platform { name: "none", bin: "/opt/cni/bin", net: "/etc/cni/net.d" },
+    Platform { name: "gke", bin: "/home/kubernetes/bin", net: "/etc/cni/net.d" },
+    Platform { name: "cos", bin: "/home/kubernetes/bin", net: "/etc/cni/net.d" },
     Platform {
         name: "k3s",
         bin: "/var/lib/rancher/k3s/data/cni",
         net: "/var/lib/rancher/k3s/agent/etc/cni/net.d",
     },
-    Platform {
-        name: "k3d",
-        bin: "/bin",
-        net: "/var/lib/rancher/k3s/agent/etc/cni/net.d",
-    },
+    Platform { name: "k3d", bin: "/bin", net: "/var/lib/rancher/k3s/agent/etc/cni/net.d" },
     Platform {
         name: "microk8s",
         bin: "/var/snap/microk8s/current/opt/cni/bin",
         net: "/var/snap/microk8s/current/args/cni-network",
     },
-    Platform {
-        name: "openshift",
-        bin: "/var/lib/cni/bin",
-        net: "/etc/cni/multus/net.d",
-    },
+    Platform { name: "openshift", bin: "/var/lib/cni/bin", net: "/etc/cni/multus/net.d" },
 ];
 
 /// Returns the remedy for a net dir without any network config.
@@ -128,23 +108,16 @@ fn remedy(
     holds: impl Fn(&str) -> bool,
 ) -> String {
     let mut candidates: Vec<(&str, Vec<&str>)> = Vec::new();
-    for platform in PLATFORMS
-        .iter()
-        .filter(|platform| Path::new(dir(platform)) != here)
-    {
-        match candidates
-            .iter_mut()
-            .find(|(known, _)| *known == dir(platform))
-        {
+    for platform in PLATFORMS.iter().filter(|platform| Path::new(dir(platform)) != here) {
+        match candidates.iter_mut().find(|(known, _)| *known == dir(platform)) {
             Some((_, names)) => names.push(platform.name),
             None => candidates.push((dir(platform), vec![platform.name])),
         }
     }
     let fitting: Vec<_> = candidates.iter().filter(|(dir, _)| holds(dir)).collect();
     let list = |candidates: &[&(&str, Vec<&str>)]| {
-        let texts = candidates
-            .iter()
-            .map(|(dir, names)| format!("{dir} (platform {})", names.join(", ")));
+        let texts =
+            candidates.iter().map(|(dir, names)| format!("{dir} (platform {})", names.join(", ")));
         texts.collect::<Vec<_>>().join(", ")
     };
     match fitting.is_empty() {

@@ -23,16 +23,10 @@ impl ProblemLog {
     /// `problems`.
     pub fn update(&mut self, problems: &BTreeMap<String, String>) -> Vec<Change> {
         let logged = std::mem::replace(&mut self.logged, problems.clone());
-        let resolved = logged
-            .keys()
-            .filter(|subject| !problems.contains_key(*subject));
-        let new = problems
-            .iter()
-            .filter(|(subject, why)| logged.get(*subject) != Some(why));
+        let resolved = logged.keys().filter(|subject| !problems.contains_key(*subject));
+        let new = problems.iter().filter(|(subject, why)| logged.get(*subject) != Some(why));
         resolved
-            .map(|subject| Change::Resolved {
-                subject: subject.clone(),
-            })
+            .map(|subject| Change::Resolved { subject: subject.clone() })
             .chain(new.map(|(subject, why)| Change::Problem {
                 subject: subject.clone(),
                 why: why.clone(),

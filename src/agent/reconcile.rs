@@ -124,8 +124,7 @@ impl Reconciler {
         // the plugin, meshed pods would start without redirect rules.
         let credential = pass.problems.remove(CREDENTIAL);
         let can_chain = pass.problems.is_empty() && !pass.waits.contains_key(KUBECONFIG);
-        pass.problems
-            .extend(credential.map(|why| (CREDENTIAL.to_owned(), why)));
+        pass.problems.extend(credential.map(|why| (CREDENTIAL.to_owned(), why)));
         if let Err(error) = self.reconcile_conflists(&mut pass, can_chain) {
             pass.problem(CONFLIST, error);
         }
@@ -152,9 +151,7 @@ impl Reconciler {
         self.status.set_ready(pass.ready());
         self.status.set_ready_note(pass.ready_note.clone());
         let uses_agent_token = pass.uses_agent_token.into();
-        self.status
-            .uses_agent_token
-            .store(uses_agent_token, Ordering::Relaxed);
+        self.status.uses_agent_token.store(uses_agent_token, Ordering::Relaxed);
         pass
     }
 

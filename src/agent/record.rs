@@ -115,11 +115,7 @@ fn known<'de, D: Deserializer<'de>>(field: D) -> Result<Vec<Ignored>, D::Error> 
     let sent = Vec::<Sent>::deserialize(field)?;
     let of = |source: &'static str| {
         let list = sent.iter().find(|list| list.source == source)?;
-        Some(Ignored {
-            source,
-            elements: list.elements.clone(),
-            more: list.more,
-        })
+        Some(Ignored { source, elements: list.elements.clone(), more: list.more })
     };
     Ok(ignored::cut(SOURCES.into_iter().filter_map(of).collect()))
 }
@@ -211,24 +207,13 @@ mod tests {
         ];
         let record = sent(&format!("[{}]", lists.join(","))).unwrap();
         let sources: Vec<_> = record.ignored.iter().map(|list| list.source).collect();
-        assert_eq!(
-            sources,
-            [
-                "config.linkerd.io/skip-outbound-ports",
-                "inbound-ports-to-ignore"
-            ]
-        );
+        assert_eq!(sources, ["config.linkerd.io/skip-outbound-ports", "inbound-ports-to-ignore"]);
         assert_eq!(record.ignored[1].elements[0].len(), 100);
         let line = record.to_string();
         assert!(!line.contains(char::is_control), "{line}");
         let start = "; ignored in config.linkerd.io/skip-outbound-ports: \"a\\n\\u{1b}\", ";
         assert!(line.contains(start), "{line}");
-        for bad in [
-            "{}",
-            "[1]",
-            r#"[{"source":1}]"#,
-            r#"[{"source":"x","elements":[1]}]"#,
-        ] {
+        for bad in ["{}", "[1]", r#"[{"source":1}]"#, r#"[{"source":"x","elements":[1]}]"#] {
             assert_eq!(sent(bad), None, "{bad}");
         }
     }

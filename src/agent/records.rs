@@ -71,10 +71,7 @@ impl Records {
             state: Mutex::default(),
         });
         let own = Arc::clone(&records);
-        thread::Builder::new()
-            .name("records".into())
-            .stack_size(STACK)
-            .spawn(move || own.run())?;
+        thread::Builder::new().name("records".into()).stack_size(STACK).spawn(move || own.run())?;
         Ok(records)
     }
 

@@ -26,11 +26,7 @@ pub enum Error {
     #[error("Cannot parse log-level '{value}': {message}")]
     LogLevel { value: String, message: String },
     #[error("{name}={value}: {message}")]
-    Value {
-        name: &'static str,
-        value: String,
-        message: String,
-    },
+    Value { name: &'static str, value: String, message: String },
 }
 
 /// Source of the plugin entry's template. `CNI_NETWORK_CONFIG` wins over
@@ -145,10 +141,7 @@ impl Settings {
             api_host: var("KUBERNETES_SERVICE_HOST").map(api_host).transpose()?,
             api_port: var("KUBERNETES_SERVICE_PORT").map(api_port).transpose()?,
             admin: var("LINKERD_CNI_ADMIN_ADDR").map(address).transpose()?,
-            resync: seconds(
-                "LINKERD_CNI_RESYNC_SECONDS",
-                or("LINKERD_CNI_RESYNC_SECONDS", "30"),
-            )?,
+            resync: seconds("LINKERD_CNI_RESYNC_SECONDS", or("LINKERD_CNI_RESYNC_SECONDS", "30"))?,
             namespace: var("LINKERD_CNI_NAMESPACE"),
             pod: var("LINKERD_CNI_POD_NAME"),
             daemonset: or("LINKERD_CNI_DAEMONSET", DEFAULT_DAEMONSET),
@@ -162,18 +155,12 @@ impl Settings {
                 .map(|name| file_name("LINKERD_CNI_CONF_NAME", name))
                 .transpose()?,
             chained: flag("LINKERD_CNI_CHAINED", or("LINKERD_CNI_CHAINED", "true"))?,
-            own_config: flag(
-                "LINKERD_CNI_OWN_CONFIG",
-                or("LINKERD_CNI_OWN_CONFIG", "false"),
-            )?,
+            own_config: flag("LINKERD_CNI_OWN_CONFIG", or("LINKERD_CNI_OWN_CONFIG", "false"))?,
             require_network_plugins: flag(
                 "LINKERD_CNI_REQUIRE_NETWORK_PLUGINS",
                 or("LINKERD_CNI_REQUIRE_NETWORK_PLUGINS", "false"),
             )?,
-            self_test: flag(
-                "LINKERD_CNI_SELF_TEST",
-                or("LINKERD_CNI_SELF_TEST", "false"),
-            )?,
+            self_test: flag("LINKERD_CNI_SELF_TEST", or("LINKERD_CNI_SELF_TEST", "false"))?,
             startup_taint: var("LINKERD_CNI_STARTUP_TAINT"),
             node: var("LINKERD_CNI_NODE_NAME"),
             plugin_socket: flag(
@@ -213,11 +200,7 @@ fn level(value: String) -> Result<LevelFilter, Error> {
 }
 
 fn format(value: String) -> Result<log::Format, Error> {
-    value.parse().map_err(|message| Error::Value {
-        name: "LINKERD_CNI_LOG_FORMAT",
-        value,
-        message,
-    })
+    value.parse().map_err(|message| Error::Value { name: "LINKERD_CNI_LOG_FORMAT", value, message })
 }
 
 /// Parses a number of seconds, from 1 to 86400 (one day).
@@ -269,9 +252,7 @@ fn file_name(name: &'static str, value: String) -> Result<String, Error> {
 
 /// Checks that `value` is valid as the host of a URL. An IPv6 address may be in brackets.
 fn api_host(value: String) -> Result<String, Error> {
-    let bare = value
-        .strip_prefix('[')
-        .and_then(|rest| rest.strip_suffix(']'));
+    let bare = value.strip_prefix('[').and_then(|rest| rest.strip_suffix(']'));
     let is_name = |c: char| c.is_ascii_alphanumeric() || ".-_".contains(c);
     let fits = match bare {
         Some(bare) => bare.parse::<Ipv6Addr>().is_ok(),

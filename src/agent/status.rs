@@ -71,18 +71,12 @@ impl Status {
 
     /// Sets the text that `/ready` adds to a response of 200.
     pub fn set_ready_note(&self, note: Option<String>) {
-        *self
-            .ready_note
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner) = note;
+        *self.ready_note.lock().unwrap_or_else(PoisonError::into_inner) = note;
     }
 
     /// Returns the text that `/ready` adds to a response of 200, if any.
     pub fn ready_note(&self) -> Option<String> {
-        let note = self
-            .ready_note
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let note = self.ready_note.lock().unwrap_or_else(PoisonError::into_inner);
         note.clone()
     }
 
@@ -98,12 +92,7 @@ impl Status {
                 "Whether binary, kubeconfig and network configuration are right.",
                 &ready,
             ),
-            (
-                "binary_writes_total",
-                "counter",
-                "Programs copied to the host.",
-                &self.binary_writes,
-            ),
+            ("binary_writes_total", "counter", "Programs copied to the host.", &self.binary_writes),
             (
                 "kubeconfig_writes_total",
                 "counter",
@@ -122,12 +111,7 @@ impl Status {
                 "Times that another program began to remove our entry again and again.",
                 &self.contentions,
             ),
-            (
-                "reconcile_total",
-                "counter",
-                "Looks at the host.",
-                &self.reconciles,
-            ),
+            ("reconcile_total", "counter", "Looks at the host.", &self.reconciles),
             (
                 "reconcile_errors_total",
                 "counter",
@@ -174,10 +158,8 @@ impl Status {
             ("failed", &self.self_tests_failed),
         ] {
             let value = value.load(Ordering::Relaxed);
-            let _ = writeln!(
-                text,
-                "linkerd_cni_agent_self_tests_total{{result=\"{result}\"}} {value}"
-            );
+            let _ =
+                writeln!(text, "linkerd_cni_agent_self_tests_total{{result=\"{result}\"}} {value}");
         }
         self.records.write(&mut text);
         text.push_str("# EOF\n");

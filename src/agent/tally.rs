@@ -18,9 +18,7 @@ const PASSED: usize = RESULTS.len() - 1;
 const BACKENDS: [&str; 4] = ["native", "nft", "legacy", "plain"];
 /// Values of the label `code`: CNI error codes of the plugin's ADD and CHECK. Any other code counts
 /// as `other`, in a last counter.
-const CODES: [u32; 15] = [
-    1, 4, 5, 6, 7, 8, 100, 101, 102, 103, 104, 110, 120, 121, 122,
-];
+const CODES: [u32; 15] = [1, 4, 5, 6, 7, 8, 100, 101, 102, 103, 104, 110, 120, 121, 122];
 
 /// All counters over plugin records.
 #[derive(Debug, Default)]
@@ -75,11 +73,7 @@ impl Tally {
 
     /// Appends the counters in the OpenMetrics text format.
     pub fn write(&self, text: &mut String) {
-        head(
-            text,
-            "requests",
-            "Calls of the plugin, by what came of them",
-        );
+        head(text, "requests", "Calls of the plugin, by what came of them");
         for (command, results) in COMMANDS.iter().zip(&self.requests) {
             for (result, counter) in RESULTS.iter().zip(results) {
                 let labels = format!("command=\"{command}\",result=\"{result}\"");
@@ -88,27 +82,13 @@ impl Tally {
         }
         head(text, "milliseconds", "Time that calls of the plugin took");
         for (command, counter) in COMMANDS.iter().zip(&self.milliseconds) {
-            sample(
-                text,
-                "milliseconds",
-                &format!("command=\"{command}\""),
-                counter,
-            );
+            sample(text, "milliseconds", &format!("command=\"{command}\""), counter);
         }
         head(text, "redirects", "Pods redirected, by what made the rules");
         for (backend, counter) in BACKENDS.iter().zip(&self.backends) {
-            sample(
-                text,
-                "redirects",
-                &format!("backend=\"{backend}\""),
-                counter,
-            );
+            sample(text, "redirects", &format!("backend=\"{backend}\""), counter);
         }
-        head(
-            text,
-            "failures",
-            "Calls of the plugin that failed, by its error's code",
-        );
+        head(text, "failures", "Calls of the plugin that failed, by its error's code");
         let codes = CODES.iter().map(u32::to_string).chain(["other".into()]);
         for (code, counter) in codes.zip(&self.failures) {
             sample(text, "failures", &format!("code=\"{code}\""), counter);
@@ -119,12 +99,7 @@ impl Tally {
             "Port lists with elements that have no effect, by annotation or key of the plugin entry",
         );
         for (source, counter) in SOURCES.iter().zip(&self.ignored) {
-            sample(
-                text,
-                "ignored_ports",
-                &format!("source=\"{source}\""),
-                counter,
-            );
+            sample(text, "ignored_ports", &format!("source=\"{source}\""), counter);
         }
         head(text, "refused_records", "Datagrams that were no records");
         sample(text, "refused_records", "", &self.rejected);
@@ -133,9 +108,8 @@ impl Tally {
 
 /// Adds without overflow: a record may report any number of milliseconds.
 fn add(counter: &AtomicU64, amount: u64) {
-    let _ = counter.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |now| {
-        Some(now.saturating_add(amount))
-    });
+    let _ = counter
+        .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |now| Some(now.saturating_add(amount)));
 }
 
 /// Appends the description of a metric. Writing to a String cannot fail.

@@ -299,21 +299,12 @@ mod tests {
     #[test]
     fn a_file_that_another_program_has_changed_is_neither_replaced_nor_removed() {
         let list = "20-net.conflist".to_owned();
-        let seen = net_dir::Content {
-            text: MADE.into(),
-            access: Access::own(0o600),
-            link: None,
-        };
-        let restore = UnchainStep::Restore {
-            list: list.clone(),
-            origin: origin(),
-        };
+        let seen = net_dir::Content { text: MADE.into(), access: Access::own(0o600), link: None };
+        let restore = UnchainStep::Restore { list: list.clone(), origin: origin() };
         let drop = UnchainStep::Drop { list };
-        for (undo, name) in [
-            (&restore, "20-net.conflist"),
-            (&restore, "20-net.conf"),
-            (&drop, "20-net.conflist"),
-        ] {
+        for (undo, name) in
+            [(&restore, "20-net.conflist"), (&restore, "20-net.conf"), (&drop, "20-net.conflist")]
+        {
             let dir = tempfile::tempdir().unwrap();
             fs::write(dir.path().join("20-net.conflist"), MADE).unwrap();
             fs::write(dir.path().join(name), "theirs").unwrap();

@@ -103,9 +103,7 @@ impl Watch {
     fn add(&mut self, dirs: &[&Path]) -> Result<(), Errno> {
         let inotify = match &mut self.inotify {
             Some(inotify) => inotify,
-            none => none.insert(Inotify::init(
-                InitFlags::IN_CLOEXEC | InitFlags::IN_NONBLOCK,
-            )?),
+            none => none.insert(Inotify::init(InitFlags::IN_CLOEXEC | InitFlags::IN_NONBLOCK)?),
         };
         let events = AddWatchFlags::IN_CREATE
             | AddWatchFlags::IN_MODIFY
@@ -127,11 +125,7 @@ impl Watch {
 
     /// Waits until a reconcile pass is due or the agent must stop, at most for `timeout`.
     pub fn wait(&self, timeout: Duration) -> io::Result<Wake> {
-        let timeout = if self.complete {
-            timeout
-        } else {
-            timeout.min(POLL_PERIOD)
-        };
+        let timeout = if self.complete { timeout } else { timeout.min(POLL_PERIOD) };
         let end = Instant::now() + timeout;
         loop {
             let ready = self.poll(end.saturating_duration_since(Instant::now()))?;

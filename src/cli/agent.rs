@@ -40,22 +40,15 @@ pub fn main() -> ExitCode {
     let lookup = |name: &str| std::env::var(name).ok();
     let settings = Settings::read(lookup, flags.log_level, flags.log_format);
     let (level, format) = settings.as_ref().map_or_else(
-        |_| {
-            (
-                tracing::level_filters::LevelFilter::ERROR,
-                log::Format::Plain,
-            )
-        },
+        |_| (tracing::level_filters::LevelFilter::ERROR, log::Format::Plain),
         |settings| (settings.log_level, settings.log_format),
     );
     log::start(level, format);
-    let result = settings
-        .map_err(anyhow::Error::from)
-        .and_then(|settings| match flags.command {
-            Some(Command::Probe(probe)) => probe.run(),
-            Some(Command::Uninstall) => Ok(agent::uninstall(&settings)?),
-            None => Ok(agent::run(settings)?),
-        });
+    let result = settings.map_err(anyhow::Error::from).and_then(|settings| match flags.command {
+        Some(Command::Probe(probe)) => probe.run(),
+        Some(Command::Uninstall) => Ok(agent::uninstall(&settings)?),
+        None => Ok(agent::run(settings)?),
+    });
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {

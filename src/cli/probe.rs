@@ -58,13 +58,7 @@ impl Probe {
     pub fn run(&self) -> anyhow::Result<()> {
         match self {
             Probe::Serve { token, ports } => serve(token, ports),
-            Probe::Outbound {
-                token,
-                pod_ips,
-                no_ipv6,
-                port,
-                proxy_port,
-            } => {
+            Probe::Outbound { token, pod_ips, no_ipv6, port, proxy_port } => {
                 let response = response(token, *proxy_port);
                 for ip in targets(pod_ips, *no_ipv6)? {
                     let address = SocketAddr::new(ip, *port);

@@ -25,11 +25,7 @@ struct Args {
     log_level: LevelFilter,
 
     /// Log format: plain or json
-    #[arg(
-        long,
-        env = "LINKERD_CNI_REPAIR_CONTROLLER_LOG_FORMAT",
-        default_value = "plain"
-    )]
+    #[arg(long, env = "LINKERD_CNI_REPAIR_CONTROLLER_LOG_FORMAT", default_value = "plain")]
     log_format: Format,
 
     /// Name of the node whose pods are repaired
@@ -73,19 +69,11 @@ struct Args {
     kube_api_response_headers_timeout: Duration,
 
     /// Repair mode, applied to stranded pods: delete, in-place, label or report
-    #[arg(
-        long,
-        env = "LINKERD_CNI_REPAIR_CONTROLLER_MODE",
-        default_value = "delete"
-    )]
+    #[arg(long, env = "LINKERD_CNI_REPAIR_CONTROLLER_MODE", default_value = "delete")]
     mode: RepairMode,
 
     /// Seconds between audits of the redirect rules of all running meshed pods; 0 disables audits
-    #[arg(
-        long,
-        env = "LINKERD_CNI_REPAIR_CONTROLLER_AUDIT_SECONDS",
-        default_value_t = 0
-    )]
+    #[arg(long, env = "LINKERD_CNI_REPAIR_CONTROLLER_AUDIT_SECONDS", default_value_t = 0)]
     audit_seconds: u32,
 
     /// Largest number of pods to repair per minute
@@ -106,11 +94,7 @@ struct Args {
     net_dir: String,
 
     /// File name of the plugin's kubeconfig in the CNI net dir
-    #[arg(
-        long,
-        env = "KUBECONFIG_FILE_NAME",
-        default_value = "ZZZ-linkerd-cni-kubeconfig"
-    )]
+    #[arg(long, env = "KUBECONFIG_FILE_NAME", default_value = "ZZZ-linkerd-cni-kubeconfig")]
     kubeconfig_name: String,
 }
 
@@ -132,16 +116,9 @@ fn run(args: Args) -> anyhow::Result<()> {
     repair::run(Settings {
         source: source(
             args.kubeconfig,
-            Overrides {
-                context: args.context,
-                cluster: args.cluster,
-                user: args.user,
-            },
+            Overrides { context: args.context, cluster: args.cluster, user: args.user },
         )?,
-        impersonate: Impersonate {
-            user: args.impersonate,
-            groups: args.impersonate_groups,
-        },
+        impersonate: Impersonate { user: args.impersonate, groups: args.impersonate_groups },
         node: args.node_name,
         pod_name: args.controller_pod_name,
         response_timeout: args.kube_api_response_headers_timeout,

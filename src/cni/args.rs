@@ -49,10 +49,7 @@ pub fn pod(args: &str) -> Result<Option<PodRef>, Error> {
             return Err(invalid(format!("{key}={value:?} is not a Kubernetes name")));
         }
     }
-    Ok(Some(PodRef {
-        namespace: namespace.to_owned(),
-        name: name.to_owned(),
-    }))
+    Ok(Some(PodRef { namespace: namespace.to_owned(), name: name.to_owned() }))
 }
 
 fn invalid(problem: String) -> Error {
@@ -63,9 +60,9 @@ fn parse_boolean(text: &str) -> Result<bool, Error> {
     match text.to_ascii_lowercase().as_str() {
         "1" | "true" => Ok(true),
         "0" | "false" => Ok(false),
-        _ => Err(invalid(format!(
-            "{IGNORE_UNKNOWN}={text:?} is not a boolean: 1, true, 0 or false"
-        ))),
+        _ => {
+            Err(invalid(format!("{IGNORE_UNKNOWN}={text:?} is not a boolean: 1, true, 0 or false")))
+        }
     }
 }
 
@@ -73,9 +70,7 @@ fn parse_boolean(text: &str) -> Result<bool, Error> {
 fn is_name(text: &str) -> bool {
     text.len() <= 253
         && !text.starts_with('.')
-        && text
-            .bytes()
-            .all(|byte| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'.')
+        && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'.')
 }
 
 #[cfg(test)]
@@ -83,10 +78,7 @@ mod tests {
     use super::*;
 
     fn named(namespace: &str, name: &str) -> Option<PodRef> {
-        Some(PodRef {
-            namespace: namespace.into(),
-            name: name.into(),
-        })
+        Some(PodRef { namespace: namespace.into(), name: name.into() })
     }
 
     #[test]

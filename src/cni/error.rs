@@ -50,11 +50,7 @@ pub struct Error {
 
 impl Error {
     pub fn new(code: u32, msg: impl Into<String>) -> Self {
-        Error {
-            code,
-            msg: msg.into(),
-            details: String::new(),
-        }
+        Error { code, msg: msg.into(), details: String::new() }
     }
 
     /// Sets the remedy.
@@ -72,10 +68,7 @@ impl Error {
             #[serde(flatten)]
             error: &'a Error,
         }
-        let object = Object {
-            cni_version,
-            error: self,
-        };
+        let object = Object { cni_version, error: self };
         // Serializing strings and a number cannot fail; the types require a fallback.
         serde_json::to_string_pretty(&object)
             .unwrap_or_else(|_| format!("{{\"code\":{},\"msg\":\"\"}}", self.code))

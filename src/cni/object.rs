@@ -17,11 +17,7 @@ pub struct Object(pub Vec<(String, Box<RawValue>)>);
 impl Object {
     /// Returns the value of `key`. The last of duplicate keys wins, as in Go's decoder.
     pub fn get(&self, key: &str) -> Option<&RawValue> {
-        self.0
-            .iter()
-            .rev()
-            .find(|(name, _)| name == key)
-            .map(|(_, value)| &**value)
+        self.0.iter().rev().find(|(name, _)| name == key).map(|(_, value)| &**value)
     }
 
     /// Returns the value of `key` unless it is `null`, which means that the key is not set.

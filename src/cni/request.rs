@@ -76,10 +76,7 @@ pub struct Refusal {
 
 impl From<Error> for Refusal {
     fn from(error: Error) -> Self {
-        Refusal {
-            cni_version: version::CURRENT.to_owned(),
-            error,
-        }
+        Refusal { cni_version: version::CURRENT.to_owned(), error }
     }
 }
 
@@ -108,10 +105,7 @@ pub fn read(
 
     let config = read_config(stdin)?;
     let command = command.ok_or_else(|| {
-        Error::new(
-            code::INVALID_ENVIRONMENT,
-            format!("unknown CNI_COMMAND: {command_name}"),
-        )
+        Error::new(code::INVALID_ENVIRONMENT, format!("unknown CNI_COMMAND: {command_name}"))
     })?;
     let cni_version = cni_version(&config)?;
     let allowed = match command {
@@ -164,9 +158,7 @@ fn check_environment(
 /// Whether `text` is valid as container ID and network name, by the rule in `pkg/utils`.
 fn is_identifier(text: &str) -> bool {
     let mut bytes = text.bytes();
-    bytes
-        .next()
-        .is_some_and(|byte| byte.is_ascii_alphanumeric())
+    bytes.next().is_some_and(|byte| byte.is_ascii_alphanumeric())
         && bytes.all(|byte| byte.is_ascii_alphanumeric() || b"_.-".contains(&byte))
 }
 
@@ -174,11 +166,7 @@ fn check_container_id(id: &str) -> Result<(), Error> {
     if is_identifier(id) {
         return Ok(());
     }
-    Err(Error::new(
-        code::INVALID_ENVIRONMENT,
-        "invalid characters in containerID",
-    )
-    .with_details(id))
+    Err(Error::new(code::INVALID_ENVIRONMENT, "invalid characters in containerID").with_details(id))
 }
 
 fn check_interface_name(name: &str) -> Result<(), Error> {
@@ -199,15 +187,9 @@ fn check_interface_name(name: &str) -> Result<(), Error> {
 
 fn read_config(stdin: &mut dyn Read) -> Result<Object, Error> {
     let mut bytes = Vec::new();
-    stdin
-        .take(STDIN_LIMIT + 1)
-        .read_to_end(&mut bytes)
-        .map_err(|error| {
-            Error::new(
-                code::IO_FAILURE,
-                format!("error reading from stdin: {error}"),
-            )
-        })?;
+    stdin.take(STDIN_LIMIT + 1).read_to_end(&mut bytes).map_err(|error| {
+        Error::new(code::IO_FAILURE, format!("error reading from stdin: {error}"))
+    })?;
     if bytes.len() as u64 > STDIN_LIMIT {
         return Err(Error::new(
             code::IO_FAILURE,
@@ -215,10 +197,7 @@ fn read_config(stdin: &mut dyn Read) -> Result<Object, Error> {
         ));
     }
     let undecodable = |error: serde_json::Error| {
-        Error::new(
-            code::DECODING_FAILURE,
-            format!("error unmarshall network config: {error}"),
-        )
+        Error::new(code::DECODING_FAILURE, format!("error unmarshall network config: {error}"))
     };
     // Go's decoder reads null as an empty object.
     let config: Option<Object> = serde_json::from_slice(&bytes).map_err(undecodable)?;
@@ -231,11 +210,8 @@ fn read_config(stdin: &mut dyn Read) -> Result<Object, Error> {
         return Err(Error::new(code::INVALID_CONFIG, "missing network name"));
     }
     if !is_identifier(&name) {
-        return Err(Error::new(
-            code::INVALID_CONFIG,
-            "invalid characters found in network name",
-        )
-        .with_details(name));
+        return Err(Error::new(code::INVALID_CONFIG, "invalid characters found in network name")
+            .with_details(name));
     }
     Ok(config)
 }
@@ -250,9 +226,5 @@ fn cni_version(config: &Object) -> Result<String, Error> {
         })?,
         None => String::new(),
     };
-    Ok(if version.is_empty() {
-        "0.1.0".to_owned()
-    } else {
-        version
-    })
+    Ok(if version.is_empty() { "0.1.0".to_owned() } else { version })
 }

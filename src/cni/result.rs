@@ -49,10 +49,7 @@ fn unparsable(error: serde_json::Error) -> Error {
 }
 
 fn undecodable(problem: &str) -> Error {
-    Error::new(
-        code::DECODING_FAILURE,
-        format!("could not parse prevResult: {problem}"),
-    )
+    Error::new(code::DECODING_FAILURE, format!("could not parse prevResult: {problem}"))
 }
 
 #[cfg(test)]

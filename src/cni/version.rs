@@ -3,9 +3,7 @@
 use super::error::{Error, code};
 
 /// Versions that this plugin supports, the same as upstream's.
-pub const SUPPORTED: [&str; 7] = [
-    "0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0",
-];
+pub const SUPPORTED: [&str; 7] = ["0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"];
 
 /// Newest check_supported version. VERSION always responds with it, as `pkg/skel` does.
 pub const CURRENT: &str = "1.1.0";
@@ -37,12 +35,8 @@ pub fn check_supported(version: &str) -> Result<(), Error> {
     if SUPPORTED.contains(&version) {
         return Ok(());
     }
-    Err(
-        Error::new(code::INCOMPATIBLE_VERSION, "incompatible CNI versions").with_details(format!(
-            "config is {version:?}, plugin supports {}",
-            supported_as_text()
-        )),
-    )
+    Err(Error::new(code::INCOMPATIBLE_VERSION, "incompatible CNI versions")
+        .with_details(format!("config is {version:?}, plugin supports {}", supported_as_text())))
 }
 
 /// Checks the version of CHECK, GC and STATUS: it must be supported and not older than
@@ -89,10 +83,7 @@ fn parse(version: &str) -> Option<[i64; 3]> {
 }
 
 fn supported_as_text() -> String {
-    format!(
-        "[{}]",
-        SUPPORTED.map(|version| format!("\"{version}\"")).join(" ")
-    )
+    format!("[{}]", SUPPORTED.map(|version| format!("\"{version}\"")).join(" "))
 }
 
 #[cfg(test)]
@@ -110,10 +101,7 @@ mod tests {
             ("1", Some((1, "config version does not allow STATUS"))),
             ("1.1", Some((1, "incompatible CNI versions"))),
             ("-1.0.0", Some((1, "config version does not allow STATUS"))),
-            (
-                "4294967296.0.0",
-                Some((1, "plugin version does not allow STATUS")),
-            ),
+            ("4294967296.0.0", Some((1, "plugin version does not allow STATUS"))),
             (
                 "garbage",
                 Some((
@@ -127,10 +115,7 @@ mod tests {
             let got = got.as_ref().map(|error| (error.code, error.msg.as_str()));
             assert_eq!(got, wanted, "{version}");
         }
-        assert_eq!(
-            allows("0.4.1", "0.4.0", "CHECK").unwrap_err().msg,
-            "incompatible CNI versions"
-        );
+        assert_eq!(allows("0.4.1", "0.4.0", "CHECK").unwrap_err().msg, "incompatible CNI versions");
     }
 
     #[test]

@@ -25,17 +25,11 @@ pub fn families(ipv6: Ipv6, previous_has_ipv6: bool) -> &'static [Family] {
                 || fs::read_to_string(IF_INET6).is_ok_and(|text| has_global_address(&text))
         }
     };
-    if both {
-        &[Family::Ipv4, Family::Ipv6]
-    } else {
-        &[Family::Ipv4]
-    }
+    if both { &[Family::Ipv4, Family::Ipv6] } else { &[Family::Ipv4] }
 }
 
 fn has_global_address(addresses: &str) -> bool {
-    addresses
-        .lines()
-        .any(|line| line.split_whitespace().nth(3) == Some(GLOBAL_SCOPE))
+    addresses.lines().any(|line| line.split_whitespace().nth(3) == Some(GLOBAL_SCOPE))
 }
 
 /// Whether `prevResult` has an IPv6 address, in the format of any CNI version.
@@ -59,18 +53,9 @@ mod tests {
     fn an_ipv6_address_is_found_in_a_result_of_any_version() {
         let cases = [
             ("{}", false),
-            (
-                r#"{"prevResult":{"ips":[{"address":"10.0.0.1/8"}]}}"#,
-                false,
-            ),
-            (
-                r#"{"prevResult":{"ips":[{"address":"10.0.0.1/8"},{"address":"fd00::1/64"}]}}"#,
-                true,
-            ),
-            (
-                r#"{"prevResult":{"ip4":{"ip":"10.0.0.1/8"},"ip6":{"ip":"fd00::1/64"}}}"#,
-                true,
-            ),
+            (r#"{"prevResult":{"ips":[{"address":"10.0.0.1/8"}]}}"#, false),
+            (r#"{"prevResult":{"ips":[{"address":"10.0.0.1/8"},{"address":"fd00::1/64"}]}}"#, true),
+            (r#"{"prevResult":{"ip4":{"ip":"10.0.0.1/8"},"ip6":{"ip":"fd00::1/64"}}}"#, true),
             (r#"{"prevResult":{"ips":{}}}"#, false),
         ];
         for (config, wanted) in cases {

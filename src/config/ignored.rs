@@ -116,19 +116,9 @@ mod tests {
 
     #[test]
     fn ten_elements_are_quoted_and_the_others_counted() {
-        let cut = cut(vec![
-            list(0, &["x"; 8]),
-            list(1, &["y"; 8]),
-            list(7, &["z"; 8]),
-        ]);
-        let counts: Vec<_> = cut
-            .iter()
-            .map(|list| (list.elements.len(), list.more))
-            .collect();
+        let cut = cut(vec![list(0, &["x"; 8]), list(1, &["y"; 8]), list(7, &["z"; 8])]);
+        let counts: Vec<_> = cut.iter().map(|list| (list.elements.len(), list.more)).collect();
         assert_eq!(counts, [(8, 0), (2, 6), (0, 8)]);
-        assert_eq!(
-            cut[2].to_string(),
-            "ignored in inbound-ports-to-ignore: 8 more"
-        );
+        assert_eq!(cut[2].to_string(), "ignored in inbound-ports-to-ignore: 8 more");
     }
 }

@@ -48,10 +48,7 @@ pub(super) struct PortListReader {
 
 impl PortListReader {
     pub fn new(strict: bool) -> Self {
-        PortListReader {
-            strict,
-            ignored: Vec::new(),
-        }
+        PortListReader { strict, ignored: Vec::new() }
     }
 
     /// Returns the ranges of all `lists` in order, followed by `more`. Fails if all elements
@@ -81,10 +78,8 @@ impl PortListReader {
         all.extend(more);
         match last_invalid {
             Some((list, error)) if all.is_empty() => {
-                let problem = format!(
-                    "{error}; no usable element is left; {} is wanted",
-                    ports::GRAMMAR
-                );
+                let problem =
+                    format!("{error}; no usable element is left; {} is wanted", ports::GRAMMAR);
                 Err(list.error(&problem))
             }
             _ => Ok(all),
@@ -115,10 +110,6 @@ impl PortListReader {
     }
 
     fn ignore(&mut self, source: &'static str, elements: Vec<String>) {
-        self.ignored.push(Ignored {
-            source,
-            elements,
-            more: 0,
-        });
+        self.ignored.push(Ignored { source, elements, more: 0 });
     }
 }

@@ -33,15 +33,8 @@ impl<'a> Section<'a> {
     /// The object `name` of the configuration. It is parsed as [`Value`], which keeps the last
     /// of duplicate keys as Go's decoder does.
     pub fn of(name: &str, config: &Object, problem: &'a mut Option<Error>) -> Self {
-        let mut section = Section {
-            path: String::new(),
-            members: Map::new(),
-            problem,
-        };
-        match config
-            .given(name)
-            .map(|raw| serde_json::from_str(raw.get()))
-        {
+        let mut section = Section { path: String::new(), members: Map::new(), problem };
+        match config.given(name).map(|raw| serde_json::from_str(raw.get())) {
             None => {}
             Some(Ok(Value::Object(members))) => section.members = members,
             Some(Ok(other)) => {
@@ -71,13 +64,11 @@ impl<'a> Section<'a> {
     }
 
     pub fn number(&mut self, key: &str) -> i64 {
-        self.read(key, "a whole number", Value::as_i64)
-            .unwrap_or_default()
+        self.read(key, "a whole number", Value::as_i64).unwrap_or_default()
     }
 
     pub fn strings(&mut self, key: &str) -> Vec<String> {
-        self.read(key, "a list of texts", |value| list(value, string))
-            .unwrap_or_default()
+        self.read(key, "a list of texts", |value| list(value, string)).unwrap_or_default()
     }
 
     /// Reads a list of ports. Upstream requires numbers in `ports-to-redirect` and strings in
@@ -90,8 +81,7 @@ impl<'a> Section<'a> {
             other => string(other),
         };
         let wanted = "a list of ports, such as [\"25\", \"8000-8010\"]";
-        self.read(key, wanted, |value| list(value, port))
-            .unwrap_or_default()
+        self.read(key, wanted, |value| list(value, port)).unwrap_or_default()
     }
 
     fn report(&mut self, key: &str, problem: &str) {

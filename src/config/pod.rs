@@ -62,11 +62,7 @@ pub fn facts(
         uid: found.metadata.uid,
         annotations,
         proxy,
-        api_ports: if is_control_plane {
-            api_ports(lookup.api_service())
-        } else {
-            Vec::new()
-        },
+        api_ports: if is_control_plane { api_ports(lookup.api_service()) } else { Vec::new() },
     }))
 }
 
@@ -154,11 +150,7 @@ fn both_ports(port: &ServicePort) -> Vec<PortRange> {
         .as_ref()
         .and_then(serde_json::Value::as_u64)
         .and_then(|target| u16::try_from(target).ok());
-    [Some(port.port), target]
-        .into_iter()
-        .flatten()
-        .map(PortRange::from)
-        .collect()
+    [Some(port.port), target].into_iter().flatten().map(PortRange::from).collect()
 }
 
 #[cfg(test)]
@@ -173,10 +165,7 @@ mod tests {
     fn only_the_names_of_containers_decide_whether_a_pod_is_meshed() {
         let cases = [
             (r#"{"containers":[{"name":"app"}]}"#, false),
-            (
-                r#"{"containers":[{"name":"app"},{"name":"linkerd-proxy"}]}"#,
-                true,
-            ),
+            (r#"{"containers":[{"name":"app"},{"name":"linkerd-proxy"}]}"#, true),
             (
                 r#"{"containers":[{"name":"app"}],"initContainers":[{"name":"linkerd-proxy"}]}"#,
                 true,
@@ -185,10 +174,7 @@ mod tests {
                 r#"{"containers":[{"name":"linkerd-proxy"}],"initContainers":[{"name":"linkerd-init"}]}"#,
                 false,
             ),
-            (
-                r#"{"containers":[{"name":"linkerd-init"},{"name":"linkerd-proxy"}]}"#,
-                true,
-            ),
+            (r#"{"containers":[{"name":"linkerd-init"},{"name":"linkerd-proxy"}]}"#, true),
             (r#"{"containers":[]}"#, false),
         ];
         for (spec, wanted) in cases {
@@ -228,13 +214,8 @@ mod tests {
             r#"{"metadata":{},"spec":{"ports":[{"port":443,"targetPort":6443},{"port":80,"targetPort":"web"}]}}"#,
         )
         .unwrap();
-        let ports: Vec<u16> = service
-            .spec
-            .ports
-            .iter()
-            .flat_map(both_ports)
-            .map(|range| range.first)
-            .collect();
+        let ports: Vec<u16> =
+            service.spec.ports.iter().flat_map(both_ports).map(|range| range.first).collect();
         assert_eq!(ports, [443, 6443, 80]);
     }
 }

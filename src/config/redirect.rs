@@ -46,10 +46,7 @@ impl Config {
             skip_outbound,
             skip_subnets: self.skipped_subnets(annotations)?,
         };
-        Ok(Resolved {
-            redirect,
-            ignored: reader.ignored,
-        })
+        Ok(Resolved { redirect, ignored: reader.ignored })
     }
 
     /// [`Config::resolve`] without the ignored elements.
@@ -84,10 +81,7 @@ impl Config {
         let configured = PortList::Entry(INBOUND_KEY, &self.defaults.inbound_ports_to_ignore);
         let annotated = pod.annotations.get(key);
         let annotated = annotated.map(|text| PortList::Annotation(key, text));
-        let lists: Vec<_> = [Some(configured), annotated]
-            .into_iter()
-            .flatten()
-            .collect();
+        let lists: Vec<_> = [Some(configured), annotated].into_iter().flatten().collect();
         let mut ports = reader.ranges(&lists, &[])?;
         for (explicit, key) in [
             (pod.proxy.admin_port, annotation::ADMIN_PORT),
@@ -184,10 +178,7 @@ fn subnets<'a>(texts: impl Iterator<Item = &'a str>) -> Result<Vec<Subnet>, Stri
         .map(str::trim)
         .filter(|text| !text.is_empty())
         .map(|text| match subnet(text) {
-            Some(net) => Ok(Subnet {
-                net: net.trunc(),
-                text: text.to_owned(),
-            }),
+            Some(net) => Ok(Subnet { net: net.trunc(), text: text.to_owned() }),
             None => Err(format!(
                 "{} is not a subnet: CIDR such as 10.0.0.0/8 or fd00::/8 is wanted",
                 quote(text)

@@ -33,10 +33,7 @@ fn annotations(pairs: Pairs<'_>) -> Annotations {
 }
 
 fn redirect(config: &Config, pairs: Pairs<'_>) -> Result<Redirect, Error> {
-    config.redirect(&PodFacts {
-        annotations: annotations(pairs),
-        ..PodFacts::default()
-    })
+    config.redirect(&PodFacts { annotations: annotations(pairs), ..PodFacts::default() })
 }
 
 #[test]
@@ -44,30 +41,14 @@ fn annotated_outbound_ports_replace_and_inbound_ports_add_to_the_plugin_entry() 
     let config = defaults(r#","outbound-ports-to-ignore":["443"]"#);
     let cases: [(Pairs<'_>, &str, &str); 4] = [
         (&[], "4191,4190", "443"),
-        (
-            &[("skip-outbound-ports", "25,3306")],
-            "4191,4190",
-            "25,3306",
-        ),
-        (
-            &[("skip-inbound-ports", "80,100-200")],
-            "4191,4190,80,100:200",
-            "443",
-        ),
-        (
-            &[("skip-inbound-ports", "4190,4190,80")],
-            "4191,4190,80",
-            "443",
-        ),
+        (&[("skip-outbound-ports", "25,3306")], "4191,4190", "25,3306"),
+        (&[("skip-inbound-ports", "80,100-200")], "4191,4190,80,100:200", "443"),
+        (&[("skip-inbound-ports", "4190,4190,80")], "4191,4190,80", "443"),
     ];
     for (pairs, inbound, outbound) in cases {
         let redirect = redirect(&config, pairs).unwrap();
         assert_eq!(ports::joined(&redirect.skip_inbound), inbound, "{pairs:?}");
-        assert_eq!(
-            ports::joined(&redirect.skip_outbound),
-            outbound,
-            "{pairs:?}"
-        );
+        assert_eq!(ports::joined(&redirect.skip_outbound), outbound, "{pairs:?}");
     }
 }
 
@@ -85,11 +66,8 @@ fn the_api_servers_ports_follow_the_annotated_outbound_ports() {
 #[test]
 fn subnets_of_both_families_keep_their_original_text() {
     let config = defaults(r#","subnets-to-ignore":["172.16.0.0/12"]"#);
-    let redirect = redirect(
-        &config,
-        &[("skip-subnets", "10.0.0.0/8, 192.168.1.7/24 ,fd00::/8,")],
-    )
-    .unwrap();
+    let redirect =
+        redirect(&config, &[("skip-subnets", "10.0.0.0/8, 192.168.1.7/24 ,fd00::/8,")]).unwrap();
     let subnets: Vec<_> = redirect
         .skip_subnets
         .iter()
@@ -97,11 +75,7 @@ fn subnets_of_both_families_keep_their_original_text() {
         .collect();
     assert_eq!(
         subnets,
-        [
-            "10.0.0.0/8 as 10.0.0.0/8",
-            "192.168.1.0/24 as 192.168.1.7/24",
-            "fd00::/8 as fd00::/8",
-        ]
+        ["10.0.0.0/8 as 10.0.0.0/8", "192.168.1.0/24 as 192.168.1.7/24", "fd00::/8 as fd00::/8",]
     );
 }
 
@@ -111,25 +85,13 @@ fn the_proxys_uid_and_gid_come_from_the_annotation_or_the_plugin_entry() {
         ("", &[], (Some(2102), None)),
         (r#","proxy-gid":2103"#, &[], (Some(2102), Some(2103))),
         (r#","proxy-gid":-1"#, &[], (Some(2102), None)),
-        (
-            "",
-            &[("proxy-uid", "1234"), ("proxy-gid", "5678")],
-            (Some(1234), Some(5678)),
-        ),
+        ("", &[("proxy-uid", "1234"), ("proxy-gid", "5678")], (Some(1234), Some(5678))),
         ("", &[("proxy-uid", " 1234 ")], (Some(1234), None)),
-        (
-            "",
-            &[("proxy-uid", "0"), ("proxy-gid", "2102")],
-            (None, Some(2102)),
-        ),
+        ("", &[("proxy-uid", "0"), ("proxy-gid", "2102")], (None, Some(2102))),
     ];
     for (more, pairs, wanted) in cases {
         let redirect = redirect(&defaults(more), pairs).unwrap();
-        assert_eq!(
-            (redirect.proxy_uid, redirect.proxy_gid),
-            wanted,
-            "{more} {pairs:?}"
-        );
+        assert_eq!((redirect.proxy_uid, redirect.proxy_gid), wanted, "{more} {pairs:?}");
     }
 }
 
@@ -146,31 +108,11 @@ fn an_error_names_the_annotation_its_invalid_value_and_the_grammar() {
             "010.0.0.0/8",
             "\"010.0.0.0/8\" is not a subnet: CIDR such as 10.0.0.0/8 or fd00::/8 is wanted",
         ),
-        (
-            "proxy-uid",
-            "abc",
-            "a whole number up to 4294967294 is wanted",
-        ),
-        (
-            "proxy-uid",
-            "4294967295",
-            "a whole number up to 4294967294 is wanted",
-        ),
-        (
-            "proxy-gid",
-            "4294967296",
-            "a whole number up to 4294967294 is wanted",
-        ),
-        (
-            "proxy-gid",
-            "1.5",
-            "a whole number up to 4294967294 is wanted",
-        ),
-        (
-            "proxy-uid",
-            "0",
-            "the UID that the proxy runs with is wanted",
-        ),
+        ("proxy-uid", "abc", "a whole number up to 4294967294 is wanted"),
+        ("proxy-uid", "4294967295", "a whole number up to 4294967294 is wanted"),
+        ("proxy-gid", "4294967296", "a whole number up to 4294967294 is wanted"),
+        ("proxy-gid", "1.5", "a whole number up to 4294967294 is wanted"),
+        ("proxy-uid", "0", "the UID that the proxy runs with is wanted"),
     ];
     for (key, value, problem) in cases {
         let error = redirect(&defaults(""), &[(key, value)]).unwrap_err();
@@ -182,16 +124,9 @@ fn an_error_names_the_annotation_its_invalid_value_and_the_grammar() {
 
 #[test]
 fn a_proxy_that_would_be_redirected_to_itself_is_rejected() {
-    for (more, pairs) in [
-        ("", vec![("proxy-uid", "0")]),
-        ("", vec![("proxy-uid", "-5")]),
-    ] {
+    for (more, pairs) in [("", vec![("proxy-uid", "0")]), ("", vec![("proxy-uid", "-5")])] {
         let error = redirect(&defaults(more), &pairs).unwrap_err();
-        assert!(
-            error.msg.contains("redirected to the proxy"),
-            "{}",
-            error.msg
-        );
+        assert!(error.msg.contains("redirected to the proxy"), "{}", error.msg);
     }
     let empty = config("{}").unwrap();
     assert!(redirect(&empty, &[]).is_err());
@@ -231,30 +166,15 @@ fn ports_that_no_proxy_can_listen_on_are_rejected() {
 #[test]
 fn members_of_the_wrong_type_are_rejected_with_key_value_and_grammar() {
     let cases = [
-        (
-            r#"{"proxy-uid":"2102"}"#,
-            "\"linkerd\": \"proxy-uid\": \"2102\" is not a whole number",
-        ),
-        (
-            r#"{"proxy-gid":1.5}"#,
-            "\"linkerd\": \"proxy-gid\": 1.5 is not a whole number",
-        ),
+        (r#"{"proxy-uid":"2102"}"#, "\"linkerd\": \"proxy-uid\": \"2102\" is not a whole number"),
+        (r#"{"proxy-gid":1.5}"#, "\"linkerd\": \"proxy-gid\": 1.5 is not a whole number"),
         (
             r#"{"inbound-ports-to-ignore":"80"}"#,
             "\"inbound-ports-to-ignore\": \"80\" is not a list of ports, such as [\"25\", \"8000-8010\"]",
         ),
-        (
-            r#"{"subnets-to-ignore":[8]}"#,
-            "\"subnets-to-ignore\": [8] is not a list of texts",
-        ),
-        (
-            r#"{"simulate":"no"}"#,
-            "\"simulate\": \"no\" is not true or false",
-        ),
-        (
-            r#"{"ipv6":1}"#,
-            "\"ipv6\": 1 is not one of true, false and \"auto\"",
-        ),
+        (r#"{"subnets-to-ignore":[8]}"#, "\"subnets-to-ignore\": [8] is not a list of texts"),
+        (r#"{"simulate":"no"}"#, "\"simulate\": \"no\" is not true or false"),
+        (r#"{"ipv6":1}"#, "\"ipv6\": 1 is not one of true, false and \"auto\""),
         (
             r#"{"iptables-mode":"bogus"}"#,
             "\"iptables-mode\": \"bogus\" is not one of auto, native, nft, legacy and plain",
@@ -279,11 +199,7 @@ fn an_invalid_member_fails_the_redirect_and_leaves_other_members_valid() {
     assert_eq!(config.ipv6, Ipv6::Auto);
     assert_eq!(config.api_budget, DEFAULT_API_BUDGET);
     let error = redirect(&config, &[("proxy-uid", "2102")]).unwrap_err();
-    assert!(
-        error.msg.ends_with("\"log_level\": 1 is not a text"),
-        "{}",
-        error.msg
-    );
+    assert!(error.msg.ends_with("\"log_level\": 1 is not a text"), "{}", error.msg);
 }
 
 #[test]
@@ -322,10 +238,7 @@ fn the_proxy_container_wins_over_annotations_and_those_over_the_plugin_entry() {
     };
     let redirect = defaults("").redirect(&facts).unwrap();
     assert_eq!((redirect.proxy_uid, redirect.proxy_gid), (Some(777), None));
-    assert_eq!(
-        (redirect.inbound_port, redirect.outbound_port),
-        (1143, 1140)
-    );
+    assert_eq!((redirect.inbound_port, redirect.outbound_port), (1143, 1140));
     assert_eq!(ports::joined(&redirect.skip_inbound), "4191,4190,1191,1190");
 }
 
@@ -343,18 +256,9 @@ fn keys_that_upstream_lacks_are_read_and_their_invalid_values_named() {
     assert_eq!(config.agent_daemonset, "mesh-cni");
     assert_eq!(config.api_budget, Duration::from_secs(3));
     let cases = [
-        (
-            r#"{"ipv6":"maybe"}"#,
-            "\"ipv6\": \"maybe\" is not one of true, false and \"auto\"",
-        ),
-        (
-            r#"{"pod-detection":"x"}"#,
-            "\"pod-detection\": \"x\" is not one of annotations and api",
-        ),
-        (
-            r#"{"api-retry-seconds":0}"#,
-            "\"api-retry-seconds\": 0 is not from 1 to 60",
-        ),
+        (r#"{"ipv6":"maybe"}"#, "\"ipv6\": \"maybe\" is not one of true, false and \"auto\""),
+        (r#"{"pod-detection":"x"}"#, "\"pod-detection\": \"x\" is not one of annotations and api"),
+        (r#"{"api-retry-seconds":0}"#, "\"api-retry-seconds\": 0 is not from 1 to 60"),
     ];
     for (linkerd, problem) in cases {
         let error = self::config(linkerd).unwrap_err();

@@ -26,9 +26,8 @@ pub struct PluginEntry<'a> {
 /// Finds the plugin entry in a conflist or a standalone config.
 pub fn plugin_entry(text: &str) -> Option<PluginEntry<'_>> {
     let (config, plugins) = plugins(text)?;
-    let position = plugins
-        .iter()
-        .position(|plugin| plugin_type(plugin).as_deref() == Some(PLUGIN))?;
+    let position =
+        plugins.iter().position(|plugin| plugin_type(plugin).as_deref() == Some(PLUGIN))?;
     Some(PluginEntry {
         text: plugins[position],
         name: config.string("name"),
@@ -131,10 +130,7 @@ mod tests {
             (r#"{"plugins": [{"type": "bridge"}, 1]}"#, &["bridge"]),
             (r#"{"plugins": {"type": "linkerd-cni"}}"#, &[]),
             // Runtimes read `plugins` and ignore the type beside it.
-            (
-                r#"{"type": "linkerd-cni", "plugins": [{"type": "a"}]}"#,
-                &["a"],
-            ),
+            (r#"{"type": "linkerd-cni", "plugins": [{"type": "a"}]}"#, &["a"]),
         ] {
             assert_eq!(plugin_entry(text), None, "{text}");
             assert_eq!(plugin_types(text), types, "{text}");
@@ -146,24 +142,12 @@ mod tests {
         for (text, expected) in [
             (r#"{"type":"linkerd-cni"}"#, true),
             (r#"{"Type":"linkerd\u002dcni"}"#, true),
-            (
-                r#"{"plugins":[{"type":"calico"},{"type":"linkerd-cni"}]}"#,
-                true,
-            ),
-            (
-                r#"{"type":"multus","delegates":[{"plugins":[{"type":"linkerd-cni"}]}]}"#,
-                true,
-            ),
-            (
-                r#"{"plugins":[{"type":"calico"},{"type":"linkerd-cni"#,
-                true,
-            ),
+            (r#"{"plugins":[{"type":"calico"},{"type":"linkerd-cni"}]}"#, true),
+            (r#"{"type":"multus","delegates":[{"plugins":[{"type":"linkerd-cni"}]}]}"#, true),
+            (r#"{"plugins":[{"type":"calico"},{"type":"linkerd-cni"#, true),
             (r#"{"plugins":[{"type":"cal"#, false),
             ("", false),
-            (
-                r#"{"name":"linkerd-cni","plugins":[{"type":"calico"}]}"#,
-                false,
-            ),
+            (r#"{"name":"linkerd-cni","plugins":[{"type":"calico"}]}"#, false),
             (r#"{"users":[{"name":"linkerd-cni"}]}"#, false),
         ] {
             assert_eq!(may_call_plugin(text), expected, "{text}");

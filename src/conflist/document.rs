@@ -88,12 +88,8 @@ impl<'a> Conflist<'a> {
         if self.plugins.is_empty() {
             return Err(Error::EmptyPlugins);
         }
-        let typed = |plugin: &Plugin| {
-            plugin
-                .plugin_type
-                .as_deref()
-                .is_some_and(|name| !name.is_empty())
-        };
+        let typed =
+            |plugin: &Plugin| plugin.plugin_type.as_deref().is_some_and(|name| !name.is_empty());
         if !self.plugins.iter().all(typed) {
             return Err(Error::NoType);
         }
@@ -108,10 +104,7 @@ impl<'a> Conflist<'a> {
     /// Returns whether `entry` is the only plugin entry and the last plugin. Both are compared as
     /// JSON values: a conflist that another program reformatted needs no rewrite.
     pub fn carries(&self, entry: &Entry) -> bool {
-        let entries = self
-            .plugins
-            .iter()
-            .filter(|plugin| plugin.is_plugin_entry());
+        let entries = self.plugins.iter().filter(|plugin| plugin.is_plugin_entry());
         let Some(last) = self.plugins.last() else {
             return false;
         };
@@ -132,9 +125,9 @@ impl<'a> Conflist<'a> {
         let separator = self.separator();
         // In a conflist with one plugin a line, `entry` gets the indentation of the first plugin.
         let lines = match separator.rfind('\n') {
-            Some(newline) => entry
-                .text()
-                .replace('\n', &format!("\n{}", &separator[newline + 1..])),
+            Some(newline) => {
+                entry.text().replace('\n', &format!("\n{}", &separator[newline + 1..]))
+            }
             None => entry.text().to_owned(),
         };
         text.insert_str(end, &format!(",{separator}{lines}"));

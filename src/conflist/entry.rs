@@ -60,11 +60,7 @@ impl Entry {
     /// `name`. Multus finds the network config by its name.
     pub fn as_conf(&self) -> String {
         let template = Object::parse(&self.text).ok();
-        let lacks = |key: &str| {
-            template
-                .as_ref()
-                .is_none_or(|object| object.get(key).is_none())
-        };
+        let lacks = |key: &str| template.as_ref().is_none_or(|object| object.get(key).is_none());
         let mut added = String::new();
         for (key, value) in [("cniVersion", VERSION), ("name", PLUGIN)] {
             if lacks(key) {
@@ -95,11 +91,7 @@ fn add_setting(text: &str, key: &str, value: &str) -> Option<String> {
     }
     let inside = settings.strip_prefix('{')?.strip_suffix('}')?;
     let members = inside.trim_end();
-    let member = format!(
-        "{}: {}",
-        serde_json::Value::from(key),
-        serde_json::Value::from(value)
-    );
+    let member = format!("{}: {}", serde_json::Value::from(key), serde_json::Value::from(value));
     let member = match members.trim_start() {
         "" => member,
         first => format!(",{}{member}", members.strip_suffix(first)?),

@@ -35,9 +35,6 @@ pub(super) fn syntax(text: &str, error: &serde_json::Error) -> Error {
     } else if error.is_data() {
         Error::NotObject
     } else {
-        Error::Syntax {
-            line: error.line(),
-            column: error.column(),
-        }
+        Error::Syntax { line: error.line(), column: error.column() }
     }
 }

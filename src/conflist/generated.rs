@@ -40,9 +40,7 @@ impl Random {
     fn value(&mut self, depth: usize) -> String {
         let kinds = if depth == 0 { 7 } else { 9 };
         match self.below(kinds) {
-            0 => self
-                .of(&["1e3", "-0.0", "12345678901234567890", "1.50"])
-                .into(),
+            0 => self.of(&["1e3", "-0.0", "12345678901234567890", "1.50"]).into(),
             1 => self.of(&["true", "false", "null"]).into(),
             2 => r#""\u003c\/\"]}""#.into(),
             3 => "\"é{[,🙂\"".into(),

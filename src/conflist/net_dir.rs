@@ -60,16 +60,8 @@ pub fn scan(dir: &Path, kubeconfig: &str) -> Result<Vec<ConfigFile>, files::Erro
         match content(&dir.join(&name)) {
             // Removed since the directory was listed. The watch reports that as a change.
             Ok(None) => {}
-            Ok(Some(content)) => found.push(ConfigFile {
-                name,
-                kind,
-                content: Ok(content),
-            }),
-            Err(reason) => found.push(ConfigFile {
-                name,
-                kind,
-                content: Err(reason),
-            }),
+            Ok(Some(content)) => found.push(ConfigFile { name, kind, content: Ok(content) }),
+            Err(reason) => found.push(ConfigFile { name, kind, content: Err(reason) }),
         }
     }
     Ok(found)

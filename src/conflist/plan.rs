@@ -83,11 +83,9 @@ fn only(name: &str, foreign: &[&ConfigFile], entry: &Entry, saved: &SavedState) 
             alternatives(foreign)
         )),
         Some(file) if has_entry(file, entry) => None,
-        Some(file) => Some(format!(
-            "{} does not carry our entry{}",
-            file.name,
-            plan.skip_reason(&file.name)
-        )),
+        Some(file) => {
+            Some(format!("{} does not carry our entry{}", file.name, plan.skip_reason(&file.name)))
+        }
     };
     plan.doubt = first(foreign)
         .filter(|loaded| {
@@ -151,10 +149,8 @@ fn step(
         return convert::convert(foreign, file, text, entry, saved).map(Some);
     }
     let list = Conflist::parse(text).map_err(|error| error.to_string())?;
-    Ok((!list.carries(entry)).then(|| Step::Patch {
-        name: file.name.clone(),
-        text: list.with(entry),
-    }))
+    Ok((!list.carries(entry))
+        .then(|| Step::Patch { name: file.name.clone(), text: list.with(entry) }))
 }
 
 /// Returns whether `file` is a conflist with the current `entry`.

@@ -65,11 +65,7 @@ pub enum OriginalContent {
 impl Origin {
     /// Returns mode and owner of the original file.
     pub fn access(&self) -> Access {
-        Access {
-            mode: self.mode,
-            uid: self.uid,
-            gid: self.gid,
-        }
+        Access { mode: self.mode, uid: self.uid, gid: self.gid }
     }
 }
 
@@ -78,10 +74,7 @@ impl SavedState {
     /// just missing, the reason is returned too.
     pub fn load(dir: &Path) -> (SavedState, Option<String>) {
         let path = dir.join(NAME);
-        let empty = |unread| SavedState {
-            unread,
-            ..SavedState::default()
-        };
+        let empty = |unread| SavedState { unread, ..SavedState::default() };
         let bytes = match files::read(&path) {
             Ok((bytes, _)) => bytes,
             Err(error) if error.is_missing() => return (empty(false), None),

@@ -35,9 +35,7 @@ pub fn wrap(conf: &str) -> Result<String, Error> {
         None => String::new(),
     };
     let plugin = conf.trim();
-    Ok(format!(
-        "{{\n{version}  \"name\": {name},\n  \"plugins\": [\n    {plugin}\n  ]\n}}\n"
-    ))
+    Ok(format!("{{\n{version}  \"name\": {name},\n  \"plugins\": [\n    {plugin}\n  ]\n}}\n"))
 }
 
 /// Checks that a runtime would load the single plugin of a `.conf` or `.json`.

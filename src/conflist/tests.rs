@@ -35,9 +35,7 @@ fn corpus() -> Vec<(String, String)> {
 fn types(text: &str) -> Vec<String> {
     let value: Value = serde_json::from_str(text).unwrap();
     let plugins = value["plugins"].as_array().unwrap().iter();
-    plugins
-        .map(|plugin| plugin["type"].as_str().unwrap_or("none").to_owned())
-        .collect()
+    plugins.map(|plugin| plugin["type"].as_str().unwrap_or("none").to_owned()).collect()
 }
 
 #[test]
@@ -62,11 +60,7 @@ fn unchaining_restores_real_conflists_byte_for_byte() {
 fn chaining_twice_changes_nothing() {
     for (name, original) in corpus() {
         let once = Conflist::parse(&original).unwrap().with(&entry());
-        assert_eq!(
-            Conflist::parse(&once).unwrap().with(&entry()),
-            once,
-            "{name}"
-        );
+        assert_eq!(Conflist::parse(&once).unwrap().with(&entry()), once, "{name}");
     }
 }
 
@@ -85,26 +79,11 @@ fn in_a_conflist_with_one_plugin_a_line_the_entry_gets_its_own_lines() {
 fn older_plugin_entries_are_removed_at_any_position() {
     const ENTRY: &str = r#"{"type":"linkerd-cni","old":1}"#;
     for (name, plugins) in [
-        (
-            "first",
-            format!(r#"[{ENTRY},{{"type":"a"}},{{"type":"b"}}]"#),
-        ),
-        (
-            "middle",
-            format!(r#"[{{"type":"a"}},{ENTRY},{{"type":"b"}}]"#),
-        ),
-        (
-            "last",
-            format!(r#"[{{"type":"a"}},{{"type":"b"}},{ENTRY}]"#),
-        ),
-        (
-            "twice",
-            format!(r#"[{ENTRY},{{"type":"a"}},{ENTRY},{{"type":"b"}}]"#),
-        ),
-        (
-            "many",
-            format!(r#"[{ENTRY},{ENTRY},{{"type":"a"}},{{"type":"b"}},{ENTRY},{ENTRY}]"#),
-        ),
+        ("first", format!(r#"[{ENTRY},{{"type":"a"}},{{"type":"b"}}]"#)),
+        ("middle", format!(r#"[{{"type":"a"}},{ENTRY},{{"type":"b"}}]"#)),
+        ("last", format!(r#"[{{"type":"a"}},{{"type":"b"}},{ENTRY}]"#)),
+        ("twice", format!(r#"[{ENTRY},{{"type":"a"}},{ENTRY},{{"type":"b"}}]"#)),
+        ("many", format!(r#"[{ENTRY},{ENTRY},{{"type":"a"}},{{"type":"b"}},{ENTRY},{ENTRY}]"#)),
     ] {
         let text = format!(r#"{{"name":"n","plugins":{plugins}}}"#);
         let list = Conflist::parse(&text).unwrap();
@@ -157,18 +136,11 @@ fn text_that_is_not_a_conflist_is_rejected_with_the_reason() {
 fn a_conflist_that_a_runtime_rejects_is_not_loadable() {
     for (text, expected) in [
         (r#"{"plugins":[{"type":"a"}]}"#, Err(Error::NoName)),
-        (
-            r#"{"name":"","plugins":[{"type":"a"}]}"#,
-            Err(Error::NoName),
-        ),
+        (r#"{"name":"","plugins":[{"type":"a"}]}"#, Err(Error::NoName)),
         (r#"{"name":"n","plugins":[{"foo":1}]}"#, Err(Error::NoType)),
         (r#"{"name":"n","plugins":[{"type":"a"}]}"#, Ok(())),
     ] {
-        assert_eq!(
-            Conflist::parse(text).unwrap().loadable(),
-            expected,
-            "{text}"
-        );
+        assert_eq!(Conflist::parse(text).unwrap().loadable(), expected, "{text}");
     }
 }
 

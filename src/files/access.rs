@@ -14,20 +14,12 @@ pub struct Access {
 impl Access {
     /// Returns the access of an existing file.
     pub fn of(metadata: &Metadata) -> Access {
-        Access {
-            mode: metadata.mode() & 0o7777,
-            uid: metadata.uid(),
-            gid: metadata.gid(),
-        }
+        Access { mode: metadata.mode() & 0o7777, uid: metadata.uid(), gid: metadata.gid() }
     }
 
     /// Returns the access of a file with the permission bits `mode` and the user and group of this
     /// process.
     pub fn own(mode: u32) -> Access {
-        Access {
-            mode,
-            uid: nix::unistd::geteuid().as_raw(),
-            gid: nix::unistd::getegid().as_raw(),
-        }
+        Access { mode, uid: nix::unistd::geteuid().as_raw(), gid: nix::unistd::getegid().as_raw() }
     }
 }

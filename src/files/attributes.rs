@@ -15,10 +15,7 @@ pub fn copy(from: &Path, to: &Path) {
         return;
     };
     let names = names.get(..length).unwrap_or_default();
-    for name in names
-        .split(|byte| *byte == 0)
-        .filter(|name| !name.is_empty())
-    {
+    for name in names.split(|byte| *byte == 0).filter(|name| !name.is_empty()) {
         let mut value = vec![0; LIMIT];
         let Ok(length) = lgetxattr(from, name, &mut value) else {
             continue;

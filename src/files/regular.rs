@@ -10,10 +10,7 @@ use nix::fcntl::OFlag;
 /// Opens `path` for reading; `None` if it is not a regular file. Does not block, even if `path` is a
 /// FIFO.
 pub fn open(path: &Path) -> io::Result<Option<(File, Metadata)>> {
-    let file = OpenOptions::new()
-        .read(true)
-        .custom_flags(OFlag::O_NONBLOCK.bits())
-        .open(path)?;
+    let file = OpenOptions::new().read(true).custom_flags(OFlag::O_NONBLOCK.bits()).open(path)?;
     let metadata = file.metadata()?;
     Ok(metadata.is_file().then_some((file, metadata)))
 }

@@ -21,9 +21,7 @@ pub fn is_temporary(name: &str) -> bool {
 /// Syncs the directory of `path`, so that a rename or removal there survives a power failure.
 pub(super) fn sync_dir(path: &Path) -> Result<(), Error> {
     let dir = path.parent().unwrap_or(path);
-    File::open(dir)
-        .and_then(|dir| dir.sync_all())
-        .map_err(failed("sync", dir))
+    File::open(dir).and_then(|dir| dir.sync_all()).map_err(failed("sync", dir))
 }
 
 /// Returns an unused name for a temporary file in the directory of `path`. The time is part of the
@@ -33,10 +31,9 @@ pub(super) fn sync_dir(path: &Path) -> Result<(), Error> {
 /// Fails if `path` has no directory.
 pub(super) fn temporary_path(path: &Path) -> Result<PathBuf, Error> {
     static COUNT: AtomicU32 = AtomicU32::new(0);
-    let dir = path.parent().ok_or_else(|| Error::Unfit {
-        path: path.to_owned(),
-        what: "has no directory",
-    })?;
+    let dir = path
+        .parent()
+        .ok_or_else(|| Error::Unfit { path: path.to_owned(), what: "has no directory" })?;
     let count = COUNT.fetch_add(1, Ordering::Relaxed);
     let pid = std::process::id();
     let nanos = SystemTime::now()
@@ -55,10 +52,7 @@ pub(super) struct Temporary {
 impl Temporary {
     /// Reserves a name in the directory of `path`. Creates no file.
     pub(super) fn beside(path: &Path) -> Result<Temporary, Error> {
-        Ok(Temporary {
-            path: temporary_path(path)?,
-            target: path.to_owned(),
-        })
+        Ok(Temporary { path: temporary_path(path)?, target: path.to_owned() })
     }
 
     /// Creates the file, writes `content` to it, sets `access` and syncs it to disk.

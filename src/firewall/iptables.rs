@@ -17,12 +17,8 @@ use programs::Programs;
 const RESTORE_DEADLINE: Duration = Duration::from_secs(8);
 
 /// All chains, each at the index of its discriminant.
-const CHAINS: [Chain; 4] = [
-    Chain::Prerouting,
-    Chain::Output,
-    Chain::ProxyInitRedirect,
-    Chain::ProxyInitOutput,
-];
+const CHAINS: [Chain; 4] =
+    [Chain::Prerouting, Chain::Output, Chain::ProxyInitRedirect, Chain::ProxyInitOutput];
 
 /// Variant of the host's iptables programs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -121,10 +117,8 @@ fn rules_of(lines: &[String], chain: Chain) -> Vec<Vec<String>> {
 /// Returns the words of a rule, sorted and unquoted. Versions of iptables differ in the order of
 /// conditions and in quotes.
 fn words(line: &str) -> Vec<String> {
-    let mut words: Vec<String> = line
-        .split_whitespace()
-        .map(|word| word.trim_matches('"').to_owned())
-        .collect();
+    let mut words: Vec<String> =
+        line.split_whitespace().map(|word| word.trim_matches('"').to_owned()).collect();
     words.sort_unstable();
     words
 }
@@ -134,10 +128,7 @@ fn is_jump(line: &str) -> bool {
     let is_in_builtin = [Chain::Prerouting, Chain::Output]
         .iter()
         .any(|chain| line.starts_with(&format!("-A {} ", chain.name())));
-    is_in_builtin
-        && Chain::OURS
-            .iter()
-            .any(|chain| line.ends_with(&format!("-j {}", chain.name())))
+    is_in_builtin && Chain::OURS.iter().any(|chain| line.ends_with(&format!("-j {}", chain.name())))
 }
 
 /// Lists table `nat` as lines of `iptables -S`.
@@ -149,12 +140,10 @@ fn list(programs: &Programs) -> Result<Vec<String>, Error> {
         has_wait: true,
         is_numeric: false,
     };
-    let lines = iptables
-        .list_table(rules::TABLE)
-        .map_err(|error| Error::List {
-            program: programs.command.clone(),
-            message: error.to_string(),
-        })?;
+    let lines = iptables.list_table(rules::TABLE).map_err(|error| Error::List {
+        program: programs.command.clone(),
+        message: error.to_string(),
+    })?;
     // The crate returns an empty list when the program fails. A real list has chain policies.
     if lines.iter().any(|line| line.starts_with("-P ")) {
         return Ok(lines);

@@ -16,12 +16,8 @@ use crate::rules::{self, Chain, Family, Redirect, nft};
 use message::{kind, protocol_family};
 
 /// All chains, in the order in which they are created.
-const CHAINS: [Chain; 4] = [
-    Chain::ProxyInitRedirect,
-    Chain::ProxyInitOutput,
-    Chain::Prerouting,
-    Chain::Output,
-];
+const CHAINS: [Chain; 4] =
+    [Chain::ProxyInitRedirect, Chain::ProxyInitOutput, Chain::Prerouting, Chain::Output];
 
 /// Replaces the rules in the plugin's table of each family with those of `redirect`.
 ///
@@ -45,12 +41,7 @@ fn transaction(redirect: &Redirect, families: &[Family], fresh: bool) -> Vec<Mes
     let mut messages = Vec::new();
     for &family in families {
         let mut push = |kind, flags, attributes| {
-            messages.push(Message {
-                kind,
-                family: protocol_family(family),
-                flags,
-                attributes,
-            });
+            messages.push(Message { kind, family: protocol_family(family), flags, attributes });
         };
         if !fresh {
             // Deleting a missing table fails, so create it first.
@@ -85,8 +76,7 @@ impl ListedRule {
         self.comment.starts_with(&message::userdata(comment))
             || self.expressions.iter().any(|expression| {
                 let text = message::match_comment(expression).unwrap_or_default();
-                text.strip_prefix(comment.as_bytes())
-                    .is_some_and(|rest| rest.first() == Some(&0))
+                text.strip_prefix(comment.as_bytes()).is_some_and(|rest| rest.first() == Some(&0))
             })
     }
 }
@@ -134,9 +124,7 @@ pub fn missing_from_iptables(
     for &family in families {
         let mut found = [Vec::new(), Vec::new(), Vec::new(), Vec::new()];
         list(family, rules::TABLE, &mut found).map_err(|source| Error::Native { source })?;
-        has_rules |= Chain::OURS
-            .iter()
-            .any(|&chain| !found[chain as usize].is_empty());
+        has_rules |= Chain::OURS.iter().any(|&chain| !found[chain as usize].is_empty());
         let mut from = [0; CHAINS.len()];
         for rule in rules::rules(redirect, family) {
             let from = &mut from[rule.chain as usize];
@@ -236,11 +224,7 @@ fn is_rule(found: &ListedRule, comment: &str, expressions: &[nft::Expression]) -
     let wanted = parse(&run);
     found.comment == message::userdata(comment)
         && found.expressions.len() == wanted.len()
-        && found
-            .expressions
-            .iter()
-            .zip(wanted)
-            .all(|(found, (_, wanted))| contains(found, wanted))
+        && found.expressions.iter().zip(wanted).all(|(found, (_, wanted))| contains(found, wanted))
 }
 
 /// Returns whether `found` has all attributes of `wanted`. It may have more, as the kernel lists

@@ -20,9 +20,7 @@ impl Backoff {
     pub fn next_delay(&mut self) -> Duration {
         let doublings = self.failures.min(16);
         self.failures = doublings + 1;
-        let whole = FIRST_DELAY
-            .saturating_mul(1 << doublings)
-            .min(LONGEST_DELAY);
+        let whole = FIRST_DELAY.saturating_mul(1 << doublings).min(LONGEST_DELAY);
         whole - jitter(whole / 2)
     }
 

@@ -10,11 +10,7 @@ use super::{Client, Deadlines, Impersonate};
 #[derive(Clone, Debug)]
 pub enum Source {
     /// The address and the ServiceAccount credential that Kubernetes gives each pod.
-    InCluster {
-        host: String,
-        port: String,
-        dir: PathBuf,
-    },
+    InCluster { host: String, port: String, dir: PathBuf },
     /// The plugin's kubeconfig, with its context [`kubeconfig::CONTEXT`].
     Kubeconfig(PathBuf),
     /// Any kubeconfig, with selected context, cluster and user.
@@ -53,10 +49,7 @@ impl Connection {
 
     /// Makes all clients impersonate a user and groups.
     pub fn impersonating(self, impersonate: Impersonate) -> Self {
-        Connection {
-            impersonate,
-            ..self
-        }
+        Connection { impersonate, ..self }
     }
 
     /// Returns the client for the next request. Reads the source each time, which costs less

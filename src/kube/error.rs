@@ -71,10 +71,9 @@ impl Error {
     pub fn is_unreadable(&self) -> bool {
         match self {
             Error::Decode { .. } => true,
-            Error::Transport { source, .. } => matches!(
-                source,
-                ureq::Error::Protocol(_) | ureq::Error::BodyExceedsLimit(_)
-            ),
+            Error::Transport { source, .. } => {
+                matches!(source, ureq::Error::Protocol(_) | ureq::Error::BodyExceedsLimit(_))
+            }
             _ => false,
         }
     }
@@ -83,10 +82,7 @@ impl Error {
     pub fn is_unsendable(&self) -> bool {
         matches!(
             self,
-            Error::Transport {
-                source: ureq::Error::Http(_) | ureq::Error::BadUri(_),
-                ..
-            }
+            Error::Transport { source: ureq::Error::Http(_) | ureq::Error::BadUri(_), .. }
         )
     }
 
@@ -97,12 +93,6 @@ impl Error {
 
     /// Whether the request exceeded one of the [`Deadlines`](super::Deadlines).
     pub fn is_timeout(&self) -> bool {
-        matches!(
-            self,
-            Error::Transport {
-                source: ureq::Error::Timeout(_),
-                ..
-            }
-        )
+        matches!(self, Error::Transport { source: ureq::Error::Timeout(_), .. })
     }
 }

@@ -73,10 +73,7 @@ fn event(
     message: &Message,
     now: SystemTime,
 ) -> Value {
-    let nanos = now
-        .duration_since(UNIX_EPOCH)
-        .unwrap_or_default()
-        .as_nanos();
+    let nanos = now.duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos();
     let suffix = format!(".{nanos:x}");
     let prefix = shorten(regarding.name, NAME_LIMIT - suffix.len()).trim_end_matches(['-', '.']);
     let mut object = json!({
@@ -127,19 +124,11 @@ mod tests {
     use super::*;
 
     fn reporter(instance: &str) -> Reporter {
-        Reporter {
-            controller: "linkerd-cni-repair-controller",
-            instance: instance.into(),
-        }
+        Reporter { controller: "linkerd-cni-repair-controller", instance: instance.into() }
     }
 
     fn pod(name: &str) -> Regarding<'_> {
-        Regarding {
-            kind: "Pod",
-            namespace: "emojivoto",
-            name,
-            uid: "u-1",
-        }
+        Regarding { kind: "Pod", namespace: "emojivoto", name, uid: "u-1" }
     }
 
     fn message(note: &str) -> Message {
@@ -196,12 +185,7 @@ mod tests {
 
     #[test]
     fn an_event_on_a_node_is_in_the_default_namespace() {
-        let node = Regarding {
-            kind: "Node",
-            namespace: "",
-            name: "node-1",
-            uid: "node-1",
-        };
+        let node = Regarding { kind: "Node", namespace: "", name: "node-1", uid: "node-1" };
         let event = event(&reporter("x"), node, &message("y"), SystemTime::now());
         assert_eq!(event["metadata"]["namespace"], "default");
         assert!(event["regarding"].get("namespace").is_none());

@@ -38,11 +38,7 @@ pub enum Error {
     #[error("kubeconfig {}: {what} does not exist", path.display())]
     Missing { path: PathBuf, what: String },
     #[error("kubeconfig {}: {field}: {message}", path.display())]
-    Field {
-        path: PathBuf,
-        field: &'static str,
-        message: String,
-    },
+    Field { path: PathBuf, field: &'static str, message: String },
 }
 
 /// Address of an API server and the credential for it.
@@ -114,10 +110,7 @@ pub fn in_cluster(host: &str, port: &str, dir: &Path) -> Result<Access, Error> {
 }
 
 fn read_file(path: &Path) -> Result<Vec<u8>, Error> {
-    content(path).map_err(|source| Error::Read {
-        path: path.to_owned(),
-        source,
-    })
+    content(path).map_err(|source| Error::Read { path: path.to_owned(), source })
 }
 
 /// Reads a regular file. Fails on any other, such as a FIFO, without blocking.

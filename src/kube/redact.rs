@@ -11,9 +11,7 @@ const TOKEN_PLACEHOLDER: &str = "[token]";
 /// Decodes a JSON object. Rejects a JSON list, from which serde would fill the fields in order.
 pub fn object<T: DeserializeOwned>(bytes: &[u8]) -> serde_json::Result<T> {
     if bytes.trim_ascii_start().starts_with(b"[") {
-        return Err(serde_json::Error::custom(
-            "a list came instead of an object",
-        ));
+        return Err(serde_json::Error::custom("a list came instead of an object"));
     }
     serde_json::from_slice(bytes)
 }
@@ -54,30 +52,21 @@ mod tests {
                 r#"{"env":[{"name":"A","value":1234}]}"#,
                 "invalid type: integer, expected a string at line 1 column 32",
             ),
-            (
-                r#"{"env":{}}"#,
-                "invalid type: map, expected a sequence at line 1 column 7",
-            ),
+            (r#"{"env":{}}"#, "invalid type: map, expected a sequence at line 1 column 7"),
         ];
         for (text, wanted) in cases {
             let error = object::<Container>(text.as_bytes()).unwrap_err();
             assert_eq!(problem(&error), wanted, "{text}");
         }
         let missing = object::<Pod>(b"{}").unwrap_err();
-        assert_eq!(
-            problem(&missing),
-            "missing field `metadata` at line 1 column 2"
-        );
+        assert_eq!(problem(&missing), "missing field `metadata` at line 1 column 2");
     }
 
     #[test]
     fn a_message_is_one_short_line_without_the_token() {
         let text = format!("a\nauthorization: Bearer s3cret\x1b{}", "x".repeat(9999));
         let shown = message(&text, Some("s3cret"));
-        assert!(
-            shown.starts_with("a authorization: Bearer [token] x"),
-            "{shown}"
-        );
+        assert!(shown.starts_with("a authorization: Bearer [token] x"), "{shown}");
         assert_eq!(shown.chars().count(), MESSAGE_LIMIT);
         assert_eq!(message(" no ", None), "no");
     }

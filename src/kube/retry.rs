@@ -23,21 +23,14 @@ impl Error {
     pub fn retry(&self) -> Retry {
         match self {
             Error::Status { code: 401, .. } => Retry::NewCredential,
-            Error::Status {
-                code: 429 | 500..=599,
-                retry_after,
-                ..
-            } => retry_after.map_or(Retry::Soon, Retry::After),
-            Error::Transport {
-                source: ureq::Error::BodyExceedsLimit(_),
-                ..
-            } => Retry::Never,
+            Error::Status { code: 429 | 500..=599, retry_after, .. } => {
+                retry_after.map_or(Retry::Soon, Retry::After)
+            }
+            Error::Transport { source: ureq::Error::BodyExceedsLimit(_), .. } => Retry::Never,
             Error::Transport { .. } if !self.is_certificate() && !self.is_unsendable() => {
                 Retry::Soon
             }
-            Error::Decode {
-                is_truncated: true, ..
-            } => Retry::Soon,
+            Error::Decode { is_truncated: true, .. } => Retry::Soon,
             _ => Retry::Never,
         }
     }
@@ -95,19 +88,12 @@ mod tests {
 
     #[test]
     fn an_invalid_certificate_is_not_retried_and_a_reset_is() {
-        let transport = |source| Error::Transport {
-            method: Method::GET,
-            url: "u".into(),
-            source,
-        };
+        let transport = |source| Error::Transport { method: Method::GET, url: "u".into(), source };
         let wrong = || rustls::Error::InvalidCertificate(rustls::CertificateError::UnknownIssuer);
         let wrapped = std::io::Error::new(std::io::ErrorKind::InvalidData, wrong());
         let reset = std::io::Error::from(std::io::ErrorKind::ConnectionReset);
         assert_eq!(transport(ureq::Error::Io(wrapped)).retry(), Retry::Never);
-        assert_eq!(
-            transport(ureq::Error::Rustls(wrong())).retry(),
-            Retry::Never
-        );
+        assert_eq!(transport(ureq::Error::Rustls(wrong())).retry(), Retry::Never);
         assert_eq!(transport(ureq::Error::Io(reset)).retry(), Retry::Soon);
     }
 }

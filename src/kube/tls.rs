@@ -40,10 +40,7 @@ impl Tls {
         if access.insecure || !access.server.starts_with("https://") {
             return Ok(None);
         }
-        let invalid = |source| Error::BadCertificate {
-            server: access.server.clone(),
-            source,
-        };
+        let invalid = |source| Error::BadCertificate { server: access.server.clone(), source };
         let mut roots = Vec::new();
         for item in parse_pem(&access.ca) {
             if let PemItem::Certificate(certificate) = item.map_err(invalid)? {
@@ -51,9 +48,7 @@ impl Tls {
             }
         }
         if roots.is_empty() {
-            return Err(Error::NoCertificates {
-                server: access.server.clone(),
-            });
+            return Err(Error::NoCertificates { server: access.server.clone() });
         }
         Tls::new(roots).map(Some).map_err(invalid)
     }
@@ -72,9 +67,7 @@ impl Tls {
             .dangerous()
             .with_custom_certificate_verifier(Arc::new(Verifier { webpki, roots }))
             .with_no_client_auth();
-        Ok(Tls {
-            config: Arc::new(config),
-        })
+        Ok(Tls { config: Arc::new(config) })
     }
 }
 

@@ -85,10 +85,7 @@ impl LineWriter {
             Ok(FileType::CharacterDevice) => reopen(fd).map_or(FdType::Other, FdType::Device),
             _ => FdType::Other,
         };
-        LineWriter {
-            fd_type,
-            torn: false,
-        }
+        LineWriter { fd_type, torn: false }
     }
 
     /// Writes `line`. Returns whether all of it was written.

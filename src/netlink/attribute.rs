@@ -63,10 +63,7 @@ pub fn parse(mut bytes: &[u8]) -> Vec<(u16, &[u8])> {
 
 /// Returns the value of the first attribute of type `kind`.
 pub fn find<'a>(attributes: &[(u16, &'a [u8])], kind: u16) -> Option<&'a [u8]> {
-    attributes
-        .iter()
-        .find(|(found, _)| *found == kind)
-        .map(|(_, value)| *value)
+    attributes.iter().find(|(found, _)| *found == kind).map(|(_, value)| *value)
 }
 
 /// Rounds `length` up to the alignment of netlink, four bytes.
@@ -81,10 +78,7 @@ mod tests {
     #[test]
     fn encoded_attributes_are_decoded_unchanged() {
         let inner = Attributes::default().number(1, 7);
-        let run = Attributes::default()
-            .text(1, "nat")
-            .nested(2, inner.clone())
-            .bytes(3, &[9]);
+        let run = Attributes::default().text(1, "nat").nested(2, inner.clone()).bytes(3, &[9]);
         let parsed = parse(&run.0);
         let wanted: [(u16, &[u8]); 3] = [(1, b"nat\0"), (2, &inner.0), (3, &[9])];
         assert_eq!(parsed, wanted);
@@ -93,13 +87,7 @@ mod tests {
 
     #[test]
     fn decoding_stops_at_invalid_bytes() {
-        for bytes in [
-            &[][..],
-            &[1],
-            &[0, 0, 1, 0],
-            &[3, 0, 1, 0],
-            &[200, 0, 1, 0, 1],
-        ] {
+        for bytes in [&[][..], &[1], &[0, 0, 1, 0], &[3, 0, 1, 0], &[200, 0, 1, 0, 1]] {
             assert_eq!(parse(bytes), [], "{bytes:?}");
         }
     }

@@ -62,23 +62,11 @@ pub fn transact(messages: &[Message]) -> Result<(), Errno> {
         let flags = REQUEST | message.flags | if last { ACK } else { 0 };
         let kind = SUBSYSTEM << 8 | message.kind;
         let sequence = index as u32 + 1;
-        append(
-            &mut batch,
-            kind,
-            flags,
-            sequence,
-            message.family,
-            0,
-            &message.attributes,
-        );
+        append(&mut batch, kind, flags, sequence, message.family, 0, &message.attributes);
     }
     append(&mut batch, BATCH_END, REQUEST, 0, 0, SUBSYSTEM, &none);
     // The batch must fit the send buffer. The size limit of a pod's annotations bounds the batch.
-    setsockopt(
-        &socket,
-        sockopt::SndBufForce,
-        &(batch.len() * 2).max(1 << 18),
-    )?;
+    setsockopt(&socket, sockopt::SndBufForce, &(batch.len() * 2).max(1 << 18))?;
     send(socket.as_raw_fd(), &batch, MsgFlags::empty())?;
     let mut result = None;
     while result.is_none() {
@@ -126,11 +114,7 @@ fn open() -> Result<OwnedFd, Errno> {
         SockProtocol::NetlinkNetFilter,
     )?;
     bind(socket.as_raw_fd(), &NetlinkAddr::new(0, 0))?;
-    setsockopt(
-        &socket,
-        sockopt::ReceiveTimeout,
-        &TimeVal::new(RESPONSE_SECONDS, 0),
-    )?;
+    setsockopt(&socket, sockopt::ReceiveTimeout, &TimeVal::new(RESPONSE_SECONDS, 0))?;
     Ok(socket)
 }
 

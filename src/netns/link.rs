@@ -52,16 +52,10 @@ mod ifla {
 pub fn pair(name: &str, other: impl AsFd) -> Result<(), Errno> {
     let other = other.as_fd().as_raw_fd();
     let mut peer = Attributes(interface(0, 0).to_vec());
-    peer = peer
-        .text(ifla::IFNAME, name)
-        .bytes(ifla::NET_NS_FD, &other.to_ne_bytes());
+    peer = peer.text(ifla::IFNAME, name).bytes(ifla::NET_NS_FD, &other.to_ne_bytes());
     let data = Attributes::default().nested(ifla::VETH_PEER, peer);
-    let info = Attributes::default()
-        .text(ifla::INFO_KIND, "veth")
-        .nested(ifla::INFO_DATA, data);
-    let attributes = Attributes::default()
-        .text(ifla::IFNAME, name)
-        .nested(ifla::LINKINFO, info);
+    let info = Attributes::default().text(ifla::INFO_KIND, "veth").nested(ifla::INFO_DATA, data);
+    let attributes = Attributes::default().text(ifla::IFNAME, name).nested(ifla::LINKINFO, info);
     request(NEW_LINK, NEW, &interface(0, 0), &attributes)
 }
 
@@ -79,9 +73,8 @@ pub fn address(name: &str, address: IpAddr, prefix: u8) -> Result<(), Errno> {
     };
     let mut header = vec![family as u8, prefix, flags, 0];
     header.extend_from_slice(&if_nametoindex(name)?.to_ne_bytes());
-    let attributes = Attributes::default()
-        .bytes(libc::IFA_LOCAL, &bytes)
-        .bytes(libc::IFA_ADDRESS, &bytes);
+    let attributes =
+        Attributes::default().bytes(libc::IFA_LOCAL, &bytes).bytes(libc::IFA_ADDRESS, &bytes);
     request(NEW_ADDRESS, NEW, &header, &attributes)
 }
 

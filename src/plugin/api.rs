@@ -39,10 +39,7 @@ pub fn run_within<T: Send + 'static>(
         let _ = sender.send(work());
     });
     if let Err(error) = started {
-        return Err(Error::new(
-            code::INTERNAL,
-            format!("cannot start a thread: {error}"),
-        ));
+        return Err(Error::new(code::INTERNAL, format!("cannot start a thread: {error}")));
     }
     match receiver.recv_timeout(budget) {
         Ok(result) => result,
@@ -157,14 +154,10 @@ impl<'a> Api<'a> {
                 code::API_REFUSED,
                 "the API server refuses the token in the kubeconfig or its rights; the agent (DaemonSet linkerd-cni) renews it, see whether it is ready on this node",
             ),
-            Some(404) => (
-                code::POD_NOT_FOUND,
-                "the pod is gone, or the kubeconfig is of another cluster",
-            ),
-            Some(_) => (
-                code::API_ANSWER,
-                "the API server has a problem; the runtime tries again",
-            ),
+            Some(404) => {
+                (code::POD_NOT_FOUND, "the pod is gone, or the kubeconfig is of another cluster")
+            }
+            Some(_) => (code::API_ANSWER, "the API server has a problem; the runtime tries again"),
             None if error.is_unreadable() => (code::API_ANSWER, NO_API_SERVER),
             None if error.is_unsendable() => (code::KUBECONFIG, KUBECONFIG_REMEDY),
             None if error.is_certificate() => (code::API_UNREACHABLE, CERTIFICATE_REMEDY),
@@ -204,11 +197,7 @@ fn read_access(config: &Config) -> Result<Access, Error> {
 /// Prepares a client. Its deadlines leave time for a second request if the server does not
 /// respond to the first.
 fn new_client(access: &Access, budget: Duration) -> Result<Client, Error> {
-    let deadlines = Deadlines {
-        connect: budget / 3,
-        response: budget / 2,
-        body: budget / 2,
-    };
+    let deadlines = Deadlines { connect: budget / 3, response: budget / 2, body: budget / 2 };
     Client::new(access, "linkerd-cni", deadlines)
         .map_err(|error| kubeconfig_error(&error.to_string()))
 }

@@ -38,10 +38,8 @@ pub fn skip_reason(
 /// Whether the pod belongs to the agent's DaemonSet, by its namespace and name. The suffix of a
 /// DaemonSet's pods has no dash. A pod of the Deployment `linkerd-cni-web` has a longer suffix.
 fn is_agent_pod(pod: &PodRef, config: &Config) -> bool {
-    let suffix = pod
-        .name
-        .strip_prefix(&config.agent_daemonset)
-        .and_then(|rest| rest.strip_prefix('-'));
+    let suffix =
+        pod.name.strip_prefix(&config.agent_daemonset).and_then(|rest| rest.strip_prefix('-'));
     pod.namespace == config.agent_namespace
         && suffix.is_some_and(|suffix| !suffix.is_empty() && !suffix.contains('-'))
 }
@@ -59,9 +57,7 @@ fn is_agent_pod(pod: &PodRef, config: &Config) -> bool {
 /// The agent's pods have these two and no other, in upstream's chart and in this one. Without
 /// `inject: disabled`, `created-by` counts, as charts also set it on pods with a proxy.
 fn may_be_meshed(annotations: &Annotations) -> bool {
-    let is_disabled = annotations
-        .get(INJECT)
-        .is_some_and(|value| value == "disabled");
+    let is_disabled = annotations.get(INJECT).is_some_and(|value| value == "disabled");
     annotations.iter().any(|(key, value)| match key.as_str() {
         INJECT => !is_disabled,
         CREATED_BY => !is_disabled || value.starts_with(INJECTOR),
@@ -98,10 +94,7 @@ mod tests {
     }
 
     fn pod(namespace: &str, name: &str) -> PodRef {
-        PodRef {
-            namespace: namespace.into(),
-            name: name.into(),
-        }
+        PodRef { namespace: namespace.into(), name: name.into() }
     }
 
     #[test]
@@ -113,10 +106,7 @@ mod tests {
             (r#"{"linkerd.io/inject":"disabled"}"#, skipped),
             (r#"{"notlinkerd.io/inject":"enabled"}"#, skipped),
             (r#"{"linkerd.io/inject":"enabled"}"#, None),
-            (
-                r#"{"linkerd.io/inject":"disabled","linkerd.io/proxy-version":"x"}"#,
-                None,
-            ),
+            (r#"{"linkerd.io/inject":"disabled","linkerd.io/proxy-version":"x"}"#, None),
             (
                 r#"{"linkerd.io/inject":"disabled","linkerd.io/created-by":"linkerd/helm v1.7.0"}"#,
                 skipped,
@@ -142,16 +132,10 @@ mod tests {
                 r#"{"linkerd.io/inject":"disabled","linkerd.io/created-by":"linkerd/cli v1","config.linkerd.io/proxy-uid":"1"}"#,
                 None,
             ),
-            (
-                r#"{"linkerd.io/inject":"enabled","linkerd.io/created-by":"linkerd/helm v1"}"#,
-                None,
-            ),
+            (r#"{"linkerd.io/inject":"enabled","linkerd.io/created-by":"linkerd/helm v1"}"#, None),
             (r#"{"linkerd.io/created-by":"linkerd/cli v1"}"#, None),
             (r#"{"linkerd.io/created-by":"linkerd/helm v1"}"#, None),
-            (
-                r#"{"linkerd.io/created-by":"linkerd/proxy-injector edge-1"}"#,
-                None,
-            ),
+            (r#"{"linkerd.io/created-by":"linkerd/proxy-injector edge-1"}"#, None),
             (r#"{"linkerd.io/proxy-version":"x"}"#, None),
             (r#"{"config.linkerd.io/skip-inbound-ports":"1"}"#, None),
             ("null", None),
@@ -181,11 +165,7 @@ mod tests {
         for (linkerd, (namespace, name), wanted) in [
             ("{}", usual, own),
             ("{}", renamed, None),
-            (
-                r#"{"agent-namespace":"mesh","agent-daemonset":"mesh-cni"}"#,
-                renamed,
-                own,
-            ),
+            (r#"{"agent-namespace":"mesh","agent-daemonset":"mesh-cni"}"#, renamed, own),
             (
                 r#"{"agent-namespace":"mesh","agent-daemonset":"mesh-cni"}"#,
                 ("mesh", "linkerd-cni-x7x4z"),
@@ -204,11 +184,7 @@ mod tests {
         );
         let cases = [
             ("kube-system", "any", Some("its namespace is excluded")),
-            (
-                "cni",
-                "linkerd-cni-x7x4z",
-                Some("it is the agent's own pod"),
-            ),
+            ("cni", "linkerd-cni-x7x4z", Some("it is the agent's own pod")),
             ("cni", "web", None),
             ("cni", "linkerd-cni", None),
             ("cni", "linkerd-cni-", None),

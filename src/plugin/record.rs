@@ -124,21 +124,15 @@ mod tests {
             container_id: "c".repeat(64),
             ..Record::default()
         };
-        let list = |source| Ignored {
-            source,
-            elements: vec!["\u{1}".repeat(30_000); 100],
-            more: 0,
-        };
+        let list =
+            |source| Ignored { source, elements: vec!["\u{1}".repeat(30_000); 100], more: 0 };
         record.ignore(SOURCES.into_iter().map(list).collect());
         record.finish(None, Duration::ZERO);
         let bytes = serde_json::to_vec(&record).unwrap();
         assert!(bytes.len() < RECORD_LIMIT, "{}", bytes.len());
         let value: serde_json::Value = serde_json::from_slice(&bytes).unwrap();
         assert_eq!(value["level"], "warn");
-        assert_eq!(
-            value["ignored"][0]["elements"].as_array().unwrap().len(),
-            10
-        );
+        assert_eq!(value["ignored"][0]["elements"].as_array().unwrap().len(), 10);
         assert_eq!(value["ignored"][7]["more"], 100);
     }
 

@@ -24,10 +24,8 @@ pub enum Error {
 
 /// Requests `/ready` from the agent at `address` (`host:port`). Status 200 is `Ok`.
 pub fn ready(address: &str) -> Result<(), Error> {
-    let response = request(address).map_err(|source| Error::Ask {
-        address: address.to_owned(),
-        source,
-    })?;
+    let response =
+        request(address).map_err(|source| Error::Ask { address: address.to_owned(), source })?;
     let (head, body) = response.split_once("\r\n\r\n").unwrap_or((&response, ""));
     if head.starts_with("HTTP/1.1 200 ") {
         return Ok(());
@@ -84,14 +82,8 @@ mod tests {
     fn the_agent_is_ready_only_at_status_200() {
         assert!(ready(&serving("HTTP/1.1 200 OK\r\n\r\nready\n")).is_ok());
         for (response, reason) in [
-            (
-                "HTTP/1.1 500 X\r\n\r\nnot ready: no binary\n",
-                "not ready: no binary",
-            ),
-            (
-                "HTTP/1.1 503 Unavailable\r\n\r\n",
-                "HTTP/1.1 503 Unavailable",
-            ),
+            ("HTTP/1.1 500 X\r\n\r\nnot ready: no binary\n", "not ready: no binary"),
+            ("HTTP/1.1 503 Unavailable\r\n\r\n", "HTTP/1.1 503 Unavailable"),
             ("", "not ready: "),
             ("nonsense 200", "is not ready"),
         ] {

@@ -78,11 +78,7 @@ struct Repair {
 
 impl Repair {
     fn without_inspection(pod: StrandedPod) -> Self {
-        Repair {
-            pod,
-            rules: None,
-            missing_rules: Vec::new(),
-        }
+        Repair { pod, rules: None, missing_rules: Vec::new() }
     }
 }
 
@@ -92,11 +88,7 @@ impl Attempt<'_> {
         if self.is_labelled(pod) {
             return Ok(Outcome::NotNeeded("Pod has its label"));
         }
-        let Repair {
-            pod,
-            rules,
-            missing_rules,
-        } = match self.check(pod)? {
+        let Repair { pod, rules, missing_rules } = match self.check(pod)? {
             Continue(repair) => repair,
             Break(outcome) => return Ok(outcome),
         };
@@ -157,11 +149,9 @@ impl Attempt<'_> {
             Finding::NotApplicable => Break(Outcome::NotNeeded("Pod is none of ours")),
             Finding::Complete => Break(Outcome::NotNeeded("Pod has its rules")),
             Finding::Unreadable => Break(Outcome::CannotRepair(UNREADABLE.into())),
-            Finding::Missing(rules, missing_rules) => Continue(Repair {
-                pod,
-                rules: Some(rules),
-                missing_rules,
-            }),
+            Finding::Missing(rules, missing_rules) => {
+                Continue(Repair { pod, rules: Some(rules), missing_rules })
+            }
         })
     }
 

@@ -46,9 +46,8 @@ impl Health {
     /// Returns `Ok` if the controller is ready at `now`, else the reason.
     pub fn ready(&self, now: Instant) -> Result<(), String> {
         self.with(|state| {
-            let silence = state
-                .last_contact
-                .map(|last_contact| now.saturating_duration_since(last_contact));
+            let silence =
+                state.last_contact.map(|last_contact| now.saturating_duration_since(last_contact));
             let reason = match silence {
                 _ if !state.listed => "the node's pods are not listed yet".to_owned(),
                 Some(silence) if silence > MAX_SILENCE => {

@@ -50,11 +50,7 @@ struct Entry {
 
 impl History {
     pub fn new(key: HistoryKey, hold: Duration) -> Self {
-        History {
-            key,
-            hold,
-            newest: HashMap::new(),
-        }
+        History { key, hold, newest: HashMap::new() }
     }
 
     /// Whether the pod may be repaired at `now`.
@@ -77,8 +73,7 @@ impl History {
     /// Records a repair at `now`, which is `date` by the node's clock.
     pub fn record(&mut self, pod: &StrandedPod, now: Instant, date: SystemTime) {
         let hold = self.hold;
-        self.newest
-            .retain(|_, entry| now.duration_since(entry.at) < hold);
+        self.newest.retain(|_, entry| now.duration_since(entry.at) < hold);
         if self.newest.len() >= MAX_ENTRIES {
             let oldest = self.newest.iter().min_by_key(|(_, entry)| entry.at);
             if let Some(key) = oldest.map(|(key, _)| key.clone()) {
@@ -149,11 +144,7 @@ mod tests {
             ("made before", 59, true),
             ("the replacement", 62, false),
         ] {
-            assert_eq!(
-                history.allows(&pod("web", created), now),
-                expected,
-                "{name}"
-            );
+            assert_eq!(history.allows(&pod("web", created), now), expected, "{name}");
         }
     }
 
@@ -166,11 +157,7 @@ mod tests {
             history.record(&pod(&owner.to_string(), 0), later, UNIX_EPOCH);
         }
         assert_eq!(history.newest.len(), MAX_ENTRIES);
-        assert!(
-            history
-                .newest
-                .contains_key(&(2 * MAX_ENTRIES - 1).to_string())
-        );
+        assert!(history.newest.contains_key(&(2 * MAX_ENTRIES - 1).to_string()));
         history.record(&pod("new", 0), now + 2 * HOLD, UNIX_EPOCH);
         assert_eq!(history.newest.len(), 1);
     }

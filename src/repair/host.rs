@@ -54,9 +54,8 @@ impl Host {
     /// conflist.
     pub fn config(&self) -> Result<Config, Error> {
         let scanned = net_dir::scan(&self.net_dir, &self.kubeconfig)?;
-        let active = plan::loaded(&scanned).ok_or_else(|| Error::NoConflist {
-            dir: self.net_dir.clone(),
-        })?;
+        let active = plan::loaded(&scanned)
+            .ok_or_else(|| Error::NoConflist { dir: self.net_dir.clone() })?;
         let path = self.net_dir.join(&active.name);
         let text = active.content.as_ref().map(|content| &*content.text);
         let entry = conflist::plugin_entry(text.unwrap_or_default());

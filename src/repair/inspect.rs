@@ -89,11 +89,7 @@ impl Inspector {
         Ok(Inspector {
             config: host.config()?,
             sandboxes: Sandboxes::read(host),
-            objects: ReadObjects {
-                read_from,
-                namespaces: BTreeMap::new(),
-                api_service: None,
-            },
+            objects: ReadObjects { read_from, namespaces: BTreeMap::new(), api_service: None },
         })
     }
 
@@ -103,22 +99,14 @@ impl Inspector {
             return Ok(Finding::NotApplicable);
         }
         let netns = self.sandboxes.find(&pod)?;
-        let name = PodRef {
-            namespace: pod.metadata.namespace.clone(),
-            name: pod.metadata.name.clone(),
-        };
-        let mut surroundings = ObjectReader {
-            client,
-            objects: &mut self.objects,
-        };
+        let name =
+            PodRef { namespace: pod.metadata.namespace.clone(), name: pod.metadata.name.clone() };
+        let mut surroundings = ObjectReader { client, objects: &mut self.objects };
         let Some(facts) = facts(pod, &name, &mut surroundings)? else {
             return Ok(Finding::NotApplicable);
         };
-        let rules = PodRules {
-            netns,
-            redirect: self.config.redirect(&facts)?,
-            ipv6: self.config.ipv6,
-        };
+        let rules =
+            PodRules { netns, redirect: self.config.redirect(&facts)?, ipv6: self.config.ipv6 };
         Ok(match rules.survey()? {
             Survey::Right => Finding::Complete,
             Survey::Wrong(missing) => Finding::Missing(rules, missing),
@@ -188,29 +176,19 @@ impl PodRules {
     /// Installs the rules and reads them back. Always with the native backend, whatever
     /// `iptablesMode` says, because this container lacks the host's iptables.
     pub fn restore(&self) -> Result<(), Error> {
-        let PodRules {
-            netns,
-            redirect,
-            ipv6,
-        } = self.clone();
+        let PodRules { netns, redirect, ipv6 } = self.clone();
         let restore = move || firewall::restore(&redirect, families(ipv6, false));
         netns::run(&netns, NETNS_TIMEOUT, restore)??;
         match self.survey()? {
             Survey::Right => Ok(()),
             Survey::Wrong(missing) => Err(Error::StillMissing { missing }),
-            Survey::Unreadable => Err(Error::StillMissing {
-                missing: Vec::new(),
-            }),
+            Survey::Unreadable => Err(Error::StillMissing { missing: Vec::new() }),
         }
     }
 
     /// Reads the rules in the netns.
     fn survey(&self) -> Result<Survey, Error> {
-        let PodRules {
-            netns,
-            redirect,
-            ipv6,
-        } = self.clone();
+        let PodRules { netns, redirect, ipv6 } = self.clone();
         let survey = move || firewall::survey(&redirect, families(ipv6, false));
         Ok(netns::run(&netns, NETNS_TIMEOUT, survey)??)
     }

@@ -35,10 +35,7 @@ pub fn level(filter: &str) -> Result<LevelFilter, String> {
 /// Parses a level given as a name or as a number from 0 (`off`) to 5 (`trace`).
 fn parse_level(level: &str) -> Result<LevelFilter, String> {
     let numbered = ["off", "error", "warn", "info", "debug", "trace"];
-    let number = level
-        .parse()
-        .ok()
-        .and_then(|number: usize| numbered.get(number));
+    let number = level.parse().ok().and_then(|number: usize| numbered.get(number));
     log::level(number.unwrap_or(&level))
 }
 
@@ -53,16 +50,10 @@ mod tests {
             ("DEBUG", LevelFilter::DEBUG),
             ("off", LevelFilter::OFF),
             ("linkerd_cni_repair_controller=info,warn", LevelFilter::INFO),
-            (
-                "warn,linkerd_cni_repair_controller=debug",
-                LevelFilter::DEBUG,
-            ),
+            ("warn,linkerd_cni_repair_controller=debug", LevelFilter::DEBUG),
             ("kube=debug, warn", LevelFilter::WARN),
             ("linkerd=trace,info", LevelFilter::TRACE),
-            (
-                "linkerd_cni_repair_controller[repair]=debug",
-                LevelFilter::DEBUG,
-            ),
+            ("linkerd_cni_repair_controller[repair]=debug", LevelFilter::DEBUG),
             ("linkerd_cni_repair_controller", LevelFilter::TRACE),
             ("kube=debug", LevelFilter::ERROR),
             ("", LevelFilter::ERROR),

@@ -63,12 +63,7 @@ pub fn message(cause: Cause, event: PodEvent<'_>) -> Message {
         ),
         PodEvent::Skipped(why) => (EventType::Warning, "Leaving", why.to_owned()),
     };
-    Message {
-        kind,
-        reason,
-        action,
-        note,
-    }
+    Message { kind, reason, action, note }
 }
 
 /// Names the first missing rule and counts the others.
@@ -86,21 +81,12 @@ mod tests {
 
     #[test]
     fn events_name_the_missing_rules_and_match_upstream_for_deletions() {
-        let event = message(
-            Cause::Validator,
-            PodEvent::Repaired(RepairMode::Delete, &[]),
-        );
+        let event = message(Cause::Validator, PodEvent::Repaired(RepairMode::Delete, &[]));
         assert_eq!(event.kind, EventType::Normal);
         assert_eq!(event.reason, "LinkerdCNINotConfigured");
-        assert_eq!(
-            event.note,
-            "Deleting pod to create a new one with proper CNI config"
-        );
+        assert_eq!(event.note, "Deleting pod to create a new one with proper CNI config");
         let missing = ["-A a".to_owned(), "-A b".to_owned()];
-        let event = message(
-            Cause::Audit,
-            PodEvent::Repaired(RepairMode::InPlace, &missing),
-        );
+        let event = message(Cause::Audit, PodEvent::Repaired(RepairMode::InPlace, &missing));
         assert_eq!(event.reason, "LinkerdCNIRulesMissing");
         assert!(event.note.ends_with("; missing was: -A a, and 1 more"));
     }

@@ -89,17 +89,9 @@ impl Metrics {
                 "Lists and watches of the node's pods that failed",
                 &self.watch_errors,
             ),
-            (
-                "pods_repaired",
-                "Pods whose rules were put right in place",
-                &self.pods_repaired,
-            ),
+            ("pods_repaired", "Pods whose rules were put right in place", &self.pods_repaired),
             ("pods_labelled", "Pods labelled", &self.pods_labelled),
-            (
-                "pods_reported",
-                "Stranded pods that were only reported",
-                &self.pods_reported,
-            ),
+            ("pods_reported", "Stranded pods that were only reported", &self.pods_reported),
             (
                 "pods_left",
                 "Stranded pods left as they are: a disruption budget, or rules that cannot be read",
@@ -115,21 +107,9 @@ impl Metrics {
                 "Times that acting had to wait for the agent to be ready",
                 &self.agent_waits,
             ),
-            (
-                "rate_waits",
-                "Times that acting had to wait for the rate",
-                &self.rate_waits,
-            ),
-            (
-                "audits",
-                "Audits of all running meshed pods of the node",
-                &self.audits,
-            ),
-            (
-                "audit_right",
-                "Pods that an audit found with all their rules",
-                &self.audit_right,
-            ),
+            ("rate_waits", "Times that acting had to wait for the rate", &self.rate_waits),
+            ("audits", "Audits of all running meshed pods of the node", &self.audits),
+            ("audit_right", "Pods that an audit found with all their rules", &self.audit_right),
             (
                 "audit_wrong",
                 "Pods that an audit found with rules missing or changed",

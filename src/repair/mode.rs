@@ -26,9 +26,7 @@ impl FromStr for RepairMode {
             "in-place" => Ok(RepairMode::InPlace),
             "label" => Ok(RepairMode::Label),
             "report" => Ok(RepairMode::Report),
-            _ => Err(format!(
-                "\"{text}\" is not one of delete, in-place, label and report"
-            )),
+            _ => Err(format!("\"{text}\" is not one of delete, in-place, label and report")),
         }
     }
 }

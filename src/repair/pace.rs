@@ -28,10 +28,7 @@ pub struct Pace {
 impl Pace {
     /// For retries of a failed list, watch or audit: up to 30 s.
     pub fn retries() -> Self {
-        Pace {
-            cap: RETRY_CAP,
-            failures: 0,
-        }
+        Pace { cap: RETRY_CAP, failures: 0 }
     }
 
     /// Returns the wait after one more failure.
@@ -61,14 +58,7 @@ pub struct Relist {
 
 impl Relist {
     pub fn new(now: Instant) -> Self {
-        Relist {
-            pace: Pace {
-                cap: RELIST_CAP,
-                failures: 0,
-            },
-            last_list: None,
-            not_before: now,
-        }
+        Relist { pace: Pace { cap: RELIST_CAP, failures: 0 }, last_list: None, not_before: now }
     }
 
     /// Records a list at `now`.

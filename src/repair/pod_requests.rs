@@ -43,9 +43,9 @@ pub fn remove(client: &Client, pod: &StrandedPod) -> Result<Effect, Error> {
     });
     match client.post(&format!("{path}/eviction"), &eviction) {
         Ok(()) => Ok(Effect::Applied),
-        Err(Error::Status {
-            code: 429, message, ..
-        }) if message.contains(DISRUPTION_BUDGET) => Ok(Effect::RefusedByDisruptionBudget(message)),
+        Err(Error::Status { code: 429, message, .. }) if message.contains(DISRUPTION_BUDGET) => {
+            Ok(Effect::RefusedByDisruptionBudget(message))
+        }
         Err(error) if matches!(error.code(), Some(403..=405)) => {
             client.delete(&path, &options).map(|()| Effect::Applied)
         }

@@ -67,10 +67,7 @@ pub fn list<T: FromPod>(response: impl BufRead) -> serde_json::Result<PodList<T>
 #[derive(Debug, PartialEq, Eq)]
 pub enum WatchEvent {
     /// A pod was added or modified.
-    Pod {
-        version: String,
-        stranded: Option<StrandedPod>,
-    },
+    Pod { version: String, stranded: Option<StrandedPod> },
     /// A bookmark, or a deleted pod.
     Other { version: String },
     /// The API server ended the watch; status code and message.
@@ -119,10 +116,7 @@ impl From<WatchLine> for WatchEvent {
                     status: object.status,
                 }),
             },
-            "ERROR" => WatchEvent::Error {
-                code: object.code,
-                message: object.message,
-            },
+            "ERROR" => WatchEvent::Error { code: object.code, message: object.message },
             _ => WatchEvent::Other { version },
         }
     }
@@ -146,10 +140,7 @@ fn reduce_items<'de, D: Deserializer<'de>, T: FromPod>(items: D) -> Result<Items
 
         /// Go encodes an empty list as `null`.
         fn visit_unit<E: de::Error>(self) -> Result<Self::Value, E> {
-            Ok(Items {
-                kept: Vec::new(),
-                dropped: 0,
-            })
+            Ok(Items { kept: Vec::new(), dropped: 0 })
         }
 
         fn visit_seq<A: SeqAccess<'de>>(self, mut pods: A) -> Result<Self::Value, A::Error> {
@@ -228,16 +219,10 @@ mod tests {
             ("{}", false),
             ("<html>", false),
             (r#"{"items":[]}"#, false),
-            (
-                r#"{"metadata":{"resourceVersion":"1"},"items":[{}]}"#,
-                false,
-            ),
+            (r#"{"metadata":{"resourceVersion":"1"},"items":[{}]}"#, false),
             (r#"{"metadata":{"resourceVersion":"1"},"items":["#, false),
             (r#"{"metadata":{"resourceVersion":"1"},"items":[]"#, false),
-            (
-                r#"{"metadata":{"resourceVersion":"1","continue":"t"},"items":[]}"#,
-                false,
-            ),
+            (r#"{"metadata":{"resourceVersion":"1","continue":"t"},"items":[]}"#, false),
         ] {
             assert_eq!(list::<StrandedPod>(text.as_bytes()).is_ok(), fine, "{text}");
         }
@@ -249,10 +234,7 @@ mod tests {
             format!(r#"{{"metadata":{{"resourceVersion":"9"}},"items":[{STRANDED},{STRANDED}]}}"#);
         assert!(list::<StrandedPod>(text.as_bytes()).is_ok());
         for end in 0..text.len() {
-            assert!(
-                list::<StrandedPod>(&text.as_bytes()[..end]).is_err(),
-                "{end}"
-            );
+            assert!(list::<StrandedPod>(&text.as_bytes()[..end]).is_err(), "{end}");
         }
     }
 
@@ -281,9 +263,7 @@ mod tests {
             panic!("not a pod");
         };
         assert_eq!((version.as_str(), stranded.unwrap().uid), ("7", "c".into()));
-        let version = |version: &str| WatchEvent::Other {
-            version: version.into(),
-        };
+        let version = |version: &str| WatchEvent::Other { version: version.into() };
         assert_eq!(next(), Some(version("7")));
         assert_eq!(next(), Some(version("8")));
         let message = "old".into();

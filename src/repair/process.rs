@@ -38,11 +38,7 @@ pub fn write(out: &mut String, started: SystemTime) {
         "Resident memory size",
         usage.map(|usage| usage.resident_memory),
     );
-    gauge(
-        "process_threads",
-        "Threads of the process",
-        usage.map(|usage| usage.threads),
-    );
+    gauge("process_threads", "Threads of the process", usage.map(|usage| usage.threads));
     gauge(
         "process_open_fds",
         "Open file descriptors",
@@ -59,12 +55,7 @@ pub fn write(out: &mut String, started: SystemTime) {
     let _ = writeln!(out, "{name} {:.3}", started.as_secs_f64());
     if let Some(usage) = usage {
         let name = "process_cpu_seconds";
-        family(
-            out,
-            name,
-            "counter",
-            "Time on processors, of user and system",
-        );
+        family(out, name, "counter", "Time on processors, of user and system");
         let _ = writeln!(out, "{name}_total {:.2}", usage.cpu_seconds);
     }
 }
@@ -104,9 +95,7 @@ fn parse_stat(stat: &str, ticks_per_second: u64, page_bytes: u64) -> Option<Usag
 
 /// Parses `/proc/self/limits`. `None`: unlimited.
 fn soft_limit_of_open_files(limits: &str) -> Option<u64> {
-    let line = limits
-        .lines()
-        .find_map(|line| line.strip_prefix("Max open files"))?;
+    let line = limits.lines().find_map(|line| line.strip_prefix("Max open files"))?;
     line.split_whitespace().next()?.parse().ok()
 }
 
@@ -136,19 +125,13 @@ mod tests {
         let limits =
             "Limit        Soft Limit  Hard Limit  Units\nMax open files  1024  4096  files\n";
         assert_eq!(soft_limit_of_open_files(limits), Some(1024));
-        assert_eq!(
-            soft_limit_of_open_files("Max open files  unlimited  unlimited  files\n"),
-            None
-        );
+        assert_eq!(soft_limit_of_open_files("Max open files  unlimited  unlimited  files\n"), None);
     }
 
     #[test]
     fn the_metrics_have_upstreams_names() {
         let mut out = String::new();
-        write(
-            &mut out,
-            UNIX_EPOCH + Duration::from_millis(1_767_225_600_250),
-        );
+        write(&mut out, UNIX_EPOCH + Duration::from_millis(1_767_225_600_250));
         assert!(
             out.contains(
                 "# HELP process_start_time_seconds When the process began, as Unix time.\n\

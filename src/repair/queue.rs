@@ -114,10 +114,7 @@ mod tests {
     use super::*;
 
     fn pod(name: usize) -> StrandedPod {
-        StrandedPod {
-            name: name.to_string(),
-            ..StrandedPod::default()
-        }
+        StrandedPod { name: name.to_string(), ..StrandedPod::default() }
     }
 
     fn full() -> Queue {
@@ -141,10 +138,7 @@ mod tests {
     #[test]
     fn a_queued_pod_that_is_pushed_again_keeps_its_place_and_is_not_doubled() {
         let queue = full();
-        let newer = StrandedPod {
-            resource_version: "2".into(),
-            ..pod(1)
-        };
+        let newer = StrandedPod { resource_version: "2".into(), ..pod(1) };
         assert_eq!(queue.push(newer.clone()), Ok(()));
         assert_eq!(queue.pop(), Some(pod(0)));
         assert_eq!(queue.pop(), Some(newer));
@@ -165,10 +159,7 @@ mod tests {
         let queue = Queue::default();
         queue.replace_listed(vec![pod(0), pod(1), pod(2)]);
         queue.replace_listed(vec![pod(1), pod(2)]);
-        let newer = StrandedPod {
-            resource_version: "2".into(),
-            ..pod(2)
-        };
+        let newer = StrandedPod { resource_version: "2".into(), ..pod(2) };
         assert_eq!(queue.push(newer.clone()), Ok(()));
         assert_eq!(queue.pop(), Some(pod(1)));
         assert_eq!(queue.pop(), Some(newer));

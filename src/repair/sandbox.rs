@@ -60,11 +60,7 @@ impl Sandboxes {
                 by_pod.entry(pod).or_default().push(mounted);
             }
         }
-        Sandboxes {
-            host: host.clone(),
-            by_pod,
-            by_address: None,
-        }
+        Sandboxes { host: host.clone(), by_pod, by_address: None }
     }
 
     /// Returns the path of the pod's netns.

@@ -57,10 +57,7 @@ impl StrandedPod {
                 None => format!("{}/{}", metadata.namespace, metadata.name),
             },
             created: metadata.creation_timestamp.clone(),
-            labelled: metadata
-                .labels
-                .get(LABEL)
-                .is_some_and(|value| value == "true"),
+            labelled: metadata.labels.get(LABEL).is_some_and(|value| value == "true"),
             cause,
         }
     }
@@ -159,26 +156,14 @@ mod tests {
             ("no status", json!({}), false),
             ("not yet run", validator(json!({"state": waiting})), false),
             ("first run", validator(json!({"state": running})), false),
-            (
-                "first failure",
-                validator(json!({"state": ended(95)})),
-                true,
-            ),
+            ("first failure", validator(json!({"state": ended(95)})), true),
             (
                 "waits to be run again",
                 validator(json!({"state": waiting, "lastState": ended(95)})),
                 true,
             ),
-            (
-                "runs again",
-                validator(json!({"state": running, "lastState": ended(95)})),
-                true,
-            ),
-            (
-                "failed again",
-                validator(json!({"state": ended(95), "lastState": ended(95)})),
-                true,
-            ),
+            ("runs again", validator(json!({"state": running, "lastState": ended(95)})), true),
+            ("failed again", validator(json!({"state": ended(95), "lastState": ended(95)})), true),
             (
                 "failed again, otherwise",
                 validator(json!({"state": ended(2), "lastState": ended(95)})),
@@ -214,26 +199,10 @@ mod tests {
         let failed = validator(json!({"lastState": {"terminated": {"exitCode": 95}}}));
         let deleted_at = json!("2026-01-01T00:00:00Z");
         for (name, pod) in [
-            (
-                "being deleted",
-                with(
-                    pod(failed.clone()),
-                    "/metadata/deletionTimestamp",
-                    deleted_at,
-                ),
-            ),
-            (
-                "host network",
-                with(pod(failed.clone()), "/spec/hostNetwork", json!(true)),
-            ),
-            (
-                "finished",
-                with(pod(failed.clone()), "/status/phase", json!("Succeeded")),
-            ),
-            (
-                "failed for good",
-                with(pod(failed), "/status/phase", json!("Failed")),
-            ),
+            ("being deleted", with(pod(failed.clone()), "/metadata/deletionTimestamp", deleted_at)),
+            ("host network", with(pod(failed.clone()), "/spec/hostNetwork", json!(true))),
+            ("finished", with(pod(failed.clone()), "/status/phase", json!("Succeeded"))),
+            ("failed for good", with(pod(failed), "/status/phase", json!("Failed"))),
         ] {
             assert_eq!(verdict(pod), None, "{name}");
         }
@@ -250,31 +219,15 @@ mod tests {
         let init = json!([{"name": "linkerd-init"}]);
         for (name, pod, expected) in [
             ("running", running.clone(), true),
-            (
-                "not yet running",
-                with(running.clone(), "/status/phase", json!("Pending")),
-                false,
-            ),
+            ("not yet running", with(running.clone(), "/status/phase", json!("Pending")), false),
             (
                 "being deleted",
                 with(running.clone(), "/metadata/deletionTimestamp", deleted_at),
                 false,
             ),
-            (
-                "host network",
-                with(running.clone(), "/spec/hostNetwork", json!(true)),
-                false,
-            ),
-            (
-                "of linkerd-init",
-                with(running.clone(), "/spec/initContainers", init),
-                false,
-            ),
-            (
-                "not meshed",
-                with(running, "/spec/containers", json!([{"name": "app"}])),
-                false,
-            ),
+            ("host network", with(running.clone(), "/spec/hostNetwork", json!(true)), false),
+            ("of linkerd-init", with(running.clone(), "/spec/initContainers", init), false),
+            ("not meshed", with(running, "/spec/containers", json!([{"name": "app"}])), false),
         ] {
             let pod = serde_json::from_value(pod).unwrap();
             assert_eq!(is_auditable(&pod), expected, "{name}");

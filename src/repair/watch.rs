@@ -91,10 +91,7 @@ struct Round {
 
 impl Round {
     fn begin() -> Self {
-        Round {
-            began: Instant::now(),
-            received: false,
-        }
+        Round { began: Instant::now(), received: false }
     }
 
     /// Whether the next watch may continue from the last resourceVersion after `error`.
@@ -162,16 +159,9 @@ impl Watch {
     /// events since then. No repair trusts the list: a deletion has UID and resourceVersion
     /// as preconditions, and in the other modes the worker reads the pod again.
     fn list(&mut self) -> Result<String, Error> {
-        let response = self
-            .connection
-            .client()?
-            .read_list(&list_path(&self.node))?;
+        let response = self.connection.client()?.read_list(&list_path(&self.node))?;
         self.shared.missed.clear();
-        let PodList {
-            resource_version,
-            pods,
-            dropped,
-        } = pod_stream::list(response)?;
+        let PodList { resource_version, pods, dropped } = pod_stream::list(response)?;
         let stranded = pods.into_iter().filter(|pod| self.is_here(pod)).collect();
         self.shared.queue.replace_listed(stranded);
         for _ in 0..dropped {
@@ -230,11 +220,7 @@ impl Watch {
         if pod.is_elsewhere(&self.node) {
             return false;
         }
-        tracing::debug!(
-            namespace = pod.namespace,
-            name = pod.name,
-            "Pod is stranded"
-        );
+        tracing::debug!(namespace = pod.namespace, name = pod.name, "Pod is stranded");
         true
     }
 
@@ -251,18 +237,10 @@ mod tests {
 
     #[test]
     fn a_watch_continues_unless_its_version_expired_or_nothing_arrived_for_long() {
-        let round = |received| Round {
-            began: Instant::now(),
-            received,
-        };
-        let ended_early = || Error::EndedEarly {
-            lasted: Duration::ZERO,
-            asked: WATCH_READ_TIMEOUT,
-        };
-        let expired = Error::ServerStatus {
-            code: 410,
-            message: String::new(),
-        };
+        let round = |received| Round { began: Instant::now(), received };
+        let ended_early =
+            || Error::EndedEarly { lasted: Duration::ZERO, asked: WATCH_READ_TIMEOUT };
+        let expired = Error::ServerStatus { code: 410, message: String::new() };
         let now = Instant::now();
         let later = now + 2 * WATCH_READ_TIMEOUT;
         for (name, received, error, now, expected) in [
@@ -272,11 +250,7 @@ mod tests {
             ("never anything", false, ended_early(), later, false),
             ("expired", true, expired, now, false),
         ] {
-            assert_eq!(
-                round(received).can_continue(&error, now),
-                expected,
-                "{name}"
-            );
+            assert_eq!(round(received).can_continue(&error, now), expected, "{name}");
         }
     }
 

@@ -202,11 +202,7 @@ impl Worker {
     fn postpone_eviction(&mut self, pod: &StrandedPod, why: &str) {
         let (namespace, name) = (&pod.namespace, &pod.name);
         let now = Instant::now();
-        let Histories {
-            evictions_refused,
-            refusals_reported,
-            ..
-        } = &mut self.histories;
+        let Histories { evictions_refused, refusals_reported, .. } = &mut self.histories;
         evictions_refused.record(pod, now, SystemTime::now());
         self.shared.missed.add(now + HOLD);
         if refusals_reported.allows(pod, now) {
@@ -261,19 +257,10 @@ impl Worker {
     }
 
     fn try_publish(&mut self, pod: &StrandedPod, event: PodEvent<'_>) -> Result<(), Error> {
-        let regarding = Regarding {
-            kind: "Pod",
-            namespace: &pod.namespace,
-            name: &pod.name,
-            uid: &pod.uid,
-        };
+        let regarding =
+            Regarding { kind: "Pod", namespace: &pod.namespace, name: &pod.name, uid: &pod.uid };
         let message = message(pod.cause, event);
         let client = self.connection.client()?;
-        Ok(event::publish(
-            &client,
-            &self.reporter,
-            regarding,
-            &message,
-        )?)
+        Ok(event::publish(&client, &self.reporter, regarding, &message)?)
     }
 }

@@ -32,11 +32,8 @@ pub fn install_script(rules: &[Rule], fresh: bool, old_jumps: &[String]) -> Stri
     for chain in Chain::OURS {
         let name = chain.name();
         // `:NAME` creates or flushes the chain. `-N` fails if the chain exists.
-        let _ = if fresh {
-            writeln!(script, "-N {name}")
-        } else {
-            writeln!(script, ":{name} - [0:0]")
-        };
+        let _ =
+            if fresh { writeln!(script, "-N {name}") } else { writeln!(script, ":{name} - [0:0]") };
     }
     for jump in old_jumps {
         let _ = writeln!(script, "{}", deletion(jump));

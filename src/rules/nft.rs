@@ -63,9 +63,7 @@ pub fn expressions(rule: &Rule) -> Vec<Vec<Expression>> {
         variants = variants
             .iter()
             .flat_map(|variant: &Vec<Expression>| {
-                alternatives
-                    .iter()
-                    .map(|alternative| [variant.as_slice(), alternative].concat())
+                alternatives.iter().map(|alternative| [variant.as_slice(), alternative].concat())
             })
             .collect();
     }
@@ -94,39 +92,25 @@ fn meta_equal(meta: Meta, value: Vec<u8>) -> Vec<Expression> {
 
 fn port(range: PortRange) -> Vec<Expression> {
     let [first, last] = [range.first, range.last].map(|port| port.to_be_bytes().to_vec());
-    let load = Expression::Payload {
-        header: Header::Transport,
-        offset: DESTINATION_PORT,
-        length: 2,
-    };
-    let compare = if first == last {
-        Expression::Equal(first)
-    } else {
-        Expression::Between(first, last)
-    };
+    let load =
+        Expression::Payload { header: Header::Transport, offset: DESTINATION_PORT, length: 2 };
+    let compare =
+        if first == last { Expression::Equal(first) } else { Expression::Between(first, last) };
     vec![load, compare]
 }
 
 fn source(net: IpNet) -> Vec<Expression> {
     let (offset, address, mask) = match net {
-        IpNet::V4(net) => (
-            SOURCE_ADDRESS[0],
-            net.network().octets().to_vec(),
-            net.netmask().octets().to_vec(),
-        ),
-        IpNet::V6(net) => (
-            SOURCE_ADDRESS[1],
-            net.network().octets().to_vec(),
-            net.netmask().octets().to_vec(),
-        ),
+        IpNet::V4(net) => {
+            (SOURCE_ADDRESS[0], net.network().octets().to_vec(), net.netmask().octets().to_vec())
+        }
+        IpNet::V6(net) => {
+            (SOURCE_ADDRESS[1], net.network().octets().to_vec(), net.netmask().octets().to_vec())
+        }
     };
     let length = if address.len() == 4 { 4 } else { 16 };
     vec![
-        Expression::Payload {
-            header: Header::Network,
-            offset,
-            length,
-        },
+        Expression::Payload { header: Header::Network, offset, length },
         Expression::Mask(mask),
         Expression::Equal(address),
     ]

@@ -15,10 +15,7 @@ fn redirect() -> Redirect {
 
 fn subnet(text: &str) -> Subnet {
     let net: IpNet = text.parse().unwrap();
-    Subnet {
-        net: net.trunc(),
-        text: text.to_owned(),
-    }
+    Subnet { net: net.trunc(), text: text.to_owned() }
 }
 
 fn lines(redirect: &Redirect, family: Family) -> String {
@@ -33,28 +30,19 @@ fn default_rules_are_upstreams() {
 
 #[test]
 fn both_families_get_the_same_rules() {
-    assert_eq!(
-        lines(&redirect(), Family::Ipv4),
-        lines(&redirect(), Family::Ipv6)
-    );
+    assert_eq!(lines(&redirect(), Family::Ipv4), lines(&redirect(), Family::Ipv6));
 }
 
 #[test]
 fn ports_to_redirect_replace_the_rule_for_all() {
-    let redirect = Redirect {
-        ports_to_redirect: vec![8080, 9090],
-        ..redirect()
-    };
+    let redirect = Redirect { ports_to_redirect: vec![8080, 9090], ..redirect() };
     insta::assert_snapshot!(lines(&redirect, Family::Ipv4));
 }
 
 #[test]
 fn more_than_fifteen_ports_take_more_than_one_rule() {
     let skip_inbound = [4191, 4190].into_iter().chain(1..=19).map(PortRange::from);
-    let skip_outbound = (100..120).step_by(2).map(|first| PortRange {
-        first,
-        last: first + 1,
-    });
+    let skip_outbound = (100..120).step_by(2).map(|first| PortRange { first, last: first + 1 });
     let redirect = Redirect {
         skip_inbound: skip_inbound.collect(),
         skip_outbound: skip_outbound.collect(),

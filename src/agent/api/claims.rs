@@ -82,17 +82,10 @@ mod tests {
         assert_eq!(claims.sub, "system:serviceaccount:ns:a");
         assert_eq!(claims.kubernetes.pod.uid, "u");
         let at = |seconds| UNIX_EPOCH + Duration::from_secs(seconds);
-        for (now, left) in [
-            (10, Some(500)),
-            (1000, Some(500)),
-            (1400, Some(100)),
-            (1999, Some(0)),
-            (2000, None),
-        ] {
-            assert_eq!(
-                claims.until_half_life(at(now)),
-                left.map(Duration::from_secs)
-            );
+        for (now, left) in
+            [(10, Some(500)), (1000, Some(500)), (1400, Some(100)), (1999, Some(0)), (2000, None)]
+        {
+            assert_eq!(claims.until_half_life(at(now)), left.map(Duration::from_secs));
         }
     }
 

@@ -38,20 +38,11 @@ pub fn publish_on_pod(
     settings: &Settings,
     event: &PodEvent,
 ) -> Result<(), Error> {
-    let regarding = Regarding {
-        kind: "Pod",
-        namespace: &event.namespace,
-        name: &event.pod,
-        uid: &event.uid,
-    };
+    let regarding =
+        Regarding { kind: "Pod", namespace: &event.namespace, name: &event.pod, uid: &event.uid };
     let client = connection.client()?;
     let reporter = reporter(settings);
-    Ok(event::publish(
-        &client,
-        &reporter,
-        regarding,
-        &event.message,
-    )?)
+    Ok(event::publish(&client, &reporter, regarding, &event.message)?)
 }
 
 /// Names the agent as the source of an Event. The API requires an instance, and upstream's chart

@@ -59,11 +59,7 @@ impl PodEvents {
 
     /// Queues an Event. Returns `false` if it is dropped.
     pub fn offer(&mut self, event: PodEvent, now: Instant) -> bool {
-        while self
-            .reported
-            .front()
-            .is_some_and(|(at, ..)| *at + REPEAT_AFTER <= now)
-        {
+        while self.reported.front().is_some_and(|(at, ..)| *at + REPEAT_AFTER <= now) {
             self.reported.pop_front();
         }
         let is_reported = |(_, uid, subject): &(Instant, String, &str)| {
@@ -73,8 +69,7 @@ impl PodEvents {
         if now < self.closed_until || is_full || self.reported.iter().any(is_reported) {
             return false;
         }
-        self.reported
-            .push_back((now, event.uid.clone(), event.subject));
+        self.reported.push_back((now, event.uid.clone(), event.subject));
         self.waiting.push_back(event);
         true
     }
@@ -180,10 +175,7 @@ mod tests {
         let mut events = PodEvents::new(now);
         events.offer(event("1", "a"), now);
         events.pause(now + POST_INTERVAL);
-        assert_eq!(
-            (events.take(now), events.due()),
-            (None, Some(now + POST_INTERVAL))
-        );
+        assert_eq!((events.take(now), events.due()), (None, Some(now + POST_INTERVAL)));
         events.close(now + REPEAT_AFTER);
         assert_eq!(events.due(), None);
         assert!(!events.offer(event("2", "a"), now));

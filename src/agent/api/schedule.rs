@@ -87,8 +87,7 @@ impl Schedule {
 
     /// When the next TokenRequest or check is due.
     pub fn next(&self) -> Instant {
-        self.renewal
-            .map_or(self.check, |renewal| renewal.min(self.check))
+        self.renewal.map_or(self.check, |renewal| renewal.min(self.check))
     }
 
     pub fn is_renewal_due(&self, now: Instant) -> bool {
@@ -222,9 +221,7 @@ pub fn between(low: Duration, high: Duration) -> Duration {
     // The hasher's keys are random. The steps are as fine as a u32 allows, since with coarse
     // steps many nodes would choose the same time.
     let random = RandomState::new().hash_one(0) as u32;
-    low + high
-        .saturating_sub(low)
-        .mul_f64(f64::from(random) / f64::from(u32::MAX))
+    low + high.saturating_sub(low).mul_f64(f64::from(random) / f64::from(u32::MAX))
 }
 
 #[cfg(test)]

@@ -11,10 +11,7 @@ use std::time::SystemTime;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PluginToken {
     /// A token of the plugin's ServiceAccount. `doubt` says why the last renewal failed, if it did.
-    Issued {
-        token: String,
-        doubt: Option<String>,
-    },
+    Issued { token: String, doubt: Option<String> },
     /// The agent's own token. `denied` says why, if the plugin has a ServiceAccount of its own.
     Agents { denied: Option<String> },
     /// No token yet, so the kubeconfig stays unchanged. `error` says why the last TokenRequest
@@ -69,13 +66,9 @@ impl Grant {
         };
         match (&self.token, &self.denied) {
             (Some(token), _) if token.is_valid(now) => issued(token),
-            (_, Some(why)) => PluginToken::Agents {
-                denied: Some(why.clone()),
-            },
+            (_, Some(why)) => PluginToken::Agents { denied: Some(why.clone()) },
             (Some(token), None) => issued(token),
-            (None, None) => PluginToken::Awaited {
-                error: self.error.clone(),
-            },
+            (None, None) => PluginToken::Awaited { error: self.error.clone() },
         }
     }
 
@@ -152,15 +145,8 @@ mod tests {
         let now = SystemTime::now();
         for token in [token(now, false), token(now + Duration::from_secs(1), true)] {
             let error = Some("connection refused".to_owned());
-            let grant = Grant {
-                token,
-                denied: None,
-                error: error.clone(),
-            };
-            let kept = PluginToken::Issued {
-                token: "issued".into(),
-                doubt: error,
-            };
+            let grant = Grant { token, denied: None, error: error.clone() };
+            let kept = PluginToken::Issued { token: "issued".into(), doubt: error };
             assert_eq!(grant.choose(now), kept);
         }
     }

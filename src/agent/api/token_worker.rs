@@ -165,11 +165,8 @@ impl TokenWorker {
         let end = Claims::read(&text).and_then(|claims| claims.end());
         self.schedule.renewed(Instant::now(), lifetime);
         let mut state = self.api.state();
-        state.grant.token = Some(Token {
-            text,
-            end: end.map_or(ends, |end| end.max(ends)),
-            revoked: false,
-        });
+        state.grant.token =
+            Some(Token { text, end: end.map_or(ends, |end| end.max(ends)), revoked: false });
         state.grant.denied = None;
         state.grant.error = None;
         drop(state);
@@ -202,8 +199,7 @@ impl TokenWorker {
     /// Schedules the next TokenRequest, and wakes the reconciler if the reason `changed`.
     fn renew_later(&mut self, retry_after: Duration, changed: bool) -> Fallback {
         let fallback = self.api.state().grant.fallback(SystemTime::now());
-        self.schedule
-            .not_renewed(Instant::now(), fallback, retry_after);
+        self.schedule.not_renewed(Instant::now(), fallback, retry_after);
         if changed {
             self.api.waker.wake();
         }
@@ -259,10 +255,8 @@ impl TokenWorker {
             }
             issued.revoked = is_revoked;
         }
-        let before = state.checked.replace(Checked {
-            token: token.clone(),
-            answer: answer.clone(),
-        });
+        let before =
+            state.checked.replace(Checked { token: token.clone(), answer: answer.clone() });
         changed |= before.is_none_or(|before| before.token != token || before.answer != answer);
         drop(state);
         if changed {
@@ -272,8 +266,7 @@ impl TokenWorker {
 
     /// Records a check without a usable response.
     fn check_failed(&mut self, error: &kube::Error) {
-        self.schedule
-            .checked(Instant::now(), CheckResult::Unknown, retry_after(error));
+        self.schedule.checked(Instant::now(), CheckResult::Unknown, retry_after(error));
         self.reached(error.is_answer());
         let why = error.to_string();
         let before = self.api.state().check_error.replace(why.clone());

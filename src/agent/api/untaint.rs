@@ -30,12 +30,7 @@ impl Untaint {
         if key.is_some() && node.is_none() {
             warn!("the startup taint stays: LINKERD_CNI_NODE_NAME is not set");
         }
-        Untaint {
-            target: node.zip(key),
-            due: now,
-            backoff: Backoff::default(),
-            logged: None,
-        }
+        Untaint { target: node.zip(key), due: now, backoff: Backoff::default(), logged: None }
     }
 
     /// Removes the taint if the node is ready and a try is due. Returns when the next try is due;

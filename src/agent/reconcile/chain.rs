@@ -69,20 +69,14 @@ impl Reconciler {
         if let Some(why) = why {
             pass.problem("journal", why);
         }
-        Ok(Observed {
-            configs,
-            saved_state,
-        })
+        Ok(Observed { configs, saved_state })
     }
 
     /// Plans the changes, and records in `pass` what is wrong before them. Returns `None` if
     /// the runtime would probably not find the plugin, so that it must not be chained.
     fn plan(&mut self, observed: &Observed, pass: &mut Pass) -> Option<Chaining> {
         let settings = Arc::clone(&self.settings);
-        let Observed {
-            configs,
-            saved_state,
-        } = observed;
+        let Observed { configs, saved_state } = observed;
         let mut plan = plan::chain(&self.mode, configs, &self.entry, saved_state);
         for (name, why) in &plan.skipped {
             pass.problem(&settings.net_dir.join(name).display().to_string(), why);
@@ -123,9 +117,7 @@ impl Reconciler {
         let loaded = plan::loaded(configs);
         let warning = loaded.and_then(|loaded| platforms::no_plugins(&self.settings, loaded));
         let value = warning.is_some().into();
-        self.status
-            .bin_dir_without_plugins
-            .store(value, Ordering::Relaxed);
+        self.status.bin_dir_without_plugins.store(value, Ordering::Relaxed);
         if self.had_binary || warning.is_none() {
             self.runtime_finds_plugin |= plan::is_chained(&self.mode, configs);
         }

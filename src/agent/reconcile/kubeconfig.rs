@@ -40,8 +40,7 @@ impl Reconciler {
             Status::count(&self.status.kubeconfig_writes);
             info!("Wrote kubeconfig {}", path.display());
             // Recorded by the content written, so that a renewed token is never delayed.
-            self.overwrites
-                .record_write(KUBECONFIG, &desired, Instant::now());
+            self.overwrites.record_write(KUBECONFIG, &desired, Instant::now());
         }
         self.check_token(&token, written, pass);
         Ok(())

@@ -28,13 +28,7 @@ pub(super) fn apply(
     step: &Step,
     saved_state: &mut SavedState,
 ) -> Result<(), files::Error> {
-    if let Step::Own {
-        name,
-        text,
-        access,
-        of,
-    } = step
-    {
+    if let Step::Own { name, text, access, of } = step {
         if saved_state.own.get(name) != Some(of) {
             saved_state.own.insert(name.clone(), of.clone());
             saved_state.save(dir)?;
@@ -59,16 +53,9 @@ pub(super) fn apply(
     match step {
         Step::Patch { name, text } => {
             let path = dir.join(name);
-            files::rewrite(
-                &path,
-                before.text.as_bytes(),
-                text.as_bytes(),
-                before.access,
-            )
+            files::rewrite(&path, before.text.as_bytes(), text.as_bytes(), before.access)
         }
-        Step::Convert {
-            conf, list, text, ..
-        } => {
+        Step::Convert { conf, list, text, .. } => {
             let conf = dir.join(conf);
             let (path, new) = (dir.join(list), text.as_bytes());
             match content(found, list) {

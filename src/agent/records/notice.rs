@@ -18,10 +18,7 @@ const ELEMENTS_LIMIT: usize = 500;
 pub fn on_pod(record: &Record) -> impl Iterator<Item = PodEvent> + '_ {
     let is_pod =
         is_label(&record.namespace) && is_subdomain(&record.pod) && is_uid(&record.pod_uid);
-    let lists = record
-        .ignored
-        .iter()
-        .filter(move |list| is_pod && list.is_annotated());
+    let lists = record.ignored.iter().filter(move |list| is_pod && list.is_annotated());
     lists.map(|list| PodEvent {
         namespace: record.namespace.clone(),
         pod: record.pod.clone(),
@@ -47,9 +44,8 @@ pub fn on_agent(record: &Record) -> impl Iterator<Item = (&'static str, Message)
 /// Makes the Event's text; `of` says where the list is.
 fn message(list: &Ignored, of: &str, remedy: &str) -> Message {
     let elements = list.to_string();
-    let end = (0..=ELEMENTS_LIMIT.min(elements.len()))
-        .rev()
-        .find(|&end| elements.is_char_boundary(end));
+    let end =
+        (0..=ELEMENTS_LIMIT.min(elements.len())).rev().find(|&end| elements.is_char_boundary(end));
     let (shown, cut) = elements.split_at(end.unwrap_or_default());
     let dots = if cut.is_empty() { "" } else { "…" };
     let shown = shown.replacen("ignored in ", &format!("Ignored in {of}"), 1);
@@ -121,10 +117,7 @@ mod tests {
             ]
         );
         assert_eq!(events[0].subject, "config.linkerd.io/skip-outbound-ports");
-        assert_eq!(
-            (events[0].pod.as_str(), events[0].uid.as_str()),
-            ("web-1.x", UID)
-        );
+        assert_eq!((events[0].pod.as_str(), events[0].uid.as_str()), ("web-1.x", UID));
         let of_agent: Vec<_> = on_agent(&record).collect();
         assert_eq!(of_agent.len(), 1);
         assert!(of_agent[0].1.note.starts_with(

@@ -24,8 +24,7 @@ impl RateLimit {
     /// Counts one record. Returns how long to wait before reading the next.
     pub fn count(&mut self, now: Instant) -> Duration {
         self.recovered_at = self.recovered_at.max(now) + INTERVAL;
-        self.recovered_at
-            .saturating_duration_since(now + INTERVAL * BURST)
+        self.recovered_at.saturating_duration_since(now + INTERVAL * BURST)
     }
 }
 

@@ -29,18 +29,10 @@ pub enum Error {
     TimedOut { program: String },
     /// The program failed with a CNI error (CNI spec 1.1, section 5, "Error").
     #[error("{msg}{} (code {code})", separated(details))]
-    Cni {
-        code: u64,
-        msg: String,
-        details: String,
-    },
+    Cni { code: u64, msg: String, details: String },
     /// The program failed without a CNI error.
     #[error("{program}: {status}{}", separated(quote))]
-    Failed {
-        program: String,
-        status: ExitStatus,
-        quote: String,
-    },
+    Failed { program: String, status: ExitStatus, quote: String },
     #[error("{program} answered with something that is not JSON")]
     NotJson { program: String },
 }
@@ -71,10 +63,7 @@ pub fn call(
     end: Instant,
 ) -> Result<Value, Error> {
     let name = program.display().to_string();
-    let start = |source| Error::Start {
-        program: name.clone(),
-        source,
-    };
+    let start = |source| Error::Start { program: name.clone(), source };
     let mut child = Command::new(program)
         .env_clear()
         .envs(std::env::var_os("PATH").map(|path| ("PATH", path)))
@@ -107,19 +96,11 @@ pub fn call(
 fn failure(program: String, status: ExitStatus, answer: &Value, stderr: &[u8]) -> Error {
     let text = |key: &str| answer[key].as_str().unwrap_or_default().to_owned();
     if let Some(code) = answer["code"].as_u64() {
-        return Error::Cni {
-            code,
-            msg: text("msg"),
-            details: text("details"),
-        };
+        return Error::Cni { code, msg: text("msg"), details: text("details") };
     }
     let stderr = String::from_utf8_lossy(stderr);
     let last = stderr.trim().lines().last().unwrap_or_default();
-    Error::Failed {
-        program,
-        status,
-        quote: last.chars().take(QUOTE_LIMIT).collect(),
-    }
+    Error::Failed { program, status, quote: last.chars().take(QUOTE_LIMIT).collect() }
 }
 
 /// Reads stdout and stderr until both are closed. Returns `None` if they are still open at `end`.
@@ -204,19 +185,10 @@ mod tests {
     #[test]
     fn errors_quote_the_cni_error_or_the_last_line_on_stderr() {
         for (script, says) in [
-            (
-                r#"echo '{"code": 121, "msg": "a", "details": "b"}'; exit 1"#,
-                "a; b (code 121)",
-            ),
-            (
-                "echo one >&2; echo two >&2; exit 3",
-                "/bin/sh: exit status: 3; two",
-            ),
+            (r#"echo '{"code": 121, "msg": "a", "details": "b"}'; exit 1"#, "a; b (code 121)"),
+            ("echo one >&2; echo two >&2; exit 3", "/bin/sh: exit status: 3; two"),
             ("kill -9 $$", "/bin/sh: signal: 9 (SIGKILL)"),
-            (
-                "echo hello",
-                "/bin/sh answered with something that is not JSON",
-            ),
+            ("echo hello", "/bin/sh answered with something that is not JSON"),
         ] {
             assert_eq!(shell(script, LONG).unwrap_err().to_string(), says);
         }

@@ -32,18 +32,13 @@ impl PluginConfig {
         let mut fields: Map<String, Value> = serde_json::from_str(entry.text).ok()?;
         fields.insert("name".into(), json!(entry.name));
         fields.insert("cniVersion".into(), json!(version));
-        Some(PluginConfig {
-            fields,
-            version,
-            has_previous: entry.has_previous,
-        })
+        Some(PluginConfig { fields, version, has_previous: entry.has_previous })
     }
 
     /// Replaces the path of the kubeconfig, and adds the annotations of a meshed pod if the
     /// plugin entry requests annotations.
     pub fn for_pod(mut self, kubeconfig: &str) -> PluginConfig {
-        self.fields
-            .insert("kubernetes".into(), json!({"kubeconfig": kubeconfig}));
+        self.fields.insert("kubernetes".into(), json!({"kubeconfig": kubeconfig}));
         let requested = &self.fields.get("capabilities").unwrap_or(&Value::Null)[ANNOTATIONS];
         if *requested == true {
             let annotations = json!({"linkerd.io/proxy-version": "self-test"});

@@ -74,10 +74,9 @@ impl Error {
             Error::Scratch(error) if error.is_forbidden() => {
                 Some("the agent needs SYS_ADMIN and NET_ADMIN for it")
             }
-            Error::Call {
-                source: call::Error::Cni { code, .. },
-                ..
-            } if *code == u64::from(code::NO_IPTABLES) => {
+            Error::Call { source: call::Error::Cni { code, .. }, .. }
+                if *code == u64::from(code::NO_IPTABLES) =>
+            {
                 Some("the host's programs are out of reach here")
             }
             _ => None,
@@ -139,17 +138,10 @@ fn test(settings: &Settings, end: Instant) -> Result<Coverage, Error> {
     let config: Object = serde_json::from_str(&stdin).unwrap_or_default();
     // An invalid config is not an error here: ADD fails and describes the mistake.
     let config = Config::read(&config).ok();
-    let ipv6 = config
-        .as_ref()
-        .is_some_and(|config| config.ipv6 != Ipv6::No);
+    let ipv6 = config.as_ref().is_some_and(|config| config.ipv6 != Ipv6::No);
     let scratch = Scratch::create(ipv6)?;
     let server = Server::open().map_err(Error::Server)?;
-    let access = Access {
-        server: server.url(),
-        ca: Vec::new(),
-        insecure: false,
-        token: None,
-    };
+    let access = Access { server: server.url(), ca: Vec::new(), insecure: false, token: None };
     let credential = memory_file(&kubeconfig::render(&access)).map_err(Error::Server)?;
     let path = format!("/proc/{}/fd/{}", std::process::id(), credential.as_raw_fd());
     let plugin_config = plugin_config.for_pod(&path);
@@ -222,10 +214,7 @@ fn call_plugin(
 /// Opens each connection that must be redirected, and returns their names for the log. The error
 /// describes the first connection that does not reach the proxy's port.
 fn connect(scratch: &Scratch, redirect: &Redirect) -> Result<Vec<String>, String> {
-    let user = (
-        nix::unistd::geteuid().as_raw(),
-        nix::unistd::getegid().as_raw(),
-    );
+    let user = (nix::unistd::geteuid().as_raw(), nix::unistd::getegid().as_raw());
     let mut listeners: Vec<(u16, TcpListener)> = Vec::new();
     let mut redirected = Vec::new();
     for &(pod, neighbour) in scratch.addresses() {

@@ -74,18 +74,12 @@ impl Scratch {
     /// Creates both netns, and connects them with IPv4, and with `ipv6` if the kernel supports
     /// it. Without `veth` support in the kernel they stay unconnected and have no addresses.
     pub fn create(ipv6: bool) -> Result<Scratch, Error> {
-        let mut scratch = Scratch {
-            pod: netns::fresh()?,
-            neighbour: netns::fresh()?,
-            addresses: Vec::new(),
-        };
+        let mut scratch =
+            Scratch { pod: netns::fresh()?, neighbour: netns::fresh()?, addresses: Vec::new() };
         let other = scratch
             .neighbour
             .try_clone()
-            .map_err(|source| netns::Error::Open {
-                path: path_here(&scratch.neighbour),
-                source,
-            })?;
+            .map_err(|source| netns::Error::Open { path: path_here(&scratch.neighbour), source })?;
         let joined = scratch.inside(&scratch.pod, move || {
             link::up("lo")?;
             link::pair(INTERFACE, &other)
@@ -129,8 +123,7 @@ impl Scratch {
     pub fn pod_addresses(&self) -> Vec<String> {
         let prefix = |address: IpAddr| PREFIXES[usize::from(address.is_ipv6())];
         let pods = self.addresses.iter();
-        pods.map(|(pod, _)| format!("{pod}/{}", prefix(*pod)))
-            .collect()
+        pods.map(|(pod, _)| format!("{pod}/{}", prefix(*pod))).collect()
     }
 
     /// Addresses of pod and neighbour, a pair for each address family.
@@ -161,9 +154,7 @@ impl Scratch {
         };
         let to = target.to;
         let connected = self
-            .inside(from, move || {
-                TcpStream::connect_timeout(&to, CONNECT_TIMEOUT)
-            })
+            .inside(from, move || TcpStream::connect_timeout(&to, CONNECT_TIMEOUT))
             .map_err(|error| error.to_string())?;
         let wanted = format!("does not reach the proxy's port {}", target.proxy);
         let _client = connected.map_err(|error| format!("{what} {wanted}: {error}"))?;
@@ -171,10 +162,9 @@ impl Scratch {
         match original_destination(&accepted) {
             Ok(original) if original == to => Ok(()),
             Ok(original) => Err(format!("{what} is seen as meant for {original}")),
-            Err(errno) => Err(format!(
-                "{what} does not say where it was meant to go: {}",
-                errno.desc()
-            )),
+            Err(errno) => {
+                Err(format!("{what} does not say where it was meant to go: {}", errno.desc()))
+            }
         }
     }
 
@@ -206,9 +196,7 @@ fn accept(listener: &TcpListener) -> io::Result<TcpStream> {
 
 /// Reads where the client meant to connect to, with the socket option that the proxy uses.
 fn original_destination(stream: &TcpStream) -> Result<SocketAddr, Errno> {
-    let local = stream
-        .local_addr()
-        .map(|address| address.ip().to_canonical());
+    let local = stream.local_addr().map(|address| address.ip().to_canonical());
     if local.is_ok_and(|address| address.is_ipv6()) {
         let found = getsockopt(stream, sockopt::Ip6tOriginalDst)?;
         let address = Ipv6Addr::from(found.sin6_addr.s6_addr);

@@ -63,9 +63,7 @@ fn outbound(redirect: &Redirect, (uid, gid): (u32, u32)) -> Option<u16> {
     if redirect.proxy_uid == Some(uid) || redirect.proxy_gid == Some(gid) {
         return None;
     }
-    PORTS
-        .into_iter()
-        .find(|&port| !is_in(&redirect.skip_outbound, port))
+    PORTS.into_iter().find(|&port| !is_in(&redirect.skip_outbound, port))
 }
 
 /// Returns a port on which inbound connections from this address are redirected.
@@ -86,9 +84,7 @@ fn inbound(redirect: &Redirect, from: IpAddr) -> Option<u16> {
 }
 
 fn is_in(ranges: &[crate::ports::PortRange], port: u16) -> bool {
-    ranges
-        .iter()
-        .any(|range| (range.first..=range.last).contains(&port))
+    ranges.iter().any(|range| (range.first..=range.last).contains(&port))
 }
 
 #[cfg(test)]
@@ -121,11 +117,8 @@ mod tests {
     fn only_connections_that_are_redirected_are_chosen() {
         let range = |first, last| vec![PortRange { first, last }];
         assert_eq!(chosen(&redirect()), [("outbound", 80), ("inbound", 80)]);
-        let skipped = Redirect {
-            skip_inbound: range(1, 443),
-            skip_outbound: range(0, 65535),
-            ..redirect()
-        };
+        let skipped =
+            Redirect { skip_inbound: range(1, 443), skip_outbound: range(0, 65535), ..redirect() };
         assert_eq!(chosen(&skipped), [("inbound", 8080)]);
         let listed = Redirect {
             ports_to_redirect: vec![4143, 7000, 7001],

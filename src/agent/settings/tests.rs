@@ -16,10 +16,7 @@ fn an_empty_environment_gives_upstreams_defaults() {
         assert_eq!(settings.bin_dir, Path::new("/host/opt/cni/bin"));
         assert_eq!(settings.net_dir, Path::new("/host/etc/cni/net.d"));
         assert_eq!(settings.image_bin_dir, Path::new("/opt/cni/bin"));
-        assert_eq!(
-            settings.kubeconfig_on_host,
-            "/etc/cni/net.d/ZZZ-linkerd-cni-kubeconfig"
-        );
+        assert_eq!(settings.kubeconfig_on_host, "/etc/cni/net.d/ZZZ-linkerd-cni-kubeconfig");
         assert_eq!(settings.template, Template::None);
         assert_eq!(settings.ca_file, None);
         assert_eq!(settings.admin, None);
@@ -37,11 +34,7 @@ fn paths_are_joined_as_by_gos_path_join() {
         ("/", "/opt/cni/bin", "/opt/cni/bin"),
         ("/a/b", "../c/./d", "/a/c/d"),
         ("/", "../x", "/x"),
-        (
-            "etc",
-            "linkerd-kubeconfig.json",
-            "etc/linkerd-kubeconfig.json",
-        ),
+        ("etc", "linkerd-kubeconfig.json", "etc/linkerd-kubeconfig.json"),
     ] {
         assert_eq!(join(dir, path), Path::new(expected), "{dir} + {path}");
     }
@@ -92,21 +85,12 @@ fn a_flag_wins_over_its_variable() {
     assert_eq!(level(None), Ok(LevelFilter::DEBUG));
     assert_eq!(level(Some("warning")), Ok(LevelFilter::WARN));
     let error = level(Some("loud")).unwrap_err().to_string();
-    assert!(
-        error.starts_with("Cannot parse log-level 'loud'"),
-        "{error}"
-    );
+    assert!(error.starts_with("Cannot parse log-level 'loud'"), "{error}");
 }
 
 #[test]
 fn the_api_host_may_be_a_name_or_an_ip_address() {
-    for host in [
-        "10.96.0.1",
-        "fd00::1",
-        "[fd00::1]",
-        "localhost",
-        "api.x-y.example",
-    ] {
+    for host in ["10.96.0.1", "fd00::1", "[fd00::1]", "localhost", "api.x-y.example"] {
         let settings = read(&[("KUBERNETES_SERVICE_HOST", host)]).unwrap();
         assert_eq!(settings.api_host.as_deref(), Some(host));
     }
@@ -133,30 +117,14 @@ fn settings_select_the_mode_of_chaining() {
     let named = |name: &'static str| (NAME, name);
     for (vars, expected) in [
         (vec![], ChainMode::Every),
-        (
-            vec![named("10-x.conflist")],
-            ChainMode::Only("10-x.conflist".into()),
-        ),
+        (vec![named("10-x.conflist")], ChainMode::Only("10-x.conflist".into())),
         (vec![NOT_CHAINED], ChainMode::Standalone(STANDALONE.into())),
-        (
-            vec![NOT_CHAINED, OWN_CONFIG],
-            ChainMode::Standalone(STANDALONE.into()),
-        ),
-        (
-            vec![NOT_CHAINED, named("x.conf")],
-            ChainMode::Standalone("x.conf".into()),
-        ),
+        (vec![NOT_CHAINED, OWN_CONFIG], ChainMode::Standalone(STANDALONE.into())),
+        (vec![NOT_CHAINED, named("x.conf")], ChainMode::Standalone("x.conf".into())),
         (vec![OWN_CONFIG], ChainMode::Copy(COPY.into())),
-        (
-            vec![OWN_CONFIG, named("0.conflist")],
-            ChainMode::Copy("0.conflist".into()),
-        ),
+        (vec![OWN_CONFIG, named("0.conflist")], ChainMode::Copy("0.conflist".into())),
     ] {
-        assert_eq!(
-            read(&vars).and_then(|settings| settings.mode()),
-            Ok(expected),
-            "{vars:?}"
-        );
+        assert_eq!(read(&vars).and_then(|settings| settings.mode()), Ok(expected), "{vars:?}");
     }
 }
 
@@ -164,23 +132,11 @@ fn settings_select_the_mode_of_chaining() {
 fn an_invalid_conf_name_is_rejected_with_the_reason() {
     for (vars, reason) in [
         (vec![(NAME, "10-calico")], "ends in none of"),
-        (
-            vec![(NAME, "10-calico.bak"), NOT_CHAINED],
-            "ends in none of",
-        ),
-        (
-            vec![(NAME, "00-x.conf"), OWN_CONFIG],
-            "does not end in .conflist",
-        ),
-        (
-            vec![(NAME, "k.json"), ("KUBECONFIG_FILE_NAME", "k.json")],
-            "the name of the kubeconfig",
-        ),
+        (vec![(NAME, "10-calico.bak"), NOT_CHAINED], "ends in none of"),
+        (vec![(NAME, "00-x.conf"), OWN_CONFIG], "does not end in .conflist"),
+        (vec![(NAME, "k.json"), ("KUBECONFIG_FILE_NAME", "k.json")], "the name of the kubeconfig"),
     ] {
-        let error = read(&vars)
-            .and_then(|settings| settings.mode())
-            .unwrap_err()
-            .to_string();
+        let error = read(&vars).and_then(|settings| settings.mode()).unwrap_err().to_string();
         assert!(error.contains(reason), "{error}");
     }
 }

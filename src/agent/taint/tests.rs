@@ -57,9 +57,7 @@ fn read(reader: &mut impl BufRead) -> String {
     }
     let mut body = vec![0; length];
     reader.read_exact(&mut body).unwrap();
-    format!("{text} {}", String::from_utf8(body).unwrap())
-        .trim_end()
-        .to_owned()
+    format!("{text} {}", String::from_utf8(body).unwrap()).trim_end().to_owned()
 }
 
 #[test]
@@ -71,18 +69,10 @@ fn removes_only_taints_with_the_key_whatever_their_effect() {
         ("no list", Value::Null, None),
         ("an empty list", json!([]), None),
         ("another taint", json!([other]), None),
-        (
-            "ours",
-            json!([startup_taint("NoSchedule")]),
-            Some(json!([])),
-        ),
+        ("ours", json!([startup_taint("NoSchedule")]), Some(json!([]))),
         (
             "ours twice and another",
-            json!([
-                startup_taint("NoSchedule"),
-                other,
-                startup_taint("NoExecute")
-            ]),
+            json!([startup_taint("NoSchedule"), other, startup_taint("NoExecute")]),
             Some(json!([other])),
         ),
     ] {
@@ -112,12 +102,8 @@ fn patch_contains_the_resource_version_of_the_node() {
 fn reads_the_node_again_after_a_conflict() {
     let tainted = node(json!([{"key": KEY, "effect": "NoSchedule"}]));
     let conflict = (409, json!({"message": "changed"}));
-    let answers = vec![
-        (200, tainted.clone()),
-        conflict.clone(),
-        (200, tainted.clone()),
-        (200, json!({})),
-    ];
+    let answers =
+        vec![(200, tainted.clone()), conflict.clone(), (200, tainted.clone()), (200, json!({}))];
     let (client, server) = serve(answers);
     assert!(remove(&client, "n", KEY).unwrap());
     assert_eq!(server.join().unwrap().len(), 4);

@@ -15,9 +15,7 @@ const OLD_CONFIG: &str = "01-linkerd-cni.conf";
 /// Removes all such files, and returns the failures. Accepts missing directories.
 pub fn remove(settings: &Settings) -> Vec<files::Error> {
     let mut failures = Vec::new();
-    sweep(&settings.bin_dir, &mut failures, |name| {
-        name.strip_suffix(".install") == Some(PLUGIN)
-    });
+    sweep(&settings.bin_dir, &mut failures, |name| name.strip_suffix(".install") == Some(PLUGIN));
     // The chart's user may have chosen this name for the conflist.
     let old = settings.conf_name.as_deref() != Some(OLD_CONFIG);
     sweep(&settings.net_dir, &mut failures, |name| {

@@ -44,11 +44,7 @@ pub struct NetDirWatch<'s> {
 impl<'s> NetDirWatch<'s> {
     /// Starts to watch `dir`. The file named `kubeconfig` is never taken for a network config.
     pub fn start(dir: &'s Path, kubeconfig: &'s str) -> NetDirWatch<'s> {
-        NetDirWatch {
-            dir,
-            kubeconfig,
-            inotify: watch(dir),
-        }
+        NetDirWatch { dir, kubeconfig, inotify: watch(dir) }
     }
 
     /// Waits until no network config has named the plugin for `quiet`, and returns
@@ -83,10 +79,8 @@ impl<'s> NetDirWatch<'s> {
             Err(error) if error.is_missing() => return Ok(PluginReference::Missing),
             found => found?,
         };
-        let named: Vec<&ConfigFile> = found
-            .iter()
-            .filter(|file| self.may_name_plugin(file))
-            .collect();
+        let named: Vec<&ConfigFile> =
+            found.iter().filter(|file| self.may_name_plugin(file)).collect();
         let undos = plan::unchain(&found, journal, &Default::default());
         let can_unchain = |file: &&&ConfigFile| {
             let mut undos = undos.iter().flatten();
@@ -96,9 +90,7 @@ impl<'s> NetDirWatch<'s> {
         if let Some(file) = named.iter().find(can_unchain) {
             return Ok(PluginReference::Removable(path(file)));
         }
-        let foreign = named
-            .first()
-            .map(|file| PluginReference::Foreign(path(file)));
+        let foreign = named.first().map(|file| PluginReference::Foreign(path(file)));
         Ok(foreign.unwrap_or(PluginReference::Missing))
     }
 

@@ -26,10 +26,7 @@ pub struct NodeFiles<'s> {
 fn paths(settings: &Settings, journal: &SavedState) -> Vec<PathBuf> {
     let binaries = Binaries::wanted(settings).unwrap_or_else(|_| vec![PLUGIN.to_owned()]);
     let binaries = binaries.iter().map(|name| settings.bin_dir.join(name));
-    let mut paths: Vec<PathBuf> = [settings.kubeconfig()]
-        .into_iter()
-        .chain(binaries)
-        .collect();
+    let mut paths: Vec<PathBuf> = [settings.kubeconfig()].into_iter().chain(binaries).collect();
     // Saved state that cannot be read is kept: a later uninstall may be able to read it and
     // restore the original files.
     if !journal.unread {

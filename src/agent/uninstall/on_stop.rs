@@ -56,19 +56,15 @@ pub fn decide(settings: &Arc<Settings>, offline_install: bool) -> Decision {
     let (send, rounds) = mpsc::channel();
     let own = Arc::clone(settings);
     // The thread is never joined, so that a request that hangs does not delay the exit.
-    let asking = thread::Builder::new()
-        .name("departure".into())
-        .spawn(move || send_findings(&own, &send));
+    let asking =
+        thread::Builder::new().name("departure".into()).spawn(move || send_findings(&own, &send));
     if let Err(error) = asking {
         return Decision::Leave(format!("cannot start a thread: {error}"));
     }
     decide_from(&rounds, Decider::new(offline_install), end).unwrap_or_else(|last| {
         Decision::Leave(format!(
             "there was no proof of an uninstall within {seconds} s; last: {}",
-            last.map_or_else(
-                || "no answer of the API server".into(),
-                |last| last.to_string()
-            )
+            last.map_or_else(|| "no answer of the API server".into(), |last| last.to_string())
         ))
     })
 }
@@ -148,10 +144,7 @@ mod tests {
         assert_eq!(decide_from(&findings, decider(), end), Err(None));
         assert!(begin.elapsed() >= Duration::from_millis(50));
         send.send(Finding::Rejected).unwrap();
-        assert_eq!(
-            decide_from(&findings, decider(), end),
-            Err(Some(Finding::Rejected))
-        );
+        assert_eq!(decide_from(&findings, decider(), end), Err(Some(Finding::Rejected)));
         drop(send);
         assert_eq!(decide_from(&findings, decider(), end), Err(None));
     }
@@ -160,10 +153,7 @@ mod tests {
     fn pauses_have_jitter_of_at_most_a_quarter() {
         let pauses: Vec<_> = (0..100).map(|_| jitter(LAST_PAUSE)).collect();
         for pause in &pauses {
-            assert!(
-                (LAST_PAUSE * 3 / 4..=LAST_PAUSE).contains(pause),
-                "{pause:?}"
-            );
+            assert!((LAST_PAUSE * 3 / 4..=LAST_PAUSE).contains(pause), "{pause:?}");
         }
         assert!(pauses.iter().any(|pause| *pause != pauses[0]));
     }

@@ -78,11 +78,7 @@ fn unversion_addresses(result: &mut Object) -> Result<(), Error> {
 fn version_addresses(result: &mut Object) -> Result<(), Error> {
     let mut addresses = list(result, "ips")?;
     for address in &mut addresses {
-        let version = if is_ipv6(address.get("address")) {
-            "6"
-        } else {
-            "4"
-        };
+        let version = if is_ipv6(address.get("address")) { "6" } else { "4" };
         address.set("version", to_raw_value(version)?);
     }
     put(result, "ips", &addresses)?;
@@ -118,19 +114,13 @@ fn split_addresses(result: &mut Object) -> Result<(), Error> {
         let mut family_routes = Vec::new();
         for route in routes.iter().filter(|route| is_of_family(route.get("dst"))) {
             let mut route = route.clone();
-            route
-                .0
-                .retain(|(name, _)| OLD_ROUTE_MEMBERS.contains(&name.as_str()));
+            route.0.retain(|(name, _)| OLD_ROUTE_MEMBERS.contains(&name.as_str()));
             family_routes.push(route);
         }
         put(&mut family, "routes", &family_routes)?;
         result.0.push((key.to_owned(), to_raw_value(&family)?));
     }
-    if has_address {
-        Ok(())
-    } else {
-        Err(Error::NoAddress)
-    }
+    if has_address { Ok(()) } else { Err(Error::NoAddress) }
 }
 
 /// Returns the member `key`, a list of objects. Returns an empty list if it is not set.

@@ -59,16 +59,8 @@ fn a_result_is_converted_to_the_shape_of_the_requests_version() {
             r#"{"cniVersion":"1.1.0","dns":{},"x":12345678901234567890,"ips":[{"address":"10.0.0.7/24","gateway":"10.0.0.1"},{"address":"fd00::7/64"}],"routes":[{"dst":"0.0.0.0/0","gw":"10.0.0.1"},{"dst":"::/0"}]}"#,
         ),
         // Missing and null members are not added.
-        (
-            r#"{"cniVersion":"0.2.0","ip4":null}"#,
-            "1.0.0",
-            r#"{"cniVersion":"1.0.0"}"#,
-        ),
-        (
-            r#"{"ips":null,"cniVersion":"1.0.0"}"#,
-            "0.4.0",
-            r#"{"ips":null,"cniVersion":"0.4.0"}"#,
-        ),
+        (r#"{"cniVersion":"0.2.0","ip4":null}"#, "1.0.0", r#"{"cniVersion":"1.0.0"}"#),
+        (r#"{"ips":null,"cniVersion":"1.0.0"}"#, "0.4.0", r#"{"ips":null,"cniVersion":"0.4.0"}"#),
         // Routes of a family without an address are removed.
         (
             r#"{"cniVersion":"0.4.0","ips":[{"version":"6","address":"fd00::7/64"}],"routes":[{"dst":"0.0.0.0/0"}]}"#,
@@ -77,11 +69,7 @@ fn a_result_is_converted_to_the_shape_of_the_requests_version() {
         ),
     ];
     for (previous, version, wanted) in cases {
-        assert_eq!(
-            converted(previous, version).unwrap(),
-            wanted,
-            "{version} of {previous}"
-        );
+        assert_eq!(converted(previous, version).unwrap(), wanted, "{version} of {previous}");
     }
 }
 

@@ -5,11 +5,8 @@ use super::*;
 /// Lists of the plugin entry, annotations, and how upstream reads them: inbound ports, outbound
 /// ports and ignored elements. `None`: upstream fails the pod, as iptables rejects a rule
 /// without ports.
-type UpstreamCase<'a> = (
-    &'a str,
-    Pairs<'a>,
-    Option<(&'a str, &'a str, &'a [(&'a str, &'a [&'a str])])>,
-);
+type UpstreamCase<'a> =
+    (&'a str, Pairs<'a>, Option<(&'a str, &'a str, &'a [(&'a str, &'a [&'a str])])>);
 
 #[test]
 fn invalid_elements_are_ignored_as_in_upstream_and_reported() {
@@ -27,11 +24,7 @@ fn invalid_elements_are_ignored_as_in_upstream_and_reported() {
             Some(("4191,4190", "25", &[(OUT, &[" 3306"])])),
         ),
         // A list that is added to another one may have only invalid elements.
-        (
-            "",
-            &[("skip-inbound-ports", "http,")],
-            Some(("4191,4190", "", &[(IN, &["http", ""])])),
-        ),
+        ("", &[("skip-inbound-ports", "http,")], Some(("4191,4190", "", &[(IN, &["http", ""])]))),
         (
             "",
             &[("skip-outbound-ports", "+80"), ("skip-inbound-ports", "x")],
@@ -40,19 +33,11 @@ fn invalid_elements_are_ignored_as_in_upstream_and_reported() {
         ("", &[("skip-outbound-ports", "http")], None),
         ("", &[("skip-outbound-ports", " , ")], None),
         // The annotation replaces the configured list even if it has only invalid elements.
-        (
-            r#","outbound-ports-to-ignore":["443"]"#,
-            &[("skip-outbound-ports", "http")],
-            None,
-        ),
+        (r#","outbound-ports-to-ignore":["443"]"#, &[("skip-outbound-ports", "http")], None),
         (
             r#","outbound-ports-to-ignore":["443","smtp","25,26",null]"#,
             &[],
-            Some((
-                "4191,4190",
-                "443",
-                &[("outbound-ports-to-ignore", &["smtp", "25,26", ""])],
-            )),
+            Some(("4191,4190", "443", &[("outbound-ports-to-ignore", &["smtp", "25,26", ""])])),
         ),
         (r#","outbound-ports-to-ignore":["smtp"]"#, &[], None),
         (
@@ -73,18 +58,11 @@ fn invalid_elements_are_ignored_as_in_upstream_and_reported() {
         ),
     ];
     for (more, pairs, wanted) in cases {
-        let facts = PodFacts {
-            annotations: annotations(pairs),
-            ..PodFacts::default()
-        };
+        let facts = PodFacts { annotations: annotations(pairs), ..PodFacts::default() };
         let found = defaults(more).resolve(&facts);
         let Some((inbound, outbound, ignored)) = wanted else {
             let error = found.unwrap_err();
-            assert!(
-                error.msg.contains("no usable element is left"),
-                "{}",
-                error.msg
-            );
+            assert!(error.msg.contains("no usable element is left"), "{}", error.msg);
             continue;
         };
         let found = found.unwrap();
@@ -99,10 +77,8 @@ fn invalid_elements_are_ignored_as_in_upstream_and_reported() {
                 (list.source, elements.collect())
             })
             .collect();
-        let wanted: Vec<(&str, Vec<&str>)> = ignored
-            .iter()
-            .map(|(source, elements)| (*source, elements.to_vec()))
-            .collect();
+        let wanted: Vec<(&str, Vec<&str>)> =
+            ignored.iter().map(|(source, elements)| (*source, elements.to_vec())).collect();
         assert_eq!(named, wanted, "{more} {pairs:?}");
     }
 }
@@ -127,10 +103,7 @@ fn an_invalid_port_of_the_proxy_is_ignored_as_in_upstreams_injector() {
         ("admin-port", "x"),
         ("control-port", "80-90"),
     ] {
-        let facts = PodFacts {
-            annotations: annotations(&[(key, value)]),
-            ..PodFacts::default()
-        };
+        let facts = PodFacts { annotations: annotations(&[(key, value)]), ..PodFacts::default() };
         let found = defaults("").resolve(&facts).unwrap();
         assert_eq!(found.redirect, redirect(&defaults(""), &[]).unwrap());
         let ignored = Ignored {
@@ -187,11 +160,7 @@ fn strict_annotations_fail_the_pod_for_each_element_that_is_otherwise_ignored() 
     }
     let error = redirect(&strict(r#","outbound-ports-to-ignore":["443","x"]"#), &[]).unwrap_err();
     assert_eq!(error.code, code::INVALID_CONFIG);
-    assert!(
-        error
-            .msg
-            .contains("\"outbound-ports-to-ignore\": \"x\" is not a port")
-    );
+    assert!(error.msg.contains("\"outbound-ports-to-ignore\": \"x\" is not a port"));
     redirect(&strict(""), &[("skip-outbound-ports", "25,80-90")]).unwrap();
 }
 

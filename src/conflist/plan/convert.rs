@@ -27,12 +27,7 @@ pub(super) fn convert(
         return Err(format!("has {name} beside it, which was not made from it"));
     }
     let text = Conflist::parse(&bare).map_err(describe)?.with(entry);
-    Ok(Step::Convert {
-        conf: file.name.clone(),
-        list: name,
-        text,
-        bare,
-    })
+    Ok(Step::Convert { conf: file.name.clone(), list: name, text, bare })
 }
 
 /// Returns the name of the conflist that is made from the `.conf` or `.json` file `conf`.

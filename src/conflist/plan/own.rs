@@ -83,9 +83,7 @@ pub fn copy(
         Source::Missing => {
             plan.unchained = Some(no_network(foreign));
             let stale = existing.filter(|file| is_own(file, saved));
-            plan.undo.extend(stale.map(|file| UnchainStep::Drop {
-                list: file.name.clone(),
-            }));
+            plan.undo.extend(stale.map(|file| UnchainStep::Drop { list: file.name.clone() }));
             return plan;
         }
     };
@@ -149,10 +147,7 @@ fn copy_of(source: &ConfigFile, entry: &Entry) -> Result<Content, String> {
 fn name_taken(existing: Option<&ConfigFile>, saved: &SavedState) -> Option<String> {
     let file =
         existing.filter(|file| !saved.own.contains_key(&file.name) && !calls_plugin(file))?;
-    Some(format!(
-        "{} is not ours: set cniConfFileName to a name that is not taken",
-        file.name
-    ))
+    Some(format!("{} is not ours: set cniConfFileName to a name that is not taken", file.name))
 }
 
 impl Chaining {

@@ -45,12 +45,7 @@ pub enum Step {
         bare: String,
     },
     /// Writes `name`, a file that only the agent writes: a standalone config, or a copy of `of`.
-    Own {
-        name: String,
-        text: String,
-        access: Access,
-        of: Option<String>,
-    },
+    Own { name: String, text: String, access: Access, of: Option<String> },
 }
 
 impl Step {

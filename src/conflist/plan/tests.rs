@@ -23,11 +23,7 @@ fn found(files: &[(&str, &str)]) -> Vec<ConfigFile> {
         kind: ConfigKind::of(name).unwrap(),
         content: match *text {
             "unreadable" => Err("is a directory".into()),
-            text => Ok(Content {
-                text: text.into(),
-                access: Access::own(0o644),
-                link: None,
-            }),
+            text => Ok(Content { text: text.into(), access: Access::own(0o644), link: None }),
         },
     };
     files.iter().map(file).collect()
@@ -58,11 +54,7 @@ fn writes(files: &[(&str, &str)], saved: &SavedState) -> Vec<String> {
 #[test]
 fn every_conflist_and_conf_is_written_but_a_json_only_if_it_is_active() {
     let none = SavedState::default();
-    let lists = [
-        ("10-a.conflist", LIST),
-        ("20-b.conf", CONF),
-        ("30-c.json", CONF),
-    ];
+    let lists = [("10-a.conflist", LIST), ("20-b.conf", CONF), ("30-c.json", CONF)];
     assert_eq!(writes(&lists, &none), ["10-a.conflist", "20-b.conflist"]);
     assert_eq!(writes(&lists[2..], &none), ["30-c.conflist"]);
     let behind_bad = [("00-x.conf", "unreadable"), ("10-y.conf", "{"), lists[2]];
@@ -79,27 +71,13 @@ fn the_active_network_config_decides_readiness() {
         (vec![("1.conflist", "{")], Some("no valid network")),
         (vec![("1.conflist", &*chained)], None),
         (vec![("0.conflist", "{"), ("1.conflist", &chained)], None),
-        (
-            vec![("0.conf", CONF), ("1.conflist", &chained)],
-            Some("loads 0.conf"),
-        ),
-        (
-            vec![("0.json", CONF), ("1.conflist", &chained)],
-            Some("loads 0.json"),
-        ),
+        (vec![("0.conf", CONF), ("1.conflist", &chained)], Some("loads 0.conf")),
+        (vec![("0.json", CONF), ("1.conflist", &chained)], Some("loads 0.json")),
         (vec![("1.conflist", &chained), ("2.conflist", LIST)], None),
-        (
-            vec![("0.conflist", LIST), ("1.conflist", &chained)],
-            Some("loads 0.conflist"),
-        ),
+        (vec![("0.conflist", LIST), ("1.conflist", &chained)], Some("loads 0.conflist")),
     ] {
-        let bare = chain(
-            &ChainMode::Every,
-            &found(&files),
-            &entry(),
-            &SavedState::default(),
-        )
-        .unchained;
+        let bare =
+            chain(&ChainMode::Every, &found(&files), &entry(), &SavedState::default()).unchained;
         match (bare, expected) {
             (None, None) => {}
             (Some(why), Some(part)) => assert!(why.contains(part), "{why}"),
@@ -162,20 +140,14 @@ fn an_unreadable_conflist_is_an_error_only_if_it_had_the_plugin_entry() {
     assert!(unchain(&files, &SavedState::default(), &BTreeSet::new()).is_empty());
     let chained = BTreeSet::from(["a.conflist".to_owned()]);
     let errors = unchain(&files, &SavedState::default(), &chained);
-    assert_eq!(
-        errors,
-        [Err("a.conflist is not JSON (line 1, column 1)".into())]
-    );
+    assert_eq!(errors, [Err("a.conflist is not JSON (line 1, column 1)".into())]);
 }
 
 #[test]
 fn the_node_is_chained_if_the_network_config_of_this_mode_has_the_plugin_entry() {
     let with_entry = with_entry(LIST);
-    let files: [(&str, &str); 3] = [
-        ("05-broken.conflist", "{"),
-        ("10-a.conflist", LIST),
-        ("20-b.conflist", &with_entry),
-    ];
+    let files: [(&str, &str); 3] =
+        [("05-broken.conflist", "{"), ("10-a.conflist", LIST), ("20-b.conflist", &with_entry)];
     let chained = |mode: &ChainMode, files: &[(&str, &str)]| is_chained(mode, &found(files));
     // The runtime loads 10-a.
     assert!(!chained(&ChainMode::Every, &files));
@@ -185,9 +157,6 @@ fn the_node_is_chained_if_the_network_config_of_this_mode_has_the_plugin_entry()
     assert!(chained(&ChainMode::Only("20-b.conflist".into()), &files));
     assert!(chained(&ChainMode::Only("20-b.conf".into()), &files));
     let alone = [("linkerd-cni.conf", r#"{"type":"linkerd-cni"}"#)];
-    assert!(chained(
-        &ChainMode::Standalone("linkerd-cni.conf".into()),
-        &alone
-    ));
+    assert!(chained(&ChainMode::Standalone("linkerd-cni.conf".into()), &alone));
     assert!(!chained(&ChainMode::Every, &[]));
 }

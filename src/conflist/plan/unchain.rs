@@ -21,9 +21,7 @@ pub fn unchain(
     chained: &BTreeSet<String>,
 ) -> Vec<Result<UnchainStep, String>> {
     let files = found.iter();
-    files
-        .filter_map(|file| unchain_file(found, file, saved, chained).transpose())
-        .collect()
+    files.filter_map(|file| unchain_file(found, file, saved, chained).transpose()).collect()
 }
 
 /// Plans how to remove what another mode than `mode` left. Call it once the file of `mode` is
@@ -39,11 +37,7 @@ pub fn leftovers(mode: &ChainMode, found: &[ConfigFile], saved: &SavedState) -> 
     let no_conflists = BTreeSet::new();
     let leftovers = found.iter().filter(is_leftover);
     leftovers
-        .filter_map(|file| {
-            unchain_file(found, file, saved, &no_conflists)
-                .ok()
-                .flatten()
-        })
+        .filter_map(|file| unchain_file(found, file, saved, &no_conflists).ok().flatten())
         .collect()
 }
 
@@ -86,14 +80,8 @@ fn unchain_file(
             origin.name != name && found.iter().any(|other| other.name == origin.name);
         return Ok(Some(match original_exists {
             true => UnchainStep::Drop { list: name },
-            false => UnchainStep::Restore {
-                list: name,
-                origin: origin.clone(),
-            },
+            false => UnchainStep::Restore { list: name, origin: origin.clone() },
         }));
     }
-    Ok(list.calls_plugin().then(|| UnchainStep::Cut {
-        name: file.name.clone(),
-        text: bare,
-    }))
+    Ok(list.calls_plugin().then(|| UnchainStep::Cut { name: file.name.clone(), text: bare }))
 }

@@ -70,9 +70,7 @@ fn name(variant: Variant, family: Family) -> String {
 }
 
 fn executable(dirs: &[PathBuf], name: &str) -> Option<PathBuf> {
-    dirs.iter()
-        .map(|dir| dir.join(name))
-        .find(|path| is_executable(path))
+    dirs.iter().map(|dir| dir.join(name)).find(|path| is_executable(path))
 }
 
 fn is_executable(path: &Path) -> bool {
@@ -100,18 +98,8 @@ mod tests {
         let nft = ["iptables-nft", "iptables-nft-restore"];
         let plain = ["iptables", "iptables-restore"];
         let cases: [(&str, Vec<&str>, Variant, Option<&str>); 5] = [
-            (
-                "both",
-                [nft, plain].concat(),
-                Variant::Plain,
-                Some("iptables"),
-            ),
-            (
-                "only nft",
-                nft.to_vec(),
-                Variant::Legacy,
-                Some("iptables-nft"),
-            ),
+            ("both", [nft, plain].concat(), Variant::Plain, Some("iptables")),
+            ("only nft", nft.to_vec(), Variant::Legacy, Some("iptables-nft")),
             ("only plain", plain.to_vec(), Variant::Nft, Some("iptables")),
             (
                 "half a pair",

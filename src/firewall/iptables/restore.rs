@@ -21,10 +21,7 @@ const STDERR_LIMIT: usize = 4096;
 /// Fails with the program's stderr, or with [`Error::Deadline`] after killing the program.
 pub fn run(program: &Path, script: &str, deadline: Duration) -> Result<(), Error> {
     tracing::debug!("linkerd-cni: {} gets\n{script}", program.display());
-    let start = |source| Error::Start {
-        program: program.to_owned(),
-        source,
-    };
+    let start = |source| Error::Start { program: program.to_owned(), source };
     let mut child = Command::new(program)
         .args(["--noflush", "-w", "5"])
         .stdin(input(script).map_err(start)?)
@@ -37,10 +34,7 @@ pub fn run(program: &Path, script: &str, deadline: Duration) -> Result<(), Error
         Some(stderr) => read_until(stderr, end),
         None => Some(String::new()),
     };
-    let late = || Error::Deadline {
-        program: program.to_owned(),
-        deadline,
-    };
+    let late = || Error::Deadline { program: program.to_owned(), deadline };
     let Some(stderr) = stderr else {
         kill(&mut child);
         return Err(late());
@@ -53,11 +47,7 @@ pub fn run(program: &Path, script: &str, deadline: Duration) -> Result<(), Error
     let stderr = stderr.trim();
     Err(Error::Restore {
         program: program.to_owned(),
-        stderr: if stderr.is_empty() {
-            status.to_string()
-        } else {
-            stderr.replace('\n', "; ")
-        },
+        stderr: if stderr.is_empty() { status.to_string() } else { stderr.replace('\n', "; ") },
     })
 }
 
@@ -109,10 +99,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("iptables-restore");
         let written = Command::new("/bin/sh")
-            .args([
-                "-c",
-                "printf '#!/bin/sh\n%s\n' \"$1\" >\"$0\" && chmod 755 \"$0\"",
-            ])
+            .args(["-c", "printf '#!/bin/sh\n%s\n' \"$1\" >\"$0\" && chmod 755 \"$0\""])
             .args([path.as_os_str(), text.as_ref()])
             .status()
             .unwrap();
@@ -124,10 +111,7 @@ mod tests {
     fn the_error_holds_the_stderr_of_a_failed_program() {
         let (_dir, path) = program("echo line 3 failed >&2; exit 1");
         let error = run(&path, "*nat\n", Duration::from_secs(5)).unwrap_err();
-        assert_eq!(
-            error.to_string(),
-            format!("{} failed: line 3 failed", path.display())
-        );
+        assert_eq!(error.to_string(), format!("{} failed: line 3 failed", path.display()));
     }
 
     #[test]

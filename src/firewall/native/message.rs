@@ -54,9 +54,8 @@ pub fn table() -> Attributes {
 
 /// Encodes a chain. `PREROUTING` and `OUTPUT` are base chains, hooked into the kernel's NAT.
 pub fn chain(chain: Chain) -> Attributes {
-    let attributes = Attributes::default()
-        .text(nfta::CHAIN_TABLE, TABLE)
-        .text(nfta::CHAIN_NAME, chain.name());
+    let attributes =
+        Attributes::default().text(nfta::CHAIN_TABLE, TABLE).text(nfta::CHAIN_NAME, chain.name());
     let hook = match chain {
         Chain::Prerouting => libc::NF_INET_PRE_ROUTING,
         Chain::Output => libc::NF_INET_LOCAL_OUT,
@@ -65,9 +64,7 @@ pub fn chain(chain: Chain) -> Attributes {
     let hook = Attributes::default()
         .number(nfta::HOOK_HOOKNUM, hook as u32)
         .number(nfta::HOOK_PRIORITY, PRIORITY as u32);
-    attributes
-        .nested(nfta::CHAIN_HOOK, hook)
-        .text(nfta::CHAIN_TYPE, "nat")
+    attributes.nested(nfta::CHAIN_HOOK, hook).text(nfta::CHAIN_TYPE, "nat")
 }
 
 /// Returns whether the table that the kernel `listed` is the plugin's and active.
@@ -129,9 +126,8 @@ pub fn match_comment(expression: &[u8]) -> Option<&[u8]> {
 /// Encodes an expression as list elements. A redirect takes two elements, others one.
 pub fn encode(expression: &Expression) -> Attributes {
     let element = |name: &str, data: Attributes| {
-        let element = Attributes::default()
-            .text(nfta::EXPR_NAME, name)
-            .nested(nfta::EXPR_DATA, data);
+        let element =
+            Attributes::default().text(nfta::EXPR_NAME, name).nested(nfta::EXPR_DATA, data);
         Attributes::default().nested(nfta::LIST_ELEM, element)
     };
     let none = Attributes::default;
@@ -146,16 +142,10 @@ pub fn encode(expression: &Expression) -> Attributes {
             };
             element(
                 "meta",
-                none()
-                    .number(nfta::META_KEY, key as u32)
-                    .number(nfta::META_DREG, REGISTER),
+                none().number(nfta::META_KEY, key as u32).number(nfta::META_DREG, REGISTER),
             )
         }
-        Expression::Payload {
-            header,
-            offset,
-            length,
-        } => {
+        Expression::Payload { header, offset, length } => {
             let base = match header {
                 Header::Network => libc::NFT_PAYLOAD_NETWORK_HEADER,
                 Header::Transport => libc::NFT_PAYLOAD_TRANSPORT_HEADER,
@@ -202,8 +192,7 @@ pub fn encode(expression: &Expression) -> Attributes {
                 .number(nfta::IMMEDIATE_DREG, REGISTER)
                 .nested(nfta::IMMEDIATE_DATA, value(&port.to_be_bytes()));
             let mut both = element("immediate", load);
-            both.0
-                .extend(element("redir", none().number(nfta::REDIR_REG_PROTO_MIN, REGISTER)).0);
+            both.0.extend(element("redir", none().number(nfta::REDIR_REG_PROTO_MIN, REGISTER)).0);
             both
         }
     }
@@ -217,8 +206,5 @@ fn verdict(code: i32, chain: Option<Chain>) -> Attributes {
     }
     Attributes::default()
         .number(nfta::IMMEDIATE_DREG, VERDICT_REGISTER)
-        .nested(
-            nfta::IMMEDIATE_DATA,
-            Attributes::default().nested(nfta::DATA_VERDICT, verdict),
-        )
+        .nested(nfta::IMMEDIATE_DATA, Attributes::default().nested(nfta::DATA_VERDICT, verdict))
 }

@@ -10,10 +10,7 @@ use super::Error;
 
 /// Parses a kubeconfig in JSON or YAML.
 pub(super) fn decode(path: &Path, bytes: &[u8]) -> Result<Kubeconfig, Error> {
-    let syntax = |message: String| Error::Syntax {
-        path: path.to_owned(),
-        message,
-    };
+    let syntax = |message: String| Error::Syntax { path: path.to_owned(), message };
     if bytes.trim_ascii_start().starts_with(b"{") {
         return serde_json::from_slice(bytes).map_err(|error| syntax(describe(&error)));
     }

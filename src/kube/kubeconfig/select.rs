@@ -20,10 +20,7 @@ pub struct Overrides {
 
 /// Reads the kubeconfig at `path` and returns the access of its context [`CONTEXT`].
 pub fn read(path: &Path) -> Result<Access, Error> {
-    let overrides = Overrides {
-        context: Some(CONTEXT.to_owned()),
-        ..Overrides::default()
-    };
+    let overrides = Overrides { context: Some(CONTEXT.to_owned()), ..Overrides::default() };
     read_with(path, &overrides)
 }
 
@@ -36,10 +33,7 @@ pub fn read_with(path: &Path, overrides: &Overrides) -> Result<Access, Error> {
 /// Relative paths in the kubeconfig start at the directory of `path`.
 pub(super) fn parse(path: &Path, bytes: &[u8], overrides: &Overrides) -> Result<Access, Error> {
     let file = document::decode(path, bytes)?;
-    let missing = |what: String| Error::Missing {
-        path: path.to_owned(),
-        what,
-    };
+    let missing = |what: String| Error::Missing { path: path.to_owned(), what };
     let current = file.current_context.filter(|name| !name.is_empty());
     let name = overrides.context.clone().or(current);
     let name = name.unwrap_or_else(|| CONTEXT.to_owned());
@@ -87,9 +81,7 @@ pub(super) fn parse(path: &Path, bytes: &[u8], overrides: &Overrides) -> Result<
         }
         (None, None) => None,
     };
-    let token = token
-        .map(|token| token.trim().to_owned())
-        .filter(|token| !token.is_empty());
+    let token = token.map(|token| token.trim().to_owned()).filter(|token| !token.is_empty());
     if let Some(token) = &token
         && !token.bytes().all(|byte| (b' '..=b'~').contains(&byte))
     {
@@ -99,17 +91,10 @@ pub(super) fn parse(path: &Path, bytes: &[u8], overrides: &Overrides) -> Result<
             message: "has characters that no HTTP header can carry".to_owned(),
         });
     }
-    Ok(Access {
-        server: cluster.server,
-        ca,
-        insecure: cluster.insecure,
-        token,
-    })
+    Ok(Access { server: cluster.server, ca, insecure: cluster.insecure, token })
 }
 
 /// Resolves a path in a kubeconfig relative to the kubeconfig, as kubectl does.
 fn resolve_path(kubeconfig: &Path, file: &Path) -> PathBuf {
-    kubeconfig
-        .parent()
-        .map_or_else(|| file.to_owned(), |dir| dir.join(file))
+    kubeconfig.parent().map_or_else(|| file.to_owned(), |dir| dir.join(file))
 }

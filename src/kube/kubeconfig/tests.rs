@@ -13,10 +13,7 @@ fn access() -> Access {
 }
 
 fn parsed(text: &str) -> Result<Access, Error> {
-    let overrides = Overrides {
-        context: Some(CONTEXT.into()),
-        ..Overrides::default()
-    };
+    let overrides = Overrides { context: Some(CONTEXT.into()), ..Overrides::default() };
     parsed_with(text, &overrides)
 }
 
@@ -27,11 +24,7 @@ fn parsed_with(text: &str, overrides: &Overrides) -> Result<Access, Error> {
 #[test]
 fn a_rendered_kubeconfig_is_read_back_unchanged() {
     assert_eq!(parsed(&render(&access())).unwrap(), access());
-    let insecure = Access {
-        insecure: true,
-        ca: Vec::new(),
-        ..access()
-    };
+    let insecure = Access { insecure: true, ca: Vec::new(), ..access() };
     assert_eq!(parsed(&render(&insecure)).unwrap(), insecure);
 }
 
@@ -80,20 +73,14 @@ fn the_current_context_is_used_unless_overridden() {
         let token = access.token.unwrap();
         assert_eq!((&*access.server, &*token), expected, "{overrides:?}");
     }
-    assert_eq!(
-        parsed_with(&render(&access()), &Overrides::default()).unwrap(),
-        access()
-    );
+    assert_eq!(parsed_with(&render(&access()), &Overrides::default()).unwrap(), access());
 }
 
 #[test]
 fn errors_about_a_kubeconfig_contain_no_secrets() {
     let good = render(&access());
     let cases = [
-        (
-            String::new(),
-            "kubeconfig /kc: not the form of a kubeconfig",
-        ),
+        (String::new(), "kubeconfig /kc: not the form of a kubeconfig"),
         (
             "{\"users\": 1}".into(),
             "kubeconfig /kc: not the form of a kubeconfig at line 1 column 11",

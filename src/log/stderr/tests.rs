@@ -50,13 +50,7 @@ fn a_line_is_dropped_if_stderr_is_full_closed_or_has_no_reader() {
     assert!(!LineWriter::to(full.as_fd()).write(full.as_fd(), b"line\n"));
     let not_for_writing = File::open("/dev/null").unwrap();
     let fd = not_for_writing.as_fd();
-    assert!(
-        !LineWriter {
-            fd_type: FdType::Other,
-            torn: false
-        }
-        .write(fd, b"line\n")
-    );
+    assert!(!LineWriter { fd_type: FdType::Other, torn: false }.write(fd, b"line\n"));
 }
 
 #[test]

@@ -33,9 +33,7 @@ fn helm_uninstall_ends_in_401_for_every_account_and_that_is_proof_after_four_sec
         }
         scene.api.state().tokens.clear();
         let begin = Instant::now();
-        until("every account is rejected", || {
-            scene.agent.log().contains("rejects every account")
-        });
+        until("every account is rejected", || scene.agent.log().contains("rejects every account"));
         assert_eq!(scene.agent.wait(), Some(0), "{}", scene.agent.log());
         let took = begin.elapsed();
         scene.assert_uninstalled("accounts deleted");
@@ -55,9 +53,7 @@ fn rejections_with_another_answer_between_them_are_no_proof() {
         until("rejected", || rejections() == count);
         scene.api.state().tokens.clone_from(&tokens);
         scene.api.state().set = Set::Status(403);
-        until("accepted", || {
-            scene.agent.log().matches("HTTP 403").count() == count
-        });
+        until("accepted", || scene.agent.log().matches("HTTP 403").count() == count);
         scene.api.state().tokens.clear();
     }
     assert_eq!(scene.agent.wait(), Some(0));
@@ -98,16 +94,9 @@ fn the_token_of_another_agent_in_the_kubeconfig_stands_for_the_release() {
     let mut scene = Scene::start_with_one_account(&[GRACE]);
     scene.api.state().tokens = vec!["token-2".into()];
     scene.agent.signal(Signal::SIGTERM);
-    until("the agent's token is rejected", || {
-        scene.agent.log().contains("rejects every account")
-    });
-    let next = scene
-        .node
-        .text("kubeconfig.json")
-        .replace("token-1", "token-2");
-    scene
-        .node
-        .replace(&scene.node.net("kubeconfig.json"), next.as_bytes());
+    until("the agent's token is rejected", || scene.agent.log().contains("rejects every account"));
+    let next = scene.node.text("kubeconfig.json").replace("token-1", "token-2");
+    scene.node.replace(&scene.node.net("kubeconfig.json"), next.as_bytes());
     assert_eq!(scene.agent.wait(), Some(0));
     scene.assert_left_in_place("another agent", "accepts the plugin's");
 }
@@ -122,11 +111,7 @@ fn without_the_plugins_token_its_account_cannot_be_told_to_be_gone() {
     // It takes the signal before it looks at the node again.
     scene.agent.signal(Signal::SIGCONT);
     assert_eq!(scene.agent.wait(), Some(0));
-    assert!(
-        scene.node.chained("10-calico.conflist"),
-        "{}",
-        scene.agent.log()
-    );
+    assert!(scene.node.chained("10-calico.conflist"), "{}", scene.agent.log());
 }
 
 /// A node that was cut off for longer than its tokens live is told to stop in an upgrade

@@ -110,9 +110,8 @@ impl Agent {
     /// Status and body; status 0 as long as nobody listens.
     pub fn get(&self, path: &str) -> (u16, String) {
         let log = self.log();
-        let address = log
-            .lines()
-            .find_map(|line| line.split_once("/live, /ready and /metrics on "));
+        let address =
+            log.lines().find_map(|line| line.split_once("/live, /ready and /metrics on "));
         let Some(address) = address else {
             return (0, String::new());
         };
@@ -123,11 +122,7 @@ impl Agent {
 /// Status and body; `None` as long as nobody listens.
 pub fn get(address: SocketAddr, path: &str) -> Option<(u16, String)> {
     let mut stream = TcpStream::connect(address).ok()?;
-    write!(
-        stream,
-        "GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
-    )
-    .unwrap();
+    write!(stream, "GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").unwrap();
     let mut answer = String::new();
     let _ = stream.read_to_string(&mut answer);
     let status = answer.split(' ').nth(1).and_then(|code| code.parse().ok());

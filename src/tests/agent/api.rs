@@ -92,10 +92,8 @@ impl Api {
             config,
             ca,
         };
-        let api = Api {
-            address: listener.local_addr().unwrap(),
-            state: Arc::new(Mutex::new(state)),
-        };
+        let api =
+            Api { address: listener.local_addr().unwrap(), state: Arc::new(Mutex::new(state)) };
         let server = api.clone();
         thread::spawn(move || {
             for stream in listener.incoming().flatten() {
@@ -150,9 +148,7 @@ impl Api {
     }
 
     fn serve(&self, stream: TcpStream) -> Option<()> {
-        stream
-            .set_read_timeout(Some(Duration::from_secs(60)))
-            .ok()?;
+        stream.set_read_timeout(Some(Duration::from_secs(60))).ok()?;
         let config = self.state().config.clone();
         let connection = ServerConnection::new(config).ok()?;
         let mut reader = BufReader::new(StreamOwned::new(connection, stream));
@@ -186,10 +182,7 @@ impl Api {
                 thread::sleep(Duration::from_millis(20));
             }
             let answer = answer.to_string();
-            let head = format!(
-                "HTTP/1.1 {code} x\r\nContent-Length: {}\r\n\r\n",
-                answer.len()
-            );
+            let head = format!("HTTP/1.1 {code} x\r\nContent-Length: {}\r\n\r\n", answer.len());
             reader.get_mut().write_all(head.as_bytes()).ok()?;
             reader.get_mut().write_all(answer.as_bytes()).ok()?;
             reader.get_mut().flush().ok()?;
@@ -199,9 +192,7 @@ impl Api {
     fn answer(&self, token: &str, method: String, path: String, body: &[u8]) -> (u16, Value) {
         let mut state = self.state();
         let body: Value = serde_json::from_slice(body).unwrap_or_default();
-        state
-            .requests
-            .push((method.clone(), path.clone(), body.clone()));
+        state.requests.push((method.clone(), path.clone(), body.clone()));
         if let Some(code) = state.proxy {
             return (code, json!(format!("default backend - {code}")));
         }
@@ -288,10 +279,7 @@ fn answer_node(state: &mut State, method: &str, patch: &Value) -> (u16, Value) {
     let version = state.version.to_string();
     let metadata = json!({"name": "node-1", "labels": state.labels, "resourceVersion": version});
     let spec = json!({"taints": state.taints});
-    (
-        200,
-        json!({"kind": "Node", "metadata": metadata, "spec": spec}),
-    )
+    (200, json!({"kind": "Node", "metadata": metadata, "spec": spec}))
 }
 
 /// A token of the plugin's account that ran out long ago.
@@ -301,10 +289,7 @@ pub fn expired_token() -> String {
 
 /// A token as the API server makes them, of the plugin's account.
 fn jwt(number: usize, life: u64) -> String {
-    let now = std::time::SystemTime::now()
-        .duration_since(std::time::UNIX_EPOCH)
-        .unwrap()
-        .as_secs();
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_secs();
     jwt_of(now, number, life)
 }
 

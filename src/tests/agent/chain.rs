@@ -16,10 +16,7 @@ fn a_file_that_is_no_configuration_hurts_no_other_and_is_taken_up_once_it_is_one
     node.write("01-empty.conflist", "");
     fs::create_dir(node.net("02-dir.conf")).unwrap();
     symlink("nowhere", node.net("03-link.conflist")).unwrap();
-    node.write(
-        "04-huge.conflist",
-        &format!("{{\"x\":\"{}\"}}", "x".repeat(6 << 20)),
-    );
+    node.write("04-huge.conflist", &format!("{{\"x\":\"{}\"}}", "x".repeat(6 << 20)));
     node.write("05-none.conflist", r#"{"name":"x","plugins":[]}"#);
     node.write("06-null.conflist", "null");
     node.write("07-half.conflist", &CALICO[..CALICO.len() / 2]);
@@ -91,10 +88,7 @@ fn a_conf_becomes_a_list_and_comes_back_with_its_bytes_and_mode() {
     agent.until_ready();
     assert!(!node.net("10-net.conf").exists());
     let list = node.json("10-net.conflist");
-    assert_eq!(
-        (&list["name"], &list["cniVersion"]),
-        (&json!("net"), &json!("0.4.0"))
-    );
+    assert_eq!((&list["name"], &list["cniVersion"]), (&json!("net"), &json!("0.4.0")));
     assert_eq!(node.types("10-net.conflist"), ["bridge", "linkerd-cni"]);
 
     // Its owner writes it again, as flannel's init container does at each start.
@@ -152,9 +146,7 @@ fn a_conf_beside_a_list_that_was_not_made_from_it_is_left_alone() {
     let mut agent = node.start();
     until("the list", || node.chained("10-net.conflist"));
     assert_eq!(node.text("10-net.conf"), CONF);
-    until("the reason", || {
-        agent.ready().1.contains("was not made from it")
-    });
+    until("the reason", || agent.ready().1.contains("was not made from it"));
     agent.stop();
     assert_eq!(node.tree(), before);
 }
@@ -180,10 +172,7 @@ fn a_link_is_replaced_and_comes_back_and_its_target_is_never_written() {
     let mut agent = node.start();
     agent.until_ready();
     assert!(node.chained("10-calico.conflist"));
-    assert_eq!(
-        fs::read_to_string(node.root().join("real")).unwrap(),
-        CALICO
-    );
+    assert_eq!(fs::read_to_string(node.root().join("real")).unwrap(), CALICO);
     agent.stop();
     assert_eq!(node.tree(), before);
 }

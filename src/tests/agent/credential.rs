@@ -77,12 +77,7 @@ fn the_agents_token_serves_only_after_a_403_or_404_and_only_until_a_token_is_iss
         assert_eq!(status, 200);
         assert!(body.starts_with(&format!("ready ({says}")), "{body}");
         let gauge = "linkerd_cni_agent_kubeconfig_has_agents_token";
-        let metric = |value: u8| {
-            agent
-                .get("/metrics")
-                .1
-                .contains(&format!("{gauge} {value}\n"))
-        };
+        let metric = |value: u8| agent.get("/metrics").1.contains(&format!("{gauge} {value}\n"));
         assert!(metric(1));
         until("more requests", || api.asked("POST", "/token") > 2);
         assert_eq!(agent.log().matches(&says).count(), 1, "{}", agent.log());
@@ -108,9 +103,7 @@ fn without_a_403_or_404_the_agents_token_never_lands_on_the_host() {
         let says = "kubeconfig: waiting for the API server to issue a token for service account \
                     linkerd-cni-plugin: ";
         until("the reason", || agent.ready().1.contains(says));
-        until("a second request", || {
-            failure == "down" || api.asked("POST", "/token") > 1
-        });
+        until("a second request", || failure == "down" || api.asked("POST", "/token") > 1);
         assert_eq!(agent.ready().0, 500, "{failure}");
         assert_eq!(node.text("10-calico.conflist"), CALICO, "{failure}");
         assert!(!node.net("kubeconfig.json").exists(), "{failure}");
@@ -131,11 +124,7 @@ fn a_normal_start_logs_no_warning() {
     let mut agent = node.start_owned(&api.vars());
     agent.until_ready();
     // The bin dir of this node is empty.
-    let warnings = agent
-        .log()
-        .lines()
-        .filter(|line| line.contains("WARN"))
-        .count();
+    let warnings = agent.log().lines().filter(|line| line.contains("WARN")).count();
     let bin_dir = agent.log().matches("WARN bin dir: ").count();
     assert_eq!(warnings, bin_dir, "{}", agent.log());
 }
@@ -214,12 +203,7 @@ fn a_token_that_the_api_server_refuses_is_named_until_there_is_a_better_one() {
     let node = node(&api);
     // As with upstream's chart, the plugin has no account of its own.
     let mut agent = node.start_owned(&api.vars()[..2]);
-    until("the reason", || {
-        agent
-            .ready()
-            .1
-            .contains("refuses the token in the kubeconfig")
-    });
+    until("the reason", || agent.ready().1.contains("refuses the token in the kubeconfig"));
     assert!(node.chained("10-calico.conflist"));
     api.state().tokens.push("token-2".into());
     node.rotate("token-2");
@@ -243,9 +227,7 @@ fn an_api_server_that_never_answers_does_not_keep_an_installed_node_from_being_s
         thread::sleep(Duration::from_millis(5));
     }
     assert!(begin.elapsed() < Duration::from_secs(8));
-    until("the reason", || {
-        agent.ready().1.contains("has not answered yet: ")
-    });
+    until("the reason", || agent.ready().1.contains("has not answered yet: "));
     api.state().silent = false;
     until("ready", || agent.ready().0 == 200);
 }
@@ -264,9 +246,7 @@ fn a_new_certificate_authority_is_followed() {
     api.state().down = false;
     api.serve_node(&node);
     let asked = api.asked("POST", "/token");
-    until("a token over the new certificate", || {
-        api.asked("POST", "/token") > asked
-    });
+    until("a token over the new certificate", || api.asked("POST", "/token") > asked);
     agent.until_ready();
 }
 

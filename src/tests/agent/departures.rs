@@ -19,15 +19,12 @@ const NODE: (&str, &str) = ("LINKERD_CNI_NODE_NAME", "node-1");
 
 #[test]
 fn an_agent_whose_daemonset_or_namespace_is_deleted_uninstalls_at_once() {
-    all(
-        vec![Set::Leaving, Set::NamespaceLeaving, Set::Status(404)],
-        |set| {
-            let mut scene = Scene::start(&[NODE]);
-            let took = scene.stop(|state| state.set = set);
-            scene.assert_uninstalled(&format!("{set:?}"));
-            assert!(took < Duration::from_secs(5), "{set:?}: {took:?}");
-        },
-    );
+    all(vec![Set::Leaving, Set::NamespaceLeaving, Set::Status(404)], |set| {
+        let mut scene = Scene::start(&[NODE]);
+        let took = scene.stop(|state| state.set = set);
+        scene.assert_uninstalled(&format!("{set:?}"));
+        assert!(took < Duration::from_secs(5), "{set:?}: {took:?}");
+    });
 }
 
 #[test]
@@ -83,11 +80,7 @@ fn an_answer_that_proves_nothing_is_asked_for_again_and_everything_stays_in_plac
         assert!(took >= TIME_TO_ASK, "{what}: {took:?}");
         assert!(took < TIME_TO_ASK * 2, "{what}: {took:?}");
         let asked = scene.api.asked("GET", DAEMONSET) - before;
-        let rounds = if ["down", "silent"].contains(&what) {
-            0
-        } else {
-            2
-        };
+        let rounds = if ["down", "silent"].contains(&what) { 0 } else { 2 };
         assert!((rounds..6).contains(&asked), "{what}: {asked}");
         let again = scene.agent.log().matches("asking again").count();
         // One line a change; a connection can be refused in more than one way.
@@ -182,14 +175,8 @@ fn a_node_in_the_daemonsets_scope_or_of_unknown_name_keeps_the_plugin() {
 
 #[test]
 fn an_agent_that_found_a_kubeconfig_never_uninstalls_without_proof() {
-    let unreachable = [
-        ("KUBERNETES_SERVICE_HOST", "127.0.0.1"),
-        ("KUBERNETES_SERVICE_PORT", "1"),
-    ];
-    let unset = [
-        ("KUBERNETES_SERVICE_HOST", ""),
-        ("KUBERNETES_SERVICE_PORT", ""),
-    ];
+    let unreachable = [("KUBERNETES_SERVICE_HOST", "127.0.0.1"), ("KUBERNETES_SERVICE_PORT", "1")];
+    let unset = [("KUBERNETES_SERVICE_HOST", ""), ("KUBERNETES_SERVICE_PORT", "")];
     all(vec![unreachable, unset], |address| {
         let mut scene = Scene::start(&[]);
         scene.agent.kill();
@@ -224,19 +211,11 @@ fn a_grace_period_of_a_few_seconds_is_one_round() {
 fn while_it_asks_the_agent_is_alive_not_ready_and_deaf_to_more_signals() {
     let mut scene = Scene::start(&[]);
     scene.api.state().set = Set::Status(403);
-    for signal in [
-        Signal::SIGTERM,
-        Signal::SIGTERM,
-        Signal::SIGINT,
-        Signal::SIGTERM,
-    ] {
+    for signal in [Signal::SIGTERM, Signal::SIGTERM, Signal::SIGINT, Signal::SIGTERM] {
         scene.agent.signal(signal);
         until("asked", || scene.agent.log().contains("asking again"));
         assert_eq!(scene.agent.get("/live").0, 200);
-        assert_eq!(
-            scene.agent.ready(),
-            (500, "not ready: told to stop\n".into())
-        );
+        assert_eq!(scene.agent.ready(), (500, "not ready: told to stop\n".into()));
         assert!(scene.is_installed());
     }
     scene.api.state().set = Set::Leaving;
@@ -251,10 +230,7 @@ fn where_no_api_server_ever_was_the_plugin_goes_as_upstreams_does() {
     api.serve_node(&node);
     node.write("10-calico.conflist", CALICO);
     let before = node.tree();
-    let vars = [
-        ("KUBERNETES_SERVICE_HOST", "localhost"),
-        ("KUBERNETES_SERVICE_PORT", "1"),
-    ];
+    let vars = [("KUBERNETES_SERVICE_HOST", "localhost"), ("KUBERNETES_SERVICE_PORT", "1")];
     let mut agent = node.start_with(&vars);
     agent.until_ready();
     assert_eq!(agent.stop(), Some(0));
@@ -263,19 +239,9 @@ fn where_no_api_server_ever_was_the_plugin_goes_as_upstreams_does() {
 
 #[test]
 fn an_upgrade_leaves_every_file_as_it_is() {
-    let Scene {
-        api,
-        node,
-        mut agent,
-    } = Scene::start(&[]);
-    let names = [
-        "10-calico.conflist",
-        "kubeconfig.json",
-        "../bin/linkerd-cni",
-    ];
-    until("the plugin's own token", || {
-        node.kubeconfig()["users"][0]["user"]["token"] != "token-1"
-    });
+    let Scene { api, node, mut agent } = Scene::start(&[]);
+    let names = ["10-calico.conflist", "kubeconfig.json", "../bin/linkerd-cni"];
+    until("the plugin's own token", || node.kubeconfig()["users"][0]["user"]["token"] != "token-1");
     let inodes = names.map(|name| node.inode(name));
     for _ in 0..3 {
         assert_eq!(agent.stop(), Some(0));

@@ -31,25 +31,14 @@ fn a_bin_dir_without_the_networks_plugins_is_a_warning_and_no_reason_to_wait() {
     node.write("10-calico.conflist", CALICO);
     let mut agent = node.start();
     agent.until_ready();
-    let metric = |value: &str| {
-        agent
-            .get("/metrics")
-            .1
-            .contains(&format!("{GAUGE}{value}\n"))
-    };
+    let metric = |value: &str| agent.get("/metrics").1.contains(&format!("{GAUGE}{value}\n"));
     assert!(metric("1"), "{}", agent.get("/metrics").1);
     let gke = "/home/kubernetes/bin (platform gke, cos)";
     assert_eq!(agent.log().matches(gke).count(), 1, "{}", agent.log());
-    assert!(
-        agent
-            .log()
-            .contains("bin dir: 10-calico.conflist calls calico, portmap")
-    );
+    assert!(agent.log().contains("bin dir: 10-calico.conflist calls calico, portmap"));
     fs::write(node.bin("portmap"), "").unwrap();
     until("the doubt is gone", || metric("0"));
-    until("the log says so", || {
-        agent.log().contains("bin dir: no longer wrong")
-    });
+    until("the log says so", || agent.log().contains("bin dir: no longer wrong"));
 }
 
 #[test]

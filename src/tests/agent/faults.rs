@@ -41,11 +41,7 @@ impl Reader {
                 count.fetch_add(1, Ordering::Relaxed);
             }
         });
-        Reader {
-            stop,
-            looks,
-            thread: Some(thread),
-        }
+        Reader { stop, looks, thread: Some(thread) }
     }
 
     fn finish(mut self) -> usize {

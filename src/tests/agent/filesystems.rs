@@ -28,14 +28,7 @@ fn with_mounts(test: fn(&Node)) {
 
 fn small(dir: &Path) {
     let flags = MsFlags::empty();
-    mount(
-        Some("tmpfs"),
-        dir,
-        Some("tmpfs"),
-        flags,
-        Some("size=64k,mode=755"),
-    )
-    .unwrap();
+    mount(Some("tmpfs"), dir, Some("tmpfs"), flags, Some("size=64k,mode=755")).unwrap();
 }
 
 /// Fills what is left of a small file system.
@@ -122,10 +115,8 @@ fn directories_that_cannot_be_written_are_named_with_the_remedy() {
     with_mounts(|node| {
         node.write("10-calico.conflist", CALICO);
         let before = node.tree();
-        for (dir, what) in [
-            ("etc", "kubeconfig: cannot create"),
-            ("bin", "binary: cannot create"),
-        ] {
+        for (dir, what) in [("etc", "kubeconfig: cannot create"), ("bin", "binary: cannot create")]
+        {
             let path = node.root().join(dir);
             read_only(&path);
             let mut agent = node.start();
@@ -172,10 +163,7 @@ fn what_is_mounted_over_the_plugin_is_named_and_outlived() {
         }
         bind(&other, &program);
         let mut agent = node.start();
-        refuses(
-            &agent,
-            &["binary: cannot replace", "something is mounted there"],
-        );
+        refuses(&agent, &["binary: cannot replace", "something is mounted there"]);
         assert_eq!(node.text("10-calico.conflist"), CALICO);
         unmount(&program);
         agent.until_ready();
@@ -187,10 +175,7 @@ fn what_is_mounted_over_the_plugin_is_named_and_outlived() {
 fn a_directory_that_forbids_us_names_selinux_and_the_settings_against_it() {
     let node = Node::new();
     if fs::metadata(node.root()).unwrap().uid() != 0 {
-        assert!(
-            std::env::var_os("CI").is_none(),
-            "changing users needs root"
-        );
+        assert!(std::env::var_os("CI").is_none(), "changing users needs root");
         return println!("skipped: changing users needs root");
     }
     node.write("10-calico.conflist", CALICO);
@@ -203,20 +188,8 @@ fn a_directory_that_forbids_us_names_selinux_and_the_settings_against_it() {
             fs::set_permissions(turn, PermissionsExt::from_mode(0o755)).unwrap();
         }
     }
-    let nobody = [
-        "setpriv",
-        "--reuid=65534",
-        "--regid=65534",
-        "--clear-groups",
-    ];
+    let nobody = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"];
     let agent = node.start_under(&nobody, &[], &[]);
-    refuses(
-        &agent,
-        &[
-            "binary: cannot create",
-            "Permission denied",
-            "seLinuxOptions",
-        ],
-    );
+    refuses(&agent, &["binary: cannot create", "Permission denied", "seLinuxOptions"]);
     assert_eq!(node.tree(), before);
 }

@@ -31,15 +31,8 @@ impl Scene {
         let mut agent = node.start_owned(&[&api.vars()[..], &[pod]].concat());
         agent.until_ready();
         let writer = UnixDatagram::unbound().unwrap();
-        let scene = Scene {
-            api,
-            agent,
-            node,
-            writer,
-        };
-        until("the socket", || {
-            scene.node.net(".linkerd-cni.sock").exists()
-        });
+        let scene = Scene { api, agent, node, writer };
+        until("the socket", || scene.node.net(".linkerd-cni.sock").exists());
         scene
     }
 
@@ -59,9 +52,8 @@ impl Scene {
     /// Waits until the agent has posted all that it is to post of what was sent: what it
     /// posts on its own pod goes after that.
     fn settle(&self) {
-        for (count, key) in ["outbound-ports-to-ignore", "inbound-ports-to-ignore"]
-            .into_iter()
-            .enumerate()
+        for (count, key) in
+            ["outbound-ports-to-ignore", "inbound-ports-to-ignore"].into_iter().enumerate()
         {
             self.send(0, &json!([{"source": key, "elements": ["x"], "more": 0}]));
             until(key, || self.api.asked("POST", OWN_EVENTS) > count);
@@ -83,9 +75,7 @@ impl Scene {
 
     /// How many lists of `KEY` were counted.
     fn counted(&self) -> u64 {
-        self.metric(&format!(
-            "linkerd_cni_plugin_ignored_ports_total{{source=\"{KEY}\"}}"
-        ))
+        self.metric(&format!("linkerd_cni_plugin_ignored_ports_total{{source=\"{KEY}\"}}"))
     }
 }
 
@@ -111,12 +101,7 @@ fn ignored_elements_are_in_an_event_on_the_pod_in_the_log_and_in_the_metrics() {
     }
     let line = format!("; ignored in {KEY}: \"http\", \"30-20\"");
     until("the log line", || scene.agent.log().contains(&line));
-    assert!(
-        scene
-            .agent
-            .log()
-            .contains("WARN linkerd-cni: ADD emojivoto/web-1")
-    );
+    assert!(scene.agent.log().contains("WARN linkerd-cni: ADD emojivoto/web-1"));
     assert_eq!(scene.counted(), 1);
 }
 
@@ -180,21 +165,16 @@ fn a_bad_list_of_the_plugin_entry_is_reported_once_on_the_agents_pod() {
 #[test]
 fn no_event_is_posted_on_what_a_record_does_not_name_as_the_api_server_would() {
     let scene = Scene::new();
-    for (namespace, uid) in [
-        ("..", "c0ffee00-0000-4000-8000-000000000001"),
-        ("emojivoto", "u"),
-        ("emojivoto", ""),
-    ] {
+    for (namespace, uid) in
+        [("..", "c0ffee00-0000-4000-8000-000000000001"), ("emojivoto", "u"), ("emojivoto", "")]
+    {
         let record = json!({
             "level": "warn", "command": "ADD", "namespace": namespace, "pod": "web-1",
             "pod_uid": uid, "container_id": "c", "decision": "redirected",
             "requests": 2, "ms": 3, "ignored": lists(),
         });
         let path = scene.node.net(".linkerd-cni.sock");
-        scene
-            .writer
-            .send_to(record.to_string().as_bytes(), path)
-            .unwrap();
+        scene.writer.send_to(record.to_string().as_bytes(), path).unwrap();
     }
     scene.settle();
     assert_eq!(scene.counted(), 3);

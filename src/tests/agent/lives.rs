@@ -61,10 +61,7 @@ fn leftovers_of_earlier_agents_go() {
     let node = Node::new();
     node.write("10-calico.conflist", CALICO);
     let before = node.tree();
-    node.write(
-        "01-linkerd-cni.conf",
-        r#"{"type":"linkerd-cni","name":"x"}"#,
-    );
+    node.write("01-linkerd-cni.conf", r#"{"type":"linkerd-cni","name":"x"}"#);
     node.write("10-calico.conflist.install", "{");
     node.write("kubeconfig.json.install", "{");
     node.write(".linkerd-cni.1.2.3.tmp", "{");
@@ -103,9 +100,7 @@ fn a_list_damaged_before_the_end_is_an_error_and_all_else_is_undone() {
     let mut agent = node.start();
     agent.until_ready();
     node.write("20-calico.conflist", "{");
-    until("the damage seen", || {
-        agent.log().contains("20-calico.conflist: is not JSON")
-    });
+    until("the damage seen", || agent.log().contains("20-calico.conflist: is not JSON"));
     assert_eq!(agent.stop(), Some(1));
     assert!(agent.log().contains("cannot uninstall cni"));
     assert_eq!(node.text("10-calico.conflist"), CALICO);

@@ -13,11 +13,7 @@ mod directories;
 mod faults;
 mod filesystems;
 mod handover;
-#[allow(
-    dead_code,
-    clippy::expect_used,
-    reason = "shared with the chart's tests"
-)]
+#[allow(dead_code, clippy::expect_used, reason = "shared with the chart's tests")]
 #[path = "../../../chart-tests/helm.rs"]
 mod helm;
 mod ignored;
@@ -52,11 +48,7 @@ use serde_json::{Value, json};
 fn a_node_gets_binary_kubeconfig_and_entry_and_gives_all_back_on_sigterm() {
     let node = Node::new();
     node.write("10-calico.conflist", CALICO);
-    fs::set_permissions(
-        node.net("10-calico.conflist"),
-        PermissionsExt::from_mode(0o600),
-    )
-    .unwrap();
+    fs::set_permissions(node.net("10-calico.conflist"), PermissionsExt::from_mode(0o600)).unwrap();
     let before = node.tree();
     let mut agent = node.start();
     agent.until_ready();
@@ -66,18 +58,9 @@ fn a_node_gets_binary_kubeconfig_and_entry_and_gives_all_back_on_sigterm() {
     assert_eq!(fs::read(node.bin("linkerd-cni")).unwrap(), node::PLUGIN);
     let kubeconfig = node.kubeconfig();
     assert_eq!(kubeconfig["users"][0]["user"]["token"], "token-1");
-    assert_eq!(
-        kubeconfig["clusters"][0]["cluster"]["server"],
-        "https://[fd00::1]:443"
-    );
-    assert_eq!(
-        fs::metadata(node.net("kubeconfig.json")).unwrap().mode() & 0o7777,
-        0o600
-    );
-    assert_eq!(
-        fs::metadata(node.net("10-calico.conflist")).unwrap().mode() & 0o7777,
-        0o600
-    );
+    assert_eq!(kubeconfig["clusters"][0]["cluster"]["server"], "https://[fd00::1]:443");
+    assert_eq!(fs::metadata(node.net("kubeconfig.json")).unwrap().mode() & 0o7777, 0o600);
+    assert_eq!(fs::metadata(node.net("10-calico.conflist")).unwrap().mode() & 0o7777, 0o600);
     let list = node.json("10-calico.conflist");
     let mut expected: Value = serde_json::from_str(CALICO).unwrap();
     let mut entry: Value = serde_json::from_str(TEMPLATE).unwrap();
@@ -85,26 +68,12 @@ fn a_node_gets_binary_kubeconfig_and_entry_and_gives_all_back_on_sigterm() {
     expected["plugins"].as_array_mut().unwrap().push(entry);
     assert_eq!(list, expected);
     assert_eq!(agent.get("/live").1, "alive\n");
-    assert!(
-        agent
-            .get("/metrics")
-            .1
-            .contains("linkerd_cni_agent_ready 1\n")
-    );
+    assert!(agent.get("/metrics").1.contains("linkerd_cni_agent_ready 1\n"));
 
     let log = agent.log();
-    let at = |line: String| {
-        log.find(&line)
-            .unwrap_or_else(|| panic!("no {line} in {log}"))
-    };
-    let wrote = at(format!(
-        "Wrote linkerd CNI binaries to {}",
-        node.root().join("bin").display()
-    ));
-    let created = at(format!(
-        "Created CNI config {}",
-        node.net("10-calico.conflist").display()
-    ));
+    let at = |line: String| log.find(&line).unwrap_or_else(|| panic!("no {line} in {log}"));
+    let wrote = at(format!("Wrote linkerd CNI binaries to {}", node.root().join("bin").display()));
+    let created = at(format!("Created CNI config {}", node.net("10-calico.conflist").display()));
     assert!(wrote < at("Wrote kubeconfig".into()) && at("Wrote kubeconfig".into()) < created);
 
     assert_eq!(agent.stop(), Some(0), "{}", agent.log());
@@ -122,9 +91,7 @@ fn a_rotated_token_reaches_the_kubeconfig_and_nothing_else_is_written() {
     for turn in 2..6 {
         node.rotate(&format!("token-{turn}"));
         let token = format!("token-{turn}");
-        until("the new token", || {
-            node.kubeconfig()["users"][0]["user"]["token"] == token.as_str()
-        });
+        until("the new token", || node.kubeconfig()["users"][0]["user"]["token"] == token.as_str());
     }
     agent.until_ready();
     assert_eq!(node.inode("10-calico.conflist"), list);
@@ -141,11 +108,7 @@ fn whatever_is_taken_away_comes_back() {
         until("the binary", || node.bin("linkerd-cni").exists());
         fs::remove_file(node.net("kubeconfig.json")).unwrap();
         until("the kubeconfig", || node.net("kubeconfig.json").exists());
-        fs::set_permissions(
-            node.net("kubeconfig.json"),
-            PermissionsExt::from_mode(0o644),
-        )
-        .unwrap();
+        fs::set_permissions(node.net("kubeconfig.json"), PermissionsExt::from_mode(0o644)).unwrap();
         until("the kubeconfig's mode", || {
             fs::metadata(node.net("kubeconfig.json")).is_ok_and(|file| file.mode() & 0o777 == 0o600)
         });
@@ -166,18 +129,14 @@ fn whatever_is_taken_away_comes_back() {
 fn readiness_names_what_is_wrong_and_recovers() {
     let node = Node::new();
     let mut agent = node.start();
-    until("no network yet", || {
-        agent.ready().1.contains("no network configuration yet")
-    });
+    until("no network yet", || agent.ready().1.contains("no network configuration yet"));
     assert_eq!(agent.ready().0, 500);
     node.write("10-calico.conflist", CALICO);
     agent.until_ready();
 
     // What the agent cannot heal stays visible: a token gone, a foreign list in front.
     fs::rename(node.sa(), node.root().join("away")).unwrap();
-    until("kubeconfig wrong", || {
-        agent.ready().1.contains("kubeconfig: cannot read")
-    });
+    until("kubeconfig wrong", || agent.ready().1.contains("kubeconfig: cannot read"));
     fs::rename(node.root().join("away"), node.sa()).unwrap();
     agent.until_ready();
     node.write("05-ours.conf", r#"{"type":"x","name":"n"}"#);
@@ -211,15 +170,9 @@ fn directories_that_go_and_come_back_are_served_again() {
 fn what_the_node_lacks_is_waited_for_and_nothing_is_chained_meanwhile() {
     type TakeAway = fn(&Node);
     let missing: [(&str, TakeAway); 4] = [
-        ("token", |node| {
-            fs::rename(node.sa().join("token"), node.sa().join("t")).unwrap()
-        }),
-        ("ca.crt", |node| {
-            fs::rename(node.sa().join("ca.crt"), node.sa().join("t")).unwrap()
-        }),
-        ("bin", |node| {
-            fs::remove_dir(node.root().join("bin")).unwrap()
-        }),
+        ("token", |node| fs::rename(node.sa().join("token"), node.sa().join("t")).unwrap()),
+        ("ca.crt", |node| fs::rename(node.sa().join("ca.crt"), node.sa().join("t")).unwrap()),
+        ("bin", |node| fs::remove_dir(node.root().join("bin")).unwrap()),
         ("is empty", |node| node.rotate(" \n")),
     ];
     for (what, take_away) in missing {
@@ -244,9 +197,7 @@ fn what_the_node_lacks_is_waited_for_and_nothing_is_chained_meanwhile() {
         let node = Node::new();
         node.write("10-calico.conflist", CALICO);
         let mut agent = node.start_with(&[(name, "")]);
-        until(name, || {
-            agent.ready().1.contains(&format!("{name} is not set"))
-        });
+        until(name, || agent.ready().1.contains(&format!("{name} is not set")));
         assert_eq!(node.text("10-calico.conflist"), CALICO);
         assert_eq!(agent.stop(), Some(0));
     }
@@ -258,29 +209,11 @@ fn a_template_that_is_no_entry_ends_the_agent_with_the_reason() {
     node.write("10-calico.conflist", CALICO);
     let before = node.tree();
     for (vars, reason) in [
-        (
-            [("CNI_NETWORK_CONFIG", "{"), ("X", "")],
-            "CNI_NETWORK_CONFIG is not JSON",
-        ),
-        (
-            [("CNI_NETWORK_CONFIG", "[]"), ("X", "")],
-            "is not a JSON object",
-        ),
-        (
-            [("CNI_NETWORK_CONFIG", ""), ("X", "")],
-            "there is no plugin configuration",
-        ),
-        (
-            [
-                ("CNI_NETWORK_CONFIG", ""),
-                ("CNI_NETWORK_CONFIG_FILE", "/no/such"),
-            ],
-            "/no/such",
-        ),
-        (
-            [("LINKERD_CNI_LOG_LEVEL", "loud"), ("X", "")],
-            "Cannot parse log-level 'loud'",
-        ),
+        ([("CNI_NETWORK_CONFIG", "{"), ("X", "")], "CNI_NETWORK_CONFIG is not JSON"),
+        ([("CNI_NETWORK_CONFIG", "[]"), ("X", "")], "is not a JSON object"),
+        ([("CNI_NETWORK_CONFIG", ""), ("X", "")], "there is no plugin configuration"),
+        ([("CNI_NETWORK_CONFIG", ""), ("CNI_NETWORK_CONFIG_FILE", "/no/such")], "/no/such"),
+        ([("LINKERD_CNI_LOG_LEVEL", "loud"), ("X", "")], "Cannot parse log-level 'loud'"),
         (
             [("KUBERNETES_SERVICE_PORT", "https"), ("X", "")],
             "KUBERNETES_SERVICE_PORT=https: not a port",
@@ -315,12 +248,7 @@ fn a_file_or_directory_that_a_setting_names_and_is_not_there_is_said_with_that_s
     let node = Node::new();
     for name in ["KUBE_CA_FILE", "CONTAINER_CNI_BIN_DIR"] {
         let agent = node.start_with(&[(name, "no/such")]);
-        until(name, || {
-            agent
-                .ready()
-                .1
-                .contains(&format!("{name}=no/such: cannot "))
-        });
+        until(name, || agent.ready().1.contains(&format!("{name}=no/such: cannot ")));
     }
 }
 

@@ -36,9 +36,7 @@ fn one_named_file_is_waited_for_chained_and_given_back_and_no_other_is_touched()
     assert_eq!(node.types("20-net.conflist"), ["bridge", "linkerd-cni"]);
     assert!(!node.net("20-net.conf").exists());
     assert!(
-        agent
-            .log()
-            .contains("the runtime loads 10-calico.conflist; linkerd-cni is called only if"),
+        agent.log().contains("the runtime loads 10-calico.conflist; linkerd-cni is called only if"),
         "{}",
         agent.log()
     );
@@ -69,11 +67,7 @@ fn a_standalone_configuration_is_kept_right_and_goes_with_us() {
     let conf = node.json(STANDALONE);
     assert_eq!(
         (&conf["name"], &conf["type"], &conf["cniVersion"]),
-        (
-            &json!("linkerd-cni"),
-            &json!("linkerd-cni"),
-            &json!("0.3.1")
-        )
+        (&json!("linkerd-cni"), &json!("linkerd-cni"), &json!("0.3.1"))
     );
     assert_eq!(conf["kubernetes"]["kubeconfig"], "etc/kubeconfig.json");
     assert_eq!(node.text("10-calico.conflist"), CALICO);
@@ -120,9 +114,7 @@ fn a_file_of_somebody_else_is_not_overwritten_by_one_of_ours() {
     let name = ("LINKERD_CNI_CONF_NAME", "10-calico.conflist");
     for how in [ALONE[0], COPY[0]] {
         let mut agent = node.start_with(&[name, how]);
-        until("the reason", || {
-            agent.ready().1.contains("10-calico.conflist is not ours")
-        });
+        until("the reason", || agent.ready().1.contains("10-calico.conflist is not ours"));
         assert_eq!(agent.stop(), Some(0));
         assert_eq!(node.tree(), before);
     }
@@ -132,22 +124,13 @@ fn a_file_of_somebody_else_is_not_overwritten_by_one_of_ours() {
 fn a_copy_follows_the_network_whose_file_is_never_written() {
     let node = Node::new();
     node.write("10-calico.conflist", CALICO);
-    fs::set_permissions(
-        node.net("10-calico.conflist"),
-        PermissionsExt::from_mode(0o640),
-    )
-    .unwrap();
+    fs::set_permissions(node.net("10-calico.conflist"), PermissionsExt::from_mode(0o640)).unwrap();
     let before = node.tree();
     let inode = node.inode("10-calico.conflist");
     let mut agent = node.start_with(COPY);
     agent.until_ready();
     assert_eq!(node.inode("10-calico.conflist"), inode);
-    assert_eq!(
-        node.types(COPIED),
-        ["calico", "portmap", "linkerd-cni"],
-        "{}",
-        agent.log()
-    );
+    assert_eq!(node.types(COPIED), ["calico", "portmap", "linkerd-cni"], "{}", agent.log());
     let mode = fs::metadata(node.net(COPIED)).unwrap().permissions().mode();
     assert_eq!(mode & 0o7777, 0o640);
     for turn in 0..10 {
@@ -162,9 +145,7 @@ fn a_copy_follows_the_network_whose_file_is_never_written() {
     }
     // Half written, the network's file is no reason to give up what works.
     node.write("10-calico.conflist", &CALICO[..CALICO.len() / 2]);
-    until("the reason", || {
-        agent.ready().1.contains("is a copy of what it was")
-    });
+    until("the reason", || agent.ready().1.contains("is a copy of what it was"));
     assert!(node.chained(COPIED));
     node.write("10-calico.conflist", CALICO);
     agent.until_ready();
@@ -172,9 +153,7 @@ fn a_copy_follows_the_network_whose_file_is_never_written() {
     // A network that is gone is handed to nobody.
     fs::rename(node.net("10-calico.conflist"), node.root().join("away")).unwrap();
     until("the copy goes too", || !node.net(COPIED).exists());
-    until("the reason", || {
-        agent.ready().1.contains("no network configuration yet")
-    });
+    until("the reason", || agent.ready().1.contains("no network configuration yet"));
     fs::rename(node.root().join("away"), node.net("10-calico.conflist")).unwrap();
     agent.until_ready();
     assert!(node.chained(COPIED));
@@ -190,17 +169,13 @@ fn from_any_mode_to_any_other_nothing_stays_behind() {
     let before = node.tree();
     type IsIt = fn(&Node) -> bool;
     let modes: [(Vars, IsIt); 4] = [
-        (&[], |node| {
-            node.chained("10-calico.conflist") && node.chained("20-net.conflist")
-        }),
+        (&[], |node| node.chained("10-calico.conflist") && node.chained("20-net.conflist")),
         (COPY, |node| {
             node.chained(COPIED)
                 && node.text("10-calico.conflist") == CALICO
                 && node.text("20-net.conf") == CONF
         }),
-        (ONLY, |node| {
-            node.chained("20-net.conflist") && node.text("10-calico.conflist") == CALICO
-        }),
+        (ONLY, |node| node.chained("20-net.conflist") && node.text("10-calico.conflist") == CALICO),
         (ALONE, |node| {
             node.net(STANDALONE).exists()
                 && node.text("10-calico.conflist") == CALICO

@@ -143,11 +143,7 @@ impl Node {
     }
 
     fn swap(&self, token: &str, ca: &str) {
-        let dir = tempfile::Builder::new()
-            .prefix("..turn")
-            .tempdir_in(self.sa())
-            .unwrap()
-            .keep();
+        let dir = tempfile::Builder::new().prefix("..turn").tempdir_in(self.sa()).unwrap().keep();
         fs::write(dir.join("token"), format!("{token}\n")).unwrap();
         fs::write(dir.join("ca.crt"), ca).unwrap();
         let old = fs::read_link(self.sa().join("..data"));
@@ -200,10 +196,7 @@ impl Node {
                 let path = entry.unwrap().path();
                 let metadata = fs::symlink_metadata(&path).unwrap();
                 let content = if metadata.is_symlink() {
-                    fs::read_link(&path)
-                        .unwrap()
-                        .into_os_string()
-                        .into_encoded_bytes()
+                    fs::read_link(&path).unwrap().into_os_string().into_encoded_bytes()
                 } else if metadata.is_file() {
                     fs::read(&path).unwrap()
                 } else {
@@ -226,10 +219,7 @@ impl Node {
         for name in networks() {
             let text = self.text(&name);
             let missing = self.missing_for(&text);
-            assert!(
-                missing.is_none() || self.text(&name) != text,
-                "{name}: {missing:?}"
-            );
+            assert!(missing.is_none() || self.text(&name) != text, "{name}: {missing:?}");
         }
         assert!(networks().len() >= 2 || networks().len() >= 2);
     }
@@ -256,9 +246,7 @@ impl Node {
 
     fn tree_names(&self) -> Vec<String> {
         let entries = fs::read_dir(self.root().join("etc")).unwrap().flatten();
-        entries
-            .map(|entry| entry.file_name().to_string_lossy().into_owned())
-            .collect()
+        entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect()
     }
 
     pub fn start(&self) -> Agent {
@@ -280,23 +268,11 @@ impl Node {
 
     /// Starts the agent by another program.
     pub fn start_under(&self, by: &[&str], args: &[&str], vars: &[(&str, &str)]) -> Agent {
-        let (log, path) = tempfile::NamedTempFile::new_in(self.root())
-            .unwrap()
-            .keep()
-            .unwrap();
-        let mut words = by
-            .iter()
-            .copied()
-            .chain([PROGRAM])
-            .chain(args.iter().copied());
+        let (log, path) = tempfile::NamedTempFile::new_in(self.root()).unwrap().keep().unwrap();
+        let mut words = by.iter().copied().chain([PROGRAM]).chain(args.iter().copied());
         let mut command = Command::new(words.next().unwrap());
         self.set(&mut command);
-        let child = command
-            .args(words)
-            .envs(vars.iter().copied())
-            .stderr(log)
-            .spawn()
-            .unwrap();
+        let child = command.args(words).envs(vars.iter().copied()).stderr(log).spawn().unwrap();
         Agent::new(child, path)
     }
 

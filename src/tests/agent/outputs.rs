@@ -21,9 +21,7 @@ fn an_agent_installs_reconciles_and_uninstalls_whatever_its_outputs_are() {
             until(&format!("ready with {case}"), ready);
 
             node.replace(&node.net("10-calico.conflist"), CALICO.as_bytes());
-            until(&format!("the entry with {case}"), || {
-                node.chained("10-calico.conflist")
-            });
+            until(&format!("the entry with {case}"), || node.chained("10-calico.conflist"));
             until(&format!("ready again with {case}"), ready);
             let (_, metrics) = get(address, "/metrics").unwrap();
             let dropped = metrics

@@ -12,16 +12,9 @@ fn the_agent_writes_its_namespace_into_an_entry_whose_template_has_none() {
     for (vars, beside_token, expected) in [
         (vec![("LINKERD_CNI_NAMESPACE", "mesh")], None, json!("mesh")),
         (vec![], Some("of-the-token\n"), json!("of-the-token")),
+        (vec![("LINKERD_CNI_NAMESPACE", "mesh")], Some("of-the-token"), json!("mesh")),
         (
-            vec![("LINKERD_CNI_NAMESPACE", "mesh")],
-            Some("of-the-token"),
-            json!("mesh"),
-        ),
-        (
-            vec![
-                ("LINKERD_CNI_NAMESPACE", "mesh"),
-                ("CNI_NETWORK_CONFIG", named.as_str()),
-            ],
+            vec![("LINKERD_CNI_NAMESPACE", "mesh"), ("CNI_NETWORK_CONFIG", named.as_str())],
             None,
             json!("chosen"),
         ),
@@ -48,18 +41,12 @@ fn the_agent_writes_its_namespace_into_an_entry_whose_template_has_none() {
 fn an_entry_with_the_agents_namespace_is_adopted_and_not_written_again() {
     let node = Node::new();
     node.write("10-calico.conflist", CALICO);
-    let vars = [
-        ("LINKERD_CNI_NAMESPACE", "mesh"),
-        ("LINKERD_CNI_DAEMONSET", "mesh-cni"),
-    ];
+    let vars = [("LINKERD_CNI_NAMESPACE", "mesh"), ("LINKERD_CNI_DAEMONSET", "mesh-cni")];
     let mut agent = node.start_with(&vars);
     agent.until_ready();
     let entry = node.json("10-calico.conflist")["plugins"][2].clone();
     assert_eq!(entry["linkerd"]["agent-daemonset"], "mesh-cni");
-    let (text, inode) = (
-        node.text("10-calico.conflist"),
-        node.inode("10-calico.conflist"),
-    );
+    let (text, inode) = (node.text("10-calico.conflist"), node.inode("10-calico.conflist"));
     agent.kill();
 
     // Somebody formats the list anew: the entry means the same.
@@ -81,8 +68,6 @@ fn an_entry_with_the_agents_namespace_is_adopted_and_not_written_again() {
     node.write("10-calico.conflist", &older);
     let mut agent = node.start_with(&vars);
     agent.until_ready();
-    until("the namespace", || {
-        node.json("10-calico.conflist")["plugins"][2] == entry
-    });
+    until("the namespace", || node.json("10-calico.conflist")["plugins"][2] == entry);
     agent.kill();
 }

@@ -31,15 +31,10 @@ fn every_platform_gets_ready_and_is_given_back_byte_for_byte() {
                 let of = |layout: &&Layout| layout.platform == platform;
                 let layout = LAYOUTS.iter().find(of);
                 let layout = layout.unwrap_or_else(|| panic!("no layout of a {platform} node"));
-                (
-                    platform,
-                    scope.spawn(|| gets_ready_and_is_given_back(layout)),
-                )
+                (platform, scope.spawn(|| gets_ready_and_is_given_back(layout)))
             };
             let running: Vec<_> = some.iter().map(start).collect();
-            let ended = running
-                .into_iter()
-                .map(|(name, thread)| (name, thread.join()));
+            let ended = running.into_iter().map(|(name, thread)| (name, thread.join()));
             failed.extend(ended.filter_map(|(name, end)| end.is_err().then_some(name)));
         });
     }
@@ -72,10 +67,7 @@ fn gets_ready_and_is_given_back(layout: &Layout) {
     let below = |dir: &str| host.join(dir.trim_start_matches('/'));
     let plugin = below(layout.bin_dir).join("linkerd-cni");
     assert!(plugin.exists(), "{platform}: {log}");
-    assert!(
-        carries(&below(layout.net_dir).join(layout.carrier)),
-        "{platform}: {log}"
-    );
+    assert!(carries(&below(layout.net_dir).join(layout.carrier)), "{platform}: {log}");
 
     api.state().set = Set::Status(404);
     assert_eq!(agent.stop(), Some(0), "{platform}: {}", agent.log());
@@ -86,30 +78,21 @@ fn gets_ready_and_is_given_back(layout: &Layout) {
 fn carries(path: &Path) -> bool {
     let config: Value = serde_json::from_slice(&fs::read(path).unwrap()).unwrap();
     let last = config["plugins"].as_array().map(|plugins| plugins.last());
-    last.map_or(Some(&config), |last| last)
-        .is_some_and(|entry| entry["type"] == "linkerd-cni")
+    last.map_or(Some(&config), |last| last).is_some_and(|entry| entry["type"] == "linkerd-cni")
 }
 
 /// What the chart gives to the agent's container, with an API server of the test's.
 fn variables(platform: &str, api: &Api, host: &Path) -> Vec<(String, String)> {
-    let objects = Render::new()
-        .values(&json!({"platform": platform}))
-        .objects();
+    let objects = Render::new().values(&json!({"platform": platform})).objects();
     let env = objects.container("install-cni")["env"].as_array().unwrap();
-    let mut vars: Vec<(String, String)> = env
-        .iter()
-        .map(|var| (text(&var["name"]), value(&objects, var)))
-        .collect();
+    let mut vars: Vec<(String, String)> =
+        env.iter().map(|var| (text(&var["name"]), value(&objects, var))).collect();
     let own = [
         ("CONTAINER_MOUNT_PREFIX", host.to_str().unwrap().to_owned()),
         ("KUBECONFIG_FILE_NAME", String::new()),
         ("LINKERD_CNI_ADMIN_ADDR", "127.0.0.1:0".into()),
     ];
-    vars.extend(
-        own.into_iter()
-            .chain(api.vars())
-            .map(|(k, v)| (k.into(), v)),
-    );
+    vars.extend(own.into_iter().chain(api.vars()).map(|(k, v)| (k.into(), v)));
     vars
 }
 
@@ -141,11 +124,7 @@ fn lay_out(layout: &Layout, host: &Path) {
             Item::Link(_, target) => symlink(target, path).unwrap(),
             Item::File(_, text) => {
                 fs::write(&path, text).unwrap();
-                let mode = if path.starts_with(host.join("etc")) {
-                    0o600
-                } else {
-                    0o755
-                };
+                let mode = if path.starts_with(host.join("etc")) { 0o600 } else { 0o755 };
                 fs::set_permissions(&path, PermissionsExt::from_mode(mode)).unwrap();
             }
         }
@@ -159,17 +138,10 @@ fn tree(dir: &Path) -> BTreeMap<PathBuf, (u32, Vec<u8>)> {
     while let Some(path) = left.pop() {
         let metadata = fs::symlink_metadata(&path).unwrap();
         let content = if metadata.is_dir() {
-            left.extend(
-                fs::read_dir(&path)
-                    .unwrap()
-                    .map(|entry| entry.unwrap().path()),
-            );
+            left.extend(fs::read_dir(&path).unwrap().map(|entry| entry.unwrap().path()));
             Vec::new()
         } else if metadata.is_symlink() {
-            fs::read_link(&path)
-                .unwrap()
-                .into_os_string()
-                .into_encoded_bytes()
+            fs::read_link(&path).unwrap().into_os_string().into_encoded_bytes()
         } else {
             fs::read(&path).unwrap()
         };

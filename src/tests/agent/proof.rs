@@ -37,10 +37,7 @@ fn script(text: &str) -> Vec<u8> {
 }
 
 fn start(node: &Node, entry: &str) -> Agent {
-    node.start_with(&[
-        ("LINKERD_CNI_SELF_TEST", "true"),
-        ("CNI_NETWORK_CONFIG", entry),
-    ])
+    node.start_with(&[("LINKERD_CNI_SELF_TEST", "true"), ("CNI_NETWORK_CONFIG", entry)])
 }
 
 fn trials(agent: &Agent, result: &str) -> u64 {
@@ -70,12 +67,7 @@ fn the_real_plugin_is_proven_by_tcp_in_both_directions_and_families() {
         // The tree has no plugins but ours, which is said, and nothing else is.
         let mut warnings = log.lines().filter(|line| line.contains("WARN"));
         assert!(warnings.all(|line| line.contains("bin dir: ")), "{log}");
-        println!(
-            "{}",
-            log.lines()
-                .find(|line| line.contains("passed"))
-                .unwrap_or_default()
-        );
+        println!("{}", log.lines().find(|line| line.contains("passed")).unwrap_or_default());
         assert_eq!(trials(&agent, "passed"), 1);
     }
 }
@@ -124,21 +116,13 @@ fn a_plugin_that_does_not_do_its_work_keeps_the_node_from_being_ready() {
             ENTRY.into(),
             "self-test: ADD fails: no rule for you; try another (code 121)",
         ),
-        (
-            script("echo oops >&2; exit 7"),
-            ENTRY.into(),
-            "exit status: 7; oops",
-        ),
+        (script("echo oops >&2; exit 7"), ENTRY.into(), "exit status: 7; oops"),
         (
             script(result),
             ENTRY.into(),
             "self-test: outbound TCP to 192.0.2.2:80 does not reach the proxy's port 4140: Connection refused",
         ),
-        (
-            b"\x7fELF no program".to_vec(),
-            ENTRY.into(),
-            "self-test: ADD fails: cannot run ",
-        ),
+        (b"\x7fELF no program".to_vec(), ENTRY.into(), "self-test: ADD fails: cannot run "),
         (
             fs::read(PLUGIN).unwrap(),
             ENTRY.replace(r#""iptables-mode": "auto""#, r#""iptables-mode": "magic""#),
@@ -176,10 +160,7 @@ fn without_the_right_to_make_namespaces_ready_goes_by_all_else() {
     let node = node(&script("exit 1"), "1.0.0");
     for taken in ["sys_admin", "net_admin"] {
         let bounds = format!("--bounding-set=-{taken}");
-        let vars = [
-            ("LINKERD_CNI_SELF_TEST", "true"),
-            ("CNI_NETWORK_CONFIG", ENTRY),
-        ];
+        let vars = [("LINKERD_CNI_SELF_TEST", "true"), ("CNI_NETWORK_CONFIG", ENTRY)];
         let mut agent = node.start_under(&["setpriv", &bounds], &[], &vars);
         agent.until_ready();
         let log = agent.log();
@@ -203,12 +184,7 @@ fn what_failed_is_tried_again_until_it_works() {
     ));
     let node = node(&plugin, "1.0.0");
     let mut agent = start(&node, ENTRY);
-    let tried = || {
-        fs::read_to_string(&tries)
-            .unwrap_or_default()
-            .lines()
-            .count()
-    };
+    let tried = || fs::read_to_string(&tries).unwrap_or_default().lines().count();
     until("three tries", || tried() >= 3);
     assert_eq!(agent.ready().0, 500);
     // Waiting longer each time, it said so once.

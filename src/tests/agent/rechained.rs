@@ -27,10 +27,7 @@ impl<T: Send + 'static> Worker<T> {
     pub fn start(work: impl FnOnce(&AtomicBool) -> T + Send + 'static) -> Worker<T> {
         let stop = Arc::<AtomicBool>::default();
         let own = Arc::clone(&stop);
-        Worker {
-            stop,
-            thread: Some(thread::spawn(move || work(&own))),
-        }
+        Worker { stop, thread: Some(thread::spawn(move || work(&own))) }
     }
 
     pub fn finish(mut self) -> T {
@@ -163,9 +160,7 @@ fn a_plugin_that_is_named_just_when_its_files_go_is_put_back_at_once() {
         let chained = node.text(LIST);
         let reader = watch(&node);
         agent.signal(Signal::SIGTERM);
-        until("the binary is taken away", || {
-            !node.bin("linkerd-cni").exists()
-        });
+        until("the binary is taken away", || !node.bin("linkerd-cni").exists());
         thread::sleep(Duration::from_millis(round * 10));
         // Too late on a busy machine is as good as after the uninstall.
         if fs::read_dir(node.root().join("bin")).unwrap().count() == 1 {

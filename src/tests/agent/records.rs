@@ -160,13 +160,7 @@ fn a_flood_costs_a_few_lines_and_what_is_no_record_none() {
             "container_id":"c","decision":"redirected","backend":"native","requests":2,"ms":3}}"#
         )
     };
-    for bad in [
-        "",
-        "x",
-        "{}",
-        &record("a\\nb"),
-        &record(&"a".repeat(20_000)),
-    ] {
+    for bad in ["", "x", "{}", &record("a\\nb"), &record(&"a".repeat(20_000))] {
         until("room", || send(bad));
     }
     let refused = "linkerd_cni_plugin_refused_records_total";

@@ -48,9 +48,7 @@ pub fn report_refusal(node: &Node) {
 fn sent(api: &Api) -> Vec<String> {
     let state = api.state();
     let requests = state.requests.iter();
-    requests
-        .map(|(verb, path, _)| format!("{verb} {path}"))
-        .collect()
+    requests.map(|(verb, path, _)| format!("{verb} {path}")).collect()
 }
 
 #[test]
@@ -84,11 +82,7 @@ fn an_idle_agent_without_the_right_to_a_token_asks_ever_less_often() {
     let begin = Instant::now();
     until("five requests", || api.asked("POST", "/token") >= 5);
     // 0, 1, 3, 7 and 15 seconds after the first one, less the jitter.
-    assert!(
-        begin.elapsed() > Duration::from_secs(8),
-        "{:?}",
-        begin.elapsed()
-    );
+    assert!(begin.elapsed() > Duration::from_secs(8), "{:?}", begin.elapsed());
     assert_eq!(api.asked("GET", CHECK), 1);
 }
 
@@ -105,11 +99,7 @@ fn a_flood_of_records_about_refused_tokens_brings_few_checks() {
         thread::sleep(Duration::from_millis(5));
     }
     assert!(records > 100);
-    assert_eq!(
-        api.asked("GET", CHECK),
-        2,
-        "no check within 10 s of another"
-    );
+    assert_eq!(api.asked("GET", CHECK), 2, "no check within 10 s of another");
     assert_eq!(agent.ready().0, 200);
 }
 
@@ -125,8 +115,6 @@ fn a_check_without_an_answer_is_repeated_ever_later_and_what_was_said_before_cou
     let says = "WARN credential: cannot check the token in the kubeconfig: ";
     assert_eq!(agent.log().matches(says).count(), 1, "{}", agent.log());
     api.state().namespace = None;
-    until("an answer", || {
-        agent.log().contains("credential: no longer wrong")
-    });
+    until("an answer", || agent.log().contains("credential: no longer wrong"));
     agent.until_ready();
 }

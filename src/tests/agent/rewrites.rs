@@ -29,9 +29,7 @@ fn a_thousand_rewrites_are_each_followed_at_once_by_one_write() {
             _ => std::fs::write(&path, &text).unwrap(),
         }
         while !(node.chained("10-calico.conflist")
-            && node
-                .text("10-calico.conflist")
-                .contains(&format!("{turn}e3")))
+            && node.text("10-calico.conflist").contains(&format!("{turn}e3")))
         {
             assert!(begin.elapsed() < Duration::from_secs(20), "{}", agent.log());
             thread::sleep(Duration::from_micros(300));
@@ -62,10 +60,7 @@ fn a_fight_is_named_with_its_remedy_and_backed_off_from() {
     }
     let (status, why) = agent.ready();
     assert_eq!(status, 500);
-    assert!(
-        why.contains("cni.exclusive=false") && why.contains("10-calico.conflist"),
-        "{why}"
-    );
+    assert!(why.contains("cni.exclusive=false") && why.contains("10-calico.conflist"), "{why}");
     assert!(counter(&agent, "linkerd_cni_agent_conflist_writes_total ") < 25);
     assert_eq!(counter(&agent, "linkerd_cni_agent_fights_total "), 1);
     let warnings = agent.log().matches("cni.exclusive=false").count();
@@ -85,12 +80,7 @@ fn a_fight_is_told_in_one_event_on_the_agents_pod() {
     vars.push(("LINKERD_CNI_POD_NAME", "linkerd-cni-x7x4z".into()));
     let mut agent = node.start_owned(&vars);
     agent.until_ready();
-    let events = || {
-        api.asked(
-            "POST",
-            "/apis/events.k8s.io/v1/namespaces/linkerd-cni/events",
-        )
-    };
+    let events = || api.asked("POST", "/apis/events.k8s.io/v1/namespaces/linkerd-cni/events");
     until("the Event", || {
         if node.chained("10-calico.conflist") {
             node.replace(&node.net("10-calico.conflist"), CALICO.as_bytes());
@@ -99,10 +89,7 @@ fn a_fight_is_told_in_one_event_on_the_agents_pod() {
     });
     assert_eq!(events(), 1);
     let asked = api.state().requests.clone();
-    let (_, _, event) = asked
-        .iter()
-        .find(|(_, at, _)| at.contains("/events"))
-        .unwrap();
+    let (_, _, event) = asked.iter().find(|(_, at, _)| at.contains("/events")).unwrap();
     assert_eq!(event["regarding"]["kind"], "Pod");
     assert_eq!(event["regarding"]["name"], "linkerd-cni-x7x4z");
     assert_eq!(event["type"], "Warning");

@@ -12,8 +12,7 @@ fn writes(agent: &Agent) -> u64 {
     let metrics = agent.get("/metrics").1;
     let values = metrics.lines().filter_map(|line| {
         let (name, value) = line.split_once(' ')?;
-        name.ends_with("_writes_total")
-            .then(|| value.parse::<u64>().ok())?
+        name.ends_with("_writes_total").then(|| value.parse::<u64>().ok())?
     });
     values.sum()
 }
@@ -33,10 +32,9 @@ fn two_agents_that_want_something_else_write_ever_less_and_the_next_one_gets_rea
         std::fs::write(image.join("linkerd-cni"), plugin).unwrap();
         let vars = match what {
             "image" => ("CONTAINER_CNI_BIN_DIR", image.to_str().unwrap().to_owned()),
-            "account" => (
-                "LINKERD_CNI_SERVICE_ACCOUNT_DIR",
-                other.sa().to_str().unwrap().to_owned(),
-            ),
+            "account" => {
+                ("LINKERD_CNI_SERVICE_ACCOUNT_DIR", other.sa().to_str().unwrap().to_owned())
+            }
             _ => ("CNI_NETWORK_CONFIG", entry),
         };
         let mut new = node.start_owned(&[vars]);

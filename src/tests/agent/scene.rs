@@ -32,9 +32,7 @@ impl Scene {
         let node = Node::new();
         api.serve_node(&node);
         node.write("10-calico.conflist", CALICO);
-        let more = more
-            .iter()
-            .map(|(name, value)| (*name, (*value).to_owned()));
+        let more = more.iter().map(|(name, value)| (*name, (*value).to_owned()));
         let agent = node.start_owned(&vars.iter().cloned().chain(more).collect::<Vec<_>>());
         let mut scene = Scene { api, node, agent };
         scene.agent.until_ready();
@@ -66,21 +64,15 @@ impl Scene {
 
     pub fn assert_uninstalled(&self, what: &str) {
         assert!(self.is_uninstalled(), "{what}: {}", self.agent.log());
-        assert_eq!(
-            self.agent.log().matches("uninstalling").count(),
-            1,
-            "{what}"
-        );
+        assert_eq!(self.agent.log().matches("uninstalling").count(), 1, "{what}");
     }
 
     /// `why` is the reason that the agent logs.
     pub fn assert_left_in_place(&self, what: &str, why: &str) {
         let log = self.agent.log();
         assert!(self.is_installed(), "{what}: {log}");
-        let lines: Vec<_> = log
-            .lines()
-            .filter(|line| line.contains("leaving everything in place"))
-            .collect();
+        let lines: Vec<_> =
+            log.lines().filter(|line| line.contains("leaving everything in place")).collect();
         assert!(lines.len() == 1 && lines[0].contains(why), "{what}: {log}");
     }
 }

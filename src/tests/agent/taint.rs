@@ -64,9 +64,7 @@ fn the_taint_stays_while_anything_is_wrong() {
         }
         let test = ("LINKERD_CNI_SELF_TEST", (what == "self-test").to_string());
         let agent = start(&node, &api, &[test]);
-        until("a checked credential", || {
-            api.asked("GET", "/api/v1/namespaces/linkerd-cni?") > 0
-        });
+        until("a checked credential", || api.asked("GET", "/api/v1/namespaces/linkerd-cni?") > 0);
         until("not ready", || agent.ready().1.contains(what));
         thread::sleep(Duration::from_millis(300));
         assert_eq!(api.asked("", "/api/v1/nodes/"), 0, "{what}");
@@ -125,9 +123,7 @@ fn without_the_right_it_is_said_once_and_tried_again() {
     api.state().conflicts = u32::MAX;
     let mut agent = start(&node, &api, &[]);
     agent.until_ready();
-    until("two rounds of tries", || {
-        api.asked("PATCH", "/api/v1/nodes/node-1") > 6
-    });
+    until("two rounds of tries", || api.asked("PATCH", "/api/v1/nodes/node-1") > 6);
     let says = format!("the startup taint {KEY} cannot be taken off node node-1: ");
     assert_eq!(agent.log().matches(&says).count(), 1, "{}", agent.log());
     assert_eq!(agent.ready().0, 200);
@@ -141,9 +137,7 @@ fn an_agent_that_is_told_of_no_taint_looks_at_no_node() {
     let node = tainted(&api);
     let mut agent = node.start_owned(&api.vars());
     agent.until_ready();
-    until("a checked credential", || {
-        api.asked("GET", "/api/v1/namespaces/linkerd-cni?") > 0
-    });
+    until("a checked credential", || api.asked("GET", "/api/v1/namespaces/linkerd-cni?") > 0);
     thread::sleep(Duration::from_millis(300));
     assert_eq!(api.asked("GET", "/api/v1/nodes/"), 0);
 }

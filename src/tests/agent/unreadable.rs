@@ -102,10 +102,7 @@ fn a_fault_that_passes_while_all_is_undone_costs_nothing() {
 #[test]
 fn a_list_with_no_plugin_but_ours_that_the_runtime_loads_is_no_network_to_be_ready_with() {
     let node = Node::new();
-    node.write(
-        "05-x.conflist",
-        r#"{"name":"x","plugins":[{"type":"linkerd-cni"}]}"#,
-    );
+    node.write("05-x.conflist", r#"{"name":"x","plugins":[{"type":"linkerd-cni"}]}"#);
     node.write("10-calico.conflist", CALICO);
     let mut agent = node.start();
     until("the reason", || {

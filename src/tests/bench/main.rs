@@ -74,10 +74,8 @@ fn bench(options: &Options) -> io::Result<bool> {
         let yardstick = rows.first().map_or(0.0, |row| row.wall_ms);
         rows.push(Row::new(call.name, yardstick, timings, &counts));
     }
-    let mut sizes = vec![
-        Size::of("portmap", &options.portmap)?,
-        Size::of("linkerd-cni", &options.plugin)?,
-    ];
+    let mut sizes =
+        vec![Size::of("portmap", &options.portmap)?, Size::of("linkerd-cni", &options.plugin)?];
     if let Some(image) = &options.image {
         sizes.push(Size::of("image", image)?);
     }

@@ -79,14 +79,7 @@ fn requests(scene: &Scene, call: &Call) -> io::Result<usize> {
 /// Threads do not count: they are made with CLONE_THREAD.
 fn processes(scene: &Scene, call: &Call) -> io::Result<usize> {
     let notes = scene.notes();
-    let tool = [
-        "strace",
-        "-f",
-        "-qq",
-        "-e",
-        "trace=clone,clone3,fork,vfork",
-        "-o",
-    ];
+    let tool = ["strace", "-f", "-qq", "-e", "trace=clone,clone3,fork,vfork", "-o"];
     let tool = [&tool[..], &[notes.as_str()]].concat();
     finish(scene, call, &tool)?;
     let is_process = |line: &&str| {
@@ -114,9 +107,7 @@ fn rss(scene: &Scene, call: &Call, myself: &str) -> io::Result<u64> {
 /// that starts it. Figures of about that size are upper bounds.
 pub fn rss_floor(scene: &Scene, myself: &str) -> io::Result<u64> {
     let notes = scene.notes();
-    let status = Command::new(myself)
-        .args([PEAK_OF, &notes, "/bin/true"])
-        .status()?;
+    let status = Command::new(myself).args([PEAK_OF, &notes, "/bin/true"]).status()?;
     if !status.success() {
         return Err(io::Error::other("/bin/true fails"));
     }
@@ -127,16 +118,8 @@ pub fn rss_floor(scene: &Scene, myself: &str) -> io::Result<u64> {
 fn instructions(scene: &Scene, call: &Call) -> io::Result<Option<u64>> {
     let notes = scene.notes();
     let log = format!("--log-file={}", notes);
-    let tool = [
-        "valgrind",
-        "--tool=callgrind",
-        "--callgrind-out-file=/dev/null",
-        &log,
-    ];
-    let found = Command::new("valgrind")
-        .arg("--version")
-        .stdout(Stdio::null())
-        .status();
+    let tool = ["valgrind", "--tool=callgrind", "--callgrind-out-file=/dev/null", &log];
+    let found = Command::new("valgrind").arg("--version").stdout(Stdio::null()).status();
     if found.is_err() {
         return Ok(None);
     }
@@ -152,11 +135,7 @@ fn instructions(scene: &Scene, call: &Call) -> io::Result<Option<u64>> {
 fn finish(scene: &Scene, call: &Call, wrapper: &[&str]) -> io::Result<()> {
     let netns = scene.netns(call)?;
     let status = scene.run(call, netns.as_ref(), wrapper)?.status()?;
-    if status.success() {
-        Ok(())
-    } else {
-        Err(scene.failure(call))
-    }
+    if status.success() { Ok(()) } else { Err(scene.failure(call)) }
 }
 
 /// The argument that makes this program start another and note its size.

@@ -55,11 +55,7 @@ impl Row {
         Row {
             name,
             wall_ms,
-            ratio: if yardstick > 0.0 {
-                wall_ms / yardstick
-            } else {
-                1.0
-            },
+            ratio: if yardstick > 0.0 { wall_ms / yardstick } else { 1.0 },
             cpu_ms: ms(&mut timings.cpu),
             requests: counts.requests,
             processes: counts.processes,
@@ -76,10 +72,7 @@ fn ms(durations: &mut [Duration]) -> f64 {
 
 impl Size {
     pub fn of(name: &str, path: &Path) -> io::Result<Self> {
-        Ok(Size {
-            name: name.to_owned(),
-            bytes: path.metadata()?.len(),
-        })
+        Ok(Size { name: name.to_owned(), bytes: path.metadata()?.len() })
     }
 }
 
@@ -87,12 +80,7 @@ impl Size {
 pub fn targets(rows: &[Row], sizes: &[Size]) -> Vec<Target> {
     let mut targets = Vec::new();
     let mut target = |what: String, is: f64, at_most: f64| {
-        targets.push(Target {
-            what,
-            is,
-            at_most,
-            holds: is <= at_most,
-        });
+        targets.push(Target { what, is, at_most, holds: is <= at_most });
     };
     for row in rows {
         let (wall, cpu, requests, rss) = match row.name {
@@ -149,10 +137,9 @@ impl Report {
             "instructions"
         );
         for row in &self.rows {
-            let instructions = row.instructions.map_or_else(
-                || "-".to_owned(),
-                |count| format!("{:.2} M", count as f64 / 1e6),
-            );
+            let instructions = row
+                .instructions
+                .map_or_else(|| "-".to_owned(), |count| format!("{:.2} M", count as f64 / 1e6));
             text.push_str(&format!(
                 "{:<28}{:>9.2}{:>10.2}{:>8.2}{:>10}{:>11}{:>9}{:>8}{:>14}\n",
                 row.name,
@@ -172,11 +159,7 @@ impl Report {
         }
         text.push_str("\n\n");
         for size in &self.sizes {
-            text.push_str(&format!(
-                "{:<28}{:>9.2} MB\n",
-                size.name,
-                size.bytes as f64 / 1e6
-            ));
+            text.push_str(&format!("{:<28}{:>9.2} MB\n", size.name, size.bytes as f64 / 1e6));
         }
         text.push('\n');
         for target in &self.targets {

@@ -67,31 +67,16 @@ impl Scene {
         let kubeconfig = dir.path().join("ZZZ-linkerd-cni-kubeconfig");
         fs::write(&kubeconfig, kubeconfig::render(&access))?;
         listen(dir.path())?;
-        let mut scene = Scene {
-            api,
-            calls: Vec::new(),
-            redirected: Netns::new()?,
-            dir,
-        };
+        let mut scene = Scene { api, calls: Vec::new(), redirected: Netns::new()?, dir };
         let meshed = json!({"linkerd.io/proxy-version": "edge-26.1.1"});
         let plain = json!({"kubernetes.io/config.source": "api"});
         let auto = |annotations| config(&kubeconfig, "auto", annotations);
-        scene.call(
-            "portmap ADD, nothing to do",
-            portmap,
-            "ADD",
-            &portmap_config(),
-        )?;
+        scene.call("portmap ADD, nothing to do", portmap, "ADD", &portmap_config())?;
         scene.call("meshed ADD, auto", plugin, "ADD", &auto(&meshed))?;
         let nft = config(&kubeconfig, "nft", &meshed);
         scene.call("meshed ADD, nft", plugin, "ADD", &nft)?;
         scene.call("unmeshed ADD, annotations", plugin, "ADD", &auto(&plain))?;
-        scene.call(
-            "unmeshed ADD, by request",
-            plugin,
-            "ADD",
-            &auto(&Value::Null),
-        )?;
+        scene.call("unmeshed ADD, by request", plugin, "ADD", &auto(&Value::Null))?;
         scene.call("meshed CHECK, auto", plugin, "CHECK", &auto(&meshed))?;
         scene.call("DEL", plugin, "DEL", &auto(&meshed))?;
         scene.call("STATUS", plugin, "STATUS", &auto(&meshed))?;
@@ -146,21 +131,14 @@ impl Scene {
     }
 
     fn command(&self, call: &Call, program: &Path, netns: &Netns) -> io::Result<Command> {
-        let pod = if call.name.starts_with("unmeshed") {
-            "plain"
-        } else {
-            "web"
-        };
+        let pod = if call.name.starts_with("unmeshed") { "plain" } else { "web" };
         let args = format!(
             "IgnoreUnknown=1;K8S_POD_NAMESPACE=shop;K8S_POD_NAME={pod};K8S_POD_INFRA_CONTAINER_ID=abc;K8S_POD_UID=u"
         );
         let mut command = Command::new(program);
         command
             .env_clear()
-            .env(
-                "PATH",
-                "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
-            )
+            .env("PATH", "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin")
             .env("CNI_COMMAND", call.command)
             .env("CNI_CONTAINERID", "abc")
             .env("CNI_NETNS", netns.path())

@@ -34,13 +34,7 @@ fn no_pod_starts_bare_or_is_lost_while_the_agent_is_replaced_or_killed() {
         helm.run("upgrade", &["--set", "ignoreInboundPorts=9999"]);
     });
     burst::during("kubectl rollout restart", || {
-        kubectl(&[
-            "rollout",
-            "restart",
-            "daemonset/linkerd-cni",
-            "-n",
-            "linkerd-cni",
-        ]);
+        kubectl(&["rollout", "restart", "daemonset/linkerd-cni", "-n", "linkerd-cni"]);
         rolled_out();
     });
     burst::during("SIGKILL of the agent", || {
@@ -52,10 +46,7 @@ fn no_pod_starts_bare_or_is_lost_while_the_agent_is_replaced_or_killed() {
         });
     });
     let still = fs::metadata(binary).unwrap().modified().unwrap();
-    assert_eq!(
-        still, written,
-        "the plugin is right and is not written again"
-    );
+    assert_eq!(still, written, "the plugin is right and is not written again");
 
     let rss = agent().rss();
     println!("agent: {rss} kB resident");
@@ -63,9 +54,7 @@ fn no_pod_starts_bare_or_is_lost_while_the_agent_is_replaced_or_killed() {
 
     let begin = Instant::now();
     helm.begin_uninstall();
-    until_within(UNINSTALL, "the node is as it was", || {
-        node.files() == before
-    });
+    until_within(UNINSTALL, "the node is as it was", || node.files() == before);
     println!("uninstalled in {:.1?}", begin.elapsed());
     helm.end_uninstall();
     assert_eq!(node.files(), before);
@@ -77,19 +66,14 @@ fn an_install_of_upstreams_chart_is_taken_over_without_a_bare_pod() {
     let before = node.files();
     let helm = Helm::with_local_repository();
     helm.install_upstream();
-    until_within(
-        Duration::from_secs(60),
-        "upstream's install is in the chain",
-        || node.entry().is_some(),
-    );
+    until_within(Duration::from_secs(60), "upstream's install is in the chain", || {
+        node.entry().is_some()
+    });
     burst::during("helm upgrade from upstream's chart", || {
         helm.run("upgrade", &["--reset-then-reuse-values"]);
     });
     let entry = node.linkerd_entry();
-    assert_eq!(
-        entry["linkerd"]["iptables-mode"], "auto",
-        "the entry is ours"
-    );
+    assert_eq!(entry["linkerd"]["iptables-mode"], "auto", "the entry is ours");
     helm.uninstall();
     assert_eq!(node.files(), before);
 }
@@ -105,36 +89,18 @@ fn a_dead_credential_heals_by_itself() {
     let good = fs::read_to_string(KUBECONFIG).unwrap();
     fs::write(KUBECONFIG, with_token(&good, "garbage")).unwrap();
     let begin = Instant::now();
-    until_within(Duration::from_secs(15), "the damage is undone", || {
-        token() == token_in(&good)
-    });
-    println!(
-        "a damaged kubeconfig was put right in {:.1?}",
-        begin.elapsed()
-    );
+    until_within(Duration::from_secs(15), "the damage is undone", || token() == token_in(&good));
+    println!("a damaged kubeconfig was put right in {:.1?}", begin.elapsed());
 
     // Its account is deleted and made again, so that the API server refuses it.
-    let account = [
-        "get",
-        "serviceaccount",
-        "linkerd-cni-plugin",
-        "-n",
-        "linkerd-cni",
-        "-o",
-        "json",
-    ];
+    let account =
+        ["get", "serviceaccount", "linkerd-cni-plugin", "-n", "linkerd-cni", "-o", "json"];
     let mut account: Value = serde_json::from_str(&kubectl(&account)).unwrap();
     let revoked = token();
     for field in ["uid", "resourceVersion", "creationTimestamp"] {
         account["metadata"].as_object_mut().unwrap().remove(field);
     }
-    kubectl(&[
-        "delete",
-        "serviceaccount",
-        "linkerd-cni-plugin",
-        "-n",
-        "linkerd-cni",
-    ]);
+    kubectl(&["delete", "serviceaccount", "linkerd-cni-plugin", "-n", "linkerd-cni"]);
     pods::apply(&account);
     until_refused(&good);
     // The agent does not notice before a pod fails; its record asks for a check.
@@ -164,10 +130,7 @@ fn a_dead_credential_heals_by_itself() {
         let healed = || token().is_some_and(|token| token != "garbage");
         healed() && find_agent().is_some_and(|next| next.pod != old.pod && next.ready)
     });
-    println!(
-        "with a dead token the agent was back in {:.1?}",
-        begin.elapsed()
-    );
+    println!("with a dead token the agent was back in {:.1?}", begin.elapsed());
 
     // And all of that is worth something only if pods start.
     let pods = Pods::default();
@@ -184,9 +147,7 @@ fn a_dead_credential_heals_by_itself() {
         kubectl(&pod).contains("\"deletionTimestamp\"")
     });
     kill(last.pid, Signal::SIGKILL).unwrap();
-    until_within(Duration::from_secs(20), "it is dead", || {
-        process_of(&last.container).is_none()
-    });
+    until_within(Duration::from_secs(20), "it is dead", || process_of(&last.container).is_none());
     assert!(node.entry().is_some());
     clean(&node, &before);
     helm.end_uninstall();
@@ -215,27 +176,11 @@ fn clean(node: &Node, before: &node::Files) {
     let image = concat!("cr.l5d.io/linkerd/cni-plugin:v", env!("CARGO_PKG_VERSION"));
     let name = kubectl(&["get", "nodes", "-o", "name"]);
     let image = format!("--image={image}");
-    let debug = [
-        "debug",
-        name.trim(),
-        &image,
-        "--profile=sysadmin",
-        "-n",
-        "linkerd-cni",
-    ];
+    let debug = ["debug", name.trim(), &image, "--profile=sysadmin", "-n", "linkerd-cni"];
     let command = ["/usr/bin/linkerd2-cni-install", "uninstall"];
     kubectl(&[&debug[..], &["--"], &command[..]].concat());
-    until_within(Duration::from_secs(30), "the node is as it was", || {
-        node.files() == *before
-    });
-    kubectl(&[
-        "delete",
-        "pods",
-        "-n",
-        "linkerd-cni",
-        "--all",
-        "--timeout=60s",
-    ]);
+    until_within(Duration::from_secs(30), "the node is as it was", || node.files() == *before);
+    kubectl(&["delete", "pods", "-n", "linkerd-cni", "--all", "--timeout=60s"]);
 }
 
 /// The agent's container.
@@ -267,25 +212,14 @@ pub fn find_agent() -> Option<Agent> {
 
 /// The only one in a namespace, if it runs.
 pub fn find_agent_in(namespace: &str) -> Option<Agent> {
-    let pods = [
-        "get",
-        "pods",
-        "-n",
-        namespace,
-        "-l",
-        "k8s-app=linkerd-cni",
-        "-o",
-        "json",
-    ];
+    let pods = ["get", "pods", "-n", namespace, "-l", "k8s-app=linkerd-cni", "-o", "json"];
     let pods: Value = serde_json::from_str(&kubectl(&pods)).unwrap();
     let [pod] = &pods["items"].as_array()?[..] else {
         return None;
     };
     let statuses = pod["status"]["containerStatuses"].as_array()?;
     let status = statuses.iter().find(|one| one["name"] == "install-cni")?;
-    let container = status["containerID"]
-        .as_str()?
-        .strip_prefix("containerd://")?;
+    let container = status["containerID"].as_str()?.strip_prefix("containerd://")?;
     Some(Agent {
         pod: pod["metadata"]["name"].as_str()?.to_owned(),
         container: container.to_owned(),
@@ -306,13 +240,7 @@ fn process_of(container: &str) -> Option<Pid> {
 }
 
 pub fn rolled_out() {
-    let status = [
-        "rollout",
-        "status",
-        "daemonset/linkerd-cni",
-        "-n",
-        "linkerd-cni",
-    ];
+    let status = ["rollout", "status", "daemonset/linkerd-cni", "-n", "linkerd-cni"];
     kubectl(&[&status[..], &["--timeout=60s"]].concat());
 }
 

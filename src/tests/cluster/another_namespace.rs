@@ -35,14 +35,9 @@ fn an_agent_of_upstreams_chart_in_another_namespace_restarts_while_the_token_is_
         let healed = || token().is_some_and(|token| token != "garbage");
         healed() && find_agent_in(NAMESPACE).is_some_and(|next| next.pod != old.pod && next.ready)
     });
-    println!(
-        "with a dead token upstream's agent was back in {:.1?}",
-        begin.elapsed()
-    );
+    println!("with a dead token upstream's agent was back in {:.1?}", begin.elapsed());
 
     helm.begin_uninstall();
-    until_within(Duration::from_secs(60), "the node is as it was", || {
-        node.files() == before
-    });
+    until_within(Duration::from_secs(60), "the node is as it was", || node.files() == before);
     helm.end_uninstall();
 }

@@ -39,11 +39,7 @@ pub fn during(what: &str, event: impl FnOnce()) {
         (took, pods.join())
     });
     let pods = pods.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-    let ended = |phase: &str| {
-        pods.iter()
-            .filter(|pod| pod["status"]["phase"] == phase)
-            .count()
-    };
+    let ended = |phase: &str| pods.iter().filter(|pod| pod["status"]["phase"] == phase).count();
     let (redirected, bare) = (ended("Succeeded"), ended("Failed"));
     let lost = pods.len() - redirected - bare;
     let refused = namespace.refused();
@@ -150,7 +146,5 @@ impl Drop for Namespace {
 }
 
 fn is_over(pod: &Value) -> bool {
-    ["Succeeded", "Failed"]
-        .iter()
-        .any(|phase| pod["status"]["phase"] == *phase)
+    ["Succeeded", "Failed"].iter().any(|phase| pod["status"]["phase"] == *phase)
 }

@@ -29,22 +29,15 @@ fn a_release_has_the_rights_it_needs_through_upgrade_rollback_and_uninstall() {
     passes_its_own_test(&helm);
     the_api_server_takes_every_use_of_the_chart(&helm);
     let plugin = ["/namespaces get", "/pods get", "/services=kubernetes get"];
-    let agent = [
-        "/serviceaccounts/token=linkerd-cni-plugin create",
-        "apps/daemonsets=linkerd-cni get",
-    ];
+    let agent =
+        ["/serviceaccounts/token=linkerd-cni-plugin create", "apps/daemonsets=linkerd-cni get"];
     let everywhere = [&plugin[..], &["/nodes get", "events.k8s.io/events create"]].concat();
     assert_rights("linkerd-cni-plugin", &plugin, &[]);
     assert_rights("linkerd-cni", &everywhere, &agent);
 
     let more = "repairController.enabled=true,startupTaint=example.com/cni,logLevel=debug";
     helm.run("upgrade", &["--set", more]);
-    let repair = [
-        "/nodes get,patch",
-        "/pods delete",
-        "/pods list,watch",
-        "/pods/eviction create",
-    ];
+    let repair = ["/nodes get,patch", "/pods delete", "/pods list,watch", "/pods/eviction create"];
     assert_rights("linkerd-cni-plugin", &plugin, &[]);
     assert_rights("linkerd-cni", &[&everywhere[..], &repair].concat(), &agent);
     assert_eq!(node.linkerd_entry()["log_level"], "debug");
@@ -95,14 +88,7 @@ fn a_release_of_linkerd2s_chart_is_upgraded_to_ours() {
 fn required_network_plugins() -> String {
     let env = "{.spec.template.spec.containers[0].env[?(@.name==\"LINKERD_CNI_REQUIRE_NETWORK_PLUGINS\")].value}";
     let output = format!("jsonpath={env}");
-    kubectl(&[
-        "get",
-        "daemonset/linkerd-cni",
-        "-n",
-        "linkerd-cni",
-        "-o",
-        &output,
-    ])
+    kubectl(&["get", "daemonset/linkerd-cni", "-n", "linkerd-cni", "-o", &output])
 }
 
 #[test]
@@ -121,19 +107,12 @@ fn kubectl_applies_prunes_and_deletes_what_install_cni_prints() {
 
     let allowed = install_cni(&["--prune-allowlist"]);
     let label = ["apply", "--prune", "-l", "linkerd.io/cni-resource=true"];
-    let prune: Vec<_> = label
-        .into_iter()
-        .chain(allowed.lines())
-        .chain(["-f", "-"])
-        .collect();
+    let prune: Vec<_> = label.into_iter().chain(allowed.lines()).chain(["-f", "-"]).collect();
     piped(&prune, &install_cni(&[]));
     kubectl_rollout();
     let left = ours();
     assert!(!left.iter().any(|name| name.contains("repair")), "{left:?}");
-    assert!(
-        !left.iter().any(|name| name.contains("networkpolicy")),
-        "{left:?}"
-    );
+    assert!(!left.iter().any(|name| name.contains("networkpolicy")), "{left:?}");
     linkerd_check_finds_what_it_looks_up();
 
     let log = "logs --follow --since=1s daemonset/linkerd-cni -n linkerd-cni";
@@ -161,19 +140,9 @@ impl Drop for Applied {
 
 /// `helm test`, whose pod is there for no longer than that.
 fn passes_its_own_test(helm: &Helm) {
-    let said = helm.must(&[
-        "test",
-        "linkerd-cni",
-        "-n",
-        "linkerd-cni",
-        "--timeout",
-        "60s",
-        "--logs",
-    ]);
-    assert!(
-        said.contains("192.0.2.1:20001 was redirected to 4140"),
-        "{said}"
-    );
+    let said =
+        helm.must(&["test", "linkerd-cni", "-n", "linkerd-cni", "--timeout", "60s", "--logs"]);
+    assert!(said.contains("192.0.2.1:20001 was redirected to 4140"), "{said}");
     let pods = kubectl(&["get", "pods", "-n", "linkerd-cni", "-o", "name"]);
     assert!(!pods.contains("test-linkerd-cni"), "{pods}");
 }
@@ -186,15 +155,7 @@ fn the_api_server_takes_every_use_of_the_chart(helm: &Helm) {
     for file in fs::read_dir(chart.join("ci")).unwrap() {
         let file = file.unwrap().path();
         let [chart, file] = [&chart, &file].map(|path| path.to_str().unwrap());
-        let text = helm.must(&[
-            "template",
-            "linkerd-cni",
-            chart,
-            "-n",
-            "linkerd-cni",
-            "-f",
-            file,
-        ]);
+        let text = helm.must(&["template", "linkerd-cni", chart, "-n", "linkerd-cni", "-f", file]);
         for object in text.split("\n---\n") {
             // Kinds of others, which this cluster lacks.
             let foreign = ["kind: PodMonitor", "kind: NetworkAttachmentDefinition"];
@@ -207,19 +168,16 @@ fn the_api_server_takes_every_use_of_the_chart(helm: &Helm) {
     // As the manager of the release's fields, so that those which a use lacks go.
     let dry = "apply --server-side --field-manager=helm --force-conflicts --dry-run=server --validate=strict -f -";
     let said = piped(&dry.split(' ').collect::<Vec<_>>(), &all);
-    let daemonsets = said
-        .lines()
-        .filter(|line| line.starts_with("daemonset.apps/"));
+    let daemonsets = said.lines().filter(|line| line.starts_with("daemonset.apps/"));
     assert_eq!(daemonsets.count(), files, "{said}");
 }
 
 /// What the API server lets the account do everywhere, and besides in the release's namespace:
 /// these and nothing more.
 fn assert_rights(account: &str, everywhere: &[&str], here: &[&str]) {
-    for (namespace, wanted) in [
-        ("default", everywhere.to_vec()),
-        ("linkerd-cni", [everywhere, here].concat()),
-    ] {
+    for (namespace, wanted) in
+        [("default", everywhere.to_vec()), ("linkerd-cni", [everywhere, here].concat())]
+    {
         let wanted: BTreeSet<String> = wanted.into_iter().map(str::to_owned).collect();
         // The API server's own view of roles may be a moment old.
         let deadline = Instant::now() + Duration::from_secs(10);
@@ -268,10 +226,7 @@ fn describe(rule: &Value) -> String {
         name if name.is_empty() => name,
         name => format!("={name}"),
     };
-    let (group, resource) = (
-        words("apiGroups"),
-        words("resources") + &words("nonResourceURLs"),
-    );
+    let (group, resource) = (words("apiGroups"), words("resources") + &words("nonResourceURLs"));
     format!("{group}/{resource}{name} {}", words("verbs"))
 }
 
@@ -284,23 +239,15 @@ fn ours() -> BTreeSet<String> {
 }
 
 fn install_cni(flags: &[&str]) -> String {
-    let script = Command::new(repository().join("scripts/install-cni"))
-        .args(flags)
-        .output()
-        .unwrap();
+    let script =
+        Command::new(repository().join("scripts/install-cni")).args(flags).output().unwrap();
     let said = String::from_utf8_lossy(&script.stderr);
     assert!(script.status.success(), "install-cni {flags:?}: {said}");
     String::from_utf8(script.stdout).unwrap()
 }
 
 fn kubectl_rollout() {
-    let rollout = [
-        "rollout",
-        "status",
-        "daemonset/linkerd-cni",
-        "-n",
-        "linkerd-cni",
-    ];
+    let rollout = ["rollout", "status", "daemonset/linkerd-cni", "-n", "linkerd-cni"];
     kubectl(&[&rollout[..], &["--timeout=60s"]].concat());
 }
 

@@ -24,10 +24,7 @@ impl Helm {
 
     /// The same, with the release in another namespace.
     pub fn in_namespace(namespace: &'static str) -> Self {
-        let helm = Helm {
-            home: tempfile::tempdir().unwrap(),
-            namespace,
-        };
+        let helm = Helm { home: tempfile::tempdir().unwrap(), namespace };
         let repository = helm.home.path().join("repository");
         let chart = Path::new(env!("CARGO_MANIFEST_DIR")).join("charts/linkerd2-cni");
         let [chart, directory] = [&chart, &repository].map(|path| path.to_str().unwrap());
@@ -54,12 +51,7 @@ impl Helm {
             kubectl(&["get", "pods,events", "-n", self.namespace])
         );
         // With `maxUnavailable: 1` and one node, helm waits for no pod at all.
-        let daemonset = [
-            "rollout",
-            "status",
-            "daemonset/linkerd-cni",
-            "--timeout=60s",
-        ];
+        let daemonset = ["rollout", "status", "daemonset/linkerd-cni", "--timeout=60s"];
         kubectl(&[&daemonset[..], &["-n", self.namespace]].concat());
         println!("{:>6.1?} helm {verb}", begin.elapsed());
     }
@@ -90,15 +82,7 @@ impl Helm {
 
     /// Waits for what [`Helm::begin_uninstall`] left to end.
     pub fn end_uninstall(&self) {
-        kubectl(&[
-            "wait",
-            "-n",
-            self.namespace,
-            "--for=delete",
-            "pod",
-            "--all",
-            "--timeout=60s",
-        ]);
+        kubectl(&["wait", "-n", self.namespace, "--for=delete", "pod", "--all", "--timeout=60s"]);
         kubectl(&["delete", "namespace", self.namespace, "--timeout=60s"]);
     }
 
@@ -158,9 +142,6 @@ fn answer(mut stream: &TcpStream, directory: &Path) -> std::io::Result<()> {
         Err(_) => ("404 Not Found", Vec::new()),
     };
     let length = body.len();
-    write!(
-        stream,
-        "HTTP/1.1 {status}\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n"
-    )?;
+    write!(stream, "HTTP/1.1 {status}\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n")?;
     stream.write_all(&body)
 }

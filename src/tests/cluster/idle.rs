@@ -28,10 +28,6 @@ pub fn idle(node: &Node, span: Duration, meanwhile: impl FnOnce()) -> Vec<String
     meanwhile();
     thread::sleep(span.saturating_sub(begin.elapsed()));
     let sent = node.agent_requests().split_off(started.len());
-    println!(
-        "in {:.0?} the idle agent sent {}: {sent:#?}",
-        begin.elapsed(),
-        sent.len()
-    );
+    println!("in {:.0?} the idle agent sent {}: {sent:#?}", begin.elapsed(), sent.len());
     sent
 }

@@ -17,17 +17,10 @@ fn bad_elements_of_a_port_list_are_ignored_and_reported_on_the_pod_unless_annota
     let helm = Helm::with_local_repository();
     let pods = Pods::default();
     helm.run("install", &["--set", "ignoreInboundPorts=http\\,9999"]);
-    pods.start(&[
-        pods::unmeshed("server"),
-        annotated("lenient", "http,5432,30-20"),
-    ]);
+    pods.start(&[pods::unmeshed("server"), annotated("lenient", "http,5432,30-20")]);
 
     let server = pods.ip("server");
-    for (port, who) in [
-        (5432, "refused"),
-        (3306, "proxy-outbound"),
-        (20, "proxy-outbound"),
-    ] {
+    for (port, who) in [(5432, "refused"), (3306, "proxy-outbound"), (20, "proxy-outbound")] {
         let answer = pods.connect("lenient", "app", &format!("{server}:{port}"));
         assert!(answer.starts_with(who), "port {port}: {answer}");
     }
@@ -48,15 +41,7 @@ fn bad_elements_of_a_port_list_are_ignored_and_reported_on_the_pod_unless_annota
     });
     assert_eq!(pods.field("strict", ".status.phase"), "Pending");
     let correction = format!("{KEY}=5432");
-    kubectl(&[
-        "annotate",
-        "pod",
-        "-n",
-        "strict",
-        "strict",
-        "--overwrite",
-        &correction,
-    ]);
+    kubectl(&["annotate", "pod", "-n", "strict", "strict", "--overwrite", &correction]);
     pods.until_ready("strict");
 
     drop(pods);
@@ -75,9 +60,7 @@ fn the_pod_has_an_event() {
     let begin = Instant::now();
     until("the Event", || {
         let said = kubectl(&["describe", "pod", "-n", "lenient", "lenient"]);
-        let line = said
-            .lines()
-            .find(|line| line.contains("LinkerdCNIPortsIgnored"));
+        let line = said.lines().find(|line| line.contains("LinkerdCNIPortsIgnored"));
         line.is_some_and(|line| {
             println!("{:>6.1?} {}", begin.elapsed(), line.trim());
             let parts = [KEY, "\"http\", \"30-20\"", "0-65535", "lower-upper"];

@@ -84,73 +84,21 @@ fn linkerd_check_finds_what_it_looks_up() {
 }
 
 fn connections_go_through_the_proxy_where_they_should(pods: &Pods) {
-    pods.start(&[
-        pods::unmeshed("unmeshed"),
-        pods::unmeshed("other"),
-        pods::meshed("meshed"),
-    ]);
+    pods.start(&[pods::unmeshed("unmeshed"), pods::unmeshed("other"), pods::meshed("meshed")]);
     let (meshed, unmeshed) = (pods.ip("meshed"), pods.ip("unmeshed"));
     let other = pods.ip("other");
     let to = |ip: &str, port: u16| format!("{ip}:{port}");
     let original = |ip: &str| format!("original={ip}:8080");
     // (from, container, to, who answers, and what else it says)
     for (pod, container, target, who, says) in [
-        (
-            "meshed",
-            "app",
-            to(&unmeshed, 8080),
-            "proxy-outbound",
-            original(&unmeshed),
-        ),
-        (
-            "meshed",
-            "linkerd-proxy",
-            to(&unmeshed, 8080),
-            "app-of-unmeshed",
-            String::new(),
-        ),
-        (
-            "meshed",
-            "app",
-            to("127.0.0.1", 8080),
-            "app-of-meshed",
-            String::new(),
-        ),
-        (
-            "unmeshed",
-            "app",
-            to(&meshed, 8080),
-            "proxy-inbound",
-            original(&meshed),
-        ),
-        (
-            "unmeshed",
-            "app",
-            to(&meshed, 4191),
-            "proxy-admin",
-            String::new(),
-        ),
-        (
-            "unmeshed",
-            "app",
-            to(&meshed, 9999),
-            "proxy-inbound",
-            String::new(),
-        ),
-        (
-            "unmeshed",
-            "app",
-            to(&other, 8080),
-            "app-of-other",
-            String::new(),
-        ),
-        (
-            "unmeshed",
-            "app",
-            to(&other, 9999),
-            "refused",
-            String::new(),
-        ),
+        ("meshed", "app", to(&unmeshed, 8080), "proxy-outbound", original(&unmeshed)),
+        ("meshed", "linkerd-proxy", to(&unmeshed, 8080), "app-of-unmeshed", String::new()),
+        ("meshed", "app", to("127.0.0.1", 8080), "app-of-meshed", String::new()),
+        ("unmeshed", "app", to(&meshed, 8080), "proxy-inbound", original(&meshed)),
+        ("unmeshed", "app", to(&meshed, 4191), "proxy-admin", String::new()),
+        ("unmeshed", "app", to(&meshed, 9999), "proxy-inbound", String::new()),
+        ("unmeshed", "app", to(&other, 8080), "app-of-other", String::new()),
+        ("unmeshed", "app", to(&other, 9999), "refused", String::new()),
     ] {
         let answer = pods.connect(pod, container, &target);
         assert!(
@@ -163,14 +111,8 @@ fn connections_go_through_the_proxy_where_they_should(pods: &Pods) {
 /// Its validator is an init container that runs before the proxy, so the rules must be there first.
 fn a_native_sidecar_passes_the_validator_and_proxies(pods: &Pods) {
     pods.start(&[pods::native_sidecar("sidecar")]);
-    let validator = kubectl(&[
-        "logs",
-        "-n",
-        "sidecar",
-        "sidecar",
-        "-c",
-        "linkerd-network-validator",
-    ]);
+    let validator =
+        kubectl(&["logs", "-n", "sidecar", "sidecar", "-c", "linkerd-network-validator"]);
     assert_eq!(validator.trim(), "Validated");
     let answer = pods.connect("unmeshed", "app", &format!("{}:8080", pods.ip("sidecar")));
     assert!(answer.starts_with("proxy-inbound"), "{answer}");

@@ -54,11 +54,7 @@ impl Node {
             kubelet_logged: length("log/kubelet"),
             audit_log,
         };
-        for path in DIRECTORIES
-            .map(Path::new)
-            .into_iter()
-            .chain([&*node.audit_log])
-        {
+        for path in DIRECTORIES.map(Path::new).into_iter().chain([&*node.audit_log]) {
             assert!(
                 path.exists(),
                 "there is no {}: the cluster's node must be this machine, see scripts/cluster",
@@ -95,8 +91,7 @@ impl Node {
 
     /// Our entry in the configuration that the runtime loads, the first one by name.
     pub fn linkerd_entry(&self) -> Value {
-        self.entry()
-            .expect("linkerd-cni last in the first conflist")
+        self.entry().expect("linkerd-cni last in the first conflist")
     }
 
     /// The same, if it is there.
@@ -135,10 +130,7 @@ impl Node {
         let name = pod["metadata"]["name"].as_str().unwrap();
         let path = Path::new(CLUSTER).join(format!("static-pods/{name}.json"));
         fs::write(&path, pod.to_string()).unwrap();
-        StaticPod {
-            path,
-            name: name.to_owned(),
-        }
+        StaticPod { path, name: name.to_owned() }
     }
 
     /// What kubelet wrote since the test began.
@@ -151,9 +143,7 @@ impl Node {
     /// Whether some configuration has an entry of ours.
     pub fn is_chained(&self) -> bool {
         let texts = self.files().into_keys().map(fs::read_to_string);
-        texts
-            .flatten()
-            .any(|text| text.contains(r#""linkerd-cni""#) && text.contains("plugins"))
+        texts.flatten().any(|text| text.contains(r#""linkerd-cni""#) && text.contains("plugins"))
     }
 
     /// How often the plugin asked the API server about a namespace or a pod in it.
@@ -198,13 +188,9 @@ impl Node {
     /// What the audit log got since the test began.
     fn audit_events(&self) -> Vec<Value> {
         let log = fs::read_to_string(&self.audit_log).unwrap();
-        let new = log
-            .get(self.logged..)
-            .expect("an audit log that only grows");
+        let new = log.get(self.logged..).expect("an audit log that only grows");
         // The last line may still be being written.
-        new.lines()
-            .filter_map(|line| serde_json::from_str(line).ok())
-            .collect()
+        new.lines().filter_map(|line| serde_json::from_str(line).ok()).collect()
     }
 }
 

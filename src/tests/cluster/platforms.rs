@@ -90,11 +90,7 @@ impl Drop for Release<'_> {
     fn drop(&mut self) {
         let begin = Instant::now();
         let set = ["delete", "daemonset", "linkerd-cni", "-n", "linkerd-cni"];
-        let wait = [
-            "--cascade=foreground",
-            "--timeout=60s",
-            "--ignore-not-found",
-        ];
+        let wait = ["--cascade=foreground", "--timeout=60s", "--ignore-not-found"];
         let deleted = command(&[&set[..], &wait].concat()).output();
         if thread::panicking() {
             // Dropping `helm` does the rest.
@@ -220,11 +216,7 @@ fn make(path: &Path, how: impl FnOnce(&Path) -> std::io::Result<()>) {
         "{} is on this machine already: the test does not overwrite it",
         path.display()
     );
-    let mut record = fs::File::options()
-        .create(true)
-        .append(true)
-        .open(RECORD)
-        .unwrap();
+    let mut record = fs::File::options().create(true).append(true).open(RECORD).unwrap();
     writeln!(record, "{}", path.display()).unwrap();
     how(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
 }

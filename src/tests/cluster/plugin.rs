@@ -90,11 +90,7 @@ impl Away {
             .filter_map(|dir| fs::canonicalize(dir).ok())
             .flat_map(|dir| fs::read_dir(dir).unwrap())
             .map(|entry| entry.unwrap().path())
-            .filter(|path| {
-                path.file_name()
-                    .and_then(|name| name.to_str())
-                    .is_some_and(&wanted)
-            })
+            .filter(|path| path.file_name().and_then(|name| name.to_str()).is_some_and(&wanted))
             .collect();
         found.sort();
         found.dedup();

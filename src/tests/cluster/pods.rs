@@ -42,17 +42,8 @@ impl Pods {
     #[allow(clippy::print_stdout, reason = "shows where a test's time goes")]
     pub fn until_ready(&self, name: &str) {
         let begin = Instant::now();
-        let wait = [
-            "wait",
-            "-n",
-            name,
-            "--for=condition=Ready",
-            "--timeout=180s",
-        ];
-        let ready = command(&wait)
-            .args(["pod", "--all"])
-            .stdout(Stdio::null())
-            .status();
+        let wait = ["wait", "-n", name, "--for=condition=Ready", "--timeout=180s"];
+        let ready = command(&wait).args(["pod", "--all"]).stdout(Stdio::null()).status();
         assert!(
             ready.unwrap().success(),
             "pod {name} is not ready: {}",
@@ -251,11 +242,8 @@ fn pod(name: &str, containers: &[Value], init: &[Value]) -> Value {
 }
 
 pub fn apply(object: &Value) {
-    let mut child = command(&["apply", "-f", "-"])
-        .stdin(Stdio::piped())
-        .stdout(Stdio::null())
-        .spawn()
-        .unwrap();
+    let mut child =
+        command(&["apply", "-f", "-"]).stdin(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
     let mut stdin = child.stdin.take().unwrap();
     stdin.write_all(object.to_string().as_bytes()).unwrap();
     drop(stdin);

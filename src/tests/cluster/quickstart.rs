@@ -33,10 +33,7 @@ fn quickstart(arguments: &[&str]) -> (bool, String) {
     }
     let output = command
         .args(arguments)
-        .env(
-            "PATH",
-            format!("{}:{path}", without_engine.path().display()),
-        )
+        .env("PATH", format!("{}:{path}", without_engine.path().display()))
         .env("KUBECONFIG", KUBECONFIG)
         .output()
         .unwrap();
@@ -50,10 +47,8 @@ fn quickstart(arguments: &[&str]) -> (bool, String) {
 fn objects() -> BTreeSet<String> {
     let kinds = kubectl(&["api-resources", "--verbs=list", "-o", "name"]);
     let changing = ["events", "leases", "nodes", "componentstatuses"];
-    let kinds: Vec<_> = kinds
-        .lines()
-        .filter(|kind| !changing.contains(&kind.split('.').next().unwrap()))
-        .collect();
+    let kinds: Vec<_> =
+        kinds.lines().filter(|kind| !changing.contains(&kind.split('.').next().unwrap())).collect();
     let line = "{.kind} {.metadata.namespace} {.metadata.name} {.metadata.resourceVersion}";
     let path = format!("jsonpath={{range .items[*]}}{line}{{\"\\n\"}}{{end}}");
     let objects = kubectl(&["get", &kinds.join(","), "--all-namespaces", "-o", &path]);
@@ -105,11 +100,7 @@ fn quickstart_changes_nothing_where_an_upstream_release_is() {
         assert_eq!((objects(), node.files()), before, "{arguments:?}");
     }
     helm.uninstall();
-    assert_eq!(
-        node.files(),
-        untouched,
-        "uninstalling leaves the node's files"
-    );
+    assert_eq!(node.files(), untouched, "uninstalling leaves the node's files");
 }
 
 #[test]
@@ -136,8 +127,5 @@ fn quickstart_runs_twice_and_down_leaves_the_cluster_as_it_was() {
     assert!(success && said.contains("Removed"), "{said}");
     assert_eq!((namespaces(), node.files()), before);
     let (success, said) = quickstart(&["--down"]);
-    assert!(
-        success && said.contains("nothing that quickstart made"),
-        "{said}"
-    );
+    assert!(success && said.contains("nothing that quickstart made"), "{said}");
 }

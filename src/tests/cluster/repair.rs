@@ -90,10 +90,7 @@ fn pods_are_listed_from_the_cache_and_watched_for_random_times(node: &Node) {
         time.parse::<u16>().expect(path)
     };
     let times: BTreeSet<u16> = watches.iter().map(time).collect();
-    assert!(
-        times.iter().all(|time| (300..=600).contains(time)),
-        "{times:?}"
-    );
+    assert!(times.iter().all(|time| (300..=600).contains(time)), "{times:?}");
     println!("{} lists, watches of {times:?} s", lists.len());
 }
 
@@ -136,12 +133,7 @@ fn the_startup_taint_stays_where_the_bin_dir_is_wrong_and_goes_once_the_plugin_i
     let helm = Helm::with_local_repository();
     let tainted_node = Tainted::node();
     let is_tainted = || {
-        let keys = [
-            "get",
-            "node",
-            "-o",
-            "jsonpath={.items[0].spec.taints[*].key}",
-        ];
+        let keys = ["get", "node", "-o", "jsonpath={.items[0].spec.taints[*].key}"];
         kubectl(&keys).contains(KEY)
     };
     let taint = format!("--set=startupTaint={KEY}");
@@ -157,18 +149,12 @@ fn the_startup_taint_stays_where_the_bin_dir_is_wrong_and_goes_once_the_plugin_i
     until("the reason", || log().contains("not chained"));
     thread::sleep(Duration::from_secs(2));
     assert!(is_tainted(), "{}", log());
-    assert!(
-        !node.is_chained(),
-        "the runtime would start no pod any more"
-    );
+    assert!(!node.is_chained(), "the runtime would start no pod any more");
 
     helm.run("upgrade", &[&taint]);
     until("the taint is off", || !is_tainted());
     let log = log();
-    let (proven, off) = (
-        log.find("self-test passed"),
-        log.find("took the startup taint"),
-    );
+    let (proven, off) = (log.find("self-test passed"), log.find("took the startup taint"));
     assert!(proven.is_some() && proven < off, "{log}");
     helm.uninstall();
     assert_eq!(node.files(), before, "uninstalling leaves the node's files");

@@ -17,13 +17,7 @@ use crate::watcher::Watcher;
 const RELEASE: [&str; 3] = ["linkerd-cni", "-n", "linkerd-cni"];
 
 fn restart() {
-    kubectl(&[
-        "rollout",
-        "restart",
-        "daemonset/linkerd-cni",
-        "-n",
-        "linkerd-cni",
-    ]);
+    kubectl(&["rollout", "restart", "daemonset/linkerd-cni", "-n", "linkerd-cni"]);
     rolled_out();
 }
 
@@ -35,28 +29,15 @@ fn a_deleted_role_binding_and_a_restart_leave_no_instant_without_the_plugin() {
     helm.run("install", &[]);
 
     let watcher = Watcher::start();
-    kubectl(&[
-        "delete",
-        "rolebinding",
-        "linkerd-cni-agent",
-        "-n",
-        "linkerd-cni",
-    ]);
+    kubectl(&["delete", "rolebinding", "linkerd-cni-agent", "-n", "linkerd-cni"]);
     restart();
-    watcher
-        .finish()
-        .assert_always_installed("RoleBinding deleted, restart");
+    watcher.finish().assert_always_installed("RoleBinding deleted, restart");
 
     let watcher = Watcher::start();
     let begin = Instant::now();
     helm.begin_uninstall();
-    until_within(Duration::from_secs(25), "the node is as it was", || {
-        node.files() == before
-    });
-    println!(
-        "helm uninstall without a RoleBinding: {:.1?}",
-        begin.elapsed()
-    );
+    until_within(Duration::from_secs(25), "the node is as it was", || node.files() == before);
+    println!("helm uninstall without a RoleBinding: {:.1?}", begin.elapsed());
     watcher.finish().assert_never_stranded("helm uninstall");
     helm.end_uninstall();
     assert_eq!(node.files(), before);
@@ -71,22 +52,16 @@ fn a_node_that_leaves_the_daemonsets_scope_is_given_back_as_it_was() {
 
     let begin = Instant::now();
     helm.run("upgrade", &["--set", "nodeSelector.pool=elsewhere"]);
-    until_within(Duration::from_secs(30), "the node is as it was", || {
-        node.files() == before
-    });
+    until_within(Duration::from_secs(30), "the node is as it was", || node.files() == before);
     println!("nodeSelector elsewhere: {:.1?}", begin.elapsed());
 
     let name = kubectl(&["get", "nodes", "-o", "name"]);
     kubectl(&["label", name.trim(), "pool=elsewhere"]);
     let label = Label(name.trim().to_owned());
-    until("the plugin is installed again", || {
-        find_agent().is_some_and(|agent| agent.ready)
-    });
+    until("the plugin is installed again", || find_agent().is_some_and(|agent| agent.ready));
     assert!(node.is_chained());
     drop(label);
-    until_within(Duration::from_secs(30), "the node is as it was", || {
-        node.files() == before
-    });
+    until_within(Duration::from_secs(30), "the node is as it was", || node.files() == before);
     helm.uninstall();
     assert_eq!(node.files(), before);
 }
@@ -119,20 +94,11 @@ fn an_agent_that_is_restarted_and_stopped_in_an_api_outage_leaves_the_plugin_ins
         });
         kill(next, Signal::SIGTERM).unwrap();
         let begin = Instant::now();
-        until_within(Duration::from_secs(40), "it ends", || {
-            !processes().contains(&next)
-        });
-        println!(
-            "stopped in an API outage: ends after {:.1?}",
-            begin.elapsed()
-        );
+        until_within(Duration::from_secs(40), "it ends", || !processes().contains(&next));
+        println!("stopped in an API outage: ends after {:.1?}", begin.elapsed());
     });
-    until("an agent is ready", || {
-        find_agent().is_some_and(|agent| agent.ready)
-    });
-    watcher
-        .finish()
-        .assert_always_installed("API outage, SIGKILL, SIGTERM");
+    until("an agent is ready", || find_agent().is_some_and(|agent| agent.ready));
+    watcher.finish().assert_always_installed("API outage, SIGKILL, SIGTERM");
     helm.uninstall();
     assert_eq!(node.files(), before);
 }
@@ -150,46 +116,27 @@ fn a_rollback_to_upstreams_chart_leaves_no_instant_without_the_plugin() {
     let watcher = Watcher::start();
     helm.must(&[&["rollback"], &RELEASE[..], &["1"]].concat());
     rolled_out();
-    until("the entry is upstream's", || {
-        node.linkerd_entry()["linkerd"]["iptables-mode"] == "nft"
-    });
+    until("the entry is upstream's", || node.linkerd_entry()["linkerd"]["iptables-mode"] == "nft");
     watcher.finish().assert_always_installed("helm rollback");
 
     // Its agents may read no DaemonSet.
     let watcher = Watcher::start();
     restart();
-    watcher
-        .finish()
-        .assert_always_installed("restart under upstream's chart");
+    watcher.finish().assert_always_installed("restart under upstream's chart");
 
     let watcher = Watcher::start();
     let old = agent();
     let force = ["--force", "--grace-period=0"];
-    kubectl(
-        &[
-            &["delete", "pod", &old.pod, "-n", "linkerd-cni"],
-            &force[..],
-        ]
-        .concat(),
-    );
+    kubectl(&[&["delete", "pod", &old.pod, "-n", "linkerd-cni"], &force[..]].concat());
     let begin = Instant::now();
-    until_within(Duration::from_secs(60), "it ends", || {
-        !processes().contains(&old.pid)
-    });
+    until_within(Duration::from_secs(60), "it ends", || !processes().contains(&old.pid));
     println!("deleted by force: ends after {:.1?}", begin.elapsed());
-    watcher
-        .finish()
-        .assert_always_installed("forced deletion under upstream's chart");
+    watcher.finish().assert_always_installed("forced deletion under upstream's chart");
 
     let begin = Instant::now();
     helm.begin_uninstall();
-    until_within(Duration::from_secs(30), "the node is as it was", || {
-        node.files() == before
-    });
-    println!(
-        "helm uninstall of upstream's chart: {:.1?}",
-        begin.elapsed()
-    );
+    until_within(Duration::from_secs(30), "the node is as it was", || node.files() == before);
+    println!("helm uninstall of upstream's chart: {:.1?}", begin.elapsed());
     helm.end_uninstall();
     assert_eq!(node.files(), before);
 }

@@ -138,12 +138,7 @@ impl Upstream {
                 thread::sleep(Duration::from_millis(1));
             }
         });
-        Upstream {
-            stop,
-            thread: Some(thread),
-            list: list.to_owned(),
-            bare: bare.to_owned(),
-        }
+        Upstream { stop, thread: Some(thread), list: list.to_owned(), bare: bare.to_owned() }
     }
 
     fn stop(self) {
@@ -216,10 +211,7 @@ impl Reader {
             let (mut longest, mut since) = (Duration::ZERO, None::<Instant>);
             while !own.load(Ordering::Relaxed) {
                 let text = fs::read_to_string(&list).unwrap_or_default();
-                let whole = [BINARY, KUBECONFIG]
-                    .map(Path::new)
-                    .iter()
-                    .all(|path| path.exists());
+                let whole = [BINARY, KUBECONFIG].map(Path::new).iter().all(|path| path.exists());
                 match text.contains("linkerd-cni") && !whole {
                     true => {
                         let since = since.get_or_insert_with(Instant::now);

@@ -86,22 +86,16 @@ fn watch(over: &AtomicBool) -> Seen {
         let (state, now) = (read(), begin.elapsed());
         match gaps.last_mut() {
             Some(gap) if last == state => gap.length = now - gap.begin,
-            _ if state != State::Installed => gaps.push(Gap {
-                state: state.clone(),
-                begin: now,
-                length: Duration::ZERO,
-            }),
+            _ if state != State::Installed => {
+                gaps.push(Gap { state: state.clone(), begin: now, length: Duration::ZERO })
+            }
             _ => {}
         }
         last = state;
         reads += 1;
         thread::sleep(PERIOD);
     }
-    Seen {
-        reads,
-        took: begin.elapsed(),
-        gaps,
-    }
+    Seen { reads, took: begin.elapsed(), gaps }
 }
 
 /// A file that is replaced between two reads may look missing, so only what is found twice
@@ -123,9 +117,7 @@ fn look() -> State {
     let Some(entry) = entries.next() else {
         return State::Unchained;
     };
-    let kubeconfig = entry["kubernetes"]["kubeconfig"]
-        .as_str()
-        .unwrap_or_default();
+    let kubeconfig = entry["kubernetes"]["kubeconfig"].as_str().unwrap_or_default();
     let kubeconfig = fs::read(kubeconfig).unwrap_or_default();
     if serde_json::from_slice::<Value>(&kubeconfig).is_err() {
         return State::Stranded("kubeconfig");

@@ -17,15 +17,10 @@ pub fn edges(source: &Path) -> Edges {
     let modules: BTreeSet<Vec<String>> = files.keys().cloned().collect();
     let mut edges = Edges::new();
     for (module, file) in &files {
-        let mut paths = Paths {
-            module,
-            found: Vec::new(),
-        };
+        let mut paths = Paths { module, found: Vec::new() };
         paths.visit_file(file);
         let imported = paths.found.iter().filter_map(|path| owner(&modules, path));
-        let imported = imported
-            .filter(|owner| owner != module)
-            .map(|owner| owner.join("::"));
+        let imported = imported.filter(|owner| owner != module).map(|owner| owner.join("::"));
         edges.insert(module.join("::"), imported.collect());
     }
     edges.remove("");
@@ -39,12 +34,7 @@ fn read(file: &Path, dir: &Path, module: &[String], files: &mut BTreeMap<Vec<Str
     let parsed =
         syn::parse_file(&text).unwrap_or_else(|error| panic!("{}: {error}", file.display()));
     for item in &parsed.items {
-        if let Item::Mod(ItemMod {
-            ident,
-            content: None,
-            attrs,
-            ..
-        }) = item
+        if let Item::Mod(ItemMod { ident, content: None, attrs, .. }) = item
             && !is_test(attrs)
         {
             let name = ident.to_string();
@@ -58,28 +48,19 @@ fn read(file: &Path, dir: &Path, module: &[String], files: &mut BTreeMap<Vec<Str
 
 fn is_test(attributes: &[Attribute]) -> bool {
     let mut found = false;
-    for attribute in attributes
-        .iter()
-        .filter(|attribute| attribute.path().is_ident("cfg"))
-    {
+    for attribute in attributes.iter().filter(|attribute| attribute.path().is_ident("cfg")) {
         let parsed = attribute.parse_nested_meta(|meta| {
             found |= meta.path.is_ident("test");
             Ok(())
         });
-        assert!(
-            parsed.is_ok() || found,
-            "a cfg attribute that this test cannot read"
-        );
+        assert!(parsed.is_ok() || found, "a cfg attribute that this test cannot read");
     }
     found
 }
 
 /// The longest prefix of `path` that is a module.
 fn owner(modules: &BTreeSet<Vec<String>>, path: &[String]) -> Option<Vec<String>> {
-    (1..=path.len())
-        .rev()
-        .map(|end| path[..end].to_vec())
-        .find(|prefix| modules.contains(prefix))
+    (1..=path.len()).rev().map(|end| path[..end].to_vec()).find(|prefix| modules.contains(prefix))
 }
 
 /// Collects the paths in one module's code, as absolute paths within the crate.
@@ -90,19 +71,13 @@ struct Paths<'m> {
 
 impl Paths<'_> {
     fn add(&mut self, path: &[String]) {
-        let supers = path
-            .iter()
-            .take_while(|segment| *segment == "super")
-            .count();
+        let supers = path.iter().take_while(|segment| *segment == "super").count();
         let base = match path.first().map(String::as_str) {
             Some("crate") => return self.found.push(path[1..].to_vec()),
             Some("super") => &self.module[..self.module.len().saturating_sub(supers)],
             _ => self.module,
         };
-        let rest = path
-            .iter()
-            .skip(supers)
-            .filter(|segment| *segment != "self");
+        let rest = path.iter().skip(supers).filter(|segment| *segment != "self");
         self.found.push(base.iter().chain(rest).cloned().collect());
     }
 
@@ -113,10 +88,9 @@ impl Paths<'_> {
             UseTree::Name(name) => self.add(&with(&name.ident)),
             UseTree::Rename(rename) => self.add(&with(&rename.ident)),
             UseTree::Glob(_) => self.add(prefix),
-            UseTree::Group(group) => group
-                .items
-                .iter()
-                .for_each(|tree| self.add_tree(tree, prefix)),
+            UseTree::Group(group) => {
+                group.items.iter().for_each(|tree| self.add_tree(tree, prefix))
+            }
         }
     }
 }
@@ -133,11 +107,8 @@ impl<'ast> Visit<'ast> for Paths<'_> {
     }
 
     fn visit_path(&mut self, path: &'ast syn::Path) {
-        let segments: Vec<String> = path
-            .segments
-            .iter()
-            .map(|segment| segment.ident.to_string())
-            .collect();
+        let segments: Vec<String> =
+            path.segments.iter().map(|segment| segment.ident.to_string()).collect();
         if segments.len() > 1 {
             self.add(&segments);
         }
@@ -148,9 +119,7 @@ impl<'ast> Visit<'ast> for Paths<'_> {
 /// The first circle in `edges`, if there is one: the modules in the order in which they import.
 pub fn circle(edges: &Edges) -> Option<Vec<String>> {
     let mut done = BTreeSet::new();
-    edges
-        .keys()
-        .find_map(|start| follow(edges, start, &mut Vec::new(), &mut done))
+    edges.keys().find_map(|start| follow(edges, start, &mut Vec::new(), &mut done))
 }
 
 fn follow(
@@ -166,11 +135,8 @@ fn follow(
         return None;
     }
     path.push(module.to_owned());
-    let found = edges
-        .get(module)
-        .into_iter()
-        .flatten()
-        .find_map(|next| follow(edges, next, path, done));
+    let found =
+        edges.get(module).into_iter().flatten().find_map(|next| follow(edges, next, path, done));
     path.pop();
     done.insert(module.to_owned());
     found

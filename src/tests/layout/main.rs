@@ -31,20 +31,12 @@ fn source() -> &'static Path {
 
 /// The first `depth` segments of a module's path.
 fn ancestor(module: &str, depth: usize) -> String {
-    module
-        .split("::")
-        .take(depth)
-        .collect::<Vec<_>>()
-        .join("::")
+    module.split("::").take(depth).collect::<Vec<_>>().join("::")
 }
 
 /// The graph between the children of `parent`, each standing for all modules below it.
 fn siblings(edges: &Edges, parent: &str) -> Edges {
-    let depth = if parent.is_empty() {
-        1
-    } else {
-        parent.split("::").count() + 1
-    };
+    let depth = if parent.is_empty() { 1 } else { parent.split("::").count() + 1 };
     let below = |module: &str| {
         let inside = parent.is_empty() || module.starts_with(&format!("{parent}::"));
         inside.then(|| ancestor(module, depth))
@@ -69,24 +61,16 @@ fn no_module_imports_in_a_circle_at_any_level() {
     parents.extend(edges.keys().cloned());
     for parent in parents {
         let circle = circle(&siblings(&edges, &parent));
-        assert_eq!(
-            circle, None,
-            "modules of `{parent}` import from each other in a circle"
-        );
+        assert_eq!(circle, None, "modules of `{parent}` import from each other in a circle");
     }
 }
 
 #[test]
 fn no_module_imports_from_one_that_stands_above_it() {
     let top = siblings(&edges(source()), "");
-    assert!(
-        top["plugin"].contains("kube"),
-        "the graph sees imports: {top:?}"
-    );
+    assert!(top["plugin"].contains("kube"), "the graph sees imports: {top:?}");
     for (importer, imported) in FORBIDDEN {
-        let found = top
-            .get(importer)
-            .is_some_and(|modules| modules.contains(imported));
+        let found = top.get(importer).is_some_and(|modules| modules.contains(imported));
         assert!(!found, "{importer} imports from {imported}");
     }
 }
@@ -97,19 +81,13 @@ fn a_circle_is_found() {
     let open: Edges = BTreeMap::from([edge("a", "b"), edge("b", "c")]);
     assert_eq!(circle(&open), None);
     let closed: Edges = BTreeMap::from([edge("a", "b"), edge("b", "c"), edge("c", "a")]);
-    assert_eq!(
-        circle(&closed),
-        Some(vec!["a".into(), "b".into(), "c".into()])
-    );
+    assert_eq!(circle(&closed), Some(vec!["a".into(), "b".into(), "c".into()]));
 }
 
 #[test]
 fn every_module_of_the_library_has_a_line_on_its_map() {
     let text = fs::read_to_string(source().join("lib.rs")).unwrap();
-    let map: Vec<&str> = text
-        .lines()
-        .filter(|line| line.starts_with("//!"))
-        .collect();
+    let map: Vec<&str> = text.lines().filter(|line| line.starts_with("//!")).collect();
     let modules: Vec<&str> = text
         .lines()
         .filter_map(|line| line.trim_start_matches("pub ").strip_prefix("mod "))

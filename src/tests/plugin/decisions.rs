@@ -15,16 +15,10 @@ fn annotations_without_linkerds_pass_with_no_request() {
     let marked = json!({"linkerd.io/inject": "enabled"});
     let cases = [
         ("none", add().annotated(json!({})), 0),
-        (
-            "disabled",
-            add().annotated(json!({"linkerd.io/inject": "disabled"})),
-            0,
-        ),
+        ("disabled", add().annotated(json!({"linkerd.io/inject": "disabled"})), 0),
         (
             "excluded",
-            add()
-                .annotated(marked.clone())
-                .linkerd("exclude-namespaces", json!(["ns"])),
+            add().annotated(marked.clone()).linkerd("exclude-namespaces", json!(["ns"])),
             0,
         ),
         (
@@ -32,20 +26,11 @@ fn annotations_without_linkerds_pass_with_no_request() {
             add()
                 .annotated(marked.clone())
                 .linkerd("agent-namespace", json!("cni"))
-                .env(
-                    "CNI_ARGS",
-                    "K8S_POD_NAMESPACE=cni;K8S_POD_NAME=linkerd-cni-abcde",
-                ),
+                .env("CNI_ARGS", "K8S_POD_NAMESPACE=cni;K8S_POD_NAME=linkerd-cni-abcde"),
             0,
         ),
         ("marked", add().annotated(marked), 2),
-        (
-            "asked by setting",
-            add()
-                .annotated(json!({}))
-                .linkerd("pod-detection", json!("api")),
-            2,
-        ),
+        ("asked by setting", add().annotated(json!({})).linkerd("pod-detection", json!("api")), 2),
         ("not handed over", add(), 2),
     ];
     for (name, call, requests) in cases {
@@ -74,10 +59,7 @@ fn the_agents_pod_in_any_namespace_starts_without_a_request_while_the_token_is_d
         add("ops")
             .linkerd("agent-namespace", json!("ops"))
             .linkerd("agent-daemonset", json!("mesh-cni"))
-            .env(
-                "CNI_ARGS",
-                "K8S_POD_NAMESPACE=ops;K8S_POD_NAME=mesh-cni-x7x4z",
-            ),
+            .env("CNI_ARGS", "K8S_POD_NAMESPACE=ops;K8S_POD_NAME=mesh-cni-x7x4z"),
         // By its annotations alone.
         add("mesh").annotated(of_a_chart),
     ] {
@@ -142,26 +124,11 @@ fn the_proxys_own_user_and_ports_count() {
     let neighbour = NEIGHBOUR[0];
     let pod = super::POD[0];
     let cases = [
-        (
-            namespaces.connect_from_neighbour(pod, 8080),
-            "other inbound 10.99.0.1:8080",
-        ),
-        (
-            namespaces.connect_from_neighbour(pod, 5191),
-            "other admin 10.99.0.1:5191",
-        ),
-        (
-            namespaces.connect_from_pod(0, neighbour, 9000),
-            "other outbound 10.99.0.2:9000",
-        ),
-        (
-            namespaces.connect_from_pod(2102, neighbour, 9000),
-            "other outbound 10.99.0.2:9000",
-        ),
-        (
-            namespaces.connect_from_pod(3000, neighbour, 9000),
-            "server 10.99.0.2:9000",
-        ),
+        (namespaces.connect_from_neighbour(pod, 8080), "other inbound 10.99.0.1:8080"),
+        (namespaces.connect_from_neighbour(pod, 5191), "other admin 10.99.0.1:5191"),
+        (namespaces.connect_from_pod(0, neighbour, 9000), "other outbound 10.99.0.2:9000"),
+        (namespaces.connect_from_pod(2102, neighbour, 9000), "other outbound 10.99.0.2:9000"),
+        (namespaces.connect_from_pod(3000, neighbour, 9000), "server 10.99.0.2:9000"),
     ];
     for (got, wanted) in cases {
         assert_eq!(got, wanted);
@@ -173,10 +140,7 @@ fn ipv6_auto_follows_the_pods_addresses() {
     let (api, with, without) = (meshed_api(), Namespaces::new(), Namespaces::new());
     without.run("ip", &["-6", "addr", "flush", "dev", "eth0"]);
     for (namespaces, wanted) in [(&with, true), (&without, false)] {
-        Call::new("ADD", &namespaces.path(), &api)
-            .linkerd("ipv6", json!("auto"))
-            .run()
-            .succeeded();
+        Call::new("ADD", &namespaces.path(), &api).linkerd("ipv6", json!("auto")).run().succeeded();
         assert!(!namespaces.nat("iptables-nft").is_empty());
         assert_eq!(!namespaces.nat("ip6tables-nft").is_empty(), wanted);
     }
@@ -195,9 +159,7 @@ fn the_agent_gets_one_record_of_each_pod() {
     let call = Call::new("ADD", &namespaces.path(), &api);
     let socket = call.kubeconfig().with_file_name(".linkerd-cni.sock");
     let socket = UnixDatagram::bind(socket).unwrap();
-    socket
-        .set_read_timeout(Some(Duration::from_secs(5)))
-        .unwrap();
+    socket.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
     let receive = || -> Value {
         let mut buffer = [0; 8192];
         let length = socket.recv(&mut buffer).unwrap();

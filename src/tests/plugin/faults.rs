@@ -18,10 +18,7 @@ fn faults_that_pass_are_waited_out_and_the_pod_is_redirected() {
         ("cut short", vec![Fault::Cut]),
         ("busy", vec![Fault::Status(429, 0), Fault::Status(503, 1)]),
         ("an hour's wait", vec![Fault::Status(429, 3600)]),
-        (
-            "server errors",
-            vec![Fault::Status(500, 0), Fault::Status(502, 0)],
-        ),
+        ("server errors", vec![Fault::Status(500, 0), Fault::Status(502, 0)]),
         ("slow", vec![Fault::Slow(3000)]),
         ("silent once", vec![Fault::Hang]),
     ];
@@ -34,10 +31,7 @@ fn faults_that_pass_are_waited_out_and_the_pod_is_redirected() {
             .run()
             .succeeded();
         assert!(started.elapsed() < Duration::from_secs(9), "{name}");
-        assert!(
-            namespaces.nat("iptables-nft").contains("PROXY_INIT_OUTPUT"),
-            "{name}"
-        );
+        assert!(namespaces.nat("iptables-nft").contains("PROXY_INIT_OUTPUT"), "{name}");
     }
 }
 
@@ -77,9 +71,7 @@ fn what_stays_as_it_is_fails_at_once() {
     }
     // Another server's CA.
     let call = call();
-    let wrong = other
-        .kubeconfig()
-        .replace(&other.address.to_string(), &api.address.to_string());
+    let wrong = other.kubeconfig().replace(&other.address.to_string(), &api.address.to_string());
     fs::write(call.kubeconfig(), wrong).unwrap();
     let outcome = call.run();
     let (code, msg) = outcome.error();
@@ -116,18 +108,16 @@ fn a_server_whose_certificate_is_the_kubeconfigs_ca_is_trusted_as_go_does_and_no
     let api = ca("127.0.0.1", 4000);
     call(&api).run().succeeded();
 
-    for (name, year, problem) in [
-        ("127.0.0.1", 2001, "certificate expired"),
-        ("127.0.0.2", 4000, "not valid for name"),
-    ] {
+    for (name, year, problem) in
+        [("127.0.0.1", 2001, "certificate expired"), ("127.0.0.2", 4000, "not valid for name")]
+    {
         let (code, msg) = call(&ca(name, year)).run().error();
         assert!(code == 101 && msg.contains(problem), "{code} {msg}");
     }
     let call = call(&api);
     let another = ca("127.0.0.1", 4000);
-    let wrong = another
-        .kubeconfig()
-        .replace(&another.address.to_string(), &api.address.to_string());
+    let wrong =
+        another.kubeconfig().replace(&another.address.to_string(), &api.address.to_string());
     fs::write(call.kubeconfig(), wrong).unwrap();
     let (code, msg) = call.run().error();
     assert!(code == 101 && msg.contains("certificate"), "{code} {msg}");
@@ -204,11 +194,9 @@ fn an_object_of_another_kind_is_neither_a_pod_nor_a_namespace() {
     let (api, namespaces) = (meshed_api(), Namespaces::new());
     let status = r#"{"kind":"Status","metadata":{},"status":"Failure"}"#;
     let unmeshed = r#"{"kind":"PodTemplate","metadata":{},"spec":{"containers":[{"name":"a"}]}}"#;
-    for (path, answer) in [
-        (super::NAMESPACE_PATH, status),
-        (super::POD_PATH, status),
-        (super::POD_PATH, unmeshed),
-    ] {
+    for (path, answer) in
+        [(super::NAMESPACE_PATH, status), (super::POD_PATH, status), (super::POD_PATH, unmeshed)]
+    {
         api.answer(path, 200, answer);
         let (code, msg) = Call::new("ADD", &namespaces.path(), &api).run().error();
         assert_eq!(code, 104, "{msg}");
@@ -243,9 +231,7 @@ fn a_refused_token_is_looked_up_once_more() {
 fn a_pod_that_may_be_meshed_never_starts_bare_while_the_api_server_is_away() {
     let (api, namespaces) = (meshed_api(), Namespaces::new());
     let call = Call::new("ADD", &namespaces.path(), &api);
-    let away = api
-        .kubeconfig()
-        .replace(&api.address.port().to_string(), "1");
+    let away = api.kubeconfig().replace(&api.address.port().to_string(), "1");
     fs::write(call.kubeconfig(), away).unwrap();
     let meshed = call.annotated(json!({"linkerd.io/proxy-version": "edge-26.8.3"}));
     let (code, msg) = meshed.run().error();

@@ -21,8 +21,7 @@ fn api(pod: Value, namespace: Value) -> Api {
         "spec": {"containers": [{"name": "app"}, {"name": "linkerd-proxy"}]},
     });
     let namespace = json!({"metadata": {"name": "ns", "annotations": namespace}});
-    api.answer(POD_PATH, 200, &pod.to_string())
-        .answer(NAMESPACE_PATH, 200, &namespace.to_string());
+    api.answer(POD_PATH, 200, &pod.to_string()).answer(NAMESPACE_PATH, 200, &namespace.to_string());
     api
 }
 
@@ -30,9 +29,7 @@ fn api(pod: Value, namespace: Value) -> Api {
 fn listen(call: &Call) -> UnixDatagram {
     let path = call.kubeconfig().with_file_name(".linkerd-cni.sock");
     let socket = UnixDatagram::bind(path).unwrap();
-    socket
-        .set_read_timeout(Some(Duration::from_secs(20)))
-        .unwrap();
+    socket.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
     socket
 }
 
@@ -46,10 +43,7 @@ fn record(socket: &UnixDatagram) -> Value {
 #[test]
 fn a_pod_with_bad_elements_starts_with_upstreams_rules_and_the_agent_is_told() {
     for mode in ["native", "nft"] {
-        let api = api(
-            json!({OUT: "http,5432,30-20"}),
-            json!({IN: "8080,65536-65539", OUT: "1"}),
-        );
+        let api = api(json!({OUT: "http,5432,30-20"}), json!({IN: "8080,65536-65539", OUT: "1"}));
         let namespaces = Namespaces::new();
         let call = |command| {
             Call::new(command, &namespaces.path(), &api).linkerd("iptables-mode", json!(mode))
@@ -62,10 +56,7 @@ fn a_pod_with_bad_elements_starts_with_upstreams_rules_and_the_agent_is_told() {
             _ => namespaces.nat("iptables-nft"),
         };
         assert!(rules.contains("proxy-init/ignore-port-5432"), "{rules}");
-        assert!(
-            rules.contains("proxy-init/ignore-port-4191,4190,8080"),
-            "{rules}"
-        );
+        assert!(rules.contains("proxy-init/ignore-port-4191,4190,8080"), "{rules}");
 
         let record = record(&socket);
         assert_eq!(record["decision"], "redirected");
@@ -93,12 +84,7 @@ fn strict_annotations_and_lists_of_which_nothing_is_left_fail_the_pod_without_a_
     let cases = [
         (true, OUT, "http,5432", "\"http\" is not a port"),
         (true, IN, "80, 81", "\" 81\" has blanks"),
-        (
-            true,
-            "config.linkerd.io/inbound-port",
-            "x",
-            "a port from 1 to 65535 is wanted",
-        ),
+        (true, "config.linkerd.io/inbound-port", "x", "a port from 1 to 65535 is wanted"),
         (false, OUT, "http", "\"http\" is not a port"),
         (false, OUT, " ", "\" \" has blanks"),
     ];
@@ -112,10 +98,7 @@ fn strict_annotations_and_lists_of_which_nothing_is_left_fail_the_pod_without_a_
         assert_eq!(code, 110, "{msg}");
         assert!(msg.contains(key) && msg.contains(problem), "{msg}");
         let details = outcome.json()["details"].clone();
-        assert!(
-            details.as_str().unwrap().contains("correct the annotation"),
-            "{details}"
-        );
+        assert!(details.as_str().unwrap().contains("correct the annotation"), "{details}");
         assert_eq!(namespaces.nat("iptables-nft"), "", "{key}: {value}");
         let record = record(&socket);
         assert_eq!(record["error"]["code"], 110);
@@ -140,10 +123,7 @@ fn bad_elements_of_the_plugin_entry_are_ignored_unless_nothing_is_left() {
     assert_eq!(record(&socket)["ignored"], ignored);
 
     for (list, strict) in [(json!(["http"]), false), (json!(["443", "http"]), true)] {
-        let (code, msg) = call(list)
-            .linkerd("strict-annotations", json!(strict))
-            .run()
-            .error();
+        let (code, msg) = call(list).linkerd("strict-annotations", json!(strict)).run().error();
         assert_eq!(code, 7, "{msg}");
         let key = "\"outbound-ports-to-ignore\": \"http\" is not a port";
         assert!(msg.contains(key), "{msg}");
@@ -154,10 +134,7 @@ fn bad_elements_of_the_plugin_entry_are_ignored_unless_nothing_is_left() {
 fn what_an_author_wrote_stays_short_and_on_one_line_wherever_it_is_quoted() {
     let worst = "\u{1b}[31m\n\u{202e}é".repeat(20_000);
     let (api, namespaces) = (
-        api(
-            json!({OUT: format!("25,{worst}"), IN: format!("{worst},").repeat(3)}),
-            json!({}),
-        ),
+        api(json!({OUT: format!("25,{worst}"), IN: format!("{worst},").repeat(3)}), json!({})),
         Namespaces::new(),
     );
     let add = Call::new("ADD", &namespaces.path(), &api).set("log_level", json!("warn"));
@@ -165,22 +142,12 @@ fn what_an_author_wrote_stays_short_and_on_one_line_wherever_it_is_quoted() {
     let outcome = add.run().succeeded();
     assert_eq!(outcome.stderr.lines().count(), 1, "{}", outcome.stderr);
     assert!(outcome.stderr.len() < 3000 && !outcome.stderr.contains('\u{202e}'));
-    assert_eq!(
-        record(&socket)["ignored"][0]["elements"][0]
-            .as_str()
-            .unwrap()
-            .chars()
-            .count(),
-        100
-    );
+    assert_eq!(record(&socket)["ignored"][0]["elements"][0].as_str().unwrap().chars().count(), 100);
 }
 
 /// A meshed pod with some of the longest lists that an API server accepts, half bad.
 fn api_of_long_lists() -> Api {
-    let list: Vec<String> = (1..40_000)
-        .step_by(2)
-        .map(|port| format!("{port},x"))
-        .collect();
+    let list: Vec<String> = (1..40_000).step_by(2).map(|port| format!("{port},x")).collect();
     let list = list.join(",");
     api(json!({OUT: list, IN: list}), json!({}))
 }

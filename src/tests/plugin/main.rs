@@ -71,10 +71,7 @@ impl Outcome {
         assert_eq!(self.code, Some(1), "{} {}", self.stdout, self.stderr);
         let error = self.json();
         assert!(error["cniVersion"].is_string(), "{error}");
-        (
-            error["code"].as_u64().unwrap(),
-            error["msg"].as_str().unwrap().to_owned(),
-        )
+        (error["code"].as_u64().unwrap(), error["msg"].as_str().unwrap().to_owned())
     }
 }
 
@@ -90,10 +87,7 @@ impl Call {
             ("CNI_IFNAME", "eth0"),
             ("CNI_PATH", "/opt/cni/bin"),
             ("PATH", "/usr/sbin:/usr/bin:/sbin:/bin"),
-            (
-                "CNI_ARGS",
-                "IgnoreUnknown=1;K8S_POD_NAMESPACE=ns;K8S_POD_NAME=web;K8S_POD_UID=u",
-            ),
+            ("CNI_ARGS", "IgnoreUnknown=1;K8S_POD_NAMESPACE=ns;K8S_POD_NAME=web;K8S_POD_UID=u"),
         ];
         let config = json!({
             "cniVersion": "1.0.0",
@@ -117,9 +111,7 @@ impl Call {
                 "interfaces": [{"name": "eth0", "sandbox": "/x"}], "dns": {}},
         });
         Call {
-            environment: environment
-                .map(|(name, value)| (name.into(), value.into()))
-                .to_vec(),
+            environment: environment.map(|(name, value)| (name.into(), value.into())).to_vec(),
             config,
             _dir: dir,
         }
@@ -172,8 +164,7 @@ impl Call {
 
 fn meshed_api() -> Api {
     let api = Api::start();
-    api.answer(POD_PATH, 200, MESHED)
-        .answer(NAMESPACE_PATH, 200, NAMESPACE);
+    api.answer(POD_PATH, 200, MESHED).answer(NAMESPACE_PATH, 200, NAMESPACE);
     api
 }
 
@@ -195,11 +186,7 @@ fn listen(namespaces: &Namespaces) {
 }
 
 fn bracketed(address: &str) -> String {
-    if address.contains(':') {
-        format!("[{address}]")
-    } else {
-        address.to_owned()
-    }
+    if address.contains(':') { format!("[{address}]") } else { address.to_owned() }
 }
 
 #[test]
@@ -288,17 +275,10 @@ fn annotations_of_pod_and_namespace_reach_the_rules() {
         "config.linkerd.io/proxy-uid": "1234",
         "config.linkerd.io/skip-subnets": "10.0.0.0/8,fd00::/8",
     }}});
-    api.answer(POD_PATH, 200, &pod.to_string())
-        .answer(NAMESPACE_PATH, 200, &namespace.to_string());
-    Call::new("ADD", &namespaces.path(), &api)
-        .linkerd("ipv6", json!(true))
-        .run()
-        .succeeded();
-    let both = format!(
-        "{}\n\nIPv6\n{}",
-        namespaces.nat("iptables-nft"),
-        namespaces.nat("ip6tables-nft")
-    );
+    api.answer(POD_PATH, 200, &pod.to_string()).answer(NAMESPACE_PATH, 200, &namespace.to_string());
+    Call::new("ADD", &namespaces.path(), &api).linkerd("ipv6", json!(true)).run().succeeded();
+    let both =
+        format!("{}\n\nIPv6\n{}", namespaces.nat("iptables-nft"), namespaces.nat("ip6tables-nft"));
     insta::assert_snapshot!("rules@annotations", both);
 }
 
@@ -311,8 +291,7 @@ fn a_control_plane_pod_reaches_the_api_server_without_the_proxy() {
     });
     for (code, body) in [(200, service), (500, "broken")] {
         let (api, namespaces) = (meshed_api(), Namespaces::new());
-        api.answer(POD_PATH, 200, &pod.to_string())
-            .answer(SERVICE_PATH, code, body);
+        api.answer(POD_PATH, 200, &pod.to_string()).answer(SERVICE_PATH, code, body);
         Call::new("ADD", &namespaces.path(), &api).run().succeeded();
         let rules = namespaces.nat("iptables-nft");
         assert!(rules.contains("--dports 443,6443"), "{code}: {rules}");
@@ -359,20 +338,13 @@ fn nothing_is_left_behind_when_a_family_fails() {
     assert_eq!(code, 121);
     assert!(msg.contains("no ip6 here"), "{msg}");
     assert_eq!(namespaces.nat("iptables-nft"), "");
-    assert!(
-        !namespaces
-            .run("iptables-nft-save", &[])
-            .contains("PROXY_INIT")
-    );
+    assert!(!namespaces.run("iptables-nft-save", &[]).contains("PROXY_INIT"));
 }
 
 #[test]
 fn a_bare_path_does_not_matter() {
     let (api, namespaces) = (meshed_api(), Namespaces::new());
-    Call::new("ADD", &namespaces.path(), &api)
-        .env("PATH", "")
-        .run()
-        .succeeded();
+    Call::new("ADD", &namespaces.path(), &api).env("PATH", "").run().succeeded();
     assert!(namespaces.nat("iptables-nft").contains("PROXY_INIT_OUTPUT"));
 }
 
@@ -388,20 +360,11 @@ fn a_meshed_pod_takes_two_requests_and_an_unmeshed_one_takes_one() {
     ];
     for (name, body, requests, redirected) in cases {
         let (api, namespaces) = (Api::start(), Namespaces::new());
-        api.answer(POD_PATH, 200, body)
-            .answer(NAMESPACE_PATH, 200, NAMESPACE);
+        api.answer(POD_PATH, 200, body).answer(NAMESPACE_PATH, 200, NAMESPACE);
         let outcome = Call::new("ADD", &namespaces.path(), &api).run().succeeded();
         assert_eq!(api.requests(), requests, "{name}");
-        assert_eq!(
-            !namespaces.nat("iptables-nft").is_empty(),
-            redirected,
-            "{name}"
-        );
-        assert_eq!(
-            outcome.json()["ips"][0]["address"],
-            "10.99.0.1/24",
-            "{name}"
-        );
+        assert_eq!(!namespaces.nat("iptables-nft").is_empty(), redirected, "{name}");
+        assert_eq!(outcome.json()["ips"][0]["address"], "10.99.0.1/24", "{name}");
     }
 }
 
@@ -409,10 +372,7 @@ fn a_meshed_pod_takes_two_requests_and_an_unmeshed_one_takes_one() {
 fn a_container_that_is_no_pod_passes_without_a_request() {
     let (api, namespaces) = (meshed_api(), Namespaces::new());
     for args in ["", "IgnoreUnknown=1", "K8S_POD_NAME=web"] {
-        Call::new("ADD", &namespaces.path(), &api)
-            .env("CNI_ARGS", args)
-            .run()
-            .succeeded();
+        Call::new("ADD", &namespaces.path(), &api).env("CNI_ARGS", args).run().succeeded();
     }
     assert!(api.requests().is_empty());
     assert_eq!(namespaces.nat("iptables-nft"), "");
@@ -436,13 +396,7 @@ fn failures_are_error_objects_and_leave_no_rule() {
             "HTTP 404: pods \"web\" not found",
         ),
         ("forbidden", 403, r#"{"message":"no"}"#, 102, "HTTP 403: no"),
-        (
-            "unauthorized",
-            401,
-            r#"{"message":"Unauthorized"}"#,
-            102,
-            "HTTP 401: Unauthorized",
-        ),
+        ("unauthorized", 401, r#"{"message":"Unauthorized"}"#, 102, "HTTP 401: Unauthorized"),
         ("server error", 500, "oops", 104, "HTTP 500: oops"),
         ("redirect", 302, "", 104, "HTTP 302"),
         ("empty object", 200, "{}", 104, "missing field `metadata`"),
@@ -455,20 +409,8 @@ fn failures_are_error_objects_and_leave_no_rule() {
             104,
             "an object of another kind came instead of a Pod",
         ),
-        (
-            "half an answer",
-            200,
-            r#"{"metadata":"#,
-            104,
-            "EOF while parsing",
-        ),
-        (
-            "bad annotation",
-            200,
-            &bad,
-            110,
-            "config.linkerd.io/proxy-uid: \"abc\"",
-        ),
+        ("half an answer", 200, r#"{"metadata":"#, 104, "EOF while parsing"),
+        ("bad annotation", 200, &bad, 110, "config.linkerd.io/proxy-uid: \"abc\""),
     ];
     for (name, status, body, code, text) in answers {
         api.answer(POD_PATH, status, body);
@@ -476,10 +418,7 @@ fn failures_are_error_objects_and_leave_no_rule() {
         let (got, msg) = outcome.error();
         assert_eq!(got, code, "{name}: {msg}");
         assert!(msg.contains(text), "{name}: {msg}");
-        assert!(
-            !format!("{}{}", outcome.stdout, outcome.stderr).contains(api::TOKEN),
-            "{name}"
-        );
+        assert!(!format!("{}{}", outcome.stdout, outcome.stderr).contains(api::TOKEN), "{name}");
     }
     api.answer(POD_PATH, 200, MESHED);
     let calls = [
@@ -489,54 +428,29 @@ fn failures_are_error_objects_and_leave_no_rule() {
             100,
             "cannot read /no/such",
         ),
-        (
-            "no kubeconfig",
-            add().set("kubernetes", json!({})),
-            100,
-            "\"kubeconfig\" is not set",
-        ),
+        ("no kubeconfig", add().set("kubernetes", json!({})), 100, "\"kubeconfig\" is not set"),
         (
             "bad port",
             add().linkerd("incoming-proxy-port", json!(70000)),
             7,
             "70000 is not a port of the proxy",
         ),
-        (
-            "bad mode",
-            add().linkerd("iptables-mode", json!("bogus")),
-            7,
-            "\"bogus\" is not one of",
-        ),
+        ("bad mode", add().linkerd("iptables-mode", json!("bogus")), 7, "\"bogus\" is not one of"),
         (
             "bad type",
             add().linkerd("proxy-uid", json!("2102")),
             7,
             "\"proxy-uid\": \"2102\" is not a whole number",
         ),
-        (
-            "no linkerd object",
-            add().set("linkerd", json!({})),
-            7,
-            "proxy-uid",
-        ),
-        (
-            "bad args",
-            add().env("CNI_ARGS", "a"),
-            4,
-            "CNI_ARGS: invalid pair \"a\"",
-        ),
+        ("no linkerd object", add().set("linkerd", json!({})), 7, "proxy-uid"),
+        ("bad args", add().env("CNI_ARGS", "a"), 4, "CNI_ARGS: invalid pair \"a\""),
         (
             "no such netns",
             add().env("CNI_NETNS", "/no/such/netns"),
             8,
             "cannot open network namespace /no/such/netns",
         ),
-        (
-            "own netns",
-            add().env("CNI_NETNS", "/proc/self/ns/net"),
-            8,
-            "should not be the same",
-        ),
+        ("own netns", add().env("CNI_NETNS", "/proc/self/ns/net"), 8, "should not be the same"),
         (
             "foreign prevResult",
             add().set("prevResult", json!({"cniVersion": "9.9.9"})),
@@ -562,17 +476,12 @@ fn failures_are_error_objects_and_leave_no_rule() {
 fn an_api_server_that_is_not_there_fails_the_pod_with_a_name() {
     let (api, namespaces) = (meshed_api(), Namespaces::new());
     let call = Call::new("ADD", &namespaces.path(), &api);
-    let kubeconfig = api
-        .kubeconfig()
-        .replace(&api.address.port().to_string(), "1");
+    let kubeconfig = api.kubeconfig().replace(&api.address.port().to_string(), "1");
     let path = call.config["kubernetes"]["kubeconfig"].as_str().unwrap();
     fs::write(path, kubeconfig).unwrap();
     let (code, msg) = call.run().error();
     assert_eq!(code, 101, "{msg}");
-    assert!(
-        msg.contains("https://127.0.0.1:1/api/v1/namespaces/ns/pods/web"),
-        "{msg}"
-    );
+    assert!(msg.contains("https://127.0.0.1:1/api/v1/namespaces/ns/pods/web"), "{msg}");
 }
 
 #[test]
@@ -593,11 +502,7 @@ fn simulate_says_the_rules_and_changes_nothing() {
         .linkerd("simulate", json!(true))
         .run()
         .succeeded();
-    assert!(
-        outcome.stderr.contains("-A PROXY_INIT_OUTPUT"),
-        "{}",
-        outcome.stderr
-    );
+    assert!(outcome.stderr.contains("-A PROXY_INIT_OUTPUT"), "{}", outcome.stderr);
     assert_eq!(namespaces.nat("iptables-nft"), "");
 }
 
@@ -640,10 +545,7 @@ fn check_sees_a_rule_before_ours_that_lets_connections_past_the_proxy() {
             namespaces.run("nft", &insert.split(' ').collect::<Vec<_>>());
         } else {
             let insert = "-t nat -I PROXY_INIT_OUTPUT -j RETURN";
-            namespaces.run(
-                &iptables(mode, false),
-                &insert.split(' ').collect::<Vec<_>>(),
-            );
+            namespaces.run(&iptables(mode, false), &insert.split(' ').collect::<Vec<_>>());
         }
         let (code, msg) = call("CHECK").run().error();
         assert_eq!(code, 122, "{mode}");
@@ -665,9 +567,7 @@ fn del_gc_and_status_succeed_with_everything_gone() {
     for command in ["DEL", "GC", "STATUS"] {
         assert_eq!(call(command).run().succeeded().stdout, "", "{command}");
     }
-    let closed = call("DEL")
-        .env("CNI_NETNS", "")
-        .set("prevResult", Value::Null);
+    let closed = call("DEL").env("CNI_NETNS", "").set("prevResult", Value::Null);
     assert_eq!(closed.run().succeeded().stdout, "");
     assert!(api.requests().is_empty());
 }
@@ -675,9 +575,7 @@ fn del_gc_and_status_succeed_with_everything_gone() {
 #[test]
 fn prev_result_is_passed_on_byte_for_byte_in_every_version() {
     let api = Api::start();
-    for version in [
-        "0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0",
-    ] {
+    for version in ["0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"] {
         let call = Call::new("ADD", Path::new("/no/such/netns"), &api).env("CNI_ARGS", "");
         let previous = format!(
             r#"{{"cniVersion":"{version}","z":12345678901234567890,"ips":[{{"address":"10.0.0.1/8","x":1e3}}],"dns":{{"a":"\u003c"}}}}"#
@@ -697,60 +595,20 @@ fn bad_requests_get_the_codes_and_messages_of_the_reference_implementation() {
     let good = r#"{"cniVersion":"1.0.0","name":"n"}"#;
     let add = || Call::new("ADD", netns, &api).env("CNI_ARGS", "");
     let cases = [
-        (
-            add().env("CNI_COMMAND", ""),
-            good,
-            4,
-            "required env variables [CNI_COMMAND] missing",
-        ),
-        (
-            add().env("CNI_COMMAND", "FOO"),
-            good,
-            4,
-            "unknown CNI_COMMAND: FOO",
-        ),
-        (
-            add().env("CNI_COMMAND", "add"),
-            good,
-            4,
-            "unknown CNI_COMMAND: add",
-        ),
-        (
-            add().env("CNI_COMMAND", "FOO"),
-            "",
-            6,
-            "error unmarshall network config: ",
-        ),
+        (add().env("CNI_COMMAND", ""), good, 4, "required env variables [CNI_COMMAND] missing"),
+        (add().env("CNI_COMMAND", "FOO"), good, 4, "unknown CNI_COMMAND: FOO"),
+        (add().env("CNI_COMMAND", "add"), good, 4, "unknown CNI_COMMAND: add"),
+        (add().env("CNI_COMMAND", "FOO"), "", 6, "error unmarshall network config: "),
         (
             add().env("CNI_NETNS", "").env("CNI_PATH", ""),
             good,
             4,
             "required env variables [CNI_NETNS,CNI_PATH] missing",
         ),
-        (
-            add().env("CNI_CONTAINERID", "a/b"),
-            good,
-            4,
-            "invalid characters in containerID",
-        ),
-        (
-            add().env("CNI_CONTAINERID", "-a"),
-            good,
-            4,
-            "invalid characters in containerID",
-        ),
-        (
-            add().env("CNI_IFNAME", "0123456789abcdef"),
-            good,
-            4,
-            "interface name is too long",
-        ),
-        (
-            add().env("CNI_IFNAME", ".."),
-            good,
-            4,
-            "interface name is . or ..",
-        ),
+        (add().env("CNI_CONTAINERID", "a/b"), good, 4, "invalid characters in containerID"),
+        (add().env("CNI_CONTAINERID", "-a"), good, 4, "invalid characters in containerID"),
+        (add().env("CNI_IFNAME", "0123456789abcdef"), good, 4, "interface name is too long"),
+        (add().env("CNI_IFNAME", ".."), good, 4, "interface name is . or .."),
         (
             add().env("CNI_IFNAME", "a b"),
             good,
@@ -760,50 +618,15 @@ fn bad_requests_get_the_codes_and_messages_of_the_reference_implementation() {
         (add(), "", 6, "error unmarshall network config: "),
         (add(), "[]", 6, "error unmarshall network config: "),
         (add(), "\u{feff}{}", 6, "error unmarshall network config: "),
-        (
-            add(),
-            r#"{"name":"n"} x"#,
-            6,
-            "error unmarshall network config: ",
-        ),
-        (
-            add(),
-            r#"{"name":1}"#,
-            6,
-            "error unmarshall network config: ",
-        ),
+        (add(), r#"{"name":"n"} x"#, 6, "error unmarshall network config: "),
+        (add(), r#"{"name":1}"#, 6, "error unmarshall network config: "),
         (add(), "{}", 7, "missing network name"),
         (add(), "null", 7, "missing network name"),
-        (
-            add(),
-            r#"{"name":"a/b"}"#,
-            7,
-            "invalid characters found in network name",
-        ),
-        (
-            add(),
-            r#"{"name":"n","cniVersion":1}"#,
-            6,
-            "decoding version from network config: ",
-        ),
-        (
-            add(),
-            r#"{"name":"n","cniVersion":"9.8.7"}"#,
-            1,
-            "incompatible CNI versions",
-        ),
-        (
-            add().env("CNI_COMMAND", "STATUS"),
-            good,
-            1,
-            "config version does not allow STATUS",
-        ),
-        (
-            add().env("CNI_COMMAND", "GC"),
-            good,
-            1,
-            "config version does not allow GC",
-        ),
+        (add(), r#"{"name":"a/b"}"#, 7, "invalid characters found in network name"),
+        (add(), r#"{"name":"n","cniVersion":1}"#, 6, "decoding version from network config: "),
+        (add(), r#"{"name":"n","cniVersion":"9.8.7"}"#, 1, "incompatible CNI versions"),
+        (add().env("CNI_COMMAND", "STATUS"), good, 1, "config version does not allow STATUS"),
+        (add().env("CNI_COMMAND", "GC"), good, 1, "config version does not allow GC"),
         (
             add().env("CNI_COMMAND", "CHECK"),
             r#"{"name":"n","cniVersion":"0.3.1"}"#,

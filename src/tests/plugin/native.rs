@@ -71,10 +71,7 @@ fn another_tools_redirect_still_wins() {
             .linkerd("iptables-mode", json!("auto"))
             .run()
             .succeeded();
-        let cases = [
-            (8080, "inbound 10.99.0.1:8080"),
-            (8081, "foreign 10.99.0.1:8081"),
-        ];
+        let cases = [(8080, "inbound 10.99.0.1:8080"), (8081, "foreign 10.99.0.1:8081")];
         for (port, wanted) in cases {
             let got = namespaces.connect_from_neighbour(POD[0], port);
             assert_eq!(got, wanted, "{program}");
@@ -90,23 +87,14 @@ fn a_host_without_iptables_is_no_hindrance() {
         .env("PATH", "")
         .linkerd("iptables-mode", json!("auto"));
     let outcome = call.run_without_iptables();
-    assert_eq!(
-        outcome.code,
-        Some(0),
-        "{} {}",
-        outcome.stdout,
-        outcome.stderr
-    );
+    assert_eq!(outcome.code, Some(0), "{} {}", outcome.stdout, outcome.stderr);
     let got = namespaces.connect_from_neighbour(POD[0], 8080);
     assert_eq!(got, "inbound 10.99.0.1:8080");
 
     let nft = call.linkerd("iptables-mode", json!("nft"));
     let (code, msg) = nft.run_without_iptables().error();
     assert_eq!(code, 120);
-    assert!(
-        msg.starts_with("none of iptables-nft, iptables, iptables-legacy"),
-        "{msg}"
-    );
+    assert!(msg.starts_with("none of iptables-nft, iptables, iptables-legacy"), "{msg}");
 }
 
 #[test]
@@ -132,10 +120,7 @@ fn check_sees_a_rule_that_was_changed() {
         load(&namespaces, &changed);
         let (code, msg) = call("CHECK").run().error();
         assert_eq!(code, 122, "{from}: {msg}");
-        load(
-            &namespaces,
-            &format!("delete table ip6 linkerd-cni\n{table}"),
-        );
+        load(&namespaces, &format!("delete table ip6 linkerd-cni\n{table}"));
     }
 }
 
@@ -160,12 +145,7 @@ impl Call {
             .spawn()
             .unwrap();
         let stdin = self.config.to_string();
-        child
-            .stdin
-            .take()
-            .unwrap()
-            .write_all(stdin.as_bytes())
-            .unwrap();
+        child.stdin.take().unwrap().write_all(stdin.as_bytes()).unwrap();
         super::Outcome::from(child.wait_with_output().unwrap())
     }
 }

@@ -13,17 +13,8 @@ pub fn any_json() -> BoxedStrategy<Value> {
         any::<i64>().prop_map(Value::from),
         any::<f64>().prop_map(Value::from),
         "\\PC{0,8}".prop_map(Value::from),
-        select(
-            &[
-                "10.0.0.1/8",
-                "fd00::1/64",
-                "auto",
-                "4143",
-                "0",
-                "linkerd-proxy"
-            ][..]
-        )
-        .prop_map(Value::from),
+        select(&["10.0.0.1/8", "fd00::1/64", "auto", "4143", "0", "linkerd-proxy"][..])
+            .prop_map(Value::from),
     ];
     leaf.prop_recursive(3, 24, 4, |inner| {
         prop_oneof![
@@ -42,9 +33,7 @@ pub fn object(
 ) -> BoxedStrategy<Value> {
     vec((select(keys), value), 0..=keys.len())
         .prop_map(|members| {
-            let members = members
-                .into_iter()
-                .map(|(key, value)| (key.to_owned(), value));
+            let members = members.into_iter().map(|(key, value)| (key.to_owned(), value));
             Value::Object(members.collect::<Map<_, _>>())
         })
         .boxed()
@@ -81,10 +70,8 @@ pub fn network_config() -> impl Strategy<Value = Value> {
         ],
         any_json(),
     );
-    let address = object(
-        &["address", "version", "gateway", "interface", "ip", "routes"],
-        any_json(),
-    );
+    let address =
+        object(&["address", "version", "gateway", "interface", "ip", "routes"], any_json());
     let lists = &["ips", "routes", "interfaces"][..];
     let previous = (
         version(),

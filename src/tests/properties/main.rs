@@ -42,10 +42,7 @@ fn nearly_a_list() -> impl Strategy<Value = String> {
 }
 
 fn port_range() -> impl Strategy<Value = PortRange> {
-    (any::<u16>(), any::<u16>()).prop_map(|(a, b)| PortRange {
-        first: a.min(b),
-        last: a.max(b),
-    })
+    (any::<u16>(), any::<u16>()).prop_map(|(a, b)| PortRange { first: a.min(b), last: a.max(b) })
 }
 
 fn subnet() -> impl Strategy<Value = Subnet> {
@@ -53,10 +50,7 @@ fn subnet() -> impl Strategy<Value = Subnet> {
         .prop_map(|(address, length)| IpNet::V4(Ipv4Net::new(address.into(), length).unwrap()));
     let v6 = (any::<[u8; 16]>(), 0..=128u8)
         .prop_map(|(address, length)| IpNet::V6(Ipv6Net::new(address.into(), length).unwrap()));
-    prop_oneof![v4, v6].prop_map(|net| Subnet {
-        text: net.to_string(),
-        net: net.trunc(),
-    })
+    prop_oneof![v4, v6].prop_map(|net| Subnet { text: net.to_string(), net: net.trunc() })
 }
 
 prop_compose! {

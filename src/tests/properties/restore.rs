@@ -16,19 +16,12 @@ pub fn rules(script: &str) -> Vec<Rule> {
 }
 
 fn rule(line: &str) -> Rule {
-    let (conditions, rest) = line
-        .split_once(" -m comment --comment \"")
-        .expect("a comment");
+    let (conditions, rest) = line.split_once(" -m comment --comment \"").expect("a comment");
     let (comment, target) = rest.split_once("\" -j ").expect("a target");
     let mut words = conditions.split(' ').skip(1);
     let chain = chain(words.next().expect("a chain"));
     let words: Vec<&str> = words.collect();
-    Rule {
-        chain,
-        matches: matches(&words),
-        verdict: verdict(target),
-        comment: comment.to_owned(),
-    }
+    Rule { chain, matches: matches(&words), verdict: verdict(target), comment: comment.to_owned() }
 }
 
 fn chain(name: &str) -> Chain {
@@ -63,10 +56,7 @@ fn ranges(text: &str) -> Vec<PortRange> {
     assert!(text.split([',', ':']).count() <= 15, "{text}");
     let range = |text: &str| {
         let (first, last) = text.split_once(':').unwrap_or((text, text));
-        PortRange {
-            first: first.parse().unwrap(),
-            last: last.parse().unwrap(),
-        }
+        PortRange { first: first.parse().unwrap(), last: last.parse().unwrap() }
     };
     text.split(',').map(range).collect()
 }

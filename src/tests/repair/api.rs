@@ -99,10 +99,8 @@ impl Api {
             connections: Vec::new(),
             watchers: Vec::new(),
         };
-        let api = Api {
-            address: listener.local_addr().unwrap(),
-            state: Arc::new(Mutex::new(state)),
-        };
+        let api =
+            Api { address: listener.local_addr().unwrap(), state: Arc::new(Mutex::new(state)) };
         let server = api.clone();
         thread::spawn(move || {
             for stream in listener.incoming().flatten() {
@@ -126,12 +124,7 @@ impl Api {
     /// Returns the requests received so far for which `wanted` returns `true`.
     pub fn requests(&self, wanted: impl Fn(&Request) -> bool) -> Vec<Request> {
         let state = self.state();
-        state
-            .requests
-            .iter()
-            .filter(|r| wanted(r))
-            .cloned()
-            .collect()
+        state.requests.iter().filter(|r| wanted(r)).cloned().collect()
     }
 
     pub fn deleted(&self) -> Vec<String> {
@@ -245,10 +238,7 @@ impl Api {
             while stream.write_all(&[b' '; 1 << 16]).is_ok() {}
             return None;
         }
-        let head = format!(
-            "HTTP/1.1 {code} X\r\nContent-Length: {}\r\n\r\n",
-            body.len()
-        );
+        let head = format!("HTTP/1.1 {code} X\r\nContent-Length: {}\r\n\r\n", body.len());
         stream.write_all(head.as_bytes()).ok()?;
         if is_cut {
             stream.write_all(&body.as_bytes()[..body.len() / 2]).ok()?;

@@ -145,10 +145,7 @@ impl Controller {
         let (_, text) = self.get("/metrics");
         let name = format!("linkerd_cni_repair_controller_{name} ");
         let value = text.lines().find_map(|line| line.strip_prefix(&name));
-        value
-            .unwrap_or_else(|| panic!("no {name}"))
-            .parse()
-            .unwrap()
+        value.unwrap_or_else(|| panic!("no {name}")).parse().unwrap()
     }
 
     /// Returns a number from `/proc/PID/status`, e.g. for `VmHWM:` the peak memory in kB.

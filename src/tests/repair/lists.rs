@@ -61,10 +61,7 @@ fn what_ends_a_watch_is_logged_on_a_short_line_without_the_token() {
     let api = Api::start();
     let controller = Controller::watching(&api);
     let mut status = expired();
-    status["message"] = json!(format!(
-        "\u{1b}too old: Bearer first{}",
-        "z".repeat(100_000)
-    ));
+    status["message"] = json!(format!("\u{1b}too old: Bearer first{}", "z".repeat(100_000)));
     api.send("ERROR", &status);
     controller.logs("ended the watch");
     let log = controller.log();

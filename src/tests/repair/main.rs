@@ -1,11 +1,6 @@
 //! Runs the built repair controller against a fake API server, and in real network
 //! namespaces, which needs root.
-#![allow(
-    clippy::print_stderr,
-    clippy::print_stdout,
-    clippy::unwrap_used,
-    clippy::expect_used
-)]
+#![allow(clippy::print_stderr, clippy::print_stdout, clippy::unwrap_used, clippy::expect_used)]
 
 mod api;
 mod controller;
@@ -122,9 +117,7 @@ fn of_the_watched_pods_only_the_stranded_are_deleted() {
     ] {
         api.send(kind, &pod);
     }
-    eventually("the last one is deleted", || {
-        api.deleted().contains(&path("modified"))
-    });
+    eventually("the last one is deleted", || api.deleted().contains(&path("modified")));
     let expected = [path("added"), path("first-failure"), path("modified")];
     assert_eq!(api.deleted(), expected);
 }
@@ -240,9 +233,7 @@ fn pods_beyond_the_queue_are_dropped_and_counted() {
     for name in 0..40 {
         api.send("MODIFIED", &stranded(&format!("web-{name}")));
     }
-    eventually("the queue overflows", || {
-        controller.metric("queue_overflow_total") > 0
-    });
+    eventually("the queue overflows", || controller.metric("queue_overflow_total") > 0);
 }
 
 #[test]
@@ -261,8 +252,7 @@ fn a_watch_goes_on_where_the_last_one_ended() {
     let controller = Controller::watching(&api);
     let watched_from = |version: &str| {
         let version = format!("resourceVersion={version}");
-        !api.requests(|request| request.is_watch() && request.path.ends_with(&version))
-            .is_empty()
+        !api.requests(|request| request.is_watch() && request.path.ends_with(&version)).is_empty()
     };
     assert!(watched_from("100"));
     api.send("BOOKMARK", &json!({"metadata": {"resourceVersion": "150"}}));
@@ -287,18 +277,13 @@ fn history_that_is_gone_means_a_new_list() {
     let controller = Controller::watching(&api);
     // No watch event reports this pod: only a new list finds it.
     api.state().pods = vec![stranded("web-1")];
-    api.send(
-        "ERROR",
-        &json!({"kind": "Status", "status": "Failure", "code": 410}),
-    );
+    api.send("ERROR", &json!({"kind": "Status", "status": "Failure", "code": 410}));
     controller.counts("pods_deleted_total", 1);
 
     api.state().pods = vec![stranded("web-2")];
     api.state().watch = Answer::Status(410);
     api.end_watches();
-    eventually("the second one is deleted", || {
-        api.deleted().contains(&path("web-2"))
-    });
+    eventually("the second one is deleted", || api.deleted().contains(&path("web-2")));
 }
 
 #[test]
@@ -381,9 +366,7 @@ fn options_that_upstreams_command_line_may_have_are_taken_and_mean_what_they_say
             "--kube-api-response-headers-timeout=9s",
         ],
     );
-    eventually("a list", || {
-        !api.requests(|request| request.is_list()).is_empty()
-    });
+    eventually("a list", || !api.requests(|request| request.is_list()).is_empty());
     let list = &api.requests(|request| request.is_list())[0];
     assert_eq!(list.authorization, "Bearer of-second");
     let expected = [
@@ -402,31 +385,15 @@ fn settings_that_are_wrong_or_missing_are_named() {
     for (arguments, code, message) in [
         (&[pod][..], 2, "--node-name"),
         (&[node], 2, "--controller-pod-name"),
-        (
-            &[node, pod, "--log-level=loud"],
-            2,
-            "\"loud\" is not a log level",
-        ),
-        (
-            &[node, pod, "--log-format=xml"],
-            2,
-            "\"xml\" is not a log format",
-        ),
+        (&[node, pod, "--log-level=loud"], 2, "\"loud\" is not a log level"),
+        (&[node, pod, "--log-format=xml"], 2, "\"xml\" is not a log format"),
         (&[node, pod, "--admin-addr=x"], 2, "--admin-addr"),
         (&[node, pod, "--mode=kill"], 2, "\"kill\" is not one of"),
         (&[node, pod, "--rate=0"], 2, "--rate"),
         (&[node, pod], 1, "KUBERNETES_SERVICE_HOST"),
-        (
-            &[node, pod, "--kubeconfig=/x", "--admin-addr=192.0.2.1:1"],
-            1,
-            "cannot listen on",
-        ),
+        (&[node, pod, "--kubeconfig=/x", "--admin-addr=192.0.2.1:1"], 1, "cannot listen on"),
     ] {
-        let output = Command::new(BINARY)
-            .env_clear()
-            .args(arguments)
-            .output()
-            .unwrap();
+        let output = Command::new(BINARY).env_clear().args(arguments).output().unwrap();
         let text = String::from_utf8_lossy(&output.stderr);
         assert_eq!(output.status.code(), Some(code), "{arguments:?}: {text}");
         assert!(text.contains(message), "{arguments:?}: {text}");

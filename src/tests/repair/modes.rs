@@ -121,14 +121,8 @@ fn what_the_api_server_refuses_is_not_counted_against_the_rate() {
 #[test]
 fn another_pod_under_the_same_name_is_never_deleted() {
     for (name, object) in [
-        (
-            "a new pod",
-            Some(changed("web-0", "/metadata/uid", json!("another"))),
-        ),
-        (
-            "well by now",
-            Some(changed("web-0", "/status/initContainerStatuses", json!([]))),
-        ),
+        ("a new pod", Some(changed("web-0", "/metadata/uid", json!("another")))),
+        ("well by now", Some(changed("web-0", "/status/initContainerStatuses", json!([])))),
         ("gone", None),
     ] {
         let api = Api::start();

@@ -65,9 +65,7 @@ impl Node {
             "cniArgs": [["IgnoreUnknown", "1"], ["K8S_POD_UID", uid]],
             "result": {"interfaces": [{"name": "eth0", "sandbox": self.namespaces.path()}]},
         });
-        let file = self
-            .dir("var/lib/cni/results")
-            .join(format!("net-{uid}-eth0"));
+        let file = self.dir("var/lib/cni/results").join(format!("net-{uid}-eth0"));
         fs::write(file, result.to_string()).unwrap();
     }
 
@@ -82,10 +80,7 @@ impl Node {
         let prefix = format!("--mount-prefix={}", self.root.path().display());
         let mut all = vec![&*prefix];
         all.extend(arguments);
-        if !arguments
-            .iter()
-            .any(|argument| argument.starts_with("--mode"))
-        {
+        if !arguments.iter().any(|argument| argument.starts_with("--mode")) {
             all.push("--mode=in-place");
         }
         Controller::with(&self.api, &all)
@@ -145,17 +140,12 @@ fn add(node: &Node, mode: &str) {
     let entry: Object = serde_json::from_value(entry(mode)).unwrap();
     let config = Config::read(&entry).unwrap();
     let key = "config.linkerd.io/skip-outbound-ports".to_owned();
-    let facts = PodFacts {
-        annotations: [(key, "9999".to_owned())].into(),
-        ..PodFacts::default()
-    };
+    let facts = PodFacts { annotations: [(key, "9999".to_owned())].into(), ..PodFacts::default() };
     let redirect = config.redirect(&facts).unwrap();
     let (families, mode) = (families(config.ipv6, false), config.mode);
     assert_ne!(mode, IptablesMode::Auto);
     let work = move || firewall::apply(&redirect, families, mode);
-    netns::run(&node.namespaces.path(), 20 * SECOND, work)
-        .unwrap()
-        .unwrap();
+    netns::run(&node.namespaces.path(), 20 * SECOND, work).unwrap().unwrap();
 }
 
 #[test]
@@ -259,8 +249,7 @@ fn an_audit_restores_flushed_rules_while_connections_go_on() {
     assert_eq!(node.events()[0]["reason"], "LinkerdCNIRulesMissing");
 
     // Stranded again within a minute: the pod is held, and that is reported once.
-    node.namespaces
-        .run("nft", &["delete", "table", "ip", "linkerd-cni"]);
+    node.namespaces.run("nft", &["delete", "table", "ip", "linkerd-cni"]);
     eventually("it is held", || controller.metric("pods_held_total") >= 2);
     assert_eq!(node.ruleset(), "");
     assert_eq!(controller.metric("pods_repaired_total"), 1);
@@ -294,8 +283,7 @@ fn a_connection_outlives_even_the_loss_of_the_whole_table() {
     let node = meshed("native");
     let mut connection = Connection::through(&node);
     connection.speaks();
-    node.namespaces
-        .run("nft", &["delete", "table", "ip", "linkerd-cni"]);
+    node.namespaces.run("nft", &["delete", "table", "ip", "linkerd-cni"]);
     let controller = node.controller(&["--audit-seconds=1"]);
     controller.counts("pods_repaired_total", 1);
     connection.speaks();
@@ -311,10 +299,7 @@ fn rules_of_the_hosts_iptables_are_right_until_one_is_gone() {
     controller.counts("audit_right_total", 2);
     assert_eq!(node.ruleset(), before);
 
-    node.namespaces.run(
-        "iptables-nft",
-        &["-t", "nat", "-D", "PROXY_INIT_OUTPUT", "1"],
-    );
+    node.namespaces.run("iptables-nft", &["-t", "nat", "-D", "PROXY_INIT_OUTPUT", "1"]);
     controller.counts("pods_repaired_total", 1);
     assert_eq!(node.answer(), format!("proxy {}:80", NEIGHBOUR[0]));
     let ruleset = node.ruleset();

@@ -70,11 +70,8 @@ impl Api {
             .with_single_cert(vec![cert.der().clone()], key)
             .unwrap();
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let api = Api {
-            address: listener.local_addr().unwrap(),
-            ca: cert.pem(),
-            state: Arc::default(),
-        };
+        let api =
+            Api { address: listener.local_addr().unwrap(), ca: cert.pem(), state: Arc::default() };
         api.state.lock().unwrap().token = TOKEN.to_owned();
         let state = api.state.clone();
         let config = Arc::new(config);
@@ -123,9 +120,7 @@ impl Api {
 }
 
 fn serve(stream: TcpStream, config: Arc<ServerConfig>, state: &Mutex<State>) -> Option<()> {
-    stream
-        .set_read_timeout(Some(Duration::from_secs(10)))
-        .ok()?;
+    stream.set_read_timeout(Some(Duration::from_secs(10))).ok()?;
     // As Go's servers do; else an answer waits 40 ms for the client to confirm the handshake's end.
     stream.set_nodelay(true).ok()?;
     let connection = ServerConnection::new(config).ok()?;
@@ -172,9 +167,7 @@ fn serve(stream: TcpStream, config: Arc<ServerConfig>, state: &Mutex<State>) -> 
                 }
             }
             Some(Fault::Endless) => {
-                stream
-                    .write_all(b"HTTP/1.1 200 x\r\nTransfer-Encoding: chunked\r\n\r\n")
-                    .ok()?;
+                stream.write_all(b"HTTP/1.1 200 x\r\nTransfer-Encoding: chunked\r\n\r\n").ok()?;
                 loop {
                     stream.write_all(b"4000\r\n").ok()?;
                     stream.write_all(&[b' '; 0x4000]).ok()?;

@@ -26,10 +26,7 @@ impl Namespaces {
     pub fn new() -> Self {
         let number = COUNT.fetch_add(1, Ordering::Relaxed);
         let name = |role| format!("l5d-test-{}-{number}-{role}", id());
-        let these = Namespaces {
-            pod: name("pod"),
-            neighbour: name("nbr"),
-        };
+        let these = Namespaces { pod: name("pod"), neighbour: name("nbr") };
         ip(&format!("netns add {}", these.pod));
         ip(&format!("netns add {}", these.neighbour));
         ip(&format!(
@@ -40,10 +37,7 @@ impl Namespaces {
             ip(&format!("-n {name} link set lo up"));
             ip(&format!("-n {name} link set eth0 up"));
             ip(&format!("-n {name} addr add {}/24 dev eth0", addresses[0]));
-            ip(&format!(
-                "-n {name} addr add {}/64 dev eth0 nodad",
-                addresses[1]
-            ));
+            ip(&format!("-n {name} addr add {}/64 dev eth0 nodad", addresses[1]));
         }
         these
     }
@@ -101,10 +95,7 @@ impl Drop for Namespaces {
 }
 
 fn ip(args: &str) {
-    let output = Command::new("ip")
-        .args(args.split(' '))
-        .output()
-        .expect("iproute2 is needed");
+    let output = Command::new("ip").args(args.split(' ')).output().expect("iproute2 is needed");
     assert!(
         output.status.success(),
         "ip {args} (this test needs root): {}",

@@ -61,10 +61,7 @@ impl Layout {
             });
         }
         for (name, text) in self.files {
-            items.push(Item::File(
-                format!("{}/{name}", self.net_dir),
-                (*text).into(),
-            ));
+            items.push(Item::File(format!("{}/{name}", self.net_dir), (*text).into()));
         }
         items
     }
@@ -75,14 +72,7 @@ const NET: &str = "/etc/cni/net.d";
 
 /// The plugins that most nodes have besides those of their network.
 const REFERENCE: [&str; 5] = ["bridge", "host-local", "loopback", "portmap", "ptp"];
-const FLANNEL: [&str; 6] = [
-    "bandwidth",
-    "bridge",
-    "flannel",
-    "host-local",
-    "loopback",
-    "portmap",
-];
+const FLANNEL: [&str; 6] = ["bandwidth", "bridge", "flannel", "host-local", "loopback", "portmap"];
 const CALICO: [&str; 5] = ["bandwidth", "calico", "calico-ipam", "loopback", "portmap"];
 const AWS: [&str; 4] = ["aws-cni", "egress-cni", "loopback", "portmap"];
 
@@ -109,10 +99,7 @@ const AZURE_FILES: [(&str, &str); 1] = [("10-azure.conflist", corpus!("10-azure.
 /// What the node image brings, renamed so that no runtime loads it, and its loopback.
 const MINIKUBE_FILES: [(&str, &str); 3] = [
     ("10-kindnet.conflist", corpus!("10-kindnet.conflist")),
-    (
-        "87-podman-bridge.conflist.mk_disabled",
-        corpus!("10-flannel.conflist"),
-    ),
+    ("87-podman-bridge.conflist.mk_disabled", corpus!("10-flannel.conflist")),
     (
         "200-loopback.conf",
         "{\n    \"cniVersion\": \"0.3.1\",\n    \"name\": \"loopback\",\n    \"type\": \"loopback\"\n}\n",
@@ -205,10 +192,7 @@ pub const LAYOUTS: [Layout; 14] = [
         carrier: "10-flannel.conflist",
         ..USUAL
     },
-    Layout {
-        platform: "kind",
-        ..USUAL
-    },
+    Layout { platform: "kind", ..USUAL },
     Layout {
         platform: "microk8s",
         bin_dir: "/var/snap/microk8s/current/opt/cni/bin",
@@ -219,11 +203,7 @@ pub const LAYOUTS: [Layout; 14] = [
         carrier: "10-calico.conflist",
         ..USUAL
     },
-    Layout {
-        platform: "minikube",
-        files: &MINIKUBE_FILES,
-        ..USUAL
-    },
+    Layout { platform: "minikube", files: &MINIKUBE_FILES, ..USUAL },
     // Multus' own directory, which the runtime does not read.
     Layout {
         platform: "openshift",

@@ -3,11 +3,7 @@
 //! A server answers each connection with one line that says who took it and where the client
 //! meant it to go, so that a redirection is seen rather than inferred. It is also the pause
 //! program of the one-node cluster and stands in for Linkerd's network validator.
-#![allow(
-    clippy::print_stdout,
-    clippy::print_stderr,
-    reason = "its output is its purpose"
-)]
+#![allow(clippy::print_stdout, clippy::print_stderr, reason = "its output is its purpose")]
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, ErrorKind, Read, Write};
@@ -53,8 +49,7 @@ fn main() -> ExitCode {
 /// Signals are blocked and waited for: PID 1 has no default handlers, but blocked signals do reach it.
 fn block(signals: &[Signal]) -> Result<SigSet, String> {
     let set: SigSet = signals.iter().copied().collect();
-    set.thread_block()
-        .map_err(|error| format!("block signals: {error}"))?;
+    set.thread_block().map_err(|error| format!("block signals: {error}"))?;
     Ok(set)
 }
 
@@ -158,10 +153,7 @@ fn bound(address: SocketAddr) -> Result<TcpListener, String> {
         if address.is_ipv6() {
             setsockopt(&fd, sockopt::Ipv6V6Only, &true)?;
         }
-        bind(
-            std::os::fd::AsRawFd::as_raw_fd(&fd),
-            &SockaddrStorage::from(address),
-        )?;
+        bind(std::os::fd::AsRawFd::as_raw_fd(&fd), &SockaddrStorage::from(address))?;
         listen(&fd, Backlog::new(128)?)?;
         Ok(fd.into())
     };
@@ -242,9 +234,7 @@ fn reaches_itself(
     if start.elapsed() > timeout {
         return Err("too late".into());
     }
-    (got == token)
-        .then_some(())
-        .ok_or_else(|| format!("{to} is somebody else"))
+    (got == token).then_some(()).ok_or_else(|| format!("{to} is somebody else"))
 }
 
 fn token() -> Result<String, String> {
@@ -257,9 +247,7 @@ fn token() -> Result<String, String> {
 }
 
 fn parse(address: &str) -> Result<SocketAddr, String> {
-    address
-        .parse()
-        .map_err(|_| format!("not an address with a port: {address}"))
+    address.parse().map_err(|_| format!("not an address with a port: {address}"))
 }
 
 fn milliseconds(text: &str) -> Result<Duration, String> {

@@ -57,19 +57,11 @@ impl Unwritable {
 
 pub fn full_device() -> Unwritable {
     let device = File::options().write(true).open("/dev/full").unwrap();
-    Unwritable {
-        name: "a full device",
-        output: Some(device.into()),
-        _unread: None,
-    }
+    Unwritable { name: "a full device", output: Some(device.into()), _unread: None }
 }
 
 pub fn closed() -> Unwritable {
-    Unwritable {
-        name: "closed",
-        output: None,
-        _unread: None,
-    }
+    Unwritable { name: "closed", output: None, _unread: None }
 }
 
 pub fn full_pipe() -> Unwritable {
@@ -84,11 +76,7 @@ fn full_socket() -> Unwritable {
 
 fn pipe_without_a_reader() -> Unwritable {
     let (_, writer) = io::pipe().unwrap();
-    Unwritable {
-        name: "a pipe without a reader",
-        output: Some(writer.into()),
-        _unread: None,
-    }
+    Unwritable { name: "a pipe without a reader", output: Some(writer.into()), _unread: None }
 }
 
 /// As after ^S.
@@ -134,9 +122,5 @@ fn filled(name: &'static str, writer: OwnedFd, unread: OwnedFd) -> Unwritable {
         while nix::unistd::write(&writer, &[b'x'; 4096][..length]).is_ok() {}
     }
     fcntl(writer.as_fd(), FcntlArg::F_SETFL(OFlag::empty())).unwrap();
-    Unwritable {
-        name,
-        output: Some(writer),
-        _unread: Some(unread),
-    }
+    Unwritable { name, output: Some(writer), _unread: Some(unread) }
 }

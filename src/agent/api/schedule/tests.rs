@@ -17,11 +17,7 @@ struct Node {
     tainted: bool,
 }
 
-const DEFAULT: Node = Node {
-    issues: true,
-    account: true,
-    tainted: false,
-};
+const DEFAULT: Node = Node { issues: true, account: true, tainted: false };
 
 /// Times of all requests in the first `span` of an agent's life, while the API server responds.
 fn requests(node: Node, span: Duration) -> Vec<Duration> {
@@ -80,15 +76,8 @@ fn an_idle_node_sends_less_than_one_request_in_five_minutes_with_every_configura
     for issues in [true, false] {
         for account in [true, false] {
             for tainted in [false, true] {
-                let node = Node {
-                    issues,
-                    account,
-                    tainted,
-                };
-                let idle = requests(node, span)
-                    .into_iter()
-                    .filter(|at| *at > HOUR)
-                    .count();
+                let node = Node { issues, account, tainted };
+                let idle = requests(node, span).into_iter().filter(|at| *at > HOUR).count();
                 let a_minute = idle as f64 / (span - HOUR).as_secs_f64() * 60.0;
                 let what = format!("issues {issues}, account {account}, tainted {tainted}");
                 assert!(a_minute < 0.2, "{a_minute:.3} a minute: {what}");
@@ -146,10 +135,7 @@ fn nodes_that_start_together_spread_their_requests() {
 
 #[test]
 fn a_denied_token_request_is_retried_with_a_backoff_up_to_ten_minutes() {
-    let node = Node {
-        issues: false,
-        ..DEFAULT
-    };
+    let node = Node { issues: false, ..DEFAULT };
     let start = Instant::now();
     let mut schedule = Schedule::new(start, Some(Duration::ZERO));
     for whole in [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 600, 600] {

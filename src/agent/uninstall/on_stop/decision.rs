@@ -41,10 +41,7 @@ pub struct Decider {
 
 impl Decider {
     pub fn new(offline_install: bool) -> Decider {
-        Decider {
-            offline_install,
-            rejected_since: None,
-        }
+        Decider { offline_install, rejected_since: None }
     }
 
     /// Takes the finding of one round. Returns `None` if another round is needed.
@@ -64,9 +61,9 @@ impl Decider {
                 REJECTION_TIME.as_secs()
             ))),
             // No other agent's files are at risk. Upstream's agent uninstalls on every stop.
-            Finding::Unreachable(_) if self.offline_install => Some(Decision::Uninstall(format!(
-                "this agent installed the plugin, and {finding}"
-            ))),
+            Finding::Unreachable(_) if self.offline_install => {
+                Some(Decision::Uninstall(format!("this agent installed the plugin, and {finding}")))
+            }
             _ => None,
         }
     }
@@ -113,15 +110,9 @@ mod tests {
     #[test]
     fn one_round_decides_if_the_daemonset_can_be_read() {
         for offline_install in [false, true] {
-            assert_eq!(
-                uninstalls(offline_install, &[(0, Finding::Stays)]),
-                Some(false)
-            );
+            assert_eq!(uninstalls(offline_install, &[(0, Finding::Stays)]), Some(false));
             let gone = Finding::Uninstalled("gone".into());
-            assert_eq!(
-                uninstalls(offline_install, &[(0, gone.clone())]),
-                Some(true)
-            );
+            assert_eq!(uninstalls(offline_install, &[(0, gone.clone())]), Some(true));
             let late = [(0, unclear()), (9, unreachable()), (20, gone)];
             assert_eq!(uninstalls(offline_install, &late), Some(true));
         }
@@ -136,15 +127,9 @@ mod tests {
             (vec![rejected(0), rejected(4)], Some(true)),
             (vec![rejected(0), rejected(2), rejected(5)], Some(true)),
             (vec![(0, unclear()), rejected(10), rejected(13)], None),
-            (
-                vec![rejected(0), (2, unclear()), rejected(5), rejected(8)],
-                None,
-            ),
+            (vec![rejected(0), (2, unclear()), rejected(5), rejected(8)], None),
             (vec![rejected(0), (2, unreachable()), rejected(5)], None),
-            (
-                vec![rejected(0), (2, unclear()), rejected(5), rejected(9)],
-                Some(true),
-            ),
+            (vec![rejected(0), (2, unclear()), rejected(5), rejected(9)], Some(true)),
             (vec![rejected(0), (3, Finding::Stays)], Some(false)),
         ] {
             assert_eq!(uninstalls(false, &findings), decision, "{findings:?}");
@@ -162,9 +147,6 @@ mod tests {
     #[test]
     fn an_agent_that_installed_offline_uninstalls_at_once_if_the_api_server_is_unreachable() {
         assert_eq!(uninstalls(true, &[(0, unreachable())]), Some(true));
-        assert_eq!(
-            uninstalls(true, &[(0, unclear()), (1, unreachable())]),
-            None
-        );
+        assert_eq!(uninstalls(true, &[(0, unclear()), (1, unreachable())]), None);
     }
 }

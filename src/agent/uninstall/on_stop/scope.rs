@@ -58,9 +58,7 @@ fn mismatches(term: &NodeSelectorTerm, node: &Node) -> bool {
         || expressions
             .iter()
             .any(|wanted| fails(wanted, labels.get(&wanted.key).map(String::as_str)))
-        || fields
-            .iter()
-            .any(|wanted| wanted.key == "metadata.name" && fails(wanted, name))
+        || fields.iter().any(|wanted| wanted.key == "metadata.name" && fails(wanted, name))
 }
 
 /// Whether `found`, the value of the label or field, certainly does not meet the requirement.

@@ -12,11 +12,7 @@ fn found(files: &[(&str, &str)]) -> Vec<ConfigFile> {
     let file = |(name, text): &(&str, &str)| ConfigFile {
         name: (*name).into(),
         kind: ConfigKind::of(name).unwrap(),
-        content: Ok(Content {
-            text: (*text).into(),
-            access: Access::own(0o600),
-            link: None,
-        }),
+        content: Ok(Content { text: (*text).into(), access: Access::own(0o600), link: None }),
     };
     files.iter().map(file).collect()
 }
@@ -59,13 +55,7 @@ fn a_copy_is_the_active_network_config_with_the_plugin_entry_and_follows_it() {
             vec![format!("{COPY}={copy}")],
             false,
         ),
-        (
-            "right",
-            vec![(COPY, &*copy), (CALICO, LIST)],
-            &of,
-            vec![],
-            true,
-        ),
+        ("right", vec![(COPY, &*copy), (CALICO, LIST)], &of, vec![], true),
         (
             "the network changed",
             vec![(COPY, &*copy), (CALICO, OTHER)],
@@ -94,13 +84,7 @@ fn a_copy_is_the_active_network_config_with_the_plugin_entry_and_follows_it() {
             vec![format!("{COPY}={other}")],
             false,
         ),
-        (
-            "the network is gone",
-            vec![(COPY, &*copy)],
-            &of,
-            vec![format!("drop {COPY}")],
-            false,
-        ),
+        ("the network is gone", vec![(COPY, &*copy)], &of, vec![format!("drop {COPY}")], false),
         (
             "the network is gone and another is there",
             vec![(COPY, &*copy), ("20-o.conflist", OTHER)],
@@ -118,12 +102,7 @@ fn a_copy_is_the_active_network_config_with_the_plugin_entry_and_follows_it() {
     ] {
         let plan = plan(&mode, &files, saved);
         assert_eq!(acts(&plan), acted, "{name}");
-        assert_eq!(
-            plan.unchained.is_none(),
-            ready,
-            "{name}: {:?}",
-            plan.unchained
-        );
+        assert_eq!(plan.unchained.is_none(), ready, "{name}: {:?}", plan.unchained);
     }
 }
 
@@ -134,23 +113,14 @@ fn a_copy_that_is_not_active_is_not_ready() {
     let files = [(first, LIST), (COPY, &*with_entry(LIST))];
     let plan = plan(&mode, &files, &saved(COPY, Some(first)));
     let why = plan.unchained.clone().unwrap();
-    assert!(
-        why.contains(first) && why.contains("cniConfFileName"),
-        "{why}"
-    );
+    assert!(why.contains(first) && why.contains("cniConfFileName"), "{why}");
     assert!(acts(&plan).is_empty());
 }
 
 #[test]
 fn a_file_of_another_program_is_never_written() {
-    for mode in [
-        ChainMode::Copy(CALICO.into()),
-        ChainMode::Standalone(CALICO.into()),
-    ] {
-        for files in [
-            &[(CALICO, LIST), ("20-o.conf", CONF)][..],
-            &[(CALICO, LIST)],
-        ] {
+    for mode in [ChainMode::Copy(CALICO.into()), ChainMode::Standalone(CALICO.into())] {
+        for files in [&[(CALICO, LIST), ("20-o.conf", CONF)][..], &[(CALICO, LIST)]] {
             let plan = plan(&mode, files, &SavedState::default());
             assert!(acts(&plan).is_empty(), "{mode:?}");
             assert!(plan.unchained.unwrap().contains("is not ours"), "{mode:?}");
@@ -224,13 +194,7 @@ fn files_of_another_mode_are_removed_once_the_file_of_this_mode_is_correct() {
             &saved(STANDALONE, None),
             vec![format!("cut {CALICO}")],
         ),
-        (
-            "to one file that is not there yet",
-            &only,
-            vec![(CALICO, &patched)],
-            &none,
-            vec![],
-        ),
+        ("to one file that is not there yet", &only, vec![(CALICO, &patched)], &none, vec![]),
         (
             "to one file",
             &only,
@@ -257,12 +221,7 @@ fn a_named_file_is_waited_for_and_then_the_only_one_written() {
     let files = [("00-multus.conf", CONF), ("10-net.conflist", &*list)];
     let ready = plan(&mode, &files, &none);
     assert!(acts(&ready).is_empty() && ready.unchained.is_none());
-    assert!(
-        ready
-            .doubt
-            .unwrap()
-            .contains("the runtime loads 00-multus.conf")
-    );
+    assert!(ready.doubt.unwrap().contains("the runtime loads 00-multus.conf"));
 }
 
 #[test]
@@ -271,10 +230,6 @@ fn uninstall_removes_a_file_that_only_the_agent_writes_whatever_its_content() {
     for text in [&*with_entry(LIST), LIST, "{"] {
         let files = found(&[(COPY, text), (CALICO, LIST)]);
         let undo: Vec<_> = unchain(&files, &of, &BTreeSet::new());
-        assert_eq!(
-            undo,
-            [Ok(UnchainStep::Drop { list: COPY.into() })],
-            "{text}"
-        );
+        assert_eq!(undo, [Ok(UnchainStep::Drop { list: COPY.into() })], "{text}");
     }
 }

@@ -105,14 +105,8 @@ fn requirements_of_a_term_are_anded_terms_are_ored_and_an_empty_term_matches_not
         (json!([{}, of(&["a"])]), true),
         (json!([{"matchFields": [named("node-1")]}]), true),
         (json!([{"matchFields": [named("node-2")]}]), false),
-        (
-            json!([{"matchFields": [named("node-1")], "matchExpressions": [has("c")]}]),
-            false,
-        ),
-        (
-            json!([{"matchFields": [{"key": "spec.x", "operator": "In", "values": ["y"]}]}]),
-            true,
-        ),
+        (json!([{"matchFields": [named("node-1")], "matchExpressions": [has("c")]}]), false),
+        (json!([{"matchFields": [{"key": "spec.x", "operator": "In", "values": ["y"]}]}]), true),
         (json!([]), true),
     ] {
         assert_eq!(is_in_scope(&affinity(&terms), &node), is_in, "{terms}");
@@ -128,49 +122,17 @@ fn a_taint_of_effect_no_schedule_or_no_execute_needs_a_toleration() {
         (&no_execute, json!([]), false),
         (&no_schedule, Value::Null, false),
         (&no_execute, json!([{"operator": "Exists"}]), true),
-        (
-            &no_execute,
-            json!([{"operator": "Exists", "effect": "NoExecute"}]),
-            true,
-        ),
-        (
-            &no_execute,
-            json!([{"operator": "Exists", "effect": "NoSchedule"}]),
-            false,
-        ),
-        (
-            &no_execute,
-            json!([{"key": "k", "operator": "Exists", "tolerationSeconds": 1}]),
-            true,
-        ),
-        (
-            &no_execute,
-            json!([{"key": "x", "operator": "Exists"}]),
-            false,
-        ),
+        (&no_execute, json!([{"operator": "Exists", "effect": "NoExecute"}]), true),
+        (&no_execute, json!([{"operator": "Exists", "effect": "NoSchedule"}]), false),
+        (&no_execute, json!([{"key": "k", "operator": "Exists", "tolerationSeconds": 1}]), true),
+        (&no_execute, json!([{"key": "x", "operator": "Exists"}]), false),
         (&no_execute, json!([{"key": "k", "value": "v"}]), true),
-        (
-            &no_execute,
-            json!([{"key": "k", "operator": "Equal", "value": "w"}]),
-            false,
-        ),
+        (&no_execute, json!([{"key": "k", "operator": "Equal", "value": "w"}]), false),
         (&no_schedule, json!([{"key": "k"}]), true),
-        (
-            &no_schedule,
-            json!([{"key": "x"}, {"key": "k", "operator": "Exists"}]),
-            true,
-        ),
-        (
-            &five,
-            json!([{"key": "k", "operator": "Gt", "value": "7"}]),
-            true,
-        ),
+        (&no_schedule, json!([{"key": "x"}, {"key": "k", "operator": "Exists"}]), true),
+        (&five, json!([{"key": "k", "operator": "Gt", "value": "7"}]), true),
         (&five, json!([{"key": "k", "operator": "Resembles"}]), true),
-        (
-            &five,
-            json!([{"key": "x", "operator": "Gt", "value": "1"}]),
-            false,
-        ),
+        (&five, json!([{"key": "x", "operator": "Gt", "value": "1"}]), false),
     ] {
         let template = json!({"tolerations": tolerations});
         let node = node(&json!({}), &json!([taint]));
@@ -201,23 +163,11 @@ fn condition_taints_and_prefer_no_schedule_taints_do_not_count() {
 
 #[test]
 fn the_exclusion_gives_the_reason() {
-    let node = node(
-        &json!({}),
-        &json!([{"key": "a", "value": "b", "effect": "NoExecute"}]),
-    );
+    let node = node(&json!({}), &json!([{"key": "a", "value": "b", "effect": "NoExecute"}]));
     for (template, reason) in [
-        (
-            json!({"nodeName": "n"}),
-            "the DaemonSet runs on node n only",
-        ),
-        (
-            json!({"nodeSelector": {"x": "y"}}),
-            "the node lacks the label x=y",
-        ),
-        (
-            affinity(&json!([{}])),
-            "the node does not match the required node affinity",
-        ),
+        (json!({"nodeName": "n"}), "the DaemonSet runs on node n only"),
+        (json!({"nodeSelector": {"x": "y"}}), "the node lacks the label x=y"),
+        (affinity(&json!([{}])), "the node does not match the required node affinity"),
         (json!({}), "taint a=b:NoExecute is not tolerated"),
     ] {
         let template: Placement = serde_json::from_value(template).unwrap();
