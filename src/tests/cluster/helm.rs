@@ -50,9 +50,11 @@ impl Helm {
             String::from_utf8_lossy(&output.stderr),
             kubectl(&["get", "pods,events", "-n", self.namespace])
         );
-        // With `maxUnavailable: 1` and one node, helm waits for no pod at all.
-        let daemonset = ["rollout", "status", "daemonset/linkerd-cni", "--timeout=60s"];
-        kubectl(&[&daemonset[..], &["-n", self.namespace]].concat());
+        if verb == "upgrade" {
+            // With `maxUnavailable: 1` and one node, helm waits for no pod at all.
+            let daemonset = ["rollout", "status", "daemonset/linkerd-cni", "--timeout=60s"];
+            kubectl(&[&daemonset[..], &["-n", self.namespace]].concat());
+        }
         println!("{:>6.1?} helm {verb}", begin.elapsed());
     }
 
