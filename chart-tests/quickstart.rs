@@ -1,10 +1,10 @@
-//! `scripts/quickstart` with fake clients: what it refuses, and which calls change something.
+//! `scripts/quickstart` with fake clients: what it refuses, and which of its calls change a cluster.
 
 mod fakes;
 
 use fakes::{Fakes, Ran};
 
-/// KIND|NAMESPACE|NAME|MARK, as the script asks kubectl for objects.
+/// (list, line KIND|NAMESPACE|NAME|MARK as the script has kubectl print it, text in the message).
 const UPSTREAM: [(&str, &str, &str); 5] = [
     ("namespaces", "Namespace||linkerd-cni|", "Namespace linkerd-cni"),
     (
@@ -80,7 +80,7 @@ fn without_root_the_one_node_cluster_is_refused() {
 fn an_exported_kubeconfig_is_not_used_without_context() {
     let fakes = Fakes::new();
     let ran = fakes.run(&[]);
-    assert!(ran.said.contains("KUBECONFIG is not used"), "{ran:?}");
+    assert!(ran.said.contains("KUBECONFIG is ignored"), "{ran:?}");
     assert!(ran.calls.iter().any(|call| call.starts_with("kubectl")), "{ran:?}");
     for call in &ran.calls {
         assert!(!call.contains(fakes::USERS_KUBECONFIG), "{call}");
@@ -99,12 +99,12 @@ fn every_foreign_object_of_linkerd_cni_is_named_and_nothing_is_changed() {
         let ran = fakes.run(&GIVEN);
         assert_refused(
             &ran,
-            &[name, "quickstart did not make", "Nothing was changed", "context prod"],
+            &[name, "quickstart did not create", "Nothing was changed", "context prod"],
         );
         let down = fakes.run(&["--down", "--context", "prod"]);
         assert!(down.success, "{down:?}");
         assert_eq!(down.changes(), [""; 0], "{down:?}");
-        assert!(down.said.contains("nothing that quickstart made"), "{down:?}");
+        assert!(down.said.contains("nothing that quickstart created"), "{down:?}");
         assert!(down.said.contains(name), "{down:?}");
     }
 }
@@ -125,7 +125,7 @@ fn down_removes_its_release_also_beside_a_foreign_one_elsewhere() {
     assert!(down.said.contains("helm release linkerd-cni in namespace other"), "{down:?}");
 }
 
-/// Somebody took over what quickstart made, with `helm upgrade --labels linkerd2-cni-quickstart=null`.
+/// Somebody adopted the release with `helm upgrade --labels linkerd2-cni-quickstart=null`.
 #[test]
 fn a_release_without_the_label_stays_and_so_does_its_namespace() {
     let fakes = Fakes::new();
@@ -186,7 +186,7 @@ fn a_given_cluster_gets_the_release_with_label_and_image_by_its_context_alone() 
         }
         assert!(!call.starts_with("kind") && !call.starts_with("docker"), "{call}");
     }
-    // Helm's settings are quickstart's own: the user's repositories stay as they are.
+    // The user's helm settings, such as repositories, are not used.
     for call in ran.calls.iter().filter(|call| call.starts_with("helm")) {
         assert!(!call.contains(fakes::USERS_HELM), "{call}");
     }
@@ -196,7 +196,7 @@ fn a_given_cluster_gets_the_release_with_label_and_image_by_its_context_alone() 
 }
 
 #[test]
-fn kind_needs_only_docker_kind_kubectl_and_helm_and_goes_again() {
+fn kind_needs_only_docker_kind_kubectl_and_helm_and_is_removed_by_down() {
     let fakes = Fakes::new().without(&["cargo", "rustc", "go", "python3"]);
     let ran = fakes.run(&[]);
     let name = ran.call("kind create cluster");
@@ -214,19 +214,19 @@ fn kind_needs_only_docker_kind_kubectl_and_helm_and_goes_again() {
     let again = fakes.run(&[]);
     assert!(!again.calls.iter().any(|call| call.contains("kind create")), "{again:?}");
 
-    // Another cluster, of the name that quickstart once used.
+    // A cluster of somebody else, with the name that earlier versions of quickstart used.
     fakes.kind_cluster("linkerd2-cni");
     let down = fakes.run(&["--down"]);
     let deleted: Vec<_> = down.calls.iter().filter(|call| call.contains("kind delete")).collect();
     assert_eq!(deleted.len(), 1, "{down:?}");
     assert!(deleted[0].contains(&format!("--name {name} ")), "{deleted:?}");
     let twice = fakes.run(&["--down"]);
-    assert!(twice.success && twice.said.contains("nothing that quickstart made"), "{twice:?}");
+    assert!(twice.success && twice.said.contains("nothing that quickstart created"), "{twice:?}");
     assert_eq!(twice.changes(), [""; 0], "{twice:?}");
 }
 
 #[test]
-fn a_kind_creation_that_was_cut_short_is_removed() {
+fn down_removes_a_kind_cluster_whose_creation_was_interrupted() {
     let fakes = Fakes::new();
     fakes.program("kind-create", "exit 1");
     let ran = fakes.run(&[]);
@@ -236,18 +236,18 @@ fn a_kind_creation_that_was_cut_short_is_removed() {
     down.call("kind delete cluster");
 }
 
-/// Else the cluster would be forgotten.
+/// Without the record, a later `--down` would not find the cluster.
 #[test]
 fn down_without_an_engine_keeps_the_record_of_the_kind_cluster() {
     let fakes = Fakes::new();
     fakes.run(&[]);
     fakes.program("docker", "exit 1");
-    assert_refused(&fakes.run(&["--down"]), &["still to be removed"]);
+    assert_refused(&fakes.run(&["--down"]), &["cannot remove the kind cluster"]);
     fakes.program("docker", "exit 0");
     fakes.run(&["--down"]).call("kind delete cluster");
 }
 
-/// The record is a file: one that names another cluster must not delete that cluster.
+/// A record with the name of another cluster must not have that cluster deleted.
 #[test]
 fn down_deletes_no_kind_cluster_of_another_name_than_quickstarts() {
     let fakes = Fakes::new();
@@ -260,11 +260,34 @@ fn down_deletes_no_kind_cluster_of_another_name_than_quickstarts() {
 }
 
 #[test]
-fn the_commands_that_it_prints_are_quoted_for_the_shell() {
+fn printed_commands_are_quoted_for_the_shell() {
     let fakes = Fakes::new();
     let ran = fakes.run(&[]);
     let kubeconfig = fakes.cache().join("quickstart/kind.kubeconfig");
     let quoted = kubeconfig.display().to_string().replace(' ', "\\ ");
     let printed = format!("kubectl --kubeconfig {quoted} --context kind-");
     assert!(ran.said.contains(&printed), "{printed}: {ran:?}");
+}
+
+#[test]
+fn quickstart_works_without_home_and_without_flock_which_macos_lacks() {
+    let fakes = Fakes::new().without(&["flock"]);
+    let script = format!("unset HOME; exec {}", fakes::script().display());
+    let ran = fakes.shell("bash", &["-c", &script]);
+    ran.call("install linkerd-cni linkerd/linkerd2-cni");
+}
+
+#[test]
+fn a_second_run_with_the_same_cache_waits_for_the_first_one() {
+    let fakes = Fakes::new();
+    std::fs::create_dir_all(fakes.cache()).unwrap();
+    // The lock of a first run, which ends a second after the second run started.
+    let script = format!(
+        "exec 9>'{}/quickstart.lock'; flock 9; {{ {} --down; }} 9>&- & sleep 1; exec 9>&-; wait $!",
+        fakes.cache().display(),
+        fakes::script().display()
+    );
+    let ran = fakes.shell("bash", &["-c", &script]);
+    assert!(ran.success && ran.said.contains("waiting for another script"), "{ran:?}");
+    assert!(ran.said.contains("nothing that quickstart created"), "{ran:?}");
 }

@@ -1,4 +1,4 @@
-//! Programs that record how they are called, in the place of docker, kind, kubectl and helm.
+//! Fake docker, kind, kubectl and helm that record their calls.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
@@ -9,7 +9,7 @@ use tempfile::TempDir;
 
 pub const USERS_KUBECONFIG: &str = "/users/own/kubeconfig";
 pub const USERS_HELM: &str = "/users/own/helm";
-/// What the script calls besides its clients.
+/// Programs of the system that the script calls.
 const SYSTEM: &str = "awk bash basename cat chmod cp cut date dirname env find flock grep head id ls mkdir mktemp \
      mv readlink rm sed sh sha256sum sleep sort tail touch tr uname xargs";
 const RECORD: &str = r#"printf '%s KUBECONFIG=%s HELM=%s\n' "${0##*/} $*" "${KUBECONFIG-}" \
@@ -21,13 +21,13 @@ const KIND: &str = r#"case "$1 $2" in
 "delete cluster") grep -vxF "$4" "$FAKES/clusters" >"$FAKES/kept"; mv "$FAKES/kept" "$FAKES/clusters" ;;
 esac
 "#;
-/// A list of objects is a file by the name of its first kind, and is asked for with JSON path's `range`.
+/// Prints the objects of a list, which is recognized by JSONPath's `range`, from the file named after its first kind.
 const KUBECTL: &str = r#"while [[ $1 == --* ]]; do shift 2; done
 case $* in
 *range*) set -- "$4"; cat "$FAKES/objects/${1%%,*}" 2>/dev/null || true ;;
 esac
 "#;
-/// `--down` would remove a real one-node cluster of this machine that quickstart made.
+/// Hides a real one-node cluster of this machine, which `--down` could remove.
 const HIDE_ONE_NODE_CLUSTER: &str = r#"state=/var/lib/linkerd2-cni-cluster
 [[ ! -d $state ]] || /bin/mount -t tmpfs -o mode=755 none $state || exit
 exec "$@"
@@ -43,7 +43,7 @@ pub struct Fakes {
     home: TempDir,
 }
 
-/// How a run ended, what it printed, and the clients' calls.
+/// Result of a run: success, output, calls of the clients.
 #[derive(Debug)]
 pub struct Ran {
     pub success: bool,
@@ -52,7 +52,7 @@ pub struct Ran {
 }
 
 impl Ran {
-    /// The calls that may change a cluster, docker's images or helm's settings.
+    /// Calls that may change a cluster, docker's images or helm's settings.
     pub fn changes(&self) -> Vec<&str> {
         let reads = |call: &str| {
             let reading = [" get ", " config ", " info ", " version ", " --help ", " wait "];
@@ -96,12 +96,12 @@ impl Fakes {
         self.home.path().join(name)
     }
 
-    /// Where the script keeps its records; a space in the path must not matter.
+    /// The cache directory. Its path has a space, which the script has to quote.
     pub fn cache(&self) -> PathBuf {
         self.path("the cache")
     }
 
-    /// A program that records its call and then does this.
+    /// Installs a program that records its call and then runs `body`.
     pub fn program(&self, name: &str, body: &str) {
         let path = self.path("bin").join(name);
         let _ = fs::remove_file(&path);
@@ -117,7 +117,7 @@ impl Fakes {
         self
     }
 
-    /// An object in the list that starts with this kind.
+    /// Adds an object to the list whose first kind is `list`.
     pub fn object(&self, list: &str, line: &str) {
         let path = self.path("objects").join(list);
         let before = fs::read_to_string(&path).unwrap_or_default();
@@ -135,7 +135,7 @@ impl Fakes {
         self.shell("bash", &[&[script.to_str().unwrap()], arguments].concat())
     }
 
-    /// Runs the script on a machine with this os-release.
+    /// Runs the script with this content of /etc/os-release.
     pub fn on(&self, os_release: &str, arguments: &[&str]) -> Ran {
         fs::write(self.path("os-release"), os_release).unwrap();
         let inside = "/bin/mount --bind \"$FAKES/os-release\" /etc/os-release && PATH=$FAKES/bin exec bash \"$@\"";

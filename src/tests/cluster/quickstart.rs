@@ -96,7 +96,7 @@ fn quickstart_changes_nothing_where_an_upstream_release_is() {
     for arguments in [&["--down"][..], &["--down", "--context", "one-node"]] {
         let (success, said) = quickstart(arguments);
         assert!(success, "{said}");
-        assert!(said.contains("nothing that quickstart made"), "{said}");
+        assert!(said.contains("nothing that quickstart created"), "{said}");
         assert_eq!((objects(), node.files()), before, "{arguments:?}");
     }
     helm.uninstall();
@@ -127,5 +127,5 @@ fn quickstart_runs_twice_and_down_leaves_the_cluster_as_it_was() {
     assert!(success && said.contains("Removed"), "{said}");
     assert_eq!((namespaces(), node.files()), before);
     let (success, said) = quickstart(&["--down"]);
-    assert!(success && said.contains("nothing that quickstart made"), "{said}");
+    assert!(success && said.contains("nothing that quickstart created"), "{said}");
 }
