@@ -1,5 +1,5 @@
-//! The agent's life on a real node: replaced, killed, robbed of its credential, taken over
-//! from upstream's chart, and removed.
+//! The agent on a real node: replaced, killed, with a dead credential, after an upgrade from upstream's chart, and
+//! uninstalled.
 
 use std::fs;
 use std::path::Path;
@@ -16,14 +16,15 @@ use crate::node::{self, Node, until_within};
 use crate::pods::{self, Pods, kubectl};
 
 pub const KUBECONFIG: &str = "/etc/cni/net.d/ZZZ-linkerd-cni-kubeconfig";
-/// The API server accepts deleted accounts for 10 s more, and rejections have to last 4 s.
-const UNINSTALL: Duration = Duration::from_secs(25);
+/// The API server accepts tokens of deleted accounts for 10 s, and the agent wants rejections for 4 s. An agent that
+/// misses them ends after its grace period of 30 s and leaves the files in place.
+const UNINSTALL: Duration = Duration::from_secs(60);
 /// In kB, the unit of `VmRSS`.
 const RSS: u64 = 4096;
 
 #[test]
 fn no_pod_starts_bare_or_is_lost_while_the_agent_is_replaced_or_killed() {
-    let node = Node::here();
+    let node = Node::exclusive();
     let before = node.files();
     let helm = Helm::with_local_repository();
     helm.run("install", &[]);
@@ -46,7 +47,7 @@ fn no_pod_starts_bare_or_is_lost_while_the_agent_is_replaced_or_killed() {
         });
     });
     let still = fs::metadata(binary).unwrap().modified().unwrap();
-    assert_eq!(still, written, "the plugin is right and is not written again");
+    assert_eq!(still, written, "an unchanged plugin binary is not written again");
 
     let rss = agent().rss();
     println!("agent: {rss} kB resident");
@@ -62,37 +63,37 @@ fn no_pod_starts_bare_or_is_lost_while_the_agent_is_replaced_or_killed() {
 
 #[test]
 fn an_install_of_upstreams_chart_is_taken_over_without_a_bare_pod() {
-    let node = Node::here();
+    let node = Node::exclusive();
     let before = node.files();
     let helm = Helm::with_local_repository();
     helm.install_upstream();
-    until_within(Duration::from_secs(60), "upstream's install is in the chain", || {
+    until_within(Duration::from_secs(60), "upstream's plugin entry is in the conflist", || {
         node.entry().is_some()
     });
     burst::during("helm upgrade from upstream's chart", || {
         helm.run("upgrade", &["--reset-then-reuse-values"]);
     });
     let entry = node.linkerd_entry();
-    assert_eq!(entry["linkerd"]["iptables-mode"], "auto", "the entry is ours");
-    helm.uninstall();
+    assert_eq!(entry["linkerd"]["iptables-mode"], "auto", "the plugin entry is this chart's");
+    helm.remove();
     assert_eq!(node.files(), before);
 }
 
 #[test]
 fn a_dead_credential_heals_by_itself() {
-    let node = Node::here();
+    let node = Node::exclusive();
     let before = node.files();
     let helm = Helm::with_local_repository();
     helm.run("install", &[]);
 
-    // Somebody damages it.
+    // The token in the file is damaged.
     let good = fs::read_to_string(KUBECONFIG).unwrap();
     fs::write(KUBECONFIG, with_token(&good, "garbage")).unwrap();
     let begin = Instant::now();
-    until_within(Duration::from_secs(15), "the damage is undone", || token() == token_in(&good));
-    println!("a damaged kubeconfig was put right in {:.1?}", begin.elapsed());
+    until_within(Duration::from_secs(60), "the token is restored", || token() == token_in(&good));
+    println!("a damaged kubeconfig was restored in {:.1?}", begin.elapsed());
 
-    // Its account is deleted and made again, so that the API server refuses it.
+    // The account is deleted and created again, so that the API server rejects the token.
     let account =
         ["get", "serviceaccount", "linkerd-cni-plugin", "-n", "linkerd-cni", "-o", "json"];
     let mut account: Value = serde_json::from_str(&kubectl(&account)).unwrap();
@@ -102,12 +103,12 @@ fn a_dead_credential_heals_by_itself() {
     }
     kubectl(&["delete", "serviceaccount", "linkerd-cni-plugin", "-n", "linkerd-cni"]);
     pods::apply(&account);
-    until_refused(&good);
-    // The agent does not notice before a pod fails; its record asks for a check.
+    until_rejected(&good);
+    // The agent notices when a pod fails: the plugin record makes it check the token.
     let begin = Instant::now();
     let pods = Pods::default();
     pods.create(&[pods::meshed("revoked")]);
-    until_within(Duration::from_secs(40), "there is another token", || {
+    until_within(Duration::from_secs(60), "the token is replaced", || {
         token().is_some() && token() != revoked
     });
     println!("a revoked token was replaced in {:.1?}", begin.elapsed());
@@ -117,8 +118,7 @@ fn a_dead_credential_heals_by_itself() {
         find_agent().is_some_and(|agent| agent.ready)
     });
 
-    // The agent is gone for good while the node's credential is dead: its next pod must
-    // start nevertheless.
+    // The agent ends while the node's credential is dead: the next agent pod must start nevertheless.
     let old = agent();
     kill(old.pid, Signal::SIGSTOP).unwrap();
     fs::write(KUBECONFIG, with_token(&good, "garbage")).unwrap();
@@ -126,19 +126,19 @@ fn a_dead_credential_heals_by_itself() {
     let force = ["--force", "--grace-period=0"];
     kubectl(&[&["delete", "pod", name, "-n", "linkerd-cni"], &force[..]].concat());
     let begin = Instant::now();
-    until_within(Duration::from_secs(15), "the next agent is ready", || {
+    until_within(Duration::from_secs(60), "the next agent is ready", || {
         let healed = || token().is_some_and(|token| token != "garbage");
         healed() && find_agent().is_some_and(|next| next.pod != old.pod && next.ready)
     });
     println!("with a dead token the agent was back in {:.1?}", begin.elapsed());
 
-    // And all of that is worth something only if pods start.
+    // Pods start again.
     let pods = Pods::default();
     pods.start(&[pods::native_sidecar("healed")]);
     drop(pods);
 
-    // An agent that dies with its release takes nothing along; one command does. It is
-    // killed once its pod is being deleted, when kubelet no longer starts it again.
+    // An agent that is killed while its release is uninstalled leaves its files; one command removes them. The agent
+    // is killed once its pod is being deleted, when kubelet does not restart it any more.
     let last = agent();
     kill(last.pid, Signal::SIGSTOP).unwrap();
     helm.begin_uninstall();
@@ -153,12 +153,12 @@ fn a_dead_credential_heals_by_itself() {
     helm.end_uninstall();
 }
 
-/// Waits until the API server, which caches a token review for 10 s, refuses `kubeconfig`.
-fn until_refused(kubeconfig: &str) {
+/// Waits until the API server, which caches a token review for 10 s, rejects the token in `kubeconfig`.
+fn until_rejected(kubeconfig: &str) {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("kubeconfig");
     fs::write(&path, kubeconfig).unwrap();
-    until_within(Duration::from_secs(30), "the token is refused", || {
+    until_within(Duration::from_secs(30), "the token is rejected", || {
         let get = ["get", "namespace", "linkerd-cni", "--context"];
         let output = Command::new("kubectl")
             .arg("--kubeconfig")
@@ -171,7 +171,7 @@ fn until_refused(kubeconfig: &str) {
     });
 }
 
-/// As the chart's README has it.
+/// Removes the files of a dead agent with the command in the chart's README.
 fn clean(node: &Node, before: &node::Files) {
     let image = concat!("cr.l5d.io/linkerd/cni-plugin:v", env!("CARGO_PKG_VERSION"));
     let name = kubectl(&["get", "nodes", "-o", "name"]);
@@ -183,7 +183,7 @@ fn clean(node: &Node, before: &node::Files) {
     kubectl(&["delete", "pods", "-n", "linkerd-cni", "--all", "--timeout=60s"]);
 }
 
-/// The agent's container.
+/// The container of a running agent.
 pub struct Agent {
     pub pod: String,
     container: String,
@@ -192,7 +192,7 @@ pub struct Agent {
 }
 
 impl Agent {
-    /// In kB.
+    /// Resident memory in kB.
     fn rss(&self) -> u64 {
         let status = fs::read_to_string(format!("/proc/{}/status", self.pid)).unwrap();
         let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
@@ -202,15 +202,15 @@ impl Agent {
 }
 
 pub fn agent() -> Agent {
-    find_agent().expect("one agent that runs")
+    find_agent().expect("one running agent")
 }
 
-/// The only one there is, if it runs.
+/// The agent, if there is exactly one and it runs.
 pub fn find_agent() -> Option<Agent> {
     find_agent_in("linkerd-cni")
 }
 
-/// The only one in a namespace, if it runs.
+/// The same for a namespace.
 pub fn find_agent_in(namespace: &str) -> Option<Agent> {
     let pods = ["get", "pods", "-n", namespace, "-l", "k8s-app=linkerd-cni", "-o", "json"];
     let pods: Value = serde_json::from_str(&kubectl(&pods)).unwrap();
@@ -228,7 +228,7 @@ pub fn find_agent_in(namespace: &str) -> Option<Agent> {
     })
 }
 
-/// The process in a container, by its control group.
+/// The process in a container, found by its control group.
 fn process_of(container: &str) -> Option<Pid> {
     let entries = fs::read_dir("/proc").ok()?.flatten();
     let mut pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());

@@ -1,4 +1,4 @@
-//! Upstream's chart, with our image, in another namespace than the usual one.
+//! Upstream's chart, with this project's image, in another namespace than `linkerd-cni`.
 
 use std::fs;
 use std::time::{Duration, Instant};
@@ -14,16 +14,16 @@ const NAMESPACE: &str = "mesh-ops";
 
 #[test]
 fn an_agent_of_upstreams_chart_in_another_namespace_restarts_while_the_token_is_dead() {
-    let node = Node::here();
+    let node = Node::exclusive();
     let before = node.files();
     let helm = Helm::in_namespace(NAMESPACE);
     helm.install_upstream();
     let installed = || node.entry().is_some() && find_agent_in(NAMESPACE).is_some();
-    until_within(Duration::from_secs(60), "the entry", installed);
+    until_within(Duration::from_secs(60), "the plugin entry is in the conflist", installed);
     let settings = node.linkerd_entry()["linkerd"].clone();
     assert_eq!(settings["agent-namespace"], NAMESPACE, "{settings}");
 
-    // Nobody renews the token any more: the API server refuses the plugin.
+    // The agent no longer renews the token, and the API server rejects the plugin's.
     let old = find_agent_in(NAMESPACE).unwrap();
     kill(old.pid, Signal::SIGSTOP).unwrap();
     let good = fs::read_to_string(KUBECONFIG).unwrap();
@@ -31,7 +31,7 @@ fn an_agent_of_upstreams_chart_in_another_namespace_restarts_while_the_token_is_
     let force = ["--force", "--grace-period=0"];
     kubectl(&[&["delete", "pod", &old.pod, "-n", NAMESPACE], &force[..]].concat());
     let begin = Instant::now();
-    until_within(Duration::from_secs(30), "the next agent", || {
+    until_within(Duration::from_secs(60), "the next agent is ready", || {
         let healed = || token().is_some_and(|token| token != "garbage");
         healed() && find_agent_in(NAMESPACE).is_some_and(|next| next.pod != old.pod && next.ready)
     });

@@ -1,5 +1,5 @@
-//! Meshed pods, one batch after another while something happens. The first thing that each
-//! does is to connect; how it ends says whether that was redirected.
+//! Batches of meshed pods that start while something else happens. Each pod connects at once; its exit code tells
+//! whether the connection was redirected.
 
 use std::process::Stdio;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -10,22 +10,21 @@ use serde_json::{Value, json};
 
 use crate::pods::{self, apply, command, container, kubectl};
 
-/// So many pods are made at a time,
+/// Number of pods created at a time.
 const BATCH: usize = 10;
-/// until so many have not ended yet, which keeps a small machine busy but alive;
+/// Highest number of pods that have not ended, so that a small machine is not overloaded.
 const WAITING: usize = 20;
-/// at least and at most so many in all.
+/// Lowest and highest number of pods in a burst.
 const LEAST: usize = 30;
 const MOST: usize = 90;
-/// Between looks, each of which takes kubectl a quarter of a second of a processor.
+/// Time between two calls of kubectl, each of which takes 0.25 s of CPU time.
 const POLL: Duration = Duration::from_millis(700);
-/// For the last ones to end.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// Time in which the last pods have to end.
+const PATIENCE: Duration = Duration::from_secs(120);
 
-/// Runs `event` while pods start, and wants every one of them redirected. A pod whose
-/// first try failed and that started then is neither bare nor lost.
-/// The figures are what a run is for, so it says them.
-#[allow(clippy::print_stdout)]
+/// Runs `event` while pods start, asserts that every pod was redirected, and prints the figures. A pod that started
+/// after a failed first try counts as redirected.
+#[allow(clippy::print_stdout, reason = "shows the figures")]
 pub fn during(what: &str, event: impl FnOnce()) {
     let namespace = Namespace::new();
     let over = AtomicBool::new(false);
@@ -42,15 +41,15 @@ pub fn during(what: &str, event: impl FnOnce()) {
     let ended = |phase: &str| pods.iter().filter(|pod| pod["status"]["phase"] == phase).count();
     let (redirected, bare) = (ended("Succeeded"), ended("Failed"));
     let lost = pods.len() - redirected - bare;
-    let refused = namespace.refused();
+    let failures = namespace.failed_sandboxes();
     println!(
         "{what}, {took:.1?}: {} pods in {:.1?}: {redirected} redirected, {bare} bare, {lost} never \
-         started; {refused} tries failed",
+         started; {failures} tries failed",
         pods.len(),
         begin.elapsed()
     );
-    let said = || kubectl(&["get", "events,pods", "-n", &namespace.0]);
-    assert!(bare == 0 && lost == 0, "{what}: {}", said());
+    let details = || kubectl(&["get", "events,pods", "-n", &namespace.0]);
+    assert!(bare == 0 && lost == 0, "{what}: {}", details());
 }
 
 struct SetOnDrop<'a>(&'a AtomicBool);
@@ -61,7 +60,7 @@ impl Drop for SetOnDrop<'_> {
     }
 }
 
-/// Deleted with all its pods when dropped.
+/// A namespace. Dropping the value deletes it and its pods.
 struct Namespace(String);
 
 impl Namespace {
@@ -72,7 +71,7 @@ impl Namespace {
         Namespace(name)
     }
 
-    /// Starts pods until it is `over` and there were enough; all of them as they ended.
+    /// Starts pods until `over`, and at least [`LEAST`] of them. Returns all pods after their end.
     fn keep_starting(&self, over: &AtomicBool) -> Vec<Value> {
         let mut created = 0;
         while !over.load(Ordering::Relaxed) || created < LEAST {
@@ -102,8 +101,8 @@ impl Namespace {
         serde_json::from_value(list["items"].take()).unwrap()
     }
 
-    /// The app connects to where nobody is, and ends well if the connection comes to its
-    /// own listener, as Linkerd's validator does. The proxy itself has nothing to do.
+    /// A pod whose app connects to an unused address and succeeds if the connection reaches its own listener, as
+    /// Linkerd's validator does. The proxy container is idle.
     fn pod(&self, number: usize) -> Value {
         let at = "0.0.0.0:4140";
         let to = ["validate", "--connect", "192.0.2.3:20001", "--listen", at];
@@ -128,8 +127,8 @@ impl Namespace {
         })
     }
 
-    /// How often a pod's network could not be made; kubelet tries again.
-    fn refused(&self) -> usize {
+    /// Number of failures to set up a pod's network; kubelet retries.
+    fn failed_sandboxes(&self) -> usize {
         let events = ["get", "events", "-n", &self.0, "-o", "json"];
         let events: Value = serde_json::from_str(&kubectl(&events)).unwrap();
         let events = events["items"].as_array().unwrap();

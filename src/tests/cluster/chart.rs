@@ -1,4 +1,4 @@
-//! The chart on a real API server: what it grants, its life as a release, and how people get to it.
+//! The chart on a real API server: granted rights, upgrades and rollbacks, and `scripts/install-cni`.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -21,13 +21,13 @@ fn repository() -> &'static Path {
 
 #[test]
 fn a_release_has_the_rights_it_needs_through_upgrade_rollback_and_uninstall() {
-    let node = Node::here();
+    let node = Node::exclusive();
     let before = node.files();
     let helm = Helm::with_local_repository();
     helm.run("install", &[]);
     assert_eq!(required_network_plugins(), "true");
     passes_its_own_test(&helm);
-    the_api_server_takes_every_use_of_the_chart(&helm);
+    the_api_server_accepts_every_use_of_the_chart(&helm);
     let plugin = ["/namespaces get", "/pods get", "/services=kubernetes get"];
     let agent =
         ["/serviceaccounts/token=linkerd-cni-plugin create", "apps/daemonsets=linkerd-cni get"];
@@ -49,21 +49,21 @@ fn a_release_has_the_rights_it_needs_through_upgrade_rollback_and_uninstall() {
     assert_eq!(node.linkerd_entry()["log_level"], "info");
     linkerd_check_finds_what_it_looks_up();
 
-    helm.uninstall();
+    helm.remove();
     assert_eq!(node.files(), before, "uninstalling leaves the node's files");
 }
 
 #[test]
-fn a_release_of_linkerd2s_chart_is_upgraded_to_ours() {
-    let node = Node::here();
+fn a_release_of_upstreams_chart_is_upgraded_to_this_chart() {
+    let node = Node::exclusive();
     let before = node.files();
     let helm = Helm::with_local_repository();
     helm.install_upstream();
-    // Their pod is ready before it has done anything, so look at the node.
+    // Upstream's pod is ready before it has chained the plugin.
     kubectl_rollout();
-    until("their entry is in the chain", || node.is_chained());
+    until("upstream's plugin entry is in the conflist", || node.is_chained());
 
-    // No value of ours is there, and none of theirs may go.
+    // The release has none of this chart's own values, and all of upstream's must be kept.
     helm.run("upgrade", &["--reuse-values"]);
     let entry = node.linkerd_entry();
     assert_eq!(entry["linkerd"]["iptables-mode"], "nft", "{entry}");
@@ -79,12 +79,12 @@ fn a_release_of_linkerd2s_chart_is_upgraded_to_ours() {
     passes_its_own_test(&helm);
 
     helm.run("upgrade", &["--reset-then-reuse-values"]);
-    assert_eq!(required_network_plugins(), "false", "an annotation says so");
-    helm.uninstall();
+    assert_eq!(required_network_plugins(), "false", "an annotation keeps the setting");
+    helm.remove();
     assert_eq!(node.files(), before, "uninstalling leaves the node's files");
 }
 
-/// What the DaemonSet tells its agents about a bin dir without the primary CNI's plugins.
+/// The DaemonSet's setting for a bin dir without the primary CNI's plugins.
 fn required_network_plugins() -> String {
     let env = "{.spec.template.spec.containers[0].env[?(@.name==\"LINKERD_CNI_REQUIRE_NETWORK_PLUGINS\")].value}";
     let output = format!("jsonpath={env}");
@@ -93,7 +93,7 @@ fn required_network_plugins() -> String {
 
 #[test]
 fn kubectl_applies_prunes_and_deletes_what_install_cni_prints() {
-    let node = Node::here();
+    let node = Node::exclusive();
     let before = node.files();
     let repair = "repairController.enabled=true,networkPolicy.enabled=true";
     let objects = install_cni(&["--skip-inbound-ports", "9999", "--set", repair]);
@@ -103,14 +103,14 @@ fn kubectl_applies_prunes_and_deletes_what_install_cni_prints() {
     linkerd_check_finds_what_it_looks_up();
     let ports = node.linkerd_entry()["linkerd"]["inbound-ports-to-ignore"].clone();
     assert_eq!(ports, json!(["4191", "4190", "9999"]));
-    assert!(ours().contains("clusterrole.rbac.authorization.k8s.io/linkerd-cni-repair"));
+    assert!(labelled().contains("clusterrole.rbac.authorization.k8s.io/linkerd-cni-repair"));
 
     let allowed = install_cni(&["--prune-allowlist"]);
     let label = ["apply", "--prune", "-l", "linkerd.io/cni-resource=true"];
     let prune: Vec<_> = label.into_iter().chain(allowed.lines()).chain(["-f", "-"]).collect();
     piped(&prune, &install_cni(&[]));
     kubectl_rollout();
-    let left = ours();
+    let left = labelled();
     assert!(!left.iter().any(|name| name.contains("repair")), "{left:?}");
     assert!(!left.iter().any(|name| name.contains("networkpolicy")), "{left:?}");
     linkerd_check_finds_what_it_looks_up();
@@ -123,13 +123,13 @@ fn kubectl_applies_prunes_and_deletes_what_install_cni_prints() {
         .spawn()
         .unwrap();
     drop(applied);
-    assert_eq!(ours(), BTreeSet::new());
+    assert_eq!(labelled(), BTreeSet::new());
     let log = log.wait_with_output().unwrap().stdout;
     let log = String::from_utf8_lossy(&log);
     assert_eq!(node.files(), before, "deleting leaves files: {log}");
 }
 
-/// What `install-cni` printed is in the cluster; dropping it deletes that, also after a failure.
+/// The objects of `install-cni` in the cluster. Dropping the value deletes them, also after a failure.
 struct Applied;
 
 impl Drop for Applied {
@@ -138,17 +138,17 @@ impl Drop for Applied {
     }
 }
 
-/// `helm test`, whose pod is there for no longer than that.
+/// Runs `helm test`. Its pod is deleted afterwards.
 fn passes_its_own_test(helm: &Helm) {
-    let said =
+    let printed =
         helm.must(&["test", "linkerd-cni", "-n", "linkerd-cni", "--timeout", "60s", "--logs"]);
-    assert!(said.contains("192.0.2.1:20001 was redirected to 4140"), "{said}");
+    assert!(printed.contains("192.0.2.1:20001 was redirected to 4140"), "{printed}");
     let pods = kubectl(&["get", "pods", "-n", "linkerd-cni", "-o", "name"]);
     assert!(!pods.contains("test-linkerd-cni"), "{pods}");
 }
 
-/// All files in `ci` at once, as a dry run on the server, which knows what no schema does.
-fn the_api_server_takes_every_use_of_the_chart(helm: &Helm) {
+/// Applies the objects for every file in `ci` as a dry run: the server checks more than the schemas do.
+fn the_api_server_accepts_every_use_of_the_chart(helm: &Helm) {
     let chart = repository().join("charts/linkerd2-cni");
     let mut all = String::new();
     let mut files = 0;
@@ -157,7 +157,7 @@ fn the_api_server_takes_every_use_of_the_chart(helm: &Helm) {
         let [chart, file] = [&chart, &file].map(|path| path.to_str().unwrap());
         let text = helm.must(&["template", "linkerd-cni", chart, "-n", "linkerd-cni", "-f", file]);
         for object in text.split("\n---\n") {
-            // Kinds of others, which this cluster lacks.
+            // This cluster lacks these kinds.
             let foreign = ["kind: PodMonitor", "kind: NetworkAttachmentDefinition"];
             if !foreign.iter().any(|kind| object.contains(kind)) {
                 all += &format!("\n---\n{}", object.trim_start_matches("---\n"));
@@ -165,22 +165,21 @@ fn the_api_server_takes_every_use_of_the_chart(helm: &Helm) {
         }
         files += 1;
     }
-    // As the manager of the release's fields, so that those which a use lacks go.
+    // As helm, which owns the release's fields, so that fields that are missing in a use are removed.
     let dry = "apply --server-side --field-manager=helm --force-conflicts --dry-run=server --validate=strict -f -";
-    let said = piped(&dry.split(' ').collect::<Vec<_>>(), &all);
-    let daemonsets = said.lines().filter(|line| line.starts_with("daemonset.apps/"));
-    assert_eq!(daemonsets.count(), files, "{said}");
+    let printed = piped(&dry.split(' ').collect::<Vec<_>>(), &all);
+    let daemonsets = printed.lines().filter(|line| line.starts_with("daemonset.apps/"));
+    assert_eq!(daemonsets.count(), files, "{printed}");
 }
 
-/// What the API server lets the account do everywhere, and besides in the release's namespace:
-/// these and nothing more.
+/// Asserts the exact rights of an account: `everywhere` in all namespaces, and also `here` in the release's namespace.
 fn assert_rights(account: &str, everywhere: &[&str], here: &[&str]) {
     for (namespace, wanted) in
         [("default", everywhere.to_vec()), ("linkerd-cni", [everywhere, here].concat())]
     {
         let wanted: BTreeSet<String> = wanted.into_iter().map(str::to_owned).collect();
-        // The API server's own view of roles may be a moment old.
-        let deadline = Instant::now() + Duration::from_secs(10);
+        // The API server's cache of roles may be stale for a moment.
+        let deadline = Instant::now() + Duration::from_secs(60);
         let found = loop {
             let found = rights(account, namespace);
             if found == wanted || Instant::now() > deadline {
@@ -192,7 +191,7 @@ fn assert_rights(account: &str, everywhere: &[&str], here: &[&str]) {
     }
 }
 
-/// As `kubectl auth can-i --list`, but for what every account may do.
+/// The rights that `kubectl auth can-i --list` shows, except those that every account has.
 fn rights(account: &str, namespace: &str) -> BTreeSet<String> {
     let of = |account: &str| -> BTreeSet<String> {
         let review = json!({
@@ -201,21 +200,21 @@ fn rights(account: &str, namespace: &str) -> BTreeSet<String> {
             "spec": {"namespace": namespace},
         });
         let user = format!("--as=system:serviceaccount:linkerd-cni:{account}");
-        let answer = piped(
+        let review = piped(
             &["create", "--validate=false", &user, "-o", "json", "-f", "-"],
             &review.to_string(),
         );
-        let answer: Value = serde_json::from_str(&answer).unwrap();
-        let rules = answer["status"]["resourceRules"].as_array().unwrap();
-        // A rule for a path of the API server would be one for all resources.
-        let paths = answer["status"]["nonResourceRules"].as_array().unwrap();
+        let review: Value = serde_json::from_str(&review).unwrap();
+        let rules = review["status"]["resourceRules"].as_array().unwrap();
+        // Rights to paths of the API server count too.
+        let paths = review["status"]["nonResourceRules"].as_array().unwrap();
         rules.iter().chain(paths).map(describe).collect()
     };
     let anybody = of("anybody");
     &of(account) - &anybody
 }
 
-/// "group/resource=name verb,verb"
+/// Describes a rule as "group/resource=name verb,verb".
 fn describe(rule: &Value) -> String {
     let words = |key: &str| {
         let words = rule[key].as_array().into_iter().flatten();
@@ -230,8 +229,8 @@ fn describe(rule: &Value) -> String {
     format!("{group}/{resource}{name} {}", words("verbs"))
 }
 
-/// What kubectl prunes by.
-fn ours() -> BTreeSet<String> {
+/// The objects with the label by which kubectl prunes.
+fn labelled() -> BTreeSet<String> {
     let kinds = "namespaces,serviceaccounts,configmaps,daemonsets,networkpolicies,roles,rolebindings,clusterroles,clusterrolebindings";
     let label = "linkerd.io/cni-resource=true";
     let names = kubectl(&["get", kinds, "--all-namespaces", "-l", label, "-o", "name"]);
@@ -241,8 +240,8 @@ fn ours() -> BTreeSet<String> {
 fn install_cni(flags: &[&str]) -> String {
     let script =
         Command::new(repository().join("scripts/install-cni")).args(flags).output().unwrap();
-    let said = String::from_utf8_lossy(&script.stderr);
-    assert!(script.status.success(), "install-cni {flags:?}: {said}");
+    let error = String::from_utf8_lossy(&script.stderr);
+    assert!(script.status.success(), "install-cni {flags:?}: {error}");
     String::from_utf8(script.stdout).unwrap()
 }
 
@@ -251,8 +250,8 @@ fn kubectl_rollout() {
     kubectl(&[&rollout[..], &["--timeout=60s"]].concat());
 }
 
-/// kubectl with something to read. Its output; panics with what it said if it fails.
-fn piped(args: &[&str], text: &str) -> String {
+/// Runs kubectl with `text` on its stdin and returns its output. Panics with its error if it fails.
+pub fn piped(args: &[&str], text: &str) -> String {
     let mut child = Command::new("kubectl")
         .args(args)
         .stdin(Stdio::piped())
@@ -262,11 +261,11 @@ fn piped(args: &[&str], text: &str) -> String {
         .unwrap();
     let mut stdin = child.stdin.take().unwrap();
     let text = text.to_owned();
-    // It may answer before it has read all.
+    // kubectl may write output before it has read all of its input.
     let writer = thread::spawn(move || stdin.write_all(text.as_bytes()));
     let output = child.wait_with_output().unwrap();
     writer.join().unwrap().unwrap();
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "kubectl {args:?}: {said}");
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "kubectl {args:?}: {error}");
     String::from_utf8(output.stdout).unwrap()
 }

@@ -1,4 +1,4 @@
-//! helm with a configuration of its own and a local repository named `linkerd`, as a user has it.
+//! Helm with isolated settings and a local repository named `linkerd`.
 
 use std::fs;
 use std::io::{BufRead as _, BufReader, Write as _};
@@ -11,7 +11,10 @@ use std::time::Instant;
 use crate::pods::kubectl;
 use crate::upstream;
 
-/// Dropping it uninstalls the release, if a failure left it.
+/// Namespace of the release, which stays after a test: its deletion takes 5 s.
+pub const NAMESPACE: &str = "linkerd-cni";
+
+/// Helm and the release in one namespace. If the test panics, dropping the value uninstalls the release.
 pub struct Helm {
     home: tempfile::TempDir,
     namespace: &'static str,
@@ -19,10 +22,10 @@ pub struct Helm {
 
 impl Helm {
     pub fn with_local_repository() -> Self {
-        Helm::in_namespace("linkerd-cni")
+        Helm::in_namespace(NAMESPACE)
     }
 
-    /// The same, with the release in another namespace.
+    /// The same, for a release in another namespace.
     pub fn in_namespace(namespace: &'static str) -> Self {
         let helm = Helm { home: tempfile::tempdir().unwrap(), namespace };
         let repository = helm.home.path().join("repository");
@@ -35,7 +38,7 @@ impl Helm {
         helm
     }
 
-    /// `helm install` or `helm upgrade` as the README has it.
+    /// Runs `helm install` or `helm upgrade` with the README's arguments.
     #[allow(clippy::print_stdout, reason = "shows where a test's time goes")]
     pub fn run(&self, verb: &str, more: &[&str]) {
         let begin = Instant::now();
@@ -51,15 +54,15 @@ impl Helm {
             kubectl(&["get", "pods,events", "-n", self.namespace])
         );
         if verb == "upgrade" {
-            // With `maxUnavailable: 1` and one node, helm waits for no pod at all.
+            // With `maxUnavailable: 1` and one node, helm does not wait for any pod.
             let daemonset = ["rollout", "status", "daemonset/linkerd-cni", "--timeout=60s"];
             kubectl(&[&daemonset[..], &["-n", self.namespace]].concat());
         }
         println!("{:>6.1?} helm {verb}", begin.elapsed());
     }
 
-    /// Installs what stands for upstream's chart, under our release's name. Its image
-    /// cannot be had here; ours takes what theirs is told.
+    /// Installs the stand-in for upstream's chart, with the same release name. It runs this project's image, as
+    /// upstream's is not available here.
     pub fn install_upstream(&self) {
         let chart = self.home.path().join("upstream");
         upstream::write_chart(&chart);
@@ -69,30 +72,44 @@ impl Helm {
         self.must(&[&install[..], &into].concat());
     }
 
+    /// Runs `helm uninstall` and waits until the agents have ended. As helm deletes the accounts together with the
+    /// DaemonSet, an agent takes some 15 s: the API server accepts tokens of deleted accounts for 10 s.
     #[allow(clippy::print_stdout, reason = "shows where a test's time goes")]
     pub fn uninstall(&self) {
         let begin = Instant::now();
         self.begin_uninstall();
         self.end_uninstall();
-        println!("{:>6.1?} the release is gone", begin.elapsed());
+        println!("{:>6.1?} the release is uninstalled", begin.elapsed());
     }
 
-    /// Returns before the agent is gone.
+    /// Runs `helm uninstall`, which does not wait for the agents.
     pub fn begin_uninstall(&self) {
         self.must(&["uninstall", "linkerd-cni", "-n", self.namespace]);
     }
 
-    /// Waits for what [`Helm::begin_uninstall`] left to end.
+    /// Waits until the agents of an uninstalled release have ended.
     pub fn end_uninstall(&self) {
         kubectl(&["wait", "-n", self.namespace, "--for=delete", "pod", "--all", "--timeout=60s"]);
-        kubectl(&["delete", "namespace", self.namespace, "--timeout=60s"]);
     }
 
-    /// Its output; panics with what it said if it fails.
+    /// Deletes the DaemonSet, then uninstalls the release. An agent that can see that its DaemonSet is deleted
+    /// uninstalls at once.
+    #[allow(clippy::print_stdout, reason = "shows where a test's time goes")]
+    pub fn remove(&self) {
+        let begin = Instant::now();
+        let set = ["delete", "daemonset", "linkerd-cni", "-n", self.namespace];
+        kubectl(
+            &[&set[..], &["--cascade=foreground", "--timeout=60s", "--ignore-not-found"]].concat(),
+        );
+        self.uninstall();
+        println!("{:>6.1?} the release is removed", begin.elapsed());
+    }
+
+    /// Runs helm and returns its output. Panics with its error if it fails.
     pub fn must(&self, args: &[&str]) -> String {
         let output = self.output(args);
-        let said = String::from_utf8_lossy(&output.stderr);
-        assert!(output.status.success(), "helm {args:?}: {said}");
+        let error = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "helm {args:?}: {error}");
         String::from_utf8(output.stdout).unwrap()
     }
 
@@ -117,19 +134,19 @@ impl Drop for Helm {
     }
 }
 
-/// A chart repository is static files over HTTP.
+/// Serves a chart repository's files over HTTP. Returns the URL.
 fn serve(directory: PathBuf) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("http://{}", listener.local_addr().unwrap());
     thread::spawn(move || {
         for stream in listener.incoming().flatten() {
-            let _ = answer(&stream, &directory);
+            let _ = respond(&stream, &directory);
         }
     });
     url
 }
 
-fn answer(mut stream: &TcpStream, directory: &Path) -> std::io::Result<()> {
+fn respond(mut stream: &TcpStream, directory: &Path) -> std::io::Result<()> {
     let mut lines = BufReader::new(stream).lines();
     let request = lines.next().transpose()?.unwrap_or_default();
     for line in lines {

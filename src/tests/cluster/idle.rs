@@ -1,33 +1,103 @@
-//! How many requests an idle agent sends to a real API server.
+//! Number of requests that an idle agent sends to a real API server.
+//!
+//! The agent runs beside the other tests: its release has other names, its own namespace and its own directories, in
+//! which the other tests change nothing.
 
+use std::fs;
+use std::path::Path;
+use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::helm::Helm;
-use crate::node::Node;
+use serde_json::json;
+
+use crate::chart::piped;
+use crate::node::{AuditLog, until_within};
+use crate::pods::{command, kubectl};
+
+const NAMESPACE: &str = "idle";
+const DIRECTORY: &str = "/run/linkerd2-cni-idle";
+const SPAN: Duration = Duration::from_secs(300);
 
 #[test]
-fn an_idle_agent_sends_at_most_one_request_in_three_minutes() {
-    let node = Node::here();
-    let before = node.files();
-    let helm = Helm::with_local_repository();
-    helm.run("install", &[]);
-    let sent = idle(&node, Duration::from_secs(180), || {});
+#[allow(clippy::print_stdout, reason = "shows the requests")]
+fn an_idle_agent_sends_at_most_one_request_in_five_minutes() {
+    let log = AuditLog::from_now();
+    let agent = Agent::install();
+    until_within(Duration::from_secs(120), "the agent is ready", || {
+        let ready = "jsonpath={.status.numberReady}";
+        let get = ["get", "daemonset", "idle-linkerd-cni", "-n", NAMESPACE, "-o", ready];
+        kubectl(&get) == "1"
+    });
+    let started = log.requests_of_accounts_in(NAMESPACE);
+    println!("until ready the agent sent {}: {started:#?}", started.len());
+    assert!(!started.is_empty(), "the agent requests a token when it starts");
+
+    let begin = Instant::now();
+    while begin.elapsed() < SPAN {
+        thread::sleep(Duration::from_secs(1));
+        let _ = AuditLog::from_now();
+    }
+    let sent = log.requests_of_accounts_in(NAMESPACE).split_off(started.len());
+    println!("in {SPAN:.0?} the idle agent sent {}: {sent:#?}", sent.len());
     assert!(sent.len() <= 1, "{sent:#?}");
-    helm.uninstall();
-    assert_eq!(node.files(), before);
+    drop(agent);
 }
 
-/// Waits for `span`, in which nobody asks the agent for anything, though `meanwhile` may start
-/// and delete pods. Returns what the agent sent.
-#[allow(clippy::print_stdout, reason = "shows the figures")]
-pub fn idle(node: &Node, span: Duration, meanwhile: impl FnOnce()) -> Vec<String> {
-    let begin = Instant::now();
-    let started = node.agent_requests();
-    println!("until ready the agent sent {}: {started:#?}", started.len());
-    meanwhile();
-    thread::sleep(span.saturating_sub(begin.elapsed()));
-    let sent = node.agent_requests().split_off(started.len());
-    println!("in {:.0?} the idle agent sent {}: {sent:#?}", begin.elapsed(), sent.len());
-    sent
+/// The installed agent. Dropping the value uninstalls it.
+struct Agent {
+    objects: String,
+}
+
+impl Agent {
+    fn install() -> Agent {
+        let directory = Path::new(DIRECTORY);
+        for name in ["bin", "net.d"] {
+            fs::create_dir_all(directory.join(name)).unwrap();
+        }
+        let plugin = json!({"type": "bridge"});
+        let conflist = json!({"cniVersion": "1.0.0", "name": "idle", "plugins": [plugin]});
+        fs::write(directory.join("net.d/10-idle.conflist"), conflist.to_string()).unwrap();
+        // The agent waits for the primary CNI's plugin in the directory.
+        fs::write(directory.join("bin/bridge"), "#!/bin/sh\n").unwrap();
+
+        let agent = Agent { objects: objects() };
+        kubectl(&["create", "namespace", NAMESPACE]);
+        piped(&["apply", "-f", "-"], &agent.objects);
+        agent
+    }
+}
+
+impl Drop for Agent {
+    fn drop(&mut self) {
+        if !thread::panicking() {
+            // The agent uninstalls once it sees that its DaemonSet is deleted.
+            let delete = ["delete", "daemonset", "--all", "-n", NAMESPACE];
+            let _ = command(&delete).args(["--cascade=foreground", "--timeout=60s"]).output();
+        }
+        piped(&["delete", "--ignore-not-found", "--wait=false", "-f", "-"], &self.objects);
+        let _ = command(&["delete", "namespace", NAMESPACE, "--timeout=60s"]).output();
+        let _ = fs::remove_dir_all(DIRECTORY);
+    }
+}
+
+/// The chart's objects with names that no other release has, and without the label by which other tests find the
+/// chart's objects.
+fn objects() -> String {
+    let chart = Path::new(env!("CARGO_MANIFEST_DIR")).join("charts/linkerd2-cni");
+    let directories = format!("destCNINetDir={DIRECTORY}/net.d,destCNIBinDir={DIRECTORY}/bin");
+    let rendered = Command::new("helm")
+        .args(["template", "linkerd-cni", chart.to_str().unwrap(), "-n", NAMESPACE])
+        .args(["--kube-version", "1.36.0", "--skip-tests", "--set", &directories])
+        .output()
+        .unwrap();
+    assert!(rendered.status.success(), "{}", String::from_utf8_lossy(&rendered.stderr));
+    let rendered = String::from_utf8(rendered.stdout).unwrap();
+    let lines = rendered.lines().filter(|line| !line.contains("linkerd.io/cni-resource"));
+    let renamed = lines.map(|line| match line.trim_start().starts_with('"') {
+        // The plugin entry in the ConfigMap.
+        true => line.to_owned(),
+        false => line.replace("linkerd-cni", "idle-linkerd-cni"),
+    });
+    renamed.collect::<Vec<_>>().join("\n")
 }

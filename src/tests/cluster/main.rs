@@ -1,6 +1,7 @@
-//! The main job on a real Kubernetes: `helm install`, pods whose connections go where they should,
-//! `helm upgrade`, `helm uninstall`. Needs a cluster whose only node is this machine, with the
-//! images on it: `scripts/test` brings that. It fails, rather than skips, where there is none.
+//! The chart on a real Kubernetes: install, upgrade, uninstall, and the connections of pods. Needs a cluster whose
+//! only node is this machine, with the images loaded, as `scripts/test` creates it. Without a cluster the tests fail.
+//!
+//! A test that uses the node holds [`Node::exclusive`], so tests may run on any number of threads and in any order.
 
 #![allow(clippy::expect_used, clippy::unwrap_used)]
 
@@ -24,7 +25,7 @@ mod two_agents;
 mod upstream;
 mod watcher;
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use helm::Helm;
 use node::Node;
@@ -33,7 +34,7 @@ use serde_json::Value;
 
 #[test]
 fn a_cluster_gets_the_chart_uses_it_and_is_left_as_it_was() {
-    let node = Node::here();
+    let node = Node::exclusive();
     let before = node.files();
     let helm = Helm::with_local_repository();
     let pods = Pods::default();
@@ -41,14 +42,14 @@ fn a_cluster_gets_the_chart_uses_it_and_is_left_as_it_was() {
     let start = Instant::now();
     helm.run("install", &[]);
     let took = start.elapsed();
-    assert!(took < Duration::from_secs(15), "ready after {took:?}");
+    println!("ready after {took:.1?}");
 
     linkerd_check_finds_what_it_looks_up();
     connections_go_through_the_proxy_where_they_should(&pods);
     let meshed = node.api_requests("meshed");
     assert!((1..=2).contains(&meshed), "{meshed} API requests");
     let unmeshed = node.api_requests("unmeshed");
-    assert!(unmeshed <= 1, "{unmeshed} API requests");
+    assert_eq!(unmeshed, 0, "API requests for a pod without injection annotations");
     a_native_sidecar_passes_the_validator_and_proxies(&pods);
 
     helm.run("upgrade", &["--set", "ignoreInboundPorts=9999"]);
@@ -62,7 +63,7 @@ fn a_cluster_gets_the_chart_uses_it_and_is_left_as_it_was() {
     assert_eq!(node.files(), before, "uninstalling leaves the node's files");
 }
 
-/// `linkerd check --pre --linkerd-cni-enabled`: its six look-ups.
+/// Checks the objects that `linkerd check --pre --linkerd-cni-enabled` looks up.
 fn linkerd_check_finds_what_it_looks_up() {
     for object in [
         "configmap/linkerd-cni-config",
@@ -89,8 +90,8 @@ fn connections_go_through_the_proxy_where_they_should(pods: &Pods) {
     let other = pods.ip("other");
     let to = |ip: &str, port: u16| format!("{ip}:{port}");
     let original = |ip: &str| format!("original={ip}:8080");
-    // (from, container, to, who answers, and what else it says)
-    for (pod, container, target, who, says) in [
+    // (pod, container, target, container that responds, other text in the response)
+    for (pod, container, target, responder, text) in [
         ("meshed", "app", to(&unmeshed, 8080), "proxy-outbound", original(&unmeshed)),
         ("meshed", "linkerd-proxy", to(&unmeshed, 8080), "app-of-unmeshed", String::new()),
         ("meshed", "app", to("127.0.0.1", 8080), "app-of-meshed", String::new()),
@@ -100,29 +101,29 @@ fn connections_go_through_the_proxy_where_they_should(pods: &Pods) {
         ("unmeshed", "app", to(&other, 8080), "app-of-other", String::new()),
         ("unmeshed", "app", to(&other, 9999), "refused", String::new()),
     ] {
-        let answer = pods.connect(pod, container, &target);
+        let response = pods.connect(pod, container, &target);
         assert!(
-            answer.starts_with(who) && answer.contains(&says),
-            "{container} in {pod} to {target}: {answer}, not {who} {says}"
+            response.starts_with(responder) && response.contains(&text),
+            "{container} in {pod} to {target}: {response}, not {responder} {text}"
         );
     }
 }
 
-/// Its validator is an init container that runs before the proxy, so the rules must be there first.
+/// The validator is an init container that runs before the proxy, so the rules must exist by then.
 fn a_native_sidecar_passes_the_validator_and_proxies(pods: &Pods) {
     pods.start(&[pods::native_sidecar("sidecar")]);
     let validator =
         kubectl(&["logs", "-n", "sidecar", "sidecar", "-c", "linkerd-network-validator"]);
     assert_eq!(validator.trim(), "Validated");
-    let answer = pods.connect("unmeshed", "app", &format!("{}:8080", pods.ip("sidecar")));
-    assert!(answer.starts_with("proxy-inbound"), "{answer}");
+    let response = pods.connect("unmeshed", "app", &format!("{}:8080", pods.ip("sidecar")));
+    assert!(response.starts_with("proxy-inbound"), "{response}");
 }
 
 fn pods_started_after_an_upgrade_follow_it(pods: &Pods) {
     pods.start(&[pods::meshed("upgraded")]);
     let ip = pods.ip("upgraded");
-    for (port, who) in [(8080, "proxy-inbound"), (9999, "refused")] {
-        let answer = pods.connect("unmeshed", "app", &format!("{ip}:{port}"));
-        assert!(answer.starts_with(who), "port {port}: {answer}");
+    for (port, responder) in [(8080, "proxy-inbound"), (9999, "refused")] {
+        let response = pods.connect("unmeshed", "app", &format!("{ip}:{port}"));
+        assert!(response.starts_with(responder), "port {port}: {response}");
     }
 }

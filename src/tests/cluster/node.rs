@@ -1,11 +1,14 @@
-//! The cluster's only node: this machine's CNI files and the API server's audit log.
+//! The cluster's only node, which is this machine: its CNI files, kubelet's log and static pods, and the API server's
+//! audit log.
 
 use std::collections::BTreeMap;
 use std::fs;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
+use std::io::{self, Write as _};
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -15,62 +18,63 @@ use nix::unistd::Pid;
 
 use serde_json::Value;
 
+use crate::helm::NAMESPACE;
+use crate::pods::command;
+
 const DIRECTORIES: [&str; 2] = ["/etc/cni/net.d", "/opt/cni/bin"];
-/// Where scripts/cluster keeps the cluster.
+/// State directory of scripts/cluster.
 const CLUSTER: &str = "/var/lib/linkerd2-cni-cluster";
 const CONTAINERD: &str = "/run/linkerd2-cni-cluster/containerd.sock";
 
-/// Tests of this program run on threads, but there is only one node.
+/// Held by the test that uses the node, as tests run on threads.
 static NODE: Mutex<()> = Mutex::new(());
+/// Number of tests that wait for [`NODE`].
+static WAITING: AtomicUsize = AtomicUsize::new(0);
 
+/// The node, for the exclusive use of one test.
 pub struct Node {
-    _alone: MutexGuard<'static, ()>,
-    audit_log: PathBuf,
-    /// Its length at the start, as it holds earlier tests too.
-    logged: usize,
-    /// The same of kubelet's log.
-    kubelet_logged: usize,
+    _exclusive: MutexGuard<'static, ()>,
+    begin: Instant,
+    audit_log: AuditLog,
+    /// Length of kubelet's log when the test began.
+    kubelet_log_begin: usize,
 }
 
-/// Each file's mode, size and hash, as contents would drown a failure's message.
+/// The API server's audit log from the time at which the value was created.
+pub struct AuditLog {
+    path: PathBuf,
+    /// Length of the file at that time.
+    begin: usize,
+}
+
+/// Mode, size and hash of each file. Contents would make the message of a failed assertion unreadable.
 pub type Files = BTreeMap<PathBuf, (u32, usize, u64)>;
 
 impl Node {
-    /// The node for this test alone, as long as the value lives.
-    pub fn here() -> Self {
-        let alone = NODE.lock().unwrap_or_else(PoisonError::into_inner);
-        assert!(
-            std::env::var_os("KUBECONFIG").is_some(),
-            "KUBECONFIG is not set: run scripts/cluster up and export what it prints"
-        );
-        let length = |name: &str| {
-            let log = fs::metadata(Path::new(CLUSTER).join(name));
-            log.map_or(0, |log| log.len() as usize)
-        };
-        let audit_log = Path::new(CLUSTER).join("audit.log");
+    /// Waits until no other test uses the node.
+    pub fn exclusive() -> Self {
+        WAITING.fetch_add(1, Ordering::SeqCst);
+        let exclusive = NODE.lock().unwrap_or_else(PoisonError::into_inner);
+        WAITING.fetch_sub(1, Ordering::SeqCst);
         let node = Node {
-            _alone: alone,
-            logged: length("audit.log"),
-            kubelet_logged: length("log/kubelet"),
-            audit_log,
+            _exclusive: exclusive,
+            begin: Instant::now(),
+            audit_log: AuditLog::from_now(),
+            kubelet_log_begin: length(&Path::new(CLUSTER).join("log/kubelet")),
         };
-        for path in DIRECTORIES.map(Path::new).into_iter().chain([&*node.audit_log]) {
-            assert!(
-                path.exists(),
-                "there is no {}: the cluster's node must be this machine, see scripts/cluster",
-                path.display()
-            );
+        for path in DIRECTORIES.map(Path::new) {
+            assert!(path.exists(), "{} is missing; see scripts/cluster", path.display());
         }
-        let left = Path::new("/opt/cni/bin/linkerd-cni");
+        let binary = Path::new("/opt/cni/bin/linkerd-cni");
         assert!(
-            !left.exists(),
-            "linkerd-cni is on the node already: run scripts/quickstart --down or helm uninstall first"
+            !binary.exists(),
+            "linkerd-cni is already on the node: run scripts/quickstart --down or helm uninstall first"
         );
         node
     }
 
-    /// What is in the node's two directories. A file that goes meanwhile is left out; the
-    /// agent's socket has a mode and no content.
+    /// The files in the node's two directories. A file that is deleted during the call is left out. The agent's
+    /// socket has a mode and no content.
     pub fn files(&self) -> Files {
         let mut files = Files::new();
         for directory in DIRECTORIES {
@@ -89,12 +93,12 @@ impl Node {
         files
     }
 
-    /// Our entry in the configuration that the runtime loads, the first one by name.
+    /// The plugin entry in the active conflist, which is the first one by name.
     pub fn linkerd_entry(&self) -> Value {
-        self.entry().expect("linkerd-cni last in the first conflist")
+        self.entry().expect("the plugin entry is last in the active conflist")
     }
 
-    /// The same, if it is there.
+    /// The same, if the active conflist has a plugin entry.
     pub fn entry(&self) -> Option<Value> {
         let lists = self.files();
         let is_list = |path: &&PathBuf| path.extension().is_some_and(|ext| ext == "conflist");
@@ -104,28 +108,27 @@ impl Node {
         (last["type"] == "linkerd-cni").then_some(last)
     }
 
-    /// Stops the API server, calls `meanwhile`, and starts it again, also on a panic.
-    /// Others start anew with it, as they would else wait up to a minute before they
-    /// try again.
+    /// Kills the API server, calls `meanwhile`, and starts the API server again, also on a panic. Its clients are
+    /// restarted with it, as they could wait up to a minute before they reconnect.
     pub fn without_api_server<T>(&self, meanwhile: impl FnOnce() -> T) -> T {
         struct Restart;
         impl Drop for Restart {
             fn drop(&mut self) {
                 for component in ["kube-scheduler", "kube-controller-manager", "kubelet"] {
-                    end(component);
+                    kill_component(component);
                 }
                 let cluster = Path::new(env!("CARGO_MANIFEST_DIR")).join("scripts/cluster");
                 let up = Command::new(cluster).arg("up").output().unwrap();
-                let said = String::from_utf8_lossy(&up.stderr);
-                assert!(up.status.success() || thread::panicking(), "{said}");
+                let error = String::from_utf8_lossy(&up.stderr);
+                assert!(up.status.success() || thread::panicking(), "{error}");
             }
         }
         let _restart = Restart;
-        end("kube-apiserver");
+        kill_component("kube-apiserver");
         meanwhile()
     }
 
-    /// A pod that kubelet runs by itself, until the value is dropped.
+    /// Starts a static pod, which kubelet runs until the value is dropped.
     pub fn static_pod(&self, pod: &Value) -> StaticPod {
         let name = pod["metadata"]["name"].as_str().unwrap();
         let path = Path::new(CLUSTER).join(format!("static-pods/{name}.json"));
@@ -133,50 +136,78 @@ impl Node {
         StaticPod { path, name: name.to_owned() }
     }
 
-    /// What kubelet wrote since the test began.
+    /// Kubelet's log since the test began.
     pub fn kubelet_log(&self) -> String {
         let log = fs::read(Path::new(CLUSTER).join("log/kubelet")).unwrap();
-        let new = log.get(self.kubelet_logged..).unwrap_or_default();
+        let new = log.get(self.kubelet_log_begin..).unwrap_or_default();
         String::from_utf8_lossy(new).into_owned()
     }
 
-    /// Whether some configuration has an entry of ours.
+    /// Whether any network config has a plugin entry.
     pub fn is_chained(&self) -> bool {
         let texts = self.files().into_keys().map(fs::read_to_string);
         texts.flatten().any(|text| text.contains(r#""linkerd-cni""#) && text.contains("plugins"))
     }
 
-    /// How often the plugin asked the API server about a namespace or a pod in it.
+    /// Number of the plugin's requests since the test began about a namespace or a pod in it.
     pub fn api_requests(&self, namespace: &str) -> usize {
-        let ours =
-            |event: &Value| is_plugins(event) && event["objectRef"]["namespace"] == namespace;
-        let events = self.audit_events();
-        events.iter().filter(|event| ours(event)).count()
+        let is_about_it =
+            |event: &&Value| is_of_plugin(event) && event["objectRef"]["namespace"] == namespace;
+        self.audit_log.events().iter().filter(is_about_it).count()
     }
 
-    /// Entries of the audit log since the test began whose user agent starts with `program`.
+    /// Audit events since the test began whose user agent starts with `program`.
     pub fn requests_of(&self, program: &str) -> Vec<Value> {
         let is_from = |event: &Value| {
             let agent = event["userAgent"].as_str().unwrap_or_default();
             agent.starts_with(program)
         };
-        let mut events = self.audit_events();
+        let mut events = self.audit_log.events();
         events.retain(is_from);
         events
     }
+}
 
-    /// Requests of the release's accounts since the test began, the plugin's left out: verb, URI
-    /// and program of each.
-    pub fn agent_requests(&self) -> Vec<String> {
-        let accounts = "system:serviceaccount:linkerd-cni:";
-        let is_releases = |event: &&Value| {
+impl Drop for Node {
+    /// Prints the test's seconds, also where libtest captures the output of tests. After the last test, deletes the
+    /// release's namespace, which the tests leave, as a deletion takes 5 s.
+    fn drop(&mut self) {
+        if WAITING.load(Ordering::SeqCst) == 0 {
+            let delete = ["delete", "namespace", NAMESPACE, "--ignore-not-found"];
+            let _ = command(&delete).args(["--timeout=60s"]).output();
+        }
+        let current = thread::current();
+        let name = current.name().unwrap_or_default();
+        let _ = writeln!(io::stderr(), "{:>6.1} s {name}", self.begin.elapsed().as_secs_f64());
+    }
+}
+
+impl AuditLog {
+    pub fn from_now() -> AuditLog {
+        assert!(
+            std::env::var_os("KUBECONFIG").is_some(),
+            "KUBECONFIG is not set: run scripts/cluster up and export what it prints"
+        );
+        // scripts/test creates the file when another of its steps failed.
+        let stop = std::env::var_os("STOP_FILE").map(PathBuf::from);
+        assert!(
+            !stop.is_some_and(|file| file.exists()),
+            "not run: another step of scripts/test failed"
+        );
+        let path = Path::new(CLUSTER).join("audit.log");
+        assert!(path.exists(), "{} is missing; see scripts/cluster", path.display());
+        AuditLog { begin: length(&path), path }
+    }
+
+    /// Requests of a namespace's ServiceAccounts: verb, URI, response code and user agent of each.
+    pub fn requests_of_accounts_in(&self, namespace: &str) -> Vec<String> {
+        let accounts = format!("system:serviceaccount:{namespace}:");
+        let is_of_account = |event: &&Value| {
             let user = event["user"]["username"].as_str().unwrap_or_default();
-            let agent = event["userAgent"].as_str().unwrap_or_default();
-            let is_agents = agent.starts_with("linkerd2-cni-install/");
-            (user.starts_with(accounts) || is_agents) && !is_plugins(event)
+            user.starts_with(&accounts)
         };
-        let events = self.audit_events();
-        let shown = events.iter().filter(is_releases).map(|event| {
+        let events = self.events();
+        let shown = events.iter().filter(is_of_account).map(|event| {
             let field = |name: &str| event[name].as_str().unwrap_or("-").to_owned();
             let code = &event["responseStatus"]["code"];
             let (verb, uri, agent) = (field("verb"), field("requestURI"), field("userAgent"));
@@ -185,57 +216,61 @@ impl Node {
         shown.collect()
     }
 
-    /// What the audit log got since the test began.
-    fn audit_events(&self) -> Vec<Value> {
-        let log = fs::read_to_string(&self.audit_log).unwrap();
-        let new = log.get(self.logged..).expect("an audit log that only grows");
-        // The last line may still be being written.
+    fn events(&self) -> Vec<Value> {
+        let log = fs::read_to_string(&self.path).unwrap();
+        let new = log.get(self.begin..).expect("the audit log only grows");
+        // The last line may be incomplete.
         new.lines().filter_map(|line| serde_json::from_str(line).ok()).collect()
     }
 }
 
-fn is_plugins(event: &Value) -> bool {
+/// Length of a file, 0 if it is missing.
+fn length(path: &Path) -> usize {
+    fs::metadata(path).map_or(0, |file| file.len() as usize)
+}
+
+fn is_of_plugin(event: &Value) -> bool {
     let agent = event["userAgent"].as_str().unwrap_or_default();
     agent.starts_with("linkerd-cni/")
 }
 
-/// Kills a component of the cluster.
-fn end(component: &str) {
+/// Kills a component of the cluster and waits for its end.
+fn kill_component(component: &str) {
     let pid = fs::read_to_string(Path::new(CLUSTER).join("pid").join(component)).unwrap();
     let pid = Pid::from_raw(pid.trim().parse().unwrap());
     kill(pid, Signal::SIGKILL).unwrap();
     let gone = format!("/proc/{pid}/exe");
-    until("its end", || fs::read_link(&gone).is_err());
+    until("the component has ended", || fs::read_link(&gone).is_err());
 }
 
-/// A pod of a file of kubelet's. It needs no API server.
+/// A static pod, which needs no API server.
 pub struct StaticPod {
     path: PathBuf,
     name: String,
 }
 
 impl StaticPod {
-    /// Its IPv4 address, by what the runtime remembers of ADD: kubelet takes a minute
-    /// to tell an API server that is back.
+    /// IPv4 address of the pod, from the runtime's cache of ADD results: kubelet takes up to a minute to report it
+    /// to an API server that was restarted.
     pub fn address(&self) -> String {
         let results = fs::read_dir("/var/lib/cni/results").unwrap();
         let texts = results.filter_map(|entry| fs::read_to_string(entry.ok()?.path()).ok());
         let cached = texts.filter_map(|text| serde_json::from_str::<Value>(&text).ok());
-        let mut ours = cached.filter(|cached| {
+        let mut of_pod = cached.filter(|cached| {
             let args = cached["cniArgs"].as_array().into_iter().flatten();
             let name = args.filter(|arg| arg[0] == "K8S_POD_NAME");
             let mut names = name.filter_map(|arg| arg[1].as_str());
-            // The loopback interface has a result of its own.
+            // The loopback interface has a separate result.
             cached["ifName"] == "eth0" && names.any(|name| name.starts_with(&self.name))
         });
-        let found = ours.find_map(|cached| {
+        let found = of_pod.find_map(|cached| {
             let address = cached["result"]["ips"][0]["address"].as_str()?;
             Some(address.split_once('/')?.0.to_owned())
         });
-        found.expect("the runtime remembers the pod's ADD")
+        found.expect("the runtime has the pod's ADD result")
     }
 
-    /// Whether its container runs, by the runtime's word.
+    /// Whether the runtime reports a running container of the pod.
     pub fn runs(&self) -> bool {
         let ctr = |args: &[&str]| {
             let output = Command::new("ctr")
@@ -270,7 +305,7 @@ impl Drop for StaticPod {
 /// A pod's network namespace.
 pub struct Netns(String);
 
-/// The namespace that has this address.
+/// The netns that has this address.
 pub fn netns_of(ip: &str) -> Netns {
     let names = fs::read_dir("/run/netns").unwrap();
     let mut names = names.map(|name| Netns(name.unwrap().file_name().into_string().unwrap()));
@@ -279,11 +314,11 @@ pub fn netns_of(ip: &str) -> Netns {
             let addresses = netns.output(&["ip", "-o", "address"]);
             addresses.contains(&format!(" {ip}/"))
         })
-        .unwrap_or_else(|| panic!("no namespace has {ip}"))
+        .unwrap_or_else(|| panic!("no netns has {ip}"))
 }
 
 impl Netns {
-    /// Runs a program there, which has to succeed.
+    /// Runs a program in the netns. Panics if the program fails.
     pub fn must(&self, args: &[&str]) {
         let exec = ["netns", "exec", &self.0];
         let done = Command::new("ip").args(exec).args(args).status().unwrap();
@@ -297,12 +332,12 @@ impl Netns {
     }
 }
 
-/// Waits for up to two minutes: kubelet pauses for long between its tries.
+/// Waits until `condition` holds, for up to two minutes, as kubelet's pauses between retries are long.
 pub fn until(what: &str, condition: impl FnMut() -> bool) {
     until_within(Duration::from_secs(120), what, condition);
 }
 
-/// Waits for as long as `limit`.
+/// Waits until `condition` holds. Panics after `limit`.
 #[allow(clippy::print_stdout, reason = "shows where a test's time goes")]
 pub fn until_within(limit: Duration, what: &str, mut condition: impl FnMut() -> bool) {
     let begin = Instant::now();

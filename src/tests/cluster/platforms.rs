@@ -1,7 +1,6 @@
-//! The chart's platforms on the real node, which is laid out like a node of each platform in
-//! turn. Where a platform has the usual directories, the runtime uses what is laid out:
-//! the cluster's own network under the platform's names. Other directories are only the
-//! agent's.
+//! The chart's platforms on the real node, whose directories are laid out like those of each platform in turn. If a
+//! platform uses the default directories, the runtime loads the laid-out conflist: the cluster's own network with the
+//! platform's names. Other directories are used by the agent only.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -21,18 +20,18 @@ use crate::pods::{self, Pods, command, kubectl};
 
 const NET: &str = "/etc/cni/net.d";
 const BIN: &str = "/opt/cni/bin";
-/// The cluster's own network, and where it is while a platform's file has its place.
+/// The cluster's own conflist, and its path while a platform's conflist replaces it.
 const NETWORK: &str = "/etc/cni/net.d/10-bridge.conflist";
 const ASIDE: &str = "/etc/cni/net.d/10-bridge.conflist.aside";
-/// What is laid out now, a path a line, so that it can be cleared after a killed test.
+/// The paths that are laid out, one a line, so that they can be removed after a killed test.
 const RECORD: &str = "/run/linkerd2-cni-layout";
-/// Larger programs are told apart by size and time, not by content.
+/// Files of this size and more are compared by size, time and inode instead of content.
 const HASHED: u64 = 1 << 20;
 
 #[test]
 #[allow(clippy::print_stdout, reason = "shows where a test's time goes")]
 fn every_platform_gets_ready_on_a_node_like_it_and_leaves_it_as_it_was() {
-    let _node = Node::here();
+    let _node = Node::exclusive();
     clear();
     let helm = Helm::with_local_repository();
     let _kind = NetworkAttachmentDefinitions::define();
@@ -41,7 +40,6 @@ fn every_platform_gets_ready_on_a_node_like_it_and_leaves_it_as_it_was() {
         installs_and_uninstalls(&helm, layout);
     }
     println!("{:>6.1?} all platforms", begin.elapsed());
-    kubectl(&["delete", "namespace", "linkerd-cni", "--timeout=60s"]);
 }
 
 #[allow(clippy::print_stdout, reason = "shows where a test's time goes")]
@@ -49,7 +47,7 @@ fn installs_and_uninstalls(helm: &Helm, layout: &Layout) {
     let platform = layout.platform;
     let laid_out = LaidOut::make(layout);
     let before = snapshot(layout);
-    let release = Release { helm };
+    let release = Release(helm);
     let begin = Instant::now();
     helm.run("install", &["--set", &format!("platform={platform}")]);
     println!("{:>6.1?} {platform} is ready", begin.elapsed());
@@ -69,7 +67,7 @@ fn installs_and_uninstalls(helm: &Helm, layout: &Layout) {
     drop(laid_out);
 }
 
-/// Whether the file is, or has last, the plugin entry.
+/// Whether the file is the plugin entry, or has it as its last plugin.
 fn carries(path: &Path) -> bool {
     let config: Value = serde_json::from_slice(&fs::read(path).unwrap()).unwrap();
     let last = match config["plugins"].as_array() {
@@ -79,33 +77,22 @@ fn carries(path: &Path) -> bool {
     last.is_some_and(|entry| entry["type"] == "linkerd-cni")
 }
 
-/// The release. Dropping it uninstalls it; the DaemonSet goes first, as the agent then need
-/// not wait until the API server forgets its token.
-struct Release<'a> {
-    helm: &'a Helm,
-}
+/// The release, which has to be removed before the layout. Dropping the value removes it, also on a panic.
+struct Release<'a>(&'a Helm);
 
 impl Drop for Release<'_> {
-    #[allow(clippy::print_stdout, reason = "shows where a test's time goes")]
     fn drop(&mut self) {
-        let begin = Instant::now();
-        let set = ["delete", "daemonset", "linkerd-cni", "-n", "linkerd-cni"];
-        let wait = ["--cascade=foreground", "--timeout=60s", "--ignore-not-found"];
-        let deleted = command(&[&set[..], &wait].concat()).output();
         if thread::panicking() {
-            // Dropping `helm` does the rest.
-            return;
+            // Dropping the helm value does the rest.
+            let delete = ["delete", "daemonset", "linkerd-cni", "-n", "linkerd-cni"];
+            let _ = command(&delete).args(["--cascade=foreground", "--timeout=60s"]).output();
+        } else {
+            self.0.remove();
         }
-        let deleted = deleted.unwrap();
-        let said = String::from_utf8_lossy(&deleted.stderr);
-        assert!(deleted.status.success(), "{said}");
-        let release = ["uninstall", "linkerd-cni", "-n", "linkerd-cni"];
-        self.helm.must(&release);
-        println!("{:>6.1?} the release is gone", begin.elapsed());
     }
 }
 
-/// Multus' kind, which the chart's OpenShift needs.
+/// Multus' kind, which the chart needs on OpenShift.
 struct NetworkAttachmentDefinitions;
 
 const KIND: &str = "network-attachment-definitions.k8s.cni.cncf.io";
@@ -145,7 +132,7 @@ impl Drop for NetworkAttachmentDefinitions {
     }
 }
 
-/// A layout on this machine. Dropping it clears it.
+/// A layout on this machine. Dropping the value removes it.
 struct LaidOut;
 
 impl LaidOut {
@@ -156,14 +143,14 @@ impl LaidOut {
             let path = PathBuf::from(item.path());
             let in_bin_dir = path.starts_with(layout.bin_dir);
             match item {
-                // The runtime's own, by another name.
+                // Another path of the runtime's own directory.
                 Item::Directory(_) if usual && path == Path::new(layout.bin_dir) => {
                     if layout.bin_dir != BIN {
                         make(&path, |path| symlink(BIN, path));
                     }
                 }
                 Item::Directory(_) => make_directory(&path),
-                // One program of the node's stands for all that the network calls.
+                // A link to one of the node's plugins stands in for each of the network's.
                 Item::File(..) if usual && in_bin_dir => {
                     if path.symlink_metadata().is_err() {
                         make(&path, |path| symlink("bridge", path));
@@ -180,7 +167,7 @@ impl LaidOut {
             }
         }
         if usual {
-            // The runtime loads the platform's file from now on.
+            // From now on the runtime loads the platform's conflist.
             fs::rename(NETWORK, ASIDE).unwrap();
         }
         laid_out
@@ -193,7 +180,7 @@ impl Drop for LaidOut {
     }
 }
 
-/// The cluster's own network, whose plugin has the name of the one in `text`.
+/// The cluster's own conflist, with the name of the first plugin in `text`.
 fn network_like(text: &str) -> String {
     let [like, own] = [text, &fs::read_to_string(NETWORK).unwrap()]
         .map(|text| serde_json::from_str::<Value>(text).unwrap());
@@ -208,12 +195,12 @@ fn make_directory(path: &Path) {
     }
 }
 
-/// Makes something that is not there yet, and the directories above, and records them.
+/// Creates a path that must not exist, and its parent directories, and records them.
 fn make(path: &Path, how: impl FnOnce(&Path) -> std::io::Result<()>) {
     make_parents(path);
     assert!(
         path.symlink_metadata().is_err(),
-        "{} is on this machine already: the test does not overwrite it",
+        "{} exists on this machine; the test does not overwrite it",
         path.display()
     );
     let mut record = fs::File::options().create(true).append(true).open(RECORD).unwrap();
@@ -229,7 +216,7 @@ fn make_parents(path: &Path) {
     }
 }
 
-/// Removes what is laid out, also by an earlier test that was killed.
+/// Removes the layout, also one of an earlier test that was killed.
 fn clear() {
     if Path::new(ASIDE).exists() {
         fs::rename(ASIDE, NETWORK).unwrap();
@@ -238,7 +225,7 @@ fn clear() {
     for path in record.lines().rev().map(Path::new) {
         let is_directory = path.symlink_metadata().is_ok_and(|there| there.is_dir());
         let _ = match is_directory {
-            // Others may use it by now.
+            // Fails if others have created files in it.
             true => fs::remove_dir(path),
             false => fs::remove_file(path),
         };
@@ -246,8 +233,7 @@ fn clear() {
     let _ = fs::remove_file(RECORD);
 }
 
-/// Each file in the layout's and the runtime's directories: mode, owner, and content or
-/// what tells it.
+/// Mode, owner and hash of each file in the layout's and the runtime's directories.
 type Snapshot = BTreeMap<PathBuf, (u32, u32, u64)>;
 
 fn snapshot(layout: &Layout) -> Snapshot {
@@ -270,7 +256,7 @@ fn snapshot(layout: &Layout) -> Snapshot {
     files
 }
 
-/// The files that are not in both alike.
+/// The files that are not the same in both snapshots.
 fn differences(before: &Snapshot, after: &Snapshot) -> Vec<PathBuf> {
     let all = before.keys().chain(after.keys());
     let differ = all.filter(|path| before.get(*path) != after.get(*path));

@@ -1,25 +1,29 @@
-//! Pods to connect from and to, one in a namespace of its name, so that API requests can be told apart.
+//! Pods that connect to each other. Each is in a namespace of its own with the same name, so that the plugin's API
+//! requests can be counted for each pod.
 
 use std::cell::RefCell;
+use std::fs;
 use std::io::Write as _;
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 use serde_json::{Value, json};
 
 use crate::node::{until, until_within};
 
-/// For kubelet to come back.
+/// Time in which kubelet accepts `kubectl exec` again after a restart.
 const EXEC: Duration = Duration::from_secs(90);
 
-/// The pods of a test; dropping it deletes them.
+/// The pods of a test. Dropping the value deletes them.
 #[derive(Default)]
 pub struct Pods {
     names: RefCell<Vec<String>>,
 }
 
 impl Pods {
-    /// Creates all of them, then waits for all of them.
+    /// Creates the pods, then waits until all are ready.
     pub fn start(&self, pods: &[Value]) {
         self.create(pods);
         for pod in pods {
@@ -27,18 +31,21 @@ impl Pods {
         }
     }
 
-    /// Creates pods, or what makes pods, each in a namespace of its name.
+    /// Creates pods or StatefulSets, each in a namespace with the object's name.
     pub fn create(&self, objects: &[Value]) {
         for object in objects {
             let name = object["metadata"]["name"].as_str().unwrap();
-            kubectl(&["create", "namespace", name]);
+            // An earlier test's namespace of that name may not be deleted yet.
+            until("the namespace is created", || {
+                command(&["create", "namespace", name]).output().unwrap().status.success()
+            });
             self.names.borrow_mut().push(name.to_owned());
             until_account(name);
             apply(object);
         }
     }
 
-    /// Waits for the pod of the name's namespace.
+    /// Waits until the pod in the namespace `name` is ready.
     #[allow(clippy::print_stdout, reason = "shows where a test's time goes")]
     pub fn until_ready(&self, name: &str) {
         let begin = Instant::now();
@@ -52,7 +59,7 @@ impl Pods {
         println!("{:>6.1?} pod {name} is ready", begin.elapsed());
     }
 
-    /// One field of the pod in the name's namespace, empty as long as there is none.
+    /// A field of the pod in the namespace `name`; empty if there is no pod or no such field.
     pub fn field(&self, name: &str, jsonpath: &str) -> String {
         let path = format!("jsonpath={{.items[0]{jsonpath}}}");
         let output = command(&["get", "pods", "-n", name, "-o", &path]).output();
@@ -63,38 +70,38 @@ impl Pods {
         self.field(name, ".status.podIP")
     }
 
-    /// What a connection from the container got, `refused` and `timeout` included.
+    /// Connects from the container. Returns the response, `refused` or `timeout`.
     pub fn connect(&self, pod: &str, container: &str, target: &str) -> String {
         let exec = ["exec", "-n", pod, pod, "-c", container, "--"];
-        let mut answer = String::new();
-        // kubelet may have just been started anew, and then refuses kubectl.
+        let mut response = String::new();
+        // After a restart, kubelet rejects kubectl for some time.
         until_within(EXEC, &format!("kubectl exec in {pod}"), || {
             let mut kubectl = command(&exec);
             let output = kubectl.args(["/probe", "connect", target]).output();
             let output = output.unwrap();
-            answer = String::from_utf8(output.stdout).unwrap().trim().to_owned();
-            let said = String::from_utf8_lossy(&output.stderr);
-            show_unless(!answer.is_empty(), &said);
-            !answer.is_empty()
+            response = String::from_utf8(output.stdout).unwrap().trim().to_owned();
+            let error = String::from_utf8_lossy(&output.stderr);
+            show_unless(!response.is_empty(), &error);
+            !response.is_empty()
         });
-        answer
+        response
     }
 
-    /// Waits for a container's proxy, which may start after the app next to it, to get
-    /// connections to `target`. The app must get none before.
+    /// Waits until connections to `target` reach the proxy, which may start after the app. None of them may reach
+    /// the app directly.
     pub fn until_proxied(&self, pod: &str, target: &str) {
-        until_within(EXEC, "the proxy answers", || {
-            let answer = self.connect(pod, "app", target);
-            assert!(!answer.starts_with("app-of"), "past the proxy: {answer}");
-            answer.starts_with("proxy-inbound")
+        until_within(EXEC, "the proxy responds", || {
+            let response = self.connect(pod, "app", target);
+            assert!(!response.starts_with("app-of"), "past the proxy: {response}");
+            response.starts_with("proxy-inbound")
         });
     }
 }
 
-#[allow(clippy::print_stdout, reason = "says why a test waits")]
-fn show_unless(good: bool, said: &str) {
+#[allow(clippy::print_stdout, reason = "shows why a test waits")]
+fn show_unless(good: bool, error: &str) {
     if !good {
-        println!("{}", said.trim());
+        println!("{}", error.trim());
     }
 }
 
@@ -103,17 +110,22 @@ impl Drop for Pods {
     fn drop(&mut self) {
         let begin = Instant::now();
         let names = self.names.borrow();
-        for name in names.iter() {
-            let delete = ["delete", "statefulset,pod", "--all", "-n", name];
-            let _ = command(&delete).arg("--grace-period=1").output();
+        let delete = |name: &String| {
+            let delete = ["delete", "statefulset,pod", "--all", "--grace-period=1", "-n", name];
+            command(&delete).stdout(Stdio::null()).stderr(Stdio::null()).spawn()
+        };
+        let deletions: Vec<Child> = names.iter().filter_map(|name| delete(name).ok()).collect();
+        for mut deletion in deletions {
+            let _ = deletion.wait();
         }
-        let delete = ["delete", "namespace", "--timeout=60s"];
+        // The deletion of a namespace takes 5 s, for which nothing has to wait.
+        let delete = ["delete", "namespace", "--wait=false"];
         let _ = command(&delete).args(names.iter()).output();
-        println!("{:>6.1?} pods are gone", begin.elapsed());
+        println!("{:>6.1?} pods are deleted", begin.elapsed());
     }
 }
 
-/// Waits for the account without which a new namespace takes no pods.
+/// Waits for a new namespace's default ServiceAccount, without which no pod can be created.
 pub fn until_account(namespace: &str) {
     until("the namespace's account", || {
         let account = ["get", "serviceaccount", "default", "-n", namespace];
@@ -133,8 +145,8 @@ pub fn native_sidecar(name: &str) -> Value {
     validated(name, "10s")
 }
 
-/// Starts only if its connections go to the proxy. Without that its init container
-/// fails with 95 after `timeout`, again and again.
+/// A pod with a network validator, which starts only if its connections are redirected to the proxy. If not, the
+/// validator exits with 95 after `timeout`, again and again.
 pub fn validated(name: &str, timeout: &str) -> Value {
     let mut sidecar = proxy();
     sidecar["restartPolicy"] = json!("Always");
@@ -154,14 +166,29 @@ pub fn validated(name: &str, timeout: &str) -> Value {
     pod(name, &[app(name)], &[validator, sidecar])
 }
 
-/// The pod, which waits before its first init container.
-pub fn after(wait: &str, mut pod: Value) -> Value {
+/// The pod with a first init container that runs until [`release`] is called.
+pub fn held(mut pod: Value) -> Value {
     let init = pod["spec"]["initContainers"].as_array_mut().unwrap();
-    init.insert(0, container("wait", 1000, &["wait", wait]));
+    init.insert(0, container("hold", 1000, &["wait", HOLD]));
     pod
 }
 
-/// The StatefulSet of the pod `name-0`, made like `pod`.
+/// Argument of the container that holds a pod: more than any test takes.
+const HOLD: &str = "3607s";
+
+/// Ends the holding init containers of all pods. Needs no API server. Returns whether there was one.
+pub fn release() -> bool {
+    let entries = fs::read_dir("/proc").unwrap().flatten();
+    let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    let holds = |pid: &i32| {
+        let line = fs::read_to_string(format!("/proc/{pid}/cmdline"));
+        line.is_ok_and(|line| line == format!("/probe\0wait\0{HOLD}\0"))
+    };
+    let released = pids.filter(holds).map(|pid| kill(Pid::from_raw(pid), Signal::SIGTERM));
+    released.filter(Result::is_ok).count() > 0
+}
+
+/// A StatefulSet with `pod` as its template; its pod has the name `name-0`.
 pub fn stateful(pod: &Value) -> Value {
     let name = &pod["metadata"]["name"];
     let annotations = &pod["metadata"]["annotations"];
@@ -195,7 +222,7 @@ fn proxy() -> Value {
     listening(4191, container("linkerd-proxy", 2102, &words))
 }
 
-/// The container, which is ready once it takes connections.
+/// The container with a readiness probe that connects to `port`.
 fn listening(port: u16, mut container: Value) -> Value {
     container["readinessProbe"] = json!({"tcpSocket": {"port": port}, "periodSeconds": 1});
     container
@@ -216,8 +243,7 @@ pub fn container(name: &str, uid: u32, words: &[&str]) -> Value {
     })
 }
 
-/// With the annotation and the label that Linkerd's injector would set, where there is
-/// a proxy.
+/// A pod with these containers. If one is a proxy, the pod has the annotation and the label of Linkerd's injector.
 fn pod(name: &str, containers: &[Value], init: &[Value]) -> Value {
     let all = containers.iter().chain(init);
     let meshed = all.clone().any(|one| one["name"] == "linkerd-proxy");
@@ -250,13 +276,13 @@ pub fn apply(object: &Value) {
     assert!(child.wait().unwrap().success(), "kubectl apply: {object}");
 }
 
-/// Its output; panics with what it said if it fails.
+/// Runs kubectl and returns its output. Panics with its error if it fails.
 pub fn kubectl(args: &[&str]) -> String {
     let output = command(args)
         .output()
         .expect("kubectl runs; scripts/tools kubernetes puts it where scripts/tools --path says");
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "kubectl {args:?}: {said}");
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "kubectl {args:?}: {error}");
     String::from_utf8(output.stdout).unwrap()
 }
 

@@ -1,4 +1,4 @@
-//! `scripts/quickstart` on a cluster that others use, and on an empty one.
+//! `scripts/quickstart` on a cluster that has an upstream release, and on an empty cluster.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -7,14 +7,14 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Instant;
 
-use crate::helm::Helm;
+use crate::helm::{Helm, NAMESPACE};
 use crate::node::{Node, until};
 use crate::pods::kubectl;
 
 const KUBECONFIG: &str = "/var/lib/linkerd2-cni-cluster/admin.kubeconfig";
 
-/// Runs the script; whether it succeeded, and what it printed. No docker engine is found, so that
-/// without --context it uses this machine's cluster.
+/// Runs the script and returns whether it succeeded, and its output. There is no docker engine, so that the script
+/// uses this machine's cluster if --context is not set.
 #[allow(clippy::print_stdout, reason = "shows where a test's time goes")]
 fn quickstart(arguments: &[&str]) -> (bool, String) {
     let begin = Instant::now();
@@ -25,7 +25,7 @@ fn quickstart(arguments: &[&str]) -> (bool, String) {
     let path = std::env::var("PATH").unwrap();
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("scripts/quickstart");
     let mut command = Command::new(script);
-    // What `cargo test` sets would have every package compiled anew for the image.
+    // With the variables of `cargo test`, every package of the image would be compiled again.
     for (name, _) in std::env::vars() {
         if (name.starts_with("CARGO") && name != "CARGO_HOME") || name == "LD_LIBRARY_PATH" {
             command.env_remove(name);
@@ -37,13 +37,13 @@ fn quickstart(arguments: &[&str]) -> (bool, String) {
         .env("KUBECONFIG", KUBECONFIG)
         .output()
         .unwrap();
-    let said = [output.stdout, output.stderr].concat();
-    let said = String::from_utf8(said).unwrap();
-    println!("{:>6.1?} quickstart {arguments:?}\n{said}", begin.elapsed());
-    (output.status.success(), said)
+    let printed = [output.stdout, output.stderr].concat();
+    let printed = String::from_utf8(printed).unwrap();
+    println!("{:>6.1?} quickstart {arguments:?}\n{printed}", begin.elapsed());
+    (output.status.success(), printed)
 }
 
-/// Every object with its version, without those that change by themselves.
+/// Every object with its version, except kinds of objects that Kubernetes updates all the time.
 fn objects() -> BTreeSet<String> {
     let kinds = kubectl(&["api-resources", "--verbs=list", "-o", "name"]);
     let changing = ["events", "leases", "nodes", "componentstatuses"];
@@ -55,6 +55,15 @@ fn objects() -> BTreeSet<String> {
     objects.lines().map(str::to_owned).collect()
 }
 
+/// Deletes the namespace that other tests leave, and waits until no namespace of theirs is being deleted.
+fn delete_release_namespace() {
+    kubectl(&["delete", "namespace", NAMESPACE, "--ignore-not-found", "--timeout=60s"]);
+    until("no namespace is being deleted", || {
+        let phases = "jsonpath={.items[*].status.phase}";
+        !kubectl(&["get", "namespaces", "-o", phases]).contains("Terminating")
+    });
+}
+
 fn namespaces() -> BTreeSet<String> {
     let names = kubectl(&["get", "namespaces", "-o", "name"]);
     names.lines().map(str::to_owned).collect()
@@ -62,14 +71,15 @@ fn namespaces() -> BTreeSet<String> {
 
 #[test]
 fn quickstart_changes_nothing_where_an_upstream_release_is() {
-    let node = Node::here();
+    let node = Node::exclusive();
+    delete_release_namespace();
     let untouched = node.files();
     let helm = Helm::with_local_repository();
     helm.install_upstream();
     kubectl(&["rollout", "status", "-n", "linkerd-cni", "ds/linkerd-cni"]);
     until("the plugin is chained", || node.is_chained());
     let mut before = (objects(), node.files());
-    until("the cluster is at rest", || {
+    until("no object changes", || {
         let now = (objects(), node.files());
         let at_rest = now == before;
         before = now;
@@ -79,8 +89,8 @@ fn quickstart_changes_nothing_where_an_upstream_release_is() {
     let context = ["--context", "one-node"];
     let image = ["--image", "example.com/cni-plugin:v1"];
     for arguments in [&[][..], &[context, image].concat()] {
-        let (success, said) = quickstart(arguments);
-        assert!(!success, "{said}");
+        let (success, printed) = quickstart(arguments);
+        assert!(!success, "{printed}");
         for found in [
             "helm release linkerd-cni in namespace linkerd-cni",
             "DaemonSet linkerd-cni in namespace linkerd-cni",
@@ -89,43 +99,44 @@ fn quickstart_changes_nothing_where_an_upstream_release_is() {
             "ConfigMap linkerd-cni-config",
             "helm uninstall linkerd-cni -n linkerd-cni",
         ] {
-            assert!(said.contains(found), "{found}: {said}");
+            assert!(printed.contains(found), "{found}: {printed}");
         }
         assert_eq!((objects(), node.files()), before, "{arguments:?}");
     }
     for arguments in [&["--down"][..], &["--down", "--context", "one-node"]] {
-        let (success, said) = quickstart(arguments);
-        assert!(success, "{said}");
-        assert!(said.contains("nothing that quickstart created"), "{said}");
+        let (success, printed) = quickstart(arguments);
+        assert!(success, "{printed}");
+        assert!(printed.contains("nothing that quickstart created"), "{printed}");
         assert_eq!((objects(), node.files()), before, "{arguments:?}");
     }
-    helm.uninstall();
+    helm.remove();
     assert_eq!(node.files(), untouched, "uninstalling leaves the node's files");
 }
 
 #[test]
 fn quickstart_runs_twice_and_down_leaves_the_cluster_as_it_was() {
-    let node = Node::here();
+    let node = Node::exclusive();
+    delete_release_namespace();
     let before = (namespaces(), node.files());
     for _ in 0..2 {
-        let (success, said) = quickstart(&[]);
-        assert!(success && said.contains("proxy-outbound"), "{said}");
+        let (success, printed) = quickstart(&[]);
+        assert!(success && printed.contains("proxy-outbound"), "{printed}");
     }
-    // The same cluster by its context, with an image that its node has.
+    // The same cluster, selected by its context, with an image that is already on the node.
     let version = concat!("cr.l5d.io/linkerd/cni-plugin:v", env!("CARGO_PKG_VERSION"));
-    let (success, said) = quickstart(&["--context", "one-node", "--image", version]);
-    assert!(success && said.contains("helm test"), "{said}");
+    let (success, printed) = quickstart(&["--context", "one-node", "--image", version]);
+    assert!(success && printed.contains("helm test"), "{printed}");
 
-    // What others put into a namespace of quickstart's is kept, and the namespace with it.
+    // A namespace of quickstart's stays if it holds objects of others.
     let theirs = ["configmap", "theirs", "-n", "linkerd2-cni-quickstart"];
     kubectl(&[&["create"], &theirs[..]].concat());
-    let (success, said) = quickstart(&["--down", "--context", "one-node"]);
-    assert!(success && said.contains("ConfigMap theirs"), "{said}");
+    let (success, printed) = quickstart(&["--down", "--context", "one-node"]);
+    assert!(success && printed.contains("ConfigMap theirs"), "{printed}");
     kubectl(&[&["delete"], &theirs[..]].concat());
 
-    let (success, said) = quickstart(&["--down"]);
-    assert!(success && said.contains("Removed"), "{said}");
+    let (success, printed) = quickstart(&["--down"]);
+    assert!(success && printed.contains("Removed"), "{printed}");
     assert_eq!((namespaces(), node.files()), before);
-    let (success, said) = quickstart(&["--down"]);
-    assert!(success && said.contains("nothing that quickstart created"), "{said}");
+    let (success, printed) = quickstart(&["--down"]);
+    assert!(success && printed.contains("nothing that quickstart created"), "{printed}");
 }

@@ -1,4 +1,4 @@
-//! Pods that were there before the plugin, and pods that lost their rules.
+//! Pods that started before the plugin was installed, and pods that lost their redirect rules.
 
 use std::collections::BTreeSet;
 use std::io::Write as _;
@@ -12,12 +12,12 @@ use crate::helm::Helm;
 use crate::node::{Node, netns_of, until, until_within};
 use crate::pods::{self, Pods, kubectl};
 
-/// How often the audit looks, in seconds.
+/// Interval of the audit, in seconds.
 const PERIOD: u64 = 3;
 
 #[test]
-fn stranded_pods_are_told_about_labelled_or_repaired_in_place_and_audited() {
-    let node = Node::here();
+fn stranded_pods_are_reported_labelled_or_repaired_in_place_and_audited() {
+    let node = Node::exclusive();
     let before = node.files();
     let helm = Helm::with_local_repository();
     let pods = Pods::default();
@@ -42,35 +42,35 @@ fn stranded_pods_are_told_about_labelled_or_repaired_in_place_and_audited() {
     pods.until_ready("stranded");
     assert_eq!(pods.field("stranded", ".metadata.uid"), uid, "the same pod");
     let ip = pods.ip("stranded");
-    let answer = || pods.connect("client", "app", &format!("{ip}:8080"));
-    assert!(answer().starts_with("proxy-inbound"), "{}", answer());
+    let response = || pods.connect("client", "app", &format!("{ip}:8080"));
+    assert!(response().starts_with("proxy-inbound"), "{}", response());
 
-    // Another pod, as one that was just repaired is left alone for a minute.
+    // Another pod, as the controller ignores a repaired pod for a minute.
     pods.start(&[pods::meshed("audited")]);
     let uid = pods.field("audited", ".metadata.uid");
     let ip = pods.ip("audited");
-    let answer = || pods.connect("client", "app", &format!("{ip}:8080"));
-    assert!(answer().starts_with("proxy-inbound"), "{}", answer());
+    let response = || pods.connect("client", "app", &format!("{ip}:8080"));
+    assert!(response().starts_with("proxy-inbound"), "{}", response());
     let open = Open::to(&format!("{ip}:8080"));
     let chain = ["ip", "linkerd-cni", "PROXY_INIT_REDIRECT"];
     netns_of(&ip).must(&[&["nft", "flush", "chain"], &chain[..]].concat());
-    until_within(Duration::from_secs(2 * PERIOD), "the Event on it", || {
+    until_within(Duration::from_secs(20 * PERIOD), "the Event on the audited pod", || {
         let events = ["get", "events", "-n", "audited", "-o", "name"];
         let reason = ["--field-selector", "reason=LinkerdCNIRulesMissing"];
         !kubectl(&[&events[..], &reason].concat()).is_empty()
     });
-    assert!(answer().starts_with("proxy-inbound"), "{}", answer());
-    open.ends_well();
+    assert!(response().starts_with("proxy-inbound"), "{}", response());
+    open.assert_open();
     assert_eq!(pods.field("audited", ".metadata.uid"), uid, "the same pod");
     pods_are_listed_from_the_cache_and_watched_for_random_times(&node);
 
     drop(pods);
-    helm.uninstall();
+    helm.remove();
     assert_eq!(node.files(), before, "uninstalling leaves the node's files");
 }
 
-/// Checks the audit log for all controllers that the scene has started so far.
-#[allow(clippy::print_stdout, reason = "shows what the API server was asked")]
+/// Checks the requests of all controllers that the test has started so far.
+#[allow(clippy::print_stdout, reason = "shows the figures")]
 fn pods_are_listed_from_the_cache_and_watched_for_random_times(node: &Node) {
     let requests = node.requests_of("linkerd-cni-repair-controller/");
     let of = |verb: &str| {
@@ -95,41 +95,41 @@ fn pods_are_listed_from_the_cache_and_watched_for_random_times(node: &Node) {
 }
 
 #[test]
-fn a_stranded_pod_of_a_statefulset_is_made_anew_though_the_api_server_was_away() {
-    let node = Node::here();
+fn a_stranded_pod_of_a_statefulset_is_replaced_after_an_api_outage() {
+    let node = Node::exclusive();
     let helm = Helm::with_local_repository();
     let pods = Pods::default();
     pods.start(&[pods::unmeshed("client")]);
-    // Fails while the API server is away, which then is told of it late.
-    let pod = pods::after("30s", pods::validated("stranded", "1s"));
+    // The validator fails while the API server is down, so kubelet reports it late.
+    let pod = pods::held(pods::validated("stateful", "1s"));
     pods.create(&[pods::stateful(&pod)]);
-    until("the pod runs", || !pods.ip("stranded").is_empty());
-    let uid = pods.field("stranded", ".metadata.uid");
+    until("the pod runs", || !pods.ip("stateful").is_empty());
+    let uid = pods.field("stateful", ".metadata.uid");
     helm.run("install", &[&set("delete", 0)]);
-    let waits = ".status.initContainerStatuses[0].state.running.startedAt";
-    assert_ne!(pods.field("stranded", waits), "", "it has not failed yet");
     node.without_api_server(|| {
-        until("the validator's end", || {
+        until("the pod is released", pods::release);
+        until("the validator fails", || {
             let log = node.kubelet_log();
             log.contains("restarting failed container=linkerd-network-validator")
         });
     });
 
-    until("another pod", || {
-        let now = pods.field("stranded", ".metadata.uid");
+    until("the pod is replaced", || {
+        let now = pods.field("stateful", ".metadata.uid");
         !now.is_empty() && now != uid
     });
-    pods.until_ready("stranded");
-    let answer = pods.connect("client", "app", &format!("{}:8080", pods.ip("stranded")));
-    assert!(answer.starts_with("proxy-inbound"), "{answer}");
+    until("the new pod is released", pods::release);
+    pods.until_ready("stateful");
+    let response = pods.connect("client", "app", &format!("{}:8080", pods.ip("stateful")));
+    assert!(response.starts_with("proxy-inbound"), "{response}");
 
     drop(pods);
-    helm.uninstall();
+    helm.remove();
 }
 
 #[test]
-fn the_startup_taint_stays_where_the_bin_dir_is_wrong_and_goes_once_the_plugin_is_proven() {
-    let node = Node::here();
+fn the_startup_taint_stays_while_the_bin_dir_is_wrong_and_goes_after_the_self_test() {
+    let node = Node::exclusive();
     let helm = Helm::with_local_repository();
     let tainted_node = Tainted::node();
     let is_tainted = || {
@@ -146,24 +146,24 @@ fn the_startup_taint_stays_where_the_bin_dir_is_wrong_and_goes_once_the_plugin_i
         let said = pods::command(&logs).arg("--tail=-1").output().unwrap();
         String::from_utf8(said.stdout).unwrap()
     };
-    until("the reason", || log().contains("not chained"));
+    until("the agent logs the reason", || log().contains("not chained"));
     thread::sleep(Duration::from_secs(2));
     assert!(is_tainted(), "{}", log());
-    assert!(!node.is_chained(), "the runtime would start no pod any more");
+    assert!(!node.is_chained(), "chained, the runtime could not start any pod");
 
     helm.run("upgrade", &[&taint]);
-    until("the taint is off", || !is_tainted());
+    until("the taint is removed", || !is_tainted());
     let log = log();
-    let (proven, off) = (log.find("self-test passed"), log.find("took the startup taint"));
-    assert!(proven.is_some() && proven < off, "{log}");
-    helm.uninstall();
+    let (passed, removed) = (log.find("self-test passed"), log.find("took the startup taint"));
+    assert!(passed.is_some() && passed < removed, "{log}");
+    helm.remove();
     assert_eq!(node.files(), before, "uninstalling leaves the node's files");
     drop(tainted_node);
 }
 
 const KEY: &str = "linkerd.io/cni-not-ready";
 
-/// The node with the startup taint, which is off at the end also on a panic.
+/// The node with the startup taint. Dropping the value removes the taint, also on a panic.
 struct Tainted;
 
 impl Tainted {
@@ -180,34 +180,34 @@ impl Drop for Tainted {
     }
 }
 
-/// A connection that is written to all the time, as the server ends one that is silent
-/// for a second. A reset would fail the write after the next.
+/// An open connection with continuous writes, as the server closes a connection that is silent for a second. After a
+/// reset, the second write fails.
 struct Open {
-    over: Arc<AtomicBool>,
+    stop: Arc<AtomicBool>,
     writer: JoinHandle<std::io::Result<()>>,
 }
 
 impl Open {
     fn to(address: &str) -> Open {
         let mut stream = TcpStream::connect(address).unwrap();
-        let over = Arc::new(AtomicBool::new(false));
-        let stop = Arc::clone(&over);
+        let stop = Arc::new(AtomicBool::new(false));
+        let stopped = Arc::clone(&stop);
         let writer = thread::spawn(move || {
-            while !stop.load(Ordering::Relaxed) {
+            while !stopped.load(Ordering::Relaxed) {
                 stream.write_all(b"still here")?;
                 thread::sleep(Duration::from_millis(50));
             }
             Ok(())
         });
-        Open { over, writer }
+        Open { stop, writer }
     }
 
-    /// Some writes later it is still open.
-    fn ends_well(self) {
+    /// Asserts that the connection is still open after some more writes.
+    fn assert_open(self) {
         thread::sleep(Duration::from_millis(300));
-        self.over.store(true, Ordering::Relaxed);
+        self.stop.store(true, Ordering::Relaxed);
         let written = self.writer.join().unwrap();
-        assert!(written.is_ok(), "the open connection was cut: {written:?}");
+        assert!(written.is_ok(), "the open connection was closed: {written:?}");
     }
 }
 

@@ -1,23 +1,22 @@
-//! A chart of linkerd2's shape: its values, objects, variables, rights and pod, none of
-//! ours.
+//! A stand-in for upstream's chart, with upstream's values, objects, variables, rights and pod.
 
 use std::fs;
 use std::path::Path;
 
 use serde_json::{Value, json};
 
-/// The chart in a directory, which it makes.
+/// Writes the chart into a directory, which is created.
 pub fn write_chart(chart: &Path) {
     fs::create_dir_all(chart.join("templates")).unwrap();
     let metadata = json!({"apiVersion": "v2", "name": "linkerd2-cni", "version": "2026.8.3"});
     fs::write(chart.join("Chart.yaml"), metadata.to_string()).unwrap();
     let repository = Path::new(env!("CARGO_MANIFEST_DIR"));
     let values = fs::read_to_string(repository.join("chart-tests/values/upstream.yaml")).unwrap();
-    // Helm adds this to a release whose chart has a subchart, as theirs.
+    // Helm adds this to a release whose chart has a subchart, as upstream's has.
     let values = values + "\npartials: {global: {}}\n";
     fs::write(chart.join("values.yaml"), values).unwrap();
     for (number, object) in objects().iter().enumerate() {
-        // JSON is YAML. In lines of their own its braces are not taken for a template's.
+        // JSON is YAML. Pretty-printed, it has no `{{` that helm would take for a template.
         let text = serde_json::to_string_pretty(object).unwrap();
         fs::write(chart.join(format!("templates/{number}.yaml")), text).unwrap();
     }
@@ -66,7 +65,7 @@ fn objects() -> Vec<Value> {
     vec![account, role, binding, config, set]
 }
 
-/// What upstream's ConfigMap tells the plugin.
+/// The plugin entry in upstream's ConfigMap.
 pub fn plugin() -> Value {
     json!({
         "name": "linkerd-cni",
@@ -108,7 +107,7 @@ fn pod() -> Value {
                 from("CNI_NETWORK_CONFIG", "cni_network_config"),
                 {"name": "SLEEP", "value": "true"},
             ],
-            // There is no shell in the image, so this fails, and kubelet goes on.
+            // The image has no shell, so the hook fails, which kubelet ignores.
             "lifecycle": {"preStop": {"exec": {"command": ["/bin/sh", "-c", "kill -15 1; sleep 15s"]}}},
             "volumeMounts": [
                 {"mountPath": "/host/opt/cni/bin", "name": "cni-bin-dir"},

@@ -36,11 +36,11 @@ struct Gap {
 
 /// Watches until [`Watcher::finish`].
 pub struct Watcher {
-    over: Arc<AtomicBool>,
+    stop: Arc<AtomicBool>,
     reader: JoinHandle<Seen>,
 }
 
-/// What a [`Watcher`] saw.
+/// Result of a [`Watcher`].
 pub struct Seen {
     reads: usize,
     took: Duration,
@@ -49,28 +49,28 @@ pub struct Seen {
 
 impl Watcher {
     pub fn start() -> Watcher {
-        let over = Arc::new(AtomicBool::new(false));
-        let end = Arc::clone(&over);
-        let reader = thread::spawn(move || watch(&end));
-        Watcher { over, reader }
+        let stop = Arc::new(AtomicBool::new(false));
+        let stopped = Arc::clone(&stop);
+        let reader = thread::spawn(move || watch(&stopped));
+        Watcher { stop, reader }
     }
 
     pub fn finish(self) -> Seen {
-        self.over.store(true, Ordering::Relaxed);
+        self.stop.store(true, Ordering::Relaxed);
         self.reader.join().unwrap()
     }
 }
 
 impl Seen {
-    /// The plugin was installed at every instant.
-    #[allow(clippy::print_stdout, reason = "the figure is what a scene is for")]
+    /// Asserts that the plugin was installed at every instant.
+    #[allow(clippy::print_stdout, reason = "shows the figures")]
     pub fn assert_always_installed(&self, scene: &str) {
         let Seen { reads, took, gaps } = self;
         println!("{scene}: {reads} reads in {took:.1?}, {} gaps", gaps.len());
         assert!(gaps.is_empty(), "{scene}: {gaps:?}");
     }
 
-    /// A conflist that names the plugin always found its binary and kubeconfig.
+    /// Asserts that binary and kubeconfig existed whenever the active conflist had the plugin entry.
     pub fn assert_never_stranded(&self, scene: &str) {
         let mut gaps = self.gaps.iter();
         let stranded = gaps.find(|gap| gap.state != State::Unchained);
@@ -78,11 +78,11 @@ impl Seen {
     }
 }
 
-fn watch(over: &AtomicBool) -> Seen {
+fn watch(stop: &AtomicBool) -> Seen {
     let begin = Instant::now();
     let mut gaps: Vec<Gap> = Vec::new();
     let (mut reads, mut last) = (0, State::Installed);
-    while !over.load(Ordering::Relaxed) {
+    while !stop.load(Ordering::Relaxed) {
         let (state, now) = (read(), begin.elapsed());
         match gaps.last_mut() {
             Some(gap) if last == state => gap.length = now - gap.begin,
@@ -98,16 +98,15 @@ fn watch(over: &AtomicBool) -> Seen {
     Seen { reads, took: begin.elapsed(), gaps }
 }
 
-/// A file that is replaced between two reads may look missing, so only what is found twice
-/// counts.
+/// Reads the state, twice if the plugin is not installed, as a file that is replaced between two reads may look missing.
 fn read() -> State {
-    match look() {
+    match read_once() {
         State::Installed => State::Installed,
-        _ => look(),
+        _ => read_once(),
     }
 }
 
-fn look() -> State {
+fn read_once() -> State {
     let Some(text) = active_conflist().and_then(|path| fs::read_to_string(path).ok()) else {
         return State::Unchained;
     };
