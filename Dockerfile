@@ -1,9 +1,9 @@
 # syntax=docker/dockerfile:1
-# The image for people with docker: docker buildx build --platform linux/amd64,linux/arm64 .
-# scripts/image makes the same tree without a container engine.
+# Builds the image with docker: docker buildx build --platform linux/amd64,linux/arm64 .
+# scripts/image builds the same files without a container engine.
 
 FROM rust:1.95-alpine AS build
-# ring's C parts; Rust's own target there is musl, so everything is static.
+# musl-dev: for ring's C code. Alpine's Rust target is musl, so the programs are static.
 RUN apk add --no-cache musl-dev
 WORKDIR /src
 COPY Cargo.toml Cargo.lock ./
@@ -20,7 +20,7 @@ RUN --mount=type=cache,target=/usr/local/cargo/registry \
  && install -d -m 1777 /root-fs/tmp
 COPY LICENSE /root-fs/linkerd/LICENSE
 
-# The image of the pods that scripts/quickstart starts: docker buildx build --target probe .
+# Image of the pods that scripts/quickstart starts: docker buildx build --target probe .
 FROM build AS build-probe
 ARG TARGETPLATFORM
 RUN --mount=type=cache,target=/usr/local/cargo/registry \
@@ -37,6 +37,6 @@ LABEL org.opencontainers.image.title=cni-plugin \
       org.opencontainers.image.source=https://github.com/linkerd/linkerd2-cni
 COPY --from=build /root-fs /
 WORKDIR /linkerd
-# It writes to the node's directories, which belong to root.
+# The agent writes to the node's directories, which belong to root.
 USER 0
 CMD ["/usr/bin/linkerd2-cni-install"]
