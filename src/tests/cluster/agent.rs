@@ -16,9 +16,6 @@ use crate::node::{self, Node, until_within};
 use crate::pods::{self, Pods, kubectl};
 
 pub const KUBECONFIG: &str = "/etc/cni/net.d/ZZZ-linkerd-cni-kubeconfig";
-/// The API server accepts tokens of deleted accounts for 10 s, and the agent wants rejections for 4 s. An agent that
-/// misses them ends after its grace period of 30 s and leaves the files in place.
-const UNINSTALL: Duration = Duration::from_secs(60);
 /// In kB, the unit of `VmRSS`.
 const RSS: u64 = 4096;
 
@@ -53,11 +50,7 @@ fn no_pod_starts_bare_or_is_lost_while_the_agent_is_replaced_or_killed() {
     println!("agent: {rss} kB resident");
     assert!(rss <= RSS, "{rss} kB");
 
-    let begin = Instant::now();
-    helm.begin_uninstall();
-    until_within(UNINSTALL, "the node is as it was", || node.files() == before);
-    println!("uninstalled in {:.1?}", begin.elapsed());
-    helm.end_uninstall();
+    helm.remove();
     assert_eq!(node.files(), before);
 }
 

@@ -14,8 +14,8 @@ use crate::pods::{self, apply, command, container, kubectl};
 const BATCH: usize = 10;
 /// Highest number of pods that have not ended, so that a small machine is not overloaded.
 const WAITING: usize = 20;
-/// Lowest and highest number of pods in a burst.
-const LEAST: usize = 30;
+/// Lowest and highest number of pods in a burst. The lowest number takes a small machine longer than the event.
+const LEAST: usize = 20;
 const MOST: usize = 90;
 /// Time between two calls of kubectl, each of which takes 0.25 s of CPU time.
 const POLL: Duration = Duration::from_millis(700);

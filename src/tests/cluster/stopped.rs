@@ -18,7 +18,9 @@ use crate::watcher::Watcher;
 const RELEASE: [&str; 3] = ["linkerd-cni", "-n", "linkerd-cni"];
 /// Shorter than the default of 30 s: an agent without proof of an uninstall uses up its grace period.
 const SHORT_GRACE: &str = "--set=terminationGracePeriodSeconds=10";
-/// Upper bound of the time in which an agent uninstalls, as in `agent.rs`.
+/// Upper bound of the time in which an agent uninstalls. The API server accepts tokens of deleted accounts for 10 s, and
+/// the agent wants rejections for 4 s. An agent that misses them ends after its grace period of 30 s and leaves the files
+/// in place.
 const UNINSTALL: Duration = Duration::from_secs(60);
 
 fn restart() {
