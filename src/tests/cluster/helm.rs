@@ -92,8 +92,8 @@ impl Helm {
         kubectl(&["wait", "-n", self.namespace, "--for=delete", "pod", "--all", "--timeout=60s"]);
     }
 
-    /// Deletes the DaemonSet, then uninstalls the release. An agent that can see that its DaemonSet is deleted
-    /// uninstalls at once.
+    /// Deletes the DaemonSet, then uninstalls the release. An agent of this chart sees that its DaemonSet is deleted
+    /// and uninstalls at once; agents of upstream's chart have no right to see it.
     #[allow(clippy::print_stdout, reason = "shows where a test's time goes")]
     pub fn remove(&self) {
         let begin = Instant::now();

@@ -109,7 +109,7 @@ fn quickstart_changes_nothing_where_an_upstream_release_is() {
         assert!(printed.contains("nothing that quickstart created"), "{printed}");
         assert_eq!((objects(), node.files()), before, "{arguments:?}");
     }
-    helm.remove();
+    helm.uninstall();
     assert_eq!(node.files(), untouched, "uninstalling leaves the node's files");
 }
 
