@@ -8,7 +8,7 @@ use std::process::{Command, Output};
 use std::thread;
 use std::time::Instant;
 
-use crate::pods::kubectl;
+use crate::pods::{command, kubectl};
 use crate::upstream;
 
 /// Namespace of the release, which stays after a test: its deletion takes 5 s.
@@ -130,6 +130,9 @@ impl Drop for Helm {
         if thread::panicking() {
             let release = ["uninstall", "linkerd-cni", "-n", self.namespace];
             let _ = self.output(&[&release[..], &["--wait", "--ignore-not-found"]].concat());
+            // Else the next test could find the plugin on the node.
+            let wait = ["wait", "-n", self.namespace, "--for=delete", "pod", "--all"];
+            let _ = command(&wait).arg("--timeout=60s").output();
         }
     }
 }

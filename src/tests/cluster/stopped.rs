@@ -16,8 +16,9 @@ use crate::pods::kubectl;
 use crate::watcher::Watcher;
 
 const RELEASE: [&str; 3] = ["linkerd-cni", "-n", "linkerd-cni"];
-/// Shorter than the default of 30 s: an agent without proof of an uninstall uses up its grace period.
-const SHORT_GRACE: &str = "--set=terminationGracePeriodSeconds=10";
+/// Grace periods in seconds: the default, and one for agents that get no proof of an uninstall and use it up.
+const GRACE: u64 = 30;
+const SHORT_GRACE: u64 = 10;
 /// Upper bound of the time in which an agent uninstalls. The API server accepts tokens of deleted accounts for 10 s, and
 /// the agent wants rejections for 4 s. An agent that misses them ends after its grace period of 30 s and leaves the files
 /// in place.
@@ -33,12 +34,12 @@ fn a_deleted_role_binding_and_a_restart_leave_no_instant_without_the_plugin() {
     let node = Node::exclusive();
     let before = node.files();
     let helm = Helm::with_local_repository();
-    helm.run("install", &[SHORT_GRACE]);
+    helm.run("install", &[]);
+    restart_with_grace(SHORT_GRACE);
 
-    // The next agent has the default grace period again.
     let watcher = Watcher::start();
     kubectl(&["delete", "rolebinding", "linkerd-cni-agent", "-n", "linkerd-cni"]);
-    lengthen_grace();
+    restart_with_grace(GRACE);
     watcher.finish().assert_always_installed("RoleBinding deleted, restart");
 
     let watcher = Watcher::start();
@@ -74,11 +75,12 @@ fn a_node_that_leaves_the_daemonsets_scope_is_given_back_as_it_was() {
     assert_eq!(node.files(), before);
 }
 
-/// Sets the default grace period in the DaemonSet, which restarts the agent.
-fn lengthen_grace() {
-    let env = json!({"name": "LINKERD_CNI_TERMINATION_GRACE_SECONDS", "value": "30"});
+/// Sets the grace period in the DaemonSet, which restarts the agent. The chart accepts no shorter one than the default.
+fn restart_with_grace(seconds: u64) {
+    let value = seconds.to_string();
+    let env = json!({"name": "LINKERD_CNI_TERMINATION_GRACE_SECONDS", "value": value});
     let container = json!({"name": "install-cni", "env": [env]});
-    let spec = json!({"terminationGracePeriodSeconds": 30, "containers": [container]});
+    let spec = json!({"terminationGracePeriodSeconds": seconds, "containers": [container]});
     let patch = json!({"spec": {"template": {"spec": spec}}}).to_string();
     kubectl(&["patch", "daemonset", "linkerd-cni", "-n", "linkerd-cni", "--patch", &patch]);
     rolled_out();
@@ -98,7 +100,8 @@ fn an_agent_that_is_restarted_and_stopped_in_an_api_outage_leaves_the_plugin_ins
     let node = Node::exclusive();
     let before = node.files();
     let helm = Helm::with_local_repository();
-    helm.run("install", &[SHORT_GRACE]);
+    helm.run("install", &[]);
+    restart_with_grace(SHORT_GRACE);
 
     let first = agent().pid;
     let watcher = Watcher::start();
@@ -128,7 +131,7 @@ fn a_rollback_to_upstreams_chart_leaves_no_instant_without_the_plugin() {
     let helm = Helm::with_local_repository();
     helm.install_upstream();
     until("upstream's chart is installed", || node.entry().is_some());
-    helm.run("upgrade", &["--reset-then-reuse-values", SHORT_GRACE]);
+    helm.run("upgrade", &["--reset-then-reuse-values"]);
     assert_eq!(node.linkerd_entry()["linkerd"]["iptables-mode"], "auto");
 
     let watcher = Watcher::start();
