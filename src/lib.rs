@@ -12,6 +12,7 @@
 //! - [`files`]: replaces, exchanges and removes files of the node atomically
 //! - [`kube`]: the client of the API server: kubeconfig, connection, retry, redaction, Events, types
 //! - [`conflist`]: the CNI net dir: parses network configs, plans and undoes chaining, saved state
+//! - [`record`]: the record of a plugin call: the plugin sends it, the agent logs and counts it
 //! - [`plugin`]: what the plugin does for ADD, CHECK, DEL, GC and STATUS
 //! - [`agent`]: the node agent: installs, reconciles, verifies and uninstalls
 //! - [`repair`]: the repair controller: finds and mends pods without redirect rules
@@ -41,5 +42,6 @@ pub mod netns;
 pub mod plugin;
 pub mod ports;
 pub mod quote;
+pub mod record;
 pub mod repair;
 pub mod rules;

@@ -20,17 +20,12 @@ use std::time::{Duration, Instant};
 use tracing::{debug, error, info, warn};
 
 use super::api::Api;
-use super::record::{self, Record};
 use super::settings::Settings;
 use super::status::Status;
 use crate::files;
+use crate::record::{self, Record, SIZE_LIMIT, SOCKET_NAME};
 use rate_limit::RateLimit;
 
-/// File name of the socket. No container runtime reads it as a network config, because of its
-/// extension.
-pub const SOCKET_NAME: &str = ".linkerd-cni.sock";
-/// Longest record that is accepted, in bytes. The plugin sends no longer ones.
-const RECORD_LIMIT: usize = 8 << 10;
 /// Time between two checks that the socket's path still leads to this socket.
 const CHECK_INTERVAL: Duration = Duration::from_secs(5);
 /// Wait after the socket could not be created or read.
@@ -89,7 +84,7 @@ impl Records {
 
     fn run(&self) {
         let mut rate_limit = RateLimit::new(Instant::now());
-        let mut buffer = vec![0; RECORD_LIMIT + 1];
+        let mut buffer = vec![0; SIZE_LIMIT + 1];
         let mut logged: Option<String> = None;
         let mut next_check = Instant::now();
         let mut socket = None;
@@ -159,11 +154,7 @@ impl Records {
     /// Counts, logs and reports one record.
     fn receive(&self, bytes: &[u8]) {
         let tally = &self.status.records;
-        let record = match bytes.len() {
-            length if length > RECORD_LIMIT => None,
-            _ => Record::read(bytes),
-        };
-        let Some(record) = record else {
+        let Some(record) = Record::parse(bytes) else {
             tally.reject();
             debug!("{}: a datagram that is no record", self.path.display());
             return;

@@ -4,18 +4,14 @@
 use std::fmt::Write as _;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::record::{Backend, Command, Record};
 use crate::config::ignored::SOURCES;
+use crate::firewall::Backend;
+use crate::record::{Command, Decision, Record};
 
 /// Values of the label `command`.
 const COMMANDS: [&str; 2] = ["ADD", "CHECK"];
-/// Values of the label `result`. A decision that is not in this list is the reason why the plugin
-/// skipped a pod, and counts as the last value.
+/// Values of the label `result`.
 const RESULTS: [&str; 5] = ["redirected", "checked", "simulated", "failed", "passed"];
-/// Index of that last value.
-const PASSED: usize = RESULTS.len() - 1;
-/// Values of the label `backend`.
-const BACKENDS: [&str; 4] = ["native", "nft", "legacy", "plain"];
 /// Values of the label `code`: CNI error codes of the plugin's ADD and CHECK. Any other code counts
 /// as `other`, in a last counter.
 const CODES: [u32; 15] = [1, 4, 5, 6, 7, 8, 100, 101, 102, 103, 104, 110, 120, 121, 122];
@@ -25,7 +21,7 @@ const CODES: [u32; 15] = [1, 4, 5, 6, 7, 8, 100, 101, 102, 103, 104, 110, 120, 1
 pub struct Tally {
     requests: [[AtomicU64; RESULTS.len()]; COMMANDS.len()],
     milliseconds: [AtomicU64; COMMANDS.len()],
-    backends: [AtomicU64; BACKENDS.len()],
+    backends: [AtomicU64; Backend::ALL.len()],
     failures: [AtomicU64; CODES.len() + 1],
     ignored: [AtomicU64; SOURCES.len()],
     rejected: AtomicU64,
@@ -38,17 +34,18 @@ impl Tally {
             Command::Add => 0,
             Command::Check => 1,
         };
-        let result = RESULTS.iter().position(|name| *name == record.decision);
-        add(&self.requests[command][result.unwrap_or(PASSED)], 1);
+        let result = match record.decision {
+            Decision::Redirected => 0,
+            Decision::Checked => 1,
+            Decision::Simulated => 2,
+            Decision::Failed => 3,
+            Decision::Skipped(_) => 4,
+        };
+        add(&self.requests[command][result], 1);
         add(&self.milliseconds[command], record.ms);
         if let Some(backend) = record.backend {
-            let backend = match backend {
-                Backend::Native => 0,
-                Backend::Nft => 1,
-                Backend::Legacy => 2,
-                Backend::Plain => 3,
-            };
-            add(&self.backends[backend], 1);
+            let index = Backend::ALL.iter().position(|known| *known == backend);
+            add(&self.backends[index.unwrap_or_default()], 1);
         }
         if let Some(error) = &record.error {
             let code = CODES.iter().position(|code| *code == error.code);
@@ -85,7 +82,7 @@ impl Tally {
             sample(text, "milliseconds", &format!("command=\"{command}\""), counter);
         }
         head(text, "redirects", "Pods redirected, by what made the rules");
-        for (backend, counter) in BACKENDS.iter().zip(&self.backends) {
+        for (backend, counter) in Backend::ALL.iter().zip(&self.backends) {
             sample(text, "redirects", &format!("backend=\"{backend}\""), counter);
         }
         head(text, "failures", "Calls of the plugin that failed, by its error's code");
@@ -150,7 +147,7 @@ mod tests {
                 "ignored":[{{"source":"config.linkerd.io/skip-inbound-ports","elements":["x","y"]}},
                     {{"source":"{decision}","elements":[]}}]}}"#
             );
-            tally.count(&Record::read(record.as_bytes()).unwrap());
+            tally.count(&Record::parse(record.as_bytes()).unwrap());
         }
         tally.reject();
         let mut text = String::new();
