@@ -19,6 +19,7 @@
 //! - [`admin`]: the HTTP server for `/live`, `/ready` and `/metrics`
 //! - [`metrics`]: the OpenMetrics text format
 //! - [`log`]: log lines that never fail or delay the program
+//! - [`backoff`]: delays between retries, with jitter
 //! - [`quote`]: cuts and cleans text from outside before it is quoted
 //! - [`cli`]: command lines of the agent, the repair controller and the probe
 //!
@@ -28,6 +29,7 @@
 
 pub mod admin;
 pub mod agent;
+pub mod backoff;
 pub mod cli;
 pub mod cni;
 pub mod config;

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use serde::de::DeserializeOwned;
 
+use crate::backoff::{Backoff, Limits};
 use crate::cni::args::PodRef;
 use crate::cni::error::{Error, code};
 use crate::config::pod::{API_SERVICE, ClusterLookup, NO_API_SERVER, facts, namespace_path};
@@ -18,10 +19,8 @@ use crate::kube::retry::Retry;
 use crate::kube::types::{Namespace, Pod, Service};
 use crate::kube::{self, Client, Deadlines};
 
-/// Pause after the first failed request. Each further pause is twice as long.
-const FIRST_PAUSE: Duration = Duration::from_millis(100);
-/// Longest pause between two requests.
-const LONGEST_PAUSE: Duration = Duration::from_secs(2);
+/// Pause after the first failed request, and longest pause between two requests.
+const PAUSE: Limits = [Duration::from_millis(100), Duration::from_secs(2)];
 
 /// Runs `work` on its own thread and waits at most `budget` for the result.
 ///
@@ -106,27 +105,27 @@ impl<'a> Api<'a> {
 
     /// GETs `path`. Retries a final_error that may be temporary while the budget lasts.
     fn get<T: DeserializeOwned>(&mut self, path: &str) -> Result<T, Error> {
-        let mut pause = FIRST_PAUSE;
+        let mut backoff = Backoff::new(PAUSE);
         loop {
             self.requests.fetch_add(1, Ordering::Relaxed);
             let error = match self.client.get(path) {
                 Ok(object) => return Ok(object),
                 Err(error) => error,
             };
+            let pause = backoff.next_delay();
             let wait = match error.retry() {
                 Retry::NewCredential if self.reload_kubeconfig()? => Duration::ZERO,
                 Retry::Never | Retry::NewCredential => return Err(self.final_error(&error)),
                 Retry::Soon => pause,
                 Retry::After(wait) if wait < self.remaining() => wait.max(pause),
                 // The server asks for more time than is remaining, so try earlier.
-                Retry::After(_) => LONGEST_PAUSE,
+                Retry::After(_) => PAUSE[1],
             };
             if wait >= self.remaining() {
                 return Err(self.final_error(&error));
             }
             tracing::info!("linkerd-cni: trying again in {wait:?}: {error}");
             thread::sleep(wait);
-            pause = (pause * 2).min(LONGEST_PAUSE);
         }
     }
 

@@ -10,14 +10,14 @@ use super::api_path::list_path;
 use super::connection::{self, Connection};
 use super::host::Host;
 use super::inspect::{self, Finding, Inspector, ReadFrom};
-use super::pace::{Pace, vary};
+use super::pace::{retries, vary};
 use super::pod_stream::{self, FromPod};
 use super::verdict::{Cause, LABEL, StrandedPod, is_auditable};
+use crate::backoff::jitter;
 use crate::config::annotation;
 use crate::config::pod::{CONTROL_PLANE_LABEL, PROXY};
 use crate::firewall;
 use crate::kube;
-use crate::kube::backoff::jitter;
 use crate::kube::types::Pod;
 
 /// Audits the rules of the node's pods.
@@ -95,14 +95,14 @@ impl Audit {
     /// first period, so that the nodes of a cluster do not audit at the same time.
     pub fn run(mut self) {
         let shared = Arc::clone(&self.shared);
-        let mut pace = Pace::retries();
+        let mut backoff = retries();
         let mut wait = jitter(self.period);
         while !shared.queue.is_closed_within(wait) {
             wait = vary(self.period);
             // One log line for each audit: an invalid setting fails for every pod.
             match self.audit() {
                 Ok(failures) => {
-                    pace.reset();
+                    backoff.reset();
                     if failures.errors > 0 {
                         tracing::warn!(
                             err = failures.first_error,
@@ -112,7 +112,7 @@ impl Audit {
                     }
                 }
                 Err(error) => {
-                    wait = wait.max(pace.lengthen());
+                    wait = wait.max(backoff.next_delay());
                     shared.metrics.audit_errors.increment();
                     tracing::warn!(err = %error, "Cannot audit the pods of this node");
                 }

@@ -4,15 +4,17 @@ use std::time::{Duration, Instant};
 
 use tracing::{info, warn};
 
-use super::schedule::between;
 use crate::agent::settings::Settings;
 use crate::agent::taint;
-use crate::kube::backoff::Backoff;
+use crate::backoff::{Backoff, Limits, between};
 use crate::kube::connection::Connection;
 
 /// Shortest and longest time until the Node is read again after the taint was removed. A Node that
 /// registers again under the same name may have the taint again.
 const RECHECK: [Duration; 2] = [Duration::from_secs(20 * 60), Duration::from_secs(30 * 60)];
+
+/// Time between two tries after a failure.
+const RETRY: Limits = [Duration::from_millis(500), Duration::from_secs(30)];
 
 /// The taint to remove, and when to try next.
 pub struct Untaint {
@@ -30,7 +32,7 @@ impl Untaint {
         if key.is_some() && node.is_none() {
             warn!("the startup taint stays: LINKERD_CNI_NODE_NAME is not set");
         }
-        Untaint { target: node.zip(key), due: now, backoff: Backoff::default(), logged: None }
+        Untaint { target: node.zip(key), due: now, backoff: Backoff::new(RETRY), logged: None }
     }
 
     /// Removes the taint if the node is ready and a try is due. Returns when the next try is due;
