@@ -17,7 +17,7 @@
 //! - [`agent`]: the node agent: installs, reconciles, verifies and uninstalls
 //! - [`repair`]: the repair controller: finds and mends pods without redirect rules
 //! - [`admin`]: the HTTP server for `/live`, `/ready` and `/metrics`
-//! - [`metrics`]: the OpenMetrics text format
+//! - [`metrics`]: registers the metrics of agent and repair controller, and renders their text
 //! - [`log`]: log lines that never fail or delay the program
 //! - [`backoff`]: delays between retries, with jitter
 //! - [`quote`]: cuts and cleans text from outside before it is quoted

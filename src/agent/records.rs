@@ -153,13 +153,13 @@ impl Records {
 
     /// Counts, logs and reports one record.
     fn receive(&self, bytes: &[u8]) {
-        let tally = &self.status.records;
+        let counters = &self.status.plugin;
         let Some(record) = Record::parse(bytes) else {
-            tally.reject();
+            counters.reject();
             debug!("{}: a datagram that is no record", self.path.display());
             return;
         };
-        tally.count(&record);
+        counters.count(&record);
         if record.is_refusal() {
             self.api.record_refused();
         }

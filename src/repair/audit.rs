@@ -113,7 +113,7 @@ impl Audit {
                 }
                 Err(error) => {
                     wait = wait.max(backoff.next_delay());
-                    shared.metrics.audit_errors.increment();
+                    shared.metrics.audit_errors.inc();
                     tracing::warn!(err = %error, "Cannot audit the pods of this node");
                 }
             }
@@ -143,7 +143,7 @@ impl Audit {
                 failures.unreadable
             );
         }
-        self.shared.metrics.audits.increment();
+        self.shared.metrics.audits.inc();
         Ok(failures)
     }
 
@@ -157,13 +157,15 @@ impl Audit {
         let metrics = &self.shared.metrics;
         match finding {
             Ok(Finding::NotApplicable) => {}
-            Ok(Finding::Complete) => metrics.audit_right.increment(),
+            Ok(Finding::Complete) => {
+                metrics.audit_pods_complete.inc();
+            }
             Ok(Finding::Unreadable) => {
-                metrics.audit_unreadable.increment();
+                metrics.audit_pods_unreadable.inc();
                 failures.unreadable += 1;
             }
             Ok(Finding::Missing(rules, missing)) => {
-                metrics.audit_wrong.increment();
+                metrics.audit_pods_incomplete.inc();
                 tracing::info!(
                     namespace = pod.namespace,
                     name = pod.name,
@@ -173,11 +175,11 @@ impl Audit {
                 );
                 // The next audit finds a pod again that does not fit into the queue.
                 if self.shared.queue.push(pod).is_err() {
-                    metrics.queue_overflow.increment();
+                    metrics.queue_overflow.inc();
                 }
             }
             Err(error) => {
-                metrics.audit_errors.increment();
+                metrics.audit_errors.inc();
                 failures.add(1, || format!("{}/{}: {error}", pod.namespace, pod.name));
             }
         }

@@ -139,7 +139,7 @@ impl Watch {
                 version = None;
             }
             let wait = backoff.next_delay().max(error.retry_after());
-            self.shared.metrics.watch_errors.increment();
+            self.shared.metrics.watch_errors.inc();
             self.shared.health.record_failure(error.to_string());
             tracing::warn!(err = %error, "Cannot watch the pods of this node; next try in {wait:.1?}");
             thread::sleep(wait);
@@ -226,7 +226,7 @@ impl Watch {
 
     /// Records a stranded pod that did not fit into the queue.
     fn overflow(&self) {
-        self.shared.metrics.queue_overflow.increment();
+        self.shared.metrics.queue_overflow.inc();
         self.shared.missed.add(Instant::now());
     }
 }
