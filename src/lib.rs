@@ -20,6 +20,7 @@
 //! - [`metrics`]: registers the metrics of agent and repair controller, and renders their text
 //! - [`log`]: log lines that never fail or delay the program
 //! - [`backoff`]: delays between retries, with jitter
+//! - [`deadline`]: ends polls and threads that take too long
 //! - [`quote`]: cuts and cleans text from outside before it is quoted
 //! - [`cli`]: command lines of the agent, the repair controller and the probe
 //!
@@ -34,6 +35,7 @@ pub mod cli;
 pub mod cni;
 pub mod config;
 pub mod conflist;
+pub mod deadline;
 pub mod files;
 pub mod firewall;
 pub mod kube;
