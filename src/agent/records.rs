@@ -20,6 +20,7 @@ use std::time::{Duration, Instant};
 use tracing::{debug, error, info, warn};
 
 use super::api::Api;
+use super::problem_log::LastProblem;
 use super::settings::Settings;
 use super::status::Status;
 use crate::files;
@@ -85,7 +86,7 @@ impl Records {
     fn run(&self) {
         let mut rate_limit = RateLimit::new(Instant::now());
         let mut buffer = vec![0; SIZE_LIMIT + 1];
-        let mut logged: Option<String> = None;
+        let mut last_problem = LastProblem::default();
         let mut next_check = Instant::now();
         let mut socket = None;
         loop {
@@ -93,7 +94,7 @@ impl Records {
                 match self.open_socket() {
                     Ok(None) => return,
                     Ok(open) => {
-                        if logged.take().is_some() {
+                        if last_problem.resolve() {
                             info!("the plugin's records are taken in again");
                         }
                         socket = open;
@@ -101,10 +102,9 @@ impl Records {
                     }
                     Err(error) => {
                         let why = error.to_string();
-                        if logged.as_ref() != Some(&why) {
+                        if last_problem.is_new(why.clone()) {
                             warn!("the plugin's records are not taken in: {why}");
                         }
-                        logged = Some(why);
                         socket = None;
                         next_check = Instant::now() + RETRY;
                     }

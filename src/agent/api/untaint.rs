@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use tracing::{info, warn};
 
+use crate::agent::problem_log::LastProblem;
 use crate::agent::settings::Settings;
 use crate::agent::taint;
 use crate::backoff::{Backoff, Limits, between};
@@ -22,8 +23,7 @@ pub struct Untaint {
     target: Option<(String, String)>,
     due: Instant,
     backoff: Backoff,
-    /// The failure that was logged last; `None` once the taint is removed.
-    logged: Option<String>,
+    last_problem: LastProblem<String>,
 }
 
 impl Untaint {
@@ -32,7 +32,12 @@ impl Untaint {
         if key.is_some() && node.is_none() {
             warn!("the startup taint stays: LINKERD_CNI_NODE_NAME is not set");
         }
-        Untaint { target: node.zip(key), due: now, backoff: Backoff::new(RETRY), logged: None }
+        Untaint {
+            target: node.zip(key),
+            due: now,
+            backoff: Backoff::new(RETRY),
+            last_problem: LastProblem::default(),
+        }
     }
 
     /// Removes the taint if the node is ready and a try is due. Returns when the next try is due;
@@ -53,21 +58,20 @@ impl Untaint {
         });
         let wait = match removed {
             Ok(removed) => {
+                let resolved = self.last_problem.resolve();
                 if removed {
                     info!("took the startup taint {key} off node {node}");
-                } else if self.logged.is_some() {
+                } else if resolved {
                     info!("the startup taint {key} is off node {node}");
                 }
-                self.logged = None;
                 self.backoff.reset();
                 recheck_wait()
             }
             Err(why) => {
                 let why = format!("the startup taint {key} cannot be taken off node {node}: {why}");
-                if self.logged.as_ref() != Some(&why) {
+                if self.last_problem.is_new(why.clone()) {
                     warn!("{why}");
                 }
-                self.logged = Some(why);
                 self.backoff.next_delay()
             }
         };
