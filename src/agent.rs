@@ -17,7 +17,7 @@
 //! - [`self_test`]: runs the installed plugin against a scratch netns
 //! - [`uninstall`]: removes everything from the host, if [`on_stop`] decides so
 //! - [`api`]: requests to the API server: tokens, Events, the startup taint ([`taint`])
-//! - [`records`], [`record`], [`tally`]: receive, decode and count the plugin's records
+//! - [`records`], [`plugin_counters`]: receive and count the plugin's records
 //! - [`status`], [`problem_log`]: `/ready`, metrics and the log lines about problems
 //! - [`watch`]: waits for changes, signals and timeouts
 
@@ -27,15 +27,14 @@ pub mod contention;
 pub mod credential;
 pub mod handover;
 pub mod platforms;
+pub mod plugin_counters;
 pub mod problem_log;
 pub mod reconcile;
-pub mod record;
 pub mod records;
 pub mod self_test;
 pub mod settings;
 pub mod status;
 pub mod taint;
-pub mod tally;
 pub mod uninstall;
 pub mod watch;
 

@@ -11,7 +11,7 @@ use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use serde::{Serialize, Serializer};
+use serde::{Deserialize, Serialize};
 
 use crate::rules::{self, Family, Redirect, Verdict};
 use iptables::Variant;
@@ -62,10 +62,21 @@ pub enum Error {
 }
 
 /// A way to write rules into the kernel.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Backend {
     Native,
+    #[serde(untagged)]
     Iptables(Variant),
+}
+
+impl Backend {
+    pub const ALL: [Backend; 4] = [
+        Backend::Native,
+        Backend::Iptables(Variant::Nft),
+        Backend::Iptables(Variant::Legacy),
+        Backend::Iptables(Variant::Plain),
+    ];
 }
 
 impl fmt::Display for Backend {
@@ -76,12 +87,6 @@ impl fmt::Display for Backend {
             Backend::Iptables(Variant::Legacy) => "legacy",
             Backend::Iptables(Variant::Plain) => "plain",
         })
-    }
-}
-
-impl Serialize for Backend {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_str(self)
     }
 }
 

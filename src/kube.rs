@@ -9,7 +9,6 @@
 //!
 //! Use it before entering a pod's netns: its connections need the host's netns.
 
-pub mod backoff;
 pub mod connection;
 mod error;
 pub mod event;

@@ -2,7 +2,6 @@
 
 mod api;
 pub mod decision;
-mod record;
 
 use crate::config::families;
 use std::sync::Arc;
@@ -12,8 +11,8 @@ use std::time::{Duration, Instant};
 use crate::cni::error::{Error, code};
 use crate::cni::{Command, Request, args, result, version};
 use crate::config::{Config, Resolved, ignored};
+use crate::record::{self, Decision, Record};
 use crate::{firewall, log, netns};
-use record::Record;
 
 /// Time allowed to program one pod's netns, for all address families together.
 const NETNS_DEADLINE: Duration = Duration::from_secs(20);
@@ -22,8 +21,8 @@ const NETNS_DEADLINE: Duration = Duration::from_secs(20);
 pub fn run(request: &Request) -> Result<String, Error> {
     match request.command {
         Command::Version => Ok(version::response()),
-        Command::Add => run_and_record("ADD", request, add),
-        Command::Check => run_and_record("CHECK", request, check),
+        Command::Add => run_and_record(record::Command::Add, request, add),
+        Command::Check => run_and_record(record::Command::Check, request, check),
         // The kernel removes the redirect rules together with the pod's netns.
         Command::Del => refuse_own_netns(request).map(|()| String::new()),
         // No I/O here: runtimes send STATUS every few seconds while they hold a lock.
@@ -33,7 +32,7 @@ pub fn run(request: &Request) -> Result<String, Error> {
 
 /// Reads the plugin entry, runs `work`, and sends the agent a record of the outcome.
 fn run_and_record(
-    command: &'static str,
+    command: record::Command,
     request: &Request,
     work: fn(&Request, Config, &mut Record) -> Result<String, Error>,
 ) -> Result<String, Error> {
@@ -45,14 +44,13 @@ fn run_and_record(
         tracing::warn!("linkerd-cni: meshed pods will fail: {problem}");
     }
     let kubeconfig = config.kubeconfig.clone();
-    let mut record =
-        Record { command, container_id: request.container_id.clone(), ..Record::default() };
+    let mut record = Record::new(command, &request.container_id);
     let outcome = work(request, config, &mut record);
     record.finish(outcome.as_ref().err(), started.elapsed());
     if let Some(ignored) = ignored::summary(&record.ignored) {
         tracing::warn!("linkerd-cni: pod {}/{}: {ignored}", record.namespace, record.pod);
     }
-    tracing::info!("linkerd-cni: {record}");
+    tracing::info!("{record}");
     record.send(&kubeconfig);
     outcome
 }
@@ -70,14 +68,14 @@ fn add(request: &Request, config: Config, record: &mut Record) -> Result<String,
         let families = families::families(ipv6, previous_has_ipv6);
         let rules = firewall::simulate(&redirect, families);
         tracing::warn!("linkerd-cni: simulate is set, the pod gets none of\n{rules}");
-        record.decision = "simulated";
+        record.decision = Decision::Simulated;
         record.ignore(ignored);
         return Ok(output);
     }
     let backend = in_netns(request, move || {
         firewall::apply(&redirect, families::families(ipv6, previous_has_ipv6), mode)
     })?;
-    record.decision = "redirected";
+    record.decision = Decision::Redirected;
     record.backend = Some(backend);
     record.ignore(ignored);
     Ok(output)
@@ -94,13 +92,14 @@ fn check(request: &Request, config: Config, record: &mut Record) -> Result<Strin
         return Ok(String::new());
     };
     if simulate {
+        record.decision = Decision::Simulated;
         return Ok(String::new());
     }
     let previous_has_ipv6 = families::previous_has_ipv6(&request.config);
     let missing = in_netns(request, move || {
         firewall::missing(&redirect, families::families(ipv6, previous_has_ipv6), mode)
     })?;
-    record.decision = "checked";
+    record.decision = Decision::Checked;
     if missing.is_empty() {
         return Ok(String::new());
     }
@@ -119,14 +118,14 @@ fn redirect_for(
     record: &mut Record,
 ) -> Result<Option<Resolved>, Error> {
     let Some(pod) = args::pod(&request.args)? else {
-        record.decision = "CNI_ARGS name no pod";
+        record.skip("CNI_ARGS name no pod");
         return Ok(None);
     };
     record.namespace.clone_from(&pod.namespace);
     record.pod.clone_from(&pod.name);
     let annotations = decision::annotations(&request.config);
     if let Some(reason) = decision::skip_reason(&pod, &config, annotations.as_ref()) {
-        record.decision = reason;
+        record.skip(reason);
         return Ok(None);
     }
     let requests = Arc::new(AtomicU32::new(0));
@@ -139,7 +138,7 @@ fn redirect_for(
         }
     });
     record.requests = requests.load(Ordering::Relaxed);
-    record.decision = "it has no proxy, or a linkerd-init";
+    record.skip("it has no proxy, or a linkerd-init");
     let Some((resolved, uid)) = facts? else {
         return Ok(None);
     };

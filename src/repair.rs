@@ -16,7 +16,6 @@ pub mod attempt;
 pub mod audit;
 pub mod budget;
 pub mod health;
-pub mod histogram;
 pub mod history;
 pub mod host;
 pub mod inspect;
@@ -39,7 +38,7 @@ use std::io;
 use std::net::{SocketAddr, TcpListener};
 use std::sync::{Arc, mpsc};
 use std::thread;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 
 use nix::sys::signal::{SigSet, Signal};
 
@@ -169,7 +168,6 @@ pub fn run(settings: Settings) -> Result<(), Error> {
 
 /// Starts the HTTP server for probes and metrics.
 fn serve(address: SocketAddr, shared: Arc<Shared>) -> Result<(), Error> {
-    let started = SystemTime::now();
     let listener =
         TcpListener::bind(address).map_err(|source| Error::Listen { address, source })?;
     // For port 0 the kernel has chosen a port.
@@ -178,7 +176,7 @@ fn serve(address: SocketAddr, shared: Arc<Shared>) -> Result<(), Error> {
     let ready = Arc::clone(&shared);
     let answers = Handlers {
         ready: Box::new(move || ready.health.ready(Instant::now()).map(|()| None)),
-        metrics: Box::new(move || shared.metrics.text(started)),
+        metrics: Box::new(move || shared.metrics.text()),
     };
     admin::serve(listener, answers).map_err(Error::Thread)?;
     Ok(())

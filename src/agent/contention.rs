@@ -7,8 +7,10 @@
 //! waits longer before each further write.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::hash::{BuildHasher, DefaultHasher, Hash, Hasher, RandomState};
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::time::{Duration, Instant};
+
+use crate::backoff::jitter;
 
 /// Repeated writes over the same content within [`WINDOW`] that are not yet contention.
 const TOLERATED_REPEATS: usize = 5;
@@ -74,7 +76,9 @@ impl Contention {
         let before = writes.delay;
         let delay = before.map_or(FIRST_DELAY, |delay| (delay * 4 / 3).min(LAST_DELAY));
         writes.delay = Some(delay);
-        writes.next = now + with_jitter(delay);
+        // Two agents with the same delay would always write in the same order, so that the same one
+        // always loses.
+        writes.next = now + delay + jitter(delay / 3);
         before.is_none()
     }
 
@@ -93,13 +97,6 @@ impl Writes {
     fn is_over(&self, now: Instant) -> bool {
         now >= self.next + OVER_AFTER
     }
-}
-
-/// Returns `delay` plus up to a third. Two agents with the same delay would otherwise always
-/// write in the same order, so that the same one always loses.
-fn with_jitter(delay: Duration) -> Duration {
-    let random = RandomState::new().hash_one(0) % 1024;
-    delay + delay / 3 * (random as u32) / 1024
 }
 
 fn hash(content: &str) -> u64 {

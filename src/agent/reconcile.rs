@@ -12,7 +12,6 @@ mod step;
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use tracing::{info, warn};
@@ -137,9 +136,9 @@ impl Reconciler {
         }
         self.warn_of_overwrites(&mut pass);
         self.check_self_test(&mut pass);
-        Status::count(&self.status.reconciles);
+        self.status.reconciles.inc();
         if !pass.problems.is_empty() {
-            Status::count(&self.status.reconcile_errors);
+            self.status.reconcile_errors.inc();
         }
         if !self.ready_logged && pass.ready().is_ok() {
             self.ready_logged = true;
@@ -150,8 +149,7 @@ impl Reconciler {
         self.api.set_node_ready(pass.ready().is_ok());
         self.status.set_ready(pass.ready());
         self.status.set_ready_note(pass.ready_note.clone());
-        let uses_agent_token = pass.uses_agent_token.into();
-        self.status.uses_agent_token.store(uses_agent_token, Ordering::Relaxed);
+        self.status.uses_agent_token.set(pass.uses_agent_token.into());
         pass
     }
 
@@ -174,7 +172,7 @@ impl Reconciler {
         for name in wrong {
             Binaries::copy(&self.settings, &name).map_err(|error| error.to_string())?;
             pass.wrote = true;
-            Status::count(&self.status.binary_writes);
+            self.status.binary_writes.inc();
         }
         info!("Wrote linkerd CNI binaries to {}", dir.display());
         self.overwrites.record_write(BINARY, "", Instant::now());

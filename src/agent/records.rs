@@ -20,17 +20,13 @@ use std::time::{Duration, Instant};
 use tracing::{debug, error, info, warn};
 
 use super::api::Api;
-use super::record::{self, Record};
+use super::problem_log::LastProblem;
 use super::settings::Settings;
 use super::status::Status;
 use crate::files;
+use crate::record::{self, Record, SIZE_LIMIT, SOCKET_NAME};
 use rate_limit::RateLimit;
 
-/// File name of the socket. No container runtime reads it as a network config, because of its
-/// extension.
-pub const SOCKET_NAME: &str = ".linkerd-cni.sock";
-/// Longest record that is accepted, in bytes. The plugin sends no longer ones.
-const RECORD_LIMIT: usize = 8 << 10;
 /// Time between two checks that the socket's path still leads to this socket.
 const CHECK_INTERVAL: Duration = Duration::from_secs(5);
 /// Wait after the socket could not be created or read.
@@ -89,8 +85,8 @@ impl Records {
 
     fn run(&self) {
         let mut rate_limit = RateLimit::new(Instant::now());
-        let mut buffer = vec![0; RECORD_LIMIT + 1];
-        let mut logged: Option<String> = None;
+        let mut buffer = vec![0; SIZE_LIMIT + 1];
+        let mut last_problem = LastProblem::default();
         let mut next_check = Instant::now();
         let mut socket = None;
         loop {
@@ -98,7 +94,7 @@ impl Records {
                 match self.open_socket() {
                     Ok(None) => return,
                     Ok(open) => {
-                        if logged.take().is_some() {
+                        if last_problem.resolve() {
                             info!("the plugin's records are taken in again");
                         }
                         socket = open;
@@ -106,10 +102,9 @@ impl Records {
                     }
                     Err(error) => {
                         let why = error.to_string();
-                        if logged.as_ref() != Some(&why) {
+                        if last_problem.is_new(why.clone()) {
                             warn!("the plugin's records are not taken in: {why}");
                         }
-                        logged = Some(why);
                         socket = None;
                         next_check = Instant::now() + RETRY;
                     }
@@ -158,17 +153,13 @@ impl Records {
 
     /// Counts, logs and reports one record.
     fn receive(&self, bytes: &[u8]) {
-        let tally = &self.status.records;
-        let record = match bytes.len() {
-            length if length > RECORD_LIMIT => None,
-            _ => Record::read(bytes),
-        };
-        let Some(record) = record else {
-            tally.reject();
+        let counters = &self.status.plugin;
+        let Some(record) = Record::parse(bytes) else {
+            counters.reject();
             debug!("{}: a datagram that is no record", self.path.display());
             return;
         };
-        tally.count(&record);
+        counters.count(&record);
         if record.is_refusal() {
             self.api.record_refused();
         }

@@ -122,11 +122,12 @@ impl SelfTest {
         loop {
             let subject = self.next_subject(rerun_at);
             let outcome = run::run(&self.settings);
-            Status::count(match &outcome {
+            let counter = match &outcome {
                 TestOutcome::Passed(_) => &self.status.self_tests_passed,
                 TestOutcome::Skipped(_) => &self.status.self_tests_skipped,
                 TestOutcome::Failed(_) => &self.status.self_tests_failed,
-            });
+            };
+            counter.inc();
             let mut state = self.state();
             let before = state.known.replace((subject.clone(), outcome.clone()));
             drop(state);

@@ -8,6 +8,7 @@ mod restore;
 use std::time::Duration;
 
 use ::iptables::IPTables;
+use serde::{Deserialize, Serialize};
 
 use super::{Error, order};
 use crate::rules::{self, Chain, Family, Redirect, Rule};
@@ -21,7 +22,8 @@ const CHAINS: [Chain; 4] =
     [Chain::Prerouting, Chain::Output, Chain::ProxyInitRedirect, Chain::ProxyInitOutput];
 
 /// Variant of the host's iptables programs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Variant {
     Nft,
     Legacy,

@@ -2,26 +2,25 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use serde::de::DeserializeOwned;
 
+use crate::backoff::{Backoff, Limits};
 use crate::cni::args::PodRef;
 use crate::cni::error::{Error, code};
 use crate::config::pod::{API_SERVICE, ClusterLookup, NO_API_SERVER, facts, namespace_path};
 use crate::config::{Annotations, Config, PodFacts};
+use crate::deadline::{self, Deadline, NoResult};
 use crate::kube::kubeconfig;
 use crate::kube::kubeconfig::Access;
 use crate::kube::retry::Retry;
 use crate::kube::types::{Namespace, Pod, Service};
 use crate::kube::{self, Client, Deadlines};
 
-/// Pause after the first failed request. Each further pause is twice as long.
-const FIRST_PAUSE: Duration = Duration::from_millis(100);
-/// Longest pause between two requests.
-const LONGEST_PAUSE: Duration = Duration::from_secs(2);
+/// Pause after the first failed request, and longest pause between two requests.
+const PAUSE: Limits = [Duration::from_millis(100), Duration::from_secs(2)];
 
 /// Runs `work` on its own thread and waits at most `budget` for the result.
 ///
@@ -33,17 +32,12 @@ pub fn run_within<T: Send + 'static>(
     pod: &PodRef,
     work: impl FnOnce() -> Result<T, Error> + Send + 'static,
 ) -> Result<T, Error> {
-    let (sender, receiver) = mpsc::sync_channel(1);
-    let started = thread::Builder::new().name("api".into()).spawn(move || {
-        // Sending fails only after a timeout, when the receiver is gone.
-        let _ = sender.send(work());
-    });
-    if let Err(error) = started {
-        return Err(Error::new(code::INTERNAL, format!("cannot start a thread: {error}")));
-    }
-    match receiver.recv_timeout(budget) {
+    match deadline::run_within("api", budget, work) {
         Ok(result) => result,
-        Err(RecvTimeoutError::Timeout) => Err(Error::new(
+        Err(NoResult::Start(error)) => {
+            Err(Error::new(code::INTERNAL, format!("cannot start a thread: {error}")))
+        }
+        Err(NoResult::TimedOut) => Err(Error::new(
             code::API_UNREACHABLE,
             format!(
                 "cannot tell whether pod {}/{} is meshed: no answer of the API server within {budget:?}",
@@ -51,7 +45,7 @@ pub fn run_within<T: Send + 'static>(
             ),
         )
         .with_details(UNREACHABLE_REMEDY)),
-        Err(RecvTimeoutError::Disconnected) => Err(Error::new(
+        Err(NoResult::Panicked) => Err(Error::new(
             code::INTERNAL,
             "the request to the API server ended without a result",
         )),
@@ -80,11 +74,11 @@ pub fn fetch_facts(
     facts(found, pod, &mut api)
 }
 
-/// Requests for one pod to the API server that the kubeconfig names, until `end`.
+/// Requests for one pod to the API server that the kubeconfig names, until `deadline`.
 struct Api<'a> {
     config: &'a Config,
     pod: &'a PodRef,
-    end: Instant,
+    deadline: Deadline,
     access: Access,
     client: Client,
     requests: Arc<AtomicU32>,
@@ -97,7 +91,7 @@ impl<'a> Api<'a> {
         Ok(Api {
             config,
             pod,
-            end: Instant::now() + config.api_budget,
+            deadline: Deadline::after(config.api_budget),
             client: new_client(&access, config.api_budget)?,
             access,
             requests,
@@ -106,32 +100,28 @@ impl<'a> Api<'a> {
 
     /// GETs `path`. Retries a final_error that may be temporary while the budget lasts.
     fn get<T: DeserializeOwned>(&mut self, path: &str) -> Result<T, Error> {
-        let mut pause = FIRST_PAUSE;
+        let mut backoff = Backoff::new(PAUSE);
         loop {
             self.requests.fetch_add(1, Ordering::Relaxed);
             let error = match self.client.get(path) {
                 Ok(object) => return Ok(object),
                 Err(error) => error,
             };
+            let pause = backoff.next_delay();
             let wait = match error.retry() {
                 Retry::NewCredential if self.reload_kubeconfig()? => Duration::ZERO,
                 Retry::Never | Retry::NewCredential => return Err(self.final_error(&error)),
                 Retry::Soon => pause,
-                Retry::After(wait) if wait < self.remaining() => wait.max(pause),
+                Retry::After(wait) if wait < self.deadline.remaining() => wait.max(pause),
                 // The server asks for more time than is remaining, so try earlier.
-                Retry::After(_) => LONGEST_PAUSE,
+                Retry::After(_) => PAUSE[1],
             };
-            if wait >= self.remaining() {
+            if wait >= self.deadline.remaining() {
                 return Err(self.final_error(&error));
             }
             tracing::info!("linkerd-cni: trying again in {wait:?}: {error}");
             thread::sleep(wait);
-            pause = (pause * 2).min(LONGEST_PAUSE);
         }
-    }
-
-    fn remaining(&self) -> Duration {
-        self.end.saturating_duration_since(Instant::now())
     }
 
     /// Reads the kubeconfig again, as the agent may have renewed the token. Returns whether the

@@ -10,14 +10,14 @@ use super::api_path::list_path;
 use super::connection::{self, Connection};
 use super::host::Host;
 use super::inspect::{self, Finding, Inspector, ReadFrom};
-use super::pace::{Pace, vary};
+use super::pace::{retries, vary};
 use super::pod_stream::{self, FromPod};
 use super::verdict::{Cause, LABEL, StrandedPod, is_auditable};
+use crate::backoff::jitter;
 use crate::config::annotation;
 use crate::config::pod::{CONTROL_PLANE_LABEL, PROXY};
 use crate::firewall;
 use crate::kube;
-use crate::kube::backoff::jitter;
 use crate::kube::types::Pod;
 
 /// Audits the rules of the node's pods.
@@ -95,14 +95,14 @@ impl Audit {
     /// first period, so that the nodes of a cluster do not audit at the same time.
     pub fn run(mut self) {
         let shared = Arc::clone(&self.shared);
-        let mut pace = Pace::retries();
+        let mut backoff = retries();
         let mut wait = jitter(self.period);
         while !shared.queue.is_closed_within(wait) {
             wait = vary(self.period);
             // One log line for each audit: an invalid setting fails for every pod.
             match self.audit() {
                 Ok(failures) => {
-                    pace.reset();
+                    backoff.reset();
                     if failures.errors > 0 {
                         tracing::warn!(
                             err = failures.first_error,
@@ -112,8 +112,8 @@ impl Audit {
                     }
                 }
                 Err(error) => {
-                    wait = wait.max(pace.lengthen());
-                    shared.metrics.audit_errors.increment();
+                    wait = wait.max(backoff.next_delay());
+                    shared.metrics.audit_errors.inc();
                     tracing::warn!(err = %error, "Cannot audit the pods of this node");
                 }
             }
@@ -143,7 +143,7 @@ impl Audit {
                 failures.unreadable
             );
         }
-        self.shared.metrics.audits.increment();
+        self.shared.metrics.audits.inc();
         Ok(failures)
     }
 
@@ -157,13 +157,15 @@ impl Audit {
         let metrics = &self.shared.metrics;
         match finding {
             Ok(Finding::NotApplicable) => {}
-            Ok(Finding::Complete) => metrics.audit_right.increment(),
+            Ok(Finding::Complete) => {
+                metrics.audit_pods_complete.inc();
+            }
             Ok(Finding::Unreadable) => {
-                metrics.audit_unreadable.increment();
+                metrics.audit_pods_unreadable.inc();
                 failures.unreadable += 1;
             }
             Ok(Finding::Missing(rules, missing)) => {
-                metrics.audit_wrong.increment();
+                metrics.audit_pods_incomplete.inc();
                 tracing::info!(
                     namespace = pod.namespace,
                     name = pod.name,
@@ -173,11 +175,11 @@ impl Audit {
                 );
                 // The next audit finds a pod again that does not fit into the queue.
                 if self.shared.queue.push(pod).is_err() {
-                    metrics.queue_overflow.increment();
+                    metrics.queue_overflow.inc();
                 }
             }
             Err(error) => {
-                metrics.audit_errors.increment();
+                metrics.audit_errors.inc();
                 failures.add(1, || format!("{}/{}: {error}", pod.namespace, pod.name));
             }
         }

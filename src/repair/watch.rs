@@ -7,12 +7,12 @@ use std::time::{Duration, Instant};
 
 use super::api_path::{list_path, watch_path};
 use super::connection::{self, Connection};
-use super::pace::{Pace, Relist, watch_time};
+use super::pace::{Relist, retries, watch_time};
 use super::pod_stream::{self, PodList, WatchEvent};
 use super::verdict::StrandedPod;
 use super::{Shared, WATCH_READ_TIMEOUT};
+use crate::backoff::jitter;
 use crate::kube;
-use crate::kube::backoff::jitter;
 use crate::kube::retry::Retry;
 
 /// Longest wait before the first list, so that controllers that start together on many
@@ -112,7 +112,7 @@ impl Watch {
     /// watches of all nodes at once. Only a watch that lasts a minute resets the back-off.
     pub fn run(mut self) {
         thread::sleep(jitter(START_SPREAD));
-        let mut pace = Pace::retries();
+        let mut backoff = retries();
         let mut relist = Relist::new(Instant::now());
         let mut version = None;
         loop {
@@ -125,7 +125,7 @@ impl Watch {
                 Some(version) => {
                     let result = self.watch(version, &mut round, &relist);
                     if round.began.elapsed() >= STEADY {
-                        pace.reset();
+                        backoff.reset();
                     }
                     result
                 }
@@ -138,8 +138,8 @@ impl Watch {
             if !round.can_continue(&error, now) {
                 version = None;
             }
-            let wait = pace.lengthen().max(error.retry_after());
-            self.shared.metrics.watch_errors.increment();
+            let wait = backoff.next_delay().max(error.retry_after());
+            self.shared.metrics.watch_errors.inc();
             self.shared.health.record_failure(error.to_string());
             tracing::warn!(err = %error, "Cannot watch the pods of this node; next try in {wait:.1?}");
             thread::sleep(wait);
@@ -226,7 +226,7 @@ impl Watch {
 
     /// Records a stranded pod that did not fit into the queue.
     fn overflow(&self) {
-        self.shared.metrics.queue_overflow.increment();
+        self.shared.metrics.queue_overflow.inc();
         self.shared.missed.add(Instant::now());
     }
 }

@@ -85,7 +85,7 @@ impl Worker {
         let Shared { queue, metrics, .. } = &*Arc::clone(&self.shared);
         let wait = self.budget.wait(Instant::now());
         if !wait.is_zero() {
-            metrics.rate_waits.increment();
+            metrics.budget_waits.inc();
             tracing::info!("Waiting {wait:.0?} for the rate of acts to allow another");
             if queue.is_closed_within(wait) {
                 return false;
@@ -97,7 +97,7 @@ impl Worker {
         let mut logged = false;
         while let Err(error) = agent_ready::ready(address) {
             if !logged {
-                metrics.agent_waits.increment();
+                metrics.agent_waits.inc();
                 tracing::warn!("Doing nothing until the node is verified: {error}");
                 logged = true;
             }
@@ -147,20 +147,20 @@ impl Worker {
         let metrics = &self.shared.metrics;
         let line = match self.mode {
             RepairMode::Delete => {
-                metrics.pods_delete_latency.observe(began.elapsed());
-                metrics.pods_deleted.increment();
+                metrics.pods_delete_latency.observe(began.elapsed().as_secs_f64());
+                metrics.pods_deleted.inc();
                 "Deleted pod"
             }
             RepairMode::InPlace => {
-                metrics.pods_repaired.increment();
+                metrics.pods_repaired.inc();
                 "Repaired pod in place"
             }
             RepairMode::Label => {
-                metrics.pods_labelled.increment();
+                metrics.pods_labelled.inc();
                 "Labelled pod"
             }
             RepairMode::Report => {
-                metrics.pods_reported.increment();
+                metrics.pods_reported.inc();
                 // The pod stays stranded: its validator fails again every few seconds.
                 self.histories.ignored.record(pod, began, SystemTime::now());
                 "Pod is stranded"
@@ -174,7 +174,7 @@ impl Worker {
     /// Leaves a pod that is stranded soon after a repair until its hold ends. Reports each
     /// hold once.
     fn hold(&mut self, pod: &StrandedPod) {
-        self.shared.metrics.pods_held.increment();
+        self.shared.metrics.pods_held.inc();
         self.shared.missed.add(Instant::now() + HOLD);
         if self.histories.repaired.is_first_refusal(pod) {
             tracing::warn!(
@@ -190,7 +190,7 @@ impl Worker {
     /// Reports a pod that cannot be repaired, and ignores it from now on.
     fn skip(&mut self, pod: &StrandedPod, why: &str) {
         let (namespace, name) = (&pod.namespace, &pod.name);
-        self.shared.metrics.pods_left.increment();
+        self.shared.metrics.pods_skipped.inc();
         let ignored = &mut self.histories.ignored;
         ignored.record(pod, Instant::now(), SystemTime::now());
         tracing::warn!(namespace, name, "Leaving pod: {why}");
@@ -206,7 +206,7 @@ impl Worker {
         evictions_refused.record(pod, now, SystemTime::now());
         self.shared.missed.add(now + HOLD);
         if refusals_reported.allows(pod, now) {
-            self.shared.metrics.pods_left.increment();
+            self.shared.metrics.pods_skipped.inc();
             refusals_reported.record(pod, now, SystemTime::now());
             tracing::warn!(namespace, name, "Leaving pod for now: {why}");
             self.publish(pod, PodEvent::Skipped(why));
@@ -217,15 +217,15 @@ impl Worker {
         let metrics = &self.shared.metrics;
         let line = match self.mode {
             RepairMode::Delete if error.is_timeout() => {
-                metrics.pods_delete_timeout.increment();
+                metrics.pods_delete_timeout.inc();
                 "Error deleting pod"
             }
             RepairMode::Delete => {
-                metrics.pods_delete_errors.increment();
+                metrics.pods_delete_errors.inc();
                 "Error deleting pod"
             }
             _ => {
-                metrics.repair_errors.increment();
+                metrics.repair_errors.inc();
                 "Error repairing pod"
             }
         };
@@ -240,12 +240,13 @@ impl Worker {
         let result = self.try_publish(pod, event);
         let metrics = &self.shared.metrics;
         match result {
-            Ok(()) => metrics.events_publish_latency.observe(began.elapsed()),
+            Ok(()) => metrics.events_publish_latency.observe(began.elapsed().as_secs_f64()),
             Err(error) => {
-                match error.is_timeout() {
-                    true => metrics.events_publish_timeouts.increment(),
-                    false => metrics.events_publish_errors.increment(),
-                }
+                let counter = match error.is_timeout() {
+                    true => &metrics.events_publish_timeouts,
+                    false => &metrics.events_publish_errors,
+                };
+                counter.inc();
                 tracing::warn!(
                     err = %error,
                     namespace = pod.namespace,

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 use tracing::{debug, info, warn};
 
 use super::{Api, event};
+use crate::agent::problem_log::LastProblem;
 use crate::kube::connection::{Connection, Error};
 
 /// Pause after a failure that a later Event may not have, such as an unreachable API server.
@@ -41,8 +42,7 @@ impl PostFailure {
 /// Posts Events on pods, and logs each kind of failure once.
 #[derive(Default)]
 pub struct Posting {
-    /// The failure that was logged last; `None` once an Event is posted.
-    logged: Option<PostFailure>,
+    last_problem: LastProblem<PostFailure>,
 }
 
 impl Posting {
@@ -54,7 +54,7 @@ impl Posting {
                 return;
             };
             let Err(error) = event::publish_on_pod(connection, &api.settings, &event) else {
-                if self.logged.take().is_some() {
+                if self.last_problem.resolve() {
                     info!("Events on pods are posted again");
                 }
                 continue;
@@ -69,7 +69,7 @@ impl Posting {
                     continue;
                 }
             }
-            if self.logged.replace(failure) == Some(failure) {
+            if !self.last_problem.is_new(failure) {
                 continue;
             }
             match failure {

@@ -4,10 +4,10 @@
 //! An idle node sends less than one request in 5 minutes. In a cluster of 5,000 nodes that is less
 //! than 17 requests a second.
 
-use std::hash::{BuildHasher, RandomState};
 use std::time::{Duration, Instant};
 
 use super::token::Fallback;
+use crate::backoff::{Limits, between, delay};
 
 /// Longest time between two checks of a token that the API server accepts. Jitter
 /// shortens it by up to two fifths, so that checks are 6 to 10 minutes apart.
@@ -21,17 +21,17 @@ const RECORD_GAP_DOUBLINGS: u32 = 3;
 /// Shortest time between two checks that changes of the kubeconfig cause.
 const CHANGE_GAP: Duration = Duration::from_millis(500);
 /// First and longest wait after a check without a usable response. Doubles with each failure.
-const NO_RESPONSE: [Duration; 2] = [Duration::from_millis(500), Duration::from_secs(60)];
+const NO_RESPONSE: Limits = [Duration::from_millis(500), Duration::from_secs(60)];
 /// First and longest wait after a check that found the token refused. The agent is not ready
 /// until a check finds the token accepted.
-const REFUSED: [Duration; 2] = [RECORD_GAP, Duration::from_secs(120)];
+const REFUSED: Limits = [RECORD_GAP, Duration::from_secs(120)];
 /// First and longest wait after a failed TokenRequest, while the plugin uses the agent's token.
-const RENEWAL: [Duration; 2] = [Duration::from_secs(1), CHECK_PERIOD];
+const RENEWAL: Limits = [Duration::from_secs(1), CHECK_PERIOD];
 /// First and longest wait after a failed TokenRequest, while the plugin's last token is valid.
 /// Longer, because the checks of that token are requests too.
-const EARLY_RENEWAL: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(30 * 60)];
+const EARLY_RENEWAL: Limits = [Duration::from_secs(1), Duration::from_secs(30 * 60)];
 /// First and longest wait after a failed TokenRequest, while the plugin has no valid token.
-const URGENT_RENEWAL: [Duration; 2] = NO_RESPONSE;
+const URGENT_RENEWAL: Limits = NO_RESPONSE;
 /// Longest time over which overdue renewals are spread, so that nodes that start together do not
 /// send them together.
 const START_SPREAD: Duration = Duration::from_secs(60);
@@ -147,8 +147,8 @@ impl Schedule {
                 self.revocations = 0;
                 period()
             }
-            CheckResult::Refused => backoff(REFUSED, self.check_failures),
-            CheckResult::Unknown => backoff(NO_RESPONSE, self.check_failures),
+            CheckResult::Refused => delay(REFUSED, self.check_failures),
+            CheckResult::Unknown => delay(NO_RESPONSE, self.check_failures),
         };
         self.check_failures = self.check_failures.saturating_add(1);
         self.checked = Some(now);
@@ -169,7 +169,7 @@ impl Schedule {
             Fallback::LastToken => EARLY_RENEWAL,
             Fallback::NoToken => URGENT_RENEWAL,
         };
-        let wait = backoff(limits, self.renewal_failures).max(retry_after);
+        let wait = delay(limits, self.renewal_failures).max(retry_after);
         self.renewal_failures = self.renewal_failures.saturating_add(1);
         self.renewal = Some(now + wait);
     }
@@ -187,7 +187,7 @@ impl Schedule {
     pub fn revoked(&mut self, now: Instant) {
         let wait = match self.revocations.checked_sub(1) {
             None => Duration::ZERO,
-            Some(earlier) => backoff(RENEWAL, earlier),
+            Some(earlier) => delay(RENEWAL, earlier),
         };
         self.revocations = self.revocations.saturating_add(1);
         self.renewal = self.renewal.map(|_| now + wait);
@@ -206,22 +206,6 @@ pub fn first_renewal(until_half_life: Duration, left: Duration) -> Duration {
 /// Time until the next periodic check, with jitter.
 fn period() -> Duration {
     between(CHECK_PERIOD * 3 / 5, CHECK_PERIOD)
-}
-
-/// Wait after this many `failures`. Doubles from the first to the longest wait; jitter shortens it
-/// by up to two fifths.
-fn backoff([first, longest]: [Duration; 2], failures: u32) -> Duration {
-    let whole = first.saturating_mul(1 << failures.min(16)).min(longest);
-    between(whole * 3 / 5, whole)
-}
-
-/// Returns a random time from `low` to `high`, so that nodes that start together do not send
-/// requests together.
-pub fn between(low: Duration, high: Duration) -> Duration {
-    // The hasher's keys are random. The steps are as fine as a u32 allows, since with coarse
-    // steps many nodes would choose the same time.
-    let random = RandomState::new().hash_one(0) as u32;
-    low + high.saturating_sub(low).mul_f64(f64::from(random) / f64::from(u32::MAX))
 }
 
 #[cfg(test)]

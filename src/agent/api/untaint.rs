@@ -4,15 +4,18 @@ use std::time::{Duration, Instant};
 
 use tracing::{info, warn};
 
-use super::schedule::between;
+use crate::agent::problem_log::LastProblem;
 use crate::agent::settings::Settings;
 use crate::agent::taint;
-use crate::kube::backoff::Backoff;
+use crate::backoff::{Backoff, Limits, between};
 use crate::kube::connection::Connection;
 
 /// Shortest and longest time until the Node is read again after the taint was removed. A Node that
 /// registers again under the same name may have the taint again.
 const RECHECK: [Duration; 2] = [Duration::from_secs(20 * 60), Duration::from_secs(30 * 60)];
+
+/// Time between two tries after a failure.
+const RETRY: Limits = [Duration::from_millis(500), Duration::from_secs(30)];
 
 /// The taint to remove, and when to try next.
 pub struct Untaint {
@@ -20,8 +23,7 @@ pub struct Untaint {
     target: Option<(String, String)>,
     due: Instant,
     backoff: Backoff,
-    /// The failure that was logged last; `None` once the taint is removed.
-    logged: Option<String>,
+    last_problem: LastProblem<String>,
 }
 
 impl Untaint {
@@ -30,7 +32,12 @@ impl Untaint {
         if key.is_some() && node.is_none() {
             warn!("the startup taint stays: LINKERD_CNI_NODE_NAME is not set");
         }
-        Untaint { target: node.zip(key), due: now, backoff: Backoff::default(), logged: None }
+        Untaint {
+            target: node.zip(key),
+            due: now,
+            backoff: Backoff::new(RETRY),
+            last_problem: LastProblem::default(),
+        }
     }
 
     /// Removes the taint if the node is ready and a try is due. Returns when the next try is due;
@@ -51,21 +58,20 @@ impl Untaint {
         });
         let wait = match removed {
             Ok(removed) => {
+                let resolved = self.last_problem.resolve();
                 if removed {
                     info!("took the startup taint {key} off node {node}");
-                } else if self.logged.is_some() {
+                } else if resolved {
                     info!("the startup taint {key} is off node {node}");
                 }
-                self.logged = None;
                 self.backoff.reset();
                 recheck_wait()
             }
             Err(why) => {
                 let why = format!("the startup taint {key} cannot be taken off node {node}: {why}");
-                if self.logged.as_ref() != Some(&why) {
+                if self.last_problem.is_new(why.clone()) {
                     warn!("{why}");
                 }
-                self.logged = Some(why);
                 self.backoff.next_delay()
             }
         };

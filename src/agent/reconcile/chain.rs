@@ -3,7 +3,6 @@
 
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use tracing::info;
@@ -12,7 +11,6 @@ use super::Reconciler;
 use super::pass::{BIN_DIR, CONFLIST, LEFTOVERS, Pass};
 use super::step::{apply, content};
 use crate::agent::platforms;
-use crate::agent::status::Status;
 use crate::agent::uninstall;
 use crate::agent::uninstall::leftovers;
 use crate::conflist::PLUGIN;
@@ -116,8 +114,7 @@ impl Reconciler {
     fn check_bin_dir(&mut self, configs: &[ConfigFile], pass: &mut Pass) {
         let loaded = plan::loaded(configs);
         let warning = loaded.and_then(|loaded| platforms::no_plugins(&self.settings, loaded));
-        let value = warning.is_some().into();
-        self.status.bin_dir_without_plugins.store(value, Ordering::Relaxed);
+        self.status.bin_dir_without_plugins.set(warning.is_some().into());
         if self.had_binary || warning.is_none() {
             self.runtime_finds_plugin |= plan::is_chained(&self.mode, configs);
         }
@@ -171,10 +168,10 @@ impl Reconciler {
             Ok(()) => {
                 pass.wrote = true;
                 if contention.record_write(step.list(), before, now) && !has_entry {
-                    Status::count(&self.status.contentions);
+                    self.status.contentions.inc();
                     self.report_entry_removal(&path);
                 }
-                Status::count(&self.status.conflist_writes);
+                self.status.conflist_writes.inc();
                 // The plan's problem is solved. The next pass verifies that.
                 pass.problems.remove(CONFLIST);
                 info!("Created CNI config {}", path.display());
@@ -197,7 +194,7 @@ impl Reconciler {
         match uninstall::apply_undo(dir, undo, |name| content(&observed.configs, name)) {
             Ok(()) => {
                 pass.wrote = true;
-                Status::count(&self.status.conflist_writes);
+                self.status.conflist_writes.inc();
                 info!("Removed {PLUGIN} from {}", path.display());
                 observed.saved_state.forget(undo.list(), dir)?;
             }

@@ -8,7 +8,6 @@ use super::Reconciler;
 use super::pass::{CREDENTIAL, KUBECONFIG, PLUGIN_TOKEN, Pass};
 use crate::agent::api::token::PluginToken;
 use crate::agent::credential;
-use crate::agent::status::Status;
 
 impl Reconciler {
     /// Writes the kubeconfig if its content or its access is wrong. Writes nothing while there
@@ -37,7 +36,7 @@ impl Reconciler {
             credential::write(&self.settings, &desired)?;
             written = true;
             pass.wrote = true;
-            Status::count(&self.status.kubeconfig_writes);
+            self.status.kubeconfig_writes.inc();
             info!("Wrote kubeconfig {}", path.display());
             // Recorded by the content written, so that a renewed token is never delayed.
             self.overwrites.record_write(KUBECONFIG, &desired, Instant::now());

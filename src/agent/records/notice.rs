@@ -6,8 +6,7 @@
 use crate::agent::api::pod_events::PodEvent;
 use crate::config::ignored::Ignored;
 use crate::kube::event::{EventType, Message};
-
-use crate::agent::record::Record;
+use crate::record::Record;
 
 /// Longest list of elements in a note, in bytes. The API accepts a note of at most 1,024 bytes.
 const ELEMENTS_LIMIT: usize = 500;
@@ -91,7 +90,7 @@ mod tests {
             "pod_uid":"{uid}","container_id":"c","decision":"redirected","requests":2,"ms":3,
             "ignored":{ignored}}}"#
         );
-        Record::read(text.as_bytes()).unwrap()
+        Record::parse(text.as_bytes()).unwrap()
     }
 
     const LISTS: &str = r#"[

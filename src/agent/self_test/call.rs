@@ -5,11 +5,13 @@ use std::io::{self, Read, Seek as _, Write as _};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::poll::{PollFd, PollFlags};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use serde_json::Value;
+
+use crate::deadline::Deadline;
 
 /// How much is kept of stdout and of stderr, in bytes each.
 const OUTPUT_LIMIT: usize = 64 << 10;
@@ -60,7 +62,7 @@ pub fn call(
     program: &Path,
     vars: &[(&str, &str)],
     stdin: &str,
-    end: Instant,
+    end: Deadline,
 ) -> Result<Value, Error> {
     let name = program.display().to_string();
     let start = |source| Error::Start { program: name.clone(), source };
@@ -104,7 +106,7 @@ fn failure(program: String, status: ExitStatus, answer: &Value, stderr: &[u8]) -
 }
 
 /// Reads stdout and stderr until both are closed. Returns `None` if they are still open at `end`.
-fn outputs(child: &mut Child, end: Instant) -> Option<[Vec<u8>; 2]> {
+fn outputs(child: &mut Child, end: Deadline) -> Option<[Vec<u8>; 2]> {
     let (mut stdout, mut stderr) = (child.stdout.take()?, child.stderr.take()?);
     let mut texts = [Vec::new(), Vec::new()];
     let mut open = [true, true];
@@ -114,14 +116,7 @@ fn outputs(child: &mut Child, end: Instant) -> Option<[Vec<u8>; 2]> {
             .filter(|&index| open[index])
             .map(|index| PollFd::new(fds[index], PollFlags::POLLIN))
             .collect();
-        let left = end.saturating_duration_since(Instant::now());
-        let timeout = PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX);
-        if left.is_zero() {
-            return None;
-        }
-        if poll(&mut waited, timeout).unwrap_or(0) == 0 {
-            continue;
-        }
+        end.poll(&mut waited).ok()?;
         let mut ready = waited.iter().map(|fd| fd.any().unwrap_or(true));
         let ready = open.map(|open| open && ready.next().unwrap_or(false));
         if ready[0] {
@@ -150,12 +145,12 @@ fn read(from: &mut impl Read, text: &mut Vec<u8>) -> bool {
 
 /// Waits until the program exits; `None` if it still runs at `end`. A program may close its
 /// outputs and keep running, so this needs a deadline of its own.
-fn wait(child: &mut Child, end: Instant) -> Option<ExitStatus> {
+fn wait(child: &mut Child, end: Deadline) -> Option<ExitStatus> {
     loop {
         if let Ok(Some(status)) = child.try_wait() {
             return Some(status);
         }
-        if Instant::now() >= end {
+        if end.has_passed() {
             return None;
         }
         std::thread::sleep(Duration::from_millis(1));
@@ -164,10 +159,12 @@ fn wait(child: &mut Child, end: Instant) -> Option<ExitStatus> {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Instant;
+
     use super::*;
 
     fn shell(script: &str, patience: Duration) -> Result<Value, Error> {
-        let end = Instant::now() + patience;
+        let end = Deadline::after(patience);
         let vars = [("CNI_COMMAND", "ADD")];
         // A shell reads its script from stdin, as a plugin reads its config.
         call(Path::new("/bin/sh"), &vars, script, end)
@@ -192,7 +189,7 @@ mod tests {
         ] {
             assert_eq!(shell(script, LONG).unwrap_err().to_string(), says);
         }
-        let missing = call(Path::new("/no/such"), &[], "", Instant::now() + LONG);
+        let missing = call(Path::new("/no/such"), &[], "", Deadline::after(LONG));
         let missing = missing.unwrap_err().to_string();
         assert!(missing.starts_with("cannot run /no/such: No such file"));
     }

@@ -21,6 +21,7 @@ use crate::cni::object::Object;
 use crate::config::{Config, Ipv6, PodFacts};
 use crate::conflist::PLUGIN;
 use crate::conflist::{net_dir, plan};
+use crate::deadline::Deadline;
 use crate::kube::kubeconfig;
 use crate::kube::kubeconfig::Access;
 use crate::rules::Redirect;
@@ -116,7 +117,7 @@ impl fmt::Display for Coverage {
 /// Runs the self-test of the plugin binary and the plugin entry that are installed now.
 pub fn run(settings: &Settings) -> TestOutcome {
     let begin = Instant::now();
-    match test(settings, begin + TIMEOUT) {
+    match test(settings, Deadline::after(TIMEOUT)) {
         Ok(coverage) => {
             TestOutcome::Passed(format!("{coverage}, in {} ms", begin.elapsed().as_millis()))
         }
@@ -128,7 +129,7 @@ pub fn run(settings: &Settings) -> TestOutcome {
 }
 
 /// Calls the plugin and opens the connections. Fails with the first error, or at `end`.
-fn test(settings: &Settings, end: Instant) -> Result<Coverage, Error> {
+fn test(settings: &Settings, end: Deadline) -> Result<Coverage, Error> {
     let mut plugin_config = installed_config(settings)?;
     let mut coverage = Coverage {
         substituted_backend: plugin_config.avoid_host_binaries(),
@@ -195,7 +196,7 @@ fn call_plugin(
     plugin_config: &PluginConfig,
     command: &'static str,
     previous: &Value,
-    end: Instant,
+    end: Deadline,
 ) -> Result<Value, Error> {
     let args = format!("IgnoreUnknown=1;K8S_POD_NAMESPACE={POD};K8S_POD_NAME={POD}");
     let vars = [

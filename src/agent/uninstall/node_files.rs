@@ -8,13 +8,13 @@ use std::path::PathBuf;
 use tracing::{info, warn};
 
 use crate::agent::binaries::Binaries;
-use crate::agent::records;
 use crate::agent::settings::Settings;
 use crate::conflist::PLUGIN;
 use crate::conflist::saved_state;
 use crate::conflist::saved_state::SavedState;
 use crate::files;
 use crate::files::Aside;
+use crate::record::SOCKET_NAME;
 
 /// The files under their temporary names, in the order of removal.
 pub struct NodeFiles<'s> {
@@ -79,7 +79,7 @@ impl<'s> NodeFiles<'s> {
                 Err(error) => failures.push(error.to_string()),
             }
         }
-        if let Err(error) = files::remove(&self.settings.net_dir.join(records::SOCKET_NAME)) {
+        if let Err(error) = files::remove(&self.settings.net_dir.join(SOCKET_NAME)) {
             failures.push(error.to_string());
         }
     }

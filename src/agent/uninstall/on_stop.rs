@@ -11,7 +11,6 @@ mod round;
 mod scope;
 
 use std::fs;
-use std::hash::{BuildHasher as _, RandomState};
 use std::io;
 use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, Sender};
@@ -21,6 +20,7 @@ use std::time::{Duration, Instant};
 use tracing::{info, warn};
 
 use crate::agent::settings::Settings;
+use crate::backoff::{Backoff, Limits};
 pub use decision::Decision;
 use decision::{Decider, Finding};
 
@@ -33,10 +33,9 @@ const FIRST_TIMEOUT: Duration = Duration::from_secs(3);
 /// Time-out of each phase of a request in later rounds. Longer, because repeated requests do not
 /// make a slow API server faster.
 const LATER_TIMEOUT: Duration = Duration::from_secs(8);
-/// Pause after the first round, and after each round with a new finding.
-const FIRST_PAUSE: Duration = Duration::from_secs(1);
-/// Longest pause between rounds with the same finding.
-const LAST_PAUSE: Duration = Duration::from_secs(3);
+/// Pause after the first round and after each round with a new finding, and longest pause between
+/// rounds with the same finding.
+const PAUSE: Limits = [Duration::from_secs(1), Duration::from_secs(3)];
 
 /// Whether the node has a kubeconfig, which shows that an earlier agent may have installed the
 /// plugin. Call it before the first reconcile pass, which writes the kubeconfig.
@@ -76,19 +75,18 @@ fn time_to_decide(grace: Duration) -> Duration {
 
 /// Runs rounds of requests and sends each finding, until the receiver is dropped.
 fn send_findings(settings: &Settings, findings: &Sender<Finding>) {
-    let (mut timeout, mut pause) = (FIRST_TIMEOUT, FIRST_PAUSE);
+    let (mut timeout, mut pause) = (FIRST_TIMEOUT, Backoff::new(PAUSE));
     let mut last = None;
     loop {
         let finding = round::run(settings, timeout);
         if last.as_ref() != Some(&finding) {
-            pause = FIRST_PAUSE;
+            pause.reset();
         }
         last = Some(finding.clone());
         if findings.send(finding).is_err() {
             return;
         }
-        thread::sleep(jitter(pause));
-        pause = LAST_PAUSE.min(pause * 3 / 2);
+        thread::sleep(pause.next_delay());
         timeout = LATER_TIMEOUT;
     }
 }
@@ -116,13 +114,6 @@ fn decide_from(
     }
 }
 
-/// Shortens `whole` by up to a quarter at random, so that many nodes do not send requests at the
-/// same time.
-fn jitter(whole: Duration) -> Duration {
-    let random = RandomState::new().hash_one(0) % 1024;
-    whole - whole / 4 * (random as u32) / 1024
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -147,14 +138,5 @@ mod tests {
         assert_eq!(decide_from(&findings, decider(), end), Err(Some(Finding::Rejected)));
         drop(send);
         assert_eq!(decide_from(&findings, decider(), end), Err(None));
-    }
-
-    #[test]
-    fn pauses_have_jitter_of_at_most_a_quarter() {
-        let pauses: Vec<_> = (0..100).map(|_| jitter(LAST_PAUSE)).collect();
-        for pause in &pauses {
-            assert!((LAST_PAUSE * 3 / 4..=LAST_PAUSE).contains(pause), "{pause:?}");
-        }
-        assert!(pauses.iter().any(|pause| *pause != pauses[0]));
     }
 }

@@ -88,7 +88,7 @@ fn what_the_plugin_did_is_in_the_agents_log_and_metrics() {
     let line = log.lines().find(|line| line.contains(failed)).unwrap();
     let why = "the CA of the API server has no PEM certificate in it (code 100)";
     assert!(line.ends_with(why), "{line}");
-    for result in ["passed", "failed"] {
+    for result in ["skipped", "failed"] {
         let sample =
             format!("linkerd_cni_plugin_requests_total{{command=\"ADD\",result=\"{result}\"}}");
         assert_eq!(counts(&agent, &sample), 1);
@@ -163,7 +163,7 @@ fn a_flood_costs_a_few_lines_and_what_is_no_record_none() {
     for bad in ["", "x", "{}", &record("a\\nb"), &record(&"a".repeat(20_000))] {
         until("room", || send(bad));
     }
-    let refused = "linkerd_cni_plugin_refused_records_total";
+    let refused = "linkerd_cni_plugin_rejected_records_total";
     until("all are refused", || counts(&agent, refused) == 5);
     assert!(!agent.log().contains("linkerd-cni: "));
 

@@ -62,7 +62,7 @@ fn a_fight_is_named_with_its_remedy_and_backed_off_from() {
     assert_eq!(status, 500);
     assert!(why.contains("cni.exclusive=false") && why.contains("10-calico.conflist"), "{why}");
     assert!(counter(&agent, "linkerd_cni_agent_conflist_writes_total ") < 25);
-    assert_eq!(counter(&agent, "linkerd_cni_agent_fights_total "), 1);
+    assert_eq!(counter(&agent, "linkerd_cni_agent_contentions_total "), 1);
     let warnings = agent.log().matches("cni.exclusive=false").count();
     assert_eq!(warnings, 1, "{}", agent.log());
     // Once the other one stops, all is well again.

@@ -61,7 +61,7 @@ fn a_pod_that_a_budget_keeps_is_left_and_told_about_once() {
         api.send("MODIFIED", &stranded("web-1"));
     }
     api.send("MODIFIED", &stranded("web-2"));
-    controller.counts("pods_left_total", 2);
+    controller.counts("pods_skipped_total", 2);
     assert!(api.deleted().is_empty());
     eventually("both are told about", || events(&api).len() == 2);
     assert_eq!(events(&api)[0]["type"], "Warning");
@@ -75,7 +75,7 @@ fn a_pod_that_a_budget_keeps_is_tried_again_within_minutes_and_not_told_about_ag
     api.state().evict = Answer::Refusal(429, BUDGET);
     api.state().pods = vec![stranded("web-1")];
     let controller = Controller::watching(&api);
-    controller.counts("pods_left_total", 1);
+    controller.counts("pods_skipped_total", 1);
     api.send("MODIFIED", &stranded("web-1"));
     api.state().evict = Answer::Status(201);
     thread::sleep(Duration::from_secs(61));
@@ -98,7 +98,7 @@ fn an_api_server_that_is_overloaded_is_no_budget_and_is_asked_again() {
         api.send_now("BOOKMARK", &json!({"metadata": {"resourceVersion": "150"}}));
         controller.metric("pods_deleted_total") == 1
     });
-    assert_eq!(controller.metric("pods_left_total"), 0);
+    assert_eq!(controller.metric("pods_skipped_total"), 0);
 }
 
 #[test]
@@ -115,7 +115,7 @@ fn what_the_api_server_refuses_is_not_counted_against_the_rate() {
     api.send("MODIFIED", &stranded("web-1"));
     api.send("MODIFIED", &stranded("web-2"));
     controller.counts("pods_deleted_total", 2);
-    assert_eq!(controller.metric("rate_waits_total"), 0);
+    assert_eq!(controller.metric("budget_waits_total"), 0);
 }
 
 #[test]
@@ -243,7 +243,7 @@ fn no_minute_sees_more_acts_than_the_rate() {
     let controller = Controller::with(&api, &["--rate=7"]);
     controller.counts("pods_deleted_total", 7);
     controller.logs("for the rate of acts");
-    assert_eq!(controller.metric("rate_waits_total"), 1);
+    assert_eq!(controller.metric("budget_waits_total"), 1);
     assert_eq!(api.deleted().len(), 7);
 }
 

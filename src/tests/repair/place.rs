@@ -225,7 +225,7 @@ fn an_audit_restores_flushed_rules_while_connections_go_on() {
     let mut connection = Connection::through(&node);
     let controller = node.controller(&["--audit-seconds=1"]);
     controller.counts("audits_total", 1);
-    assert_eq!(controller.metric("audit_right_total"), 1);
+    assert_eq!(controller.metric("audit_pods_complete_total"), 1);
     // A pod with all its rules causes reads from the API server's cache only.
     let reads = |query: &str| {
         let path = format!("/api/v1/namespaces/emojivoto{query}");
@@ -296,7 +296,7 @@ fn rules_of_the_hosts_iptables_are_right_until_one_is_gone() {
     node.namespaces.serve_in_pod("proxy", 4140);
     let before = node.ruleset();
     let controller = node.controller(&["--audit-seconds=1"]);
-    controller.counts("audit_right_total", 2);
+    controller.counts("audit_pods_complete_total", 2);
     assert_eq!(node.ruleset(), before);
 
     node.namespaces.run("iptables-nft", &["-t", "nat", "-D", "PROXY_INIT_OUTPUT", "1"]);
@@ -324,7 +324,7 @@ fn rules_that_cannot_be_read_are_told_and_left() {
     let node = meshed("legacy");
     let before = node.namespaces.nat("iptables-legacy");
     let controller = node.controller(&["--audit-seconds=1"]);
-    controller.counts("audit_unreadable_total", 2);
+    controller.counts("audit_pods_unreadable_total", 2);
     controller.logs("cannot be read from here: not audited");
     assert_eq!(node.namespaces.nat("iptables-legacy"), before);
     assert_eq!(node.ruleset(), "");
