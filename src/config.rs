@@ -46,8 +46,7 @@ pub mod annotation {
         [SKIP_OUTBOUND_PORTS, SKIP_INBOUND_PORTS, SKIP_SUBNETS, PROXY_UID, PROXY_GID];
 }
 
-const CONFIG_REMEDY: &str =
-    "the entry comes from the ConfigMap linkerd-cni-config, made by the chart's values";
+const CONFIG_REMEDY: &str = "correct the chart's values; the chart renders the plugin entry in the ConfigMap linkerd-cni-config";
 
 /// Namespace and DaemonSet of the agent if the plugin entry does not name them.
 const DEFAULT_AGENT_NAME: &str = "linkerd-cni";
@@ -175,7 +174,7 @@ impl Config {
     pub fn read_leniently(config: &Object) -> Self {
         let mut problem = None;
         let mut top = Section::top(config, &mut problem);
-        let log_level = top.read("log_level", "a text", members::string);
+        let log_level = top.read("log_level", "a string", members::string);
         let mut kubernetes = Section::of("kubernetes", config, &mut problem);
         let kubeconfig = kubernetes.read("kubeconfig", "a path", members::string);
         let mut linkerd = Section::of("linkerd", config, &mut problem);
@@ -184,9 +183,9 @@ impl Config {
         let ipv6 = linkerd.read("ipv6", "one of true, false and \"auto\"", parse_ipv6);
         let detection =
             linkerd.read("pod-detection", "one of annotations and api", parse_detection);
-        let budget = linkerd.read("api-retry-seconds", "from 1 to 60", parse_budget);
+        let budget = linkerd.read("api-retry-seconds", "a whole number from 1 to 60", parse_budget);
         let mut agent_name = |key: &str| {
-            let name = linkerd.read(key, "a text", members::string);
+            let name = linkerd.read(key, "a string", members::string);
             name.unwrap_or_else(|| DEFAULT_AGENT_NAME.to_owned())
         };
         let agent_namespace = agent_name("agent-namespace");
@@ -257,14 +256,14 @@ fn parse_budget(value: &Value) -> Option<Duration> {
 fn config_error(key: &str, problem: &str) -> Error {
     Error::new(
         code::INVALID_CONFIG,
-        format!("network configuration of linkerd-cni: \"linkerd\": \"{key}\": {problem}"),
+        format!("plugin entry of linkerd-cni: \"linkerd\": \"{key}\": {problem}"),
     )
     .with_details(CONFIG_REMEDY)
 }
 
 fn annotation_error(key: &str, value: &str, problem: &str) -> Error {
     Error::new(code::ANNOTATION, format!("annotation {key}: {}: {problem}", quote(value)))
-        .with_details("correct the annotation of the pod or of its namespace")
+        .with_details("correct the annotation on the pod or on its namespace")
 }
 
 #[cfg(test)]

@@ -38,12 +38,12 @@ pub enum IptablesMode {
 /// Why rules could not be written or listed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    #[error("nf_tables of the kernel: {}", source.desc())]
+    #[error("the kernel rejected an nf_tables request: {}", source.desc())]
     Native {
         #[source]
         source: nix::Error,
     },
-    #[error("none of {wanted} is in PATH, /usr/sbin or /sbin of the host")]
+    #[error("none of {wanted} is in PATH, /usr/sbin, /sbin, /usr/bin or /bin of the node")]
     NoPrograms { wanted: String },
     #[error("cannot start {}: {source}", program.display())]
     Start {
@@ -53,11 +53,11 @@ pub enum Error {
     },
     #[error("{} failed: {stderr}", program.display())]
     Restore { program: PathBuf, stderr: String },
-    #[error("{} took longer than {deadline:?} and was killed", program.display())]
+    #[error("{} timed out after {deadline:?} and was killed", program.display())]
     Deadline { program: PathBuf, deadline: Duration },
     #[error("{} cannot list table nat: {message}", program.display())]
     List { program: PathBuf, message: String },
-    #[error("no backend works: {}", errors.iter().map(Error::to_string).collect::<Vec<_>>().join("; "))]
+    #[error("no backend is usable: {}", errors.iter().map(Error::to_string).collect::<Vec<_>>().join("; "))]
     NoBackend { errors: Vec<Error> },
 }
 

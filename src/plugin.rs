@@ -42,7 +42,7 @@ fn run_and_record(
     let config = Config::read_leniently(&request.config);
     start_log(&config);
     if let Some(problem) = config.problem() {
-        tracing::warn!("linkerd-cni: meshed pods will fail: {problem}");
+        tracing::warn!("linkerd-cni: meshed pods will fail until this is corrected: {problem}");
     }
     let kubeconfig = config.kubeconfig.clone();
     let mut record =
@@ -69,7 +69,7 @@ fn add(request: &Request, config: Config, record: &mut Record) -> Result<String,
     if simulate {
         let families = families::families(ipv6, previous_has_ipv6);
         let rules = firewall::simulate(&redirect, families);
-        tracing::warn!("linkerd-cni: simulate is set, the pod gets none of\n{rules}");
+        tracing::warn!("linkerd-cni: simulate is set, these rules are not installed:\n{rules}");
         record.decision = "simulated";
         record.ignore(ignored);
         return Ok(output);
@@ -106,9 +106,12 @@ fn check(request: &Request, config: Config, record: &mut Record) -> Result<Strin
     }
     Err(Error::new(
         code::RULES_MISSING,
-        format!("rules of the pod are missing: {}", firewall::describe_missing(&missing)),
+        format!(
+            "redirect rules of the pod are missing or changed: {}",
+            firewall::describe_missing(&missing)
+        ),
     )
-    .with_details("delete the pod, so that it starts again with its rules"))
+    .with_details("delete the pod; its replacement starts with all redirect rules"))
 }
 
 /// Returns the redirect of the request's pod. `None` means that the pod is skipped;
@@ -186,11 +189,11 @@ fn firewall_error(error: firewall::Error) -> Error {
                 .any(|error| matches!(error, firewall::Error::NoPrograms { .. })) =>
         {
             Error::new(code::NO_IPTABLES, error.to_string()).with_details(
-                "the kernel's nf_tables will not do (nf_tables, nft_chain_nat and nft_redir are needed): load its modules, or install iptables on the node",
+                "nf_tables is not usable in this kernel: load the modules nf_tables, nft_chain_nat and nft_redir, or install iptables on the node",
             )
         }
         _ => Error::new(code::RULES_FAILED, error.to_string()).with_details(
-            "no rule was left behind; if the kernel lacks this kind of rules, set the chart's iptablesMode to another or to auto",
+            "no redirect rules were installed; if the node does not support this backend, set the chart's iptablesMode to auto or to another backend",
         ),
     }
 }

@@ -68,7 +68,7 @@ impl<'a> Section<'a> {
     }
 
     pub fn strings(&mut self, key: &str) -> Vec<String> {
-        self.read(key, "a list of texts", |value| list(value, string)).unwrap_or_default()
+        self.read(key, "a list of strings", |value| list(value, string)).unwrap_or_default()
     }
 
     /// Reads a list of ports. Upstream requires numbers in `ports-to-redirect` and strings in
@@ -89,7 +89,7 @@ impl<'a> Section<'a> {
         self.problem.get_or_insert_with(|| {
             Error::new(
                 code::INVALID_CONFIG,
-                format!("network configuration of linkerd-cni: {path}\"{key}\": {problem}"),
+                format!("plugin entry of linkerd-cni: {path}\"{key}\": {problem}"),
             )
             .with_details(CONFIG_REMEDY)
         });

@@ -19,7 +19,7 @@ const DEFAULT_API_PORTS: [u16; 2] = [443, 6443];
 pub const API_SERVICE: &str = "/api/v1/namespaces/default/services/kubernetes";
 
 /// Remedy for a response that is not a valid API object.
-pub const NO_API_SERVER: &str = "what answers is no Kubernetes API server, or the answer was cut short; the runtime tries again";
+pub const UNEXPECTED_RESPONSE_REMEDY: &str = "check that the server in the kubeconfig is the Kubernetes API server, and that no proxy truncates its responses; the runtime retries the pod";
 
 /// Returns the API path of a namespace.
 pub fn namespace_path(name: &str) -> String {
@@ -124,7 +124,7 @@ fn api_ports(service: Result<Service, Error>) -> Vec<PortRange> {
         Ok(service) => service.spec.ports.iter().flat_map(both_ports).collect(),
         Err(error) => {
             tracing::error!(
-                "linkerd-cni: could not retrieve ports from 'kubernetes' service, taking {DEFAULT_API_PORTS:?}: {error}"
+                "linkerd-cni: cannot read the ports of Service default/kubernetes, using {DEFAULT_API_PORTS:?}: {error}"
             );
             DEFAULT_API_PORTS.map(PortRange::from).to_vec()
         }
@@ -136,11 +136,11 @@ fn not_a_pod(pod: &PodRef) -> Error {
     Error::new(
         code::API_ANSWER,
         format!(
-            "the API server's answer for pod {}/{} is no pod: it has no spec.containers",
+            "unexpected response for pod {}/{}: the object has no spec.containers",
             pod.namespace, pod.name
         ),
     )
-    .with_details(NO_API_SERVER)
+    .with_details(UNEXPECTED_RESPONSE_REMEDY)
 }
 
 /// Returns the Service's port and, if it is a number, its target port.

@@ -4,7 +4,7 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 
-use super::ignored::{INBOUND_KEY, OUTBOUND_KEY};
+use super::ignored::{INBOUND_KEY, OUTBOUND_KEY, PORT_GRAMMAR};
 use super::lists::{PortList, PortListReader};
 use super::{Annotations, Config, PodFacts, Resolved, annotation, annotation_error, config_error};
 use crate::cni::error::{Error, code};
@@ -124,7 +124,7 @@ impl Config {
             return Ok((uid, gid));
         }
         if let (None, Some(text)) = (pod.proxy.uid, pod.annotations.get(annotation::PROXY_UID)) {
-            let wanted = "the UID that the proxy runs with is wanted, above 0, such as 2102; else its own connections would be redirected to the proxy";
+            let wanted = "expected the UID of the proxy, above 0, such as 2102; otherwise the proxy's own connections are redirected to the proxy";
             return Err(annotation_error(annotation::PROXY_UID, text, wanted));
         }
         Err(Error::new(
@@ -132,7 +132,7 @@ impl Config {
             "neither proxy-uid nor proxy-gid is above 0, so the proxy's own connections would be redirected to the proxy",
         )
         .with_details(format!(
-            "set the chart's proxyUID, or the annotation {}, to the UID that the proxy runs with (2102)",
+            "set the chart's proxyUID or the annotation {} to the UID of the proxy, usually 2102",
             annotation::PROXY_UID
         )))
     }
@@ -155,7 +155,7 @@ fn proxy_port(
         Ok(port) if port > 0 => Ok(port),
         _ => Err(config_error(
             key,
-            &format!("{default} is not a port of the proxy: 1 to 65535 is wanted"),
+            &format!("{default} is not a port of the proxy: expected {PORT_GRAMMAR}"),
         )),
     }
 }
@@ -167,7 +167,7 @@ fn redirected_ports(texts: &[String]) -> Result<Vec<u16>, Error> {
             Ok(range) if range.first == range.last => Ok(range.first),
             _ => Err(config_error(
                 "ports-to-redirect",
-                &format!("\"{text}\" is not a port: a number from 0 to 65535 is wanted"),
+                &format!("\"{text}\" is not a port: expected a number from 0 to 65535"),
             )),
         })
         .collect()
@@ -180,7 +180,7 @@ fn subnets<'a>(texts: impl Iterator<Item = &'a str>) -> Result<Vec<Subnet>, Stri
         .map(|text| match subnet(text) {
             Some(net) => Ok(Subnet { net: net.trunc(), text: text.to_owned() }),
             None => Err(format!(
-                "{} is not a subnet: CIDR such as 10.0.0.0/8 or fd00::/8 is wanted",
+                "{} is not a subnet: expected a CIDR such as 10.0.0.0/8 or fd00::/8",
                 quote(text)
             )),
         })
@@ -210,7 +210,7 @@ fn owner(
         (None, Some(text)) => {
             let id = text.trim().parse().ok();
             id.filter(|id| *id <= i64::from(largest)).ok_or_else(|| {
-                let wanted = format!("a whole number up to {largest} is wanted, such as 2102");
+                let wanted = format!("expected a whole number up to {largest}, such as 2102");
                 annotation_error(annotation, text, &wanted)
             })?
         }
@@ -220,7 +220,7 @@ fn owner(
         Ok(0) => Ok(None),
         Ok(id) if id <= largest => Ok(Some(id)),
         _ => {
-            let problem = format!("{id} is above the largest id, {largest}");
+            let problem = format!("{id} is above the largest ID, {largest}");
             Err(config_error(key, &problem))
         }
     }

@@ -46,7 +46,9 @@ pub fn apply(redirect: &Redirect, families: &[Family], variant: Variant) -> Resu
                 for (programs, rules) in &added {
                     let undo = rules::undo_script(rules);
                     if let Err(error) = restore::run(&programs.restore, &undo, RESTORE_DEADLINE) {
-                        tracing::error!("linkerd-cni: cannot take the rules out again: {error}");
+                        tracing::error!(
+                            "linkerd-cni: cannot remove the rules of the other address family: {error}"
+                        );
                     }
                 }
                 return Err(error);
@@ -150,6 +152,6 @@ fn list(programs: &Programs) -> Result<Vec<String>, Error> {
     }
     Err(Error::List {
         program: programs.command.clone(),
-        message: "it printed no chains".to_owned(),
+        message: "its output has no chains".to_owned(),
     })
 }

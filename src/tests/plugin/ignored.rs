@@ -83,10 +83,10 @@ fn a_pod_with_bad_elements_starts_with_upstreams_rules_and_the_agent_is_told() {
 fn strict_annotations_and_lists_of_which_nothing_is_left_fail_the_pod_without_a_rule() {
     let cases = [
         (true, OUT, "http,5432", "\"http\" is not a port"),
-        (true, IN, "80, 81", "\" 81\" has blanks"),
-        (true, "config.linkerd.io/inbound-port", "x", "a port from 1 to 65535 is wanted"),
+        (true, IN, "80, 81", "\" 81\" contains blanks"),
+        (true, "config.linkerd.io/inbound-port", "x", "expected a port from 1 to 65535"),
         (false, OUT, "http", "\"http\" is not a port"),
-        (false, OUT, " ", "\" \" has blanks"),
+        (false, OUT, " ", "\" \" contains blanks"),
     ];
     for (strict, key, value, problem) in cases {
         let (api, namespaces) = (api(json!({key: value}), json!({})), Namespaces::new());
