@@ -1,19 +1,20 @@
 //! Runs the CNI commands ADD, CHECK, DEL, GC, STATUS and VERSION.
 
 mod api;
-pub mod decision;
 mod record;
+pub mod skip;
 
-use crate::config::families;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::cni::error::{Error, code};
 use crate::cni::{Command, Request, args, result, version};
-use crate::config::{Config, Resolved, ignored};
+use crate::config::pod::Mesh;
+use crate::config::{Config, Resolved, families, ignored};
 use crate::{firewall, log, netns};
 use record::Record;
+use skip::SkipReason;
 
 /// Time allowed to program one pod's netns, for all address families together.
 const NETNS_DEADLINE: Duration = Duration::from_secs(20);
@@ -122,32 +123,36 @@ fn redirect_for(
     record: &mut Record,
 ) -> Result<Option<Resolved>, Error> {
     let Some(pod) = args::pod(&request.args)? else {
-        record.decision = "CNI_ARGS name no pod";
+        record.decision = SkipReason::NoPod.text();
         return Ok(None);
     };
     record.namespace.clone_from(&pod.namespace);
     record.pod.clone_from(&pod.name);
-    let annotations = decision::annotations(&request.config);
-    if let Some(reason) = decision::skip_reason(&pod, &config, annotations.as_ref()) {
-        record.decision = reason;
+    let annotations = skip::runtime_annotations(&request.config);
+    if let Some(reason) = skip::skip_reason(&pod, &config, annotations.as_ref()) {
+        record.decision = reason.text();
         return Ok(None);
     }
     let requests = Arc::new(AtomicU32::new(0));
     let counter = Arc::clone(&requests);
     let target = pod.clone();
     let facts = api::run_within(config.api_budget, &pod, move || {
-        match api::fetch_facts(&target, &config, counter)? {
-            Some(facts) => Ok(Some((config.resolve(&facts)?, facts.uid))),
-            None => Ok(None),
-        }
+        Ok(match api::fetch_facts(&target, &config, counter)? {
+            Mesh::Meshed(facts) => Mesh::Meshed((config.resolve(&facts)?, facts.uid)),
+            Mesh::Unmeshed(reason) => Mesh::Unmeshed(reason),
+        })
     });
     record.requests = requests.load(Ordering::Relaxed);
-    record.decision = "it has no proxy, or a linkerd-init";
-    let Some((resolved, uid)) = facts? else {
-        return Ok(None);
-    };
-    record.pod_uid = uid;
-    Ok(Some(resolved))
+    match facts? {
+        Mesh::Meshed((resolved, uid)) => {
+            record.pod_uid = uid;
+            Ok(Some(resolved))
+        }
+        Mesh::Unmeshed(reason) => {
+            record.decision = SkipReason::from(reason).text();
+            Ok(None)
+        }
+    }
 }
 
 /// Rejects a request for the plugin's own netns, in which the rules would redirect the

@@ -11,7 +11,7 @@ use serde::de::DeserializeOwned;
 use crate::cni::args::PodRef;
 use crate::cni::error::{Error, code};
 use crate::config::pod::{
-    API_SERVICE, ClusterLookup, UNEXPECTED_RESPONSE_REMEDY, facts, namespace_path,
+    API_SERVICE, ClusterLookup, Mesh, UNEXPECTED_RESPONSE_REMEDY, facts, namespace_path,
 };
 use crate::config::{Annotations, Config, PodFacts};
 use crate::kube::kubeconfig;
@@ -67,7 +67,7 @@ const REJECTED_REMEDY: &str = "the API server rejected the token in the kubeconf
 const DENIED_REMEDY: &str = "check the ClusterRole and ClusterRoleBinding for the ServiceAccount of the token in the kubeconfig: get pods and namespaces";
 const KUBECONFIG_REMEDY: &str = "the agent (DaemonSet linkerd-cni) writes the kubeconfig; check that the agent is ready on this node";
 
-/// Fetches the facts about `pod`. Returns `None` for an unmeshed pod.
+/// Fetches the facts about `pod`.
 ///
 /// Sends one request for the pod, one for its namespace if a meshed pod lacks an annotation
 /// that upstream reads, and one for the API server's Service if the pod belongs to the
@@ -76,7 +76,7 @@ pub fn fetch_facts(
     pod: &PodRef,
     config: &Config,
     requests: Arc<AtomicU32>,
-) -> Result<Option<PodFacts>, Error> {
+) -> Result<Mesh<PodFacts>, Error> {
     let mut api = Api::open(config, pod, requests)?;
     let PodRef { namespace, name } = pod;
     let found: Pod = api.get(&format!("/api/v1/namespaces/{namespace}/pods/{name}"))?;
