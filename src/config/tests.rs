@@ -1,4 +1,4 @@
-mod lists;
+mod port_lists;
 
 use super::*;
 use crate::ports;
