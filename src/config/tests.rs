@@ -1,6 +1,7 @@
 mod port_lists;
 
 use super::*;
+use crate::cni::error::code;
 use crate::ports;
 use crate::rules::Redirect;
 
