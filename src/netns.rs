@@ -22,7 +22,7 @@ const OWN: &str = "/proc/thread-self/ns/net";
 /// Why code could not run in a netns.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    #[error("cannot make a network namespace: {}", source.desc())]
+    #[error("cannot create a network namespace: {}", source.desc())]
     Make {
         #[source]
         source: nix::Error,
@@ -45,7 +45,7 @@ pub enum Error {
         #[source]
         source: io::Error,
     },
-    #[error("work in network namespace {} took longer than {deadline:?}", path.display())]
+    #[error("work in network namespace {} timed out after {deadline:?}", path.display())]
     Deadline { path: PathBuf, deadline: Duration },
     /// The thread panicked.
     #[error("work in network namespace {} ended without a result", path.display())]

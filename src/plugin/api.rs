@@ -10,7 +10,9 @@ use serde::de::DeserializeOwned;
 use crate::backoff::{Backoff, Limits};
 use crate::cni::args::PodRef;
 use crate::cni::error::{Error, code};
-use crate::config::pod::{API_SERVICE, ClusterLookup, NO_API_SERVER, facts, namespace_path};
+use crate::config::pod::{
+    API_SERVICE, ClusterLookup, Mesh, UNEXPECTED_RESPONSE_REMEDY, facts, namespace_path,
+};
 use crate::config::{Annotations, Config, PodFacts};
 use crate::deadline::{self, Deadline, NoResult};
 use crate::kube::kubeconfig;
@@ -40,25 +42,26 @@ pub fn run_within<T: Send + 'static>(
         Err(NoResult::TimedOut) => Err(Error::new(
             code::API_UNREACHABLE,
             format!(
-                "cannot tell whether pod {}/{} is meshed: no answer of the API server within {budget:?}",
+                "cannot determine whether pod {}/{} is meshed: the API server did not respond within {budget:?}",
                 pod.namespace, pod.name
             ),
         )
         .with_details(UNREACHABLE_REMEDY)),
         Err(NoResult::Panicked) => Err(Error::new(
             code::INTERNAL,
-            "the request to the API server ended without a result",
+            "the thread that sends API requests ended without a result",
         )),
     }
 }
 
 const UNREACHABLE_REMEDY: &str =
-    "the node cannot reach the API server, or not in time; the runtime tries again";
-const CERTIFICATE_REMEDY: &str = "the kubeconfig has another CA than the API server, or its server under another name, or the node's clock is wrong; the agent (DaemonSet linkerd-cni) writes the kubeconfig";
-const KUBECONFIG_REMEDY: &str =
-    "the agent (DaemonSet linkerd-cni) writes the kubeconfig; see whether it is ready on this node";
+    "check that this node can reach the API server; the runtime retries the pod";
+const CERTIFICATE_REMEDY: &str = "the CA or the server name in the kubeconfig does not match the certificate, or the node's clock is wrong; the agent (DaemonSet linkerd-cni) writes the kubeconfig";
+const REJECTED_REMEDY: &str = "the API server rejected the token in the kubeconfig; the agent (DaemonSet linkerd-cni) renews the token, check that the agent is ready on this node";
+const DENIED_REMEDY: &str = "check the ClusterRole and ClusterRoleBinding for the ServiceAccount of the token in the kubeconfig: get pods and namespaces";
+const KUBECONFIG_REMEDY: &str = "the agent (DaemonSet linkerd-cni) writes the kubeconfig; check that the agent is ready on this node";
 
-/// Fetches the facts about `pod`. Returns `None` for an unmeshed pod.
+/// Fetches the facts about `pod`.
 ///
 /// Sends one request for the pod, one for its namespace if a meshed pod lacks an annotation
 /// that upstream reads, and one for the API server's Service if the pod belongs to the
@@ -67,7 +70,7 @@ pub fn fetch_facts(
     pod: &PodRef,
     config: &Config,
     requests: Arc<AtomicU32>,
-) -> Result<Option<PodFacts>, Error> {
+) -> Result<Mesh<PodFacts>, Error> {
     let mut api = Api::open(config, pod, requests)?;
     let PodRef { namespace, name } = pod;
     let found: Pod = api.get(&format!("/api/v1/namespaces/{namespace}/pods/{name}"))?;
@@ -98,7 +101,7 @@ impl<'a> Api<'a> {
         })
     }
 
-    /// GETs `path`. Retries a final_error that may be temporary while the budget lasts.
+    /// GETs `path`. Retries after a temporary error while the budget lasts.
     fn get<T: DeserializeOwned>(&mut self, path: &str) -> Result<T, Error> {
         let mut backoff = Backoff::new(PAUSE);
         loop {
@@ -119,7 +122,7 @@ impl<'a> Api<'a> {
             if wait >= self.deadline.remaining() {
                 return Err(self.final_error(&error));
             }
-            tracing::info!("linkerd-cni: trying again in {wait:?}: {error}");
+            tracing::info!("linkerd-cni: retrying in {wait:?}: {error}");
             thread::sleep(wait);
         }
     }
@@ -140,15 +143,14 @@ impl<'a> Api<'a> {
     fn final_error(&self, error: &kube::Error) -> Error {
         let PodRef { namespace, name } = self.pod;
         let (code, remedy) = match error.code() {
-            Some(401 | 403) => (
-                code::API_REFUSED,
-                "the API server refuses the token in the kubeconfig or its rights; the agent (DaemonSet linkerd-cni) renews it, see whether it is ready on this node",
+            Some(401) => (code::API_REFUSED, REJECTED_REMEDY),
+            Some(403) => (code::API_REFUSED, DENIED_REMEDY),
+            Some(404) => (
+                code::POD_NOT_FOUND,
+                "the pod was deleted, or the kubeconfig belongs to another cluster",
             ),
-            Some(404) => {
-                (code::POD_NOT_FOUND, "the pod is gone, or the kubeconfig is of another cluster")
-            }
-            Some(_) => (code::API_ANSWER, "the API server has a problem; the runtime tries again"),
-            None if error.is_unreadable() => (code::API_ANSWER, NO_API_SERVER),
+            Some(_) => (code::API_ANSWER, "check the API server; the runtime retries the pod"),
+            None if error.is_unreadable() => (code::API_ANSWER, UNEXPECTED_RESPONSE_REMEDY),
             None if error.is_unsendable() => (code::KUBECONFIG, KUBECONFIG_REMEDY),
             None if error.is_certificate() => (code::API_UNREACHABLE, CERTIFICATE_REMEDY),
             None => (code::API_UNREACHABLE, UNREACHABLE_REMEDY),
@@ -157,7 +159,7 @@ impl<'a> Api<'a> {
         Error::new(
             code,
             format!(
-                "cannot tell whether pod {namespace}/{name} is meshed: {error} (request {tries})"
+                "cannot determine whether pod {namespace}/{name} is meshed: {error} (API request {tries})"
             ),
         )
         .with_details(remedy)
@@ -178,7 +180,7 @@ impl ClusterLookup for Api<'_> {
 fn read_access(config: &Config) -> Result<Access, Error> {
     if config.kubeconfig.as_os_str().is_empty() {
         return Err(kubeconfig_error(
-            "network configuration of linkerd-cni: \"kubernetes\": \"kubeconfig\" is not set",
+            "plugin entry of linkerd-cni: \"kubernetes\": \"kubeconfig\" is not set",
         ));
     }
     kubeconfig::read(&config.kubeconfig).map_err(|error| kubeconfig_error(&error.to_string()))

@@ -13,7 +13,7 @@ use crate::cni;
 use crate::cni::args::PodRef;
 use crate::cni::error::code;
 use crate::config::families::families;
-use crate::config::pod::{API_SERVICE, ClusterLookup, facts, is_meshed, namespace_path};
+use crate::config::pod::{API_SERVICE, ClusterLookup, Mesh, facts, is_meshed, namespace_path};
 use crate::config::{Annotations, Config, Ipv6};
 use crate::firewall::{self, Survey};
 use crate::kube::types::{Namespace, Pod, Service};
@@ -102,14 +102,14 @@ impl Inspector {
         let name =
             PodRef { namespace: pod.metadata.namespace.clone(), name: pod.metadata.name.clone() };
         let mut surroundings = ObjectReader { client, objects: &mut self.objects };
-        let Some(facts) = facts(pod, &name, &mut surroundings)? else {
+        let Mesh::Meshed(facts) = facts(pod, &name, &mut surroundings)? else {
             return Ok(Finding::NotApplicable);
         };
         let rules =
             PodRules { netns, redirect: self.config.redirect(&facts)?, ipv6: self.config.ipv6 };
         Ok(match rules.survey()? {
-            Survey::Right => Finding::Complete,
-            Survey::Wrong(missing) => Finding::Missing(rules, missing),
+            Survey::Complete => Finding::Complete,
+            Survey::Missing(missing) => Finding::Missing(rules, missing),
             Survey::Unreadable => Finding::Unreadable,
         })
     }
@@ -180,8 +180,8 @@ impl PodRules {
         let restore = move || firewall::restore(&redirect, families(ipv6, false));
         netns::run(&netns, NETNS_TIMEOUT, restore)??;
         match self.survey()? {
-            Survey::Right => Ok(()),
-            Survey::Wrong(missing) => Err(Error::StillMissing { missing }),
+            Survey::Complete => Ok(()),
+            Survey::Missing(missing) => Err(Error::StillMissing { missing }),
             Survey::Unreadable => Err(Error::StillMissing { missing: Vec::new() }),
         }
     }

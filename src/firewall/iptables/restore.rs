@@ -21,7 +21,7 @@ const STDERR_LIMIT: usize = 4096;
 /// # Errors
 /// Fails with the program's stderr, or with [`Error::Deadline`] after killing the program.
 pub fn run(program: &Path, script: &str, deadline: Duration) -> Result<(), Error> {
-    tracing::debug!("linkerd-cni: {} gets\n{script}", program.display());
+    tracing::debug!("linkerd-cni: input of {}:\n{script}", program.display());
     let start = |source| Error::Start { program: program.to_owned(), source };
     let mut child = Command::new(program)
         .args(["--noflush", "-w", "5"])

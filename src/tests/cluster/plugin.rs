@@ -30,7 +30,7 @@ fn without_an_api_server_unmeshed_pods_start_at_once_and_meshed_ones_say_why_the
         until("the reason", || {
             let log = node.kubelet_log();
             let mut lines = log.lines().filter(|line| line.contains("static-meshed"));
-            lines.any(|line| line.contains("cannot tell whether pod default/static-meshed"))
+            lines.any(|line| line.contains("cannot determine whether pod default/static-meshed"))
         });
         assert!(!meshed.runs(), "a meshed pod must not start bare");
         meshed

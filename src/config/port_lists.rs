@@ -4,8 +4,10 @@
 //! drops it too, but also returns it, so that the pod's owner gets an Event. With
 //! `strict-annotations`, the first invalid element is an error.
 
+use super::Annotations;
+use super::annotation::annotation_error;
 use super::ignored::{Ignored, PORT_GRAMMAR};
-use super::{Annotations, annotation_error, config_error};
+use super::section::config_error;
 use crate::cni::error::Error;
 use crate::ports::{self, InvalidElement, PortRange};
 
@@ -68,7 +70,7 @@ impl PortListReader {
                 continue;
             };
             if self.strict {
-                let problem = format!("{}; {} is wanted", first.error, ports::GRAMMAR);
+                let problem = format!("{}; expected {}", first.error, ports::GRAMMAR);
                 return Err(list.error(&problem));
             }
             last_invalid = Some((list, first.error.clone()));
@@ -79,7 +81,7 @@ impl PortListReader {
         match last_invalid {
             Some((list, error)) if all.is_empty() => {
                 let problem =
-                    format!("{error}; no usable element is left; {} is wanted", ports::GRAMMAR);
+                    format!("{error}; no valid element is left; expected {}", ports::GRAMMAR);
                 Err(list.error(&problem))
             }
             _ => Ok(all),
@@ -99,7 +101,7 @@ impl PortListReader {
         match text.trim().parse() {
             Ok(port) if port > 0 => Ok(Some(port)),
             _ if self.strict => {
-                let problem = format!("{PORT_GRAMMAR} is wanted");
+                let problem = format!("expected {PORT_GRAMMAR}");
                 Err(annotation_error(key, text, &problem))
             }
             _ => {

@@ -62,7 +62,7 @@ fn invalid_elements_are_ignored_as_in_upstream_and_reported() {
         let found = defaults(more).resolve(&facts);
         let Some((inbound, outbound, ignored)) = wanted else {
             let error = found.unwrap_err();
-            assert!(error.msg.contains("no usable element is left"), "{}", error.msg);
+            assert!(error.msg.contains("no valid element is left"), "{}", error.msg);
             continue;
         };
         let found = found.unwrap();
@@ -136,22 +136,22 @@ fn strict_annotations_fail_the_pod_for_each_element_that_is_otherwise_ignored() 
         (
             "skip-outbound-ports",
             "abc",
-            "\"abc\" is not a port: a number from 0 to 65535 is wanted; a list of ports",
+            "\"abc\" is not a port: expected a number from 0 to 65535; expected a list of ports",
         ),
         (
             "skip-inbound-ports",
             "80,70000",
-            "\"70000\" is not a port: a number from 0 to 65535 is wanted",
+            "\"70000\" is not a port: expected a number from 0 to 65535",
         ),
         (
             "skip-inbound-ports",
             "30-20",
-            "\"30-20\": the upper bound of a range must not be below the lower",
+            "\"30-20\" is not a range: the upper bound is below the lower",
         ),
         ("skip-inbound-ports", "80,", "\"\" is not a port"),
-        ("skip-inbound-ports", "80, 81", "\" 81\" has blanks"),
-        ("inbound-port", "x", "a port from 1 to 65535 is wanted"),
-        ("admin-port", "0", "a port from 1 to 65535 is wanted"),
+        ("skip-inbound-ports", "80, 81", "\" 81\" contains blanks"),
+        ("inbound-port", "x", "expected a port from 1 to 65535"),
+        ("admin-port", "0", "expected a port from 1 to 65535"),
     ] {
         let error = redirect(&strict(""), &[(key, value)]).unwrap_err();
         assert_eq!(error.code, code::ANNOTATION);

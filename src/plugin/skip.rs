@@ -4,10 +4,11 @@ use std::collections::BTreeMap;
 
 use crate::cni::args::PodRef;
 use crate::cni::object::Object;
+use crate::config::pod::Unmeshed;
 use crate::config::{Annotations, Config, Detection};
 
-/// Capability with which a runtime skip_reason the pod's annotations to the plugin, if the plugin
-/// entry declares it (containerd since 1.5, CRI-O since 1.29).
+/// Capability with which a runtime passes the pod's annotations to the plugin, if the plugin entry
+/// declares it (containerd since 1.5, CRI-O since 1.29).
 const ANNOTATIONS_CAPABILITY: &str = "io.kubernetes.cri.pod-annotations";
 /// Annotation that enables or disables the proxy injector for a pod.
 const INJECT: &str = "linkerd.io/inject";
@@ -16,23 +17,69 @@ const CREATED_BY: &str = "linkerd.io/created-by";
 /// Start of [`CREATED_BY`] on pods to which the proxy injector added a proxy.
 const INJECTOR: &str = "linkerd/proxy-injector";
 
-/// Returns why the pod is skipped, in words for logs. `None` means that only the API server
-/// can tell whether the pod is meshed.
+/// Why the plugin skips a pod.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SkipReason {
+    /// `CNI_ARGS` name no pod, so the runtime does not act for Kubernetes.
+    NoPod,
+    ExcludedNamespace,
+    AgentPod,
+    NoLinkerdAnnotation,
+    /// The annotation [`INJECT`] is `disabled`, and nothing suggests a proxy.
+    InjectionDisabled,
+    NoProxy,
+    /// The init container `linkerd-init` installs the redirect rules.
+    ProxyInit,
+}
+
+impl SkipReason {
+    /// Returns the reason for logs and plugin records.
+    pub fn text(self) -> &'static str {
+        match self {
+            SkipReason::NoPod => "skipped: no pod in CNI_ARGS",
+            SkipReason::ExcludedNamespace => "skipped: excluded namespace",
+            SkipReason::AgentPod => "skipped: agent pod",
+            SkipReason::NoLinkerdAnnotation => "skipped: not meshed (no Linkerd annotation)",
+            SkipReason::InjectionDisabled => "skipped: not meshed (linkerd.io/inject: disabled)",
+            SkipReason::NoProxy => "skipped: no linkerd-proxy container",
+            SkipReason::ProxyInit => "skipped: linkerd-init container",
+        }
+    }
+}
+
+impl From<Unmeshed> for SkipReason {
+    fn from(unmeshed: Unmeshed) -> Self {
+        match unmeshed {
+            Unmeshed::NoProxy => SkipReason::NoProxy,
+            Unmeshed::ProxyInit => SkipReason::ProxyInit,
+        }
+    }
+}
+
+/// Returns why the pod is skipped. `None` means that only the API server can tell whether the pod
+/// is meshed.
 pub fn skip_reason(
     pod: &PodRef,
     config: &Config,
     annotations: Option<&Annotations>,
-) -> Option<&'static str> {
+) -> Option<SkipReason> {
     if config.exclude_namespaces.contains(&pod.namespace) {
-        return Some("its namespace is excluded");
+        return Some(SkipReason::ExcludedNamespace);
     }
     if is_agent_pod(pod, config) {
-        return Some("it is the agent's own pod");
+        return Some(SkipReason::AgentPod);
     }
     if config.detection == Detection::Api {
         return None;
     }
-    (!may_be_meshed(annotations?)).then_some("it has no annotation of Linkerd")
+    let annotations = annotations?;
+    if may_be_meshed(annotations) {
+        return None;
+    }
+    Some(match is_disabled(annotations) {
+        true => SkipReason::InjectionDisabled,
+        false => SkipReason::NoLinkerdAnnotation,
+    })
 }
 
 /// Whether the pod belongs to the agent's DaemonSet, by its namespace and name. The suffix of a
@@ -57,12 +104,17 @@ fn is_agent_pod(pod: &PodRef, config: &Config) -> bool {
 /// The agent's pods have these two and no other, in upstream's chart and in this one. Without
 /// `inject: disabled`, `created-by` counts, as charts also set it on pods with a proxy.
 fn may_be_meshed(annotations: &Annotations) -> bool {
-    let is_disabled = annotations.get(INJECT).is_some_and(|value| value == "disabled");
+    let is_disabled = is_disabled(annotations);
     annotations.iter().any(|(key, value)| match key.as_str() {
         INJECT => !is_disabled,
         CREATED_BY => !is_disabled || value.starts_with(INJECTOR),
         key => is_linkerd_key(key),
     })
+}
+
+/// Whether the pod's author disabled the proxy injector.
+fn is_disabled(annotations: &Annotations) -> bool {
+    annotations.get(INJECT).is_some_and(|value| value == "disabled")
 }
 
 /// Whether the domain of an annotation key is `linkerd.io` or a subdomain.
@@ -72,7 +124,7 @@ fn is_linkerd_key(key: &str) -> bool {
 }
 
 /// Returns the pod's annotations if the runtime passes them to the plugin.
-pub fn annotations(config: &Object) -> Option<Annotations> {
+pub fn runtime_annotations(config: &Object) -> Option<Annotations> {
     let runtime: Object = serde_json::from_str(config.given("runtimeConfig")?.get()).ok()?;
     let annotations: BTreeMap<String, String> =
         serde_json::from_str(runtime.given(ANNOTATIONS_CAPABILITY)?.get()).ok()?;
@@ -90,7 +142,7 @@ mod tests {
 
     fn from_runtime(annotations: &str) -> Option<Annotations> {
         let text = format!(r#"{{"runtimeConfig":{{"{ANNOTATIONS_CAPABILITY}":{annotations}}}}}"#);
-        super::annotations(&serde_json::from_str(&text).unwrap())
+        runtime_annotations(&serde_json::from_str(&text).unwrap())
     }
 
     fn pod(namespace: &str, name: &str) -> PodRef {
@@ -99,26 +151,27 @@ mod tests {
 
     #[test]
     fn a_pod_without_linkerd_annotations_is_skipped() {
-        let skipped = Some("it has no annotation of Linkerd");
+        let none = Some(SkipReason::NoLinkerdAnnotation);
+        let disabled = Some(SkipReason::InjectionDisabled);
         let cases = [
-            ("{}", skipped),
-            (r#"{"kubernetes.io/config.source":"api"}"#, skipped),
-            (r#"{"linkerd.io/inject":"disabled"}"#, skipped),
-            (r#"{"notlinkerd.io/inject":"enabled"}"#, skipped),
+            ("{}", none),
+            (r#"{"kubernetes.io/config.source":"api"}"#, none),
+            (r#"{"linkerd.io/inject":"disabled"}"#, disabled),
+            (r#"{"notlinkerd.io/inject":"enabled"}"#, none),
             (r#"{"linkerd.io/inject":"enabled"}"#, None),
             (r#"{"linkerd.io/inject":"disabled","linkerd.io/proxy-version":"x"}"#, None),
             (
                 r#"{"linkerd.io/inject":"disabled","linkerd.io/created-by":"linkerd/helm v1.7.0"}"#,
-                skipped,
+                disabled,
             ),
             (
                 r#"{"linkerd.io/inject":"disabled","linkerd.io/created-by":"linkerd/cli v1","checksum/config":"x"}"#,
-                skipped,
+                disabled,
             ),
             (
                 // Charts set `created-by` from their value `cliVersion`, which may be any text.
                 r#"{"linkerd.io/inject":"disabled","linkerd.io/created-by":"foo"}"#,
-                skipped,
+                disabled,
             ),
             (
                 r#"{"linkerd.io/inject":"disabled","linkerd.io/created-by":"linkerd/proxy-injector edge-1"}"#,
@@ -159,7 +212,7 @@ mod tests {
 
     #[test]
     fn the_agents_pod_is_recognized_by_namespace_and_daemonset_of_the_plugin_entry() {
-        let own = Some("it is the agent's own pod");
+        let own = Some(SkipReason::AgentPod);
         let usual = ("linkerd-cni", "linkerd-cni-x7x4z");
         let renamed = ("mesh", "mesh-cni-x7x4z");
         for (linkerd, (namespace, name), wanted) in [
@@ -183,8 +236,8 @@ mod tests {
             r#"{"exclude-namespaces":["kube-system"],"agent-namespace":"cni","pod-detection":"api"}"#,
         );
         let cases = [
-            ("kube-system", "any", Some("its namespace is excluded")),
-            ("cni", "linkerd-cni-x7x4z", Some("it is the agent's own pod")),
+            ("kube-system", "any", Some(SkipReason::ExcludedNamespace)),
+            ("cni", "linkerd-cni-x7x4z", Some(SkipReason::AgentPod)),
             ("cni", "web", None),
             ("cni", "linkerd-cni", None),
             ("cni", "linkerd-cni-", None),

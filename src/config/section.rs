@@ -2,8 +2,10 @@
 
 use serde_json::{Map, Value};
 
-use super::{CONFIG_REMEDY, Error, Object, code};
+use crate::cni::error::{Error, code};
+use crate::cni::object::Object;
 
+const CONFIG_REMEDY: &str = "correct the chart's values; the chart renders the plugin entry in the ConfigMap linkerd-cni-config";
 /// Length to which an invalid value is cut in an error, in characters.
 const QUOTE_LIMIT: usize = 100;
 
@@ -68,7 +70,7 @@ impl<'a> Section<'a> {
     }
 
     pub fn strings(&mut self, key: &str) -> Vec<String> {
-        self.read(key, "a list of texts", |value| list(value, string)).unwrap_or_default()
+        self.read(key, "a list of strings", |value| list(value, string)).unwrap_or_default()
     }
 
     /// Reads a list of ports. Upstream requires numbers in `ports-to-redirect` and strings in
@@ -86,14 +88,21 @@ impl<'a> Section<'a> {
 
     fn report(&mut self, key: &str, problem: &str) {
         let path = &self.path;
-        self.problem.get_or_insert_with(|| {
-            Error::new(
-                code::INVALID_CONFIG,
-                format!("network configuration of linkerd-cni: {path}\"{key}\": {problem}"),
-            )
-            .with_details(CONFIG_REMEDY)
-        });
+        self.problem.get_or_insert_with(|| entry_error(path, key, problem));
     }
+}
+
+/// Error for the invalid value of `key` in the object `"linkerd"` of the plugin entry.
+pub(super) fn config_error(key: &str, problem: &str) -> Error {
+    entry_error("\"linkerd\": ", key, problem)
+}
+
+fn entry_error(path: &str, key: &str, problem: &str) -> Error {
+    Error::new(
+        code::INVALID_CONFIG,
+        format!("plugin entry of linkerd-cni: {path}\"{key}\": {problem}"),
+    )
+    .with_details(CONFIG_REMEDY)
 }
 
 pub(super) fn string(value: &Value) -> Option<String> {
