@@ -33,7 +33,7 @@ use ureq::unversioned::transport::{Connector as _, TcpConnector};
 use ureq::{Agent, Body};
 
 pub use error::Error;
-use kubeconfig::Access;
+use kubeconfig::ApiAccess;
 use tls::Tls;
 use types::Status;
 
@@ -91,7 +91,7 @@ impl Client {
     /// Prepares a client; sends nothing. Fails if the CA is invalid.
     ///
     /// `user_agent` appears in the audit log of the API server, e.g. `linkerd-cni`.
-    pub fn new(access: &Access, user_agent: &str, deadlines: Deadlines) -> Result<Self, Error> {
+    pub fn new(access: &ApiAccess, user_agent: &str, deadlines: Deadlines) -> Result<Self, Error> {
         let agent = || {
             Agent::config_builder()
                 .proxy(None)

@@ -1,9 +1,9 @@
-//! Errors of operations on files of the host.
+//! Errors of operations on files of the host, and what an operator can do about them.
 
 use std::io;
 use std::path::{Path, PathBuf};
 
-use super::remedy::remedy;
+use rustix::io::Errno;
 
 /// Why an operation on a file of the host failed.
 #[derive(Debug, thiserror::Error)]
@@ -34,4 +34,52 @@ impl Error {
 pub(super) fn failed(act: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Error {
     let path = path.to_owned();
     move |source| Error::Io { act, path, source }
+}
+
+/// Returns the remedy for `error` while doing `act`, to append to the error's text. Empty if the
+/// text already shows what to do.
+pub fn remedy(act: &str, error: &io::Error) -> &'static str {
+    match Errno::from_io_error(error) {
+        Some(Errno::NOSPC | Errno::DQUOT) => "; free space or inodes on that disk of the node",
+        Some(Errno::ROFS) => {
+            "; remount that file system of the node writable, or set the chart's platform, \
+             destCNINetDir or destCNIBinDir to a directory that is"
+        }
+        Some(Errno::ACCESS | Errno::PERM) => {
+            "; where SELinux is enforced, set the chart's seLinuxOptions (such as type: spc_t) or \
+             privileged=true"
+        }
+        Some(Errno::BUSY) => "; something is mounted there on the node, take that mount away",
+        Some(Errno::ISDIR) => "; a directory of the node is in its place, take it away",
+        Some(Errno::NOENT) if act == "create" => {
+            "; if the directory was made anew on the node, delete this pod, which still has the \
+             old one mounted"
+        }
+        _ => "",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn errors_that_the_node_causes_have_a_remedy_and_others_have_none() {
+        for (errno, act, part) in [
+            (Errno::NOSPC, "write", "free space"),
+            (Errno::DQUOT, "write", "free space"),
+            (Errno::ROFS, "create", "destCNIBinDir"),
+            (Errno::ACCESS, "create", "seLinuxOptions"),
+            (Errno::PERM, "replace", "privileged=true"),
+            (Errno::BUSY, "replace", "mounted there"),
+            (Errno::ISDIR, "replace", "take it away"),
+            (Errno::NOENT, "create", "delete this pod"),
+        ] {
+            let text = remedy(act, &errno.into());
+            assert!(text.starts_with("; ") && text.contains(part), "{text}");
+        }
+        for (errno, act) in [(Errno::NOENT, "read"), (Errno::IO, "write")] {
+            assert_eq!(remedy(act, &errno.into()), "");
+        }
+    }
 }

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use super::kubeconfig;
-use super::kubeconfig::{Access, Overrides};
+use super::kubeconfig::{ApiAccess, Overrides};
 use super::{Client, Deadlines, Impersonate};
 
 /// Where address and credential of the API server come from.
@@ -32,7 +32,7 @@ pub struct Connection {
     user_agent: &'static str,
     deadlines: Deadlines,
     impersonate: Impersonate,
-    current: Option<(Access, Client)>,
+    current: Option<(ApiAccess, Client)>,
 }
 
 impl Connection {
@@ -73,7 +73,7 @@ impl Connection {
     }
 }
 
-fn read(source: &Source) -> Result<Access, kubeconfig::Error> {
+fn read(source: &Source) -> Result<ApiAccess, kubeconfig::Error> {
     match source {
         Source::InCluster { host, port, dir } => kubeconfig::in_cluster(host, port, dir),
         Source::Kubeconfig(path) => kubeconfig::read(path),

@@ -21,7 +21,7 @@ use ureq::unversioned::transport::{
 };
 
 use super::Error;
-use super::kubeconfig::Access;
+use super::kubeconfig::ApiAccess;
 
 /// webpki's error for a server certificate that is a CA. webpki checks that after the time of
 /// validity, so such a certificate is neither expired nor not yet valid.
@@ -36,7 +36,7 @@ pub struct Tls {
 impl Tls {
     /// Trusts the CA of the kubeconfig. Returns `None` if the server is not verified. Fails if the
     /// CA has no certificate or is not valid PEM.
-    pub fn of(access: &Access) -> Result<Option<Self>, Error> {
+    pub fn of(access: &ApiAccess) -> Result<Option<Self>, Error> {
         if access.insecure || !access.server.starts_with("https://") {
             return Ok(None);
         }

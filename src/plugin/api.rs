@@ -13,7 +13,7 @@ use crate::cni::error::{Error, code};
 use crate::config::pod::{API_SERVICE, ClusterLookup, NO_API_SERVER, facts, namespace_path};
 use crate::config::{Annotations, Config, PodFacts};
 use crate::kube::kubeconfig;
-use crate::kube::kubeconfig::Access;
+use crate::kube::kubeconfig::ApiAccess;
 use crate::kube::retry::Retry;
 use crate::kube::types::{Namespace, Pod, Service};
 use crate::kube::{self, Client, Deadlines};
@@ -85,7 +85,7 @@ struct Api<'a> {
     config: &'a Config,
     pod: &'a PodRef,
     end: Instant,
-    access: Access,
+    access: ApiAccess,
     client: Client,
     requests: Arc<AtomicU32>,
 }
@@ -185,7 +185,7 @@ impl ClusterLookup for Api<'_> {
     }
 }
 
-fn read_access(config: &Config) -> Result<Access, Error> {
+fn read_access(config: &Config) -> Result<ApiAccess, Error> {
     if config.kubeconfig.as_os_str().is_empty() {
         return Err(kubeconfig_error(
             "network configuration of linkerd-cni: \"kubernetes\": \"kubeconfig\" is not set",
@@ -196,7 +196,7 @@ fn read_access(config: &Config) -> Result<Access, Error> {
 
 /// Prepares a client. Its deadlines leave time for a second request if the server does not
 /// respond to the first.
-fn new_client(access: &Access, budget: Duration) -> Result<Client, Error> {
+fn new_client(access: &ApiAccess, budget: Duration) -> Result<Client, Error> {
     let deadlines = Deadlines { connect: budget / 3, response: budget / 2, body: budget / 2 };
     Client::new(access, "linkerd-cni", deadlines)
         .map_err(|error| kubeconfig_error(&error.to_string()))

@@ -1,10 +1,10 @@
 use std::path::Path;
 
-use super::select::parse;
+use super::selection::parse;
 use super::*;
 
-fn access() -> Access {
-    Access {
+fn access() -> ApiAccess {
+    ApiAccess {
         server: server("fd00:10:96::1", "443"),
         ca: b"-----BEGIN CERTIFICATE-----".to_vec(),
         insecure: false,
@@ -12,19 +12,19 @@ fn access() -> Access {
     }
 }
 
-fn parsed(text: &str) -> Result<Access, Error> {
+fn parsed(text: &str) -> Result<ApiAccess, Error> {
     let overrides = Overrides { context: Some(CONTEXT.into()), ..Overrides::default() };
     parsed_with(text, &overrides)
 }
 
-fn parsed_with(text: &str, overrides: &Overrides) -> Result<Access, Error> {
+fn parsed_with(text: &str, overrides: &Overrides) -> Result<ApiAccess, Error> {
     parse(Path::new("/kc"), text.as_bytes(), overrides)
 }
 
 #[test]
 fn a_rendered_kubeconfig_is_read_back_unchanged() {
     assert_eq!(parsed(&render(&access())).unwrap(), access());
-    let insecure = Access { insecure: true, ca: Vec::new(), ..access() };
+    let insecure = ApiAccess { insecure: true, ca: Vec::new(), ..access() };
     assert_eq!(parsed(&render(&insecure)).unwrap(), insecure);
 }
 

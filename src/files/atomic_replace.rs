@@ -85,7 +85,7 @@ fn swap(one: &Path, other: &Path) -> Result<(), Errno> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::files::Access;
+    use crate::files::FileAccess;
 
     #[test]
     fn content_written_in_between_is_put_back() {
@@ -95,7 +95,7 @@ mod tests {
             fs::write(&path, now).unwrap();
             let new = Temporary::beside(&path).unwrap();
             let ours = |file: &mut fs::File| io::Write::write_all(file, b"ours");
-            new.fill(Access::own(0o600), ours).unwrap();
+            new.fill(FileAccess::own(0o600), ours).unwrap();
             replace(new, b"before", b"ours")
         };
         put("before").unwrap();
@@ -110,7 +110,7 @@ mod tests {
     fn an_existing_file_is_not_replaced_by_create() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("10-x.conf");
-        let make = |text: &[u8]| super::super::create(&path, text, Access::own(0o600), &path);
+        let make = |text: &[u8]| super::super::create(&path, text, FileAccess::own(0o600), &path);
         make(b"theirs").unwrap();
         let raced = make(b"ours").unwrap_err();
         assert!(matches!(raced, Error::Raced { .. }), "{raced}");

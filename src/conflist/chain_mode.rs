@@ -56,9 +56,9 @@ impl ChainMode {
             return Ok(mode);
         };
         match (&mode, ConfigKind::of(name)) {
-            (_, None) => Err("ends in none of .conflist, .conf and .json, so no runtime loads it"),
+            (_, None) => Err("does not end in .conflist, .conf or .json, so no runtime loads it"),
             (ChainMode::Copy(_), Some(ConfigKind::Conf | ConfigKind::Json)) => {
-                Err("does not end in .conflist, as the copy of a chain must")
+                Err("does not end in .conflist, which the copy of a conflist needs")
             }
             _ if name == kubeconfig_name => Err("is the name of the kubeconfig"),
             _ => Ok(mode),
@@ -66,7 +66,7 @@ impl ChainMode {
     }
 
     /// Returns the name of the file that only the agent writes, if the mode has one.
-    pub fn own(&self) -> Option<&str> {
+    pub fn own_config(&self) -> Option<&str> {
         match self {
             ChainMode::Standalone(name) | ChainMode::Copy(name) => Some(name),
             ChainMode::Every | ChainMode::Only(_) => None,

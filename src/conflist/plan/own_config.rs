@@ -1,23 +1,23 @@
 //! The file that only the agent writes: a standalone config, or a copy of the active network config
 //! with the plugin entry.
 
-use super::active::{loadable, loaded, no_network};
-use super::steps::{Chaining, Step, UnchainStep};
+use super::active::{active, is_loadable, no_network_config};
+use super::steps::{ChainStep, Plan, UnchainStep};
 use crate::conflist;
-use crate::conflist::mode;
+use crate::conflist::chain_mode;
 use crate::conflist::net_dir::{ConfigFile, ConfigKind, Content};
 use crate::conflist::saved_state::SavedState;
 use crate::conflist::{Conflist, Entry, PLUGIN, plugin_types};
-use crate::files::Access;
+use crate::files::FileAccess;
 
 /// File mode of a standalone config: only the runtime, as root, reads it.
 const MODE: u32 = 0o600;
 
 /// Returns whether only the agent writes `file`. If the saved state was lost, the agent's default
 /// file names with the plugin as content tell.
-pub(super) fn is_own(file: &ConfigFile, saved: &SavedState) -> bool {
-    saved.own.contains_key(&file.name)
-        || [mode::STANDALONE, mode::COPY].contains(&&*file.name) && calls_plugin(file)
+pub(super) fn is_own_config(file: &ConfigFile, saved: &SavedState) -> bool {
+    saved.own_configs.contains_key(&file.name)
+        || [chain_mode::STANDALONE, chain_mode::COPY].contains(&&*file.name) && calls_plugin(file)
 }
 
 /// Returns whether the file calls the plugin, and if it is a `.conf` or `.json`, no other plugin.
@@ -35,23 +35,23 @@ fn calls_plugin(file: &ConfigFile) -> bool {
 }
 
 /// Plans the standalone config `name`.
-pub fn standalone(name: &str, found: &[ConfigFile], entry: &Entry, saved: &SavedState) -> Chaining {
+pub fn standalone(name: &str, found: &[ConfigFile], entry: &Entry, saved: &SavedState) -> Plan {
     let wanted = Content {
         text: match ConfigKind::of(name) {
-            Some(ConfigKind::Conflist) => entry.as_list(),
-            _ => entry.as_conf(),
+            Some(ConfigKind::Conflist) => entry.standalone_conflist(),
+            _ => entry.standalone_conf(),
         },
-        access: Access::own(MODE),
+        access: FileAccess::own(MODE),
         link: None,
     };
-    let mut plan = Chaining::default();
+    let mut plan = Plan::default();
     plan.write_own(name, found, wanted, None, saved);
-    let first = loaded(found).filter(|loaded| loaded.name == name);
-    let others = found.iter().any(|file| file.name != name && loadable(file));
-    if first.is_some() && others {
-        plan.doubt = Some(format!(
-            "{name} comes before all other configurations here: a runtime that reads this \
-             directory would give pods no network but that; set cniConfFileName to a later name"
+    let is_active = active(found).is_some_and(|active| active.name == name);
+    let others = found.iter().any(|file| file.name != name && is_loadable(file));
+    if is_active && others {
+        plan.warning = Some(format!(
+            "{name} sorts before the other network configs: if a runtime reads this directory, \
+             pods get no network; set cniConfFileName to a name that sorts last"
         ));
     }
     plan
@@ -64,41 +64,42 @@ pub fn copy(
     foreign: &[&ConfigFile],
     entry: &Entry,
     saved: &SavedState,
-) -> Chaining {
-    let mut plan = Chaining::default();
+) -> Plan {
+    let mut plan = Plan::default();
     let existing = found.iter().find(|file| file.name == name);
-    plan.unchained = name_taken(existing, saved);
-    if plan.unchained.is_some() {
+    plan.not_chained = name_taken(existing, saved);
+    if plan.not_chained.is_some() {
         return plan;
     }
-    let source = match source(foreign, saved.own.get(name).and_then(Option::as_deref)) {
+    let source = match source(foreign, saved.own_configs.get(name).and_then(Option::as_deref)) {
         Source::Valid(file) => file,
         Source::Damaged(file) => {
-            plan.unchained = Some(format!(
-                "{} cannot be read as a network now, so {name} is a copy of what it was",
+            plan.not_chained = Some(format!(
+                "{} is invalid, so {name} remains a copy of its last valid content",
                 file.name
             ));
             return plan;
         }
         Source::Missing => {
-            plan.unchained = Some(no_network(foreign));
-            let stale = existing.filter(|file| is_own(file, saved));
-            plan.undo.extend(stale.map(|file| UnchainStep::Drop { list: file.name.clone() }));
+            plan.not_chained = Some(no_network_config(foreign));
+            let stale = existing.filter(|file| is_own_config(file, saved));
+            plan.unchain_steps
+                .extend(stale.map(|file| UnchainStep::RemoveFile { name: file.name.clone() }));
             return plan;
         }
     };
     let wanted = match copy_of(source, entry) {
         Ok(wanted) => wanted,
         Err(reason) => {
-            plan.unchained = Some(format!("{} {reason}", source.name));
+            plan.not_chained = Some(format!("{} {reason}", source.name));
             return plan;
         }
     };
     plan.write_own(name, found, wanted, Some(source.name.clone()), saved);
-    if plan.unchained.is_none() && loaded(found).is_some_and(|loaded| loaded.name != name) {
-        plan.unchained = Some(format!(
-            "the runtime loads {}, which comes before {name}: set cniConfFileName to a name that \
-             comes first",
+    if plan.not_chained.is_none() && active(found).is_some_and(|active| active.name != name) {
+        plan.not_chained = Some(format!(
+            "the active network config is {}, which sorts before {name}: set cniConfFileName to a \
+             name that sorts first",
             source.name
         ));
     }
@@ -117,7 +118,7 @@ enum Source<'f> {
 /// wins if it comes first: its owner is probably writing it.
 fn source<'f>(foreign: &[&'f ConfigFile], of: Option<&str>) -> Source<'f> {
     for file in foreign {
-        if loadable(file) {
+        if is_loadable(file) {
             return Source::Valid(file);
         }
         if of == Some(&file.name) {
@@ -132,25 +133,25 @@ fn source<'f>(foreign: &[&'f ConfigFile], of: Option<&str>) -> Source<'f> {
 fn copy_of(source: &ConfigFile, entry: &Entry) -> Result<Content, String> {
     let original = source.content.as_ref().map_err(Clone::clone)?;
     let describe = |error: conflist::Error| error.to_string();
-    let bare = match source.kind {
+    let without_entry = match source.kind {
         ConfigKind::Conflist => original.text.clone(),
         ConfigKind::Conf | ConfigKind::Json => conflist::wrap(&original.text).map_err(describe)?,
     };
     Ok(Content {
-        text: Conflist::parse(&bare).map_err(describe)?.with(entry),
+        text: Conflist::parse_chainable(&without_entry).map_err(describe)?.with_entry(entry),
         access: original.access,
         link: None,
     })
 }
 
-/// Says that another program owns the `existing` file of the name that the agent should write.
+/// Says that another program owns the `existing` file, whose name the agent is to write.
 fn name_taken(existing: Option<&ConfigFile>, saved: &SavedState) -> Option<String> {
-    let file =
-        existing.filter(|file| !saved.own.contains_key(&file.name) && !calls_plugin(file))?;
-    Some(format!("{} is not ours: set cniConfFileName to a name that is not taken", file.name))
+    let file = existing
+        .filter(|file| !saved.own_configs.contains_key(&file.name) && !calls_plugin(file))?;
+    Some(format!("{} belongs to another program: set cniConfFileName to an unused name", file.name))
 }
 
-impl Chaining {
+impl Plan {
     /// Plans to write `wanted` to the file `name`, unless it is up to date or another program owns
     /// it.
     fn write_own(
@@ -163,15 +164,16 @@ impl Chaining {
     ) {
         let existing = found.iter().find(|file| file.name == name);
         if let Some(reason) = name_taken(existing, saved) {
-            self.unchained = Some(reason);
+            self.not_chained = Some(reason);
             return;
         }
         let is_current = |file: &ConfigFile| file.content.as_ref() == Ok(&wanted);
-        if existing.is_some_and(is_current) && saved.own.get(name) == Some(&of) {
+        if existing.is_some_and(is_current) && saved.own_configs.get(name) == Some(&of) {
             return;
         }
-        self.unchained = Some(format!("{name} is not what it should be"));
-        self.steps.push(Step::Own {
+        let state = existing.map_or("is missing", |_| "is outdated");
+        self.not_chained = Some(format!("{name} {state}"));
+        self.steps.push(ChainStep::WriteOwnConfig {
             name: name.to_owned(),
             text: wanted.text,
             access: wanted.access,
