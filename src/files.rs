@@ -162,14 +162,14 @@ pub fn write_link(path: &Path, target: &Path) -> Result<(), Error> {
     temporary.rename()
 }
 
-/// Replaces `path` with a datagram socket that only its owner can access. Each receive waits at most
-/// `patience`.
+/// Replaces `path` with a datagram socket that only its owner can access. Each receive fails after
+/// `receive_timeout`.
 pub fn bind_socket(path: &Path, receive_timeout: Duration) -> Result<UnixDatagram, Error> {
     let temporary = Temporary::beside(path)?;
-    let socket = UnixDatagram::bind(&temporary.path).map_err(failed("make", path))?;
+    let socket = UnixDatagram::bind(&temporary.path).map_err(failed("bind", path))?;
     fs::set_permissions(&temporary.path, Permissions::from_mode(0o600))
         .and_then(|()| socket.set_read_timeout(Some(receive_timeout)))
-        .map_err(failed("make", path))?;
+        .map_err(failed("bind", path))?;
     temporary.rename()?;
     Ok(socket)
 }
@@ -183,7 +183,7 @@ pub fn remove(path: &Path) -> Result<bool, Error> {
     }
 }
 
-/// Returns the file names in `dir`, sorted like runtimes sort them.
+/// Returns the file names in `dir` in byte order, in which runtimes sort network configs.
 pub fn file_names(dir: &Path) -> Result<Vec<String>, Error> {
     let mut names = Vec::new();
     for entry in fs::read_dir(dir).map_err(failed("list", dir))? {

@@ -3,7 +3,7 @@
 //! Only this module uses `ureq` and `rustls`. The client
 //!
 //! - does not follow redirects,
-//! - ignores `HTTPS_PROXY`; upstream uses it, and a proxy that answers 403 fails every pod
+//! - ignores `HTTPS_PROXY`; upstream uses it, and a proxy that responds with 403 fails every pod
 //!   (linkerd2#11286),
 //! - puts no token into an error or a log line.
 //!
@@ -145,7 +145,7 @@ impl Client {
     }
 
     /// POSTs `body` to `path` and returns the object in the response.
-    pub fn exchange<T: DeserializeOwned>(
+    pub fn post_and_decode<T: DeserializeOwned>(
         &self,
         path: &str,
         body: &impl Serialize,

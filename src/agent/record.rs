@@ -98,7 +98,7 @@ impl Record {
     /// Whether the API server refused the plugin (HTTP 401 or 403).
     pub fn is_refusal(&self) -> bool {
         let code = self.error.as_ref().map(|error| error.code);
-        code == Some(code::API_REFUSED)
+        code == Some(code::API_DENIED)
     }
 }
 

@@ -13,7 +13,9 @@ use tracing::level_filters::LevelFilter;
 use crate::kube::Impersonate;
 use crate::kube::kubeconfig::{Overrides, SERVICE_ACCOUNT_DIR};
 use crate::log::{self, Format};
-use crate::repair::{self, Settings, connection::Source, host::Host, log_filter, mode::RepairMode};
+use crate::repair::{
+    self, Settings, connection::AccessSource, host::Host, log_filter, mode::RepairMode,
+};
 
 /// Repairs pods on one node that started before the Linkerd CNI plugin was installed.
 #[derive(Parser)]
@@ -133,12 +135,13 @@ fn run(args: Args) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn source(kubeconfig: Option<PathBuf>, overrides: Overrides) -> anyhow::Result<Source> {
+fn source(kubeconfig: Option<PathBuf>, overrides: Overrides) -> anyhow::Result<AccessSource> {
     if let Some(path) = kubeconfig {
-        return Ok(Source::SelectedKubeconfig(path, overrides));
+        return Ok(AccessSource::SelectedKubeconfig(path, overrides));
     }
-    let var = |name| env::var(name).with_context(|| format!("no --kubeconfig, and {name}"));
-    Ok(Source::InCluster {
+    let var =
+        |name| env::var(name).with_context(|| format!("without --kubeconfig, {name} is required"));
+    Ok(AccessSource::InCluster {
         host: var("KUBERNETES_SERVICE_HOST")?,
         port: var("KUBERNETES_SERVICE_PORT")?,
         dir: SERVICE_ACCOUNT_DIR.into(),

@@ -20,11 +20,11 @@ pub mod code {
     /// The API server is unreachable or did not respond in time.
     pub const API_UNREACHABLE: u32 = 101;
     /// The API server rejects the plugin's credential or its rights (HTTP 401 or 403).
-    pub const API_REFUSED: u32 = 102;
+    pub const API_DENIED: u32 = 102;
     /// The API server has no such pod (HTTP 404).
     pub const POD_NOT_FOUND: u32 = 103;
     /// The API server responded with another error, or its response is unreadable.
-    pub const API_ANSWER: u32 = 104;
+    pub const API_RESPONSE: u32 = 104;
     /// An annotation of the pod or its namespace has an invalid value.
     pub const ANNOTATION: u32 = 110;
     /// The host has none of the iptables programs.

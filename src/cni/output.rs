@@ -38,7 +38,7 @@ fn wait_writable(fd: BorrowedFd<'_>, end: Instant) -> io::Result<()> {
     loop {
         let left = end.saturating_duration_since(Instant::now());
         if left.is_zero() {
-            return Err(io::Error::new(io::ErrorKind::TimedOut, "nobody reads it"));
+            return Err(io::Error::new(io::ErrorKind::TimedOut, "the runtime does not read it"));
         }
         let timeout = PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX);
         match poll(&mut [PollFd::new(fd, PollFlags::POLLOUT)], timeout) {

@@ -37,7 +37,7 @@ pub trait ClusterLookup {
 /// Returns the facts about the pod `found`, or `None` if it is unmeshed.
 ///
 /// Looks up the namespace only if the pod lacks one of [`annotation::UPSTREAM_KEYS`], and the
-/// API server's Service only for a control-plane pod. Fails with [`code::API_ANSWER`] if `found`
+/// API server's Service only for a control-plane pod. Fails with [`code::API_RESPONSE`] if `found`
 /// is not a pod, and if the namespace lookup fails.
 pub fn facts(
     found: Pod,
@@ -134,7 +134,7 @@ fn api_ports(service: Result<Service, Error>) -> Vec<PortRange> {
 /// Error for a response that is an object but not a pod.
 fn not_a_pod(pod: &PodRef) -> Error {
     Error::new(
-        code::API_ANSWER,
+        code::API_RESPONSE,
         format!(
             "the API server's answer for pod {}/{} is no pod: it has no spec.containers",
             pod.namespace, pod.name

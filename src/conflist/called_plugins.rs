@@ -1,4 +1,4 @@
-//! Which plugins a network config calls, linkerd-cni among them.
+//! The plugins that a network config calls, linkerd-cni included.
 //!
 //! A conflist has the plugins in `plugins`. A standalone config (a `.conf`, as Multus calls it) is
 //! itself the one plugin.
@@ -9,7 +9,7 @@ use serde_json::value::RawValue;
 use super::PLUGIN;
 use super::borrowed_object::BorrowedObject;
 
-/// The plugin entry in a network config, with what a runtime adds before it runs the plugin.
+/// The plugin entry found in a network config, with what a runtime adds before it runs the plugin.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ChainedEntry<'a> {
     /// The entry's JSON object, byte for byte.

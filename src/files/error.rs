@@ -15,11 +15,11 @@ pub enum Error {
         #[source]
         source: io::Error,
     },
-    /// The file does not fit the operation, for example because of its type or size.
+    /// The operation does not support the file, for example because of its type or size.
     #[error("{} {what}", path.display())]
     Unfit { path: PathBuf, what: &'static str },
     /// Another program wrote the file since it was read. The caller should read it again.
-    #[error("{} changed in the meantime", path.display())]
+    #[error("another program has changed {}", path.display())]
     Raced { path: PathBuf },
 }
 
@@ -36,24 +36,25 @@ pub(super) fn failed(act: &'static str, path: &Path) -> impl FnOnce(io::Error) -
     move |source| Error::Io { act, path, source }
 }
 
-/// Returns the remedy for `error` while doing `act`, to append to the error's text. Empty if the
+/// Returns what an operator can do about `error`, which occurred while doing `act`, to append to the
+/// error's text. Empty if the
 /// text already shows what to do.
 pub fn remedy(act: &str, error: &io::Error) -> &'static str {
     match Errno::from_io_error(error) {
-        Some(Errno::NOSPC | Errno::DQUOT) => "; free space or inodes on that disk of the node",
+        Some(Errno::NOSPC | Errno::DQUOT) => "; free space or inodes on the node's disk",
         Some(Errno::ROFS) => {
-            "; remount that file system of the node writable, or set the chart's platform, \
-             destCNINetDir or destCNIBinDir to a directory that is"
+            "; remount the node's file system writable, or set the chart's platform, destCNINetDir \
+             or destCNIBinDir to a writable directory"
         }
         Some(Errno::ACCESS | Errno::PERM) => {
-            "; where SELinux is enforced, set the chart's seLinuxOptions (such as type: spc_t) or \
-             privileged=true"
+            "; if the node enforces SELinux, set the chart's seLinuxOptions (such as type: spc_t) \
+             or privileged=true"
         }
-        Some(Errno::BUSY) => "; something is mounted there on the node, take that mount away",
-        Some(Errno::ISDIR) => "; a directory of the node is in its place, take it away",
+        Some(Errno::BUSY) => "; unmount what the node has mounted at this path",
+        Some(Errno::ISDIR) => "; remove the directory at this path of the node",
         Some(Errno::NOENT) if act == "create" => {
-            "; if the directory was made anew on the node, delete this pod, which still has the \
-             old one mounted"
+            "; if the directory was re-created on the node, delete this pod, which still mounts the \
+             old directory"
         }
         _ => "",
     }
@@ -71,8 +72,8 @@ mod tests {
             (Errno::ROFS, "create", "destCNIBinDir"),
             (Errno::ACCESS, "create", "seLinuxOptions"),
             (Errno::PERM, "replace", "privileged=true"),
-            (Errno::BUSY, "replace", "mounted there"),
-            (Errno::ISDIR, "replace", "take it away"),
+            (Errno::BUSY, "replace", "unmount"),
+            (Errno::ISDIR, "replace", "remove the directory"),
             (Errno::NOENT, "create", "delete this pod"),
         ] {
             let text = remedy(act, &errno.into());

@@ -97,7 +97,7 @@ pub fn render(access: &ApiAccess) -> String {
     format!("{kubeconfig:#}\n")
 }
 
-/// Returns the access that Kubernetes gives each pod: the API server's address from `host` and
+/// Returns the API access that Kubernetes gives each pod: the API server's address from `host` and
 /// `port` (`KUBERNETES_SERVICE_HOST`, `KUBERNETES_SERVICE_PORT`), token and CA from files in `dir`.
 pub fn in_cluster(host: &str, port: &str, dir: &Path) -> Result<ApiAccess, Error> {
     let token = read_file(&dir.join("token"))?;
@@ -113,10 +113,10 @@ fn read_file(path: &Path) -> Result<Vec<u8>, Error> {
     content(path).map_err(|source| Error::Read { path: path.to_owned(), source })
 }
 
-/// Reads a regular file. Fails on any other, such as a FIFO, without blocking.
+/// Reads a regular file. Fails for any other kind of file, such as a FIFO, without blocking.
 fn content(path: &Path) -> io::Result<Vec<u8>> {
     let opened = files::open_regular(path)?;
-    let (mut file, _) = opened.ok_or_else(|| io::Error::other("it is not a regular file"))?;
+    let (mut file, _) = opened.ok_or_else(|| io::Error::other("not a regular file"))?;
     let mut bytes = Vec::new();
     file.read_to_end(&mut bytes)?;
     Ok(bytes)

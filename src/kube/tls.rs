@@ -56,7 +56,7 @@ impl Tls {
     /// Trusts the valid certificates among `roots`. Fails if none is valid.
     fn new(roots: Vec<CertificateDer<'static>>) -> Result<Self, ureq::Error> {
         let provider = provider();
-        let no_valid_root = |_| ureq::Error::Tls("the CA has no usable certificate");
+        let no_valid_root = |_| ureq::Error::Tls("the CA contains no usable certificate");
         let mut store = RootCertStore::empty();
         store.add_parsable_certificates(roots.iter().cloned());
         let webpki = WebPkiServerVerifier::builder_with_provider(Arc::new(store), provider.clone())
@@ -88,7 +88,7 @@ impl<In: Transport> Connector<In> for Tls {
         let host = details.uri.host().unwrap_or_default();
         let bare = host.trim_start_matches('[').trim_end_matches(']');
         let name = ServerName::try_from(bare.to_owned())
-            .map_err(|_| ureq::Error::BadUri(format!("{host} is no name of a server")))?;
+            .map_err(|_| ureq::Error::BadUri(format!("{host} is not a valid server name")))?;
         let mut socket = TransportAdapter::new(transport.boxed(), details.current_time.clone());
         socket.set_timeout(details.timeout);
         let mut connection = ClientConnection::new(self.config.clone(), name)?;

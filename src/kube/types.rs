@@ -20,9 +20,9 @@ pub(super) fn null_as_default<'de, D: Deserializer<'de>, T: Default + Deserializ
 /// have no kind.
 fn kind<'de, D: Deserializer<'de>>(field: D, wanted: &str) -> Result<(), D::Error> {
     match Option::<Cow<'de, str>>::deserialize(field)? {
-        Some(kind) if kind != wanted => Err(D::Error::custom(format_args!(
-            "an object of another kind came instead of a {wanted}"
-        ))),
+        Some(kind) if kind != wanted => {
+            Err(D::Error::custom(format_args!("unexpected kind of object, expected {wanted}")))
+        }
         _ => Ok(()),
     }
 }

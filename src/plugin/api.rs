@@ -151,14 +151,16 @@ impl<'a> Api<'a> {
         let PodRef { namespace, name } = self.pod;
         let (code, remedy) = match error.code() {
             Some(401 | 403) => (
-                code::API_REFUSED,
+                code::API_DENIED,
                 "the API server refuses the token in the kubeconfig or its rights; the agent (DaemonSet linkerd-cni) renews it, see whether it is ready on this node",
             ),
             Some(404) => {
                 (code::POD_NOT_FOUND, "the pod is gone, or the kubeconfig is of another cluster")
             }
-            Some(_) => (code::API_ANSWER, "the API server has a problem; the runtime tries again"),
-            None if error.is_unreadable() => (code::API_ANSWER, NO_API_SERVER),
+            Some(_) => {
+                (code::API_RESPONSE, "the API server has a problem; the runtime tries again")
+            }
+            None if error.is_unreadable() => (code::API_RESPONSE, NO_API_SERVER),
             None if error.is_unsendable() => (code::KUBECONFIG, KUBECONFIG_REMEDY),
             None if error.is_certificate() => (code::API_UNREACHABLE, CERTIFICATE_REMEDY),
             None => (code::API_UNREACHABLE, UNREACHABLE_REMEDY),

@@ -72,7 +72,7 @@ impl<'s> NodeFiles<'s> {
     pub fn discard(self, failures: &mut Vec<String>) {
         let state = self.settings.net_dir.join(saved_state::NAME);
         for aside in self.asides {
-            let path = aside.target().to_owned();
+            let path = aside.path().to_owned();
             match aside.finish() {
                 Ok(()) if path == state => {}
                 Ok(()) => info!("Removed {}", path.display()),

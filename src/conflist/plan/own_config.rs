@@ -1,5 +1,5 @@
-//! The file that only the agent writes: a standalone config, or a copy of the active network config
-//! with the plugin entry.
+//! The network config that only the agent writes: a standalone config, or a copy of the active
+//! network config with the plugin entry.
 
 use super::active::{active, is_loadable, no_network_config};
 use super::steps::{ChainStep, Plan, UnchainStep};

@@ -88,7 +88,7 @@ pub(super) fn parse(path: &Path, bytes: &[u8], overrides: &Overrides) -> Result<
         return Err(Error::Field {
             path: path.to_owned(),
             field: "token",
-            message: "has characters that no HTTP header can carry".to_owned(),
+            message: "contains characters that are invalid in an HTTP header".to_owned(),
         });
     }
     Ok(ApiAccess { server: cluster.server, ca, insecure: cluster.insecure, token })

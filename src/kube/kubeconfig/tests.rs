@@ -80,11 +80,8 @@ fn the_current_context_is_used_unless_overridden() {
 fn errors_about_a_kubeconfig_contain_no_secrets() {
     let good = render(&access());
     let cases = [
-        (String::new(), "kubeconfig /kc: not the form of a kubeconfig"),
-        (
-            "{\"users\": 1}".into(),
-            "kubeconfig /kc: not the form of a kubeconfig at line 1 column 11",
-        ),
+        (String::new(), "kubeconfig /kc: not a kubeconfig"),
+        ("{\"users\": 1}".into(), "kubeconfig /kc: not a kubeconfig at line 1 column 11"),
         (
             "a: [".into(),
             "kubeconfig /kc: neither JSON nor YAML: while parsing a node, did not find expected node content",
@@ -103,7 +100,7 @@ fn errors_about_a_kubeconfig_contain_no_secrets() {
         ),
         (
             good.replace("secret", "se\\ncret"),
-            "kubeconfig /kc: token: has characters that no HTTP header can carry",
+            "kubeconfig /kc: token: contains characters that are invalid in an HTTP header",
         ),
         (
             good.replace("LS0t", "!!!!"),

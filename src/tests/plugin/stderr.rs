@@ -89,7 +89,7 @@ fn an_answer_that_stdout_does_not_take_fails_the_call_without_a_panic() {
             command.stderr(Stdio::piped()).stdout(stdout.stdio());
             let outcome = run(command, &call, stdout.name);
             assert_eq!(outcome.code, Some(1), "{}: {}", stdout.name, outcome.stderr);
-            let said = "linkerd-cni: cannot write the answer to stdout (code 5): ";
+            let said = "linkerd-cni: cannot write the response to stdout (code 5): ";
             assert!(outcome.stderr.contains(said), "{}", outcome.stderr);
             assert!(!outcome.stderr.contains("panicked"), "{}", outcome.stderr);
         }
