@@ -63,7 +63,7 @@ pub fn open_regular(path: &Path) -> io::Result<Option<(File, Metadata)>> {
 /// Opens a regular file for reading. Fails for any other kind of file.
 fn open(path: &Path) -> Result<(File, Metadata), Error> {
     let opened = open_regular(path).map_err(failed("read", path))?;
-    opened.ok_or_else(|| Error::Unfit { path: path.to_owned(), what: "is not a regular file" })
+    opened.ok_or_else(|| Error::Unusable { path: path.to_owned(), why: "is not a regular file" })
 }
 
 /// Reads a regular file, with its access.
@@ -75,7 +75,7 @@ pub fn read(path: &Path) -> Result<(Vec<u8>, FileAccess), Error> {
     let mut bytes = Vec::new();
     file.take(LIMIT + 1).read_to_end(&mut bytes).map_err(failed("read", path))?;
     if bytes.len() as u64 > LIMIT {
-        return Err(Error::Unfit { path: path.to_owned(), what: "is larger than 5 MiB" });
+        return Err(Error::Unusable { path: path.to_owned(), why: "is larger than 5 MiB" });
     }
     Ok((bytes, FileAccess::of(&metadata)))
 }

@@ -34,9 +34,9 @@ impl Binaries {
             }
         }
         if wanted.is_empty() {
-            return Err(files::Error::Unfit {
+            return Err(files::Error::Unusable {
                 path: settings.image_bin_dir.clone(),
-                what: "has no programs in it",
+                why: "has no programs in it",
             });
         }
         Ok(wanted)

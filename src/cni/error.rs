@@ -8,11 +8,17 @@ use serde::Serialize;
 /// the reference implementation defines 8. Codes from 100 on are linkerd-cni's own: each is a
 /// class of causes with one remedy, and its meaning never changes. The README lists them.
 pub mod code {
+    /// The plugin does not support the `cniVersion` of the config, or the command needs a newer one.
     pub const INCOMPATIBLE_VERSION: u32 = 1;
+    /// A `CNI_*` environment variable is missing or invalid.
     pub const INVALID_ENVIRONMENT: u32 = 4;
+    /// stdin cannot be read or stdout cannot be written.
     pub const IO_FAILURE: u32 = 5;
+    /// The config on stdin is not valid JSON, or a member, such as `prevResult`, cannot be decoded.
     pub const DECODING_FAILURE: u32 = 6;
+    /// The config on stdin lacks a required member, or a member has an invalid value.
     pub const INVALID_CONFIG: u32 = 7;
+    /// `CNI_NETNS` is not the path of a netns, or is the netns of the plugin itself.
     pub const INVALID_NETNS: u32 = 8;
 
     /// The kubeconfig is missing or unusable.
@@ -49,6 +55,7 @@ pub struct Error {
 }
 
 impl Error {
+    /// An error without a remedy.
     pub fn new(code: u32, msg: impl Into<String>) -> Self {
         Error { code, msg: msg.into(), details: String::new() }
     }

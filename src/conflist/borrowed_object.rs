@@ -13,6 +13,10 @@ use super::error::{Error, syntax};
 pub(super) struct BorrowedObject<'a>(Vec<(String, &'a RawValue)>);
 
 impl<'a> BorrowedObject<'a> {
+    /// Parses a JSON object.
+    ///
+    /// # Errors
+    /// Fails if `text` is not JSON, or not an object.
     pub(super) fn parse(text: &'a str) -> Result<BorrowedObject<'a>, Error> {
         serde_json::from_str(text).map_err(|error| syntax(text, &error))
     }

@@ -1,4 +1,4 @@
-//! Which of the node's network configs get the plugin entry.
+//! Chain modes: which network configs of the node get the plugin entry.
 
 use super::net_dir::ConfigKind;
 
@@ -22,8 +22,8 @@ pub enum ChainMode {
     /// A standalone config with this name. Another plugin, such as Multus on OpenShift, calls it
     /// after the primary CNI. No other file is changed.
     ///
-    /// It belongs into Multus' directory. In the directory that the runtime reads it could become
-    /// the active network config, and pods would get no network.
+    /// The file belongs into Multus' directory. In the directory that the runtime reads, it could
+    /// become the active network config, and pods would get no network.
     Standalone(String),
     /// A copy, with this name, of the network config that would be active without the copy.
     ///

@@ -70,7 +70,7 @@ pub fn scan(dir: &Path, kubeconfig: &str) -> Result<Vec<ConfigFile>, files::Erro
 /// Reads the file at `path`; `None` if it is missing. Fails with the reason as text.
 fn content(path: &Path) -> Result<Option<Content>, String> {
     let describe = |error: files::Error| match error {
-        files::Error::Unfit { what, .. } => what.to_owned(),
+        files::Error::Unusable { why, .. } => why.to_owned(),
         files::Error::Io { source, .. } => {
             let remedy = files::remedy("read", &source);
             format!("cannot be read: {source}{remedy}")

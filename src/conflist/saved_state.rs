@@ -104,9 +104,9 @@ impl SavedState {
     /// Fails if the write fails, or if the existing file cannot be read.
     pub fn save(&mut self, dir: &Path) -> Result<(), files::Error> {
         if self.is_unreadable {
-            return Err(files::Error::Unfit {
+            return Err(files::Error::Unusable {
                 path: dir.join(NAME),
-                what: "cannot be read, so it is not overwritten",
+                why: "cannot be read, so it is not overwritten",
             });
         }
         self.version = VERSION;

@@ -33,7 +33,7 @@ pub(super) fn temporary_path(path: &Path) -> Result<PathBuf, Error> {
     static COUNT: AtomicU32 = AtomicU32::new(0);
     let dir = path
         .parent()
-        .ok_or_else(|| Error::Unfit { path: path.to_owned(), what: "has no directory" })?;
+        .ok_or_else(|| Error::Unusable { path: path.to_owned(), why: "has no directory" })?;
     let count = COUNT.fetch_add(1, Ordering::Relaxed);
     let pid = std::process::id();
     let nanos = SystemTime::now()

@@ -28,9 +28,9 @@ pub(super) fn apply(
     step: &ChainStep,
     saved_state: &mut SavedState,
 ) -> Result<(), files::Error> {
-    if let ChainStep::WriteOwnConfig { name, text, access, of } = step {
-        if saved_state.own_configs.get(name) != Some(of) {
-            saved_state.own_configs.insert(name.clone(), of.clone());
+    if let ChainStep::WriteOwnConfig { name, text, access, copied_from } = step {
+        if saved_state.own_configs.get(name) != Some(copied_from) {
+            saved_state.own_configs.insert(name.clone(), copied_from.clone());
             saved_state.save(dir)?;
         }
         let path = dir.join(name);

@@ -13,15 +13,16 @@ use crate::files::FileAccess;
 /// File mode of a standalone config: only the runtime, as root, reads it.
 const MODE: u32 = 0o600;
 
-/// Returns whether only the agent writes `file`. If the saved state was lost, the agent's default
-/// file names with the plugin as content tell.
+/// Returns whether only the agent writes `file`, as the saved state says. Without saved state, the
+/// agent's file has one of its default names and calls the plugin.
 pub(super) fn is_own_config(file: &ConfigFile, saved: &SavedState) -> bool {
     saved.own_configs.contains_key(&file.name)
-        || [chain_mode::STANDALONE, chain_mode::COPY].contains(&&*file.name) && calls_plugin(file)
+        || [chain_mode::STANDALONE, chain_mode::COPY].contains(&&*file.name) && is_own_content(file)
 }
 
-/// Returns whether the file calls the plugin, and if it is a `.conf` or `.json`, no other plugin.
-fn calls_plugin(file: &ConfigFile) -> bool {
+/// Returns whether the agent may have written `file`: it calls the plugin, and if it is a `.conf` or
+/// `.json`, no other plugin.
+fn is_own_content(file: &ConfigFile) -> bool {
     let Ok(content) = &file.content else {
         return false;
     };
@@ -45,7 +46,7 @@ pub fn standalone(name: &str, found: &[ConfigFile], entry: &Entry, saved: &Saved
         link: None,
     };
     let mut plan = Plan::default();
-    plan.write_own(name, found, wanted, None, saved);
+    plan.write_own_config(name, found, wanted, None, saved);
     let is_active = active(found).is_some_and(|active| active.name == name);
     let others = found.iter().any(|file| file.name != name && is_loadable(file));
     if is_active && others {
@@ -95,7 +96,7 @@ pub fn copy(
             return plan;
         }
     };
-    plan.write_own(name, found, wanted, Some(source.name.clone()), saved);
+    plan.write_own_config(name, found, wanted, Some(source.name.clone()), saved);
     if plan.not_chained.is_none() && active(found).is_some_and(|active| active.name != name) {
         plan.not_chained = Some(format!(
             "the active network config is {}, which sorts before {name}: set cniConfFileName to a \
@@ -114,14 +115,14 @@ enum Source<'f> {
     Missing,
 }
 
-/// Returns the first loadable network config. A damaged file named `of`, the one copied before,
-/// wins if it comes first: its owner is probably writing it.
-fn source<'f>(foreign: &[&'f ConfigFile], of: Option<&str>) -> Source<'f> {
+/// Returns the first loadable network config. A damaged file named `copied_from`, the one copied
+/// before, wins if it sorts first: its owner is probably writing it.
+fn source<'f>(foreign: &[&'f ConfigFile], copied_from: Option<&str>) -> Source<'f> {
     for file in foreign {
         if is_loadable(file) {
             return Source::Valid(file);
         }
-        if of == Some(&file.name) {
+        if copied_from == Some(&file.name) {
             return Source::Damaged(file);
         }
     }
@@ -147,19 +148,19 @@ fn copy_of(source: &ConfigFile, entry: &Entry) -> Result<Content, String> {
 /// Says that another program owns the `existing` file, whose name the agent is to write.
 fn name_taken(existing: Option<&ConfigFile>, saved: &SavedState) -> Option<String> {
     let file = existing
-        .filter(|file| !saved.own_configs.contains_key(&file.name) && !calls_plugin(file))?;
+        .filter(|file| !saved.own_configs.contains_key(&file.name) && !is_own_content(file))?;
     Some(format!("{} belongs to another program: set cniConfFileName to an unused name", file.name))
 }
 
 impl Plan {
     /// Plans to write `wanted` to the file `name`, unless it is up to date or another program owns
     /// it.
-    fn write_own(
+    fn write_own_config(
         &mut self,
         name: &str,
         found: &[ConfigFile],
         wanted: Content,
-        of: Option<String>,
+        copied_from: Option<String>,
         saved: &SavedState,
     ) {
         let existing = found.iter().find(|file| file.name == name);
@@ -168,7 +169,7 @@ impl Plan {
             return;
         }
         let is_current = |file: &ConfigFile| file.content.as_ref() == Ok(&wanted);
-        if existing.is_some_and(is_current) && saved.own_configs.get(name) == Some(&of) {
+        if existing.is_some_and(is_current) && saved.own_configs.get(name) == Some(&copied_from) {
             return;
         }
         let state = existing.map_or("is missing", |_| "is outdated");
@@ -177,7 +178,7 @@ impl Plan {
             name: name.to_owned(),
             text: wanted.text,
             access: wanted.access,
-            of,
+            copied_from,
         });
     }
 }

@@ -45,8 +45,9 @@ pub enum ChainStep {
         /// `text` without the plugin entry.
         without_entry: String,
     },
-    /// Writes `name`, a file that only the agent writes: a standalone config, or a copy of `of`.
-    WriteOwnConfig { name: String, text: String, access: FileAccess, of: Option<String> },
+    /// Writes `name`, a file that only the agent writes: a standalone config, or a copy of
+    /// the network config `copied_from`.
+    WriteOwnConfig { name: String, text: String, access: FileAccess, copied_from: Option<String> },
 }
 
 impl ChainStep {
