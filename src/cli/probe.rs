@@ -30,14 +30,17 @@ pub enum Probe {
     /// Serve the proxy's ports in its place: respond to each connection with the token and
     /// the port, until killed
     Serve {
+        /// Token that `serve` sends and `outbound` expects
         #[arg(long, env = "LINKERD_CNI_PROBE_TOKEN")]
         token: String,
+        /// Ports to serve
         #[arg(required = true)]
         ports: Vec<u16>,
     },
     /// Connect to an address that no host has, for each IP family of the pod, and fail unless
     /// `serve` responds
     Outbound {
+        /// Token that `serve` sends and `outbound` expects
         #[arg(long, env = "LINKERD_CNI_PROBE_TOKEN")]
         token: String,
         /// IP addresses of the pod, comma-separated; they determine its IP families

@@ -21,7 +21,7 @@ use crate::repair::{
 #[derive(Parser)]
 #[command(name = repair::CONTROLLER, version)]
 struct Args {
-    /// Log level, or a tracing filter, of which only the part for this program is used
+    /// Log level, or a tracing filter of which only the level for this program applies
     #[arg(long, env = "LINKERD_CNI_REPAIR_CONTROLLER_LOG_LEVEL", value_parser = log_filter::level)]
     #[arg(default_value = "linkerd_cni_repair_controller=info,warn")]
     log_level: LevelFilter,
@@ -38,7 +38,7 @@ struct Args {
     #[arg(long, env = "LINKERD_CNI_REPAIR_CONTROLLER_POD_NAME")]
     controller_pod_name: String,
 
-    /// Address that serves /live, /ready and /metrics
+    /// Address on which to serve /live, /ready and /metrics
     #[arg(long, default_value = "0.0.0.0:8080")]
     admin_addr: SocketAddr,
 

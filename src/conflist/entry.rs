@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn a_standalone_list_has_the_template_as_its_only_plugin() {
+    fn a_standalone_conflist_has_the_template_as_its_only_plugin() {
         let entry = Entry::new("{\n  \"type\": \"linkerd-cni\"\n}", "").unwrap();
         let list: Value = serde_json::from_str(&entry.standalone_conflist()).unwrap();
         assert_eq!(

@@ -88,7 +88,7 @@ mod tests {
     use crate::files::FileAccess;
 
     #[test]
-    fn content_written_in_between_is_put_back() {
+    fn content_that_another_program_wrote_in_between_is_restored() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("10-x.conflist");
         let put = |now: &str| {

@@ -20,7 +20,7 @@ pub enum AccessSource {
 /// Why a client cannot be prepared.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    #[error("no address or credential of the API server: {0}")]
+    #[error("cannot read the API server's address or credential: {0}")]
     Config(#[from] kubeconfig::Error),
     #[error("cannot set up the API client: {0}")]
     Client(#[from] super::Error),

@@ -162,7 +162,7 @@ impl<'a> Api<'a> {
             }
             None if error.is_unreadable() => (code::API_RESPONSE, NO_API_SERVER),
             None if error.is_unsendable() => (code::KUBECONFIG, KUBECONFIG_REMEDY),
-            None if error.is_certificate() => (code::API_UNREACHABLE, CERTIFICATE_REMEDY),
+            None if error.is_certificate_error() => (code::API_UNREACHABLE, CERTIFICATE_REMEDY),
             None => (code::API_UNREACHABLE, UNREACHABLE_REMEDY),
         };
         let tries = self.requests.load(Ordering::Relaxed);

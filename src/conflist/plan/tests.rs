@@ -117,7 +117,7 @@ fn a_conflist_beside_a_conf_is_overwritten_only_if_the_agent_made_it_and_it_is_u
 }
 
 #[test]
-fn a_conflist_that_the_agent_made_is_unchained_to_the_original_file() {
+fn unchaining_a_conflist_that_the_agent_made_restores_the_original_file() {
     let made = with_entry(&conflist::wrap(CONF).unwrap());
     let changed = made.replace("\"n\"", "\"other\"");
     let known = saved("x.conflist", "x.conf");

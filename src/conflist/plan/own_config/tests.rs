@@ -216,7 +216,7 @@ fn files_of_another_mode_are_removed_once_the_file_of_this_mode_is_correct() {
 }
 
 #[test]
-fn a_named_file_is_waited_for_and_then_the_only_one_written() {
+fn only_the_named_file_is_written_once_it_exists() {
     let mode = ChainMode::Only("10-net.conf".into());
     let none = SavedState::default();
     let waiting = plan(&mode, &[(CALICO, LIST)], &none);
