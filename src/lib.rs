@@ -9,9 +9,9 @@
 //! - [`netlink`]: netlink messages, attributes and sockets
 //! - [`netns`]: enters network namespaces and makes links in them
 //! - [`firewall`]: puts redirect rules into the kernel, and checks that they are there
-//! - [`files`]: replaces, exchanges and removes files of the node atomically
+//! - [`files`]: reads, replaces and removes files of the node atomically
 //! - [`kube`]: the client of the API server: kubeconfig, connection, retry, redaction, Events, types
-//! - [`conflist`]: the CNI net dir: parses network configs, plans and undoes chaining, saved state
+//! - [`conflist`]: the CNI net dir: parses network configs, plans to chain and unchain, saved state
 //! - [`record`]: the record of a plugin call: the plugin sends it, the agent logs and counts it
 //! - [`plugin`]: what the plugin does for ADD, CHECK, DEL, GC and STATUS
 //! - [`agent`]: the node agent: installs, reconciles, verifies and uninstalls

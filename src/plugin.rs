@@ -85,7 +85,7 @@ fn add(request: &Request, config: Config, record: &mut Record) -> Result<String,
 /// Checks that a meshed pod has all rules that ADD installs. Fails with
 /// [`code::RULES_MISSING`] and names the missing rules.
 fn check(request: &Request, config: Config, record: &mut Record) -> Result<String, Error> {
-    if request.config.given("prevResult").is_none() {
+    if request.config.non_null("prevResult").is_none() {
         return Err(Error::new(code::INVALID_CONFIG, "CHECK: required prevResult missing"));
     }
     let (mode, ipv6, simulate) = (config.mode, config.ipv6, config.simulate);

@@ -177,7 +177,7 @@ impl Record {
 
     /// Whether the API server rejected the plugin's token (HTTP 401) or denied its request (403).
     pub fn is_refusal(&self) -> bool {
-        self.error.as_ref().is_some_and(|error| error.code == code::API_REFUSED)
+        self.error.as_ref().is_some_and(|error| error.code == code::API_DENIED)
     }
 }
 

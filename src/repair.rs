@@ -46,7 +46,7 @@ use crate::admin::{self, Handlers};
 pub use crate::kube::connection;
 use crate::kube::event::Reporter;
 use crate::kube::{Deadlines, Impersonate};
-use connection::{Connection, Source};
+use connection::{AccessSource, Connection};
 use host::Host;
 use mode::RepairMode;
 
@@ -63,7 +63,7 @@ const SHUTDOWN_TIMEOUT: Duration = Duration::from_millis(1500);
 /// Settings from the command line.
 #[derive(Debug)]
 pub struct Settings {
-    pub source: Source,
+    pub source: AccessSource,
     pub impersonate: Impersonate,
     pub node: String,
     /// Name of this controller's pod, recorded in Events.

@@ -24,7 +24,7 @@ use tracing::debug;
 
 use super::settings::Settings;
 use super::watch::Waker;
-use crate::kube::connection::Source;
+use crate::kube::connection::AccessSource;
 use crate::kube::event::Message;
 use crate::kube::kubeconfig;
 use claims::Claims;
@@ -230,8 +230,8 @@ impl Api {
 
 /// Returns where the agent finds the API server, with its own ServiceAccount; `None` if no address
 /// is configured.
-pub fn source(settings: &Settings) -> Option<Source> {
-    Some(Source::InCluster {
+pub fn source(settings: &Settings) -> Option<AccessSource> {
+    Some(AccessSource::InCluster {
         host: settings.api_host.clone()?,
         port: settings.api_port.clone()?,
         dir: settings.service_account_dir.clone(),

@@ -27,16 +27,16 @@ impl Binaries {
     /// If the directory cannot be read or has no regular file.
     pub fn wanted(settings: &Settings) -> Result<Vec<String>, files::Error> {
         let mut wanted = Vec::new();
-        for name in files::names(&settings.image_bin_dir)? {
-            let metadata = files::look(&settings.image_bin_dir.join(&name))?;
+        for name in files::file_names(&settings.image_bin_dir)? {
+            let metadata = files::metadata(&settings.image_bin_dir.join(&name))?;
             if metadata.is_some_and(|metadata| metadata.is_file()) {
                 wanted.push(name);
             }
         }
         if wanted.is_empty() {
-            return Err(files::Error::Unfit {
+            return Err(files::Error::Unusable {
                 path: settings.image_bin_dir.clone(),
-                what: "has no programs in it",
+                why: "has no programs in it",
             });
         }
         Ok(wanted)
@@ -67,7 +67,7 @@ impl Binaries {
     fn is_right(&mut self, settings: &Settings, name: &str) -> Result<bool, files::Error> {
         let image = settings.image_bin_dir.join(name);
         let host = settings.bin_dir.join(name);
-        let (Some(source), Some(copy)) = (files::look(&image)?, files::look(&host)?) else {
+        let (Some(source), Some(copy)) = (files::metadata(&image)?, files::metadata(&host)?) else {
             return Ok(false);
         };
         let mode = |metadata: &std::fs::Metadata| metadata.mode() & 0o7777;
@@ -78,7 +78,7 @@ impl Binaries {
         if self.verified.get(name) == Some(&stamps) {
             return Ok(true);
         }
-        let same = files::same(&image, &host)?;
+        let same = files::have_equal_content(&image, &host)?;
         if same {
             self.verified.insert(name.to_owned(), stamps);
         }

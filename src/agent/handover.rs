@@ -17,12 +17,12 @@ use crate::conflist;
 use crate::conflist::net_dir::ConfigFile;
 use crate::conflist::{Conflist, Entry};
 use crate::files;
-use crate::files::Access;
+use crate::files::FileAccess;
 
 /// The last upstream kubeconfig that this agent overwrote, and the text that replaced it.
 #[derive(Default)]
 pub struct Handover {
-    upstream: Option<(Vec<u8>, Access)>,
+    upstream: Option<(Vec<u8>, FileAccess)>,
     written: String,
 }
 
@@ -44,7 +44,7 @@ impl Handover {
         let Some((bytes, access)) = &self.upstream else {
             return Ok(());
         };
-        match files::rewrite(path, self.written.as_bytes(), bytes, *access) {
+        match files::replace(path, self.written.as_bytes(), bytes, *access) {
             Ok(()) => info!(
                 "Restored kubeconfig {} of the other Linkerd CNI agent on this node",
                 path.display()
@@ -71,7 +71,9 @@ fn is_upstream(kubeconfig: &[u8]) -> bool {
 pub fn upstream_chains(found: &[ConfigFile], entry: &Entry) -> bool {
     let texts = found.iter().filter_map(|file| file.content.as_ref().ok());
     texts
-        .filter(|content| !Conflist::read(&content.text).is_ok_and(|list| list.carries(entry)))
+        .filter(|content| {
+            !Conflist::parse_any(&content.text).is_ok_and(|list| list.has_entry(entry))
+        })
         .filter_map(|content| conflist::plugin_entry(&content.text))
         .filter_map(|found| serde_json::from_str::<Value>(found.text).ok())
         .any(|entry| entry["linkerd"]["agent-namespace"].is_null())

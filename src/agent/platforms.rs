@@ -53,7 +53,7 @@ const PLATFORMS: [Platform; 7] = [
 /// Returns the remedy for a net dir without any network config.
 pub fn no_network(settings: &Settings) -> String {
     let holds = |dir: &Path| {
-        let names = files::names(dir).unwrap_or_default();
+        let names = files::file_names(dir).unwrap_or_default();
         names.iter().any(|name| ConfigKind::of(name).is_some())
     };
     remedy(

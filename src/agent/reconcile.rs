@@ -23,7 +23,7 @@ use super::handover::{self, Handover};
 use super::self_test::{SelfTest, SelfTestState, Subject};
 use super::settings::Settings;
 use super::status::Status;
-use crate::conflist::mode::ChainMode;
+use crate::conflist::chain_mode::ChainMode;
 use crate::conflist::net_dir;
 use crate::conflist::{Entry, PLUGIN};
 pub use pass::{BINARY, CONFLIST, CREDENTIAL, KUBECONFIG, Pass, SELF_TEST};

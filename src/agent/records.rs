@@ -138,7 +138,7 @@ impl Records {
         }
         if state.socket.is_none() || state.file != self.file() {
             state.socket = None;
-            let socket = files::socket(&self.path, CHECK_INTERVAL)?;
+            let socket = files::bind_socket(&self.path, CHECK_INTERVAL)?;
             state.socket = Some(Arc::new(socket));
             state.file = self.file();
         }

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use tracing::level_filters::LevelFilter;
 
-use crate::conflist::mode::ChainMode;
+use crate::conflist::chain_mode::ChainMode;
 use crate::kube::kubeconfig::SERVICE_ACCOUNT_DIR;
 use crate::log;
 

@@ -191,7 +191,7 @@ fn unchain(
                 file.content.as_ref().ok()
             };
             match apply_undo(dir, &undo, before) {
-                Ok(()) => info!("Removed {PLUGIN} from {}", dir.join(undo.list()).display()),
+                Ok(()) => info!("Removed {PLUGIN} from {}", dir.join(undo.file_name()).display()),
                 Err(files::Error::Raced { .. }) => raced = true,
                 Err(error) => failures.push(error.to_string()),
             }
@@ -221,7 +221,7 @@ fn invalid_conflists(
 fn journal(dir: &Path) -> (SavedState, Option<String>) {
     for _ in 1..ATTEMPTS {
         let loaded = SavedState::load(dir);
-        if !loaded.0.unread {
+        if !loaded.0.is_unreadable {
             return loaded;
         }
         thread::sleep(READ_RETRY);
@@ -237,29 +237,29 @@ pub fn apply_undo<'f>(
     before: impl Fn(&str) -> Option<&'f net_dir::Content>,
 ) -> Result<(), files::Error> {
     let unchanged = |list: &str| match before(list) {
-        Some(content) => files::unchanged(&dir.join(list), content.text.as_bytes()),
+        Some(content) => files::check_unchanged(&dir.join(list), content.text.as_bytes()),
         None => Ok(()),
     };
     match undo {
-        UnchainStep::Cut { name, text } => match before(name) {
+        UnchainStep::RemoveEntry { name, text } => match before(name) {
             Some(content) => {
                 let (old, new) = (content.text.as_bytes(), text.as_bytes());
-                files::rewrite(&dir.join(name), old, new, content.access)
+                files::replace(&dir.join(name), old, new, content.access)
             }
             None => Ok(()),
         },
-        UnchainStep::Restore { list, origin } => {
-            let path = dir.join(&origin.name);
+        UnchainStep::Restore { conflist: list, original } => {
+            let path = dir.join(&original.name);
             unchanged(list)?;
-            match &origin.content {
+            match &original.content {
                 OriginalContent::Text(text) => {
-                    files::create(&path, text.as_bytes(), origin.access(), &dir.join(list))?;
+                    files::create(&path, text.as_bytes(), original.access(), &dir.join(list))?;
                 }
-                OriginalContent::Link(target) => files::link(&path, target)?,
+                OriginalContent::Link(target) => files::write_link(&path, target)?,
             }
             // The original file is restored before the conflist is removed, so that the node
             // always has a network config.
-            match origin.name == *list {
+            match original.name == *list {
                 true => Ok(()),
                 false => {
                     unchanged(list)?;
@@ -267,7 +267,7 @@ pub fn apply_undo<'f>(
                 }
             }
         }
-        UnchainStep::Drop { list } => {
+        UnchainStep::RemoveFile { name: list } => {
             unchanged(list)?;
             files::remove(&dir.join(list)).map(|_| ())
         }
@@ -279,29 +279,30 @@ mod tests {
     use std::fs;
 
     use super::*;
-    use crate::conflist::saved_state::Origin;
-    use crate::files::Access;
+    use crate::conflist::saved_state::Original;
+    use crate::files::FileAccess;
 
     const MADE: &str = "made from the conf";
 
-    fn origin() -> Origin {
-        Origin {
-            bare: MADE.into(),
-            was: None,
+    fn original() -> Original {
+        Original {
+            without_entry: MADE.into(),
+            replaced_without_entry: None,
             name: "20-net.conf".into(),
             content: OriginalContent::Text("the conf".into()),
             mode: 0o600,
-            uid: Access::own(0).uid,
-            gid: Access::own(0).gid,
+            uid: FileAccess::own(0).uid,
+            gid: FileAccess::own(0).gid,
         }
     }
 
     #[test]
     fn a_file_that_another_program_has_changed_is_neither_replaced_nor_removed() {
         let list = "20-net.conflist".to_owned();
-        let seen = net_dir::Content { text: MADE.into(), access: Access::own(0o600), link: None };
-        let restore = UnchainStep::Restore { list: list.clone(), origin: origin() };
-        let drop = UnchainStep::Drop { list };
+        let seen =
+            net_dir::Content { text: MADE.into(), access: FileAccess::own(0o600), link: None };
+        let restore = UnchainStep::Restore { conflist: list.clone(), original: original() };
+        let drop = UnchainStep::RemoveFile { name: list };
         for (undo, name) in
             [(&restore, "20-net.conflist"), (&restore, "20-net.conf"), (&drop, "20-net.conflist")]
         {

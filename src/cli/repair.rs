@@ -13,13 +13,15 @@ use tracing::level_filters::LevelFilter;
 use crate::kube::Impersonate;
 use crate::kube::kubeconfig::{Overrides, SERVICE_ACCOUNT_DIR};
 use crate::log::{self, Format};
-use crate::repair::{self, Settings, connection::Source, host::Host, log_filter, mode::RepairMode};
+use crate::repair::{
+    self, Settings, connection::AccessSource, host::Host, log_filter, mode::RepairMode,
+};
 
 /// Repairs pods on one node that started before the Linkerd CNI plugin was installed.
 #[derive(Parser)]
 #[command(name = repair::CONTROLLER, version)]
 struct Args {
-    /// Log level, or a tracing filter, of which only the part for this program is used
+    /// Log level, or a tracing filter of which only the level for this program applies
     #[arg(long, env = "LINKERD_CNI_REPAIR_CONTROLLER_LOG_LEVEL", value_parser = log_filter::level)]
     #[arg(default_value = "linkerd_cni_repair_controller=info,warn")]
     log_level: LevelFilter,
@@ -36,7 +38,7 @@ struct Args {
     #[arg(long, env = "LINKERD_CNI_REPAIR_CONTROLLER_POD_NAME")]
     controller_pod_name: String,
 
-    /// Address that serves /live, /ready and /metrics
+    /// Address on which to serve /live, /ready and /metrics
     #[arg(long, default_value = "0.0.0.0:8080")]
     admin_addr: SocketAddr,
 
@@ -133,12 +135,13 @@ fn run(args: Args) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn source(kubeconfig: Option<PathBuf>, overrides: Overrides) -> anyhow::Result<Source> {
+fn source(kubeconfig: Option<PathBuf>, overrides: Overrides) -> anyhow::Result<AccessSource> {
     if let Some(path) = kubeconfig {
-        return Ok(Source::SelectedKubeconfig(path, overrides));
+        return Ok(AccessSource::SelectedKubeconfig(path, overrides));
     }
-    let var = |name| env::var(name).with_context(|| format!("no --kubeconfig, and {name}"));
-    Ok(Source::InCluster {
+    let var =
+        |name| env::var(name).with_context(|| format!("without --kubeconfig, {name} is required"));
+    Ok(AccessSource::InCluster {
         host: var("KUBERNETES_SERVICE_HOST")?,
         port: var("KUBERNETES_SERVICE_PORT")?,
         dir: SERVICE_ACCOUNT_DIR.into(),

@@ -58,7 +58,7 @@ pub struct NotAPod;
 /// Returns the facts about the pod `found`.
 ///
 /// Looks up the namespace only if the pod lacks one of [`annotation::UPSTREAM_KEYS`], and the
-/// API server's Service only for a control-plane pod. Fails with [`code::API_ANSWER`] if `found`
+/// API server's Service only for a control-plane pod. Fails with [`code::API_RESPONSE`] if `found`
 /// is not a pod, and if the namespace lookup fails.
 pub fn facts(
     found: Pod,
@@ -155,7 +155,7 @@ fn api_ports(service: Result<Service, Error>) -> Vec<PortRange> {
 /// Error for a response that is an object but not a pod.
 fn unexpected_response(pod: &PodRef, problem: NotAPod) -> Error {
     Error::new(
-        code::API_ANSWER,
+        code::API_RESPONSE,
         format!("unexpected response for pod {}/{}: {problem}", pod.namespace, pod.name),
     )
     .with_details(UNEXPECTED_RESPONSE_REMEDY)

@@ -21,7 +21,7 @@ pub(super) struct Section<'a> {
 impl<'a> Section<'a> {
     /// The top level of the configuration, of which the plugin reads only `log_level` itself.
     pub fn top(config: &Object, problem: &'a mut Option<Error>) -> Self {
-        let value = |key: &str| serde_json::from_str(config.given(key)?.get()).ok();
+        let value = |key: &str| serde_json::from_str(config.non_null(key)?.get()).ok();
         Section {
             path: String::new(),
             members: ["log_level"]
@@ -36,7 +36,7 @@ impl<'a> Section<'a> {
     /// of duplicate keys as Go's decoder does.
     pub fn of(name: &str, config: &Object, problem: &'a mut Option<Error>) -> Self {
         let mut section = Section { path: String::new(), members: Map::new(), problem };
-        match config.given(name).map(|raw| serde_json::from_str(raw.get())) {
+        match config.non_null(name).map(|raw| serde_json::from_str(raw.get())) {
             None => {}
             Some(Ok(Value::Object(members))) => section.members = members,
             Some(Ok(other)) => {

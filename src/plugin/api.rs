@@ -16,7 +16,7 @@ use crate::config::pod::{
 use crate::config::{Annotations, Config, PodFacts};
 use crate::deadline::{self, Deadline, NoResult};
 use crate::kube::kubeconfig;
-use crate::kube::kubeconfig::Access;
+use crate::kube::kubeconfig::ApiAccess;
 use crate::kube::retry::Retry;
 use crate::kube::types::{Namespace, Pod, Service};
 use crate::kube::{self, Client, Deadlines};
@@ -82,7 +82,7 @@ struct Api<'a> {
     config: &'a Config,
     pod: &'a PodRef,
     deadline: Deadline,
-    access: Access,
+    access: ApiAccess,
     client: Client,
     requests: Arc<AtomicU32>,
 }
@@ -143,16 +143,16 @@ impl<'a> Api<'a> {
     fn final_error(&self, error: &kube::Error) -> Error {
         let PodRef { namespace, name } = self.pod;
         let (code, remedy) = match error.code() {
-            Some(401) => (code::API_REFUSED, REJECTED_REMEDY),
-            Some(403) => (code::API_REFUSED, DENIED_REMEDY),
+            Some(401) => (code::API_DENIED, REJECTED_REMEDY),
+            Some(403) => (code::API_DENIED, DENIED_REMEDY),
             Some(404) => (
                 code::POD_NOT_FOUND,
                 "the pod was deleted, or the kubeconfig belongs to another cluster",
             ),
-            Some(_) => (code::API_ANSWER, "check the API server; the runtime retries the pod"),
-            None if error.is_unreadable() => (code::API_ANSWER, UNEXPECTED_RESPONSE_REMEDY),
+            Some(_) => (code::API_RESPONSE, "check the API server; the runtime retries the pod"),
+            None if error.is_unreadable() => (code::API_RESPONSE, UNEXPECTED_RESPONSE_REMEDY),
             None if error.is_unsendable() => (code::KUBECONFIG, KUBECONFIG_REMEDY),
-            None if error.is_certificate() => (code::API_UNREACHABLE, CERTIFICATE_REMEDY),
+            None if error.is_certificate_error() => (code::API_UNREACHABLE, CERTIFICATE_REMEDY),
             None => (code::API_UNREACHABLE, UNREACHABLE_REMEDY),
         };
         let tries = self.requests.load(Ordering::Relaxed);
@@ -177,7 +177,7 @@ impl ClusterLookup for Api<'_> {
     }
 }
 
-fn read_access(config: &Config) -> Result<Access, Error> {
+fn read_access(config: &Config) -> Result<ApiAccess, Error> {
     if config.kubeconfig.as_os_str().is_empty() {
         return Err(kubeconfig_error(
             "plugin entry of linkerd-cni: \"kubernetes\": \"kubeconfig\" is not set",
@@ -188,7 +188,7 @@ fn read_access(config: &Config) -> Result<Access, Error> {
 
 /// Prepares a client. Its deadlines leave time for a second request if the server does not
 /// respond to the first.
-fn new_client(access: &Access, budget: Duration) -> Result<Client, Error> {
+fn new_client(access: &ApiAccess, budget: Duration) -> Result<Client, Error> {
     let deadlines = Deadlines { connect: budget / 3, response: budget / 2, body: budget / 2 };
     Client::new(access, "linkerd-cni", deadlines)
         .map_err(|error| kubeconfig_error(&error.to_string()))

@@ -125,9 +125,9 @@ fn is_linkerd_key(key: &str) -> bool {
 
 /// Returns the pod's annotations if the runtime passes them to the plugin.
 pub fn runtime_annotations(config: &Object) -> Option<Annotations> {
-    let runtime: Object = serde_json::from_str(config.given("runtimeConfig")?.get()).ok()?;
+    let runtime: Object = serde_json::from_str(config.non_null("runtimeConfig")?.get()).ok()?;
     let annotations: BTreeMap<String, String> =
-        serde_json::from_str(runtime.given(ANNOTATIONS_CAPABILITY)?.get()).ok()?;
+        serde_json::from_str(runtime.non_null(ANNOTATIONS_CAPABILITY)?.get()).ok()?;
     Some(annotations)
 }
 

@@ -54,7 +54,7 @@ impl Host {
     /// conflist.
     pub fn config(&self) -> Result<Config, Error> {
         let scanned = net_dir::scan(&self.net_dir, &self.kubeconfig)?;
-        let active = plan::loaded(&scanned)
+        let active = plan::active(&scanned)
             .ok_or_else(|| Error::NoConflist { dir: self.net_dir.clone() })?;
         let path = self.net_dir.join(&active.name);
         let text = active.content.as_ref().map(|content| &*content.text);
@@ -73,7 +73,7 @@ mod tests {
     use tempfile::TempDir;
 
     use super::*;
-    use crate::conflist::mode;
+    use crate::conflist::chain_mode;
 
     const BRIDGE: &str = r#"{"name":"a","plugins":[{"type":"bridge"}]}"#;
 
@@ -107,14 +107,14 @@ mod tests {
     #[test]
     fn the_entry_of_a_copy_that_the_runtime_loads_is_used() {
         let copy = r#"{"name":"a","plugins":[{"type":"bridge"},{"type":"linkerd-cni","linkerd":{"ipv6":true}}]}"#;
-        let (_dir, host) = host(&[(mode::COPY, copy), ("10-a.conflist", BRIDGE)]);
+        let (_dir, host) = host(&[(chain_mode::COPY, copy), ("10-a.conflist", BRIDGE)]);
         assert_eq!(host.config().unwrap().ipv6, crate::config::Ipv6::Yes);
     }
 
     #[test]
     fn a_standalone_network_config_is_the_plugin_entry() {
         let alone = r#"{"type":"linkerd-cni","name":"linkerd-cni","linkerd":{"ipv6":true}}"#;
-        let (_dir, host) = host(&[(mode::STANDALONE, alone)]);
+        let (_dir, host) = host(&[(chain_mode::STANDALONE, alone)]);
         assert_eq!(host.config().unwrap().ipv6, crate::config::Ipv6::Yes);
     }
 

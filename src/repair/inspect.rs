@@ -164,7 +164,7 @@ impl ClusterLookup for ObjectReader<'_> {
 
 /// Converts an API error to the error type of the code shared with the plugin.
 fn plugin_error(error: kube::Error) -> cni::Error {
-    cni::Error::new(code::API_ANSWER, error.to_string())
+    cni::Error::new(code::API_RESPONSE, error.to_string())
 }
 
 impl PodRules {

@@ -16,7 +16,7 @@ use super::schedule::{CheckResult, Schedule};
 use super::token::{self, Fallback, Token};
 use super::untaint::Untaint;
 use super::{Api, Checked, USER_AGENT, namespace};
-use crate::kube::connection::{Connection, Source};
+use crate::kube::connection::{AccessSource, Connection};
 use crate::kube::retry::Retry;
 use crate::kube::{self, Deadlines};
 
@@ -65,8 +65,8 @@ struct TokenRequestStatus {
 impl TokenWorker {
     /// Prepares the thread. `renewal` is the time until the first TokenRequest, if the plugin has a
     /// ServiceAccount of its own.
-    pub fn new(api: Arc<Api>, source: Source, renewal: Duration) -> TokenWorker {
-        let kubeconfig = Source::Kubeconfig(api.settings.kubeconfig());
+    pub fn new(api: Arc<Api>, source: AccessSource, renewal: Duration) -> TokenWorker {
+        let kubeconfig = AccessSource::Kubeconfig(api.settings.kubeconfig());
         let deadlines = Deadlines::each(PHASE_TIMEOUT);
         let now = Instant::now();
         let renewal = api.settings.plugin_account.as_ref().map(|_| renewal);
@@ -136,10 +136,10 @@ impl TokenWorker {
                 return;
             }
         };
-        match client.exchange::<TokenRequest>(&path, &request) {
+        match client.post_and_decode::<TokenRequest>(&path, &request) {
             Ok(response) => self.renewed(response, &account),
             Err(error) => {
-                self.reached(error.is_answer());
+                self.reached(error.is_response());
                 match token::denial(error.code(), &account, &namespace) {
                     Some(why) => self.denied(why),
                     None => self.not_renewed(error.to_string(), retry_after(&error)),
@@ -267,7 +267,7 @@ impl TokenWorker {
     /// Records a check without a usable response.
     fn check_failed(&mut self, error: &kube::Error) {
         self.schedule.checked(Instant::now(), CheckResult::Unknown, retry_after(error));
-        self.reached(error.is_answer());
+        self.reached(error.is_response());
         let why = error.to_string();
         let before = self.api.state().check_error.replace(why.clone());
         if before.as_ref() != Some(&why) {

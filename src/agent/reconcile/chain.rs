@@ -17,7 +17,7 @@ use crate::conflist::PLUGIN;
 use crate::conflist::net_dir;
 use crate::conflist::net_dir::ConfigFile;
 use crate::conflist::plan;
-use crate::conflist::plan::{Chaining, Step, UnchainStep};
+use crate::conflist::plan::{ChainStep, Plan, UnchainStep};
 use crate::conflist::saved_state::SavedState;
 use crate::files;
 use crate::kube::event::{EventType, Message};
@@ -72,14 +72,14 @@ impl Reconciler {
 
     /// Plans the changes, and records in `pass` what is wrong before them. Returns `None` if
     /// the runtime would probably not find the plugin, so that it must not be chained.
-    fn plan(&mut self, observed: &Observed, pass: &mut Pass) -> Option<Chaining> {
+    fn plan(&mut self, observed: &Observed, pass: &mut Pass) -> Option<Plan> {
         let settings = Arc::clone(&self.settings);
         let Observed { configs, saved_state } = observed;
         let mut plan = plan::chain(&self.mode, configs, &self.entry, saved_state);
         for (name, why) in &plan.skipped {
             pass.problem(&settings.net_dir.join(name).display().to_string(), why);
         }
-        match &plan.unchained {
+        match &plan.not_chained {
             Some(why) if configs.is_empty() => {
                 let remedy = platforms::no_network(&settings);
                 pass.problem(CONFLIST, format!("{why}; {remedy}"));
@@ -87,7 +87,7 @@ impl Reconciler {
             Some(why) => pass.problem(CONFLIST, why),
             None => {}
         }
-        if let Some(why) = &plan.doubt {
+        if let Some(why) = &plan.warning {
             pass.warn(CONFLIST, why);
         }
         self.check_bin_dir(configs, pass);
@@ -99,9 +99,9 @@ impl Reconciler {
             pass.problem(CONFLIST, why);
             return None;
         }
-        if saved_state.unread {
+        if saved_state.is_unreadable {
             // Unchaining restores the original files from the saved state.
-            plan.undo.clear();
+            plan.unchain_steps.clear();
         }
         Some(plan)
     }
@@ -112,7 +112,7 @@ impl Reconciler {
     /// The runtime certainly looks here if an earlier agent, upstream's included, chained the
     /// plugin from this bin dir: the runtime started this agent's own pod through that chain.
     fn check_bin_dir(&mut self, configs: &[ConfigFile], pass: &mut Pass) {
-        let loaded = plan::loaded(configs);
+        let loaded = plan::active(configs);
         let warning = loaded.and_then(|loaded| platforms::no_plugins(&self.settings, loaded));
         self.status.bin_dir_without_plugins.set(warning.is_some().into());
         if self.had_binary || warning.is_none() {
@@ -127,15 +127,15 @@ impl Reconciler {
     /// others.
     fn apply(
         &mut self,
-        plan: Chaining,
+        plan: Plan,
         observed: &mut Observed,
         pass: &mut Pass,
     ) -> Result<(), files::Error> {
-        self.chained_lists.extend(plan.lists);
+        self.chained_lists.extend(plan.conflists);
         for step in &plan.steps {
             self.apply_step(step, observed, pass);
         }
-        for undo in &plan.undo {
+        for undo in &plan.unchain_steps {
             self.apply_undo(undo, observed, pass)?;
         }
         for (list, over) in self.entry_removals.active(Instant::now()) {
@@ -147,9 +147,9 @@ impl Reconciler {
     }
 
     /// Writes one file of the chain, unless contention delays the write.
-    fn apply_step(&mut self, step: &Step, observed: &mut Observed, pass: &mut Pass) {
+    fn apply_step(&mut self, step: &ChainStep, observed: &mut Observed, pass: &mut Pass) {
         self.mark_not_ready(CONFLIST);
-        let path = self.settings.net_dir.join(step.list());
+        let path = self.settings.net_dir.join(step.target());
         let before = content(&observed.configs, step.source()).map_or("", |before| &before.text);
         let now = Instant::now();
         // A plugin entry of another agent also gives pods their redirect rules, so only the
@@ -159,7 +159,7 @@ impl Reconciler {
             true => &mut self.overwrites,
             false => &mut self.entry_removals,
         };
-        if let Some(until) = contention.blocked_until(step.list(), before, now) {
+        if let Some(until) = contention.blocked_until(step.target(), before, now) {
             pass.schedule_next(until);
             return;
         }
@@ -167,7 +167,7 @@ impl Reconciler {
         match apply(net_dir, &observed.configs, step, &mut observed.saved_state) {
             Ok(()) => {
                 pass.wrote = true;
-                if contention.record_write(step.list(), before, now) && !has_entry {
+                if contention.record_write(step.target(), before, now) && !has_entry {
                     self.status.contentions.inc();
                     self.report_entry_removal(&path);
                 }
@@ -190,13 +190,13 @@ impl Reconciler {
         pass: &mut Pass,
     ) -> Result<(), files::Error> {
         let dir = &self.settings.net_dir;
-        let path = dir.join(undo.list());
+        let path = dir.join(undo.file_name());
         match uninstall::apply_undo(dir, undo, |name| content(&observed.configs, name)) {
             Ok(()) => {
                 pass.wrote = true;
                 self.status.conflist_writes.inc();
                 info!("Removed {PLUGIN} from {}", path.display());
-                observed.saved_state.forget(undo.list(), dir)?;
+                observed.saved_state.forget(undo.file_name(), dir)?;
             }
             Err(files::Error::Raced { .. }) => pass.wrote = true,
             Err(error) => pass.problem(&path.display().to_string(), error),

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use crate::conflist::net_dir::{ConfigFile, Content};
 use crate::conflist::plan;
-use crate::conflist::plan::Step;
+use crate::conflist::plan::ChainStep;
 use crate::conflist::saved_state::SavedState;
 use crate::files;
 
@@ -25,18 +25,18 @@ pub(super) fn content<'f>(found: &'f [ConfigFile], name: &str) -> Option<&'f Con
 pub(super) fn apply(
     dir: &Path,
     found: &[ConfigFile],
-    step: &Step,
+    step: &ChainStep,
     saved_state: &mut SavedState,
 ) -> Result<(), files::Error> {
-    if let Step::Own { name, text, access, of } = step {
-        if saved_state.own.get(name) != Some(of) {
-            saved_state.own.insert(name.clone(), of.clone());
+    if let ChainStep::WriteOwnConfig { name, text, access, copied_from } = step {
+        if saved_state.own_configs.get(name) != Some(copied_from) {
+            saved_state.own_configs.insert(name.clone(), copied_from.clone());
             saved_state.save(dir)?;
         }
         let path = dir.join(name);
         return match content(found, name) {
             Some(file) if file.link.is_none() => {
-                files::rewrite(&path, file.text.as_bytes(), text.as_bytes(), *access)
+                files::replace(&path, file.text.as_bytes(), text.as_bytes(), *access)
             }
             _ => files::write(&path, text.as_bytes(), *access),
         };
@@ -44,28 +44,28 @@ pub(super) fn apply(
     let Some(before) = content(found, step.source()) else {
         return Ok(());
     };
-    if let Some(origin) = plan::record(step, before, found, saved_state)
-        && saved_state.lists.get(step.list()) != Some(&origin)
+    if let Some(original) = plan::original_to_save(step, before, found, saved_state)
+        && saved_state.originals.get(step.target()) != Some(&original)
     {
-        saved_state.lists.insert(step.list().to_owned(), origin);
+        saved_state.originals.insert(step.target().to_owned(), original);
         saved_state.save(dir)?;
     }
     match step {
-        Step::Patch { name, text } => {
+        ChainStep::AddEntry { name, text } => {
             let path = dir.join(name);
-            files::rewrite(&path, before.text.as_bytes(), text.as_bytes(), before.access)
+            files::replace(&path, before.text.as_bytes(), text.as_bytes(), before.access)
         }
-        Step::Convert { conf, list, text, .. } => {
+        ChainStep::Convert { conf, conflist: list, text, .. } => {
             let conf = dir.join(conf);
             let (path, new) = (dir.join(list), text.as_bytes());
             match content(found, list) {
                 Some(file) if file.text == *text => {}
-                Some(file) => files::rewrite(&path, file.text.as_bytes(), new, before.access)?,
+                Some(file) => files::replace(&path, file.text.as_bytes(), new, before.access)?,
                 None => files::create(&path, new, before.access, &conf)?,
             }
-            files::unchanged(&conf, before.text.as_bytes())?;
+            files::check_unchanged(&conf, before.text.as_bytes())?;
             files::remove(&conf).map(|_| ())
         }
-        Step::Own { .. } => Ok(()),
+        ChainStep::WriteOwnConfig { .. } => Ok(()),
     }
 }

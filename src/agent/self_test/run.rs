@@ -23,7 +23,7 @@ use crate::conflist::PLUGIN;
 use crate::conflist::{net_dir, plan};
 use crate::deadline::Deadline;
 use crate::kube::kubeconfig;
-use crate::kube::kubeconfig::Access;
+use crate::kube::kubeconfig::ApiAccess;
 use crate::rules::Redirect;
 
 /// Time after which a self-test fails, from the scratch pod to the last connection.
@@ -142,7 +142,7 @@ fn test(settings: &Settings, end: Deadline) -> Result<Coverage, Error> {
     let ipv6 = config.as_ref().is_some_and(|config| config.ipv6 != Ipv6::No);
     let scratch = Scratch::create(ipv6)?;
     let server = Server::open().map_err(Error::Server)?;
-    let access = Access { server: server.url(), ca: Vec::new(), insecure: false, token: None };
+    let access = ApiAccess { server: server.url(), ca: Vec::new(), insecure: false, token: None };
     let credential = memory_file(&kubeconfig::render(&access)).map_err(Error::Server)?;
     let path = format!("/proc/{}/fd/{}", std::process::id(), credential.as_raw_fd());
     let plugin_config = plugin_config.for_pod(&path);
@@ -182,7 +182,7 @@ fn installed_config(settings: &Settings) -> Result<PluginConfig, Error> {
         let content = file.content.as_ref().ok()?;
         PluginConfig::of(&content.text)
     };
-    plan::loaded(&found)
+    plan::active(&found)
         .and_then(config_of)
         .or_else(|| found.iter().find_map(config_of))
         .ok_or(Error::NoPluginEntry)

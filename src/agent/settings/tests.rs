@@ -1,5 +1,5 @@
 use super::*;
-use crate::conflist::mode::{COPY, STANDALONE};
+use crate::conflist::chain_mode::{COPY, STANDALONE};
 
 fn read(vars: &[(&str, &str)]) -> Result<Settings, Error> {
     let lookup = |name: &str| {
@@ -131,9 +131,9 @@ fn settings_select_the_mode_of_chaining() {
 #[test]
 fn an_invalid_conf_name_is_rejected_with_the_reason() {
     for (vars, reason) in [
-        (vec![(NAME, "10-calico")], "ends in none of"),
-        (vec![(NAME, "10-calico.bak"), NOT_CHAINED], "ends in none of"),
-        (vec![(NAME, "00-x.conf"), OWN_CONFIG], "does not end in .conflist"),
+        (vec![(NAME, "10-calico")], "does not end in .conflist, .conf or .json"),
+        (vec![(NAME, "10-calico.bak"), NOT_CHAINED], "does not end in .conflist, .conf or .json"),
+        (vec![(NAME, "00-x.conf"), OWN_CONFIG], "does not end in .conflist, which"),
         (vec![(NAME, "k.json"), ("KUBECONFIG_FILE_NAME", "k.json")], "the name of the kubeconfig"),
     ] {
         let error = read(&vars).and_then(|settings| settings.mode()).unwrap_err().to_string();

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::*;
 use crate::kube::Deadlines;
-use crate::kube::kubeconfig::Access;
+use crate::kube::kubeconfig::ApiAccess;
 
 const KEY: &str = "linkerd.io/cni-not-ready";
 
@@ -17,7 +17,7 @@ fn node(taints: Value) -> Value {
 /// Starts a server that sends `answers` in order. Its thread returns the requests.
 fn serve(answers: Vec<(u16, Value)>) -> (Client, JoinHandle<Vec<String>>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let access = Access {
+    let access = ApiAccess {
         server: format!("http://{}", listener.local_addr().unwrap()),
         ca: Vec::new(),
         insecure: false,

@@ -84,7 +84,7 @@ impl<'s> NetDirWatch<'s> {
         let undos = plan::unchain(&found, journal, &Default::default());
         let can_unchain = |file: &&&ConfigFile| {
             let mut undos = undos.iter().flatten();
-            undos.any(|undo| undo.list() == file.name)
+            undos.any(|undo| undo.file_name() == file.name)
         };
         let path = |file: &ConfigFile| self.dir.join(&file.name);
         if let Some(file) = named.iter().find(can_unchain) {
@@ -100,9 +100,9 @@ impl<'s> NetDirWatch<'s> {
         if let Ok(content) = &file.content {
             return conflist::may_call_plugin(&content.text);
         }
-        match files::holds(&self.dir.join(&file.name), PLUGIN.as_bytes()) {
+        match files::contains(&self.dir.join(&file.name), PLUGIN.as_bytes()) {
             Ok(holds) => holds,
-            Err(files::Error::Unfit { .. }) => false,
+            Err(files::Error::Unusable { .. }) => false,
             Err(error) => !error.is_missing(),
         }
     }

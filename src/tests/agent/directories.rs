@@ -15,7 +15,7 @@ fn a_net_dir_that_stays_empty_names_the_platforms_that_have_another() {
     until("the reason", || {
         let (status, why) = agent.ready();
         status == 500
-            && why.contains("no network configuration yet; if the runtime looks elsewhere")
+            && why.contains("no network config exists yet; if the runtime looks elsewhere")
     });
     let why = agent.ready().1;
     let k3s = "/var/lib/rancher/k3s/agent/etc/cni/net.d (platform k3s, k3d)";

@@ -163,7 +163,7 @@ fn what_is_mounted_over_the_plugin_is_named_and_outlived() {
         }
         bind(&other, &program);
         let mut agent = node.start();
-        refuses(&agent, &["binary: cannot replace", "something is mounted there"]);
+        refuses(&agent, &["binary: cannot replace", "unmount what the node has mounted"]);
         assert_eq!(node.text("10-calico.conflist"), CALICO);
         unmount(&program);
         agent.until_ready();

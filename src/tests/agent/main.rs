@@ -129,7 +129,7 @@ fn whatever_is_taken_away_comes_back() {
 fn readiness_names_what_is_wrong_and_recovers() {
     let node = Node::new();
     let mut agent = node.start();
-    until("no network yet", || agent.ready().1.contains("no network configuration yet"));
+    until("no network yet", || agent.ready().1.contains("no network config exists yet"));
     assert_eq!(agent.ready().0, 500);
     node.write("10-calico.conflist", CALICO);
     agent.until_ready();

@@ -86,7 +86,7 @@ fn what_the_plugin_did_is_in_the_agents_log_and_metrics() {
     until("the second record", || agent.log().contains(failed));
     let log = agent.log();
     let line = log.lines().find(|line| line.contains(failed)).unwrap();
-    let why = "the CA of the API server has no PEM certificate in it (code 100)";
+    let why = "the CA of the API server contains no PEM certificate (code 100)";
     assert!(line.ends_with(why), "{line}");
     for result in ["skipped", "failed"] {
         let sample =

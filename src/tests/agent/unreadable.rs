@@ -107,7 +107,9 @@ fn a_list_with_no_plugin_but_ours_that_the_runtime_loads_is_no_network_to_be_rea
     let mut agent = node.start();
     until("the reason", || {
         let (status, why) = agent.ready();
-        status == 500 && why.contains("05-x.conflist") && why.contains("no plugin but linkerd-cni")
+        status == 500
+            && why.contains("05-x.conflist")
+            && why.contains("no plugin besides linkerd-cni")
     });
     fs::remove_file(node.net("05-x.conflist")).unwrap();
     agent.until_ready();

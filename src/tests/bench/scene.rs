@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::{self, Command, Stdio};
 use std::thread;
 
-use linkerd2_cni::kube::kubeconfig::{self as kubeconfig, Access};
+use linkerd2_cni::kube::kubeconfig::{self as kubeconfig, ApiAccess};
 use nix::sched::{CloneFlags, unshare};
 use serde_json::{Value, json};
 
@@ -58,7 +58,7 @@ impl Scene {
         let api = Api::start();
         answer(&api);
         let dir = tempfile::tempdir()?;
-        let access = Access {
+        let access = ApiAccess {
             server: format!("https://{}", api.address),
             ca: api.ca.clone().into_bytes(),
             insecure: false,

@@ -200,7 +200,7 @@ fn an_object_of_an_unexpected_kind_is_rejected() {
         api.answer(path, 200, answer);
         let (code, msg) = Call::new("ADD", &namespaces.path(), &api).run().error();
         assert_eq!(code, 104, "{msg}");
-        assert!(msg.contains("an object of another kind"), "{msg}");
+        assert!(msg.contains("unexpected kind of object"), "{msg}");
     }
     assert_eq!(namespaces.nat("iptables-nft"), "");
 }

@@ -89,7 +89,7 @@ fn an_unwritable_stdout_fails_the_call_without_a_panic() {
             command.stderr(Stdio::piped()).stdout(stdout.stdio());
             let outcome = run(command, &call, stdout.name);
             assert_eq!(outcome.code, Some(1), "{}: {}", stdout.name, outcome.stderr);
-            let wanted = "linkerd-cni: cannot write the answer to stdout (code 5): ";
+            let wanted = "linkerd-cni: cannot write the response to stdout (code 5): ";
             assert!(outcome.stderr.contains(wanted), "{}", outcome.stderr);
             assert!(!outcome.stderr.contains("panicked"), "{}", outcome.stderr);
         }

@@ -6,7 +6,7 @@ use super::decision::Finding;
 use super::scope;
 use crate::agent::api::{self, USER_AGENT, claims::Claims};
 use crate::agent::settings::Settings;
-use crate::kube::connection::{Connection, Source};
+use crate::kube::connection::{AccessSource, Connection};
 use crate::kube::retry::Retry;
 use crate::kube::scheduling::{DaemonSet, Node};
 use crate::kube::types::Namespace;
@@ -42,7 +42,7 @@ pub fn run(settings: &Settings, timeout: Duration) -> Finding {
         Err(error) if error.is_status(401, UNAUTHORIZED) => {
             rejected(settings, own.token(), &namespace, timeout)
         }
-        Err(error) if error.is_answer() || error.is_timeout() || error.is_unreadable() => {
+        Err(error) if error.is_response() || error.is_timeout() || error.is_unreadable() => {
             Finding::Unclear(error.to_string())
         }
         Err(error) => Finding::Unreachable(error.to_string()),
@@ -83,7 +83,7 @@ fn existing(settings: &Settings, client: &Client, namespace: &str, set: &DaemonS
 /// token is also revoked with its pod, so it alone proves nothing. The token in the kubeconfig is
 /// valid as long as the release has its ServiceAccount. Both tokens may be the same.
 fn rejected(settings: &Settings, own: Option<&str>, namespace: &str, timeout: Duration) -> Finding {
-    let kubeconfig = Source::Kubeconfig(settings.kubeconfig());
+    let kubeconfig = AccessSource::Kubeconfig(settings.kubeconfig());
     let mut plugin = Connection::new(kubeconfig, USER_AGENT, Deadlines::each(timeout));
     let client = plugin.client();
     let token = plugin.token();

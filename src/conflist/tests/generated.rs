@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use super::*;
+use crate::conflist::*;
 
 /// Marsaglia's xorshift with a fixed seed, so that each run generates the same conflists.
 struct Random(u64);
@@ -103,12 +103,14 @@ fn unchaining_restores_any_conflist_byte_for_byte() {
     for turn in 0..5_000 {
         let kinds = ["calico", "portmap", "tuning"];
         let original = random.list(&kinds[..1 + turn % 3]);
-        let list = Conflist::parse(&original).unwrap_or_else(|why| panic!("{why}: {original}"));
-        let with = list.with(&entry());
-        let patched = Conflist::parse(&with).unwrap_or_else(|why| panic!("{why}: {with}"));
-        assert!(patched.carries(&entry()), "{original}\n{with}");
-        assert_eq!(patched.without(), original);
-        assert_eq!(patched.with(&entry()), with);
+        let list =
+            Conflist::parse_chainable(&original).unwrap_or_else(|why| panic!("{why}: {original}"));
+        let with = list.with_entry(&entry());
+        let patched =
+            Conflist::parse_chainable(&with).unwrap_or_else(|why| panic!("{why}: {with}"));
+        assert!(patched.has_entry(&entry()), "{original}\n{with}");
+        assert_eq!(patched.without_entry(), original);
+        assert_eq!(patched.with_entry(&entry()), with);
     }
 }
 
@@ -121,7 +123,7 @@ fn chaining_replaces_old_plugin_entries_and_keeps_the_other_plugins() {
             kinds.insert(random.below(kinds.len() + 1), PLUGIN);
         }
         let original = random.list(&kinds);
-        let with = Conflist::parse(&original).unwrap().with(&entry());
+        let with = Conflist::parse_chainable(&original).unwrap().with_entry(&entry());
         let plugins = |text: &str| -> Vec<Value> {
             let value: Value = serde_json::from_str(text).unwrap();
             value["plugins"].as_array().unwrap().clone()
@@ -130,7 +132,7 @@ fn chaining_replaces_old_plugin_entries_and_keeps_the_other_plugins() {
         expected.retain(|plugin| plugin["type"] != PLUGIN);
         expected.push(entry().value);
         assert_eq!(plugins(&with), expected, "{original}");
-        let without = Conflist::parse(&with).unwrap().without();
+        let without = Conflist::parse_chainable(&with).unwrap().without_entry();
         assert_eq!(plugins(&without), expected[..2], "{original}");
     }
 }

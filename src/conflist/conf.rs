@@ -1,9 +1,9 @@
-//! Network configs of a single plugin: `.conf` and `.json`.
+//! Network configs of a single plugin, `.conf` and `.json`: checks them, wraps them into a conflist.
 
 use serde_json::Value;
 
+use super::borrowed_object::BorrowedObject;
 use super::error::Error;
-use super::object::Object;
 use super::{Conflist, PLUGIN};
 
 /// Name for a network config without one. Upstream gives this name to every `.conf` that it wraps.
@@ -19,12 +19,12 @@ const DEFAULT_NAME: &str = "k8s-pod-network";
 /// # Errors
 /// Fails if `conf` is not JSON, has no `type`, or is linkerd-cni itself.
 pub fn wrap(conf: &str) -> Result<String, Error> {
-    let object = Object::parse(conf)?;
+    let object = BorrowedObject::parse(conf)?;
     if object.get("type").is_none() {
-        return Conflist::parse(conf).map(|_| conf.to_owned());
+        return Conflist::parse_chainable(conf).map(|_| conf.to_owned());
     }
     match object.string("type").as_deref() {
-        Some(PLUGIN) => return Err(Error::OnlyOurs),
+        Some(PLUGIN) => return Err(Error::NoOtherPlugin),
         None | Some("") => return Err(Error::NoType),
         Some(_) => {}
     }
@@ -42,8 +42,8 @@ pub fn wrap(conf: &str) -> Result<String, Error> {
 ///
 /// # Errors
 /// Fails if `conf` is not a JSON object with a `type`.
-pub fn conf_loadable(conf: &str) -> Result<(), Error> {
-    match Object::parse(conf)?.string("type").as_deref() {
+pub fn check_conf_loadable(conf: &str) -> Result<(), Error> {
+    match BorrowedObject::parse(conf)?.string("type").as_deref() {
         None | Some("") => Err(Error::NoType),
         Some(_) => Ok(()),
     }

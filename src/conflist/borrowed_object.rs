@@ -10,10 +10,14 @@ use super::error::{Error, syntax};
 
 /// The members of a JSON object in the order of the text. Values are slices of the text, so that
 /// their position and bytes are known.
-pub(super) struct Object<'a>(Vec<(String, &'a RawValue)>);
+pub(super) struct BorrowedObject<'a>(Vec<(String, &'a RawValue)>);
 
-impl<'a> Object<'a> {
-    pub(super) fn parse(text: &'a str) -> Result<Object<'a>, Error> {
+impl<'a> BorrowedObject<'a> {
+    /// Parses a JSON object.
+    ///
+    /// # Errors
+    /// Fails if `text` is not JSON, or not an object.
+    pub(super) fn parse(text: &'a str) -> Result<BorrowedObject<'a>, Error> {
         serde_json::from_str(text).map_err(|error| syntax(text, &error))
     }
 
@@ -29,11 +33,11 @@ impl<'a> Object<'a> {
     }
 }
 
-impl<'de> Deserialize<'de> for Object<'de> {
+impl<'de> Deserialize<'de> for BorrowedObject<'de> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         struct Members;
         impl<'de> Visitor<'de> for Members {
-            type Value = Object<'de>;
+            type Value = BorrowedObject<'de>;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.write_str("a JSON object")
@@ -44,7 +48,7 @@ impl<'de> Deserialize<'de> for Object<'de> {
                 while let Some(member) = map.next_entry()? {
                     members.push(member);
                 }
-                Ok(Object(members))
+                Ok(BorrowedObject(members))
             }
         }
         deserializer.deserialize_map(Members)

@@ -1,12 +1,12 @@
-//! A conflist: parses it, adds and removes the plugin entry.
+//! A conflist: parses it, splices the plugin entry into its text and cuts it out.
 
 use std::ops::Range;
 
 use serde_json::Value;
 use serde_json::value::RawValue;
 
+use super::borrowed_object::{BorrowedObject, span};
 use super::error::Error;
-use super::object::{Object, span};
 use super::{Entry, PLUGIN};
 
 /// A conflist, parsed over its text. Edits splice the text and never reserialise it.
@@ -39,31 +39,32 @@ impl<'a> Conflist<'a> {
     ///
     /// # Errors
     /// Fails if `text` is not a conflist, or has no plugin besides linkerd-cni.
-    pub fn parse(text: &'a str) -> Result<Conflist<'a>, Error> {
-        let list = Conflist::read(text)?;
-        if list.plugins.is_empty() {
+    pub fn parse_chainable(text: &'a str) -> Result<Conflist<'a>, Error> {
+        let conflist = Conflist::parse_any(text)?;
+        if conflist.plugins.is_empty() {
             return Err(Error::EmptyPlugins);
         }
-        // With a current plugin entry this conflist could become loadable, and pods would get no network
-        // but linkerd-cni.
-        if list.plugins.iter().all(Plugin::is_plugin_entry) {
-            return Err(Error::OnlyOurs);
+        // With a current plugin entry this conflist could become loadable. Then the runtime would
+        // call only linkerd-cni, and pods would have no network.
+        if conflist.plugins.iter().all(Plugin::is_plugin_entry) {
+            return Err(Error::NoOtherPlugin);
         }
-        Ok(list)
+        Ok(conflist)
     }
 
     /// Parses any conflist, also one that is empty or calls only linkerd-cni.
     ///
     /// # Errors
     /// Fails if `text` is not JSON or `plugins` is not an array of objects.
-    pub fn read(text: &'a str) -> Result<Conflist<'a>, Error> {
-        let object = Object::parse(text)?;
+    pub fn parse_any(text: &'a str) -> Result<Conflist<'a>, Error> {
+        let object = BorrowedObject::parse(text)?;
         let array = object.get("plugins").ok_or(Error::NoPlugins)?;
         let elements: Vec<&RawValue> =
             serde_json::from_str(array.get()).map_err(|_| Error::NoPlugins)?;
         let mut plugins = Vec::with_capacity(elements.len());
         for element in elements {
-            let plugin = Object::parse(element.get()).map_err(|_| Error::PluginNotObject)?;
+            let plugin =
+                BorrowedObject::parse(element.get()).map_err(|_| Error::PluginNotObject)?;
             plugins.push(Plugin {
                 span: span(text, element.get()),
                 plugin_type: plugin.string("type"),
@@ -81,7 +82,7 @@ impl<'a> Conflist<'a> {
     ///
     /// # Errors
     /// Names the first missing field that makes runtimes reject the conflist.
-    pub fn loadable(&self) -> Result<(), Error> {
+    pub fn check_loadable(&self) -> Result<(), Error> {
         if self.name.as_deref().unwrap_or_default().is_empty() {
             return Err(Error::NoName);
         }
@@ -103,7 +104,7 @@ impl<'a> Conflist<'a> {
 
     /// Returns whether `entry` is the only plugin entry and the last plugin. Both are compared as
     /// JSON values: a conflist that another program reformatted needs no rewrite.
-    pub fn carries(&self, entry: &Entry) -> bool {
+    pub fn has_entry(&self, entry: &Entry) -> bool {
         let entries = self.plugins.iter().filter(|plugin| plugin.is_plugin_entry());
         let Some(last) = self.plugins.last() else {
             return false;
@@ -115,12 +116,12 @@ impl<'a> Conflist<'a> {
     }
 
     /// Returns the text without any plugin entry.
-    pub fn without(&self) -> String {
+    pub fn without_entry(&self) -> String {
         self.cut().0
     }
 
     /// Returns the text with `entry` as the last plugin and as the only plugin entry.
-    pub fn with(&self, entry: &Entry) -> String {
+    pub fn with_entry(&self, entry: &Entry) -> String {
         let (mut text, end) = self.cut();
         let separator = self.separator();
         // In a conflist with one plugin a line, `entry` gets the indentation of the first plugin.

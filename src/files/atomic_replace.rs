@@ -1,4 +1,4 @@
-//! Replaces a file that another program may write at the same time.
+//! Atomically replaces or creates a file that another program may write at the same time.
 //!
 //! A rename would discard what the other program wrote after the agent's read. An exchange keeps the
 //! replaced file under the temporary name. If its content is not what the agent read, it is put back.
@@ -44,7 +44,7 @@ pub(super) fn replace(new: Temporary, before: &[u8], content: &[u8]) -> Result<(
     for _ in 0..TRIES {
         let put_back = replaced.unwrap_or_default();
         swap(&new.path, &new.target)
-            .map_err(|errno| failed("put back", &new.target)(io::Error::from(errno)))?;
+            .map_err(|errno| failed("restore", &new.target)(io::Error::from(errno)))?;
         replaced = read_bytes(&new.path);
         if replaced.as_ref().is_ok_and(|bytes| *bytes == put_in) {
             break;
@@ -85,24 +85,24 @@ fn swap(one: &Path, other: &Path) -> Result<(), Errno> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::files::Access;
+    use crate::files::FileAccess;
 
     #[test]
-    fn content_written_in_between_is_put_back() {
+    fn content_that_another_program_wrote_in_between_is_restored() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("10-x.conflist");
         let put = |now: &str| {
             fs::write(&path, now).unwrap();
             let new = Temporary::beside(&path).unwrap();
-            let ours = |file: &mut fs::File| io::Write::write_all(file, b"ours");
-            new.fill(Access::own(0o600), ours).unwrap();
-            replace(new, b"before", b"ours")
+            let write = |file: &mut fs::File| io::Write::write_all(file, b"new");
+            new.fill(FileAccess::own(0o600), write).unwrap();
+            replace(new, b"before", b"new")
         };
         put("before").unwrap();
-        assert_eq!(fs::read(&path).unwrap(), b"ours");
-        let raced = put("theirs").unwrap_err();
+        assert_eq!(fs::read(&path).unwrap(), b"new");
+        let raced = put("foreign").unwrap_err();
         assert!(matches!(raced, Error::Raced { .. }), "{raced}");
-        assert_eq!(fs::read(&path).unwrap(), b"theirs");
+        assert_eq!(fs::read(&path).unwrap(), b"foreign");
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
     }
 
@@ -110,11 +110,11 @@ mod tests {
     fn an_existing_file_is_not_replaced_by_create() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("10-x.conf");
-        let make = |text: &[u8]| super::super::create(&path, text, Access::own(0o600), &path);
-        make(b"theirs").unwrap();
-        let raced = make(b"ours").unwrap_err();
+        let make = |text: &[u8]| super::super::create(&path, text, FileAccess::own(0o600), &path);
+        make(b"foreign").unwrap();
+        let raced = make(b"new").unwrap_err();
         assert!(matches!(raced, Error::Raced { .. }), "{raced}");
-        assert_eq!(fs::read(&path).unwrap(), b"theirs");
+        assert_eq!(fs::read(&path).unwrap(), b"foreign");
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
     }
 }

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
 
-use super::{Access, CONTEXT, Error, document, read_file};
+use super::{ApiAccess, CONTEXT, Error, document, read_file};
 
 /// Parts of a kubeconfig to use, as selected by kubectl's options of the same names.
 #[derive(Clone, Debug, Default)]
@@ -19,19 +19,19 @@ pub struct Overrides {
 }
 
 /// Reads the kubeconfig at `path` and returns the access of its context [`CONTEXT`].
-pub fn read(path: &Path) -> Result<Access, Error> {
+pub fn read(path: &Path) -> Result<ApiAccess, Error> {
     let overrides = Overrides { context: Some(CONTEXT.to_owned()), ..Overrides::default() };
     read_with(path, &overrides)
 }
 
 /// Reads the kubeconfig at `path` and returns the access that `overrides` select.
-pub fn read_with(path: &Path, overrides: &Overrides) -> Result<Access, Error> {
+pub fn read_with(path: &Path, overrides: &Overrides) -> Result<ApiAccess, Error> {
     parse(path, &read_file(path)?, overrides)
 }
 
 /// Returns the access that `overrides` select in the kubeconfig `bytes`, which was read from `path`.
 /// Relative paths in the kubeconfig start at the directory of `path`.
-pub(super) fn parse(path: &Path, bytes: &[u8], overrides: &Overrides) -> Result<Access, Error> {
+pub(super) fn parse(path: &Path, bytes: &[u8], overrides: &Overrides) -> Result<ApiAccess, Error> {
     let file = document::decode(path, bytes)?;
     let missing = |what: String| Error::Missing { path: path.to_owned(), what };
     let current = file.current_context.filter(|name| !name.is_empty());
@@ -88,10 +88,10 @@ pub(super) fn parse(path: &Path, bytes: &[u8], overrides: &Overrides) -> Result<
         return Err(Error::Field {
             path: path.to_owned(),
             field: "token",
-            message: "has characters that no HTTP header can carry".to_owned(),
+            message: "contains characters that are invalid in an HTTP header".to_owned(),
         });
     }
-    Ok(Access { server: cluster.server, ca, insecure: cluster.insecure, token })
+    Ok(ApiAccess { server: cluster.server, ca, insecure: cluster.insecure, token })
 }
 
 /// Resolves a path in a kubeconfig relative to the kubeconfig, as kubectl does.

@@ -1,4 +1,4 @@
-//! Which of the node's network configs get the plugin entry.
+//! Chain modes: which network configs of the node get the plugin entry.
 
 use super::net_dir::ConfigKind;
 
@@ -22,8 +22,8 @@ pub enum ChainMode {
     /// A standalone config with this name. Another plugin, such as Multus on OpenShift, calls it
     /// after the primary CNI. No other file is changed.
     ///
-    /// It belongs into Multus' directory. In the directory that the runtime reads it could become
-    /// the active network config, and pods would get no network.
+    /// The file belongs into Multus' directory. In the directory that the runtime reads, it could
+    /// become the active network config, and pods would get no network.
     Standalone(String),
     /// A copy, with this name, of the network config that would be active without the copy.
     ///
@@ -56,9 +56,9 @@ impl ChainMode {
             return Ok(mode);
         };
         match (&mode, ConfigKind::of(name)) {
-            (_, None) => Err("ends in none of .conflist, .conf and .json, so no runtime loads it"),
+            (_, None) => Err("does not end in .conflist, .conf or .json, so no runtime loads it"),
             (ChainMode::Copy(_), Some(ConfigKind::Conf | ConfigKind::Json)) => {
-                Err("does not end in .conflist, as the copy of a chain must")
+                Err("does not end in .conflist, which the copy of a conflist needs")
             }
             _ if name == kubeconfig_name => Err("is the name of the kubeconfig"),
             _ => Ok(mode),
@@ -66,7 +66,7 @@ impl ChainMode {
     }
 
     /// Returns the name of the file that only the agent writes, if the mode has one.
-    pub fn own(&self) -> Option<&str> {
+    pub fn own_config(&self) -> Option<&str> {
         match self {
             ChainMode::Standalone(name) | ChainMode::Copy(name) => Some(name),
             ChainMode::Every | ChainMode::Only(_) => None,

@@ -1,7 +1,7 @@
 use std::collections::BTreeSet;
 
 use super::*;
-use crate::conflist::mode::{COPY, ChainMode, STANDALONE};
+use crate::conflist::chain_mode::{COPY, ChainMode, STANDALONE};
 use crate::conflist::plan::tests::{CONF, LIST, entry, with_entry};
 use crate::conflist::plan::{UnchainStep, chain, unchain};
 
@@ -12,33 +12,33 @@ fn found(files: &[(&str, &str)]) -> Vec<ConfigFile> {
     let file = |(name, text): &(&str, &str)| ConfigFile {
         name: (*name).into(),
         kind: ConfigKind::of(name).unwrap(),
-        content: Ok(Content { text: (*text).into(), access: Access::own(0o600), link: None }),
+        content: Ok(Content { text: (*text).into(), access: FileAccess::own(0o600), link: None }),
     };
     files.iter().map(file).collect()
 }
 
 fn saved(own: &str, of: Option<&str>) -> SavedState {
     let mut saved = SavedState::default();
-    saved.own.insert(own.into(), of.map(str::to_owned));
+    saved.own_configs.insert(own.into(), of.map(str::to_owned));
     saved
 }
 
-fn plan(mode: &ChainMode, files: &[(&str, &str)], saved: &SavedState) -> Chaining {
+fn plan(mode: &ChainMode, files: &[(&str, &str)], saved: &SavedState) -> Plan {
     chain(mode, &found(files), &entry(), saved)
 }
 
 /// Summarises the steps and removals of a plan.
-fn acts(plan: &Chaining) -> Vec<String> {
+fn summary(plan: &Plan) -> Vec<String> {
     let steps = plan.steps.iter().map(|step| match step {
-        Step::Own { name, text, .. } => format!("{name}={text}"),
-        step => format!("patch {}", step.list()),
+        ChainStep::WriteOwnConfig { name, text, .. } => format!("{name}={text}"),
+        step => format!("add entry to {}", step.target()),
     });
-    let undo = plan.undo.iter().map(|undo| match undo {
-        UnchainStep::Drop { list } => format!("drop {list}"),
-        UnchainStep::Cut { name, .. } => format!("cut {name}"),
-        UnchainStep::Restore { origin, .. } => format!("restore {}", origin.name),
+    let unchain = plan.unchain_steps.iter().map(|step| match step {
+        UnchainStep::RemoveFile { name } => format!("remove file {name}"),
+        UnchainStep::RemoveEntry { name, .. } => format!("remove entry from {name}"),
+        UnchainStep::Restore { original, .. } => format!("restore {}", original.name),
     });
-    steps.chain(undo).collect()
+    steps.chain(unchain).collect()
 }
 
 #[test]
@@ -47,46 +47,52 @@ fn a_copy_is_the_active_network_config_with_the_plugin_entry_and_follows_it() {
     let of = saved(COPY, Some(CALICO));
     let (copy, other) = (with_entry(LIST), with_entry(OTHER));
     let wrapped = with_entry(&conflist::wrap(CONF).unwrap());
-    for (name, files, saved, acted, ready) in [
+    for (name, files, saved, expected, ready) in [
         (
-            "none yet",
+            "no copy yet",
             vec![(CALICO, LIST)],
             &SavedState::default(),
             vec![format!("{COPY}={copy}")],
             false,
         ),
-        ("right", vec![(COPY, &*copy), (CALICO, LIST)], &of, vec![], true),
+        ("up to date", vec![(COPY, &*copy), (CALICO, LIST)], &of, vec![], true),
         (
-            "the network changed",
+            "the original changed",
             vec![(COPY, &*copy), (CALICO, OTHER)],
             &of,
             vec![format!("{COPY}={other}")],
             false,
         ),
         (
-            "somebody took us out of the copy",
+            "the plugin entry was removed from the copy",
             vec![(COPY, LIST), (CALICO, LIST)],
             &of,
             vec![format!("{COPY}={copy}")],
             false,
         ),
         (
-            "the network is being written",
+            "the original is half written",
             vec![(COPY, &*copy), (CALICO, "{"), ("20-o.conflist", OTHER)],
             &of,
             vec![],
             false,
         ),
         (
-            "another comes first",
+            "another network config sorts first",
             vec![(COPY, &*copy), ("05-o.conflist", OTHER), (CALICO, LIST)],
             &of,
             vec![format!("{COPY}={other}")],
             false,
         ),
-        ("the network is gone", vec![(COPY, &*copy)], &of, vec![format!("drop {COPY}")], false),
         (
-            "the network is gone and another is there",
+            "the original is missing",
+            vec![(COPY, &*copy)],
+            &of,
+            vec![format!("remove file {COPY}")],
+            false,
+        ),
+        (
+            "the original is missing and another network config exists",
             vec![(COPY, &*copy), ("20-o.conflist", OTHER)],
             &of,
             vec![format!("{COPY}={other}")],
@@ -101,8 +107,8 @@ fn a_copy_is_the_active_network_config_with_the_plugin_entry_and_follows_it() {
         ),
     ] {
         let plan = plan(&mode, &files, saved);
-        assert_eq!(acts(&plan), acted, "{name}");
-        assert_eq!(plan.unchained.is_none(), ready, "{name}: {:?}", plan.unchained);
+        assert_eq!(summary(&plan), expected, "{name}");
+        assert_eq!(plan.not_chained.is_none(), ready, "{name}: {:?}", plan.not_chained);
     }
 }
 
@@ -112,9 +118,9 @@ fn a_copy_that_is_not_active_is_not_ready() {
     let first = "00-a.conflist";
     let files = [(first, LIST), (COPY, &*with_entry(LIST))];
     let plan = plan(&mode, &files, &saved(COPY, Some(first)));
-    let why = plan.unchained.clone().unwrap();
+    let why = plan.not_chained.clone().unwrap();
     assert!(why.contains(first) && why.contains("cniConfFileName"), "{why}");
-    assert!(acts(&plan).is_empty());
+    assert!(summary(&plan).is_empty());
 }
 
 #[test]
@@ -122,8 +128,8 @@ fn a_file_of_another_program_is_never_written() {
     for mode in [ChainMode::Copy(CALICO.into()), ChainMode::Standalone(CALICO.into())] {
         for files in [&[(CALICO, LIST), ("20-o.conf", CONF)][..], &[(CALICO, LIST)]] {
             let plan = plan(&mode, files, &SavedState::default());
-            assert!(acts(&plan).is_empty(), "{mode:?}");
-            assert!(plan.unchained.unwrap().contains("is not ours"), "{mode:?}");
+            assert!(summary(&plan).is_empty(), "{mode:?}");
+            assert!(plan.not_chained.unwrap().contains("belongs to another program"), "{mode:?}");
         }
     }
 }
@@ -131,22 +137,24 @@ fn a_file_of_another_program_is_never_written() {
 #[test]
 fn a_standalone_config_changes_no_other_file() {
     let mode = ChainMode::Standalone(STANDALONE.into());
-    let text = entry().as_conf();
+    let text = entry().standalone_conf();
     let written = plan(&mode, &[(CALICO, LIST)], &SavedState::default());
-    assert_eq!(acts(&written), [format!("{STANDALONE}={text}")]);
+    assert_eq!(summary(&written), [format!("{STANDALONE}={text}")]);
     let of = saved(STANDALONE, None);
     let files = [(CALICO, LIST), (STANDALONE, &*text)];
-    let right = plan(&mode, &files, &of);
-    assert!(acts(&right).is_empty() && right.unchained.is_none() && right.doubt.is_none());
+    let current = plan(&mode, &files, &of);
+    assert!(
+        summary(&current).is_empty() && current.not_chained.is_none() && current.warning.is_none()
+    );
     // An active standalone config would leave pods without a network.
     let files = [(STANDALONE, &*text), ("zz.conflist", LIST)];
-    let doubt = plan(&mode, &files, &of).doubt.unwrap();
-    assert!(doubt.contains("no network but that"), "{doubt}");
+    let warning = plan(&mode, &files, &of).warning.unwrap();
+    assert!(warning.contains("pods get no network"), "{warning}");
 }
 
 #[test]
 fn files_of_another_mode_are_removed_once_the_file_of_this_mode_is_correct() {
-    let (patched, alone) = (with_entry(LIST), entry().as_conf());
+    let (patched, alone) = (with_entry(LIST), entry().standalone_conf());
     let copy = ChainMode::Copy(COPY.into());
     let standalone = ChainMode::Standalone(STANDALONE.into());
     let only = ChainMode::Only("20-o.conflist".into());
@@ -164,64 +172,64 @@ fn files_of_another_mode_are_removed_once_the_file_of_this_mode_is_correct() {
             &copy,
             vec![(COPY, &*patched), (CALICO, &patched)],
             &saved(COPY, Some(CALICO)),
-            vec![format!("cut {CALICO}")],
+            vec![format!("remove entry from {CALICO}")],
         ),
         (
             "back, first",
             &ChainMode::Every,
             vec![(COPY, &patched), (CALICO, LIST)],
             &saved(COPY, Some(CALICO)),
-            vec![format!("patch {CALICO}")],
+            vec![format!("add entry to {CALICO}")],
         ),
         (
             "back, then",
             &ChainMode::Every,
             vec![(COPY, &patched), (CALICO, &patched)],
             &saved(COPY, Some(CALICO)),
-            vec![format!("drop {COPY}")],
+            vec![format!("remove file {COPY}")],
         ),
         (
-            "back, with the journal lost",
+            "back, without the saved state",
             &ChainMode::Every,
             vec![(COPY, &patched), (CALICO, &patched), (STANDALONE, &alone)],
             &none,
-            vec![format!("drop {COPY}"), format!("drop {STANDALONE}")],
+            vec![format!("remove file {COPY}"), format!("remove file {STANDALONE}")],
         ),
         (
-            "to a standalone one",
+            "to a standalone config",
             &standalone,
             vec![(CALICO, &patched), (STANDALONE, &alone)],
             &saved(STANDALONE, None),
-            vec![format!("cut {CALICO}")],
+            vec![format!("remove entry from {CALICO}")],
         ),
-        ("to one file that is not there yet", &only, vec![(CALICO, &patched)], &none, vec![]),
+        ("to one file that does not exist yet", &only, vec![(CALICO, &patched)], &none, vec![]),
         (
             "to one file",
             &only,
             vec![(CALICO, &patched), ("20-o.conflist", &patched)],
             &none,
-            vec![format!("cut {CALICO}")],
+            vec![format!("remove entry from {CALICO}")],
         ),
     ] {
-        assert_eq!(acts(&plan(mode, &files, saved)), expected, "{name}");
+        assert_eq!(summary(&plan(mode, &files, saved)), expected, "{name}");
     }
 }
 
 #[test]
-fn a_named_file_is_waited_for_and_then_the_only_one_written() {
+fn only_the_named_file_is_written_once_it_exists() {
     let mode = ChainMode::Only("10-net.conf".into());
     let none = SavedState::default();
-    let waits = plan(&mode, &[(CALICO, LIST)], &none);
-    assert!(acts(&waits).is_empty());
-    let why = waits.unchained.unwrap();
+    let waiting = plan(&mode, &[(CALICO, LIST)], &none);
+    assert!(summary(&waiting).is_empty());
+    let why = waiting.not_chained.unwrap();
     assert!(why.contains("10-net.conf") && why.contains(CALICO), "{why}");
-    let there = plan(&mode, &[(CALICO, LIST), ("10-net.conf", CONF)], &none);
-    assert_eq!(acts(&there), ["patch 10-net.conflist"]);
+    let existing = plan(&mode, &[(CALICO, LIST), ("10-net.conf", CONF)], &none);
+    assert_eq!(summary(&existing), ["add entry to 10-net.conflist"]);
     let list = with_entry(&conflist::wrap(CONF).unwrap());
     let files = [("00-multus.conf", CONF), ("10-net.conflist", &*list)];
     let ready = plan(&mode, &files, &none);
-    assert!(acts(&ready).is_empty() && ready.unchained.is_none());
-    assert!(ready.doubt.unwrap().contains("the runtime loads 00-multus.conf"));
+    assert!(summary(&ready).is_empty() && ready.not_chained.is_none());
+    assert!(ready.warning.unwrap().contains("the active network config is 00-multus.conf"));
 }
 
 #[test]
@@ -229,7 +237,7 @@ fn uninstall_removes_a_file_that_only_the_agent_writes_whatever_its_content() {
     let of = saved(COPY, Some(CALICO));
     for text in [&*with_entry(LIST), LIST, "{"] {
         let files = found(&[(COPY, text), (CALICO, LIST)]);
-        let undo: Vec<_> = unchain(&files, &of, &BTreeSet::new());
-        assert_eq!(undo, [Ok(UnchainStep::Drop { list: COPY.into() })], "{text}");
+        let steps: Vec<_> = unchain(&files, &of, &BTreeSet::new());
+        assert_eq!(steps, [Ok(UnchainStep::RemoveFile { name: COPY.into() })], "{text}");
     }
 }

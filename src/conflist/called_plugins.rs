@@ -1,4 +1,4 @@
-//! Which plugins a network config calls, linkerd-cni among them.
+//! The plugins that a network config calls, linkerd-cni included.
 //!
 //! A conflist has the plugins in `plugins`. A standalone config (a `.conf`, as Multus calls it) is
 //! itself the one plugin.
@@ -7,11 +7,11 @@ use serde_json::Value;
 use serde_json::value::RawValue;
 
 use super::PLUGIN;
-use super::object::Object;
+use super::borrowed_object::BorrowedObject;
 
-/// The plugin entry in a network config, with what a runtime adds before it runs the plugin.
+/// The plugin entry found in a network config, with what a runtime adds before it runs the plugin.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct PluginEntry<'a> {
+pub struct ChainedEntry<'a> {
     /// The entry's JSON object, byte for byte.
     pub text: &'a str,
     /// `name` of the network config.
@@ -24,11 +24,11 @@ pub struct PluginEntry<'a> {
 }
 
 /// Finds the plugin entry in a conflist or a standalone config.
-pub fn plugin_entry(text: &str) -> Option<PluginEntry<'_>> {
+pub fn plugin_entry(text: &str) -> Option<ChainedEntry<'_>> {
     let (config, plugins) = plugins(text)?;
     let position =
         plugins.iter().position(|plugin| plugin_type(plugin).as_deref() == Some(PLUGIN))?;
-    Some(PluginEntry {
+    Some(ChainedEntry {
         text: plugins[position],
         name: config.string("name"),
         version: config.string("cniVersion"),
@@ -45,8 +45,8 @@ pub fn plugin_types(text: &str) -> Vec<String> {
 
 /// Returns the network config's members and the JSON text of each plugin that it calls.
 /// Runtimes ignore a `type` beside `plugins`, so `plugins` decides which form it is.
-fn plugins(text: &str) -> Option<(Object<'_>, Vec<&str>)> {
-    let config = Object::parse(text).ok()?;
+fn plugins(text: &str) -> Option<(BorrowedObject<'_>, Vec<&str>)> {
+    let config = BorrowedObject::parse(text).ok()?;
     let plugins = match config.get("plugins") {
         Some(list) => {
             let list: Vec<&RawValue> = serde_json::from_str(list.get()).ok()?;
@@ -58,7 +58,7 @@ fn plugins(text: &str) -> Option<(Object<'_>, Vec<&str>)> {
 }
 
 fn plugin_type(plugin: impl AsRef<str>) -> Option<String> {
-    Object::parse(plugin.as_ref()).ok()?.string("type")
+    BorrowedObject::parse(plugin.as_ref()).ok()?.string("type")
 }
 
 /// Returns whether the network config `text` may make a runtime call the plugin.
