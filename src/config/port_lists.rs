@@ -70,7 +70,7 @@ impl PortListReader {
                 continue;
             };
             if self.strict {
-                let problem = format!("{}; expected {}", first.error, ports::GRAMMAR);
+                let problem = format!("{}; grammar: {}", first.error, ports::GRAMMAR);
                 return Err(list.error(&problem));
             }
             last_invalid = Some((list, first.error.clone()));
@@ -81,7 +81,7 @@ impl PortListReader {
         match last_invalid {
             Some((list, error)) if all.is_empty() => {
                 let problem =
-                    format!("{error}; no valid element is left; expected {}", ports::GRAMMAR);
+                    format!("{error}; no valid element is left; grammar: {}", ports::GRAMMAR);
                 Err(list.error(&problem))
             }
             _ => Ok(all),

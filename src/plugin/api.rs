@@ -58,7 +58,7 @@ const UNREACHABLE_REMEDY: &str =
     "check that this node can reach the API server; the runtime retries the pod";
 const CERTIFICATE_REMEDY: &str = "the CA or the server name in the kubeconfig does not match the certificate, or the node's clock is wrong; the agent (DaemonSet linkerd-cni) writes the kubeconfig";
 const REJECTED_REMEDY: &str = "the API server rejected the token in the kubeconfig; the agent (DaemonSet linkerd-cni) renews the token, check that the agent is ready on this node";
-const DENIED_REMEDY: &str = "check the ClusterRole and ClusterRoleBinding for the ServiceAccount of the token in the kubeconfig: get pods and namespaces";
+const DENIED_REMEDY: &str = "check that a ClusterRole allows the ServiceAccount of the token in the kubeconfig to get pods and namespaces";
 const KUBECONFIG_REMEDY: &str = "the agent (DaemonSet linkerd-cni) writes the kubeconfig; check that the agent is ready on this node";
 
 /// Fetches the facts about `pod`.

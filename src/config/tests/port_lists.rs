@@ -136,7 +136,7 @@ fn strict_annotations_fail_the_pod_for_each_element_that_is_otherwise_ignored() 
         (
             "skip-outbound-ports",
             "abc",
-            "\"abc\" is not a port: expected a number from 0 to 65535; expected a list of ports",
+            "\"abc\" is not a port: expected a number from 0 to 65535; grammar: a list of ports",
         ),
         (
             "skip-inbound-ports",
