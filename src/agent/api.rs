@@ -196,7 +196,9 @@ impl Api {
     pub fn report_pod_event(&self, event: PodEvent) {
         let name = format!("{}/{}", event.namespace, event.pod);
         if !self.pod_events().offer(event, Instant::now()) {
-            debug!("no Event on pod {name}: it repeats a recent one, or too many wait");
+            debug!(
+                "dropped an Event on pod {name}: it repeats a recent Event, or the queue is full"
+            );
             return;
         }
         self.state().pod_event_queued = true;

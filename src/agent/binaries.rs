@@ -36,7 +36,7 @@ impl Binaries {
         if wanted.is_empty() {
             return Err(files::Error::Unfit {
                 path: settings.image_bin_dir.clone(),
-                what: "has no programs in it",
+                what: "has no plugin binary",
             });
         }
         Ok(wanted)

@@ -46,7 +46,7 @@ impl Handover {
         };
         match files::rewrite(path, self.written.as_bytes(), bytes, *access) {
             Ok(()) => info!(
-                "Restored kubeconfig {} of the other Linkerd CNI agent on this node",
+                "Restored the kubeconfig {} of the upstream agent on this node",
                 path.display()
             ),
             Err(files::Error::Raced { .. }) => {}

@@ -99,7 +99,7 @@ impl Records {
                     Ok(None) => return,
                     Ok(open) => {
                         if logged.take().is_some() {
-                            info!("the plugin's records are taken in again");
+                            info!("plugin records are received again");
                         }
                         socket = open;
                         next_check = Instant::now() + CHECK_INTERVAL;
@@ -107,7 +107,7 @@ impl Records {
                     Err(error) => {
                         let why = error.to_string();
                         if logged.as_ref() != Some(&why) {
-                            warn!("the plugin's records are not taken in: {why}");
+                            warn!("cannot receive plugin records: {why}");
                         }
                         logged = Some(why);
                         socket = None;
@@ -165,7 +165,7 @@ impl Records {
         };
         let Some(record) = record else {
             tally.reject();
-            debug!("{}: a datagram that is no record", self.path.display());
+            debug!("{}: rejected an invalid plugin record", self.path.display());
             return;
         };
         tally.count(&record);

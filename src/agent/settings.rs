@@ -32,7 +32,7 @@ pub enum Error {
 /// Source of the plugin entry's template. `CNI_NETWORK_CONFIG` wins over
 /// `CNI_NETWORK_CONFIG_FILE`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Template {
+pub enum EntryTemplate {
     Text(String),
     File(PathBuf),
     None,
@@ -53,7 +53,7 @@ pub struct Settings {
     pub kubeconfig_name: String,
     /// The kubeconfig's path on the host, for the plugin entry.
     pub kubeconfig_on_host: String,
-    pub template: Template,
+    pub entry_template: EntryTemplate,
     /// CA file for the kubeconfig. Unset: `ca.crt` in `service_account_dir`.
     pub ca_file: Option<PathBuf>,
     /// Directory of the agent's `token` and `ca.crt`.
@@ -131,10 +131,10 @@ impl Settings {
             kubeconfig_on_host: join(&net_dir, &kubeconfig_name).display().to_string(),
             net_dir: join(&prefix, &net_dir),
             kubeconfig_name: file_name("KUBECONFIG_FILE_NAME", kubeconfig_name)?,
-            template: match (var("CNI_NETWORK_CONFIG"), var("CNI_NETWORK_CONFIG_FILE")) {
-                (Some(text), _) => Template::Text(text),
-                (None, Some(path)) => Template::File(path.into()),
-                (None, None) => Template::None,
+            entry_template: match (var("CNI_NETWORK_CONFIG"), var("CNI_NETWORK_CONFIG_FILE")) {
+                (Some(text), _) => EntryTemplate::Text(text),
+                (None, Some(path)) => EntryTemplate::File(path.into()),
+                (None, None) => EntryTemplate::None,
             },
             ca_file: var("KUBE_CA_FILE").map(PathBuf::from),
             service_account_dir: or("LINKERD_CNI_SERVICE_ACCOUNT_DIR", SERVICE_ACCOUNT_DIR).into(),
@@ -245,7 +245,7 @@ fn file_name(name: &'static str, value: String) -> Result<String, Error> {
         _ => Err(Error::Value {
             name,
             value,
-            message: "not a plain file name: give it without a directory".into(),
+            message: "not a file name: remove the directory".into(),
         }),
     }
 }
@@ -263,8 +263,8 @@ fn api_host(value: String) -> Result<String, Error> {
         false => Err(Error::Value {
             name: "KUBERNETES_SERVICE_HOST",
             value,
-            message: "not an address or the name of a host: give it without scheme, port and \
-                      blanks, or leave it to the kubelet"
+            message: "not an IP address or host name: remove scheme, port and blanks, or \
+                      unset it, as the kubelet sets it"
                 .into(),
         }),
     }
@@ -278,8 +278,8 @@ fn api_port(value: String) -> Result<String, Error> {
         _ => Err(Error::Value {
             name: "KUBERNETES_SERVICE_PORT",
             value,
-            message: "not a port from 1 to 65535: give one, such as 443, or leave it to the \
-                      kubelet"
+            message: "not a port from 1 to 65535: correct it, or unset it, as the kubelet \
+                      sets it"
                 .into(),
         }),
     }

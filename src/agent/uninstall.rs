@@ -53,18 +53,18 @@ const FOREIGN_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Result of an uninstall.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Outcome {
+pub enum UninstallOutcome {
     /// The plugin is no longer installed on this node.
-    Removed,
+    Uninstalled,
     /// Another program chains the plugin, so it stays installed.
-    Kept,
+    LeftInPlace,
 }
 
 /// Removes everything that an agent, also an earlier one, wrote to this node, unless another
 /// program keeps chaining the plugin. `lists` are the names of the conflists that had the plugin
 /// entry. A failure does not stop the uninstall, except that kubeconfig and plugin binaries stay
 /// while a network config names the plugin. Returns all failures, as texts for logs.
-pub fn run(settings: &Settings, lists: &BTreeSet<String>) -> Result<Outcome, Vec<String>> {
+pub fn run(settings: &Settings, lists: &BTreeSet<String>) -> Result<UninstallOutcome, Vec<String>> {
     let watch = NetDirWatch::start(&settings.net_dir, &settings.kubeconfig_name);
     let left = leftovers::remove(settings);
     let mut failures: Vec<String> = left.iter().map(ToString::to_string).collect();
@@ -97,17 +97,20 @@ pub fn run(settings: &Settings, lists: &BTreeSet<String>) -> Result<Outcome, Vec
                 if removal == MAX_REMOVALS =>
             {
                 warn!("{}", rechained(&list));
-                return outcome(Outcome::Kept, failures);
+                return outcome(UninstallOutcome::LeftInPlace, failures);
             }
             PluginReference::Removable(list) => info!("{} names {PLUGIN} again", list.display()),
             PluginReference::Foreign(_) => {}
         }
     }
-    outcome(Outcome::Removed, failures)
+    outcome(UninstallOutcome::Uninstalled, failures)
 }
 
 /// Returns the outcome if there are no failures.
-fn outcome(outcome: Outcome, failures: Vec<String>) -> Result<Outcome, Vec<String>> {
+fn outcome(
+    outcome: UninstallOutcome,
+    failures: Vec<String>,
+) -> Result<UninstallOutcome, Vec<String>> {
     match failures.is_empty() {
         true => Ok(outcome),
         false => Err(failures),
@@ -117,9 +120,9 @@ fn outcome(outcome: Outcome, failures: Vec<String>) -> Result<Outcome, Vec<Strin
 /// Says that another program keeps chaining the plugin in this conflist, and what to do.
 fn rechained(list: &Path) -> String {
     format!(
-        "another program chains {PLUGIN} in {} again each time that this agent removes it, so \
-         plugin binary, kubeconfig and plugin entry stay on this node; if no Linkerd CNI agent is \
-         to run here, stop that program, then run `linkerd2-cni-install uninstall` on this node",
+        "{} keeps being overwritten by another writer, which chains {PLUGIN} again, so plugin \
+         entry, kubeconfig and plugin binary are left in place; if no Linkerd CNI agent should run \
+         on this node, stop that writer, then run `linkerd2-cni-install uninstall` on this node",
         list.display()
     )
 }
@@ -127,7 +130,7 @@ fn rechained(list: &Path) -> String {
 /// Adds that kubeconfig and plugin binaries stay, and why.
 fn still_named(mut failures: Vec<String>) -> Vec<String> {
     failures.push(format!(
-        "kubeconfig and programs are left in place, since a network still names {PLUGIN}"
+        "kubeconfig and plugin binary are left in place, because a network config still names {PLUGIN}"
     ));
     failures
 }
@@ -191,7 +194,9 @@ fn unchain(
                 file.content.as_ref().ok()
             };
             match apply_undo(dir, &undo, before) {
-                Ok(()) => info!("Removed {PLUGIN} from {}", dir.join(undo.list()).display()),
+                Ok(()) => {
+                    info!("Removed the plugin entry from {}", dir.join(undo.list()).display())
+                }
                 Err(files::Error::Raced { .. }) => raced = true,
                 Err(error) => failures.push(error.to_string()),
             }

@@ -74,7 +74,7 @@ impl Posting {
             }
             match failure {
                 PostFailure::Forbidden => warn!(
-                    "cannot post Events on pods; the chart's ClusterRole linkerd-cni-agent grants the right, linkerd2's chart does not: {error}"
+                    "cannot post Events on pods, because the agent's ServiceAccount may not create Events (the chart's ClusterRole linkerd-cni-agent grants it, upstream's chart does not): {error}"
                 ),
                 _ => warn!("cannot post an Event on a pod: {error}"),
             }

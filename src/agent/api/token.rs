@@ -87,15 +87,13 @@ impl Grant {
 pub fn denial(code: Option<u16>, account: &str, namespace: &str) -> Option<String> {
     let (meaning, remedy) = match code? {
         403 => (
-            "403 (forbidden)",
+            "was denied (HTTP 403)",
             "grant the agent's ServiceAccount `create` on `serviceaccounts/token` of that account",
         ),
-        404 => ("404 (not found)", "create that ServiceAccount"),
+        404 => ("found no such ServiceAccount (HTTP 404)", "create it"),
         _ => return None,
     };
-    Some(format!(
-        "TokenRequest for ServiceAccount {namespace}/{account} answered HTTP {meaning}: {remedy}"
-    ))
+    Some(format!("TokenRequest for ServiceAccount {namespace}/{account} {meaning}: {remedy}"))
 }
 
 #[cfg(test)]

@@ -153,7 +153,7 @@ impl TokenWorker {
         self.reached(true);
         let text = response.status.token.trim().to_owned();
         if let Some(problem) = problem(&text) {
-            let why = format!("the API server answered the TokenRequest {problem}");
+            let why = format!("unexpected response to the TokenRequest: {problem}");
             self.not_renewed(why, Duration::ZERO);
             return;
         }
@@ -170,7 +170,7 @@ impl TokenWorker {
         state.grant.denied = None;
         state.grant.error = None;
         drop(state);
-        info!("The plugin has a new token of account {account} for {seconds} s");
+        info!("The plugin has a new token of ServiceAccount {account}, valid for {seconds} s");
         self.api.waker.wake();
     }
 
@@ -242,8 +242,12 @@ impl TokenWorker {
         self.schedule.checked(now, check_result, Duration::ZERO);
         let is_revoked = matches!(result, Err((401, _)));
         let answer = result.map_err(|(code, error)| match code {
-            401 => format!("the API server refuses the token in the kubeconfig: {error}"),
-            _ => format!("the token in the kubeconfig has not the rights it needs: {error}"),
+            401 => {
+                format!("the API server rejected the token in the kubeconfig (HTTP 401): {error}")
+            }
+            _ => {
+                format!("a request with the token in the kubeconfig was denied (HTTP 403): {error}")
+            }
         });
         let mut state = self.api.state();
         state.reached = true;
@@ -282,7 +286,7 @@ impl TokenWorker {
                 return;
             };
             if let Err(error) = event::publish(&mut self.own, &self.api.settings, &message) {
-                warn!("cannot post an Event: {error}");
+                warn!("cannot post an Event on the agent's pod: {error}");
             }
         }
     }
@@ -296,9 +300,9 @@ impl TokenWorker {
 /// Why `token` must not replace the one that the plugin has.
 fn problem(token: &str) -> Option<&'static str> {
     match token.len() {
-        0 => Some("without a token"),
+        0 => Some("it has no token"),
         1..=LONGEST_TOKEN if token.bytes().all(|byte| byte.is_ascii_graphic()) => None,
-        _ => Some("with a token that no request can carry"),
+        _ => Some("its token does not fit into a request header"),
     }
 }
 

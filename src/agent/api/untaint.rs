@@ -28,7 +28,7 @@ impl Untaint {
     pub fn of(settings: &Settings, now: Instant) -> Untaint {
         let (node, key) = (settings.node.clone(), settings.startup_taint.clone());
         if key.is_some() && node.is_none() {
-            warn!("the startup taint stays: LINKERD_CNI_NODE_NAME is not set");
+            warn!("cannot remove the startup taint: LINKERD_CNI_NODE_NAME is not set");
         }
         Untaint { target: node.zip(key), due: now, backoff: Backoff::default(), logged: None }
     }
@@ -52,16 +52,16 @@ impl Untaint {
         let wait = match removed {
             Ok(removed) => {
                 if removed {
-                    info!("took the startup taint {key} off node {node}");
+                    info!("removed the startup taint {key} from node {node}");
                 } else if self.logged.is_some() {
-                    info!("the startup taint {key} is off node {node}");
+                    info!("node {node} no longer has the startup taint {key}");
                 }
                 self.logged = None;
                 self.backoff.reset();
                 recheck_wait()
             }
             Err(why) => {
-                let why = format!("the startup taint {key} cannot be taken off node {node}: {why}");
+                let why = format!("cannot remove the startup taint {key} from node {node}: {why}");
                 if self.logged.as_ref() != Some(&why) {
                     warn!("{why}");
                 }

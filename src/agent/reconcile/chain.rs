@@ -1,7 +1,6 @@
 //! Reconciles the network configs in the net dir, in three steps: observe the files, plan the
 //! changes, apply the plan.
 
-use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
@@ -9,20 +8,19 @@ use std::time::Instant;
 use tracing::info;
 
 use super::Reconciler;
-use super::pass::{BIN_DIR, CONFLIST, LEFTOVERS, Pass};
+use super::pass::Pass;
 use super::step::{apply, content};
 use crate::agent::platforms;
 use crate::agent::status::Status;
+use crate::agent::subject::Subject;
 use crate::agent::uninstall;
 use crate::agent::uninstall::leftovers;
-use crate::conflist::PLUGIN;
 use crate::conflist::net_dir;
 use crate::conflist::net_dir::ConfigFile;
 use crate::conflist::plan;
 use crate::conflist::plan::{Chaining, Step, UnchainStep};
 use crate::conflist::saved_state::SavedState;
 use crate::files;
-use crate::kube::event::{EventType, Message};
 
 /// The net dir at the start of a pass.
 struct Observed {
@@ -57,7 +55,7 @@ impl Reconciler {
         self.leftovers_removed = failures.is_empty();
         let failures: Vec<String> = failures.iter().map(ToString::to_string).collect();
         if !failures.is_empty() {
-            pass.problem(LEFTOVERS, failures.join("; "));
+            pass.problem(Subject::Leftovers, failures.join("; "));
         }
     }
 
@@ -67,7 +65,7 @@ impl Reconciler {
         let configs = net_dir::scan(dir, &self.settings.kubeconfig_name)?;
         let (saved_state, why) = SavedState::load(dir);
         if let Some(why) = why {
-            pass.problem("journal", why);
+            pass.problem(Subject::SavedState, why);
         }
         Ok(Observed { configs, saved_state })
     }
@@ -79,26 +77,27 @@ impl Reconciler {
         let Observed { configs, saved_state } = observed;
         let mut plan = plan::chain(&self.mode, configs, &self.entry, saved_state);
         for (name, why) in &plan.skipped {
-            pass.problem(&settings.net_dir.join(name).display().to_string(), why);
+            pass.problem(Subject::File(settings.net_dir.join(name)), why);
         }
         match &plan.unchained {
             Some(why) if configs.is_empty() => {
                 let remedy = platforms::no_network(&settings);
-                pass.problem(CONFLIST, format!("{why}; {remedy}"));
+                pass.problem(Subject::NetworkConfig, format!("{why}; {remedy}"));
             }
-            Some(why) => pass.problem(CONFLIST, why),
+            Some(why) => pass.problem(Subject::NetworkConfig, why),
             None => {}
         }
         if let Some(why) = &plan.doubt {
-            pass.warn(CONFLIST, why);
+            pass.warn(Subject::NetworkConfig, why);
         }
         self.check_bin_dir(configs, pass);
         if settings.require_network_plugins
             && !self.runtime_finds_plugin
-            && let Some(why) = pass.warnings.remove(BIN_DIR)
+            && let Some(why) = pass.warnings.remove(&Subject::Directories)
         {
-            let why = format!("not chained, as pods could not start any more: {why}");
-            pass.problem(CONFLIST, why);
+            let why =
+                format!("the plugin is not chained, because pods could no longer start: {why}");
+            pass.problem(Subject::NetworkConfig, why);
             return None;
         }
         if saved_state.unread {
@@ -122,7 +121,7 @@ impl Reconciler {
             self.runtime_finds_plugin |= plan::is_chained(&self.mode, configs);
         }
         if let Some(why) = warning {
-            pass.warn(BIN_DIR, why);
+            pass.warn(Subject::Directories, why);
         }
     }
 
@@ -141,18 +140,15 @@ impl Reconciler {
         for undo in &plan.undo {
             self.apply_undo(undo, observed, pass)?;
         }
-        for (list, over) in self.entry_removals.active(Instant::now()) {
-            pass.contention = true;
-            pass.schedule_next(over);
-            pass.problem(CONFLIST, entry_removed(&self.settings.net_dir.join(list)));
-        }
+        self.report_entry_removals(pass);
         Ok(())
     }
 
     /// Writes one file of the chain, unless contention delays the write.
     fn apply_step(&mut self, step: &Step, observed: &mut Observed, pass: &mut Pass) {
-        self.mark_not_ready(CONFLIST);
+        self.mark_not_ready(&Subject::NetworkConfig);
         let path = self.settings.net_dir.join(step.list());
+        let subject = Subject::File(path.clone());
         let before = content(&observed.configs, step.source()).map_or("", |before| &before.text);
         let now = Instant::now();
         // A plugin entry of another agent also gives pods their redirect rules, so only the
@@ -162,7 +158,7 @@ impl Reconciler {
             true => &mut self.overwrites,
             false => &mut self.entry_removals,
         };
-        if let Some(until) = contention.blocked_until(step.list(), before, now) {
+        if let Some(until) = contention.blocked_until(&subject, before, now) {
             pass.schedule_next(until);
             return;
         }
@@ -170,18 +166,18 @@ impl Reconciler {
         match apply(net_dir, &observed.configs, step, &mut observed.saved_state) {
             Ok(()) => {
                 pass.wrote = true;
-                if contention.record_write(step.list(), before, now) && !has_entry {
+                if contention.record_write(subject, before, now) && !has_entry {
                     Status::count(&self.status.contentions);
-                    self.report_entry_removal(&path);
+                    self.post_entry_removal_event(&path);
                 }
                 Status::count(&self.status.conflist_writes);
                 // The plan's problem is solved. The next pass verifies that.
-                pass.problems.remove(CONFLIST);
+                pass.problems.remove(&Subject::NetworkConfig);
                 info!("Created CNI config {}", path.display());
             }
             // Another program wrote the file since it was read. The next pass reads it again.
             Err(files::Error::Raced { .. }) => pass.wrote = true,
-            Err(error) => pass.problem(&path.display().to_string(), error),
+            Err(error) => pass.problem(Subject::File(path), error),
         }
     }
 
@@ -198,33 +194,12 @@ impl Reconciler {
             Ok(()) => {
                 pass.wrote = true;
                 Status::count(&self.status.conflist_writes);
-                info!("Removed {PLUGIN} from {}", path.display());
+                info!("Removed the plugin entry from {}", path.display());
                 observed.saved_state.forget(undo.list(), dir)?;
             }
             Err(files::Error::Raced { .. }) => pass.wrote = true,
-            Err(error) => pass.problem(&path.display().to_string(), error),
+            Err(error) => pass.problem(Subject::File(path), error),
         }
         Ok(())
     }
-
-    /// Posts an Event on the agent's pod: another program keeps removing the plugin entry from
-    /// the conflist at `path`.
-    fn report_entry_removal(&self, path: &Path) {
-        self.api.report_event(Message {
-            kind: EventType::Warning,
-            reason: "LinkerdCNIFight",
-            action: "Chaining",
-            note: entry_removed(path),
-        });
-    }
-}
-
-/// Message about contention over the plugin entry in the conflist at `path`, with the remedy.
-fn entry_removed(path: &Path) -> String {
-    format!(
-        "another program takes linkerd-cni out of {} again and again, so pods may start without \
-         redirection: with Cilium set cni.exclusive=false, else stop that program from \
-         restoring the file",
-        path.display()
-    )
 }

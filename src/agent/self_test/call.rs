@@ -25,7 +25,7 @@ pub enum Error {
         #[source]
         source: io::Error,
     },
-    #[error("{program} did not end in time and was killed")]
+    #[error("{program} timed out and was killed")]
     TimedOut { program: String },
     /// The program failed with a CNI error (CNI spec 1.1, section 5, "Error").
     #[error("{msg}{} (code {code})", separated(details))]
@@ -33,7 +33,7 @@ pub enum Error {
     /// The program failed without a CNI error.
     #[error("{program}: {status}{}", separated(quote))]
     Failed { program: String, status: ExitStatus, quote: String },
-    #[error("{program} answered with something that is not JSON")]
+    #[error("the result of {program} is not JSON")]
     NotJson { program: String },
 }
 
@@ -188,7 +188,7 @@ mod tests {
             (r#"echo '{"code": 121, "msg": "a", "details": "b"}'; exit 1"#, "a; b (code 121)"),
             ("echo one >&2; echo two >&2; exit 3", "/bin/sh: exit status: 3; two"),
             ("kill -9 $$", "/bin/sh: signal: 9 (SIGKILL)"),
-            ("echo hello", "/bin/sh answered with something that is not JSON"),
+            ("echo hello", "the result of /bin/sh is not JSON"),
         ] {
             assert_eq!(shell(script, LONG).unwrap_err().to_string(), says);
         }

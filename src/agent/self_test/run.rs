@@ -46,15 +46,15 @@ pub enum TestOutcome {
 /// Why a self-test did not pass.
 #[derive(Debug, thiserror::Error)]
 enum Error {
-    #[error("no network configuration carries {PLUGIN}")]
+    #[error("no network config has a plugin entry")]
     NoPluginEntry,
     #[error(transparent)]
     Files(#[from] crate::files::Error),
     #[error(transparent)]
     Scratch(#[from] scratch::Error),
-    #[error("cannot stand in for the API server: {0}")]
+    #[error("cannot start the stand-in API server: {0}")]
     Server(#[source] io::Error),
-    #[error("{command} fails: {source}")]
+    #[error("{command} failed: {source}")]
     Call {
         command: &'static str,
         #[source]
@@ -72,12 +72,12 @@ impl Error {
     fn skip_reason(&self) -> Option<&'static str> {
         match self {
             Error::Scratch(error) if error.is_forbidden() => {
-                Some("the agent needs SYS_ADMIN and NET_ADMIN for it")
+                Some("the agent lacks SYS_ADMIN or NET_ADMIN")
             }
             Error::Call { source: call::Error::Cni { code, .. }, .. }
                 if *code == u64::from(code::NO_IPTABLES) =>
             {
-                Some("the host's programs are out of reach here")
+                Some("the agent cannot run the host's iptables")
             }
             _ => None,
         }
@@ -101,13 +101,13 @@ impl fmt::Display for Coverage {
         if self.checked {
             f.write_str(" and CHECK")?;
         }
-        f.write_str(" succeed, ")?;
+        f.write_str(" succeeded, ")?;
         match self.connections.as_slice() {
-            [] => f.write_str("no connection could be tried")?,
+            [] => f.write_str("no connection could be tested")?,
             all => write!(f, "TCP is redirected ({})", all.join(", "))?,
         }
         if self.substituted_backend {
-            f.write_str("; by nf_tables, as the host's iptables is out of reach")?;
+            f.write_str("; by nf_tables, as the agent cannot run the host's iptables")?;
         }
         Ok(())
     }

@@ -44,7 +44,7 @@ const CONNECT_TIMEOUT: Duration = Duration::from_millis(2500);
 pub enum Error {
     #[error(transparent)]
     Netns(#[from] netns::Error),
-    #[error("cannot join two network namespaces: {}", .0.desc())]
+    #[error("cannot connect two network namespaces: {}", .0.desc())]
     Link(#[from] Errno),
 }
 
@@ -161,10 +161,8 @@ impl Scratch {
         let accepted = accept(proxy).map_err(|error| format!("{what} {wanted}: {error}"))?;
         match original_destination(&accepted) {
             Ok(original) if original == to => Ok(()),
-            Ok(original) => Err(format!("{what} is seen as meant for {original}")),
-            Err(errno) => {
-                Err(format!("{what} does not say where it was meant to go: {}", errno.desc()))
-            }
+            Ok(original) => Err(format!("{what} has the wrong original destination {original}")),
+            Err(errno) => Err(format!("{what} has no original destination: {}", errno.desc())),
         }
     }
 
@@ -188,7 +186,7 @@ fn accept(listener: &TcpListener) -> io::Result<TcpStream> {
     let mut fds = [PollFd::new(listener.as_fd(), PollFlags::POLLIN)];
     let timeout = PollTimeout::try_from(CONNECT_TIMEOUT).unwrap_or(PollTimeout::MAX);
     match poll(&mut fds, timeout) {
-        Ok(0) => Err(io::Error::other("somebody else took it")),
+        Ok(0) => Err(io::Error::other("another process accepted the connection")),
         Ok(_) => listener.accept().map(|(stream, _)| stream),
         Err(errno) => Err(errno.into()),
     }
