@@ -10,15 +10,17 @@
 //! The modules, in reading order:
 //! - [`settings`]: environment variables and flags
 //! - [`reconcile`]: one pass over binary, kubeconfig, network configs and self-test
-//! - [`binaries`], [`credential`]: the programs and the kubeconfig on the host
-//! - [`handover`]: restores the kubeconfig of an upstream agent on the same node
-//! - [`contention`]: detects and slows down writes against another writer
+//! - [`plugin_entry`]: the plugin entry, from the chart's template
+//! - [`binaries`], [`credential`]: the plugin binary and the kubeconfig on the host
+//! - [`upstream_kubeconfig`]: restores the kubeconfig of an upstream agent on the same node
+//! - [`contention`]: detects other writers of the same files, and slows down against them
 //! - [`platforms`]: suggests the right directories for the node's platform
 //! - [`self_test`]: runs the installed plugin against a scratch netns
-//! - [`uninstall`]: removes everything from the host, if [`on_stop`] decides so
-//! - [`api`]: requests to the API server: tokens, Events, the startup taint ([`taint`])
-//! - [`records`], [`record`], [`tally`]: receive, decode and count the plugin's records
-//! - [`status`], [`problem_log`]: `/ready`, metrics and the log lines about problems
+//! - [`uninstall`]: removes everything from the host, if [`on_stop`] decides so on SIGTERM
+//! - [`api`]: requests to the API server: tokens, Events, the startup taint
+//! - [`record_socket`], [`record`], [`tally`]: receive, decode and count plugin records
+//! - [`subject`], [`status`], [`problem_log`]: `/ready`, metrics and the log lines about problems
+//! - [`admin_listener`]: opens the port for `/live`, `/ready` and `/metrics`
 //! - [`watch`]: waits for changes, signals and timeouts
 
 mod admin_listener;
@@ -26,20 +28,19 @@ pub mod api;
 pub mod binaries;
 pub mod contention;
 pub mod credential;
-pub mod handover;
 pub mod platforms;
 pub mod plugin_entry;
 pub mod problem_log;
 pub mod reconcile;
 pub mod record;
-pub mod records;
+pub mod record_socket;
 pub mod self_test;
 pub mod settings;
 pub mod status;
 pub mod subject;
-pub mod taint;
 pub mod tally;
 pub mod uninstall;
+pub mod upstream_kubeconfig;
 pub mod watch;
 
 use std::collections::BTreeSet;
@@ -56,7 +57,7 @@ use admin_listener::AdminListener;
 use api::Api;
 use problem_log::{Change, ProblemLog};
 use reconcile::{Pass, Reconciler};
-use records::Records;
+use record_socket::RecordSocket;
 use self_test::SelfTest;
 use settings::Settings;
 use status::Status;
@@ -109,8 +110,8 @@ pub fn run(settings: Settings) -> Result<(), Error> {
             SelfTest::start(&settings, &status, watch.waker()).map_err(Error::Thread)?;
         reconciler.require_self_test(self_test);
     }
-    let records = match settings.plugin_socket {
-        true => Some(Records::start(&settings, &status, &api).map_err(Error::Thread)?),
+    let record_socket = match settings.plugin_socket {
+        true => Some(RecordSocket::start(&settings, &status, &api).map_err(Error::Thread)?),
         false => None,
     };
     info!("starting the agent");
@@ -120,9 +121,9 @@ pub fn run(settings: Settings) -> Result<(), Error> {
     let offline_install = !had_kubeconfig && !api.reached();
     reconciler.restore_upstream_kubeconfig();
     let decision = on_stop::decide(&settings, offline_install);
-    // The plugin goes on running while the agent asks, so its records are still logged.
-    if let Some(records) = records {
-        records.stop();
+    // The plugin keeps running while the agent decides, so its records are still logged.
+    if let Some(record_socket) = record_socket {
+        record_socket.stop();
     }
     match decision {
         Decision::LeaveInPlace(why) => {
@@ -131,7 +132,7 @@ pub fn run(settings: Settings) -> Result<(), Error> {
         }
         Decision::Uninstall(why) => {
             info!("uninstalling: {why}");
-            if remove(&settings, reconciler.chained_lists())? == UninstallOutcome::LeftInPlace {
+            if remove(&settings, reconciler.chained_conflists())? == UninstallOutcome::LeftInPlace {
                 reconciler.restore_upstream_kubeconfig();
             }
         }
@@ -188,9 +189,9 @@ pub fn uninstall(settings: &Settings) -> Result<(), Error> {
 
 fn remove(
     settings: &Settings,
-    chained_lists: &BTreeSet<String>,
+    chained_conflists: &BTreeSet<String>,
 ) -> Result<UninstallOutcome, Error> {
-    uninstall::run(settings, chained_lists).map_err(Error::Uninstall)
+    uninstall::run(settings, chained_conflists).map_err(Error::Uninstall)
 }
 
 /// The directories whose changes trigger a reconcile pass.

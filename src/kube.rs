@@ -145,7 +145,7 @@ impl Client {
     }
 
     /// POSTs `body` to `path` and returns the object in the response.
-    pub fn exchange<T: DeserializeOwned>(
+    pub fn create<T: DeserializeOwned>(
         &self,
         path: &str,
         body: &impl Serialize,

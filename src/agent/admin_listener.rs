@@ -24,7 +24,7 @@ impl AdminListener {
     /// # Errors
     /// If the address is in use or not valid on this node.
     pub fn open(&mut self, settings: &Settings, status: &Arc<Status>) -> Result<(), String> {
-        let (Some(address), AdminListener::Closed) = (settings.admin, &self) else {
+        let (Some(address), AdminListener::Closed) = (settings.admin_address, &self) else {
             return Ok(());
         };
         let (ready, metrics) = (Arc::clone(status), Arc::clone(status));

@@ -3,7 +3,7 @@
 //! For example, Cilium with `cni.exclusive=true` removes the plugin entry from the active
 //! conflist. The primary CNI may rewrite its conflist as often as it likes: its content
 //! changes each time, and the agent chains the plugin again at once. Contention means that
-//! the same content without the plugin entry comes back again and again. The agent then
+//! the same content without the plugin entry keeps coming back. The agent then
 //! waits longer before each further write.
 
 use std::collections::{BTreeMap, VecDeque};

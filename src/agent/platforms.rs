@@ -135,13 +135,13 @@ fn remedy(
 
 /// Returns the path on the host of a directory in the agent's container.
 fn on_host(settings: &Settings, dir: &Path) -> PathBuf {
-    let below = dir.strip_prefix(&settings.prefix).unwrap_or(dir);
+    let below = dir.strip_prefix(&settings.mount_prefix).unwrap_or(dir);
     Path::new("/").join(below)
 }
 
 /// Returns the path in the agent's container of a directory on the host, mounted or not.
 fn in_container(settings: &Settings, dir: &str) -> PathBuf {
-    settings.prefix.join(dir.trim_start_matches('/'))
+    settings.mount_prefix.join(dir.trim_start_matches('/'))
 }
 
 #[cfg(test)]

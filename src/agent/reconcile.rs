@@ -5,10 +5,10 @@
 //! plugin that cannot run.
 
 mod chain;
+mod chain_step;
 mod contention_report;
 mod kubeconfig;
 mod pass;
-mod step;
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -20,11 +20,11 @@ use tracing::{info, warn};
 use super::api::Api;
 use super::binaries::Binaries;
 use super::contention::Contention;
-use super::handover::{self, Handover};
 use super::self_test::{SelfTest, SelfTestState, TestedPlugin};
 use super::settings::Settings;
 use super::status::Status;
 use super::subject::Subject;
+use super::upstream_kubeconfig::{self, UpstreamKubeconfig};
 use crate::conflist::mode::ChainMode;
 use crate::conflist::net_dir;
 use crate::conflist::{Entry, PLUGIN};
@@ -49,13 +49,13 @@ pub struct Reconciler {
     /// server issues one.
     token_found_on_host: Option<String>,
     self_test: Option<Arc<SelfTest>>,
-    chained_lists: BTreeSet<String>,
+    chained_conflists: BTreeSet<String>,
     /// Whether the bin dir had the plugin binary when the agent started.
     had_binary: bool,
     /// Whether the runtime is known to look for plugins in the bin dir. Never reset: the
     /// runtime's configuration does not change with a conflist.
     runtime_finds_plugin: bool,
-    handover: Handover,
+    upstream_kubeconfig: UpstreamKubeconfig,
     leftovers_removed: bool,
     ready_logged: bool,
 }
@@ -81,10 +81,10 @@ impl Reconciler {
             overwrites: Contention::default(),
             token_found_on_host: None,
             self_test: None,
-            chained_lists: BTreeSet::new(),
+            chained_conflists: BTreeSet::new(),
             had_binary,
             runtime_finds_plugin: false,
-            handover: Handover::default(),
+            upstream_kubeconfig: UpstreamKubeconfig::default(),
             leftovers_removed: false,
             ready_logged: false,
         }
@@ -96,18 +96,18 @@ impl Reconciler {
     }
 
     /// Returns the names of all conflists to which this agent ever chained the plugin.
-    pub fn chained_lists(&self) -> &BTreeSet<String> {
-        &self.chained_lists
+    pub fn chained_conflists(&self) -> &BTreeSet<String> {
+        &self.chained_conflists
     }
 
     /// Restores the kubeconfig of an upstream agent if such an agent chains the plugin on this
     /// node.
     pub fn restore_upstream_kubeconfig(&self) {
         let found = net_dir::scan(&self.settings.net_dir, &self.settings.kubeconfig_name);
-        if !found.is_ok_and(|found| handover::upstream_chains(&found, &self.entry)) {
+        if !found.is_ok_and(|found| upstream_kubeconfig::upstream_chains(&found, &self.entry)) {
             return;
         }
-        if let Err(error) = self.handover.restore(&self.settings.kubeconfig()) {
+        if let Err(error) = self.upstream_kubeconfig.restore(&self.settings.kubeconfig()) {
             warn!("{error}");
         }
     }
@@ -156,15 +156,15 @@ impl Reconciler {
         pass
     }
 
-    /// Copies the programs that are missing or different on the host from the image.
+    /// Copies the plugin binaries that are missing or different on the host from the image.
     fn reconcile_binaries(&mut self, pass: &mut Pass) -> Result<(), String> {
-        let wanted = Binaries::wanted(&self.settings).map_err(|error| {
+        let names = Binaries::in_image(&self.settings).map_err(|error| {
             let dir = self.settings.image_bin_dir.display();
             format!("CONTAINER_CNI_BIN_DIR={dir}: {error}; set it to the image's directory of plugin binaries")
         })?;
-        let wrong = self.binaries.wrong(&self.settings, &wanted);
-        let wrong = wrong.map_err(|error| error.to_string())?;
-        if wrong.is_empty() {
+        let stale = self.binaries.stale(&self.settings, &names);
+        let stale = stale.map_err(|error| error.to_string())?;
+        if stale.is_empty() {
             return Ok(());
         }
         self.mark_not_ready(&Subject::Binary);
@@ -172,7 +172,7 @@ impl Reconciler {
         if self.is_write_delayed(Subject::Binary, &dir, "", pass) {
             return Ok(());
         }
-        for name in wrong {
+        for name in stale {
             Binaries::copy(&self.settings, &name).map_err(|error| error.to_string())?;
             pass.wrote = true;
             Status::count(&self.status.binary_writes);

@@ -4,12 +4,12 @@
 //! The self-test runs on its own thread, so that it delays no reconcile pass. It reruns after
 //! a failure, and when the plugin binary or the plugin entry changes.
 
-mod call;
+mod connections;
+mod plugin_call;
 mod plugin_config;
 mod run;
-mod scratch;
-mod server;
-mod target;
+mod scratch_pod;
+mod stub_api;
 
 use std::io;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};

@@ -8,13 +8,13 @@ use std::time::Instant;
 use tracing::info;
 
 use super::Reconciler;
+use super::chain_step::{apply, content};
 use super::pass::Pass;
-use super::step::{apply, content};
 use crate::agent::platforms;
 use crate::agent::status::Status;
 use crate::agent::subject::Subject;
-use crate::agent::uninstall;
 use crate::agent::uninstall::leftovers;
+use crate::agent::uninstall::restore;
 use crate::conflist::net_dir;
 use crate::conflist::net_dir::ConfigFile;
 use crate::conflist::plan;
@@ -133,7 +133,7 @@ impl Reconciler {
         observed: &mut Observed,
         pass: &mut Pass,
     ) -> Result<(), files::Error> {
-        self.chained_lists.extend(plan.lists);
+        self.chained_conflists.extend(plan.lists);
         for step in &plan.steps {
             self.apply_step(step, observed, pass);
         }
@@ -190,7 +190,7 @@ impl Reconciler {
     ) -> Result<(), files::Error> {
         let dir = &self.settings.net_dir;
         let path = dir.join(undo.list());
-        match uninstall::apply_undo(dir, undo, |name| content(&observed.configs, name)) {
+        match restore::apply(dir, undo, |name| content(&observed.configs, name)) {
             Ok(()) => {
                 pass.wrote = true;
                 Status::count(&self.status.conflist_writes);

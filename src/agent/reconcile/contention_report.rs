@@ -5,8 +5,7 @@
 //!   redirect rules, so the node is not ready.
 //! - Another agent overwrites the plugin binary, the kubeconfig or the plugin entry, such as an
 //!   agent of another release on the same node. The node stays ready as long as every file is
-//!   right. Otherwise the rollout of the next release would wait in vain for its agent to become
-//!   ready.
+//!   right. Otherwise the rollout of the next release would wait for its agent until the old agent ends.
 //!
 //! [`contention`]: crate::agent::contention
 

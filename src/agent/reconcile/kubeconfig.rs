@@ -34,7 +34,7 @@ impl Reconciler {
             if self.is_write_delayed(Subject::Kubeconfig, &path, &desired, pass) {
                 return Ok(());
             }
-            self.handover.before_write(&path, &desired);
+            self.upstream_kubeconfig.before_write(&path, &desired);
             credential::write(&self.settings, &desired)?;
             written = true;
             pass.wrote = true;
@@ -53,7 +53,7 @@ impl Reconciler {
     fn token(&mut self, agent_token: &str, pass: &mut Pass) -> Option<String> {
         let account = self.settings.plugin_account.clone().unwrap_or_default();
         match self.api.plugin_token() {
-            PluginToken::Agents { denied } => {
+            PluginToken::AgentToken { denied } => {
                 if let Some(why) = denied {
                     let why = format!("the plugin uses the agent's own token: {why}");
                     pass.warn(Subject::PluginToken, &why);
@@ -62,8 +62,8 @@ impl Reconciler {
                 pass.uses_agent_token = true;
                 Some(agent_token.to_owned())
             }
-            PluginToken::Issued { token, doubt } => {
-                if let Some(why) = doubt {
+            PluginToken::Issued { token, renewal_error } => {
+                if let Some(why) = renewal_error {
                     let why = format!(
                         "the token of ServiceAccount {account} could not be renewed, \
                          so the plugin keeps its last token: {why}"
@@ -72,7 +72,7 @@ impl Reconciler {
                 }
                 Some(token)
             }
-            PluginToken::Awaited { error } => {
+            PluginToken::Pending { error } => {
                 let on_host = credential::token_on_host(&self.settings);
                 self.token_found_on_host = on_host.or(self.token_found_on_host.take());
                 let error = error.map(|error| format!(": {error}"));
@@ -101,9 +101,9 @@ impl Reconciler {
     /// works even if the agent cannot reach the API server.
     fn check_token(&self, token: &str, written: bool, pass: &mut Pass) {
         let status = self.api.token_status(token, written);
-        let must_wait = self.settings.plugin_account.is_some() && !status.answered;
+        let must_wait = self.settings.plugin_account.is_some() && !status.responded;
         let error = status.error.as_deref();
-        match (status.answer, error) {
+        match (status.result, error) {
             (Some(Err(why)), _) => pass.problem(Subject::Credential, why),
             (_, None) if must_wait => {
                 pass.wait_for(Subject::Credential, "the API server has not responded yet")

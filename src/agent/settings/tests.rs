@@ -1,3 +1,5 @@
+use std::path::Path;
+
 use super::*;
 use crate::conflist::mode::{COPY, STANDALONE};
 
@@ -19,7 +21,7 @@ fn an_empty_environment_gives_upstreams_defaults() {
         assert_eq!(settings.kubeconfig_on_host, "/etc/cni/net.d/ZZZ-linkerd-cni-kubeconfig");
         assert_eq!(settings.entry_template, EntryTemplate::None);
         assert_eq!(settings.ca_file, None);
-        assert_eq!(settings.admin, None);
+        assert_eq!(settings.admin_address, None);
         assert_eq!(settings.resync, Duration::from_secs(30));
         assert_eq!(settings.termination_grace, Duration::from_secs(30));
         assert_eq!(settings.log_level, LevelFilter::INFO);

@@ -106,7 +106,7 @@ fn decide_from(
         let Ok(finding) = findings.recv_timeout(left) else {
             return Err(last);
         };
-        if let Some(decision) = decider.take(&finding, Instant::now()) {
+        if let Some(decision) = decider.decide(&finding, Instant::now()) {
             return Ok(decision);
         }
         if last.as_ref() != Some(&finding) {

@@ -144,7 +144,7 @@ fn a_plugin_that_hangs_is_killed_and_the_next_one_is_tried() {
     let node = node(&script("exec sleep 600"), "1.0.0");
     let agent = start(&node, ENTRY);
     let begin = Instant::now();
-    let says = "did not end in time and was killed";
+    let says = "timed out and was killed";
     until("the entry", || node.chained("10-calico.conflist"));
     until("the plugin's end", || agent.ready().1.contains(says));
     assert!(begin.elapsed() > Duration::from_secs(9));

@@ -44,8 +44,8 @@ impl Decider {
         Decider { offline_install, rejected_since: None }
     }
 
-    /// Takes the finding of one round. Returns `None` if another round is needed.
-    pub fn take(&mut self, finding: &Finding, now: Instant) -> Option<Decision> {
+    /// Decides from the finding of one round and those before. Returns `None` if another round is needed.
+    pub fn decide(&mut self, finding: &Finding, now: Instant) -> Option<Decision> {
         self.offline_install &= matches!(finding, Finding::Unreachable(_));
         self.rejected_since = match finding {
             Finding::Rejected => self.rejected_since.or(Some(now)),
@@ -102,7 +102,7 @@ mod tests {
         let mut last = None;
         for (second, finding) in findings {
             assert_eq!(last, None, "decided before {finding:?} in {findings:?}");
-            last = decider.take(finding, begin + Duration::from_secs(*second));
+            last = decider.decide(finding, begin + Duration::from_secs(*second));
         }
         last.map(|decision| matches!(decision, Decision::Uninstall(_)))
     }

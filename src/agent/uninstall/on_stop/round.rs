@@ -62,7 +62,7 @@ fn existing(settings: &Settings, client: &Client, namespace: &str, set: &DaemonS
         }
         Err(_) => {}
     }
-    let Some(name) = &settings.node else {
+    let Some(name) = &settings.node_name else {
         return Finding::InScope;
     };
     match client.get::<Node>(&format!("/api/v1/nodes/{name}")) {

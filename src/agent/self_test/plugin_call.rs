@@ -83,19 +83,19 @@ pub fn call(
         let _ = child.wait();
         return Err(Error::TimedOut { program: name });
     };
-    let answer = serde_json::from_slice::<Value>(&stdout);
-    match (status.success(), answer) {
-        (true, Ok(answer)) => Ok(answer),
+    let output = serde_json::from_slice::<Value>(&stdout);
+    match (status.success(), output) {
+        (true, Ok(output)) => Ok(output),
         (true, Err(_)) if stdout.trim_ascii().is_empty() => Ok(Value::Null),
         (true, Err(_)) => Err(Error::NotJson { program: name }),
-        (false, answer) => Err(failure(name, status, &answer.unwrap_or_default(), &stderr)),
+        (false, output) => Err(failure(name, status, &output.unwrap_or_default(), &stderr)),
     }
 }
 
 /// Makes the error for a program that exited with a failure `status`.
-fn failure(program: String, status: ExitStatus, answer: &Value, stderr: &[u8]) -> Error {
-    let text = |key: &str| answer[key].as_str().unwrap_or_default().to_owned();
-    if let Some(code) = answer["code"].as_u64() {
+fn failure(program: String, status: ExitStatus, output: &Value, stderr: &[u8]) -> Error {
+    let text = |key: &str| output[key].as_str().unwrap_or_default().to_owned();
+    if let Some(code) = output["code"].as_u64() {
         return Error::Cni { code, msg: text("msg"), details: text("details") };
     }
     let stderr = String::from_utf8_lossy(stderr);

@@ -1,11 +1,16 @@
-//! Posts queued Events on pods, and pauses after a failure.
+//! Posts Events on the agent's own pod and on other pods of this node, and pauses after a failure.
 
+use std::fs;
 use std::time::{Duration, Instant};
 
 use tracing::{debug, info, warn};
 
-use super::{Api, event};
+use super::claims::Claims;
+use super::pod_event_queue::PodEvent;
+use super::{Api, USER_AGENT, namespace};
+use crate::agent::settings::Settings;
 use crate::kube::connection::{Connection, Error};
+use crate::kube::event::{self, Message, Regarding, Reporter};
 
 /// Pause after a failure that a later Event may not have, such as an unreachable API server.
 const UNAVAILABLE_PAUSE: Duration = Duration::from_secs(60);
@@ -40,12 +45,12 @@ impl PostFailure {
 
 /// Posts Events on pods, and logs each kind of failure once.
 #[derive(Default)]
-pub struct Posting {
+pub struct PodEventPosting {
     /// The failure that was logged last; `None` once an Event is posted.
     logged: Option<PostFailure>,
 }
 
-impl Posting {
+impl PodEventPosting {
     /// Posts all Events that are due. A failed Event is not retried, because the agent's log and
     /// metrics report the same fact.
     pub fn run(&mut self, api: &Api, connection: &mut Connection) {
@@ -53,7 +58,7 @@ impl Posting {
             let Some(event) = api.pod_events().take(Instant::now()) else {
                 return;
             };
-            let Err(error) = event::publish_on_pod(connection, &api.settings, &event) else {
+            let Err(error) = post_on_pod(connection, &api.settings, &event) else {
                 if self.logged.take().is_some() {
                     info!("Events on pods are posted again");
                 }
@@ -79,6 +84,51 @@ impl Posting {
                 _ => warn!("cannot post an Event on a pod: {error}"),
             }
         }
+    }
+}
+
+/// Posts `message` on the agent's own pod. Does nothing if the settings do not name that pod. The
+/// pod's UID, which `kubectl describe` needs to find the Event, comes from the agent's token.
+pub fn post(
+    connection: &mut Connection,
+    settings: &Settings,
+    message: &Message,
+) -> Result<(), Error> {
+    let (Some(pod), Some(namespace)) = (settings.pod_name.as_deref(), namespace(settings)) else {
+        return Ok(());
+    };
+    let token = fs::read_to_string(settings.service_account_dir.join("token"));
+    let claims = Claims::read(&token.unwrap_or_default()).unwrap_or_default();
+    let reporter = reporter(settings);
+    let regarding = Regarding {
+        kind: "Pod",
+        namespace: &namespace,
+        name: pod,
+        uid: &claims.kubernetes.pod.uid,
+    };
+    let client = connection.client()?;
+    Ok(event::publish(&client, &reporter, regarding, message)?)
+}
+
+/// Posts an Event on another pod.
+fn post_on_pod(
+    connection: &mut Connection,
+    settings: &Settings,
+    event: &PodEvent,
+) -> Result<(), Error> {
+    let regarding =
+        Regarding { kind: "Pod", namespace: &event.namespace, name: &event.pod, uid: &event.uid };
+    let client = connection.client()?;
+    let reporter = reporter(settings);
+    Ok(event::publish(&client, &reporter, regarding, &event.message)?)
+}
+
+/// Names the agent as the source of an Event. The API requires an instance, and upstream's chart
+/// does not tell the agent the name of its pod, so the agent's own name is the fallback.
+fn reporter(settings: &Settings) -> Reporter {
+    Reporter {
+        controller: USER_AGENT,
+        instance: settings.pod_name.clone().unwrap_or_else(|| USER_AGENT.into()),
     }
 }
 

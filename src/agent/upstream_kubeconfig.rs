@@ -21,19 +21,19 @@ use crate::files::Access;
 
 /// The last upstream kubeconfig that this agent overwrote, and the text that replaced it.
 #[derive(Default)]
-pub struct Handover {
-    upstream: Option<(Vec<u8>, Access)>,
+pub struct UpstreamKubeconfig {
+    saved: Option<(Vec<u8>, Access)>,
     written: String,
 }
 
-impl Handover {
+impl UpstreamKubeconfig {
     /// Remembers the kubeconfig at `path`, if an upstream agent wrote it, before this agent
     /// writes `text` there.
     pub fn before_write(&mut self, path: &Path, text: &str) {
         if let Ok((bytes, access)) = files::read(path)
             && is_upstream(&bytes)
         {
-            self.upstream = Some((bytes, access));
+            self.saved = Some((bytes, access));
         }
         text.clone_into(&mut self.written);
     }
@@ -41,7 +41,7 @@ impl Handover {
     /// Restores the upstream kubeconfig at `path`, unless another program overwrote this
     /// agent's kubeconfig.
     pub fn restore(&self, path: &Path) -> Result<(), files::Error> {
-        let Some((bytes, access)) = &self.upstream else {
+        let Some((bytes, access)) = &self.saved else {
             return Ok(());
         };
         match files::rewrite(path, self.written.as_bytes(), bytes, *access) {
@@ -101,13 +101,13 @@ mod tests {
             if let Some(before) = before {
                 fs::write(&path, before).unwrap();
             }
-            let mut handover = Handover::default();
-            handover.before_write(&path, OWN);
+            let mut saved = UpstreamKubeconfig::default();
+            saved.before_write(&path, OWN);
             fs::write(&path, OWN).unwrap();
             // A second write, with a renewed token, keeps the remembered upstream kubeconfig.
-            handover.before_write(&path, OWN);
+            saved.before_write(&path, OWN);
             fs::write(&path, at_end).unwrap();
-            handover.restore(&path).unwrap();
+            saved.restore(&path).unwrap();
             assert_eq!(fs::read_to_string(&path).unwrap(), expected);
         }
     }
