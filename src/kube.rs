@@ -145,7 +145,7 @@ impl Client {
     }
 
     /// POSTs `body` to `path` and returns the object in the response.
-    pub fn create<T: DeserializeOwned>(
+    pub fn exchange<T: DeserializeOwned>(
         &self,
         path: &str,
         body: &impl Serialize,

@@ -24,7 +24,7 @@ use tracing::debug;
 use super::settings::Settings;
 use super::watch::Waker;
 use crate::kube::connection::Source;
-use crate::kube::event::Message;
+use crate::kube::event::EventContent;
 use crate::kube::kubeconfig;
 use claims::Claims;
 use pod_event_queue::{PodEvent, PodEventQueue};
@@ -63,7 +63,7 @@ struct State {
     /// Token for which the reconciler requested a check last.
     check_requested: Option<String>,
     /// Events on the agent's pod that wait to be posted, oldest first.
-    events: VecDeque<Message>,
+    events: VecDeque<EventContent>,
     /// An Event on another pod was queued.
     pod_event_queued: bool,
 }
@@ -175,7 +175,7 @@ impl Api {
     }
 
     /// Queues an Event on the agent's own pod. The thread posts it later.
-    pub fn report_event(&self, event: Message) {
+    pub fn report_event(&self, event: EventContent) {
         let mut state = self.state();
         if state.events.len() == MAX_EVENTS {
             state.events.pop_front();

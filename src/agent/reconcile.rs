@@ -42,8 +42,7 @@ pub struct Reconciler {
     /// Contention with programs that remove the plugin entry, by conflist. The node is not
     /// ready while it lasts.
     entry_removals: Contention,
-    /// Contention with other agents that overwrite a file of this agent, by subject or
-    /// conflist. Only a warning.
+    /// Contention with other agents that overwrite a file of this agent. Only a warning.
     overwrites: Contention,
     /// The last token found in the kubeconfig on the host. It stays in use until the API
     /// server issues one.
@@ -104,7 +103,9 @@ impl Reconciler {
     /// node.
     pub fn restore_upstream_kubeconfig(&self) {
         let found = net_dir::scan(&self.settings.net_dir, &self.settings.kubeconfig_name);
-        if !found.is_ok_and(|found| upstream_kubeconfig::upstream_chains(&found, &self.entry)) {
+        if !found
+            .is_ok_and(|found| upstream_kubeconfig::is_chained_by_upstream(&found, &self.entry))
+        {
             return;
         }
         if let Err(error) = self.upstream_kubeconfig.restore(&self.settings.kubeconfig()) {

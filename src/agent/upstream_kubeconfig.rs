@@ -68,7 +68,7 @@ fn is_upstream(kubeconfig: &[u8]) -> bool {
 /// an entry that differs from `entry` and lacks `agent-namespace`, which agents of this
 /// project set. This agent replaces such an entry in each pass, so the upstream agent that
 /// wrote it is still running.
-pub fn upstream_chains(found: &[ConfigFile], entry: &Entry) -> bool {
+pub fn is_chained_by_upstream(found: &[ConfigFile], entry: &Entry) -> bool {
     let texts = found.iter().filter_map(|file| file.content.as_ref().ok());
     texts
         .filter(|content| !Conflist::read(&content.text).is_ok_and(|list| list.carries(entry)))
@@ -125,7 +125,7 @@ mod tests {
             let list = format!(r#"{{"name":"n","plugins":[{{"type":"bridge"}},{entry}]}}"#);
             fs::write(dir.path().join("10-net.conflist"), list).unwrap();
             let found = net_dir::scan(dir.path(), "kubeconfig").unwrap();
-            assert_eq!(upstream_chains(&found, &own), expected, "{entry}");
+            assert_eq!(is_chained_by_upstream(&found, &own), expected, "{entry}");
         }
     }
 }

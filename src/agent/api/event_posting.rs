@@ -10,12 +10,35 @@ use super::pod_event_queue::PodEvent;
 use super::{Api, USER_AGENT, namespace};
 use crate::agent::settings::Settings;
 use crate::kube::connection::{Connection, Error};
-use crate::kube::event::{self, Message, Regarding, Reporter};
+use crate::kube::event::{self, EventContent, Regarding, Reporter};
 
 /// Pause after a failure that a later Event may not have, such as an unreachable API server.
 const UNAVAILABLE_PAUSE: Duration = Duration::from_secs(60);
 /// How long Events are dropped after the API server rejected one with HTTP 403.
 const FORBIDDEN_PAUSE: Duration = Duration::from_secs(600);
+
+/// Posts `content` as an Event on the agent's own pod. Does nothing if the settings do not name that pod. The
+/// pod's UID, which `kubectl describe` needs to find the Event, comes from the agent's token.
+pub fn post(
+    connection: &mut Connection,
+    settings: &Settings,
+    content: &EventContent,
+) -> Result<(), Error> {
+    let (Some(pod), Some(namespace)) = (settings.pod_name.as_deref(), namespace(settings)) else {
+        return Ok(());
+    };
+    let token = fs::read_to_string(settings.service_account_dir.join("token"));
+    let claims = Claims::read(&token.unwrap_or_default()).unwrap_or_default();
+    let reporter = reporter(settings);
+    let regarding = Regarding {
+        kind: "Pod",
+        namespace: &namespace,
+        name: pod,
+        uid: &claims.kubernetes.pod.uid,
+    };
+    let client = connection.client()?;
+    Ok(event::publish(&client, &reporter, regarding, content)?)
+}
 
 /// Why an Event could not be posted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -87,29 +110,6 @@ impl PodEventPosting {
     }
 }
 
-/// Posts `message` on the agent's own pod. Does nothing if the settings do not name that pod. The
-/// pod's UID, which `kubectl describe` needs to find the Event, comes from the agent's token.
-pub fn post(
-    connection: &mut Connection,
-    settings: &Settings,
-    message: &Message,
-) -> Result<(), Error> {
-    let (Some(pod), Some(namespace)) = (settings.pod_name.as_deref(), namespace(settings)) else {
-        return Ok(());
-    };
-    let token = fs::read_to_string(settings.service_account_dir.join("token"));
-    let claims = Claims::read(&token.unwrap_or_default()).unwrap_or_default();
-    let reporter = reporter(settings);
-    let regarding = Regarding {
-        kind: "Pod",
-        namespace: &namespace,
-        name: pod,
-        uid: &claims.kubernetes.pod.uid,
-    };
-    let client = connection.client()?;
-    Ok(event::publish(&client, &reporter, regarding, message)?)
-}
-
 /// Posts an Event on another pod.
 fn post_on_pod(
     connection: &mut Connection,
@@ -120,7 +120,7 @@ fn post_on_pod(
         Regarding { kind: "Pod", namespace: &event.namespace, name: &event.pod, uid: &event.uid };
     let client = connection.client()?;
     let reporter = reporter(settings);
-    Ok(event::publish(&client, &reporter, regarding, &event.message)?)
+    Ok(event::publish(&client, &reporter, regarding, &event.content)?)
 }
 
 /// Names the agent as the source of an Event. The API requires an instance, and upstream's chart

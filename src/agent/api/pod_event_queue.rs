@@ -8,7 +8,7 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-use crate::kube::event::Message;
+use crate::kube::event::EventContent;
 
 /// Time after which the same mistake of a pod is reported again.
 const REPEAT_AFTER: Duration = Duration::from_secs(600);
@@ -30,7 +30,7 @@ pub struct PodEvent {
     /// What the Event is about, such as the name of an annotation. With the pod's UID it tells
     /// whether an Event repeats another.
     pub subject: &'static str,
-    pub message: Message,
+    pub content: EventContent,
 }
 
 /// The queue, in order of arrival.
@@ -115,7 +115,7 @@ mod tests {
             pod: "web".into(),
             uid: uid.into(),
             subject,
-            message: Message {
+            content: EventContent {
                 kind: EventType::Warning,
                 reason: "R",
                 action: "A",

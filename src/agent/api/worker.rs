@@ -88,10 +88,10 @@ impl Worker {
     /// Posts the queued Events on the agent's own pod. A failed Event is not retried.
     fn post_agent_events(&mut self) {
         loop {
-            let Some(message) = self.api.state().events.pop_front() else {
+            let Some(content) = self.api.state().events.pop_front() else {
                 return;
             };
-            if let Err(error) = event_posting::post(&mut self.own, &self.api.settings, &message) {
+            if let Err(error) = event_posting::post(&mut self.own, &self.api.settings, &content) {
                 warn!("cannot post an Event on the agent's pod: {error}");
             }
         }

@@ -14,7 +14,7 @@ use std::time::Instant;
 
 use super::{Pass, Reconciler};
 use crate::agent::subject::Subject;
-use crate::kube::event::{EventType, Message};
+use crate::kube::event::{EventContent, EventType};
 
 impl Reconciler {
     /// Returns whether the file at `path` must not be written in this pass, because `content`
@@ -58,7 +58,7 @@ impl Reconciler {
 
     /// Posts an Event on the agent's pod about the removals from the conflist at `path`.
     pub(super) fn post_entry_removal_event(&self, path: &Path) {
-        self.api.report_event(Message {
+        self.api.report_event(EventContent {
             kind: EventType::Warning,
             reason: "LinkerdCNIContention",
             action: "Chaining",
@@ -77,7 +77,7 @@ impl Reconciler {
     }
 }
 
-/// Message about another agent that overwrites `path`, with the remedy.
+/// EventContent about another agent that overwrites `path`, with the remedy.
 fn file_overwritten(path: &Path) -> String {
     format!(
         "{} keeps being overwritten by another writer: stop that writer, such as a second agent \
@@ -86,7 +86,7 @@ fn file_overwritten(path: &Path) -> String {
     )
 }
 
-/// Message about another program that removes the plugin entry from the conflist at `path`, with
+/// EventContent about another program that removes the plugin entry from the conflist at `path`, with
 /// the remedy.
 fn entry_removed(path: &Path) -> String {
     format!(

@@ -5,7 +5,7 @@
 
 use crate::agent::api::pod_event_queue::PodEvent;
 use crate::config::ignored::Ignored;
-use crate::kube::event::{EventType, Message};
+use crate::kube::event::{EventContent, EventType};
 
 use crate::agent::record::Record;
 
@@ -24,7 +24,7 @@ pub fn pod_events(record: &Record) -> impl Iterator<Item = PodEvent> + '_ {
         pod: record.pod.clone(),
         uid: record.pod_uid.clone(),
         subject: list.source,
-        message: event_content(
+        content: event_content(
             list,
             "annotation ",
             "Correct the annotation of the pod or of its namespace.",
@@ -33,7 +33,7 @@ pub fn pod_events(record: &Record) -> impl Iterator<Item = PodEvent> + '_ {
 }
 
 /// Returns the Events for the agent's pod, each with the key of the plugin entry that it is about.
-pub fn agent_events(record: &Record) -> impl Iterator<Item = (&'static str, Message)> + '_ {
+pub fn agent_events(record: &Record) -> impl Iterator<Item = (&'static str, EventContent)> + '_ {
     let lists = record.ignored.iter().filter(|list| !list.is_annotated());
     lists.map(|list| {
         let remedy = "Correct the chart's values ignoreInboundPorts and ignoreOutboundPorts.";
@@ -42,7 +42,7 @@ pub fn agent_events(record: &Record) -> impl Iterator<Item = (&'static str, Mess
 }
 
 /// Makes the Event's text; `of` says where the list is.
-fn event_content(list: &Ignored, of: &str, remedy: &str) -> Message {
+fn event_content(list: &Ignored, of: &str, remedy: &str) -> EventContent {
     let elements = list.to_string();
     let end =
         (0..=ELEMENTS_LIMIT.min(elements.len())).rev().find(|&end| elements.is_char_boundary(end));
@@ -50,7 +50,7 @@ fn event_content(list: &Ignored, of: &str, remedy: &str) -> Message {
     let dots = if cut.is_empty() { "" } else { "…" };
     let shown = shown.replacen("ignored in ", &format!("Ignored in {of}"), 1);
     let grammar = list.grammar();
-    Message {
+    EventContent {
         kind: EventType::Warning,
         reason: "LinkerdCNIPortsIgnored",
         action: "Redirecting",
@@ -103,7 +103,7 @@ mod tests {
     fn a_note_names_annotation_elements_grammar_and_remedy() {
         let record = record("emojivoto", "web-1.x", UID, LISTS);
         let events: Vec<PodEvent> = pod_events(&record).collect();
-        let notes: Vec<&str> = events.iter().map(|event| &*event.message.note).collect();
+        let notes: Vec<&str> = events.iter().map(|event| &*event.content.note).collect();
         assert_eq!(
             notes,
             [
@@ -133,7 +133,7 @@ mod tests {
             r#"[{{"source":"config.linkerd.io/skip-inbound-ports","elements":[{elements}]}}]"#
         );
         let record = record("ns", "web", UID, &list);
-        let note = pod_events(&record).next().unwrap().message.note;
+        let note = pod_events(&record).next().unwrap().content.note;
         assert!(note.len() < 1024, "{}", note.len());
         assert!(note.ends_with("…. Allowed is a list of ports (0-65535) and ranges (lower-upper), comma-separated and without blanks, such as 25,3306,8000-8010. Correct the annotation of the pod or of its namespace."), "{note}");
     }

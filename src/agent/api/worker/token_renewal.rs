@@ -62,7 +62,7 @@ impl Worker {
                 return;
             }
         };
-        match client.create::<TokenRequest>(&path, &request) {
+        match client.exchange::<TokenRequest>(&path, &request) {
             Ok(response) => self.renewed(response, &account),
             Err(error) => {
                 self.reached(error.is_answer());
