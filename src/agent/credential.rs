@@ -20,7 +20,7 @@ pub enum Error {
     Empty(PathBuf),
     #[error("{} is not text", .0.display())]
     NotText(PathBuf),
-    #[error("KUBE_CA_FILE={}: {error}; name a file with the CA's certificates, or unset it", path.display())]
+    #[error("KUBE_CA_FILE={}: {error}; set it to a file with CA certificates, or unset it", path.display())]
     Ca { path: PathBuf, error: Box<Error> },
     #[error(transparent)]
     File(#[from] files::Error),

@@ -2,7 +2,7 @@
 
 use super::mode::RepairMode;
 use super::verdict::{Cause, LABEL};
-use crate::kube::event::{EventType, Message};
+use crate::kube::event::{EventContent, EventType};
 
 /// What to report about a pod.
 #[derive(Clone, Copy, Debug)]
@@ -16,7 +16,7 @@ pub enum PodEvent<'a> {
 }
 
 /// Returns the Event. The texts about deleted pods with a failed validator are upstream's.
-pub fn message(cause: Cause, event: PodEvent<'_>) -> Message {
+pub fn message(cause: Cause, event: PodEvent<'_>) -> EventContent {
     let reason = match cause {
         Cause::Validator => "LinkerdCNINotConfigured",
         Cause::Audit => "LinkerdCNIRulesMissing",
@@ -63,7 +63,7 @@ pub fn message(cause: Cause, event: PodEvent<'_>) -> Message {
         ),
         PodEvent::Skipped(why) => (EventType::Warning, "Leaving", why.to_owned()),
     };
-    Message { kind, reason, action, note }
+    EventContent { kind, reason, action, note }
 }
 
 /// Names the first missing rule and counts the others.

@@ -22,9 +22,9 @@ const RECORD_GAP_DOUBLINGS: u32 = 3;
 const CHANGE_GAP: Duration = Duration::from_millis(500);
 /// First and longest wait after a check without a usable response. Doubles with each failure.
 const NO_RESPONSE: Limits = [Duration::from_millis(500), Duration::from_secs(60)];
-/// First and longest wait after a check that found the token refused. The agent is not ready
+/// First and longest wait after a check that found the token rejected. The agent is not ready
 /// until a check finds the token accepted.
-const REFUSED: Limits = [RECORD_GAP, Duration::from_secs(120)];
+const REJECTED: Limits = [RECORD_GAP, Duration::from_secs(120)];
 /// First and longest wait after a failed TokenRequest, while the plugin uses the agent's token.
 const RENEWAL: Limits = [Duration::from_secs(1), CHECK_PERIOD];
 /// First and longest wait after a failed TokenRequest, while the plugin's last token is valid.
@@ -41,7 +41,7 @@ const START_SPREAD: Duration = Duration::from_secs(60);
 pub enum CheckResult {
     Accepted,
     /// HTTP 401 or 403.
-    Refused,
+    Rejected,
     /// No response, or a response that says nothing about the token.
     Unknown,
 }
@@ -59,12 +59,12 @@ pub struct Schedule {
     /// Whether a plugin record caused the next check.
     by_record: bool,
     /// Consecutive checks that records caused and whose result was unchanged.
-    in_vain: u32,
+    unchanged_checks: u32,
     /// Consecutive checks with the current result.
     check_failures: u32,
     /// Consecutive failed TokenRequests.
     renewal_failures: u32,
-    /// Consecutive issued tokens that the API server refused.
+    /// Consecutive issued tokens that the API server rejected.
     revocations: u32,
 }
 
@@ -78,7 +78,7 @@ impl Schedule {
             checked: None,
             result: None,
             by_record: false,
-            in_vain: 0,
+            unchanged_checks: 0,
             check_failures: 0,
             renewal_failures: 0,
             revocations: 0,
@@ -100,17 +100,17 @@ impl Schedule {
 
     /// Moves the next check forward, because the kubeconfig has a token that was not checked yet.
     pub fn kubeconfig_changed(&mut self, now: Instant) {
-        self.in_vain = 0;
+        self.unchanged_checks = 0;
         self.result = None;
         self.by_record = false;
         self.check_after(now, CHANGE_GAP);
     }
 
-    /// Moves the next check forward, because a plugin record reports that the API server refused
+    /// Moves the next check forward, because a plugin record reports that the API server rejected
     /// the plugin. Any process that can write to the socket can send such records, at any rate,
     /// so the rate of these checks is limited.
-    pub fn record_refused(&mut self, now: Instant) {
-        let gap = RECORD_GAP * (1 << self.in_vain.min(RECORD_GAP_DOUBLINGS));
+    pub fn record_rejection(&mut self, now: Instant) {
+        let gap = RECORD_GAP * (1 << self.unchanged_checks.min(RECORD_GAP_DOUBLINGS));
         let before = self.check;
         self.check_after(now, gap);
         self.by_record |= self.check < before;
@@ -136,18 +136,18 @@ impl Schedule {
         if changed {
             self.check_failures = 0;
         }
-        self.in_vain = match result {
+        self.unchanged_checks = match result {
             _ if changed => 0,
-            _ if by_record => self.in_vain.saturating_add(1),
+            _ if by_record => self.unchanged_checks.saturating_add(1),
             CheckResult::Accepted => 0,
-            CheckResult::Refused | CheckResult::Unknown => self.in_vain,
+            CheckResult::Rejected | CheckResult::Unknown => self.unchanged_checks,
         };
         let wait = match result {
             CheckResult::Accepted => {
                 self.revocations = 0;
                 period()
             }
-            CheckResult::Refused => delay(REFUSED, self.check_failures),
+            CheckResult::Rejected => delay(REJECTED, self.check_failures),
             CheckResult::Unknown => delay(NO_RESPONSE, self.check_failures),
         };
         self.check_failures = self.check_failures.saturating_add(1);
@@ -165,7 +165,7 @@ impl Schedule {
     /// the token that the plugin uses meanwhile.
     pub fn not_renewed(&mut self, now: Instant, fallback: Fallback, retry_after: Duration) {
         let limits = match fallback {
-            Fallback::AgentsToken => RENEWAL,
+            Fallback::AgentToken => RENEWAL,
             Fallback::LastToken => EARLY_RENEWAL,
             Fallback::NoToken => URGENT_RENEWAL,
         };
@@ -176,14 +176,14 @@ impl Schedule {
 
     /// Postpones the periodic check. The kubeconfig has the agent's token, and a denied
     /// TokenRequest has just shown that the API server accepts that token.
-    pub fn token_known(&mut self, now: Instant) {
+    pub fn token_accepted(&mut self, now: Instant) {
         if self.result == Some(CheckResult::Accepted) && !self.by_record {
             self.check = self.check.max(now + 2 * CHECK_PERIOD);
         }
     }
 
-    /// Schedules a TokenRequest because the API server refuses the token that it issued: at once,
-    /// and with a growing wait if it refuses the new token too.
+    /// Schedules a TokenRequest because the API server rejects the token that it issued: at once,
+    /// and with a growing wait if it rejects the new token too.
     pub fn revoked(&mut self, now: Instant) {
         let wait = match self.revocations.checked_sub(1) {
             None => Duration::ZERO,

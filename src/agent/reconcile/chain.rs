@@ -1,26 +1,24 @@
 //! Reconciles the network configs in the net dir, in three steps: observe the files, plan the
 //! changes, apply the plan.
 
-use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
 use tracing::info;
 
 use super::Reconciler;
-use super::pass::{BIN_DIR, CONFLIST, LEFTOVERS, Pass};
-use super::step::{apply, content};
+use super::chain_step::{apply, content};
+use super::pass::Pass;
 use crate::agent::platforms;
-use crate::agent::uninstall;
+use crate::agent::subject::Subject;
 use crate::agent::uninstall::leftovers;
-use crate::conflist::PLUGIN;
+use crate::agent::uninstall::restore;
 use crate::conflist::net_dir;
 use crate::conflist::net_dir::ConfigFile;
 use crate::conflist::plan;
 use crate::conflist::plan::{ChainStep, Plan, UnchainStep};
 use crate::conflist::saved_state::SavedState;
 use crate::files;
-use crate::kube::event::{EventType, Message};
 
 /// The net dir at the start of a pass.
 struct Observed {
@@ -55,7 +53,7 @@ impl Reconciler {
         self.leftovers_removed = failures.is_empty();
         let failures: Vec<String> = failures.iter().map(ToString::to_string).collect();
         if !failures.is_empty() {
-            pass.problem(LEFTOVERS, failures.join("; "));
+            pass.problem(Subject::Leftovers, failures.join("; "));
         }
     }
 
@@ -65,7 +63,7 @@ impl Reconciler {
         let configs = net_dir::scan(dir, &self.settings.kubeconfig_name)?;
         let (saved_state, why) = SavedState::load(dir);
         if let Some(why) = why {
-            pass.problem("journal", why);
+            pass.problem(Subject::SavedState, why);
         }
         Ok(Observed { configs, saved_state })
     }
@@ -77,26 +75,27 @@ impl Reconciler {
         let Observed { configs, saved_state } = observed;
         let mut plan = plan::chain(&self.mode, configs, &self.entry, saved_state);
         for (name, why) in &plan.skipped {
-            pass.problem(&settings.net_dir.join(name).display().to_string(), why);
+            pass.problem(Subject::File(settings.net_dir.join(name)), why);
         }
         match &plan.not_chained {
             Some(why) if configs.is_empty() => {
                 let remedy = platforms::no_network(&settings);
-                pass.problem(CONFLIST, format!("{why}; {remedy}"));
+                pass.problem(Subject::NetworkConfig, format!("{why}; {remedy}"));
             }
-            Some(why) => pass.problem(CONFLIST, why),
+            Some(why) => pass.problem(Subject::NetworkConfig, why),
             None => {}
         }
         if let Some(why) = &plan.warning {
-            pass.warn(CONFLIST, why);
+            pass.warn(Subject::NetworkConfig, why);
         }
         self.check_bin_dir(configs, pass);
         if settings.require_network_plugins
             && !self.runtime_finds_plugin
-            && let Some(why) = pass.warnings.remove(BIN_DIR)
+            && let Some(why) = pass.warnings.remove(&Subject::Directories)
         {
-            let why = format!("not chained, as pods could not start any more: {why}");
-            pass.problem(CONFLIST, why);
+            let why =
+                format!("the plugin is not chained, because pods could no longer start: {why}");
+            pass.problem(Subject::NetworkConfig, why);
             return None;
         }
         if saved_state.is_unreadable {
@@ -119,7 +118,7 @@ impl Reconciler {
             self.runtime_finds_plugin |= plan::is_chained(&self.mode, configs);
         }
         if let Some(why) = warning {
-            pass.warn(BIN_DIR, why);
+            pass.warn(Subject::Directories, why);
         }
     }
 
@@ -131,25 +130,22 @@ impl Reconciler {
         observed: &mut Observed,
         pass: &mut Pass,
     ) -> Result<(), files::Error> {
-        self.chained_lists.extend(plan.conflists);
+        self.chained_conflists.extend(plan.conflists);
         for step in &plan.steps {
             self.apply_step(step, observed, pass);
         }
         for undo in &plan.unchain_steps {
             self.apply_undo(undo, observed, pass)?;
         }
-        for (list, over) in self.entry_removals.active(Instant::now()) {
-            pass.contention = true;
-            pass.schedule_next(over);
-            pass.problem(CONFLIST, entry_removed(&self.settings.net_dir.join(list)));
-        }
+        self.report_entry_removals(pass);
         Ok(())
     }
 
     /// Writes one file of the chain, unless contention delays the write.
     fn apply_step(&mut self, step: &ChainStep, observed: &mut Observed, pass: &mut Pass) {
-        self.mark_not_ready(CONFLIST);
+        self.mark_not_ready(&Subject::NetworkConfig);
         let path = self.settings.net_dir.join(step.target());
+        let subject = Subject::File(path.clone());
         let before = content(&observed.configs, step.source()).map_or("", |before| &before.text);
         let now = Instant::now();
         // A plugin entry of another agent also gives pods their redirect rules, so only the
@@ -159,7 +155,7 @@ impl Reconciler {
             true => &mut self.overwrites,
             false => &mut self.entry_removals,
         };
-        if let Some(until) = contention.blocked_until(step.target(), before, now) {
+        if let Some(until) = contention.blocked_until(&subject, before, now) {
             pass.schedule_next(until);
             return;
         }
@@ -167,18 +163,18 @@ impl Reconciler {
         match apply(net_dir, &observed.configs, step, &mut observed.saved_state) {
             Ok(()) => {
                 pass.wrote = true;
-                if contention.record_write(step.target(), before, now) && !has_entry {
+                if contention.record_write(subject, before, now) && !has_entry {
                     self.status.contentions.inc();
-                    self.report_entry_removal(&path);
+                    self.post_entry_removal_event(&path);
                 }
                 self.status.conflist_writes.inc();
                 // The plan's problem is solved. The next pass verifies that.
-                pass.problems.remove(CONFLIST);
+                pass.problems.remove(&Subject::NetworkConfig);
                 info!("Created CNI config {}", path.display());
             }
             // Another program wrote the file since it was read. The next pass reads it again.
             Err(files::Error::Raced { .. }) => pass.wrote = true,
-            Err(error) => pass.problem(&path.display().to_string(), error),
+            Err(error) => pass.problem(Subject::File(path), error),
         }
     }
 
@@ -191,37 +187,16 @@ impl Reconciler {
     ) -> Result<(), files::Error> {
         let dir = &self.settings.net_dir;
         let path = dir.join(undo.file_name());
-        match uninstall::apply_undo(dir, undo, |name| content(&observed.configs, name)) {
+        match restore::apply(dir, undo, |name| content(&observed.configs, name)) {
             Ok(()) => {
                 pass.wrote = true;
                 self.status.conflist_writes.inc();
-                info!("Removed {PLUGIN} from {}", path.display());
+                info!("Removed the plugin entry from {}", path.display());
                 observed.saved_state.forget(undo.file_name(), dir)?;
             }
             Err(files::Error::Raced { .. }) => pass.wrote = true,
-            Err(error) => pass.problem(&path.display().to_string(), error),
+            Err(error) => pass.problem(Subject::File(path), error),
         }
         Ok(())
     }
-
-    /// Posts an Event on the agent's pod: another program keeps removing the plugin entry from
-    /// the conflist at `path`.
-    fn report_entry_removal(&self, path: &Path) {
-        self.api.report_event(Message {
-            kind: EventType::Warning,
-            reason: "LinkerdCNIFight",
-            action: "Chaining",
-            note: entry_removed(path),
-        });
-    }
-}
-
-/// Message about contention over the plugin entry in the conflist at `path`, with the remedy.
-fn entry_removed(path: &Path) -> String {
-    format!(
-        "another program takes linkerd-cni out of {} again and again, so pods may start without \
-         redirection: with Cilium set cni.exclusive=false, else stop that program from \
-         restoring the file",
-        path.display()
-    )
 }

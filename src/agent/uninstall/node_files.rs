@@ -23,21 +23,21 @@ pub struct NodeFiles<'s> {
 }
 
 /// Returns all files that an uninstall removes, in the order of removal.
-fn paths(settings: &Settings, journal: &SavedState) -> Vec<PathBuf> {
-    let binaries = Binaries::wanted(settings).unwrap_or_else(|_| vec![PLUGIN.to_owned()]);
+fn paths(settings: &Settings, saved_state: &SavedState) -> Vec<PathBuf> {
+    let binaries = Binaries::in_image(settings).unwrap_or_else(|_| vec![PLUGIN.to_owned()]);
     let binaries = binaries.iter().map(|name| settings.bin_dir.join(name));
     let mut paths: Vec<PathBuf> = [settings.kubeconfig()].into_iter().chain(binaries).collect();
     // Saved state that cannot be read is kept: a later uninstall may be able to read it and
     // restore the original files.
-    if !journal.is_unreadable {
+    if !saved_state.is_unreadable {
         paths.push(settings.net_dir.join(saved_state::NAME));
     }
     paths
 }
 
 /// Whether any of the files exists.
-pub fn exist(settings: &Settings, journal: &SavedState) -> bool {
-    let mut paths = paths(settings, journal).into_iter();
+pub fn exist(settings: &Settings, saved_state: &SavedState) -> bool {
+    let mut paths = paths(settings, saved_state).into_iter();
     paths.any(|path| !matches!(files::metadata(&path), Ok(None)))
 }
 
@@ -45,11 +45,11 @@ impl<'s> NodeFiles<'s> {
     /// Renames the files to temporary names.
     pub fn set_aside(
         settings: &'s Settings,
-        journal: &SavedState,
+        saved_state: &SavedState,
         failures: &mut Vec<String>,
     ) -> NodeFiles<'s> {
         let mut asides = Vec::new();
-        for path in paths(settings, journal) {
+        for path in paths(settings, saved_state) {
             match StagedRemoval::start(&path) {
                 Ok(aside) => asides.extend(aside),
                 Err(error) => failures.push(error.to_string()),

@@ -56,14 +56,14 @@ pub fn decide(settings: &Arc<Settings>, offline_install: bool) -> Decision {
     let own = Arc::clone(settings);
     // The thread is never joined, so that a request that hangs does not delay the exit.
     let asking =
-        thread::Builder::new().name("departure".into()).spawn(move || send_findings(&own, &send));
+        thread::Builder::new().name("on-stop".into()).spawn(move || send_findings(&own, &send));
     if let Err(error) = asking {
-        return Decision::Leave(format!("cannot start a thread: {error}"));
+        return Decision::LeaveInPlace(format!("cannot start a thread: {error}"));
     }
     decide_from(&rounds, Decider::new(offline_install), end).unwrap_or_else(|last| {
-        Decision::Leave(format!(
-            "there was no proof of an uninstall within {seconds} s; last: {}",
-            last.map_or_else(|| "no answer of the API server".into(), |last| last.to_string())
+        Decision::LeaveInPlace(format!(
+            "no proof of an uninstall within {seconds} s; last finding: {}",
+            last.map_or_else(|| "the API server did not respond".into(), |last| last.to_string())
         ))
     })
 }
@@ -104,11 +104,11 @@ fn decide_from(
         let Ok(finding) = findings.recv_timeout(left) else {
             return Err(last);
         };
-        if let Some(decision) = decider.take(&finding, Instant::now()) {
+        if let Some(decision) = decider.decide(&finding, Instant::now()) {
             return Ok(decision);
         }
         if last.as_ref() != Some(&finding) {
-            warn!("cannot tell yet whether to uninstall, asking again: {finding}");
+            warn!("no proof of an uninstall yet, asking again: {finding}");
         }
         last = Some(finding);
     }

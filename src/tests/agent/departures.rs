@@ -41,7 +41,7 @@ fn an_agent_whose_daemonset_stays_ends_at_once_and_leaves_everything_in_place() 
     all(changes, |(what, change)| {
         let mut scene = Scene::start(&[NODE]);
         let took = scene.stop(change);
-        scene.assert_left_in_place(what, "the DaemonSet stays");
+        scene.assert_left_in_place(what, "the DaemonSet exists");
         assert!(took < Duration::from_secs(5), "{what}: {took:?}");
     });
 }
@@ -54,7 +54,7 @@ fn an_answer_that_proves_nothing_is_asked_for_again_and_everything_stays_in_plac
         ("429", "HTTP 429", |state| state.set = Set::Status(429)),
         ("500", "HTTP 500", |state| state.set = Set::Status(500)),
         ("302", "HTTP 302", |state| state.set = Set::Status(302)),
-        ("down", "cannot be reached", |state| state.down = true),
+        ("down", "is unreachable", |state| state.down = true),
         ("silent", "", |state| state.silent = true),
         ("node 500", "HTTP 500", |state| state.node = Some(500)),
         ("a proxy's 404", "default backend - 404", |state| {
@@ -75,7 +75,7 @@ fn an_answer_that_proves_nothing_is_asked_for_again_and_everything_stays_in_plac
         let mut scene = Scene::start(&[GRACE, NODE]);
         let before = scene.api.asked("GET", DAEMONSET);
         let took = scene.stop(change);
-        scene.assert_left_in_place(what, "no proof of an uninstall within 3 s; last: ");
+        scene.assert_left_in_place(what, "no proof of an uninstall within 3 s; last finding: ");
         scene.assert_left_in_place(what, why);
         assert!(took >= TIME_TO_ASK, "{what}: {took:?}");
         assert!(took < TIME_TO_ASK * 2, "{what}: {took:?}");
@@ -117,7 +117,7 @@ fn an_api_server_that_recovers_while_the_agent_asks_decides() {
             drop(state);
             assert_eq!(scene.agent.wait(), Some(0), "{}", scene.agent.log());
             match set {
-                Set::There => scene.assert_left_in_place(what, "the DaemonSet stays"),
+                Set::There => scene.assert_left_in_place(what, "the DaemonSet exists"),
                 _ => scene.assert_uninstalled(what),
             }
         }
@@ -169,7 +169,7 @@ fn a_node_in_the_daemonsets_scope_or_of_unknown_name_keeps_the_plugin() {
                 state.labels = json!({});
             }
         });
-        scene.assert_left_in_place(name.1, "the DaemonSet stays");
+        scene.assert_left_in_place(name.1, "the DaemonSet exists");
     });
 }
 
@@ -184,7 +184,7 @@ fn an_agent_that_found_a_kubeconfig_never_uninstalls_without_proof() {
         scene.agent = scene.node.start_with(&vars);
         until("it began to work", || scene.agent.ready().0 != 0);
         scene.stop(|state| state.down = true);
-        scene.assert_left_in_place(address[0].1, "the API server cannot be reached");
+        scene.assert_left_in_place(address[0].1, "the API server is unreachable");
     });
 }
 
@@ -215,7 +215,7 @@ fn while_it_asks_the_agent_is_alive_not_ready_and_deaf_to_more_signals() {
         scene.agent.signal(signal);
         until("asked", || scene.agent.log().contains("asking again"));
         assert_eq!(scene.agent.get("/live").0, 200);
-        assert_eq!(scene.agent.ready(), (500, "not ready: told to stop\n".into()));
+        assert_eq!(scene.agent.ready(), (500, "not ready: received SIGTERM\n".into()));
         assert!(scene.is_installed());
     }
     scene.api.state().set = Set::Leaving;

@@ -142,7 +142,7 @@ fn a_disk_that_turns_read_only_takes_no_plugin_away_that_is_named() {
         read_only(&node.root().join("etc"));
         assert_eq!(agent.stop(), Some(1));
         let log = agent.log();
-        assert!(log.contains("a network still names linkerd-cni"), "{log}");
+        assert!(log.contains("a network config still names linkerd-cni"), "{log}");
         assert!(node.chained("10-calico.conflist"));
         assert!(node.bin("linkerd-cni").exists() && node.net("kubeconfig.json").exists());
         unmount(&node.root().join("etc"));

@@ -133,7 +133,8 @@ fn an_agent_that_may_not_post_events_says_so_once_and_stops_asking() {
     let scene = Scene::new();
     scene.api.state().events = 403;
     scene.send(1, &lists());
-    let said = "cannot post Events on pods; the chart's ClusterRole linkerd-cni-agent grants";
+    let said =
+        "cannot post Events on pods, because the agent's ServiceAccount may not create Events";
     until("the reason", || scene.agent.log().contains(said));
     for number in 2..30 {
         scene.send(number, &lists());

@@ -211,7 +211,7 @@ fn a_template_that_is_no_entry_ends_the_agent_with_the_reason() {
     for (vars, reason) in [
         ([("CNI_NETWORK_CONFIG", "{"), ("X", "")], "CNI_NETWORK_CONFIG is not JSON"),
         ([("CNI_NETWORK_CONFIG", "[]"), ("X", "")], "is not a JSON object"),
-        ([("CNI_NETWORK_CONFIG", ""), ("X", "")], "there is no plugin configuration"),
+        ([("CNI_NETWORK_CONFIG", ""), ("X", "")], "no plugin entry template"),
         ([("CNI_NETWORK_CONFIG", ""), ("CNI_NETWORK_CONFIG_FILE", "/no/such")], "/no/such"),
         ([("LINKERD_CNI_LOG_LEVEL", "loud"), ("X", "")], "Cannot parse log-level 'loud'"),
         (

@@ -121,7 +121,7 @@ fn a_plugin_that_another_program_keeps_chaining_stays_whole_on_the_node() {
             }
         }
         let log = agent.log();
-        let said = "another program chains linkerd-cni in ";
+        let said = "keeps being overwritten by another writer, which chains linkerd-cni again";
         assert!(log.contains(said) && log.contains(LIST), "{log}");
         assert!(written.load(Ordering::Relaxed) >= 3);
         assert!(node.chained(LIST));

@@ -115,6 +115,6 @@ fn a_check_without_an_answer_is_repeated_ever_later_and_what_was_said_before_cou
     let says = "WARN credential: cannot check the token in the kubeconfig: ";
     assert_eq!(agent.log().matches(says).count(), 1, "{}", agent.log());
     api.state().namespace = None;
-    until("an answer", || agent.log().contains("credential: no longer wrong"));
+    until("an answer", || agent.log().contains("credential: resolved"));
     agent.until_ready();
 }

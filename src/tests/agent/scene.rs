@@ -71,8 +71,10 @@ impl Scene {
     pub fn assert_left_in_place(&self, what: &str, why: &str) {
         let log = self.agent.log();
         assert!(self.is_installed(), "{what}: {log}");
-        let lines: Vec<_> =
-            log.lines().filter(|line| line.contains("leaving everything in place")).collect();
+        let lines: Vec<_> = log
+            .lines()
+            .filter(|line| line.contains("is left in place for the next agent"))
+            .collect();
         assert!(lines.len() == 1 && lines[0].contains(why), "{what}: {log}");
     }
 }

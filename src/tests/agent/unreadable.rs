@@ -38,7 +38,7 @@ fn a_list_that_only_the_runtime_can_read_keeps_what_it_names_on_the_node() {
         fs::write(node.net("10-calico.conflist"), spoil(&text)).unwrap();
         assert_eq!(agent.stop(), Some(1));
         let log = agent.log();
-        assert!(log.contains("a network still names linkerd-cni"), "{log}");
+        assert!(log.contains("a network config still names linkerd-cni"), "{log}");
         assert!(node.bin("linkerd-cni").exists() && node.net("kubeconfig.json").exists());
         node.write("10-calico.conflist", &text);
         let mut uninstall = node.start_args(&["uninstall"], &[]);

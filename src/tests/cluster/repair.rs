@@ -154,7 +154,7 @@ fn the_startup_taint_stays_where_the_bin_dir_is_wrong_and_goes_once_the_plugin_i
     helm.run("upgrade", &[&taint]);
     until("the taint is off", || !is_tainted());
     let log = log();
-    let (proven, off) = (log.find("self-test passed"), log.find("took the startup taint"));
+    let (proven, off) = (log.find("self-test passed"), log.find("removed the startup taint"));
     assert!(proven.is_some() && proven < off, "{log}");
     helm.uninstall();
     assert_eq!(node.files(), before, "uninstalling leaves the node's files");

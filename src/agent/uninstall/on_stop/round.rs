@@ -62,8 +62,8 @@ fn existing(settings: &Settings, client: &Client, namespace: &str, set: &DaemonS
         }
         Err(_) => {}
     }
-    let Some(name) = &settings.node else {
-        return Finding::Stays;
+    let Some(name) = &settings.node_name else {
+        return Finding::InScope;
     };
     match client.get::<Node>(&format!("/api/v1/nodes/{name}")) {
         Ok(node) if node.metadata.name != *name => another_object("Node", name),
@@ -71,11 +71,11 @@ fn existing(settings: &Settings, client: &Client, namespace: &str, set: &DaemonS
             Some(why) => Finding::Uninstalled(format!(
                 "node {name} is no longer in the DaemonSet's scope: {why}"
             )),
-            None => Finding::Stays,
+            None => Finding::InScope,
         },
         Err(error) if is_temporary(&error) => Finding::Unclear(error.to_string()),
         // Upstream's chart does not let the agent read Nodes.
-        Err(_) => Finding::Stays,
+        Err(_) => Finding::InScope,
     }
 }
 
@@ -87,10 +87,10 @@ fn rejected(settings: &Settings, own: Option<&str>, namespace: &str, timeout: Du
     let mut plugin = Connection::new(kubeconfig, USER_AGENT, Deadlines::each(timeout));
     let client = plugin.client();
     let token = plugin.token();
-    for (token, whose) in [(own, "the agent's"), (token, "the plugin's")] {
+    for (token, whose) in [(own, "the agent's own token"), (token, "the plugin's token")] {
         if token.is_some_and(has_expired) {
             return Finding::Unclear(format!(
-                "the API server rejects the agent's token (HTTP 401), which proves nothing, as \
+                "the API server rejected the agent's own token (HTTP 401), which proves nothing: \
                  {whose} has expired"
             ));
         }
@@ -101,13 +101,13 @@ fn rejected(settings: &Settings, own: Option<&str>, namespace: &str, timeout: Du
         _ if settings.plugin_account.is_none() => return Finding::Rejected,
         (Err(error), _) => {
             return Finding::Unclear(format!(
-                "the API server rejects the agent's token (HTTP 401), and the plugin's is \
-                 missing: {error}"
+                "the API server rejected the agent's own token (HTTP 401), and the plugin's token \
+                 cannot be read: {error}"
             ));
         }
         (Ok(_), None) => {
             return Finding::Unclear(
-                "the API server rejects the agent's token (HTTP 401), and the kubeconfig has none"
+                "the API server rejected the agent's own token (HTTP 401), and the kubeconfig has no token"
                     .into(),
             );
         }
@@ -119,7 +119,7 @@ fn rejected(settings: &Settings, own: Option<&str>, namespace: &str, timeout: Du
             Finding::Unclear(error.to_string())
         }
         Ok(false) | Err(_) => Finding::Unclear(
-            "the API server rejects the agent's token (HTTP 401) and accepts the plugin's".into(),
+            "the API server rejected the agent's own token (HTTP 401) and accepted the plugin's token".into(),
         ),
     }
 }
@@ -136,9 +136,7 @@ fn has_expired(token: &str) -> bool {
 }
 
 fn another_object(kind: &str, name: &str) -> Finding {
-    Finding::Unclear(format!(
-        "the API server answered with another object instead of {kind} {name}"
-    ))
+    Finding::Unclear(format!("unexpected response: another object instead of {kind} {name}"))
 }
 
 /// The finding for a Namespace that is being deleted.

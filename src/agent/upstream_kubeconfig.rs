@@ -21,19 +21,19 @@ use crate::files::FileAccess;
 
 /// The last upstream kubeconfig that this agent overwrote, and the text that replaced it.
 #[derive(Default)]
-pub struct Handover {
-    upstream: Option<(Vec<u8>, FileAccess)>,
+pub struct UpstreamKubeconfig {
+    saved: Option<(Vec<u8>, FileAccess)>,
     written: String,
 }
 
-impl Handover {
+impl UpstreamKubeconfig {
     /// Remembers the kubeconfig at `path`, if an upstream agent wrote it, before this agent
     /// writes `text` there.
     pub fn before_write(&mut self, path: &Path, text: &str) {
         if let Ok((bytes, access)) = files::read(path)
             && is_upstream(&bytes)
         {
-            self.upstream = Some((bytes, access));
+            self.saved = Some((bytes, access));
         }
         text.clone_into(&mut self.written);
     }
@@ -41,12 +41,12 @@ impl Handover {
     /// Restores the upstream kubeconfig at `path`, unless another program overwrote this
     /// agent's kubeconfig.
     pub fn restore(&self, path: &Path) -> Result<(), files::Error> {
-        let Some((bytes, access)) = &self.upstream else {
+        let Some((bytes, access)) = &self.saved else {
             return Ok(());
         };
         match files::replace(path, self.written.as_bytes(), bytes, *access) {
             Ok(()) => info!(
-                "Restored kubeconfig {} of the other Linkerd CNI agent on this node",
+                "Restored the kubeconfig {} of the upstream agent on this node",
                 path.display()
             ),
             Err(files::Error::Raced { .. }) => {}
@@ -68,7 +68,7 @@ fn is_upstream(kubeconfig: &[u8]) -> bool {
 /// an entry that differs from `entry` and lacks `agent-namespace`, which agents of this
 /// project set. This agent replaces such an entry in each pass, so the upstream agent that
 /// wrote it is still running.
-pub fn upstream_chains(found: &[ConfigFile], entry: &Entry) -> bool {
+pub fn is_chained_by_upstream(found: &[ConfigFile], entry: &Entry) -> bool {
     let texts = found.iter().filter_map(|file| file.content.as_ref().ok());
     texts
         .filter(|content| {
@@ -103,13 +103,13 @@ mod tests {
             if let Some(before) = before {
                 fs::write(&path, before).unwrap();
             }
-            let mut handover = Handover::default();
-            handover.before_write(&path, OWN);
+            let mut saved = UpstreamKubeconfig::default();
+            saved.before_write(&path, OWN);
             fs::write(&path, OWN).unwrap();
             // A second write, with a renewed token, keeps the remembered upstream kubeconfig.
-            handover.before_write(&path, OWN);
+            saved.before_write(&path, OWN);
             fs::write(&path, at_end).unwrap();
-            handover.restore(&path).unwrap();
+            saved.restore(&path).unwrap();
             assert_eq!(fs::read_to_string(&path).unwrap(), expected);
         }
     }
@@ -127,7 +127,7 @@ mod tests {
             let list = format!(r#"{{"name":"n","plugins":[{{"type":"bridge"}},{entry}]}}"#);
             fs::write(dir.path().join("10-net.conflist"), list).unwrap();
             let found = net_dir::scan(dir.path(), "kubeconfig").unwrap();
-            assert_eq!(upstream_chains(&found, &own), expected, "{entry}");
+            assert_eq!(is_chained_by_upstream(&found, &own), expected, "{entry}");
         }
     }
 }

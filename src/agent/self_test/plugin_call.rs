@@ -27,7 +27,7 @@ pub enum Error {
         #[source]
         source: io::Error,
     },
-    #[error("{program} did not end in time and was killed")]
+    #[error("{program} timed out and was killed")]
     TimedOut { program: String },
     /// The program failed with a CNI error (CNI spec 1.1, section 5, "Error").
     #[error("{msg}{} (code {code})", separated(details))]
@@ -35,7 +35,7 @@ pub enum Error {
     /// The program failed without a CNI error.
     #[error("{program}: {status}{}", separated(quote))]
     Failed { program: String, status: ExitStatus, quote: String },
-    #[error("{program} answered with something that is not JSON")]
+    #[error("the result of {program} is not JSON")]
     NotJson { program: String },
 }
 
@@ -85,19 +85,19 @@ pub fn call(
         let _ = child.wait();
         return Err(Error::TimedOut { program: name });
     };
-    let answer = serde_json::from_slice::<Value>(&stdout);
-    match (status.success(), answer) {
-        (true, Ok(answer)) => Ok(answer),
+    let output = serde_json::from_slice::<Value>(&stdout);
+    match (status.success(), output) {
+        (true, Ok(output)) => Ok(output),
         (true, Err(_)) if stdout.trim_ascii().is_empty() => Ok(Value::Null),
         (true, Err(_)) => Err(Error::NotJson { program: name }),
-        (false, answer) => Err(failure(name, status, &answer.unwrap_or_default(), &stderr)),
+        (false, output) => Err(failure(name, status, &output.unwrap_or_default(), &stderr)),
     }
 }
 
 /// Makes the error for a program that exited with a failure `status`.
-fn failure(program: String, status: ExitStatus, answer: &Value, stderr: &[u8]) -> Error {
-    let text = |key: &str| answer[key].as_str().unwrap_or_default().to_owned();
-    if let Some(code) = answer["code"].as_u64() {
+fn failure(program: String, status: ExitStatus, output: &Value, stderr: &[u8]) -> Error {
+    let text = |key: &str| output[key].as_str().unwrap_or_default().to_owned();
+    if let Some(code) = output["code"].as_u64() {
         return Error::Cni { code, msg: text("msg"), details: text("details") };
     }
     let stderr = String::from_utf8_lossy(stderr);
@@ -185,7 +185,7 @@ mod tests {
             (r#"echo '{"code": 121, "msg": "a", "details": "b"}'; exit 1"#, "a; b (code 121)"),
             ("echo one >&2; echo two >&2; exit 3", "/bin/sh: exit status: 3; two"),
             ("kill -9 $$", "/bin/sh: signal: 9 (SIGKILL)"),
-            ("echo hello", "/bin/sh answered with something that is not JSON"),
+            ("echo hello", "the result of /bin/sh is not JSON"),
         ] {
             assert_eq!(shell(script, LONG).unwrap_err().to_string(), says);
         }

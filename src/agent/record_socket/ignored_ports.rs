@@ -3,9 +3,9 @@
 //! The Event is on the meshed pod if an annotation has the list, and on the agent's pod if the
 //! plugin entry has it.
 
-use crate::agent::api::pod_events::PodEvent;
+use crate::agent::api::pod_event_queue::PodEvent;
 use crate::config::ignored::Ignored;
-use crate::kube::event::{EventType, Message};
+use crate::kube::event::{EventContent, EventType};
 use crate::record::Record;
 
 /// Longest list of elements in a note, in bytes. The API accepts a note of at most 1,024 bytes.
@@ -14,7 +14,7 @@ const ELEMENTS_LIMIT: usize = 500;
 /// Returns the Events for the record's pod, one per list. There are no Events if Namespace, name or
 /// UID are not valid in Kubernetes, because any process that can write to the socket can send
 /// records.
-pub fn on_pod(record: &Record) -> impl Iterator<Item = PodEvent> + '_ {
+pub fn pod_events(record: &Record) -> impl Iterator<Item = PodEvent> + '_ {
     let is_pod =
         is_label(&record.namespace) && is_subdomain(&record.pod) && is_uid(&record.pod_uid);
     let lists = record.ignored.iter().filter(move |list| is_pod && list.is_annotated());
@@ -23,7 +23,7 @@ pub fn on_pod(record: &Record) -> impl Iterator<Item = PodEvent> + '_ {
         pod: record.pod.clone(),
         uid: record.pod_uid.clone(),
         subject: list.source,
-        message: message(
+        content: event_content(
             list,
             "annotation ",
             "Correct the annotation of the pod or of its namespace.",
@@ -32,16 +32,16 @@ pub fn on_pod(record: &Record) -> impl Iterator<Item = PodEvent> + '_ {
 }
 
 /// Returns the Events for the agent's pod, each with the key of the plugin entry that it is about.
-pub fn on_agent(record: &Record) -> impl Iterator<Item = (&'static str, Message)> + '_ {
+pub fn agent_events(record: &Record) -> impl Iterator<Item = (&'static str, EventContent)> + '_ {
     let lists = record.ignored.iter().filter(|list| !list.is_annotated());
     lists.map(|list| {
         let remedy = "Correct the chart's values ignoreInboundPorts and ignoreOutboundPorts.";
-        (list.source, message(list, "the plugin entry's ", remedy))
+        (list.source, event_content(list, "the plugin entry's ", remedy))
     })
 }
 
 /// Makes the Event's text; `of` says where the list is.
-fn message(list: &Ignored, of: &str, remedy: &str) -> Message {
+fn event_content(list: &Ignored, of: &str, remedy: &str) -> EventContent {
     let elements = list.to_string();
     let end =
         (0..=ELEMENTS_LIMIT.min(elements.len())).rev().find(|&end| elements.is_char_boundary(end));
@@ -49,7 +49,7 @@ fn message(list: &Ignored, of: &str, remedy: &str) -> Message {
     let dots = if cut.is_empty() { "" } else { "…" };
     let shown = shown.replacen("ignored in ", &format!("Ignored in {of}"), 1);
     let grammar = list.grammar();
-    Message {
+    EventContent {
         kind: EventType::Warning,
         reason: "LinkerdCNIPortsIgnored",
         action: "Redirecting",
@@ -101,8 +101,8 @@ mod tests {
     #[test]
     fn a_note_names_annotation_elements_grammar_and_remedy() {
         let record = record("emojivoto", "web-1.x", UID, LISTS);
-        let events: Vec<PodEvent> = on_pod(&record).collect();
-        let notes: Vec<&str> = events.iter().map(|event| &*event.message.note).collect();
+        let events: Vec<PodEvent> = pod_events(&record).collect();
+        let notes: Vec<&str> = events.iter().map(|event| &*event.content.note).collect();
         assert_eq!(
             notes,
             [
@@ -117,7 +117,7 @@ mod tests {
         );
         assert_eq!(events[0].subject, "config.linkerd.io/skip-outbound-ports");
         assert_eq!((events[0].pod.as_str(), events[0].uid.as_str()), ("web-1.x", UID));
-        let of_agent: Vec<_> = on_agent(&record).collect();
+        let of_agent: Vec<_> = agent_events(&record).collect();
         assert_eq!(of_agent.len(), 1);
         assert!(of_agent[0].1.note.starts_with(
             "Ignored in the plugin entry's inbound-ports-to-ignore: \"smtp\", 3 more. "
@@ -132,7 +132,7 @@ mod tests {
             r#"[{{"source":"config.linkerd.io/skip-inbound-ports","elements":[{elements}]}}]"#
         );
         let record = record("ns", "web", UID, &list);
-        let note = on_pod(&record).next().unwrap().message.note;
+        let note = pod_events(&record).next().unwrap().content.note;
         assert!(note.len() < 1024, "{}", note.len());
         assert!(note.ends_with("…. Allowed is a list of ports (0-65535) and ranges (lower-upper), comma-separated and without blanks, such as 25,3306,8000-8010. Correct the annotation of the pod or of its namespace."), "{note}");
     }
@@ -155,7 +155,7 @@ mod tests {
             ("ns", "web", "c0ffee00000040008000000000000001----"),
         ] {
             let record = record(namespace, pod, uid, LISTS);
-            assert_eq!(on_pod(&record).count(), 0, "{namespace}/{pod} {uid}");
+            assert_eq!(pod_events(&record).count(), 0, "{namespace}/{pod} {uid}");
         }
     }
 }

@@ -1,17 +1,45 @@
-//! Posts queued Events on pods, and pauses after a failure.
+//! Posts Events on the agent's own pod and on other pods of this node, and pauses after a failure.
 
+use std::fs;
 use std::time::{Duration, Instant};
 
 use tracing::{debug, info, warn};
 
-use super::{Api, event};
+use super::claims::Claims;
+use super::pod_event_queue::PodEvent;
+use super::{Api, USER_AGENT, namespace};
 use crate::agent::problem_log::LastProblem;
+use crate::agent::settings::Settings;
 use crate::kube::connection::{Connection, Error};
+use crate::kube::event::{self, EventContent, Regarding, Reporter};
 
 /// Pause after a failure that a later Event may not have, such as an unreachable API server.
 const UNAVAILABLE_PAUSE: Duration = Duration::from_secs(60);
 /// How long Events are dropped after the API server rejected one with HTTP 403.
 const FORBIDDEN_PAUSE: Duration = Duration::from_secs(600);
+
+/// Posts `content` as an Event on the agent's own pod. Does nothing if the settings do not name that pod. The
+/// pod's UID, which `kubectl describe` needs to find the Event, comes from the agent's token.
+pub fn post(
+    connection: &mut Connection,
+    settings: &Settings,
+    content: &EventContent,
+) -> Result<(), Error> {
+    let (Some(pod), Some(namespace)) = (settings.pod_name.as_deref(), namespace(settings)) else {
+        return Ok(());
+    };
+    let token = fs::read_to_string(settings.service_account_dir.join("token"));
+    let claims = Claims::read(&token.unwrap_or_default()).unwrap_or_default();
+    let reporter = reporter(settings);
+    let regarding = Regarding {
+        kind: "Pod",
+        namespace: &namespace,
+        name: pod,
+        uid: &claims.kubernetes.pod.uid,
+    };
+    let client = connection.client()?;
+    Ok(event::publish(&client, &reporter, regarding, content)?)
+}
 
 /// Why an Event could not be posted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,11 +69,11 @@ impl PostFailure {
 
 /// Posts Events on pods, and logs each kind of failure once.
 #[derive(Default)]
-pub struct Posting {
+pub struct PodEventPosting {
     last_problem: LastProblem<PostFailure>,
 }
 
-impl Posting {
+impl PodEventPosting {
     /// Posts all Events that are due. A failed Event is not retried, because the agent's log and
     /// metrics report the same fact.
     pub fn run(&mut self, api: &Api, connection: &mut Connection) {
@@ -53,7 +81,7 @@ impl Posting {
             let Some(event) = api.pod_events().take(Instant::now()) else {
                 return;
             };
-            let Err(error) = event::publish_on_pod(connection, &api.settings, &event) else {
+            let Err(error) = post_on_pod(connection, &api.settings, &event) else {
                 if self.last_problem.resolve() {
                     info!("Events on pods are posted again");
                 }
@@ -74,11 +102,33 @@ impl Posting {
             }
             match failure {
                 PostFailure::Forbidden => warn!(
-                    "cannot post Events on pods; the chart's ClusterRole linkerd-cni-agent grants the right, linkerd2's chart does not: {error}"
+                    "cannot post Events on pods, because the agent's ServiceAccount may not create Events (the chart's ClusterRole linkerd-cni-agent grants it, upstream's chart does not): {error}"
                 ),
                 _ => warn!("cannot post an Event on a pod: {error}"),
             }
         }
+    }
+}
+
+/// Posts an Event on another pod.
+fn post_on_pod(
+    connection: &mut Connection,
+    settings: &Settings,
+    event: &PodEvent,
+) -> Result<(), Error> {
+    let regarding =
+        Regarding { kind: "Pod", namespace: &event.namespace, name: &event.pod, uid: &event.uid };
+    let client = connection.client()?;
+    let reporter = reporter(settings);
+    Ok(event::publish(&client, &reporter, regarding, &event.content)?)
+}
+
+/// Names the agent as the source of an Event. The API requires an instance, and upstream's chart
+/// does not tell the agent the name of its pod, so the agent's own name is the fallback.
+fn reporter(settings: &Settings) -> Reporter {
+    Reporter {
+        controller: USER_AGENT,
+        instance: settings.pod_name.clone().unwrap_or_else(|| USER_AGENT.into()),
     }
 }
 

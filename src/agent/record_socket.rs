@@ -4,7 +4,7 @@
 //! The plugin never waits for the agent. A writer that floods the socket fills the kernel's
 //! bounded queue, which the agent reads at a limited rate.
 
-mod notice;
+mod ignored_ports;
 mod rate_limit;
 
 use std::collections::BTreeSet;
@@ -35,7 +35,7 @@ const RETRY: Duration = Duration::from_secs(1);
 const STACK: usize = 128 << 10;
 
 /// Handle to the socket and to the thread that reads it.
-pub struct Records {
+pub struct RecordSocket {
     path: PathBuf,
     status: Arc<Status>,
     api: Arc<Api>,
@@ -52,23 +52,23 @@ struct State {
     reported: BTreeSet<&'static str>,
 }
 
-impl Records {
+impl RecordSocket {
     /// Starts the reading thread. `api` checks the token when a record reports that the API server
-    /// refused the plugin.
+    /// rejected the plugin's token.
     pub fn start(
         settings: &Settings,
         status: &Arc<Status>,
         api: &Arc<Api>,
-    ) -> io::Result<Arc<Records>> {
-        let records = Arc::new(Records {
+    ) -> io::Result<Arc<RecordSocket>> {
+        let receiver = Arc::new(RecordSocket {
             path: settings.net_dir.join(SOCKET_NAME),
             status: Arc::clone(status),
             api: Arc::clone(api),
             state: Mutex::default(),
         });
-        let own = Arc::clone(&records);
+        let own = Arc::clone(&receiver);
         thread::Builder::new().name("records".into()).stack_size(STACK).spawn(move || own.run())?;
-        Ok(records)
+        Ok(receiver)
     }
 
     /// Stops reading and removes the socket, unless another agent has replaced it.
@@ -95,7 +95,7 @@ impl Records {
                     Ok(None) => return,
                     Ok(open) => {
                         if last_problem.resolve() {
-                            info!("the plugin's records are taken in again");
+                            info!("plugin records are received again");
                         }
                         socket = open;
                         next_check = Instant::now() + CHECK_INTERVAL;
@@ -103,7 +103,7 @@ impl Records {
                     Err(error) => {
                         let why = error.to_string();
                         if last_problem.is_new(why.clone()) {
-                            warn!("the plugin's records are not taken in: {why}");
+                            warn!("cannot receive plugin records: {why}");
                         }
                         socket = None;
                         next_check = Instant::now() + RETRY;
@@ -156,12 +156,12 @@ impl Records {
         let counters = &self.status.plugin;
         let Some(record) = Record::parse(bytes) else {
             counters.reject();
-            debug!("{}: a datagram that is no record", self.path.display());
+            debug!("{}: rejected an invalid plugin record", self.path.display());
             return;
         };
         counters.count(&record);
         if record.is_refusal() {
-            self.api.record_refused();
+            self.api.record_rejection();
         }
         match record.level {
             record::Level::Error => error!("{record}"),
@@ -169,8 +169,8 @@ impl Records {
             record::Level::Info => info!("{record}"),
             record::Level::Debug => debug!("{record}"),
         }
-        notice::on_pod(&record).for_each(|event| self.api.report_pod_event(event));
-        for (key, event) in notice::on_agent(&record) {
+        ignored_ports::pod_events(&record).for_each(|event| self.api.report_pod_event(event));
+        for (key, event) in ignored_ports::agent_events(&record) {
             if self.state().reported.insert(key) {
                 self.api.report_event(event);
             }

@@ -15,17 +15,17 @@ const TIMEOUT: Duration = Duration::from_secs(2);
 const REQUEST_LIMIT: usize = 16 << 10;
 
 /// The listening stand-in API server.
-pub struct Server {
+pub struct StubApi {
     listener: TcpListener,
     address: SocketAddr,
 }
 
-impl Server {
+impl StubApi {
     /// Listens on a free port of loopback.
-    pub fn open() -> io::Result<Server> {
+    pub fn open() -> io::Result<StubApi> {
         let listener = TcpListener::bind("127.0.0.1:0")?;
         let address = listener.local_addr()?;
-        Ok(Server { listener, address })
+        Ok(StubApi { listener, address })
     }
 
     /// URL for the kubeconfig of the self-test.
@@ -33,7 +33,7 @@ impl Server {
         format!("http://{}", self.address)
     }
 
-    /// Responds to requests until [`Server::close`].
+    /// Responds to requests until [`StubApi::close`].
     pub fn run(&self) {
         while let Ok((stream, _)) = self.listener.accept() {
             // If the plugin gets no response, its ADD fails and the self-test reports that.
@@ -41,7 +41,7 @@ impl Server {
         }
     }
 
-    /// Ends [`Server::run`] on its thread.
+    /// Ends [`StubApi::run`] on its thread.
     pub fn close(&self) {
         let _ = socket::shutdown(self.listener.as_raw_fd(), Both::Both);
     }

@@ -10,7 +10,7 @@ const PORTS: [u16; 8] = [80, 443, 8080, 9090, 3000, 5000, 50051, 1];
 
 /// One connection that has to be redirected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Target {
+pub struct Connection {
     pub direction: Direction,
     /// Destination that the client connects to.
     pub to: SocketAddr,
@@ -39,18 +39,18 @@ impl Direction {
 /// Returns connections between `pod` and `neighbour` that `redirect` sends to the proxy, at most
 /// one for each direction. `user` is the UID and GID that opens the outbound connection: the
 /// proxy's own connections are not redirected.
-pub fn targets(
+pub fn connections(
     redirect: &Redirect,
     user: (u32, u32),
     pod: IpAddr,
     neighbour: IpAddr,
-) -> Vec<Target> {
-    let out = outbound(redirect, user).map(|port| Target {
+) -> Vec<Connection> {
+    let out = outbound(redirect, user).map(|port| Connection {
         direction: Direction::Outbound,
         to: SocketAddr::new(neighbour, port),
         proxy: redirect.outbound_port,
     });
-    let inward = inbound(redirect, neighbour).map(|port| Target {
+    let inward = inbound(redirect, neighbour).map(|port| Connection {
         direction: Direction::Inbound,
         to: SocketAddr::new(pod, port),
         proxy: redirect.inbound_port,
@@ -108,8 +108,8 @@ mod tests {
 
     fn chosen(redirect: &Redirect) -> Vec<(&'static str, u16)> {
         let [pod, neighbour] = ["192.0.2.1", "192.0.2.2"].map(|ip| ip.parse().unwrap());
-        let targets = targets(redirect, (0, 0), pod, neighbour);
-        let ports = targets.iter().map(|t| (t.direction.name(), t.to.port()));
+        let chosen = connections(redirect, (0, 0), pod, neighbour);
+        let ports = chosen.iter().map(|t| (t.direction.name(), t.to.port()));
         ports.collect()
     }
 

@@ -16,7 +16,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::socket::{getsockopt, sockopt};
 
 use super::INTERFACE;
-use super::target::{Direction, Target};
+use super::connections::{Connection, Direction};
 use crate::netns::{self, link};
 
 /// The pod's addresses, IPv4 and IPv6. They are reserved for documentation (RFC 5737, RFC 3849),
@@ -44,7 +44,7 @@ const CONNECT_TIMEOUT: Duration = Duration::from_millis(2500);
 pub enum Error {
     #[error(transparent)]
     Netns(#[from] netns::Error),
-    #[error("cannot join two network namespaces: {}", .0.desc())]
+    #[error("cannot connect two network namespaces: {}", .0.desc())]
     Link(#[from] Errno),
 }
 
@@ -63,19 +63,19 @@ impl Error {
 }
 
 /// The netns of the scratch pod and of its neighbour.
-pub struct Scratch {
+pub struct ScratchPod {
     pod: File,
     neighbour: File,
     /// Addresses of pod and neighbour, a pair for each address family.
     addresses: Vec<(IpAddr, IpAddr)>,
 }
 
-impl Scratch {
+impl ScratchPod {
     /// Creates both netns, and connects them with IPv4, and with `ipv6` if the kernel supports
     /// it. Without `veth` support in the kernel they stay unconnected and have no addresses.
-    pub fn create(ipv6: bool) -> Result<Scratch, Error> {
+    pub fn create(ipv6: bool) -> Result<ScratchPod, Error> {
         let mut scratch =
-            Scratch { pod: netns::fresh()?, neighbour: netns::fresh()?, addresses: Vec::new() };
+            ScratchPod { pod: netns::fresh()?, neighbour: netns::fresh()?, addresses: Vec::new() };
         let other = scratch
             .neighbour
             .try_clone()
@@ -144,27 +144,29 @@ impl Scratch {
         }
     }
 
-    /// Opens the connection `target`. It has to reach `proxy`, and the kernel has to know its
+    /// Opens the connection `connection`. It has to reach `proxy`, and the kernel has to know its
     /// original destination (`SO_ORIGINAL_DST`). The error says what went wrong.
-    pub fn expect_redirect(&self, target: &Target, proxy: &TcpListener) -> Result<(), String> {
-        let what = format!("{} TCP to {}", target.direction.name(), target.to);
-        let from = match target.direction {
+    pub fn expect_redirect(
+        &self,
+        connection: &Connection,
+        proxy: &TcpListener,
+    ) -> Result<(), String> {
+        let what = format!("{} TCP to {}", connection.direction.name(), connection.to);
+        let from = match connection.direction {
             Direction::Outbound => &self.pod,
             Direction::Inbound => &self.neighbour,
         };
-        let to = target.to;
+        let to = connection.to;
         let connected = self
             .inside(from, move || TcpStream::connect_timeout(&to, CONNECT_TIMEOUT))
             .map_err(|error| error.to_string())?;
-        let wanted = format!("does not reach the proxy's port {}", target.proxy);
-        let _client = connected.map_err(|error| format!("{what} {wanted}: {error}"))?;
-        let accepted = accept(proxy).map_err(|error| format!("{what} {wanted}: {error}"))?;
+        let missed = format!("does not reach the proxy's port {}", connection.proxy);
+        let _client = connected.map_err(|error| format!("{what} {missed}: {error}"))?;
+        let accepted = accept(proxy).map_err(|error| format!("{what} {missed}: {error}"))?;
         match original_destination(&accepted) {
             Ok(original) if original == to => Ok(()),
-            Ok(original) => Err(format!("{what} is seen as meant for {original}")),
-            Err(errno) => {
-                Err(format!("{what} does not say where it was meant to go: {}", errno.desc()))
-            }
+            Ok(original) => Err(format!("{what} has the wrong original destination {original}")),
+            Err(errno) => Err(format!("{what} has no original destination: {}", errno.desc())),
         }
     }
 
@@ -188,7 +190,7 @@ fn accept(listener: &TcpListener) -> io::Result<TcpStream> {
     let mut fds = [PollFd::new(listener.as_fd(), PollFlags::POLLIN)];
     let timeout = PollTimeout::try_from(CONNECT_TIMEOUT).unwrap_or(PollTimeout::MAX);
     match poll(&mut fds, timeout) {
-        Ok(0) => Err(io::Error::other("somebody else took it")),
+        Ok(0) => Err(io::Error::other("another process accepted the connection")),
         Ok(_) => listener.accept().map(|(stream, _)| stream),
         Err(errno) => Err(errno.into()),
     }

@@ -8,7 +8,7 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-use crate::kube::event::Message;
+use crate::kube::event::EventContent;
 
 /// Time after which the same mistake of a pod is reported again.
 const REPEAT_AFTER: Duration = Duration::from_secs(600);
@@ -30,11 +30,11 @@ pub struct PodEvent {
     /// What the Event is about, such as the name of an annotation. With the pod's UID it tells
     /// whether an Event repeats another.
     pub subject: &'static str,
-    pub message: Message,
+    pub content: EventContent,
 }
 
 /// The queue, in order of arrival.
-pub struct PodEvents {
+pub struct PodEventQueue {
     waiting: VecDeque<PodEvent>,
     /// Time, pod UID and subject of the accepted Events, oldest first.
     reported: VecDeque<(Instant, String, &'static str)>,
@@ -46,9 +46,9 @@ pub struct PodEvents {
     closed_until: Instant,
 }
 
-impl PodEvents {
+impl PodEventQueue {
     pub fn new(now: Instant) -> Self {
-        PodEvents {
+        PodEventQueue {
             waiting: VecDeque::new(),
             reported: VecDeque::new(),
             recovered_at: now,
@@ -115,7 +115,7 @@ mod tests {
             pod: "web".into(),
             uid: uid.into(),
             subject,
-            message: Message {
+            content: EventContent {
                 kind: EventType::Warning,
                 reason: "R",
                 action: "A",
@@ -127,7 +127,7 @@ mod tests {
     #[test]
     fn a_mistake_of_a_pod_is_reported_once_in_ten_minutes() {
         let begin = Instant::now();
-        let mut events = PodEvents::new(begin);
+        let mut events = PodEventQueue::new(begin);
         assert!(events.offer(event("1", "a"), begin));
         for later in [Duration::ZERO, REPEAT_AFTER - Duration::from_secs(1)] {
             assert!(!events.offer(event("1", "a"), begin + later));
@@ -141,7 +141,7 @@ mod tests {
     fn a_flood_is_bounded_in_memory_and_posted_at_a_steady_pace() {
         let begin = Instant::now();
         let mut now = begin;
-        let mut events = PodEvents::new(now);
+        let mut events = PodEventQueue::new(now);
         let mut posted = 0;
         for number in 0..100_000 {
             now += Duration::from_millis(10);
@@ -156,7 +156,7 @@ mod tests {
     #[test]
     fn a_burst_is_posted_at_once_and_the_next_event_when_it_is_due() {
         let now = Instant::now();
-        let mut events = PodEvents::new(now);
+        let mut events = PodEventQueue::new(now);
         assert_eq!(events.due(), None);
         for number in 0..=BURST {
             assert!(events.offer(event(&number.to_string(), "a"), now));
@@ -172,7 +172,7 @@ mod tests {
     #[test]
     fn a_paused_queue_keeps_its_events_and_a_closed_queue_drops_them() {
         let now = Instant::now();
-        let mut events = PodEvents::new(now);
+        let mut events = PodEventQueue::new(now);
         events.offer(event("1", "a"), now);
         events.pause(now + POST_INTERVAL);
         assert_eq!((events.take(now), events.due()), (None, Some(now + POST_INTERVAL)));
