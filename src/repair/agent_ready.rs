@@ -1,10 +1,14 @@
-//! Asks the node's agent whether the node is ready. While the plugin is not installed, each
-//! deleted pod would be replaced by another stranded pod.
+//! Waits until the node's agent is ready. While the plugin is not installed, each deleted pod
+//! would be replaced by another stranded pod.
 
 use std::io::{self, Read, Write};
 use std::net::{TcpStream, ToSocketAddrs};
 use std::time::Duration;
 
+use super::Shared;
+
+/// Time between two requests to an agent that is not ready.
+const POLL_INTERVAL: Duration = Duration::from_secs(1);
 /// Timeout for connecting, and for each read and write.
 const TIMEOUT: Duration = Duration::from_secs(1);
 /// Number of bytes read of a response; status line and reason are shorter.
@@ -23,8 +27,25 @@ pub enum Error {
     NotReady { address: String, reason: String },
 }
 
+/// Waits until the agent at `address` (`host:port`) is ready. Returns `false` if the queue is
+/// closed first.
+pub fn wait_until_ready(address: &str, shared: &Shared) -> bool {
+    let mut is_logged = false;
+    while let Err(error) = ready(address) {
+        if !is_logged {
+            shared.metrics.agent_waits.increment();
+            tracing::warn!("Repairs are paused: {error}");
+            is_logged = true;
+        }
+        if shared.queue.is_closed_within(POLL_INTERVAL) {
+            return false;
+        }
+    }
+    true
+}
+
 /// Requests `/ready` from the agent at `address` (`host:port`). Returns `Ok` on status 200.
-pub fn ready(address: &str) -> Result<(), Error> {
+fn ready(address: &str) -> Result<(), Error> {
     let response = request(address)
         .map_err(|source| Error::Request { address: address.to_owned(), source })?;
     let (head, body) = response.split_once("\r\n\r\n").unwrap_or((&response, ""));

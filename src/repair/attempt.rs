@@ -56,7 +56,7 @@ impl Error {
         }
     }
 
-    /// Whether a request of the API timed out.
+    /// Whether an API request timed out.
     pub fn is_timeout(&self) -> bool {
         matches!(self, Error::Request(error) if error.is_timeout())
     }
@@ -158,8 +158,8 @@ impl RepairAttempt<'_> {
             return Ok(Continue(NeededRepair::without_inspection(pod)));
         }
         let client = self.connection.client()?;
-        let finding = Inspector::new(self.host, ReadFrom::Etcd)?.inspect(&client, object)?;
-        Ok(match finding {
+        let inspection = Inspector::new(self.host, ReadFrom::Etcd)?.inspect(&client, object)?;
+        Ok(match inspection {
             Inspection::NotApplicable => {
                 Break(RepairOutcome::NotNeeded("Pod needs no redirect rules"))
             }

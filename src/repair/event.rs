@@ -5,8 +5,9 @@ use super::stranded_pod::{FoundBy, LABEL};
 use crate::kube::event::{EventType, Message};
 
 /// Why a pod that is stranded again is skipped for now, for Event and log line.
-pub const REPAIRED_RECENTLY: &str = "stranded again within a minute of the last repair; \
-                                     check that the CNI plugin works on this node";
+pub const REPAIRED_RECENTLY: &str = "stranded again within a minute of the repair of this \
+                                     pod or of its owner's last pod; check that the CNI plugin \
+                                     works on this node";
 
 /// What happened to a pod.
 #[derive(Clone, Copy, Debug)]

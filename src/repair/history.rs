@@ -65,9 +65,9 @@ impl History {
         })
     }
 
-    /// Returns `true` on the first call since the last repair of the pod or owner, so that
-    /// each hold is reported once.
-    pub fn report_hold_once(&mut self, pod: &StrandedPod) -> bool {
+    /// Marks the hold of the pod or owner as reported. Returns `true` the first time after
+    /// each repair.
+    pub fn mark_hold_reported(&mut self, pod: &StrandedPod) -> bool {
         let key = self.key(pod).to_owned();
         let entry = self.newest.get_mut(&key);
         entry.is_some_and(|entry| !std::mem::replace(&mut entry.hold_reported, true))
@@ -170,11 +170,11 @@ mod tests {
         let now = Instant::now();
         let mut history = History::new(HistoryKey::Pod, HOLD);
         let pod = pod("web", 0);
-        assert!(!history.report_hold_once(&pod), "the pod was not repaired yet");
+        assert!(!history.mark_hold_reported(&pod), "the pod was not repaired yet");
         history.record(&pod, now, UNIX_EPOCH + Duration::from_secs(100));
         assert!(!history.allows(&pod, now + HOLD / 2));
-        assert!(history.report_hold_once(&pod));
-        assert!(!history.report_hold_once(&pod));
+        assert!(history.mark_hold_reported(&pod));
+        assert!(!history.mark_hold_reported(&pod));
         assert!(history.allows(&pod, now + HOLD));
     }
 }

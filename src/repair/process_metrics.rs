@@ -47,7 +47,7 @@ pub fn write(out: &mut String, started: SystemTime) {
     );
     gauge(
         "process_max_fds",
-        "Largest number of open file descriptors",
+        "Largest allowed number of open file descriptors",
         soft_limit_of_open_files(&limits),
     );
     let name = "process_start_time_seconds";

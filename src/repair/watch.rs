@@ -83,15 +83,15 @@ fn capped_retry_after(retry: Retry) -> Duration {
 }
 
 /// One list or watch request.
-struct RequestRecord {
+struct RequestProgress {
     began: Instant,
     /// Whether the watch has received an event or a bookmark.
     received: bool,
 }
 
-impl RequestRecord {
+impl RequestProgress {
     fn begin() -> Self {
-        RequestRecord { began: Instant::now(), received: false }
+        RequestProgress { began: Instant::now(), received: false }
     }
 
     /// Whether the next watch may continue from the last resourceVersion after `error`.
@@ -117,7 +117,7 @@ impl PodWatch {
         let mut relist = Relist::new(Instant::now());
         let mut version = None;
         loop {
-            let mut request = RequestRecord::begin();
+            let mut request = RequestProgress::begin();
             let result = match &mut version {
                 None => self.list().map(|listed| {
                     relist.listed(Instant::now());
@@ -178,7 +178,7 @@ impl PodWatch {
     fn watch(
         &mut self,
         version: &mut String,
-        request: &mut RequestRecord,
+        request: &mut RequestProgress,
         relist: &Relist,
     ) -> Result<(), Error> {
         let requested = watch_time();
@@ -240,7 +240,7 @@ mod tests {
 
     #[test]
     fn a_watch_continues_unless_its_version_expired_or_it_received_nothing_for_long() {
-        let request = |received| RequestRecord { began: Instant::now(), received };
+        let request = |received| RequestProgress { began: Instant::now(), received };
         let ended_early =
             || Error::EndedEarly { lasted: Duration::ZERO, requested: WATCH_READ_TIMEOUT };
         let expired = Error::ServerStatus { code: 410, message: String::new() };

@@ -19,9 +19,6 @@ use crate::kube::event::{self, Regarding, Reporter};
 /// response. Upstream's value.
 pub const REQUEST_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Time between two requests to an agent that is not ready.
-const AGENT_POLL_INTERVAL: Duration = Duration::from_secs(1);
-
 /// How long to ignore a pod after it was reported or skipped.
 const REPORT_HOLD: Duration = Duration::from_secs(3600);
 
@@ -82,34 +79,23 @@ impl Worker {
     /// Waits until the budget allows another repair and the agent is ready. Returns
     /// `false` if the queue is closed first.
     fn wait_for_turn(&mut self) -> bool {
-        let Shared { queue, metrics, .. } = &*Arc::clone(&self.shared);
         let wait = self.budget.wait(Instant::now());
         if !wait.is_zero() {
-            metrics.rate_waits.increment();
+            self.shared.metrics.rate_waits.increment();
             tracing::info!(
                 "The repair budget is used up; the next repair is possible in {wait:.0?}"
             );
-            if queue.is_closed_within(wait) {
+            if self.shared.queue.is_closed_within(wait) {
                 return false;
             }
         }
-        let Some(address) = &self.agent_address else {
-            return true;
-        };
-        let mut logged = false;
-        while let Err(error) = agent_ready::ready(address) {
-            if !logged {
-                metrics.agent_waits.increment();
-                tracing::warn!("Repairs are paused: {error}");
-                logged = true;
-            }
-            if queue.is_closed_within(AGENT_POLL_INTERVAL) {
-                return false;
-            }
+        match &self.agent_address {
+            Some(address) => agent_ready::wait_until_ready(address, &self.shared),
+            None => true,
         }
-        true
     }
 
+    /// Tries to repair the pod, unless it was reported or skipped recently.
     fn repair(&mut self, pod: &StrandedPod) {
         let shared = Arc::clone(&self.shared);
         let (namespace, name) = (&pod.namespace, &pod.name);
@@ -182,7 +168,7 @@ impl Worker {
     fn hold(&mut self, pod: &StrandedPod) {
         self.shared.metrics.pods_held.increment();
         self.shared.unrepaired.add(Instant::now() + HOLD);
-        if self.histories.repaired.report_hold_once(pod) {
+        if self.histories.repaired.mark_hold_reported(pod) {
             let (namespace, name) = (&pod.namespace, &pod.name);
             tracing::warn!(namespace, name, "Pod skipped for now: {REPAIRED_RECENTLY}");
             self.publish(pod, RepairEvent::RepairedRecently);
