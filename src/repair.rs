@@ -112,9 +112,9 @@ impl FromStr for RepairMode {
     }
 }
 
-/// Settings from the command line.
+/// Settings of the controller, from its command line.
 #[derive(Debug)]
-pub struct Settings {
+pub struct RepairSettings {
     pub source: Source,
     pub impersonate: Impersonate,
     /// Name of the node whose pods are repaired.
@@ -163,7 +163,7 @@ pub struct Shared {
 }
 
 /// Runs the controller until SIGTERM or SIGINT.
-pub fn run(settings: Settings) -> Result<(), Error> {
+pub fn run(settings: RepairSettings) -> Result<(), Error> {
     // Block the signals before the first thread starts: all threads inherit the mask.
     let signals = SigSet::from_iter([Signal::SIGTERM, Signal::SIGINT]);
     signals.thread_block().map_err(Error::Signal)?;

@@ -14,14 +14,14 @@ use crate::kube::Impersonate;
 use crate::kube::kubeconfig::{Overrides, SERVICE_ACCOUNT_DIR};
 use crate::log::{self, Format};
 use crate::repair::{
-    self, RepairMode, Settings, connection::Source, host_dirs::HostDirs, log_filter,
+    self, RepairMode, RepairSettings, connection::Source, host_dirs::HostDirs, log_filter,
 };
 
 /// Repairs the meshed pods of one node that have no redirect rules.
 #[derive(Parser)]
 #[command(name = repair::CONTROLLER, version)]
 struct Args {
-    /// Log level, or a tracing filter, from which only the level for this program is used
+    /// Log level, or a tracing filter, which sets the level by its part for this program
     #[arg(long, env = "LINKERD_CNI_REPAIR_CONTROLLER_LOG_LEVEL", value_parser = log_filter::level)]
     #[arg(default_value = "linkerd_cni_repair_controller=info,warn")]
     log_level: LevelFilter,
@@ -116,7 +116,7 @@ pub fn main() -> ExitCode {
 }
 
 fn run(args: Args) -> anyhow::Result<()> {
-    repair::run(Settings {
+    repair::run(RepairSettings {
         source: source(
             args.kubeconfig,
             Overrides { context: args.context, cluster: args.cluster, user: args.user },

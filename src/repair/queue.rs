@@ -17,12 +17,12 @@ pub struct QueueFull;
 /// not those of lists.
 #[derive(Default)]
 pub struct Queue {
-    state: Mutex<State>,
+    state: Mutex<QueueState>,
     changed: Condvar,
 }
 
 #[derive(Default)]
-struct State {
+struct QueueState {
     /// Pods from watch events and audits.
     pods: VecDeque<StrandedPod>,
     /// Pods of the last list, removed after those in `pods`.
@@ -30,7 +30,7 @@ struct State {
     closed: bool,
 }
 
-impl State {
+impl QueueState {
     /// Finds the same pod in the queue, whatever its resourceVersion.
     fn find(&mut self, pod: &StrandedPod) -> Option<&mut StrandedPod> {
         let mut all = self.pods.iter_mut().chain(&mut self.listed);
@@ -78,7 +78,7 @@ impl Queue {
     /// closed.
     pub fn pop(&self) -> Option<StrandedPod> {
         let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        let is_empty = |state: &State| state.pods.is_empty() && state.listed.is_empty();
+        let is_empty = |state: &QueueState| state.pods.is_empty() && state.listed.is_empty();
         let mut state = self
             .changed
             .wait_while(state, |state| is_empty(state) && !state.closed)

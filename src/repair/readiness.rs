@@ -11,11 +11,12 @@ pub const MAX_SILENCE: Duration = Duration::from_secs(300);
 /// Whether the connection to the API server works.
 #[derive(Default)]
 pub struct Readiness {
-    state: Mutex<State>,
+    state: Mutex<WatchState>,
 }
 
+/// Newest results of the watch.
 #[derive(Default)]
-struct State {
+struct WatchState {
     /// Whether the pods were listed at least once.
     listed: bool,
     /// Time of the last useful response, event or bookmark.
@@ -63,7 +64,7 @@ impl Readiness {
         })
     }
 
-    fn with<T>(&self, access: impl FnOnce(&mut State) -> T) -> T {
+    fn with<T>(&self, access: impl FnOnce(&mut WatchState) -> T) -> T {
         access(&mut self.state.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
