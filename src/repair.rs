@@ -28,7 +28,7 @@
 //! - [`api_path`], [`pod_stream`]: paths and responses of pod lists and watches
 //! - [`host_dirs`], [`pod_netns`]: the plugin entry, and the pods' netns
 //! - [`pace`]: waits between requests
-//! - [`readiness`], [`metrics`], [`histogram`], [`process_metrics`]: `/ready` and `/metrics`
+//! - [`readiness`], [`metrics`], [`histogram`], [`process`]: `/ready` and `/metrics`
 //! - [`log_filter`]: the log level
 
 pub mod agent_ready;
@@ -47,7 +47,7 @@ pub mod metrics;
 pub mod pace;
 pub mod pod_netns;
 pub mod pod_stream;
-pub mod process_metrics;
+pub mod process;
 pub mod queue;
 pub mod rate_limit;
 pub mod readiness;

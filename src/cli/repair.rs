@@ -141,7 +141,7 @@ fn source(kubeconfig: Option<PathBuf>, overrides: Overrides) -> anyhow::Result<S
         return Ok(Source::SelectedKubeconfig(path, overrides));
     }
     let var =
-        |name| env::var(name).with_context(|| format!("without --kubeconfig, {name} must be set"));
+        |name| env::var(name).with_context(|| format!("without --kubeconfig, {name} is required"));
     Ok(Source::InCluster {
         host: var("KUBERNETES_SERVICE_HOST")?,
         port: var("KUBERNETES_SERVICE_PORT")?,

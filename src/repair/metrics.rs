@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::SystemTime;
 
 use super::histogram::Histogram;
-use super::process_metrics;
+use super::process;
 use crate::metrics::family;
 
 const PREFIX: &str = "linkerd_cni_repair_controller";
@@ -145,7 +145,7 @@ impl Metrics {
             family(&mut out, &name, "histogram", help);
             histogram.write(&mut out, &name);
         }
-        process_metrics::write(&mut out, started);
+        process::write(&mut out, started);
         out.push_str("# EOF\n");
         out
     }

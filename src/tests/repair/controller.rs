@@ -108,7 +108,9 @@ impl Controller {
     /// Starts the controller and waits until it watches.
     pub fn watching(api: &Api) -> Controller {
         let controller = Controller::start(api);
-        eventually("the watch starts", || !api.requests(|request| request.is_watch()).is_empty());
+        eventually("the watch has begun", || {
+            !api.requests(|request| request.is_watch()).is_empty()
+        });
         controller
     }
 
@@ -167,7 +169,7 @@ impl Controller {
         let pid = Pid::from_raw(self.child.id().try_into().unwrap());
         kill(pid, signal).unwrap();
         let mut status = None;
-        eventually("the controller exits", || {
+        eventually("the controller ends", || {
             status = self.child.try_wait().unwrap();
             status.is_some()
         });

@@ -250,7 +250,7 @@ fn an_audit_restores_flushed_rules_without_breaking_connections() {
 
     // Stranded again within a minute: the pod is held, and that is reported once.
     node.namespaces.run("nft", &["delete", "table", "ip", "linkerd-cni"]);
-    eventually("the pod is held", || controller.metric("pods_held_total") >= 2);
+    eventually("it is held", || controller.metric("pods_held_total") >= 2);
     assert_eq!(node.ruleset(), "");
     assert_eq!(controller.metric("pods_repaired_total"), 1);
     eventually("a second event", || node.events().len() == 2);

@@ -83,7 +83,7 @@ fn without_failures_there_is_one_list_and_one_watch() {
 fn lists_come_from_the_cache_in_one_piece_and_watches_end_at_random_times() {
     let api = Api::start();
     let controllers: Vec<_> = (0..6).map(|_| Controller::watching(&api)).collect();
-    eventually("all controllers watch", || watches(&api).len() >= controllers.len());
+    eventually("all watch", || watches(&api).len() >= controllers.len());
     for list in api.requests(|request| request.is_list()) {
         assert!(list.path.ends_with("&resourceVersion=0"), "{}", list.path);
         assert!(!list.path.contains("limit"), "{}", list.path);
@@ -122,7 +122,7 @@ fn an_incomplete_list_has_no_effect_and_is_repeated() {
     api.state().list = Answer::Cut;
     let controller = Controller::start(&api);
     controller.logs("Cannot watch the pods of this node");
-    eventually("a second list request", || lists(&api) >= 2);
+    eventually("a second try", || lists(&api) >= 2);
     let asked = api.requests(|request| !request.is_list());
     assert!(asked.is_empty(), "{asked:?}");
     api.state().list = Answer::Status(200);

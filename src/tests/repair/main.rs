@@ -117,7 +117,7 @@ fn only_stranded_pods_are_deleted_on_watch_events() {
     ] {
         api.send(kind, &pod);
     }
-    eventually("the last pod is deleted", || api.deleted().contains(&path("modified")));
+    eventually("the last one is deleted", || api.deleted().contains(&path("modified")));
     let expected = [path("added"), path("first-failure"), path("modified")];
     assert_eq!(api.deleted(), expected);
 }
@@ -283,7 +283,7 @@ fn an_expired_resource_version_causes_a_new_list() {
     api.state().pods = vec![stranded("web-2")];
     api.state().watch = Answer::Status(410);
     api.end_watches();
-    eventually("the second pod is deleted", || api.deleted().contains(&path("web-2")));
+    eventually("the second one is deleted", || api.deleted().contains(&path("web-2")));
 }
 
 #[test]

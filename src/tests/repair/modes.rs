@@ -63,7 +63,7 @@ fn a_pod_protected_by_a_disruption_budget_is_skipped_and_reported_once() {
     api.send("MODIFIED", &stranded("web-2"));
     controller.counts("pods_left_total", 2);
     assert!(api.deleted().is_empty());
-    eventually("both are reported", || events(&api).len() == 2);
+    eventually("both are told about", || events(&api).len() == 2);
     assert_eq!(events(&api)[0]["type"], "Warning");
     assert_eq!(events(&api)[0]["note"], BUDGET);
     assert_eq!(controller.metric("pods_deleted_total"), 0);
@@ -94,7 +94,7 @@ fn an_eviction_rejected_by_an_overloaded_api_server_is_retried_and_not_reported(
     controller.counts("pods_delete_errors_total", 1);
     assert_eq!(events(&api).len(), 0);
     api.state().evict = Answer::Status(201);
-    eventually("the pod is evicted", || {
+    eventually("it is deleted", || {
         api.send_now("BOOKMARK", &json!({"metadata": {"resourceVersion": "150"}}));
         controller.metric("pods_deleted_total") == 1
     });
@@ -110,7 +110,7 @@ fn rejected_requests_do_not_use_up_the_repair_budget() {
     for name in 0..5 {
         api.send("MODIFIED", &stranded(&format!("gone-{name}")));
     }
-    eventually("all deletions were attempted", || api.deleted().len() == 5);
+    eventually("all were tried", || api.deleted().len() == 5);
     api.state().delete = Answer::Status(200);
     api.send("MODIFIED", &stranded("web-1"));
     api.send("MODIFIED", &stranded("web-2"));
@@ -132,7 +132,7 @@ fn another_pod_of_the_same_name_is_never_deleted() {
         }
         let controller = Controller::watching(&api);
         api.send("MODIFIED", &stranded("web-0"));
-        eventually("the pod is read again", || {
+        eventually("it was looked at again", || {
             let again = |request: &crate::api::Request| {
                 request.method == "GET" && request.path == path("web-0")
             };
@@ -155,7 +155,7 @@ fn a_stranded_pod_that_changed_meanwhile_is_tried_once_more_with_its_new_version
     api.state().delete = Answer::Status(409);
     let controller = Controller::watching(&api);
     api.send("MODIFIED", &stranded("web-0"));
-    eventually("two attempts", || api.deleted().len() == 2);
+    eventually("two tries", || api.deleted().len() == 2);
     let version = |index: usize| {
         let deletions = api.requests(|request| request.method == "DELETE");
         deletions[index].body["preconditions"]["resourceVersion"].clone()

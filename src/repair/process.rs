@@ -47,21 +47,21 @@ pub fn write(out: &mut String, started: SystemTime) {
     );
     gauge(
         "process_max_fds",
-        "Largest allowed number of open file descriptors",
+        "The most file descriptors that may be open",
         soft_limit_of_open_files(&limits),
     );
     let name = "process_start_time_seconds";
-    family(out, name, "gauge", "Start time of the process, as Unix time");
+    family(out, name, "gauge", "When the process began, as Unix time");
     let _ = writeln!(out, "{name} {:.3}", started.as_secs_f64());
     if let Some(usage) = usage {
         let name = "process_cpu_seconds";
-        family(out, name, "counter", "CPU time in user and kernel mode");
+        family(out, name, "counter", "Time on processors, of user and system");
         let _ = writeln!(out, "{name}_total {:.2}", usage.cpu_seconds);
     }
 }
 
-/// Resource usage; memory in bytes.
 #[derive(Debug, PartialEq)]
+/// Resource usage; memory in bytes.
 struct Usage {
     /// CPU time in user and kernel mode.
     cpu_seconds: f64,
@@ -134,7 +134,7 @@ mod tests {
         write(&mut out, UNIX_EPOCH + Duration::from_millis(1_767_225_600_250));
         assert!(
             out.contains(
-                "# HELP process_start_time_seconds Start time of the process, as Unix time.\n\
+                "# HELP process_start_time_seconds When the process began, as Unix time.\n\
                  # TYPE process_start_time_seconds gauge\n\
                  # UNIT process_start_time_seconds seconds\n\
                  process_start_time_seconds 1767225600.250\n"
