@@ -15,7 +15,7 @@
 //! - [`record`]: the record of a plugin call: the plugin sends it, the agent logs and counts it
 //! - [`plugin`]: what the plugin does for ADD, CHECK, DEL, GC and STATUS
 //! - [`agent`]: the node agent: installs, reconciles, verifies and uninstalls
-//! - [`repair`]: the repair controller: finds and mends pods without redirect rules
+//! - [`repair`]: the repair controller: finds and repairs pods without redirect rules
 //! - [`admin`]: the HTTP server for `/live`, `/ready` and `/metrics`
 //! - [`metrics`]: registers the metrics of agent and repair controller, and renders their text
 //! - [`log`]: log lines that never fail or delay the program
@@ -24,7 +24,7 @@
 //! - [`quote`]: cuts and cleans text from outside before it is quoted
 //! - [`cli`]: command lines of the agent, the repair controller and the probe
 //!
-//! `config`, `conflist`, `ports`, `rules` and `repair::verdict` decide and return data. The others
+//! `config`, `conflist`, `ports`, `rules` and `repair::stranded_pod` decide and return data. The others
 //! act. No module imports from one that stands above it, and none in a circle; the test `layout`
 //! checks that.
 

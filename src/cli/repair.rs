@@ -14,14 +14,14 @@ use crate::kube::Impersonate;
 use crate::kube::kubeconfig::{Overrides, SERVICE_ACCOUNT_DIR};
 use crate::log::{self, Format};
 use crate::repair::{
-    self, Settings, connection::AccessSource, host::Host, log_filter, mode::RepairMode,
+    self, RepairMode, RepairSettings, connection::AccessSource, host_dirs::HostDirs, log_filter,
 };
 
-/// Repairs pods on one node that started before the Linkerd CNI plugin was installed.
+/// Repairs the meshed pods of one node that have no redirect rules.
 #[derive(Parser)]
 #[command(name = repair::CONTROLLER, version)]
 struct Args {
-    /// Log level, or a tracing filter of which only the level for this program applies
+    /// Log level, or a tracing filter, which sets the level by its part for this program
     #[arg(long, env = "LINKERD_CNI_REPAIR_CONTROLLER_LOG_LEVEL", value_parser = log_filter::level)]
     #[arg(default_value = "linkerd_cni_repair_controller=info,warn")]
     log_level: LevelFilter,
@@ -66,11 +66,11 @@ struct Args {
     #[arg(long = "as-group")]
     impersonate_groups: Vec<String>,
 
-    /// Longest time until the headers of an API response
+    /// Longest time until the headers of an API response, for lists and watches
     #[arg(long, default_value = "9s", value_parser = humantime::parse_duration)]
     kube_api_response_headers_timeout: Duration,
 
-    /// Repair mode, applied to stranded pods: delete, in-place, label or report
+    /// How to repair stranded pods: delete, in-place, label or report
     #[arg(long, env = "LINKERD_CNI_REPAIR_CONTROLLER_MODE", default_value = "delete")]
     mode: RepairMode,
 
@@ -78,12 +78,13 @@ struct Args {
     #[arg(long, env = "LINKERD_CNI_REPAIR_CONTROLLER_AUDIT_SECONDS", default_value_t = 0)]
     audit_seconds: u32,
 
-    /// Largest number of pods to repair per minute
+    /// Repair budget: largest number of pods to repair per minute
     #[arg(long, env = "LINKERD_CNI_REPAIR_CONTROLLER_RATE", default_value_t = 60)]
     #[arg(value_parser = clap::value_parser!(u16).range(1..))]
     rate: u16,
 
     /// host:port of this node's agent; pods are repaired only while its /ready returns 200
+    /// [default: none, repair without this check]
     #[arg(long, env = "LINKERD_CNI_REPAIR_CONTROLLER_AGENT_ADDR")]
     agent_addr: Option<String>,
 
@@ -115,7 +116,7 @@ pub fn main() -> ExitCode {
 }
 
 fn run(args: Args) -> anyhow::Result<()> {
-    repair::run(Settings {
+    repair::run(RepairSettings {
         source: source(
             args.kubeconfig,
             Overrides { context: args.context, cluster: args.cluster, user: args.user },
@@ -130,7 +131,7 @@ fn run(args: Args) -> anyhow::Result<()> {
             .then(|| Duration::from_secs(args.audit_seconds.into())),
         repairs_per_minute: args.rate,
         agent_address: args.agent_addr.filter(|address| !address.is_empty()),
-        host: Host::below(&args.mount_prefix, &args.net_dir, &args.kubeconfig_name),
+        host: HostDirs::below(&args.mount_prefix, &args.net_dir, &args.kubeconfig_name),
     })?;
     Ok(())
 }

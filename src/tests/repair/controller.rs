@@ -51,14 +51,14 @@ impl Controller {
                 *sink.lock().unwrap() += &(line + "\n");
             }
         });
-        controller.logs("Answering");
+        controller.logs("Serving");
         let log = controller.log();
-        let line = log.lines().find(|line| line.contains("Answering")).unwrap();
+        let line = log.lines().find(|line| line.contains("Serving")).unwrap();
         controller.admin = line.rsplit(' ').next().unwrap().to_owned();
         controller
     }
 
-    /// Starts the controller by `command`, whose output is not read, and waits for its
+    /// Starts the controller with `command`, without reading its output, and waits for its
     /// admin server.
     pub fn silent(api: &Api, command: Command) -> Controller {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -114,6 +114,7 @@ impl Controller {
         controller
     }
 
+    /// Replaces the token file of the kubeconfig.
     pub fn rotate(&self, token: &str) {
         let new = self.dir.path().join("new");
         fs::write(&new, token).unwrap();

@@ -4,12 +4,12 @@
 
 mod api;
 mod controller;
+mod in_place;
 mod lists;
 mod modes;
 #[path = "../support/namespaces.rs"]
 mod namespaces;
 mod outputs;
-mod place;
 #[allow(dead_code, reason = "the plugin's tests use all of it")]
 #[path = "../support/unwritable.rs"]
 mod unwritable;
@@ -65,7 +65,7 @@ fn path(name: &str) -> String {
 }
 
 #[test]
-fn a_pod_stranded_before_the_start_is_deleted_and_an_event_tells_why() {
+fn pods_stranded_before_the_controller_started_are_deleted_with_an_event() {
     let api = Api::start();
     let healthy = pod("healthy", json!({"ready": true}));
     api.state().pods = vec![healthy, stranded("web-1"), stranded("web-2")];
@@ -98,7 +98,7 @@ fn a_pod_stranded_before_the_start_is_deleted_and_an_event_tells_why() {
 }
 
 #[test]
-fn of_the_watched_pods_only_the_stranded_are_deleted() {
+fn only_stranded_pods_are_deleted_on_watch_events() {
     let api = Api::start();
     let _controller = Controller::watching(&api);
     let mut terminating = stranded("going");
@@ -123,7 +123,7 @@ fn of_the_watched_pods_only_the_stranded_are_deleted() {
 }
 
 #[test]
-fn a_pod_of_another_node_is_left_alone_even_if_the_api_server_sends_it() {
+fn pods_of_other_nodes_are_never_deleted_even_if_the_api_server_sends_them() {
     let api = Api::start();
     let on = |node: &str, name: &str| {
         let mut pod = stranded(name);
@@ -139,7 +139,7 @@ fn a_pod_of_another_node_is_left_alone_even_if_the_api_server_sends_it() {
 }
 
 #[test]
-fn a_pod_not_dealt_with_is_listed_again_also_where_every_watch_breaks_off() {
+fn an_unrepaired_pod_is_listed_again_although_every_watch_ends_early() {
     let api = Api::start();
     let controller = Controller::watching(&api);
     api.state().delete = Answer::Status(500);
@@ -158,7 +158,7 @@ fn a_pod_not_dealt_with_is_listed_again_also_where_every_watch_breaks_off() {
 }
 
 #[test]
-fn refused_and_late_deletions_are_counted_and_bring_no_event() {
+fn failed_deletions_are_counted_and_publish_no_event() {
     let api = Api::start();
     let controller = Controller::watching(&api);
     for (name, answer, metric) in [
@@ -198,7 +198,7 @@ fn events_that_cannot_be_published_are_counted() {
 }
 
 #[test]
-fn a_replacement_that_is_stranded_again_is_left_alone_for_a_while() {
+fn a_replacement_that_is_stranded_again_is_held_for_a_minute() {
     let api = Api::start();
     let controller = Controller::watching(&api);
     let owned = |name, created| {
@@ -226,7 +226,7 @@ fn a_replacement_that_is_stranded_again_is_left_alone_for_a_while() {
 }
 
 #[test]
-fn pods_beyond_the_queue_are_dropped_and_counted() {
+fn pods_that_exceed_the_queue_are_dropped_and_counted() {
     let api = Api::start();
     let controller = Controller::watching(&api);
     api.state().delete = Answer::Silence;
@@ -237,7 +237,7 @@ fn pods_beyond_the_queue_are_dropped_and_counted() {
 }
 
 #[test]
-fn a_list_longer_than_the_queue_is_handled_whole() {
+fn all_pods_of_a_list_longer_than_the_queue_are_repaired() {
     let api = Api::start();
     let pods = (0..200).map(|name| stranded(&format!("web-{name}")));
     api.state().pods = pods.collect();
@@ -247,7 +247,7 @@ fn a_list_longer_than_the_queue_is_handled_whole() {
 }
 
 #[test]
-fn a_watch_goes_on_where_the_last_one_ended() {
+fn a_watch_continues_from_the_last_version_of_the_previous_watch() {
     let api = Api::start();
     let controller = Controller::watching(&api);
     let watched_from = |version: &str| {
@@ -272,7 +272,7 @@ fn a_watch_goes_on_where_the_last_one_ended() {
 }
 
 #[test]
-fn history_that_is_gone_means_a_new_list() {
+fn an_expired_resource_version_causes_a_new_list() {
     let api = Api::start();
     let controller = Controller::watching(&api);
     // No watch event reports this pod: only a new list finds it.
@@ -287,7 +287,7 @@ fn history_that_is_gone_means_a_new_list() {
 }
 
 #[test]
-fn a_rotated_token_is_used_from_then_on() {
+fn a_rotated_token_is_used_for_the_next_request() {
     let api = Api::start();
     let controller = Controller::watching(&api);
     api.state().token = Some("second".into());
@@ -304,7 +304,7 @@ fn a_rotated_token_is_used_from_then_on() {
 }
 
 #[test]
-fn ready_only_after_the_first_list() {
+fn the_controller_is_ready_only_after_the_first_list() {
     let api = Api::start();
     api.state().list = Answer::Status(403);
     let controller = Controller::start(&api);
@@ -321,7 +321,7 @@ fn ready_only_after_the_first_list() {
 type Case = (&'static str, fn(&Api), Signal);
 
 #[test]
-fn signals_end_it_at_once_whatever_it_does() {
+fn signals_stop_the_controller_at_once_in_every_state() {
     let watched = |_: &Api| {};
     let hung = |api: &Api| api.state().list = Answer::Silence;
     let waiting = |api: &Api| api.crash();
@@ -331,7 +331,7 @@ fn signals_end_it_at_once_whatever_it_does() {
     };
     let cases: [Case; 4] = [
         ("in a watch", watched, Signal::SIGTERM),
-        ("in a list that is not answered", hung, Signal::SIGTERM),
+        ("in a list without a response", hung, Signal::SIGTERM),
         ("in a back-off", waiting, Signal::SIGINT),
         ("in a deletion", deleting, Signal::SIGTERM),
     ];
@@ -341,7 +341,7 @@ fn signals_end_it_at_once_whatever_it_does() {
         let mut controller = Controller::start(&api);
         eventually(name, || match name {
             "in a watch" => !api.requests(|request| request.is_watch()).is_empty(),
-            "in a back-off" => controller.log().contains("next try in"),
+            "in a back-off" => controller.log().contains("retrying in"),
             "in a deletion" => !api.deleted().is_empty(),
             _ => !api.requests(|request| request.is_list()).is_empty(),
         });
@@ -352,7 +352,7 @@ fn signals_end_it_at_once_whatever_it_does() {
 }
 
 #[test]
-fn options_that_upstreams_command_line_may_have_are_taken_and_mean_what_they_say() {
+fn options_of_upstreams_command_line_have_their_effect() {
     let api = Api::start();
     let _controller = Controller::with(
         &api,
@@ -379,7 +379,7 @@ fn options_that_upstreams_command_line_may_have_are_taken_and_mean_what_they_say
 }
 
 #[test]
-fn settings_that_are_wrong_or_missing_are_named() {
+fn errors_name_invalid_and_missing_settings() {
     let node = "--node-name=a";
     let pod = "--controller-pod-name=b";
     for (arguments, code, message) in [
@@ -388,7 +388,7 @@ fn settings_that_are_wrong_or_missing_are_named() {
         (&[node, pod, "--log-level=loud"], 2, "\"loud\" is not a log level"),
         (&[node, pod, "--log-format=xml"], 2, "\"xml\" is not a log format"),
         (&[node, pod, "--admin-addr=x"], 2, "--admin-addr"),
-        (&[node, pod, "--mode=kill"], 2, "\"kill\" is not one of"),
+        (&[node, pod, "--mode=kill"], 2, "\"kill\" is not a repair mode"),
         (&[node, pod, "--rate=0"], 2, "--rate"),
         (&[node, pod], 1, "KUBERNETES_SERVICE_HOST"),
         (&[node, pod, "--kubeconfig=/x", "--admin-addr=192.0.2.1:1"], 1, "cannot listen on"),

@@ -1,13 +1,16 @@
-//! Decides whether a pod is stranded, which is when it started on a booting node before
-//! the plugin was chained, and whether an audit reads its rules. Pure.
+//! Decides which pods are stranded and which pods are audited. Pure.
+//!
+//! A stranded pod is meshed and has no redirect rules, because it started on a booting node
+//! before the plugin was chained. Its validator fails.
 
 use crate::config::pod::is_meshed;
 use crate::kube::types::{ContainerStatus, Pod};
 
-/// Name of the init container that tests whether the pod's traffic reaches the proxy.
+/// Name of the init container that tests whether the pod's traffic is redirected to the
+/// proxy.
 pub const VALIDATOR: &str = "linkerd-network-validator";
 
-/// Exit code of the validator if the traffic does not reach the proxy.
+/// Exit code of the validator if the traffic is not redirected.
 pub const NOT_REDIRECTED: i32 = 95;
 
 /// Label set on a stranded pod by repair mode `label`, with the value `true`.
@@ -15,7 +18,7 @@ pub const LABEL: &str = "linkerd.io/cni-stranded";
 
 /// How a pod without redirect rules was found.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Cause {
+pub enum FoundBy {
     /// Its validator exited with [`NOT_REDIRECTED`].
     #[default]
     Validator,
@@ -39,12 +42,12 @@ pub struct StrandedPod {
     pub created: String,
     /// Whether the pod has [`LABEL`].
     pub labelled: bool,
-    pub cause: Cause,
+    pub found_by: FoundBy,
 }
 
 impl StrandedPod {
-    /// Takes the fields from `pod`, which was found by `cause`.
-    pub fn new(pod: &Pod, cause: Cause) -> Self {
+    /// Copies the fields from `pod`.
+    pub fn new(pod: &Pod, found_by: FoundBy) -> Self {
         let metadata = &pod.metadata;
         StrandedPod {
             namespace: metadata.namespace.clone(),
@@ -58,32 +61,31 @@ impl StrandedPod {
             },
             created: metadata.creation_timestamp.clone(),
             labelled: metadata.labels.get(LABEL).is_some_and(|value| value == "true"),
-            cause,
+            found_by,
         }
     }
 
-    /// Returns the pod if its validator failed because the traffic is not redirected.
+    /// Returns the pod if its validator failed with [`NOT_REDIRECTED`].
     ///
-    /// Judges the pod's present status, not its history: a first failure counts, and so
-    /// does a failure from before the controller started.
+    /// Depends only on the pod's present status. A first failure counts, and so does a
+    /// failure from before the controller started.
     pub fn by_validator(pod: &Pod) -> Option<Self> {
         let failed = pod
             .status
             .init_container_statuses
             .iter()
             .any(|container| container.name == VALIDATOR && exited_not_redirected(container));
-        (failed && !is_exempt(pod)).then(|| StrandedPod::new(pod, Cause::Validator))
+        (failed && !is_exempt(pod)).then(|| StrandedPod::new(pod, FoundBy::Validator))
     }
 
-    /// Whether both are the same pod, at the same or different resourceVersions.
+    /// Whether both are the same pod, whatever their resourceVersions.
     pub fn is_same(&self, other: &StrandedPod) -> bool {
         (&self.uid, &self.namespace, &self.name) == (&other.uid, &other.namespace, &other.name)
     }
 
     /// Whether the pod runs on another node than `node`. Requests select the pods of one
-    /// node; this check protects other nodes' pods from an API server that ignores the
-    /// selector.
-    pub fn is_elsewhere(&self, node: &str) -> bool {
+    /// node. This check protects the pods of other nodes if a server ignores the selector.
+    pub fn is_on_other_node(&self, node: &str) -> bool {
         !self.node.is_empty() && self.node != node
     }
 }
@@ -149,44 +151,48 @@ mod tests {
 
     #[test]
     fn a_pod_is_stranded_while_the_newest_exit_code_of_its_validator_is_95() {
-        let ended = |code: i32| json!({"terminated": {"exitCode": code, "reason": "Error"}});
+        let exited = |code: i32| json!({"terminated": {"exitCode": code, "reason": "Error"}});
         let waiting = json!({"waiting": {"reason": "CrashLoopBackOff"}});
         let running = json!({"running": {"startedAt": "2026-01-01T00:00:00Z"}});
         for (name, status, expected) in [
             ("no status", json!({}), false),
             ("not yet run", validator(json!({"state": waiting})), false),
             ("first run", validator(json!({"state": running})), false),
-            ("first failure", validator(json!({"state": ended(95)})), true),
+            ("first failure", validator(json!({"state": exited(95)})), true),
             (
-                "waits to be run again",
-                validator(json!({"state": waiting, "lastState": ended(95)})),
+                "waits for its next run",
+                validator(json!({"state": waiting, "lastState": exited(95)})),
                 true,
             ),
-            ("runs again", validator(json!({"state": running, "lastState": ended(95)})), true),
-            ("failed again", validator(json!({"state": ended(95), "lastState": ended(95)})), true),
+            ("runs again", validator(json!({"state": running, "lastState": exited(95)})), true),
             (
-                "failed again, otherwise",
-                validator(json!({"state": ended(2), "lastState": ended(95)})),
+                "failed again",
+                validator(json!({"state": exited(95), "lastState": exited(95)})),
+                true,
+            ),
+            (
+                "failed again with another code",
+                validator(json!({"state": exited(2), "lastState": exited(95)})),
                 false,
             ),
             (
-                "passed since",
-                validator(json!({"state": ended(0), "lastState": ended(95), "ready": true})),
+                "succeeded since",
+                validator(json!({"state": exited(0), "lastState": exited(95), "ready": true})),
                 false,
             ),
             (
-                "passed since, the ended container is gone",
-                validator(json!({"state": {}, "lastState": ended(95), "ready": true})),
+                "succeeded since, the exited container was removed",
+                validator(json!({"state": {}, "lastState": exited(95), "ready": true})),
                 false,
             ),
             (
                 "failed for another reason",
-                validator(json!({"state": waiting, "lastState": ended(1)})),
+                validator(json!({"state": waiting, "lastState": exited(1)})),
                 false,
             ),
             (
-                "another container ends with 95",
-                json!({"initContainerStatuses": [{"name": "other", "lastState": ended(95)}]}),
+                "another container exits with 95",
+                json!({"initContainerStatuses": [{"name": "other", "lastState": exited(95)}]}),
                 false,
             ),
         ] {
@@ -202,7 +208,7 @@ mod tests {
             ("being deleted", with(pod(failed.clone()), "/metadata/deletionTimestamp", deleted_at)),
             ("host network", with(pod(failed.clone()), "/spec/hostNetwork", json!(true))),
             ("finished", with(pod(failed.clone()), "/status/phase", json!("Succeeded"))),
-            ("failed for good", with(pod(failed), "/status/phase", json!("Failed"))),
+            ("failed", with(pod(failed), "/status/phase", json!("Failed"))),
         ] {
             assert_eq!(verdict(pod), None, "{name}");
         }
@@ -226,7 +232,7 @@ mod tests {
                 false,
             ),
             ("host network", with(running.clone(), "/spec/hostNetwork", json!(true)), false),
-            ("of linkerd-init", with(running.clone(), "/spec/initContainers", init), false),
+            ("with linkerd-init", with(running.clone(), "/spec/initContainers", init), false),
             ("not meshed", with(running, "/spec/containers", json!([{"name": "app"}])), false),
         ] {
             let pod = serde_json::from_value(pod).unwrap();

@@ -59,7 +59,7 @@ impl Node {
     }
 
     /// Writes a cached CNI result that maps the pod with `uid` to the netns.
-    fn remember(&self, uid: &str) {
+    fn cache_cni_result(&self, uid: &str) {
         let result = json!({
             "kind": "cniCacheV1",
             "cniArgs": [["IgnoreUnknown", "1"], ["K8S_POD_UID", uid]],
@@ -91,7 +91,7 @@ impl Node {
     }
 
     /// Connects from the pod to a host outside and returns the response.
-    fn answer(&self) -> String {
+    fn response(&self) -> String {
         self.namespaces.connect_from_pod(0, NEIGHBOUR[0], 80)
     }
 
@@ -118,7 +118,7 @@ fn running() -> Value {
     pod
 }
 
-/// The pod with its IP address while its validator fails.
+/// The pod, with its IP address, while its validator fails.
 fn waiting() -> Value {
     let mut pod = running();
     pod["status"] = stranded("web-1")["status"].clone();
@@ -129,7 +129,7 @@ fn waiting() -> Value {
 /// A node with the running pod, whose rules were installed with `iptablesMode` set to `mode`.
 fn meshed(mode: &str) -> Node {
     let node = Node::new();
-    node.remember("uid-of-web-1");
+    node.cache_cni_result("uid-of-web-1");
     node.knows(&running());
     add(&node, mode);
     node
@@ -149,20 +149,20 @@ fn add(node: &Node, mode: &str) {
 }
 
 #[test]
-fn a_stranded_pod_gets_the_rules_that_the_plugin_would_have_made() {
+fn a_stranded_pod_gets_the_rules_that_the_plugin_would_install() {
     for by_address in [false, true] {
         let node = Node::new();
         node.namespaces.serve_in_neighbour("server", 80);
         node.namespaces.serve_in_pod("proxy", 4140);
         node.namespaces.serve_in_pod("inbound", 4143);
-        assert!(node.answer().starts_with("server"), "{}", node.answer());
+        assert!(node.response().starts_with("server"), "{}", node.response());
         if !by_address {
-            node.remember("uid-of-web-1");
+            node.cache_cni_result("uid-of-web-1");
         }
         node.knows(&waiting());
         let controller = node.controller(&[]);
         controller.counts("pods_repaired_total", 1);
-        assert_eq!(node.answer(), format!("proxy {}:80", NEIGHBOUR[0]));
+        assert_eq!(node.response(), format!("proxy {}:80", NEIGHBOUR[0]));
         let inbound = node.namespaces.connect_from_neighbour(POD[0], 8080);
         assert_eq!(inbound, format!("inbound {}:8080", POD[0]));
         let ruleset = node.ruleset();
@@ -173,17 +173,17 @@ fn a_stranded_pod_gets_the_rules_that_the_plugin_would_have_made() {
 
         // The failure is old, the validator has not run again yet: no repair is needed.
         node.api.send("MODIFIED", &waiting());
-        controller.logs("Pod has its rules");
+        controller.logs("Pod has all its redirect rules");
         assert_eq!(node.ruleset(), ruleset);
         assert_eq!(controller.metric("pods_held_total"), 0);
     }
 }
 
 #[test]
-fn a_namespace_is_only_the_pods_if_it_has_the_pods_address() {
+fn a_netns_without_the_pods_address_is_not_changed() {
     let node = Node::new();
     // A cached result that an earlier pod left behind.
-    node.remember("uid-of-web-1");
+    node.cache_cni_result("uid-of-web-1");
     let mut pod = waiting();
     pod["status"]["podIPs"][0]["ip"] = json!("10.99.0.77");
     node.knows(&pod);
@@ -194,33 +194,33 @@ fn a_namespace_is_only_the_pods_if_it_has_the_pods_address() {
 }
 
 #[test]
-fn a_namespace_that_the_runtime_knows_as_another_pods_is_left_alone_whatever_its_address() {
+fn a_netns_that_belongs_to_another_pod_is_not_changed_although_it_has_the_pods_address() {
     let node = Node::new();
     // The address belongs to another pod now, and the API server's status is stale.
-    node.remember("uid-of-web-2");
+    node.cache_cni_result("uid-of-web-2");
     node.knows(&waiting());
     let controller = node.controller(&[]);
     controller.counts("repair_errors_total", 1);
-    controller.logs("is in another pod's namespace");
+    controller.logs("is in another pod's network namespace");
     assert_eq!(node.ruleset(), "");
 }
 
 #[test]
-fn a_node_whose_runtime_does_not_load_our_entry_is_left_alone() {
+fn no_rules_are_installed_if_the_active_conflist_has_no_plugin_entry() {
     let node = Node::new();
-    node.remember("uid-of-web-1");
+    node.cache_cni_result("uid-of-web-1");
     let list = json!({"name": "net", "plugins": [{"type": "bridge"}]});
     let first = node.dir("etc/cni/net.d").join("05-other.conflist");
     fs::write(first, list.to_string()).unwrap();
     node.knows(&waiting());
     let controller = node.controller(&[]);
     controller.counts("repair_errors_total", 1);
-    controller.logs("05-other.conflist does not carry linkerd-cni");
+    controller.logs("05-other.conflist has no plugin entry");
     assert_eq!(node.ruleset(), "");
 }
 
 #[test]
-fn an_audit_restores_flushed_rules_while_connections_go_on() {
+fn an_audit_restores_flushed_rules_without_breaking_connections() {
     let node = meshed("native");
     let mut connection = Connection::through(&node);
     let controller = node.controller(&["--audit-seconds=1"]);
@@ -239,12 +239,12 @@ fn an_audit_restores_flushed_rules_while_connections_go_on() {
     node.namespaces.run("nft", &flush);
     let flushed = Instant::now();
     while !node.ruleset().contains("redirect to :4140") {
-        connection.speaks();
+        connection.exchanges_data();
         assert!(flushed.elapsed() < 30 * SECOND);
     }
     controller.counts("pods_repaired_total", 1);
     assert!(flushed.elapsed() < 5 * SECOND, "{:?}", flushed.elapsed());
-    connection.speaks();
+    connection.exchanges_data();
     eventually("an event", || node.events().len() == 1);
     assert_eq!(node.events()[0]["reason"], "LinkerdCNIRulesMissing");
 
@@ -254,11 +254,11 @@ fn an_audit_restores_flushed_rules_while_connections_go_on() {
     assert_eq!(node.ruleset(), "");
     assert_eq!(controller.metric("pods_repaired_total"), 1);
     eventually("a second event", || node.events().len() == 2);
-    assert_eq!(node.events()[1]["action"], "Leaving");
+    assert_eq!(node.events()[1]["action"], "Skipping");
 }
 
 #[test]
-fn rules_that_no_packet_reaches_are_no_rules() {
+fn rules_that_no_packet_reaches_are_repaired() {
     for damage in [
         "add table ip linkerd-cni { flags dormant; }",
         "chain ip linkerd-cni OUTPUT { policy drop; }",
@@ -279,18 +279,18 @@ fn rules_that_no_packet_reaches_are_no_rules() {
 /// Without any rule the kernel stops tracking connections: a packet sent during that time
 /// would bypass the proxy. The connection is silent until the rules are restored.
 #[test]
-fn a_connection_outlives_even_the_loss_of_the_whole_table() {
+fn a_connection_survives_the_loss_of_the_whole_table() {
     let node = meshed("native");
     let mut connection = Connection::through(&node);
-    connection.speaks();
+    connection.exchanges_data();
     node.namespaces.run("nft", &["delete", "table", "ip", "linkerd-cni"]);
     let controller = node.controller(&["--audit-seconds=1"]);
     controller.counts("pods_repaired_total", 1);
-    connection.speaks();
+    connection.exchanges_data();
 }
 
 #[test]
-fn rules_of_the_hosts_iptables_are_right_until_one_is_gone() {
+fn rules_of_the_hosts_iptables_are_repaired_only_if_one_is_missing() {
     let node = meshed("nft");
     node.namespaces.serve_in_neighbour("server", 80);
     node.namespaces.serve_in_pod("proxy", 4140);
@@ -301,40 +301,40 @@ fn rules_of_the_hosts_iptables_are_right_until_one_is_gone() {
 
     node.namespaces.run("iptables-nft", &["-t", "nat", "-D", "PROXY_INIT_OUTPUT", "1"]);
     controller.counts("pods_repaired_total", 1);
-    assert_eq!(node.answer(), format!("proxy {}:80", NEIGHBOUR[0]));
+    assert_eq!(node.response(), format!("proxy {}:80", NEIGHBOUR[0]));
     let ruleset = node.ruleset();
     assert_eq!(ruleset.matches("redirect to :4140").count(), 1, "{ruleset}");
 }
 
 #[test]
-fn a_rule_before_those_of_the_hosts_iptables_that_lets_connections_past_the_proxy_is_wrong() {
+fn a_rule_before_those_of_the_hosts_iptables_that_bypasses_the_proxy_is_repaired() {
     let node = meshed("nft");
     node.namespaces.serve_in_neighbour("server", 80);
     node.namespaces.serve_in_pod("proxy", 4140);
     let insert = ["-t", "nat", "-I", "PROXY_INIT_OUTPUT", "-j", "RETURN"];
     node.namespaces.run("iptables-nft", &insert);
-    assert_eq!(node.answer(), format!("server {}:80", NEIGHBOUR[0]));
+    assert_eq!(node.response(), format!("server {}:80", NEIGHBOUR[0]));
     let controller = node.controller(&["--audit-seconds=1"]);
     controller.counts("pods_repaired_total", 1);
-    assert_eq!(node.answer(), format!("proxy {}:80", NEIGHBOUR[0]));
+    assert_eq!(node.response(), format!("proxy {}:80", NEIGHBOUR[0]));
 }
 
 #[test]
-fn rules_that_cannot_be_read_are_told_and_left() {
+fn iptables_legacy_rules_are_reported_and_not_changed() {
     let node = meshed("legacy");
     let before = node.namespaces.nat("iptables-legacy");
     let controller = node.controller(&["--audit-seconds=1"]);
     controller.counts("audit_pods_unreadable_total", 2);
-    controller.logs("cannot be read from here: not audited");
+    controller.logs("cannot read iptables-legacy rules");
     assert_eq!(node.namespaces.nat("iptables-legacy"), before);
     assert_eq!(node.ruleset(), "");
     assert_eq!(controller.metric("pods_repaired_total"), 0);
 }
 
 #[test]
-fn an_audit_that_deletes_gives_the_pod_its_own_time_to_end() {
+fn an_audit_in_mode_delete_keeps_the_pods_grace_period() {
     let node = Node::new();
-    node.remember("uid-of-web-1");
+    node.cache_cni_result("uid-of-web-1");
     node.knows(&running());
     node.api.state().evict = Answer::Status(201);
     let controller = node.controller(&["--audit-seconds=1", "--mode=delete"]);
@@ -365,12 +365,12 @@ impl Connection {
         Connection { app, proxy }
     }
 
-    fn speaks(&mut self) {
-        let mut heard = [0; 4];
+    fn exchanges_data(&mut self) {
+        let mut received = [0; 4];
         self.app.write_all(b"ping").unwrap();
-        self.proxy.read_exact(&mut heard).unwrap();
+        self.proxy.read_exact(&mut received).unwrap();
         self.proxy.write_all(b"pong").unwrap();
-        self.app.read_exact(&mut heard).unwrap();
-        assert_eq!(&heard, b"pong");
+        self.app.read_exact(&mut received).unwrap();
+        assert_eq!(&received, b"pong");
     }
 }

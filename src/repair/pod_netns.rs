@@ -1,5 +1,5 @@
-//! Finds a pod's netns: by the CNI result that the runtime cached at its ADD, else by the
-//! pod's IP address. The address is always checked, because cached results and netns files
+//! Finds a pod's netns: by the CNI result that the runtime cached at the pod's ADD, else by
+//! the pod's IP address. Always checks the address, because cached results and netns files
 //! can outlive their pod.
 
 use std::collections::HashMap;
@@ -11,43 +11,44 @@ use std::time::Duration;
 use nix::ifaddrs::getifaddrs;
 use serde::Deserialize;
 
-use super::host::Host;
+use super::host_dirs::HostDirs;
 use crate::kube::types::Pod;
 use crate::netns;
 
-/// Time allowed for listing the addresses of one netns.
+/// Longest time for listing the addresses of one netns.
 const LIST_ADDRESSES_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Largest cached result that is read, in bytes. A result of libcni contains the network
-/// config and is far smaller.
+/// Largest cached result that is read, in bytes. A result of libcni, which contains the
+/// network config, is far smaller.
 const MAX_RESULT_BYTES: u64 = 1 << 20;
 
+/// Why a pod's netns is unknown.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    #[error("the pod has no address yet")]
+    #[error("the pod has no IP address yet")]
     NoAddress,
-    #[error("no namespace in {} has the pod's address", dir.display())]
+    #[error("no network namespace in {} has the pod's address", dir.display())]
     NotFound { dir: PathBuf },
-    #[error("several namespaces have the pod's address {address}")]
+    #[error("several network namespaces have the pod's address {address}")]
     Ambiguous { address: IpAddr },
-    #[error("the pod's address {address} is in another pod's namespace")]
+    #[error("the pod's address {address} is in another pod's network namespace")]
     InOtherPod { address: IpAddr },
 }
 
-/// The netns of each pod of the node, as of [`Sandboxes::read`].
-pub struct Sandboxes {
-    host: Host,
-    /// Netns paths from cached results, by pod UID, or by `namespace/name` if the runtime
-    /// does not pass the UID to plugins.
+/// The netns of each pod of the node. Later changes on the node are not noticed.
+pub struct NetnsLookup {
+    host: HostDirs,
+    /// Netns paths from cached results. The key is the pod's UID, or `namespace/name` if the
+    /// runtime does not pass the UID to plugins.
     by_pod: HashMap<String, Vec<PathBuf>>,
-    /// All netns paths by IP address. Read once a pod is not found by a cached result.
+    /// All netns paths by IP address. `None` until a pod is not found by a cached result.
     by_address: Option<HashMap<IpAddr, Vec<PathBuf>>>,
 }
 
-impl Sandboxes {
-    /// Reads the runtime's cached results. A missing or unknown cache is no error: the
-    /// pods are then found by their addresses.
-    pub fn read(host: &Host) -> Self {
+impl NetnsLookup {
+    /// Reads the runtime's cached results. Without a readable cache, the pods are found by
+    /// their addresses.
+    pub fn read(host: &HostDirs) -> Self {
         let mut by_pod: HashMap<String, Vec<PathBuf>> = HashMap::new();
         for path in entries(&host.results_dir) {
             let is_small = fs::metadata(&path).is_ok_and(|file| file.len() <= MAX_RESULT_BYTES);
@@ -60,7 +61,7 @@ impl Sandboxes {
                 by_pod.entry(pod).or_default().push(mounted);
             }
         }
-        Sandboxes { host: host.clone(), by_pod, by_address: None }
+        NetnsLookup { host: host.clone(), by_pod, by_address: None }
     }
 
     /// Returns the path of the pod's netns.
@@ -82,8 +83,8 @@ impl Sandboxes {
         let by_address = self.by_address.get_or_insert_with(|| scan(dir));
         match by_address.get(&address).map(Vec::as_slice) {
             None | Some([]) => Err(Error::NotFound { dir: dir.clone() }),
-            // The runtime may have given the address to a newer pod of which the API server
-            // has no status yet.
+            // The address may belong to a newer pod whose status has not reached the API
+            // server yet.
             Some([path]) => {
                 let mut others = by_pod.iter().filter(|(key, _)| !keys.contains(key));
                 match others.any(|(_, paths)| paths.contains(path)) {
@@ -97,7 +98,7 @@ impl Sandboxes {
     }
 }
 
-/// What libcni caches of one ADD.
+/// File that libcni writes for the result of one ADD.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct CachedAdd {
@@ -113,17 +114,17 @@ struct CachedAdd {
 #[derive(Deserialize)]
 struct CachedResult {
     #[serde(default)]
-    interfaces: Option<Vec<Interface>>,
+    interfaces: Option<Vec<ResultInterface>>,
 }
 
 #[derive(Deserialize)]
-struct Interface {
+struct ResultInterface {
     #[serde(default)]
     sandbox: String,
 }
 
 impl CachedAdd {
-    /// Returns the pod's key in [`Sandboxes::by_pod`] and the host's path of its netns.
+    /// Returns the pod's key in [`NetnsLookup::by_pod`] and the host's path of its netns.
     fn pod(&self) -> Option<(String, &str)> {
         let args = self.cni_args.as_ref()?;
         let arg = |key: &str| {
@@ -217,7 +218,7 @@ mod tests {
             ),
             ("no pod", format!(r#"{{"result":{result}}}"#), None),
             ("no namespace", format!(r#"{{"cniArgs":{args}}}"#), None),
-            ("no result of libcni", "[]".into(), None),
+            ("not a cached result", "[]".into(), None),
         ] {
             let expected = expected.map(|(pod, path)| (pod.to_owned(), path.to_owned()));
             assert_eq!(pod_of(&text), expected, "{name}");

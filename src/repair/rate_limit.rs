@@ -1,12 +1,13 @@
-//! Bounds the repairs per minute, so that a boot that strands all pods of a node does not
-//! become a burst of deletions. Pure.
+//! The repair budget: limits the repairs per minute, so that the controller does not delete
+//! all pods of a node at once after a boot that stranded them. Pure.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
+/// Time in which the repairs are counted.
 const WINDOW: Duration = Duration::from_secs(60);
 
-/// Allows a fixed number of repairs in any 60 s.
+/// Allows a fixed number of repairs in any period of 60 s.
 pub struct RepairBudget {
     repairs_per_minute: usize,
     /// Times of the newest repairs, oldest first.
@@ -14,7 +15,7 @@ pub struct RepairBudget {
 }
 
 impl RepairBudget {
-    /// 0 counts as 1. Memory grows with `repairs_per_minute`.
+    /// A budget of 0 is raised to 1. Uses memory for `repairs_per_minute` times.
     pub fn new(repairs_per_minute: u16) -> Self {
         RepairBudget {
             repairs_per_minute: usize::from(repairs_per_minute.max(1)),
@@ -22,7 +23,7 @@ impl RepairBudget {
         }
     }
 
-    /// Returns how long the next repair has to wait at `now`.
+    /// Returns how long the next repair has to wait from `now` on.
     pub fn wait(&mut self, now: Instant) -> Duration {
         while self.spent.front().is_some_and(|&at| at + WINDOW <= now) {
             self.spent.pop_front();
@@ -47,7 +48,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn no_minute_has_more_repairs_than_the_budget() {
+    fn no_period_of_60_s_has_more_repairs_than_the_budget() {
         let start = Instant::now();
         let second = |second| start + Duration::from_secs(second);
         let mut budget = RepairBudget::new(2);

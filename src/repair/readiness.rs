@@ -1,21 +1,23 @@
 //! Readiness of the controller, for `/ready`: whether the watch works now. Upstream's
-//! controller only reports that its watch was started once.
+//! controller stays ready once its watch has started.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// How long nothing may be received from the API server before the controller is not
-/// ready. An API server sends a bookmark about once a minute.
+/// Longest time without data from the API server until the controller is not ready. An API
+/// server sends a bookmark about once a minute.
 pub const MAX_SILENCE: Duration = Duration::from_secs(300);
 
-/// State of the connection to the API server.
+/// Whether the connection to the API server works.
 #[derive(Default)]
-pub struct Health {
-    state: Mutex<State>,
+pub struct Readiness {
+    state: Mutex<WatchState>,
 }
 
+/// Newest results of the watch.
 #[derive(Default)]
-struct State {
+struct WatchState {
+    /// Whether the pods were listed at least once.
     listed: bool,
     /// Time of the last useful response, event or bookmark.
     last_contact: Option<Instant>,
@@ -23,7 +25,7 @@ struct State {
     failure: Option<String>,
 }
 
-impl Health {
+impl Readiness {
     /// Records a complete list of the node's pods.
     pub fn record_list(&self) {
         self.with(|state| state.listed = true);
@@ -51,7 +53,7 @@ impl Health {
             let reason = match silence {
                 _ if !state.listed => "the node's pods are not listed yet".to_owned(),
                 Some(silence) if silence > MAX_SILENCE => {
-                    format!("nothing heard from the API server for {silence:.0?}")
+                    format!("no data from the API server for {silence:.0?}")
                 }
                 _ => return Ok(()),
             };
@@ -62,7 +64,7 @@ impl Health {
         })
     }
 
-    fn with<T>(&self, access: impl FnOnce(&mut State) -> T) -> T {
+    fn with<T>(&self, access: impl FnOnce(&mut WatchState) -> T) -> T {
         access(&mut self.state.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
@@ -72,22 +74,22 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ready_after_the_first_list_and_while_the_api_server_is_heard() {
-        let health = Health::default();
+    fn the_controller_is_ready_after_the_first_list_while_the_api_server_sends_data() {
+        let readiness = Readiness::default();
         let not_listed = "the node's pods are not listed yet";
-        assert_eq!(health.ready(Instant::now()), Err(not_listed.into()));
-        health.record_failure("connection refused".into());
+        assert_eq!(readiness.ready(Instant::now()), Err(not_listed.into()));
+        readiness.record_failure("connection refused".into());
         let reason = format!("{not_listed}: connection refused");
-        assert_eq!(health.ready(Instant::now()), Err(reason));
-        health.record_list();
-        assert_eq!(health.ready(Instant::now()), Ok(()));
+        assert_eq!(readiness.ready(Instant::now()), Err(reason));
+        readiness.record_list();
+        assert_eq!(readiness.ready(Instant::now()), Ok(()));
         // One failed watch does not make the controller unready.
-        health.record_failure("HTTP 500".into());
-        assert_eq!(health.ready(Instant::now()), Ok(()));
+        readiness.record_failure("HTTP 500".into());
+        assert_eq!(readiness.ready(Instant::now()), Ok(()));
         let later = Instant::now() + MAX_SILENCE + Duration::from_secs(1);
-        let reason = "nothing heard from the API server for 301s: HTTP 500";
-        assert_eq!(health.ready(later), Err(reason.into()));
-        health.record_contact();
-        assert_eq!(health.ready(Instant::now()), Ok(()));
+        let reason = "no data from the API server for 301s: HTTP 500";
+        assert_eq!(readiness.ready(later), Err(reason.into()));
+        readiness.record_contact();
+        assert_eq!(readiness.ready(Instant::now()), Ok(()));
     }
 }

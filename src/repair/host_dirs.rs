@@ -1,5 +1,5 @@
-//! The host's directories as mounted into this container: plugin configuration, cached CNI
-//! results, and the pods' netns.
+//! The host's directories as mounted into this container: the CNI net dir with the plugin
+//! entry, cached CNI results, and the pods' netns.
 
 use std::path::{Path, PathBuf};
 
@@ -9,13 +9,14 @@ use crate::config::Config;
 use crate::conflist::{net_dir, plan};
 use crate::{conflist, files};
 
+/// Why the plugin's configuration cannot be read.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     #[error(transparent)]
     Files(#[from] files::Error),
-    #[error("the runtime loads no network configuration from {}", dir.display())]
+    #[error("no active network config in {}", dir.display())]
     NoConflist { dir: PathBuf },
-    #[error("{} does not carry {}", path.display(), conflist::PLUGIN)]
+    #[error("{} has no plugin entry", path.display())]
     NoPluginEntry { path: PathBuf },
     #[error("{}: {source}", path.display())]
     Config {
@@ -27,22 +28,22 @@ pub enum Error {
 
 /// Paths of the host's directories in this container.
 #[derive(Clone, Debug)]
-pub struct Host {
+pub struct HostDirs {
     /// The CNI net dir, with the network configs.
     pub net_dir: PathBuf,
     /// File name of the plugin's kubeconfig in the net dir.
     pub kubeconfig: String,
-    /// Results that libcni caches at each ADD.
+    /// Results that the runtime's libcni caches at each ADD.
     pub results_dir: PathBuf,
-    /// The netns of the pods, as files.
+    /// Directory with a file for the netns of each pod.
     pub netns_dir: PathBuf,
 }
 
-impl Host {
-    /// Finds the host's directories below `prefix`, where parts of the host's root are
-    /// mounted. `net_dir` is the path on the host.
+impl HostDirs {
+    /// Returns the paths below `prefix`, where the host's directories are mounted. `net_dir`
+    /// is the CNI net dir on the host, `kubeconfig` a file name in it.
     pub fn below(prefix: &Path, net_dir: &str, kubeconfig: &str) -> Self {
-        Host {
+        HostDirs {
             net_dir: prefix.join(net_dir.trim_start_matches('/')),
             kubeconfig: kubeconfig.to_owned(),
             results_dir: prefix.join("var/lib/cni/results"),
@@ -50,8 +51,8 @@ impl Host {
         }
     }
 
-    /// Reads the plugin configuration for the next pod: the plugin entry of the active
-    /// conflist.
+    /// Reads the plugin's configuration from the plugin entry of the active conflist, which
+    /// is the configuration for the next pod.
     pub fn config(&self) -> Result<Config, Error> {
         let scanned = net_dir::scan(&self.net_dir, &self.kubeconfig)?;
         let active = plan::active(&scanned)
@@ -77,9 +78,9 @@ mod tests {
 
     const BRIDGE: &str = r#"{"name":"a","plugins":[{"type":"bridge"}]}"#;
 
-    fn host(files: &[(&str, &str)]) -> (TempDir, Host) {
+    fn host(files: &[(&str, &str)]) -> (TempDir, HostDirs) {
         let dir = TempDir::new().unwrap();
-        let host = Host::below(dir.path(), "/etc/cni/net.d", "ZZZ-kubeconfig");
+        let host = HostDirs::below(dir.path(), "/etc/cni/net.d", "ZZZ-kubeconfig");
         fs::create_dir_all(&host.net_dir).unwrap();
         for (name, text) in files {
             fs::write(host.net_dir.join(name), text).unwrap();
@@ -89,7 +90,7 @@ mod tests {
 
     #[test]
     fn the_configuration_is_the_plugin_entry_of_the_active_conflist() {
-        let list = |ipv6: bool| {
+        let conflist = |ipv6: bool| {
             json!({"name": "a", "plugins": [
                 {"type": "bridge"},
                 {"type": "linkerd-cni", "linkerd": {"ipv6": ipv6}},
@@ -98,14 +99,14 @@ mod tests {
         };
         let (_dir, host) = host(&[
             ("05-broken.conflist", "{"),
-            ("10-a.conflist", &list(true)),
-            ("20-b.conflist", &list(false)),
+            ("10-a.conflist", &conflist(true)),
+            ("20-b.conflist", &conflist(false)),
         ]);
         assert_eq!(host.config().unwrap().ipv6, crate::config::Ipv6::Yes);
     }
 
     #[test]
-    fn the_entry_of_a_copy_that_the_runtime_loads_is_used() {
+    fn the_configuration_is_the_plugin_entry_of_an_active_copy() {
         let copy = r#"{"name":"a","plugins":[{"type":"bridge"},{"type":"linkerd-cni","linkerd":{"ipv6":true}}]}"#;
         let (_dir, host) = host(&[(chain_mode::COPY, copy), ("10-a.conflist", BRIDGE)]);
         assert_eq!(host.config().unwrap().ipv6, crate::config::Ipv6::Yes);
@@ -120,9 +121,9 @@ mod tests {
 
     #[test]
     fn a_node_without_a_plugin_entry_is_an_error() {
-        for (files, says) in [
-            (&[][..], "loads no network configuration"),
-            (&[("10-a.conflist", BRIDGE)], "does not carry linkerd-cni"),
+        for (files, message) in [
+            (&[][..], "no active network config in "),
+            (&[("10-a.conflist", BRIDGE)], "10-a.conflist has no plugin entry"),
             (
                 &[(
                     "10-a.conflist",
@@ -133,9 +134,9 @@ mod tests {
         ] {
             let (_dir, host) = host(files);
             let error = host.config().unwrap_err().to_string();
-            assert!(error.contains(says), "{error}");
+            assert!(error.contains(message), "{error}");
         }
-        let nowhere = Host::below(Path::new("/no/such"), "/etc", "k");
+        let nowhere = HostDirs::below(Path::new("/no/such"), "/etc", "k");
         assert!(nowhere.config().is_err());
     }
 }
