@@ -7,6 +7,7 @@ use std::process::Command;
 use serde_json::{Value, json};
 
 use crate::helm::{Render, chart, files, helm, read, with, yaml};
+use crate::schema::schema;
 
 fn values() -> Value {
     yaml(&read(chart().join("values.yaml")))
@@ -107,33 +108,37 @@ fn every_value_has_an_effect() {
     }
 }
 
+/// `scripts/chart-docs --check` compares the descriptions; helm-docs knows nothing of values without
+/// one.
 #[test]
-fn every_value_has_a_sentence() {
-    let text = read(chart().join("values.yaml"));
-    let lines: Vec<_> = text.lines().collect();
-    for (index, line) in lines.iter().enumerate() {
-        if line.starts_with(|c: char| c.is_ascii_alphabetic()) {
-            assert!(lines[index - 1].starts_with("# "), "{line} has no comment");
-        }
-    }
-}
-
-#[test]
-fn the_readmes_table_has_every_value_with_its_default() {
-    let mut expected = BTreeMap::new();
-    leaves("", &values(), &mut expected);
-    // One row stands for the limits and requests of all three.
-    expected
-        .retain(|place, _| !place.contains("resources.") || place.ends_with("resources.cpu.limit"));
-
+fn the_readme_and_the_schema_describe_every_value_with_its_default() {
     let readme = read(chart().join("README.md"));
-    let table = readme.split_once("| value | default |").unwrap().1;
-    let mut documented = BTreeMap::new();
-    for row in table.lines().filter(|line| line.starts_with("| `")) {
-        let cells: Vec<_> = row.split('|').map(|cell| cell.trim().trim_matches('`')).collect();
-        documented.insert(cells[1].to_string(), yaml(cells[2]));
+    let table = readme.split_once("| value | default | description |").unwrap().1;
+    let mut described = BTreeSet::new();
+    for row in table.lines().skip(2).take_while(|line| line.starts_with("| `")) {
+        let cells: Vec<_> = row.split(" | ").collect();
+        let place = cells[0].trim_start_matches("| ").trim_matches('`');
+        let value = values().pointer(&format!("/{}", place.replace('.', "/"))).unwrap().clone();
+        match cells[1].trim_matches('`') {
+            // A map with rows of its own for its members, or only empty ones.
+            "" | "none" => assert!(value.is_object(), "{place}"),
+            default => assert_eq!(yaml(default), value, "{place}"),
+        }
+        if cells[1] != "" {
+            described.insert(place.to_string());
+        }
+        let property = format!("/properties/{}", place.replace('.', "/properties/"));
+        let description = schema().pointer(&property).unwrap()["description"].clone();
+        assert!(cells[2].trim_end_matches(" |").replace("\\|", "|") == description, "{place}");
     }
-    assert_eq!(documented, expected);
+    let mut all = BTreeMap::new();
+    leaves("", &values(), &mut all);
+    for leaf in all.keys() {
+        let is_described = described.iter().any(|place| {
+            leaf.strip_prefix(place).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
+        });
+        assert!(is_described, "{leaf} has no row");
+    }
 }
 
 #[test]
