@@ -108,7 +108,7 @@ fn every_value_has_an_effect() {
     }
 }
 
-/// Finds values without description. `scripts/chart-docs --check` does not, as helm-docs omits them.
+/// Finds values without description below a described map, which helm-docs omits silently.
 #[test]
 fn the_readme_and_the_schema_describe_every_value_with_its_default() {
     let readme = read(chart().join("README.md"));
