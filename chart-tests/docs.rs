@@ -123,7 +123,7 @@ fn the_readme_and_the_schema_describe_every_value_with_its_default() {
             "" | "none" => assert!(value.is_object(), "{path}"),
             default => assert_eq!(yaml(default), value, "{path}"),
         }
-        if cells[1] != "" {
+        if !cells[1].is_empty() {
             described.insert(path.to_string());
         }
         let property = format!("/properties/{}", path.replace('.', "/properties/"));
