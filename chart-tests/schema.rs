@@ -65,7 +65,7 @@ pub fn invalid() -> Vec<(Value, &'static str)> {
         (json!({"portsToRedirect": "80-90"}), "at '/portsToRedirect': '80-90' does not match"),
         (json!({"ignoreInboundPorts": [80, 90]}), "at '/ignoreInboundPorts': got array"),
         (json!({"portsToRedirect": "80,70000"}), "portsToRedirect: \"70000\" is above 65535"),
-        // No meshed pod would start, neither with upstream's plugin.
+        // No meshed pod would start. Upstream's plugin fails, too.
         (
             json!({"ignoreOutboundPorts": "90-80"}),
             "ignoreOutboundPorts: \"90-80\" is neither a port nor a range, and the list has no valid element",

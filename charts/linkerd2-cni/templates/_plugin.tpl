@@ -85,7 +85,7 @@ dict with "name", "value" and "root".
 {{- fail (printf "%s: %q is neither a port nor a range; %s (strictAnnotations)" .name (first $list.bad) $wanted) }}
 {{- end }}
 {{- if and (not $list.good) (eq .name "ignoreOutboundPorts") }}
-{{- fail (printf "%s: %q is neither a port nor a range, and the list has no valid element, so no meshed pod would start (neither with upstream); %s" .name (first $list.bad) $wanted) }}
+{{- fail (printf "%s: %q is neither a port nor a range, and the list has no valid element, so no meshed pod would start (upstream's plugin fails, too); %s" .name (first $list.bad) $wanted) }}
 {{- end }}
 {{- end }}
 {{- $json }}
