@@ -1,11 +1,11 @@
-//! The plugin's configuration, which the agent merges into the node's files.
+//! The plugin configuration, which the agent chains in network configs.
 
 use serde_json::{Value, json};
 
 use crate::helm::with;
 
 #[test]
-fn the_plugins_configuration_is_upstreams_and_more() {
+fn the_plugin_configuration_has_upstreams_keys_and_more() {
     let expected = json!({
         "name": "linkerd-cni",
         "type": "linkerd-cni",
@@ -31,7 +31,7 @@ fn the_plugins_configuration_is_upstreams_and_more() {
 }
 
 #[test]
-fn each_value_reaches_the_plugins_configuration() {
+fn each_value_reaches_the_plugin_configuration() {
     let inbound = "inbound-ports-to-ignore";
     let outbound = "outbound-ports-to-ignore";
     let cases = [
