@@ -6,8 +6,8 @@ use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 
 use crate::api::{Set, expired_token};
-use crate::node::until;
 use crate::scene::{Scene, all};
+use crate::until::until;
 
 /// Leaves an agent seven seconds to ask.
 const GRACE: (&str, &str) = ("LINKERD_CNI_TERMINATION_GRACE_SECONDS", "12");

@@ -4,8 +4,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::api::{Api, expired_token};
-use crate::node::{CALICO, Node, until};
+use crate::node::{CALICO, Node};
 use crate::requests::report_refusal;
+use crate::until::until;
 
 fn node(api: &Api) -> Node {
     let node = Node::new();

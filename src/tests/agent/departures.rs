@@ -7,8 +7,9 @@ use nix::sys::signal::Signal;
 use serde_json::json;
 
 use crate::api::{Api, Set, State};
-use crate::node::{CALICO, Node, until};
+use crate::node::{CALICO, Node};
 use crate::scene::{Scene, all};
+use crate::until::until;
 
 const DAEMONSET: &str = "/daemonsets/linkerd-cni";
 /// Leaves an agent three seconds to ask.

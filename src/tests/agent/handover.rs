@@ -11,8 +11,9 @@ use std::time::Duration;
 
 use crate::agent::Agent;
 use crate::api::{Api, Set};
-use crate::node::{CALICO, Node, PLUGIN, until};
+use crate::node::{CALICO, Node, PLUGIN};
 use crate::rechained::{self, LIST, PUT_BACK, Worker};
+use crate::until::until;
 
 const KUBECONFIG: &str =
     "kind: Config\nusers:\n- name: linkerd-cni\n  user:\n    token: of-upstream\n";

@@ -5,13 +5,12 @@ use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::thread;
-use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
 use crate::agent::Agent;
 use crate::api::{Api, Set};
+use crate::until::until;
 
 pub const PROGRAM: &str = env!("CARGO_BIN_EXE_linkerd2-cni-install");
 
@@ -46,15 +45,6 @@ pub const CALICO: &str = r#"{
 /// A network that is not a list.
 pub const CONF: &str =
     "{\"type\": \"bridge\", \"name\": \"net\", \"cniVersion\": \"0.4.0\",\n \"n\": 1e3}\n";
-
-/// Waits for `condition`, much longer than it should take.
-pub fn until(what: &str, condition: impl Fn() -> bool) {
-    let end = Instant::now() + Duration::from_secs(20);
-    while !condition() {
-        assert!(Instant::now() < end, "not in time: {what}");
-        thread::sleep(Duration::from_millis(3));
-    }
-}
 
 pub struct Node {
     dir: tempfile::TempDir,

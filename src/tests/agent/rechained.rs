@@ -10,7 +10,8 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::Signal;
 
 use crate::agent::Agent;
-use crate::node::{CALICO, CONF, Node, PLUGIN, TEMPLATE, until};
+use crate::node::{CALICO, CONF, Node, PLUGIN, TEMPLATE};
+use crate::until::until;
 
 pub const LIST: &str = "10-calico.conflist";
 /// Time until the agent has put back what somebody names again. It is below a millisecond

@@ -5,7 +5,8 @@ use std::time::{Duration, Instant};
 
 use crate::agent::Agent;
 use crate::api::Api;
-use crate::node::{CALICO, Node, until};
+use crate::node::{CALICO, Node};
+use crate::until::until;
 
 fn counter(agent: &Agent, name: &str) -> u64 {
     let metrics = agent.get("/metrics").1;

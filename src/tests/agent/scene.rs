@@ -5,7 +5,8 @@ use std::time::{Duration, Instant};
 
 use crate::agent::Agent;
 use crate::api::{Api, State};
-use crate::node::{CALICO, Node, until};
+use crate::node::{CALICO, Node};
+use crate::until::until;
 
 pub struct Scene {
     pub api: Api,

@@ -21,6 +21,8 @@ mod quickstart;
 mod repair;
 mod stopped;
 mod two_agents;
+#[path = "../support/until.rs"]
+mod until;
 mod upstream;
 mod watcher;
 

@@ -16,8 +16,9 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 
 use crate::helm::Helm;
-use crate::node::{Node, until_within};
+use crate::node::Node;
 use crate::pods::{self, Pods, kubectl};
+use crate::until::until_within;
 use crate::upstream;
 
 const NET_DIR: &str = "/etc/cni/net.d";

@@ -100,7 +100,7 @@ fn a_server_whose_certificate_is_the_kubeconfigs_ca_is_trusted_as_go_does_and_no
         let mut params = CertificateParams::new([name.into()]).unwrap();
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
         params.not_after = date_time_ymd(last_year, 1, 1);
-        let api = Api::with(params);
+        let api = Api::with(&params);
         api.answer(super::POD_PATH, 200, super::UNMESHED);
         api
     };

@@ -10,7 +10,8 @@ use tempfile::TempDir;
 
 use crate::api::{Answer, Api};
 use crate::controller::Controller;
-use crate::{eventually, path, pod, stranded};
+use crate::until::until;
+use crate::{path, pod, stranded};
 
 fn count(api: &Api) -> usize {
     api.requests(|_| true).len()
@@ -83,7 +84,7 @@ fn while_all_is_well_there_is_one_list_and_one_watch() {
 fn lists_come_from_the_cache_in_one_piece_and_watches_end_at_random_times() {
     let api = Api::start();
     let controllers: Vec<_> = (0..6).map(|_| Controller::watching(&api)).collect();
-    eventually("all watch", || watches(&api).len() >= controllers.len());
+    until("all watch", || watches(&api).len() >= controllers.len());
     for list in api.requests(|request| request.is_list()) {
         assert!(list.path.ends_with("&resourceVersion=0"), "{}", list.path);
         assert!(!list.path.contains("limit"), "{}", list.path);
@@ -122,7 +123,7 @@ fn a_list_that_breaks_off_has_no_effect_and_is_repeated() {
     api.state().list = Answer::Cut;
     let controller = Controller::start(&api);
     controller.logs("Cannot watch the pods of this node");
-    eventually("a second try", || lists(&api) >= 2);
+    until("a second try", || lists(&api) >= 2);
     let asked = api.requests(|request| !request.is_list());
     assert!(asked.is_empty(), "{asked:?}");
     api.state().list = Answer::Status(200);
@@ -141,7 +142,7 @@ fn a_list_without_end_is_given_up_at_its_limit() {
     }
     println!("given up after {:.1?}", began.elapsed());
     api.state().list = Answer::Status(200);
-    eventually("ready", || controller.get("/ready").1 == "ready\n");
+    until("ready", || controller.get("/ready").1 == "ready\n");
 }
 
 #[test]
@@ -160,7 +161,7 @@ fn a_list_older_than_the_last_watch_harms_nobody_and_loses_no_change() {
         state.delete = Answer::Status(409);
     }
     api.send("ERROR", &expired());
-    eventually("a watch from the list's version", || {
+    until("a watch from the list's version", || {
         let mut watches = watches(&api).into_iter();
         watches.any(|path| path.ends_with("&resourceVersion=90"))
     });
@@ -181,7 +182,7 @@ fn an_event_without_a_version_does_not_make_the_next_watch_begin_anywhere() {
     api.send("BOOKMARK", &bookmark("150"));
     api.send("BOOKMARK", &json!({"metadata": {}}));
     api.end_watches();
-    eventually("another watch", || watches(&api).len() == 2);
+    until("another watch", || watches(&api).len() == 2);
     assert!(watches(&api)[1].ends_with("&resourceVersion=150"));
     assert_eq!(lists(&api), 1);
 }
@@ -266,7 +267,7 @@ fn memory_hardly_grows_with_the_list_and_little_with_an_audit() {
         let api = Api::start();
         api.state().pods = pods;
         let controller = Controller::with(&api, &["--audit-seconds=1", &prefix]);
-        eventually("an audit", || controller.metric("audits_total") > 0);
+        until("an audit", || controller.metric("audits_total") > 0);
         api.send("MODIFIED", &stranded("web-1"));
         controller.counts("pods_deleted_total", 1);
         controller.status("VmHWM:")

@@ -17,7 +17,8 @@ use tempfile::TempDir;
 use crate::api::{Answer, Api};
 use crate::controller::Controller;
 use crate::namespaces::{NEIGHBOUR, Namespaces, POD};
-use crate::{eventually, path, stranded};
+use crate::until::until;
+use crate::{path, stranded};
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -167,7 +168,7 @@ fn a_stranded_pod_gets_the_rules_that_the_plugin_would_have_made() {
         assert_eq!(inbound, format!("inbound {}:8080", POD[0]));
         let ruleset = node.ruleset();
         assert!(ruleset.contains("ignore-port-9999"), "{ruleset}");
-        eventually("an event", || node.events().len() == 1);
+        until("an event", || node.events().len() == 1);
         assert_eq!(node.events()[0]["action"], "Repairing");
         assert!(node.api.deleted().is_empty());
 
@@ -245,15 +246,15 @@ fn an_audit_restores_flushed_rules_while_connections_go_on() {
     controller.counts("pods_repaired_total", 1);
     assert!(flushed.elapsed() < 5 * SECOND, "{:?}", flushed.elapsed());
     connection.speaks();
-    eventually("an event", || node.events().len() == 1);
+    until("an event", || node.events().len() == 1);
     assert_eq!(node.events()[0]["reason"], "LinkerdCNIRulesMissing");
 
     // Stranded again within a minute: the pod is held, and that is reported once.
     node.namespaces.run("nft", &["delete", "table", "ip", "linkerd-cni"]);
-    eventually("it is held", || controller.metric("pods_held_total") >= 2);
+    until("it is held", || controller.metric("pods_held_total") >= 2);
     assert_eq!(node.ruleset(), "");
     assert_eq!(controller.metric("pods_repaired_total"), 1);
-    eventually("a second event", || node.events().len() == 2);
+    until("a second event", || node.events().len() == 2);
     assert_eq!(node.events()[1]["action"], "Leaving");
 }
 
