@@ -77,7 +77,9 @@ fn an_agent_that_ends_beside_an_upstream_one_restores_its_kubeconfig_and_keeps_t
         until("the upstream entry", || node.text(LIST) == upstream_list());
         assert_eq!(node.text("kubeconfig.json"), KUBECONFIG, "{log}");
         assert_eq!(fs::read(node.bin("linkerd-cni")).unwrap(), PLUGIN);
-        assert!(reader.finish() < PUT_BACK);
+        let longest = reader.finish();
+        println!("named without binary or kubeconfig for {longest:?} at most");
+        assert!(longest < PUT_BACK, "{longest:?}");
         upstream.stop(&node);
     }
 }

@@ -12,6 +12,9 @@ mod ignored;
 mod namespaces;
 mod native;
 mod stderr;
+#[allow(dead_code, reason = "the cluster's tests use all of it")]
+#[path = "../support/until.rs"]
+mod until;
 #[path = "../support/unwritable.rs"]
 mod unwritable;
 
@@ -105,7 +108,8 @@ impl Call {
                 "use-wait-flag": false,
                 "iptables-mode": "nft",
                 "ipv6": false,
-                "api-retry-seconds": 1,
+                // Long enough for a busy machine, and less to wait than the default of 10.
+                "api-retry-seconds": 4,
             },
             "prevResult": {"cniVersion": "1.0.0", "ips": [{"address": "10.99.0.1/24", "interface": 0}],
                 "interfaces": [{"name": "eth0", "sandbox": "/x"}], "dns": {}},

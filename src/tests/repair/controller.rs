@@ -154,10 +154,19 @@ impl Controller {
         value.unwrap().parse().unwrap()
     }
 
-    /// Waits until a metric has the value.
+    /// Waits until a metric has the value, which may not be exceeded.
     pub fn counts(&self, name: &str, value: u64) {
         let what = format!("{name} is {value}");
-        until(&what, || self.metric(name) == value);
+        until(&what, || {
+            let now = self.metric(name);
+            assert!(now <= value, "{name} is {now}, not {value}");
+            now == value
+        });
+    }
+
+    /// Waits until a metric that keeps growing has at least the value.
+    pub fn reaches(&self, name: &str, value: u64) {
+        until(&format!("{name} reaches {value}"), || self.metric(name) >= value);
     }
 
     /// Sends the signal. Returns the exit status and the time until the exit.
