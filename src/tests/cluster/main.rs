@@ -8,6 +8,9 @@ mod agent;
 mod another_namespace;
 mod burst;
 mod chart;
+#[allow(dead_code, reason = "the plugin's tests use all of it")]
+#[path = "../support/cni.rs"]
+mod cni;
 mod helm;
 mod idle;
 mod ignored;

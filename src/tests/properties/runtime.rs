@@ -1,5 +1,9 @@
 //! A runtime that sends anything. The fuzz targets use it too.
 
+#[allow(dead_code, reason = "the plugin's tests use all of it")]
+#[path = "../support/cni.rs"]
+mod cni;
+
 use std::collections::BTreeMap;
 
 use linkerd2_cni::cni::request;
@@ -12,16 +16,10 @@ use tracing::subscriber::NoSubscriber;
 pub fn add(stdin: &[u8]) -> Result<String, String> {
     // Taken already, so that the plugin's own log does not start; it fails from the second time on.
     let _ = tracing::subscriber::set_global_default(NoSubscriber::default());
+    let environment = cni::environment("ADD", "/no/such/netns");
     let env = |name: &str| {
-        let value = match name {
-            "CNI_COMMAND" => "ADD",
-            "CNI_CONTAINERID" => "abc",
-            "CNI_NETNS" => "/no/such/netns",
-            "CNI_IFNAME" => "eth0",
-            "CNI_PATH" => "/opt/cni/bin",
-            _ => return None,
-        };
-        Some(value.into())
+        let (_, value) = environment.iter().find(|(known, _)| *known == name)?;
+        Some((*value).into())
     };
     let request = request::read(&env, &mut &*stdin)
         .map_err(|refusal| refusal.error.to_json(&refusal.cni_version))?;
