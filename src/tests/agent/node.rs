@@ -199,8 +199,8 @@ impl Node {
         tree
     }
 
-    /// DESIGN's promise 5, as a runtime sees it that reads the list first and then looks
-    /// for what the list names. What a list named that is no longer there is no matter.
+    /// Asserts that binary and kubeconfig are there, whole, if a network config names the plugin.
+    /// As a runtime, it reads the config first. A config that has changed since does not count.
     pub fn assert_not_stranded(&self) {
         let networks = || {
             let is = |name: &String| name.ends_with(".conf") || name.ends_with(".conflist");
