@@ -2,6 +2,7 @@
 
 use serde_json::{Value, json};
 
+use crate::cni::upstream_entry;
 use crate::helm::{Objects, Render, chart, read, with, yaml};
 
 fn over_upstreams_values() -> Render {
@@ -31,26 +32,7 @@ fn upstreams_values_render_upstreams_pod() {
         ]
     );
     assert_eq!(agent["securityContext"]["capabilities"]["add"], json!(["DAC_OVERRIDE"]));
-    assert_eq!(
-        objects.plugin(),
-        json!({
-            "name": "linkerd-cni",
-            "type": "linkerd-cni",
-            "log_level": "info",
-            "kubernetes": {"kubeconfig": "__KUBECONFIG_FILEPATH__"},
-            "linkerd": {
-                "incoming-proxy-port": 4143,
-                "outgoing-proxy-port": 4140,
-                "proxy-uid": 2102,
-                "ports-to-redirect": [],
-                "inbound-ports-to-ignore": ["4191", "4190"],
-                "simulate": false,
-                "use-wait-flag": false,
-                "iptables-mode": "nft",
-                "ipv6": false,
-            },
-        })
-    );
+    assert_eq!(objects.plugin(), upstream_entry());
 }
 
 /// Upstream's image would reject these values.

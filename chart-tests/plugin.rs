@@ -2,31 +2,18 @@
 
 use serde_json::{Value, json};
 
+use crate::cni::upstream_entry;
 use crate::helm::with;
 
 #[test]
 fn the_plugin_configuration_has_upstreams_keys_and_more() {
-    let expected = json!({
-        "name": "linkerd-cni",
-        "type": "linkerd-cni",
-        "log_level": "info",
-        "kubernetes": {"kubeconfig": "__KUBECONFIG_FILEPATH__"},
-        "capabilities": {"io.kubernetes.cri.pod-annotations": true},
-        "linkerd": {
-            "incoming-proxy-port": 4143,
-            "outgoing-proxy-port": 4140,
-            "proxy-uid": 2102,
-            "ports-to-redirect": [],
-            "inbound-ports-to-ignore": ["4191", "4190"],
-            "simulate": false,
-            "use-wait-flag": false,
-            "iptables-mode": "auto",
-            "ipv6": false,
-            "pod-detection": "annotations",
-            "api-retry-seconds": 10,
-            "agent-namespace": "linkerd-cni",
-        },
-    });
+    let mut expected = upstream_entry();
+    expected["capabilities"] = json!({"io.kubernetes.cri.pod-annotations": true});
+    let linkerd = &mut expected["linkerd"];
+    linkerd["iptables-mode"] = json!("auto");
+    linkerd["pod-detection"] = json!("annotations");
+    linkerd["api-retry-seconds"] = json!(10);
+    linkerd["agent-namespace"] = json!("linkerd-cni");
     assert_eq!(with(json!({})).plugin(), expected);
 }
 

@@ -3,6 +3,9 @@
 #![allow(clippy::expect_used, clippy::unwrap_used)]
 
 mod both_helms;
+#[allow(dead_code, reason = "the plugin's tests use all of it")]
+#[path = "../src/tests/support/cni.rs"]
+mod cni;
 mod contract;
 mod docs;
 mod helm;

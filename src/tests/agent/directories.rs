@@ -3,7 +3,8 @@
 use std::fs;
 use std::os::unix::fs::symlink;
 
-use crate::node::{CALICO, Node, until};
+use crate::node::{CALICO, Node};
+use crate::until::until;
 
 const GAUGE: &str = "\nlinkerd_cni_agent_bin_dir_without_plugins ";
 const REQUIRE: (&str, &str) = ("LINKERD_CNI_REQUIRE_NETWORK_PLUGINS", "true");

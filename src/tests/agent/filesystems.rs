@@ -9,7 +9,8 @@ use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sched::{CloneFlags, unshare};
 
 use crate::agent::Agent;
-use crate::node::{CALICO, CONF, Node, PLUGIN, until};
+use crate::node::{CALICO, CONF, Node, PLUGIN};
+use crate::until::until;
 
 /// Runs `test` on a thread with a mount namespace of its own, which its agents share, so
 /// that no mount outlives it.

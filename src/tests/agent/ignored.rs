@@ -7,7 +7,8 @@ use serde_json::{Value, json};
 
 use crate::agent::Agent;
 use crate::api::Api;
-use crate::node::{CALICO, Node, until};
+use crate::node::{CALICO, Node};
+use crate::until::until;
 
 const KEY: &str = "config.linkerd.io/skip-outbound-ports";
 const EVENTS: &str = "/apis/events.k8s.io/v1/namespaces/emojivoto/events";

@@ -1,7 +1,7 @@
 //! The built agent on a temporary host tree.
 
 // Clippy's leave for tests does not reach their helpers.
-#![allow(clippy::unwrap_used)]
+#![allow(clippy::print_stdout, clippy::unwrap_used)]
 
 mod accounts;
 mod agent;
@@ -32,8 +32,13 @@ mod requests;
 mod rewrites;
 mod rivals;
 mod scene;
+#[allow(dead_code, reason = "the repair controller's tests use all of it")]
+#[path = "../support/server.rs"]
+mod server;
 mod taint;
 mod unreadable;
+#[path = "../support/until.rs"]
+mod until;
 #[allow(dead_code, reason = "the plugin's tests use all of it")]
 #[path = "../support/unwritable.rs"]
 mod unwritable;
@@ -41,8 +46,9 @@ mod unwritable;
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 
-use node::{CALICO, Node, TEMPLATE, until};
+use node::{CALICO, Node, TEMPLATE};
 use serde_json::{Value, json};
+use until::until;
 
 #[test]
 fn a_node_gets_binary_kubeconfig_and_entry_and_gives_all_back_on_sigterm() {

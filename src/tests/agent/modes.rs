@@ -10,7 +10,8 @@ use std::time::Duration;
 use nix::sys::signal::Signal;
 use serde_json::json;
 
-use crate::node::{CALICO, CONF, Node, until};
+use crate::node::{CALICO, CONF, Node};
+use crate::until::until;
 
 type Vars = &'static [(&'static str, &'static str)];
 

@@ -6,7 +6,8 @@ use std::os::unix::fs::PermissionsExt;
 use std::time::{Duration, Instant};
 
 use crate::agent::Agent;
-use crate::node::{CALICO, Node, until};
+use crate::node::{CALICO, Node};
+use crate::until::until;
 
 const PLUGIN: &str = env!("CARGO_BIN_EXE_linkerd-cni");
 

@@ -12,7 +12,8 @@ use nix::sys::signal::Signal;
 use serde_json::json;
 
 use crate::agent::Agent;
-use crate::node::{CALICO, Node, until};
+use crate::node::{CALICO, Node};
+use crate::until::until;
 
 const PLUGIN: &str = env!("CARGO_BIN_EXE_linkerd-cni");
 const SOCKET: &str = ".linkerd-cni.sock";

@@ -5,7 +5,8 @@ use std::time::{Duration, Instant};
 
 use crate::agent::Agent;
 use crate::api::{Api, State};
-use crate::node::{CALICO, Node, until};
+use crate::node::{CALICO, Node};
+use crate::until::until;
 
 pub struct Scene {
     pub api: Api,
@@ -47,6 +48,7 @@ impl Scene {
         change(&mut self.api.state());
         let begin = Instant::now();
         assert_eq!(self.agent.stop(), Some(0), "{}", self.agent.log());
+        println!("ended after {:?}", begin.elapsed());
         begin.elapsed()
     }
 

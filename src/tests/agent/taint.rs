@@ -8,7 +8,8 @@ use serde_json::{Value, json};
 
 use crate::agent::Agent;
 use crate::api::Api;
-use crate::node::{CALICO, Node, until};
+use crate::node::{CALICO, Node};
+use crate::until::until;
 
 const KEY: &str = "linkerd.io/cni-not-ready";
 

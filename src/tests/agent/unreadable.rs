@@ -5,7 +5,8 @@ use std::os::unix::fs::symlink;
 use std::thread;
 use std::time::Duration;
 
-use crate::node::{CALICO, CONF, Node, until};
+use crate::node::{CALICO, CONF, Node};
+use crate::until::until;
 
 const STATE: &str = ".linkerd-cni-state";
 

@@ -13,6 +13,7 @@ use nix::sched::{CloneFlags, unshare};
 use serde_json::{Value, json};
 
 use crate::api::{self, Api};
+use crate::cni;
 
 /// One call of a plugin, to be repeated.
 pub struct Call {
@@ -139,11 +140,7 @@ impl Scene {
         command
             .env_clear()
             .env("PATH", "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin")
-            .env("CNI_COMMAND", call.command)
-            .env("CNI_CONTAINERID", "abc")
-            .env("CNI_NETNS", netns.path())
-            .env("CNI_IFNAME", "eth0")
-            .env("CNI_PATH", "/opt/cni/bin")
+            .envs(cni::environment(call.command, &netns.path()))
             .env("CNI_ARGS", args)
             .stdin(File::open(&call.stdin)?)
             .stdout(File::create(self.output())?)

@@ -15,6 +15,8 @@ use nix::unistd::Pid;
 
 use serde_json::Value;
 
+use crate::until::until;
+
 const DIRECTORIES: [&str; 2] = ["/etc/cni/net.d", "/opt/cni/bin"];
 /// Where scripts/cluster keeps the cluster.
 const CLUSTER: &str = "/var/lib/linkerd2-cni-cluster";
@@ -295,20 +297,4 @@ impl Netns {
         let output = Command::new("ip").args(exec).args(args).output().unwrap();
         String::from_utf8(output.stdout).unwrap()
     }
-}
-
-/// Waits for up to two minutes: kubelet pauses for long between its tries.
-pub fn until(what: &str, condition: impl FnMut() -> bool) {
-    until_within(Duration::from_secs(120), what, condition);
-}
-
-/// Waits for as long as `limit`.
-#[allow(clippy::print_stdout, reason = "shows where a test's time goes")]
-pub fn until_within(limit: Duration, what: &str, mut condition: impl FnMut() -> bool) {
-    let begin = Instant::now();
-    while !condition() {
-        assert!(begin.elapsed() < limit, "not within {limit:?}: {what}");
-        thread::sleep(Duration::from_millis(200));
-    }
-    println!("{:>6.1?} {what}", begin.elapsed());
 }

@@ -5,8 +5,9 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use crate::helm::Helm;
-use crate::node::{Node, until};
+use crate::node::Node;
 use crate::pods::{self, Pods};
+use crate::until::until;
 
 #[test]
 fn without_an_api_server_unmeshed_pods_start_at_once_and_meshed_ones_say_why_they_wait() {

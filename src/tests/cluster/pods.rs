@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use crate::node::{until, until_within};
+use crate::until::{until, until_within};
 
 /// For kubelet to come back.
 const EXEC: Duration = Duration::from_secs(90);

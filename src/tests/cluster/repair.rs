@@ -9,8 +9,9 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use crate::helm::Helm;
-use crate::node::{Node, netns_of, until, until_within};
+use crate::node::{Node, netns_of};
 use crate::pods::{self, Pods, kubectl};
+use crate::until::{until, until_within};
 
 /// How often the audit looks, in seconds.
 const PERIOD: u64 = 3;

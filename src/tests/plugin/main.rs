@@ -5,6 +5,8 @@
 
 #[path = "../support/api.rs"]
 mod api;
+#[path = "../support/cni.rs"]
+mod cni;
 mod decisions;
 mod faults;
 mod ignored;
@@ -12,6 +14,9 @@ mod ignored;
 mod namespaces;
 mod native;
 mod stderr;
+#[allow(dead_code, reason = "the cluster's tests use all of it")]
+#[path = "../support/until.rs"]
+mod until;
 #[path = "../support/unwritable.rs"]
 mod unwritable;
 
@@ -80,38 +85,27 @@ impl Call {
         let dir = tempfile::tempdir().unwrap();
         let kubeconfig = dir.path().join("kubeconfig");
         fs::write(&kubeconfig, api.kubeconfig()).unwrap();
-        let environment = [
-            ("CNI_COMMAND", command),
-            ("CNI_CONTAINERID", "abc"),
-            ("CNI_NETNS", netns.to_str().unwrap()),
-            ("CNI_IFNAME", "eth0"),
-            ("CNI_PATH", "/opt/cni/bin"),
-            ("PATH", "/usr/sbin:/usr/bin:/sbin:/bin"),
-            ("CNI_ARGS", "IgnoreUnknown=1;K8S_POD_NAMESPACE=ns;K8S_POD_NAME=web;K8S_POD_UID=u"),
-        ];
-        let config = json!({
+        let mut environment = cni::environment(command, netns.to_str().unwrap()).to_vec();
+        let args = "IgnoreUnknown=1;K8S_POD_NAMESPACE=ns;K8S_POD_NAME=web;K8S_POD_UID=u";
+        environment.extend([("PATH", "/usr/sbin:/usr/bin:/sbin:/bin"), ("CNI_ARGS", args)]);
+        let mut config = cni::upstream_entry();
+        config["cniVersion"] = json!("1.0.0");
+        config["name"] = json!("k8s-pod-network");
+        config["log_level"] = json!("debug");
+        config["kubernetes"] = json!({"kubeconfig": kubeconfig});
+        // Long enough for a busy machine, and less to wait than the default of 10.
+        config["linkerd"]["api-retry-seconds"] = json!(4);
+        config["prevResult"] = json!({
             "cniVersion": "1.0.0",
-            "name": "k8s-pod-network",
-            "type": "linkerd-cni",
-            "log_level": "debug",
-            "kubernetes": {"kubeconfig": kubeconfig},
-            "linkerd": {
-                "incoming-proxy-port": 4143,
-                "outgoing-proxy-port": 4140,
-                "proxy-uid": 2102,
-                "ports-to-redirect": [],
-                "inbound-ports-to-ignore": ["4191", "4190"],
-                "simulate": false,
-                "use-wait-flag": false,
-                "iptables-mode": "nft",
-                "ipv6": false,
-                "api-retry-seconds": 1,
-            },
-            "prevResult": {"cniVersion": "1.0.0", "ips": [{"address": "10.99.0.1/24", "interface": 0}],
-                "interfaces": [{"name": "eth0", "sandbox": "/x"}], "dns": {}},
+            "ips": [{"address": "10.99.0.1/24", "interface": 0}],
+            "interfaces": [{"name": "eth0", "sandbox": "/x"}],
+            "dns": {},
         });
         Call {
-            environment: environment.map(|(name, value)| (name.into(), value.into())).to_vec(),
+            environment: environment
+                .iter()
+                .map(|&(name, value)| (name.into(), value.into()))
+                .collect(),
             config,
             _dir: dir,
         }

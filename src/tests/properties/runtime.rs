@@ -1,5 +1,9 @@
 //! A runtime that calls the plugin with any stdin. The fuzz targets use it too.
 
+#[allow(dead_code, reason = "the plugin's tests use all of it")]
+#[path = "../support/cni.rs"]
+mod cni;
+
 use std::collections::BTreeMap;
 
 use linkerd2_cni::cni::request;
@@ -14,17 +18,13 @@ pub const POD: &str = "IgnoreUnknown=1;K8S_POD_NAMESPACE=ns;K8S_POD_NAME=web";
 pub fn add(args: &str, stdin: &[u8]) -> Result<String, String> {
     // Keeps the plugin from starting its own log. Fails from the second call on.
     let _ = tracing::subscriber::set_global_default(NoSubscriber::default());
+    let environment = cni::environment("ADD", "/no/such/netns");
     let env = |name: &str| {
-        let value = match name {
-            "CNI_COMMAND" => "ADD",
-            "CNI_CONTAINERID" => "abc",
-            "CNI_NETNS" => "/no/such/netns",
-            "CNI_IFNAME" => "eth0",
-            "CNI_PATH" => "/opt/cni/bin",
-            "CNI_ARGS" => args,
-            _ => return None,
-        };
-        Some(value.into())
+        if name == "CNI_ARGS" {
+            return Some(args.into());
+        }
+        let (_, value) = environment.iter().find(|(known, _)| *known == name)?;
+        Some((*value).into())
     };
     let request = request::read(&env, &mut &*stdin)
         .map_err(|refusal| refusal.error.to_json(&refusal.cni_version))?;

@@ -10,7 +10,8 @@ use tempfile::TempDir;
 
 use crate::api::{Answer, Api};
 use crate::controller::Controller;
-use crate::{eventually, path, pod, stranded};
+use crate::until::until;
+use crate::{path, pod, stranded};
 
 fn count(api: &Api) -> usize {
     api.requests(|_| true).len()
@@ -83,7 +84,7 @@ fn without_failures_there_is_one_list_and_one_watch() {
 fn lists_come_from_the_cache_in_one_piece_and_watches_end_at_random_times() {
     let api = Api::start();
     let controllers: Vec<_> = (0..6).map(|_| Controller::watching(&api)).collect();
-    eventually("all watch", || watches(&api).len() >= controllers.len());
+    until("all watch", || watches(&api).len() >= controllers.len());
     for list in api.requests(|request| request.is_list()) {
         assert!(list.path.ends_with("&resourceVersion=0"), "{}", list.path);
         assert!(!list.path.contains("limit"), "{}", list.path);
@@ -107,9 +108,13 @@ fn each_audit_sends_one_list_request() {
     let host = host();
     let prefix = format!("--mount-prefix={}", host.path().display());
     let controller = Controller::with(&api, &["--audit-seconds=2", &prefix]);
+    let began = Instant::now();
     for_seconds(7, || {});
+    controller.reaches("audits_total", 2);
     let audits = controller.metric("audits_total");
-    assert!((2..=4).contains(&audits), "{audits} audits in 7 s, one every 2 s");
+    // The period varies by a tenth, and the first audit may have begun before.
+    let most = 1 + began.elapsed().as_millis() as u64 / 1800;
+    assert!(audits <= most, "{audits} in {:?} of 2 s each", began.elapsed());
     let lists = lists(&api) as u64;
     assert!(lists <= audits + 2, "{lists} lists for {audits} audits");
 }
@@ -122,7 +127,7 @@ fn an_incomplete_list_has_no_effect_and_is_repeated() {
     api.state().list = Answer::Cut;
     let controller = Controller::start(&api);
     controller.logs("Cannot watch the pods of this node");
-    eventually("a second try", || lists(&api) >= 2);
+    until("a second try", || lists(&api) >= 2);
     let asked = api.requests(|request| !request.is_list());
     assert!(asked.is_empty(), "{asked:?}");
     api.state().list = Answer::Status(200);
@@ -136,12 +141,12 @@ fn an_endless_list_is_cancelled_at_the_size_limit() {
     let controller = Controller::start(&api);
     let began = Instant::now();
     while !controller.log().contains("larger than") {
-        assert!(began.elapsed() < Duration::from_secs(120), "still reading the list");
+        assert!(began.elapsed() < Duration::from_secs(300), "still reading the list");
         thread::sleep(Duration::from_millis(50));
     }
     println!("cancelled after {:.1?}", began.elapsed());
     api.state().list = Answer::Status(200);
-    eventually("ready", || controller.get("/ready").1 == "ready\n");
+    until("ready", || controller.get("/ready").1 == "ready\n");
 }
 
 #[test]
@@ -160,7 +165,7 @@ fn a_list_older_than_the_last_watch_event_deletes_no_healthy_pod_and_loses_no_ch
         state.delete = Answer::Status(409);
     }
     api.send("ERROR", &expired());
-    eventually("a watch from the list's version", || {
+    until("a watch from the list's version", || {
         let mut watches = watches(&api).into_iter();
         watches.any(|path| path.ends_with("&resourceVersion=90"))
     });
@@ -181,7 +186,7 @@ fn an_event_without_a_resource_version_does_not_change_where_the_next_watch_star
     api.send("BOOKMARK", &bookmark("150"));
     api.send("BOOKMARK", &json!({"metadata": {}}));
     api.end_watches();
-    eventually("another watch", || watches(&api).len() == 2);
+    until("another watch", || watches(&api).len() == 2);
     assert!(watches(&api)[1].ends_with("&resourceVersion=150"));
     assert_eq!(lists(&api), 1);
 }
@@ -266,7 +271,7 @@ fn memory_grows_little_with_the_size_of_the_list() {
         let api = Api::start();
         api.state().pods = pods;
         let controller = Controller::with(&api, &["--audit-seconds=1", &prefix]);
-        eventually("an audit", || controller.metric("audits_total") > 0);
+        until("an audit", || controller.metric("audits_total") > 0);
         api.send("MODIFIED", &stranded("web-1"));
         controller.counts("pods_deleted_total", 1);
         controller.status("VmHWM:")

@@ -12,7 +12,8 @@ use serde_json::{Value, json};
 
 use crate::api::{Answer, Api};
 use crate::controller::Controller;
-use crate::{eventually, path, stranded};
+use crate::until::until;
+use crate::{path, stranded};
 
 /// Message of the API server when a disruption budget rejects an eviction.
 const BUDGET: &str = "Cannot evict pod as it would violate the pod's disruption budget.";
@@ -63,7 +64,7 @@ fn a_pod_protected_by_a_disruption_budget_is_skipped_and_reported_once() {
     api.send("MODIFIED", &stranded("web-2"));
     controller.counts("pods_skipped_total", 2);
     assert!(api.deleted().is_empty());
-    eventually("both are told about", || events(&api).len() == 2);
+    until("both are told about", || events(&api).len() == 2);
     assert_eq!(events(&api)[0]["type"], "Warning");
     assert_eq!(events(&api)[0]["note"], BUDGET);
     assert_eq!(controller.metric("pods_deleted_total"), 0);
@@ -82,7 +83,7 @@ fn a_pod_protected_by_a_disruption_budget_is_evicted_later_without_another_repor
     assert_eq!(evictions(&api).len(), 1);
     api.send("BOOKMARK", &json!({"metadata": {"resourceVersion": "150"}}));
     controller.counts("pods_deleted_total", 1);
-    assert_eq!(events(&api).len(), 2, "one Event for the skipped pod, one for the eviction");
+    until("one Event for the skipped pod, one for the eviction", || events(&api).len() == 2);
 }
 
 #[test]
@@ -94,7 +95,7 @@ fn an_eviction_rejected_by_an_overloaded_api_server_is_retried_and_not_reported(
     controller.counts("pods_delete_errors_total", 1);
     assert_eq!(events(&api).len(), 0);
     api.state().evict = Answer::Status(201);
-    eventually("it is deleted", || {
+    until("it is deleted", || {
         api.send_now("BOOKMARK", &json!({"metadata": {"resourceVersion": "150"}}));
         controller.metric("pods_deleted_total") == 1
     });
@@ -110,7 +111,7 @@ fn rejected_requests_do_not_use_up_the_repair_budget() {
     for name in 0..5 {
         api.send("MODIFIED", &stranded(&format!("gone-{name}")));
     }
-    eventually("all were tried", || api.deleted().len() == 5);
+    until("all were tried", || api.deleted().len() == 5);
     api.state().delete = Answer::Status(200);
     api.send("MODIFIED", &stranded("web-1"));
     api.send("MODIFIED", &stranded("web-2"));
@@ -132,7 +133,7 @@ fn another_pod_of_the_same_name_is_never_deleted() {
         }
         let controller = Controller::watching(&api);
         api.send("MODIFIED", &stranded("web-0"));
-        eventually("it was looked at again", || {
+        until("it was looked at again", || {
             let again = |request: &crate::api::Request| {
                 request.method == "GET" && request.path == path("web-0")
             };
@@ -155,7 +156,7 @@ fn a_stranded_pod_that_changed_meanwhile_is_tried_once_more_with_its_new_version
     api.state().delete = Answer::Status(409);
     let controller = Controller::watching(&api);
     api.send("MODIFIED", &stranded("web-0"));
-    eventually("two tries", || api.deleted().len() == 2);
+    until("two tries", || api.deleted().len() == 2);
     let version = |index: usize| {
         let deletions = api.requests(|request| request.method == "DELETE");
         deletions[index].body["preconditions"]["resourceVersion"].clone()
@@ -192,7 +193,7 @@ fn a_pod_is_labelled_once_with_its_uid_and_version_as_preconditions() {
         }})
     );
     assert!(api.deleted().is_empty() && evictions(&api).is_empty());
-    eventually("events", || events(&api).len() == 2);
+    until("events", || events(&api).len() == 2);
     assert_eq!(events(&api)[0]["action"], "Labelling");
 }
 
@@ -207,7 +208,7 @@ fn mode_report_changes_nothing_and_reports_each_pod_once() {
     }
     api.send("MODIFIED", &stranded("web-2"));
     controller.counts("pods_reported_total", 2);
-    eventually("events", || events(&api).len() == 2);
+    until("events", || events(&api).len() == 2);
     assert_eq!(events(&api)[0]["action"], "Reporting");
     let writes = api.requests(|request| request.method != "GET" && !request.is_event());
     assert_eq!(writes.len(), 0);
@@ -230,7 +231,7 @@ fn a_pod_that_is_stranded_only_in_a_stale_list_is_neither_reported_nor_labelled(
         api.knows(&stranded("web-1"));
         let controller = Controller::with(&api, &["--mode", mode]);
         controller.counts(metric, 1);
-        eventually("an event", || events(&api).len() == 1);
+        until("an event", || events(&api).len() == 1);
         assert_eq!(events(&api)[0]["regarding"]["name"], "web-1");
     }
 }

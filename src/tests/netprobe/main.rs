@@ -1,8 +1,9 @@
 //! A TCP server and client in one static program, for pods that have nothing else in their image.
 //!
-//! A server answers each connection with one line that says who took it and where the client
-//! meant it to go, so that a redirection is seen rather than inferred. It is also the pause
-//! program of the one-node cluster and stands in for Linkerd's network validator.
+//! A server sends each client one line: the server's name, and the destination that the client
+//! chose. Tests so see a redirection rather than infer it. It is also the pause program of the
+//! one-node cluster and stands in for Linkerd's network validator. In the image of the tests' pods
+//! it is `/probe`.
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "its output is its purpose")]
 
 use std::fs::File;
@@ -20,11 +21,11 @@ use nix::sys::socket::{
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 
 const USAGE: &str = "\
-usage: probe serve NAME ADDR... [NAME ADDR...]...
-       probe connect ADDR [--timeout-ms N]
-       probe validate --connect ADDR --listen ADDR [--timeout N[ms|s|m]]
-       probe wait N[ms|s|m]
-       probe pause";
+usage: netprobe serve NAME ADDR... [NAME ADDR...]...
+       netprobe connect ADDR [--timeout-ms N]
+       netprobe validate --connect ADDR --listen ADDR [--timeout N[ms|s|m]]
+       netprobe wait N[ms|s|m]
+       netprobe pause";
 /// What Linkerd's validator exits with on any failure; the repair controller looks for it.
 const NOT_REDIRECTED: u8 = 95;
 
