@@ -80,7 +80,8 @@ mod tests {
     #[test]
     fn a_file_that_another_program_has_changed_is_neither_replaced_nor_removed() {
         let list = "20-net.conflist".to_owned();
-        let seen = net_dir::Content { text: MADE.into(), access: FileAccess::own(0o600), link: None };
+        let seen =
+            net_dir::Content { text: MADE.into(), access: FileAccess::own(0o600), link: None };
         let restore = UnchainStep::Restore { conflist: list.clone(), original: original() };
         let drop = UnchainStep::RemoveFile { name: list };
         for (step, name) in
