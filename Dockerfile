@@ -25,7 +25,7 @@ FROM build AS build-probe
 ARG TARGETPLATFORM
 RUN --mount=type=cache,target=/usr/local/cargo/registry \
     --mount=type=cache,target=/src/target,id=target-$TARGETPLATFORM \
-    cargo build --locked --release --example probe && install -D target/release/examples/probe /probe-fs/probe
+    cargo build --locked --release --example netprobe && install -D target/release/examples/netprobe /probe-fs/probe
 
 FROM scratch AS probe
 COPY --from=build-probe /probe-fs /

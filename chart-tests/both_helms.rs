@@ -1,11 +1,11 @@
-//! Helm 3 and Helm 4 make the same of the chart.
+//! Helm 3 and Helm 4 render and reject the same.
 
 use crate::helm::{Render, ci_values, platforms};
 use crate::schema;
 
-/// To the byte: Helm 4 keeps an empty line at a template's end, which Helm 3 takes away.
+/// Byte for byte: Helm 4 keeps an empty line at the end of a template, Helm 3 removes it.
 #[test]
-fn helm_3_renders_what_helm_4_does() {
+fn helm_3_and_helm_4_render_the_same_bytes() {
     let platforms = platforms().into_iter().map(|(_, path)| path);
     for values in ci_values().into_iter().chain(platforms) {
         let [three, four] =
@@ -16,17 +16,17 @@ fn helm_3_renders_what_helm_4_does() {
 }
 
 #[test]
-fn helm_3_refuses_what_helm_4_does() {
-    for (values, expected) in schema::wrong() {
+fn helm_3_and_helm_4_reject_the_same_values() {
+    for (values, expected) in schema::invalid() {
         match Render::new().helm_3().values(&values).text() {
             Ok(_) => panic!("accepted: {values}"),
-            Err(complaint) => assert!(complaint.contains(expected), "{values}: {complaint}"),
+            Err(error) => assert!(error.contains(expected), "{values}: {error}"),
         }
     }
 }
 
 #[test]
-fn helm_3_asks_for_the_same_kubernetes() {
+fn helm_3_requires_the_same_kubernetes_version() {
     let on = |version: &str| Render::new().helm_3().kubernetes(version).text();
     assert!(on("1.30.14").unwrap_err().contains("requires kubeVersion"));
     assert!(on("v1.31.0-gke.1829001").is_ok());

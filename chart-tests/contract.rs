@@ -1,11 +1,11 @@
-//! What the chart must have in common with linkerd2's: names, labels, containers.
+//! Names, labels and containers that must be the same as in upstream's chart.
 
 use serde_json::{Value, json};
 
 use crate::helm::{Render, chart, with};
 
 #[test]
-fn objects_have_the_names_that_linkerd_check_looks_for() {
+fn objects_have_the_names_that_linkerd_check_expects() {
     let objects = with(json!({}));
     let names: Vec<_> = objects
         .0
@@ -27,7 +27,7 @@ fn objects_have_the_names_that_linkerd_check_looks_for() {
             ("Role", "linkerd-cni-agent", &here),
             ("RoleBinding", "linkerd-cni-agent", &here),
             ("DaemonSet", "linkerd-cni", &here),
-            // Only `helm test` makes it.
+            // Only `helm test` creates this pod.
             ("Pod", "test-linkerd-cni", &here),
         ]
     );
@@ -49,7 +49,7 @@ fn every_object_can_be_pruned_by_linkerds_label() {
 }
 
 #[test]
-fn the_selector_is_frozen() {
+fn the_daemonset_selector_cannot_be_changed_by_values() {
     let labels = json!({"k8s-app": "other", "team": "network"});
     let objects = with(json!({"podLabels": labels, "commonLabels": labels}));
     let daemonset = objects.get("DaemonSet");
@@ -62,7 +62,7 @@ fn the_selector_is_frozen() {
 }
 
 #[test]
-fn common_labels_are_on_objects_and_pod_labels_on_pods() {
+fn common_labels_are_set_on_objects_and_pod_labels_on_pods() {
     let objects = with(json!({"commonLabels": {"common": 1}, "podLabels": {"pod": true}}));
     for object in &objects.0 {
         assert_eq!(object["metadata"]["labels"]["common"], "1");
@@ -74,7 +74,7 @@ fn common_labels_are_on_objects_and_pod_labels_on_pods() {
 }
 
 #[test]
-fn the_agent_gets_upstreams_environment_and_mounts() {
+fn the_agent_has_upstreams_environment_and_mounts() {
     let objects = with(json!({}));
     let agent = objects.container("install-cni");
     let env = agent["env"].as_array().unwrap();
@@ -99,13 +99,13 @@ fn the_agent_gets_upstreams_environment_and_mounts() {
             {"name": "linkerd-tmp-dir", "mountPath": "/tmp"},
         ])
     );
-    // An image of linkerd2 knows no other command, and ours has no shell.
+    // Upstream's image has no other command, and this project's image has no shell.
     assert!(agent.get("command").is_none() && agent.get("args").is_none());
     assert!(agent.get("lifecycle").is_none());
 }
 
 #[test]
-fn one_directory_for_both_is_mounted_once() {
+fn a_common_net_and_bin_dir_is_mounted_once() {
     let objects = with(json!({"destCNINetDir": "/etc/cni", "destCNIBinDir": "/etc/cni/"}));
     let mounts = &objects.container("install-cni")["volumeMounts"];
     assert_eq!(mounts[0], json!({"name": "cni-net-dir", "mountPath": "/host/etc/cni"}));
@@ -114,7 +114,7 @@ fn one_directory_for_both_is_mounted_once() {
 }
 
 #[test]
-fn the_agent_is_ready_only_when_its_port_says_so() {
+fn the_probes_use_the_admin_port_and_are_omitted_without_it() {
     let objects = with(json!({"adminPort": 8081}));
     let agent = objects.container("install-cni");
     assert_eq!(agent["ports"], json!([{"name": "install-admin", "containerPort": 8081}]));
@@ -141,9 +141,9 @@ fn the_agent_is_ready_only_when_its_port_says_so() {
     }
 }
 
-/// linkerd2's chart dropped command, arguments, probes and ports as well.
+/// Upstream's chart also omits command, arguments, probes and ports.
 #[test]
-fn without_its_security_context_the_repair_controller_is_whole() {
+fn enable_security_context_false_omits_only_the_security_context() {
     let repair = |secure: bool| {
         let values =
             json!({"repairController": {"enabled": true, "enableSecurityContext": secure}});
@@ -156,7 +156,7 @@ fn without_its_security_context_the_repair_controller_is_whole() {
 }
 
 #[test]
-fn created_by_names_the_image_or_the_cli() {
+fn the_created_by_annotation_names_the_image_version_or_the_cli() {
     let cases = [
         (json!({}), concat!("linkerd/helm v", env!("CARGO_PKG_VERSION"))),
         (json!({"image": {"version": "v1.4.0"}}), "linkerd/helm v1.4.0"),
@@ -172,10 +172,10 @@ fn created_by_names_the_image_or_the_cli() {
 }
 
 #[test]
-fn the_kubernetes_floor_admits_vendors_suffixes() {
+fn the_oldest_kubernetes_version_accepts_vendor_suffixes() {
     let on = |version: &str| Render::new().kubernetes(version).text();
-    let complaint = on("1.30.14").unwrap_err();
-    assert!(complaint.contains("requires kubeVersion: >=1.31.0-0"), "{complaint}");
+    let error = on("1.30.14").unwrap_err();
+    assert!(error.contains("requires kubeVersion: >=1.31.0-0"), "{error}");
     for version in ["1.31.0", "v1.34.1-gke.1829001"] {
         on(version).unwrap();
     }

@@ -1,4 +1,4 @@
-//! What the chart says of itself: Chart.yaml, values.yaml, README.md, the package.
+//! Chart.yaml, values.yaml, README.md and the package.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -7,18 +7,19 @@ use std::process::Command;
 use serde_json::{Value, json};
 
 use crate::helm::{Render, chart, files, helm, read, with, yaml};
+use crate::schema::schema;
 
 fn values() -> Value {
     yaml(&read(chart().join("values.yaml")))
 }
 
-/// Each leaf as "a.b.c" with its value.
+/// Collects each leaf as "a.b.c" with its value.
 fn leaves(prefix: &str, value: &Value, into: &mut BTreeMap<String, Value>) {
     match value {
         Value::Object(fields) if !fields.is_empty() => {
             for (key, field) in fields {
-                let place = if prefix.is_empty() { key.clone() } else { format!("{prefix}.{key}") };
-                leaves(&place, field, into);
+                let path = if prefix.is_empty() { key.clone() } else { format!("{prefix}.{key}") };
+                leaves(&path, field, into);
             }
         }
         _ => {
@@ -28,7 +29,7 @@ fn leaves(prefix: &str, value: &Value, into: &mut BTreeMap<String, Value>) {
 }
 
 #[test]
-fn the_image_of_the_chart_is_the_crates_version() {
+fn the_default_image_tag_is_the_crate_version() {
     let metadata = yaml(&read(chart().join("Chart.yaml")));
     assert_eq!(metadata["appVersion"], concat!("v", env!("CARGO_PKG_VERSION")));
     let objects = with(json!({"repairController": {"enabled": true}}));
@@ -40,7 +41,7 @@ fn the_image_of_the_chart_is_the_crates_version() {
 }
 
 #[test]
-fn the_change_log_has_kinds_that_artifact_hub_knows() {
+fn the_changes_have_kinds_that_artifact_hub_accepts() {
     let metadata = yaml(&read(chart().join("Chart.yaml")));
     let changes = yaml(metadata["annotations"]["artifacthub.io/changes"].as_str().unwrap());
     for change in changes.as_array().unwrap() {
@@ -52,7 +53,7 @@ fn the_change_log_has_kinds_that_artifact_hub_knows() {
 }
 
 #[test]
-fn templates_read_only_values_that_are_documented() {
+fn templates_read_only_values_of_values_yaml() {
     let values = values();
     let mut used = BTreeSet::new();
     for entry in fs::read_dir(chart().join("templates")).unwrap() {
@@ -66,11 +67,11 @@ fn templates_read_only_values_that_are_documented() {
     assert_eq!(used, documented);
 }
 
-/// Finds values that nothing reads any more, nested ones as well.
+/// Finds values that no template reads, including nested ones.
 #[test]
 fn every_value_has_an_effect() {
     let everything = |values: &Value| {
-        // A feature that is off reads no values.
+        // A disabled feature reads no values.
         let repair = json!({"repairController": {"enabled": true}});
         let render = Render::new().values(&repair).values(values);
         render.text().unwrap() + &render.notes()
@@ -80,64 +81,67 @@ fn every_value_has_an_effect() {
     let default = everything(&json!({}));
     let mut all = BTreeMap::new();
     leaves("", &values(), &mut all);
-    for place in all.keys() {
-        let pointer = format!("/{}", place.replace('.', "/"));
-        let changed = match place.as_str() {
+    for path in all.keys() {
+        let pointer = format!("/{}", path.replace('.', "/"));
+        let changed = match path.as_str() {
             "repairController.enabled" => json!(false),
             "repairController.enableSecurityContext" => json!(false),
             "updateStrategy.type" => json!("OnDelete"),
             "platform" => json!("k3s"),
             "chained" | "rbac.create" | "serviceAccount.create" => json!(false),
-            place if place.contains("resources.") => json!("1"),
+            path if path.contains("resources.") => json!("1"),
             _ => {
                 let found = others.iter().find_map(|values| values.pointer(&pointer));
-                found.unwrap_or_else(|| panic!("ci lacks {place}")).clone()
+                found.unwrap_or_else(|| panic!("ci lacks {path}")).clone()
             }
         };
-        let mut values = place.rsplit('.').fold(changed, |inner, key| json!({key: inner}));
-        // What belongs to an object that is off needs it on.
+        let mut values = path.rsplit('.').fold(changed, |inner, key| json!({key: inner}));
+        // Values of a disabled object have an effect only if the object is enabled.
         for object in ["podMonitor", "resourceQuota", "networkAttachmentDefinition"] {
-            if place.starts_with(object) && !place.ends_with(".enabled") {
+            if path.starts_with(object) && !path.ends_with(".enabled") {
                 values[object]["enabled"] = json!(true);
                 let on = everything(&json!({object: {"enabled": true}}));
-                assert_ne!(everything(&values), on, "{place} changes nothing");
+                assert_ne!(everything(&values), on, "{path} changes nothing");
             }
         }
-        assert_ne!(everything(&values), default, "{place} changes nothing");
+        assert_ne!(everything(&values), default, "{path} changes nothing");
     }
 }
 
+/// Finds values without description below a described map, which helm-docs omits silently.
 #[test]
-fn every_value_has_a_sentence() {
-    let text = read(chart().join("values.yaml"));
-    let lines: Vec<_> = text.lines().collect();
-    for (index, line) in lines.iter().enumerate() {
-        if line.starts_with(|c: char| c.is_ascii_alphabetic()) {
-            assert!(lines[index - 1].starts_with("# "), "{line} has no comment");
-        }
-    }
-}
-
-#[test]
-fn the_readmes_table_has_every_value_with_its_default() {
-    let mut expected = BTreeMap::new();
-    leaves("", &values(), &mut expected);
-    // One row stands for the limits and requests of all three.
-    expected
-        .retain(|place, _| !place.contains("resources.") || place.ends_with("resources.cpu.limit"));
-
+fn the_readme_and_the_schema_describe_every_value_with_its_default() {
     let readme = read(chart().join("README.md"));
-    let table = readme.split_once("| value | default |").unwrap().1;
-    let mut documented = BTreeMap::new();
-    for row in table.lines().filter(|line| line.starts_with("| `")) {
-        let cells: Vec<_> = row.split('|').map(|cell| cell.trim().trim_matches('`')).collect();
-        documented.insert(cells[1].to_string(), yaml(cells[2]));
+    let table = readme.split_once("| value | default | description |").unwrap().1;
+    let mut described = BTreeSet::new();
+    for row in table.lines().skip(2).take_while(|line| line.starts_with("| `")) {
+        let cells: Vec<_> = row.split(" | ").collect();
+        let path = cells[0].trim_start_matches("| ").trim_matches('`');
+        let value = values().pointer(&format!("/{}", path.replace('.', "/"))).unwrap().clone();
+        match cells[1].trim_matches('`') {
+            // A map whose members have their own rows, or are all empty.
+            "" | "none" => assert!(value.is_object(), "{path}"),
+            default => assert_eq!(yaml(default), value, "{path}"),
+        }
+        if !cells[1].is_empty() {
+            described.insert(path.to_string());
+        }
+        let property = format!("/properties/{}", path.replace('.', "/properties/"));
+        let description = schema().pointer(&property).unwrap()["description"].clone();
+        assert!(cells[2].trim_end_matches(" |").replace("\\|", "|") == description, "{path}");
     }
-    assert_eq!(documented, expected);
+    let mut all = BTreeMap::new();
+    leaves("", &values(), &mut all);
+    for leaf in all.keys() {
+        let is_described = described.iter().any(|path| {
+            leaf.strip_prefix(path).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
+        });
+        assert!(is_described, "{leaf} has no row");
+    }
 }
 
 #[test]
-fn one_template_holds_one_object_and_defines_bear_the_charts_name() {
+fn each_template_has_one_object_and_defines_have_the_prefix_linkerd_cni() {
     for entry in fs::read_dir(chart().join("templates")).unwrap() {
         let path = entry.unwrap().path();
         let text = read(&path);
@@ -150,7 +154,7 @@ fn one_template_holds_one_object_and_defines_bear_the_charts_name() {
 }
 
 #[test]
-fn the_package_holds_what_users_need() {
+fn the_package_contains_no_development_files() {
     let target = tempfile::tempdir().unwrap();
     let directory = target.path().to_str().unwrap();
     let output = helm(&["package", chart().to_str().unwrap(), "--destination", directory]);
@@ -161,7 +165,7 @@ fn the_package_holds_what_users_need() {
     let mut packed: Vec<_> =
         listing.lines().filter_map(|f| f.strip_prefix("linkerd2-cni/")).collect();
     packed.sort_unstable();
-    // Every template and platform, and of the rest just these.
+    // All templates and platforms, and these other files.
     let mut expected: Vec<_> = ["templates", "platforms"]
         .iter()
         .flat_map(|directory| files(&chart().join(directory)))

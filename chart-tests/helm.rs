@@ -1,4 +1,4 @@
-//! Runs the real `helm` on the chart, or on a changed copy of it.
+//! Runs `helm` on the chart, or on a changed copy of the chart.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -7,7 +7,7 @@ use std::process::{Command, Output};
 use serde_json::Value;
 use tempfile::TempDir;
 
-/// The chart as it is committed.
+/// Directory of the committed chart.
 pub fn chart() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("charts/linkerd2-cni")
 }
@@ -21,7 +21,7 @@ pub fn yaml(text: &str) -> Value {
     serde_saphyr::from_str(text).unwrap_or_else(|error| panic!("{error}\n{text}"))
 }
 
-/// The files of a directory, in order.
+/// The files of a directory, sorted.
 pub fn files(directory: &Path) -> Vec<PathBuf> {
     let entries = fs::read_dir(directory).unwrap();
     let mut files: Vec<_> = entries.map(|entry| entry.unwrap().path()).collect();
@@ -30,19 +30,19 @@ pub fn files(directory: &Path) -> Vec<PathBuf> {
     files
 }
 
-/// The files in `ci`, each a use of the chart.
+/// The values files in `ci`. Each is one use of the chart.
 pub fn ci_values() -> Vec<PathBuf> {
     files(&chart().join("ci"))
 }
 
-/// The files in `platforms`, by the name that `platform` takes.
+/// The files in `platforms`, with the value of `platform` for each.
 pub fn platforms() -> Vec<(String, PathBuf)> {
     let name = |path: &Path| path.file_stem().unwrap().to_str().unwrap().to_string();
     let files = files(&chart().join("platforms"));
     files.into_iter().map(|path| (name(&path), path)).collect()
 }
 
-/// `helm` with these arguments. It must be there: a skipped test tells nothing.
+/// Runs `helm`. Panics if there is none, because a skipped test shows nothing.
 pub fn helm(arguments: &[&str]) -> Output {
     run("helm", arguments)
 }
@@ -50,7 +50,7 @@ pub fn helm(arguments: &[&str]) -> Output {
 fn run(program: &str, arguments: &[&str]) -> Output {
     Command::new(program)
         .args(arguments)
-        // Nothing here may reach a cluster.
+        // The tests must not reach a cluster.
         .env("KUBECONFIG", "/dev/null")
         .output()
         .unwrap_or_else(|error| {
@@ -58,10 +58,10 @@ fn run(program: &str, arguments: &[&str]) -> Output {
         })
 }
 
-/// How to render: which chart, with which values, for which Kubernetes.
+/// Settings for rendering the chart.
 pub struct Render {
     chart: PathBuf,
-    /// A changed copy lives as long as this.
+    /// Keeps the changed copy of the chart.
     copy: Option<TempDir>,
     values: Vec<PathBuf>,
     scratch: TempDir,
@@ -94,7 +94,7 @@ impl Render {
         self
     }
 
-    /// The release's namespace, for another than the usual one.
+    /// Renders for a release in this namespace.
     pub fn namespace(mut self, name: &'static str) -> Self {
         self.namespace = name;
         self
@@ -105,14 +105,14 @@ impl Render {
         self
     }
 
-    /// Adds values as a file, which is where whole numbers become floats.
+    /// Adds values as a file. Helm reads whole numbers of a file as floats.
     pub fn values(self, values: &Value) -> Self {
         let path = self.scratch.path().join(format!("{}.json", self.values.len()));
         fs::write(&path, values.to_string()).unwrap();
         self.file(&path)
     }
 
-    /// Renders a copy of the chart with `text` as one of its files.
+    /// Renders a copy of the chart in which the file `name` contains `text`.
     pub fn with_file(mut self, name: &str, text: &str) -> Self {
         if self.copy.is_none() {
             let copy = tempfile::tempdir().unwrap();
@@ -148,12 +148,12 @@ impl Render {
         }
     }
 
-    /// What `helm template` prints, or what it complains of.
+    /// Returns the output of `helm template`, or its error message.
     pub fn text(&self) -> Result<String, String> {
         self.run(&["template", "--kube-version", &self.kubernetes])
     }
 
-    /// What `helm install` would tell the user.
+    /// Returns the notes of `helm install`.
     pub fn notes(&self) -> String {
         let text = self.run(&["install", "--dry-run=client"]).unwrap();
         text.split_once("NOTES:\n").expect("no notes").1.to_string()
@@ -170,7 +170,7 @@ impl Render {
     }
 }
 
-/// The rendered objects.
+/// Rendered objects.
 pub struct Objects(pub Vec<Value>);
 
 impl Objects {
@@ -189,19 +189,19 @@ impl Objects {
         found.unwrap_or_else(|| panic!("no {kind} {name}"))
     }
 
-    /// Whether there is an object of this kind.
+    /// Returns whether there is an object of this kind.
     pub fn have(&self, kind: &str) -> bool {
         self.0.iter().any(|object| object["kind"] == kind)
     }
 
-    /// A variable of a container: its value, or null.
+    /// Returns the value of a container's environment variable, or null.
     pub fn variable(&self, container: &str, name: &str) -> Value {
         let env = self.container(container)["env"].as_array().unwrap();
         let found = env.iter().find(|variable| variable["name"] == name);
         found.map_or(Value::Null, |variable| variable["value"].clone())
     }
 
-    /// The pod template of the DaemonSet.
+    /// Returns the pod template of the DaemonSet.
     pub fn pod(&self) -> &Value {
         &self.get("DaemonSet")["spec"]["template"]
     }
@@ -212,7 +212,7 @@ impl Objects {
         found.unwrap_or_else(|| panic!("no container {name}"))
     }
 
-    /// The plugin's configuration, out of the ConfigMap.
+    /// Returns the plugin configuration in the ConfigMap.
     pub fn plugin(&self) -> Value {
         let text = &self.get("ConfigMap")["data"]["cni_network_config"];
         serde_json::from_str(text.as_str().unwrap()).unwrap()
@@ -228,10 +228,10 @@ pub fn with(values: Value) -> Objects {
     Render::new().values(&values).objects()
 }
 
-/// What helm says against these values.
-pub fn refusal(values: &Value) -> String {
+/// Returns Helm's error message for these values. Panics if Helm accepts them.
+pub fn rejection(values: &Value) -> String {
     match Render::new().values(values).text() {
         Ok(_) => panic!("accepted: {values}"),
-        Err(complaint) => complaint,
+        Err(error) => error,
     }
 }

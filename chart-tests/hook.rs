@@ -4,14 +4,14 @@ use serde_json::{Value, json};
 
 use crate::helm::{Objects, with};
 
-/// The proxy's stand-in, and the container that connects.
+/// Returns the stand-in for the proxy and the container that connects.
 fn both(objects: &Objects) -> [&Value; 2] {
     let spec = &objects.get("Pod")["spec"];
     [&spec["initContainers"][0], &spec["containers"][0]]
 }
 
 #[test]
-fn the_test_pod_is_meshed_for_the_plugin_and_has_no_rights() {
+fn the_test_pod_is_meshed_and_unprivileged() {
     let objects = with(json!({"proxyUID": 12102}));
     let pod = objects.get("Pod");
     let meta = &pod["metadata"];
@@ -21,9 +21,9 @@ fn the_test_pod_is_meshed_for_the_plugin_and_has_no_rights() {
         "before-hook-creation,hook-succeeded"
     );
     assert_eq!(meta["annotations"]["linkerd.io/proxy-version"], "test");
-    // The plugin passes pods that are named like its agent's.
+    // The plugin skips pods that are named like the agent's.
     assert!(!meta["name"].as_str().unwrap().starts_with("linkerd-cni-"));
-    // The DaemonSet would take the pod for its own, and delete it.
+    // With this label the DaemonSet would adopt and delete the pod.
     assert!(meta["labels"].get("k8s-app").is_none());
     assert_eq!(pod["spec"]["automountServiceAccountToken"], false);
     assert!(pod["spec"].get("volumes").is_none());
@@ -57,7 +57,7 @@ fn the_test_connects_to_ports_that_are_redirected() {
         (json!({"portsToRedirect": "8080,9090"}), json!(8080), "20001"),
         (json!({"portsToRedirect": 8080, "ignoreInboundPorts": 8080}), none.clone(), "20001"),
         (json!({"ignoreInboundPorts": "1-65535"}), none, "20001"),
-        // A connection to the proxy's own port tells nothing.
+        // A connection to the proxy's own port succeeds without redirection.
         (json!({"inboundProxyPort": 20001, "outboundProxyPort": 1404}), json!(80), "80"),
     ] {
         let objects = with(values.clone());
@@ -65,7 +65,7 @@ fn the_test_connects_to_ports_that_are_redirected() {
         let probe = &proxy["startupProbe"]["tcpSocket"]["port"];
         assert_eq!(probe, &inbound, "{values}");
         assert_eq!(checker["args"][2], outbound, "{values}");
-        // Both name the proxy's outbound port, as the answer has it.
+        // Both containers get the proxy's outbound port, which the response names.
         assert_eq!(checker["args"][3], proxy["args"][1], "{values}");
     }
     let args = |values: Value| both(&with(values))[1]["args"].as_array().unwrap().clone();
@@ -76,7 +76,7 @@ fn the_test_connects_to_ports_that_are_redirected() {
 }
 
 #[test]
-fn where_the_test_could_tell_nothing_there_is_none() {
+fn there_is_no_test_pod_if_the_test_would_be_meaningless() {
     for values in [
         json!({"adminPort": null}),
         json!({"excludeNamespaces": ["linkerd-cni"]}),

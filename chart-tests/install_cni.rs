@@ -1,4 +1,4 @@
-//! `scripts/install-cni`: the flags of `linkerd install-cni`, and what they come to.
+//! `scripts/install-cni`: the flags of `linkerd install-cni` and the objects that they render.
 
 use std::path::Path;
 use std::process::{Command, Output};
@@ -29,17 +29,17 @@ fn objects(text: &str) -> Objects {
     Objects(documents.map(yaml).collect())
 }
 
-/// What the chart renders with these values, and the text that the script sets.
+/// Renders the chart with these values and the `cliVersion` that the script sets.
 fn rendered(mut values: Value) -> Vec<Value> {
     values["cliVersion"] = json!(concat!("linkerd/cli v", env!("CARGO_PKG_VERSION")));
     let mut objects = Render::new().values(&values).objects().0;
-    // Only `helm test` runs it.
+    // Only `helm test` creates this pod.
     objects.retain(|object| object["kind"] != "Pod");
     objects
 }
 
 #[test]
-fn without_flags_it_prints_the_namespace_and_the_chart() {
+fn without_flags_the_namespace_and_the_default_objects_are_printed() {
     let mut printed = printed(&[]).0;
     let namespace = printed.remove(0);
     assert_eq!(
@@ -60,9 +60,9 @@ fn without_flags_it_prints_the_namespace_and_the_chart() {
     assert_eq!(printed, rendered(json!({})));
 }
 
-/// The cases of linkerd2's own tests of the command are among these.
+/// Includes the cases of upstream's tests of the command.
 #[test]
-fn each_flag_is_the_value_that_it_was() {
+fn each_flag_sets_the_same_value_as_upstreams_command() {
     let cases = [
         (
             "--inbound-port 5143 --outbound-port=5140 --proxy-uid 12102 --proxy-gid 12102 \
@@ -89,17 +89,17 @@ fn each_flag_is_the_value_that_it_was() {
         ("--use-wait-flag", json!({"useWaitFlag": true})),
         ("--use-wait-flag=false", json!({})),
         ("--registry example.com/mirror/", json!({"image": {"registry": "example.com/mirror"}})),
-        // The default one does not win over the image's own.
+        // The default registry does not replace the registry of an image.
         (
             "--registry cr.l5d.io/linkerd --cni-image example.com/own",
             json!({"image": {"name": "example.com/own"}}),
         ),
-        // Helm's own flags win.
+        // Helm's flags win.
         (
             "--proxy-uid 1 --set proxyUID=2,resources.cpu.limit=1m --set-string podLabels.a=1",
             json!({"proxyUID": 2, "resources": {"cpu": {"limit": "1m"}}, "podLabels": {"a": "1"}}),
         ),
-        // These have no effect in linkerd2 either.
+        // These have no effect in upstream's command either.
         (
             "--control-port 5190 --admin-port 5191 --linkerd-version edge-26.8.3 -v edge-26.8.3 \
              --cni-namespace other -L linkerd --context other --verbose",
@@ -126,7 +126,7 @@ fn values_files_win_over_flags() {
 }
 
 #[test]
-fn the_environments_registry_wins_over_the_flag() {
+fn the_registry_in_the_environment_wins_over_the_flag() {
     let output = script(&["--registry", "example.com/flag"], "example.com/env");
     let objects = objects(&String::from_utf8(output.stdout).unwrap());
     let image = objects.container("install-cni")["image"].as_str().unwrap();
@@ -134,7 +134,7 @@ fn the_environments_registry_wins_over_the_flag() {
 }
 
 #[test]
-fn what_is_wrong_prints_nothing_for_kubectl() {
+fn an_invalid_flag_or_value_prints_no_objects() {
     for (flags, said) in [
         (
             &["--skip-inbound-ports", "80,x"][..],
@@ -155,22 +155,22 @@ fn what_is_wrong_prints_nothing_for_kubectl() {
         (&["--proxy-gid", "' #\n: x"], "proxyGID"),
     ] {
         let output = script(flags, "");
-        let complaint = String::from_utf8(output.stderr).unwrap();
+        let error = String::from_utf8(output.stderr).unwrap();
         assert!(!output.status.success(), "{flags:?}");
         assert!(output.stdout.is_empty(), "{flags:?}");
-        assert!(complaint.contains(said), "{flags:?}: {complaint}");
+        assert!(error.contains(said), "{flags:?}: {error}");
     }
 }
 
-/// kubectl prunes few kinds by itself.
+/// By default kubectl prunes few kinds.
 #[test]
-fn every_kind_of_the_chart_is_pruned() {
+fn the_allowlist_prunes_every_kind_of_the_chart() {
     let output = script(&["--prune-allowlist"], "");
     let allowed = String::from_utf8(output.stdout).unwrap();
     let everything = crate::helm::chart().join("ci/everything-values.yaml");
     for object in &Render::new().file(&everything).objects().0 {
         let [version, kind] = ["apiVersion", "kind"].map(|key| object[key].as_str().unwrap());
-        // kubectl asks for every kind in the list, and these two a cluster may lack.
+        // kubectl fails for a kind that the cluster lacks, and a cluster may lack these two.
         if ["Pod", "PodMonitor", "NetworkAttachmentDefinition"].contains(&kind) {
             continue;
         }
@@ -180,7 +180,7 @@ fn every_kind_of_the_chart_is_pruned() {
     }
 }
 
-/// Constructs newer than bash 3.2, and options that only the GNU tools have.
+/// Constructs newer than bash 3.2, and options of GNU tools.
 const NOT_ON_MACOS: [&str; 18] = [
     "declare -A",
     "local -A",
@@ -203,14 +203,14 @@ const NOT_ON_MACOS: [&str; 18] = [
 ];
 
 #[test]
-fn install_cni_uses_nothing_that_macos_lacks() {
+fn install_cni_uses_only_features_that_macos_has() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("scripts/install-cni");
     let text = crate::helm::read(path);
     for line in text.lines().filter(|line| !line.trim().starts_with('#')) {
         for construct in NOT_ON_MACOS {
             assert!(!line.contains(construct), "{construct}: {line}");
         }
-        // To bash 3.2 with `set -u`, an empty array is unset.
+        // In bash 3.2 with `set -u`, an empty array is unset.
         let guarded = !line.contains("[@]}") || line.contains("[@]+");
         assert!(guarded, "an array without `+`: {line}");
     }

@@ -1,7 +1,8 @@
-//! Upgrades: from linkerd2's chart, and from one version of this one to the next.
+//! Upgrades from upstream's chart, and from one version of this chart to the next.
 
 use serde_json::{Value, json};
 
+use crate::cni::upstream_entry;
 use crate::helm::{Objects, Render, chart, read, with, yaml};
 
 fn over_upstreams_values() -> Render {
@@ -10,14 +11,14 @@ fn over_upstreams_values() -> Render {
 }
 
 #[test]
-fn upstreams_values_in_place_of_ours_render_upstreams_pod() {
+fn upstreams_values_render_upstreams_pod() {
     let objects = over_upstreams_values().objects();
     let agent = objects.container("install-cni");
     assert_eq!(agent["image"], "cr.l5d.io/linkerd/cni-plugin:v1.7.0-alpha.1");
-    // Its agent has no port, so a probe would keep it from ever being ready.
+    // Upstream's agent has no admin port, so with a probe it would never get ready.
     assert!(agent.get("readinessProbe").is_none());
     assert!(agent.get("livenessProbe").is_none());
-    // Nor does it know of our variables, capabilities and keys.
+    // Upstream's agent has no use for this project's variables, capabilities and keys.
     let names = agent["env"].as_array().unwrap().iter();
     let names: Vec<_> = names.map(|variable| &variable["name"]).collect();
     assert_eq!(
@@ -31,31 +32,12 @@ fn upstreams_values_in_place_of_ours_render_upstreams_pod() {
         ]
     );
     assert_eq!(agent["securityContext"]["capabilities"]["add"], json!(["DAC_OVERRIDE"]));
-    assert_eq!(
-        objects.plugin(),
-        json!({
-            "name": "linkerd-cni",
-            "type": "linkerd-cni",
-            "log_level": "info",
-            "kubernetes": {"kubeconfig": "__KUBECONFIG_FILEPATH__"},
-            "linkerd": {
-                "incoming-proxy-port": 4143,
-                "outgoing-proxy-port": 4140,
-                "proxy-uid": 2102,
-                "ports-to-redirect": [],
-                "inbound-ports-to-ignore": ["4191", "4190"],
-                "simulate": false,
-                "use-wait-flag": false,
-                "iptables-mode": "nft",
-                "ipv6": false,
-            },
-        })
-    );
+    assert_eq!(objects.plugin(), upstream_entry());
 }
 
-/// Upstream's image with values of ours that it would refuse.
+/// Upstream's image would reject these values.
 #[test]
-fn an_image_of_upstreams_is_told_only_what_it_knows() {
+fn upstreams_image_gets_only_settings_that_it_accepts() {
     let objects = with(json!({
         "adminPort": null, "iptablesMode": "native", "ipv6": "auto", "disableIPv6": false,
         "excludeNamespaces": ["a"], "startupTaint": "a",
@@ -72,7 +54,7 @@ fn an_image_of_upstreams_is_told_only_what_it_knows() {
 }
 
 #[test]
-fn upstreams_repair_controller_keeps_its_rights() {
+fn upstreams_repair_controller_keeps_its_permissions() {
     let values = json!({"repairController": {"enabled": true}});
     let objects = over_upstreams_values().values(&values).objects();
     let rules = objects.named("ClusterRole", "linkerd-cni-repair")["rules"].to_string();
@@ -82,7 +64,7 @@ fn upstreams_repair_controller_keeps_its_rights() {
 }
 
 #[test]
-fn a_release_of_upstreams_that_lacks_a_value_renders() {
+fn upstreams_values_render_also_if_one_is_missing() {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/chart-tests/values/upstream.yaml");
     let Value::Object(values) = yaml(&read(path)) else { panic!("not a map") };
     for key in values.keys() {
@@ -95,7 +77,7 @@ fn a_release_of_upstreams_that_lacks_a_value_renders() {
 }
 
 #[test]
-fn keys_of_older_charts_do_nothing() {
+fn keys_of_older_charts_have_no_effect() {
     let legacy = json!({
         "global": {"a": 1}, "enabled": true, "partials": {"global": {}}, "namespace": "x",
         "installNamespace": true, "enablePSP": true, "linkerdVersion": "edge-1",
@@ -106,7 +88,7 @@ fn keys_of_older_charts_do_nothing() {
 }
 
 #[test]
-fn new_configuration_takes_new_pods_and_nothing_else_does() {
+fn pods_are_replaced_for_a_new_configuration_only() {
     let default = with(json!({}));
     for values in [
         json!({"logLevel": "debug"}),
@@ -125,13 +107,13 @@ fn new_configuration_takes_new_pods_and_nothing_else_does() {
         let changed = with(values.clone());
         assert_eq!(changed.checksum(), default.checksum(), "{values}");
     }
-    // Labels of objects and the like must not replace pods by another way either.
+    // Other values must not change the pod template either.
     let labelled = with(json!({"commonLabels": {"a": "b"}, "revisionHistoryLimit": 3}));
     assert_eq!(labelled.pod(), default.pod());
 }
 
 #[test]
-fn a_new_chart_with_the_same_image_leaves_the_pods_alone() {
+fn a_new_chart_version_with_the_same_image_does_not_replace_pods() {
     let bumped = |from: &str, to: &str, values: Value| -> Objects {
         let metadata = read(chart().join("Chart.yaml"));
         assert!(metadata.contains(from), "{from}");
@@ -140,7 +122,7 @@ fn a_new_chart_with_the_same_image_leaves_the_pods_alone() {
     };
     let next = bumped("\nversion: ", "\nversion: 9", json!({}));
     assert_eq!(next.pod(), with(json!({})).pod());
-    assert_ne!(next.0, with(json!({})).0, "the chart's version shows nowhere");
+    assert_ne!(next.0, with(json!({})).0, "no object has the chart's version");
 
     let pinned = json!({"image": {"version": "v1.7.0-alpha.1"}});
     let next = bumped("appVersion: \"v", "appVersion: \"v9", pinned.clone());
@@ -184,7 +166,7 @@ fn an_upgrade_in_upstreams_bin_dir_does_not_require_network_plugins() {
             let objects = over_config_map(config_map.clone(), json!({"destCNIBinDir": now}));
             let required = objects.variable("install-cni", "LINKERD_CNI_REQUIRE_NETWORK_PLUGINS");
             assert_eq!(required, "false", "{now} after {config_map}");
-            // For the next upgrade, which finds our ConfigMap.
+            // For the next upgrade, which finds this chart's ConfigMap.
             let annotations = &objects.get("ConfigMap")["metadata"]["annotations"];
             assert_eq!(annotations[BIN_DIR_IN_USE], now, "{config_map}");
         }
@@ -192,8 +174,8 @@ fn an_upgrade_in_upstreams_bin_dir_does_not_require_network_plugins() {
 }
 
 #[test]
-fn a_config_map_that_proves_nothing_leaves_the_requirement() {
-    let ours = json!({"metadata": {}, "data": {
+fn other_config_maps_keep_the_requirement_of_network_plugins() {
+    let without_annotation = json!({"metadata": {}, "data": {
         "dest_cni_bin_dir": "/opt/cni/bin", "cni_network_config": "{\"pod-detection\": \"api\"}",
     }});
     for config_map in [
@@ -204,7 +186,7 @@ fn a_config_map_that_proves_nothing_leaves_the_requirement() {
         json!({"metadata": {}, "data": {"cni_network_config": "{}"}}),
         upstreams_config_map("/elsewhere"),
         annotated_config_map("/elsewhere"),
-        ours,
+        without_annotation,
     ] {
         let objects = over_config_map(config_map.clone(), json!({}));
         let required = objects.variable("install-cni", "LINKERD_CNI_REQUIRE_NETWORK_PLUGINS");

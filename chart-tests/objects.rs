@@ -1,11 +1,11 @@
-//! Values that make objects, and those that shape the pods.
+//! Values that create objects, and values of the pods.
 
 use serde_json::{Value, json};
 
 use crate::helm::with;
 
 #[test]
-fn objects_that_are_off_are_not_there() {
+fn optional_objects_are_off_by_default() {
     let objects = with(json!({}));
     for kind in ["PodMonitor", "NetworkPolicy", "ResourceQuota", "NetworkAttachmentDefinition"] {
         assert!(!objects.have(kind), "{kind}");
@@ -13,7 +13,7 @@ fn objects_that_are_off_are_not_there() {
 }
 
 #[test]
-fn prometheus_scrapes_the_ports_that_there_are() {
+fn the_pod_monitor_scrapes_the_existing_ports() {
     let ports = |values: Value| {
         let objects = with(values);
         let monitor = objects.get("PodMonitor");
@@ -34,7 +34,7 @@ fn prometheus_scrapes_the_ports_that_there_are() {
 }
 
 #[test]
-fn the_network_policy_admits_health_and_metrics() {
+fn the_network_policy_admits_only_the_admin_port() {
     let objects = with(json!({"networkPolicy": {"enabled": true}, "adminPort": 8081}));
     assert_eq!(
         objects.get("NetworkPolicy")["spec"],
@@ -47,7 +47,7 @@ fn the_network_policy_admits_health_and_metrics() {
 }
 
 #[test]
-fn the_quota_is_for_the_pods_priority() {
+fn the_quota_has_the_priority_class_of_the_pods() {
     let class = |values: Value| {
         let objects = with(values);
         objects.get("ResourceQuota")["spec"]["scopeSelector"]["matchExpressions"][0]["values"]
@@ -60,7 +60,7 @@ fn the_quota_is_for_the_pods_priority() {
 }
 
 #[test]
-fn the_image_is_named_part_by_part() {
+fn the_image_is_composed_of_name_registry_version_and_digest() {
     let digest = format!("sha256:{}", "0".repeat(64));
     let version = concat!("v", env!("CARGO_PKG_VERSION"));
     for (values, expected) in [
@@ -80,7 +80,7 @@ fn the_image_is_named_part_by_part() {
 }
 
 #[test]
-fn what_shapes_pods_is_added_to_what_the_chart_needs() {
+fn pod_settings_are_merged_with_those_that_the_chart_requires() {
     let objects = with(json!({
         "nodeSelector": {"pool": "meshed", "kubernetes.io/os": "windows"},
         "podAnnotations": {"own": 1, "linkerd.io/inject": "enabled", "checksum/config": "x"},
@@ -107,7 +107,7 @@ fn what_shapes_pods_is_added_to_what_the_chart_needs() {
 }
 
 #[test]
-fn secrets_for_the_image_reach_pods_whose_account_comes_from_elsewhere() {
+fn pods_have_image_pull_secrets_if_the_chart_creates_no_service_account() {
     let secrets = json!([{"name": "mirror"}]);
     let values =
         |create: bool| json!({"imagePullSecrets": secrets, "serviceAccount": {"create": create}});
@@ -120,9 +120,9 @@ fn secrets_for_the_image_reach_pods_whose_account_comes_from_elsewhere() {
     assert_eq!(objects.get("Pod")["spec"]["imagePullSecrets"], secrets);
 }
 
-/// Else the agent never gets to the node, and the taint stays.
+/// Otherwise the agent is never scheduled, and the taint stays.
 #[test]
-fn the_agent_tolerates_the_taint_that_it_takes_off() {
+fn the_agent_tolerates_the_startup_taint() {
     let tolerations = |values: Value| with(values).pod()["spec"]["tolerations"].clone();
     let own = json!({"key": "example.com/wait", "operator": "Exists"});
     let narrow = json!({"operator": "Exists", "effect": "NoSchedule"});
@@ -138,12 +138,12 @@ fn the_agent_tolerates_the_taint_that_it_takes_off() {
         assert_eq!(tolerations(values), expected);
     }
     assert_eq!(tolerations(json!({"tolerations": []})), Value::Null);
-    let theirs = json!({"startupTaint": taint, "tolerations": [], "adminPort": null});
-    assert_eq!(tolerations(theirs), Value::Null);
+    let upstream = json!({"startupTaint": taint, "tolerations": [], "adminPort": null});
+    assert_eq!(tolerations(upstream), Value::Null);
 }
 
 #[test]
-fn the_programs_are_told_what_values_say() {
+fn values_reach_agent_and_repair_controller_as_variables() {
     let repair = json!({
         "enabled": true, "mode": "report", "auditIntervalSeconds": 300, "ratePerMinute": "10",
     });

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use crate::helm::{Objects, Render, chart, files, platforms, read, with};
 use crate::schema::schema;
 
-/// What differs between two renders, a line for each place.
+/// Lists the differences between two renders, one line per place.
 fn difference(place: &str, from: &Value, to: &Value, into: &mut Vec<String>) {
     match (from, to) {
         _ if from == to => {}
@@ -35,7 +35,7 @@ fn by_name(objects: &Objects) -> Value {
         let name = object["metadata"]["name"].as_str().unwrap();
         all[format!("{} {name}", object["kind"].as_str().unwrap())] = object.clone();
     }
-    // It follows from the rest.
+    // The checksum changes with the ConfigMap.
     all["DaemonSet linkerd-cni"]["spec"]["template"]["metadata"]["annotations"]
         .as_object_mut()
         .unwrap()
@@ -44,7 +44,7 @@ fn by_name(objects: &Objects) -> Value {
 }
 
 #[test]
-fn each_platform_changes_what_it_did() {
+fn the_changes_of_each_platform_are_known() {
     let default = by_name(&with(json!({})));
     let mut text = String::new();
     for (name, _) in platforms() {
@@ -57,7 +57,7 @@ fn each_platform_changes_what_it_did() {
 }
 
 #[test]
-fn a_platform_by_name_is_its_values_file() {
+fn a_platform_name_renders_the_same_as_its_values_file() {
     for (name, file) in platforms() {
         let by_file = Render::new().file(&file).objects();
         assert_eq!(with(json!({"platform": name})).0, by_file.0, "{name}");
@@ -65,7 +65,7 @@ fn a_platform_by_name_is_its_values_file() {
 }
 
 #[test]
-fn the_users_own_values_win_over_the_platforms() {
+fn values_of_the_user_win_over_those_of_the_platform() {
     let objects = with(json!({
         "platform": "openshift", "destCNIBinDir": "/opt/plugins", "cniConfFileName": "own.conf",
         "networkAttachmentDefinition": {"namespace": "multus"}, "seLinuxOptions": {"type": "own_t"},
@@ -98,7 +98,7 @@ fn schema_and_readme_name_every_platform() {
     assert_eq!(enumerated, json!(names));
 }
 
-/// Templates come in no order to rely on, so each has to apply the platform.
+/// The rendering order is undefined, so each template applies the platform.
 #[test]
 fn every_template_begins_with_the_platform() {
     for path in files(&chart().join("templates")) {

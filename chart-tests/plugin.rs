@@ -1,37 +1,24 @@
-//! The plugin's configuration, which the agent merges into the node's files.
+//! The plugin configuration, which the agent chains in network configs.
 
 use serde_json::{Value, json};
 
+use crate::cni::upstream_entry;
 use crate::helm::with;
 
 #[test]
-fn the_plugins_configuration_is_upstreams_and_more() {
-    let expected = json!({
-        "name": "linkerd-cni",
-        "type": "linkerd-cni",
-        "log_level": "info",
-        "kubernetes": {"kubeconfig": "__KUBECONFIG_FILEPATH__"},
-        "capabilities": {"io.kubernetes.cri.pod-annotations": true},
-        "linkerd": {
-            "incoming-proxy-port": 4143,
-            "outgoing-proxy-port": 4140,
-            "proxy-uid": 2102,
-            "ports-to-redirect": [],
-            "inbound-ports-to-ignore": ["4191", "4190"],
-            "simulate": false,
-            "use-wait-flag": false,
-            "iptables-mode": "auto",
-            "ipv6": false,
-            "pod-detection": "annotations",
-            "api-retry-seconds": 10,
-            "agent-namespace": "linkerd-cni",
-        },
-    });
+fn the_plugin_configuration_has_upstreams_keys_and_more() {
+    let mut expected = upstream_entry();
+    expected["capabilities"] = json!({"io.kubernetes.cri.pod-annotations": true});
+    let linkerd = &mut expected["linkerd"];
+    linkerd["iptables-mode"] = json!("auto");
+    linkerd["pod-detection"] = json!("annotations");
+    linkerd["api-retry-seconds"] = json!(10);
+    linkerd["agent-namespace"] = json!("linkerd-cni");
     assert_eq!(with(json!({})).plugin(), expected);
 }
 
 #[test]
-fn each_value_reaches_the_plugins_configuration() {
+fn each_value_reaches_the_plugin_configuration() {
     let inbound = "inbound-ports-to-ignore";
     let outbound = "outbound-ports-to-ignore";
     let cases = [

@@ -1,8 +1,11 @@
-//! The chart as people meet it: the text that helm prints, for each file in `ci`.
+//! The rendered text and the notes, for each values file in `ci`.
 
 #![allow(clippy::expect_used, clippy::unwrap_used)]
 
 mod both_helms;
+#[allow(dead_code, reason = "the plugin's tests use all of it")]
+#[path = "../src/tests/support/cni.rs"]
+mod cni;
 mod contract;
 mod docs;
 mod helm;
@@ -24,7 +27,7 @@ use serde_json::{Value, json};
 use helm::{Render, ci_values, with};
 
 #[test]
-fn each_use_renders_as_it_did() {
+fn each_values_file_renders_the_recorded_text() {
     insta::glob!("../charts/linkerd2-cni/ci", "*-values.yaml", |values| {
         let rendered = Render::new().file(values).text().unwrap();
         insta::assert_snapshot!(rendered);
@@ -32,7 +35,7 @@ fn each_use_renders_as_it_did() {
 }
 
 #[test]
-fn no_snapshot_outlives_its_values() {
+fn each_snapshot_has_a_values_file() {
     let snapshots = Path::new(env!("CARGO_MANIFEST_DIR")).join("chart-tests/snapshots");
     let of_a_file = fs::read_dir(snapshots)
         .unwrap()
@@ -42,7 +45,7 @@ fn no_snapshot_outlives_its_values() {
 }
 
 #[test]
-fn the_notes_say_what_to_do_next() {
+fn the_notes_have_the_recorded_text() {
     insta::assert_snapshot!(Render::new().notes());
     let values = json!({
         "enablePSP": true, "disableIPv6": false, "iptablesMode": "plain",
@@ -51,9 +54,9 @@ fn the_notes_say_what_to_do_next() {
     insta::assert_snapshot!(Render::new().values(&values).notes());
 }
 
-/// Who keeps the image in a mirror has to know that it comes from elsewhere now.
+/// A user with a mirror set in an old value must learn that the default image is pulled.
 #[test]
-fn the_notes_name_the_values_of_older_charts_that_are_set() {
+fn the_notes_name_values_of_older_charts_that_have_no_effect() {
     let root = schema::schema();
     let keys = root["properties"].as_object().unwrap().iter();
     let ignored = keys.filter(|(_, of)| of["description"] == "Ignored: a key of older charts");
@@ -69,12 +72,12 @@ fn the_notes_name_the_values_of_older_charts_that_are_set() {
 }
 
 #[test]
-fn the_notes_name_the_elements_of_port_lists_that_are_ignored() {
+fn the_notes_name_ignored_elements_of_port_lists() {
     let lists = json!({"ignoreInboundPorts": "80,http,+90", "ignoreOutboundPorts": "443, 1000,"});
     let notes = Render::new().values(&lists).notes();
     for line in [
-        "ignoreInboundPorts: elements that the plugin ignores, as linkerd2's does: \"http\".",
-        "ignoreOutboundPorts: elements that the plugin ignores, as linkerd2's does: \" 1000\", \"\".",
+        "ignoreInboundPorts: the plugin ignores these invalid elements, as upstream does: \"http\".",
+        "ignoreOutboundPorts: the plugin ignores these invalid elements, as upstream does: \" 1000\", \"\".",
     ] {
         assert!(notes.contains(line), "{line}: {notes}");
     }
@@ -85,10 +88,10 @@ fn the_notes_name_the_elements_of_port_lists_that_are_ignored() {
 
 /// `linkerd check --pre` fails if the control plane's namespace exists.
 #[test]
-fn the_notes_warn_of_the_control_planes_namespace() {
+fn the_notes_warn_about_the_control_planes_namespace() {
     let notes = |namespace| Render::new().namespace(namespace).notes();
-    assert!(notes("linkerd").contains("It fails here"));
-    assert!(!notes("linkerd-cni").contains("It fails here"));
+    assert!(notes("linkerd").contains("This check fails"));
+    assert!(!notes("linkerd-cni").contains("This check fails"));
 }
 
 #[test]
@@ -100,7 +103,7 @@ fn rendering_twice_gives_the_same_text() {
 }
 
 #[test]
-fn nothing_is_null() {
+fn no_field_is_null() {
     for values in ci_values() {
         let objects = Render::new().file(&values).objects();
         assert_no_null(&values.display().to_string(), &json!(objects.0));
@@ -136,10 +139,10 @@ fn assert_no_null(place: &str, value: &Value) {
     }
 }
 
-/// Names of namespaces and classes may look like YAML's numbers, booleans (Kubernetes
-/// reads YAML 1.1, in which `on` is one) and nulls.
+/// Names of namespaces and classes may look like YAML numbers, booleans (`on` in YAML 1.1, which
+/// Kubernetes reads) and nulls.
 #[test]
-fn a_name_that_looks_like_something_else_stays_a_name() {
+fn a_name_that_looks_like_another_yaml_type_stays_a_string() {
     for name in ["123", "1e3", "0o7", "0x10", "on", "no", "y", "true", "null"] {
         let text = Render::new()
             .namespace(name)
@@ -161,7 +164,7 @@ fn a_name_that_looks_like_something_else_stays_a_name() {
             }
         }
     }
-    // In an image's name YAML's own signs count.
+    // An image name may begin with an indicator of YAML.
     for name in ["&x", "*x", "!x", "[x", "{x", "%x", "`x", "'x", "\"x", "#x"] {
         let objects = with(json!({"image": {"name": name, "version": "v1"}}));
         let image = &objects.container("install-cni")["image"];
@@ -169,9 +172,9 @@ fn a_name_that_looks_like_something_else_stays_a_name() {
     }
 }
 
-/// Server-side apply merges these lists by name and refuses a name that comes twice.
+/// Server-side apply merges these lists by name and rejects duplicates.
 #[test]
-fn names_in_a_list_come_once() {
+fn names_in_lists_are_unique() {
     for values in ci_values() {
         let objects = Render::new().file(&values).objects();
         let pod = &objects.pod()["spec"];
@@ -183,7 +186,7 @@ fn names_in_a_list_come_once() {
             assert_distinct(&container["volumeMounts"], "mountPath");
             ports.extend(container["ports"].as_array().into_iter().flatten().cloned());
         }
-        // The containers of a pod share its network.
+        // The containers of a pod share its ports.
         assert_distinct(&json!(ports), "name");
         assert_distinct(&json!(ports), "containerPort");
     }
@@ -193,6 +196,6 @@ fn assert_distinct(list: &Value, key: &str) {
     let list = list.as_array().map(Vec::as_slice).unwrap_or_default();
     for (index, item) in list.iter().enumerate() {
         let twice = list[..index].iter().any(|other| other[key] == item[key]);
-        assert!(!twice, "{key} {} comes twice", item[key]);
+        assert!(!twice, "{key} {} is not unique", item[key]);
     }
 }

@@ -1,21 +1,21 @@
-//! What values.schema.json lets through.
+//! Values that values.schema.json and the templates accept or reject.
 
 use std::collections::BTreeSet;
 
 use serde_json::{Map, Value, json};
 
-use crate::helm::{chart, read, refusal, with, yaml};
+use crate::helm::{chart, read, rejection, with, yaml};
 
 pub fn schema() -> Value {
     serde_json::from_str(&read(chart().join("values.schema.json"))).unwrap()
 }
 
-/// The schema itself, or the definition it points to.
+/// Returns the schema itself, or the definition that it refers to.
 fn resolve<'a>(root: &'a Value, schema: &'a Value) -> &'a Value {
     match schema.get("$ref") {
         Some(target) => {
             let pointer = target.as_str().unwrap().strip_prefix('#');
-            let pointer = pointer.expect("a $ref out of the file: helm would fetch it");
+            let pointer = pointer.expect("a $ref to another file, which helm would fetch");
             root.pointer(pointer).unwrap()
         }
         None => schema,
@@ -30,8 +30,8 @@ fn types(schema: &Value) -> Vec<&str> {
     }
 }
 
-/// Values that must not render, and what is said against each.
-pub fn wrong() -> Vec<(Value, &'static str)> {
+/// Invalid values, and part of the error message for each.
+pub fn invalid() -> Vec<(Value, &'static str)> {
     vec![
         (json!({"destCniNetDir": "/x"}), "additional properties 'destCniNetDir' not allowed"),
         (json!({"image": {"tag": "x"}}), "at '/image': additional properties 'tag' not allowed"),
@@ -55,20 +55,20 @@ pub fn wrong() -> Vec<(Value, &'static str)> {
         (json!({"outboundProxyPort": 0}), "at '/outboundProxyPort': minimum: got 0, want 1"),
         (json!({"proxyUID": 0}), "at '/proxyUID': minimum: got 0, want 1"),
         (json!({"proxyGID": -2}), "at '/proxyGID': minimum: got -2, want -1"),
-        // Strings, as `--set-string` and scripts/install-cni send them.
+        // Strings, as from `--set-string` and scripts/install-cni.
         (json!({"proxyUID": "2147483648"}), "proxyUID: 2147483648 is above 2147483647"),
         (json!({"proxyGID": "4294967296"}), "proxyGID: 4294967296 is above 2147483647"),
         (json!({"proxyUID": 2_147_483_648_u32}), "at '/proxyUID': maximum: got"),
-        // The plugin would fail every meshed pod for it.
+        // The plugin would fail every meshed pod.
         (json!({"portsToRedirect": "80,0"}), "at '/portsToRedirect': '80,0' does not match"),
         (json!({"portsToRedirect": 0}), "at '/portsToRedirect': minimum: got 0, want 1"),
         (json!({"portsToRedirect": "80-90"}), "at '/portsToRedirect': '80-90' does not match"),
         (json!({"ignoreInboundPorts": [80, 90]}), "at '/ignoreInboundPorts': got array"),
         (json!({"portsToRedirect": "80,70000"}), "portsToRedirect: \"70000\" is above 65535"),
-        // No meshed pod would start, with linkerd2's plugin neither.
+        // No meshed pod would start. Upstream's plugin fails, too.
         (
             json!({"ignoreOutboundPorts": "90-80"}),
-            "ignoreOutboundPorts: \"90-80\" is neither a port nor a range, and no other element is left",
+            "ignoreOutboundPorts: \"90-80\" is neither a port nor a range, and the list has no valid element",
         ),
         (
             json!({"ignoreInboundPorts": "80,70000", "strictAnnotations": true}),
@@ -80,7 +80,7 @@ pub fn wrong() -> Vec<(Value, &'static str)> {
         ),
         (json!({"strictAnnotations": "true"}), "at '/strictAnnotations': got string"),
         (json!({"skipSubnets": "10.0.0.0"}), "at '/skipSubnets': '10.0.0.0' does not match"),
-        // The plugin would fail every meshed pod for these.
+        // The plugin would fail every meshed pod.
         (
             json!({"skipSubnets": "10.0.0.0/8,10.0.0.0/33"}),
             "skipSubnets: \"10.0.0.0/33\" is not a CIDR",
@@ -100,20 +100,20 @@ pub fn wrong() -> Vec<(Value, &'static str)> {
         ),
         (
             json!({"updateStrategy": {"rollingUpdate": {"maxSurge": 1}}}),
-            "maxSurge needs maxUnavailable: 0",
+            "maxSurge requires maxUnavailable: 0",
         ),
-        // Kubernetes takes 1 for a maxUnavailable that is not there.
+        // Kubernetes' default for maxUnavailable is 1.
         (
             json!({"updateStrategy": {"rollingUpdate": {"maxSurge": 1, "maxUnavailable": null}}}),
-            "maxSurge needs maxUnavailable: 0",
+            "maxSurge requires maxUnavailable: 0",
         ),
         (
             json!({"updateStrategy": {"rollingUpdate": {"maxUnavailable": 0}}}),
-            "maxUnavailable: 0 needs maxSurge",
+            "maxUnavailable: 0 requires maxSurge",
         ),
         (
             json!({"updateStrategy": {"rollingUpdate": {"maxUnavailable": "0%", "maxSurge": 0}}}),
-            "maxUnavailable: 0 needs maxSurge",
+            "maxUnavailable: 0 requires maxSurge",
         ),
         (
             json!({"adminPort": 9990, "repairController": {"enabled": true}}),
@@ -132,7 +132,7 @@ pub fn wrong() -> Vec<(Value, &'static str)> {
         (json!({"image": {"digest": "0123"}}), "at '/image/digest': '0123' does not match"),
         (json!({"ipv6": "maybe"}), "at '/ipv6': value must be one of '', 'auto'"),
         (json!({"apiRetrySeconds": 0}), "at '/apiRetrySeconds': minimum: got 0, want 1"),
-        // Less than an uninstall takes.
+        // Shorter than an uninstall can take.
         (
             json!({"terminationGracePeriodSeconds": 29}),
             "at '/terminationGracePeriodSeconds': minimum: got 29, want 30",
@@ -142,7 +142,7 @@ pub fn wrong() -> Vec<(Value, &'static str)> {
             "at '/terminationGracePeriodSeconds': '29' does not match",
         ),
         (json!({"startupTaint": "key=value:NoSchedule"}), "at '/startupTaint'"),
-        (json!({"chained": false, "ownConfig": true}), "ownConfig: it is a copy of a chain"),
+        (json!({"chained": false, "ownConfig": true}), "ownConfig: true requires chained: true"),
         // The repair controller would not start.
         (
             json!({"repairController": {"enabled": true, "logLevel": "inof"}}),
@@ -155,13 +155,13 @@ pub fn wrong() -> Vec<(Value, &'static str)> {
         // The agent would not start.
         (
             json!({"ownConfig": true, "cniConfFileName": "00-own.conf"}),
-            "cniConfFileName: with ownConfig it must end in .conflist",
+            "cniConfFileName: with ownConfig: true the name must end in .conflist",
         ),
         (
             json!({"image": {"name": "example.com/cni-plugin:v1"}}),
             "at '/image/name': 'example.com/cni-plugin:v1' does not match",
         ),
-        // Beyond an integer, where it would become another number.
+        // Above the largest integer: another number would be rendered.
         (
             json!({"podAnnotations": {"build": 12_345_678_901_234_567_890_u64}}),
             "at '/podAnnotations/build': maximum",
@@ -172,7 +172,7 @@ pub fn wrong() -> Vec<(Value, &'static str)> {
                 "version": format!("v1@sha256:{}", "0".repeat(64)),
                 "digest": format!("sha256:{}", "0".repeat(64)),
             }}),
-            "image.digest: image.version has a digest already",
+            "image.digest: image.version already has a digest",
         ),
         (
             json!({"extraEnv": [{"name": "SLEEP", "value": "x"}]}),
@@ -182,26 +182,26 @@ pub fn wrong() -> Vec<(Value, &'static str)> {
             json!({"repairController": {
                 "enabled": true, "mode": "in-place", "enableSecurityContext": false,
             }}),
-            "mode in-place and the audit enter pods' network namespaces",
+            "mode in-place and audits enter pods' network namespaces",
         ),
         (
             json!({"adminPort": null, "podMonitor": {"enabled": true}}),
-            "podMonitor: linkerd2's image",
+            "podMonitor: upstream's image",
         ),
     ]
 }
 
 #[test]
-fn a_wrong_value_is_refused_by_name() {
-    for (values, expected) in wrong() {
-        let complaint = refusal(&values);
-        assert!(complaint.contains(expected), "{values}: {complaint}");
+fn an_invalid_value_is_rejected_with_its_name_and_reason() {
+    for (values, expected) in invalid() {
+        let error = rejection(&values);
+        assert!(error.contains(expected), "{values}: {error}");
     }
 }
 
-/// The complaint has the names that begin as the wrong one does, and no more.
+/// The error message has the names with the same first letter, and no others.
 #[test]
-fn a_misspelt_name_is_answered_with_the_right_ones() {
+fn the_error_for_a_misspelt_name_suggests_similar_names() {
     for (values, near, far) in [
         (json!({"destCniNetDir": "/x"}), "'destCNINetDir'", "'proxyUID'"),
         (json!({"ProxyUid": 1}), "'proxyUID'", "'destCNINetDir'"),
@@ -213,20 +213,20 @@ fn a_misspelt_name_is_answered_with_the_right_ones() {
             "'proxyUID'",
         ),
     ] {
-        let complaint = refusal(&values);
-        assert!(complaint.contains(near), "{values}: {complaint}");
-        assert!(!complaint.contains(far), "{values}: {complaint}");
+        let error = rejection(&values);
+        assert!(error.contains(near), "{values}: {error}");
+        assert!(!error.contains(far), "{values}: {error}");
     }
 }
 
 #[test]
-fn what_set_and_quotes_make_of_a_value_is_accepted() {
+fn strings_and_numbers_are_accepted_alike() {
     for values in [
         json!({"inboundProxyPort": "4143", "proxyUID": "2102", "proxyGID": "-1", "revisionHistoryLimit": "3"}),
         json!({"portsToRedirect": 80, "ignoreInboundPorts": 25, "ignoreOutboundPorts": 25}),
         json!({"resources": {"cpu": {"limit": 0.5, "request": "10m"}, "memory": {"limit": "1e6"}}}),
         json!({"updateStrategy": {"rollingUpdate": {"maxSurge": "10%", "maxUnavailable": 0}}}),
-        // Kubernetes does not look at the pace then.
+        // Kubernetes ignores rollingUpdate with OnDelete.
         json!({"updateStrategy": {"type": "OnDelete", "rollingUpdate": {"maxUnavailable": 0}}}),
         json!({"skipSubnets": "10.0.0.1/8, ::/0,fd00:1:2::/48,::ffff:10.0.0.0/104,0.0.0.0/0"}),
         json!({"image": {"name": "localhost:5000/cni-plugin"}}),
@@ -239,21 +239,21 @@ fn what_set_and_quotes_make_of_a_value_is_accepted() {
     }
 }
 
-/// Generated from the schema, so that no new value is forgotten.
+/// The cases are generated from the schema, so that they include every new value.
 #[test]
-fn every_value_refuses_a_wrong_type() {
+fn every_value_rejects_a_wrong_type() {
     let root = schema();
     let mut wrong = Vec::new();
     collect(&root, &root, "", &|value| value, &mut wrong);
     assert!(wrong.len() > 50, "only {} cases", wrong.len());
     for (pointer, values) in wrong {
-        let complaint = refusal(&values);
-        assert!(complaint.contains(&format!("at '{pointer}': got ")), "{values}: {complaint}");
+        let error = rejection(&values);
+        assert!(error.contains(&format!("at '{pointer}': got ")), "{values}: {error}");
     }
 }
 
-/// Adds, for each property below `schema`, values in which just that one has a
-/// wrong type. `wrap` puts a value where the schema applies.
+/// Adds, for each property in `schema`, values in which only this property has a wrong type. `wrap`
+/// puts a value where the schema applies.
 fn collect(
     root: &Value,
     schema: &Value,
@@ -289,7 +289,7 @@ fn collect(
     }
 }
 
-/// The words of all `enum`s.
+/// Collects the words of all `enum`s.
 fn enumerated<'a>(schema: &'a Value, into: &mut BTreeSet<&'a str>) {
     let words = schema["enum"].as_array().into_iter().flatten();
     into.extend(words.filter_map(Value::as_str));
@@ -299,7 +299,7 @@ fn enumerated<'a>(schema: &'a Value, into: &mut BTreeSet<&'a str>) {
 }
 
 #[test]
-fn every_object_with_named_properties_is_closed_and_suggests_them() {
+fn every_object_with_named_properties_is_closed_and_suggests_names() {
     fn walk(place: &str, node: &Value) {
         if let Value::Object(fields) = node {
             if fields.get("properties").is_some_and(Value::is_object) && fields.contains_key("type")
@@ -309,7 +309,7 @@ fn every_object_with_named_properties_is_closed_and_suggests_them() {
                 let keys: BTreeSet<_> = keys.map(String::as_str).collect();
                 let mut suggested = BTreeSet::new();
                 enumerated(&node["propertyNames"], &mut suggested);
-                // Where there is but one name, it needs no list.
+                // A single name needs no list.
                 assert!(suggested == keys || keys.len() == 1, "{place}: {suggested:?}");
             }
             for (key, field) in fields {
@@ -318,13 +318,13 @@ fn every_object_with_named_properties_is_closed_and_suggests_them() {
         }
     }
     walk("", &schema());
-    // Helm's validator does not look at it.
+    // Helm's validator ignores `format`.
     assert!(!read(chart().join("values.schema.json")).contains("\"format\""));
 }
 
 #[test]
 fn schema_and_values_name_the_same_keys() {
-    /// Kubernetes' own fields; values.yaml shows only those with a default.
+    /// Fields of Kubernetes. values.yaml has only those with a default.
     const KUBERNETES: [&str; 5] =
         ["affinity", "nodeAffinity", "securityContext", "seLinuxOptions", "updateStrategy"];
 
@@ -345,7 +345,7 @@ fn schema_and_values_name_the_same_keys() {
             }
         }
     }
-    // The other way round, helm refuses to render the defaults.
+    // If the schema lacks a key of values.yaml, Helm rejects the defaults.
     let root = schema();
     compare(&root, "", &root, &yaml(&read(chart().join("values.yaml"))));
 }

@@ -1,11 +1,11 @@
-//! What the chart may do in a cluster and on a node, and no more.
+//! Permissions in the cluster and privileges on the node.
 
 use serde_json::{Value, json};
 
 use crate::helm::{Objects, with};
 
-/// What each account may do: "role: group/resource=name verbs".
-fn rights(objects: &Objects, account: &str) -> Vec<String> {
+/// Returns the permissions of a ServiceAccount as "role: group/resource=name verbs".
+fn permissions(objects: &Objects, account: &str) -> Vec<String> {
     let mut all = Vec::new();
     for binding in &objects.0 {
         let subjects = binding["subjects"].as_array();
@@ -54,23 +54,27 @@ const AGENT: [&str; 4] = [
 ];
 
 #[test]
-fn the_token_on_the_node_reads_what_the_plugin_reads() {
+fn the_token_on_the_node_may_only_read_what_the_plugin_reads() {
     for values in [
         json!({}),
         json!({"repairController": {"enabled": true}, "startupTaint": "a", "platform": "openshift"}),
     ] {
-        assert_eq!(rights(&with(values), "linkerd-cni-plugin"), PLUGIN);
+        assert_eq!(permissions(&with(values), "linkerd-cni-plugin"), PLUGIN);
     }
 }
 
 #[test]
-fn the_agent_has_the_rights_of_what_is_on() {
+fn the_agent_has_only_permissions_of_enabled_features() {
     let of = |values: Value, more: &[&str]| {
         let expected = [&PLUGIN[..], &AGENT, more].concat();
-        let mut found = rights(&with(values.clone()), "linkerd-cni");
-        // Cluster-wide ones come first.
-        found.sort_by_key(|right| {
-            (right.contains("linkerd-cni-"), right.contains("-repair"), right.contains("-taint"))
+        let mut found = permissions(&with(values.clone()), "linkerd-cni");
+        // Roles of the plugin, the agent, the repair controller, the taint.
+        found.sort_by_key(|permission| {
+            (
+                permission.contains("linkerd-cni-"),
+                permission.contains("-repair"),
+                permission.contains("-taint"),
+            )
         });
         assert_eq!(found, expected, "{values}");
     };
@@ -89,11 +93,11 @@ fn the_agent_has_the_rights_of_what_is_on() {
     let objects = with(json!({"openshift": {"enabled": true}}));
     let scc =
         "Role linkerd-cni-agent: security.openshift.io/securitycontextconstraints=privileged use";
-    assert!(rights(&objects, "linkerd-cni").contains(&scc.to_string()));
+    assert!(permissions(&objects, "linkerd-cni").contains(&scc.to_string()));
 }
 
 #[test]
-fn accounts_and_rights_can_come_from_elsewhere() {
+fn without_rbac_and_service_accounts_only_other_objects_are_rendered() {
     let on = json!({"repairController": {"enabled": true}, "startupTaint": "a"});
     let mut values = on.clone();
     values["rbac"]["create"] = json!(false);
@@ -105,9 +109,9 @@ fn accounts_and_rights_can_come_from_elsewhere() {
     assert!(with(on).have("ServiceAccount"));
 }
 
-/// A pod gets the token of its account only where the DaemonSet asks for it.
+/// Only the DaemonSet's pods mount a token.
 #[test]
-fn no_account_gives_its_token_to_other_pods() {
+fn only_pods_of_the_daemonset_mount_a_token() {
     let objects = with(json!({}));
     for account in ["linkerd-cni", "linkerd-cni-plugin"] {
         let account = objects.named("ServiceAccount", account);
@@ -119,7 +123,7 @@ fn no_account_gives_its_token_to_other_pods() {
 }
 
 #[test]
-fn the_agent_has_the_capabilities_that_it_uses() {
+fn the_agent_has_only_the_capabilities_that_it_uses() {
     let context = |values: Value| with(values).container("install-cni")["securityContext"].clone();
     let expected = |add: Value| {
         json!({
@@ -150,17 +154,17 @@ fn the_agent_has_the_capabilities_that_it_uses() {
     );
 }
 
-/// Without it the controller looks into /etc/cni/net.d, which on k3s is not there.
+/// Without the variable the controller uses /etc/cni/net.d, which k3s does not have.
 #[test]
-fn the_repair_controller_is_told_the_directory_that_is_mounted_for_it() {
+fn the_repair_controller_uses_the_net_dir_that_is_mounted() {
     let values =
         json!({"platform": "k3s", "repairController": {"enabled": true, "mode": "in-place"}});
     let objects = with(values);
     let repair = objects.container("repair-controller");
     let source =
         json!({"configMapKeyRef": {"name": "linkerd-cni-config", "key": "dest_cni_net_dir"}});
-    let told = json!({"name": "DEST_CNI_NET_DIR", "valueFrom": source});
-    assert!(repair["env"].as_array().unwrap().contains(&told), "{repair}");
+    let variable = json!({"name": "DEST_CNI_NET_DIR", "valueFrom": source});
+    assert!(repair["env"].as_array().unwrap().contains(&variable), "{repair}");
     let dir = objects.get("ConfigMap")["data"]["dest_cni_net_dir"].as_str().unwrap();
     let mounts = repair["volumeMounts"].as_array().unwrap();
     let mount = mounts.iter().find(|mount| mount["name"] == "cni-net-dir");
@@ -168,7 +172,7 @@ fn the_repair_controller_is_told_the_directory_that_is_mounted_for_it() {
 }
 
 #[test]
-fn the_repair_controller_enters_pods_only_where_it_has_to() {
+fn the_repair_controller_can_enter_pods_only_in_modes_that_require_it() {
     let repair = |values: Value| {
         let objects = with(json!({"repairController": values}));
         (

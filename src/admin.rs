@@ -110,7 +110,7 @@ fn accept(listener: &TcpListener, clients: &mut VecDeque<Client>) -> io::Result<
         }
         if clients.len() == MAX_CLIENTS {
             clients.pop_front();
-            tracing::debug!("admin server: too many clients, the oldest is dropped");
+            tracing::debug!("admin server: too many clients, closing the oldest");
         }
         clients.push_back(Client {
             stream,

@@ -2,60 +2,33 @@
 //! namespace, and the proxy container. Pure; the plugin and the repair controller fetch the
 //! values.
 
+pub mod annotation;
 pub mod families;
 pub mod ignored;
-mod lists;
-mod members;
 pub mod pod;
+mod port_lists;
+mod proxy_user;
 mod redirect;
+mod section;
 
-use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use serde_json::Value;
 
-use crate::cni::error::{Error, code};
+use crate::cni::error::Error;
 use crate::cni::object::Object;
 use crate::firewall::IptablesMode;
 use crate::ports::PortRange;
-use crate::quote::quote;
 use crate::rules::Redirect;
+pub use annotation::Annotations;
 use ignored::Ignored;
-use members::Section;
-
-/// Annotations of a pod or its namespace that change its redirect rules.
-pub mod annotation {
-    pub const SKIP_OUTBOUND_PORTS: &str = "config.linkerd.io/skip-outbound-ports";
-    pub const SKIP_INBOUND_PORTS: &str = "config.linkerd.io/skip-inbound-ports";
-    pub const SKIP_SUBNETS: &str = "config.linkerd.io/skip-subnets";
-    pub const PROXY_UID: &str = "config.linkerd.io/proxy-uid";
-    pub const PROXY_GID: &str = "config.linkerd.io/proxy-gid";
-    pub const INBOUND_PORT: &str = "config.linkerd.io/inbound-port";
-    pub const OUTBOUND_PORT: &str = "config.linkerd.io/outbound-port";
-    pub const CONTROL_PORT: &str = "config.linkerd.io/control-port";
-    pub const ADMIN_PORT: &str = "config.linkerd.io/admin-port";
-
-    /// Ports of the proxy. The proxy container also states them, so a pod without them does
-    /// not cause a request for its namespace.
-    pub const PROXY_PORTS: [&str; 4] = [INBOUND_PORT, OUTBOUND_PORT, CONTROL_PORT, ADMIN_PORT];
-
-    /// Annotations that upstream's plugin reads. If the pod lacks one, the namespace's value
-    /// applies.
-    pub const UPSTREAM_KEYS: [&str; 5] =
-        [SKIP_OUTBOUND_PORTS, SKIP_INBOUND_PORTS, SKIP_SUBNETS, PROXY_UID, PROXY_GID];
-}
-
-const CONFIG_REMEDY: &str =
-    "the entry comes from the ConfigMap linkerd-cni-config, made by the chart's values";
+use section::Section;
 
 /// Namespace and DaemonSet of the agent if the plugin entry does not name them.
 const DEFAULT_AGENT_NAME: &str = "linkerd-cni";
 /// Default of [`Config::api_budget`]. Runtimes allow minutes for an ADD and retry a failed one.
 const DEFAULT_API_BUDGET: Duration = Duration::from_secs(10);
-
-/// Annotation keys and values.
-pub type Annotations = BTreeMap<String, String>;
 
 /// How the plugin finds out whether a pod is meshed: the key `pod-detection`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -175,18 +148,18 @@ impl Config {
     pub fn read_leniently(config: &Object) -> Self {
         let mut problem = None;
         let mut top = Section::top(config, &mut problem);
-        let log_level = top.read("log_level", "a text", members::string);
+        let log_level = top.read("log_level", "a string", section::string);
         let mut kubernetes = Section::of("kubernetes", config, &mut problem);
-        let kubeconfig = kubernetes.read("kubeconfig", "a path", members::string);
+        let kubeconfig = kubernetes.read("kubeconfig", "a path", section::string);
         let mut linkerd = Section::of("linkerd", config, &mut problem);
         let mode =
             linkerd.read("iptables-mode", "one of auto, native, nft, legacy and plain", parse_mode);
         let ipv6 = linkerd.read("ipv6", "one of true, false and \"auto\"", parse_ipv6);
         let detection =
             linkerd.read("pod-detection", "one of annotations and api", parse_detection);
-        let budget = linkerd.read("api-retry-seconds", "from 1 to 60", parse_budget);
+        let budget = linkerd.read("api-retry-seconds", "a whole number from 1 to 60", parse_budget);
         let mut agent_name = |key: &str| {
-            let name = linkerd.read(key, "a text", members::string);
+            let name = linkerd.read(key, "a string", section::string);
             name.unwrap_or_else(|| DEFAULT_AGENT_NAME.to_owned())
         };
         let agent_namespace = agent_name("agent-namespace");
@@ -252,19 +225,6 @@ fn parse_detection(value: &Value) -> Option<Detection> {
 fn parse_budget(value: &Value) -> Option<Duration> {
     let seconds = value.as_u64().filter(|seconds| (1..=60).contains(seconds));
     seconds.map(Duration::from_secs)
-}
-
-fn config_error(key: &str, problem: &str) -> Error {
-    Error::new(
-        code::INVALID_CONFIG,
-        format!("network configuration of linkerd-cni: \"linkerd\": \"{key}\": {problem}"),
-    )
-    .with_details(CONFIG_REMEDY)
-}
-
-fn annotation_error(key: &str, value: &str, problem: &str) -> Error {
-    Error::new(code::ANNOTATION, format!("annotation {key}: {}: {problem}", quote(value)))
-        .with_details("correct the annotation of the pod or of its namespace")
 }
 
 #[cfg(test)]

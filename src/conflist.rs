@@ -5,36 +5,34 @@
 //! the conflist byte for byte.
 //!
 //! - [`Entry`]: the plugin entry, rendered from the chart's template
-//! - [`Conflist`]: a conflist, with and without the plugin entry
+//! - [`Conflist`]: adds the plugin entry to a conflist and removes it
 //! - [`wrap`]: makes a conflist from a single plugin's `.conf` or `.json`
-//! - [`plugin_entry`], [`plugin_types`], [`may_call_plugin`]: what a network config calls
-//! - [`mode`]: in which files the plugin entry belongs
-//! - [`net_dir`]: reads the network configs of the host
-//! - [`plan`]: decides which files to write and to restore
+//! - [`plugin_entry`], [`plugin_types`], [`may_call_plugin`]: the plugins that a network config calls
+//! - [`chain_mode`]: the network configs that get the plugin entry
+//! - [`net_dir`]: reads the network configs of the host, in the order in which runtimes look for one
+//! - [`plan`]: the active network config, and the files to write and to restore
 //! - [`saved_state`]: original files, saved on the host for uninstall
 //!
 //! Only `net_dir` and `saved_state` access files.
 
-mod calls;
-mod document;
+mod borrowed_object;
+mod called_plugins;
+pub mod chain_mode;
+mod conf;
 mod entry;
 mod error;
-#[cfg(test)]
-mod generated;
-pub mod mode;
 pub mod net_dir;
-mod object;
 pub mod plan;
 pub mod saved_state;
-mod single;
+mod splice;
 #[cfg(test)]
 mod tests;
 
-pub use calls::{PluginEntry, may_call_plugin, plugin_entry, plugin_types};
-pub use document::Conflist;
+pub use called_plugins::{ChainedEntry, may_call_plugin, plugin_entry, plugin_types};
+pub use conf::{check_conf_loadable, wrap};
 pub use entry::{Entry, PLACEHOLDER};
 pub use error::Error;
-pub use single::{conf_loadable, wrap};
+pub use splice::Conflist;
 
 /// `type` of the plugin entry, and file name of the plugin binary on the host.
 pub const PLUGIN: &str = "linkerd-cni";

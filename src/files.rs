@@ -4,26 +4,24 @@
 //! old file. So readers never see half a file, and a running binary is never truncated. The
 //! temporary file is in the same directory because runtimes notice only renames within it.
 
-use std::fs::{self, File, Metadata, Permissions};
+use std::fs::{self, File, Metadata, OpenOptions, Permissions};
 use std::io::{self, Read, Write};
-use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt, symlink};
 use std::os::unix::net::UnixDatagram;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-mod access;
-mod aside;
-mod attributes;
-mod error;
-mod exchange;
-pub mod regular;
-mod remedy;
-mod temporary;
+use nix::fcntl::OFlag;
+use nix::unistd::{getegid, geteuid};
 
-pub use access::Access;
-pub use aside::Aside;
-pub use error::Error;
-pub use remedy::remedy;
+mod atomic_replace;
+mod error;
+mod staged_removal;
+mod temporary;
+mod xattr;
+
+pub use error::{Error, remedy};
+pub use staged_removal::StagedRemoval;
 pub use temporary::{TEMPORARY, is_temporary};
 
 use error::failed;
@@ -32,28 +30,58 @@ use temporary::{Temporary, sync_dir};
 /// Largest file that [`read`] reads, in bytes. The agent only reads files far smaller than this.
 pub const LIMIT: u64 = 5 << 20;
 
+/// Permission bits and owner of a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FileAccess {
+    /// Permission bits, including setuid, setgid and sticky.
+    pub mode: u32,
+    pub uid: u32,
+    pub gid: u32,
+}
+
+impl FileAccess {
+    /// Returns the access of an existing file.
+    pub fn of(metadata: &Metadata) -> FileAccess {
+        FileAccess { mode: metadata.mode() & 0o7777, uid: metadata.uid(), gid: metadata.gid() }
+    }
+
+    /// Returns the access of a file with the permission bits `mode` and the user and group of this
+    /// process.
+    pub fn own(mode: u32) -> FileAccess {
+        FileAccess { mode, uid: geteuid().as_raw(), gid: getegid().as_raw() }
+    }
+}
+
+/// Opens a file that other programs control, for reading. `None` if `path` is not a regular file.
+/// Does not block, even if `path` is a FIFO.
+pub fn open_regular(path: &Path) -> io::Result<Option<(File, Metadata)>> {
+    let file = OpenOptions::new().read(true).custom_flags(OFlag::O_NONBLOCK.bits()).open(path)?;
+    let metadata = file.metadata()?;
+    Ok(metadata.is_file().then_some((file, metadata)))
+}
+
 /// Opens a regular file for reading. Fails for any other kind of file.
 fn open(path: &Path) -> Result<(File, Metadata), Error> {
-    let opened = regular::open(path).map_err(failed("read", path))?;
-    opened.ok_or_else(|| Error::Unfit { path: path.to_owned(), what: "is not a regular file" })
+    let opened = open_regular(path).map_err(failed("read", path))?;
+    opened.ok_or_else(|| Error::Unusable { path: path.to_owned(), why: "is not a regular file" })
 }
 
 /// Reads a regular file, with its access.
 ///
 /// # Errors
 /// Fails if the file is missing, not regular or larger than [`LIMIT`] bytes.
-pub fn read(path: &Path) -> Result<(Vec<u8>, Access), Error> {
+pub fn read(path: &Path) -> Result<(Vec<u8>, FileAccess), Error> {
     let (file, metadata) = open(path)?;
     let mut bytes = Vec::new();
     file.take(LIMIT + 1).read_to_end(&mut bytes).map_err(failed("read", path))?;
     if bytes.len() as u64 > LIMIT {
-        return Err(Error::Unfit { path: path.to_owned(), what: "is larger than 5 MiB" });
+        return Err(Error::Unusable { path: path.to_owned(), why: "is larger than 5 MiB" });
     }
-    Ok((bytes, Access::of(&metadata)))
+    Ok((bytes, FileAccess::of(&metadata)))
 }
 
 /// Returns whether the regular file at `path` contains `bytes`. The file can be of any size.
-pub fn holds(path: &Path, bytes: &[u8]) -> Result<bool, Error> {
+pub fn contains(path: &Path, bytes: &[u8]) -> Result<bool, Error> {
     let (mut file, _) = open(path)?;
     let mut buffer = vec![0; 64 << 10];
     let mut kept = 0;
@@ -74,7 +102,7 @@ pub fn holds(path: &Path, bytes: &[u8]) -> Result<bool, Error> {
 }
 
 /// Writes `bytes` to a new file and replaces `path` with it.
-pub fn write(path: &Path, bytes: &[u8], access: Access) -> Result<(), Error> {
+pub fn write(path: &Path, bytes: &[u8], access: FileAccess) -> Result<(), Error> {
     let temporary = Temporary::beside(path)?;
     temporary.fill(access, |file| file.write_all(bytes))?;
     temporary.rename()
@@ -84,18 +112,18 @@ pub fn write(path: &Path, bytes: &[u8], access: Access) -> Result<(), Error> {
 ///
 /// # Errors
 /// Fails with [`Error::Raced`] if `path` exists.
-pub fn create(path: &Path, bytes: &[u8], access: Access, like: &Path) -> Result<(), Error> {
+pub fn create(path: &Path, bytes: &[u8], access: FileAccess, like: &Path) -> Result<(), Error> {
     let temporary = Temporary::beside(path)?;
     temporary.fill(access, |file| file.write_all(bytes))?;
-    attributes::copy(like, &temporary.path);
-    exchange::add(temporary)
+    xattr::copy(like, &temporary.path);
+    atomic_replace::add(temporary)
 }
 
 /// Checks that `path` still holds `bytes`.
 ///
 /// # Errors
 /// Fails with [`Error::Raced`] if it does not.
-pub fn unchanged(path: &Path, bytes: &[u8]) -> Result<(), Error> {
+pub fn check_unchanged(path: &Path, bytes: &[u8]) -> Result<(), Error> {
     let raced = || Error::Raced { path: path.to_owned() };
     match read(path) {
         Ok((there, _)) if there == bytes => Ok(()),
@@ -110,12 +138,12 @@ pub fn unchanged(path: &Path, bytes: &[u8]) -> Result<(), Error> {
 ///
 /// # Errors
 /// Fails with [`Error::Raced`] if `path` does not hold `before`.
-pub fn rewrite(path: &Path, before: &[u8], bytes: &[u8], access: Access) -> Result<(), Error> {
+pub fn replace(path: &Path, before: &[u8], bytes: &[u8], access: FileAccess) -> Result<(), Error> {
     let temporary = Temporary::beside(path)?;
     temporary.fill(access, |file| file.write_all(bytes))?;
-    attributes::copy(path, &temporary.path);
-    unchanged(path, before)?;
-    exchange::replace(temporary, before, bytes)
+    xattr::copy(path, &temporary.path);
+    check_unchanged(path, before)?;
+    atomic_replace::replace(temporary, before, bytes)
 }
 
 /// Replaces `to` with a copy of `from`, with the permission bits of `from`.
@@ -123,25 +151,25 @@ pub fn copy(from: &Path, to: &Path) -> Result<(), Error> {
     let mut source = File::open(from).map_err(failed("read", from))?;
     let mode = source.metadata().map_err(failed("read", from))?.mode() & 0o7777;
     let temporary = Temporary::beside(to)?;
-    temporary.fill(Access::own(mode), |file| io::copy(&mut source, file).map(|_| ()))?;
+    temporary.fill(FileAccess::own(mode), |file| io::copy(&mut source, file).map(|_| ()))?;
     temporary.rename()
 }
 
 /// Replaces `path` with a symbolic link to `target`.
-pub fn link(path: &Path, target: &Path) -> Result<(), Error> {
+pub fn write_link(path: &Path, target: &Path) -> Result<(), Error> {
     let temporary = Temporary::beside(path)?;
     symlink(target, &temporary.path).map_err(failed("link", path))?;
     temporary.rename()
 }
 
-/// Replaces `path` with a datagram socket that only its owner can access. Each receive waits at most
-/// `patience`.
-pub fn socket(path: &Path, patience: Duration) -> Result<UnixDatagram, Error> {
+/// Replaces `path` with a datagram socket that only its owner can access. Each receive fails after
+/// `receive_timeout`.
+pub fn bind_socket(path: &Path, receive_timeout: Duration) -> Result<UnixDatagram, Error> {
     let temporary = Temporary::beside(path)?;
-    let socket = UnixDatagram::bind(&temporary.path).map_err(failed("make", path))?;
+    let socket = UnixDatagram::bind(&temporary.path).map_err(failed("bind", path))?;
     fs::set_permissions(&temporary.path, Permissions::from_mode(0o600))
-        .and_then(|()| socket.set_read_timeout(Some(patience)))
-        .map_err(failed("make", path))?;
+        .and_then(|()| socket.set_read_timeout(Some(receive_timeout)))
+        .map_err(failed("bind", path))?;
     temporary.rename()?;
     Ok(socket)
 }
@@ -155,8 +183,8 @@ pub fn remove(path: &Path) -> Result<bool, Error> {
     }
 }
 
-/// Returns the file names in `dir`, sorted like runtimes sort them.
-pub fn names(dir: &Path) -> Result<Vec<String>, Error> {
+/// Returns the file names in `dir` in byte order, in which runtimes sort network configs.
+pub fn file_names(dir: &Path) -> Result<Vec<String>, Error> {
     let mut names = Vec::new();
     for entry in fs::read_dir(dir).map_err(failed("list", dir))? {
         let entry = entry.map_err(failed("list", dir))?;
@@ -167,7 +195,7 @@ pub fn names(dir: &Path) -> Result<Vec<String>, Error> {
 }
 
 /// Returns the metadata of `path`, `None` if it does not exist. Does not follow a symbolic link.
-pub fn look(path: &Path) -> Result<Option<Metadata>, Error> {
+pub fn metadata(path: &Path) -> Result<Option<Metadata>, Error> {
     match fs::symlink_metadata(path) {
         Ok(metadata) => Ok(Some(metadata)),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
@@ -176,12 +204,12 @@ pub fn look(path: &Path) -> Result<Option<Metadata>, Error> {
 }
 
 /// Returns the target of the symbolic link at `path`.
-pub fn target(path: &Path) -> Result<PathBuf, Error> {
+pub fn link_target(path: &Path) -> Result<PathBuf, Error> {
     fs::read_link(path).map_err(failed("read", path))
 }
 
 /// Returns whether two files have equal content, without holding either in memory.
-pub fn same(one: &Path, other: &Path) -> Result<bool, Error> {
+pub fn have_equal_content(one: &Path, other: &Path) -> Result<bool, Error> {
     let mut first = File::open(one).map_err(failed("read", one))?;
     let mut second = File::open(other).map_err(failed("read", other))?;
     let (mut a, mut b) = (vec![0; 16 << 10], vec![0; 16 << 10]);

@@ -3,21 +3,19 @@
 //! All backends write rules of the same meaning: `native` sends them to nf_tables over netlink; `nft`,
 //! `legacy` and `plain` run the host's iptables programs. [`IptablesMode`] selects the backends.
 
+mod check;
 mod iptables;
 mod native;
-mod order;
 
 use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use serde::{Serialize, Serializer};
+use serde::{Deserialize, Serialize};
 
 use crate::rules::{self, Family, Redirect, Verdict};
+pub use check::{Survey, describe_missing, missing, survey};
 use iptables::Variant;
-
-/// Missing rules that [`describe_missing`] names; a pod without port lists has eight at most.
-const MISSING_NAMED: usize = 10;
 
 /// The setting `iptables-mode`: which backends to try.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -38,12 +36,12 @@ pub enum IptablesMode {
 /// Why rules could not be written or listed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    #[error("nf_tables of the kernel: {}", source.desc())]
+    #[error("the kernel rejected an nf_tables request: {}", source.desc())]
     Native {
         #[source]
         source: nix::Error,
     },
-    #[error("none of {wanted} is in PATH, /usr/sbin or /sbin of the host")]
+    #[error("none of {wanted} is in PATH, /usr/sbin, /sbin, /usr/bin or /bin of the node")]
     NoPrograms { wanted: String },
     #[error("cannot start {}: {source}", program.display())]
     Start {
@@ -53,19 +51,30 @@ pub enum Error {
     },
     #[error("{} failed: {stderr}", program.display())]
     Restore { program: PathBuf, stderr: String },
-    #[error("{} took longer than {deadline:?} and was killed", program.display())]
+    #[error("{} timed out after {deadline:?} and was killed", program.display())]
     Deadline { program: PathBuf, deadline: Duration },
     #[error("{} cannot list table nat: {message}", program.display())]
     List { program: PathBuf, message: String },
-    #[error("no backend works: {}", errors.iter().map(Error::to_string).collect::<Vec<_>>().join("; "))]
+    #[error("no backend is usable: {}", errors.iter().map(Error::to_string).collect::<Vec<_>>().join("; "))]
     NoBackend { errors: Vec<Error> },
 }
 
 /// A way to write rules into the kernel.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Backend {
     Native,
+    #[serde(untagged)]
     Iptables(Variant),
+}
+
+impl Backend {
+    pub const ALL: [Backend; 4] = [
+        Backend::Native,
+        Backend::Iptables(Variant::Nft),
+        Backend::Iptables(Variant::Legacy),
+        Backend::Iptables(Variant::Plain),
+    ];
 }
 
 impl fmt::Display for Backend {
@@ -76,12 +85,6 @@ impl fmt::Display for Backend {
             Backend::Iptables(Variant::Legacy) => "legacy",
             Backend::Iptables(Variant::Plain) => "plain",
         })
-    }
-}
-
-impl Serialize for Backend {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_str(self)
     }
 }
 
@@ -121,67 +124,7 @@ pub fn apply(
     Err(combined(errors))
 }
 
-/// Returns the rules of `redirect` that are missing in the netns, as lines of `iptables-save`. Empty
-/// if one backend of the mode finds all rules in order; else the shortest list of all backends.
-///
-/// # Errors
-/// Fails if no backend of the mode can list rules.
-pub fn missing(
-    redirect: &Redirect,
-    families: &[Family],
-    mode: IptablesMode,
-) -> Result<Vec<String>, Error> {
-    let mut fewest: Option<Vec<String>> = None;
-    let mut errors = Vec::new();
-    for &backend in backends(mode) {
-        let missing = match backend {
-            Backend::Native => native::missing(redirect, families),
-            Backend::Iptables(kind) => iptables::missing(redirect, families, kind),
-        };
-        match missing {
-            Ok(missing) if missing.is_empty() => return Ok(missing),
-            Ok(missing) if fewest.as_ref().is_none_or(|fewest| missing.len() < fewest.len()) => {
-                fewest = Some(missing);
-            }
-            Ok(_) => {}
-            Err(error) => errors.push(error),
-        }
-    }
-    fewest.ok_or_else(|| combined(errors))
-}
-
-/// Result of [`survey`].
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Survey {
-    /// All rules are present.
-    Right,
-    /// These rules are missing or changed, as lines of `iptables-save`.
-    Wrong(Vec<String>),
-    /// Rules may exist in a table that only the host's `iptables-legacy` can read.
-    Unreadable,
-}
-
-/// Checks for the rules of `redirect` without programs of the host, whichever backend wrote them.
-///
-/// It reads the plugin's tables, and those of `iptables-nft`, which are nf_tables too. Of
-/// `iptables-legacy` it can only tell that a table exists.
-///
-/// # Errors
-/// Fails if the kernel cannot list rules.
-pub fn survey(redirect: &Redirect, families: &[Family]) -> Result<Survey, Error> {
-    let missing = native::missing(redirect, families)?;
-    Ok(match native::missing_from_iptables(redirect, families)? {
-        // The chains of iptables run before the plugin's, so incomplete rules there matter even if
-        // the plugin's rules are complete.
-        Some(missing) if !missing.is_empty() => Survey::Wrong(missing),
-        Some(_) => Survey::Right,
-        None if missing.is_empty() => Survey::Right,
-        None if has_legacy_nat() => Survey::Unreadable,
-        None => Survey::Wrong(missing),
-    })
-}
-
-/// Corrects what [`survey`] reported as wrong, without programs of the host: writes the rules to the
+/// Corrects what [`survey`] reported as missing, without programs of the host: writes the rules to the
 /// plugin's tables and deletes incomplete rules of `iptables-nft`.
 ///
 /// # Errors
@@ -194,30 +137,11 @@ pub fn restore(redirect: &Redirect, families: &[Family]) -> Result<(), Error> {
     }
 }
 
-/// Returns whether `iptables-legacy` created its table `nat` in the calling thread's netns.
-fn has_legacy_nat() -> bool {
-    ["ip_tables_names", "ip6_tables_names"].iter().any(|names| {
-        // The file is missing if the kernel lacks legacy iptables.
-        std::fs::read_to_string(format!("/proc/thread-self/net/{names}"))
-            .is_ok_and(|names| names.lines().any(|name| name == rules::TABLE))
-    })
-}
-
 /// Combines the errors of all backends into one.
 fn combined(mut errors: Vec<Error>) -> Error {
     match errors.len() {
         1 => errors.remove(0),
         _ => Error::NoBackend { errors },
-    }
-}
-
-/// Missing rules for an error or a log line: the first ones, and the number of the others.
-/// A pod's annotations may need thousands of rules.
-pub fn describe_missing(missing: &[String]) -> String {
-    let (named, others) = missing.split_at(missing.len().min(MISSING_NAMED));
-    match others.len() {
-        0 => named.join("; "),
-        count => format!("{}; and {count} more", named.join("; ")),
     }
 }
 

@@ -3,13 +3,12 @@
 //! Only this module uses `ureq` and `rustls`. The client
 //!
 //! - does not follow redirects,
-//! - ignores `HTTPS_PROXY`; upstream uses it, and a proxy that answers 403 fails every pod
+//! - ignores `HTTPS_PROXY`; upstream uses it, and a proxy that responds with 403 fails every pod
 //!   (linkerd2#11286),
 //! - puts no token into an error or a log line.
 //!
 //! Use it before entering a pod's netns: its connections need the host's netns.
 
-pub mod backoff;
 pub mod connection;
 mod error;
 pub mod event;
@@ -33,7 +32,7 @@ use ureq::unversioned::transport::{Connector as _, TcpConnector};
 use ureq::{Agent, Body};
 
 pub use error::Error;
-use kubeconfig::Access;
+use kubeconfig::ApiAccess;
 use tls::Tls;
 use types::Status;
 
@@ -91,7 +90,7 @@ impl Client {
     /// Prepares a client; sends nothing. Fails if the CA is invalid.
     ///
     /// `user_agent` appears in the audit log of the API server, e.g. `linkerd-cni`.
-    pub fn new(access: &Access, user_agent: &str, deadlines: Deadlines) -> Result<Self, Error> {
+    pub fn new(access: &ApiAccess, user_agent: &str, deadlines: Deadlines) -> Result<Self, Error> {
         let agent = || {
             Agent::config_builder()
                 .proxy(None)
@@ -145,7 +144,7 @@ impl Client {
     }
 
     /// POSTs `body` to `path` and returns the object in the response.
-    pub fn exchange<T: DeserializeOwned>(
+    pub fn post_and_decode<T: DeserializeOwned>(
         &self,
         path: &str,
         body: &impl Serialize,

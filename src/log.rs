@@ -61,7 +61,7 @@ pub fn start(level: LevelFilter, format: Format) {
 }
 
 /// Writes panic messages with [`stderr::write_line`]. The standard library's hook blocks while
-/// nobody reads stderr.
+/// no process reads stderr.
 pub fn report_panics() {
     panic::set_hook(Box::new(|info| {
         stderr::write_line(format!("{info}\n").as_bytes());

@@ -8,12 +8,13 @@ pub mod link;
 use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
 use std::time::Duration;
 
 use nix::sched::{CloneFlags, setns, unshare};
 use nix::sys::stat::stat;
+
+use crate::deadline::{NoResult, run_within};
 
 /// Path of the calling thread's netns.
 const OWN: &str = "/proc/thread-self/ns/net";
@@ -21,7 +22,7 @@ const OWN: &str = "/proc/thread-self/ns/net";
 /// Why code could not run in a netns.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    #[error("cannot make a network namespace: {}", source.desc())]
+    #[error("cannot create a network namespace: {}", source.desc())]
     Make {
         #[source]
         source: nix::Error,
@@ -44,7 +45,7 @@ pub enum Error {
         #[source]
         source: io::Error,
     },
-    #[error("work in network namespace {} took longer than {deadline:?}", path.display())]
+    #[error("work in network namespace {} timed out after {deadline:?}", path.display())]
     Deadline { path: PathBuf, deadline: Duration },
     /// The thread panicked.
     #[error("work in network namespace {} ended without a result", path.display())]
@@ -85,22 +86,16 @@ pub fn run<T: Send + 'static>(
 ) -> Result<T, Error> {
     let namespace =
         File::open(path).map_err(|source| Error::Open { path: path.to_owned(), source })?;
-    let (sender, receiver) = mpsc::sync_channel(1);
-    let inside = path.to_owned();
-    thread::Builder::new()
-        .name("netns".into())
-        .spawn(move || {
-            let entered = setns(&namespace, CloneFlags::CLONE_NEWNET)
-                .map(|()| work())
-                .map_err(|source| Error::Enter { path: inside, source });
-            // Sending fails only after the deadline, when the receiver is gone.
-            let _ = sender.send(entered);
-        })
-        .map_err(|source| Error::Thread { path: path.to_owned(), source })?;
-    match receiver.recv_timeout(deadline) {
-        Ok(result) => result,
-        Err(RecvTimeoutError::Timeout) => Err(Error::Deadline { path: path.to_owned(), deadline }),
-        Err(RecvTimeoutError::Disconnected) => Err(Error::Lost { path: path.to_owned() }),
+    let entered = run_within("netns", deadline, move || {
+        setns(&namespace, CloneFlags::CLONE_NEWNET).map(|()| work())
+    });
+    let path = path.to_owned();
+    match entered {
+        Ok(Ok(result)) => Ok(result),
+        Ok(Err(source)) => Err(Error::Enter { path, source }),
+        Err(NoResult::Start(source)) => Err(Error::Thread { path, source }),
+        Err(NoResult::TimedOut) => Err(Error::Deadline { path, deadline }),
+        Err(NoResult::Panicked) => Err(Error::Lost { path }),
     }
 }
 

@@ -1,19 +1,19 @@
 //! Runs the CNI commands ADD, CHECK, DEL, GC, STATUS and VERSION.
 
 mod api;
-pub mod decision;
-mod record;
+pub mod skip;
 
-use crate::config::families;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::cni::error::{Error, code};
 use crate::cni::{Command, Request, args, result, version};
-use crate::config::{Config, Resolved, ignored};
+use crate::config::pod::Mesh;
+use crate::config::{Config, Resolved, families, ignored};
+use crate::record::{self, Decision, Record};
 use crate::{firewall, log, netns};
-use record::Record;
+use skip::SkipReason;
 
 /// Time allowed to program one pod's netns, for all address families together.
 const NETNS_DEADLINE: Duration = Duration::from_secs(20);
@@ -22,8 +22,8 @@ const NETNS_DEADLINE: Duration = Duration::from_secs(20);
 pub fn run(request: &Request) -> Result<String, Error> {
     match request.command {
         Command::Version => Ok(version::response()),
-        Command::Add => run_and_record("ADD", request, add),
-        Command::Check => run_and_record("CHECK", request, check),
+        Command::Add => run_and_record(record::Command::Add, request, add),
+        Command::Check => run_and_record(record::Command::Check, request, check),
         // The kernel removes the redirect rules together with the pod's netns.
         Command::Del => refuse_own_netns(request).map(|()| String::new()),
         // No I/O here: runtimes send STATUS every few seconds while they hold a lock.
@@ -33,7 +33,7 @@ pub fn run(request: &Request) -> Result<String, Error> {
 
 /// Reads the plugin entry, runs `work`, and sends the agent a record of the outcome.
 fn run_and_record(
-    command: &'static str,
+    command: record::Command,
     request: &Request,
     work: fn(&Request, Config, &mut Record) -> Result<String, Error>,
 ) -> Result<String, Error> {
@@ -42,17 +42,16 @@ fn run_and_record(
     let config = Config::read_leniently(&request.config);
     start_log(&config);
     if let Some(problem) = config.problem() {
-        tracing::warn!("linkerd-cni: meshed pods will fail: {problem}");
+        tracing::warn!("linkerd-cni: meshed pods will fail until this is corrected: {problem}");
     }
     let kubeconfig = config.kubeconfig.clone();
-    let mut record =
-        Record { command, container_id: request.container_id.clone(), ..Record::default() };
+    let mut record = Record::new(command, &request.container_id);
     let outcome = work(request, config, &mut record);
     record.finish(outcome.as_ref().err(), started.elapsed());
     if let Some(ignored) = ignored::summary(&record.ignored) {
         tracing::warn!("linkerd-cni: pod {}/{}: {ignored}", record.namespace, record.pod);
     }
-    tracing::info!("linkerd-cni: {record}");
+    tracing::info!("{record}");
     record.send(&kubeconfig);
     outcome
 }
@@ -69,15 +68,15 @@ fn add(request: &Request, config: Config, record: &mut Record) -> Result<String,
     if simulate {
         let families = families::families(ipv6, previous_has_ipv6);
         let rules = firewall::simulate(&redirect, families);
-        tracing::warn!("linkerd-cni: simulate is set, the pod gets none of\n{rules}");
-        record.decision = "simulated";
+        tracing::warn!("linkerd-cni: simulate is set, these rules are not installed:\n{rules}");
+        record.decision = Decision::Simulated;
         record.ignore(ignored);
         return Ok(output);
     }
     let backend = in_netns(request, move || {
         firewall::apply(&redirect, families::families(ipv6, previous_has_ipv6), mode)
     })?;
-    record.decision = "redirected";
+    record.decision = Decision::Redirected;
     record.backend = Some(backend);
     record.ignore(ignored);
     Ok(output)
@@ -86,7 +85,7 @@ fn add(request: &Request, config: Config, record: &mut Record) -> Result<String,
 /// Checks that a meshed pod has all rules that ADD installs. Fails with
 /// [`code::RULES_MISSING`] and names the missing rules.
 fn check(request: &Request, config: Config, record: &mut Record) -> Result<String, Error> {
-    if request.config.given("prevResult").is_none() {
+    if request.config.non_null("prevResult").is_none() {
         return Err(Error::new(code::INVALID_CONFIG, "CHECK: required prevResult missing"));
     }
     let (mode, ipv6, simulate) = (config.mode, config.ipv6, config.simulate);
@@ -94,21 +93,25 @@ fn check(request: &Request, config: Config, record: &mut Record) -> Result<Strin
         return Ok(String::new());
     };
     if simulate {
+        record.decision = Decision::Simulated;
         return Ok(String::new());
     }
     let previous_has_ipv6 = families::previous_has_ipv6(&request.config);
     let missing = in_netns(request, move || {
         firewall::missing(&redirect, families::families(ipv6, previous_has_ipv6), mode)
     })?;
-    record.decision = "checked";
+    record.decision = Decision::Checked;
     if missing.is_empty() {
         return Ok(String::new());
     }
     Err(Error::new(
         code::RULES_MISSING,
-        format!("rules of the pod are missing: {}", firewall::describe_missing(&missing)),
+        format!(
+            "redirect rules of the pod are missing or changed: {}",
+            firewall::describe_missing(&missing)
+        ),
     )
-    .with_details("delete the pod, so that it starts again with its rules"))
+    .with_details("delete the pod; its replacement starts with all redirect rules"))
 }
 
 /// Returns the redirect of the request's pod. `None` means that the pod is skipped;
@@ -119,32 +122,36 @@ fn redirect_for(
     record: &mut Record,
 ) -> Result<Option<Resolved>, Error> {
     let Some(pod) = args::pod(&request.args)? else {
-        record.decision = "CNI_ARGS name no pod";
+        record.skip(SkipReason::NoPod.text());
         return Ok(None);
     };
     record.namespace.clone_from(&pod.namespace);
     record.pod.clone_from(&pod.name);
-    let annotations = decision::annotations(&request.config);
-    if let Some(reason) = decision::skip_reason(&pod, &config, annotations.as_ref()) {
-        record.decision = reason;
+    let annotations = skip::runtime_annotations(&request.config);
+    if let Some(reason) = skip::skip_reason(&pod, &config, annotations.as_ref()) {
+        record.skip(reason.text());
         return Ok(None);
     }
     let requests = Arc::new(AtomicU32::new(0));
     let counter = Arc::clone(&requests);
     let target = pod.clone();
     let facts = api::run_within(config.api_budget, &pod, move || {
-        match api::fetch_facts(&target, &config, counter)? {
-            Some(facts) => Ok(Some((config.resolve(&facts)?, facts.uid))),
-            None => Ok(None),
-        }
+        Ok(match api::fetch_facts(&target, &config, counter)? {
+            Mesh::Meshed(facts) => Mesh::Meshed((config.resolve(&facts)?, facts.uid)),
+            Mesh::Unmeshed(reason) => Mesh::Unmeshed(reason),
+        })
     });
     record.requests = requests.load(Ordering::Relaxed);
-    record.decision = "it has no proxy, or a linkerd-init";
-    let Some((resolved, uid)) = facts? else {
-        return Ok(None);
-    };
-    record.pod_uid = uid;
-    Ok(Some(resolved))
+    match facts? {
+        Mesh::Meshed((resolved, uid)) => {
+            record.pod_uid = uid;
+            Ok(Some(resolved))
+        }
+        Mesh::Unmeshed(reason) => {
+            record.skip(SkipReason::from(reason).text());
+            Ok(None)
+        }
+    }
 }
 
 /// Rejects a request for the plugin's own netns, in which the rules would redirect the
@@ -186,11 +193,11 @@ fn firewall_error(error: firewall::Error) -> Error {
                 .any(|error| matches!(error, firewall::Error::NoPrograms { .. })) =>
         {
             Error::new(code::NO_IPTABLES, error.to_string()).with_details(
-                "the kernel's nf_tables will not do (nf_tables, nft_chain_nat and nft_redir are needed): load its modules, or install iptables on the node",
+                "nf_tables is not usable in this kernel: load the modules nf_tables, nft_chain_nat and nft_redir, or install iptables on the node",
             )
         }
         _ => Error::new(code::RULES_FAILED, error.to_string()).with_details(
-            "no rule was left behind; if the kernel lacks this kind of rules, set the chart's iptablesMode to another or to auto",
+            "no redirect rules were installed; if the node does not support this backend, set the chart's iptablesMode to auto or to another backend",
         ),
     }
 }

@@ -22,13 +22,13 @@ pub struct PortRange {
 /// Why an element of a list is invalid.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
-    #[error("{} is not a port: a number from 0 to 65535 is wanted", quote(.0))]
+    #[error("{} is not a port: expected a number from 0 to 65535", quote(.0))]
     Port(String),
-    #[error("{} has blanks: a port is written without them", quote(.0))]
+    #[error("{} contains blanks: remove them", quote(.0))]
     Blanks(String),
-    #[error("{} is not a range: lower-upper is wanted", quote(.0))]
+    #[error("{} is not a range: expected lower-upper", quote(.0))]
     Range(String),
-    #[error("{}: the upper bound of a range must not be below the lower", quote(.0))]
+    #[error("{} is not a range: the upper bound is below the lower", quote(.0))]
     Reversed(String),
 }
 
@@ -212,12 +212,12 @@ mod tests {
     #[test]
     fn an_error_states_why_the_element_is_invalid() {
         for (text, wanted) in [
-            ("abc", "\"abc\" is not a port: a number from 0 to 65535 is wanted"),
-            ("23-x", "\"x\" is not a port: a number from 0 to 65535 is wanted"),
-            ("-23", "\"\" is not a port: a number from 0 to 65535 is wanted"),
-            (" 80", "\" 80\" has blanks: a port is written without them"),
-            ("1-2-3", "\"1-2-3\" is not a range: lower-upper is wanted"),
-            ("30-20", "\"30-20\": the upper bound of a range must not be below the lower"),
+            ("abc", "\"abc\" is not a port: expected a number from 0 to 65535"),
+            ("23-x", "\"x\" is not a port: expected a number from 0 to 65535"),
+            ("-23", "\"\" is not a port: expected a number from 0 to 65535"),
+            (" 80", "\" 80\" contains blanks: remove them"),
+            ("1-2-3", "\"1-2-3\" is not a range: expected lower-upper"),
+            ("30-20", "\"30-20\" is not a range: the upper bound is below the lower"),
         ] {
             assert_eq!(text.parse::<PortRange>().unwrap_err().to_string(), wanted);
         }

@@ -1,45 +1,66 @@
-//! The repair controller: finds meshed pods of its node without redirect rules and applies
-//! the repair [`mode`] to them. Such pods started before the plugin was chained, or lost
-//! their rules.
+//! The repair controller: finds meshed pods of its node that have no redirect rules, and
+//! applies the [`RepairMode`] to them. Such pods started before the plugin was chained, or
+//! lost their rules.
 //!
-//! - [`watch`] and [`audit`] find the pods: by the exit code of their validator, and by
-//!   reading the rules in their netns. Both put them into the [`queue`].
-//! - [`worker`] takes the pods from the queue and repairs one at a time.
-//! - [`verdict`] decides which pods are stranded, [`history`] and [`budget`] how often to
-//!   repair. [`agent_ready`] delays all repairs until the node is ready.
+//! One thread each:
 //!
-//! Watch, audit and worker are one thread each.
+//! - [`watch`] lists and watches the pods, and queues those whose validator failed.
+//! - [`audit`] reads the rules of all running pods, and queues pods with missing rules.
+//! - [`worker`] takes the pods from the [`queue`] and repairs one at a time.
+//!
+//! Decisions:
+//!
+//! - [`stranded_pod`]: which pods are stranded, and which pods are audited
+//! - [`inspect_rules`]: which rules a pod should have, and which of them are missing
+//! - [`rate_limit`]: how many pods are repaired in a minute
+//! - [`history`]: how soon the same pod or owner is repaired again
+//! - [`unrepaired`]: when to list again because stranded pods were not repaired
+//! - [`agent_ready`]: whether the node is ready, before each repair
+//!
+//! A repair, from check to Event:
+//!
+//! - [`attempt`]: one repair of one pod: check, repair mode, one retry
+//! - [`eviction`], [`in_place`]: the repair modes `delete` and `in-place`
+//! - [`event`]: the Events on repaired and skipped pods
+//!
+//! Input and output:
+//!
+//! - [`api_path`], [`pod_stream`]: paths and responses of pod lists and watches
+//! - [`host_dirs`], [`pod_netns`]: the plugin entry, and the pods' netns
+//! - [`pace`]: waits between requests
+//! - [`readiness`], [`metrics`], [`histogram`], [`process`]: `/ready` and `/metrics`
+//! - [`log_filter`]: the log level
 
 pub mod agent_ready;
 pub mod api_path;
 pub mod attempt;
 pub mod audit;
-pub mod budget;
-pub mod health;
-pub mod histogram;
+pub mod event;
+pub mod eviction;
 pub mod history;
-pub mod host;
-pub mod inspect;
+pub mod host_dirs;
+pub mod in_place;
+pub mod inspect_rules;
 pub mod log_filter;
-pub mod message;
 pub mod metrics;
-pub mod missed;
-pub mod mode;
 pub mod pace;
-pub mod pod_requests;
+pub mod pod_netns;
 pub mod pod_stream;
 pub mod process;
 pub mod queue;
-pub mod sandbox;
-pub mod verdict;
+pub mod rate_limit;
+pub mod readiness;
+pub mod stranded_pod;
+pub mod unrepaired;
 pub mod watch;
 pub mod worker;
 
 use std::io;
 use std::net::{SocketAddr, TcpListener};
+use std::str::FromStr;
 use std::sync::{Arc, mpsc};
 use std::thread;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 
 use nix::sys::signal::{SigSet, Signal};
 
@@ -47,25 +68,55 @@ use crate::admin::{self, Handlers};
 pub use crate::kube::connection;
 use crate::kube::event::Reporter;
 use crate::kube::{Deadlines, Impersonate};
-use connection::{Connection, Source};
-use host::Host;
-use mode::RepairMode;
+use connection::{AccessSource, Connection};
+use host_dirs::HostDirs;
 
 /// Name of this program: `reportingController` of Events, and user agent of API requests.
 pub const CONTROLLER: &str = "linkerd-cni-repair-controller";
 
 /// Longest time without data in a watch. The API server sends a bookmark about once a
-/// minute, so a connection that is silent for longer is dead, even without a TCP error.
+/// minute, so a connection without data for longer is dead, even without a TCP error.
 const WATCH_READ_TIMEOUT: Duration = Duration::from_secs(150);
 
-/// How long the process waits at its end for the repair in progress.
+/// How long the process waits on a signal for the repair in progress.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_millis(1500);
 
-/// Settings from the command line.
+/// How the controller repairs a pod without redirect rules. Value of `repairController.mode`
+/// in the chart.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum RepairMode {
+    /// Evict or delete the pod, so that its owner creates another pod. Upstream's behavior.
+    #[default]
+    Delete,
+    /// Install the redirect rules in the pod's netns.
+    InPlace,
+    /// Label the pod, so that another controller can act on it.
+    Label,
+    /// Only report the pod, in log, metrics and Events.
+    Report,
+}
+
+impl FromStr for RepairMode {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            // An empty environment variable counts as unset.
+            "" | "delete" => Ok(RepairMode::Delete),
+            "in-place" => Ok(RepairMode::InPlace),
+            "label" => Ok(RepairMode::Label),
+            "report" => Ok(RepairMode::Report),
+            _ => Err(format!("\"{text}\" is not a repair mode: delete, in-place, label or report")),
+        }
+    }
+}
+
+/// Settings of the controller, from its command line.
 #[derive(Debug)]
-pub struct Settings {
-    pub source: Source,
+pub struct RepairSettings {
+    pub source: AccessSource,
     pub impersonate: Impersonate,
+    /// Name of the node whose pods are repaired.
     pub node: String,
     /// Name of this controller's pod, recorded in Events.
     pub pod_name: String,
@@ -79,10 +130,10 @@ pub struct Settings {
     pub audit_period: Option<Duration>,
     /// Most repairs in a minute.
     pub repairs_per_minute: u16,
-    /// `host:port` of the agent that has to be ready before each repair. `None`: repair
-    /// without asking the agent.
+    /// `host:port` of the node's agent, which has to be ready before each repair. `None`:
+    /// repair without that check.
     pub agent_address: Option<String>,
-    pub host: Host,
+    pub host: HostDirs,
 }
 
 /// Why the controller cannot start.
@@ -105,13 +156,13 @@ pub enum Error {
 pub struct Shared {
     pub queue: queue::Queue,
     pub metrics: metrics::Metrics,
-    pub health: health::Health,
-    /// Stranded pods that were not repaired and need a new list to be found again.
-    pub missed: missed::Missed,
+    pub readiness: readiness::Readiness,
+    /// Stranded pods that were not repaired and are found again only by a new list.
+    pub unrepaired: unrepaired::Unrepaired,
 }
 
 /// Runs the controller until SIGTERM or SIGINT.
-pub fn run(settings: Settings) -> Result<(), Error> {
+pub fn run(settings: RepairSettings) -> Result<(), Error> {
     // Block the signals before the first thread starts: all threads inherit the mask.
     let signals = SigSet::from_iter([Signal::SIGTERM, Signal::SIGINT]);
     signals.thread_block().map_err(Error::Signal)?;
@@ -127,7 +178,7 @@ pub fn run(settings: Settings) -> Result<(), Error> {
         Connection::new(settings.source.clone(), CONTROLLER, deadlines)
             .impersonating(settings.impersonate.clone())
     };
-    let watch = watch::Watch {
+    let watch = watch::PodWatch {
         connection: connection(deadlines),
         node: settings.node.clone(),
         shared: Arc::clone(&shared),
@@ -145,7 +196,7 @@ pub fn run(settings: Settings) -> Result<(), Error> {
         mode: settings.mode,
         host: settings.host,
         agent_address: settings.agent_address,
-        budget: budget::RepairBudget::new(settings.repairs_per_minute),
+        budget: rate_limit::RepairBudget::new(settings.repairs_per_minute),
         histories: worker::Histories::new(settings.mode),
         shared: Arc::clone(&shared),
     };
@@ -154,13 +205,13 @@ pub fn run(settings: Settings) -> Result<(), Error> {
         spawn("audit", move || audit.run())?;
     }
     let (worker_running, worker_ended) = mpsc::channel::<()>();
-    spawn("act", move || {
+    spawn("worker", move || {
         worker.run();
         drop(worker_running);
     })?;
 
     let signal = signals.wait().map_err(Error::Signal)?;
-    tracing::info!("{signal}: ending");
+    tracing::info!("Received {signal}; stopping");
     shared.queue.close();
     // Nothing is ever sent: this returns when the worker drops its end, or on timeout.
     let _ = worker_ended.recv_timeout(SHUTDOWN_TIMEOUT);
@@ -169,18 +220,17 @@ pub fn run(settings: Settings) -> Result<(), Error> {
 
 /// Starts the HTTP server for probes and metrics.
 fn serve(address: SocketAddr, shared: Arc<Shared>) -> Result<(), Error> {
-    let started = SystemTime::now();
     let listener =
         TcpListener::bind(address).map_err(|source| Error::Listen { address, source })?;
     // For port 0 the kernel has chosen a port.
     let address = listener.local_addr().unwrap_or(address);
-    tracing::info!("Answering /live, /ready and /metrics on {address}");
+    tracing::info!("Serving /live, /ready and /metrics on {address}");
     let ready = Arc::clone(&shared);
-    let answers = Handlers {
-        ready: Box::new(move || ready.health.ready(Instant::now()).map(|()| None)),
-        metrics: Box::new(move || shared.metrics.text(started)),
+    let handlers = Handlers {
+        ready: Box::new(move || ready.readiness.ready(Instant::now()).map(|()| None)),
+        metrics: Box::new(move || shared.metrics.text()),
     };
-    admin::serve(listener, answers).map_err(Error::Thread)?;
+    admin::serve(listener, handlers).map_err(Error::Thread)?;
     Ok(())
 }
 

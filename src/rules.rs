@@ -60,8 +60,12 @@ pub enum Chain {
 }
 
 impl Chain {
+    /// All chains, each at the index of its discriminant.
+    pub const ALL: [Chain; 4] =
+        [Chain::Prerouting, Chain::Output, Chain::ProxyInitRedirect, Chain::ProxyInitOutput];
+
     /// Linkerd's chains. The others are built into table `nat` and can hold foreign rules.
-    pub const OURS: [Chain; 2] = [Chain::ProxyInitRedirect, Chain::ProxyInitOutput];
+    pub const LINKERD: [Chain; 2] = [Chain::ProxyInitRedirect, Chain::ProxyInitOutput];
 
     pub fn name(self) -> &'static str {
         match self {
@@ -107,6 +111,9 @@ pub struct Rule {
     pub comment: String,
 }
 
+/// Rules that the kernel lists, by chain, in the order of [`Chain::ALL`].
+pub type ListedRules<T> = [Vec<T>; Chain::ALL.len()];
+
 /// Returns the rules of `redirect` for one address family, in the order in which they are written.
 /// The jumps to Linkerd's chains come last, so that no packet meets an incomplete chain.
 pub fn rules(redirect: &Redirect, family: Family) -> Vec<Rule> {
@@ -115,6 +122,32 @@ pub fn rules(redirect: &Redirect, family: Family) -> Vec<Rule> {
     rules.push(jump(Chain::Prerouting, Chain::ProxyInitRedirect, "install-proxy-init-prerouting"));
     rules.push(jump(Chain::Output, Chain::ProxyInitOutput, "install-proxy-init-output"));
     rules
+}
+
+/// Returns the rules among `rules` that `listed` lacks, as lines of `iptables-save`.
+///
+/// The rules of each chain must be listed in order. In Linkerd's chains no other rule may precede
+/// them, as it could decide instead. Other chains may have foreign rules anywhere.
+pub fn missing_in_order<T>(
+    rules: &[Rule],
+    listed: &ListedRules<T>,
+    is_same: impl Fn(&Rule, &T) -> bool,
+) -> Vec<String> {
+    let mut next = [0; Chain::ALL.len()];
+    let mut missing = Vec::new();
+    for rule in rules {
+        let next = &mut next[rule.chain as usize];
+        let mut left = listed[rule.chain as usize][*next..].iter();
+        let index = match Chain::LINKERD.contains(&rule.chain) {
+            true => left.next().filter(|listed| is_same(rule, listed)).map(|_| 0),
+            false => left.position(|listed| is_same(rule, listed)),
+        };
+        match index {
+            Some(index) => *next += index + 1,
+            None => missing.push(rule_line(rule)),
+        }
+    }
+    missing
 }
 
 fn inbound(redirect: &Redirect, family: Family) -> Vec<Rule> {

@@ -1,4 +1,4 @@
-//! Whatever comes on stdin, a result or an error object goes to stdout.
+//! For any stdin, the plugin prints a result or an error object.
 #![no_main]
 
 #[path = "../../src/tests/properties/runtime.rs"]
@@ -7,13 +7,15 @@ mod runtime;
 use libfuzzer_sys::fuzz_target;
 use linkerd2_cni::cni::object::Object;
 use linkerd2_cni::config::families;
-use linkerd2_cni::plugin::decision;
+use linkerd2_cni::plugin::skip;
 
 fuzz_target!(|stdin: &[u8]| {
-    let stdout = runtime::add(stdin);
-    assert!(runtime::is_answer(&stdout), "{stdout:?}");
+    for args in ["", runtime::POD] {
+        let stdout = runtime::add(args, stdin);
+        assert!(runtime::is_cni_output(&stdout), "{stdout:?}");
+    }
     if let Ok(config) = serde_json::from_slice::<Object>(stdin) {
         let _ = families::previous_has_ipv6(&config);
-        let _ = decision::annotations(&config);
+        let _ = skip::runtime_annotations(&config);
     }
 });

@@ -5,13 +5,12 @@
 //! a reconcile pass. The reconciler reads the latest state, and is woken when that changes.
 
 pub mod claims;
-mod event;
-pub mod pod_events;
-mod posting;
+mod event_posting;
+pub mod pod_event_queue;
 mod schedule;
+mod startup_taint;
 pub mod token;
-mod token_worker;
-mod untaint;
+mod worker;
 
 use std::collections::VecDeque;
 use std::fs;
@@ -24,11 +23,11 @@ use tracing::debug;
 
 use super::settings::Settings;
 use super::watch::Waker;
-use crate::kube::connection::Source;
-use crate::kube::event::Message;
+use crate::kube::connection::AccessSource;
+use crate::kube::event::EventContent;
 use crate::kube::kubeconfig;
 use claims::Claims;
-use pod_events::{PodEvent, PodEvents};
+use pod_event_queue::{PodEvent, PodEventQueue};
 use token::{Grant, PluginToken, Token};
 
 /// User agent of the requests, which the API server's audit log shows.
@@ -41,10 +40,10 @@ pub struct Api {
     settings: Arc<Settings>,
     state: Mutex<State>,
     /// Wakes the thread.
-    nudge: Condvar,
+    wake: Condvar,
     /// Wakes the reconciler.
     waker: Waker,
-    pod_events: Mutex<PodEvents>,
+    pod_events: Mutex<PodEventQueue>,
 }
 
 #[derive(Default)]
@@ -59,12 +58,12 @@ struct State {
     /// The last reconcile pass found the node ready.
     node_ready: bool,
     /// The thread has something to do.
-    nudged: bool,
+    work_pending: bool,
     check_reasons: CheckReasons,
     /// Token for which the reconciler requested a check last.
     check_requested: Option<String>,
     /// Events on the agent's pod that wait to be posted, oldest first.
-    events: VecDeque<Message>,
+    events: VecDeque<EventContent>,
     /// An Event on another pod was queued.
     pod_event_queued: bool,
 }
@@ -74,25 +73,25 @@ struct State {
 struct CheckReasons {
     /// The kubeconfig was written, or its token is new.
     kubeconfig_changed: bool,
-    /// A plugin record reports that the API server refused the plugin.
-    record_refused: bool,
+    /// A plugin record reports that the API server rejected the plugin's token.
+    record_rejection: bool,
 }
 
 /// Result of checking a token.
 struct Checked {
     token: String,
-    /// The error says why the API server refuses the token.
-    answer: Result<(), String>,
+    /// The error says why the API server rejects the token.
+    result: Result<(), String>,
 }
 
 /// What the agent knows about the token in the kubeconfig.
 #[derive(Clone, Debug)]
 pub struct TokenStatus {
     /// Result of checking the token; `None` if it was not checked yet. The error says why the
-    /// API server refuses the token.
-    pub answer: Option<Result<(), String>>,
+    /// API server rejects the token.
+    pub result: Option<Result<(), String>>,
     /// Whether a check of any token has had a usable response.
-    pub answered: bool,
+    pub responded: bool,
     /// Why the last check got no usable response.
     pub error: Option<String>,
 }
@@ -110,12 +109,12 @@ impl Api {
         let api = Arc::new(Api {
             settings: Arc::clone(settings),
             state: Mutex::new(state),
-            nudge: Condvar::new(),
+            wake: Condvar::new(),
             waker,
-            pod_events: Mutex::new(PodEvents::new(Instant::now())),
+            pod_events: Mutex::new(PodEventQueue::new(Instant::now())),
         });
         if let Some(source) = source(settings) {
-            let worker = token_worker::TokenWorker::new(Arc::clone(&api), source, renewal);
+            let worker = worker::Worker::new(Arc::clone(&api), source, renewal);
             thread::Builder::new()
                 .name("api".into())
                 .stack_size(512 << 10)
@@ -128,7 +127,7 @@ impl Api {
     pub fn plugin_token(&self) -> PluginToken {
         match self.settings.plugin_account {
             Some(_) => self.state().grant.choose(SystemTime::now()),
-            None => PluginToken::Agents { denied: None },
+            None => PluginToken::AgentToken { denied: None },
         }
     }
 
@@ -137,26 +136,26 @@ impl Api {
     pub fn token_status(&self, token: &str, written: bool) -> TokenStatus {
         let mut state = self.state();
         let checked = state.checked.as_ref();
-        let answer =
-            checked.filter(|checked| checked.token == token).map(|checked| checked.answer.clone());
-        let answered = checked.is_some();
+        let result =
+            checked.filter(|checked| checked.token == token).map(|checked| checked.result.clone());
+        let responded = checked.is_some();
         let requested = state.check_requested.as_deref() == Some(token);
-        if written || answer.is_none() && !requested {
+        if written || result.is_none() && !requested {
             state.check_requested = Some(token.to_owned());
             state.check_reasons.kubeconfig_changed = true;
-            state.nudged = true;
-            self.nudge.notify_one();
+            state.work_pending = true;
+            self.wake.notify_one();
         }
-        TokenStatus { answer, answered, error: state.check_error.clone() }
+        TokenStatus { result, responded, error: state.check_error.clone() }
     }
 
-    /// Requests a check, because a plugin record reports that the API server refused the plugin
+    /// Requests a check, because a plugin record reports that the API server rejected the plugin's token
     /// (HTTP 401 or 403).
-    pub fn record_refused(&self) {
+    pub fn record_rejection(&self) {
         let mut state = self.state();
-        state.check_reasons.record_refused = true;
-        state.nudged = true;
-        self.nudge.notify_one();
+        state.check_reasons.record_rejection = true;
+        state.work_pending = true;
+        self.wake.notify_one();
     }
 
     /// Whether the API server has responded to this agent at least once.
@@ -170,20 +169,20 @@ impl Api {
         let became_ready = ready && !state.node_ready;
         state.node_ready = ready;
         if became_ready && self.settings.startup_taint.is_some() {
-            state.nudged = true;
-            self.nudge.notify_one();
+            state.work_pending = true;
+            self.wake.notify_one();
         }
     }
 
     /// Queues an Event on the agent's own pod. The thread posts it later.
-    pub fn report_event(&self, event: Message) {
+    pub fn report_event(&self, event: EventContent) {
         let mut state = self.state();
         if state.events.len() == MAX_EVENTS {
             state.events.pop_front();
         }
         state.events.push_back(event);
-        state.nudged = true;
-        self.nudge.notify_one();
+        state.work_pending = true;
+        self.wake.notify_one();
     }
 
     /// Takes the reasons for a check since the last call.
@@ -196,14 +195,16 @@ impl Api {
     pub fn report_pod_event(&self, event: PodEvent) {
         let name = format!("{}/{}", event.namespace, event.pod);
         if !self.pod_events().offer(event, Instant::now()) {
-            debug!("no Event on pod {name}: it repeats a recent one, or too many wait");
+            debug!(
+                "dropped an Event on pod {name}: it repeats a recent Event, or the queue is full"
+            );
             return;
         }
         self.state().pod_event_queued = true;
-        self.nudge.notify_one();
+        self.wake.notify_one();
     }
 
-    fn pod_events(&self) -> MutexGuard<'_, PodEvents> {
+    fn pod_events(&self) -> MutexGuard<'_, PodEventQueue> {
         let events = self.pod_events.lock();
         events.unwrap_or_else(PoisonError::into_inner)
     }
@@ -212,15 +213,15 @@ impl Api {
     /// Event on another pod.
     fn pause(&self, end: Instant) -> bool {
         let mut state = self.state();
-        while !state.nudged && !std::mem::take(&mut state.pod_event_queued) {
+        while !state.work_pending && !std::mem::take(&mut state.pod_event_queued) {
             let left = end.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 return false;
             }
-            let waited = self.nudge.wait_timeout(state, left);
+            let waited = self.wake.wait_timeout(state, left);
             state = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
-        std::mem::take(&mut state.nudged)
+        std::mem::take(&mut state.work_pending)
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -230,8 +231,8 @@ impl Api {
 
 /// Returns where the agent finds the API server, with its own ServiceAccount; `None` if no address
 /// is configured.
-pub fn source(settings: &Settings) -> Option<Source> {
-    Some(Source::InCluster {
+pub fn source(settings: &Settings) -> Option<AccessSource> {
+    Some(AccessSource::InCluster {
         host: settings.api_host.clone()?,
         port: settings.api_port.clone()?,
         dir: settings.service_account_dir.clone(),

@@ -1,4 +1,4 @@
-//! Copies the programs in the image to the host's bin dir, and verifies the copies.
+//! Copies the plugin binaries from the image to the host's CNI bin dir, and verifies the copies.
 
 use std::collections::BTreeMap;
 use std::os::unix::fs::MetadataExt;
@@ -15,7 +15,7 @@ pub type Stamp = (u64, u64, u64, (i64, i64), (i64, i64), u32);
 /// only after a change.
 #[derive(Debug, Default)]
 pub struct Binaries {
-    /// Stamps of the program in the image and on the host, by program name.
+    /// Stamps of the file in the image and on the host, by file name.
     verified: BTreeMap<String, (Stamp, Stamp)>,
 }
 
@@ -25,49 +25,49 @@ impl Binaries {
     ///
     /// # Errors
     /// If the directory cannot be read or has no regular file.
-    pub fn wanted(settings: &Settings) -> Result<Vec<String>, files::Error> {
-        let mut wanted = Vec::new();
-        for name in files::names(&settings.image_bin_dir)? {
-            let metadata = files::look(&settings.image_bin_dir.join(&name))?;
+    pub fn in_image(settings: &Settings) -> Result<Vec<String>, files::Error> {
+        let mut names = Vec::new();
+        for name in files::file_names(&settings.image_bin_dir)? {
+            let metadata = files::metadata(&settings.image_bin_dir.join(&name))?;
             if metadata.is_some_and(|metadata| metadata.is_file()) {
-                wanted.push(name);
+                names.push(name);
             }
         }
-        if wanted.is_empty() {
-            return Err(files::Error::Unfit {
+        if names.is_empty() {
+            return Err(files::Error::Unusable {
                 path: settings.image_bin_dir.clone(),
-                what: "has no programs in it",
+                why: "has no plugin binary",
             });
         }
-        Ok(wanted)
+        Ok(names)
     }
 
-    /// Returns those of the `wanted` programs that are missing on the host, or differ from the
-    /// image in content or mode.
-    pub fn wrong(
+    /// Returns the files among `names` that are missing on the host, or differ from the image
+    /// in content or mode.
+    pub fn stale(
         &mut self,
         settings: &Settings,
-        wanted: &[String],
+        names: &[String],
     ) -> Result<Vec<String>, files::Error> {
-        let mut wrong = Vec::new();
-        for name in wanted {
-            if !self.is_right(settings, name)? {
+        let mut stale = Vec::new();
+        for name in names {
+            if !self.is_current(settings, name)? {
                 self.verified.remove(name);
-                wrong.push(name.clone());
+                stale.push(name.clone());
             }
         }
-        Ok(wrong)
+        Ok(stale)
     }
 
-    /// Returns the stamp of the program `name` on the host, if its content is verified.
+    /// Returns the stamp of the file `name` on the host, if its content is verified.
     pub fn verified(&self, name: &str) -> Option<Stamp> {
         self.verified.get(name).map(|(_, copy)| *copy)
     }
 
-    fn is_right(&mut self, settings: &Settings, name: &str) -> Result<bool, files::Error> {
+    fn is_current(&mut self, settings: &Settings, name: &str) -> Result<bool, files::Error> {
         let image = settings.image_bin_dir.join(name);
         let host = settings.bin_dir.join(name);
-        let (Some(source), Some(copy)) = (files::look(&image)?, files::look(&host)?) else {
+        let (Some(source), Some(copy)) = (files::metadata(&image)?, files::metadata(&host)?) else {
             return Ok(false);
         };
         let mode = |metadata: &std::fs::Metadata| metadata.mode() & 0o7777;
@@ -78,14 +78,14 @@ impl Binaries {
         if self.verified.get(name) == Some(&stamps) {
             return Ok(true);
         }
-        let same = files::same(&image, &host)?;
+        let same = files::have_equal_content(&image, &host)?;
         if same {
             self.verified.insert(name.to_owned(), stamps);
         }
         Ok(same)
     }
 
-    /// Copies the program `name` to the host, and returns its path there.
+    /// Copies the file `name` to the host, and returns its path there.
     pub fn copy(settings: &Settings, name: &str) -> Result<PathBuf, files::Error> {
         let to = settings.bin_dir.join(name);
         files::copy(&settings.image_bin_dir.join(name), &to)?;

@@ -3,12 +3,15 @@
 //! For example, Cilium with `cni.exclusive=true` removes the plugin entry from the active
 //! conflist. The primary CNI may rewrite its conflist as often as it likes: its content
 //! changes each time, and the agent chains the plugin again at once. Contention means that
-//! the same content without the plugin entry comes back again and again. The agent then
+//! the same content without the plugin entry keeps coming back. The agent then
 //! waits longer before each further write.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::hash::{BuildHasher, DefaultHasher, Hash, Hasher, RandomState};
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::time::{Duration, Instant};
+
+use super::subject::Subject;
+use crate::backoff::jitter;
 
 /// Repeated writes over the same content within [`WINDOW`] that are not yet contention.
 const TOLERATED_REPEATS: usize = 5;
@@ -21,14 +24,13 @@ const LAST_DELAY: Duration = Duration::from_secs(10);
 /// Contention is over if no write was needed for this long after the last delay ended.
 const OVER_AFTER: Duration = Duration::from_secs(12);
 
-/// The recent writes to files that another program may overwrite, by key. A key is a file
-/// name in the net dir, or a subject of readiness such as `binary`.
+/// The recent writes to files that another program may overwrite.
 #[derive(Debug, Default)]
 pub struct Contention {
-    writes: BTreeMap<String, Writes>,
+    writes: BTreeMap<Subject, Writes>,
 }
 
-/// The recent writes under one key.
+/// The recent writes to one file.
 #[derive(Debug)]
 struct Writes {
     /// Hash of the content that the writes replaced.
@@ -41,19 +43,19 @@ struct Writes {
 }
 
 impl Contention {
-    /// Returns the time before which the file under `key` must not be written. `None` allows
-    /// the write now: there is no contention, the delay has passed, or the file's `content`
-    /// is new.
-    pub fn blocked_until(&self, key: &str, content: &str, now: Instant) -> Option<Instant> {
-        let writes = self.writes.get(key)?;
+    /// Returns the time before which `file` must not be written. `None` allows
+    /// the write now: there is no contention, the delay has passed, or the `content` that the
+    /// write would replace is new.
+    pub fn blocked_until(&self, file: &Subject, content: &str, now: Instant) -> Option<Instant> {
+        let writes = self.writes.get(file)?;
         (writes.content == hash(content) && now < writes.next).then_some(writes.next)
     }
 
-    /// Records a write over `content` to the file under `key`. Returns whether contention
+    /// Records a write over `content` to `file`. Returns whether contention
     /// began with this write.
-    pub fn record_write(&mut self, key: &str, content: &str, now: Instant) -> bool {
+    pub fn record_write(&mut self, file: Subject, content: &str, now: Instant) -> bool {
         let content = hash(content);
-        let writes = self.writes.entry(key.to_owned()).or_insert(Writes {
+        let writes = self.writes.entry(file).or_insert(Writes {
             content,
             times: VecDeque::new(),
             delay: None,
@@ -74,17 +76,19 @@ impl Contention {
         let before = writes.delay;
         let delay = before.map_or(FIRST_DELAY, |delay| (delay * 4 / 3).min(LAST_DELAY));
         writes.delay = Some(delay);
-        writes.next = now + with_jitter(delay);
+        // Two agents with the same delay would always write in the same order, so that the same one
+        // always loses.
+        writes.next = now + delay + jitter(delay / 3);
         before.is_none()
     }
 
-    /// Returns the keys under contention, each with the time at which contention is over if
+    /// Returns the files under contention, each with the time at which contention is over if
     /// no further write is needed.
-    pub fn active(&self, now: Instant) -> impl Iterator<Item = (&str, Instant)> {
+    pub fn active(&self, now: Instant) -> impl Iterator<Item = (&Subject, Instant)> {
         let is_active = move |writes: &Writes| writes.delay.is_some() && !writes.is_over(now);
         let writes = self.writes.iter();
-        writes.filter_map(move |(key, writes)| {
-            is_active(writes).then_some((key.as_str(), writes.next + OVER_AFTER))
+        writes.filter_map(move |(file, writes)| {
+            is_active(writes).then_some((file, writes.next + OVER_AFTER))
         })
     }
 }
@@ -93,13 +97,6 @@ impl Writes {
     fn is_over(&self, now: Instant) -> bool {
         now >= self.next + OVER_AFTER
     }
-}
-
-/// Returns `delay` plus up to a third. Two agents with the same delay would otherwise always
-/// write in the same order, so that the same one always loses.
-fn with_jitter(delay: Duration) -> Duration {
-    let random = RandomState::new().hash_one(0) % 1024;
-    delay + delay / 3 * (random as u32) / 1024
 }
 
 fn hash(content: &str) -> u64 {
@@ -117,8 +114,8 @@ mod tests {
         let (mut contention, begin) = (Contention::default(), Instant::now());
         let (mut now, mut writes, mut begins) = (begin, 0, 0);
         while now < begin + 5 * WINDOW {
-            if contention.blocked_until("x", "bare", now).is_none() {
-                begins += usize::from(contention.record_write("x", "bare", now));
+            if contention.blocked_until(&Subject::Binary, "bare", now).is_none() {
+                begins += usize::from(contention.record_write(Subject::Binary, "bare", now));
                 writes += 1;
                 assert_eq!(contention.active(now).count(), usize::from(writes > 6));
             }
@@ -135,14 +132,14 @@ mod tests {
         let (mut contention, now) = (Contention::default(), Instant::now());
         for turn in 0..1000 {
             let content = format!("mtu {turn}");
-            assert_eq!(contention.blocked_until("x", &content, now), None);
-            assert!(!contention.record_write("x", &content, now));
+            assert_eq!(contention.blocked_until(&Subject::Binary, &content, now), None);
+            assert!(!contention.record_write(Subject::Binary, &content, now));
         }
         for _ in 0..7 {
-            contention.record_write("x", "bare", now);
+            contention.record_write(Subject::Binary, "bare", now);
         }
-        assert!(contention.blocked_until("x", "bare", now).is_some());
-        assert_eq!(contention.blocked_until("x", "other", now), None);
-        assert_eq!(contention.blocked_until("y", "bare", now), None);
+        assert!(contention.blocked_until(&Subject::Binary, "bare", now).is_some());
+        assert_eq!(contention.blocked_until(&Subject::Binary, "other", now), None);
+        assert_eq!(contention.blocked_until(&Subject::Kubeconfig, "bare", now), None);
     }
 }

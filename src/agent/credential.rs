@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use super::settings::Settings;
 use crate::files;
-use crate::files::Access;
+use crate::files::FileAccess;
 use crate::kube::kubeconfig;
 
 /// File mode of the kubeconfig: it contains a token, so only root may read it.
@@ -20,7 +20,7 @@ pub enum Error {
     Empty(PathBuf),
     #[error("{} is not text", .0.display())]
     NotText(PathBuf),
-    #[error("KUBE_CA_FILE={}: {error}; name a file with the CA's certificates, or unset it", path.display())]
+    #[error("KUBE_CA_FILE={}: {error}; set it to a file with CA certificates, or unset it", path.display())]
     Ca { path: PathBuf, error: Box<Error> },
     #[error(transparent)]
     File(#[from] files::Error),
@@ -36,7 +36,7 @@ pub struct KubeconfigBase {
 impl KubeconfigBase {
     /// Renders the kubeconfig with `token`.
     pub fn render(&self, token: &str) -> String {
-        kubeconfig::render(&kubeconfig::Access {
+        kubeconfig::render(&kubeconfig::ApiAccess {
             server: self.server.clone(),
             ca: self.ca.clone(),
             insecure: false,
@@ -88,10 +88,10 @@ fn content(path: PathBuf) -> Result<String, Error> {
 /// 0600 and owned by the agent's user, which is root.
 pub fn is_right(settings: &Settings, desired: &str) -> Result<bool, Error> {
     let path = settings.kubeconfig();
-    let Some(metadata) = files::look(&path)? else {
+    let Some(metadata) = files::metadata(&path)? else {
         return Ok(false);
     };
-    if !metadata.is_file() || Access::of(&metadata) != Access::own(MODE) {
+    if !metadata.is_file() || FileAccess::of(&metadata) != FileAccess::own(MODE) {
         return Ok(false);
     }
     Ok(files::read(&path)?.0 == desired.as_bytes())
@@ -100,5 +100,5 @@ pub fn is_right(settings: &Settings, desired: &str) -> Result<bool, Error> {
 /// Writes `desired` as the kubeconfig on the host.
 pub fn write(settings: &Settings, desired: &str) -> Result<(), Error> {
     let path = settings.kubeconfig();
-    Ok(files::write(&path, desired.as_bytes(), Access::own(MODE))?)
+    Ok(files::write(&path, desired.as_bytes(), FileAccess::own(MODE))?)
 }

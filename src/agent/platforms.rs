@@ -53,7 +53,7 @@ const PLATFORMS: [Platform; 7] = [
 /// Returns the remedy for a net dir without any network config.
 pub fn no_network(settings: &Settings) -> String {
     let holds = |dir: &Path| {
-        let names = files::names(dir).unwrap_or_default();
+        let names = files::file_names(dir).unwrap_or_default();
         names.iter().any(|name| ConfigKind::of(name).is_some())
     };
     remedy(
@@ -83,8 +83,8 @@ pub fn no_plugins(settings: &Settings, loaded: &ConfigFile) -> Option<String> {
         |dir| holds(&in_container(settings, dir)),
     );
     Some(format!(
-        "{} calls {}, but {} holds no such program: unless the runtime is told of several \
-         directories, it will not find {PLUGIN} either; {remedy}",
+        "{} names the plugins {}, but {} contains none of them: unless the runtime is configured \
+         with several directories, it cannot find {PLUGIN} either; {remedy}",
         loaded.name,
         plugins.join(", "),
         here.display()
@@ -122,11 +122,12 @@ fn remedy(
     };
     match fitting.is_empty() {
         false => format!(
-            "{} looks like the right one: set the chart's platform or {value}",
+            "{} looks like the right directory: set the chart's platform or {value}",
             list(&fitting)
         ),
         true => format!(
-            "if the runtime looks elsewhere, set the chart's platform or {value}; known are {}",
+            "if the runtime uses another directory, set the chart's platform or {value}; \
+             directories of other platforms: {}",
             list(&candidates.iter().collect::<Vec<_>>())
         ),
     }
@@ -134,13 +135,13 @@ fn remedy(
 
 /// Returns the path on the host of a directory in the agent's container.
 fn on_host(settings: &Settings, dir: &Path) -> PathBuf {
-    let below = dir.strip_prefix(&settings.prefix).unwrap_or(dir);
+    let below = dir.strip_prefix(&settings.mount_prefix).unwrap_or(dir);
     Path::new("/").join(below)
 }
 
 /// Returns the path in the agent's container of a directory on the host, mounted or not.
 fn in_container(settings: &Settings, dir: &str) -> PathBuf {
-    settings.prefix.join(dir.trim_start_matches('/'))
+    settings.mount_prefix.join(dir.trim_start_matches('/'))
 }
 
 #[cfg(test)]
@@ -192,7 +193,7 @@ mod tests {
     fn without_plugins_of_the_primary_cni_all_platforms_are_suggested() {
         let why = warning(&["opt/cni/bin/linkerd-cni"]).unwrap();
         for part in [
-            "10-a.conflist calls calico, portmap, but /opt/cni/bin holds no such program",
+            "10-a.conflist names the plugins calico, portmap, but /opt/cni/bin contains none of them",
             "/home/kubernetes/bin (platform gke, cos)",
             "/var/lib/rancher/k3s/data/cni (platform k3s)",
             "destCNIBinDir",
@@ -207,8 +208,8 @@ mod tests {
         let why = warning(&["home/kubernetes/bin/calico"]).unwrap();
         assert!(
             why.ends_with(
-                "/home/kubernetes/bin (platform gke, cos) looks like the right one: set the \
-                 chart's platform or destCNIBinDir"
+                "/home/kubernetes/bin (platform gke, cos) looks like the right directory: set \
+                 the chart's platform or destCNIBinDir"
             ),
             "{why}"
         );

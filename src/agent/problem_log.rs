@@ -1,5 +1,4 @@
-//! Finds the problems that changed since the last pass, so that each change is logged once.
-//! Pure.
+//! Finds the problems that changed, so that each change is logged once. Pure.
 
 use std::collections::BTreeMap;
 
@@ -35,6 +34,30 @@ impl ProblemLog {
     }
 }
 
+/// The problem of one subject that was logged last.
+#[derive(Debug)]
+pub struct LastProblem<T>(Option<T>);
+
+impl<T> Default for LastProblem<T> {
+    fn default() -> Self {
+        LastProblem(None)
+    }
+}
+
+impl<T: PartialEq> LastProblem<T> {
+    /// Remembers `problem`. Returns whether it differs from the last one.
+    pub fn is_new(&mut self, problem: T) -> bool {
+        let is_new = self.0.as_ref() != Some(&problem);
+        self.0 = Some(problem);
+        is_new
+    }
+
+    /// Forgets the problem. Returns whether there was one.
+    pub fn resolve(&mut self) -> bool {
+        self.0.take().is_some()
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -48,5 +71,11 @@ mod tests {
         };
         let lines = [Some("a"), Some("a"), Some("b"), None, None].map(&mut changes);
         assert_eq!(lines, [1, 0, 1, 1, 0]);
+        let mut last = LastProblem::default();
+        let lines = [Some("a"), Some("a"), Some("b"), None, None].map(|why| match why {
+            Some(why) => last.is_new(why),
+            None => last.resolve(),
+        });
+        assert_eq!(lines, [true, false, true, true, false]);
     }
 }

@@ -5,14 +5,13 @@
 //! plugin that cannot run.
 
 mod chain;
+mod chain_step;
+mod contention_report;
 mod kubeconfig;
-mod overwrites;
 mod pass;
-mod step;
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use tracing::{info, warn};
@@ -20,14 +19,15 @@ use tracing::{info, warn};
 use super::api::Api;
 use super::binaries::Binaries;
 use super::contention::Contention;
-use super::handover::{self, Handover};
-use super::self_test::{SelfTest, SelfTestState, Subject};
+use super::self_test::{SelfTest, SelfTestState, TestedPlugin};
 use super::settings::Settings;
 use super::status::Status;
-use crate::conflist::mode::ChainMode;
+use super::subject::Subject;
+use super::upstream_kubeconfig::{self, UpstreamKubeconfig};
+use crate::conflist::chain_mode::ChainMode;
 use crate::conflist::net_dir;
 use crate::conflist::{Entry, PLUGIN};
-pub use pass::{BINARY, CONFLIST, CREDENTIAL, KUBECONFIG, Pass, SELF_TEST};
+pub use pass::Pass;
 
 /// Reconciles the host. Decides from the files found in each pass; what it remembers between
 /// passes only saves work, log lines and writes under contention.
@@ -41,20 +41,19 @@ pub struct Reconciler {
     /// Contention with programs that remove the plugin entry, by conflist. The node is not
     /// ready while it lasts.
     entry_removals: Contention,
-    /// Contention with other agents that overwrite a file of this agent, by subject or
-    /// conflist. Only a warning.
+    /// Contention with other agents that overwrite a file of this agent. Only a warning.
     overwrites: Contention,
     /// The last token found in the kubeconfig on the host. It stays in use until the API
     /// server issues one.
     token_found_on_host: Option<String>,
     self_test: Option<Arc<SelfTest>>,
-    chained_lists: BTreeSet<String>,
+    chained_conflists: BTreeSet<String>,
     /// Whether the bin dir had the plugin binary when the agent started.
     had_binary: bool,
     /// Whether the runtime is known to look for plugins in the bin dir. Never reset: the
     /// runtime's configuration does not change with a conflist.
     runtime_finds_plugin: bool,
-    handover: Handover,
+    upstream_kubeconfig: UpstreamKubeconfig,
     leftovers_removed: bool,
     ready_logged: bool,
 }
@@ -80,10 +79,10 @@ impl Reconciler {
             overwrites: Contention::default(),
             token_found_on_host: None,
             self_test: None,
-            chained_lists: BTreeSet::new(),
+            chained_conflists: BTreeSet::new(),
             had_binary,
             runtime_finds_plugin: false,
-            handover: Handover::default(),
+            upstream_kubeconfig: UpstreamKubeconfig::default(),
             leftovers_removed: false,
             ready_logged: false,
         }
@@ -95,18 +94,20 @@ impl Reconciler {
     }
 
     /// Returns the names of all conflists to which this agent ever chained the plugin.
-    pub fn chained_lists(&self) -> &BTreeSet<String> {
-        &self.chained_lists
+    pub fn chained_conflists(&self) -> &BTreeSet<String> {
+        &self.chained_conflists
     }
 
     /// Restores the kubeconfig of an upstream agent if such an agent chains the plugin on this
     /// node.
     pub fn restore_upstream_kubeconfig(&self) {
         let found = net_dir::scan(&self.settings.net_dir, &self.settings.kubeconfig_name);
-        if !found.is_ok_and(|found| handover::upstream_chains(&found, &self.entry)) {
+        if !found
+            .is_ok_and(|found| upstream_kubeconfig::is_chained_by_upstream(&found, &self.entry))
+        {
             return;
         }
-        if let Err(error) = self.handover.restore(&self.settings.kubeconfig()) {
+        if let Err(error) = self.upstream_kubeconfig.restore(&self.settings.kubeconfig()) {
             warn!("{error}");
         }
     }
@@ -115,31 +116,31 @@ impl Reconciler {
     pub fn pass(&mut self) -> Pass {
         let mut pass = Pass::default();
         if let Err(error) = self.reconcile_binaries(&mut pass) {
-            pass.problem(BINARY, error);
+            pass.problem(Subject::Binary, error);
         }
         if let Err(error) = self.reconcile_kubeconfig(&mut pass) {
-            pass.problem(KUBECONFIG, error);
+            pass.problem(Subject::Kubeconfig, error);
         }
         // A token that the API server rejects does not keep the plugin out of the chain: without
         // the plugin, meshed pods would start without redirect rules.
-        let credential = pass.problems.remove(CREDENTIAL);
-        let can_chain = pass.problems.is_empty() && !pass.waits.contains_key(KUBECONFIG);
-        pass.problems.extend(credential.map(|why| (CREDENTIAL.to_owned(), why)));
+        let credential = pass.problems.remove(&Subject::Credential);
+        let can_chain = pass.problems.is_empty() && !pass.waits.contains_key(&Subject::Kubeconfig);
+        pass.problems.extend(credential.map(|why| (Subject::Credential, why)));
         if let Err(error) = self.reconcile_conflists(&mut pass, can_chain) {
-            pass.problem(CONFLIST, error);
+            pass.problem(Subject::NetworkConfig, error);
         }
         // Without a kubeconfig the plugin is not chained. The missing kubeconfig is the cause, so
         // the unchained network config is not logged too.
-        if pass.waits.contains_key(KUBECONFIG)
-            && let Some(why) = pass.problems.remove(CONFLIST)
+        if pass.waits.contains_key(&Subject::Kubeconfig)
+            && let Some(why) = pass.problems.remove(&Subject::NetworkConfig)
         {
-            pass.wait_for(CONFLIST, why);
+            pass.wait_for(Subject::NetworkConfig, why);
         }
         self.warn_of_overwrites(&mut pass);
         self.check_self_test(&mut pass);
-        Status::count(&self.status.reconciles);
+        self.status.reconciles.inc();
         if !pass.problems.is_empty() {
-            Status::count(&self.status.reconcile_errors);
+            self.status.reconcile_errors.inc();
         }
         if !self.ready_logged && pass.ready().is_ok() {
             self.ready_logged = true;
@@ -150,34 +151,33 @@ impl Reconciler {
         self.api.set_node_ready(pass.ready().is_ok());
         self.status.set_ready(pass.ready());
         self.status.set_ready_note(pass.ready_note.clone());
-        let uses_agent_token = pass.uses_agent_token.into();
-        self.status.uses_agent_token.store(uses_agent_token, Ordering::Relaxed);
+        self.status.uses_agent_token.set(pass.uses_agent_token.into());
         pass
     }
 
-    /// Copies the programs that are missing or different on the host from the image.
+    /// Copies the plugin binaries that are missing or different on the host from the image.
     fn reconcile_binaries(&mut self, pass: &mut Pass) -> Result<(), String> {
-        let wanted = Binaries::wanted(&self.settings).map_err(|error| {
+        let names = Binaries::in_image(&self.settings).map_err(|error| {
             let dir = self.settings.image_bin_dir.display();
-            format!("CONTAINER_CNI_BIN_DIR={dir}: {error}; name the image's directory of programs")
+            format!("CONTAINER_CNI_BIN_DIR={dir}: {error}; set it to the image's directory of plugin binaries")
         })?;
-        let wrong = self.binaries.wrong(&self.settings, &wanted);
-        let wrong = wrong.map_err(|error| error.to_string())?;
-        if wrong.is_empty() {
+        let stale = self.binaries.stale(&self.settings, &names);
+        let stale = stale.map_err(|error| error.to_string())?;
+        if stale.is_empty() {
             return Ok(());
         }
-        self.mark_not_ready(BINARY);
+        self.mark_not_ready(&Subject::Binary);
         let dir = self.settings.bin_dir.clone();
-        if self.is_write_delayed(BINARY, &dir, "", pass) {
+        if self.is_write_delayed(Subject::Binary, &dir, "", pass) {
             return Ok(());
         }
-        for name in wrong {
+        for name in stale {
             Binaries::copy(&self.settings, &name).map_err(|error| error.to_string())?;
             pass.wrote = true;
-            Status::count(&self.status.binary_writes);
+            self.status.binary_writes.inc();
         }
         info!("Wrote linkerd CNI binaries to {}", dir.display());
-        self.overwrites.record_write(BINARY, "", Instant::now());
+        self.overwrites.record_write(Subject::Binary, "", Instant::now());
         Ok(())
     }
 
@@ -188,17 +188,17 @@ impl Reconciler {
         let Some(self_test) = &self.self_test else {
             return;
         };
-        let wrong = [BINARY, KUBECONFIG, CONFLIST];
+        let wrong = [Subject::Binary, Subject::Kubeconfig, Subject::NetworkConfig];
         let wrong = wrong.iter().any(|subject| pass.is_wrong(subject));
-        let program = self.binaries.verified(PLUGIN);
-        match program.filter(|_| !wrong && !pass.wrote) {
+        let binary = self.binaries.verified(PLUGIN);
+        match binary.filter(|_| !wrong && !pass.wrote) {
             None => self_test.pause(),
-            Some(program) => {
+            Some(binary) => {
                 let entry = self.entry.text().to_owned();
-                match self_test.state_of(Subject { program, entry }) {
+                match self_test.state_of(TestedPlugin { binary, entry }) {
                     SelfTestState::Passed => {}
                     SelfTestState::Pending => pass.self_test_running = true,
-                    SelfTestState::Failed(why) => pass.problem(SELF_TEST, why),
+                    SelfTestState::Failed(why) => pass.problem(Subject::SelfTest, why),
                 }
             }
         }
@@ -206,8 +206,7 @@ impl Reconciler {
 
     /// Makes `/ready` report not ready at once, before the write that corrects `subject`.
     /// The end of the pass sets the final state.
-    fn mark_not_ready(&self, subject: &str) {
-        let why = format!("{subject}: is being put right");
-        self.status.set_ready(Err(why));
+    fn mark_not_ready(&self, subject: &Subject) {
+        self.status.set_ready(Err(format!("{subject}: being corrected")));
     }
 }

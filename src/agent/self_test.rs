@@ -4,12 +4,12 @@
 //! The self-test runs on its own thread, so that it delays no reconcile pass. It reruns after
 //! a failure, and when the plugin binary or the plugin entry changes.
 
-mod call;
+mod connections;
+mod plugin_call;
 mod plugin_config;
 mod run;
-mod scratch;
-mod server;
-mod target;
+mod scratch_pod;
+mod stub_api;
 
 use std::io;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -35,8 +35,8 @@ const STACK: usize = 256 << 10;
 
 /// What the self-test runs: the plugin binary on the host, with the plugin entry.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Subject {
-    pub program: Stamp,
+pub struct TestedPlugin {
+    pub binary: Stamp,
     pub entry: String,
 }
 
@@ -56,7 +56,7 @@ pub struct SelfTest {
     settings: Arc<Settings>,
     status: Arc<Status>,
     state: Mutex<State>,
-    /// Wakes the thread when there is a new subject.
+    /// Wakes the thread when a self-test is requested.
     changed: Condvar,
     /// Wakes the reconciler when a self-test has ended.
     waker: Waker,
@@ -65,9 +65,9 @@ pub struct SelfTest {
 #[derive(Default)]
 struct State {
     /// What to test; `None` while the node is not ready for a self-test.
-    wanted: Option<Subject>,
+    requested: Option<TestedPlugin>,
     /// What the last self-test ran, and its outcome.
-    known: Option<(Subject, TestOutcome)>,
+    last: Option<(TestedPlugin, TestOutcome)>,
 }
 
 impl SelfTest {
@@ -92,16 +92,16 @@ impl SelfTest {
         Ok(self_test)
     }
 
-    /// Returns the state of the self-test of `subject`, and requests that self-test if it has
+    /// Returns the state of the self-test of `plugin`, and requests that self-test if it has
     /// not run yet.
-    pub fn state_of(&self, subject: Subject) -> SelfTestState {
+    pub fn state_of(&self, plugin: TestedPlugin) -> SelfTestState {
         let mut state = self.state();
-        if state.wanted.as_ref() != Some(&subject) {
-            state.wanted = Some(subject);
+        if state.requested.as_ref() != Some(&plugin) {
+            state.requested = Some(plugin);
             self.changed.notify_one();
         }
-        match (&state.known, &state.wanted) {
-            (Some((known, outcome)), Some(wanted)) if known == wanted => match outcome {
+        match (&state.last, &state.requested) {
+            (Some((tested, outcome)), Some(requested)) if tested == requested => match outcome {
                 TestOutcome::Failed(why) => SelfTestState::Failed(why.clone()),
                 TestOutcome::Passed(_) | TestOutcome::Skipped(_) => SelfTestState::Passed,
             },
@@ -112,7 +112,7 @@ impl SelfTest {
     /// Requests no further self-test until the next [`SelfTest::state_of`]. Keeps the last
     /// outcome.
     pub fn pause(&self) {
-        self.state().wanted = None;
+        self.state().requested = None;
     }
 
     /// Runs self-tests for the rest of the process.
@@ -120,18 +120,19 @@ impl SelfTest {
         let mut retry = FIRST_RETRY;
         let mut rerun_at = None;
         loop {
-            let subject = self.next_subject(rerun_at);
+            let plugin = self.next_plugin(rerun_at);
             let outcome = run::run(&self.settings);
-            Status::count(match &outcome {
+            let counter = match &outcome {
                 TestOutcome::Passed(_) => &self.status.self_tests_passed,
                 TestOutcome::Skipped(_) => &self.status.self_tests_skipped,
                 TestOutcome::Failed(_) => &self.status.self_tests_failed,
-            });
+            };
+            counter.inc();
             let mut state = self.state();
-            let before = state.known.replace((subject.clone(), outcome.clone()));
+            let before = state.last.replace((plugin.clone(), outcome.clone()));
             drop(state);
             let failed = matches!(outcome, TestOutcome::Failed(_));
-            let same = before.as_ref().is_some_and(|(known, _)| *known == subject);
+            let same = before.as_ref().is_some_and(|(tested, _)| *tested == plugin);
             retry = match same && failed {
                 true => (retry * 2).min(LAST_RETRY),
                 false => FIRST_RETRY,
@@ -140,8 +141,8 @@ impl SelfTest {
             match &outcome {
                 TestOutcome::Passed(what) => info!("self-test passed: {what}"),
                 // Logged once, not for each new plugin binary.
-                TestOutcome::Skipped(why) if before.is_none_or(|(_, known)| known != outcome) => {
-                    info!("self-test skipped, so ready does not take it: {why}");
+                TestOutcome::Skipped(why) if before.is_none_or(|(_, last)| last != outcome) => {
+                    info!("self-test skipped, so readiness does not depend on it: {why}");
                 }
                 // The next reconcile pass logs a failure.
                 TestOutcome::Skipped(_) | TestOutcome::Failed(_) => {}
@@ -150,20 +151,20 @@ impl SelfTest {
         }
     }
 
-    /// Waits for a subject that was never tested, or for the rerun of a failed self-test at
+    /// Waits for a plugin that was never tested, or for the rerun of a failed self-test at
     /// `rerun_at`.
-    fn next_subject(&self, rerun_at: Option<Instant>) -> Subject {
+    fn next_plugin(&self, rerun_at: Option<Instant>) -> TestedPlugin {
         let mut state = self.state();
         loop {
             let mut left = None;
-            if let Some(wanted) = &state.wanted {
-                let known = state.known.as_ref().filter(|(known, _)| known == wanted);
-                match (known, rerun_at) {
-                    (None, _) => return wanted.clone(),
+            if let Some(requested) = &state.requested {
+                let last = state.last.as_ref().filter(|(tested, _)| tested == requested);
+                match (last, rerun_at) {
+                    (None, _) => return requested.clone(),
                     (Some(_), Some(rerun_at)) => {
                         let wait = rerun_at.saturating_duration_since(Instant::now());
                         if wait.is_zero() {
-                            return wanted.clone();
+                            return requested.clone();
                         }
                         left = Some(wait);
                     }

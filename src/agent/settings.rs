@@ -5,15 +5,18 @@
 //! setting ends the agent. This module checks only values, not files: a directory or a token
 //! may appear on the node later.
 
-use std::net::{Ipv6Addr, SocketAddr};
-use std::path::{Component, Path, PathBuf};
+mod parse;
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use tracing::level_filters::LevelFilter;
 
-use crate::conflist::mode::ChainMode;
+use crate::conflist::chain_mode::ChainMode;
 use crate::kube::kubeconfig::SERVICE_ACCOUNT_DIR;
 use crate::log;
+use parse::{address, api_host, api_port, file_name, flag, format, join, level, seconds};
 
 /// Name of the agent's DaemonSet in upstream's chart and in this project's, independent of the
 /// release name.
@@ -32,7 +35,7 @@ pub enum Error {
 /// Source of the plugin entry's template. `CNI_NETWORK_CONFIG` wins over
 /// `CNI_NETWORK_CONFIG_FILE`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Template {
+pub enum EntryTemplate {
     Text(String),
     File(PathBuf),
     None,
@@ -42,8 +45,8 @@ pub enum Template {
 #[derive(Clone, Debug)]
 pub struct Settings {
     /// Directory below which directories of the host are mounted in the agent's container.
-    pub prefix: PathBuf,
-    /// Directory in the image with the programs to install.
+    pub mount_prefix: PathBuf,
+    /// Directory in the image with the plugin binaries to install.
     pub image_bin_dir: PathBuf,
     /// The host's CNI bin dir, as a path in the agent's container.
     pub bin_dir: PathBuf,
@@ -53,7 +56,7 @@ pub struct Settings {
     pub kubeconfig_name: String,
     /// The kubeconfig's path on the host, for the plugin entry.
     pub kubeconfig_on_host: String,
-    pub template: Template,
+    pub entry_template: EntryTemplate,
     /// CA file for the kubeconfig. Unset: `ca.crt` in `service_account_dir`.
     pub ca_file: Option<PathBuf>,
     /// Directory of the agent's `token` and `ca.crt`.
@@ -61,14 +64,14 @@ pub struct Settings {
     pub api_host: Option<String>,
     pub api_port: Option<String>,
     /// Listen address for `/live`, `/ready` and `/metrics`. Unset: no listener.
-    pub admin: Option<SocketAddr>,
+    pub admin_address: Option<SocketAddr>,
     /// Longest time between two reconcile passes.
     pub resync: Duration,
     /// The agent's namespace (`LINKERD_CNI_NAMESPACE`). Unset: read from
     /// `service_account_dir`.
     pub namespace: Option<String>,
     /// Name of the agent's pod (`LINKERD_CNI_POD_NAME`), recorded in Events.
-    pub pod: Option<String>,
+    pub pod_name: Option<String>,
     /// Name of the agent's DaemonSet (`LINKERD_CNI_DAEMONSET`). If it is deleted, the agent
     /// uninstalls.
     pub daemonset: String,
@@ -80,14 +83,14 @@ pub struct Settings {
     pub plugin_account: Option<String>,
     /// File name of the only network config to chain to (`LINKERD_CNI_CONF_NAME`). The agent
     /// waits for the file if it is missing. Without `chained`: name of the standalone config.
-    /// With `own_config`: name of the copy.
+    /// With `chain_in_copy`: name of the copy.
     pub conf_name: Option<String>,
     /// Whether to chain the plugin behind the primary CNI (`LINKERD_CNI_CHAINED`). False: the
     /// plugin gets a standalone config, which another plugin such as Multus calls.
     pub chained: bool,
     /// Whether to chain the plugin in a copy of the active conflist, under a name that sorts
     /// before the original (`LINKERD_CNI_OWN_CONFIG`). The original is then never written.
-    pub own_config: bool,
+    pub chain_in_copy: bool,
     /// Whether to chain the plugin only if the bin dir holds a plugin of the primary CNI
     /// (`LINKERD_CNI_REQUIRE_NETWORK_PLUGINS`). In any other directory the runtime would not
     /// find the plugin, and no pod could start. Upstream always chains.
@@ -99,7 +102,7 @@ pub struct Settings {
     /// (`LINKERD_CNI_STARTUP_TAINT`).
     pub startup_taint: Option<String>,
     /// Name of the node (`LINKERD_CNI_NODE_NAME`).
-    pub node: Option<String>,
+    pub node_name: Option<String>,
     /// Whether to receive the plugin's records on a socket (`LINKERD_CNI_PLUGIN_SOCKET`).
     pub plugin_socket: bool,
     pub log_level: LevelFilter,
@@ -125,25 +128,25 @@ impl Settings {
         let kubeconfig_name = or("KUBECONFIG_FILE_NAME", "ZZZ-linkerd-cni-kubeconfig");
         let kubeconfig_name = kubeconfig_name.trim_matches('/').to_owned();
         Ok(Settings {
-            prefix: join(&prefix, ""),
+            mount_prefix: join(&prefix, ""),
             image_bin_dir: PathBuf::from(or("CONTAINER_CNI_BIN_DIR", "/opt/cni/bin")),
             bin_dir: join(&prefix, &or("DEST_CNI_BIN_DIR", "/opt/cni/bin")),
             kubeconfig_on_host: join(&net_dir, &kubeconfig_name).display().to_string(),
             net_dir: join(&prefix, &net_dir),
             kubeconfig_name: file_name("KUBECONFIG_FILE_NAME", kubeconfig_name)?,
-            template: match (var("CNI_NETWORK_CONFIG"), var("CNI_NETWORK_CONFIG_FILE")) {
-                (Some(text), _) => Template::Text(text),
-                (None, Some(path)) => Template::File(path.into()),
-                (None, None) => Template::None,
+            entry_template: match (var("CNI_NETWORK_CONFIG"), var("CNI_NETWORK_CONFIG_FILE")) {
+                (Some(text), _) => EntryTemplate::Text(text),
+                (None, Some(path)) => EntryTemplate::File(path.into()),
+                (None, None) => EntryTemplate::None,
             },
             ca_file: var("KUBE_CA_FILE").map(PathBuf::from),
             service_account_dir: or("LINKERD_CNI_SERVICE_ACCOUNT_DIR", SERVICE_ACCOUNT_DIR).into(),
             api_host: var("KUBERNETES_SERVICE_HOST").map(api_host).transpose()?,
             api_port: var("KUBERNETES_SERVICE_PORT").map(api_port).transpose()?,
-            admin: var("LINKERD_CNI_ADMIN_ADDR").map(address).transpose()?,
+            admin_address: var("LINKERD_CNI_ADMIN_ADDR").map(address).transpose()?,
             resync: seconds("LINKERD_CNI_RESYNC_SECONDS", or("LINKERD_CNI_RESYNC_SECONDS", "30"))?,
             namespace: var("LINKERD_CNI_NAMESPACE"),
-            pod: var("LINKERD_CNI_POD_NAME"),
+            pod_name: var("LINKERD_CNI_POD_NAME"),
             daemonset: or("LINKERD_CNI_DAEMONSET", DEFAULT_DAEMONSET),
             // The default of Kubernetes. Upstream's chart does not change it.
             termination_grace: seconds(
@@ -155,14 +158,14 @@ impl Settings {
                 .map(|name| file_name("LINKERD_CNI_CONF_NAME", name))
                 .transpose()?,
             chained: flag("LINKERD_CNI_CHAINED", or("LINKERD_CNI_CHAINED", "true"))?,
-            own_config: flag("LINKERD_CNI_OWN_CONFIG", or("LINKERD_CNI_OWN_CONFIG", "false"))?,
+            chain_in_copy: flag("LINKERD_CNI_OWN_CONFIG", or("LINKERD_CNI_OWN_CONFIG", "false"))?,
             require_network_plugins: flag(
                 "LINKERD_CNI_REQUIRE_NETWORK_PLUGINS",
                 or("LINKERD_CNI_REQUIRE_NETWORK_PLUGINS", "false"),
             )?,
             self_test: flag("LINKERD_CNI_SELF_TEST", or("LINKERD_CNI_SELF_TEST", "false"))?,
             startup_taint: var("LINKERD_CNI_STARTUP_TAINT"),
-            node: var("LINKERD_CNI_NODE_NAME"),
+            node_name: var("LINKERD_CNI_NODE_NAME"),
             plugin_socket: flag(
                 "LINKERD_CNI_PLUGIN_SOCKET",
                 or("LINKERD_CNI_PLUGIN_SOCKET", "true"),
@@ -180,7 +183,7 @@ impl Settings {
     /// If `conf_name` is not a valid file name for that mode.
     pub fn mode(&self) -> Result<ChainMode, Error> {
         let name = self.conf_name.as_deref();
-        ChainMode::choose(name, self.chained, self.own_config, &self.kubeconfig_name).map_err(
+        ChainMode::choose(name, self.chained, self.chain_in_copy, &self.kubeconfig_name).map_err(
             |why| Error::Value {
                 name: "LINKERD_CNI_CONF_NAME",
                 value: name.unwrap_or_default().to_owned(),
@@ -193,114 +196,6 @@ impl Settings {
     pub fn kubeconfig(&self) -> PathBuf {
         self.net_dir.join(&self.kubeconfig_name)
     }
-}
-
-fn level(value: String) -> Result<LevelFilter, Error> {
-    log::level(&value).map_err(|message| Error::LogLevel { value, message })
-}
-
-fn format(value: String) -> Result<log::Format, Error> {
-    value.parse().map_err(|message| Error::Value { name: "LINKERD_CNI_LOG_FORMAT", value, message })
-}
-
-/// Parses a number of seconds, from 1 to 86400 (one day).
-fn seconds(name: &'static str, value: String) -> Result<Duration, Error> {
-    match value.parse() {
-        Ok(seconds @ 1..=86_400) => Ok(Duration::from_secs(seconds)),
-        _ => Err(Error::Value {
-            name,
-            value,
-            message: "not a number of seconds from 1 to 86400".into(),
-        }),
-    }
-}
-
-fn flag(name: &'static str, value: String) -> Result<bool, Error> {
-    value.parse().map_err(|_| Error::Value {
-        name,
-        value,
-        message: "neither true nor false".into(),
-    })
-}
-
-/// Parses a listen address. `:9990` means all IPv4 addresses.
-fn address(value: String) -> Result<SocketAddr, Error> {
-    let text = match value.strip_prefix(':') {
-        Some(port) => format!("0.0.0.0:{port}"),
-        None => value.clone(),
-    };
-    text.parse().map_err(|_| Error::Value {
-        name: "LINKERD_CNI_ADMIN_ADDR",
-        value,
-        message: "not an address and a port, such as 0.0.0.0:9990 or [::]:9990".into(),
-    })
-}
-
-/// Checks that `value` is a file name without a directory: the agent watches only the net dir
-/// itself.
-fn file_name(name: &'static str, value: String) -> Result<String, Error> {
-    let mut parts = Path::new(&value).components();
-    match (parts.next(), parts.next()) {
-        (Some(Component::Normal(part)), None) if part == value.as_str() => Ok(value),
-        _ => Err(Error::Value {
-            name,
-            value,
-            message: "not a plain file name: give it without a directory".into(),
-        }),
-    }
-}
-
-/// Checks that `value` is valid as the host of a URL. An IPv6 address may be in brackets.
-fn api_host(value: String) -> Result<String, Error> {
-    let bare = value.strip_prefix('[').and_then(|rest| rest.strip_suffix(']'));
-    let is_name = |c: char| c.is_ascii_alphanumeric() || ".-_".contains(c);
-    let fits = match bare {
-        Some(bare) => bare.parse::<Ipv6Addr>().is_ok(),
-        None => value.chars().all(is_name) || value.parse::<Ipv6Addr>().is_ok(),
-    };
-    match fits {
-        true => Ok(value),
-        false => Err(Error::Value {
-            name: "KUBERNETES_SERVICE_HOST",
-            value,
-            message: "not an address or the name of a host: give it without scheme, port and \
-                      blanks, or leave it to the kubelet"
-                .into(),
-        }),
-    }
-}
-
-/// Checks that `value` is a port from 1 to 65535.
-fn api_port(value: String) -> Result<String, Error> {
-    let digits = value.bytes().all(|byte| byte.is_ascii_digit());
-    match value.parse::<u16>() {
-        Ok(1..) if digits => Ok(value),
-        _ => Err(Error::Value {
-            name: "KUBERNETES_SERVICE_PORT",
-            value,
-            message: "not a port from 1 to 65535: give one, such as 443, or leave it to the \
-                      kubelet"
-                .into(),
-        }),
-    }
-}
-
-/// Joins `dir` and `path` as Go's `path.Join` does, which upstream uses. An absolute `path`
-/// stays below `dir`. `.`, `..` and repeated slashes are resolved without reading the disk.
-fn join(dir: &str, path: &str) -> PathBuf {
-    let text = format!("{dir}/{path}");
-    let mut clean = PathBuf::new();
-    for part in Path::new(&text).components() {
-        match part {
-            Component::CurDir => {}
-            Component::ParentDir if clean.file_name().is_some() => {
-                clean.pop();
-            }
-            Component::ParentDir if clean.has_root() => {}
-            part => clean.push(part),
-        }
-    }
-    clean
 }
 
 #[cfg(test)]

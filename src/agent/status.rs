@@ -1,65 +1,100 @@
 //! The agent's state for `/ready` and `/metrics`.
 
-use std::fmt::Write;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::fmt;
 use std::sync::{Mutex, PoisonError};
 
-use super::tally::Tally;
-use crate::log::stderr;
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric as _};
+use prometheus_client::metrics::counter::{ConstCounter, Counter};
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::registry::Registry;
 
-/// Readiness and counters, shared between the agent's threads and the admin listener.
+use super::plugin_counters::PluginCounters;
+use crate::log::stderr;
+use crate::metrics::{Counters, openmetrics, register};
+
+/// Readiness and metrics, shared between the agent's threads and the admin listener.
 #[derive(Debug)]
 pub struct Status {
+    registry: Registry,
     ready: Mutex<Result<(), String>>,
+    ready_gauge: Gauge,
     /// Text that `/ready` adds to a response of 200.
     ready_note: Mutex<Option<String>>,
-    pub binary_writes: AtomicU64,
-    pub kubeconfig_writes: AtomicU64,
-    pub conflist_writes: AtomicU64,
-    /// Number of times that contention over the plugin entry began.
-    pub contentions: AtomicU64,
-    pub reconciles: AtomicU64,
-    pub reconcile_errors: AtomicU64,
-    /// 1 while the bin dir holds none of the plugins that the active conflist names.
-    pub bin_dir_without_plugins: AtomicU64,
-    /// 1 while the kubeconfig contains the agent's own token.
-    pub uses_agent_token: AtomicU64,
-    /// Counters over the plugin's records.
-    pub records: Tally,
-    pub self_tests_passed: AtomicU64,
-    pub self_tests_skipped: AtomicU64,
-    pub self_tests_failed: AtomicU64,
+    pub binary_writes: Counter,
+    pub kubeconfig_writes: Counter,
+    pub conflist_writes: Counter,
+    pub contentions: Counter,
+    pub reconciles: Counter,
+    pub reconcile_errors: Counter,
+    pub bin_dir_without_plugins: Gauge,
+    pub uses_agent_token: Gauge,
+    pub plugin: PluginCounters,
+    pub self_tests_passed: Counter,
+    pub self_tests_skipped: Counter,
+    pub self_tests_failed: Counter,
 }
 
 impl Default for Status {
     fn default() -> Self {
+        let mut registry = Registry::default();
+        let plugin =
+            PluginCounters::register(registry.sub_registry_with_prefix("linkerd_cni_plugin"));
+        let agent = registry.sub_registry_with_prefix("linkerd_cni_agent");
+        agent.register_collector(Box::new(DroppedLogLines));
+        let self_tests: Counters<1> =
+            register(agent, "self_tests", "Self-tests of the plugin, by result");
+        let self_tests =
+            |result: &str| self_tests.get_or_create_owned(&[("result", result.into())]);
         Status {
             ready: Mutex::new(Err("nothing is verified yet".into())),
+            ready_gauge: register(agent, "ready", "Whether `/ready` responds with 200"),
             ready_note: Mutex::default(),
-            binary_writes: AtomicU64::default(),
-            kubeconfig_writes: AtomicU64::default(),
-            conflist_writes: AtomicU64::default(),
-            contentions: AtomicU64::default(),
-            reconciles: AtomicU64::default(),
-            reconcile_errors: AtomicU64::default(),
-            bin_dir_without_plugins: AtomicU64::default(),
-            uses_agent_token: AtomicU64::default(),
-            records: Tally::default(),
-            self_tests_passed: AtomicU64::default(),
-            self_tests_skipped: AtomicU64::default(),
-            self_tests_failed: AtomicU64::default(),
+            binary_writes: register(agent, "binary_writes", "Plugin binaries copied to the host"),
+            kubeconfig_writes: register(
+                agent,
+                "kubeconfig_writes",
+                "Kubeconfigs written to the host",
+            ),
+            conflist_writes: register(
+                agent,
+                "conflist_writes",
+                "Network configs written to the host",
+            ),
+            contentions: register(
+                agent,
+                "contentions",
+                "Times that another writer began to overwrite a network config again and again",
+            ),
+            reconciles: register(agent, "reconcile", "Reconcile passes"),
+            reconcile_errors: register(
+                agent,
+                "reconcile_errors",
+                "Reconcile passes with a problem that could not be corrected",
+            ),
+            bin_dir_without_plugins: register(
+                agent,
+                "bin_dir_without_plugins",
+                "Whether the bin dir has none of the plugins that the active conflist names",
+            ),
+            uses_agent_token: register(
+                agent,
+                "kubeconfig_has_agents_token",
+                "Whether the kubeconfig on the host has the agent's own token",
+            ),
+            plugin,
+            self_tests_passed: self_tests("passed"),
+            self_tests_skipped: self_tests("skipped"),
+            self_tests_failed: self_tests("failed"),
+            registry,
         }
     }
 }
 
 impl Status {
-    /// Increments `counter`.
-    pub fn count(counter: &AtomicU64) {
-        counter.fetch_add(1, Ordering::Relaxed);
-    }
-
     /// Sets the state that `/ready` reports; `Err` says what is wrong.
     pub fn set_ready(&self, ready: Result<(), String>) {
+        self.ready_gauge.set(ready.is_ok().into());
         *self.ready.lock().unwrap_or_else(PoisonError::into_inner) = ready;
     }
 
@@ -82,88 +117,23 @@ impl Status {
 
     /// Renders the metrics in the OpenMetrics text format.
     pub fn metrics(&self) -> String {
-        let mut text = String::new();
-        let ready = AtomicU64::new(self.ready().is_ok().into());
-        let dropped = AtomicU64::new(stderr::dropped());
-        for (name, kind, help, value) in [
-            (
-                "ready",
-                "gauge",
-                "Whether binary, kubeconfig and network configuration are right.",
-                &ready,
-            ),
-            ("binary_writes_total", "counter", "Programs copied to the host.", &self.binary_writes),
-            (
-                "kubeconfig_writes_total",
-                "counter",
-                "Kubeconfigs written to the host.",
-                &self.kubeconfig_writes,
-            ),
-            (
-                "conflist_writes_total",
-                "counter",
-                "Network configurations written to the host.",
-                &self.conflist_writes,
-            ),
-            (
-                "fights_total",
-                "counter",
-                "Times that another program began to remove our entry again and again.",
-                &self.contentions,
-            ),
-            ("reconcile_total", "counter", "Looks at the host.", &self.reconciles),
-            (
-                "reconcile_errors_total",
-                "counter",
-                "Looks that found something wrong which could not be put right.",
-                &self.reconcile_errors,
-            ),
-            (
-                "bin_dir_without_plugins",
-                "gauge",
-                "Whether the bin dir holds none of the plugins that the network names.",
-                &self.bin_dir_without_plugins,
-            ),
-            (
-                "log_lines_dropped_total",
-                "counter",
-                "Log lines dropped because stderr was full, closed or not read.",
-                &dropped,
-            ),
-            (
-                "kubeconfig_has_agents_token",
-                "gauge",
-                "Whether the kubeconfig on the host carries the agent's own token.",
-                &self.uses_agent_token,
-            ),
-        ] {
-            let value = value.load(Ordering::Relaxed);
-            // In OpenMetrics the family of a counter has no `_total`; its samples have.
-            let family = name.strip_suffix("_total").unwrap_or(name);
-            // Writing to a String cannot fail.
-            let _ = write!(
-                text,
-                "# HELP linkerd_cni_agent_{family} {help}\n\
-                 # TYPE linkerd_cni_agent_{family} {kind}\n\
-                 linkerd_cni_agent_{name} {value}\n"
-            );
-        }
-        text.push_str(
-            "# HELP linkerd_cni_agent_self_tests Trials of the installed plugin.\n\
-             # TYPE linkerd_cni_agent_self_tests counter\n",
-        );
-        for (result, value) in [
-            ("passed", &self.self_tests_passed),
-            ("skipped", &self.self_tests_skipped),
-            ("failed", &self.self_tests_failed),
-        ] {
-            let value = value.load(Ordering::Relaxed);
-            let _ =
-                writeln!(text, "linkerd_cni_agent_self_tests_total{{result=\"{result}\"}} {value}");
-        }
-        self.records.write(&mut text);
-        text.push_str("# EOF\n");
-        text
+        openmetrics(&self.registry)
+    }
+}
+
+/// Counts the log lines that the logger, which is not part of the agent, has dropped.
+#[derive(Debug)]
+struct DroppedLogLines;
+
+impl Collector for DroppedLogLines {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
+        let counter = ConstCounter::new(stderr::dropped());
+        counter.encode(encoder.encode_descriptor(
+            "log_lines_dropped",
+            "Log lines dropped because stderr was full, closed or not read.",
+            None,
+            counter.metric_type(),
+        )?)
     }
 }
 

@@ -30,8 +30,8 @@ const SETTLE_TIMEOUT: Duration = Duration::from_millis(40);
 /// Why a wait ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wake {
-    /// SIGTERM or SIGINT.
-    Stop,
+    /// This signal: SIGTERM or SIGINT.
+    Stop(Signal),
     /// A directory changed, another thread called, or the timeout expired.
     Reconcile,
 }
@@ -97,7 +97,7 @@ impl Watch {
             errno => errno.desc(),
         });
         self.complete = result.is_ok();
-        result.map_err(|why| format!("changes are looked for every second: {why}"))
+        result.map_err(|why| format!("not usable, so the agent polls every second: {why}"))
     }
 
     fn add(&mut self, dirs: &[&Path]) -> Result<(), Errno> {
@@ -130,7 +130,7 @@ impl Watch {
         loop {
             let ready = self.poll(end.saturating_duration_since(Instant::now()))?;
             if ready.stop {
-                return Ok(Wake::Stop);
+                return self.stop();
             }
             if ready.changed && self.drain() {
                 return self.settle();
@@ -151,9 +151,16 @@ impl Watch {
         let timeout = PollTimeout::try_from(time).unwrap_or(PollTimeout::MAX);
         match poll(&mut fds, timeout) {
             Ok(0) | Err(Errno::EINTR) => Ok(Wake::Reconcile),
-            Ok(_) => Ok(Wake::Stop),
+            Ok(_) => self.stop(),
             Err(errno) => Err(errno.into()),
         }
+    }
+
+    /// Reads the pending stop signal.
+    fn stop(&self) -> io::Result<Wake> {
+        let number = self.signals.read_signal()?.map(|info| info.ssi_signo as i32);
+        let signal = number.and_then(|number| Signal::try_from(number).ok());
+        Ok(Wake::Stop(signal.unwrap_or(Signal::SIGTERM)))
     }
 
     /// Waits until a writer is finished, so that the pass does not read a half-written file.
@@ -162,7 +169,7 @@ impl Watch {
         while Instant::now() < end {
             let ready = self.poll(QUIET)?;
             if ready.stop {
-                return Ok(Wake::Stop);
+                return self.stop();
             }
             if !ready.changed || !self.drain() {
                 break;

@@ -19,7 +19,7 @@ fn main() -> ExitCode {
     let request = request::read(&|name| env::var_os(name), &mut io::stdin().lock());
     let (cni_version, outcome) = match &request {
         Ok(request) => (&*request.cni_version, plugin::run(request)),
-        Err(refusal) => (&*refusal.cni_version, Err(refusal.error.clone())),
+        Err(invalid) => (&*invalid.cni_version, Err(invalid.error.clone())),
     };
     match outcome {
         Ok(result) => print(&result),
@@ -37,7 +37,7 @@ fn print(text: &str) -> ExitCode {
         return ExitCode::SUCCESS;
     };
     let line = format!(
-        "linkerd-cni: cannot write the answer to stdout (code {}): {error}\n",
+        "linkerd-cni: cannot write the response to stdout (code {}): {error}\n",
         code::IO_FAILURE
     );
     stderr::write_line(line.as_bytes());

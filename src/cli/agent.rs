@@ -10,14 +10,14 @@ use crate::agent::settings::Settings;
 use crate::log;
 
 /// Installs linkerd-cni on this node and keeps it installed. On SIGTERM, uninstalls it only if the
-/// DaemonSet is deleted or no longer includes this node.
+/// DaemonSet or its ServiceAccounts are deleted, or if the DaemonSet no longer includes this node.
 #[derive(Parser)]
 #[command(name = "linkerd2-cni-install", version)]
 struct Flags {
-    /// trace, debug, info, warn, error or off [default: info, or LINKERD_CNI_LOG_LEVEL]
+    /// Log level: trace, debug, info, warn, error or off [default: info, or LINKERD_CNI_LOG_LEVEL]
     #[arg(long)]
     log_level: Option<String>,
-    /// plain or json [default: plain, or LINKERD_CNI_LOG_FORMAT]
+    /// Log format: plain or json [default: plain, or LINKERD_CNI_LOG_FORMAT]
     #[arg(long)]
     log_format: Option<String>,
     #[command(subcommand)]

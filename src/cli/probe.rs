@@ -30,20 +30,23 @@ pub enum Probe {
     /// Serve the proxy's ports in its place: respond to each connection with the token and
     /// the port, until killed
     Serve {
+        /// Token that `serve` sends and `outbound` expects
         #[arg(long, env = "LINKERD_CNI_PROBE_TOKEN")]
         token: String,
+        /// Ports to serve
         #[arg(required = true)]
         ports: Vec<u16>,
     },
     /// Connect to an address that no host has, for each IP family of the pod, and fail unless
     /// `serve` responds
     Outbound {
+        /// Token that `serve` sends and `outbound` expects
         #[arg(long, env = "LINKERD_CNI_PROBE_TOKEN")]
         token: String,
         /// IP addresses of the pod, comma-separated; they determine its IP families
         #[arg(long, env = "LINKERD_CNI_PROBE_POD_IPS", value_delimiter = ',')]
         pod_ips: Vec<IpAddr>,
-        /// Do not expect IPv6 to be redirected (disableIPv6=true in the chart)
+        /// Do not expect redirection of IPv6 (disableIPv6=true in the chart)
         #[arg(long)]
         no_ipv6: bool,
         /// The port to connect to
@@ -85,8 +88,8 @@ fn targets(pod_ips: &[IpAddr], no_ipv6: bool) -> anyhow::Result<Vec<IpAddr>> {
     });
     if families.is_empty() {
         bail!(
-            "no address of the pod ({pod_ips:?}) is of a family that is redirected: \
-             in a cluster with IPv6 alone the chart needs disableIPv6=false"
+            "the pod has no address of a redirected IP family ({pod_ips:?}): \
+             in an IPv6-only cluster, set disableIPv6=false in the chart"
         );
     }
     Ok(families)
@@ -145,13 +148,13 @@ fn expect(address: SocketAddr, response: &str, within: Duration) -> anyhow::Resu
     loop {
         let problem = match line_from(address) {
             Ok(line) if line == response => return Ok(()),
-            Ok(_) => "somebody else answered".to_owned(),
+            Ok(_) => "unexpected response".to_owned(),
             Err(error) => error.to_string(),
         };
         if start.elapsed() >= within {
             bail!(
                 "a connection to {address} was not redirected to the proxy: {problem}; \
-                 see the events of this pod and the logs of the agent on its node"
+                 see the Events of this pod and the log of the agent on its node"
             );
         }
         tracing::debug!("{address}: {problem}");
@@ -185,18 +188,18 @@ mod tests {
         let wanted = response("token", 4140);
         let cases = [
             (fake_proxy("token", 4140), None),
-            (fake_proxy("token", 4143), Some("somebody else answered")),
-            (fake_proxy("other", 4140), Some("somebody else answered")),
+            (fake_proxy("token", 4143), Some("unexpected response")),
+            (fake_proxy("other", 4140), Some("unexpected response")),
             // Nobody listens there.
             ("127.0.0.1:1".parse().unwrap(), Some("refused")),
         ];
         for (address, problem) in cases {
             let result = expect(address, &wanted, Duration::ZERO);
-            let said = result.err().map(|error| error.to_string());
-            match (&said, problem) {
+            let message = result.err().map(|error| error.to_string());
+            match (&message, problem) {
                 (None, None) => {}
-                (Some(said), Some(problem)) => assert!(said.contains(problem), "{said}"),
-                _ => panic!("{problem:?}: {said:?}"),
+                (Some(message), Some(problem)) => assert!(message.contains(problem), "{message}"),
+                _ => panic!("{problem:?}: {message:?}"),
             }
         }
     }

@@ -13,13 +13,15 @@ use tracing::level_filters::LevelFilter;
 use crate::kube::Impersonate;
 use crate::kube::kubeconfig::{Overrides, SERVICE_ACCOUNT_DIR};
 use crate::log::{self, Format};
-use crate::repair::{self, Settings, connection::Source, host::Host, log_filter, mode::RepairMode};
+use crate::repair::{
+    self, RepairMode, RepairSettings, connection::AccessSource, host_dirs::HostDirs, log_filter,
+};
 
-/// Repairs pods on one node that started before the Linkerd CNI plugin was installed.
+/// Repairs the meshed pods of one node that have no redirect rules.
 #[derive(Parser)]
 #[command(name = repair::CONTROLLER, version)]
 struct Args {
-    /// Log level, or a tracing filter, of which only the part for this program is used
+    /// Log level, or a tracing filter, which sets the level by its part for this program
     #[arg(long, env = "LINKERD_CNI_REPAIR_CONTROLLER_LOG_LEVEL", value_parser = log_filter::level)]
     #[arg(default_value = "linkerd_cni_repair_controller=info,warn")]
     log_level: LevelFilter,
@@ -36,7 +38,7 @@ struct Args {
     #[arg(long, env = "LINKERD_CNI_REPAIR_CONTROLLER_POD_NAME")]
     controller_pod_name: String,
 
-    /// Address that serves /live, /ready and /metrics
+    /// Address on which to serve /live, /ready and /metrics
     #[arg(long, default_value = "0.0.0.0:8080")]
     admin_addr: SocketAddr,
 
@@ -64,11 +66,11 @@ struct Args {
     #[arg(long = "as-group")]
     impersonate_groups: Vec<String>,
 
-    /// Longest time until the headers of an API response
+    /// Longest time until the headers of an API response, for lists and watches
     #[arg(long, default_value = "9s", value_parser = humantime::parse_duration)]
     kube_api_response_headers_timeout: Duration,
 
-    /// Repair mode, applied to stranded pods: delete, in-place, label or report
+    /// How to repair stranded pods: delete, in-place, label or report
     #[arg(long, env = "LINKERD_CNI_REPAIR_CONTROLLER_MODE", default_value = "delete")]
     mode: RepairMode,
 
@@ -76,12 +78,13 @@ struct Args {
     #[arg(long, env = "LINKERD_CNI_REPAIR_CONTROLLER_AUDIT_SECONDS", default_value_t = 0)]
     audit_seconds: u32,
 
-    /// Largest number of pods to repair per minute
+    /// Repair budget: largest number of pods to repair per minute
     #[arg(long, env = "LINKERD_CNI_REPAIR_CONTROLLER_RATE", default_value_t = 60)]
     #[arg(value_parser = clap::value_parser!(u16).range(1..))]
     rate: u16,
 
     /// host:port of this node's agent; pods are repaired only while its /ready returns 200
+    /// [default: none, repair without this check]
     #[arg(long, env = "LINKERD_CNI_REPAIR_CONTROLLER_AGENT_ADDR")]
     agent_addr: Option<String>,
 
@@ -113,7 +116,7 @@ pub fn main() -> ExitCode {
 }
 
 fn run(args: Args) -> anyhow::Result<()> {
-    repair::run(Settings {
+    repair::run(RepairSettings {
         source: source(
             args.kubeconfig,
             Overrides { context: args.context, cluster: args.cluster, user: args.user },
@@ -128,17 +131,18 @@ fn run(args: Args) -> anyhow::Result<()> {
             .then(|| Duration::from_secs(args.audit_seconds.into())),
         repairs_per_minute: args.rate,
         agent_address: args.agent_addr.filter(|address| !address.is_empty()),
-        host: Host::below(&args.mount_prefix, &args.net_dir, &args.kubeconfig_name),
+        host: HostDirs::below(&args.mount_prefix, &args.net_dir, &args.kubeconfig_name),
     })?;
     Ok(())
 }
 
-fn source(kubeconfig: Option<PathBuf>, overrides: Overrides) -> anyhow::Result<Source> {
+fn source(kubeconfig: Option<PathBuf>, overrides: Overrides) -> anyhow::Result<AccessSource> {
     if let Some(path) = kubeconfig {
-        return Ok(Source::SelectedKubeconfig(path, overrides));
+        return Ok(AccessSource::SelectedKubeconfig(path, overrides));
     }
-    let var = |name| env::var(name).with_context(|| format!("no --kubeconfig, and {name}"));
-    Ok(Source::InCluster {
+    let var =
+        |name| env::var(name).with_context(|| format!("without --kubeconfig, {name} is required"));
+    Ok(AccessSource::InCluster {
         host: var("KUBERNETES_SERVICE_HOST")?,
         port: var("KUBERNETES_SERVICE_PORT")?,
         dir: SERVICE_ACCOUNT_DIR.into(),

@@ -8,11 +8,17 @@ use serde::Serialize;
 /// the reference implementation defines 8. Codes from 100 on are linkerd-cni's own: each is a
 /// class of causes with one remedy, and its meaning never changes. The README lists them.
 pub mod code {
+    /// The plugin does not support the `cniVersion` of the config, or the command needs a newer one.
     pub const INCOMPATIBLE_VERSION: u32 = 1;
+    /// A `CNI_*` environment variable is missing or invalid.
     pub const INVALID_ENVIRONMENT: u32 = 4;
+    /// stdin cannot be read or stdout cannot be written.
     pub const IO_FAILURE: u32 = 5;
+    /// The config on stdin is not valid JSON, or a member, such as `prevResult`, cannot be decoded.
     pub const DECODING_FAILURE: u32 = 6;
+    /// The config on stdin lacks a required member, or a member has an invalid value.
     pub const INVALID_CONFIG: u32 = 7;
+    /// `CNI_NETNS` is not the path of a netns, or is the netns of the plugin itself.
     pub const INVALID_NETNS: u32 = 8;
 
     /// The kubeconfig is missing or unusable.
@@ -20,11 +26,11 @@ pub mod code {
     /// The API server is unreachable or did not respond in time.
     pub const API_UNREACHABLE: u32 = 101;
     /// The API server rejects the plugin's credential or its rights (HTTP 401 or 403).
-    pub const API_REFUSED: u32 = 102;
+    pub const API_DENIED: u32 = 102;
     /// The API server has no such pod (HTTP 404).
     pub const POD_NOT_FOUND: u32 = 103;
     /// The API server responded with another error, or its response is unreadable.
-    pub const API_ANSWER: u32 = 104;
+    pub const API_RESPONSE: u32 = 104;
     /// An annotation of the pod or its namespace has an invalid value.
     pub const ANNOTATION: u32 = 110;
     /// The host has none of the iptables programs.
@@ -49,6 +55,7 @@ pub struct Error {
 }
 
 impl Error {
+    /// An error without a remedy.
     pub fn new(code: u32, msg: impl Into<String>) -> Self {
         Error { code, msg: msg.into(), details: String::new() }
     }

@@ -21,7 +21,7 @@ impl Object {
     }
 
     /// Returns the value of `key` unless it is `null`, which means that the key is not set.
-    pub fn given(&self, key: &str) -> Option<&RawValue> {
+    pub fn non_null(&self, key: &str) -> Option<&RawValue> {
         self.get(key).filter(|value| value.get() != "null")
     }
 
@@ -99,6 +99,6 @@ mod tests {
     fn null_is_present_but_not_set() {
         let object: Object = serde_json::from_str(r#"{"a":null}"#).unwrap();
         assert!(object.get("a").is_some());
-        assert!(object.given("a").is_none());
+        assert!(object.non_null("a").is_none());
     }
 }

@@ -2,11 +2,13 @@
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use nix::errno::Errno;
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::poll::{PollFd, PollFlags};
 use nix::unistd::write;
+
+use crate::deadline::Deadline;
 
 /// Time in which the runtime has to read the whole response. Most responses fit into the pipe's
 /// buffer.
@@ -20,9 +22,14 @@ pub fn print(text: &str) -> io::Result<()> {
 }
 
 fn write_all(fd: BorrowedFd<'_>, mut bytes: &[u8], budget: Duration) -> io::Result<()> {
-    let end = Instant::now() + budget;
+    let deadline = Deadline::after(budget);
     while !bytes.is_empty() {
-        wait_writable(fd, end)?;
+        // A write that fails at once does not block either.
+        let writable = deadline.poll(&mut [PollFd::new(fd, PollFlags::POLLOUT)]);
+        writable.map_err(|error| match error {
+            Errno::ETIMEDOUT => io::Error::new(io::ErrorKind::TimedOut, "nobody reads it"),
+            error => error.into(),
+        })?;
         match write(fd, bytes.get(..PIPE_BUF).unwrap_or(bytes)) {
             Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
             Ok(written) => bytes = bytes.get(written..).unwrap_or_default(),
@@ -31,22 +38,6 @@ fn write_all(fd: BorrowedFd<'_>, mut bytes: &[u8], budget: Duration) -> io::Resu
         }
     }
     Ok(())
-}
-
-/// Waits until a write to `fd` does not block. A write that fails at once does not block either.
-fn wait_writable(fd: BorrowedFd<'_>, end: Instant) -> io::Result<()> {
-    loop {
-        let left = end.saturating_duration_since(Instant::now());
-        if left.is_zero() {
-            return Err(io::Error::new(io::ErrorKind::TimedOut, "nobody reads it"));
-        }
-        let timeout = PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX);
-        match poll(&mut [PollFd::new(fd, PollFlags::POLLOUT)], timeout) {
-            Ok(0) | Err(Errno::EINTR) => {}
-            Ok(_) => return Ok(()),
-            Err(error) => return Err(error.into()),
-        }
-    }
 }
 
 #[cfg(test)]

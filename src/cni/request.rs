@@ -69,14 +69,14 @@ pub struct Request {
 
 /// The error for an invalid request, and the CNI version of its error object.
 #[derive(Debug)]
-pub struct Refusal {
+pub struct RequestError {
     pub cni_version: String,
     pub error: Error,
 }
 
-impl From<Error> for Refusal {
+impl From<Error> for RequestError {
     fn from(error: Error) -> Self {
-        Refusal { cni_version: version::CURRENT.to_owned(), error }
+        RequestError { cni_version: version::CURRENT.to_owned(), error }
     }
 }
 
@@ -85,7 +85,7 @@ impl From<Error> for Refusal {
 pub fn read(
     env: &dyn Fn(&str) -> Option<OsString>,
     stdin: &mut dyn Read,
-) -> Result<Request, Refusal> {
+) -> Result<Request, RequestError> {
     let text =
         |name: &str| -> String { env(name).unwrap_or_default().to_string_lossy().into_owned() };
     let command_name = text("CNI_COMMAND");
@@ -109,9 +109,9 @@ pub fn read(
     })?;
     let cni_version = cni_version(&config)?;
     let allowed = match command {
-        Command::Check => version::allows(&cni_version, "0.4.0", "CHECK"),
-        Command::Gc => version::allows(&cni_version, "1.1.0", "GC"),
-        Command::Status => version::allows(&cni_version, "1.1.0", "STATUS"),
+        Command::Check => version::check_command(&cni_version, "0.4.0", "CHECK"),
+        Command::Gc => version::check_command(&cni_version, "1.1.0", "GC"),
+        Command::Status => version::check_command(&cni_version, "1.1.0", "STATUS"),
         _ => version::check_supported(&cni_version),
     };
     allowed?;
@@ -202,7 +202,7 @@ fn read_config(stdin: &mut dyn Read) -> Result<Object, Error> {
     // Go's decoder reads null as an empty object.
     let config: Option<Object> = serde_json::from_slice(&bytes).map_err(undecodable)?;
     let config = config.unwrap_or_default();
-    let name: String = match config.given("name") {
+    let name: String = match config.non_null("name") {
         Some(name) => serde_json::from_str(name.get()).map_err(undecodable)?,
         None => String::new(),
     };
@@ -217,7 +217,7 @@ fn read_config(stdin: &mut dyn Read) -> Result<Object, Error> {
 }
 
 fn cni_version(config: &Object) -> Result<String, Error> {
-    let version: String = match config.given("cniVersion") {
+    let version: String = match config.non_null("cniVersion") {
         Some(version) => serde_json::from_str(version.get()).map_err(|error| {
             Error::new(
                 code::DECODING_FAILURE,

@@ -11,11 +11,11 @@ use super::version;
 
 /// Returns the result of ADD: `prevResult` with the request's `cniVersion`.
 ///
-/// The other bytes are unchanged unless that version has another [`version::Shape`]; then the
+/// The other bytes are unchanged unless that version has a different [`version::ResultFormat`]; then the
 /// result is converted. Without `prevResult` the result is empty. See CNI spec 1.1, section 2,
 /// ADD: a plugin outputs the result it received, or an equivalent one.
 pub fn pass_through(request: &Request) -> Result<String, Error> {
-    convert_to(request.config.given("prevResult"), &request.cni_version)
+    convert_to(request.config.non_null("prevResult"), &request.cni_version)
 }
 
 fn convert_to(previous: Option<&RawValue>, wanted: &str) -> Result<String, Error> {
@@ -23,14 +23,14 @@ fn convert_to(previous: Option<&RawValue>, wanted: &str) -> Result<String, Error
         Some(previous) => serde_json::from_str(previous.get()).map_err(unparsable)?,
         None => Object::default(),
     };
-    let found: String = match result.given("cniVersion") {
+    let found: String = match result.non_null("cniVersion") {
         Some(version) => serde_json::from_str(version.get()).map_err(unparsable)?,
         None => String::new(),
     };
     // libcni omits `cniVersion` if the previous plugin did. Then it is the request's version.
     if !found.is_empty() && found != wanted {
-        let shapes = version::shape(&found).zip(version::shape(wanted));
-        let (from, to) = shapes.ok_or_else(|| unsupported_version(&found))?;
+        let formats = version::result_format(&found).zip(version::result_format(wanted));
+        let (from, to) = formats.ok_or_else(|| unsupported_version(&found))?;
         convert::convert(&mut result, from, to)
             .map_err(|error| undecodable(&format!("{found} to {wanted}: {error}")))?;
     }
@@ -41,7 +41,7 @@ fn convert_to(previous: Option<&RawValue>, wanted: &str) -> Result<String, Error
 
 fn unsupported_version(found: &str) -> Error {
     undecodable(&format!("unsupported CNI result version {found:?}"))
-        .with_details("the plugin before linkerd-cni answers in a version that is none")
+        .with_details("the plugin before linkerd-cni returned a result with an unknown cniVersion")
 }
 
 fn unparsable(error: serde_json::Error) -> Error {

@@ -5,13 +5,13 @@ use super::error::{Error, code};
 /// Versions that this plugin supports, the same as upstream's.
 pub const SUPPORTED: [&str; 7] = ["0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"];
 
-/// Newest check_supported version. VERSION always responds with it, as `pkg/skel` does.
+/// Newest supported version. VERSION always responds with it, as `pkg/skel` does.
 pub const CURRENT: &str = "1.1.0";
 
 /// Format of a result, which several versions share. Named after the Go package for it
 /// (`pkg/types` 020, 040, 100).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Shape {
+pub enum ResultFormat {
     /// 0.1.0 and 0.2.0: `ip4` and `ip6`.
     V020,
     /// 0.3.0 to 0.4.0: `ips`, each with its `version`.
@@ -21,11 +21,11 @@ pub enum Shape {
 }
 
 /// Returns the format of a result of `version`, or `None` for an unknown version.
-pub fn shape(version: &str) -> Option<Shape> {
+pub fn result_format(version: &str) -> Option<ResultFormat> {
     match version {
-        "0.1.0" | "0.2.0" => Some(Shape::V020),
-        "0.3.0" | "0.3.1" | "0.4.0" => Some(Shape::V040),
-        "1.0.0" | "1.1.0" => Some(Shape::V100),
+        "0.1.0" | "0.2.0" => Some(ResultFormat::V020),
+        "0.3.0" | "0.3.1" | "0.4.0" => Some(ResultFormat::V040),
+        "1.0.0" | "1.1.0" => Some(ResultFormat::V100),
         _ => None,
     }
 }
@@ -41,12 +41,12 @@ pub fn check_supported(version: &str) -> Result<(), Error> {
 
 /// Checks the version of CHECK, GC and STATUS: it must be supported and not older than
 /// `minimum`, which introduced `command`.
-pub fn allows(version: &str, minimum: &str, command: &str) -> Result<(), Error> {
+pub fn check_command(version: &str, minimum: &str, command: &str) -> Result<(), Error> {
     let parsed = parse(version).ok_or_else(|| {
         Error::new(
             code::DECODING_FAILURE,
             format!(
-                "invalid cniVersion {version:?}: numbers with dots are wanted, such as {CURRENT}"
+                "invalid cniVersion {version:?}: expected numbers separated by dots, such as {CURRENT}"
             ),
         )
     })?;
@@ -106,16 +106,19 @@ mod tests {
                 "garbage",
                 Some((
                     6,
-                    "invalid cniVersion \"garbage\": numbers with dots are wanted, such as 1.1.0",
+                    "invalid cniVersion \"garbage\": expected numbers separated by dots, such as 1.1.0",
                 )),
             ),
         ];
         for (version, wanted) in cases {
-            let got = allows(version, "1.1.0", "STATUS").err();
+            let got = check_command(version, "1.1.0", "STATUS").err();
             let got = got.as_ref().map(|error| (error.code, error.msg.as_str()));
             assert_eq!(got, wanted, "{version}");
         }
-        assert_eq!(allows("0.4.1", "0.4.0", "CHECK").unwrap_err().msg, "incompatible CNI versions");
+        assert_eq!(
+            check_command("0.4.1", "0.4.0", "CHECK").unwrap_err().msg,
+            "incompatible CNI versions"
+        );
     }
 
     #[test]

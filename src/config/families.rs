@@ -34,7 +34,7 @@ fn has_global_address(addresses: &str) -> bool {
 
 /// Whether `prevResult` has an IPv6 address, in the format of any CNI version.
 pub fn previous_has_ipv6(config: &Object) -> bool {
-    let Some(previous) = config.given("prevResult") else {
+    let Some(previous) = config.non_null("prevResult") else {
         return false;
     };
     let Ok(previous) = serde_json::from_str::<Value>(previous.get()) else {

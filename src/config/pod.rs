@@ -19,7 +19,7 @@ const DEFAULT_API_PORTS: [u16; 2] = [443, 6443];
 pub const API_SERVICE: &str = "/api/v1/namespaces/default/services/kubernetes";
 
 /// Remedy for a response that is not a valid API object.
-pub const NO_API_SERVER: &str = "what answers is no Kubernetes API server, or the answer was cut short; the runtime tries again";
+pub const UNEXPECTED_RESPONSE_REMEDY: &str = "check that the server in the kubeconfig is the Kubernetes API server, and that no proxy truncates its responses; the runtime retries the pod";
 
 /// Returns the API path of a namespace.
 pub fn namespace_path(name: &str) -> String {
@@ -34,18 +34,40 @@ pub trait ClusterLookup {
     fn api_service(&mut self) -> Result<Service, Error>;
 }
 
-/// Returns the facts about the pod `found`, or `None` if it is unmeshed.
+/// Whether the plugin redirects a pod.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mesh<T> {
+    /// It has a proxy container and no `linkerd-init`. `T` describes the pod or its proxy.
+    Meshed(T),
+    Unmeshed(Unmeshed),
+}
+
+/// Why a pod is unmeshed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unmeshed {
+    NoProxy,
+    /// It has a `linkerd-init`, which installs the redirect rules itself.
+    ProxyInit,
+}
+
+/// The object is not a pod, as it has no `spec.containers`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the object has no spec.containers")]
+pub struct NotAPod;
+
+/// Returns the facts about the pod `found`.
 ///
 /// Looks up the namespace only if the pod lacks one of [`annotation::UPSTREAM_KEYS`], and the
-/// API server's Service only for a control-plane pod. Fails with [`code::API_ANSWER`] if `found`
+/// API server's Service only for a control-plane pod. Fails with [`code::API_RESPONSE`] if `found`
 /// is not a pod, and if the namespace lookup fails.
 pub fn facts(
     found: Pod,
     pod: &PodRef,
     lookup: &mut impl ClusterLookup,
-) -> Result<Option<PodFacts>, Error> {
-    let Some(proxy) = proxy(&found).ok_or_else(|| not_a_pod(pod))? else {
-        return Ok(None);
+) -> Result<Mesh<PodFacts>, Error> {
+    let proxy = match proxy(&found).map_err(|problem| unexpected_response(pod, problem))? {
+        Mesh::Meshed(proxy) => proxy,
+        Mesh::Unmeshed(reason) => return Ok(Mesh::Unmeshed(reason)),
     };
 
     let mut annotations = known(found.metadata.annotations);
@@ -58,7 +80,7 @@ pub fn facts(
 
     let component = found.metadata.labels.get(CONTROL_PLANE_LABEL);
     let is_control_plane = component.is_some_and(|component| !component.is_empty());
-    Ok(Some(PodFacts {
+    Ok(Mesh::Meshed(PodFacts {
         uid: found.metadata.uid,
         annotations,
         proxy,
@@ -68,24 +90,23 @@ pub fn facts(
 
 /// Whether the pod has a proxy container and no `linkerd-init`, so that the plugin redirects it.
 pub fn is_meshed(pod: &Pod) -> bool {
-    matches!(proxy(pod), Some(Some(_)))
+    matches!(proxy(pod), Ok(Mesh::Meshed(_)))
 }
 
-/// Returns the proxy of a meshed pod, and `Some(None)` for an unmeshed pod. Returns `None` if
-/// the object has no `spec.containers`, so that it is not a pod.
-pub fn proxy(pod: &Pod) -> Option<Option<Proxy>> {
-    let containers = pod.spec.containers.as_ref()?;
+/// Returns the proxy of a meshed pod.
+pub fn proxy(pod: &Pod) -> Result<Mesh<Proxy>, NotAPod> {
+    let containers = pod.spec.containers.as_ref().ok_or(NotAPod)?;
     let init = &pod.spec.init_containers;
     if init.iter().any(|container| container.name == PROXY_INIT) {
-        return Some(None);
+        return Ok(Mesh::Unmeshed(Unmeshed::ProxyInit));
     }
     let mut all = containers.iter().chain(init);
     let Some(container) = all.find(|container| container.name == PROXY) else {
-        return Some(None);
+        return Ok(Mesh::Unmeshed(Unmeshed::NoProxy));
     };
     let (own, pods) = (container.security_context, pod.spec.security_context);
     let port = |names: &[&str]| names.iter().find_map(|name| listen_port(container, name));
-    Some(Some(Proxy {
+    Ok(Mesh::Meshed(Proxy {
         uid: own.run_as_user.or(pods.run_as_user),
         gid: own.run_as_group,
         inbound_port: port(&["LINKERD2_PROXY_INBOUND_LISTEN_ADDR"]),
@@ -124,7 +145,7 @@ fn api_ports(service: Result<Service, Error>) -> Vec<PortRange> {
         Ok(service) => service.spec.ports.iter().flat_map(both_ports).collect(),
         Err(error) => {
             tracing::error!(
-                "linkerd-cni: could not retrieve ports from 'kubernetes' service, taking {DEFAULT_API_PORTS:?}: {error}"
+                "linkerd-cni: cannot read the ports of Service default/kubernetes, using {DEFAULT_API_PORTS:?}: {error}"
             );
             DEFAULT_API_PORTS.map(PortRange::from).to_vec()
         }
@@ -132,15 +153,12 @@ fn api_ports(service: Result<Service, Error>) -> Vec<PortRange> {
 }
 
 /// Error for a response that is an object but not a pod.
-fn not_a_pod(pod: &PodRef) -> Error {
+fn unexpected_response(pod: &PodRef, problem: NotAPod) -> Error {
     Error::new(
-        code::API_ANSWER,
-        format!(
-            "the API server's answer for pod {}/{} is no pod: it has no spec.containers",
-            pod.namespace, pod.name
-        ),
+        code::API_RESPONSE,
+        format!("unexpected response for pod {}/{}: {problem}", pod.namespace, pod.name),
     )
-    .with_details(NO_API_SERVER)
+    .with_details(UNEXPECTED_RESPONSE_REMEDY)
 }
 
 /// Returns the Service's port and, if it is a number, its target port.
@@ -163,28 +181,39 @@ mod tests {
 
     #[test]
     fn only_the_names_of_containers_decide_whether_a_pod_is_meshed() {
+        const MESHED: Mesh<Proxy> = Mesh::Meshed(Proxy {
+            uid: None,
+            gid: None,
+            inbound_port: None,
+            outbound_port: None,
+            control_port: None,
+            admin_port: None,
+        });
+        const NO_PROXY: Mesh<Proxy> = Mesh::Unmeshed(Unmeshed::NoProxy);
         let cases = [
-            (r#"{"containers":[{"name":"app"}]}"#, false),
-            (r#"{"containers":[{"name":"app"},{"name":"linkerd-proxy"}]}"#, true),
+            (r#"{"containers":[{"name":"app"}]}"#, NO_PROXY),
+            (r#"{"containers":[{"name":"app"},{"name":"linkerd-proxy"}]}"#, MESHED),
             (
                 r#"{"containers":[{"name":"app"}],"initContainers":[{"name":"linkerd-proxy"}]}"#,
-                true,
+                MESHED,
             ),
             (
                 r#"{"containers":[{"name":"linkerd-proxy"}],"initContainers":[{"name":"linkerd-init"}]}"#,
-                false,
+                Mesh::Unmeshed(Unmeshed::ProxyInit),
             ),
-            (r#"{"containers":[{"name":"linkerd-init"},{"name":"linkerd-proxy"}]}"#, true),
-            (r#"{"containers":[]}"#, false),
+            (r#"{"containers":[{"name":"linkerd-init"},{"name":"linkerd-proxy"}]}"#, MESHED),
+            (r#"{"containers":[]}"#, NO_PROXY),
         ];
         for (spec, wanted) in cases {
-            assert_eq!(proxy(&pod(spec)).unwrap().is_some(), wanted, "{spec}");
+            let pod = pod(spec);
+            assert_eq!(proxy(&pod), Ok(wanted), "{spec}");
+            assert_eq!(is_meshed(&pod), wanted == MESHED, "{spec}");
         }
-        assert_eq!(proxy(&pod("{}")), None);
+        assert_eq!(proxy(&pod("{}")), Err(NotAPod));
     }
 
     #[test]
-    fn the_proxys_container_says_who_it_is_and_where_it_listens() {
+    fn user_and_ports_of_the_proxy_come_from_its_container() {
         let spec = r#"{"securityContext":{"runAsUser":1000,"runAsGroup":1000},"containers":[{
             "name":"linkerd-proxy",
             "securityContext":{"runAsUser":2103},
@@ -204,7 +233,7 @@ mod tests {
             control_port: Some(1190),
             admin_port: None,
         };
-        assert_eq!(proxy(&pod).unwrap(), Some(wanted));
+        assert_eq!(proxy(&pod), Ok(Mesh::Meshed(wanted)));
         assert!(!format!("{pod:?}").contains("SECRET"), "{pod:?}");
     }
 

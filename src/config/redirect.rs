@@ -4,10 +4,12 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 
-use super::ignored::{INBOUND_KEY, OUTBOUND_KEY};
-use super::lists::{PortList, PortListReader};
-use super::{Annotations, Config, PodFacts, Resolved, annotation, annotation_error, config_error};
-use crate::cni::error::{Error, code};
+use super::annotation::annotation_error;
+use super::ignored::{INBOUND_KEY, OUTBOUND_KEY, PORT_GRAMMAR};
+use super::port_lists::{PortList, PortListReader};
+use super::section::config_error;
+use super::{Annotations, Config, PodFacts, Resolved, annotation};
+use crate::cni::error::Error;
 use crate::ports::{self, PortRange};
 use crate::quote::quote;
 use crate::rules::{Redirect, Subnet};
@@ -27,7 +29,7 @@ impl Config {
         let annotations = &pod.annotations;
         let mut reader = PortListReader::new(self.strict_annotations);
         let skip_outbound = self.skipped_outbound(pod, &mut reader)?;
-        let (proxy_uid, proxy_gid) = self.owners(pod)?;
+        let (proxy_uid, proxy_gid) = self.proxy_user(pod)?;
         let redirect = Redirect {
             inbound_port: proxy_port(
                 pod.proxy.inbound_port,
@@ -104,38 +106,6 @@ impl Config {
                 .map_err(|problem| config_error("subnets-to-ignore", &problem)),
         }
     }
-
-    /// Returns UID and GID of the proxy, whose connections are not redirected. Fails if neither
-    /// is above 0.
-    fn owners(&self, pod: &PodFacts) -> Result<(Option<u32>, Option<u32>), Error> {
-        let uid = owner(
-            pod.proxy.uid,
-            &pod.annotations,
-            annotation::PROXY_UID,
-            ("proxy-uid", self.defaults.proxy_uid),
-        )?;
-        let gid = owner(
-            pod.proxy.gid,
-            &pod.annotations,
-            annotation::PROXY_GID,
-            ("proxy-gid", self.defaults.proxy_gid),
-        )?;
-        if uid.is_some() || gid.is_some() {
-            return Ok((uid, gid));
-        }
-        if let (None, Some(text)) = (pod.proxy.uid, pod.annotations.get(annotation::PROXY_UID)) {
-            let wanted = "the UID that the proxy runs with is wanted, above 0, such as 2102; else its own connections would be redirected to the proxy";
-            return Err(annotation_error(annotation::PROXY_UID, text, wanted));
-        }
-        Err(Error::new(
-            code::INVALID_CONFIG,
-            "neither proxy-uid nor proxy-gid is above 0, so the proxy's own connections would be redirected to the proxy",
-        )
-        .with_details(format!(
-            "set the chart's proxyUID, or the annotation {}, to the UID that the proxy runs with (2102)",
-            annotation::PROXY_UID
-        )))
-    }
 }
 
 /// Returns a port of the proxy: `explicit` from its container, else the annotation, else the
@@ -155,7 +125,7 @@ fn proxy_port(
         Ok(port) if port > 0 => Ok(port),
         _ => Err(config_error(
             key,
-            &format!("{default} is not a port of the proxy: 1 to 65535 is wanted"),
+            &format!("{default} is not a port of the proxy: expected {PORT_GRAMMAR}"),
         )),
     }
 }
@@ -167,7 +137,7 @@ fn redirected_ports(texts: &[String]) -> Result<Vec<u16>, Error> {
             Ok(range) if range.first == range.last => Ok(range.first),
             _ => Err(config_error(
                 "ports-to-redirect",
-                &format!("\"{text}\" is not a port: a number from 0 to 65535 is wanted"),
+                &format!("\"{text}\" is not a port: expected a number from 0 to 65535"),
             )),
         })
         .collect()
@@ -180,7 +150,7 @@ fn subnets<'a>(texts: impl Iterator<Item = &'a str>) -> Result<Vec<Subnet>, Stri
         .map(|text| match subnet(text) {
             Some(net) => Ok(Subnet { net: net.trunc(), text: text.to_owned() }),
             None => Err(format!(
-                "{} is not a subnet: CIDR such as 10.0.0.0/8 or fd00::/8 is wanted",
+                "{} is not a subnet: expected a CIDR such as 10.0.0.0/8 or fd00::/8",
                 quote(text)
             )),
         })
@@ -193,35 +163,4 @@ fn subnet(text: &str) -> Option<IpNet> {
     let (address, _) = text.split_once('/')?;
     address.parse::<IpAddr>().ok()?;
     text.parse().ok()
-}
-
-/// Returns the UID or GID of the proxy. As in upstream, 0 and below mean that no rule matches
-/// it.
-fn owner(
-    explicit: Option<i64>,
-    annotations: &Annotations,
-    annotation: &str,
-    (key, default): (&str, i64),
-) -> Result<Option<u32>, Error> {
-    // The kernel reserves u32::MAX for "no ID".
-    let largest = u32::MAX - 1;
-    let id = match (explicit, annotations.get(annotation)) {
-        (Some(id), _) => id,
-        (None, Some(text)) => {
-            let id = text.trim().parse().ok();
-            id.filter(|id| *id <= i64::from(largest)).ok_or_else(|| {
-                let wanted = format!("a whole number up to {largest} is wanted, such as 2102");
-                annotation_error(annotation, text, &wanted)
-            })?
-        }
-        (None, None) => default,
-    };
-    match u32::try_from(id.max(0)) {
-        Ok(0) => Ok(None),
-        Ok(id) if id <= largest => Ok(Some(id)),
-        _ => {
-            let problem = format!("{id} is above the largest id, {largest}");
-            Err(config_error(key, &problem))
-        }
-    }
 }

@@ -1,6 +1,7 @@
-mod lists;
+mod port_lists;
 
 use super::*;
+use crate::cni::error::code;
 use crate::ports;
 use crate::rules::Redirect;
 
@@ -101,18 +102,18 @@ fn an_error_names_the_annotation_its_invalid_value_and_the_grammar() {
         (
             "skip-subnets",
             "10.0.0.0",
-            "\"10.0.0.0\" is not a subnet: CIDR such as 10.0.0.0/8 or fd00::/8 is wanted",
+            "\"10.0.0.0\" is not a subnet: expected a CIDR such as 10.0.0.0/8 or fd00::/8",
         ),
         (
             "skip-subnets",
             "010.0.0.0/8",
-            "\"010.0.0.0/8\" is not a subnet: CIDR such as 10.0.0.0/8 or fd00::/8 is wanted",
+            "\"010.0.0.0/8\" is not a subnet: expected a CIDR such as 10.0.0.0/8 or fd00::/8",
         ),
-        ("proxy-uid", "abc", "a whole number up to 4294967294 is wanted"),
-        ("proxy-uid", "4294967295", "a whole number up to 4294967294 is wanted"),
-        ("proxy-gid", "4294967296", "a whole number up to 4294967294 is wanted"),
-        ("proxy-gid", "1.5", "a whole number up to 4294967294 is wanted"),
-        ("proxy-uid", "0", "the UID that the proxy runs with is wanted"),
+        ("proxy-uid", "abc", "expected a whole number up to 4294967294"),
+        ("proxy-uid", "4294967295", "expected a whole number up to 4294967294"),
+        ("proxy-gid", "4294967296", "expected a whole number up to 4294967294"),
+        ("proxy-gid", "1.5", "expected a whole number up to 4294967294"),
+        ("proxy-uid", "0", "expected the UID of the proxy"),
     ];
     for (key, value, problem) in cases {
         let error = redirect(&defaults(""), &[(key, value)]).unwrap_err();
@@ -172,7 +173,7 @@ fn members_of_the_wrong_type_are_rejected_with_key_value_and_grammar() {
             r#"{"inbound-ports-to-ignore":"80"}"#,
             "\"inbound-ports-to-ignore\": \"80\" is not a list of ports, such as [\"25\", \"8000-8010\"]",
         ),
-        (r#"{"subnets-to-ignore":[8]}"#, "\"subnets-to-ignore\": [8] is not a list of texts"),
+        (r#"{"subnets-to-ignore":[8]}"#, "\"subnets-to-ignore\": [8] is not a list of strings"),
         (r#"{"simulate":"no"}"#, "\"simulate\": \"no\" is not true or false"),
         (r#"{"ipv6":1}"#, "\"ipv6\": 1 is not one of true, false and \"auto\""),
         (
@@ -199,7 +200,7 @@ fn an_invalid_member_fails_the_redirect_and_leaves_other_members_valid() {
     assert_eq!(config.ipv6, Ipv6::Auto);
     assert_eq!(config.api_budget, DEFAULT_API_BUDGET);
     let error = redirect(&config, &[("proxy-uid", "2102")]).unwrap_err();
-    assert!(error.msg.ends_with("\"log_level\": 1 is not a text"), "{}", error.msg);
+    assert!(error.msg.ends_with("\"log_level\": 1 is not a string"), "{}", error.msg);
 }
 
 #[test]
@@ -258,7 +259,10 @@ fn keys_that_upstream_lacks_are_read_and_their_invalid_values_named() {
     let cases = [
         (r#"{"ipv6":"maybe"}"#, "\"ipv6\": \"maybe\" is not one of true, false and \"auto\""),
         (r#"{"pod-detection":"x"}"#, "\"pod-detection\": \"x\" is not one of annotations and api"),
-        (r#"{"api-retry-seconds":0}"#, "\"api-retry-seconds\": 0 is not from 1 to 60"),
+        (
+            r#"{"api-retry-seconds":0}"#,
+            "\"api-retry-seconds\": 0 is not a whole number from 1 to 60",
+        ),
     ];
     for (linkerd, problem) in cases {
         let error = self::config(linkerd).unwrap_err();

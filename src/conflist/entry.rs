@@ -3,8 +3,8 @@
 use serde_json::Value;
 
 use super::PLUGIN;
+use super::borrowed_object::{BorrowedObject, span};
 use super::error::{Error, syntax};
-use super::object::{Object, span};
 
 /// Placeholder in the template for the kubeconfig's path on the host.
 pub const PLACEHOLDER: &str = "__KUBECONFIG_FILEPATH__";
@@ -32,9 +32,9 @@ impl Entry {
     /// Fails if `template` is not a JSON object with the `type` [`PLUGIN`].
     pub fn new(template: &str, kubeconfig: &str) -> Result<Entry, Error> {
         let text = template.replace(PLACEHOLDER, kubeconfig).trim().to_owned();
-        let plugin = Object::parse(&text)?;
+        let plugin = BorrowedObject::parse(&text)?;
         if plugin.string("type").as_deref() != Some(PLUGIN) {
-            return Err(Error::NotOurType);
+            return Err(Error::WrongType);
         }
         let value = serde_json::from_str(&text).map_err(|error| syntax(&text, &error))?;
         Ok(Entry { text, value })
@@ -58,8 +58,8 @@ impl Entry {
 
     /// Renders a standalone `.conf`: the template with defaults for a missing `cniVersion` and
     /// `name`. Multus finds the network config by its name.
-    pub fn as_conf(&self) -> String {
-        let template = Object::parse(&self.text).ok();
+    pub fn standalone_conf(&self) -> String {
+        let template = BorrowedObject::parse(&self.text).ok();
         let lacks = |key: &str| template.as_ref().is_none_or(|object| object.get(key).is_none());
         let mut added = String::new();
         for (key, value) in [("cniVersion", VERSION), ("name", PLUGIN)] {
@@ -73,7 +73,7 @@ impl Entry {
     }
 
     /// Renders a standalone `.conflist`, whose only plugin is the entry.
-    pub fn as_list(&self) -> String {
+    pub fn standalone_conflist(&self) -> String {
         let entry = self.text.replace('\n', "\n    ");
         format!(
             "{{\n  \"cniVersion\": \"{VERSION}\",\n  \"name\": \"{PLUGIN}\",\n  \"plugins\": [\n    \
@@ -85,8 +85,8 @@ impl Entry {
 /// Returns the entry `text` with one more member at the end of its settings, separated like the
 /// members before. `None` if the setting exists or there is no settings object.
 fn add_setting(text: &str, key: &str, value: &str) -> Option<String> {
-    let settings = Object::parse(text).ok()?.get(SETTINGS)?.get();
-    if Object::parse(settings).ok()?.get(key).is_some() {
+    let settings = BorrowedObject::parse(text).ok()?.get(SETTINGS)?.get();
+    if BorrowedObject::parse(settings).ok()?.get(key).is_some() {
         return None;
     }
     let inside = settings.strip_prefix('{')?.strip_suffix('}')?;
@@ -110,7 +110,7 @@ mod tests {
     use crate::conflist::Conflist;
 
     fn conf(template: &str) -> Value {
-        serde_json::from_str(&Entry::new(template, "").unwrap().as_conf()).unwrap()
+        serde_json::from_str(&Entry::new(template, "").unwrap().standalone_conf()).unwrap()
     }
 
     #[test]
@@ -124,9 +124,9 @@ mod tests {
     }
 
     #[test]
-    fn a_standalone_list_has_the_template_as_its_only_plugin() {
+    fn a_standalone_conflist_has_the_template_as_its_only_plugin() {
         let entry = Entry::new("{\n  \"type\": \"linkerd-cni\"\n}", "").unwrap();
-        let list: Value = serde_json::from_str(&entry.as_list()).unwrap();
+        let list: Value = serde_json::from_str(&entry.standalone_conflist()).unwrap();
         assert_eq!(
             list,
             json!({"cniVersion": "0.3.1", "name": "linkerd-cni", "plugins": [{"type": "linkerd-cni"}]})
@@ -187,14 +187,14 @@ mod tests {
     }
 
     #[test]
-    fn a_conflist_with_a_new_setting_does_not_carry_the_entry_without_it() {
+    fn an_entry_with_a_new_setting_differs_from_the_entry_without_it() {
         let plain = Entry::new(r#"{"type":"linkerd-cni","linkerd":{"a":1}}"#, "/k").unwrap();
         let set = plain.clone().with_setting("agent-namespace", "mesh");
         let text = r#"{"name":"n","plugins":[{"type":"calico"}]}"#;
-        let patched = Conflist::parse(text).unwrap().with(&set);
-        let list = Conflist::parse(&patched).unwrap();
-        assert!(list.carries(&set) && !list.carries(&plain), "{patched}");
-        assert_eq!(list.with(&set), patched);
-        assert_eq!(list.without(), text);
+        let patched = Conflist::parse_chainable(text).unwrap().with_entry(&set);
+        let list = Conflist::parse_chainable(&patched).unwrap();
+        assert!(list.has_entry(&set) && !list.has_entry(&plain), "{patched}");
+        assert_eq!(list.with_entry(&set), patched);
+        assert_eq!(list.without_entry(), text);
     }
 }

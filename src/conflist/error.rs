@@ -14,18 +14,18 @@ pub enum Error {
     NotObject,
     #[error("has no array \"plugins\"")]
     NoPlugins,
-    #[error("has an empty list of plugins")]
+    #[error("has an empty array \"plugins\"")]
     EmptyPlugins,
     #[error("has a plugin that is not a JSON object")]
     PluginNotObject,
-    #[error("has no plugin but {PLUGIN}")]
-    OnlyOurs,
+    #[error("has no plugin besides {PLUGIN}")]
+    NoOtherPlugin,
     #[error("has no \"name\"")]
     NoName,
     #[error("has a plugin without \"type\"")]
     NoType,
-    #[error("has not the type \"{PLUGIN}\"")]
-    NotOurType,
+    #[error("does not have the type \"{PLUGIN}\"")]
+    WrongType,
 }
 
 /// Classifies an error of parsing `text` as a JSON object.

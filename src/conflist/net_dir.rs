@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use crate::files;
-use crate::files::Access;
+use crate::files::FileAccess;
 
 /// The form of a network config, which runtimes tell by the file extension.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,7 +41,7 @@ pub struct ConfigFile {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Content {
     pub text: String,
-    pub access: Access,
+    pub access: FileAccess,
     /// Target of the symbolic link, if the file is one.
     pub link: Option<PathBuf>,
 }
@@ -53,7 +53,7 @@ pub struct Content {
 /// Fails if `dir` cannot be listed. A file that cannot be read is returned with the reason.
 pub fn scan(dir: &Path, kubeconfig: &str) -> Result<Vec<ConfigFile>, files::Error> {
     let mut found = Vec::new();
-    for name in files::names(dir)? {
+    for name in files::file_names(dir)? {
         let Some(kind) = ConfigKind::of(&name).filter(|_| name != kubeconfig) else {
             continue;
         };
@@ -70,23 +70,23 @@ pub fn scan(dir: &Path, kubeconfig: &str) -> Result<Vec<ConfigFile>, files::Erro
 /// Reads the file at `path`; `None` if it is missing. Fails with the reason as text.
 fn content(path: &Path) -> Result<Option<Content>, String> {
     let describe = |error: files::Error| match error {
-        files::Error::Unfit { what, .. } => what.to_owned(),
+        files::Error::Unusable { why, .. } => why.to_owned(),
         files::Error::Io { source, .. } => {
             let remedy = files::remedy("read", &source);
             format!("cannot be read: {source}{remedy}")
         }
         error => error.to_string(),
     };
-    let Some(metadata) = files::look(path).map_err(describe)? else {
+    let Some(metadata) = files::metadata(path).map_err(describe)? else {
         return Ok(None);
     };
     let link = match metadata.is_symlink() {
-        true => Some(files::target(path).map_err(describe)?),
+        true => Some(files::link_target(path).map_err(describe)?),
         false => None,
     };
     let (bytes, access) = match files::read(path) {
         Err(error) if error.is_missing() && link.is_some() => {
-            return Err("is a link to nothing".into());
+            return Err("is a symbolic link to a missing file".into());
         }
         Err(error) if error.is_missing() => return Ok(None),
         result => result.map_err(describe)?,

@@ -1,66 +1,63 @@
 //! Plans which network configs to write, and how. Pure.
 
-use super::mode::ChainMode;
+use super::chain_mode::ChainMode;
 use super::net_dir::{ConfigFile, ConfigKind};
 use super::saved_state::SavedState;
 use super::{Conflist, Entry};
-use crate::conflist;
 
 mod active;
-mod convert;
-mod own;
+mod conf_conversion;
+mod own_config;
 mod steps;
 #[cfg(test)]
 mod tests;
 mod unchain;
 
-pub use active::loaded;
-pub use convert::record;
-pub use steps::{Chaining, Step, UnchainStep};
+pub use active::{active, calls_plugin, is_chained};
+pub use conf_conversion::original_to_save;
+pub use steps::{ChainStep, Plan, UnchainStep};
 pub use unchain::unchain;
 
-use active::{first, no_network};
-use convert::list_name;
+use active::{active_among, has_entry, lacks_entry, no_network_config};
+use conf_conversion::conflist_name;
 
 /// Plans how to chain `entry` to the files that `mode` names, among the network configs `found`.
-pub fn chain(
-    mode: &ChainMode,
-    found: &[ConfigFile],
-    entry: &Entry,
-    saved: &SavedState,
-) -> Chaining {
+pub fn chain(mode: &ChainMode, found: &[ConfigFile], entry: &Entry, saved: &SavedState) -> Plan {
     let foreign: Vec<&ConfigFile> = found
         .iter()
-        .filter(|file| mode.own() != Some(&file.name) && !own::is_own(file, saved))
+        .filter(|file| {
+            mode.own_config() != Some(&file.name) && !own_config::is_own_config(file, saved)
+        })
         .collect();
     let mut plan = match mode {
         ChainMode::Every => every(&foreign, entry, saved),
         ChainMode::Only(name) => only(name, &foreign, entry, saved),
-        ChainMode::Standalone(name) => own::standalone(name, found, entry, saved),
-        ChainMode::Copy(name) => own::copy(name, found, &foreign, entry, saved),
+        ChainMode::Standalone(name) => own_config::standalone(name, found, entry, saved),
+        ChainMode::Copy(name) => own_config::copy(name, found, &foreign, entry, saved),
     };
-    if plan.steps.is_empty() && plan.unchained.is_none() {
-        plan.undo = unchain::leftovers(mode, found, saved);
+    if plan.steps.is_empty() && plan.not_chained.is_none() {
+        plan.unchain_steps = unchain::leftovers(mode, found, saved);
     }
     plan
 }
 
 /// Chains to every conflist and every `.conf`, as upstream does, and to a `.json` only if it is the
 /// active network config.
-fn every(foreign: &[&ConfigFile], entry: &Entry, saved: &SavedState) -> Chaining {
-    let mut plan = Chaining::default();
-    let loaded = first(foreign);
+fn every(foreign: &[&ConfigFile], entry: &Entry, saved: &SavedState) -> Plan {
+    let mut plan = Plan::default();
+    let active = active_among(foreign);
     for file in foreign {
-        if file.kind != ConfigKind::Json || loaded.is_some_and(|loaded| loaded.name == file.name) {
+        if file.kind != ConfigKind::Json || active.is_some_and(|active| active.name == file.name) {
             plan.chain_to(foreign, file, entry, saved);
         }
     }
-    plan.unchained = match loaded {
-        None => Some(no_network(foreign)),
+    plan.not_chained = match active {
+        None => Some(no_network_config(foreign)),
         Some(file) if has_entry(file, entry) => None,
         Some(file) => Some(format!(
-            "the runtime loads {}, which does not carry our entry{}",
+            "the active network config {} {}{}",
             file.name,
+            lacks_entry(file),
             plan.skip_reason(&file.name)
         )),
     };
@@ -68,34 +65,34 @@ fn every(foreign: &[&ConfigFile], entry: &Entry, saved: &SavedState) -> Chaining
 }
 
 /// Chains only to the file `name`, or to the conflist that was made from it.
-fn only(name: &str, foreign: &[&ConfigFile], entry: &Entry, saved: &SavedState) -> Chaining {
-    let mut plan = Chaining::default();
+fn only(name: &str, foreign: &[&ConfigFile], entry: &Entry, saved: &SavedState) -> Plan {
+    let mut plan = Plan::default();
     let is_single = ConfigKind::of(name).is_some_and(|kind| kind != ConfigKind::Conflist);
-    let list = is_single.then(|| list_name(name));
-    let is_named = |file: &&&ConfigFile| file.name == name || list.as_ref() == Some(&file.name);
+    let conflist = is_single.then(|| conflist_name(name));
+    let is_named = |file: &&&ConfigFile| file.name == name || conflist.as_ref() == Some(&file.name);
     let named: Vec<&&ConfigFile> = foreign.iter().filter(is_named).collect();
     for file in &named {
         plan.chain_to(foreign, file, entry, saved);
     }
-    plan.unchained = match named.first() {
+    plan.not_chained = match named.first() {
         None => Some(format!(
-            "there is no {name} yet, which cniConfFileName says to chain to{}",
+            "{name}, which cniConfFileName names, does not exist yet{}",
             alternatives(foreign)
         )),
         Some(file) if has_entry(file, entry) => None,
         Some(file) => {
-            Some(format!("{} does not carry our entry{}", file.name, plan.skip_reason(&file.name)))
+            Some(format!("{} {}{}", file.name, lacks_entry(file), plan.skip_reason(&file.name)))
         }
     };
-    plan.doubt = first(foreign)
-        .filter(|loaded| {
-            plan.unchained.is_none() && !named.iter().any(|file| file.name == loaded.name)
+    plan.warning = active_among(foreign)
+        .filter(|active| {
+            plan.not_chained.is_none() && !named.iter().any(|file| file.name == active.name)
         })
-        .map(|loaded| {
+        .map(|active| {
             format!(
-                "the runtime loads {}; linkerd-cni is called only if that calls {name}, to which \
-                 cniConfFileName chains it",
-                loaded.name
+                "the active network config is {0}, but cniConfFileName names {name}: the runtime \
+                 calls linkerd-cni only if {0} calls {name}",
+                active.name
             )
         });
     plan
@@ -106,11 +103,11 @@ fn alternatives(foreign: &[&ConfigFile]) -> String {
     let names: Vec<&str> = foreign.iter().map(|file| file.name.as_str()).collect();
     match names.is_empty() {
         true => String::new(),
-        false => format!(" (there is {})", names.join(", ")),
+        false => format!(" (found: {})", names.join(", ")),
     }
 }
 
-impl Chaining {
+impl Plan {
     /// Plans the write that `file` needs, if any.
     fn chain_to(
         &mut self,
@@ -121,11 +118,11 @@ impl Chaining {
     ) {
         match step(foreign, file, entry, saved) {
             Ok(Some(step)) => {
-                self.lists.insert(step.list().to_owned());
+                self.conflists.insert(step.target().to_owned());
                 self.steps.push(step);
             }
             Ok(None) => {
-                self.lists.insert(file.name.clone());
+                self.conflists.insert(file.name.clone());
             }
             Err(reason) => {
                 self.skipped.insert(file.name.clone(), reason);
@@ -143,41 +140,12 @@ fn step(
     file: &ConfigFile,
     entry: &Entry,
     saved: &SavedState,
-) -> Result<Option<Step>, String> {
+) -> Result<Option<ChainStep>, String> {
     let text = &file.content.as_ref().map_err(Clone::clone)?.text;
     if file.kind != ConfigKind::Conflist {
-        return convert::convert(foreign, file, text, entry, saved).map(Some);
+        return conf_conversion::convert(foreign, file, text, entry, saved).map(Some);
     }
-    let list = Conflist::parse(text).map_err(|error| error.to_string())?;
-    Ok((!list.carries(entry))
-        .then(|| Step::Patch { name: file.name.clone(), text: list.with(entry) }))
-}
-
-/// Returns whether `file` is a conflist with the current `entry`.
-fn has_entry(file: &ConfigFile, entry: &Entry) -> bool {
-    let text = file.content.as_ref().map(|content| content.text.as_str());
-    file.kind == ConfigKind::Conflist
-        && text.is_ok_and(|text| Conflist::parse(text).is_ok_and(|list| list.carries(entry)))
-}
-
-/// Returns whether the network config `text` calls the plugin.
-pub fn calls_plugin(text: &str) -> bool {
-    conflist::plugin_entry(text).is_some()
-}
-
-/// Returns whether the network config that needs the plugin entry in this `mode` has one. That is
-/// the active network config, or the one that `cniConfFileName` names.
-pub fn is_chained(mode: &ChainMode, found: &[ConfigFile]) -> bool {
-    let chained = |file: &ConfigFile| {
-        let content = file.content.as_ref();
-        content.is_ok_and(|content| calls_plugin(&content.text))
-    };
-    match mode {
-        ChainMode::Only(name) => found
-            .iter()
-            .any(|file| (file.name == *name || file.name == list_name(name)) && chained(file)),
-        ChainMode::Every | ChainMode::Standalone(_) | ChainMode::Copy(_) => {
-            loaded(found).is_some_and(chained)
-        }
-    }
+    let conflist = Conflist::parse_chainable(text).map_err(|error| error.to_string())?;
+    Ok((!conflist.has_entry(entry))
+        .then(|| ChainStep::AddEntry { name: file.name.clone(), text: conflist.with_entry(entry) }))
 }

@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 
 use crate::files;
-use crate::files::Access;
+use crate::files::FileAccess;
 
 /// File name in the CNI net dir. Runtimes ignore it for its extension.
 pub const NAME: &str = ".linkerd-cni-state";
@@ -24,37 +24,42 @@ pub const NAME: &str = ".linkerd-cni-state";
 const VERSION: u32 = 1;
 
 /// The saved state of a node, keyed by file name.
+///
+/// The names of the JSON members are part of the file format.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SavedState {
     version: u32,
-    /// Conflists with the original that each was made from.
-    pub lists: BTreeMap<String, Origin>,
+    /// Conflists, each with the original that it was made from.
+    #[serde(rename = "lists")]
+    pub originals: BTreeMap<String, Original>,
     /// Files that only the agent writes. The value names the original if the file is a copy.
-    #[serde(default)]
-    pub own: BTreeMap<String, Option<String>>,
+    #[serde(rename = "own", default)]
+    pub own_configs: BTreeMap<String, Option<String>>,
     /// Whether the file on the host exists but reading it failed. Then it must not be overwritten.
     #[serde(skip)]
-    pub unread: bool,
+    pub is_unreadable: bool,
 }
 
 /// The file that a conflist was made from.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Origin {
+pub struct Original {
     /// The conflist without the plugin entry. While this matches, no other program wrote it.
-    pub bare: String,
-    /// `bare` of the conflist that this one replaces. If the agent is killed before it writes the
-    /// new conflist, the old one remains and matches this.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub was: Option<String>,
+    #[serde(rename = "bare")]
+    pub without_entry: String,
+    /// `without_entry` of the conflist that this one replaces. If the agent is killed before it
+    /// writes the new conflist, the old one remains and matches this.
+    #[serde(rename = "was", default, skip_serializing_if = "Option::is_none")]
+    pub replaced_without_entry: Option<String>,
     /// Name of the original file.
     pub name: String,
     pub content: OriginalContent,
+    /// Permission bits.
     pub mode: u32,
     pub uid: u32,
     pub gid: u32,
 }
 
-/// What the original file was: a regular file with this text, or a link to this path.
+/// Content of the original: a regular file with this text, or a symbolic link to this path.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum OriginalContent {
@@ -62,10 +67,10 @@ pub enum OriginalContent {
     Link(PathBuf),
 }
 
-impl Origin {
+impl Original {
     /// Returns mode and owner of the original file.
-    pub fn access(&self) -> Access {
-        Access { mode: self.mode, uid: self.uid, gid: self.gid }
+    pub fn access(&self) -> FileAccess {
+        FileAccess { mode: self.mode, uid: self.uid, gid: self.gid }
     }
 }
 
@@ -74,19 +79,19 @@ impl SavedState {
     /// just missing, the reason is returned too.
     pub fn load(dir: &Path) -> (SavedState, Option<String>) {
         let path = dir.join(NAME);
-        let empty = |unread| SavedState { unread, ..SavedState::default() };
+        let empty = |is_unreadable| SavedState { is_unreadable, ..SavedState::default() };
         let bytes = match files::read(&path) {
             Ok((bytes, _)) => bytes,
             Err(error) if error.is_missing() => return (empty(false), None),
             Err(error) => {
-                let unread = matches!(error, files::Error::Io { .. });
-                return (empty(unread), Some(error.to_string()));
+                let is_unreadable = matches!(error, files::Error::Io { .. });
+                return (empty(is_unreadable), Some(error.to_string()));
             }
         };
         match serde_json::from_slice::<SavedState>(&bytes) {
             Ok(saved) if saved.version <= VERSION => (saved, None),
             _ => {
-                let why = format!("{} is not readable", path.display());
+                let why = format!("{} is invalid or of a newer format", path.display());
                 (empty(false), Some(why))
             }
         }
@@ -96,17 +101,17 @@ impl SavedState {
     /// credentials.
     ///
     /// # Errors
-    /// Fails if the write fails, or if the existing file is not readable.
+    /// Fails if the write fails, or if the existing file cannot be read.
     pub fn save(&mut self, dir: &Path) -> Result<(), files::Error> {
-        if self.unread {
-            return Err(files::Error::Unfit {
+        if self.is_unreadable {
+            return Err(files::Error::Unusable {
                 path: dir.join(NAME),
-                what: "cannot be read, so nothing is noted in it",
+                why: "cannot be read, so it is not overwritten",
             });
         }
         self.version = VERSION;
         let text = serde_json::to_vec(self).unwrap_or_default();
-        files::write(&dir.join(NAME), &text, Access::own(0o600))
+        files::write(&dir.join(NAME), &text, FileAccess::own(0o600))
     }
 
     /// Removes `name`, which is restored, from the saved state and writes the file if that changed
@@ -115,17 +120,31 @@ impl SavedState {
     /// # Errors
     /// Fails like [`SavedState::save`].
     pub fn forget(&mut self, name: &str, dir: &Path) -> Result<(), files::Error> {
-        let had_origin = self.lists.remove(name).is_some();
-        if self.own.remove(name).is_some() || had_origin {
+        let had_original = self.originals.remove(name).is_some();
+        if self.own_configs.remove(name).is_some() || had_original {
             self.save(dir)?;
         }
         Ok(())
     }
 
-    /// Returns the original of the conflist `list`, which is `bare` without the plugin entry. `None`
-    /// if another program wrote the conflist since.
-    pub fn origin(&self, list: &str, bare: &str) -> Option<&Origin> {
-        let origin = self.lists.get(list)?;
-        (origin.bare == bare || origin.was.as_deref() == Some(bare)).then_some(origin)
+    /// Returns the original of the conflist `name`, whose text without the plugin entry is
+    /// `without_entry`. `None` if another program wrote the conflist since.
+    pub fn original(&self, name: &str, without_entry: &str) -> Option<&Original> {
+        let original = self.originals.get(name)?;
+        let is_unchanged = original.without_entry == without_entry
+            || original.replaced_without_entry.as_deref() == Some(without_entry);
+        is_unchanged.then_some(original)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_file_format_of_the_saved_state_is_stable() {
+        let text = r#"{"version":1,"lists":{"a.conflist":{"bare":"{}","was":"[]","name":"a.conf","content":{"text":"x"},"mode":420,"uid":0,"gid":0}},"own":{"00-b.conflist":"a.conf"}}"#;
+        let saved: SavedState = serde_json::from_str(text).unwrap();
+        assert_eq!(serde_json::to_string(&saved).unwrap(), text);
     }
 }

@@ -4,6 +4,8 @@ use serde_json::Value;
 
 use super::*;
 
+mod generated;
+
 /// A template like the one that the chart renders.
 const TEMPLATE: &str = r#"{
   "name": "linkerd-cni",
@@ -43,13 +45,13 @@ fn unchaining_restores_real_conflists_byte_for_byte() {
     let corpus = corpus();
     assert!(corpus.len() >= 11, "{}", corpus.len());
     for (name, original) in corpus {
-        let list = Conflist::parse(&original).unwrap();
-        assert_eq!(list.loadable(), Ok(()), "{name}");
-        assert!(!list.calls_plugin() && !list.carries(&entry()), "{name}");
-        let with = list.with(&entry());
-        let patched = Conflist::parse(&with).unwrap();
-        assert!(patched.carries(&entry()), "{name}:\n{with}");
-        assert_eq!(patched.without(), original, "{name}");
+        let list = Conflist::parse_chainable(&original).unwrap();
+        assert_eq!(list.check_loadable(), Ok(()), "{name}");
+        assert!(!list.calls_plugin() && !list.has_entry(&entry()), "{name}");
+        let with = list.with_entry(&entry());
+        let patched = Conflist::parse_chainable(&with).unwrap();
+        assert!(patched.has_entry(&entry()), "{name}:\n{with}");
+        assert_eq!(patched.without_entry(), original, "{name}");
         let mut expected = types(&original);
         expected.push(PLUGIN.into());
         assert_eq!(types(&with), expected, "{name}");
@@ -59,8 +61,8 @@ fn unchaining_restores_real_conflists_byte_for_byte() {
 #[test]
 fn chaining_twice_changes_nothing() {
     for (name, original) in corpus() {
-        let once = Conflist::parse(&original).unwrap().with(&entry());
-        assert_eq!(Conflist::parse(&once).unwrap().with(&entry()), once, "{name}");
+        let once = Conflist::parse_chainable(&original).unwrap().with_entry(&entry());
+        assert_eq!(Conflist::parse_chainable(&once).unwrap().with_entry(&entry()), once, "{name}");
     }
 }
 
@@ -69,7 +71,7 @@ fn in_a_conflist_with_one_plugin_a_line_the_entry_gets_its_own_lines() {
     let text = "{\n  \"name\": \"n\",\n  \"plugins\": [\n    {\"type\": \"a\"}\n  ]\n}\n";
     let small = Entry::new("{\n  \"type\": \"linkerd-cni\"\n}\n", "").unwrap();
     assert_eq!(
-        Conflist::parse(text).unwrap().with(&small),
+        Conflist::parse_chainable(text).unwrap().with_entry(&small),
         "{\n  \"name\": \"n\",\n  \"plugins\": [\n    {\"type\": \"a\"},\n    {\n      \
          \"type\": \"linkerd-cni\"\n    }\n  ]\n}\n"
     );
@@ -86,10 +88,10 @@ fn older_plugin_entries_are_removed_at_any_position() {
         ("many", format!(r#"[{ENTRY},{ENTRY},{{"type":"a"}},{{"type":"b"}},{ENTRY},{ENTRY}]"#)),
     ] {
         let text = format!(r#"{{"name":"n","plugins":{plugins}}}"#);
-        let list = Conflist::parse(&text).unwrap();
-        assert!(!list.carries(&entry()), "{name}");
-        assert_eq!(types(&list.without()), ["a", "b"], "{name}");
-        let with = list.with(&entry());
+        let list = Conflist::parse_chainable(&text).unwrap();
+        assert!(!list.has_entry(&entry()), "{name}");
+        assert_eq!(types(&list.without_entry()), ["a", "b"], "{name}");
+        let with = list.with_entry(&entry());
         assert_eq!(types(&with), ["a", "b", PLUGIN], "{name}");
         assert!(!with.contains("old"), "{name}");
     }
@@ -98,13 +100,13 @@ fn older_plugin_entries_are_removed_at_any_position() {
 #[test]
 fn an_equal_entry_with_other_formatting_is_unchanged() {
     let (_, original) = corpus().swap_remove(0);
-    let with = Conflist::parse(&original).unwrap().with(&entry());
+    let with = Conflist::parse_chainable(&original).unwrap().with_entry(&entry());
     let value: Value = serde_json::from_str(&with).unwrap();
     for text in [value.to_string(), format!("{value:#}")] {
-        assert!(Conflist::parse(&text).unwrap().carries(&entry()));
+        assert!(Conflist::parse_chainable(&text).unwrap().has_entry(&entry()));
     }
     let other = Entry::new(TEMPLATE, "/elsewhere").unwrap();
-    assert!(!Conflist::parse(&with).unwrap().carries(&other));
+    assert!(!Conflist::parse_chainable(&with).unwrap().has_entry(&other));
 }
 
 #[test]
@@ -126,9 +128,9 @@ fn text_that_is_not_a_conflist_is_rejected_with_the_reason() {
         (r#"{"type":"calico"}"#, Error::NoPlugins),
         (r#"{"plugins":[]}"#, Error::EmptyPlugins),
         (r#"{"plugins":[1,2,3]}"#, Error::PluginNotObject),
-        (r#"{"plugins":[{"type":"linkerd-cni"}]}"#, Error::OnlyOurs),
+        (r#"{"plugins":[{"type":"linkerd-cni"}]}"#, Error::NoOtherPlugin),
     ] {
-        assert_eq!(Conflist::parse(text).map(|_| ()), Err(expected), "{text}");
+        assert_eq!(Conflist::parse_chainable(text).map(|_| ()), Err(expected), "{text}");
     }
 }
 
@@ -140,7 +142,7 @@ fn a_conflist_that_a_runtime_rejects_is_not_loadable() {
         (r#"{"name":"n","plugins":[{"foo":1}]}"#, Err(Error::NoType)),
         (r#"{"name":"n","plugins":[{"type":"a"}]}"#, Ok(())),
     ] {
-        assert_eq!(Conflist::parse(text).unwrap().loadable(), expected, "{text}");
+        assert_eq!(Conflist::parse_chainable(text).unwrap().check_loadable(), expected, "{text}");
     }
 }
 
@@ -152,7 +154,7 @@ fn deep_nesting_is_parsed_without_recursion() {
 }
 
 fn plugin_count(text: &str) -> usize {
-    Conflist::parse(text).unwrap().plugins.len()
+    Conflist::parse_chainable(text).unwrap().plugins.len()
 }
 
 #[test]
@@ -165,8 +167,8 @@ fn a_wrapped_plugin_keeps_its_name_version_and_bytes() {
     assert_eq!(value["name"], "n");
     assert!(bare.contains(conf.trim()));
     assert_eq!(types(&bare), ["calico"]);
-    let with = Conflist::parse(&bare).unwrap().with(&entry());
-    assert_eq!(Conflist::parse(&with).unwrap().without(), bare);
+    let with = Conflist::parse_chainable(&bare).unwrap().with_entry(&entry());
+    assert_eq!(Conflist::parse_chainable(&with).unwrap().without_entry(), bare);
 }
 
 #[test]
@@ -186,7 +188,7 @@ fn text_that_is_not_a_single_plugin_is_not_wrapped() {
         (r#"{"name":"x"}"#, Error::NoPlugins),
         (r#"{"type":null}"#, Error::NoType),
         (r#"{"type":""}"#, Error::NoType),
-        (r#"{"type":"linkerd-cni"}"#, Error::OnlyOurs),
+        (r#"{"type":"linkerd-cni"}"#, Error::NoOtherPlugin),
     ] {
         assert_eq!(wrap(text), Err(expected), "{text}");
     }
@@ -198,8 +200,8 @@ fn an_invalid_template_is_rejected() {
         ("", Error::Empty),
         ("[]", Error::NotObject),
         ("null", Error::NotObject),
-        ("{}", Error::NotOurType),
-        (r#"{"type":"calico"}"#, Error::NotOurType),
+        ("{}", Error::WrongType),
+        (r#"{"type":"calico"}"#, Error::WrongType),
     ] {
         let error = Entry::new(template, "").unwrap_err();
         assert_eq!(error, expected, "{template}");

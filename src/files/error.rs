@@ -1,9 +1,9 @@
-//! Errors of operations on files of the host.
+//! Errors of operations on files of the host, and what an operator can do about them.
 
 use std::io;
 use std::path::{Path, PathBuf};
 
-use super::remedy::remedy;
+use rustix::io::Errno;
 
 /// Why an operation on a file of the host failed.
 #[derive(Debug, thiserror::Error)]
@@ -15,11 +15,11 @@ pub enum Error {
         #[source]
         source: io::Error,
     },
-    /// The file does not fit the operation, for example because of its type or size.
-    #[error("{} {what}", path.display())]
-    Unfit { path: PathBuf, what: &'static str },
+    /// The file cannot be used, for example because of its type or size. `why` is the rest of the sentence that starts with the path.
+    #[error("{} {why}", path.display())]
+    Unusable { path: PathBuf, why: &'static str },
     /// Another program wrote the file since it was read. The caller should read it again.
-    #[error("{} changed in the meantime", path.display())]
+    #[error("another program has changed {}", path.display())]
     Raced { path: PathBuf },
 }
 
@@ -34,4 +34,52 @@ impl Error {
 pub(super) fn failed(act: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Error {
     let path = path.to_owned();
     move |source| Error::Io { act, path, source }
+}
+
+/// Returns what an operator can do about `error`, which occurred while doing `act`, to append to the
+/// text of the error. Empty if that text already shows what to do.
+pub fn remedy(act: &str, error: &io::Error) -> &'static str {
+    match Errno::from_io_error(error) {
+        Some(Errno::NOSPC | Errno::DQUOT) => "; free space or inodes on the node's disk",
+        Some(Errno::ROFS) => {
+            "; remount the node's file system writable, or set the chart's platform, destCNINetDir \
+             or destCNIBinDir to a writable directory"
+        }
+        Some(Errno::ACCESS | Errno::PERM) => {
+            "; if the node enforces SELinux, set the chart's seLinuxOptions (such as type: spc_t) \
+             or privileged=true"
+        }
+        Some(Errno::BUSY) => "; unmount what the node has mounted at this path",
+        Some(Errno::ISDIR) => "; remove the directory at this path of the node",
+        Some(Errno::NOENT) if act == "create" => {
+            "; if the directory was re-created on the node, delete this pod, which still mounts the \
+             old directory"
+        }
+        _ => "",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn errors_that_the_node_causes_have_a_remedy_and_others_have_none() {
+        for (errno, act, part) in [
+            (Errno::NOSPC, "write", "free space"),
+            (Errno::DQUOT, "write", "free space"),
+            (Errno::ROFS, "create", "destCNIBinDir"),
+            (Errno::ACCESS, "create", "seLinuxOptions"),
+            (Errno::PERM, "replace", "privileged=true"),
+            (Errno::BUSY, "replace", "unmount"),
+            (Errno::ISDIR, "replace", "remove the directory"),
+            (Errno::NOENT, "create", "delete this pod"),
+        ] {
+            let text = remedy(act, &errno.into());
+            assert!(text.starts_with("; ") && text.contains(part), "{text}");
+        }
+        for (errno, act) in [(Errno::NOENT, "read"), (Errno::IO, "write")] {
+            assert_eq!(remedy(act, &errno.into()), "");
+        }
+    }
 }

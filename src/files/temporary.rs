@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::SystemTime;
 
-use super::access::Access;
+use super::FileAccess;
 use super::error::{Error, failed};
 
 /// Prefix of the names of all temporary files. The names end in `.tmp`, which no runtime loads.
@@ -33,7 +33,7 @@ pub(super) fn temporary_path(path: &Path) -> Result<PathBuf, Error> {
     static COUNT: AtomicU32 = AtomicU32::new(0);
     let dir = path
         .parent()
-        .ok_or_else(|| Error::Unfit { path: path.to_owned(), what: "has no directory" })?;
+        .ok_or_else(|| Error::Unusable { path: path.to_owned(), why: "has no directory" })?;
     let count = COUNT.fetch_add(1, Ordering::Relaxed);
     let pid = std::process::id();
     let nanos = SystemTime::now()
@@ -58,7 +58,7 @@ impl Temporary {
     /// Creates the file, writes `content` to it, sets `access` and syncs it to disk.
     pub(super) fn fill(
         &self,
-        access: Access,
+        access: FileAccess,
         content: impl FnOnce(&mut File) -> io::Result<()>,
     ) -> Result<(), Error> {
         let mut file = OpenOptions::new()

@@ -8,20 +8,18 @@ mod restore;
 use std::time::Duration;
 
 use ::iptables::IPTables;
+use serde::{Deserialize, Serialize};
 
-use super::{Error, order};
+use super::Error;
 use crate::rules::{self, Chain, Family, Redirect, Rule};
 use programs::Programs;
 
 /// Timeout for one `iptables-restore`, including its wait of at most 5 s for the xtables lock.
 const RESTORE_DEADLINE: Duration = Duration::from_secs(8);
 
-/// All chains, each at the index of its discriminant.
-const CHAINS: [Chain; 4] =
-    [Chain::Prerouting, Chain::Output, Chain::ProxyInitRedirect, Chain::ProxyInitOutput];
-
 /// Variant of the host's iptables programs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Variant {
     Nft,
     Legacy,
@@ -46,7 +44,9 @@ pub fn apply(redirect: &Redirect, families: &[Family], variant: Variant) -> Resu
                 for (programs, rules) in &added {
                     let undo = rules::undo_script(rules);
                     if let Err(error) = restore::run(&programs.restore, &undo, RESTORE_DEADLINE) {
-                        tracing::error!("linkerd-cni: cannot take the rules out again: {error}");
+                        tracing::error!(
+                            "linkerd-cni: cannot remove the rules of the other address family: {error}"
+                        );
                     }
                 }
                 return Err(error);
@@ -66,7 +66,7 @@ fn apply_family(programs: &Programs, rules: &[Rule]) -> Result<bool, Error> {
     let Ok(lines) = list(programs) else {
         return Err(error);
     };
-    let declarations = Chain::OURS.map(|chain| format!("-N {}", chain.name()));
+    let declarations = Chain::LINKERD.map(|chain| format!("-N {}", chain.name()));
     if !lines.iter().any(|line| declarations.contains(line)) {
         return Err(error);
     }
@@ -90,19 +90,11 @@ pub fn missing(
     for &family in families {
         let programs = programs::find(variant, family)?;
         let lines = list(&programs)?;
-        let found = CHAINS.map(|chain| rules_of(&lines, chain));
-        let mut from = [0; CHAINS.len()];
-        for rule in rules::rules(redirect, family) {
-            let line = rules::rule_line(&rule);
-            let wanted = words(&line);
-            // Search each chain after the last match, so that the order is checked.
-            let from = &mut from[rule.chain as usize];
-            let left = found[rule.chain as usize][*from..].iter();
-            match order::next(rule.chain, left, |words| **words == wanted) {
-                Some(index) => *from += index + 1,
-                None => missing.push(line),
-            }
-        }
+        let listed = Chain::ALL.map(|chain| rules_of(&lines, chain));
+        let rules = rules::rules(redirect, family);
+        missing.extend(rules::missing_in_order(&rules, &listed, |rule, listed| {
+            *listed == words(&rules::rule_line(rule))
+        }));
     }
     Ok(missing)
 }
@@ -128,7 +120,8 @@ fn is_jump(line: &str) -> bool {
     let is_in_builtin = [Chain::Prerouting, Chain::Output]
         .iter()
         .any(|chain| line.starts_with(&format!("-A {} ", chain.name())));
-    is_in_builtin && Chain::OURS.iter().any(|chain| line.ends_with(&format!("-j {}", chain.name())))
+    is_in_builtin
+        && Chain::LINKERD.iter().any(|chain| line.ends_with(&format!("-j {}", chain.name())))
 }
 
 /// Lists table `nat` as lines of `iptables -S`.
@@ -150,6 +143,6 @@ fn list(programs: &Programs) -> Result<Vec<String>, Error> {
     }
     Err(Error::List {
         program: programs.command.clone(),
-        message: "it printed no chains".to_owned(),
+        message: "its output has no chains".to_owned(),
     })
 }

@@ -7,7 +7,7 @@ mod nfta;
 
 use nix::errno::Errno;
 
-use super::{Error, order};
+use super::Error;
 use crate::netlink::attribute;
 use crate::netlink::attribute::{find, parse};
 use crate::netlink::socket;
@@ -16,7 +16,7 @@ use crate::rules::{self, Chain, Family, Redirect, nft};
 use message::{kind, protocol_family};
 
 /// All chains, in the order in which they are created.
-const CHAINS: [Chain; 4] =
+const CHAINS: [Chain; Chain::ALL.len()] =
     [Chain::ProxyInitRedirect, Chain::ProxyInitOutput, Chain::Prerouting, Chain::Output];
 
 /// Replaces the rules in the plugin's table of each family with those of `redirect`.
@@ -89,7 +89,7 @@ impl ListedRule {
 pub fn missing(redirect: &Redirect, families: &[Family]) -> Result<Vec<String>, Error> {
     let mut missing = Vec::new();
     for &family in families {
-        let mut found = [Vec::new(), Vec::new(), Vec::new(), Vec::new()];
+        let mut found = rules::ListedRules::default();
         list(family, message::TABLE, &mut found).map_err(|source| Error::Native { source })?;
         let active = active_chains(family).map_err(|source| Error::Native { source })?;
         for chain in CHAINS.into_iter().filter(|&chain| !active[chain as usize]) {
@@ -122,19 +122,13 @@ pub fn missing_from_iptables(
     let mut missing = Vec::new();
     let mut has_rules = false;
     for &family in families {
-        let mut found = [Vec::new(), Vec::new(), Vec::new(), Vec::new()];
+        let mut found = rules::ListedRules::default();
         list(family, rules::TABLE, &mut found).map_err(|source| Error::Native { source })?;
-        has_rules |= Chain::OURS.iter().any(|&chain| !found[chain as usize].is_empty());
-        let mut from = [0; CHAINS.len()];
-        for rule in rules::rules(redirect, family) {
-            let from = &mut from[rule.chain as usize];
-            let left = found[rule.chain as usize][*from..].iter();
-            let wanted = |found: &&ListedRule| found.has_iptables_comment(&rule.comment);
-            match order::next(rule.chain, left, wanted) {
-                Some(index) => *from += index + 1,
-                None => missing.push(rules::rule_line(&rule)),
-            }
-        }
+        has_rules |= Chain::LINKERD.iter().any(|&chain| !found[chain as usize].is_empty());
+        let rules = rules::rules(redirect, family);
+        missing.extend(rules::missing_in_order(&rules, &found, |rule, found: &ListedRule| {
+            found.has_iptables_comment(&rule.comment)
+        }));
     }
     Ok(has_rules.then_some(missing))
 }
@@ -143,7 +137,7 @@ pub fn missing_from_iptables(
 /// and the jumps to them stay, without effect.
 pub fn flush_iptables(families: &[Family]) -> Result<(), Error> {
     for &family in families {
-        for chain in Chain::OURS {
+        for chain in Chain::LINKERD {
             let attributes = attribute::Attributes::default()
                 .text(nfta::RULE_TABLE, rules::TABLE)
                 .text(nfta::RULE_CHAIN, chain.name());
@@ -167,7 +161,7 @@ pub fn flush_iptables(families: &[Family]) -> Result<(), Error> {
 fn list(
     family: Family,
     table: &str,
-    found: &mut [Vec<ListedRule>; CHAINS.len()],
+    found: &mut rules::ListedRules<ListedRule>,
 ) -> Result<(), Errno> {
     let request = attribute::Attributes::default().text(nfta::RULE_TABLE, table);
     let family = protocol_family(family);

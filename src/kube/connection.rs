@@ -3,12 +3,12 @@
 use std::path::PathBuf;
 
 use super::kubeconfig;
-use super::kubeconfig::{Access, Overrides};
+use super::kubeconfig::{ApiAccess, Overrides};
 use super::{Client, Deadlines, Impersonate};
 
 /// Where address and credential of the API server come from.
 #[derive(Clone, Debug)]
-pub enum Source {
+pub enum AccessSource {
     /// The address and the ServiceAccount credential that Kubernetes gives each pod.
     InCluster { host: String, port: String, dir: PathBuf },
     /// The plugin's kubeconfig, with its context [`kubeconfig::CONTEXT`].
@@ -20,24 +20,24 @@ pub enum Source {
 /// Why a client cannot be prepared.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    #[error("cannot learn how to reach the API server: {0}")]
+    #[error("cannot read the API server's address or credential: {0}")]
     Config(#[from] kubeconfig::Error),
-    #[error("cannot reach the API server: {0}")]
+    #[error("cannot set up the API client: {0}")]
     Client(#[from] super::Error),
 }
 
 /// Provides a client with the current content of its source.
 pub struct Connection {
-    source: Source,
+    source: AccessSource,
     user_agent: &'static str,
     deadlines: Deadlines,
     impersonate: Impersonate,
-    current: Option<(Access, Client)>,
+    current: Option<(ApiAccess, Client)>,
 }
 
 impl Connection {
     /// Stores the parameters; reads nothing.
-    pub fn new(source: Source, user_agent: &'static str, deadlines: Deadlines) -> Self {
+    pub fn new(source: AccessSource, user_agent: &'static str, deadlines: Deadlines) -> Self {
         Connection {
             source,
             user_agent,
@@ -73,10 +73,10 @@ impl Connection {
     }
 }
 
-fn read(source: &Source) -> Result<Access, kubeconfig::Error> {
+fn read(source: &AccessSource) -> Result<ApiAccess, kubeconfig::Error> {
     match source {
-        Source::InCluster { host, port, dir } => kubeconfig::in_cluster(host, port, dir),
-        Source::Kubeconfig(path) => kubeconfig::read(path),
-        Source::SelectedKubeconfig(path, overrides) => kubeconfig::read_with(path, overrides),
+        AccessSource::InCluster { host, port, dir } => kubeconfig::in_cluster(host, port, dir),
+        AccessSource::Kubeconfig(path) => kubeconfig::read(path),
+        AccessSource::SelectedKubeconfig(path, overrides) => kubeconfig::read_with(path, overrides),
     }
 }

@@ -7,7 +7,7 @@ use ureq::http::Method;
 /// Why an API request failed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    #[error("{server}: the CA of the API server has no PEM certificate in it")]
+    #[error("{server}: the CA of the API server contains no PEM certificate")]
     NoCertificates { server: String },
     #[error("{server}: the CA of the API server is not valid PEM: {source}")]
     BadCertificate {
@@ -28,13 +28,13 @@ pub enum Error {
         url: String,
         /// HTTP status code, e.g. 404.
         code: u16,
-        /// What Kubernetes calls the error, e.g. `NotFound`; `None` if a proxy answered.
+        /// Kubernetes' name of the error, e.g. `NotFound`. `None` if a proxy responded instead.
         reason: Option<String>,
         message: String,
         /// `Retry-After` of the response, if it is in seconds.
         retry_after: Option<Duration>,
     },
-    #[error("{method} {url}: the answer is not what the API promises: {problem}")]
+    #[error("{method} {url}: unexpected response: {problem}")]
     Decode {
         method: Method,
         url: String,
@@ -60,8 +60,8 @@ impl Error {
         }
     }
 
-    /// Whether Kubernetes itself answered with this status code and `reason`, and not a proxy
-    /// before it.
+    /// Whether the response has this status code and `reason`. A response of a proxy in front of
+    /// the API server has no `reason`.
     pub fn is_status(&self, wanted: u16, wanted_reason: &str) -> bool {
         matches!(self, Error::Status { code, reason, .. }
             if *code == wanted && reason.as_deref() == Some(wanted_reason))
@@ -87,7 +87,7 @@ impl Error {
     }
 
     /// Whether the server responded, with an error status or an unreadable object.
-    pub fn is_answer(&self) -> bool {
+    pub fn is_response(&self) -> bool {
         matches!(self, Error::Status { .. } | Error::Decode { .. })
     }
 

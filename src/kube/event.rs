@@ -44,7 +44,7 @@ pub enum EventType {
 
 /// The content of an Event.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Message {
+pub struct EventContent {
     pub kind: EventType,
     /// Why the Event happened, as one CamelCase word for programs.
     pub reason: &'static str,
@@ -59,7 +59,7 @@ pub fn publish(
     client: &Client,
     reporter: &Reporter,
     regarding: Regarding<'_>,
-    message: &Message,
+    message: &EventContent,
 ) -> Result<(), Error> {
     let event = event(reporter, regarding, message, SystemTime::now());
     let namespace = namespace(regarding);
@@ -70,7 +70,7 @@ pub fn publish(
 fn event(
     reporter: &Reporter,
     regarding: Regarding<'_>,
-    message: &Message,
+    message: &EventContent,
     now: SystemTime,
 ) -> Value {
     let nanos = now.duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos();
@@ -131,8 +131,8 @@ mod tests {
         Regarding { kind: "Pod", namespace: "emojivoto", name, uid: "u-1" }
     }
 
-    fn message(note: &str) -> Message {
-        Message {
+    fn message(note: &str) -> EventContent {
+        EventContent {
             kind: EventType::Normal,
             reason: "LinkerdCNINotConfigured",
             action: "Deleting",

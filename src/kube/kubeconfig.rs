@@ -4,7 +4,7 @@
 //! read as well, as it may be on the host from an earlier installation.
 
 mod document;
-mod select;
+mod selection;
 
 use std::fmt;
 use std::io::{self, Read};
@@ -14,9 +14,9 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
 use serde_json::json;
 
-use crate::files::regular;
+use crate::files;
 
-pub use select::{Overrides, read, read_with};
+pub use selection::{Overrides, read, read_with};
 
 /// Name of the context that the plugin uses, the same as upstream's.
 pub const CONTEXT: &str = "linkerd-cni-context";
@@ -43,7 +43,7 @@ pub enum Error {
 
 /// Address of an API server and the credential for it.
 #[derive(Clone, PartialEq, Eq)]
-pub struct Access {
+pub struct ApiAccess {
     /// `https://host:port`, an IPv6 host in brackets.
     pub server: String,
     /// PEM certificates of the CAs that the server's certificate may come from.
@@ -55,9 +55,9 @@ pub struct Access {
 }
 
 /// Omits CA and token.
-impl fmt::Debug for Access {
+impl fmt::Debug for ApiAccess {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Access")
+        f.debug_struct("ApiAccess")
             .field("server", &self.server)
             .field("insecure", &self.insecure)
             .finish_non_exhaustive()
@@ -75,7 +75,7 @@ pub fn server(host: &str, port: &str) -> String {
 }
 
 /// Renders `access` as a kubeconfig whose only context is [`CONTEXT`].
-pub fn render(access: &Access) -> String {
+pub fn render(access: &ApiAccess) -> String {
     let mut cluster = serde_json::Map::new();
     cluster.insert("server".into(), json!(access.server));
     if access.insecure {
@@ -97,11 +97,11 @@ pub fn render(access: &Access) -> String {
     format!("{kubeconfig:#}\n")
 }
 
-/// Returns the access that Kubernetes gives each pod: the API server's address from `host` and
+/// Returns the API access that Kubernetes gives each pod: the API server's address from `host` and
 /// `port` (`KUBERNETES_SERVICE_HOST`, `KUBERNETES_SERVICE_PORT`), token and CA from files in `dir`.
-pub fn in_cluster(host: &str, port: &str, dir: &Path) -> Result<Access, Error> {
+pub fn in_cluster(host: &str, port: &str, dir: &Path) -> Result<ApiAccess, Error> {
     let token = read_file(&dir.join("token"))?;
-    Ok(Access {
+    Ok(ApiAccess {
         server: server(host, port),
         ca: read_file(&dir.join("ca.crt"))?,
         insecure: false,
@@ -113,10 +113,10 @@ fn read_file(path: &Path) -> Result<Vec<u8>, Error> {
     content(path).map_err(|source| Error::Read { path: path.to_owned(), source })
 }
 
-/// Reads a regular file. Fails on any other, such as a FIFO, without blocking.
+/// Reads a regular file. Fails for any other kind of file, such as a FIFO, without blocking.
 fn content(path: &Path) -> io::Result<Vec<u8>> {
-    let opened = regular::open(path)?;
-    let (mut file, _) = opened.ok_or_else(|| io::Error::other("it is not a regular file"))?;
+    let opened = files::open_regular(path)?;
+    let (mut file, _) = opened.ok_or_else(|| io::Error::other("not a regular file"))?;
     let mut bytes = Vec::new();
     file.read_to_end(&mut bytes)?;
     Ok(bytes)

@@ -11,7 +11,7 @@ const TOKEN_PLACEHOLDER: &str = "[token]";
 /// Decodes a JSON object. Rejects a JSON list, from which serde would fill the fields in order.
 pub fn object<T: DeserializeOwned>(bytes: &[u8]) -> serde_json::Result<T> {
     if bytes.trim_ascii_start().starts_with(b"[") {
-        return Err(serde_json::Error::custom("a list came instead of an object"));
+        return Err(serde_json::Error::custom("unexpected list, expected an object"));
     }
     serde_json::from_slice(bytes)
 }

@@ -27,7 +27,7 @@ impl Error {
                 retry_after.map_or(Retry::Soon, Retry::After)
             }
             Error::Transport { source: ureq::Error::BodyExceedsLimit(_), .. } => Retry::Never,
-            Error::Transport { .. } if !self.is_certificate() && !self.is_unsendable() => {
+            Error::Transport { .. } if !self.is_certificate_error() && !self.is_unsendable() => {
                 Retry::Soon
             }
             Error::Decode { is_truncated: true, .. } => Retry::Soon,
@@ -37,7 +37,7 @@ impl Error {
 
     /// Whether the server's certificate is invalid, e.g. not signed by the CA. rustls reports that
     /// inside an I/O error.
-    pub fn is_certificate(&self) -> bool {
+    pub fn is_certificate_error(&self) -> bool {
         let Error::Transport { source, .. } = self else {
             return false;
         };

@@ -8,6 +8,7 @@ use serde::Deserialize;
 
 use super::types::{Metadata, null_as_default};
 
+/// A DaemonSet, reduced to its pod template.
 #[derive(Clone, Debug, Deserialize)]
 pub struct DaemonSet {
     pub metadata: Metadata,
@@ -15,6 +16,7 @@ pub struct DaemonSet {
     pub spec: DaemonSetSpec,
 }
 
+/// The `spec` of a DaemonSet.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 pub struct DaemonSetSpec {
@@ -22,6 +24,7 @@ pub struct DaemonSetSpec {
     pub template: PodTemplate,
 }
 
+/// The template from which a DaemonSet makes its pods.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 pub struct PodTemplate {
@@ -43,6 +46,7 @@ pub struct Placement {
     pub tolerations: Vec<Toleration>,
 }
 
+/// A pod's affinity, reduced to that for nodes.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Affinity {
@@ -50,6 +54,7 @@ pub struct Affinity {
     pub node_affinity: NodeAffinity,
 }
 
+/// Affinity for nodes, reduced to the required part. Preferences exclude no node.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 pub struct NodeAffinity {
@@ -57,6 +62,7 @@ pub struct NodeAffinity {
     pub required: Option<NodeSelector>,
 }
 
+/// Selects the nodes that match at least one term.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct NodeSelector {
@@ -64,6 +70,7 @@ pub struct NodeSelector {
     pub node_selector_terms: Vec<NodeSelectorTerm>,
 }
 
+/// Selects the nodes that meet all requirements.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct NodeSelectorTerm {
@@ -75,6 +82,7 @@ pub struct NodeSelectorTerm {
     pub match_fields: Vec<Requirement>,
 }
 
+/// A requirement on one label or field of a node.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 pub struct Requirement {
@@ -84,6 +92,8 @@ pub struct Requirement {
     pub values: Vec<String>,
 }
 
+/// Lets a pod run on nodes with a matching taint. An empty `key` matches any key with the operator
+/// `Exists`, and an empty `effect` any effect.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 pub struct Toleration {
@@ -97,6 +107,7 @@ pub struct Toleration {
     pub effect: String,
 }
 
+/// A node, reduced to its metadata and taints.
 #[derive(Clone, Debug, Deserialize)]
 pub struct Node {
     pub metadata: Metadata,
@@ -104,6 +115,7 @@ pub struct Node {
     pub spec: NodeSpec,
 }
 
+/// The `spec` of a node.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 pub struct NodeSpec {
@@ -111,6 +123,7 @@ pub struct NodeSpec {
     pub taints: Vec<Taint>,
 }
 
+/// A taint: only pods with a matching toleration may run on the node.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 pub struct Taint {

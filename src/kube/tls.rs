@@ -21,7 +21,7 @@ use ureq::unversioned::transport::{
 };
 
 use super::Error;
-use super::kubeconfig::Access;
+use super::kubeconfig::ApiAccess;
 
 /// webpki's error for a server certificate that is a CA. webpki checks that after the time of
 /// validity, so such a certificate is neither expired nor not yet valid.
@@ -36,7 +36,7 @@ pub struct Tls {
 impl Tls {
     /// Trusts the CA of the kubeconfig. Returns `None` if the server is not verified. Fails if the
     /// CA has no certificate or is not valid PEM.
-    pub fn of(access: &Access) -> Result<Option<Self>, Error> {
+    pub fn of(access: &ApiAccess) -> Result<Option<Self>, Error> {
         if access.insecure || !access.server.starts_with("https://") {
             return Ok(None);
         }
@@ -56,7 +56,7 @@ impl Tls {
     /// Trusts the valid certificates among `roots`. Fails if none is valid.
     fn new(roots: Vec<CertificateDer<'static>>) -> Result<Self, ureq::Error> {
         let provider = provider();
-        let no_valid_root = |_| ureq::Error::Tls("the CA has no usable certificate");
+        let no_valid_root = |_| ureq::Error::Tls("the CA contains no usable certificate");
         let mut store = RootCertStore::empty();
         store.add_parsable_certificates(roots.iter().cloned());
         let webpki = WebPkiServerVerifier::builder_with_provider(Arc::new(store), provider.clone())
@@ -88,7 +88,7 @@ impl<In: Transport> Connector<In> for Tls {
         let host = details.uri.host().unwrap_or_default();
         let bare = host.trim_start_matches('[').trim_end_matches(']');
         let name = ServerName::try_from(bare.to_owned())
-            .map_err(|_| ureq::Error::BadUri(format!("{host} is no name of a server")))?;
+            .map_err(|_| ureq::Error::BadUri(format!("{host} is not a valid server name")))?;
         let mut socket = TransportAdapter::new(transport.boxed(), details.current_time.clone());
         socket.set_timeout(details.timeout);
         let mut connection = ClientConnection::new(self.config.clone(), name)?;

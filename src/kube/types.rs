@@ -20,9 +20,9 @@ pub(super) fn null_as_default<'de, D: Deserializer<'de>, T: Default + Deserializ
 /// have no kind.
 fn kind<'de, D: Deserializer<'de>>(field: D, wanted: &str) -> Result<(), D::Error> {
     match Option::<Cow<'de, str>>::deserialize(field)? {
-        Some(kind) if kind != wanted => Err(D::Error::custom(format_args!(
-            "an object of another kind came instead of a {wanted}"
-        ))),
+        Some(kind) if kind != wanted => {
+            Err(D::Error::custom(format_args!("unexpected kind of object, expected {wanted}")))
+        }
         _ => Ok(()),
     }
 }
@@ -75,6 +75,7 @@ pub struct Pod {
     pub status: PodStatus,
 }
 
+/// The `spec` of a pod.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct PodSpec {
@@ -111,6 +112,7 @@ pub struct SecurityContext {
     pub run_as_group: Option<i64>,
 }
 
+/// One environment variable of a container.
 #[derive(Clone, Debug, Deserialize)]
 pub struct EnvVar {
     pub name: String,
@@ -152,6 +154,7 @@ fn listen_addresses<'de, D: Deserializer<'de>>(env: D) -> Result<Vec<EnvVar>, D:
     env.deserialize_option(Addresses)
 }
 
+/// The `status` of a pod.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct PodStatus {
@@ -171,6 +174,7 @@ pub struct PodIp {
     pub ip: String,
 }
 
+/// The status of one container of a pod.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct ContainerStatus {
@@ -183,12 +187,14 @@ pub struct ContainerStatus {
     pub last_state: ContainerState,
 }
 
+/// The state of a container, reduced to its termination.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 pub struct ContainerState {
     pub terminated: Option<Terminated>,
 }
 
+/// How a container terminated.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Terminated {
@@ -210,6 +216,7 @@ pub struct Service {
     pub spec: ServiceSpec,
 }
 
+/// The `spec` of a Service.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 pub struct ServiceSpec {
@@ -217,6 +224,7 @@ pub struct ServiceSpec {
     pub ports: Vec<ServicePort>,
 }
 
+/// One port of a Service.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ServicePort {

@@ -8,7 +8,9 @@ const NESTED: u16 = libc::NLA_F_NESTED as u16;
 /// Flag in the type: the value is in network byte order.
 const NETWORK_ORDER: u16 = libc::NLA_F_NET_BYTEORDER as u16;
 /// Size of length and type, in bytes.
-const HEADER: usize = 4;
+const HEADER: usize = size_of::<libc::nlattr>();
+/// Alignment of attributes, in bytes.
+const ALIGNMENT: usize = libc::NLA_ALIGNTO as usize;
 
 /// A sequence of encoded attributes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -68,7 +70,7 @@ pub fn find<'a>(attributes: &[(u16, &'a [u8])], kind: u16) -> Option<&'a [u8]> {
 
 /// Rounds `length` up to the alignment of netlink, four bytes.
 pub fn padded(length: usize) -> usize {
-    length.next_multiple_of(4)
+    length.next_multiple_of(ALIGNMENT)
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Sends nf_tables messages over a netlink socket in the calling thread's netns.
+//! Sends nf_tables and rtnetlink requests over a netlink socket in the calling thread's netns.
 
 use std::os::fd::{AsRawFd as _, OwnedFd};
 
@@ -13,7 +13,7 @@ use nix::sys::time::TimeVal;
 use super::attribute::{Attributes, padded};
 
 /// Timeout for one response of the kernel, in seconds. It usually takes microseconds; replacing a
-/// table waits some 25 ms for readers.
+/// table waits some 25 ms for readers, and creating a link may load a module.
 const RESPONSE_SECONDS: i64 = 5;
 
 const SUBSYSTEM: u16 = libc::NFNL_SUBSYS_NFTABLES as u16;
@@ -37,7 +37,25 @@ const MESSAGE_HEADER: usize = 16;
 /// Size of `struct nfgenmsg`, in bytes.
 const FAMILY_HEADER: usize = 4;
 
-/// One request of a transaction.
+/// Sends one rtnetlink request and waits for the kernel's response. `header` is the structure that
+/// the message type `kind` has before its attributes.
+///
+/// # Errors
+/// Returns the kernel's error, `ETIMEDOUT` without a response.
+pub fn request_route(
+    kind: u16,
+    flags: u16,
+    header: &[u8],
+    attributes: &Attributes,
+) -> Result<(), Errno> {
+    let socket = open(SockProtocol::NetlinkRoute)?;
+    let mut request = Vec::new();
+    append(&mut request, kind, REQUEST | ACK | flags, 1, header, attributes);
+    send(socket.as_raw_fd(), &request, MsgFlags::empty())?;
+    receive_result(&socket)
+}
+
+/// One request of an nf_tables transaction.
 pub struct Message {
     /// Message type within nf_tables, such as `NFT_MSG_NEWTABLE`.
     pub kind: u16,
@@ -47,39 +65,32 @@ pub struct Message {
     pub attributes: Attributes,
 }
 
-/// Applies `messages` as one transaction: all of them or none.
+/// Applies `messages` as one nf_tables transaction: all of them or none.
 ///
 /// # Errors
 /// Returns the kernel's error for the first message that fails, `ETIMEDOUT` without a response.
 pub fn transact(messages: &[Message]) -> Result<(), Errno> {
-    let socket = open()?;
+    let socket = open(SockProtocol::NetlinkNetFilter)?;
     let mut batch = Vec::new();
     let none = Attributes::default();
-    append(&mut batch, BATCH_BEGIN, REQUEST, 0, 0, SUBSYSTEM, &none);
+    append(&mut batch, BATCH_BEGIN, REQUEST, 0, &family_header(0, SUBSYSTEM), &none);
     for (index, message) in messages.iter().enumerate() {
         // The kernel reports every error, but success only for messages with ACK.
         let last = index + 1 == messages.len();
         let flags = REQUEST | message.flags | if last { ACK } else { 0 };
         let kind = SUBSYSTEM << 8 | message.kind;
         let sequence = index as u32 + 1;
-        append(&mut batch, kind, flags, sequence, message.family, 0, &message.attributes);
+        let header = family_header(message.family, 0);
+        append(&mut batch, kind, flags, sequence, &header, &message.attributes);
     }
-    append(&mut batch, BATCH_END, REQUEST, 0, 0, SUBSYSTEM, &none);
+    append(&mut batch, BATCH_END, REQUEST, 0, &family_header(0, SUBSYSTEM), &none);
     // The batch must fit the send buffer. The size limit of a pod's annotations bounds the batch.
     setsockopt(&socket, sockopt::SndBufForce, &(batch.len() * 2).max(1 << 18))?;
     send(socket.as_raw_fd(), &batch, MsgFlags::empty())?;
-    let mut result = None;
-    while result.is_none() {
-        receive(&socket, &mut |kind, payload| {
-            if kind == ERROR {
-                result = Some(error_of(payload));
-            }
-        })?;
-    }
-    result.unwrap_or(Ok(()))
+    receive_result(&socket)
 }
 
-/// Lists objects of type `kind` and passes the attributes of each to `element`.
+/// Lists nf_tables objects of type `kind` and passes the attributes of each to `element`.
 ///
 /// # Errors
 /// Returns the kernel's error, `ETIMEDOUT` without a response.
@@ -89,10 +100,10 @@ pub fn dump(
     attributes: &Attributes,
     element: &mut dyn FnMut(&[u8]),
 ) -> Result<(), Errno> {
-    let socket = open()?;
+    let socket = open(SockProtocol::NetlinkNetFilter)?;
     let mut request = Vec::new();
     let kind = SUBSYSTEM << 8 | kind;
-    append(&mut request, kind, REQUEST | DUMP, 1, family, 0, attributes);
+    append(&mut request, kind, REQUEST | DUMP, 1, &family_header(family, 0), attributes);
     send(socket.as_raw_fd(), &request, MsgFlags::empty())?;
     let mut end = None;
     while end.is_none() {
@@ -106,38 +117,50 @@ pub fn dump(
 }
 
 /// Opens a netlink socket whose receives time out after [`RESPONSE_SECONDS`].
-fn open() -> Result<OwnedFd, Errno> {
-    let socket = socket(
-        AddressFamily::Netlink,
-        SockType::Raw,
-        SockFlag::SOCK_CLOEXEC,
-        SockProtocol::NetlinkNetFilter,
-    )?;
+fn open(protocol: SockProtocol) -> Result<OwnedFd, Errno> {
+    let socket = socket(AddressFamily::Netlink, SockType::Raw, SockFlag::SOCK_CLOEXEC, protocol)?;
     bind(socket.as_raw_fd(), &NetlinkAddr::new(0, 0))?;
     setsockopt(&socket, sockopt::ReceiveTimeout, &TimeVal::new(RESPONSE_SECONDS, 0))?;
     Ok(socket)
 }
 
-/// Appends a message: `struct nlmsghdr`, `struct nfgenmsg`, attributes.
+/// Encodes `struct nfgenmsg`.
+fn family_header(family: u8, resource: u16) -> [u8; FAMILY_HEADER] {
+    let [high, low] = resource.to_be_bytes();
+    [family, 0, high, low]
+}
+
+/// Appends a message: `struct nlmsghdr`, the `header` of the message type, attributes.
 fn append(
     batch: &mut Vec<u8>,
     kind: u16,
     flags: u16,
     sequence: u32,
-    family: u8,
-    resource: u16,
+    header: &[u8],
     attributes: &Attributes,
 ) {
-    let length = (MESSAGE_HEADER + FAMILY_HEADER + attributes.0.len()) as u32;
+    let length = (MESSAGE_HEADER + header.len() + attributes.0.len()) as u32;
     batch.extend_from_slice(&length.to_ne_bytes());
     batch.extend_from_slice(&kind.to_ne_bytes());
     batch.extend_from_slice(&flags.to_ne_bytes());
     batch.extend_from_slice(&sequence.to_ne_bytes());
     // The sender's port ID: 0, the kernel fills it in.
     batch.extend_from_slice(&[0; 4]);
-    batch.extend_from_slice(&[family, 0]);
-    batch.extend_from_slice(&resource.to_be_bytes());
+    batch.extend_from_slice(header);
     batch.extend_from_slice(&attributes.0);
+}
+
+/// Receives until the kernel acknowledges a request or reports an error.
+fn receive_result(socket: &OwnedFd) -> Result<(), Errno> {
+    let mut result = None;
+    while result.is_none() {
+        receive(socket, &mut |kind, payload| {
+            if kind == ERROR {
+                result = Some(error_of(payload));
+            }
+        })?;
+    }
+    result.unwrap_or(Ok(()))
 }
 
 /// Receives once and passes type and payload of each message to `each`.

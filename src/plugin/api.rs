@@ -2,26 +2,27 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use serde::de::DeserializeOwned;
 
+use crate::backoff::{Backoff, Limits};
 use crate::cni::args::PodRef;
 use crate::cni::error::{Error, code};
-use crate::config::pod::{API_SERVICE, ClusterLookup, NO_API_SERVER, facts, namespace_path};
+use crate::config::pod::{
+    API_SERVICE, ClusterLookup, Mesh, UNEXPECTED_RESPONSE_REMEDY, facts, namespace_path,
+};
 use crate::config::{Annotations, Config, PodFacts};
+use crate::deadline::{self, Deadline, NoResult};
 use crate::kube::kubeconfig;
-use crate::kube::kubeconfig::Access;
+use crate::kube::kubeconfig::ApiAccess;
 use crate::kube::retry::Retry;
 use crate::kube::types::{Namespace, Pod, Service};
 use crate::kube::{self, Client, Deadlines};
 
-/// Pause after the first failed request. Each further pause is twice as long.
-const FIRST_PAUSE: Duration = Duration::from_millis(100);
-/// Longest pause between two requests.
-const LONGEST_PAUSE: Duration = Duration::from_secs(2);
+/// Pause after the first failed request, and longest pause between two requests.
+const PAUSE: Limits = [Duration::from_millis(100), Duration::from_secs(2)];
 
 /// Runs `work` on its own thread and waits at most `budget` for the result.
 ///
@@ -33,38 +34,34 @@ pub fn run_within<T: Send + 'static>(
     pod: &PodRef,
     work: impl FnOnce() -> Result<T, Error> + Send + 'static,
 ) -> Result<T, Error> {
-    let (sender, receiver) = mpsc::sync_channel(1);
-    let started = thread::Builder::new().name("api".into()).spawn(move || {
-        // Sending fails only after a timeout, when the receiver is gone.
-        let _ = sender.send(work());
-    });
-    if let Err(error) = started {
-        return Err(Error::new(code::INTERNAL, format!("cannot start a thread: {error}")));
-    }
-    match receiver.recv_timeout(budget) {
+    match deadline::run_within("api", budget, work) {
         Ok(result) => result,
-        Err(RecvTimeoutError::Timeout) => Err(Error::new(
+        Err(NoResult::Start(error)) => {
+            Err(Error::new(code::INTERNAL, format!("cannot start a thread: {error}")))
+        }
+        Err(NoResult::TimedOut) => Err(Error::new(
             code::API_UNREACHABLE,
             format!(
-                "cannot tell whether pod {}/{} is meshed: no answer of the API server within {budget:?}",
+                "cannot determine whether pod {}/{} is meshed: the API server did not respond within {budget:?}",
                 pod.namespace, pod.name
             ),
         )
         .with_details(UNREACHABLE_REMEDY)),
-        Err(RecvTimeoutError::Disconnected) => Err(Error::new(
+        Err(NoResult::Panicked) => Err(Error::new(
             code::INTERNAL,
-            "the request to the API server ended without a result",
+            "the thread that sends API requests ended without a result",
         )),
     }
 }
 
 const UNREACHABLE_REMEDY: &str =
-    "the node cannot reach the API server, or not in time; the runtime tries again";
-const CERTIFICATE_REMEDY: &str = "the kubeconfig has another CA than the API server, or its server under another name, or the node's clock is wrong; the agent (DaemonSet linkerd-cni) writes the kubeconfig";
-const KUBECONFIG_REMEDY: &str =
-    "the agent (DaemonSet linkerd-cni) writes the kubeconfig; see whether it is ready on this node";
+    "check that this node can reach the API server; the runtime retries the pod";
+const CERTIFICATE_REMEDY: &str = "the CA or the server name in the kubeconfig does not match the certificate, or the node's clock is wrong; the agent (DaemonSet linkerd-cni) writes the kubeconfig";
+const REJECTED_REMEDY: &str = "the API server rejected the token in the kubeconfig; the agent (DaemonSet linkerd-cni) renews the token, check that the agent is ready on this node";
+const DENIED_REMEDY: &str = "check that a ClusterRole allows the ServiceAccount of the token in the kubeconfig to get pods and namespaces";
+const KUBECONFIG_REMEDY: &str = "the agent (DaemonSet linkerd-cni) writes the kubeconfig; check that the agent is ready on this node";
 
-/// Fetches the facts about `pod`. Returns `None` for an unmeshed pod.
+/// Fetches the facts about `pod`.
 ///
 /// Sends one request for the pod, one for its namespace if a meshed pod lacks an annotation
 /// that upstream reads, and one for the API server's Service if the pod belongs to the
@@ -73,19 +70,19 @@ pub fn fetch_facts(
     pod: &PodRef,
     config: &Config,
     requests: Arc<AtomicU32>,
-) -> Result<Option<PodFacts>, Error> {
+) -> Result<Mesh<PodFacts>, Error> {
     let mut api = Api::open(config, pod, requests)?;
     let PodRef { namespace, name } = pod;
     let found: Pod = api.get(&format!("/api/v1/namespaces/{namespace}/pods/{name}"))?;
     facts(found, pod, &mut api)
 }
 
-/// Requests for one pod to the API server that the kubeconfig names, until `end`.
+/// Requests for one pod to the API server that the kubeconfig names, until `deadline`.
 struct Api<'a> {
     config: &'a Config,
     pod: &'a PodRef,
-    end: Instant,
-    access: Access,
+    deadline: Deadline,
+    access: ApiAccess,
     client: Client,
     requests: Arc<AtomicU32>,
 }
@@ -97,41 +94,37 @@ impl<'a> Api<'a> {
         Ok(Api {
             config,
             pod,
-            end: Instant::now() + config.api_budget,
+            deadline: Deadline::after(config.api_budget),
             client: new_client(&access, config.api_budget)?,
             access,
             requests,
         })
     }
 
-    /// GETs `path`. Retries a final_error that may be temporary while the budget lasts.
+    /// GETs `path`. Retries after a temporary error while the budget lasts.
     fn get<T: DeserializeOwned>(&mut self, path: &str) -> Result<T, Error> {
-        let mut pause = FIRST_PAUSE;
+        let mut backoff = Backoff::new(PAUSE);
         loop {
             self.requests.fetch_add(1, Ordering::Relaxed);
             let error = match self.client.get(path) {
                 Ok(object) => return Ok(object),
                 Err(error) => error,
             };
+            let pause = backoff.next_delay();
             let wait = match error.retry() {
                 Retry::NewCredential if self.reload_kubeconfig()? => Duration::ZERO,
                 Retry::Never | Retry::NewCredential => return Err(self.final_error(&error)),
                 Retry::Soon => pause,
-                Retry::After(wait) if wait < self.remaining() => wait.max(pause),
+                Retry::After(wait) if wait < self.deadline.remaining() => wait.max(pause),
                 // The server asks for more time than is remaining, so try earlier.
-                Retry::After(_) => LONGEST_PAUSE,
+                Retry::After(_) => PAUSE[1],
             };
-            if wait >= self.remaining() {
+            if wait >= self.deadline.remaining() {
                 return Err(self.final_error(&error));
             }
-            tracing::info!("linkerd-cni: trying again in {wait:?}: {error}");
+            tracing::info!("linkerd-cni: retrying in {wait:?}: {error}");
             thread::sleep(wait);
-            pause = (pause * 2).min(LONGEST_PAUSE);
         }
-    }
-
-    fn remaining(&self) -> Duration {
-        self.end.saturating_duration_since(Instant::now())
     }
 
     /// Reads the kubeconfig again, as the agent may have renewed the token. Returns whether the
@@ -150,24 +143,23 @@ impl<'a> Api<'a> {
     fn final_error(&self, error: &kube::Error) -> Error {
         let PodRef { namespace, name } = self.pod;
         let (code, remedy) = match error.code() {
-            Some(401 | 403) => (
-                code::API_REFUSED,
-                "the API server refuses the token in the kubeconfig or its rights; the agent (DaemonSet linkerd-cni) renews it, see whether it is ready on this node",
+            Some(401) => (code::API_DENIED, REJECTED_REMEDY),
+            Some(403) => (code::API_DENIED, DENIED_REMEDY),
+            Some(404) => (
+                code::POD_NOT_FOUND,
+                "the pod was deleted, or the kubeconfig belongs to another cluster",
             ),
-            Some(404) => {
-                (code::POD_NOT_FOUND, "the pod is gone, or the kubeconfig is of another cluster")
-            }
-            Some(_) => (code::API_ANSWER, "the API server has a problem; the runtime tries again"),
-            None if error.is_unreadable() => (code::API_ANSWER, NO_API_SERVER),
+            Some(_) => (code::API_RESPONSE, "check the API server; the runtime retries the pod"),
+            None if error.is_unreadable() => (code::API_RESPONSE, UNEXPECTED_RESPONSE_REMEDY),
             None if error.is_unsendable() => (code::KUBECONFIG, KUBECONFIG_REMEDY),
-            None if error.is_certificate() => (code::API_UNREACHABLE, CERTIFICATE_REMEDY),
+            None if error.is_certificate_error() => (code::API_UNREACHABLE, CERTIFICATE_REMEDY),
             None => (code::API_UNREACHABLE, UNREACHABLE_REMEDY),
         };
         let tries = self.requests.load(Ordering::Relaxed);
         Error::new(
             code,
             format!(
-                "cannot tell whether pod {namespace}/{name} is meshed: {error} (request {tries})"
+                "cannot determine whether pod {namespace}/{name} is meshed: {error} (API request {tries})"
             ),
         )
         .with_details(remedy)
@@ -185,10 +177,10 @@ impl ClusterLookup for Api<'_> {
     }
 }
 
-fn read_access(config: &Config) -> Result<Access, Error> {
+fn read_access(config: &Config) -> Result<ApiAccess, Error> {
     if config.kubeconfig.as_os_str().is_empty() {
         return Err(kubeconfig_error(
-            "network configuration of linkerd-cni: \"kubernetes\": \"kubeconfig\" is not set",
+            "plugin entry of linkerd-cni: \"kubernetes\": \"kubeconfig\" is not set",
         ));
     }
     kubeconfig::read(&config.kubeconfig).map_err(|error| kubeconfig_error(&error.to_string()))
@@ -196,7 +188,7 @@ fn read_access(config: &Config) -> Result<Access, Error> {
 
 /// Prepares a client. Its deadlines leave time for a second request if the server does not
 /// respond to the first.
-fn new_client(access: &Access, budget: Duration) -> Result<Client, Error> {
+fn new_client(access: &ApiAccess, budget: Duration) -> Result<Client, Error> {
     let deadlines = Deadlines { connect: budget / 3, response: budget / 2, body: budget / 2 };
     Client::new(access, "linkerd-cni", deadlines)
         .map_err(|error| kubeconfig_error(&error.to_string()))

@@ -1,46 +1,71 @@
-//! Asks the agent of this node whether the node is ready. A pod that is deleted before
-//! that is replaced by a pod that is stranded again.
+//! Waits until the node's agent is ready. While the plugin is not installed, each deleted pod
+//! would be replaced by another stranded pod.
 
 use std::io::{self, Read, Write};
 use std::net::{TcpStream, ToSocketAddrs};
 use std::time::Duration;
 
+use super::Shared;
+
+/// Time between two requests to an agent that is not ready.
+const POLL_INTERVAL: Duration = Duration::from_secs(1);
 /// Timeout for connecting, and for each read and write.
 const TIMEOUT: Duration = Duration::from_secs(1);
-/// Bytes read of a response; a status line and a reason are shorter.
+/// Number of bytes read of a response; status line and reason are shorter.
 const MAX_RESPONSE_BYTES: u64 = 4 << 10;
 
+/// Why the node is not known to be ready.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    #[error("cannot ask the agent at {address}: {source}")]
-    Ask {
+    #[error("cannot request /ready from the agent at {address}: {source}")]
+    Request {
         address: String,
         #[source]
         source: io::Error,
     },
-    #[error("the agent at {address} is not ready: {answer}")]
-    NotReady { address: String, answer: String },
+    #[error("the agent at {address} is not ready: {reason}")]
+    NotReady { address: String, reason: String },
 }
 
-/// Requests `/ready` from the agent at `address` (`host:port`). Status 200 is `Ok`.
-pub fn ready(address: &str) -> Result<(), Error> {
-    let response =
-        request(address).map_err(|source| Error::Ask { address: address.to_owned(), source })?;
+/// Waits until the agent at `address` (`host:port`) is ready. Returns `false` if the queue is
+/// closed first.
+pub fn wait_until_ready(address: &str, shared: &Shared) -> bool {
+    let mut is_logged = false;
+    while let Err(error) = ready(address) {
+        if !is_logged {
+            shared.metrics.agent_waits.inc();
+            tracing::warn!("Repairs are paused: {error}");
+            is_logged = true;
+        }
+        if shared.queue.is_closed_within(POLL_INTERVAL) {
+            return false;
+        }
+    }
+    true
+}
+
+/// Requests `/ready` from the agent at `address` (`host:port`). Returns `Ok` on status 200.
+fn ready(address: &str) -> Result<(), Error> {
+    let response = request(address)
+        .map_err(|source| Error::Request { address: address.to_owned(), source })?;
     let (head, body) = response.split_once("\r\n\r\n").unwrap_or((&response, ""));
     if head.starts_with("HTTP/1.1 200 ") {
         return Ok(());
     }
     let body = body.trim();
     let status_line = head.lines().next().unwrap_or_default();
-    Err(Error::NotReady {
-        address: address.to_owned(),
-        answer: if body.is_empty() { status_line } else { body }.to_owned(),
-    })
+    let reason = match body {
+        "" if status_line.is_empty() => "empty response",
+        "" => status_line,
+        // The error starts with the same words as the body.
+        body => body.strip_prefix("not ready: ").unwrap_or(body),
+    };
+    Err(Error::NotReady { address: address.to_owned(), reason: reason.to_owned() })
 }
 
 /// Sends the request to the first of the address's IP addresses that accepts a connection.
 fn request(address: &str) -> io::Result<String> {
-    let mut result = Err(io::Error::other("the name has no address"));
+    let mut result = Err(io::Error::other("the host name has no IP address"));
     for address in address.to_socket_addrs()? {
         match TcpStream::connect_timeout(&address, TIMEOUT) {
             Ok(stream) => return exchange(stream),
@@ -82,9 +107,9 @@ mod tests {
     fn the_agent_is_ready_only_at_status_200() {
         assert!(ready(&serving("HTTP/1.1 200 OK\r\n\r\nready\n")).is_ok());
         for (response, reason) in [
-            ("HTTP/1.1 500 X\r\n\r\nnot ready: no binary\n", "not ready: no binary"),
+            ("HTTP/1.1 500 X\r\n\r\nnot ready: no binary\n", " is not ready: no binary"),
             ("HTTP/1.1 503 Unavailable\r\n\r\n", "HTTP/1.1 503 Unavailable"),
-            ("", "not ready: "),
+            ("", "not ready: empty response"),
             ("nonsense 200", "is not ready"),
         ] {
             let error = ready(&serving(response)).unwrap_err().to_string();
@@ -97,7 +122,7 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap().to_string();
         drop(listener);
-        assert!(matches!(ready(&address), Err(Error::Ask { .. })));
-        assert!(matches!(ready("no port"), Err(Error::Ask { .. })));
+        assert!(matches!(ready(&address), Err(Error::Request { .. })));
+        assert!(matches!(ready("no port"), Err(Error::Request { .. })));
     }
 }

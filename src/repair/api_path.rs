@@ -1,10 +1,10 @@
-//! Paths of the API requests for pods. Pure.
+//! URL paths of the API requests for pods. Pure.
 
 use std::time::Duration;
 
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 
-use super::verdict::StrandedPod;
+use super::stranded_pod::StrandedPod;
 
 /// Path of one pod.
 pub fn pod_path(pod: &StrandedPod) -> String {
@@ -13,15 +13,15 @@ pub fn pod_path(pod: &StrandedPod) -> String {
 
 /// Path of the list of the node's meshed pods in all namespaces.
 ///
-/// `resourceVersion=0` accepts any version, so that every supported API server answers
+/// `resourceVersion=0` accepts any version, so that every supported API server reads
 /// from its watch cache, which has an index by node. Without it, API servers before 1.31,
 /// and with a `limit` later ones too, read all pods of the cluster from etcd.
 pub fn list_path(node: &str) -> String {
     format!("/api/v1/pods?{}&resourceVersion=0", selectors(node))
 }
 
-/// Path of a watch of the node's meshed pods from `resource_version` on, which the API
-/// server ends after `time`.
+/// Path of a watch of the node's meshed pods. The watch starts at `resource_version`, and
+/// the API server ends it after `time`, in whole seconds.
 pub fn watch_path(node: &str, resource_version: &str, time: Duration) -> String {
     format!(
         "/api/v1/pods?{}&watch=true&allowWatchBookmarks=true&timeoutSeconds={}&resourceVersion={}",
@@ -47,7 +47,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn requests_ask_for_the_nodes_meshed_pods_only() {
+    fn list_and_watch_select_only_the_meshed_pods_of_the_node() {
         let selectors = "fieldSelector=spec%2EnodeName%3Dnode%2D1\
                          &labelSelector=linkerd%2Eio%2Fcontrol%2Dplane%2Dns";
         let list = format!("/api/v1/pods?{selectors}&resourceVersion=0");

@@ -1,29 +1,35 @@
-//! One attempt to repair one pod: checks whether the pod still needs the repair, then
-//! applies the repair mode.
+//! One attempt to repair one pod: checks whether the pod still needs a repair, then applies
+//! the repair mode.
 
 use std::ops::ControlFlow::{self, Break, Continue};
 use std::time::Instant;
 
-use super::Shared;
-use super::api_path::pod_path;
-use super::budget::RepairBudget;
-use super::connection::{self, Connection};
-use super::history::History;
-use super::host::Host;
-use super::inspect::{self, Finding, Inspector, PodRules, ReadFrom};
-use super::mode::RepairMode;
-use super::pod_requests::{self, Effect};
-use super::verdict::{Cause, StrandedPod, is_auditable};
-use crate::kube;
-use crate::kube::types::Pod;
+use serde_json::json;
 
-/// One attempt to repair a pod, with what it needs of the worker.
-pub struct Attempt<'a> {
+use super::api_path::pod_path;
+use super::connection::{self, Connection};
+use super::eviction::{self, Effect};
+use super::history::History;
+use super::host_dirs::HostDirs;
+use super::in_place::{self, PodRules};
+use super::inspect_rules::{self, Inspection, Inspector, ReadFrom};
+use super::rate_limit::RepairBudget;
+use super::stranded_pod::{FoundBy, LABEL, StrandedPod, is_auditable};
+use super::{RepairMode, Shared};
+use crate::kube::types::Pod;
+use crate::kube::{self, Client};
+
+/// Why the worker skips a pod with rules of iptables-legacy.
+const UNREADABLE: &str = "the pod's network namespace has iptables-legacy rules, which the \
+                          repair controller cannot read; delete the pod to replace it";
+
+/// One attempt to repair a pod. Borrows settings and state of the worker.
+pub struct RepairAttempt<'a> {
     pub connection: &'a mut Connection,
     pub mode: RepairMode,
-    pub host: &'a Host,
+    pub host: &'a HostDirs,
     pub budget: &'a mut RepairBudget,
-    /// Pods or owners repaired recently.
+    /// Pods or owners that were repaired recently.
     pub repaired: &'a History,
     pub shared: &'a Shared,
 }
@@ -36,7 +42,9 @@ pub enum Error {
     #[error(transparent)]
     Request(#[from] kube::Error),
     #[error(transparent)]
-    Inspect(#[from] inspect::Error),
+    Inspect(#[from] inspect_rules::Error),
+    #[error(transparent)]
+    InPlace(#[from] in_place::Error),
 }
 
 impl Error {
@@ -48,13 +56,14 @@ impl Error {
         }
     }
 
+    /// Whether an API request timed out.
     pub fn is_timeout(&self) -> bool {
         matches!(self, Error::Request(error) if error.is_timeout())
     }
 }
 
 /// Result of an attempt.
-pub enum Outcome {
+pub enum RepairOutcome {
     /// The repair mode was applied. `missing_rules` is empty if the rules were not read.
     Repaired { missing_rules: Vec<String> },
     /// The pod does not need a repair, for this reason.
@@ -63,12 +72,12 @@ pub enum Outcome {
     RepairedRecently,
     /// The pod cannot be repaired, for this reason.
     CannotRepair(String),
-    /// A disruption budget refused the eviction; the API server's message.
-    EvictionRefused(String),
+    /// A disruption budget rejects the eviction. The API server's message.
+    EvictionRejected(String),
 }
 
-/// A pod that needs the repair.
-struct Repair {
+/// A pod that needs a repair, after the check.
+struct NeededRepair {
     pod: StrandedPod,
     /// The rules to install; `None` if the pod's netns was not inspected.
     rules: Option<PodRules>,
@@ -76,49 +85,51 @@ struct Repair {
     missing_rules: Vec<String>,
 }
 
-impl Repair {
+impl NeededRepair {
     fn without_inspection(pod: StrandedPod) -> Self {
-        Repair { pod, rules: None, missing_rules: Vec::new() }
+        NeededRepair { pod, rules: None, missing_rules: Vec::new() }
     }
 }
 
-impl Attempt<'_> {
-    /// Applies the repair mode to the pod if the pod still needs the repair.
-    pub fn run(mut self, pod: &StrandedPod) -> Result<Outcome, Error> {
+impl RepairAttempt<'_> {
+    /// Applies the repair mode to the pod if the pod still needs a repair.
+    pub fn run(mut self, pod: &StrandedPod) -> Result<RepairOutcome, Error> {
         if self.is_labelled(pod) {
-            return Ok(Outcome::NotNeeded("Pod has its label"));
+            return Ok(RepairOutcome::NotNeeded("Pod is already labelled"));
         }
-        let Repair { pod, rules, missing_rules } = match self.check(pod)? {
+        let NeededRepair { pod, rules, missing_rules } = match self.check(pod)? {
             Continue(repair) => repair,
             Break(outcome) => return Ok(outcome),
         };
         if !self.repaired.allows(&pod, Instant::now()) {
-            return Ok(Outcome::RepairedRecently);
+            return Ok(RepairOutcome::RepairedRecently);
         }
         let result = match self.apply(&pod, rules.as_ref()) {
             // The pod changed after the check: try once more with its new version.
             Err(error) if error.status_code() == Some(409) => match self.read_again(&pod)? {
                 Some((pod, _)) if !self.is_labelled(&pod) => self.apply(&pod, rules.as_ref()),
-                _ => return Ok(Outcome::NotNeeded("Pod is gone or well")),
+                _ => return Ok(RepairOutcome::NotNeeded("Pod is gone or needs no repair")),
             },
             result => result,
         };
-        // A refused request changed nothing and costs no budget. A request without a
+        // A rejected request changed nothing and costs no budget. A request without a
         // response may have been carried out.
-        let refused = match &result {
+        let is_rejected = match &result {
             Ok(effect) => *effect != Effect::Applied,
             Err(error) => error.status_code().is_some(),
         };
-        if !refused {
+        if !is_rejected {
             self.budget.spend(Instant::now());
         }
         match result {
-            Ok(Effect::Applied) => Ok(Outcome::Repaired { missing_rules }),
-            Ok(Effect::RefusedByDisruptionBudget(why)) => Ok(Outcome::EvictionRefused(why)),
-            Err(error) if error.status_code() == Some(404) => Ok(Outcome::NotNeeded("Pod is gone")),
+            Ok(Effect::Applied) => Ok(RepairOutcome::Repaired { missing_rules }),
+            Ok(Effect::RejectedByDisruptionBudget(why)) => Ok(RepairOutcome::EvictionRejected(why)),
+            Err(error) if error.status_code() == Some(404) => {
+                Ok(RepairOutcome::NotNeeded("Pod is gone"))
+            }
             Err(error) if error.status_code() == Some(409) => {
-                self.shared.missed.add(Instant::now());
-                Ok(Outcome::NotNeeded("Pod keeps changing; later again"))
+                self.shared.unrepaired.add(Instant::now());
+                Ok(RepairOutcome::NotNeeded("Pod keeps changing; trying again after a new list"))
             }
             Err(error) => Err(error),
         }
@@ -129,28 +140,35 @@ impl Attempt<'_> {
     /// validator skips this: its preconditions name the version that was found.
     ///
     /// `Break` ends the attempt, because no repair is necessary or possible.
-    fn check(&mut self, pod: &StrandedPod) -> Result<ControlFlow<Outcome, Repair>, Error> {
-        let must_inspect = self.mode == RepairMode::InPlace || pod.cause == Cause::Audit;
+    fn check(
+        &mut self,
+        pod: &StrandedPod,
+    ) -> Result<ControlFlow<RepairOutcome, NeededRepair>, Error> {
+        let must_inspect = self.mode == RepairMode::InPlace || pod.found_by == FoundBy::Audit;
         if self.mode == RepairMode::Delete && !must_inspect {
-            return Ok(Continue(Repair::without_inspection(pod.clone())));
+            return Ok(Continue(NeededRepair::without_inspection(pod.clone())));
         }
         let Some((pod, object)) = self.read_again(pod)? else {
-            return Ok(Break(Outcome::NotNeeded("Pod is gone or well")));
+            return Ok(Break(RepairOutcome::NotNeeded("Pod is gone or needs no repair")));
         };
         if self.is_labelled(&pod) {
-            return Ok(Break(Outcome::NotNeeded("Pod has its label")));
+            return Ok(Break(RepairOutcome::NotNeeded("Pod is already labelled")));
         }
         if !must_inspect {
-            return Ok(Continue(Repair::without_inspection(pod)));
+            return Ok(Continue(NeededRepair::without_inspection(pod)));
         }
         let client = self.connection.client()?;
-        let finding = Inspector::new(self.host, ReadFrom::Etcd)?.inspect(&client, object)?;
-        Ok(match finding {
-            Finding::NotApplicable => Break(Outcome::NotNeeded("Pod is none of ours")),
-            Finding::Complete => Break(Outcome::NotNeeded("Pod has its rules")),
-            Finding::Unreadable => Break(Outcome::CannotRepair(UNREADABLE.into())),
-            Finding::Missing(rules, missing_rules) => {
-                Continue(Repair { pod, rules: Some(rules), missing_rules })
+        let inspection = Inspector::new(self.host, ReadFrom::Etcd)?.inspect(&client, object)?;
+        Ok(match inspection {
+            Inspection::NotApplicable => {
+                Break(RepairOutcome::NotNeeded("Pod needs no redirect rules"))
+            }
+            Inspection::Complete => {
+                Break(RepairOutcome::NotNeeded("Pod has all its redirect rules"))
+            }
+            Inspection::Unreadable => Break(RepairOutcome::CannotRepair(UNREADABLE.into())),
+            Inspection::Missing(rules, missing_rules) => {
+                Continue(NeededRepair { pod, rules: Some(rules), missing_rules })
             }
         })
     }
@@ -159,16 +177,16 @@ impl Attempt<'_> {
     fn apply(&mut self, pod: &StrandedPod, rules: Option<&PodRules>) -> Result<Effect, Error> {
         match self.mode {
             RepairMode::Delete => {
-                return Ok(pod_requests::remove(&self.connection.client()?, pod)?);
+                return Ok(eviction::evict_or_delete(&self.connection.client()?, pod)?);
             }
-            RepairMode::Label => pod_requests::label(&self.connection.client()?, pod)?,
-            RepairMode::InPlace => rules.map_or(Ok(()), PodRules::restore)?,
+            RepairMode::Label => label(&self.connection.client()?, pod)?,
+            RepairMode::InPlace => rules.map_or(Ok(()), PodRules::install)?,
             RepairMode::Report => {}
         }
         Ok(Effect::Applied)
     }
 
-    /// Returns `true` if the label of [`RepairMode::Label`] is the repair and is present.
+    /// Whether the repair mode is [`RepairMode::Label`] and the pod has the label.
     fn is_labelled(&self, pod: &StrandedPod) -> bool {
         self.mode == RepairMode::Label && pod.labelled
     }
@@ -180,16 +198,24 @@ impl Attempt<'_> {
             Err(error) if error.code() == Some(404) => return Ok(None),
             object => object?,
         };
-        let may_need_repair = match pod.cause {
-            Cause::Validator => StrandedPod::by_validator(&object).is_some(),
-            Cause::Audit => is_auditable(&object),
+        let may_need_repair = match pod.found_by {
+            FoundBy::Validator => StrandedPod::by_validator(&object).is_some(),
+            FoundBy::Audit => is_auditable(&object),
         };
         let is_same = object.metadata.uid == pod.uid;
         let found =
-            (is_same && may_need_repair).then(|| (StrandedPod::new(&object, pod.cause), object));
+            (is_same && may_need_repair).then(|| (StrandedPod::new(&object, pod.found_by), object));
         Ok(found)
     }
 }
 
-const UNREADABLE: &str = "iptables-legacy has rules in the pod's network namespace, which cannot be read from here; \
-                          delete the pod to have it made anew";
+/// Sets [`LABEL`] on exactly the pod that was found. Fails with status 409 if the pod has
+/// changed, or is another pod of the same name.
+fn label(client: &Client, pod: &StrandedPod) -> Result<(), kube::Error> {
+    let patch = json!({"metadata": {
+        "uid": pod.uid,
+        "resourceVersion": pod.resource_version,
+        "labels": {LABEL: "true"},
+    }});
+    client.merge_patch(&pod_path(pod), &patch)
+}

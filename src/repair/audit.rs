@@ -1,5 +1,5 @@
-//! Periodically compares the rules of all running meshed pods with the rules they should
-//! have. Pods with missing rules go to the queue; the worker repairs them.
+//! The audit: periodically compares the rules of all running meshed pods with the rules they
+//! should have, and queues pods with missing rules. The worker repairs them.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -8,23 +8,23 @@ use std::time::Duration;
 use super::Shared;
 use super::api_path::list_path;
 use super::connection::{self, Connection};
-use super::host::Host;
-use super::inspect::{self, Finding, Inspector, ReadFrom};
-use super::pace::{Pace, vary};
-use super::pod_stream::{self, FromPod};
-use super::verdict::{Cause, LABEL, StrandedPod, is_auditable};
+use super::host_dirs::HostDirs;
+use super::inspect_rules::{self, Inspection, Inspector, ReadFrom};
+use super::pace::{retries, vary};
+use super::pod_stream::{self, FromPod, MAX_PODS};
+use super::stranded_pod::{FoundBy, LABEL, StrandedPod, is_auditable};
+use crate::backoff::jitter;
 use crate::config::annotation;
 use crate::config::pod::{CONTROL_PLANE_LABEL, PROXY};
 use crate::firewall;
 use crate::kube;
-use crate::kube::backoff::jitter;
 use crate::kube::types::Pod;
 
 /// Audits the rules of the node's pods.
 pub struct Audit {
     pub connection: Connection,
     pub node: String,
-    pub host: Host,
+    pub host: HostDirs,
     pub period: Duration,
     pub shared: Arc<Shared>,
 }
@@ -35,14 +35,14 @@ enum Error {
     Connection(#[from] connection::Error),
     #[error(transparent)]
     Request(#[from] kube::Error),
-    #[error("the API server's answer broke off or is not what the API promises: {}", kube::redact::problem(.0))]
+    #[error("incomplete or unexpected response of the API server: {}", kube::redact::problem(.0))]
     InvalidResponse(#[from] serde_json::Error),
     #[error(transparent)]
-    Inspect(#[from] inspect::Error),
+    Inspect(#[from] inspect_rules::Error),
 }
 
 /// A pod to audit, reduced to the fields that an audit needs. All pods of the list are in
-/// memory at once, so that the response is read without waiting for the inspections.
+/// memory at once, so that reading the response does not wait for the inspections.
 struct AuditedPod(Pod);
 
 impl FromPod for AuditedPod {
@@ -77,11 +77,12 @@ struct Failures {
     /// Number of pods with an error.
     errors: usize,
     first_error: String,
-    /// Number of pods with rules that cannot be read.
+    /// Number of pods with rules of iptables-legacy, which cannot be read.
     unreadable: usize,
 }
 
 impl Failures {
+    /// Counts `pods` more pods with an error.
     fn add(&mut self, pods: usize, error: impl FnOnce() -> String) {
         if self.errors == 0 {
             self.first_error = error();
@@ -95,25 +96,25 @@ impl Audit {
     /// first period, so that the nodes of a cluster do not audit at the same time.
     pub fn run(mut self) {
         let shared = Arc::clone(&self.shared);
-        let mut pace = Pace::retries();
+        let mut backoff = retries();
         let mut wait = jitter(self.period);
         while !shared.queue.is_closed_within(wait) {
             wait = vary(self.period);
             // One log line for each audit: an invalid setting fails for every pod.
             match self.audit() {
                 Ok(failures) => {
-                    pace.reset();
+                    backoff.reset();
                     if failures.errors > 0 {
                         tracing::warn!(
                             err = failures.first_error,
-                            "Cannot audit {} pods; the first error is given",
+                            "Cannot audit {} pods; err is the first error",
                             failures.errors
                         );
                     }
                 }
                 Err(error) => {
-                    wait = wait.max(pace.lengthen());
-                    shared.metrics.audit_errors.increment();
+                    wait = wait.max(backoff.next_delay());
+                    shared.metrics.audit_errors.inc();
                     tracing::warn!(err = %error, "Cannot audit the pods of this node");
                 }
             }
@@ -127,57 +128,59 @@ impl Audit {
         let client = self.connection.client()?;
         let list = pod_stream::list(client.read_list(&list_path(&self.node))?)?;
         if list.dropped > 0 {
-            failures.add(list.dropped, || "too many pods".to_owned());
+            failures.add(list.dropped, || format!("the list has more than {MAX_PODS} pods"));
         }
         for AuditedPod(pod) in list.pods {
-            let stranded = StrandedPod::new(&pod, Cause::Audit);
-            if stranded.is_elsewhere(&self.node) {
+            let stranded = StrandedPod::new(&pod, FoundBy::Audit);
+            if stranded.is_on_other_node(&self.node) {
                 continue;
             }
-            let finding = inspector.inspect(&client, pod);
-            self.record(stranded, finding, &mut failures);
+            let inspection = inspector.inspect(&client, pod);
+            self.record(stranded, inspection, &mut failures);
         }
         if failures.unreadable > 0 {
             tracing::warn!(
-                "{} pods have rules of iptables-legacy, which cannot be read from here: not audited",
+                "Skipped {} pods in the audit: the repair controller cannot read iptables-legacy rules",
                 failures.unreadable
             );
         }
-        self.shared.metrics.audits.increment();
+        self.shared.metrics.audits.inc();
         Ok(failures)
     }
 
-    /// Counts the finding, and queues a pod with missing rules.
+    /// Counts the result, and queues a pod with missing rules.
     fn record(
         &self,
         pod: StrandedPod,
-        finding: Result<Finding, inspect::Error>,
+        inspection: Result<Inspection, inspect_rules::Error>,
         failures: &mut Failures,
     ) {
         let metrics = &self.shared.metrics;
-        match finding {
-            Ok(Finding::NotApplicable) => {}
-            Ok(Finding::Complete) => metrics.audit_right.increment(),
-            Ok(Finding::Unreadable) => {
-                metrics.audit_unreadable.increment();
+        match inspection {
+            Ok(Inspection::NotApplicable) => {}
+            Ok(Inspection::Complete) => {
+                metrics.audit_pods_complete.inc();
+            }
+            Ok(Inspection::Unreadable) => {
+                metrics.audit_pods_unreadable.inc();
                 failures.unreadable += 1;
             }
-            Ok(Finding::Missing(rules, missing)) => {
-                metrics.audit_wrong.increment();
+            Ok(Inspection::Missing(rules, missing)) => {
+                metrics.audit_pods_incomplete.inc();
                 tracing::info!(
                     namespace = pod.namespace,
                     name = pod.name,
                     netns = %rules.netns().display(),
-                    "Pod has not its rules: {}",
+                    "Pod lacks redirect rules: {}",
                     firewall::describe_missing(&missing)
                 );
-                // The next audit finds a pod again that does not fit into the queue.
+                // If the queue is full, the next audit finds the pod again.
                 if self.shared.queue.push(pod).is_err() {
-                    metrics.queue_overflow.increment();
+                    metrics.queue_overflow.inc();
                 }
             }
             Err(error) => {
-                metrics.audit_errors.increment();
+                metrics.audit_errors.inc();
                 failures.add(1, || format!("{}/{}: {error}", pod.namespace, pod.name));
             }
         }

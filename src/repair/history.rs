@@ -1,51 +1,54 @@
-//! Remembers recent repairs, so that a node with a broken plugin does not have its pods
-//! deleted, or their rules installed, again and again.
+//! Records recent repairs, so that the controller does not repair the same pods again and
+//! again on a node where the plugin is broken.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant, SystemTime};
 
-use super::verdict::StrandedPod;
+use super::stranded_pod::StrandedPod;
 
-/// How long to leave a pod alone that is stranded again after a repair.
+/// Shortest time between two repairs of a pod, or of pods of one owner.
 pub const HOLD: Duration = Duration::from_secs(60);
 
-/// Bound on memory, as a number of entries. No node runs more pods.
+/// Most entries in a history, to bound its memory. No node runs more pods.
 const MAX_ENTRIES: usize = 1024;
 
-/// Which pods share an entry.
+/// Which pods share an entry of a [`History`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HistoryKey {
-    /// All pods of one owner. For deletions, after which the owner creates another pod.
+    /// Pods of one owner. For deletions, after which the owner creates another pod.
     Owner,
     /// One pod. For repairs that keep the pod.
     Pod,
 }
 
-/// The newest repair of each pod or owner, for the time of the hold.
+/// The newest repair of each pod or owner. Each entry expires after the hold.
 ///
-/// After the deletion of a pod, other stranded pods of the same owner are of two sorts.
-/// A pod created before the deletion started during the same boot: it may be deleted at
-/// once. A pod created after it shows that the deletion did not help: it has to wait.
+/// After the deletion of a pod, other pods of the same owner may be stranded:
 ///
-/// The creation time is from the API server's clock, the deletion time from the node's.
-/// If the two clocks differ, a pod may wait although it need not, or may be deleted once
-/// more. A node often boots with a wrong clock, so creation times, which are all from the
-/// API server's clock, are also compared with each other: a pod that is no younger than
-/// the youngest deleted pod may be deleted at once.
+/// - A pod created before the deletion started during the same boot. It may be deleted at
+///   once.
+/// - A pod created after the deletion shows that the deletion did not help. It has to wait.
+///
+/// The creation time is from the API server's clock, the deletion time from the node's
+/// clock. If the clocks differ, a pod may wait without need, or may be deleted once more. A
+/// node often boots with a wrong clock. So the creation times, which are all from the API
+/// server's clock, are also compared with each other: a pod that is no younger than the
+/// youngest deleted pod may be deleted at once.
 pub struct History {
     key: HistoryKey,
+    /// Time until a pod or owner in the history is allowed again.
     hold: Duration,
-    newest: HashMap<String, Entry>,
+    newest: HashMap<String, LastRepair>,
 }
 
-struct Entry {
+struct LastRepair {
     at: Instant,
     /// `at` by the node's clock; RFC 3339 with whole seconds.
     date: String,
     /// Creation time of the youngest pod that was repaired; RFC 3339 with whole seconds.
     youngest: String,
-    /// Whether a refusal of the next repair was reported.
-    refusal_reported: bool,
+    /// Whether it was reported that the next repair has to wait.
+    hold_reported: bool,
 }
 
 impl History {
@@ -62,15 +65,15 @@ impl History {
         })
     }
 
-    /// Returns `true` on the first call since the last repair of the pod, so that each
-    /// hold is reported once.
-    pub fn is_first_refusal(&mut self, pod: &StrandedPod) -> bool {
+    /// Marks the hold of the pod or owner as reported. Returns `true` the first time after
+    /// each repair.
+    pub fn mark_hold_reported(&mut self, pod: &StrandedPod) -> bool {
         let key = self.key(pod).to_owned();
         let entry = self.newest.get_mut(&key);
-        entry.is_some_and(|entry| !std::mem::replace(&mut entry.refusal_reported, true))
+        entry.is_some_and(|entry| !std::mem::replace(&mut entry.hold_reported, true))
     }
 
-    /// Records a repair at `now`, which is `date` by the node's clock.
+    /// Records a repair at `now`, which is `date` by the node's clock. Drops expired entries.
     pub fn record(&mut self, pod: &StrandedPod, now: Instant, date: SystemTime) {
         let hold = self.hold;
         self.newest.retain(|_, entry| now.duration_since(entry.at) < hold);
@@ -82,11 +85,11 @@ impl History {
         }
         let key = self.key(pod).to_owned();
         let youngest = self.newest.remove(&key).map(|entry| entry.youngest);
-        let entry = Entry {
+        let entry = LastRepair {
             at: now,
             youngest: youngest.unwrap_or_default().max(pod.created.clone()),
             date: humantime::format_rfc3339_seconds(date).to_string(),
-            refusal_reported: false,
+            hold_reported: false,
         };
         self.newest.insert(key, entry);
     }
@@ -121,10 +124,10 @@ mod tests {
         let mut history = History::new(HistoryKey::Owner, HOLD);
         history.record(&pod("web", 50), now, UNIX_EPOCH + Duration::from_secs(100));
         for (name, pod, after, expected) in [
-            ("a sibling made before", pod("web", 60), 1, true),
+            ("a sibling created before", pod("web", 60), 1, true),
             ("the replacement", pod("web", 101), 12, false),
-            ("made in the same second", pod("web", 100), 1, false),
-            ("the replacement, later", pod("web", 101), 60, true),
+            ("created in the same second", pod("web", 100), 1, false),
+            ("the replacement after the hold", pod("web", 101), 60, true),
             ("another owner's pod", pod("voting", 101), 1, true),
         ] {
             let then = now + Duration::from_secs(after);
@@ -133,15 +136,15 @@ mod tests {
     }
 
     #[test]
-    fn siblings_and_replacements_are_told_apart_when_the_nodes_clock_is_behind() {
+    fn siblings_and_replacements_are_distinguished_when_the_nodes_clock_is_behind() {
         let now = Instant::now();
         let mut history = History::new(HistoryKey::Owner, HOLD);
         let behind = UNIX_EPOCH + Duration::from_secs(10);
         history.record(&pod("web", 61), now, behind);
         history.record(&pod("web", 60), now, behind);
         for (name, created, expected) in [
-            ("made together with one", 61, true),
-            ("made before", 59, true),
+            ("created in the same second as a deleted pod", 61, true),
+            ("created before", 59, true),
             ("the replacement", 62, false),
         ] {
             assert_eq!(history.allows(&pod("web", created), now), expected, "{name}");
@@ -167,11 +170,11 @@ mod tests {
         let now = Instant::now();
         let mut history = History::new(HistoryKey::Pod, HOLD);
         let pod = pod("web", 0);
-        assert!(!history.is_first_refusal(&pod), "nothing was done yet");
+        assert!(!history.mark_hold_reported(&pod), "the pod was not repaired yet");
         history.record(&pod, now, UNIX_EPOCH + Duration::from_secs(100));
         assert!(!history.allows(&pod, now + HOLD / 2));
-        assert!(history.is_first_refusal(&pod));
-        assert!(!history.is_first_refusal(&pod));
+        assert!(history.mark_hold_reported(&pod));
+        assert!(!history.mark_hold_reported(&pod));
         assert!(history.allows(&pod, now + HOLD));
     }
 }

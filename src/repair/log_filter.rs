@@ -1,18 +1,18 @@
-//! Parses the log level of the controller, which may be given as a filter in the form that
-//! upstream's controller uses.
+//! Parses the controller's log level: a level, or a tracing filter as upstream's controller
+//! accepts it.
 
 use tracing::level_filters::LevelFilter;
 
 use crate::log;
 
-/// Name of this program in filters, as in upstream's.
+/// Name of this program in filters. Upstream's name.
 const TARGET: &str = "linkerd_cni_repair_controller";
 
 /// Parses a level (`info`) or a filter (`linkerd_cni_repair_controller=info,warn`).
 ///
-/// From a filter it takes the level for [`TARGET`]: that of the longest matching prefix,
-/// else the bare level, else `error`. An unknown word is an error: it could name a module
-/// of upstream's program, but is more likely a misspelt level.
+/// From a filter, returns the level for [`TARGET`]: that of the longest matching prefix, else
+/// the bare level, else `error`. An unknown word is an error: it could name a module of
+/// upstream's controller, but is more likely a misspelt level.
 pub fn level(filter: &str) -> Result<LevelFilter, String> {
     let mut longest_match: Option<(usize, LevelFilter)> = None;
     let directives = filter.split(',').map(str::trim);

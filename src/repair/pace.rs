@@ -4,7 +4,7 @@
 
 use std::time::{Duration, Instant};
 
-use crate::kube::backoff::jitter;
+use crate::backoff::{Backoff, between};
 
 /// The first retries of all nodes are spread over this time.
 const SPREAD: Duration = Duration::from_secs(5);
@@ -15,59 +15,38 @@ const RETRY_CAP: Duration = Duration::from_secs(30);
 /// Longest time, before jitter, from one list to the next for pods that were missed.
 const RELIST_CAP: Duration = Duration::from_secs(300);
 
+/// Shortest `timeoutSeconds` of a watch.
+const WATCH_TIME: Duration = Duration::from_secs(300);
+
 /// Time without a list after which the back-off is reset.
 const CALM: Duration = Duration::from_secs(600);
 
-/// Back-off: the first wait is random, up to 5 s. Later waits start at 5 s, double up to a
-/// cap, and are shortened by up to half at random.
-pub struct Pace {
-    cap: Duration,
-    failures: u32,
-}
-
-impl Pace {
-    /// For retries of a failed list, watch or audit: up to 30 s.
-    pub fn retries() -> Self {
-        Pace { cap: RETRY_CAP, failures: 0 }
-    }
-
-    /// Returns the wait after one more failure.
-    pub fn lengthen(&mut self) -> Duration {
-        let failures = self.failures;
-        self.failures = failures.saturating_add(1).min(16);
-        let Some(doublings) = failures.checked_sub(1) else {
-            return jitter(SPREAD);
-        };
-        let full_wait = SPREAD.saturating_mul(1 << doublings).min(self.cap);
-        full_wait - jitter(full_wait / 2)
-    }
-
-    /// Starts again with the first wait.
-    pub fn reset(&mut self) {
-        self.failures = 0;
-    }
+/// Waits between retries of a failed list, watch or audit.
+pub fn retries() -> Backoff {
+    Backoff::spread([SPREAD, RETRY_CAP])
 }
 
 /// Limits how often the pods are listed again because some were missed: a pod whose
 /// repair always fails must not cause an endless series of lists.
 pub struct Relist {
-    pace: Pace,
+    backoff: Backoff,
     last_list: Option<Instant>,
     not_before: Instant,
 }
 
 impl Relist {
     pub fn new(now: Instant) -> Self {
-        Relist { pace: Pace { cap: RELIST_CAP, failures: 0 }, last_list: None, not_before: now }
+        let backoff = Backoff::spread([SPREAD, RELIST_CAP]);
+        Relist { backoff, last_list: None, not_before: now }
     }
 
     /// Records a list at `now`.
     pub fn listed(&mut self, now: Instant) {
         if self.last_list.is_none_or(|last| now - last >= CALM) {
-            self.pace.reset();
+            self.backoff.reset();
         }
         self.last_list = Some(now);
-        self.not_before = now + self.pace.lengthen();
+        self.not_before = now + self.backoff.next_delay();
     }
 
     /// Whether another list is allowed at `now`.
@@ -79,13 +58,12 @@ impl Relist {
 /// Returns a random `timeoutSeconds` for a watch, from 300 to 600 s, so that watches of
 /// many nodes that begin together do not end together.
 pub fn watch_time() -> Duration {
-    let extra = jitter(Duration::from_secs(300));
-    Duration::from_secs(300 + extra.as_secs())
+    Duration::from_secs(between(WATCH_TIME, 2 * WATCH_TIME).as_secs())
 }
 
 /// Returns `period`, shortened or lengthened by up to a tenth at random.
 pub fn vary(period: Duration) -> Duration {
-    period - period / 10 + jitter(period / 5)
+    between(period * 9 / 10, period * 11 / 10)
 }
 
 #[cfg(test)]
@@ -95,29 +73,6 @@ mod tests {
     use super::*;
 
     const SECOND: Duration = Duration::from_secs(1);
-
-    #[test]
-    fn the_first_retries_are_spread_over_5_s_and_later_ones_back_off_to_30_s() {
-        let firsts: Vec<Duration> = (0..500).map(|_| Pace::retries().lengthen()).collect();
-        assert!(firsts.iter().all(|first| *first <= 5 * SECOND));
-        for second in 0..5 {
-            let part = SECOND * second..SECOND * (second + 1);
-            let nodes = firsts.iter().filter(|first| part.contains(first)).count();
-            assert!((50..200).contains(&nodes), "{nodes} of 500 in {part:?}");
-        }
-        let mut pace = Pace::retries();
-        pace.lengthen();
-        for whole in [5, 10, 20, 30, 30] {
-            let wait = pace.lengthen();
-            let whole = SECOND * whole;
-            assert!(whole / 2 <= wait && wait <= whole, "{wait:?} of {whole:?}");
-        }
-        for _ in 0..100 {
-            assert!(pace.lengthen() <= 30 * SECOND);
-        }
-        pace.reset();
-        assert!(pace.lengthen() <= 5 * SECOND);
-    }
 
     #[test]
     fn lists_for_missed_pods_back_off_until_a_calm_time_resets_them() {

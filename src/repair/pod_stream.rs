@@ -1,5 +1,8 @@
-//! Reads lists and watches of pods as a stream. Each pod is reduced or dropped before the
-//! next is read, so that memory holds one whole pod at a time, whatever the node's size.
+//! Parses lists and watches of pods while they arrive. Each pod is reduced or dropped before
+//! the next is read, so that memory holds only one complete pod at a time.
+//!
+//! [`Client::read_list`](crate::kube::Client::read_list) limits a list to 128 MiB. This module
+//! limits the number of pods that are kept.
 
 use std::fmt;
 use std::io::BufRead;
@@ -9,10 +12,10 @@ use serde::Deserialize;
 use serde::de::value::MapAccessDeserializer;
 use serde::de::{self, Deserializer, Error as _, MapAccess, SeqAccess, Visitor};
 
-use super::verdict::StrandedPod;
+use super::stranded_pod::StrandedPod;
 use crate::kube::types::{ListMetadata, Metadata, Pod, PodSpec, PodStatus};
 
-/// The part of a pod that is kept from a list.
+/// The part of a pod that is kept of a list.
 pub trait FromPod: Sized {
     /// Reduces the pod. `None` drops it.
     fn from_pod(pod: Pod) -> Option<Self>;
@@ -24,21 +27,21 @@ impl FromPod for StrandedPod {
     }
 }
 
-/// Most pods kept of one list, as a bound on memory. No node runs more pods.
-const MAX_PODS: usize = 1024;
+/// Most pods kept of one list, to bound the memory. No node runs more pods.
+pub const MAX_PODS: usize = 1024;
 
 /// The kept pods of a complete list.
 #[derive(Debug)]
 pub struct PodList<T> {
-    /// resourceVersion of the list, from which a watch continues.
+    /// resourceVersion of the list. A watch continues from there.
     pub resource_version: String,
     pub pods: Vec<T>,
-    /// Number of pods beyond [`MAX_PODS`] that would have been kept.
+    /// Number of further pods that exceed [`MAX_PODS`].
     pub dropped: usize,
 }
 
-/// Reads a list to its end. An incomplete list is an error, so that no repair is based on
-/// half a list.
+/// Reads a list to its end. Fails if the list is incomplete, so that no repair is based on
+/// a part of it.
 pub fn list<T: FromPod>(response: impl BufRead) -> serde_json::Result<PodList<T>> {
     #[derive(Deserialize)]
     #[serde(bound = "T: FromPod")]
@@ -51,10 +54,10 @@ pub fn list<T: FromPod>(response: impl BufRead) -> serde_json::Result<PodList<T>
 
     let ListBody { metadata, items } = serde_json::from_reader(response)?;
     if metadata.resource_version.is_empty() {
-        return Err(serde_json::Error::custom("a list without resourceVersion"));
+        return Err(serde_json::Error::custom("the list has no resourceVersion"));
     }
     if !metadata.continue_token.is_empty() {
-        return Err(serde_json::Error::custom("a part of a list"));
+        return Err(serde_json::Error::custom("the list is only one page of a longer list"));
     }
     Ok(PodList {
         resource_version: metadata.resource_version,
@@ -74,7 +77,8 @@ pub enum WatchEvent {
     Error { code: u16, message: String },
 }
 
-/// Iterates over the events of a watch until it ends.
+/// Iterates over the events of a watch until the watch ends. Yields an error for an invalid
+/// or incomplete event.
 pub fn events(response: impl BufRead) -> impl Iterator<Item = serde_json::Result<WatchEvent>> {
     serde_json::Deserializer::from_reader(response)
         .into_iter::<WatchLine>()
@@ -166,7 +170,7 @@ fn pod_status<'de, D: Deserializer<'de>>(status: D) -> Result<PodStatus, D::Erro
         type Value = PodStatus;
 
         fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-            f.write_str("a pod's status or a word")
+            f.write_str("a pod status or a string")
         }
 
         fn visit_str<E: de::Error>(self, _: &str) -> Result<PodStatus, E> {
@@ -212,7 +216,7 @@ mod tests {
 
     #[test]
     fn only_a_complete_list_of_pods_is_accepted() {
-        for (text, fine) in [
+        for (text, is_accepted) in [
             (r#"{"metadata":{"resourceVersion":"1"},"items":[]}"#, true),
             (r#"{"metadata":{"resourceVersion":"1"},"items":null}"#, true),
             (r#"{"kind":"Status","status":"Failure"}"#, false),
@@ -224,7 +228,7 @@ mod tests {
             (r#"{"metadata":{"resourceVersion":"1"},"items":[]"#, false),
             (r#"{"metadata":{"resourceVersion":"1","continue":"t"},"items":[]}"#, false),
         ] {
-            assert_eq!(list::<StrandedPod>(text.as_bytes()).is_ok(), fine, "{text}");
+            assert_eq!(list::<StrandedPod>(text.as_bytes()).is_ok(), is_accepted, "{text}");
         }
     }
 
@@ -239,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bookmark_with_null_fields_does_not_end_the_watch() {
+    fn a_bookmark_with_null_fields_is_accepted() {
         let text = r#"{"type":"BOOKMARK","object":{"kind":"Pod","apiVersion":"v1",
             "metadata":{"resourceVersion":"8","creationTimestamp":null},
             "spec":{"containers":null},"status":{}}}"#;
@@ -249,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn events_are_read_in_order_until_the_stream_breaks() {
+    fn watch_events_are_read_in_order_until_the_stream_is_cut_off() {
         let text = format!(
             r#"{{"type":"MODIFIED","object":{STRANDED}}}
             {{"type":"DELETED","object":{STRANDED}}}

@@ -1,67 +1,89 @@
 //! Metrics of this process from `/proc`, with the names that Prometheus client libraries
 //! and upstream's controller use.
 
-use std::fmt::Write as _;
+use std::fmt;
 use std::fs;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use nix::unistd::{SysconfVar, sysconf};
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric as _};
+use prometheus_client::metrics::counter::ConstCounter;
+use prometheus_client::metrics::gauge::ConstGauge;
+use prometheus_client::registry::Unit;
 
-use crate::metrics::family;
+/// Metrics of this process. Those that cannot be read are left out.
+#[derive(Debug)]
+pub struct ProcessMetrics {
+    /// Start time of the process.
+    pub started: SystemTime,
+}
 
-/// Appends the metrics to `out`; skips those that cannot be read. `started` is the start
-/// time of the process.
-pub fn write(out: &mut String, started: SystemTime) {
-    let started = started.duration_since(UNIX_EPOCH).unwrap_or_default();
-    let stat = fs::read_to_string("/proc/self/stat").unwrap_or_default();
-    let limits = fs::read_to_string("/proc/self/limits").unwrap_or_default();
-    let files = fs::read_dir("/proc/self/fd").map(|files| files.count());
-    let usage = parse_stat(
-        &stat,
-        system_constant(SysconfVar::CLK_TCK),
-        system_constant(SysconfVar::PAGE_SIZE),
-    );
-    let mut gauge = |name: &str, help: &str, value: Option<u64>| {
-        if let Some(value) = value {
-            family(out, name, "gauge", help);
-            let _ = writeln!(out, "{name} {value}");
+impl Collector for ProcessMetrics {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
+        let started = self.started.duration_since(UNIX_EPOCH).unwrap_or_default();
+        let stat = fs::read_to_string("/proc/self/stat").unwrap_or_default();
+        let limits = fs::read_to_string("/proc/self/limits").unwrap_or_default();
+        let files = fs::read_dir("/proc/self/fd").map(|files| files.count());
+        let usage = parse_stat(
+            &stat,
+            system_constant(SysconfVar::CLK_TCK),
+            system_constant(SysconfVar::PAGE_SIZE),
+        );
+        let usage = usage.as_ref();
+        for (name, unit, help, value) in [
+            (
+                "process_virtual_memory",
+                Some(Unit::Bytes),
+                "Virtual memory size.",
+                usage.map(|usage| usage.virtual_memory),
+            ),
+            (
+                "process_resident_memory",
+                Some(Unit::Bytes),
+                "Resident memory size.",
+                usage.map(|usage| usage.resident_memory),
+            ),
+            ("process_threads", None, "Number of threads.", usage.map(|usage| usage.threads)),
+            (
+                "process_open_fds",
+                None,
+                "Number of open file descriptors.",
+                // One descriptor is of the directory listing itself.
+                files.ok().map(|files| files.saturating_sub(1) as u64),
+            ),
+            (
+                "process_max_fds",
+                None,
+                "Maximum number of open file descriptors.",
+                soft_limit_of_open_files(&limits),
+            ),
+        ] {
+            let Some(value) = value else { continue };
+            let gauge = ConstGauge::new(value);
+            let unit = unit.as_ref();
+            gauge.encode(encoder.encode_descriptor(name, help, unit, gauge.metric_type())?)?;
         }
-    };
-    let usage = usage.as_ref();
-    gauge(
-        "process_virtual_memory_bytes",
-        "Virtual memory size",
-        usage.map(|usage| usage.virtual_memory),
-    );
-    gauge(
-        "process_resident_memory_bytes",
-        "Resident memory size",
-        usage.map(|usage| usage.resident_memory),
-    );
-    gauge("process_threads", "Threads of the process", usage.map(|usage| usage.threads));
-    gauge(
-        "process_open_fds",
-        "Open file descriptors",
-        // One descriptor is of the directory listing itself.
-        files.ok().map(|files| files.saturating_sub(1) as u64),
-    );
-    gauge(
-        "process_max_fds",
-        "The most file descriptors that may be open",
-        soft_limit_of_open_files(&limits),
-    );
-    let name = "process_start_time_seconds";
-    family(out, name, "gauge", "When the process began, as Unix time");
-    let _ = writeln!(out, "{name} {:.3}", started.as_secs_f64());
-    if let Some(usage) = usage {
-        let name = "process_cpu_seconds";
-        family(out, name, "counter", "Time on processors, of user and system");
-        let _ = writeln!(out, "{name}_total {:.2}", usage.cpu_seconds);
+        let gauge = ConstGauge::new(started.as_secs_f64());
+        gauge.encode(encoder.encode_descriptor(
+            "process_start_time",
+            "Start time of the process, as Unix time.",
+            Some(&Unit::Seconds),
+            gauge.metric_type(),
+        )?)?;
+        let Some(usage) = usage else { return Ok(()) };
+        let counter = ConstCounter::new(usage.cpu_seconds);
+        counter.encode(encoder.encode_descriptor(
+            "process_cpu",
+            "CPU time in user and kernel mode.",
+            Some(&Unit::Seconds),
+            counter.metric_type(),
+        )?)
     }
 }
 
-#[derive(Debug, PartialEq)]
 /// Resource usage; memory in bytes.
+#[derive(Debug, PartialEq)]
 struct Usage {
     /// CPU time in user and kernel mode.
     cpu_seconds: f64,
@@ -103,7 +125,10 @@ fn soft_limit_of_open_files(limits: &str) -> Option<u64> {
 mod tests {
     use std::time::Duration;
 
+    use prometheus_client::registry::Registry;
+
     use super::*;
+    use crate::metrics::openmetrics;
 
     #[test]
     fn spaces_and_parentheses_in_the_program_name_are_skipped() {
@@ -130,14 +155,16 @@ mod tests {
 
     #[test]
     fn the_metrics_have_upstreams_names() {
-        let mut out = String::new();
-        write(&mut out, UNIX_EPOCH + Duration::from_millis(1_767_225_600_250));
+        let started = UNIX_EPOCH + Duration::from_millis(1_767_225_600_250);
+        let mut registry = Registry::default();
+        registry.register_collector(Box::new(ProcessMetrics { started }));
+        let out = openmetrics(&registry);
         assert!(
             out.contains(
-                "# HELP process_start_time_seconds When the process began, as Unix time.\n\
+                "# HELP process_start_time_seconds Start time of the process, as Unix time.\n\
                  # TYPE process_start_time_seconds gauge\n\
                  # UNIT process_start_time_seconds seconds\n\
-                 process_start_time_seconds 1767225600.250\n"
+                 process_start_time_seconds 1767225600.25\n"
             ),
             "{out}"
         );

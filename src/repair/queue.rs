@@ -4,32 +4,33 @@ use std::collections::VecDeque;
 use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
-use super::verdict::StrandedPod;
+use super::stranded_pod::StrandedPod;
 
 /// Most pods queued from watch events and audits. Upstream's value.
 pub const CAPACITY: usize = 32;
 
-/// The queue is full.
+/// The pod was not queued, because the queue is full.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Full;
+pub struct QueueFull;
 
-/// A queue that can be closed. Only the pods of watch events and audits are bounded.
+/// A queue that can be closed. [`CAPACITY`] limits the pods of watch events and audits, but
+/// not those of lists.
 #[derive(Default)]
 pub struct Queue {
-    state: Mutex<State>,
+    state: Mutex<QueueState>,
     changed: Condvar,
 }
 
 #[derive(Default)]
-struct State {
+struct QueueState {
     /// Pods from watch events and audits.
     pods: VecDeque<StrandedPod>,
-    /// Pods of the last list. They are taken when `pods` is empty.
+    /// Pods of the last list, removed after those in `pods`.
     listed: VecDeque<StrandedPod>,
     closed: bool,
 }
 
-impl State {
+impl QueueState {
     /// Finds the same pod in the queue, whatever its resourceVersion.
     fn find(&mut self, pod: &StrandedPod) -> Option<&mut StrandedPod> {
         let mut all = self.pods.iter_mut().chain(&mut self.listed);
@@ -38,16 +39,16 @@ impl State {
 }
 
 impl Queue {
-    /// Adds a pod. A pod that is already queued is replaced by its new version and keeps
-    /// its place: each failure of its validator causes several events.
-    pub fn push(&self, pod: StrandedPod) -> Result<(), Full> {
+    /// Adds a pod at the end. If the pod is already queued, replaces it by its new version in
+    /// the same place: each failure of a validator causes several events.
+    pub fn push(&self, pod: StrandedPod) -> Result<(), QueueFull> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(queued) = state.find(&pod) {
             *queued = pod;
             return Ok(());
         }
         if state.pods.len() >= CAPACITY {
-            return Err(Full);
+            return Err(QueueFull);
         }
         state.pods.push_back(pod);
         self.changed.notify_all();
@@ -57,8 +58,9 @@ impl Queue {
     /// Replaces the pods of the last list with those of a new list, which contains every
     /// pod that is still stranded.
     ///
-    /// The list itself is bounded, its pods are not bounded again here: pods that wait for
-    /// the repair budget then cause no further list.
+    /// Queues all pods, because a list is bounded by
+    /// [`MAX_PODS`](super::pod_stream::MAX_PODS). So pods that wait for the repair budget do
+    /// not cause another list.
     pub fn replace_listed(&self, pods: Vec<StrandedPod>) {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         state.listed.clear();
@@ -76,7 +78,7 @@ impl Queue {
     /// closed.
     pub fn pop(&self) -> Option<StrandedPod> {
         let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        let is_empty = |state: &State| state.pods.is_empty() && state.listed.is_empty();
+        let is_empty = |state: &QueueState| state.pods.is_empty() && state.listed.is_empty();
         let mut state = self
             .changed
             .wait_while(state, |state| is_empty(state) && !state.closed)
@@ -129,14 +131,14 @@ mod tests {
     fn a_full_queue_rejects_pods_and_keeps_its_order() {
         let queue = full();
         assert!(!queue.is_closed_within(Duration::from_millis(1)));
-        assert_eq!(queue.push(pod(99)), Err(Full));
+        assert_eq!(queue.push(pod(99)), Err(QueueFull));
         assert_eq!(queue.pop(), Some(pod(0)));
         assert_eq!(queue.push(pod(99)), Ok(()));
         assert_eq!(queue.pop(), Some(pod(1)));
     }
 
     #[test]
-    fn a_queued_pod_that_is_pushed_again_keeps_its_place_and_is_not_doubled() {
+    fn a_queued_pod_that_is_pushed_again_keeps_its_place_and_is_not_duplicated() {
         let queue = full();
         let newer = StrandedPod { resource_version: "2".into(), ..pod(1) };
         assert_eq!(queue.push(newer.clone()), Ok(()));

@@ -1,4 +1,4 @@
-//! Lists and watches the node's meshed pods and queues those that are stranded. The worker
+//! Lists and watches the node's meshed pods, and queues those that are stranded. The worker
 //! repairs them.
 
 use std::sync::Arc;
@@ -7,19 +7,19 @@ use std::time::{Duration, Instant};
 
 use super::api_path::{list_path, watch_path};
 use super::connection::{self, Connection};
-use super::pace::{Pace, Relist, watch_time};
+use super::pace::{Relist, retries, watch_time};
 use super::pod_stream::{self, PodList, WatchEvent};
-use super::verdict::StrandedPod;
+use super::stranded_pod::StrandedPod;
 use super::{Shared, WATCH_READ_TIMEOUT};
+use crate::backoff::jitter;
 use crate::kube;
-use crate::kube::backoff::jitter;
 use crate::kube::retry::Retry;
 
 /// Longest wait before the first list, so that controllers that start together on many
 /// nodes do not list together.
 const START_SPREAD: Duration = Duration::from_secs(2);
 
-/// A watch that lasts this long resets the back-off.
+/// A watch that lasts at least this long resets the back-off.
 const STEADY: Duration = Duration::from_secs(60);
 
 /// How much earlier than its `timeoutSeconds` a watch may end without being a failure.
@@ -29,7 +29,7 @@ const EARLY_END_TOLERANCE: Duration = Duration::from_secs(10);
 const RETRY_AFTER_CAP: Duration = Duration::from_secs(60);
 
 /// Watches the node's pods.
-pub struct Watch {
+pub struct PodWatch {
     pub connection: Connection,
     pub node: String,
     pub shared: Arc<Shared>,
@@ -41,12 +41,12 @@ enum Error {
     Connection(#[from] connection::Error),
     #[error(transparent)]
     Request(#[from] kube::Error),
-    #[error("the API server's answer broke off or is not what the API promises: {}", kube::redact::problem(.0))]
+    #[error("incomplete or unexpected response of the API server: {}", kube::redact::problem(.0))]
     InvalidResponse(#[from] serde_json::Error),
-    #[error("the API server ended the watch: {code}: {message}")]
+    #[error("the API server ended the watch with status {code}: {message}")]
     ServerStatus { code: u16, message: String },
-    #[error("the API server ended the watch after {lasted:.0?} of {asked:.0?}")]
-    EndedEarly { lasted: Duration, asked: Duration },
+    #[error("the watch ended after {lasted:.0?} instead of {requested:.0?}")]
+    EndedEarly { lasted: Duration, requested: Duration },
 }
 
 impl Error {
@@ -61,7 +61,7 @@ impl Error {
         }
     }
 
-    /// Wait that the API server asks for; zero if it asks for none.
+    /// Wait that the API server requests by a `Retry-After` header; zero without the header.
     fn retry_after(&self) -> Duration {
         match self {
             Error::Request(error) => capped_retry_after(error.retry()),
@@ -83,49 +83,50 @@ fn capped_retry_after(retry: Retry) -> Duration {
 }
 
 /// One list or watch request.
-struct Round {
+struct RequestProgress {
     began: Instant,
     /// Whether the watch has received an event or a bookmark.
     received: bool,
 }
 
-impl Round {
+impl RequestProgress {
     fn begin() -> Self {
-        Round { began: Instant::now(), received: false }
+        RequestProgress { began: Instant::now(), received: false }
     }
 
     /// Whether the next watch may continue from the last resourceVersion after `error`.
-    /// A new list is needed after a watch without a single bookmark: when etcd is restored
-    /// from a backup, resourceVersions restart at a lower number, and a watch from the old,
-    /// higher number receives nothing.
+    ///
+    /// After a long watch without a single bookmark, a new list is needed: if etcd was
+    /// restored from a backup, resourceVersions restart at a lower number, and a watch from
+    /// the old, higher number receives nothing.
     fn can_continue(&self, error: &Error, now: Instant) -> bool {
         let is_silent = !self.received && now - self.began >= WATCH_READ_TIMEOUT;
         !error.is_expired() && !is_silent
     }
 }
 
-impl Watch {
+impl PodWatch {
     /// Runs until the process exits; there is no state to clean up.
     ///
-    /// Sends one request in 5 to 10 minutes while nothing fails. After every failure the
-    /// next request waits with jitter and back-off: a restart of the API server ends the
-    /// watches of all nodes at once. Only a watch that lasts a minute resets the back-off.
+    /// Without failures, sends one request in 5 to 10 minutes. After a failure, waits with
+    /// jitter and back-off before the next request: a restart of the API server ends the
+    /// watches of all nodes at once. Only a watch of at least a minute resets the back-off.
     pub fn run(mut self) {
         thread::sleep(jitter(START_SPREAD));
-        let mut pace = Pace::retries();
+        let mut backoff = retries();
         let mut relist = Relist::new(Instant::now());
         let mut version = None;
         loop {
-            let mut round = Round::begin();
+            let mut request = RequestProgress::begin();
             let result = match &mut version {
                 None => self.list().map(|listed| {
                     relist.listed(Instant::now());
                     version = Some(listed);
                 }),
                 Some(version) => {
-                    let result = self.watch(version, &mut round, &relist);
-                    if round.began.elapsed() >= STEADY {
-                        pace.reset();
+                    let result = self.watch(version, &mut request, &relist);
+                    if request.began.elapsed() >= STEADY {
+                        backoff.reset();
                     }
                     result
                 }
@@ -135,53 +136,55 @@ impl Watch {
                 version = None;
             }
             let Err(error) = result else { continue };
-            if !round.can_continue(&error, now) {
+            if !request.can_continue(&error, now) {
                 version = None;
             }
-            let wait = pace.lengthen().max(error.retry_after());
-            self.shared.metrics.watch_errors.increment();
-            self.shared.health.record_failure(error.to_string());
-            tracing::warn!(err = %error, "Cannot watch the pods of this node; next try in {wait:.1?}");
+            let wait = backoff.next_delay().max(error.retry_after());
+            self.shared.metrics.watch_errors.inc();
+            self.shared.readiness.record_failure(error.to_string());
+            tracing::warn!(err = %error, "Cannot watch the pods of this node; retrying in {wait:.1?}");
             thread::sleep(wait);
         }
     }
 
-    /// Whether stranded pods were missed and enough time has passed since the last list.
+    /// Whether unrepaired pods need a new list and enough time has passed since the last list.
     fn must_list_again(&self, relist: &Relist, now: Instant) -> bool {
-        self.shared.missed.is_due(now) && relist.is_due(now)
+        self.shared.unrepaired.needs_list(now) && relist.is_due(now)
     }
 
     /// Lists the node's pods and returns the list's resourceVersion.
     ///
-    /// The list comes from the API server's cache and may be older than what the watch
-    /// has seen, e.g. when another API server answers. An old list is safe. No change is
-    /// lost, because the watch continues from the list's own version and repeats all
-    /// events since then. No repair trusts the list: a deletion has UID and resourceVersion
-    /// as preconditions, and in the other modes the worker reads the pod again.
+    /// The list comes from the API server's cache. It may be older than the last watch event,
+    /// e.g. if another API server responds. An old list is safe:
+    ///
+    /// - No change is lost, because the watch continues from the list's own version and
+    ///   repeats all events since then.
+    /// - No repair relies on the list alone: a deletion has UID and resourceVersion as
+    ///   preconditions, and in the other modes the worker reads the pod again.
     fn list(&mut self) -> Result<String, Error> {
         let response = self.connection.client()?.read_list(&list_path(&self.node))?;
-        self.shared.missed.clear();
+        self.shared.unrepaired.clear();
         let PodList { resource_version, pods, dropped } = pod_stream::list(response)?;
-        let stranded = pods.into_iter().filter(|pod| self.is_here(pod)).collect();
+        let stranded = pods.into_iter().filter(|pod| self.is_on_this_node(pod)).collect();
         self.shared.queue.replace_listed(stranded);
         for _ in 0..dropped {
-            self.overflow();
+            self.record_overflow();
         }
-        self.shared.health.record_list();
+        self.shared.readiness.record_list();
         Ok(resource_version)
     }
 
-    /// Watches from `version` on, and updates it: the next watch continues from there.
+    /// Watches from `version` on. Updates `version`, from which the next watch continues.
     fn watch(
         &mut self,
         version: &mut String,
-        round: &mut Round,
+        request: &mut RequestProgress,
         relist: &Relist,
     ) -> Result<(), Error> {
-        let asked = watch_time();
-        let path = watch_path(&self.node, version, asked);
+        let requested = watch_time();
+        let path = watch_path(&self.node, version, requested);
         let response = self.connection.client()?.watch(&path)?;
-        self.shared.health.record_contact();
+        self.shared.readiness.record_contact();
         for event in pod_stream::events(response) {
             let seen_version = match event? {
                 WatchEvent::Error { code, message } => {
@@ -190,10 +193,10 @@ impl Watch {
                 }
                 WatchEvent::Other { version } => version,
                 WatchEvent::Pod { version, stranded } => {
-                    if let Some(pod) = stranded.filter(|pod| self.is_here(pod))
+                    if let Some(pod) = stranded.filter(|pod| self.is_on_this_node(pod))
                         && self.shared.queue.push(pod).is_err()
                     {
-                        self.overflow();
+                        self.record_overflow();
                     }
                     version
                 }
@@ -201,33 +204,33 @@ impl Watch {
             if !seen_version.is_empty() {
                 *version = seen_version;
             }
-            round.received = true;
-            self.shared.health.record_contact();
-            // Bookmarks arrive once a minute, so a due list waits a minute at most.
+            request.received = true;
+            self.shared.readiness.record_contact();
+            // A bookmark arrives about once a minute, so the list is late by a minute at most.
             if self.must_list_again(relist, Instant::now()) {
                 return Ok(());
             }
         }
-        let lasted = round.began.elapsed();
-        if lasted + EARLY_END_TOLERANCE < asked {
-            return Err(Error::EndedEarly { lasted, asked });
+        let lasted = request.began.elapsed();
+        if lasted + EARLY_END_TOLERANCE < requested {
+            return Err(Error::EndedEarly { lasted, requested });
         }
         Ok(())
     }
 
-    /// Whether the pod is on this node. Logs stranded pods that are.
-    fn is_here(&self, pod: &StrandedPod) -> bool {
-        if pod.is_elsewhere(&self.node) {
+    /// Whether the pod is on this node. If so, logs that the pod is stranded.
+    fn is_on_this_node(&self, pod: &StrandedPod) -> bool {
+        if pod.is_on_other_node(&self.node) {
             return false;
         }
         tracing::debug!(namespace = pod.namespace, name = pod.name, "Pod is stranded");
         true
     }
 
-    /// Records a stranded pod that did not fit into the queue.
-    fn overflow(&self) {
-        self.shared.metrics.queue_overflow.increment();
-        self.shared.missed.add(Instant::now());
+    /// Records a stranded pod that was dropped because the queue is full.
+    fn record_overflow(&self) {
+        self.shared.metrics.queue_overflow.inc();
+        self.shared.unrepaired.add(Instant::now());
     }
 }
 
@@ -236,29 +239,29 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_watch_continues_unless_its_version_expired_or_nothing_arrived_for_long() {
-        let round = |received| Round { began: Instant::now(), received };
+    fn a_watch_continues_unless_its_version_expired_or_it_received_nothing_for_long() {
+        let request = |received| RequestProgress { began: Instant::now(), received };
         let ended_early =
-            || Error::EndedEarly { lasted: Duration::ZERO, asked: WATCH_READ_TIMEOUT };
+            || Error::EndedEarly { lasted: Duration::ZERO, requested: WATCH_READ_TIMEOUT };
         let expired = Error::ServerStatus { code: 410, message: String::new() };
         let now = Instant::now();
         let later = now + 2 * WATCH_READ_TIMEOUT;
         for (name, received, error, now, expected) in [
-            ("broken off", true, ended_early(), now, true),
-            ("broken off late", true, ended_early(), later, true),
-            ("broken off at once", false, ended_early(), now, true),
-            ("never anything", false, ended_early(), later, false),
+            ("ended early", true, ended_early(), now, true),
+            ("ended early after a long time", true, ended_early(), later, true),
+            ("ended at once", false, ended_early(), now, true),
+            ("received nothing for long", false, ended_early(), later, false),
             ("expired", true, expired, now, false),
         ] {
-            assert_eq!(round(received).can_continue(&error, now), expected, "{name}");
+            assert_eq!(request(received).can_continue(&error, now), expected, "{name}");
         }
     }
 
     #[test]
-    fn the_wait_of_a_retry_after_header_is_kept_up_to_a_cap() {
+    fn the_wait_of_a_retry_after_header_is_respected_up_to_a_cap() {
         let second = Duration::from_secs(1);
-        for (says, least, most) in [(0, 0, 0), (10, 10, 15), (3600, 60, 90)] {
-            let wait = capped_retry_after(Retry::After(second * says));
+        for (seconds, least, most) in [(0, 0, 0), (10, 10, 15), (3600, 60, 90)] {
+            let wait = capped_retry_after(Retry::After(second * seconds));
             assert!(second * least <= wait && wait <= second * most, "{wait:?}");
         }
         assert_eq!(capped_retry_after(Retry::Soon), Duration::ZERO);

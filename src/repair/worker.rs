@@ -1,29 +1,25 @@
-//! Takes stranded pods from the queue, repairs one at a time, and records each result as
-//! log line, metric and Event. One repair is an [`Attempt`].
+//! Takes stranded pods from the queue, repairs one at a time, and reports each result by log
+//! line, metric and Event. [`RepairAttempt`] is the repair itself.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
-use super::Shared;
 use super::agent_ready;
-use super::attempt::{Attempt, Error, Outcome};
-use super::budget::RepairBudget;
+use super::attempt::{Error, RepairAttempt, RepairOutcome};
 use super::connection::Connection;
+use super::event::{REPAIRED_RECENTLY, RepairEvent};
 use super::history::{HOLD, History, HistoryKey};
-use super::host::Host;
-use super::message::{PodEvent, message};
-use super::mode::RepairMode;
-use super::verdict::StrandedPod;
+use super::host_dirs::HostDirs;
+use super::rate_limit::RepairBudget;
+use super::stranded_pod::StrandedPod;
+use super::{RepairMode, Shared};
 use crate::kube::event::{self, Regarding, Reporter};
 
 /// Timeout of each API request of the worker, once for connecting and once for the
 /// response. Upstream's value.
 pub const REQUEST_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Time between two requests to an agent that is not ready.
-const AGENT_POLL_INTERVAL: Duration = Duration::from_secs(1);
-
-/// How long to ignore a pod after reporting or skipping it.
+/// How long to ignore a pod after it was reported or skipped.
 const REPORT_HOLD: Duration = Duration::from_secs(3600);
 
 /// Repairs the pods of the queue.
@@ -31,38 +27,39 @@ pub struct Worker {
     pub connection: Connection,
     pub reporter: Reporter,
     pub mode: RepairMode,
-    pub host: Host,
-    /// `host:port` of the node's agent; the worker repairs only while its `/ready`
-    /// succeeds. `None`: repair without asking the agent.
+    pub host: HostDirs,
+    /// `host:port` of the node's agent, which has to be ready before each repair. `None`:
+    /// repair without that check.
     pub agent_address: Option<String>,
     pub budget: RepairBudget,
     pub histories: Histories,
     pub shared: Arc<Shared>,
 }
 
-/// Pods that the worker handled recently, by what happened to them.
+/// Pods that were repaired, reported or skipped recently.
 pub struct Histories {
-    /// Repaired pods, or the owners of deleted pods: not repaired again for [`HOLD`].
+    /// Repaired pods, or owners of deleted pods: not repaired again for [`HOLD`].
     repaired: History,
     /// Reported or skipped pods: ignored for [`REPORT_HOLD`].
     ignored: History,
-    /// Pods whose eviction a disruption budget refused: not evicted again for [`HOLD`].
-    evictions_refused: History,
-    /// Pods whose refused eviction was reported: not reported again for [`REPORT_HOLD`].
-    refusals_reported: History,
+    /// Pods whose eviction a disruption budget rejected: not evicted again for [`HOLD`].
+    evictions_rejected: History,
+    /// Pods whose rejected eviction was reported: not reported again for [`REPORT_HOLD`].
+    rejections_reported: History,
 }
 
 impl Histories {
+    /// Returns empty histories. For mode `delete`, all pods of an owner share an entry.
     pub fn new(mode: RepairMode) -> Self {
-        let repaired_by = match mode {
+        let repaired_key = match mode {
             RepairMode::Delete => HistoryKey::Owner,
             RepairMode::InPlace | RepairMode::Label | RepairMode::Report => HistoryKey::Pod,
         };
         Histories {
-            repaired: History::new(repaired_by, HOLD),
+            repaired: History::new(repaired_key, HOLD),
             ignored: History::new(HistoryKey::Pod, REPORT_HOLD),
-            evictions_refused: History::new(HistoryKey::Pod, HOLD),
-            refusals_reported: History::new(HistoryKey::Pod, REPORT_HOLD),
+            evictions_rejected: History::new(HistoryKey::Pod, HOLD),
+            rejections_reported: History::new(HistoryKey::Pod, REPORT_HOLD),
         }
     }
 }
@@ -82,45 +79,40 @@ impl Worker {
     /// Waits until the budget allows another repair and the agent is ready. Returns
     /// `false` if the queue is closed first.
     fn wait_for_turn(&mut self) -> bool {
-        let Shared { queue, metrics, .. } = &*Arc::clone(&self.shared);
         let wait = self.budget.wait(Instant::now());
         if !wait.is_zero() {
-            metrics.rate_waits.increment();
-            tracing::info!("Waiting {wait:.0?} for the rate of acts to allow another");
-            if queue.is_closed_within(wait) {
+            self.shared.metrics.budget_waits.inc();
+            tracing::info!(
+                "The repair budget is used up; the next repair is possible in {wait:.0?}"
+            );
+            if self.shared.queue.is_closed_within(wait) {
                 return false;
             }
         }
-        let Some(address) = &self.agent_address else {
-            return true;
-        };
-        let mut logged = false;
-        while let Err(error) = agent_ready::ready(address) {
-            if !logged {
-                metrics.agent_waits.increment();
-                tracing::warn!("Doing nothing until the node is verified: {error}");
-                logged = true;
-            }
-            if queue.is_closed_within(AGENT_POLL_INTERVAL) {
-                return false;
-            }
+        match &self.agent_address {
+            Some(address) => agent_ready::wait_until_ready(address, &self.shared),
+            None => true,
         }
-        true
     }
 
+    /// Tries to repair the pod, unless it was reported or skipped recently.
     fn repair(&mut self, pod: &StrandedPod) {
         let shared = Arc::clone(&self.shared);
         let (namespace, name) = (&pod.namespace, &pod.name);
         if !self.histories.ignored.allows(pod, Instant::now()) {
-            tracing::debug!(namespace, name, "Pod was told about already");
+            tracing::debug!(
+                namespace,
+                name,
+                "Ignoring pod: reported or skipped less than an hour ago"
+            );
             return;
         }
-        if !self.histories.evictions_refused.allows(pod, Instant::now()) {
-            shared.missed.add(Instant::now() + HOLD);
+        if !self.histories.evictions_rejected.allows(pod, Instant::now()) {
+            shared.unrepaired.add(Instant::now() + HOLD);
             return;
         }
         let began = Instant::now();
-        let attempt = Attempt {
+        let attempt = RepairAttempt {
             connection: &mut self.connection,
             mode: self.mode,
             host: &self.host,
@@ -129,41 +121,41 @@ impl Worker {
             shared: &shared,
         };
         match attempt.run(pod) {
-            Ok(Outcome::Repaired { missing_rules }) => {
+            Ok(RepairOutcome::Repaired { missing_rules }) => {
                 self.record_repair(pod, began);
-                self.publish(pod, PodEvent::Repaired(self.mode, &missing_rules));
+                self.publish(pod, RepairEvent::Repaired(self.mode, &missing_rules));
             }
-            Ok(Outcome::NotNeeded(why)) => tracing::debug!(namespace, name, "{why}"),
-            Ok(Outcome::RepairedRecently) => self.hold(pod),
-            Ok(Outcome::CannotRepair(why)) => self.skip(pod, &why),
-            Ok(Outcome::EvictionRefused(why)) => self.postpone_eviction(pod, &why),
+            Ok(RepairOutcome::NotNeeded(why)) => tracing::debug!(namespace, name, "{why}"),
+            Ok(RepairOutcome::RepairedRecently) => self.hold(pod),
+            Ok(RepairOutcome::CannotRepair(why)) => self.skip(pod, &why),
+            Ok(RepairOutcome::EvictionRejected(why)) => self.postpone_eviction(pod, &why),
             Err(error) => self.record_error(pod, &error),
         }
     }
 
-    /// Counts and logs a repair, and starts the hold of the pod or its owner.
+    /// Counts and logs a repair, and starts the hold of the pod or of its owner.
     fn record_repair(&mut self, pod: &StrandedPod, began: Instant) {
         let (namespace, name) = (&pod.namespace, &pod.name);
         let metrics = &self.shared.metrics;
         let line = match self.mode {
             RepairMode::Delete => {
-                metrics.pods_delete_latency.observe(began.elapsed());
-                metrics.pods_deleted.increment();
+                metrics.pods_delete_latency.observe(began.elapsed().as_secs_f64());
+                metrics.pods_deleted.inc();
                 "Deleted pod"
             }
             RepairMode::InPlace => {
-                metrics.pods_repaired.increment();
+                metrics.pods_repaired.inc();
                 "Repaired pod in place"
             }
             RepairMode::Label => {
-                metrics.pods_labelled.increment();
+                metrics.pods_labelled.inc();
                 "Labelled pod"
             }
             RepairMode::Report => {
-                metrics.pods_reported.increment();
+                metrics.pods_reported.inc();
                 // The pod stays stranded: its validator fails again every few seconds.
                 self.histories.ignored.record(pod, began, SystemTime::now());
-                "Pod is stranded"
+                "Reported stranded pod"
             }
         };
         tracing::info!(namespace, name, "{line}");
@@ -171,81 +163,79 @@ impl Worker {
         repaired.record(pod, Instant::now(), SystemTime::now());
     }
 
-    /// Leaves a pod that is stranded soon after a repair until its hold ends. Reports each
-    /// hold once.
+    /// Skips a pod that is stranded again soon after a repair, until its hold ends. Reports
+    /// each hold once.
     fn hold(&mut self, pod: &StrandedPod) {
-        self.shared.metrics.pods_held.increment();
-        self.shared.missed.add(Instant::now() + HOLD);
-        if self.histories.repaired.is_first_refusal(pod) {
-            tracing::warn!(
-                namespace = pod.namespace,
-                name = pod.name,
-                "Pod is stranded again after it, or its owner's last one, was dealt with; \
-                 leaving it for now: is the CNI plugin of this node working?"
-            );
-            self.publish(pod, PodEvent::RepairedRecently);
+        self.shared.metrics.pods_held.inc();
+        self.shared.unrepaired.add(Instant::now() + HOLD);
+        if self.histories.repaired.mark_hold_reported(pod) {
+            let (namespace, name) = (&pod.namespace, &pod.name);
+            tracing::warn!(namespace, name, "Pod skipped for now: {REPAIRED_RECENTLY}");
+            self.publish(pod, RepairEvent::RepairedRecently);
         }
     }
 
-    /// Reports a pod that cannot be repaired, and ignores it from now on.
+    /// Reports a pod that cannot be repaired, and ignores the pod for [`REPORT_HOLD`].
     fn skip(&mut self, pod: &StrandedPod, why: &str) {
         let (namespace, name) = (&pod.namespace, &pod.name);
-        self.shared.metrics.pods_left.increment();
+        self.shared.metrics.pods_skipped.inc();
         let ignored = &mut self.histories.ignored;
         ignored.record(pod, Instant::now(), SystemTime::now());
-        tracing::warn!(namespace, name, "Leaving pod: {why}");
-        self.publish(pod, PodEvent::Skipped(why));
+        tracing::warn!(namespace, name, "Pod skipped: {why}");
+        self.publish(pod, RepairEvent::Skipped(why));
     }
 
-    /// Schedules another eviction for later: the disruption budget may allow it once other
-    /// pods of the workload are ready.
+    /// Schedules the next eviction of a pod whose eviction was rejected. The disruption budget
+    /// may allow the eviction once other pods of the workload are ready.
     fn postpone_eviction(&mut self, pod: &StrandedPod, why: &str) {
         let (namespace, name) = (&pod.namespace, &pod.name);
         let now = Instant::now();
-        let Histories { evictions_refused, refusals_reported, .. } = &mut self.histories;
-        evictions_refused.record(pod, now, SystemTime::now());
-        self.shared.missed.add(now + HOLD);
-        if refusals_reported.allows(pod, now) {
-            self.shared.metrics.pods_left.increment();
-            refusals_reported.record(pod, now, SystemTime::now());
-            tracing::warn!(namespace, name, "Leaving pod for now: {why}");
-            self.publish(pod, PodEvent::Skipped(why));
+        let Histories { evictions_rejected, rejections_reported, .. } = &mut self.histories;
+        evictions_rejected.record(pod, now, SystemTime::now());
+        self.shared.unrepaired.add(now + HOLD);
+        if rejections_reported.allows(pod, now) {
+            self.shared.metrics.pods_skipped.inc();
+            rejections_reported.record(pod, now, SystemTime::now());
+            tracing::warn!(namespace, name, "Pod skipped for now: {why}");
+            self.publish(pod, RepairEvent::Skipped(why));
         }
     }
 
+    /// Counts and logs a failed repair. A new list finds the pod again.
     fn record_error(&self, pod: &StrandedPod, error: &Error) {
         let metrics = &self.shared.metrics;
         let line = match self.mode {
             RepairMode::Delete if error.is_timeout() => {
-                metrics.pods_delete_timeout.increment();
+                metrics.pods_delete_timeout.inc();
                 "Error deleting pod"
             }
             RepairMode::Delete => {
-                metrics.pods_delete_errors.increment();
+                metrics.pods_delete_errors.inc();
                 "Error deleting pod"
             }
             _ => {
-                metrics.repair_errors.increment();
+                metrics.repair_errors.inc();
                 "Error repairing pod"
             }
         };
-        self.shared.missed.add(Instant::now());
+        self.shared.unrepaired.add(Instant::now());
         let (namespace, name) = (&pod.namespace, &pod.name);
         tracing::warn!(err = %error, namespace, name, "{line}");
     }
 
     /// Publishes an Event on the pod. A failure is only counted and logged.
-    fn publish(&mut self, pod: &StrandedPod, event: PodEvent<'_>) {
+    fn publish(&mut self, pod: &StrandedPod, event: RepairEvent<'_>) {
         let began = Instant::now();
         let result = self.try_publish(pod, event);
         let metrics = &self.shared.metrics;
         match result {
-            Ok(()) => metrics.events_publish_latency.observe(began.elapsed()),
+            Ok(()) => metrics.events_publish_latency.observe(began.elapsed().as_secs_f64()),
             Err(error) => {
-                match error.is_timeout() {
-                    true => metrics.events_publish_timeouts.increment(),
-                    false => metrics.events_publish_errors.increment(),
-                }
+                let counter = match error.is_timeout() {
+                    true => &metrics.events_publish_timeouts,
+                    false => &metrics.events_publish_errors,
+                };
+                counter.inc();
                 tracing::warn!(
                     err = %error,
                     namespace = pod.namespace,
@@ -256,10 +246,10 @@ impl Worker {
         }
     }
 
-    fn try_publish(&mut self, pod: &StrandedPod, event: PodEvent<'_>) -> Result<(), Error> {
+    fn try_publish(&mut self, pod: &StrandedPod, event: RepairEvent<'_>) -> Result<(), Error> {
         let regarding =
             Regarding { kind: "Pod", namespace: &pod.namespace, name: &pod.name, uid: &pod.uid };
-        let message = message(pod.cause, event);
+        let message = event.message(pod.found_by);
         let client = self.connection.client()?;
         Ok(event::publish(&client, &self.reporter, regarding, &message)?)
     }

@@ -29,7 +29,7 @@ pub fn rule_line(rule: &Rule) -> String {
 /// caller must list first.
 pub fn install_script(rules: &[Rule], fresh: bool, old_jumps: &[String]) -> String {
     let mut script = format!("*{TABLE}\n");
-    for chain in Chain::OURS {
+    for chain in Chain::LINKERD {
         let name = chain.name();
         // `:NAME` creates or flushes the chain. `-N` fails if the chain exists.
         let _ =
@@ -53,10 +53,10 @@ pub fn undo_script(rules: &[Rule]) -> String {
             let _ = writeln!(script, "{}", deletion(&rule_line(rule)));
         }
     }
-    for chain in Chain::OURS {
+    for chain in Chain::LINKERD {
         let _ = writeln!(script, "-F {}", chain.name());
     }
-    for chain in Chain::OURS {
+    for chain in Chain::LINKERD {
         let _ = writeln!(script, "-X {}", chain.name());
     }
     script.push_str("COMMIT\n");

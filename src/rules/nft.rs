@@ -2,6 +2,7 @@
 //! [`crate::firewall`] encodes and sends them.
 
 use ipnet::IpNet;
+use nix::libc;
 
 use super::{Match, Rule, Verdict};
 use crate::ports::PortRange;
@@ -32,7 +33,7 @@ pub enum Expression {
 pub enum Meta {
     /// Number of the transport protocol, one byte.
     Protocol,
-    /// Name of the outgoing interface, 16 bytes padded with NULs.
+    /// Name of the outgoing interface, padded with NULs to `IFNAMSIZ` bytes.
     OutputName,
     /// User ID of the socket, in host byte order.
     SocketUid,
@@ -48,11 +49,13 @@ pub enum Header {
 }
 
 /// Protocol number of TCP.
-const TCP: u8 = 6;
-/// Offset of the destination port in the TCP header.
+const TCP: u8 = libc::IPPROTO_TCP as u8;
+/// Offset of the destination port in the TCP header (RFC 9293, section 3.1).
 const DESTINATION_PORT: u32 = 2;
-/// Offsets of the source address in the IPv4 and the IPv6 header.
-const SOURCE_ADDRESS: [u32; 2] = [12, 8];
+/// Offset of the source address in the IPv4 header (RFC 791, section 3.1).
+const IPV4_SOURCE: u32 = 12;
+/// Offset of the source address in the IPv6 header (RFC 8200, section 3).
+const IPV6_SOURCE: u32 = 8;
 
 /// Returns the nf_tables rules for `rule`, usually one. A list of ports becomes one rule per port or
 /// range, which needs no nf_tables set and avoids the limit of 15 ports.
@@ -102,13 +105,13 @@ fn port(range: PortRange) -> Vec<Expression> {
 fn source(net: IpNet) -> Vec<Expression> {
     let (offset, address, mask) = match net {
         IpNet::V4(net) => {
-            (SOURCE_ADDRESS[0], net.network().octets().to_vec(), net.netmask().octets().to_vec())
+            (IPV4_SOURCE, net.network().octets().to_vec(), net.netmask().octets().to_vec())
         }
         IpNet::V6(net) => {
-            (SOURCE_ADDRESS[1], net.network().octets().to_vec(), net.netmask().octets().to_vec())
+            (IPV6_SOURCE, net.network().octets().to_vec(), net.netmask().octets().to_vec())
         }
     };
-    let length = if address.len() == 4 { 4 } else { 16 };
+    let length = address.len() as u32;
     vec![
         Expression::Payload { header: Header::Network, offset, length },
         Expression::Mask(mask),
@@ -118,6 +121,6 @@ fn source(net: IpNet) -> Vec<Expression> {
 
 fn interface_name(name: &str) -> Vec<u8> {
     let mut bytes = name.as_bytes().to_vec();
-    bytes.resize(16, 0);
+    bytes.resize(libc::IFNAMSIZ, 0);
     bytes
 }

@@ -1,6 +1,6 @@
-{{/* The agent's container, and what belongs to it. */}}
+{{/* The agent's container. */}}
 
-{{/* Its environment: upstream's, and with our image ours. */}}
+{{/* Environment of the agent. Upstream's image gets upstream's variables only. */}}
 {{- define "linkerd-cni.agentEnv" -}}
 - name: DEST_CNI_NET_DIR
   valueFrom:
@@ -21,14 +21,15 @@
   value: "true"
 - name: LINKERD_CNI_LOG_LEVEL
   value: {{ .Values.logLevel | default "info" | quote }}
-{{- if include "linkerd-cni.ours" . }}
+{{- if include "linkerd-cni.ownImage" . }}
 - name: LINKERD_CNI_LOG_FORMAT
   value: {{ .Values.logFormat | default "plain" }}
 - name: LINKERD_CNI_ADMIN_ADDR
-  value: {{ include "linkerd-cni.listen" (dict "root" . "port" .Values.adminPort) | quote }}
+  value: {{ include "linkerd-cni.listenAddress" (dict "root" . "port" .Values.adminPort) | quote }}
 - name: LINKERD_CNI_RESYNC_SECONDS
   value: {{ .Values.resyncSeconds | default 30 | int64 | quote }}
-# Who it is, so that it can ask whether it is being upgraded or uninstalled.
+# Identify the agent's DaemonSet and node. On SIGTERM the agent asks the API server whether they
+# still exist, which tells an upgrade from an uninstall.
 - name: LINKERD_CNI_NAMESPACE
   valueFrom:
     fieldRef:
@@ -43,10 +44,10 @@
       fieldPath: spec.nodeName
 - name: LINKERD_CNI_DAEMONSET
   value: linkerd-cni
-# For how long it may ask.
+# Bounds the time for these requests.
 - name: LINKERD_CNI_TERMINATION_GRACE_SECONDS
   value: {{ include "linkerd-cni.terminationGrace" . | quote }}
-# Whose token it puts on the node for the plugin.
+# ServiceAccount whose token the agent writes to the node for the plugin.
 - name: LINKERD_CNI_PLUGIN_SERVICE_ACCOUNT
   value: linkerd-cni-plugin
 {{- with .Values.cniConfFileName }}
@@ -73,7 +74,7 @@
 {{- .Values.terminationGracePeriodSeconds | default 30 | int64 }}
 {{- end }}
 
-{{/* The user's variables; server-side apply would refuse a name that comes twice. */}}
+{{/* Variables of `extraEnv`. Fails for duplicate names, which server-side apply rejects. */}}
 {{- define "linkerd-cni.extraEnv" -}}
 {{- $names := list }}
 {{- range include "linkerd-cni.agentEnv" . | fromYamlArray }}
@@ -81,28 +82,28 @@
 {{- end }}
 {{- range .Values.extraEnv }}
 {{- if has .name $names }}
-{{- fail (printf "extraEnv: %s is set by the chart, or comes twice" .name) }}
+{{- fail (printf "extraEnv: %s is set by the chart or named twice" .name) }}
 {{- end }}
 {{- $names = append $names .name }}
 {{- end }}
 {{- with .Values.extraEnv }}{{ toYaml . }}{{ end }}
 {{- end }}
 
-{{/* Whether the agent proves the plugin in a network namespace made for it. */}}
+{{/* "true" if the agent runs the self-test, else empty. */}}
 {{- define "linkerd-cni.selfTest" -}}
-{{- if and (include "linkerd-cni.ours" .) (ne (toString .Values.selfTest) "false") }}true{{ end }}
+{{- if and (include "linkerd-cni.ownImage" .) (ne (toString .Values.selfTest) "false") }}true{{ end }}
 {{- end }}
 
 {{/*
-"true" if a release of linkerd2's chart, or linkerd2's image under this chart, used the
-same bin dir: the runtime is known to find the plugin there, even if it holds none of
-the primary CNI's plugins. linkerd2's agent removes its entry and its plugin when it
-ends, so the agent that follows cannot see that on the node. An annotation keeps the
-fact for later upgrades. Without a cluster, as under `helm template`, it is unknown.
+"true" if upstream's chart, or this chart with upstream's image, used the same bin dir, else
+empty. The runtime then finds the plugin there, even if the directory holds no plugin of the
+primary CNI. The next agent cannot see this on the node, because upstream's agent uninstalls
+when it stops. An annotation of the ConfigMap keeps the fact for later upgrades. Always empty
+without a cluster, as with `helm template`.
 */}}
 {{- define "linkerd-cni.binDirInUse" -}}
 {{- $live := lookup "v1" "ConfigMap" .Release.Namespace "linkerd-cni-config" }}
-{{- if and (include "linkerd-cni.ours" .) $live }}
+{{- if and (include "linkerd-cni.ownImage" .) $live }}
 {{- $dir := include "linkerd-cni.binDir" . | trimSuffix "/" }}
 {{- $data := $live.data | default dict }}
 {{- $noted := get ($live.metadata.annotations | default dict) "linkerd.io/cni-bin-dir-in-use" | default "" | trimSuffix "/" }}
@@ -112,12 +113,12 @@ fact for later upgrades. Without a cluster, as under `helm template`, it is unkn
 {{- end }}
 {{- end }}
 
-{{/* Port and probes, which linkerd2's agent does not have. */}}
+{{/* Admin port and probes, which upstream's agent lacks. */}}
 {{- define "linkerd-cni.agentProbes" -}}
 ports:
   - name: install-admin
     containerPort: {{ int64 .Values.adminPort }}
-# A slow node has a minute to get the agent going.
+# Allows a slow node one minute to start the agent.
 startupProbe:
   httpGet:
     path: /live
@@ -125,8 +126,7 @@ startupProbe:
   periodSeconds: 1
   timeoutSeconds: 2
   failureThreshold: 60
-# Ready means that the plugin is verified on the node, so ask often: an upgrade
-# and `helm install --wait` go as fast as this does.
+# Short period: rolling updates and `helm install --wait` wait for readiness on each node.
 readinessProbe:
   httpGet:
     path: /ready
@@ -151,14 +151,12 @@ allowPrivilegeEscalation: false
 capabilities:
   drop: [ALL]
   add:
-    # Root without it cannot write to a directory of the node that belongs to
-    # another user, as on some platforms.
+    # Lets root write to CNI directories that belong to another user, as on some platforms.
     - DAC_OVERRIDE
     {{- if include "linkerd-cni.selfTest" . }}
-    # The self-test makes a network namespace for itself, in which it calls the
-    # plugin as the runtime would; no other namespace is entered.
+    # Lets the self-test create and enter a scratch network namespace. It enters no other.
     - SYS_ADMIN
-    # There the plugin programs its rules.
+    # Lets the plugin program redirect rules in the scratch network namespace.
     - NET_ADMIN
     {{- end }}
 {{- end }}
@@ -166,8 +164,8 @@ readOnlyRootFilesystem: true
 {{- end }}
 
 {{- define "linkerd-cni.agent" -}}
-# Neither command nor arguments: images of linkerd2 must run as well. No preStop:
-# the agent is process 1 and takes SIGTERM itself.
+# No command and no arguments, so that upstream's image works, too. No preStop hook: the agent
+# is process 1 and handles SIGTERM.
 - name: install-cni
   {{- include "linkerd-cni.image" . | nindent 2 }}
   env:
@@ -175,7 +173,7 @@ readOnlyRootFilesystem: true
     {{- with include "linkerd-cni.extraEnv" . }}
     {{- . | nindent 4 }}
     {{- end }}
-  {{- if include "linkerd-cni.ours" . }}
+  {{- if include "linkerd-cni.ownImage" . }}
   {{- include "linkerd-cni.agentProbes" . | nindent 2 }}
   {{- end }}
   {{- with include "linkerd-cni.resources" .Values.resources }}
@@ -190,7 +188,7 @@ readOnlyRootFilesystem: true
     {{- $own | trim | nindent 4 }}
     {{- end }}
   volumeMounts:
-    {{- if not (include "linkerd-cni.oneDir" .) }}
+    {{- if not (include "linkerd-cni.sameDir" .) }}
     - name: cni-bin-dir
       mountPath: /host{{ include "linkerd-cni.binDir" . }}
     {{- end }}

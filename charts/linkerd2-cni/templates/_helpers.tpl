@@ -1,12 +1,11 @@
 {{/*
-What the templates share. A value may be missing (`helm upgrade --reuse-values`
-from an older chart) or null, so every read of a nested value is in parentheses
-and has its default here or at its place.
+Helpers of all templates. A value can be missing (`helm upgrade --reuse-values` from an older
+chart) or null. So every read of a nested value is in parentheses and has a default.
 */}}
 
 {{/*
-Labels of every object: the recommended ones, upstream's, and the user's, but for
-the one that the DaemonSet selects by and sets itself.
+Labels of every object: the recommended ones, upstream's and `commonLabels`. Omits `k8s-app`,
+by which the DaemonSet selects its pods.
 */}}
 {{- define "linkerd-cni.labels" -}}
 {{- $labels := dict
@@ -21,7 +20,7 @@ the one that the DaemonSet selects by and sets itself.
 {{- include "linkerd-cni.stringMap" (merge $fixed (omit (.Values.commonLabels | default dict) "k8s-app") $labels) }}
 {{- end }}
 
-{{/* Labels of the pods. No version: a new chart alone must not replace them. */}}
+{{/* Labels of the pods. No version, so that a new chart version alone does not replace the pods. */}}
 {{- define "linkerd-cni.podLabels" -}}
 {{- $fixed := dict
       "app.kubernetes.io/name" "linkerd-cni"
@@ -30,7 +29,7 @@ the one that the DaemonSet selects by and sets itself.
 {{- include "linkerd-cni.stringMap" (merge $fixed (.Values.podLabels | default dict)) }}
 {{- end }}
 
-{{/* Annotations of the pods besides the checksum. The chart's own win. */}}
+{{/* Annotations of the pods, except the checksum. The chart's win over `podAnnotations`. */}}
 {{- define "linkerd-cni.podAnnotations" -}}
 {{- $fixed := include "linkerd-cni.createdBy" . | fromYaml }}
 {{- $_ := set $fixed "linkerd.io/inject" "disabled" }}
@@ -40,14 +39,14 @@ the one that the DaemonSet selects by and sets itself.
 {{- include "linkerd-cni.stringMap" (merge $fixed (omit (.Values.podAnnotations | default dict) "checksum/config")) }}
 {{- end }}
 
-{{/* Linux nodes only, whatever else is asked of them. */}}
+{{/* Node selector of the pods: Linux and `nodeSelector`. */}}
 {{- define "linkerd-cni.nodeSelector" -}}
 {{- include "linkerd-cni.stringMap" (merge (dict "kubernetes.io/os" "linux") (.Values.nodeSelector | default dict)) }}
 {{- end }}
 
 {{/*
-The pods' tolerations, or nothing. The agent must get to a node with the start-up
-taint, as nobody else takes it off.
+Tolerations of the pods, or empty. Adds one for the startup taint, which only the agent on the
+node removes.
 */}}
 {{- define "linkerd-cni.tolerations" -}}
 {{- $tolerations := .Values.tolerations | default list }}
@@ -57,15 +56,15 @@ taint, as nobody else takes it off.
 {{- $all = true }}
 {{- end }}
 {{- end }}
-{{- if and .Values.startupTaint (not $all) (include "linkerd-cni.ours" .) }}
+{{- if and .Values.startupTaint (not $all) (include "linkerd-cni.ownImage" .) }}
 {{- $tolerations = append $tolerations (dict "key" .Values.startupTaint "operator" "Exists") }}
 {{- end }}
 {{- with $tolerations }}{{ toYaml . }}{{ end }}
 {{- end }}
 
 {{/*
-Secrets for pulling the pods' image, or nothing: an account of the chart's has them
-already, one from elsewhere may not.
+Image pull secrets of the pods, or empty. The chart's ServiceAccount has them already, an
+existing one may not.
 */}}
 {{- define "linkerd-cni.imagePullSecrets" -}}
 {{- if and .Values.imagePullSecrets (eq (toString (.Values.serviceAccount).create) "false") -}}
@@ -74,7 +73,7 @@ imagePullSecrets:
 {{- end }}
 {{- end }}
 
-{{/* The pods' affinity, with upstream's `nodeAffinity` in it, or nothing. */}}
+{{/* Affinity of the pods including `nodeAffinity`, or empty. */}}
 {{- define "linkerd-cni.affinity" -}}
 {{- $affinity := include "linkerd-cni.withoutNulls" .Values.affinity | fromYaml }}
 {{- with include "linkerd-cni.withoutNulls" .Values.nodeAffinity }}
@@ -83,7 +82,7 @@ imagePullSecrets:
 {{- with $affinity }}{{ toYaml . }}{{ end }}
 {{- end }}
 
-{{/* A map as YAML without the keys that are null, or nothing. */}}
+{{/* A map as YAML without null values, or empty. */}}
 {{- define "linkerd-cni.withoutNulls" -}}
 {{- $map := dict }}
 {{- range $key, $value := . }}
@@ -94,7 +93,7 @@ imagePullSecrets:
 {{- with $map }}{{ toYaml . }}{{ end }}
 {{- end }}
 
-{{/* A map as YAML, its values made strings, those without a value left out. */}}
+{{/* A map as YAML with its values as strings, without null values. */}}
 {{- define "linkerd-cni.stringMap" -}}
 {{- $map := dict }}
 {{- range $key, $value := . }}
@@ -105,17 +104,17 @@ imagePullSecrets:
 {{- toYaml $map }}
 {{- end }}
 
-{{/* A scalar as text. A whole number from a file is a float: 1e+06 otherwise. */}}
+{{/* A scalar as text. A whole number from a values file is a float, which would become 1e+06. */}}
 {{- define "linkerd-cni.string" -}}
 {{- if and (kindIs "float64" .) (eq . (floor .)) }}{{ int64 . }}{{ else }}{{ . }}{{ end }}
 {{- end }}
 
-{{/* Tag of the image, with its digest if it has one. */}}
+{{/* Tag of the image, with the digest of `image.version` if there is one. */}}
 {{- define "linkerd-cni.imageVersion" -}}
 {{- include "linkerd-cni.string" ((.Values.image).version | default .Chart.AppVersion) }}
 {{- end }}
 
-{{/* The image, as a container names it. */}}
+{{/* Image and pull policy of a container. */}}
 {{- define "linkerd-cni.image" -}}
 {{- $name := (.Values.image).name | default "cr.l5d.io/linkerd/cni-plugin" }}
 {{- with (.Values.image).registry }}
@@ -130,63 +129,63 @@ imagePullPolicy: {{ (.Values.image).pullPolicy | default "IfNotPresent" }}
 {{- end }}
 
 {{/*
-Whether the image is ours and not linkerd2's, which `adminPort` tells: linkerd2's
-values lack it, and people who choose linkerd2's image set it to null.
+"true" if the image is this project's, empty if it is upstream's. Decided by `adminPort`:
+upstream's values lack it, and users of upstream's image set it to null.
 */}}
-{{- define "linkerd-cni.ours" -}}
+{{- define "linkerd-cni.ownImage" -}}
 {{- if .Values.adminPort }}true{{ end }}
 {{- end }}
 
-{{/* "true", "false", or "auto" for the families that a pod has. */}}
+{{/* Whether IPv6 is redirected: "true", "false", or "auto" for pods with an IPv6 address. */}}
 {{- define "linkerd-cni.ipv6" -}}
 {{- $asked := toString .Values.ipv6 }}
 {{- if has $asked (list "true" "false") }}{{ $asked }}
-{{- else if and (eq $asked "auto") (include "linkerd-cni.ours" .) }}auto
+{{- else if and (eq $asked "auto") (include "linkerd-cni.ownImage" .) }}auto
 {{- else }}{{ eq (toString .Values.disableIPv6) "false" }}
 {{- end }}
 {{- end }}
 
-{{/* The mode of the repair controller; linkerd2's knows but one. */}}
+{{/* Repair mode. Upstream's controller always deletes. */}}
 {{- define "linkerd-cni.repairMode" -}}
-{{- if include "linkerd-cni.ours" . }}{{ (.Values.repairController).mode | default "delete" }}{{ else }}delete{{ end }}
+{{- if include "linkerd-cni.ownImage" . }}{{ (.Values.repairController).mode | default "delete" }}{{ else }}delete{{ end }}
 {{- end }}
 
-{{/* Whether the repair controller enters the network namespaces of pods, or nothing. */}}
-{{- define "linkerd-cni.repairEnters" -}}
+{{/* "true" if the repair controller enters pods' network namespaces, else empty. */}}
+{{- define "linkerd-cni.repairEntersPods" -}}
 {{- $audit := (.Values.repairController).auditIntervalSeconds | default 0 | int64 }}
-{{- if and (include "linkerd-cni.ours" .) (or (eq (include "linkerd-cni.repairMode" .) "in-place") (gt $audit 0)) }}true{{ end }}
+{{- if and (include "linkerd-cni.ownImage" .) (or (eq (include "linkerd-cni.repairMode" .) "in-place") (gt $audit 0)) }}true{{ end }}
 {{- end }}
 
-{{/* What made the object. It moves with the image, never with the chart alone. */}}
+{{/* Annotation with the program that created the object. Changes only with the image version. */}}
 {{- define "linkerd-cni.createdBy" -}}
 linkerd.io/created-by: {{ .Values.cliVersion | default (printf "linkerd/helm %s" (include "linkerd-cni.imageVersion" .)) | quote }}
 {{- end }}
 
-{{/* Directory of the network configuration on the node. */}}
+{{/* CNI net dir on the node. */}}
 {{- define "linkerd-cni.netDir" -}}
 {{- .Values.destCNINetDir | default "/etc/cni/net.d" }}
 {{- end }}
 
-{{/* Directory of the plugins on the node. */}}
+{{/* CNI bin dir on the node. */}}
 {{- define "linkerd-cni.binDir" -}}
 {{- .Values.destCNIBinDir | default "/opt/cni/bin" }}
 {{- end }}
 
-{{/* Whether both are one directory, which can be mounted only once, or nothing. */}}
-{{- define "linkerd-cni.oneDir" -}}
+{{/* "true" if net dir and bin dir are the same, which can be mounted only once. Else empty. */}}
+{{- define "linkerd-cni.sameDir" -}}
 {{- if eq (include "linkerd-cni.netDir" . | trimSuffix "/") (include "linkerd-cni.binDir" . | trimSuffix "/") }}true{{ end }}
 {{- end }}
 
-{{/* The address that listens to all, with a port: the dict has "root" and "port". */}}
-{{- define "linkerd-cni.listen" -}}
+{{/* Listen address for all interfaces. Argument: a dict with "root" and "port". */}}
+{{- define "linkerd-cni.listenAddress" -}}
 {{- $ipv6 := include "linkerd-cni.ipv6" .root }}
 {{- $both := or (eq $ipv6 "true") (and (eq $ipv6 "auto") (eq (toString .root.Values.disableIPv6) "false")) -}}
 {{ if $both }}[::]{{ else }}0.0.0.0{{ end }}:{{ int64 .port }}
 {{- end }}
 
 {{/*
-A container's `resources` from upstream's shape, cpu.limit and so on, or nothing
-when none is set: a bare key would be a null.
+Resources of a container from upstream's form (`cpu.limit`), or empty if none is set, as a key
+without value would be null.
 */}}
 {{- define "linkerd-cni.resources" -}}
 {{- $resources := dict }}
@@ -208,7 +207,7 @@ resources:
 {{- end }}
 {{- end }}
 
-{{/* The DaemonSet's `updateStrategy` without what has no value, or nothing. */}}
+{{/* Update strategy of the DaemonSet without null values, or empty. */}}
 {{- define "linkerd-cni.updateStrategy" -}}
 {{- $strategy := dict }}
 {{- with (.Values.updateStrategy).type }}
@@ -231,25 +230,25 @@ updateStrategy:
 {{- end }}
 {{- end }}
 
-{{/* Refuses what the schema cannot: values that contradict each other. */}}
+{{/* Fails for values that contradict each other, which the schema cannot express. */}}
 {{- define "linkerd-cni.validate" -}}
 {{- if and (.Values.repairController).enabled (eq (.Values.adminPort | default 0 | int64) 9990) }}
-{{- fail "adminPort: 9990 is the repair controller's port; choose another" }}
+{{- fail "adminPort: 9990 is the repair controller's port; choose another port" }}
 {{- end }}
-{{- if and (include "linkerd-cni.repairEnters" .) (.Values.repairController).enabled (eq (toString (.Values.repairController).enableSecurityContext) "false") }}
-{{- fail "repairController: mode in-place and the audit enter pods' network namespaces, which enableSecurityContext: false leaves no right to" }}
+{{- if and (include "linkerd-cni.repairEntersPods" .) (.Values.repairController).enabled (eq (toString (.Values.repairController).enableSecurityContext) "false") }}
+{{- fail "repairController: mode in-place and audits enter pods' network namespaces, which requires enableSecurityContext: true" }}
 {{- end }}
 {{- if and (eq (toString .Values.chained) "false") (eq (toString .Values.ownConfig) "true") }}
-{{- fail "ownConfig: it is a copy of a chain, so it needs chained: true" }}
+{{- fail "ownConfig: true requires chained: true" }}
 {{- end }}
 {{- if and (.Values.image).digest (contains "@" (include "linkerd-cni.imageVersion" .)) }}
-{{- fail "image.digest: image.version has a digest already" }}
+{{- fail "image.digest: image.version already has a digest" }}
 {{- end }}
 {{- if and (eq (toString .Values.ownConfig) "true") .Values.cniConfFileName (not (hasSuffix ".conflist" .Values.cniConfFileName)) }}
-{{- fail "cniConfFileName: with ownConfig it must end in .conflist, as a chain does" }}
+{{- fail "cniConfFileName: with ownConfig: true the name must end in .conflist" }}
 {{- end }}
-{{- /* With another our controller does not start; linkerd2's takes more. */}}
-{{- if and (.Values.repairController).enabled (include "linkerd-cni.ours" .) }}
+{{- /* The repair controller does not start with an invalid filter. Upstream's accepts more. */}}
+{{- if and (.Values.repairController).enabled (include "linkerd-cni.ownImage" .) }}
 {{- $directive := "^\\s*(linkerd_cni_repair_controller|([A-Za-z0-9_:.-]*(\\[[^,=\\]]*\\])?=)?(?i:off|panic|fatal|error|warn|warning|info|debug|trace))\\s*$" }}
 {{- range splitList "," ((.Values.repairController).logLevel | default "info") }}
 {{- if not (regexMatch $directive .) }}
@@ -259,25 +258,25 @@ updateStrategy:
 {{- end }}
 {{- range $name := list "proxyUID" "proxyGID" }}
 {{- if gt (get $.Values $name | int64) 2147483647 }}
-{{- fail (printf "%s: %s is above 2147483647, the highest id that Kubernetes gives" $name (get $.Values $name)) }}
+{{- fail (printf "%s: %s is above 2147483647, the highest ID in Kubernetes" $name (get $.Values $name)) }}
 {{- end }}
 {{- end }}
 {{- if ne (toString (.Values.updateStrategy).type) "OnDelete" }}
-{{- include "linkerd-cni.validatePace" ((.Values.updateStrategy).rollingUpdate | default dict) }}
+{{- include "linkerd-cni.validateRollingUpdate" ((.Values.updateStrategy).rollingUpdate | default dict) }}
 {{- end }}
 {{- end }}
 
-{{/* Refuses a pace of updates that Kubernetes would, where maxUnavailable is 1 unless told. */}}
-{{- define "linkerd-cni.validatePace" -}}
+{{/* Fails for a rolling update that Kubernetes rejects. Its default for maxUnavailable is 1. */}}
+{{- define "linkerd-cni.validateRollingUpdate" -}}
 {{- $surges := gt (.maxSurge | default 0 | toString | trimSuffix "%" | int64) 0 }}
 {{- $unavailable := 1 }}
 {{- if not (kindIs "invalid" .maxUnavailable) }}
 {{- $unavailable = .maxUnavailable | toString | trimSuffix "%" | int64 }}
 {{- end }}
 {{- if and $surges (gt (int64 $unavailable) 0) }}
-{{- fail "updateStrategy.rollingUpdate: maxSurge needs maxUnavailable: 0, since Kubernetes refuses both" }}
+{{- fail "updateStrategy.rollingUpdate: maxSurge requires maxUnavailable: 0; Kubernetes rejects both together" }}
 {{- end }}
 {{- if not (or $surges (gt (int64 $unavailable) 0)) }}
-{{- fail "updateStrategy.rollingUpdate: maxUnavailable: 0 needs maxSurge, since no pod could be replaced" }}
+{{- fail "updateStrategy.rollingUpdate: maxUnavailable: 0 requires maxSurge; otherwise no pod can be replaced" }}
 {{- end }}
 {{- end }}

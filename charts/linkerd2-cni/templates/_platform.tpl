@@ -1,10 +1,10 @@
 {{/*
-Puts the values of platforms/<platform>.yaml in the place of those that were left
-at their defaults. Each template that reads values begins with it; again does no harm.
+Replaces values that have the chart's defaults with those of platforms/<platform>.yaml. The
+rendering order is undefined, so each template begins with this. It is idempotent.
 */}}
 {{- define "linkerd-cni.platform" -}}
 {{- with .Values.platform }}
-{{- /* The defaults that a platform changes; all others are empty. */}}
+{{- /* Defaults that platforms change. All others are empty. */}}
 {{- $defaults := dict
       "destCNINetDir" "/etc/cni/net.d"
       "destCNIBinDir" "/opt/cni/bin"

@@ -1,17 +1,17 @@
-{{/* What the plugin is told, by way of the ConfigMap and the agent. */}}
+{{/* Configuration of the plugin, which the agent takes from the ConfigMap. */}}
 
-{{/* How rules are programmed; linkerd2's plugin knows only programs of the node. */}}
+{{/* `iptablesMode`. Upstream's plugin has no native and auto. */}}
 {{- define "linkerd-cni.iptablesMode" -}}
 {{- $mode := .Values.iptablesMode | default "auto" }}
-{{- if include "linkerd-cni.ours" . }}{{ $mode }}
+{{- if include "linkerd-cni.ownImage" . }}{{ $mode }}
 {{- else if has $mode (list "nft" "legacy" "plain") }}{{ $mode }}
 {{- else }}nft
 {{- end }}
 {{- end }}
 
 {{/*
-The elements of a comma-separated list as a JSON object, since a define can only
-return text: {"items": [...]}. Blanks around an element do not count.
+Elements of a comma-separated list without surrounding blanks, as JSON because a define returns
+text: {"items": [...]}.
 */}}
 {{- define "linkerd-cni.list" -}}
 {{- $items := list }}
@@ -26,8 +26,8 @@ return text: {"items": [...]}. Blanks around an element do not count.
 {{- end }}
 
 {{/*
-As linkerd-cni.list, but of ports: the dict has "name" and "value". The schema
-knows their form; bounds it cannot say.
+Like linkerd-cni.list, for ports. Argument: a dict with "name" and "value". Fails for a port
+above 65535, which the schema cannot express.
 */}}
 {{- define "linkerd-cni.ports" -}}
 {{- $list := include "linkerd-cni.list" .value }}
@@ -40,10 +40,9 @@ knows their form; bounds it cannot say.
 {{- end }}
 
 {{/*
-The elements of a list of ports and ranges as a JSON object, as linkerd2's chart
-makes them: split at commas, nothing else changed. "items" has all of them, "good"
-those that the plugin uses, without signs and leading zeros, "bad" those that it
-ignores.
+Elements of a list of ports and ranges as JSON. "items": all elements, split at commas and
+otherwise unchanged, as in upstream's chart. "good": elements that the plugin uses, without
+signs and leading zeros. "bad": elements that the plugin ignores.
 */}}
 {{- define "linkerd-cni.portRanges" -}}
 {{- $items := list }}
@@ -74,27 +73,27 @@ ignores.
 {{- end }}
 
 {{/*
-As linkerd-cni.portRanges, but refuses what no meshed pod starts with: the dict has
-"name", "value" and "root".
+Like linkerd-cni.portRanges, but fails for a list with which no meshed pod starts. Argument: a
+dict with "name", "value" and "root".
 */}}
-{{- define "linkerd-cni.skippedPorts" -}}
+{{- define "linkerd-cni.ignoredPorts" -}}
 {{- $json := include "linkerd-cni.portRanges" .value }}
 {{- $list := fromJson $json }}
 {{- if $list.bad }}
-{{- $wanted := "ports (0-65535) and ranges (lower-upper) are wanted, comma-separated and without blanks" }}
+{{- $wanted := "use ports (0-65535) and ranges (lower-upper), comma-separated and without blanks" }}
 {{- if eq (toString .root.Values.strictAnnotations) "true" }}
 {{- fail (printf "%s: %q is neither a port nor a range; %s (strictAnnotations)" .name (first $list.bad) $wanted) }}
 {{- end }}
 {{- if and (not $list.good) (eq .name "ignoreOutboundPorts") }}
-{{- fail (printf "%s: %q is neither a port nor a range, and no other element is left, so that no meshed pod would start, nor does any with linkerd2's plugin; %s" .name (first $list.bad) $wanted) }}
+{{- fail (printf "%s: %q is neither a port nor a range, and the list has no valid element, so no meshed pod would start (upstream's plugin fails, too); %s" .name (first $list.bad) $wanted) }}
 {{- end }}
 {{- end }}
 {{- $json }}
 {{- end }}
 
 {{/*
-As linkerd-cni.list, but of CIDRs. The plugin fails every meshed pod for one that is
-none, so it is refused here.
+Like linkerd-cni.list, for CIDRs. Fails for an invalid CIDR, with which the plugin would fail
+every meshed pod.
 */}}
 {{- define "linkerd-cni.subnets" -}}
 {{- $list := include "linkerd-cni.list" . }}
@@ -110,13 +109,13 @@ none, so it is refused here.
 {{- $list }}
 {{- end }}
 
-{{/* Data of the ConfigMap, apart so that the DaemonSet can hash just this. */}}
+{{/* Data of the ConfigMap. Separate from it, so that the DaemonSet can hash the data alone. */}}
 {{- define "linkerd-cni.configData" -}}
 {{- $inbound := list
       (.Values.proxyAdminPort | default 4191 | int64 | toString)
       (.Values.proxyControlPort | default 4190 | int64 | toString) }}
-{{- $inbound = concat $inbound (include "linkerd-cni.skippedPorts" (dict "name" "ignoreInboundPorts" "value" .Values.ignoreInboundPorts "root" $) | fromJson).items }}
-{{- $outbound := (include "linkerd-cni.skippedPorts" (dict "name" "ignoreOutboundPorts" "value" .Values.ignoreOutboundPorts "root" $) | fromJson).items }}
+{{- $inbound = concat $inbound (include "linkerd-cni.ignoredPorts" (dict "name" "ignoreInboundPorts" "value" .Values.ignoreInboundPorts "root" $) | fromJson).items }}
+{{- $outbound := (include "linkerd-cni.ignoredPorts" (dict "name" "ignoreOutboundPorts" "value" .Values.ignoreOutboundPorts "root" $) | fromJson).items }}
 {{- $subnets := (include "linkerd-cni.subnets" .Values.skipSubnets | fromJson).items }}
 {{- $redirected := list }}
 {{- range (include "linkerd-cni.ports" (dict "name" "portsToRedirect" "value" .Values.portsToRedirect) | fromJson).items }}
@@ -132,7 +131,7 @@ none, so it is refused here.
       "use-wait-flag" (eq (toString .Values.useWaitFlag) "true")
       "iptables-mode" (include "linkerd-cni.iptablesMode" .)
       "ipv6" (eq (include "linkerd-cni.ipv6" .) "true") }}
-{{- /* 0 is a group, so `default` will not do. */}}
+{{- /* `default` would treat group 0 as unset. */}}
 {{- if not (kindIs "invalid" .Values.proxyGID) }}
 {{- if ge (int64 .Values.proxyGID) 0 }}
 {{- $_ := set $linkerd "proxy-gid" (int64 .Values.proxyGID) }}
@@ -144,7 +143,7 @@ none, so it is refused here.
 {{- if $subnets }}
 {{- $_ := set $linkerd "subnets-to-ignore" $subnets }}
 {{- end }}
-{{- if include "linkerd-cni.ours" . }}
+{{- if include "linkerd-cni.ownImage" . }}
 {{- if eq (include "linkerd-cni.ipv6" .) "auto" }}
 {{- $_ := set $linkerd "ipv6" "auto" }}
 {{- end }}
@@ -156,17 +155,17 @@ none, so it is refused here.
 {{- end }}
 {{- $_ := set $linkerd "pod-detection" (.Values.podDetection | default "annotations") }}
 {{- $_ := set $linkerd "api-retry-seconds" (.Values.apiRetrySeconds | default 10 | int64) }}
-{{- /* The agent's own pod passes whatever the state of the credential. */}}
+{{- /* The plugin skips the agent's pods, which install the credential, without an API request. */}}
 {{- $_ := set $linkerd "agent-namespace" .Release.Namespace }}
 {{- end }}
-{{- /* The agent puts the path of the kubeconfig in the placeholder's place. */}}
+{{- /* The agent replaces the placeholder with the path of the kubeconfig. */}}
 {{- $plugin := dict
       "name" "linkerd-cni"
       "type" "linkerd-cni"
       "log_level" (.Values.logLevel | default "info")
       "kubernetes" (dict "kubeconfig" "__KUBECONFIG_FILEPATH__")
       "linkerd" $linkerd }}
-{{- /* Asks the runtime to hand over the pod's annotations. */}}
+{{- /* Requests the pod's annotations from the container runtime. */}}
 {{- if eq (get $linkerd "pod-detection" | toString) "annotations" }}
 {{- $_ := set $plugin "capabilities" (dict "io.kubernetes.cri.pod-annotations" true) }}
 {{- end -}}

@@ -1,4 +1,4 @@
-{{/* The repair controller's container, and what belongs to it. */}}
+{{/* The repair controller's container. */}}
 
 {{- define "linkerd-cni.repairEnv" -}}
 {{- $repair := .Values.repairController | default dict -}}
@@ -10,19 +10,19 @@
   valueFrom:
     fieldRef:
       fieldPath: metadata.name
-{{- /* Variables, not arguments: linkerd2's controller would refuse those. */}}
-{{- if include "linkerd-cni.ours" . }}
+{{- /* Variables, because upstream's controller rejects unknown arguments. */}}
+{{- if include "linkerd-cni.ownImage" . }}
 - name: LINKERD_CNI_REPAIR_CONTROLLER_MODE
   value: {{ include "linkerd-cni.repairMode" . }}
 - name: LINKERD_CNI_REPAIR_CONTROLLER_AUDIT_SECONDS
   value: {{ $repair.auditIntervalSeconds | default 0 | int64 | quote }}
 - name: LINKERD_CNI_REPAIR_CONTROLLER_RATE
   value: {{ $repair.ratePerMinute | default 60 | int64 | quote }}
-# It acts only where the agent of the same pod is ready.
+# The controller repairs pods only while the agent of the same pod is ready.
 - name: LINKERD_CNI_REPAIR_CONTROLLER_AGENT_ADDR
   value: {{ printf "127.0.0.1:%d" (int64 .Values.adminPort) | quote }}
-{{- if include "linkerd-cni.repairEnters" . }}
-# Where the rules that pods should have are, below /host.
+{{- if include "linkerd-cni.repairEntersPods" . }}
+# The plugin entry in this directory, mounted under /host, determines the rules of each pod.
 - name: DEST_CNI_NET_DIR
   valueFrom:
     configMapKeyRef:
@@ -37,11 +37,11 @@ privileged: false
 allowPrivilegeEscalation: false
 capabilities:
   drop: [ALL]
-  {{- if include "linkerd-cni.repairEnters" . }}
+  {{- if include "linkerd-cni.repairEntersPods" . }}
   add:
-    # To enter the network namespace of a pod,
+    # Enters the network namespaces of pods.
     - SYS_ADMIN
-    # and to read and program rules in it.
+    # Reads and programs redirect rules there.
     - NET_ADMIN
   {{- end }}
 readOnlyRootFilesystem: true
@@ -56,7 +56,7 @@ seccompProfile:
   command: [/usr/lib/linkerd/linkerd-cni-repair-controller]
   args:
     - --admin-addr
-    - {{ include "linkerd-cni.listen" (dict "root" . "port" 9990) | quote }}
+    - {{ include "linkerd-cni.listenAddress" (dict "root" . "port" 9990) | quote }}
     - --log-format
     - {{ $repair.logFormat | default "plain" }}
     - --log-level
@@ -70,8 +70,8 @@ seccompProfile:
     httpGet:
       path: /ready
       port: repair-admin
-    {{- if include "linkerd-cni.ours" . }}
-    # Ready after its first list of pods, for which `helm install --wait` waits too.
+    {{- if include "linkerd-cni.ownImage" . }}
+    # Ready after the first list of pods. `helm install --wait` waits for this.
     periodSeconds: 2
     failureThreshold: 30
     {{- else }}
@@ -89,18 +89,18 @@ seccompProfile:
   securityContext:
     {{- include "linkerd-cni.repairSecurityContext" . | nindent 4 }}
   {{- end }}
-  {{- if include "linkerd-cni.repairEnters" . }}
+  {{- if include "linkerd-cni.repairEntersPods" . }}
   volumeMounts:
-    # The namespaces of pods, new ones as well.
+    # Network namespaces of pods, including pods that start later.
     - name: netns
       mountPath: /host/var/run/netns
       readOnly: true
       mountPropagation: HostToContainer
-    # What the runtime knows of them: which pod, which namespace.
+    # The runtime's records, which map pods to network namespaces.
     - name: cni-cache
       mountPath: /host/var/lib/cni
       readOnly: true
-    # The rules that pods should have.
+    # The plugin entry, which determines the rules of each pod.
     - name: cni-net-dir
       mountPath: /host{{ include "linkerd-cni.netDir" . }}
       readOnly: true

@@ -1,18 +1,18 @@
-{{/* What `helm test` needs to know. */}}
+{{/* Helpers of the `helm test` pod. */}}
 
 {{/*
-Whether it can tell anything, or nothing: linkerd2's image has no probe, and the
-plugin leaves a namespace that is excluded alone, may redirect no port that is
-tried, or waits for Multus to call it.
+"true" if the test is meaningful, else empty. It is not with upstream's image, which has no
+probe; in an excluded namespace; if no candidate port is redirected; and with `chained: false`
+without a NetworkAttachmentDefinition.
 */}}
 {{- define "linkerd-cni.testable" -}}
 {{- $called := or (ne (toString .Values.chained) "false") (eq (toString (.Values.networkAttachmentDefinition).enabled) "true") }}
-{{- if and (include "linkerd-cni.ours" .) $called (not (has .Release.Namespace (.Values.excludeNamespaces | default list))) (include "linkerd-cni.testPorts" . | fromJson).outbound }}true{{ end }}
+{{- if and (include "linkerd-cni.ownImage" .) $called (not (has .Release.Namespace (.Values.excludeNamespaces | default list))) (include "linkerd-cni.testPorts" . | fromJson).outbound }}true{{ end }}
 {{- end }}
 
 {{/*
-The first of some ports that is redirected, or nothing: the dict has "candidates"
-and "skipped", the ports and ranges that are not.
+The first of "candidates" that is redirected, or empty. Argument: a dict with "candidates" and
+"skipped", the ports and ranges that are not redirected.
 */}}
 {{- define "linkerd-cni.redirectedPort" -}}
 {{- $found := "" }}
@@ -32,12 +32,12 @@ and "skipped", the ports and ranges that are not.
 {{- end }}
 
 {{/*
-The ports that the test connects to, as a JSON object with "inbound" and
-"outbound"; either is empty where none is redirected.
+The ports that the test connects to, as JSON with "inbound" and "outbound". Each is empty if no
+candidate is redirected.
 */}}
 {{- define "linkerd-cni.testPorts" -}}
 {{- $linkerd := ((include "linkerd-cni.configData" . | fromYaml).cni_network_config | fromJson).linkerd }}
-{{- /* From all over, so that ranges to skip seldom have all of them. */}}
+{{- /* Spread over the range of ports, so that ignored ranges seldom contain all of them. */}}
 {{- $anywhere := list 20001 1404 80 8080 30303 45000 61616 65000 }}
 {{- $own := list (get $linkerd "incoming-proxy-port" | int64 | toString) (get $linkerd "outgoing-proxy-port" | int64 | toString) }}
 {{- $inbound := dict
@@ -51,12 +51,12 @@ The ports that the test connects to, as a JSON object with "inbound" and
       "outbound" (include "linkerd-cni.redirectedPort" $outbound) | toJson }}
 {{- end }}
 
-{{/* What both containers are told, and may do: nothing. */}}
+{{/* Image, command and environment of both containers. */}}
 {{- define "linkerd-cni.testContainer" -}}
 {{- include "linkerd-cni.image" . }}
 command: [/usr/bin/linkerd2-cni-install, probe]
 env:
-  # Known to this pod alone, and the same when the chart is rendered again.
+  # Unique to this pod, and yet the chart renders the same text each time.
   - name: LINKERD_CNI_PROBE_TOKEN
     valueFrom:
       fieldRef:
@@ -67,7 +67,7 @@ env:
         fieldPath: status.podIPs
 {{- end }}
 
-{{/* As Pod Security's "restricted" wants it: meshed pods need no rights. */}}
+{{/* As the Pod Security level "restricted" requires: meshed pods need no privileges. */}}
 {{- define "linkerd-cni.testSecurityContext" -}}
 allowPrivilegeEscalation: false
 capabilities:

@@ -4,10 +4,10 @@
 //! An idle node sends less than one request in 5 minutes. In a cluster of 5,000 nodes that is less
 //! than 17 requests a second.
 
-use std::hash::{BuildHasher, RandomState};
 use std::time::{Duration, Instant};
 
 use super::token::Fallback;
+use crate::backoff::{Limits, between, delay};
 
 /// Longest time between two checks of a token that the API server accepts. Jitter
 /// shortens it by up to two fifths, so that checks are 6 to 10 minutes apart.
@@ -21,17 +21,17 @@ const RECORD_GAP_DOUBLINGS: u32 = 3;
 /// Shortest time between two checks that changes of the kubeconfig cause.
 const CHANGE_GAP: Duration = Duration::from_millis(500);
 /// First and longest wait after a check without a usable response. Doubles with each failure.
-const NO_RESPONSE: [Duration; 2] = [Duration::from_millis(500), Duration::from_secs(60)];
-/// First and longest wait after a check that found the token refused. The agent is not ready
+const NO_RESPONSE: Limits = [Duration::from_millis(500), Duration::from_secs(60)];
+/// First and longest wait after a check that found the token rejected. The agent is not ready
 /// until a check finds the token accepted.
-const REFUSED: [Duration; 2] = [RECORD_GAP, Duration::from_secs(120)];
+const REJECTED: Limits = [RECORD_GAP, Duration::from_secs(120)];
 /// First and longest wait after a failed TokenRequest, while the plugin uses the agent's token.
-const RENEWAL: [Duration; 2] = [Duration::from_secs(1), CHECK_PERIOD];
+const RENEWAL: Limits = [Duration::from_secs(1), CHECK_PERIOD];
 /// First and longest wait after a failed TokenRequest, while the plugin's last token is valid.
 /// Longer, because the checks of that token are requests too.
-const EARLY_RENEWAL: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(30 * 60)];
+const EARLY_RENEWAL: Limits = [Duration::from_secs(1), Duration::from_secs(30 * 60)];
 /// First and longest wait after a failed TokenRequest, while the plugin has no valid token.
-const URGENT_RENEWAL: [Duration; 2] = NO_RESPONSE;
+const URGENT_RENEWAL: Limits = NO_RESPONSE;
 /// Longest time over which overdue renewals are spread, so that nodes that start together do not
 /// send them together.
 const START_SPREAD: Duration = Duration::from_secs(60);
@@ -41,7 +41,7 @@ const START_SPREAD: Duration = Duration::from_secs(60);
 pub enum CheckResult {
     Accepted,
     /// HTTP 401 or 403.
-    Refused,
+    Rejected,
     /// No response, or a response that says nothing about the token.
     Unknown,
 }
@@ -59,12 +59,12 @@ pub struct Schedule {
     /// Whether a plugin record caused the next check.
     by_record: bool,
     /// Consecutive checks that records caused and whose result was unchanged.
-    in_vain: u32,
+    unchanged_checks: u32,
     /// Consecutive checks with the current result.
     check_failures: u32,
     /// Consecutive failed TokenRequests.
     renewal_failures: u32,
-    /// Consecutive issued tokens that the API server refused.
+    /// Consecutive issued tokens that the API server rejected.
     revocations: u32,
 }
 
@@ -78,7 +78,7 @@ impl Schedule {
             checked: None,
             result: None,
             by_record: false,
-            in_vain: 0,
+            unchanged_checks: 0,
             check_failures: 0,
             renewal_failures: 0,
             revocations: 0,
@@ -100,17 +100,17 @@ impl Schedule {
 
     /// Moves the next check forward, because the kubeconfig has a token that was not checked yet.
     pub fn kubeconfig_changed(&mut self, now: Instant) {
-        self.in_vain = 0;
+        self.unchanged_checks = 0;
         self.result = None;
         self.by_record = false;
         self.check_after(now, CHANGE_GAP);
     }
 
-    /// Moves the next check forward, because a plugin record reports that the API server refused
+    /// Moves the next check forward, because a plugin record reports that the API server rejected
     /// the plugin. Any process that can write to the socket can send such records, at any rate,
     /// so the rate of these checks is limited.
-    pub fn record_refused(&mut self, now: Instant) {
-        let gap = RECORD_GAP * (1 << self.in_vain.min(RECORD_GAP_DOUBLINGS));
+    pub fn record_rejection(&mut self, now: Instant) {
+        let gap = RECORD_GAP * (1 << self.unchanged_checks.min(RECORD_GAP_DOUBLINGS));
         let before = self.check;
         self.check_after(now, gap);
         self.by_record |= self.check < before;
@@ -136,19 +136,19 @@ impl Schedule {
         if changed {
             self.check_failures = 0;
         }
-        self.in_vain = match result {
+        self.unchanged_checks = match result {
             _ if changed => 0,
-            _ if by_record => self.in_vain.saturating_add(1),
+            _ if by_record => self.unchanged_checks.saturating_add(1),
             CheckResult::Accepted => 0,
-            CheckResult::Refused | CheckResult::Unknown => self.in_vain,
+            CheckResult::Rejected | CheckResult::Unknown => self.unchanged_checks,
         };
         let wait = match result {
             CheckResult::Accepted => {
                 self.revocations = 0;
                 period()
             }
-            CheckResult::Refused => backoff(REFUSED, self.check_failures),
-            CheckResult::Unknown => backoff(NO_RESPONSE, self.check_failures),
+            CheckResult::Rejected => delay(REJECTED, self.check_failures),
+            CheckResult::Unknown => delay(NO_RESPONSE, self.check_failures),
         };
         self.check_failures = self.check_failures.saturating_add(1);
         self.checked = Some(now);
@@ -165,29 +165,29 @@ impl Schedule {
     /// the token that the plugin uses meanwhile.
     pub fn not_renewed(&mut self, now: Instant, fallback: Fallback, retry_after: Duration) {
         let limits = match fallback {
-            Fallback::AgentsToken => RENEWAL,
+            Fallback::AgentToken => RENEWAL,
             Fallback::LastToken => EARLY_RENEWAL,
             Fallback::NoToken => URGENT_RENEWAL,
         };
-        let wait = backoff(limits, self.renewal_failures).max(retry_after);
+        let wait = delay(limits, self.renewal_failures).max(retry_after);
         self.renewal_failures = self.renewal_failures.saturating_add(1);
         self.renewal = Some(now + wait);
     }
 
     /// Postpones the periodic check. The kubeconfig has the agent's token, and a denied
     /// TokenRequest has just shown that the API server accepts that token.
-    pub fn token_known(&mut self, now: Instant) {
+    pub fn token_accepted(&mut self, now: Instant) {
         if self.result == Some(CheckResult::Accepted) && !self.by_record {
             self.check = self.check.max(now + 2 * CHECK_PERIOD);
         }
     }
 
-    /// Schedules a TokenRequest because the API server refuses the token that it issued: at once,
-    /// and with a growing wait if it refuses the new token too.
+    /// Schedules a TokenRequest because the API server rejects the token that it issued: at once,
+    /// and with a growing wait if it rejects the new token too.
     pub fn revoked(&mut self, now: Instant) {
         let wait = match self.revocations.checked_sub(1) {
             None => Duration::ZERO,
-            Some(earlier) => backoff(RENEWAL, earlier),
+            Some(earlier) => delay(RENEWAL, earlier),
         };
         self.revocations = self.revocations.saturating_add(1);
         self.renewal = self.renewal.map(|_| now + wait);
@@ -206,22 +206,6 @@ pub fn first_renewal(until_half_life: Duration, left: Duration) -> Duration {
 /// Time until the next periodic check, with jitter.
 fn period() -> Duration {
     between(CHECK_PERIOD * 3 / 5, CHECK_PERIOD)
-}
-
-/// Wait after this many `failures`. Doubles from the first to the longest wait; jitter shortens it
-/// by up to two fifths.
-fn backoff([first, longest]: [Duration; 2], failures: u32) -> Duration {
-    let whole = first.saturating_mul(1 << failures.min(16)).min(longest);
-    between(whole * 3 / 5, whole)
-}
-
-/// Returns a random time from `low` to `high`, so that nodes that start together do not send
-/// requests together.
-pub fn between(low: Duration, high: Duration) -> Duration {
-    // The hasher's keys are random. The steps are as fine as a u32 allows, since with coarse
-    // steps many nodes would choose the same time.
-    let random = RandomState::new().hash_one(0) as u32;
-    low + high.saturating_sub(low).mul_f64(f64::from(random) / f64::from(u32::MAX))
 }
 
 #[cfg(test)]

@@ -10,13 +10,14 @@ use std::time::SystemTime;
 /// The token that the kubeconfig on the host should have.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PluginToken {
-    /// A token of the plugin's ServiceAccount. `doubt` says why the last renewal failed, if it did.
-    Issued { token: String, doubt: Option<String> },
+    /// A token of the plugin's ServiceAccount. `renewal_error` says why the last renewal
+    /// failed, if it did.
+    Issued { token: String, renewal_error: Option<String> },
     /// The agent's own token. `denied` says why, if the plugin has a ServiceAccount of its own.
-    Agents { denied: Option<String> },
+    AgentToken { denied: Option<String> },
     /// No token yet, so the kubeconfig stays unchanged. `error` says why the last TokenRequest
     /// failed, if one did.
-    Awaited { error: Option<String> },
+    Pending { error: Option<String> },
 }
 
 /// A token of the plugin's ServiceAccount.
@@ -39,7 +40,7 @@ impl Token {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fallback {
     /// The agent's token, after an HTTP 403 or 404.
-    AgentsToken,
+    AgentToken,
     /// The last token of the plugin's ServiceAccount, which is still valid.
     LastToken,
     /// No token, or an expired or revoked token.
@@ -62,13 +63,13 @@ impl Grant {
     pub fn choose(&self, now: SystemTime) -> PluginToken {
         let issued = |token: &Token| PluginToken::Issued {
             token: token.text.clone(),
-            doubt: self.error.as_ref().or(self.denied.as_ref()).cloned(),
+            renewal_error: self.error.as_ref().or(self.denied.as_ref()).cloned(),
         };
         match (&self.token, &self.denied) {
             (Some(token), _) if token.is_valid(now) => issued(token),
-            (_, Some(why)) => PluginToken::Agents { denied: Some(why.clone()) },
+            (_, Some(why)) => PluginToken::AgentToken { denied: Some(why.clone()) },
             (Some(token), None) => issued(token),
-            (None, None) => PluginToken::Awaited { error: self.error.clone() },
+            (None, None) => PluginToken::Pending { error: self.error.clone() },
         }
     }
 
@@ -76,7 +77,7 @@ impl Grant {
     pub fn fallback(&self, now: SystemTime) -> Fallback {
         match &self.token {
             Some(token) if token.is_valid(now) => Fallback::LastToken,
-            _ if self.denied.is_some() => Fallback::AgentsToken,
+            _ if self.denied.is_some() => Fallback::AgentToken,
             _ => Fallback::NoToken,
         }
     }
@@ -87,15 +88,13 @@ impl Grant {
 pub fn denial(code: Option<u16>, account: &str, namespace: &str) -> Option<String> {
     let (meaning, remedy) = match code? {
         403 => (
-            "403 (forbidden)",
+            "was denied (HTTP 403)",
             "grant the agent's ServiceAccount `create` on `serviceaccounts/token` of that account",
         ),
-        404 => ("404 (not found)", "create that ServiceAccount"),
+        404 => ("found no such ServiceAccount (HTTP 404)", "create it"),
         _ => return None,
     };
-    Some(format!(
-        "TokenRequest for ServiceAccount {namespace}/{account} answered HTTP {meaning}: {remedy}"
-    ))
+    Some(format!("TokenRequest for ServiceAccount {namespace}/{account} {meaning}: {remedy}"))
 }
 
 #[cfg(test)]
@@ -123,8 +122,8 @@ mod tests {
                     error: Some("HTTP error or none".into()),
                 };
                 let chosen = grant.choose(now);
-                assert!(!matches!(chosen, PluginToken::Agents { .. }), "{code:?}");
-                assert_ne!(grant.fallback(now), Fallback::AgentsToken, "{code:?}");
+                assert!(!matches!(chosen, PluginToken::AgentToken { .. }), "{code:?}");
+                assert_ne!(grant.fallback(now), Fallback::AgentToken, "{code:?}");
             }
             for code in [403, 404] {
                 let grant = Grant {
@@ -133,9 +132,9 @@ mod tests {
                     error: None,
                 };
                 let serves = token.as_ref().is_some_and(|token| token.is_valid(now));
-                let agents = matches!(grant.choose(now), PluginToken::Agents { .. });
+                let agents = matches!(grant.choose(now), PluginToken::AgentToken { .. });
                 assert_eq!(agents, !serves, "{code}");
-                assert_eq!(grant.fallback(now) == Fallback::AgentsToken, agents);
+                assert_eq!(grant.fallback(now) == Fallback::AgentToken, agents);
             }
         }
     }
@@ -146,7 +145,7 @@ mod tests {
         for token in [token(now, false), token(now + Duration::from_secs(1), true)] {
             let error = Some("connection refused".to_owned());
             let grant = Grant { token, denied: None, error: error.clone() };
-            let kept = PluginToken::Issued { token: "issued".into(), doubt: error };
+            let kept = PluginToken::Issued { token: "issued".into(), renewal_error: error };
             assert_eq!(grant.choose(now), kept);
         }
     }

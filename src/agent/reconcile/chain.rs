@@ -1,28 +1,24 @@
 //! Reconciles the network configs in the net dir, in three steps: observe the files, plan the
 //! changes, apply the plan.
 
-use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use tracing::info;
 
 use super::Reconciler;
-use super::pass::{BIN_DIR, CONFLIST, LEFTOVERS, Pass};
-use super::step::{apply, content};
+use super::chain_step::{apply, content};
+use super::pass::Pass;
 use crate::agent::platforms;
-use crate::agent::status::Status;
-use crate::agent::uninstall;
+use crate::agent::subject::Subject;
 use crate::agent::uninstall::leftovers;
-use crate::conflist::PLUGIN;
+use crate::agent::uninstall::restore;
 use crate::conflist::net_dir;
 use crate::conflist::net_dir::ConfigFile;
 use crate::conflist::plan;
-use crate::conflist::plan::{Chaining, Step, UnchainStep};
+use crate::conflist::plan::{ChainStep, Plan, UnchainStep};
 use crate::conflist::saved_state::SavedState;
 use crate::files;
-use crate::kube::event::{EventType, Message};
 
 /// The net dir at the start of a pass.
 struct Observed {
@@ -57,7 +53,7 @@ impl Reconciler {
         self.leftovers_removed = failures.is_empty();
         let failures: Vec<String> = failures.iter().map(ToString::to_string).collect();
         if !failures.is_empty() {
-            pass.problem(LEFTOVERS, failures.join("; "));
+            pass.problem(Subject::Leftovers, failures.join("; "));
         }
     }
 
@@ -67,43 +63,44 @@ impl Reconciler {
         let configs = net_dir::scan(dir, &self.settings.kubeconfig_name)?;
         let (saved_state, why) = SavedState::load(dir);
         if let Some(why) = why {
-            pass.problem("journal", why);
+            pass.problem(Subject::SavedState, why);
         }
         Ok(Observed { configs, saved_state })
     }
 
     /// Plans the changes, and records in `pass` what is wrong before them. Returns `None` if
     /// the runtime would probably not find the plugin, so that it must not be chained.
-    fn plan(&mut self, observed: &Observed, pass: &mut Pass) -> Option<Chaining> {
+    fn plan(&mut self, observed: &Observed, pass: &mut Pass) -> Option<Plan> {
         let settings = Arc::clone(&self.settings);
         let Observed { configs, saved_state } = observed;
         let mut plan = plan::chain(&self.mode, configs, &self.entry, saved_state);
         for (name, why) in &plan.skipped {
-            pass.problem(&settings.net_dir.join(name).display().to_string(), why);
+            pass.problem(Subject::File(settings.net_dir.join(name)), why);
         }
-        match &plan.unchained {
+        match &plan.not_chained {
             Some(why) if configs.is_empty() => {
                 let remedy = platforms::no_network(&settings);
-                pass.problem(CONFLIST, format!("{why}; {remedy}"));
+                pass.problem(Subject::NetworkConfig, format!("{why}; {remedy}"));
             }
-            Some(why) => pass.problem(CONFLIST, why),
+            Some(why) => pass.problem(Subject::NetworkConfig, why),
             None => {}
         }
-        if let Some(why) = &plan.doubt {
-            pass.warn(CONFLIST, why);
+        if let Some(why) = &plan.warning {
+            pass.warn(Subject::NetworkConfig, why);
         }
         self.check_bin_dir(configs, pass);
         if settings.require_network_plugins
             && !self.runtime_finds_plugin
-            && let Some(why) = pass.warnings.remove(BIN_DIR)
+            && let Some(why) = pass.warnings.remove(&Subject::Directories)
         {
-            let why = format!("not chained, as pods could not start any more: {why}");
-            pass.problem(CONFLIST, why);
+            let why =
+                format!("the plugin is not chained, because pods could no longer start: {why}");
+            pass.problem(Subject::NetworkConfig, why);
             return None;
         }
-        if saved_state.unread {
+        if saved_state.is_unreadable {
             // Unchaining restores the original files from the saved state.
-            plan.undo.clear();
+            plan.unchain_steps.clear();
         }
         Some(plan)
     }
@@ -114,15 +111,14 @@ impl Reconciler {
     /// The runtime certainly looks here if an earlier agent, upstream's included, chained the
     /// plugin from this bin dir: the runtime started this agent's own pod through that chain.
     fn check_bin_dir(&mut self, configs: &[ConfigFile], pass: &mut Pass) {
-        let loaded = plan::loaded(configs);
+        let loaded = plan::active(configs);
         let warning = loaded.and_then(|loaded| platforms::no_plugins(&self.settings, loaded));
-        let value = warning.is_some().into();
-        self.status.bin_dir_without_plugins.store(value, Ordering::Relaxed);
+        self.status.bin_dir_without_plugins.set(warning.is_some().into());
         if self.had_binary || warning.is_none() {
             self.runtime_finds_plugin |= plan::is_chained(&self.mode, configs);
         }
         if let Some(why) = warning {
-            pass.warn(BIN_DIR, why);
+            pass.warn(Subject::Directories, why);
         }
     }
 
@@ -130,29 +126,26 @@ impl Reconciler {
     /// others.
     fn apply(
         &mut self,
-        plan: Chaining,
+        plan: Plan,
         observed: &mut Observed,
         pass: &mut Pass,
     ) -> Result<(), files::Error> {
-        self.chained_lists.extend(plan.lists);
+        self.chained_conflists.extend(plan.conflists);
         for step in &plan.steps {
             self.apply_step(step, observed, pass);
         }
-        for undo in &plan.undo {
+        for undo in &plan.unchain_steps {
             self.apply_undo(undo, observed, pass)?;
         }
-        for (list, over) in self.entry_removals.active(Instant::now()) {
-            pass.contention = true;
-            pass.schedule_next(over);
-            pass.problem(CONFLIST, entry_removed(&self.settings.net_dir.join(list)));
-        }
+        self.report_entry_removals(pass);
         Ok(())
     }
 
     /// Writes one file of the chain, unless contention delays the write.
-    fn apply_step(&mut self, step: &Step, observed: &mut Observed, pass: &mut Pass) {
-        self.mark_not_ready(CONFLIST);
-        let path = self.settings.net_dir.join(step.list());
+    fn apply_step(&mut self, step: &ChainStep, observed: &mut Observed, pass: &mut Pass) {
+        self.mark_not_ready(&Subject::NetworkConfig);
+        let path = self.settings.net_dir.join(step.target());
+        let subject = Subject::File(path.clone());
         let before = content(&observed.configs, step.source()).map_or("", |before| &before.text);
         let now = Instant::now();
         // A plugin entry of another agent also gives pods their redirect rules, so only the
@@ -162,7 +155,7 @@ impl Reconciler {
             true => &mut self.overwrites,
             false => &mut self.entry_removals,
         };
-        if let Some(until) = contention.blocked_until(step.list(), before, now) {
+        if let Some(until) = contention.blocked_until(&subject, before, now) {
             pass.schedule_next(until);
             return;
         }
@@ -170,18 +163,18 @@ impl Reconciler {
         match apply(net_dir, &observed.configs, step, &mut observed.saved_state) {
             Ok(()) => {
                 pass.wrote = true;
-                if contention.record_write(step.list(), before, now) && !has_entry {
-                    Status::count(&self.status.contentions);
-                    self.report_entry_removal(&path);
+                if contention.record_write(subject, before, now) && !has_entry {
+                    self.status.contentions.inc();
+                    self.post_entry_removal_event(&path);
                 }
-                Status::count(&self.status.conflist_writes);
+                self.status.conflist_writes.inc();
                 // The plan's problem is solved. The next pass verifies that.
-                pass.problems.remove(CONFLIST);
+                pass.problems.remove(&Subject::NetworkConfig);
                 info!("Created CNI config {}", path.display());
             }
             // Another program wrote the file since it was read. The next pass reads it again.
             Err(files::Error::Raced { .. }) => pass.wrote = true,
-            Err(error) => pass.problem(&path.display().to_string(), error),
+            Err(error) => pass.problem(Subject::File(path), error),
         }
     }
 
@@ -193,38 +186,17 @@ impl Reconciler {
         pass: &mut Pass,
     ) -> Result<(), files::Error> {
         let dir = &self.settings.net_dir;
-        let path = dir.join(undo.list());
-        match uninstall::apply_undo(dir, undo, |name| content(&observed.configs, name)) {
+        let path = dir.join(undo.file_name());
+        match restore::apply(dir, undo, |name| content(&observed.configs, name)) {
             Ok(()) => {
                 pass.wrote = true;
-                Status::count(&self.status.conflist_writes);
-                info!("Removed {PLUGIN} from {}", path.display());
-                observed.saved_state.forget(undo.list(), dir)?;
+                self.status.conflist_writes.inc();
+                info!("Removed the plugin entry from {}", path.display());
+                observed.saved_state.forget(undo.file_name(), dir)?;
             }
             Err(files::Error::Raced { .. }) => pass.wrote = true,
-            Err(error) => pass.problem(&path.display().to_string(), error),
+            Err(error) => pass.problem(Subject::File(path), error),
         }
         Ok(())
     }
-
-    /// Posts an Event on the agent's pod: another program keeps removing the plugin entry from
-    /// the conflist at `path`.
-    fn report_entry_removal(&self, path: &Path) {
-        self.api.report_event(Message {
-            kind: EventType::Warning,
-            reason: "LinkerdCNIFight",
-            action: "Chaining",
-            note: entry_removed(path),
-        });
-    }
-}
-
-/// Message about contention over the plugin entry in the conflist at `path`, with the remedy.
-fn entry_removed(path: &Path) -> String {
-    format!(
-        "another program takes linkerd-cni out of {} again and again, so pods may start without \
-         redirection: with Cilium set cni.exclusive=false, else stop that program from \
-         restoring the file",
-        path.display()
-    )
 }

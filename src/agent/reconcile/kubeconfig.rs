@@ -5,10 +5,10 @@ use std::time::Instant;
 use tracing::info;
 
 use super::Reconciler;
-use super::pass::{CREDENTIAL, KUBECONFIG, PLUGIN_TOKEN, Pass};
+use super::pass::Pass;
 use crate::agent::api::token::PluginToken;
 use crate::agent::credential;
-use crate::agent::status::Status;
+use crate::agent::subject::Subject;
 
 impl Reconciler {
     /// Writes the kubeconfig if its content or its access is wrong. Writes nothing while there
@@ -28,19 +28,19 @@ impl Reconciler {
         let desired = base.render(&token);
         let mut written = false;
         if !credential::is_right(&self.settings, &desired)? {
-            self.mark_not_ready(KUBECONFIG);
+            self.mark_not_ready(&Subject::Kubeconfig);
             let path = self.settings.kubeconfig();
-            if self.is_write_delayed(KUBECONFIG, &path, &desired, pass) {
+            if self.is_write_delayed(Subject::Kubeconfig, &path, &desired, pass) {
                 return Ok(());
             }
-            self.handover.before_write(&path, &desired);
+            self.upstream_kubeconfig.before_write(&path, &desired);
             credential::write(&self.settings, &desired)?;
             written = true;
             pass.wrote = true;
-            Status::count(&self.status.kubeconfig_writes);
+            self.status.kubeconfig_writes.inc();
             info!("Wrote kubeconfig {}", path.display());
             // Recorded by the content written, so that a renewed token is never delayed.
-            self.overwrites.record_write(KUBECONFIG, &desired, Instant::now());
+            self.overwrites.record_write(Subject::Kubeconfig, &desired, Instant::now());
         }
         self.check_token(&token, written, pass);
         Ok(())
@@ -52,40 +52,40 @@ impl Reconciler {
     fn token(&mut self, agent_token: &str, pass: &mut Pass) -> Option<String> {
         let account = self.settings.plugin_account.clone().unwrap_or_default();
         match self.api.plugin_token() {
-            PluginToken::Agents { denied } => {
+            PluginToken::AgentToken { denied } => {
                 if let Some(why) = denied {
                     let why = format!("the plugin uses the agent's own token: {why}");
-                    pass.warn(PLUGIN_TOKEN, &why);
+                    pass.warn(Subject::PluginToken, &why);
                     pass.ready_note = Some(why);
                 }
                 pass.uses_agent_token = true;
                 Some(agent_token.to_owned())
             }
-            PluginToken::Issued { token, doubt } => {
-                if let Some(why) = doubt {
+            PluginToken::Issued { token, renewal_error } => {
+                if let Some(why) = renewal_error {
                     let why = format!(
-                        "the token of service account {account} is not renewed, \
-                         the plugin keeps the last one: {why}"
+                        "the token of ServiceAccount {account} could not be renewed, \
+                         so the plugin keeps its last token: {why}"
                     );
-                    pass.warn(PLUGIN_TOKEN, why);
+                    pass.warn(Subject::PluginToken, why);
                 }
                 Some(token)
             }
-            PluginToken::Awaited { error } => {
+            PluginToken::Pending { error } => {
                 let on_host = credential::token_on_host(&self.settings);
                 self.token_found_on_host = on_host.or(self.token_found_on_host.take());
                 let error = error.map(|error| format!(": {error}"));
                 let why = format!(
-                    "waiting for the API server to issue a token for service account {account}{}",
+                    "waiting for the API server to issue the token of ServiceAccount {account}{}",
                     error.as_deref().unwrap_or_default()
                 );
                 match (&self.token_found_on_host, error) {
                     (Some(_), None) => {}
                     (Some(_), Some(_)) => {
-                        pass.warn(PLUGIN_TOKEN, why);
+                        pass.warn(Subject::PluginToken, why);
                     }
-                    (None, None) => pass.wait_for(KUBECONFIG, why),
-                    (None, Some(_)) => pass.problem(KUBECONFIG, why),
+                    (None, None) => pass.wait_for(Subject::Kubeconfig, why),
+                    (None, Some(_)) => pass.problem(Subject::Kubeconfig, why),
                 }
                 self.token_found_on_host.clone()
             }
@@ -100,20 +100,20 @@ impl Reconciler {
     /// works even if the agent cannot reach the API server.
     fn check_token(&self, token: &str, written: bool, pass: &mut Pass) {
         let status = self.api.token_status(token, written);
-        let must_wait = self.settings.plugin_account.is_some() && !status.answered;
+        let must_wait = self.settings.plugin_account.is_some() && !status.responded;
         let error = status.error.as_deref();
-        match (status.answer, error) {
-            (Some(Err(why)), _) => pass.problem(CREDENTIAL, why),
+        match (status.result, error) {
+            (Some(Err(why)), _) => pass.problem(Subject::Credential, why),
             (_, None) if must_wait => {
-                pass.wait_for(CREDENTIAL, "the API server has not answered yet")
+                pass.wait_for(Subject::Credential, "the API server has not responded yet")
             }
             (_, Some(error)) if must_wait => {
-                let why = format!("the API server has not answered yet: {error}");
-                pass.problem(CREDENTIAL, why);
+                let why = format!("the API server has not responded yet: {error}");
+                pass.problem(Subject::Credential, why);
             }
             (_, Some(error)) => {
                 let why = format!("cannot check the token in the kubeconfig: {error}");
-                pass.warn(CREDENTIAL, why);
+                pass.warn(Subject::Credential, why);
             }
             (_, None) => {}
         }

@@ -3,20 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Instant;
 
-/// Subjects that decide readiness, together with [`SELF_TEST`]. They name a problem in
-/// `/ready` and in the log.
-pub const BINARY: &str = "binary";
-pub const KUBECONFIG: &str = "kubeconfig";
-pub const CREDENTIAL: &str = "credential";
-pub const CONFLIST: &str = "network configuration";
-/// Subject of failed TokenRequests for the plugin's service account. Only logged.
-pub(super) const PLUGIN_TOKEN: &str = "plugin token";
-/// Subject of a bin dir without plugins of the primary CNI. Only logged.
-pub(super) const BIN_DIR: &str = "bin dir";
-/// Subject of files of earlier agents that cannot be removed. Only logged.
-pub(super) const LEFTOVERS: &str = "leftovers";
-/// Subject of a failed or unfinished self-test. Decides readiness.
-pub const SELF_TEST: &str = "self-test";
+use crate::agent::subject::Subject;
 
 /// What one reconcile pass found and did.
 #[derive(Debug, Default)]
@@ -34,30 +21,30 @@ pub struct Pass {
     /// Text that `/ready` adds to a response of 200.
     pub ready_note: Option<String>,
     /// What is missing for a moment at every start, by subject. Not ready, but not logged.
-    pub waits: BTreeMap<String, String>,
+    pub waits: BTreeMap<Subject, String>,
     /// Problems by subject. Logged, and the next pass comes early. Not ready, if the subject
     /// decides readiness.
-    pub problems: BTreeMap<String, String>,
+    pub problems: BTreeMap<Subject, String>,
     /// Possible problems by subject. Logged like problems, but without effect on readiness and
     /// on the time of the next pass.
-    pub warnings: BTreeMap<String, String>,
+    pub warnings: BTreeMap<Subject, String>,
 }
 
 impl Pass {
-    pub(super) fn problem(&mut self, subject: &str, why: impl ToString) {
-        self.problems.insert(subject.to_owned(), why.to_string());
+    pub(super) fn problem(&mut self, subject: Subject, why: impl ToString) {
+        self.problems.insert(subject, why.to_string());
     }
 
-    pub(super) fn warn(&mut self, subject: &str, why: impl ToString) {
-        self.warnings.insert(subject.to_owned(), why.to_string());
+    pub(super) fn warn(&mut self, subject: Subject, why: impl ToString) {
+        self.warnings.insert(subject, why.to_string());
     }
 
-    pub(super) fn wait_for(&mut self, subject: &str, why: impl ToString) {
-        self.waits.insert(subject.to_owned(), why.to_string());
+    pub(super) fn wait_for(&mut self, subject: Subject, why: impl ToString) {
+        self.waits.insert(subject, why.to_string());
     }
 
     /// Returns whether `subject` has a problem or is still missing.
-    pub(super) fn is_wrong(&self, subject: &str) -> bool {
+    pub(super) fn is_wrong(&self, subject: &Subject) -> bool {
         self.problems.contains_key(subject) || self.waits.contains_key(subject)
     }
 
@@ -68,9 +55,8 @@ impl Pass {
 
     /// Returns all that is logged, by subject. A problem wins over a warning.
     pub fn logged(&self) -> BTreeMap<String, String> {
-        let mut logged = self.warnings.clone();
-        logged.extend(self.problems.clone());
-        logged
+        let all = self.warnings.iter().chain(&self.problems);
+        all.map(|(subject, why)| (subject.to_string(), why.clone())).collect()
     }
 
     /// Returns the state for `/ready`. The node is ready if every subject is right and this
@@ -79,20 +65,18 @@ impl Pass {
     /// # Errors
     /// Names each subject that is wrong, and why.
     pub fn ready(&self) -> Result<(), String> {
-        let wrong: Vec<String> = [BINARY, KUBECONFIG, CREDENTIAL, CONFLIST, SELF_TEST]
+        let wrong: Vec<String> = Subject::DECIDE_READINESS
             .iter()
             .filter_map(|subject| {
-                let problem = self.problems.get(*subject);
-                let why = problem.or_else(|| self.waits.get(*subject))?;
+                let problem = self.problems.get(subject);
+                let why = problem.or_else(|| self.waits.get(subject))?;
                 Some(format!("{subject}: {why}"))
             })
             .collect();
         match wrong.is_empty() {
             false => Err(wrong.join("; ")),
-            true if self.wrote => Err("just written, to be verified".into()),
-            true if self.self_test_running => {
-                Err(format!("{SELF_TEST}: the plugin is being tried"))
-            }
+            true if self.wrote => Err("written, not verified yet".into()),
+            true if self.self_test_running => Err(format!("{}: still running", Subject::SelfTest)),
             true => Ok(()),
         }
     }

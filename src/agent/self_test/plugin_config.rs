@@ -78,8 +78,8 @@ impl PluginConfig {
         if !self.has_previous {
             return Value::Null;
         }
-        let shape = version::shape(&self.version);
-        if shape == version::shape(FIRST_VERSION) {
+        let format = version::result_format(&self.version);
+        if format == version::result_format(FIRST_VERSION) {
             return json!({"cniVersion": self.version, "ip4": {"ip": addresses.first()}});
         }
         let ips: Vec<Value> = addresses
@@ -87,7 +87,7 @@ impl PluginConfig {
             .map(|address| {
                 let mut ip = json!({"address": address, "interface": 0});
                 // `version` is required up to CNI version 0.4.0 and was removed in 1.0.0.
-                if shape != version::shape(version::CURRENT) {
+                if format != version::result_format(version::CURRENT) {
                     ip["version"] = json!(if address.contains(':') { "6" } else { "4" });
                 }
                 ip
@@ -103,7 +103,7 @@ impl PluginConfig {
 
     /// Whether the config's CNI version has CHECK.
     pub fn has_check(&self) -> bool {
-        version::allows(&self.version, "0.4.0", "CHECK").is_ok()
+        version::check_command(&self.version, "0.4.0", "CHECK").is_ok()
     }
 }
 

@@ -10,24 +10,25 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-use super::call::{self, call, memory_file};
+use super::connections::connections;
+use super::plugin_call::{self, call, memory_file};
 use super::plugin_config::PluginConfig;
-use super::scratch::{self, Scratch};
-use super::server::Server;
-use super::target::targets;
+use super::scratch_pod::{self, ScratchPod};
+use super::stub_api::StubApi;
 use crate::agent::settings::Settings;
 use crate::cni::error::code;
 use crate::cni::object::Object;
 use crate::config::{Config, Ipv6, PodFacts};
 use crate::conflist::PLUGIN;
 use crate::conflist::{net_dir, plan};
+use crate::deadline::Deadline;
 use crate::kube::kubeconfig;
-use crate::kube::kubeconfig::Access;
+use crate::kube::kubeconfig::ApiAccess;
 use crate::rules::Redirect;
 
 /// Time after which a self-test fails, from the scratch pod to the last connection.
 const TIMEOUT: Duration = Duration::from_secs(10);
-/// Name, namespace and container ID of the scratch pod. Requests for it go to [`Server`], never
+/// Name, namespace and container ID of the scratch pod. Requests for it go to [`StubApi`], never
 /// to the cluster's API server.
 const POD: &str = "linkerd-cni-self-test";
 /// Stack size of the stand-in API server's thread, in bytes.
@@ -46,19 +47,19 @@ pub enum TestOutcome {
 /// Why a self-test did not pass.
 #[derive(Debug, thiserror::Error)]
 enum Error {
-    #[error("no network configuration carries {PLUGIN}")]
+    #[error("no network config has a plugin entry")]
     NoPluginEntry,
     #[error(transparent)]
     Files(#[from] crate::files::Error),
     #[error(transparent)]
-    Scratch(#[from] scratch::Error),
-    #[error("cannot stand in for the API server: {0}")]
+    Scratch(#[from] scratch_pod::Error),
+    #[error("cannot start the stand-in API server: {0}")]
     Server(#[source] io::Error),
-    #[error("{command} fails: {source}")]
+    #[error("{command} failed: {source}")]
     Call {
         command: &'static str,
         #[source]
-        source: call::Error,
+        source: plugin_call::Error,
     },
     #[error("{0}")]
     Config(#[from] crate::cni::Error),
@@ -72,12 +73,12 @@ impl Error {
     fn skip_reason(&self) -> Option<&'static str> {
         match self {
             Error::Scratch(error) if error.is_forbidden() => {
-                Some("the agent needs SYS_ADMIN and NET_ADMIN for it")
+                Some("the agent lacks SYS_ADMIN or NET_ADMIN")
             }
-            Error::Call { source: call::Error::Cni { code, .. }, .. }
+            Error::Call { source: plugin_call::Error::Cni { code, .. }, .. }
                 if *code == u64::from(code::NO_IPTABLES) =>
             {
-                Some("the host's programs are out of reach here")
+                Some("the agent cannot run the host's iptables")
             }
             _ => None,
         }
@@ -101,13 +102,13 @@ impl fmt::Display for Coverage {
         if self.checked {
             f.write_str(" and CHECK")?;
         }
-        f.write_str(" succeed, ")?;
+        f.write_str(" succeeded, ")?;
         match self.connections.as_slice() {
-            [] => f.write_str("no connection could be tried")?,
+            [] => f.write_str("no connection could be tested")?,
             all => write!(f, "TCP is redirected ({})", all.join(", "))?,
         }
         if self.substituted_backend {
-            f.write_str("; by nf_tables, as the host's iptables is out of reach")?;
+            f.write_str("; by nf_tables, as the agent cannot run the host's iptables")?;
         }
         Ok(())
     }
@@ -116,7 +117,7 @@ impl fmt::Display for Coverage {
 /// Runs the self-test of the plugin binary and the plugin entry that are installed now.
 pub fn run(settings: &Settings) -> TestOutcome {
     let begin = Instant::now();
-    match test(settings, begin + TIMEOUT) {
+    match test(settings, Deadline::after(TIMEOUT)) {
         Ok(coverage) => {
             TestOutcome::Passed(format!("{coverage}, in {} ms", begin.elapsed().as_millis()))
         }
@@ -128,7 +129,7 @@ pub fn run(settings: &Settings) -> TestOutcome {
 }
 
 /// Calls the plugin and opens the connections. Fails with the first error, or at `end`.
-fn test(settings: &Settings, end: Instant) -> Result<Coverage, Error> {
+fn test(settings: &Settings, end: Deadline) -> Result<Coverage, Error> {
     let mut plugin_config = installed_config(settings)?;
     let mut coverage = Coverage {
         substituted_backend: plugin_config.avoid_host_binaries(),
@@ -139,9 +140,9 @@ fn test(settings: &Settings, end: Instant) -> Result<Coverage, Error> {
     // An invalid config is not an error here: ADD fails and describes the mistake.
     let config = Config::read(&config).ok();
     let ipv6 = config.as_ref().is_some_and(|config| config.ipv6 != Ipv6::No);
-    let scratch = Scratch::create(ipv6)?;
-    let server = Server::open().map_err(Error::Server)?;
-    let access = Access { server: server.url(), ca: Vec::new(), insecure: false, token: None };
+    let scratch = ScratchPod::create(ipv6)?;
+    let server = StubApi::open().map_err(Error::Server)?;
+    let access = ApiAccess { server: server.url(), ca: Vec::new(), insecure: false, token: None };
     let credential = memory_file(&kubeconfig::render(&access)).map_err(Error::Server)?;
     let path = format!("/proc/{}/fd/{}", std::process::id(), credential.as_raw_fd());
     let plugin_config = plugin_config.for_pod(&path);
@@ -181,7 +182,7 @@ fn installed_config(settings: &Settings) -> Result<PluginConfig, Error> {
         let content = file.content.as_ref().ok()?;
         PluginConfig::of(&content.text)
     };
-    plan::loaded(&found)
+    plan::active(&found)
         .and_then(config_of)
         .or_else(|| found.iter().find_map(config_of))
         .ok_or(Error::NoPluginEntry)
@@ -191,11 +192,11 @@ fn installed_config(settings: &Settings) -> Result<PluginConfig, Error> {
 /// `prevResult`, null for none.
 fn call_plugin(
     settings: &Settings,
-    scratch: &Scratch,
+    scratch: &ScratchPod,
     plugin_config: &PluginConfig,
     command: &'static str,
     previous: &Value,
-    end: Instant,
+    end: Deadline,
 ) -> Result<Value, Error> {
     let args = format!("IgnoreUnknown=1;K8S_POD_NAMESPACE={POD};K8S_POD_NAME={POD}");
     let vars = [
@@ -213,20 +214,20 @@ fn call_plugin(
 
 /// Opens each connection that must be redirected, and returns their names for the log. The error
 /// describes the first connection that does not reach the proxy's port.
-fn connect(scratch: &Scratch, redirect: &Redirect) -> Result<Vec<String>, String> {
+fn connect(scratch: &ScratchPod, redirect: &Redirect) -> Result<Vec<String>, String> {
     let user = (nix::unistd::geteuid().as_raw(), nix::unistd::getegid().as_raw());
     let mut listeners: Vec<(u16, TcpListener)> = Vec::new();
     let mut redirected = Vec::new();
     for &(pod, neighbour) in scratch.addresses() {
-        for target in targets(redirect, user, pod, neighbour) {
-            if !listeners.iter().any(|(port, _)| *port == target.proxy) {
-                listeners.push((target.proxy, scratch.listen(target.proxy)?));
+        for connection in connections(redirect, user, pod, neighbour) {
+            if !listeners.iter().any(|(port, _)| *port == connection.proxy) {
+                listeners.push((connection.proxy, scratch.listen(connection.proxy)?));
             }
-            for (_, listener) in listeners.iter().filter(|(port, _)| *port == target.proxy) {
-                scratch.expect_redirect(&target, listener)?;
+            for (_, listener) in listeners.iter().filter(|(port, _)| *port == connection.proxy) {
+                scratch.expect_redirect(&connection, listener)?;
             }
             let family = if pod.is_ipv6() { "IPv6" } else { "IPv4" };
-            redirected.push(format!("{family} {}", target.direction.name()));
+            redirected.push(format!("{family} {}", connection.direction.name()));
         }
     }
     Ok(redirected)

@@ -1,5 +1,7 @@
+use std::path::Path;
+
 use super::*;
-use crate::conflist::mode::{COPY, STANDALONE};
+use crate::conflist::chain_mode::{COPY, STANDALONE};
 
 fn read(vars: &[(&str, &str)]) -> Result<Settings, Error> {
     let lookup = |name: &str| {
@@ -17,9 +19,9 @@ fn an_empty_environment_gives_upstreams_defaults() {
         assert_eq!(settings.net_dir, Path::new("/host/etc/cni/net.d"));
         assert_eq!(settings.image_bin_dir, Path::new("/opt/cni/bin"));
         assert_eq!(settings.kubeconfig_on_host, "/etc/cni/net.d/ZZZ-linkerd-cni-kubeconfig");
-        assert_eq!(settings.template, Template::None);
+        assert_eq!(settings.entry_template, EntryTemplate::None);
         assert_eq!(settings.ca_file, None);
-        assert_eq!(settings.admin, None);
+        assert_eq!(settings.admin_address, None);
         assert_eq!(settings.resync, Duration::from_secs(30));
         assert_eq!(settings.termination_grace, Duration::from_secs(30));
         assert_eq!(settings.log_level, LevelFilter::INFO);
@@ -44,9 +46,9 @@ fn paths_are_joined_as_by_gos_path_join() {
 fn the_template_in_the_environment_wins_over_the_file() {
     let file = ("CNI_NETWORK_CONFIG_FILE", "/t");
     let both = read(&[("CNI_NETWORK_CONFIG", "{}"), file]).unwrap();
-    assert_eq!(both.template, Template::Text("{}".into()));
+    assert_eq!(both.entry_template, EntryTemplate::Text("{}".into()));
     let file = read(&[("CNI_NETWORK_CONFIG", ""), file]).unwrap();
-    assert_eq!(file.template, Template::File("/t".into()));
+    assert_eq!(file.entry_template, EntryTemplate::File("/t".into()));
 }
 
 #[test]
@@ -131,9 +133,9 @@ fn settings_select_the_mode_of_chaining() {
 #[test]
 fn an_invalid_conf_name_is_rejected_with_the_reason() {
     for (vars, reason) in [
-        (vec![(NAME, "10-calico")], "ends in none of"),
-        (vec![(NAME, "10-calico.bak"), NOT_CHAINED], "ends in none of"),
-        (vec![(NAME, "00-x.conf"), OWN_CONFIG], "does not end in .conflist"),
+        (vec![(NAME, "10-calico")], "does not end in .conflist, .conf or .json"),
+        (vec![(NAME, "10-calico.bak"), NOT_CHAINED], "does not end in .conflist, .conf or .json"),
+        (vec![(NAME, "00-x.conf"), OWN_CONFIG], "does not end in .conflist, which"),
         (vec![(NAME, "k.json"), ("KUBECONFIG_FILE_NAME", "k.json")], "the name of the kubeconfig"),
     ] {
         let error = read(&vars).and_then(|settings| settings.mode()).unwrap_err().to_string();

@@ -29,7 +29,7 @@ pub fn remove(settings: &Settings) -> Vec<files::Error> {
 
 /// Removes all files in `dir` that are temporary or for which `is_left_over` is true.
 fn sweep(dir: &Path, failures: &mut Vec<files::Error>, is_left_over: impl Fn(&str) -> bool) {
-    let names = match files::names(dir) {
+    let names = match files::file_names(dir) {
         Err(error) if error.is_missing() => return,
         Err(error) => return failures.push(error),
         Ok(names) => names,
@@ -40,7 +40,7 @@ fn sweep(dir: &Path, failures: &mut Vec<files::Error>, is_left_over: impl Fn(&st
             continue;
         }
         match remove_file(&path) {
-            Ok(true) => info!("Removed {}, which an earlier agent left", path.display()),
+            Ok(true) => info!("Removed {}, left by an earlier agent", path.display()),
             Ok(false) => {}
             Err(error) => failures.push(error),
         }
@@ -49,7 +49,7 @@ fn sweep(dir: &Path, failures: &mut Vec<files::Error>, is_left_over: impl Fn(&st
 
 /// Removes a file. Keeps a directory, as no agent creates directories of these names.
 fn remove_file(path: &Path) -> Result<bool, files::Error> {
-    match files::look(path)? {
+    match files::metadata(path)? {
         Some(metadata) if metadata.is_dir() => Ok(false),
         _ => files::remove(path),
     }

@@ -52,13 +52,13 @@ impl<'s> NetDirWatch<'s> {
     /// [`PluginReference::Foreign`] may end without this agent, so it is returned only at `end`.
     pub fn until_quiet(
         &self,
-        journal: &SavedState,
+        saved_state: &SavedState,
         quiet: Duration,
         end: Instant,
     ) -> Result<PluginReference, files::Error> {
         let mut since = Instant::now();
         loop {
-            let reference = self.scan(journal)?;
+            let reference = self.scan(saved_state)?;
             let now = Instant::now();
             match reference {
                 PluginReference::Missing if now >= since + quiet => return Ok(reference),
@@ -74,17 +74,17 @@ impl<'s> NetDirWatch<'s> {
     }
 
     /// Scans the directory once.
-    fn scan(&self, journal: &SavedState) -> Result<PluginReference, files::Error> {
+    fn scan(&self, saved_state: &SavedState) -> Result<PluginReference, files::Error> {
         let found = match net_dir::scan(self.dir, self.kubeconfig) {
             Err(error) if error.is_missing() => return Ok(PluginReference::Missing),
             found => found?,
         };
         let named: Vec<&ConfigFile> =
             found.iter().filter(|file| self.may_name_plugin(file)).collect();
-        let undos = plan::unchain(&found, journal, &Default::default());
+        let undos = plan::unchain(&found, saved_state, &Default::default());
         let can_unchain = |file: &&&ConfigFile| {
             let mut undos = undos.iter().flatten();
-            undos.any(|undo| undo.list() == file.name)
+            undos.any(|undo| undo.file_name() == file.name)
         };
         let path = |file: &ConfigFile| self.dir.join(&file.name);
         if let Some(file) = named.iter().find(can_unchain) {
@@ -100,9 +100,9 @@ impl<'s> NetDirWatch<'s> {
         if let Ok(content) = &file.content {
             return conflist::may_call_plugin(&content.text);
         }
-        match files::holds(&self.dir.join(&file.name), PLUGIN.as_bytes()) {
+        match files::contains(&self.dir.join(&file.name), PLUGIN.as_bytes()) {
             Ok(holds) => holds,
-            Err(files::Error::Unfit { .. }) => false,
+            Err(files::Error::Unusable { .. }) => false,
             Err(error) => !error.is_missing(),
         }
     }

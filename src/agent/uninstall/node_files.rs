@@ -8,49 +8,49 @@ use std::path::PathBuf;
 use tracing::{info, warn};
 
 use crate::agent::binaries::Binaries;
-use crate::agent::records;
 use crate::agent::settings::Settings;
 use crate::conflist::PLUGIN;
 use crate::conflist::saved_state;
 use crate::conflist::saved_state::SavedState;
 use crate::files;
-use crate::files::Aside;
+use crate::files::StagedRemoval;
+use crate::record::SOCKET_NAME;
 
 /// The files under their temporary names, in the order of removal.
 pub struct NodeFiles<'s> {
     settings: &'s Settings,
-    asides: Vec<Aside>,
+    asides: Vec<StagedRemoval>,
 }
 
 /// Returns all files that an uninstall removes, in the order of removal.
-fn paths(settings: &Settings, journal: &SavedState) -> Vec<PathBuf> {
-    let binaries = Binaries::wanted(settings).unwrap_or_else(|_| vec![PLUGIN.to_owned()]);
+fn paths(settings: &Settings, saved_state: &SavedState) -> Vec<PathBuf> {
+    let binaries = Binaries::in_image(settings).unwrap_or_else(|_| vec![PLUGIN.to_owned()]);
     let binaries = binaries.iter().map(|name| settings.bin_dir.join(name));
     let mut paths: Vec<PathBuf> = [settings.kubeconfig()].into_iter().chain(binaries).collect();
     // Saved state that cannot be read is kept: a later uninstall may be able to read it and
     // restore the original files.
-    if !journal.unread {
+    if !saved_state.is_unreadable {
         paths.push(settings.net_dir.join(saved_state::NAME));
     }
     paths
 }
 
 /// Whether any of the files exists.
-pub fn exist(settings: &Settings, journal: &SavedState) -> bool {
-    let mut paths = paths(settings, journal).into_iter();
-    paths.any(|path| !matches!(files::look(&path), Ok(None)))
+pub fn exist(settings: &Settings, saved_state: &SavedState) -> bool {
+    let mut paths = paths(settings, saved_state).into_iter();
+    paths.any(|path| !matches!(files::metadata(&path), Ok(None)))
 }
 
 impl<'s> NodeFiles<'s> {
     /// Renames the files to temporary names.
     pub fn set_aside(
         settings: &'s Settings,
-        journal: &SavedState,
+        saved_state: &SavedState,
         failures: &mut Vec<String>,
     ) -> NodeFiles<'s> {
         let mut asides = Vec::new();
-        for path in paths(settings, journal) {
-            match Aside::take(&path) {
+        for path in paths(settings, saved_state) {
+            match StagedRemoval::start(&path) {
                 Ok(aside) => asides.extend(aside),
                 Err(error) => failures.push(error.to_string()),
             }
@@ -60,8 +60,8 @@ impl<'s> NodeFiles<'s> {
 
     /// Renames all files back, in the order of an install.
     pub fn put_back(self, failures: &mut Vec<String>) {
-        let results: Vec<_> = self.asides.iter().rev().map(Aside::put_back).collect();
-        let synced = self.asides.iter().map(Aside::sync);
+        let results: Vec<_> = self.asides.iter().rev().map(StagedRemoval::undo).collect();
+        let synced = self.asides.iter().map(StagedRemoval::sync);
         for error in results.into_iter().chain(synced).filter_map(Result::err) {
             warn!("{error}");
             failures.push(error.to_string());
@@ -72,14 +72,14 @@ impl<'s> NodeFiles<'s> {
     pub fn discard(self, failures: &mut Vec<String>) {
         let state = self.settings.net_dir.join(saved_state::NAME);
         for aside in self.asides {
-            let path = aside.target().to_owned();
-            match aside.discard() {
+            let path = aside.path().to_owned();
+            match aside.finish() {
                 Ok(()) if path == state => {}
                 Ok(()) => info!("Removed {}", path.display()),
                 Err(error) => failures.push(error.to_string()),
             }
         }
-        if let Err(error) = files::remove(&self.settings.net_dir.join(records::SOCKET_NAME)) {
+        if let Err(error) = files::remove(&self.settings.net_dir.join(SOCKET_NAME)) {
             failures.push(error.to_string());
         }
     }

@@ -11,7 +11,6 @@ mod round;
 mod scope;
 
 use std::fs;
-use std::hash::{BuildHasher as _, RandomState};
 use std::io;
 use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, Sender};
@@ -21,6 +20,7 @@ use std::time::{Duration, Instant};
 use tracing::{info, warn};
 
 use crate::agent::settings::Settings;
+use crate::backoff::{Backoff, Limits};
 pub use decision::Decision;
 use decision::{Decider, Finding};
 
@@ -33,10 +33,9 @@ const FIRST_TIMEOUT: Duration = Duration::from_secs(3);
 /// Time-out of each phase of a request in later rounds. Longer, because repeated requests do not
 /// make a slow API server faster.
 const LATER_TIMEOUT: Duration = Duration::from_secs(8);
-/// Pause after the first round, and after each round with a new finding.
-const FIRST_PAUSE: Duration = Duration::from_secs(1);
-/// Longest pause between rounds with the same finding.
-const LAST_PAUSE: Duration = Duration::from_secs(3);
+/// Pause after the first round and after each round with a new finding, and longest pause between
+/// rounds with the same finding.
+const PAUSE: Limits = [Duration::from_secs(1), Duration::from_secs(3)];
 
 /// Whether the node has a kubeconfig, which shows that an earlier agent may have installed the
 /// plugin. Call it before the first reconcile pass, which writes the kubeconfig.
@@ -57,14 +56,14 @@ pub fn decide(settings: &Arc<Settings>, offline_install: bool) -> Decision {
     let own = Arc::clone(settings);
     // The thread is never joined, so that a request that hangs does not delay the exit.
     let asking =
-        thread::Builder::new().name("departure".into()).spawn(move || send_findings(&own, &send));
+        thread::Builder::new().name("on-stop".into()).spawn(move || send_findings(&own, &send));
     if let Err(error) = asking {
-        return Decision::Leave(format!("cannot start a thread: {error}"));
+        return Decision::LeaveInPlace(format!("cannot start a thread: {error}"));
     }
     decide_from(&rounds, Decider::new(offline_install), end).unwrap_or_else(|last| {
-        Decision::Leave(format!(
-            "there was no proof of an uninstall within {seconds} s; last: {}",
-            last.map_or_else(|| "no answer of the API server".into(), |last| last.to_string())
+        Decision::LeaveInPlace(format!(
+            "no proof of an uninstall within {seconds} s; last finding: {}",
+            last.map_or_else(|| "the API server did not respond".into(), |last| last.to_string())
         ))
     })
 }
@@ -76,19 +75,18 @@ fn time_to_decide(grace: Duration) -> Duration {
 
 /// Runs rounds of requests and sends each finding, until the receiver is dropped.
 fn send_findings(settings: &Settings, findings: &Sender<Finding>) {
-    let (mut timeout, mut pause) = (FIRST_TIMEOUT, FIRST_PAUSE);
+    let (mut timeout, mut pause) = (FIRST_TIMEOUT, Backoff::new(PAUSE));
     let mut last = None;
     loop {
         let finding = round::run(settings, timeout);
         if last.as_ref() != Some(&finding) {
-            pause = FIRST_PAUSE;
+            pause.reset();
         }
         last = Some(finding.clone());
         if findings.send(finding).is_err() {
             return;
         }
-        thread::sleep(jitter(pause));
-        pause = LAST_PAUSE.min(pause * 3 / 2);
+        thread::sleep(pause.next_delay());
         timeout = LATER_TIMEOUT;
     }
 }
@@ -106,21 +104,14 @@ fn decide_from(
         let Ok(finding) = findings.recv_timeout(left) else {
             return Err(last);
         };
-        if let Some(decision) = decider.take(&finding, Instant::now()) {
+        if let Some(decision) = decider.decide(&finding, Instant::now()) {
             return Ok(decision);
         }
         if last.as_ref() != Some(&finding) {
-            warn!("cannot tell yet whether to uninstall, asking again: {finding}");
+            warn!("no proof of an uninstall yet, asking again: {finding}");
         }
         last = Some(finding);
     }
-}
-
-/// Shortens `whole` by up to a quarter at random, so that many nodes do not send requests at the
-/// same time.
-fn jitter(whole: Duration) -> Duration {
-    let random = RandomState::new().hash_one(0) % 1024;
-    whole - whole / 4 * (random as u32) / 1024
 }
 
 #[cfg(test)]
@@ -147,14 +138,5 @@ mod tests {
         assert_eq!(decide_from(&findings, decider(), end), Err(Some(Finding::Rejected)));
         drop(send);
         assert_eq!(decide_from(&findings, decider(), end), Err(None));
-    }
-
-    #[test]
-    fn pauses_have_jitter_of_at_most_a_quarter() {
-        let pauses: Vec<_> = (0..100).map(|_| jitter(LAST_PAUSE)).collect();
-        for pause in &pauses {
-            assert!((LAST_PAUSE * 3 / 4..=LAST_PAUSE).contains(pause), "{pause:?}");
-        }
-        assert!(pauses.iter().any(|pause| *pause != pauses[0]));
     }
 }

@@ -7,7 +7,7 @@ use serde::Serialize;
 use serde_json::value::{RawValue, to_raw_value};
 
 use crate::cni::object::Object;
-use crate::cni::version::Shape;
+use crate::cni::version::ResultFormat;
 
 /// Why a result cannot be converted.
 #[derive(Debug, thiserror::Error)]
@@ -26,17 +26,17 @@ const OLD_ROUTE_MEMBERS: [&str; 2] = ["dst", "gw"];
 /// Name of each address family: as member before 0.3.0, and as `version` in 0.3.0 to 0.4.0.
 const FAMILIES: [(&str, &str); 2] = [("ip4", "4"), ("ip6", "6")];
 
-/// Converts `result` from one shape to another, in one or two steps.
-pub fn convert(result: &mut Object, from: Shape, to: Shape) -> Result<(), Error> {
+/// Converts `result` from one format to another, in one or two steps.
+pub fn convert(result: &mut Object, from: ResultFormat, to: ResultFormat) -> Result<(), Error> {
     match (from, to) {
-        (Shape::V020, Shape::V040) => list_addresses(result),
-        (Shape::V020, Shape::V100) => {
+        (ResultFormat::V020, ResultFormat::V040) => list_addresses(result),
+        (ResultFormat::V020, ResultFormat::V100) => {
             list_addresses(result)?;
             unversion_addresses(result)
         }
-        (Shape::V040, Shape::V100) => unversion_addresses(result),
-        (Shape::V100, Shape::V040) => version_addresses(result),
-        (Shape::V040 | Shape::V100, Shape::V020) => split_addresses(result),
+        (ResultFormat::V040, ResultFormat::V100) => unversion_addresses(result),
+        (ResultFormat::V100, ResultFormat::V040) => version_addresses(result),
+        (ResultFormat::V040 | ResultFormat::V100, ResultFormat::V020) => split_addresses(result),
         _ => Ok(()),
     }
 }
@@ -45,7 +45,7 @@ pub fn convert(result: &mut Object, from: Shape, to: Shape) -> Result<(), Error>
 fn list_addresses(result: &mut Object) -> Result<(), Error> {
     let (mut addresses, mut routes) = (Vec::new(), Vec::new());
     for (key, version) in FAMILIES {
-        let Some(family) = result.given(key) else {
+        let Some(family) = result.non_null(key) else {
             continue;
         };
         let mut address: Object = serde_json::from_str(family.get())?;
@@ -98,7 +98,7 @@ fn split_addresses(result: &mut Object) -> Result<(), Error> {
     for (key, version) in FAMILIES {
         let is_of_family = |value: Option<&RawValue>| is_ipv6(value) == (version == "6");
         let first = addresses.iter().find(|address| {
-            address.given("address").is_some() && is_of_family(address.get("address"))
+            address.non_null("address").is_some() && is_of_family(address.get("address"))
         });
         let Some(first) = first else {
             continue;
@@ -125,7 +125,7 @@ fn split_addresses(result: &mut Object) -> Result<(), Error> {
 
 /// Returns the member `key`, a list of objects. Returns an empty list if it is not set.
 fn list(object: &Object, key: &str) -> Result<Vec<Object>, Error> {
-    match object.given(key) {
+    match object.non_null(key) {
         Some(value) => Ok(serde_json::from_str(value.get())?),
         None => Ok(Vec::new()),
     }
@@ -134,7 +134,7 @@ fn list(object: &Object, key: &str) -> Result<Vec<Object>, Error> {
 /// Replaces the list `key`, or appends it as the last member. An empty list is not appended.
 fn put<T: Serialize>(object: &mut Object, key: &str, elements: &[T]) -> Result<(), Error> {
     let value = to_raw_value(elements)?;
-    if object.given(key).is_some() {
+    if object.non_null(key).is_some() {
         object.set(key, value);
     } else if !elements.is_empty() {
         remove(object, &[key]);

@@ -9,13 +9,13 @@ fn converted(previous: &str, wanted: &str) -> Result<String, Error> {
 }
 
 #[test]
-fn between_versions_of_one_shape_only_cni_version_changes() {
-    let shapes: [(&str, &str, &[&str]); 3] = [
+fn between_versions_of_one_format_only_cni_version_changes() {
+    let formats: [(&str, &str, &[&str]); 3] = [
         (V020, "0.2.0", &["0.1.0", "0.2.0"]),
         (V040, "0.4.0", &["0.3.0", "0.3.1", "0.4.0"]),
         (V1, "1.1.0", &["1.0.0", "1.1.0"]),
     ];
-    for (text, own, versions) in shapes {
+    for (text, own, versions) in formats {
         for version in versions {
             let wanted = text.replace(own, version);
             assert_eq!(converted(text, version).unwrap(), wanted, "{version}");
@@ -24,7 +24,7 @@ fn between_versions_of_one_shape_only_cni_version_changes() {
 }
 
 #[test]
-fn a_result_is_converted_to_the_shape_of_the_requests_version() {
+fn a_result_is_converted_to_the_format_of_the_requests_version() {
     let cases = [
         // The newer members of interfaces are removed, those of routes stay.
         (

@@ -1,34 +1,78 @@
-//! Which network config is active: the first one in name order that a runtime can load.
+//! Which network config is active: the first one in name order that a runtime can load. Whether
+//! the plugin is chained to it.
 
+use super::conf_conversion::conflist_name;
+use crate::conflist::chain_mode::ChainMode;
 use crate::conflist::net_dir::{ConfigFile, ConfigKind};
-use crate::conflist::{self, Conflist};
+use crate::conflist::{self, Conflist, Entry};
 
 /// Returns the active network config among `found`, which is in name order.
-pub fn loaded(found: &[ConfigFile]) -> Option<&ConfigFile> {
-    found.iter().find(|file| loadable(file))
+pub fn active(found: &[ConfigFile]) -> Option<&ConfigFile> {
+    found.iter().find(|file| is_loadable(file))
 }
 
 /// Returns the network config that would be active if only `files` existed.
-pub(super) fn first<'f>(files: &[&'f ConfigFile]) -> Option<&'f ConfigFile> {
-    files.iter().copied().find(|file| loadable(file))
+pub(super) fn active_among<'f>(files: &[&'f ConfigFile]) -> Option<&'f ConfigFile> {
+    files.iter().copied().find(|file| is_loadable(file))
 }
 
 /// Returns whether a runtime would load the file.
-pub(super) fn loadable(file: &ConfigFile) -> bool {
+pub(super) fn is_loadable(file: &ConfigFile) -> bool {
     let Ok(content) = &file.content else {
         return false;
     };
     match file.kind {
-        ConfigKind::Conflist => Conflist::read(&content.text).and_then(|list| list.loadable()),
-        ConfigKind::Conf | ConfigKind::Json => conflist::conf_loadable(&content.text),
+        ConfigKind::Conflist => {
+            Conflist::parse_any(&content.text).and_then(|conflist| conflist.check_loadable())
+        }
+        ConfigKind::Conf | ConfigKind::Json => conflist::check_conf_loadable(&content.text),
     }
     .is_ok()
 }
 
+/// Returns whether the network config `text` calls the plugin.
+pub fn calls_plugin(text: &str) -> bool {
+    conflist::plugin_entry(text).is_some()
+}
+
+/// Returns whether the network config that needs the plugin entry in this `mode` has one. That is
+/// the active network config, or the one that `cniConfFileName` names.
+pub fn is_chained(mode: &ChainMode, found: &[ConfigFile]) -> bool {
+    let is_chained = |file: &ConfigFile| {
+        let content = file.content.as_ref();
+        content.is_ok_and(|content| calls_plugin(&content.text))
+    };
+    match mode {
+        ChainMode::Only(name) => found.iter().any(|file| {
+            (file.name == *name || file.name == conflist_name(name)) && is_chained(file)
+        }),
+        ChainMode::Every | ChainMode::Standalone(_) | ChainMode::Copy(_) => {
+            active(found).is_some_and(is_chained)
+        }
+    }
+}
+
+/// Returns whether `file` is a conflist with the current `entry`.
+pub(super) fn has_entry(file: &ConfigFile, entry: &Entry) -> bool {
+    let text = file.content.as_ref().map(|content| content.text.as_str());
+    file.kind == ConfigKind::Conflist
+        && text.is_ok_and(|text| {
+            Conflist::parse_chainable(text).is_ok_and(|conflist| conflist.has_entry(entry))
+        })
+}
+
+/// Says what `file` lacks, a network config for which [`has_entry`] is false.
+pub(super) fn lacks_entry(file: &ConfigFile) -> &'static str {
+    match &file.content {
+        Ok(content) if calls_plugin(&content.text) => "has an outdated plugin entry",
+        _ => "has no plugin entry",
+    }
+}
+
 /// Says why no network config is active: none exists, or all are invalid.
-pub(super) fn no_network(files: &[&ConfigFile]) -> String {
+pub(super) fn no_network_config(files: &[&ConfigFile]) -> String {
     match files.is_empty() {
-        true => "there is no network configuration yet".into(),
-        false => "there is no valid network configuration yet".into(),
+        true => "no network config exists yet".into(),
+        false => "no valid network config exists yet".into(),
     }
 }

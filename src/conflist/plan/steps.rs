@@ -2,28 +2,29 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::conflist::saved_state::Origin;
-use crate::files::Access;
+use crate::conflist::saved_state::Original;
+use crate::files::FileAccess;
 
 /// The fewest writes that chain the plugin.
 #[derive(Debug, Default)]
-pub struct Chaining {
-    pub steps: Vec<Step>,
-    /// Removes what another mode left, and a copy whose network config is gone. Leftovers of
-    /// another mode are only removed once the file of this mode is correct.
-    pub undo: Vec<UnchainStep>,
-    /// Files that are left unchanged, each with the reason.
+pub struct Plan {
+    /// Files to write, in this order.
+    pub steps: Vec<ChainStep>,
+    /// Removes what another mode left, and a copy whose original is missing. Leftovers of another
+    /// mode are removed only once the file of this mode is correct.
+    pub unchain_steps: Vec<UnchainStep>,
+    /// Names of the files that are left unchanged, each with the reason.
     pub skipped: BTreeMap<String, String>,
-    /// Conflists that have the plugin entry, or will have it after `steps`.
-    pub lists: BTreeSet<String>,
+    /// Names of the conflists that have the plugin entry, or will have it after `steps`.
+    pub conflists: BTreeSet<String>,
     /// Why the network config of this mode lacks the current plugin entry. The agent is not ready
     /// while this is set.
-    pub unchained: Option<String>,
+    pub not_chained: Option<String>,
     /// What an operator should check, as the agent cannot tell whether it is a problem.
-    pub doubt: Option<String>,
+    pub warning: Option<String>,
 }
 
-impl Chaining {
+impl Plan {
     /// Returns why `name` was skipped, in brackets, or nothing.
     pub(super) fn skip_reason(&self, name: &str) -> String {
         let reason = self.skipped.get(name);
@@ -33,35 +34,36 @@ impl Chaining {
 
 /// One file to write.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Step {
-    /// Replaces the conflist `name` with `text`.
-    Patch { name: String, text: String },
-    /// Writes the conflist `list`, then removes `conf`, the single plugin it is made from.
+pub enum ChainStep {
+    /// Replaces the conflist `name` with `text`, which has the plugin entry.
+    AddEntry { name: String, text: String },
+    /// Writes the conflist `conflist`, then removes `conf`, the single plugin it is made from.
     Convert {
         conf: String,
-        list: String,
+        conflist: String,
         text: String,
         /// `text` without the plugin entry.
-        bare: String,
+        without_entry: String,
     },
-    /// Writes `name`, a file that only the agent writes: a standalone config, or a copy of `of`.
-    Own { name: String, text: String, access: Access, of: Option<String> },
+    /// Writes `name`, a file that only the agent writes: a standalone config, or a copy of
+    /// the network config `copied_from`.
+    WriteOwnConfig { name: String, text: String, access: FileAccess, copied_from: Option<String> },
 }
 
-impl Step {
+impl ChainStep {
     /// Returns the name of the file that the step reads.
     pub fn source(&self) -> &str {
         match self {
-            Step::Patch { name, .. } | Step::Own { name, .. } => name,
-            Step::Convert { conf, .. } => conf,
+            ChainStep::AddEntry { name, .. } | ChainStep::WriteOwnConfig { name, .. } => name,
+            ChainStep::Convert { conf, .. } => conf,
         }
     }
 
     /// Returns the name of the network config that the step writes.
-    pub fn list(&self) -> &str {
+    pub fn target(&self) -> &str {
         match self {
-            Step::Patch { name, .. } | Step::Own { name, .. } => name,
-            Step::Convert { list, .. } => list,
+            ChainStep::AddEntry { name, .. } | ChainStep::WriteOwnConfig { name, .. } => name,
+            ChainStep::Convert { conflist, .. } => conflist,
         }
     }
 }
@@ -70,20 +72,20 @@ impl Step {
 #[derive(Debug, PartialEq, Eq)]
 pub enum UnchainStep {
     /// Replaces `name` with `text`, the conflist without the plugin entry.
-    Cut { name: String, text: String },
-    /// Restores the file that the conflist `list` was made from.
-    Restore { list: String, origin: Origin },
-    /// Removes `list`. Either only the agent writes this file, or the file that it was made from
+    RemoveEntry { name: String, text: String },
+    /// Restores the file that `conflist` was made from.
+    Restore { conflist: String, original: Original },
+    /// Removes `name`. Either only the agent writes this file, or the file that it was made from
     /// exists again.
-    Drop { list: String },
+    RemoveFile { name: String },
 }
 
 impl UnchainStep {
     /// Returns the name of the network config that has the plugin entry.
-    pub fn list(&self) -> &str {
+    pub fn file_name(&self) -> &str {
         match self {
-            UnchainStep::Cut { name, .. } => name,
-            UnchainStep::Restore { list, .. } | UnchainStep::Drop { list } => list,
+            UnchainStep::RemoveEntry { name, .. } | UnchainStep::RemoveFile { name } => name,
+            UnchainStep::Restore { conflist, .. } => conflist,
         }
     }
 }

@@ -1,10 +1,11 @@
 use std::collections::BTreeSet;
 
 use super::*;
+use crate::conflist;
 use crate::conflist::net_dir::Content;
 use crate::conflist::saved_state;
-use crate::conflist::saved_state::Origin;
-use crate::files::Access;
+use crate::conflist::saved_state::Original;
+use crate::files::FileAccess;
 
 pub(super) const LIST: &str = r#"{"name":"n","plugins":[{"type":"a"}]}"#;
 pub(super) const CONF: &str = r#"{"name":"n","type":"a"}"#;
@@ -14,7 +15,7 @@ pub(super) fn entry() -> Entry {
 }
 
 pub(super) fn with_entry(list: &str) -> String {
-    Conflist::parse(list).unwrap().with(&entry())
+    Conflist::parse_chainable(list).unwrap().with_entry(&entry())
 }
 
 fn found(files: &[(&str, &str)]) -> Vec<ConfigFile> {
@@ -23,7 +24,7 @@ fn found(files: &[(&str, &str)]) -> Vec<ConfigFile> {
         kind: ConfigKind::of(name).unwrap(),
         content: match *text {
             "unreadable" => Err("is a directory".into()),
-            text => Ok(Content { text: text.into(), access: Access::own(0o644), link: None }),
+            text => Ok(Content { text: text.into(), access: FileAccess::own(0o644), link: None }),
         },
     };
     files.iter().map(file).collect()
@@ -31,9 +32,9 @@ fn found(files: &[(&str, &str)]) -> Vec<ConfigFile> {
 
 /// Saved state of a conflist `list` that was made from `conf` with the text `CONF`.
 fn saved(list: &str, conf: &str) -> SavedState {
-    let origin = Origin {
-        bare: conflist::wrap(CONF).unwrap(),
-        was: None,
+    let original = Original {
+        without_entry: conflist::wrap(CONF).unwrap(),
+        replaced_without_entry: None,
         name: conf.into(),
         content: saved_state::OriginalContent::Text(CONF.into()),
         mode: 0o644,
@@ -41,14 +42,14 @@ fn saved(list: &str, conf: &str) -> SavedState {
         gid: 0,
     };
     let mut saved = SavedState::default();
-    saved.lists.insert(list.into(), origin);
+    saved.originals.insert(list.into(), original);
     saved
 }
 
 /// Returns the names of the files to write.
 fn writes(files: &[(&str, &str)], saved: &SavedState) -> Vec<String> {
     let plan = chain(&ChainMode::Every, &found(files), &entry(), saved);
-    plan.steps.iter().map(|step| step.list().into()).collect()
+    plan.steps.iter().map(|step| step.target().into()).collect()
 }
 
 #[test]
@@ -66,53 +67,57 @@ fn every_conflist_and_conf_is_written_but_a_json_only_if_it_is_active() {
 #[test]
 fn the_active_network_config_decides_readiness() {
     let chained = with_entry(LIST);
+    let outdated = chained.replace("linkerd-cni\"", "linkerd-cni\",\"old\":1");
     for (files, expected) in [
-        (vec![], Some("no network configuration yet")),
-        (vec![("1.conflist", "{")], Some("no valid network")),
+        (vec![], Some("no network config exists yet")),
+        (vec![("1.conflist", "{")], Some("no valid network config")),
         (vec![("1.conflist", &*chained)], None),
         (vec![("0.conflist", "{"), ("1.conflist", &chained)], None),
-        (vec![("0.conf", CONF), ("1.conflist", &chained)], Some("loads 0.conf")),
-        (vec![("0.json", CONF), ("1.conflist", &chained)], Some("loads 0.json")),
+        (vec![("0.conf", CONF), ("1.conflist", &chained)], Some("active network config 0.conf")),
+        (vec![("0.json", CONF), ("1.conflist", &chained)], Some("active network config 0.json")),
         (vec![("1.conflist", &chained), ("2.conflist", LIST)], None),
-        (vec![("0.conflist", LIST), ("1.conflist", &chained)], Some("loads 0.conflist")),
+        (
+            vec![("0.conflist", LIST), ("1.conflist", &chained)],
+            Some("the active network config 0.conflist has no plugin entry"),
+        ),
+        (vec![("0.conflist", &outdated)], Some("0.conflist has an outdated plugin entry")),
     ] {
-        let bare =
-            chain(&ChainMode::Every, &found(&files), &entry(), &SavedState::default()).unchained;
-        match (bare, expected) {
+        let plan = chain(&ChainMode::Every, &found(&files), &entry(), &SavedState::default());
+        match (plan.not_chained, expected) {
             (None, None) => {}
             (Some(why), Some(part)) => assert!(why.contains(part), "{why}"),
-            (bare, expected) => panic!("{files:?}: {bare:?} instead of {expected:?}"),
+            (why, expected) => panic!("{files:?}: {why:?} instead of {expected:?}"),
         }
     }
 }
 
 #[test]
-fn a_conflist_beside_a_conf_is_overwritten_only_if_the_agent_made_it_and_nobody_wrote_it_since() {
+fn a_conflist_beside_a_conf_is_overwritten_only_if_the_agent_made_it_and_it_is_unchanged() {
     let made = with_entry(&conflist::wrap(CONF).unwrap());
     let changed = made.replace("\"n\"", "\"other\"");
     let known = saved("x.conflist", "x.conf");
     for (name, list, saved, expected) in [
-        ("ours", &*made, &known, vec!["x.conflist"]),
+        ("made by the agent", &*made, &known, vec!["x.conflist"]),
         ("changed since", &changed, &known, vec![]),
         ("not recorded", &made, &SavedState::default(), vec![]),
-        ("foreign", LIST, &known, vec!["x.conflist (patched)"]),
+        ("foreign", LIST, &known, vec!["x.conflist (entry added)"]),
         ("unreadable", "unreadable", &known, vec![]),
     ] {
         let files = found(&[("x.conf", CONF), ("x.conflist", list)]);
         let plan = chain(&ChainMode::Every, &files, &entry(), saved);
         let steps = plan.steps.iter().map(|step| match step {
-            Step::Patch { name, .. } => format!("{name} (patched)"),
-            Step::Convert { list, .. } => list.clone(),
-            Step::Own { name, .. } => format!("{name} (ours)"),
+            ChainStep::AddEntry { name, .. } => format!("{name} (entry added)"),
+            ChainStep::Convert { conflist, .. } => conflist.clone(),
+            ChainStep::WriteOwnConfig { name, .. } => format!("{name} (own)"),
         });
         assert_eq!(steps.collect::<Vec<_>>(), expected, "{name}");
-        let left = plan.skipped.contains_key("x.conf");
-        assert_eq!(left, name != "ours", "{name}");
+        let skipped = plan.skipped.contains_key("x.conf");
+        assert_eq!(skipped, name != "made by the agent", "{name}");
     }
 }
 
 #[test]
-fn a_conflist_that_the_agent_made_is_unchained_to_the_original_file() {
+fn unchaining_a_conflist_that_the_agent_made_restores_the_original_file() {
     let made = with_entry(&conflist::wrap(CONF).unwrap());
     let changed = made.replace("\"n\"", "\"other\"");
     let known = saved("x.conflist", "x.conf");
@@ -120,17 +125,17 @@ fn a_conflist_that_the_agent_made_is_unchained_to_the_original_file() {
     let kind = |files: &[(&str, &str)]| {
         let steps = unchain(&found(files), &known, &chained);
         let kinds = steps.iter().map(|step| match step {
-            Ok(UnchainStep::Cut { .. }) => "cut",
+            Ok(UnchainStep::RemoveEntry { .. }) => "remove entry",
             Ok(UnchainStep::Restore { .. }) => "restore",
-            Ok(UnchainStep::Drop { .. }) => "drop",
+            Ok(UnchainStep::RemoveFile { .. }) => "remove file",
             Err(_) => "error",
         });
         kinds.collect::<Vec<_>>()
     };
     assert_eq!(kind(&[("x.conflist", &made)]), ["restore"]);
-    assert_eq!(kind(&[("x.conf", CONF), ("x.conflist", &made)]), ["drop"]);
-    assert_eq!(kind(&[("x.conflist", &changed)]), ["cut"]);
-    assert_eq!(kind(&[("y.conflist", &with_entry(LIST))]), ["cut"]);
+    assert_eq!(kind(&[("x.conf", CONF), ("x.conflist", &made)]), ["remove file"]);
+    assert_eq!(kind(&[("x.conflist", &changed)]), ["remove entry"]);
+    assert_eq!(kind(&[("y.conflist", &with_entry(LIST))]), ["remove entry"]);
     assert!(kind(&[("y.conflist", LIST), ("z.conf", CONF)]).is_empty());
 }
 

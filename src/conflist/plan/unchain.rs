@@ -2,11 +2,11 @@
 
 use std::collections::BTreeSet;
 
-use super::convert::list_name;
-use super::own;
+use super::conf_conversion::conflist_name;
+use super::own_config;
 use super::steps::UnchainStep;
 use crate::conflist::Conflist;
-use crate::conflist::mode::ChainMode;
+use crate::conflist::chain_mode::ChainMode;
 use crate::conflist::net_dir::{ConfigFile, ConfigKind};
 use crate::conflist::saved_state::{OriginalContent, SavedState};
 
@@ -14,7 +14,7 @@ use crate::conflist::saved_state::{OriginalContent, SavedState};
 ///
 /// # Errors
 /// `chained` names the conflists that had the plugin entry before. An element is an error if such a
-/// conflist is not readable now.
+/// conflist cannot be read or parsed now.
 pub fn unchain(
     found: &[ConfigFile],
     saved: &SavedState,
@@ -28,9 +28,10 @@ pub fn unchain(
 /// correct.
 pub fn leftovers(mode: &ChainMode, found: &[ConfigFile], saved: &SavedState) -> Vec<UnchainStep> {
     let is_leftover = |file: &&ConfigFile| match mode {
-        ChainMode::Every => own::is_own(file, saved),
+        ChainMode::Every => own_config::is_own_config(file, saved),
         ChainMode::Only(name) => {
-            file.name != *name && (own::is_own(file, saved) || file.name != list_name(name))
+            file.name != *name
+                && (own_config::is_own_config(file, saved) || file.name != conflist_name(name))
         }
         ChainMode::Standalone(name) | ChainMode::Copy(name) => file.name != *name,
     };
@@ -52,9 +53,8 @@ fn unchain_file(
         true => Err(format!("{} {reason}", file.name)),
         false => Ok(None),
     };
-    if own::is_own(file, saved) {
-        let list = file.name.clone();
-        return Ok(Some(UnchainStep::Drop { list }));
+    if own_config::is_own_config(file, saved) {
+        return Ok(Some(UnchainStep::RemoveFile { name: file.name.clone() }));
     }
     if file.kind != ConfigKind::Conflist {
         return Ok(None);
@@ -63,13 +63,13 @@ fn unchain_file(
         Ok(content) => content,
         Err(reason) => return damaged(reason.clone()),
     };
-    let list = match Conflist::read(&content.text) {
-        Ok(list) => list,
+    let conflist = match Conflist::parse_any(&content.text) {
+        Ok(conflist) => conflist,
         Err(error) => return damaged(error.to_string()),
     };
-    let bare = list.without();
-    if let Some(origin) = saved.origin(&file.name, &bare) {
-        if let (OriginalContent::Link(target), Some(link)) = (&origin.content, &content.link)
+    let without_entry = conflist.without_entry();
+    if let Some(original) = saved.original(&file.name, &without_entry) {
+        if let (OriginalContent::Link(target), Some(link)) = (&original.content, &content.link)
             && target == link
         {
             // The link was restored, or not replaced yet.
@@ -77,11 +77,13 @@ fn unchain_file(
         }
         let name = file.name.clone();
         let original_exists =
-            origin.name != name && found.iter().any(|other| other.name == origin.name);
+            original.name != name && found.iter().any(|other| other.name == original.name);
         return Ok(Some(match original_exists {
-            true => UnchainStep::Drop { list: name },
-            false => UnchainStep::Restore { list: name, origin: origin.clone() },
+            true => UnchainStep::RemoveFile { name },
+            false => UnchainStep::Restore { conflist: name, original: original.clone() },
         }));
     }
-    Ok(list.calls_plugin().then(|| UnchainStep::Cut { name: file.name.clone(), text: bare }))
+    Ok(conflist
+        .calls_plugin()
+        .then(|| UnchainStep::RemoveEntry { name: file.name.clone(), text: without_entry }))
 }

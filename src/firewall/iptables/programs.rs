@@ -39,7 +39,7 @@ fn find_in(dirs: &[PathBuf], variant: Variant, family: Family) -> Result<Program
         if let Some((command, restore)) = found {
             if index > 0 {
                 tracing::warn!(
-                    "linkerd-cni: the host has no {}, using {}",
+                    "linkerd-cni: the node has no {}, using {}",
                     self::name(variant, family),
                     command.display()
                 );
@@ -122,7 +122,7 @@ mod tests {
         let error = find_in(&[], Variant::Legacy, Family::Ipv6).unwrap_err();
         assert_eq!(
             error.to_string(),
-            "none of ip6tables-nft, ip6tables, ip6tables-legacy is in PATH, /usr/sbin or /sbin of the host"
+            "none of ip6tables-nft, ip6tables, ip6tables-legacy is in PATH, /usr/sbin, /sbin, /usr/bin or /bin of the node"
         );
     }
 }

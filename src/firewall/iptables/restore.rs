@@ -5,12 +5,13 @@ use std::io::{Read as _, Seek as _, Write as _};
 use std::os::fd::AsFd as _;
 use std::path::Path;
 use std::process::{Child, ChildStderr, Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::poll::{PollFd, PollFlags};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 
 use super::Error;
+use crate::deadline::Deadline;
 
 /// How much of the program's stderr is kept, in bytes.
 const STDERR_LIMIT: usize = 4096;
@@ -20,7 +21,7 @@ const STDERR_LIMIT: usize = 4096;
 /// # Errors
 /// Fails with the program's stderr, or with [`Error::Deadline`] after killing the program.
 pub fn run(program: &Path, script: &str, deadline: Duration) -> Result<(), Error> {
-    tracing::debug!("linkerd-cni: {} gets\n{script}", program.display());
+    tracing::debug!("linkerd-cni: input of {}:\n{script}", program.display());
     let start = |source| Error::Start { program: program.to_owned(), source };
     let mut child = Command::new(program)
         .args(["--noflush", "-w", "5"])
@@ -29,7 +30,7 @@ pub fn run(program: &Path, script: &str, deadline: Duration) -> Result<(), Error
         .stderr(Stdio::piped())
         .spawn()
         .map_err(start)?;
-    let end = Instant::now() + deadline;
+    let end = Deadline::after(deadline);
     let stderr = match child.stderr.take() {
         Some(stderr) => read_until(stderr, end),
         None => Some(String::new()),
@@ -61,19 +62,11 @@ fn input(script: &str) -> std::io::Result<File> {
 }
 
 /// Reads `stderr` until the program closes it; `None` if `end` passes first.
-fn read_until(mut stderr: ChildStderr, end: Instant) -> Option<String> {
+fn read_until(mut stderr: ChildStderr, end: Deadline) -> Option<String> {
     let mut text = Vec::new();
     let mut buffer = [0; 1024];
     loop {
-        let left = end.saturating_duration_since(Instant::now());
-        if left.is_zero() {
-            return None;
-        }
-        let timeout = PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX);
-        let mut fds = [PollFd::new(stderr.as_fd(), PollFlags::POLLIN)];
-        if poll(&mut fds, timeout).unwrap_or(0) == 0 {
-            continue;
-        }
+        end.poll(&mut [PollFd::new(stderr.as_fd(), PollFlags::POLLIN)]).ok()?;
         match stderr.read(&mut buffer) {
             Ok(0) | Err(_) => break,
             Ok(length) => text.extend_from_slice(&buffer[..length]),
@@ -91,6 +84,8 @@ fn kill(child: &mut Child) {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Instant;
+
     use super::*;
 
     /// Creates an executable script. Another process writes the file: a file that this process, or a

@@ -34,9 +34,10 @@ pub mod kind {
 const REGISTER: u32 = libc::NFT_REG_1 as u32;
 /// Register for a verdict.
 const VERDICT_REGISTER: u32 = libc::NFT_REG_VERDICT as u32;
-/// Type of user data that `nft` shows as a comment (`NFTNL_UDATA_RULE_COMMENT`).
+/// Type of user data that `nft` shows as a comment (`NFTNL_UDATA_RULE_COMMENT` of
+/// `libnftnl/udata.h`).
 const COMMENT: u8 = 0;
-/// Longest comment, in characters.
+/// Longest comment that `nft` shows, in characters.
 const COMMENT_LIMIT: usize = 127;
 
 /// Returns `AF_INET` or `AF_INET6`.

@@ -1,10 +1,10 @@
 use std::path::Path;
 
-use super::select::parse;
+use super::selection::parse;
 use super::*;
 
-fn access() -> Access {
-    Access {
+fn access() -> ApiAccess {
+    ApiAccess {
         server: server("fd00:10:96::1", "443"),
         ca: b"-----BEGIN CERTIFICATE-----".to_vec(),
         insecure: false,
@@ -12,19 +12,19 @@ fn access() -> Access {
     }
 }
 
-fn parsed(text: &str) -> Result<Access, Error> {
+fn parsed(text: &str) -> Result<ApiAccess, Error> {
     let overrides = Overrides { context: Some(CONTEXT.into()), ..Overrides::default() };
     parsed_with(text, &overrides)
 }
 
-fn parsed_with(text: &str, overrides: &Overrides) -> Result<Access, Error> {
+fn parsed_with(text: &str, overrides: &Overrides) -> Result<ApiAccess, Error> {
     parse(Path::new("/kc"), text.as_bytes(), overrides)
 }
 
 #[test]
 fn a_rendered_kubeconfig_is_read_back_unchanged() {
     assert_eq!(parsed(&render(&access())).unwrap(), access());
-    let insecure = Access { insecure: true, ca: Vec::new(), ..access() };
+    let insecure = ApiAccess { insecure: true, ca: Vec::new(), ..access() };
     assert_eq!(parsed(&render(&insecure)).unwrap(), insecure);
 }
 
@@ -80,11 +80,8 @@ fn the_current_context_is_used_unless_overridden() {
 fn errors_about_a_kubeconfig_contain_no_secrets() {
     let good = render(&access());
     let cases = [
-        (String::new(), "kubeconfig /kc: not the form of a kubeconfig"),
-        (
-            "{\"users\": 1}".into(),
-            "kubeconfig /kc: not the form of a kubeconfig at line 1 column 11",
-        ),
+        (String::new(), "kubeconfig /kc: not a kubeconfig"),
+        ("{\"users\": 1}".into(), "kubeconfig /kc: not a kubeconfig at line 1 column 11"),
         (
             "a: [".into(),
             "kubeconfig /kc: neither JSON nor YAML: while parsing a node, did not find expected node content",
@@ -103,7 +100,7 @@ fn errors_about_a_kubeconfig_contain_no_secrets() {
         ),
         (
             good.replace("secret", "se\\ncret"),
-            "kubeconfig /kc: token: has characters that no HTTP header can carry",
+            "kubeconfig /kc: token: contains characters that are invalid in an HTTP header",
         ),
         (
             good.replace("LS0t", "!!!!"),

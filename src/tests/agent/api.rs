@@ -1,19 +1,17 @@
 //! An API server over TLS with one DaemonSet and one account: what it does is the test's
 //! to set, and what it was asked the test's to look at.
 
-use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread;
 use std::time::Duration;
 
 use base64::Engine as _;
-use rcgen::{CertifiedKey, generate_simple_self_signed};
-use rustls::pki_types::PrivateKeyDer;
-use rustls::{ServerConfig, ServerConnection, StreamOwned};
+use rustls::ServerConfig;
 use serde_json::{Value, json};
 
 use crate::node::Node;
+use crate::server::{self, Connection, Handler, Identity, Request};
 
 /// What there is of the DaemonSet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -57,8 +55,7 @@ pub struct State {
     pub conflicts: u32,
     /// Method, path and body.
     pub requests: Vec<(String, String, Value)>,
-    config: Arc<ServerConfig>,
-    ca: String,
+    identity: Identity,
 }
 
 #[derive(Clone)]
@@ -70,7 +67,6 @@ pub struct Api {
 impl Api {
     pub fn start() -> Api {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let (config, ca) = identity();
         let state = State {
             set: Set::There,
             tokens: vec!["token-1".into()],
@@ -89,20 +85,11 @@ impl Api {
             version: 1,
             conflicts: 0,
             requests: Vec::new(),
-            config,
-            ca,
+            identity: Identity::of_localhost(),
         };
         let api =
             Api { address: listener.local_addr().unwrap(), state: Arc::new(Mutex::new(state)) };
-        let server = api.clone();
-        thread::spawn(move || {
-            for stream in listener.incoming().flatten() {
-                let server = server.clone();
-                if !server.state().down {
-                    thread::spawn(move || server.serve(stream));
-                }
-            }
-        });
+        server::serve(listener, api.clone());
         api
     }
 
@@ -112,13 +99,12 @@ impl Api {
 
     /// Gets another certificate.
     pub fn renew(&self) {
-        let mut state = self.state();
-        (state.config, state.ca) = identity();
+        self.state().identity = Identity::of_localhost();
     }
 
     /// Makes this the API server of `node`.
     pub fn serve_node(&self, node: &Node) {
-        node.certify(&self.state().ca);
+        node.certify(&self.state().identity.ca);
         std::fs::write(node.sa().join("namespace"), "linkerd-cni\n").unwrap();
     }
 
@@ -147,56 +133,15 @@ impl Api {
             .count()
     }
 
-    fn serve(&self, stream: TcpStream) -> Option<()> {
-        stream.set_read_timeout(Some(Duration::from_secs(60))).ok()?;
-        let config = self.state().config.clone();
-        let connection = ServerConnection::new(config).ok()?;
-        let mut reader = BufReader::new(StreamOwned::new(connection, stream));
-        loop {
-            let mut line = String::new();
-            if reader.read_line(&mut line).ok()? == 0 {
-                return None;
-            }
-            let (mut length, mut token) = (0, String::new());
-            loop {
-                let mut header = String::new();
-                reader.read_line(&mut header).ok()?;
-                let Some((name, value)) = header.trim().split_once(": ") else {
-                    break;
-                };
-                match name.to_ascii_lowercase().as_str() {
-                    "content-length" => length = value.parse().ok()?,
-                    "authorization" => token = value.trim_start_matches("Bearer ").into(),
-                    _ => {}
-                }
-            }
-            let mut body = vec![0; length];
-            reader.read_exact(&mut body).ok()?;
-            let mut words = line.split_whitespace().map(str::to_owned);
-            let (method, path) = (words.next()?, words.next()?);
-            if self.state().down {
-                return None;
-            }
-            let (code, answer) = self.answer(&token, method, path, &body);
-            while self.state().silent {
-                thread::sleep(Duration::from_millis(20));
-            }
-            let answer = answer.to_string();
-            let head = format!("HTTP/1.1 {code} x\r\nContent-Length: {}\r\n\r\n", answer.len());
-            reader.get_mut().write_all(head.as_bytes()).ok()?;
-            reader.get_mut().write_all(answer.as_bytes()).ok()?;
-            reader.get_mut().flush().ok()?;
-        }
-    }
-
-    fn answer(&self, token: &str, method: String, path: String, body: &[u8]) -> (u16, Value) {
+    fn answer(&self, request: Request) -> (u16, Value) {
+        let token = request.token().to_owned();
+        let Request { method, path, body, .. } = request;
         let mut state = self.state();
-        let body: Value = serde_json::from_slice(body).unwrap_or_default();
         state.requests.push((method.clone(), path.clone(), body.clone()));
         if let Some(code) = state.proxy {
             return (code, json!(format!("default backend - {code}")));
         }
-        if !state.tokens.iter().any(|known| known == token) {
+        if !state.tokens.contains(&token) {
             return status(401);
         }
         if path == "/api/v1/namespaces/linkerd-cni/serviceaccounts/linkerd-cni-plugin/token" {
@@ -251,6 +196,27 @@ impl Api {
     }
 }
 
+impl Handler for Api {
+    fn tls(&self) -> Option<Arc<ServerConfig>> {
+        Some(Arc::clone(&self.state().identity.config))
+    }
+
+    fn accept(&self, _socket: &TcpStream) -> bool {
+        !self.state().down
+    }
+
+    fn respond(&self, request: Request, connection: &mut Connection) -> Option<()> {
+        if self.state().down {
+            return None;
+        }
+        let (code, answer) = self.answer(request);
+        while self.state().silent {
+            thread::sleep(Duration::from_millis(20));
+        }
+        connection.send_response(code, &answer.to_string())
+    }
+}
+
 /// What Kubernetes answers instead of an object.
 fn status(code: u16) -> (u16, Value) {
     let reason = match code {
@@ -302,18 +268,4 @@ fn jwt_of(now: u64, number: usize, life: u64) -> String {
     });
     let encode = |text: &str| base64::engine::general_purpose::URL_SAFE_NO_PAD.encode(text);
     format!("{}.{}.c2ln", encode("{}"), encode(&payload.to_string()))
-}
-
-fn identity() -> (Arc<ServerConfig>, String) {
-    let CertifiedKey { cert, signing_key } =
-        generate_simple_self_signed(vec!["127.0.0.1".into()]).unwrap();
-    let key = PrivateKeyDer::Pkcs8(signing_key.serialize_der().into());
-    let provider = Arc::new(rustls::crypto::ring::default_provider());
-    let config = ServerConfig::builder_with_provider(provider)
-        .with_safe_default_protocol_versions()
-        .unwrap()
-        .with_no_client_auth()
-        .with_single_cert(vec![cert.der().clone()], key)
-        .unwrap();
-    (Arc::new(config), cert.pem())
 }

@@ -7,7 +7,8 @@ use std::time::Duration;
 
 use serde_json::json;
 
-use crate::node::{CALICO, CONF, Node, until};
+use crate::node::{CALICO, CONF, Node};
+use crate::until::until;
 
 #[test]
 fn a_file_that_is_no_configuration_hurts_no_other_and_is_taken_up_once_it_is_one() {

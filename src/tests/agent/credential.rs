@@ -4,8 +4,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::api::{Api, expired_token};
-use crate::node::{CALICO, Node, until};
+use crate::node::{CALICO, Node};
 use crate::requests::report_refusal;
+use crate::until::{until, until_within};
 
 fn node(api: &Api) -> Node {
     let node = Node::new();
@@ -23,9 +24,8 @@ fn the_plugin_gets_a_token_of_its_own_that_is_renewed_at_half_its_life() {
     agent.until_ready();
     until("its own token", || node.token() != "token-1");
     for _ in 0..2 {
-        let (now, begin) = (node.token(), Instant::now());
-        until("the next token", || node.token() != now);
-        assert!(begin.elapsed() < Duration::from_secs(3));
+        let now = node.token();
+        until_within(Duration::from_secs(30), "the next token", || node.token() != now);
     }
     // Accepted before anybody is told that all is well.
     agent.until_ready();
@@ -48,7 +48,8 @@ fn an_answer_with_a_token_that_no_request_can_carry_is_rejected_and_asked_for_ag
         until("the unusable token is rejected", || {
             let log = agent.log();
             assert!(!log.contains(&unusable));
-            log.contains("not renewed") && log.contains("a token that no request can carry")
+            log.contains("could not be renewed")
+                && log.contains("token does not fit into a request header")
         });
         let last = node.token();
         assert_ne!(last, unusable);
@@ -60,18 +61,21 @@ fn an_answer_with_a_token_that_no_request_can_carry_is_rejected_and_asked_for_ag
 
 #[test]
 fn the_agents_token_serves_only_after_a_403_or_404_and_only_until_a_token_is_issued() {
-    for code in [403, 404] {
+    for (code, meaning) in
+        [(403, "was denied (HTTP 403): "), (404, "found no such ServiceAccount (HTTP 404): ")]
+    {
         let api = Api::start();
         api.state().grant = code;
         let node = node(&api);
         let begin = Instant::now();
         let mut agent = node.start_owned(&api.vars());
         agent.until_ready();
-        assert!(begin.elapsed() < Duration::from_secs(5), "{code}");
+        println!("ready {:?} after the start in spite of HTTP {code}", begin.elapsed());
+        assert!(begin.elapsed() < Duration::from_secs(50), "{code}");
         assert_eq!(node.token(), "token-1");
         let says = format!(
             "the plugin uses the agent's own token: TokenRequest for ServiceAccount \
-             linkerd-cni/linkerd-cni-plugin answered HTTP {code} "
+             linkerd-cni/linkerd-cni-plugin {meaning}"
         );
         let (status, body) = agent.ready();
         assert_eq!(status, 200);
@@ -100,7 +104,7 @@ fn without_a_403_or_404_the_agents_token_never_lands_on_the_host() {
         }
         let node = node(&api);
         let mut agent = node.start_owned(&api.vars());
-        let says = "kubeconfig: waiting for the API server to issue a token for service account \
+        let says = "kubeconfig: waiting for the API server to issue the token of ServiceAccount \
                     linkerd-cni-plugin: ";
         until("the reason", || agent.ready().1.contains(says));
         until("a second request", || failure == "down" || api.asked("POST", "/token") > 1);
@@ -125,7 +129,7 @@ fn a_normal_start_logs_no_warning() {
     agent.until_ready();
     // The bin dir of this node is empty.
     let warnings = agent.log().lines().filter(|line| line.contains("WARN")).count();
-    let bin_dir = agent.log().matches("WARN bin dir: ").count();
+    let bin_dir = agent.log().matches("WARN CNI directories: ").count();
     assert_eq!(warnings, bin_dir, "{}", agent.log());
 }
 
@@ -141,7 +145,7 @@ fn a_token_that_runs_out_stays_until_there_is_another_or_a_403() {
     let last = node.token();
     thread::sleep(Duration::from_secs(3));
     assert_eq!(node.token(), last);
-    until("the reason", || agent.log().contains("is not renewed"));
+    until("the reason", || agent.log().contains("could not be renewed"));
     api.state().grant = 403;
     until("the agent's token", || node.token() == "token-1");
     api.state().grant = 201;
@@ -169,7 +173,7 @@ fn an_agent_that_gets_no_token_keeps_the_kubeconfig_of_the_one_before_it() {
         std::fs::remove_file(node.net("kubeconfig.json")).unwrap();
         until("the kubeconfig is back", || node.token() == token);
         // Whether it serves is another question.
-        let refused = "refuses the token in the kubeconfig";
+        let refused = "rejected the token in the kubeconfig";
         until("the verdict", || match token.as_str() {
             "token-1" => agent.ready().0 == 200,
             _ => agent.ready().1.contains(refused),
@@ -189,9 +193,8 @@ fn a_revoked_token_is_replaced_once_a_pod_fails_because_of_it() {
     let old = node.token();
     api.state().tokens.retain(|token| *token != old);
     report_refusal(&node);
-    let begin = Instant::now();
-    until("a new token", || node.token() != old);
-    assert!(begin.elapsed() < Duration::from_secs(18));
+    // Without the record the next check comes after 10 minutes.
+    until_within(Duration::from_secs(180), "a new token", || node.token() != old);
     assert_ne!(node.token(), "token-1");
     agent.until_ready();
 }
@@ -203,7 +206,7 @@ fn a_token_that_the_api_server_refuses_is_named_until_there_is_a_better_one() {
     let node = node(&api);
     // As with upstream's chart, the plugin has no account of its own.
     let mut agent = node.start_owned(&api.vars()[..2]);
-    until("the reason", || agent.ready().1.contains("refuses the token in the kubeconfig"));
+    until("the reason", || agent.ready().1.contains("rejected the token in the kubeconfig"));
     assert!(node.chained("10-calico.conflist"));
     api.state().tokens.push("token-2".into());
     node.rotate("token-2");
@@ -221,13 +224,15 @@ fn an_api_server_that_never_answers_does_not_keep_an_installed_node_from_being_s
     api.state().silent = true;
     let agent = node.start_owned(&api.vars());
     let begin = Instant::now();
-    for _ in 0..5 {
+    // Each request to this API server takes the agent 3 s: it may not wait for one.
+    for turn in 0..40 {
+        let text = CALICO.replace("1e3", &format!("{turn}e3"));
+        node.replace(&node.net("10-calico.conflist"), text.as_bytes());
         until("the entry", || node.chained("10-calico.conflist"));
-        node.replace(&node.net("10-calico.conflist"), CALICO.as_bytes());
-        thread::sleep(Duration::from_millis(5));
     }
-    assert!(begin.elapsed() < Duration::from_secs(8));
-    until("the reason", || agent.ready().1.contains("has not answered yet: "));
+    println!("chained 40 times in {:?}", begin.elapsed());
+    assert!(begin.elapsed() < Duration::from_secs(80));
+    until("the reason", || agent.ready().1.contains("has not responded yet: "));
     api.state().silent = false;
     until("ready", || agent.ready().0 == 200);
 }

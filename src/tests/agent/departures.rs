@@ -7,13 +7,16 @@ use nix::sys::signal::Signal;
 use serde_json::json;
 
 use crate::api::{Api, Set, State};
-use crate::node::{CALICO, Node, until};
+use crate::node::{CALICO, Node};
 use crate::scene::{Scene, all};
+use crate::until::until;
 
 const DAEMONSET: &str = "/daemonsets/linkerd-cni";
 /// Leaves an agent three seconds to ask.
 const GRACE: (&str, &str) = ("LINKERD_CNI_TERMINATION_GRACE_SECONDS", "8");
 const TIME_TO_ASK: Duration = Duration::from_secs(3);
+/// Shorter than the 25 s that an agent has to ask without [`GRACE`].
+const AT_ONCE: Duration = Duration::from_secs(20);
 /// The node that the agent runs on.
 const NODE: (&str, &str) = ("LINKERD_CNI_NODE_NAME", "node-1");
 
@@ -23,7 +26,7 @@ fn an_agent_whose_daemonset_or_namespace_is_deleted_uninstalls_at_once() {
         let mut scene = Scene::start(&[NODE]);
         let took = scene.stop(|state| state.set = set);
         scene.assert_uninstalled(&format!("{set:?}"));
-        assert!(took < Duration::from_secs(5), "{set:?}: {took:?}");
+        assert!(took < AT_ONCE, "{set:?}: {took:?}");
     });
 }
 
@@ -41,8 +44,8 @@ fn an_agent_whose_daemonset_stays_ends_at_once_and_leaves_everything_in_place() 
     all(changes, |(what, change)| {
         let mut scene = Scene::start(&[NODE]);
         let took = scene.stop(change);
-        scene.assert_left_in_place(what, "the DaemonSet stays");
-        assert!(took < Duration::from_secs(5), "{what}: {took:?}");
+        scene.assert_left_in_place(what, "the DaemonSet exists");
+        assert!(took < AT_ONCE, "{what}: {took:?}");
     });
 }
 
@@ -54,7 +57,7 @@ fn an_answer_that_proves_nothing_is_asked_for_again_and_everything_stays_in_plac
         ("429", "HTTP 429", |state| state.set = Set::Status(429)),
         ("500", "HTTP 500", |state| state.set = Set::Status(500)),
         ("302", "HTTP 302", |state| state.set = Set::Status(302)),
-        ("down", "cannot be reached", |state| state.down = true),
+        ("down", "is unreachable", |state| state.down = true),
         ("silent", "", |state| state.silent = true),
         ("node 500", "HTTP 500", |state| state.node = Some(500)),
         ("a proxy's 404", "default backend - 404", |state| {
@@ -75,21 +78,23 @@ fn an_answer_that_proves_nothing_is_asked_for_again_and_everything_stays_in_plac
         let mut scene = Scene::start(&[GRACE, NODE]);
         let before = scene.api.asked("GET", DAEMONSET);
         let took = scene.stop(change);
-        scene.assert_left_in_place(what, "no proof of an uninstall within 3 s; last: ");
+        scene.assert_left_in_place(what, "no proof of an uninstall within 3 s; last finding: ");
         scene.assert_left_in_place(what, why);
         assert!(took >= TIME_TO_ASK, "{what}: {took:?}");
-        assert!(took < TIME_TO_ASK * 2, "{what}: {took:?}");
+        assert!(took < TIME_TO_ASK * 10, "{what}: {took:?}");
         let asked = scene.api.asked("GET", DAEMONSET) - before;
         let rounds = if ["down", "silent"].contains(&what) { 0 } else { 2 };
         assert!((rounds..6).contains(&asked), "{what}: {asked}");
-        let again = scene.agent.log().matches("asking again").count();
+        let log = scene.agent.log();
+        let again = log.lines().filter_map(|line| line.split_once("asking again"));
+        let again: Vec<_> = again.map(|(_, why)| why).collect();
         // One line a change; a connection can be refused in more than one way.
-        let lines = match what {
-            "silent" => 0..=0,
-            "down" => 1..=3,
-            _ => 1..=1,
-        };
-        assert!(lines.contains(&again), "{what}: {}", scene.agent.log());
+        assert!(again.windows(2).all(|pair| pair[0] != pair[1]), "{what}: {log}");
+        match what {
+            "silent" => assert!(again.is_empty(), "{log}"),
+            "down" => assert!(!again.is_empty(), "{log}"),
+            _ => assert_eq!(again.len(), 1, "{what}: {log}"),
+        }
     });
 }
 
@@ -117,7 +122,7 @@ fn an_api_server_that_recovers_while_the_agent_asks_decides() {
             drop(state);
             assert_eq!(scene.agent.wait(), Some(0), "{}", scene.agent.log());
             match set {
-                Set::There => scene.assert_left_in_place(what, "the DaemonSet stays"),
+                Set::There => scene.assert_left_in_place(what, "the DaemonSet exists"),
                 _ => scene.assert_uninstalled(what),
             }
         }
@@ -147,7 +152,7 @@ fn a_node_that_left_the_daemonsets_scope_is_uninstalled() {
         let mut scene = Scene::start(&[NODE]);
         let took = scene.stop(change);
         scene.assert_uninstalled(why);
-        assert!(took < Duration::from_secs(5), "{why}: {took:?}");
+        assert!(took < AT_ONCE, "{why}: {took:?}");
         let log = scene.agent.log();
         let reason = "node node-1 is no longer in the DaemonSet's scope: ";
         assert!(log.contains(reason) && log.contains(why), "{log}");
@@ -169,7 +174,7 @@ fn a_node_in_the_daemonsets_scope_or_of_unknown_name_keeps_the_plugin() {
                 state.labels = json!({});
             }
         });
-        scene.assert_left_in_place(name.1, "the DaemonSet stays");
+        scene.assert_left_in_place(name.1, "the DaemonSet exists");
     });
 }
 
@@ -184,7 +189,7 @@ fn an_agent_that_found_a_kubeconfig_never_uninstalls_without_proof() {
         scene.agent = scene.node.start_with(&vars);
         until("it began to work", || scene.agent.ready().0 != 0);
         scene.stop(|state| state.down = true);
-        scene.assert_left_in_place(address[0].1, "the API server cannot be reached");
+        scene.assert_left_in_place(address[0].1, "the API server is unreachable");
     });
 }
 
@@ -196,13 +201,13 @@ fn a_grace_period_of_a_few_seconds_is_one_round() {
             let mut scene = Scene::start(&[grace]);
             let before = scene.api.asked("GET", DAEMONSET);
             let took = scene.stop(|state| state.set = set);
-            assert!(took < Duration::from_secs(4), "{seconds}: {took:?}");
+            assert!(took < AT_ONCE, "{seconds}: {took:?}");
             assert!(scene.api.asked("GET", DAEMONSET) - before <= asked + 1);
             assert_eq!(scene.is_uninstalled(), set == Set::Status(404), "{seconds}");
         }
         let mut scene = Scene::start(&[grace]);
         let took = scene.stop(|state| state.silent = true);
-        assert!(took < Duration::from_secs(4), "{seconds}: {took:?}");
+        assert!(took < AT_ONCE, "{seconds}: {took:?}");
         assert!(scene.is_installed());
     });
 }
@@ -215,7 +220,7 @@ fn while_it_asks_the_agent_is_alive_not_ready_and_deaf_to_more_signals() {
         scene.agent.signal(signal);
         until("asked", || scene.agent.log().contains("asking again"));
         assert_eq!(scene.agent.get("/live").0, 200);
-        assert_eq!(scene.agent.ready(), (500, "not ready: told to stop\n".into()));
+        assert_eq!(scene.agent.ready(), (500, "not ready: received SIGTERM\n".into()));
         assert!(scene.is_installed());
     }
     scene.api.state().set = Set::Leaving;

@@ -3,7 +3,8 @@
 use std::fs;
 use std::os::unix::fs::symlink;
 
-use crate::node::{CALICO, Node, until};
+use crate::node::{CALICO, Node};
+use crate::until::until;
 
 const GAUGE: &str = "\nlinkerd_cni_agent_bin_dir_without_plugins ";
 const REQUIRE: (&str, &str) = ("LINKERD_CNI_REQUIRE_NETWORK_PLUGINS", "true");
@@ -15,7 +16,7 @@ fn a_net_dir_that_stays_empty_names_the_platforms_that_have_another() {
     until("the reason", || {
         let (status, why) = agent.ready();
         status == 500
-            && why.contains("no network configuration yet; if the runtime looks elsewhere")
+            && why.contains("no network config exists yet; if the runtime uses another directory")
     });
     let why = agent.ready().1;
     let k3s = "/var/lib/rancher/k3s/agent/etc/cni/net.d (platform k3s, k3d)";
@@ -35,10 +36,14 @@ fn a_bin_dir_without_the_networks_plugins_is_a_warning_and_no_reason_to_wait() {
     assert!(metric("1"), "{}", agent.get("/metrics").1);
     let gke = "/home/kubernetes/bin (platform gke, cos)";
     assert_eq!(agent.log().matches(gke).count(), 1, "{}", agent.log());
-    assert!(agent.log().contains("bin dir: 10-calico.conflist calls calico, portmap"));
+    assert!(
+        agent
+            .log()
+            .contains("CNI directories: 10-calico.conflist names the plugins calico, portmap")
+    );
     fs::write(node.bin("portmap"), "").unwrap();
     until("the doubt is gone", || metric("0"));
-    until("the log says so", || agent.log().contains("bin dir: no longer wrong"));
+    until("the log says so", || agent.log().contains("CNI directories: resolved"));
 }
 
 #[test]
@@ -65,7 +70,7 @@ fn links_that_dangle_inside_the_container_count_as_the_networks_plugins() {
     let before = node.tree();
     let mut agent = node.start_with(&[REQUIRE]);
     agent.until_ready();
-    assert!(!agent.log().contains("bin dir: "), "{}", agent.log());
+    assert!(!agent.log().contains("CNI directories: "), "{}", agent.log());
     assert_eq!(agent.stop(), Some(0));
     assert_eq!(node.tree(), before);
 }
@@ -83,7 +88,7 @@ fn an_upgrade_of_a_working_installation_never_stops_at_a_bin_dir_without_the_net
 
     let mut agent = node.start_with(&[REQUIRE]);
     agent.until_ready();
-    assert!(agent.log().contains("bin dir: 10-calico.conflist calls"));
+    assert!(agent.log().contains("CNI directories: 10-calico.conflist names the plugins"));
     // Nor when the network's owner writes its file anew.
     node.replace(&node.net("10-calico.conflist"), CALICO.as_bytes());
     until("the entry", || node.chained("10-calico.conflist"));
@@ -114,7 +119,7 @@ fn a_network_that_loses_its_plugins_later_does_not_take_the_plugin_out_of_the_ch
     let mut agent = node.start_with(&[REQUIRE]);
     agent.until_ready();
     fs::remove_file(node.bin("portmap")).unwrap();
-    until("the doubt", || agent.log().contains("bin dir: 10-calico"));
+    until("the doubt", || agent.log().contains("CNI directories: 10-calico"));
     node.replace(&node.net("10-calico.conflist"), CALICO.as_bytes());
     until("the entry", || node.chained("10-calico.conflist"));
     agent.until_ready();

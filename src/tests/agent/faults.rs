@@ -8,7 +8,8 @@ use std::time::Duration;
 
 use nix::sys::signal::{Signal, kill};
 
-use crate::node::{CALICO, CONF, Node, until};
+use crate::node::{CALICO, CONF, Node};
+use crate::until::until;
 
 /// The calls that change the host. The kill comes just before one, which is just after the
 /// one before it.

@@ -9,7 +9,8 @@ use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sched::{CloneFlags, unshare};
 
 use crate::agent::Agent;
-use crate::node::{CALICO, CONF, Node, PLUGIN, until};
+use crate::node::{CALICO, CONF, Node, PLUGIN};
+use crate::until::until;
 
 /// Runs `test` on a thread with a mount namespace of its own, which its agents share, so
 /// that no mount outlives it.
@@ -142,7 +143,7 @@ fn a_disk_that_turns_read_only_takes_no_plugin_away_that_is_named() {
         read_only(&node.root().join("etc"));
         assert_eq!(agent.stop(), Some(1));
         let log = agent.log();
-        assert!(log.contains("a network still names linkerd-cni"), "{log}");
+        assert!(log.contains("a network config still names linkerd-cni"), "{log}");
         assert!(node.chained("10-calico.conflist"));
         assert!(node.bin("linkerd-cni").exists() && node.net("kubeconfig.json").exists());
         unmount(&node.root().join("etc"));
@@ -163,7 +164,7 @@ fn what_is_mounted_over_the_plugin_is_named_and_outlived() {
         }
         bind(&other, &program);
         let mut agent = node.start();
-        refuses(&agent, &["binary: cannot replace", "something is mounted there"]);
+        refuses(&agent, &["binary: cannot replace", "unmount what the node has mounted"]);
         assert_eq!(node.text("10-calico.conflist"), CALICO);
         unmount(&program);
         agent.until_ready();

@@ -7,7 +7,8 @@ use serde_json::{Value, json};
 
 use crate::agent::Agent;
 use crate::api::Api;
-use crate::node::{CALICO, Node, until};
+use crate::node::{CALICO, Node};
+use crate::until::until;
 
 const KEY: &str = "config.linkerd.io/skip-outbound-ports";
 const EVENTS: &str = "/apis/events.k8s.io/v1/namespaces/emojivoto/events";
@@ -133,7 +134,8 @@ fn an_agent_that_may_not_post_events_says_so_once_and_stops_asking() {
     let scene = Scene::new();
     scene.api.state().events = 403;
     scene.send(1, &lists());
-    let said = "cannot post Events on pods; the chart's ClusterRole linkerd-cni-agent grants";
+    let said =
+        "cannot post Events on pods, because the agent's ServiceAccount may not create Events";
     until("the reason", || scene.agent.log().contains(said));
     for number in 2..30 {
         scene.send(number, &lists());

@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use nix::sys::signal::Signal;
 
-use crate::node::{CALICO, CONF, Node, until};
+use crate::node::{CALICO, CONF, Node};
+use crate::until::until;
 
 #[test]
 fn a_new_agent_adopts_what_is_right_without_writing_it() {

@@ -1,7 +1,7 @@
 //! The built agent on a temporary host tree.
 
 // Clippy's leave for tests does not reach their helpers.
-#![allow(clippy::unwrap_used)]
+#![allow(clippy::print_stdout, clippy::unwrap_used)]
 
 mod accounts;
 mod agent;
@@ -32,8 +32,13 @@ mod requests;
 mod rewrites;
 mod rivals;
 mod scene;
+#[allow(dead_code, reason = "the repair controller's tests use all of it")]
+#[path = "../support/server.rs"]
+mod server;
 mod taint;
 mod unreadable;
+#[path = "../support/until.rs"]
+mod until;
 #[allow(dead_code, reason = "the plugin's tests use all of it")]
 #[path = "../support/unwritable.rs"]
 mod unwritable;
@@ -41,8 +46,9 @@ mod unwritable;
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 
-use node::{CALICO, Node, TEMPLATE, until};
+use node::{CALICO, Node, TEMPLATE};
 use serde_json::{Value, json};
+use until::until;
 
 #[test]
 fn a_node_gets_binary_kubeconfig_and_entry_and_gives_all_back_on_sigterm() {
@@ -129,7 +135,7 @@ fn whatever_is_taken_away_comes_back() {
 fn readiness_names_what_is_wrong_and_recovers() {
     let node = Node::new();
     let mut agent = node.start();
-    until("no network yet", || agent.ready().1.contains("no network configuration yet"));
+    until("no network yet", || agent.ready().1.contains("no network config exists yet"));
     assert_eq!(agent.ready().0, 500);
     node.write("10-calico.conflist", CALICO);
     agent.until_ready();
@@ -211,7 +217,7 @@ fn a_template_that_is_no_entry_ends_the_agent_with_the_reason() {
     for (vars, reason) in [
         ([("CNI_NETWORK_CONFIG", "{"), ("X", "")], "CNI_NETWORK_CONFIG is not JSON"),
         ([("CNI_NETWORK_CONFIG", "[]"), ("X", "")], "is not a JSON object"),
-        ([("CNI_NETWORK_CONFIG", ""), ("X", "")], "there is no plugin configuration"),
+        ([("CNI_NETWORK_CONFIG", ""), ("X", "")], "no plugin entry template"),
         ([("CNI_NETWORK_CONFIG", ""), ("CNI_NETWORK_CONFIG_FILE", "/no/such")], "/no/such"),
         ([("LINKERD_CNI_LOG_LEVEL", "loud"), ("X", "")], "Cannot parse log-level 'loud'"),
         (

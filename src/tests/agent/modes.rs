@@ -10,7 +10,8 @@ use std::time::Duration;
 use nix::sys::signal::Signal;
 use serde_json::json;
 
-use crate::node::{CALICO, CONF, Node, until};
+use crate::node::{CALICO, CONF, Node};
+use crate::until::until;
 
 type Vars = &'static [(&'static str, &'static str)];
 
@@ -27,7 +28,8 @@ fn one_named_file_is_waited_for_chained_and_given_back_and_no_other_is_touched()
     let mut agent = node.start_with(ONLY);
     until("the reason", || {
         let (status, why) = agent.ready();
-        status == 500 && why.contains("there is no 20-net.conf yet")
+        status == 500
+            && why.contains("20-net.conf, which cniConfFileName names, does not exist yet")
     });
     assert!(!node.chained("10-calico.conflist"));
     let inode = node.inode("10-calico.conflist");
@@ -36,7 +38,9 @@ fn one_named_file_is_waited_for_chained_and_given_back_and_no_other_is_touched()
     assert_eq!(node.types("20-net.conflist"), ["bridge", "linkerd-cni"]);
     assert!(!node.net("20-net.conf").exists());
     assert!(
-        agent.log().contains("the runtime loads 10-calico.conflist; linkerd-cni is called only if"),
+        agent
+            .log()
+            .contains("the active network config is 10-calico.conflist, but cniConfFileName names"),
         "{}",
         agent.log()
     );
@@ -114,7 +118,9 @@ fn a_file_of_somebody_else_is_not_overwritten_by_one_of_ours() {
     let name = ("LINKERD_CNI_CONF_NAME", "10-calico.conflist");
     for how in [ALONE[0], COPY[0]] {
         let mut agent = node.start_with(&[name, how]);
-        until("the reason", || agent.ready().1.contains("10-calico.conflist is not ours"));
+        until("the reason", || {
+            agent.ready().1.contains("10-calico.conflist belongs to another program")
+        });
         assert_eq!(agent.stop(), Some(0));
         assert_eq!(node.tree(), before);
     }
@@ -145,7 +151,7 @@ fn a_copy_follows_the_network_whose_file_is_never_written() {
     }
     // Half written, the network's file is no reason to give up what works.
     node.write("10-calico.conflist", &CALICO[..CALICO.len() / 2]);
-    until("the reason", || agent.ready().1.contains("is a copy of what it was"));
+    until("the reason", || agent.ready().1.contains("remains a copy of its last valid content"));
     assert!(node.chained(COPIED));
     node.write("10-calico.conflist", CALICO);
     agent.until_ready();
@@ -153,7 +159,7 @@ fn a_copy_follows_the_network_whose_file_is_never_written() {
     // A network that is gone is handed to nobody.
     fs::rename(node.net("10-calico.conflist"), node.root().join("away")).unwrap();
     until("the copy goes too", || !node.net(COPIED).exists());
-    until("the reason", || agent.ready().1.contains("no network configuration yet"));
+    until("the reason", || agent.ready().1.contains("no network config exists yet"));
     fs::rename(node.root().join("away"), node.net("10-calico.conflist")).unwrap();
     agent.until_ready();
     assert!(node.chained(COPIED));

@@ -5,13 +5,12 @@ use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::thread;
-use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
 use crate::agent::Agent;
 use crate::api::{Api, Set};
+use crate::until::until;
 
 pub const PROGRAM: &str = env!("CARGO_BIN_EXE_linkerd2-cni-install");
 
@@ -46,15 +45,6 @@ pub const CALICO: &str = r#"{
 /// A network that is not a list.
 pub const CONF: &str =
     "{\"type\": \"bridge\", \"name\": \"net\", \"cniVersion\": \"0.4.0\",\n \"n\": 1e3}\n";
-
-/// Waits for `condition`, much longer than it should take.
-pub fn until(what: &str, condition: impl Fn() -> bool) {
-    let end = Instant::now() + Duration::from_secs(20);
-    while !condition() {
-        assert!(Instant::now() < end, "not in time: {what}");
-        thread::sleep(Duration::from_millis(3));
-    }
-}
 
 pub struct Node {
     dir: tempfile::TempDir,
@@ -209,8 +199,8 @@ impl Node {
         tree
     }
 
-    /// DESIGN's promise 5, as a runtime sees it that reads the list first and then looks
-    /// for what the list names. What a list named that is no longer there is no matter.
+    /// Asserts that binary and kubeconfig are there, whole, if a network config names the plugin.
+    /// As a runtime, it reads the config first. A config that has changed since does not count.
     pub fn assert_not_stranded(&self) {
         let networks = || {
             let is = |name: &String| name.ends_with(".conf") || name.ends_with(".conflist");

@@ -4,7 +4,8 @@ use std::fs;
 use std::net::{SocketAddr, TcpListener};
 
 use crate::agent::{Agent, get};
-use crate::node::{CALICO, Node, PROGRAM, until};
+use crate::node::{CALICO, Node, PROGRAM};
+use crate::until::until;
 use crate::unwritable::{Unwritable, closed, full_device, full_pipe};
 
 #[test]

@@ -4,7 +4,8 @@ use std::fs;
 
 use serde_json::json;
 
-use crate::node::{CALICO, Node, TEMPLATE, until};
+use crate::node::{CALICO, Node, TEMPLATE};
+use crate::until::until;
 
 #[test]
 fn the_agent_writes_its_namespace_into_an_entry_whose_template_has_none() {

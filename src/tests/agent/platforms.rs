@@ -61,7 +61,7 @@ fn gets_ready_and_is_given_back(layout: &Layout) {
     println!("{:>6.1?} {platform} is ready", begin.elapsed());
     let log = agent.log();
     assert!(log.contains("self-test passed"), "{platform}: {log}");
-    for doubt in ["bin dir: ", "network configuration: "] {
+    for doubt in ["CNI directories: ", "network config: "] {
         assert!(!log.contains(doubt), "{platform}: {log}");
     }
     let below = |dir: &str| host.join(dir.trim_start_matches('/'));

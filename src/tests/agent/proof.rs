@@ -6,7 +6,8 @@ use std::os::unix::fs::PermissionsExt;
 use std::time::{Duration, Instant};
 
 use crate::agent::Agent;
-use crate::node::{CALICO, Node, until};
+use crate::node::{CALICO, Node};
+use crate::until::until;
 
 const PLUGIN: &str = env!("CARGO_BIN_EXE_linkerd-cni");
 
@@ -50,7 +51,7 @@ fn trials(agent: &Agent, result: &str) -> u64 {
 #[test]
 fn the_real_plugin_is_proven_by_tcp_in_both_directions_and_families() {
     let real = fs::read(PLUGIN).unwrap();
-    for (version, calls) in [("0.3.1", "ADD succeed"), ("1.0.0", "ADD and CHECK succeed")] {
+    for (version, calls) in [("0.3.1", "ADD succeeded"), ("1.0.0", "ADD and CHECK succeeded")] {
         let node = node(&real, version);
         // Else the agent doubts that this is where the runtime looks.
         fs::write(node.bin("portmap"), "").unwrap();
@@ -66,7 +67,7 @@ fn the_real_plugin_is_proven_by_tcp_in_both_directions_and_families() {
         assert!(tested < ready, "{log}");
         // The tree has no plugins but ours, which is said, and nothing else is.
         let mut warnings = log.lines().filter(|line| line.contains("WARN"));
-        assert!(warnings.all(|line| line.contains("bin dir: ")), "{log}");
+        assert!(warnings.all(|line| line.contains("CNI directories: ")), "{log}");
         println!("{}", log.lines().find(|line| line.contains("passed")).unwrap_or_default());
         assert_eq!(trials(&agent, "passed"), 1);
     }
@@ -101,7 +102,7 @@ fn modes_that_need_the_hosts_programs_are_proven_by_the_kernel() {
     let node = node(&fs::read(PLUGIN).unwrap(), "1.0.0");
     let mut agent = start(&node, &ENTRY.replace(r#""auto""#, r#""legacy""#));
     agent.until_ready();
-    let says = "by nf_tables, as the host's iptables is out of reach";
+    let says = "by nf_tables, as the agent cannot run the host's iptables";
     assert!(agent.log().contains(says), "{}", agent.log());
 }
 
@@ -114,7 +115,7 @@ fn a_plugin_that_does_not_do_its_work_keeps_the_node_from_being_ready() {
         (
             script(fails),
             ENTRY.into(),
-            "self-test: ADD fails: no rule for you; try another (code 121)",
+            "self-test: ADD failed: no rule for you; try another (code 121)",
         ),
         (script("echo oops >&2; exit 7"), ENTRY.into(), "exit status: 7; oops"),
         (
@@ -122,7 +123,7 @@ fn a_plugin_that_does_not_do_its_work_keeps_the_node_from_being_ready() {
             ENTRY.into(),
             "self-test: outbound TCP to 192.0.2.2:80 does not reach the proxy's port 4140: Connection refused",
         ),
-        (b"\x7fELF no program".to_vec(), ENTRY.into(), "self-test: ADD fails: cannot run "),
+        (b"\x7fELF no program".to_vec(), ENTRY.into(), "self-test: ADD failed: cannot run "),
         (
             fs::read(PLUGIN).unwrap(),
             ENTRY.replace(r#""iptables-mode": "auto""#, r#""iptables-mode": "magic""#),
@@ -144,7 +145,7 @@ fn a_plugin_that_hangs_is_killed_and_the_next_one_is_tried() {
     let node = node(&script("exec sleep 600"), "1.0.0");
     let agent = start(&node, ENTRY);
     let begin = Instant::now();
-    let says = "did not end in time and was killed";
+    let says = "timed out and was killed";
     until("the entry", || node.chained("10-calico.conflist"));
     until("the plugin's end", || agent.ready().1.contains(says));
     assert!(begin.elapsed() > Duration::from_secs(9));
@@ -164,8 +165,8 @@ fn without_the_right_to_make_namespaces_ready_goes_by_all_else() {
         let mut agent = node.start_under(&["setpriv", &bounds], &[], &vars);
         agent.until_ready();
         let log = agent.log();
-        let skipped = "self-test skipped, so ready does not take it: \
-                       the agent needs SYS_ADMIN and NET_ADMIN for it";
+        let skipped = "self-test skipped, so readiness does not depend on it: \
+                       the agent lacks SYS_ADMIN or NET_ADMIN";
         assert_eq!(log.matches(skipped).count(), 1, "{taken}: {log}");
         assert_eq!(trials(&agent, "skipped"), 1);
         agent.kill();
@@ -192,5 +193,5 @@ fn what_failed_is_tried_again_until_it_works() {
     assert_eq!(agent.log().matches("exit status: 5").count(), 1);
     fs::write(open, "").unwrap();
     agent.until_ready();
-    assert!(agent.log().contains("self-test: no longer wrong"));
+    assert!(agent.log().contains("self-test: resolved"));
 }

@@ -12,7 +12,8 @@ use nix::sys::signal::Signal;
 use serde_json::json;
 
 use crate::agent::Agent;
-use crate::node::{CALICO, Node, until};
+use crate::node::{CALICO, Node};
+use crate::until::until;
 
 const PLUGIN: &str = env!("CARGO_BIN_EXE_linkerd-cni");
 const SOCKET: &str = ".linkerd-cni.sock";
@@ -80,15 +81,15 @@ fn what_the_plugin_did_is_in_the_agents_log_and_metrics() {
     add(&node, "web-1", false);
     add(&node, "web-2", true);
     let passed = "INFO linkerd-cni: ADD ns/web-1 container c0ffee: \
-                  it has no annotation of Linkerd, 0 requests, ";
+                  skipped: not meshed (no Linkerd annotation), 0 requests, ";
     until("the first record", || agent.log().contains(passed));
     let failed = "ERROR linkerd-cni: ADD ns/web-2 container c0ffee: failed, ";
     until("the second record", || agent.log().contains(failed));
     let log = agent.log();
     let line = log.lines().find(|line| line.contains(failed)).unwrap();
-    let why = "the CA of the API server has no PEM certificate in it (code 100)";
+    let why = "the CA of the API server contains no PEM certificate (code 100)";
     assert!(line.ends_with(why), "{line}");
-    for result in ["passed", "failed"] {
+    for result in ["skipped", "failed"] {
         let sample =
             format!("linkerd_cni_plugin_requests_total{{command=\"ADD\",result=\"{result}\"}}");
         assert_eq!(counts(&agent, &sample), 1);
@@ -118,7 +119,10 @@ fn the_socket_is_there_again_whatever_happened_to_it() {
     fs::create_dir(node.root().join("etc")).unwrap();
     node.write("10-calico.conflist", CALICO);
     heard("web-3");
-    assert_eq!(agent.log().matches("are not taken in").count() % 2, 0);
+    let log = agent.log();
+    let count = |text| log.matches(text).count();
+    let failures = count("cannot receive plugin records");
+    assert_eq!(failures, count("plugin records are received again"), "{log}");
 }
 
 #[test]
@@ -163,7 +167,7 @@ fn a_flood_costs_a_few_lines_and_what_is_no_record_none() {
     for bad in ["", "x", "{}", &record("a\\nb"), &record(&"a".repeat(20_000))] {
         until("room", || send(bad));
     }
-    let refused = "linkerd_cni_plugin_refused_records_total";
+    let refused = "linkerd_cni_plugin_rejected_records_total";
     until("all are refused", || counts(&agent, refused) == 5);
     assert!(!agent.log().contains("linkerd-cni: "));
 

@@ -8,7 +8,8 @@ use serde_json::json;
 
 use crate::agent::Agent;
 use crate::api::Api;
-use crate::node::{CALICO, Node, until};
+use crate::node::{CALICO, Node};
+use crate::until::until;
 
 const CHECK: &str = "/api/v1/namespaces/linkerd-cni?";
 
@@ -99,7 +100,9 @@ fn a_flood_of_records_about_refused_tokens_brings_few_checks() {
         thread::sleep(Duration::from_millis(5));
     }
     assert!(records > 100);
-    assert_eq!(api.asked("GET", CHECK), 2, "no check within 10 s of another");
+    let checks = api.asked("GET", CHECK);
+    let allowed = 2 + begin.elapsed().as_secs() / 10;
+    assert!(checks as u64 <= allowed, "{checks} checks, one in 10 s at most");
     assert_eq!(agent.ready().0, 200);
 }
 
@@ -115,6 +118,6 @@ fn a_check_without_an_answer_is_repeated_ever_later_and_what_was_said_before_cou
     let says = "WARN credential: cannot check the token in the kubeconfig: ";
     assert_eq!(agent.log().matches(says).count(), 1, "{}", agent.log());
     api.state().namespace = None;
-    until("an answer", || agent.log().contains("credential: no longer wrong"));
+    until("an answer", || agent.log().contains("credential: resolved"));
     agent.until_ready();
 }

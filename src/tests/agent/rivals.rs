@@ -6,7 +6,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::agent::Agent;
-use crate::node::{CALICO, Node, PLUGIN, TEMPLATE, until};
+use crate::node::{CALICO, Node, PLUGIN, TEMPLATE};
+use crate::until::until;
 
 fn writes(agent: &Agent) -> u64 {
     let metrics = agent.get("/metrics").1;

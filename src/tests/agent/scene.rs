@@ -5,7 +5,8 @@ use std::time::{Duration, Instant};
 
 use crate::agent::Agent;
 use crate::api::{Api, State};
-use crate::node::{CALICO, Node, until};
+use crate::node::{CALICO, Node};
+use crate::until::until;
 
 pub struct Scene {
     pub api: Api,
@@ -47,6 +48,7 @@ impl Scene {
         change(&mut self.api.state());
         let begin = Instant::now();
         assert_eq!(self.agent.stop(), Some(0), "{}", self.agent.log());
+        println!("ended after {:?}", begin.elapsed());
         begin.elapsed()
     }
 
@@ -71,8 +73,10 @@ impl Scene {
     pub fn assert_left_in_place(&self, what: &str, why: &str) {
         let log = self.agent.log();
         assert!(self.is_installed(), "{what}: {log}");
-        let lines: Vec<_> =
-            log.lines().filter(|line| line.contains("leaving everything in place")).collect();
+        let lines: Vec<_> = log
+            .lines()
+            .filter(|line| line.contains("is left in place for the next agent"))
+            .collect();
         assert!(lines.len() == 1 && lines[0].contains(why), "{what}: {log}");
     }
 }

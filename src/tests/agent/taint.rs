@@ -8,7 +8,8 @@ use serde_json::{Value, json};
 
 use crate::agent::Agent;
 use crate::api::Api;
-use crate::node::{CALICO, Node, until};
+use crate::node::{CALICO, Node};
+use crate::until::until;
 
 const KEY: &str = "linkerd.io/cni-not-ready";
 
@@ -44,11 +45,11 @@ fn the_taint_goes_once_the_node_is_verified_and_the_others_stay() {
     let left = taints(&["one", "other"]);
     until("the taint is off", || api.state().taints == left);
     let log = || agent.log();
-    let line = format!("took the startup taint {KEY} off node node-1");
+    let line = format!("removed the startup taint {KEY} from node node-1");
     until("it is said", || log().contains(&line));
     assert!(log().find("is installed and verified") < log().find(&line));
     assert_eq!(api.asked("PATCH", "/api/v1/nodes/node-1"), 3);
-    assert!(!log().contains("cannot be taken off"), "{}", log());
+    assert!(!log().contains("cannot remove the startup taint"), "{}", log());
 }
 
 #[test]
@@ -108,7 +109,7 @@ fn the_taint_goes_where_a_doubt_about_the_bin_dir_is_only_logged() {
         }
         let agent = start(&node, &api, &[required(killed)]);
         until("the taint is off", || api.state().taints.len() == 2);
-        assert!(agent.log().contains("bin dir: "), "{}", agent.log());
+        assert!(agent.log().contains("CNI directories: "), "{}", agent.log());
     }
 }
 
@@ -124,7 +125,7 @@ fn without_the_right_it_is_said_once_and_tried_again() {
     let mut agent = start(&node, &api, &[]);
     agent.until_ready();
     until("two rounds of tries", || api.asked("PATCH", "/api/v1/nodes/node-1") > 6);
-    let says = format!("the startup taint {KEY} cannot be taken off node node-1: ");
+    let says = format!("cannot remove the startup taint {KEY} from node node-1: ");
     assert_eq!(agent.log().matches(&says).count(), 1, "{}", agent.log());
     assert_eq!(agent.ready().0, 200);
     api.state().conflicts = 0;

@@ -5,7 +5,8 @@ use std::os::unix::fs::symlink;
 use std::thread;
 use std::time::Duration;
 
-use crate::node::{CALICO, CONF, Node, until};
+use crate::node::{CALICO, CONF, Node};
+use crate::until::until;
 
 const STATE: &str = ".linkerd-cni-state";
 
@@ -38,7 +39,7 @@ fn a_list_that_only_the_runtime_can_read_keeps_what_it_names_on_the_node() {
         fs::write(node.net("10-calico.conflist"), spoil(&text)).unwrap();
         assert_eq!(agent.stop(), Some(1));
         let log = agent.log();
-        assert!(log.contains("a network still names linkerd-cni"), "{log}");
+        assert!(log.contains("a network config still names linkerd-cni"), "{log}");
         assert!(node.bin("linkerd-cni").exists() && node.net("kubeconfig.json").exists());
         node.write("10-calico.conflist", &text);
         let mut uninstall = node.start_args(&["uninstall"], &[]);
@@ -107,7 +108,9 @@ fn a_list_with_no_plugin_but_ours_that_the_runtime_loads_is_no_network_to_be_rea
     let mut agent = node.start();
     until("the reason", || {
         let (status, why) = agent.ready();
-        status == 500 && why.contains("05-x.conflist") && why.contains("no plugin but linkerd-cni")
+        status == 500
+            && why.contains("05-x.conflist")
+            && why.contains("no plugin besides linkerd-cni")
     });
     fs::remove_file(node.net("05-x.conflist")).unwrap();
     agent.until_ready();

@@ -10,6 +10,9 @@
 #[allow(dead_code, reason = "the tests use more of it")]
 #[path = "../support/api.rs"]
 mod api;
+#[allow(dead_code, reason = "the tests use more of it")]
+#[path = "../support/cni.rs"]
+mod cni;
 mod measure;
 mod report;
 mod scene;

@@ -8,11 +8,12 @@ use std::path::{Path, PathBuf};
 use std::process::{self, Command, Stdio};
 use std::thread;
 
-use linkerd2_cni::kube::kubeconfig::{self as kubeconfig, Access};
+use linkerd2_cni::kube::kubeconfig::{self as kubeconfig, ApiAccess};
 use nix::sched::{CloneFlags, unshare};
 use serde_json::{Value, json};
 
 use crate::api::{self, Api};
+use crate::cni;
 
 /// One call of a plugin, to be repeated.
 pub struct Call {
@@ -58,7 +59,7 @@ impl Scene {
         let api = Api::start();
         answer(&api);
         let dir = tempfile::tempdir()?;
-        let access = Access {
+        let access = ApiAccess {
             server: format!("https://{}", api.address),
             ca: api.ca.clone().into_bytes(),
             insecure: false,
@@ -139,11 +140,7 @@ impl Scene {
         command
             .env_clear()
             .env("PATH", "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin")
-            .env("CNI_COMMAND", call.command)
-            .env("CNI_CONTAINERID", "abc")
-            .env("CNI_NETNS", netns.path())
-            .env("CNI_IFNAME", "eth0")
-            .env("CNI_PATH", "/opt/cni/bin")
+            .envs(cni::environment(call.command, &netns.path()))
             .env("CNI_ARGS", args)
             .stdin(File::open(&call.stdin)?)
             .stdout(File::create(self.output())?)

@@ -12,8 +12,9 @@ use serde_json::Value;
 
 use crate::burst;
 use crate::helm::Helm;
-use crate::node::{self, Node, until_within};
+use crate::node::{self, Node};
 use crate::pods::{self, Pods, kubectl};
+use crate::until::until_within;
 
 pub const KUBECONFIG: &str = "/etc/cni/net.d/ZZZ-linkerd-cni-kubeconfig";
 /// In kB, the unit of `VmRSS`.

@@ -7,8 +7,9 @@ use nix::sys::signal::{Signal, kill};
 
 use crate::agent::{KUBECONFIG, find_agent_in, token, with_token};
 use crate::helm::Helm;
-use crate::node::{Node, until_within};
+use crate::node::Node;
 use crate::pods::kubectl;
+use crate::until::until_within;
 
 const NAMESPACE: &str = "mesh-ops";
 

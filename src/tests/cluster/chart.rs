@@ -12,8 +12,9 @@ use serde_json::{Value, json};
 
 use crate::helm::Helm;
 use crate::linkerd_check_finds_what_it_looks_up;
-use crate::node::{Node, until};
+use crate::node::Node;
 use crate::pods::kubectl;
+use crate::until::until;
 
 fn repository() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))

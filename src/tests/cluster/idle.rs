@@ -12,8 +12,9 @@ use std::time::{Duration, Instant};
 use serde_json::json;
 
 use crate::chart::piped;
-use crate::node::{AuditLog, assert_not_stopped, until_within};
+use crate::node::{AuditLog, assert_not_stopped};
 use crate::pods::{command, kubectl};
+use crate::until::until_within;
 
 const NAMESPACE: &str = "idle";
 const DIRECTORY: &str = "/run/linkerd2-cni-idle";

@@ -5,8 +5,9 @@ use std::time::Instant;
 use serde_json::{Value, json};
 
 use crate::helm::Helm;
-use crate::node::{Node, until};
+use crate::node::Node;
 use crate::pods::{self, Pods, kubectl};
+use crate::until::until;
 
 const KEY: &str = "config.linkerd.io/skip-outbound-ports";
 

@@ -9,6 +9,9 @@ mod agent;
 mod another_namespace;
 mod burst;
 mod chart;
+#[allow(dead_code, reason = "the plugin's tests use all of it")]
+#[path = "../support/cni.rs"]
+mod cni;
 mod helm;
 mod idle;
 mod ignored;
@@ -22,6 +25,8 @@ mod quickstart;
 mod repair;
 mod stopped;
 mod two_agents;
+#[path = "../support/until.rs"]
+mod until;
 mod upstream;
 mod watcher;
 

@@ -20,6 +20,7 @@ use serde_json::Value;
 
 use crate::helm::NAMESPACE;
 use crate::pods::command;
+use crate::until::until;
 
 const DIRECTORIES: [&str; 2] = ["/etc/cni/net.d", "/opt/cni/bin"];
 /// State directory of scripts/cluster.
@@ -335,20 +336,4 @@ impl Netns {
         let output = Command::new("ip").args(exec).args(args).output().unwrap();
         String::from_utf8(output.stdout).unwrap()
     }
-}
-
-/// Waits until `condition` holds, for up to two minutes, as kubelet's pauses between retries are long.
-pub fn until(what: &str, condition: impl FnMut() -> bool) {
-    until_within(Duration::from_secs(120), what, condition);
-}
-
-/// Waits until `condition` holds. Panics after `limit`.
-#[allow(clippy::print_stdout, reason = "shows where a test's time goes")]
-pub fn until_within(limit: Duration, what: &str, mut condition: impl FnMut() -> bool) {
-    let begin = Instant::now();
-    while !condition() {
-        assert!(begin.elapsed() < limit, "not within {limit:?}: {what}");
-        thread::sleep(Duration::from_millis(200));
-    }
-    println!("{:>6.1?} {what}", begin.elapsed());
 }

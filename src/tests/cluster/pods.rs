@@ -11,7 +11,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::{Value, json};
 
-use crate::node::{until, until_within};
+use crate::until::{until, until_within};
 
 /// Time in which kubelet accepts `kubectl exec` again after a restart.
 const EXEC: Duration = Duration::from_secs(90);

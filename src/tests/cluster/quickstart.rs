@@ -8,8 +8,9 @@ use std::process::Command;
 use std::time::Instant;
 
 use crate::helm::{Helm, NAMESPACE};
-use crate::node::{Node, until};
+use crate::node::Node;
 use crate::pods::kubectl;
+use crate::until::until;
 
 const KUBECONFIG: &str = "/var/lib/linkerd2-cni-cluster/admin.kubeconfig";
 

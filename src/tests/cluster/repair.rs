@@ -9,8 +9,9 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use crate::helm::Helm;
-use crate::node::{Node, netns_of, until, until_within};
+use crate::node::{Node, netns_of};
 use crate::pods::{self, Pods, kubectl};
+use crate::until::{until, until_within};
 
 /// Interval of the audit, in seconds.
 const PERIOD: u64 = 3;
@@ -154,7 +155,7 @@ fn the_startup_taint_stays_while_the_bin_dir_is_wrong_and_goes_after_the_self_te
     helm.run("upgrade", &[&taint]);
     until("the taint is removed", || !is_tainted());
     let log = log();
-    let (passed, removed) = (log.find("self-test passed"), log.find("took the startup taint"));
+    let (passed, removed) = (log.find("self-test passed"), log.find("removed the startup taint"));
     assert!(passed.is_some() && passed < removed, "{log}");
     helm.remove();
     assert_eq!(node.files(), before, "uninstalling leaves the node's files");

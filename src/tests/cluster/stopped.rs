@@ -11,8 +11,9 @@ use serde_json::json;
 
 use crate::agent::{agent, find_agent, rolled_out};
 use crate::helm::Helm;
-use crate::node::{Node, until, until_within};
+use crate::node::Node;
 use crate::pods::kubectl;
+use crate::until::{until, until_within};
 use crate::watcher::Watcher;
 
 const RELEASE: [&str; 3] = ["linkerd-cni", "-n", "linkerd-cni"];

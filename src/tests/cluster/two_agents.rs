@@ -14,10 +14,11 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
+use crate::cni::upstream_entry;
 use crate::helm::Helm;
-use crate::node::{Node, until_within};
+use crate::node::Node;
 use crate::pods::{self, Pods, kubectl};
-use crate::upstream;
+use crate::until::until_within;
 
 const NET_DIR: &str = "/etc/cni/net.d";
 const KUBECONFIG: &str = "/etc/cni/net.d/ZZZ-linkerd-cni-kubeconfig";
@@ -169,7 +170,7 @@ fn replace(path: &Path, bytes: &[u8], mode: u32) {
 /// The conflist with upstream's plugin entry.
 fn chained(bare: &str) -> String {
     let mut list: Value = serde_json::from_str(bare).unwrap();
-    let mut entry = upstream::plugin();
+    let mut entry = upstream_entry();
     entry["kubernetes"]["kubeconfig"] = KUBECONFIG.into();
     list["plugins"].as_array_mut().unwrap().push(entry);
     serde_json::to_string_pretty(&list).unwrap()

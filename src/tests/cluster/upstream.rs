@@ -5,6 +5,8 @@ use std::path::Path;
 
 use serde_json::{Value, json};
 
+use crate::cni::upstream_entry;
+
 /// Writes the chart into a directory, which is created.
 pub fn write_chart(chart: &Path) {
     fs::create_dir_all(chart.join("templates")).unwrap();
@@ -45,7 +47,7 @@ fn objects() -> Vec<Value> {
     config["data"] = json!({
         "dest_cni_net_dir": "/etc/cni/net.d",
         "dest_cni_bin_dir": "/opt/cni/bin",
-        "cni_network_config": plugin().to_string(),
+        "cni_network_config": upstream_entry().to_string(),
     });
     let mut set = named("apps/v1", "DaemonSet", "linkerd-cni");
     set["metadata"]["labels"]["k8s-app"] = json!("linkerd-cni");
@@ -63,27 +65,6 @@ fn objects() -> Vec<Value> {
     });
     let account = named("v1", "ServiceAccount", "linkerd-cni");
     vec![account, role, binding, config, set]
-}
-
-/// The plugin entry in upstream's ConfigMap.
-pub fn plugin() -> Value {
-    json!({
-        "name": "linkerd-cni",
-        "type": "linkerd-cni",
-        "log_level": "info",
-        "kubernetes": {"kubeconfig": "__KUBECONFIG_FILEPATH__"},
-        "linkerd": {
-            "incoming-proxy-port": 4143,
-            "outgoing-proxy-port": 4140,
-            "proxy-uid": 2102,
-            "ports-to-redirect": [],
-            "inbound-ports-to-ignore": ["4191", "4190"],
-            "simulate": false,
-            "use-wait-flag": false,
-            "iptables-mode": "nft",
-            "ipv6": false,
-        },
-    })
 }
 
 fn pod() -> Value {

@@ -1,7 +1,7 @@
 //! Checks the module graph of `src`: which module imports from which.
 //!
-//! The rules are DESIGN's: no circle, nothing imported from a module that stands above, and every
-//! module of the library on the map in `src/lib.rs`.
+//! The rules: no circle, no import listed in [`FORBIDDEN`], and every module of the library on the
+//! map in `src/lib.rs`.
 
 #![allow(clippy::unwrap_used)]
 

@@ -1,4 +1,4 @@
-//! Which pods are asked for, and what they say of themselves.
+//! Which pods are skipped, which cause API requests, and which settings apply to a meshed pod.
 
 use std::os::unix::net::UnixDatagram;
 use std::time::Duration;
@@ -9,12 +9,12 @@ use super::namespaces::{NEIGHBOUR, Namespaces};
 use super::{Call, POD_PATH, UNMESHED, listen, meshed_api};
 
 #[test]
-fn annotations_without_linkerds_pass_with_no_request() {
+fn pods_without_linkerd_annotations_are_skipped_without_a_request() {
     let (api, namespaces) = (meshed_api(), Namespaces::new());
     let add = || Call::new("ADD", &namespaces.path(), &api);
     let marked = json!({"linkerd.io/inject": "enabled"});
     let cases = [
-        ("none", add().annotated(json!({})), 0),
+        ("without annotations", add().annotated(json!({})), 0),
         ("disabled", add().annotated(json!({"linkerd.io/inject": "disabled"})), 0),
         (
             "excluded",
@@ -22,16 +22,20 @@ fn annotations_without_linkerds_pass_with_no_request() {
             0,
         ),
         (
-            "the agent's own",
+            "agent pod",
             add()
                 .annotated(marked.clone())
                 .linkerd("agent-namespace", json!("cni"))
                 .env("CNI_ARGS", "K8S_POD_NAMESPACE=cni;K8S_POD_NAME=linkerd-cni-abcde"),
             0,
         ),
-        ("marked", add().annotated(marked), 2),
-        ("asked by setting", add().annotated(json!({})).linkerd("pod-detection", json!("api")), 2),
-        ("not handed over", add(), 2),
+        ("with a Linkerd annotation", add().annotated(marked), 2),
+        (
+            "pod-detection: api",
+            add().annotated(json!({})).linkerd("pod-detection", json!("api")),
+            2,
+        ),
+        ("not passed by the runtime", add(), 2),
     ];
     for (name, call, requests) in cases {
         let before = api.requests().len();
@@ -41,7 +45,7 @@ fn annotations_without_linkerds_pass_with_no_request() {
 }
 
 #[test]
-fn the_agents_pod_in_any_namespace_starts_without_a_request_while_the_token_is_dead() {
+fn the_agents_pod_in_any_namespace_starts_without_a_request_while_the_token_is_rejected() {
     let (api, namespaces) = (meshed_api(), Namespaces::new());
     api.accept("another token");
     let add = |namespace: &str| {
@@ -52,18 +56,18 @@ fn the_agents_pod_in_any_namespace_starts_without_a_request_while_the_token_is_d
         "linkerd.io/created-by": "linkerd/helm v1.7.0-alpha.1",
         "linkerd.io/inject": "disabled",
     });
-    for passing in [
-        // As the agent writes the entry under upstream's chart, of which the runtime hands
-        // over no annotations.
+    for skipped in [
+        // The plugin entry that the agent writes under upstream's chart: without the capability, so
+        // the runtime passes no annotations.
         add("mesh").linkerd("agent-namespace", json!("mesh")),
         add("ops")
             .linkerd("agent-namespace", json!("ops"))
             .linkerd("agent-daemonset", json!("mesh-cni"))
             .env("CNI_ARGS", "K8S_POD_NAMESPACE=ops;K8S_POD_NAME=mesh-cni-x7x4z"),
-        // By its annotations alone.
+        // Recognized by its annotations alone.
         add("mesh").annotated(of_a_chart),
     ] {
-        passing.run().succeeded();
+        skipped.run().succeeded();
     }
     assert!(api.requests().is_empty(), "{:?}", api.requests());
 
@@ -78,7 +82,7 @@ fn the_agents_pod_in_any_namespace_starts_without_a_request_while_the_token_is_d
 }
 
 #[test]
-fn a_bad_configuration_stops_meshed_pods_and_no_other() {
+fn an_invalid_plugin_entry_fails_meshed_pods_only() {
     let configurations = [
         (
             json!({"proxy-uid": "2102"}),
@@ -104,7 +108,7 @@ fn a_bad_configuration_stops_meshed_pods_and_no_other() {
 }
 
 #[test]
-fn the_proxys_own_user_and_ports_count() {
+fn user_and_ports_of_the_proxy_container_win_over_the_plugin_entry() {
     let (api, namespaces) = (meshed_api(), Namespaces::new());
     let pod = json!({"metadata": {}, "spec": {"containers": [{
         "name": "linkerd-proxy",
@@ -154,7 +158,7 @@ fn ipv6_auto_follows_the_pods_addresses() {
 }
 
 #[test]
-fn the_agent_gets_one_record_of_each_pod() {
+fn the_agent_gets_one_record_per_pod_and_the_plugin_never_waits_for_it() {
     let (api, namespaces) = (meshed_api(), Namespaces::new());
     let call = Call::new("ADD", &namespaces.path(), &api);
     let socket = call.kubeconfig().with_file_name(".linkerd-cni.sock");
@@ -186,9 +190,10 @@ fn the_agent_gets_one_record_of_each_pod() {
     assert_eq!(record["error"]["code"], 102);
     assert!(!record.to_string().contains(super::api::TOKEN));
 
-    // An agent that does not take its records costs nothing.
+    // The agent no longer reads, so the socket's queue gets full.
     api.answer(POD_PATH, 200, super::UNMESHED);
-    for _ in 0..300 {
+    let queue = std::fs::read_to_string("/proc/sys/net/unix/max_dgram_qlen").unwrap();
+    for _ in 0..queue.trim().parse::<u32>().unwrap() + 5 {
         call.run().succeeded();
     }
 }

@@ -1,4 +1,4 @@
-//! Bad elements of port lists: ignored as by upstream, and reported.
+//! Invalid elements of port lists: ignored as in upstream, and reported.
 
 use std::os::unix::net::UnixDatagram;
 use std::time::Duration;
@@ -13,7 +13,7 @@ const UID: &str = "c0ffee00-0000-4000-8000-000000000001";
 const IN: &str = "config.linkerd.io/skip-inbound-ports";
 const OUT: &str = "config.linkerd.io/skip-outbound-ports";
 
-/// A meshed pod and its namespace, with their annotations.
+/// API server with a meshed pod and its namespace, with these annotations.
 fn api(pod: Value, namespace: Value) -> Api {
     let api = Api::start();
     let pod = json!({
@@ -25,7 +25,7 @@ fn api(pod: Value, namespace: Value) -> Api {
     api
 }
 
-/// The socket that the agent would listen on.
+/// Binds the agent's socket.
 fn listen(call: &Call) -> UnixDatagram {
     let path = call.kubeconfig().with_file_name(".linkerd-cni.sock");
     let socket = UnixDatagram::bind(path).unwrap();
@@ -41,7 +41,7 @@ fn record(socket: &UnixDatagram) -> Value {
 }
 
 #[test]
-fn a_pod_with_bad_elements_starts_with_upstreams_rules_and_the_agent_is_told() {
+fn a_pod_with_invalid_elements_gets_upstreams_rules_and_the_agent_gets_a_record() {
     for mode in ["native", "nft"] {
         let api = api(json!({OUT: "http,5432,30-20"}), json!({IN: "8080,65536-65539", OUT: "1"}));
         let namespaces = Namespaces::new();
@@ -80,13 +80,13 @@ fn a_pod_with_bad_elements_starts_with_upstreams_rules_and_the_agent_is_told() {
 }
 
 #[test]
-fn strict_annotations_and_lists_of_which_nothing_is_left_fail_the_pod_without_a_rule() {
+fn strict_annotations_and_lists_without_a_valid_element_fail_the_pod_without_a_rule() {
     let cases = [
         (true, OUT, "http,5432", "\"http\" is not a port"),
-        (true, IN, "80, 81", "\" 81\" has blanks"),
-        (true, "config.linkerd.io/inbound-port", "x", "a port from 1 to 65535 is wanted"),
+        (true, IN, "80, 81", "\" 81\" contains blanks"),
+        (true, "config.linkerd.io/inbound-port", "x", "expected a port from 1 to 65535"),
         (false, OUT, "http", "\"http\" is not a port"),
-        (false, OUT, " ", "\" \" has blanks"),
+        (false, OUT, " ", "\" \" contains blanks"),
     ];
     for (strict, key, value, problem) in cases {
         let (api, namespaces) = (api(json!({key: value}), json!({})), Namespaces::new());
@@ -107,7 +107,7 @@ fn strict_annotations_and_lists_of_which_nothing_is_left_fail_the_pod_without_a_
 }
 
 #[test]
-fn bad_elements_of_the_plugin_entry_are_ignored_unless_nothing_is_left() {
+fn invalid_elements_of_the_plugin_entry_are_ignored_unless_no_valid_element_is_left() {
     let (api, namespaces) = (api(json!({}), json!({})), Namespaces::new());
     let call = |list: Value| {
         Call::new("ADD", &namespaces.path(), &api).linkerd("outbound-ports-to-ignore", list)
@@ -131,7 +131,7 @@ fn bad_elements_of_the_plugin_entry_are_ignored_unless_nothing_is_left() {
 }
 
 #[test]
-fn what_an_author_wrote_stays_short_and_on_one_line_wherever_it_is_quoted() {
+fn quoted_annotations_are_short_and_on_one_line() {
     let worst = "\u{1b}[31m\n\u{202e}é".repeat(20_000);
     let (api, namespaces) = (
         api(json!({OUT: format!("25,{worst}"), IN: format!("{worst},").repeat(3)}), json!({})),
@@ -145,7 +145,8 @@ fn what_an_author_wrote_stays_short_and_on_one_line_wherever_it_is_quoted() {
     assert_eq!(record(&socket)["ignored"][0]["elements"][0].as_str().unwrap().chars().count(), 100);
 }
 
-/// A meshed pod with some of the longest lists that an API server accepts, half bad.
+/// API server with a meshed pod whose lists are nearly as long as an API server accepts. Half of
+/// their elements are invalid.
 fn api_of_long_lists() -> Api {
     let list: Vec<String> = (1..40_000).step_by(2).map(|port| format!("{port},x")).collect();
     let list = list.join(",");
@@ -164,7 +165,7 @@ fn an_error_about_thousands_of_missing_rules_stays_short() {
     }
 }
 
-/// The plugin gives up after 20 s, too little to parse all rules again for each of them.
+/// The plugin times out after 20 s, which is too short to parse the whole list once per rule.
 #[test]
 fn check_finds_thousands_of_iptables_rules_in_time() {
     let (api, namespaces) = (api_of_long_lists(), Namespaces::new());

@@ -1,10 +1,12 @@
-//! The built plugin, called as a runtime would: in real namespaces, with a real TLS
-//! API server, and with real TCP through the rules. Needs root.
+//! Tests of the plugin binary: called as by a container runtime, in network namespaces, with a TLS
+//! API server and with TCP connections through the rules. Needs root.
 
 #![allow(clippy::expect_used, clippy::unwrap_used)]
 
 #[path = "../support/api.rs"]
 mod api;
+#[path = "../support/cni.rs"]
+mod cni;
 mod decisions;
 mod faults;
 mod ignored;
@@ -12,6 +14,9 @@ mod ignored;
 mod namespaces;
 mod native;
 mod stderr;
+#[allow(dead_code, reason = "the cluster's tests use all of it")]
+#[path = "../support/until.rs"]
+mod until;
 #[path = "../support/unwritable.rs"]
 mod unwritable;
 
@@ -32,7 +37,7 @@ const MESHED: &str = r#"{"metadata":{"name":"web"},"spec":{"containers":[{"name"
 const UNMESHED: &str = r#"{"metadata":{"name":"web"},"spec":{"containers":[{"name":"app"}]}}"#;
 const NAMESPACE: &str = r#"{"metadata":{"name":"ns"}}"#;
 
-/// One call of the plugin; the methods change what the runtime sends.
+/// One call of the plugin. The methods change environment and stdin.
 struct Call {
     environment: Vec<(String, String)>,
     config: Value,
@@ -66,7 +71,7 @@ impl Outcome {
         self
     }
 
-    /// The error object's code and message.
+    /// Returns code and message of the error object.
     fn error(&self) -> (u64, String) {
         assert_eq!(self.code, Some(1), "{} {}", self.stdout, self.stderr);
         let error = self.json();
@@ -80,38 +85,27 @@ impl Call {
         let dir = tempfile::tempdir().unwrap();
         let kubeconfig = dir.path().join("kubeconfig");
         fs::write(&kubeconfig, api.kubeconfig()).unwrap();
-        let environment = [
-            ("CNI_COMMAND", command),
-            ("CNI_CONTAINERID", "abc"),
-            ("CNI_NETNS", netns.to_str().unwrap()),
-            ("CNI_IFNAME", "eth0"),
-            ("CNI_PATH", "/opt/cni/bin"),
-            ("PATH", "/usr/sbin:/usr/bin:/sbin:/bin"),
-            ("CNI_ARGS", "IgnoreUnknown=1;K8S_POD_NAMESPACE=ns;K8S_POD_NAME=web;K8S_POD_UID=u"),
-        ];
-        let config = json!({
+        let mut environment = cni::environment(command, netns.to_str().unwrap()).to_vec();
+        let args = "IgnoreUnknown=1;K8S_POD_NAMESPACE=ns;K8S_POD_NAME=web;K8S_POD_UID=u";
+        environment.extend([("PATH", "/usr/sbin:/usr/bin:/sbin:/bin"), ("CNI_ARGS", args)]);
+        let mut config = cni::upstream_entry();
+        config["cniVersion"] = json!("1.0.0");
+        config["name"] = json!("k8s-pod-network");
+        config["log_level"] = json!("debug");
+        config["kubernetes"] = json!({"kubeconfig": kubeconfig});
+        // Long enough for a busy machine, and less to wait than the default of 10.
+        config["linkerd"]["api-retry-seconds"] = json!(4);
+        config["prevResult"] = json!({
             "cniVersion": "1.0.0",
-            "name": "k8s-pod-network",
-            "type": "linkerd-cni",
-            "log_level": "debug",
-            "kubernetes": {"kubeconfig": kubeconfig},
-            "linkerd": {
-                "incoming-proxy-port": 4143,
-                "outgoing-proxy-port": 4140,
-                "proxy-uid": 2102,
-                "ports-to-redirect": [],
-                "inbound-ports-to-ignore": ["4191", "4190"],
-                "simulate": false,
-                "use-wait-flag": false,
-                "iptables-mode": "nft",
-                "ipv6": false,
-                "api-retry-seconds": 1,
-            },
-            "prevResult": {"cniVersion": "1.0.0", "ips": [{"address": "10.99.0.1/24", "interface": 0}],
-                "interfaces": [{"name": "eth0", "sandbox": "/x"}], "dns": {}},
+            "ips": [{"address": "10.99.0.1/24", "interface": 0}],
+            "interfaces": [{"name": "eth0", "sandbox": "/x"}],
+            "dns": {},
         });
         Call {
-            environment: environment.map(|(name, value)| (name.into(), value.into())).to_vec(),
+            environment: environment
+                .iter()
+                .map(|&(name, value)| (name.into(), value.into()))
+                .collect(),
             config,
             _dir: dir,
         }
@@ -133,7 +127,7 @@ impl Call {
         self
     }
 
-    /// What the runtime hands over of the pod's annotations.
+    /// Sets the annotations that the runtime passes to the plugin.
     fn annotated(self, annotations: Value) -> Self {
         let key = "io.kubernetes.cri.pod-annotations";
         self.set("runtimeConfig", json!({key: annotations}))
@@ -156,7 +150,7 @@ impl Call {
             .stderr(Stdio::piped())
             .spawn()
             .unwrap();
-        // A plugin that does not read its stdin is allowed to.
+        // Fails if the plugin ends without reading stdin, which is allowed.
         let _ = child.stdin.take().unwrap().write_all(stdin.as_bytes());
         Outcome::from(child.wait_with_output().unwrap())
     }
@@ -176,7 +170,7 @@ fn iptables(mode: &str, ipv6: bool) -> String {
     }
 }
 
-/// Proxy, admin and app listeners in the pod, a server in the neighbour.
+/// Starts listeners of proxy, admin port and app in the pod, and a server in the neighbour.
 fn listen(namespaces: &Namespaces) {
     namespaces.serve_in_pod("inbound", 4143);
     namespaces.serve_in_pod("outbound", 4140);
@@ -210,7 +204,7 @@ fn tcp_goes_through_the_proxy_in_every_mode_and_family() {
                     format!("inbound {to_pod}:8080"),
                 ),
                 (
-                    "inbound, nobody listens",
+                    "inbound, without a listener",
                     namespaces.connect_from_neighbour(pod, 7777),
                     format!("inbound {to_pod}:7777"),
                 ),
@@ -225,7 +219,7 @@ fn tcp_goes_through_the_proxy_in_every_mode_and_family() {
                     format!("outbound {to_neighbour}:9000"),
                 ),
                 (
-                    "the proxy itself",
+                    "from the proxy",
                     namespaces.connect_from_pod(2102, neighbour, 9000),
                     format!("server {to_neighbour}:9000"),
                 ),
@@ -243,7 +237,7 @@ fn tcp_goes_through_the_proxy_in_every_mode_and_family() {
 }
 
 #[test]
-fn the_rules_are_upstreams_in_every_mode() {
+fn iptables_rules_equal_upstreams_in_every_mode() {
     for mode in ["nft", "legacy", "plain"] {
         let (api, namespaces) = (meshed_api(), Namespaces::new());
         Call::new("ADD", &namespaces.path(), &api)
@@ -299,7 +293,7 @@ fn a_control_plane_pod_reaches_the_api_server_without_the_proxy() {
 }
 
 #[test]
-fn adding_twice_gives_the_rules_once_and_leaves_foreign_ones() {
+fn a_second_add_leaves_each_rule_once_and_keeps_foreign_rules() {
     for mode in ["nft", "legacy"] {
         let (api, namespaces) = (meshed_api(), Namespaces::new());
         let program = iptables(mode, false);
@@ -321,7 +315,7 @@ fn adding_twice_gives_the_rules_once_and_leaves_foreign_ones() {
 }
 
 #[test]
-fn nothing_is_left_behind_when_a_family_fails() {
+fn no_rule_is_left_if_the_rules_of_one_family_fail() {
     let (api, namespaces) = (meshed_api(), Namespaces::new());
     let bin = tempfile::tempdir().unwrap();
     for name in ["ip6tables-nft", "ip6tables-nft-restore"] {
@@ -342,14 +336,14 @@ fn nothing_is_left_behind_when_a_family_fails() {
 }
 
 #[test]
-fn a_bare_path_does_not_matter() {
+fn iptables_is_found_without_a_path_variable() {
     let (api, namespaces) = (meshed_api(), Namespaces::new());
     Call::new("ADD", &namespaces.path(), &api).env("PATH", "").run().succeeded();
     assert!(namespaces.nat("iptables-nft").contains("PROXY_INIT_OUTPUT"));
 }
 
 #[test]
-fn a_meshed_pod_takes_two_requests_and_an_unmeshed_one_takes_one() {
+fn a_meshed_pod_takes_two_requests_and_an_unmeshed_pod_takes_one() {
     let init = r#"{"metadata":{},"spec":{"containers":[{"name":"linkerd-proxy"}],"initContainers":[{"name":"linkerd-init"}]}}"#;
     let pod = format!("GET {POD_PATH}");
     let namespace = format!("GET {NAMESPACE_PATH}");
@@ -369,7 +363,7 @@ fn a_meshed_pod_takes_two_requests_and_an_unmeshed_one_takes_one() {
 }
 
 #[test]
-fn a_container_that_is_no_pod_passes_without_a_request() {
+fn a_container_that_is_not_a_pod_is_skipped_without_a_request() {
     let (api, namespaces) = (meshed_api(), Namespaces::new());
     for args in ["", "IgnoreUnknown=1", "K8S_POD_NAME=web"] {
         Call::new("ADD", &namespaces.path(), &api).env("CNI_ARGS", args).run().succeeded();
@@ -387,7 +381,7 @@ fn failures_are_error_objects_and_leave_no_rule() {
         "spec": {"containers": [{"name": "linkerd-proxy"}]},
     });
     let bad = bad.to_string();
-    let answers = [
+    let responses = [
         (
             "not found",
             404,
@@ -401,18 +395,18 @@ fn failures_are_error_objects_and_leave_no_rule() {
         ("redirect", 302, "", 104, "HTTP 302"),
         ("empty object", 200, "{}", 104, "missing field `metadata`"),
         ("null", 200, "null", 104, "invalid type: null"),
-        ("list", 200, "[]", 104, "a list came instead of an object"),
+        ("list", 200, "[]", 104, "unexpected list, expected an object"),
         (
             "pod list",
             200,
             r#"{"kind":"PodList","metadata":{},"items":[]}"#,
             104,
-            "an object of another kind came instead of a Pod",
+            "unexpected kind of object, expected Pod",
         ),
-        ("half an answer", 200, r#"{"metadata":"#, 104, "EOF while parsing"),
-        ("bad annotation", 200, &bad, 110, "config.linkerd.io/proxy-uid: \"abc\""),
+        ("truncated response", 200, r#"{"metadata":"#, 104, "EOF while parsing"),
+        ("invalid annotation", 200, &bad, 110, "config.linkerd.io/proxy-uid: \"abc\""),
     ];
-    for (name, status, body, code, text) in answers {
+    for (name, status, body, code, text) in responses {
         api.answer(POD_PATH, status, body);
         let outcome = add().run();
         let (got, msg) = outcome.error();
@@ -430,20 +424,25 @@ fn failures_are_error_objects_and_leave_no_rule() {
         ),
         ("no kubeconfig", add().set("kubernetes", json!({})), 100, "\"kubeconfig\" is not set"),
         (
-            "bad port",
+            "invalid port",
             add().linkerd("incoming-proxy-port", json!(70000)),
             7,
             "70000 is not a port of the proxy",
         ),
-        ("bad mode", add().linkerd("iptables-mode", json!("bogus")), 7, "\"bogus\" is not one of"),
         (
-            "bad type",
+            "invalid mode",
+            add().linkerd("iptables-mode", json!("bogus")),
+            7,
+            "\"bogus\" is not one of",
+        ),
+        (
+            "invalid type",
             add().linkerd("proxy-uid", json!("2102")),
             7,
             "\"proxy-uid\": \"2102\" is not a whole number",
         ),
         ("no linkerd object", add().set("linkerd", json!({})), 7, "proxy-uid"),
-        ("bad args", add().env("CNI_ARGS", "a"), 4, "CNI_ARGS: invalid pair \"a\""),
+        ("invalid args", add().env("CNI_ARGS", "a"), 4, "CNI_ARGS: invalid pair \"a\""),
         (
             "no such netns",
             add().env("CNI_NETNS", "/no/such/netns"),
@@ -473,7 +472,7 @@ fn failures_are_error_objects_and_leave_no_rule() {
 }
 
 #[test]
-fn an_api_server_that_is_not_there_fails_the_pod_with_a_name() {
+fn an_unreachable_api_server_fails_the_pod_and_the_error_has_its_url() {
     let (api, namespaces) = (meshed_api(), Namespaces::new());
     let call = Call::new("ADD", &namespaces.path(), &api);
     let kubeconfig = api.kubeconfig().replace(&api.address.port().to_string(), "1");
@@ -485,7 +484,7 @@ fn an_api_server_that_is_not_there_fails_the_pod_with_a_name() {
 }
 
 #[test]
-fn proxies_of_the_runtimes_environment_are_not_asked() {
+fn proxy_variables_of_the_runtimes_environment_are_ignored() {
     let (api, namespaces) = (meshed_api(), Namespaces::new());
     Call::new("ADD", &namespaces.path(), &api)
         .env("HTTPS_PROXY", "http://127.0.0.1:1")
@@ -496,7 +495,7 @@ fn proxies_of_the_runtimes_environment_are_not_asked() {
 }
 
 #[test]
-fn simulate_says_the_rules_and_changes_nothing() {
+fn simulate_logs_the_rules_and_installs_none() {
     let (api, namespaces) = (meshed_api(), Namespaces::new());
     let outcome = Call::new("ADD", &namespaces.path(), &api)
         .linkerd("simulate", json!(true))
@@ -507,7 +506,7 @@ fn simulate_says_the_rules_and_changes_nothing() {
 }
 
 #[test]
-fn check_names_the_rules_that_are_missing() {
+fn check_names_the_missing_rules() {
     for mode in ["native", "nft", "legacy"] {
         let (api, namespaces) = (meshed_api(), Namespaces::new());
         let call = |command| {
@@ -533,7 +532,7 @@ fn check_names_the_rules_that_are_missing() {
 }
 
 #[test]
-fn check_sees_a_rule_before_ours_that_lets_connections_past_the_proxy() {
+fn check_fails_if_a_foreign_rule_precedes_linkerds_rules() {
     for mode in ["native", "nft", "legacy", "plain"] {
         let (api, namespaces) = (meshed_api(), Namespaces::new());
         let call = |command| {
@@ -549,15 +548,15 @@ fn check_sees_a_rule_before_ours_that_lets_connections_past_the_proxy() {
         }
         let (code, msg) = call("CHECK").run().error();
         assert_eq!(code, 122, "{mode}");
-        let there = msg.contains("PROXY_INIT_OUTPUT") && !msg.contains("PROXY_INIT_REDIRECT");
-        assert!(there, "{mode}: {msg}");
+        let is_named = msg.contains("PROXY_INIT_OUTPUT") && !msg.contains("PROXY_INIT_REDIRECT");
+        assert!(is_named, "{mode}: {msg}");
         call("ADD").run().succeeded();
         call("CHECK").run().succeeded();
     }
 }
 
 #[test]
-fn del_gc_and_status_succeed_with_everything_gone() {
+fn del_gc_and_status_succeed_without_netns_kubeconfig_and_api_server() {
     let api = Api::start();
     let call = |command| {
         Call::new(command, Path::new("/no/such/netns"), &api)
@@ -589,7 +588,7 @@ fn prev_result_is_passed_on_byte_for_byte_in_every_version() {
 }
 
 #[test]
-fn bad_requests_get_the_codes_and_messages_of_the_reference_implementation() {
+fn invalid_requests_get_the_codes_and_messages_of_the_reference_implementation() {
     let api = Api::start();
     let netns = Path::new("/no/such/netns");
     let good = r#"{"cniVersion":"1.0.0","name":"n"}"#;
@@ -642,7 +641,7 @@ fn bad_requests_get_the_codes_and_messages_of_the_reference_implementation() {
 }
 
 #[test]
-fn deep_and_huge_input_ends_in_an_answer() {
+fn deeply_nested_and_huge_input_yields_a_result_or_an_error() {
     let api = meshed_api();
     let meshed = Call::new("ADD", Path::new("/no/such/netns"), &api);
     let kubeconfig = json!(meshed.kubeconfig());
@@ -650,11 +649,11 @@ fn deep_and_huge_input_ends_in_an_answer() {
     let nested = format!("{}{}", "[".repeat(100_000), "]".repeat(100_000));
     let foreign = format!(r#"{{"name":"n","x":{nested}}}"#);
     add.run_with(&foreign).succeeded();
-    let ours = format!(
+    let entry = format!(
         r#"{{"name":"n","kubernetes":{{"kubeconfig":{kubeconfig}}},"linkerd":{{"x":{nested}}}}}"#
     );
-    add.run_with(&ours).succeeded();
-    assert_eq!(meshed.run_with(&ours).error().0, 7);
+    add.run_with(&entry).succeeded();
+    assert_eq!(meshed.run_with(&entry).error().0, 7);
     let huge = format!(r#"{{"name":"n","x":"{}"}}"#, "x".repeat(20 << 20));
     assert_eq!(add.run_with(&huge).error().0, 5);
 }

@@ -1,4 +1,4 @@
-//! The backend that needs nothing of the host.
+//! The backend `native`, which needs no program of the host.
 
 use std::process::{Command, Stdio};
 
@@ -8,7 +8,7 @@ use super::namespaces::{NEIGHBOUR, Namespaces, POD};
 use super::{Call, listen, meshed_api};
 
 #[test]
-fn the_rules_are_a_table_of_our_own() {
+fn native_rules_are_in_a_table_of_their_own() {
     let (api, namespaces) = (meshed_api(), Namespaces::new());
     Call::new("ADD", &namespaces.path(), &api)
         .linkerd("iptables-mode", json!("native"))
@@ -22,7 +22,7 @@ fn the_rules_are_a_table_of_our_own() {
 }
 
 #[test]
-fn adding_twice_gives_the_rules_once() {
+fn a_second_add_leaves_each_native_rule_once() {
     let (api, namespaces) = (meshed_api(), Namespaces::new());
     let call = Call::new("ADD", &namespaces.path(), &api)
         .linkerd("iptables-mode", json!("native"))
@@ -38,7 +38,7 @@ fn adding_twice_gives_the_rules_once() {
 }
 
 #[test]
-fn no_connection_goes_past_the_proxy_while_the_rules_are_replaced() {
+fn no_connection_bypasses_the_proxy_while_the_rules_are_replaced() {
     let (api, namespaces) = (meshed_api(), Namespaces::new());
     listen(&namespaces);
     let call = Call::new("ADD", &namespaces.path(), &api).linkerd("iptables-mode", json!("native"));
@@ -60,7 +60,7 @@ fn no_connection_goes_past_the_proxy_while_the_rules_are_replaced() {
 }
 
 #[test]
-fn another_tools_redirect_still_wins() {
+fn a_redirect_of_another_program_still_wins() {
     for program in ["iptables-nft", "iptables-legacy"] {
         let (api, namespaces) = (meshed_api(), Namespaces::new());
         listen(&namespaces);
@@ -80,7 +80,7 @@ fn another_tools_redirect_still_wins() {
 }
 
 #[test]
-fn a_host_without_iptables_is_no_hindrance() {
+fn auto_needs_no_iptables_and_nft_names_the_missing_programs() {
     let (api, namespaces) = (meshed_api(), Namespaces::new());
     listen(&namespaces);
     let call = Call::new("ADD", &namespaces.path(), &api)
@@ -98,7 +98,7 @@ fn a_host_without_iptables_is_no_hindrance() {
 }
 
 #[test]
-fn check_sees_a_rule_that_was_changed() {
+fn check_fails_if_a_native_rule_was_changed() {
     let (api, namespaces) = (meshed_api(), Namespaces::new());
     let call = |command| {
         Call::new(command, &namespaces.path(), &api)
@@ -130,7 +130,7 @@ fn load(namespaces: &Namespaces, script: &str) {
 }
 
 impl Call {
-    /// Runs the plugin where the directories of iptables are empty.
+    /// Runs the plugin in a mount namespace in which the directories of iptables are empty.
     fn run_without_iptables(&self) -> super::Outcome {
         use std::io::Write as _;
         let hide = "/bin/mount -t tmpfs none /usr/sbin && exec \"$0\"";

@@ -1,4 +1,4 @@
-//! A stderr or stdout that takes nothing.
+//! Unwritable stderr and stdout.
 
 use std::fs;
 use std::io::Write as _;
@@ -13,11 +13,11 @@ use super::unwritable::{Unwritable, full_device, full_pipe};
 use super::{Call, Outcome, meshed_api};
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_linkerd-cni");
-/// A call that waits for its stderr never ends. The longest of the others takes some 100 ms.
+/// Time after which a call counts as hanging. Calls usually take less than 100 ms.
 const HANGS: Duration = Duration::from_secs(20);
 
 #[test]
-fn a_stderr_that_takes_no_line_neither_fails_nor_delays_a_pod() {
+fn an_unwritable_stderr_neither_fails_nor_delays_a_pod() {
     for stderr in Unwritable::all() {
         for level in ["info", "trace"] {
             let (api, namespaces) = (meshed_api(), Namespaces::new());
@@ -66,7 +66,7 @@ fn a_stderr_file_at_its_size_limit_neither_fails_nor_kills_an_add() {
 }
 
 #[test]
-fn an_error_reaches_the_runtime_whatever_stderr_is() {
+fn an_error_reaches_the_runtime_with_any_stderr() {
     for stderr in Unwritable::all() {
         let (api, namespaces) = (meshed_api(), Namespaces::new());
         api.answer(super::POD_PATH, 403, "{}");
@@ -78,7 +78,7 @@ fn an_error_reaches_the_runtime_whatever_stderr_is() {
 }
 
 #[test]
-fn an_answer_that_stdout_does_not_take_fails_the_call_without_a_panic() {
+fn an_unwritable_stdout_fails_the_call_without_a_panic() {
     for stdout in [full_device(), full_pipe()] {
         let (api, namespaces) = (meshed_api(), Namespaces::new());
         for call in [
@@ -89,27 +89,27 @@ fn an_answer_that_stdout_does_not_take_fails_the_call_without_a_panic() {
             command.stderr(Stdio::piped()).stdout(stdout.stdio());
             let outcome = run(command, &call, stdout.name);
             assert_eq!(outcome.code, Some(1), "{}: {}", stdout.name, outcome.stderr);
-            let said = "linkerd-cni: cannot write the answer to stdout (code 5): ";
-            assert!(outcome.stderr.contains(said), "{}", outcome.stderr);
+            let wanted = "linkerd-cni: cannot write the response to stdout (code 5): ";
+            assert!(outcome.stderr.contains(wanted), "{}", outcome.stderr);
             assert!(!outcome.stderr.contains("panicked"), "{}", outcome.stderr);
         }
     }
 }
 
-/// The plugin with `stderr`, its answer to be read.
+/// Returns a command for the plugin with `stderr` and a piped stdout.
 fn with(stderr: &Unwritable) -> Command {
     let mut command = stderr.as_stderr_of(PROGRAM);
     command.stdout(Stdio::piped());
     command
 }
 
-/// Carries out `call` by `command`, which has its outputs already.
+/// Runs `call` with `command`, whose stdout and stderr are set.
 fn run(mut command: Command, call: &Call, case: &str) -> Outcome {
     command.env_clear().envs(call.environment.iter().cloned());
     command.stdin(Stdio::piped());
     let mut child = command.spawn().unwrap();
     let stdin = call.config.to_string();
-    // A plugin that does not read its stdin is allowed to.
+    // Fails if the plugin ends without reading stdin, which is allowed.
     let _ = child.stdin.take().unwrap().write_all(stdin.as_bytes());
     let code = ended(&mut child, case);
     let text = |output: Option<&mut dyn std::io::Read>| {
@@ -133,7 +133,7 @@ fn ended(child: &mut Child, case: &str) -> Option<i32> {
         if Instant::now() >= end {
             child.kill().unwrap();
             child.wait().unwrap();
-            panic!("the plugin waits for ever: {case}");
+            panic!("the plugin hangs: {case}");
         }
         thread::sleep(Duration::from_millis(2));
     }

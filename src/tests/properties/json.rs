@@ -1,4 +1,4 @@
-//! JSON as a runtime or an API server could send it, mostly wrong.
+//! JSON that a runtime or an API server might send, valid and invalid.
 
 use proptest::collection::{btree_map, vec};
 use proptest::prelude::*;
@@ -52,8 +52,11 @@ fn version() -> BoxedStrategy<Value> {
     or_any(select(versions).prop_map(Value::from))
 }
 
-/// What libcni sends: one plugin's configuration with a prevResult.
-pub fn network_config() -> impl Strategy<Value = Value> {
+/// What libcni sends to the plugin: the plugin entry with a prevResult. The annotations that the
+/// runtime passes are `annotations`.
+pub fn network_config(
+    annotations: impl Strategy<Value = Value> + 'static,
+) -> impl Strategy<Value = Value> {
     let linkerd = object(
         &[
             "incoming-proxy-port",
@@ -85,7 +88,7 @@ pub fn network_config() -> impl Strategy<Value = Value> {
         }
         result
     });
-    (version(), or_any(previous), or_any(linkerd), any_json()).prop_map(
+    (version(), or_any(previous), or_any(linkerd), annotations).prop_map(
         |(version, previous, linkerd, runtime)| {
             json!({"cniVersion": version, "name": "n", "prevResult": previous, "linkerd": linkerd,
                 "log_level": "none", "runtimeConfig": {"io.kubernetes.cri.pod-annotations": runtime}})
@@ -93,18 +96,74 @@ pub fn network_config() -> impl Strategy<Value = Value> {
     )
 }
 
-/// What an API server answers for a pod.
+/// Annotations of a pod, some of them Linkerd's.
+pub fn annotations() -> impl Strategy<Value = Value> {
+    let keys = &[
+        "app",
+        "linkerd.io/inject",
+        "linkerd.io/created-by",
+        "linkerd.io/proxy-version",
+        "config.linkerd.io/proxy-uid",
+        "config.linkerd.io/skip-inbound-ports",
+        "config.linkerd.io/skip-outbound-ports",
+        "config.linkerd.io/skip-subnets",
+        "config.linkerd.io/admin-port",
+    ][..];
+    let values = &["enabled", "disabled", "linkerd/proxy-injector v1", "4191", "", "80,x", "::/0"];
+    object(keys, select(&values[..]).prop_map(Value::from))
+}
+
+/// A pod whose fields have the types of the Kubernetes API.
 pub fn pod() -> impl Strategy<Value = Value> {
-    let variable = object(&["name", "value", "valueFrom"], any_json());
-    let context = object(&["runAsUser", "runAsGroup"], any_json());
+    let address = &["0.0.0.0:4143", "[::]:4190", "4191", ":0", ""][..];
+    let names = &["LINKERD2_PROXY_INBOUND_LISTEN_ADDR", "LINKERD2_PROXY_ADMIN_LISTEN_ADDR", "A"];
+    let variable = (select(&names[..]), select(address))
+        .prop_map(|(name, value)| json!({"name": name, "value": value}));
+    let id = prop_oneof![Just(Value::Null), any::<i64>().prop_map(Value::from)];
+    let context = object(&["runAsUser", "runAsGroup"], id);
     let names = &["app", "linkerd-proxy", "linkerd-init"][..];
-    let container = (select(names), list(variable), or_any(context.clone())).prop_map(
+    let container = (select(names), vec(variable, 0..3), context.clone()).prop_map(
         |(name, env, context)| json!({"name": name, "env": env, "securityContext": context}),
     );
-    let metadata = object(&["name", "labels", "annotations"], any_json());
-    let containers = (list(container.clone()), list(container), or_any(context));
-    (or_any(metadata), containers).prop_map(|(metadata, (containers, init, context))| {
+    let metadata = ("[a-z]{1,8}", annotations()).prop_map(
+        |(name, annotations)| json!({"name": name, "namespace": "ns", "annotations": annotations}),
+    );
+    let containers = (vec(container.clone(), 0..3), vec(container, 0..3), context);
+    (metadata, containers).prop_map(|(metadata, (containers, init, context))| {
         json!({"metadata": metadata, "spec": {"containers": containers, "initContainers": init,
             "securityContext": context}})
+    })
+}
+
+/// A [`pod`] with a proxy as its first container, in which one field has any value.
+pub fn damaged_pod() -> impl Strategy<Value = Value> {
+    let field = select(
+        &[
+            "/metadata",
+            "/metadata/name",
+            "/metadata/annotations",
+            "/spec",
+            "/spec/containers",
+            "/spec/containers/0",
+            "/spec/containers/0/env",
+            "/spec/containers/0/env/0/value",
+            "/spec/containers/0/securityContext",
+            "/spec/initContainers",
+            "/spec/initContainers/0/name",
+            "/spec/securityContext",
+        ][..],
+    );
+    let proxy = json!({"name": "linkerd-proxy", "securityContext": {"runAsUser": 2102}, "env": [
+        {"name": "LINKERD2_PROXY_INBOUND_LISTEN_ADDR", "value": "0.0.0.0:4143"},
+    ]});
+    let value = prop_oneof![any_json(), "[0-9:.]{0,8}".prop_map(Value::from)];
+    (pod(), field, value).prop_map(move |(mut pod, field, value)| {
+        if let Some(containers) = pod["spec"]["containers"].as_array_mut() {
+            containers.insert(0, proxy.clone());
+        }
+        if let Some(place) = pod.pointer_mut(field) {
+            *place = value;
+        }
+        pod
     })
 }

@@ -1,5 +1,5 @@
-//! What holds for every input: nothing panics, what is printed reads back, and what is
-//! accepted is what the grammar says.
+//! Properties that hold for every input: the plugin never panics, printed values read back unchanged,
+//! and exactly the values of the documented grammar are accepted.
 
 #![allow(clippy::expect_used, clippy::unwrap_used)]
 
@@ -8,20 +8,25 @@ mod restore;
 mod runtime;
 
 use std::fs;
+use std::net::IpAddr;
 
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use json::{any_json, object};
 use linkerd2_cni::cni::args;
-use linkerd2_cni::config::pod;
+use linkerd2_cni::cni::error::code;
+use linkerd2_cni::config::pod::{self, Mesh};
 use linkerd2_cni::config::{Annotations, Config, PodFacts, annotation};
 use linkerd2_cni::kube::kubeconfig;
 use linkerd2_cni::kube::types::Pod;
 use linkerd2_cni::ports::{self, PortRange};
 use linkerd2_cni::rules::{self, Family, Redirect, Subnet};
+use percent_encoding::percent_decode_str;
 use proptest::collection::vec;
 use proptest::option;
 use proptest::prelude::*;
-use runtime::{add, is_answer};
+use runtime::{POD, add, is_cni_output};
+use serde_json::Value;
+use ureq::http::Uri;
 
 fn config() -> Config {
     let text =
@@ -36,9 +41,27 @@ fn annotated(key: &str, value: &str) -> PodFacts {
     }
 }
 
-/// Text that is nearly a list of ports, subnets or pairs.
+/// Text that resembles a list of ports or subnets.
 fn nearly_a_list() -> impl Strategy<Value = String> {
     prop_oneof!["[0-9a-f ,:./;=+-]{0,40}", "\\PC{0,20}"]
+}
+
+/// A list of subnets, of which some may be invalid.
+fn nearly_subnets() -> impl Strategy<Value = String> {
+    let valid = subnet().prop_map(|subnet| subnet.text);
+    let element = prop_oneof![4 => valid, 1 => "[0-9a-f ./:]{0,12}", 1 => Just(" ".to_owned())];
+    vec(element, 0..4).prop_map(|elements| elements.join(","))
+}
+
+/// Whether `text` is a subnet without leading zeros, which programs read differently.
+fn is_subnet(text: &str) -> bool {
+    let address = text.split('/').next().unwrap_or_default();
+    address.parse::<IpAddr>().is_ok() && text.parse::<IpNet>().is_ok()
+}
+
+/// Names of namespaces and pods as Kubernetes allows them (RFC 1123).
+fn kubernetes_name() -> impl Strategy<Value = String> {
+    "[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?(\\.[a-z0-9]([a-z0-9-]{0,8}[a-z0-9])?)?"
 }
 
 fn port_range() -> impl Strategy<Value = PortRange> {
@@ -73,23 +96,62 @@ proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn any_bytes_on_stdin_get_an_answer(stdin in vec(any::<u8>(), 0..200)) {
-        prop_assert!(is_answer(&add(&stdin)));
+    fn any_bytes_on_stdin_yield_a_result_or_an_error_object(stdin in vec(any::<u8>(), 0..200)) {
+        prop_assert!(is_cni_output(&add(POD, &stdin)));
     }
 
     #[test]
-    fn any_json_on_stdin_gets_an_answer(config in json::network_config()) {
-        let stdout = add(config.to_string().as_bytes());
-        prop_assert!(is_answer(&stdout), "{:?}", stdout);
+    fn any_json_on_stdin_yields_a_result_or_an_error_object(
+        config in json::network_config(any_json()),
+        is_pod in any::<bool>(),
+    ) {
+        let stdout = add(if is_pod { POD } else { "" }, config.to_string().as_bytes());
+        prop_assert!(is_cni_output(&stdout), "{:?}", stdout);
+    }
+
+    /// The plugin entry names no kubeconfig, so each pod that is not skipped fails.
+    #[test]
+    fn a_pod_with_an_annotation_of_a_proxy_is_never_skipped(
+        config in json::network_config(json::annotations()),
+    ) {
+        let annotations = config["runtimeConfig"]["io.kubernetes.cri.pod-annotations"].clone();
+        let annotations = annotations.as_object().unwrap();
+        let value = |key: &str| annotations.get(key).and_then(Value::as_str);
+        let is_of_a_proxy = |key: &String| {
+            key.starts_with("config.linkerd.io/") || key == "linkerd.io/proxy-version"
+        };
+        let may_be_meshed = annotations.keys().any(is_of_a_proxy)
+            || value("linkerd.io/inject") == Some("enabled")
+            || value("linkerd.io/created-by") == Some("linkerd/proxy-injector v1");
+        if may_be_meshed {
+            let stdout = add(POD, config.to_string().as_bytes());
+            prop_assert!(stdout.is_err(), "{:?}", stdout);
+        }
     }
 
     #[test]
-    fn a_pods_name_from_any_cni_args_can_stand_in_a_url(text in nearly_a_list(), value in "\\PC{0,12}") {
-        let _ = args::pod(&text);
-        let pair = format!("IgnoreUnknown=1;K8S_POD_NAMESPACE=ns;K8S_POD_NAME={value}");
-        if let Ok(Some(pod)) = args::pod(&pair) {
-            let safe = |c: char| c.is_ascii_alphanumeric() || "-.".contains(c);
-            prop_assert!(pod.name.chars().all(safe) && !pod.name.starts_with('.'), "{}", pod.name);
+    fn each_name_that_kubernetes_allows_is_accepted(
+        namespace in kubernetes_name(),
+        name in kubernetes_name(),
+    ) {
+        let args = format!("IgnoreUnknown=1;K8S_POD_NAMESPACE={namespace};K8S_POD_NAME={name}");
+        prop_assert_eq!(args::pod(&args), Ok(Some(args::PodRef { namespace, name })));
+    }
+
+    /// Also checks that `..` is not a name, which an HTTP library may resolve.
+    #[test]
+    fn an_accepted_name_is_one_segment_of_a_url(
+        name in prop_oneof!["[a-zA-Z0-9./%?#@: -]{1,6}", "[.][./a]{0,3}", "\\PC{1,12}"],
+    ) {
+        let args = format!("IgnoreUnknown=1;K8S_POD_NAMESPACE=ns;K8S_POD_NAME={name}");
+        if let Ok(Some(pod)) = args::pod(&args) {
+            let url = format!("https://host/pods/{}", pod.name).parse::<Uri>().unwrap();
+            prop_assert_eq!(url.query(), None);
+            prop_assert_eq!(url.path(), format!("/pods/{name}"));
+            prop_assert_eq!(url.path().split('/').count(), 3);
+            let decoded: Vec<u8> = percent_decode_str(url.path()).collect();
+            prop_assert_eq!(decoded, url.path().as_bytes());
+            prop_assert!(!["", ".", ".."].contains(&pod.name.as_str()));
         }
     }
 
@@ -108,7 +170,7 @@ proptest! {
     }
 
     #[test]
-    fn each_element_of_a_list_of_ports_is_used_or_ignored_with_its_annotation(text in nearly_a_list()) {
+    fn each_element_of_a_list_of_ports_is_used_or_reported_with_its_annotation(text in nearly_a_list()) {
         let key = annotation::SKIP_INBOUND_PORTS;
         match config().resolve(&annotated(key, &text)) {
             Ok(found) => {
@@ -128,13 +190,25 @@ proptest! {
     }
 
     #[test]
-    fn any_list_of_subnets_is_read_or_refused_with_its_annotation(text in nearly_a_list()) {
+    fn each_element_of_a_list_of_subnets_is_used_or_fails_with_its_annotation(
+        text in prop_oneof![nearly_a_list(), nearly_subnets()],
+    ) {
         let key = annotation::SKIP_SUBNETS;
+        let elements: Vec<&str> =
+            text.split(',').map(str::trim).filter(|element| !element.is_empty()).collect();
         match config().redirect(&annotated(key, &text)) {
-            Ok(redirect) => for subnet in redirect.skip_subnets {
-                prop_assert_eq!(subnet.text.parse::<IpNet>().unwrap().trunc(), subnet.net);
-            },
-            Err(error) => prop_assert!(error.msg.contains(key), "{}", error.msg),
+            Ok(redirect) => {
+                let used: Vec<&str> =
+                    redirect.skip_subnets.iter().map(|subnet| &*subnet.text).collect();
+                prop_assert_eq!(used, elements);
+                for subnet in &redirect.skip_subnets {
+                    prop_assert_eq!(subnet.text.parse::<IpNet>().unwrap().trunc(), subnet.net);
+                }
+            }
+            Err(error) => {
+                prop_assert!(error.msg.contains(key), "{}", error.msg);
+                prop_assert!(elements.iter().any(|element| !is_subnet(element)));
+            }
         }
     }
 
@@ -146,16 +220,35 @@ proptest! {
     }
 
     #[test]
-    fn any_pod_is_read_or_refused(text in json::pod().prop_map(|pod| pod.to_string())) {
-        if let Ok(read) = serde_json::from_str::<Pod>(&text) {
-            let names_a_proxy = text.contains(r#""linkerd-proxy""#);
-            let is_meshed = pod::proxy(&read).flatten().is_some();
-            prop_assert!(names_a_proxy || !is_meshed, "{}", text);
+    fn a_pod_is_meshed_if_it_has_a_proxy_and_no_linkerd_init(json in json::pod()) {
+        let read: Pod = serde_json::from_value(json.clone()).unwrap();
+        let has = |list: &str, name: &str| {
+            json["spec"][list].as_array().unwrap().iter().any(|container| container["name"] == name)
+        };
+        let has_proxy = has("containers", "linkerd-proxy") || has("initContainers", "linkerd-proxy");
+        let wanted = has_proxy && !has("initContainers", "linkerd-init");
+        prop_assert_eq!(pod::is_meshed(&read), wanted);
+        if let Ok(Mesh::Meshed(proxy)) = pod::proxy(&read) {
+            let facts = PodFacts { annotations: read.metadata.annotations, proxy, ..PodFacts::default() };
+            match config().redirect(&facts) {
+                Ok(redirect) => prop_assert!(redirect.proxy_uid.or(redirect.proxy_gid).is_some()),
+                Err(error) => prop_assert!([code::ANNOTATION, code::INVALID_CONFIG].contains(&error.code)),
+            }
         }
     }
 
     #[test]
-    fn any_kubeconfig_is_read_or_refused_without_its_secrets(
+    fn a_pod_with_a_field_of_any_type_never_panics(json in json::damaged_pod()) {
+        if let Ok(read) = serde_json::from_value::<Pod>(json)
+            && let Ok(Mesh::Meshed(proxy)) = pod::proxy(&read)
+        {
+            let facts = PodFacts { annotations: read.metadata.annotations, proxy, ..PodFacts::default() };
+            let _ = config().redirect(&facts);
+        }
+    }
+
+    #[test]
+    fn an_error_about_any_kubeconfig_contains_no_secret(
         text in "[-a-z:{}\\[\\]\"'|>&*!%#@,0-9 \n]{0,120}",
         json in object(&["clusters", "users", "contexts"], any_json()),
     ) {

@@ -1,42 +1,15 @@
 //! A fake API server. Tests set its responses and read the requests it received.
 
 use std::collections::BTreeMap;
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::Write as _;
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::{Arc, Mutex, MutexGuard};
-use std::thread;
 
 use serde_json::{Value, json};
 
-use crate::eventually;
-
-#[derive(Clone, Debug)]
-pub struct Request {
-    pub method: String,
-    pub path: String,
-    pub authorization: String,
-    /// Impersonation headers: name in lower case, and value.
-    pub impersonation: Vec<(String, String)>,
-    pub body: Value,
-}
-
-impl Request {
-    pub fn is_watch(&self) -> bool {
-        self.path.contains("watch=true")
-    }
-
-    pub fn is_list(&self) -> bool {
-        self.method == "GET" && !self.is_watch() && self.path.starts_with("/api/v1/pods?")
-    }
-
-    pub fn is_event(&self) -> bool {
-        self.path.ends_with("/events")
-    }
-
-    pub fn is_eviction(&self) -> bool {
-        self.path.ends_with("/eviction")
-    }
-}
+pub use crate::server::Request;
+use crate::server::{self, Connection, Handler};
+use crate::until::until;
 
 /// Response to one kind of request.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -101,19 +74,7 @@ impl Api {
         };
         let api =
             Api { address: listener.local_addr().unwrap(), state: Arc::new(Mutex::new(state)) };
-        let server = api.clone();
-        thread::spawn(move || {
-            for stream in listener.incoming().flatten() {
-                let server = server.clone();
-                let mut state = server.state();
-                if state.down {
-                    continue;
-                }
-                state.connections.push(stream.try_clone().unwrap());
-                drop(state);
-                thread::spawn(move || while server.serve(&stream).is_some() {});
-            }
-        });
+        server::serve(listener, api.clone());
         api
     }
 
@@ -144,7 +105,7 @@ impl Api {
 
     /// Waits for a watch, then sends an event to all watches.
     pub fn send(&self, kind: &str, object: &Value) {
-        eventually("somebody watches", || !self.state().watchers.is_empty());
+        until("somebody watches", || !self.state().watchers.is_empty());
         self.send_now(kind, object);
     }
 
@@ -185,21 +146,26 @@ impl Api {
     pub fn up(&self) {
         self.state().down = false;
     }
+}
 
-    /// Serves one request. Returns `None` when the connection has ended.
-    fn serve(&self, stream: &TcpStream) -> Option<()> {
-        let request = read(stream)?;
+impl Handler for Api {
+    fn accept(&self, socket: &TcpStream) -> bool {
+        let mut state = self.state();
+        if !state.down {
+            state.connections.push(socket.try_clone().unwrap());
+        }
+        !state.down
+    }
+
+    fn respond(&self, request: Request, connection: &mut Connection) -> Option<()> {
         let mut state = self.state();
         state.requests.push(request.clone());
-        let refused = state
-            .token
-            .as_ref()
-            .is_some_and(|token| request.authorization != format!("Bearer {token}"));
+        let is_rejected = state.token.as_ref().is_some_and(|token| request.token() != token);
         let fault = fault(&request);
         // The query of a GET only sets how fresh the object must be.
         let object = request.path.split('?').next().unwrap_or_default();
         let answer = match request.method.as_str() {
-            _ if refused => Answer::Status(401),
+            _ if is_rejected => Answer::Status(401),
             _ if fault.is_some() => Answer::Refusal(400, fault.unwrap_or_default()),
             "GET" if request.is_watch() => state.watch.clone(),
             "GET" if request.is_list() => state.list.clone(),
@@ -212,18 +178,20 @@ impl Api {
             "DELETE" => state.delete.clone(),
             _ => state.event.clone(),
         };
-        let (is_cut, is_endless) = (answer == Answer::Cut, answer == Answer::Endless);
+        let is_cut = answer == Answer::Cut;
         let (code, message) = match answer {
             Answer::Silence => return Some(()),
-            Answer::Cut | Answer::Endless => (200, String::new()),
+            Answer::Endless => {
+                drop(state);
+                return connection.send_endless_body();
+            }
+            Answer::Cut => (200, String::new()),
             Answer::Status(code) => (code, format!("says {code}")),
             Answer::Refusal(code, message) => (code, message.to_owned()),
         };
-        let mut stream = stream;
         if request.is_watch() && code == 200 {
-            let head = "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n";
-            stream.write_all(head.as_bytes()).ok()?;
-            state.watchers.push(stream.try_clone().unwrap());
+            connection.send_chunked_head()?;
+            state.watchers.push(connection.socket.try_clone().unwrap());
             return Some(());
         }
         let body = match state.objects.get(object) {
@@ -232,20 +200,10 @@ impl Api {
             _ => json!({"kind": "Status", "code": code, "message": message}).to_string(),
         };
         drop(state);
-        if is_endless {
-            let head = "HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n";
-            stream.write_all(head.as_bytes()).ok()?;
-            while stream.write_all(&[b' '; 1 << 16]).is_ok() {}
-            return None;
+        match is_cut {
+            true => connection.cut_response(code, &body),
+            false => connection.send_response(code, &body),
         }
-        let head = format!("HTTP/1.1 {code} X\r\nContent-Length: {}\r\n\r\n", body.len());
-        stream.write_all(head.as_bytes()).ok()?;
-        if is_cut {
-            stream.write_all(&body.as_bytes()[..body.len() / 2]).ok()?;
-            let _ = stream.shutdown(std::net::Shutdown::Both);
-            return None;
-        }
-        stream.write_all(body.as_bytes()).ok()
     }
 }
 
@@ -280,38 +238,4 @@ fn fault(request: &Request) -> Option<&'static str> {
         return Some("a list in pages");
     }
     (value("resourceVersion") != Some("0")).then_some("a GET that is not from the cache")
-}
-
-fn read(stream: &TcpStream) -> Option<Request> {
-    let mut reader = BufReader::new(stream);
-    let mut line = String::new();
-    reader.read_line(&mut line).ok()?;
-    let mut words = line.split_whitespace().map(str::to_owned);
-    let (method, path) = (words.next()?, words.next()?);
-    let (mut length, mut authorization) = (0, String::new());
-    let mut impersonation = Vec::new();
-    loop {
-        let mut header = String::new();
-        reader.read_line(&mut header).ok()?;
-        let Some((name, value)) = header.trim().split_once(": ") else {
-            break;
-        };
-        match name.to_ascii_lowercase().as_str() {
-            "content-length" => length = value.parse().ok()?,
-            "authorization" => authorization = value.into(),
-            name if name.starts_with("impersonate-") => {
-                impersonation.push((name.to_owned(), value.to_owned()));
-            }
-            _ => {}
-        }
-    }
-    let mut body = vec![0; length];
-    reader.read_exact(&mut body).ok()?;
-    Some(Request {
-        method,
-        path,
-        authorization,
-        impersonation,
-        body: serde_json::from_slice(&body).unwrap_or_default(),
-    })
 }

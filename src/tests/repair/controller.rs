@@ -14,7 +14,7 @@ use serde_json::json;
 use tempfile::TempDir;
 
 use crate::api::Api;
-use crate::eventually;
+use crate::until::until;
 
 pub const BINARY: &str = env!("CARGO_BIN_EXE_linkerd-cni-repair-controller");
 
@@ -51,21 +51,21 @@ impl Controller {
                 *sink.lock().unwrap() += &(line + "\n");
             }
         });
-        controller.logs("Answering");
+        controller.logs("Serving");
         let log = controller.log();
-        let line = log.lines().find(|line| line.contains("Answering")).unwrap();
+        let line = log.lines().find(|line| line.contains("Serving")).unwrap();
         controller.admin = line.rsplit(' ').next().unwrap().to_owned();
         controller
     }
 
-    /// Starts the controller by `command`, whose output is not read, and waits for its
+    /// Starts the controller with `command`, without reading its output, and waits for its
     /// admin server.
     pub fn silent(api: &Api, command: Command) -> Controller {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let admin = listener.local_addr().unwrap().to_string();
         drop(listener);
         let controller = Controller::by(command, api, &admin, |_| {});
-        eventually("the admin server", || TcpStream::connect(&admin).is_ok());
+        until("the admin server", || TcpStream::connect(&admin).is_ok());
         controller
     }
 
@@ -108,12 +108,11 @@ impl Controller {
     /// Starts the controller and waits until it watches.
     pub fn watching(api: &Api) -> Controller {
         let controller = Controller::start(api);
-        eventually("the watch has begun", || {
-            !api.requests(|request| request.is_watch()).is_empty()
-        });
+        until("the watch has begun", || !api.requests(|request| request.is_watch()).is_empty());
         controller
     }
 
+    /// Replaces the token file of the kubeconfig.
     pub fn rotate(&self, token: &str) {
         let new = self.dir.path().join("new");
         fs::write(&new, token).unwrap();
@@ -126,7 +125,7 @@ impl Controller {
 
     /// Waits until the log contains `text`.
     pub fn logs(&self, text: &str) {
-        eventually(text, || self.log().contains(text));
+        until(text, || self.log().contains(text));
     }
 
     /// Returns status line and body of the admin server's response.
@@ -156,10 +155,19 @@ impl Controller {
         value.unwrap().parse().unwrap()
     }
 
-    /// Waits until a metric has the value.
+    /// Waits until a metric has the value, which may not be exceeded.
     pub fn counts(&self, name: &str, value: u64) {
         let what = format!("{name} is {value}");
-        eventually(&what, || self.metric(name) == value);
+        until(&what, || {
+            let now = self.metric(name);
+            assert!(now <= value, "{name} is {now}, not {value}");
+            now == value
+        });
+    }
+
+    /// Waits until a metric that keeps growing has at least the value.
+    pub fn reaches(&self, name: &str, value: u64) {
+        until(&format!("{name} reaches {value}"), || self.metric(name) >= value);
     }
 
     /// Sends the signal. Returns the exit status and the time until the exit.
@@ -168,7 +176,7 @@ impl Controller {
         let pid = Pid::from_raw(self.child.id().try_into().unwrap());
         kill(pid, signal).unwrap();
         let mut status = None;
-        eventually("the controller ends", || {
+        until("the controller ends", || {
             status = self.child.try_wait().unwrap();
             status.is_some()
         });

@@ -1,5 +1,5 @@
-//! Requests that the watch sends to the API server, and how it handles old, long and broken
-//! lists.
+//! Requests that the watch sends to the API server, and how it handles old, long and
+//! incomplete lists.
 
 use std::fs;
 use std::thread;
@@ -10,7 +10,8 @@ use tempfile::TempDir;
 
 use crate::api::{Answer, Api};
 use crate::controller::Controller;
-use crate::{eventually, path, pod, stranded};
+use crate::until::until;
+use crate::{path, pod, stranded};
 
 fn count(api: &Api) -> usize {
     api.requests(|_| true).len()
@@ -57,7 +58,7 @@ fn fat(name: &str, size: usize) -> Value {
 }
 
 #[test]
-fn what_ends_a_watch_is_logged_on_a_short_line_without_the_token() {
+fn the_error_that_ends_a_watch_is_logged_on_a_short_line_without_the_token() {
     let api = Api::start();
     let controller = Controller::watching(&api);
     let mut status = expired();
@@ -72,7 +73,7 @@ fn what_ends_a_watch_is_logged_on_a_short_line_without_the_token() {
 }
 
 #[test]
-fn while_all_is_well_there_is_one_list_and_one_watch() {
+fn without_failures_there_is_one_list_and_one_watch() {
     let api = Api::start();
     let _controller = Controller::watching(&api);
     for_seconds(8, || api.send("BOOKMARK", &bookmark("150")));
@@ -83,7 +84,7 @@ fn while_all_is_well_there_is_one_list_and_one_watch() {
 fn lists_come_from_the_cache_in_one_piece_and_watches_end_at_random_times() {
     let api = Api::start();
     let controllers: Vec<_> = (0..6).map(|_| Controller::watching(&api)).collect();
-    eventually("all watch", || watches(&api).len() >= controllers.len());
+    until("all watch", || watches(&api).len() >= controllers.len());
     for list in api.requests(|request| request.is_list()) {
         assert!(list.path.ends_with("&resourceVersion=0"), "{}", list.path);
         assert!(!list.path.contains("limit"), "{}", list.path);
@@ -101,28 +102,32 @@ fn lists_come_from_the_cache_in_one_piece_and_watches_end_at_random_times() {
 }
 
 #[test]
-fn an_audit_asks_the_cache_for_one_list_a_period() {
+fn each_audit_sends_one_list_request() {
     let api = Api::start();
     api.state().pods = (0..50).map(|i| fat(&i.to_string(), 1000)).collect();
     let host = host();
     let prefix = format!("--mount-prefix={}", host.path().display());
     let controller = Controller::with(&api, &["--audit-seconds=2", &prefix]);
+    let began = Instant::now();
     for_seconds(7, || {});
+    controller.reaches("audits_total", 2);
     let audits = controller.metric("audits_total");
-    assert!((2..=4).contains(&audits), "{audits} in 7 s of 2 s each");
+    // The period varies by a tenth, and the first audit may have begun before.
+    let most = 1 + began.elapsed().as_millis() as u64 / 1800;
+    assert!(audits <= most, "{audits} in {:?} of 2 s each", began.elapsed());
     let lists = lists(&api) as u64;
     assert!(lists <= audits + 2, "{lists} lists for {audits} audits");
 }
 
 #[test]
-fn a_list_that_breaks_off_has_no_effect_and_is_repeated() {
+fn an_incomplete_list_has_no_effect_and_is_repeated() {
     let api = Api::start();
     let healthy = (0..20).map(|i| fat(&i.to_string(), 1000));
     api.state().pods = [stranded("web-1")].into_iter().chain(healthy).collect();
     api.state().list = Answer::Cut;
     let controller = Controller::start(&api);
     controller.logs("Cannot watch the pods of this node");
-    eventually("a second try", || lists(&api) >= 2);
+    until("a second try", || lists(&api) >= 2);
     let asked = api.requests(|request| !request.is_list());
     assert!(asked.is_empty(), "{asked:?}");
     api.state().list = Answer::Status(200);
@@ -130,22 +135,22 @@ fn a_list_that_breaks_off_has_no_effect_and_is_repeated() {
 }
 
 #[test]
-fn a_list_without_end_is_given_up_at_its_limit() {
+fn an_endless_list_is_cancelled_at_the_size_limit() {
     let api = Api::start();
     api.state().list = Answer::Endless;
     let controller = Controller::start(&api);
     let began = Instant::now();
     while !controller.log().contains("larger than") {
-        assert!(began.elapsed() < Duration::from_secs(120), "still reading");
+        assert!(began.elapsed() < Duration::from_secs(300), "still reading the list");
         thread::sleep(Duration::from_millis(50));
     }
-    println!("given up after {:.1?}", began.elapsed());
+    println!("cancelled after {:.1?}", began.elapsed());
     api.state().list = Answer::Status(200);
-    eventually("ready", || controller.get("/ready").1 == "ready\n");
+    until("ready", || controller.get("/ready").1 == "ready\n");
 }
 
 #[test]
-fn a_list_older_than_the_last_watch_harms_nobody_and_loses_no_change() {
+fn a_list_older_than_the_last_watch_event_deletes_no_healthy_pod_and_loses_no_change() {
     let api = Api::start();
     let controller = Controller::watching(&api);
     api.send("BOOKMARK", &bookmark("150"));
@@ -160,12 +165,12 @@ fn a_list_older_than_the_last_watch_harms_nobody_and_loses_no_change() {
         state.delete = Answer::Status(409);
     }
     api.send("ERROR", &expired());
-    eventually("a watch from the list's version", || {
+    until("a watch from the list's version", || {
         let mut watches = watches(&api).into_iter();
         watches.any(|path| path.ends_with("&resourceVersion=90"))
     });
-    controller.logs("Pod is gone or well");
-    assert_eq!(api.deleted().len(), 1, "one try, which is refused");
+    controller.logs("Pod is gone or needs no repair");
+    assert_eq!(api.deleted().len(), 1, "one attempt, which is rejected");
     // A change that the stale list lacks arrives as a watch event.
     api.state().delete = Answer::Status(200);
     api.send("MODIFIED", &stranded("web-2"));
@@ -175,13 +180,13 @@ fn a_list_older_than_the_last_watch_harms_nobody_and_loses_no_change() {
 }
 
 #[test]
-fn an_event_without_a_version_does_not_make_the_next_watch_begin_anywhere() {
+fn an_event_without_a_resource_version_does_not_change_where_the_next_watch_starts() {
     let api = Api::start();
     let _controller = Controller::watching(&api);
     api.send("BOOKMARK", &bookmark("150"));
     api.send("BOOKMARK", &json!({"metadata": {}}));
     api.end_watches();
-    eventually("another watch", || watches(&api).len() == 2);
+    until("another watch", || watches(&api).len() == 2);
     assert!(watches(&api)[1].ends_with("&resourceVersion=150"));
     assert_eq!(lists(&api), 1);
 }
@@ -189,7 +194,7 @@ fn an_event_without_a_version_does_not_make_the_next_watch_begin_anywhere() {
 /// In each case every request fails at once, for 20 s. With waits of 0 to 5 s, 2.5 to 5 s,
 /// 5 to 10 s and 10 to 20 s there is time for five requests.
 #[test]
-fn requests_back_off_whatever_goes_wrong_again_and_again() {
+fn requests_back_off_after_repeated_failures_of_every_kind() {
     type Trouble = fn(&Api);
     let watch_is_refused = |api: &Api| api.state().watch = Answer::Status(410);
     let list_is_refused = |api: &Api| {
@@ -245,7 +250,7 @@ fn requests_back_off_whatever_goes_wrong_again_and_again() {
 }
 
 #[test]
-fn a_pod_that_can_never_be_dealt_with_has_the_pods_listed_ever_less_often() {
+fn lists_for_a_pod_that_cannot_be_repaired_become_less_frequent() {
     let api = Api::start();
     api.state().pods = vec![stranded("web-1")];
     api.state().delete = Answer::Status(500);
@@ -254,19 +259,19 @@ fn a_pod_that_can_never_be_dealt_with_has_the_pods_listed_ever_less_often() {
     let lists = lists(&api);
     assert!((3..=6).contains(&lists), "{lists} lists in 30 s");
     let errors = controller.metric("pods_delete_errors_total") as usize;
-    assert!(errors <= lists, "{errors} tries after {lists} lists");
+    assert!(errors <= lists, "{errors} attempts after {lists} lists");
     assert_eq!(controller.metric("watch_errors_total"), 0);
 }
 
 #[test]
-fn memory_hardly_grows_with_the_list_and_little_with_an_audit() {
+fn memory_grows_little_with_the_size_of_the_list() {
     let host = host();
     let prefix = format!("--mount-prefix={}", host.path().display());
     let peak = |pods: Vec<Value>| {
         let api = Api::start();
         api.state().pods = pods;
         let controller = Controller::with(&api, &["--audit-seconds=1", &prefix]);
-        eventually("an audit", || controller.metric("audits_total") > 0);
+        until("an audit", || controller.metric("audits_total") > 0);
         api.send("MODIFIED", &stranded("web-1"));
         controller.counts("pods_deleted_total", 1);
         controller.status("VmHWM:")

@@ -12,9 +12,10 @@ use serde_json::{Value, json};
 
 use crate::api::{Answer, Api};
 use crate::controller::Controller;
-use crate::{eventually, path, stranded};
+use crate::until::until;
+use crate::{path, stranded};
 
-/// Message of the API server when a disruption budget refuses an eviction.
+/// Message of the API server when a disruption budget rejects an eviction.
 const BUDGET: &str = "Cannot evict pod as it would violate the pod's disruption budget.";
 
 fn evictions(api: &Api) -> Vec<String> {
@@ -35,7 +36,7 @@ fn changed(name: &str, pointer: &str, value: Value) -> Value {
 }
 
 #[test]
-fn an_eviction_is_tried_first_so_that_budgets_count() {
+fn pods_are_evicted_rather_than_deleted_where_evictions_are_allowed() {
     let api = Api::start();
     api.state().evict = Answer::Status(201);
     let controller = Controller::watching(&api);
@@ -53,7 +54,7 @@ fn an_eviction_is_tried_first_so_that_budgets_count() {
 }
 
 #[test]
-fn a_pod_that_a_budget_keeps_is_left_and_told_about_once() {
+fn a_pod_protected_by_a_disruption_budget_is_skipped_and_reported_once() {
     let api = Api::start();
     api.state().evict = Answer::Refusal(429, BUDGET);
     let controller = Controller::watching(&api);
@@ -61,32 +62,32 @@ fn a_pod_that_a_budget_keeps_is_left_and_told_about_once() {
         api.send("MODIFIED", &stranded("web-1"));
     }
     api.send("MODIFIED", &stranded("web-2"));
-    controller.counts("pods_left_total", 2);
+    controller.counts("pods_skipped_total", 2);
     assert!(api.deleted().is_empty());
-    eventually("both are told about", || events(&api).len() == 2);
+    until("both are told about", || events(&api).len() == 2);
     assert_eq!(events(&api)[0]["type"], "Warning");
     assert_eq!(events(&api)[0]["note"], BUDGET);
     assert_eq!(controller.metric("pods_deleted_total"), 0);
 }
 
 #[test]
-fn a_pod_that_a_budget_keeps_is_tried_again_within_minutes_and_not_told_about_again() {
+fn a_pod_protected_by_a_disruption_budget_is_evicted_later_without_another_report() {
     let api = Api::start();
     api.state().evict = Answer::Refusal(429, BUDGET);
     api.state().pods = vec![stranded("web-1")];
     let controller = Controller::watching(&api);
-    controller.counts("pods_left_total", 1);
+    controller.counts("pods_skipped_total", 1);
     api.send("MODIFIED", &stranded("web-1"));
     api.state().evict = Answer::Status(201);
     thread::sleep(Duration::from_secs(61));
     assert_eq!(evictions(&api).len(), 1);
     api.send("BOOKMARK", &json!({"metadata": {"resourceVersion": "150"}}));
     controller.counts("pods_deleted_total", 1);
-    assert_eq!(events(&api).len(), 2, "one for each act");
+    until("one Event for the skipped pod, one for the eviction", || events(&api).len() == 2);
 }
 
 #[test]
-fn an_api_server_that_is_overloaded_is_no_budget_and_is_asked_again() {
+fn an_eviction_rejected_by_an_overloaded_api_server_is_retried_and_not_reported() {
     let api = Api::start();
     api.state().evict = Answer::Refusal(429, "Too many requests, please try again later.");
     api.state().pods = vec![stranded("web-1")];
@@ -94,15 +95,15 @@ fn an_api_server_that_is_overloaded_is_no_budget_and_is_asked_again() {
     controller.counts("pods_delete_errors_total", 1);
     assert_eq!(events(&api).len(), 0);
     api.state().evict = Answer::Status(201);
-    eventually("it is deleted", || {
+    until("it is deleted", || {
         api.send_now("BOOKMARK", &json!({"metadata": {"resourceVersion": "150"}}));
         controller.metric("pods_deleted_total") == 1
     });
-    assert_eq!(controller.metric("pods_left_total"), 0);
+    assert_eq!(controller.metric("pods_skipped_total"), 0);
 }
 
 #[test]
-fn what_the_api_server_refuses_is_not_counted_against_the_rate() {
+fn rejected_requests_do_not_use_up_the_repair_budget() {
     let api = Api::start();
     // The pods are gone before the controller deletes them.
     api.state().delete = Answer::Status(404);
@@ -110,19 +111,19 @@ fn what_the_api_server_refuses_is_not_counted_against_the_rate() {
     for name in 0..5 {
         api.send("MODIFIED", &stranded(&format!("gone-{name}")));
     }
-    eventually("all were tried", || api.deleted().len() == 5);
+    until("all were tried", || api.deleted().len() == 5);
     api.state().delete = Answer::Status(200);
     api.send("MODIFIED", &stranded("web-1"));
     api.send("MODIFIED", &stranded("web-2"));
     controller.counts("pods_deleted_total", 2);
-    assert_eq!(controller.metric("rate_waits_total"), 0);
+    assert_eq!(controller.metric("budget_waits_total"), 0);
 }
 
 #[test]
-fn another_pod_under_the_same_name_is_never_deleted() {
+fn another_pod_of_the_same_name_is_never_deleted() {
     for (name, object) in [
         ("a new pod", Some(changed("web-0", "/metadata/uid", json!("another")))),
-        ("well by now", Some(changed("web-0", "/status/initContainerStatuses", json!([])))),
+        ("no longer stranded", Some(changed("web-0", "/status/initContainerStatuses", json!([])))),
         ("gone", None),
     ] {
         let api = Api::start();
@@ -132,7 +133,7 @@ fn another_pod_under_the_same_name_is_never_deleted() {
         }
         let controller = Controller::watching(&api);
         api.send("MODIFIED", &stranded("web-0"));
-        eventually("it was looked at again", || {
+        until("it was looked at again", || {
             let again = |request: &crate::api::Request| {
                 request.method == "GET" && request.path == path("web-0")
             };
@@ -148,14 +149,14 @@ fn another_pod_under_the_same_name_is_never_deleted() {
 }
 
 #[test]
-fn a_stranded_pod_that_changed_meanwhile_is_tried_once_more_at_its_new_version() {
+fn a_stranded_pod_that_changed_meanwhile_is_tried_once_more_with_its_new_version() {
     let api = Api::start();
     let newer = changed("web-0", "/metadata/resourceVersion", json!("105"));
     api.state().objects.insert(path("web-0"), newer);
     api.state().delete = Answer::Status(409);
     let controller = Controller::watching(&api);
     api.send("MODIFIED", &stranded("web-0"));
-    eventually("two tries", || api.deleted().len() == 2);
+    until("two tries", || api.deleted().len() == 2);
     let version = |index: usize| {
         let deletions = api.requests(|request| request.method == "DELETE");
         deletions[index].body["preconditions"]["resourceVersion"].clone()
@@ -168,7 +169,7 @@ fn a_stranded_pod_that_changed_meanwhile_is_tried_once_more_at_its_new_version()
 }
 
 #[test]
-fn a_label_is_put_on_with_the_version_that_was_judged_and_only_once() {
+fn a_pod_is_labelled_once_with_its_uid_and_version_as_preconditions() {
     let api = Api::start();
     let controller = Controller::with(&api, &["--mode=label"]);
     api.knows(&stranded("web-1"));
@@ -192,12 +193,12 @@ fn a_label_is_put_on_with_the_version_that_was_judged_and_only_once() {
         }})
     );
     assert!(api.deleted().is_empty() && evictions(&api).is_empty());
-    eventually("events", || events(&api).len() == 2);
+    until("events", || events(&api).len() == 2);
     assert_eq!(events(&api)[0]["action"], "Labelling");
 }
 
 #[test]
-fn report_only_tells_and_only_once() {
+fn mode_report_changes_nothing_and_reports_each_pod_once() {
     let api = Api::start();
     let controller = Controller::with(&api, &["--mode=report"]);
     api.knows(&stranded("web-1"));
@@ -207,14 +208,14 @@ fn report_only_tells_and_only_once() {
     }
     api.send("MODIFIED", &stranded("web-2"));
     controller.counts("pods_reported_total", 2);
-    eventually("events", || events(&api).len() == 2);
+    until("events", || events(&api).len() == 2);
     assert_eq!(events(&api)[0]["action"], "Reporting");
     let writes = api.requests(|request| request.method != "GET" && !request.is_event());
     assert_eq!(writes.len(), 0);
 }
 
 #[test]
-fn nobody_is_told_and_nothing_labelled_for_what_was_only_so_in_an_old_list() {
+fn a_pod_that_is_stranded_only_in_a_stale_list_is_neither_reported_nor_labelled() {
     let mut labelled = stranded("labelled");
     labelled["metadata"]["labels"]["linkerd.io/cni-stranded"] = json!("true");
     let well = changed("well", "/status/initContainerStatuses", json!([]));
@@ -230,20 +231,20 @@ fn nobody_is_told_and_nothing_labelled_for_what_was_only_so_in_an_old_list() {
         api.knows(&stranded("web-1"));
         let controller = Controller::with(&api, &["--mode", mode]);
         controller.counts(metric, 1);
-        eventually("an event", || events(&api).len() == 1);
+        until("an event", || events(&api).len() == 1);
         assert_eq!(events(&api)[0]["regarding"]["name"], "web-1");
     }
 }
 
 #[test]
-fn no_minute_sees_more_acts_than_the_rate() {
+fn repairs_stop_when_the_repair_budget_is_used_up() {
     let api = Api::start();
     let pods = (0..200).map(|name| stranded(&format!("web-{name}")));
     api.state().pods = pods.collect();
     let controller = Controller::with(&api, &["--rate=7"]);
     controller.counts("pods_deleted_total", 7);
-    controller.logs("for the rate of acts");
-    assert_eq!(controller.metric("rate_waits_total"), 1);
+    controller.logs("The repair budget is used up");
+    assert_eq!(controller.metric("budget_waits_total"), 1);
     assert_eq!(api.deleted().len(), 7);
 }
 
@@ -267,14 +268,14 @@ fn agent(ready: &Arc<AtomicBool>) -> String {
 }
 
 #[test]
-fn nothing_is_done_before_the_agent_is_ready() {
+fn no_pod_is_repaired_before_the_agent_is_ready() {
     let api = Api::start();
     let ready = Arc::default();
     let address = agent(&ready);
     let controller = Controller::with(&api, &["--agent-addr", &address]);
     api.send("MODIFIED", &stranded("web-1"));
-    controller.logs("Doing nothing until the node is verified: ");
-    controller.logs("is not ready: not ready: no binary");
+    controller.logs("Repairs are paused: the agent at ");
+    controller.logs(" is not ready: no binary");
     let writes = || api.requests(|request| request.method != "GET").len();
     assert_eq!(writes(), 0);
     ready.store(true, Ordering::Relaxed);
@@ -283,7 +284,7 @@ fn nothing_is_done_before_the_agent_is_ready() {
 }
 
 #[test]
-fn what_fails_while_the_api_server_is_away_is_done_after_its_return() {
+fn repairs_that_fail_while_the_api_server_is_down_succeed_after_its_return() {
     let api = Api::start();
     let controller = Controller::watching(&api);
     api.state().delete = Answer::Silence;
@@ -299,7 +300,7 @@ fn what_fails_while_the_api_server_is_away_is_done_after_its_return() {
 }
 
 #[test]
-fn settings_come_from_the_environment_that_the_chart_sets() {
+fn settings_are_read_from_the_environment_variables_of_the_chart() {
     let api = Api::start();
     let environment = [
         ("LINKERD_CNI_REPAIR_CONTROLLER_MODE", "report"),

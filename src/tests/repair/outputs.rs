@@ -5,7 +5,7 @@ use crate::unwritable::{closed, full_device, full_pipe};
 use crate::{Api, path, stranded};
 
 #[test]
-fn stranded_pods_are_deleted_whatever_the_controllers_outputs_are() {
+fn stranded_pods_are_deleted_although_stdout_and_stderr_cannot_be_written() {
     for output in [full_device(), closed(), full_pipe()] {
         let api = Api::start();
         api.state().pods = vec![stranded("web")];

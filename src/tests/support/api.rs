@@ -1,15 +1,19 @@
-//! A small API server over TLS: answers by path, and remembers what was asked.
+//! A fake API server over TLS with a fixed response for each path. Tests read the requests it
+//! received.
+
+#[allow(dead_code, reason = "the agent's and the repair controller's tests use all of it")]
+#[path = "server.rs"]
+mod server;
 
 use std::collections::{BTreeMap, VecDeque};
-use std::io::{BufRead, BufReader, Write as _};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpListener};
 use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
 
-use rcgen::{CertificateParams, KeyPair};
-use rustls::pki_types::PrivateKeyDer;
-use rustls::{ServerConfig, ServerConnection, StreamOwned};
+use rcgen::CertificateParams;
+use rustls::ServerConfig;
+use server::{Connection, Handler, Identity, Request};
 
 pub const TOKEN: &str = "the-token";
 
@@ -54,34 +58,20 @@ struct State {
 
 impl Api {
     pub fn start() -> Self {
-        Api::with(CertificateParams::new(["127.0.0.1".into()]).unwrap())
+        Api::of(Identity::of_localhost())
     }
 
-    /// With a certificate of `params` that has signed itself, and is its own CA so.
-    pub fn with(params: CertificateParams) -> Self {
-        let signing_key = KeyPair::generate().unwrap();
-        let cert = params.self_signed(&signing_key).unwrap();
-        let key = PrivateKeyDer::Pkcs8(signing_key.serialize_der().into());
-        let provider = Arc::new(rustls::crypto::ring::default_provider());
-        let config = ServerConfig::builder_with_provider(provider)
-            .with_safe_default_protocol_versions()
-            .unwrap()
-            .with_no_client_auth()
-            .with_single_cert(vec![cert.der().clone()], key)
-            .unwrap();
+    /// Starts with a self-signed certificate of `params`.
+    pub fn with(params: &CertificateParams) -> Self {
+        Api::of(Identity::new(params))
+    }
+
+    fn of(Identity { config, ca }: Identity) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let api =
-            Api { address: listener.local_addr().unwrap(), ca: cert.pem(), state: Arc::default() };
-        api.state.lock().unwrap().token = TOKEN.to_owned();
-        let state = api.state.clone();
-        let config = Arc::new(config);
-        thread::spawn(move || {
-            for stream in listener.incoming().flatten() {
-                let (config, state) = (config.clone(), state.clone());
-                // A client that goes away is its own affair.
-                thread::spawn(move || serve(stream, config, &state));
-            }
-        });
+        let address = listener.local_addr().unwrap();
+        let state = State { token: TOKEN.to_owned(), ..State::default() };
+        let api = Api { address, ca, state: Arc::new(Mutex::new(state)) };
+        server::serve(listener, Canned { config, state: Arc::clone(&api.state) });
         api
     }
 
@@ -119,88 +109,52 @@ impl Api {
     }
 }
 
-fn serve(stream: TcpStream, config: Arc<ServerConfig>, state: &Mutex<State>) -> Option<()> {
-    stream.set_read_timeout(Some(Duration::from_secs(10))).ok()?;
-    // As Go's servers do; else an answer waits 40 ms for the client to confirm the handshake's end.
-    stream.set_nodelay(true).ok()?;
-    let connection = ServerConnection::new(config).ok()?;
-    let mut reader = BufReader::new(StreamOwned::new(connection, stream));
-    loop {
-        let (method, path, token) = read_request(&mut reader)?;
+struct Canned {
+    config: Arc<ServerConfig>,
+    state: Arc<Mutex<State>>,
+}
+
+impl Handler for Canned {
+    fn tls(&self) -> Option<Arc<ServerConfig>> {
+        Some(Arc::clone(&self.config))
+    }
+
+    fn respond(&self, request: Request, connection: &mut Connection) -> Option<()> {
+        let path = &request.path;
         let (fault, (code, body)) = {
-            let mut state = state.lock().unwrap();
-            state.requests.push(format!("{method} {path}"));
-            let answer = match state.answers.get(&path).cloned() {
-                _ if token != state.token => (401, r#"{"message":"Unauthorized"}"#.to_owned()),
+            let mut state = self.state.lock().unwrap();
+            state.requests.push(format!("{} {path}", request.method));
+            let answer = match state.answers.get(path).cloned() {
+                _ if request.token() != state.token => {
+                    (401, r#"{"message":"Unauthorized"}"#.to_owned())
+                }
                 Some(answer) => answer,
                 None => (404, format!(r#"{{"message":"{path} not found"}}"#)),
             };
             (state.faults.pop_front(), answer)
         };
-        let head = |code: u16, length: usize, more: &str| {
-            format!(
-                "HTTP/1.1 {code} x\r\n{more}Content-Type: application/json\r\nContent-Length: {length}\r\n\r\n"
-            )
-        };
-        let whole = head(code, body.len(), "");
-        let stream = reader.get_mut();
         match fault {
-            None => stream.write_all(format!("{whole}{body}").as_bytes()).ok()?,
+            None => connection.send_response(code, &body),
             Some(Fault::Slow(ms)) => {
                 thread::sleep(Duration::from_millis(ms));
-                stream.write_all(format!("{whole}{body}").as_bytes()).ok()?;
+                connection.send_response(code, &body)
             }
-            Some(Fault::Hang) => thread::sleep(Duration::from_secs(30)),
-            Some(Fault::Close) => return None,
-            Some(Fault::Cut) => {
-                let half = &body[..body.len() / 2];
-                stream.write_all(format!("{whole}{half}").as_bytes()).ok()?;
-                stream.flush().ok()?;
-                return None;
-            }
+            Some(Fault::Hang) => Some(()),
+            Some(Fault::Close) => None,
+            Some(Fault::Cut) => connection.cut_response(code, &body),
             Some(Fault::Drip) => {
-                stream.write_all(whole.as_bytes()).ok()?;
+                connection.send_head(code, body.len(), "")?;
                 for byte in body.as_bytes() {
-                    stream.write_all(&[*byte]).ok()?;
-                    stream.flush().ok()?;
+                    connection.send(&[*byte])?;
                     thread::sleep(Duration::from_millis(100));
                 }
+                Some(())
             }
-            Some(Fault::Endless) => {
-                stream.write_all(b"HTTP/1.1 200 x\r\nTransfer-Encoding: chunked\r\n\r\n").ok()?;
-                loop {
-                    stream.write_all(b"4000\r\n").ok()?;
-                    stream.write_all(&[b' '; 0x4000]).ok()?;
-                    stream.write_all(b"\r\n").ok()?;
-                }
-            }
-            Some(Fault::Garbage) => stream.write_all(b"SSH-2.0-x\r\n\r\n").ok()?,
+            Some(Fault::Endless) => connection.send_endless_body(),
+            Some(Fault::Garbage) => connection.send(b"SSH-2.0-x\r\n\r\n"),
             Some(Fault::Status(code, seconds)) => {
-                let more = format!("Retry-After: {seconds}\r\n");
-                stream.write_all(head(code, 0, &more).as_bytes()).ok()?;
+                connection.send_head(code, 0, &format!("Retry-After: {seconds}\r\n"))
             }
         }
-        stream.flush().ok()?;
     }
-}
-
-/// Method, path and bearer token.
-fn read_request(reader: &mut impl BufRead) -> Option<(String, String, String)> {
-    let mut line = String::new();
-    if reader.read_line(&mut line).ok()? == 0 {
-        return None;
-    }
-    let mut token = String::new();
-    loop {
-        let mut header = String::new();
-        reader.read_line(&mut header).ok()?;
-        if let Some(text) = header.trim().strip_prefix("authorization: Bearer ") {
-            token = text.to_owned();
-        }
-        if header.trim().is_empty() {
-            break;
-        }
-    }
-    let mut words = line.split_whitespace().map(str::to_owned);
-    Some((words.next()?, words.next()?, token))
 }

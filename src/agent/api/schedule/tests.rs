@@ -1,7 +1,7 @@
 use std::collections::BTreeMap;
 
 use super::*;
-use crate::agent::api::untaint;
+use crate::agent::api::startup_taint;
 
 const MINUTE: Duration = Duration::from_secs(60);
 const HOUR: Duration = Duration::from_secs(3600);
@@ -50,8 +50,8 @@ fn requests(node: Node, span: Duration) -> Vec<Duration> {
                     schedule.kubeconfig_changed(now);
                 }
                 false => {
-                    schedule.not_renewed(now, Fallback::AgentsToken, Duration::ZERO);
-                    schedule.token_known(now);
+                    schedule.not_renewed(now, Fallback::AgentToken, Duration::ZERO);
+                    schedule.token_accepted(now);
                 }
             }
         }
@@ -61,7 +61,7 @@ fn requests(node: Node, span: Duration) -> Vec<Duration> {
         }
         if node.tainted && taint <= now {
             sent.push(now - start);
-            taint = now + untaint::recheck_wait();
+            taint = now + startup_taint::recheck_wait();
         }
         if agents_token && rotation <= now {
             rotation = now + HOUR * 4 / 5;
@@ -139,7 +139,7 @@ fn a_denied_token_request_is_retried_with_a_backoff_up_to_ten_minutes() {
     let start = Instant::now();
     let mut schedule = Schedule::new(start, Some(Duration::ZERO));
     for whole in [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 600, 600] {
-        schedule.not_renewed(start, Fallback::AgentsToken, Duration::ZERO);
+        schedule.not_renewed(start, Fallback::AgentToken, Duration::ZERO);
         let wait = (schedule.renewal.unwrap() - start).as_secs_f64();
         let whole = f64::from(whole);
         assert!((whole * 0.6..=whole).contains(&wait), "{wait} of {whole}");
@@ -175,12 +175,12 @@ fn an_unreachable_api_server_is_checked_with_a_backoff_up_to_a_minute() {
 #[test]
 fn a_flood_of_records_causes_a_bounded_number_of_checks() {
     let start = Instant::now();
-    for result in [CheckResult::Accepted, CheckResult::Refused] {
+    for result in [CheckResult::Accepted, CheckResult::Rejected] {
         let mut schedule = Schedule::new(start, None);
         let mut checks = 0;
         let mut now = start;
         while now < start + 10 * MINUTE {
-            schedule.record_refused(now);
+            schedule.record_rejection(now);
             if schedule.is_check_due(now) {
                 checks += 1;
                 schedule.checked(now, result, Duration::ZERO);
@@ -197,15 +197,15 @@ fn a_flood_of_records_causes_a_bounded_number_of_checks() {
 fn a_record_causes_a_check_at_once_or_when_the_cached_token_review_has_expired() {
     let start = Instant::now();
     let mut schedule = Schedule::new(start, None);
-    schedule.record_refused(start);
+    schedule.record_rejection(start);
     assert!(schedule.is_check_due(start));
     schedule.checked(start, CheckResult::Accepted, Duration::ZERO);
-    schedule.record_refused(start + RECORD_GAP);
+    schedule.record_rejection(start + RECORD_GAP);
     assert!(schedule.is_check_due(start + RECORD_GAP));
     let start = start + RECORD_GAP;
     schedule.checked(start, CheckResult::Accepted, Duration::ZERO);
     let soon = start + Duration::from_secs(1);
-    schedule.record_refused(soon);
+    schedule.record_rejection(soon);
     assert!(!schedule.is_check_due(soon));
     // The result of that check was unchanged, so the next check waits twice the gap.
     assert_eq!(schedule.next(), start + RECORD_GAP * 2);
@@ -213,7 +213,7 @@ fn a_record_causes_a_check_at_once_or_when_the_cached_token_review_has_expired()
     let later = start + HOUR;
     schedule.checked(later, CheckResult::Accepted, Duration::ZERO);
     schedule.checked(later + HOUR, CheckResult::Accepted, Duration::ZERO);
-    schedule.record_refused(later + HOUR);
+    schedule.record_rejection(later + HOUR);
     assert_eq!(schedule.next(), later + HOUR + RECORD_GAP);
 }
 
@@ -224,10 +224,10 @@ fn a_changed_token_is_checked_at_once_also_after_a_denied_token_request() {
     schedule.checked(start, CheckResult::Accepted, Duration::ZERO);
     let now = start + MINUTE;
     schedule.kubeconfig_changed(now);
-    schedule.token_known(now);
+    schedule.token_accepted(now);
     assert!(schedule.is_check_due(now));
     schedule.checked(now, CheckResult::Accepted, Duration::ZERO);
-    schedule.token_known(now);
+    schedule.token_accepted(now);
     assert!(schedule.next() >= now + 2 * CHECK_PERIOD);
     // The rate of checks that changes cause is limited too.
     schedule.kubeconfig_changed(now);

@@ -10,7 +10,7 @@ pub const REJECTION_TIME: Duration = Duration::from_secs(4);
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Finding {
     /// The DaemonSet exists, nobody deletes it, and this node is in its scope.
-    Stays,
+    InScope,
     /// Proof of an uninstall, as a text for logs.
     Uninstalled(String),
     /// HTTP 401 for the agent's token and for the plugin's token.
@@ -26,7 +26,7 @@ pub enum Finding {
 pub enum Decision {
     Uninstall(String),
     /// Leave the plugin installed for the next agent.
-    Leave(String),
+    LeaveInPlace(String),
 }
 
 /// Decides from a series of findings.
@@ -44,8 +44,8 @@ impl Decider {
         Decider { offline_install, rejected_since: None }
     }
 
-    /// Takes the finding of one round. Returns `None` if another round is needed.
-    pub fn take(&mut self, finding: &Finding, now: Instant) -> Option<Decision> {
+    /// Decides from the finding of one round and those before. Returns `None` if another round is needed.
+    pub fn decide(&mut self, finding: &Finding, now: Instant) -> Option<Decision> {
         self.offline_install &= matches!(finding, Finding::Unreachable(_));
         self.rejected_since = match finding {
             Finding::Rejected => self.rejected_since.or(Some(now)),
@@ -54,16 +54,16 @@ impl Decider {
         let since = self.rejected_since.unwrap_or(now);
         let is_proven = now.saturating_duration_since(since) >= REJECTION_TIME;
         match finding {
-            Finding::Stays => Some(Decision::Leave(finding.to_string())),
+            Finding::InScope => Some(Decision::LeaveInPlace(finding.to_string())),
             Finding::Uninstalled(why) => Some(Decision::Uninstall(why.clone())),
             Finding::Rejected if is_proven => Some(Decision::Uninstall(format!(
-                "{finding}, in every answer for {} s",
+                "{finding}, in every response for {} s",
                 REJECTION_TIME.as_secs()
             ))),
             // No other agent's files are at risk. Upstream's agent uninstalls on every stop.
-            Finding::Unreachable(_) if self.offline_install => {
-                Some(Decision::Uninstall(format!("this agent installed the plugin, and {finding}")))
-            }
+            Finding::Unreachable(_) if self.offline_install => Some(Decision::Uninstall(format!(
+                "no earlier agent installed the plugin, and {finding}"
+            ))),
             _ => None,
         }
     }
@@ -72,12 +72,12 @@ impl Decider {
 impl std::fmt::Display for Finding {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Finding::Stays => f.write_str("the DaemonSet stays and this node is in its scope"),
+            Finding::InScope => f.write_str("the DaemonSet exists and this node is in its scope"),
             Finding::Uninstalled(why) | Finding::Unclear(why) => f.write_str(why),
             Finding::Rejected => {
-                f.write_str("the API server rejects every account of the release (HTTP 401)")
+                f.write_str("the API server rejected every token of the release (HTTP 401)")
             }
-            Finding::Unreachable(why) => write!(f, "the API server cannot be reached: {why}"),
+            Finding::Unreachable(why) => write!(f, "the API server is unreachable: {why}"),
         }
     }
 }
@@ -102,7 +102,7 @@ mod tests {
         let mut last = None;
         for (second, finding) in findings {
             assert_eq!(last, None, "decided before {finding:?} in {findings:?}");
-            last = decider.take(finding, begin + Duration::from_secs(*second));
+            last = decider.decide(finding, begin + Duration::from_secs(*second));
         }
         last.map(|decision| matches!(decision, Decision::Uninstall(_)))
     }
@@ -110,7 +110,7 @@ mod tests {
     #[test]
     fn one_round_decides_if_the_daemonset_can_be_read() {
         for offline_install in [false, true] {
-            assert_eq!(uninstalls(offline_install, &[(0, Finding::Stays)]), Some(false));
+            assert_eq!(uninstalls(offline_install, &[(0, Finding::InScope)]), Some(false));
             let gone = Finding::Uninstalled("gone".into());
             assert_eq!(uninstalls(offline_install, &[(0, gone.clone())]), Some(true));
             let late = [(0, unclear()), (9, unreachable()), (20, gone)];
@@ -130,7 +130,7 @@ mod tests {
             (vec![rejected(0), (2, unclear()), rejected(5), rejected(8)], None),
             (vec![rejected(0), (2, unreachable()), rejected(5)], None),
             (vec![rejected(0), (2, unclear()), rejected(5), rejected(9)], Some(true)),
-            (vec![rejected(0), (3, Finding::Stays)], Some(false)),
+            (vec![rejected(0), (3, Finding::InScope)], Some(false)),
         ] {
             assert_eq!(uninstalls(false, &findings), decision, "{findings:?}");
         }

@@ -6,7 +6,7 @@ use super::decision::Finding;
 use super::scope;
 use crate::agent::api::{self, USER_AGENT, claims::Claims};
 use crate::agent::settings::Settings;
-use crate::kube::connection::{Connection, Source};
+use crate::kube::connection::{AccessSource, Connection};
 use crate::kube::retry::Retry;
 use crate::kube::scheduling::{DaemonSet, Node};
 use crate::kube::types::Namespace;
@@ -42,7 +42,7 @@ pub fn run(settings: &Settings, timeout: Duration) -> Finding {
         Err(error) if error.is_status(401, UNAUTHORIZED) => {
             rejected(settings, own.token(), &namespace, timeout)
         }
-        Err(error) if error.is_answer() || error.is_timeout() || error.is_unreadable() => {
+        Err(error) if error.is_response() || error.is_timeout() || error.is_unreadable() => {
             Finding::Unclear(error.to_string())
         }
         Err(error) => Finding::Unreachable(error.to_string()),
@@ -62,8 +62,8 @@ fn existing(settings: &Settings, client: &Client, namespace: &str, set: &DaemonS
         }
         Err(_) => {}
     }
-    let Some(name) = &settings.node else {
-        return Finding::Stays;
+    let Some(name) = &settings.node_name else {
+        return Finding::InScope;
     };
     match client.get::<Node>(&format!("/api/v1/nodes/{name}")) {
         Ok(node) if node.metadata.name != *name => another_object("Node", name),
@@ -71,11 +71,11 @@ fn existing(settings: &Settings, client: &Client, namespace: &str, set: &DaemonS
             Some(why) => Finding::Uninstalled(format!(
                 "node {name} is no longer in the DaemonSet's scope: {why}"
             )),
-            None => Finding::Stays,
+            None => Finding::InScope,
         },
         Err(error) if is_temporary(&error) => Finding::Unclear(error.to_string()),
         // Upstream's chart does not let the agent read Nodes.
-        Err(_) => Finding::Stays,
+        Err(_) => Finding::InScope,
     }
 }
 
@@ -83,14 +83,14 @@ fn existing(settings: &Settings, client: &Client, namespace: &str, set: &DaemonS
 /// token is also revoked with its pod, so it alone proves nothing. The token in the kubeconfig is
 /// valid as long as the release has its ServiceAccount. Both tokens may be the same.
 fn rejected(settings: &Settings, own: Option<&str>, namespace: &str, timeout: Duration) -> Finding {
-    let kubeconfig = Source::Kubeconfig(settings.kubeconfig());
+    let kubeconfig = AccessSource::Kubeconfig(settings.kubeconfig());
     let mut plugin = Connection::new(kubeconfig, USER_AGENT, Deadlines::each(timeout));
     let client = plugin.client();
     let token = plugin.token();
-    for (token, whose) in [(own, "the agent's"), (token, "the plugin's")] {
+    for (token, whose) in [(own, "the agent's own token"), (token, "the plugin's token")] {
         if token.is_some_and(has_expired) {
             return Finding::Unclear(format!(
-                "the API server rejects the agent's token (HTTP 401), which proves nothing, as \
+                "the API server rejected the agent's own token (HTTP 401), which proves nothing: \
                  {whose} has expired"
             ));
         }
@@ -101,13 +101,13 @@ fn rejected(settings: &Settings, own: Option<&str>, namespace: &str, timeout: Du
         _ if settings.plugin_account.is_none() => return Finding::Rejected,
         (Err(error), _) => {
             return Finding::Unclear(format!(
-                "the API server rejects the agent's token (HTTP 401), and the plugin's is \
-                 missing: {error}"
+                "the API server rejected the agent's own token (HTTP 401), and the plugin's token \
+                 cannot be read: {error}"
             ));
         }
         (Ok(_), None) => {
             return Finding::Unclear(
-                "the API server rejects the agent's token (HTTP 401), and the kubeconfig has none"
+                "the API server rejected the agent's own token (HTTP 401), and the kubeconfig has no token"
                     .into(),
             );
         }
@@ -119,7 +119,7 @@ fn rejected(settings: &Settings, own: Option<&str>, namespace: &str, timeout: Du
             Finding::Unclear(error.to_string())
         }
         Ok(false) | Err(_) => Finding::Unclear(
-            "the API server rejects the agent's token (HTTP 401) and accepts the plugin's".into(),
+            "the API server rejected the agent's own token (HTTP 401) and accepted the plugin's token".into(),
         ),
     }
 }
@@ -136,9 +136,7 @@ fn has_expired(token: &str) -> bool {
 }
 
 fn another_object(kind: &str, name: &str) -> Finding {
-    Finding::Unclear(format!(
-        "the API server answered with another object instead of {kind} {name}"
-    ))
+    Finding::Unclear(format!("unexpected response: another object instead of {kind} {name}"))
 }
 
 /// The finding for a Namespace that is being deleted.

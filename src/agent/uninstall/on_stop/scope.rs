@@ -57,40 +57,42 @@ fn mismatches(term: &NodeSelectorTerm, node: &Node) -> bool {
     (expressions.is_empty() && fields.is_empty())
         || expressions
             .iter()
-            .any(|wanted| fails(wanted, labels.get(&wanted.key).map(String::as_str)))
-        || fields.iter().any(|wanted| wanted.key == "metadata.name" && fails(wanted, name))
+            .any(|requirement| fails(requirement, labels.get(&requirement.key).map(String::as_str)))
+        || fields
+            .iter()
+            .any(|requirement| requirement.key == "metadata.name" && fails(requirement, name))
 }
 
 /// Whether `found`, the value of the label or field, certainly does not meet the requirement.
-fn fails(wanted: &Requirement, found: Option<&str>) -> bool {
-    let is_listed = |found| wanted.values.iter().any(|value| value == found);
-    match wanted.operator.as_str() {
-        "In" => !wanted.values.is_empty() && !found.is_some_and(is_listed),
+fn fails(requirement: &Requirement, found: Option<&str>) -> bool {
+    let is_listed = |found| requirement.values.iter().any(|value| value == found);
+    match requirement.operator.as_str() {
+        "In" => !requirement.values.is_empty() && !found.is_some_and(is_listed),
         "NotIn" => found.is_some_and(is_listed),
         "Exists" => found.is_none(),
         "DoesNotExist" => found.is_some(),
-        "Gt" => exceeds(wanted, found) == Some(false),
-        "Lt" => falls_below(wanted, found) == Some(false),
+        "Gt" => exceeds(requirement, found) == Some(false),
+        "Lt" => falls_below(requirement, found) == Some(false),
         _ => false,
     }
 }
 
 /// Whether `found` is greater than the bound; `None` if either is not a whole number. A missing
 /// label never matches.
-fn exceeds(wanted: &Requirement, found: Option<&str>) -> Option<bool> {
-    let (bound, found) = numbers(wanted, found)?;
+fn exceeds(requirement: &Requirement, found: Option<&str>) -> Option<bool> {
+    let (bound, found) = numbers(requirement, found)?;
     Some(found.is_some_and(|found| found > bound))
 }
 
 /// Whether `found` is less than the bound, with the same special cases.
-fn falls_below(wanted: &Requirement, found: Option<&str>) -> Option<bool> {
-    let (bound, found) = numbers(wanted, found)?;
+fn falls_below(requirement: &Requirement, found: Option<&str>) -> Option<bool> {
+    let (bound, found) = numbers(requirement, found)?;
     Some(found.is_some_and(|found| found < bound))
 }
 
 /// Parses the bound and the value as whole numbers; `None` if either is not one.
-fn numbers(wanted: &Requirement, found: Option<&str>) -> Option<(i64, Option<i64>)> {
-    let [bound] = &wanted.values[..] else {
+fn numbers(requirement: &Requirement, found: Option<&str>) -> Option<(i64, Option<i64>)> {
+    let [bound] = &requirement.values[..] else {
         return None;
     };
     let found = match found {
@@ -111,7 +113,7 @@ fn repels(taint: &Taint, template: &Placement) -> bool {
 /// Whether the toleration matches the taint. An empty effect or key matches all. An operator that
 /// is unknown here counts as a match, such as `Lt` and `Gt` of Kubernetes 1.35.
 fn tolerates(toleration: &Toleration, taint: &Taint) -> bool {
-    let fits = |wanted: &str, found: &str| wanted.is_empty() || wanted == found;
+    let fits = |expected: &str, found: &str| expected.is_empty() || expected == found;
     fits(&toleration.effect, &taint.effect)
         && fits(&toleration.key, &taint.key)
         && match toleration.operator.as_str() {

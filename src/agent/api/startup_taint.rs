@@ -1,0 +1,149 @@
+//! Removes the startup taint, which keeps pods off a new node until the agent is ready.
+//!
+//! The taint is set when the node is created: by Karpenter's `startupTaints`, by the settings
+//! of a node pool, or by the kubelet's `--register-with-taints`. The agent never adds the
+//! taint: added later, it would come too late for pods that are already scheduled.
+
+use std::time::{Duration, Instant};
+
+use serde::Deserialize;
+use serde_json::{Value, json};
+use tracing::{info, warn};
+
+use crate::agent::problem_log::LastProblem;
+use crate::agent::settings::Settings;
+use crate::backoff::{Backoff, Limits, between};
+use crate::kube::connection::Connection;
+use crate::kube::types::Metadata;
+use crate::kube::{self, Client};
+
+/// Attempts to patch the node when the API server responds 409. The kubelet of a new node
+/// changes the node object every few seconds.
+const MAX_ATTEMPTS: u32 = 5;
+/// Shortest and longest time until the Node is read again after the taint was removed. A Node that
+/// registers again under the same name may have the taint again.
+const RECHECK: [Duration; 2] = [Duration::from_secs(20 * 60), Duration::from_secs(30 * 60)];
+
+/// Time between two tries after a failure.
+const RETRY: Limits = [Duration::from_millis(500), Duration::from_secs(30)];
+
+/// The taint to remove, and when to try next.
+pub struct TaintRemoval {
+    /// Name of the node, and key of the taint; `None` if no startup taint is configured.
+    target: Option<(String, String)>,
+    due: Instant,
+    backoff: Backoff,
+    last_problem: LastProblem<String>,
+}
+
+impl TaintRemoval {
+    pub fn of(settings: &Settings, now: Instant) -> TaintRemoval {
+        let (node, key) = (settings.node_name.clone(), settings.startup_taint.clone());
+        if key.is_some() && node.is_none() {
+            warn!("cannot remove the startup taint: LINKERD_CNI_NODE_NAME is not set");
+        }
+        TaintRemoval {
+            target: node.zip(key),
+            due: now,
+            backoff: Backoff::new(RETRY),
+            last_problem: LastProblem::default(),
+        }
+    }
+
+    /// Removes the taint if the node is ready and a try is due. Returns when the next try is due;
+    /// `None` if the node is not ready or no startup taint is configured.
+    pub fn run(
+        &mut self,
+        connection: &mut Connection,
+        node_ready: bool,
+        now: Instant,
+    ) -> Option<Instant> {
+        let (node, key) = self.target.as_ref().filter(|_| node_ready)?;
+        if now < self.due {
+            return Some(self.due);
+        }
+        let client = connection.client().map_err(|error| error.to_string());
+        let removed =
+            client.and_then(|client| remove(&client, node, key).map_err(|error| error.to_string()));
+        let wait = match removed {
+            Ok(removed) => {
+                let resolved = self.last_problem.resolve();
+                if removed {
+                    info!("removed the startup taint {key} from node {node}");
+                } else if resolved {
+                    info!("node {node} no longer has the startup taint {key}");
+                }
+                self.backoff.reset();
+                recheck_wait()
+            }
+            Err(why) => {
+                let why = format!("cannot remove the startup taint {key} from node {node}: {why}");
+                if self.last_problem.is_new(why.clone()) {
+                    warn!("{why}");
+                }
+                self.backoff.next_delay()
+            }
+        };
+        self.due = Instant::now() + wait;
+        Some(self.due)
+    }
+}
+
+/// Time until the Node is read again after the taint was removed.
+pub fn recheck_wait() -> Duration {
+    between(RECHECK[0], RECHECK[1])
+}
+
+/// Removes every taint with `key` from `node`, whatever its value and effect. Returns whether
+/// there was one.
+///
+/// Costs one GET if there is no such taint. Needs the verbs `get` and `patch` on nodes.
+///
+/// # Errors
+/// If a request fails, or all attempts end with a conflict (409).
+pub fn remove(client: &Client, node: &str, key: &str) -> Result<bool, kube::Error> {
+    let path = format!("/api/v1/nodes/{node}");
+    let mut attempt = 1;
+    loop {
+        let found: Node = client.get(&path)?;
+        let Some(patch) = patch(&found, key) else {
+            return Ok(false);
+        };
+        match client.merge_patch(&path, &patch) {
+            Err(error) if error.code() == Some(409) && attempt < MAX_ATTEMPTS => attempt += 1,
+            patched => return patched.map(|()| true),
+        }
+    }
+}
+
+#[derive(Deserialize)]
+struct Node {
+    metadata: Metadata,
+    #[serde(default)]
+    spec: Spec,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct Spec {
+    /// Raw JSON, so that the patch keeps fields unknown to this program.
+    taints: Option<Vec<Value>>,
+}
+
+/// Returns the merge patch that removes the taints with `key`, or `None` if there are none.
+///
+/// A merge patch replaces the whole list of taints. So it contains the resource version: if
+/// another client changed the node since, the API server rejects the patch with a 409.
+fn patch(node: &Node, key: &str) -> Option<Value> {
+    let taints = node.spec.taints.as_deref().unwrap_or_default();
+    let remaining: Vec<&Value> = taints.iter().filter(|taint| taint["key"] != key).collect();
+    (remaining.len() < taints.len()).then(|| {
+        json!({
+            "metadata": {"resourceVersion": node.metadata.resource_version},
+            "spec": {"taints": remaining},
+        })
+    })
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,112 @@
+//! The thread that talks to the API server: renews the plugin's token ([`token_renewal`]), checks the
+//! token in the kubeconfig ([`token_check`]), posts Events and removes the startup taint.
+
+mod token_check;
+mod token_renewal;
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use tracing::warn;
+
+use super::event_posting::{self, PodEventPosting};
+use super::schedule::Schedule;
+use super::startup_taint::TaintRemoval;
+use super::{Api, USER_AGENT};
+use crate::kube::connection::{AccessSource, Connection};
+use crate::kube::retry::Retry;
+use crate::kube::{self, Deadlines};
+
+/// Time-out of each phase of a request.
+const PHASE_TIMEOUT: Duration = Duration::from_secs(3);
+/// Shortest time between two iterations of the loop, however often other threads wake it.
+const ITERATION: Duration = Duration::from_millis(50);
+/// Longest Retry-After that is honoured.
+const LONGEST_RETRY_AFTER: Duration = Duration::from_secs(600);
+
+/// State of the thread.
+pub struct Worker {
+    api: Arc<Api>,
+    /// Connection with the agent's own token.
+    own: Connection,
+    /// Connection with the kubeconfig on the host, as the plugin connects.
+    plugin: Connection,
+    schedule: Schedule,
+    taint_removal: TaintRemoval,
+    pod_events: PodEventPosting,
+}
+
+impl Worker {
+    /// Prepares the thread. `renewal` is the time until the first TokenRequest, if the plugin has a
+    /// ServiceAccount of its own.
+    pub fn new(api: Arc<Api>, source: AccessSource, renewal: Duration) -> Worker {
+        let kubeconfig = AccessSource::Kubeconfig(api.settings.kubeconfig());
+        let deadlines = Deadlines::each(PHASE_TIMEOUT);
+        let now = Instant::now();
+        let renewal = api.settings.plugin_account.as_ref().map(|_| renewal);
+        Worker {
+            own: Connection::new(source, USER_AGENT, deadlines),
+            plugin: Connection::new(kubeconfig, USER_AGENT, deadlines),
+            schedule: Schedule::new(now, renewal),
+            taint_removal: TaintRemoval::of(&api.settings, now),
+            pod_events: PodEventPosting::default(),
+            api,
+        }
+    }
+
+    /// Runs for the rest of the process.
+    pub fn run(mut self) {
+        loop {
+            let begin = Instant::now();
+            let reasons = self.api.check_reasons();
+            if reasons.kubeconfig_changed {
+                self.schedule.kubeconfig_changed(begin);
+            }
+            if reasons.record_rejection {
+                self.schedule.record_rejection(begin);
+            }
+            if self.schedule.is_renewal_due(begin) {
+                self.renew();
+            }
+            if self.schedule.is_check_due(Instant::now()) {
+                self.check();
+            }
+            self.post_agent_events();
+            self.pod_events.run(&self.api, &mut self.own);
+            let node_ready = self.api.state().node_ready;
+            let mut end = self.schedule.next();
+            if let Some(due) = self.taint_removal.run(&mut self.own, node_ready, Instant::now()) {
+                end = end.min(due);
+            }
+            let event = self.api.pod_events().due();
+            if self.api.pause(event.map_or(end, |due| end.min(due))) {
+                std::thread::sleep(ITERATION.saturating_sub(begin.elapsed()));
+            }
+        }
+    }
+
+    /// Posts the queued Events on the agent's own pod. A failed Event is not retried.
+    fn post_agent_events(&mut self) {
+        loop {
+            let Some(content) = self.api.state().events.pop_front() else {
+                return;
+            };
+            if let Err(error) = event_posting::post(&mut self.own, &self.api.settings, &content) {
+                warn!("cannot post an Event on the agent's pod: {error}");
+            }
+        }
+    }
+
+    /// Remembers that the API server has responded, if `reached`.
+    fn reached(&self, reached: bool) {
+        self.api.state().reached |= reached;
+    }
+}
+
+/// Time that the API server asks clients to wait (Retry-After), bounded.
+fn retry_after(error: &kube::Error) -> Duration {
+    match error.retry() {
+        Retry::After(wait) => wait.min(LONGEST_RETRY_AFTER),
+        _ => Duration::ZERO,
+    }
+}

@@ -1,0 +1,85 @@
+//! Checks whether the API server accepts the token in the kubeconfig on the host.
+
+use std::time::{Duration, Instant};
+
+use serde::de::IgnoredAny;
+
+use super::{Worker, retry_after};
+use crate::agent::api::schedule::CheckResult;
+use crate::agent::api::{Checked, namespace};
+use crate::kube;
+
+impl Worker {
+    /// Checks the token in the kubeconfig on the host with a cheap request.
+    pub(super) fn check(&mut self) {
+        // The reconciler corrects a kubeconfig that cannot be read.
+        let client = self.plugin.client().ok();
+        let token = self.plugin.token().map(str::to_owned);
+        let (Some(client), Some(token), Some(namespace)) =
+            (client, token, namespace(&self.api.settings))
+        else {
+            self.schedule.nothing_to_check(Instant::now());
+            return;
+        };
+        // With `resourceVersion=0` the API server responds from its cache.
+        let path = format!("/api/v1/namespaces/{namespace}?resourceVersion=0");
+        match client.get::<IgnoredAny>(&path) {
+            Ok(_) => self.checked(token, Ok(())),
+            Err(error) => match error.code() {
+                Some(404) => self.checked(token, Ok(())),
+                Some(401) => self.checked(token, Err((401, error))),
+                Some(403) => self.checked(token, Err((403, error))),
+                // Unreachable or failing: the result of the last check stays valid.
+                _ => self.check_failed(&error),
+            },
+        }
+    }
+
+    /// Records whether the API server accepts the token in the kubeconfig. An error has the HTTP
+    /// status, 401 or 403.
+    fn checked(&mut self, token: String, result: Result<(), (u16, kube::Error)>) {
+        let now = Instant::now();
+        let check_result = match result {
+            Ok(()) => CheckResult::Accepted,
+            Err(_) => CheckResult::Rejected,
+        };
+        self.schedule.checked(now, check_result, Duration::ZERO);
+        let is_revoked = matches!(result, Err((401, _)));
+        let result = result.map_err(|(code, error)| match code {
+            401 => {
+                format!("the API server rejected the token in the kubeconfig (HTTP 401): {error}")
+            }
+            _ => {
+                format!("a request with the token in the kubeconfig was denied (HTTP 403): {error}")
+            }
+        });
+        let mut state = self.api.state();
+        state.reached = true;
+        let mut changed = state.check_error.take().is_some();
+        let issued = state.grant.token.as_mut();
+        if let Some(issued) = issued.filter(|issued| issued.text == token) {
+            if is_revoked && !issued.revoked {
+                self.schedule.revoked(now);
+            }
+            issued.revoked = is_revoked;
+        }
+        let before =
+            state.checked.replace(Checked { token: token.clone(), result: result.clone() });
+        changed |= before.is_none_or(|before| before.token != token || before.result != result);
+        drop(state);
+        if changed {
+            self.api.waker.wake();
+        }
+    }
+
+    /// Records a check without a usable response.
+    fn check_failed(&mut self, error: &kube::Error) {
+        self.schedule.checked(Instant::now(), CheckResult::Unknown, retry_after(error));
+        self.reached(error.is_response());
+        let why = error.to_string();
+        let before = self.api.state().check_error.replace(why.clone());
+        if before.as_ref() != Some(&why) {
+            self.api.waker.wake();
+        }
+    }
+}

@@ -1,0 +1,143 @@
+//! Requests tokens of the plugin's ServiceAccount (TokenRequest), and decides when to request the
+//! next one.
+
+use std::time::{Duration, Instant, SystemTime};
+
+use serde::Deserialize;
+use serde_json::json;
+use tracing::info;
+
+use super::{Worker, retry_after};
+use crate::agent::api::claims::Claims;
+use crate::agent::api::namespace;
+use crate::agent::api::token::{self, Fallback, Token};
+
+/// Longest token that is used, in bytes. A request's head has to fit into 16 KiB.
+const LONGEST_TOKEN: usize = 12 << 10;
+/// Lifetime requested for the plugin's token, in seconds. The API server may grant less.
+const LIFETIME: u64 = 24 * 3600;
+
+/// Response to a TokenRequest.
+#[derive(Deserialize)]
+struct TokenRequest {
+    #[serde(default)]
+    spec: TokenRequestSpec,
+    status: TokenRequestStatus,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct TokenRequestSpec {
+    expiration_seconds: Option<u64>,
+}
+
+#[derive(Deserialize)]
+struct TokenRequestStatus {
+    token: String,
+}
+
+impl Worker {
+    /// Requests a token of the plugin's ServiceAccount. The token is not bound to the agent's pod,
+    /// because an upgrade replaces that pod. It is not bound to the Node either: a Node that
+    /// registers again has a new UID, which would revoke the token while its pods still run.
+    pub(super) fn renew(&mut self) {
+        let Some(account) = self.api.settings.plugin_account.clone() else {
+            return;
+        };
+        let Some(namespace) = namespace(&self.api.settings) else {
+            let why = "the agent's namespace is unknown: set LINKERD_CNI_NAMESPACE";
+            self.not_renewed(why.into(), Duration::ZERO);
+            return;
+        };
+        let path = format!("/api/v1/namespaces/{namespace}/serviceaccounts/{account}/token");
+        let request = json!({
+            "apiVersion": "authentication.k8s.io/v1",
+            "kind": "TokenRequest",
+            "spec": {"expirationSeconds": LIFETIME},
+        });
+        let client = match self.own.client() {
+            Ok(client) => client,
+            Err(error) => {
+                self.not_renewed(error.to_string(), Duration::ZERO);
+                return;
+            }
+        };
+        match client.post_and_decode::<TokenRequest>(&path, &request) {
+            Ok(response) => self.renewed(response, &account),
+            Err(error) => {
+                self.reached(error.is_response());
+                match token::denial(error.code(), &account, &namespace) {
+                    Some(why) => self.denied(why),
+                    None => self.not_renewed(error.to_string(), retry_after(&error)),
+                }
+            }
+        }
+    }
+
+    /// Stores the token of a successful TokenRequest.
+    fn renewed(&mut self, response: TokenRequest, account: &str) {
+        self.reached(true);
+        let text = response.status.token.trim().to_owned();
+        if let Some(problem) = problem(&text) {
+            let why = format!("unexpected response to the TokenRequest: {problem}");
+            self.not_renewed(why, Duration::ZERO);
+            return;
+        }
+        // The API server's clock may differ from the node's. A lifetime is the same by both clocks.
+        let seconds = response.spec.expiration_seconds;
+        let seconds = seconds.unwrap_or(LIFETIME).min(LIFETIME);
+        let lifetime = Duration::from_secs(seconds.max(2));
+        let ends = SystemTime::now() + lifetime;
+        let end = Claims::read(&text).and_then(|claims| claims.end());
+        self.schedule.renewed(Instant::now(), lifetime);
+        let mut state = self.api.state();
+        state.grant.token =
+            Some(Token { text, end: end.map_or(ends, |end| end.max(ends)), revoked: false });
+        state.grant.denied = None;
+        state.grant.error = None;
+        drop(state);
+        info!("The plugin has a new token of ServiceAccount {account}, valid for {seconds} s");
+        self.api.waker.wake();
+    }
+
+    /// Records that the API server denied the TokenRequest with HTTP 403 or 404.
+    fn denied(&mut self, why: String) {
+        let mut state = self.api.state();
+        let changed = state.grant.denied.as_ref() != Some(&why) || state.grant.error.is_some();
+        state.grant.denied = Some(why);
+        state.grant.error = None;
+        drop(state);
+        if self.renew_later(Duration::ZERO, changed) == Fallback::AgentToken {
+            self.schedule.token_accepted(Instant::now());
+        }
+    }
+
+    /// Records that the TokenRequest failed for another reason, which says nothing about the
+    /// agent's permissions.
+    fn not_renewed(&mut self, why: String, retry_after: Duration) {
+        let mut state = self.api.state();
+        let changed = state.grant.error.as_ref() != Some(&why);
+        state.grant.error = Some(why);
+        drop(state);
+        self.renew_later(retry_after, changed);
+    }
+
+    /// Schedules the next TokenRequest, and wakes the reconciler if the reason `changed`.
+    fn renew_later(&mut self, retry_after: Duration, changed: bool) -> Fallback {
+        let fallback = self.api.state().grant.fallback(SystemTime::now());
+        self.schedule.not_renewed(Instant::now(), fallback, retry_after);
+        if changed {
+            self.api.waker.wake();
+        }
+        fallback
+    }
+}
+
+/// Why `token` must not replace the one that the plugin has.
+fn problem(token: &str) -> Option<&'static str> {
+    match token.len() {
+        0 => Some("it has no token"),
+        1..=LONGEST_TOKEN if token.bytes().all(|byte| byte.is_ascii_graphic()) => None,
+        _ => Some("its token does not fit into a request header"),
+    }
+}

@@ -1,0 +1,148 @@
+//! Counts the plugin's records for `/metrics`. The set of label values is fixed, because any
+//! process that can write to the socket can send records.
+
+use std::sync::atomic::AtomicU64;
+
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::registry::{Registry, Unit};
+
+use crate::config::ignored::SOURCES;
+use crate::firewall::Backend;
+use crate::metrics::{Counters, Labels, register, register_each};
+use crate::record::{Command, Decision, Record};
+
+/// Values of the label `command`.
+const COMMANDS: [Command; 2] = [Command::Add, Command::Check];
+/// Values of the label `result`.
+const RESULTS: [&str; 5] = ["redirected", "checked", "simulated", "failed", "skipped"];
+/// Values of the label `code`: CNI error codes of the plugin's ADD and CHECK. Any other code counts
+/// as [`OTHER`].
+const CODES: [u32; 15] = [1, 4, 5, 6, 7, 8, 100, 101, 102, 103, 104, 110, 120, 121, 122];
+const OTHER: &str = "other";
+
+/// All counters over plugin records.
+#[derive(Debug)]
+pub struct PluginCounters {
+    requests: Counters<2>,
+    seconds: Family<Labels<1>, Counter<f64, AtomicU64>>,
+    redirects: Counters<1>,
+    failures: Counters<1>,
+    ignored_ports: Counters<1>,
+    rejected_records: Counter,
+}
+
+impl PluginCounters {
+    /// Adds the counters to `group`, for all label values.
+    pub fn register(group: &mut Registry) -> Self {
+        let seconds = Family::default();
+        for command in COMMANDS {
+            drop(seconds.get_or_create(&[("command", command.to_string())]));
+        }
+        let help = "Duration of plugin calls";
+        group.register_with_unit("request", help, Unit::Seconds, seconds.clone());
+        let requests =
+            COMMANDS.into_iter().flat_map(|command| RESULTS.map(|result| request(command, result)));
+        let codes = CODES.iter().map(u32::to_string).chain([OTHER.into()]);
+        PluginCounters {
+            requests: register_each(group, "requests", "Plugin calls, by result", requests),
+            seconds,
+            redirects: register_each(
+                group,
+                "redirects",
+                "Redirected pods, by backend",
+                Backend::ALL.map(|backend| [("backend", backend.to_string())]),
+            ),
+            failures: register_each(
+                group,
+                "failures",
+                "Failed plugin calls, by CNI error code",
+                codes.map(|code| [("code", code)]),
+            ),
+            ignored_ports: register_each(
+                group,
+                "ignored_ports",
+                "Port lists with ignored elements, by annotation or key of the plugin entry",
+                SOURCES.map(|source| [("source", source.into())]),
+            ),
+            rejected_records: register(
+                group,
+                "rejected_records",
+                "Datagrams that are not valid plugin records",
+            ),
+        }
+    }
+
+    /// Counts a record.
+    pub fn count(&self, record: &Record) {
+        let command = record.command;
+        let result = match &record.decision {
+            Decision::Skipped(_) => "skipped".into(),
+            decision => decision.to_string(),
+        };
+        self.requests.get_or_create(&request(command, &result)).inc();
+        let seconds = record.ms as f64 / 1000.0;
+        self.seconds.get_or_create(&[("command", command.to_string())]).inc_by(seconds);
+        if let Some(backend) = record.backend {
+            self.redirects.get_or_create(&[("backend", backend.to_string())]).inc();
+        }
+        if let Some(error) = &record.error {
+            let code = match CODES.contains(&error.code) {
+                true => error.code.to_string(),
+                false => OTHER.into(),
+            };
+            self.failures.get_or_create(&[("code", code)]).inc();
+        }
+        for list in &record.ignored {
+            self.ignored_ports.get_or_create(&[("source", list.source.into())]).inc();
+        }
+    }
+
+    /// Counts a datagram that is not a valid record.
+    pub fn reject(&self) {
+        self.rejected_records.inc();
+    }
+}
+
+fn request(command: Command, result: &str) -> Labels<2> {
+    [("command", command.to_string()), ("result", result.into())]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::metrics::openmetrics;
+
+    #[test]
+    fn records_add_no_label_values() {
+        let mut registry = Registry::default();
+        let counters =
+            PluginCounters::register(registry.sub_registry_with_prefix("linkerd_cni_plugin"));
+        let before = openmetrics(&registry).lines().count();
+        for (decision, code) in [("redirected", 101), ("it has no proxy", 77), ("x", 12345)] {
+            let record = format!(
+                r#"{{"level":"info","command":"ADD","namespace":"n","pod":"p","container_id":"c",
+                "decision":"{decision}","backend":"nft","requests":1,"ms":18446744073709551615,
+                "error":{{"code":{code},"msg":""}},
+                "ignored":[{{"source":"config.linkerd.io/skip-inbound-ports","elements":["x","y"]}},
+                    {{"source":"{decision}","elements":[]}}]}}"#
+            );
+            counters.count(&Record::parse(record.as_bytes()).unwrap());
+        }
+        counters.reject();
+        let text = openmetrics(&registry);
+        assert_eq!(text.lines().count(), before);
+        for line in [
+            r#"linkerd_cni_plugin_requests_total{command="ADD",result="redirected"} 1"#,
+            r#"linkerd_cni_plugin_requests_total{command="ADD",result="skipped"} 2"#,
+            r#"linkerd_cni_plugin_redirects_total{backend="nft"} 3"#,
+            r#"linkerd_cni_plugin_failures_total{code="101"} 1"#,
+            r#"linkerd_cni_plugin_failures_total{code="other"} 2"#,
+            r#"linkerd_cni_plugin_ignored_ports_total{source="config.linkerd.io/skip-inbound-ports"} 3"#,
+            r#"linkerd_cni_plugin_ignored_ports_total{source="outbound-ports-to-ignore"} 0"#,
+            "linkerd_cni_plugin_rejected_records_total 1",
+        ] {
+            assert!(text.lines().any(|found| found == line), "{line} in {text}");
+        }
+    }
+}

@@ -1,0 +1,65 @@
+//! Renders the plugin entry that the agent chains, from the chart's template and the settings.
+
+use std::fs;
+use std::io;
+use std::path::PathBuf;
+
+use super::api;
+use super::settings::{self, EntryTemplate, Settings};
+use crate::conflist;
+use crate::conflist::Entry;
+
+/// Why the plugin entry cannot be rendered.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error("no plugin entry template: set CNI_NETWORK_CONFIG or CNI_NETWORK_CONFIG_FILE")]
+    Missing,
+    #[error("cannot read the plugin entry template {}: {source}", path.display())]
+    Read {
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
+    #[error("the plugin entry template in {origin} {source}")]
+    Invalid {
+        origin: String,
+        #[source]
+        source: conflist::Error,
+    },
+}
+
+/// Renders the plugin entry from the template in the environment variable or the file that the
+/// settings name.
+///
+/// # Errors
+/// If there is no template, or if it cannot be read or is not a plugin entry.
+pub fn render(settings: &Settings) -> Result<Entry, Error> {
+    let (text, origin) = match &settings.entry_template {
+        EntryTemplate::Text(text) => (text.clone(), "CNI_NETWORK_CONFIG".to_owned()),
+        EntryTemplate::File(path) => match fs::read_to_string(path) {
+            Ok(text) => (text, path.display().to_string()),
+            Err(source) => {
+                let path = path.clone();
+                return Err(Error::Read { path, source });
+            }
+        },
+        EntryTemplate::None => return Err(Error::Missing),
+    };
+    let entry = Entry::new(&text, &settings.kubeconfig_on_host)
+        .map_err(|source| Error::Invalid { origin, source })?;
+    Ok(with_agent_identity(entry, settings))
+}
+
+/// Adds the agent's namespace and DaemonSet to `entry`. The plugin recognizes the agent's own
+/// pods by them and never redirects them: the agent must be able to start while the plugin's
+/// credential is invalid. The template of upstream's chart has neither.
+fn with_agent_identity(entry: Entry, settings: &Settings) -> Entry {
+    let entry = match api::namespace(settings) {
+        Some(namespace) => entry.with_setting("agent-namespace", &namespace),
+        None => entry,
+    };
+    match &*settings.daemonset {
+        settings::DEFAULT_DAEMONSET => entry,
+        daemonset => entry.with_setting("agent-daemonset", daemonset),
+    }
+}

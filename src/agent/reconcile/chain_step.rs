@@ -1,0 +1,71 @@
+//! Applies one step of a chaining plan to the net dir.
+
+use std::path::Path;
+
+use crate::conflist::net_dir::{ConfigFile, Content};
+use crate::conflist::plan;
+use crate::conflist::plan::ChainStep;
+use crate::conflist::saved_state::SavedState;
+use crate::files;
+
+/// Returns the content of the file `name` at the time of the scan, if it could be read.
+pub(super) fn content<'f>(found: &'f [ConfigFile], name: &str) -> Option<&'f Content> {
+    let file = found.iter().find(|file| file.name == name)?;
+    file.content.as_ref().ok()
+}
+
+/// Applies `step` to the files in `dir`, which held `found` at the time of the scan.
+///
+/// The order survives SIGKILL: first the saved state that uninstall needs, then the conflist,
+/// and last the removal of the file that the conflist replaces.
+///
+/// # Errors
+/// If a file cannot be written; [`files::Error::Raced`] if another program wrote it since the
+/// scan.
+pub(super) fn apply(
+    dir: &Path,
+    found: &[ConfigFile],
+    step: &ChainStep,
+    saved_state: &mut SavedState,
+) -> Result<(), files::Error> {
+    if let ChainStep::WriteOwnConfig { name, text, access, copied_from } = step {
+        if saved_state.own_configs.get(name) != Some(copied_from) {
+            saved_state.own_configs.insert(name.clone(), copied_from.clone());
+            saved_state.save(dir)?;
+        }
+        let path = dir.join(name);
+        return match content(found, name) {
+            Some(file) if file.link.is_none() => {
+                files::replace(&path, file.text.as_bytes(), text.as_bytes(), *access)
+            }
+            _ => files::write(&path, text.as_bytes(), *access),
+        };
+    }
+    let Some(before) = content(found, step.source()) else {
+        return Ok(());
+    };
+    if let Some(original) = plan::original_to_save(step, before, found, saved_state)
+        && saved_state.originals.get(step.target()) != Some(&original)
+    {
+        saved_state.originals.insert(step.target().to_owned(), original);
+        saved_state.save(dir)?;
+    }
+    match step {
+        ChainStep::AddEntry { name, text } => {
+            let path = dir.join(name);
+            files::replace(&path, before.text.as_bytes(), text.as_bytes(), before.access)
+        }
+        ChainStep::Convert { conf, conflist: list, text, .. } => {
+            let conf = dir.join(conf);
+            let (path, new) = (dir.join(list), text.as_bytes());
+            match content(found, list) {
+                Some(file) if file.text == *text => {}
+                Some(file) => files::replace(&path, file.text.as_bytes(), new, before.access)?,
+                None => files::create(&path, new, before.access, &conf)?,
+            }
+            files::check_unchanged(&conf, before.text.as_bytes())?;
+            files::remove(&conf).map(|_| ())
+        }
+        ChainStep::WriteOwnConfig { .. } => Ok(()),
+    }
+}

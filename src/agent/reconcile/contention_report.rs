@@ -1,0 +1,98 @@
+//! Delays writes during contention, and reports it in the log, in `/ready` and as an Event.
+//!
+//! There are two kinds ([`contention`] detects both):
+//! - Another program removes the plugin entry from a conflist. Meshed pods may then start without
+//!   redirect rules, so the node is not ready.
+//! - Another agent overwrites the plugin binary, the kubeconfig or the plugin entry, such as an
+//!   agent of another release on the same node. The node stays ready as long as every file is
+//!   right. Otherwise the rollout of the next release would wait for its agent until the old agent ends.
+//!
+//! [`contention`]: crate::agent::contention
+
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use super::{Pass, Reconciler};
+use crate::agent::subject::Subject;
+use crate::kube::event::{EventContent, EventType};
+
+impl Reconciler {
+    /// Returns whether the file at `path` must not be written in this pass, because `content`
+    /// was written there too often. Records the problem and the time of the next attempt in
+    /// `pass`.
+    pub(super) fn is_write_delayed(
+        &self,
+        subject: Subject,
+        path: &Path,
+        content: &str,
+        pass: &mut Pass,
+    ) -> bool {
+        let now = Instant::now();
+        let Some(until) = self.overwrites.blocked_until(&subject, content, now) else {
+            return false;
+        };
+        pass.schedule_next(until);
+        pass.problem(subject, file_overwritten(path));
+        true
+    }
+
+    /// Adds a warning for every file that another agent keeps overwriting, even if the file is
+    /// right at the moment.
+    pub(super) fn warn_of_overwrites(&self, pass: &mut Pass) {
+        for (subject, over) in self.overwrites.active(Instant::now()) {
+            pass.contention = true;
+            pass.schedule_next(over);
+            pass.warn(subject.clone(), file_overwritten(&self.path_of(subject)));
+        }
+    }
+
+    /// Adds a problem for every conflist from which another program keeps removing the plugin
+    /// entry.
+    pub(super) fn report_entry_removals(&self, pass: &mut Pass) {
+        for (conflist, over) in self.entry_removals.active(Instant::now()) {
+            pass.contention = true;
+            pass.schedule_next(over);
+            pass.problem(Subject::NetworkConfig, entry_removed(&self.path_of(conflist)));
+        }
+    }
+
+    /// Posts an Event on the agent's pod about the removals from the conflist at `path`.
+    pub(super) fn post_entry_removal_event(&self, path: &Path) {
+        self.api.report_event(EventContent {
+            kind: EventType::Warning,
+            reason: "LinkerdCNIContention",
+            action: "Chaining",
+            note: entry_removed(path),
+        });
+    }
+
+    /// Path of what another program overwrites. For the plugin binary its directory, which may
+    /// have several files of the agent.
+    fn path_of(&self, subject: &Subject) -> PathBuf {
+        match subject {
+            Subject::File(path) => path.clone(),
+            Subject::Kubeconfig => self.settings.kubeconfig(),
+            _ => self.settings.bin_dir.clone(),
+        }
+    }
+}
+
+/// EventContent about another agent that overwrites `path`, with the remedy.
+fn file_overwritten(path: &Path) -> String {
+    format!(
+        "{} keeps being overwritten by another writer: stop that writer, such as a second agent \
+         with another image or ServiceAccount",
+        path.display()
+    )
+}
+
+/// EventContent about another program that removes the plugin entry from the conflist at `path`, with
+/// the remedy.
+fn entry_removed(path: &Path) -> String {
+    format!(
+        "{} keeps being overwritten by another writer, which removes the plugin entry, so meshed \
+         pods may start without redirect rules: with Cilium set cni.exclusive=false, otherwise \
+         stop that writer",
+        path.display()
+    )
+}

@@ -1,0 +1,183 @@
+//! Receives a record of each plugin call on a socket in the CNI net dir, and turns the records
+//! into log lines, metrics and Events. Without the socket, only the node's own log has them.
+//!
+//! The plugin never waits for the agent. A writer that floods the socket fills the kernel's
+//! bounded queue, which the agent reads at a limited rate.
+
+mod ignored_ports;
+mod rate_limit;
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::io;
+use std::os::unix::fs::MetadataExt as _;
+use std::os::unix::net::UnixDatagram;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use tracing::{debug, error, info, warn};
+
+use super::api::Api;
+use super::problem_log::LastProblem;
+use super::settings::Settings;
+use super::status::Status;
+use crate::files;
+use crate::record::{self, Record, SIZE_LIMIT, SOCKET_NAME};
+use rate_limit::RateLimit;
+
+/// Time between two checks that the socket's path still leads to this socket.
+const CHECK_INTERVAL: Duration = Duration::from_secs(5);
+/// Wait after the socket could not be created or read.
+const RETRY: Duration = Duration::from_secs(1);
+/// Stack size of the reading thread, in bytes.
+const STACK: usize = 128 << 10;
+
+/// Handle to the socket and to the thread that reads it.
+pub struct RecordSocket {
+    path: PathBuf,
+    status: Arc<Status>,
+    api: Arc<Api>,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    stopped: bool,
+    socket: Option<Arc<UnixDatagram>>,
+    /// Device and inode of the socket's file, which show whether another agent replaced it.
+    file: Option<(u64, u64)>,
+    /// Keys of the plugin entry about which the agent's pod already has an Event.
+    reported: BTreeSet<&'static str>,
+}
+
+impl RecordSocket {
+    /// Starts the reading thread. `api` checks the token when a record reports that the API server
+    /// rejected the plugin's token.
+    pub fn start(
+        settings: &Settings,
+        status: &Arc<Status>,
+        api: &Arc<Api>,
+    ) -> io::Result<Arc<RecordSocket>> {
+        let receiver = Arc::new(RecordSocket {
+            path: settings.net_dir.join(SOCKET_NAME),
+            status: Arc::clone(status),
+            api: Arc::clone(api),
+            state: Mutex::default(),
+        });
+        let own = Arc::clone(&receiver);
+        thread::Builder::new().name("records".into()).stack_size(STACK).spawn(move || own.run())?;
+        Ok(receiver)
+    }
+
+    /// Stops reading and removes the socket, unless another agent has replaced it.
+    pub fn stop(&self) {
+        let mut state = self.state();
+        state.stopped = true;
+        if state.file.is_some()
+            && state.file == self.file()
+            && let Err(error) = files::remove(&self.path)
+        {
+            warn!("{error}");
+        }
+    }
+
+    fn run(&self) {
+        let mut rate_limit = RateLimit::new(Instant::now());
+        let mut buffer = vec![0; SIZE_LIMIT + 1];
+        let mut last_problem = LastProblem::default();
+        let mut next_check = Instant::now();
+        let mut socket = None;
+        loop {
+            if Instant::now() >= next_check {
+                match self.open_socket() {
+                    Ok(None) => return,
+                    Ok(open) => {
+                        if last_problem.resolve() {
+                            info!("plugin records are received again");
+                        }
+                        socket = open;
+                        next_check = Instant::now() + CHECK_INTERVAL;
+                    }
+                    Err(error) => {
+                        let why = error.to_string();
+                        if last_problem.is_new(why.clone()) {
+                            warn!("cannot receive plugin records: {why}");
+                        }
+                        socket = None;
+                        next_check = Instant::now() + RETRY;
+                    }
+                }
+            }
+            let Some(socket) = &socket else {
+                thread::sleep(RETRY);
+                continue;
+            };
+            match socket.recv(&mut buffer) {
+                Ok(length) => {
+                    self.receive(&buffer[..length]);
+                    thread::sleep(rate_limit.count(Instant::now()));
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => {
+                    debug!("{}: {error}", self.path.display());
+                    thread::sleep(RETRY);
+                }
+            }
+        }
+    }
+
+    /// Returns the socket, and recreates it if its path is missing or leads to another file.
+    /// Returns `None` once stopped.
+    fn open_socket(&self) -> Result<Option<Arc<UnixDatagram>>, files::Error> {
+        let mut state = self.state();
+        if state.stopped {
+            return Ok(None);
+        }
+        if state.socket.is_none() || state.file != self.file() {
+            state.socket = None;
+            let socket = files::bind_socket(&self.path, CHECK_INTERVAL)?;
+            state.socket = Some(Arc::new(socket));
+            state.file = self.file();
+        }
+        Ok(state.socket.clone())
+    }
+
+    /// Device and inode of the file at the socket's path.
+    fn file(&self) -> Option<(u64, u64)> {
+        let file = fs::symlink_metadata(&self.path).ok()?;
+        Some((file.dev(), file.ino()))
+    }
+
+    /// Counts, logs and reports one record.
+    fn receive(&self, bytes: &[u8]) {
+        let counters = &self.status.plugin;
+        let Some(record) = Record::parse(bytes) else {
+            counters.reject();
+            debug!("{}: rejected an invalid plugin record", self.path.display());
+            return;
+        };
+        counters.count(&record);
+        if record.is_refusal() {
+            self.api.record_rejection();
+        }
+        match record.level {
+            record::Level::Error => error!("{record}"),
+            record::Level::Warn => warn!("{record}"),
+            record::Level::Info => info!("{record}"),
+            record::Level::Debug => debug!("{record}"),
+        }
+        ignored_ports::pod_events(&record).for_each(|event| self.api.report_pod_event(event));
+        for (key, event) in ignored_ports::agent_events(&record) {
+            if self.state().reported.insert(key) {
+                self.api.report_event(event);
+            }
+        }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

@@ -1,0 +1,161 @@
+//! Makes Events about port lists with invalid elements, which the plugin ignores. Pure.
+//!
+//! The Event is on the meshed pod if an annotation has the list, and on the agent's pod if the
+//! plugin entry has it.
+
+use crate::agent::api::pod_event_queue::PodEvent;
+use crate::config::ignored::Ignored;
+use crate::kube::event::{EventContent, EventType};
+use crate::record::Record;
+
+/// Longest list of elements in a note, in bytes. The API accepts a note of at most 1,024 bytes.
+const ELEMENTS_LIMIT: usize = 500;
+
+/// Returns the Events for the record's pod, one per list. There are no Events if Namespace, name or
+/// UID are not valid in Kubernetes, because any process that can write to the socket can send
+/// records.
+pub fn pod_events(record: &Record) -> impl Iterator<Item = PodEvent> + '_ {
+    let is_pod =
+        is_label(&record.namespace) && is_subdomain(&record.pod) && is_uid(&record.pod_uid);
+    let lists = record.ignored.iter().filter(move |list| is_pod && list.is_annotated());
+    lists.map(|list| PodEvent {
+        namespace: record.namespace.clone(),
+        pod: record.pod.clone(),
+        uid: record.pod_uid.clone(),
+        subject: list.source,
+        content: event_content(
+            list,
+            "annotation ",
+            "Correct the annotation of the pod or of its namespace.",
+        ),
+    })
+}
+
+/// Returns the Events for the agent's pod, each with the key of the plugin entry that it is about.
+pub fn agent_events(record: &Record) -> impl Iterator<Item = (&'static str, EventContent)> + '_ {
+    let lists = record.ignored.iter().filter(|list| !list.is_annotated());
+    lists.map(|list| {
+        let remedy = "Correct the chart's values ignoreInboundPorts and ignoreOutboundPorts.";
+        (list.source, event_content(list, "the plugin entry's ", remedy))
+    })
+}
+
+/// Makes the Event's text; `of` says where the list is.
+fn event_content(list: &Ignored, of: &str, remedy: &str) -> EventContent {
+    let elements = list.to_string();
+    let end =
+        (0..=ELEMENTS_LIMIT.min(elements.len())).rev().find(|&end| elements.is_char_boundary(end));
+    let (shown, cut) = elements.split_at(end.unwrap_or_default());
+    let dots = if cut.is_empty() { "" } else { "…" };
+    let shown = shown.replacen("ignored in ", &format!("Ignored in {of}"), 1);
+    let grammar = list.grammar();
+    EventContent {
+        kind: EventType::Warning,
+        reason: "LinkerdCNIPortsIgnored",
+        action: "Redirecting",
+        note: format!("{shown}{dots}. Allowed is {grammar}. {remedy}"),
+    }
+}
+
+/// Whether `text` is a DNS label (RFC 1123), as the name of a Namespace is.
+fn is_label(text: &str) -> bool {
+    let fits = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
+    (1..=63).contains(&text.len())
+        && text.bytes().all(fits)
+        && !text.starts_with('-')
+        && !text.ends_with('-')
+}
+
+/// Whether `text` is a DNS subdomain (RFC 1123), as the name of a pod is.
+fn is_subdomain(text: &str) -> bool {
+    text.len() <= 253 && text.split('.').all(is_label)
+}
+
+/// Whether `text` is a UUID, as the API server assigns them.
+fn is_uid(text: &str) -> bool {
+    let lengths: Vec<usize> = text.split('-').map(str::len).collect();
+    let fits = |byte: u8| byte.is_ascii_hexdigit() || byte == b'-';
+    lengths == [8, 4, 4, 4, 12] && text.bytes().all(fits)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const UID: &str = "c0ffee00-0000-4000-8000-000000000001";
+
+    fn record(namespace: &str, pod: &str, uid: &str, ignored: &str) -> Record {
+        let text = format!(
+            r#"{{"level":"warn","command":"ADD","namespace":"{namespace}","pod":"{pod}",
+            "pod_uid":"{uid}","container_id":"c","decision":"redirected","requests":2,"ms":3,
+            "ignored":{ignored}}}"#
+        );
+        Record::parse(text.as_bytes()).unwrap()
+    }
+
+    const LISTS: &str = r#"[
+        {"source":"config.linkerd.io/skip-outbound-ports","elements":["http","30-20"],"more":0},
+        {"source":"config.linkerd.io/admin-port","elements":["x"],"more":0},
+        {"source":"inbound-ports-to-ignore","elements":["smtp"],"more":3}]"#;
+
+    #[test]
+    fn a_note_names_annotation_elements_grammar_and_remedy() {
+        let record = record("emojivoto", "web-1.x", UID, LISTS);
+        let events: Vec<PodEvent> = pod_events(&record).collect();
+        let notes: Vec<&str> = events.iter().map(|event| &*event.content.note).collect();
+        assert_eq!(
+            notes,
+            [
+                "Ignored in annotation config.linkerd.io/skip-outbound-ports: \"http\", \"30-20\". \
+                 Allowed is a list of ports (0-65535) and ranges (lower-upper), comma-separated and \
+                 without blanks, such as 25,3306,8000-8010. \
+                 Correct the annotation of the pod or of its namespace.",
+                "Ignored in annotation config.linkerd.io/admin-port: \"x\". \
+                 Allowed is a port from 1 to 65535. \
+                 Correct the annotation of the pod or of its namespace.",
+            ]
+        );
+        assert_eq!(events[0].subject, "config.linkerd.io/skip-outbound-ports");
+        assert_eq!((events[0].pod.as_str(), events[0].uid.as_str()), ("web-1.x", UID));
+        let of_agent: Vec<_> = agent_events(&record).collect();
+        assert_eq!(of_agent.len(), 1);
+        assert!(of_agent[0].1.note.starts_with(
+            "Ignored in the plugin entry's inbound-ports-to-ignore: \"smtp\", 3 more. "
+        ));
+    }
+
+    #[test]
+    fn a_note_keeps_grammar_and_remedy_when_the_elements_are_cut() {
+        let element = format!("\"{}\"", "\u{6f22}".repeat(100));
+        let elements = vec![element; 10].join(",");
+        let list = format!(
+            r#"[{{"source":"config.linkerd.io/skip-inbound-ports","elements":[{elements}]}}]"#
+        );
+        let record = record("ns", "web", UID, &list);
+        let note = pod_events(&record).next().unwrap().content.note;
+        assert!(note.len() < 1024, "{}", note.len());
+        assert!(note.ends_with("…. Allowed is a list of ports (0-65535) and ranges (lower-upper), comma-separated and without blanks, such as 25,3306,8000-8010. Correct the annotation of the pod or of its namespace."), "{note}");
+    }
+
+    #[test]
+    fn a_record_without_a_valid_pod_makes_no_event() {
+        let long = "a".repeat(64);
+        for (namespace, pod, uid) in [
+            ("..", "web", UID),
+            ("Ns", "web", UID),
+            ("", "web", UID),
+            (&long, "web", UID),
+            ("ns", "..", UID),
+            ("ns", "web.", UID),
+            ("ns", "a_b", UID),
+            ("ns", "-web", UID),
+            ("ns", "web", ""),
+            ("ns", "web", "u"),
+            ("ns", "web", "c0ffee00-0000-4000-8000-00000000000x"),
+            ("ns", "web", "c0ffee00000040008000000000000001----"),
+        ] {
+            let record = record(namespace, pod, uid, LISTS);
+            assert_eq!(pod_events(&record).count(), 0, "{namespace}/{pod} {uid}");
+        }
+    }
+}

@@ -1,0 +1,213 @@
+//! Runs a program as a container runtime runs a CNI plugin, with a deadline.
+
+use std::fs::File;
+use std::io::{self, Read, Seek as _, Write as _};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::path::Path;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::Duration;
+
+use nix::poll::{PollFd, PollFlags};
+use nix::sys::memfd::{MFdFlags, memfd_create};
+use serde_json::Value;
+
+use crate::deadline::Deadline;
+
+/// How much is kept of stdout and of stderr, in bytes each.
+const OUTPUT_LIMIT: usize = 64 << 10;
+/// How much of the last line on stderr is quoted in an error, in characters.
+const QUOTE_LIMIT: usize = 300;
+
+/// Why a call has no result.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error("cannot run {program}: {source}")]
+    Start {
+        program: String,
+        #[source]
+        source: io::Error,
+    },
+    #[error("{program} timed out and was killed")]
+    TimedOut { program: String },
+    /// The program failed with a CNI error (CNI spec 1.1, section 5, "Error").
+    #[error("{msg}{} (code {code})", separated(details))]
+    Cni { code: u64, msg: String, details: String },
+    /// The program failed without a CNI error.
+    #[error("{program}: {status}{}", separated(quote))]
+    Failed { program: String, status: ExitStatus, quote: String },
+    #[error("the result of {program} is not JSON")]
+    NotJson { program: String },
+}
+
+/// Puts a separator before `text`, unless it is empty.
+fn separated(text: &str) -> String {
+    match text {
+        "" => String::new(),
+        text => format!("; {text}"),
+    }
+}
+
+/// Creates a file in memory. Unlike a temporary file it needs no cleanup, and unlike a pipe it
+/// cannot block its writer.
+pub fn memory_file(content: &str) -> io::Result<File> {
+    let mut file = File::from(memfd_create("linkerd-cni", MFdFlags::MFD_CLOEXEC)?);
+    file.write_all(content.as_bytes())?;
+    file.rewind()?;
+    Ok(file)
+}
+
+/// Runs `program` with the environment variables `vars`, the agent's `PATH` and `stdin`. Returns
+/// the JSON on its stdout, null if that is empty. Kills the program at `end`.
+pub fn call(
+    program: &Path,
+    vars: &[(&str, &str)],
+    stdin: &str,
+    end: Deadline,
+) -> Result<Value, Error> {
+    let name = program.display().to_string();
+    let start = |source| Error::Start { program: name.clone(), source };
+    let mut child = Command::new(program)
+        .env_clear()
+        .envs(std::env::var_os("PATH").map(|path| ("PATH", path)))
+        .envs(vars.iter().copied())
+        .stdin(memory_file(stdin).map_err(start)?)
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .map_err(start)?;
+    let outputs = outputs(&mut child, end);
+    let status = match outputs {
+        Some(_) => wait(&mut child, end),
+        None => None,
+    };
+    let (Some([stdout, stderr]), Some(status)) = (outputs, status) else {
+        let _ = child.kill();
+        let _ = child.wait();
+        return Err(Error::TimedOut { program: name });
+    };
+    let output = serde_json::from_slice::<Value>(&stdout);
+    match (status.success(), output) {
+        (true, Ok(output)) => Ok(output),
+        (true, Err(_)) if stdout.trim_ascii().is_empty() => Ok(Value::Null),
+        (true, Err(_)) => Err(Error::NotJson { program: name }),
+        (false, output) => Err(failure(name, status, &output.unwrap_or_default(), &stderr)),
+    }
+}
+
+/// Makes the error for a program that exited with a failure `status`.
+fn failure(program: String, status: ExitStatus, output: &Value, stderr: &[u8]) -> Error {
+    let text = |key: &str| output[key].as_str().unwrap_or_default().to_owned();
+    if let Some(code) = output["code"].as_u64() {
+        return Error::Cni { code, msg: text("msg"), details: text("details") };
+    }
+    let stderr = String::from_utf8_lossy(stderr);
+    let last = stderr.trim().lines().last().unwrap_or_default();
+    Error::Failed { program, status, quote: last.chars().take(QUOTE_LIMIT).collect() }
+}
+
+/// Reads stdout and stderr until both are closed. Returns `None` if they are still open at `end`.
+fn outputs(child: &mut Child, end: Deadline) -> Option<[Vec<u8>; 2]> {
+    let (mut stdout, mut stderr) = (child.stdout.take()?, child.stderr.take()?);
+    let mut texts = [Vec::new(), Vec::new()];
+    let mut open = [true, true];
+    while open != [false, false] {
+        let fds: [BorrowedFd<'_>; 2] = [stdout.as_fd(), stderr.as_fd()];
+        let mut waited: Vec<PollFd<'_>> = (0..2)
+            .filter(|&index| open[index])
+            .map(|index| PollFd::new(fds[index], PollFlags::POLLIN))
+            .collect();
+        end.poll(&mut waited).ok()?;
+        let mut ready = waited.iter().map(|fd| fd.any().unwrap_or(true));
+        let ready = open.map(|open| open && ready.next().unwrap_or(false));
+        if ready[0] {
+            open[0] = read(&mut stdout, &mut texts[0]);
+        }
+        if ready[1] {
+            open[1] = read(&mut stderr, &mut texts[1]);
+        }
+    }
+    Some(texts)
+}
+
+/// Reads once. Returns whether there may be more to read.
+fn read(from: &mut impl Read, text: &mut Vec<u8>) -> bool {
+    let mut buffer = [0; 4096];
+    match from.read(&mut buffer) {
+        Ok(0) => false,
+        Ok(length) => {
+            text.extend_from_slice(&buffer[..length]);
+            text.truncate(OUTPUT_LIMIT);
+            true
+        }
+        Err(error) => error.kind() == io::ErrorKind::Interrupted,
+    }
+}
+
+/// Waits until the program exits; `None` if it still runs at `end`. A program may close its
+/// outputs and keep running, so this needs a deadline of its own.
+fn wait(child: &mut Child, end: Deadline) -> Option<ExitStatus> {
+    loop {
+        if let Ok(Some(status)) = child.try_wait() {
+            return Some(status);
+        }
+        if end.has_passed() {
+            return None;
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Instant;
+
+    use super::*;
+
+    fn shell(script: &str, patience: Duration) -> Result<Value, Error> {
+        let end = Deadline::after(patience);
+        let vars = [("CNI_COMMAND", "ADD")];
+        // A shell reads its script from stdin, as a plugin reads its config.
+        call(Path::new("/bin/sh"), &vars, script, end)
+    }
+
+    const LONG: Duration = Duration::from_secs(20);
+
+    #[test]
+    fn the_result_is_the_json_on_stdout() {
+        let printed = shell(r#"echo "{\"command\": \"$CNI_COMMAND\"}""#, LONG).unwrap();
+        assert_eq!(printed["command"], "ADD");
+        assert_eq!(shell("exit 0", LONG).unwrap(), Value::Null);
+    }
+
+    #[test]
+    fn errors_quote_the_cni_error_or_the_last_line_on_stderr() {
+        for (script, says) in [
+            (r#"echo '{"code": 121, "msg": "a", "details": "b"}'; exit 1"#, "a; b (code 121)"),
+            ("echo one >&2; echo two >&2; exit 3", "/bin/sh: exit status: 3; two"),
+            ("kill -9 $$", "/bin/sh: signal: 9 (SIGKILL)"),
+            ("echo hello", "the result of /bin/sh is not JSON"),
+        ] {
+            assert_eq!(shell(script, LONG).unwrap_err().to_string(), says);
+        }
+        let missing = call(Path::new("/no/such"), &[], "", Deadline::after(LONG));
+        let missing = missing.unwrap_err().to_string();
+        assert!(missing.starts_with("cannot run /no/such: No such file"));
+    }
+
+    #[test]
+    fn a_program_that_hangs_is_killed_at_the_deadline() {
+        let begin = Instant::now();
+        for script in ["exec sleep 60", "exec >/dev/null 2>&1; exec sleep 60"] {
+            let late = shell(script, Duration::from_millis(300)).unwrap_err();
+            assert!(matches!(late, Error::TimedOut { .. }), "{late}");
+        }
+        assert!(begin.elapsed() < LONG);
+    }
+
+    #[test]
+    fn long_output_is_cut() {
+        let script = "head -c 1000000 /dev/zero; head -c 1000000 /dev/zero >&2; exit 1";
+        let error = shell(script, LONG).unwrap_err().to_string();
+        assert!(error.len() < 1000, "{}", error.len());
+    }
+}

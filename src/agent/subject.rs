@@ -1,0 +1,58 @@
+//! What a problem is about: the first words of its log line and of its text in `/ready`.
+
+use std::fmt;
+use std::path::PathBuf;
+
+/// Subject of a problem, a warning or contention.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Subject {
+    /// The plugin binary and the other files in the CNI bin dir that the agent installs.
+    Binary,
+    Kubeconfig,
+    /// The token in the kubeconfig, as the API server judges it.
+    Credential,
+    NetworkConfig,
+    SelfTest,
+    /// Failed TokenRequests for the plugin's ServiceAccount.
+    PluginToken,
+    /// A CNI bin dir without plugins of the primary CNI.
+    Directories,
+    SavedState,
+    /// Files of earlier agents that cannot be removed.
+    Leftovers,
+    Inotify,
+    AdminListener,
+    /// One network config, as a path in the agent's container.
+    File(PathBuf),
+}
+
+impl Subject {
+    /// The subjects that decide whether the node is ready, in the order of `/ready`. The others
+    /// are only logged.
+    pub const DECIDE_READINESS: [Subject; 5] = [
+        Subject::Binary,
+        Subject::Kubeconfig,
+        Subject::Credential,
+        Subject::NetworkConfig,
+        Subject::SelfTest,
+    ];
+}
+
+impl fmt::Display for Subject {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Subject::Binary => "binary",
+            Subject::Kubeconfig => "kubeconfig",
+            Subject::Credential => "credential",
+            Subject::NetworkConfig => "network config",
+            Subject::SelfTest => "self-test",
+            Subject::PluginToken => "plugin token",
+            Subject::Directories => "CNI directories",
+            Subject::SavedState => "saved state",
+            Subject::Leftovers => "leftovers",
+            Subject::Inotify => "inotify",
+            Subject::AdminListener => "admin listener",
+            Subject::File(path) => return path.display().fmt(f),
+        })
+    }
+}

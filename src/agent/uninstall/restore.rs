@@ -1,0 +1,100 @@
+//! Undoes chaining in one network config: removes the plugin entry, or restores the original file.
+
+use std::path::Path;
+
+use crate::conflist::net_dir;
+use crate::conflist::plan::UnchainStep;
+use crate::conflist::saved_state::OriginalContent;
+use crate::files;
+
+/// Applies `step` in `dir`. `before` returns the content of a file when the step was planned.
+///
+/// # Errors
+/// If a file cannot be written; [`files::Error::Raced`] if another program has changed a file since
+/// the plan.
+pub fn apply<'f>(
+    dir: &Path,
+    step: &UnchainStep,
+    before: impl Fn(&str) -> Option<&'f net_dir::Content>,
+) -> Result<(), files::Error> {
+    let unchanged = |list: &str| match before(list) {
+        Some(content) => files::check_unchanged(&dir.join(list), content.text.as_bytes()),
+        None => Ok(()),
+    };
+    match step {
+        UnchainStep::RemoveEntry { name, text } => match before(name) {
+            Some(content) => {
+                let (old, new) = (content.text.as_bytes(), text.as_bytes());
+                files::replace(&dir.join(name), old, new, content.access)
+            }
+            None => Ok(()),
+        },
+        UnchainStep::Restore { conflist: list, original } => {
+            let path = dir.join(&original.name);
+            unchanged(list)?;
+            match &original.content {
+                OriginalContent::Text(text) => {
+                    files::create(&path, text.as_bytes(), original.access(), &dir.join(list))?;
+                }
+                OriginalContent::Link(target) => files::write_link(&path, target)?,
+            }
+            // The original file is restored before the conflist is removed, so that the node
+            // always has a network config.
+            match original.name == *list {
+                true => Ok(()),
+                false => {
+                    unchanged(list)?;
+                    files::remove(&dir.join(list)).map(|_| ())
+                }
+            }
+        }
+        UnchainStep::RemoveFile { name: list } => {
+            unchanged(list)?;
+            files::remove(&dir.join(list)).map(|_| ())
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+    use crate::conflist::saved_state::Original;
+    use crate::files::FileAccess;
+
+    const MADE: &str = "made from the conf";
+
+    fn original() -> Original {
+        Original {
+            without_entry: MADE.into(),
+            replaced_without_entry: None,
+            name: "20-net.conf".into(),
+            content: OriginalContent::Text("the conf".into()),
+            mode: 0o600,
+            uid: FileAccess::own(0).uid,
+            gid: FileAccess::own(0).gid,
+        }
+    }
+
+    #[test]
+    fn a_file_that_another_program_has_changed_is_neither_replaced_nor_removed() {
+        let list = "20-net.conflist".to_owned();
+        let seen =
+            net_dir::Content { text: MADE.into(), access: FileAccess::own(0o600), link: None };
+        let restore = UnchainStep::Restore { conflist: list.clone(), original: original() };
+        let drop = UnchainStep::RemoveFile { name: list };
+        for (step, name) in
+            [(&restore, "20-net.conflist"), (&restore, "20-net.conf"), (&drop, "20-net.conflist")]
+        {
+            let dir = tempfile::tempdir().unwrap();
+            fs::write(dir.path().join("20-net.conflist"), MADE).unwrap();
+            fs::write(dir.path().join(name), "theirs").unwrap();
+            let before = fs::read_dir(dir.path()).unwrap().count();
+            let raced = apply(dir.path(), step, |_| Some(&seen)).unwrap_err();
+            assert!(matches!(raced, files::Error::Raced { .. }), "{raced}");
+            assert_eq!(fs::read(dir.path().join(name)).unwrap(), b"theirs");
+            assert_eq!(fs::read_dir(dir.path()).unwrap().count(), before);
+        }
+    }
+}

@@ -1,0 +1,133 @@
+//! Restores the kubeconfig of an upstream agent that runs on the same node.
+//!
+//! Upstream's agent writes its kubeconfig when it starts and when its token rotates, about
+//! every 48 minutes. It does not notice that another agent overwrites the file. After `helm
+//! rollback` the upstream agent keeps running while this agent ends. Its plugin would then
+//! use this agent's token, which belongs to a release that is gone. So this agent remembers
+//! the upstream kubeconfig that it overwrites, and restores it when it ends. An agent of this
+//! project needs no such help: it corrects its kubeconfig in its next pass.
+
+use std::path::Path;
+
+use serde::de::IgnoredAny;
+use serde_json::Value;
+use tracing::info;
+
+use crate::conflist;
+use crate::conflist::net_dir::ConfigFile;
+use crate::conflist::{Conflist, Entry};
+use crate::files;
+use crate::files::FileAccess;
+
+/// The last upstream kubeconfig that this agent overwrote, and the text that replaced it.
+#[derive(Default)]
+pub struct UpstreamKubeconfig {
+    saved: Option<(Vec<u8>, FileAccess)>,
+    written: String,
+}
+
+impl UpstreamKubeconfig {
+    /// Remembers the kubeconfig at `path`, if an upstream agent wrote it, before this agent
+    /// writes `text` there.
+    pub fn before_write(&mut self, path: &Path, text: &str) {
+        if let Ok((bytes, access)) = files::read(path)
+            && is_upstream(&bytes)
+        {
+            self.saved = Some((bytes, access));
+        }
+        text.clone_into(&mut self.written);
+    }
+
+    /// Restores the upstream kubeconfig at `path`, unless another program overwrote this
+    /// agent's kubeconfig.
+    pub fn restore(&self, path: &Path) -> Result<(), files::Error> {
+        let Some((bytes, access)) = &self.saved else {
+            return Ok(());
+        };
+        match files::replace(path, self.written.as_bytes(), bytes, *access) {
+            Ok(()) => info!(
+                "Restored the kubeconfig {} of the upstream agent on this node",
+                path.display()
+            ),
+            Err(files::Error::Raced { .. }) => {}
+            Err(error) => return Err(error),
+        }
+        Ok(())
+    }
+}
+
+/// Returns whether an upstream agent wrote `kubeconfig`. Upstream writes YAML, this project
+/// JSON.
+fn is_upstream(kubeconfig: &[u8]) -> bool {
+    let token = b"token:";
+    serde_json::from_slice::<IgnoredAny>(kubeconfig).is_err()
+        && kubeconfig.windows(token.len()).any(|part| part == token)
+}
+
+/// Returns whether an upstream agent wrote a plugin entry in one of the conflists `found`:
+/// an entry that differs from `entry` and lacks `agent-namespace`, which agents of this
+/// project set. This agent replaces such an entry in each pass, so the upstream agent that
+/// wrote it is still running.
+pub fn is_chained_by_upstream(found: &[ConfigFile], entry: &Entry) -> bool {
+    let texts = found.iter().filter_map(|file| file.content.as_ref().ok());
+    texts
+        .filter(|content| {
+            !Conflist::parse_any(&content.text).is_ok_and(|list| list.has_entry(entry))
+        })
+        .filter_map(|content| conflist::plugin_entry(&content.text))
+        .filter_map(|found| serde_json::from_str::<Value>(found.text).ok())
+        .any(|entry| entry["linkerd"]["agent-namespace"].is_null())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+    use crate::conflist::net_dir;
+
+    const UPSTREAM: &str = "users:\n- name: linkerd-cni\n  user:\n    token: theirs\n";
+    const OWN: &str = r#"{"users":[{"user":{"token":"own"}}]}"#;
+
+    #[test]
+    fn restores_only_an_upstream_kubeconfig_and_only_over_the_one_this_agent_wrote() {
+        for (before, at_end, expected) in [
+            (Some(UPSTREAM), OWN, UPSTREAM),
+            (Some(UPSTREAM), "newer", "newer"),
+            (Some(r#"{"token":"of an older agent"}"#), OWN, OWN),
+            (Some("half a fi"), OWN, OWN),
+            (None, OWN, OWN),
+        ] {
+            let dir = tempfile::tempdir().unwrap();
+            let path = dir.path().join("kubeconfig");
+            if let Some(before) = before {
+                fs::write(&path, before).unwrap();
+            }
+            let mut saved = UpstreamKubeconfig::default();
+            saved.before_write(&path, OWN);
+            fs::write(&path, OWN).unwrap();
+            // A second write, with a renewed token, keeps the remembered upstream kubeconfig.
+            saved.before_write(&path, OWN);
+            fs::write(&path, at_end).unwrap();
+            saved.restore(&path).unwrap();
+            assert_eq!(fs::read_to_string(&path).unwrap(), expected);
+        }
+    }
+
+    #[test]
+    fn a_plugin_entry_without_agent_namespace_is_upstreams() {
+        let own = Entry::new(r#"{"type":"linkerd-cni","linkerd":{"mtu":1}}"#, "").unwrap();
+        for (entry, expected) in [
+            (r#"{"type":"linkerd-cni","linkerd":{"mtu":1}}"#, false),
+            (r#"{"type":"linkerd-cni","linkerd":{"mtu":2}}"#, true),
+            (r#"{"type":"linkerd-cni","linkerd":{"agent-namespace":"x"}}"#, false),
+            (r#"{"type":"portmap"}"#, false),
+        ] {
+            let dir = tempfile::tempdir().unwrap();
+            let list = format!(r#"{{"name":"n","plugins":[{{"type":"bridge"}},{entry}]}}"#);
+            fs::write(dir.path().join("10-net.conflist"), list).unwrap();
+            let found = net_dir::scan(dir.path(), "kubeconfig").unwrap();
+            assert_eq!(is_chained_by_upstream(&found, &own), expected, "{entry}");
+        }
+    }
+}

@@ -1,0 +1,122 @@
+//! Delays between retries, and random times that keep the nodes of a cluster from sending requests
+//! together. Pure but for the random numbers.
+
+use std::hash::{BuildHasher, RandomState};
+use std::time::Duration;
+
+/// First and longest delay of a backoff.
+pub type Limits = [Duration; 2];
+
+/// Delays that grow with each failure, as [`delay`] returns them.
+#[derive(Debug)]
+pub struct Backoff {
+    limits: Limits,
+    spread: bool,
+    failures: u32,
+}
+
+impl Backoff {
+    pub fn new(limits: Limits) -> Self {
+        Backoff { limits, spread: false, failures: 0 }
+    }
+
+    /// Like [`Backoff::new`], preceded by a delay from zero to the first one: for failures that
+    /// all nodes have in the same moment.
+    pub fn spread(limits: Limits) -> Self {
+        Backoff { spread: true, ..Backoff::new(limits) }
+    }
+
+    /// Returns the delay after one more failure.
+    pub fn next_delay(&mut self) -> Duration {
+        let failures = self.failures;
+        self.failures = failures.saturating_add(1);
+        match failures.checked_sub(self.spread.into()) {
+            Some(failures) => delay(self.limits, failures),
+            None => jitter(self.limits[0]),
+        }
+    }
+
+    /// Starts again with the first delay, after a success.
+    pub fn reset(&mut self) {
+        self.failures = 0;
+    }
+}
+
+/// Returns the delay after a failure that follows `failures` others. It doubles from the first to
+/// the longest delay, and is shortened by up to two fifths at random.
+pub fn delay([first, longest]: Limits, failures: u32) -> Duration {
+    let whole = first.saturating_mul(1 << failures.min(16)).min(longest);
+    between(whole * 3 / 5, whole)
+}
+
+/// Returns a random time from zero to `longest`.
+pub fn jitter(longest: Duration) -> Duration {
+    between(Duration::ZERO, longest)
+}
+
+/// Returns a random time from `low` to `high`.
+pub fn between(low: Duration, high: Duration) -> Duration {
+    // The keys of a new hasher are random. The standard library has no other source. The steps are
+    // as fine as a u32 allows, since with coarse steps many nodes would choose the same time.
+    let random = RandomState::new().hash_one(0) as u32;
+    low + high.saturating_sub(low).mul_f64(f64::from(random) / f64::from(u32::MAX))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LIMITS: Limits = [Duration::from_millis(500), Duration::from_secs(30)];
+
+    #[test]
+    fn delays_double_up_to_the_longest_and_restart_after_success() {
+        let mut backoff = Backoff::new(LIMITS);
+        for whole in [500, 1000, 2000, 4000, 8000, 16000, 30000, 30000] {
+            let wait = backoff.next_delay().as_millis();
+            assert!((whole * 3 / 5..=whole).contains(&wait), "{wait} of {whole}");
+        }
+        for _ in 0..1000 {
+            assert!(backoff.next_delay() <= LIMITS[1]);
+        }
+        backoff.reset();
+        assert!(backoff.next_delay() <= LIMITS[0]);
+    }
+
+    #[test]
+    fn the_first_retries_are_spread_over_5_s_and_later_ones_back_off_to_30_s() {
+        const SECOND: Duration = Duration::from_secs(1);
+        let new = || Backoff::spread([5 * SECOND, 30 * SECOND]);
+        let firsts: Vec<Duration> = (0..500).map(|_| new().next_delay()).collect();
+        assert!(firsts.iter().all(|first| *first <= 5 * SECOND));
+        for second in 0..5 {
+            let part = SECOND * second..SECOND * (second + 1);
+            let nodes = firsts.iter().filter(|first| part.contains(first)).count();
+            assert!((50..200).contains(&nodes), "{nodes} of 500 in {part:?}");
+        }
+        let mut backoff = new();
+        backoff.next_delay();
+        for whole in [5, 10, 20, 30, 30] {
+            let wait = backoff.next_delay();
+            let whole = SECOND * whole;
+            assert!(whole / 2 <= wait && wait <= whole, "{wait:?} of {whole:?}");
+        }
+        for _ in 0..100 {
+            assert!(backoff.next_delay() <= 30 * SECOND);
+        }
+        backoff.reset();
+        assert!(backoff.next_delay() <= 5 * SECOND);
+    }
+
+    #[test]
+    fn jitter_covers_the_whole_range_and_never_exceeds_it() {
+        let whole = Duration::from_secs(1024);
+        let waits: Vec<Duration> = (0..1000).map(|_| jitter(whole)).collect();
+        assert!(waits.iter().all(|wait| *wait <= whole));
+        for quarter in 0..4 {
+            let part = whole / 4 * quarter..whole / 4 * (quarter + 1);
+            let hits = waits.iter().filter(|wait| part.contains(wait)).count();
+            assert!(hits > 100, "{hits} of 1000 in quarter {quarter}");
+        }
+        assert_eq!(jitter(Duration::ZERO), Duration::ZERO);
+    }
+}

@@ -1,0 +1,118 @@
+//! Reads the plugin entry member by member, so that an invalid member leaves the others valid.
+
+use serde_json::{Map, Value};
+
+use crate::cni::error::{Error, code};
+use crate::cni::object::Object;
+
+const CONFIG_REMEDY: &str = "correct the chart's values; the chart renders the plugin entry in the ConfigMap linkerd-cni-config";
+/// Length to which an invalid value is cut in an error, in characters.
+const QUOTE_LIMIT: usize = 100;
+
+/// One JSON object of the configuration.
+pub(super) struct Section<'a> {
+    /// Prefix that names the object in errors, e.g. `"linkerd": `.
+    path: String,
+    members: Map<String, Value>,
+    /// Receives the first problem.
+    problem: &'a mut Option<Error>,
+}
+
+impl<'a> Section<'a> {
+    /// The top level of the configuration, of which the plugin reads only `log_level` itself.
+    pub fn top(config: &Object, problem: &'a mut Option<Error>) -> Self {
+        let value = |key: &str| serde_json::from_str(config.non_null(key)?.get()).ok();
+        Section {
+            path: String::new(),
+            members: ["log_level"]
+                .into_iter()
+                .filter_map(|key| Some((key.to_owned(), value(key)?)))
+                .collect(),
+            problem,
+        }
+    }
+
+    /// The object `name` of the configuration. It is parsed as [`Value`], which keeps the last
+    /// of duplicate keys as Go's decoder does.
+    pub fn of(name: &str, config: &Object, problem: &'a mut Option<Error>) -> Self {
+        let mut section = Section { path: String::new(), members: Map::new(), problem };
+        match config.non_null(name).map(|raw| serde_json::from_str(raw.get())) {
+            None => {}
+            Some(Ok(Value::Object(members))) => section.members = members,
+            Some(Ok(other)) => {
+                section.report(name, &format!("{} is not an object", quoted(&other)))
+            }
+            Some(Err(error)) => section.report(name, &error.to_string()),
+        }
+        section.path = format!("\"{name}\": ");
+        section
+    }
+
+    /// Reads the member `key` with `read`. If `read` returns `None`, reports that the value is
+    /// not `wanted`. A missing or null member is not a problem.
+    pub fn read<T>(
+        &mut self,
+        key: &str,
+        wanted: &str,
+        read: impl FnOnce(&Value) -> Option<T>,
+    ) -> Option<T> {
+        let value = self.members.get(key).filter(|value| !value.is_null())?;
+        let parsed = read(value);
+        if parsed.is_none() {
+            let problem = format!("{} is not {wanted}", quoted(value));
+            self.report(key, &problem);
+        }
+        parsed
+    }
+
+    pub fn number(&mut self, key: &str) -> i64 {
+        self.read(key, "a whole number", Value::as_i64).unwrap_or_default()
+    }
+
+    pub fn strings(&mut self, key: &str) -> Vec<String> {
+        self.read(key, "a list of strings", |value| list(value, string)).unwrap_or_default()
+    }
+
+    /// Reads a list of ports. Upstream requires numbers in `ports-to-redirect` and strings in
+    /// the other lists; here each list takes both.
+    pub fn ports(&mut self, key: &str) -> Vec<String> {
+        let port = |value: &Value| match value {
+            Value::Number(number) => number.as_u64().map(|number| number.to_string()),
+            // Go's decoder turns null into an empty string, which is an invalid element.
+            Value::Null => Some(String::new()),
+            other => string(other),
+        };
+        let wanted = "a list of ports, such as [\"25\", \"8000-8010\"]";
+        self.read(key, wanted, |value| list(value, port)).unwrap_or_default()
+    }
+
+    fn report(&mut self, key: &str, problem: &str) {
+        let path = &self.path;
+        self.problem.get_or_insert_with(|| entry_error(path, key, problem));
+    }
+}
+
+/// Error for the invalid value of `key` in the object `"linkerd"` of the plugin entry.
+pub(super) fn config_error(key: &str, problem: &str) -> Error {
+    entry_error("\"linkerd\": ", key, problem)
+}
+
+fn entry_error(path: &str, key: &str, problem: &str) -> Error {
+    Error::new(
+        code::INVALID_CONFIG,
+        format!("plugin entry of linkerd-cni: {path}\"{key}\": {problem}"),
+    )
+    .with_details(CONFIG_REMEDY)
+}
+
+pub(super) fn string(value: &Value) -> Option<String> {
+    value.as_str().map(str::to_owned)
+}
+
+fn list<T>(value: &Value, element: impl Fn(&Value) -> Option<T>) -> Option<Vec<T>> {
+    value.as_array()?.iter().map(element).collect()
+}
+
+fn quoted(value: &Value) -> String {
+    value.to_string().chars().take(QUOTE_LIMIT).collect()
+}

@@ -1,0 +1,176 @@
+//! Port lists with invalid elements.
+
+use super::*;
+
+/// Lists of the plugin entry, annotations, and how upstream reads them: inbound ports, outbound
+/// ports and ignored elements. `None`: upstream fails the pod, as iptables rejects a rule
+/// without ports.
+type UpstreamCase<'a> =
+    (&'a str, Pairs<'a>, Option<(&'a str, &'a str, &'a [(&'a str, &'a [&'a str])])>);
+
+#[test]
+fn invalid_elements_are_ignored_as_in_upstream_and_reported() {
+    const IN: &str = "config.linkerd.io/skip-inbound-ports";
+    const OUT: &str = "config.linkerd.io/skip-outbound-ports";
+    let cases: [UpstreamCase<'_>; 13] = [
+        (
+            "",
+            &[("skip-outbound-ports", "http,5432,30-20")],
+            Some(("4191,4190", "5432", &[(OUT, &["http", "30-20"])])),
+        ),
+        (
+            "",
+            &[("skip-outbound-ports", "25, 3306")],
+            Some(("4191,4190", "25", &[(OUT, &[" 3306"])])),
+        ),
+        // A list that is added to another one may have only invalid elements.
+        ("", &[("skip-inbound-ports", "http,")], Some(("4191,4190", "", &[(IN, &["http", ""])]))),
+        (
+            "",
+            &[("skip-outbound-ports", "+80"), ("skip-inbound-ports", "x")],
+            Some(("4191,4190", "80", &[(IN, &["x"])])),
+        ),
+        ("", &[("skip-outbound-ports", "http")], None),
+        ("", &[("skip-outbound-ports", " , ")], None),
+        // The annotation replaces the configured list even if it has only invalid elements.
+        (r#","outbound-ports-to-ignore":["443"]"#, &[("skip-outbound-ports", "http")], None),
+        (
+            r#","outbound-ports-to-ignore":["443","smtp","25,26",null]"#,
+            &[],
+            Some(("4191,4190", "443", &[("outbound-ports-to-ignore", &["smtp", "25,26", ""])])),
+        ),
+        (r#","outbound-ports-to-ignore":["smtp"]"#, &[], None),
+        (
+            r#","outbound-ports-to-ignore":["smtp"]"#,
+            &[("skip-outbound-ports", "25")],
+            Some(("4191,4190", "25", &[])),
+        ),
+        (
+            r#","inbound-ports-to-ignore":["x"]"#,
+            &[("skip-inbound-ports", "25")],
+            Some(("25", "", &[("inbound-ports-to-ignore", &["x"])])),
+        ),
+        (r#","inbound-ports-to-ignore":["x"]"#, &[], None),
+        (
+            r#","inbound-ports-to-ignore":[],"outbound-ports-to-ignore":[]"#,
+            &[],
+            Some(("", "", &[])),
+        ),
+    ];
+    for (more, pairs, wanted) in cases {
+        let facts = PodFacts { annotations: annotations(pairs), ..PodFacts::default() };
+        let found = defaults(more).resolve(&facts);
+        let Some((inbound, outbound, ignored)) = wanted else {
+            let error = found.unwrap_err();
+            assert!(error.msg.contains("no valid element is left"), "{}", error.msg);
+            continue;
+        };
+        let found = found.unwrap();
+        let lists = (&found.redirect.skip_inbound, &found.redirect.skip_outbound);
+        assert_eq!(ports::joined(lists.0), inbound, "{more} {pairs:?}");
+        assert_eq!(ports::joined(lists.1), outbound, "{more} {pairs:?}");
+        let named: Vec<(&str, Vec<&str>)> = found
+            .ignored
+            .iter()
+            .map(|list| {
+                let elements = list.elements.iter().map(String::as_str);
+                (list.source, elements.collect())
+            })
+            .collect();
+        let wanted: Vec<(&str, Vec<&str>)> =
+            ignored.iter().map(|(source, elements)| (*source, elements.to_vec())).collect();
+        assert_eq!(named, wanted, "{more} {pairs:?}");
+    }
+}
+
+#[test]
+fn a_control_plane_pod_with_only_invalid_elements_keeps_the_api_servers_ports() {
+    let facts = PodFacts {
+        annotations: annotations(&[("skip-outbound-ports", "http")]),
+        api_ports: vec![443.into()],
+        ..PodFacts::default()
+    };
+    let found = defaults("").resolve(&facts).unwrap();
+    assert_eq!(ports::joined(&found.redirect.skip_outbound), "443");
+    assert_eq!(found.ignored[0].elements, ["http"]);
+}
+
+#[test]
+fn an_invalid_port_of_the_proxy_is_ignored_as_in_upstreams_injector() {
+    for (key, value) in [
+        ("inbound-port", "0"),
+        ("outbound-port", "65536"),
+        ("admin-port", "x"),
+        ("control-port", "80-90"),
+    ] {
+        let facts = PodFacts { annotations: annotations(&[(key, value)]), ..PodFacts::default() };
+        let found = defaults("").resolve(&facts).unwrap();
+        assert_eq!(found.redirect, redirect(&defaults(""), &[]).unwrap());
+        let ignored = Ignored {
+            source: annotation::PROXY_PORTS
+                .into_iter()
+                .find(|name| name.ends_with(&format!("/{key}")))
+                .unwrap(),
+            elements: vec![value.into()],
+            more: 0,
+        };
+        assert_eq!(found.ignored, [ignored]);
+        assert_eq!(found.ignored[0].grammar(), "a port from 1 to 65535");
+        // The container's ports win, so the annotations are not read and nothing is ignored.
+        let proxy = Proxy {
+            inbound_port: Some(1),
+            outbound_port: Some(2),
+            control_port: Some(3),
+            admin_port: Some(4),
+            ..Proxy::default()
+        };
+        let found = defaults("").resolve(&PodFacts { proxy, ..facts }).unwrap();
+        assert_eq!(found.ignored, []);
+    }
+}
+
+#[test]
+fn strict_annotations_fail_the_pod_for_each_element_that_is_otherwise_ignored() {
+    let strict = |more: &str| defaults(&format!(r#","strict-annotations":true{more}"#));
+    for (key, value, problem) in [
+        (
+            "skip-outbound-ports",
+            "abc",
+            "\"abc\" is not a port: expected a number from 0 to 65535; grammar: a list of ports",
+        ),
+        (
+            "skip-inbound-ports",
+            "80,70000",
+            "\"70000\" is not a port: expected a number from 0 to 65535",
+        ),
+        (
+            "skip-inbound-ports",
+            "30-20",
+            "\"30-20\" is not a range: the upper bound is below the lower",
+        ),
+        ("skip-inbound-ports", "80,", "\"\" is not a port"),
+        ("skip-inbound-ports", "80, 81", "\" 81\" contains blanks"),
+        ("inbound-port", "x", "expected a port from 1 to 65535"),
+        ("admin-port", "0", "expected a port from 1 to 65535"),
+    ] {
+        let error = redirect(&strict(""), &[(key, value)]).unwrap_err();
+        assert_eq!(error.code, code::ANNOTATION);
+        let start = format!("annotation config.linkerd.io/{key}: \"{value}\": {problem}");
+        assert!(error.msg.starts_with(&start), "{}", error.msg);
+    }
+    let error = redirect(&strict(r#","outbound-ports-to-ignore":["443","x"]"#), &[]).unwrap_err();
+    assert_eq!(error.code, code::INVALID_CONFIG);
+    assert!(error.msg.contains("\"outbound-ports-to-ignore\": \"x\" is not a port"));
+    redirect(&strict(""), &[("skip-outbound-ports", "25,80-90")]).unwrap();
+}
+
+#[test]
+fn annotation_values_in_errors_are_cut_and_on_one_line() {
+    let long = format!("a\n\u{1b}{}", "x".repeat(100_000));
+    for key in ["skip-outbound-ports", "skip-subnets", "proxy-uid"] {
+        let error = redirect(&defaults(""), &[(key, &long)]).unwrap_err();
+        assert_eq!(error.code, code::ANNOTATION);
+        assert!(error.msg.len() < 600, "{key}: {}", error.msg.len());
+        assert!(!error.msg.contains(char::is_control), "{}", error.msg);
+    }
+}

@@ -1,0 +1,62 @@
+//! A JSON object that keeps the position of its values in the text.
+
+use std::fmt;
+use std::ops::Range;
+
+use serde::de::{Deserialize, Deserializer, MapAccess, Visitor};
+use serde_json::value::RawValue;
+
+use super::error::{Error, syntax};
+
+/// The members of a JSON object in the order of the text. Values are slices of the text, so that
+/// their position and bytes are known.
+pub(super) struct BorrowedObject<'a>(Vec<(String, &'a RawValue)>);
+
+impl<'a> BorrowedObject<'a> {
+    /// Parses a JSON object.
+    ///
+    /// # Errors
+    /// Fails if `text` is not JSON, or not an object.
+    pub(super) fn parse(text: &'a str) -> Result<BorrowedObject<'a>, Error> {
+        serde_json::from_str(text).map_err(|error| syntax(text, &error))
+    }
+
+    /// Returns the value of `key`. Of duplicate keys the last one wins, as in Go's decoder.
+    pub(super) fn get(&self, key: &str) -> Option<&'a RawValue> {
+        let mut members = self.0.iter().rev();
+        members.find(|(name, _)| name == key).map(|(_, raw)| *raw)
+    }
+
+    /// Returns the value of `key` if it is a string.
+    pub(super) fn string(&self, key: &str) -> Option<String> {
+        serde_json::from_str(self.get(key)?.get()).ok()
+    }
+}
+
+impl<'de> Deserialize<'de> for BorrowedObject<'de> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Members;
+        impl<'de> Visitor<'de> for Members {
+            type Value = BorrowedObject<'de>;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a JSON object")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
+                let mut members = Vec::new();
+                while let Some(member) = map.next_entry()? {
+                    members.push(member);
+                }
+                Ok(BorrowedObject(members))
+            }
+        }
+        deserializer.deserialize_map(Members)
+    }
+}
+
+/// Returns the byte range of `part` in `text`. `part` must be a slice of `text`.
+pub(super) fn span(text: &str, part: &str) -> Range<usize> {
+    let start = part.as_ptr() as usize - text.as_ptr() as usize;
+    start..start + part.len()
+}

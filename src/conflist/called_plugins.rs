@@ -1,0 +1,156 @@
+//! The plugins that a network config calls, linkerd-cni included.
+//!
+//! A conflist has the plugins in `plugins`. A standalone config (a `.conf`, as Multus calls it) is
+//! itself the one plugin.
+
+use serde_json::Value;
+use serde_json::value::RawValue;
+
+use super::PLUGIN;
+use super::borrowed_object::BorrowedObject;
+
+/// The plugin entry found in a network config, with what a runtime adds before it runs the plugin.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ChainedEntry<'a> {
+    /// The entry's JSON object, byte for byte.
+    pub text: &'a str,
+    /// `name` of the network config.
+    pub name: Option<String>,
+    /// `cniVersion` of the network config.
+    pub version: Option<String>,
+    /// Whether another plugin runs before, so that the runtime passes its result as
+    /// `prevResult`.
+    pub has_previous: bool,
+}
+
+/// Finds the plugin entry in a conflist or a standalone config.
+pub fn plugin_entry(text: &str) -> Option<ChainedEntry<'_>> {
+    let (config, plugins) = plugins(text)?;
+    let position =
+        plugins.iter().position(|plugin| plugin_type(plugin).as_deref() == Some(PLUGIN))?;
+    Some(ChainedEntry {
+        text: plugins[position],
+        name: config.string("name"),
+        version: config.string("cniVersion"),
+        has_previous: position > 0,
+    })
+}
+
+/// Returns the types of all plugins that a network config calls, linkerd-cni included.
+pub fn plugin_types(text: &str) -> Vec<String> {
+    let plugins = plugins(text).map(|(_, plugins)| plugins);
+    let plugins = plugins.unwrap_or_default().into_iter();
+    plugins.filter_map(plugin_type).collect()
+}
+
+/// Returns the network config's members and the JSON text of each plugin that it calls.
+/// Runtimes ignore a `type` beside `plugins`, so `plugins` decides which form it is.
+fn plugins(text: &str) -> Option<(BorrowedObject<'_>, Vec<&str>)> {
+    let config = BorrowedObject::parse(text).ok()?;
+    let plugins = match config.get("plugins") {
+        Some(list) => {
+            let list: Vec<&RawValue> = serde_json::from_str(list.get()).ok()?;
+            list.into_iter().map(RawValue::get).collect()
+        }
+        None => vec![text.trim()],
+    };
+    Some((config, plugins))
+}
+
+fn plugin_type(plugin: impl AsRef<str>) -> Option<String> {
+    BorrowedObject::parse(plugin.as_ref()).ok()?.string("type")
+}
+
+/// Returns whether the network config `text` may make a runtime call the plugin.
+///
+/// True if an object at any depth has the plugin's `type`: the config that Multus generates holds a
+/// copy of the primary CNI's conflist in `delegates`. For text that is not JSON, which may be half
+/// written, the plugin's name is enough.
+pub fn may_call_plugin(text: &str) -> bool {
+    // Skip parsing, which takes memory, unless the name is present or an escape could hide it.
+    if !text.contains(PLUGIN) && !text.contains('\\') {
+        return false;
+    }
+    match serde_json::from_str(text) {
+        Ok(value) => has_plugin_type(&value),
+        Err(_) => text.contains(PLUGIN),
+    }
+}
+
+fn has_plugin_type(value: &Value) -> bool {
+    match value {
+        // Runtimes are written in Go, whose JSON decoder ignores the case of keys.
+        Value::Object(members) => members.iter().any(|(key, value)| {
+            key.eq_ignore_ascii_case("type") && value == PLUGIN || has_plugin_type(value)
+        }),
+        Value::Array(elements) => elements.iter().any(has_plugin_type),
+        _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ENTRY: &str = r#"{"type": "linkerd-cni", "name": "linkerd-cni", "n": 1e3}"#;
+
+    #[test]
+    fn the_plugin_entry_is_found_in_a_conflist_and_in_a_standalone_config() {
+        let list = format!(
+            r#"{{"name": "net", "cniVersion": "1.0.0", "plugins": [{{"type": "bridge"}}, {ENTRY}]}}"#
+        );
+        let found = plugin_entry(&list).unwrap();
+        assert_eq!(found.text, ENTRY);
+        assert_eq!(found.name.as_deref(), Some("net"));
+        assert_eq!(found.version.as_deref(), Some("1.0.0"));
+        assert!(found.has_previous);
+        assert_eq!(plugin_types(&list), ["bridge", "linkerd-cni"]);
+
+        let standalone = format!("\n{ENTRY}\n");
+        let found = plugin_entry(&standalone).unwrap();
+        assert_eq!(found.text, ENTRY);
+        assert_eq!(found.name.as_deref(), Some("linkerd-cni"));
+        assert_eq!((found.version, found.has_previous), (None, false));
+        assert_eq!(plugin_types(&standalone), ["linkerd-cni"]);
+    }
+
+    #[test]
+    fn the_only_plugin_of_a_conflist_has_no_previous_result() {
+        let list = format!(r#"{{"name": "net", "plugins": [{ENTRY}]}}"#);
+        assert!(!plugin_entry(&list).unwrap().has_previous);
+    }
+
+    #[test]
+    fn a_network_config_without_the_plugin_has_no_entry() {
+        for (text, types) in [
+            ("", &[][..]),
+            ("[]", &[]),
+            ("{}", &[]),
+            (r#"{"type": "bridge"}"#, &["bridge"]),
+            (r#"{"plugins": [{"type": "bridge"}, 1]}"#, &["bridge"]),
+            (r#"{"plugins": {"type": "linkerd-cni"}}"#, &[]),
+            // Runtimes read `plugins` and ignore the type beside it.
+            (r#"{"type": "linkerd-cni", "plugins": [{"type": "a"}]}"#, &["a"]),
+        ] {
+            assert_eq!(plugin_entry(text), None, "{text}");
+            assert_eq!(plugin_types(text), types, "{text}");
+        }
+    }
+
+    #[test]
+    fn the_plugin_is_found_at_any_depth_and_in_half_written_text() {
+        for (text, expected) in [
+            (r#"{"type":"linkerd-cni"}"#, true),
+            (r#"{"Type":"linkerd\u002dcni"}"#, true),
+            (r#"{"plugins":[{"type":"calico"},{"type":"linkerd-cni"}]}"#, true),
+            (r#"{"type":"multus","delegates":[{"plugins":[{"type":"linkerd-cni"}]}]}"#, true),
+            (r#"{"plugins":[{"type":"calico"},{"type":"linkerd-cni"#, true),
+            (r#"{"plugins":[{"type":"cal"#, false),
+            ("", false),
+            (r#"{"name":"linkerd-cni","plugins":[{"type":"calico"}]}"#, false),
+            (r#"{"users":[{"name":"linkerd-cni"}]}"#, false),
+        ] {
+            assert_eq!(may_call_plugin(text), expected, "{text}");
+        }
+    }
+}

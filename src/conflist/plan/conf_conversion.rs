@@ -1,0 +1,84 @@
+//! Conflists that the agent makes from a `.conf` or `.json`, and what uninstall needs to restore
+//! the original.
+
+use super::steps::ChainStep;
+use crate::conflist::net_dir::{ConfigFile, Content};
+use crate::conflist::saved_state::{Original, OriginalContent, SavedState};
+use crate::conflist::{self, Conflist, Entry};
+
+/// Plans the conflist that replaces `file`, a single plugin, among the `foreign` files.
+///
+/// # Errors
+/// Says why `file` is not converted.
+pub(super) fn convert(
+    foreign: &[&ConfigFile],
+    file: &ConfigFile,
+    text: &str,
+    entry: &Entry,
+    saved: &SavedState,
+) -> Result<ChainStep, String> {
+    let describe = |error: conflist::Error| error.to_string();
+    let without_entry = conflist::wrap(text).map_err(describe)?;
+    let name = conflist_name(&file.name);
+    if let Some(existing) = foreign.iter().find(|other| other.name == name)
+        && !is_made_from(existing, &file.name, saved)
+    {
+        // Overwriting a conflist that the agent did not make would lose a network config.
+        return Err(format!("is not converted: {name} exists and was not made from it"));
+    }
+    let text = Conflist::parse_chainable(&without_entry).map_err(describe)?.with_entry(entry);
+    Ok(ChainStep::Convert { conf: file.name.clone(), conflist: name, text, without_entry })
+}
+
+/// Returns the name of the conflist that is made from the `.conf` or `.json` file `conf`.
+pub(super) fn conflist_name(conf: &str) -> String {
+    let stem = conf.rsplit_once('.').map_or(conf, |(stem, _)| stem);
+    format!("{stem}.conflist")
+}
+
+/// Returns whether the agent made `conflist` from `conf` and no other program wrote it since. If
+/// both exist, the primary CNI wrote `conf` again, or the agent stopped before it removed `conf`.
+fn is_made_from(conflist: &ConfigFile, conf: &str, saved: &SavedState) -> bool {
+    original(conflist, saved).is_some_and(|original| original.name == conf)
+}
+
+fn original<'s>(conflist: &ConfigFile, saved: &'s SavedState) -> Option<&'s Original> {
+    let text = &conflist.content.as_ref().ok()?.text;
+    saved.original(&conflist.name, &Conflist::parse_any(text).ok()?.without_entry())
+}
+
+/// Returns what to add to the saved state before `step` runs, where `content` is the file that the
+/// step reads. `None` if unchaining the written conflist restores the original.
+pub fn original_to_save(
+    step: &ChainStep,
+    content: &Content,
+    found: &[ConfigFile],
+    saved: &SavedState,
+) -> Option<Original> {
+    let (name, without_entry) = match step {
+        ChainStep::Convert { conf, without_entry, .. } => (conf, without_entry.clone()),
+        ChainStep::AddEntry { name, .. } => {
+            content.link.as_ref()?;
+            (name, Conflist::parse_any(&content.text).ok()?.without_entry())
+        }
+        ChainStep::WriteOwnConfig { .. } => return None,
+    };
+    let existing = found.iter().find(|file| file.name == step.target());
+    let made = existing.filter(|file| file.name != *name && is_made_from(file, name, saved));
+    let replaced = made.and_then(|file| {
+        let text = &file.content.as_ref().ok()?.text;
+        Some(Conflist::parse_any(text).ok()?.without_entry())
+    });
+    Some(Original {
+        replaced_without_entry: replaced.filter(|replaced| *replaced != without_entry),
+        without_entry,
+        name: name.clone(),
+        content: match &content.link {
+            Some(target) => OriginalContent::Link(target.clone()),
+            None => OriginalContent::Text(content.text.clone()),
+        },
+        mode: content.access.mode,
+        uid: content.access.uid,
+        gid: content.access.gid,
+    })
+}

@@ -1,0 +1,187 @@
+//! The network config that only the agent writes: a standalone config, or a copy of the active
+//! network config with the plugin entry.
+
+use super::active::{active, is_loadable, no_network_config};
+use super::steps::{ChainStep, Plan, UnchainStep};
+use crate::conflist;
+use crate::conflist::chain_mode;
+use crate::conflist::net_dir::{ConfigFile, ConfigKind, Content};
+use crate::conflist::saved_state::SavedState;
+use crate::conflist::{Conflist, Entry, PLUGIN, plugin_types};
+use crate::files::FileAccess;
+
+/// File mode of a standalone config: only the runtime, as root, reads it.
+const MODE: u32 = 0o600;
+
+/// Returns whether only the agent writes `file`, as the saved state says. Without saved state, the
+/// agent's file has one of its default names and calls the plugin.
+pub(super) fn is_own_config(file: &ConfigFile, saved: &SavedState) -> bool {
+    saved.own_configs.contains_key(&file.name)
+        || [chain_mode::STANDALONE, chain_mode::COPY].contains(&&*file.name) && is_own_content(file)
+}
+
+/// Returns whether the agent may have written `file`: it calls the plugin, and if it is a `.conf` or
+/// `.json`, no other plugin.
+fn is_own_content(file: &ConfigFile) -> bool {
+    let Ok(content) = &file.content else {
+        return false;
+    };
+    let types = plugin_types(&content.text);
+    let is_plugin = |name: &String| name == PLUGIN;
+    match file.kind {
+        ConfigKind::Conflist => types.iter().any(is_plugin),
+        // A `.conf` with another plugin is a network config of the primary CNI.
+        ConfigKind::Conf | ConfigKind::Json => !types.is_empty() && types.iter().all(is_plugin),
+    }
+}
+
+/// Plans the standalone config `name`.
+pub fn standalone(name: &str, found: &[ConfigFile], entry: &Entry, saved: &SavedState) -> Plan {
+    let wanted = Content {
+        text: match ConfigKind::of(name) {
+            Some(ConfigKind::Conflist) => entry.standalone_conflist(),
+            _ => entry.standalone_conf(),
+        },
+        access: FileAccess::own(MODE),
+        link: None,
+    };
+    let mut plan = Plan::default();
+    plan.write_own_config(name, found, wanted, None, saved);
+    let is_active = active(found).is_some_and(|active| active.name == name);
+    let others = found.iter().any(|file| file.name != name && is_loadable(file));
+    if is_active && others {
+        plan.warning = Some(format!(
+            "{name} sorts before the other network configs: if a runtime reads this directory, \
+             pods get no network; set cniConfFileName to a name that sorts last"
+        ));
+    }
+    plan
+}
+
+/// Plans the copy `name` of the network config that would be active without the copy.
+pub fn copy(
+    name: &str,
+    found: &[ConfigFile],
+    foreign: &[&ConfigFile],
+    entry: &Entry,
+    saved: &SavedState,
+) -> Plan {
+    let mut plan = Plan::default();
+    let existing = found.iter().find(|file| file.name == name);
+    plan.not_chained = name_taken(existing, saved);
+    if plan.not_chained.is_some() {
+        return plan;
+    }
+    let source = match source(foreign, saved.own_configs.get(name).and_then(Option::as_deref)) {
+        Source::Valid(file) => file,
+        Source::Damaged(file) => {
+            plan.not_chained = Some(format!(
+                "{} is invalid, so {name} remains a copy of its last valid content",
+                file.name
+            ));
+            return plan;
+        }
+        Source::Missing => {
+            plan.not_chained = Some(no_network_config(foreign));
+            let stale = existing.filter(|file| is_own_config(file, saved));
+            plan.unchain_steps
+                .extend(stale.map(|file| UnchainStep::RemoveFile { name: file.name.clone() }));
+            return plan;
+        }
+    };
+    let wanted = match copy_of(source, entry) {
+        Ok(wanted) => wanted,
+        Err(reason) => {
+            plan.not_chained = Some(format!("{} {reason}", source.name));
+            return plan;
+        }
+    };
+    plan.write_own_config(name, found, wanted, Some(source.name.clone()), saved);
+    if plan.not_chained.is_none() && active(found).is_some_and(|active| active.name != name) {
+        plan.not_chained = Some(format!(
+            "the active network config is {}, which sorts before {name}: set cniConfFileName to a \
+             name that sorts first",
+            source.name
+        ));
+    }
+    plan
+}
+
+/// The network config to copy.
+enum Source<'f> {
+    Valid(&'f ConfigFile),
+    /// The file that was copied before exists, but a runtime could not load it.
+    Damaged(&'f ConfigFile),
+    Missing,
+}
+
+/// Returns the first loadable network config. A damaged file named `copied_from`, the one copied
+/// before, wins if it sorts first: its owner is probably writing it.
+fn source<'f>(foreign: &[&'f ConfigFile], copied_from: Option<&str>) -> Source<'f> {
+    for file in foreign {
+        if is_loadable(file) {
+            return Source::Valid(file);
+        }
+        if copied_from == Some(&file.name) {
+            return Source::Damaged(file);
+        }
+    }
+    Source::Missing
+}
+
+/// Returns `source` with `entry` chained. It gets the same access, as it can hold the same
+/// credentials.
+fn copy_of(source: &ConfigFile, entry: &Entry) -> Result<Content, String> {
+    let original = source.content.as_ref().map_err(Clone::clone)?;
+    let describe = |error: conflist::Error| error.to_string();
+    let without_entry = match source.kind {
+        ConfigKind::Conflist => original.text.clone(),
+        ConfigKind::Conf | ConfigKind::Json => conflist::wrap(&original.text).map_err(describe)?,
+    };
+    Ok(Content {
+        text: Conflist::parse_chainable(&without_entry).map_err(describe)?.with_entry(entry),
+        access: original.access,
+        link: None,
+    })
+}
+
+/// Says that another program owns the `existing` file, whose name the agent is to write.
+fn name_taken(existing: Option<&ConfigFile>, saved: &SavedState) -> Option<String> {
+    let file = existing
+        .filter(|file| !saved.own_configs.contains_key(&file.name) && !is_own_content(file))?;
+    Some(format!("{} belongs to another program: set cniConfFileName to an unused name", file.name))
+}
+
+impl Plan {
+    /// Plans to write `wanted` to the file `name`, unless it is up to date or another program owns
+    /// it.
+    fn write_own_config(
+        &mut self,
+        name: &str,
+        found: &[ConfigFile],
+        wanted: Content,
+        copied_from: Option<String>,
+        saved: &SavedState,
+    ) {
+        let existing = found.iter().find(|file| file.name == name);
+        if let Some(reason) = name_taken(existing, saved) {
+            self.not_chained = Some(reason);
+            return;
+        }
+        let is_current = |file: &ConfigFile| file.content.as_ref() == Ok(&wanted);
+        if existing.is_some_and(is_current) && saved.own_configs.get(name) == Some(&copied_from) {
+            return;
+        }
+        let state = existing.map_or("is missing", |_| "is outdated");
+        self.not_chained = Some(format!("{name} {state}"));
+        self.steps.push(ChainStep::WriteOwnConfig {
+            name: name.to_owned(),
+            text: wanted.text,
+            access: wanted.access,
+            copied_from,
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,104 @@
+//! Deadlines for work that must not hang: polls and threads.
+
+use std::io;
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollTimeout, poll};
+
+/// The end of a time budget.
+#[derive(Clone, Copy, Debug)]
+pub struct Deadline(Instant);
+
+impl Deadline {
+    pub fn after(budget: Duration) -> Self {
+        Deadline(Instant::now() + budget)
+    }
+
+    /// Returns the time that is left; zero after the deadline.
+    pub fn remaining(self) -> Duration {
+        self.0.saturating_duration_since(Instant::now())
+    }
+
+    pub fn has_passed(self) -> bool {
+        self.remaining().is_zero()
+    }
+
+    /// Waits until one of `fds` is ready.
+    ///
+    /// # Errors
+    /// Fails with `ETIMEDOUT` at the deadline.
+    pub fn poll(self, fds: &mut [PollFd<'_>]) -> Result<(), Errno> {
+        while !self.has_passed() {
+            // Rounded up, as a timeout of 0 ms would spin through the last fraction of a millisecond.
+            let timeout = self.remaining() + Duration::from_micros(999);
+            match poll(fds, PollTimeout::try_from(timeout).unwrap_or(PollTimeout::MAX)) {
+                Ok(0) | Err(Errno::EINTR) => {}
+                done => return done.map(drop),
+            }
+        }
+        Err(Errno::ETIMEDOUT)
+    }
+}
+
+/// Why [`run_within`] has no result.
+#[derive(Debug)]
+pub enum NoResult {
+    /// The thread cannot be started.
+    Start(io::Error),
+    TimedOut,
+    Panicked,
+}
+
+/// Runs `work` on a thread called `name` and waits at most `budget` for the result. After a
+/// timeout, the thread keeps running and the caller should end the process.
+pub fn run_within<T: Send + 'static>(
+    name: &str,
+    budget: Duration,
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Result<T, NoResult> {
+    let (sender, receiver) = mpsc::sync_channel(1);
+    let thread = thread::Builder::new().name(name.into()).spawn(move || {
+        // Sending fails only after a timeout, when the receiver is gone.
+        let _ = sender.send(work());
+    });
+    thread.map_err(NoResult::Start)?;
+    receiver.recv_timeout(budget).map_err(|error| match error {
+        RecvTimeoutError::Timeout => NoResult::TimedOut,
+        RecvTimeoutError::Disconnected => NoResult::Panicked,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsFd as _;
+
+    use nix::poll::PollFlags;
+
+    use super::*;
+
+    const SHORT: Duration = Duration::from_millis(20);
+
+    #[test]
+    fn a_poll_ends_at_the_deadline_and_not_before() {
+        let (reader, writer) = io::pipe().unwrap();
+        let fd = || [PollFd::new(reader.as_fd(), PollFlags::POLLIN)];
+        let deadline = Deadline::after(SHORT);
+        assert_eq!(deadline.poll(&mut fd()), Err(Errno::ETIMEDOUT));
+        assert!(deadline.has_passed());
+        drop(writer);
+        assert_eq!(Deadline::after(Duration::from_secs(60)).poll(&mut fd()), Ok(()));
+    }
+
+    #[test]
+    fn work_that_hangs_is_given_up_and_a_panic_is_told_from_a_timeout() {
+        assert_eq!(run_within("x", Duration::from_secs(60), || 7).unwrap(), 7);
+        let (_sender, never) = mpsc::channel::<()>();
+        let hung = run_within("x", SHORT, move || never.recv());
+        assert!(matches!(hung, Err(NoResult::TimedOut)), "{hung:?}");
+        let panicked = run_within("x", Duration::from_secs(60), || panic!("expected"));
+        assert!(matches!(panicked, Err::<(), _>(NoResult::Panicked)));
+    }
+}

@@ -1,0 +1,120 @@
+//! Atomically replaces or creates a file that another program may write at the same time.
+//!
+//! A rename would discard what the other program wrote after the agent's read. An exchange keeps the
+//! replaced file under the temporary name. If its content is not what the agent read, it is put back.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{CWD, RenameFlags, renameat_with};
+use rustix::io::Errno;
+
+use super::error::{Error, failed};
+use super::read;
+use super::temporary::{Temporary, sync_dir};
+
+/// Maximum number of exchanges that put content back. Each one after the first means that another
+/// program wrote again.
+const TRIES: usize = 8;
+
+/// Replaces the target of `new`, which must hold `before`, with `new`, which holds `content`.
+///
+/// # Errors
+/// Fails with [`Error::Raced`] if the target is missing or did not hold `before`.
+pub(super) fn replace(new: Temporary, before: &[u8], content: &[u8]) -> Result<(), Error> {
+    match swap(&new.path, &new.target) {
+        Ok(()) => {}
+        // Another program removed the file. Do not create it again.
+        Err(Errno::NOENT) => return Err(raced(new.target.clone())),
+        // This file system does not support the rename flag.
+        Err(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => return new.rename(),
+        Err(errno) => return Err(failed("replace", &new.target)(errno.into())),
+    }
+    // A symbolic link has no content of its own to compare.
+    let read_bytes = |path: &Path| read(path).map(|(bytes, _)| bytes);
+    let is_link = fs::symlink_metadata(&new.path).is_ok_and(|metadata| metadata.is_symlink());
+    let mut replaced = read_bytes(&new.path);
+    if is_link || replaced.as_ref().is_ok_and(|bytes| bytes == before) {
+        return sync_dir(&new.target);
+    }
+    // Another program wrote in between. Put its content back. Repeat while the exchange replaces
+    // anything but what the exchange before had put in.
+    let mut put_in = content.to_vec();
+    for _ in 0..TRIES {
+        let put_back = replaced.unwrap_or_default();
+        swap(&new.path, &new.target)
+            .map_err(|errno| failed("restore", &new.target)(io::Error::from(errno)))?;
+        replaced = read_bytes(&new.path);
+        if replaced.as_ref().is_ok_and(|bytes| *bytes == put_in) {
+            break;
+        }
+        put_in = put_back;
+    }
+    Err(raced(new.target.clone()))
+}
+
+/// Renames `new` to its target.
+///
+/// # Errors
+/// Fails with [`Error::Raced`] if the target exists.
+pub(super) fn add(new: Temporary) -> Result<(), Error> {
+    match renameat_with(CWD, &new.path, CWD, &new.target, RenameFlags::NOREPLACE) {
+        Ok(()) => sync_dir(&new.target),
+        Err(Errno::EXIST) => Err(raced(new.target.clone())),
+        // This file system does not support the rename flag.
+        Err(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => {
+            match fs::symlink_metadata(&new.target) {
+                Ok(_) => Err(raced(new.target.clone())),
+                Err(_) => new.rename(),
+            }
+        }
+        Err(errno) => Err(failed("create", &new.target)(errno.into())),
+    }
+}
+
+fn raced(path: PathBuf) -> Error {
+    Error::Raced { path }
+}
+
+/// Exchanges two files atomically.
+fn swap(one: &Path, other: &Path) -> Result<(), Errno> {
+    renameat_with(CWD, one, CWD, other, RenameFlags::EXCHANGE)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::files::FileAccess;
+
+    #[test]
+    fn content_that_another_program_wrote_in_between_is_restored() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("10-x.conflist");
+        let put = |now: &str| {
+            fs::write(&path, now).unwrap();
+            let new = Temporary::beside(&path).unwrap();
+            let write = |file: &mut fs::File| io::Write::write_all(file, b"new");
+            new.fill(FileAccess::own(0o600), write).unwrap();
+            replace(new, b"before", b"new")
+        };
+        put("before").unwrap();
+        assert_eq!(fs::read(&path).unwrap(), b"new");
+        let raced = put("foreign").unwrap_err();
+        assert!(matches!(raced, Error::Raced { .. }), "{raced}");
+        assert_eq!(fs::read(&path).unwrap(), b"foreign");
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn an_existing_file_is_not_replaced_by_create() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("10-x.conf");
+        let make = |text: &[u8]| super::super::create(&path, text, FileAccess::own(0o600), &path);
+        make(b"foreign").unwrap();
+        let raced = make(b"new").unwrap_err();
+        assert!(matches!(raced, Error::Raced { .. }), "{raced}");
+        assert_eq!(fs::read(&path).unwrap(), b"foreign");
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
+    }
+}

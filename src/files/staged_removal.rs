@@ -1,0 +1,175 @@
+//! Removes a file in two steps, so that the removal can be undone at once.
+
+use std::fs::{self, File};
+use std::io;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{CWD, RenameFlags, renameat_with};
+use rustix::io::Errno;
+
+use super::FileAccess;
+use super::error::{Error, failed};
+use super::temporary::{Temporary, sync_dir, temporary_path};
+use super::{metadata, open_regular, remove};
+
+/// A file that was renamed to a temporary name in its directory. If the process is killed, the next
+/// agent removes it with all other temporary files.
+#[derive(Debug)]
+pub struct StagedRemoval {
+    /// Where the file is until [`StagedRemoval::finish`] or [`StagedRemoval::undo`].
+    temporary_path: PathBuf,
+    /// Where the file was.
+    path: PathBuf,
+    /// The open file. The content stays available if another agent removes the temporary file.
+    content: Option<(File, FileAccess)>,
+}
+
+impl StagedRemoval {
+    /// Renames the file `path` to a temporary name; `None` if `path` is missing. If the rename
+    /// fails, for example on a full disk, the file is removed.
+    ///
+    /// # Errors
+    /// Fails if the file can be neither renamed nor removed.
+    pub fn start(path: &Path) -> Result<Option<StagedRemoval>, Error> {
+        let Some(metadata) = metadata(path)? else {
+            return Ok(None);
+        };
+        let content = match metadata.is_file() {
+            true => open_regular(path).ok().flatten(),
+            false => None,
+        };
+        let removal = StagedRemoval {
+            temporary_path: temporary_path(path)?,
+            path: path.to_owned(),
+            content: content.map(|(file, metadata)| (file, FileAccess::of(&metadata))),
+        };
+        // For a directory, `remove` returns an error that names the remedy.
+        let renamed = !metadata.is_dir() && fs::rename(path, &removal.temporary_path).is_ok();
+        match renamed || remove(path)? {
+            true => Ok(Some(removal)),
+            false => Ok(None),
+        }
+    }
+
+    /// Returns the original name of the file.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Renames the file back to its original name, unless a file of that name was created since.
+    pub fn undo(&self) -> Result<(), Error> {
+        match renameat_with(CWD, &self.temporary_path, CWD, &self.path, RenameFlags::NOREPLACE) {
+            Ok(()) => Ok(()),
+            Err(Errno::EXIST) => drop_file(&self.temporary_path),
+            Err(Errno::NOENT) => self.write_back(),
+            // This file system does not support the rename flag.
+            Err(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => match metadata(&self.path)? {
+                Some(_) => drop_file(&self.temporary_path),
+                None => fs::rename(&self.temporary_path, &self.path)
+                    .map_err(failed("restore", &self.path)),
+            },
+            Err(errno) => Err(failed("restore", &self.path)(errno.into())),
+        }
+    }
+
+    /// Writes the content to a new file of the original name, unless that exists.
+    fn write_back(&self) -> Result<(), Error> {
+        let (Some((content, access)), None) = (&self.content, metadata(&self.path)?) else {
+            return Ok(());
+        };
+        let mut content: &File = content;
+        let temporary = Temporary::beside(&self.path)?;
+        temporary.fill(*access, |file| io::copy(&mut content, file).map(|_| ()))?;
+        super::atomic_replace::add(temporary).or_else(|error| match error {
+            Error::Raced { .. } => Ok(()),
+            error => Err(error),
+        })
+    }
+
+    /// Syncs the directory, so that the result of [`StagedRemoval::undo`] survives a power failure.
+    pub fn sync(&self) -> Result<(), Error> {
+        sync_dir(&self.path)
+    }
+
+    /// Removes the file permanently.
+    pub fn finish(self) -> Result<(), Error> {
+        drop_file(&self.temporary_path)?;
+        sync_dir(&self.path)
+    }
+}
+
+/// Removes the file `path`, which may be missing.
+fn drop_file(path: &Path) -> Result<(), Error> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(failed("remove", path)(error)),
+        _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    fn plugin() -> (tempfile::TempDir, PathBuf) {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("linkerd-cni");
+        fs::write(&path, "plugin").unwrap();
+        fs::set_permissions(&path, PermissionsExt::from_mode(0o755)).unwrap();
+        (dir, path)
+    }
+
+    fn count(dir: &tempfile::TempDir) -> usize {
+        fs::read_dir(dir.path()).unwrap().count()
+    }
+
+    #[test]
+    fn a_staged_removal_is_undone_or_finished() {
+        let (dir, path) = plugin();
+        let removal = StagedRemoval::start(&path).unwrap().unwrap();
+        assert!(!path.exists());
+        removal.undo().unwrap();
+        assert_eq!(fs::read(&path).unwrap(), b"plugin");
+        StagedRemoval::start(&path).unwrap().unwrap().finish().unwrap();
+        assert_eq!(count(&dir), 0);
+        assert!(StagedRemoval::start(&path).unwrap().is_none());
+    }
+
+    #[test]
+    fn undo_writes_a_file_again_whose_temporary_file_was_removed() {
+        let (dir, path) = plugin();
+        let removal = StagedRemoval::start(&path).unwrap().unwrap();
+        fs::remove_file(&removal.temporary_path).unwrap();
+        removal.undo().unwrap();
+        assert_eq!(fs::read(&path).unwrap(), b"plugin");
+        let mode = fs::metadata(&path).unwrap().permissions().mode();
+        assert_eq!(mode & 0o7777, 0o755);
+        assert_eq!(count(&dir), 1);
+    }
+
+    #[test]
+    fn undo_keeps_a_file_that_another_agent_installed_since() {
+        for is_temporary_removed in [false, true] {
+            let (dir, path) = plugin();
+            let removal = StagedRemoval::start(&path).unwrap().unwrap();
+            fs::write(&path, "newer plugin").unwrap();
+            if is_temporary_removed {
+                fs::remove_file(&removal.temporary_path).unwrap();
+            }
+            removal.undo().unwrap();
+            assert_eq!(fs::read(&path).unwrap(), b"newer plugin");
+            assert_eq!(count(&dir), 1);
+        }
+    }
+
+    #[test]
+    fn a_directory_at_the_path_is_rejected_with_the_remedy() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("linkerd-cni");
+        fs::create_dir(&path).unwrap();
+        let error = StagedRemoval::start(&path).unwrap_err();
+        assert!(error.to_string().contains("remove the directory"), "{error}");
+        assert!(path.is_dir());
+    }
+}

@@ -1,0 +1,86 @@
+//! Checks that the redirect rules are in the kernel, for CHECK and for the repair controller.
+
+use super::{Backend, Error, IptablesMode, backends, combined, iptables, native};
+use crate::rules::{self, Family, Redirect};
+
+/// Missing rules that [`describe_missing`] names; a pod without port lists has eight at most.
+const MISSING_NAMED: usize = 10;
+
+/// Returns the rules of `redirect` that are missing in the netns, as lines of `iptables-save`. Empty
+/// if one backend of the mode finds all rules in order; else the shortest list of all backends.
+///
+/// # Errors
+/// Fails if no backend of the mode can list rules.
+pub fn missing(
+    redirect: &Redirect,
+    families: &[Family],
+    mode: IptablesMode,
+) -> Result<Vec<String>, Error> {
+    let mut fewest: Option<Vec<String>> = None;
+    let mut errors = Vec::new();
+    for &backend in backends(mode) {
+        let missing = match backend {
+            Backend::Native => native::missing(redirect, families),
+            Backend::Iptables(kind) => iptables::missing(redirect, families, kind),
+        };
+        match missing {
+            Ok(missing) if missing.is_empty() => return Ok(missing),
+            Ok(missing) if fewest.as_ref().is_none_or(|fewest| missing.len() < fewest.len()) => {
+                fewest = Some(missing);
+            }
+            Ok(_) => {}
+            Err(error) => errors.push(error),
+        }
+    }
+    fewest.ok_or_else(|| combined(errors))
+}
+
+/// Result of [`survey`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Survey {
+    /// All rules are present.
+    Complete,
+    /// These rules are missing or changed, as lines of `iptables-save`.
+    Missing(Vec<String>),
+    /// Rules may exist in a table that only the host's `iptables-legacy` can read.
+    Unreadable,
+}
+
+/// Checks for the rules of `redirect` without programs of the host, whichever backend wrote them.
+///
+/// It reads the plugin's tables, and those of `iptables-nft`, which are nf_tables too. Of
+/// `iptables-legacy` it can only tell that a table exists.
+///
+/// # Errors
+/// Fails if the kernel cannot list rules.
+pub fn survey(redirect: &Redirect, families: &[Family]) -> Result<Survey, Error> {
+    let missing = native::missing(redirect, families)?;
+    Ok(match native::missing_from_iptables(redirect, families)? {
+        // The chains of iptables run before the plugin's, so incomplete rules there matter even if
+        // the plugin's rules are complete.
+        Some(missing) if !missing.is_empty() => Survey::Missing(missing),
+        Some(_) => Survey::Complete,
+        None if missing.is_empty() => Survey::Complete,
+        None if has_legacy_nat() => Survey::Unreadable,
+        None => Survey::Missing(missing),
+    })
+}
+
+/// Returns whether `iptables-legacy` created its table `nat` in the calling thread's netns.
+fn has_legacy_nat() -> bool {
+    ["ip_tables_names", "ip6_tables_names"].iter().any(|names| {
+        // The file is missing if the kernel lacks legacy iptables.
+        std::fs::read_to_string(format!("/proc/thread-self/net/{names}"))
+            .is_ok_and(|names| names.lines().any(|name| name == rules::TABLE))
+    })
+}
+
+/// Describes missing rules in an error or a log line: the first ones, and the number of the others.
+/// A pod's annotations may need thousands of rules.
+pub fn describe_missing(missing: &[String]) -> String {
+    let (named, others) = missing.split_at(missing.len().min(MISSING_NAMED));
+    match others.len() {
+        0 => named.join("; "),
+        count => format!("{}; and {count} more", named.join("; ")),
+    }
+}

@@ -1,0 +1,255 @@
+//! Decides which pods are skipped without a request to the API server. Pure.
+
+use std::collections::BTreeMap;
+
+use crate::cni::args::PodRef;
+use crate::cni::object::Object;
+use crate::config::pod::Unmeshed;
+use crate::config::{Annotations, Config, Detection};
+
+/// Capability with which a runtime passes the pod's annotations to the plugin, if the plugin entry
+/// declares it (containerd since 1.5, CRI-O since 1.29).
+const ANNOTATIONS_CAPABILITY: &str = "io.kubernetes.cri.pod-annotations";
+/// Annotation that enables or disables the proxy injector for a pod.
+const INJECT: &str = "linkerd.io/inject";
+/// Annotation with the program that wrote the pod or its template, and its version.
+const CREATED_BY: &str = "linkerd.io/created-by";
+/// Start of [`CREATED_BY`] on pods to which the proxy injector added a proxy.
+const INJECTOR: &str = "linkerd/proxy-injector";
+
+/// Why the plugin skips a pod.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SkipReason {
+    /// `CNI_ARGS` name no pod, so the runtime does not act for Kubernetes.
+    NoPod,
+    ExcludedNamespace,
+    AgentPod,
+    NoLinkerdAnnotation,
+    /// The annotation [`INJECT`] is `disabled`, and nothing suggests a proxy.
+    InjectionDisabled,
+    NoProxy,
+    /// The init container `linkerd-init` installs the redirect rules.
+    ProxyInit,
+}
+
+impl SkipReason {
+    /// Returns the reason for logs and plugin records.
+    pub fn text(self) -> &'static str {
+        match self {
+            SkipReason::NoPod => "skipped: no pod in CNI_ARGS",
+            SkipReason::ExcludedNamespace => "skipped: excluded namespace",
+            SkipReason::AgentPod => "skipped: agent pod",
+            SkipReason::NoLinkerdAnnotation => "skipped: not meshed (no Linkerd annotation)",
+            SkipReason::InjectionDisabled => "skipped: not meshed (linkerd.io/inject: disabled)",
+            SkipReason::NoProxy => "skipped: no linkerd-proxy container",
+            SkipReason::ProxyInit => "skipped: linkerd-init container",
+        }
+    }
+}
+
+impl From<Unmeshed> for SkipReason {
+    fn from(unmeshed: Unmeshed) -> Self {
+        match unmeshed {
+            Unmeshed::NoProxy => SkipReason::NoProxy,
+            Unmeshed::ProxyInit => SkipReason::ProxyInit,
+        }
+    }
+}
+
+/// Returns why the pod is skipped. `None` means that only the API server can tell whether the pod
+/// is meshed.
+pub fn skip_reason(
+    pod: &PodRef,
+    config: &Config,
+    annotations: Option<&Annotations>,
+) -> Option<SkipReason> {
+    if config.exclude_namespaces.contains(&pod.namespace) {
+        return Some(SkipReason::ExcludedNamespace);
+    }
+    if is_agent_pod(pod, config) {
+        return Some(SkipReason::AgentPod);
+    }
+    if config.detection == Detection::Api {
+        return None;
+    }
+    let annotations = annotations?;
+    if may_be_meshed(annotations) {
+        return None;
+    }
+    Some(match is_disabled(annotations) {
+        true => SkipReason::InjectionDisabled,
+        false => SkipReason::NoLinkerdAnnotation,
+    })
+}
+
+/// Whether the pod belongs to the agent's DaemonSet, by its namespace and name. The suffix of a
+/// DaemonSet's pods has no dash. A pod of the Deployment `linkerd-cni-web` has a longer suffix.
+fn is_agent_pod(pod: &PodRef, config: &Config) -> bool {
+    let suffix =
+        pod.name.strip_prefix(&config.agent_daemonset).and_then(|rest| rest.strip_prefix('-'));
+    pod.namespace == config.agent_namespace
+        && suffix.is_some_and(|suffix| !suffix.is_empty() && !suffix.contains('-'))
+}
+
+/// Whether the pod has an annotation that only pods with a proxy have.
+///
+/// The injector, `linkerd inject --manual` and Linkerd's charts set several annotations on
+/// each pod with a proxy. Which ones depends on their version, so any key of Linkerd counts:
+/// a needless request is better than a meshed pod without redirect rules. Two annotations do
+/// not count on a pod with `linkerd.io/inject: disabled`:
+///
+/// - `linkerd.io/inject` itself,
+/// - `linkerd.io/created-by`, unless it names the injector.
+///
+/// The agent's pods have these two and no other, in upstream's chart and in this one. Without
+/// `inject: disabled`, `created-by` counts, as charts also set it on pods with a proxy.
+fn may_be_meshed(annotations: &Annotations) -> bool {
+    let is_disabled = is_disabled(annotations);
+    annotations.iter().any(|(key, value)| match key.as_str() {
+        INJECT => !is_disabled,
+        CREATED_BY => !is_disabled || value.starts_with(INJECTOR),
+        key => is_linkerd_key(key),
+    })
+}
+
+/// Whether the pod's author disabled the proxy injector.
+fn is_disabled(annotations: &Annotations) -> bool {
+    annotations.get(INJECT).is_some_and(|value| value == "disabled")
+}
+
+/// Whether the domain of an annotation key is `linkerd.io` or a subdomain.
+fn is_linkerd_key(key: &str) -> bool {
+    let domain = key.split_once('/').map_or("", |(domain, _)| domain);
+    domain == "linkerd.io" || domain.ends_with(".linkerd.io")
+}
+
+/// Returns the pod's annotations if the runtime passes them to the plugin.
+pub fn runtime_annotations(config: &Object) -> Option<Annotations> {
+    let runtime: Object = serde_json::from_str(config.non_null("runtimeConfig")?.get()).ok()?;
+    let annotations: BTreeMap<String, String> =
+        serde_json::from_str(runtime.non_null(ANNOTATIONS_CAPABILITY)?.get()).ok()?;
+    Some(annotations)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn config(linkerd: &str) -> Config {
+        let text = format!(r#"{{"linkerd":{linkerd}}}"#);
+        Config::read(&serde_json::from_str(&text).unwrap()).unwrap()
+    }
+
+    fn from_runtime(annotations: &str) -> Option<Annotations> {
+        let text = format!(r#"{{"runtimeConfig":{{"{ANNOTATIONS_CAPABILITY}":{annotations}}}}}"#);
+        runtime_annotations(&serde_json::from_str(&text).unwrap())
+    }
+
+    fn pod(namespace: &str, name: &str) -> PodRef {
+        PodRef { namespace: namespace.into(), name: name.into() }
+    }
+
+    #[test]
+    fn a_pod_without_linkerd_annotations_is_skipped() {
+        let none = Some(SkipReason::NoLinkerdAnnotation);
+        let disabled = Some(SkipReason::InjectionDisabled);
+        let cases = [
+            ("{}", none),
+            (r#"{"kubernetes.io/config.source":"api"}"#, none),
+            (r#"{"linkerd.io/inject":"disabled"}"#, disabled),
+            (r#"{"notlinkerd.io/inject":"enabled"}"#, none),
+            (r#"{"linkerd.io/inject":"enabled"}"#, None),
+            (r#"{"linkerd.io/inject":"disabled","linkerd.io/proxy-version":"x"}"#, None),
+            (
+                r#"{"linkerd.io/inject":"disabled","linkerd.io/created-by":"linkerd/helm v1.7.0"}"#,
+                disabled,
+            ),
+            (
+                r#"{"linkerd.io/inject":"disabled","linkerd.io/created-by":"linkerd/cli v1","checksum/config":"x"}"#,
+                disabled,
+            ),
+            (
+                // Charts set `created-by` from their value `cliVersion`, which may be any text.
+                r#"{"linkerd.io/inject":"disabled","linkerd.io/created-by":"foo"}"#,
+                disabled,
+            ),
+            (
+                r#"{"linkerd.io/inject":"disabled","linkerd.io/created-by":"linkerd/proxy-injector edge-1"}"#,
+                None,
+            ),
+            (
+                r#"{"linkerd.io/inject":"disabled","linkerd.io/created-by":"linkerd/cli v1","linkerd.io/proxy-version":"x"}"#,
+                None,
+            ),
+            (
+                r#"{"linkerd.io/inject":"disabled","linkerd.io/created-by":"linkerd/cli v1","config.linkerd.io/proxy-uid":"1"}"#,
+                None,
+            ),
+            (r#"{"linkerd.io/inject":"enabled","linkerd.io/created-by":"linkerd/helm v1"}"#, None),
+            (r#"{"linkerd.io/created-by":"linkerd/cli v1"}"#, None),
+            (r#"{"linkerd.io/created-by":"linkerd/helm v1"}"#, None),
+            (r#"{"linkerd.io/created-by":"linkerd/proxy-injector edge-1"}"#, None),
+            (r#"{"linkerd.io/proxy-version":"x"}"#, None),
+            (r#"{"config.linkerd.io/skip-inbound-ports":"1"}"#, None),
+            ("null", None),
+            ("[]", None),
+            (r#"{"a":1}"#, None),
+        ];
+        for (annotations, wanted) in cases {
+            let annotations = from_runtime(annotations);
+            let got = skip_reason(&pod("ns", "web"), &config("{}"), annotations.as_ref());
+            assert_eq!(got, wanted, "{annotations:?}");
+        }
+    }
+
+    #[test]
+    fn without_annotations_from_the_runtime_the_api_server_decides() {
+        assert_eq!(skip_reason(&pod("ns", "web"), &config("{}"), None), None);
+        let api = config(r#"{"pod-detection":"api"}"#);
+        let none = Annotations::new();
+        assert_eq!(skip_reason(&pod("ns", "web"), &api, Some(&none)), None);
+    }
+
+    #[test]
+    fn the_agents_pod_is_recognized_by_namespace_and_daemonset_of_the_plugin_entry() {
+        let own = Some(SkipReason::AgentPod);
+        let usual = ("linkerd-cni", "linkerd-cni-x7x4z");
+        let renamed = ("mesh", "mesh-cni-x7x4z");
+        for (linkerd, (namespace, name), wanted) in [
+            ("{}", usual, own),
+            ("{}", renamed, None),
+            (r#"{"agent-namespace":"mesh","agent-daemonset":"mesh-cni"}"#, renamed, own),
+            (
+                r#"{"agent-namespace":"mesh","agent-daemonset":"mesh-cni"}"#,
+                ("mesh", "linkerd-cni-x7x4z"),
+                None,
+            ),
+        ] {
+            let got = skip_reason(&pod(namespace, name), &config(linkerd), None);
+            assert_eq!(got, wanted, "{linkerd} {namespace}/{name}");
+        }
+    }
+
+    #[test]
+    fn the_agents_pod_and_excluded_namespaces_are_skipped_even_with_a_proxy() {
+        let config = config(
+            r#"{"exclude-namespaces":["kube-system"],"agent-namespace":"cni","pod-detection":"api"}"#,
+        );
+        let cases = [
+            ("kube-system", "any", Some(SkipReason::ExcludedNamespace)),
+            ("cni", "linkerd-cni-x7x4z", Some(SkipReason::AgentPod)),
+            ("cni", "web", None),
+            ("cni", "linkerd-cni", None),
+            ("cni", "linkerd-cni-", None),
+            ("cni", "linkerd-cni-web-6d4cf56db6-x7x4z", None),
+            ("cni", "linkerd-cnix-x7x4z", None),
+            ("ns", "linkerd-cni-x7x4z", None),
+            ("linkerd-cni", "linkerd-cni-x7x4z", None),
+        ];
+        for (namespace, name, wanted) in cases {
+            let annotations = from_runtime(r#"{"linkerd.io/proxy-version":"x"}"#);
+            let got = skip_reason(&pod(namespace, name), &config, annotations.as_ref());
+            assert_eq!(got, wanted, "{namespace}/{name}");
+        }
+    }
+}

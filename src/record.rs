@@ -1,0 +1,356 @@
+//! The record of an ADD or CHECK, which the plugin sends to the agent. The agent logs and counts it,
+//! because the plugin's own log is in the node's journal only.
+//!
+//! The record is one JSON datagram. Any process that can write to the socket can send records, so
+//! [`Record::parse`] bounds each text, and replaces characters that would break a log line. Plugin
+//! and agent may differ in version: unknown fields and unknown sources of ignored ports are skipped.
+
+use std::borrow::Cow;
+use std::fmt;
+use std::os::unix::net::UnixDatagram;
+use std::path::Path;
+use std::time::Duration;
+
+use serde::{Deserialize, Deserializer, Serialize};
+
+use crate::cni::Error;
+use crate::cni::error::code;
+use crate::config::ignored::{self, Ignored, SOURCES};
+use crate::firewall::Backend;
+
+/// File name of the agent's socket in the CNI net dir. No container runtime reads it as a network
+/// config, because of its extension.
+pub const SOCKET_NAME: &str = ".linkerd-cni.sock";
+/// Largest record, in bytes.
+pub const SIZE_LIMIT: usize = 8 << 10;
+/// Longest name of a pod, a Namespace or a container, in bytes.
+const NAME_LIMIT: usize = 253;
+/// Longest error message and skip reason, in characters.
+const TEXT_LIMIT: usize = 1024;
+
+/// Level at which the agent logs the record.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Level {
+    Debug,
+    Info,
+    Warn,
+    Error,
+}
+
+/// `CNI_COMMAND` of the plugin call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "UPPERCASE")]
+pub enum Command {
+    Add,
+    Check,
+}
+
+/// Result of the plugin call.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Decision {
+    Redirected,
+    Checked,
+    Simulated,
+    Failed,
+    /// Why the pod was skipped, in words for logs.
+    #[serde(untagged)]
+    Skipped(Cow<'static, str>),
+}
+
+/// What the plugin did for one pod. It has no token and no environment variable, and of the
+/// annotations only the ignored elements.
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Record {
+    pub level: Level,
+    pub command: Command,
+    pub namespace: String,
+    pub pod: String,
+    /// UID of the pod object; empty if the plugin did not read that object.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub pod_uid: String,
+    container_id: String,
+    pub decision: Decision,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub backend: Option<Backend>,
+    /// Number of requests to the API server.
+    pub requests: u32,
+    /// Duration of the call, in milliseconds.
+    pub ms: u64,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub error: Option<Failure>,
+    /// Elements of the pod's port lists that have no effect.
+    #[serde(default, skip_serializing_if = "Vec::is_empty", deserialize_with = "known")]
+    pub ignored: Vec<Ignored>,
+}
+
+/// Code and message of a CNI error, without the remedy.
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Failure {
+    pub code: u32,
+    msg: String,
+}
+
+impl Record {
+    /// Starts the record of a call, which counts as failed until a result is set.
+    pub fn new(command: Command, container_id: &str) -> Self {
+        Record {
+            level: Level::Info,
+            command,
+            namespace: String::new(),
+            pod: String::new(),
+            pod_uid: String::new(),
+            container_id: container_id.to_owned(),
+            decision: Decision::Failed,
+            backend: None,
+            requests: 0,
+            ms: 0,
+            error: None,
+            ignored: Vec::new(),
+        }
+    }
+
+    /// Records why the pod is skipped.
+    pub fn skip(&mut self, reason: &'static str) {
+        self.decision = Decision::Skipped(reason.into());
+    }
+
+    /// Records the ignored elements, cut so that the record stays below [`SIZE_LIMIT`].
+    pub fn ignore(&mut self, lists: Vec<Ignored>) {
+        self.ignored = ignored::cut(lists);
+    }
+
+    /// Sets duration, level and error at the end of the call.
+    pub fn finish(&mut self, error: Option<&Error>, duration: Duration) {
+        self.ms = duration.as_millis().try_into().unwrap_or(u64::MAX);
+        if !self.ignored.is_empty() {
+            self.level = Level::Warn;
+        }
+        if let Some(error) = error {
+            self.level = Level::Error;
+            self.decision = Decision::Failed;
+            self.error = Some(Failure { code: error.code, msg: line(&error.msg) });
+        }
+    }
+
+    /// Sends the record to the agent, whose socket is in the directory of `kubeconfig`, without
+    /// waiting. If the socket is full or missing, the record is lost and the pod is not affected.
+    pub fn send(&self, kubeconfig: &Path) {
+        let Some(dir) = kubeconfig.parent() else {
+            return;
+        };
+        let Ok(bytes) = serde_json::to_vec(self) else {
+            return;
+        };
+        let sent = UnixDatagram::unbound().and_then(|socket| {
+            socket.set_nonblocking(true)?;
+            socket.send_to(&bytes, dir.join(SOCKET_NAME))
+        });
+        if let Err(error) = sent {
+            tracing::debug!("linkerd-cni: cannot send the plugin record to the agent: {error}");
+        }
+    }
+
+    /// Parses a datagram. Returns `None` if it is not a record, is too large, or has an invalid
+    /// name.
+    pub fn parse(bytes: &[u8]) -> Option<Record> {
+        if bytes.len() > SIZE_LIMIT {
+            return None;
+        }
+        let mut record: Record = serde_json::from_slice(bytes).ok()?;
+        let names = [&record.namespace, &record.pod, &record.container_id];
+        if !names.into_iter().all(|name| is_name(name)) {
+            return None;
+        }
+        if !is_name(&record.pod_uid) {
+            record.pod_uid.clear();
+        }
+        if let Decision::Skipped(reason) = &mut record.decision {
+            *reason = line(reason).into();
+        }
+        if let Some(error) = &mut record.error {
+            error.msg = line(&error.msg);
+        }
+        Some(record)
+    }
+
+    /// Whether the API server rejected the plugin's token (HTTP 401) or denied its request (403).
+    pub fn is_refusal(&self) -> bool {
+        self.error.as_ref().is_some_and(|error| error.code == code::API_DENIED)
+    }
+}
+
+/// Reads the lists whose source this agent knows, one per source and cut to a bounded length.
+/// Skips unknown sources, because a later plugin version may send them.
+fn known<'de, D: Deserializer<'de>>(field: D) -> Result<Vec<Ignored>, D::Error> {
+    #[derive(Deserialize)]
+    struct Sent {
+        source: String,
+        elements: Vec<String>,
+        #[serde(default)]
+        more: usize,
+    }
+    let sent = Vec::<Sent>::deserialize(field)?;
+    let of = |source: &'static str| {
+        let list = sent.iter().find(|list| list.source == source)?;
+        Some(Ignored { source, elements: list.elements.clone(), more: list.more })
+    };
+    Ok(ignored::cut(SOURCES.into_iter().filter_map(of).collect()))
+}
+
+/// Whether `text` has only characters that occur in names, and is not too long.
+fn is_name(text: &str) -> bool {
+    let fits = |byte: u8| byte.is_ascii_alphanumeric() || b"-._".contains(&byte);
+    text.len() <= NAME_LIMIT && text.bytes().all(fits)
+}
+
+/// Puts `text` on one line, and cuts it.
+fn line(text: &str) -> String {
+    let printed = |c: char| if c.is_control() { ' ' } else { c };
+    text.chars().take(TEXT_LIMIT).map(printed).collect()
+}
+
+impl fmt::Display for Command {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Command::Add => "ADD",
+            Command::Check => "CHECK",
+        })
+    }
+}
+
+impl fmt::Display for Decision {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Decision::Redirected => "redirected",
+            Decision::Checked => "checked",
+            Decision::Simulated => "simulated",
+            Decision::Failed => "failed",
+            Decision::Skipped(reason) => reason,
+        })
+    }
+}
+
+impl fmt::Display for Record {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Record { command, namespace, pod, container_id, decision, .. } = self;
+        write!(f, "linkerd-cni: {command} {namespace}/{pod} container {container_id}: {decision}")?;
+        if let Some(backend) = self.backend {
+            write!(f, " by {backend}")?;
+        }
+        write!(f, ", {} requests, {} ms", self.requests, self.ms)?;
+        if let Some(ignored) = ignored::summary(&self.ignored) {
+            write!(f, "; {ignored}")?;
+        }
+        match &self.error {
+            Some(error) => write!(f, ": {} (code {})", error.msg, error.code),
+            None => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const RECORD: &str = r#"{"level":"error","command":"ADD","namespace":"ns","pod":"web-1",
+        "container_id":"abc","decision":"failed","requests":2,"ms":7,
+        "error":{"code":101,"msg":"no answer\nof the API server"},"new":{}}"#;
+
+    #[test]
+    fn a_record_is_logged_on_one_line_of_bounded_length() {
+        let record = Record::parse(RECORD.as_bytes()).unwrap();
+        assert_eq!(
+            record.to_string(),
+            "linkerd-cni: ADD ns/web-1 container abc: failed, 2 requests, 7 ms: \
+             no answer of the API server (code 101)"
+        );
+        assert_eq!(record.level, Level::Error);
+        let long = RECORD.replace("no answer", &"é".repeat(3000));
+        let long = Record::parse(long.as_bytes()).unwrap().to_string();
+        assert!(long.chars().count() < TEXT_LIMIT + 100);
+        let good = RECORD
+            .replace("failed\"", "redirected\",\"backend\":\"native\"")
+            .replace("\"error\":", "\"other\":");
+        let good = Record::parse(good.as_bytes()).unwrap().to_string();
+        assert_eq!(
+            good,
+            "linkerd-cni: ADD ns/web-1 container abc: redirected by native, 2 requests, 7 ms"
+        );
+    }
+
+    #[test]
+    fn ignored_elements_of_known_lists_are_cut_and_logged_with_the_record() {
+        let sent = |ignored: &str| {
+            let record = RECORD.replace("\"new\":{}", &format!("\"ignored\":{ignored}"));
+            Record::parse(record.as_bytes())
+        };
+        let list = |source: &str, element: &str| {
+            format!(
+                r#"{{"source":"{source}","elements":["{element}"],"more":18446744073709551615}}"#
+            )
+        };
+        let lists = [
+            list("inbound-ports-to-ignore", &"x".repeat(5000)),
+            list("config.linkerd.io/skip-outbound-ports", "a\\n\\u001b"),
+            list("config.linkerd.io/skip-outbound-ports", "twice"),
+            list("of a later plugin", "y"),
+        ];
+        let record = sent(&format!("[{}]", lists.join(","))).unwrap();
+        let sources: Vec<_> = record.ignored.iter().map(|list| list.source).collect();
+        assert_eq!(sources, ["config.linkerd.io/skip-outbound-ports", "inbound-ports-to-ignore"]);
+        assert_eq!(record.ignored[1].elements[0].len(), 100);
+        let line = record.to_string();
+        assert!(!line.contains(char::is_control), "{line}");
+        let start = "; ignored in config.linkerd.io/skip-outbound-ports: \"a\\n\\u{1b}\", ";
+        assert!(line.contains(start), "{line}");
+        for bad in ["{}", "[1]", r#"[{"source":1}]"#, r#"[{"source":"x","elements":[1]}]"#] {
+            assert_eq!(sent(bad), None, "{bad}");
+        }
+    }
+
+    #[test]
+    fn invalid_records_are_rejected() {
+        for text in [
+            "".to_owned(),
+            "[]".into(),
+            "{}".into(),
+            RECORD.replace("ADD", "RUN"),
+            RECORD.replace("web-1", "web\\n1"),
+            RECORD.replace("web-1", &"a".repeat(300)),
+            RECORD.replace("\"error\",", "\"loud\","),
+            RECORD.replace("\"ms\":7", "\"ms\":-1"),
+        ] {
+            assert_eq!(Record::parse(text.as_bytes()), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn a_record_with_the_longest_ignored_elements_fits_the_socket() {
+        let mut record = Record {
+            namespace: "n".repeat(63),
+            pod: "p".repeat(253),
+            pod_uid: "u".repeat(36),
+            ..Record::new(Command::Add, &"c".repeat(64))
+        };
+        let list =
+            |source| Ignored { source, elements: vec!["\u{1}".repeat(30_000); 100], more: 0 };
+        record.ignore(SOURCES.into_iter().map(list).collect());
+        record.finish(None, Duration::ZERO);
+        let bytes = serde_json::to_vec(&record).unwrap();
+        assert!(bytes.len() < SIZE_LIMIT, "{}", bytes.len());
+        let value: serde_json::Value = serde_json::from_slice(&bytes).unwrap();
+        assert_eq!(value["level"], "warn");
+        assert_eq!(value["ignored"][0]["elements"].as_array().unwrap().len(), 10);
+        assert_eq!(value["ignored"][7]["more"], 100);
+    }
+
+    #[test]
+    fn a_record_without_ignored_elements_has_no_such_field() {
+        let mut record = Record::new(Command::Add, "c");
+        record.finish(None, Duration::ZERO);
+        let text = serde_json::to_string(&record).unwrap();
+        assert!(!text.contains("ignored") && text.contains("info"), "{text}");
+    }
+}

@@ -1,0 +1,57 @@
+//! Evicts or deletes exactly the pod that was found, by UID and resourceVersion as
+//! preconditions: never a changed pod, and never another pod of the same name, such as the
+//! next pod of a StatefulSet.
+
+use serde_json::json;
+
+use super::api_path::pod_path;
+use super::stranded_pod::{FoundBy, StrandedPod};
+use crate::kube::types::{DeleteOptions, Preconditions};
+use crate::kube::{Client, Error};
+
+/// Part of the API server's message when a disruption budget rejects an eviction. The status
+/// code alone is ambiguous: an overloaded API server sends 429, too.
+const DISRUPTION_BUDGET: &str = "disruption budget";
+
+/// Effect of a repair on the pod.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Effect {
+    /// The repair mode was applied: here, the API server evicts or deletes the pod.
+    Applied,
+    /// A disruption budget rejects the eviction. The API server's message.
+    RejectedByDisruptionBudget(String),
+}
+
+/// Evicts the pod, so that disruption budgets are respected. Deletes the pod if the RBAC
+/// rules do not allow evictions, as those of upstream's chart, or if the API server does not
+/// support them.
+///
+/// Fails with status 409 if the pod has changed, or is another pod of the same name.
+pub fn evict_or_delete(client: &Client, pod: &StrandedPod) -> Result<Effect, Error> {
+    let options = DeleteOptions {
+        // The containers of a pod with a failed validator never started, so there is
+        // nothing to shut down.
+        grace_period_seconds: (pod.found_by == FoundBy::Validator).then_some(0),
+        preconditions: Preconditions {
+            uid: pod.uid.clone(),
+            resource_version: pod.resource_version.clone(),
+        },
+    };
+    let path = pod_path(pod);
+    let eviction = json!({
+        "apiVersion": "policy/v1",
+        "kind": "Eviction",
+        "metadata": {"namespace": pod.namespace, "name": pod.name},
+        "deleteOptions": options,
+    });
+    match client.post(&format!("{path}/eviction"), &eviction) {
+        Ok(()) => Ok(Effect::Applied),
+        Err(Error::Status { code: 429, message, .. }) if message.contains(DISRUPTION_BUDGET) => {
+            Ok(Effect::RejectedByDisruptionBudget(message))
+        }
+        Err(error) if matches!(error.code(), Some(403..=405)) => {
+            client.delete(&path, &options).map(|()| Effect::Applied)
+        }
+        Err(error) => Err(error),
+    }
+}

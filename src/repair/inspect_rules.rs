@@ -1,0 +1,146 @@
+//! Compares the rules in a pod's netns with the redirect rules that the plugin would install
+//! there.
+
+use std::collections::BTreeMap;
+
+use serde::de::DeserializeOwned;
+
+use super::host_dirs::{self, HostDirs};
+use super::in_place::{self, PodRules};
+use super::pod_netns::{self, NetnsLookup};
+use crate::cni;
+use crate::cni::args::PodRef;
+use crate::cni::error::code;
+use crate::config::pod::{API_SERVICE, ClusterLookup, Mesh, facts, is_meshed, namespace_path};
+use crate::config::{Annotations, Config};
+use crate::firewall::Survey;
+use crate::kube::types::{Namespace, Pod, Service};
+use crate::kube::{self, Client};
+
+/// Why a pod cannot be inspected.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error("cannot read the plugin's configuration: {0}")]
+    Config(#[from] host_dirs::Error),
+    #[error("cannot determine the pod's redirect rules: {0}")]
+    Redirect(#[from] cni::Error),
+    #[error("cannot find the pod's network namespace: {0}")]
+    Netns(#[from] pod_netns::Error),
+    #[error(transparent)]
+    Rules(#[from] in_place::Error),
+}
+
+/// Result of inspecting a pod.
+#[derive(Debug)]
+pub enum Inspection {
+    /// The plugin installs no rules for this pod.
+    NotApplicable,
+    /// All rules are present.
+    Complete,
+    /// These rules, as lines of `iptables-save`, are missing or changed.
+    Missing(PodRules, Vec<String>),
+    /// The netns has rules of `iptables-legacy`, which only the host's iptables can read. See
+    /// [`survey`](crate::firewall::survey).
+    Unreadable,
+}
+
+/// Inspects pods. Reads the plugin's configuration, the runtime's cache and each API object
+/// only once: create a new inspector for each audit or repair.
+pub struct Inspector {
+    config: Config,
+    netns_lookup: NetnsLookup,
+    objects: ReadObjects,
+}
+
+/// Where the API server reads namespaces and Services from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ReadFrom {
+    /// Its cache, which may be stale. For audits, which read many objects. The worker
+    /// inspects each pod again with [`ReadFrom::Etcd`] before a repair.
+    Cache,
+    /// etcd, which is always up to date.
+    Etcd,
+}
+
+impl Inspector {
+    /// Reads the plugin's configuration and the runtime's cache of CNI results.
+    pub fn new(host: &HostDirs, read_from: ReadFrom) -> Result<Self, Error> {
+        Ok(Inspector {
+            config: host.config()?,
+            netns_lookup: NetnsLookup::read(host),
+            objects: ReadObjects { read_from, namespaces: BTreeMap::new(), api_service: None },
+        })
+    }
+
+    /// Compares the pod's rules with the rules it should have. Changes nothing.
+    pub fn inspect(&mut self, client: &Client, pod: Pod) -> Result<Inspection, Error> {
+        if self.config.simulate || !is_meshed(&pod) {
+            return Ok(Inspection::NotApplicable);
+        }
+        let netns = self.netns_lookup.find(&pod)?;
+        let name =
+            PodRef { namespace: pod.metadata.namespace.clone(), name: pod.metadata.name.clone() };
+        let mut lookup = ObjectReader { client, objects: &mut self.objects };
+        let Mesh::Meshed(facts) = facts(pod, &name, &mut lookup)? else {
+            return Ok(Inspection::NotApplicable);
+        };
+        let rules = PodRules::new(netns, self.config.redirect(&facts)?, self.config.ipv6);
+        Ok(match rules.survey()? {
+            Survey::Complete => Inspection::Complete,
+            Survey::Missing(missing) => Inspection::Missing(rules, missing),
+            Survey::Unreadable => Inspection::Unreadable,
+        })
+    }
+}
+
+/// API objects read so far. Errors are kept, too: 100 pods of one namespace must not cause
+/// 100 requests that the API server rejects.
+struct ReadObjects {
+    read_from: ReadFrom,
+    /// Annotations of each namespace.
+    namespaces: BTreeMap<String, Result<Annotations, cni::Error>>,
+    api_service: Option<Result<Service, cni::Error>>,
+}
+
+/// Reads each API object once.
+struct ObjectReader<'a> {
+    client: &'a Client,
+    objects: &'a mut ReadObjects,
+}
+
+impl ObjectReader<'_> {
+    fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T, cni::Error> {
+        let path = match self.objects.read_from {
+            ReadFrom::Cache => format!("{path}?resourceVersion=0"),
+            ReadFrom::Etcd => path.to_owned(),
+        };
+        self.client.get(&path).map_err(plugin_error)
+    }
+}
+
+impl ClusterLookup for ObjectReader<'_> {
+    fn namespace(&mut self, name: &str) -> Result<Annotations, cni::Error> {
+        if let Some(known) = self.objects.namespaces.get(name) {
+            return known.clone();
+        }
+        let found: Result<Namespace, _> = self.get(&namespace_path(name));
+        let annotations = found.map(|namespace| namespace.metadata.annotations);
+        let namespaces = &mut self.objects.namespaces;
+        namespaces.insert(name.to_owned(), annotations.clone());
+        annotations
+    }
+
+    fn api_service(&mut self) -> Result<Service, cni::Error> {
+        if let Some(known) = &self.objects.api_service {
+            return known.clone();
+        }
+        let found = self.get(API_SERVICE);
+        self.objects.api_service = Some(found.clone());
+        found
+    }
+}
+
+/// Converts an API error to the error type of the code shared with the plugin.
+fn plugin_error(error: kube::Error) -> cni::Error {
+    cni::Error::new(code::API_RESPONSE, error.to_string())
+}

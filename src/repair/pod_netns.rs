@@ -1,0 +1,227 @@
+//! Finds a pod's netns: by the CNI result that the runtime cached at the pod's ADD, else by
+//! the pod's IP address. Always checks the address, because cached results and netns files
+//! can outlive their pod.
+
+use std::collections::HashMap;
+use std::fs;
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use nix::ifaddrs::getifaddrs;
+use serde::Deserialize;
+
+use super::host_dirs::HostDirs;
+use crate::kube::types::Pod;
+use crate::netns;
+
+/// Longest time for listing the addresses of one netns.
+const LIST_ADDRESSES_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// Largest cached result that is read, in bytes. A result of libcni, which contains the
+/// network config, is far smaller.
+const MAX_RESULT_BYTES: u64 = 1 << 20;
+
+/// Why a pod's netns is unknown.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error("the pod has no IP address yet")]
+    NoAddress,
+    #[error("no network namespace in {} has the pod's address", dir.display())]
+    NotFound { dir: PathBuf },
+    #[error("several network namespaces have the pod's address {address}")]
+    Ambiguous { address: IpAddr },
+    #[error("the pod's address {address} is in another pod's network namespace")]
+    InOtherPod { address: IpAddr },
+}
+
+/// The netns of each pod of the node. Later changes on the node are not noticed.
+pub struct NetnsLookup {
+    host: HostDirs,
+    /// Netns paths from cached results. The key is the pod's UID, or `namespace/name` if the
+    /// runtime does not pass the UID to plugins.
+    by_pod: HashMap<String, Vec<PathBuf>>,
+    /// All netns paths by IP address. `None` until a pod is not found by a cached result.
+    by_address: Option<HashMap<IpAddr, Vec<PathBuf>>>,
+}
+
+impl NetnsLookup {
+    /// Reads the runtime's cached results. Without a readable cache, the pods are found by
+    /// their addresses.
+    pub fn read(host: &HostDirs) -> Self {
+        let mut by_pod: HashMap<String, Vec<PathBuf>> = HashMap::new();
+        for path in entries(&host.results_dir) {
+            let is_small = fs::metadata(&path).is_ok_and(|file| file.len() <= MAX_RESULT_BYTES);
+            let text = if is_small { fs::read(&path).ok() } else { None };
+            let result = text.and_then(|text| serde_json::from_slice::<CachedAdd>(&text).ok());
+            if let Some((pod, netns)) = result.as_ref().and_then(CachedAdd::pod)
+                && let Some(name) = Path::new(netns).file_name()
+            {
+                let mounted = host.netns_dir.join(name);
+                by_pod.entry(pod).or_default().push(mounted);
+            }
+        }
+        NetnsLookup { host: host.clone(), by_pod, by_address: None }
+    }
+
+    /// Returns the path of the pod's netns.
+    pub fn find(&mut self, pod: &Pod) -> Result<PathBuf, Error> {
+        let ips = pod.status.ips.iter();
+        let addresses_of_pod: Vec<IpAddr> = ips.filter_map(|ip| ip.ip.parse().ok()).collect();
+        let Some(&address) = addresses_of_pod.first() else {
+            return Err(Error::NoAddress);
+        };
+        let metadata = &pod.metadata;
+        let full_name = format!("{}/{}", metadata.namespace, metadata.name);
+        let keys = [&metadata.uid, &full_name];
+        let by_pod = &self.by_pod;
+        let mut candidates = keys.iter().filter_map(|key| by_pod.get(*key)).flatten();
+        if let Some(path) = candidates.find(|path| addresses(path).contains(&address)) {
+            return Ok(path.clone());
+        }
+        let dir = &self.host.netns_dir;
+        let by_address = self.by_address.get_or_insert_with(|| scan(dir));
+        match by_address.get(&address).map(Vec::as_slice) {
+            None | Some([]) => Err(Error::NotFound { dir: dir.clone() }),
+            // The address may belong to a newer pod whose status has not reached the API
+            // server yet.
+            Some([path]) => {
+                let mut others = by_pod.iter().filter(|(key, _)| !keys.contains(key));
+                match others.any(|(_, paths)| paths.contains(path)) {
+                    true => Err(Error::InOtherPod { address }),
+                    false => Ok(path.clone()),
+                }
+            }
+            // Rules in the netns of the wrong pod would break that pod.
+            Some(_) => Err(Error::Ambiguous { address }),
+        }
+    }
+}
+
+/// File that libcni writes for the result of one ADD.
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct CachedAdd {
+    /// Absent from results of older libcni versions.
+    #[serde(default)]
+    netns: Option<String>,
+    #[serde(default)]
+    cni_args: Option<Vec<(String, String)>>,
+    #[serde(default)]
+    result: Option<CachedResult>,
+}
+
+#[derive(Deserialize)]
+struct CachedResult {
+    #[serde(default)]
+    interfaces: Option<Vec<ResultInterface>>,
+}
+
+#[derive(Deserialize)]
+struct ResultInterface {
+    #[serde(default)]
+    sandbox: String,
+}
+
+impl CachedAdd {
+    /// Returns the pod's key in [`NetnsLookup::by_pod`] and the host's path of its netns.
+    fn pod(&self) -> Option<(String, &str)> {
+        let args = self.cni_args.as_ref()?;
+        let arg = |key: &str| {
+            let found = args.iter().find(|(name, _)| name == key);
+            found.map(|(_, value)| value.as_str())
+        };
+        let pod = match arg("K8S_POD_UID").filter(|uid| !uid.is_empty()) {
+            Some(uid) => uid.to_owned(),
+            None => format!("{}/{}", arg("K8S_POD_NAMESPACE")?, arg("K8S_POD_NAME")?),
+        };
+        let interfaces = self.result.as_ref().and_then(|r| r.interfaces.as_ref());
+        let mut sandboxes = interfaces.into_iter().flatten().map(|i| &*i.sandbox);
+        let netns = match self.netns.as_deref() {
+            Some(path) if !path.is_empty() => path,
+            _ => sandboxes.find(|path| !path.is_empty())?,
+        };
+        Some((pod, netns))
+    }
+}
+
+/// Reads the addresses of every netns in `dir`.
+fn scan(dir: &Path) -> HashMap<IpAddr, Vec<PathBuf>> {
+    let mut found: HashMap<IpAddr, Vec<PathBuf>> = HashMap::new();
+    for path in entries(dir) {
+        for address in addresses(&path) {
+            let paths = found.entry(address).or_default();
+            if paths.last() != Some(&path) {
+                paths.push(path.clone());
+            }
+        }
+    }
+    found
+}
+
+/// Paths of the files in a directory; empty if the directory cannot be read.
+fn entries(dir: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir(dir).into_iter().flatten().flatten();
+    entries.map(|entry| entry.path()).collect()
+}
+
+/// Addresses, without loopback, of the netns at `path`. Empty if the netns cannot be
+/// entered or is this process's own.
+fn addresses(path: &Path) -> Vec<IpAddr> {
+    if netns::is_own(path) {
+        return Vec::new();
+    }
+    let listed = netns::run(path, LIST_ADDRESSES_TIMEOUT, || {
+        let interfaces = getifaddrs().into_iter().flatten();
+        let addresses = interfaces.filter_map(|interface| {
+            let address = interface.address?;
+            let v4 = address.as_sockaddr_in().map(|v4| IpAddr::V4(v4.ip()));
+            v4.or_else(|| address.as_sockaddr_in6().map(|v6| IpAddr::V6(v6.ip())))
+        });
+        addresses.filter(|address| !address.is_loopback()).collect()
+    });
+    listed.unwrap_or_else(|error| {
+        tracing::debug!("{error}");
+        Vec::new()
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pod_of(text: &str) -> Option<(String, String)> {
+        let cached: CachedAdd = serde_json::from_str(text).ok()?;
+        cached.pod().map(|(pod, path)| (pod, path.to_owned()))
+    }
+
+    #[test]
+    fn a_cached_result_names_pod_and_netns_in_old_and_new_libcni_versions() {
+        let args = r#"[["IgnoreUnknown","1"],["K8S_POD_UID","u-1"],["K8S_POD_NAME","web"]]"#;
+        let named = r#"[["K8S_POD_NAMESPACE","ns"],["K8S_POD_NAME","web"]]"#;
+        let result = r#"{"cniVersion":"1.0.0","interfaces":[{"name":"cni0"},{"name":"eth0","sandbox":"/var/run/netns/b"}]}"#;
+        for (name, text, expected) in [
+            (
+                "new",
+                format!(r#"{{"netns":"/var/run/netns/a","cniArgs":{args},"result":{result}}}"#),
+                Some(("u-1", "/var/run/netns/a")),
+            ),
+            (
+                "old",
+                format!(r#"{{"kind":"cniCacheV1","cniArgs":{args},"result":{result}}}"#),
+                Some(("u-1", "/var/run/netns/b")),
+            ),
+            (
+                "without UID",
+                format!(r#"{{"cniArgs":{named},"result":{result}}}"#),
+                Some(("ns/web", "/var/run/netns/b")),
+            ),
+            ("no pod", format!(r#"{{"result":{result}}}"#), None),
+            ("no namespace", format!(r#"{{"cniArgs":{args}}}"#), None),
+            ("not a cached result", "[]".into(), None),
+        ] {
+            let expected = expected.map(|(pod, path)| (pod.to_owned(), path.to_owned()));
+            assert_eq!(pod_of(&text), expected, "{name}");
+        }
+    }
+}

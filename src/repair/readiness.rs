@@ -1,0 +1,95 @@
+//! Readiness of the controller, for `/ready`: whether the watch works now. Upstream's
+//! controller stays ready once its watch has started.
+
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+/// Longest time without data from the API server until the controller is not ready. An API
+/// server sends a bookmark about once a minute.
+pub const MAX_SILENCE: Duration = Duration::from_secs(300);
+
+/// Whether the connection to the API server works.
+#[derive(Default)]
+pub struct Readiness {
+    state: Mutex<WatchState>,
+}
+
+/// Newest results of the watch.
+#[derive(Default)]
+struct WatchState {
+    /// Whether the pods were listed at least once.
+    listed: bool,
+    /// Time of the last useful response, event or bookmark.
+    last_contact: Option<Instant>,
+    /// Last error since then.
+    failure: Option<String>,
+}
+
+impl Readiness {
+    /// Records a complete list of the node's pods.
+    pub fn record_list(&self) {
+        self.with(|state| state.listed = true);
+        self.record_contact();
+    }
+
+    /// Records that the API server has just sent a useful response, event or bookmark.
+    pub fn record_contact(&self) {
+        self.with(|state| {
+            state.last_contact = Some(Instant::now());
+            state.failure = None;
+        });
+    }
+
+    /// Records why a list or watch failed.
+    pub fn record_failure(&self, reason: String) {
+        self.with(|state| state.failure = Some(reason));
+    }
+
+    /// Returns `Ok` if the controller is ready at `now`, else the reason.
+    pub fn ready(&self, now: Instant) -> Result<(), String> {
+        self.with(|state| {
+            let silence =
+                state.last_contact.map(|last_contact| now.saturating_duration_since(last_contact));
+            let reason = match silence {
+                _ if !state.listed => "the node's pods are not listed yet".to_owned(),
+                Some(silence) if silence > MAX_SILENCE => {
+                    format!("no data from the API server for {silence:.0?}")
+                }
+                _ => return Ok(()),
+            };
+            Err(match &state.failure {
+                Some(failure) => format!("{reason}: {failure}"),
+                None => reason,
+            })
+        })
+    }
+
+    fn with<T>(&self, access: impl FnOnce(&mut WatchState) -> T) -> T {
+        access(&mut self.state.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_controller_is_ready_after_the_first_list_while_the_api_server_sends_data() {
+        let readiness = Readiness::default();
+        let not_listed = "the node's pods are not listed yet";
+        assert_eq!(readiness.ready(Instant::now()), Err(not_listed.into()));
+        readiness.record_failure("connection refused".into());
+        let reason = format!("{not_listed}: connection refused");
+        assert_eq!(readiness.ready(Instant::now()), Err(reason));
+        readiness.record_list();
+        assert_eq!(readiness.ready(Instant::now()), Ok(()));
+        // One failed watch does not make the controller unready.
+        readiness.record_failure("HTTP 500".into());
+        assert_eq!(readiness.ready(Instant::now()), Ok(()));
+        let later = Instant::now() + MAX_SILENCE + Duration::from_secs(1);
+        let reason = "no data from the API server for 301s: HTTP 500";
+        assert_eq!(readiness.ready(later), Err(reason.into()));
+        readiness.record_contact();
+        assert_eq!(readiness.ready(Instant::now()), Ok(()));
+    }
+}

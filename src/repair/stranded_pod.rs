@@ -1,0 +1,252 @@
+//! Decides which pods are stranded and which pods are audited. Pure.
+//!
+//! A stranded pod is meshed and has no redirect rules, because it started on a booting node
+//! before the plugin was chained. Its validator fails.
+
+use crate::config::pod::is_meshed;
+use crate::kube::types::{ContainerStatus, Pod};
+
+/// Name of the init container that tests whether the pod's traffic is redirected to the
+/// proxy.
+pub const VALIDATOR: &str = "linkerd-network-validator";
+
+/// Exit code of the validator if the traffic is not redirected.
+pub const NOT_REDIRECTED: i32 = 95;
+
+/// Label set on a stranded pod by repair mode `label`, with the value `true`.
+pub const LABEL: &str = "linkerd.io/cni-stranded";
+
+/// How a pod without redirect rules was found.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum FoundBy {
+    /// Its validator exited with [`NOT_REDIRECTED`].
+    #[default]
+    Validator,
+    /// An audit read the rules in its netns.
+    Audit,
+}
+
+/// A pod without redirect rules, reduced to the fields that a repair needs.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct StrandedPod {
+    pub namespace: String,
+    pub name: String,
+    pub uid: String,
+    pub node: String,
+    /// resourceVersion of the pod when it was found.
+    pub resource_version: String,
+    /// Identifies the object that replaces the pod: UID of the pod's first owner, or
+    /// `namespace/name` of a pod without owner.
+    pub owner_key: String,
+    /// creationTimestamp: RFC 3339 with whole seconds.
+    pub created: String,
+    /// Whether the pod has [`LABEL`].
+    pub labelled: bool,
+    pub found_by: FoundBy,
+}
+
+impl StrandedPod {
+    /// Copies the fields from `pod`.
+    pub fn new(pod: &Pod, found_by: FoundBy) -> Self {
+        let metadata = &pod.metadata;
+        StrandedPod {
+            namespace: metadata.namespace.clone(),
+            name: metadata.name.clone(),
+            uid: metadata.uid.clone(),
+            node: pod.spec.node_name.clone(),
+            resource_version: metadata.resource_version.clone(),
+            owner_key: match metadata.owner_references.first() {
+                Some(owner) => owner.uid.clone(),
+                None => format!("{}/{}", metadata.namespace, metadata.name),
+            },
+            created: metadata.creation_timestamp.clone(),
+            labelled: metadata.labels.get(LABEL).is_some_and(|value| value == "true"),
+            found_by,
+        }
+    }
+
+    /// Returns the pod if its validator failed with [`NOT_REDIRECTED`].
+    ///
+    /// Depends only on the pod's present status. A first failure counts, and so does a
+    /// failure from before the controller started.
+    pub fn by_validator(pod: &Pod) -> Option<Self> {
+        let failed = pod
+            .status
+            .init_container_statuses
+            .iter()
+            .any(|container| container.name == VALIDATOR && exited_not_redirected(container));
+        (failed && !is_exempt(pod)).then(|| StrandedPod::new(pod, FoundBy::Validator))
+    }
+
+    /// Whether both are the same pod, whatever their resourceVersions.
+    pub fn is_same(&self, other: &StrandedPod) -> bool {
+        (&self.uid, &self.namespace, &self.name) == (&other.uid, &other.namespace, &other.name)
+    }
+
+    /// Whether the pod runs on another node than `node`. Requests select the pods of one
+    /// node. This check protects the pods of other nodes if a server ignores the selector.
+    pub fn is_on_other_node(&self, node: &str) -> bool {
+        !self.node.is_empty() && self.node != node
+    }
+}
+
+/// Whether an audit reads the pod's rules: the pod is meshed and running.
+pub fn is_auditable(pod: &Pod) -> bool {
+    !is_exempt(pod) && pod.status.phase == "Running" && is_meshed(pod)
+}
+
+/// Whether the pod is never repaired: it is terminating or finished, or has no netns of
+/// its own.
+fn is_exempt(pod: &Pod) -> bool {
+    pod.metadata.deletion_timestamp.is_some()
+        || pod.spec.host_network
+        || matches!(pod.status.phase.as_str(), "Succeeded" | "Failed")
+}
+
+/// Whether the validator's newest run exited with [`NOT_REDIRECTED`].
+///
+/// The newest run is in `state` after it has exited. While the validator waits or runs
+/// again, it is in `lastState`. After a success, `ready` stays true even when the kubelet
+/// has removed the exited container.
+fn exited_not_redirected(validator: &ContainerStatus) -> bool {
+    let newest = validator.state.terminated.as_ref();
+    let newest = newest.or(validator.last_state.terminated.as_ref());
+    !validator.ready && newest.is_some_and(|exit| exit.exit_code == NOT_REDIRECTED)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn validator(status: Value) -> Value {
+        let mut status = status;
+        status["name"] = json!(VALIDATOR);
+        json!({"initContainerStatuses": [{"name": "other"}, status], "phase": "Pending"})
+    }
+
+    fn with(mut object: Value, path: &str, value: Value) -> Value {
+        let (parent, key) = path.rsplit_once('/').unwrap();
+        object.pointer_mut(parent).unwrap()[key] = value;
+        object
+    }
+
+    fn pod(status: Value) -> Value {
+        json!({
+            "metadata": {
+                "namespace": "emojivoto",
+                "name": "web-1",
+                "uid": "u-1",
+                "creationTimestamp": "2026-01-01T00:00:00Z",
+            },
+            "spec": {},
+            "status": status,
+        })
+    }
+
+    fn verdict(pod: Value) -> Option<StrandedPod> {
+        StrandedPod::by_validator(&serde_json::from_value(pod).unwrap())
+    }
+
+    #[test]
+    fn a_pod_is_stranded_while_the_newest_exit_code_of_its_validator_is_95() {
+        let exited = |code: i32| json!({"terminated": {"exitCode": code, "reason": "Error"}});
+        let waiting = json!({"waiting": {"reason": "CrashLoopBackOff"}});
+        let running = json!({"running": {"startedAt": "2026-01-01T00:00:00Z"}});
+        for (name, status, expected) in [
+            ("no status", json!({}), false),
+            ("not yet run", validator(json!({"state": waiting})), false),
+            ("first run", validator(json!({"state": running})), false),
+            ("first failure", validator(json!({"state": exited(95)})), true),
+            (
+                "waits for its next run",
+                validator(json!({"state": waiting, "lastState": exited(95)})),
+                true,
+            ),
+            ("runs again", validator(json!({"state": running, "lastState": exited(95)})), true),
+            (
+                "failed again",
+                validator(json!({"state": exited(95), "lastState": exited(95)})),
+                true,
+            ),
+            (
+                "failed again with another code",
+                validator(json!({"state": exited(2), "lastState": exited(95)})),
+                false,
+            ),
+            (
+                "succeeded since",
+                validator(json!({"state": exited(0), "lastState": exited(95), "ready": true})),
+                false,
+            ),
+            (
+                "succeeded since, the exited container was removed",
+                validator(json!({"state": {}, "lastState": exited(95), "ready": true})),
+                false,
+            ),
+            (
+                "failed for another reason",
+                validator(json!({"state": waiting, "lastState": exited(1)})),
+                false,
+            ),
+            (
+                "another container exits with 95",
+                json!({"initContainerStatuses": [{"name": "other", "lastState": exited(95)}]}),
+                false,
+            ),
+        ] {
+            assert_eq!(verdict(pod(status)).is_some(), expected, "{name}");
+        }
+    }
+
+    #[test]
+    fn terminating_finished_and_host_network_pods_are_never_repaired() {
+        let failed = validator(json!({"lastState": {"terminated": {"exitCode": 95}}}));
+        let deleted_at = json!("2026-01-01T00:00:00Z");
+        for (name, pod) in [
+            ("being deleted", with(pod(failed.clone()), "/metadata/deletionTimestamp", deleted_at)),
+            ("host network", with(pod(failed.clone()), "/spec/hostNetwork", json!(true))),
+            ("finished", with(pod(failed.clone()), "/status/phase", json!("Succeeded"))),
+            ("failed", with(pod(failed), "/status/phase", json!("Failed"))),
+        ] {
+            assert_eq!(verdict(pod), None, "{name}");
+        }
+    }
+
+    #[test]
+    fn only_running_meshed_pods_with_their_own_netns_are_audited() {
+        let running = json!({
+            "metadata": {"name": "a"},
+            "spec": {"containers": [{"name": "app"}, {"name": "linkerd-proxy"}]},
+            "status": {"phase": "Running"},
+        });
+        let deleted_at = json!("2026-01-01T00:00:00Z");
+        let init = json!([{"name": "linkerd-init"}]);
+        for (name, pod, expected) in [
+            ("running", running.clone(), true),
+            ("not yet running", with(running.clone(), "/status/phase", json!("Pending")), false),
+            (
+                "being deleted",
+                with(running.clone(), "/metadata/deletionTimestamp", deleted_at),
+                false,
+            ),
+            ("host network", with(running.clone(), "/spec/hostNetwork", json!(true)), false),
+            ("with linkerd-init", with(running.clone(), "/spec/initContainers", init), false),
+            ("not meshed", with(running, "/spec/containers", json!([{"name": "app"}])), false),
+        ] {
+            let pod = serde_json::from_value(pod).unwrap();
+            assert_eq!(is_auditable(&pod), expected, "{name}");
+        }
+    }
+
+    #[test]
+    fn the_owner_key_is_the_first_owner_or_the_name_of_a_bare_pod() {
+        let failed = validator(json!({"lastState": {"terminated": {"exitCode": 95}}}));
+        let bare = pod(failed);
+        let owners = json!([{"kind": "ReplicaSet", "name": "web", "uid": "o-1"}]);
+        let owned = with(bare.clone(), "/metadata/ownerReferences", owners);
+        assert_eq!(verdict(bare).unwrap().owner_key, "emojivoto/web-1");
+        assert_eq!(verdict(owned).unwrap().owner_key, "o-1");
+    }
+}
