@@ -5,10 +5,11 @@ use std::io::{BufRead as _, BufReader, Write as _};
 use std::net::{TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
+use std::sync::OnceLock;
 use std::thread;
 use std::time::Instant;
 
-use crate::pods::{command, kubectl};
+use crate::pods::{self, kubectl};
 use crate::upstream;
 
 /// Namespace of the release, which stays after a test: its deletion takes 5 s.
@@ -16,9 +17,11 @@ pub const NAMESPACE: &str = "linkerd-cni";
 
 /// Helm and the release in one namespace. If the test panics, dropping the value uninstalls the release.
 pub struct Helm {
-    home: tempfile::TempDir,
     namespace: &'static str,
 }
+
+/// Directory of helm's settings and of the repository, which all tests share.
+static HOME: OnceLock<PathBuf> = OnceLock::new();
 
 impl Helm {
     pub fn with_local_repository() -> Self {
@@ -27,15 +30,7 @@ impl Helm {
 
     /// The same, for a release in another namespace.
     pub fn in_namespace(namespace: &'static str) -> Self {
-        let helm = Helm { home: tempfile::tempdir().unwrap(), namespace };
-        let repository = helm.home.path().join("repository");
-        let chart = Path::new(env!("CARGO_MANIFEST_DIR")).join("charts/linkerd2-cni");
-        let [chart, directory] = [&chart, &repository].map(|path| path.to_str().unwrap());
-        helm.must(&["package", chart, "--destination", directory]);
-        helm.must(&["repo", "index", directory]);
-        let url = serve(repository);
-        helm.must(&["repo", "add", "linkerd", &url]);
-        helm
+        Helm { namespace }
     }
 
     /// Runs `helm install` or `helm upgrade` with the README's arguments.
@@ -64,7 +59,7 @@ impl Helm {
     /// Installs the stand-in for upstream's chart, with the same release name. It runs this project's image, as
     /// upstream's is not available here.
     pub fn install_upstream(&self) {
-        let chart = self.home.path().join("upstream");
+        let chart = home().join("upstream");
         upstream::write_chart(&chart);
         let version = concat!("image.version=v", env!("CARGO_PKG_VERSION"));
         let install = ["install", "linkerd-cni", chart.to_str().unwrap()];
@@ -114,15 +109,44 @@ impl Helm {
     }
 
     fn output(&self, args: &[&str]) -> Output {
-        let home = self.home.path();
-        Command::new("helm")
-            .args(args)
-            .env("HELM_CONFIG_HOME", home.join("config"))
-            .env("HELM_CACHE_HOME", home.join("cache"))
-            .env("HELM_DATA_HOME", home.join("data"))
-            .output()
-            .expect("helm runs; scripts/tools helm puts it where scripts/tools --path says")
+        command_in(home(), args).output().expect(MISSING)
     }
+}
+
+const MISSING: &str = "helm runs; scripts/tools helm puts it where scripts/tools --path says";
+
+fn home() -> &'static Path {
+    HOME.get_or_init(make_home)
+}
+
+/// Creates helm's settings with the repository `linkerd`, which has the chart.
+fn make_home() -> PathBuf {
+    let home = Path::new(env!("CARGO_TARGET_TMPDIR")).join("cluster-helm");
+    let _ = fs::remove_dir_all(&home);
+    let repository = home.join("repository");
+    let chart = Path::new(env!("CARGO_MANIFEST_DIR")).join("charts/linkerd2-cni");
+    let [chart, directory] = [&chart, &repository].map(|path| path.to_str().unwrap());
+    let url = serve(repository.clone());
+    for args in [
+        &["package", chart, "--destination", directory][..],
+        &["repo", "index", directory],
+        &["repo", "add", "linkerd", &url],
+    ] {
+        let output = command_in(&home, args).output().expect(MISSING);
+        let error = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "helm {args:?}: {error}");
+    }
+    home
+}
+
+fn command_in(home: &Path, args: &[&str]) -> Command {
+    let mut command = Command::new("helm");
+    command
+        .args(args)
+        .env("HELM_CONFIG_HOME", home.join("config"))
+        .env("HELM_CACHE_HOME", home.join("cache"))
+        .env("HELM_DATA_HOME", home.join("data"));
+    command
 }
 
 impl Drop for Helm {
@@ -132,7 +156,7 @@ impl Drop for Helm {
             let _ = self.output(&[&release[..], &["--wait", "--ignore-not-found"]].concat());
             // Else the next test could find the plugin on the node.
             let wait = ["wait", "-n", self.namespace, "--for=delete", "pod", "--all"];
-            let _ = command(&wait).arg("--timeout=60s").output();
+            let _ = pods::command(&wait).arg("--timeout=60s").output();
         }
     }
 }

@@ -17,9 +17,10 @@ use crate::until::{until, until_within};
 use crate::watcher::Watcher;
 
 const RELEASE: [&str; 3] = ["linkerd-cni", "-n", "linkerd-cni"];
-/// Grace periods in seconds: the default, and one for agents that get no proof of an uninstall and use it up.
-const GRACE: u64 = 30;
-const SHORT_GRACE: u64 = 10;
+/// A grace period of 10 s, for agents that get no proof of an uninstall and use it up. The schema accepts no shorter one
+/// than the default of 30 s.
+const SHORT_GRACE: [&str; 2] =
+    ["--skip-schema-validation", "--set=terminationGracePeriodSeconds=10"];
 /// Upper bound of the time in which an agent uninstalls. The API server accepts tokens of deleted accounts for 10 s, and
 /// the agent wants rejections for 4 s. An agent that misses them ends after its grace period of 30 s and leaves the files
 /// in place.
@@ -35,12 +36,11 @@ fn a_deleted_role_binding_and_a_restart_leave_no_instant_without_the_plugin() {
     let node = Node::exclusive();
     let before = node.files();
     let helm = Helm::with_local_repository();
-    helm.run("install", &[]);
-    restart_with_grace(SHORT_GRACE);
+    helm.run("install", &SHORT_GRACE);
 
     let watcher = Watcher::start();
     kubectl(&["delete", "rolebinding", "linkerd-cni-agent", "-n", "linkerd-cni"]);
-    restart_with_grace(GRACE);
+    restart_with_default_grace();
     watcher.finish().assert_always_installed("RoleBinding deleted, restart");
 
     let watcher = Watcher::start();
@@ -76,12 +76,11 @@ fn a_node_that_leaves_the_daemonsets_scope_is_given_back_as_it_was() {
     assert_eq!(node.files(), before);
 }
 
-/// Sets the grace period in the DaemonSet, which restarts the agent. The chart accepts no shorter one than the default.
-fn restart_with_grace(seconds: u64) {
-    let value = seconds.to_string();
-    let env = json!({"name": "LINKERD_CNI_TERMINATION_GRACE_SECONDS", "value": value});
+/// Sets the default grace period in the DaemonSet, which restarts the agent.
+fn restart_with_default_grace() {
+    let env = json!({"name": "LINKERD_CNI_TERMINATION_GRACE_SECONDS", "value": "30"});
     let container = json!({"name": "install-cni", "env": [env]});
-    let spec = json!({"terminationGracePeriodSeconds": seconds, "containers": [container]});
+    let spec = json!({"terminationGracePeriodSeconds": 30, "containers": [container]});
     let patch = json!({"spec": {"template": {"spec": spec}}}).to_string();
     kubectl(&["patch", "daemonset", "linkerd-cni", "-n", "linkerd-cni", "--patch", &patch]);
     rolled_out();
@@ -101,8 +100,7 @@ fn an_agent_that_is_restarted_and_stopped_in_an_api_outage_leaves_the_plugin_ins
     let node = Node::exclusive();
     let before = node.files();
     let helm = Helm::with_local_repository();
-    helm.run("install", &[]);
-    restart_with_grace(SHORT_GRACE);
+    helm.run("install", &SHORT_GRACE);
 
     let first = agent().pid;
     let watcher = Watcher::start();
@@ -132,7 +130,7 @@ fn a_rollback_to_upstreams_chart_leaves_no_instant_without_the_plugin() {
     let helm = Helm::with_local_repository();
     helm.install_upstream();
     until("upstream's chart is installed", || node.entry().is_some());
-    helm.run("upgrade", &["--reset-then-reuse-values"]);
+    helm.run("upgrade", &[&["--reset-then-reuse-values"], &SHORT_GRACE[..]].concat());
     assert_eq!(node.linkerd_entry()["linkerd"]["iptables-mode"], "auto");
 
     let watcher = Watcher::start();
