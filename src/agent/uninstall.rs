@@ -28,7 +28,7 @@ use super::settings::Settings;
 use crate::conflist::PLUGIN;
 use crate::conflist::net_dir;
 use crate::conflist::plan;
-use crate::conflist::saved_state::SavedState;
+use crate::conflist::saved_state::{SavedState, StateFile};
 use crate::files;
 use net_dir_watch::{NetDirWatch, PluginReference};
 use node_files::NodeFiles;
@@ -230,7 +230,7 @@ fn invalid_conflists(
 fn load_saved_state(dir: &Path) -> (SavedState, Option<String>) {
     for _ in 1..ATTEMPTS {
         let loaded = SavedState::load(dir);
-        if !loaded.0.is_unreadable {
+        if loaded.0.file != StateFile::Unreadable {
             return loaded;
         }
         thread::sleep(READ_RETRY);

@@ -11,7 +11,7 @@ use crate::agent::binaries::Binaries;
 use crate::agent::settings::Settings;
 use crate::conflist::PLUGIN;
 use crate::conflist::saved_state;
-use crate::conflist::saved_state::SavedState;
+use crate::conflist::saved_state::{SavedState, StateFile, aside};
 use crate::files;
 use crate::files::StagedRemoval;
 use crate::record::SOCKET_NAME;
@@ -27,11 +27,12 @@ fn paths(settings: &Settings, saved_state: &SavedState) -> Vec<PathBuf> {
     let binaries = Binaries::in_image(settings).unwrap_or_else(|_| vec![PLUGIN.to_owned()]);
     let binaries = binaries.iter().map(|name| settings.bin_dir.join(name));
     let mut paths: Vec<PathBuf> = [settings.kubeconfig()].into_iter().chain(binaries).collect();
-    // Saved state that cannot be read is kept: a later uninstall may be able to read it and
-    // restore the original files.
-    if !saved_state.is_unreadable {
+    // Saved state that this agent cannot read or does not know is kept: a later uninstall may be
+    // able to read it and restore the original files.
+    if saved_state.file == StateFile::Usable {
         paths.push(settings.net_dir.join(saved_state::NAME));
     }
+    paths.extend(aside::known_and_unknown(&settings.net_dir).0);
     paths
 }
 
@@ -78,6 +79,9 @@ impl<'s> NodeFiles<'s> {
                 Ok(()) => info!("Removed {}", path.display()),
                 Err(error) => failures.push(error.to_string()),
             }
+        }
+        for copy in aside::known_and_unknown(&self.settings.net_dir).1 {
+            warn!("{} is kept: it holds saved state that this agent does not know", copy.display());
         }
         if let Err(error) = files::remove(&self.settings.net_dir.join(SOCKET_NAME)) {
             failures.push(error.to_string());

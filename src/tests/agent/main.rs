@@ -31,6 +31,7 @@ mod records;
 mod requests;
 mod rewrites;
 mod rivals;
+mod saved_state;
 mod scene;
 #[allow(dead_code, reason = "the repair controller's tests use all of it")]
 #[path = "../support/server.rs"]
