@@ -170,7 +170,7 @@ fn attempt(
     match &reference {
         Ok(PluginReference::Missing) => {
             files.discard(temporary);
-            temporary.extend(invalid_conflists(settings, &saved_state, conflists));
+            warn_of_invalid_conflists(settings, &saved_state, conflists);
         }
         _ => files.put_back(permanent),
     }
@@ -215,15 +215,17 @@ fn unchain(
     Ok(())
 }
 
-/// Describes each conflist among `conflists` that is invalid.
-fn invalid_conflists(
+/// Warns of each conflist among `conflists` that another program has made invalid. It does not name
+/// the plugin, so it does not keep the agent from uninstalling.
+fn warn_of_invalid_conflists(
     settings: &Settings,
     saved_state: &SavedState,
     conflists: &BTreeSet<String>,
-) -> Vec<String> {
+) {
     let found = net_dir::scan(&settings.net_dir, &settings.kubeconfig_name).unwrap_or_default();
-    let steps = plan::unchain(&found, saved_state, conflists);
-    steps.into_iter().filter_map(Result::err).collect()
+    for why in plan::unchain(&found, saved_state, conflists).into_iter().filter_map(Result::err) {
+        warn!("{}/{why}; the file is left unchanged", settings.net_dir.display());
+    }
 }
 
 /// Loads the saved state. Retries, because a read error may be temporary.
