@@ -9,8 +9,9 @@
 //! Another agent on the same node may chain the plugin again at any time. So steps 2 to 4 wait
 //! until no network config has named the plugin for a while. Their files are first renamed, and
 //! get their names back at once if a network config then names the plugin. Otherwise they are
-//! removed.
+//! removed. The plugin binary stays if existing pods need it: see `kept_binary`.
 
+mod kept_binary;
 pub mod leftovers;
 mod net_dir_watch;
 mod node_files;
@@ -154,7 +155,9 @@ fn attempt(
     temporary.extend(why);
     unchain(settings, &saved_state, conflists)?;
     let in_words = |error: files::Error| vec![error.to_string()];
-    let quiet = match node_files::exist(settings, &saved_state) {
+    let needed_by = kept_binary::needed_by(settings);
+    let paths = node_files::paths(settings, &saved_state, needed_by.is_some());
+    let quiet = match node_files::exist(&paths) {
         true => QUIET_BEFORE,
         false => Duration::ZERO,
     };
@@ -162,7 +165,7 @@ fn attempt(
     if reference != PluginReference::Missing {
         return Ok(reference);
     }
-    let files = NodeFiles::set_aside(settings, &saved_state, temporary);
+    let files = NodeFiles::set_aside(settings, paths, temporary);
     let quiet = quiet.min(QUIET_AFTER);
     // The deadline is now: while the files are aside, a network config that names the plugin makes
     // new pods fail, so the files have to be put back at once.
@@ -170,11 +173,26 @@ fn attempt(
     match &reference {
         Ok(PluginReference::Missing) => {
             files.discard(temporary);
+            if let Some(program) = needed_by {
+                report_kept_binary(settings, program);
+            }
             warn_of_invalid_conflists(settings, &saved_state, conflists);
         }
         _ => files.put_back(permanent),
     }
     reference.map_err(in_words)
+}
+
+/// Says that the plugin binary stays for `program`, and when it can be removed.
+fn report_kept_binary(settings: &Settings, program: &str) {
+    let binary = settings.bin_dir.join(PLUGIN);
+    if matches!(files::metadata(&binary), Ok(Some(_))) {
+        info!(
+            "{} is left in place: {program} needs the plugin to delete the pods that exist now; remove \
+             the file when the last of them is deleted",
+            binary.display()
+        );
+    }
 }
 
 /// Removes the plugin entry from all network configs. If another program keeps writing a config at

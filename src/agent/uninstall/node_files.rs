@@ -22,10 +22,12 @@ pub struct NodeFiles<'s> {
     asides: Vec<StagedRemoval>,
 }
 
-/// Returns all files that an uninstall removes, in the order of removal.
-fn paths(settings: &Settings, saved_state: &SavedState) -> Vec<PathBuf> {
+/// Returns all files that an uninstall removes, in the order of removal. `keep_binary`: the plugin
+/// binary stays.
+pub fn paths(settings: &Settings, saved_state: &SavedState, keep_binary: bool) -> Vec<PathBuf> {
     let binaries = Binaries::in_image(settings).unwrap_or_else(|_| vec![PLUGIN.to_owned()]);
-    let binaries = binaries.iter().map(|name| settings.bin_dir.join(name));
+    let binaries = binaries.iter().filter(|name| !keep_binary || *name != PLUGIN);
+    let binaries = binaries.map(|name| settings.bin_dir.join(name));
     let mut paths: Vec<PathBuf> = [settings.kubeconfig()].into_iter().chain(binaries).collect();
     // Saved state that this agent cannot read or does not know is kept: a later uninstall may be
     // able to read it and restore the original files.
@@ -36,21 +38,20 @@ fn paths(settings: &Settings, saved_state: &SavedState) -> Vec<PathBuf> {
     paths
 }
 
-/// Whether any of the files exists.
-pub fn exist(settings: &Settings, saved_state: &SavedState) -> bool {
-    let mut paths = paths(settings, saved_state).into_iter();
-    paths.any(|path| !matches!(files::metadata(&path), Ok(None)))
+/// Whether any of the files `paths` exists.
+pub fn exist(paths: &[PathBuf]) -> bool {
+    paths.iter().any(|path| !matches!(files::metadata(path), Ok(None)))
 }
 
 impl<'s> NodeFiles<'s> {
-    /// Renames the files to temporary names.
+    /// Renames the files `paths` to temporary names.
     pub fn set_aside(
         settings: &'s Settings,
-        saved_state: &SavedState,
+        paths: Vec<PathBuf>,
         failures: &mut Vec<String>,
     ) -> NodeFiles<'s> {
         let mut asides = Vec::new();
-        for path in paths(settings, saved_state) {
+        for path in paths {
             match StagedRemoval::start(&path) {
                 Ok(aside) => asides.extend(aside),
                 Err(error) => failures.push(error.to_string()),

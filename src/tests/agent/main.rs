@@ -6,6 +6,7 @@
 mod accounts;
 mod agent;
 mod api;
+mod cached;
 mod chain;
 mod credential;
 mod departures;
