@@ -1,10 +1,10 @@
 // Command cni-runtime calls CNI plugins through libcni, as container runtimes do. The tests of the
 // agent use it in place of a runtime.
 //
-//	cni-runtime loaded     DIR             print the network config that a runtime loads, as JSON
-//	cni-runtime add        DIR FIRST LAST  add the pods pod-FIRST to pod-LAST
-//	cni-runtime del        DIR FIRST LAST  delete them by the loaded network config, as containerd does
-//	cni-runtime del-cached DIR FIRST LAST  delete them by the cached network config, as CRI-O does
+//	cni-runtime loaded     DIR        print the network config that a runtime loads, as JSON
+//	cni-runtime add        DIR ID...  add the containers with these IDs to the network
+//	cni-runtime del        DIR ID...  delete them by the loaded network config, as containerd does
+//	cni-runtime del-cached DIR ID...  delete them by the cached network config, as CRI-O does
 //
 // DIR is the root of a node with etc (network configs), bin (plugins) and var/lib/cni (cache).
 package main
@@ -16,7 +16,6 @@ import (
 	"os"
 	"path/filepath"
 	"sort"
-	"strconv"
 	"strings"
 	"time"
 
@@ -32,7 +31,7 @@ func main() {
 
 func run(args []string) error {
 	if len(args) < 2 {
-		return errors.New("usage: cni-runtime COMMAND DIR [FIRST LAST]")
+		return errors.New("usage: cni-runtime COMMAND DIR [ID...]")
 	}
 	command, dir := args[0], args[1]
 	list, err := loaded(filepath.Join(dir, "etc"))
@@ -43,23 +42,12 @@ func run(args []string) error {
 		fmt.Println(string(list.Bytes))
 		return nil
 	}
-	if len(args) != 4 {
-		return errors.New("FIRST and LAST are missing")
-	}
-	first, err := strconv.Atoi(args[2])
-	if err != nil {
-		return err
-	}
-	last, err := strconv.Atoi(args[3])
-	if err != nil {
-		return err
-	}
 	cni := libcni.NewCNIConfigWithCacheDir(
 		[]string{filepath.Join(dir, "bin")}, filepath.Join(dir, "var/lib/cni"), nil)
 	var failed []error
-	for number := first; number <= last; number++ {
-		if err := call(cni, command, list, fmt.Sprintf("pod-%d", number)); err != nil {
-			failed = append(failed, err)
+	for _, id := range args[2:] {
+		if err := call(cni, command, list, id); err != nil {
+			failed = append(failed, fmt.Errorf("%s: %w", id, err))
 		}
 	}
 	return errors.Join(failed...)
@@ -85,17 +73,17 @@ func loaded(dir string) (*libcni.NetworkConfigList, error) {
 	return libcni.ConfListFromConf(conf)
 }
 
-func call(cni *libcni.CNIConfig, command string, list *libcni.NetworkConfigList, pod string) error {
+func call(cni *libcni.CNIConfig, command string, list *libcni.NetworkConfigList, id string) error {
 	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
 	defer cancel()
 	rt := &libcni.RuntimeConf{
-		ContainerID: pod,
-		NetNS:       "/var/run/netns/" + pod,
+		ContainerID: id,
+		NetNS:       "/var/run/netns/" + id,
 		IfName:      "eth0",
 		Args: [][2]string{
 			{"IgnoreUnknown", "1"},
 			{"K8S_POD_NAMESPACE", "default"},
-			{"K8S_POD_NAME", pod},
+			{"K8S_POD_NAME", id},
 		},
 		CapabilityArgs: map[string]interface{}{
 			"io.kubernetes.cri.pod-annotations": map[string]string{"app": "web"},
@@ -113,7 +101,7 @@ func call(cni *libcni.CNIConfig, command string, list *libcni.NetworkConfigList,
 			return err
 		}
 		if bytes == nil {
-			return fmt.Errorf("%s is not cached", pod)
+			return errors.New("is not cached")
 		}
 		config, err := libcni.ConfListFromBytes(bytes)
 		if err != nil {

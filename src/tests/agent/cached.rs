@@ -21,9 +21,9 @@ case $CNI_COMMAND in
 esac
 "#;
 
-/// Calls plugins as a container runtime does.
-pub fn runtime(node: &Node, command: &str, pods: &[&str]) -> Output {
-    let output = Command::new("cni-runtime").arg(command).arg(node.root()).args(pods).output();
+/// Calls plugins for the containers `ids` as a container runtime does.
+fn runtime(node: &Node, command: &str, ids: &[String]) -> Output {
+    let output = Command::new("cni-runtime").arg(command).arg(node.root()).args(ids).output();
     output.unwrap_or_else(|error| {
         panic!(
             "cni-runtime: {error}: run `scripts/tools cni-runtime` and put `scripts/tools --path` on PATH"
@@ -32,7 +32,8 @@ pub fn runtime(node: &Node, command: &str, pods: &[&str]) -> Output {
 }
 
 fn succeeds(node: &Node, command: &str) {
-    let output = runtime(node, command, &["1", &PODS.to_string()]);
+    let ids: Vec<String> = (0..PODS).map(|number| format!("pod-{number}")).collect();
+    let output = runtime(node, command, &ids);
     assert!(output.status.success(), "{command}: {}", String::from_utf8_lossy(&output.stderr));
 }
 
@@ -108,7 +109,7 @@ fn pods_of_containerd_are_deleted_after_an_uninstall_that_removes_the_binary() {
     assert_eq!(agent.stop(), Some(0), "{}", agent.log());
     assert!(!node.bin("linkerd-cni").exists());
     // CRI-O could not delete them.
-    let cached = runtime(&node, "del-cached", &["1", "1"]);
+    let cached = runtime(&node, "del-cached", &["pod-1".into()]);
     let error = String::from_utf8_lossy(&cached.stderr).into_owned();
     assert!(error.contains("failed to find plugin \"linkerd-cni\""), "{error}");
     assert_eq!(addresses(&node), PODS);
