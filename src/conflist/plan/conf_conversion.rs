@@ -54,7 +54,8 @@ fn unused_name(
     let is_made = |name: &&String| {
         existing(name).is_some_and(|conflist| is_made_from(conflist, &file.name, saved))
     };
-    if let Some(made) = names.iter().find(is_made) {
+    // If the agent made both, the runtime loads the second one.
+    if let Some(made) = names.iter().rev().find(is_made) {
         return Ok(made.clone());
     }
     match names.iter().position(|name| existing(name).is_none()) {
