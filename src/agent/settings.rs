@@ -103,6 +103,9 @@ pub struct Settings {
     pub startup_taint: Option<String>,
     /// Name of the node (`LINKERD_CNI_NODE_NAME`).
     pub node_name: Option<String>,
+    /// Whether uninstall leaves the plugin binary on the host (`LINKERD_CNI_KEEP_BINARY`). Unset:
+    /// only if CRI-O or Multus needs the binary to delete existing pods.
+    pub keep_binary: Option<bool>,
     /// Whether to receive the plugin's records on a socket (`LINKERD_CNI_PLUGIN_SOCKET`).
     pub plugin_socket: bool,
     pub log_level: LevelFilter,
@@ -166,6 +169,9 @@ impl Settings {
             self_test: flag("LINKERD_CNI_SELF_TEST", or("LINKERD_CNI_SELF_TEST", "false"))?,
             startup_taint: var("LINKERD_CNI_STARTUP_TAINT"),
             node_name: var("LINKERD_CNI_NODE_NAME"),
+            keep_binary: var("LINKERD_CNI_KEEP_BINARY")
+                .map(|value| flag("LINKERD_CNI_KEEP_BINARY", value))
+                .transpose()?,
             plugin_socket: flag(
                 "LINKERD_CNI_PLUGIN_SOCKET",
                 or("LINKERD_CNI_PLUGIN_SOCKET", "true"),

@@ -9,8 +9,9 @@
 //! Another agent on the same node may chain the plugin again at any time. So steps 2 to 4 wait
 //! until no network config has named the plugin for a while. Their files are first renamed, and
 //! get their names back at once if a network config then names the plugin. Otherwise they are
-//! removed.
+//! removed. The plugin binary stays if existing pods need it: see `kept_binary`.
 
+mod kept_binary;
 pub mod leftovers;
 mod net_dir_watch;
 mod node_files;
@@ -28,7 +29,7 @@ use super::settings::Settings;
 use crate::conflist::PLUGIN;
 use crate::conflist::net_dir;
 use crate::conflist::plan;
-use crate::conflist::saved_state::SavedState;
+use crate::conflist::saved_state::{SavedState, StateFile};
 use crate::files;
 use net_dir_watch::{NetDirWatch, PluginReference};
 use node_files::NodeFiles;
@@ -154,7 +155,9 @@ fn attempt(
     temporary.extend(why);
     unchain(settings, &saved_state, conflists)?;
     let in_words = |error: files::Error| vec![error.to_string()];
-    let quiet = match node_files::exist(settings, &saved_state) {
+    let needed_by = kept_binary::needed_by(settings);
+    let paths = node_files::paths(settings, &saved_state, needed_by.is_some());
+    let quiet = match node_files::exist(&paths) {
         true => QUIET_BEFORE,
         false => Duration::ZERO,
     };
@@ -162,7 +165,7 @@ fn attempt(
     if reference != PluginReference::Missing {
         return Ok(reference);
     }
-    let files = NodeFiles::set_aside(settings, &saved_state, temporary);
+    let files = NodeFiles::set_aside(settings, paths, temporary);
     let quiet = quiet.min(QUIET_AFTER);
     // The deadline is now: while the files are aside, a network config that names the plugin makes
     // new pods fail, so the files have to be put back at once.
@@ -170,11 +173,26 @@ fn attempt(
     match &reference {
         Ok(PluginReference::Missing) => {
             files.discard(temporary);
-            temporary.extend(invalid_conflists(settings, &saved_state, conflists));
+            if let Some(program) = needed_by {
+                report_kept_binary(settings, program);
+            }
+            warn_of_invalid_conflists(settings, &saved_state, conflists);
         }
         _ => files.put_back(permanent),
     }
     reference.map_err(in_words)
+}
+
+/// Says that the plugin binary stays for `program`, and when it can be removed.
+fn report_kept_binary(settings: &Settings, program: &str) {
+    let binary = settings.bin_dir.join(PLUGIN);
+    if matches!(files::metadata(&binary), Ok(Some(_))) {
+        info!(
+            "{} is left in place: {program} needs the plugin to delete the pods that exist now; remove \
+             the file when the last of them is deleted",
+            binary.display()
+        );
+    }
 }
 
 /// Removes the plugin entry from all network configs. If another program keeps writing a config at
@@ -215,22 +233,24 @@ fn unchain(
     Ok(())
 }
 
-/// Describes each conflist among `conflists` that is invalid.
-fn invalid_conflists(
+/// Warns of each conflist among `conflists` that another program has made invalid. It does not name
+/// the plugin, so it does not keep the agent from uninstalling.
+fn warn_of_invalid_conflists(
     settings: &Settings,
     saved_state: &SavedState,
     conflists: &BTreeSet<String>,
-) -> Vec<String> {
+) {
     let found = net_dir::scan(&settings.net_dir, &settings.kubeconfig_name).unwrap_or_default();
-    let steps = plan::unchain(&found, saved_state, conflists);
-    steps.into_iter().filter_map(Result::err).collect()
+    for why in plan::unchain(&found, saved_state, conflists).into_iter().filter_map(Result::err) {
+        warn!("{}/{why}; the file is left unchanged", settings.net_dir.display());
+    }
 }
 
 /// Loads the saved state. Retries, because a read error may be temporary.
 fn load_saved_state(dir: &Path) -> (SavedState, Option<String>) {
     for _ in 1..ATTEMPTS {
         let loaded = SavedState::load(dir);
-        if !loaded.0.is_unreadable {
+        if loaded.0.file != StateFile::Unreadable {
             return loaded;
         }
         thread::sleep(READ_RETRY);

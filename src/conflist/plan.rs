@@ -19,7 +19,7 @@ pub use steps::{ChainStep, Plan, UnchainStep};
 pub use unchain::unchain;
 
 use active::{active_among, has_entry, lacks_entry, no_network_config};
-use conf_conversion::conflist_name;
+use conf_conversion::conflist_names;
 
 /// Plans how to chain `entry` to the files that `mode` names, among the network configs `found`.
 pub fn chain(mode: &ChainMode, found: &[ConfigFile], entry: &Entry, saved: &SavedState) -> Plan {
@@ -67,9 +67,8 @@ fn every(foreign: &[&ConfigFile], entry: &Entry, saved: &SavedState) -> Plan {
 /// Chains only to the file `name`, or to the conflist that was made from it.
 fn only(name: &str, foreign: &[&ConfigFile], entry: &Entry, saved: &SavedState) -> Plan {
     let mut plan = Plan::default();
-    let is_single = ConfigKind::of(name).is_some_and(|kind| kind != ConfigKind::Conflist);
-    let conflist = is_single.then(|| conflist_name(name));
-    let is_named = |file: &&&ConfigFile| file.name == name || conflist.as_ref() == Some(&file.name);
+    let conflists = conflist_names(name);
+    let is_named = |file: &&&ConfigFile| file.name == name || conflists.contains(&file.name);
     let named: Vec<&&ConfigFile> = foreign.iter().filter(is_named).collect();
     for file in &named {
         plan.chain_to(foreign, file, entry, saved);

@@ -7,7 +7,8 @@
 //! - names of files that only the agent writes, which look like any network config
 //!
 //! The file lies in the CNI net dir, so that it outlives the agent, and is written before the
-//! conflist.
+//! conflist. A damaged file, or one that a newer agent wrote, is never overwritten: [`aside`] keeps
+//! it under another name.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -17,10 +18,14 @@ use serde::{Deserialize, Serialize};
 use crate::files;
 use crate::files::FileAccess;
 
+pub mod aside;
+mod partial;
+
 /// File name in the CNI net dir. Runtimes ignore it for its extension.
 pub const NAME: &str = ".linkerd-cni-state";
 
-/// Version of the file format. A file with a higher version is not used.
+/// Version of the file format. A newer format may add members, but keeps the meaning of those that
+/// it keeps. So an older agent, as after a rollback, can use the members that it knows.
 const VERSION: u32 = 1;
 
 /// The saved state of a node, keyed by file name.
@@ -35,9 +40,22 @@ pub struct SavedState {
     /// Files that only the agent writes. The value names the original if the file is a copy.
     #[serde(rename = "own", default)]
     pub own_configs: BTreeMap<String, Option<String>>,
-    /// Whether the file on the host exists but reading it failed. Then it must not be overwritten.
+    /// What the file on the host allows.
     #[serde(skip)]
-    pub is_unreadable: bool,
+    pub file: StateFile,
+}
+
+/// Whether the file on the host can be used and overwritten.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum StateFile {
+    /// The file is missing, or its whole content is known.
+    #[default]
+    Usable,
+    /// Reading the file failed, perhaps temporarily. It must not be overwritten.
+    Unreadable,
+    /// The file is damaged or of a newer format. It must be kept under another name before it is
+    /// overwritten.
+    Unusable,
 }
 
 /// The file that a conflist was made from.
@@ -75,43 +93,74 @@ impl Original {
 }
 
 impl SavedState {
-    /// Reads the saved state in `dir`. Without a usable file it is empty, and unless the file is
-    /// just missing, the reason is returned too.
+    /// Reads the saved state in `dir`. Of a damaged file or a newer format, only the known members
+    /// are used. Unless the file is missing or its whole content is known, the reason is returned
+    /// too.
     pub fn load(dir: &Path) -> (SavedState, Option<String>) {
         let path = dir.join(NAME);
-        let empty = |is_unreadable| SavedState { is_unreadable, ..SavedState::default() };
-        let bytes = match files::read(&path) {
-            Ok((bytes, _)) => bytes,
-            Err(error) if error.is_missing() => return (empty(false), None),
-            Err(error) => {
-                let is_unreadable = matches!(error, files::Error::Io { .. });
-                return (empty(is_unreadable), Some(error.to_string()));
+        let (mut saved, why) = match files::read(&path) {
+            Ok((bytes, _)) => SavedState::parse(&bytes),
+            Err(error) if error.is_missing() => (SavedState::default(), None),
+            Err(error @ files::Error::Io { .. }) => {
+                let unreadable =
+                    SavedState { file: StateFile::Unreadable, ..SavedState::default() };
+                return (unreadable, Some(error.to_string()));
             }
+            Err(error) => (
+                SavedState { file: StateFile::Unusable, ..SavedState::default() },
+                Some(error.to_string()),
+            ),
         };
-        match serde_json::from_slice::<SavedState>(&bytes) {
+        for (conflist, original) in aside::originals(dir) {
+            saved.originals.entry(conflist).or_insert(original);
+        }
+        (saved, why.map(|why| format!("{} {why}", path.display())))
+    }
+
+    /// Parses the content of the file, and says why not all of it is known.
+    fn parse(bytes: &[u8]) -> (SavedState, Option<String>) {
+        match serde_json::from_slice::<SavedState>(bytes) {
             Ok(saved) if saved.version <= VERSION => (saved, None),
             _ => {
-                let why = format!("{} is invalid or of a newer format", path.display());
-                (empty(false), Some(why))
+                let (saved, why) = partial::parse(bytes);
+                (SavedState { file: StateFile::Unusable, ..saved }, Some(why.to_owned()))
             }
         }
     }
 
     /// Writes the saved state into `dir`, readable only for root: a network config can hold
-    /// credentials.
+    /// credentials. An existing file that is not usable is first kept under another name.
     ///
     /// # Errors
-    /// Fails if the write fails, or if the existing file cannot be read.
+    /// Fails if the write fails, or if the existing file can be neither read nor kept.
     pub fn save(&mut self, dir: &Path) -> Result<(), files::Error> {
-        if self.is_unreadable {
-            return Err(files::Error::Unusable {
-                path: dir.join(NAME),
-                why: "cannot be read, so it is not overwritten",
-            });
+        match self.file {
+            StateFile::Usable => {}
+            StateFile::Unusable => {
+                self.keep_file(dir)?;
+            }
+            StateFile::Unreadable => {
+                return Err(files::Error::Unusable {
+                    path: dir.join(NAME),
+                    why: "cannot be read, so it is not overwritten",
+                });
+            }
         }
         self.version = VERSION;
         let text = serde_json::to_vec(self).unwrap_or_default();
-        files::write(&dir.join(NAME), &text, FileAccess::own(0o600))
+        files::write(&dir.join(NAME), &text, FileAccess::own(0o600))?;
+        self.file = StateFile::Usable;
+        Ok(())
+    }
+
+    /// Keeps the unusable file in `dir` under another name, which is returned.
+    ///
+    /// # Errors
+    /// Fails if the file cannot be kept.
+    pub fn keep_file(&mut self, dir: &Path) -> Result<PathBuf, files::Error> {
+        let copy = aside::keep(dir)?;
+        self.file = StateFile::Usable;
+        Ok(copy)
     }
 
     /// Removes `name`, which is restored, from the saved state and writes the file if that changed

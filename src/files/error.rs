@@ -28,6 +28,26 @@ impl Error {
     pub fn is_missing(&self) -> bool {
         matches!(self, Error::Io { source, .. } if source.kind() == io::ErrorKind::NotFound)
     }
+
+    /// Returns whether no program can read the file, whatever its rights: it is not a regular file,
+    /// or a symbolic link that cannot be resolved.
+    pub fn is_no_file(&self) -> bool {
+        match self {
+            Error::Io { source, .. } => matches!(
+                Errno::from_io_error(source),
+                Some(
+                    Errno::NOENT
+                        | Errno::NXIO
+                        | Errno::NODEV
+                        | Errno::LOOP
+                        | Errno::NOTDIR
+                        | Errno::NAMETOOLONG
+                )
+            ),
+            Error::Unusable { .. } => true,
+            Error::Raced { .. } => false,
+        }
+    }
 }
 
 /// Adds the operation and the path to an I/O error.

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use tracing::info;
+use tracing::{info, warn};
 
 use super::Reconciler;
 use super::chain_step::{apply, content};
@@ -17,7 +17,7 @@ use crate::conflist::net_dir;
 use crate::conflist::net_dir::ConfigFile;
 use crate::conflist::plan;
 use crate::conflist::plan::{ChainStep, Plan, UnchainStep};
-use crate::conflist::saved_state::SavedState;
+use crate::conflist::saved_state::{SavedState, StateFile};
 use crate::files;
 
 /// The net dir at the start of a pass.
@@ -42,6 +42,9 @@ impl Reconciler {
             self.remove_leftovers(pass);
         }
         let mut observed = self.observe(pass)?;
+        if can_chain && observed.saved_state.file == StateFile::Unusable {
+            self.replace_saved_state(&mut observed.saved_state, pass);
+        }
         match self.plan(&observed, pass) {
             Some(plan) if can_chain => self.apply(plan, &mut observed, pass),
             _ => Ok(()),
@@ -66,6 +69,23 @@ impl Reconciler {
             pass.problem(Subject::SavedState, why);
         }
         Ok(Observed { configs, saved_state })
+    }
+
+    /// Keeps a saved state that is damaged or of a newer format under another name, and writes its
+    /// known part.
+    fn replace_saved_state(&self, saved_state: &mut SavedState, pass: &mut Pass) {
+        let dir = &self.settings.net_dir;
+        let copy = match saved_state.keep_file(dir) {
+            Ok(copy) => copy,
+            Err(error) => return pass.problem(Subject::SavedState, error),
+        };
+        if let Err(error) = saved_state.save(dir) {
+            return pass.problem(Subject::SavedState, error);
+        }
+        pass.wrote = true;
+        if let Some(why) = pass.problems.remove(&Subject::SavedState) {
+            warn!("{why}; it is kept as {}", copy.display());
+        }
     }
 
     /// Plans the changes, and records in `pass` what is wrong before them. Returns `None` if
@@ -98,7 +118,7 @@ impl Reconciler {
             pass.problem(Subject::NetworkConfig, why);
             return None;
         }
-        if saved_state.is_unreadable {
+        if saved_state.file == StateFile::Unreadable {
             // Unchaining restores the original files from the saved state.
             plan.unchain_steps.clear();
         }

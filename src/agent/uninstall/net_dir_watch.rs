@@ -102,8 +102,7 @@ impl<'s> NetDirWatch<'s> {
         }
         match files::contains(&self.dir.join(&file.name), PLUGIN.as_bytes()) {
             Ok(holds) => holds,
-            Err(files::Error::Unusable { .. }) => false,
-            Err(error) => !error.is_missing(),
+            Err(error) => !error.is_no_file(),
         }
     }
 

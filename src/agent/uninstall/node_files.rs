@@ -11,7 +11,7 @@ use crate::agent::binaries::Binaries;
 use crate::agent::settings::Settings;
 use crate::conflist::PLUGIN;
 use crate::conflist::saved_state;
-use crate::conflist::saved_state::SavedState;
+use crate::conflist::saved_state::{SavedState, StateFile, aside};
 use crate::files;
 use crate::files::StagedRemoval;
 use crate::record::SOCKET_NAME;
@@ -22,34 +22,36 @@ pub struct NodeFiles<'s> {
     asides: Vec<StagedRemoval>,
 }
 
-/// Returns all files that an uninstall removes, in the order of removal.
-fn paths(settings: &Settings, saved_state: &SavedState) -> Vec<PathBuf> {
+/// Returns all files that an uninstall removes, in the order of removal. `keep_binary`: the plugin
+/// binary stays.
+pub fn paths(settings: &Settings, saved_state: &SavedState, keep_binary: bool) -> Vec<PathBuf> {
     let binaries = Binaries::in_image(settings).unwrap_or_else(|_| vec![PLUGIN.to_owned()]);
-    let binaries = binaries.iter().map(|name| settings.bin_dir.join(name));
+    let binaries = binaries.iter().filter(|name| !keep_binary || *name != PLUGIN);
+    let binaries = binaries.map(|name| settings.bin_dir.join(name));
     let mut paths: Vec<PathBuf> = [settings.kubeconfig()].into_iter().chain(binaries).collect();
-    // Saved state that cannot be read is kept: a later uninstall may be able to read it and
-    // restore the original files.
-    if !saved_state.is_unreadable {
+    // Saved state that this agent cannot read or does not know is kept: a later uninstall may be
+    // able to read it and restore the original files.
+    if saved_state.file == StateFile::Usable {
         paths.push(settings.net_dir.join(saved_state::NAME));
     }
+    paths.extend(aside::known_and_unknown(&settings.net_dir).0);
     paths
 }
 
-/// Whether any of the files exists.
-pub fn exist(settings: &Settings, saved_state: &SavedState) -> bool {
-    let mut paths = paths(settings, saved_state).into_iter();
-    paths.any(|path| !matches!(files::metadata(&path), Ok(None)))
+/// Whether any of the files `paths` exists.
+pub fn exist(paths: &[PathBuf]) -> bool {
+    paths.iter().any(|path| !matches!(files::metadata(path), Ok(None)))
 }
 
 impl<'s> NodeFiles<'s> {
-    /// Renames the files to temporary names.
+    /// Renames the files `paths` to temporary names.
     pub fn set_aside(
         settings: &'s Settings,
-        saved_state: &SavedState,
+        paths: Vec<PathBuf>,
         failures: &mut Vec<String>,
     ) -> NodeFiles<'s> {
         let mut asides = Vec::new();
-        for path in paths(settings, saved_state) {
+        for path in paths {
             match StagedRemoval::start(&path) {
                 Ok(aside) => asides.extend(aside),
                 Err(error) => failures.push(error.to_string()),
@@ -78,6 +80,9 @@ impl<'s> NodeFiles<'s> {
                 Ok(()) => info!("Removed {}", path.display()),
                 Err(error) => failures.push(error.to_string()),
             }
+        }
+        for copy in aside::known_and_unknown(&self.settings.net_dir).1 {
+            warn!("{} is kept: it holds saved state that this agent does not know", copy.display());
         }
         if let Err(error) = files::remove(&self.settings.net_dir.join(SOCKET_NAME)) {
             failures.push(error.to_string());

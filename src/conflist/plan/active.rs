@@ -1,7 +1,7 @@
 //! Which network config is active: the first one in name order that a runtime can load. Whether
 //! the plugin is chained to it.
 
-use super::conf_conversion::conflist_name;
+use super::conf_conversion::conflist_names;
 use crate::conflist::chain_mode::ChainMode;
 use crate::conflist::net_dir::{ConfigFile, ConfigKind};
 use crate::conflist::{self, Conflist, Entry};
@@ -43,9 +43,11 @@ pub fn is_chained(mode: &ChainMode, found: &[ConfigFile]) -> bool {
         content.is_ok_and(|content| calls_plugin(&content.text))
     };
     match mode {
-        ChainMode::Only(name) => found.iter().any(|file| {
-            (file.name == *name || file.name == conflist_name(name)) && is_chained(file)
-        }),
+        ChainMode::Only(name) => {
+            let names = conflist_names(name);
+            let is_named = |file: &&ConfigFile| file.name == *name || names.contains(&file.name);
+            found.iter().filter(is_named).any(is_chained)
+        }
         ChainMode::Every | ChainMode::Standalone(_) | ChainMode::Copy(_) => {
             active(found).is_some_and(is_chained)
         }

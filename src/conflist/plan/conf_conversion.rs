@@ -19,21 +19,52 @@ pub(super) fn convert(
 ) -> Result<ChainStep, String> {
     let describe = |error: conflist::Error| error.to_string();
     let without_entry = conflist::wrap(text).map_err(describe)?;
-    let name = conflist_name(&file.name);
-    if let Some(existing) = foreign.iter().find(|other| other.name == name)
-        && !is_made_from(existing, &file.name, saved)
-    {
-        // Overwriting a conflist that the agent did not make would lose a network config.
-        return Err(format!("is not converted: {name} exists and was not made from it"));
-    }
+    let name = unused_name(foreign, file, text, saved)?;
     let text = Conflist::parse_chainable(&without_entry).map_err(describe)?.with_entry(entry);
     Ok(ChainStep::Convert { conf: file.name.clone(), conflist: name, text, without_entry })
 }
 
-/// Returns the name of the conflist that is made from the `.conf` or `.json` file `conf`.
-pub(super) fn conflist_name(conf: &str) -> String {
-    let stem = conf.rsplit_once('.').map_or(conf, |(stem, _)| stem);
-    format!("{stem}.conflist")
+/// Returns the names that the conflist made from `conf` can have, in order of preference. Empty if
+/// `conf` is a conflist itself.
+///
+/// The second name is for `10-x.conf` beside a conflist `10-x.conflist` of another program:
+/// `10-x.conf.conflist` sorts between the two, so the runtime loads it in place of `10-x.conf`.
+pub(super) fn conflist_names(conf: &str) -> Vec<String> {
+    match conf.rsplit_once('.') {
+        Some((stem, extension)) if extension != "conflist" => {
+            vec![format!("{stem}.conflist"), format!("{conf}.conflist")]
+        }
+        _ => Vec::new(),
+    }
+}
+
+/// Returns the name of the conflist to make from `file`, whose content is `text`. Never the name of
+/// a conflist that the agent did not make: overwriting it would lose a network config.
+///
+/// # Errors
+/// Says that both names are used, or that a runtime loads the existing conflist instead of `file`.
+fn unused_name(
+    foreign: &[&ConfigFile],
+    file: &ConfigFile,
+    text: &str,
+    saved: &SavedState,
+) -> Result<String, String> {
+    let names = conflist_names(&file.name);
+    let existing = |name: &String| foreign.iter().find(|other| other.name == *name);
+    let is_made = |name: &&String| {
+        existing(name).is_some_and(|conflist| is_made_from(conflist, &file.name, saved))
+    };
+    // If the agent made both, the runtime loads the second one.
+    if let Some(made) = names.iter().rev().find(is_made) {
+        return Ok(made.clone());
+    }
+    match names.iter().position(|name| existing(name).is_none()) {
+        // The second name would make a runtime load a file that it skips now.
+        Some(1) if conflist::check_conf_loadable(text).is_err() => {}
+        Some(unused) => return Ok(names[unused].clone()),
+        None => {}
+    }
+    Err(format!("is not converted: {} exists and was not made from it", names.join(" or ")))
 }
 
 /// Returns whether the agent made `conflist` from `conf` and no other program wrote it since. If

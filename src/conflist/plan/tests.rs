@@ -98,10 +98,10 @@ fn a_conflist_beside_a_conf_is_overwritten_only_if_the_agent_made_it_and_it_is_u
     let known = saved("x.conflist", "x.conf");
     for (name, list, saved, expected) in [
         ("made by the agent", &*made, &known, vec!["x.conflist"]),
-        ("changed since", &changed, &known, vec![]),
-        ("not recorded", &made, &SavedState::default(), vec![]),
-        ("foreign", LIST, &known, vec!["x.conflist (entry added)"]),
-        ("unreadable", "unreadable", &known, vec![]),
+        ("changed since", &changed, &known, vec!["x.conf.conflist"]),
+        ("not recorded", &made, &SavedState::default(), vec!["x.conf.conflist"]),
+        ("foreign", LIST, &known, vec!["x.conf.conflist", "x.conflist (entry added)"]),
+        ("unreadable", "unreadable", &known, vec!["x.conf.conflist"]),
     ] {
         let files = found(&[("x.conf", CONF), ("x.conflist", list)]);
         let plan = chain(&ChainMode::Every, &files, &entry(), saved);
@@ -111,9 +111,55 @@ fn a_conflist_beside_a_conf_is_overwritten_only_if_the_agent_made_it_and_it_is_u
             ChainStep::WriteOwnConfig { name, .. } => format!("{name} (own)"),
         });
         assert_eq!(steps.collect::<Vec<_>>(), expected, "{name}");
-        let skipped = plan.skipped.contains_key("x.conf");
-        assert_eq!(skipped, name != "made by the agent", "{name}");
+        assert!(!plan.skipped.contains_key("x.conf"), "{name}");
     }
+}
+
+#[test]
+fn a_conf_whose_conflist_names_are_both_used_is_named_and_left_unchanged() {
+    let files = [("x.conf", CONF), ("x.conf.conflist", LIST), ("x.conflist", LIST)];
+    let plan = chain(&ChainMode::Every, &found(&files), &entry(), &SavedState::default());
+    let why = plan.not_chained.unwrap();
+    assert!(
+        why.contains("x.conf ") && why.contains("x.conflist or x.conf.conflist exists"),
+        "{why}"
+    );
+    assert_eq!(plan.skipped.len(), 1);
+}
+
+#[test]
+fn a_conf_that_runtimes_skip_does_not_become_active_beside_a_conflist() {
+    // A `.conf` that holds a conflist has no `type`.
+    let files = [("x.conf", LIST), ("x.conflist", LIST)];
+    assert_eq!(writes(&files, &SavedState::default()), ["x.conflist"]);
+    assert_eq!(writes(&files[..1], &SavedState::default()), ["x.conflist"]);
+}
+
+#[test]
+fn a_conf_that_is_written_again_replaces_the_conflist_that_was_made_from_it() {
+    let made = with_entry(&conflist::wrap(CONF).unwrap());
+    let mut known = saved("x.conf.conflist", "x.conf");
+    // The agent made `x.conflist` too, before the other one.
+    known.originals.extend(saved("x.conflist", "x.conf").originals);
+    for others in [&[("x.conflist", &*made)][..], &[]] {
+        let files = [&[("x.conf", CONF), ("x.conf.conflist", &made)], others].concat();
+        assert_eq!(writes(&files, &known), ["x.conf.conflist"]);
+    }
+}
+
+#[test]
+fn a_named_conf_beside_a_conflist_is_chained_and_stays_chained() {
+    let mode = ChainMode::Only("x.conf".into());
+    let made = with_entry(&conflist::wrap(CONF).unwrap());
+    let known = saved("x.conf.conflist", "x.conf");
+    let before = found(&[("x.conf", CONF), ("x.conflist", LIST)]);
+    let plan = chain(&mode, &before, &entry(), &SavedState::default());
+    assert_eq!(plan.steps[0].target(), "x.conf.conflist");
+    let after = found(&[("x.conf.conflist", &made), ("x.conflist", &with_entry(LIST))]);
+    let plan = chain(&mode, &after, &entry(), &known);
+    assert!(plan.steps.is_empty() && plan.unchain_steps.is_empty());
+    assert_eq!((plan.not_chained, plan.warning), (None, None));
+    assert!(is_chained(&mode, &after[..1]));
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use super::conf_conversion::conflist_name;
+use super::conf_conversion::conflist_names;
 use super::own_config;
 use super::steps::UnchainStep;
 use crate::conflist::Conflist;
@@ -31,7 +31,8 @@ pub fn leftovers(mode: &ChainMode, found: &[ConfigFile], saved: &SavedState) -> 
         ChainMode::Every => own_config::is_own_config(file, saved),
         ChainMode::Only(name) => {
             file.name != *name
-                && (own_config::is_own_config(file, saved) || file.name != conflist_name(name))
+                && (own_config::is_own_config(file, saved)
+                    || !conflist_names(name).contains(&file.name))
         }
         ChainMode::Standalone(name) | ChainMode::Copy(name) => file.name != *name,
     };

@@ -139,17 +139,59 @@ fn a_conf_takes_its_extended_attributes_to_the_list_and_back() {
 }
 
 #[test]
-fn a_conf_beside_a_list_that_was_not_made_from_it_is_left_alone() {
-    let node = Node::new();
+fn a_conf_beside_a_conflist_of_another_program_is_chained_and_both_are_restored() {
+    let node = Node::uninstalling();
     node.write("10-net.conf", CONF);
+    fs::set_permissions(node.net("10-net.conf"), PermissionsExt::from_mode(0o640)).unwrap();
     node.write("10-net.conflist", CALICO);
     let before = node.tree();
     let mut agent = node.start();
-    until("the list", || node.chained("10-net.conflist"));
-    assert_eq!(node.text("10-net.conf"), CONF);
-    until("the reason", || agent.ready().1.contains("was not made from it"));
-    agent.stop();
-    assert_eq!(node.tree(), before);
+    agent.until_ready();
+    // The runtime loads the first file in name order.
+    assert!(!node.net("10-net.conf").exists());
+    assert_eq!(node.types("10-net.conf.conflist"), ["bridge", "linkerd-cni"]);
+    assert_eq!(node.types("10-net.conflist"), ["calico", "portmap", "linkerd-cni"]);
+
+    // Both owners write their files again, and the agent is killed and started again.
+    for text in [CONF.replace("1e3", "2e3"), CONF.to_owned()] {
+        node.write("10-net.conf", &text);
+        node.write("10-net.conflist", CALICO);
+        let number = if text == CONF { "1e3" } else { "2e3" };
+        until("the new conf in its conflist", || {
+            !node.net("10-net.conf").exists()
+                && node.text("10-net.conf.conflist").contains(number)
+                && node.chained("10-net.conflist")
+        });
+    }
+    agent.kill();
+    let mut agent = node.start();
+    agent.until_ready();
+    assert_eq!(agent.stop(), Some(0), "{}", agent.log());
+    let mut after = node.tree();
+    if let Some(file) = after.get_mut("etc/10-net.conf") {
+        // The second writer did not set the first one's mode.
+        file.0 = 0o100640;
+    }
+    assert_eq!(after, before);
+}
+
+#[test]
+fn a_kill_at_any_time_loses_neither_a_conf_nor_the_conflist_beside_it() {
+    let node = Node::uninstalling();
+    node.write("10-net.conf", CONF);
+    node.write("10-net.conflist", CALICO);
+    let before = node.tree();
+    for delay in 0..20 {
+        let mut agent = node.start();
+        thread::sleep(Duration::from_millis(delay));
+        agent.kill();
+        node.assert_not_stranded();
+        if delay % 2 == 0 {
+            let mut uninstall = node.start_args(&["uninstall"], &[]);
+            assert_eq!(uninstall.wait(), Some(0), "{}", uninstall.log());
+            assert_eq!(node.tree(), before, "{delay} ms");
+        }
+    }
 }
 
 #[test]

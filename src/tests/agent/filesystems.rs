@@ -14,7 +14,7 @@ use crate::until::until;
 
 /// Runs `test` on a thread with a mount namespace of its own, which its agents share, so
 /// that no mount outlives it.
-fn with_mounts(test: fn(&Node)) {
+pub fn with_mounts(test: fn(&Node)) {
     let alone = thread::spawn(move || {
         unshare(CloneFlags::CLONE_NEWNS).unwrap();
         let private = MsFlags::MS_REC | MsFlags::MS_PRIVATE;
@@ -38,7 +38,7 @@ fn fill(dir: &Path) {
     assert!(full.is_err(), "it was not as small as it should be");
 }
 
-fn bind(from: &Path, to: &Path) {
+pub fn bind(from: &Path, to: &Path) {
     let none = None::<&str>;
     mount(Some(from), to, none, MsFlags::MS_BIND, none).unwrap();
 }

@@ -6,6 +6,7 @@
 mod accounts;
 mod agent;
 mod api;
+mod cached;
 mod chain;
 mod credential;
 mod departures;
@@ -31,6 +32,7 @@ mod records;
 mod requests;
 mod rewrites;
 mod rivals;
+mod saved_state;
 mod scene;
 #[allow(dead_code, reason = "the repair controller's tests use all of it")]
 #[path = "../support/server.rs"]

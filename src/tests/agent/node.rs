@@ -281,6 +281,8 @@ impl Node {
             .env("KUBERNETES_SERVICE_PORT", "443")
             .env("LINKERD_CNI_SERVICE_ACCOUNT_DIR", self.sa())
             .env("LINKERD_CNI_ADMIN_ADDR", "127.0.0.1:0")
+            // The machine that runs the tests may itself be a container of CRI-O.
+            .env("LINKERD_CNI_KEEP_BINARY", "false")
             .envs(self.api.iter().flat_map(Api::address_vars));
     }
 }

@@ -2,10 +2,16 @@
 
 use std::fs;
 use std::os::unix::fs::symlink;
+use std::os::unix::net::UnixDatagram;
+use std::path::Path;
 use std::thread;
 use std::time::Duration;
 
+use nix::sys::stat::Mode;
+use nix::unistd::mkfifo;
+
 use crate::node::{CALICO, CONF, Node};
+use crate::scene::all;
 use crate::until::until;
 
 const STATE: &str = ".linkerd-cni-state";
@@ -46,6 +52,71 @@ fn a_list_that_only_the_runtime_can_read_keeps_what_it_names_on_the_node() {
         assert_eq!(uninstall.wait(), Some(0), "{}", uninstall.log());
         assert_eq!(node.tree(), before);
     }
+}
+
+type MakeJunk = fn(&Path);
+
+/// What another program may leave in place of a network config. None of it names the plugin.
+const JUNK: [(&str, MakeJunk); 9] = [
+    ("empty", |path| fs::write(path, "").unwrap()),
+    ("an empty object", |path| fs::write(path, "{}").unwrap()),
+    ("half JSON", |path| fs::write(path, r#"{"name":"\u006e","plugins":[{"ty"#).unwrap()),
+    ("not UTF-8", |path| fs::write(path, b"\xff\xfe").unwrap()),
+    ("a directory", |path| fs::create_dir(path).unwrap()),
+    ("a socket", |path| drop(UnixDatagram::bind(path).unwrap())),
+    ("a link to itself", |path| symlink(path.file_name().unwrap(), path).unwrap()),
+    ("a link through a file", |path| symlink("10-calico.conflist/x", path).unwrap()),
+    ("a FIFO", |path| mkfifo(path, Mode::S_IRWXU).unwrap()),
+];
+
+#[test]
+fn junk_that_does_not_name_the_plugin_neither_stops_nor_delays_an_uninstall() {
+    all(JUNK.into_iter().collect(), |(what, make)| {
+        for name in ["05-x.conflist", "05-x.conf", "99-x.json"] {
+            let node = Node::uninstalling();
+            node.write("10-calico.conflist", CALICO);
+            node.write("20-net.conf", CONF);
+            make(&node.net(name));
+            let before = node.tree();
+            for killed in [false, true] {
+                let mut agent = node.start();
+                until(what, || {
+                    node.chained("10-calico.conflist") && !node.net("20-net.conf").exists()
+                });
+                if killed {
+                    agent.kill();
+                    agent = node.start_args(&["uninstall"], &[]);
+                } else {
+                    agent.signal(nix::sys::signal::Signal::SIGTERM);
+                }
+                assert_eq!(agent.wait(), Some(0), "{what}: {}", agent.log());
+                assert_eq!(node.tree(), before, "{what}");
+            }
+        }
+    });
+}
+
+#[test]
+fn a_chained_conflist_that_becomes_junk_does_not_stop_an_uninstall() {
+    all(JUNK.into_iter().collect(), |(what, make)| {
+        let node = Node::uninstalling();
+        node.write("10-calico.conflist", CALICO);
+        node.write("20-x.conflist", CALICO);
+        let mut agent = node.start();
+        agent.until_ready();
+        assert!(node.chained("20-x.conflist"));
+        fs::remove_file(node.net("20-x.conflist")).unwrap();
+        make(&node.net("20-x.conflist"));
+        assert_eq!(agent.stop(), Some(0), "{what}: {}", agent.log());
+        let log = agent.log();
+        assert!(
+            log.contains("20-x.conflist") && log.contains("is left unchanged"),
+            "{what}: {log}"
+        );
+        let left: Vec<String> = node.tree().into_keys().collect();
+        assert_eq!(left, ["etc/10-calico.conflist", "etc/20-x.conflist"], "{what}");
+        assert_eq!(node.text("10-calico.conflist"), CALICO);
+    });
 }
 
 #[test]

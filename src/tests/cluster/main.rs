@@ -8,6 +8,7 @@
 mod agent;
 mod another_namespace;
 mod burst;
+mod cached;
 mod chart;
 #[allow(dead_code, reason = "the plugin's tests use all of it")]
 #[path = "../support/cni.rs"]
