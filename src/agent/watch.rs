@@ -18,6 +18,7 @@ use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify};
 use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 
+use crate::conflist::PLUGIN;
 use crate::files;
 
 /// Time between two passes if inotify is not available.
@@ -132,8 +133,10 @@ impl Watch {
             if ready.stop {
                 return self.stop();
             }
-            if ready.changed && self.drain() {
-                return self.settle();
+            match self.drain(ready.changed) {
+                Change::PluginRemoved => return Ok(Wake::Reconcile),
+                Change::Other => return self.settle(),
+                Change::Missing => {}
             }
             if ready.called {
                 while self.calls.recv(&mut [0]).is_ok() {}
@@ -171,8 +174,9 @@ impl Watch {
             if ready.stop {
                 return self.stop();
             }
-            if !ready.changed || !self.drain() {
-                break;
+            match self.drain(ready.changed) {
+                Change::Other => {}
+                Change::PluginRemoved | Change::Missing => break,
             }
         }
         Ok(Wake::Reconcile)
@@ -198,18 +202,34 @@ impl Watch {
         })
     }
 
-    /// Reads all pending inotify events. Returns whether one of them is about another file than
-    /// the agent's own temporary files.
-    fn drain(&self) -> bool {
-        let mut foreign = false;
-        while let Some(Ok(events)) = self.inotify.as_ref().map(Inotify::read_events) {
-            foreign |= events.iter().any(|event| {
+    /// Reads all pending inotify events, if any are `pending`. The agent's own temporary files do
+    /// not count.
+    fn drain(&self, pending: bool) -> Change {
+        let mut change = Change::Missing;
+        while pending && let Some(Ok(events)) = self.inotify.as_ref().map(Inotify::read_events) {
+            for event in &events {
                 let name = event.name.as_ref().map(|name| name.to_string_lossy());
-                !name.is_some_and(|name| files::is_temporary(&name))
-            });
+                let removed = event.mask.contains(AddWatchFlags::IN_DELETE);
+                change = match name.as_deref() {
+                    Some(PLUGIN) if removed => Change::PluginRemoved,
+                    Some(name) if files::is_temporary(name) => continue,
+                    _ if change == Change::PluginRemoved => continue,
+                    _ => Change::Other,
+                }
+            }
         }
-        foreign
+        change
     }
+}
+
+/// What inotify reports.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Change {
+    Missing,
+    /// The plugin binary is gone, as when an upstream agent uninstalls. There is no writer to wait
+    /// for, and until the binary is back no pod starts.
+    PluginRemoved,
+    Other,
 }
 
 /// Which sources of a wait have data.

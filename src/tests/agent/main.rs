@@ -37,6 +37,7 @@ mod scene;
 mod server;
 mod taint;
 mod unreadable;
+mod upstream;
 #[path = "../support/until.rs"]
 mod until;
 #[allow(dead_code, reason = "the plugin's tests use all of it")]
