@@ -211,11 +211,14 @@ pub fn find_agent() -> Option<Agent> {
     find_agent_in("linkerd-cni")
 }
 
-/// The only one in a namespace, if it runs.
+/// The only one in a namespace, if it runs. One that is being deleted, as at the end of a surge,
+/// does not count.
 pub fn find_agent_in(namespace: &str) -> Option<Agent> {
     let pods = ["get", "pods", "-n", namespace, "-l", "k8s-app=linkerd-cni", "-o", "json"];
     let pods: Value = serde_json::from_str(&kubectl(&pods)).unwrap();
-    let [pod] = &pods["items"].as_array()?[..] else {
+    let is_leaving = |pod: &Value| pod["metadata"]["deletionTimestamp"].is_string();
+    let mut staying = pods["items"].as_array()?.iter().filter(|pod| !is_leaving(pod));
+    let (Some(pod), None) = (staying.next(), staying.next()) else {
         return None;
     };
     let statuses = pod["status"]["containerStatuses"].as_array()?;

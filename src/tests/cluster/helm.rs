@@ -9,7 +9,7 @@ use std::thread;
 use std::time::Instant;
 
 use crate::pods::kubectl;
-use crate::upstream;
+use crate::upstream::{self, Program};
 
 /// Dropping it uninstalls the release, if a failure left it.
 pub struct Helm {
@@ -61,8 +61,13 @@ impl Helm {
     /// Installs what stands for upstream's chart, under our release's name. Its image
     /// cannot be had here; ours takes what theirs is told.
     pub fn install_upstream(&self) {
+        self.install_upstream_with(Program::OurAgent);
+    }
+
+    /// The same with another program in the pod.
+    pub fn install_upstream_with(&self, program: Program) {
         let chart = self.home.path().join("upstream");
-        upstream::write_chart(&chart);
+        upstream::write_chart(&chart, program);
         let version = concat!("image.version=v", env!("CARGO_PKG_VERSION"));
         let install = ["install", "linkerd-cni", chart.to_str().unwrap()];
         let into = ["-n", self.namespace, "--create-namespace", "--set", version];
