@@ -208,7 +208,10 @@ fn the_default_surge_gives_way_to_max_unavailable_and_to_upstreams_image() {
         (json!({"maxUnavailable": 2}), json!({"maxUnavailable": 2})),
         (json!({"maxUnavailable": "25%"}), json!({"maxUnavailable": "25%"})),
         (json!({"maxSurge": "10%"}), json!({"maxSurge": "10%", "maxUnavailable": 0})),
-        (json!({"maxSurge": 3, "maxUnavailable": null}), json!({"maxSurge": 3, "maxUnavailable": 0})),
+        (
+            json!({"maxSurge": 3, "maxUnavailable": null}),
+            json!({"maxSurge": 3, "maxUnavailable": 0}),
+        ),
         (json!({"maxSurge": null, "maxUnavailable": 1}), json!({"maxUnavailable": 1})),
     ] {
         let mut values = json!({"updateStrategy": {"rollingUpdate": pace}});

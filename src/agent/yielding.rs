@@ -24,7 +24,6 @@ use crate::conflist::net_dir::ConfigFile;
 use crate::conflist::plan;
 use crate::conflist::{self, Entry};
 
-
 /// Time within which an upstream agent restores its plugin entry, also on a busy node.
 const RESTORED_WITHIN: Duration = Duration::from_secs(2);
 
@@ -147,4 +146,97 @@ fn is_usable(text: &str, value: &Value, kubeconfig: &str) -> bool {
     let config: Result<Object, _> = serde_json::from_str(text);
     value["kubernetes"]["kubeconfig"] == kubeconfig
         && config.is_ok_and(|config| Config::read(&config).is_ok())
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::conflist::net_dir::{ConfigKind, Content};
+    use crate::files::FileAccess;
+
+    const KUBECONFIG: &str = "/etc/cni/net.d/kubeconfig";
+    const PERIOD: Duration = Duration::from_secs(30);
+
+    fn entry(port: u16, namespace: Option<&str>) -> Value {
+        json!({
+            "type": "linkerd-cni",
+            "kubernetes": {"kubeconfig": KUBECONFIG},
+            "linkerd": {"incoming-proxy-port": port, "agent-namespace": namespace},
+        })
+    }
+
+    /// One conflist with these plugin entries.
+    fn found(entries: &[&Value]) -> Vec<ConfigFile> {
+        let mut plugins = vec![json!({"type": "bridge"})];
+        plugins.extend(entries.iter().map(|entry| (*entry).clone()));
+        let text = json!({"name": "n", "plugins": plugins}).to_string();
+        let content = Content { text, access: FileAccess::own(0o600), link: None };
+        let name = "10-net.conflist".to_owned();
+        vec![ConfigFile { name, kind: ConfigKind::Conflist, content: Ok(content) }]
+    }
+
+    fn choose(
+        yielding: &mut Yielding,
+        installed: &[&Value],
+        newer_agent_runs: bool,
+        now: Instant,
+    ) -> Option<OtherAgent> {
+        let own = Entry::new(&entry(1, Some("ns")).to_string(), "").unwrap();
+        let found = found(installed);
+        yielding.choose(&own, KUBECONFIG, &found, newer_agent_runs, now).map(|(other, _)| other)
+    }
+
+    #[test]
+    fn an_upstream_entry_stands_only_if_it_replaced_the_own_one_and_until_the_next_attempt() {
+        let (own, upstream) = (entry(1, Some("ns")), entry(2, None));
+        let (mut yielding, mut now) = (Yielding::new(PERIOD), Instant::now());
+        // An entry found at the start may be a dead agent's.
+        assert_eq!(choose(&mut yielding, &[&upstream], false, now), None);
+        // It is back: its agent runs.
+        for _ in 0..3 {
+            let other = choose(&mut yielding, &[&upstream], false, now);
+            assert_eq!(other, Some(OtherAgent::Upstream));
+            now += PERIOD / 5;
+        }
+        now += PERIOD;
+        assert_eq!(choose(&mut yielding, &[&upstream], false, now), None);
+        assert!(yielding.is_trying(now) && !yielding.is_trying(now + RESTORED_WITHIN));
+        assert_eq!(choose(&mut yielding, &[&own], false, now), None);
+        assert_eq!(yielding.until(), None);
+        let other = choose(&mut yielding, &[&upstream], false, now);
+        assert_eq!(other, Some(OtherAgent::Upstream));
+        // It has left the node.
+        assert_eq!(choose(&mut yielding, &[], false, now), None);
+        assert!(!yielding.is_trying(now));
+    }
+
+    #[test]
+    fn the_entry_of_a_project_agent_stands_only_while_a_newer_agent_runs() {
+        let other = entry(2, Some("ns"));
+        let (mut yielding, now) = (Yielding::new(PERIOD), Instant::now());
+        for newer in [false, true, false, false, true] {
+            let chosen = choose(&mut yielding, &[&other], newer, now);
+            assert_eq!(chosen, newer.then_some(OtherAgent::Newer));
+        }
+    }
+
+    #[test]
+    fn an_entry_that_the_plugin_cannot_use_never_stands() {
+        let valid = entry(2, None);
+        let mut lenient = valid.clone();
+        lenient["linkerd"]["inbound-ports-to-ignore"] = json!(["http"]);
+        let mut elsewhere = valid.clone();
+        elsewhere["kubernetes"]["kubeconfig"] = json!("/elsewhere");
+        let mut invalid = valid.clone();
+        invalid["linkerd"]["incoming-proxy-port"] = json!("many");
+        for (installed, stands) in
+            [(&valid, true), (&lenient, true), (&elsewhere, false), (&invalid, false)]
+        {
+            let now = Instant::now();
+            let chosen = choose(&mut Yielding::new(PERIOD), &[installed], true, now);
+            assert_eq!(chosen.is_some(), stands, "{installed}");
+        }
+    }
 }

@@ -37,12 +37,12 @@ mod scene;
 mod server;
 mod taint;
 mod unreadable;
-mod upstream;
 #[path = "../support/until.rs"]
 mod until;
 #[allow(dead_code, reason = "the plugin's tests use all of it")]
 #[path = "../support/unwritable.rs"]
 mod unwritable;
+mod upstream;
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};

@@ -103,11 +103,9 @@ fn watch(over: &AtomicBool) -> Seen {
     while !over.load(Ordering::Relaxed) {
         let (state, now) = (read(), begin.elapsed());
         match gaps.last_mut() {
+            _ if state == State::Installed => {}
             Some(gap) if last == state => gap.length = now - gap.begin,
-            _ if state != State::Installed => {
-                gaps.push(Gap { state: state.clone(), begin: now, length: Duration::ZERO })
-            }
-            _ => {}
+            _ => gaps.push(Gap { state: state.clone(), begin: now, length: Duration::ZERO }),
         }
         last = state;
         reads += 1;
