@@ -5,6 +5,7 @@
 //! and late inotify events do no harm. If the node has no inotify instances or watches left,
 //! the agent polls every second.
 
+use std::cell::Cell;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixDatagram;
@@ -27,6 +28,11 @@ const POLL_PERIOD: Duration = Duration::from_secs(1);
 const QUIET: Duration = Duration::from_millis(5);
 /// Longest time to wait until a writer is finished.
 const SETTLE_TIMEOUT: Duration = Duration::from_millis(40);
+
+/// Time after the removal of the plugin binary in which changes are handled at once. An upstream
+/// agent that uninstalls then removes the kubeconfig and the plugin entry, too, and pods start
+/// without redirect rules until the plugin is chained again.
+const URGENT: Duration = Duration::from_secs(1);
 
 /// Why a wait ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -57,6 +63,8 @@ pub struct Watch {
     waker: Waker,
     /// Whether inotify watches every directory that exists.
     complete: bool,
+    /// Until when no change waits for its writer to finish.
+    urgent_until: Cell<Option<Instant>>,
 }
 
 impl Watch {
@@ -77,6 +85,7 @@ impl Watch {
             signals: SignalFd::with_flags(&mask, flags)?,
             inotify: None,
             complete: false,
+            urgent_until: Cell::new(None),
         })
     }
 
@@ -134,7 +143,11 @@ impl Watch {
                 return self.stop();
             }
             match self.drain(ready.changed) {
-                Change::PluginRemoved => return Ok(Wake::Reconcile),
+                Change::PluginRemoved => {
+                    self.urgent_until.set(Some(Instant::now() + URGENT));
+                    return Ok(Wake::Reconcile);
+                }
+                Change::Other if self.is_urgent() => return Ok(Wake::Reconcile),
                 Change::Other => return self.settle(),
                 Change::Missing => {}
             }
@@ -164,6 +177,10 @@ impl Watch {
         let number = self.signals.read_signal()?.map(|info| info.ssi_signo as i32);
         let signal = number.and_then(|number| Signal::try_from(number).ok());
         Ok(Wake::Stop(signal.unwrap_or(Signal::SIGTERM)))
+    }
+
+    fn is_urgent(&self) -> bool {
+        self.urgent_until.get().is_some_and(|until| Instant::now() < until)
     }
 
     /// Waits until a writer is finished, so that the pass does not read a half-written file.

@@ -202,8 +202,14 @@ impl Agent {
     }
 }
 
+/// The only agent, once a surge is over and it runs.
 pub fn agent() -> Agent {
-    find_agent().expect("one agent that runs")
+    let mut found = None;
+    until_within(Duration::from_secs(60), "one agent that runs", || {
+        found = find_agent();
+        found.is_some()
+    });
+    found.unwrap()
 }
 
 /// The only one there is, if it runs.
