@@ -199,3 +199,29 @@ fn assert_distinct(list: &Value, key: &str) {
         assert!(!twice, "{key} {} is not unique", item[key]);
     }
 }
+
+#[test]
+fn the_default_surge_gives_way_to_max_unavailable_and_to_upstreams_image() {
+    let upstream = json!({"image": {"version": "v1.7.0"}, "adminPort": null});
+    for (pace, rendered) in [
+        (json!({}), json!({"maxSurge": 1, "maxUnavailable": 0})),
+        (json!({"maxUnavailable": 2}), json!({"maxUnavailable": 2})),
+        (json!({"maxUnavailable": "25%"}), json!({"maxUnavailable": "25%"})),
+        (json!({"maxSurge": "10%"}), json!({"maxSurge": "10%", "maxUnavailable": 0})),
+        (
+            json!({"maxSurge": 3, "maxUnavailable": null}),
+            json!({"maxSurge": 3, "maxUnavailable": 0}),
+        ),
+        (json!({"maxSurge": null, "maxUnavailable": 1}), json!({"maxUnavailable": 1})),
+    ] {
+        let mut values = json!({"updateStrategy": {"rollingUpdate": pace}});
+        let strategy = with(values.clone()).get("DaemonSet")["spec"]["updateStrategy"].clone();
+        assert_eq!(strategy["rollingUpdate"], rendered, "{values}");
+        if pace == json!({}) {
+            values = upstream.clone();
+            let objects = with(values);
+            let strategy = &objects.get("DaemonSet")["spec"]["updateStrategy"]["rollingUpdate"];
+            assert_eq!(*strategy, json!({"maxUnavailable": 1}));
+        }
+    }
+}

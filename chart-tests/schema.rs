@@ -99,16 +99,11 @@ pub fn invalid() -> Vec<(Value, &'static str)> {
             "at '/tolerations/0': additional properties 'opertor'",
         ),
         (
-            json!({"updateStrategy": {"rollingUpdate": {"maxSurge": 1}}}),
-            "maxSurge requires maxUnavailable: 0",
-        ),
-        // Kubernetes' default for maxUnavailable is 1.
-        (
-            json!({"updateStrategy": {"rollingUpdate": {"maxSurge": 1, "maxUnavailable": null}}}),
+            json!({"updateStrategy": {"rollingUpdate": {"maxSurge": 2, "maxUnavailable": 1}}}),
             "maxSurge requires maxUnavailable: 0",
         ),
         (
-            json!({"updateStrategy": {"rollingUpdate": {"maxUnavailable": 0}}}),
+            json!({"updateStrategy": {"rollingUpdate": {"maxSurge": 0}}}),
             "maxUnavailable: 0 requires maxSurge",
         ),
         (

@@ -14,6 +14,7 @@
 //! - [`binaries`], [`credential`]: the plugin binary and the kubeconfig on the host
 //! - [`upstream_kubeconfig`]: restores the kubeconfig of an upstream agent on the same node
 //! - [`contention`]: detects other writers of the same files, and slows down against them
+//! - `yielding`: lets the plugin entry of another agent on the node stand until that agent ends
 //! - [`platforms`]: suggests the right directories for the node's platform
 //! - [`self_test`]: runs the installed plugin against a scratch netns
 //! - [`uninstall`]: removes everything from the host, if [`on_stop`] decides so on SIGTERM
@@ -41,6 +42,7 @@ pub mod subject;
 pub mod uninstall;
 pub mod upstream_kubeconfig;
 pub mod watch;
+mod yielding;
 
 use std::collections::BTreeSet;
 use std::io;
@@ -110,14 +112,20 @@ pub fn run(settings: Settings) -> Result<(), Error> {
         reconciler.require_self_test(self_test);
     }
     let record_socket = match settings.plugin_socket {
-        true => Some(RecordSocket::start(&settings, &status, &api).map_err(Error::Thread)?),
+        true => {
+            let socket = RecordSocket::start(&settings, &status, &api, watch.waker());
+            Some(socket.map_err(Error::Thread)?)
+        }
         false => None,
     };
+    if let Some(record_socket) = &record_socket {
+        reconciler.yield_to_newer_agents(Arc::clone(record_socket));
+    }
     info!("starting the agent");
     let signal = reconcile_until_signal(&mut watch, &mut reconciler, &settings, &status)?;
     info!("received {signal}");
     status.set_ready(Err(format!("received {signal}")));
-    let offline_install = !had_kubeconfig && !api.reached();
+    let offline_install = !had_kubeconfig && !api.reached() && !reconciler.newer_agent_runs();
     reconciler.restore_upstream_kubeconfig();
     let decision = on_stop::decide(&settings, offline_install);
     // The plugin keeps running while the agent decides, so its records are still logged.

@@ -64,6 +64,14 @@ impl Binaries {
         self.verified.get(name).map(|(_, copy)| *copy)
     }
 
+    /// Returns the stamp of the file `name` on the host, whatever its content, if the runtime can
+    /// run it.
+    pub fn on_host(settings: &Settings, name: &str) -> Option<Stamp> {
+        let metadata = files::metadata(&settings.bin_dir.join(name)).ok()??;
+        let runs = metadata.is_file() && metadata.len() > 0 && metadata.mode() & 0o111 != 0;
+        runs.then(|| stamp(&metadata))
+    }
+
     fn is_current(&mut self, settings: &Settings, name: &str) -> Result<bool, files::Error> {
         let image = settings.image_bin_dir.join(name);
         let host = settings.bin_dir.join(name);

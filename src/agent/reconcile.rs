@@ -17,13 +17,15 @@ use std::time::Instant;
 use tracing::{info, warn};
 
 use super::api::Api;
-use super::binaries::Binaries;
+use super::binaries::{Binaries, Stamp};
 use super::contention::Contention;
+use super::record_socket::RecordSocket;
 use super::self_test::{SelfTest, SelfTestState, TestedPlugin};
 use super::settings::Settings;
 use super::status::Status;
 use super::subject::Subject;
 use super::upstream_kubeconfig::{self, UpstreamKubeconfig};
+use super::yielding::{OtherAgent, Yielding};
 use crate::conflist::chain_mode::ChainMode;
 use crate::conflist::net_dir;
 use crate::conflist::{Entry, PLUGIN};
@@ -54,6 +56,11 @@ pub struct Reconciler {
     /// runtime's configuration does not change with a conflist.
     runtime_finds_plugin: bool,
     upstream_kubeconfig: UpstreamKubeconfig,
+    /// Shows whether a newer agent of this project runs on this node.
+    record_socket: Option<Arc<RecordSocket>>,
+    yielding: Yielding,
+    /// The other agent whose files stand, as logged last.
+    yields_to: Option<OtherAgent>,
     leftovers_removed: bool,
     ready_logged: bool,
 }
@@ -70,6 +77,7 @@ impl Reconciler {
         let had_binary = binary.symlink_metadata().is_ok();
         Reconciler {
             api,
+            yielding: Yielding::new(settings.resync),
             settings,
             mode,
             entry,
@@ -83,6 +91,8 @@ impl Reconciler {
             had_binary,
             runtime_finds_plugin: false,
             upstream_kubeconfig: UpstreamKubeconfig::default(),
+            record_socket: None,
+            yields_to: None,
             leftovers_removed: false,
             ready_logged: false,
         }
@@ -91,6 +101,16 @@ impl Reconciler {
     /// Makes readiness depend on `self_test` from now on.
     pub fn require_self_test(&mut self, self_test: Arc<SelfTest>) {
         self.self_test = Some(self_test);
+    }
+
+    /// Yields from now on to newer agents of this project, which replace the `record_socket`.
+    pub fn yield_to_newer_agents(&mut self, record_socket: Arc<RecordSocket>) {
+        self.record_socket = Some(record_socket);
+    }
+
+    /// Returns whether an agent of this project that started after this one runs on this node.
+    pub fn newer_agent_runs(&self) -> bool {
+        self.record_socket.as_ref().is_some_and(|socket| socket.newer_agent_runs())
     }
 
     /// Returns the names of all conflists to which this agent ever chained the plugin.
@@ -114,7 +134,7 @@ impl Reconciler {
 
     /// Runs one reconcile pass, and sets what `/ready` and the metrics report.
     pub fn pass(&mut self) -> Pass {
-        let mut pass = Pass::default();
+        let mut pass = Pass { newer_agent_runs: self.newer_agent_runs(), ..Pass::default() };
         if let Err(error) = self.reconcile_binaries(&mut pass) {
             pass.problem(Subject::Binary, error);
         }
@@ -162,7 +182,10 @@ impl Reconciler {
             format!("CONTAINER_CNI_BIN_DIR={dir}: {error}; set it to the image's directory of plugin binaries")
         })?;
         let stale = self.binaries.stale(&self.settings, &names);
-        let stale = stale.map_err(|error| error.to_string())?;
+        let mut stale = stale.map_err(|error| error.to_string())?;
+        if pass.newer_agent_runs {
+            stale.retain(|name| Binaries::on_host(&self.settings, name).is_none());
+        }
         if stale.is_empty() {
             return Ok(());
         }
@@ -190,11 +213,10 @@ impl Reconciler {
         };
         let wrong = [Subject::Binary, Subject::Kubeconfig, Subject::NetworkConfig];
         let wrong = wrong.iter().any(|subject| pass.is_wrong(subject));
-        let binary = self.binaries.verified(PLUGIN);
-        match binary.filter(|_| !wrong && !pass.wrote) {
+        match self.installed_binary(pass).filter(|_| !wrong && !pass.wrote) {
             None => self_test.pause(),
             Some(binary) => {
-                let entry = self.entry.text().to_owned();
+                let entry = pass.yielded_entry.as_ref().unwrap_or(&self.entry).text().to_owned();
                 match self_test.state_of(TestedPlugin { binary, entry }) {
                     SelfTestState::Passed => {}
                     SelfTestState::Pending => pass.self_test_running = true,
@@ -202,6 +224,14 @@ impl Reconciler {
                 }
             }
         }
+    }
+
+    /// Returns the stamp of the plugin binary on the host: of this agent's, or of any if a newer
+    /// agent runs.
+    fn installed_binary(&self, pass: &Pass) -> Option<Stamp> {
+        let verified = self.binaries.verified(PLUGIN);
+        let any = || Binaries::on_host(&self.settings, PLUGIN);
+        verified.or_else(|| pass.newer_agent_runs.then(any).flatten())
     }
 
     /// Makes `/ready` report not ready at once, before the write that corrects `subject`.

@@ -1,6 +1,10 @@
 //! Receives a record of each plugin call on a socket in the CNI net dir, and turns the records
 //! into log lines, metrics and Events. Without the socket, only the node's own log has them.
 //!
+//! Of several agents on a node, the one that started last has the socket. The others find a
+//! socket of another process at the path, and by that know that a newer agent runs. They neither
+//! need a clock nor a file that survives the process.
+//!
 //! The plugin never waits for the agent. A writer that floods the socket fills the kernel's
 //! bounded queue, which the agent reads at a limited rate.
 
@@ -23,6 +27,7 @@ use super::api::Api;
 use super::problem_log::LastProblem;
 use super::settings::Settings;
 use super::status::Status;
+use super::watch::Waker;
 use crate::files;
 use crate::record::{self, Record, SIZE_LIMIT, SOCKET_NAME};
 use rate_limit::RateLimit;
@@ -40,6 +45,8 @@ pub struct RecordSocket {
     status: Arc<Status>,
     api: Arc<Api>,
     state: Mutex<State>,
+    /// Wakes the reconciler when a newer agent has ended.
+    waker: Waker,
 }
 
 #[derive(Default)]
@@ -53,19 +60,24 @@ struct State {
 }
 
 impl RecordSocket {
-    /// Starts the reading thread. `api` checks the token when a record reports that the API server
+    /// Creates the socket, and starts the reading thread. `api` checks the token when a record reports that the API server
     /// rejected the plugin's token.
     pub fn start(
         settings: &Settings,
         status: &Arc<Status>,
         api: &Arc<Api>,
+        waker: Waker,
     ) -> io::Result<Arc<RecordSocket>> {
         let receiver = Arc::new(RecordSocket {
             path: settings.net_dir.join(SOCKET_NAME),
             status: Arc::clone(status),
             api: Arc::clone(api),
             state: Mutex::default(),
+            waker,
         });
+        // Before the first reconcile pass, so that an older agent does not overwrite its files. The
+        // thread retries and reports a failure.
+        let _ = receiver.bind(&mut receiver.state());
         let own = Arc::clone(&receiver);
         thread::Builder::new().name("records".into()).stack_size(STACK).spawn(move || own.run())?;
         Ok(receiver)
@@ -129,20 +141,40 @@ impl RecordSocket {
         }
     }
 
-    /// Returns the socket, and recreates it if its path is missing or leads to another file.
-    /// Returns `None` once stopped.
+    /// Returns whether an agent of this project that started after this one runs on this node: the
+    /// path leads to a socket that another process reads.
+    pub fn newer_agent_runs(&self) -> bool {
+        self.is_replaced(&self.state())
+    }
+
+    fn is_replaced(&self, state: &State) -> bool {
+        state.file.is_some()
+            && state.file != self.file()
+            && UnixDatagram::unbound().is_ok_and(|socket| socket.connect(&self.path).is_ok())
+    }
+
+    /// Returns the socket, and recreates it if its path is missing or leads to a socket that no
+    /// process reads. Returns `None` once stopped.
     fn open_socket(&self) -> Result<Option<Arc<UnixDatagram>>, files::Error> {
         let mut state = self.state();
         if state.stopped {
             return Ok(None);
         }
-        if state.socket.is_none() || state.file != self.file() {
-            state.socket = None;
-            let socket = files::bind_socket(&self.path, CHECK_INTERVAL)?;
-            state.socket = Some(Arc::new(socket));
-            state.file = self.file();
+        let is_right = state.socket.is_some() && state.file == self.file();
+        if !is_right && !self.is_replaced(&state) {
+            self.bind(&mut state)?;
+            // The reconciler may have yielded to the agent whose socket this one replaces.
+            self.waker.wake();
         }
         Ok(state.socket.clone())
+    }
+
+    fn bind(&self, state: &mut State) -> Result<(), files::Error> {
+        state.socket = None;
+        state.file = None;
+        state.socket = Some(Arc::new(files::bind_socket(&self.path, CHECK_INTERVAL)?));
+        state.file = self.file();
+        Ok(())
     }
 
     /// Device and inode of the file at the socket's path.

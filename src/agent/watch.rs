@@ -5,6 +5,7 @@
 //! and late inotify events do no harm. If the node has no inotify instances or watches left,
 //! the agent polls every second.
 
+use std::cell::Cell;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixDatagram;
@@ -18,6 +19,7 @@ use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify};
 use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 
+use crate::conflist::PLUGIN;
 use crate::files;
 
 /// Time between two passes if inotify is not available.
@@ -26,6 +28,11 @@ const POLL_PERIOD: Duration = Duration::from_secs(1);
 const QUIET: Duration = Duration::from_millis(5);
 /// Longest time to wait until a writer is finished.
 const SETTLE_TIMEOUT: Duration = Duration::from_millis(40);
+
+/// Time after the removal of the plugin binary in which changes are handled at once. An upstream
+/// agent that uninstalls then removes the kubeconfig and the plugin entry, too, and pods start
+/// without redirect rules until the plugin is chained again.
+const URGENT: Duration = Duration::from_secs(1);
 
 /// Why a wait ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,6 +63,8 @@ pub struct Watch {
     waker: Waker,
     /// Whether inotify watches every directory that exists.
     complete: bool,
+    /// Until when no change waits for its writer to finish.
+    urgent_until: Cell<Option<Instant>>,
 }
 
 impl Watch {
@@ -76,6 +85,7 @@ impl Watch {
             signals: SignalFd::with_flags(&mask, flags)?,
             inotify: None,
             complete: false,
+            urgent_until: Cell::new(None),
         })
     }
 
@@ -132,8 +142,14 @@ impl Watch {
             if ready.stop {
                 return self.stop();
             }
-            if ready.changed && self.drain() {
-                return self.settle();
+            match self.drain(ready.changed) {
+                Change::PluginRemoved => {
+                    self.urgent_until.set(Some(Instant::now() + URGENT));
+                    return Ok(Wake::Reconcile);
+                }
+                Change::Other if self.is_urgent() => return Ok(Wake::Reconcile),
+                Change::Other => return self.settle(),
+                Change::Missing => {}
             }
             if ready.called {
                 while self.calls.recv(&mut [0]).is_ok() {}
@@ -163,6 +179,10 @@ impl Watch {
         Ok(Wake::Stop(signal.unwrap_or(Signal::SIGTERM)))
     }
 
+    fn is_urgent(&self) -> bool {
+        self.urgent_until.get().is_some_and(|until| Instant::now() < until)
+    }
+
     /// Waits until a writer is finished, so that the pass does not read a half-written file.
     fn settle(&self) -> io::Result<Wake> {
         let end = Instant::now() + SETTLE_TIMEOUT;
@@ -171,8 +191,9 @@ impl Watch {
             if ready.stop {
                 return self.stop();
             }
-            if !ready.changed || !self.drain() {
-                break;
+            match self.drain(ready.changed) {
+                Change::Other => {}
+                Change::PluginRemoved | Change::Missing => break,
             }
         }
         Ok(Wake::Reconcile)
@@ -198,18 +219,34 @@ impl Watch {
         })
     }
 
-    /// Reads all pending inotify events. Returns whether one of them is about another file than
-    /// the agent's own temporary files.
-    fn drain(&self) -> bool {
-        let mut foreign = false;
-        while let Some(Ok(events)) = self.inotify.as_ref().map(Inotify::read_events) {
-            foreign |= events.iter().any(|event| {
+    /// Reads all pending inotify events, if any are `pending`. The agent's own temporary files do
+    /// not count.
+    fn drain(&self, pending: bool) -> Change {
+        let mut change = Change::Missing;
+        while pending && let Some(Ok(events)) = self.inotify.as_ref().map(Inotify::read_events) {
+            for event in &events {
                 let name = event.name.as_ref().map(|name| name.to_string_lossy());
-                !name.is_some_and(|name| files::is_temporary(&name))
-            });
+                let removed = event.mask.contains(AddWatchFlags::IN_DELETE);
+                change = match name.as_deref() {
+                    Some(PLUGIN) if removed => Change::PluginRemoved,
+                    Some(name) if files::is_temporary(name) => continue,
+                    _ if change == Change::PluginRemoved => continue,
+                    _ => Change::Other,
+                }
+            }
         }
-        foreign
+        change
     }
+}
+
+/// What inotify reports.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Change {
+    Missing,
+    /// The plugin binary is gone, as when an upstream agent uninstalls. There is no writer to wait
+    /// for, and until the binary is back no pod starts.
+    PluginRemoved,
+    Other,
 }
 
 /// Which sources of a wait have data.

@@ -45,6 +45,11 @@ impl Entry {
         &self.text
     }
 
+    /// Returns whether `other` is the same entry, regardless of formatting.
+    pub fn is_equal(&self, other: &Entry) -> bool {
+        self.value == other.value
+    }
+
     /// Adds the plugin setting `key`, which only the agent knows. A value that the template sets
     /// wins. Nothing is added if the template has no settings object. All other bytes stay.
     pub fn with_setting(self, key: &str, value: &str) -> Entry {

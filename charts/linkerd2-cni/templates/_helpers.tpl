@@ -207,12 +207,12 @@ resources:
 {{- end }}
 {{- end }}
 
-{{/* Update strategy of the DaemonSet without null values, or empty. */}}
-{{- define "linkerd-cni.updateStrategy" -}}
-{{- $strategy := dict }}
-{{- with (.Values.updateStrategy).type }}
-{{- $_ := set $strategy "type" . }}
-{{- end }}
+{{/*
+Pace of a rolling update without null values, as JSON. The default surge gives way to
+`maxUnavailable`: whoever sets only that, as for upstream's chart, means it. With upstream's image
+there is no surge: its old agent removes what the new one installed.
+*/}}
+{{- define "linkerd-cni.rollingUpdate" -}}
 {{- $pace := dict }}
 {{- range $key, $value := ((.Values.updateStrategy).rollingUpdate) }}
 {{- if kindIs "float64" $value }}
@@ -221,7 +221,26 @@ resources:
 {{- $_ := set $pace $key $value }}
 {{- end }}
 {{- end }}
-{{- with $pace }}
+{{- $surge := get $pace "maxSurge" | toString }}
+{{- $unavailable := get $pace "maxUnavailable" | default 0 | toString | trimSuffix "%" | int64 }}
+{{- if and (eq $surge "1") (gt $unavailable 0) }}
+{{- $pace = dict "maxUnavailable" (get $pace "maxUnavailable") }}
+{{- else if and (eq $surge "1") (not (include "linkerd-cni.ownImage" .)) }}
+{{- $pace = dict "maxUnavailable" 1 }}
+{{- else if and $surge (ne $surge "0") (ne $surge "0%") }}
+{{- /* Kubernetes' default is 1, which it rejects beside a surge. */}}
+{{- $_ := set $pace "maxUnavailable" (get $pace "maxUnavailable" | default 0) }}
+{{- end }}
+{{- $pace | toJson }}
+{{- end }}
+
+{{/* Update strategy of the DaemonSet without null values, or empty. */}}
+{{- define "linkerd-cni.updateStrategy" -}}
+{{- $strategy := dict }}
+{{- with (.Values.updateStrategy).type }}
+{{- $_ := set $strategy "type" . }}
+{{- end }}
+{{- with include "linkerd-cni.rollingUpdate" . | fromJson }}
 {{- $_ := set $strategy "rollingUpdate" . }}
 {{- end }}
 {{- with $strategy -}}
@@ -262,7 +281,7 @@ updateStrategy:
 {{- end }}
 {{- end }}
 {{- if ne (toString (.Values.updateStrategy).type) "OnDelete" }}
-{{- include "linkerd-cni.validateRollingUpdate" ((.Values.updateStrategy).rollingUpdate | default dict) }}
+{{- include "linkerd-cni.validateRollingUpdate" (include "linkerd-cni.rollingUpdate" . | fromJson) }}
 {{- end }}
 {{- end }}
 

@@ -13,6 +13,7 @@ use crate::agent::platforms;
 use crate::agent::subject::Subject;
 use crate::agent::uninstall::leftovers;
 use crate::agent::uninstall::restore;
+use crate::agent::yielding::OtherAgent;
 use crate::conflist::net_dir;
 use crate::conflist::net_dir::ConfigFile;
 use crate::conflist::plan;
@@ -44,6 +45,9 @@ impl Reconciler {
         let mut observed = self.observe(pass)?;
         if can_chain && observed.saved_state.file == StateFile::Unusable {
             self.replace_saved_state(&mut observed.saved_state, pass);
+        }
+        if can_chain {
+            self.yield_entry(&observed.configs, pass);
         }
         match self.plan(&observed, pass) {
             Some(plan) if can_chain => self.apply(plan, &mut observed, pass),
@@ -88,12 +92,46 @@ impl Reconciler {
         }
     }
 
+    /// Records in `pass` the plugin entry of another agent that stands, if any, and logs a change.
+    fn yield_entry(&mut self, configs: &[ConfigFile], pass: &mut Pass) {
+        let yielded = self.yielding.choose(
+            &self.entry,
+            &self.settings.kubeconfig_on_host,
+            configs,
+            pass.newer_agent_runs,
+            Instant::now(),
+        );
+        let (other, entry) = yielded.unzip();
+        if let Some(other) = &other {
+            pass.ready_note = Some(other.to_string());
+            if let Some(until) = self.yielding.until() {
+                pass.schedule_next(until);
+            }
+        }
+        pass.yielded_entry = entry;
+        self.log_yielding(other);
+    }
+
+    /// Logs the other agent whose plugin entry stands, once. An attempt to write this agent's entry
+    /// does not count as a change.
+    fn log_yielding(&mut self, other: Option<OtherAgent>) {
+        if other == self.yields_to || other.is_none() && self.yielding.is_trying(Instant::now()) {
+            return;
+        }
+        match &other {
+            Some(other) => info!("{other}"),
+            None => info!("the other agent has ended, so this agent manages the plugin again"),
+        }
+        self.yields_to = other;
+    }
+
     /// Plans the changes, and records in `pass` what is wrong before them. Returns `None` if
     /// the runtime would probably not find the plugin, so that it must not be chained.
     fn plan(&mut self, observed: &Observed, pass: &mut Pass) -> Option<Plan> {
         let settings = Arc::clone(&self.settings);
         let Observed { configs, saved_state } = observed;
-        let mut plan = plan::chain(&self.mode, configs, &self.entry, saved_state);
+        let entry = pass.yielded_entry.as_ref().unwrap_or(&self.entry);
+        let mut plan = plan::chain(&self.mode, configs, entry, saved_state);
         for (name, why) in &plan.skipped {
             pass.problem(Subject::File(settings.net_dir.join(name)), why);
         }

@@ -25,6 +25,12 @@ impl Reconciler {
         let Some(token) = self.token(&base.agent_token, pass) else {
             return Ok(());
         };
+        if pass.newer_agent_runs
+            && let Some(found) = self.accepted_token_on_host()
+        {
+            self.check_token(&found, false, pass);
+            return Ok(());
+        }
         let desired = base.render(&token);
         let mut written = false;
         if !credential::is_right(&self.settings, &desired)? {
@@ -44,6 +50,13 @@ impl Reconciler {
         }
         self.check_token(&token, written, pass);
         Ok(())
+    }
+
+    /// Returns the token of a newer agent's kubeconfig on the host, unless the API server rejects it.
+    fn accepted_token_on_host(&self) -> Option<String> {
+        let token = credential::token_on_host(&self.settings)?;
+        let rejected = matches!(self.api.token_status(&token, false).result, Some(Err(_)));
+        (!rejected).then_some(token)
     }
 
     /// Returns the token that belongs into the kubeconfig: the token of the plugin's service

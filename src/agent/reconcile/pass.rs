@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Instant;
 
 use crate::agent::subject::Subject;
+use crate::conflist::Entry;
 
 /// What one reconcile pass found and did.
 #[derive(Debug, Default)]
@@ -12,6 +13,10 @@ pub struct Pass {
     pub wrote: bool,
     /// Latest time of the next pass, if earlier than the resync.
     pub next: Option<Instant>,
+    /// A newer agent of this project runs on this node, so its files stand.
+    pub(super) newer_agent_runs: bool,
+    /// The plugin entry of another agent, which stands.
+    pub(super) yielded_entry: Option<Entry>,
     /// Another program keeps overwriting a file of this agent.
     pub contention: bool,
     /// The self-test of the installed plugin is still running.

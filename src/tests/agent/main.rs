@@ -44,6 +44,7 @@ mod until;
 #[allow(dead_code, reason = "the plugin's tests use all of it")]
 #[path = "../support/unwritable.rs"]
 mod unwritable;
+mod upstream;
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};

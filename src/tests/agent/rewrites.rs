@@ -8,7 +8,7 @@ use crate::api::Api;
 use crate::node::{CALICO, Node};
 use crate::until::until;
 
-fn counter(agent: &Agent, name: &str) -> u64 {
+pub fn counter(agent: &Agent, name: &str) -> u64 {
     let metrics = agent.get("/metrics").1;
     let line = metrics.lines().find_map(|line| line.strip_prefix(name));
     line.unwrap_or_default().trim().parse().unwrap()

@@ -1,13 +1,20 @@
-//! Two agents on one node that do not want the same: releases with different images, accounts
-//! or entries, as when the next one is started before the last one ends.
+//! Two agents of this project on one node, with different images, accounts or settings, as during
+//! a rolling update with a surge.
 
-use std::cell::Cell;
+use std::fs;
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use crate::agent::Agent;
 use crate::node::{CALICO, Node, PLUGIN, TEMPLATE};
 use crate::until::until;
+
+const VARS: [(&str, &str); 2] = [
+    ("LINKERD_CNI_NAMESPACE", "linkerd-cni"),
+    // Without an API server, a stopped agent ends after one second.
+    ("LINKERD_CNI_TERMINATION_GRACE_SECONDS", "6"),
+];
+const LIST: &str = "10-calico.conflist";
 
 fn writes(agent: &Agent) -> u64 {
     let metrics = agent.get("/metrics").1;
@@ -18,51 +25,108 @@ fn writes(agent: &Agent) -> u64 {
     values.sum()
 }
 
+/// What differs between the agents: `image`, `account` or `entry`.
+fn start_other(node: &Node, other: &Node, what: &str) -> Agent {
+    let image = other.root().join("image");
+    let mut plugin = PLUGIN.to_vec();
+    plugin.push(0);
+    fs::write(image.join("linkerd-cni"), plugin).unwrap();
+    other.rotate("token-2");
+    let vars = match what {
+        "image" => ("CONTAINER_CNI_BIN_DIR", image.to_str().unwrap().to_owned()),
+        "account" => ("LINKERD_CNI_SERVICE_ACCOUNT_DIR", other.sa().to_str().unwrap().to_owned()),
+        _ => ("CNI_NETWORK_CONFIG", TEMPLATE.replace("4143", "5143")),
+    };
+    let mut vars = vec![vars];
+    vars.extend(VARS.map(|(name, value)| (name, value.to_owned())));
+    node.start_owned(&vars)
+}
+
+fn is_new(node: &Node, what: &str) -> bool {
+    match what {
+        "image" => {
+            let length = fs::metadata(node.bin("linkerd-cni")).map_or(0, |file| file.len());
+            length == PLUGIN.len() as u64 + 1
+        }
+        "account" => node.token() == "token-2",
+        _ => node.text(LIST).contains("5143"),
+    }
+}
+
 #[test]
-fn two_agents_that_want_something_else_write_ever_less_and_the_next_one_gets_ready() {
+fn of_two_agents_the_newer_one_wins_and_the_older_one_writes_nothing_and_stays_ready() {
     for what in ["image", "account", "entry"] {
         let (node, other) = (Node::new(), Node::new());
-        node.write("10-calico.conflist", CALICO);
-        let mut old = node.start();
+        node.write(LIST, CALICO);
+        let mut old = node.start_with(&VARS);
         old.until_ready();
-        let image = other.root().join("image");
-        let entry = TEMPLATE.replace("4143", "5143");
-        other.rotate("token-2");
-        let mut plugin = PLUGIN.to_vec();
-        plugin.push(0);
-        std::fs::write(image.join("linkerd-cni"), plugin).unwrap();
-        let vars = match what {
-            "image" => ("CONTAINER_CNI_BIN_DIR", image.to_str().unwrap().to_owned()),
-            "account" => {
-                ("LINKERD_CNI_SERVICE_ACCOUNT_DIR", other.sa().to_str().unwrap().to_owned())
-            }
-            _ => ("CNI_NETWORK_CONFIG", entry),
-        };
-        let mut new = node.start_owned(&[vars]);
-        let (ready, begin) = (Cell::new(false), Instant::now());
-        until("the next one is ready in spite of it", || {
-            ready.set(ready.get() || new.ready().0 == 200);
-            ready.get() && begin.elapsed() > Duration::from_secs(4)
-        });
+        let before = writes(&old);
+        let mut new = start_other(&node, &other, what);
+        new.until_ready();
+        old.until_ready();
+        assert!(is_new(&node, what), "{what}");
+        let files = node.tree();
+        thread::sleep(Duration::from_secs(1));
+        assert_eq!(node.tree(), files, "{what}");
+        assert_eq!(writes(&old), before, "{what}: {}", old.log());
+        assert!(writes(&new) <= 3, "{what}: {}", new.log());
         for agent in [&old, &new] {
-            assert!(writes(agent) < 30, "{what}: {}", agent.log());
-            let log = agent.log();
-            assert_eq!(log.matches("a second agent").count(), 1, "{what}: {log}");
-            assert!(!log.contains("cni.exclusive"), "{what}: {log}");
+            assert_eq!(agent.ready().0, 200, "{what}: {}", agent.log());
+            assert!(!agent.log().contains("overwritten"), "{what}: {}", agent.log());
         }
-        drop(old);
-        let writes_left = writes(&new);
-        until("the next one is ready without the old one, and stays so", || {
-            thread::sleep(Duration::from_millis(50));
-            (0..5).all(|_| {
-                thread::sleep(Duration::from_millis(20));
-                new.ready().0 == 200
-            })
-        });
-        assert!(writes(&new) <= writes_left + 3, "{what}: {}", new.log());
+        // The rollout ends: the newer agent has nothing left to do.
+        let written = writes(&new);
+        assert_eq!(old.stop(), Some(0), "{}", old.log());
+        new.until_ready();
+        assert_eq!((writes(&new), is_new(&node, what)), (written, true), "{what}");
         new.kill();
         let mut uninstall = node.start_args(&["uninstall"], &[]);
         assert_eq!(uninstall.wait(), Some(0), "{}", uninstall.log());
-        assert_eq!(node.text("10-calico.conflist"), CALICO);
+        assert_eq!(node.text(LIST), CALICO);
     }
+}
+
+#[test]
+fn an_older_agent_manages_the_node_again_when_the_newer_one_has_ended() {
+    for what in ["image", "account", "entry"] {
+        for killed in [false, true] {
+            let (node, other) = (Node::new(), Node::new());
+            node.write(LIST, CALICO);
+            let mut old = node.start_with(&VARS);
+            old.until_ready();
+            let mut new = start_other(&node, &other, what);
+            new.until_ready();
+            until("the newer agent's files", || is_new(&node, what));
+            match killed {
+                true => new.kill(),
+                false => assert_eq!(new.stop(), Some(0), "{}", new.log()),
+            }
+            until("the older agent's files", || !is_new(&node, what));
+            old.until_ready();
+            assert!(node.chained(LIST));
+        }
+    }
+}
+
+#[test]
+fn an_older_agent_restores_what_is_missing_while_a_newer_one_runs() {
+    let (node, other) = (Node::new(), Node::new());
+    node.write(LIST, CALICO);
+    let mut old = node.start_with(&VARS);
+    old.until_ready();
+    let mut new = start_other(&node, &other, "entry");
+    new.until_ready();
+    until("the older agent yields", || {
+        let log = old.log();
+        log.contains("a newer agent runs")
+    });
+    // The newer agent hangs.
+    new.signal(nix::sys::signal::Signal::SIGSTOP);
+    fs::remove_file(node.bin("linkerd-cni")).unwrap();
+    fs::remove_file(node.net("kubeconfig.json")).unwrap();
+    node.write(LIST, CALICO);
+    until("the plugin is installed", || {
+        node.chained(LIST) && !node.token().is_empty() && node.bin("linkerd-cni").exists()
+    });
+    new.kill();
 }

@@ -195,8 +195,14 @@ impl Agent {
     }
 }
 
+/// The only agent, once a surge is over and it runs.
 pub fn agent() -> Agent {
-    find_agent().expect("one running agent")
+    let mut found = None;
+    until_within(Duration::from_secs(60), "one agent that runs", || {
+        found = find_agent();
+        found.is_some()
+    });
+    found.unwrap()
 }
 
 /// The agent, if there is exactly one and it runs.
@@ -204,11 +210,14 @@ pub fn find_agent() -> Option<Agent> {
     find_agent_in("linkerd-cni")
 }
 
-/// The same for a namespace.
+/// The only one in a namespace, if it runs. An agent that is being deleted, as at the end of a surge, does not
+/// count.
 pub fn find_agent_in(namespace: &str) -> Option<Agent> {
     let pods = ["get", "pods", "-n", namespace, "-l", "k8s-app=linkerd-cni", "-o", "json"];
     let pods: Value = serde_json::from_str(&kubectl(&pods)).unwrap();
-    let [pod] = &pods["items"].as_array()?[..] else {
+    let is_leaving = |pod: &Value| pod["metadata"]["deletionTimestamp"].is_string();
+    let mut staying = pods["items"].as_array()?.iter().filter(|pod| !is_leaving(pod));
+    let (Some(pod), None) = (staying.next(), staying.next()) else {
         return None;
     };
     let statuses = pod["status"]["containerStatuses"].as_array()?;

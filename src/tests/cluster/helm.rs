@@ -10,7 +10,7 @@ use std::thread;
 use std::time::Instant;
 
 use crate::pods::{self, kubectl};
-use crate::upstream;
+use crate::upstream::{self, Program};
 
 /// Namespace of the release, which stays after a test: its deletion takes 5 s.
 pub const NAMESPACE: &str = "linkerd-cni";
@@ -59,8 +59,13 @@ impl Helm {
     /// Installs the stand-in for upstream's chart, with the same release name. It runs this project's image, as
     /// upstream's is not available here.
     pub fn install_upstream(&self) {
+        self.install_upstream_with(Program::OurAgent);
+    }
+
+    /// The same with another program in the pod.
+    pub fn install_upstream_with(&self, program: Program) {
         let chart = home().join("upstream");
-        upstream::write_chart(&chart);
+        upstream::write_chart(&chart, program);
         let version = concat!("image.version=v", env!("CARGO_PKG_VERSION"));
         let install = ["install", "linkerd-cni", chart.to_str().unwrap()];
         let into = ["-n", self.namespace, "--create-namespace", "--set", version];

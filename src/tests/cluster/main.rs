@@ -18,6 +18,7 @@ mod idle;
 mod ignored;
 #[path = "../support/platforms.rs"]
 mod layouts;
+mod migration;
 mod node;
 mod platforms;
 mod plugin;

@@ -39,6 +39,7 @@ fn pods_start_and_end_whichever_of_two_agents_leaves_the_node() {
 
     let upstream = Upstream::start(&list, &bare);
     until_within(Duration::from_secs(60), "both agents have written", is_own);
+    until_within(Duration::from_secs(60), "this project's agent is ready beside it", ready);
     let reader = Reader::start(&list);
     upstream.stop();
     until_within(Duration::from_secs(60), "this project's agent is ready", || {
@@ -63,7 +64,7 @@ fn pods_start_and_end_whichever_of_two_agents_leaves_the_node() {
 }
 
 /// The active conflist and its text.
-fn active_conflist() -> (PathBuf, String) {
+pub fn active_conflist() -> (PathBuf, String) {
     let names = fs::read_dir(NET_DIR).unwrap();
     let mut paths: Vec<PathBuf> = names.map(|name| name.unwrap().path()).collect();
     paths.retain(|path| path.extension().is_some_and(|ext| ext == "conflist"));
@@ -95,10 +96,10 @@ fn pods_start_and_end(name: &str) {
 }
 
 /// A ServiceAccount with the rights of upstream's. Dropping the value deletes it.
-struct Account;
+pub struct Account;
 
 impl Account {
-    fn create() -> Account {
+    pub fn create() -> Account {
         kubectl(&["create", "serviceaccount", ACCOUNT, "-n", "default"]);
         let account = format!("--serviceaccount=default:{ACCOUNT}");
         let bind = ["create", "clusterrolebinding", ACCOUNT];
@@ -117,31 +118,44 @@ impl Drop for Account {
 }
 
 /// The stand-in for upstream's agent. Dropping the value removes its files.
-struct Upstream {
+pub struct Upstream {
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
-    list: PathBuf,
-    bare: String,
 }
 
 impl Upstream {
-    fn start(list: &Path, bare: &str) -> Upstream {
-        replace(Path::new(BINARY), &fs::read(BINARY).unwrap(), 0o755);
+    pub fn start(list: &Path, bare: &str) -> Upstream {
+        Upstream::start_until(list, bare, || false)
+    }
+
+    /// The same; uninstalls as soon as it `is_over`.
+    pub fn start_until(
+        list: &Path,
+        bare: &str,
+        is_over: impl Fn() -> bool + Send + 'static,
+    ) -> Upstream {
+        let plugin = fs::read(env!("CARGO_BIN_EXE_linkerd-cni")).unwrap();
+        replace(Path::new(BINARY), &plugin, 0o755);
         replace(Path::new(KUBECONFIG), kubeconfig().as_bytes(), 0o644);
         let stop = Arc::<AtomicBool>::default();
         let (own, path, text) = (Arc::clone(&stop), list.to_owned(), chained(bare));
+        let bare = bare.to_owned();
         let thread = thread::spawn(move || {
-            while !own.load(Ordering::Relaxed) {
+            while !own.load(Ordering::Relaxed) && !is_over() {
                 if fs::read_to_string(&path).unwrap_or_default() != text {
                     replace(&path, text.as_bytes(), 0o644);
                 }
                 thread::sleep(Duration::from_millis(1));
             }
+            for path in [BINARY, KUBECONFIG] {
+                let _ = fs::remove_file(path);
+            }
+            let _ = fs::write(&path, bare);
         });
-        Upstream { stop, thread: Some(thread), list: list.to_owned(), bare: bare.to_owned() }
+        Upstream { stop, thread: Some(thread) }
     }
 
-    fn stop(self) {
+    pub fn stop(self) {
         drop(self);
     }
 }
@@ -150,10 +164,6 @@ impl Drop for Upstream {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
         let _ = self.thread.take().map(JoinHandle::join);
-        for path in [BINARY, KUBECONFIG] {
-            let _ = fs::remove_file(path);
-        }
-        let _ = fs::write(&self.list, &self.bare);
     }
 }
 
@@ -176,10 +186,10 @@ fn chained(bare: &str) -> String {
     serde_json::to_string_pretty(&list).unwrap()
 }
 
-/// A kubeconfig in YAML, as upstream writes it, with a token of [`Account`]. API server and CA are copied from the
-/// existing kubeconfig.
+/// A kubeconfig in YAML, as upstream writes it, with a token of [`Account`]. API server and CA are kubectl's.
 fn kubeconfig() -> String {
-    let own: Value = serde_json::from_str(&fs::read_to_string(KUBECONFIG).unwrap()).unwrap();
+    let own = kubectl(&["config", "view", "--raw", "--minify", "--flatten", "-o", "json"]);
+    let own: Value = serde_json::from_str(&own).unwrap();
     let cluster = &own["clusters"][0]["cluster"];
     let token = kubectl(&["create", "token", ACCOUNT, "-n", "default"]);
     let lines = [

@@ -7,8 +7,17 @@ use serde_json::{Value, json};
 
 use crate::cni::upstream_entry;
 
+/// What runs in the DaemonSet's pod.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Program {
+    /// This project's image, which takes upstream's variables.
+    OurAgent,
+    /// Nothing that touches the node, for a stand-in of upstream's agent outside the pod.
+    Pause,
+}
+
 /// Writes the chart into a directory, which is created.
-pub fn write_chart(chart: &Path) {
+pub fn write_chart(chart: &Path, program: Program) {
     fs::create_dir_all(chart.join("templates")).unwrap();
     let metadata = json!({"apiVersion": "v2", "name": "linkerd2-cni", "version": "2026.8.3"});
     fs::write(chart.join("Chart.yaml"), metadata.to_string()).unwrap();
@@ -17,7 +26,7 @@ pub fn write_chart(chart: &Path) {
     // Helm adds this to a release whose chart has a subchart, as upstream's has.
     let values = values + "\npartials: {global: {}}\n";
     fs::write(chart.join("values.yaml"), values).unwrap();
-    for (number, object) in objects().iter().enumerate() {
+    for (number, object) in objects(program).iter().enumerate() {
         // JSON is YAML. Pretty-printed, it has no `{{` that helm would take for a template.
         let text = serde_json::to_string_pretty(object).unwrap();
         fs::write(chart.join(format!("templates/{number}.yaml")), text).unwrap();
@@ -25,7 +34,7 @@ pub fn write_chart(chart: &Path) {
 }
 
 /// Upstream's ServiceAccount, rights, ConfigMap and DaemonSet in the release's namespace.
-fn objects() -> Vec<Value> {
+fn objects(program: Program) -> Vec<Value> {
     let named = |version: &str, kind: &str, name: &str| {
         json!({
             "apiVersion": version,
@@ -60,20 +69,20 @@ fn objects() -> Vec<Value> {
                 "linkerd.io/created-by": "linkerd/helm {{ .Values.image.version }}",
                 "linkerd.io/inject": "disabled",
             }},
-            "spec": pod(),
+            "spec": pod(program),
         },
     });
     let account = named("v1", "ServiceAccount", "linkerd-cni");
     vec![account, role, binding, config, set]
 }
 
-fn pod() -> Value {
+fn pod(program: Program) -> Value {
     let from = |name: &str, key: &str| {
         let key = json!({"name": "linkerd-cni-config", "key": key});
         json!({"name": name, "valueFrom": {"configMapKeyRef": key}})
     };
     let host = |name: &str, path: &str| json!({"name": name, "hostPath": {"path": path}});
-    json!({
+    let mut pod = json!({
         "tolerations": [{"operator": "Exists"}],
         "nodeSelector": {"kubernetes.io/os": "linux"},
         "securityContext": {"seccompProfile": {"type": "RuntimeDefault"}},
@@ -102,5 +111,12 @@ fn pod() -> Value {
             host("cni-net-dir", "/etc/cni/net.d"),
             {"name": "linkerd-tmp-dir", "emptyDir": {}},
         ],
-    })
+    });
+    if program == Program::Pause {
+        let agent = &mut pod["containers"][0];
+        agent["image"] = json!("linkerd2-cni-probe:test");
+        agent["imagePullPolicy"] = json!("Never");
+        agent["args"] = json!(["/probe", "pause"]);
+    }
+    pod
 }

@@ -70,6 +70,24 @@ impl Seen {
         assert!(gaps.is_empty(), "{scene}: {gaps:?}");
     }
 
+    /// At no time was the plugin missing, in whatever way, for `longest`.
+    #[allow(clippy::print_stdout, reason = "the figure is what a scene is for")]
+    pub fn assert_no_gap_of(&self, longest: Duration, scene: &str) {
+        let Seen { reads, took, gaps } = self;
+        // Gaps of different kinds that follow each other are one.
+        let mut whole: Vec<(Duration, Duration)> = Vec::new();
+        for gap in gaps {
+            let end = gap.begin + gap.length + PERIOD;
+            match whole.last_mut() {
+                Some((_, last)) if gap.begin <= *last + 2 * PERIOD => *last = end,
+                _ => whole.push((gap.begin, end)),
+            }
+        }
+        let lengths: Vec<Duration> = whole.iter().map(|(begin, end)| *end - *begin).collect();
+        println!("{scene}: {reads} reads in {took:.1?}, gaps of at most {lengths:.1?}: {gaps:?}");
+        assert!(lengths.iter().all(|length| *length < longest), "{scene}: {gaps:?}");
+    }
+
     /// Asserts that binary and kubeconfig existed whenever the active conflist had the plugin entry.
     pub fn assert_never_stranded(&self, scene: &str) {
         let mut gaps = self.gaps.iter();
@@ -85,11 +103,9 @@ fn watch(stop: &AtomicBool) -> Seen {
     while !stop.load(Ordering::Relaxed) {
         let (state, now) = (read(), begin.elapsed());
         match gaps.last_mut() {
+            _ if state == State::Installed => {}
             Some(gap) if last == state => gap.length = now - gap.begin,
-            _ if state != State::Installed => {
-                gaps.push(Gap { state: state.clone(), begin: now, length: Duration::ZERO })
-            }
-            _ => {}
+            _ => gaps.push(Gap { state: state.clone(), begin: now, length: Duration::ZERO }),
         }
         last = state;
         reads += 1;
@@ -117,8 +133,10 @@ fn read_once() -> State {
         return State::Unchained;
     };
     let kubeconfig = entry["kubernetes"]["kubeconfig"].as_str().unwrap_or_default();
-    let kubeconfig = fs::read(kubeconfig).unwrap_or_default();
-    if serde_json::from_slice::<Value>(&kubeconfig).is_err() {
+    let kubeconfig = fs::read_to_string(kubeconfig).unwrap_or_default();
+    // Upstream's is YAML, with the current context in its last line.
+    let is_upstreams = kubeconfig.trim_end().ends_with("current-context: linkerd-cni-context");
+    if !is_upstreams && serde_json::from_str::<Value>(&kubeconfig).is_err() {
         return State::Stranded("kubeconfig");
     }
     let binary = fs::metadata(BINARY);

@@ -1,0 +1,242 @@
+//! Decides when to yield to another agent on this node: its plugin entry stands until it ends.
+//!
+//! Two agents run side by side while a rolling update surges. If both insisted on their own plugin
+//! entry, neither would become ready and the rollout would never end. So this agent yields
+//! - to a newer agent of this project, for as long as that agent runs. The record socket shows
+//!   both. That agent's plugin binary and kubeconfig stand, too.
+//! - to an upstream agent, which restores its plugin entry within milliseconds, whoever overwrites
+//!   it. It never notices a replaced plugin binary or kubeconfig, so these are this agent's.
+//!
+//! An upstream agent that died leaves the same plugin entry as one that runs. Only an attempt tells
+//! them apart, so from time to time this agent writes its own entry.
+//!
+//! Another program that removes the plugin entry is never yielded to: that is contention.
+
+use std::fmt;
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+use crate::backoff::between;
+use crate::cni::object::Object;
+use crate::config::Config;
+use crate::conflist::net_dir::ConfigFile;
+use crate::conflist::plan;
+use crate::conflist::{self, Entry};
+
+/// Time within which an upstream agent restores its plugin entry, also on a busy node.
+const RESTORED_WITHIN: Duration = Duration::from_secs(2);
+
+/// Which agent's plugin entry stands.
+#[derive(Debug, PartialEq, Eq)]
+pub enum OtherAgent {
+    /// An agent of this project that started after this one.
+    Newer,
+    /// An upstream agent that restores its plugin entry.
+    Upstream,
+}
+
+impl fmt::Display for OtherAgent {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            OtherAgent::Newer => {
+                "a newer agent runs on this node: its plugin binary, kubeconfig and plugin entry \
+                 are in use until it ends"
+            }
+            OtherAgent::Upstream => {
+                "an upstream agent runs on this node: its plugin entry is in use until it ends"
+            }
+        })
+    }
+}
+
+/// What this agent remembers of an upstream agent on the node.
+#[derive(Debug)]
+pub struct Yielding {
+    /// Longest time to yield to an upstream agent before the next attempt to write this agent's
+    /// plugin entry.
+    period: Duration,
+    /// This agent's plugin entry was in place, or was written. If an upstream entry then appears, an
+    /// upstream agent runs.
+    was_chained: bool,
+    /// When this agent last wrote its entry over an upstream one.
+    tried: Option<Instant>,
+    /// Until when to yield to that agent.
+    until: Option<Instant>,
+}
+
+impl Yielding {
+    pub fn new(period: Duration) -> Yielding {
+        Yielding { period, was_chained: false, tried: None, until: None }
+    }
+
+    /// Returns the plugin entry to yield to, among the network configs `found`. `None`: the
+    /// agent's `own` entry belongs in the network configs, and the caller writes it.
+    ///
+    /// `newer_agent_runs` says that an agent of this project that started later runs on this node.
+    /// `kubeconfig` is the path on the host of the kubeconfig that this agent keeps right.
+    pub fn choose(
+        &mut self,
+        own: &Entry,
+        kubeconfig: &str,
+        found: &[ConfigFile],
+        newer_agent_runs: bool,
+        now: Instant,
+    ) -> Option<(OtherAgent, Entry)> {
+        let Some(text) = installed_entry(found) else {
+            // An upstream agent that runs does not leave its entry out.
+            self.tried = None;
+            return None;
+        };
+        let entry = Entry::new(text, kubeconfig).ok()?;
+        if entry.is_equal(own) {
+            self.was_chained = true;
+            self.until = None;
+            return None;
+        }
+        let value: Value = serde_json::from_str(text).ok()?;
+        if !is_usable(text, &value, kubeconfig) {
+            return None;
+        }
+        if newer_agent_runs {
+            return Some((OtherAgent::Newer, entry));
+        }
+        // An older agent of this project yields to this one.
+        if !value["linkerd"]["agent-namespace"].is_null() {
+            return None;
+        }
+        if std::mem::take(&mut self.was_chained) {
+            self.until = Some(now + between(self.period * 2 / 3, self.period));
+        }
+        if self.until.is_some_and(|until| now < until) {
+            return Some((OtherAgent::Upstream, entry));
+        }
+        self.until = None;
+        self.was_chained = true;
+        self.tried = Some(now);
+        None
+    }
+
+    /// Returns whether this agent wrote its own entry over an upstream one so recently that the
+    /// upstream agent may still restore its entry.
+    pub fn is_trying(&self, now: Instant) -> bool {
+        self.tried.is_some_and(|tried| now < tried + RESTORED_WITHIN)
+    }
+
+    /// Returns when this agent next tries to write its own plugin entry.
+    pub fn until(&self) -> Option<Instant> {
+        self.until
+    }
+}
+
+/// Returns the plugin entry of the active network config. Where a meta plugin such as Multus calls
+/// the plugin, that config has none, so the first config with a plugin entry is the fallback.
+fn installed_entry(found: &[ConfigFile]) -> Option<&str> {
+    plan::active(found).and_then(entry_text).or_else(|| found.iter().find_map(entry_text))
+}
+
+fn entry_text(file: &ConfigFile) -> Option<&str> {
+    let content = file.content.as_ref().ok()?;
+    conflist::plugin_entry(&content.text).map(|entry| entry.text)
+}
+
+/// Returns whether the plugin works with the entry `text`: it accepts the settings, and finds the
+/// kubeconfig that this agent keeps right. With another kubeconfig it may have a dead token.
+fn is_usable(text: &str, value: &Value, kubeconfig: &str) -> bool {
+    let config: Result<Object, _> = serde_json::from_str(text);
+    value["kubernetes"]["kubeconfig"] == kubeconfig
+        && config.is_ok_and(|config| Config::read(&config).is_ok())
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::conflist::net_dir::{ConfigKind, Content};
+    use crate::files::FileAccess;
+
+    const KUBECONFIG: &str = "/etc/cni/net.d/kubeconfig";
+    const PERIOD: Duration = Duration::from_secs(30);
+
+    fn entry(port: u16, namespace: Option<&str>) -> Value {
+        json!({
+            "type": "linkerd-cni",
+            "kubernetes": {"kubeconfig": KUBECONFIG},
+            "linkerd": {"incoming-proxy-port": port, "agent-namespace": namespace},
+        })
+    }
+
+    /// One conflist with these plugin entries.
+    fn found(entries: &[&Value]) -> Vec<ConfigFile> {
+        let mut plugins = vec![json!({"type": "bridge"})];
+        plugins.extend(entries.iter().map(|entry| (*entry).clone()));
+        let text = json!({"name": "n", "plugins": plugins}).to_string();
+        let content = Content { text, access: FileAccess::own(0o600), link: None };
+        let name = "10-net.conflist".to_owned();
+        vec![ConfigFile { name, kind: ConfigKind::Conflist, content: Ok(content) }]
+    }
+
+    fn choose(
+        yielding: &mut Yielding,
+        installed: &[&Value],
+        newer_agent_runs: bool,
+        now: Instant,
+    ) -> Option<OtherAgent> {
+        let own = Entry::new(&entry(1, Some("ns")).to_string(), "").unwrap();
+        let found = found(installed);
+        yielding.choose(&own, KUBECONFIG, &found, newer_agent_runs, now).map(|(other, _)| other)
+    }
+
+    #[test]
+    fn an_upstream_entry_stands_only_if_it_replaced_the_own_one_and_until_the_next_attempt() {
+        let (own, upstream) = (entry(1, Some("ns")), entry(2, None));
+        let (mut yielding, mut now) = (Yielding::new(PERIOD), Instant::now());
+        // An entry found at the start may be a dead agent's.
+        assert_eq!(choose(&mut yielding, &[&upstream], false, now), None);
+        // It is back: its agent runs.
+        for _ in 0..3 {
+            let other = choose(&mut yielding, &[&upstream], false, now);
+            assert_eq!(other, Some(OtherAgent::Upstream));
+            now += PERIOD / 5;
+        }
+        now += PERIOD;
+        assert_eq!(choose(&mut yielding, &[&upstream], false, now), None);
+        assert!(yielding.is_trying(now) && !yielding.is_trying(now + RESTORED_WITHIN));
+        assert_eq!(choose(&mut yielding, &[&own], false, now), None);
+        assert_eq!(yielding.until(), None);
+        let other = choose(&mut yielding, &[&upstream], false, now);
+        assert_eq!(other, Some(OtherAgent::Upstream));
+        // It has left the node.
+        assert_eq!(choose(&mut yielding, &[], false, now), None);
+        assert!(!yielding.is_trying(now));
+    }
+
+    #[test]
+    fn the_entry_of_a_project_agent_stands_only_while_a_newer_agent_runs() {
+        let other = entry(2, Some("ns"));
+        let (mut yielding, now) = (Yielding::new(PERIOD), Instant::now());
+        for newer in [false, true, false, false, true] {
+            let chosen = choose(&mut yielding, &[&other], newer, now);
+            assert_eq!(chosen, newer.then_some(OtherAgent::Newer));
+        }
+    }
+
+    #[test]
+    fn an_entry_that_the_plugin_cannot_use_never_stands() {
+        let valid = entry(2, None);
+        let mut lenient = valid.clone();
+        lenient["linkerd"]["inbound-ports-to-ignore"] = json!(["http"]);
+        let mut elsewhere = valid.clone();
+        elsewhere["kubernetes"]["kubeconfig"] = json!("/elsewhere");
+        let mut invalid = valid.clone();
+        invalid["linkerd"]["incoming-proxy-port"] = json!("many");
+        for (installed, stands) in
+            [(&valid, true), (&lenient, true), (&elsewhere, false), (&invalid, false)]
+        {
+            let now = Instant::now();
+            let chosen = choose(&mut Yielding::new(PERIOD), &[installed], true, now);
+            assert_eq!(chosen.is_some(), stands, "{installed}");
+        }
+    }
+}

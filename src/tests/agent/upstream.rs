@@ -1,0 +1,62 @@
+//! A stand-in for upstream's agent, which does on the node what that program does: it writes the
+//! plugin binary and the kubeconfig when it starts, and its plugin entry whenever another program
+//! wrote the conflist. When it ends, it removes all three, the binary first.
+
+use std::fs;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::thread;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use crate::node::{CALICO, Node};
+use crate::rechained::{LIST, Worker};
+
+pub const KUBECONFIG: &str =
+    "kind: Config\nusers:\n- name: linkerd-cni\n  user:\n    token: of-upstream\n";
+/// Upstream's plugin binary, which differs from the agent's.
+pub const PLUGIN: &[u8] = &[9; 400_000];
+
+/// CALICO with upstream's plugin entry.
+pub fn list() -> String {
+    let mut list: Value = serde_json::from_str(CALICO).unwrap();
+    list["plugins"].as_array_mut().unwrap().push(json!({
+        "name": "linkerd-cni",
+        "type": "linkerd-cni",
+        "kubernetes": {"kubeconfig": "etc/kubeconfig.json"},
+        "linkerd": {"incoming-proxy-port": 4143, "iptables-mode": "nft"},
+    }));
+    serde_json::to_string_pretty(&list).unwrap()
+}
+
+pub struct Upstream(Worker<()>);
+
+impl Upstream {
+    pub fn start(node: &Arc<Node>) -> Upstream {
+        node.replace(&node.bin("linkerd-cni"), PLUGIN);
+        node.replace(&node.net("kubeconfig.json"), KUBECONFIG.as_bytes());
+        let (node, list) = (Arc::clone(node), list());
+        Upstream(Worker::start(move |stop| {
+            while !stop.load(Ordering::Relaxed) {
+                if node.text(LIST) != list {
+                    node.replace(&node.net(LIST), list.as_bytes());
+                }
+                thread::sleep(Duration::from_micros(500));
+            }
+        }))
+    }
+
+    /// Uninstalls in upstream's order, with its write in place.
+    pub fn stop(self, node: &Node) {
+        self.0.finish();
+        fs::remove_file(node.bin("linkerd-cni")).unwrap();
+        fs::remove_file(node.net("kubeconfig.json")).unwrap();
+        node.write(LIST, CALICO);
+    }
+
+    /// Ends as by SIGKILL, and leaves everything.
+    pub fn kill(self) {
+        self.0.finish();
+    }
+}

@@ -1,0 +1,100 @@
+//! The way from upstream's chart to ours and back, and from one release of ours to the next, with
+//! two agents side by side on the node, as our default update strategy has it.
+//!
+//! Upstream's image cannot be had here. A pod that does nothing has its place in the DaemonSet, and
+//! the stand-in for its agent ends when that pod's process ends.
+
+use std::path::Path;
+use std::time::Duration;
+
+use crate::agent::{agent, find_agent, rolled_out};
+use crate::burst;
+use crate::helm::Helm;
+use crate::node::Node;
+use crate::two_agents::{Account, Upstream, active_conflist};
+use crate::until::until_within;
+use crate::upstream::Program;
+use crate::watcher::Watcher;
+
+/// The longest time without the plugin. It should be below 50 ms, but a busy machine delays the
+/// reader and the agent alike.
+const GAP: Duration = Duration::from_millis(200);
+const STATE: &str = "/etc/cni/net.d/.linkerd-cni-state";
+const WAIT: Duration = Duration::from_secs(60);
+
+/// The stand-in for upstream's agent, which runs as long as the process of upstream's pod.
+fn upstream_agent(list: &Path, bare: &str, other: Option<&str>) -> Upstream {
+    let mut found = None;
+    until_within(WAIT, "upstream's pod runs", || {
+        found = find_agent().filter(|pod| Some(pod.pod.as_str()) != other);
+        found.is_some()
+    });
+    let process = format!("/proc/{}/exe", found.unwrap().pid);
+    Upstream::start_until(list, bare, move || Path::new(&process).symlink_metadata().is_err())
+}
+
+#[test]
+fn an_upgrade_from_upstreams_chart_and_the_way_back_leave_no_pod_without_redirection() {
+    let node = Node::exclusive();
+    let before = node.files();
+    let (list, bare) = active_conflist();
+    let _account = Account::create();
+    let helm = Helm::with_local_repository();
+    helm.install_upstream_with(Program::Pause);
+    let upstream = upstream_agent(&list, &bare, None);
+    until_within(WAIT, "upstream's entry", || node.entry().is_some());
+
+    let watcher = Watcher::start();
+    burst::during("helm upgrade from upstream's agent", || {
+        helm.run("upgrade", &["--reset-then-reuse-values"]);
+        until_within(WAIT, "the entry is ours", || {
+            node.entry().is_some_and(|entry| entry["linkerd"]["iptables-mode"] == "auto")
+        });
+    });
+    watcher.finish().assert_no_gap_of(GAP, "helm upgrade from upstream's agent");
+    upstream.stop();
+    until_within(WAIT, "our agent is ready", || find_agent().is_some_and(|agent| agent.ready));
+
+    let watcher = Watcher::start();
+    let ours = agent().pod;
+    let mut upstream = None;
+    burst::during("helm rollback to upstream's agent", || {
+        helm.must(&["rollback", "linkerd-cni", "1", "-n", "linkerd-cni"]);
+        upstream = Some(upstream_agent(&list, &bare, Some(&ours)));
+        rolled_out();
+    });
+    watcher.finish().assert_no_gap_of(GAP, "helm rollback to upstream's agent");
+    assert_eq!(node.linkerd_entry()["linkerd"]["iptables-mode"], "nft");
+
+    helm.uninstall();
+    drop(upstream);
+    // Upstream's agent does not know of this file, which the next agent of ours would use.
+    let _ = std::fs::remove_file(STATE);
+    assert_eq!(node.files(), before);
+}
+
+#[test]
+fn an_upgrade_with_other_values_ends_with_the_newer_entry_and_has_no_gap() {
+    let node = Node::exclusive();
+    let before = node.files();
+    let helm = Helm::with_local_repository();
+    helm.run("install", &[]);
+    let ignored = |port: &str| {
+        let entry = node.linkerd_entry();
+        let ports = entry["linkerd"]["inbound-ports-to-ignore"].as_array().cloned();
+        ports.unwrap_or_default().iter().any(|found| found == port)
+    };
+    let watcher = Watcher::start();
+    burst::during("helm upgrade with other values", || {
+        helm.run("upgrade", &["--set", "ignoreInboundPorts=9999"]);
+    });
+    assert!(ignored("9999"));
+    burst::during("helm rollback to the first values", || {
+        helm.must(&["rollback", "linkerd-cni", "1", "-n", "linkerd-cni", "--wait"]);
+        rolled_out();
+    });
+    assert!(!ignored("9999"));
+    watcher.finish().assert_always_installed("upgrade and rollback with other values");
+    helm.uninstall();
+    assert_eq!(node.files(), before);
+}
