@@ -56,6 +56,8 @@ pub struct Reconciler {
     upstream_kubeconfig: UpstreamKubeconfig,
     leftovers_removed: bool,
     ready_logged: bool,
+    /// The agent received SIGTERM or SIGINT.
+    stopping: bool,
 }
 
 impl Reconciler {
@@ -85,6 +87,7 @@ impl Reconciler {
             upstream_kubeconfig: UpstreamKubeconfig::default(),
             leftovers_removed: false,
             ready_logged: false,
+            stopping: false,
         }
     }
 
@@ -99,17 +102,24 @@ impl Reconciler {
     }
 
     /// Restores the kubeconfig of an upstream agent if such an agent chains the plugin on this
-    /// node.
-    pub fn restore_upstream_kubeconfig(&self) {
+    /// node. Returns whether one does.
+    pub fn restore_upstream_kubeconfig(&self) -> bool {
         let found = net_dir::scan(&self.settings.net_dir, &self.settings.kubeconfig_name);
         if !found
             .is_ok_and(|found| upstream_kubeconfig::is_chained_by_upstream(&found, &self.entry))
         {
-            return;
+            return false;
         }
         if let Err(error) = self.upstream_kubeconfig.restore(&self.settings.kubeconfig()) {
             warn!("{error}");
         }
+        true
+    }
+
+    /// Prepares for the passes between SIGTERM and the agent's end. They keep the kubeconfig, as the
+    /// agent's token becomes invalid with its pod, and never remove the startup taint.
+    pub fn stop(&mut self) {
+        self.stopping = true;
     }
 
     /// Runs one reconcile pass, and sets what `/ready` and the metrics report.
@@ -141,6 +151,9 @@ impl Reconciler {
         self.status.reconciles.inc();
         if !pass.problems.is_empty() {
             self.status.reconcile_errors.inc();
+        }
+        if self.stopping {
+            return pass;
         }
         if !self.ready_logged && pass.ready().is_ok() {
             self.ready_logged = true;

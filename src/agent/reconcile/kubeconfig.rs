@@ -21,6 +21,9 @@ impl Reconciler {
         &mut self,
         pass: &mut Pass,
     ) -> Result<(), credential::Error> {
+        if self.stopping && credential::token_on_host(&self.settings).is_some() {
+            return Ok(());
+        }
         let base = credential::kubeconfig_base(&self.settings)?;
         let Some(token) = self.token(&base.agent_token, pass) else {
             return Ok(());

@@ -1,5 +1,6 @@
 //! Whether a stopped agent uninstalls, by what the API server says.
 
+use std::fs;
 use std::thread;
 use std::time::Duration;
 
@@ -226,6 +227,30 @@ fn while_it_asks_the_agent_is_alive_not_ready_and_deaf_to_more_signals() {
     scene.api.state().set = Set::Leaving;
     assert_eq!(scene.agent.wait(), Some(0));
     scene.assert_uninstalled("after four signals");
+}
+
+#[test]
+fn while_it_asks_the_agent_restores_what_another_program_removes() {
+    let mut scene = Scene::start(&[]);
+    scene.api.state().set = Set::Status(403);
+    scene.agent.signal(Signal::SIGTERM);
+    until("asked", || scene.agent.log().contains("asking again"));
+    let kubeconfig = scene.node.inode("kubeconfig.json");
+    // Without a valid token, a running agent would write its own one, which ends with its pod.
+    scene.api.state().tokens.retain(|token| token == "token-1");
+    for _ in 0..3 {
+        scene.node.replace(&scene.node.net("10-calico.conflist"), CALICO.as_bytes());
+        until("the entry", || scene.node.chained("10-calico.conflist"));
+        fs::remove_file(scene.node.bin("linkerd-cni")).unwrap();
+        until("the binary", || scene.node.bin("linkerd-cni").exists());
+        assert_eq!(scene.agent.ready(), (500, "not ready: received SIGTERM\n".into()));
+    }
+    assert_eq!(scene.node.inode("kubeconfig.json"), kubeconfig);
+    fs::remove_file(scene.node.net("kubeconfig.json")).unwrap();
+    until("the kubeconfig", || scene.node.net("kubeconfig.json").exists());
+    scene.api.state().set = Set::There;
+    assert_eq!(scene.agent.wait(), Some(0));
+    scene.assert_left_in_place("after a rewrite", "the DaemonSet exists");
 }
 
 #[test]
