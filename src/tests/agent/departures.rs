@@ -21,6 +21,9 @@ const AT_ONCE: Duration = Duration::from_secs(20);
 /// The node that the agent runs on.
 const NODE: (&str, &str) = ("LINKERD_CNI_NODE_NAME", "node-1");
 
+/// The agent's pod.
+const POD: (&str, &str) = ("LINKERD_CNI_POD_NAME", "linkerd-cni-x");
+
 #[test]
 fn an_agent_whose_daemonset_or_namespace_is_deleted_uninstalls_at_once() {
     all(vec![Set::Leaving, Set::NamespaceLeaving, Set::Status(404)], |set| {
@@ -67,6 +70,10 @@ fn an_answer_that_proves_nothing_is_asked_for_again_and_everything_stays_in_plac
         ("another object", "instead of DaemonSet", |state| {
             state.set = Set::Status(200);
         }),
+        ("pod 500", "HTTP 500", |state| {
+            state.taints = vec![json!({"key": "gpu", "effect": "NoSchedule"})];
+            state.pod = Err(500);
+        }),
         ("another object for the node", "instead of Node", |state| {
             state.node = Some(200);
             state.placement = json!({"nodeSelector": {"kubernetes.io/os": "linux"}});
@@ -76,7 +83,7 @@ fn an_answer_that_proves_nothing_is_asked_for_again_and_everything_stays_in_plac
         }),
     ];
     all(changes, |(what, why, change)| {
-        let mut scene = Scene::start(&[GRACE, NODE]);
+        let mut scene = Scene::start(&[GRACE, NODE, POD]);
         let before = scene.api.asked("GET", DAEMONSET);
         let took = scene.stop(change);
         scene.assert_left_in_place(what, "no proof of an uninstall within 3 s; last finding: ");
@@ -148,15 +155,39 @@ fn a_node_that_left_the_daemonsets_scope_is_uninstalled() {
         ("taint gpu=:NoSchedule is not tolerated", |state| {
             state.taints = vec![json!({"key": "gpu", "effect": "NoSchedule"})];
         }),
+        ("taint gone=:NoExecute is not tolerated", |state| {
+            state.taints = vec![json!({"key": "gone", "effect": "NoExecute"})];
+            state.pod = Err(404);
+        }),
     ];
     all(changes, |(why, change)| {
-        let mut scene = Scene::start(&[NODE]);
+        let mut scene = Scene::start(&[NODE, POD]);
         let took = scene.stop(change);
         scene.assert_uninstalled(why);
         assert!(took < AT_ONCE, "{why}: {took:?}");
         let log = scene.agent.log();
         let reason = "node node-1 is no longer in the DaemonSet's scope: ";
         assert!(log.contains(reason) && log.contains(why), "{log}");
+    });
+}
+
+#[test]
+fn a_restarted_container_on_a_node_with_a_new_noschedule_taint_keeps_the_plugin() {
+    type Change = fn(&mut State);
+    let changes: Vec<(&str, Change)> = vec![
+        ("pod linkerd-cni/linkerd-cni-x is not being deleted", |state| {
+            state.pod = Ok(json!({"name": "linkerd-cni-x", "deletionTimestamp": null}));
+        }),
+        ("the agent cannot read its pod: ", |state| state.pod = Err(403)),
+    ];
+    all(changes, |(why, change)| {
+        let mut scene = Scene::start(&[NODE, POD]);
+        let took = scene.stop(|state| {
+            state.taints = vec![json!({"key": "gpu", "effect": "NoSchedule"})];
+            change(state);
+        });
+        scene.assert_left_in_place(why, why);
+        assert!(took < AT_ONCE, "{why}: {took:?}");
     });
 }
 
