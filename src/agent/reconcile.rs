@@ -163,7 +163,7 @@ impl Reconciler {
         // go away. One that keeps the plugin out of the chain is a problem by now.
         self.api.set_node_ready(pass.ready().is_ok());
         self.status.set_ready(pass.ready());
-        self.status.set_ready_note(pass.ready_note.clone());
+        self.status.set_ready_notes(&pass.ready_notes);
         self.status.uses_agent_token.set(pass.uses_agent_token.into());
         pass
     }
@@ -209,7 +209,7 @@ impl Reconciler {
             Some(binary) => {
                 let entry = self.entry.text().to_owned();
                 match self_test.state_of(TestedPlugin { binary, entry }) {
-                    SelfTestState::Passed => {}
+                    SelfTestState::Passed { untested } => pass.ready_notes.extend(untested),
                     SelfTestState::Pending => pass.self_test_running = true,
                     SelfTestState::Failed(why) => pass.problem(Subject::SelfTest, why),
                 }

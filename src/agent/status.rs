@@ -36,6 +36,7 @@ pub struct Status {
     pub uses_agent_token: Gauge,
     pub plugin: PluginCounters,
     pub self_tests_passed: Counter,
+    pub self_tests_passed_with_auto: Counter,
     pub self_tests_skipped: Counter,
     pub self_tests_failed: Counter,
 }
@@ -92,6 +93,7 @@ impl Status {
             ),
             plugin,
             self_tests_passed: self_tests("passed"),
+            self_tests_passed_with_auto: self_tests("passed_with_auto"),
             self_tests_skipped: self_tests("skipped"),
             self_tests_failed: self_tests("failed"),
             registry,
@@ -136,8 +138,9 @@ impl Status {
         self.passes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Sets the text that `/ready` adds to a response of 200.
-    pub fn set_ready_note(&self, note: Option<String>) {
+    /// Sets the texts that `/ready` adds to a response of 200.
+    pub fn set_ready_notes(&self, notes: &[String]) {
+        let note = (!notes.is_empty()).then(|| notes.join("; "));
         *self.ready_note.lock().unwrap_or_else(PoisonError::into_inner) = note;
     }
 

@@ -59,7 +59,7 @@ impl Reconciler {
                 if let Some(why) = denied {
                     let why = format!("the plugin uses the agent's own token: {why}");
                     pass.warn(Subject::PluginToken, &why);
-                    pass.ready_note = Some(why);
+                    pass.ready_notes.push(why);
                 }
                 pass.uses_agent_token = true;
                 Some(agent_token.to_owned())
