@@ -128,11 +128,17 @@ fn the_probes_use_the_admin_port_and_are_omitted_without_it() {
     );
     assert_eq!(agent["startupProbe"]["httpGet"], agent["livenessProbe"]["httpGet"]);
     let address = |values: Value| with(values).variable("install-cni", "LINKERD_CNI_ADMIN_ADDR");
-    assert_eq!(address(json!({"adminPort": 8081})), "0.0.0.0:8081");
-    assert_eq!(address(json!({"disableIPv6": false})), "[::]:9991");
-    assert_eq!(address(json!({"ipv6": true})), "[::]:9991");
-    assert_eq!(address(json!({"ipv6": "auto"})), "0.0.0.0:9991");
-    assert_eq!(address(json!({"ipv6": "auto", "disableIPv6": false})), "[::]:9991");
+    for values in [
+        json!({}),
+        json!({"disableIPv6": false}),
+        json!({"ipv6": true}),
+        json!({"ipv6": false}),
+        // An IPv6-only cluster without any other setting.
+        json!({"ipv6": "auto"}),
+    ] {
+        assert_eq!(address(values.clone()), "[::]:9991", "{values}");
+    }
+    assert_eq!(address(json!({"adminPort": 8081})), "[::]:8081");
 
     let objects = with(json!({"adminPort": null}));
     let agent = objects.container("install-cni");

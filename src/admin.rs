@@ -5,12 +5,17 @@
 
 use std::collections::VecDeque;
 use std::io::{self, Read, Write};
-use std::net::{Shutdown, TcpListener, TcpStream};
-use std::os::fd::AsFd;
+use std::net::{Ipv4Addr, Shutdown, SocketAddr, SocketAddrV6, TcpListener, TcpStream};
+use std::os::fd::{AsFd, AsRawFd as _};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::socket::{
+    AddressFamily, Backlog, SockFlag, SockType, SockaddrIn6, bind, listen, setsockopt, socket,
+    sockopt,
+};
 
 /// Longest duration of a connection, from accept to close.
 const CLIENT_TIMEOUT: Duration = Duration::from_secs(5);
@@ -34,11 +39,41 @@ const OPENMETRICS: &str = "application/openmetrics-text; version=1.0.0; charset=
 /// The program's handlers. The server calls them for each request on its own thread, so they
 /// should not block.
 pub struct Handlers {
+    /// Handler of `/live`. `Err` has the reason why the kubelet should restart the program, for the
+    /// body of the 500 response.
+    pub live: Box<dyn Fn() -> Result<(), String> + Send + Sync>,
     /// Handler of `/ready`. `Err` has the reason why the program is not ready, for the body of the
     /// 500 response. `Ok` may have a remark for the body of the 200 response.
     pub ready: Box<dyn Fn() -> Result<Option<String>, String> + Send + Sync>,
     /// Handler of `/metrics`. Returns the whole OpenMetrics text, including `# EOF`.
     pub metrics: Box<dyn Fn() -> String + Send + Sync>,
+}
+
+/// Listens on `address`. `[::]` means all addresses of both families, or of IPv4 if the kernel has
+/// no IPv6.
+///
+/// The kubelet probes the pod's first address, whose family depends on the cluster.
+pub fn listener(address: SocketAddr) -> io::Result<TcpListener> {
+    match address {
+        SocketAddr::V6(address) if address.ip().is_unspecified() => match dual_stack(address) {
+            Err(Errno::EAFNOSUPPORT | Errno::EADDRNOTAVAIL) => {
+                TcpListener::bind((Ipv4Addr::UNSPECIFIED, address.port()))
+            }
+            listener => Ok(listener?),
+        },
+        address => TcpListener::bind(address),
+    }
+}
+
+/// Listens on all addresses of both families, also if the sysctl `net.ipv6.bindv6only` is 1.
+fn dual_stack(address: SocketAddrV6) -> Result<TcpListener, Errno> {
+    let fd = socket(AddressFamily::Inet6, SockType::Stream, SockFlag::SOCK_CLOEXEC, None)?;
+    setsockopt(&fd, sockopt::Ipv6V6Only, &false)?;
+    // A port with connections in TIME_WAIT is free, as in `TcpListener::bind`.
+    setsockopt(&fd, sockopt::ReuseAddr, &true)?;
+    bind(fd.as_raw_fd(), &SockaddrIn6::from(address))?;
+    listen(&fd, Backlog::MAXCONN)?;
+    Ok(TcpListener::from(fd))
 }
 
 /// Serves `listener` on its own thread until the process exits.
@@ -220,7 +255,10 @@ fn respond(request: &[u8], handlers: &Handlers) -> Option<Vec<u8>> {
             Ok(Some(remark)) => ("200 OK", TEXT, format!("ready ({remark})\n")),
             Err(reason) => ("500 Internal Server Error", TEXT, format!("not ready: {reason}\n")),
         },
-        _ => ("200 OK", TEXT, "alive\n".to_owned()),
+        _ => match (handlers.live)() {
+            Ok(()) => ("200 OK", TEXT, "alive\n".to_owned()),
+            Err(reason) => ("500 Internal Server Error", TEXT, format!("not alive: {reason}\n")),
+        },
     };
     let mut response = head(status, content_type, body.len());
     if method == "GET" {

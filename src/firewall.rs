@@ -101,6 +101,17 @@ fn backends(mode: IptablesMode) -> &'static [Backend] {
     }
 }
 
+/// Whether this process finds all programs that `mode` needs. `auto` and `native` need none.
+pub fn has_programs(mode: IptablesMode, families: &[Family]) -> bool {
+    let variant = match mode {
+        IptablesMode::Auto | IptablesMode::Native => return true,
+        IptablesMode::Nft => Variant::Nft,
+        IptablesMode::Legacy => Variant::Legacy,
+        IptablesMode::Plain => Variant::Plain,
+    };
+    families.iter().all(|&family| iptables::has_programs(variant, family))
+}
+
 /// Writes the rules of `redirect` and returns the backend that did. Idempotent; foreign rules stay.
 ///
 /// # Errors

@@ -56,7 +56,7 @@ pub mod watch;
 pub mod worker;
 
 use std::io;
-use std::net::{SocketAddr, TcpListener};
+use std::net::SocketAddr;
 use std::str::FromStr;
 use std::sync::{Arc, mpsc};
 use std::thread;
@@ -220,13 +220,14 @@ pub fn run(settings: RepairSettings) -> Result<(), Error> {
 
 /// Starts the HTTP server for probes and metrics.
 fn serve(address: SocketAddr, shared: Arc<Shared>) -> Result<(), Error> {
-    let listener =
-        TcpListener::bind(address).map_err(|source| Error::Listen { address, source })?;
+    let listener = admin::listener(address).map_err(|source| Error::Listen { address, source })?;
     // For port 0 the kernel has chosen a port.
     let address = listener.local_addr().unwrap_or(address);
     tracing::info!("Serving /live, /ready and /metrics on {address}");
     let ready = Arc::clone(&shared);
     let handlers = Handlers {
+        // The main thread only waits for signals.
+        live: Box::new(|| Ok(())),
         ready: Box::new(move || ready.readiness.ready(Instant::now()).map(|()| None)),
         metrics: Box::new(move || shared.metrics.text()),
     };

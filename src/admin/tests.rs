@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use super::{Handlers, MAX_CLIENTS, REQUEST_LIMIT, serve};
+use super::{Handlers, MAX_CLIENTS, REQUEST_LIMIT, listener, serve};
 
 /// A server whose readiness the test switches.
 fn server() -> (SocketAddr, Arc<AtomicBool>) {
@@ -13,6 +13,7 @@ fn server() -> (SocketAddr, Arc<AtomicBool>) {
     let ready = Arc::new(AtomicBool::new(false));
     let switch = Arc::clone(&ready);
     let handlers = Handlers {
+        live: Box::new(|| Ok(())),
         ready: Box::new(move || match switch.load(Ordering::Relaxed) {
             true => Ok(None),
             false => Err("the kubeconfig is missing".into()),
@@ -129,4 +130,24 @@ fn a_silent_client_is_disconnected_after_the_timeout() {
     let mut silent = connect(address);
     let mut rest = Vec::new();
     assert_eq!(silent.read_to_end(&mut rest).unwrap(), 0);
+}
+
+#[test]
+fn a_listener_on_all_addresses_serves_both_families() {
+    let both = listener("[::]:0".parse().unwrap()).unwrap();
+    let port = both.local_addr().unwrap().port();
+    for host in ["127.0.0.1", "::1"] {
+        assert!(TcpStream::connect((host, port)).is_ok(), "{host}");
+    }
+    let ipv4 = listener("0.0.0.0:0".parse().unwrap()).unwrap();
+    let port = ipv4.local_addr().unwrap().port();
+    assert!(TcpStream::connect(("127.0.0.1", port)).is_ok());
+    assert!(TcpStream::connect(("::1", port)).is_err());
+}
+
+#[test]
+fn a_port_in_use_is_an_error_and_not_a_reason_to_serve_ipv4_alone() {
+    let first = listener("[::]:0".parse().unwrap()).unwrap();
+    let error = listener(first.local_addr().unwrap()).unwrap_err();
+    assert_eq!(error.kind(), std::io::ErrorKind::AddrInUse);
 }

@@ -1,6 +1,5 @@
 //! Opens the listener for `/live`, `/ready` and `/metrics`.
 
-use std::net::TcpListener;
 use std::sync::Arc;
 
 use tracing::info;
@@ -27,12 +26,13 @@ impl AdminListener {
         let (Some(address), AdminListener::Closed) = (settings.admin_address, &self) else {
             return Ok(());
         };
-        let (ready, metrics) = (Arc::clone(status), Arc::clone(status));
+        let [live, ready, metrics] = [status; 3].map(Arc::clone);
         let handlers = admin::Handlers {
+            live: Box::new(move || live.live()),
             ready: Box::new(move || ready.ready().map(|()| ready.ready_note())),
             metrics: Box::new(move || metrics.metrics()),
         };
-        let opened = TcpListener::bind(address).and_then(|listener| {
+        let opened = admin::listener(address).and_then(|listener| {
             let address = listener.local_addr()?;
             admin::serve(listener, handlers)?;
             Ok(address)

@@ -63,6 +63,8 @@ pub struct Reconciler {
     yields_to: Option<OtherAgent>,
     leftovers_removed: bool,
     ready_logged: bool,
+    /// The agent received SIGTERM or SIGINT.
+    stopping: bool,
 }
 
 impl Reconciler {
@@ -95,6 +97,7 @@ impl Reconciler {
             yields_to: None,
             leftovers_removed: false,
             ready_logged: false,
+            stopping: false,
         }
     }
 
@@ -119,17 +122,24 @@ impl Reconciler {
     }
 
     /// Restores the kubeconfig of an upstream agent if such an agent chains the plugin on this
-    /// node.
-    pub fn restore_upstream_kubeconfig(&self) {
+    /// node. Returns whether one does.
+    pub fn restore_upstream_kubeconfig(&self) -> bool {
         let found = net_dir::scan(&self.settings.net_dir, &self.settings.kubeconfig_name);
         if !found
             .is_ok_and(|found| upstream_kubeconfig::is_chained_by_upstream(&found, &self.entry))
         {
-            return;
+            return false;
         }
         if let Err(error) = self.upstream_kubeconfig.restore(&self.settings.kubeconfig()) {
             warn!("{error}");
         }
+        true
+    }
+
+    /// Prepares for the passes between SIGTERM and the agent's end. They keep the kubeconfig, as the
+    /// agent's token becomes invalid with its pod, and never remove the startup taint.
+    pub fn stop(&mut self) {
+        self.stopping = true;
     }
 
     /// Runs one reconcile pass, and sets what `/ready` and the metrics report.
@@ -162,6 +172,9 @@ impl Reconciler {
         if !pass.problems.is_empty() {
             self.status.reconcile_errors.inc();
         }
+        if self.stopping {
+            return pass;
+        }
         if !self.ready_logged && pass.ready().is_ok() {
             self.ready_logged = true;
             info!("linkerd CNI is installed and verified on this node");
@@ -170,7 +183,7 @@ impl Reconciler {
         // go away. One that keeps the plugin out of the chain is a problem by now.
         self.api.set_node_ready(pass.ready().is_ok());
         self.status.set_ready(pass.ready());
-        self.status.set_ready_note(pass.ready_note.clone());
+        self.status.set_ready_notes(&pass.ready_notes);
         self.status.uses_agent_token.set(pass.uses_agent_token.into());
         pass
     }
@@ -218,7 +231,7 @@ impl Reconciler {
             Some(binary) => {
                 let entry = pass.yielded_entry.as_ref().unwrap_or(&self.entry).text().to_owned();
                 match self_test.state_of(TestedPlugin { binary, entry }) {
-                    SelfTestState::Passed => {}
+                    SelfTestState::Passed { untested } => pass.ready_notes.extend(untested),
                     SelfTestState::Pending => pass.self_test_running = true,
                     SelfTestState::Failed(why) => pass.problem(Subject::SelfTest, why),
                 }

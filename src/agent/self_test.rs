@@ -43,8 +43,8 @@ pub struct TestedPlugin {
 /// What the reconciler learns about the installed plugin.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SelfTestState {
-    /// The self-test passed, or cannot run on this node and is skipped.
-    Passed,
+    /// The self-test passed, or cannot run on this node and is skipped. Says what is not tested.
+    Passed { untested: Option<String> },
     /// The self-test of this binary and entry has not ended yet.
     Pending,
     /// The self-test failed, for this reason.
@@ -103,7 +103,13 @@ impl SelfTest {
         match (&state.last, &state.requested) {
             (Some((tested, outcome)), Some(requested)) if tested == requested => match outcome {
                 TestOutcome::Failed(why) => SelfTestState::Failed(why.clone()),
-                TestOutcome::Passed(_) | TestOutcome::Skipped(_) => SelfTestState::Passed,
+                TestOutcome::Passed(_) => SelfTestState::Passed { untested: None },
+                TestOutcome::PassedWithAuto { untested, .. } => {
+                    SelfTestState::Passed { untested: Some(untested.clone()) }
+                }
+                TestOutcome::Skipped(why) => {
+                    SelfTestState::Passed { untested: Some(format!("self-test skipped: {why}")) }
+                }
             },
             _ => SelfTestState::Pending,
         }
@@ -124,6 +130,7 @@ impl SelfTest {
             let outcome = run::run(&self.settings);
             let counter = match &outcome {
                 TestOutcome::Passed(_) => &self.status.self_tests_passed,
+                TestOutcome::PassedWithAuto { .. } => &self.status.self_tests_passed_with_auto,
                 TestOutcome::Skipped(_) => &self.status.self_tests_skipped,
                 TestOutcome::Failed(_) => &self.status.self_tests_failed,
             };
@@ -140,6 +147,9 @@ impl SelfTest {
             rerun_at = failed.then(|| Instant::now() + retry);
             match &outcome {
                 TestOutcome::Passed(what) => info!("self-test passed: {what}"),
+                TestOutcome::PassedWithAuto { coverage, untested } => {
+                    info!("self-test passed: {coverage}; {untested}");
+                }
                 // Logged once, not for each new plugin binary.
                 TestOutcome::Skipped(why) if before.is_none_or(|(_, last)| last != outcome) => {
                     info!("self-test skipped, so readiness does not depend on it: {why}");

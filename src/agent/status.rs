@@ -1,7 +1,8 @@
 //! The agent's state for `/ready` and `/metrics`.
 
 use std::fmt;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric as _};
@@ -9,6 +10,7 @@ use prometheus_client::metrics::counter::{ConstCounter, Counter};
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
 
+use super::passes::Passes;
 use super::plugin_counters::PluginCounters;
 use crate::log::stderr;
 use crate::metrics::{Counters, openmetrics, register};
@@ -21,6 +23,9 @@ pub struct Status {
     ready_gauge: Gauge,
     /// Text that `/ready` adds to a response of 200.
     ready_note: Mutex<Option<String>>,
+    /// The signal that stops the agent, if there was one.
+    stopped_by: Mutex<Option<String>>,
+    passes: Mutex<Passes>,
     pub binary_writes: Counter,
     pub kubeconfig_writes: Counter,
     pub conflist_writes: Counter,
@@ -31,12 +36,14 @@ pub struct Status {
     pub uses_agent_token: Gauge,
     pub plugin: PluginCounters,
     pub self_tests_passed: Counter,
+    pub self_tests_passed_with_auto: Counter,
     pub self_tests_skipped: Counter,
     pub self_tests_failed: Counter,
 }
 
-impl Default for Status {
-    fn default() -> Self {
+impl Status {
+    /// `resync` is the longest time between two reconcile passes.
+    pub fn new(resync: Duration) -> Status {
         let mut registry = Registry::default();
         let plugin =
             PluginCounters::register(registry.sub_registry_with_prefix("linkerd_cni_plugin"));
@@ -50,6 +57,8 @@ impl Default for Status {
             ready: Mutex::new(Err("nothing is verified yet".into())),
             ready_gauge: register(agent, "ready", "Whether `/ready` responds with 200"),
             ready_note: Mutex::default(),
+            stopped_by: Mutex::default(),
+            passes: Mutex::new(Passes::new(resync, Instant::now())),
             binary_writes: register(agent, "binary_writes", "Plugin binaries copied to the host"),
             kubeconfig_writes: register(
                 agent,
@@ -84,28 +93,54 @@ impl Default for Status {
             ),
             plugin,
             self_tests_passed: self_tests("passed"),
+            self_tests_passed_with_auto: self_tests("passed_with_auto"),
             self_tests_skipped: self_tests("skipped"),
             self_tests_failed: self_tests("failed"),
             registry,
         }
     }
-}
 
-impl Status {
     /// Sets the state that `/ready` reports; `Err` says what is wrong.
     pub fn set_ready(&self, ready: Result<(), String>) {
-        self.ready_gauge.set(ready.is_ok().into());
         *self.ready.lock().unwrap_or_else(PoisonError::into_inner) = ready;
     }
 
-    /// Returns whether everything was right in the last pass, or what was wrong.
+    /// Makes `/ready` name `signal` from now on, whatever later passes find.
+    pub fn stop(&self, signal: &str) {
+        let mut stopped_by = self.stopped_by.lock().unwrap_or_else(PoisonError::into_inner);
+        *stopped_by = Some(signal.to_owned());
+    }
+
+    /// Returns whether everything was right in the last pass, and that pass is recent.
+    ///
+    /// # Errors
+    /// Says what is wrong.
     pub fn ready(&self) -> Result<(), String> {
+        let stopped_by = self.stopped_by.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(signal) = &*stopped_by {
+            return Err(format!("received {signal}"));
+        }
+        self.passes().recent(Instant::now())?;
         let ready = self.ready.lock().unwrap_or_else(PoisonError::into_inner);
         ready.clone()
     }
 
-    /// Sets the text that `/ready` adds to a response of 200.
-    pub fn set_ready_note(&self, note: Option<String>) {
+    /// Returns whether the agent's main thread makes progress.
+    ///
+    /// # Errors
+    /// Says for how long it has not.
+    pub fn live(&self) -> Result<(), String> {
+        self.passes().progressing(Instant::now())
+    }
+
+    /// Access to what is known about the reconcile passes.
+    pub fn passes(&self) -> MutexGuard<'_, Passes> {
+        self.passes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Sets the texts that `/ready` adds to a response of 200.
+    pub fn set_ready_notes(&self, notes: &[String]) {
+        let note = (!notes.is_empty()).then(|| notes.join("; "));
         *self.ready_note.lock().unwrap_or_else(PoisonError::into_inner) = note;
     }
 
@@ -117,6 +152,7 @@ impl Status {
 
     /// Renders the metrics in the OpenMetrics text format.
     pub fn metrics(&self) -> String {
+        self.ready_gauge.set(self.ready().is_ok().into());
         openmetrics(&self.registry)
     }
 }
@@ -143,7 +179,7 @@ mod tests {
 
     #[test]
     fn metrics_list_each_sample_under_its_family_and_end_with_eof() {
-        let text = Status::default().metrics();
+        let text = Status::new(Duration::from_secs(30)).metrics();
         let mut family = "";
         for line in text.strip_suffix("# EOF\n").unwrap().lines() {
             match line.strip_prefix("# ").map(|rest| rest.split(' ')) {

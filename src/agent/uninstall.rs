@@ -72,6 +72,8 @@ pub fn run(
     let watch = NetDirWatch::start(&settings.net_dir, &settings.kubeconfig_name);
     let left = leftovers::remove(settings);
     let mut failures: Vec<String> = left.iter().map(ToString::to_string).collect();
+    // Also if the other files have to stay.
+    failures.extend(leftovers::remove_dead_socket(settings).err().map(|error| error.to_string()));
     let end = Instant::now() + FOREIGN_TIMEOUT;
     for removal in 1..=MAX_REMOVALS {
         let mut temporary = Vec::new();

@@ -39,7 +39,7 @@ struct Args {
     controller_pod_name: String,
 
     /// Address on which to serve /live, /ready and /metrics
-    #[arg(long, default_value = "0.0.0.0:8080")]
+    #[arg(long, default_value = "[::]:8080")]
     admin_addr: SocketAddr,
 
     /// Kubeconfig for the API server [default: the pod's ServiceAccount]

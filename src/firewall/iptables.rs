@@ -13,6 +13,7 @@ use serde::{Deserialize, Serialize};
 use super::Error;
 use crate::rules::{self, Chain, Family, Redirect, Rule};
 use programs::Programs;
+pub use programs::exist as has_programs;
 
 /// Timeout for one `iptables-restore`, including its wait of at most 5 s for the xtables lock.
 const RESTORE_DEADLINE: Duration = Duration::from_secs(8);

@@ -12,8 +12,8 @@ pub const REPAIRED_RECENTLY: &str = "stranded again within a minute of the repai
 /// What happened to a pod.
 #[derive(Clone, Copy, Debug)]
 pub enum RepairEvent<'a> {
-    /// The repair mode was applied. The missing rules; empty if the rules were not read.
-    Repaired(RepairMode, &'a [String]),
+    /// The repair mode was applied. The number of missing rules; 0 if the rules were not read.
+    Repaired(RepairMode, usize),
     /// The pod is stranded again soon after a repair and is skipped for now.
     RepairedRecently,
     /// The pod was not repaired, for this reason.
@@ -31,7 +31,8 @@ impl RepairEvent<'_> {
         let (kind, action) = match self {
             RepairEvent::Repaired(RepairMode::Delete, _) => (EventType::Normal, "Deleting"),
             RepairEvent::Repaired(RepairMode::InPlace, _) => (EventType::Normal, "Repairing"),
-            RepairEvent::Repaired(RepairMode::Label, _) => (EventType::Normal, "Labelling"),
+            // After these two the pod's traffic is still not redirected.
+            RepairEvent::Repaired(RepairMode::Label, _) => (EventType::Warning, "Labelling"),
             RepairEvent::Repaired(RepairMode::Report, _) => (EventType::Warning, "Reporting"),
             RepairEvent::RepairedRecently | RepairEvent::Skipped(_) => {
                 (EventType::Warning, "Skipping")
@@ -66,12 +67,12 @@ fn repair_note(mode: RepairMode) -> String {
     }
 }
 
-/// Names the first missing rule and counts the others.
-fn missing_suffix(missing: &[String]) -> String {
+/// Counts the missing rules. Their text depends on the backend, and is in the log.
+fn missing_suffix(missing: usize) -> String {
     match missing {
-        [] => String::new(),
-        [one] => format!("; missing rule: {one}"),
-        [first, others @ ..] => format!("; missing rules: {first}, and {} more", others.len()),
+        0 => String::new(),
+        1 => "; 1 redirect rule was missing".to_owned(),
+        count => format!("; {count} redirect rules were missing"),
     }
 }
 
@@ -80,14 +81,30 @@ mod tests {
     use super::*;
 
     #[test]
-    fn events_name_the_first_missing_rule_and_use_upstreams_words_for_deletions() {
-        let event = RepairEvent::Repaired(RepairMode::Delete, &[]).message(FoundBy::Validator);
+    fn events_count_the_missing_rules_and_use_upstreams_words_for_deletions() {
+        let event = RepairEvent::Repaired(RepairMode::Delete, 0).message(FoundBy::Validator);
         assert_eq!(event.kind, EventType::Normal);
         assert_eq!(event.reason, "LinkerdCNINotConfigured");
         assert_eq!(event.note, "Deleting pod to create a new one with proper CNI config");
-        let missing = ["-A a".to_owned(), "-A b".to_owned()];
-        let event = RepairEvent::Repaired(RepairMode::InPlace, &missing).message(FoundBy::Audit);
+        let event = RepairEvent::Repaired(RepairMode::InPlace, 8).message(FoundBy::Audit);
         assert_eq!(event.reason, "LinkerdCNIRulesMissing");
-        assert!(event.note.ends_with("; missing rules: -A a, and 1 more"));
+        assert_eq!(
+            event.note,
+            "Installed the redirect rules in the pod's network namespace; \
+             8 redirect rules were missing"
+        );
+    }
+
+    #[test]
+    fn a_repair_is_a_normal_event_and_a_pod_that_stays_stranded_a_warning() {
+        for (mode, kind) in [
+            (RepairMode::Delete, EventType::Normal),
+            (RepairMode::InPlace, EventType::Normal),
+            (RepairMode::Label, EventType::Warning),
+            (RepairMode::Report, EventType::Warning),
+        ] {
+            let event = RepairEvent::Repaired(mode, 0).message(FoundBy::Validator);
+            assert_eq!(event.kind, kind, "{mode:?}");
+        }
     }
 }

@@ -13,6 +13,7 @@ use super::host_dirs::HostDirs;
 use super::rate_limit::RepairBudget;
 use super::stranded_pod::StrandedPod;
 use super::{RepairMode, Shared};
+use crate::firewall::describe_missing;
 use crate::kube::event::{self, Regarding, Reporter};
 
 /// Timeout of each API request of the worker, once for connecting and once for the
@@ -122,8 +123,8 @@ impl Worker {
         };
         match attempt.run(pod) {
             Ok(RepairOutcome::Repaired { missing_rules }) => {
-                self.record_repair(pod, began);
-                self.publish(pod, RepairEvent::Repaired(self.mode, &missing_rules));
+                self.record_repair(pod, began, &missing_rules);
+                self.publish(pod, RepairEvent::Repaired(self.mode, missing_rules.len()));
             }
             Ok(RepairOutcome::NotNeeded(why)) => tracing::debug!(namespace, name, "{why}"),
             Ok(RepairOutcome::RepairedRecently) => self.hold(pod),
@@ -134,7 +135,7 @@ impl Worker {
     }
 
     /// Counts and logs a repair, and starts the hold of the pod or of its owner.
-    fn record_repair(&mut self, pod: &StrandedPod, began: Instant) {
+    fn record_repair(&mut self, pod: &StrandedPod, began: Instant, missing_rules: &[String]) {
         let (namespace, name) = (&pod.namespace, &pod.name);
         let metrics = &self.shared.metrics;
         let line = match self.mode {
@@ -158,7 +159,15 @@ impl Worker {
                 "Reported stranded pod"
             }
         };
-        tracing::info!(namespace, name, "{line}");
+        match missing_rules {
+            [] => tracing::info!(namespace, name, "{line}"),
+            missing => tracing::info!(
+                namespace,
+                name,
+                "{line}; missing rules in the format of iptables-save: {}",
+                describe_missing(missing)
+            ),
+        }
         let repaired = &mut self.histories.repaired;
         repaired.record(pod, Instant::now(), SystemTime::now());
     }

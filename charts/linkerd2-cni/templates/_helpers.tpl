@@ -176,10 +176,14 @@ linkerd.io/created-by: {{ .Values.cliVersion | default (printf "linkerd/helm %s"
 {{- if eq (include "linkerd-cni.netDir" . | trimSuffix "/") (include "linkerd-cni.binDir" . | trimSuffix "/") }}true{{ end }}
 {{- end }}
 
-{{/* Listen address for all interfaces. Argument: a dict with "root" and "port". */}}
+{{/*
+Listen address for all interfaces. Argument: a dict with "root" and "port". The kubelet probes the
+pod's first address, whose family depends on the cluster, not on which families are redirected.
+If the kernel has no IPv6, this image serves IPv4 alone. Upstream's image fails, so it gets the address
+of upstream's chart.
+*/}}
 {{- define "linkerd-cni.listenAddress" -}}
-{{- $ipv6 := include "linkerd-cni.ipv6" .root }}
-{{- $both := or (eq $ipv6 "true") (and (eq $ipv6 "auto") (eq (toString .root.Values.disableIPv6) "false")) -}}
+{{- $both := or (include "linkerd-cni.ownImage" .root) (eq (include "linkerd-cni.ipv6" .root) "true") -}}
 {{ if $both }}[::]{{ else }}0.0.0.0{{ end }}:{{ int64 .port }}
 {{- end }}
 

@@ -103,7 +103,7 @@ impl Reconciler {
         );
         let (other, entry) = yielded.unzip();
         if let Some(other) = &other {
-            pass.ready_note = Some(other.to_string());
+            pass.ready_notes.push(other.to_string());
             if let Some(until) = self.yielding.until() {
                 pass.schedule_next(until);
             }

@@ -21,6 +21,9 @@ impl Reconciler {
         &mut self,
         pass: &mut Pass,
     ) -> Result<(), credential::Error> {
+        if self.stopping && credential::token_on_host(&self.settings).is_some() {
+            return Ok(());
+        }
         let base = credential::kubeconfig_base(&self.settings)?;
         let Some(token) = self.token(&base.agent_token, pass) else {
             return Ok(());
@@ -69,7 +72,7 @@ impl Reconciler {
                 if let Some(why) = denied {
                     let why = format!("the plugin uses the agent's own token: {why}");
                     pass.warn(Subject::PluginToken, &why);
-                    pass.ready_note = Some(why);
+                    pass.ready_notes.push(why);
                 }
                 pass.uses_agent_token = true;
                 Some(agent_token.to_owned())

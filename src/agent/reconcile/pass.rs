@@ -23,8 +23,8 @@ pub struct Pass {
     pub self_test_running: bool,
     /// The kubeconfig contains the agent's own token.
     pub uses_agent_token: bool,
-    /// Text that `/ready` adds to a response of 200.
-    pub ready_note: Option<String>,
+    /// Texts that `/ready` adds to a response of 200.
+    pub ready_notes: Vec<String>,
     /// What is missing for a moment at every start, by subject. Not ready, but not logged.
     pub waits: BTreeMap<Subject, String>,
     /// Problems by subject. Logged, and the next pass comes early. Not ready, if the subject

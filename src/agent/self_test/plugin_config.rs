@@ -48,18 +48,13 @@ impl PluginConfig {
         self
     }
 
-    /// Switches `iptables-mode` to `auto` if the configured backend runs the host's iptables
-    /// binaries, which the agent's container cannot run. Returns whether the mode was changed.
-    pub fn avoid_host_binaries(&mut self) -> bool {
-        let Some(Value::Object(linkerd)) = self.fields.get_mut("linkerd") else {
-            return false;
+    /// Sets `iptables-mode` to `auto`. Returns the configured mode.
+    pub fn set_auto_mode(&mut self) -> Option<String> {
+        let Value::Object(linkerd) = self.fields.get_mut("linkerd")? else {
+            return None;
         };
-        let mode = linkerd.get("iptables-mode").and_then(Value::as_str);
-        let needs_binaries = matches!(mode, Some("nft" | "legacy" | "plain"));
-        if needs_binaries {
-            linkerd.insert("iptables-mode".into(), json!("auto"));
-        }
-        needs_binaries
+        let configured = linkerd.insert("iptables-mode".into(), json!("auto"))?;
+        configured.as_str().map(str::to_owned)
     }
 
     /// Renders the JSON for the plugin's stdin. `previous` is the `prevResult`, null for none.
@@ -120,7 +115,7 @@ mod tests {
     #[test]
     fn stdin_is_the_plugin_entry_with_the_fields_that_a_runtime_adds() {
         let mut config = PluginConfig::of(LIST).unwrap().for_pod("/proc/1/fd/3");
-        assert!(config.avoid_host_binaries() && !config.avoid_host_binaries());
+        assert_eq!(config.set_auto_mode().as_deref(), Some("nft"));
         let previous =
             config.previous_result("/ns", &["192.0.2.1/24".into(), "2001:db8::1/64".into()]);
         let stdin: Value = serde_json::from_str(&config.stdin(&previous)).unwrap();

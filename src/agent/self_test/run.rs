@@ -22,9 +22,10 @@ use crate::config::{Config, Ipv6, PodFacts};
 use crate::conflist::PLUGIN;
 use crate::conflist::{net_dir, plan};
 use crate::deadline::Deadline;
+use crate::firewall;
 use crate::kube::kubeconfig;
 use crate::kube::kubeconfig::ApiAccess;
-use crate::rules::Redirect;
+use crate::rules::{Family, Redirect};
 
 /// Time after which a self-test fails, from the scratch pod to the last connection.
 const TIMEOUT: Duration = Duration::from_secs(10);
@@ -39,6 +40,11 @@ const STACK: usize = 128 << 10;
 pub enum TestOutcome {
     /// Each call succeeded and each connection was redirected.
     Passed(String),
+    /// The same, with `iptables-mode` `auto` in place of the configured mode. `untested` says why.
+    PassedWithAuto {
+        coverage: String,
+        untested: String,
+    },
     /// The self-test cannot run on this node. Says nothing about the plugin.
     Skipped(String),
     Failed(String),
@@ -92,8 +98,8 @@ struct Coverage {
     connections: Vec<String>,
     /// CHECK was called too.
     checked: bool,
-    /// The native backend stood in for the host's iptables binaries.
-    substituted_backend: bool,
+    /// The configured `iptables-mode`, if the self-test ran with `auto` instead.
+    untested_mode: Option<String>,
 }
 
 impl fmt::Display for Coverage {
@@ -107,9 +113,6 @@ impl fmt::Display for Coverage {
             [] => f.write_str("no connection could be tested")?,
             all => write!(f, "TCP is redirected ({})", all.join(", "))?,
         }
-        if self.substituted_backend {
-            f.write_str("; by nf_tables, as the agent cannot run the host's iptables")?;
-        }
         Ok(())
     }
 }
@@ -118,9 +121,10 @@ impl fmt::Display for Coverage {
 pub fn run(settings: &Settings) -> TestOutcome {
     let begin = Instant::now();
     match test(settings, Deadline::after(TIMEOUT)) {
-        Ok(coverage) => {
-            TestOutcome::Passed(format!("{coverage}, in {} ms", begin.elapsed().as_millis()))
-        }
+        Ok(coverage) => passed(
+            coverage.untested_mode.as_deref(),
+            format!("{coverage}, in {} ms", begin.elapsed().as_millis()),
+        ),
         Err(error) => match error.skip_reason() {
             Some(reason) => TestOutcome::Skipped(format!("{reason}: {error}")),
             None => TestOutcome::Failed(error.to_string()),
@@ -128,18 +132,32 @@ pub fn run(settings: &Settings) -> TestOutcome {
     }
 }
 
+fn passed(untested_mode: Option<&str>, coverage: String) -> TestOutcome {
+    match untested_mode {
+        None => TestOutcome::Passed(coverage),
+        Some(mode) => TestOutcome::PassedWithAuto {
+            coverage,
+            untested: format!(
+                "iptablesMode {mode} is not tested: its iptables is on the node, where the agent \
+                 cannot run it, so the self-test ran with iptablesMode auto"
+            ),
+        },
+    }
+}
+
 /// Calls the plugin and opens the connections. Fails with the first error, or at `end`.
 fn test(settings: &Settings, end: Deadline) -> Result<Coverage, Error> {
     let mut plugin_config = installed_config(settings)?;
-    let mut coverage = Coverage {
-        substituted_backend: plugin_config.avoid_host_binaries(),
-        ..Coverage::default()
-    };
+    let mut coverage = Coverage::default();
     let stdin = plugin_config.stdin(&Value::Null);
     let config: Object = serde_json::from_str(&stdin).unwrap_or_default();
     // An invalid config is not an error here: ADD fails and describes the mistake.
     let config = Config::read(&config).ok();
     let ipv6 = config.as_ref().is_some_and(|config| config.ipv6 != Ipv6::No);
+    let families = if ipv6 { &[Family::Ipv4, Family::Ipv6][..] } else { &[Family::Ipv4] };
+    if config.as_ref().is_some_and(|config| !firewall::has_programs(config.mode, families)) {
+        coverage.untested_mode = plugin_config.set_auto_mode();
+    }
     let scratch = ScratchPod::create(ipv6)?;
     let server = StubApi::open().map_err(Error::Server)?;
     let access = ApiAccess { server: server.url(), ca: Vec::new(), insecure: false, token: None };

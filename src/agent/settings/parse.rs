@@ -40,10 +40,10 @@ pub fn flag(name: &'static str, value: String) -> Result<bool, Error> {
     })
 }
 
-/// Parses a listen address. `:9990` means all IPv4 addresses.
+/// Parses a listen address. `:9990` means all addresses.
 pub fn address(value: String) -> Result<SocketAddr, Error> {
     let text = match value.strip_prefix(':') {
-        Some(port) => format!("0.0.0.0:{port}"),
+        Some(port) => format!("[::]:{port}"),
         None => value.clone(),
     };
     text.parse().map_err(|_| Error::Value {

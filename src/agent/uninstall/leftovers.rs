@@ -1,6 +1,9 @@
 //! Removes files that a killed agent, upstream's agent or upstream's old install script left on the
 //! node.
 
+use std::io;
+use std::os::unix::fs::FileTypeExt as _;
+use std::os::unix::net::UnixDatagram;
 use std::path::Path;
 
 use tracing::info;
@@ -8,6 +11,7 @@ use tracing::info;
 use crate::agent::settings::Settings;
 use crate::conflist::PLUGIN;
 use crate::files;
+use crate::record::SOCKET_NAME;
 
 /// Network config of the old install script's interface mode, in which the plugin was not chained.
 const OLD_CONFIG: &str = "01-linkerd-cni.conf";
@@ -24,7 +28,23 @@ pub fn remove(settings: &Settings) -> Vec<files::Error> {
             .is_some_and(|name| name == settings.kubeconfig_name || name.ends_with(".conflist"));
         installed || old && name == OLD_CONFIG
     });
+    if !settings.plugin_socket {
+        failures.extend(remove_dead_socket(settings).err());
+    }
     failures
+}
+
+/// Removes the socket for plugin records if the agent that created it is dead.
+pub fn remove_dead_socket(settings: &Settings) -> Result<(), files::Error> {
+    let path = settings.net_dir.join(SOCKET_NAME);
+    let is_socket = files::metadata(&path)?.is_some_and(|file| file.file_type().is_socket());
+    let connected = || UnixDatagram::unbound().and_then(|socket| socket.connect(&path));
+    let is_dead = is_socket
+        && connected().is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused);
+    if is_dead && files::remove(&path)? {
+        info!("Removed {}, left by an earlier agent", path.display());
+    }
+    Ok(())
 }
 
 /// Removes all files in `dir` that are temporary or for which `is_left_over` is true.

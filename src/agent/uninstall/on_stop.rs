@@ -20,6 +20,7 @@ use std::time::{Duration, Instant};
 use tracing::{info, warn};
 
 use crate::agent::settings::Settings;
+use crate::agent::watch::Waker;
 use crate::backoff::{Backoff, Limits};
 pub use decision::Decision;
 use decision::{Decider, Finding};
@@ -44,28 +45,69 @@ pub fn finds_kubeconfig(settings: &Settings) -> bool {
     !matches!(found, Err(error) if error.kind() == io::ErrorKind::NotFound)
 }
 
-/// Sends requests to the API server until they decide, or until the grace period is nearly over.
-/// `offline_install` says that the agent found no kubeconfig at its start, that no API server
-/// ever responded, and that no newer agent runs.
-pub fn decide(settings: &Arc<Settings>, offline_install: bool) -> Decision {
-    let time = time_to_decide(settings.termination_grace);
-    let end = Instant::now() + time;
-    let seconds = time.as_secs();
-    info!("asking the API server whether to uninstall, for at most {seconds} s");
-    let (send, rounds) = mpsc::channel();
-    let own = Arc::clone(settings);
-    // The thread is never joined, so that a request that hangs does not delay the exit.
-    let asking =
-        thread::Builder::new().name("on-stop".into()).spawn(move || send_findings(&own, &send));
-    if let Err(error) = asking {
-        return Decision::LeaveInPlace(format!("cannot start a thread: {error}"));
+/// A finding, and when its round of requests ended.
+type TimedFinding = (Finding, Instant);
+
+/// The question whether to uninstall, while a thread sends the requests that answer it.
+pub struct Question {
+    findings: Receiver<TimedFinding>,
+    decider: Decider,
+    last: Option<Finding>,
+    /// Time in which to decide.
+    time: Duration,
+    end: Instant,
+}
+
+impl Question {
+    /// Starts to send requests to the API server. Each response wakes the main loop through `waker`.
+    /// `offline_install` says that the agent found no kubeconfig at its start, that no API server
+    /// ever responded, and that no newer agent runs.
+    pub fn ask(settings: &Arc<Settings>, offline_install: bool, waker: Waker) -> Question {
+        let time = time_to_decide(settings.termination_grace);
+        info!("asking the API server whether to uninstall, for at most {} s", time.as_secs());
+        let (send, findings) = mpsc::channel();
+        let mut question = Question::new(findings, Decider::new(offline_install), time);
+        let own = Arc::clone(settings);
+        // The thread is never joined, so that a request that hangs does not delay the exit.
+        let asking = thread::Builder::new()
+            .name("on-stop".into())
+            .spawn(move || send_findings(&own, &send, &waker));
+        if let Err(error) = asking {
+            question.last = Some(Finding::Unclear(format!("cannot start a thread: {error}")));
+            question.end = Instant::now();
+        }
+        question
     }
-    decide_from(&rounds, Decider::new(offline_install), end).unwrap_or_else(|last| {
-        Decision::LeaveInPlace(format!(
-            "no proof of an uninstall within {seconds} s; last finding: {}",
-            last.map_or_else(|| "the API server did not respond".into(), |last| last.to_string())
-        ))
-    })
+
+    fn new(findings: Receiver<TimedFinding>, decider: Decider, time: Duration) -> Question {
+        Question { findings, decider, last: None, time, end: Instant::now() + time }
+    }
+
+    /// Returns the time that is left to decide.
+    pub fn time_left(&self) -> Duration {
+        self.end.saturating_duration_since(Instant::now())
+    }
+
+    /// Returns the decision; `None` if neither the responses so far nor the time decide.
+    pub fn decision(&mut self) -> Option<Decision> {
+        while let Ok((finding, when)) = self.findings.try_recv() {
+            if let Some(decision) = self.decider.decide(&finding, when) {
+                return Some(decision);
+            }
+            if self.last.as_ref() != Some(&finding) {
+                warn!("no proof of an uninstall yet, asking again: {finding}");
+            }
+            self.last = Some(finding);
+        }
+        self.time_left().is_zero().then(|| {
+            let last = self.last.as_ref().map(ToString::to_string);
+            Decision::LeaveInPlace(format!(
+                "no proof of an uninstall within {} s; last finding: {}",
+                self.time.as_secs(),
+                last.unwrap_or_else(|| "the API server did not respond".into())
+            ))
+        })
+    }
 }
 
 /// Time in which to decide, from the termination grace period.
@@ -74,7 +116,7 @@ fn time_to_decide(grace: Duration) -> Duration {
 }
 
 /// Runs rounds of requests and sends each finding, until the receiver is dropped.
-fn send_findings(settings: &Settings, findings: &Sender<Finding>) {
+fn send_findings(settings: &Settings, findings: &Sender<TimedFinding>, waker: &Waker) {
     let (mut timeout, mut pause) = (FIRST_TIMEOUT, Backoff::new(PAUSE));
     let mut last = None;
     loop {
@@ -83,34 +125,12 @@ fn send_findings(settings: &Settings, findings: &Sender<Finding>) {
             pause.reset();
         }
         last = Some(finding.clone());
-        if findings.send(finding).is_err() {
+        if findings.send((finding, Instant::now())).is_err() {
             return;
         }
+        waker.wake();
         thread::sleep(pause.next_delay());
         timeout = LATER_TIMEOUT;
-    }
-}
-
-/// Receives findings until one decides. The error is the last finding, if there is no decision at
-/// `end`.
-fn decide_from(
-    findings: &Receiver<Finding>,
-    mut decider: Decider,
-    end: Instant,
-) -> Result<Decision, Option<Finding>> {
-    let mut last = None;
-    loop {
-        let left = end.saturating_duration_since(Instant::now());
-        let Ok(finding) = findings.recv_timeout(left) else {
-            return Err(last);
-        };
-        if let Some(decision) = decider.decide(&finding, Instant::now()) {
-            return Ok(decision);
-        }
-        if last.as_ref() != Some(&finding) {
-            warn!("no proof of an uninstall yet, asking again: {finding}");
-        }
-        last = Some(finding);
     }
 }
 
@@ -127,16 +147,36 @@ mod tests {
     }
 
     #[test]
-    fn there_is_no_decision_without_findings_by_the_deadline() {
+    fn without_proof_the_plugin_is_left_in_place_at_the_deadline_and_not_before() {
+        for (finding, says) in [
+            (None, "last finding: the API server did not respond"),
+            (Some(Finding::Rejected), "last finding: the API server rejected every token"),
+        ] {
+            let (send, findings) = mpsc::channel();
+            let time = Duration::from_secs(60);
+            let mut question = Question::new(findings, Decider::new(false), time);
+            if let Some(finding) = finding {
+                send.send((finding, Instant::now())).unwrap();
+            }
+            assert_eq!(question.decision(), None);
+            question.end = Instant::now();
+            let Some(Decision::LeaveInPlace(why)) = question.decision() else {
+                panic!("no decision at the deadline");
+            };
+            assert!(why.contains("within 60 s") && why.contains(says), "{why}");
+        }
+    }
+
+    #[test]
+    fn rejections_count_from_the_time_of_the_response_however_late_they_are_read() {
         let (send, findings) = mpsc::channel();
-        let begin = Instant::now();
-        let end = begin + Duration::from_millis(50);
-        let decider = || Decider::new(false);
-        assert_eq!(decide_from(&findings, decider(), end), Err(None));
-        assert!(begin.elapsed() >= Duration::from_millis(50));
-        send.send(Finding::Rejected).unwrap();
-        assert_eq!(decide_from(&findings, decider(), end), Err(Some(Finding::Rejected)));
-        drop(send);
-        assert_eq!(decide_from(&findings, decider(), end), Err(None));
+        let mut question = Question::new(findings, Decider::new(false), Duration::from_secs(60));
+        let begin = Instant::now() - Duration::from_secs(30);
+        for second in 0..3 {
+            send.send((Finding::Rejected, begin + Duration::from_secs(second))).unwrap();
+        }
+        assert_eq!(question.decision(), None);
+        send.send((Finding::Rejected, begin + Duration::from_secs(4))).unwrap();
+        assert!(matches!(question.decision(), Some(Decision::Uninstall(_))));
     }
 }

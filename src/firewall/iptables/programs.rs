@@ -23,29 +23,45 @@ pub struct Programs {
 /// # Errors
 /// Fails if the host has no complete pair.
 pub fn find(variant: Variant, family: Family) -> Result<Programs, Error> {
+    find_in(&dirs(), variant, family)
+}
+
+/// Whether the programs for exactly `variant` and `family` exist.
+pub fn exist(variant: Variant, family: Family) -> bool {
+    pair(&dirs(), variant, family).is_some()
+}
+
+/// The directories in which programs are searched.
+fn dirs() -> Vec<PathBuf> {
     let path = env::var_os("PATH").unwrap_or_default();
-    let dirs: Vec<PathBuf> = env::split_paths(&path)
+    env::split_paths(&path)
         .filter(|dir| dir.is_absolute())
         .chain(FALLBACK_DIRS.map(PathBuf::from))
-        .collect();
-    find_in(&dirs, variant, family)
+        .collect()
+}
+
+/// Finds the programs for exactly `variant` and `family`.
+fn pair(dirs: &[PathBuf], variant: Variant, family: Family) -> Option<Programs> {
+    let name = name(variant, family);
+    let command = executable(dirs, &name)?;
+    let restore = executable(dirs, &format!("{name}-restore"))?;
+    Some(Programs { command, restore })
 }
 
 fn find_in(dirs: &[PathBuf], variant: Variant, family: Family) -> Result<Programs, Error> {
     let variants = [variant, Variant::Nft, Variant::Plain, Variant::Legacy];
     for (index, &candidate) in variants.iter().enumerate() {
-        let name = name(candidate, family);
-        let found = executable(dirs, &name).zip(executable(dirs, &format!("{name}-restore")));
-        if let Some((command, restore)) = found {
-            if index > 0 {
-                tracing::warn!(
-                    "linkerd-cni: the node has no {}, using {}",
-                    self::name(variant, family),
-                    command.display()
-                );
-            }
-            return Ok(Programs { command, restore });
+        let Some(programs) = pair(dirs, candidate, family) else {
+            continue;
+        };
+        if index > 0 {
+            tracing::warn!(
+                "linkerd-cni: the node has no {}, using {}",
+                name(variant, family),
+                programs.command.display()
+            );
         }
+        return Ok(programs);
     }
     Err(Error::NoPrograms {
         wanted: variants[1..]

@@ -26,7 +26,7 @@ impl Agent {
         fs::read_to_string(&self.log).unwrap()
     }
 
-    fn pid(&self) -> Pid {
+    pub fn pid(&self) -> Pid {
         Pid::from_raw(self.child.id().try_into().unwrap())
     }
 
@@ -109,13 +109,22 @@ impl Agent {
 
     /// Status and body; status 0 as long as nobody listens.
     pub fn get(&self, path: &str) -> (u16, String) {
+        match self.address() {
+            Some(address) => get(address, path).unwrap(),
+            None => (0, String::new()),
+        }
+    }
+
+    /// The port that it serves; it has to listen by now.
+    pub fn port(&self) -> u16 {
+        self.address().unwrap().port()
+    }
+
+    fn address(&self) -> Option<SocketAddr> {
         let log = self.log();
         let address =
             log.lines().find_map(|line| line.split_once("/live, /ready and /metrics on "));
-        let Some(address) = address else {
-            return (0, String::new());
-        };
-        get(address.1.parse().unwrap(), path).unwrap()
+        Some(address?.1.parse().unwrap())
     }
 }
 

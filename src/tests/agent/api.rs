@@ -51,6 +51,8 @@ pub struct State {
     pub labels: Value,
     pub taints: Vec<Value>,
     pub version: u64,
+    /// The metadata of the agent's pod, or a status instead of it.
+    pub pod: Result<Value, u16>,
     /// How many patches of the node still come too late, since another was first.
     pub conflicts: u32,
     /// Method, path and body.
@@ -83,6 +85,7 @@ impl Api {
             labels: json!({"kubernetes.io/os": "linux"}),
             taints: Vec::new(),
             version: 1,
+            pod: Ok(json!({"name": "linkerd-cni-x", "deletionTimestamp": "2026-01-01T00:00:00Z"})),
             conflicts: 0,
             requests: Vec::new(),
             identity: Identity::of_localhost(),
@@ -174,6 +177,12 @@ impl Api {
                 return status(code);
             }
             return answer_node(&mut state, &method, &body);
+        }
+        if path == "/api/v1/namespaces/linkerd-cni/pods/linkerd-cni-x" {
+            return match &state.pod {
+                Ok(metadata) => (200, json!({"kind": "Pod", "metadata": metadata})),
+                Err(code) => status(*code),
+            };
         }
         match (method.as_str(), path.split('?').next()) {
             ("GET", Some("/api/v1/namespaces/linkerd-cni")) => {

@@ -1,5 +1,6 @@
 //! Whether a stopped agent uninstalls, by what the API server says.
 
+use std::fs;
 use std::thread;
 use std::time::Duration;
 
@@ -19,6 +20,9 @@ const TIME_TO_ASK: Duration = Duration::from_secs(3);
 const AT_ONCE: Duration = Duration::from_secs(20);
 /// The node that the agent runs on.
 const NODE: (&str, &str) = ("LINKERD_CNI_NODE_NAME", "node-1");
+
+/// The agent's pod.
+const POD: (&str, &str) = ("LINKERD_CNI_POD_NAME", "linkerd-cni-x");
 
 #[test]
 fn an_agent_whose_daemonset_or_namespace_is_deleted_uninstalls_at_once() {
@@ -66,6 +70,10 @@ fn an_answer_that_proves_nothing_is_asked_for_again_and_everything_stays_in_plac
         ("another object", "instead of DaemonSet", |state| {
             state.set = Set::Status(200);
         }),
+        ("pod 500", "HTTP 500", |state| {
+            state.taints = vec![json!({"key": "gpu", "effect": "NoSchedule"})];
+            state.pod = Err(500);
+        }),
         ("another object for the node", "instead of Node", |state| {
             state.node = Some(200);
             state.placement = json!({"nodeSelector": {"kubernetes.io/os": "linux"}});
@@ -75,7 +83,7 @@ fn an_answer_that_proves_nothing_is_asked_for_again_and_everything_stays_in_plac
         }),
     ];
     all(changes, |(what, why, change)| {
-        let mut scene = Scene::start(&[GRACE, NODE]);
+        let mut scene = Scene::start(&[GRACE, NODE, POD]);
         let before = scene.api.asked("GET", DAEMONSET);
         let took = scene.stop(change);
         scene.assert_left_in_place(what, "no proof of an uninstall within 3 s; last finding: ");
@@ -147,15 +155,39 @@ fn a_node_that_left_the_daemonsets_scope_is_uninstalled() {
         ("taint gpu=:NoSchedule is not tolerated", |state| {
             state.taints = vec![json!({"key": "gpu", "effect": "NoSchedule"})];
         }),
+        ("taint gone=:NoExecute is not tolerated", |state| {
+            state.taints = vec![json!({"key": "gone", "effect": "NoExecute"})];
+            state.pod = Err(404);
+        }),
     ];
     all(changes, |(why, change)| {
-        let mut scene = Scene::start(&[NODE]);
+        let mut scene = Scene::start(&[NODE, POD]);
         let took = scene.stop(change);
         scene.assert_uninstalled(why);
         assert!(took < AT_ONCE, "{why}: {took:?}");
         let log = scene.agent.log();
         let reason = "node node-1 is no longer in the DaemonSet's scope: ";
         assert!(log.contains(reason) && log.contains(why), "{log}");
+    });
+}
+
+#[test]
+fn a_restarted_container_on_a_node_with_a_new_noschedule_taint_keeps_the_plugin() {
+    type Change = fn(&mut State);
+    let changes: Vec<(&str, Change)> = vec![
+        ("pod linkerd-cni/linkerd-cni-x is not being deleted", |state| {
+            state.pod = Ok(json!({"name": "linkerd-cni-x", "deletionTimestamp": null}));
+        }),
+        ("the agent cannot read its pod: ", |state| state.pod = Err(403)),
+    ];
+    all(changes, |(why, change)| {
+        let mut scene = Scene::start(&[NODE, POD]);
+        let took = scene.stop(|state| {
+            state.taints = vec![json!({"key": "gpu", "effect": "NoSchedule"})];
+            change(state);
+        });
+        scene.assert_left_in_place(why, why);
+        assert!(took < AT_ONCE, "{why}: {took:?}");
     });
 }
 
@@ -226,6 +258,30 @@ fn while_it_asks_the_agent_is_alive_not_ready_and_deaf_to_more_signals() {
     scene.api.state().set = Set::Leaving;
     assert_eq!(scene.agent.wait(), Some(0));
     scene.assert_uninstalled("after four signals");
+}
+
+#[test]
+fn while_it_asks_the_agent_restores_what_another_program_removes() {
+    let mut scene = Scene::start(&[]);
+    scene.api.state().set = Set::Status(403);
+    scene.agent.signal(Signal::SIGTERM);
+    until("asked", || scene.agent.log().contains("asking again"));
+    let kubeconfig = scene.node.inode("kubeconfig.json");
+    // Without a valid token, a running agent would write its own one, which ends with its pod.
+    scene.api.state().tokens.retain(|token| token == "token-1");
+    for _ in 0..3 {
+        scene.node.replace(&scene.node.net("10-calico.conflist"), CALICO.as_bytes());
+        until("the entry", || scene.node.chained("10-calico.conflist"));
+        fs::remove_file(scene.node.bin("linkerd-cni")).unwrap();
+        until("the binary", || scene.node.bin("linkerd-cni").exists());
+        assert_eq!(scene.agent.ready(), (500, "not ready: received SIGTERM\n".into()));
+    }
+    assert_eq!(scene.node.inode("kubeconfig.json"), kubeconfig);
+    fs::remove_file(scene.node.net("kubeconfig.json")).unwrap();
+    until("the kubeconfig", || scene.node.net("kubeconfig.json").exists());
+    scene.api.state().set = Set::There;
+    assert_eq!(scene.agent.wait(), Some(0));
+    scene.assert_left_in_place("after a rewrite", "the DaemonSet exists");
 }
 
 #[test]

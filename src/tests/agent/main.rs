@@ -27,6 +27,7 @@ mod outputs;
 mod own_pods;
 mod platforms;
 mod proof;
+mod readiness;
 mod rechained;
 mod records;
 mod requests;

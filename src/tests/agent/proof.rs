@@ -98,12 +98,35 @@ fn what_was_proven_is_tried_again_only_when_program_or_entry_is_another() {
 }
 
 #[test]
-fn modes_that_need_the_hosts_programs_are_proven_by_the_kernel() {
+fn a_mode_whose_iptables_the_agent_cannot_run_is_tested_as_auto_and_labelled_so() {
     let node = node(&fs::read(PLUGIN).unwrap(), "1.0.0");
-    let mut agent = start(&node, &ENTRY.replace(r#""auto""#, r#""legacy""#));
+    // Hides iptables, which the agent's image lacks.
+    let hide = r#"mount -t tmpfs none /usr/sbin && exec "$0" "$@""#;
+    let by = ["unshare", "--mount", "sh", "-c", hide];
+    let entry = ENTRY.replace(r#""auto""#, r#""legacy""#);
+    let vars = [("LINKERD_CNI_SELF_TEST", "true"), ("CNI_NETWORK_CONFIG", &*entry)];
+    let mut agent = node.start_under(&by, &[], &vars);
     agent.until_ready();
-    let says = "by nf_tables, as the agent cannot run the host's iptables";
-    assert!(agent.log().contains(says), "{}", agent.log());
+    let note = "iptablesMode legacy is not tested: its iptables is on the node, where the agent \
+                cannot run it, so the self-test ran with iptablesMode auto";
+    assert_eq!(agent.ready().1, format!("ready ({note})\n"));
+    assert!(agent.log().contains(note), "{}", agent.log());
+    assert_eq!((trials(&agent, "passed"), trials(&agent, "passed_with_auto")), (0, 1));
+}
+
+#[test]
+fn a_mode_whose_iptables_the_agent_can_run_is_tested_itself() {
+    for mode in ["nft", "legacy", "plain"] {
+        let node = node(&fs::read(PLUGIN).unwrap(), "1.0.0");
+        let mut agent = start(&node, &ENTRY.replace(r#""auto""#, &format!("\"{mode}\"")));
+        agent.until_ready();
+        assert_eq!(agent.ready().1, "ready\n", "{mode}");
+        assert_eq!(
+            (trials(&agent, "passed"), trials(&agent, "passed_with_auto")),
+            (1, 0),
+            "{mode}"
+        );
+    }
 }
 
 #[test]
@@ -164,6 +187,7 @@ fn without_the_right_to_make_namespaces_ready_goes_by_all_else() {
         let vars = [("LINKERD_CNI_SELF_TEST", "true"), ("CNI_NETWORK_CONFIG", ENTRY)];
         let mut agent = node.start_under(&["setpriv", &bounds], &[], &vars);
         agent.until_ready();
+        assert!(agent.ready().1.starts_with("ready (self-test skipped: "), "{:?}", agent.ready());
         let log = agent.log();
         let skipped = "self-test skipped, so readiness does not depend on it: \
                        the agent lacks SYS_ADMIN or NET_ADMIN";

@@ -150,6 +150,27 @@ fn the_socket_goes_with_the_agent_but_not_with_another_agents() {
 }
 
 #[test]
+fn a_dead_agents_socket_goes_with_an_agent_without_socket_and_with_an_uninstall_that_fails() {
+    let node = node();
+    drop(UnixDatagram::bind(node.net(SOCKET)).unwrap());
+    let mut agent = node.start_with(&[("LINKERD_CNI_PLUGIN_SOCKET", "false")]);
+    agent.until_ready();
+    assert!(!node.net(SOCKET).exists(), "{}", agent.log());
+    agent.kill();
+
+    // A config that names the plugin and cannot be corrected keeps the plugin on the node.
+    node.write("05-broken.conflist", r#"{"plugins": [{"type": "linkerd-cni""#);
+    drop(UnixDatagram::bind(node.net(SOCKET)).unwrap());
+    assert_eq!(node.start_args(&["uninstall"], &[]).wait(), Some(1));
+    assert!(!node.net(SOCKET).exists() && node.bin("linkerd-cni").exists());
+    // Another agent's socket stays.
+    let alive = UnixDatagram::bind(node.net(SOCKET)).unwrap();
+    assert_eq!(node.start_args(&["uninstall"], &[]).wait(), Some(1));
+    assert!(node.net(SOCKET).exists());
+    drop(alive);
+}
+
+#[test]
 fn a_flood_costs_a_few_lines_and_what_is_no_record_none() {
     let node = node();
     let mut agent = node.start();

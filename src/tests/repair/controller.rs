@@ -39,11 +39,16 @@ impl Controller {
 
     /// Starts the controller with additional arguments and environment variables.
     pub fn configured(api: &Api, arguments: &[&str], environment: &[(&str, &str)]) -> Controller {
+        Controller::at("127.0.0.1:0", api, |command| {
+            command.args(arguments).envs(environment.iter().copied());
+        })
+    }
+
+    /// Starts the controller with its admin server on the address `admin`.
+    pub fn at(admin: &str, api: &Api, set: impl FnOnce(&mut Command)) -> Controller {
         let mut command = Command::new(BINARY);
         command.stderr(Stdio::piped());
-        let mut controller = Controller::by(command, api, "127.0.0.1:0", |command| {
-            command.args(arguments).envs(environment.iter().copied());
-        });
+        let mut controller = Controller::by(command, api, admin, set);
         let lines = BufReader::new(controller.child.stderr.take().unwrap()).lines();
         let sink = Arc::clone(&controller.log);
         thread::spawn(move || {
@@ -130,7 +135,17 @@ impl Controller {
 
     /// Returns status line and body of the admin server's response.
     pub fn get(&self, path: &str) -> (String, String) {
-        let mut stream = TcpStream::connect(&self.admin).unwrap();
+        Controller::get_from(&self.admin, path)
+    }
+
+    /// Returns the port of the admin server.
+    pub fn port(&self) -> u16 {
+        self.admin.rsplit(':').next().unwrap().parse().unwrap()
+    }
+
+    /// Like [`Controller::get`], from the address `host:port`.
+    pub fn get_from(address: &str, path: &str) -> (String, String) {
+        let mut stream = TcpStream::connect(address).unwrap();
         let timeout = Some(Duration::from_secs(10));
         stream.set_read_timeout(timeout).unwrap();
         write!(stream, "GET {path} HTTP/1.1\r\nHost: a\r\n\r\n").unwrap();

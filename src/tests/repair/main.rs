@@ -223,6 +223,16 @@ fn a_replacement_that_is_stranded_again_is_held_for_a_minute() {
 }
 
 #[test]
+fn the_admin_server_on_all_addresses_serves_both_families() {
+    let api = Api::start();
+    let controller = Controller::at("[::]:0", &api, |_| {});
+    for host in ["127.0.0.1", "[::1]"] {
+        let address = format!("{host}:{}", controller.port());
+        assert_eq!(Controller::get_from(&address, "/live").1, "alive\n", "{host}");
+    }
+}
+
+#[test]
 fn pods_that_exceed_the_queue_are_dropped_and_counted() {
     let api = Api::start();
     let controller = Controller::watching(&api);

@@ -195,6 +195,7 @@ fn a_pod_is_labelled_once_with_its_uid_and_version_as_preconditions() {
     assert!(api.deleted().is_empty() && evictions(&api).is_empty());
     until("events", || events(&api).len() == 2);
     assert_eq!(events(&api)[0]["action"], "Labelling");
+    assert_eq!(events(&api)[0]["type"], "Warning");
 }
 
 #[test]

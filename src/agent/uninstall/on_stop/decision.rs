@@ -11,6 +11,8 @@ pub const REJECTION_TIME: Duration = Duration::from_secs(4);
 pub enum Finding {
     /// The DaemonSet exists, nobody deletes it, and this node is in its scope.
     InScope,
+    /// This node is out of the DaemonSet's scope, but nobody deletes the agent's pod. A text for logs.
+    StillRunning(String),
     /// Proof of an uninstall, as a text for logs.
     Uninstalled(String),
     /// HTTP 401 for the agent's token and for the plugin's token.
@@ -54,7 +56,9 @@ impl Decider {
         let since = self.rejected_since.unwrap_or(now);
         let is_proven = now.saturating_duration_since(since) >= REJECTION_TIME;
         match finding {
-            Finding::InScope => Some(Decision::LeaveInPlace(finding.to_string())),
+            Finding::InScope | Finding::StillRunning(_) => {
+                Some(Decision::LeaveInPlace(finding.to_string()))
+            }
             Finding::Uninstalled(why) => Some(Decision::Uninstall(why.clone())),
             Finding::Rejected if is_proven => Some(Decision::Uninstall(format!(
                 "{finding}, in every response for {} s",
@@ -73,7 +77,9 @@ impl std::fmt::Display for Finding {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Finding::InScope => f.write_str("the DaemonSet exists and this node is in its scope"),
-            Finding::Uninstalled(why) | Finding::Unclear(why) => f.write_str(why),
+            Finding::StillRunning(why) | Finding::Uninstalled(why) | Finding::Unclear(why) => {
+                f.write_str(why)
+            }
             Finding::Rejected => {
                 f.write_str("the API server rejected every token of the release (HTTP 401)")
             }
@@ -111,6 +117,8 @@ mod tests {
     fn one_round_decides_if_the_daemonset_can_be_read() {
         for offline_install in [false, true] {
             assert_eq!(uninstalls(offline_install, &[(0, Finding::InScope)]), Some(false));
+            let restarting = Finding::StillRunning("the pod is not being deleted".into());
+            assert_eq!(uninstalls(offline_install, &[(0, restarting)]), Some(false));
             let gone = Finding::Uninstalled("gone".into());
             assert_eq!(uninstalls(offline_install, &[(0, gone.clone())]), Some(true));
             let late = [(0, unclear()), (9, unreachable()), (20, gone)];

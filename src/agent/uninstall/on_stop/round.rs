@@ -9,7 +9,7 @@ use crate::agent::settings::Settings;
 use crate::kube::connection::{AccessSource, Connection};
 use crate::kube::retry::Retry;
 use crate::kube::scheduling::{DaemonSet, Node};
-use crate::kube::types::Namespace;
+use crate::kube::types::{Namespace, Pod};
 use crate::kube::{Client, Deadlines, Error};
 
 /// How Kubernetes says that there is no such object, and that it rejects a token. Proxies
@@ -68,14 +68,40 @@ fn existing(settings: &Settings, client: &Client, namespace: &str, set: &DaemonS
     match client.get::<Node>(&format!("/api/v1/nodes/{name}")) {
         Ok(node) if node.metadata.name != *name => another_object("Node", name),
         Ok(node) => match scope::exclusion(&set.spec.template.spec, &node) {
-            Some(why) => Finding::Uninstalled(format!(
-                "node {name} is no longer in the DaemonSet's scope: {why}"
-            )),
+            Some(why) => out_of_scope(
+                settings,
+                client,
+                namespace,
+                format!("node {name} is no longer in the DaemonSet's scope: {why}"),
+            ),
             None => Finding::InScope,
         },
         Err(error) if is_temporary(&error) => Finding::Unclear(error.to_string()),
         // Upstream's chart does not let the agent read Nodes.
         Err(_) => Finding::InScope,
+    }
+}
+
+/// Finds out whether this agent leaves the node, which is out of the DaemonSet's scope because of
+/// `why`. Kubernetes keeps running pods on a node with a new `NoSchedule` taint, so the kubelet may
+/// only be restarting the agent's container.
+fn out_of_scope(settings: &Settings, client: &Client, namespace: &str, why: String) -> Finding {
+    let Some(name) = &settings.pod_name else {
+        return Finding::StillRunning(format!("{why}, but the name of the agent's pod is not set"));
+    };
+    match client.get::<Pod>(&format!("/api/v1/namespaces/{namespace}/pods/{name}")) {
+        Ok(pod) if pod.metadata.name != *name => another_object("Pod", name),
+        Ok(pod) if pod.metadata.deletion_timestamp.is_some() => Finding::Uninstalled(why),
+        Ok(_) => {
+            Finding::StillRunning(format!("{why}, but pod {namespace}/{name} is not being deleted"))
+        }
+        Err(error) if error.is_status(404, NOT_FOUND) => Finding::Uninstalled(why),
+        Err(error) if error.code() == Some(404) || is_temporary(&error) => {
+            Finding::Unclear(error.to_string())
+        }
+        Err(error) => {
+            Finding::StillRunning(format!("{why}, but the agent cannot read its pod: {error}"))
+        }
     }
 }
 

@@ -1,0 +1,168 @@
+//! The agent's main loop: waits, runs a reconcile pass, and logs the problems that changed.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::Signal;
+use tracing::{info, warn};
+
+use super::Error;
+use super::admin_listener::AdminListener;
+use super::problem_log::{Change, ProblemLog};
+use super::reconcile::{Pass, Reconciler};
+use super::settings::Settings;
+use super::status::Status;
+use super::subject::Subject;
+use super::watch::{Wake, Watch};
+
+/// Time between a write and the pass that verifies it.
+const VERIFY_DELAY: Duration = Duration::from_millis(2);
+/// Time until the next pass after one with a problem. Doubled with each such pass.
+const FIRST_RETRY: Duration = Duration::from_secs(1);
+/// Longest time until the next pass after one with a problem.
+const LAST_RETRY: Duration = Duration::from_secs(10);
+/// Pause after a pass during contention, as every write of the other program triggers a pass.
+const CONTENTION_PAUSE: Duration = Duration::from_millis(100);
+
+/// The main loop's state between two reconcile passes.
+pub struct MainLoop {
+    watch: Watch,
+    pub reconciler: Reconciler,
+    settings: Arc<Settings>,
+    status: Arc<Status>,
+    admin_listener: AdminListener,
+    problem_log: ProblemLog,
+    /// Time until the next pass after one with a problem.
+    retry: Duration,
+    /// Longest time until the next pass.
+    timeout: Duration,
+}
+
+impl MainLoop {
+    pub fn new(
+        watch: Watch,
+        reconciler: Reconciler,
+        settings: &Arc<Settings>,
+        status: &Arc<Status>,
+    ) -> MainLoop {
+        MainLoop {
+            watch,
+            reconciler,
+            settings: Arc::clone(settings),
+            status: Arc::clone(status),
+            admin_listener: AdminListener::default(),
+            problem_log: ProblemLog::default(),
+            retry: FIRST_RETRY,
+            timeout: Duration::ZERO,
+        }
+    }
+
+    /// Runs reconcile passes until SIGTERM or SIGINT, and returns that signal.
+    pub fn until_signal(&mut self) -> Result<Signal, Error> {
+        loop {
+            if let Some(signal) = self.step(Duration::MAX)? {
+                return Ok(signal);
+            }
+        }
+    }
+
+    /// Waits until a reconcile pass is due, at most for `longest`, and runs it. A signal ends the
+    /// wait instead, and is returned.
+    pub fn step(&mut self, longest: Duration) -> Result<Option<Signal>, Error> {
+        if let Some(signal) = self.wait(longest)? {
+            return Ok(Some(signal));
+        }
+        self.status.passes().begin(Instant::now());
+        let contention = self.pass();
+        self.status.passes().end(Instant::now());
+        if contention
+            && let Wake::Stop(signal) = self.watch.pause(CONTENTION_PAUSE).map_err(Error::Wait)?
+        {
+            return Ok(Some(signal));
+        }
+        Ok(None)
+    }
+
+    /// Waits until a reconcile pass is due, at most for `longest`. Returns the signal that ended the
+    /// wait, if one did.
+    pub fn wait(&self, longest: Duration) -> Result<Option<Signal>, Error> {
+        match self.watch.wait(self.timeout.min(longest)).map_err(Error::Wait)? {
+            Wake::Stop(signal) => Ok(Some(signal)),
+            Wake::Reconcile => Ok(None),
+        }
+    }
+
+    /// Runs one reconcile pass, and schedules the next one. Returns whether there is contention.
+    fn pass(&mut self) -> bool {
+        // Before the pass, so that `/ready` and `/live` are there even if the pass hangs.
+        let opened = self.admin_listener.open(&self.settings, &self.status);
+        let watching = self.watch.watch_dirs(&watched_dirs(&self.settings));
+        let mut pass = self.reconciler.pass();
+        for (subject, result) in [(Subject::Inotify, watching), (Subject::AdminListener, opened)] {
+            if let Err(why) = result {
+                pass.problems.insert(subject, why);
+            }
+        }
+        let changes = self.problem_log.update(&pass.logged());
+        if !changes.is_empty() {
+            self.retry = FIRST_RETRY;
+        }
+        changes.into_iter().for_each(log_change);
+        self.timeout = time_to_next_pass(&pass, &mut self.retry, self.settings.resync);
+        pass.contention
+    }
+}
+
+/// The directories whose changes trigger a reconcile pass.
+fn watched_dirs(settings: &Settings) -> Vec<&Path> {
+    let ca = settings.ca_file.as_deref().and_then(Path::parent);
+    [&*settings.net_dir, &*settings.bin_dir, &*settings.service_account_dir]
+        .into_iter()
+        .chain(ca)
+        .collect()
+}
+
+/// Returns the longest time until the next pass, and sets the `retry` time of the pass after
+/// it.
+fn time_to_next_pass(pass: &Pass, retry: &mut Duration, resync: Duration) -> Duration {
+    if pass.wrote {
+        return VERIFY_DELAY;
+    }
+    let next = pass.next.map(|next| next.saturating_duration_since(Instant::now()));
+    let resync = next.map_or(resync, |next| next.min(resync));
+    if pass.problems.is_empty() {
+        *retry = FIRST_RETRY;
+        return resync;
+    }
+    let now = *retry;
+    *retry = (now * 2).min(LAST_RETRY);
+    now.min(resync)
+}
+
+fn log_change(change: Change) {
+    match change {
+        Change::Problem { subject, why } => warn!("{subject}: {why}"),
+        Change::Resolved { subject } => info!("{subject}: resolved"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn retry_time_doubles_from_one_to_ten_seconds_and_never_exceeds_the_resync() {
+        let resync = Duration::from_secs(30);
+        let mut retry = FIRST_RETRY;
+        let mut bad = Pass::default();
+        bad.problems.insert(Subject::Binary, "missing".into());
+        let times: Vec<u64> =
+            (0..6).map(|_| time_to_next_pass(&bad, &mut retry, resync).as_secs()).collect();
+        assert_eq!(times, [1, 2, 4, 8, 10, 10]);
+        assert_eq!(time_to_next_pass(&Pass::default(), &mut retry, resync), resync);
+        assert_eq!(retry, FIRST_RETRY);
+        let resync = Duration::from_millis(100);
+        assert_eq!(time_to_next_pass(&bad, &mut retry, resync), resync);
+    }
+}

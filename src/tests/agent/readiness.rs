@@ -1,0 +1,131 @@
+//! What `/ready` and `/live` depend on besides the node's files: the address that they are served
+//! on, and passes that end.
+
+use std::process::{Child, Command};
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::{Signal, kill};
+
+use crate::agent::{Agent, get};
+use crate::node::{CALICO, Node};
+use crate::until::until;
+
+/// Whether the address serves `/live`.
+fn serves(host: &str, port: u16) -> bool {
+    let address = format!("{host}:{port}").parse().unwrap();
+    get(address, "/live").is_some_and(|(status, _)| status == 200)
+}
+
+/// Whether tests can use strace, which CI must have.
+fn has_strace() -> bool {
+    let found = Command::new("strace").arg("-V").output().is_ok();
+    assert!(found || std::env::var_os("CI").is_none(), "strace is missing");
+    if !found {
+        println!("skipped: strace is missing (scripts/tools debian)");
+    }
+    found
+}
+
+/// Kills strace and the agent that it started. Without its tracer, the agent would go on.
+fn end(mut agent: Agent) {
+    let child = agent.child().unwrap();
+    agent.kill();
+    kill(child, Signal::SIGKILL).unwrap();
+}
+
+#[test]
+fn the_probes_are_served_on_both_families_unless_the_address_is_of_one() {
+    for (address, on_ipv4, on_ipv6) in
+        [("[::]:0", true, true), (":0", true, true), ("0.0.0.0:0", true, false)]
+    {
+        let node = Node::new();
+        node.write("10-calico.conflist", CALICO);
+        let mut agent = node.start_with(&[("LINKERD_CNI_ADMIN_ADDR", address)]);
+        agent.until_ready();
+        let port = agent.port();
+        assert_eq!(
+            (serves("127.0.0.1", port), serves("[::1]", port)),
+            (on_ipv4, on_ipv6),
+            "{address}"
+        );
+    }
+}
+
+#[test]
+fn without_ipv6_in_the_kernel_the_probes_are_served_on_ipv4() {
+    if !has_strace() {
+        return;
+    }
+    let node = Node::new();
+    node.write("10-calico.conflist", CALICO);
+    // Without the socket for plugin records, the admin listener is the first socket that is bound.
+    let strace =
+        "strace -f -qq -o /dev/null -e trace=bind -e inject=bind:error=EAFNOSUPPORT:when=1";
+    let vars = [("LINKERD_CNI_ADMIN_ADDR", "[::]:0"), ("LINKERD_CNI_PLUGIN_SOCKET", "false")];
+    let by: Vec<&str> = strace.split(' ').collect();
+    let agent = node.start_under(&by, &[], &vars);
+    until("the listener", || agent.log().contains(" on 0.0.0.0:"));
+    assert!(serves("127.0.0.1", agent.port()));
+    end(agent);
+}
+
+/// Delays each `openat` of the agent's main thread, as a file system does that hangs. Dropped, it
+/// ends the delay.
+struct HungFiles(Child);
+
+impl HungFiles {
+    fn of(agent: &Agent) -> HungFiles {
+        // Without -f: the other threads go on.
+        let strace = "-qq -o /dev/null -e trace=openat -e inject=openat:delay_enter=900000000 -p";
+        let pid = agent.pid().to_string();
+        let child = Command::new("strace").args(strace.split(' ')).arg(pid).spawn().unwrap();
+        HungFiles(child)
+    }
+}
+
+impl Drop for HungFiles {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+fn while_a_pass_hangs_the_agent_is_not_ready_and_after_a_minute_not_alive() {
+    if !has_strace() {
+        return;
+    }
+    let node = Node::new();
+    node.write("10-calico.conflist", CALICO);
+    let mut agent = node.start_with(&[("LINKERD_CNI_RESYNC_SECONDS", "1")]);
+    agent.until_ready();
+    let begin = Instant::now();
+    let hung = HungFiles::of(&agent);
+    until("not ready", || agent.ready().0 == 500);
+    assert!(begin.elapsed() >= Duration::from_secs(2), "{:?}", begin.elapsed());
+    let (_, body) = agent.ready();
+    assert!(body.starts_with("not ready: no reconcile pass has finished for "), "{body}");
+    assert!(agent.get("/metrics").1.contains("linkerd_cni_agent_ready 0\n"));
+    assert_eq!(agent.get("/live"), (200, "alive\n".into()));
+    until("not alive", || agent.get("/live").0 == 500);
+    let (_, body) = agent.get("/live");
+    assert!(body.starts_with("not alive: a reconcile pass has been running for "), "{body}");
+    drop(hung);
+    agent.until_ready();
+    assert_eq!(agent.get("/live").0, 200);
+}
+
+#[test]
+fn the_probes_are_served_while_the_first_pass_hangs() {
+    if !has_strace() {
+        return;
+    }
+    let node = Node::new();
+    node.write("10-calico.conflist", CALICO);
+    let strace = "strace -f -qq -o /dev/null -e trace=fsync -e inject=fsync:delay_enter=900000000";
+    let by: Vec<&str> = strace.split(' ').collect();
+    let agent = node.start_under(&by, &[], &[]);
+    until("not ready", || agent.ready().0 == 500);
+    assert_eq!(agent.get("/live").0, 200);
+    end(agent);
+}
