@@ -17,6 +17,7 @@ mod ignored;
 #[path = "../support/platforms.rs"]
 mod layouts;
 mod node;
+mod outage;
 mod platforms;
 mod plugin;
 mod pods;
