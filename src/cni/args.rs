@@ -17,7 +17,7 @@ const IGNORE_UNKNOWN: &str = "IgnoreUnknown";
 pub struct PodRef {
     pub namespace: String,
     pub name: String,
-    /// Empty if it is unknown. For a static pod: the hash of its manifest.
+    /// Empty if it is unknown. For a static pod: the hash of its manifest, or the UID in it.
     pub uid: String,
 }
 
@@ -50,7 +50,9 @@ pub fn pod(args: &str) -> Result<Option<PodRef>, Error> {
     if namespace.is_empty() || name.is_empty() {
         return Ok(None);
     }
-    for (key, value) in [(NAMESPACE, namespace), (NAME, name), (UID, uid)] {
+    // The manifest of a static pod may set any text as the UID.
+    let uid = if is_name(uid) { uid } else { "" };
+    for (key, value) in [(NAMESPACE, namespace), (NAME, name)] {
         if !is_name(value) {
             return Err(invalid(format!("{key}={value:?} is not a Kubernetes name")));
         }
@@ -95,6 +97,7 @@ mod tests {
             ("K8S_POD_NAME=a", None),
             ("K8S_POD_NAMESPACE=ns;K8S_POD_NAME=", None),
             ("K8S_POD_NAMESPACE=ns;K8S_POD_NAME=a", named("ns", "a")),
+            ("K8S_POD_NAMESPACE=ns;K8S_POD_NAME=a;K8S_POD_UID=my uid", named("ns", "a")),
             (
                 "IgnoreUnknown=true;K8S_POD_NAME=a.b-1;K8S_POD_UID=u;K8S_POD_NAMESPACE=ns",
                 named("ns", "a.b-1").map(|pod| PodRef { uid: "u".into(), ..pod }),
