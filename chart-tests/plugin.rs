@@ -75,6 +75,7 @@ fn each_value_reaches_the_plugin_configuration() {
         ),
         (json!({"excludeNamespaces": []}), "exclude-namespaces", Value::Null),
         (json!({"podDetection": "api"}), "pod-detection", json!("api")),
+        (json!({"podDetection": "injector"}), "pod-detection", json!("injector")),
         (json!({"apiRetrySeconds": "20"}), "api-retry-seconds", json!(20)),
         (json!({"disableIPv6": false}), "ipv6", json!(true)),
         (json!({"disableIPv6": null}), "ipv6", json!(false)),
@@ -86,5 +87,7 @@ fn each_value_reaches_the_plugin_configuration() {
     }
     let api = with(json!({"podDetection": "api"})).plugin();
     assert!(api.get("capabilities").is_none(), "{api}");
+    let injector = with(json!({"podDetection": "injector"})).plugin();
+    assert_eq!(injector["capabilities"], json!({"io.kubernetes.cri.pod-annotations": true}));
     assert_eq!(with(json!({"logLevel": "debug"})).plugin()["log_level"], "debug");
 }

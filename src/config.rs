@@ -37,6 +37,9 @@ pub enum Detection {
     /// unmeshed. In any other case, ask the API server.
     #[default]
     Annotations,
+    /// As [`Detection::Annotations`], and pods that the proxy injector marked are meshed: the
+    /// API server is not asked. See [`annotation::is_injected`].
+    Injector,
     /// Always ask the API server, as upstream does.
     Api,
 }
@@ -51,8 +54,7 @@ pub enum Ipv6 {
     Auto,
 }
 
-/// What the API server knows about a pod and its proxy. The plugin entry supplies what is
-/// missing here.
+/// What is known about a pod and its proxy. The plugin entry supplies what is missing here.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PodFacts {
     /// UID of the pod object.
@@ -156,7 +158,7 @@ impl Config {
             linkerd.read("iptables-mode", "one of auto, native, nft, legacy and plain", parse_mode);
         let ipv6 = linkerd.read("ipv6", "one of true, false and \"auto\"", parse_ipv6);
         let detection =
-            linkerd.read("pod-detection", "one of annotations and api", parse_detection);
+            linkerd.read("pod-detection", "one of annotations, injector and api", parse_detection);
         let budget = linkerd.read("api-retry-seconds", "a whole number from 1 to 60", parse_budget);
         let mut agent_name = |key: &str| {
             let name = linkerd.read(key, "a string", section::string);
@@ -217,6 +219,7 @@ fn parse_ipv6(value: &Value) -> Option<Ipv6> {
 fn parse_detection(value: &Value) -> Option<Detection> {
     match value.as_str()? {
         "" | "annotations" => Some(Detection::Annotations),
+        "injector" => Some(Detection::Injector),
         "api" => Some(Detection::Api),
         _ => None,
     }

@@ -1,19 +1,17 @@
 //! Runs the CNI commands ADD, CHECK, DEL, GC, STATUS and VERSION.
 
 mod api;
+mod pod_redirect;
 pub mod skip;
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::cni::error::{Error, code};
-use crate::cni::{Command, Request, args, result, version};
-use crate::config::pod::Mesh;
+use crate::cni::{Command, Request, result, version};
 use crate::config::{Config, Resolved, families, ignored};
 use crate::record::{self, Decision, Record};
 use crate::{firewall, log, netns};
-use skip::SkipReason;
+use pod_redirect::PodRedirect;
 
 /// Time allowed to program one pod's netns, for all address families together.
 const NETNS_DEADLINE: Duration = Duration::from_secs(20);
@@ -35,7 +33,7 @@ pub fn run(request: &Request) -> Result<String, Error> {
 fn run_and_record(
     command: record::Command,
     request: &Request,
-    work: fn(&Request, Config, &mut Record) -> Result<String, Error>,
+    work: fn(&Request, &Config, &mut Record) -> Result<String, Error>,
 ) -> Result<String, Error> {
     let started = Instant::now();
     refuse_own_netns(request)?;
@@ -44,26 +42,32 @@ fn run_and_record(
     if let Some(problem) = config.problem() {
         tracing::warn!("linkerd-cni: meshed pods will fail until this is corrected: {problem}");
     }
-    let kubeconfig = config.kubeconfig.clone();
     let mut record = Record::new(command, &request.container_id);
-    let outcome = work(request, config, &mut record);
+    let outcome = work(request, &config, &mut record);
     record.finish(outcome.as_ref().err(), started.elapsed());
     if let Some(ignored) = ignored::summary(&record.ignored) {
         tracing::warn!("linkerd-cni: pod {}/{}: {ignored}", record.namespace, record.pod);
     }
+    if let Some(degraded) = &record.degraded {
+        tracing::warn!("linkerd-cni: pod {}/{}: {degraded}", record.namespace, record.pod);
+    }
     tracing::info!("{record}");
-    record.send(&kubeconfig);
+    record.send(&config.kubeconfig);
     outcome
 }
 
 /// Installs the redirect rules of a meshed pod. Returns `prevResult` for every pod, meshed or
 /// not.
-fn add(request: &Request, config: Config, record: &mut Record) -> Result<String, Error> {
+fn add(request: &Request, config: &Config, record: &mut Record) -> Result<String, Error> {
     let output = result::pass_through(request)?;
     let (mode, ipv6, simulate) = (config.mode, config.ipv6, config.simulate);
-    let Some(Resolved { redirect, ignored }) = redirect_for(request, config, record)? else {
+    let Some(found) = pod_redirect::find(request, config, record)? else {
         return Ok(output);
     };
+    let PodRedirect { resolved: Resolved { redirect, ignored }, api_error } = found;
+    if let Some(error) = &api_error {
+        record.degrade(error);
+    }
     let previous_has_ipv6 = families::previous_has_ipv6(&request.config);
     if simulate {
         let families = families::families(ipv6, previous_has_ipv6);
@@ -84,14 +88,19 @@ fn add(request: &Request, config: Config, record: &mut Record) -> Result<String,
 
 /// Checks that a meshed pod has all rules that ADD installs. Fails with
 /// [`code::RULES_MISSING`] and names the missing rules.
-fn check(request: &Request, config: Config, record: &mut Record) -> Result<String, Error> {
+///
+/// If the pod object could not be read, the expected rules are those of annotations and plugin
+/// entry. Other rules may be right too, as the pod may be unmeshed or its proxy may state another
+/// UID, so CHECK then fails with the error of the API request.
+fn check(request: &Request, config: &Config, record: &mut Record) -> Result<String, Error> {
     if request.config.non_null("prevResult").is_none() {
         return Err(Error::new(code::INVALID_CONFIG, "CHECK: required prevResult missing"));
     }
     let (mode, ipv6, simulate) = (config.mode, config.ipv6, config.simulate);
-    let Some(Resolved { redirect, .. }) = redirect_for(request, config, record)? else {
+    let Some(found) = pod_redirect::find(request, config, record)? else {
         return Ok(String::new());
     };
+    let PodRedirect { resolved: Resolved { redirect, .. }, api_error } = found;
     if simulate {
         record.decision = Decision::Simulated;
         return Ok(String::new());
@@ -101,57 +110,24 @@ fn check(request: &Request, config: Config, record: &mut Record) -> Result<Strin
         firewall::missing(&redirect, families::families(ipv6, previous_has_ipv6), mode)
     })?;
     record.decision = Decision::Checked;
-    if missing.is_empty() {
-        return Ok(String::new());
+    match api_error {
+        Some(error) if missing.is_empty() => record.degrade(&error),
+        Some(error) => return Err(error),
+        None if missing.is_empty() => {}
+        None => return Err(rules_missing(&missing)),
     }
-    Err(Error::new(
+    Ok(String::new())
+}
+
+fn rules_missing(missing: &[String]) -> Error {
+    Error::new(
         code::RULES_MISSING,
         format!(
             "redirect rules of the pod are missing or changed: {}",
-            firewall::describe_missing(&missing)
+            firewall::describe_missing(missing)
         ),
     )
-    .with_details("delete the pod; its replacement starts with all redirect rules"))
-}
-
-/// Returns the redirect of the request's pod. `None` means that the pod is skipped;
-/// `record.decision` then has the reason.
-fn redirect_for(
-    request: &Request,
-    config: Config,
-    record: &mut Record,
-) -> Result<Option<Resolved>, Error> {
-    let Some(pod) = args::pod(&request.args)? else {
-        record.skip(SkipReason::NoPod.text());
-        return Ok(None);
-    };
-    record.namespace.clone_from(&pod.namespace);
-    record.pod.clone_from(&pod.name);
-    let annotations = skip::runtime_annotations(&request.config);
-    if let Some(reason) = skip::skip_reason(&pod, &config, annotations.as_ref()) {
-        record.skip(reason.text());
-        return Ok(None);
-    }
-    let requests = Arc::new(AtomicU32::new(0));
-    let counter = Arc::clone(&requests);
-    let target = pod.clone();
-    let facts = api::run_within(config.api_budget, &pod, move || {
-        Ok(match api::fetch_facts(&target, &config, counter)? {
-            Mesh::Meshed(facts) => Mesh::Meshed((config.resolve(&facts)?, facts.uid)),
-            Mesh::Unmeshed(reason) => Mesh::Unmeshed(reason),
-        })
-    });
-    record.requests = requests.load(Ordering::Relaxed);
-    match facts? {
-        Mesh::Meshed((resolved, uid)) => {
-            record.pod_uid = uid;
-            Ok(Some(resolved))
-        }
-        Mesh::Unmeshed(reason) => {
-            record.skip(SkipReason::from(reason).text());
-            Ok(None)
-        }
-    }
+    .with_details("delete the pod; its replacement starts with all redirect rules")
 }
 
 /// Rejects a request for the plugin's own netns, in which the rules would redirect the

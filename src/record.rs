@@ -67,7 +67,7 @@ pub struct Record {
     pub command: Command,
     pub namespace: String,
     pub pod: String,
-    /// UID of the pod object; empty if the plugin did not read that object.
+    /// UID of the pod object, or else the UID in `CNI_ARGS`, which some runtimes omit.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub pod_uid: String,
     container_id: String,
@@ -80,6 +80,9 @@ pub struct Record {
     pub ms: u64,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<Failure>,
+    /// Error of the API request, if annotations and plugin entry decided in its place.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub degraded: Option<Degraded>,
     /// Elements of the pod's port lists that have no effect.
     #[serde(default, skip_serializing_if = "Vec::is_empty", deserialize_with = "known")]
     pub ignored: Vec<Ignored>,
@@ -91,6 +94,17 @@ pub struct Failure {
     pub code: u32,
     msg: String,
 }
+
+impl Failure {
+    fn new(error: &Error) -> Self {
+        Failure { code: error.code, msg: line(&error.msg) }
+    }
+}
+
+/// The error that prevented an API request.
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Degraded(pub Failure);
 
 impl Record {
     /// Starts the record of a call, which counts as failed until a result is set.
@@ -107,6 +121,7 @@ impl Record {
             requests: 0,
             ms: 0,
             error: None,
+            degraded: None,
             ignored: Vec::new(),
         }
     }
@@ -121,16 +136,21 @@ impl Record {
         self.ignored = ignored::cut(lists);
     }
 
+    /// Records the error of the API request in whose place annotations and plugin entry decided.
+    pub fn degrade(&mut self, error: &Error) {
+        self.degraded = Some(Degraded(Failure::new(error)));
+    }
+
     /// Sets duration, level and error at the end of the call.
     pub fn finish(&mut self, error: Option<&Error>, duration: Duration) {
         self.ms = duration.as_millis().try_into().unwrap_or(u64::MAX);
-        if !self.ignored.is_empty() {
+        if !self.ignored.is_empty() || self.degraded.is_some() {
             self.level = Level::Warn;
         }
         if let Some(error) = error {
             self.level = Level::Error;
             self.decision = Decision::Failed;
-            self.error = Some(Failure { code: error.code, msg: line(&error.msg) });
+            self.error = Some(Failure::new(error));
         }
     }
 
@@ -169,7 +189,8 @@ impl Record {
         if let Decision::Skipped(reason) = &mut record.decision {
             *reason = line(reason).into();
         }
-        if let Some(error) = &mut record.error {
+        let degraded = record.degraded.as_mut().map(|Degraded(error)| error);
+        for error in record.error.as_mut().into_iter().chain(degraded) {
             error.msg = line(&error.msg);
         }
         Some(record)
@@ -177,7 +198,8 @@ impl Record {
 
     /// Whether the API server rejected the plugin's token (HTTP 401) or denied its request (403).
     pub fn is_refusal(&self) -> bool {
-        self.error.as_ref().is_some_and(|error| error.code == code::API_DENIED)
+        let degraded = self.degraded.as_ref().map(|Degraded(error)| error);
+        self.error.iter().chain(degraded).any(|error| error.code == code::API_DENIED)
     }
 }
 
@@ -243,10 +265,26 @@ impl fmt::Display for Record {
         if let Some(ignored) = ignored::summary(&self.ignored) {
             write!(f, "; {ignored}")?;
         }
+        if let Some(degraded) = &self.degraded {
+            write!(f, "; {degraded}")?;
+        }
         match &self.error {
-            Some(error) => write!(f, ": {} (code {})", error.msg, error.code),
+            Some(error) => write!(f, ": {error}"),
             None => Ok(()),
         }
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} (code {})", self.msg, self.code)
+    }
+}
+
+impl fmt::Display for Degraded {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Degraded(error) = self;
+        write!(f, "annotations and plugin entry decided without the API server: {error}")
     }
 }
 
@@ -308,6 +346,20 @@ mod tests {
         for bad in ["{}", "[1]", r#"[{"source":1}]"#, r#"[{"source":"x","elements":[1]}]"#] {
             assert_eq!(sent(bad), None, "{bad}");
         }
+    }
+
+    #[test]
+    fn a_rejected_token_is_a_refusal_whether_or_not_the_pod_was_redirected() {
+        let degraded = |code: u32| {
+            let record = RECORD
+                .replace("\"error\":", "\"other\":")
+                .replace("\"new\":{}", &format!(r#""degraded":{{"code":{code},"msg":"a\nb"}}"#));
+            Record::parse(record.as_bytes()).unwrap()
+        };
+        assert!(degraded(102).is_refusal() && !degraded(101).is_refusal());
+        assert!(Record::parse(RECORD.replace("101", "102").as_bytes()).unwrap().is_refusal());
+        let line = degraded(101).to_string();
+        assert!(line.ends_with("decided without the API server: a b (code 101)"), "{line}");
     }
 
     #[test]

@@ -10,7 +10,7 @@ use prometheus_client::registry::{Registry, Unit};
 use crate::config::ignored::SOURCES;
 use crate::firewall::Backend;
 use crate::metrics::{Counters, Labels, register, register_each};
-use crate::record::{Command, Decision, Record};
+use crate::record::{Command, Decision, Degraded, Record};
 
 /// Values of the label `command`.
 const COMMANDS: [Command; 2] = [Command::Add, Command::Check];
@@ -19,6 +19,8 @@ const RESULTS: [&str; 5] = ["redirected", "checked", "simulated", "failed", "ski
 /// Values of the label `code`: CNI error codes of the plugin's ADD and CHECK. Any other code counts
 /// as [`OTHER`].
 const CODES: [u32; 15] = [1, 4, 5, 6, 7, 8, 100, 101, 102, 103, 104, 110, 120, 121, 122];
+/// Values of the label `code` of `degraded`: CNI error codes of a failed API request.
+const API_CODES: [u32; 4] = [100, 101, 102, 104];
 const OTHER: &str = "other";
 
 /// All counters over plugin records.
@@ -28,6 +30,7 @@ pub struct PluginCounters {
     seconds: Family<Labels<1>, Counter<f64, AtomicU64>>,
     redirects: Counters<1>,
     failures: Counters<1>,
+    degraded: Counters<1>,
     ignored_ports: Counters<1>,
     rejected_records: Counter,
 }
@@ -44,6 +47,7 @@ impl PluginCounters {
         let requests =
             COMMANDS.into_iter().flat_map(|command| RESULTS.map(|result| request(command, result)));
         let codes = CODES.iter().map(u32::to_string).chain([OTHER.into()]);
+        let api_codes = API_CODES.iter().map(u32::to_string).chain([OTHER.into()]);
         PluginCounters {
             requests: register_each(group, "requests", "Plugin calls, by result", requests),
             seconds,
@@ -58,6 +62,12 @@ impl PluginCounters {
                 "failures",
                 "Failed plugin calls, by CNI error code",
                 codes.map(|code| [("code", code)]),
+            ),
+            degraded: register_each(
+                group,
+                "degraded",
+                "Meshed pods for which annotations and plugin entry decided without the API server, by CNI error code",
+                api_codes.map(|code| [("code", code)]),
             ),
             ignored_ports: register_each(
                 group,
@@ -87,11 +97,10 @@ impl PluginCounters {
             self.redirects.get_or_create(&[("backend", backend.to_string())]).inc();
         }
         if let Some(error) = &record.error {
-            let code = match CODES.contains(&error.code) {
-                true => error.code.to_string(),
-                false => OTHER.into(),
-            };
-            self.failures.get_or_create(&[("code", code)]).inc();
+            self.failures.get_or_create(&code(&CODES, error.code)).inc();
+        }
+        if let Some(Degraded(error)) = &record.degraded {
+            self.degraded.get_or_create(&code(&API_CODES, error.code)).inc();
         }
         for list in &record.ignored {
             self.ignored_ports.get_or_create(&[("source", list.source.into())]).inc();
@@ -102,6 +111,12 @@ impl PluginCounters {
     pub fn reject(&self) {
         self.rejected_records.inc();
     }
+}
+
+/// Returns the label `code`, with a value of the fixed set.
+fn code(known: &[u32], code: u32) -> Labels<1> {
+    let value = if known.contains(&code) { code.to_string() } else { OTHER.into() };
+    [("code", value)]
 }
 
 fn request(command: Command, result: &str) -> Labels<2> {
@@ -123,7 +138,7 @@ mod tests {
             let record = format!(
                 r#"{{"level":"info","command":"ADD","namespace":"n","pod":"p","container_id":"c",
                 "decision":"{decision}","backend":"nft","requests":1,"ms":18446744073709551615,
-                "error":{{"code":{code},"msg":""}},
+                "error":{{"code":{code},"msg":""}},"degraded":{{"code":{code},"msg":""}},
                 "ignored":[{{"source":"config.linkerd.io/skip-inbound-ports","elements":["x","y"]}},
                     {{"source":"{decision}","elements":[]}}]}}"#
             );
@@ -138,6 +153,9 @@ mod tests {
             r#"linkerd_cni_plugin_redirects_total{backend="nft"} 3"#,
             r#"linkerd_cni_plugin_failures_total{code="101"} 1"#,
             r#"linkerd_cni_plugin_failures_total{code="other"} 2"#,
+            r#"linkerd_cni_plugin_degraded_total{code="101"} 1"#,
+            r#"linkerd_cni_plugin_degraded_total{code="102"} 0"#,
+            r#"linkerd_cni_plugin_degraded_total{code="other"} 2"#,
             r#"linkerd_cni_plugin_ignored_ports_total{source="config.linkerd.io/skip-inbound-ports"} 3"#,
             r#"linkerd_cni_plugin_ignored_ports_total{source="outbound-ports-to-ignore"} 0"#,
             "linkerd_cni_plugin_rejected_records_total 1",

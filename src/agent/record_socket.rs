@@ -8,7 +8,9 @@
 //! The plugin never waits for the agent. A writer that floods the socket fills the kernel's
 //! bounded queue, which the agent reads at a limited rate.
 
+mod degraded;
 mod ignored_ports;
+mod pod_event;
 mod rate_limit;
 
 use std::collections::BTreeSet;
@@ -201,7 +203,8 @@ impl RecordSocket {
             record::Level::Info => info!("{record}"),
             record::Level::Debug => debug!("{record}"),
         }
-        ignored_ports::pod_events(&record).for_each(|event| self.api.report_pod_event(event));
+        let events = ignored_ports::pod_events(&record).chain(degraded::pod_event(&record));
+        events.for_each(|event| self.api.report_pod_event(event));
         for (key, event) in ignored_ports::agent_events(&record) {
             if self.state().reported.insert(key) {
                 self.api.report_event(event);

@@ -6,15 +6,19 @@ use super::error::{Error, code};
 const NAMESPACE: &str = "K8S_POD_NAMESPACE";
 /// Key of the pod's name.
 const NAME: &str = "K8S_POD_NAME";
+/// Key of the pod's UID. Not all runtimes send it.
+const UID: &str = "K8S_POD_UID";
 /// Key that permits keys which the plugin does not know.
 const IGNORE_UNKNOWN: &str = "IgnoreUnknown";
 
-/// Namespace and name of a pod. Both have only characters that Kubernetes allows in names, so
+/// Namespace, name and UID of a pod. All have only characters that Kubernetes allows in names, so
 /// they are safe in a URL.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PodRef {
     pub namespace: String,
     pub name: String,
+    /// Empty if it is unknown. For a static pod: the hash of its manifest, or the UID in it.
+    pub uid: String,
 }
 
 /// Reads the pod from `CNI_ARGS`: pairs `key=value`, separated by `;`. Returns `None` if they
@@ -23,6 +27,7 @@ pub struct PodRef {
 pub fn pod(args: &str) -> Result<Option<PodRef>, Error> {
     let mut namespace = "";
     let mut name = "";
+    let mut uid = "";
     let mut ignore_unknown = false;
     let mut unknown = Vec::new();
     for pair in args.split(';').filter(|_| !args.is_empty()) {
@@ -33,6 +38,7 @@ pub fn pod(args: &str) -> Result<Option<PodRef>, Error> {
         match key {
             NAMESPACE => namespace = value,
             NAME => name = value,
+            UID => uid = value,
             IGNORE_UNKNOWN => ignore_unknown = parse_boolean(value)?,
             _ => unknown.push(pair),
         }
@@ -44,12 +50,14 @@ pub fn pod(args: &str) -> Result<Option<PodRef>, Error> {
     if namespace.is_empty() || name.is_empty() {
         return Ok(None);
     }
+    // The manifest of a static pod may set any text as the UID.
+    let uid = if is_name(uid) { uid } else { "" };
     for (key, value) in [(NAMESPACE, namespace), (NAME, name)] {
         if !is_name(value) {
             return Err(invalid(format!("{key}={value:?} is not a Kubernetes name")));
         }
     }
-    Ok(Some(PodRef { namespace: namespace.to_owned(), name: name.to_owned() }))
+    Ok(Some(PodRef { namespace: namespace.to_owned(), name: name.to_owned(), uid: uid.to_owned() }))
 }
 
 fn invalid(problem: String) -> Error {
@@ -78,7 +86,7 @@ mod tests {
     use super::*;
 
     fn named(namespace: &str, name: &str) -> Option<PodRef> {
-        Some(PodRef { namespace: namespace.into(), name: name.into() })
+        Some(PodRef { namespace: namespace.into(), name: name.into(), uid: String::new() })
     }
 
     #[test]
@@ -89,9 +97,10 @@ mod tests {
             ("K8S_POD_NAME=a", None),
             ("K8S_POD_NAMESPACE=ns;K8S_POD_NAME=", None),
             ("K8S_POD_NAMESPACE=ns;K8S_POD_NAME=a", named("ns", "a")),
+            ("K8S_POD_NAMESPACE=ns;K8S_POD_NAME=a;K8S_POD_UID=my uid", named("ns", "a")),
             (
                 "IgnoreUnknown=true;K8S_POD_NAME=a.b-1;K8S_POD_UID=u;K8S_POD_NAMESPACE=ns",
-                named("ns", "a.b-1"),
+                named("ns", "a.b-1").map(|pod| PodRef { uid: "u".into(), ..pod }),
             ),
         ];
         for (args, wanted) in cases {

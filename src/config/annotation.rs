@@ -22,10 +22,33 @@ pub const ADMIN_PORT: &str = "config.linkerd.io/admin-port";
 /// not cause a request for its namespace.
 pub const PROXY_PORTS: [&str; 4] = [INBOUND_PORT, OUTBOUND_PORT, CONTROL_PORT, ADMIN_PORT];
 
+/// Annotation that enables or disables the proxy injector for a pod.
+pub const INJECT: &str = "linkerd.io/inject";
+/// Annotation with the program that wrote the pod or its template, and its version.
+pub const CREATED_BY: &str = "linkerd.io/created-by";
+/// Start of [`CREATED_BY`] on pods to which the proxy injector added a proxy: program and version.
+pub const INJECTOR: &str = "linkerd/proxy-injector";
+
 /// Annotations that upstream's plugin reads. If the pod lacks one, the namespace's value
 /// applies.
 pub const UPSTREAM_KEYS: [&str; 5] =
     [SKIP_OUTBOUND_PORTS, SKIP_INBOUND_PORTS, SKIP_SUBNETS, PROXY_UID, PROXY_GID];
+
+/// Whether the pod's author disabled the proxy injector.
+pub fn is_disabled(annotations: &Annotations) -> bool {
+    annotations.get(INJECT).is_some_and(|value| value == "disabled")
+}
+
+/// Whether the proxy injector added the proxy to a pod with these annotations.
+///
+/// The injector copies each of [`UPSTREAM_KEYS`] from the namespace to the pod when it sets
+/// [`CREATED_BY`], so the namespace need not be read for such a pod. The injector skips disabled
+/// pods, so a disabled pod has its [`CREATED_BY`] from a copy of an injected pod.
+pub fn is_injected(annotations: &Annotations) -> bool {
+    let mark = annotations.get(CREATED_BY).and_then(|value| value.strip_prefix(INJECTOR));
+    mark.is_some_and(|version| version.is_empty() || version.starts_with(' '))
+        && !is_disabled(annotations)
+}
 
 /// Error for the invalid `value` of the annotation `key`.
 pub(super) fn annotation_error(key: &str, value: &str, problem: &str) -> Error {

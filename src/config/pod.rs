@@ -3,8 +3,9 @@
 use super::{Annotations, PodFacts, Proxy, annotation};
 use crate::cni::args::PodRef;
 use crate::cni::error::{Error, code};
-use crate::kube::types::{Container, Pod, Service, ServicePort};
+use crate::kube::types::{Container, Metadata, Pod, Service, ServicePort};
 use crate::ports::PortRange;
+use crate::quote::quote;
 
 /// Name of the proxy container.
 pub const PROXY: &str = "linkerd-proxy";
@@ -25,6 +26,10 @@ pub const UNEXPECTED_RESPONSE_REMEDY: &str = "check that the server in the kubec
 pub fn namespace_path(name: &str) -> String {
     format!("/api/v1/namespaces/{name}")
 }
+
+/// Annotation of a mirror pod, which stands for a static pod: the UID that kubelet gave the static
+/// pod. The UID of the mirror pod itself is another one.
+const STATIC_POD_UID: &str = "kubernetes.io/config.hash";
 
 /// Fetches the objects besides the pod on which its redirect may depend.
 pub trait ClusterLookup {
@@ -50,6 +55,30 @@ pub enum Unmeshed {
     ProxyInit,
 }
 
+/// The object is another pod than the one that was asked for.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum AnotherPod {
+    /// The response is not for this request.
+    #[error("the object is pod {namespace}/{name}")]
+    Name { namespace: String, name: String },
+    /// The pod was deleted and created again, as a StatefulSet does.
+    #[error("the pod with UID {wanted} was replaced by the pod with UID {found}")]
+    Uid { wanted: String, found: String },
+}
+
+/// Checks that the object `found` is `pod`. The UIDs are compared if that of `pod` is known.
+pub fn check_identity(found: &Pod, pod: &PodRef) -> Result<(), AnotherPod> {
+    let Metadata { namespace, name, uid, annotations, .. } = &found.metadata;
+    if *namespace != pod.namespace || *name != pod.name {
+        return Err(AnotherPod::Name { namespace: quote(namespace), name: quote(name) });
+    }
+    let is_mirror = annotations.get(STATIC_POD_UID) == Some(&pod.uid);
+    if pod.uid.is_empty() || *uid == pod.uid || is_mirror {
+        return Ok(());
+    }
+    Err(AnotherPod::Uid { wanted: pod.uid.clone(), found: quote(uid) })
+}
+
 /// The object is not a pod, as it has no `spec.containers`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the object has no spec.containers")]
@@ -57,8 +86,8 @@ pub struct NotAPod;
 
 /// Returns the facts about the pod `found`.
 ///
-/// Looks up the namespace only if the pod lacks one of [`annotation::UPSTREAM_KEYS`], and the
-/// API server's Service only for a control-plane pod. Fails with [`code::API_RESPONSE`] if `found`
+/// Looks up the namespace only if its annotations may apply, see [`needs_namespace`], and the API
+/// server's Service only for a control-plane pod. Fails with [`code::API_RESPONSE`] if `found`
 /// is not a pod, and if the namespace lookup fails.
 pub fn facts(
     found: Pod,
@@ -70,9 +99,9 @@ pub fn facts(
         Mesh::Unmeshed(reason) => return Ok(Mesh::Unmeshed(reason)),
     };
 
+    let needs_namespace = needs_namespace(&found.metadata.annotations);
     let mut annotations = known(found.metadata.annotations);
-    let lacks_one = |key: &&str| !annotations.contains_key(*key);
-    if annotation::UPSTREAM_KEYS.iter().any(lacks_one) {
+    if needs_namespace {
         for (key, value) in known(lookup.namespace(&pod.namespace)?) {
             annotations.entry(key).or_insert(value);
         }
@@ -86,6 +115,25 @@ pub fn facts(
         proxy,
         api_ports: if is_control_plane { api_ports(lookup.api_service()) } else { Vec::new() },
     }))
+}
+
+/// Whether a value of the namespace applies to a pod with these annotations: the pod lacks one of
+/// [`annotation::UPSTREAM_KEYS`]. The proxy injector copies the namespace's values, so on a pod that
+/// it marked only an empty value, which a copy does not replace, counts as lacking.
+fn needs_namespace(annotations: &Annotations) -> bool {
+    let is_injected = annotation::is_injected(annotations);
+    annotation::UPSTREAM_KEYS.iter().any(|key| match annotations.get(*key) {
+        Some(value) => value.is_empty(),
+        None => !is_injected,
+    })
+}
+
+impl PodFacts {
+    /// Returns the facts in the annotations that the runtime passes to the plugin. They do not tell
+    /// what the container `linkerd-proxy` states and whether the pod belongs to the control plane.
+    pub fn from_annotations(uid: &str, annotations: Annotations) -> Self {
+        PodFacts { uid: uid.to_owned(), annotations: known(annotations), ..PodFacts::default() }
+    }
 }
 
 /// Whether the pod has a proxy container and no `linkerd-init`, so that the plugin redirects it.

@@ -258,7 +258,10 @@ fn keys_that_upstream_lacks_are_read_and_their_invalid_values_named() {
     assert_eq!(config.api_budget, Duration::from_secs(3));
     let cases = [
         (r#"{"ipv6":"maybe"}"#, "\"ipv6\": \"maybe\" is not one of true, false and \"auto\""),
-        (r#"{"pod-detection":"x"}"#, "\"pod-detection\": \"x\" is not one of annotations and api"),
+        (
+            r#"{"pod-detection":"x"}"#,
+            "\"pod-detection\": \"x\" is not one of annotations, injector and api",
+        ),
         (
             r#"{"api-retry-seconds":0}"#,
             "\"api-retry-seconds\": 0 is not a whole number from 1 to 60",

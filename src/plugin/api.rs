@@ -1,5 +1,6 @@
 //! Fetches the facts about a pod from the API server. One time budget covers all retries.
 
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
@@ -11,15 +12,17 @@ use crate::backoff::{Backoff, Limits};
 use crate::cni::args::PodRef;
 use crate::cni::error::{Error, code};
 use crate::config::pod::{
-    API_SERVICE, ClusterLookup, Mesh, UNEXPECTED_RESPONSE_REMEDY, facts, namespace_path,
+    API_SERVICE, AnotherPod, ClusterLookup, Mesh, UNEXPECTED_RESPONSE_REMEDY, check_identity,
+    facts, namespace_path,
 };
-use crate::config::{Annotations, Config, PodFacts};
+use crate::config::{Annotations, PodFacts};
 use crate::deadline::{self, Deadline, NoResult};
 use crate::kube::kubeconfig;
 use crate::kube::kubeconfig::ApiAccess;
 use crate::kube::retry::Retry;
 use crate::kube::types::{Namespace, Pod, Service};
 use crate::kube::{self, Client, Deadlines};
+use crate::quote::quote;
 
 /// Pause after the first failed request, and longest pause between two requests.
 const PAUSE: Limits = [Duration::from_millis(100), Duration::from_secs(2)];
@@ -61,25 +64,31 @@ const REJECTED_REMEDY: &str = "the API server rejected the token in the kubeconf
 const DENIED_REMEDY: &str = "check that a ClusterRole allows the ServiceAccount of the token in the kubeconfig to get pods and namespaces";
 const KUBECONFIG_REMEDY: &str = "the agent (DaemonSet linkerd-cni) writes the kubeconfig; check that the agent is ready on this node";
 
-/// Fetches the facts about `pod`.
+const REPLACED_REMEDY: &str = "this sandbox belongs to a deleted pod; kubelet removes it";
+
+/// Fetches the facts about `pod` within `budget`, with the API server and the credential in
+/// `kubeconfig`.
 ///
-/// Sends one request for the pod, one for its namespace if a meshed pod lacks an annotation
-/// that upstream reads, and one for the API server's Service if the pod belongs to the
-/// control plane. `requests` counts them.
+/// Sends one request for the pod, one for its namespace if the namespace's annotations may apply,
+/// and one for the API server's Service if the pod belongs to the control plane. `requests` counts
+/// them. Fails with [`code::POD_NOT_FOUND`] if another pod has taken the pod's name.
 pub fn fetch_facts(
     pod: &PodRef,
-    config: &Config,
+    kubeconfig: &Path,
+    budget: Duration,
     requests: Arc<AtomicU32>,
 ) -> Result<Mesh<PodFacts>, Error> {
-    let mut api = Api::open(config, pod, requests)?;
-    let PodRef { namespace, name } = pod;
+    let mut api = Api::open(kubeconfig, budget, pod, requests)?;
+    let PodRef { namespace, name, .. } = pod;
     let found: Pod = api.get(&format!("/api/v1/namespaces/{namespace}/pods/{name}"))?;
+    check_identity(&found, pod).map_err(|problem| another_pod(pod, &problem))?;
     facts(found, pod, &mut api)
 }
 
 /// Requests for one pod to the API server that the kubeconfig names, until `deadline`.
 struct Api<'a> {
-    config: &'a Config,
+    kubeconfig: &'a Path,
+    budget: Duration,
     pod: &'a PodRef,
     deadline: Deadline,
     access: ApiAccess,
@@ -89,13 +98,19 @@ struct Api<'a> {
 
 impl<'a> Api<'a> {
     /// Reads the kubeconfig and prepares a client; sends nothing.
-    fn open(config: &'a Config, pod: &'a PodRef, requests: Arc<AtomicU32>) -> Result<Self, Error> {
-        let access = read_access(config)?;
+    fn open(
+        kubeconfig: &'a Path,
+        budget: Duration,
+        pod: &'a PodRef,
+        requests: Arc<AtomicU32>,
+    ) -> Result<Self, Error> {
+        let access = read_access(kubeconfig)?;
         Ok(Api {
-            config,
+            kubeconfig,
+            budget,
             pod,
-            deadline: Deadline::after(config.api_budget),
-            client: new_client(&access, config.api_budget)?,
+            deadline: Deadline::after(budget),
+            client: new_client(&access, budget)?,
             access,
             requests,
         })
@@ -130,18 +145,18 @@ impl<'a> Api<'a> {
     /// Reads the kubeconfig again, as the agent may have renewed the token. Returns whether the
     /// kubeconfig has changed.
     fn reload_kubeconfig(&mut self) -> Result<bool, Error> {
-        let access = read_access(self.config)?;
+        let access = read_access(self.kubeconfig)?;
         if access == self.access {
             return Ok(false);
         }
-        self.client = new_client(&access, self.config.api_budget)?;
+        self.client = new_client(&access, self.budget)?;
         self.access = access;
         Ok(true)
     }
 
     /// Builds the CNI error for a request that is not retried.
     fn final_error(&self, error: &kube::Error) -> Error {
-        let PodRef { namespace, name } = self.pod;
+        let PodRef { namespace, name, .. } = self.pod;
         let (code, remedy) = match error.code() {
             Some(401) => (code::API_DENIED, REJECTED_REMEDY),
             Some(403) => (code::API_DENIED, DENIED_REMEDY),
@@ -169,6 +184,10 @@ impl<'a> Api<'a> {
 impl ClusterLookup for Api<'_> {
     fn namespace(&mut self, name: &str) -> Result<Annotations, Error> {
         let found: Namespace = self.get(&namespace_path(name))?;
+        if found.metadata.name != name {
+            let other = quote(&found.metadata.name);
+            return Err(unexpected(self.pod, &format!("the object is namespace {other}")));
+        }
         Ok(found.metadata.annotations)
     }
 
@@ -177,13 +196,37 @@ impl ClusterLookup for Api<'_> {
     }
 }
 
-fn read_access(config: &Config) -> Result<ApiAccess, Error> {
-    if config.kubeconfig.as_os_str().is_empty() {
+/// Error for the object of another pod.
+fn another_pod(pod: &PodRef, problem: &AnotherPod) -> Error {
+    match problem {
+        AnotherPod::Name { .. } => unexpected(pod, &problem.to_string()),
+        AnotherPod::Uid { .. } => Error::new(
+            code::POD_NOT_FOUND,
+            format!(
+                "cannot determine whether pod {}/{} is meshed: {problem}",
+                pod.namespace, pod.name
+            ),
+        )
+        .with_details(REPLACED_REMEDY),
+    }
+}
+
+/// Error for an object that the plugin did not ask for.
+fn unexpected(pod: &PodRef, problem: &str) -> Error {
+    Error::new(
+        code::API_RESPONSE,
+        format!("unexpected response for pod {}/{}: {problem}", pod.namespace, pod.name),
+    )
+    .with_details(UNEXPECTED_RESPONSE_REMEDY)
+}
+
+fn read_access(path: &Path) -> Result<ApiAccess, Error> {
+    if path.as_os_str().is_empty() {
         return Err(kubeconfig_error(
             "plugin entry of linkerd-cni: \"kubernetes\": \"kubeconfig\" is not set",
         ));
     }
-    kubeconfig::read(&config.kubeconfig).map_err(|error| kubeconfig_error(&error.to_string()))
+    kubeconfig::read(path).map_err(|error| kubeconfig_error(&error.to_string()))
 }
 
 /// Prepares a client. Its deadlines leave time for a second request if the server does not

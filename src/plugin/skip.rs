@@ -4,18 +4,13 @@ use std::collections::BTreeMap;
 
 use crate::cni::args::PodRef;
 use crate::cni::object::Object;
+use crate::config::annotation::{CREATED_BY, INJECT, INJECTOR, is_disabled};
 use crate::config::pod::Unmeshed;
 use crate::config::{Annotations, Config, Detection};
 
 /// Capability with which a runtime passes the pod's annotations to the plugin, if the plugin entry
 /// declares it (containerd since 1.5, CRI-O since 1.29).
 const ANNOTATIONS_CAPABILITY: &str = "io.kubernetes.cri.pod-annotations";
-/// Annotation that enables or disables the proxy injector for a pod.
-const INJECT: &str = "linkerd.io/inject";
-/// Annotation with the program that wrote the pod or its template, and its version.
-const CREATED_BY: &str = "linkerd.io/created-by";
-/// Start of [`CREATED_BY`] on pods to which the proxy injector added a proxy.
-const INJECTOR: &str = "linkerd/proxy-injector";
 
 /// Why the plugin skips a pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -112,11 +107,6 @@ fn may_be_meshed(annotations: &Annotations) -> bool {
     })
 }
 
-/// Whether the pod's author disabled the proxy injector.
-fn is_disabled(annotations: &Annotations) -> bool {
-    annotations.get(INJECT).is_some_and(|value| value == "disabled")
-}
-
 /// Whether the domain of an annotation key is `linkerd.io` or a subdomain.
 fn is_linkerd_key(key: &str) -> bool {
     let domain = key.split_once('/').map_or("", |(domain, _)| domain);
@@ -146,7 +136,7 @@ mod tests {
     }
 
     fn pod(namespace: &str, name: &str) -> PodRef {
-        PodRef { namespace: namespace.into(), name: name.into() }
+        PodRef { namespace: namespace.into(), name: name.into(), uid: String::new() }
     }
 
     #[test]

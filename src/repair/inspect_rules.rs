@@ -78,8 +78,11 @@ impl Inspector {
             return Ok(Inspection::NotApplicable);
         }
         let netns = self.netns_lookup.find(&pod)?;
-        let name =
-            PodRef { namespace: pod.metadata.namespace.clone(), name: pod.metadata.name.clone() };
+        let name = PodRef {
+            namespace: pod.metadata.namespace.clone(),
+            name: pod.metadata.name.clone(),
+            uid: pod.metadata.uid.clone(),
+        };
         let mut lookup = ObjectReader { client, objects: &mut self.objects };
         let Mesh::Meshed(facts) = facts(pod, &name, &mut lookup)? else {
             return Ok(Inspection::NotApplicable);

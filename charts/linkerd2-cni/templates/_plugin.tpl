@@ -166,7 +166,7 @@ every meshed pod.
       "kubernetes" (dict "kubeconfig" "__KUBECONFIG_FILEPATH__")
       "linkerd" $linkerd }}
 {{- /* Requests the pod's annotations from the container runtime. */}}
-{{- if eq (get $linkerd "pod-detection" | toString) "annotations" }}
+{{- if has (get $linkerd "pod-detection" | toString) (list "annotations" "injector") }}
 {{- $_ := set $plugin "capabilities" (dict "io.kubernetes.cri.pod-annotations" true) }}
 {{- end -}}
 dest_cni_net_dir: {{ include "linkerd-cni.netDir" . | quote }}

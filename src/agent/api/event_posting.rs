@@ -74,11 +74,11 @@ pub struct PodEventPosting {
 }
 
 impl PodEventPosting {
-    /// Posts all Events that are due. A failed Event is not retried, because the agent's log and
-    /// metrics report the same fact.
+    /// Posts all Events that are due. An Event is retried if the API server is unavailable, as many
+    /// Events are about just that.
     pub fn run(&mut self, api: &Api, connection: &mut Connection) {
         loop {
-            let Some(event) = api.pod_events().take(Instant::now()) else {
+            let Some((queued, event)) = api.pod_events().take(Instant::now()) else {
                 return;
             };
             let Err(error) = post_on_pod(connection, &api.settings, &event) else {
@@ -91,7 +91,9 @@ impl PodEventPosting {
             let now = Instant::now();
             match failure {
                 PostFailure::Forbidden => api.pod_events().close(now + FORBIDDEN_PAUSE),
-                PostFailure::Unavailable => api.pod_events().pause(now + UNAVAILABLE_PAUSE),
+                PostFailure::Unavailable => {
+                    api.pod_events().put_back((queued, event), now, now + UNAVAILABLE_PAUSE);
+                }
                 PostFailure::Gone => {
                     debug!("cannot post an Event on pod {}: {error}", event.pod);
                     continue;

@@ -35,7 +35,8 @@ pub struct PodEvent {
 
 /// The queue, in order of arrival.
 pub struct PodEventQueue {
-    waiting: VecDeque<PodEvent>,
+    /// Events with the time at which each was queued.
+    waiting: VecDeque<(Instant, PodEvent)>,
     /// Time, pod UID and subject of the accepted Events, oldest first.
     reported: VecDeque<(Instant, String, &'static str)>,
     /// When the rate limit has recovered from all Events posted so far.
@@ -70,17 +71,26 @@ impl PodEventQueue {
             return false;
         }
         self.reported.push_back((now, event.uid.clone(), event.subject));
-        self.waiting.push_back(event);
+        self.waiting.push_back((now, event));
         true
     }
 
-    /// Takes the next Event if it is due at `now`.
-    pub fn take(&mut self, now: Instant) -> Option<PodEvent> {
+    /// Takes the next Event if it is due at `now`, with the time at which it was queued.
+    pub fn take(&mut self, now: Instant) -> Option<(Instant, PodEvent)> {
         if self.due()? > now {
             return None;
         }
         self.recovered_at = self.recovered_at.max(now) + POST_INTERVAL;
         self.waiting.pop_front()
+    }
+
+    /// Puts back an Event that [`PodEventQueue::take`] returned and that could not be posted, and
+    /// makes no Event due until `end`. Drops it if it is older than [`REPEAT_AFTER`].
+    pub fn put_back(&mut self, (queued, event): (Instant, PodEvent), now: Instant, end: Instant) {
+        self.paused_until = end;
+        if now < queued + REPEAT_AFTER && self.waiting.len() < MAX_WAITING {
+            self.waiting.push_front((queued, event));
+        }
     }
 
     /// Returns when the next Event may be posted; `None` if the queue is empty.
@@ -90,11 +100,6 @@ impl PodEventQueue {
         let recovered_at = self.recovered_at;
         let allowed = recovered_at.checked_sub(burst).unwrap_or(recovered_at);
         Some(allowed.max(self.paused_until))
-    }
-
-    /// Keeps the queue, but makes no Event due until `end`.
-    pub fn pause(&mut self, end: Instant) {
-        self.paused_until = end;
     }
 
     /// Drops all queued Events, and each new Event until `end`.
@@ -162,7 +167,7 @@ mod tests {
             assert!(events.offer(event(&number.to_string(), "a"), now));
         }
         for number in 0..BURST {
-            assert_eq!(events.take(now).unwrap().uid, number.to_string());
+            assert_eq!(events.take(now).unwrap().1.uid, number.to_string());
         }
         assert_eq!(events.take(now), None);
         assert_eq!(events.due(), Some(now + POST_INTERVAL));
@@ -170,12 +175,25 @@ mod tests {
     }
 
     #[test]
-    fn a_paused_queue_keeps_its_events_and_a_closed_queue_drops_them() {
+    fn an_event_that_was_not_posted_is_taken_again_after_the_pause_unless_it_is_old() {
         let now = Instant::now();
         let mut events = PodEventQueue::new(now);
         events.offer(event("1", "a"), now);
-        events.pause(now + POST_INTERVAL);
+        events.offer(event("2", "a"), now);
+        let first = events.take(now).unwrap();
+        events.put_back(first.clone(), now, now + POST_INTERVAL);
         assert_eq!((events.take(now), events.due()), (None, Some(now + POST_INTERVAL)));
+        let later = now + POST_INTERVAL;
+        assert_eq!(events.take(later), Some(first.clone()));
+        events.put_back(first, now + REPEAT_AFTER, later);
+        assert_eq!(events.take(later).unwrap().1.uid, "2");
+    }
+
+    #[test]
+    fn a_closed_queue_drops_its_events() {
+        let now = Instant::now();
+        let mut events = PodEventQueue::new(now);
+        events.offer(event("1", "a"), now);
         events.close(now + REPEAT_AFTER);
         assert_eq!(events.due(), None);
         assert!(!events.offer(event("2", "a"), now));

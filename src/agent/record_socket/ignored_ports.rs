@@ -3,6 +3,7 @@
 //! The Event is on the meshed pod if an annotation has the list, and on the agent's pod if the
 //! plugin entry has it.
 
+use super::pod_event;
 use crate::agent::api::pod_event_queue::PodEvent;
 use crate::config::ignored::Ignored;
 use crate::kube::event::{EventContent, EventType};
@@ -11,23 +12,12 @@ use crate::record::Record;
 /// Longest list of elements in a note, in bytes. The API accepts a note of at most 1,024 bytes.
 const ELEMENTS_LIMIT: usize = 500;
 
-/// Returns the Events for the record's pod, one per list. There are no Events if Namespace, name or
-/// UID are not valid in Kubernetes, because any process that can write to the socket can send
-/// records.
+/// Returns the Events for the record's pod, one per list.
 pub fn pod_events(record: &Record) -> impl Iterator<Item = PodEvent> + '_ {
-    let is_pod =
-        is_label(&record.namespace) && is_subdomain(&record.pod) && is_uid(&record.pod_uid);
-    let lists = record.ignored.iter().filter(move |list| is_pod && list.is_annotated());
-    lists.map(|list| PodEvent {
-        namespace: record.namespace.clone(),
-        pod: record.pod.clone(),
-        uid: record.pod_uid.clone(),
-        subject: list.source,
-        content: event_content(
-            list,
-            "annotation ",
-            "Correct the annotation of the pod or of its namespace.",
-        ),
+    let lists = record.ignored.iter().filter(|list| list.is_annotated());
+    lists.filter_map(|list| {
+        let remedy = "Correct the annotation of the pod or of its namespace.";
+        pod_event::new(record, list.source, event_content(list, "annotation ", remedy))
     })
 }
 
@@ -55,27 +45,6 @@ fn event_content(list: &Ignored, of: &str, remedy: &str) -> EventContent {
         action: "Redirecting",
         note: format!("{shown}{dots}. Allowed is {grammar}. {remedy}"),
     }
-}
-
-/// Whether `text` is a DNS label (RFC 1123), as the name of a Namespace is.
-fn is_label(text: &str) -> bool {
-    let fits = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
-    (1..=63).contains(&text.len())
-        && text.bytes().all(fits)
-        && !text.starts_with('-')
-        && !text.ends_with('-')
-}
-
-/// Whether `text` is a DNS subdomain (RFC 1123), as the name of a pod is.
-fn is_subdomain(text: &str) -> bool {
-    text.len() <= 253 && text.split('.').all(is_label)
-}
-
-/// Whether `text` is a UUID, as the API server assigns them.
-fn is_uid(text: &str) -> bool {
-    let lengths: Vec<usize> = text.split('-').map(str::len).collect();
-    let fits = |byte: u8| byte.is_ascii_hexdigit() || byte == b'-';
-    lengths == [8, 4, 4, 4, 12] && text.bytes().all(fits)
 }
 
 #[cfg(test)]
@@ -135,27 +104,5 @@ mod tests {
         let note = pod_events(&record).next().unwrap().content.note;
         assert!(note.len() < 1024, "{}", note.len());
         assert!(note.ends_with("…. Allowed is a list of ports (0-65535) and ranges (lower-upper), comma-separated and without blanks, such as 25,3306,8000-8010. Correct the annotation of the pod or of its namespace."), "{note}");
-    }
-
-    #[test]
-    fn a_record_without_a_valid_pod_makes_no_event() {
-        let long = "a".repeat(64);
-        for (namespace, pod, uid) in [
-            ("..", "web", UID),
-            ("Ns", "web", UID),
-            ("", "web", UID),
-            (&long, "web", UID),
-            ("ns", "..", UID),
-            ("ns", "web.", UID),
-            ("ns", "a_b", UID),
-            ("ns", "-web", UID),
-            ("ns", "web", ""),
-            ("ns", "web", "u"),
-            ("ns", "web", "c0ffee00-0000-4000-8000-00000000000x"),
-            ("ns", "web", "c0ffee00000040008000000000000001----"),
-        ] {
-            let record = record(namespace, pod, uid, LISTS);
-            assert_eq!(pod_events(&record).count(), 0, "{namespace}/{pod} {uid}");
-        }
     }
 }

@@ -71,15 +71,18 @@ fn respond(mut stream: TcpStream) -> io::Result<()> {
     stream.shutdown(Shutdown::Write)
 }
 
-/// Returns the scratch pod, or an object without fields for other paths (the pod's Namespace).
+/// Returns the scratch pod or its Namespace, with the names in the path of `request`.
 fn object(request: &str) -> String {
-    let object = match request.contains("/pods/") {
-        true => json!({
+    let path = request.split(' ').nth(1).unwrap_or_default();
+    let mut segments = path.trim_start_matches("/api/v1/namespaces/").split('/');
+    let namespace = segments.next();
+    let object = match (segments.next(), segments.next()) {
+        (Some("pods"), Some(name)) => json!({
             "kind": "Pod",
-            "metadata": {},
+            "metadata": {"name": name, "namespace": namespace},
             "spec": {"containers": [{"name": "app"}, {"name": "linkerd-proxy"}]},
         }),
-        false => json!({"metadata": {}}),
+        _ => json!({"metadata": {"name": namespace}}),
     };
     object.to_string()
 }

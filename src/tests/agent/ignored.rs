@@ -50,6 +50,18 @@ impl Scene {
         sent.unwrap();
     }
 
+    /// Sends the record of a pod that was redirected without the API server.
+    fn send_degraded(&self, number: u32) {
+        let record = json!({
+            "level": "warn", "command": "ADD", "namespace": "emojivoto", "pod": "web-1",
+            "pod_uid": format!("c0ffee00-0000-4000-8000-{number:012}"),
+            "container_id": "c", "decision": "redirected", "backend": "native",
+            "requests": 1, "ms": 3, "degraded": {"code": 102, "msg": "GET https://x: HTTP 401: no"},
+        });
+        let path = self.node.net(".linkerd-cni.sock");
+        self.writer.send_to(record.to_string().as_bytes(), path).unwrap();
+    }
+
     /// Waits until the agent has posted all that it is to post of what was sent: what it
     /// posts on its own pod goes after that.
     fn settle(&self) {
@@ -104,6 +116,29 @@ fn ignored_elements_are_in_an_event_on_the_pod_in_the_log_and_in_the_metrics() {
     until("the log line", || scene.agent.log().contains(&line));
     assert!(scene.agent.log().contains("WARN linkerd-cni: ADD emojivoto/web-1"));
     assert_eq!(scene.counted(), 1);
+}
+
+#[test]
+fn a_pod_redirected_without_the_api_server_is_in_an_event_in_the_log_and_in_the_metrics() {
+    let scene = Scene::new();
+    scene.send_degraded(1);
+    scene.send_degraded(1);
+    until("the Event", || scene.events().len() == 1);
+    let event = scene.events().remove(0);
+    assert_eq!(
+        (&event["type"], &event["reason"]),
+        (&json!("Warning"), &json!("LinkerdCNIDegraded"))
+    );
+    assert_eq!(event["regarding"]["name"], "web-1");
+    let note = event["note"].as_str().unwrap();
+    assert!(note.contains("the API server rejected the plugin's token"), "{note}");
+    let line = "redirected by native, 1 requests, 3 ms; annotations and plugin entry decided \
+                without the API server: GET https://x: HTTP 401: no (code 102)";
+    until("the log line", || scene.agent.log().contains(line));
+    let sample = "linkerd_cni_plugin_degraded_total{code=\"102\"}";
+    until("the metric", || scene.metric(sample) == 2);
+    scene.settle();
+    assert_eq!(scene.events().len(), 1);
 }
 
 #[test]

@@ -85,6 +85,8 @@ pub fn targets(rows: &[Row], sizes: &[Size]) -> Vec<Target> {
     for row in rows {
         let (wall, cpu, requests, rss) = match row.name {
             "meshed ADD, auto" => (2.2, 4.0, 2.0, 6.0),
+            "meshed ADD, injected" => (2.2, 4.0, 1.0, 6.0),
+            "meshed ADD, injected, podDetection injector" => (2.2, 4.0, 0.0, 6.0),
             "unmeshed ADD, annotations" => (0.5, f64::INFINITY, 0.0, 3.0),
             _ => continue,
         };

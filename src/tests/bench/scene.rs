@@ -15,6 +15,9 @@ use serde_json::{Value, json};
 use crate::api::{self, Api};
 use crate::cni;
 
+/// Annotation `linkerd.io/created-by` of an injected pod.
+const INJECTOR: &str = "linkerd/proxy-injector edge-26.1.1";
+
 /// One call of a plugin, to be repeated.
 pub struct Call {
     /// Its row in the table.
@@ -74,6 +77,11 @@ impl Scene {
         let auto = |annotations| config(&kubeconfig, "auto", annotations);
         scene.call("portmap ADD, nothing to do", portmap, "ADD", &portmap_config())?;
         scene.call("meshed ADD, auto", plugin, "ADD", &auto(&meshed))?;
+        let injected = json!({"linkerd.io/created-by": INJECTOR});
+        scene.call("meshed ADD, injected", plugin, "ADD", &auto(&injected))?;
+        let mut trusting = auto(&injected);
+        trusting["linkerd"]["pod-detection"] = json!("injector");
+        scene.call("meshed ADD, injected, podDetection injector", plugin, "ADD", &trusting)?;
         let nft = config(&kubeconfig, "nft", &meshed);
         scene.call("meshed ADD, nft", plugin, "ADD", &nft)?;
         scene.call("unmeshed ADD, annotations", plugin, "ADD", &auto(&plain))?;
@@ -132,7 +140,11 @@ impl Scene {
     }
 
     fn command(&self, call: &Call, program: &Path, netns: &Netns) -> io::Result<Command> {
-        let pod = if call.name.starts_with("unmeshed") { "plain" } else { "web" };
+        let pod = match call.name {
+            name if name.starts_with("unmeshed") => "plain",
+            name if name.contains("injected") => "injected",
+            _ => "web",
+        };
         let args = format!(
             "IgnoreUnknown=1;K8S_POD_NAMESPACE=shop;K8S_POD_NAME={pod};K8S_POD_INFRA_CONTAINER_ID=abc;K8S_POD_UID=u"
         );
@@ -183,10 +195,10 @@ fn answer(api: &Api) {
     let environment: Vec<Value> = (0..60)
         .map(|n| json!({"name": format!("LINKERD2_PROXY_{n}"), "value": format!("value-{n}.linkerd.svc.cluster.local.:8080")}))
         .collect();
-    let pod = |name: &str, containers: Value| {
+    let pod = |name: &str, created_by: &str, containers: Value| {
         json!({"kind": "Pod", "apiVersion": "v1",
             "metadata": {"name": name, "namespace": "shop", "uid": "u", "labels": {"app": name},
-                "annotations": {"linkerd.io/inject": "enabled"},
+                "annotations": {"linkerd.io/inject": "enabled", "linkerd.io/created-by": created_by},
                 "managedFields": [{"manager": "kubelet", "operation": "Update", "fieldsV1": fields}]},
             "spec": {"nodeName": "node", "containers": containers, "volumes": []},
             "status": {"phase": "Pending", "qosClass": "BestEffort"}})
@@ -194,11 +206,13 @@ fn answer(api: &Api) {
     let app = json!({"name": "app", "image": "app:1", "env": environment});
     let proxy = json!({"name": "linkerd-proxy", "image": "proxy:1", "env": environment,
         "securityContext": {"runAsUser": 2102}});
-    let meshed = pod("web", json!([app, proxy])).to_string();
-    let plain = pod("plain", json!([app])).to_string();
+    let meshed = pod("web", "linkerd/cli edge-26.1.1", json!([app, proxy])).to_string();
+    let injected = pod("injected", INJECTOR, json!([app, proxy])).to_string();
+    let plain = pod("plain", "", json!([app])).to_string();
     let namespace = json!({"kind": "Namespace", "apiVersion": "v1",
         "metadata": {"name": "shop", "labels": {"kubernetes.io/metadata.name": "shop"}}});
     api.answer("/api/v1/namespaces/shop/pods/web", 200, &meshed)
+        .answer("/api/v1/namespaces/shop/pods/injected", 200, &injected)
         .answer("/api/v1/namespaces/shop/pods/plain", 200, &plain)
         .answer("/api/v1/namespaces/shop", 200, &namespace.to_string());
 }

@@ -148,7 +148,7 @@ fn a_dead_credential_heals_by_itself() {
 }
 
 /// Waits until the API server, which caches a token review for 10 s, rejects the token in `kubeconfig`.
-fn until_rejected(kubeconfig: &str) {
+pub fn until_rejected(kubeconfig: &str) {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("kubeconfig");
     fs::write(&path, kubeconfig).unwrap();
@@ -252,7 +252,7 @@ pub fn token() -> Option<String> {
     token_in(&fs::read_to_string(KUBECONFIG).ok()?)
 }
 
-fn token_in(kubeconfig: &str) -> Option<String> {
+pub fn token_in(kubeconfig: &str) -> Option<String> {
     let kubeconfig: Value = serde_json::from_str(kubeconfig).ok()?;
     let token = kubeconfig["users"][0]["user"]["token"].as_str();
     token.map(str::to_owned)

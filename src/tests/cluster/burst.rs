@@ -101,30 +101,8 @@ impl Namespace {
         serde_json::from_value(list["items"].take()).unwrap()
     }
 
-    /// A pod whose app connects to an unused address and succeeds if the connection reaches its own listener, as
-    /// Linkerd's validator does. The proxy container is idle.
     fn pod(&self, number: usize) -> Value {
-        let at = "0.0.0.0:4140";
-        let to = ["validate", "--connect", "192.0.2.3:20001", "--listen", at];
-        let app = container("app", 1000, &[&to[..], &["--timeout", "10s"]].concat());
-        let mut proxy = container("linkerd-proxy", 2102, &["pause"]);
-        proxy["restartPolicy"] = json!("Always");
-        json!({
-            "apiVersion": "v1",
-            "kind": "Pod",
-            "metadata": {
-                "name": format!("pod-{number}"),
-                "namespace": self.0,
-                "annotations": {"linkerd.io/proxy-version": "test"},
-            },
-            "spec": {
-                "initContainers": [proxy],
-                "containers": [app],
-                "restartPolicy": "Never",
-                "terminationGracePeriodSeconds": 1,
-                "automountServiceAccountToken": false,
-            },
-        })
+        validating_pod(&self.0, number, &json!({"linkerd.io/proxy-version": "test"}))
     }
 
     /// Number of failures to set up a pod's network; kubelet retries.
@@ -146,4 +124,30 @@ impl Drop for Namespace {
 
 fn is_over(pod: &Value) -> bool {
     ["Succeeded", "Failed"].iter().any(|phase| pod["status"]["phase"] == *phase)
+}
+
+/// Meshed pod whose app connects to an address that nobody has, and ends well if the connection
+/// comes to its own listener, as Linkerd's validator does. The proxy itself has nothing to do.
+pub fn validating_pod(namespace: &str, number: usize, annotations: &Value) -> Value {
+    let at = "0.0.0.0:4140";
+    let to = ["validate", "--connect", "192.0.2.3:20001", "--listen", at];
+    let app = container("app", 1000, &[&to[..], &["--timeout", "10s"]].concat());
+    let mut proxy = container("linkerd-proxy", 2102, &["pause"]);
+    proxy["restartPolicy"] = json!("Always");
+    json!({
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {
+            "name": format!("pod-{number}"),
+            "namespace": namespace,
+            "annotations": annotations,
+        },
+        "spec": {
+            "initContainers": [proxy],
+            "containers": [app],
+            "restartPolicy": "Never",
+            "terminationGracePeriodSeconds": 1,
+            "automountServiceAccountToken": false,
+        },
+    })
 }

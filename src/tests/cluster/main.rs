@@ -20,6 +20,7 @@ mod ignored;
 mod layouts;
 mod migration;
 mod node;
+mod outage;
 mod platforms;
 mod plugin;
 mod pods;

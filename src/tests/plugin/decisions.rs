@@ -6,7 +6,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use super::namespaces::{NEIGHBOUR, Namespaces};
-use super::{Call, POD_PATH, UNMESHED, listen, meshed_api};
+use super::{Call, POD_PATH, UID, UNMESHED, listen, meshed_api};
 
 #[test]
 fn pods_without_linkerd_annotations_are_skipped_without_a_request() {
@@ -110,7 +110,8 @@ fn an_invalid_plugin_entry_fails_meshed_pods_only() {
 #[test]
 fn user_and_ports_of_the_proxy_container_win_over_the_plugin_entry() {
     let (api, namespaces) = (meshed_api(), Namespaces::new());
-    let pod = json!({"metadata": {}, "spec": {"containers": [{
+    let metadata = json!({"name": "web", "namespace": "ns", "uid": UID});
+    let pod = json!({"metadata": metadata, "spec": {"containers": [{
         "name": "linkerd-proxy",
         "securityContext": {"runAsUser": 3000},
         "env": [

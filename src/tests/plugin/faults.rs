@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use super::api::{Fault, TOKEN};
 use super::namespaces::Namespaces;
 use super::until::until;
-use super::{Api, Call, meshed_api};
+use super::{Api, Call, UID, meshed_api};
 
 #[test]
 fn temporary_faults_are_retried_until_the_pod_is_redirected() {
@@ -186,14 +186,16 @@ fn errors_omit_tokens_and_variables_that_a_response_quotes() {
 #[test]
 fn null_fields_are_read_as_missing_as_in_go() {
     let (api, namespaces) = (meshed_api(), Namespaces::new());
-    let metadata = json!({"name": "web", "creationTimestamp": null, "annotations": null,
-        "labels": null, "ownerReferences": null, "deletionTimestamp": null});
-    let pod = json!({"kind": "Pod", "metadata": metadata, "spec": {
+    let mut metadata = json!({"name": "web", "namespace": "ns", "uid": UID,
+        "creationTimestamp": null, "annotations": null, "labels": null,
+        "ownerReferences": null, "deletionTimestamp": null});
+    let pod = json!({"kind": "Pod", "metadata": metadata.clone(), "spec": {
         "hostNetwork": null, "initContainers": null, "securityContext": null,
         "containers": [{"name": "linkerd-proxy", "securityContext": null,
             "env": [{"name": "LINKERD2_PROXY_CONTROL_LISTEN_ADDR", "value": null}]}],
     }, "status": null});
     api.answer(super::POD_PATH, 200, &pod.to_string());
+    metadata["name"] = json!("ns");
     let namespace = json!({"kind": "Namespace", "metadata": metadata});
     api.answer(super::NAMESPACE_PATH, 200, &namespace.to_string());
     let call = Call::new("ADD", &namespaces.path(), &api);

@@ -7,9 +7,8 @@ use serde_json::{Value, json};
 
 use super::api::Api;
 use super::namespaces::Namespaces;
-use super::{Call, NAMESPACE_PATH, POD_PATH};
+use super::{Call, NAMESPACE_PATH, POD_PATH, UID};
 
-const UID: &str = "c0ffee00-0000-4000-8000-000000000001";
 const IN: &str = "config.linkerd.io/skip-inbound-ports";
 const OUT: &str = "config.linkerd.io/skip-outbound-ports";
 
@@ -17,7 +16,7 @@ const OUT: &str = "config.linkerd.io/skip-outbound-ports";
 fn api(pod: Value, namespace: Value) -> Api {
     let api = Api::start();
     let pod = json!({
-        "metadata": {"name": "web", "uid": UID, "annotations": pod},
+        "metadata": {"name": "web", "namespace": "ns", "uid": UID, "annotations": pod},
         "spec": {"containers": [{"name": "app"}, {"name": "linkerd-proxy"}]},
     });
     let namespace = json!({"metadata": {"name": "ns", "annotations": namespace}});

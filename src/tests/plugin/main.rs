@@ -9,7 +9,9 @@ mod api;
 mod cni;
 mod decisions;
 mod faults;
+mod identity;
 mod ignored;
+mod injected;
 #[path = "../support/namespaces.rs"]
 mod namespaces;
 mod native;
@@ -30,11 +32,13 @@ use api::Api;
 use namespaces::{NEIGHBOUR, Namespaces, POD};
 use serde_json::{Value, json};
 
+/// UID of the pod.
+const UID: &str = "c0ffee00-0000-4000-8000-000000000001";
 const POD_PATH: &str = "/api/v1/namespaces/ns/pods/web";
 const NAMESPACE_PATH: &str = "/api/v1/namespaces/ns";
 const SERVICE_PATH: &str = "/api/v1/namespaces/default/services/kubernetes";
-const MESHED: &str = r#"{"metadata":{"name":"web"},"spec":{"containers":[{"name":"app"},{"name":"linkerd-proxy"}]}}"#;
-const UNMESHED: &str = r#"{"metadata":{"name":"web"},"spec":{"containers":[{"name":"app"}]}}"#;
+const MESHED: &str = r#"{"metadata":{"name":"web","namespace":"ns","uid":"c0ffee00-0000-4000-8000-000000000001"},"spec":{"containers":[{"name":"app"},{"name":"linkerd-proxy"}]}}"#;
+const UNMESHED: &str = r#"{"metadata":{"name":"web","namespace":"ns","uid":"c0ffee00-0000-4000-8000-000000000001"},"spec":{"containers":[{"name":"app"}]}}"#;
 const NAMESPACE: &str = r#"{"metadata":{"name":"ns"}}"#;
 
 /// One call of the plugin. The methods change environment and stdin.
@@ -86,7 +90,7 @@ impl Call {
         let kubeconfig = dir.path().join("kubeconfig");
         fs::write(&kubeconfig, api.kubeconfig()).unwrap();
         let mut environment = cni::environment(command, netns.to_str().unwrap()).to_vec();
-        let args = "IgnoreUnknown=1;K8S_POD_NAMESPACE=ns;K8S_POD_NAME=web;K8S_POD_UID=u";
+        let args = "IgnoreUnknown=1;K8S_POD_NAMESPACE=ns;K8S_POD_NAME=web;K8S_POD_UID=c0ffee00-0000-4000-8000-000000000001";
         environment.extend([("PATH", "/usr/sbin:/usr/bin:/sbin:/bin"), ("CNI_ARGS", args)]);
         let mut config = cni::upstream_entry();
         config["cniVersion"] = json!("1.0.0");
@@ -94,7 +98,7 @@ impl Call {
         config["log_level"] = json!("debug");
         config["kubernetes"] = json!({"kubeconfig": kubeconfig});
         // Long enough for a busy machine, and less to wait than the default of 10.
-        config["linkerd"]["api-retry-seconds"] = json!(4);
+        config["linkerd"]["api-retry-seconds"] = json!(10);
         config["prevResult"] = json!({
             "cniVersion": "1.0.0",
             "ips": [{"address": "10.99.0.1/24", "interface": 0}],
@@ -257,14 +261,14 @@ fn iptables_rules_equal_upstreams_in_every_mode() {
 fn annotations_of_pod_and_namespace_reach_the_rules() {
     let (api, namespaces) = (Api::start(), Namespaces::new());
     let pod = json!({
-        "metadata": {"name": "web", "annotations": {
+        "metadata": {"name": "web", "namespace": "ns", "uid": UID, "annotations": {
             "config.linkerd.io/skip-outbound-ports": "25,9000",
             "config.linkerd.io/skip-inbound-ports": "8080",
             "config.linkerd.io/proxy-uid": "",
         }},
         "spec": {"containers": [{"name": "app"}], "initContainers": [{"name": "linkerd-proxy"}]},
     });
-    let namespace = json!({"metadata": {"annotations": {
+    let namespace = json!({"metadata": {"name": "ns", "annotations": {
         "config.linkerd.io/skip-outbound-ports": "1",
         "config.linkerd.io/proxy-uid": "1234",
         "config.linkerd.io/skip-subnets": "10.0.0.0/8,fd00::/8",
@@ -280,7 +284,8 @@ fn annotations_of_pod_and_namespace_reach_the_rules() {
 fn a_control_plane_pod_reaches_the_api_server_without_the_proxy() {
     let service = r#"{"metadata":{},"spec":{"ports":[{"port":443,"targetPort":6443}]}}"#;
     let pod = json!({
-        "metadata": {"labels": {"linkerd.io/control-plane-component": "identity"}},
+        "metadata": {"name": "web", "namespace": "ns", "uid": UID,
+            "labels": {"linkerd.io/control-plane-component": "identity"}},
         "spec": {"containers": [{"name": "linkerd-proxy"}]},
     });
     for (code, body) in [(200, service), (500, "broken")] {
@@ -344,7 +349,7 @@ fn iptables_is_found_without_a_path_variable() {
 
 #[test]
 fn a_meshed_pod_takes_two_requests_and_an_unmeshed_pod_takes_one() {
-    let init = r#"{"metadata":{},"spec":{"containers":[{"name":"linkerd-proxy"}],"initContainers":[{"name":"linkerd-init"}]}}"#;
+    let init = r#"{"metadata":{"name":"web","namespace":"ns","uid":"c0ffee00-0000-4000-8000-000000000001"},"spec":{"containers":[{"name":"linkerd-proxy"}],"initContainers":[{"name":"linkerd-init"}]}}"#;
     let pod = format!("GET {POD_PATH}");
     let namespace = format!("GET {NAMESPACE_PATH}");
     let cases = [
@@ -377,7 +382,8 @@ fn failures_are_error_objects_and_leave_no_rule() {
     let (api, namespaces) = (meshed_api(), Namespaces::new());
     let add = || Call::new("ADD", &namespaces.path(), &api);
     let bad = json!({
-        "metadata": {"annotations": {"config.linkerd.io/proxy-uid": "abc"}},
+        "metadata": {"name": "web", "namespace": "ns", "uid": UID,
+            "annotations": {"config.linkerd.io/proxy-uid": "abc"}},
         "spec": {"containers": [{"name": "linkerd-proxy"}]},
     });
     let bad = bad.to_string();

@@ -109,7 +109,8 @@ proptest! {
         prop_assert!(is_cni_output(&stdout), "{:?}", stdout);
     }
 
-    /// The plugin entry names no kubeconfig, so each pod that is not skipped fails.
+    /// The plugin entry names no kubeconfig, and the netns does not exist, so each pod that is not
+    /// skipped fails.
     #[test]
     fn a_pod_with_an_annotation_of_a_proxy_is_never_skipped(
         config in json::network_config(json::annotations()),
@@ -133,9 +134,12 @@ proptest! {
     fn each_name_that_kubernetes_allows_is_accepted(
         namespace in kubernetes_name(),
         name in kubernetes_name(),
+        uid in "[0-9a-f-]{0,36}",
     ) {
-        let args = format!("IgnoreUnknown=1;K8S_POD_NAMESPACE={namespace};K8S_POD_NAME={name}");
-        prop_assert_eq!(args::pod(&args), Ok(Some(args::PodRef { namespace, name })));
+        let args = format!(
+            "IgnoreUnknown=1;K8S_POD_NAMESPACE={namespace};K8S_POD_NAME={name};K8S_POD_UID={uid}"
+        );
+        prop_assert_eq!(args::pod(&args), Ok(Some(args::PodRef { namespace, name, uid })));
     }
 
     /// Also checks that `..` is not a name, which an HTTP library may resolve.

@@ -1,0 +1,89 @@
+//! Makes Events on the pod of a record. Pure.
+
+use crate::agent::api::pod_event_queue::PodEvent;
+use crate::kube::event::EventContent;
+use crate::record::Record;
+
+/// Returns an Event on the record's pod. `None` if namespace, name or UID are not valid in
+/// Kubernetes, because any process that can write to the socket can send records.
+pub fn new(record: &Record, subject: &'static str, content: EventContent) -> Option<PodEvent> {
+    let is_pod =
+        is_label(&record.namespace) && is_subdomain(&record.pod) && is_uid(&record.pod_uid);
+    is_pod.then(|| PodEvent {
+        namespace: record.namespace.clone(),
+        pod: record.pod.clone(),
+        uid: record.pod_uid.clone(),
+        subject,
+        content,
+    })
+}
+
+/// Whether `text` is a DNS label (RFC 1123), as the name of a Namespace is.
+fn is_label(text: &str) -> bool {
+    let fits = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
+    (1..=63).contains(&text.len())
+        && text.bytes().all(fits)
+        && !text.starts_with('-')
+        && !text.ends_with('-')
+}
+
+/// Whether `text` is a DNS subdomain (RFC 1123), as the name of a pod is.
+fn is_subdomain(text: &str) -> bool {
+    text.len() <= 253 && text.split('.').all(is_label)
+}
+
+/// Whether `text` is a UUID, as the API server assigns them.
+fn is_uid(text: &str) -> bool {
+    let lengths: Vec<usize> = text.split('-').map(str::len).collect();
+    let fits = |byte: u8| byte.is_ascii_hexdigit() || byte == b'-';
+    lengths == [8, 4, 4, 4, 12] && text.bytes().all(fits)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kube::event::EventType;
+
+    const UID: &str = "c0ffee00-0000-4000-8000-000000000001";
+
+    fn record(namespace: &str, pod: &str, uid: &str) -> Record {
+        let text = format!(
+            r#"{{"level":"warn","command":"ADD","namespace":"{namespace}","pod":"{pod}",
+            "pod_uid":"{uid}","container_id":"c","decision":"redirected","requests":2,"ms":3}}"#
+        );
+        Record::parse(text.as_bytes()).unwrap()
+    }
+
+    fn content() -> EventContent {
+        EventContent { kind: EventType::Warning, reason: "R", action: "A", note: "n".into() }
+    }
+
+    #[test]
+    fn a_valid_pod_gets_an_event() {
+        let event = new(&record("emojivoto", "web-1.x", UID), "s", content()).unwrap();
+        let PodEvent { namespace, pod, uid, subject, .. } = event;
+        assert_eq!((&*namespace, &*pod, &*uid, subject), ("emojivoto", "web-1.x", UID, "s"));
+    }
+
+    #[test]
+    fn a_record_without_a_valid_pod_makes_no_event() {
+        let long = "a".repeat(64);
+        for (namespace, pod, uid) in [
+            ("..", "web", UID),
+            ("Ns", "web", UID),
+            ("", "web", UID),
+            (&long, "web", UID),
+            ("ns", "..", UID),
+            ("ns", "web.", UID),
+            ("ns", "a_b", UID),
+            ("ns", "-web", UID),
+            ("ns", "web", ""),
+            ("ns", "web", "u"),
+            ("ns", "web", "c0ffee00-0000-4000-8000-00000000000x"),
+            ("ns", "web", "c0ffee00000040008000000000000001----"),
+        ] {
+            let event = new(&record(namespace, pod, uid), "s", content());
+            assert_eq!(event, None, "{namespace}/{pod} {uid}");
+        }
+    }
+}

@@ -1,0 +1,108 @@
+//! Finds the redirect of a request's pod: from the pod object, or, if the API server or the
+//! credential fails, from the annotations that the runtime passes and the plugin entry.
+//!
+//! A pod that the proxy injector marked has a proxy, and its annotations are complete. So it
+//! starts redirected without the API server, with upstream's rules: upstream does not read the
+//! container `linkerd-proxy` either. Any other pod may be unmeshed, and its start fails.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use super::{api, skip, skip::SkipReason};
+use crate::cni::Request;
+use crate::cni::args::{self, PodRef};
+use crate::cni::error::{Error, code};
+use crate::config::annotation::is_injected;
+use crate::config::pod::Mesh;
+use crate::config::{Annotations, Config, Detection, PodFacts, Resolved};
+use crate::record::{Command, Record};
+
+/// Longest time for API requests if the annotations can decide: enough for one retry, and short
+/// enough that all pods of a node start soon while the API server is down.
+const SHORT_BUDGET: Duration = Duration::from_secs(2);
+
+/// The redirect of a pod.
+pub struct PodRedirect {
+    pub resolved: Resolved,
+    /// Why the pod object was not read. `None` if it was, or if it was not needed.
+    pub api_error: Option<Error>,
+}
+
+/// Returns the redirect of the request's pod. `None` means that the pod is skipped;
+/// `record.decision` then has the reason.
+pub fn find(
+    request: &Request,
+    config: &Config,
+    record: &mut Record,
+) -> Result<Option<PodRedirect>, Error> {
+    let Some(pod) = args::pod(&request.args)? else {
+        record.skip(SkipReason::NoPod.text());
+        return Ok(None);
+    };
+    record.namespace.clone_from(&pod.namespace);
+    record.pod.clone_from(&pod.name);
+    record.pod_uid.clone_from(&pod.uid);
+    let annotations = skip::runtime_annotations(&request.config);
+    if let Some(reason) = skip::skip_reason(&pod, config, annotations.as_ref()) {
+        record.skip(reason.text());
+        return Ok(None);
+    }
+    let is_injected = annotations.as_ref().is_some_and(is_injected);
+    if is_injected && config.detection == Detection::Injector {
+        return without_api(&pod, config, annotations, None).map(Some);
+    }
+    // CHECK changes nothing, and compares what the annotations of any pod ask for with the rules
+    // that ADD installed.
+    let can_decide = is_injected || record.command == Command::Check;
+    let budget = if can_decide { config.api_budget.min(SHORT_BUDGET) } else { config.api_budget };
+    match facts(&pod, config, budget, record) {
+        Ok(Mesh::Meshed(facts)) => {
+            record.pod_uid.clone_from(&facts.uid);
+            Ok(Some(PodRedirect { resolved: config.resolve(&facts)?, api_error: None }))
+        }
+        Ok(Mesh::Unmeshed(reason)) => {
+            record.skip(SkipReason::from(reason).text());
+            Ok(None)
+        }
+        Err(error) if can_decide && is_outage(&error) => {
+            without_api(&pod, config, annotations, Some(error)).map(Some)
+        }
+        Err(error) => Err(error),
+    }
+}
+
+/// Fetches the facts about the pod on a thread of its own, and counts the requests.
+fn facts(
+    pod: &PodRef,
+    config: &Config,
+    budget: Duration,
+    record: &mut Record,
+) -> Result<Mesh<PodFacts>, Error> {
+    let requests = Arc::new(AtomicU32::new(0));
+    let counter = Arc::clone(&requests);
+    let (target, kubeconfig) = (pod.clone(), config.kubeconfig.clone());
+    let facts = api::run_within(budget, pod, move || {
+        api::fetch_facts(&target, &kubeconfig, budget, counter)
+    });
+    record.requests = requests.load(Ordering::Relaxed);
+    facts
+}
+
+/// Whether the API server or the credential failed, so that nothing is known about the pod. A pod
+/// that the API server does not know is deleted, and never starts.
+fn is_outage(error: &Error) -> bool {
+    [code::KUBECONFIG, code::API_UNREACHABLE, code::API_DENIED, code::API_RESPONSE]
+        .contains(&error.code)
+}
+
+/// Returns the redirect that annotations and plugin entry ask for.
+fn without_api(
+    pod: &PodRef,
+    config: &Config,
+    annotations: Option<Annotations>,
+    api_error: Option<Error>,
+) -> Result<PodRedirect, Error> {
+    let facts = PodFacts::from_annotations(&pod.uid, annotations.unwrap_or_default());
+    Ok(PodRedirect { resolved: config.resolve(&facts)?, api_error })
+}

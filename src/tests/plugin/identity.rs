@@ -1,0 +1,71 @@
+//! Objects of another pod than the one whose sandbox is being set up.
+
+use serde_json::{Value, json};
+
+use super::namespaces::Namespaces;
+use super::{Call, NAMESPACE_PATH, POD_PATH, UID, meshed_api};
+
+const OTHER_UID: &str = "c0ffee00-0000-4000-8000-000000000002";
+
+fn pod(metadata: &Value, has_proxy: bool) -> String {
+    let name = if has_proxy { "linkerd-proxy" } else { "app" };
+    json!({"kind": "Pod", "metadata": metadata, "spec": {"containers": [{"name": name}]}})
+        .to_string()
+}
+
+#[test]
+fn another_pods_object_decides_neither_for_nor_against_rules() {
+    let cases = [
+        (json!({"name": "web-1", "namespace": "ns", "uid": UID}), 104, "pod \"ns\"/\"web-1\""),
+        (json!({"name": "web", "namespace": "other", "uid": UID}), 104, "pod \"other\"/\"web\""),
+        (json!({}), 104, "pod \"\"/\"\""),
+        // A StatefulSet creates a pod of the same name while the runtime still works for its
+        // predecessor.
+        (json!({"name": "web", "namespace": "ns", "uid": OTHER_UID}), 103, "was replaced by"),
+        (json!({"name": "web", "namespace": "ns"}), 103, "was replaced by"),
+        (
+            json!({"name": "web", "namespace": "ns", "uid": OTHER_UID,
+                "annotations": {"kubernetes.io/config.hash": OTHER_UID}}),
+            103,
+            "was replaced by",
+        ),
+    ];
+    let (api, namespaces) = (meshed_api(), Namespaces::new());
+    for (metadata, code, problem) in cases {
+        for has_proxy in [true, false] {
+            api.answer(POD_PATH, 200, &pod(&metadata, has_proxy));
+            for command in ["ADD", "CHECK"] {
+                let (got, msg) = Call::new(command, &namespaces.path(), &api).run().error();
+                assert_eq!(got, code, "{command} {metadata}: {msg}");
+                assert!(msg.contains(problem), "{command} {metadata}: {msg}");
+            }
+        }
+    }
+    assert_eq!(namespaces.nat("iptables-nft"), "");
+}
+
+#[test]
+fn a_mirror_pod_and_a_pod_whose_uid_the_runtime_omits_are_redirected() {
+    let mirror = json!({"name": "web", "namespace": "ns", "uid": OTHER_UID,
+        "annotations": {"kubernetes.io/config.hash": "0123456789abcdef0123456789abcdef"}});
+    let other = json!({"name": "web", "namespace": "ns", "uid": OTHER_UID});
+    let args = "IgnoreUnknown=1;K8S_POD_NAMESPACE=ns;K8S_POD_NAME=web";
+    let hash = format!("{args};K8S_POD_UID=0123456789abcdef0123456789abcdef");
+    for (metadata, args) in [(&mirror, &*hash), (&other, args)] {
+        let (api, namespaces) = (meshed_api(), Namespaces::new());
+        api.answer(POD_PATH, 200, &pod(metadata, true));
+        Call::new("ADD", &namespaces.path(), &api).env("CNI_ARGS", args).run().succeeded();
+        assert!(namespaces.nat("iptables-nft").contains("PROXY_INIT_OUTPUT"), "{args}");
+    }
+}
+
+#[test]
+fn another_namespaces_annotations_do_not_apply() {
+    let (api, namespaces) = (meshed_api(), Namespaces::new());
+    let other = json!({"metadata": {"name": "other", "annotations": {
+        "config.linkerd.io/skip-inbound-ports": "0-65535"}}});
+    api.answer(NAMESPACE_PATH, 200, &other.to_string());
+    let (code, msg) = Call::new("ADD", &namespaces.path(), &api).run().error();
+    assert!(code == 104 && msg.contains("the object is namespace \"other\""), "{code} {msg}");
+    assert_eq!(namespaces.nat("iptables-nft"), "");
+}

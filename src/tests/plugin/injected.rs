@@ -1,0 +1,263 @@
+//! Pods that the proxy injector marked: one API request, and none needed in an outage.
+
+use std::fs;
+use std::os::unix::net::UnixDatagram;
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+
+use super::api::{Api, Fault};
+use super::namespaces::Namespaces;
+use super::{Call, MESHED, NAMESPACE_PATH, POD_PATH, UID, UNMESHED, meshed_api};
+
+const OUT: &str = "config.linkerd.io/skip-outbound-ports";
+
+/// The annotations that the injector sets, and `more`.
+fn marked(more: &Value) -> Value {
+    let mut annotations = json!({
+        "linkerd.io/inject": "enabled",
+        "linkerd.io/created-by": "linkerd/proxy-injector edge-26.8.3",
+        "linkerd.io/proxy-version": "edge-26.8.3",
+    });
+    let more = more.as_object().unwrap().clone();
+    annotations.as_object_mut().unwrap().extend(more);
+    annotations
+}
+
+/// Annotations of a pod that `linkerd inject --manual` gave a proxy.
+fn unmarked() -> Value {
+    json!({
+        "linkerd.io/created-by": "linkerd/cli edge-26.8.3",
+        "linkerd.io/proxy-version": "edge-26.8.3",
+    })
+}
+
+fn pod(annotations: &Value) -> String {
+    let metadata = json!({"name": "web", "namespace": "ns", "uid": UID,
+        "annotations": annotations});
+    json!({"metadata": metadata, "spec": {"containers": [{"name": "linkerd-proxy"}]}}).to_string()
+}
+
+/// Binds the agent's socket.
+fn listen(call: &Call) -> UnixDatagram {
+    let path = call.kubeconfig().with_file_name(".linkerd-cni.sock");
+    let socket = UnixDatagram::bind(path).unwrap();
+    socket.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+    socket
+}
+
+fn record(socket: &UnixDatagram) -> Value {
+    let mut buffer = vec![0; 20 << 10];
+    let length = socket.recv(&mut buffer).unwrap();
+    serde_json::from_slice(&buffer[..length]).unwrap()
+}
+
+/// What fails in an outage.
+#[derive(Clone, Copy, Debug)]
+enum Outage {
+    RevokedToken,
+    Forbidden,
+    ServerDown,
+    NoKubeconfig,
+    AnotherCa,
+    Fault(Fault),
+}
+
+const OUTAGES: [(Outage, u64); 10] = [
+    (Outage::RevokedToken, 102),
+    (Outage::Forbidden, 102),
+    (Outage::ServerDown, 101),
+    (Outage::NoKubeconfig, 100),
+    (Outage::AnotherCa, 101),
+    (Outage::Fault(Fault::Status(500, 0)), 104),
+    (Outage::Fault(Fault::Status(429, 3600)), 104),
+    (Outage::Fault(Fault::Hang), 101),
+    (Outage::Fault(Fault::Drip), 101),
+    (Outage::Fault(Fault::Garbage), 104),
+];
+
+impl Outage {
+    /// Breaks `api`, which must have answered before, for `call`.
+    fn begin(self, api: &Api, call: &Call) {
+        match self {
+            Outage::RevokedToken => api.accept("another token"),
+            Outage::Forbidden => drop(api.answer(POD_PATH, 403, r#"{"message":"no"}"#)),
+            Outage::NoKubeconfig => fs::remove_file(call.kubeconfig()).unwrap(),
+            Outage::ServerDown => {
+                let kubeconfig = api.kubeconfig().replace(&api.address.port().to_string(), "1");
+                fs::write(call.kubeconfig(), kubeconfig).unwrap();
+            }
+            Outage::AnotherCa => {
+                let other = Api::start();
+                let own = api.address.to_string();
+                let kubeconfig = other.kubeconfig().replace(&other.address.to_string(), &own);
+                fs::write(call.kubeconfig(), kubeconfig).unwrap();
+            }
+            Outage::Fault(fault) => drop(api.faults(&[fault; 100])),
+        }
+    }
+}
+
+#[test]
+fn a_marked_pod_takes_one_request_and_the_mode_injector_none() {
+    let one = vec![format!("GET {POD_PATH}")];
+    let two = vec![one[0].clone(), format!("GET {NAMESPACE_PATH}")];
+    let disabled = marked(&json!({"linkerd.io/inject": "disabled"}));
+    let look_alike = marked(&json!({"linkerd.io/created-by": "linkerd/proxy-injectors x"}));
+    let cases = [
+        ("annotations", marked(&json!({})), &one),
+        ("annotations", unmarked(), &two),
+        ("annotations", disabled.clone(), &two),
+        ("annotations", look_alike.clone(), &two),
+        // The injector does not replace a value of the pod, and an empty one does not apply.
+        ("annotations", marked(&json!({OUT: ""})), &two),
+        ("annotations", marked(&json!({OUT: "25"})), &one),
+        ("api", marked(&json!({})), &one),
+        ("injector", marked(&json!({})), &vec![]),
+        ("injector", unmarked(), &two),
+        ("injector", disabled, &two),
+        ("injector", look_alike, &two),
+    ];
+    for (detection, annotations, requests) in cases {
+        let (api, namespaces) = (meshed_api(), Namespaces::new());
+        api.answer(POD_PATH, 200, &pod(&annotations));
+        for command in ["ADD", "CHECK"] {
+            let before = api.requests().len();
+            Call::new(command, &namespaces.path(), &api)
+                .annotated(annotations.clone())
+                .linkerd("pod-detection", json!(detection))
+                .run()
+                .succeeded();
+            let sent = &api.requests()[before..];
+            assert_eq!(sent, requests, "{command} {detection} {annotations}");
+        }
+        assert!(namespaces.nat("iptables-nft").contains("PROXY_INIT_OUTPUT"), "{annotations}");
+    }
+}
+
+#[test]
+fn the_mode_injector_follows_annotations_and_asks_where_the_runtime_passes_none() {
+    let (api, namespaces) = (meshed_api(), Namespaces::new());
+    let add =
+        || Call::new("ADD", &namespaces.path(), &api).linkerd("pod-detection", json!("injector"));
+    add().annotated(json!({})).run().succeeded();
+    assert_eq!((api.requests().len(), &*namespaces.nat("iptables-nft")), (0, ""));
+    add().annotated(marked(&json!({OUT: "5432"}))).run().succeeded();
+    assert!(namespaces.nat("iptables-nft").contains("ignore-port-5432"));
+    assert_eq!(api.requests().len(), 0);
+    add().run().succeeded();
+    assert_eq!(api.requests().len(), 2);
+}
+
+#[test]
+fn a_pod_that_claims_the_mark_without_a_proxy_is_skipped_while_the_api_server_answers() {
+    let init = pod(&json!({}))
+        .replace(r#""containers""#, r#""initContainers":[{"name":"linkerd-init"}],"containers""#);
+    for body in [UNMESHED, &init] {
+        let (api, namespaces) = (meshed_api(), Namespaces::new());
+        api.answer(POD_PATH, 200, body);
+        let add = Call::new("ADD", &namespaces.path(), &api).annotated(marked(&json!({})));
+        add.run().succeeded();
+        assert_eq!(api.requests().len(), 1);
+        assert_eq!(namespaces.nat("iptables-nft"), "");
+    }
+}
+
+#[test]
+fn in_an_outage_marked_pods_start_redirected_and_all_others_fail_without_a_rule() {
+    for (outage, code) in OUTAGES {
+        let (api, namespaces) = (meshed_api(), Namespaces::new());
+        let add = |annotations: Option<Value>| {
+            let call = Call::new("ADD", &namespaces.path(), &api)
+                .linkerd("api-retry-seconds", json!(3))
+                .set("log_level", json!("warn"));
+            match annotations {
+                Some(annotations) => call.annotated(annotations),
+                None => call,
+            }
+        };
+        for annotations in [Some(unmarked()), None] {
+            let call = add(annotations);
+            outage.begin(&api, &call);
+            let (got, msg) = call.run().error();
+            assert_eq!(got, code, "{outage:?}: {msg}");
+            assert_eq!(namespaces.nat("iptables-nft"), "", "{outage:?}");
+        }
+
+        let call = add(Some(marked(&json!({OUT: "5432"})))).linkerd("api-retry-seconds", json!(60));
+        outage.begin(&api, &call);
+        let socket = listen(&call);
+        let begin = Instant::now();
+        let outcome = call.run().succeeded();
+        println!("{outage:?}: {:.1?}", begin.elapsed());
+        // Well below the budget of 60 s.
+        assert!(begin.elapsed() < Duration::from_secs(30), "{outage:?}");
+        assert!(namespaces.nat("iptables-nft").contains("ignore-port-5432"), "{outage:?}");
+        let record = record(&socket);
+        assert_eq!(record["decision"], "redirected", "{record}");
+        assert_eq!(record["level"], "warn", "{record}");
+        assert_eq!(record["pod_uid"], UID, "{record}");
+        assert_eq!(record["degraded"]["code"], code, "{record}");
+        assert!(!record.to_string().contains(super::api::TOKEN));
+        let said = "annotations and plugin entry decided without the API server";
+        assert!(outcome.stderr.contains(said), "{outage:?}: {}", outcome.stderr);
+    }
+}
+
+#[test]
+fn a_marked_pod_that_the_api_server_does_not_know_or_has_replaced_fails() {
+    let (api, namespaces) = (meshed_api(), Namespaces::new());
+    let replaced = MESHED.replace("0001\"", "0002\"");
+    for (status, body) in [(404, "{}"), (200, &*replaced)] {
+        api.answer(POD_PATH, status, body);
+        let add = Call::new("ADD", &namespaces.path(), &api).annotated(marked(&json!({})));
+        assert_eq!(add.run().error().0, 103);
+    }
+    assert_eq!(namespaces.nat("iptables-nft"), "");
+}
+
+#[test]
+fn in_an_outage_an_invalid_annotation_or_plugin_entry_still_fails_a_marked_pod() {
+    let (api, namespaces) = (meshed_api(), Namespaces::new());
+    api.accept("another token");
+    let add = |annotations| Call::new("ADD", &namespaces.path(), &api).annotated(annotations);
+    let invalid = add(marked(&json!({"config.linkerd.io/proxy-uid": "x"})));
+    assert_eq!(invalid.run().error().0, 110);
+    let entry = add(marked(&json!({}))).linkerd("proxy-uid", json!("2102"));
+    assert_eq!(entry.run().error().0, 7);
+    assert_eq!(namespaces.nat("iptables-nft"), "");
+}
+
+#[test]
+fn in_an_outage_check_accepts_intact_rules_and_reports_the_outage_otherwise() {
+    let hung = Outage::Fault(Fault::Hang);
+    let outages = [(Outage::RevokedToken, 102), (Outage::ServerDown, 101), (hung, 101)];
+    for (outage, code) in outages {
+        for annotations in [Some(marked(&json!({}))), Some(unmarked()), None] {
+            let (api, namespaces) = (meshed_api(), Namespaces::new());
+            let call = |command| {
+                let call = Call::new(command, &namespaces.path(), &api)
+                    .linkerd("api-retry-seconds", json!(60));
+                match &annotations {
+                    Some(annotations) => call.annotated(annotations.clone()),
+                    None => call,
+                }
+            };
+            call("ADD").run().succeeded();
+            let check = call("CHECK");
+            outage.begin(&api, &check);
+            let socket = listen(&check);
+            let begin = Instant::now();
+            check.run().succeeded();
+            // Well below the budget of 60 s.
+            assert!(begin.elapsed() < Duration::from_secs(30), "{outage:?}");
+            let record = record(&socket);
+            assert_eq!(record["decision"], "checked", "{record}");
+            assert_eq!(record["degraded"]["code"], code, "{record}");
+
+            namespaces.run("iptables-nft", &["-t", "nat", "-D", "PROXY_INIT_OUTPUT", "2"]);
+            let (got, msg) = check.run().error();
+            assert_eq!(got, code, "{outage:?} {annotations:?}: {msg}");
+        }
+    }
+}
