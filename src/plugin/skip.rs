@@ -118,7 +118,7 @@ fn is_disabled(annotations: &Annotations) -> bool {
 }
 
 /// Whether the domain of an annotation key is `linkerd.io` or a subdomain.
-fn is_linkerd_key(key: &str) -> bool {
+pub fn is_linkerd_key(key: &str) -> bool {
     let domain = key.split_once('/').map_or("", |(domain, _)| domain);
     domain == "linkerd.io" || domain.ends_with(".linkerd.io")
 }
