@@ -167,23 +167,31 @@ fn refuse_own_netns(request: &Request) -> Result<(), Error> {
 }
 
 /// Runs `work` inside the pod's netns. Fails with [`code::INVALID_NETNS`] if the netns cannot
-/// be opened or entered.
+/// be opened or entered, and with [`code::RULES_FAILED`] if the rules cannot be installed or, for
+/// CHECK, read.
 fn in_netns<T: Send + 'static>(
     request: &Request,
     work: impl FnOnce() -> Result<T, firewall::Error> + Send + 'static,
 ) -> Result<T, Error> {
     let result = netns::run(&request.netns, NETNS_DEADLINE, work).map_err(|error| {
-        let code = match error {
-            netns::Error::Open { .. } | netns::Error::Enter { .. } => code::INVALID_NETNS,
-            _ => code::RULES_FAILED,
+        let (code, remedy) = match error {
+            netns::Error::Open { .. } | netns::Error::Enter { .. } => {
+                (code::INVALID_NETNS, NETNS_REMEDY)
+            }
+            _ => (code::RULES_FAILED, NETNS_WORK_REMEDY),
         };
-        Error::new(code, error.to_string())
+        Error::new(code, error.to_string()).with_details(remedy)
     })?;
-    result.map_err(firewall_error)
+    result.map_err(|error| firewall_error(request.command, error))
 }
 
-/// Converts a firewall error to a CNI error with its remedy.
-fn firewall_error(error: firewall::Error) -> Error {
+const NETNS_REMEDY: &str = "the pod's network namespace is gone, or the plugin may not enter it; the runtime retries the pod";
+const NETNS_WORK_REMEDY: &str =
+    "check the load of the node and the plugin's log; the runtime retries the pod";
+
+/// Converts a firewall error to a CNI error with its remedy. ADD installs rules, CHECK only reads
+/// rules.
+fn firewall_error(command: Command, error: firewall::Error) -> Error {
     match &error {
         firewall::Error::NoPrograms { .. } => Error::new(code::NO_IPTABLES, error.to_string())
             .with_details("install iptables on the node, or set the chart's iptablesMode to auto"),
@@ -196,9 +204,15 @@ fn firewall_error(error: firewall::Error) -> Error {
                 "nf_tables is not usable in this kernel: load the modules nf_tables, nft_chain_nat and nft_redir, or install iptables on the node",
             )
         }
-        _ => Error::new(code::RULES_FAILED, error.to_string()).with_details(
-            "no redirect rules were installed; if the node does not support this backend, set the chart's iptablesMode to auto or to another backend",
-        ),
+        _ => {
+            let failure = match command {
+                Command::Check => "the redirect rules could not be read",
+                _ => "the redirect rules could not be installed",
+            };
+            Error::new(code::RULES_FAILED, error.to_string()).with_details(format!(
+                "{failure}; if the node does not support this backend, set the chart's iptablesMode to auto or to another backend"
+            ))
+        }
     }
 }
 

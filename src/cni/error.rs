@@ -35,7 +35,7 @@ pub mod code {
     pub const ANNOTATION: u32 = 110;
     /// The host has none of the iptables programs.
     pub const NO_IPTABLES: u32 = 120;
-    /// The redirect rules could not be installed in the pod's netns.
+    /// The redirect rules could not be installed in the pod's netns or, for CHECK, not be read.
     pub const RULES_FAILED: u32 = 121;
     /// CHECK found redirect rules missing or changed.
     pub const RULES_MISSING: u32 = 122;

@@ -1,5 +1,8 @@
 //! The backend `native`, which needs no program of the host.
 
+use std::fs;
+use std::fs::Permissions;
+use std::os::unix::fs::PermissionsExt as _;
 use std::process::{Command, Stdio};
 
 use serde_json::json;
@@ -95,6 +98,29 @@ fn auto_needs_no_iptables_and_nft_names_the_missing_programs() {
     let (code, msg) = nft.run_without_iptables().error();
     assert_eq!(code, 120);
     assert!(msg.starts_with("none of iptables-nft, iptables, iptables-legacy"), "{msg}");
+}
+
+#[test]
+fn the_remedy_says_whether_rules_could_not_be_installed_or_not_be_read() {
+    let (api, namespaces) = (meshed_api(), Namespaces::new());
+    let programs = tempfile::tempdir().unwrap();
+    for name in ["iptables-nft", "iptables-nft-restore"] {
+        let path = programs.path().join(name);
+        fs::write(&path, "#!/bin/sh\nexit 1\n").unwrap();
+        fs::set_permissions(path, Permissions::from_mode(0o755)).unwrap();
+    }
+    for (command, failure) in [
+        ("ADD", "the redirect rules could not be installed; "),
+        ("CHECK", "the redirect rules could not be read; "),
+    ] {
+        let outcome = Call::new(command, &namespaces.path(), &api)
+            .env("PATH", programs.path().to_str().unwrap())
+            .linkerd("iptables-mode", json!("nft"))
+            .run();
+        assert_eq!(outcome.error().0, 121, "{command}");
+        let remedy = &outcome.json()["details"];
+        assert!(remedy.as_str().unwrap().starts_with(failure), "{command}: {remedy}");
+    }
 }
 
 #[test]
