@@ -145,7 +145,7 @@ fn api_ports(service: Result<Service, Error>) -> Vec<PortRange> {
         Ok(service) => service.spec.ports.iter().flat_map(both_ports).collect(),
         Err(error) => {
             tracing::error!(
-                "linkerd-cni: cannot read the ports of Service default/kubernetes, using {DEFAULT_API_PORTS:?}: {error}"
+                "linkerd-cni: using the default ports {DEFAULT_API_PORTS:?} of Service default/kubernetes: {error}"
             );
             DEFAULT_API_PORTS.map(PortRange::from).to_vec()
         }
