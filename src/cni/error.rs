@@ -33,7 +33,8 @@ pub mod code {
     pub const API_RESPONSE: u32 = 104;
     /// An annotation of the pod or its namespace has an invalid value.
     pub const ANNOTATION: u32 = 110;
-    /// The host has none of the iptables programs.
+    /// The host has no iptables program together with its `-restore` program. With `auto`, nf_tables
+    /// failed too.
     pub const NO_IPTABLES: u32 = 120;
     /// The redirect rules could not be installed in the pod's netns or, for CHECK, not be read.
     pub const RULES_FAILED: u32 = 121;

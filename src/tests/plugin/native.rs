@@ -3,6 +3,7 @@
 use std::fs;
 use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt as _;
+use std::path::Path;
 use std::process::{Command, Stdio};
 
 use serde_json::json;
@@ -98,6 +99,24 @@ fn auto_needs_no_iptables_and_nft_names_the_missing_programs() {
     let (code, msg) = nft.run_without_iptables().error();
     assert_eq!(code, 120);
     assert!(msg.starts_with("none of iptables-nft, iptables, iptables-legacy"), "{msg}");
+}
+
+#[test]
+fn without_programs_of_the_mode_the_plugin_names_the_backend_that_wrote_the_rules() {
+    let (api, namespaces) = (meshed_api(), Namespaces::new());
+    let programs = tempfile::tempdir().unwrap();
+    for name in ["iptables-nft", "iptables-nft-restore"] {
+        fs::copy(Path::new("/usr/sbin").join(name), programs.path().join(name)).unwrap();
+    }
+    let outcome = Call::new("ADD", &namespaces.path(), &api)
+        .env("PATH", programs.path().to_str().unwrap())
+        .linkerd("iptables-mode", json!("legacy"))
+        .set("log_level", json!("info"))
+        .run_without_iptables();
+    assert_eq!(outcome.code, Some(0), "{} {}", outcome.stdout, outcome.stderr);
+    let warning = "the node does not have both iptables-legacy and iptables-legacy-restore, using ";
+    assert!(outcome.stderr.contains(warning), "{}", outcome.stderr);
+    assert!(outcome.stderr.contains(": redirected by nft, "), "{}", outcome.stderr);
 }
 
 #[test]
