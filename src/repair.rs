@@ -157,7 +157,7 @@ pub struct Shared {
     pub queue: queue::Queue,
     pub metrics: metrics::Metrics,
     pub readiness: readiness::Readiness,
-    /// Stranded pods that were not repaired and are found again only by a new list.
+    /// When to list again, because stranded pods were not repaired.
     pub unrepaired: unrepaired::Unrepaired,
 }
 

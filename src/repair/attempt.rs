@@ -130,8 +130,10 @@ impl RepairAttempt<'_> {
                 Ok(RepairOutcome::NotNeeded("Pod is gone"))
             }
             Err(error) if error.status_code() == Some(409) => {
-                self.shared.unrepaired.add(Instant::now());
-                Ok(RepairOutcome::NotNeeded("Pod keeps changing; trying again after a new list"))
+                self.shared.unrepaired.add(pod.found_by, Instant::now());
+                Ok(RepairOutcome::NotNeeded(
+                    "Pod keeps changing; the next list or audit finds it again",
+                ))
             }
             Err(error) => Err(error),
         }

@@ -4,6 +4,7 @@ use std::fs;
 use std::io::{Read as _, Write as _};
 use std::net::{TcpListener, TcpStream};
 use std::os::unix::fs::symlink;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use linkerd2_cni::cni::object::Object;
@@ -346,6 +347,23 @@ fn an_audit_in_mode_delete_keeps_the_pods_grace_period() {
     let preconditions = json!({"uid": "uid-of-web-1", "resourceVersion": "101"});
     let options = json!({"preconditions": preconditions});
     assert_eq!(eviction["deleteOptions"], options);
+}
+
+#[test]
+fn a_failed_repair_of_an_audited_pod_causes_no_new_list() {
+    let node = Node::new();
+    node.cache_cni_result("uid-of-web-1");
+    node.knows(&running());
+    node.api.state().evict = Answer::Status(500);
+    let controller = node.controller(&["--audit-seconds=1", "--mode=delete"]);
+    controller.reaches("pods_delete_errors_total", 1);
+    // A new list for unrepaired pods begins within 5 s, after an event, and ends the watch.
+    let until = Instant::now() + 8 * SECOND;
+    while Instant::now() < until {
+        node.api.send("BOOKMARK", &json!({"metadata": {"resourceVersion": "150"}}));
+        thread::sleep(SECOND / 20);
+    }
+    assert_eq!(node.api.requests(|request| request.is_watch()).len(), 1);
 }
 
 /// Plugin entries with which the plugin skips the pod `web-1`.
