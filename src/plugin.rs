@@ -42,7 +42,9 @@ fn run_and_record(
     let config = Config::read_leniently(&request.config);
     start_log(&config);
     if let Some(problem) = config.problem() {
-        tracing::warn!("linkerd-cni: meshed pods will fail until this is corrected: {problem}");
+        tracing::warn!(
+            "linkerd-cni: ADD and CHECK of meshed pods fail until the plugin entry is corrected: {problem}"
+        );
     }
     let kubeconfig = config.kubeconfig.clone();
     let mut record = Record::new(command, &request.container_id);
@@ -216,8 +218,8 @@ fn firewall_error(command: Command, error: firewall::Error) -> Error {
     }
 }
 
-/// Starts logging at the level in the plugin entry. As in upstream, every value other than
-/// `debug` and `info` means `warn`; `trace` is taken as `debug`.
+/// Starts logging at the level in the plugin entry. `trace` is taken as `debug`. As in
+/// upstream, every value other than these and `info` means `warn`.
 fn start_log(config: &Config) {
     let level = match config.log_level.to_ascii_lowercase().as_str() {
         "debug" | "trace" => tracing::level_filters::LevelFilter::DEBUG,

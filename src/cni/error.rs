@@ -6,7 +6,8 @@ use serde::Serialize;
 
 /// Error codes. CNI spec 1.1, section 5, "Error", defines codes 1 to 7, and `pkg/types` of
 /// the reference implementation defines 8. Codes from 100 on are linkerd-cni's own: each is a
-/// class of causes with one remedy, and its meaning never changes. The README lists them.
+/// class of causes with one remedy, and its meaning never changes. `docs/error-codes.md`
+/// lists them.
 pub mod code {
     /// The plugin does not support the `cniVersion` of the config, or the command needs a newer one.
     pub const INCOMPATIBLE_VERSION: u32 = 1;
@@ -70,13 +71,13 @@ impl Error {
     /// Formats the error object for stdout, with the `cniVersion` that the CNI spec requires.
     pub fn to_json(&self, cni_version: &str) -> String {
         #[derive(Serialize)]
-        struct Object<'a> {
+        struct ErrorObject<'a> {
             #[serde(rename = "cniVersion")]
             cni_version: &'a str,
             #[serde(flatten)]
             error: &'a Error,
         }
-        let object = Object { cni_version, error: self };
+        let object = ErrorObject { cni_version, error: self };
         // Serializing strings and a number cannot fail; the types require a fallback.
         serde_json::to_string_pretty(&object)
             .unwrap_or_else(|_| format!("{{\"code\":{},\"msg\":\"\"}}", self.code))

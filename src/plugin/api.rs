@@ -22,7 +22,7 @@ use crate::kube::types::{Namespace, Pod, Service};
 use crate::kube::{self, Client, Deadlines};
 
 /// Pause after the first failed request, and longest pause between two requests.
-const PAUSE: Limits = [Duration::from_millis(100), Duration::from_secs(2)];
+const PAUSES: Limits = [Duration::from_millis(100), Duration::from_secs(2)];
 
 /// Runs `work` on its own thread and waits at most `budget` for the result.
 ///
@@ -104,7 +104,8 @@ impl<'a> Api<'a> {
     /// GETs `path`. Retries after a temporary error while the budget lasts. An error names the
     /// `object` as the one that cannot be read.
     fn get<T: DeserializeOwned>(&mut self, object: &str, path: &str) -> Result<T, Error> {
-        let mut backoff = Backoff::new(PAUSE);
+        let [_, longest_pause] = PAUSES;
+        let mut backoff = Backoff::new(PAUSES);
         loop {
             self.requests.fetch_add(1, Ordering::Relaxed);
             let error = match self.client.get(path) {
@@ -118,7 +119,7 @@ impl<'a> Api<'a> {
                 Retry::Soon => pause,
                 Retry::After(wait) if wait < self.deadline.remaining() => wait.max(pause),
                 // The server asks for more time than is remaining, so try earlier.
-                Retry::After(_) => PAUSE[1],
+                Retry::After(_) => longest_pause,
             };
             if wait >= self.deadline.remaining() {
                 return Err(self.final_error(object, &error));

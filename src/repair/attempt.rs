@@ -22,8 +22,8 @@ use crate::kube::{self, Client};
 use crate::plugin::skip::{SkipReason, skip_reason};
 
 /// Why the worker skips a pod with rules of iptables-legacy.
-const UNREADABLE: &str = "the pod's network namespace has iptables-legacy rules, which the \
-                          repair controller cannot read; delete the pod to replace it";
+const UNREADABLE: &str = "the pod's network namespace has a table of iptables-legacy, whose \
+                          rules the repair controller cannot read; delete the pod to replace it";
 
 /// One attempt to repair a pod. Borrows settings and state of the worker.
 pub struct RepairAttempt<'a> {
@@ -70,7 +70,8 @@ pub enum RepairOutcome {
     Repaired { missing_rules: Vec<String> },
     /// The pod does not need a repair, for this reason.
     NotNeeded(&'static str),
-    /// The pod, or a pod of the same owner, was repaired a moment ago.
+    /// The pod, or a pod of the same owner, was repaired less than
+    /// [`HOLD`](super::history::HOLD) ago.
     RepairedRecently,
     /// The pod cannot be repaired, for this reason.
     CannotRepair(String),
@@ -140,8 +141,9 @@ impl RepairAttempt<'_> {
     }
 
     /// Checks whether the pod still needs a repair. Reads the pod again, because the list,
-    /// watch event or audit may be old by now. The deletion of a pod with a failed
-    /// validator skips this: its preconditions name the version that was found.
+    /// watch event or audit may be old by now. A pod with a failed validator is
+    /// deleted without this read: the preconditions of the deletion name the version that was
+    /// found.
     ///
     /// `Break` ends the attempt, because no repair is necessary or possible.
     fn check(

@@ -99,7 +99,7 @@ impl Audit {
         let mut wait = jitter(self.period);
         while !shared.queue.is_closed_within(wait) {
             wait = vary(self.period);
-            // One log line for each audit: an invalid setting fails for every pod.
+            // Log once for each audit, not for each pod: an invalid setting affects every pod.
             match self.audit() {
                 Ok(failures) => {
                     backoff.reset();

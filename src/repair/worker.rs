@@ -185,8 +185,8 @@ impl Worker {
         self.publish(pod, RepairEvent::Skipped(why));
     }
 
-    /// Schedules the next eviction of a pod whose eviction was rejected. The disruption budget
-    /// may allow the eviction once other pods of the workload are ready.
+    /// Holds a pod whose eviction was rejected, and requests a list after the hold, which finds
+    /// the pod again. The disruption budget may allow the eviction once other pods of the workload are ready.
     fn postpone_eviction(&mut self, pod: &StrandedPod, why: &str) {
         let (namespace, name) = (&pod.namespace, &pod.name);
         let now = Instant::now();

@@ -100,7 +100,7 @@ mod tests {
         let plain = ["iptables", "iptables-restore"];
         let found_plain = Some((Variant::Plain, "iptables"));
         let found_nft = Some((Variant::Nft, "iptables-nft"));
-        let cases: [(&str, Vec<&str>, Variant, Option<(Variant, &str)>); 5] = [
+        let cases = [
             ("both", [nft, plain].concat(), Variant::Plain, found_plain),
             ("only nft", nft.to_vec(), Variant::Legacy, found_nft),
             ("only plain", plain.to_vec(), Variant::Nft, found_plain),
