@@ -1,7 +1,7 @@
 //! The command lines of the agent and of the repair controller.
 //!
-//! In the image both programs are one file, as most of their code is the same. The name under
-//! which it is started selects the program.
+//! In the image both programs are one binary, because they share most of their code. The file name
+//! in `argv[0]` selects the program.
 
 pub mod agent;
 pub mod probe;

@@ -1,6 +1,6 @@
 //! Computes the redirect of one pod from the plugin entry, the annotations of the pod and its
-//! namespace, and the proxy container. Pure; the plugin and the repair controller fetch the
-//! values.
+//! namespace, and the proxy container. Does no I/O, except that [`families`] reads the addresses of
+//! the netns. The plugin and the repair controller fetch the API objects.
 
 pub mod annotation;
 pub mod families;
@@ -54,7 +54,7 @@ pub enum Ipv6 {
     Auto,
 }
 
-/// What is known about a pod and its proxy. The plugin entry supplies what is missing here.
+/// Facts about a pod and its proxy. For missing facts, the values of the plugin entry apply.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PodFacts {
     /// UID of the pod object.
@@ -121,7 +121,8 @@ impl Config {
     }
 }
 
-/// Settings of the plugin entry that annotations can override. Numbers are not yet checked
+/// Settings of the plugin entry from which, together with annotations and proxy container, the
+/// redirect is computed. Numbers are not yet checked
 /// against their range.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Defaults {

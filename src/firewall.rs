@@ -41,7 +41,9 @@ pub enum Error {
         #[source]
         source: nix::Error,
     },
-    #[error("none of {wanted} is in PATH, /usr/sbin, /sbin, /usr/bin or /bin of the node")]
+    #[error(
+        "none of {wanted}, together with its -restore program, is in PATH, /usr/sbin, /sbin, /usr/bin or /bin of the node"
+    )]
     NoPrograms { wanted: String },
     #[error("cannot start {}: {source}", program.display())]
     Start {
@@ -112,10 +114,12 @@ pub fn has_programs(mode: IptablesMode, families: &[Family]) -> bool {
     families.iter().all(|&family| iptables::has_programs(variant, family))
 }
 
-/// Writes the rules of `redirect` and returns the backend that did. Idempotent; foreign rules stay.
+/// Writes the rules of `redirect` and returns the backend that wrote them, which is not of the mode
+/// if the host lacks the mode's programs, see [`iptables::apply`]. Idempotent; foreign rules stay.
 ///
 /// # Errors
-/// Fails if no backend of the mode is usable. A backend that fails leaves no rules behind.
+/// Fails if no backend of the mode is usable. The chains that a failed backend created are removed;
+/// chains that existed before keep its rules.
 pub fn apply(
     redirect: &Redirect,
     families: &[Family],
@@ -124,11 +128,13 @@ pub fn apply(
     let mut errors = Vec::new();
     for &backend in backends(mode) {
         let applied = match backend {
-            Backend::Native => native::apply(redirect, families),
-            Backend::Iptables(kind) => iptables::apply(redirect, families, kind),
+            Backend::Native => native::apply(redirect, families).map(|()| Backend::Native),
+            Backend::Iptables(variant) => {
+                iptables::apply(redirect, families, variant).map(Backend::Iptables)
+            }
         };
         match applied {
-            Ok(()) => return Ok(backend),
+            Ok(backend) => return Ok(backend),
             Err(error) => errors.push(error),
         }
     }

@@ -1,32 +1,32 @@
 //! Linkerd's CNI plugin, its node agent and its repair controller, as one library.
 //!
-//! In reading order, from the CNI protocol to the programs:
+//! From the tools to the programs; each module imports only from modules above it:
 //!
-//! - [`cni`]: the CNI protocol: request, arguments, versions, result, error
-//! - [`ports`]: ports and port ranges as annotations and the plugin entry write them
-//! - [`rules`]: the redirect rules of one pod, and their text for iptables and nf_tables
-//! - [`config`]: the plugin entry, annotations and proxy container, and the redirect they ask for
-//! - [`netlink`]: netlink messages, attributes and sockets
-//! - [`netns`]: enters network namespaces and makes links in them
-//! - [`firewall`]: puts redirect rules into the kernel, and checks that they are there
-//! - [`files`]: reads, replaces and removes files of the node atomically
-//! - [`kube`]: the client of the API server: kubeconfig, connection, retry, redaction, Events, types
-//! - [`conflist`]: the CNI net dir: parses network configs, plans to chain and unchain, saved state
-//! - [`record`]: the record of a plugin call: the plugin sends it, the agent logs and counts it
-//! - [`plugin`]: what the plugin does for ADD, CHECK, DEL, GC and STATUS
-//! - [`agent`]: the node agent: installs, reconciles, verifies and uninstalls
-//! - [`repair`]: the repair controller: finds and repairs pods without redirect rules
-//! - [`admin`]: the HTTP server for `/live`, `/ready` and `/metrics`
-//! - [`metrics`]: registers the metrics of agent and repair controller, and renders their text
-//! - [`log`]: log lines that never fail or delay the program
 //! - [`backoff`]: delays between retries, with jitter
 //! - [`deadline`]: ends polls and threads that take too long
 //! - [`quote`]: cuts and cleans text from outside before it is quoted
+//! - [`log`]: log lines to stderr, dropped if writing would block, where the kernel can tell
+//! - [`metrics`]: registers the metrics of agent and repair controller, and renders their text
+//! - [`admin`]: the HTTP server for `/live`, `/ready` and `/metrics`
+//! - [`files`]: reads, replaces and removes files of the node atomically
+//! - [`kube`]: the client of the API server: kubeconfig, connection, retry, redaction, Events, types
+//! - [`netlink`]: netlink messages, attributes and sockets
+//! - [`netns`]: enters network namespaces and makes links in them
+//! - [`cni`]: the CNI protocol: request, arguments, versions, result, error
+//! - [`ports`]: ports and port ranges as annotations and the plugin entry write them
+//! - [`rules`]: the redirect rules of one pod, as iptables text and as nf_tables expressions
+//! - [`firewall`]: puts redirect rules into the kernel, and checks that they are there
+//! - [`config`]: the plugin entry, annotations and proxy container, and the redirect they ask for
+//! - [`record`]: the record of a plugin call: the plugin sends it, the agent logs and counts it
+//! - [`plugin`]: what the plugin does for ADD, CHECK, DEL, GC and STATUS
+//! - [`conflist`]: the CNI net dir: parses network configs, plans to chain and unchain, saved state
+//! - [`agent`]: the node agent: installs, reconciles, verifies and uninstalls
+//! - [`repair`]: the repair controller: finds and repairs pods without redirect rules
 //! - [`cli`]: command lines of the agent, the repair controller and the probe
 //!
-//! `config`, `conflist`, `ports`, `rules` and `repair::stranded_pod` decide and return data. The others
-//! act. No module imports from one that stands above it, and none in a circle; the test `layout`
-//! checks that.
+//! To follow an ADD, start with [`plugin`]. Agent and repair controller do not import from each other.
+//! The test `layout` checks the order of the map. Modules whose documentation ends with "Pure." do no
+//! I/O. In `conflist`, only `net_dir` and `saved_state` access files.
 
 pub mod admin;
 pub mod agent;

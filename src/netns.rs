@@ -60,7 +60,8 @@ pub fn is_own(path: &Path) -> bool {
     }
 }
 
-/// Creates a netns. It exists while the file is open or a process is in the netns.
+/// Creates a netns and returns a file that keeps it alive. The netns is removed when the file is closed
+/// and no process is inside.
 ///
 /// # Errors
 /// Fails if the process lacks CAP_SYS_ADMIN or cannot start a thread.
@@ -77,8 +78,9 @@ pub fn fresh() -> Result<File, Error> {
 /// Runs `work` inside the netns at `path` and waits for it at most `deadline`.
 ///
 /// # Errors
-/// Fails if the netns cannot be entered, or with [`Error::Deadline`]. After the deadline, the thread
-/// keeps running and the caller should end the process.
+/// Fails if the netns cannot be opened or entered, if the thread cannot be started or panics, or with
+/// [`Error::Deadline`]. After the deadline the thread keeps running until `work` returns or the process
+/// ends.
 pub fn run<T: Send + 'static>(
     path: &Path,
     deadline: Duration,
@@ -106,7 +108,7 @@ mod tests {
     const SECOND: Duration = Duration::from_secs(1);
 
     #[test]
-    fn the_netns_of_the_thread_is_recognised_and_others_are_not() {
+    fn the_netns_of_the_thread_is_recognized_and_others_are_not() {
         assert!(is_own(Path::new("/proc/self/ns/net")));
         assert!(!is_own(Path::new("/proc/self/ns/uts")));
         assert!(!is_own(Path::new("/no/such/namespace")));

@@ -40,7 +40,9 @@ fn run_and_record(
     let config = Config::read_leniently(&request.config);
     start_log(&config);
     if let Some(problem) = config.problem() {
-        tracing::warn!("linkerd-cni: meshed pods will fail until this is corrected: {problem}");
+        tracing::warn!(
+            "linkerd-cni: ADD and CHECK of meshed pods fail until the plugin entry is corrected: {problem}"
+        );
     }
     let mut record = Record::new(command, &request.container_id);
     let outcome = work(request, &config, &mut record);
@@ -143,23 +145,31 @@ fn refuse_own_netns(request: &Request) -> Result<(), Error> {
 }
 
 /// Runs `work` inside the pod's netns. Fails with [`code::INVALID_NETNS`] if the netns cannot
-/// be opened or entered.
+/// be opened or entered, and with [`code::RULES_FAILED`] if the rules cannot be installed or, for
+/// CHECK, read.
 fn in_netns<T: Send + 'static>(
     request: &Request,
     work: impl FnOnce() -> Result<T, firewall::Error> + Send + 'static,
 ) -> Result<T, Error> {
     let result = netns::run(&request.netns, NETNS_DEADLINE, work).map_err(|error| {
-        let code = match error {
-            netns::Error::Open { .. } | netns::Error::Enter { .. } => code::INVALID_NETNS,
-            _ => code::RULES_FAILED,
+        let (code, remedy) = match error {
+            netns::Error::Open { .. } | netns::Error::Enter { .. } => {
+                (code::INVALID_NETNS, NETNS_REMEDY)
+            }
+            _ => (code::RULES_FAILED, NETNS_WORK_REMEDY),
         };
-        Error::new(code, error.to_string())
+        Error::new(code, error.to_string()).with_details(remedy)
     })?;
-    result.map_err(firewall_error)
+    result.map_err(|error| firewall_error(request.command, error))
 }
 
-/// Converts a firewall error to a CNI error with its remedy.
-fn firewall_error(error: firewall::Error) -> Error {
+const NETNS_REMEDY: &str = "the pod's network namespace is gone, or the plugin may not enter it; the runtime retries the pod";
+const NETNS_WORK_REMEDY: &str =
+    "check the load of the node and the plugin's log; the runtime retries the pod";
+
+/// Converts a firewall error to a CNI error with its remedy. ADD installs rules, CHECK only reads
+/// rules.
+fn firewall_error(command: Command, error: firewall::Error) -> Error {
     match &error {
         firewall::Error::NoPrograms { .. } => Error::new(code::NO_IPTABLES, error.to_string())
             .with_details("install iptables on the node, or set the chart's iptablesMode to auto"),
@@ -172,14 +182,20 @@ fn firewall_error(error: firewall::Error) -> Error {
                 "nf_tables is not usable in this kernel: load the modules nf_tables, nft_chain_nat and nft_redir, or install iptables on the node",
             )
         }
-        _ => Error::new(code::RULES_FAILED, error.to_string()).with_details(
-            "no redirect rules were installed; if the node does not support this backend, set the chart's iptablesMode to auto or to another backend",
-        ),
+        _ => {
+            let failure = match command {
+                Command::Check => "the redirect rules could not be read",
+                _ => "the redirect rules could not be installed",
+            };
+            Error::new(code::RULES_FAILED, error.to_string()).with_details(format!(
+                "{failure}; if the node does not support this backend, set the chart's iptablesMode to auto or to another backend"
+            ))
+        }
     }
 }
 
-/// Starts logging at the level in the plugin entry. As in upstream, every value other than
-/// `debug` and `info` means `warn`; `trace` is taken as `debug`.
+/// Starts logging at the level in the plugin entry. `trace` is taken as `debug`. As in
+/// upstream, every value other than these and `info` means `warn`.
 fn start_log(config: &Config) {
     let level = match config.log_level.to_ascii_lowercase().as_str() {
         "debug" | "trace" => tracing::level_filters::LevelFilter::DEBUG,

@@ -28,7 +28,7 @@
 //! - [`api_path`], [`pod_stream`]: paths and responses of pod lists and watches
 //! - [`host_dirs`], [`pod_netns`]: the plugin entry, and the pods' netns
 //! - [`pace`]: waits between requests
-//! - [`readiness`], [`metrics`], [`histogram`], [`process`]: `/ready` and `/metrics`
+//! - [`readiness`], [`metrics`], [`process_metrics`]: `/ready` and `/metrics`
 //! - [`log_filter`]: the log level
 
 pub mod agent_ready;
@@ -46,7 +46,7 @@ pub mod metrics;
 pub mod pace;
 pub mod pod_netns;
 pub mod pod_stream;
-pub mod process;
+pub mod process_metrics;
 pub mod queue;
 pub mod rate_limit;
 pub mod readiness;
@@ -72,13 +72,14 @@ use connection::{AccessSource, Connection};
 use host_dirs::HostDirs;
 
 /// Name of this program: `reportingController` of Events, and user agent of API requests.
+/// Also the file name by which `cli` starts the controller.
 pub const CONTROLLER: &str = "linkerd-cni-repair-controller";
 
 /// Longest time without data in a watch. The API server sends a bookmark about once a
 /// minute, so a connection without data for longer is dead, even without a TCP error.
 const WATCH_READ_TIMEOUT: Duration = Duration::from_secs(150);
 
-/// How long the process waits on a signal for the repair in progress.
+/// How long the process waits for the repair in progress after a signal.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_millis(1500);
 
 /// How the controller repairs a pod without redirect rules. Value of `repairController.mode`
@@ -128,7 +129,7 @@ pub struct RepairSettings {
     pub mode: RepairMode,
     /// Time between two audits. `None`: no audits.
     pub audit_period: Option<Duration>,
-    /// Most repairs in a minute.
+    /// Maximum number of repairs in any minute.
     pub repairs_per_minute: u16,
     /// `host:port` of the node's agent, which has to be ready before each repair. `None`:
     /// repair without that check.
@@ -157,7 +158,7 @@ pub struct Shared {
     pub queue: queue::Queue,
     pub metrics: metrics::Metrics,
     pub readiness: readiness::Readiness,
-    /// Stranded pods that were not repaired and are found again only by a new list.
+    /// When to list again, because stranded pods were not repaired.
     pub unrepaired: unrepaired::Unrepaired,
 }
 

@@ -115,7 +115,7 @@ pub struct Rule {
 pub type ListedRules<T> = [Vec<T>; Chain::ALL.len()];
 
 /// Returns the rules of `redirect` for one address family, in the order in which they are written.
-/// The jumps to Linkerd's chains come last, so that no packet meets an incomplete chain.
+/// The jumps to Linkerd's chains come last, as in upstream.
 pub fn rules(redirect: &Redirect, family: Family) -> Vec<Rule> {
     let mut rules = inbound(redirect, family);
     rules.extend(outbound(redirect));

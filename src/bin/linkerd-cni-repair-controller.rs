@@ -1,4 +1,5 @@
-//! Entry point of the repair controller.
+//! Entry point of the repair controller as its own program. The image has a symlink to
+//! `linkerd2-cni-install` instead, see `cli`.
 
 use std::process::ExitCode;
 

@@ -1,5 +1,5 @@
-//! Entry point of the agent. In the image, this file is also the repair controller, under that
-//! program's name.
+//! Entry point of the agent. In the image, the symlink `linkerd-cni-repair-controller` to this
+//! program starts the repair controller.
 
 use std::process::ExitCode;
 

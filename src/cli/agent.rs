@@ -21,11 +21,11 @@ struct Flags {
     #[arg(long)]
     log_format: Option<String>,
     #[command(subcommand)]
-    command: Option<Command>,
+    command: Option<AgentCommand>,
 }
 
 #[derive(Subcommand)]
-enum Command {
+enum AgentCommand {
     /// Verify in a meshed pod that connections are redirected, as `helm test` does
     #[command(subcommand)]
     Probe(Probe),
@@ -45,8 +45,8 @@ pub fn main() -> ExitCode {
     );
     log::start(level, format);
     let result = settings.map_err(anyhow::Error::from).and_then(|settings| match flags.command {
-        Some(Command::Probe(probe)) => probe.run(),
-        Some(Command::Uninstall) => Ok(agent::uninstall(&settings)?),
+        Some(AgentCommand::Probe(probe)) => probe.run(),
+        Some(AgentCommand::Uninstall) => Ok(agent::uninstall(&settings)?),
         None => Ok(agent::run(settings)?),
     });
     match result {
@@ -58,7 +58,7 @@ pub fn main() -> ExitCode {
     }
 }
 
-/// Adds a dash to upstream's flags, which have one.
+/// Converts upstream's single-dash flags, such as `-log-level`, to `--log-level`.
 fn double_dash(argument: String) -> String {
     match argument.starts_with("-log-") {
         true => format!("-{argument}"),

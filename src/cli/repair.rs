@@ -21,7 +21,7 @@ use crate::repair::{
 #[derive(Parser)]
 #[command(name = repair::CONTROLLER, version)]
 struct Args {
-    /// Log level, or a tracing filter, which sets the level by its part for this program
+    /// Log level, or a tracing filter, of which the level for linkerd_cni_repair_controller applies
     #[arg(long, env = "LINKERD_CNI_REPAIR_CONTROLLER_LOG_LEVEL", value_parser = log_filter::level)]
     #[arg(default_value = "linkerd_cni_repair_controller=info,warn")]
     log_level: LevelFilter,

@@ -11,8 +11,8 @@ const UID: &str = "K8S_POD_UID";
 /// Key that permits keys which the plugin does not know.
 const IGNORE_UNKNOWN: &str = "IgnoreUnknown";
 
-/// Namespace, name and UID of a pod. All have only characters that Kubernetes allows in names, so
-/// they are safe in a URL.
+/// Namespace, name and UID of a pod. All have only ASCII letters, digits, `-` and `.`, so they are safe
+/// in a URL.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PodRef {
     pub namespace: String,
@@ -44,8 +44,9 @@ pub fn pod(args: &str) -> Result<Option<PodRef>, Error> {
         }
     }
     if !unknown.is_empty() && !ignore_unknown {
-        return Err(invalid(format!("unknown args {unknown:?}"))
-            .with_details("a runtime that sends more keys also sends IgnoreUnknown=1"));
+        return Err(invalid(format!("unknown args {unknown:?}")).with_details(
+            "configure the runtime to send IgnoreUnknown=1 in CNI_ARGS, or not to send these args",
+        ));
     }
     if namespace.is_empty() || name.is_empty() {
         return Ok(None);
@@ -74,7 +75,8 @@ fn parse_boolean(text: &str) -> Result<bool, Error> {
     }
 }
 
-/// Whether `text` has only the characters and the length of a Kubernetes object name.
+/// Whether `text` can be a Kubernetes object name and is safe in a URL path: at most 253 ASCII
+/// letters, digits, `-` and `.`, not starting with a dot. Also accepts upper case.
 fn is_name(text: &str) -> bool {
     text.len() <= 253
         && !text.starts_with('.')

@@ -6,7 +6,8 @@ use serde::Serialize;
 
 /// Error codes. CNI spec 1.1, section 5, "Error", defines codes 1 to 7, and `pkg/types` of
 /// the reference implementation defines 8. Codes from 100 on are linkerd-cni's own: each is a
-/// class of causes with one remedy, and its meaning never changes. The README lists them.
+/// class of causes with one remedy, and its meaning never changes. `docs/error-codes.md`
+/// lists them.
 pub mod code {
     /// The plugin does not support the `cniVersion` of the config, or the command needs a newer one.
     pub const INCOMPATIBLE_VERSION: u32 = 1;
@@ -27,15 +28,16 @@ pub mod code {
     pub const API_UNREACHABLE: u32 = 101;
     /// The API server rejects the plugin's credential or its rights (HTTP 401 or 403).
     pub const API_DENIED: u32 = 102;
-    /// The API server has no such pod (HTTP 404).
+    /// The API server has no such pod, or no such namespace (HTTP 404).
     pub const POD_NOT_FOUND: u32 = 103;
     /// The API server responded with another error, or its response is unreadable.
     pub const API_RESPONSE: u32 = 104;
     /// An annotation of the pod or its namespace has an invalid value.
     pub const ANNOTATION: u32 = 110;
-    /// The host has none of the iptables programs.
+    /// The host has no iptables program together with its `-restore` program. With `auto`, nf_tables
+    /// failed too.
     pub const NO_IPTABLES: u32 = 120;
-    /// The redirect rules could not be installed in the pod's netns.
+    /// The redirect rules could not be installed in the pod's netns or, for CHECK, not be read.
     pub const RULES_FAILED: u32 = 121;
     /// CHECK found redirect rules missing or changed.
     pub const RULES_MISSING: u32 = 122;
@@ -69,13 +71,13 @@ impl Error {
     /// Formats the error object for stdout, with the `cniVersion` that the CNI spec requires.
     pub fn to_json(&self, cni_version: &str) -> String {
         #[derive(Serialize)]
-        struct Object<'a> {
+        struct ErrorObject<'a> {
             #[serde(rename = "cniVersion")]
             cni_version: &'a str,
             #[serde(flatten)]
             error: &'a Error,
         }
-        let object = Object { cni_version, error: self };
+        let object = ErrorObject { cni_version, error: self };
         // Serializing strings and a number cannot fail; the types require a fallback.
         serde_json::to_string_pretty(&object)
             .unwrap_or_else(|_| format!("{{\"code\":{},\"msg\":\"\"}}", self.code))

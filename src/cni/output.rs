@@ -24,10 +24,13 @@ pub fn print(text: &str) -> io::Result<()> {
 fn write_all(fd: BorrowedFd<'_>, mut bytes: &[u8], budget: Duration) -> io::Result<()> {
     let deadline = Deadline::after(budget);
     while !bytes.is_empty() {
-        // A write that fails at once does not block either.
+        // A closed pipe also counts as ready: the write then fails and does not block.
         let writable = deadline.poll(&mut [PollFd::new(fd, PollFlags::POLLOUT)]);
         writable.map_err(|error| match error {
-            Errno::ETIMEDOUT => io::Error::new(io::ErrorKind::TimedOut, "nobody reads it"),
+            Errno::ETIMEDOUT => io::Error::new(
+                io::ErrorKind::TimedOut,
+                "the runtime did not read the response in time",
+            ),
             error => error.into(),
         })?;
         match write(fd, bytes.get(..PIPE_BUF).unwrap_or(bytes)) {

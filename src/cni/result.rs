@@ -11,8 +11,8 @@ use super::version;
 
 /// Returns the result of ADD: `prevResult` with the request's `cniVersion`.
 ///
-/// The other bytes are unchanged unless that version has a different [`version::ResultFormat`]; then the
-/// result is converted. Without `prevResult` the result is empty. See CNI spec 1.1, section 2,
+/// The other members keep their bytes unless that version has a different [`version::ResultFormat`];
+/// then the result is converted. Without `prevResult` the result is empty. See CNI spec 1.1, section 2,
 /// ADD: a plugin outputs the result it received, or an equivalent one.
 pub fn pass_through(request: &Request) -> Result<String, Error> {
     convert_to(request.config.non_null("prevResult"), &request.cni_version)

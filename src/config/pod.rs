@@ -1,4 +1,4 @@
-//! Tells from API objects whether a pod is meshed, and what its redirect depends on.
+//! Determines from API objects whether a pod is meshed, and collects the facts for its redirect.
 
 use super::{Annotations, PodFacts, Proxy, annotation};
 use crate::cni::args::PodRef;
@@ -42,7 +42,7 @@ pub trait ClusterLookup {
 /// Whether the plugin redirects a pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mesh<T> {
-    /// It has a proxy container and no `linkerd-init`. `T` describes the pod or its proxy.
+    /// The pod has a proxy container and no `linkerd-init`. `T` describes the pod or its proxy.
     Meshed(T),
     Unmeshed(Unmeshed),
 }
@@ -51,7 +51,7 @@ pub enum Mesh<T> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unmeshed {
     NoProxy,
-    /// It has a `linkerd-init`, which installs the redirect rules itself.
+    /// The pod has a `linkerd-init`, which installs the redirect rules itself.
     ProxyInit,
 }
 
@@ -88,7 +88,8 @@ pub struct NotAPod;
 ///
 /// Looks up the namespace only if its annotations may apply, see [`needs_namespace`], and the API
 /// server's Service only for a control-plane pod. Fails with [`code::API_RESPONSE`] if `found`
-/// is not a pod, and if the namespace lookup fails.
+/// is not a pod, or with the error of the namespace lookup. If the Service lookup fails, uses
+/// [`DEFAULT_API_PORTS`].
 pub fn facts(
     found: Pod,
     pod: &PodRef,
@@ -152,11 +153,13 @@ pub fn proxy(pod: &Pod) -> Result<Mesh<Proxy>, NotAPod> {
     let Some(container) = all.find(|container| container.name == PROXY) else {
         return Ok(Mesh::Unmeshed(Unmeshed::NoProxy));
     };
-    let (own, pods) = (container.security_context, pod.spec.security_context);
+    let (container_context, pod_context) = (container.security_context, pod.spec.security_context);
     let port = |names: &[&str]| names.iter().find_map(|name| listen_port(container, name));
     Ok(Mesh::Meshed(Proxy {
-        uid: own.run_as_user.or(pods.run_as_user),
-        gid: own.run_as_group,
+        uid: container_context.run_as_user.or(pod_context.run_as_user),
+        // Not the pod's GID: the other containers have it too, and a rule for it would let their
+        // connections bypass the proxy.
+        gid: container_context.run_as_group,
         inbound_port: port(&["LINKERD2_PROXY_INBOUND_LISTEN_ADDR"]),
         outbound_port: port(&[
             "LINKERD2_PROXY_OUTBOUND_LISTEN_ADDRS",
@@ -186,14 +189,14 @@ fn known(annotations: Annotations) -> Annotations {
         .collect()
 }
 
-/// Returns the API server's ports. A control-plane pod skips them, so that the control plane
-/// does not depend on itself.
+/// Returns the API server's ports. A control-plane pod reaches them without the proxy, so that the
+/// control plane does not depend on itself.
 fn api_ports(service: Result<Service, Error>) -> Vec<PortRange> {
     match service {
         Ok(service) => service.spec.ports.iter().flat_map(both_ports).collect(),
         Err(error) => {
             tracing::error!(
-                "linkerd-cni: cannot read the ports of Service default/kubernetes, using {DEFAULT_API_PORTS:?}: {error}"
+                "linkerd-cni: using the default ports {DEFAULT_API_PORTS:?} of Service default/kubernetes: {error}"
             );
             DEFAULT_API_PORTS.map(PortRange::from).to_vec()
         }

@@ -39,8 +39,8 @@ impl Config {
     }
 }
 
-/// Returns the UID or GID of the proxy. As in upstream, 0 and below mean that no rule matches
-/// it.
+/// Returns the UID or GID of the proxy. As in upstream, there is no rule for a UID or GID of
+/// 0 or below.
 fn id(
     explicit: Option<i64>,
     annotations: &Annotations,

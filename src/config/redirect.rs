@@ -20,7 +20,9 @@ impl Config {
     ///
     /// As in upstream, annotated outbound ports, subnets, UID and GID replace the value of the
     /// plugin entry, and annotated inbound ports are added to it. Fails with
-    /// [`code::ANNOTATION`] or [`code::INVALID_CONFIG`], depending on where an invalid value is.
+    /// [`ANNOTATION`](crate::cni::error::code::ANNOTATION) or
+    /// [`INVALID_CONFIG`](crate::cni::error::code::INVALID_CONFIG), depending on where an invalid
+    /// value is.
     pub fn resolve(&self, pod: &PodFacts) -> Result<Resolved, Error> {
         if let Some(problem) = self.problem() {
             return Err(problem.clone());

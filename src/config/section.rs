@@ -19,7 +19,8 @@ pub(super) struct Section<'a> {
 }
 
 impl<'a> Section<'a> {
-    /// The top level of the configuration, of which the plugin reads only `log_level` itself.
+    /// Returns the top level of the configuration. `log_level` is the only member that is read from
+    /// it.
     pub fn top(config: &Object, problem: &'a mut Option<Error>) -> Self {
         let value = |key: &str| serde_json::from_str(config.non_null(key)?.get()).ok();
         Section {

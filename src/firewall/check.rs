@@ -3,11 +3,13 @@
 use super::{Backend, Error, IptablesMode, backends, combined, iptables, native};
 use crate::rules::{self, Family, Redirect};
 
-/// Missing rules that [`describe_missing`] names; a pod without port lists has eight at most.
+/// Number of missing rules that [`describe_missing`] names. A pod without port lists and subnets has
+/// at most eight rules for each address family.
 const MISSING_NAMED: usize = 10;
 
-/// Returns the rules of `redirect` that are missing in the netns, as lines of `iptables-save`. Empty
-/// if one backend of the mode finds all rules in order; else the shortest list of all backends.
+/// Returns the rules of `redirect` that are missing in the netns, as lines of `iptables-save`. The
+/// list is empty if any backend of the mode finds all rules in order. Otherwise it is the shortest
+/// of the backends' lists.
 ///
 /// # Errors
 /// Fails if no backend of the mode can list rules.
@@ -21,7 +23,7 @@ pub fn missing(
     for &backend in backends(mode) {
         let missing = match backend {
             Backend::Native => native::missing(redirect, families),
-            Backend::Iptables(kind) => iptables::missing(redirect, families, kind),
+            Backend::Iptables(variant) => iptables::missing(redirect, families, variant),
         };
         match missing {
             Ok(missing) if missing.is_empty() => return Ok(missing),

@@ -28,19 +28,26 @@ pub enum Variant {
 }
 
 /// Writes the rules of `redirect` to table `nat` of each family. Idempotent; other rules of the table
-/// stay.
+/// stay. Returns the variant of the programs that wrote the rules of the first family: `variant`,
+/// unless the host lacks its programs.
 ///
 /// # Errors
-/// Fails if a program is missing or fails. Then the rules that this call added are removed.
-pub fn apply(redirect: &Redirect, families: &[Family], variant: Variant) -> Result<(), Error> {
+/// Fails if a program is missing or fails. Then the chains that this call created are removed;
+/// chains that existed before keep the new rules.
+pub fn apply(redirect: &Redirect, families: &[Family], variant: Variant) -> Result<Variant, Error> {
+    let mut used: Option<Variant> = None;
     let mut added: Vec<(Programs, Vec<Rule>)> = Vec::new();
     for &family in families {
         let rules = rules::rules(redirect, family);
         let applied = programs::find(variant, family)
             .and_then(|programs| apply_family(&programs, &rules).map(|fresh| (programs, fresh)));
         match applied {
-            Ok((programs, true)) => added.push((programs, rules)),
-            Ok((_, false)) => {}
+            Ok((programs, fresh)) => {
+                used.get_or_insert(programs.variant);
+                if fresh {
+                    added.push((programs, rules));
+                }
+            }
             Err(error) => {
                 for (programs, rules) in &added {
                     let undo = rules::undo_script(rules);
@@ -54,11 +61,11 @@ pub fn apply(redirect: &Redirect, families: &[Family], variant: Variant) -> Resu
             }
         }
     }
-    Ok(())
+    Ok(used.unwrap_or(variant))
 }
 
-/// Applies the rules of one family. Returns whether it created the chains. If they exist, a list of
-/// the table is needed too, to find and replace the jumps to them.
+/// Applies the rules of one family. Returns whether it created the chains. If the chains exist, lists
+/// the table and replaces the jumps to the chains.
 fn apply_family(programs: &Programs, rules: &[Rule]) -> Result<bool, Error> {
     let fresh = rules::install_script(rules, true, &[]);
     let Err(error) = restore::run(&programs.restore, &fresh, RESTORE_DEADLINE) else {

@@ -25,7 +25,7 @@ const CHAINS: [Chain; Chain::ALL.len()] =
 /// replaces it. The old rules apply until the new ones do.
 ///
 /// # Errors
-/// Fails if nf_tables is not usable in this kernel. Then no rule changed.
+/// Fails with the kernel's error; then no rule changed. After a timeout the rules may have changed.
 pub fn apply(redirect: &Redirect, families: &[Family]) -> Result<(), Error> {
     let fail = |source| Error::Native { source };
     match socket::transact(&transaction(redirect, families, true)) {
@@ -114,7 +114,7 @@ pub fn missing(redirect: &Redirect, families: &[Family]) -> Result<Vec<String>, 
 }
 
 /// Like [`missing`], for rules that `iptables-nft` wrote to its table `nat`. Rules are compared by
-/// their comments, which name the ports. `None` if the `PROXY_INIT_*` chains are empty there.
+/// their comments. These name skipped ports and subnets, but not the proxy's UID, GID and ports. `None` if the `PROXY_INIT_*` chains are empty there.
 pub fn missing_from_iptables(
     redirect: &Redirect,
     families: &[Family],
@@ -157,7 +157,7 @@ pub fn flush_iptables(families: &[Family]) -> Result<(), Error> {
     Ok(())
 }
 
-/// Adds the rules of `table` to `found`, by chain. A missing table has none.
+/// Adds the rules of `table` to `found`, by chain. A missing table adds no rules.
 fn list(
     family: Family,
     table: &str,

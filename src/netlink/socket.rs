@@ -13,7 +13,7 @@ use nix::sys::time::TimeVal;
 use super::attribute::{Attributes, padded};
 
 /// Timeout for one response of the kernel, in seconds. It usually takes microseconds; replacing a
-/// table waits some 25 ms for readers, and creating a link may load a module.
+/// table waits some 25 ms for an RCU grace period, and creating a link may load a module.
 const RESPONSE_SECONDS: i64 = 5;
 
 const SUBSYSTEM: u16 = libc::NFNL_SUBSYS_NFTABLES as u16;
@@ -42,7 +42,7 @@ const FAMILY_HEADER: usize = 4;
 ///
 /// # Errors
 /// Returns the kernel's error, `ETIMEDOUT` without a response.
-pub fn request_route(
+pub fn request_rtnetlink(
     kind: u16,
     flags: u16,
     header: &[u8],

@@ -10,7 +10,7 @@ use nix::net::if_::if_nametoindex;
 use nix::sys::socket::AddressFamily;
 
 use crate::netlink::attribute::Attributes;
-use crate::netlink::socket::{CREATE, EXCLUSIVE, request_route};
+use crate::netlink::socket::{CREATE, EXCLUSIVE, request_rtnetlink};
 
 const NEW_LINK: u16 = libc::RTM_NEWLINK;
 const NEW_ADDRESS: u16 = libc::RTM_NEWADDR;
@@ -37,24 +37,24 @@ mod ifla {
 ///
 /// # Errors
 /// Returns the kernel's error, such as `EEXIST`.
-pub fn pair(name: &str, other: impl AsFd) -> Result<(), Errno> {
+pub fn create_veth_pair(name: &str, other: impl AsFd) -> Result<(), Errno> {
     let other = other.as_fd().as_raw_fd();
     let mut peer = Attributes(interface(0, 0).to_vec());
     peer = peer.text(ifla::IFNAME, name).bytes(ifla::NET_NS_FD, &other.to_ne_bytes());
     let data = Attributes::default().nested(ifla::VETH_PEER, peer);
     let info = Attributes::default().text(ifla::INFO_KIND, "veth").nested(ifla::INFO_DATA, data);
     let attributes = Attributes::default().text(ifla::IFNAME, name).nested(ifla::LINKINFO, info);
-    request_route(NEW_LINK, NEW, &interface(0, 0), &attributes)
+    request_rtnetlink(NEW_LINK, NEW, &interface(0, 0), &attributes)
 }
 
 /// Sets the interface `name` up.
-pub fn up(name: &str) -> Result<(), Errno> {
+pub fn set_up(name: &str) -> Result<(), Errno> {
     let none = Attributes::default();
-    request_route(NEW_LINK, 0, &interface(if_nametoindex(name)?, UP), &none)
+    request_rtnetlink(NEW_LINK, 0, &interface(if_nametoindex(name)?, UP), &none)
 }
 
 /// Adds an address to the interface `name`. The kernel routes its subnet to the interface.
-pub fn address(name: &str, address: IpAddr, prefix: u8) -> Result<(), Errno> {
+pub fn add_address(name: &str, address: IpAddr, prefix: u8) -> Result<(), Errno> {
     let (family, bytes, flags) = match address {
         IpAddr::V4(address) => (AddressFamily::Inet, address.octets().to_vec(), 0),
         IpAddr::V6(address) => (AddressFamily::Inet6, address.octets().to_vec(), NO_DAD),
@@ -63,7 +63,7 @@ pub fn address(name: &str, address: IpAddr, prefix: u8) -> Result<(), Errno> {
     header.extend_from_slice(&if_nametoindex(name)?.to_ne_bytes());
     let attributes =
         Attributes::default().bytes(libc::IFA_LOCAL, &bytes).bytes(libc::IFA_ADDRESS, &bytes);
-    request_route(NEW_ADDRESS, NEW, &header, &attributes)
+    request_rtnetlink(NEW_ADDRESS, NEW, &header, &attributes)
 }
 
 /// Encodes `struct ifinfomsg` for the interface `index`, with `flags` to set.

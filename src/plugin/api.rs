@@ -25,7 +25,7 @@ use crate::kube::{self, Client, Deadlines};
 use crate::quote::quote;
 
 /// Pause after the first failed request, and longest pause between two requests.
-const PAUSE: Limits = [Duration::from_millis(100), Duration::from_secs(2)];
+const PAUSES: Limits = [Duration::from_millis(100), Duration::from_secs(2)];
 
 /// Runs `work` on its own thread and waits at most `budget` for the result.
 ///
@@ -45,7 +45,7 @@ pub fn run_within<T: Send + 'static>(
         Err(NoResult::TimedOut) => Err(Error::new(
             code::API_UNREACHABLE,
             format!(
-                "cannot determine whether pod {}/{} is meshed: the API server did not respond within {budget:?}",
+                "cannot read the API objects for pod {}/{}: the API server did not respond within {budget:?}",
                 pod.namespace, pod.name
             ),
         )
@@ -80,7 +80,7 @@ pub fn fetch_facts(
 ) -> Result<Mesh<PodFacts>, Error> {
     let mut api = Api::open(kubeconfig, budget, pod, requests)?;
     let PodRef { namespace, name, .. } = pod;
-    let found: Pod = api.get(&format!("/api/v1/namespaces/{namespace}/pods/{name}"))?;
+    let found: Pod = api.get("the pod", &format!("/api/v1/namespaces/{namespace}/pods/{name}"))?;
     check_identity(&found, pod).map_err(|problem| another_pod(pod, &problem))?;
     facts(found, pod, &mut api)
 }
@@ -116,9 +116,11 @@ impl<'a> Api<'a> {
         })
     }
 
-    /// GETs `path`. Retries after a temporary error while the budget lasts.
-    fn get<T: DeserializeOwned>(&mut self, path: &str) -> Result<T, Error> {
-        let mut backoff = Backoff::new(PAUSE);
+    /// GETs `path`. Retries after a temporary error while the budget lasts. An error names the
+    /// `object` as the one that cannot be read.
+    fn get<T: DeserializeOwned>(&mut self, object: &str, path: &str) -> Result<T, Error> {
+        let [_, longest_pause] = PAUSES;
+        let mut backoff = Backoff::new(PAUSES);
         loop {
             self.requests.fetch_add(1, Ordering::Relaxed);
             let error = match self.client.get(path) {
@@ -128,14 +130,14 @@ impl<'a> Api<'a> {
             let pause = backoff.next_delay();
             let wait = match error.retry() {
                 Retry::NewCredential if self.reload_kubeconfig()? => Duration::ZERO,
-                Retry::Never | Retry::NewCredential => return Err(self.final_error(&error)),
+                Retry::Never | Retry::NewCredential => return Err(self.final_error(object, &error)),
                 Retry::Soon => pause,
                 Retry::After(wait) if wait < self.deadline.remaining() => wait.max(pause),
                 // The server asks for more time than is remaining, so try earlier.
-                Retry::After(_) => PAUSE[1],
+                Retry::After(_) => longest_pause,
             };
             if wait >= self.deadline.remaining() {
-                return Err(self.final_error(&error));
+                return Err(self.final_error(object, &error));
             }
             tracing::info!("linkerd-cni: retrying in {wait:?}: {error}");
             thread::sleep(wait);
@@ -155,14 +157,14 @@ impl<'a> Api<'a> {
     }
 
     /// Builds the CNI error for a request that is not retried.
-    fn final_error(&self, error: &kube::Error) -> Error {
+    fn final_error(&self, object: &str, error: &kube::Error) -> Error {
         let PodRef { namespace, name, .. } = self.pod;
         let (code, remedy) = match error.code() {
             Some(401) => (code::API_DENIED, REJECTED_REMEDY),
             Some(403) => (code::API_DENIED, DENIED_REMEDY),
             Some(404) => (
                 code::POD_NOT_FOUND,
-                "the pod was deleted, or the kubeconfig belongs to another cluster",
+                "the pod or its namespace was deleted, or the kubeconfig belongs to another cluster",
             ),
             Some(_) => (code::API_RESPONSE, "check the API server; the runtime retries the pod"),
             None if error.is_unreadable() => (code::API_RESPONSE, UNEXPECTED_RESPONSE_REMEDY),
@@ -170,11 +172,11 @@ impl<'a> Api<'a> {
             None if error.is_certificate_error() => (code::API_UNREACHABLE, CERTIFICATE_REMEDY),
             None => (code::API_UNREACHABLE, UNREACHABLE_REMEDY),
         };
-        let tries = self.requests.load(Ordering::Relaxed);
+        let requests = self.requests.load(Ordering::Relaxed);
         Error::new(
             code,
             format!(
-                "cannot determine whether pod {namespace}/{name} is meshed: {error} (API request {tries})"
+                "cannot read {object} for pod {namespace}/{name}: {error} (API requests sent: {requests})"
             ),
         )
         .with_details(remedy)
@@ -183,7 +185,7 @@ impl<'a> Api<'a> {
 
 impl ClusterLookup for Api<'_> {
     fn namespace(&mut self, name: &str) -> Result<Annotations, Error> {
-        let found: Namespace = self.get(&namespace_path(name))?;
+        let found: Namespace = self.get("the namespace", &namespace_path(name))?;
         if found.metadata.name != name {
             let other = quote(&found.metadata.name);
             return Err(unexpected(self.pod, &format!("the object is namespace {other}")));
@@ -192,7 +194,7 @@ impl ClusterLookup for Api<'_> {
     }
 
     fn api_service(&mut self) -> Result<Service, Error> {
-        self.get(API_SERVICE)
+        self.get("Service default/kubernetes", API_SERVICE)
     }
 }
 

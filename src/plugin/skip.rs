@@ -77,8 +77,9 @@ pub fn skip_reason(
     })
 }
 
-/// Whether the pod belongs to the agent's DaemonSet, by its namespace and name. The suffix of a
-/// DaemonSet's pods has no dash. A pod of the Deployment `linkerd-cni-web` has a longer suffix.
+/// Whether the pod belongs to the agent's DaemonSet, by its namespace and name. The suffix that
+/// a DaemonSet gives its pods has no dash. In the name of a pod of a Deployment `linkerd-cni-web`,
+/// the part after `linkerd-cni-` has dashes.
 fn is_agent_pod(pod: &PodRef, config: &Config) -> bool {
     let suffix =
         pod.name.strip_prefix(&config.agent_daemonset).and_then(|rest| rest.strip_prefix('-'));
@@ -86,7 +87,7 @@ fn is_agent_pod(pod: &PodRef, config: &Config) -> bool {
         && suffix.is_some_and(|suffix| !suffix.is_empty() && !suffix.contains('-'))
 }
 
-/// Whether the pod has an annotation that only pods with a proxy have.
+/// Whether the pod has an annotation that suggests a proxy.
 ///
 /// The injector, `linkerd inject --manual` and Linkerd's charts set several annotations on
 /// each pod with a proxy. Which ones depends on their version, so any key of Linkerd counts:
@@ -108,7 +109,7 @@ fn may_be_meshed(annotations: &Annotations) -> bool {
 }
 
 /// Whether the domain of an annotation key is `linkerd.io` or a subdomain.
-fn is_linkerd_key(key: &str) -> bool {
+pub fn is_linkerd_key(key: &str) -> bool {
     let domain = key.split_once('/').map_or("", |(domain, _)| domain);
     domain == "linkerd.io" || domain.ends_with(".linkerd.io")
 }

@@ -57,7 +57,7 @@ fn ready(address: &str) -> Result<(), Error> {
     let reason = match body {
         "" if status_line.is_empty() => "empty response",
         "" => status_line,
-        // The error starts with the same words as the body.
+        // [`Error::NotReady`] already says "not ready".
         body => body.strip_prefix("not ready: ").unwrap_or(body),
     };
     Err(Error::NotReady { address: address.to_owned(), reason: reason.to_owned() })

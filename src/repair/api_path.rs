@@ -14,8 +14,9 @@ pub fn pod_path(pod: &StrandedPod) -> String {
 /// Path of the list of the node's meshed pods in all namespaces.
 ///
 /// `resourceVersion=0` accepts any version, so that every supported API server reads
-/// from its watch cache, which has an index by node. Without it, API servers before 1.31,
-/// and with a `limit` later ones too, read all pods of the cluster from etcd.
+/// from its watch cache, which has an index by node. Without `resourceVersion=0`,
+/// API servers before 1.31 read all pods of the cluster from etcd. Later API servers do so if
+/// the request has a `limit`.
 pub fn list_path(node: &str) -> String {
     format!("/api/v1/pods?{}&resourceVersion=0", selectors(node))
 }

@@ -16,12 +16,14 @@ use super::inspect_rules::{self, Inspection, Inspector, ReadFrom};
 use super::rate_limit::RepairBudget;
 use super::stranded_pod::{FoundBy, LABEL, StrandedPod, is_auditable};
 use super::{RepairMode, Shared};
+use crate::cni::args::PodRef;
 use crate::kube::types::Pod;
 use crate::kube::{self, Client};
+use crate::plugin::skip::{SkipReason, skip_reason};
 
 /// Why the worker skips a pod with rules of iptables-legacy.
-const UNREADABLE: &str = "the pod's network namespace has iptables-legacy rules, which the \
-                          repair controller cannot read; delete the pod to replace it";
+const UNREADABLE: &str = "the pod's network namespace has a table of iptables-legacy, whose \
+                          rules the repair controller cannot read; delete the pod to replace it";
 
 /// One attempt to repair a pod. Borrows settings and state of the worker.
 pub struct RepairAttempt<'a> {
@@ -68,7 +70,8 @@ pub enum RepairOutcome {
     Repaired { missing_rules: Vec<String> },
     /// The pod does not need a repair, for this reason.
     NotNeeded(&'static str),
-    /// The pod, or a pod of the same owner, was repaired a moment ago.
+    /// The pod, or a pod of the same owner, was repaired less than
+    /// [`HOLD`](super::history::HOLD) ago.
     RepairedRecently,
     /// The pod cannot be repaired, for this reason.
     CannotRepair(String),
@@ -128,22 +131,31 @@ impl RepairAttempt<'_> {
                 Ok(RepairOutcome::NotNeeded("Pod is gone"))
             }
             Err(error) if error.status_code() == Some(409) => {
-                self.shared.unrepaired.add(Instant::now());
-                Ok(RepairOutcome::NotNeeded("Pod keeps changing; trying again after a new list"))
+                self.shared.unrepaired.add(pod.found_by, Instant::now());
+                Ok(RepairOutcome::NotNeeded(
+                    "Pod keeps changing; the next list or audit finds it again",
+                ))
             }
             Err(error) => Err(error),
         }
     }
 
     /// Checks whether the pod still needs a repair. Reads the pod again, because the list,
-    /// watch event or audit may be old by now. The deletion of a pod with a failed
-    /// validator skips this: its preconditions name the version that was found.
+    /// watch event or audit may be old by now. A pod with a failed validator is
+    /// deleted without this read: the preconditions of the deletion name the version that was
+    /// found.
     ///
     /// `Break` ends the attempt, because no repair is necessary or possible.
     fn check(
         &mut self,
         pod: &StrandedPod,
     ) -> Result<ControlFlow<RepairOutcome, NeededRepair>, Error> {
+        if let Some(reason) = self.skip_reason(pod) {
+            return Ok(Break(match pod.found_by {
+                FoundBy::Validator => RepairOutcome::CannotRepair(skipped_by_plugin(reason)),
+                FoundBy::Audit => RepairOutcome::NotNeeded("Pod is skipped by the plugin"),
+            }));
+        }
         let must_inspect = self.mode == RepairMode::InPlace || pod.found_by == FoundBy::Audit;
         if self.mode == RepairMode::Delete && !must_inspect {
             return Ok(Continue(NeededRepair::without_inspection(pod.clone())));
@@ -171,6 +183,18 @@ impl RepairAttempt<'_> {
                 Continue(NeededRepair { pod, rules: Some(rules), missing_rules })
             }
         })
+    }
+
+    /// Returns why the plugin skips the pod, by the pod's namespace and name. `None` also if the
+    /// plugin entry is unreadable, because not every repair mode needs the entry.
+    fn skip_reason(&self, pod: &StrandedPod) -> Option<SkipReason> {
+        let config = self.host.config().ok()?;
+        let name = PodRef {
+            namespace: pod.namespace.clone(),
+            name: pod.name.clone(),
+            uid: pod.uid.clone(),
+        };
+        skip_reason(&name, &config, None)
     }
 
     /// Deletes or labels the pod or installs its rules, as the repair mode says.
@@ -207,6 +231,15 @@ impl RepairAttempt<'_> {
             (is_same && may_need_repair).then(|| (StrandedPod::new(&object, pod.found_by), object));
         Ok(found)
     }
+}
+
+/// Explains why a repair does not help: the plugin would skip the pod's replacement, too.
+fn skipped_by_plugin(reason: SkipReason) -> String {
+    format!(
+        "the plugin installs no redirect rules in this pod ({}); remove the proxy from the pod, or \
+         its namespace from the chart's excludeNamespaces",
+        reason.text()
+    )
 }
 
 /// Sets [`LABEL`] on exactly the pod that was found. Fails with status 409 if the pod has

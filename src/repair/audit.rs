@@ -14,11 +14,11 @@ use super::pace::{retries, vary};
 use super::pod_stream::{self, FromPod, MAX_PODS};
 use super::stranded_pod::{FoundBy, LABEL, StrandedPod, is_auditable};
 use crate::backoff::jitter;
-use crate::config::annotation;
 use crate::config::pod::{CONTROL_PLANE_LABEL, PROXY};
 use crate::firewall;
 use crate::kube;
 use crate::kube::types::Pod;
+use crate::plugin::skip::is_linkerd_key;
 
 /// Audits the rules of the node's pods.
 pub struct Audit {
@@ -58,17 +58,16 @@ impl FromPod for AuditedPod {
         }
         pod.status.init_container_statuses = Vec::new();
         let metadata = &mut pod.metadata;
-        let annotations = [&annotation::UPSTREAM_KEYS[..], &annotation::PROXY_PORTS].concat();
-        retain_keys(&mut metadata.annotations, &annotations);
-        retain_keys(&mut metadata.labels, &[LABEL, CONTROL_PLANE_LABEL]);
+        retain_keys(&mut metadata.annotations, is_linkerd_key);
+        retain_keys(&mut metadata.labels, |key| [LABEL, CONTROL_PLANE_LABEL].contains(&key));
         Some(AuditedPod(pod))
     }
 }
 
 /// Removes all other keys. Builds a new map, because `retain` does not free memory.
-fn retain_keys(map: &mut BTreeMap<String, String>, keys: &[&str]) {
+fn retain_keys(map: &mut BTreeMap<String, String>, retain: impl Fn(&str) -> bool) {
     let all = std::mem::take(map).into_iter();
-    *map = all.filter(|(key, _)| keys.contains(&&**key)).collect();
+    *map = all.filter(|(key, _)| retain(key)).collect();
 }
 
 /// Pods of one audit whose rules could not be compared.
@@ -100,7 +99,7 @@ impl Audit {
         let mut wait = jitter(self.period);
         while !shared.queue.is_closed_within(wait) {
             wait = vary(self.period);
-            // One log line for each audit: an invalid setting fails for every pod.
+            // Log once for each audit, not for each pod: an invalid setting affects every pod.
             match self.audit() {
                 Ok(failures) => {
                     backoff.reset();

@@ -9,7 +9,7 @@ use super::stranded_pod::StrandedPod;
 /// Shortest time between two repairs of a pod, or of pods of one owner.
 pub const HOLD: Duration = Duration::from_secs(60);
 
-/// Most entries in a history, to bound its memory. No node runs more pods.
+/// Maximum number of entries in a history, to bound memory.
 const MAX_ENTRIES: usize = 1024;
 
 /// Which pods share an entry of a [`History`].

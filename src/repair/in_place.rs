@@ -24,6 +24,11 @@ pub enum Error {
         firewall::describe_missing(missing)
     )]
     StillMissing { missing: Vec<String> },
+    #[error(
+        "cannot verify the installed redirect rules: the network namespace has a table of \
+         iptables-legacy, which the repair controller cannot read"
+    )]
+    Unverified,
 }
 
 /// The rules that a pod should have, and the netns they belong to.
@@ -53,7 +58,7 @@ impl PodRules {
         match self.survey()? {
             Survey::Complete => Ok(()),
             Survey::Missing(missing) => Err(Error::StillMissing { missing }),
-            Survey::Unreadable => Err(Error::StillMissing { missing: Vec::new() }),
+            Survey::Unreadable => Err(Error::Unverified),
         }
     }
 

@@ -1,5 +1,5 @@
 //! Compares the rules in a pod's netns with the redirect rules that the plugin would install
-//! there.
+//! there. Leaves out the pods that the plugin skips.
 
 use std::collections::BTreeMap;
 
@@ -16,6 +16,7 @@ use crate::config::{Annotations, Config};
 use crate::firewall::Survey;
 use crate::kube::types::{Namespace, Pod, Service};
 use crate::kube::{self, Client};
+use crate::plugin::skip::skip_reason;
 
 /// Why a pod cannot be inspected.
 #[derive(Debug, thiserror::Error)]
@@ -74,15 +75,19 @@ impl Inspector {
 
     /// Compares the pod's rules with the rules it should have. Changes nothing.
     pub fn inspect(&mut self, client: &Client, pod: Pod) -> Result<Inspection, Error> {
-        if self.config.simulate || !is_meshed(&pod) {
-            return Ok(Inspection::NotApplicable);
-        }
-        let netns = self.netns_lookup.find(&pod)?;
         let name = PodRef {
             namespace: pod.metadata.namespace.clone(),
             name: pod.metadata.name.clone(),
             uid: pod.metadata.uid.clone(),
         };
+        // The runtime may have passed no annotations to the plugin, which then also redirects a
+        // pod that these annotations skip. Such a pod has a proxy but no annotation of Linkerd.
+        let is_skipped =
+            skip_reason(&name, &self.config, Some(&pod.metadata.annotations)).is_some();
+        if self.config.simulate || is_skipped || !is_meshed(&pod) {
+            return Ok(Inspection::NotApplicable);
+        }
+        let netns = self.netns_lookup.find(&pod)?;
         let mut lookup = ObjectReader { client, objects: &mut self.objects };
         let Mesh::Meshed(facts) = facts(pod, &name, &mut lookup)? else {
             return Ok(Inspection::NotApplicable);

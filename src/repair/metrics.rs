@@ -6,7 +6,7 @@ use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
 
-use super::process::ProcessMetrics;
+use super::process_metrics::ProcessMetrics;
 use crate::metrics::{openmetrics, register, register_durations};
 
 const PREFIX: &str = "linkerd_cni_repair_controller";
@@ -47,15 +47,19 @@ impl Default for Metrics {
             queue_overflow: register(
                 group,
                 "queue_overflow",
-                "Stranded pods dropped because the queue was full",
+                "Stranded pods dropped because the queue was full or the list too long",
             ),
             pods_held: register(
                 group,
                 "pods_held",
                 "Stranded pods left unchanged for now, as an earlier repair of the pod or of its owner's last pod did not help",
             ),
-            pods_deleted: register(group, "pods_deleted", "Deleted pods"),
-            pods_delete_errors: register(group, "pods_delete_errors", "Failed pod deletions"),
+            pods_deleted: register(group, "pods_deleted", "Evicted or deleted pods"),
+            pods_delete_errors: register(
+                group,
+                "pods_delete_errors",
+                "Failed pod deletions, without those that timed out",
+            ),
             pods_delete_timeout: register(
                 group,
                 "pods_delete_timeout",
@@ -96,7 +100,7 @@ impl Default for Metrics {
             pods_skipped: register(
                 group,
                 "pods_skipped",
-                "Stranded pods left unchanged because a disruption budget refused the eviction or the rules are unreadable",
+                "Stranded pods left unchanged because a disruption budget rejected the eviction, the rules are unreadable or the plugin skips the pod",
             ),
             repair_errors: register(
                 group,
@@ -132,7 +136,7 @@ impl Default for Metrics {
             audit_errors: register(
                 group,
                 "audit_errors",
-                "Pods, or whole audits, that could not be audited",
+                "Failed audits, and pods whose rules an audit could not compare",
             ),
             registry,
         }
@@ -167,16 +171,16 @@ mod tests {
             .map(|line| format!("{line}\n"))
             .collect();
         insta::assert_snapshot!(controller_metrics, @r#"
-        # HELP linkerd_cni_repair_controller_queue_overflow Stranded pods dropped because the queue was full.
+        # HELP linkerd_cni_repair_controller_queue_overflow Stranded pods dropped because the queue was full or the list too long.
         # TYPE linkerd_cni_repair_controller_queue_overflow counter
         linkerd_cni_repair_controller_queue_overflow_total 0
         # HELP linkerd_cni_repair_controller_pods_held Stranded pods left unchanged for now, as an earlier repair of the pod or of its owner's last pod did not help.
         # TYPE linkerd_cni_repair_controller_pods_held counter
         linkerd_cni_repair_controller_pods_held_total 0
-        # HELP linkerd_cni_repair_controller_pods_deleted Deleted pods.
+        # HELP linkerd_cni_repair_controller_pods_deleted Evicted or deleted pods.
         # TYPE linkerd_cni_repair_controller_pods_deleted counter
         linkerd_cni_repair_controller_pods_deleted_total 2
-        # HELP linkerd_cni_repair_controller_pods_delete_errors Failed pod deletions.
+        # HELP linkerd_cni_repair_controller_pods_delete_errors Failed pod deletions, without those that timed out.
         # TYPE linkerd_cni_repair_controller_pods_delete_errors counter
         linkerd_cni_repair_controller_pods_delete_errors_total 0
         # HELP linkerd_cni_repair_controller_pods_delete_timeout Pod deletions to which the API server did not respond in time.
@@ -234,7 +238,7 @@ mod tests {
         # HELP linkerd_cni_repair_controller_pods_reported Stranded pods that were only reported.
         # TYPE linkerd_cni_repair_controller_pods_reported counter
         linkerd_cni_repair_controller_pods_reported_total 0
-        # HELP linkerd_cni_repair_controller_pods_skipped Stranded pods left unchanged because a disruption budget refused the eviction or the rules are unreadable.
+        # HELP linkerd_cni_repair_controller_pods_skipped Stranded pods left unchanged because a disruption budget rejected the eviction, the rules are unreadable or the plugin skips the pod.
         # TYPE linkerd_cni_repair_controller_pods_skipped counter
         linkerd_cni_repair_controller_pods_skipped_total 0
         # HELP linkerd_cni_repair_controller_repair_errors Failed attempts to repair, label or report a pod.
@@ -258,7 +262,7 @@ mod tests {
         # HELP linkerd_cni_repair_controller_audit_pods_unreadable Audited pods whose redirect rules only the host's iptables-legacy can read.
         # TYPE linkerd_cni_repair_controller_audit_pods_unreadable counter
         linkerd_cni_repair_controller_audit_pods_unreadable_total 0
-        # HELP linkerd_cni_repair_controller_audit_errors Pods, or whole audits, that could not be audited.
+        # HELP linkerd_cni_repair_controller_audit_errors Failed audits, and pods whose rules an audit could not compare.
         # TYPE linkerd_cni_repair_controller_audit_errors counter
         linkerd_cni_repair_controller_audit_errors_total 0
         "#);

@@ -1,5 +1,5 @@
 //! Waits between the requests of the watch and of the audit. A restart of the API server
-//! ends the watches of all nodes at once. Without jitter and back-off all nodes would list
+//! ends the watches of all nodes at once. Without jitter and backoff all nodes would list
 //! their pods in the same second, again and again.
 
 use std::time::{Duration, Instant};
@@ -9,16 +9,16 @@ use crate::backoff::{Backoff, between};
 /// The first retries of all nodes are spread over this time.
 const SPREAD: Duration = Duration::from_secs(5);
 
-/// Longest wait between two attempts while the pods are not watched.
+/// Maximum delay between two attempts to list, watch or audit.
 const RETRY_CAP: Duration = Duration::from_secs(30);
 
-/// Longest time, before jitter, from one list to the next for pods that were missed.
+/// Maximum delay, before jitter, between two lists for unrepaired pods.
 const RELIST_CAP: Duration = Duration::from_secs(300);
 
 /// Shortest `timeoutSeconds` of a watch.
 const WATCH_TIME: Duration = Duration::from_secs(300);
 
-/// Time without a list after which the back-off is reset.
+/// Time without a list after which the backoff is reset.
 const CALM: Duration = Duration::from_secs(600);
 
 /// Waits between retries of a failed list, watch or audit.
@@ -26,7 +26,7 @@ pub fn retries() -> Backoff {
     Backoff::spread([SPREAD, RETRY_CAP])
 }
 
-/// Limits how often the pods are listed again because some were missed: a pod whose
+/// Limits how often the pods are listed again because some were not repaired: a pod whose
 /// repair always fails must not cause an endless series of lists.
 pub struct Relist {
     backoff: Backoff,

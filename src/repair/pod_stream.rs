@@ -27,7 +27,8 @@ impl FromPod for StrandedPod {
     }
 }
 
-/// Most pods kept of one list, to bound the memory. No node runs more pods.
+/// Maximum number of pods kept from one list, to bound memory. Kubernetes plans for 110 pods per
+/// node.
 pub const MAX_PODS: usize = 1024;
 
 /// The kept pods of a complete list.

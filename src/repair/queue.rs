@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::stranded_pod::StrandedPod;
 
-/// Most pods queued from watch events and audits. Upstream's value.
+/// Maximum number of queued pods from watch events and audits. Upstream's value.
 pub const CAPACITY: usize = 32;
 
 /// The pod was not queued, because the queue is full.
@@ -25,7 +25,7 @@ pub struct Queue {
 struct QueueState {
     /// Pods from watch events and audits.
     pods: VecDeque<StrandedPod>,
-    /// Pods of the last list, removed after those in `pods`.
+    /// Pods of the last list. [`Queue::pop`] returns them once `pods` is empty.
     listed: VecDeque<StrandedPod>,
     closed: bool,
 }

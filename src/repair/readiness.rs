@@ -4,7 +4,7 @@
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Longest time without data from the API server until the controller is not ready. An API
+/// Time without data from the API server after which the controller is not ready. An API
 /// server sends a bookmark about once a minute.
 pub const MAX_SILENCE: Duration = Duration::from_secs(300);
 

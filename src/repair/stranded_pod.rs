@@ -1,7 +1,8 @@
 //! Decides which pods are stranded and which pods are audited. Pure.
 //!
-//! A stranded pod is meshed and has no redirect rules, because it started on a booting node
-//! before the plugin was chained. Its validator fails.
+//! A stranded pod started before the plugin was chained: it has no redirect rules, and its
+//! validator exits with 95. An audit also finds running meshed pods that lost rules.
+//! [`StrandedPod`] describes both.
 
 use crate::config::pod::is_meshed;
 use crate::kube::types::{ContainerStatus, Pod};

@@ -1,8 +1,12 @@
 //! Records that stranded pods were not repaired (full queue, error, hold), so that the watch
 //! lists the pods again. Without a new list such a pod would wait for its next event.
+//!
+//! A list finds pods by their validator. The next audit, not a list, finds the pods of an audit.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
+
+use super::stranded_pod::FoundBy;
 
 /// Earliest time at which a new list helps one of the unrepaired pods. `None`: no pod is
 /// unrepaired.
@@ -10,8 +14,11 @@ use std::time::Instant;
 pub struct Unrepaired(Mutex<Option<Instant>>);
 
 impl Unrepaired {
-    /// Records a pod that cannot be repaired before `not_before`.
-    pub fn add(&self, not_before: Instant) {
+    /// Records a pod that cannot be repaired before `not_before`. Ignores the pods of an audit.
+    pub fn add(&self, found_by: FoundBy, not_before: Instant) {
+        if found_by == FoundBy::Audit {
+            return;
+        }
         self.with(|earliest| {
             *earliest = Some(earliest.map_or(not_before, |earlier| earlier.min(not_before)));
         });
@@ -44,9 +51,10 @@ mod tests {
         let after = |seconds| now + Duration::from_secs(seconds);
         let unrepaired = Unrepaired::default();
         assert!(!unrepaired.needs_list(after(999)), "no pod is unrepaired");
-        unrepaired.add(after(60));
-        unrepaired.add(after(20));
-        unrepaired.add(after(40));
+        unrepaired.add(FoundBy::Audit, after(10));
+        unrepaired.add(FoundBy::Validator, after(60));
+        unrepaired.add(FoundBy::Validator, after(20));
+        unrepaired.add(FoundBy::Validator, after(40));
         assert!(!unrepaired.needs_list(after(19)));
         assert!(unrepaired.needs_list(after(20)));
         unrepaired.clear();

@@ -9,7 +9,7 @@ use super::api_path::{list_path, watch_path};
 use super::connection::{self, Connection};
 use super::pace::{Relist, retries, watch_time};
 use super::pod_stream::{self, PodList, WatchEvent};
-use super::stranded_pod::StrandedPod;
+use super::stranded_pod::{FoundBy, StrandedPod};
 use super::{Shared, WATCH_READ_TIMEOUT};
 use crate::backoff::jitter;
 use crate::kube;
@@ -19,7 +19,7 @@ use crate::kube::retry::Retry;
 /// nodes do not list together.
 const START_SPREAD: Duration = Duration::from_secs(2);
 
-/// A watch that lasts at least this long resets the back-off.
+/// A watch that lasts at least this long resets the backoff.
 const STEADY: Duration = Duration::from_secs(60);
 
 /// How much earlier than its `timeoutSeconds` a watch may end without being a failure.
@@ -50,9 +50,8 @@ enum Error {
 }
 
 impl Error {
-    /// Whether the API server no longer has the watch's resourceVersion, so that a new list
-    /// is needed.
-    fn is_expired(&self) -> bool {
+    /// Whether only a new list recovers from the error.
+    fn needs_new_list(&self) -> bool {
         match self {
             Error::Request(error) => error.code() == Some(410),
             // A new list recovers from every error that the API server sends inside a watch.
@@ -101,7 +100,7 @@ impl RequestProgress {
     /// the old, higher number receives nothing.
     fn can_continue(&self, error: &Error, now: Instant) -> bool {
         let is_silent = !self.received && now - self.began >= WATCH_READ_TIMEOUT;
-        !error.is_expired() && !is_silent
+        !error.needs_new_list() && !is_silent
     }
 }
 
@@ -109,7 +108,7 @@ impl PodWatch {
     /// Runs until the process exits; there is no state to clean up.
     ///
     /// Without failures, sends one request in 5 to 10 minutes. After a failure, waits with
-    /// jitter and back-off before the next request: a restart of the API server ends the
+    /// jitter and backoff before the next request: a restart of the API server ends the
     /// watches of all nodes at once. Only a watch of at least a minute resets the back-off.
     pub fn run(mut self) {
         thread::sleep(jitter(START_SPREAD));
@@ -165,7 +164,7 @@ impl PodWatch {
         let response = self.connection.client()?.read_list(&list_path(&self.node))?;
         self.shared.unrepaired.clear();
         let PodList { resource_version, pods, dropped } = pod_stream::list(response)?;
-        let stranded = pods.into_iter().filter(|pod| self.is_on_this_node(pod)).collect();
+        let stranded = pods.into_iter().filter(|pod| self.accept_stranded(pod)).collect();
         self.shared.queue.replace_listed(stranded);
         for _ in 0..dropped {
             self.record_overflow();
@@ -193,7 +192,7 @@ impl PodWatch {
                 }
                 WatchEvent::Other { version } => version,
                 WatchEvent::Pod { version, stranded } => {
-                    if let Some(pod) = stranded.filter(|pod| self.is_on_this_node(pod))
+                    if let Some(pod) = stranded.filter(|pod| self.accept_stranded(pod))
                         && self.shared.queue.push(pod).is_err()
                     {
                         self.record_overflow();
@@ -218,8 +217,9 @@ impl PodWatch {
         Ok(())
     }
 
-    /// Whether the pod is on this node. If so, logs that the pod is stranded.
-    fn is_on_this_node(&self, pod: &StrandedPod) -> bool {
+    /// Whether to repair the pod: not if a server that ignores the selector returns the pod of
+    /// another node. Logs an accepted pod.
+    fn accept_stranded(&self, pod: &StrandedPod) -> bool {
         if pod.is_on_other_node(&self.node) {
             return false;
         }
@@ -227,10 +227,11 @@ impl PodWatch {
         true
     }
 
-    /// Records a stranded pod that was dropped because the queue is full.
+    /// Records a stranded pod that was dropped: the queue is full, or the list has more than
+    /// [`MAX_PODS`](pod_stream::MAX_PODS) pods.
     fn record_overflow(&self) {
         self.shared.metrics.queue_overflow.inc();
-        self.shared.unrepaired.add(Instant::now());
+        self.shared.unrepaired.add(FoundBy::Validator, Instant::now());
     }
 }
 

@@ -109,7 +109,7 @@ impl Worker {
             return;
         }
         if !self.histories.evictions_rejected.allows(pod, Instant::now()) {
-            shared.unrepaired.add(Instant::now() + HOLD);
+            shared.unrepaired.add(pod.found_by, Instant::now() + HOLD);
             return;
         }
         let began = Instant::now();
@@ -176,7 +176,7 @@ impl Worker {
     /// each hold once.
     fn hold(&mut self, pod: &StrandedPod) {
         self.shared.metrics.pods_held.inc();
-        self.shared.unrepaired.add(Instant::now() + HOLD);
+        self.shared.unrepaired.add(pod.found_by, Instant::now() + HOLD);
         if self.histories.repaired.mark_hold_reported(pod) {
             let (namespace, name) = (&pod.namespace, &pod.name);
             tracing::warn!(namespace, name, "Pod skipped for now: {REPAIRED_RECENTLY}");
@@ -194,14 +194,14 @@ impl Worker {
         self.publish(pod, RepairEvent::Skipped(why));
     }
 
-    /// Schedules the next eviction of a pod whose eviction was rejected. The disruption budget
-    /// may allow the eviction once other pods of the workload are ready.
+    /// Holds a pod whose eviction was rejected, and requests a list after the hold, which finds
+    /// the pod again. The disruption budget may allow the eviction once other pods of the workload are ready.
     fn postpone_eviction(&mut self, pod: &StrandedPod, why: &str) {
         let (namespace, name) = (&pod.namespace, &pod.name);
         let now = Instant::now();
         let Histories { evictions_rejected, rejections_reported, .. } = &mut self.histories;
         evictions_rejected.record(pod, now, SystemTime::now());
-        self.shared.unrepaired.add(now + HOLD);
+        self.shared.unrepaired.add(pod.found_by, now + HOLD);
         if rejections_reported.allows(pod, now) {
             self.shared.metrics.pods_skipped.inc();
             rejections_reported.record(pod, now, SystemTime::now());
@@ -210,7 +210,7 @@ impl Worker {
         }
     }
 
-    /// Counts and logs a failed repair. A new list finds the pod again.
+    /// Counts and logs a failed repair. A new list or the next audit finds the pod again.
     fn record_error(&self, pod: &StrandedPod, error: &Error) {
         let metrics = &self.shared.metrics;
         let line = match self.mode {
@@ -227,7 +227,7 @@ impl Worker {
                 "Error repairing pod"
             }
         };
-        self.shared.unrepaired.add(Instant::now());
+        self.shared.unrepaired.add(pod.found_by, Instant::now());
         let (namespace, name) = (&pod.namespace, &pod.name);
         tracing::warn!(err = %error, namespace, name, "{line}");
     }

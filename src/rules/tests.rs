@@ -34,7 +34,7 @@ fn both_families_get_the_same_rules() {
 }
 
 #[test]
-fn ports_to_redirect_replace_the_rule_for_all() {
+fn ports_to_redirect_replace_the_rule_for_all_ports() {
     let redirect = Redirect { ports_to_redirect: vec![8080, 9090], ..redirect() };
     insta::assert_snapshot!(lines(&redirect, Family::Ipv4));
 }
@@ -52,7 +52,7 @@ fn more_than_fifteen_ports_take_more_than_one_rule() {
 }
 
 #[test]
-fn every_annotation_has_its_place() {
+fn annotations_add_rules_at_upstreams_positions() {
     let redirect = Redirect {
         proxy_uid: Some(1234),
         proxy_gid: Some(5678),

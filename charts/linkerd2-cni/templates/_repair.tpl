@@ -21,14 +21,12 @@
 # The controller repairs pods only while the agent of the same pod is ready.
 - name: LINKERD_CNI_REPAIR_CONTROLLER_AGENT_ADDR
   value: {{ printf "127.0.0.1:%d" (int64 .Values.adminPort) | quote }}
-{{- if include "linkerd-cni.repairEntersPods" . }}
-# The plugin entry in this directory, mounted under /host, determines the rules of each pod.
+# The plugin entry in this directory, mounted under /host, determines which pods have which rules.
 - name: DEST_CNI_NET_DIR
   valueFrom:
     configMapKeyRef:
       name: linkerd-cni-config
       key: dest_cni_net_dir
-{{- end }}
 {{- end }}
 {{- end }}
 
@@ -89,8 +87,9 @@ seccompProfile:
   securityContext:
     {{- include "linkerd-cni.repairSecurityContext" . | nindent 4 }}
   {{- end }}
-  {{- if include "linkerd-cni.repairEntersPods" . }}
+  {{- if include "linkerd-cni.ownImage" . }}
   volumeMounts:
+    {{- if include "linkerd-cni.repairEntersPods" . }}
     # Network namespaces of pods, including pods that start later.
     - name: netns
       mountPath: /host/var/run/netns
@@ -100,7 +99,8 @@ seccompProfile:
     - name: cni-cache
       mountPath: /host/var/lib/cni
       readOnly: true
-    # The plugin entry, which determines the rules of each pod.
+    {{- end }}
+    # The plugin entry, which determines which pods have which rules.
     - name: cni-net-dir
       mountPath: /host{{ include "linkerd-cni.netDir" . }}
       readOnly: true

@@ -81,8 +81,8 @@ impl ScratchPod {
             .try_clone()
             .map_err(|source| netns::Error::Open { path: path_here(&scratch.neighbour), source })?;
         let joined = scratch.inside(&scratch.pod, move || {
-            link::up("lo")?;
-            link::pair(INTERFACE, &other)
+            link::set_up("lo")?;
+            link::create_veth_pair(INTERFACE, &other)
         })?;
         match joined {
             Err(Errno::EOPNOTSUPP) => return Ok(scratch),
@@ -108,8 +108,8 @@ impl ScratchPod {
     /// Adds an address to the veth interface in `netns`.
     fn add_address(&self, netns: &File, address: IpAddr, prefix: u8) -> Result<(), Error> {
         let added = self.inside(netns, move || {
-            link::up(INTERFACE)?;
-            link::address(INTERFACE, address, prefix)
+            link::set_up(INTERFACE)?;
+            link::add_address(INTERFACE, address, prefix)
         })?;
         Ok(added?)
     }

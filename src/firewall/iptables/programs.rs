@@ -13,6 +13,7 @@ const FALLBACK_DIRS: [&str; 4] = ["/usr/sbin", "/sbin", "/usr/bin", "/bin"];
 /// A pair of programs of the same variant and family.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Programs {
+    pub variant: Variant,
     pub command: PathBuf,
     pub restore: PathBuf,
 }
@@ -45,7 +46,7 @@ fn pair(dirs: &[PathBuf], variant: Variant, family: Family) -> Option<Programs> 
     let name = name(variant, family);
     let command = executable(dirs, &name)?;
     let restore = executable(dirs, &format!("{name}-restore"))?;
-    Some(Programs { command, restore })
+    Some(Programs { variant, command, restore })
 }
 
 fn find_in(dirs: &[PathBuf], variant: Variant, family: Family) -> Result<Programs, Error> {
@@ -55,9 +56,9 @@ fn find_in(dirs: &[PathBuf], variant: Variant, family: Family) -> Result<Program
             continue;
         };
         if index > 0 {
+            let wanted = name(variant, family);
             tracing::warn!(
-                "linkerd-cni: the node has no {}, using {}",
-                name(variant, family),
+                "linkerd-cni: the node does not have both {wanted} and {wanted}-restore, using {}",
                 programs.command.display()
             );
         }
@@ -113,23 +114,26 @@ mod tests {
     fn a_missing_pair_is_replaced_by_the_first_complete_one() {
         let nft = ["iptables-nft", "iptables-nft-restore"];
         let plain = ["iptables", "iptables-restore"];
-        let cases: [(&str, Vec<&str>, Variant, Option<&str>); 5] = [
-            ("both", [nft, plain].concat(), Variant::Plain, Some("iptables")),
-            ("only nft", nft.to_vec(), Variant::Legacy, Some("iptables-nft")),
-            ("only plain", plain.to_vec(), Variant::Nft, Some("iptables")),
+        let found_plain = Some((Variant::Plain, "iptables"));
+        let found_nft = Some((Variant::Nft, "iptables-nft"));
+        let cases = [
+            ("both", [nft, plain].concat(), Variant::Plain, found_plain),
+            ("only nft", nft.to_vec(), Variant::Legacy, found_nft),
+            ("only plain", plain.to_vec(), Variant::Nft, found_plain),
             (
                 "half a pair",
                 vec!["iptables-nft", "iptables", "iptables-restore"],
                 Variant::Nft,
-                Some("iptables"),
+                found_plain,
             ),
             ("none", vec![], Variant::Nft, None),
         ];
         for (name, programs, variant, wanted) in cases {
             let dir = host(&programs);
             let found = find_in(&[dir.path().to_owned()], variant, Family::Ipv4);
-            let command = found.ok().map(|programs| programs.command);
-            assert_eq!(command, wanted.map(|name| dir.path().join(name)), "{name}");
+            let found = found.ok().map(|programs| (programs.variant, programs.command));
+            let wanted = wanted.map(|(variant, name)| (variant, dir.path().join(name)));
+            assert_eq!(found, wanted, "{name}");
         }
     }
 
@@ -138,7 +142,7 @@ mod tests {
         let error = find_in(&[], Variant::Legacy, Family::Ipv6).unwrap_err();
         assert_eq!(
             error.to_string(),
-            "none of ip6tables-nft, ip6tables, ip6tables-legacy is in PATH, /usr/sbin, /sbin, /usr/bin or /bin of the node"
+            "none of ip6tables-nft, ip6tables, ip6tables-legacy, together with its -restore program, is in PATH, /usr/sbin, /sbin, /usr/bin or /bin of the node"
         );
     }
 }

@@ -93,6 +93,21 @@ fn errors_that_no_retry_corrects_fail_at_once() {
 }
 
 #[test]
+fn an_error_names_the_object_that_cannot_be_read() {
+    let api = meshed_api();
+    let call = Call::new("ADD", Path::new("/no/such/netns"), &api);
+    for (path, object, requests) in
+        [(super::NAMESPACE_PATH, "the namespace", 2), (super::POD_PATH, "the pod", 1)]
+    {
+        api.answer(path, 404, "{}");
+        let (code, msg) = call.run().error();
+        assert_eq!(code, 103, "{msg}");
+        assert!(msg.starts_with(&format!("cannot read {object} for pod ")), "{msg}");
+        assert!(msg.ends_with(&format!("(API requests sent: {requests})")), "{msg}");
+    }
+}
+
+#[test]
 fn a_retry_after_within_the_budget_is_obeyed() {
     let (api, namespaces) = (meshed_api(), Namespaces::new());
     api.faults(&[Fault::Status(429, 3)]);

@@ -1,5 +1,9 @@
 //! The backend `native`, which needs no program of the host.
 
+use std::fs;
+use std::fs::Permissions;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::Path;
 use std::process::{Command, Stdio};
 
 use serde_json::json;
@@ -95,6 +99,47 @@ fn auto_needs_no_iptables_and_nft_names_the_missing_programs() {
     let (code, msg) = nft.run_without_iptables().error();
     assert_eq!(code, 120);
     assert!(msg.starts_with("none of iptables-nft, iptables, iptables-legacy"), "{msg}");
+}
+
+#[test]
+fn without_programs_of_the_mode_the_plugin_names_the_backend_that_wrote_the_rules() {
+    let (api, namespaces) = (meshed_api(), Namespaces::new());
+    let programs = tempfile::tempdir().unwrap();
+    for name in ["iptables-nft", "iptables-nft-restore"] {
+        fs::copy(Path::new("/usr/sbin").join(name), programs.path().join(name)).unwrap();
+    }
+    let outcome = Call::new("ADD", &namespaces.path(), &api)
+        .env("PATH", programs.path().to_str().unwrap())
+        .linkerd("iptables-mode", json!("legacy"))
+        .set("log_level", json!("info"))
+        .run_without_iptables();
+    assert_eq!(outcome.code, Some(0), "{} {}", outcome.stdout, outcome.stderr);
+    let warning = "the node does not have both iptables-legacy and iptables-legacy-restore, using ";
+    assert!(outcome.stderr.contains(warning), "{}", outcome.stderr);
+    assert!(outcome.stderr.contains(": redirected by nft, "), "{}", outcome.stderr);
+}
+
+#[test]
+fn the_remedy_says_whether_rules_could_not_be_installed_or_not_be_read() {
+    let (api, namespaces) = (meshed_api(), Namespaces::new());
+    let programs = tempfile::tempdir().unwrap();
+    for name in ["iptables-nft", "iptables-nft-restore"] {
+        let path = programs.path().join(name);
+        fs::write(&path, "#!/bin/sh\nexit 1\n").unwrap();
+        fs::set_permissions(path, Permissions::from_mode(0o755)).unwrap();
+    }
+    for (command, failure) in [
+        ("ADD", "the redirect rules could not be installed; "),
+        ("CHECK", "the redirect rules could not be read; "),
+    ] {
+        let outcome = Call::new(command, &namespaces.path(), &api)
+            .env("PATH", programs.path().to_str().unwrap())
+            .linkerd("iptables-mode", json!("nft"))
+            .run();
+        assert_eq!(outcome.error().0, 121, "{command}");
+        let remedy = &outcome.json()["details"];
+        assert!(remedy.as_str().unwrap().starts_with(failure), "{command}: {remedy}");
+    }
 }
 
 #[test]

@@ -4,6 +4,7 @@ use std::fs;
 use std::io::{Read as _, Write as _};
 use std::net::{TcpListener, TcpStream};
 use std::os::unix::fs::symlink;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use linkerd2_cni::cni::object::Object;
@@ -39,12 +40,7 @@ impl Node {
         let namespace = node.namespaces.path();
         let here = node.dir("var/run/netns");
         symlink(&namespace, here.join(namespace.file_name().unwrap())).unwrap();
-        let list = json!({"cniVersion": "1.0.0", "name": "net", "plugins": [
-            {"type": "bridge"},
-            entry("auto"),
-        ]});
-        let configuration = node.dir("etc/cni/net.d").join("10-net.conflist");
-        fs::write(configuration, list.to_string()).unwrap();
+        node.chain(&entry("auto"));
         // Invalid elements are ignored, as the plugin does.
         let annotations = json!({"config.linkerd.io/skip-outbound-ports": "http,9999,30-20"});
         let object = json!({"metadata": {"name": "emojivoto", "annotations": annotations}});
@@ -57,6 +53,14 @@ impl Node {
         let dir = self.root.path().join(path);
         fs::create_dir_all(&dir).unwrap();
         dir
+    }
+
+    /// Writes a conflist with this plugin entry.
+    fn chain(&self, entry: &Value) {
+        let plugins = json!([{"type": "bridge"}, entry]);
+        let list = json!({"cniVersion": "1.0.0", "name": "net", "plugins": plugins});
+        let path = self.dir("etc/cni/net.d").join("10-net.conflist");
+        fs::write(path, list.to_string()).unwrap();
     }
 
     /// Writes a cached CNI result that maps the pod with `uid` to the netns.
@@ -343,6 +347,85 @@ fn an_audit_in_mode_delete_keeps_the_pods_grace_period() {
     let preconditions = json!({"uid": "uid-of-web-1", "resourceVersion": "101"});
     let options = json!({"preconditions": preconditions});
     assert_eq!(eviction["deleteOptions"], options);
+}
+
+#[test]
+fn a_failed_repair_of_an_audited_pod_causes_no_new_list() {
+    let node = Node::new();
+    node.cache_cni_result("uid-of-web-1");
+    node.knows(&running());
+    node.api.state().evict = Answer::Status(500);
+    let controller = node.controller(&["--audit-seconds=1", "--mode=delete"]);
+    controller.reaches("pods_delete_errors_total", 1);
+    // A new list for unrepaired pods begins within 5 s, after an event, and ends the watch.
+    let until = Instant::now() + 8 * SECOND;
+    while Instant::now() < until {
+        node.api.send("BOOKMARK", &json!({"metadata": {"resourceVersion": "150"}}));
+        thread::sleep(SECOND / 20);
+    }
+    assert_eq!(node.api.requests(|request| request.is_watch()).len(), 1);
+}
+
+/// Plugin entries with which the plugin skips the pod `web-1`.
+fn skipping_entries() -> [Value; 2] {
+    let mut excluded = entry("auto");
+    excluded["linkerd"]["exclude-namespaces"] = json!(["emojivoto"]);
+    let mut agent = entry("auto");
+    agent["linkerd"]["agent-namespace"] = json!("emojivoto");
+    agent["linkerd"]["agent-daemonset"] = json!("web");
+    [excluded, agent]
+}
+
+#[test]
+fn pods_that_the_plugin_skips_are_not_audited() {
+    for entry in skipping_entries() {
+        let node = Node::new();
+        node.chain(&entry);
+        node.cache_cni_result("uid-of-web-1");
+        node.knows(&running());
+        node.api.state().evict = Answer::Status(201);
+        let controller = node.controller(&["--audit-seconds=1", "--mode=delete"]);
+        controller.reaches("audits_total", 2);
+        for metric in ["audit_pods_incomplete_total", "audit_errors_total"] {
+            assert_eq!(controller.metric(metric), 0, "{metric} {entry}");
+        }
+        assert_eq!(controller.metric("pods_deleted_total"), 0, "{entry}");
+    }
+}
+
+#[test]
+fn a_running_pod_without_linkerd_annotations_is_not_audited() {
+    let node = Node::new();
+    node.cache_cni_result("uid-of-web-1");
+    let mut pod = running();
+    pod["metadata"]["annotations"] = json!({"example.com/a": "b"});
+    node.knows(&pod);
+    let controller = node.controller(&["--audit-seconds=1"]);
+    controller.reaches("audits_total", 2);
+    assert_eq!(controller.metric("audit_pods_incomplete_total"), 0);
+    assert_eq!(node.ruleset(), "");
+}
+
+#[test]
+fn a_stranded_pod_that_the_plugin_skips_is_reported_and_not_repaired_in_any_mode() {
+    for mode in ["delete", "in-place", "label", "report"] {
+        for entry in skipping_entries() {
+            let node = Node::new();
+            node.chain(&entry);
+            node.cache_cni_result("uid-of-web-1");
+            node.knows(&waiting());
+            let controller = node.controller(&[&format!("--mode={mode}")]);
+            controller.counts("pods_skipped_total", 1);
+            controller.logs("the plugin installs no redirect rules in this pod (skipped: ");
+            until("an event", || node.events().len() == 1);
+            assert_eq!(node.events()[0]["action"], "Skipping", "{mode} {entry}");
+            let changes = node.api.requests(|request| {
+                ["DELETE", "PATCH"].contains(&&*request.method) || request.is_eviction()
+            });
+            assert!(changes.is_empty(), "{mode} {entry}: {changes:?}");
+            assert_eq!(node.ruleset(), "", "{mode} {entry}");
+        }
+    }
 }
 
 /// A connection from the pod to a host outside, redirected to the proxy.

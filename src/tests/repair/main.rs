@@ -42,6 +42,7 @@ fn pod(name: &str, validator: Value) -> Value {
             "uid": format!("uid-of-{name}"),
             "resourceVersion": "101",
             "creationTimestamp": "2026-01-01T00:00:00Z",
+            "annotations": {"linkerd.io/proxy-version": "edge-1"},
             "labels": {"linkerd.io/control-plane-ns": "linkerd"},
         },
         "spec": {"initContainers": [{"name": "linkerd-network-validator"}]},
