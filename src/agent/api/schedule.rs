@@ -9,9 +9,13 @@ use std::time::{Duration, Instant};
 use super::token::Fallback;
 use crate::backoff::{Limits, between, delay};
 
-/// Longest time between two checks of a token that the API server accepts. Jitter
-/// shortens it by up to two fifths, so that checks are 6 to 10 minutes apart.
+/// Longest time between two periodic checks of a token that the API server accepts. Jitter
+/// shortens it by up to two fifths, so that checks are 6 to 10 minutes apart. A denied TokenRequest
+/// postpones the check ([`Schedule::token_accepted`]).
 const CHECK_PERIOD: Duration = Duration::from_secs(600);
+/// Longest time between two checks if denied TokenRequests postpone them. A denied TokenRequest
+/// shows that the token is valid, but not that it still permits the plugin's requests.
+const POSTPONED_PERIOD: Duration = Duration::from_secs(3600);
 /// Shortest time between two checks that plugin records cause. The API server caches a token
 /// review for 10 s, so an earlier check could find a revoked token still accepted.
 const RECORD_GAP: Duration = Duration::from_secs(12);
@@ -174,11 +178,13 @@ impl Schedule {
         self.renewal = Some(now + wait);
     }
 
-    /// Postpones the periodic check. The kubeconfig has the agent's token, and a denied
-    /// TokenRequest has just shown that the API server accepts that token.
+    /// Postpones the periodic check, to at most [`POSTPONED_PERIOD`] after the last check. The
+    /// kubeconfig has the agent's token, and a denied TokenRequest has just shown that the API
+    /// server accepts that token.
     pub fn token_accepted(&mut self, now: Instant) {
         if self.result == Some(CheckResult::Accepted) && !self.by_record {
-            self.check = self.check.max(now + 2 * CHECK_PERIOD);
+            let latest = self.checked.map_or(now, |last| last + POSTPONED_PERIOD);
+            self.check = self.check.max(latest.min(now + 2 * CHECK_PERIOD));
         }
     }
 
