@@ -177,7 +177,9 @@ impl Reconciler {
             self.status.binary_writes.inc();
         }
         info!("Wrote linkerd CNI binaries to {}", dir.display());
-        self.overwrites.record_write(Subject::Binary, "", Instant::now());
+        if self.overwrites.record_write(Subject::Binary, "", Instant::now()) {
+            self.status.contentions.inc();
+        }
         Ok(())
     }
 

@@ -64,7 +64,8 @@ impl Default for Status {
             contentions: register(
                 agent,
                 "contentions",
-                "Times that another writer began to overwrite a network config again and again",
+                "Times that contention began: another writer keeps overwriting a network config, the \
+                 kubeconfig or a plugin binary",
             ),
             reconciles: register(agent, "reconcile", "Reconcile passes"),
             reconcile_errors: register(

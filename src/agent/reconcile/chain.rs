@@ -163,9 +163,11 @@ impl Reconciler {
         match apply(net_dir, &observed.configs, step, &mut observed.saved_state) {
             Ok(()) => {
                 pass.wrote = true;
-                if contention.record_write(subject, before, now) && !has_entry {
+                if contention.record_write(subject, before, now) {
                     self.status.contentions.inc();
-                    self.post_entry_removal_event(&path);
+                    if !has_entry {
+                        self.post_entry_removal_event(&path);
+                    }
                 }
                 self.status.conflist_writes.inc();
                 // The plan's problem is solved. The next pass verifies that.

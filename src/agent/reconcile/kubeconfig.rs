@@ -40,7 +40,9 @@ impl Reconciler {
             self.status.kubeconfig_writes.inc();
             info!("Wrote kubeconfig {}", path.display());
             // Recorded by the content written, so that a renewed token is never delayed.
-            self.overwrites.record_write(Subject::Kubeconfig, &desired, Instant::now());
+            if self.overwrites.record_write(Subject::Kubeconfig, &desired, Instant::now()) {
+                self.status.contentions.inc();
+            }
         }
         self.check_token(&token, written, pass);
         Ok(())
