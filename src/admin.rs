@@ -35,7 +35,7 @@ const OPENMETRICS: &str = "application/openmetrics-text; version=1.0.0; charset=
 /// should not block.
 pub struct Handlers {
     /// Handler of `/ready`. `Err` has the reason why the program is not ready, for the body of the
-    /// 500 response. `Ok` may have a remark for the body of the 200 response.
+    /// 500 response. `Ok` may have a note for the body of the 200 response.
     pub ready: Box<dyn Fn() -> Result<Option<String>, String> + Send + Sync>,
     /// Handler of `/metrics`. Returns the whole OpenMetrics text, including `# EOF`.
     pub metrics: Box<dyn Fn() -> String + Send + Sync>,
@@ -91,7 +91,8 @@ fn wait(
     poll(&mut fds, timeout)
 }
 
-/// Accepts all waiting connections. Fails if none can be accepted, e.g. without free descriptors.
+/// Accepts all waiting connections. Fails if the kernel refuses, e.g. because no file descriptor is
+/// free.
 fn accept(listener: &TcpListener, clients: &mut VecDeque<Client>) -> io::Result<()> {
     for _ in 0..MAX_CLIENTS {
         let stream = match listener.accept() {
@@ -217,7 +218,7 @@ fn respond(request: &[u8], handlers: &Handlers) -> Option<Vec<u8>> {
         "/metrics" => ("200 OK", OPENMETRICS, (handlers.metrics)()),
         "/ready" => match (handlers.ready)() {
             Ok(None) => ("200 OK", TEXT, "ready\n".to_owned()),
-            Ok(Some(remark)) => ("200 OK", TEXT, format!("ready ({remark})\n")),
+            Ok(Some(note)) => ("200 OK", TEXT, format!("ready ({note})\n")),
             Err(reason) => ("500 Internal Server Error", TEXT, format!("not ready: {reason}\n")),
         },
         _ => ("200 OK", TEXT, "alive\n".to_owned()),

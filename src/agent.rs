@@ -4,8 +4,8 @@
 //!
 //! [`run`] repeats reconcile passes. A pass ([`reconcile`]) decides from the state of the
 //! host, never from past events; [`watch`] only triggers it. The agent waits for what the
-//! node does not have yet: a directory, a token, a network config. Only an invalid setting
-//! ends the agent, because waiting does not correct a setting.
+//! node does not have yet: a directory, a token, a network config. It ends by itself only if a
+//! setting is invalid, or if a thread or the signal handling cannot be set up.
 //!
 //! The modules, in reading order:
 //! - [`settings`]: environment variables and flags
@@ -70,7 +70,7 @@ const VERIFY_DELAY: Duration = Duration::from_millis(2);
 /// Time until the next pass after one with a problem. Doubled with each such pass.
 const FIRST_RETRY: Duration = Duration::from_secs(1);
 /// Longest time until the next pass after one with a problem.
-const LAST_RETRY: Duration = Duration::from_secs(10);
+const LONGEST_RETRY: Duration = Duration::from_secs(10);
 /// Pause after a pass during contention, as every write of the other program triggers a pass.
 const CONTENTION_PAUSE: Duration = Duration::from_millis(100);
 
@@ -89,8 +89,7 @@ pub enum Error {
     Settings(#[from] settings::Error),
 }
 
-/// Runs the agent until SIGTERM or SIGINT. Then uninstalls, if there is proof that the release
-/// is uninstalled or that this node has left the DaemonSet's scope.
+/// Runs the agent until SIGTERM or SIGINT. Then uninstalls if [`on_stop::decide`] says so.
 ///
 /// # Errors
 /// If a setting is invalid, a thread or a signal cannot be set up, or the uninstall fails.
@@ -215,7 +214,7 @@ fn time_to_next_pass(pass: &Pass, retry: &mut Duration, resync: Duration) -> Dur
         return resync;
     }
     let now = *retry;
-    *retry = (now * 2).min(LAST_RETRY);
+    *retry = (now * 2).min(LONGEST_RETRY);
     now.min(resync)
 }
 

@@ -1,4 +1,4 @@
-//! The metrics of agent and repair controller, and their OpenMetrics text.
+//! Registers metrics and renders them as OpenMetrics text, for the agent and the repair controller.
 //!
 //! `prometheus-client` adds some 30 kB to each of the two programs, and nothing to the plugin.
 

@@ -1,9 +1,9 @@
-//! The record of an ADD or CHECK, which the plugin sends to the agent. The agent logs and counts it,
-//! because the plugin's own log is in the node's journal only.
+//! The record of an ADD or CHECK, which the plugin sends to the agent. The agent logs and counts
+//! the record, because the plugin's own log is only in the container runtime's log on the node.
 //!
 //! The record is one JSON datagram. Any process that can write to the socket can send records, so
 //! [`Record::parse`] bounds each text, and replaces characters that would break a log line. Plugin
-//! and agent may differ in version: unknown fields and unknown sources of ignored ports are skipped.
+//! and agent may differ in version, so unknown fields and sources of ignored ports are skipped.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -93,7 +93,7 @@ pub struct Failure {
 }
 
 impl Record {
-    /// Starts the record of a call, which counts as failed until a result is set.
+    /// Starts the record of a call. Its decision is `Failed` until a result is set.
     pub fn new(command: Command, container_id: &str) -> Self {
         Record {
             level: Level::Info,

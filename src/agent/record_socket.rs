@@ -1,5 +1,6 @@
 //! Receives a record of each plugin call on a socket in the CNI net dir, and turns the records
-//! into log lines, metrics and Events. Without the socket, only the node's own log has them.
+//! into log lines, metrics and Events. Without the socket, the records are only in the container
+//! runtime's log on the node.
 //!
 //! The plugin never waits for the agent. A writer that floods the socket fills the kernel's
 //! bounded queue, which the agent reads at a limited rate.

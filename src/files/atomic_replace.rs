@@ -38,8 +38,8 @@ pub(super) fn replace(new: Temporary, before: &[u8], content: &[u8]) -> Result<(
     if is_link || replaced.as_ref().is_ok_and(|bytes| bytes == before) {
         return sync_dir(&new.target);
     }
-    // Another program wrote in between. Put its content back. Repeat while the exchange replaces
-    // anything but what the exchange before had put in.
+    // Another program wrote in between. Put its content back. Repeat until an exchange takes out
+    // exactly what the previous exchange put in: then nobody wrote in between.
     let mut put_in = content.to_vec();
     for _ in 0..TRIES {
         let put_back = replaced.unwrap_or_default();

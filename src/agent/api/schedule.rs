@@ -19,8 +19,8 @@ const POSTPONED_PERIOD: Duration = Duration::from_secs(3600);
 /// Shortest time between two checks that plugin records cause. The API server caches a token
 /// review for 10 s, so an earlier check could find a revoked token still accepted.
 const RECORD_GAP: Duration = Duration::from_secs(12);
-/// How often [`RECORD_GAP`] doubles at most. It doubles with each such check whose result is
-/// unchanged.
+/// How often [`RECORD_GAP`] doubles at most: once for each check that a plugin record causes and
+/// whose result is unchanged.
 const RECORD_GAP_DOUBLINGS: u32 = 3;
 /// Shortest time between two checks that changes of the kubeconfig cause.
 const CHANGE_GAP: Duration = Duration::from_millis(500);
@@ -102,7 +102,7 @@ impl Schedule {
         self.check <= now
     }
 
-    /// Moves the next check forward, because the kubeconfig has a token that was not checked yet.
+    /// Schedules the next check earlier, because the kubeconfig has a token that was not checked yet.
     pub fn kubeconfig_changed(&mut self, now: Instant) {
         self.unchanged_checks = 0;
         self.result = None;
@@ -110,7 +110,7 @@ impl Schedule {
         self.check_after(now, CHANGE_GAP);
     }
 
-    /// Moves the next check forward, because a plugin record reports that the API server rejected
+    /// Schedules the next check earlier, because a plugin record reports that the API server rejected
     /// the plugin. Any process that can write to the socket can send such records, at any rate,
     /// so the rate of these checks is limited.
     pub fn record_rejection(&mut self, now: Instant) {
@@ -120,7 +120,8 @@ impl Schedule {
         self.by_record |= self.check < before;
     }
 
-    /// Moves the next check forward to `gap` after the last check, or to `now` if that is later.
+    /// Schedules the next check `gap` after the last check, or at `now` if that is later. Never
+    /// postpones the check.
     fn check_after(&mut self, now: Instant, gap: Duration) {
         let allowed = self.checked.map_or(now, |last| now.max(last + gap));
         self.check = self.check.min(allowed);

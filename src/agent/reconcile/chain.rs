@@ -68,8 +68,8 @@ impl Reconciler {
         Ok(Observed { configs, saved_state })
     }
 
-    /// Plans the changes, and records in `pass` what is wrong before them. Returns `None` if
-    /// the runtime would probably not find the plugin, so that it must not be chained.
+    /// Plans the changes, and records in `pass` the problems that exist before them. Returns `None`
+    /// if the runtime would probably not find the plugin, so that it must not be chained.
     fn plan(&mut self, observed: &Observed, pass: &mut Pass) -> Option<Plan> {
         let settings = Arc::clone(&self.settings);
         let Observed { configs, saved_state } = observed;
@@ -172,6 +172,7 @@ impl Reconciler {
                 self.status.conflist_writes.inc();
                 // The plan's problem is solved. The next pass verifies that.
                 pass.problems.remove(&Subject::NetworkConfig);
+                // Word for word as in Linkerd's troubleshooting page, because users search for it.
                 info!("Created CNI config {}", path.display());
             }
             // Another program wrote the file since it was read. The next pass reads it again.

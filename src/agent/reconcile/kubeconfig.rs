@@ -48,8 +48,8 @@ impl Reconciler {
         Ok(())
     }
 
-    /// Returns the token that belongs into the kubeconfig: the token of the plugin's service
-    /// account, the token found on the host while none is issued, or the agent's own token.
+    /// Returns the token that belongs in the kubeconfig: the token of the plugin's ServiceAccount,
+    /// the token found on the host while none is issued, or the agent's own token.
     /// Returns `None` while there is no token at all.
     fn token(&mut self, agent_token: &str, pass: &mut Pass) -> Option<String> {
         let account = self.settings.plugin_account.clone().unwrap_or_default();
@@ -96,8 +96,8 @@ impl Reconciler {
 
     /// Records in `pass` whether the API server accepts `token`.
     ///
-    /// An unreachable API server makes the node not ready only if the plugin has a service
-    /// account of its own and the API server has not responded since the agent started. With
+    /// An unreachable API server makes the node not ready only if the plugin has a ServiceAccount
+    /// of its own and the API server has not responded since the agent started. With
     /// upstream's chart it is only a warning: upstream's agent sends no requests, so the node
     /// works even if the agent cannot reach the API server.
     fn check_token(&self, token: &str, written: bool, pass: &mut Pass) {

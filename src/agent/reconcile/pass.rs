@@ -20,10 +20,11 @@ pub struct Pass {
     pub uses_agent_token: bool,
     /// Text that `/ready` adds to a response of 200.
     pub ready_note: Option<String>,
-    /// What is missing for a moment at every start, by subject. Not ready, but not logged.
+    /// Things that are normally missing right after a start, such as a token, by subject. The node
+    /// is not ready, but nothing is logged.
     pub waits: BTreeMap<Subject, String>,
-    /// Problems by subject. Logged, and the next pass comes early. Not ready, if the subject
-    /// decides readiness.
+    /// Problems by subject. A problem is logged and shortens the time to the next pass. It makes the
+    /// node not ready if its subject is in [`Subject::DECIDE_READINESS`].
     pub problems: BTreeMap<Subject, String>,
     /// Possible problems by subject. Logged like problems, but without effect on readiness and
     /// on the time of the next pass.

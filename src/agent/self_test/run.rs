@@ -34,7 +34,7 @@ const POD: &str = "linkerd-cni-self-test";
 /// Stack size of the stand-in API server's thread, in bytes.
 const STACK: usize = 128 << 10;
 
-/// TestOutcome of a self-test, with a text for logs.
+/// Outcome of a self-test, with a text for logs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TestOutcome {
     /// Each call succeeded and each connection was redirected.

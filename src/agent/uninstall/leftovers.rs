@@ -16,7 +16,7 @@ const OLD_CONFIG: &str = "01-linkerd-cni.conf";
 pub fn remove(settings: &Settings) -> Vec<files::Error> {
     let mut failures = Vec::new();
     sweep(&settings.bin_dir, &mut failures, |name| name.strip_suffix(".install") == Some(PLUGIN));
-    // The chart's user may have chosen this name for the conflist.
+    // The user may have chosen this name for the standalone config.
     let old = settings.conf_name.as_deref() != Some(OLD_CONFIG);
     sweep(&settings.net_dir, &mut failures, |name| {
         let installed = name

@@ -3,7 +3,11 @@
 //! The agent uninstalls only if the API server's responses prove that its release is uninstalled or
 //! that this node is out of the DaemonSet's scope. Without proof it repeats the requests until the
 //! pod's termination grace period is nearly over, and then leaves the plugin installed for the next
-//! agent. After a mistaken uninstall, meshed pods start without redirect rules. A plugin that stays
+//! agent. One exception: an agent that found no kubeconfig at its start and never reached an API
+//! server uninstalls while the API server is unreachable, because no other agent's files are at
+//! risk.
+//!
+//! After a mistaken uninstall, meshed pods start without redirect rules. A plugin that stays
 //! by mistake can be removed with one command.
 
 mod decision;

@@ -254,7 +254,7 @@ fn denied_token_requests_postpone_a_check_by_at_most_an_hour() {
 }
 
 #[test]
-fn a_revoked_token_is_renewed_at_once_and_tokens_refused_on_issue_with_a_backoff() {
+fn a_revoked_token_is_renewed_at_once_and_repeated_revocations_back_off() {
     let start = Instant::now();
     let mut schedule = Schedule::new(start, Some(DAY));
     schedule.revoked(start);
