@@ -83,7 +83,7 @@ pub enum Error {
     Thread(#[source] io::Error),
     #[error(transparent)]
     PluginEntry(#[from] plugin_entry::Error),
-    #[error("cannot uninstall cni: {}", .0.join("; "))]
+    #[error("cannot uninstall linkerd-cni: {}", .0.join("; "))]
     Uninstall(Vec<String>),
     #[error(transparent)]
     Settings(#[from] settings::Error),

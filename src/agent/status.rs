@@ -47,7 +47,7 @@ impl Default for Status {
         let self_tests =
             |result: &str| self_tests.get_or_create_owned(&[("result", result.into())]);
         Status {
-            ready: Mutex::new(Err("nothing is verified yet".into())),
+            ready: Mutex::new(Err("the first reconcile pass has not finished".into())),
             ready_gauge: register(agent, "ready", "Whether `/ready` responds with 200"),
             ready_note: Mutex::default(),
             binary_writes: register(agent, "binary_writes", "Plugin binaries copied to the host"),

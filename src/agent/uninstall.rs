@@ -199,7 +199,7 @@ fn unchain(
             };
             match restore::apply(dir, &step, before) {
                 Ok(()) => {
-                    info!("Removed the plugin entry from {}", dir.join(step.file_name()).display())
+                    info!("removed the plugin entry from {}", dir.join(step.file_name()).display())
                 }
                 Err(files::Error::Raced { .. }) => raced = true,
                 Err(error) => failures.push(error.to_string()),

@@ -46,7 +46,7 @@ impl UpstreamKubeconfig {
         };
         match files::replace(path, self.written.as_bytes(), bytes, *access) {
             Ok(()) => info!(
-                "Restored the kubeconfig {} of the upstream agent on this node",
+                "restored the kubeconfig {} of the upstream agent on this node",
                 path.display()
             ),
             Err(files::Error::Raced { .. }) => {}

@@ -91,7 +91,8 @@ fn only(name: &str, foreign: &[&ConfigFile], entry: &Entry, saved: &SavedState) 
         .map(|active| {
             format!(
                 "the active network config is {0}, but cniConfFileName names {name}: the runtime \
-                 calls linkerd-cni only if {0} calls {name}",
+                 calls linkerd-cni only if {0} calls {name}; if {0} does not, correct \
+                 cniConfFileName",
                 active.name
             )
         });

@@ -194,7 +194,7 @@ impl Reconciler {
             Ok(()) => {
                 pass.wrote = true;
                 self.status.conflist_writes.inc();
-                info!("Removed the plugin entry from {}", path.display());
+                info!("removed the plugin entry from {}", path.display());
                 observed.saved_state.forget(undo.file_name(), dir)?;
             }
             Err(files::Error::Raced { .. }) => pass.wrote = true,

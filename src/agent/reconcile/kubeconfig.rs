@@ -38,7 +38,7 @@ impl Reconciler {
             written = true;
             pass.wrote = true;
             self.status.kubeconfig_writes.inc();
-            info!("Wrote kubeconfig {}", path.display());
+            info!("wrote kubeconfig {}", path.display());
             // Recorded by the content written, so that a renewed token is never delayed.
             if self.overwrites.record_write(Subject::Kubeconfig, &desired, Instant::now()) {
                 self.status.contentions.inc();

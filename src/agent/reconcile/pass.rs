@@ -76,7 +76,7 @@ impl Pass {
             .collect();
         match wrong.is_empty() {
             false => Err(wrong.join("; ")),
-            true if self.wrote => Err("written, not verified yet".into()),
+            true if self.wrote => Err("files were just written and are not verified yet".into()),
             true if self.self_test_running => Err(format!("{}: still running", Subject::SelfTest)),
             true => Ok(()),
         }

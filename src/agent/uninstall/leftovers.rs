@@ -40,7 +40,7 @@ fn sweep(dir: &Path, failures: &mut Vec<files::Error>, is_left_over: impl Fn(&st
             continue;
         }
         match remove_file(&path) {
-            Ok(true) => info!("Removed {}, left by an earlier agent", path.display()),
+            Ok(true) => info!("removed {}, left by an earlier agent", path.display()),
             Ok(false) => {}
             Err(error) => failures.push(error),
         }

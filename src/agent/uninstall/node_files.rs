@@ -75,7 +75,7 @@ impl<'s> NodeFiles<'s> {
             let path = aside.path().to_owned();
             match aside.finish() {
                 Ok(()) if path == state => {}
-                Ok(()) => info!("Removed {}", path.display()),
+                Ok(()) => info!("removed {}", path.display()),
                 Err(error) => failures.push(error.to_string()),
             }
         }

@@ -103,7 +103,7 @@ fn a_list_damaged_before_the_end_is_an_error_and_all_else_is_undone() {
     node.write("20-calico.conflist", "{");
     until("the damage seen", || agent.log().contains("20-calico.conflist: is not JSON"));
     assert_eq!(agent.stop(), Some(1));
-    assert!(agent.log().contains("cannot uninstall cni"));
+    assert!(agent.log().contains("cannot uninstall linkerd-cni"));
     assert_eq!(node.text("10-calico.conflist"), CALICO);
     assert!(!node.net("kubeconfig.json").exists() && !node.bin("linkerd-cni").exists());
 }
