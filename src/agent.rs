@@ -1,5 +1,5 @@
 //! The node agent: installs the plugin binary, its kubeconfig and the plugin entry in the
-//! network configs, and keeps them right until SIGTERM or SIGINT. Then [`on_stop`] decides
+//! network configs, and keeps them correct until SIGTERM or SIGINT. Then [`on_stop`] decides
 //! whether to uninstall all three.
 //!
 //! [`run`] repeats reconcile passes. A pass ([`reconcile`]) decides from the state of the

@@ -150,8 +150,8 @@ impl Api {
         TokenStatus { result, responded, error: state.check_error.clone() }
     }
 
-    /// Requests a check, because a plugin record reports that the API server rejected the plugin's token
-    /// (HTTP 401 or 403).
+    /// Requests a check, because a plugin record reports that the API server rejected the plugin's
+    /// token (HTTP 401 or 403).
     pub fn record_rejection(&self) {
         let mut state = self.state();
         state.check_reasons.record_rejection = true;

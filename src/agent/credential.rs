@@ -86,7 +86,7 @@ fn content(path: PathBuf) -> Result<String, Error> {
 
 /// Returns whether the kubeconfig on the host is `desired` byte for byte, with mode
 /// 0600 and owned by the agent's user, which is root.
-pub fn is_right(settings: &Settings, desired: &str) -> Result<bool, Error> {
+pub fn is_current(settings: &Settings, desired: &str) -> Result<bool, Error> {
     let path = settings.kubeconfig();
     let Some(metadata) = files::metadata(&path)? else {
         return Ok(false);

@@ -186,16 +186,16 @@ impl Reconciler {
     }
 
     /// Adds the result of the self-test to `pass`, and starts the self-test if there is no
-    /// result yet. It runs only if binary, kubeconfig and network configs are right and this
+    /// result yet. It runs only if binary, kubeconfig and network configs are correct and this
     /// pass did not change them.
     fn check_self_test(&self, pass: &mut Pass) {
         let Some(self_test) = &self.self_test else {
             return;
         };
-        let wrong = [Subject::Binary, Subject::Kubeconfig, Subject::NetworkConfig];
-        let wrong = wrong.iter().any(|subject| pass.is_wrong(subject));
+        let required = [Subject::Binary, Subject::Kubeconfig, Subject::NetworkConfig];
+        let unready = required.iter().any(|subject| pass.is_unready(subject));
         let binary = self.binaries.verified(PLUGIN);
-        match binary.filter(|_| !wrong && !pass.wrote) {
+        match binary.filter(|_| !unready && !pass.wrote) {
             None => self_test.pause(),
             Some(binary) => {
                 let entry = self.entry.text().to_owned();

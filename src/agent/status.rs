@@ -93,13 +93,13 @@ impl Default for Status {
 }
 
 impl Status {
-    /// Sets the state that `/ready` reports; `Err` says what is wrong.
+    /// Sets the state that `/ready` reports; `Err` says why the node is not ready.
     pub fn set_ready(&self, ready: Result<(), String>) {
         self.ready_gauge.set(ready.is_ok().into());
         *self.ready.lock().unwrap_or_else(PoisonError::into_inner) = ready;
     }
 
-    /// Returns whether everything was right in the last pass, or what was wrong.
+    /// Returns whether the node was ready after the last pass, or why not.
     pub fn ready(&self) -> Result<(), String> {
         let ready = self.ready.lock().unwrap_or_else(PoisonError::into_inner);
         ready.clone()

@@ -73,23 +73,23 @@ pub fn run(
     let mut failures: Vec<String> = left.iter().map(ToString::to_string).collect();
     let end = Instant::now() + FOREIGN_TIMEOUT;
     for removal in 1..=MAX_REMOVALS {
-        let mut temporary = Vec::new();
+        let mut retried_failures = Vec::new();
         let reference =
-            match attempt(settings, conflists, &watch, end, &mut temporary, &mut failures) {
+            match attempt(settings, conflists, &watch, end, &mut retried_failures, &mut failures) {
                 Ok(reference) => reference,
                 Err(why) => {
-                    failures.extend(temporary);
+                    failures.extend(retried_failures);
                     failures.extend(why);
                     return Err(still_named(failures));
                 }
             };
         match reference {
             PluginReference::Missing => {
-                failures.extend(temporary);
+                failures.extend(retried_failures);
                 break;
             }
             PluginReference::Foreign(config) if Instant::now() >= end => {
-                failures.extend(temporary);
+                failures.extend(retried_failures);
                 failures.push(format!(
                     "{} names {PLUGIN}; correct or remove that file, then run \
                      `linkerd2-cni-install uninstall` on this node",
@@ -140,18 +140,18 @@ fn still_named(mut failures: Vec<String>) -> Vec<String> {
 }
 
 /// Removes the plugin entry from all network configs, and then the other files unless a network
-/// config names the plugin again. The next attempt repeats the steps that failed in `temporary`, so
-/// these failures count only if there is no next attempt. Failures in `permanent` always count.
+/// config names the plugin again. The next attempt repeats the steps that failed in
+/// `retried_failures`, so these count only if there is no next attempt. `failures` always count.
 fn attempt(
     settings: &Settings,
     conflists: &BTreeSet<String>,
     watch: &NetDirWatch<'_>,
     end: Instant,
-    temporary: &mut Vec<String>,
-    permanent: &mut Vec<String>,
+    retried_failures: &mut Vec<String>,
+    failures: &mut Vec<String>,
 ) -> Result<PluginReference, Vec<String>> {
     let (saved_state, why) = load_saved_state(&settings.net_dir);
-    temporary.extend(why);
+    retried_failures.extend(why);
     unchain(settings, &saved_state, conflists)?;
     let in_words = |error: files::Error| vec![error.to_string()];
     let quiet = match node_files::exist(settings, &saved_state) {
@@ -162,17 +162,17 @@ fn attempt(
     if reference != PluginReference::Missing {
         return Ok(reference);
     }
-    let files = NodeFiles::set_aside(settings, &saved_state, temporary);
+    let files = NodeFiles::stage(settings, &saved_state, retried_failures);
     let quiet = quiet.min(QUIET_AFTER);
-    // The deadline is now: while the files are aside, a network config that names the plugin makes
-    // new pods fail, so the files have to be put back at once.
+    // The deadline is now: while the files are renamed, a network config that names the plugin
+    // makes new pods fail, so the files have to get their names back at once.
     let reference = watch.until_quiet(&saved_state, quiet, Instant::now());
     match &reference {
         Ok(PluginReference::Missing) => {
-            files.discard(temporary);
-            temporary.extend(invalid_conflists(settings, &saved_state, conflists));
+            files.finish(retried_failures);
+            retried_failures.extend(invalid_conflists(settings, &saved_state, conflists));
         }
-        _ => files.put_back(permanent),
+        _ => files.undo(failures),
     }
     reference.map_err(in_words)
 }

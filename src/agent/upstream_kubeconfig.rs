@@ -86,7 +86,7 @@ mod tests {
     use super::*;
     use crate::conflist::net_dir;
 
-    const UPSTREAM: &str = "users:\n- name: linkerd-cni\n  user:\n    token: theirs\n";
+    const UPSTREAM: &str = "users:\n- name: linkerd-cni\n  user:\n    token: upstream-token\n";
     const OWN: &str = r#"{"users":[{"user":{"token":"own"}}]}"#;
 
     #[test]

@@ -36,7 +36,7 @@ pub fn chain(mode: &ChainMode, found: &[ConfigFile], entry: &Entry, saved: &Save
         ChainMode::Copy(name) => own_config::copy(name, found, &foreign, entry, saved),
     };
     if plan.steps.is_empty() && plan.not_chained.is_none() {
-        plan.unchain_steps = unchain::leftovers(mode, found, saved);
+        plan.unchain_steps = unchain::other_modes(mode, found, saved);
     }
     plan
 }

@@ -1,7 +1,8 @@
 //! Atomically replaces or creates a file that another program may write at the same time.
 //!
-//! A rename would discard what the other program wrote after the agent's read. An exchange keeps the
-//! replaced file under the temporary name. If its content is not what the agent read, it is put back.
+//! A rename would discard what the other program wrote after the agent's read. An exchange keeps
+//! the replaced file under the temporary name. If its content is not what the agent read, it is put
+//! back.
 
 use std::fs;
 use std::io;

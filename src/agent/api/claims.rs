@@ -51,7 +51,8 @@ impl Claims {
         UNIX_EPOCH.checked_add(Duration::from_secs(self.exp))
     }
 
-    /// Whether the token has expired at `now`. A token from a Secret has no `exp` and never expires.
+    /// Whether the token has expired at `now`. A token from a Secret has no `exp` and never
+    /// expires.
     pub fn has_expired(&self, now: SystemTime) -> bool {
         self.exp != 0 && self.end().is_some_and(|end| end <= now)
     }

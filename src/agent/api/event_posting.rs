@@ -18,9 +18,9 @@ const UNAVAILABLE_PAUSE: Duration = Duration::from_secs(60);
 /// How long new Events are dropped after the API server rejected an Event with HTTP 403.
 const FORBIDDEN_PAUSE: Duration = Duration::from_secs(600);
 
-/// Posts `content` as an Event on the agent's own pod. Does nothing if the settings do not name that
-/// pod. The pod's UID, which `kubectl describe` needs to find the Event, comes from the agent's
-/// token.
+/// Posts `content` as an Event on the agent's own pod. Does nothing if the settings do not name
+/// that pod. The pod's UID, which `kubectl describe` needs to find the Event, comes from the
+/// agent's token.
 pub fn post(
     connection: &mut Connection,
     settings: &Settings,

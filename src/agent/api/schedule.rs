@@ -102,7 +102,8 @@ impl Schedule {
         self.check <= now
     }
 
-    /// Schedules the next check earlier, because the kubeconfig has a token that was not checked yet.
+    /// Schedules the next check earlier, because the kubeconfig has a token that was not checked
+    /// yet.
     pub fn kubeconfig_changed(&mut self, now: Instant) {
         self.unchanged_checks = 0;
         self.result = None;
@@ -110,9 +111,9 @@ impl Schedule {
         self.check_after(now, CHANGE_GAP);
     }
 
-    /// Schedules the next check earlier, because a plugin record reports that the API server rejected
-    /// the plugin. Any process that can write to the socket can send such records, at any rate,
-    /// so the rate of these checks is limited.
+    /// Schedules the next check earlier, because a plugin record reports that the API server
+    /// rejected the plugin. Any process that can write to the socket can send such records, at any
+    /// rate, so the rate of these checks is limited.
     pub fn record_rejection(&mut self, now: Instant) {
         let gap = RECORD_GAP * (1 << self.unchanged_checks.min(RECORD_GAP_DOUBLINGS));
         let before = self.check;

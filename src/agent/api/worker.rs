@@ -1,5 +1,5 @@
-//! The thread that talks to the API server: renews the plugin's token ([`token_renewal`]), checks the
-//! token in the kubeconfig ([`token_check`]), posts Events and removes the startup taint.
+//! The thread that talks to the API server: renews the plugin's token ([`token_renewal`]), checks
+//! the token in the kubeconfig ([`token_check`]), posts Events and removes the startup taint.
 
 mod token_check;
 mod token_renewal;

@@ -111,8 +111,8 @@ impl Reconciler {
     /// The runtime certainly looks here if an earlier agent, upstream's included, chained the
     /// plugin from this bin dir: the runtime started this agent's own pod through that chain.
     fn check_bin_dir(&mut self, configs: &[ConfigFile], pass: &mut Pass) {
-        let loaded = plan::active(configs);
-        let warning = loaded.and_then(|loaded| platforms::no_plugins(&self.settings, loaded));
+        let active = plan::active(configs);
+        let warning = active.and_then(|active| platforms::no_plugins(&self.settings, active));
         self.status.bin_dir_without_plugins.set(warning.is_some().into());
         if self.had_binary || warning.is_none() {
             self.runtime_finds_plugin |= plan::is_chained(&self.mode, configs);
@@ -134,8 +134,8 @@ impl Reconciler {
         for step in &plan.steps {
             self.apply_step(step, observed, pass);
         }
-        for undo in &plan.unchain_steps {
-            self.apply_undo(undo, observed, pass)?;
+        for step in &plan.unchain_steps {
+            self.apply_unchain_step(step, observed, pass)?;
         }
         self.report_entry_removals(pass);
         Ok(())
@@ -182,20 +182,20 @@ impl Reconciler {
     }
 
     /// Unchains the plugin from one network config.
-    fn apply_undo(
+    fn apply_unchain_step(
         &self,
-        undo: &UnchainStep,
+        step: &UnchainStep,
         observed: &mut Observed,
         pass: &mut Pass,
     ) -> Result<(), files::Error> {
         let dir = &self.settings.net_dir;
-        let path = dir.join(undo.file_name());
-        match restore::apply(dir, undo, |name| content(&observed.configs, name)) {
+        let path = dir.join(step.file_name());
+        match restore::apply(dir, step, |name| content(&observed.configs, name)) {
             Ok(()) => {
                 pass.wrote = true;
                 self.status.conflist_writes.inc();
                 info!("removed the plugin entry from {}", path.display());
-                observed.saved_state.forget(undo.file_name(), dir)?;
+                observed.saved_state.forget(step.file_name(), dir)?;
             }
             Err(files::Error::Raced { .. }) => pass.wrote = true,
             Err(error) => pass.problem(Subject::File(path), error),

@@ -20,8 +20,8 @@ use crate::kube::event::{EventContent, EventType};
 
 impl Reconciler {
     /// Returns whether the file at `path` must not be written in this pass, because the write with
-    /// this `key` ([`Contention::blocked_until`]) was repeated too often. Records the problem and the time of the next attempt in
-    /// `pass`.
+    /// this `key` ([`Contention::blocked_until`]) was repeated too often. Records the problem and
+    /// the time of the next attempt in `pass`.
     pub(super) fn is_write_delayed(
         &self,
         subject: Subject,

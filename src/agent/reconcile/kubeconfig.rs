@@ -11,7 +11,7 @@ use crate::agent::credential;
 use crate::agent::subject::Subject;
 
 impl Reconciler {
-    /// Writes the kubeconfig if its content or its access is wrong. Writes nothing while there
+    /// Writes the kubeconfig if its content or its access differs. Writes nothing while there
     /// is no token for it.
     ///
     /// # Errors
@@ -27,7 +27,7 @@ impl Reconciler {
         };
         let desired = base.render(&token);
         let mut written = false;
-        if !credential::is_right(&self.settings, &desired)? {
+        if !credential::is_current(&self.settings, &desired)? {
             self.mark_not_ready(&Subject::Kubeconfig);
             let path = self.settings.kubeconfig();
             if self.is_write_delayed(Subject::Kubeconfig, &path, &desired, pass) {

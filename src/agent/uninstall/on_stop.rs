@@ -31,7 +31,7 @@ use decision::{Decider, Finding};
 /// Time reserved for the uninstall itself, before kubelet kills the agent.
 const UNINSTALL_TIME: Duration = Duration::from_secs(5);
 /// Shortest time in which to decide, for one round of requests.
-const SHORTEST: Duration = Duration::from_secs(1);
+const SHORTEST_DECISION_TIME: Duration = Duration::from_secs(1);
 /// Time-out of each phase of a request in the first round.
 const FIRST_TIMEOUT: Duration = Duration::from_secs(3);
 /// Time-out of each phase of a request in later rounds. Longer, because repeated requests do not
@@ -74,7 +74,7 @@ pub fn decide(settings: &Arc<Settings>, offline_install: bool) -> Decision {
 
 /// Time in which to decide, from the termination grace period.
 fn time_to_decide(grace: Duration) -> Duration {
-    grace.saturating_sub(UNINSTALL_TIME).max(SHORTEST)
+    grace.saturating_sub(UNINSTALL_TIME).max(SHORTEST_DECISION_TIME)
 }
 
 /// Runs rounds of requests and sends each finding, until the receiver is dropped.
