@@ -43,7 +43,7 @@ pub struct Handlers {
     /// body of the 500 response.
     pub live: Box<dyn Fn() -> Result<(), String> + Send + Sync>,
     /// Handler of `/ready`. `Err` has the reason why the program is not ready, for the body of the
-    /// 500 response. `Ok` may have a remark for the body of the 200 response.
+    /// 500 response. `Ok` may have a note for the body of the 200 response.
     pub ready: Box<dyn Fn() -> Result<Option<String>, String> + Send + Sync>,
     /// Handler of `/metrics`. Returns the whole OpenMetrics text, including `# EOF`.
     pub metrics: Box<dyn Fn() -> String + Send + Sync>,
@@ -126,7 +126,8 @@ fn wait(
     poll(&mut fds, timeout)
 }
 
-/// Accepts all waiting connections. Fails if none can be accepted, e.g. without free descriptors.
+/// Accepts all waiting connections. Fails if the kernel refuses, e.g. because no file descriptor is
+/// free.
 fn accept(listener: &TcpListener, clients: &mut VecDeque<Client>) -> io::Result<()> {
     for _ in 0..MAX_CLIENTS {
         let stream = match listener.accept() {
@@ -252,7 +253,7 @@ fn respond(request: &[u8], handlers: &Handlers) -> Option<Vec<u8>> {
         "/metrics" => ("200 OK", OPENMETRICS, (handlers.metrics)()),
         "/ready" => match (handlers.ready)() {
             Ok(None) => ("200 OK", TEXT, "ready\n".to_owned()),
-            Ok(Some(remark)) => ("200 OK", TEXT, format!("ready ({remark})\n")),
+            Ok(Some(note)) => ("200 OK", TEXT, format!("ready ({note})\n")),
             Err(reason) => ("500 Internal Server Error", TEXT, format!("not ready: {reason}\n")),
         },
         _ => match (handlers.live)() {

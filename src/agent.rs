@@ -1,11 +1,11 @@
 //! The node agent: installs the plugin binary, its kubeconfig and the plugin entry in the
-//! network configs, and keeps them right until SIGTERM or SIGINT. Then [`on_stop`] decides
+//! network configs, and keeps them correct until SIGTERM or SIGINT. Then [`on_stop`] decides
 //! whether to uninstall all three.
 //!
 //! [`main_loop`] repeats reconcile passes. A pass ([`reconcile`]) decides from the state of the
 //! host, never from past events; [`watch`] only triggers it. The agent waits for what the
-//! node does not have yet: a directory, a token, a network config. Only an invalid setting
-//! ends the agent, because waiting does not correct a setting.
+//! node does not have yet: a directory, a token, a network config. It ends by itself only if a
+//! setting is invalid, or if a thread or the signal handling cannot be set up.
 //!
 //! The modules, in reading order:
 //! - [`settings`]: environment variables and flags
@@ -74,14 +74,13 @@ pub enum Error {
     Thread(#[source] io::Error),
     #[error(transparent)]
     PluginEntry(#[from] plugin_entry::Error),
-    #[error("cannot uninstall cni: {}", .0.join("; "))]
+    #[error("cannot uninstall linkerd-cni: {}", .0.join("; "))]
     Uninstall(Vec<String>),
     #[error(transparent)]
     Settings(#[from] settings::Error),
 }
 
-/// Runs the agent until SIGTERM or SIGINT. Then uninstalls, if there is proof that the release
-/// is uninstalled or that this node has left the DaemonSet's scope.
+/// Runs the agent until SIGTERM or SIGINT. Then uninstalls if [`on_stop::decide`] says so.
 ///
 /// # Errors
 /// If a setting is invalid, a thread or a signal cannot be set up, or the uninstall fails.

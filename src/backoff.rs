@@ -20,8 +20,8 @@ impl Backoff {
         Backoff { limits, spread: false, failures: 0 }
     }
 
-    /// Like [`Backoff::new`], preceded by a delay from zero to the first one: for failures that
-    /// all nodes have in the same moment.
+    /// Like [`Backoff::new`], but the first retry comes after a random time from zero to the first
+    /// delay. For failures that all nodes have at the same moment.
     pub fn spread(limits: Limits) -> Self {
         Backoff { spread: true, ..Backoff::new(limits) }
     }

@@ -7,9 +7,9 @@
 //! - [`Entry`]: the plugin entry, rendered from the chart's template
 //! - [`Conflist`]: adds the plugin entry to a conflist and removes it
 //! - [`wrap`]: makes a conflist from a single plugin's `.conf` or `.json`
-//! - [`plugin_entry`], [`plugin_types`], [`may_call_plugin`]: the plugins that a network config calls
+//! - [`plugin_entry`], [`plugin_types`], [`may_call_plugin`]: which plugins a network config calls
 //! - [`chain_mode`]: the network configs that get the plugin entry
-//! - [`net_dir`]: reads the network configs of the host, in the order in which runtimes look for one
+//! - [`net_dir`]: reads the network configs of the host, in the order in which runtimes try them
 //! - [`plan`]: the active network config, and the files to write and to restore
 //! - [`saved_state`]: original files, saved on the host for uninstall
 //!

@@ -32,7 +32,7 @@ impl Deadline {
     /// Fails with `ETIMEDOUT` at the deadline.
     pub fn poll(self, fds: &mut [PollFd<'_>]) -> Result<(), Errno> {
         while !self.has_passed() {
-            // Rounded up, as a timeout of 0 ms would spin through the last fraction of a millisecond.
+            // Rounded up, as a timeout of 0 ms would spin through the last millisecond.
             let timeout = self.remaining() + Duration::from_micros(999);
             match poll(fds, PollTimeout::try_from(timeout).unwrap_or(PollTimeout::MAX)) {
                 Ok(0) | Err(Errno::EINTR) => {}

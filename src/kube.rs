@@ -1,6 +1,6 @@
 //! The Kubernetes API client. It blocks, and each phase of a request has a deadline.
 //!
-//! Only this module uses `ureq` and `rustls`. The client
+//! No other module of the product uses `ureq` or `rustls` outside tests. The client
 //!
 //! - does not follow redirects,
 //! - ignores `HTTPS_PROXY`; upstream uses it, and a proxy that responds with 403 fails every pod

@@ -1,4 +1,4 @@
-//! The metrics of agent and repair controller, and their OpenMetrics text.
+//! Registers metrics and renders them as OpenMetrics text, for the agent and the repair controller.
 //!
 //! `prometheus-client` adds some 30 kB to each of the two programs, and nothing to the plugin.
 
@@ -16,8 +16,8 @@ pub type Labels<const N: usize> = [(&'static str, String); N];
 /// Counters that differ in `N` labels.
 pub type Counters<const N: usize> = Family<Labels<N>, Counter>;
 
-/// Adds a metric. The text prefixes `name` with the group's prefix, appends `_total` to the name of a
-/// counter, and ends `help` with a full stop.
+/// Adds a metric. The text prefixes `name` with the group's prefix, appends `_total` to the name of
+/// a counter, and ends `help` with a full stop.
 pub fn register<M: Metric + Clone + Default>(group: &mut Registry, name: &str, help: &str) -> M {
     let metric = M::default();
     group.register(name, help, metric.clone());

@@ -1,8 +1,9 @@
 //! Talks to the API server: requests the plugin's token, checks the token in the kubeconfig on
 //! the host, posts Events and removes the startup taint.
 //!
-//! All requests are sent from one thread, so that a slow or unreachable API server never delays
-//! a reconcile pass. The reconciler reads the latest state, and is woken when that changes.
+//! All requests of this module are sent from one thread, so that a slow or unreachable API server
+//! never delays a reconcile pass. On SIGTERM, `uninstall::on_stop` sends its own requests.
+//! The reconciler reads the latest state, and is woken when that changes.
 
 pub mod claims;
 mod event_posting;
@@ -32,7 +33,7 @@ use token::{Grant, PluginToken, Token};
 
 /// User agent of the requests, which the API server's audit log shows.
 pub const USER_AGENT: &str = "linkerd2-cni-install";
-/// Most Events on the agent's pod that wait to be posted. One more drops the oldest.
+/// Maximum number of queued Events on the agent's pod. A further Event replaces the oldest.
 const MAX_EVENTS: usize = 4;
 
 /// Handle to the thread that talks to the API server, and to the state that it keeps.
@@ -149,8 +150,8 @@ impl Api {
         TokenStatus { result, responded, error: state.check_error.clone() }
     }
 
-    /// Requests a check, because a plugin record reports that the API server rejected the plugin's token
-    /// (HTTP 401 or 403).
+    /// Requests a check, because a plugin record reports that the API server rejected the plugin's
+    /// token (HTTP 401 or 403).
     pub fn record_rejection(&self) {
         let mut state = self.state();
         state.check_reasons.record_rejection = true;
@@ -209,9 +210,9 @@ impl Api {
         events.unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits until `end`, or until there is something to do. Returns whether that is more than an
-    /// Event on another pod.
-    fn pause(&self, end: Instant) -> bool {
+    /// Waits until `end`, or until another thread requests work or queues an Event on another pod.
+    /// Returns whether work was requested: the caller then limits its loop rate.
+    fn wait_for_work(&self, end: Instant) -> bool {
         let mut state = self.state();
         while !state.work_pending && !std::mem::take(&mut state.pod_event_queued) {
             let left = end.saturating_duration_since(Instant::now());

@@ -1,10 +1,10 @@
 //! Detects contention: another program that keeps undoing a write of this agent.
 //!
-//! For example, Cilium with `cni.exclusive=true` removes the plugin entry from the active
-//! conflist. The primary CNI may rewrite its conflist as often as it likes: its content
-//! changes each time, and the agent chains the plugin again at once. Contention means that
-//! the same content without the plugin entry keeps coming back. The agent then
-//! waits longer before each further write.
+//! Contention means that the agent had to repeat the same write more than 5 times in 60 s. The
+//! agent then waits longer before each further write. For example, Cilium with
+//! `cni.exclusive=true` removes the plugin entry from the active conflist again and again. A
+//! conflist that the primary CNI rewrites with new content is no contention: the agent chains the
+//! plugin at once.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -13,14 +13,14 @@ use std::time::{Duration, Instant};
 use super::subject::Subject;
 use crate::backoff::jitter;
 
-/// Repeated writes over the same content within [`WINDOW`] that are not yet contention.
+/// Repetitions of the same write within [`WINDOW`] that are not yet contention.
 const TOLERATED_REPEATS: usize = 5;
 /// Time for which writes are counted.
 const WINDOW: Duration = Duration::from_secs(60);
 /// Delay before the first write under contention. Each further delay is a third longer.
 const FIRST_DELAY: Duration = Duration::from_millis(50);
 /// Longest delay before a write, without jitter.
-const LAST_DELAY: Duration = Duration::from_secs(10);
+const LONGEST_DELAY: Duration = Duration::from_secs(10);
 /// Contention is over if no write was needed for this long after the last delay ended.
 const OVER_AFTER: Duration = Duration::from_secs(12);
 
@@ -33,39 +33,40 @@ pub struct Contention {
 /// The recent writes to one file.
 #[derive(Debug)]
 struct Writes {
-    /// Hash of the content that the writes replaced.
-    content: u64,
+    /// Hash of the key of the last write.
+    key: u64,
     times: VecDeque<Instant>,
     /// The last delay. `None` without contention.
     delay: Option<Duration>,
-    /// Earliest time of the next write over the same content.
+    /// Earliest time of the next write with the same key.
     next: Instant,
 }
 
 impl Contention {
     /// Returns the time before which `file` must not be written. `None` allows
-    /// the write now: there is no contention, the delay has passed, or the `content` that the
-    /// write would replace is new.
-    pub fn blocked_until(&self, file: &Subject, content: &str, now: Instant) -> Option<Instant> {
+    /// the write now: there is no contention, the delay has passed, or the write is a new one.
+    /// Writes with the same `key` repeat each other. The key is the replaced content for a network
+    /// config, the written content for the kubeconfig, and empty for plugin binaries.
+    pub fn blocked_until(&self, file: &Subject, key: &str, now: Instant) -> Option<Instant> {
         let writes = self.writes.get(file)?;
-        (writes.content == hash(content) && now < writes.next).then_some(writes.next)
+        (writes.key == hash(key) && now < writes.next).then_some(writes.next)
     }
 
-    /// Records a write over `content` to `file`. Returns whether contention
-    /// began with this write.
-    pub fn record_write(&mut self, file: Subject, content: &str, now: Instant) -> bool {
-        let content = hash(content);
+    /// Records a write to `file`, with the `key` of [`Contention::blocked_until`]. Returns whether
+    /// contention began with this write.
+    pub fn record_write(&mut self, file: Subject, key: &str, now: Instant) -> bool {
+        let key = hash(key);
         let writes = self.writes.entry(file).or_insert(Writes {
-            content,
+            key,
             times: VecDeque::new(),
             delay: None,
             next: now,
         });
-        if writes.content != content || writes.is_over(now) {
+        if writes.key != key || writes.is_over(now) {
             writes.delay = None;
         }
-        if writes.content != content {
-            writes.content = content;
+        if writes.key != key {
+            writes.key = key;
             writes.times.clear();
         }
         writes.times.retain(|time| now.duration_since(*time) < WINDOW);
@@ -74,7 +75,7 @@ impl Contention {
             return false;
         }
         let before = writes.delay;
-        let delay = before.map_or(FIRST_DELAY, |delay| (delay * 4 / 3).min(LAST_DELAY));
+        let delay = before.map_or(FIRST_DELAY, |delay| (delay * 4 / 3).min(LONGEST_DELAY));
         writes.delay = Some(delay);
         // Two agents with the same delay would always write in the same order, so that the same one
         // always loses.
@@ -99,9 +100,9 @@ impl Writes {
     }
 }
 
-fn hash(content: &str) -> u64 {
+fn hash(key: &str) -> u64 {
     let mut hasher = DefaultHasher::new();
-    content.hash(&mut hasher);
+    key.hash(&mut hasher);
     hasher.finish()
 }
 
@@ -124,7 +125,7 @@ mod tests {
         assert!((40..=60).contains(&writes), "{writes}");
         assert_eq!(begins, 1);
         // Jitter makes the last delay up to a third longer.
-        assert_eq!(contention.active(now + LAST_DELAY * 4 / 3 + OVER_AFTER).count(), 0);
+        assert_eq!(contention.active(now + LONGEST_DELAY * 4 / 3 + OVER_AFTER).count(), 0);
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! Renders the plugin's kubeconfig from the agent's environment, service account and CA file,
+//! Renders the plugin's kubeconfig from the agent's environment, ServiceAccount and CA file,
 //! and reads and writes it on the host.
 
 use std::path::PathBuf;
@@ -49,7 +49,7 @@ impl KubeconfigBase {
 ///
 /// # Errors
 /// If one of them is missing, empty or not text. The agent's token is needed even if the
-/// plugin has a service account of its own: with it the agent requests the plugin's token.
+/// plugin has a ServiceAccount of its own: with it the agent requests the plugin's token.
 pub fn kubeconfig_base(settings: &Settings) -> Result<KubeconfigBase, Error> {
     let host = settings.api_host.as_deref();
     let port = settings.api_port.as_deref();
@@ -68,7 +68,7 @@ pub fn kubeconfig_base(settings: &Settings) -> Result<KubeconfigBase, Error> {
 }
 
 /// Returns the token in the kubeconfig on the host, if there is one. It may have expired, and
-/// may belong to any service account.
+/// may belong to any ServiceAccount.
 pub fn token_on_host(settings: &Settings) -> Option<String> {
     let token = kubeconfig::read(&settings.kubeconfig()).ok()?.token?;
     Some(token).filter(|token| !token.is_empty())
@@ -86,7 +86,7 @@ fn content(path: PathBuf) -> Result<String, Error> {
 
 /// Returns whether the kubeconfig on the host is `desired` byte for byte, with mode
 /// 0600 and owned by the agent's user, which is root.
-pub fn is_right(settings: &Settings, desired: &str) -> Result<bool, Error> {
+pub fn is_current(settings: &Settings, desired: &str) -> Result<bool, Error> {
     let path = settings.kubeconfig();
     let Some(metadata) = files::metadata(&path)? else {
         return Ok(false);

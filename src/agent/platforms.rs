@@ -65,9 +65,9 @@ pub fn no_network(settings: &Settings) -> String {
 }
 
 /// Returns a warning with the remedy if the bin dir holds none of the plugins that the active
-/// conflist `loaded` names. The agent's own plugin does not count.
-pub fn no_plugins(settings: &Settings, loaded: &ConfigFile) -> Option<String> {
-    let plugins = other_plugins(loaded.content.as_ref().ok()?);
+/// conflist `active` names. The agent's own plugin does not count.
+pub fn no_plugins(settings: &Settings, active: &ConfigFile) -> Option<String> {
+    let plugins = other_plugins(active.content.as_ref().ok()?);
     // A symbolic link counts even if its target is missing here: on k3s the plugins are links
     // into a directory that is not mounted in the agent's container.
     let exists = |path: PathBuf| path.symlink_metadata().is_ok();
@@ -85,7 +85,7 @@ pub fn no_plugins(settings: &Settings, loaded: &ConfigFile) -> Option<String> {
     Some(format!(
         "{} names the plugins {}, but {} contains none of them: unless the runtime is configured \
          with several directories, it cannot find {PLUGIN} either; {remedy}",
-        loaded.name,
+        active.name,
         plugins.join(", "),
         here.display()
     ))

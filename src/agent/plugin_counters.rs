@@ -26,8 +26,8 @@ const OTHER: &str = "other";
 /// All counters over plugin records.
 #[derive(Debug)]
 pub struct PluginCounters {
-    requests: Counters<2>,
-    seconds: Family<Labels<1>, Counter<f64, AtomicU64>>,
+    calls: Counters<2>,
+    call_seconds: Family<Labels<1>, Counter<f64, AtomicU64>>,
     redirects: Counters<1>,
     failures: Counters<1>,
     degraded: Counters<1>,
@@ -38,19 +38,20 @@ pub struct PluginCounters {
 impl PluginCounters {
     /// Adds the counters to `group`, for all label values.
     pub fn register(group: &mut Registry) -> Self {
-        let seconds = Family::default();
+        let call_seconds = Family::default();
         for command in COMMANDS {
-            drop(seconds.get_or_create(&[("command", command.to_string())]));
+            drop(call_seconds.get_or_create(&[("command", command.to_string())]));
         }
         let help = "Duration of plugin calls";
-        group.register_with_unit("request", help, Unit::Seconds, seconds.clone());
-        let requests =
-            COMMANDS.into_iter().flat_map(|command| RESULTS.map(|result| request(command, result)));
+        group.register_with_unit("request", help, Unit::Seconds, call_seconds.clone());
+        let calls = COMMANDS
+            .into_iter()
+            .flat_map(|command| RESULTS.map(|result| call_labels(command, result)));
         let codes = CODES.iter().map(u32::to_string).chain([OTHER.into()]);
         let api_codes = API_CODES.iter().map(u32::to_string).chain([OTHER.into()]);
         PluginCounters {
-            requests: register_each(group, "requests", "Plugin calls, by result", requests),
-            seconds,
+            calls: register_each(group, "requests", "Plugin calls, by result", calls),
+            call_seconds,
             redirects: register_each(
                 group,
                 "redirects",
@@ -90,9 +91,9 @@ impl PluginCounters {
             Decision::Skipped(_) => "skipped".into(),
             decision => decision.to_string(),
         };
-        self.requests.get_or_create(&request(command, &result)).inc();
+        self.calls.get_or_create(&call_labels(command, &result)).inc();
         let seconds = record.ms as f64 / 1000.0;
-        self.seconds.get_or_create(&[("command", command.to_string())]).inc_by(seconds);
+        self.call_seconds.get_or_create(&[("command", command.to_string())]).inc_by(seconds);
         if let Some(backend) = record.backend {
             self.redirects.get_or_create(&[("backend", backend.to_string())]).inc();
         }
@@ -119,7 +120,7 @@ fn code(known: &[u32], code: u32) -> Labels<1> {
     [("code", value)]
 }
 
-fn request(command: Command, result: &str) -> Labels<2> {
+fn call_labels(command: Command, result: &str) -> Labels<2> {
     [("command", command.to_string()), ("result", result.into())]
 }
 

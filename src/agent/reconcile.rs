@@ -43,7 +43,8 @@ pub struct Reconciler {
     /// Contention with programs that remove the plugin entry, by conflist. The node is not
     /// ready while it lasts.
     entry_removals: Contention,
-    /// Contention with other agents that overwrite a file of this agent. Only a warning.
+    /// Contention with other agents that overwrite a file of this agent. A warning while the file
+    /// is correct, a problem while the correcting write is delayed.
     overwrites: Contention,
     /// The last token found in the kubeconfig on the host. It stays in use until the API
     /// server issues one.
@@ -151,8 +152,8 @@ impl Reconciler {
         if let Err(error) = self.reconcile_kubeconfig(&mut pass) {
             pass.problem(Subject::Kubeconfig, error);
         }
-        // A token that the API server rejects does not keep the plugin out of the chain: without
-        // the plugin, meshed pods would start without redirect rules.
+        // A token that the API server rejects does not prevent chaining: without the plugin, meshed
+        // pods would start without redirect rules.
         let credential = pass.problems.remove(&Subject::Credential);
         let can_chain = pass.problems.is_empty() && !pass.waits.contains_key(&Subject::Kubeconfig);
         pass.problems.extend(credential.map(|why| (Subject::Credential, why)));
@@ -179,8 +180,8 @@ impl Reconciler {
             self.ready_logged = true;
             info!("linkerd CNI is installed and verified on this node");
         }
-        // The startup taint is removed once the node is ready. Warnings do not hold it: some never
-        // go away. One that keeps the plugin out of the chain is a problem by now.
+        // The startup taint is removed once the node is ready. Warnings do not delay the removal,
+        // because some are permanent. `plan` turns a warning that prevents chaining into a problem.
         self.api.set_node_ready(pass.ready().is_ok());
         self.status.set_ready(pass.ready());
         self.status.set_ready_notes(&pass.ready_notes);
@@ -212,21 +213,24 @@ impl Reconciler {
             pass.wrote = true;
             self.status.binary_writes.inc();
         }
+        // Word for word as in Linkerd's troubleshooting page, because users search for it.
         info!("Wrote linkerd CNI binaries to {}", dir.display());
-        self.overwrites.record_write(Subject::Binary, "", Instant::now());
+        if self.overwrites.record_write(Subject::Binary, "", Instant::now()) {
+            self.status.contentions.inc();
+        }
         Ok(())
     }
 
     /// Adds the result of the self-test to `pass`, and starts the self-test if there is no
-    /// result yet. It runs only if binary, kubeconfig and network configs are right and this
+    /// result yet. It runs only if binary, kubeconfig and network configs are correct and this
     /// pass did not change them.
     fn check_self_test(&self, pass: &mut Pass) {
         let Some(self_test) = &self.self_test else {
             return;
         };
-        let wrong = [Subject::Binary, Subject::Kubeconfig, Subject::NetworkConfig];
-        let wrong = wrong.iter().any(|subject| pass.is_wrong(subject));
-        match self.installed_binary(pass).filter(|_| !wrong && !pass.wrote) {
+        let required = [Subject::Binary, Subject::Kubeconfig, Subject::NetworkConfig];
+        let unready = required.iter().any(|subject| pass.is_unready(subject));
+        match self.installed_binary(pass).filter(|_| !unready && !pass.wrote) {
             None => self_test.pause(),
             Some(binary) => {
                 let entry = pass.yielded_entry.as_ref().unwrap_or(&self.entry).text().to_owned();

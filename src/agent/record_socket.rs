@@ -1,5 +1,6 @@
 //! Receives a record of each plugin call on a socket in the CNI net dir, and turns the records
-//! into log lines, metrics and Events. Without the socket, only the node's own log has them.
+//! into log lines, metrics and Events. Without the socket, the records are only in the container
+//! runtime's log on the node.
 //!
 //! Of several agents on a node, the one that started last has the socket. The others find a
 //! socket of another process at the path, and by that know that a newer agent runs. They neither

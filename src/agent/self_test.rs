@@ -29,7 +29,7 @@ const INTERFACE: &str = "eth0";
 /// Wait before the self-test reruns after its first failure. Doubles with each further failure.
 const FIRST_RETRY: Duration = Duration::from_secs(1);
 /// Longest wait before the self-test reruns after a failure.
-const LAST_RETRY: Duration = Duration::from_secs(60);
+const LONGEST_RETRY: Duration = Duration::from_secs(60);
 /// Stack size of the self-test thread, in bytes.
 const STACK: usize = 256 << 10;
 
@@ -141,7 +141,7 @@ impl SelfTest {
             let failed = matches!(outcome, TestOutcome::Failed(_));
             let same = before.as_ref().is_some_and(|(tested, _)| *tested == plugin);
             retry = match same && failed {
-                true => (retry * 2).min(LAST_RETRY),
+                true => (retry * 2).min(LONGEST_RETRY),
                 false => FIRST_RETRY,
             };
             rerun_at = failed.then(|| Instant::now() + retry);
@@ -161,8 +161,8 @@ impl SelfTest {
         }
     }
 
-    /// Waits for a plugin that was never tested, or for the rerun of a failed self-test at
-    /// `rerun_at`.
+    /// Waits until the requested plugin differs from the plugin tested last, or until the rerun of
+    /// a failed self-test is due at `rerun_at`.
     fn next_plugin(&self, rerun_at: Option<Instant>) -> TestedPlugin {
         let mut state = self.state();
         loop {

@@ -1,9 +1,9 @@
 //! Reads environment variables and flags into [`Settings`], once at the start.
 //!
 //! Names and defaults are those of upstream's agent. Variables that start with `LINKERD_CNI_`
-//! exist only in this project; unset, they give the behaviour of upstream's chart. An invalid
-//! setting ends the agent. This module checks only values, not files: a directory or a token
-//! may appear on the node later.
+//! exist only in this project. Unset, they give the behaviour of upstream's chart, except that the
+//! agent opens the socket for plugin records. An invalid setting ends the agent. This module checks
+//! only values, not files: a directory or a token may appear on the node later.
 
 mod parse;
 
@@ -78,7 +78,7 @@ pub struct Settings {
     /// The pod's termination grace period (`LINKERD_CNI_TERMINATION_GRACE_SECONDS`). When it
     /// ends, the kubelet kills the agent.
     pub termination_grace: Duration,
-    /// Service account whose token the plugin uses (`LINKERD_CNI_PLUGIN_SERVICE_ACCOUNT`).
+    /// ServiceAccount whose token the plugin uses (`LINKERD_CNI_PLUGIN_SERVICE_ACCOUNT`).
     /// Unset: the plugin uses the agent's own token.
     pub plugin_account: Option<String>,
     /// File name of the only network config to chain to (`LINKERD_CNI_CONF_NAME`). The agent

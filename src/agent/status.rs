@@ -54,7 +54,7 @@ impl Status {
         let self_tests =
             |result: &str| self_tests.get_or_create_owned(&[("result", result.into())]);
         Status {
-            ready: Mutex::new(Err("nothing is verified yet".into())),
+            ready: Mutex::new(Err("the first reconcile pass has not finished".into())),
             ready_gauge: register(agent, "ready", "Whether `/ready` responds with 200"),
             ready_note: Mutex::default(),
             stopped_by: Mutex::default(),
@@ -73,7 +73,8 @@ impl Status {
             contentions: register(
                 agent,
                 "contentions",
-                "Times that another writer began to overwrite a network config again and again",
+                "Times that contention began: another writer keeps overwriting a network config, the \
+                 kubeconfig or a plugin binary",
             ),
             reconciles: register(agent, "reconcile", "Reconcile passes"),
             reconcile_errors: register(
@@ -100,7 +101,7 @@ impl Status {
         }
     }
 
-    /// Sets the state that `/ready` reports; `Err` says what is wrong.
+    /// Sets the state that `/ready` reports; `Err` says why the node is not ready.
     pub fn set_ready(&self, ready: Result<(), String>) {
         *self.ready.lock().unwrap_or_else(PoisonError::into_inner) = ready;
     }

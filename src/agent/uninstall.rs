@@ -76,23 +76,23 @@ pub fn run(
     failures.extend(leftovers::remove_dead_socket(settings).err().map(|error| error.to_string()));
     let end = Instant::now() + FOREIGN_TIMEOUT;
     for removal in 1..=MAX_REMOVALS {
-        let mut temporary = Vec::new();
+        let mut retried_failures = Vec::new();
         let reference =
-            match attempt(settings, conflists, &watch, end, &mut temporary, &mut failures) {
+            match attempt(settings, conflists, &watch, end, &mut retried_failures, &mut failures) {
                 Ok(reference) => reference,
                 Err(why) => {
-                    failures.extend(temporary);
+                    failures.extend(retried_failures);
                     failures.extend(why);
                     return Err(still_named(failures));
                 }
             };
         match reference {
             PluginReference::Missing => {
-                failures.extend(temporary);
+                failures.extend(retried_failures);
                 break;
             }
             PluginReference::Foreign(config) if Instant::now() >= end => {
-                failures.extend(temporary);
+                failures.extend(retried_failures);
                 failures.push(format!(
                     "{} names {PLUGIN}; correct or remove that file, then run \
                      `linkerd2-cni-install uninstall` on this node",
@@ -143,18 +143,18 @@ fn still_named(mut failures: Vec<String>) -> Vec<String> {
 }
 
 /// Removes the plugin entry from all network configs, and then the other files unless a network
-/// config names the plugin again. The next attempt repeats the steps that failed in `temporary`, so
-/// these failures count only if there is no next attempt. Failures in `permanent` always count.
+/// config names the plugin again. The next attempt repeats the steps that failed in
+/// `retried_failures`, so these count only if there is no next attempt. `failures` always count.
 fn attempt(
     settings: &Settings,
     conflists: &BTreeSet<String>,
     watch: &NetDirWatch<'_>,
     end: Instant,
-    temporary: &mut Vec<String>,
-    permanent: &mut Vec<String>,
+    retried_failures: &mut Vec<String>,
+    failures: &mut Vec<String>,
 ) -> Result<PluginReference, Vec<String>> {
     let (saved_state, why) = load_saved_state(&settings.net_dir);
-    temporary.extend(why);
+    retried_failures.extend(why);
     unchain(settings, &saved_state, conflists)?;
     let in_words = |error: files::Error| vec![error.to_string()];
     let needed_by = kept_binary::needed_by(settings);
@@ -167,20 +167,20 @@ fn attempt(
     if reference != PluginReference::Missing {
         return Ok(reference);
     }
-    let files = NodeFiles::set_aside(settings, paths, temporary);
+    let files = NodeFiles::stage(settings, paths, retried_failures);
     let quiet = quiet.min(QUIET_AFTER);
-    // The deadline is now: while the files are aside, a network config that names the plugin makes
-    // new pods fail, so the files have to be put back at once.
+    // The deadline is now: while the files are renamed, a network config that names the plugin
+    // makes new pods fail, so the files have to get their names back at once.
     let reference = watch.until_quiet(&saved_state, quiet, Instant::now());
     match &reference {
         Ok(PluginReference::Missing) => {
-            files.discard(temporary);
+            files.finish(retried_failures);
             if let Some(program) = needed_by {
                 report_kept_binary(settings, program);
             }
             warn_of_invalid_conflists(settings, &saved_state, conflists);
         }
-        _ => files.put_back(permanent),
+        _ => files.undo(failures),
     }
     reference.map_err(in_words)
 }
@@ -219,7 +219,7 @@ fn unchain(
             };
             match restore::apply(dir, &step, before) {
                 Ok(()) => {
-                    info!("Removed the plugin entry from {}", dir.join(step.file_name()).display())
+                    info!("removed the plugin entry from {}", dir.join(step.file_name()).display())
                 }
                 Err(files::Error::Raced { .. }) => raced = true,
                 Err(error) => failures.push(error.to_string()),

@@ -2,8 +2,8 @@
 //!
 //! Upstream's agent writes its kubeconfig when it starts and when its token rotates, about
 //! every 48 minutes. It does not notice that another agent overwrites the file. After `helm
-//! rollback` the upstream agent keeps running while this agent ends. Its plugin would then
-//! use this agent's token, which belongs to a release that is gone. So this agent remembers
+//! rollback` the upstream agent keeps running while this agent ends. The upstream plugin would then
+//! use this agent's token, which belongs to an uninstalled release. So this agent remembers
 //! the upstream kubeconfig that it overwrites, and restores it when it ends. An agent of this
 //! project needs no such help: it corrects its kubeconfig in its next pass.
 
@@ -46,7 +46,7 @@ impl UpstreamKubeconfig {
         };
         match files::replace(path, self.written.as_bytes(), bytes, *access) {
             Ok(()) => info!(
-                "Restored the kubeconfig {} of the upstream agent on this node",
+                "restored the kubeconfig {} of the upstream agent on this node",
                 path.display()
             ),
             Err(files::Error::Raced { .. }) => {}
@@ -86,7 +86,7 @@ mod tests {
     use super::*;
     use crate::conflist::net_dir;
 
-    const UPSTREAM: &str = "users:\n- name: linkerd-cni\n  user:\n    token: theirs\n";
+    const UPSTREAM: &str = "users:\n- name: linkerd-cni\n  user:\n    token: upstream-token\n";
     const OWN: &str = r#"{"users":[{"user":{"token":"own"}}]}"#;
 
     #[test]

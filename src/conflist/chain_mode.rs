@@ -6,7 +6,7 @@ use super::net_dir::ConfigKind;
 /// a digit, so a runtime loads them before this one. Multus ignores the order in its directory.
 pub const STANDALONE: &str = "linkerd-cni.conf";
 
-/// Default file name of the copy. It sorts before other names that start with two digits.
+/// Default file name of the copy. It sorts before names that start with `01` or higher.
 pub const COPY: &str = "00-linkerd-cni.conflist";
 
 /// Which files call the plugin.
@@ -15,14 +15,15 @@ pub const COPY: &str = "00-linkerd-cni.conflist";
 /// and then removes what the old mode left. So the node stays chained in between.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ChainMode {
-    /// Every conflist, as upstream does. The agent is ready once the active one has the entry.
+    /// Every conflist and `.conf`, as upstream does, and a `.json` if it is the active network
+    /// config. The agent is ready once the active network config has the plugin entry.
     Every,
     /// Only this file, which may not exist yet. A `.conf` is replaced by a `.conflist` of its name.
     Only(String),
     /// A standalone config with this name. Another plugin, such as Multus on OpenShift, calls it
     /// after the primary CNI. No other file is changed.
     ///
-    /// The file belongs into Multus' directory. In the directory that the runtime reads, it could
+    /// The file belongs in Multus' directory. In the directory that the runtime reads, it could
     /// become the active network config, and pods would get no network.
     Standalone(String),
     /// A copy, with this name, of the network config that would be active without the copy.
@@ -34,19 +35,20 @@ pub enum ChainMode {
 }
 
 impl ChainMode {
-    /// Selects the mode for the settings `chained` and `own_config`, and the file name `conf_name`
-    /// if one is set. `chained: false` wins over `own_config`, as a standalone config copies nothing.
+    /// Selects the mode for the settings `chained` and `chain_in_copy`, and the file name
+    /// `conf_name` if one is set. `chained: false` wins over `chain_in_copy`, as a standalone
+    /// config copies nothing.
     ///
     /// # Errors
     /// Says why `conf_name` is not a valid file name in that mode.
     pub fn choose(
         conf_name: Option<&str>,
         chained: bool,
-        own_config: bool,
+        chain_in_copy: bool,
         kubeconfig_name: &str,
     ) -> Result<ChainMode, &'static str> {
         let or = |default: &str| conf_name.unwrap_or(default).to_owned();
-        let mode = match (conf_name, chained, own_config) {
+        let mode = match (conf_name, chained, chain_in_copy) {
             (_, false, _) => ChainMode::Standalone(or(STANDALONE)),
             (_, true, true) => ChainMode::Copy(or(COPY)),
             (Some(name), true, false) => ChainMode::Only(name.to_owned()),

@@ -1,4 +1,4 @@
-//! Network configs of a single plugin, `.conf` and `.json`: checks them, wraps them into a conflist.
+//! Single-plugin network configs, `.conf` and `.json`: checks them, wraps them into a conflist.
 
 use serde_json::Value;
 

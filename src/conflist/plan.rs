@@ -36,7 +36,7 @@ pub fn chain(mode: &ChainMode, found: &[ConfigFile], entry: &Entry, saved: &Save
         ChainMode::Copy(name) => own_config::copy(name, found, &foreign, entry, saved),
     };
     if plan.steps.is_empty() && plan.not_chained.is_none() {
-        plan.unchain_steps = unchain::leftovers(mode, found, saved);
+        plan.unchain_steps = unchain::other_modes(mode, found, saved);
     }
     plan
 }
@@ -90,7 +90,8 @@ fn only(name: &str, foreign: &[&ConfigFile], entry: &Entry, saved: &SavedState) 
         .map(|active| {
             format!(
                 "the active network config is {0}, but cniConfFileName names {name}: the runtime \
-                 calls linkerd-cni only if {0} calls {name}",
+                 calls linkerd-cni only if {0} calls {name}; if {0} does not, correct \
+                 cniConfFileName",
                 active.name
             )
         });

@@ -1,7 +1,8 @@
 //! Atomically replaces or creates a file that another program may write at the same time.
 //!
-//! A rename would discard what the other program wrote after the agent's read. An exchange keeps the
-//! replaced file under the temporary name. If its content is not what the agent read, it is put back.
+//! A rename would discard what the other program wrote after the agent's read. An exchange keeps
+//! the replaced file under the temporary name. If its content is not what the agent read, it is put
+//! back.
 
 use std::fs;
 use std::io;
@@ -38,8 +39,8 @@ pub(super) fn replace(new: Temporary, before: &[u8], content: &[u8]) -> Result<(
     if is_link || replaced.as_ref().is_ok_and(|bytes| bytes == before) {
         return sync_dir(&new.target);
     }
-    // Another program wrote in between. Put its content back. Repeat while the exchange replaces
-    // anything but what the exchange before had put in.
+    // Another program wrote in between. Put its content back. Repeat until an exchange takes out
+    // exactly what the previous exchange put in: then nobody wrote in between.
     let mut put_in = content.to_vec();
     for _ in 0..TRIES {
         let put_back = replaced.unwrap_or_default();

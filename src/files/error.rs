@@ -15,7 +15,8 @@ pub enum Error {
         #[source]
         source: io::Error,
     },
-    /// The file cannot be used, for example because of its type or size. `why` is the rest of the sentence that starts with the path.
+    /// The file cannot be used, for example because of its type or size. `why` is the rest of the
+    /// sentence that starts with the path.
     #[error("{} {why}", path.display())]
     Unusable { path: PathBuf, why: &'static str },
     /// Another program wrote the file since it was read. The caller should read it again.
@@ -56,8 +57,8 @@ pub(super) fn failed(act: &'static str, path: &Path) -> impl FnOnce(io::Error) -
     move |source| Error::Io { act, path, source }
 }
 
-/// Returns what an operator can do about `error`, which occurred while doing `act`, to append to the
-/// text of the error. Empty if that text already shows what to do.
+/// Returns what an operator can do about `error`, which occurred while doing `act`, to append to
+/// the text of the error. Empty if that text already shows what to do.
 pub fn remedy(act: &str, error: &io::Error) -> &'static str {
     match Errno::from_io_error(error) {
         Some(Errno::NOSPC | Errno::DQUOT) => "; free space or inodes on the node's disk",

@@ -42,6 +42,7 @@ pub struct Status {
     pub reason: Option<String>,
 }
 
+/// Metadata of an object:
 /// <https://kubernetes.io/docs/reference/kubernetes-api/common-definitions/object-meta/>
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]

@@ -31,7 +31,7 @@ pub struct Kubernetes {
     pub pod: BoundPod,
 }
 
-/// Name and UID of that pod; empty if the token is not bound to a pod.
+/// The pod to which the token is bound; empty if there is none.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub struct BoundPod {
@@ -51,7 +51,8 @@ impl Claims {
         UNIX_EPOCH.checked_add(Duration::from_secs(self.exp))
     }
 
-    /// Whether the token ended before `now`. A token of a Secret, which never ends, names no end.
+    /// Whether the token has expired at `now`. A token from a Secret has no `exp` and never
+    /// expires.
     pub fn has_expired(&self, now: SystemTime) -> bool {
         self.exp != 0 && self.end().is_some_and(|end| end <= now)
     }

@@ -13,13 +13,14 @@ use crate::agent::settings::Settings;
 use crate::kube::connection::{Connection, Error};
 use crate::kube::event::{self, EventContent, Regarding, Reporter};
 
-/// Pause after a failure that a later Event may not have, such as an unreachable API server.
+/// Pause after a temporary failure, such as an unreachable API server.
 const UNAVAILABLE_PAUSE: Duration = Duration::from_secs(60);
-/// How long Events are dropped after the API server rejected one with HTTP 403.
+/// How long new Events are dropped after the API server rejected an Event with HTTP 403.
 const FORBIDDEN_PAUSE: Duration = Duration::from_secs(600);
 
-/// Posts `content` as an Event on the agent's own pod. Does nothing if the settings do not name that pod. The
-/// pod's UID, which `kubectl describe` needs to find the Event, comes from the agent's token.
+/// Posts `content` as an Event on the agent's own pod. Does nothing if the settings do not name
+/// that pod. The pod's UID, which `kubectl describe` needs to find the Event, comes from the
+/// agent's token.
 pub fn post(
     connection: &mut Connection,
     settings: &Settings,
@@ -44,10 +45,12 @@ pub fn post(
 /// Why an Event could not be posted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum PostFailure {
-    /// The agent's ServiceAccount may not create Events there. Upstream's chart does not grant it.
+    /// The agent's ServiceAccount may not create Events in the pod's namespace. Upstream's chart
+    /// does not grant it.
     Forbidden,
-    /// The pod or its namespace is gone.
-    Gone,
+    /// The API server rejects only this Event: its pod or namespace is gone or being deleted, its
+    /// name is in use (409), or it is invalid (422).
+    Dropped,
     /// The API server is unreachable or busy, or does not accept the token.
     Unavailable,
 }
@@ -59,9 +62,9 @@ impl PostFailure {
         };
         match error.code() {
             // A namespace that is being deleted rejects new objects, whatever RBAC allows.
-            Some(403) if error.to_string().contains("being terminated") => PostFailure::Gone,
+            Some(403) if error.to_string().contains("being terminated") => PostFailure::Dropped,
             Some(403) => PostFailure::Forbidden,
-            Some(404 | 409 | 422) => PostFailure::Gone,
+            Some(404 | 409 | 422) => PostFailure::Dropped,
             _ => PostFailure::Unavailable,
         }
     }
@@ -94,7 +97,7 @@ impl PodEventPosting {
                 PostFailure::Unavailable => {
                     api.pod_events().put_back((queued, event), now, now + UNAVAILABLE_PAUSE);
                 }
-                PostFailure::Gone => {
+                PostFailure::Dropped => {
                     debug!("cannot post an Event on pod {}: {error}", event.pod);
                     continue;
                 }
@@ -155,8 +158,8 @@ mod tests {
         let ending = "events is forbidden: unable to create new content in namespace a because it is being terminated";
         for (error, wanted) in [
             (status(403, "events is forbidden"), PostFailure::Forbidden),
-            (status(403, ending), PostFailure::Gone),
-            (status(404, "namespaces \"a\" not found"), PostFailure::Gone),
+            (status(403, ending), PostFailure::Dropped),
+            (status(404, "namespaces \"a\" not found"), PostFailure::Dropped),
             (status(401, "Unauthorized"), PostFailure::Unavailable),
             (status(429, "slow down"), PostFailure::Unavailable),
             (status(503, "x"), PostFailure::Unavailable),

@@ -12,9 +12,9 @@ use crate::kube::event::EventContent;
 
 /// Time after which the same mistake of a pod is reported again.
 const REPEAT_AFTER: Duration = Duration::from_secs(600);
-/// Most reported mistakes that are remembered. While there are as many, new Events are dropped.
+/// Maximum number of remembered mistakes. While it is reached, new Events are dropped.
 const MAX_REPORTED: usize = 256;
-/// Most Events that wait to be posted. While there are as many, new Events are dropped.
+/// Maximum number of queued Events. While it is reached, new Events are dropped.
 const MAX_WAITING: usize = 64;
 /// Events that are posted without a pause between them.
 const BURST: u32 = 5;
@@ -39,7 +39,7 @@ pub struct PodEventQueue {
     waiting: VecDeque<(Instant, PodEvent)>,
     /// Time, pod UID and subject of the accepted Events, oldest first.
     reported: VecDeque<(Instant, String, &'static str)>,
-    /// When the rate limit has recovered from all Events posted so far.
+    /// When a full burst is allowed again.
     recovered_at: Instant,
     /// No Event is posted before this time.
     paused_until: Instant,

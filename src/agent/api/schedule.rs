@@ -9,14 +9,18 @@ use std::time::{Duration, Instant};
 use super::token::Fallback;
 use crate::backoff::{Limits, between, delay};
 
-/// Longest time between two checks of a token that the API server accepts. Jitter
-/// shortens it by up to two fifths, so that checks are 6 to 10 minutes apart.
+/// Longest time between two periodic checks of a token that the API server accepts. Jitter
+/// shortens it by up to two fifths, so that checks are 6 to 10 minutes apart. A denied TokenRequest
+/// postpones the check ([`Schedule::token_accepted`]).
 const CHECK_PERIOD: Duration = Duration::from_secs(600);
+/// Longest time between two checks if denied TokenRequests postpone them. A denied TokenRequest
+/// shows that the token is valid, but not that it still permits the plugin's requests.
+const POSTPONED_PERIOD: Duration = Duration::from_secs(3600);
 /// Shortest time between two checks that plugin records cause. The API server caches a token
 /// review for 10 s, so an earlier check could find a revoked token still accepted.
 const RECORD_GAP: Duration = Duration::from_secs(12);
-/// How often [`RECORD_GAP`] doubles at most. It doubles with each such check whose result is
-/// unchanged.
+/// How often [`RECORD_GAP`] doubles at most: once for each check that a plugin record causes and
+/// whose result is unchanged.
 const RECORD_GAP_DOUBLINGS: u32 = 3;
 /// Shortest time between two checks that changes of the kubeconfig cause.
 const CHANGE_GAP: Duration = Duration::from_millis(500);
@@ -98,7 +102,8 @@ impl Schedule {
         self.check <= now
     }
 
-    /// Moves the next check forward, because the kubeconfig has a token that was not checked yet.
+    /// Schedules the next check earlier, because the kubeconfig has a token that was not checked
+    /// yet.
     pub fn kubeconfig_changed(&mut self, now: Instant) {
         self.unchanged_checks = 0;
         self.result = None;
@@ -106,9 +111,9 @@ impl Schedule {
         self.check_after(now, CHANGE_GAP);
     }
 
-    /// Moves the next check forward, because a plugin record reports that the API server rejected
-    /// the plugin. Any process that can write to the socket can send such records, at any rate,
-    /// so the rate of these checks is limited.
+    /// Schedules the next check earlier, because a plugin record reports that the API server
+    /// rejected the plugin. Any process that can write to the socket can send such records, at any
+    /// rate, so the rate of these checks is limited.
     pub fn record_rejection(&mut self, now: Instant) {
         let gap = RECORD_GAP * (1 << self.unchanged_checks.min(RECORD_GAP_DOUBLINGS));
         let before = self.check;
@@ -116,7 +121,8 @@ impl Schedule {
         self.by_record |= self.check < before;
     }
 
-    /// Moves the next check forward to `gap` after the last check, or to `now` if that is later.
+    /// Schedules the next check `gap` after the last check, or at `now` if that is later. Never
+    /// postpones the check.
     fn check_after(&mut self, now: Instant, gap: Duration) {
         let allowed = self.checked.map_or(now, |last| now.max(last + gap));
         self.check = self.check.min(allowed);
@@ -174,11 +180,13 @@ impl Schedule {
         self.renewal = Some(now + wait);
     }
 
-    /// Postpones the periodic check. The kubeconfig has the agent's token, and a denied
-    /// TokenRequest has just shown that the API server accepts that token.
+    /// Postpones the periodic check, to at most [`POSTPONED_PERIOD`] after the last check. The
+    /// kubeconfig has the agent's token, and a denied TokenRequest has just shown that the API
+    /// server accepts that token.
     pub fn token_accepted(&mut self, now: Instant) {
         if self.result == Some(CheckResult::Accepted) && !self.by_record {
-            self.check = self.check.max(now + 2 * CHECK_PERIOD);
+            let latest = self.checked.map_or(now, |last| last + POSTPONED_PERIOD);
+            self.check = self.check.max(latest.min(now + 2 * CHECK_PERIOD));
         }
     }
 

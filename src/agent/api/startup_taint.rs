@@ -24,7 +24,7 @@ const MAX_ATTEMPTS: u32 = 5;
 /// registers again under the same name may have the taint again.
 const RECHECK: [Duration; 2] = [Duration::from_secs(20 * 60), Duration::from_secs(30 * 60)];
 
-/// Time between two tries after a failure.
+/// First and longest wait after a failed removal.
 const RETRY: Limits = [Duration::from_millis(500), Duration::from_secs(30)];
 
 /// The taint to remove, and when to try next.

@@ -1,5 +1,5 @@
-//! The thread that talks to the API server: renews the plugin's token ([`token_renewal`]), checks the
-//! token in the kubeconfig ([`token_check`]), posts Events and removes the startup taint.
+//! The thread that talks to the API server: renews the plugin's token ([`token_renewal`]), checks
+//! the token in the kubeconfig ([`token_check`]), posts Events and removes the startup taint.
 
 mod token_check;
 mod token_renewal;
@@ -19,8 +19,9 @@ use crate::kube::{self, Deadlines};
 
 /// Time-out of each phase of a request.
 const PHASE_TIMEOUT: Duration = Duration::from_secs(3);
-/// Shortest time between two iterations of the loop, however often other threads wake it.
-const ITERATION: Duration = Duration::from_millis(50);
+/// Shortest time between two iterations of the loop when other threads request work. Events on
+/// other pods have their own rate limit.
+const MIN_ITERATION: Duration = Duration::from_millis(50);
 /// Longest Retry-After that is honoured.
 const LONGEST_RETRY_AFTER: Duration = Duration::from_secs(600);
 
@@ -79,8 +80,8 @@ impl Worker {
                 end = end.min(due);
             }
             let event = self.api.pod_events().due();
-            if self.api.pause(event.map_or(end, |due| end.min(due))) {
-                std::thread::sleep(ITERATION.saturating_sub(begin.elapsed()));
+            if self.api.wait_for_work(event.map_or(end, |due| end.min(due))) {
+                std::thread::sleep(MIN_ITERATION.saturating_sub(begin.elapsed()));
             }
         }
     }

@@ -125,8 +125,8 @@ impl Reconciler {
         self.yields_to = other;
     }
 
-    /// Plans the changes, and records in `pass` what is wrong before them. Returns `None` if
-    /// the runtime would probably not find the plugin, so that it must not be chained.
+    /// Plans the changes, and records in `pass` the problems that exist before them. Returns `None`
+    /// if the runtime would probably not find the plugin, so that it must not be chained.
     fn plan(&mut self, observed: &Observed, pass: &mut Pass) -> Option<Plan> {
         let settings = Arc::clone(&self.settings);
         let Observed { configs, saved_state } = observed;
@@ -169,8 +169,8 @@ impl Reconciler {
     /// The runtime certainly looks here if an earlier agent, upstream's included, chained the
     /// plugin from this bin dir: the runtime started this agent's own pod through that chain.
     fn check_bin_dir(&mut self, configs: &[ConfigFile], pass: &mut Pass) {
-        let loaded = plan::active(configs);
-        let warning = loaded.and_then(|loaded| platforms::no_plugins(&self.settings, loaded));
+        let active = plan::active(configs);
+        let warning = active.and_then(|active| platforms::no_plugins(&self.settings, active));
         self.status.bin_dir_without_plugins.set(warning.is_some().into());
         if self.had_binary || warning.is_none() {
             self.runtime_finds_plugin |= plan::is_chained(&self.mode, configs);
@@ -192,8 +192,8 @@ impl Reconciler {
         for step in &plan.steps {
             self.apply_step(step, observed, pass);
         }
-        for undo in &plan.unchain_steps {
-            self.apply_undo(undo, observed, pass)?;
+        for step in &plan.unchain_steps {
+            self.apply_unchain_step(step, observed, pass)?;
         }
         self.report_entry_removals(pass);
         Ok(())
@@ -221,13 +221,16 @@ impl Reconciler {
         match apply(net_dir, &observed.configs, step, &mut observed.saved_state) {
             Ok(()) => {
                 pass.wrote = true;
-                if contention.record_write(subject, before, now) && !has_entry {
+                if contention.record_write(subject, before, now) {
                     self.status.contentions.inc();
-                    self.post_entry_removal_event(&path);
+                    if !has_entry {
+                        self.post_entry_removal_event(&path);
+                    }
                 }
                 self.status.conflist_writes.inc();
                 // The plan's problem is solved. The next pass verifies that.
                 pass.problems.remove(&Subject::NetworkConfig);
+                // Word for word as in Linkerd's troubleshooting page, because users search for it.
                 info!("Created CNI config {}", path.display());
             }
             // Another program wrote the file since it was read. The next pass reads it again.
@@ -237,20 +240,20 @@ impl Reconciler {
     }
 
     /// Unchains the plugin from one network config.
-    fn apply_undo(
+    fn apply_unchain_step(
         &self,
-        undo: &UnchainStep,
+        step: &UnchainStep,
         observed: &mut Observed,
         pass: &mut Pass,
     ) -> Result<(), files::Error> {
         let dir = &self.settings.net_dir;
-        let path = dir.join(undo.file_name());
-        match restore::apply(dir, undo, |name| content(&observed.configs, name)) {
+        let path = dir.join(step.file_name());
+        match restore::apply(dir, step, |name| content(&observed.configs, name)) {
             Ok(()) => {
                 pass.wrote = true;
                 self.status.conflist_writes.inc();
-                info!("Removed the plugin entry from {}", path.display());
-                observed.saved_state.forget(undo.file_name(), dir)?;
+                info!("removed the plugin entry from {}", path.display());
+                observed.saved_state.forget(step.file_name(), dir)?;
             }
             Err(files::Error::Raced { .. }) => pass.wrote = true,
             Err(error) => pass.problem(Subject::File(path), error),

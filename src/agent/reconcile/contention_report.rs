@@ -4,10 +4,12 @@
 //! - Another program removes the plugin entry from a conflist. Meshed pods may then start without
 //!   redirect rules, so the node is not ready.
 //! - Another agent overwrites the plugin binary, the kubeconfig or the plugin entry, such as an
-//!   agent of another release on the same node. The node stays ready as long as every file is
-//!   right. Otherwise the rollout of the next release would wait for its agent until the old agent ends.
+//!   agent of another release on the same node. The node stays ready while every file is correct: a
+//!   rollout waits until the new agent is ready, and that agent would never become ready while the
+//!   old agent runs.
 //!
 //! [`contention`]: crate::agent::contention
+//! [`Contention::blocked_until`]: crate::agent::contention::Contention::blocked_until
 
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -17,18 +19,18 @@ use crate::agent::subject::Subject;
 use crate::kube::event::{EventContent, EventType};
 
 impl Reconciler {
-    /// Returns whether the file at `path` must not be written in this pass, because `content`
-    /// was written there too often. Records the problem and the time of the next attempt in
-    /// `pass`.
+    /// Returns whether the file at `path` must not be written in this pass, because the write with
+    /// this `key` ([`Contention::blocked_until`]) was repeated too often. Records the problem and
+    /// the time of the next attempt in `pass`.
     pub(super) fn is_write_delayed(
         &self,
         subject: Subject,
         path: &Path,
-        content: &str,
+        key: &str,
         pass: &mut Pass,
     ) -> bool {
         let now = Instant::now();
-        let Some(until) = self.overwrites.blocked_until(&subject, content, now) else {
+        let Some(until) = self.overwrites.blocked_until(&subject, key, now) else {
             return false;
         };
         pass.schedule_next(until);
@@ -37,11 +39,11 @@ impl Reconciler {
     }
 
     /// Adds a warning for every file that another agent keeps overwriting, even if the file is
-    /// right at the moment.
+    /// correct at the moment.
     pub(super) fn warn_of_overwrites(&self, pass: &mut Pass) {
-        for (subject, over) in self.overwrites.active(Instant::now()) {
+        for (subject, over_at) in self.overwrites.active(Instant::now()) {
             pass.contention = true;
-            pass.schedule_next(over);
+            pass.schedule_next(over_at);
             pass.warn(subject.clone(), file_overwritten(&self.path_of(subject)));
         }
     }
@@ -49,9 +51,9 @@ impl Reconciler {
     /// Adds a problem for every conflist from which another program keeps removing the plugin
     /// entry.
     pub(super) fn report_entry_removals(&self, pass: &mut Pass) {
-        for (conflist, over) in self.entry_removals.active(Instant::now()) {
+        for (conflist, over_at) in self.entry_removals.active(Instant::now()) {
             pass.contention = true;
-            pass.schedule_next(over);
+            pass.schedule_next(over_at);
             pass.problem(Subject::NetworkConfig, entry_removed(&self.path_of(conflist)));
         }
     }
@@ -66,8 +68,8 @@ impl Reconciler {
         });
     }
 
-    /// Path of what another program overwrites. For the plugin binary its directory, which may
-    /// have several files of the agent.
+    /// Path of the file that another program overwrites. For plugin binaries: their directory,
+    /// because the agent may install several.
     fn path_of(&self, subject: &Subject) -> PathBuf {
         match subject {
             Subject::File(path) => path.clone(),
@@ -77,7 +79,7 @@ impl Reconciler {
     }
 }
 
-/// EventContent about another agent that overwrites `path`, with the remedy.
+/// Message about another agent that overwrites `path`, with the remedy.
 fn file_overwritten(path: &Path) -> String {
     format!(
         "{} keeps being overwritten by another writer: stop that writer, such as a second agent \
@@ -86,7 +88,7 @@ fn file_overwritten(path: &Path) -> String {
     )
 }
 
-/// EventContent about another program that removes the plugin entry from the conflist at `path`, with
+/// Message about another program that removes the plugin entry from the conflist at `path`, with
 /// the remedy.
 fn entry_removed(path: &Path) -> String {
     format!(

@@ -11,7 +11,7 @@ use crate::agent::credential;
 use crate::agent::subject::Subject;
 
 impl Reconciler {
-    /// Writes the kubeconfig if its content or its access is wrong. Writes nothing while there
+    /// Writes the kubeconfig if its content or its access differs. Writes nothing while there
     /// is no token for it.
     ///
     /// # Errors
@@ -36,7 +36,7 @@ impl Reconciler {
         }
         let desired = base.render(&token);
         let mut written = false;
-        if !credential::is_right(&self.settings, &desired)? {
+        if !credential::is_current(&self.settings, &desired)? {
             self.mark_not_ready(&Subject::Kubeconfig);
             let path = self.settings.kubeconfig();
             if self.is_write_delayed(Subject::Kubeconfig, &path, &desired, pass) {
@@ -47,9 +47,11 @@ impl Reconciler {
             written = true;
             pass.wrote = true;
             self.status.kubeconfig_writes.inc();
-            info!("Wrote kubeconfig {}", path.display());
+            info!("wrote kubeconfig {}", path.display());
             // Recorded by the content written, so that a renewed token is never delayed.
-            self.overwrites.record_write(Subject::Kubeconfig, &desired, Instant::now());
+            if self.overwrites.record_write(Subject::Kubeconfig, &desired, Instant::now()) {
+                self.status.contentions.inc();
+            }
         }
         self.check_token(&token, written, pass);
         Ok(())
@@ -62,8 +64,8 @@ impl Reconciler {
         (!rejected).then_some(token)
     }
 
-    /// Returns the token that belongs into the kubeconfig: the token of the plugin's service
-    /// account, the token found on the host while none is issued, or the agent's own token.
+    /// Returns the token that belongs in the kubeconfig: the token of the plugin's ServiceAccount,
+    /// the token found on the host while none is issued, or the agent's own token.
     /// Returns `None` while there is no token at all.
     fn token(&mut self, agent_token: &str, pass: &mut Pass) -> Option<String> {
         let account = self.settings.plugin_account.clone().unwrap_or_default();
@@ -110,8 +112,8 @@ impl Reconciler {
 
     /// Records in `pass` whether the API server accepts `token`.
     ///
-    /// An unreachable API server makes the node not ready only if the plugin has a service
-    /// account of its own and the API server has not responded since the agent started. With
+    /// An unreachable API server makes the node not ready only if the plugin has a ServiceAccount
+    /// of its own and the API server has not responded since the agent started. With
     /// upstream's chart it is only a warning: upstream's agent sends no requests, so the node
     /// works even if the agent cannot reach the API server.
     fn check_token(&self, token: &str, written: bool, pass: &mut Pass) {

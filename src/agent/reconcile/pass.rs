@@ -25,10 +25,11 @@ pub struct Pass {
     pub uses_agent_token: bool,
     /// Texts that `/ready` adds to a response of 200.
     pub ready_notes: Vec<String>,
-    /// What is missing for a moment at every start, by subject. Not ready, but not logged.
+    /// Things that are normally missing right after a start, such as a token, by subject. The node
+    /// is not ready, but nothing is logged.
     pub waits: BTreeMap<Subject, String>,
-    /// Problems by subject. Logged, and the next pass comes early. Not ready, if the subject
-    /// decides readiness.
+    /// Problems by subject. A problem is logged and shortens the time to the next pass. It makes
+    /// the node not ready if its subject is in [`Subject::DECIDE_READINESS`].
     pub problems: BTreeMap<Subject, String>,
     /// Possible problems by subject. Logged like problems, but without effect on readiness and
     /// on the time of the next pass.
@@ -49,7 +50,7 @@ impl Pass {
     }
 
     /// Returns whether `subject` has a problem or is still missing.
-    pub(super) fn is_wrong(&self, subject: &Subject) -> bool {
+    pub(super) fn is_unready(&self, subject: &Subject) -> bool {
         self.problems.contains_key(subject) || self.waits.contains_key(subject)
     }
 
@@ -64,13 +65,13 @@ impl Pass {
         all.map(|(subject, why)| (subject.to_string(), why.clone())).collect()
     }
 
-    /// Returns the state for `/ready`. The node is ready if every subject is right and this
-    /// pass wrote nothing.
+    /// Returns the state for `/ready`. The node is ready if no deciding subject has a problem
+    /// or is missing, and this pass wrote nothing.
     ///
     /// # Errors
-    /// Names each subject that is wrong, and why.
+    /// Names each subject with a problem, and why.
     pub fn ready(&self) -> Result<(), String> {
-        let wrong: Vec<String> = Subject::DECIDE_READINESS
+        let unready: Vec<String> = Subject::DECIDE_READINESS
             .iter()
             .filter_map(|subject| {
                 let problem = self.problems.get(subject);
@@ -78,9 +79,9 @@ impl Pass {
                 Some(format!("{subject}: {why}"))
             })
             .collect();
-        match wrong.is_empty() {
-            false => Err(wrong.join("; ")),
-            true if self.wrote => Err("written, not verified yet".into()),
+        match unready.is_empty() {
+            false => Err(unready.join("; ")),
+            true if self.wrote => Err("files were just written and are not verified yet".into()),
             true if self.self_test_running => Err(format!("{}: still running", Subject::SelfTest)),
             true => Ok(()),
         }

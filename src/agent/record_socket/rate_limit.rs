@@ -12,7 +12,7 @@ const INTERVAL: Duration = Duration::from_millis(100);
 
 /// Rate limit: [`BURST`] records at once, then one per [`INTERVAL`].
 pub struct RateLimit {
-    /// When the limit has recovered from all records read so far.
+    /// When a full burst is allowed again.
     recovered_at: Instant,
 }
 

@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn old_cni_versions_get_a_prev_result_of_their_version_and_no_check() {
+    fn old_cni_versions_get_a_prev_result_of_their_version_and_check_from_0_4_0() {
         for (version, key, check) in [
             ("0.2.0", "/ip4/ip", false),
             ("0.3.1", "/ips/0/version", false),

@@ -32,10 +32,10 @@ const TIMEOUT: Duration = Duration::from_secs(10);
 /// Name, namespace and container ID of the scratch pod. Requests for it go to [`StubApi`], never
 /// to the cluster's API server.
 const POD: &str = "linkerd-cni-self-test";
-/// Stack size of the stand-in API server's thread, in bytes.
+/// Stack size of the stub API server's thread, in bytes.
 const STACK: usize = 128 << 10;
 
-/// TestOutcome of a self-test, with a text for logs.
+/// Outcome of a self-test, with a text for logs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TestOutcome {
     /// Each call succeeded and each connection was redirected.
@@ -59,7 +59,7 @@ enum Error {
     Files(#[from] crate::files::Error),
     #[error(transparent)]
     Scratch(#[from] scratch_pod::Error),
-    #[error("cannot start the stand-in API server: {0}")]
+    #[error("cannot start the stub API server: {0}")]
     Server(#[source] io::Error),
     #[error("{command} failed: {source}")]
     Call {

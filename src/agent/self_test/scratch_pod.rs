@@ -44,7 +44,7 @@ const CONNECT_TIMEOUT: Duration = Duration::from_millis(2500);
 pub enum Error {
     #[error(transparent)]
     Netns(#[from] netns::Error),
-    #[error("cannot connect two network namespaces: {}", .0.desc())]
+    #[error("cannot connect the self-test's network namespaces: {}", .0.desc())]
     Link(#[from] Errno),
 }
 
@@ -190,7 +190,7 @@ fn accept(listener: &TcpListener) -> io::Result<TcpStream> {
     let mut fds = [PollFd::new(listener.as_fd(), PollFlags::POLLIN)];
     let timeout = PollTimeout::try_from(CONNECT_TIMEOUT).unwrap_or(PollTimeout::MAX);
     match poll(&mut fds, timeout) {
-        Ok(0) => Err(io::Error::other("another process accepted the connection")),
+        Ok(0) => Err(io::Error::other("the connection reached another port")),
         Ok(_) => listener.accept().map(|(stream, _)| stream),
         Err(errno) => Err(errno.into()),
     }

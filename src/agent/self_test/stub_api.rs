@@ -1,4 +1,4 @@
-//! Stand-in for the Kubernetes API server during a self-test. It listens on loopback and returns
+//! Stub of the Kubernetes API server for a self-test. It listens on loopback and returns
 //! one meshed pod: the plugin reads its pod, and the cluster's API server has no scratch pod.
 
 use std::io::{self, Read as _, Write as _};
@@ -6,7 +6,7 @@ use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::AsRawFd as _;
 use std::time::Duration;
 
-use nix::sys::socket::{self, Shutdown as Both};
+use nix::sys::socket;
 use serde_json::json;
 
 /// Time-out of reading a request, and of writing its response.
@@ -14,7 +14,7 @@ const TIMEOUT: Duration = Duration::from_secs(2);
 /// Longest request that gets a response, in bytes.
 const REQUEST_LIMIT: usize = 16 << 10;
 
-/// The listening stand-in API server.
+/// The listening stub API server.
 pub struct StubApi {
     listener: TcpListener,
     address: SocketAddr,
@@ -43,7 +43,7 @@ impl StubApi {
 
     /// Ends [`StubApi::run`] on its thread.
     pub fn close(&self) {
-        let _ = socket::shutdown(self.listener.as_raw_fd(), Both::Both);
+        let _ = socket::shutdown(self.listener.as_raw_fd(), socket::Shutdown::Both);
     }
 }
 

@@ -20,7 +20,7 @@ const OLD_CONFIG: &str = "01-linkerd-cni.conf";
 pub fn remove(settings: &Settings) -> Vec<files::Error> {
     let mut failures = Vec::new();
     sweep(&settings.bin_dir, &mut failures, |name| name.strip_suffix(".install") == Some(PLUGIN));
-    // The chart's user may have chosen this name for the conflist.
+    // The user may have chosen this name for the standalone config.
     let old = settings.conf_name.as_deref() != Some(OLD_CONFIG);
     sweep(&settings.net_dir, &mut failures, |name| {
         let installed = name
@@ -60,7 +60,7 @@ fn sweep(dir: &Path, failures: &mut Vec<files::Error>, is_left_over: impl Fn(&st
             continue;
         }
         match remove_file(&path) {
-            Ok(true) => info!("Removed {}, left by an earlier agent", path.display()),
+            Ok(true) => info!("removed {}, left by an earlier agent", path.display()),
             Ok(false) => {}
             Err(error) => failures.push(error),
         }

@@ -81,10 +81,10 @@ impl<'s> NetDirWatch<'s> {
         };
         let named: Vec<&ConfigFile> =
             found.iter().filter(|file| self.may_name_plugin(file)).collect();
-        let undos = plan::unchain(&found, saved_state, &Default::default());
+        let steps = plan::unchain(&found, saved_state, &Default::default());
         let can_unchain = |file: &&&ConfigFile| {
-            let mut undos = undos.iter().flatten();
-            undos.any(|undo| undo.file_name() == file.name)
+            let mut steps = steps.iter().flatten();
+            steps.any(|step| step.file_name() == file.name)
         };
         let path = |file: &ConfigFile| self.dir.join(&file.name);
         if let Some(file) = named.iter().find(can_unchain) {

@@ -19,7 +19,7 @@ use crate::record::SOCKET_NAME;
 /// The files under their temporary names, in the order of removal.
 pub struct NodeFiles<'s> {
     settings: &'s Settings,
-    asides: Vec<StagedRemoval>,
+    removals: Vec<StagedRemoval>,
 }
 
 /// Returns all files that an uninstall removes, in the order of removal. `keep_binary`: the plugin
@@ -45,25 +45,25 @@ pub fn exist(paths: &[PathBuf]) -> bool {
 
 impl<'s> NodeFiles<'s> {
     /// Renames the files `paths` to temporary names.
-    pub fn set_aside(
+    pub fn stage(
         settings: &'s Settings,
         paths: Vec<PathBuf>,
         failures: &mut Vec<String>,
     ) -> NodeFiles<'s> {
-        let mut asides = Vec::new();
+        let mut removals = Vec::new();
         for path in paths {
             match StagedRemoval::start(&path) {
-                Ok(aside) => asides.extend(aside),
+                Ok(removal) => removals.extend(removal),
                 Err(error) => failures.push(error.to_string()),
             }
         }
-        NodeFiles { settings, asides }
+        NodeFiles { settings, removals }
     }
 
     /// Renames all files back, in the order of an install.
-    pub fn put_back(self, failures: &mut Vec<String>) {
-        let results: Vec<_> = self.asides.iter().rev().map(StagedRemoval::undo).collect();
-        let synced = self.asides.iter().map(StagedRemoval::sync);
+    pub fn undo(self, failures: &mut Vec<String>) {
+        let results: Vec<_> = self.removals.iter().rev().map(StagedRemoval::undo).collect();
+        let synced = self.removals.iter().map(StagedRemoval::sync);
         for error in results.into_iter().chain(synced).filter_map(Result::err) {
             warn!("{error}");
             failures.push(error.to_string());
@@ -71,13 +71,13 @@ impl<'s> NodeFiles<'s> {
     }
 
     /// Removes all files, and the socket that a killed agent leaves.
-    pub fn discard(self, failures: &mut Vec<String>) {
+    pub fn finish(self, failures: &mut Vec<String>) {
         let state = self.settings.net_dir.join(saved_state::NAME);
-        for aside in self.asides {
-            let path = aside.path().to_owned();
-            match aside.finish() {
+        for removal in self.removals {
+            let path = removal.path().to_owned();
+            match removal.finish() {
                 Ok(()) if path == state => {}
-                Ok(()) => info!("Removed {}", path.display()),
+                Ok(()) => info!("removed {}", path.display()),
                 Err(error) => failures.push(error.to_string()),
             }
         }

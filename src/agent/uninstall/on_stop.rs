@@ -3,7 +3,11 @@
 //! The agent uninstalls only if the API server's responses prove that its release is uninstalled or
 //! that this node is out of the DaemonSet's scope. Without proof it repeats the requests until the
 //! pod's termination grace period is nearly over, and then leaves the plugin installed for the next
-//! agent. After a mistaken uninstall, meshed pods start without redirect rules. A plugin that stays
+//! agent. One exception: an agent that found no kubeconfig at its start and never reached an API
+//! server uninstalls while the API server is unreachable, because no other agent's files are at
+//! risk.
+//!
+//! After a mistaken uninstall, meshed pods start without redirect rules. A plugin that stays
 //! by mistake can be removed with one command.
 
 mod decision;
@@ -28,7 +32,7 @@ use decision::{Decider, Finding};
 /// Time reserved for the uninstall itself, before kubelet kills the agent.
 const UNINSTALL_TIME: Duration = Duration::from_secs(5);
 /// Shortest time in which to decide, for one round of requests.
-const SHORTEST: Duration = Duration::from_secs(1);
+const SHORTEST_DECISION_TIME: Duration = Duration::from_secs(1);
 /// Time-out of each phase of a request in the first round.
 const FIRST_TIMEOUT: Duration = Duration::from_secs(3);
 /// Time-out of each phase of a request in later rounds. Longer, because repeated requests do not
@@ -112,7 +116,7 @@ impl Question {
 
 /// Time in which to decide, from the termination grace period.
 fn time_to_decide(grace: Duration) -> Duration {
-    grace.saturating_sub(UNINSTALL_TIME).max(SHORTEST)
+    grace.saturating_sub(UNINSTALL_TIME).max(SHORTEST_DECISION_TIME)
 }
 
 /// Runs rounds of requests and sends each finding, until the receiver is dropped.

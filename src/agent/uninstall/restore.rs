@@ -89,11 +89,11 @@ mod tests {
         {
             let dir = tempfile::tempdir().unwrap();
             fs::write(dir.path().join("20-net.conflist"), MADE).unwrap();
-            fs::write(dir.path().join(name), "theirs").unwrap();
+            fs::write(dir.path().join(name), "foreign").unwrap();
             let before = fs::read_dir(dir.path()).unwrap().count();
             let raced = apply(dir.path(), step, |_| Some(&seen)).unwrap_err();
             assert!(matches!(raced, files::Error::Raced { .. }), "{raced}");
-            assert_eq!(fs::read(dir.path().join(name)).unwrap(), b"theirs");
+            assert_eq!(fs::read(dir.path().join(name)).unwrap(), b"foreign");
             assert_eq!(fs::read_dir(dir.path()).unwrap().count(), before);
         }
     }

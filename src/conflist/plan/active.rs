@@ -1,5 +1,5 @@
-//! Which network config is active: the first one in name order that a runtime can load. Whether
-//! the plugin is chained to it.
+//! Finds the active network config, which is the first in name order that a runtime can load, and
+//! checks whether the plugin is chained to it.
 
 use super::conf_conversion::conflist_names;
 use crate::conflist::chain_mode::ChainMode;
@@ -35,8 +35,8 @@ pub fn calls_plugin(text: &str) -> bool {
     conflist::plugin_entry(text).is_some()
 }
 
-/// Returns whether the network config that needs the plugin entry in this `mode` has one. That is
-/// the active network config, or the one that `cniConfFileName` names.
+/// Returns whether the runtime calls the plugin: through the active network config, or in mode
+/// [`ChainMode::Only`] through the file that `cniConfFileName` names.
 pub fn is_chained(mode: &ChainMode, found: &[ConfigFile]) -> bool {
     let is_chained = |file: &ConfigFile| {
         let content = file.content.as_ref();

@@ -20,8 +20,8 @@ pub(super) fn is_own_config(file: &ConfigFile, saved: &SavedState) -> bool {
         || [chain_mode::STANDALONE, chain_mode::COPY].contains(&&*file.name) && is_own_content(file)
 }
 
-/// Returns whether the agent may have written `file`: it calls the plugin, and if it is a `.conf` or
-/// `.json`, no other plugin.
+/// Returns whether the agent may have written `file`: it calls the plugin, and if it is a `.conf`
+/// or `.json`, no other plugin.
 fn is_own_content(file: &ConfigFile) -> bool {
     let Ok(content) = &file.content else {
         return false;

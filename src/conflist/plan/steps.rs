@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use crate::conflist::saved_state::Original;
 use crate::files::FileAccess;
 
-/// The fewest writes that chain the plugin.
+/// Which files to write and to restore, and why the node is not ready.
 #[derive(Debug, Default)]
 pub struct Plan {
     /// Files to write, in this order.

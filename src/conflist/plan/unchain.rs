@@ -26,7 +26,7 @@ pub fn unchain(
 
 /// Plans how to remove what another mode than `mode` left. Call it once the file of `mode` is
 /// correct.
-pub fn leftovers(mode: &ChainMode, found: &[ConfigFile], saved: &SavedState) -> Vec<UnchainStep> {
+pub fn other_modes(mode: &ChainMode, found: &[ConfigFile], saved: &SavedState) -> Vec<UnchainStep> {
     let is_leftover = |file: &&ConfigFile| match mode {
         ChainMode::Every => own_config::is_own_config(file, saved),
         ChainMode::Only(name) => {

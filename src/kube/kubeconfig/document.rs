@@ -24,7 +24,7 @@ pub(super) fn decode(path: &Path, bytes: &[u8]) -> Result<Kubeconfig, Error> {
 /// Describes a decode error without its value, which may be a token. serde's own message quotes it.
 fn describe(error: &serde_json::Error) -> String {
     let form = match error.classify() {
-        serde_json::error::Category::Data => "not a kubeconfig",
+        serde_json::error::Category::Data => "unexpected content",
         _ => "not valid JSON",
     };
     match error.line() {

@@ -29,8 +29,8 @@ pub fn read_with(path: &Path, overrides: &Overrides) -> Result<ApiAccess, Error>
     parse(path, &read_file(path)?, overrides)
 }
 
-/// Returns the access that `overrides` select in the kubeconfig `bytes`, which was read from `path`.
-/// Relative paths in the kubeconfig start at the directory of `path`.
+/// Returns the access that `overrides` select in the kubeconfig `bytes`, which was read from
+/// `path`. Relative paths in the kubeconfig start at the directory of `path`.
 pub(super) fn parse(path: &Path, bytes: &[u8], overrides: &Overrides) -> Result<ApiAccess, Error> {
     let file = document::decode(path, bytes)?;
     let missing = |what: String| Error::Missing { path: path.to_owned(), what };

@@ -80,8 +80,8 @@ fn the_current_context_is_used_unless_overridden() {
 fn errors_about_a_kubeconfig_contain_no_secrets() {
     let good = render(&access());
     let cases = [
-        (String::new(), "kubeconfig /kc: not a kubeconfig"),
-        ("{\"users\": 1}".into(), "kubeconfig /kc: not a kubeconfig at line 1 column 11"),
+        (String::new(), "kubeconfig /kc: unexpected content"),
+        ("{\"users\": 1}".into(), "kubeconfig /kc: unexpected content at line 1 column 11"),
         (
             "a: [".into(),
             "kubeconfig /kc: neither JSON nor YAML: while parsing a node, did not find expected node content",

@@ -116,7 +116,7 @@ fn without_a_403_or_404_the_agents_token_never_lands_on_the_host() {
         drop(state);
         agent.until_ready();
         assert_ne!(node.token(), "token-1", "{failure}");
-        let written = agent.log().matches("Wrote kubeconfig").count();
+        let written = agent.log().matches("wrote kubeconfig").count();
         assert_eq!(written, 1, "{failure}: {}", agent.log());
     }
 }

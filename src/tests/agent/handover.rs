@@ -152,7 +152,7 @@ fn an_agent_that_ends_beside_an_upstream_one_restores_its_kubeconfig_and_keeps_t
         api.state().set = set;
         assert_eq!(agent.stop(), Some(0), "{}", agent.log());
         let log = agent.log();
-        assert!(log.contains("Restored the kubeconfig"), "{log}");
+        assert!(log.contains("restored the kubeconfig"), "{log}");
         until("the upstream entry", || node.text(LIST) == upstream::list());
         assert_eq!(node.text("kubeconfig.json"), upstream::KUBECONFIG, "{log}");
         assert_eq!(fs::read(node.bin("linkerd-cni")).unwrap(), PLUGIN);

@@ -84,7 +84,7 @@ fn a_node_gets_binary_kubeconfig_and_entry_and_gives_all_back_on_sigterm() {
     let at = |line: String| log.find(&line).unwrap_or_else(|| panic!("no {line} in {log}"));
     let wrote = at(format!("Wrote linkerd CNI binaries to {}", node.root().join("bin").display()));
     let created = at(format!("Created CNI config {}", node.net("10-calico.conflist").display()));
-    assert!(wrote < at("Wrote kubeconfig".into()) && at("Wrote kubeconfig".into()) < created);
+    assert!(wrote < at("wrote kubeconfig".into()) && at("wrote kubeconfig".into()) < created);
 
     assert_eq!(agent.stop(), Some(0), "{}", agent.log());
     assert_eq!(node.tree(), before);

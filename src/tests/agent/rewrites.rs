@@ -80,6 +80,28 @@ fn a_fight_is_named_with_its_remedy_and_backed_off_from() {
 }
 
 #[test]
+fn contention_over_any_file_of_the_agent_is_counted() {
+    for file in ["etc/kubeconfig.json", "bin/linkerd-cni", "etc/10-calico.conflist"] {
+        let node = Node::new();
+        node.write("10-calico.conflist", CALICO);
+        let mut agent = node.start();
+        agent.until_ready();
+        let path = node.root().join(file);
+        let good = std::fs::read(&path).unwrap();
+        // For the conflist: the plugin entry of another agent.
+        let text = String::from_utf8_lossy(&good);
+        let bad = if text.contains("4143") { text.replace("4143", "5143") } else { "bad".into() };
+        until("the contention is logged", || {
+            if std::fs::read(&path).is_ok_and(|found| found == good) {
+                node.replace(&path, bad.as_bytes());
+            }
+            agent.log().contains("a second agent")
+        });
+        assert_eq!(counter(&agent, "linkerd_cni_agent_contentions_total "), 1, "{file}");
+    }
+}
+
+#[test]
 fn a_fight_is_told_in_one_event_on_the_agents_pod() {
     let api = Api::start();
     let node = Node::new();

@@ -235,7 +235,26 @@ fn a_changed_token_is_checked_at_once_also_after_a_denied_token_request() {
 }
 
 #[test]
-fn a_revoked_token_is_renewed_at_once_and_tokens_refused_on_issue_with_a_backoff() {
+fn denied_token_requests_postpone_a_check_by_at_most_an_hour() {
+    let start = Instant::now();
+    let mut schedule = Schedule::new(start, Some(Duration::ZERO));
+    schedule.checked(start, CheckResult::Accepted, Duration::ZERO);
+    let mut last_check = start;
+    while schedule.next() < start + DAY {
+        let now = schedule.next();
+        if schedule.is_renewal_due(now) {
+            schedule.not_renewed(now, Fallback::AgentToken, Duration::ZERO);
+            schedule.token_accepted(now);
+        } else {
+            schedule.checked(now, CheckResult::Accepted, Duration::ZERO);
+            last_check = now;
+        }
+        assert!(now <= last_check + HOUR, "no check for {:?}", now - last_check);
+    }
+}
+
+#[test]
+fn a_revoked_token_is_renewed_at_once_and_repeated_revocations_back_off() {
     let start = Instant::now();
     let mut schedule = Schedule::new(start, Some(DAY));
     schedule.revoked(start);

@@ -14,8 +14,8 @@ fn node(taints: Value) -> Value {
     json!({"metadata": {"name": "n", "resourceVersion": "7"}, "spec": {"taints": taints}})
 }
 
-/// Starts a server that sends `answers` in order. Its thread returns the requests.
-fn serve(answers: Vec<(u16, Value)>) -> (Client, JoinHandle<Vec<String>>) {
+/// Starts a server that sends `responses` in order. Its thread returns the requests.
+fn serve(responses: Vec<(u16, Value)>) -> (Client, JoinHandle<Vec<String>>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let access = ApiAccess {
         server: format!("http://{}", listener.local_addr().unwrap()),
@@ -24,10 +24,10 @@ fn serve(answers: Vec<(u16, Value)>) -> (Client, JoinHandle<Vec<String>>) {
         token: None,
     };
     let client = Client::new(&access, "test", Deadlines::each(Duration::from_secs(5))).unwrap();
-    let mut answers = VecDeque::from(answers);
+    let mut responses = VecDeque::from(responses);
     let server = thread::spawn(move || {
         let mut requests = Vec::new();
-        while let Some((code, body)) = answers.pop_front() {
+        while let Some((code, body)) = responses.pop_front() {
             let (stream, _) = listener.accept().unwrap();
             requests.push(read(&mut BufReader::new(&stream)));
             let body = body.to_string();
@@ -69,9 +69,9 @@ fn removes_only_taints_with_the_key_whatever_their_effect() {
         ("no list", Value::Null, None),
         ("an empty list", json!([]), None),
         ("another taint", json!([other]), None),
-        ("ours", json!([startup_taint("NoSchedule")]), Some(json!([]))),
+        ("the startup taint", json!([startup_taint("NoSchedule")]), Some(json!([]))),
         (
-            "ours twice and another",
+            "the startup taint twice and another taint",
             json!([startup_taint("NoSchedule"), other, startup_taint("NoExecute")]),
             Some(json!([other])),
         ),
@@ -102,28 +102,28 @@ fn patch_contains_the_resource_version_of_the_node() {
 fn reads_the_node_again_after_a_conflict() {
     let tainted = node(json!([{"key": KEY, "effect": "NoSchedule"}]));
     let conflict = (409, json!({"message": "changed"}));
-    let answers =
+    let responses =
         vec![(200, tainted.clone()), conflict.clone(), (200, tainted.clone()), (200, json!({}))];
-    let (client, server) = serve(answers);
+    let (client, server) = serve(responses);
     assert!(remove(&client, "n", KEY).unwrap());
     assert_eq!(server.join().unwrap().len(), 4);
 
     let (client, server) = serve(vec![(200, tainted), conflict, (200, node(json!([])))]);
-    assert!(!remove(&client, "n", KEY).unwrap(), "somebody else took it");
+    assert!(!remove(&client, "n", KEY).unwrap(), "another client removed the taint");
     server.join().unwrap();
 }
 
 #[test]
 fn fails_at_once_if_forbidden_and_after_max_attempts_on_conflicts() {
     let tainted = (200, node(json!([{"key": KEY, "effect": "NoSchedule"}])));
-    let refused = |code: u16| (code, json!({"message": "no"}));
-    let (client, server) = serve(vec![refused(403)]);
+    let error_response = |code: u16| (code, json!({"message": "no"}));
+    let (client, server) = serve(vec![error_response(403)]);
     let error = remove(&client, "n", KEY).unwrap_err();
     assert_eq!(error.code(), Some(403));
     server.join().unwrap();
 
-    let answers = (0..MAX_ATTEMPTS).flat_map(|_| [tainted.clone(), refused(409)]);
-    let (client, server) = serve(answers.collect());
+    let responses = (0..MAX_ATTEMPTS).flat_map(|_| [tainted.clone(), error_response(409)]);
+    let (client, server) = serve(responses.collect());
     let error = remove(&client, "n", KEY).unwrap_err();
     assert_eq!(error.code(), Some(409));
     assert_eq!(server.join().unwrap().len(), 2 * MAX_ATTEMPTS as usize);

@@ -1,5 +1,5 @@
-//! Requests tokens of the plugin's ServiceAccount (TokenRequest), and decides when to request the
-//! next one.
+//! Requests tokens of the plugin's ServiceAccount (TokenRequest), and reports the results to the
+//! schedule, which decides when the next TokenRequest is due.
 
 use std::time::{Duration, Instant, SystemTime};
 
@@ -96,7 +96,7 @@ impl Worker {
         state.grant.denied = None;
         state.grant.error = None;
         drop(state);
-        info!("The plugin has a new token of ServiceAccount {account}, valid for {seconds} s");
+        info!("received a token of ServiceAccount {account}, valid for {seconds} s");
         self.api.waker.wake();
     }
 

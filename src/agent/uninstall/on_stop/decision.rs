@@ -2,14 +2,15 @@
 
 use std::time::{Duration, Instant};
 
-/// How long the API server has to reject every token until that proves an uninstall. A single
+/// Time for which the API server must reject every token before that proves an uninstall. A single
 /// rejection may come from an API server that is starting or lags behind the others.
 pub const REJECTION_TIME: Duration = Duration::from_secs(4);
 
 /// Result of one round of requests to the API server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Finding {
-    /// The DaemonSet exists, nobody deletes it, and this node is in its scope.
+    /// The DaemonSet exists and is not being deleted, and this node is in its scope or cannot be
+    /// read.
     InScope,
     /// This node is out of the DaemonSet's scope, but nobody deletes the agent's pod. A text for logs.
     StillRunning(String),
@@ -19,7 +20,8 @@ pub enum Finding {
     Rejected,
     /// Any other response, or a time-out.
     Unclear(String),
-    /// No API server is configured, or the connection fails.
+    /// No API server or namespace is configured, the agent's credential cannot be read, or the
+    /// connection fails.
     Unreachable(String),
 }
 
@@ -46,7 +48,8 @@ impl Decider {
         Decider { offline_install, rejected_since: None }
     }
 
-    /// Decides from the finding of one round and those before. Returns `None` if another round is needed.
+    /// Decides from the finding of one round and those before. Returns `None` if another round is
+    /// needed.
     pub fn decide(&mut self, finding: &Finding, now: Instant) -> Option<Decision> {
         self.offline_install &= matches!(finding, Finding::Unreachable(_));
         self.rejected_since = match finding {

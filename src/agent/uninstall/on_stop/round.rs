@@ -12,16 +12,20 @@ use crate::kube::scheduling::{DaemonSet, Node};
 use crate::kube::types::{Namespace, Pod};
 use crate::kube::{Client, Deadlines, Error};
 
-/// How Kubernetes says that there is no such object, and that it rejects a token. Proxies
-/// before the API server use the same status codes.
+/// `reason` of a Status object for a missing object. A 404 without it comes from a proxy.
 const NOT_FOUND: &str = "NotFound";
+/// `reason` of a Status object for a rejected token. A 401 without it comes from a proxy.
 const UNAUTHORIZED: &str = "Unauthorized";
 
 /// Sends the requests of one round. Uses new connections, so that a load balancer may choose
 /// another API server in each round. `timeout` bounds each phase of a request.
 pub fn run(settings: &Settings, timeout: Duration) -> Finding {
-    let (Some(source), Some(namespace)) = (api::source(settings), api::namespace(settings)) else {
+    let Some(source) = api::source(settings) else {
         return Finding::Unreachable("no API server is configured".into());
+    };
+    let Some(namespace) = api::namespace(settings) else {
+        let why = "the agent's namespace is unknown: set LINKERD_CNI_NAMESPACE";
+        return Finding::Unreachable(why.into());
     };
     let mut own = Connection::new(source, USER_AGENT, Deadlines::each(timeout));
     let client = match own.client() {
@@ -49,8 +53,8 @@ pub fn run(settings: &Settings, timeout: Duration) -> Finding {
     }
 }
 
-/// Finds out whether the node is to keep the plugin, for a DaemonSet that is not being deleted. It
-/// is not if the Namespace is being deleted or the node is no longer in the DaemonSet's scope.
+/// Returns the finding for a DaemonSet that is not being deleted. The release is still uninstalled
+/// from this node if the Namespace is being deleted or the node is out of the DaemonSet's scope.
 fn existing(settings: &Settings, client: &Client, namespace: &str, set: &DaemonSet) -> Finding {
     // Kubernetes deletes the objects of a Namespace in any order, so it may delete this pod before
     // the DaemonSet.
@@ -156,7 +160,8 @@ fn is_being_deleted(client: &Client, namespace: &str) -> Result<bool, Error> {
     Ok(namespace.metadata.deletion_timestamp.is_some())
 }
 
-/// Whether the token ran out by itself, which its account may well survive.
+/// Whether the token has expired. An expired token does not prove that its ServiceAccount was
+/// deleted.
 fn has_expired(token: &str) -> bool {
     Claims::read(token).is_some_and(|claims| claims.has_expired(SystemTime::now()))
 }

@@ -36,7 +36,8 @@ pub fn exclusion(template: &Placement, node: &Node) -> Option<String> {
     }
     if let Some(required) = &template.affinity.node_affinity.required {
         let terms = &required.node_selector_terms;
-        // Kubernetes rejects an empty list, so this one has only fields that are unknown here.
+        // Kubernetes rejects an empty list of terms. An empty list here means that `required` has
+        // only fields unknown to this code, so the node counts as matching.
         if !terms.is_empty() && terms.iter().all(|term| mismatches(term, node)) {
             return Some("the node does not match the required node affinity".into());
         }
@@ -84,7 +85,8 @@ fn exceeds(requirement: &Requirement, found: Option<&str>) -> Option<bool> {
     Some(found.is_some_and(|found| found > bound))
 }
 
-/// Whether `found` is less than the bound, with the same special cases.
+/// Whether `found` is less than the bound; `None` if either is not a whole number. A missing label
+/// never matches.
 fn falls_below(requirement: &Requirement, found: Option<&str>) -> Option<bool> {
     let (bound, found) = numbers(requirement, found)?;
     Some(found.is_some_and(|found| found < bound))
