@@ -62,7 +62,7 @@ use self_test::SelfTest;
 use settings::Settings;
 use status::Status;
 use uninstall::UninstallOutcome;
-use uninstall::on_stop::{self, Decision, Question};
+use uninstall::on_stop::{self, Question, StopDecision};
 use watch::{Waker, Watch};
 
 /// Why the agent ends without a signal, or cannot uninstall.
@@ -124,11 +124,11 @@ pub fn run(settings: Settings) -> Result<(), Error> {
         record_socket.stop();
     }
     match decision {
-        Decision::LeaveInPlace(why) => {
+        StopDecision::LeaveInPlace(why) => {
             reconciler.restore_upstream_kubeconfig();
             info!("{PLUGIN} is left in place for the next agent: {why}");
         }
-        Decision::Uninstall(why) => {
+        StopDecision::Uninstall(why) => {
             info!("uninstalling: {why}");
             if remove(&settings, reconciler.chained_conflists())? == UninstallOutcome::LeftInPlace {
                 reconciler.restore_upstream_kubeconfig();
@@ -145,7 +145,7 @@ fn decide(
     settings: &Arc<Settings>,
     waker: Waker,
     offline_install: bool,
-) -> Result<Decision, Error> {
+) -> Result<StopDecision, Error> {
     let is_chained_by_upstream = main_loop.reconciler.restore_upstream_kubeconfig();
     main_loop.reconciler.stop();
     let mut question = Question::ask(settings, offline_install, waker);

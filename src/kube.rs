@@ -29,12 +29,12 @@ use ureq::http::{Method, Request, Response, header};
 use ureq::typestate::AgentScope;
 use ureq::unversioned::resolver::DefaultResolver;
 use ureq::unversioned::transport::{Connector as _, TcpConnector};
-use ureq::{Agent, Body};
+use ureq::{Agent as HttpAgent, Body};
 
 pub use error::Error;
 use kubeconfig::ApiAccess;
 use tls::Tls;
-use types::Status;
+use types::ApiStatus;
 
 /// Largest object that is read, in bytes. etcd limits a pod to 1.5 MB.
 const BODY_LIMIT: u64 = 8 << 20;
@@ -79,8 +79,8 @@ pub struct Impersonate {
 /// A client of one API server with one credential. Clones share its connections.
 #[derive(Clone)]
 pub struct Client {
-    agent: Agent,
-    watcher: Agent,
+    http: HttpAgent,
+    watch_http: HttpAgent,
     server: String,
     token: Option<String>,
     impersonate: Impersonate,
@@ -91,8 +91,8 @@ impl Client {
     ///
     /// `user_agent` appears in the audit log of the API server, e.g. `linkerd-cni`.
     pub fn new(access: &ApiAccess, user_agent: &str, deadlines: Deadlines) -> Result<Self, Error> {
-        let agent = || {
-            Agent::config_builder()
+        let builder = || {
+            HttpAgent::config_builder()
                 .proxy(None)
                 .max_redirects(0)
                 .http_status_as_error(false)
@@ -109,13 +109,13 @@ impl Client {
         let connected = |config: ConfigBuilder<AgentScope>| match verified.clone() {
             Some(tls) => {
                 let connector = ().chain(TcpConnector::default()).chain(tls);
-                Agent::with_parts(config.build(), connector, DefaultResolver::default())
+                HttpAgent::with_parts(config.build(), connector, DefaultResolver::default())
             }
             None => config.tls_config(tls::unverified()).build().into(),
         };
         Ok(Client {
-            agent: connected(agent().timeout_recv_body(Some(deadlines.body))),
-            watcher: connected(agent().timeout_per_read(Some(deadlines.body))),
+            http: connected(builder().timeout_recv_body(Some(deadlines.body))),
+            watch_http: connected(builder().timeout_per_read(Some(deadlines.body))),
             server: access.server.trim_end_matches('/').to_owned(),
             token: access.token.clone(),
             impersonate: Impersonate::default(),
@@ -124,14 +124,14 @@ impl Client {
 
     /// GETs `path` (absolute, with its query, e.g. `/api/v1/nodes/a`).
     pub fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T, Error> {
-        let response = self.send(&self.agent, Method::GET, path, None)?;
+        let response = self.send(&self.http, Method::GET, path, None)?;
         self.decode(Method::GET, path, response)
     }
 
     /// GETs a list and returns a reader of the response, so that a long list is never in memory
     /// as a whole. Reading fails after 128 MiB or after [`Deadlines::body`].
     pub fn read_list(&self, path: &str) -> Result<impl BufRead + use<>, Error> {
-        let response = self.send(&self.agent, Method::GET, path, None)?;
+        let response = self.send(&self.http, Method::GET, path, None)?;
         let body = response.into_body().into_with_config().limit(LIST_LIMIT);
         Ok(BufReader::new(body.reader()))
     }
@@ -139,7 +139,7 @@ impl Client {
     /// POSTs `body` to `path`; the body of the response is discarded.
     pub fn post(&self, path: &str, body: &impl Serialize) -> Result<(), Error> {
         let body = self.encode(Method::POST, path, body)?;
-        drain(self.send(&self.agent, Method::POST, path, Some(body))?);
+        drain(self.send(&self.http, Method::POST, path, Some(body))?);
         Ok(())
     }
 
@@ -150,7 +150,7 @@ impl Client {
         body: &impl Serialize,
     ) -> Result<T, Error> {
         let body = self.encode(Method::POST, path, body)?;
-        let response = self.send(&self.agent, Method::POST, path, Some(body))?;
+        let response = self.send(&self.http, Method::POST, path, Some(body))?;
         self.decode(Method::POST, path, response)
     }
 
@@ -159,28 +159,28 @@ impl Client {
     /// has changed since that version.
     pub fn merge_patch(&self, path: &str, body: &impl Serialize) -> Result<(), Error> {
         let body = self.encode(Method::PATCH, path, body)?;
-        drain(self.send(&self.agent, Method::PATCH, path, Some(body))?);
+        drain(self.send(&self.http, Method::PATCH, path, Some(body))?);
         Ok(())
     }
 
     /// DELETEs `path` with the delete options `body`; the body of the response is discarded.
     pub fn delete(&self, path: &str, body: &impl Serialize) -> Result<(), Error> {
         let body = self.encode(Method::DELETE, path, body)?;
-        drain(self.send(&self.agent, Method::DELETE, path, Some(body))?);
+        drain(self.send(&self.http, Method::DELETE, path, Some(body))?);
         Ok(())
     }
 
     /// Starts a watch. Each line of the returned reader is one JSON event. The watch ends when the
     /// server ends it, when no event arrives for [`Deadlines::body`], or by [`Client::stop`].
     pub fn watch(&self, path: &str) -> Result<impl BufRead + use<>, Error> {
-        let response = self.send(&self.watcher, Method::GET, path, None)?;
+        let response = self.send(&self.watch_http, Method::GET, path, None)?;
         Ok(BufReader::new(response.into_body().into_reader()))
     }
 
     /// Aborts the running watches and requests of all clones of this client.
     pub fn stop(&self) {
-        self.agent.clone().shutdown();
-        self.watcher.clone().shutdown();
+        self.http.clone().shutdown();
+        self.watch_http.clone().shutdown();
     }
 
     fn url(&self, path: &str) -> String {
@@ -190,7 +190,7 @@ impl Client {
     /// Sends a request. Fails unless the status of the response is 2xx.
     fn send(
         &self,
-        agent: &Agent,
+        http: &HttpAgent,
         method: Method,
         path: &str,
         body: Option<Vec<u8>>,
@@ -215,9 +215,9 @@ impl Client {
                 .header(header::CONTENT_TYPE, content_type(&method))
                 .body(body)
                 .map_err(ureq::Error::Http)
-                .and_then(|request| agent.run(request)),
+                .and_then(|request| http.run(request)),
             None => {
-                request.body(()).map_err(ureq::Error::Http).and_then(|request| agent.run(request))
+                request.body(()).map_err(ureq::Error::Http).and_then(|request| http.run(request))
             }
         };
         let mut response = response.map_err(fail)?;
@@ -233,7 +233,7 @@ impl Client {
         let mut bytes = Vec::new();
         // The status code is what matters, so a truncated message is good enough.
         let _ = response.body_mut().as_reader().take(ERROR_LIMIT).read_to_end(&mut bytes);
-        let status = serde_json::from_slice::<Status>(&bytes).ok();
+        let status = serde_json::from_slice::<ApiStatus>(&bytes).ok();
         let (text, reason) = status.map_or((None, None), |status| (status.message, status.reason));
         let text = text.unwrap_or_else(|| String::from_utf8_lossy(&bytes).into_owned());
         let message = redact::message(&text, self.token.as_deref());

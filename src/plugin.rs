@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use crate::cni::error::{Error, code};
 use crate::cni::{Command, Request, result, version};
 use crate::config::{Config, Resolved, families, ignored};
-use crate::record::{self, Decision, Record};
+use crate::record::{self, CallResult, Record};
 use crate::{firewall, log, netns};
 use pod_redirect::PodRedirect;
 
@@ -75,14 +75,14 @@ fn add(request: &Request, config: &Config, record: &mut Record) -> Result<String
         let families = families::families(ipv6, previous_has_ipv6);
         let rules = firewall::simulate(&redirect, families);
         tracing::warn!("linkerd-cni: simulate is set, these rules are not installed:\n{rules}");
-        record.decision = Decision::Simulated;
+        record.result = CallResult::Simulated;
         record.ignore(ignored);
         return Ok(output);
     }
     let backend = in_netns(request, move || {
         firewall::apply(&redirect, families::families(ipv6, previous_has_ipv6), mode)
     })?;
-    record.decision = Decision::Redirected;
+    record.result = CallResult::Redirected;
     record.backend = Some(backend);
     record.ignore(ignored);
     Ok(output)
@@ -104,14 +104,14 @@ fn check(request: &Request, config: &Config, record: &mut Record) -> Result<Stri
     };
     let PodRedirect { resolved: Resolved { redirect, .. }, api_error } = found;
     if simulate {
-        record.decision = Decision::Simulated;
+        record.result = CallResult::Simulated;
         return Ok(String::new());
     }
     let previous_has_ipv6 = families::previous_has_ipv6(&request.config);
     let missing = in_netns(request, move || {
         firewall::missing(&redirect, families::families(ipv6, previous_has_ipv6), mode)
     })?;
-    record.decision = Decision::Checked;
+    record.result = CallResult::Checked;
     match api_error {
         Some(error) if missing.is_empty() => record.degrade(&error),
         Some(error) => return Err(error),

@@ -49,7 +49,7 @@ pub enum Command {
 /// Result of the plugin call.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Decision {
+pub enum CallResult {
     Redirected,
     Checked,
     Simulated,
@@ -71,7 +71,8 @@ pub struct Record {
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub pod_uid: String,
     container_id: String,
-    pub decision: Decision,
+    #[serde(rename = "decision")]
+    pub result: CallResult,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub backend: Option<Backend>,
     /// Number of requests to the API server.
@@ -107,7 +108,7 @@ impl Failure {
 pub struct Degraded(pub Failure);
 
 impl Record {
-    /// Starts the record of a call. Its decision is `Failed` until a result is set.
+    /// Starts the record of a call. Its result is `Failed` until a result is set.
     pub fn new(command: Command, container_id: &str) -> Self {
         Record {
             level: Level::Info,
@@ -116,7 +117,7 @@ impl Record {
             pod: String::new(),
             pod_uid: String::new(),
             container_id: container_id.to_owned(),
-            decision: Decision::Failed,
+            result: CallResult::Failed,
             backend: None,
             requests: 0,
             ms: 0,
@@ -128,7 +129,7 @@ impl Record {
 
     /// Records why the pod is skipped.
     pub fn skip(&mut self, reason: &'static str) {
-        self.decision = Decision::Skipped(reason.into());
+        self.result = CallResult::Skipped(reason.into());
     }
 
     /// Records the ignored elements, cut so that the record stays below [`SIZE_LIMIT`].
@@ -149,7 +150,7 @@ impl Record {
         }
         if let Some(error) = error {
             self.level = Level::Error;
-            self.decision = Decision::Failed;
+            self.result = CallResult::Failed;
             self.error = Some(Failure::new(error));
         }
     }
@@ -186,7 +187,7 @@ impl Record {
         if !is_name(&record.pod_uid) {
             record.pod_uid.clear();
         }
-        if let Decision::Skipped(reason) = &mut record.decision {
+        if let CallResult::Skipped(reason) = &mut record.result {
             *reason = line(reason).into();
         }
         let degraded = record.degraded.as_mut().map(|Degraded(error)| error);
@@ -197,7 +198,7 @@ impl Record {
     }
 
     /// Whether the API server rejected the plugin's token (HTTP 401) or denied its request (403).
-    pub fn is_refusal(&self) -> bool {
+    pub fn is_rejection(&self) -> bool {
         let degraded = self.degraded.as_ref().map(|Degraded(error)| error);
         self.error.iter().chain(degraded).any(|error| error.code == code::API_DENIED)
     }
@@ -242,22 +243,22 @@ impl fmt::Display for Command {
     }
 }
 
-impl fmt::Display for Decision {
+impl fmt::Display for CallResult {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Decision::Redirected => "redirected",
-            Decision::Checked => "checked",
-            Decision::Simulated => "simulated",
-            Decision::Failed => "failed",
-            Decision::Skipped(reason) => reason,
+            CallResult::Redirected => "redirected",
+            CallResult::Checked => "checked",
+            CallResult::Simulated => "simulated",
+            CallResult::Failed => "failed",
+            CallResult::Skipped(reason) => reason,
         })
     }
 }
 
 impl fmt::Display for Record {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Record { command, namespace, pod, container_id, decision, .. } = self;
-        write!(f, "linkerd-cni: {command} {namespace}/{pod} container {container_id}: {decision}")?;
+        let Record { command, namespace, pod, container_id, result, .. } = self;
+        write!(f, "linkerd-cni: {command} {namespace}/{pod} container {container_id}: {result}")?;
         if let Some(backend) = self.backend {
             write!(f, " by {backend}")?;
         }

@@ -29,7 +29,7 @@ use crate::kube::event::EventContent;
 use crate::kube::kubeconfig;
 use claims::Claims;
 use pod_event_queue::{PodEvent, PodEventQueue};
-use token::{Grant, PluginToken, Token};
+use token::{PluginToken, Token, TokenRequestResults};
 
 /// User agent of the requests, which the API server's audit log shows.
 pub const USER_AGENT: &str = "linkerd2-cni-install";
@@ -49,9 +49,9 @@ pub struct Api {
 
 #[derive(Default)]
 struct State {
-    grant: Grant,
+    token_requests: TokenRequestResults,
     /// The last check with a usable response.
-    checked: Option<Checked>,
+    last_check: Option<TokenCheck>,
     /// Why the last check got no usable response.
     check_error: Option<String>,
     /// The API server has responded at least once.
@@ -75,11 +75,11 @@ struct CheckReasons {
     /// The kubeconfig was written, or its token is new.
     kubeconfig_changed: bool,
     /// A plugin record reports that the API server rejected the plugin's token.
-    record_rejection: bool,
+    rejection_reported: bool,
 }
 
 /// Result of checking a token.
-struct Checked {
+struct TokenCheck {
     token: String,
     /// The error says why the API server rejects the token.
     result: Result<(), String>,
@@ -104,7 +104,10 @@ impl Api {
         let adopted = adopt(settings, SystemTime::now());
         let renewal = adopted.as_ref().map_or(Duration::ZERO, |(_, wait)| *wait);
         let state = State {
-            grant: Grant { token: adopted.map(|(token, _)| token), ..Grant::default() },
+            token_requests: TokenRequestResults {
+                token: adopted.map(|(token, _)| token),
+                ..TokenRequestResults::default()
+            },
             ..State::default()
         };
         let api = Arc::new(Api {
@@ -127,7 +130,7 @@ impl Api {
     /// Returns the token that the kubeconfig on the host should have.
     pub fn plugin_token(&self) -> PluginToken {
         match self.settings.plugin_account {
-            Some(_) => self.state().grant.choose(SystemTime::now()),
+            Some(_) => self.state().token_requests.choose(SystemTime::now()),
             None => PluginToken::AgentToken { denied: None },
         }
     }
@@ -136,10 +139,10 @@ impl Api {
     /// check if the kubeconfig was `written` just now, or if the token was never checked.
     pub fn token_status(&self, token: &str, written: bool) -> TokenStatus {
         let mut state = self.state();
-        let checked = state.checked.as_ref();
+        let last_check = state.last_check.as_ref();
         let result =
-            checked.filter(|checked| checked.token == token).map(|checked| checked.result.clone());
-        let responded = checked.is_some();
+            last_check.filter(|check| check.token == token).map(|check| check.result.clone());
+        let responded = last_check.is_some();
         let requested = state.check_requested.as_deref() == Some(token);
         if written || result.is_none() && !requested {
             state.check_requested = Some(token.to_owned());
@@ -152,9 +155,9 @@ impl Api {
 
     /// Requests a check, because a plugin record reports that the API server rejected the plugin's
     /// token (HTTP 401 or 403).
-    pub fn record_rejection(&self) {
+    pub fn report_rejection(&self) {
         let mut state = self.state();
-        state.check_reasons.record_rejection = true;
+        state.check_reasons.rejection_reported = true;
         state.work_pending = true;
         self.wake.notify_one();
     }

@@ -10,7 +10,7 @@ use tracing::{info, warn};
 use super::Error;
 use super::admin_listener::AdminListener;
 use super::problem_log::{Change, ProblemLog};
-use super::reconcile::{Pass, Reconciler};
+use super::reconcile::{PassResult, Reconciler};
 use super::settings::Settings;
 use super::status::Status;
 use super::subject::Subject;
@@ -125,7 +125,7 @@ fn watched_dirs(settings: &Settings) -> Vec<&Path> {
 
 /// Returns the longest time until the next pass, and sets the `retry` time of the pass after
 /// it.
-fn time_to_next_pass(pass: &Pass, retry: &mut Duration, resync: Duration) -> Duration {
+fn time_to_next_pass(pass: &PassResult, retry: &mut Duration, resync: Duration) -> Duration {
     if pass.wrote {
         return VERIFY_DELAY;
     }
@@ -155,12 +155,12 @@ mod tests {
     fn retry_time_doubles_from_one_to_ten_seconds_and_never_exceeds_the_resync() {
         let resync = Duration::from_secs(30);
         let mut retry = FIRST_RETRY;
-        let mut bad = Pass::default();
+        let mut bad = PassResult::default();
         bad.problems.insert(Subject::Binary, "missing".into());
         let times: Vec<u64> =
             (0..6).map(|_| time_to_next_pass(&bad, &mut retry, resync).as_secs()).collect();
         assert_eq!(times, [1, 2, 4, 8, 10, 10]);
-        assert_eq!(time_to_next_pass(&Pass::default(), &mut retry, resync), resync);
+        assert_eq!(time_to_next_pass(&PassResult::default(), &mut retry, resync), resync);
         assert_eq!(retry, FIRST_RETRY);
         let resync = Duration::from_millis(100);
         assert_eq!(time_to_next_pass(&bad, &mut retry, resync), resync);

@@ -10,7 +10,7 @@ use prometheus_client::registry::{Registry, Unit};
 use crate::config::ignored::SOURCES;
 use crate::firewall::Backend;
 use crate::metrics::{Counters, Labels, register, register_each};
-use crate::record::{Command, Decision, Degraded, Record};
+use crate::record::{CallResult, Command, Degraded, Record};
 
 /// Values of the label `command`.
 const COMMANDS: [Command; 2] = [Command::Add, Command::Check];
@@ -87,9 +87,9 @@ impl PluginCounters {
     /// Counts a record.
     pub fn count(&self, record: &Record) {
         let command = record.command;
-        let result = match &record.decision {
-            Decision::Skipped(_) => "skipped".into(),
-            decision => decision.to_string(),
+        let result = match &record.result {
+            CallResult::Skipped(_) => "skipped".into(),
+            result => result.to_string(),
         };
         self.calls.get_or_create(&call_labels(command, &result)).inc();
         let seconds = record.ms as f64 / 1000.0;

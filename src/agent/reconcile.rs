@@ -8,7 +8,7 @@ mod chain;
 mod chain_step;
 mod contention_report;
 mod kubeconfig;
-mod pass;
+mod pass_result;
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -29,7 +29,7 @@ use super::yielding::{OtherAgent, Yielding};
 use crate::conflist::chain_mode::ChainMode;
 use crate::conflist::net_dir;
 use crate::conflist::{Entry, PLUGIN};
-pub use pass::Pass;
+pub use pass_result::PassResult;
 
 /// Reconciles the host. Decides from the files found in each pass; what it remembers between
 /// passes only saves work, log lines and writes under contention.
@@ -144,8 +144,9 @@ impl Reconciler {
     }
 
     /// Runs one reconcile pass, and sets what `/ready` and the metrics report.
-    pub fn pass(&mut self) -> Pass {
-        let mut pass = Pass { newer_agent_runs: self.newer_agent_runs(), ..Pass::default() };
+    pub fn pass(&mut self) -> PassResult {
+        let mut pass =
+            PassResult { newer_agent_runs: self.newer_agent_runs(), ..PassResult::default() };
         if let Err(error) = self.reconcile_binaries(&mut pass) {
             pass.problem(Subject::Binary, error);
         }
@@ -154,9 +155,9 @@ impl Reconciler {
         }
         // A token that the API server rejects does not prevent chaining: without the plugin, meshed
         // pods would start without redirect rules.
-        let credential = pass.problems.remove(&Subject::Credential);
+        let token_problem = pass.problems.remove(&Subject::KubeconfigToken);
         let can_chain = pass.problems.is_empty() && !pass.waits.contains_key(&Subject::Kubeconfig);
-        pass.problems.extend(credential.map(|why| (Subject::Credential, why)));
+        pass.problems.extend(token_problem.map(|why| (Subject::KubeconfigToken, why)));
         if let Err(error) = self.reconcile_conflists(&mut pass, can_chain) {
             pass.problem(Subject::NetworkConfig, error);
         }
@@ -190,7 +191,7 @@ impl Reconciler {
     }
 
     /// Copies the plugin binaries that are missing or different on the host from the image.
-    fn reconcile_binaries(&mut self, pass: &mut Pass) -> Result<(), String> {
+    fn reconcile_binaries(&mut self, pass: &mut PassResult) -> Result<(), String> {
         let names = Binaries::in_image(&self.settings).map_err(|error| {
             let dir = self.settings.image_bin_dir.display();
             format!("CONTAINER_CNI_BIN_DIR={dir}: {error}; set it to the image's directory of plugin binaries")
@@ -224,7 +225,7 @@ impl Reconciler {
     /// Adds the result of the self-test to `pass`, and starts the self-test if there is no
     /// result yet. It runs only if binary, kubeconfig and network configs are correct and this
     /// pass did not change them.
-    fn check_self_test(&self, pass: &mut Pass) {
+    fn check_self_test(&self, pass: &mut PassResult) {
         let Some(self_test) = &self.self_test else {
             return;
         };
@@ -245,7 +246,7 @@ impl Reconciler {
 
     /// Returns the stamp of the plugin binary on the host: of this agent's, or of any if a newer
     /// agent runs.
-    fn installed_binary(&self, pass: &Pass) -> Option<Stamp> {
+    fn installed_binary(&self, pass: &PassResult) -> Option<Stamp> {
         let verified = self.binaries.verified(PLUGIN);
         let any = || Binaries::on_host(&self.settings, PLUGIN);
         verified.or_else(|| pass.newer_agent_runs.then(any).flatten())

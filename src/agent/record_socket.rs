@@ -195,8 +195,8 @@ impl RecordSocket {
             return;
         };
         counters.count(&record);
-        if record.is_refusal() {
-            self.api.record_rejection();
+        if record.is_rejection() {
+            self.api.report_rejection();
         }
         match record.level {
             record::Level::Error => error!("{record}"),

@@ -10,11 +10,11 @@ pub enum Subject {
     Binary,
     Kubeconfig,
     /// The token in the kubeconfig, as the API server judges it.
-    Credential,
+    KubeconfigToken,
     NetworkConfig,
     SelfTest,
     /// Failed TokenRequests for the plugin's ServiceAccount.
-    PluginToken,
+    TokenRequest,
     /// A CNI bin dir without plugins of the primary CNI.
     Directories,
     SavedState,
@@ -32,7 +32,7 @@ impl Subject {
     pub const DECIDE_READINESS: [Subject; 5] = [
         Subject::Binary,
         Subject::Kubeconfig,
-        Subject::Credential,
+        Subject::KubeconfigToken,
         Subject::NetworkConfig,
         Subject::SelfTest,
     ];
@@ -43,10 +43,10 @@ impl fmt::Display for Subject {
         f.write_str(match self {
             Subject::Binary => "binary",
             Subject::Kubeconfig => "kubeconfig",
-            Subject::Credential => "credential",
+            Subject::KubeconfigToken => "kubeconfig token",
             Subject::NetworkConfig => "network config",
             Subject::SelfTest => "self-test",
-            Subject::PluginToken => "plugin token",
+            Subject::TokenRequest => "TokenRequest",
             Subject::Directories => "CNI directories",
             Subject::SavedState => "saved state",
             Subject::Leftovers => "leftovers",

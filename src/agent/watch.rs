@@ -1,4 +1,4 @@
-//! Waits for a change in the watched directories, a stop signal, a call from another thread,
+//! Waits for a change in the watched directories, a stop signal, a wake from another thread,
 //! or a timeout.
 //!
 //! A change only triggers a reconcile pass, which reads the state itself. So lost, repeated
@@ -39,7 +39,7 @@ const URGENT: Duration = Duration::from_secs(1);
 pub enum Wake {
     /// This signal: SIGTERM or SIGINT.
     Stop(Signal),
-    /// A directory changed, another thread called, or the timeout expired.
+    /// A directory changed, another thread called [`Waker::wake`], or the timeout expired.
     Reconcile,
 }
 
@@ -50,16 +50,16 @@ pub struct Waker(Arc<UnixDatagram>);
 impl Waker {
     /// Triggers a reconcile pass.
     pub fn wake(&self) {
-        // A full socket buffer means that a call is already pending.
+        // A full socket buffer means that a wake is already pending.
         let _ = self.0.send(&[0]);
     }
 }
 
-/// Everything that ends a wait: stop signals, changes in directories, calls from threads.
+/// Everything that ends a wait: stop signals, changes in directories, wakes from threads.
 pub struct Watch {
     signals: SignalFd,
     inotify: Option<Inotify>,
-    calls: UnixDatagram,
+    wakes: UnixDatagram,
     waker: Waker,
     /// Whether inotify watches every directory that exists.
     complete: bool,
@@ -76,12 +76,12 @@ impl Watch {
         mask.add(Signal::SIGINT);
         mask.thread_block()?;
         let flags = SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK;
-        let (calls, caller) = UnixDatagram::pair()?;
-        calls.set_nonblocking(true)?;
-        caller.set_nonblocking(true)?;
+        let (wakes, waker) = UnixDatagram::pair()?;
+        wakes.set_nonblocking(true)?;
+        waker.set_nonblocking(true)?;
         Ok(Watch {
-            calls,
-            waker: Waker(Arc::new(caller)),
+            wakes,
+            waker: Waker(Arc::new(waker)),
             signals: SignalFd::with_flags(&mask, flags)?,
             inotify: None,
             complete: false,
@@ -138,11 +138,11 @@ impl Watch {
         let timeout = if self.complete { timeout } else { timeout.min(POLL_PERIOD) };
         let end = Instant::now() + timeout;
         loop {
-            let ready = self.poll(end.saturating_duration_since(Instant::now()))?;
-            if ready.stop {
+            let readable = self.poll(end.saturating_duration_since(Instant::now()))?;
+            if readable.stop {
                 return self.stop();
             }
-            match self.drain(ready.changed) {
+            match self.drain(readable.changed) {
                 Change::PluginRemoved => {
                     self.urgent_until.set(Some(Instant::now() + URGENT));
                     return Ok(Wake::Reconcile);
@@ -151,8 +151,8 @@ impl Watch {
                 Change::Other => return self.settle(),
                 Change::Missing => {}
             }
-            if ready.called {
-                while self.calls.recv(&mut [0]).is_ok() {}
+            if readable.woken {
+                while self.wakes.recv(&mut [0]).is_ok() {}
                 return Ok(Wake::Reconcile);
             }
             if Instant::now() >= end {
@@ -187,11 +187,11 @@ impl Watch {
     fn settle(&self) -> io::Result<Wake> {
         let end = Instant::now() + SETTLE_TIMEOUT;
         while Instant::now() < end {
-            let ready = self.poll(QUIET)?;
-            if ready.stop {
+            let readable = self.poll(QUIET)?;
+            if readable.stop {
                 return self.stop();
             }
-            match self.drain(ready.changed) {
+            match self.drain(readable.changed) {
                 Change::Other => {}
                 Change::PluginRemoved | Change::Missing => break,
             }
@@ -199,9 +199,9 @@ impl Watch {
         Ok(Wake::Reconcile)
     }
 
-    fn poll(&self, longest: Duration) -> io::Result<Ready> {
+    fn poll(&self, longest: Duration) -> io::Result<Readable> {
         let fd = |fd| PollFd::new(fd, PollFlags::POLLIN);
-        let mut fds = vec![fd(self.signals.as_fd()), fd(self.calls.as_fd())];
+        let mut fds = vec![fd(self.signals.as_fd()), fd(self.wakes.as_fd())];
         let inotify: Option<BorrowedFd<'_>> = self.inotify.as_ref().map(AsFd::as_fd);
         fds.extend(inotify.map(fd));
         // Rounded up, as a timeout of 0 ms would spin through the last fraction of a millisecond.
@@ -211,11 +211,11 @@ impl Watch {
             Ok(_) | Err(Errno::EINTR) => {}
             Err(errno) => return Err(errno.into()),
         }
-        let readable = |fd: &PollFd<'_>| fd.any().unwrap_or_default();
-        Ok(Ready {
-            stop: fds.first().is_some_and(readable),
-            called: fds.get(1).is_some_and(readable),
-            changed: fds.get(2).is_some_and(readable),
+        let has_data = |fd: &PollFd<'_>| fd.any().unwrap_or_default();
+        Ok(Readable {
+            stop: fds.first().is_some_and(has_data),
+            woken: fds.get(1).is_some_and(has_data),
+            changed: fds.get(2).is_some_and(has_data),
         })
     }
 
@@ -250,8 +250,8 @@ enum Change {
 }
 
 /// Which sources of a wait have data.
-struct Ready {
+struct Readable {
     stop: bool,
-    called: bool,
+    woken: bool,
     changed: bool,
 }

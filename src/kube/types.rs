@@ -37,7 +37,7 @@ fn namespace<'de, D: Deserializer<'de>>(field: D) -> Result<(), D::Error> {
 
 /// The error object of the API server.
 #[derive(Debug, Deserialize)]
-pub struct Status {
+pub struct ApiStatus {
     pub message: Option<String>,
     pub reason: Option<String>,
 }

@@ -30,7 +30,7 @@ pub struct PodRedirect {
 }
 
 /// Returns the redirect of the request's pod. `None` means that the pod is skipped;
-/// `record.decision` then has the reason.
+/// `record.result` then has the reason.
 pub fn find(
     request: &Request,
     config: &Config,

@@ -62,8 +62,8 @@ fn a_rejected_token_is_a_refusal_whether_or_not_the_pod_was_redirected() {
             .replace("\"new\":{}", &format!(r#""degraded":{{"code":{code},"msg":"a\nb"}}"#));
         Record::parse(record.as_bytes()).unwrap()
     };
-    assert!(degraded(102).is_refusal() && !degraded(101).is_refusal());
-    assert!(Record::parse(RECORD.replace("101", "102").as_bytes()).unwrap().is_refusal());
+    assert!(degraded(102).is_rejection() && !degraded(101).is_rejection());
+    assert!(Record::parse(RECORD.replace("101", "102").as_bytes()).unwrap().is_rejection());
     let line = degraded(101).to_string();
     assert!(line.ends_with("decided without the API server: a b (code 101)"), "{line}");
 }

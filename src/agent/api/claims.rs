@@ -20,14 +20,13 @@ pub struct Claims {
     /// When the token was issued, in seconds since 1970.
     iat: u64,
     #[serde(rename = "kubernetes.io")]
-    pub kubernetes: Kubernetes,
+    pub kubernetes: KubernetesClaim,
 }
 
-/// The pod for which the token was issued.
+/// The claim `kubernetes.io`.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
-pub struct Kubernetes {
-    pub namespace: String,
+pub struct KubernetesClaim {
     pub pod: BoundPod,
 }
 
@@ -35,7 +34,6 @@ pub struct Kubernetes {
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub struct BoundPod {
-    pub name: String,
     pub uid: String,
 }
 

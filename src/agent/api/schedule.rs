@@ -57,7 +57,7 @@ pub struct Schedule {
     /// When the next check is due.
     check: Instant,
     /// When the last check was sent.
-    checked: Option<Instant>,
+    last_check: Option<Instant>,
     /// Result of the last check of this kubeconfig.
     result: Option<CheckResult>,
     /// Whether a plugin record caused the next check.
@@ -79,7 +79,7 @@ impl Schedule {
         Schedule {
             renewal: renewal.map(|wait| now + wait),
             check: now + period(),
-            checked: None,
+            last_check: None,
             result: None,
             by_record: false,
             unchanged_checks: 0,
@@ -114,7 +114,7 @@ impl Schedule {
     /// Schedules the next check earlier, because a plugin record reports that the API server
     /// rejected the plugin. Any process that can write to the socket can send such records, at any
     /// rate, so the rate of these checks is limited.
-    pub fn record_rejection(&mut self, now: Instant) {
+    pub fn rejection_reported(&mut self, now: Instant) {
         let gap = RECORD_GAP * (1 << self.unchanged_checks.min(RECORD_GAP_DOUBLINGS));
         let before = self.check;
         self.check_after(now, gap);
@@ -124,7 +124,7 @@ impl Schedule {
     /// Schedules the next check `gap` after the last check, or at `now` if that is later. Never
     /// postpones the check.
     fn check_after(&mut self, now: Instant, gap: Duration) {
-        let allowed = self.checked.map_or(now, |last| now.max(last + gap));
+        let allowed = self.last_check.map_or(now, |last| now.max(last + gap));
         self.check = self.check.min(allowed);
     }
 
@@ -136,7 +136,7 @@ impl Schedule {
     }
 
     /// Schedules the next check after a check with this `result`, not before `retry_after`.
-    pub fn checked(&mut self, now: Instant, result: CheckResult, retry_after: Duration) {
+    pub fn check_done(&mut self, now: Instant, result: CheckResult, retry_after: Duration) {
         let by_record = std::mem::take(&mut self.by_record);
         let changed = self.result.replace(result) != Some(result);
         if changed {
@@ -157,7 +157,7 @@ impl Schedule {
             CheckResult::Unknown => delay(NO_RESPONSE, self.check_failures),
         };
         self.check_failures = self.check_failures.saturating_add(1);
-        self.checked = Some(now);
+        self.last_check = Some(now);
         self.check = now + wait.max(retry_after);
     }
 
@@ -185,7 +185,7 @@ impl Schedule {
     /// server accepts that token.
     pub fn token_accepted(&mut self, now: Instant) {
         if self.result == Some(CheckResult::Accepted) && !self.by_record {
-            let latest = self.checked.map_or(now, |last| last + POSTPONED_PERIOD);
+            let latest = self.last_check.map_or(now, |last| last + POSTPONED_PERIOD);
             self.check = self.check.max(latest.min(now + 2 * CHECK_PERIOD));
         }
     }

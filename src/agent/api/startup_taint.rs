@@ -105,7 +105,7 @@ pub fn remove(client: &Client, node: &str, key: &str) -> Result<bool, kube::Erro
     let path = format!("/api/v1/nodes/{node}");
     let mut attempt = 1;
     loop {
-        let found: Node = client.get(&path)?;
+        let found: NodeTaints = client.get(&path)?;
         let Some(patch) = patch(&found, key) else {
             return Ok(false);
         };
@@ -117,7 +117,7 @@ pub fn remove(client: &Client, node: &str, key: &str) -> Result<bool, kube::Erro
 }
 
 #[derive(Deserialize)]
-struct Node {
+struct NodeTaints {
     metadata: Metadata,
     #[serde(default)]
     spec: Spec,
@@ -134,7 +134,7 @@ struct Spec {
 ///
 /// A merge patch replaces the whole list of taints. So it contains the resource version: if
 /// another client changed the node since, the API server rejects the patch with a 409.
-fn patch(node: &Node, key: &str) -> Option<Value> {
+fn patch(node: &NodeTaints, key: &str) -> Option<Value> {
     let taints = node.spec.taints.as_deref().unwrap_or_default();
     let remaining: Vec<&Value> = taints.iter().filter(|taint| taint["key"] != key).collect();
     (remaining.len() < taints.len()).then(|| {

@@ -49,7 +49,7 @@ pub enum Fallback {
 
 /// Results of the TokenRequests so far.
 #[derive(Default)]
-pub struct Grant {
+pub struct TokenRequestResults {
     pub token: Option<Token>,
     /// Why the API server denies the TokenRequest (HTTP 403 or 404); cleared by the next token.
     pub denied: Option<String>,
@@ -57,7 +57,7 @@ pub struct Grant {
     pub error: Option<String>,
 }
 
-impl Grant {
+impl TokenRequestResults {
     /// Returns the token for the kubeconfig at `now`. An expired or revoked token stays until
     /// another token replaces it.
     pub fn choose(&self, now: SystemTime) -> PluginToken {
@@ -116,25 +116,25 @@ mod tests {
         let revoked = token(now + hour, true);
         for token in [None, valid, ended, revoked] {
             for code in [None, Some(400), Some(401), Some(429), Some(500), Some(503)] {
-                let grant = Grant {
+                let results = TokenRequestResults {
                     token: token.clone(),
                     denied: denial(code, "plugin", "ns"),
                     error: Some("HTTP error or none".into()),
                 };
-                let chosen = grant.choose(now);
+                let chosen = results.choose(now);
                 assert!(!matches!(chosen, PluginToken::AgentToken { .. }), "{code:?}");
-                assert_ne!(grant.fallback(now), Fallback::AgentToken, "{code:?}");
+                assert_ne!(results.fallback(now), Fallback::AgentToken, "{code:?}");
             }
             for code in [403, 404] {
-                let grant = Grant {
+                let results = TokenRequestResults {
                     denied: denial(Some(code), "plugin", "ns"),
                     token: token.clone(),
                     error: None,
                 };
                 let serves = token.as_ref().is_some_and(|token| token.is_valid(now));
-                let agents = matches!(grant.choose(now), PluginToken::AgentToken { .. });
+                let agents = matches!(results.choose(now), PluginToken::AgentToken { .. });
                 assert_eq!(agents, !serves, "{code}");
-                assert_eq!(grant.fallback(now) == Fallback::AgentToken, agents);
+                assert_eq!(results.fallback(now) == Fallback::AgentToken, agents);
             }
         }
     }
@@ -144,9 +144,9 @@ mod tests {
         let now = SystemTime::now();
         for token in [token(now, false), token(now + Duration::from_secs(1), true)] {
             let error = Some("connection refused".to_owned());
-            let grant = Grant { token, denied: None, error: error.clone() };
+            let results = TokenRequestResults { token, denied: None, error: error.clone() };
             let kept = PluginToken::Issued { token: "issued".into(), renewal_error: error };
-            assert_eq!(grant.choose(now), kept);
+            assert_eq!(results.choose(now), kept);
         }
     }
 }

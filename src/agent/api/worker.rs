@@ -63,8 +63,8 @@ impl Worker {
             if reasons.kubeconfig_changed {
                 self.schedule.kubeconfig_changed(begin);
             }
-            if reasons.record_rejection {
-                self.schedule.record_rejection(begin);
+            if reasons.rejection_reported {
+                self.schedule.rejection_reported(begin);
             }
             if self.schedule.is_renewal_due(begin) {
                 self.renew();

@@ -8,7 +8,7 @@ use tracing::{info, warn};
 
 use super::Reconciler;
 use super::chain_step::{apply, content};
-use super::pass::Pass;
+use super::pass_result::PassResult;
 use crate::agent::platforms;
 use crate::agent::subject::Subject;
 use crate::agent::uninstall::leftovers;
@@ -36,7 +36,7 @@ impl Reconciler {
     /// network config is a problem in `pass`.
     pub(super) fn reconcile_conflists(
         &mut self,
-        pass: &mut Pass,
+        pass: &mut PassResult,
         can_chain: bool,
     ) -> Result<(), files::Error> {
         if can_chain && !self.leftovers_removed {
@@ -55,7 +55,7 @@ impl Reconciler {
         }
     }
 
-    fn remove_leftovers(&mut self, pass: &mut Pass) {
+    fn remove_leftovers(&mut self, pass: &mut PassResult) {
         let failures = leftovers::remove(&self.settings);
         self.leftovers_removed = failures.is_empty();
         let failures: Vec<String> = failures.iter().map(ToString::to_string).collect();
@@ -65,7 +65,7 @@ impl Reconciler {
     }
 
     /// Reads the network configs and the saved state.
-    fn observe(&self, pass: &mut Pass) -> Result<Observed, files::Error> {
+    fn observe(&self, pass: &mut PassResult) -> Result<Observed, files::Error> {
         let dir = &self.settings.net_dir;
         let configs = net_dir::scan(dir, &self.settings.kubeconfig_name)?;
         let (saved_state, why) = SavedState::load(dir);
@@ -77,7 +77,7 @@ impl Reconciler {
 
     /// Keeps a saved state that is damaged or of a newer format under another name, and writes its
     /// known part.
-    fn replace_saved_state(&self, saved_state: &mut SavedState, pass: &mut Pass) {
+    fn replace_saved_state(&self, saved_state: &mut SavedState, pass: &mut PassResult) {
         let dir = &self.settings.net_dir;
         let copy = match saved_state.keep_file(dir) {
             Ok(copy) => copy,
@@ -93,7 +93,7 @@ impl Reconciler {
     }
 
     /// Records in `pass` the plugin entry of another agent that stands, if any, and logs a change.
-    fn yield_entry(&mut self, configs: &[ConfigFile], pass: &mut Pass) {
+    fn yield_entry(&mut self, configs: &[ConfigFile], pass: &mut PassResult) {
         let yielded = self.yielding.choose(
             &self.entry,
             &self.settings.kubeconfig_on_host,
@@ -127,7 +127,7 @@ impl Reconciler {
 
     /// Plans the changes, and records in `pass` the problems that exist before them. Returns `None`
     /// if the runtime would probably not find the plugin, so that it must not be chained.
-    fn plan(&mut self, observed: &Observed, pass: &mut Pass) -> Option<Plan> {
+    fn plan(&mut self, observed: &Observed, pass: &mut PassResult) -> Option<Plan> {
         let settings = Arc::clone(&self.settings);
         let Observed { configs, saved_state } = observed;
         let entry = pass.yielded_entry.as_ref().unwrap_or(&self.entry);
@@ -168,7 +168,7 @@ impl Reconciler {
     ///
     /// The runtime certainly looks here if an earlier agent, upstream's included, chained the
     /// plugin from this bin dir: the runtime started this agent's own pod through that chain.
-    fn check_bin_dir(&mut self, configs: &[ConfigFile], pass: &mut Pass) {
+    fn check_bin_dir(&mut self, configs: &[ConfigFile], pass: &mut PassResult) {
         let active = plan::active(configs);
         let warning = active.and_then(|active| platforms::no_plugins(&self.settings, active));
         self.status.bin_dir_without_plugins.set(warning.is_some().into());
@@ -186,7 +186,7 @@ impl Reconciler {
         &mut self,
         plan: Plan,
         observed: &mut Observed,
-        pass: &mut Pass,
+        pass: &mut PassResult,
     ) -> Result<(), files::Error> {
         self.chained_conflists.extend(plan.conflists);
         for step in &plan.steps {
@@ -200,7 +200,7 @@ impl Reconciler {
     }
 
     /// Writes one file of the chain, unless contention delays the write.
-    fn apply_step(&mut self, step: &ChainStep, observed: &mut Observed, pass: &mut Pass) {
+    fn apply_step(&mut self, step: &ChainStep, observed: &mut Observed, pass: &mut PassResult) {
         self.mark_not_ready(&Subject::NetworkConfig);
         let path = self.settings.net_dir.join(step.target());
         let subject = Subject::File(path.clone());
@@ -244,7 +244,7 @@ impl Reconciler {
         &self,
         step: &UnchainStep,
         observed: &mut Observed,
-        pass: &mut Pass,
+        pass: &mut PassResult,
     ) -> Result<(), files::Error> {
         let dir = &self.settings.net_dir;
         let path = dir.join(step.file_name());

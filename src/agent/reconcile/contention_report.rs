@@ -14,7 +14,7 @@
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-use super::{Pass, Reconciler};
+use super::{PassResult, Reconciler};
 use crate::agent::subject::Subject;
 use crate::kube::event::{EventContent, EventType};
 
@@ -27,7 +27,7 @@ impl Reconciler {
         subject: Subject,
         path: &Path,
         key: &str,
-        pass: &mut Pass,
+        pass: &mut PassResult,
     ) -> bool {
         let now = Instant::now();
         let Some(until) = self.overwrites.blocked_until(&subject, key, now) else {
@@ -40,7 +40,7 @@ impl Reconciler {
 
     /// Adds a warning for every file that another agent keeps overwriting, even if the file is
     /// correct at the moment.
-    pub(super) fn warn_of_overwrites(&self, pass: &mut Pass) {
+    pub(super) fn warn_of_overwrites(&self, pass: &mut PassResult) {
         for (subject, over_at) in self.overwrites.active(Instant::now()) {
             pass.contention = true;
             pass.schedule_next(over_at);
@@ -50,7 +50,7 @@ impl Reconciler {
 
     /// Adds a problem for every conflist from which another program keeps removing the plugin
     /// entry.
-    pub(super) fn report_entry_removals(&self, pass: &mut Pass) {
+    pub(super) fn report_entry_removals(&self, pass: &mut PassResult) {
         for (conflist, over_at) in self.entry_removals.active(Instant::now()) {
             pass.contention = true;
             pass.schedule_next(over_at);

@@ -5,7 +5,7 @@ use std::time::Instant;
 use tracing::info;
 
 use super::Reconciler;
-use super::pass::Pass;
+use super::pass_result::PassResult;
 use crate::agent::api::token::PluginToken;
 use crate::agent::credential;
 use crate::agent::subject::Subject;
@@ -19,7 +19,7 @@ impl Reconciler {
     /// written.
     pub(super) fn reconcile_kubeconfig(
         &mut self,
-        pass: &mut Pass,
+        pass: &mut PassResult,
     ) -> Result<(), credential::Error> {
         if self.stopping && credential::token_on_host(&self.settings).is_some() {
             return Ok(());
@@ -67,13 +67,13 @@ impl Reconciler {
     /// Returns the token that belongs in the kubeconfig: the token of the plugin's ServiceAccount,
     /// the token found on the host while none is issued, or the agent's own token.
     /// Returns `None` while there is no token at all.
-    fn token(&mut self, agent_token: &str, pass: &mut Pass) -> Option<String> {
+    fn token(&mut self, agent_token: &str, pass: &mut PassResult) -> Option<String> {
         let account = self.settings.plugin_account.clone().unwrap_or_default();
         match self.api.plugin_token() {
             PluginToken::AgentToken { denied } => {
                 if let Some(why) = denied {
                     let why = format!("the plugin uses the agent's own token: {why}");
-                    pass.warn(Subject::PluginToken, &why);
+                    pass.warn(Subject::TokenRequest, &why);
                     pass.ready_notes.push(why);
                 }
                 pass.uses_agent_token = true;
@@ -85,7 +85,7 @@ impl Reconciler {
                         "the token of ServiceAccount {account} could not be renewed, \
                          so the plugin keeps its last token: {why}"
                     );
-                    pass.warn(Subject::PluginToken, why);
+                    pass.warn(Subject::TokenRequest, why);
                 }
                 Some(token)
             }
@@ -100,7 +100,7 @@ impl Reconciler {
                 match (&self.token_found_on_host, error) {
                     (Some(_), None) => {}
                     (Some(_), Some(_)) => {
-                        pass.warn(Subject::PluginToken, why);
+                        pass.warn(Subject::TokenRequest, why);
                     }
                     (None, None) => pass.wait_for(Subject::Kubeconfig, why),
                     (None, Some(_)) => pass.problem(Subject::Kubeconfig, why),
@@ -116,22 +116,22 @@ impl Reconciler {
     /// of its own and the API server has not responded since the agent started. With
     /// upstream's chart it is only a warning: upstream's agent sends no requests, so the node
     /// works even if the agent cannot reach the API server.
-    fn check_token(&self, token: &str, written: bool, pass: &mut Pass) {
+    fn check_token(&self, token: &str, written: bool, pass: &mut PassResult) {
         let status = self.api.token_status(token, written);
         let must_wait = self.settings.plugin_account.is_some() && !status.responded;
         let error = status.error.as_deref();
         match (status.result, error) {
-            (Some(Err(why)), _) => pass.problem(Subject::Credential, why),
+            (Some(Err(why)), _) => pass.problem(Subject::KubeconfigToken, why),
             (_, None) if must_wait => {
-                pass.wait_for(Subject::Credential, "the API server has not responded yet")
+                pass.wait_for(Subject::KubeconfigToken, "the API server has not responded yet")
             }
             (_, Some(error)) if must_wait => {
                 let why = format!("the API server has not responded yet: {error}");
-                pass.problem(Subject::Credential, why);
+                pass.problem(Subject::KubeconfigToken, why);
             }
             (_, Some(error)) => {
                 let why = format!("cannot check the token in the kubeconfig: {error}");
-                pass.warn(Subject::Credential, why);
+                pass.warn(Subject::KubeconfigToken, why);
             }
             (_, None) => {}
         }

@@ -4,12 +4,12 @@ use super::pod_event;
 use crate::agent::api::pod_event_queue::PodEvent;
 use crate::cni::error::code;
 use crate::kube::event::{EventContent, EventType};
-use crate::record::{Command, Decision, Degraded, Record};
+use crate::record::{CallResult, Command, Degraded, Record};
 
 /// Returns the Event on the record's pod, if it was redirected without the API server.
 pub fn pod_event(record: &Record) -> Option<PodEvent> {
     let Degraded(error) = record.degraded.as_ref()?;
-    let is_redirected = record.command == Command::Add && record.decision == Decision::Redirected;
+    let is_redirected = record.command == Command::Add && record.result == CallResult::Redirected;
     let content = EventContent {
         kind: EventType::Warning,
         reason: "LinkerdCNIDegraded",

@@ -10,7 +10,7 @@ const PORTS: [u16; 8] = [80, 443, 8080, 9090, 3000, 5000, 50051, 1];
 
 /// One connection that has to be redirected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Connection {
+pub struct TestConnection {
     pub direction: Direction,
     /// Destination that the client connects to.
     pub to: SocketAddr,
@@ -44,13 +44,13 @@ pub fn connections(
     user: (u32, u32),
     pod: IpAddr,
     neighbour: IpAddr,
-) -> Vec<Connection> {
-    let out = outbound(redirect, user).map(|port| Connection {
+) -> Vec<TestConnection> {
+    let out = outbound(redirect, user).map(|port| TestConnection {
         direction: Direction::Outbound,
         to: SocketAddr::new(neighbour, port),
         proxy: redirect.outbound_port,
     });
-    let inward = inbound(redirect, neighbour).map(|port| Connection {
+    let inward = inbound(redirect, neighbour).map(|port| TestConnection {
         direction: Direction::Inbound,
         to: SocketAddr::new(pod, port),
         proxy: redirect.inbound_port,

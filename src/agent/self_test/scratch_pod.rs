@@ -16,7 +16,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::socket::{getsockopt, sockopt};
 
 use super::INTERFACE;
-use super::connections::{Connection, Direction};
+use super::connections::{Direction, TestConnection};
 use crate::netns::{self, link};
 
 /// The pod's addresses, IPv4 and IPv6. They are reserved for documentation (RFC 5737, RFC 3849),
@@ -148,7 +148,7 @@ impl ScratchPod {
     /// original destination (`SO_ORIGINAL_DST`). The error says what went wrong.
     pub fn expect_redirect(
         &self,
-        connection: &Connection,
+        connection: &TestConnection,
         proxy: &TcpListener,
     ) -> Result<(), String> {
         let what = format!("{} TCP to {}", connection.direction.name(), connection.to);

@@ -26,7 +26,7 @@ use tracing::{info, warn};
 use crate::agent::settings::Settings;
 use crate::agent::watch::Waker;
 use crate::backoff::{Backoff, Limits};
-pub use decision::Decision;
+pub use decision::StopDecision;
 use decision::{Decider, Finding};
 
 /// Time reserved for the uninstall itself, before kubelet kills the agent.
@@ -93,7 +93,7 @@ impl Question {
     }
 
     /// Returns the decision; `None` if neither the responses so far nor the time decide.
-    pub fn decision(&mut self) -> Option<Decision> {
+    pub fn decision(&mut self) -> Option<StopDecision> {
         while let Ok((finding, when)) = self.findings.try_recv() {
             if let Some(decision) = self.decider.decide(&finding, when) {
                 return Some(decision);
@@ -105,7 +105,7 @@ impl Question {
         }
         self.time_left().is_zero().then(|| {
             let last = self.last.as_ref().map(ToString::to_string);
-            Decision::LeaveInPlace(format!(
+            StopDecision::LeaveInPlace(format!(
                 "no proof of an uninstall within {} s; last finding: {}",
                 self.time.as_secs(),
                 last.unwrap_or_else(|| "the API server did not respond".into())
@@ -164,7 +164,7 @@ mod tests {
             }
             assert_eq!(question.decision(), None);
             question.end = Instant::now();
-            let Some(Decision::LeaveInPlace(why)) = question.decision() else {
+            let Some(StopDecision::LeaveInPlace(why)) = question.decision() else {
                 panic!("no decision at the deadline");
             };
             assert!(why.contains("within 60 s") && why.contains(says), "{why}");
@@ -181,6 +181,6 @@ mod tests {
         }
         assert_eq!(question.decision(), None);
         send.send((Finding::Rejected, begin + Duration::from_secs(4))).unwrap();
-        assert!(matches!(question.decision(), Some(Decision::Uninstall(_))));
+        assert!(matches!(question.decision(), Some(StopDecision::Uninstall(_))));
     }
 }

@@ -115,9 +115,9 @@ fn a_check_without_an_answer_is_repeated_ever_later_and_what_was_said_before_cou
     report_refusal(&node);
     until("two more tries", || api.asked("GET", CHECK) >= asked + 3);
     assert_eq!(agent.ready().0, 200, "{:?}", agent.ready());
-    let says = "WARN credential: cannot check the token in the kubeconfig: ";
+    let says = "WARN kubeconfig token: cannot check the token in the kubeconfig: ";
     assert_eq!(agent.log().matches(says).count(), 1, "{}", agent.log());
     api.state().namespace = None;
-    until("an answer", || agent.log().contains("credential: resolved"));
+    until("an answer", || agent.log().contains("kubeconfig token: resolved"));
     agent.until_ready();
 }

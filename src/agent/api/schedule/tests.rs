@@ -57,7 +57,7 @@ fn requests(node: Node, span: Duration) -> Vec<Duration> {
         }
         if schedule.is_check_due(now) {
             sent.push(now - start);
-            schedule.checked(now, CheckResult::Accepted, Duration::ZERO);
+            schedule.check_done(now, CheckResult::Accepted, Duration::ZERO);
         }
         if node.tainted && taint <= now {
             sent.push(now - start);
@@ -91,14 +91,14 @@ fn an_idle_node_sends_less_than_one_request_in_five_minutes_with_every_configura
 fn an_idle_node_whose_token_requests_fail_sends_as_few_requests() {
     let start = Instant::now();
     let mut schedule = Schedule::new(start, Some(Duration::ZERO));
-    schedule.checked(start, CheckResult::Accepted, Duration::ZERO);
+    schedule.check_done(start, CheckResult::Accepted, Duration::ZERO);
     let mut sent = 0;
     while schedule.next() < start + 10 * DAY {
         let now = schedule.next();
         if schedule.is_renewal_due(now) {
             schedule.not_renewed(now, Fallback::LastToken, Duration::ZERO);
         } else {
-            schedule.checked(now, CheckResult::Accepted, Duration::ZERO);
+            schedule.check_done(now, CheckResult::Accepted, Duration::ZERO);
         }
         sent += u32::from(now > start + HOUR);
     }
@@ -157,7 +157,7 @@ fn an_unreachable_api_server_is_checked_with_a_backoff_up_to_a_minute() {
     let mut now = start;
     let mut waits = Vec::new();
     for _ in 0..20 {
-        schedule.checked(now, CheckResult::Unknown, Duration::ZERO);
+        schedule.check_done(now, CheckResult::Unknown, Duration::ZERO);
         waits.push(schedule.next() - now);
         now = schedule.next();
     }
@@ -166,7 +166,7 @@ fn an_unreachable_api_server_is_checked_with_a_backoff_up_to_a_minute() {
         assert!((MINUTE * 3 / 5..=MINUTE).contains(wait), "{wait:?}");
     }
     // Checks and TokenRequests both wait as long as a Retry-After says.
-    schedule.checked(now, CheckResult::Unknown, 5 * MINUTE);
+    schedule.check_done(now, CheckResult::Unknown, 5 * MINUTE);
     assert_eq!(schedule.next(), now + 5 * MINUTE);
     schedule.not_renewed(now, Fallback::NoToken, 2 * MINUTE);
     assert_eq!(schedule.next(), now + 2 * MINUTE);
@@ -180,10 +180,10 @@ fn a_flood_of_records_causes_a_bounded_number_of_checks() {
         let mut checks = 0;
         let mut now = start;
         while now < start + 10 * MINUTE {
-            schedule.record_rejection(now);
+            schedule.rejection_reported(now);
             if schedule.is_check_due(now) {
                 checks += 1;
-                schedule.checked(now, result, Duration::ZERO);
+                schedule.check_done(now, result, Duration::ZERO);
                 assert!(schedule.next() > now + RECORD_GAP / 2);
                 assert!(checks <= 12, "{checks} checks in 10 minutes: {result:?}");
             }
@@ -197,23 +197,23 @@ fn a_flood_of_records_causes_a_bounded_number_of_checks() {
 fn a_record_causes_a_check_at_once_or_when_the_cached_token_review_has_expired() {
     let start = Instant::now();
     let mut schedule = Schedule::new(start, None);
-    schedule.record_rejection(start);
+    schedule.rejection_reported(start);
     assert!(schedule.is_check_due(start));
-    schedule.checked(start, CheckResult::Accepted, Duration::ZERO);
-    schedule.record_rejection(start + RECORD_GAP);
+    schedule.check_done(start, CheckResult::Accepted, Duration::ZERO);
+    schedule.rejection_reported(start + RECORD_GAP);
     assert!(schedule.is_check_due(start + RECORD_GAP));
     let start = start + RECORD_GAP;
-    schedule.checked(start, CheckResult::Accepted, Duration::ZERO);
+    schedule.check_done(start, CheckResult::Accepted, Duration::ZERO);
     let soon = start + Duration::from_secs(1);
-    schedule.record_rejection(soon);
+    schedule.rejection_reported(soon);
     assert!(!schedule.is_check_due(soon));
     // The result of that check was unchanged, so the next check waits twice the gap.
     assert_eq!(schedule.next(), start + RECORD_GAP * 2);
     // A quiet period ends the doubling.
     let later = start + HOUR;
-    schedule.checked(later, CheckResult::Accepted, Duration::ZERO);
-    schedule.checked(later + HOUR, CheckResult::Accepted, Duration::ZERO);
-    schedule.record_rejection(later + HOUR);
+    schedule.check_done(later, CheckResult::Accepted, Duration::ZERO);
+    schedule.check_done(later + HOUR, CheckResult::Accepted, Duration::ZERO);
+    schedule.rejection_reported(later + HOUR);
     assert_eq!(schedule.next(), later + HOUR + RECORD_GAP);
 }
 
@@ -221,12 +221,12 @@ fn a_record_causes_a_check_at_once_or_when_the_cached_token_review_has_expired()
 fn a_changed_token_is_checked_at_once_also_after_a_denied_token_request() {
     let start = Instant::now();
     let mut schedule = Schedule::new(start, Some(DAY));
-    schedule.checked(start, CheckResult::Accepted, Duration::ZERO);
+    schedule.check_done(start, CheckResult::Accepted, Duration::ZERO);
     let now = start + MINUTE;
     schedule.kubeconfig_changed(now);
     schedule.token_accepted(now);
     assert!(schedule.is_check_due(now));
-    schedule.checked(now, CheckResult::Accepted, Duration::ZERO);
+    schedule.check_done(now, CheckResult::Accepted, Duration::ZERO);
     schedule.token_accepted(now);
     assert!(schedule.next() >= now + 2 * CHECK_PERIOD);
     // The rate of checks that changes cause is limited too.
@@ -238,7 +238,7 @@ fn a_changed_token_is_checked_at_once_also_after_a_denied_token_request() {
 fn denied_token_requests_postpone_a_check_by_at_most_an_hour() {
     let start = Instant::now();
     let mut schedule = Schedule::new(start, Some(Duration::ZERO));
-    schedule.checked(start, CheckResult::Accepted, Duration::ZERO);
+    schedule.check_done(start, CheckResult::Accepted, Duration::ZERO);
     let mut last_check = start;
     while schedule.next() < start + DAY {
         let now = schedule.next();
@@ -246,7 +246,7 @@ fn denied_token_requests_postpone_a_check_by_at_most_an_hour() {
             schedule.not_renewed(now, Fallback::AgentToken, Duration::ZERO);
             schedule.token_accepted(now);
         } else {
-            schedule.checked(now, CheckResult::Accepted, Duration::ZERO);
+            schedule.check_done(now, CheckResult::Accepted, Duration::ZERO);
             last_check = now;
         }
         assert!(now <= last_check + HOUR, "no check for {:?}", now - last_check);
@@ -266,7 +266,7 @@ fn a_revoked_token_is_renewed_at_once_and_repeated_revocations_back_off() {
         waits.push(schedule.next() - start);
     }
     assert!(waits[0] <= RENEWAL[0] && waits[11] >= CHECK_PERIOD * 3 / 5);
-    schedule.checked(start, CheckResult::Accepted, Duration::ZERO);
+    schedule.check_done(start, CheckResult::Accepted, Duration::ZERO);
     schedule.renewed(start, DAY);
     schedule.revoked(start);
     assert!(schedule.is_renewal_due(start));

@@ -76,7 +76,7 @@ fn removes_only_taints_with_the_key_whatever_their_effect() {
             Some(json!([other])),
         ),
     ] {
-        let node: Node = serde_json::from_value(node(taints)).unwrap();
+        let node: NodeTaints = serde_json::from_value(node(taints)).unwrap();
         let wanted = left
             .map(|left| json!({"metadata": {"resourceVersion": "7"}, "spec": {"taints": left}}));
         assert_eq!(patch(&node, KEY), wanted, "{name}");

@@ -6,7 +6,7 @@ use serde::de::IgnoredAny;
 
 use super::{Worker, retry_after};
 use crate::agent::api::schedule::CheckResult;
-use crate::agent::api::{Checked, namespace};
+use crate::agent::api::{TokenCheck, namespace};
 use crate::kube;
 
 impl Worker {
@@ -24,11 +24,11 @@ impl Worker {
         // With `resourceVersion=0` the API server responds from its cache.
         let path = format!("/api/v1/namespaces/{namespace}?resourceVersion=0");
         match client.get::<IgnoredAny>(&path) {
-            Ok(_) => self.checked(token, Ok(())),
+            Ok(_) => self.record_result(token, Ok(())),
             Err(error) => match error.code() {
-                Some(404) => self.checked(token, Ok(())),
-                Some(401) => self.checked(token, Err((401, error))),
-                Some(403) => self.checked(token, Err((403, error))),
+                Some(404) => self.record_result(token, Ok(())),
+                Some(401) => self.record_result(token, Err((401, error))),
+                Some(403) => self.record_result(token, Err((403, error))),
                 // Unreachable or failing: the result of the last check stays valid.
                 _ => self.check_failed(&error),
             },
@@ -37,13 +37,13 @@ impl Worker {
 
     /// Records whether the API server accepts the token in the kubeconfig. An error has the HTTP
     /// status, 401 or 403.
-    fn checked(&mut self, token: String, result: Result<(), (u16, kube::Error)>) {
+    fn record_result(&mut self, token: String, result: Result<(), (u16, kube::Error)>) {
         let now = Instant::now();
         let check_result = match result {
             Ok(()) => CheckResult::Accepted,
             Err(_) => CheckResult::Rejected,
         };
-        self.schedule.checked(now, check_result, Duration::ZERO);
+        self.schedule.check_done(now, check_result, Duration::ZERO);
         let is_revoked = matches!(result, Err((401, _)));
         let result = result.map_err(|(code, error)| match code {
             401 => {
@@ -56,7 +56,7 @@ impl Worker {
         let mut state = self.api.state();
         state.reached = true;
         let mut changed = state.check_error.take().is_some();
-        let issued = state.grant.token.as_mut();
+        let issued = state.token_requests.token.as_mut();
         if let Some(issued) = issued.filter(|issued| issued.text == token) {
             if is_revoked && !issued.revoked {
                 self.schedule.revoked(now);
@@ -64,7 +64,7 @@ impl Worker {
             issued.revoked = is_revoked;
         }
         let before =
-            state.checked.replace(Checked { token: token.clone(), result: result.clone() });
+            state.last_check.replace(TokenCheck { token: token.clone(), result: result.clone() });
         changed |= before.is_none_or(|before| before.token != token || before.result != result);
         drop(state);
         if changed {
@@ -74,7 +74,7 @@ impl Worker {
 
     /// Records a check without a usable response.
     fn check_failed(&mut self, error: &kube::Error) {
-        self.schedule.checked(Instant::now(), CheckResult::Unknown, retry_after(error));
+        self.schedule.check_done(Instant::now(), CheckResult::Unknown, retry_after(error));
         self.reached(error.is_response());
         let why = error.to_string();
         let before = self.api.state().check_error.replace(why.clone());

@@ -91,10 +91,10 @@ impl Worker {
         let end = Claims::read(&text).and_then(|claims| claims.end());
         self.schedule.renewed(Instant::now(), lifetime);
         let mut state = self.api.state();
-        state.grant.token =
+        state.token_requests.token =
             Some(Token { text, end: end.map_or(ends, |end| end.max(ends)), revoked: false });
-        state.grant.denied = None;
-        state.grant.error = None;
+        state.token_requests.denied = None;
+        state.token_requests.error = None;
         drop(state);
         info!("received a token of ServiceAccount {account}, valid for {seconds} s");
         self.api.waker.wake();
@@ -103,9 +103,10 @@ impl Worker {
     /// Records that the API server denied the TokenRequest with HTTP 403 or 404.
     fn denied(&mut self, why: String) {
         let mut state = self.api.state();
-        let changed = state.grant.denied.as_ref() != Some(&why) || state.grant.error.is_some();
-        state.grant.denied = Some(why);
-        state.grant.error = None;
+        let changed = state.token_requests.denied.as_ref() != Some(&why)
+            || state.token_requests.error.is_some();
+        state.token_requests.denied = Some(why);
+        state.token_requests.error = None;
         drop(state);
         if self.renew_later(Duration::ZERO, changed) == Fallback::AgentToken {
             self.schedule.token_accepted(Instant::now());
@@ -116,15 +117,15 @@ impl Worker {
     /// agent's permissions.
     fn not_renewed(&mut self, why: String, retry_after: Duration) {
         let mut state = self.api.state();
-        let changed = state.grant.error.as_ref() != Some(&why);
-        state.grant.error = Some(why);
+        let changed = state.token_requests.error.as_ref() != Some(&why);
+        state.token_requests.error = Some(why);
         drop(state);
         self.renew_later(retry_after, changed);
     }
 
     /// Schedules the next TokenRequest, and wakes the reconciler if the reason `changed`.
     fn renew_later(&mut self, retry_after: Duration, changed: bool) -> Fallback {
-        let fallback = self.api.state().grant.fallback(SystemTime::now());
+        let fallback = self.api.state().token_requests.fallback(SystemTime::now());
         self.schedule.not_renewed(Instant::now(), fallback, retry_after);
         if changed {
             self.api.waker.wake();

@@ -27,7 +27,7 @@ pub enum Finding {
 
 /// What the agent does when it stops, and why.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Decision {
+pub enum StopDecision {
     Uninstall(String),
     /// Leave the plugin installed for the next agent.
     LeaveInPlace(String),
@@ -50,7 +50,7 @@ impl Decider {
 
     /// Decides from the finding of one round and those before. Returns `None` if another round is
     /// needed.
-    pub fn decide(&mut self, finding: &Finding, now: Instant) -> Option<Decision> {
+    pub fn decide(&mut self, finding: &Finding, now: Instant) -> Option<StopDecision> {
         self.offline_install &= matches!(finding, Finding::Unreachable(_));
         self.rejected_since = match finding {
             Finding::Rejected => self.rejected_since.or(Some(now)),
@@ -60,17 +60,17 @@ impl Decider {
         let is_proven = now.saturating_duration_since(since) >= REJECTION_TIME;
         match finding {
             Finding::InScope | Finding::StillRunning(_) => {
-                Some(Decision::LeaveInPlace(finding.to_string()))
+                Some(StopDecision::LeaveInPlace(finding.to_string()))
             }
-            Finding::Uninstalled(why) => Some(Decision::Uninstall(why.clone())),
-            Finding::Rejected if is_proven => Some(Decision::Uninstall(format!(
+            Finding::Uninstalled(why) => Some(StopDecision::Uninstall(why.clone())),
+            Finding::Rejected if is_proven => Some(StopDecision::Uninstall(format!(
                 "{finding}, in every response for {} s",
                 REJECTION_TIME.as_secs()
             ))),
             // No other agent's files are at risk. Upstream's agent uninstalls on every stop.
-            Finding::Unreachable(_) if self.offline_install => Some(Decision::Uninstall(format!(
-                "no earlier agent installed the plugin, and {finding}"
-            ))),
+            Finding::Unreachable(_) if self.offline_install => Some(StopDecision::Uninstall(
+                format!("no earlier agent installed the plugin, and {finding}"),
+            )),
             _ => None,
         }
     }
@@ -113,7 +113,7 @@ mod tests {
             assert_eq!(last, None, "decided before {finding:?} in {findings:?}");
             last = decider.decide(finding, begin + Duration::from_secs(*second));
         }
-        last.map(|decision| matches!(decision, Decision::Uninstall(_)))
+        last.map(|decision| matches!(decision, StopDecision::Uninstall(_)))
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! The result of one reconcile pass.
+//! The result of one reconcile pass, and the text of `/ready`.
 
 use std::collections::BTreeMap;
 use std::time::Instant;
@@ -8,7 +8,7 @@ use crate::conflist::Entry;
 
 /// What one reconcile pass found and did.
 #[derive(Debug, Default)]
-pub struct Pass {
+pub struct PassResult {
     /// The pass wrote to the host. The next pass verifies the write.
     pub wrote: bool,
     /// Latest time of the next pass, if earlier than the resync.
@@ -36,7 +36,7 @@ pub struct Pass {
     pub warnings: BTreeMap<Subject, String>,
 }
 
-impl Pass {
+impl PassResult {
     pub(super) fn problem(&mut self, subject: Subject, why: impl ToString) {
         self.problems.insert(subject, why.to_string());
     }
