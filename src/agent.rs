@@ -125,9 +125,12 @@ pub fn run(settings: Settings) -> Result<(), Error> {
     let signal = reconcile_until_signal(&mut watch, &mut reconciler, &settings, &status)?;
     info!("received {signal}");
     status.set_ready(Err(format!("received {signal}")));
-    let offline_install = !had_kubeconfig && !api.reached() && !reconciler.newer_agent_runs();
+    let offline_install = !had_kubeconfig && !api.reached();
     reconciler.restore_upstream_kubeconfig();
-    let decision = on_stop::decide(&settings, offline_install);
+    let decision = match reconciler.newer_agent_runs() {
+        true => Decision::LeaveInPlace("a newer agent runs on this node".into()),
+        false => on_stop::decide(&settings, offline_install),
+    };
     // The plugin keeps running while the agent decides, so its records are still logged.
     if let Some(record_socket) = record_socket {
         record_socket.stop();

@@ -45,8 +45,8 @@ pub fn finds_kubeconfig(settings: &Settings) -> bool {
 }
 
 /// Sends requests to the API server until they decide, or until the grace period is nearly over.
-/// `offline_install` says that the agent found no kubeconfig at its start, that no API server
-/// ever responded, and that no newer agent runs.
+/// `offline_install` says that the agent found no kubeconfig at its start and that no API server
+/// ever responded.
 pub fn decide(settings: &Arc<Settings>, offline_install: bool) -> Decision {
     let time = time_to_decide(settings.termination_grace);
     let end = Instant::now() + time;
