@@ -115,8 +115,7 @@ pub fn run(settings: Settings) -> Result<(), Error> {
     let signal = main_loop.until_signal()?;
     info!("received {signal}");
     status.stop(signal.as_str());
-    let newer_agent_runs = main_loop.reconciler.newer_agent_runs();
-    let offline_install = !had_kubeconfig && !api.reached() && !newer_agent_runs;
+    let offline_install = !had_kubeconfig && !api.reached();
     let decision = decide(&mut main_loop, &settings, waker, offline_install)?;
     let reconciler = main_loop.reconciler;
     // The plugin keeps running while the agent decides, so its records are still logged.
@@ -147,6 +146,9 @@ fn decide(
     offline_install: bool,
 ) -> Result<StopDecision, Error> {
     let is_chained_by_upstream = main_loop.reconciler.restore_upstream_kubeconfig();
+    if main_loop.reconciler.newer_agent_runs() {
+        return Ok(StopDecision::LeaveInPlace("a newer agent runs on this node".into()));
+    }
     main_loop.reconciler.stop();
     let mut question = Question::ask(settings, offline_install, waker);
     loop {

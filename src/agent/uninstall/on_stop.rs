@@ -64,8 +64,8 @@ pub struct Question {
 
 impl Question {
     /// Starts to send requests to the API server. Each response wakes the main loop through `waker`.
-    /// `offline_install` says that the agent found no kubeconfig at its start, that no API server
-    /// ever responded, and that no newer agent runs.
+    /// `offline_install` says that the agent found no kubeconfig at its start and that no API server
+    /// ever responded.
     pub fn ask(settings: &Arc<Settings>, offline_install: bool, waker: Waker) -> Question {
         let time = time_to_decide(settings.termination_grace);
         info!("asking the API server whether to uninstall, for at most {} s", time.as_secs());
