@@ -6,7 +6,7 @@ use serde::Serialize;
 
 /// Error codes. CNI spec 1.1, section 5, "Error", defines codes 1 to 7, and `pkg/types` of
 /// the reference implementation defines 8. Codes from 100 on are linkerd-cni's own: each is a
-/// class of causes with one remedy, and its meaning never changes. The README lists them.
+/// class of causes with one remedy, and its meaning never changes. docs/error-codes.md lists them.
 pub mod code {
     /// The plugin does not support the `cniVersion` of the config, or the command needs a newer one.
     pub const INCOMPATIBLE_VERSION: u32 = 1;
