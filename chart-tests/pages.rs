@@ -119,11 +119,13 @@ fn the_charts_readme_names_every_value_without_effect() {
     let text = read(chart_readme());
     let root = schema();
     let all = root["properties"].as_object().unwrap();
-    let described = |of: &serde_json::Value| of["description"].as_str().unwrap_or("").to_owned();
-    for (key, of) in all {
-        if described(of).starts_with("Has no effect") {
-            assert!(text.contains(&format!("`{key}`")), "{key}");
-        }
+    let has_no_effect = |of: &serde_json::Value| {
+        of["description"].as_str().is_some_and(|text| text.starts_with("Has no effect"))
+    };
+    let ignored: Vec<_> = all.iter().filter(|(_, of)| has_no_effect(of)).collect();
+    assert!(ignored.len() > 10, "{ignored:?}");
+    for (key, _) in ignored {
+        assert!(text.contains(&format!("`{key}`")), "{key}");
     }
 }
 
