@@ -68,7 +68,8 @@ fn a_go_image_with_probes_is_rejected_with_the_remedy() {
         ] {
             assert!(error.contains(part), "{version}: {error}");
         }
-        // The remedies.
+        // The remedies. `--set image.version=` replaces a version that the release has.
+        with(json!({"image": {"version": ""}, "adminPort": 9991}));
         with(json!({"image": {"version": version}, "adminPort": null}));
     }
     for version in ["", "v2.0.0", "v11.0.0", "v2.1.0-rc.1", "edge", "main-1.6.5", "20261201"] {

@@ -85,7 +85,8 @@ fn the_notes_of_an_upgrade_install_no_control_plane() {
     }
     let notes = upgrade_notes(json!({"adminPort": null}));
     assert!(notes.contains("keeps upstream's image"), "{notes}");
-    assert!(notes.contains("--reset-then-reuse-values"), "{notes}");
+    let remedy = "--reset-then-reuse-values --set image.version= --set adminPort=9991";
+    assert!(notes.contains(remedy), "{notes}");
 }
 
 /// `kubectl logs daemonset/linkerd-cni` would pick the pod of any node.
