@@ -165,7 +165,7 @@ fn enable_security_context_false_omits_only_the_security_context() {
 fn the_created_by_annotation_names_the_image_version_or_the_cli() {
     let cases = [
         (json!({}), concat!("linkerd/helm v", env!("CARGO_PKG_VERSION"))),
-        (json!({"image": {"version": "v1.4.0"}}), "linkerd/helm v1.4.0"),
+        (json!({"image": {"version": "v2.4.0"}}), "linkerd/helm v2.4.0"),
         (json!({"image": {"version": 20_261_121}}), "linkerd/helm 20261121"),
         (json!({"cliVersion": "linkerd/cli edge-26.8.3"}), "linkerd/cli edge-26.8.3"),
     ];

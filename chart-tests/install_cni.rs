@@ -66,12 +66,12 @@ fn each_flag_sets_the_same_value_as_upstreams_command() {
     let cases = [
         (
             "--inbound-port 5143 --outbound-port=5140 --proxy-uid 12102 --proxy-gid 12102 \
-             --cni-image my-docker-registry.io/awesome/cni-plugin-test-image --cni-image-version v1.4.0 \
+             --cni-image my-docker-registry.io/awesome/cni-plugin-test-image --cni-image-version v2.4.0 \
              --cni-log-level debug --dest-cni-net-dir /etc/kubernetes/cni/net.d \
              --dest-cni-bin-dir /opt/my-cni/bin --priority-class-name system-node-critical",
             json!({
                 "inboundProxyPort": 5143, "outboundProxyPort": 5140, "proxyUID": 12102, "proxyGID": 12102,
-                "image": {"name": "my-docker-registry.io/awesome/cni-plugin-test-image", "version": "v1.4.0"},
+                "image": {"name": "my-docker-registry.io/awesome/cni-plugin-test-image", "version": "v2.4.0"},
                 "logLevel": "debug", "destCNINetDir": "/etc/kubernetes/cni/net.d",
                 "destCNIBinDir": "/opt/my-cni/bin", "priorityClassName": "system-node-critical",
             }),
@@ -148,6 +148,7 @@ fn an_invalid_flag_or_value_prints_no_objects() {
         (&["--cni-log-level", "loud"], "logLevel"),
         (&["--proxy-uid", "root"], "proxyUID"),
         (&["--use-wait-flag=perhaps"], "neither true nor false"),
+        (&["--cni-image-version", "v1.4.0"], "image.version: v1.4.0 is upstream's image"),
         (&["--bogus", "1"], "unknown flag: --bogus"),
         (&["--proxy-uid"], "needs an argument"),
         (&["stray"], "unknown argument: stray"),

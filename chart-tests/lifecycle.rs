@@ -3,7 +3,9 @@
 use serde_json::{Value, json};
 
 use crate::cni::upstream_entry;
-use crate::helm::{Objects, Render, chart, read, with, yaml};
+use crate::helm::{Objects, Render, chart, read, rejection, with, yaml};
+
+const DIGEST: &str = "sha256:0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef";
 
 fn over_upstreams_values() -> Render {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/chart-tests/values/upstream.yaml");
@@ -51,6 +53,42 @@ fn upstreams_image_gets_only_settings_that_it_accepts() {
     let repair = objects.container("repair-controller");
     assert_eq!(repair["env"].as_array().unwrap().len(), 2);
     assert!(repair.get("volumeMounts").is_none());
+}
+
+/// `helm upgrade --reset-then-reuse-values` keeps an `image.version` that a user of upstream's chart
+/// has set, and adds this chart's `adminPort`. Upstream's agent would never get ready then.
+#[test]
+fn a_go_image_with_probes_is_rejected_with_the_remedy() {
+    for version in ["v1.7.0-alpha.1", "v1.6.5", "1.6.5", "v1.10.0", &format!("v1.6.5@{DIGEST}")] {
+        let error = rejection(&json!({"image": {"version": version}}));
+        for part in [
+            &format!("image.version: {version} is upstream's image"),
+            "image.version=\"\" for this chart's image",
+            "adminPort=null",
+        ] {
+            assert!(error.contains(part), "{version}: {error}");
+        }
+        // The remedies. `--set image.version=` replaces a version that the release has.
+        with(json!({"image": {"version": ""}, "adminPort": 9991}));
+        with(json!({"image": {"version": version}, "adminPort": null}));
+    }
+    for version in ["", "v2.0.0", "v11.0.0", "v2.1.0-rc.1", "edge", "main-1.6.5", "20261201"] {
+        with(json!({"image": {"version": version}}));
+    }
+    let set = json!({"image": {"version": "v1.6.5"}});
+    over_upstreams_values().values(&set).objects();
+}
+
+#[test]
+fn program_image_and_chart_sort_above_all_of_upstreams() {
+    let metadata = yaml(&read(chart().join("Chart.yaml")));
+    let major = |version: &Value| -> u32 {
+        let version = version.as_str().unwrap().trim_start_matches('v');
+        version.split('.').next().unwrap().parse().unwrap()
+    };
+    assert!(major(&metadata["appVersion"]) >= 2);
+    // Upstream's charts have versions such as 2026.8.3.
+    assert!(major(&metadata["version"]) >= 2026);
 }
 
 #[test]
@@ -124,7 +162,7 @@ fn a_new_chart_version_with_the_same_image_does_not_replace_pods() {
     assert_eq!(next.pod(), with(json!({})).pod());
     assert_ne!(next.0, with(json!({})).0, "no object has the chart's version");
 
-    let pinned = json!({"image": {"version": "v1.7.0-alpha.1"}});
+    let pinned = json!({"image": {"version": "v2.0.0-alpha.1"}});
     let next = bumped("appVersion: \"v", "appVersion: \"v9", pinned.clone());
     assert_eq!(next.pod(), with(pinned).pod());
 }

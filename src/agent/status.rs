@@ -177,6 +177,15 @@ impl Collector for DroppedLogLines {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::metrics::tests::assert_documented;
+
+    #[test]
+    fn the_docs_list_every_metric_of_the_agent() {
+        assert_documented(
+            &Status::new(std::time::Duration::from_secs(30)).metrics(),
+            &["linkerd_cni_agent_", "linkerd_cni_plugin_"],
+        );
+    }
 
     #[test]
     fn metrics_list_each_sample_under_its_family_and_end_with_eof() {

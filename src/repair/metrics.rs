@@ -153,6 +153,12 @@ impl Metrics {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::metrics::tests::assert_documented;
+
+    #[test]
+    fn the_docs_list_every_metric_of_the_controller() {
+        assert_documented(&Metrics::default().text(), &[PREFIX, "process_"]);
+    }
 
     #[test]
     fn the_text_is_openmetrics_with_upstreams_names_and_buckets() {

@@ -264,6 +264,11 @@ updateStrategy:
 {{- if and (eq (toString .Values.chained) "false") (eq (toString .Values.ownConfig) "true") }}
 {{- fail "ownConfig: true requires chained: true" }}
 {{- end }}
+{{- /* Upstream's agent serves no `/ready`, so its pods would never get ready. */}}
+{{- $version := include "linkerd-cni.imageVersion" . }}
+{{- if and (include "linkerd-cni.ownImage" .) (regexMatch "^v?1[.][0-9]+[.]" $version) }}
+{{- fail (printf "image.version: %s is upstream's image, which has no admin port and would never be ready with this chart's probes; set image.version=\"\" for this chart's image, %s, or adminPort=null to keep upstream's" $version .Chart.AppVersion) }}
+{{- end }}
 {{- if and (.Values.image).digest (contains "@" (include "linkerd-cni.imageVersion" .)) }}
 {{- fail "image.digest: image.version already has a digest" }}
 {{- end }}

@@ -1,0 +1,194 @@
+//! The pages for operators: README.md, docs and the chart's README.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use serde_json::json;
+
+use crate::helm::{chart, files, read, with};
+use crate::schema::schema;
+
+/// Where the chart's README, which Artifact Hub shows without the repository, finds other pages.
+const REPOSITORY: &str = "https://github.com/linkerd/linkerd2-cni";
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).into()
+}
+
+fn chart_readme() -> PathBuf {
+    chart().join("README.md")
+}
+
+fn pages() -> Vec<PathBuf> {
+    let mut pages = files(&root().join("docs"));
+    pages.extend([root().join("README.md"), chart_readme()]);
+    pages
+}
+
+/// The targets of a page's links.
+fn links(text: &str) -> Vec<&str> {
+    text.split("](").skip(1).map(|rest| rest.split(')').next().unwrap()).collect()
+}
+
+/// The anchors of a page's headings, as GitHub makes them.
+fn anchors(text: &str) -> BTreeSet<String> {
+    let headings = text.lines().filter(|line| line.starts_with('#'));
+    let anchor = |heading: &str| {
+        let heading = heading.trim_start_matches('#').trim().to_lowercase().replace(' ', "-");
+        heading.chars().filter(|c| c.is_alphanumeric() || "-_".contains(*c)).collect()
+    };
+    headings.map(anchor).collect()
+}
+
+#[test]
+fn every_link_leads_to_a_file_and_a_heading() {
+    for page in pages() {
+        let text = read(&page);
+        for link in links(&text) {
+            let (path, anchor) = link.split_once('#').unwrap_or((link, ""));
+            let target = if let Some(rest) = path.strip_prefix(REPOSITORY) {
+                let rest = rest.strip_prefix("/blob/main/").unwrap_or(rest);
+                root().join(if rest.is_empty() { "README.md" } else { rest })
+            } else if path.starts_with("https://") {
+                continue;
+            } else if path.is_empty() {
+                page.clone()
+            } else {
+                page.parent().unwrap().join(path)
+            };
+            assert!(target.exists(), "{}: {link}", page.display());
+            let found = anchor.is_empty() || anchors(&read(&target)).contains(anchor);
+            assert!(found, "{}: {link}: no such heading", page.display());
+        }
+    }
+}
+
+#[test]
+fn the_charts_readme_has_no_links_out_of_the_package() {
+    let text = read(chart_readme());
+    for link in links(&text) {
+        let is_packaged = !link.contains("..") && !link.starts_with("docs/");
+        assert!(is_packaged || link.starts_with("https://"), "{link}");
+    }
+}
+
+/// All Rust files below `directory`.
+fn sources(directory: &Path, found: &mut Vec<PathBuf>) {
+    for entry in fs::read_dir(directory).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            sources(&path, found);
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            found.push(path);
+        }
+    }
+}
+
+#[test]
+fn monitoring_lists_the_reason_of_every_event() {
+    let mut found = Vec::new();
+    sources(&root().join("src"), &mut found);
+    let mut reasons = BTreeSet::new();
+    for path in found {
+        for rest in read(path).split("\"LinkerdCNI").skip(1) {
+            reasons.insert(format!("`LinkerdCNI{}`", rest.split('"').next().unwrap()));
+        }
+    }
+    assert!(reasons.len() >= 4, "{reasons:?}");
+    let page = read(root().join("docs/monitoring.md"));
+    for reason in reasons {
+        assert!(page.contains(&format!("| {reason} | ")), "{reason}");
+    }
+}
+
+#[test]
+fn error_codes_lists_every_code_of_the_plugin() {
+    let page = read(root().join("docs/error-codes.md"));
+    let rows = page.lines().filter_map(|line| line.strip_prefix("| ")?.split(" | ").next());
+    let listed: BTreeSet<_> =
+        rows.flat_map(|cell| cell.split(", ")).filter_map(|code| code.parse().ok()).collect();
+    let source = read(root().join("src/cni/error.rs"));
+    let codes = source.split(": u32 = ").skip(1).map(|rest| rest.split(';').next().unwrap());
+    let codes: BTreeSet<u32> = codes.map(|code| code.parse().unwrap()).collect();
+    assert_eq!(listed, codes);
+}
+
+#[test]
+fn the_charts_readme_names_every_value_without_effect() {
+    let text = read(chart_readme());
+    let root = schema();
+    let all = root["properties"].as_object().unwrap();
+    let has_no_effect = |of: &serde_json::Value| {
+        of["description"].as_str().is_some_and(|text| text.starts_with("Has no effect"))
+    };
+    let ignored: Vec<_> = all.iter().filter(|(_, of)| has_no_effect(of)).collect();
+    assert!(ignored.len() > 10, "{ignored:?}");
+    for (key, _) in ignored {
+        assert!(text.contains(&format!("`{key}`")), "{key}");
+    }
+}
+
+/// The commands of a page.
+fn commands(text: &str) -> Vec<&str> {
+    let blocks = text.split("```sh\n").skip(1).map(|rest| rest.split("```").next().unwrap());
+    blocks.flat_map(str::lines).collect()
+}
+
+#[test]
+fn the_install_commands_run_in_this_order() {
+    for page in [root().join("README.md"), chart_readme()] {
+        let text = read(&page);
+        let commands = commands(&text);
+        let mut last = 0;
+        for command in [
+            "kubectl create namespace linkerd-cni",
+            "kubectl label namespace linkerd-cni pod-security.kubernetes.io/enforce=privileged",
+            "helm install linkerd-cni charts/linkerd2-cni -n linkerd-cni --wait",
+            "  --set image.name=",
+            "  --set repairController.enabled=true --set repairController.mode=in-place",
+            "kubectl rollout status -n linkerd-cni daemonset/linkerd-cni",
+            "linkerd check --pre --linkerd-cni-enabled",
+            "linkerd install --crds | kubectl apply -f -",
+            "linkerd install --linkerd-cni-enabled | kubectl apply -f -",
+        ] {
+            let found = commands[last..].iter().position(|line| line.starts_with(command));
+            let name = page.display();
+            last += found.unwrap_or_else(|| panic!("{name}: {command} is missing or too early"));
+        }
+    }
+}
+
+#[test]
+fn commands_apply_what_linkerd_prints_and_name_only_this_chart() {
+    for page in pages() {
+        let text = read(&page);
+        for line in commands(&text) {
+            let prints = line.starts_with("linkerd install") || line.starts_with("linkerd upgrade");
+            assert!(!prints || line.contains("| kubectl apply -f -"), "{line}");
+            // That repository has upstream's chart.
+            assert!(!line.contains("linkerd/linkerd2-cni"), "{}: {line}", page.display());
+            assert!(!line.contains("logs daemonset/"), "{}: {line}", page.display());
+        }
+    }
+}
+
+/// Cluster Autoscaler keeps any other taint in its node template, and then never scales up.
+#[test]
+fn every_startup_taint_has_cluster_autoscalers_prefix() {
+    const KEY: &str = "startup-taint.cluster-autoscaler.kubernetes.io/linkerd-cni";
+    with(json!({"startupTaint": KEY}));
+    let text = read(chart_readme());
+    let section = text.split("\n## Startup taint\n").nth(1).unwrap().split("\n## ").next().unwrap();
+    let rows: Vec<_> = section.lines().filter(|line| line.starts_with("| ")).skip(2).collect();
+    assert!(rows.len() >= 6, "{rows:?}");
+    for row in rows {
+        assert!(row.contains(KEY), "{row}");
+    }
+    assert!(section.contains(&format!("--set startupTaint={KEY}")), "{section}");
+    assert!(section.contains("`az aks update` with `--node-init-taints="), "{section}");
+    for file in pages().iter().chain(&[chart().join("values.yaml")]) {
+        assert!(!read(file).contains("linkerd.io/cni-not-ready"), "{}", file.display());
+    }
+    assert!(read(chart().join("values.yaml")).contains(KEY));
+}
