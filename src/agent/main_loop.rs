@@ -70,7 +70,7 @@ impl MainLoop {
     /// Waits until a reconcile pass is due, at most for `longest`, and runs it. A signal ends the
     /// wait instead, and is returned.
     pub fn step(&mut self, longest: Duration) -> Result<Option<Signal>, Error> {
-        if let Some(signal) = self.wait(longest)? {
+        if let Some(signal) = self.wait(self.timeout.min(longest))? {
             return Ok(Some(signal));
         }
         self.status.passes().begin(Instant::now());
@@ -84,10 +84,10 @@ impl MainLoop {
         Ok(None)
     }
 
-    /// Waits until a reconcile pass is due, at most for `longest`. Returns the signal that ended the
-    /// wait, if one did.
+    /// Waits for a change, a call from another thread or a signal, at most for `longest`. Returns the
+    /// signal.
     pub fn wait(&self, longest: Duration) -> Result<Option<Signal>, Error> {
-        match self.watch.wait(self.timeout.min(longest)).map_err(Error::Wait)? {
+        match self.watch.wait(longest).map_err(Error::Wait)? {
             Wake::Stop(signal) => Ok(Some(signal)),
             Wake::Reconcile => Ok(None),
         }

@@ -137,8 +137,9 @@ impl Reconciler {
         true
     }
 
-    /// Prepares for the passes between SIGTERM and the agent's end. They keep the kubeconfig, as the
-    /// agent's token becomes invalid with its pod, and never remove the startup taint.
+    /// Prepares for the passes between SIGTERM and the agent's end. They never write the kubeconfig:
+    /// the agent's token becomes invalid with its pod, and whether to uninstall depends on the token
+    /// found there. They never remove the startup taint either.
     pub fn stop(&mut self) {
         self.stopping = true;
     }

@@ -21,7 +21,10 @@ impl Reconciler {
         &mut self,
         pass: &mut PassResult,
     ) -> Result<(), credential::Error> {
-        if self.stopping && credential::token_on_host(&self.settings).is_some() {
+        if self.stopping {
+            if credential::token_on_host(&self.settings).is_none() {
+                pass.wait_for(Subject::Kubeconfig, "it has no token, and the agent is stopping");
+            }
             return Ok(());
         }
         let base = credential::kubeconfig_base(&self.settings)?;

@@ -277,8 +277,6 @@ fn while_it_asks_the_agent_restores_what_another_program_removes() {
         assert_eq!(scene.agent.ready(), (500, "not ready: received SIGTERM\n".into()));
     }
     assert_eq!(scene.node.inode("kubeconfig.json"), kubeconfig);
-    fs::remove_file(scene.node.net("kubeconfig.json")).unwrap();
-    until("the kubeconfig", || scene.node.net("kubeconfig.json").exists());
     scene.api.state().set = Set::There;
     assert_eq!(scene.agent.wait(), Some(0));
     scene.assert_left_in_place("after a rewrite", "the DaemonSet exists");

@@ -116,10 +116,26 @@ fn a_mode_whose_iptables_the_agent_cannot_run_is_tested_as_auto_and_labelled_so(
 
 #[test]
 fn a_mode_whose_iptables_the_agent_can_run_is_tested_itself() {
-    for mode in ["nft", "legacy", "plain"] {
+    for (mode, program) in [
+        ("nft", "iptables-nft-restore"),
+        ("legacy", "iptables-legacy-restore"),
+        ("plain", "iptables-restore"),
+    ] {
         let node = node(&fs::read(PLUGIN).unwrap(), "1.0.0");
-        let mut agent = start(&node, &ENTRY.replace(r#""auto""#, &format!("\"{mode}\"")));
+        // Found before the real one, which it runs.
+        let dir = tempfile::tempdir().unwrap();
+        let ran = dir.path().join("ran");
+        let wrapper = dir.path().join(program);
+        let text = format!("echo x >>{}; exec /usr/sbin/{program} \"$@\"", ran.display());
+        fs::write(&wrapper, script(&text)).unwrap();
+        fs::set_permissions(wrapper, PermissionsExt::from_mode(0o755)).unwrap();
+        let path = format!("{}:/usr/bin:/bin", dir.path().display());
+        let entry = ENTRY.replace(r#""auto""#, &format!("\"{mode}\""));
+        let vars =
+            [("LINKERD_CNI_SELF_TEST", "true"), ("CNI_NETWORK_CONFIG", &*entry), ("PATH", &*path)];
+        let mut agent = node.start_with(&vars);
         agent.until_ready();
+        assert!(ran.exists(), "{mode}: {}", agent.log());
         assert_eq!(agent.ready().1, "ready\n", "{mode}");
         assert_eq!(
             (trials(&agent, "passed"), trials(&agent, "passed_with_auto")),

@@ -4,8 +4,6 @@
 use std::process::{Child, Command};
 use std::time::{Duration, Instant};
 
-use nix::sys::signal::{Signal, kill};
-
 use crate::agent::{Agent, get};
 use crate::node::{CALICO, Node};
 use crate::until::until;
@@ -26,11 +24,14 @@ fn has_strace() -> bool {
     found
 }
 
-/// Kills strace and the agent that it started. Without its tracer, the agent would go on.
-fn end(mut agent: Agent) {
-    let child = agent.child().unwrap();
-    agent.kill();
-    kill(child, Signal::SIGKILL).unwrap();
+/// Starts the agent under strace, with this fault. The agent ends with strace.
+fn start_with_fault(node: &Node, fault: &str, vars: &[(&str, &str)]) -> Agent {
+    let (call, _) = fault.split_once(':').unwrap();
+    let strace = format!(
+        "strace -f -qq -o /dev/null -e trace={call} -e inject={fault} setpriv --pdeathsig KILL"
+    );
+    let by: Vec<&str> = strace.split(' ').collect();
+    node.start_under(&by, &[], vars)
 }
 
 #[test]
@@ -59,14 +60,10 @@ fn without_ipv6_in_the_kernel_the_probes_are_served_on_ipv4() {
     let node = Node::new();
     node.write("10-calico.conflist", CALICO);
     // Without the socket for plugin records, the admin listener is the first socket that is bound.
-    let strace =
-        "strace -f -qq -o /dev/null -e trace=bind -e inject=bind:error=EAFNOSUPPORT:when=1";
     let vars = [("LINKERD_CNI_ADMIN_ADDR", "[::]:0"), ("LINKERD_CNI_PLUGIN_SOCKET", "false")];
-    let by: Vec<&str> = strace.split(' ').collect();
-    let agent = node.start_under(&by, &[], &vars);
+    let agent = start_with_fault(&node, "bind:error=EAFNOSUPPORT:when=1", &vars);
     until("the listener", || agent.log().contains(" on 0.0.0.0:"));
     assert!(serves("127.0.0.1", agent.port()));
-    end(agent);
 }
 
 /// Delays each `openat` of the agent's main thread, as a file system does that hangs. Dropped, it
@@ -122,10 +119,7 @@ fn the_probes_are_served_while_the_first_pass_hangs() {
     }
     let node = Node::new();
     node.write("10-calico.conflist", CALICO);
-    let strace = "strace -f -qq -o /dev/null -e trace=fsync -e inject=fsync:delay_enter=900000000";
-    let by: Vec<&str> = strace.split(' ').collect();
-    let agent = node.start_under(&by, &[], &[]);
+    let agent = start_with_fault(&node, "fsync:delay_enter=900000000", &[]);
     until("not ready", || agent.ready().0 == 500);
     assert_eq!(agent.get("/live").0, 200);
-    end(agent);
 }
