@@ -50,10 +50,12 @@ mod yielding;
 use std::collections::BTreeSet;
 use std::io;
 use std::sync::Arc;
+use std::time::Instant;
 
 use tracing::info;
 
 use crate::conflist::PLUGIN;
+use admin_listener::AdminListener;
 use api::Api;
 use main_loop::MainLoop;
 use reconcile::Reconciler;
@@ -92,6 +94,11 @@ pub fn run(settings: Settings) -> Result<(), Error> {
     let had_kubeconfig = on_stop::finds_kubeconfig(&settings);
     let status = Arc::new(Status::new(settings.resync));
     let api = Api::start(&settings, watch.waker()).map_err(Error::Thread)?;
+    // Before the first access to the node's files, so that `/ready` and `/live` are served even if
+    // that access hangs. A pass opens the listener that cannot be opened now, and reports why not.
+    let mut admin_listener = AdminListener::default();
+    let _ = admin_listener.open(&settings, &status);
+    status.passes().begin(Instant::now());
     let (own, shared) = (Arc::clone(&settings), Arc::clone(&status));
     let mut reconciler = Reconciler::new(own, mode, entry, shared, Arc::clone(&api));
     if settings.self_test {
@@ -111,7 +118,7 @@ pub fn run(settings: Settings) -> Result<(), Error> {
     }
     info!("starting the agent");
     let waker = watch.waker();
-    let mut main_loop = MainLoop::new(watch, reconciler, &settings, &status);
+    let mut main_loop = MainLoop::new(watch, reconciler, admin_listener, &settings, &status);
     let signal = main_loop.until_signal()?;
     info!("received {signal}");
     status.stop(signal.as_str());

@@ -43,6 +43,7 @@ impl MainLoop {
     pub fn new(
         watch: Watch,
         reconciler: Reconciler,
+        admin_listener: AdminListener,
         settings: &Arc<Settings>,
         status: &Arc<Status>,
     ) -> MainLoop {
@@ -51,7 +52,7 @@ impl MainLoop {
             reconciler,
             settings: Arc::clone(settings),
             status: Arc::clone(status),
-            admin_listener: AdminListener::default(),
+            admin_listener,
             problem_log: ProblemLog::default(),
             retry: FIRST_RETRY,
             timeout: Duration::ZERO,
@@ -95,7 +96,7 @@ impl MainLoop {
 
     /// Runs one reconcile pass, and schedules the next one. Returns whether there is contention.
     fn pass(&mut self) -> bool {
-        // Before the pass, so that `/ready` and `/live` are there even if the pass hangs.
+        // Again, as the agent that ran before this one may have held the port.
         let opened = self.admin_listener.open(&self.settings, &self.status);
         let watching = self.watch.watch_dirs(&watched_dirs(&self.settings));
         let mut pass = self.reconciler.pass();
