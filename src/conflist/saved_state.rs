@@ -106,10 +106,13 @@ impl SavedState {
                     SavedState { file: StateFile::Unreadable, ..SavedState::default() };
                 return (unreadable, Some(error.to_string()));
             }
-            Err(error) => (
-                SavedState { file: StateFile::Unusable, ..SavedState::default() },
-                Some(error.to_string()),
-            ),
+            Err(error) => {
+                let why = match error {
+                    files::Error::Unusable { why, .. } => why.to_owned(),
+                    error => error.to_string(),
+                };
+                (SavedState { file: StateFile::Unusable, ..SavedState::default() }, Some(why))
+            }
         };
         for (conflist, original) in aside::originals(dir) {
             saved.originals.entry(conflist).or_insert(original);
@@ -195,5 +198,16 @@ mod tests {
         let text = r#"{"version":1,"lists":{"a.conflist":{"bare":"{}","was":"[]","name":"a.conf","content":{"text":"x"},"mode":420,"uid":0,"gid":0}},"own":{"00-b.conflist":"a.conf"}}"#;
         let saved: SavedState = serde_json::from_str(text).unwrap();
         assert_eq!(serde_json::to_string(&saved).unwrap(), text);
+    }
+
+    #[test]
+    fn the_reason_why_the_saved_state_is_not_used_names_its_path_once() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join(NAME);
+        std::fs::create_dir(&path).unwrap();
+        let (saved, why) = SavedState::load(dir.path());
+        let why = why.unwrap();
+        assert_eq!(saved.file, StateFile::Unusable);
+        assert_eq!(why.matches(path.to_str().unwrap()).count(), 1, "{why}");
     }
 }

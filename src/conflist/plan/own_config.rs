@@ -97,7 +97,9 @@ pub fn copy(
         }
     };
     plan.write_own_config(name, found, wanted, Some(source.name.clone()), saved);
-    if plan.not_chained.is_none() && active(found).is_some_and(|active| active.name != name) {
+    // An earlier copy of another name does not count: it is removed once this copy is correct.
+    let is_active = |file: &ConfigFile| file.name == source.name;
+    if plan.not_chained.is_none() && active(found).is_some_and(is_active) {
         plan.not_chained = Some(format!(
             "the active network config is {}, which sorts before {name}: set cniConfFileName to a \
              name that sorts first",
