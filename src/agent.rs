@@ -136,9 +136,12 @@ pub fn run(settings: Settings) -> Result<(), Error> {
         }
         StopDecision::Uninstall(why) => {
             info!("uninstalling: {why}");
-            if remove(&settings, reconciler.chained_conflists())? == UninstallOutcome::LeftInPlace {
+            let removed = remove(&settings, reconciler.chained_conflists());
+            // After a failure, too: an upstream agent may be what keeps naming the plugin.
+            if !matches!(removed, Ok(UninstallOutcome::Uninstalled)) {
                 reconciler.restore_upstream_kubeconfig();
             }
+            removed?;
         }
     }
     Ok(())
@@ -152,11 +155,11 @@ fn decide(
     waker: Waker,
     offline_install: bool,
 ) -> Result<StopDecision, Error> {
+    main_loop.reconciler.stop();
     let is_chained_by_upstream = main_loop.reconciler.restore_upstream_kubeconfig();
     if main_loop.reconciler.newer_agent_runs() {
         return Ok(StopDecision::LeaveInPlace("a newer agent runs on this node".into()));
     }
-    main_loop.reconciler.stop();
     let mut question = Question::ask(settings, offline_install, waker);
     loop {
         if let Some(decision) = question.decision() {

@@ -139,9 +139,10 @@ impl Reconciler {
 
     /// Prepares for the passes between SIGTERM and the agent's end. They never write the kubeconfig:
     /// the agent's token becomes invalid with its pod, and whether to uninstall depends on the token
-    /// found there. They never remove the startup taint either.
+    /// found there. From now on the startup taint is not removed either.
     pub fn stop(&mut self) {
         self.stopping = true;
+        self.api.set_node_ready(false);
     }
 
     /// Runs one reconcile pass, and sets what `/ready` and the metrics report.

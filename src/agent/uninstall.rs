@@ -104,6 +104,7 @@ pub fn run(
                 if removal == MAX_REMOVALS =>
             {
                 warn!("{}", rechained(&list));
+                failures.extend(retried_failures);
                 return outcome(UninstallOutcome::LeftInPlace, failures);
             }
             PluginReference::Removable(list) => info!("{} names {PLUGIN} again", list.display()),
