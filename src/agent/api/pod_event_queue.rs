@@ -85,7 +85,8 @@ impl PodEventQueue {
     }
 
     /// Puts back an Event that [`PodEventQueue::take`] returned and that could not be posted, and
-    /// makes no Event due until `end`. Drops it if it is older than [`REPEAT_AFTER`].
+    /// makes no Event due until `end`. Drops it if it is older than [`REPEAT_AFTER`] or if the queue
+    /// is full.
     pub fn put_back(&mut self, (queued, event): (Instant, PodEvent), now: Instant, end: Instant) {
         self.paused_until = end;
         if now < queued + REPEAT_AFTER && self.waiting.len() < MAX_WAITING {
