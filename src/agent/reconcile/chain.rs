@@ -120,7 +120,10 @@ impl Reconciler {
         }
         match &other {
             Some(other) => info!("{other}"),
-            None => info!("the other agent has ended, so this agent manages the plugin again"),
+            None => info!(
+                "no plugin entry of another agent is in use any more; this agent manages the plugin \
+                 again"
+            ),
         }
         self.yields_to = other;
     }

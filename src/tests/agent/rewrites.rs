@@ -80,6 +80,22 @@ fn a_fight_is_named_with_its_remedy_and_backed_off_from() {
 }
 
 #[test]
+fn contention_over_two_conflists_names_both() {
+    let node = Node::new();
+    let names = ["10-calico.conflist", "20-other.conflist"];
+    names.iter().for_each(|name| node.write(name, CALICO));
+    let mut agent = node.start();
+    agent.until_ready();
+    until("both conflists are named", || {
+        for name in names.iter().filter(|name| node.chained(name)) {
+            node.replace(&node.net(name), CALICO.as_bytes());
+        }
+        let why = agent.ready().1;
+        names.iter().all(|name| why.contains(&format!("{name} keeps being overwritten")))
+    });
+}
+
+#[test]
 fn contention_over_any_file_of_the_agent_is_counted() {
     for file in ["etc/kubeconfig.json", "bin/linkerd-cni", "etc/10-calico.conflist"] {
         let node = Node::new();
