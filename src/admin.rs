@@ -186,7 +186,7 @@ enum State {
 }
 
 impl Client {
-    /// The poll event that the client waits for.
+    /// Returns the poll event for which the server waits on this connection.
     fn awaited_event(&self) -> PollFlags {
         match self.state {
             State::Reading(_) | State::Closing => PollFlags::POLLIN,

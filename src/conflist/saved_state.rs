@@ -7,8 +7,8 @@
 //! - names of files that only the agent writes, which look like any network config
 //!
 //! The file lies in the CNI net dir, so that it outlives the agent, and is written before the
-//! conflist. A damaged file, or one that a newer agent wrote, is never overwritten: [`aside`] keeps
-//! it under another name.
+//! conflist. A damaged file, or one of a newer format, is overwritten only after [`aside`] has kept
+//! a copy of it under another name.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -94,8 +94,8 @@ impl Original {
 
 impl SavedState {
     /// Reads the saved state in `dir`. Of a damaged file or a newer format, only the known members
-    /// are used. Unless the file is missing or its whole content is known, the reason is returned
-    /// too.
+    /// are used. Also returns why the file, or a part of it, is not used. `None` if the file is
+    /// missing or its whole content is known.
     pub fn load(dir: &Path) -> (SavedState, Option<String>) {
         let path = dir.join(NAME);
         let (mut saved, why) = match files::read(&path) {

@@ -78,8 +78,8 @@ pub struct PodEventPosting {
 }
 
 impl PodEventPosting {
-    /// Posts all Events that are due. An Event is retried if the API server is unavailable, as many
-    /// Events are about just that.
+    /// Posts all Events that are due. If the API server is unavailable, the Event is retried: many
+    /// Events report that very outage.
     pub fn run(&mut self, api: &Api, connection: &mut Connection) {
         loop {
             let Some((queued, event)) = api.pod_events().take(Instant::now()) else {

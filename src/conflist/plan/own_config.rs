@@ -147,7 +147,7 @@ fn copy_of(source: &ConfigFile, entry: &Entry) -> Result<Content, String> {
     })
 }
 
-/// Says that another program owns the `existing` file, whose name the agent is to write.
+/// Returns the problem text if another program owns `existing`, the file that the agent would write.
 fn name_taken(existing: Option<&ConfigFile>, saved: &SavedState) -> Option<String> {
     let file = existing
         .filter(|file| !saved.own_configs.contains_key(&file.name) && !is_own_content(file))?;
