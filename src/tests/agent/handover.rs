@@ -12,6 +12,7 @@ use crate::api::{Api, Set};
 use crate::node::{CALICO, Node, PLUGIN};
 use crate::rechained::{LIST, PUT_BACK, Worker};
 use crate::rewrites::counter;
+use crate::scene;
 use crate::until::until;
 use crate::upstream::{self, Upstream};
 
@@ -40,10 +41,7 @@ fn watch_gaps(node: &Arc<Node>) -> Worker<Duration> {
 }
 
 fn node(api: &Api) -> Arc<Node> {
-    let node = Arc::new(Node::new());
-    api.serve_node(&node);
-    node.write(LIST, CALICO);
-    node
+    Arc::new(scene::node(api))
 }
 
 /// Starts an agent that looks for a dead upstream agent every second.

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use crate::agent::Agent;
 use crate::api::Api;
 use crate::node::{CALICO, Node};
+use crate::scene;
 use crate::until::until;
 
 pub fn counter(agent: &Agent, name: &str) -> u64 {
@@ -119,9 +120,7 @@ fn contention_over_any_file_of_the_agent_is_counted() {
 #[test]
 fn a_fight_is_told_in_one_event_on_the_agents_pod() {
     let api = Api::start();
-    let node = Node::new();
-    api.serve_node(&node);
-    node.write("10-calico.conflist", CALICO);
+    let node = scene::node(&api);
     let mut vars = api.vars().to_vec();
     vars.push(("LINKERD_CNI_POD_NAME", "linkerd-cni-x7x4z".into()));
     let mut agent = node.start_owned(&vars);

@@ -10,6 +10,7 @@ use serde_json::{Value, json};
 use crate::agent::Agent;
 use crate::api::{Api, Set};
 use crate::node::{CALICO, Node};
+use crate::scene;
 use crate::until::until;
 
 const KEY: &str = "linkerd.io/cni-not-ready";
@@ -21,9 +22,7 @@ fn taints(keys: &[&str]) -> Vec<Value> {
 
 /// A node with the taint and two others.
 fn tainted(api: &Api) -> Node {
-    let node = Node::new();
-    api.serve_node(&node);
-    node.write("10-calico.conflist", CALICO);
+    let node = scene::node(api);
     fs::write(node.bin("calico"), "a plugin").unwrap();
     api.state().taints = taints(&["one", KEY, "other"]);
     node
