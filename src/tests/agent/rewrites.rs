@@ -48,7 +48,7 @@ fn a_thousand_rewrites_are_each_followed_at_once_by_one_write() {
 }
 
 #[test]
-fn a_fight_is_named_with_its_remedy_and_backed_off_from() {
+fn contention_is_named_with_its_remedy_and_delays_writes() {
     let node = Node::new();
     node.write("10-calico.conflist", CALICO);
     let mut agent = node.start();
@@ -118,7 +118,7 @@ fn contention_over_any_file_of_the_agent_is_counted() {
 }
 
 #[test]
-fn a_fight_is_told_in_one_event_on_the_agents_pod() {
+fn contention_is_reported_in_one_event_on_the_agents_pod() {
     let api = Api::start();
     let node = scene::node(&api);
     let mut vars = api.vars().to_vec();
