@@ -89,6 +89,7 @@ fn run(listener: &TcpListener, handlers: &Handlers) {
     // Oldest first.
     let mut clients: VecDeque<Client> = VecDeque::new();
     let mut paused: Option<Instant> = None;
+    let mut failing = false;
     loop {
         let wake = clients.front().map(|client| client.deadline);
         let wake = wake.into_iter().chain(paused).min();
@@ -99,9 +100,23 @@ fn run(listener: &TcpListener, handlers: &Handlers) {
         let now = Instant::now();
         clients.retain_mut(|client| now < client.deadline && client.advance(handlers).is_ok());
         if paused.is_none_or(|until| until <= now) {
-            paused = accept(listener, &mut clients).is_err().then(|| Instant::now() + ACCEPT_PAUSE);
+            let accepted = accept(listener, &mut clients);
+            log_change(&mut failing, &accepted);
+            paused = accepted.is_err().then(|| Instant::now() + ACCEPT_PAUSE);
         }
     }
+}
+
+/// Logs once that accepting connections fails, and once that it works again.
+fn log_change(failing: &mut bool, accepted: &io::Result<()>) {
+    match accepted {
+        Err(error) if !*failing => {
+            tracing::warn!("admin server: cannot accept a connection: {error}");
+        }
+        Ok(()) if *failing => tracing::info!("admin server: accepts connections again"),
+        _ => {}
+    }
+    *failing = accepted.is_err();
 }
 
 /// Waits for a client or a new connection, at most until `wake`.
@@ -136,10 +151,7 @@ fn accept(listener: &TcpListener, clients: &mut VecDeque<Client>) -> io::Result<
             // The client closed the connection before it was accepted.
             Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => continue,
             Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
-            Err(error) => {
-                tracing::warn!("admin server: cannot accept a connection: {error}");
-                return Err(error);
-            }
+            Err(error) => return Err(error),
         };
         if stream.set_nonblocking(true).is_err() {
             continue;
@@ -174,7 +186,7 @@ enum State {
 }
 
 impl Client {
-    /// The poll event that the client waits for.
+    /// Returns the poll event for which the server waits on this connection.
     fn awaited_event(&self) -> PollFlags {
         match self.state {
             State::Reading(_) | State::Closing => PollFlags::POLLIN,

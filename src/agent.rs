@@ -4,8 +4,9 @@
 //!
 //! [`main_loop`] repeats reconcile passes. A pass ([`reconcile`]) decides from the state of the
 //! host, never from past events; [`watch`] only triggers it. The agent waits for what the
-//! node does not have yet: a directory, a token, a network config. It ends by itself only if a
-//! setting is invalid, or if a thread or the signal handling cannot be set up.
+//! node does not have yet: a directory, a token, a network config. It exits without a signal only
+//! if a setting or the plugin entry template is invalid, or if a thread or the signal handling
+//! cannot be set up.
 //!
 //! The modules, in reading order:
 //! - [`settings`]: environment variables and flags
@@ -14,10 +15,11 @@
 //! - [`binaries`], [`credential`]: the plugin binary and the kubeconfig on the host
 //! - [`upstream_kubeconfig`]: restores the kubeconfig of an upstream agent on the same node
 //! - [`contention`]: detects other writers of the same files, and slows down against them
-//! - `yielding`: lets the plugin entry of another agent on the node stand until that agent ends
+//! - `yielding`: keeps the plugin entry of another agent on the node until that agent ends
 //! - [`platforms`]: suggests the right directories for the node's platform
 //! - [`self_test`]: runs the installed plugin against a scratch netns
-//! - [`uninstall`]: removes everything from the host, if [`on_stop`] decides so on SIGTERM
+//! - [`uninstall`]: removes everything from the host: if [`on_stop`] decides so on SIGTERM or
+//!   SIGINT, or by the command `uninstall`
 //! - [`api`]: requests to the API server: tokens, Events, the startup taint
 //! - [`record_socket`], [`plugin_counters`]: receive and count plugin records
 //! - [`subject`], [`status`], [`problem_log`]: `/ready`, metrics and the log lines about problems
@@ -82,7 +84,7 @@ pub enum Error {
     Settings(#[from] settings::Error),
 }
 
-/// Runs the agent until SIGTERM or SIGINT. Then uninstalls if [`on_stop::decide`] says so.
+/// Runs the agent until SIGTERM or SIGINT. Then uninstalls if [`on_stop`] decides so.
 ///
 /// # Errors
 /// If a setting is invalid, a thread or a signal cannot be set up, or the uninstall fails.
@@ -136,27 +138,31 @@ pub fn run(settings: Settings) -> Result<(), Error> {
         }
         StopDecision::Uninstall(why) => {
             info!("uninstalling: {why}");
-            if remove(&settings, reconciler.chained_conflists())? == UninstallOutcome::LeftInPlace {
+            let removed = remove(&settings, reconciler.chained_conflists());
+            // After a failure, too: an upstream agent may be what keeps naming the plugin.
+            if !matches!(removed, Ok(UninstallOutcome::Uninstalled)) {
                 reconciler.restore_upstream_kubeconfig();
             }
+            removed?;
         }
     }
     Ok(())
 }
 
-/// Reconciles until the API server's responses or the end of the grace period decide whether to
-/// uninstall. Another program may remove the plugin entry meanwhile.
+/// Waits until the API server's responses or the time to decide settle whether to uninstall. Keeps
+/// reconciling meanwhile, because another program may remove the plugin entry. Does not reconcile
+/// if an upstream agent chains the plugin: its entry and kubeconfig must stay.
 fn decide(
     main_loop: &mut MainLoop,
     settings: &Arc<Settings>,
     waker: Waker,
     offline_install: bool,
 ) -> Result<StopDecision, Error> {
+    main_loop.reconciler.stop();
     let is_chained_by_upstream = main_loop.reconciler.restore_upstream_kubeconfig();
     if main_loop.reconciler.newer_agent_runs() {
         return Ok(StopDecision::LeaveInPlace("a newer agent runs on this node".into()));
     }
-    main_loop.reconciler.stop();
     let mut question = Question::ask(settings, offline_install, waker);
     loop {
         if let Some(decision) = question.decision() {

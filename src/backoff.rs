@@ -21,7 +21,7 @@ impl Backoff {
     }
 
     /// Like [`Backoff::new`], but the first retry comes after a random time from zero to the first
-    /// delay. For failures that all nodes have at the same moment.
+    /// delay. Use it for failures that hit all nodes at the same moment.
     pub fn spread(limits: Limits) -> Self {
         Backoff { spread: true, ..Backoff::new(limits) }
     }

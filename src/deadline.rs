@@ -93,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn work_that_hangs_is_given_up_and_a_panic_is_told_from_a_timeout() {
+    fn work_that_hangs_times_out_and_a_panic_is_reported_as_a_panic() {
         assert_eq!(run_within("x", Duration::from_secs(60), || 7).unwrap(), 7);
         let (_sender, never) = mpsc::channel::<()>();
         let hung = run_within("x", SHORT, move || never.recv());

@@ -56,7 +56,8 @@ const BUFFER: usize = 16 << 10;
 pub struct Deadlines {
     /// TCP connect and TLS handshake.
     pub connect: Duration,
-    /// From the last byte of the request to the headers of the response.
+    /// Sending the head, sending the body, and waiting for the headers of the response, each on its
+    /// own.
     pub response: Duration,
     /// Reading the body of the response. For a watch: the longest time between two events.
     pub body: Duration,

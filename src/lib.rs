@@ -3,9 +3,10 @@
 //! From the tools to the programs; each module imports only from modules above it:
 //!
 //! - [`backoff`]: delays between retries, with jitter
-//! - [`deadline`]: ends polls and threads that take too long
+//! - [`deadline`]: stops waiting for polls and threads that take too long
 //! - [`quote`]: cuts and cleans text from outside before it is quoted
-//! - [`log`]: log lines to stderr, dropped if writing would block, where the kernel can tell
+//! - [`log`]: writes log lines to stderr without blocking; drops a line that cannot be written at
+//!   once
 //! - [`metrics`]: registers the metrics of agent and repair controller, and renders their text
 //! - [`admin`]: the HTTP server for `/live`, `/ready` and `/metrics`
 //! - [`files`]: reads, replaces and removes files of the node atomically
@@ -22,11 +23,11 @@
 //! - [`conflist`]: the CNI net dir: parses network configs, plans to chain and unchain, saved state
 //! - [`agent`]: the node agent: installs, reconciles, verifies and uninstalls
 //! - [`repair`]: the repair controller: finds and repairs pods without redirect rules
-//! - [`cli`]: command lines of the agent, the repair controller and the probe
+//! - [`cli`]: command lines of the agent, the repair controller and the probe that `helm test` runs
 //!
 //! To follow an ADD, start with [`plugin`]. Agent and repair controller do not import from each other.
-//! The test `layout` checks the order of the map. Modules whose documentation ends with "Pure." do no
-//! I/O. In `conflist`, only `net_dir` and `saved_state` access files.
+//! The test `layout` checks the order of the map. Modules whose documentation has "Pure." at the end
+//! of its first paragraph do no I/O. In `conflist`, only `net_dir` and `saved_state` access files.
 
 pub mod admin;
 pub mod agent;

@@ -81,7 +81,7 @@ pub struct Record {
     pub ms: u64,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<Failure>,
-    /// Error of the API request, if annotations and plugin entry decided in its place.
+    /// Set if annotations and plugin entry decided without the API server, with the reason.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub degraded: Option<Degraded>,
     /// Elements of the pod's port lists that have no effect.
@@ -102,7 +102,7 @@ impl Failure {
     }
 }
 
-/// The error that prevented an API request.
+/// Why annotations and plugin entry decided without the API server.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Degraded(pub Failure);
@@ -137,7 +137,7 @@ impl Record {
         self.ignored = ignored::cut(lists);
     }
 
-    /// Records the error of the API request in whose place annotations and plugin entry decided.
+    /// Records that annotations and plugin entry decided without the API server, because of `error`.
     pub fn degrade(&mut self, error: &Error) {
         self.degraded = Some(Degraded(Failure::new(error)));
     }

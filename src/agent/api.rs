@@ -3,7 +3,8 @@
 //!
 //! All requests of this module are sent from one thread, so that a slow or unreachable API server
 //! never delays a reconcile pass. On SIGTERM, `uninstall::on_stop` sends its own requests.
-//! The reconciler reads the latest state, and is woken when that changes.
+//! The thread stores its results in the state that the reconciler reads, and wakes the reconciler
+//! when the state changes.
 
 pub mod claims;
 mod event_posting;
@@ -167,7 +168,7 @@ impl Api {
         self.state().reached
     }
 
-    /// Sets whether the node is ready. The startup taint is removed only while it is.
+    /// Sets whether the node is ready. The startup taint is removed only while the node is ready.
     pub fn set_node_ready(&self, ready: bool) {
         let mut state = self.state();
         let became_ready = ready && !state.node_ready;

@@ -3,8 +3,8 @@
 //! Contention means that the agent had to repeat the same write more than 5 times in 60 s. The
 //! agent then waits longer before each further write. For example, Cilium with
 //! `cni.exclusive=true` removes the plugin entry from the active conflist again and again. A
-//! conflist that the primary CNI rewrites with new content is no contention: the agent chains the
-//! plugin at once.
+//! primary CNI that rewrites its conflist with new content does not cause contention: the agent
+//! chains the plugin at once.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use super::subject::Subject;
 use crate::backoff::jitter;
 
-/// Repetitions of the same write within [`WINDOW`] that are not yet contention.
+/// Maximum number of repetitions of the same write within [`WINDOW`] without contention.
 const TOLERATED_REPEATS: usize = 5;
 /// Time for which writes are counted.
 const WINDOW: Duration = Duration::from_secs(60);

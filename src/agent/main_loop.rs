@@ -124,8 +124,8 @@ fn watched_dirs(settings: &Settings) -> Vec<&Path> {
         .collect()
 }
 
-/// Returns the longest time until the next pass, and sets the `retry` time of the pass after
-/// it.
+/// Returns the longest time until the next pass. Updates `retry`, the time to use after the next
+/// pass with a problem.
 fn time_to_next_pass(pass: &PassResult, retry: &mut Duration, resync: Duration) -> Duration {
     if pass.wrote {
         return VERIFY_DELAY;

@@ -1,5 +1,5 @@
-//! Judges from the times of the reconcile passes whether the agent's state is recent, and whether its
-//! main thread is stuck. Pure.
+//! Decides from the times of the reconcile passes whether the result of the last pass is recent, and
+//! whether the main thread hangs. Pure.
 
 use std::time::{Duration, Instant};
 
@@ -24,7 +24,7 @@ impl Passes {
         Passes { resync, finished: now, running_since: None }
     }
 
-    /// Records the begin of a pass.
+    /// Records the start of a pass.
     pub fn begin(&mut self, now: Instant) {
         self.running_since = Some(now);
     }

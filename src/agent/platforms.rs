@@ -122,8 +122,10 @@ fn remedy(
     };
     match fitting.is_empty() {
         false => format!(
-            "{} looks like the right directory: set the chart's platform or {value}",
-            list(&fitting)
+            "{0} {1}: set the chart's platform, or set {value} to {2}",
+            list(&fitting),
+            if fitting.len() == 1 { "holds matching files" } else { "hold matching files" },
+            if fitting.len() == 1 { "this directory" } else { "one of these directories" },
         ),
         true => format!(
             "if the runtime uses another directory, set the chart's platform or {value}; \
@@ -208,8 +210,8 @@ mod tests {
         let why = warning(&["home/kubernetes/bin/calico"]).unwrap();
         assert!(
             why.ends_with(
-                "/home/kubernetes/bin (platform gke, cos) looks like the right directory: set \
-                 the chart's platform or destCNIBinDir"
+                "/home/kubernetes/bin (platform gke, cos) holds matching files: set the chart's \
+                 platform, or set destCNIBinDir to this directory"
             ),
             "{why}"
         );

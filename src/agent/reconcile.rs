@@ -60,7 +60,7 @@ pub struct Reconciler {
     /// Shows whether a newer agent of this project runs on this node.
     record_socket: Option<Arc<RecordSocket>>,
     yielding: Yielding,
-    /// The other agent whose files stand, as logged last.
+    /// The other agent whose files stay in use, as logged last.
     yields_to: Option<OtherAgent>,
     leftovers_removed: bool,
     ready_logged: bool,
@@ -107,7 +107,8 @@ impl Reconciler {
         self.self_test = Some(self_test);
     }
 
-    /// Yields from now on to newer agents of this project, which replace the `record_socket`.
+    /// From now on yields to a newer agent of this project. It replaces the file of `record_socket`,
+    /// which shows that it runs.
     pub fn yield_to_newer_agents(&mut self, record_socket: Arc<RecordSocket>) {
         self.record_socket = Some(record_socket);
     }
@@ -139,9 +140,10 @@ impl Reconciler {
 
     /// Prepares for the passes between SIGTERM and the agent's end. They never write the kubeconfig:
     /// the agent's token becomes invalid with its pod, and whether to uninstall depends on the token
-    /// found there. They never remove the startup taint either.
+    /// found there. From now on the startup taint is not removed either.
     pub fn stop(&mut self) {
         self.stopping = true;
+        self.api.set_node_ready(false);
     }
 
     /// Runs one reconcile pass, and sets what `/ready` and the metrics report.
@@ -245,8 +247,8 @@ impl Reconciler {
         }
     }
 
-    /// Returns the stamp of the plugin binary on the host: of this agent's, or of any if a newer
-    /// agent runs.
+    /// Returns the stamp of the plugin binary on the host. It must be this agent's binary, unless a
+    /// newer agent runs.
     fn installed_binary(&self, pass: &PassResult) -> Option<Stamp> {
         let verified = self.binaries.verified(PLUGIN);
         let any = || Binaries::on_host(&self.settings, PLUGIN);

@@ -2,9 +2,9 @@
 //! into log lines, metrics and Events. Without the socket, the records are only in the container
 //! runtime's log on the node.
 //!
-//! Of several agents on a node, the one that started last has the socket. The others find a
-//! socket of another process at the path, and by that know that a newer agent runs. They neither
-//! need a clock nor a file that survives the process.
+//! If several agents run on a node, the agent that started last owns the socket. Each other agent
+//! finds another process's socket at the path, which shows that a newer agent runs. This needs no
+//! clock and no file that outlives a process.
 //!
 //! The plugin never waits for the agent. A writer that floods the socket fills the kernel's
 //! bounded queue, which the agent reads at a limited rate.
@@ -63,8 +63,8 @@ struct State {
 }
 
 impl RecordSocket {
-    /// Creates the socket, and starts the reading thread. `api` checks the token when a record reports that the API server
-    /// rejected the plugin's token.
+    /// Creates the socket, and starts the reading thread. `api` checks the token when a record
+    /// reports that the API server rejected the plugin's token.
     pub fn start(
         settings: &Settings,
         status: &Arc<Status>,
@@ -78,8 +78,8 @@ impl RecordSocket {
             state: Mutex::default(),
             waker,
         });
-        // Before the first reconcile pass, so that an older agent does not overwrite its files. The
-        // thread retries and reports a failure.
+        // Binds before the first reconcile pass, so that an older agent sees this agent before it
+        // can overwrite this agent's files. The thread retries and reports a failure.
         let _ = receiver.bind(&mut receiver.state());
         let own = Arc::clone(&receiver);
         thread::Builder::new().name("records".into()).stack_size(STACK).spawn(move || own.run())?;

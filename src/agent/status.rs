@@ -112,10 +112,10 @@ impl Status {
         *stopped_by = Some(signal.to_owned());
     }
 
-    /// Returns whether everything was right in the last pass, and that pass is recent.
+    /// Returns `Ok` if the last pass found the node ready and is recent.
     ///
     /// # Errors
-    /// Says what is wrong.
+    /// Why the node is not ready: a stop signal, no recent pass, or the problems of the last pass.
     pub fn ready(&self) -> Result<(), String> {
         let stopped_by = self.stopped_by.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(signal) = &*stopped_by {
@@ -134,7 +134,7 @@ impl Status {
         self.passes().progressing(Instant::now())
     }
 
-    /// Access to what is known about the reconcile passes.
+    /// Locks and returns the times of the reconcile passes.
     pub fn passes(&self) -> MutexGuard<'_, Passes> {
         self.passes.lock().unwrap_or_else(PoisonError::into_inner)
     }

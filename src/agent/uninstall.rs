@@ -40,8 +40,8 @@ const ATTEMPTS: usize = 5;
 /// Time between two attempts to read the saved state.
 const READ_RETRY: Duration = Duration::from_millis(100);
 /// How often the plugin entry is removed if another program chains the plugin again each time.
-/// After each removal, meshed pods start without redirect rules for a moment. Other agents of this
-/// project report contention only after more removals than these.
+/// After each removal, meshed pods start without redirect rules for a moment. Kept below the number
+/// of removals at which another agent of this project reports contention.
 const MAX_REMOVALS: usize = 3;
 /// How long no network config may name the plugin before kubeconfig and plugin binaries are
 /// renamed. In this time the container runtime loads the network config without the plugin entry.
@@ -62,9 +62,12 @@ pub enum UninstallOutcome {
 }
 
 /// Removes everything that an agent, also an earlier one, wrote to this node, unless another
-/// program keeps chaining the plugin. `conflists` are the names of those that had the plugin
-/// entry. A failure does not stop the uninstall, except that kubeconfig and plugin binaries stay
-/// while a network config names the plugin. Returns all failures, as texts for logs.
+/// program keeps chaining the plugin. `conflists` names the conflists that had the plugin entry. A
+/// failure does not stop the uninstall, except that kubeconfig and plugin binaries stay while a
+/// network config names the plugin.
+///
+/// # Errors
+/// All failures, as texts for logs.
 pub fn run(
     settings: &Settings,
     conflists: &BTreeSet<String>,
@@ -72,7 +75,7 @@ pub fn run(
     let watch = NetDirWatch::start(&settings.net_dir, &settings.kubeconfig_name);
     let left = leftovers::remove(settings);
     let mut failures: Vec<String> = left.iter().map(ToString::to_string).collect();
-    // Also if the other files have to stay.
+    // Removed even if kubeconfig and plugin binaries have to stay.
     failures.extend(leftovers::remove_dead_socket(settings).err().map(|error| error.to_string()));
     let end = Instant::now() + FOREIGN_TIMEOUT;
     for removal in 1..=MAX_REMOVALS {
@@ -104,6 +107,7 @@ pub fn run(
                 if removal == MAX_REMOVALS =>
             {
                 warn!("{}", rechained(&list));
+                failures.extend(retried_failures);
                 return outcome(UninstallOutcome::LeftInPlace, failures);
             }
             PluginReference::Removable(list) => info!("{} names {PLUGIN} again", list.display()),

@@ -66,8 +66,8 @@ fn is_upstream(kubeconfig: &[u8]) -> bool {
 
 /// Returns whether an upstream agent wrote a plugin entry in one of the conflists `found`:
 /// an entry that differs from `entry` and lacks `agent-namespace`, which agents of this
-/// project set. This agent replaces such an entry in each pass, so the upstream agent that
-/// wrote it is still running.
+/// project set. Such an entry is either younger than one pass, or this agent yields to it
+/// (`yielding`). In both cases an upstream agent probably runs.
 pub fn is_chained_by_upstream(found: &[ConfigFile], entry: &Entry) -> bool {
     let texts = found.iter().filter_map(|file| file.content.as_ref().ok());
     texts

@@ -143,13 +143,10 @@ impl Watch {
                 return self.stop();
             }
             match self.drain(readable.changed) {
-                Change::PluginRemoved => {
-                    self.urgent_until.set(Some(Instant::now() + URGENT));
-                    return Ok(Wake::Reconcile);
-                }
+                Change::PluginRemoved => return Ok(Wake::Reconcile),
                 Change::Other if self.is_urgent() => return Ok(Wake::Reconcile),
                 Change::Other => return self.settle(),
-                Change::Missing => {}
+                Change::None => {}
             }
             if readable.woken {
                 while self.wakes.recv(&mut [0]).is_ok() {}
@@ -193,7 +190,7 @@ impl Watch {
             }
             match self.drain(readable.changed) {
                 Change::Other => {}
-                Change::PluginRemoved | Change::Missing => break,
+                Change::PluginRemoved | Change::None => break,
             }
         }
         Ok(Wake::Reconcile)
@@ -220,9 +217,9 @@ impl Watch {
     }
 
     /// Reads all pending inotify events, if any are `pending`. The agent's own temporary files do
-    /// not count.
+    /// not count. After the removal of the plugin binary, changes are urgent.
     fn drain(&self, pending: bool) -> Change {
-        let mut change = Change::Missing;
+        let mut change = Change::None;
         while pending && let Some(Ok(events)) = self.inotify.as_ref().map(Inotify::read_events) {
             for event in &events {
                 let name = event.name.as_ref().map(|name| name.to_string_lossy());
@@ -235,6 +232,9 @@ impl Watch {
                 }
             }
         }
+        if change == Change::PluginRemoved {
+            self.urgent_until.set(Some(Instant::now() + URGENT));
+        }
         change
     }
 }
@@ -242,7 +242,8 @@ impl Watch {
 /// What inotify reports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Change {
-    Missing,
+    /// Inotify reported nothing.
+    None,
     /// The plugin binary is gone, as when an upstream agent uninstalls. There is no writer to wait
     /// for, and until the binary is back no pod starts.
     PluginRemoved,
@@ -254,4 +255,22 @@ struct Readable {
     stop: bool,
     woken: bool,
     changed: bool,
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    #[test]
+    fn changes_are_urgent_after_the_plugin_binary_is_removed_while_another_change_settles() {
+        let dir = tempfile::tempdir().unwrap();
+        fs::write(dir.path().join(PLUGIN), "").unwrap();
+        let mut watch = Watch::start().unwrap();
+        watch.watch_dirs(&[dir.path()]).unwrap();
+        fs::remove_file(dir.path().join(PLUGIN)).unwrap();
+        assert_eq!(watch.settle().unwrap(), Wake::Reconcile);
+        assert!(watch.is_urgent());
+    }
 }

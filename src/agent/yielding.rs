@@ -1,14 +1,15 @@
-//! Decides when to yield to another agent on this node: its plugin entry stands until it ends.
+//! Decides when to yield to another agent on this node, that is, to keep its plugin entry until it
+//! ends.
 //!
 //! Two agents run side by side while a rolling update surges. If both insisted on their own plugin
 //! entry, neither would become ready and the rollout would never end. So this agent yields
 //! - to a newer agent of this project, for as long as that agent runs. The record socket shows
-//!   both. That agent's plugin binary and kubeconfig stand, too.
+//!   both. That agent's plugin binary and kubeconfig stay in use, too.
 //! - to an upstream agent, which restores its plugin entry within milliseconds, whoever overwrites
 //!   it. It never notices a replaced plugin binary or kubeconfig, so these are this agent's.
 //!
-//! An upstream agent that died leaves the same plugin entry as one that runs. Only an attempt tells
-//! them apart, so from time to time this agent writes its own entry.
+//! An upstream agent that died leaves the same plugin entry as one that runs. Only overwriting the
+//! entry tells them apart, so from time to time this agent writes its own entry.
 //!
 //! Another program that removes the plugin entry is never yielded to: that is contention.
 
@@ -27,7 +28,7 @@ use crate::conflist::{self, Entry};
 /// Time within which an upstream agent restores its plugin entry, also on a busy node.
 const RESTORED_WITHIN: Duration = Duration::from_secs(2);
 
-/// Which agent's plugin entry stands.
+/// The agent whose plugin entry stays in use.
 #[derive(Debug, PartialEq, Eq)]
 pub enum OtherAgent {
     /// An agent of this project that started after this one.
@@ -56,8 +57,8 @@ pub struct Yielding {
     /// Longest time to yield to an upstream agent before the next attempt to write this agent's
     /// plugin entry.
     period: Duration,
-    /// This agent's plugin entry was in place, or was written. If an upstream entry then appears, an
-    /// upstream agent runs.
+    /// This agent's entry was found, or its write was requested, in the last pass that found an
+    /// entry. If an upstream entry follows, an upstream agent runs.
     was_chained: bool,
     /// When this agent last wrote its entry over an upstream one.
     tried: Option<Instant>,
@@ -84,7 +85,8 @@ impl Yielding {
         now: Instant,
     ) -> Option<(OtherAgent, Entry)> {
         let Some(text) = installed_entry(found) else {
-            // An upstream agent that runs does not leave its entry out.
+            // A running upstream agent restores its entry at once. No entry means that it does not
+            // run.
             self.tried = None;
             return None;
         };
@@ -189,7 +191,8 @@ mod tests {
     }
 
     #[test]
-    fn an_upstream_entry_stands_only_if_it_replaced_the_own_one_and_until_the_next_attempt() {
+    fn an_upstream_entry_stays_in_use_only_if_it_replaced_the_own_entry_and_until_the_next_attempt()
+    {
         let (own, upstream) = (entry(1, Some("ns")), entry(2, None));
         let (mut yielding, mut now) = (Yielding::new(PERIOD), Instant::now());
         // An entry found at the start may be a dead agent's.
@@ -213,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn the_entry_of_a_project_agent_stands_only_while_a_newer_agent_runs() {
+    fn the_entry_of_a_project_agent_stays_in_use_only_while_a_newer_agent_runs() {
         let other = entry(2, Some("ns"));
         let (mut yielding, now) = (Yielding::new(PERIOD), Instant::now());
         for newer in [false, true, false, false, true] {
@@ -223,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn an_entry_that_the_plugin_cannot_use_never_stands() {
+    fn an_entry_that_the_plugin_cannot_use_never_stays_in_use() {
         let valid = entry(2, None);
         let mut lenient = valid.clone();
         lenient["linkerd"]["inbound-ports-to-ignore"] = json!(["http"]);
@@ -231,12 +234,12 @@ mod tests {
         elsewhere["kubernetes"]["kubeconfig"] = json!("/elsewhere");
         let mut invalid = valid.clone();
         invalid["linkerd"]["incoming-proxy-port"] = json!("many");
-        for (installed, stands) in
+        for (installed, is_kept) in
             [(&valid, true), (&lenient, true), (&elsewhere, false), (&invalid, false)]
         {
             let now = Instant::now();
             let chosen = choose(&mut Yielding::new(PERIOD), &[installed], true, now);
-            assert_eq!(chosen.is_some(), stands, "{installed}");
+            assert_eq!(chosen.is_some(), is_kept, "{installed}");
         }
     }
 }

@@ -44,7 +44,7 @@ pub fn plugin_types(text: &str) -> Vec<String> {
 }
 
 /// Returns the network config's members and the JSON text of each plugin that it calls.
-/// Runtimes ignore a `type` beside `plugins`, so `plugins` decides which form it is.
+/// Runtimes ignore a `type` beside `plugins`, so a config with `plugins` is a conflist.
 fn plugins(text: &str) -> Option<(BorrowedObject<'_>, Vec<&str>)> {
     let config = BorrowedObject::parse(text).ok()?;
     let plugins = match config.get("plugins") {

@@ -7,8 +7,8 @@
 //! - names of files that only the agent writes, which look like any network config
 //!
 //! The file lies in the CNI net dir, so that it outlives the agent, and is written before the
-//! conflist. A damaged file, or one that a newer agent wrote, is never overwritten: [`aside`] keeps
-//! it under another name.
+//! conflist. A damaged file, or one of a newer format, is overwritten only after [`aside`] has kept
+//! a copy of it under another name.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -94,8 +94,8 @@ impl Original {
 
 impl SavedState {
     /// Reads the saved state in `dir`. Of a damaged file or a newer format, only the known members
-    /// are used. Unless the file is missing or its whole content is known, the reason is returned
-    /// too.
+    /// are used. Also returns why the file, or a part of it, is not used. `None` if the file is
+    /// missing or its whole content is known.
     pub fn load(dir: &Path) -> (SavedState, Option<String>) {
         let path = dir.join(NAME);
         let (mut saved, why) = match files::read(&path) {
@@ -106,10 +106,13 @@ impl SavedState {
                     SavedState { file: StateFile::Unreadable, ..SavedState::default() };
                 return (unreadable, Some(error.to_string()));
             }
-            Err(error) => (
-                SavedState { file: StateFile::Unusable, ..SavedState::default() },
-                Some(error.to_string()),
-            ),
+            Err(error) => {
+                let why = match error {
+                    files::Error::Unusable { why, .. } => why.to_owned(),
+                    error => error.to_string(),
+                };
+                (SavedState { file: StateFile::Unusable, ..SavedState::default() }, Some(why))
+            }
         };
         for (conflist, original) in aside::originals(dir) {
             saved.originals.entry(conflist).or_insert(original);
@@ -195,5 +198,16 @@ mod tests {
         let text = r#"{"version":1,"lists":{"a.conflist":{"bare":"{}","was":"[]","name":"a.conf","content":{"text":"x"},"mode":420,"uid":0,"gid":0}},"own":{"00-b.conflist":"a.conf"}}"#;
         let saved: SavedState = serde_json::from_str(text).unwrap();
         assert_eq!(serde_json::to_string(&saved).unwrap(), text);
+    }
+
+    #[test]
+    fn the_reason_why_the_saved_state_is_not_used_names_its_path_once() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join(NAME);
+        std::fs::create_dir(&path).unwrap();
+        let (saved, why) = SavedState::load(dir.path());
+        let why = why.unwrap();
+        assert_eq!(saved.file, StateFile::Unusable);
+        assert_eq!(why.matches(path.to_str().unwrap()).count(), 1, "{why}");
     }
 }

@@ -15,8 +15,8 @@ use super::error::{Error, failed};
 use super::read;
 use super::temporary::{Temporary, sync_dir};
 
-/// Maximum number of exchanges that put content back. Each one after the first means that another
-/// program wrote again.
+/// Maximum number of exchanges to put foreign content back. A second exchange is needed only if
+/// another program wrote again.
 const TRIES: usize = 8;
 
 /// Replaces the target of `new`, which must hold `before`, with `new`, which holds `content`.

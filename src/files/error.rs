@@ -30,8 +30,8 @@ impl Error {
         matches!(self, Error::Io { source, .. } if source.kind() == io::ErrorKind::NotFound)
     }
 
-    /// Returns whether no program can read the file, whatever its rights: it is not a regular file,
-    /// or a symbolic link that cannot be resolved.
+    /// Returns whether the path has no readable file for any program: it is missing, not a regular
+    /// file, or an unresolvable symbolic link.
     pub fn is_no_file(&self) -> bool {
         match self {
             Error::Io { source, .. } => matches!(

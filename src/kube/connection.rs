@@ -52,8 +52,8 @@ impl Connection {
         Connection { impersonate, ..self }
     }
 
-    /// Returns the client for the next request. Reads the source each time, which costs less
-    /// than a request: so a rotated token is used before the API server rejects the old one.
+    /// Returns the client for the next request. Reads the source each time, so that a rotated token
+    /// is used before the API server rejects the old one. Reading costs less than a request.
     pub fn client(&mut self) -> Result<Client, Error> {
         let access = read(&self.source)?;
         if let Some((known, client)) = &self.current

@@ -55,7 +55,7 @@ fn ignored_elements_of_known_lists_are_cut_and_logged_with_the_record() {
 }
 
 #[test]
-fn a_rejected_token_is_a_refusal_whether_or_not_the_pod_was_redirected() {
+fn a_rejected_token_counts_as_a_rejection_whether_or_not_the_pod_was_redirected() {
     let degraded = |code: u32| {
         let record = RECORD
             .replace("\"error\":", "\"other\":")

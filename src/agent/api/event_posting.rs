@@ -49,7 +49,7 @@ enum PostFailure {
     /// does not grant it.
     Forbidden,
     /// The API server rejects only this Event: its pod or namespace is gone or being deleted, its
-    /// name is in use (409), or it is invalid (422).
+    /// name is in use (409), or it is invalid (400, 422).
     Dropped,
     /// The API server is unreachable or busy, or does not accept the token.
     Unavailable,
@@ -64,7 +64,8 @@ impl PostFailure {
             // A namespace that is being deleted rejects new objects, whatever RBAC allows.
             Some(403) if error.to_string().contains("being terminated") => PostFailure::Dropped,
             Some(403) => PostFailure::Forbidden,
-            Some(404 | 409 | 422) => PostFailure::Dropped,
+            Some(401 | 408 | 429) => PostFailure::Unavailable,
+            Some(400..=499) => PostFailure::Dropped,
             _ => PostFailure::Unavailable,
         }
     }
@@ -77,8 +78,8 @@ pub struct PodEventPosting {
 }
 
 impl PodEventPosting {
-    /// Posts all Events that are due. An Event is retried if the API server is unavailable, as many
-    /// Events are about just that.
+    /// Posts all Events that are due. If the API server is unavailable, the Event is retried: many
+    /// Events report that very outage.
     pub fn run(&mut self, api: &Api, connection: &mut Connection) {
         loop {
             let Some((queued, event)) = api.pod_events().take(Instant::now()) else {
@@ -160,7 +161,11 @@ mod tests {
             (status(403, "events is forbidden"), PostFailure::Forbidden),
             (status(403, ending), PostFailure::Dropped),
             (status(404, "namespaces \"a\" not found"), PostFailure::Dropped),
+            (status(400, "bad request"), PostFailure::Dropped),
+            (status(413, "too large"), PostFailure::Dropped),
+            (status(422, "invalid"), PostFailure::Dropped),
             (status(401, "Unauthorized"), PostFailure::Unavailable),
+            (status(408, "timeout"), PostFailure::Unavailable),
             (status(429, "slow down"), PostFailure::Unavailable),
             (status(503, "x"), PostFailure::Unavailable),
         ] {

@@ -1,7 +1,7 @@
 //! Queues and rate-limits Events on other pods of this node. Pure.
 //!
-//! A node may start many pods with the same mistake at once, and every process that can write to
-//! the agent's socket can cause Events. So each mistake of a pod is reported once in
+//! A node may start many pods with the same problem at once, and every process that can write to
+//! the agent's socket can cause Events. So each problem of a pod is reported once in
 //! [`REPEAT_AFTER`], the queue is bounded, and after a burst one Event is posted per
 //! [`POST_INTERVAL`].
 
@@ -10,9 +10,9 @@ use std::time::{Duration, Instant};
 
 use crate::kube::event::EventContent;
 
-/// Time after which the same mistake of a pod is reported again.
+/// Time after which the same problem of a pod is reported again.
 const REPEAT_AFTER: Duration = Duration::from_secs(600);
-/// Maximum number of remembered mistakes. While it is reached, new Events are dropped.
+/// Maximum number of remembered problems. While it is reached, new Events are dropped.
 const MAX_REPORTED: usize = 256;
 /// Maximum number of queued Events. While it is reached, new Events are dropped.
 const MAX_WAITING: usize = 64;
@@ -85,7 +85,8 @@ impl PodEventQueue {
     }
 
     /// Puts back an Event that [`PodEventQueue::take`] returned and that could not be posted, and
-    /// makes no Event due until `end`. Drops it if it is older than [`REPEAT_AFTER`].
+    /// makes no Event due until `end`. Drops it if it is older than [`REPEAT_AFTER`] or if the queue
+    /// is full.
     pub fn put_back(&mut self, (queued, event): (Instant, PodEvent), now: Instant, end: Instant) {
         self.paused_until = end;
         if now < queued + REPEAT_AFTER && self.waiting.len() < MAX_WAITING {
@@ -130,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn a_mistake_of_a_pod_is_reported_once_in_ten_minutes() {
+    fn a_problem_of_a_pod_is_reported_once_in_ten_minutes() {
         let begin = Instant::now();
         let mut events = PodEventQueue::new(begin);
         assert!(events.offer(event("1", "a"), begin));

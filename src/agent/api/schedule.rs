@@ -73,8 +73,8 @@ pub struct Schedule {
 }
 
 impl Schedule {
-    /// Starts a schedule. `renewal` is the time until the first TokenRequest. A first check soon
-    /// after the start needs a [`Schedule::kubeconfig_changed`].
+    /// Starts a schedule. `renewal` is the time until the first TokenRequest. Without a call of
+    /// [`Schedule::kubeconfig_changed`], the first check is due only after the check period.
     pub fn new(now: Instant, renewal: Option<Duration>) -> Schedule {
         Schedule {
             renewal: renewal.map(|wait| now + wait),

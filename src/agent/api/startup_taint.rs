@@ -55,20 +55,22 @@ impl TaintRemoval {
     pub fn run(
         &mut self,
         connection: &mut Connection,
-        node_ready: bool,
+        is_ready: impl Fn() -> bool,
         now: Instant,
     ) -> Option<Instant> {
-        let (node, key) = self.target.as_ref().filter(|_| node_ready)?;
+        let (node, key) = self.target.as_ref().filter(|_| is_ready())?;
         if now < self.due {
             return Some(self.due);
         }
         let client = connection.client().map_err(|error| error.to_string());
-        let removed =
-            client.and_then(|client| remove(&client, node, key).map_err(|error| error.to_string()));
-        let wait = match removed {
-            Ok(removed) => {
+        let removal = client.and_then(|client| {
+            remove(&client, node, key, &is_ready).map_err(|error| error.to_string())
+        });
+        let wait = match removal {
+            Ok(Removal::NotReady) => return None,
+            Ok(removal) => {
                 let resolved = self.last_problem.resolve();
-                if removed {
+                if removal == Removal::Removed {
                     info!("removed the startup taint {key} from node {node}");
                 } else if resolved {
                     info!("node {node} no longer has the startup taint {key}");
@@ -94,24 +96,42 @@ pub fn recheck_wait() -> Duration {
     between(RECHECK[0], RECHECK[1])
 }
 
-/// Removes every taint with `key` from `node`, whatever its value and effect. Returns whether
-/// there was one.
+/// Result of an attempt to remove the taint.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Removal {
+    Removed,
+    /// The node does not have the taint.
+    Absent,
+    /// The node became not ready, or the agent received SIGTERM, before the patch was sent.
+    NotReady,
+}
+
+/// Removes every taint with `key` from `node`, whatever its value and effect. Checks `is_ready`
+/// before each patch, because reading the node may take seconds.
 ///
 /// Costs one GET if there is no such taint. Needs the verbs `get` and `patch` on nodes.
 ///
 /// # Errors
 /// If a request fails, or all attempts end with a conflict (409).
-pub fn remove(client: &Client, node: &str, key: &str) -> Result<bool, kube::Error> {
+pub fn remove(
+    client: &Client,
+    node: &str,
+    key: &str,
+    is_ready: impl Fn() -> bool,
+) -> Result<Removal, kube::Error> {
     let path = format!("/api/v1/nodes/{node}");
     let mut attempt = 1;
     loop {
         let found: NodeTaints = client.get(&path)?;
         let Some(patch) = patch(&found, key) else {
-            return Ok(false);
+            return Ok(Removal::Absent);
         };
+        if !is_ready() {
+            return Ok(Removal::NotReady);
+        }
         match client.merge_patch(&path, &patch) {
             Err(error) if error.code() == Some(409) && attempt < MAX_ATTEMPTS => attempt += 1,
-            patched => return patched.map(|()| true),
+            patched => return patched.map(|()| Removal::Removed),
         }
     }
 }

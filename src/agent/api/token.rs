@@ -2,8 +2,8 @@
 //!
 //! A process that reads the host's files must not get the agent's permissions. So if the plugin has
 //! a ServiceAccount of its own, the agent's token is written to the host only after the API server
-//! denied the TokenRequest with HTTP 403 or 404. An outage, a time-out or a 5xx never has that
-//! effect.
+//! denied the TokenRequest with HTTP 403 or 404. No outage, time-out or 5xx causes
+//! the agent's token to be written to the host.
 
 use std::time::SystemTime;
 

@@ -74,9 +74,9 @@ impl Worker {
             }
             self.post_agent_events();
             self.pod_events.run(&self.api, &mut self.own);
-            let node_ready = self.api.state().node_ready;
+            let is_ready = || self.api.state().node_ready;
             let mut end = self.schedule.next();
-            if let Some(due) = self.taint_removal.run(&mut self.own, node_ready, Instant::now()) {
+            if let Some(due) = self.taint_removal.run(&mut self.own, is_ready, Instant::now()) {
                 end = end.min(due);
             }
             let event = self.api.pod_events().due();

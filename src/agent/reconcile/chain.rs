@@ -75,8 +75,8 @@ impl Reconciler {
         Ok(Observed { configs, saved_state })
     }
 
-    /// Keeps a saved state that is damaged or of a newer format under another name, and writes its
-    /// known part.
+    /// Copies a damaged or newer saved state to another name, then overwrites the file with the part
+    /// that this agent knows.
     fn replace_saved_state(&self, saved_state: &mut SavedState, pass: &mut PassResult) {
         let dir = &self.settings.net_dir;
         let copy = match saved_state.keep_file(dir) {
@@ -92,7 +92,8 @@ impl Reconciler {
         }
     }
 
-    /// Records in `pass` the plugin entry of another agent that stands, if any, and logs a change.
+    /// Records in `pass` the plugin entry of another agent that stays in use, if any, and logs a
+    /// change.
     fn yield_entry(&mut self, configs: &[ConfigFile], pass: &mut PassResult) {
         let yielded = self.yielding.choose(
             &self.entry,
@@ -112,15 +113,18 @@ impl Reconciler {
         self.log_yielding(other);
     }
 
-    /// Logs the other agent whose plugin entry stands, once. An attempt to write this agent's entry
-    /// does not count as a change.
+    /// Logs once which other agent's plugin entry stays in use. An attempt to write this agent's
+    /// entry does not count as a change.
     fn log_yielding(&mut self, other: Option<OtherAgent>) {
         if other == self.yields_to || other.is_none() && self.yielding.is_trying(Instant::now()) {
             return;
         }
         match &other {
             Some(other) => info!("{other}"),
-            None => info!("the other agent has ended, so this agent manages the plugin again"),
+            None => info!(
+                "no plugin entry of another agent is in use any more; this agent manages the plugin \
+                 again"
+            ),
         }
         self.yields_to = other;
     }

@@ -9,7 +9,6 @@
 //!   old agent runs.
 //!
 //! [`contention`]: crate::agent::contention
-//! [`Contention::blocked_until`]: crate::agent::contention::Contention::blocked_until
 
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -20,8 +19,10 @@ use crate::kube::event::{EventContent, EventType};
 
 impl Reconciler {
     /// Returns whether the file at `path` must not be written in this pass, because the write with
-    /// this `key` ([`Contention::blocked_until`]) was repeated too often. Records the problem and
-    /// the time of the next attempt in `pass`.
+    /// this `key` ([`blocked_until`]) was repeated too often. Records the problem and the time of
+    /// the next attempt in `pass`.
+    ///
+    /// [`blocked_until`]: crate::agent::contention::Contention::blocked_until
     pub(super) fn is_write_delayed(
         &self,
         subject: Subject,
@@ -48,13 +49,17 @@ impl Reconciler {
         }
     }
 
-    /// Adds a problem for every conflist from which another program keeps removing the plugin
-    /// entry.
+    /// Adds a problem that names every conflist from which another program keeps removing the
+    /// plugin entry.
     pub(super) fn report_entry_removals(&self, pass: &mut PassResult) {
+        let mut removals = Vec::new();
         for (conflist, over_at) in self.entry_removals.active(Instant::now()) {
             pass.contention = true;
             pass.schedule_next(over_at);
-            pass.problem(Subject::NetworkConfig, entry_removed(&self.path_of(conflist)));
+            removals.push(entry_removed(&self.path_of(conflist)));
+        }
+        if !removals.is_empty() {
+            pass.problem(Subject::NetworkConfig, removals.join("; "));
         }
     }
 

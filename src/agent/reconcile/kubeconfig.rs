@@ -23,7 +23,8 @@ impl Reconciler {
     ) -> Result<(), credential::Error> {
         if self.stopping {
             if credential::token_on_host(&self.settings).is_none() {
-                pass.wait_for(Subject::Kubeconfig, "it has no token, and the agent is stopping");
+                let why = "the kubeconfig has no token, and the agent is stopping";
+                pass.wait_for(Subject::Kubeconfig, why);
             }
             return Ok(());
         }
@@ -51,7 +52,7 @@ impl Reconciler {
             pass.wrote = true;
             self.status.kubeconfig_writes.inc();
             info!("wrote kubeconfig {}", path.display());
-            // Recorded by the content written, so that a renewed token is never delayed.
+            // The key is the written content, so that the write of a renewed token is never delayed.
             if self.overwrites.record_write(Subject::Kubeconfig, &desired, Instant::now()) {
                 self.status.contentions.inc();
             }

@@ -13,9 +13,9 @@ pub struct PassResult {
     pub wrote: bool,
     /// Latest time of the next pass, if earlier than the resync.
     pub next: Option<Instant>,
-    /// A newer agent of this project runs on this node, so its files stand.
+    /// A newer agent of this project runs on this node, so its files stay in use.
     pub(super) newer_agent_runs: bool,
-    /// The plugin entry of another agent, which stands.
+    /// The plugin entry of the other agent that stays in use.
     pub(super) yielded_entry: Option<Entry>,
     /// Another program keeps overwriting a file of this agent.
     pub contention: bool,

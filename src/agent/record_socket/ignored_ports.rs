@@ -9,7 +9,8 @@ use crate::config::ignored::Ignored;
 use crate::kube::event::{EventContent, EventType};
 use crate::record::Record;
 
-/// Longest list of elements in a note, in bytes. The API accepts a note of at most 1,024 bytes.
+/// Longest text with the source and the elements in a note, in bytes. The API accepts a note of at
+/// most 1,024 bytes.
 const ELEMENTS_LIMIT: usize = 500;
 
 /// Returns the Events for the record's pod, one per list.

@@ -20,16 +20,19 @@ pub fn new(record: &Record, subject: &'static str, content: EventContent) -> Opt
 
 /// Whether `text` is a DNS label (RFC 1123), as the name of a Namespace is.
 fn is_label(text: &str) -> bool {
-    let fits = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
-    (1..=63).contains(&text.len())
-        && text.bytes().all(fits)
-        && !text.starts_with('-')
-        && !text.ends_with('-')
+    text.len() <= 63 && is_part(text)
 }
 
-/// Whether `text` is a DNS subdomain (RFC 1123), as the name of a pod is.
+/// Whether `text` is a DNS subdomain as Kubernetes checks it for the name of a pod: at most 253
+/// bytes, without a limit for each part.
 fn is_subdomain(text: &str) -> bool {
-    text.len() <= 253 && text.split('.').all(is_label)
+    text.len() <= 253 && text.split('.').all(is_part)
+}
+
+/// Whether `text` has only the characters of a DNS label, and is not empty.
+fn is_part(text: &str) -> bool {
+    let fits = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
+    !text.is_empty() && text.bytes().all(fits) && !text.starts_with('-') && !text.ends_with('-')
 }
 
 /// Whether `text` is a UUID, as the API server assigns them.
@@ -66,6 +69,13 @@ mod tests {
     }
 
     #[test]
+    fn each_part_of_a_pod_name_may_have_more_than_63_bytes() {
+        let name = format!("{}.x", "a".repeat(64));
+        assert!(new(&record("ns", &name, UID), "s", content()).is_some());
+        assert!(new(&record("ns", &"a".repeat(253), UID), "s", content()).is_some());
+    }
+
+    #[test]
     fn a_record_without_a_valid_pod_makes_no_event() {
         let long = "a".repeat(64);
         for (namespace, pod, uid) in [
@@ -77,6 +87,8 @@ mod tests {
             ("ns", "web.", UID),
             ("ns", "a_b", UID),
             ("ns", "-web", UID),
+            ("ns", "", UID),
+            ("ns", "web.-x", UID),
             ("ns", "web", ""),
             ("ns", "web", "u"),
             ("ns", "web", "c0ffee00-0000-4000-8000-00000000000x"),

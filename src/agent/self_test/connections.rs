@@ -4,8 +4,8 @@ use std::net::{IpAddr, SocketAddr};
 
 use crate::rules::Redirect;
 
-/// Candidate ports. A config that skips all of them redirects hardly any port, so that direction
-/// is not tested then.
+/// Candidate ports. If the config skips all of them, the direction is not tested: such a config
+/// redirects hardly any port.
 const PORTS: [u16; 8] = [80, 443, 8080, 9090, 3000, 5000, 50051, 1];
 
 /// One connection that has to be redirected.

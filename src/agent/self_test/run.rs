@@ -27,7 +27,8 @@ use crate::kube::kubeconfig;
 use crate::kube::kubeconfig::ApiAccess;
 use crate::rules::{Family, Redirect};
 
-/// Time after which a self-test fails, from the scratch pod to the last connection.
+/// Time after which a plugin call of the self-test is killed, counted from the start of the
+/// self-test. Connections have time-outs of their own.
 const TIMEOUT: Duration = Duration::from_secs(10);
 /// Name, namespace and container ID of the scratch pod. Requests for it go to [`StubApi`], never
 /// to the cluster's API server.
@@ -145,7 +146,7 @@ fn passed(untested_mode: Option<&str>, coverage: String) -> TestOutcome {
     }
 }
 
-/// Calls the plugin and opens the connections. Fails with the first error, or at `end`.
+/// Calls the plugin and opens the connections. Fails with the first error.
 fn test(settings: &Settings, end: Deadline) -> Result<Coverage, Error> {
     let mut plugin_config = installed_config(settings)?;
     let mut coverage = Coverage::default();

@@ -1,5 +1,6 @@
-//! Stub of the Kubernetes API server for a self-test. It listens on loopback and returns
-//! one meshed pod: the plugin reads its pod, and the cluster's API server has no scratch pod.
+//! Stub of the Kubernetes API server for a self-test. It listens on loopback and returns one meshed
+//! pod: the plugin reads the pod that it is called for, and the cluster's API server has no object
+//! for the scratch pod.
 
 use std::io::{self, Read as _, Write as _};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};

@@ -81,7 +81,7 @@ pub fn api_host(value: String) -> Result<String, Error> {
             name: "KUBERNETES_SERVICE_HOST",
             value,
             message: "not an IP address or host name: remove scheme, port and blanks, or \
-                      unset it, as the kubelet sets it"
+                      leave it unset: the kubelet then sets it"
                 .into(),
         }),
     }
@@ -95,8 +95,8 @@ pub fn api_port(value: String) -> Result<String, Error> {
         _ => Err(Error::Value {
             name: "KUBERNETES_SERVICE_PORT",
             value,
-            message: "not a port from 1 to 65535: correct it, or unset it, as the kubelet \
-                      sets it"
+            message: "not a port from 1 to 65535: correct it, or leave it unset: the \
+                      kubelet then sets it"
                 .into(),
         }),
     }

@@ -41,8 +41,8 @@ pub fn needed_by(settings: &Settings) -> Option<&'static str> {
 /// Returns whether CRI-O made the mounts of a container, listed as in `/proc/self/mountinfo`.
 ///
 /// CRI-O mounts `hostname` and `resolv.conf` from `<storage>/<driver>-containers/<id>/userdata/`.
-/// containerd mounts them from `<root>/io.containerd.grpc.v1.cri/sandboxes/<id>/`. A node that is
-/// itself a container of Podman has the former in the paths of the latter.
+/// containerd mounts them from `<root>/io.containerd.grpc.v1.cri/sandboxes/<id>/`. If the node is
+/// itself a Podman container, containerd's paths also contain `-containers/` and `/userdata/`.
 fn is_cri_o(mountinfo: &str) -> bool {
     // The fourth field is the path of the mount's root in its file system.
     let mut roots = mountinfo.lines().filter_map(|line| line.split(' ').nth(3));

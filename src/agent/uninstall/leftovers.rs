@@ -42,7 +42,7 @@ pub fn remove_dead_socket(settings: &Settings) -> Result<(), files::Error> {
     let is_dead = is_socket
         && connected().is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused);
     if is_dead && files::remove(&path)? {
-        info!("Removed {}, left by an earlier agent", path.display());
+        info!("removed {}, left by an earlier agent", path.display());
     }
     Ok(())
 }

@@ -42,7 +42,7 @@ pub struct NetDirWatch<'s> {
 }
 
 impl<'s> NetDirWatch<'s> {
-    /// Starts to watch `dir`. The file named `kubeconfig` is never taken for a network config.
+    /// Starts to watch `dir`. The file named `kubeconfig` is ignored.
     pub fn start(dir: &'s Path, kubeconfig: &'s str) -> NetDirWatch<'s> {
         NetDirWatch { dir, kubeconfig, inotify: watch(dir) }
     }

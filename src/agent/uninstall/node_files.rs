@@ -7,6 +7,7 @@ use std::path::PathBuf;
 
 use tracing::{info, warn};
 
+use super::leftovers;
 use crate::agent::binaries::Binaries;
 use crate::agent::settings::Settings;
 use crate::conflist::PLUGIN;
@@ -14,7 +15,6 @@ use crate::conflist::saved_state;
 use crate::conflist::saved_state::{SavedState, StateFile, aside};
 use crate::files;
 use crate::files::StagedRemoval;
-use crate::record::SOCKET_NAME;
 
 /// The files under their temporary names, in the order of removal.
 pub struct NodeFiles<'s> {
@@ -70,7 +70,7 @@ impl<'s> NodeFiles<'s> {
         }
     }
 
-    /// Removes all files, and the socket that a killed agent leaves.
+    /// Removes all files, and the socket that a dead agent left.
     pub fn finish(self, failures: &mut Vec<String>) {
         let state = self.settings.net_dir.join(saved_state::NAME);
         for removal in self.removals {
@@ -84,7 +84,7 @@ impl<'s> NodeFiles<'s> {
         for copy in aside::known_and_unknown(&self.settings.net_dir).1 {
             warn!("{} is kept: it holds saved state that this agent does not know", copy.display());
         }
-        if let Err(error) = files::remove(&self.settings.net_dir.join(SOCKET_NAME)) {
+        if let Err(error) = leftovers::remove_dead_socket(self.settings) {
             failures.push(error.to_string());
         }
     }

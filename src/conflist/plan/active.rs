@@ -63,7 +63,7 @@ pub(super) fn has_entry(file: &ConfigFile, entry: &Entry) -> bool {
         })
 }
 
-/// Says what `file` lacks, a network config for which [`has_entry`] is false.
+/// Describes why [`has_entry`] is false for `file`.
 pub(super) fn lacks_entry(file: &ConfigFile) -> &'static str {
     match &file.content {
         Ok(content) if calls_plugin(&content.text) => "has an outdated plugin entry",

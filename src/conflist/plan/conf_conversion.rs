@@ -64,7 +64,14 @@ fn unused_name(
         Some(unused) => return Ok(names[unused].clone()),
         None => {}
     }
-    Err(format!("is not converted: {} exists and was not made from it", names.join(" or ")))
+    let existing: Vec<&str> =
+        names.iter().filter(|name| existing(name).is_some()).map(String::as_str).collect();
+    let (exist, them) = if existing.len() == 1 { ("exists", "it") } else { ("exist", "them") };
+    Err(format!(
+        "is not converted, because {} already {exist} and this agent did not make {them} from this \
+         file; rename or remove one of these files",
+        existing.join(" and ")
+    ))
 }
 
 /// Returns whether the agent made `conflist` from `conf` and no other program wrote it since. If
@@ -79,7 +86,8 @@ fn original<'s>(conflist: &ConfigFile, saved: &'s SavedState) -> Option<&'s Orig
 }
 
 /// Returns what to add to the saved state before `step` runs, where `content` is the file that the
-/// step reads. `None` if unchaining the written conflist restores the original.
+/// step reads. `None` if the original needs no saving, because removing the plugin entry restores
+/// it.
 pub fn original_to_save(
     step: &ChainStep,
     content: &Content,

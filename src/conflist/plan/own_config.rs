@@ -97,7 +97,9 @@ pub fn copy(
         }
     };
     plan.write_own_config(name, found, wanted, Some(source.name.clone()), saved);
-    if plan.not_chained.is_none() && active(found).is_some_and(|active| active.name != name) {
+    // An earlier copy of another name does not count: it is removed once this copy is correct.
+    let is_active = |file: &ConfigFile| file.name == source.name;
+    if plan.not_chained.is_none() && active(found).is_some_and(is_active) {
         plan.not_chained = Some(format!(
             "the active network config is {}, which sorts before {name}: set cniConfFileName to a \
              name that sorts first",
@@ -145,7 +147,7 @@ fn copy_of(source: &ConfigFile, entry: &Entry) -> Result<Content, String> {
     })
 }
 
-/// Says that another program owns the `existing` file, whose name the agent is to write.
+/// Returns the problem text if another program owns `existing`, the file that the agent would write.
 fn name_taken(existing: Option<&ConfigFile>, saved: &SavedState) -> Option<String> {
     let file = existing
         .filter(|file| !saved.own_configs.contains_key(&file.name) && !is_own_content(file))?;

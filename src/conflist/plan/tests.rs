@@ -121,7 +121,7 @@ fn a_conf_whose_conflist_names_are_both_used_is_named_and_left_unchanged() {
     let plan = chain(&ChainMode::Every, &found(&files), &entry(), &SavedState::default());
     let why = plan.not_chained.unwrap();
     assert!(
-        why.contains("x.conf ") && why.contains("x.conflist or x.conf.conflist exists"),
+        why.contains("x.conf ") && why.contains("x.conflist and x.conf.conflist already exist and"),
         "{why}"
     );
     assert_eq!(plan.skipped.len(), 1);

@@ -24,8 +24,8 @@ pub fn unchain(
     files.filter_map(|file| unchain_file(found, file, saved, chained).transpose()).collect()
 }
 
-/// Plans how to remove what another mode than `mode` left. Call it once the file of `mode` is
-/// correct.
+/// Plans how to remove the plugin entries and files of modes other than `mode`. Call it once the
+/// file of `mode` is correct.
 pub fn other_modes(mode: &ChainMode, found: &[ConfigFile], saved: &SavedState) -> Vec<UnchainStep> {
     let is_leftover = |file: &&ConfigFile| match mode {
         ChainMode::Every => own_config::is_own_config(file, saved),

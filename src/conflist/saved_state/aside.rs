@@ -46,7 +46,8 @@ fn is_file(path: &Path) -> Result<bool, files::Error> {
     Ok(files::metadata(path)?.is_some_and(|metadata| metadata.is_file()))
 }
 
-/// Returns the originals in all copies in `dir`, by conflist. The latest copy wins.
+/// Returns the originals in all copies in `dir`, by conflist. The copy with the highest
+/// number wins.
 pub(super) fn originals(dir: &Path) -> BTreeMap<String, Original> {
     let texts = existing(dir).into_iter().filter_map(|copy| files::read(&copy).ok());
     texts.flat_map(|(text, _)| partial::parse(&text).0.originals).collect()
@@ -61,7 +62,7 @@ pub fn known_and_unknown(dir: &Path) -> (Vec<PathBuf>, Vec<PathBuf>) {
     })
 }
 
-/// Returns the paths of all copies in `dir`, oldest first.
+/// Returns the paths of all copies in `dir`, in the order of their numbers.
 fn existing(dir: &Path) -> Vec<PathBuf> {
     let paths = (1..=LAST).map(|number| path(dir, number));
     paths.filter(|path| files::metadata(path).is_ok_and(|metadata| metadata.is_some())).collect()

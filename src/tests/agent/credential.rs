@@ -4,24 +4,16 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::api::{Api, expired_token};
-use crate::node::{CALICO, Node};
-use crate::requests::report_refusal;
+use crate::node::CALICO;
+use crate::requests::report_rejection;
+use crate::scene::{node, started};
 use crate::until::{until, until_within};
-
-fn node(api: &Api) -> Node {
-    let node = Node::new();
-    api.serve_node(&node);
-    node.write("10-calico.conflist", CALICO);
-    node
-}
 
 #[test]
 fn the_plugin_gets_a_token_of_its_own_that_is_renewed_at_half_its_life() {
     let api = Api::start();
     api.state().life = 4;
-    let node = node(&api);
-    let mut agent = node.start_owned(&api.vars());
-    agent.until_ready();
+    let (node, mut agent) = started(&api);
     until("its own token", || node.token() != "token-1");
     for _ in 0..2 {
         let now = node.token();
@@ -41,15 +33,13 @@ fn an_answer_with_a_token_that_no_request_can_carry_is_rejected_and_asked_for_ag
     for unusable in ["two\nlines".to_owned(), "é".into(), "x".repeat(20_000)] {
         let api = Api::start();
         api.state().life = 4;
-        let node = node(&api);
-        let mut agent = node.start_owned(&api.vars());
-        agent.until_ready();
+        let (node, mut agent) = started(&api);
         api.state().issued = Some(unusable.clone());
         until("the unusable token is rejected", || {
             let log = agent.log();
             assert!(!log.contains(&unusable));
             log.contains("could not be renewed")
-                && log.contains("token does not fit into a request header")
+                && log.contains("the token is too long or has characters that are invalid")
         });
         let last = node.token();
         assert_ne!(last, unusable);
@@ -124,9 +114,7 @@ fn without_a_403_or_404_the_agents_token_never_lands_on_the_host() {
 #[test]
 fn a_normal_start_logs_no_warning() {
     let api = Api::start();
-    let node = node(&api);
-    let mut agent = node.start_owned(&api.vars());
-    agent.until_ready();
+    let (_node, agent) = started(&api);
     // The bin dir of this node is empty.
     let warnings = agent.log().lines().filter(|line| line.contains("WARN")).count();
     let bin_dir = agent.log().matches("WARN CNI directories: ").count();
@@ -156,9 +144,7 @@ fn a_token_that_runs_out_stays_until_there_is_another_or_a_403() {
 fn an_agent_that_gets_no_token_keeps_the_kubeconfig_of_the_one_before_it() {
     for token in [expired_token(), "token-0".into(), "token-1".into()] {
         let api = Api::start();
-        let node = node(&api);
-        let mut agent = node.start_owned(&api.vars());
-        agent.until_ready();
+        let (node, mut agent) = started(&api);
         agent.signal(nix::sys::signal::Signal::SIGKILL);
         agent.wait();
         let kubeconfig = node.text("kubeconfig.json").replace(&node.token(), &token);
@@ -187,12 +173,10 @@ fn an_agent_that_gets_no_token_keeps_the_kubeconfig_of_the_one_before_it() {
 #[test]
 fn a_revoked_token_is_replaced_once_a_pod_fails_because_of_it() {
     let api = Api::start();
-    let node = node(&api);
-    let mut agent = node.start_owned(&api.vars());
-    agent.until_ready();
+    let (node, mut agent) = started(&api);
     let old = node.token();
     api.state().tokens.retain(|token| *token != old);
-    report_refusal(&node);
+    report_rejection(&node);
     // Without the record the next check comes after 10 minutes.
     until_within(Duration::from_secs(180), "a new token", || node.token() != old);
     assert_ne!(node.token(), "token-1");
@@ -216,9 +200,7 @@ fn a_token_that_the_api_server_refuses_is_named_until_there_is_a_better_one() {
 #[test]
 fn an_api_server_that_never_answers_does_not_keep_an_installed_node_from_being_served() {
     let api = Api::start();
-    let node = node(&api);
-    let mut agent = node.start_owned(&api.vars());
-    agent.until_ready();
+    let (node, mut agent) = started(&api);
     agent.signal(nix::sys::signal::Signal::SIGKILL);
     agent.wait();
     api.state().silent = true;
@@ -240,9 +222,7 @@ fn an_api_server_that_never_answers_does_not_keep_an_installed_node_from_being_s
 #[test]
 fn a_new_certificate_authority_is_followed() {
     let api = Api::start();
-    let node = node(&api);
-    let mut agent = node.start_owned(&api.vars());
-    agent.until_ready();
+    let (node, mut agent) = started(&api);
     until("its own token", || node.token() != "token-1");
     api.renew();
     api.state().tokens.retain(|token| token == "token-1");
@@ -258,9 +238,7 @@ fn a_new_certificate_authority_is_followed() {
 #[test]
 fn a_pipe_in_the_kubeconfigs_place_holds_nobody_up() {
     let api = Api::start();
-    let node = Node::new();
-    api.serve_node(&node);
-    node.write("10-calico.conflist", CALICO);
+    let node = node(&api);
     let mode = nix::sys::stat::Mode::S_IRWXU;
     nix::unistd::mkfifo(&node.net("kubeconfig.json"), mode).unwrap();
     let mut agent = node.start_owned(&api.vars());

@@ -8,8 +8,8 @@ use nix::sys::signal::Signal;
 use serde_json::json;
 
 use crate::api::{Api, Set, State};
-use crate::node::{CALICO, Node};
-use crate::scene::{Scene, all};
+use crate::node::CALICO;
+use crate::scene::{self, Scene, all};
 use crate::until::until;
 
 const DAEMONSET: &str = "/daemonsets/linkerd-cni";
@@ -285,9 +285,7 @@ fn while_it_asks_the_agent_restores_what_another_program_removes() {
 #[test]
 fn where_no_api_server_ever_was_the_plugin_goes_as_upstreams_does() {
     let api = Api::start();
-    let node = Node::new();
-    api.serve_node(&node);
-    node.write("10-calico.conflist", CALICO);
+    let node = scene::node(&api);
     let before = node.tree();
     let vars = [("KUBERNETES_SERVICE_HOST", "localhost"), ("KUBERNETES_SERVICE_PORT", "1")];
     let mut agent = node.start_with(&vars);

@@ -123,6 +123,8 @@ fn directories_that_cannot_be_written_are_named_with_the_remedy() {
             let mut agent = node.start();
             refuses(&agent, &[what, "Read-only file system", "destCNIBinDir"]);
             assert_eq!(node.text("10-calico.conflist"), CALICO);
+            // `/ready` reports a pass before the log does.
+            until("the problem is logged", || agent.log().contains(what));
             let said = agent.log().matches(what).count();
             assert_eq!(said, 1, "{}", agent.log());
             unmount(&path);

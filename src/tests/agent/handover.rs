@@ -12,6 +12,7 @@ use crate::api::{Api, Set};
 use crate::node::{CALICO, Node, PLUGIN};
 use crate::rechained::{LIST, PUT_BACK, Worker};
 use crate::rewrites::counter;
+use crate::scene;
 use crate::until::until;
 use crate::upstream::{self, Upstream};
 
@@ -40,10 +41,7 @@ fn watch_gaps(node: &Arc<Node>) -> Worker<Duration> {
 }
 
 fn node(api: &Api) -> Arc<Node> {
-    let node = Arc::new(Node::new());
-    api.serve_node(&node);
-    node.write(LIST, CALICO);
-    node
+    Arc::new(scene::node(api))
 }
 
 /// Starts an agent that looks for a dead upstream agent every second.
@@ -74,8 +72,10 @@ fn an_agent_beside_an_upstream_one_is_ready_and_takes_over_at_once_when_that_one
     until("the upstream entry", || node.text(LIST) == upstream::list());
     assert_eq!(fs::read(node.bin("linkerd-cni")).unwrap(), PLUGIN, "the agent's own binary");
     assert_ne!(node.token(), "", "the agent's own kubeconfig");
-    let (status, note) = agent.ready();
-    assert!(status == 200 && note.contains("an upstream agent runs"), "{status} {note}");
+    until("ready beside the upstream agent", || {
+        let (status, note) = agent.ready();
+        status == 200 && note.contains("an upstream agent runs")
+    });
     let writes = counter(&agent, "linkerd_cni_agent_conflist_writes_total ");
     assert!(writes <= 3, "{writes}: {}", agent.log());
 
@@ -87,7 +87,7 @@ fn an_agent_beside_an_upstream_one_is_ready_and_takes_over_at_once_when_that_one
     println!("a pod would not have been redirected for {longest:?}");
     assert!(longest < PUT_BACK, "{longest:?}");
     assert_eq!(fs::read(node.bin("linkerd-cni")).unwrap(), PLUGIN);
-    assert!(agent.log().contains("the other agent has ended"), "{}", agent.log());
+    assert!(agent.log().contains("this agent manages the plugin again"), "{}", agent.log());
     assert!(!agent.log().contains("overwritten"), "{}", agent.log());
     api.state().set = Set::Leaving;
     assert_eq!(agent.stop(), Some(0), "{}", agent.log());
@@ -121,7 +121,7 @@ fn the_entry_of_an_upstream_agent_that_dies_beside_ours_is_replaced() {
     upstream.kill();
     until("the agent's entry", || is_own(&node.text(LIST)));
     agent.until_ready();
-    until("the log", || agent.log().contains("the other agent has ended"));
+    until("the log", || agent.log().contains("this agent manages the plugin again"));
     let said = agent.log().matches("an upstream agent runs").count();
     assert_eq!(said, 1, "{}", agent.log());
 }

@@ -7,7 +7,8 @@ use serde_json::{Value, json};
 
 use crate::agent::Agent;
 use crate::api::Api;
-use crate::node::{CALICO, Node};
+use crate::node::Node;
+use crate::scene;
 use crate::until::until;
 
 const KEY: &str = "config.linkerd.io/skip-outbound-ports";
@@ -25,9 +26,7 @@ struct Scene {
 impl Scene {
     fn new() -> Scene {
         let api = Api::start();
-        let node = Node::new();
-        api.serve_node(&node);
-        node.write("10-calico.conflist", CALICO);
+        let node = scene::node(&api);
         let pod = ("LINKERD_CNI_POD_NAME", "linkerd-cni-abc".to_owned());
         let mut agent = node.start_owned(&[&api.vars()[..], &[pod]].concat());
         agent.until_ready();
@@ -142,7 +141,7 @@ fn a_pod_redirected_without_the_api_server_is_in_an_event_in_the_log_and_in_the_
 }
 
 #[test]
-fn the_same_mistake_is_reported_once_and_a_flood_of_them_costs_few_requests() {
+fn the_same_problem_is_reported_once_and_a_flood_of_problems_costs_few_requests() {
     let scene = Scene::new();
     let start = Instant::now();
     for _ in 0..20 {

@@ -53,6 +53,22 @@ fn the_probes_are_served_on_both_families_unless_the_address_is_of_one() {
 }
 
 #[test]
+fn a_failure_to_accept_connections_is_logged_once_and_so_is_its_end() {
+    if !has_strace() {
+        return;
+    }
+    let node = Node::new();
+    node.write("10-calico.conflist", CALICO);
+    let mut agent = start_with_fault(&node, "accept4:error=EMFILE:when=1..5", &[]);
+    // The first request waits until its connection is accepted.
+    agent.until_ready();
+    let log = agent.log();
+    for line in ["cannot accept a connection", "accepts connections again"] {
+        assert_eq!(log.matches(line).count(), 1, "{log}");
+    }
+}
+
+#[test]
 fn without_ipv6_in_the_kernel_the_probes_are_served_on_ipv4() {
     if !has_strace() {
         return;

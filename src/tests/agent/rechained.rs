@@ -2,6 +2,7 @@
 //! another release does. Whatever a network config names must be on the node.
 
 use std::fs;
+use std::os::unix::fs::symlink;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::{self, JoinHandle};
@@ -150,6 +151,21 @@ fn a_plugin_that_another_program_keeps_chaining_stays_whole_on_the_node() {
     }
     println!("named without binary or kubeconfig for {longest:?} at most");
     assert!(longest < PUT_BACK, "{longest:?}");
+}
+
+#[test]
+fn an_uninstall_that_gives_up_reports_a_saved_state_that_it_cannot_read() {
+    let (node, mut agent) = ready();
+    agent.kill();
+    let (writer, _) = rechain(&node, Duration::from_millis(1), usize::MAX);
+    let state = ".linkerd-cni-state";
+    symlink(state, node.net(state)).unwrap();
+    let mut uninstall = node.start_args(&["uninstall"], &[]);
+    let status = uninstall.wait();
+    writer.finish();
+    let log = uninstall.log();
+    assert!(log.contains("keeps being overwritten by another writer"), "{log}");
+    assert!(status == Some(1) && log.contains(&format!("{state}: ")), "{status:?} {log}");
 }
 
 #[test]

@@ -171,6 +171,18 @@ fn a_dead_agents_socket_goes_with_an_agent_without_socket_and_with_an_uninstall_
 }
 
 #[test]
+fn an_uninstall_keeps_the_socket_of_a_live_agent() {
+    let node = node();
+    let mut agent = node.start_with(&[("LINKERD_CNI_PLUGIN_SOCKET", "false")]);
+    agent.until_ready();
+    agent.kill();
+    let _alive = UnixDatagram::bind(node.net(SOCKET)).unwrap();
+    let mut uninstall = node.start_args(&["uninstall"], &[]);
+    assert_eq!(uninstall.wait(), Some(0), "{}", uninstall.log());
+    assert!(node.net(SOCKET).exists() && !node.bin("linkerd-cni").exists());
+}
+
+#[test]
 fn a_flood_costs_a_few_lines_and_what_is_no_record_none() {
     let node = node();
     let mut agent = node.start();

@@ -6,21 +6,12 @@ use std::time::{Duration, Instant};
 
 use serde_json::json;
 
-use crate::agent::Agent;
 use crate::api::Api;
 use crate::node::{CALICO, Node};
+use crate::scene::started;
 use crate::until::until;
 
 const CHECK: &str = "/api/v1/namespaces/linkerd-cni?";
-
-fn started(api: &Api) -> (Node, Agent) {
-    let node = Node::new();
-    api.serve_node(&node);
-    node.write("10-calico.conflist", CALICO);
-    let mut agent = node.start_owned(&api.vars());
-    agent.until_ready();
-    (node, agent)
-}
 
 /// Sends the agent the record of an ADD that failed with `code`.
 fn report(node: &Node, code: u32) -> bool {
@@ -42,7 +33,7 @@ fn report(node: &Node, code: u32) -> bool {
 }
 
 /// The same of one whose token or rights the API server refused.
-pub fn report_refusal(node: &Node) {
+pub fn report_rejection(node: &Node) {
     until("the agent's socket", || report(node, 102));
 }
 
@@ -91,7 +82,7 @@ fn an_idle_agent_without_the_right_to_a_token_asks_ever_less_often() {
 fn a_flood_of_records_about_refused_tokens_brings_few_checks() {
     let api = Api::start();
     let (node, agent) = started(&api);
-    report_refusal(&node);
+    report_rejection(&node);
     until("a check", || api.asked("GET", CHECK) > 1);
     let begin = Instant::now();
     let mut records = 0;
@@ -112,7 +103,7 @@ fn a_check_without_an_answer_is_repeated_ever_later_and_what_was_said_before_cou
     let (node, mut agent) = started(&api);
     api.state().namespace = Some((503, json!({"message": "overloaded"})));
     let asked = api.asked("GET", CHECK);
-    report_refusal(&node);
+    report_rejection(&node);
     until("two more tries", || api.asked("GET", CHECK) >= asked + 3);
     assert_eq!(agent.ready().0, 200, "{:?}", agent.ready());
     let says = "WARN kubeconfig token: cannot check the token in the kubeconfig: ";

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use crate::agent::Agent;
 use crate::api::Api;
 use crate::node::{CALICO, Node};
+use crate::scene;
 use crate::until::until;
 
 pub fn counter(agent: &Agent, name: &str) -> u64 {
@@ -47,7 +48,7 @@ fn a_thousand_rewrites_are_each_followed_at_once_by_one_write() {
 }
 
 #[test]
-fn a_fight_is_named_with_its_remedy_and_backed_off_from() {
+fn contention_is_named_with_its_remedy_and_delays_writes() {
     let node = Node::new();
     node.write("10-calico.conflist", CALICO);
     let mut agent = node.start();
@@ -80,6 +81,22 @@ fn a_fight_is_named_with_its_remedy_and_backed_off_from() {
 }
 
 #[test]
+fn contention_over_two_conflists_names_both() {
+    let node = Node::new();
+    let names = ["10-calico.conflist", "20-other.conflist"];
+    names.iter().for_each(|name| node.write(name, CALICO));
+    let mut agent = node.start();
+    agent.until_ready();
+    until("both conflists are named", || {
+        for name in names.iter().filter(|name| node.chained(name)) {
+            node.replace(&node.net(name), CALICO.as_bytes());
+        }
+        let why = agent.ready().1;
+        names.iter().all(|name| why.contains(&format!("{name} keeps being overwritten")))
+    });
+}
+
+#[test]
 fn contention_over_any_file_of_the_agent_is_counted() {
     for file in ["etc/kubeconfig.json", "bin/linkerd-cni", "etc/10-calico.conflist"] {
         let node = Node::new();
@@ -101,11 +118,9 @@ fn contention_over_any_file_of_the_agent_is_counted() {
 }
 
 #[test]
-fn a_fight_is_told_in_one_event_on_the_agents_pod() {
+fn contention_is_reported_in_one_event_on_the_agents_pod() {
     let api = Api::start();
-    let node = Node::new();
-    api.serve_node(&node);
-    node.write("10-calico.conflist", CALICO);
+    let node = scene::node(&api);
     let mut vars = api.vars().to_vec();
     vars.push(("LINKERD_CNI_POD_NAME", "linkerd-cni-x7x4z".into()));
     let mut agent = node.start_owned(&vars);

@@ -30,9 +30,7 @@ impl Scene {
     }
 
     fn start_with(api: Api, vars: &[(&str, String)], more: &[(&str, &str)]) -> Scene {
-        let node = Node::new();
-        api.serve_node(&node);
-        node.write("10-calico.conflist", CALICO);
+        let node = node(&api);
         let more = more.iter().map(|(name, value)| (*name, (*value).to_owned()));
         let agent = node.start_owned(&vars.iter().cloned().chain(more).collect::<Vec<_>>());
         let mut scene = Scene { api, node, agent };
@@ -79,6 +77,22 @@ impl Scene {
             .collect();
         assert!(lines.len() == 1 && lines[0].contains(why), "{what}: {log}");
     }
+}
+
+/// A node with one network config, whose API server is `api`.
+pub fn node(api: &Api) -> Node {
+    let node = Node::new();
+    api.serve_node(&node);
+    node.write("10-calico.conflist", CALICO);
+    node
+}
+
+/// A ready agent on such a node.
+pub fn started(api: &Api) -> (Node, Agent) {
+    let node = node(api);
+    let mut agent = node.start_owned(&api.vars());
+    agent.until_ready();
+    (node, agent)
 }
 
 /// Runs all cases at the same time, as most of them wait.

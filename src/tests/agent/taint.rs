@@ -4,11 +4,13 @@ use std::fs;
 use std::thread;
 use std::time::Duration;
 
+use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 
 use crate::agent::Agent;
-use crate::api::Api;
+use crate::api::{Api, Set};
 use crate::node::{CALICO, Node};
+use crate::scene;
 use crate::until::until;
 
 const KEY: &str = "linkerd.io/cni-not-ready";
@@ -20,9 +22,7 @@ fn taints(keys: &[&str]) -> Vec<Value> {
 
 /// A node with the taint and two others.
 fn tainted(api: &Api) -> Node {
-    let node = Node::new();
-    api.serve_node(&node);
-    node.write("10-calico.conflist", CALICO);
+    let node = scene::node(api);
     fs::write(node.bin("calico"), "a plugin").unwrap();
     api.state().taints = taints(&["one", KEY, "other"]);
     node
@@ -130,6 +130,28 @@ fn without_the_right_it_is_said_once_and_tried_again() {
     assert_eq!(agent.ready().0, 200);
     api.state().conflicts = 0;
     until("the taint is off", || api.state().taints.len() == 2);
+}
+
+#[test]
+fn an_agent_that_received_sigterm_does_not_remove_the_taint() {
+    let api = Api::start();
+    let node = tainted(&api);
+    api.state().conflicts = u32::MAX;
+    let mut agent = start(&node, &api, &[]);
+    agent.until_ready();
+    until("a failed removal", || agent.log().contains("cannot remove the startup taint"));
+    api.state().set = Set::Status(403);
+    agent.signal(Signal::SIGTERM);
+    until("the agent asks again", || agent.log().contains("asking again"));
+    api.state().conflicts = 0;
+    // In this time the agent would try to remove the taint again.
+    let rounds = || api.asked("GET", "/daemonsets/linkerd-cni");
+    let before = rounds();
+    until("three more rounds of requests", || rounds() >= before + 3);
+    assert_eq!(api.state().taints.len(), 3, "{}", agent.log());
+    api.state().set = Set::There;
+    assert_eq!(agent.wait(), Some(0));
+    assert_eq!(api.state().taints.len(), 3, "{}", agent.log());
 }
 
 #[test]

@@ -87,7 +87,7 @@ fn removes_only_taints_with_the_key_whatever_their_effect() {
 fn patch_contains_the_resource_version_of_the_node() {
     let tainted = node(json!([{"key": KEY, "effect": "NoSchedule"}]));
     let (client, server) = serve(vec![(200, tainted), (200, json!({}))]);
-    assert!(remove(&client, "n", KEY).unwrap());
+    assert_eq!(remove(&client, "n", KEY, || true).unwrap(), Removal::Removed);
     let body = json!({"metadata": {"resourceVersion": "7"}, "spec": {"taints": []}});
     assert_eq!(
         server.join().unwrap(),
@@ -105,12 +105,21 @@ fn reads_the_node_again_after_a_conflict() {
     let responses =
         vec![(200, tainted.clone()), conflict.clone(), (200, tainted.clone()), (200, json!({}))];
     let (client, server) = serve(responses);
-    assert!(remove(&client, "n", KEY).unwrap());
+    assert_eq!(remove(&client, "n", KEY, || true).unwrap(), Removal::Removed);
     assert_eq!(server.join().unwrap().len(), 4);
 
     let (client, server) = serve(vec![(200, tainted), conflict, (200, node(json!([])))]);
-    assert!(!remove(&client, "n", KEY).unwrap(), "another client removed the taint");
+    // Another client removed the taint.
+    assert_eq!(remove(&client, "n", KEY, || true).unwrap(), Removal::Absent);
     server.join().unwrap();
+}
+
+#[test]
+fn a_node_that_becomes_not_ready_after_it_was_read_keeps_its_taint() {
+    let tainted = node(json!([{"key": KEY, "effect": "NoSchedule"}]));
+    let (client, server) = serve(vec![(200, tainted)]);
+    assert_eq!(remove(&client, "n", KEY, || false).unwrap(), Removal::NotReady);
+    assert_eq!(server.join().unwrap(), ["GET /api/v1/nodes/n"]);
 }
 
 #[test]
@@ -118,13 +127,13 @@ fn fails_at_once_if_forbidden_and_after_max_attempts_on_conflicts() {
     let tainted = (200, node(json!([{"key": KEY, "effect": "NoSchedule"}])));
     let error_response = |code: u16| (code, json!({"message": "no"}));
     let (client, server) = serve(vec![error_response(403)]);
-    let error = remove(&client, "n", KEY).unwrap_err();
+    let error = remove(&client, "n", KEY, || true).unwrap_err();
     assert_eq!(error.code(), Some(403));
     server.join().unwrap();
 
     let responses = (0..MAX_ATTEMPTS).flat_map(|_| [tainted.clone(), error_response(409)]);
     let (client, server) = serve(responses.collect());
-    let error = remove(&client, "n", KEY).unwrap_err();
+    let error = remove(&client, "n", KEY, || true).unwrap_err();
     assert_eq!(error.code(), Some(409));
     assert_eq!(server.join().unwrap().len(), 2 * MAX_ATTEMPTS as usize);
 }

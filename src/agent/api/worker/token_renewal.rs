@@ -137,8 +137,8 @@ impl Worker {
 /// Why `token` must not replace the one that the plugin has.
 fn problem(token: &str) -> Option<&'static str> {
     match token.len() {
-        0 => Some("it has no token"),
+        0 => Some("the response has no token"),
         1..=LONGEST_TOKEN if token.bytes().all(|byte| byte.is_ascii_graphic()) => None,
-        _ => Some("its token does not fit into a request header"),
+        _ => Some("the token is too long or has characters that are invalid in a request header"),
     }
 }

@@ -12,7 +12,8 @@ pub enum Finding {
     /// The DaemonSet exists and is not being deleted, and this node is in its scope or cannot be
     /// read.
     InScope,
-    /// This node is out of the DaemonSet's scope, but nobody deletes the agent's pod. A text for logs.
+    /// This node is out of the DaemonSet's scope, but the agent's pod is not known to be deleted. The
+    /// text is for logs.
     StillRunning(String),
     /// Proof of an uninstall, as a text for logs.
     Uninstalled(String),
@@ -79,7 +80,9 @@ impl Decider {
 impl std::fmt::Display for Finding {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Finding::InScope => f.write_str("the DaemonSet exists and this node is in its scope"),
+            Finding::InScope => f.write_str(
+                "the DaemonSet exists, and nothing shows that this node is out of its scope",
+            ),
             Finding::StillRunning(why) | Finding::Uninstalled(why) | Finding::Unclear(why) => {
                 f.write_str(why)
             }

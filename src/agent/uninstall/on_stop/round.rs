@@ -145,7 +145,8 @@ fn rejected(settings: &Settings, own: Option<&str>, namespace: &str, timeout: Du
     match is_being_deleted(&client, namespace) {
         Ok(true) => deleted_namespace(namespace),
         Err(error) if error.is_status(401, UNAUTHORIZED) => Finding::Rejected,
-        Err(error) if error.code().is_none_or(|code| code == 401) => {
+        // A busy or failing API server may not have checked the token.
+        Err(error) if is_temporary(&error) || error.code().is_none_or(|code| code == 401) => {
             Finding::Unclear(error.to_string())
         }
         Ok(false) | Err(_) => Finding::Unclear(

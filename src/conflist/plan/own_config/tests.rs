@@ -159,52 +159,76 @@ fn files_of_another_mode_are_removed_once_the_file_of_this_mode_is_correct() {
     let standalone = ChainMode::Standalone(STANDALONE.into());
     let only = ChainMode::Only("20-o.conflist".into());
     let none = SavedState::default();
+    // Sorts after the earlier copy.
+    let renamed = ChainMode::Copy("05-x.conflist".into());
+    let mut renamed_state = saved("05-x.conflist", Some(CALICO));
+    renamed_state.own_configs.extend(saved(COPY, Some(CALICO)).own_configs);
     for (name, mode, files, saved, expected) in [
         (
-            "to a copy, first",
+            "change to a copy, first pass",
             &copy,
             vec![(CALICO, &*patched)],
             &none,
             vec![format!("{COPY}={patched}")],
         ),
         (
-            "to a copy, then",
+            "change to a copy, second pass",
             &copy,
             vec![(COPY, &*patched), (CALICO, &patched)],
             &saved(COPY, Some(CALICO)),
             vec![format!("remove entry from {CALICO}")],
         ),
         (
-            "back, first",
+            "change to a copy of another name, first pass",
+            &renamed,
+            vec![(COPY, &patched), (CALICO, LIST)],
+            &saved(COPY, Some(CALICO)),
+            vec![format!("05-x.conflist={patched}")],
+        ),
+        (
+            "change to a copy of another name, second pass",
+            &renamed,
+            vec![(COPY, &patched), ("05-x.conflist", &patched), (CALICO, LIST)],
+            &renamed_state,
+            vec![format!("remove file {COPY}")],
+        ),
+        (
+            "change to every file, first pass",
             &ChainMode::Every,
             vec![(COPY, &patched), (CALICO, LIST)],
             &saved(COPY, Some(CALICO)),
             vec![format!("add entry to {CALICO}")],
         ),
         (
-            "back, then",
+            "change to every file, second pass",
             &ChainMode::Every,
             vec![(COPY, &patched), (CALICO, &patched)],
             &saved(COPY, Some(CALICO)),
             vec![format!("remove file {COPY}")],
         ),
         (
-            "back, without the saved state",
+            "change to every file, without the saved state",
             &ChainMode::Every,
             vec![(COPY, &patched), (CALICO, &patched), (STANDALONE, &alone)],
             &none,
             vec![format!("remove file {COPY}"), format!("remove file {STANDALONE}")],
         ),
         (
-            "to a standalone config",
+            "change to a standalone config",
             &standalone,
             vec![(CALICO, &patched), (STANDALONE, &alone)],
             &saved(STANDALONE, None),
             vec![format!("remove entry from {CALICO}")],
         ),
-        ("to one file that does not exist yet", &only, vec![(CALICO, &patched)], &none, vec![]),
         (
-            "to one file",
+            "change to one file that does not exist yet",
+            &only,
+            vec![(CALICO, &patched)],
+            &none,
+            vec![],
+        ),
+        (
+            "change to one file",
             &only,
             vec![(CALICO, &patched), ("20-o.conflist", &patched)],
             &none,
