@@ -181,12 +181,13 @@ fn no_field_is_null() {
         "image": {"name": null, "version": null, "pullPolicy": null},
         "repairController": {
             "enabled": true, "logLevel": null, "logFormat": null, "enableSecurityContext": null,
-            "resources": {"cpu": null, "memory": {"limit": null}},
+            "resources": {"cpu": null, "memory": {"limit": null}, "limits": {"cpu": null}, "requests": null},
         },
         "updateStrategy": {"type": null, "rollingUpdate": {"maxUnavailable": null, "maxSurge": null}},
         "nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": null},
         "resources": {"cpu": {"limit": null, "request": null}},
-        "podLabels": {"a": null}, "commonLabels": {"a": null},
+        "podLabels": {"a": null}, "commonLabels": {"a": null}, "commonAnnotations": {"a": null},
+        "livenessProbe": {"periodSeconds": null}, "serviceAccount": {"annotations": {"a": null}},
     });
     assert_no_null("nested nulls", &json!(with(nested).0));
 }
