@@ -89,6 +89,9 @@ fn every_value_has_an_effect() {
             "updateStrategy.type" => json!("OnDelete"),
             "platform" => json!("k3s"),
             "chained" | "rbac.create" | "serviceAccount.create" => json!(false),
+            "image.upstream" => json!(true),
+            "extraVolumeMounts" => json!([{"name": "linkerd-tmp-dir", "mountPath": "/scratch"}]),
+            path if path.ends_with("limits") || path.ends_with("requests") => json!({"cpu": 1}),
             path if path.contains("resources.") => json!("1"),
             _ => {
                 let found = others.iter().find_map(|values| values.pointer(&pointer));
@@ -119,8 +122,9 @@ fn the_readme_and_the_schema_describe_every_value_with_its_default() {
         let path = cells[0].trim_start_matches("| ").trim_matches('`');
         let value = values().pointer(&format!("/{}", path.replace('.', "/"))).unwrap().clone();
         match cells[1].trim_matches('`') {
-            // A map whose members have their own rows, or are all empty.
-            "" | "none" => assert!(value.is_object(), "{path}"),
+            // A map whose members have their own rows.
+            "" => assert!(value.is_object(), "{path}"),
+            "requests: {cpu: 10m, memory: 16Mi}" => assert!(path.ends_with("resources"), "{path}"),
             default => assert_eq!(yaml(default), value, "{path}"),
         }
         if !cells[1].is_empty() {

@@ -88,7 +88,10 @@ fn each_flag_sets_the_same_value_as_upstreams_command() {
         ("--cni-log-level WARN", json!({"logLevel": "warn"})),
         ("--use-wait-flag", json!({"useWaitFlag": true})),
         ("--use-wait-flag=false", json!({})),
-        ("--registry example.com/mirror/", json!({"image": {"registry": "example.com/mirror"}})),
+        (
+            "--registry example.com/mirror/",
+            json!({"image": {"name": "example.com/mirror/cni-plugin"}}),
+        ),
         // The default registry does not replace the registry of an image.
         (
             "--registry cr.l5d.io/linkerd --cni-image example.com/own",

@@ -64,12 +64,13 @@ fn a_go_image_with_probes_is_rejected_with_the_remedy() {
         for part in [
             &format!("image.version: {version} is upstream's image"),
             "image.version=\"\" for this chart's image",
-            "adminPort=null",
+            "image.upstream=true",
         ] {
             assert!(error.contains(part), "{version}: {error}");
         }
         // The remedies. `--set image.version=` replaces a version that the release has.
         with(json!({"image": {"version": ""}, "adminPort": 9991}));
+        with(json!({"image": {"version": version, "upstream": true}}));
         with(json!({"image": {"version": version}, "adminPort": null}));
     }
     for version in ["", "v2.0.0", "v11.0.0", "v2.1.0-rc.1", "edge", "main-1.6.5", "20261201"] {
@@ -112,6 +113,27 @@ fn upstreams_values_render_also_if_one_is_missing() {
         render.text().unwrap_or_else(|error| panic!("without {key}: {error}"));
     }
     Render::new().with_file("values.yaml", "{}").text().unwrap();
+}
+
+/// `--reuse-values` puts the values of the old release in place of the defaults.
+/// `--reset-then-reuse-values` puts those that the user had set over the new defaults.
+#[test]
+fn values_of_an_older_chart_render_the_same_plugin() {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/chart-tests/values/former.yaml");
+    let reused = Render::new().with_file("values.yaml", &read(path)).objects();
+    assert_eq!(reused.plugin(), with(json!({})).plugin());
+    let user = Render::new().values(&yaml(&read(path))).objects();
+    assert_eq!(user.0, with(json!({})).0);
+    assert_eq!(reused.pod(), user.pod());
+
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/chart-tests/values/upstream.yaml");
+    let mut values = yaml(&read(path));
+    values["image"]["version"] = json!("");
+    let user = with(values.clone());
+    assert_eq!(user.plugin()["linkerd"]["iptables-mode"], "nft");
+    assert!(user.container("install-cni").get("readinessProbe").is_some());
+    values["image"] = json!({"version": "v1.7.0-alpha.1", "upstream": true});
+    assert!(with(values).container("install-cni").get("readinessProbe").is_none());
 }
 
 #[test]

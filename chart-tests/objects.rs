@@ -26,11 +26,57 @@ fn the_pod_monitor_scrapes_the_existing_ports() {
         ports(json!({"podMonitor": {"enabled": true}, "repairController": {"enabled": true}})),
         ["install-admin", "repair-admin"]
     );
-    let labels = json!({"release": "prometheus", "linkerd.io/cni-resource": "no"});
+    let labels = json!({
+        "release": "prometheus", "linkerd.io/cni-resource": "no", "app.kubernetes.io/part-of": "x",
+    });
     let objects = with(json!({"podMonitor": {"enabled": true, "labels": labels}}));
     let labels = &objects.get("PodMonitor")["metadata"]["labels"];
     assert_eq!(labels["release"], "prometheus");
     assert_eq!(labels["linkerd.io/cni-resource"], "true");
+    assert_eq!(labels["app.kubernetes.io/part-of"], "x");
+}
+
+#[test]
+fn the_pod_monitor_labels_metrics_with_their_node() {
+    let node = json!({
+        "action": "replace", "sourceLabels": ["__meta_kubernetes_pod_node_name"], "targetLabel": "node",
+    });
+    let monitor = |values: Value| {
+        let mut all = json!({"enabled": true});
+        all.as_object_mut().unwrap().extend(values.as_object().unwrap().clone());
+        let repair = json!({"enabled": true});
+        let objects = with(json!({"podMonitor": all, "repairController": repair}));
+        objects.get("PodMonitor").clone()
+    };
+    for endpoint in monitor(json!({}))["spec"]["podMetricsEndpoints"].as_array().unwrap() {
+        assert_eq!(endpoint["relabelings"], json!([node]));
+        assert!(endpoint.get("metricRelabelings").is_none());
+    }
+    let cluster = json!({"targetLabel": "cluster", "replacement": "east"});
+    let drop = json!({"action": "drop", "sourceLabels": ["__name__"], "regex": "process_.*"});
+    let own = monitor(json!({"relabelings": [cluster], "metricRelabelings": [drop]}));
+    for endpoint in own["spec"]["podMetricsEndpoints"].as_array().unwrap() {
+        assert_eq!(endpoint["relabelings"], json!([node, cluster]));
+        assert_eq!(endpoint["metricRelabelings"], json!([drop]));
+    }
+}
+
+/// A PodMonitor selects pods of its own namespace only, unless it names others.
+#[test]
+fn the_pod_monitor_in_another_namespace_selects_the_release() {
+    let monitor = |namespace: &str| {
+        let values = json!({"enabled": true, "namespace": namespace, "annotations": {"a": 1}});
+        with(json!({"podMonitor": values})).get("PodMonitor").clone()
+    };
+    for (namespace, expected) in [("", "linkerd-cni"), ("linkerd-cni", "linkerd-cni")] {
+        let same = monitor(namespace);
+        assert_eq!(same["metadata"]["namespace"], expected);
+        assert!(same["spec"].get("namespaceSelector").is_none());
+    }
+    let other = monitor("monitoring");
+    assert_eq!(other["metadata"]["namespace"], "monitoring");
+    assert_eq!(other["metadata"]["annotations"], json!({"a": "1"}));
+    assert_eq!(other["spec"]["namespaceSelector"], json!({"matchNames": ["linkerd-cni"]}));
 }
 
 #[test]
@@ -57,26 +103,6 @@ fn the_quota_has_the_priority_class_of_the_pods() {
     let own =
         json!({"resourceQuota": {"enabled": true}, "priorityClassName": "system-cluster-critical"});
     assert_eq!(class(own), json!(["system-cluster-critical"]));
-}
-
-#[test]
-fn the_image_is_composed_of_name_registry_version_and_digest() {
-    let digest = format!("sha256:{}", "0".repeat(64));
-    let version = concat!("v", env!("CARGO_PKG_VERSION"));
-    for (values, expected) in [
-        (json!({"name": "a/b/c", "version": "v1"}), "a/b/c:v1".into()),
-        (
-            json!({"registry": "example.com:5000/x", "version": "v1"}),
-            "example.com:5000/x/cni-plugin:v1".into(),
-        ),
-        (json!({"name": "a/b", "digest": digest}), format!("a/b:{version}@{digest}")),
-        (json!({"name": "a/b", "version": format!("v1@{digest}")}), format!("a/b:v1@{digest}")),
-    ] {
-        let objects = with(json!({"image": values, "repairController": {"enabled": true}}));
-        for container in ["install-cni", "repair-controller"] {
-            assert_eq!(objects.container(container)["image"], expected, "{values}");
-        }
-    }
 }
 
 #[test]

@@ -85,6 +85,44 @@ fn values_of_the_user_win_over_those_of_the_platform() {
     assert_eq!(gke.plugin()["linkerd"]["iptables-mode"], "legacy");
 }
 
+/// A node without the platform's directories, for example.
+#[test]
+fn a_value_set_to_the_charts_default_wins_over_the_platform() {
+    let k3s = with(json!({
+        "platform": "k3s", "destCNIBinDir": "/opt/cni/bin", "destCNINetDir": "/etc/cni/net.d",
+    }));
+    let data = &k3s.get("ConfigMap")["data"];
+    assert_eq!(data["dest_cni_bin_dir"], "/opt/cni/bin");
+    assert_eq!(data["dest_cni_net_dir"], "/etc/cni/net.d");
+    let talos = with(json!({"platform": "talos", "iptablesMode": "auto"}));
+    assert_eq!(talos.plugin()["linkerd"]["iptables-mode"], "auto");
+    let gke = with(json!({"platform": "gke", "resourceQuota": {"enabled": false}}));
+    assert!(!gke.have("ResourceQuota"));
+    let openshift = with(json!({
+        "platform": "openshift", "chained": true, "openshift": {"enabled": false},
+        "networkAttachmentDefinition": {"enabled": false},
+    }));
+    assert_eq!(openshift.variable("install-cni", "LINKERD_CNI_CHAINED"), "true");
+    assert!(!openshift.have("NetworkAttachmentDefinition"));
+    assert!(!json!(openshift.0).to_string().contains("securitycontextconstraints"));
+}
+
+/// With `--reuse-values` the defaults of an older chart look like values of the user.
+#[test]
+fn the_platform_wins_over_the_defaults_of_an_older_chart() {
+    for values in ["upstream.yaml", "former.yaml"] {
+        let path = format!("{}/chart-tests/values/{values}", env!("CARGO_MANIFEST_DIR"));
+        let older = |platform: &str| {
+            let render = Render::new().with_file("values.yaml", &read(&path));
+            render.values(&json!({"platform": platform})).objects()
+        };
+        let data = older("k3s").get("ConfigMap")["data"].clone();
+        assert_eq!(data["dest_cni_bin_dir"], "/var/lib/rancher/k3s/data/cni", "{values}");
+        assert!(older("gke").have("ResourceQuota"), "{values}");
+        assert!(older("openshift").have("NetworkAttachmentDefinition"), "{values}");
+    }
+}
+
 #[test]
 fn schema_and_readme_name_every_platform() {
     let enumerated = schema()["properties"]["platform"]["enum"].clone();

@@ -10,6 +10,7 @@ mod contract;
 mod docs;
 mod helm;
 mod hook;
+mod image;
 mod install_cni;
 mod lifecycle;
 mod objects;
@@ -19,6 +20,7 @@ mod plugin;
 mod quickstart;
 mod schema;
 mod security;
+mod tuning;
 
 use std::fs;
 use std::path::Path;
@@ -85,7 +87,7 @@ fn the_notes_of_an_upgrade_install_no_control_plane() {
     }
     let notes = upgrade_notes(json!({"adminPort": null}));
     assert!(notes.contains("keeps upstream's image"), "{notes}");
-    let remedy = "--reset-then-reuse-values --set image.version= --set adminPort=9991";
+    let remedy = "--reset-then-reuse-values --set image.version= --set image.upstream=false --set adminPort=9991";
     assert!(notes.contains(remedy), "{notes}");
 }
 
@@ -179,12 +181,13 @@ fn no_field_is_null() {
         "image": {"name": null, "version": null, "pullPolicy": null},
         "repairController": {
             "enabled": true, "logLevel": null, "logFormat": null, "enableSecurityContext": null,
-            "resources": {"cpu": null, "memory": {"limit": null}},
+            "resources": {"cpu": null, "memory": {"limit": null}, "limits": {"cpu": null}, "requests": null},
         },
         "updateStrategy": {"type": null, "rollingUpdate": {"maxUnavailable": null, "maxSurge": null}},
         "nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": null},
         "resources": {"cpu": {"limit": null, "request": null}},
-        "podLabels": {"a": null}, "commonLabels": {"a": null},
+        "podLabels": {"a": null}, "commonLabels": {"a": null}, "commonAnnotations": {"a": null},
+        "livenessProbe": {"periodSeconds": null}, "serviceAccount": {"annotations": {"a": null}},
     });
     assert_no_null("nested nulls", &json!(with(nested).0));
 }
@@ -216,12 +219,15 @@ fn a_name_that_looks_like_another_yaml_type_stays_a_string() {
             .file(&helm::chart().join("ci/everything-values.yaml"))
             .values(&json!({
                 "priorityClassName": name, "networkAttachmentDefinition": {"namespace": name},
-                "image": {"name": name, "registry": "", "version": "v1", "digest": ""},
+                "podMonitor": {"namespace": name}, "serviceAccount": {"name": name},
+                "image": {
+                    "name": name, "repository": "", "registry": "", "tag": "v1", "digest": "",
+                },
             }))
             .text()
             .unwrap();
         let quoted = format!("\"{name}\"");
-        for key in ["namespace", "priorityClassName", "values"] {
+        for key in ["namespace", "priorityClassName", "serviceAccountName", "values"] {
             let prefix = format!("{key}: ");
             let lines = text.lines().filter_map(|l| l.trim().strip_prefix(&prefix));
             let found: Vec<_> = lines.collect();

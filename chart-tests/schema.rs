@@ -34,11 +34,85 @@ fn types(schema: &Value) -> Vec<&str> {
 pub fn invalid() -> Vec<(Value, &'static str)> {
     vec![
         (json!({"destCniNetDir": "/x"}), "additional properties 'destCniNetDir' not allowed"),
-        (json!({"image": {"tag": "x"}}), "at '/image': additional properties 'tag' not allowed"),
+        (json!({"image": {"Tag": "x"}}), "at '/image': additional properties 'Tag' not allowed"),
         (
-            json!({"resources": {"limits": {}}}),
-            "at '/resources': additional properties 'limits' not allowed",
+            json!({"image": {"repository": "a/b:v1"}}),
+            "at '/image/repository': 'a/b:v1' does not match",
         ),
+        (
+            json!({"image": {"name": "a/b", "repository": "a/c"}}),
+            "image.repository: image.name is set, too, to a/b",
+        ),
+        (
+            json!({"image": {"version": "v2.0.0", "tag": "v2.1.0"}}),
+            "image.tag: image.version is set, too, to v2.0.0",
+        ),
+        (json!({"image": {"upstream": "true"}}), "at '/image/upstream': got string"),
+        (
+            json!({"resources": {"limit": {}}}),
+            "at '/resources': additional properties 'limit' not allowed",
+        ),
+        (
+            json!({"resources": {"requests": {"memroy": "1Mi"}}}),
+            "at '/resources/requests': additional properties 'memroy' not allowed",
+        ),
+        (
+            json!({"repairController": {"resources": {"limits": {"cpu": "1 core"}}}}),
+            "at '/repairController/resources/limits/cpu': '1 core' does not match",
+        ),
+        (
+            json!({"livenessProbe": {"periodSecond": 1}}),
+            "at '/livenessProbe': additional properties 'periodSecond' not allowed",
+        ),
+        (
+            json!({"readinessProbe": {"periodSeconds": 0}}),
+            "at '/readinessProbe/periodSeconds': minimum: got 0, want 1",
+        ),
+        (json!({"minReadySeconds": -1}), "at '/minReadySeconds': minimum: got -1, want 0"),
+        (json!({"extraVolumes": [{}]}), "at '/extraVolumes/0': missing property 'name'"),
+        (
+            json!({"extraVolumes": [{"name": "cni-net-dir", "emptyDir": {}}]}),
+            "extraVolumes: name cni-net-dir is set by the chart",
+        ),
+        (
+            json!({"extraVolumeMounts": [{"name": "a", "mountPath": "/a"}]}),
+            "extraVolumeMounts: the pods have no volume a",
+        ),
+        (
+            json!({
+                "extraVolumes": [{"name": "a", "emptyDir": {}}],
+                "extraVolumeMounts": [{"name": "a", "mountPath": "/tmp/"}],
+            }),
+            "extraVolumeMounts: mountPath /tmp is set by the chart",
+        ),
+        (
+            json!({"extraVolumeMounts": [{"name": "a", "path": "/a"}]}),
+            "at '/extraVolumeMounts/0': additional properties 'path' not allowed",
+        ),
+        (
+            json!({"repairController": {"enabled": true, "extraEnv": [
+                {"name": "LINKERD_CNI_REPAIR_CONTROLLER_RATE", "value": "1"},
+            ]}}),
+            "repairController.extraEnv: LINKERD_CNI_REPAIR_CONTROLLER_RATE is set by the chart",
+        ),
+        (
+            json!({"podMonitor": {"relabelings": [{"target_label": "a"}]}}),
+            "at '/podMonitor/relabelings/0': additional properties 'target_label' not allowed",
+        ),
+        (
+            json!({"podMonitor": {"metricRelabelings": [{"action": "delete"}]}}),
+            "at '/podMonitor/metricRelabelings/0/action': value must be one of 'replace', 'keep'",
+        ),
+        (
+            json!({"podMonitor": {"namespace": "A"}}),
+            "at '/podMonitor/namespace': 'A' does not match",
+        ),
+        (json!({"commonAnnotations": {"a": []}}), "at '/commonAnnotations/a': got array"),
+        (
+            json!({"serviceAccount": {"name": "linkerd-cni-plugin"}}),
+            "serviceAccount.name: linkerd-cni-plugin is the plugin's ServiceAccount",
+        ),
+        (json!({"serviceAccount": {"name": "A"}}), "at '/serviceAccount/name': 'A' does not match"),
         (
             json!({"iptablesMode": "bogus"}),
             "at '/iptablesMode': value must be one of 'auto', 'native', 'nft', 'legacy', 'plain'",
@@ -63,7 +137,20 @@ pub fn invalid() -> Vec<(Value, &'static str)> {
         (json!({"portsToRedirect": "80,0"}), "at '/portsToRedirect': '80,0' does not match"),
         (json!({"portsToRedirect": 0}), "at '/portsToRedirect': minimum: got 0, want 1"),
         (json!({"portsToRedirect": "80-90"}), "at '/portsToRedirect': '80-90' does not match"),
-        (json!({"ignoreInboundPorts": [80, 90]}), "at '/ignoreInboundPorts': got array"),
+        (json!({"portsToRedirect": [80, "90-100"]}), "at '/portsToRedirect/1': '90-100' does not"),
+        (json!({"portsToRedirect": ["70000"]}), "portsToRedirect: \"70000\" is above 65535"),
+        (
+            json!({"ignoreInboundPorts": [80, "a"]}),
+            "at '/ignoreInboundPorts/1': 'a' does not match",
+        ),
+        (
+            json!({"ignoreOutboundPorts": [70000]}),
+            "at '/ignoreOutboundPorts/0': maximum: got 70,000",
+        ),
+        (
+            json!({"ignoreInboundPorts": [80, "90-80"]}),
+            "ignoreInboundPorts: \"90-80\" is neither a port nor a range",
+        ),
         (json!({"portsToRedirect": "80,70000"}), "portsToRedirect: \"70000\" is above 65535"),
         // No meshed pod would start. Upstream's plugin fails, too.
         (
@@ -200,8 +287,10 @@ fn the_error_for_a_misspelt_name_suggests_similar_names() {
     for (values, near, far) in [
         (json!({"destCniNetDir": "/x"}), "'destCNINetDir'", "'proxyUID'"),
         (json!({"ProxyUid": 1}), "'proxyUID'", "'destCNINetDir'"),
-        (json!({"image": {"tag": "x"}}), "'version'", "'proxyUID'"),
-        (json!({"resources": {"limits": {}}}), "'cpu'", "'proxyUID'"),
+        (json!({"image": {"Tag": "x"}}), "'version'", "'proxyUID'"),
+        (json!({"resources": {"limit": {}}}), "'cpu'", "'proxyUID'"),
+        (json!({"livenessprobe": {}}), "'livenessProbe'", "'proxyUID'"),
+        (json!({"minReady": 1}), "'minReadySeconds'", "'proxyUID'"),
         (
             json!({"repairController": {"intervalSeconds": 1}}),
             "'auditIntervalSeconds'",
@@ -229,6 +318,9 @@ fn strings_and_numbers_are_accepted_alike() {
         json!({"repairController": {"enabled": true, "logLevel": "linkerd_cni_repair_controller=info,warn"}}),
         json!({"repairController": {"enabled": true, "logLevel": "WARN, kube::client[request]=trace,linkerd_cni_repair_controller"}}),
         json!({"image": {"version": format!("v1@sha256:{}", "0".repeat(64))}}),
+        json!({"image": {"tag": 20_261_122}, "minReadySeconds": "5"}),
+        // Both names of a value with the same value.
+        json!({"image": {"name": "a/b", "repository": "a/b", "version": "v2.1.0", "tag": "v2.1.0"}}),
     ] {
         with(values);
     }
@@ -320,8 +412,18 @@ fn every_object_with_named_properties_is_closed_and_suggests_names() {
 #[test]
 fn schema_and_values_name_the_same_keys() {
     /// Fields of Kubernetes. values.yaml has only those with a default.
-    const KUBERNETES: [&str; 5] =
-        ["affinity", "nodeAffinity", "securityContext", "seLinuxOptions", "updateStrategy"];
+    const KUBERNETES: [&str; 10] = [
+        "affinity",
+        "limits",
+        "livenessProbe",
+        "nodeAffinity",
+        "readinessProbe",
+        "requests",
+        "securityContext",
+        "seLinuxOptions",
+        "startupProbe",
+        "updateStrategy",
+    ];
 
     fn compare(root: &Value, place: &str, schema: &Value, values: &Value) {
         let Some(properties) = resolve(root, schema)["properties"].as_object() else {

@@ -74,21 +74,6 @@
 {{- .Values.terminationGracePeriodSeconds | default 30 | int64 }}
 {{- end }}
 
-{{/* Variables of `extraEnv`. Fails for duplicate names, which server-side apply rejects. */}}
-{{- define "linkerd-cni.extraEnv" -}}
-{{- $names := list }}
-{{- range include "linkerd-cni.agentEnv" . | fromYamlArray }}
-{{- $names = append $names .name }}
-{{- end }}
-{{- range .Values.extraEnv }}
-{{- if has .name $names }}
-{{- fail (printf "extraEnv: %s is set by the chart or named twice" .name) }}
-{{- end }}
-{{- $names = append $names .name }}
-{{- end }}
-{{- with .Values.extraEnv }}{{ toYaml . }}{{ end }}
-{{- end }}
-
 {{/* "true" if the agent runs the self-test, else empty. */}}
 {{- define "linkerd-cni.selfTest" -}}
 {{- if and (include "linkerd-cni.ownImage" .) (ne (toString .Values.selfTest) "false") }}true{{ end }}
@@ -118,28 +103,40 @@ without a cluster, as with `helm template`.
 ports:
   - name: install-admin
     containerPort: {{ int64 .Values.adminPort }}
-# Allows a slow node one minute to start the agent.
 startupProbe:
-  httpGet:
-    path: /live
-    port: install-admin
-  periodSeconds: 1
-  timeoutSeconds: 2
-  failureThreshold: 60
-# Short period: rolling updates and `helm install --wait` wait for readiness on each node.
+  {{- include "linkerd-cni.probe" (dict "values" .Values.startupProbe "probe" (include "linkerd-cni.startupProbe" .)) | nindent 2 }}
 readinessProbe:
-  httpGet:
-    path: /ready
-    port: install-admin
-  periodSeconds: 2
-  timeoutSeconds: 2
-  failureThreshold: 2
+  {{- include "linkerd-cni.probe" (dict "values" .Values.readinessProbe "probe" (include "linkerd-cni.readinessProbe" .)) | nindent 2 }}
 livenessProbe:
-  httpGet:
-    path: /live
-    port: install-admin
-  timeoutSeconds: 5
-  failureThreshold: 6
+  {{- include "linkerd-cni.probe" (dict "values" .Values.livenessProbe "probe" (include "linkerd-cni.livenessProbe" .)) | nindent 2 }}
+{{- end }}
+
+{{/* Allows a slow node one minute to start the agent. */}}
+{{- define "linkerd-cni.startupProbe" -}}
+httpGet:
+  path: /live
+  port: install-admin
+periodSeconds: 1
+timeoutSeconds: 2
+failureThreshold: 60
+{{- end }}
+
+{{/* Short period: rolling updates and `helm install --wait` wait for readiness on each node. */}}
+{{- define "linkerd-cni.readinessProbe" -}}
+httpGet:
+  path: /ready
+  port: install-admin
+periodSeconds: 2
+timeoutSeconds: 2
+failureThreshold: 2
+{{- end }}
+
+{{- define "linkerd-cni.livenessProbe" -}}
+httpGet:
+  path: /live
+  port: install-admin
+timeoutSeconds: 5
+failureThreshold: 6
 {{- end }}
 
 {{- define "linkerd-cni.agentSecurityContext" -}}
@@ -170,13 +167,13 @@ readOnlyRootFilesystem: true
   {{- include "linkerd-cni.image" . | nindent 2 }}
   env:
     {{- include "linkerd-cni.agentEnv" . | nindent 4 }}
-    {{- with include "linkerd-cni.extraEnv" . }}
+    {{- with include "linkerd-cni.extraEnv" (dict "name" "extraEnv" "values" .Values.extraEnv "env" (include "linkerd-cni.agentEnv" .)) }}
     {{- . | nindent 4 }}
     {{- end }}
   {{- if include "linkerd-cni.ownImage" . }}
   {{- include "linkerd-cni.agentProbes" . | nindent 2 }}
   {{- end }}
-  {{- with include "linkerd-cni.resources" .Values.resources }}
+  {{- with include "linkerd-cni.resources" (dict "values" .Values.resources "requests" (include "linkerd-cni.defaultRequests" . | fromYaml)) }}
   {{- . | nindent 2 }}
   {{- end }}
   securityContext:
@@ -188,12 +185,9 @@ readOnlyRootFilesystem: true
     {{- $own | trim | nindent 4 }}
     {{- end }}
   volumeMounts:
-    {{- if not (include "linkerd-cni.sameDir" .) }}
-    - name: cni-bin-dir
-      mountPath: /host{{ include "linkerd-cni.binDir" . }}
+    {{- $mounts := include "linkerd-cni.agentMounts" . }}
+    {{- $mounts | trim | nindent 4 }}
+    {{- with include "linkerd-cni.extraItems" (dict "name" "extraVolumeMounts" "values" .Values.extraVolumeMounts "own" $mounts "key" "mountPath") }}
+    {{- . | nindent 4 }}
     {{- end }}
-    - name: cni-net-dir
-      mountPath: /host{{ include "linkerd-cni.netDir" . }}
-    - name: linkerd-tmp-dir
-      mountPath: /tmp
 {{- end }}

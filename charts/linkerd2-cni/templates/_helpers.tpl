@@ -23,10 +23,12 @@ by which the DaemonSet selects its pods.
 {{/* Labels of the pods. No version, so that a new chart version alone does not replace the pods. */}}
 {{- define "linkerd-cni.podLabels" -}}
 {{- $fixed := dict
-      "app.kubernetes.io/name" "linkerd-cni"
       "k8s-app" "linkerd-cni"
       "linkerd.io/cni-resource" "true" }}
-{{- include "linkerd-cni.stringMap" (merge $fixed (.Values.podLabels | default dict)) }}
+{{- $labels := dict
+      "app.kubernetes.io/instance" .Release.Name
+      "app.kubernetes.io/name" "linkerd-cni" }}
+{{- include "linkerd-cni.stringMap" (merge $fixed (.Values.podLabels | default dict) $labels) }}
 {{- end }}
 
 {{/* Annotations of the pods, except the checksum. The chart's win over `podAnnotations`. */}}
@@ -109,33 +111,6 @@ imagePullSecrets:
 {{- if and (kindIs "float64" .) (eq . (floor .)) }}{{ int64 . }}{{ else }}{{ . }}{{ end }}
 {{- end }}
 
-{{/* Tag of the image, with the digest of `image.version` if there is one. */}}
-{{- define "linkerd-cni.imageVersion" -}}
-{{- include "linkerd-cni.string" ((.Values.image).version | default .Chart.AppVersion) }}
-{{- end }}
-
-{{/* Image and pull policy of a container. */}}
-{{- define "linkerd-cni.image" -}}
-{{- $name := (.Values.image).name | default "cr.l5d.io/linkerd/cni-plugin" }}
-{{- with (.Values.image).registry }}
-{{- $name = printf "%s/%s" . (base $name) }}
-{{- end }}
-{{- $version := include "linkerd-cni.imageVersion" . }}
-{{- with (.Values.image).digest }}
-{{- $version = printf "%s@%s" (splitList "@" $version | first) . }}
-{{- end -}}
-image: {{ printf "%s:%s" $name $version | toYaml }}
-imagePullPolicy: {{ (.Values.image).pullPolicy | default "IfNotPresent" }}
-{{- end }}
-
-{{/*
-"true" if the image is this project's, empty if it is upstream's. Decided by `adminPort`:
-upstream's values lack it, and users of upstream's image set it to null.
-*/}}
-{{- define "linkerd-cni.ownImage" -}}
-{{- if .Values.adminPort }}true{{ end }}
-{{- end }}
-
 {{/* Whether IPv6 is redirected: "true", "false", or "auto" for pods with an IPv6 address. */}}
 {{- define "linkerd-cni.ipv6" -}}
 {{- $asked := toString .Values.ipv6 }}
@@ -188,30 +163,6 @@ of upstream's chart.
 {{- end }}
 
 {{/*
-Resources of a container from upstream's form (`cpu.limit`), or empty if none is set, as a key
-without value would be null.
-*/}}
-{{- define "linkerd-cni.resources" -}}
-{{- $resources := dict }}
-{{- range $kind, $bounds := . }}
-{{- range $bound, $quantity := $bounds }}
-{{- $text := "" }}
-{{- if not (kindIs "invalid" $quantity) }}
-{{- $text = include "linkerd-cni.string" $quantity }}
-{{- end }}
-{{- if $text }}
-{{- $plural := printf "%ss" $bound }}
-{{- $_ := set $resources $plural (merge (dict $kind $text) (get $resources $plural | default dict)) }}
-{{- end }}
-{{- end }}
-{{- end }}
-{{- with $resources -}}
-resources:
-  {{- toYaml . | nindent 2 }}
-{{- end }}
-{{- end }}
-
-{{/*
 Pace of a rolling update without null values, as JSON. The default surge gives way to
 `maxUnavailable`: whoever sets only that, as for upstream's chart, means it. With upstream's image
 there is no surge: its old agent removes what the new one installed.
@@ -255,7 +206,7 @@ updateStrategy:
 
 {{/* Fails for values that contradict each other, which the schema cannot express. */}}
 {{- define "linkerd-cni.validate" -}}
-{{- if and (.Values.repairController).enabled (eq (.Values.adminPort | default 0 | int64) 9990) }}
+{{- if and (include "linkerd-cni.ownImage" .) (.Values.repairController).enabled (eq (int64 .Values.adminPort) 9990) }}
 {{- fail "adminPort: 9990 is the repair controller's port; choose another port" }}
 {{- end }}
 {{- if and (include "linkerd-cni.repairEntersPods" .) (.Values.repairController).enabled (eq (toString (.Values.repairController).enableSecurityContext) "false") }}
@@ -264,13 +215,10 @@ updateStrategy:
 {{- if and (eq (toString .Values.chained) "false") (eq (toString .Values.ownConfig) "true") }}
 {{- fail "ownConfig: true requires chained: true" }}
 {{- end }}
-{{- /* Upstream's agent serves no `/ready`, so its pods would never get ready. */}}
-{{- $version := include "linkerd-cni.imageVersion" . }}
-{{- if and (include "linkerd-cni.ownImage" .) (regexMatch "^v?1[.][0-9]+[.]" $version) }}
-{{- fail (printf "image.version: %s is upstream's image, which has no admin port and would never be ready with this chart's probes; set image.version=\"\" for this chart's image, %s, or adminPort=null to keep upstream's" $version .Chart.AppVersion) }}
-{{- end }}
-{{- if and (.Values.image).digest (contains "@" (include "linkerd-cni.imageVersion" .)) }}
-{{- fail "image.digest: image.version already has a digest" }}
+{{- include "linkerd-cni.validateImage" . }}
+{{- include "linkerd-cni.validateMounts" . }}
+{{- if eq (include "linkerd-cni.serviceAccount" .) "linkerd-cni-plugin" }}
+{{- fail "serviceAccount.name: linkerd-cni-plugin is the plugin's ServiceAccount; choose another name" }}
 {{- end }}
 {{- if and (eq (toString .Values.ownConfig) "true") .Values.cniConfFileName (not (hasSuffix ".conflist" .Values.cniConfFileName)) }}
 {{- fail "cniConfFileName: with ownConfig: true the name must end in .conflist" }}

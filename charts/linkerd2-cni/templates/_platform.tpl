@@ -1,22 +1,41 @@
 {{/*
-Replaces values that have the chart's defaults with those of platforms/<platform>.yaml. The
-rendering order is undefined, so each template begins with this. It is idempotent.
+Sets unset values to those of platforms/<platform>.yaml. A value is unset if it is null or empty,
+which are the chart's defaults of all values that platforms set. The rendering order is undefined,
+so each template begins with this. It is idempotent.
 */}}
 {{- define "linkerd-cni.platform" -}}
 {{- with .Values.platform }}
-{{- /* Defaults that platforms change. All others are empty. */}}
-{{- $defaults := dict
+{{- range $key, $preset := $.Files.Get (printf "platforms/%s.yaml" .) | fromYaml }}
+{{- if kindIs "map" $preset }}
+{{- $given := deepCopy (get $.Values $key | default dict) }}
+{{- range $name, $value := $preset }}
+{{- if include "linkerd-cni.unset" (dict "root" $ "value" (get $given $name) "older" false) }}
+{{- $_ := set $given $name $value }}
+{{- end }}
+{{- end }}
+{{- $_ := set $.Values $key $given }}
+{{- else }}
+{{- $older := dict
       "destCNINetDir" "/etc/cni/net.d"
       "destCNIBinDir" "/opt/cni/bin"
       "chained" true
       "iptablesMode" "auto" }}
-{{- range $key, $value := $.Files.Get (printf "platforms/%s.yaml" .) | fromYaml }}
-{{- $given := get $.Values $key }}
-{{- if kindIs "map" $value }}
-{{- $_ := set $.Values $key (merge (deepCopy ($given | default dict)) $value) }}
-{{- else if or (not $given) (eq $given (get $defaults $key)) }}
-{{- $_ := set $.Values $key $value }}
+{{- if include "linkerd-cni.unset" (dict "root" $ "value" (get $.Values $key) "older" (get $older $key)) }}
+{{- $_ := set $.Values $key $preset }}
 {{- end }}
 {{- end }}
 {{- end }}
+{{- end }}
+{{- end }}
+
+{{/*
+"true" if "value" is unset, else empty. `helm upgrade --reuse-values` replaces the chart's defaults
+with those of an older chart, which were not empty: "older". Such values lack `image.upstream`.
+*/}}
+{{- define "linkerd-cni.unset" -}}
+{{- $unset := list "" "<nil>" }}
+{{- if not (hasKey (.root.Values.image | default dict) "upstream") }}
+{{- $unset = append $unset (toString .older) }}
+{{- end }}
+{{- if has (toString .value) $unset }}true{{ end }}
 {{- end }}

@@ -9,17 +9,28 @@
 {{- end }}
 {{- end }}
 
+{{/* A list as comma-separated text. The value is such text, a number, an array or null. */}}
+{{- define "linkerd-cni.commaSeparated" -}}
+{{- if kindIs "slice" . }}
+{{- $items := list }}
+{{- range . }}
+{{- $items = append $items (include "linkerd-cni.string" .) }}
+{{- end }}
+{{- join "," $items }}
+{{- else if not (kindIs "invalid" .) }}
+{{- include "linkerd-cni.string" . }}
+{{- end }}
+{{- end }}
+
 {{/*
 Elements of a comma-separated list without surrounding blanks, as JSON because a define returns
 text: {"items": [...]}.
 */}}
 {{- define "linkerd-cni.list" -}}
 {{- $items := list }}
-{{- if not (kindIs "invalid" .) }}
-{{- range splitList "," (include "linkerd-cni.string" .) }}
+{{- range splitList "," (include "linkerd-cni.commaSeparated" .) }}
 {{- with trim . }}
 {{- $items = append $items . }}
-{{- end }}
 {{- end }}
 {{- end }}
 {{- dict "items" $items | toJson }}
@@ -48,10 +59,7 @@ signs and leading zeros. "bad": elements that the plugin ignores.
 {{- $items := list }}
 {{- $good := list }}
 {{- $bad := list }}
-{{- $text := "" }}
-{{- if not (kindIs "invalid" .) }}
-{{- $text = include "linkerd-cni.string" . }}
-{{- end }}
+{{- $text := include "linkerd-cni.commaSeparated" . }}
 {{- if trim $text }}
 {{- $items = splitList "," $text }}
 {{- end }}
@@ -73,14 +81,17 @@ signs and leading zeros. "bad": elements that the plugin ignores.
 {{- end }}
 
 {{/*
-Like linkerd-cni.portRanges, but fails for a list with which no meshed pod starts. Argument: a
-dict with "name", "value" and "root".
+Like linkerd-cni.portRanges, but fails for a list with which no meshed pod starts, and for an array
+with an invalid element, as upstream has no arrays. Argument: a dict with "name", "value" and "root".
 */}}
 {{- define "linkerd-cni.ignoredPorts" -}}
 {{- $json := include "linkerd-cni.portRanges" .value }}
 {{- $list := fromJson $json }}
 {{- if $list.bad }}
 {{- $wanted := "use ports (0-65535) and ranges (lower-upper), comma-separated and without blanks" }}
+{{- if kindIs "slice" .value }}
+{{- fail (printf "%s: %q is neither a port nor a range; use ports (0-65535) and ranges (lower-upper)" .name (first $list.bad)) }}
+{{- end }}
 {{- if eq (toString .root.Values.strictAnnotations) "true" }}
 {{- fail (printf "%s: %q is neither a port nor a range; %s (strictAnnotations)" .name (first $list.bad) $wanted) }}
 {{- end }}

@@ -47,6 +47,20 @@ seccompProfile:
   type: RuntimeDefault
 {{- end }}
 
+{{/* Ready after the first list of pods. `helm install --wait` waits for this. */}}
+{{- define "linkerd-cni.repairReadinessProbe" -}}
+httpGet:
+  path: /ready
+  port: repair-admin
+{{- if include "linkerd-cni.ownImage" . }}
+periodSeconds: 2
+failureThreshold: 30
+{{- else }}
+initialDelaySeconds: 10
+failureThreshold: 7
+{{- end }}
+{{- end }}
+
 {{- define "linkerd-cni.repair" -}}
 {{- $repair := .Values.repairController | default dict -}}
 - name: repair-controller
@@ -61,26 +75,17 @@ seccompProfile:
     - {{ $repair.logLevel | default "info" | quote }}
   env:
     {{- include "linkerd-cni.repairEnv" . | nindent 4 }}
+    {{- with include "linkerd-cni.extraEnv" (dict "name" "repairController.extraEnv" "values" $repair.extraEnv "env" (include "linkerd-cni.repairEnv" .)) }}
+    {{- . | nindent 4 }}
+    {{- end }}
   ports:
     - name: repair-admin
       containerPort: 9990
   readinessProbe:
-    httpGet:
-      path: /ready
-      port: repair-admin
-    {{- if include "linkerd-cni.ownImage" . }}
-    # Ready after the first list of pods. `helm install --wait` waits for this.
-    periodSeconds: 2
-    failureThreshold: 30
-    {{- else }}
-    initialDelaySeconds: 10
-    failureThreshold: 7
-    {{- end }}
+    {{- include "linkerd-cni.probe" (dict "values" $repair.readinessProbe "probe" (include "linkerd-cni.repairReadinessProbe" .)) | nindent 4 }}
   livenessProbe:
-    httpGet:
-      path: /live
-      port: repair-admin
-  {{- with include "linkerd-cni.resources" $repair.resources }}
+    {{- include "linkerd-cni.probe" (dict "values" $repair.livenessProbe "probe" "httpGet: {path: /live, port: repair-admin}") | nindent 4 }}
+  {{- with include "linkerd-cni.resources" (dict "values" $repair.resources "requests" (include "linkerd-cni.defaultRequests" . | fromYaml)) }}
   {{- . | nindent 2 }}
   {{- end }}
   {{- if ne (toString $repair.enableSecurityContext) "false" }}

@@ -21,6 +21,7 @@ mod layouts;
 mod migration;
 mod node;
 mod outage;
+mod own_account;
 mod platforms;
 mod plugin;
 mod pods;

@@ -1,0 +1,64 @@
+{{/* The image of all containers. */}}
+
+{{/*
+"true" if the image is this project's, empty if it is upstream's: `image.upstream`. Values of
+upstream's chart lack `adminPort`, and releases of an earlier version of this chart set it to null
+for upstream's image.
+*/}}
+{{- define "linkerd-cni.ownImage" -}}
+{{- if and .Values.adminPort (ne (toString (.Values.image).upstream) "true") }}true{{ end }}
+{{- end }}
+
+{{/* Tag of the image, with the digest of `image.version` if there is one. */}}
+{{- define "linkerd-cni.imageVersion" -}}
+{{- include "linkerd-cni.string" ((.Values.image).tag | default (.Values.image).version | default .Chart.AppVersion) }}
+{{- end }}
+
+{{/*
+Name of the image without tag. `image.registry` replaces the registry: the first part of the name if
+it has a dot or a port, or is localhost. The path stays, but a path with which `image.registry` ends
+is not repeated.
+*/}}
+{{- define "linkerd-cni.imageName" -}}
+{{- $name := (.Values.image).repository | default (.Values.image).name | default "cr.l5d.io/linkerd/cni-plugin" }}
+{{- with (.Values.image).registry }}
+{{- $path := regexReplaceAll "^([^/]*[.:][^/]*|localhost)/" $name "" }}
+{{- if hasSuffix (printf "/%s" (dir $path)) . }}
+{{- $path = base $path }}
+{{- end }}
+{{- $name = printf "%s/%s" . $path }}
+{{- end }}
+{{- $name }}
+{{- end }}
+
+{{/* Image and pull policy of a container. */}}
+{{- define "linkerd-cni.image" -}}
+{{- $version := include "linkerd-cni.imageVersion" . }}
+{{- with (.Values.image).digest }}
+{{- $version = printf "%s@%s" (splitList "@" $version | first) . }}
+{{- end -}}
+image: {{ printf "%s:%s" (include "linkerd-cni.imageName" .) $version | toYaml }}
+imagePullPolicy: {{ (.Values.image).pullPolicy | default "IfNotPresent" }}
+{{- end }}
+
+{{/* Fails for values of the image that contradict each other. */}}
+{{- define "linkerd-cni.validateImage" -}}
+{{- $image := .Values.image | default dict }}
+{{- $version := include "linkerd-cni.imageVersion" . }}
+{{- with $image.repository }}
+{{- if not (has ($image.name | default .) (list . "cr.l5d.io/linkerd/cni-plugin")) }}
+{{- fail (printf "image.repository: image.name is set, too, to %s; set one of them" $image.name) }}
+{{- end }}
+{{- end }}
+{{- if and $image.tag $image.version (ne $version (include "linkerd-cni.string" $image.version)) }}
+{{- fail (printf "image.tag: image.version is set, too, to %s; set one of them" (include "linkerd-cni.string" $image.version)) }}
+{{- end }}
+{{- /* Upstream's agent serves no `/ready`, so its pods would never get ready. */}}
+{{- if and (include "linkerd-cni.ownImage" .) (regexMatch "^v?1[.][0-9]+[.]" $version) }}
+{{- $key := ternary "image.tag" "image.version" (not (empty $image.tag)) }}
+{{- fail (printf "%[1]s: %[2]s is upstream's image, which has no admin port and would never be ready with this chart's probes; set %[1]s=\"\" for this chart's image, %[3]s, or image.upstream=true to keep upstream's" $key $version .Chart.AppVersion) }}
+{{- end }}
+{{- if and $image.digest (contains "@" $version) }}
+{{- fail "image.digest: image.version already has a digest" }}
+{{- end }}
+{{- end }}

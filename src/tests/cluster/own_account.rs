@@ -1,0 +1,51 @@
+//! A release with `serviceAccount.create: false`, whose ServiceAccounts outlive it.
+
+use crate::helm::{Helm, NAMESPACE};
+use crate::node::Node;
+use crate::pods::{command, kubectl};
+
+/// The user's ServiceAccounts. Dropping the value deletes them and what the release keeps, because later releases
+/// create objects with these names.
+struct Accounts;
+
+const ACCOUNTS: [&str; 2] = ["serviceaccount/cni-agent", "serviceaccount/linkerd-cni-plugin"];
+const KEPT: [&str; 2] = ["role/linkerd-cni-uninstall", "rolebinding/linkerd-cni-uninstall"];
+
+impl Accounts {
+    fn create() -> Self {
+        // Exists if another test ran before.
+        let _ = command(&["create", "namespace", NAMESPACE]).output();
+        let accounts = Accounts;
+        for (kind, name) in ACCOUNTS.iter().filter_map(|account| account.split_once('/')) {
+            kubectl(&["create", kind, name, "-n", NAMESPACE]);
+        }
+        accounts
+    }
+}
+
+impl Drop for Accounts {
+    fn drop(&mut self) {
+        for object in ACCOUNTS.iter().chain(&KEPT) {
+            let _ = command(&["delete", object, "-n", NAMESPACE, "--ignore-not-found"]).output();
+        }
+    }
+}
+
+#[test]
+fn helm_uninstall_removes_the_plugin_with_a_service_account_of_the_user() {
+    let node = Node::exclusive();
+    let before = node.files();
+    let _accounts = Accounts::create();
+    let helm = Helm::with_local_repository();
+    let values = "serviceAccount.create=false,serviceAccount.name=cni-agent";
+    helm.run("install", &["--set", values]);
+    assert!(node.is_chained());
+
+    helm.uninstall();
+    assert_eq!(node.files(), before, "uninstalling leaves the node's files");
+    kubectl(&["get", "-n", NAMESPACE, "role/linkerd-cni-uninstall"]);
+    // The kept objects belong to the release, so the next one takes them over.
+    helm.run("install", &["--set", values]);
+    helm.uninstall();
+    assert_eq!(node.files(), before, "uninstalling leaves the node's files");
+}
