@@ -431,6 +431,53 @@ fn a_running_pod_without_linkerd_annotations_is_not_audited() {
     assert_eq!(node.ruleset(), "");
 }
 
+/// The pod as its author wrote it, with a proxy but without the injector's label.
+fn hand_made(mut pod: Value, annotations: Value) -> Value {
+    pod["metadata"]["labels"] = json!({});
+    pod["metadata"]["annotations"] = annotations;
+    pod
+}
+
+/// The plugin entry with `podDetection` set to `detection`.
+fn detecting(detection: &str) -> Value {
+    let mut entry = entry("auto");
+    entry["linkerd"]["pod-detection"] = json!(detection);
+    entry
+}
+
+#[test]
+fn a_hand_made_meshed_pod_is_audited_and_repaired_like_an_injected_one() {
+    let annotated = json!({"config.linkerd.io/proxy-uid": "2102"});
+    for (detection, annotations) in [("annotations", annotated), ("api", json!({}))] {
+        for pod in [running(), waiting()] {
+            let node = Node::new();
+            node.chain(&detecting(detection));
+            node.cache_cni_result("uid-of-web-1");
+            node.knows(&hand_made(pod, annotations.clone()));
+            let controller = node.controller(&["--audit-seconds=1"]);
+            controller.counts("pods_repaired_total", 1);
+            assert!(node.ruleset().contains("redirect to :4140"), "{detection}");
+        }
+    }
+}
+
+#[test]
+fn a_stranded_hand_made_pod_without_linkerd_annotation_is_reported_with_a_remedy() {
+    for mode in ["delete", "in-place", "label", "report"] {
+        let node = Node::new();
+        node.chain(&detecting("annotations"));
+        node.cache_cni_result("uid-of-web-1");
+        node.knows(&hand_made(waiting(), json!({})));
+        let controller = node.controller(&[&format!("--mode={mode}")]);
+        controller.counts("pods_skipped_total", 1);
+        controller.logs("set the chart's podDetection to api");
+        let changes = node.api.requests(|request| {
+            ["DELETE", "PATCH"].contains(&&*request.method) || request.is_eviction()
+        });
+        assert!(changes.is_empty(), "{mode}: {changes:?}");
+    }
+}
+
 #[test]
 fn a_stranded_pod_that_the_plugin_skips_is_reported_and_not_repaired_in_any_mode() {
     for mode in ["delete", "in-place", "label", "report"] {
