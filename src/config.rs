@@ -50,7 +50,7 @@ pub enum Ipv6 {
     #[default]
     No,
     Yes,
-    /// Only if the pod has an IPv6 address.
+    /// In each netns with IPv6, also if the pod has no IPv6 address yet. See [`families`].
     Auto,
 }
 

@@ -4,6 +4,7 @@
 //! `legacy` and `plain` run the host's iptables programs. [`IptablesMode`] selects the backends.
 
 mod check;
+mod families;
 mod iptables;
 mod native;
 
@@ -15,6 +16,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::rules::{self, Family, Redirect, Verdict};
 pub use check::{Survey, describe_missing, missing, survey};
+pub use families::Families;
 use iptables::Variant;
 
 /// The setting `iptables-mode`: which backends to try.
@@ -122,6 +124,14 @@ pub fn has_programs(mode: IptablesMode, families: &[Family]) -> bool {
 /// chains that existed before keep its rules.
 pub fn apply(
     redirect: &Redirect,
+    families: Families,
+    mode: IptablesMode,
+) -> Result<Backend, Error> {
+    families.install(|families| apply_all(redirect, families, mode))
+}
+
+fn apply_all(
+    redirect: &Redirect,
     families: &[Family],
     mode: IptablesMode,
 ) -> Result<Backend, Error> {
@@ -146,7 +156,11 @@ pub fn apply(
 ///
 /// # Errors
 /// Fails if nf_tables is not usable in this kernel.
-pub fn restore(redirect: &Redirect, families: &[Family]) -> Result<(), Error> {
+pub fn restore(redirect: &Redirect, families: Families) -> Result<(), Error> {
+    families.install(|families| restore_all(redirect, families))
+}
+
+fn restore_all(redirect: &Redirect, families: &[Family]) -> Result<(), Error> {
     native::apply(redirect, families)?;
     match native::missing_from_iptables(redirect, families)? {
         Some(missing) if !missing.is_empty() => native::flush_iptables(families),
@@ -163,9 +177,9 @@ fn combined(mut errors: Vec<Error>) -> Error {
 }
 
 /// Renders the rules as text instead of applying them, for the setting `simulate`.
-pub fn simulate(redirect: &Redirect, families: &[Family]) -> String {
+pub fn simulate(redirect: &Redirect, families: Families) -> String {
     let mut text = String::new();
-    for &family in families {
+    for &family in families.wanted() {
         for rule in rules::rules(redirect, family) {
             let verb = match rule.verdict {
                 Verdict::Jump(_) => "jump",

@@ -9,6 +9,12 @@ use crate::quote::quote;
 /// Number of ports in one iptables `multiport` match. A range counts as two.
 const MULTIPORT_LIMIT: usize = 15;
 
+/// Number of different ranges from which on [`distinct`] merges them.
+const RANGE_LIMIT: usize = 4096;
+
+/// Number of invalid elements of a list that are kept, to name them.
+pub const INVALID_LIMIT: usize = 10;
+
 /// Grammar of a port list, for error messages.
 pub const GRAMMAR: &str = "a list of ports (0-65535) and ranges (lower-upper), comma-separated and without blanks, such as 25,3306,8000-8010";
 
@@ -20,23 +26,32 @@ pub struct PortRange {
 }
 
 /// Why an element of a list is invalid.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Error {
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Error<'a> {
     #[error("{} is not a port: expected a number from 0 to 65535", quote(.0))]
-    Port(String),
+    Port(&'a str),
     #[error("{} contains blanks: remove them", quote(.0))]
-    Blanks(String),
+    Blanks(&'a str),
     #[error("{} is not a range: expected lower-upper", quote(.0))]
-    Range(String),
+    Range(&'a str),
     #[error("{} is not a range: the upper bound is below the lower", quote(.0))]
-    Reversed(String),
+    Reversed(&'a str),
 }
 
 /// An invalid element of a list. Upstream drops it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct InvalidElement {
-    pub text: String,
-    pub error: Error,
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct InvalidElement<'a> {
+    pub text: &'a str,
+    pub error: Error<'a>,
+}
+
+/// The invalid elements of a list, which may have hundreds of thousands of them.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct InvalidElements<'a> {
+    /// At most [`INVALID_LIMIT`] elements.
+    pub first: Vec<InvalidElement<'a>>,
+    /// Number of further elements.
+    pub more: usize,
 }
 
 impl PortRange {
@@ -56,21 +71,28 @@ impl From<u16> for PortRange {
     }
 }
 
-/// Accepts exactly what upstream's `ParsePortRange` accepts: a leading `+` and leading zeros
-/// are valid, blanks are not.
-impl FromStr for PortRange {
-    type Err = Error;
-
-    fn from_str(text: &str) -> Result<Self, Error> {
+impl PortRange {
+    /// Accepts exactly what upstream's `ParsePortRange` accepts: a leading `+` and leading zeros
+    /// are valid, blanks are not.
+    pub fn parse(text: &str) -> Result<Self, Error<'_>> {
         let (first, last) = match text.split_once('-') {
-            Some((_, rest)) if rest.contains('-') => return Err(Error::Range(text.to_owned())),
+            Some((_, rest)) if rest.contains('-') => return Err(Error::Range(text)),
             Some((first, last)) => (port(first)?, port(last)?),
-            None => (port(text)?, port(text)?),
+            None => return port(text).map(PortRange::from),
         };
         if first > last {
-            return Err(Error::Reversed(text.to_owned()));
+            return Err(Error::Reversed(text));
         }
         Ok(PortRange { first, last })
+    }
+}
+
+/// Parses like [`PortRange::parse`].
+impl FromStr for PortRange {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        PortRange::parse(text).map_err(|error| error.to_string())
     }
 }
 
@@ -85,10 +107,10 @@ impl fmt::Display for PortRange {
     }
 }
 
-fn port(text: &str) -> Result<u16, Error> {
+fn port(text: &str) -> Result<u16, Error<'_>> {
     text.parse().map_err(|_| match text.contains(char::is_whitespace) {
-        true => Error::Blanks(text.to_owned()),
-        false => Error::Port(text.to_owned()),
+        true => Error::Blanks(text),
+        false => Error::Port(text),
     })
 }
 
@@ -96,27 +118,60 @@ fn port(text: &str) -> Result<u16, Error> {
 /// empty elements and those with blanks. Upstream logs and drops the same elements.
 pub fn elements<'a>(
     elements: impl IntoIterator<Item = &'a str>,
-) -> (Vec<PortRange>, Vec<InvalidElement>) {
-    let (mut ranges, mut invalid) = (Vec::new(), Vec::new());
+) -> (Vec<PortRange>, InvalidElements<'a>) {
+    let (mut ranges, mut invalid) = (Vec::new(), InvalidElements::default());
     for text in elements {
-        match text.parse() {
+        match PortRange::parse(text) {
             Ok(range) => ranges.push(range),
-            Err(error) => invalid.push(InvalidElement { text: text.to_owned(), error }),
+            Err(_) if invalid.first.len() == INVALID_LIMIT => invalid.more += 1,
+            Err(error) => invalid.first.push(InvalidElement { text, error }),
         }
     }
     (ranges, invalid)
 }
 
 /// Parses a comma-separated list, as [`elements`] does.
-pub fn list(text: &str) -> (Vec<PortRange>, Vec<InvalidElement>) {
+pub fn list(text: &str) -> (Vec<PortRange>, InvalidElements<'_>) {
     elements(text.split(','))
 }
 
-/// Removes repeated ranges and keeps the order.
-pub fn distinct(ranges: impl IntoIterator<Item = PortRange>) -> Vec<PortRange> {
+/// Removes repeated ranges and keeps the order. More than [`RANGE_LIMIT`] different ranges are
+/// merged, so that the result has no more than 32,768.
+pub fn distinct(ranges: &[PortRange]) -> Vec<PortRange> {
     let mut seen = BTreeSet::new();
-    let is_new = |range: &PortRange| seen.insert((range.first, range.last));
-    ranges.into_iter().filter(is_new).collect()
+    let mut distinct = Vec::new();
+    for &range in ranges {
+        if !seen.insert((range.first, range.last)) {
+            continue;
+        }
+        if distinct.len() == RANGE_LIMIT {
+            return merged(ranges);
+        }
+        distinct.push(range);
+    }
+    distinct
+}
+
+/// Returns the fewest ranges with the same ports, in ascending order.
+fn merged(ranges: &[PortRange]) -> Vec<PortRange> {
+    // Number of ranges that begin at a port, less those that end before it.
+    let mut changes = vec![0_i32; usize::from(u16::MAX) + 2];
+    for range in ranges {
+        changes[usize::from(range.first)] += 1;
+        changes[usize::from(range.last) + 1] -= 1;
+    }
+    let mut merged: Vec<PortRange> = Vec::new();
+    let mut open = 0;
+    for (port, change) in (0..=u16::MAX).zip(changes) {
+        let was_open = open > 0;
+        open += change;
+        match merged.last_mut() {
+            Some(range) if was_open && open > 0 => range.last = port,
+            _ if open > 0 => merged.push(port.into()),
+            _ => {}
+        }
+    }
+    merged
 }
 
 /// Splits ranges into groups that each fit one `multiport` match, and keeps the order.
@@ -195,7 +250,7 @@ mod tests {
     fn lists_are_parsed_as_in_upstream() {
         for (text, kept, dropped) in UPSTREAM_RESULTS {
             let (ranges, invalid) = list(text);
-            let invalid: Vec<&str> = invalid.iter().map(|element| &*element.text).collect();
+            let invalid: Vec<&str> = invalid.first.iter().map(|element| element.text).collect();
             assert_eq!((joined(&ranges).as_str(), &*invalid), (kept, dropped), "{text:?}");
         }
     }
@@ -205,8 +260,32 @@ mod tests {
         let text: Vec<String> = (0..=65_535).map(|port| port.to_string()).collect();
         let twice = format!("{0},{0}", text.join(","));
         let (ranges, invalid) = list(&twice);
-        assert_eq!((ranges.len(), invalid.len()), (131_072, 0));
-        assert_eq!(distinct(ranges).len(), 65_536);
+        assert_eq!((ranges.len(), invalid), (131_072, InvalidElements::default()));
+        assert_eq!(joined(&distinct(&ranges)), "0:65535");
+    }
+
+    #[test]
+    fn many_ranges_are_merged_and_few_keep_their_order() {
+        let of = |text: &str| list(text).0;
+        assert_eq!(joined(&distinct(&of("9,80-90,9,80,80-90"))), "9,80:90,80");
+        assert_eq!(
+            joined(&merged(&of("65535,9,80-90,85-95,10,0,65534"))),
+            "0,9:10,80:95,65534:65535"
+        );
+        assert_eq!(joined(&merged(&of("0-65535,7"))), "0:65535");
+        assert_eq!(merged(&[]), []);
+        let every_second: Vec<PortRange> = (0..=u16::MAX).step_by(2).map(PortRange::from).collect();
+        assert_eq!(distinct(&every_second), every_second);
+        let limit = &every_second[..RANGE_LIMIT];
+        let reversed: Vec<PortRange> = limit.iter().rev().copied().collect();
+        assert_eq!(distinct(&reversed), reversed);
+    }
+
+    #[test]
+    fn the_first_invalid_elements_are_kept_and_the_others_counted() {
+        let text = "x,".repeat(50_000);
+        let (ranges, invalid) = list(&text);
+        assert_eq!((ranges.len(), invalid.first.len(), invalid.more), (0, 10, 49_991));
     }
 
     #[test]

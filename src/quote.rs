@@ -1,15 +1,26 @@
-//! Quotes text from users and other programs, for logs, errors and Events.
+//! Cuts and quotes text from users and other programs, for logs, errors and Events.
 
 /// Longest quotation in characters, without the quotation marks.
 const LIMIT: usize = 100;
+/// Longest quotation in bytes, so that an error with two quotations stays below 1 kB.
+const BYTE_LIMIT: usize = 300;
 
-/// Returns `text` in quotation marks, on one line and cut to about [`LIMIT`] characters. Escapes
+/// Cuts `text` to [`LIMIT`] characters and [`BYTE_LIMIT`] bytes. An ellipsis marks the cut.
+pub fn cut(text: &str) -> String {
+    let ends = text.char_indices().map(|(start, c)| start + c.len_utf8());
+    match ends.take(LIMIT).take_while(|&end| end <= BYTE_LIMIT).last() {
+        Some(end) if end < text.len() => format!("{}…", &text[..end]),
+        _ => text.to_owned(),
+    }
+}
+
+/// Returns `text` in quotation marks, on one line and cut like [`cut`]. Escapes
 /// control characters and characters that change the text direction.
 pub fn quote(text: &str) -> String {
     let mut quoted = String::from('"');
     let mut length = 0;
     for c in text.chars() {
-        if length >= LIMIT {
+        if length >= LIMIT || quoted.len() > BYTE_LIMIT {
             quoted.push('…');
             break;
         }
@@ -45,5 +56,20 @@ mod tests {
         assert_eq!(quote(&"x".repeat(LIMIT + 1)), format!("\"{exact}…\""));
         let longest = quote(&"\u{10ffff}".repeat(5000));
         assert!(longest.chars().count() < LIMIT + 15, "{longest}");
+        let widest = quote(&"\u{1f980}".repeat(5000));
+        assert!(widest.len() < BYTE_LIMIT + 15, "{widest}");
+    }
+
+    #[test]
+    fn a_cut_text_ends_with_an_ellipsis_and_stays_the_same_if_cut_or_quoted_again() {
+        let exact = "x".repeat(LIMIT);
+        assert_eq!(cut(&exact), exact);
+        assert_eq!(cut(&"x".repeat(LIMIT + 1)), format!("{exact}…"));
+        for text in ["", "a", &"x".repeat(500), &"é1".repeat(500), &"\u{1f980}".repeat(500)] {
+            let once = cut(text);
+            assert!(once.len() <= BYTE_LIMIT + '…'.len_utf8(), "{once}");
+            assert_eq!(cut(&once), once);
+            assert_eq!(quote(&once), quote(text));
+        }
     }
 }

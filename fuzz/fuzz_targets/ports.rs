@@ -2,15 +2,15 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use linkerd2_cni::ports;
+use linkerd2_cni::ports::{self, InvalidElements};
 
 fuzz_target!(|text: &str| {
-    let (ranges, bad) = ports::list(text);
-    assert_eq!(ranges.len() + bad.len(), text.split(',').count());
+    let (ranges, invalid) = ports::list(text);
+    assert_eq!(ranges.len() + invalid.first.len() + invalid.more, text.split(',').count());
     assert!(ranges.iter().all(|range| range.first <= range.last));
     if !ranges.is_empty() {
         let printed = ports::joined(&ranges).replace(':', "-");
-        assert_eq!(ports::list(&printed), (ranges.clone(), Vec::new()));
+        assert_eq!(ports::list(&printed), (ranges.clone(), InvalidElements::default()));
     }
     assert_eq!(ports::groups(&ranges).concat(), ranges);
 });

@@ -1,6 +1,7 @@
 //! Reads the pod's name and namespace from `CNI_ARGS`.
 
 use super::error::{Error, code};
+use crate::quote::quote;
 
 /// Key of the pod's namespace, as containerd, CRI-O and Multus send it.
 const NAMESPACE: &str = "K8S_POD_NAMESPACE";
@@ -33,7 +34,7 @@ pub fn pod(args: &str) -> Result<Option<PodRef>, Error> {
     for pair in args.split(';').filter(|_| !args.is_empty()) {
         let (key, value) = match pair.split_once('=') {
             Some((key, value)) if !value.contains('=') => (key, value),
-            _ => return Err(invalid(format!("invalid pair {pair:?}"))),
+            _ => return Err(invalid(format!("invalid pair {}", quote(pair)))),
         };
         match key {
             NAMESPACE => namespace = value,
@@ -44,7 +45,7 @@ pub fn pod(args: &str) -> Result<Option<PodRef>, Error> {
         }
     }
     if !unknown.is_empty() && !ignore_unknown {
-        return Err(invalid(format!("unknown args {unknown:?}")).with_details(
+        return Err(invalid(format!("unknown args {}", quote(&unknown.join(";")))).with_details(
             "configure the runtime to send IgnoreUnknown=1 in CNI_ARGS, or not to send these args",
         ));
     }
@@ -55,7 +56,7 @@ pub fn pod(args: &str) -> Result<Option<PodRef>, Error> {
     let uid = if is_name(uid) { uid } else { "" };
     for (key, value) in [(NAMESPACE, namespace), (NAME, name)] {
         if !is_name(value) {
-            return Err(invalid(format!("{key}={value:?} is not a Kubernetes name")));
+            return Err(invalid(format!("{key}={} is not a Kubernetes name", quote(value))));
         }
     }
     Ok(Some(PodRef { namespace: namespace.to_owned(), name: name.to_owned(), uid: uid.to_owned() }))
@@ -69,9 +70,10 @@ fn parse_boolean(text: &str) -> Result<bool, Error> {
     match text.to_ascii_lowercase().as_str() {
         "1" | "true" => Ok(true),
         "0" | "false" => Ok(false),
-        _ => {
-            Err(invalid(format!("{IGNORE_UNKNOWN}={text:?} is not a boolean: 1, true, 0 or false")))
-        }
+        _ => Err(invalid(format!(
+            "{IGNORE_UNKNOWN}={} is not a boolean: 1, true, 0 or false",
+            quote(text)
+        ))),
     }
 }
 
@@ -118,7 +120,7 @@ mod tests {
             ("a=b;", "CNI_ARGS: invalid pair \"\""),
             (
                 "K8S_POD_INFRA_CONTAINER_ID=abc",
-                "CNI_ARGS: unknown args [\"K8S_POD_INFRA_CONTAINER_ID=abc\"]",
+                "CNI_ARGS: unknown args \"K8S_POD_INFRA_CONTAINER_ID=abc\"",
             ),
             (
                 "IgnoreUnknown=maybe",

@@ -1,31 +1,39 @@
 //! Decides which address families of a pod are redirected.
 
-use std::fs;
+use std::{fs, io};
 
 use serde_json::Value;
 
 use super::Ipv6;
 use crate::cni::object::Object;
-use crate::rules::Family;
+use crate::firewall::Families;
 
 /// IPv6 addresses in the netns of the calling thread. Columns: address, interface index,
-/// prefix length, scope, flags, interface name.
+/// prefix length, scope, flags, interface name. The file is missing if the kernel has no IPv6.
 const IF_INET6: &str = "/proc/thread-self/net/if_inet6";
 /// Scope of an address that other hosts can reach.
 const GLOBAL_SCOPE: &str = "00";
 
 /// Returns IPv4, and IPv6 if `ipv6` says so. Call this inside the pod's netns, as `auto` looks
-/// for an IPv6 address there.
-pub fn families(ipv6: Ipv6, previous_has_ipv6: bool) -> &'static [Family] {
-    let both = match ipv6 {
-        Ipv6::Yes => true,
-        Ipv6::No => false,
-        Ipv6::Auto => {
-            previous_has_ipv6
-                || fs::read_to_string(IF_INET6).is_ok_and(|text| has_global_address(&text))
-        }
-    };
-    if both { &[Family::Ipv4, Family::Ipv6] } else { &[Family::Ipv4] }
+/// for IPv6 there.
+pub fn families(ipv6: Ipv6, previous_has_ipv6: bool) -> Families {
+    match ipv6 {
+        Ipv6::Yes => Families::Both,
+        Ipv6::No => Families::Ipv4,
+        Ipv6::Auto if previous_has_ipv6 => Families::Both,
+        Ipv6::Auto => automatic(fs::read_to_string(IF_INET6)),
+    }
+}
+
+/// Returns the families for `auto`. A pod without IPv6 address may get one after its ADD: by router
+/// advertisement, from Multus, or because the pod sets the sysctl `disable_ipv6` of an interface to
+/// 0. So only a kernel without IPv6 leaves IPv6 out.
+fn automatic(addresses: io::Result<String>) -> Families {
+    match addresses {
+        Ok(addresses) if has_global_address(&addresses) => Families::Both,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Families::Ipv4,
+        _ => Families::OptionalIpv6,
+    }
 }
 
 fn has_global_address(addresses: &str) -> bool {
@@ -65,7 +73,21 @@ mod tests {
     }
 
     #[test]
-    fn link_local_and_loopback_addresses_do_not_enable_ipv6() {
+    fn auto_leaves_ipv6_out_only_if_the_kernel_has_none() {
+        let global = "fd990000000000000000000000000001 02 40 00 82     eth0";
+        let error = |kind: io::ErrorKind| Err(io::Error::from(kind));
+        for (addresses, wanted) in [
+            (Ok(global.into()), Families::Both),
+            (Ok(String::new()), Families::OptionalIpv6),
+            (error(io::ErrorKind::PermissionDenied), Families::OptionalIpv6),
+            (error(io::ErrorKind::NotFound), Families::Ipv4),
+        ] {
+            assert_eq!(automatic(addresses), wanted);
+        }
+    }
+
+    #[test]
+    fn link_local_and_loopback_addresses_do_not_require_ipv6_rules() {
         let loopback = "00000000000000000000000000000001 01 80 10 80       lo";
         let link_local = "fe80000000000000a8bbccfffe000001 02 40 20 80     eth0";
         let global = "fd990000000000000000000000000001 02 40 00 82     eth0";

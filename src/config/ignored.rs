@@ -5,8 +5,8 @@ use std::fmt;
 use serde::Serialize;
 
 use super::annotation;
-use crate::ports;
-use crate::quote::quote;
+use crate::ports::{self, INVALID_LIMIT, InvalidElements};
+use crate::quote::{self, quote};
 
 /// Key of the plugin entry for outbound ports that bypass the proxy.
 pub const OUTBOUND_KEY: &str = "outbound-ports-to-ignore";
@@ -28,22 +28,24 @@ pub const SOURCES: [&str; 8] = [
 /// Grammar of an annotation that holds one port, for error messages.
 pub(super) const PORT_GRAMMAR: &str = "a port from 1 to 65535";
 
-/// Number of elements that [`cut`] keeps, over all lists.
-const ELEMENT_LIMIT: usize = 10;
-/// Length to which [`cut`] shortens each element, in characters.
-const ELEMENT_LENGTH: usize = 100;
-
 /// The ignored elements of one list.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Ignored {
     /// One of [`SOURCES`].
     pub source: &'static str,
+    /// The first elements, each cut.
     pub elements: Vec<String>,
     /// Number of further ignored elements.
     pub more: usize,
 }
 
 impl Ignored {
+    /// Copies the elements of a list.
+    pub(super) fn new(source: &'static str, invalid: &InvalidElements<'_>) -> Self {
+        let elements = invalid.first.iter().map(|element| quote::cut(element.text));
+        Ignored { source, elements: elements.collect(), more: invalid.more }
+    }
+
     /// Whether the list is an annotation, not a key of the plugin entry.
     pub fn is_annotated(&self) -> bool {
         ![OUTBOUND_KEY, INBOUND_KEY].contains(&self.source)
@@ -68,17 +70,16 @@ impl fmt::Display for Ignored {
     }
 }
 
-/// Shortens lists for logs and Events: ten elements over all lists, each at most 100
-/// characters long.
+/// Shortens lists for logs and Events: [`INVALID_LIMIT`] elements over all lists, each cut.
 pub fn cut(lists: Vec<Ignored>) -> Vec<Ignored> {
-    let mut room = ELEMENT_LIMIT;
+    let mut room = INVALID_LIMIT;
     let shorten = |mut list: Ignored| {
         let named = list.elements.len().min(room);
         room -= named;
         list.more = list.more.saturating_add(list.elements.len() - named);
         list.elements.truncate(named);
         for text in &mut list.elements {
-            *text = text.chars().take(ELEMENT_LENGTH).collect();
+            *text = quote::cut(text);
         }
         list
     };

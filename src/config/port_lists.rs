@@ -9,7 +9,8 @@ use super::annotation::annotation_error;
 use super::ignored::{Ignored, PORT_GRAMMAR};
 use super::section::config_error;
 use crate::cni::error::Error;
-use crate::ports::{self, InvalidElement, PortRange};
+use crate::ports::{self, InvalidElements, PortRange};
+use crate::quote;
 
 /// A port list as configured, with its key.
 #[derive(Clone, Copy)]
@@ -20,14 +21,14 @@ pub(super) enum PortList<'a> {
     Entry(&'static str, &'a [String]),
 }
 
-impl PortList<'_> {
+impl<'a> PortList<'a> {
     fn source(self) -> &'static str {
         match self {
             PortList::Annotation(key, _) | PortList::Entry(key, _) => key,
         }
     }
 
-    fn read(self) -> (Vec<PortRange>, Vec<InvalidElement>) {
+    fn read(self) -> (Vec<PortRange>, InvalidElements<'a>) {
         match self {
             PortList::Annotation(_, text) => ports::list(text),
             PortList::Entry(_, texts) => ports::elements(texts.iter().map(String::as_str)),
@@ -66,16 +67,15 @@ impl PortListReader {
         for &list in lists {
             let (ranges, invalid) = list.read();
             all.extend(ranges);
-            let Some(first) = invalid.first() else {
+            let Some(first) = invalid.first.first() else {
                 continue;
             };
             if self.strict {
                 let problem = format!("{}; grammar: {}", first.error, ports::GRAMMAR);
                 return Err(list.error(&problem));
             }
-            last_invalid = Some((list, first.error.clone()));
-            let texts = invalid.into_iter().map(|element| element.text);
-            self.ignore(list.source(), texts.collect());
+            last_invalid = Some((list, first.error));
+            self.ignored.push(Ignored::new(list.source(), &invalid));
         }
         all.extend(more);
         match last_invalid {
@@ -105,13 +105,10 @@ impl PortListReader {
                 Err(annotation_error(key, text, &problem))
             }
             _ => {
-                self.ignore(key, vec![text.clone()]);
+                let elements = vec![quote::cut(text)];
+                self.ignored.push(Ignored { source: key, elements, more: 0 });
                 Ok(None)
             }
         }
-    }
-
-    fn ignore(&mut self, source: &'static str, elements: Vec<String>) {
-        self.ignored.push(Ignored { source, elements, more: 0 });
     }
 }

@@ -71,7 +71,7 @@ impl Config {
             None => PortList::Entry(OUTBOUND_KEY, &self.defaults.outbound_ports_to_ignore),
         };
         let ports = reader.ranges(&[list], &pod.api_ports)?;
-        Ok(ports::distinct(ports))
+        Ok(ports::distinct(&ports))
     }
 
     /// Returns the inbound ports of the plugin entry (the chart includes the proxy's admin and
@@ -97,7 +97,7 @@ impl Config {
             };
             ports.extend(port.map(PortRange::from));
         }
-        Ok(ports::distinct(ports))
+        Ok(ports::distinct(&ports))
     }
 
     fn skipped_subnets(&self, annotations: &Annotations) -> Result<Vec<Subnet>, Error> {
@@ -139,7 +139,7 @@ fn redirected_ports(texts: &[String]) -> Result<Vec<u16>, Error> {
             Ok(range) if range.first == range.last => Ok(range.first),
             _ => Err(config_error(
                 "ports-to-redirect",
-                &format!("\"{text}\" is not a port: expected a number from 0 to 65535"),
+                &format!("{} is not a port: expected a number from 0 to 65535", quote(text)),
             )),
         })
         .collect()

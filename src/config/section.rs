@@ -4,10 +4,9 @@ use serde_json::{Map, Value};
 
 use crate::cni::error::{Error, code};
 use crate::cni::object::Object;
+use crate::quote;
 
 const CONFIG_REMEDY: &str = "correct the chart's values; the chart renders the plugin entry in the ConfigMap linkerd-cni-config";
-/// Length to which an invalid value is cut in an error, in characters.
-const QUOTE_LIMIT: usize = 100;
 
 /// One JSON object of the configuration.
 pub(super) struct Section<'a> {
@@ -115,5 +114,5 @@ fn list<T>(value: &Value, element: impl Fn(&Value) -> Option<T>) -> Option<Vec<T
 }
 
 fn quoted(value: &Value) -> String {
-    value.to_string().chars().take(QUOTE_LIMIT).collect()
+    quote::cut(&value.to_string())
 }

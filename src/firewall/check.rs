@@ -1,6 +1,6 @@
 //! Checks that the redirect rules are in the kernel, for CHECK and for the repair controller.
 
-use super::{Backend, Error, IptablesMode, backends, combined, iptables, native};
+use super::{Backend, Error, Families, IptablesMode, backends, combined, iptables, native};
 use crate::rules::{self, Family, Redirect};
 
 /// Number of missing rules that [`describe_missing`] names. A pod without port lists and subnets has
@@ -14,6 +14,25 @@ const MISSING_NAMED: usize = 10;
 /// # Errors
 /// Fails if no backend of the mode can list rules.
 pub fn missing(
+    redirect: &Redirect,
+    families: Families,
+    mode: IptablesMode,
+) -> Result<Vec<String>, Error> {
+    let missing = missing_of(redirect, families.required(), mode)?;
+    if families != Families::OptionalIpv6 || !missing.is_empty() {
+        return Ok(missing);
+    }
+    let missing = missing_of(redirect, &[Family::Ipv6], mode).unwrap_or_default();
+    Ok(if is_partial(redirect, &missing) { missing } else { Vec::new() })
+}
+
+/// Whether IPv6 rules are installed, but not all. Without any, the pod has the rules of an older
+/// plugin version or of a node that cannot program IPv6.
+fn is_partial(redirect: &Redirect, missing: &[String]) -> bool {
+    (1..rules::rules(redirect, Family::Ipv6).len()).contains(&missing.len())
+}
+
+fn missing_of(
     redirect: &Redirect,
     families: &[Family],
     mode: IptablesMode,
@@ -55,7 +74,18 @@ pub enum Survey {
 ///
 /// # Errors
 /// Fails if the kernel cannot list rules.
-pub fn survey(redirect: &Redirect, families: &[Family]) -> Result<Survey, Error> {
+pub fn survey(redirect: &Redirect, families: Families) -> Result<Survey, Error> {
+    let survey = survey_of(redirect, families.required())?;
+    if families != Families::OptionalIpv6 || survey != Survey::Complete {
+        return Ok(survey);
+    }
+    Ok(match survey_of(redirect, &[Family::Ipv6]) {
+        Ok(Survey::Missing(missing)) if is_partial(redirect, &missing) => Survey::Missing(missing),
+        _ => Survey::Complete,
+    })
+}
+
+fn survey_of(redirect: &Redirect, families: &[Family]) -> Result<Survey, Error> {
     let missing = native::missing(redirect, families)?;
     Ok(match native::missing_from_iptables(redirect, families)? {
         // The chains of iptables run before the plugin's, so incomplete rules there matter even if

@@ -67,7 +67,12 @@ pub fn skip_reason(
     if config.detection == Detection::Api {
         return None;
     }
-    let annotations = annotations?;
+    skipped_by_annotations(annotations?)
+}
+
+/// Returns why a pod with these annotations is skipped, unless the plugin asks for every pod
+/// ([`Detection::Api`]).
+pub fn skipped_by_annotations(annotations: &Annotations) -> Option<SkipReason> {
     if may_be_meshed(annotations) {
         return None;
     }

@@ -17,6 +17,7 @@ use super::rate_limit::RepairBudget;
 use super::stranded_pod::{FoundBy, LABEL, StrandedPod, is_auditable};
 use super::{RepairMode, Shared};
 use crate::cni::args::PodRef;
+use crate::config::Detection;
 use crate::kube::types::Pod;
 use crate::kube::{self, Client};
 use crate::plugin::skip::{SkipReason, skip_reason};
@@ -185,16 +186,23 @@ impl RepairAttempt<'_> {
         })
     }
 
-    /// Returns why the plugin skips the pod, by the pod's namespace and name. `None` also if the
-    /// plugin entry is unreadable, because not every repair mode needs the entry.
+    /// Returns why the plugin skips the pod, by the pod's namespace, name and annotations. If the
+    /// plugin entry is unreadable, only the annotations decide, because not every repair mode needs
+    /// the entry.
     fn skip_reason(&self, pod: &StrandedPod) -> Option<SkipReason> {
-        let config = self.host.config().ok()?;
+        let Ok(config) = self.host.config() else {
+            return pod.skipped_by_annotations;
+        };
         let name = PodRef {
             namespace: pod.namespace.clone(),
             name: pod.name.clone(),
             uid: pod.uid.clone(),
         };
-        skip_reason(&name, &config, None)
+        let by_annotations = match config.detection {
+            Detection::Api => None,
+            Detection::Annotations | Detection::Injector => pod.skipped_by_annotations,
+        };
+        skip_reason(&name, &config, None).or(by_annotations)
     }
 
     /// Deletes or labels the pod or installs its rules, as the repair mode says.
@@ -235,11 +243,14 @@ impl RepairAttempt<'_> {
 
 /// Explains why a repair does not help: the plugin would skip the pod's replacement, too.
 fn skipped_by_plugin(reason: SkipReason) -> String {
-    format!(
-        "the plugin installs no redirect rules in this pod ({}); remove the proxy from the pod, or \
-         its namespace from the chart's excludeNamespaces",
-        reason.text()
-    )
+    let remedy = match reason {
+        SkipReason::NoLinkerdAnnotation | SkipReason::InjectionDisabled => {
+            "set the chart's podDetection to api, or give the pod the annotation \
+             linkerd.io/proxy-version"
+        }
+        _ => "remove the proxy from the pod, or its namespace from the chart's excludeNamespaces",
+    };
+    format!("the plugin installs no redirect rules in this pod ({}); {remedy}", reason.text())
 }
 
 /// Sets [`LABEL`] on exactly the pod that was found. Fails with status 409 if the pod has

@@ -12,7 +12,7 @@ use super::host_dirs::HostDirs;
 use super::inspect_rules::{self, Inspection, Inspector, ReadFrom};
 use super::pace::{retries, vary};
 use super::pod_stream::{self, FromPod, MAX_PODS};
-use super::stranded_pod::{FoundBy, LABEL, StrandedPod, is_auditable};
+use super::stranded_pod::{FoundBy, INJECTED_LABEL, LABEL, StrandedPod, is_auditable};
 use crate::backoff::jitter;
 use crate::config::pod::{CONTROL_PLANE_LABEL, PROXY};
 use crate::firewall;
@@ -59,7 +59,8 @@ impl FromPod for AuditedPod {
         pod.status.init_container_statuses = Vec::new();
         let metadata = &mut pod.metadata;
         retain_keys(&mut metadata.annotations, is_linkerd_key);
-        retain_keys(&mut metadata.labels, |key| [LABEL, CONTROL_PLANE_LABEL].contains(&key));
+        let labels = [LABEL, INJECTED_LABEL, CONTROL_PLANE_LABEL];
+        retain_keys(&mut metadata.labels, |key| labels.contains(&key));
         Some(AuditedPod(pod))
     }
 }

@@ -191,7 +191,7 @@ mod tests {
     use super::*;
 
     const STRANDED: &str = r#"{"metadata":{"name":"a","namespace":"b","uid":"c",
-        "resourceVersion":"7"},"spec":{},"status":{"initContainerStatuses":[
+        "resourceVersion":"7","labels":{"linkerd.io/control-plane-ns":"linkerd"}},"spec":{},"status":{"initContainerStatuses":[
         {"name":"linkerd-network-validator","lastState":{"terminated":{"exitCode":95}}}]}}"#;
 
     #[test]

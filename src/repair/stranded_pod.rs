@@ -6,6 +6,7 @@
 
 use crate::config::pod::is_meshed;
 use crate::kube::types::{ContainerStatus, Pod};
+use crate::plugin::skip::{SkipReason, skipped_by_annotations};
 
 /// Name of the init container that tests whether the pod's traffic is redirected to the
 /// proxy.
@@ -16,6 +17,9 @@ pub const NOT_REDIRECTED: i32 = 95;
 
 /// Label set on a stranded pod by repair mode `label`, with the value `true`.
 pub const LABEL: &str = "linkerd.io/cni-stranded";
+
+/// Label that the proxy injector sets. Upstream's controller repairs only pods with this label.
+pub const INJECTED_LABEL: &str = "linkerd.io/control-plane-ns";
 
 /// How a pod without redirect rules was found.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -43,6 +47,9 @@ pub struct StrandedPod {
     pub created: String,
     /// Whether the pod has [`LABEL`].
     pub labelled: bool,
+    /// Why the plugin skips the pod by its annotations, unless it asks the API server for every pod.
+    /// `None` for an injected pod, which upstream's controller repairs too.
+    pub skipped_by_annotations: Option<SkipReason>,
     pub found_by: FoundBy,
 }
 
@@ -62,6 +69,10 @@ impl StrandedPod {
             },
             created: metadata.creation_timestamp.clone(),
             labelled: metadata.labels.get(LABEL).is_some_and(|value| value == "true"),
+            skipped_by_annotations: match is_injected(pod) {
+                true => None,
+                false => skipped_by_annotations(&metadata.annotations),
+            },
             found_by,
         }
     }
@@ -69,14 +80,16 @@ impl StrandedPod {
     /// Returns the pod if its validator failed with [`NOT_REDIRECTED`].
     ///
     /// Depends only on the pod's present status. A first failure counts, and so does a
-    /// failure from before the controller started.
+    /// failure from before the controller started. A pod that the injector did not label has to be
+    /// meshed, as other programs may use the validator's name.
     pub fn by_validator(pod: &Pod) -> Option<Self> {
         let failed = pod
             .status
             .init_container_statuses
             .iter()
             .any(|container| container.name == VALIDATOR && exited_not_redirected(container));
-        (failed && !is_exempt(pod)).then(|| StrandedPod::new(pod, FoundBy::Validator))
+        let is_known = failed && (is_injected(pod) || is_meshed(pod));
+        (is_known && !is_exempt(pod)).then(|| StrandedPod::new(pod, FoundBy::Validator))
     }
 
     /// Whether both are the same pod, whatever their resourceVersions.
@@ -89,6 +102,10 @@ impl StrandedPod {
     pub fn is_on_other_node(&self, node: &str) -> bool {
         !self.node.is_empty() && self.node != node
     }
+}
+
+fn is_injected(pod: &Pod) -> bool {
+    pod.metadata.labels.contains_key(INJECTED_LABEL)
 }
 
 /// Whether an audit reads the pod's rules: the pod is meshed and running.
@@ -140,6 +157,7 @@ mod tests {
                 "name": "web-1",
                 "uid": "u-1",
                 "creationTimestamp": "2026-01-01T00:00:00Z",
+                "labels": {INJECTED_LABEL: "linkerd"},
             },
             "spec": {},
             "status": status,
@@ -199,6 +217,22 @@ mod tests {
         ] {
             assert_eq!(verdict(pod(status)).is_some(), expected, "{name}");
         }
+    }
+
+    #[test]
+    fn a_pod_that_the_injector_did_not_label_is_stranded_only_if_it_is_meshed() {
+        let failed = validator(json!({"lastState": {"terminated": {"exitCode": 95}}}));
+        let injected = pod(failed);
+        let unlabelled = with(injected.clone(), "/metadata/labels", json!({}));
+        let meshed = json!([{"name": "app"}, {"name": "linkerd-proxy"}]);
+        let meshed = with(unlabelled.clone(), "/spec/containers", meshed);
+        let annotations = json!({"linkerd.io/proxy-version": "edge-1"});
+        let annotated = with(meshed.clone(), "/metadata/annotations", annotations);
+        assert_eq!(verdict(unlabelled), None);
+        let skipped = |pod| verdict(pod).unwrap().skipped_by_annotations;
+        assert_eq!(skipped(meshed), Some(SkipReason::NoLinkerdAnnotation));
+        assert_eq!(skipped(annotated), None);
+        assert_eq!(skipped(injected), None);
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! Lists and watches the node's meshed pods, and queues those that are stranded. The worker
+//! Lists and watches the node's pods, and queues those that are stranded. The worker
 //! repairs them.
 
 use std::sync::Arc;

@@ -111,12 +111,25 @@ imagePullSecrets:
 {{- if and (kindIs "float64" .) (eq . (floor .)) }}{{ int64 . }}{{ else }}{{ . }}{{ end }}
 {{- end }}
 
-{{/* Whether IPv6 is redirected: "true", "false", or "auto" for pods with an IPv6 address. */}}
+{{/* Whether IPv6 is redirected: "true", "false", or "auto" where the kernel has IPv6. */}}
 {{- define "linkerd-cni.ipv6" -}}
 {{- $asked := toString .Values.ipv6 }}
 {{- if has $asked (list "true" "false") }}{{ $asked }}
 {{- else if and (eq $asked "auto") (include "linkerd-cni.ownImage" .) }}auto
 {{- else }}{{ eq (toString .Values.disableIPv6) "false" }}
+{{- end }}
+{{- end }}
+
+{{/*
+"true" if the API server's Service has an IPv6 address, so that the cluster certainly has IPv6. Most
+dual-stack clusters give that Service an IPv4 address only. No other object is asked: a lookup
+that RBAC forbids fails the release, and the user may `get` this Service, as the chart's ClusterRole
+grants that. Always empty without a cluster, as with `helm template`.
+*/}}
+{{- define "linkerd-cni.clusterHasIPv6" -}}
+{{- if ne (toString (.Values.rbac).create) "false" }}
+{{- $service := lookup "v1" "Service" "default" "kubernetes" }}
+{{- if has "IPv6" (dig "spec" "ipFamilies" list $service) }}true{{ end }}
 {{- end }}
 {{- end }}
 

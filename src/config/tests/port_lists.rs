@@ -174,3 +174,47 @@ fn annotation_values_in_errors_are_cut_and_on_one_line() {
         assert!(!error.msg.contains(char::is_control), "{}", error.msg);
     }
 }
+
+/// The longest annotation that the API server accepts is 256 KiB.
+#[test]
+fn a_quarter_megabyte_of_annotation_is_decided_at_once_and_quoted_in_less_than_a_kilobyte() {
+    let fill = |unit: &str| unit.repeat(250_000 / unit.len());
+    let ranges: Vec<String> = (0..40_000).map(|first| format!("{first}-60000")).collect();
+    for (name, text) in [
+        ("one element", fill("x")),
+        ("one wide element", fill("\u{1f980}")),
+        ("invalid elements", fill("x,")),
+        ("empty elements", fill(",")),
+        ("elements with blanks", fill("1 ,")),
+        ("leading zeros", format!("{}1", fill("0"))),
+        ("ports", fill("1,")),
+        ("ranges", ranges.join(",")),
+        ("subnets", fill("10.0.0.1/8,")),
+        ("subnets of the wrong kind", fill("10.0.0.1,")),
+    ] {
+        for key in ["skip-outbound-ports", "skip-inbound-ports", "skip-subnets", "proxy-uid"] {
+            for more in ["", r#","strict-annotations":true"#] {
+                let config = defaults(more);
+                let facts =
+                    PodFacts { annotations: annotations(&[(key, &text)]), ..PodFacts::default() };
+                let before = cpu_time();
+                let found = config.resolve(&facts);
+                let took = cpu_time() - before;
+                // 5 ms in a release build.
+                assert!(took < Duration::from_millis(50), "{name} in {key}: {took:?}");
+                let shown = match &found {
+                    Ok(found) => ignored::summary(&found.ignored).unwrap_or_default(),
+                    Err(error) => error.to_string(),
+                };
+                assert!(shown.len() < 1500, "{name} in {key}: {} bytes", shown.len());
+                let longest = found.err().map_or(0, |error| error.msg.len());
+                assert!(longest < 1000, "{name} in {key}: {longest} bytes");
+            }
+        }
+    }
+}
+
+/// CPU time of this thread, which other tests do not change.
+fn cpu_time() -> Duration {
+    Duration::from(nix::time::clock_gettime(nix::time::ClockId::CLOCK_THREAD_CPUTIME_ID).unwrap())
+}

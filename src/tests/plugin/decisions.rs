@@ -140,22 +140,77 @@ fn user_and_ports_of_the_proxy_container_win_over_the_plugin_entry() {
     }
 }
 
+/// Adds the pod's IPv6 address, as a router advertisement or Multus does after ADD.
+fn add_ipv6_address(namespaces: &Namespaces) {
+    let address = format!("{}/64", super::POD[1]);
+    namespaces.run("ip", &["addr", "add", &address, "dev", "eth0", "nodad"]);
+}
+
 #[test]
-fn ipv6_auto_follows_the_pods_addresses() {
-    let (api, with, without) = (meshed_api(), Namespaces::new(), Namespaces::new());
-    without.run("ip", &["-6", "addr", "flush", "dev", "eth0"]);
-    for (namespaces, wanted) in [(&with, true), (&without, false)] {
-        Call::new("ADD", &namespaces.path(), &api).linkerd("ipv6", json!("auto")).run().succeeded();
-        assert!(!namespaces.nat("iptables-nft").is_empty());
-        assert_eq!(!namespaces.nat("ip6tables-nft").is_empty(), wanted);
+fn ipv6_auto_redirects_ipv6_of_a_pod_that_gets_its_address_after_add() {
+    let api = meshed_api();
+    for sysctl in ["0", "1"] {
+        let namespaces = Namespaces::new();
+        listen(&namespaces);
+        namespaces.run("ip", &["-6", "addr", "flush", "dev", "eth0"]);
+        let sysctl = format!("net.ipv6.conf.all.disable_ipv6={sysctl}");
+        namespaces.run("sysctl", &["-q", "-w", &sysctl]);
+        for mode in ["auto", "nft"] {
+            let call = |command| {
+                let call = Call::new(command, &namespaces.path(), &api);
+                call.linkerd("ipv6", json!("auto")).linkerd("iptables-mode", json!(mode))
+            };
+            call("ADD").run().succeeded();
+            call("CHECK").run().succeeded();
+        }
+        for interface in ["lo", "eth0"] {
+            let enable = format!("net.ipv6.conf.{interface}.disable_ipv6=0");
+            namespaces.run("sysctl", &["-q", "-w", &enable]);
+        }
+        add_ipv6_address(&namespaces);
+        let got = namespaces.connect_from_pod(3000, NEIGHBOUR[1], 9000);
+        assert_eq!(got, format!("outbound [{}]:9000", NEIGHBOUR[1]), "{sysctl}");
     }
-    let previous = json!({"cniVersion": "1.0.0", "ips": [{"address": "fd99::1/64"}]});
-    Call::new("ADD", &without.path(), &api)
-        .linkerd("ipv6", json!("auto"))
-        .set("prevResult", previous)
-        .run()
-        .succeeded();
-    assert!(!without.nat("ip6tables-nft").is_empty());
+}
+
+#[test]
+fn with_ipv6_auto_a_pod_with_ipv4_rules_only_is_incomplete_once_it_has_an_ipv6_address() {
+    let (api, namespaces) = (meshed_api(), Namespaces::new());
+    namespaces.run("ip", &["-6", "addr", "flush", "dev", "eth0"]);
+    for mode in ["native", "nft"] {
+        let call = |command, ipv6: Value| {
+            let call = Call::new(command, &namespaces.path(), &api);
+            call.linkerd("ipv6", ipv6).linkerd("iptables-mode", json!(mode))
+        };
+        // An older plugin version installed these rules.
+        call("ADD", json!(false)).run().succeeded();
+        call("CHECK", json!("auto")).run().succeeded();
+        let (code, msg) = call("CHECK", json!(true)).run().error();
+        assert_eq!(code, 122, "{mode}: {msg}");
+        let previous = json!({"cniVersion": "1.0.0", "ips": [{"address": "fd99::1/64"}]});
+        let (code, msg) = call("CHECK", json!("auto")).set("prevResult", previous).run().error();
+        assert_eq!(code, 122, "{mode}: {msg}");
+    }
+    add_ipv6_address(&namespaces);
+    for mode in ["native", "nft"] {
+        let check = Call::new("CHECK", &namespaces.path(), &api);
+        let check = check.linkerd("iptables-mode", json!(mode)).linkerd("ipv6", json!("auto"));
+        assert_eq!(check.run().error().0, 122, "{mode}");
+    }
+}
+
+#[test]
+fn with_ipv6_auto_a_part_of_the_ipv6_rules_is_incomplete_without_an_ipv6_address() {
+    let (api, namespaces) = (meshed_api(), Namespaces::new());
+    namespaces.run("ip", &["-6", "addr", "flush", "dev", "eth0"]);
+    let call = |command| {
+        let call = Call::new(command, &namespaces.path(), &api);
+        call.linkerd("ipv6", json!("auto")).linkerd("iptables-mode", json!("nft"))
+    };
+    call("ADD").run().succeeded();
+    namespaces.run("ip6tables-nft", &["-t", "nat", "-D", "PROXY_INIT_OUTPUT", "1"]);
+    let (code, msg) = call("CHECK").run().error();
+    assert_eq!(code, 122, "{msg}");
 }
 
 #[test]

@@ -196,7 +196,7 @@ impl Handler for Api {
         }
         let body = match state.objects.get(object) {
             Some(object) if request.method == "GET" => object.to_string(),
-            _ if request.is_list() && code == 200 => state.list().to_string(),
+            _ if request.is_list() && code == 200 => state.list(&request.path).to_string(),
             _ => json!({"kind": "Status", "code": code, "message": message}).to_string(),
         };
         drop(state);
@@ -208,12 +208,18 @@ impl Handler for Api {
 }
 
 impl State {
-    fn list(&self) -> Value {
+    /// The list of the pods that the request's label selector selects.
+    fn list(&self, path: &str) -> Value {
+        let selects_injected = path.contains("labelSelector=linkerd%2Eio%2Fcontrol%2Dplane%2Dns");
+        let is_selected = |pod: &&Value| {
+            !selects_injected
+                || pod["metadata"]["labels"]["linkerd.io/control-plane-ns"].is_string()
+        };
         json!({
             "kind": "PodList",
             "apiVersion": "v1",
             "metadata": {"resourceVersion": self.version.to_string()},
-            "items": self.pods,
+            "items": self.pods.iter().filter(is_selected).collect::<Vec<_>>(),
         })
     }
 }

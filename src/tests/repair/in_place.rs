@@ -323,6 +323,31 @@ fn a_rule_before_those_of_the_hosts_iptables_that_bypasses_the_proxy_is_repaired
     assert_eq!(node.response(), format!("proxy {}:80", NEIGHBOUR[0]));
 }
 
+/// An older plugin version with `ipv6: auto` installed IPv4 rules only in such a pod.
+#[test]
+fn with_ipv6_auto_a_pod_with_ipv4_rules_only_is_repaired_once_it_has_an_ipv6_address() {
+    for mode in ["native", "nft"] {
+        let node = meshed(mode);
+        let mut entry = entry("auto");
+        entry["linkerd"]["ipv6"] = json!("auto");
+        node.chain(&entry);
+        node.namespaces.run("ip", &["-6", "addr", "flush", "dev", "eth0"]);
+        let before = node.ruleset();
+        let controller = node.controller(&["--audit-seconds=1"]);
+        controller.reaches("audit_pods_complete_total", 2);
+        assert_eq!(controller.metric("audit_pods_incomplete_total"), 0);
+        assert_eq!(node.ruleset(), before);
+
+        let address = format!("{}/64", POD[1]);
+        node.namespaces.run("ip", &["addr", "add", &address, "dev", "eth0", "nodad"]);
+        controller.counts("pods_repaired_total", 1);
+        node.namespaces.serve_in_neighbour("server", 80);
+        node.namespaces.serve_in_pod("proxy", 4140);
+        let got = node.namespaces.connect_from_pod(0, NEIGHBOUR[1], 80);
+        assert_eq!(got, format!("proxy [{}]:80", NEIGHBOUR[1]), "{mode}");
+    }
+}
+
 #[test]
 fn iptables_legacy_rules_are_reported_and_not_changed() {
     let node = meshed("legacy");
@@ -404,6 +429,53 @@ fn a_running_pod_without_linkerd_annotations_is_not_audited() {
     controller.reaches("audits_total", 2);
     assert_eq!(controller.metric("audit_pods_incomplete_total"), 0);
     assert_eq!(node.ruleset(), "");
+}
+
+/// The pod as its author wrote it, with a proxy but without the injector's label.
+fn hand_made(mut pod: Value, annotations: Value) -> Value {
+    pod["metadata"]["labels"] = json!({});
+    pod["metadata"]["annotations"] = annotations;
+    pod
+}
+
+/// The plugin entry with `podDetection` set to `detection`.
+fn detecting(detection: &str) -> Value {
+    let mut entry = entry("auto");
+    entry["linkerd"]["pod-detection"] = json!(detection);
+    entry
+}
+
+#[test]
+fn a_hand_made_meshed_pod_is_audited_and_repaired_like_an_injected_one() {
+    let annotated = json!({"config.linkerd.io/proxy-uid": "2102"});
+    for (detection, annotations) in [("annotations", annotated), ("api", json!({}))] {
+        for pod in [running(), waiting()] {
+            let node = Node::new();
+            node.chain(&detecting(detection));
+            node.cache_cni_result("uid-of-web-1");
+            node.knows(&hand_made(pod, annotations.clone()));
+            let controller = node.controller(&["--audit-seconds=1"]);
+            controller.counts("pods_repaired_total", 1);
+            assert!(node.ruleset().contains("redirect to :4140"), "{detection}");
+        }
+    }
+}
+
+#[test]
+fn a_stranded_hand_made_pod_without_linkerd_annotation_is_reported_with_a_remedy() {
+    for mode in ["delete", "in-place", "label", "report"] {
+        let node = Node::new();
+        node.chain(&detecting("annotations"));
+        node.cache_cni_result("uid-of-web-1");
+        node.knows(&hand_made(waiting(), json!({})));
+        let controller = node.controller(&[&format!("--mode={mode}")]);
+        controller.counts("pods_skipped_total", 1);
+        controller.logs("set the chart's podDetection to api");
+        let changes = node.api.requests(|request| {
+            ["DELETE", "PATCH"].contains(&&*request.method) || request.is_eviction()
+        });
+        assert!(changes.is_empty(), "{mode}: {changes:?}");
+    }
 }
 
 #[test]
