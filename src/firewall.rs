@@ -5,7 +5,7 @@
 
 mod check;
 mod iptables;
-mod native;
+pub mod native;
 
 use std::fmt;
 use std::path::PathBuf;
