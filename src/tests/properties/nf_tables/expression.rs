@@ -41,7 +41,7 @@ pub enum Step<'a> {
     Redirect(u16),
 }
 
-/// The value in the register.
+/// The value in the register that the redirect rules use.
 #[derive(Default)]
 pub struct Registers(Vec<u8>);
 
@@ -180,19 +180,22 @@ fn expression(name: &str, data: &[u8]) -> Result<Expression, String> {
         }
         "bitwise" => {
             let [from, to, length, mask, xor] = named(data, [1, 2, 3, 4, 5])?;
-            (expect(from, REGISTER)?, expect(to, REGISTER)?);
+            expect(from, REGISTER)?;
+            expect(to, REGISTER)?;
             let (mask, xor) = (value(mask)?, value(xor)?);
             expect(length, mask.len() as u32)?;
             Expression::Bitwise { mask, xor }
         }
         "cmp" => {
             let [register, operator, data] = named(data, [1, 2, 3])?;
-            (expect(register, REGISTER)?, expect(operator, 0)?);
+            expect(register, REGISTER)?;
+            expect(operator, 0)?;
             Expression::Equal(value(data)?)
         }
         "range" => {
             let [register, operator, first, last] = named(data, [1, 2, 3, 4])?;
-            (expect(register, REGISTER)?, expect(operator, 0)?);
+            expect(register, REGISTER)?;
+            expect(operator, 0)?;
             Expression::Between(value(first)?, value(last)?)
         }
         "immediate" => immediate(data)?,
