@@ -6,7 +6,7 @@
 mod check;
 mod families;
 mod iptables;
-mod native;
+pub mod native;
 
 use std::fmt;
 use std::path::PathBuf;

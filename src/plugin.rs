@@ -1,7 +1,7 @@
 //! Runs the CNI commands ADD, CHECK, DEL, GC, STATUS and VERSION.
 
 mod api;
-mod pod_redirect;
+pub mod pod_redirect;
 pub mod skip;
 
 use std::time::{Duration, Instant};

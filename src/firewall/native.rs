@@ -37,7 +37,9 @@ pub fn apply(redirect: &Redirect, families: &[Family]) -> Result<(), Error> {
 }
 
 /// Builds the messages that create the tables. Unless `fresh`, they first delete existing tables.
-fn transaction(redirect: &Redirect, families: &[Family], fresh: bool) -> Vec<Message> {
+///
+/// [`apply`] sends them. Tests evaluate them without a kernel.
+pub fn transaction(redirect: &Redirect, families: &[Family], fresh: bool) -> Vec<Message> {
     let mut messages = Vec::new();
     for &family in families {
         let mut push = |kind, flags, attributes| {

@@ -56,6 +56,7 @@ pub fn request_rtnetlink(
 }
 
 /// One request of an nf_tables transaction.
+#[derive(Clone, Debug)]
 pub struct Message {
     /// Message type within nf_tables, such as `NFT_MSG_NEWTABLE`.
     pub kind: u16,

@@ -36,6 +36,17 @@ pub fn find(
     config: &Config,
     record: &mut Record,
 ) -> Result<Option<PodRedirect>, Error> {
+    find_with(request, config, record, facts)
+}
+
+/// [`find`], with `fetch` in place of the API requests: pod, plugin entry, time budget and record to
+/// the facts about the pod.
+pub fn find_with(
+    request: &Request,
+    config: &Config,
+    record: &mut Record,
+    fetch: impl FnOnce(&PodRef, &Config, Duration, &mut Record) -> Result<Mesh<PodFacts>, Error>,
+) -> Result<Option<PodRedirect>, Error> {
     let Some(pod) = args::pod(&request.args)? else {
         record.skip(SkipReason::NoPod.text());
         return Ok(None);
@@ -56,7 +67,7 @@ pub fn find(
     // that ADD installed.
     let can_decide = is_injected || record.command == Command::Check;
     let budget = if can_decide { config.api_budget.min(SHORT_BUDGET) } else { config.api_budget };
-    match facts(&pod, config, budget, record) {
+    match fetch(&pod, config, budget, record) {
         Ok(Mesh::Meshed(facts)) => {
             record.pod_uid.clone_from(&facts.uid);
             Ok(Some(PodRedirect { resolved: config.resolve(&facts)?, api_error: None }))

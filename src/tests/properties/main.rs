@@ -1,11 +1,19 @@
 //! Properties that hold for every input: the plugin never panics, printed values read back unchanged,
-//! and exactly the values of the documented grammar are accepted.
+//! exactly the values of the documented grammar are accepted, and all backends redirect the same
+//! connections.
 
 #![allow(clippy::expect_used, clippy::unwrap_used)]
 
+mod contract;
+mod decision;
+mod equivalence;
+mod iptables;
 mod json;
+mod nf_tables;
+mod packet;
 mod restore;
 mod runtime;
+mod starts;
 
 use std::fs;
 use std::net::IpAddr;

@@ -5,6 +5,7 @@
 mod cni;
 
 use std::collections::BTreeMap;
+use std::ffi::OsString;
 
 use linkerd2_cni::cni::request;
 use linkerd2_cni::plugin;
@@ -18,17 +19,21 @@ pub const POD: &str = "IgnoreUnknown=1;K8S_POD_NAMESPACE=ns;K8S_POD_NAME=web";
 pub fn add(args: &str, stdin: &[u8]) -> Result<String, String> {
     // Keeps the plugin from starting its own log. Fails from the second call on.
     let _ = tracing::subscriber::set_global_default(NoSubscriber::default());
-    let environment = cni::environment("ADD", "/no/such/netns");
-    let env = |name: &str| {
+    let request = request::read(&environment(args), &mut &*stdin)
+        .map_err(|refusal| refusal.error.to_json(&refusal.cni_version))?;
+    plugin::run(&request).map_err(|error| error.to_json(&request.cni_version))
+}
+
+/// Environment of an ADD with `CNI_ARGS`, by name of the variable.
+pub fn environment(args: &str) -> impl Fn(&str) -> Option<OsString> {
+    let variables = cni::environment("ADD", "/no/such/netns");
+    move |name| {
         if name == "CNI_ARGS" {
             return Some(args.into());
         }
-        let (_, value) = environment.iter().find(|(known, _)| *known == name)?;
+        let (_, value) = variables.iter().find(|(known, _)| *known == name)?;
         Some((*value).into())
-    };
-    let request = request::read(&env, &mut &*stdin)
-        .map_err(|refusal| refusal.error.to_json(&refusal.cni_version))?;
-    plugin::run(&request).map_err(|error| error.to_json(&request.cni_version))
+    }
 }
 
 /// Whether `stdout` is a CNI result or error object. A result may have any other members, as they

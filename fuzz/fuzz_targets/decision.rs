@@ -1,0 +1,66 @@
+//! A pod with a proxy is never passed bare without a documented reason, whatever its name, its
+//! annotations and its ports are.
+//!
+//! Line 1: switches. Line 2: namespace. Line 3: name. Then annotations `KEY=VALUE`, where KEY may be
+//! the number of one that Linkerd knows; `n:` before KEY: on the namespace.
+#![no_main]
+
+#[path = "../../src/tests/properties/decision.rs"]
+mod decision;
+#[path = "../../src/tests/properties/iptables.rs"]
+mod iptables;
+#[allow(dead_code, reason = "the property tests use all of it")]
+#[path = "../../src/tests/properties/packet.rs"]
+mod packet;
+#[allow(dead_code, reason = "the other targets use all of it")]
+#[path = "../../src/tests/properties/runtime.rs"]
+mod runtime;
+
+use decision::{API_ERRORS, DETECTIONS, Start};
+use libfuzzer_sys::fuzz_target;
+use linkerd2_cni::cni::args;
+use linkerd2_cni::config::annotation::{CREATED_BY, INJECT, PROXY_PORTS, UPSTREAM_KEYS};
+
+const CONTAINERS: [&[&str]; 4] = [&["app"], &["app", "linkerd-proxy"], &["linkerd-init"], &[]];
+
+fn key(text: &str) -> String {
+    let known = [&UPSTREAM_KEYS[..], &PROXY_PORTS, &[INJECT, CREATED_BY]].concat();
+    let number: Option<usize> = text.parse().ok();
+    number.and_then(|number| known.get(number)).map_or(text, |known| *known).to_owned()
+}
+
+fn start(text: &str) -> Option<Start> {
+    let mut lines = text.lines();
+    let switches = lines.next()?.as_bytes();
+    let switch = |index: usize| usize::from(switches.get(index).copied().unwrap_or_default());
+    let (namespace, name) = (lines.next()?.to_owned(), lines.next()?.to_owned());
+    // Only these names reach the decision; the target `cni_args` tries others.
+    let pair = format!("K8S_POD_NAMESPACE={namespace};K8S_POD_NAME={name}");
+    args::pod(&pair).ok()??;
+    let (mut annotations, mut of_namespace) = (Vec::new(), Vec::new());
+    for line in lines {
+        let (left, value) = line.split_once('=')?;
+        match left.strip_prefix("n:") {
+            Some(left) => of_namespace.push((key(left), value.to_owned())),
+            None => annotations.push((key(left), value.to_owned())),
+        }
+    }
+    Some(Start {
+        namespace,
+        name,
+        annotations: annotations.into_iter().collect(),
+        containers: CONTAINERS[switch(0) % CONTAINERS.len()].to_vec(),
+        init_containers: CONTAINERS[switch(1) % CONTAINERS.len()].to_vec(),
+        has_capability: switch(2) % 2 == 0,
+        detection: DETECTIONS[switch(3) % DETECTIONS.len()],
+        strict: switch(4) % 2 == 1,
+        of_namespace: of_namespace.into_iter().collect(),
+        api_error: API_ERRORS.get(switch(5) % 8).copied(),
+    })
+}
+
+fuzz_target!(|text: &str| {
+    if let Some(start) = start(text) {
+        start.assert_not_bare();
+    }
+});

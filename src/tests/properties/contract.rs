@@ -1,0 +1,246 @@
+//! Settings that operators and authors of pods write, and upstream's contract for them in plain words:
+//! which connections of the pod are redirected. Shares no code with `config` and `rules`.
+
+use ipnet::IpNet;
+use linkerd2_cni::cni::args::PodRef;
+use linkerd2_cni::cni::error::{Error, code};
+use linkerd2_cni::config::pod::{self, ClusterLookup, Mesh};
+use linkerd2_cni::config::{Annotations, Config};
+use linkerd2_cni::kube::types::Service;
+use linkerd2_cni::ports::PortRange;
+use linkerd2_cni::rules::Redirect;
+use proptest::collection::vec;
+use proptest::option;
+use proptest::prelude::*;
+use serde_json::{Value, json};
+
+use crate::packet::{Hook, Packet, TCP};
+use crate::{port_range, subnet};
+
+/// Settings that exist at several places: the plugin entry, the namespace and the pod.
+#[derive(Clone, Debug)]
+pub struct Layer {
+    skip_inbound: Option<Vec<PortRange>>,
+    skip_outbound: Option<Vec<PortRange>>,
+    skip_subnets: Option<Vec<IpNet>>,
+    uid: Option<i64>,
+    gid: Option<i64>,
+}
+
+/// What the container `linkerd-proxy` states.
+#[derive(Clone, Debug)]
+struct Container {
+    uid: Option<i64>,
+    inbound_port: Option<u16>,
+    outbound_port: Option<u16>,
+    admin_port: Option<u16>,
+}
+
+#[derive(Clone, Debug)]
+pub struct Settings {
+    inbound_port: u16,
+    outbound_port: u16,
+    ports_to_redirect: Vec<u16>,
+    entry: Layer,
+    namespace: Layer,
+    pod: Layer,
+    container: Container,
+    is_control_plane: bool,
+    pub ipv6: bool,
+}
+
+prop_compose! {
+    fn layer()(
+        skip_inbound in option::of(vec(port_range(), 1..12)),
+        skip_outbound in option::of(vec(port_range(), 1..12)),
+        skip_subnets in option::of(vec(subnet().prop_map(|subnet| subnet.net), 1..4)),
+        uid in option::of(-1..3000i64),
+        gid in option::of(-1..3000i64),
+    ) -> Layer {
+        Layer { skip_inbound, skip_outbound, skip_subnets, uid, gid }
+    }
+}
+
+fn port() -> impl Strategy<Value = u16> {
+    1..=u16::MAX
+}
+
+prop_compose! {
+    pub fn settings()(
+        (inbound_port, outbound_port) in (port(), port()),
+        ports_to_redirect in vec(any::<u16>(), 0..3),
+        (entry, namespace, pod) in (layer(), layer(), layer()),
+        uid in option::of(0..3000i64),
+        ports in [option::of(port()), option::of(port()), option::of(port())],
+        (is_control_plane, ipv6) in (any::<bool>(), any::<bool>()),
+    ) -> Settings {
+        let [inbound, outbound, admin_port] = ports;
+        Settings {
+            inbound_port, outbound_port, ports_to_redirect, entry, namespace, pod,
+            container: Container { uid, inbound_port: inbound, outbound_port: outbound, admin_port },
+            is_control_plane, ipv6,
+        }
+    }
+}
+
+/// Ports of the API server's Service.
+const API_PORTS: [u16; 2] = [443, 6443];
+
+impl Settings {
+    /// Returns the port to which the connection of `packet` is redirected, by upstream's contract.
+    pub fn redirected_to(&self, packet: &Packet) -> Option<u16> {
+        // Only TCP is redirected, and IPv6 only if the plugin entry says so.
+        if packet.protocol != TCP || (packet.source.is_ipv6() && !self.ipv6) {
+            return None;
+        }
+        let is_in = |ports: &[PortRange]| {
+            ports.iter().any(|range| (range.first..=range.last).contains(&packet.destination_port))
+        };
+        let (annotated_inbound, annotated_outbound) = (
+            self.pod.skip_inbound.as_deref().or(self.namespace.skip_inbound.as_deref()),
+            self.pod.skip_outbound.as_deref().or(self.namespace.skip_outbound.as_deref()),
+        );
+        let is_skipped = match packet.hook {
+            // Annotated inbound ports are added to those of the plugin entry. The proxy's own admin
+            // port is never redirected. Then come subnets, then the ports to redirect.
+            Hook::Prerouting => {
+                let subnets = [&self.pod, &self.namespace, &self.entry];
+                let subnets = subnets.iter().find_map(|layer| layer.skip_subnets.as_ref());
+                is_in(self.entry.skip_inbound.as_deref().unwrap_or_default())
+                    || is_in(annotated_inbound.unwrap_or_default())
+                    || self.container.admin_port == Some(packet.destination_port)
+                    || subnets.is_some_and(|all| all.iter().any(|net| net.contains(&packet.source)))
+                    || !(self.ports_to_redirect.is_empty()
+                        || self.ports_to_redirect.contains(&packet.destination_port))
+            }
+            // Annotated outbound ports replace those of the plugin entry. The control plane reaches
+            // the API server directly.
+            Hook::Output => {
+                let of_entry = self.entry.skip_outbound.as_deref();
+                packet.socket.is_some_and(|user| self.is_proxy(user))
+                    || packet.output == "lo"
+                    || is_in(annotated_outbound.or(of_entry).unwrap_or_default())
+                    || (self.is_control_plane && API_PORTS.contains(&packet.destination_port))
+            }
+        };
+        let port = match packet.hook {
+            Hook::Prerouting => self.container.inbound_port.unwrap_or(self.inbound_port),
+            Hook::Output => self.container.outbound_port.unwrap_or(self.outbound_port),
+        };
+        (!is_skipped).then_some(port)
+    }
+
+    /// UID and GID of the proxy. 0 and negative IDs count as none.
+    fn user(&self) -> (Option<i64>, Option<i64>) {
+        let layers = [&self.pod, &self.namespace, &self.entry];
+        let uid = self.container.uid.or(layers.iter().find_map(|layer| layer.uid));
+        let gid = layers.iter().find_map(|layer| layer.gid);
+        (uid.filter(|id| *id > 0), gid.filter(|id| *id > 0))
+    }
+
+    fn is_proxy(&self, (uid, gid): (u32, u32)) -> bool {
+        let (proxy_uid, proxy_gid) = self.user();
+        proxy_uid == Some(uid.into()) || proxy_gid == Some(gid.into())
+    }
+
+    /// Whether ADD succeeds. Without UID and GID, the proxy's connections would be redirected to it.
+    pub fn has_user(&self) -> bool {
+        self.user() != (None, None)
+    }
+
+    /// Returns the redirect that the plugin computes from plugin entry, pod and namespace.
+    pub fn redirect(&self) -> Result<Redirect, Error> {
+        let config = serde_json::from_value(json!({"linkerd": self.plugin_entry()})).unwrap();
+        let found = serde_json::from_value(self.pod_object()).unwrap();
+        let pod = PodRef { namespace: "ns".into(), name: "web".into(), uid: String::new() };
+        let mut cluster = Cluster(self.namespace.annotations());
+        match pod::facts(found, &pod, &mut cluster)? {
+            Mesh::Meshed(facts) => Config::read(&config)?.redirect(&facts),
+            Mesh::Unmeshed(_) => Err(Error::new(code::INTERNAL, "the pod is meshed")),
+        }
+    }
+
+    fn plugin_entry(&self) -> Value {
+        let texts = |ranges: &Option<Vec<PortRange>>| -> Vec<String> {
+            ranges.iter().flatten().copied().map(range_text).collect()
+        };
+        let subnets = self.entry.skip_subnets.iter().flatten().map(ToString::to_string);
+        json!({
+            "incoming-proxy-port": self.inbound_port,
+            "outgoing-proxy-port": self.outbound_port,
+            "ports-to-redirect": self.ports_to_redirect,
+            "inbound-ports-to-ignore": texts(&self.entry.skip_inbound),
+            "outbound-ports-to-ignore": texts(&self.entry.skip_outbound),
+            "subnets-to-ignore": subnets.collect::<Vec<_>>(),
+            "proxy-uid": self.entry.uid.unwrap_or_default(),
+            "proxy-gid": self.entry.gid.unwrap_or_default(),
+        })
+    }
+
+    fn pod_object(&self) -> Value {
+        let Container { uid, inbound_port, outbound_port, admin_port } = self.container;
+        let variables = [
+            ("LINKERD2_PROXY_INBOUND_LISTEN_ADDR", inbound_port),
+            ("LINKERD2_PROXY_OUTBOUND_LISTEN_ADDRS", outbound_port),
+            ("LINKERD2_PROXY_ADMIN_LISTEN_ADDR", admin_port),
+        ];
+        let variables = variables.into_iter().filter_map(|(name, port)| Some((name, port?)));
+        let env: Vec<Value> = variables
+            .map(|(name, port)| json!({"name": name, "value": format!("0.0.0.0:{port}")}))
+            .collect();
+        let component = if self.is_control_plane { "destination" } else { "" };
+        json!({
+            "metadata": {"namespace": "ns", "name": "web", "annotations": self.pod.annotations(),
+                "labels": {"linkerd.io/control-plane-component": component}},
+            "spec": {"containers": [{"name": "app"},
+                {"name": "linkerd-proxy", "env": env, "securityContext": {"runAsUser": uid}}]},
+        })
+    }
+}
+
+impl Layer {
+    /// Renders annotations. Port lists also get elements that upstream drops.
+    fn annotations(&self) -> Annotations {
+        let ports = |ranges: &Option<Vec<PortRange>>| {
+            let ranges = ranges.as_ref()?.iter().copied().map(range_text);
+            Some(
+                ranges.chain([" 8080".to_owned(), "http".to_owned()]).collect::<Vec<_>>().join(","),
+            )
+        };
+        let subnets = self
+            .skip_subnets
+            .as_ref()
+            .map(|all| all.iter().map(ToString::to_string).collect::<Vec<_>>().join(", "));
+        let values = [
+            ("skip-inbound-ports", ports(&self.skip_inbound)),
+            ("skip-outbound-ports", ports(&self.skip_outbound)),
+            ("skip-subnets", subnets),
+            ("proxy-uid", self.uid.map(|id| id.to_string())),
+            ("proxy-gid", self.gid.map(|id| id.to_string())),
+        ];
+        // An empty value on the pod does not hide the namespace's.
+        let render = |(key, value): (&str, Option<String>)| {
+            (format!("config.linkerd.io/{key}"), value.unwrap_or_default())
+        };
+        values.into_iter().map(render).collect()
+    }
+}
+
+fn range_text(PortRange { first, last }: PortRange) -> String {
+    if first == last { first.to_string() } else { format!("{first}-{last}") }
+}
+
+/// Objects besides the pod: a namespace with these annotations, and the API server's Service.
+struct Cluster(Annotations);
+
+impl ClusterLookup for Cluster {
+    fn namespace(&mut self, _name: &str) -> Result<Annotations, Error> {
+        Ok(self.0.clone())
+    }
+
+    fn api_service(&mut self) -> Result<Service, Error> {
+        let [port, target] = API_PORTS;
+        let ports = json!({"ports": [{"port": port, "targetPort": target}]});
+        Ok(serde_json::from_value(json!({"metadata": {}, "spec": ports})).unwrap())
+    }
+}

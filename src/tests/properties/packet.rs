@@ -1,0 +1,124 @@
+//! First packets of connections, as the hooks of a pod's netns see them.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use linkerd2_cni::ports::PortRange;
+use linkerd2_cni::rules::{Family, Redirect};
+
+pub const TCP: u8 = 6;
+pub const UDP: u8 = 17;
+
+/// Addresses in no subnet of the tests.
+pub const ANY_SOURCES: [IpAddr; 2] =
+    [IpAddr::V4(Ipv4Addr::new(203, 0, 113, 7)), IpAddr::V6(Ipv6Addr::LOCALHOST)];
+
+/// A hook of table `nat` that has redirect rules.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Hook {
+    Prerouting,
+    Output,
+}
+
+#[derive(Clone, Debug)]
+pub struct Packet {
+    pub hook: Hook,
+    pub protocol: u8,
+    pub source: IpAddr,
+    pub source_port: u16,
+    pub destination_port: u16,
+    /// Outgoing interface. Empty at [`Hook::Prerouting`].
+    pub output: &'static str,
+    /// UID and GID of the sending socket. `None` at [`Hook::Prerouting`], and for packets that the
+    /// kernel itself sends.
+    pub socket: Option<(u32, u32)>,
+}
+
+impl Packet {
+    pub fn inbound(source: IpAddr, destination_port: u16) -> Self {
+        Packet {
+            hook: Hook::Prerouting,
+            protocol: TCP,
+            source,
+            source_port: 40_000,
+            destination_port,
+            output: "",
+            socket: None,
+        }
+    }
+
+    pub fn outbound(source: IpAddr, destination_port: u16, (uid, gid): (u32, u32)) -> Self {
+        Packet {
+            hook: Hook::Output,
+            output: "eth0",
+            socket: Some((uid, gid)),
+            ..Packet::inbound(source, destination_port)
+        }
+    }
+
+    pub fn family(&self) -> Family {
+        if self.source.is_ipv4() { Family::Ipv4 } else { Family::Ipv6 }
+    }
+}
+
+/// Values at which the rules of a redirect change their decision, and their neighbours.
+pub struct Boundaries {
+    pub ports: Vec<u16>,
+    pub sources: Vec<IpAddr>,
+    pub uids: Vec<u32>,
+    pub gids: Vec<u32>,
+}
+
+pub fn boundaries(redirect: &Redirect) -> Boundaries {
+    let to_redirect = redirect.ports_to_redirect.iter().copied().map(PortRange::from);
+    let skipped = redirect.skip_inbound.iter().chain(&redirect.skip_outbound).copied();
+    let ports = skipped.chain(to_redirect).flat_map(|PortRange { first, last }| {
+        [first.wrapping_sub(1), first, last, last.wrapping_add(1)]
+    });
+    let sources = redirect.skip_subnets.iter().flat_map(|subnet| {
+        let (first, last) = (subnet.net.network(), subnet.net.broadcast());
+        let neighbours = [shifted(first, u128::MAX), first, last, shifted(last, 1)];
+        // One bit of one byte differs.
+        neighbours.into_iter().chain((0..16).map(move |byte| shifted(first, 1 << (8 * byte))))
+    });
+    let around = |id: Option<u32>| {
+        let id = id.unwrap_or(1000);
+        vec![0, id.wrapping_sub(1), id, id.wrapping_add(1)]
+    };
+    Boundaries {
+        ports: ports.chain([8080]).collect(),
+        sources: sources.chain(ANY_SOURCES).collect(),
+        uids: around(redirect.proxy_uid),
+        gids: around(redirect.proxy_gid),
+    }
+}
+
+/// Returns the address that is `distance` above `address`, with overflow.
+fn shifted(address: IpAddr, distance: u128) -> IpAddr {
+    match address {
+        IpAddr::V4(address) => {
+            Ipv4Addr::from_bits(address.to_bits().wrapping_add(distance as u32)).into()
+        }
+        IpAddr::V6(address) => Ipv6Addr::from_bits(address.to_bits().wrapping_add(distance)).into(),
+    }
+}
+
+/// Returns all packets with the values of `boundaries`. No rule for outbound connections has a
+/// condition on the source, so these have one source of each family.
+pub fn all(Boundaries { ports, sources, uids, gids }: &Boundaries) -> Vec<Packet> {
+    let mut packets = Vec::new();
+    for &port in ports {
+        for &source in sources {
+            let inbound = Packet::inbound(source, port);
+            packets.push(Packet { protocol: UDP, ..inbound.clone() });
+            packets.push(inbound);
+        }
+        let users = uids.iter().flat_map(|&uid| gids.iter().map(move |&gid| (uid, gid)));
+        for (source, user) in users.flat_map(|user| ANY_SOURCES.map(|source| (source, user))) {
+            let outbound = Packet::outbound(source, port, user);
+            packets.push(Packet { output: "lo", ..outbound.clone() });
+            packets.push(Packet { protocol: UDP, ..outbound.clone() });
+            packets.push(outbound);
+        }
+    }
+    packets
+}

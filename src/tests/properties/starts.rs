@@ -1,0 +1,103 @@
+//! Starts of random pods: none with a proxy is passed bare.
+
+use linkerd2_cni::config::{Annotations, annotation};
+use proptest::collection::{btree_map, vec};
+use proptest::option;
+use proptest::prelude::*;
+use proptest::sample::select;
+
+use crate::decision::{API_ERRORS, DETECTIONS, EXCLUDED, Start};
+use crate::{kubernetes_name, nearly_a_list};
+
+const CONTAINERS: [&str; 4] = ["app", "linkerd-proxy", "linkerd-init", "linkerd-proxy-2"];
+
+fn annotations() -> impl Strategy<Value = Annotations> {
+    let keys = [
+        "app",
+        "example.com/inject",
+        "notlinkerd.io/inject",
+        "viz.linkerd.io/tap-enabled",
+        "linkerd.io/proxy-version",
+        annotation::INJECT,
+        annotation::CREATED_BY,
+        annotation::SKIP_INBOUND_PORTS,
+        annotation::SKIP_OUTBOUND_PORTS,
+        annotation::SKIP_SUBNETS,
+        annotation::PROXY_UID,
+        annotation::PROXY_GID,
+        annotation::INBOUND_PORT,
+        annotation::ADMIN_PORT,
+    ];
+    let values = [
+        "",
+        "enabled",
+        "disabled",
+        "linkerd/proxy-injector edge-1",
+        "linkerd/cli v1",
+        "2102",
+        "25,80-90",
+        "10.0.0.0/8",
+        "0-65535",
+    ];
+    btree_map(
+        select(keys.to_vec()).prop_map(str::to_owned),
+        prop_oneof![4 => select(values.to_vec()).prop_map(str::to_owned), 1 => nearly_a_list()],
+        0..5,
+    )
+}
+
+prop_compose! {
+    fn start()(
+        namespace in prop_oneof![kubernetes_name(), select(vec![EXCLUDED, "linkerd-cni"]).prop_map(str::to_owned)],
+        name in prop_oneof![kubernetes_name(), "linkerd-cni-[a-z0-9-]{0,5}[a-z0-9]"],
+        (annotations, of_namespace) in (annotations(), annotations()),
+        containers in vec(select(CONTAINERS.to_vec()), 1..3),
+        init_containers in vec(select(CONTAINERS.to_vec()), 0..2),
+        (has_capability, strict) in (any::<bool>(), any::<bool>()),
+        detection in select(DETECTIONS.to_vec()),
+        api_error in option::weighted(0.3, select(API_ERRORS.to_vec())),
+    ) -> Start {
+        Start {
+            namespace, name, annotations, containers, init_containers, has_capability, detection,
+            strict, of_namespace, api_error,
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig {
+        failure_persistence: None,
+        cases: 2000,
+        ..ProptestConfig::default()
+    })]
+
+    #[test]
+    fn a_pod_with_a_proxy_is_never_passed_bare_without_a_documented_reason(start in start()) {
+        start.assert_not_bare();
+    }
+}
+
+/// The property above is empty if most pods fail or are skipped.
+#[test]
+fn each_outcome_of_a_start_occurs() {
+    let start = |annotations: &[(&str, &str)], containers: &[&'static str]| Start {
+        namespace: "ns".to_owned(),
+        name: "web".to_owned(),
+        annotations: annotations.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect(),
+        containers: containers.to_vec(),
+        init_containers: Vec::new(),
+        has_capability: true,
+        detection: "annotations",
+        strict: false,
+        of_namespace: Annotations::new(),
+        api_error: None,
+    };
+    let enabled = [("linkerd.io/inject", "enabled")];
+    let injected = [("linkerd.io/created-by", "linkerd/proxy-injector v1")];
+    let meshed = start(&enabled, &["app", "linkerd-proxy"]);
+    assert!(matches!(meshed.decide(), Ok(Ok(_))));
+    assert!(matches!(start(&enabled, &["app"]).decide(), Ok(Err(_))));
+    let outage = |start: Start| Start { api_error: Some(API_ERRORS[1]), ..start };
+    assert!(matches!(outage(meshed).decide(), Err(error) if error.code == API_ERRORS[1]));
+    assert!(matches!(outage(start(&injected, &["linkerd-proxy"])).decide(), Ok(Ok(_))));
+}
