@@ -22,6 +22,9 @@ const PHASE_TIMEOUT: Duration = Duration::from_secs(3);
 /// Shortest time between two iterations of the loop when other threads request work. Events on
 /// other pods have their own rate limit.
 const MIN_ITERATION: Duration = Duration::from_millis(50);
+/// Time to wait after a response that did not arrive in time, as if the API server had asked for it:
+/// the API server is overloaded, and an immediate retry of all nodes would keep it so.
+const TIMEOUT_WAIT: Duration = Duration::from_secs(1);
 /// Longest Retry-After that is honoured.
 const LONGEST_RETRY_AFTER: Duration = Duration::from_secs(600);
 
@@ -104,10 +107,12 @@ impl Worker {
     }
 }
 
-/// Time that the API server asks clients to wait (Retry-After), bounded.
+/// Time that an overloaded API server asks clients to wait (Retry-After), bounded. Zero if the API
+/// server is not overloaded.
 fn retry_after(error: &kube::Error) -> Duration {
     match error.retry() {
         Retry::After(wait) => wait.min(LONGEST_RETRY_AFTER),
+        _ if error.is_response_timeout() => TIMEOUT_WAIT,
         _ => Duration::ZERO,
     }
 }
