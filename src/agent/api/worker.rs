@@ -17,8 +17,11 @@ use crate::kube::connection::{AccessSource, Connection};
 use crate::kube::retry::Retry;
 use crate::kube::{self, Deadlines};
 
-/// Time-out of each phase of a request.
+/// Time-out of each phase of a request but the response.
 const PHASE_TIMEOUT: Duration = Duration::from_secs(3);
+/// Time-out of the response. Longer, because an overloaded API server queues requests, and a request
+/// that is sent again waits at the end of the queue. The same as in the repair controller.
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(9);
 /// Shortest time between two iterations of the loop when other threads request work. Events on
 /// other pods have their own rate limit.
 const MIN_ITERATION: Duration = Duration::from_millis(50);
@@ -45,7 +48,7 @@ impl Worker {
     /// ServiceAccount of its own.
     pub fn new(api: Arc<Api>, source: AccessSource, renewal: Duration) -> Worker {
         let kubeconfig = AccessSource::Kubeconfig(api.settings.kubeconfig());
-        let deadlines = Deadlines::each(PHASE_TIMEOUT);
+        let deadlines = Deadlines { response: RESPONSE_TIMEOUT, ..Deadlines::each(PHASE_TIMEOUT) };
         let now = Instant::now();
         let renewal = api.settings.plugin_account.as_ref().map(|_| renewal);
         Worker {

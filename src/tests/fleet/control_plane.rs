@@ -25,8 +25,19 @@ pub struct ControlPlane {
     pub ca: Vec<u8>,
     /// Client of the administrator.
     pub admin: Client,
-    etcd: Child,
-    apiserver: Child,
+    apiserver: Process,
+    /// Dropped after the API server.
+    _etcd: Process,
+}
+
+/// A process that is killed when the value is dropped.
+struct Process(Child);
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
 }
 
 impl ControlPlane {
@@ -50,8 +61,8 @@ impl ControlPlane {
             port,
             ca,
             admin,
-            etcd,
             apiserver,
+            _etcd: etcd,
         };
         control_plane.wait_until_ready()?;
         Ok(control_plane)
@@ -59,8 +70,8 @@ impl ControlPlane {
 
     /// Kills the API server, which breaks all connections at the same instant, and starts another.
     pub fn restart(&mut self) -> anyhow::Result<()> {
-        self.apiserver.kill()?;
-        self.apiserver.wait()?;
+        self.apiserver.0.kill()?;
+        self.apiserver.0.wait()?;
         self.apiserver = start_apiserver(&self.pki, &self.state, self.etcd_port, self.port)?;
         self.wait_until_ready()
     }
@@ -81,21 +92,12 @@ impl ControlPlane {
     fn wait_until_ready(&mut self) -> anyhow::Result<()> {
         let begin = Instant::now();
         while self.admin.read_list("/readyz").is_err() {
-            let ended = self.apiserver.try_wait()?;
+            let ended = self.apiserver.0.try_wait()?;
             ensure!(ended.is_none(), "kube-apiserver ended; see its log");
             ensure!(begin.elapsed() < READY_TIMEOUT, "kube-apiserver is not ready");
             thread::sleep(Duration::from_millis(100));
         }
         Ok(())
-    }
-}
-
-impl Drop for ControlPlane {
-    fn drop(&mut self) {
-        for process in [&mut self.apiserver, &mut self.etcd] {
-            let _ = process.kill();
-            let _ = process.wait();
-        }
     }
 }
 
@@ -114,8 +116,9 @@ fn access(port: u16, ca: &[u8], token: &str) -> ApiAccess {
     }
 }
 
-/// `--unsafe-no-fsync`: the disk is not what is measured.
-fn start_etcd(state: &Path, port: u16, peer_port: u16) -> anyhow::Result<Child> {
+/// `--unsafe-no-fsync`: the disk is not what is measured. `--watch-progress-notify-interval`: as
+/// kubeadm sets it. Without it the API server sends no bookmarks while no pod changes.
+fn start_etcd(state: &Path, port: u16, peer_port: u16) -> anyhow::Result<Process> {
     let url = format!("http://127.0.0.1:{port}");
     let peer_url = format!("http://127.0.0.1:{peer_port}");
     let mut command = Command::new("etcd");
@@ -125,11 +128,22 @@ fn start_etcd(state: &Path, port: u16, peer_port: u16) -> anyhow::Result<Child> 
         .args(["--listen-client-urls", &url, "--advertise-client-urls", &url])
         .args(["--listen-peer-urls", &peer_url, "--initial-advertise-peer-urls", &peer_url])
         .args(["--initial-cluster", &format!("default={peer_url}")])
-        .args(["--unsafe-no-fsync", "--quota-backend-bytes", "8000000000"]);
+        .args(["--unsafe-no-fsync", "--quota-backend-bytes", "8000000000"])
+        .args([progress_flag()?, "5s"]);
     spawn(command, &state.join("etcd.log"))
 }
 
-fn start_apiserver(pki: &Path, state: &Path, etcd_port: u16, port: u16) -> anyhow::Result<Child> {
+/// The flag's name in the installed etcd: before 3.6 it is experimental.
+fn progress_flag() -> anyhow::Result<&'static str> {
+    const FLAG: &str = "--watch-progress-notify-interval";
+    let help = Command::new("etcd").arg("--help").output()?;
+    let help = [help.stdout, help.stderr].concat();
+    let is_stable =
+        String::from_utf8_lossy(&help).lines().any(|line| line.trim().starts_with(FLAG));
+    Ok(if is_stable { FLAG } else { "--experimental-watch-progress-notify-interval" })
+}
+
+fn start_apiserver(pki: &Path, state: &Path, etcd_port: u16, port: u16) -> anyhow::Result<Process> {
     let mut command = Command::new("kube-apiserver");
     command
         .args(["--bind-address", "127.0.0.1", "--secure-port", &port.to_string()])
@@ -150,10 +164,11 @@ fn start_apiserver(pki: &Path, state: &Path, etcd_port: u16, port: u16) -> anyho
     spawn(command, &state.join("kube-apiserver.log"))
 }
 
-fn spawn(mut command: Command, log: &Path) -> anyhow::Result<Child> {
+fn spawn(mut command: Command, log: &Path) -> anyhow::Result<Process> {
     let log = File::options().create(true).append(true).open(log)?;
     command.stdout(log.try_clone()?).stderr(log);
-    command.spawn().with_context(|| format!("cannot start {:?}", command.get_program()))
+    let child = command.spawn();
+    child.map(Process).with_context(|| format!("cannot start {:?}", command.get_program()))
 }
 
 /// Ports that are free now.

@@ -88,7 +88,7 @@ pub fn in_parallel(
     };
     thread::scope(|scope| {
         let threads: Vec<_> = (0..CREATORS).map(|_| scope.spawn(work)).collect();
-        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+        threads.into_iter().try_for_each(|thread| thread.join().unwrap())
     })
 }
 
