@@ -14,7 +14,7 @@ use linkerd2_cni::kube::{Client, Deadlines};
 /// Token of the administrator, in the API server's token file.
 const ADMIN_TOKEN: &str = "fleet-admin";
 /// Longest time until a restarted API server is ready.
-const READY_TIMEOUT: Duration = Duration::from_secs(120);
+const READY_TIMEOUT: Duration = Duration::from_secs(300);
 
 pub struct ControlPlane {
     state: PathBuf,

@@ -93,14 +93,14 @@ fn run(options: &Options, nodes: usize) -> anyhow::Result<Run> {
     eprintln!("fleet: {nodes} nodes: starting");
     fleet.start()?;
     let start = recorder.until_connected(&control_plane, &fleet)?;
-    eprintln!("fleet: {nodes} nodes: all started in {:.0?}", start.span);
+    eprintln!("fleet: {nodes} nodes: start: {}", start.summary());
     let memory = fleet.memory();
     let idle = recorder.observe(&control_plane, options.idle)?;
-    eprintln!("fleet: {nodes} nodes: restarting the API server");
+    eprintln!("fleet: {nodes} nodes: idle: {}; restarting the API server", idle.summary());
     control_plane.restart()?;
     recorder.restarted(&control_plane)?;
     let restart = recorder.until_connected(&control_plane, &fleet)?;
-    eprintln!("fleet: {nodes} nodes: all connected again in {:.0?}", restart.span);
+    eprintln!("fleet: {nodes} nodes: restart: {}", restart.summary());
     drop(fleet);
     Ok(Run { nodes, pods: options.pods, memory, baseline, start, idle, restart })
 }

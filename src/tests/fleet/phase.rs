@@ -35,6 +35,13 @@ impl Phase {
         peak_per_second(&self.requests)
     }
 
+    /// The phase in a few words, in case that a later phase fails.
+    pub fn summary(&self) -> String {
+        let (count, peak) = (self.requests.len(), self.peak_per_second());
+        let (span, cpu) = (self.span, self.cpu_seconds);
+        format!("{span:.0?}, {count} requests, {peak} in one second, API server CPU {cpu:.1} s")
+    }
+
     /// Number of requests by program, verb and status.
     pub fn kinds(&self) -> BTreeMap<(&str, u16), usize> {
         let mut kinds = BTreeMap::new();
