@@ -35,6 +35,14 @@ impl Error {
         }
     }
 
+    /// Whether the server accepted the request, but did not respond in time.
+    pub fn is_response_timeout(&self) -> bool {
+        let Error::Transport { source: ureq::Error::Timeout(phase), .. } = self else {
+            return false;
+        };
+        matches!(phase, ureq::Timeout::RecvResponse | ureq::Timeout::RecvBody)
+    }
+
     /// Whether the server's certificate is invalid, e.g. not signed by the CA. rustls reports that
     /// inside an I/O error.
     pub fn is_certificate_error(&self) -> bool {
@@ -95,5 +103,17 @@ mod tests {
         assert_eq!(transport(ureq::Error::Io(wrapped)).retry(), Retry::Never);
         assert_eq!(transport(ureq::Error::Rustls(wrong())).retry(), Retry::Never);
         assert_eq!(transport(ureq::Error::Io(reset)).retry(), Retry::Soon);
+    }
+
+    #[test]
+    fn a_response_timeout_differs_from_a_server_that_cannot_be_reached() {
+        let timeout = |phase| Error::Transport {
+            method: Method::GET,
+            url: "u".into(),
+            source: ureq::Error::Timeout(phase),
+        };
+        assert!(timeout(ureq::Timeout::RecvResponse).is_response_timeout());
+        assert!(!timeout(ureq::Timeout::Connect).is_response_timeout());
+        assert!(!status(503, None).is_response_timeout());
     }
 }

@@ -15,8 +15,12 @@ const RETRY_CAP: Duration = Duration::from_secs(30);
 /// Maximum delay, before jitter, between two lists for unrepaired pods.
 const RELIST_CAP: Duration = Duration::from_secs(300);
 
-/// Shortest `timeoutSeconds` of a watch.
-const WATCH_TIME: Duration = Duration::from_secs(300);
+/// Shortest `timeoutSeconds` of a watch; the longest is twice as long. The API server uses the same
+/// times for watches without `timeoutSeconds`.
+///
+/// An idle node sends less than one request in 5 minutes, the agent's requests included. With
+/// watches of 5 to 10 minutes, as client-go has them, it would send 1.3.
+const WATCH_TIME: Duration = Duration::from_secs(1800);
 
 /// Time without a list after which the backoff is reset.
 const CALM: Duration = Duration::from_secs(600);
@@ -55,7 +59,7 @@ impl Relist {
     }
 }
 
-/// Returns a random `timeoutSeconds` for a watch, from 300 to 600 s, so that watches of
+/// Returns a random `timeoutSeconds` for a watch, from 30 to 60 minutes, so that watches of
 /// many nodes that begin together do not end together.
 pub fn watch_time() -> Duration {
     Duration::from_secs(between(WATCH_TIME, 2 * WATCH_TIME).as_secs())
@@ -94,10 +98,17 @@ mod tests {
     }
 
     #[test]
-    fn watches_end_after_five_to_ten_minutes_and_not_together() {
+    fn watches_end_after_thirty_to_sixty_minutes_and_not_together() {
         let times: BTreeSet<u64> = (0..1000).map(|_| watch_time().as_secs()).collect();
-        assert!(*times.first().unwrap() >= 300 && *times.last().unwrap() <= 600);
-        assert!(times.len() > 200, "{} different times", times.len());
+        assert!(*times.first().unwrap() >= 1800 && *times.last().unwrap() <= 3600);
+        assert!(times.len() > 600, "{} different times", times.len());
+    }
+
+    #[test]
+    fn the_watch_sends_an_eighth_of_the_requests_that_an_idle_node_may_send() {
+        let span: Duration = (0..10_000).map(|_| watch_time()).sum();
+        let in_five_minutes = 300.0 * 10_000.0 / span.as_secs_f64();
+        assert!(in_five_minutes < 0.125, "{in_five_minutes} in 5 minutes");
     }
 
     #[test]

@@ -107,7 +107,7 @@ impl RequestProgress {
 impl PodWatch {
     /// Runs until the process exits; there is no state to clean up.
     ///
-    /// Without failures, sends one request in 5 to 10 minutes. After a failure, waits with
+    /// Without failures, sends one request in 30 to 60 minutes. After a failure, waits with
     /// jitter and backoff before the next request: a restart of the API server ends the
     /// watches of all nodes at once. Only a watch of at least a minute resets the back-off.
     pub fn run(mut self) {

@@ -1,13 +1,13 @@
 //! Decides when the agent sends token requests and token checks to the API server. Pure but for
 //! the jitter, so that tests can simulate days.
 //!
-//! An idle node sends less than one request in 5 minutes. In a cluster of 5,000 nodes that is less
-//! than 17 requests a second.
+//! An idle node sends less than one request in 5 minutes, the repair controller's included. In a
+//! cluster of 5,000 nodes that is less than 17 requests a second.
 
 use std::time::{Duration, Instant};
 
 use super::token::Fallback;
-use crate::backoff::{Limits, between, delay};
+use crate::backoff::{Limits, between, delay, jitter};
 
 /// Longest time between two periodic checks of a token that the API server accepts. Jitter
 /// shortens it by up to two fifths, so that checks are 6 to 10 minutes apart. A denied TokenRequest
@@ -36,6 +36,10 @@ const RENEWAL: Limits = [Duration::from_secs(1), CHECK_PERIOD];
 const EARLY_RENEWAL: Limits = [Duration::from_secs(1), Duration::from_secs(30 * 60)];
 /// First and longest wait after a failed TokenRequest, while the plugin has no valid token.
 const URGENT_RENEWAL: Limits = NO_RESPONSE;
+/// Shortest and longest time over which retries are spread after the time that an overloaded API
+/// server asks to wait, which is the same for all nodes. Doubles with each failure.
+const OVERLOAD_SPREAD: Limits = [Duration::from_secs(5), Duration::from_secs(60)];
+
 /// Longest time over which overdue renewals are spread, so that nodes that start together do not
 /// send them together.
 const START_SPREAD: Duration = Duration::from_secs(60);
@@ -156,9 +160,10 @@ impl Schedule {
             CheckResult::Rejected => delay(REJECTED, self.check_failures),
             CheckResult::Unknown => delay(NO_RESPONSE, self.check_failures),
         };
+        let overload_wait = overload_wait(retry_after, self.check_failures);
         self.check_failures = self.check_failures.saturating_add(1);
         self.last_check = Some(now);
-        self.check = now + wait.max(retry_after);
+        self.check = now + wait.max(overload_wait);
     }
 
     /// Schedules the next TokenRequest after one that returned a token valid for `lifetime`.
@@ -175,7 +180,8 @@ impl Schedule {
             Fallback::LastToken => EARLY_RENEWAL,
             Fallback::NoToken => URGENT_RENEWAL,
         };
-        let wait = delay(limits, self.renewal_failures).max(retry_after);
+        let wait = delay(limits, self.renewal_failures)
+            .max(overload_wait(retry_after, self.renewal_failures));
         self.renewal_failures = self.renewal_failures.saturating_add(1);
         self.renewal = Some(now + wait);
     }
@@ -208,6 +214,15 @@ pub fn first_renewal(until_half_life: Duration, left: Duration) -> Duration {
     match until_half_life.is_zero() {
         true => between(Duration::ZERO, START_SPREAD.min(left / 4)),
         false => between(until_half_life * 4 / 5, until_half_life),
+    }
+}
+
+/// Returns `retry_after` and a random time, so that the nodes do not return together. Zero if
+/// `retry_after` is zero: the API server is not overloaded.
+fn overload_wait(retry_after: Duration, failures: u32) -> Duration {
+    match retry_after.is_zero() {
+        true => Duration::ZERO,
+        false => retry_after + jitter(delay(OVERLOAD_SPREAD, failures)),
     }
 }
 

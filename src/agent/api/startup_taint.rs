@@ -22,7 +22,7 @@ use crate::kube::{self, Client};
 const MAX_ATTEMPTS: u32 = 5;
 /// Shortest and longest time until the Node is read again after the taint was removed. A Node that
 /// registers again under the same name may have the taint again.
-const RECHECK: [Duration; 2] = [Duration::from_secs(20 * 60), Duration::from_secs(30 * 60)];
+const RECHECK: [Duration; 2] = [Duration::from_secs(40 * 60), Duration::from_secs(60 * 60)];
 
 /// First and longest wait after a failed removal.
 const RETRY: Limits = [Duration::from_millis(500), Duration::from_secs(30)];

@@ -17,11 +17,17 @@ use crate::kube::connection::{AccessSource, Connection};
 use crate::kube::retry::Retry;
 use crate::kube::{self, Deadlines};
 
-/// Time-out of each phase of a request.
+/// Time-out of each phase of a request but the response.
 const PHASE_TIMEOUT: Duration = Duration::from_secs(3);
+/// Time-out of the response. Longer, because an overloaded API server queues requests, and a request
+/// that is sent again waits at the end of the queue. The same as in the repair controller.
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(9);
 /// Shortest time between two iterations of the loop when other threads request work. Events on
 /// other pods have their own rate limit.
 const MIN_ITERATION: Duration = Duration::from_millis(50);
+/// Time to wait after a response that did not arrive in time, as if the API server had asked for it:
+/// the API server is overloaded, and an immediate retry of all nodes would keep it so.
+const TIMEOUT_WAIT: Duration = Duration::from_secs(1);
 /// Longest Retry-After that is honoured.
 const LONGEST_RETRY_AFTER: Duration = Duration::from_secs(600);
 
@@ -42,7 +48,7 @@ impl Worker {
     /// ServiceAccount of its own.
     pub fn new(api: Arc<Api>, source: AccessSource, renewal: Duration) -> Worker {
         let kubeconfig = AccessSource::Kubeconfig(api.settings.kubeconfig());
-        let deadlines = Deadlines::each(PHASE_TIMEOUT);
+        let deadlines = Deadlines { response: RESPONSE_TIMEOUT, ..Deadlines::each(PHASE_TIMEOUT) };
         let now = Instant::now();
         let renewal = api.settings.plugin_account.as_ref().map(|_| renewal);
         Worker {
@@ -104,10 +110,12 @@ impl Worker {
     }
 }
 
-/// Time that the API server asks clients to wait (Retry-After), bounded.
+/// Time that an overloaded API server asks clients to wait (Retry-After), bounded. Zero if the API
+/// server is not overloaded.
 fn retry_after(error: &kube::Error) -> Duration {
     match error.retry() {
         Retry::After(wait) => wait.min(LONGEST_RETRY_AFTER),
+        _ if error.is_response_timeout() => TIMEOUT_WAIT,
         _ => Duration::ZERO,
     }
 }

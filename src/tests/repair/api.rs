@@ -237,8 +237,8 @@ fn fault(request: &Request) -> Option<&'static str> {
     };
     if request.is_watch() {
         let time = value("timeoutSeconds").and_then(|time| time.parse::<u16>().ok());
-        let is_right = time.is_some_and(|time| (300..=600).contains(&time));
-        return (!is_right).then_some("a watch without timeoutSeconds of 300 to 600");
+        let is_right = time.is_some_and(|time| (1800..=3600).contains(&time));
+        return (!is_right).then_some("a watch without timeoutSeconds of 1800 to 3600");
     }
     if value("limit").is_some() || value("continue").is_some() {
         return Some("a list in pages");

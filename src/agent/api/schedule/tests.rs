@@ -71,7 +71,7 @@ fn requests(node: Node, span: Duration) -> Vec<Duration> {
 }
 
 #[test]
-fn an_idle_node_sends_less_than_one_request_in_five_minutes_with_every_configuration() {
+fn an_idle_agent_leaves_requests_to_the_repair_controller_with_every_configuration() {
     let span = DAY * 30;
     for issues in [true, false] {
         for account in [true, false] {
@@ -80,7 +80,8 @@ fn an_idle_node_sends_less_than_one_request_in_five_minutes_with_every_configura
                 let idle = requests(node, span).into_iter().filter(|at| *at > HOUR).count();
                 let a_minute = idle as f64 / (span - HOUR).as_secs_f64() * 60.0;
                 let what = format!("issues {issues}, account {account}, tainted {tainted}");
-                assert!(a_minute < 0.2, "{a_minute:.3} a minute: {what}");
+                // The repair controller's watch sends up to 0.125 requests in 5 minutes.
+                assert!(a_minute < 0.875 / 5.0, "{a_minute:.3} a minute: {what}");
                 assert!(a_minute > 0.1, "{a_minute:.3} a minute: {what}");
             }
         }
@@ -165,11 +166,36 @@ fn an_unreachable_api_server_is_checked_with_a_backoff_up_to_a_minute() {
     for wait in &waits[8..] {
         assert!((MINUTE * 3 / 5..=MINUTE).contains(wait), "{wait:?}");
     }
-    // Checks and TokenRequests both wait as long as a Retry-After says.
+    // Checks and TokenRequests both wait as long as a Retry-After says, and a random time.
     schedule.check_done(now, CheckResult::Unknown, 5 * MINUTE);
-    assert_eq!(schedule.next(), now + 5 * MINUTE);
+    assert!((5 * MINUTE..=6 * MINUTE).contains(&(schedule.next() - now)));
     schedule.not_renewed(now, Fallback::NoToken, 2 * MINUTE);
-    assert_eq!(schedule.next(), now + 2 * MINUTE);
+    assert!((2 * MINUTE..=3 * MINUTE).contains(&(schedule.next() - now)));
+}
+
+#[test]
+fn nodes_that_an_overloaded_api_server_rejects_do_not_return_together() {
+    let start = Instant::now();
+    let second = Duration::from_secs(1);
+    // The same header for all: kube-apiserver sends `Retry-After: 1`.
+    for failures in 0..4 {
+        let mut each_second: [BTreeMap<u64, usize>; 2] = Default::default();
+        for _ in 0..1000 {
+            let mut schedule = Schedule::new(start, Some(DAY));
+            for _ in 0..=failures {
+                schedule.check_done(start, CheckResult::Unknown, second);
+                schedule.not_renewed(start, Fallback::NoToken, second);
+            }
+            let dues = [schedule.check, schedule.renewal.unwrap()];
+            for (counts, due) in each_second.iter_mut().zip(dues) {
+                *counts.entry((due - start).as_secs()).or_default() += 1;
+            }
+        }
+        for counts in each_second {
+            let busiest = *counts.values().max().unwrap();
+            assert!(busiest < 400 >> failures.min(1), "{failures} failures: {counts:?}");
+        }
+    }
 }
 
 #[test]

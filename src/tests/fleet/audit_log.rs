@@ -1,0 +1,100 @@
+//! The requests of the fleet, from the API server's audit log.
+
+use std::collections::{BTreeMap, HashSet};
+use std::fs::File;
+use std::io::{BufRead as _, BufReader, Seek as _, SeekFrom};
+use std::path::PathBuf;
+use std::time::SystemTime;
+
+use serde::Deserialize;
+
+/// Reads what the API server appended since the last read.
+pub struct AuditLog {
+    path: PathBuf,
+    offset: u64,
+    /// Requests that were already returned: each has a record per stage.
+    seen: HashSet<String>,
+}
+
+/// One request of an agent or a repair controller.
+#[derive(Clone, Debug)]
+pub struct Request {
+    pub received: SystemTime,
+    /// Program and verb, e.g. `agent create`.
+    pub kind: String,
+    pub uri: String,
+    pub status: u16,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Record {
+    #[serde(rename = "auditID")]
+    audit_id: String,
+    #[serde(rename = "requestURI")]
+    request_uri: String,
+    verb: String,
+    #[serde(default)]
+    user_agent: String,
+    request_received_timestamp: String,
+    #[serde(default)]
+    response_status: ResponseStatus,
+}
+
+#[derive(Default, Deserialize)]
+struct ResponseStatus {
+    #[serde(default)]
+    code: u16,
+}
+
+impl AuditLog {
+    pub fn new(path: PathBuf) -> AuditLog {
+        AuditLog { path, offset: 0, seen: HashSet::new() }
+    }
+
+    /// Requests that were logged since the last call.
+    pub fn read(&mut self) -> anyhow::Result<Vec<Request>> {
+        let mut file = BufReader::new(File::open(&self.path)?);
+        file.seek(SeekFrom::Start(self.offset))?;
+        let mut requests = Vec::new();
+        let mut line = String::new();
+        while file.read_line(&mut line)? > 0 && line.ends_with('\n') {
+            self.offset += line.len() as u64;
+            requests.extend(self.request(&line)?);
+            line.clear();
+        }
+        Ok(requests)
+    }
+
+    fn request(&mut self, line: &str) -> anyhow::Result<Option<Request>> {
+        // A killed API server may leave part of a line.
+        let Ok(record) = serde_json::from_str::<Record>(line) else {
+            return Ok(None);
+        };
+        let program = match record.user_agent.split('/').next() {
+            Some("linkerd2-cni-install") => "agent",
+            Some("linkerd-cni-repair-controller") => "repair controller",
+            _ => return Ok(None),
+        };
+        if !self.seen.insert(record.audit_id) {
+            return Ok(None);
+        }
+        Ok(Some(Request {
+            received: humantime::parse_rfc3339(&record.request_received_timestamp)?,
+            kind: format!("{program} {}", record.verb),
+            uri: record.request_uri,
+            status: record.response_status.code,
+        }))
+    }
+}
+
+/// Largest number of requests in one second, counted in steps of a tenth of a second.
+pub fn peak_per_second(requests: &[Request]) -> usize {
+    let mut tenths: BTreeMap<u128, usize> = BTreeMap::new();
+    for request in requests {
+        let since = request.received.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        *tenths.entry(since.as_millis() / 100).or_default() += 1;
+    }
+    let windows = tenths.keys().map(|begin| tenths.range(begin..&(begin + 10)));
+    windows.map(|window| window.map(|(_, count)| count).sum()).max().unwrap_or_default()
+}

@@ -1,0 +1,184 @@
+//! etcd and kube-apiserver, as processes of this program on free ports of the loopback interface.
+
+use std::fs::{self, File};
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, ensure};
+use linkerd2_cni::kube::kubeconfig::{self, ApiAccess};
+use linkerd2_cni::kube::{Client, Deadlines};
+
+/// Token of the administrator, in the API server's token file.
+const ADMIN_TOKEN: &str = "fleet-admin";
+/// Longest time until a restarted API server is ready.
+const READY_TIMEOUT: Duration = Duration::from_secs(300);
+
+pub struct ControlPlane {
+    state: PathBuf,
+    /// Directory with certificates and keys.
+    pki: PathBuf,
+    etcd_port: u16,
+    pub port: u16,
+    pub ca: Vec<u8>,
+    /// Client of the administrator.
+    pub admin: Client,
+    apiserver: Process,
+    /// Dropped after the API server.
+    _etcd: Process,
+}
+
+/// A process that is killed when the value is dropped.
+struct Process(Child);
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+impl ControlPlane {
+    /// Starts both processes. `pki` has `ca.crt`, `apiserver.crt`, `apiserver.key`, `tokens.pub` and
+    /// `tokens.key`.
+    pub fn start(pki: &Path, state: &Path) -> anyhow::Result<ControlPlane> {
+        let ports = free_ports::<3>()?;
+        let [etcd_port, peer_port, port] = ports;
+        let etcd = start_etcd(state, etcd_port, peer_port)?;
+        fs::write(state.join("tokens.csv"), format!("{ADMIN_TOKEN},admin,0,system:masters\n"))?;
+        fs::write(state.join("audit.yaml"), AUDIT_POLICY)?;
+        let apiserver = start_apiserver(pki, state, etcd_port, port)?;
+        let ca = fs::read(pki.join("ca.crt"))?;
+        let access = access(port, &ca, ADMIN_TOKEN);
+        fs::write(state.join("admin.kubeconfig"), kubeconfig::render(&access))?;
+        let admin = Client::new(&access, "fleet", Deadlines::each(Duration::from_secs(60)))?;
+        let mut control_plane = ControlPlane {
+            state: state.to_owned(),
+            pki: pki.to_owned(),
+            etcd_port,
+            port,
+            ca,
+            admin,
+            apiserver,
+            _etcd: etcd,
+        };
+        control_plane.wait_until_ready()?;
+        Ok(control_plane)
+    }
+
+    /// Kills the API server, which breaks all connections at the same instant, and starts another.
+    pub fn restart(&mut self) -> anyhow::Result<()> {
+        self.apiserver.0.kill()?;
+        self.apiserver.0.wait()?;
+        self.apiserver = start_apiserver(&self.pki, &self.state, self.etcd_port, self.port)?;
+        self.wait_until_ready()
+    }
+
+    /// Path of a kubeconfig of the administrator.
+    pub fn kubeconfig(&self) -> PathBuf {
+        self.state.join("admin.kubeconfig")
+    }
+
+    pub fn audit_log(&self) -> PathBuf {
+        self.state.join("audit.log")
+    }
+
+    pub fn access(&self, token: &str) -> ApiAccess {
+        access(self.port, &self.ca, token)
+    }
+
+    fn wait_until_ready(&mut self) -> anyhow::Result<()> {
+        let begin = Instant::now();
+        while self.admin.read_list("/readyz").is_err() {
+            let ended = self.apiserver.0.try_wait()?;
+            ensure!(ended.is_none(), "kube-apiserver ended; see its log");
+            ensure!(begin.elapsed() < READY_TIMEOUT, "kube-apiserver is not ready");
+            thread::sleep(Duration::from_millis(100));
+        }
+        Ok(())
+    }
+}
+
+const AUDIT_POLICY: &str = "apiVersion: audit.k8s.io/v1
+kind: Policy
+omitStages: [RequestReceived]
+rules: [{level: None, users: [admin]}, {level: Metadata}]
+";
+
+fn access(port: u16, ca: &[u8], token: &str) -> ApiAccess {
+    ApiAccess {
+        server: format!("https://127.0.0.1:{port}"),
+        ca: ca.to_vec(),
+        insecure: false,
+        token: Some(token.to_owned()),
+    }
+}
+
+/// `--unsafe-no-fsync`: the disk is not what is measured. `--watch-progress-notify-interval`: as
+/// kubeadm sets it. Without it the API server sends no bookmarks while no pod changes.
+fn start_etcd(state: &Path, port: u16, peer_port: u16) -> anyhow::Result<Process> {
+    let url = format!("http://127.0.0.1:{port}");
+    let peer_url = format!("http://127.0.0.1:{peer_port}");
+    let mut command = Command::new("etcd");
+    command
+        .arg("--data-dir")
+        .arg(state.join("etcd"))
+        .args(["--listen-client-urls", &url, "--advertise-client-urls", &url])
+        .args(["--listen-peer-urls", &peer_url, "--initial-advertise-peer-urls", &peer_url])
+        .args(["--initial-cluster", &format!("default={peer_url}")])
+        .args(["--unsafe-no-fsync", "--quota-backend-bytes", "8000000000"])
+        .args([progress_flag()?, "5s"]);
+    spawn(command, &state.join("etcd.log"))
+}
+
+/// The flag's name in the installed etcd: before 3.6 it is experimental.
+fn progress_flag() -> anyhow::Result<&'static str> {
+    const FLAG: &str = "--watch-progress-notify-interval";
+    let help = Command::new("etcd").arg("--help").output()?;
+    let help = [help.stdout, help.stderr].concat();
+    let is_stable =
+        String::from_utf8_lossy(&help).lines().any(|line| line.trim().starts_with(FLAG));
+    Ok(if is_stable { FLAG } else { "--experimental-watch-progress-notify-interval" })
+}
+
+fn start_apiserver(pki: &Path, state: &Path, etcd_port: u16, port: u16) -> anyhow::Result<Process> {
+    let mut command = Command::new("kube-apiserver");
+    command
+        .args(["--bind-address", "127.0.0.1", "--secure-port", &port.to_string()])
+        .args(["--etcd-servers", &format!("http://127.0.0.1:{etcd_port}")])
+        .args(["--authorization-mode", "Node,RBAC", "--service-cluster-ip-range", "10.96.0.0/16"])
+        .args(["--service-account-issuer", "https://kubernetes.default.svc.cluster.local"]);
+    for (flag, file) in [
+        ("--tls-cert-file", pki.join("apiserver.crt")),
+        ("--tls-private-key-file", pki.join("apiserver.key")),
+        ("--service-account-key-file", pki.join("tokens.pub")),
+        ("--service-account-signing-key-file", pki.join("tokens.key")),
+        ("--token-auth-file", state.join("tokens.csv")),
+        ("--audit-policy-file", state.join("audit.yaml")),
+        ("--audit-log-path", state.join("audit.log")),
+    ] {
+        command.arg(flag).arg(file);
+    }
+    spawn(command, &state.join("kube-apiserver.log"))
+}
+
+fn spawn(mut command: Command, log: &Path) -> anyhow::Result<Process> {
+    let log = File::options().create(true).append(true).open(log)?;
+    command.stdout(log.try_clone()?).stderr(log);
+    let child = command.spawn();
+    child.map(Process).with_context(|| format!("cannot start {:?}", command.get_program()))
+}
+
+/// Ports that are free now.
+fn free_ports<const COUNT: usize>() -> anyhow::Result<[u16; COUNT]> {
+    let mut listeners = Vec::new();
+    let mut ports = [0; COUNT];
+    for port in &mut ports {
+        let listener = TcpListener::bind("127.0.0.1:0")?;
+        *port = listener.local_addr()?.port();
+        listeners.push(listener);
+    }
+    Ok(ports)
+}

@@ -1,0 +1,233 @@
+//! The processes of the simulated nodes.
+
+use std::fs::{self, File, Permissions};
+use std::os::unix::fs::{PermissionsExt as _, chown};
+use std::os::unix::process::CommandExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::Mutex;
+use std::time::Duration;
+
+use linkerd2_cni::kube::Client;
+use linkerd2_cni::kube::kubeconfig;
+use serde::Deserialize;
+use serde_json::json;
+
+use crate::control_plane::ControlPlane;
+use crate::objects::{NAMESPACE, SERVICE_ACCOUNT, agent_pod_name, in_parallel, node_name};
+
+const AGENT: &str = "linkerd2-cni-install";
+const REPAIR_CONTROLLER: &str = "linkerd-cni-repair-controller";
+/// User of the first node's processes. The kernel limits inotify instances per user, so each node
+/// has a user of its own.
+const FIRST_USER: u32 = 200_000;
+
+const PLUGIN_ENTRY: &str = r#"{"name": "linkerd-cni", "type": "linkerd-cni",
+  "kubernetes": {"kubeconfig": "__KUBECONFIG_FILEPATH__"},
+  "linkerd": {"incoming-proxy-port": 4143, "outgoing-proxy-port": 4140, "proxy-uid": 2102}}"#;
+const CONFLIST: &str =
+    r#"{"cniVersion": "1.0.0", "name": "primary", "plugins": [{"type": "bridge"}]}"#;
+
+pub struct Fleet {
+    state: PathBuf,
+    port: u16,
+    nodes: usize,
+    processes: Vec<Child>,
+}
+
+/// Memory of the processes of one program.
+pub struct Memory {
+    pub agent_kib: u64,
+    pub repair_controller_kib: u64,
+}
+
+#[derive(Deserialize)]
+struct TokenRequest {
+    status: TokenStatus,
+}
+
+#[derive(Deserialize)]
+struct TokenStatus {
+    token: String,
+}
+
+#[derive(Deserialize)]
+struct Pod {
+    metadata: Metadata,
+}
+
+#[derive(Deserialize)]
+struct Metadata {
+    uid: String,
+}
+
+impl Fleet {
+    /// Lays out the directories of `nodes` nodes, each with a token bound to the node's agent pod.
+    pub fn prepare(
+        control_plane: &ControlPlane,
+        programs: &Path,
+        state: &Path,
+        nodes: usize,
+    ) -> anyhow::Result<Fleet> {
+        fs::create_dir_all(state.join("image"))?;
+        // The self-test is off, so that the plugin is never run.
+        let plugin = state.join("image/linkerd-cni");
+        fs::write(&plugin, "stands for the plugin binary")?;
+        fs::set_permissions(plugin, Permissions::from_mode(0o755))?;
+        for program in [AGENT, REPAIR_CONTROLLER] {
+            fs::copy(programs.join(program), state.join(program))?;
+        }
+        in_parallel(nodes, |node| lay_out(control_plane, &state.join("nodes"), node))?;
+        let processes = Vec::new();
+        Ok(Fleet { state: state.to_owned(), port: control_plane.port, nodes, processes })
+    }
+
+    /// Starts all processes, as fast as this machine can.
+    pub fn start(&mut self) -> anyhow::Result<()> {
+        let started = Mutex::new(std::mem::take(&mut self.processes));
+        let result = in_parallel(self.nodes, |node| {
+            for command in [self.agent(node), self.repair_controller(node)] {
+                let child = self.spawn(node, command)?;
+                started.lock().unwrap().push(child);
+            }
+            Ok(())
+        });
+        self.processes = started.into_inner().unwrap();
+        result
+    }
+
+    /// Number of nodes whose kubeconfig has been written.
+    pub fn kubeconfigs(&self) -> usize {
+        let path = |node| directory(&self.nodes_dir(), node).join("host/net.d/kubeconfig");
+        (0..self.nodes).filter(|node| path(*node).exists()).count()
+    }
+
+    /// Mean proportional set size of the processes, from a sample of 20 nodes.
+    pub fn memory(&self) -> Memory {
+        let mean = |name: &str| {
+            let sizes: Vec<u64> = self
+                .processes
+                .iter()
+                .filter_map(|process| proportional_size(process.id(), name))
+                .take(20)
+                .collect();
+            sizes.iter().sum::<u64>() / (sizes.len() as u64).max(1)
+        };
+        Memory { agent_kib: mean(AGENT), repair_controller_kib: mean(REPAIR_CONTROLLER) }
+    }
+
+    fn nodes_dir(&self) -> PathBuf {
+        self.state.join("nodes")
+    }
+
+    fn agent(&self, node: usize) -> Command {
+        let dir = directory(&self.nodes_dir(), node);
+        let mut command = Command::new(self.state.join(AGENT));
+        command
+            .env("CONTAINER_MOUNT_PREFIX", dir.join("host"))
+            .env("CONTAINER_CNI_BIN_DIR", self.state.join("image"))
+            .env("DEST_CNI_BIN_DIR", "/bin")
+            .env("DEST_CNI_NET_DIR", "/net.d")
+            .env("KUBECONFIG_FILE_NAME", "kubeconfig")
+            .env("CNI_NETWORK_CONFIG", PLUGIN_ENTRY)
+            .env("KUBERNETES_SERVICE_HOST", "127.0.0.1")
+            .env("KUBERNETES_SERVICE_PORT", self.port.to_string())
+            .env("LINKERD_CNI_SERVICE_ACCOUNT_DIR", dir.join("account"))
+            .env("LINKERD_CNI_NAMESPACE", NAMESPACE)
+            .env("LINKERD_CNI_POD_NAME", agent_pod_name(node))
+            .env("LINKERD_CNI_NODE_NAME", node_name(node))
+            .env("LINKERD_CNI_PLUGIN_SERVICE_ACCOUNT", "linkerd-cni-plugin");
+        command
+    }
+
+    fn repair_controller(&self, node: usize) -> Command {
+        let dir = directory(&self.nodes_dir(), node);
+        let mut command = Command::new(self.state.join(REPAIR_CONTROLLER));
+        command
+            .args(["--admin-addr", "127.0.0.1:0", "--mode", "in-place"])
+            .args(["--node-name", &node_name(node)])
+            .args(["--controller-pod-name", &agent_pod_name(node)])
+            .arg("--kubeconfig")
+            .arg(dir.join("repair-controller.kubeconfig"))
+            .arg("--mount-prefix")
+            .arg(dir.join("host"));
+        command
+    }
+
+    fn spawn(&self, node: usize, mut command: Command) -> anyhow::Result<Child> {
+        let program = Path::new(command.get_program()).file_name().unwrap();
+        let log = self.state.join(program).with_extension("log");
+        let log = File::options().create(true).append(true).open(log)?;
+        command.uid(user(node)).stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
+        Ok(command.spawn()?)
+    }
+}
+
+impl Drop for Fleet {
+    fn drop(&mut self) {
+        for process in &mut self.processes {
+            let _ = process.kill();
+        }
+        for process in &mut self.processes {
+            let _ = process.wait();
+        }
+    }
+}
+
+fn directory(nodes_dir: &Path, node: usize) -> PathBuf {
+    nodes_dir.join(node_name(node))
+}
+
+fn user(node: usize) -> u32 {
+    FIRST_USER + node as u32
+}
+
+fn lay_out(control_plane: &ControlPlane, nodes_dir: &Path, node: usize) -> anyhow::Result<()> {
+    let token = agent_token(&control_plane.admin, node)?;
+    let dir = directory(nodes_dir, node);
+    let directories = ["host/bin", "host/net.d", "account"].map(|name| dir.join(name));
+    let access = control_plane.access(&token);
+    let files = [
+        (dir.join("host/net.d/10-primary.conflist"), CONFLIST.as_bytes().to_vec()),
+        (dir.join("host/bin/bridge"), Vec::new()),
+        (dir.join("account/token"), token.into_bytes()),
+        (dir.join("account/ca.crt"), control_plane.ca.clone()),
+        (dir.join("account/namespace"), NAMESPACE.as_bytes().to_vec()),
+        (dir.join("repair-controller.kubeconfig"), kubeconfig::render(&access).into_bytes()),
+    ];
+    for directory in &directories {
+        fs::create_dir_all(directory)?;
+    }
+    for (path, content) in &files {
+        fs::write(path, content)?;
+    }
+    let all = directories.iter().chain(files.iter().map(|(path, _)| path));
+    for path in all.chain([&dir, &dir.join("host")]) {
+        chown(path, Some(user(node)), None)?;
+    }
+    Ok(())
+}
+
+/// Requests a token as the kubelet does for the agent's pod.
+fn agent_token(client: &Client, node: usize) -> anyhow::Result<String> {
+    let name = agent_pod_name(node);
+    let pod: Pod = client.get(&format!("/api/v1/namespaces/{NAMESPACE}/pods/{name}"))?;
+    let bound = json!({"kind": "Pod", "apiVersion": "v1", "name": name, "uid": pod.metadata.uid});
+    let request = json!({"spec": {"expirationSeconds": 7200, "boundObjectRef": bound}});
+    let path = format!("/api/v1/namespaces/{NAMESPACE}/serviceaccounts/{SERVICE_ACCOUNT}/token");
+    Ok(client.post_and_decode::<TokenRequest>(&path, &request)?.status.token)
+}
+
+/// Proportional set size of the process in KiB, if it runs `program`.
+fn proportional_size(pid: u32, program: &str) -> Option<u64> {
+    let executable = fs::read_link(format!("/proc/{pid}/exe")).ok()?;
+    if executable.file_name()? != program {
+        return None;
+    }
+    let rollup = fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).ok()?;
+    let line = rollup.lines().find_map(|line| line.strip_prefix("Pss:"))?;
+    line.trim().trim_end_matches("kB").trim().parse().ok()
+}
+
+/// Longest time until the whole fleet is connected.
+pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(300);

@@ -1,0 +1,119 @@
+//! The objects in the API: the chart's, Nodes, the agents' pods and meshed pods.
+
+use std::path::Path;
+use std::process::Command;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
+
+use anyhow::ensure;
+use linkerd2_cni::kube::Client;
+use serde_json::{Value, json};
+
+use crate::control_plane::ControlPlane;
+
+pub const NAMESPACE: &str = "linkerd-cni";
+pub const SERVICE_ACCOUNT: &str = "linkerd-cni";
+/// Namespace of the meshed pods.
+const PODS_NAMESPACE: &str = "apps";
+/// Threads that create objects.
+const CREATORS: usize = 16;
+
+pub fn node_name(node: usize) -> String {
+    format!("node-{node}")
+}
+
+pub fn agent_pod_name(node: usize) -> String {
+    format!("linkerd-cni-{node}")
+}
+
+/// Creates all objects of `nodes` nodes with `pods` meshed pods each.
+pub fn create(
+    control_plane: &ControlPlane,
+    manifests: &Path,
+    nodes: usize,
+    pods: usize,
+) -> anyhow::Result<()> {
+    let client = &control_plane.admin;
+    for namespace in [NAMESPACE, PODS_NAMESPACE] {
+        client.post("/api/v1/namespaces", &json!({"metadata": {"name": namespace}}))?;
+        // No controller manager runs, which would create this account.
+        let account = json!({"metadata": {"name": "default"}});
+        client.post(&format!("/api/v1/namespaces/{namespace}/serviceaccounts"), &account)?;
+    }
+    let status = Command::new("kubectl")
+        .arg("--kubeconfig")
+        .arg(control_plane.kubeconfig())
+        .args(["apply", "--server-side", "-f"])
+        .arg(manifests)
+        .stdout(std::process::Stdio::null())
+        .status()?;
+    ensure!(status.success(), "kubectl apply: {status}");
+    in_parallel(nodes, |node| create_node(client, node))?;
+    in_parallel(nodes * pods, |index| {
+        let path = format!("/api/v1/namespaces/{PODS_NAMESPACE}/pods");
+        Ok(client.post(&path, &meshed_pod(index % nodes, index))?)
+    })
+}
+
+fn create_node(client: &Client, node: usize) -> anyhow::Result<()> {
+    let labels = json!({"kubernetes.io/os": "linux", "kubernetes.io/hostname": node_name(node)});
+    client
+        .post("/api/v1/nodes", &json!({"metadata": {"name": node_name(node), "labels": labels}}))?;
+    let agent_pod = json!({
+        "metadata": {"name": agent_pod_name(node)},
+        "spec": {
+            "nodeName": node_name(node),
+            "serviceAccountName": SERVICE_ACCOUNT,
+            "automountServiceAccountToken": false,
+            "containers": [{"name": "install-cni", "image": "example"}],
+        },
+    });
+    Ok(client.post(&format!("/api/v1/namespaces/{NAMESPACE}/pods"), &agent_pod)?)
+}
+
+/// Calls `action` for each index below `count`, on [`CREATORS`] threads. Fails with the first error.
+pub fn in_parallel(
+    count: usize,
+    action: impl Fn(usize) -> anyhow::Result<()> + Sync,
+) -> anyhow::Result<()> {
+    let next = AtomicUsize::new(0);
+    let work = || {
+        loop {
+            let index = next.fetch_add(1, Ordering::Relaxed);
+            if index >= count {
+                return Ok(());
+            }
+            action(index)?;
+        }
+    };
+    thread::scope(|scope| {
+        let threads: Vec<_> = (0..CREATORS).map(|_| scope.spawn(work)).collect();
+        threads.into_iter().try_for_each(|thread| thread.join().unwrap())
+    })
+}
+
+/// A pod of the size that the proxy injector makes: 12 KiB as the API server returns it.
+fn meshed_pod(node: usize, index: usize) -> Value {
+    let variables: Vec<Value> = (0..60)
+        .map(|number| json!({"name": format!("LINKERD2_PROXY_{number}"), "value": "x".repeat(90)}))
+        .collect();
+    json!({
+        "metadata": {
+            "name": format!("app-{index}"),
+            "labels": {"app": "app", "linkerd.io/control-plane-ns": "linkerd"},
+            "annotations": {
+                "linkerd.io/created-by": "linkerd/proxy-injector edge-26.1.1",
+                "linkerd.io/proxy-version": "edge-26.1.1",
+            },
+        },
+        "spec": {
+            "nodeName": node_name(node),
+            "automountServiceAccountToken": false,
+            "initContainers": [{"name": "linkerd-network-validator", "image": "example"}],
+            "containers": [
+                {"name": "linkerd-proxy", "image": "example", "env": variables},
+                {"name": "app", "image": "example"},
+            ],
+        },
+    })
+}
