@@ -187,9 +187,9 @@ fn firewall_error(command: Command, error: firewall::Error) -> Error {
                 Command::Check => "the redirect rules could not be read",
                 _ => "the redirect rules could not be installed",
             };
-            Error::new(code::RULES_FAILED, error.to_string()).with_details(format!(
-                "{failure}; if the node does not support this backend, set the chart's iptablesMode to auto or to another backend"
-            ))
+            let remedy = error.remedy().unwrap_or_else(|| "if the node does not support this backend, set the chart's iptablesMode to auto or to another backend".to_owned());
+            Error::new(code::RULES_FAILED, error.to_string())
+                .with_details(format!("{failure}; {remedy}"))
         }
     }
 }
