@@ -41,11 +41,19 @@ pub enum IptablesMode {
 /// Why rules could not be written or listed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    #[error("the kernel rejected an nf_tables request: {}", source.desc())]
+    #[error("the kernel rejected {subject}: {source}{}", text.as_ref().map(|text| format!(" ({text})")).unwrap_or_default())]
     Native {
+        /// The part of the transaction at fault.
+        subject: String,
+        /// The kernel's words, if any.
+        text: Option<String>,
+        /// What to do, where that is known.
+        remedy: Option<String>,
         #[source]
         source: nix::Error,
     },
+    #[error("the backend native needs Linux 4.18, and this kernel is {release}")]
+    OldKernel { release: String },
     #[error(
         "none of {wanted}, together with its -restore program, is in PATH, /usr/sbin, /sbin, /usr/bin or /bin of the node"
     )]
@@ -84,6 +92,10 @@ impl Error {
             Error::Locked { .. } => Some(
                 "end what the process that holds the lock is doing, or set the chart's iptablesMode to native, which needs no lock".to_owned(),
             ),
+            Error::Native { remedy, .. } => remedy.clone(),
+            Error::OldKernel { .. } => {
+                Some("set the chart's iptablesMode to nft or legacy".to_owned())
+            }
             Error::NoBackend { errors } => {
                 let remedies: Vec<String> = errors.iter().filter_map(Error::remedy).collect();
                 (!remedies.is_empty()).then(|| remedies.join("; "))
