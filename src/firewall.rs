@@ -14,10 +14,15 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+use crate::deadline::Deadline;
 use crate::rules::{self, Family, Redirect, Verdict};
 pub use check::{Survey, describe_missing, missing, survey};
 pub use families::Families;
 use iptables::Variant;
+
+/// Time allowed for the programs of all backends of one call together. The plugin's deadline for a
+/// netns is longer, so that an error names the program.
+const DEADLINE: Duration = Duration::from_secs(15);
 
 /// The setting `iptables-mode`: which backends to try.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -38,11 +43,19 @@ pub enum IptablesMode {
 /// Why rules could not be written or listed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    #[error("the kernel rejected an nf_tables request: {}", source.desc())]
+    #[error("the kernel rejected {subject}: {source}{}", text.as_ref().map(|text| format!(" ({text})")).unwrap_or_default())]
     Native {
+        /// The part of the transaction at fault.
+        subject: String,
+        /// The kernel's words, if any.
+        text: Option<String>,
+        /// What to do, where that is known.
+        remedy: Option<String>,
         #[source]
         source: nix::Error,
     },
+    #[error("the backend native needs Linux 4.18, and this kernel is {release}")]
+    OldKernel { release: String },
     #[error(
         "none of {wanted}, together with its -restore program, is in PATH, /usr/sbin, /sbin, /usr/bin or /bin of the node"
     )]
@@ -55,12 +68,43 @@ pub enum Error {
     },
     #[error("{} failed: {stderr}", program.display())]
     Restore { program: PathBuf, stderr: String },
-    #[error("{} timed out after {deadline:?} and was killed", program.display())]
-    Deadline { program: PathBuf, deadline: Duration },
+    #[error("{} timed out after {deadline:?} and was killed{}", program.display(), lock.as_ref().map(|lock| format!("; {lock}")).unwrap_or_default())]
+    Deadline {
+        program: PathBuf,
+        deadline: Duration,
+        /// Which other process holds the xtables lock, if one does.
+        lock: Option<String>,
+    },
+    #[error("{} did not get the xtables lock in time: {lock}", program.display())]
+    Locked {
+        program: PathBuf,
+        /// Which process holds the lock.
+        lock: String,
+    },
     #[error("{} cannot list table nat: {message}", program.display())]
     List { program: PathBuf, message: String },
     #[error("no backend is usable: {}", errors.iter().map(Error::to_string).collect::<Vec<_>>().join("; "))]
     NoBackend { errors: Vec<Error> },
+}
+
+impl Error {
+    /// Says what to do, if this kind of error has a remedy of its own.
+    pub fn remedy(&self) -> Option<String> {
+        match self {
+            Error::Locked { .. } => Some(
+                "end what the process that holds the lock is doing, or set the chart's iptablesMode to native, which needs no lock".to_owned(),
+            ),
+            Error::Native { remedy, .. } => remedy.clone(),
+            Error::OldKernel { .. } => {
+                Some("set the chart's iptablesMode to nft or legacy".to_owned())
+            }
+            Error::NoBackend { errors } => {
+                let remedies: Vec<String> = errors.iter().filter_map(Error::remedy).collect();
+                (!remedies.is_empty()).then(|| remedies.join("; "))
+            }
+            _ => None,
+        }
+    }
 }
 
 /// A way to write rules into the kernel.
@@ -136,11 +180,12 @@ fn apply_all(
     mode: IptablesMode,
 ) -> Result<Backend, Error> {
     let mut errors = Vec::new();
+    let deadline = Deadline::after(DEADLINE);
     for &backend in backends(mode) {
         let applied = match backend {
             Backend::Native => native::apply(redirect, families).map(|()| Backend::Native),
             Backend::Iptables(variant) => {
-                iptables::apply(redirect, families, variant).map(Backend::Iptables)
+                iptables::apply(redirect, families, variant, deadline).map(Backend::Iptables)
             }
         };
         match applied {

@@ -1,4 +1,5 @@
 //! Netlink: encodes messages and attributes, and exchanges them with the kernel.
 
+pub mod ack;
 pub mod attribute;
 pub mod socket;

@@ -174,22 +174,23 @@ fn firewall_error(command: Command, error: firewall::Error) -> Error {
         firewall::Error::NoPrograms { .. } => Error::new(code::NO_IPTABLES, error.to_string())
             .with_details("install iptables on the node, or set the chart's iptablesMode to auto"),
         firewall::Error::NoBackend { errors }
-            if errors
-                .iter()
-                .any(|error| matches!(error, firewall::Error::NoPrograms { .. })) =>
+            if errors.iter().any(|error| matches!(error, firewall::Error::NoPrograms { .. })) =>
         {
-            Error::new(code::NO_IPTABLES, error.to_string()).with_details(
-                "nf_tables is not usable in this kernel: load the modules nf_tables, nft_chain_nat and nft_redir, or install iptables on the node",
-            )
+            let remedy = error.remedy().unwrap_or_else(|| {
+                "load the kernel modules nf_tables, nft_chain_nat and nft_redir".to_owned()
+            });
+            Error::new(code::NO_IPTABLES, error.to_string()).with_details(format!(
+                "nf_tables is not usable: {remedy}; or install iptables on the node"
+            ))
         }
         _ => {
             let failure = match command {
                 Command::Check => "the redirect rules could not be read",
                 _ => "the redirect rules could not be installed",
             };
-            Error::new(code::RULES_FAILED, error.to_string()).with_details(format!(
-                "{failure}; if the node does not support this backend, set the chart's iptablesMode to auto or to another backend"
-            ))
+            let remedy = error.remedy().unwrap_or_else(|| "if the node does not support this backend, set the chart's iptablesMode to auto or to another backend".to_owned());
+            Error::new(code::RULES_FAILED, error.to_string())
+                .with_details(format!("{failure}; {remedy}"))
         }
     }
 }

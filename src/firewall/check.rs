@@ -1,6 +1,9 @@
 //! Checks that the redirect rules are in the kernel, for CHECK and for the repair controller.
 
-use super::{Backend, Error, Families, IptablesMode, backends, combined, iptables, native};
+use super::{
+    Backend, DEADLINE, Error, Families, IptablesMode, backends, combined, iptables, native,
+};
+use crate::deadline::Deadline;
 use crate::rules::{self, Family, Redirect};
 
 /// Number of missing rules that [`describe_missing`] names. A pod without port lists and subnets has
@@ -39,10 +42,11 @@ fn missing_of(
 ) -> Result<Vec<String>, Error> {
     let mut fewest: Option<Vec<String>> = None;
     let mut errors = Vec::new();
+    let deadline = Deadline::after(DEADLINE);
     for &backend in backends(mode) {
         let missing = match backend {
             Backend::Native => native::missing(redirect, families),
-            Backend::Iptables(variant) => iptables::missing(redirect, families, variant),
+            Backend::Iptables(variant) => iptables::missing(redirect, families, variant, deadline),
         };
         match missing {
             Ok(missing) if missing.is_empty() => return Ok(missing),

@@ -2,21 +2,25 @@
 //!
 //! One run of `iptables-restore --noflush -w` per address family applies all its rules or none.
 
+mod lock;
+mod program;
 mod programs;
-mod restore;
 
 use std::time::Duration;
 
-use ::iptables::IPTables;
 use serde::{Deserialize, Serialize};
 
 use super::Error;
+use crate::deadline::Deadline;
 use crate::rules::{self, Chain, Family, Redirect, Rule};
 use programs::Programs;
 pub use programs::exist as has_programs;
 
-/// Timeout for one `iptables-restore`, including its wait of at most 5 s for the xtables lock.
-const RESTORE_DEADLINE: Duration = Duration::from_secs(8);
+/// Timeout for one program, including its wait of at most 5 s for the xtables lock.
+const PROGRAM_DEADLINE: Duration = Duration::from_secs(8);
+/// Timeout for the program that removes the rules of one family after an error. It comes in addition
+/// to the deadline of the call.
+const UNDO_DEADLINE: Duration = Duration::from_secs(3);
 
 /// Variant of the host's iptables programs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -34,13 +38,19 @@ pub enum Variant {
 /// # Errors
 /// Fails if a program is missing or fails. Then the chains that this call created are removed;
 /// chains that existed before keep the new rules.
-pub fn apply(redirect: &Redirect, families: &[Family], variant: Variant) -> Result<Variant, Error> {
+pub fn apply(
+    redirect: &Redirect,
+    families: &[Family],
+    variant: Variant,
+    deadline: Deadline,
+) -> Result<Variant, Error> {
     let mut used: Option<Variant> = None;
     let mut added: Vec<(Programs, Vec<Rule>)> = Vec::new();
     for &family in families {
         let rules = rules::rules(redirect, family);
-        let applied = programs::find(variant, family)
-            .and_then(|programs| apply_family(&programs, &rules).map(|fresh| (programs, fresh)));
+        let applied = programs::find(variant, family).and_then(|programs| {
+            apply_family(&programs, &rules, deadline).map(|fresh| (programs, fresh))
+        });
         match applied {
             Ok((programs, fresh)) => {
                 used.get_or_insert(programs.variant);
@@ -51,7 +61,7 @@ pub fn apply(redirect: &Redirect, families: &[Family], variant: Variant) -> Resu
             Err(error) => {
                 for (programs, rules) in &added {
                     let undo = rules::undo_script(rules);
-                    if let Err(error) = restore::run(&programs.restore, &undo, RESTORE_DEADLINE) {
+                    if let Err(error) = program::restore(&programs.restore, &undo, UNDO_DEADLINE) {
                         tracing::error!(
                             "linkerd-cni: cannot remove the rules of the other address family: {error}"
                         );
@@ -66,13 +76,18 @@ pub fn apply(redirect: &Redirect, families: &[Family], variant: Variant) -> Resu
 
 /// Applies the rules of one family. Returns whether it created the chains. If the chains exist, lists
 /// the table and replaces the jumps to the chains.
-fn apply_family(programs: &Programs, rules: &[Rule]) -> Result<bool, Error> {
+fn apply_family(programs: &Programs, rules: &[Rule], deadline: Deadline) -> Result<bool, Error> {
     let fresh = rules::install_script(rules, true, &[]);
-    let Err(error) = restore::run(&programs.restore, &fresh, RESTORE_DEADLINE) else {
-        return Ok(true);
+    let error = match program::restore(&programs.restore, &fresh, time_for_program(deadline)) {
+        Ok(()) => return Ok(true),
+        // Another program would wait for the same lock.
+        Err(error @ (Error::Locked { .. } | Error::Deadline { .. })) => return Err(error),
+        Err(error) => error,
     };
-    let Ok(lines) = list(programs) else {
-        return Err(error);
+    let lines = match program::list(&programs.command, time_for_program(deadline)) {
+        Ok(lines) => lines,
+        Err(error @ (Error::Locked { .. } | Error::Deadline { .. })) => return Err(error),
+        Err(_) => return Err(error),
     };
     let declarations = Chain::LINKERD.map(|chain| format!("-N {}", chain.name()));
     if !lines.iter().any(|line| declarations.contains(line)) {
@@ -80,8 +95,13 @@ fn apply_family(programs: &Programs, rules: &[Rule]) -> Result<bool, Error> {
     }
     let jumps: Vec<String> = lines.into_iter().filter(|line| is_jump(line)).collect();
     let again = rules::install_script(rules, false, &jumps);
-    restore::run(&programs.restore, &again, RESTORE_DEADLINE)?;
+    program::restore(&programs.restore, &again, time_for_program(deadline))?;
     Ok(false)
+}
+
+/// Returns the timeout of the next program of a call that ends at `deadline`.
+fn time_for_program(deadline: Deadline) -> Duration {
+    deadline.remaining().min(PROGRAM_DEADLINE)
 }
 
 /// Returns the rules of `redirect` that table `nat` lacks, as lines of `iptables-save`. Empty if all
@@ -93,11 +113,12 @@ pub fn missing(
     redirect: &Redirect,
     families: &[Family],
     variant: Variant,
+    deadline: Deadline,
 ) -> Result<Vec<String>, Error> {
     let mut missing = Vec::new();
     for &family in families {
         let programs = programs::find(variant, family)?;
-        let lines = list(&programs)?;
+        let lines = program::list(&programs.command, time_for_program(deadline))?;
         let listed = Chain::ALL.map(|chain| rules_of(&lines, chain));
         let rules = rules::rules(redirect, family);
         missing.extend(rules::missing_in_order(&rules, &listed, |rule, listed| {
@@ -130,27 +151,4 @@ fn is_jump(line: &str) -> bool {
         .any(|chain| line.starts_with(&format!("-A {} ", chain.name())));
     is_in_builtin
         && Chain::LINKERD.iter().any(|chain| line.ends_with(&format!("-j {}", chain.name())))
-}
-
-/// Lists table `nat` as lines of `iptables -S`.
-fn list(programs: &Programs) -> Result<Vec<String>, Error> {
-    let iptables = IPTables {
-        // The crate needs a `&'static str`. The leak is harmless in this short-lived process.
-        cmd: String::leak(programs.command.to_string_lossy().into_owned()),
-        has_check: true,
-        has_wait: true,
-        is_numeric: false,
-    };
-    let lines = iptables.list_table(rules::TABLE).map_err(|error| Error::List {
-        program: programs.command.clone(),
-        message: error.to_string(),
-    })?;
-    // The crate returns an empty list when the program fails. A real list has chain policies.
-    if lines.iter().any(|line| line.starts_with("-P ")) {
-        return Ok(lines);
-    }
-    Err(Error::List {
-        program: programs.command.clone(),
-        message: "its output has no chains".to_owned(),
-    })
 }

@@ -4,8 +4,12 @@
 
 mod message;
 mod nfta;
+mod rejection;
+
+use std::ffi::OsStr;
 
 use nix::errno::Errno;
+use nix::sys::utsname::uname;
 
 use super::Error;
 use crate::netlink::attribute;
@@ -19,6 +23,10 @@ use message::{kind, protocol_family};
 const CHAINS: [Chain; Chain::ALL.len()] =
     [Chain::ProxyInitRedirect, Chain::ProxyInitOutput, Chain::Prerouting, Chain::Output];
 
+/// Oldest kernel, as major and minor version. Before Linux 4.18 the addresses of replies are restored
+/// only in hooks that have a `nat` chain, and no second `nat` chain may have the same hook.
+const OLDEST_KERNEL: (u32, u32) = (4, 18);
+
 /// Replaces the rules in the plugin's table of each family with those of `redirect`.
 ///
 /// In a netns without the table, one transaction is enough. If the table exists, a second one
@@ -27,12 +35,27 @@ const CHAINS: [Chain; Chain::ALL.len()] =
 /// # Errors
 /// Fails with the kernel's error; then no rule changed. After a timeout the rules may have changed.
 pub fn apply(redirect: &Redirect, families: &[Family]) -> Result<(), Error> {
-    let fail = |source| Error::Native { source };
-    match socket::transact(&transaction(redirect, families, true)) {
-        Err(Errno::EEXIST) => {
-            socket::transact(&transaction(redirect, families, false)).map_err(fail)
+    refuse_old_kernel(&uname().map(|name| name.release().to_owned()).unwrap_or_default())?;
+    let fresh = transaction(redirect, families, true);
+    match socket::transact(&fresh) {
+        Err(rejection) if rejection.errno == Errno::EEXIST => {
+            let again = transaction(redirect, families, false);
+            socket::transact(&again).map_err(|rejection| rejection::error(&again, rejection))
         }
-        done => done.map_err(fail),
+        done => done.map_err(|rejection| rejection::error(&fresh, rejection)),
+    }
+}
+
+/// Fails if the kernel's `release`, such as `5.14.0-427.el9.x86_64`, is older than
+/// [`OLDEST_KERNEL`]. An unknown form of release passes.
+fn refuse_old_kernel(release: &OsStr) -> Result<(), Error> {
+    let release = release.to_string_lossy();
+    let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(str::parse::<u32>);
+    match (numbers.next(), numbers.next()) {
+        (Some(Ok(major)), Some(Ok(minor))) if (major, minor) < OLDEST_KERNEL => {
+            Err(Error::OldKernel { release: release.into_owned() })
+        }
+        _ => Ok(()),
     }
 }
 
@@ -92,8 +115,9 @@ pub fn missing(redirect: &Redirect, families: &[Family]) -> Result<Vec<String>, 
     let mut missing = Vec::new();
     for &family in families {
         let mut found = rules::ListedRules::default();
-        list(family, message::TABLE, &mut found).map_err(|source| Error::Native { source })?;
-        let active = active_chains(family).map_err(|source| Error::Native { source })?;
+        list(family, message::TABLE, &mut found)?;
+        let fail = |errno| rejection::list_error("the list of tables and chains", errno);
+        let active = active_chains(family).map_err(fail)?;
         for chain in CHAINS.into_iter().filter(|&chain| !active[chain as usize]) {
             found[chain as usize].clear();
         }
@@ -125,7 +149,7 @@ pub fn missing_from_iptables(
     let mut has_rules = false;
     for &family in families {
         let mut found = rules::ListedRules::default();
-        list(family, rules::TABLE, &mut found).map_err(|source| Error::Native { source })?;
+        list(family, rules::TABLE, &mut found)?;
         has_rules |= Chain::LINKERD.iter().any(|&chain| !found[chain as usize].is_empty());
         let rules = rules::rules(redirect, family);
         missing.extend(rules::missing_in_order(&rules, &found, |rule, found: &ListedRule| {
@@ -149,10 +173,12 @@ pub fn flush_iptables(families: &[Family]) -> Result<(), Error> {
                 flags: 0,
                 attributes,
             };
-            match socket::transact(&[message]) {
+            let messages = [message];
+            match socket::transact(&messages) {
+                Ok(()) => {}
                 // This family may have no such chain.
-                Ok(()) | Err(Errno::ENOENT) => {}
-                Err(source) => return Err(Error::Native { source }),
+                Err(rejection) if rejection.errno == Errno::ENOENT => {}
+                Err(rejection) => return Err(rejection::error(&messages, rejection)),
             }
         }
     }
@@ -164,32 +190,38 @@ fn list(
     family: Family,
     table: &str,
     found: &mut rules::ListedRules<ListedRule>,
-) -> Result<(), Errno> {
+) -> Result<(), Error> {
     let request = attribute::Attributes::default().text(nfta::RULE_TABLE, table);
     let family = protocol_family(family);
     let result = socket::dump(kind::GET_RULE, family, &request, &mut |payload| {
-        let attributes = parse(payload);
-        let text = |kind| find(&attributes, kind).unwrap_or_default();
-        // Old kernels ignore the filter and list the rules of all tables.
-        if text(nfta::RULE_TABLE) != format!("{table}\0").as_bytes() {
-            return;
-        }
-        for chain in CHAINS {
-            if text(nfta::RULE_CHAIN) == format!("{}\0", chain.name()).as_bytes() {
-                found[chain as usize].push(ListedRule {
-                    comment: text(nfta::RULE_USERDATA).to_vec(),
-                    expressions: parse(text(nfta::RULE_EXPRESSIONS))
-                        .into_iter()
-                        .map(|(_, element)| element.to_vec())
-                        .collect(),
-                });
-            }
+        if let Some((chain, rule)) = listed_rule(table, payload) {
+            found[chain as usize].push(rule);
         }
     });
     match result {
-        Err(Errno::ENOENT) => Ok(()),
-        result => result,
+        Ok(()) | Err(Errno::ENOENT) => Ok(()),
+        Err(errno) => {
+            Err(rejection::list_error(&format!("the list of rules in table {table}"), errno))
+        }
     }
+}
+
+/// Decodes a listed rule. `None` if the rule is of another table or chain: old kernels ignore the
+/// filter and list the rules of all tables.
+fn listed_rule(table: &str, payload: &[u8]) -> Option<(Chain, ListedRule)> {
+    let attributes = parse(payload);
+    let text = |kind| find(&attributes, kind).unwrap_or_default();
+    let is = |kind, name: &str| text(kind).strip_suffix(b"\0") == Some(name.as_bytes());
+    if !is(nfta::RULE_TABLE, table) {
+        return None;
+    }
+    let chain = CHAINS.into_iter().find(|chain| is(nfta::RULE_CHAIN, chain.name()))?;
+    let expressions = parse(text(nfta::RULE_EXPRESSIONS)).into_iter();
+    let rule = ListedRule {
+        comment: text(nfta::RULE_USERDATA).to_vec(),
+        expressions: expressions.map(|(_, element)| element.to_vec()).collect(),
+    };
+    Some((chain, rule))
 }
 
 /// Returns which chains of the plugin's table are active. Rules have no effect in a dormant table,
@@ -233,3 +265,6 @@ fn contains(found: &[u8], wanted: &[u8]) -> bool {
         })
     })
 }
+
+#[cfg(test)]
+mod tests;

@@ -5,11 +5,13 @@ use std::os::fd::{AsRawFd as _, OwnedFd};
 use nix::errno::Errno;
 use nix::libc;
 use nix::sys::socket::{
-    AddressFamily, MsgFlags, NetlinkAddr, SockFlag, SockProtocol, SockType, bind, recv, send,
-    setsockopt, socket, sockopt,
+    AddressFamily, MsgFlags, NetlinkAddr, SockFlag, SockProtocol, SockType, bind, getsockopt, recv,
+    send, setsockopt, socket, sockopt,
 };
 use nix::sys::time::TimeVal;
+use nix::{setsockopt_impl, sockopt_impl};
 
+use super::ack::{self, MESSAGE_HEADER, Rejection};
 use super::attribute::{Attributes, padded};
 
 /// Timeout for one response of the kernel, in seconds. It usually takes microseconds; replacing a
@@ -32,10 +34,18 @@ pub const CREATE: u16 = libc::NLM_F_CREATE as u16;
 /// Flag of a request that creates a rule: add it at the end of its chain.
 pub const APPEND: u16 = libc::NLM_F_APPEND as u16;
 
-/// Size of `struct nlmsghdr`, in bytes.
-const MESSAGE_HEADER: usize = 16;
 /// Size of `struct nfgenmsg`, in bytes.
 const FAMILY_HEADER: usize = 4;
+/// Offset of the attributes of an nf_tables message, in bytes.
+pub const ATTRIBUTES: usize = MESSAGE_HEADER + FAMILY_HEADER;
+
+/// What the kernel needs of the send buffer in addition to a batch, in bytes.
+const SEND_OVERHEAD: usize = 32;
+
+sockopt_impl!(
+    /// Lets the kernel explain errors. Since Linux 4.12.
+    ExtendedAck, SetOnly, libc::SOL_NETLINK, libc::NETLINK_EXT_ACK, bool
+);
 
 /// Sends one rtnetlink request and waits for the kernel's response. `header` is the structure that
 /// the message type `kind` has before its attributes.
@@ -52,7 +62,7 @@ pub fn request_rtnetlink(
     let mut request = Vec::new();
     append(&mut request, kind, REQUEST | ACK | flags, 1, header, attributes);
     send(socket.as_raw_fd(), &request, MsgFlags::empty())?;
-    receive_result(&socket)
+    receive_result(&socket).map_err(|rejection| rejection.errno)
 }
 
 /// One request of an nf_tables transaction.
@@ -69,9 +79,13 @@ pub struct Message {
 /// Applies `messages` as one nf_tables transaction: all of them or none.
 ///
 /// # Errors
-/// Returns the kernel's error for the first message that fails, `ETIMEDOUT` without a response.
-pub fn transact(messages: &[Message]) -> Result<(), Errno> {
+/// Returns the kernel's error for the first message that fails, with the position of the message,
+/// counted from 1, as its sequence number. `ETIMEDOUT` without a response, `EMSGSIZE` if the messages
+/// exceed the send buffer.
+pub fn transact(messages: &[Message]) -> Result<(), Rejection> {
     let socket = open(SockProtocol::NetlinkNetFilter)?;
+    // Older kernels report errors without details.
+    let _ = setsockopt(&socket, ExtendedAck, &true);
     let mut batch = Vec::new();
     let none = Attributes::default();
     append(&mut batch, BATCH_BEGIN, REQUEST, 0, &family_header(0, SUBSYSTEM), &none);
@@ -85,10 +99,22 @@ pub fn transact(messages: &[Message]) -> Result<(), Errno> {
         append(&mut batch, kind, flags, sequence, &header, &message.attributes);
     }
     append(&mut batch, BATCH_END, REQUEST, 0, &family_header(0, SUBSYSTEM), &none);
-    // The batch must fit the send buffer. The size limit of a pod's annotations bounds the batch.
-    setsockopt(&socket, sockopt::SndBufForce, &(batch.len() * 2).max(1 << 18))?;
+    make_room(&socket, batch.len());
     send(socket.as_raw_fd(), &batch, MsgFlags::empty())?;
     receive_result(&socket)
+}
+
+/// Enlarges the send buffer if a batch of `length` bytes exceeds it. The size limit of a pod's
+/// annotations bounds the batch. If this fails, sending the batch fails with `EMSGSIZE`.
+fn make_room(socket: &OwnedFd, length: usize) {
+    let needed = length + SEND_OVERHEAD;
+    let is_enough = || getsockopt(socket, sockopt::SndBuf).is_ok_and(|size| size >= needed);
+    // The kernel doubles the size, and limits it by net.core.wmem_max.
+    if is_enough() || (setsockopt(socket, sockopt::SndBuf, &needed).is_ok() && is_enough()) {
+        return;
+    }
+    // No limit, but it needs CAP_NET_ADMIN in the initial user namespace.
+    let _ = setsockopt(socket, sockopt::SndBufForce, &needed);
 }
 
 /// Lists nf_tables objects of type `kind` and passes the attributes of each to `element`.
@@ -108,13 +134,13 @@ pub fn dump(
     send(socket.as_raw_fd(), &request, MsgFlags::empty())?;
     let mut end = None;
     while end.is_none() {
-        receive(&socket, &mut |kind, payload| match kind {
-            ERROR => end = Some(error_of(payload)),
+        receive(&socket, &mut |reply| match reply.kind {
+            ERROR => end = Some(reply.result()),
             DONE => end = Some(Ok(())),
-            _ => element(payload.get(FAMILY_HEADER..).unwrap_or_default()),
+            _ => element(reply.payload.get(FAMILY_HEADER..).unwrap_or_default()),
         })?;
     }
-    end.unwrap_or(Ok(()))
+    end.unwrap_or(Ok(())).map_err(|rejection| rejection.errno)
 }
 
 /// Opens a netlink socket whose receives time out after [`RESPONSE_SECONDS`].
@@ -152,20 +178,36 @@ fn append(
 }
 
 /// Receives until the kernel acknowledges a request or reports an error.
-fn receive_result(socket: &OwnedFd) -> Result<(), Errno> {
+fn receive_result(socket: &OwnedFd) -> Result<(), Rejection> {
     let mut result = None;
     while result.is_none() {
-        receive(socket, &mut |kind, payload| {
-            if kind == ERROR {
-                result = Some(error_of(payload));
+        receive(socket, &mut |reply| {
+            // The first error counts: the kernel reports later ones too.
+            if reply.kind == ERROR && result.is_none() {
+                result = Some(reply.result());
             }
         })?;
     }
     result.unwrap_or(Ok(()))
 }
 
-/// Receives once and passes type and payload of each message to `each`.
-fn receive(socket: &OwnedFd, each: &mut dyn FnMut(u16, &[u8])) -> Result<(), Errno> {
+/// A message of the kernel.
+struct Reply<'a> {
+    kind: u16,
+    flags: u16,
+    sequence: u32,
+    payload: &'a [u8],
+}
+
+impl Reply<'_> {
+    /// Decodes a message of type [`ERROR`], which also reports success.
+    fn result(&self) -> Result<(), Rejection> {
+        ack::decode(self.sequence, self.flags, self.payload)
+    }
+}
+
+/// Receives once and passes each message to `each`.
+fn receive(socket: &OwnedFd, each: &mut dyn FnMut(Reply<'_>)) -> Result<(), Errno> {
     let mut buffer = vec![0; 1 << 16];
     let length = match recv(socket.as_raw_fd(), &mut buffer, MsgFlags::empty()) {
         Err(Errno::EINTR) => return Ok(()),
@@ -174,24 +216,18 @@ fn receive(socket: &OwnedFd, each: &mut dyn FnMut(u16, &[u8])) -> Result<(), Err
         length => length?,
     };
     let mut bytes = &buffer[..length];
-    while let [l0, l1, l2, l3, k0, k1, ..] = *bytes {
+    while let [l0, l1, l2, l3, k0, k1, f0, f1, s0, s1, s2, s3, ..] = *bytes {
         let length = u32::from_ne_bytes([l0, l1, l2, l3]) as usize;
         let Some(payload) = bytes.get(MESSAGE_HEADER..length) else {
             break;
         };
-        each(u16::from_ne_bytes([k0, k1]), payload);
+        each(Reply {
+            kind: u16::from_ne_bytes([k0, k1]),
+            flags: u16::from_ne_bytes([f0, f1]),
+            sequence: u32::from_ne_bytes([s0, s1, s2, s3]),
+            payload,
+        });
         bytes = bytes.get(padded(length)..).unwrap_or_default();
     }
     Ok(())
-}
-
-/// Decodes an error message. It starts with the negative errno; 0 means success.
-fn error_of(payload: &[u8]) -> Result<(), Errno> {
-    match payload {
-        [a, b, c, d, ..] => match i32::from_ne_bytes([*a, *b, *c, *d]) {
-            0 => Ok(()),
-            code => Err(Errno::from_raw(-code)),
-        },
-        _ => Err(Errno::EBADMSG),
-    }
 }

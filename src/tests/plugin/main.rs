@@ -8,6 +8,7 @@ mod api;
 #[path = "../support/cni.rs"]
 mod cni;
 mod decisions;
+mod fallback;
 mod faults;
 mod identity;
 mod ignored;

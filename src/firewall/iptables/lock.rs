@@ -1,0 +1,80 @@
+//! Finds out who holds the xtables lock. `iptables-legacy` and its `-restore` take it on every run,
+//! in all network namespaces that see the same file.
+
+use std::env;
+use std::fs::{self, File};
+use std::io::Read as _;
+use std::path::PathBuf;
+
+use nix::sys::stat::{major, minor, stat};
+
+use crate::quote::quote;
+
+/// Path of the lock file, unless this variable names another one, as for the programs themselves.
+const VARIABLE: &str = "XTABLES_LOCKFILE";
+const DEFAULT: &str = "/run/xtables.lock";
+
+/// How much of `/proc/locks` is read, in bytes. A line has some 60.
+const LOCKS_LIMIT: u64 = 1 << 20;
+
+/// Describes the lock and the process that holds it, unless that is `except`. `None` if no process is
+/// known to hold it.
+pub fn holder(except: Option<u32>) -> Option<String> {
+    let path = path();
+    let file = stat(&path).ok()?;
+    let mut locks = String::new();
+    File::open("/proc/locks").ok()?.take(LOCKS_LIMIT).read_to_string(&mut locks).ok()?;
+    // The form of `/proc/locks`.
+    let id = format!("{:02x}:{:02x}:{}", major(file.st_dev), minor(file.st_dev), file.st_ino);
+    let pid = holder_of(&locks, &id).filter(|&pid| Some(pid) != except)?;
+    let name = fs::read_to_string(format!("/proc/{pid}/comm"));
+    let name = name.map(|name| format!(" ({})", quote(name.trim_end()))).unwrap_or_default();
+    Some(format!("{} is held by process {pid}{name}", path.display()))
+}
+
+/// Returns the path of the lock file.
+pub fn path() -> PathBuf {
+    let path = env::var_os(VARIABLE).filter(|path| !path.is_empty());
+    path.map_or_else(|| PathBuf::from(DEFAULT), PathBuf::from)
+}
+
+/// Returns the process that holds a lock on the file `id`, among the lines of `/proc/locks`.
+fn holder_of(locks: &str, id: &str) -> Option<u32> {
+    locks.lines().find_map(|line| {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        // Of a process that waits for the lock, the second word is "->".
+        match words[..] {
+            [_, "FLOCK" | "POSIX" | "OFDLCK", _, _, pid, file, ..] if file == id => {
+                // Without a process in this PID namespace: -1 or 0.
+                pid.parse().ok().filter(|&pid| pid > 0)
+            }
+            _ => None,
+        }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_holder_of_a_lock_is_told_from_waiting_processes_and_other_files() {
+        let locks = "\
+1: FLOCK  ADVISORY  WRITE 10 00:19:7 0 EOF
+2: POSIX  ADVISORY  WRITE 11 fe:00:77 0 EOF
+3: FLOCK  ADVISORY  WRITE 12 00:19:77 0 EOF
+3: -> FLOCK  ADVISORY  WRITE 13 00:19:77 0 EOF
+4: -> FLOCK  ADVISORY  WRITE 14 00:19:78 0 EOF
+5: OFDLCK ADVISORY  WRITE -1 00:19:79 0 EOF
+6:";
+        for (file, pid) in [
+            ("00:19:77", Some(12)),
+            ("00:19:7", Some(10)),
+            ("00:19:78", None),
+            ("00:19:79", None),
+            ("00:19:80", None),
+        ] {
+            assert_eq!(holder_of(locks, file), pid, "{file}");
+        }
+    }
+}

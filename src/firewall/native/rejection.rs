@@ -1,0 +1,108 @@
+//! Describes which part of a transaction the kernel rejected, and what to do. Pure.
+
+use nix::errno::Errno;
+
+use super::message::kind;
+use super::nfta;
+use crate::firewall::Error;
+use crate::netlink::ack::Rejection;
+use crate::netlink::attribute::{self, find, parse};
+use crate::netlink::socket::{ATTRIBUTES, Message};
+
+/// Remedy if the kernel has no nf_tables.
+const NO_NF_TABLES: &str = "load the kernel module nf_tables (CONFIG_NF_TABLES)";
+/// Remedy if the kernel has no chains of type `nat`.
+const NO_NAT_CHAIN: &str =
+    "load the kernel module nft_chain_nat (before Linux 5.2 nft_chain_nat_ipv4 and _ipv6)";
+/// Remedy if the kernel has no address family.
+const NO_FAMILY: &str =
+    "the kernel lacks nf_tables of this address family (CONFIG_NF_TABLES_IPV4 or _IPV6)";
+const NO_PERMISSION: &str =
+    "the plugin needs CAP_NET_ADMIN in the user namespace of the pod's network namespace";
+const FOREIGN_OWNER: &str =
+    "another process owns this table (nft list tables shows the flag owner): end the process";
+const TOO_LARGE: &str = "the rules exceed the send buffer: shorten the pod's lists of skipped ports and subnets, or raise net.core.wmem_max";
+
+/// Describes the rejection of one of `messages`.
+pub fn error(messages: &[Message], rejection: Rejection) -> Error {
+    let at_fault =
+        (rejection.sequence as usize).checked_sub(1).and_then(|index| messages.get(index));
+    let mut subject = at_fault.map_or_else(|| "the transaction".to_owned(), subject);
+    let part = at_fault.zip(rejection.offset).and_then(|(message, offset)| part(message, offset));
+    if let Some(part) = &part {
+        subject.push_str(&format!(" at its {part}"));
+    }
+    let remedy = remedy(rejection.errno, at_fault, part.as_deref());
+    Error::Native { subject, text: rejection.text, remedy, source: rejection.errno }
+}
+
+/// Describes an error of listing `subject`.
+pub fn list_error(subject: &str, errno: Errno) -> Error {
+    let remedy = remedy(errno, None, None);
+    Error::Native { subject: subject.to_owned(), text: None, remedy, source: errno }
+}
+
+/// Names the object that a message creates or deletes.
+fn subject(message: &Message) -> String {
+    let attributes = parse(&message.attributes.0);
+    let text = |kind| text(find(&attributes, kind).unwrap_or_default());
+    let family = if i32::from(message.family) == nix::libc::AF_INET { "ip" } else { "ip6" };
+    match message.kind {
+        kind::NEW_CHAIN => {
+            let (table, chain) = (text(nfta::CHAIN_TABLE), text(nfta::CHAIN_NAME));
+            format!("chain {chain} of table {family} {table}")
+        }
+        kind::NEW_RULE | kind::DELETE_RULE => {
+            let (table, chain) = (text(nfta::RULE_TABLE), text(nfta::RULE_CHAIN));
+            // Type and length precede the comment.
+            let comment = find(&attributes, nfta::RULE_USERDATA).and_then(|data| data.get(2..));
+            let rule = match comment {
+                Some(comment) => format!("rule {}", self::text(comment)),
+                None => "the rules".to_owned(),
+            };
+            format!("{rule} in chain {chain} of table {family} {table}")
+        }
+        _ => format!("table {family} {}", text(nfta::TABLE_NAME)),
+    }
+}
+
+/// Names the part of a message at `offset`, such as `expression redir`.
+fn part(message: &Message, offset: usize) -> Option<String> {
+    let offset = offset.checked_sub(ATTRIBUTES)?;
+    let (kind, value, inner) = attribute::at(&message.attributes.0, offset)?;
+    match (message.kind, kind) {
+        (kind::NEW_CHAIN, nfta::CHAIN_TYPE) => Some(format!("type {}", text(value))),
+        (kind::NEW_CHAIN, nfta::CHAIN_HOOK) => Some("hook".to_owned()),
+        (kind::NEW_RULE, nfta::RULE_EXPRESSIONS) => {
+            let (_, element, _) = attribute::at(value, inner?)?;
+            let name = find(&parse(element), nfta::EXPR_NAME).map(text)?;
+            Some(format!("expression {name}"))
+        }
+        _ => None,
+    }
+}
+
+/// Says what to do about an error, where that is known.
+fn remedy(errno: Errno, at_fault: Option<&Message>, part: Option<&str>) -> Option<String> {
+    let remedy = match (errno, at_fault.map(|message| message.kind)) {
+        (Errno::EOPNOTSUPP | Errno::EPROTONOSUPPORT | Errno::EAFNOSUPPORT, None) => NO_NF_TABLES,
+        (Errno::EOPNOTSUPP | Errno::EAFNOSUPPORT, Some(kind::NEW_TABLE)) => NO_FAMILY,
+        (Errno::ENOENT | Errno::EOPNOTSUPP, Some(kind::NEW_CHAIN)) => NO_NAT_CHAIN,
+        (Errno::ENOENT | Errno::EOPNOTSUPP, Some(kind::NEW_RULE)) => {
+            // The redirect is the only expression that needs a module in all kernels. Old kernels do
+            // not tell which expression they lack.
+            let name = part.and_then(|part| part.strip_prefix("expression ")).unwrap_or("redir");
+            return Some(format!("load the kernel module nft_{name}"));
+        }
+        (Errno::EPERM, None) => NO_PERMISSION,
+        (Errno::EPERM, Some(kind::NEW_TABLE)) => FOREIGN_OWNER,
+        (Errno::EMSGSIZE, None) => TOO_LARGE,
+        _ => return None,
+    };
+    Some(remedy.to_owned())
+}
+
+/// Decodes text that ends with a NUL.
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes.strip_suffix(b"\0").unwrap_or(bytes)).into_owned()
+}

@@ -1,0 +1,139 @@
+use super::*;
+use crate::netlink::ack::Rejection;
+use crate::netlink::attribute::Attributes;
+
+fn redirect() -> Redirect {
+    Redirect {
+        inbound_port: 4143,
+        outbound_port: 4140,
+        proxy_uid: Some(2102),
+        proxy_gid: None,
+        ports_to_redirect: Vec::new(),
+        skip_inbound: Vec::new(),
+        skip_outbound: Vec::new(),
+        skip_subnets: Vec::new(),
+    }
+}
+
+/// Offset of `name` in a message, less the `headers` of the attributes around it.
+fn offset_of(message: &Message, name: &str, headers: usize) -> usize {
+    let bytes = &message.attributes.0;
+    let name = format!("{name}\0");
+    let position = bytes.windows(name.len()).position(|window| window == name.as_bytes()).unwrap();
+    socket::ATTRIBUTES + position - headers * 4
+}
+
+/// The error and its remedy if the kernel rejects the first message that `is_at_fault`.
+fn rejected(
+    errno: Errno,
+    is_at_fault: impl Fn(&Message) -> bool,
+    offset: impl Fn(&Message) -> Option<usize>,
+) -> (String, String) {
+    let messages = transaction(&redirect(), &[Family::Ipv4, Family::Ipv6], true);
+    let index = messages.iter().position(is_at_fault).unwrap();
+    let offset = offset(&messages[index]);
+    let rejection = Rejection { errno, sequence: index as u32 + 1, text: None, offset };
+    let error = rejection::error(&messages, rejection);
+    (error.to_string(), error.remedy().unwrap_or_default())
+}
+
+fn has(message: &Message, text: &str) -> bool {
+    String::from_utf8_lossy(&message.attributes.0).contains(text)
+}
+
+#[test]
+fn a_rejected_rule_names_its_comment_and_the_missing_module() {
+    let rule = "the kernel rejected rule proxy-init/redirect-all-incoming-to-proxy-port in chain PROXY_INIT_REDIRECT of table ip linkerd-cni";
+    let is_redirect = |message: &Message| has(message, "redir\0");
+    // The kernel states the offset of the list element with the expression.
+    let (error, remedy) =
+        rejected(Errno::ENOENT, is_redirect, |message| Some(offset_of(message, "redir", 2)));
+    assert_eq!(error, format!("{rule} at its expression redir: ENOENT: No such file or directory"));
+    assert_eq!(remedy, "load the kernel module nft_redir");
+    let (error, remedy) = rejected(Errno::ENOENT, is_redirect, |_| None);
+    assert_eq!(error, format!("{rule}: ENOENT: No such file or directory"));
+    assert_eq!(remedy, "load the kernel module nft_redir");
+    for nowhere in [0, 20, 21, 1 << 20, usize::MAX] {
+        let (error, _) = rejected(Errno::EINVAL, is_redirect, |_| Some(nowhere));
+        assert_eq!(error, format!("{rule}: EINVAL: Invalid argument"), "{nowhere}");
+    }
+}
+
+#[test]
+fn a_rejected_chain_and_table_are_named_with_the_remedy() {
+    let base = |message: &Message| message.kind == kind::NEW_CHAIN && has(message, "nat\0");
+    let (error, remedy) =
+        rejected(Errno::ENOENT, base, |message| Some(offset_of(message, "nat", 1)));
+    assert_eq!(
+        error,
+        "the kernel rejected chain PREROUTING of table ip linkerd-cni at its type nat: ENOENT: No such file or directory"
+    );
+    assert!(remedy.starts_with("load the kernel module nft_chain_nat"), "{remedy}");
+    let is_ip6 = |message: &Message| message.family == protocol_family(Family::Ipv6);
+    let (error, remedy) = rejected(Errno::EOPNOTSUPP, is_ip6, |_| None);
+    assert!(error.starts_with("the kernel rejected table ip6 linkerd-cni: EOPNOTSUPP"), "{error}");
+    assert!(remedy.contains("CONFIG_NF_TABLES_IPV4"), "{remedy}");
+}
+
+#[test]
+fn a_rejection_of_no_message_names_the_transaction() {
+    for (errno, remedy) in [
+        (Errno::EPROTONOSUPPORT, "load the kernel module nf_tables"),
+        (Errno::EOPNOTSUPP, "load the kernel module nf_tables"),
+        (Errno::EPERM, "the plugin needs CAP_NET_ADMIN"),
+        (Errno::EMSGSIZE, "the rules exceed the send buffer"),
+    ] {
+        let error = rejection::error(&[], errno.into());
+        let text = error.to_string();
+        let wanted = format!("the kernel rejected the transaction: {errno}");
+        assert_eq!(text, wanted);
+        let found = error.remedy().unwrap();
+        assert!(found.starts_with(remedy), "{found}");
+    }
+}
+
+#[test]
+fn rules_of_other_tables_that_old_kernels_list_too_are_ignored() {
+    let listed = |table: &str, chain: &str| {
+        Attributes::default()
+            .text(nfta::RULE_TABLE, table)
+            .text(nfta::RULE_CHAIN, chain)
+            .bytes(nfta::RULE_USERDATA, &message::userdata("a"))
+    };
+    for (table, chain, wanted) in [
+        (message::TABLE, "OUTPUT", Some(Chain::Output)),
+        (message::TABLE, "INPUT", None),
+        ("nat", "OUTPUT", None),
+        ("linkerd-cni2", "OUTPUT", None),
+        ("linkerd-cn", "OUTPUT", None),
+    ] {
+        let found = listed_rule(message::TABLE, &listed(table, chain).0);
+        assert_eq!(found.map(|(chain, _)| chain), wanted, "{table} {chain}");
+    }
+    assert!(listed_rule(message::TABLE, &[]).is_none());
+}
+
+#[test]
+fn kernels_before_4_18_are_refused() {
+    for (release, is_refused) in [
+        ("2.6.78", true),
+        ("3.10.0-1160.el7.x86_64", true),
+        ("4.14.355-196.amzn2.x86_64", true),
+        ("4.17", true),
+        ("4.18.0-553.el8_10.x86_64", false),
+        ("5.3", false),
+        ("6.18.44-fc", false),
+        ("10.0", false),
+        ("", false),
+        ("next", false),
+    ] {
+        let refused = refuse_old_kernel(OsStr::new(release));
+        assert_eq!(refused.is_err(), is_refused, "{release}");
+        if let Err(error) = refused {
+            let wanted =
+                format!("the backend native needs Linux 4.18, and this kernel is {release}");
+            assert_eq!(error.to_string(), wanted);
+            assert!(error.remedy().is_some());
+        }
+    }
+}

@@ -1,0 +1,337 @@
+//! What the plugin does if a backend is not usable: the xtables lock is held, netlink is denied, the
+//! kernel is old, or the plugin runs in a user namespace.
+
+use std::fs::{self, File};
+use std::os::unix::fs::symlink;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::Instant;
+
+use nix::fcntl::{Flock, FlockArg};
+use serde_json::json;
+
+use super::namespaces::{NEIGHBOUR, Namespaces, POD};
+use super::until::until;
+use super::{Call, Outcome, listen, meshed_api};
+
+/// Makes `bind` fail, which only netlink sockets call: in the plugin, and in `iptables-nft`. strace
+/// waits for every process that the plugin leaves, so its time is limited.
+const WITHOUT_NETLINK: [&str; 10] = [
+    "timeout",
+    "60",
+    "strace",
+    "-f",
+    "-qq",
+    "-o",
+    "/dev/null",
+    "-e",
+    "trace=bind",
+    "-einject=bind:error=EPERM",
+];
+
+/// A directory in which `iptables` is the legacy variant.
+fn legacy_as_plain() -> tempfile::TempDir {
+    let dir = tempfile::tempdir().unwrap();
+    for name in ["iptables", "ip6tables"] {
+        for suffix in ["", "-restore"] {
+            let program = format!("/usr/sbin/{name}-legacy{suffix}");
+            symlink(program, dir.path().join(format!("{name}{suffix}"))).unwrap();
+        }
+    }
+    dir
+}
+
+/// Returns the processes that have `text` in their environment, except this one.
+fn processes_with(text: &str) -> Vec<String> {
+    let processes = fs::read_dir("/proc").unwrap().flatten();
+    processes
+        .filter(|entry| {
+            let environment = fs::read(entry.path().join("environ")).unwrap_or_default();
+            String::from_utf8_lossy(&environment).contains(text)
+        })
+        .map(|entry| fs::read_to_string(entry.path().join("cmdline")).unwrap_or_default())
+        .collect()
+}
+
+#[test]
+fn a_held_xtables_lock_fails_add_and_check_with_its_holder_and_leaves_no_process() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("xtables.lock");
+    let lock = path.to_str().unwrap();
+    let programs = legacy_as_plain();
+    let plain = format!("{}:/usr/sbin", programs.path().display());
+    let (api, namespaces) = (meshed_api(), Namespaces::new());
+    let call = |command, mode: &str| {
+        Call::new(command, &namespaces.path(), &api)
+            .env("PATH", if mode == "plain" { &plain } else { "/usr/sbin" })
+            .env("XTABLES_LOCKFILE", lock)
+            .linkerd("iptables-mode", json!(mode))
+            .linkerd("ipv6", json!(true))
+    };
+    call("ADD", "legacy").run().succeeded();
+    let rules = namespaces.nat("iptables-legacy");
+
+    let held = Flock::lock(File::create(&path).unwrap(), FlockArg::LockExclusive).unwrap();
+    let calls = [("ADD", "legacy"), ("ADD", "plain"), ("CHECK", "legacy")];
+    let started = Instant::now();
+    std::thread::scope(|scope| {
+        for (command, mode) in calls {
+            let call = call(command, mode);
+            scope.spawn(move || {
+                let outcome = call.run();
+                let (code, msg) = outcome.error();
+                assert_eq!(code, 121, "{command} {mode}: {msg}");
+                assert!(msg.contains(" did not get the xtables lock in time: "), "{msg}");
+                let holder = format!("{lock} is held by process {} (\"", std::process::id());
+                assert!(msg.contains(&holder), "{msg}");
+                let remedy = outcome.json()["details"].to_string();
+                assert!(remedy.contains("iptablesMode to native"), "{remedy}");
+            });
+        }
+    });
+    println!("failed after {:?}", started.elapsed());
+    assert_eq!(processes_with(lock), [] as [&str; 0]);
+    drop(held);
+    assert_eq!(namespaces.nat("iptables-legacy"), rules);
+    call("CHECK", "legacy").run().succeeded();
+}
+
+#[test]
+fn a_lock_that_is_released_in_time_only_delays_add() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("xtables.lock");
+    let (api, namespaces) = (meshed_api(), Namespaces::new());
+    let held = Flock::lock(File::create(&path).unwrap(), FlockArg::LockExclusive).unwrap();
+    let call = Call::new("ADD", &namespaces.path(), &api)
+        .env("XTABLES_LOCKFILE", path.to_str().unwrap())
+        .linkerd("iptables-mode", json!("legacy"));
+    std::thread::scope(|scope| {
+        let add = scope.spawn(|| call.run());
+        until("iptables waits for the lock", || waits_for(&path));
+        drop(held);
+        add.join().unwrap().succeeded();
+    });
+    assert!(namespaces.nat("iptables-legacy").contains("PROXY_INIT_OUTPUT"));
+}
+
+/// Whether another process has the lock file open. It has it only to lock it.
+fn waits_for(path: &Path) -> bool {
+    let processes = fs::read_dir("/proc").unwrap().flatten();
+    let others = processes.filter(|entry| *entry.file_name() != *std::process::id().to_string());
+    others
+        .flat_map(|entry| fs::read_dir(entry.path().join("fd")).into_iter().flatten().flatten())
+        .any(|fd| fs::read_link(fd.path()).is_ok_and(|link| link == path))
+}
+
+impl Call {
+    /// Runs the plugin as the last argument of `wrapper`.
+    fn run_under(&self, wrapper: &[&str]) -> Outcome {
+        use std::io::Write as _;
+        let mut child = Command::new(wrapper[0])
+            .args(&wrapper[1..])
+            .arg(env!("CARGO_BIN_EXE_linkerd-cni"))
+            .env_clear()
+            .envs(self.environment.iter().cloned())
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        child.stdin.take().unwrap().write_all(self.config.to_string().as_bytes()).unwrap();
+        Outcome::from(child.wait_with_output().unwrap())
+    }
+}
+
+/// Whether tests can use strace, which CI must have.
+#[allow(clippy::print_stdout, reason = "libtest captures it")]
+fn has_strace() -> bool {
+    let found = Command::new("strace").arg("-V").output().is_ok();
+    assert!(found || std::env::var_os("CI").is_none(), "strace is missing");
+    if !found {
+        println!("skipped: strace is missing (scripts/tools debian)");
+    }
+    found
+}
+
+#[test]
+fn auto_falls_back_to_nft_and_legacy_with_working_rules() {
+    let old_kernel = vec!["setarch", "--uname-2.6"];
+    let mut cases = vec![("nft", old_kernel)];
+    if has_strace() {
+        cases.push(("legacy", WITHOUT_NETLINK.to_vec()));
+    }
+    for (backend, wrapper) in cases {
+        let (api, namespaces) = (meshed_api(), Namespaces::new());
+        listen(&namespaces);
+        let call = |command| {
+            Call::new(command, &namespaces.path(), &api)
+                .linkerd("iptables-mode", json!("auto"))
+                .linkerd("ipv6", json!(true))
+                .set("log_level", json!("info"))
+        };
+        let add = call("ADD").run_under(&wrapper).succeeded();
+        let wanted = format!(": redirected by {backend}, ");
+        assert!(add.stderr.contains(&wanted), "{}", add.stderr);
+        assert!(!namespaces.run("nft", &["list", "tables"]).contains("linkerd-cni"), "{backend}");
+        for family in [0, 1] {
+            let got = namespaces.connect_from_neighbour(POD[family], 8080);
+            assert!(got.starts_with("inbound "), "{backend}: {got}");
+            let got = namespaces.connect_from_pod(0, NEIGHBOUR[family], 9000);
+            assert!(got.starts_with("outbound "), "{backend}: {got}");
+        }
+        call("CHECK").run_under(&wrapper).succeeded();
+        call("ADD").run_under(&wrapper).succeeded();
+        call("CHECK").run().succeeded();
+    }
+}
+
+#[test]
+fn without_any_backend_the_error_has_the_cause_of_each() {
+    if !has_strace() {
+        return;
+    }
+    let (api, namespaces) = (meshed_api(), Namespaces::new());
+    let dir = tempfile::tempdir().unwrap();
+    let lock = dir.path().join("xtables.lock");
+    let _held = Flock::lock(File::create(&lock).unwrap(), FlockArg::LockExclusive).unwrap();
+    let outcome = Call::new("ADD", &namespaces.path(), &api)
+        .env("XTABLES_LOCKFILE", lock.to_str().unwrap())
+        .linkerd("iptables-mode", json!("auto"))
+        .run_under(&WITHOUT_NETLINK);
+    let (code, msg) = outcome.error();
+    assert_eq!(code, 121, "{msg}");
+    for cause in [
+        "no backend is usable: the kernel rejected the transaction: EPERM",
+        "/iptables-nft-restore failed: ",
+        "/iptables-legacy-restore did not get the xtables lock in time: ",
+        lock.to_str().unwrap(),
+    ] {
+        assert!(msg.contains(cause), "{cause}: {msg}");
+    }
+    let remedy = outcome.json()["details"].to_string();
+    assert!(remedy.contains("CAP_NET_ADMIN"), "{remedy}");
+    assert!(remedy.contains("holds the lock"), "{remedy}");
+}
+
+#[test]
+fn an_old_kernel_is_refused_by_native() {
+    let (api, namespaces) = (meshed_api(), Namespaces::new());
+    let outcome = Call::new("ADD", &namespaces.path(), &api)
+        .linkerd("iptables-mode", json!("native"))
+        .run_under(&["setarch", "--uname-2.6"]);
+    let (code, msg) = outcome.error();
+    assert_eq!(code, 121, "{msg}");
+    assert!(msg.contains("the backend native needs Linux 4.18, and this kernel is 2.6."), "{msg}");
+    let remedy = outcome.json()["details"].to_string();
+    assert!(remedy.contains("iptablesMode to nft or legacy"), "{remedy}");
+}
+
+/// A process that ends when this is dropped.
+struct Helper(Child);
+
+impl Drop for Helper {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+fn a_rejected_transaction_names_the_object_and_auto_falls_back() {
+    let (api, namespaces) = (meshed_api(), Namespaces::new());
+    // A table that another process owns.
+    let netns = format!("--net={}", namespaces.path().display());
+    let mut owner = Command::new("nsenter");
+    owner.args([&netns, "nft", "-i"]).stdin(Stdio::piped()).stdout(Stdio::null());
+    let mut owner = Helper(owner.spawn().unwrap());
+    let mut stdin = owner.0.stdin.take().unwrap();
+    std::io::Write::write_all(&mut stdin, b"add table ip6 linkerd-cni { flags owner; }\n").unwrap();
+    until("the table exists", || {
+        namespaces.run("nft", &["list", "tables"]).contains("linkerd-cni")
+    });
+
+    let call = |mode| {
+        Call::new("ADD", &namespaces.path(), &api)
+            .linkerd("iptables-mode", json!(mode))
+            .linkerd("ipv6", json!(true))
+    };
+    let outcome = call("native").run();
+    let (code, msg) = outcome.error();
+    assert_eq!(code, 121, "{msg}");
+    assert!(msg.contains("the kernel rejected table ip6 linkerd-cni: EPERM: "), "{msg}");
+    let remedy = outcome.json()["details"].to_string();
+    assert!(remedy.contains("another process owns this table"), "{remedy}");
+    assert!(!namespaces.run("nft", &["list", "tables"]).contains("ip linkerd-cni"));
+    call("auto").run().succeeded();
+    assert!(namespaces.nat("iptables-nft").contains("PROXY_INIT_OUTPUT"));
+}
+
+/// Starts a process in a user namespace of its own with a netns, as rootless runtimes do.
+fn rootless() -> Helper {
+    let mut command = Command::new("unshare");
+    command.args(["--user", "--map-root-user", "--net", "cat"]).stdin(Stdio::piped());
+    let helper = Helper(command.spawn().unwrap());
+    until("the user namespace exists", || {
+        fs::read_to_string(format!("/proc/{}/comm", helper.0.id()))
+            .is_ok_and(|name| name == "cat\n")
+    });
+    helper
+}
+
+#[test]
+fn in_a_user_namespace_native_works_and_too_many_rules_are_an_error_with_a_remedy() {
+    let (api, rootless) = (meshed_api(), rootless());
+    let target = format!("--target={}", rootless.0.id());
+    let inside = ["nsenter", &target, "--user", "--preserve-credentials"];
+    let netns = format!("/proc/{}/ns/net", rootless.0.id());
+    let call = |ports: u16| {
+        let ports: Vec<String> = (0..ports).map(|port| (2 * port + 1).to_string()).collect();
+        Call::new("ADD", Path::new(&netns), &api)
+            .linkerd("iptables-mode", json!("native"))
+            .linkerd("outbound-ports-to-ignore", json!(ports))
+    };
+    let ruleset = || {
+        let mut nft = Command::new(inside[0]);
+        let output = nft.args(&inside[1..]).args(["--net", "nft", "list", "ruleset"]).output();
+        String::from_utf8(output.unwrap().stdout).unwrap()
+    };
+    call(2).run_under(&inside).succeeded();
+    let rules = ruleset();
+    assert!(rules.contains("tcp dport 3 "), "{rules}");
+    // More than the default send buffer, and less than the largest that the user may have.
+    call(700).run_under(&inside).succeeded();
+    let rules = ruleset();
+    assert!(rules.contains("tcp dport 1399 "), "{rules}");
+
+    // Some 20 MB, as the limit differs between machines.
+    let outcome = call(30_000).linkerd("ipv6", json!(true)).run_under(&inside);
+    let (code, msg) = outcome.error();
+    assert_eq!(code, 121, "{msg}");
+    assert!(msg.contains("EMSGSIZE"), "{msg}");
+    let remedy = outcome.json()["details"].to_string();
+    assert!(remedy.contains("net.core.wmem_max"), "{remedy}");
+    assert_eq!(ruleset(), rules);
+}
+
+#[test]
+fn a_foreign_accept_in_output_exempts_from_iptables_rules_only() {
+    for (program, mode, wanted) in [
+        ("iptables-nft", "nft", "server 10.99.0.2:9000"),
+        ("iptables-legacy", "legacy", "server 10.99.0.2:9000"),
+        ("iptables-nft", "native", "outbound 10.99.0.2:9000"),
+        ("iptables-legacy", "native", "outbound 10.99.0.2:9000"),
+    ] {
+        let (api, namespaces) = (meshed_api(), Namespaces::new());
+        listen(&namespaces);
+        let foreign = "-t nat -A OUTPUT -p tcp --dport 9000 -j ACCEPT";
+        namespaces.run(program, &foreign.split(' ').collect::<Vec<_>>());
+        let call = |command| {
+            Call::new(command, &namespaces.path(), &api).linkerd("iptables-mode", json!(mode))
+        };
+        call("ADD").run().succeeded();
+        call("CHECK").run().succeeded();
+        assert_eq!(namespaces.connect_from_pod(0, NEIGHBOUR[0], 9000), wanted, "{program} {mode}");
+        let own = namespaces.connect_from_pod(2102, NEIGHBOUR[0], 9000);
+        assert_eq!(own, "server 10.99.0.2:9000", "{program} {mode}");
+    }
+}
