@@ -88,7 +88,9 @@ fn every_value_has_an_effect() {
             "repairController.enableSecurityContext" => json!(false),
             "updateStrategy.type" => json!("OnDelete"),
             "platform" => json!("k3s"),
-            "chained" | "rbac.create" | "serviceAccount.create" => json!(false),
+            "admissionPolicy.enabled" | "chained" | "rbac.create" | "serviceAccount.create" => {
+                json!(false)
+            }
             path if path.contains("resources.") => json!("1"),
             _ => {
                 let found = others.iter().find_map(|values| values.pointer(&pointer));
