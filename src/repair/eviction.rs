@@ -2,7 +2,6 @@
 //! preconditions: never a changed pod, and never another pod of the same name, such as the
 //! next pod of a StatefulSet.
 
-use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::api_path::pod_path;
@@ -23,15 +22,6 @@ pub enum Effect {
     RejectedByDisruptionBudget(String),
     /// The pod has no controller that would replace it, so it is not deleted.
     Unmanaged,
-}
-
-/// Response to an eviction. The API server reports a pod with several disruption budgets as a
-/// failure with HTTP 201.
-#[derive(Default, Deserialize)]
-#[serde(default)]
-struct EvictionResponse {
-    status: String,
-    message: String,
 }
 
 /// Evicts the pod, so that disruption budgets are respected. Deletes the pod if evictions are not
@@ -74,14 +64,10 @@ pub fn evict_or_delete(client: &Client, pod: &StrandedPod) -> Result<Effect, Err
 }
 
 fn evict(client: &Client, path: &str, eviction: &Value) -> Result<Effect, Error> {
-    match client.post_and_decode::<EvictionResponse>(path, eviction) {
-        Ok(response) if response.status == "Failure" => {
-            Ok(Effect::RejectedByDisruptionBudget(response.message))
-        }
-        Ok(_) => Ok(Effect::Applied),
+    match client.post(path, eviction) {
         Err(Error::Status { code: 429, message, .. }) if message.contains(DISRUPTION_BUDGET) => {
             Ok(Effect::RejectedByDisruptionBudget(message))
         }
-        Err(error) => Err(error),
+        result => result.map(|()| Effect::Applied),
     }
 }

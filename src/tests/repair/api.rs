@@ -203,11 +203,7 @@ impl Handler for Api {
         let body = match state.objects.get(object) {
             Some(object) if request.method == "GET" => object.to_string(),
             _ if request.is_list() && code == 200 => state.list().to_string(),
-            _ => match message.strip_prefix("Failure: ") {
-                Some(message) => json!({"kind": "Status", "status": "Failure", "message": message}),
-                None => json!({"kind": "Status", "code": code, "message": message}),
-            }
-            .to_string(),
+            _ => json!({"kind": "Status", "code": code, "message": message}).to_string(),
         };
         drop(state);
         match is_cut {

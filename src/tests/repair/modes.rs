@@ -121,22 +121,6 @@ fn a_pod_is_deleted_after_a_dry_run_of_the_eviction_where_only_dry_runs_are_perm
     assert_eq!(&dry_run["deleteOptions"], deletion);
 }
 
-/// With several disruption budgets the API server evicts nothing, and responds with HTTP 201.
-#[test]
-fn a_failure_in_a_response_with_http_201_is_no_eviction() {
-    let api = Api::start();
-    let why = "This pod has more than one PodDisruptionBudget";
-    api.state().evict =
-        Answer::Refusal(201, "Failure: This pod has more than one PodDisruptionBudget");
-    let controller = Controller::watching(&api);
-    api.send("MODIFIED", &stranded("web-1"));
-    controller.counts("pods_skipped_total", 1);
-    until("the Event", || events(&api).len() == 1);
-    assert_eq!(events(&api)[0]["note"], why);
-    assert!(api.deleted().is_empty());
-    assert_eq!(controller.metric("pods_deleted_total"), 0);
-}
-
 /// A stranded pod with these owners.
 fn owned_by(name: &str, owners: Value) -> Value {
     changed(name, "/metadata/ownerReferences", owners)
