@@ -1,8 +1,10 @@
 //! Permissions in the cluster and privileges on the node.
 
+use std::collections::BTreeMap;
+
 use serde_json::{Value, json};
 
-use crate::helm::{Objects, with};
+use crate::helm::{Objects, Render, chart, read, with, yaml};
 
 /// Returns the permissions of a ServiceAccount as "role: group/resource=name verbs".
 fn permissions(objects: &Objects, account: &str) -> Vec<String> {
@@ -211,5 +213,104 @@ fn the_repair_controller_can_enter_pods_only_in_modes_that_require_it() {
             json!([{"name": "cni-net-dir", "mountPath": "/host/etc/cni/net.d", "readOnly": true}])
         );
         assert_eq!(volumes, 3);
+    }
+}
+
+/// Returns kind and name of the admission policies and their bindings.
+fn policies(objects: &Objects) -> Vec<String> {
+    let name = |object: &Value| {
+        let kind = object["kind"].as_str()?.strip_prefix("ValidatingAdmissionPolicy")?;
+        Some(format!("{kind}:{}", object["metadata"]["name"].as_str()?))
+    };
+    let mut names: Vec<_> = objects.0.iter().filter_map(name).collect();
+    names.sort();
+    names
+}
+
+#[test]
+fn admission_policies_are_rendered_exactly_for_permissions_that_they_limit() {
+    let repair = |mode: &str| json!({"repairController": {"enabled": true, "mode": mode}});
+    let of_taint = ["Binding:linkerd-cni-taint", ":linkerd-cni-taint"];
+    let of_repair = ["Binding:linkerd-cni-repair", ":linkerd-cni-repair"];
+    for (mut values, expected) in [
+        (json!({}), &[][..]),
+        (json!({"startupTaint": "a"}), &of_taint),
+        (repair("delete"), &of_repair),
+        (repair("label"), &of_repair),
+        (repair("in-place"), &[]),
+        (repair("report"), &[]),
+        // Upstream's controller deletes pods, too.
+        (json!({"repairController": {"enabled": true}, "adminPort": null}), &of_repair),
+    ] {
+        let mut expected = expected.to_vec();
+        expected.sort_unstable();
+        assert_eq!(policies(&with(values.clone())), expected, "{values}");
+        for value in ["admissionPolicy", "rbac"] {
+            let key = if value == "rbac" { "create" } else { "enabled" };
+            values[value] = json!({key: false});
+            assert!(policies(&with(values.clone())).is_empty(), "{values}");
+            values[value] = Value::Null;
+        }
+    }
+}
+
+/// An error in a condition or a policy must not affect other accounts.
+#[test]
+fn admission_policies_apply_only_to_the_account_of_the_release_and_its_taint() {
+    let values = json!({"startupTaint": "a.b/c", "repairController": {"enabled": true}});
+    let objects = Render::new().namespace("mesh").values(&values).objects();
+    for name in ["linkerd-cni-taint", "linkerd-cni-repair"] {
+        let spec = &objects.named("ValidatingAdmissionPolicy", name)["spec"];
+        assert_eq!(spec["failurePolicy"], "Fail");
+        let condition = spec["matchConditions"][0]["expression"].as_str().unwrap();
+        let account = r#"request.userInfo.username == "system:serviceaccount:mesh:linkerd-cni""#;
+        assert!(condition.ends_with(account), "{condition}");
+        for validation in spec["validations"].as_array().unwrap() {
+            // 403, on which the repair controller tries a dry run. The default is 422.
+            assert_eq!(validation["reason"], "Forbidden", "{validation}");
+        }
+        let binding = &objects.named("ValidatingAdmissionPolicyBinding", name)["spec"];
+        assert_eq!(*binding, json!({"policyName": name, "validationActions": ["Deny"]}));
+    }
+    let taint = objects.named("ValidatingAdmissionPolicy", "linkerd-cni-taint").to_string();
+    assert!(taint.contains(r#"taint.key != \"a.b/c\""#), "{taint}");
+}
+
+/// Reduces the roles and bindings to the fields that the README has.
+fn roles(objects: &[Value]) -> BTreeMap<String, Value> {
+    let is_role = |object: &&Value| object["apiVersion"] == "rbac.authorization.k8s.io/v1";
+    let reduced = objects.iter().filter(is_role).map(|object| {
+        let (kind, name) = (&object["kind"], &object["metadata"]["name"]);
+        let mut reduced = object.clone();
+        reduced["metadata"] =
+            json!({"name": name, "namespace": object["metadata"].get("namespace")});
+        (format!("{kind} {name}"), reduced)
+    });
+    reduced.collect()
+}
+
+#[test]
+fn the_readme_has_the_permissions_that_rbac_create_false_leaves_out() {
+    let readme = read(chart().join("README.md"));
+    let section = readme.split_once("### With `rbac.create: false`\n").unwrap().1;
+    let section = section.split("\n## ").next().unwrap();
+    let blocks = section.split("```yaml\n").skip(1).map(|rest| rest.split("```").next().unwrap());
+    let manifests: Vec<_> =
+        blocks.map(|block| roles(&block.split("\n---\n").map(yaml).collect::<Vec<_>>())).collect();
+    let repair = |mode: &str| json!({"repairController": {"enabled": true, "mode": mode}});
+    let cases = [
+        (json!({}), 0),
+        (json!({"startupTaint": "a"}), 1),
+        (repair("in-place"), 2),
+        (repair("report"), 2),
+        (repair("delete"), 3),
+        (repair("label"), 4),
+        (json!({"openshift": {"enabled": true}}), 5),
+    ];
+    assert_eq!(manifests.len(), 6);
+    for (values, index) in cases {
+        let mut manifest = manifests[0].clone();
+        manifest.extend(manifests[index].clone());
+        assert_eq!(manifest, roles(&with(values.clone()).0), "{values}");
     }
 }

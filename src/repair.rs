@@ -127,6 +127,8 @@ pub struct RepairSettings {
     /// Address of `/live`, `/ready` and `/metrics`.
     pub admin: SocketAddr,
     pub mode: RepairMode,
+    /// Whether [`RepairMode::Delete`] deletes pods without a controller, which nothing replaces.
+    pub delete_unmanaged: bool,
     /// Time between two audits. `None`: no audits.
     pub audit_period: Option<Duration>,
     /// Maximum number of repairs in any minute.
@@ -195,6 +197,7 @@ pub fn run(settings: RepairSettings) -> Result<(), Error> {
         connection: connection(Deadlines::each(worker::REQUEST_TIMEOUT)),
         reporter: Reporter { controller: CONTROLLER, instance: settings.pod_name },
         mode: settings.mode,
+        delete_unmanaged: settings.delete_unmanaged,
         host: settings.host,
         agent_address: settings.agent_address,
         budget: rate_limit::RepairBudget::new(settings.repairs_per_minute),

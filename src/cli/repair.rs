@@ -74,6 +74,10 @@ struct Args {
     #[arg(long, env = "LINKERD_CNI_REPAIR_CONTROLLER_MODE", default_value = "delete")]
     mode: RepairMode,
 
+    /// Mode delete: also delete pods without a controller, which nothing replaces
+    #[arg(long, env = "LINKERD_CNI_REPAIR_CONTROLLER_DELETE_UNMANAGED")]
+    delete_unmanaged: bool,
+
     /// Seconds between audits of the redirect rules of all running meshed pods; 0 disables audits
     #[arg(long, env = "LINKERD_CNI_REPAIR_CONTROLLER_AUDIT_SECONDS", default_value_t = 0)]
     audit_seconds: u32,
@@ -127,6 +131,7 @@ fn run(args: Args) -> anyhow::Result<()> {
         response_timeout: args.kube_api_response_headers_timeout,
         admin: args.admin_addr,
         mode: args.mode,
+        delete_unmanaged: args.delete_unmanaged,
         audit_period: (args.audit_seconds > 0)
             .then(|| Duration::from_secs(args.audit_seconds.into())),
         repairs_per_minute: args.rate,

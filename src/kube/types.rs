@@ -257,6 +257,9 @@ pub struct Preconditions {
 #[derive(Clone, Debug, Deserialize)]
 pub struct OwnerReference {
     pub uid: String,
+    /// Whether the owner is the object's controller, which replaces a deleted object.
+    #[serde(default, deserialize_with = "null_as_default")]
+    pub controller: bool,
 }
 
 /// Metadata of a list.

@@ -26,10 +26,17 @@ use crate::plugin::skip::{SkipReason, skip_reason};
 const UNREADABLE: &str = "the pod's network namespace has a table of iptables-legacy, whose \
                           rules the repair controller cannot read; delete the pod to replace it";
 
+/// Why the worker does not delete a pod without a controller.
+const UNMANAGED: &str = "the pod has no controller that would replace it, so it is not deleted; \
+                         delete it and create it again, or set repairController.mode=in-place or \
+                         repairController.deleteUnmanaged=true";
+
 /// One attempt to repair a pod. Borrows settings and state of the worker.
 pub struct RepairAttempt<'a> {
     pub connection: &'a mut Connection,
     pub mode: RepairMode,
+    /// Whether mode `delete` deletes pods without a controller.
+    pub delete_unmanaged: bool,
     pub host: &'a HostDirs,
     pub budget: &'a mut RepairBudget,
     /// Pods or owners that were repaired recently.
@@ -78,6 +85,8 @@ pub enum RepairOutcome {
     CannotRepair(String),
     /// A disruption budget rejects the eviction. The API server's message.
     EvictionRejected(String),
+    /// The pod is not deleted, because no controller would replace it. The explanation.
+    Unmanaged(&'static str),
 }
 
 /// A pod that needs a repair, after the check.
@@ -128,6 +137,7 @@ impl RepairAttempt<'_> {
         match result {
             Ok(Effect::Applied) => Ok(RepairOutcome::Repaired { missing_rules }),
             Ok(Effect::RejectedByDisruptionBudget(why)) => Ok(RepairOutcome::EvictionRejected(why)),
+            Ok(Effect::Unmanaged) => Ok(RepairOutcome::Unmanaged(UNMANAGED)),
             Err(error) if error.status_code() == Some(404) => {
                 Ok(RepairOutcome::NotNeeded("Pod is gone"))
             }
@@ -208,6 +218,9 @@ impl RepairAttempt<'_> {
     /// Deletes or labels the pod or installs its rules, as the repair mode says.
     fn apply(&mut self, pod: &StrandedPod, rules: Option<&PodRules>) -> Result<Effect, Error> {
         match self.mode {
+            RepairMode::Delete if !(pod.has_controller || self.delete_unmanaged) => {
+                return Ok(Effect::Unmanaged);
+            }
             RepairMode::Delete => {
                 return Ok(eviction::evict_or_delete(&self.connection.client()?, pod)?);
             }

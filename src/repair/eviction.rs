@@ -2,7 +2,7 @@
 //! preconditions: never a changed pod, and never another pod of the same name, such as the
 //! next pod of a StatefulSet.
 
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::api_path::pod_path;
 use super::stranded_pod::{FoundBy, StrandedPod};
@@ -20,11 +20,15 @@ pub enum Effect {
     Applied,
     /// A disruption budget rejects the eviction. The API server's message.
     RejectedByDisruptionBudget(String),
+    /// The pod has no controller that would replace it, so it is not deleted.
+    Unmanaged,
 }
 
-/// Evicts the pod, so that disruption budgets are respected. Deletes the pod if the RBAC
-/// rules do not allow evictions, as those of upstream's chart, or if the API server does not
-/// support them.
+/// Evicts the pod, so that disruption budgets are respected. Deletes the pod if evictions are not
+/// permitted (403), as with the RBAC rules of upstream's chart, or not supported (404, 405).
+///
+/// The chart's admission policy permits only dry runs of evictions, because an eviction does not
+/// name the pod's node. So after a 403 a dry run checks the disruption budgets before the deletion.
 ///
 /// Fails with status 409 if the pod has changed, or is another pod of the same name.
 pub fn evict_or_delete(client: &Client, pod: &StrandedPod) -> Result<Effect, Error> {
@@ -44,14 +48,26 @@ pub fn evict_or_delete(client: &Client, pod: &StrandedPod) -> Result<Effect, Err
         "metadata": {"namespace": pod.namespace, "name": pod.name},
         "deleteOptions": options,
     });
-    match client.post(&format!("{path}/eviction"), &eviction) {
-        Ok(()) => Ok(Effect::Applied),
+    let is_not_permitted = |error: &Error| matches!(error.code(), Some(403..=405));
+    match evict(client, &format!("{path}/eviction"), &eviction) {
+        Err(error) if error.code() == Some(403) => {
+            match evict(client, &format!("{path}/eviction?dryRun=All"), &eviction) {
+                Ok(Effect::Applied) => {}
+                Err(error) if is_not_permitted(&error) => {}
+                rejected => return rejected,
+            }
+        }
+        Err(error) if is_not_permitted(&error) => {}
+        result => return result,
+    }
+    client.delete(&path, &options).map(|()| Effect::Applied)
+}
+
+fn evict(client: &Client, path: &str, eviction: &Value) -> Result<Effect, Error> {
+    match client.post(path, eviction) {
         Err(Error::Status { code: 429, message, .. }) if message.contains(DISRUPTION_BUDGET) => {
             Ok(Effect::RejectedByDisruptionBudget(message))
         }
-        Err(error) if matches!(error.code(), Some(403..=405)) => {
-            client.delete(&path, &options).map(|()| Effect::Applied)
-        }
-        Err(error) => Err(error),
+        result => result.map(|()| Effect::Applied),
     }
 }

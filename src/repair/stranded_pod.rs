@@ -40,9 +40,11 @@ pub struct StrandedPod {
     pub node: String,
     /// resourceVersion of the pod when it was found.
     pub resource_version: String,
-    /// Identifies the object that replaces the pod: UID of the pod's first owner, or
-    /// `namespace/name` of a pod without owner.
+    /// Identifies the object that replaces the pod: UID of the pod's controller or else of its first
+    /// owner, or `namespace/name` of a pod without owner.
     pub owner_key: String,
+    /// Whether an owner of the pod is its controller, which replaces the pod after a deletion.
+    pub has_controller: bool,
     /// creationTimestamp: RFC 3339 with whole seconds.
     pub created: String,
     /// Whether the pod has [`LABEL`].
@@ -57,16 +59,19 @@ impl StrandedPod {
     /// Copies the fields from `pod`.
     pub fn new(pod: &Pod, found_by: FoundBy) -> Self {
         let metadata = &pod.metadata;
+        let owners = &metadata.owner_references;
+        let controller = owners.iter().find(|owner| owner.controller);
         StrandedPod {
             namespace: metadata.namespace.clone(),
             name: metadata.name.clone(),
             uid: metadata.uid.clone(),
             node: pod.spec.node_name.clone(),
             resource_version: metadata.resource_version.clone(),
-            owner_key: match metadata.owner_references.first() {
+            owner_key: match controller.or(owners.first()) {
                 Some(owner) => owner.uid.clone(),
                 None => format!("{}/{}", metadata.namespace, metadata.name),
             },
+            has_controller: controller.is_some(),
             created: metadata.creation_timestamp.clone(),
             labelled: metadata.labels.get(LABEL).is_some_and(|value| value == "true"),
             skipped_by_annotations: match is_injected(pod) {
@@ -276,12 +281,28 @@ mod tests {
     }
 
     #[test]
-    fn the_owner_key_is_the_first_owner_or_the_name_of_a_bare_pod() {
+    fn the_owner_key_is_the_controller_or_the_first_owner_or_the_name_of_a_bare_pod() {
         let failed = validator(json!({"lastState": {"terminated": {"exitCode": 95}}}));
-        let bare = pod(failed);
-        let owners = json!([{"kind": "ReplicaSet", "name": "web", "uid": "o-1"}]);
-        let owned = with(bare.clone(), "/metadata/ownerReferences", owners);
-        assert_eq!(verdict(bare).unwrap().owner_key, "emojivoto/web-1");
-        assert_eq!(verdict(owned).unwrap().owner_key, "o-1");
+        let owned_by = |owners: Value| {
+            let pod = with(pod(failed.clone()), "/metadata/ownerReferences", owners);
+            let found = verdict(pod).unwrap();
+            (found.owner_key, found.has_controller)
+        };
+        let owner = json!({"kind": "Job", "name": "web", "uid": "o-1"});
+        let no_controller = json!({"uid": "o-2", "controller": false});
+        let controller = json!({"kind": "ReplicaSet", "uid": "o-3", "controller": true});
+        // The kubelet makes the node the controller of a static pod's mirror pod.
+        let node = json!({"kind": "Node", "name": "node-1", "uid": "o-4", "controller": true});
+        for (owners, key, has_controller) in [
+            (json!(null), "emojivoto/web-1", false),
+            (json!([]), "emojivoto/web-1", false),
+            (json!([owner]), "o-1", false),
+            (json!([no_controller, owner]), "o-2", false),
+            (json!([owner, controller]), "o-3", true),
+            (json!([node]), "o-4", true),
+        ] {
+            let text = owners.to_string();
+            assert_eq!(owned_by(owners), (key.to_owned(), has_controller), "{text}");
+        }
     }
 }

@@ -28,6 +28,8 @@ pub struct Worker {
     pub connection: Connection,
     pub reporter: Reporter,
     pub mode: RepairMode,
+    /// Whether mode `delete` deletes pods without a controller.
+    pub delete_unmanaged: bool,
     pub host: HostDirs,
     /// `host:port` of the node's agent, which has to be ready before each repair. `None`:
     /// repair without that check.
@@ -45,8 +47,9 @@ pub struct Histories {
     ignored: History,
     /// Pods whose eviction a disruption budget rejected: not evicted again for [`HOLD`].
     evictions_rejected: History,
-    /// Pods whose rejected eviction was reported: not reported again for [`REPORT_HOLD`].
-    rejections_reported: History,
+    /// Pods whose rejected eviction, or whose missing controller, was reported: not reported
+    /// again for [`REPORT_HOLD`].
+    left_unchanged_reported: History,
 }
 
 impl Histories {
@@ -60,7 +63,7 @@ impl Histories {
             repaired: History::new(repaired_key, HOLD),
             ignored: History::new(HistoryKey::Pod, REPORT_HOLD),
             evictions_rejected: History::new(HistoryKey::Pod, HOLD),
-            rejections_reported: History::new(HistoryKey::Pod, REPORT_HOLD),
+            left_unchanged_reported: History::new(HistoryKey::Pod, REPORT_HOLD),
         }
     }
 }
@@ -116,6 +119,7 @@ impl Worker {
         let attempt = RepairAttempt {
             connection: &mut self.connection,
             mode: self.mode,
+            delete_unmanaged: self.delete_unmanaged,
             host: &self.host,
             budget: &mut self.budget,
             repaired: &self.histories.repaired,
@@ -130,6 +134,8 @@ impl Worker {
             Ok(RepairOutcome::RepairedRecently) => self.hold(pod),
             Ok(RepairOutcome::CannotRepair(why)) => self.skip(pod, &why),
             Ok(RepairOutcome::EvictionRejected(why)) => self.postpone_eviction(pod, &why),
+            // Checked again on the pod's next event or audit: a controller may adopt the pod.
+            Ok(RepairOutcome::Unmanaged(why)) => self.report_unchanged(pod, why),
             Err(error) => self.record_error(pod, &error),
         }
     }
@@ -197,14 +203,20 @@ impl Worker {
     /// Holds a pod whose eviction was rejected, and requests a list after the hold, which finds
     /// the pod again. The disruption budget may allow the eviction once other pods of the workload are ready.
     fn postpone_eviction(&mut self, pod: &StrandedPod, why: &str) {
+        let now = Instant::now();
+        self.histories.evictions_rejected.record(pod, now, SystemTime::now());
+        self.shared.unrepaired.add(pod.found_by, now + HOLD);
+        self.report_unchanged(pod, why);
+    }
+
+    /// Reports a pod that is left unchanged for now, at most once in [`REPORT_HOLD`].
+    fn report_unchanged(&mut self, pod: &StrandedPod, why: &str) {
         let (namespace, name) = (&pod.namespace, &pod.name);
         let now = Instant::now();
-        let Histories { evictions_rejected, rejections_reported, .. } = &mut self.histories;
-        evictions_rejected.record(pod, now, SystemTime::now());
-        self.shared.unrepaired.add(pod.found_by, now + HOLD);
-        if rejections_reported.allows(pod, now) {
+        let reported = &mut self.histories.left_unchanged_reported;
+        if reported.allows(pod, now) {
             self.shared.metrics.pods_skipped.inc();
-            rejections_reported.record(pod, now, SystemTime::now());
+            reported.record(pod, now, SystemTime::now());
             tracing::warn!(namespace, name, "Pod skipped for now: {why}");
             self.publish(pod, RepairEvent::Skipped(why));
         }

@@ -14,6 +14,8 @@
 {{- if include "linkerd-cni.ownImage" . }}
 - name: LINKERD_CNI_REPAIR_CONTROLLER_MODE
   value: {{ include "linkerd-cni.repairMode" . }}
+- name: LINKERD_CNI_REPAIR_CONTROLLER_DELETE_UNMANAGED
+  value: {{ eq (toString $repair.deleteUnmanaged) "true" | quote }}
 - name: LINKERD_CNI_REPAIR_CONTROLLER_AUDIT_SECONDS
   value: {{ $repair.auditIntervalSeconds | default 0 | int64 | quote }}
 - name: LINKERD_CNI_REPAIR_CONTROLLER_RATE

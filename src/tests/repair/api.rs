@@ -35,6 +35,8 @@ pub struct State {
     pub event: Answer,
     /// Response to evictions. The default is 403, as with the RBAC rules of upstream's chart.
     pub evict: Answer,
+    /// Response to dry runs of evictions. `None`: as to evictions.
+    pub evict_dry_run: Option<Answer>,
     pub patch: Answer,
     /// Single pods and other objects, by path. Other paths respond with 404.
     pub objects: BTreeMap<String, Value>,
@@ -64,6 +66,7 @@ impl Api {
             delete: Answer::Status(200),
             event: Answer::Status(201),
             evict: Answer::Status(403),
+            evict_dry_run: None,
             patch: Answer::Status(200),
             objects: BTreeMap::new(),
             token: None,
@@ -174,6 +177,9 @@ impl Handler for Api {
                 false => Answer::Status(404),
             },
             "PATCH" => state.patch.clone(),
+            "POST" if request.is_dry_run() && state.evict_dry_run.is_some() => {
+                state.evict_dry_run.clone().unwrap()
+            }
             "POST" if request.is_eviction() => state.evict.clone(),
             "DELETE" => state.delete.clone(),
             _ => state.event.clone(),

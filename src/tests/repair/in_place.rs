@@ -375,6 +375,28 @@ fn an_audit_in_mode_delete_keeps_the_pods_grace_period() {
 }
 
 #[test]
+fn an_audit_in_mode_delete_reports_a_pod_without_a_controller_only_if_rules_are_missing() {
+    let node = Node::new();
+    node.cache_cni_result("uid-of-web-1");
+    let mut bare = running();
+    bare["metadata"]["ownerReferences"] = json!([]);
+    node.knows(&bare);
+    node.api.state().evict = Answer::Status(201);
+    let controller = node.controller(&["--audit-seconds=1", "--mode=delete"]);
+    controller.counts("pods_skipped_total", 1);
+    until("the Event", || node.events().len() == 1);
+    assert_eq!(node.events()[0]["reason"], "LinkerdCNIRulesMissing");
+    drop(controller);
+    let repairing = node.controller(&["--audit-seconds=1"]);
+    repairing.counts("pods_repaired_total", 1);
+    drop(repairing);
+    let controller = node.controller(&["--audit-seconds=1", "--mode=delete"]);
+    controller.reaches("audit_pods_complete_total", 2);
+    assert_eq!(controller.metric("pods_skipped_total"), 0);
+    assert_eq!(controller.metric("pods_deleted_total"), 0);
+}
+
+#[test]
 fn a_failed_repair_of_an_audited_pod_causes_no_new_list() {
     let node = Node::new();
     node.cache_cni_result("uid-of-web-1");

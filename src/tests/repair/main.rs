@@ -44,6 +44,7 @@ fn pod(name: &str, validator: Value) -> Value {
             "creationTimestamp": "2026-01-01T00:00:00Z",
             "annotations": {"linkerd.io/proxy-version": "edge-1"},
             "labels": {"linkerd.io/control-plane-ns": "linkerd"},
+            "ownerReferences": [{"uid": format!("owner-of-{name}"), "controller": true}],
         },
         "spec": {"initContainers": [{"name": "linkerd-network-validator"}]},
         "status": {"phase": "Pending", "initContainerStatuses": [validator]},
@@ -201,7 +202,7 @@ fn a_replacement_that_is_stranded_again_is_held_for_a_minute() {
     let controller = Controller::watching(&api);
     let owned = |name, created| {
         let mut pod = stranded(name);
-        pod["metadata"]["ownerReferences"] = json!([{"uid": "replica-set"}]);
+        pod["metadata"]["ownerReferences"] = json!([{"uid": "replica-set", "controller": true}]);
         pod["metadata"]["creationTimestamp"] = json!(created);
         pod
     };

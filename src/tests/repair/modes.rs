@@ -103,6 +103,90 @@ fn an_eviction_rejected_by_an_overloaded_api_server_is_retried_and_not_reported(
 }
 
 #[test]
+fn a_pod_is_deleted_after_a_dry_run_of_the_eviction_where_only_dry_runs_are_permitted() {
+    let api = Api::start();
+    // As with the chart's admission policy.
+    api.state().evict = Answer::Status(403);
+    api.state().evict_dry_run = Some(Answer::Refusal(429, BUDGET));
+    let controller = Controller::watching(&api);
+    api.send("MODIFIED", &stranded("protected"));
+    controller.counts("pods_skipped_total", 1);
+    assert!(api.deleted().is_empty());
+    api.state().evict_dry_run = Some(Answer::Status(201));
+    api.send("MODIFIED", &stranded("web-1"));
+    controller.counts("pods_deleted_total", 1);
+    assert_eq!(api.deleted(), [path("web-1")]);
+    let dry_run = &api.requests(|request| request.is_dry_run())[1].body;
+    let deletion = &api.requests(|request| request.method == "DELETE")[0].body;
+    assert_eq!(&dry_run["deleteOptions"], deletion);
+}
+
+/// A stranded pod with these owners.
+fn owned_by(name: &str, owners: Value) -> Value {
+    changed(name, "/metadata/ownerReferences", owners)
+}
+
+#[test]
+fn mode_delete_leaves_a_pod_without_a_controller_and_reports_the_pod_once() {
+    let api = Api::start();
+    api.state().evict = Answer::Status(201);
+    let controller = Controller::watching(&api);
+    let bare = owned_by("bare", json!([]));
+    let owned = owned_by("owned", json!([{"uid": "a", "controller": false}, {"uid": "b"}]));
+    for pod in [&bare, &owned, &bare, &owned] {
+        api.send("MODIFIED", pod);
+    }
+    // The queue keeps its order: when the next pod is evicted, the others are finished.
+    api.send("MODIFIED", &stranded("web-1"));
+    controller.counts("pods_deleted_total", 1);
+    assert_eq!(evictions(&api), [path("web-1") + "/eviction"]);
+    assert!(api.deleted().is_empty());
+    assert_eq!(controller.metric("pods_skipped_total"), 2);
+    controller.logs("WARN Pod skipped for now: the pod has no controller that would replace it");
+    until("an Event on each pod", || events(&api).len() == 3);
+    for (event, name) in events(&api).iter().zip(["bare", "owned"]) {
+        assert_eq!(event["type"], "Warning");
+        assert_eq!(event["action"], "Skipping");
+        assert_eq!(event["regarding"]["name"], name);
+        let note = event["note"].as_str().unwrap();
+        assert!(note.contains("repairController.deleteUnmanaged=true"), "{note}");
+    }
+    // A new StatefulSet adopts the pods of a deleted one.
+    let mut adopted = bare;
+    adopted["metadata"]["ownerReferences"] = json!([{"uid": "new", "controller": true}]);
+    api.send("MODIFIED", &adopted);
+    controller.counts("pods_deleted_total", 2);
+}
+
+#[test]
+fn mode_delete_deletes_a_pod_without_a_controller_if_the_chart_asks_for_it() {
+    let api = Api::start();
+    let variable = "LINKERD_CNI_REPAIR_CONTROLLER_DELETE_UNMANAGED";
+    let controller = Controller::configured(&api, &[], &[(variable, "true")]);
+    api.send("MODIFIED", &owned_by("bare", json!([])));
+    controller.counts("pods_deleted_total", 1);
+    assert_eq!(api.deleted(), [path("bare")]);
+    let api = Api::start();
+    let controller = Controller::configured(&api, &[], &[(variable, "false")]);
+    api.send("MODIFIED", &owned_by("bare", json!([])));
+    controller.counts("pods_skipped_total", 1);
+    assert!(api.deleted().is_empty());
+}
+
+#[test]
+fn a_pod_that_lost_its_controller_meanwhile_is_not_deleted() {
+    let api = Api::start();
+    let mut orphan = owned_by("web-0", json!([]));
+    orphan["metadata"]["resourceVersion"] = json!("105");
+    api.knows(&orphan);
+    api.state().delete = Answer::Status(409);
+    let controller = Controller::watching(&api);
+    api.send("MODIFIED", &stranded("web-0"));
+    controller.counts("pods_skipped_total", 1);
+    assert_eq!(api.deleted(), [path("web-0")], "no second try");
+}
+
+#[test]
 fn rejected_requests_do_not_use_up_the_repair_budget() {
     let api = Api::start();
     // The pods are gone before the controller deletes them.

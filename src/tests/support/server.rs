@@ -46,8 +46,14 @@ impl Request {
         self.path.ends_with("/events")
     }
 
+    /// Whether the request is a dry run of an eviction.
+    #[allow(dead_code, reason = "only the repair controller evicts pods")]
+    pub fn is_dry_run(&self) -> bool {
+        self.path.ends_with("/eviction?dryRun=All")
+    }
+
     pub fn is_eviction(&self) -> bool {
-        self.path.ends_with("/eviction")
+        self.path.ends_with("/eviction") || self.is_dry_run()
     }
 }
 

@@ -1,0 +1,295 @@
+//! The admission policies on a real API server: what the ServiceAccount of agent and repair controller may change.
+//! Two nodes that exist only as objects stand for the caller's node and another one.
+
+use std::io::Write as _;
+use std::path::Path;
+use std::process::{Output, Stdio};
+
+use serde_json::{Value, json};
+use tempfile::NamedTempFile;
+
+use crate::helm::{Helm, NAMESPACE};
+use crate::node::Node;
+use crate::pods::{apply, command, kubectl};
+use crate::until::until;
+
+const TAINT: &str = "startup-taint.cluster-autoscaler.kubernetes.io/linkerd-cni";
+const OWN: &str = "policy-own";
+const OTHER: &str = "policy-other";
+/// Kinds of the chart that the test applies. The DaemonSet is not needed.
+const KINDS: [&str; 4] = [
+    "ClusterRole",
+    "ClusterRoleBinding",
+    "ValidatingAdmissionPolicy",
+    "ValidatingAdmissionPolicyBinding",
+];
+
+#[test]
+fn the_admission_policies_limit_the_account_to_the_taint_and_the_pods_of_its_own_node() {
+    let _node = Node::exclusive();
+    let objects = Objects::create();
+    let chart = Chart::apply("delete");
+    let account = Account::of_pod("agent");
+
+    objects.reset();
+    until_refused_by("linkerd-cni-taint", || {
+        account.patch(OTHER, &json!({"spec": {"taints": []}}), &["--dry-run=server"])
+    });
+    until_refused_by("linkerd-cni-repair", || {
+        account.run(&["delete", "pod", OTHER, "-n", NAMESPACE, "--dry-run=server"])
+    });
+    nodes_lose_only_the_startup_taint_on_the_own_node(&account);
+    pods_are_deleted_only_on_the_own_node(&account);
+    a_token_without_a_node_is_refused();
+    drop(chart);
+
+    objects.reset();
+    let _chart = Chart::apply("label");
+    until_refused_by("linkerd-cni-repair", || {
+        account.label(OTHER, "linkerd.io/cni-stranded=true", &["--dry-run=server"])
+    });
+    pods_get_only_the_label_on_the_own_node(&account);
+}
+
+/// Waits until the API server enforces the policy, some seconds after its creation.
+fn until_refused_by(policy: &str, request: impl Fn() -> Result<(), String>) {
+    let policy = format!("ValidatingAdmissionPolicy '{policy}'");
+    until("the policy is enforced", || request().is_err_and(|error| error.contains(&policy)));
+}
+
+fn nodes_lose_only_the_startup_taint_on_the_own_node(account: &Account) {
+    let kept = json!({"key": "kept", "value": "a", "effect": "PreferNoSchedule"});
+    let startup = json!({"key": TAINT, "effect": "NoSchedule"});
+    let added = json!({"key": "added", "effect": "NoSchedule"});
+    let without = json!({"spec": {"taints": [kept]}});
+    for (node, patch, message) in [
+        (OTHER, without.clone(), "on node policy-own may not change node policy-other"),
+        (OWN, json!({"spec": {"taints": []}}), "may only remove the taint"),
+        (OWN, json!({"spec": {"taints": [startup]}}), "may only remove the taint"),
+        (OWN, json!({"spec": {"taints": [kept, added]}}), "may only remove the taint"),
+        (
+            OWN,
+            json!({"spec": {"taints": [kept], "unschedulable": true}}),
+            "not change: unschedulable",
+        ),
+        (OWN, json!({"spec": {"providerID": "a"}}), "not change: providerID"),
+        (OWN, json!({"metadata": {"labels": {"a": "b"}}}), "not change: labels"),
+        (OWN, json!({"metadata": {"annotations": {"a": "b"}}}), "not change: annotations"),
+        (OWN, json!({"metadata": {"finalizers": ["a.b/c"]}}), "not change: finalizers"),
+    ] {
+        let refused = account.patch(node, &patch, &[]).expect_err(&patch.to_string());
+        assert!(refused.contains(message) && refused.contains("linkerd-cni-taint"), "{refused}");
+    }
+    // Other taints, which the control plane adds to a node without kubelet, have to stay.
+    until("the startup taint is removed", || {
+        let mut taints = taints(OWN);
+        taints.retain(|taint| taint["key"] != TAINT);
+        account.patch(OWN, &json!({"spec": {"taints": taints}}), &[]).is_ok()
+    });
+    let has = |key: &str| taints(OWN).iter().any(|taint| taint["key"] == key);
+    assert!(has("kept") && !has(TAINT), "{:?}", taints(OWN));
+}
+
+fn pods_are_deleted_only_on_the_own_node(account: &Account) {
+    let delete = |pod: &str| account.run(&["delete", "pod", pod, "-n", NAMESPACE, "--wait=false"]);
+    let refused = delete(OTHER).unwrap_err();
+    assert!(refused.contains("may not change or delete a pod on node policy-other"), "{refused}");
+    for pod in [OWN, OTHER] {
+        let refused = account.evict(pod, "").unwrap_err();
+        assert!(refused.contains("may evict pods only in dry runs"), "{refused}");
+    }
+    account.evict(OWN, "?dryRun=All").unwrap();
+    assert_eq!(deletion_time(OWN), "", "a dry run evicts nothing");
+    delete(OWN).unwrap();
+    assert_ne!(deletion_time(OWN), "");
+    assert_eq!(deletion_time(OTHER), "");
+}
+
+fn pods_get_only_the_label_on_the_own_node(account: &Account) {
+    let patch_pod = |patch: Value| {
+        let patch = patch.to_string();
+        account.run(&["patch", "pod", OWN, "-n", NAMESPACE, "--type=merge", "-p", &patch])
+    };
+    for (refused, message) in [
+        (account.label(OTHER, "linkerd.io/cni-stranded=true", &[]), "a pod on node policy-other"),
+        (account.label(OWN, "linkerd.io/cni-stranded=false", &[]), "only to true"),
+        (account.label(OWN, "app=other", &[]), "not change: app"),
+        (patch_pod(json!({"metadata": {"annotations": {"a": "b"}}})), "not change: annotations"),
+        (
+            patch_pod(json!({"metadata": {"ownerReferences": [
+            {"apiVersion": "v1", "kind": "Pod", "name": "agent", "uid": "a"}]}})),
+            "ownerReferences",
+        ),
+        (
+            patch_pod(json!({"spec": {"containers": [{"name": "app", "image": "other"}]}})),
+            "not change: containers",
+        ),
+    ] {
+        let refused = refused.expect_err(message);
+        assert!(refused.contains(message) && refused.contains("linkerd-cni-repair"), "{refused}");
+    }
+    account.label(OWN, "linkerd.io/cni-stranded=true", &[]).unwrap();
+}
+
+fn a_token_without_a_node_is_refused() {
+    let account =
+        Account::with_token(&kubectl(&["create", "token", "linkerd-cni", "-n", NAMESPACE]));
+    let refused = account.patch(OWN, &json!({"spec": {"taints": []}}), &[]).unwrap_err();
+    assert!(refused.contains("the token names no node"), "{refused}");
+}
+
+fn taints(node: &str) -> Vec<Value> {
+    let taints = kubectl(&["get", "node", node, "-o", "jsonpath={.spec.taints}"]);
+    serde_json::from_str(&taints).unwrap()
+}
+
+fn deletion_time(pod: &str) -> String {
+    let path = "jsonpath={.metadata.deletionTimestamp}";
+    kubectl(&["get", "pod", pod, "-n", NAMESPACE, "-o", path])
+}
+
+/// The account, nodes and pods of the test, deleted with the value.
+struct Objects;
+
+impl Objects {
+    fn create() -> Objects {
+        let objects = Objects;
+        until("the namespace exists", || {
+            let _ = command(&["create", "namespace", NAMESPACE]).output();
+            let phase = ["get", "namespace", NAMESPACE, "-o", "jsonpath={.status.phase}"];
+            command(&phase).output().unwrap().stdout == b"Active"
+        });
+        for account in ["default", "linkerd-cni"] {
+            let _ = command(&["create", "serviceaccount", account, "-n", NAMESPACE]).output();
+        }
+        objects.reset();
+        objects
+    }
+
+    /// Creates the nodes and pods that are missing, and restores the nodes' taints.
+    fn reset(&self) {
+        for node in [OWN, OTHER] {
+            apply(&json!({
+                "apiVersion": "v1", "kind": "Node", "metadata": {"name": node},
+                "spec": {"taints": [
+                    {"key": "kept", "value": "a", "effect": "PreferNoSchedule"},
+                    {"key": TAINT, "effect": "NoSchedule"},
+                ]},
+            }));
+        }
+        let delete = ["delete", "pod", OWN, OTHER, "-n", NAMESPACE, "--ignore-not-found"];
+        kubectl(&[&delete[..], &["--force", "--grace-period=0"]].concat());
+        for (name, node) in [("agent", OWN), (OWN, OWN), (OTHER, OTHER)] {
+            apply(&json!({
+                "apiVersion": "v1", "kind": "Pod",
+                "metadata": {"name": name, "namespace": NAMESPACE, "labels": {"app": name}},
+                "spec": {
+                    "nodeName": node, "containers": [{"name": "app", "image": "none"}],
+                    "serviceAccountName": if name == "agent" { "linkerd-cni" } else { "default" },
+                    "automountServiceAccountToken": false,
+                    "tolerations": [{"operator": "Exists"}],
+                },
+            }));
+        }
+    }
+}
+
+impl Drop for Objects {
+    fn drop(&mut self) {
+        let delete = ["delete", "--ignore-not-found", "--force", "--grace-period=0"];
+        let pods = ["pod", "agent", OWN, OTHER, "-n", NAMESPACE];
+        let _ = command(&[&delete[..], &pods].concat()).output();
+        let _ = command(&[&delete[..], &["node", OWN, OTHER]].concat()).output();
+        let account = ["serviceaccount", "linkerd-cni", "-n", NAMESPACE];
+        let _ = command(&[&delete[..], &account].concat()).output();
+    }
+}
+
+/// The chart's permissions and policies, deleted with the value.
+struct Chart(NamedTempFile);
+
+impl Chart {
+    fn apply(mode: &str) -> Chart {
+        let helm = Helm::with_local_repository();
+        let taint = format!("--set=startupTaint={TAINT}");
+        let repair = format!("--set=repairController.enabled=true,repairController.mode={mode}");
+        let chart = ["template", "linkerd-cni", "linkerd/linkerd2-cni", "-n", NAMESPACE];
+        let text = helm.must(&[&chart[..], &["--kube-version=1.31.0", &taint, &repair]].concat());
+        let is_wanted = |document: &&str| {
+            KINDS.iter().any(|kind| document.contains(&format!("\nkind: {kind}\n")))
+        };
+        let wanted: Vec<&str> = text.split("\n---\n").filter(is_wanted).collect();
+        let mut file = NamedTempFile::new().unwrap();
+        file.write_all(wanted.join("\n---\n").as_bytes()).unwrap();
+        kubectl(&["apply", "-f", file.path().to_str().unwrap()]);
+        Chart(file)
+    }
+}
+
+impl Drop for Chart {
+    fn drop(&mut self) {
+        let file = self.0.path().to_str().unwrap();
+        let _ = command(&["delete", "--ignore-not-found", "-f", file]).output();
+    }
+}
+
+/// A kubeconfig with a token of the ServiceAccount `linkerd-cni`.
+struct Account(NamedTempFile);
+
+impl Account {
+    /// A token that is bound to the pod, as the token that kubelet mounts in the pod.
+    fn of_pod(pod: &str) -> Account {
+        let token = ["create", "token", "linkerd-cni", "-n", NAMESPACE];
+        let bound = ["--bound-object-kind=Pod", &format!("--bound-object-name={pod}")];
+        Account::with_token(&kubectl(&[&token[..], &bound].concat()))
+    }
+
+    fn with_token(token: &str) -> Account {
+        let view = kubectl(&["config", "view", "--raw", "--minify", "-o", "json"]);
+        let mut config: Value = serde_json::from_str(&view).unwrap();
+        // The administrator's certificate would win over the token.
+        config["users"][0]["user"] = json!({"token": token.trim()});
+        let mut file = NamedTempFile::new().unwrap();
+        file.write_all(config.to_string().as_bytes()).unwrap();
+        Account(file)
+    }
+
+    /// Runs kubectl with the token. Fails with the text that kubectl wrote to stderr.
+    fn run(&self, args: &[&str]) -> Result<(), String> {
+        result(&command(args).env("KUBECONFIG", self.path()).output().unwrap())
+    }
+
+    fn path(&self) -> &Path {
+        self.0.path()
+    }
+
+    fn patch(&self, node: &str, patch: &Value, more: &[&str]) -> Result<(), String> {
+        let patch = patch.to_string();
+        self.run(&[&["patch", "node", node, "--type=merge", "-p", &patch], more].concat())
+    }
+
+    fn label(&self, pod: &str, label: &str, more: &[&str]) -> Result<(), String> {
+        let command = ["label", "pod", pod, label, "-n", NAMESPACE, "--overwrite"];
+        self.run(&[&command[..], more].concat())
+    }
+
+    fn evict(&self, pod: &str, query: &str) -> Result<(), String> {
+        let eviction = json!({
+            "apiVersion": "policy/v1", "kind": "Eviction",
+            "metadata": {"name": pod, "namespace": NAMESPACE},
+        });
+        let path = format!("/api/v1/namespaces/{NAMESPACE}/pods/{pod}/eviction{query}");
+        let mut kubectl = command(&["create", "--raw", &path, "-f", "-"]);
+        let kubectl = kubectl.env("KUBECONFIG", self.path()).stdin(Stdio::piped());
+        let mut child = kubectl.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        child.stdin.take().unwrap().write_all(eviction.to_string().as_bytes()).unwrap();
+        result(&child.wait_with_output().unwrap())
+    }
+}
+
+fn result(output: &Output) -> Result<(), String> {
+    match output.status.success() {
+        true => Ok(()),
+        false => Err(String::from_utf8_lossy(&output.stderr).into_owned()),
+    }
+}
