@@ -134,6 +134,22 @@ fn a_proxy_that_would_be_redirected_to_itself_is_rejected() {
 }
 
 #[test]
+fn an_unusable_user_of_the_proxy_container_is_named_because_it_wins_over_the_plugin_entry() {
+    for (uid, gid, problem) in [
+        (Some(0), None, "container linkerd-proxy runs as UID 0"),
+        (Some(4_294_967_295), None, "container linkerd-proxy: runAsUser 4294967295 is above"),
+        (None, Some(4_294_967_295), "container linkerd-proxy: runAsGroup 4294967295 is above"),
+    ] {
+        let facts =
+            PodFacts { proxy: Proxy { uid, gid, ..Proxy::default() }, ..PodFacts::default() };
+        let error = defaults("").redirect(&facts).unwrap_err();
+        assert_eq!(error.code, code::INVALID_CONFIG);
+        assert!(error.msg.starts_with(problem), "{}", error.msg);
+        assert!(error.details.contains("of the container linkerd-proxy"), "{}", error.details);
+    }
+}
+
+#[test]
 fn ports_that_no_proxy_can_listen_on_are_rejected() {
     let cases = [
         (
