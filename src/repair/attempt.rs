@@ -25,6 +25,11 @@ use crate::plugin::skip::{SkipReason, skip_reason};
 const UNREADABLE: &str = "the pod's network namespace has a table of iptables-legacy, whose \
                           rules the repair controller cannot read; delete the pod to replace it";
 
+/// Why the plugin installs no rules in a pod whose object was inspected, and the remedy.
+const EXCLUDED: &str = "(the pod is not meshed, or its annotations exclude it); remove the init \
+                        container linkerd-network-validator from the pod, or correct the pod's \
+                        annotations";
+
 /// One attempt to repair a pod. Borrows settings and state of the worker.
 pub struct RepairAttempt<'a> {
     pub connection: &'a mut Connection,
@@ -70,8 +75,8 @@ pub enum RepairOutcome {
     Repaired { missing_rules: Vec<String> },
     /// The pod does not need a repair, for this reason.
     NotNeeded(&'static str),
-    /// The pod, or a pod of the same owner, was repaired less than
-    /// [`HOLD`](super::history::HOLD) ago.
+    /// The pod was repaired less than [`HOLD`](super::history::HOLD) ago, or replaces a pod that was
+    /// deleted less than `HOLD` ago.
     RepairedRecently,
     /// The pod cannot be repaired, for this reason.
     CannotRepair(String),
@@ -150,11 +155,8 @@ impl RepairAttempt<'_> {
         &mut self,
         pod: &StrandedPod,
     ) -> Result<ControlFlow<RepairOutcome, NeededRepair>, Error> {
-        if let Some(reason) = self.skip_reason(pod) {
-            return Ok(Break(match pod.found_by {
-                FoundBy::Validator => RepairOutcome::CannotRepair(skipped_by_plugin(reason)),
-                FoundBy::Audit => RepairOutcome::NotNeeded("Pod is skipped by the plugin"),
-            }));
+        if let Some(reason) = self.without_rules(pod) {
+            return Ok(Break(no_rules_outcome(pod, &reason)));
         }
         let must_inspect = self.mode == RepairMode::InPlace || pod.found_by == FoundBy::Audit;
         if self.mode == RepairMode::Delete && !must_inspect {
@@ -172,9 +174,7 @@ impl RepairAttempt<'_> {
         let client = self.connection.client()?;
         let inspection = Inspector::new(self.host, ReadFrom::Etcd)?.inspect(&client, object)?;
         Ok(match inspection {
-            Inspection::NotApplicable => {
-                Break(RepairOutcome::NotNeeded("Pod needs no redirect rules"))
-            }
+            Inspection::NotApplicable => Break(no_rules_outcome(&pod, EXCLUDED)),
             Inspection::Complete => {
                 Break(RepairOutcome::NotNeeded("Pod has all its redirect rules"))
             }
@@ -185,16 +185,32 @@ impl RepairAttempt<'_> {
         })
     }
 
-    /// Returns why the plugin skips the pod, by the pod's namespace and name. `None` also if the
-    /// plugin entry is unreadable, because not every repair mode needs the entry.
-    fn skip_reason(&self, pod: &StrandedPod) -> Option<SkipReason> {
+    /// Returns why the plugin installs no rules in the pod, and the remedy. Reads the plugin entry,
+    /// and the pod's namespace and name only. `None` also if the plugin entry is unreadable, because
+    /// not every repair mode needs the entry.
+    fn without_rules(&self, pod: &StrandedPod) -> Option<String> {
         let config = self.host.config().ok()?;
+        if config.simulate {
+            return Some(
+                "(simulate is set in the plugin entry); set simulate to false, and delete the pod"
+                    .to_owned(),
+            );
+        }
         let name = PodRef {
             namespace: pod.namespace.clone(),
             name: pod.name.clone(),
             uid: pod.uid.clone(),
         };
-        skip_reason(&name, &config, None)
+        let reason = skip_reason(&name, &config, None)?;
+        let remedy = match reason {
+            SkipReason::AgentPod => {
+                "it has the name of a pod of the agent's DaemonSet: give the pod another name"
+            }
+            _ => {
+                "remove the proxy from the pod, or its namespace from the chart's excludeNamespaces"
+            }
+        };
+        Some(format!("({}); {remedy}", reason.text()))
     }
 
     /// Deletes or labels the pod or installs its rules, as the repair mode says.
@@ -233,13 +249,15 @@ impl RepairAttempt<'_> {
     }
 }
 
-/// Explains why a repair does not help: the plugin would skip the pod's replacement, too.
-fn skipped_by_plugin(reason: SkipReason) -> String {
-    format!(
-        "the plugin installs no redirect rules in this pod ({}); remove the proxy from the pod, or \
-         its namespace from the chart's excludeNamespaces",
-        reason.text()
-    )
+/// Outcome for a pod in which the plugin installs no rules. Reports a pod that is stuck: a repair
+/// does not help, because the plugin installs no rules in the pod's replacement either.
+fn no_rules_outcome(pod: &StrandedPod, reason: &str) -> RepairOutcome {
+    match pod.found_by {
+        FoundBy::Validator => RepairOutcome::CannotRepair(format!(
+            "the plugin installs no redirect rules in this pod {reason}"
+        )),
+        FoundBy::Audit => RepairOutcome::NotNeeded("Pod needs no redirect rules"),
+    }
 }
 
 /// Sets [`LABEL`] on exactly the pod that was found. Fails with status 409 if the pod has

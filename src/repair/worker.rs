@@ -178,26 +178,22 @@ impl Worker {
         self.shared.metrics.pods_held.inc();
         self.shared.unrepaired.add(pod.found_by, Instant::now() + HOLD);
         if self.histories.repaired.mark_hold_reported(pod) {
-            let (namespace, name) = (&pod.namespace, &pod.name);
-            tracing::warn!(namespace, name, "Pod skipped for now: {REPAIRED_RECENTLY}");
-            self.publish(pod, RepairEvent::RepairedRecently);
+            self.report_skipped(pod, RepairEvent::SkippedForNow(REPAIRED_RECENTLY));
         }
     }
 
     /// Reports a pod that cannot be repaired, and ignores the pod for [`REPORT_HOLD`].
     fn skip(&mut self, pod: &StrandedPod, why: &str) {
-        let (namespace, name) = (&pod.namespace, &pod.name);
         self.shared.metrics.pods_skipped.inc();
         let ignored = &mut self.histories.ignored;
         ignored.record(pod, Instant::now(), SystemTime::now());
-        tracing::warn!(namespace, name, "Pod skipped: {why}");
-        self.publish(pod, RepairEvent::Skipped(why));
+        self.report_skipped(pod, RepairEvent::Skipped(why));
     }
 
     /// Holds a pod whose eviction was rejected, and requests a list after the hold, which finds
-    /// the pod again. The disruption budget may allow the eviction once other pods of the workload are ready.
+    /// the pod again. The disruption budget may allow the eviction once other pods of the workload
+    /// are ready.
     fn postpone_eviction(&mut self, pod: &StrandedPod, why: &str) {
-        let (namespace, name) = (&pod.namespace, &pod.name);
         let now = Instant::now();
         let Histories { evictions_rejected, rejections_reported, .. } = &mut self.histories;
         evictions_rejected.record(pod, now, SystemTime::now());
@@ -205,9 +201,14 @@ impl Worker {
         if rejections_reported.allows(pod, now) {
             self.shared.metrics.pods_skipped.inc();
             rejections_reported.record(pod, now, SystemTime::now());
-            tracing::warn!(namespace, name, "Pod skipped for now: {why}");
-            self.publish(pod, RepairEvent::Skipped(why));
+            self.report_skipped(pod, RepairEvent::SkippedForNow(why));
         }
+    }
+
+    /// Logs and publishes why the pod was skipped, in the same words.
+    fn report_skipped(&mut self, pod: &StrandedPod, event: RepairEvent<'_>) {
+        tracing::warn!(namespace = pod.namespace, name = pod.name, "{}", event.note());
+        self.publish(pod, event);
     }
 
     /// Counts and logs a failed repair. A new list or the next audit finds the pod again.
