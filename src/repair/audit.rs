@@ -127,6 +127,7 @@ impl Audit {
         let client = self.connection.client()?;
         let list = pod_stream::list(client.read_list(&list_path(&self.node))?)?;
         if list.dropped > 0 {
+            self.shared.metrics.audit_errors.inc_by(list.dropped as u64);
             failures.add(list.dropped, || format!("the list has more than {MAX_PODS} pods"));
         }
         for AuditedPod(pod) in list.pods {

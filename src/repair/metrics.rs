@@ -58,7 +58,7 @@ impl Default for Metrics {
             pods_delete_errors: register(
                 group,
                 "pods_delete_errors",
-                "Failed pod deletions, without those that timed out",
+                "Failed attempts to delete a pod, without those that timed out",
             ),
             pods_delete_timeout: register(
                 group,
@@ -186,7 +186,7 @@ mod tests {
         # HELP linkerd_cni_repair_controller_pods_deleted Evicted or deleted pods.
         # TYPE linkerd_cni_repair_controller_pods_deleted counter
         linkerd_cni_repair_controller_pods_deleted_total 2
-        # HELP linkerd_cni_repair_controller_pods_delete_errors Failed pod deletions, without those that timed out.
+        # HELP linkerd_cni_repair_controller_pods_delete_errors Failed attempts to delete a pod, without those that timed out.
         # TYPE linkerd_cni_repair_controller_pods_delete_errors counter
         linkerd_cni_repair_controller_pods_delete_errors_total 0
         # HELP linkerd_cni_repair_controller_pods_delete_timeout Pod deletions to which the API server did not respond in time.

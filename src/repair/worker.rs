@@ -10,6 +10,7 @@ use super::connection::Connection;
 use super::event::{REPAIRED_RECENTLY, RepairEvent};
 use super::history::{HOLD, History, HistoryKey};
 use super::host_dirs::HostDirs;
+use super::metrics::Metrics;
 use super::rate_limit::RepairBudget;
 use super::stranded_pod::StrandedPod;
 use super::{RepairMode, Shared};
@@ -213,21 +214,7 @@ impl Worker {
 
     /// Counts and logs a failed repair. A new list or the next audit finds the pod again.
     fn record_error(&self, pod: &StrandedPod, error: &Error) {
-        let metrics = &self.shared.metrics;
-        let line = match self.mode {
-            RepairMode::Delete if error.is_timeout() => {
-                metrics.pods_delete_timeout.inc();
-                "Error deleting pod"
-            }
-            RepairMode::Delete => {
-                metrics.pods_delete_errors.inc();
-                "Error deleting pod"
-            }
-            _ => {
-                metrics.repair_errors.inc();
-                "Error repairing pod"
-            }
-        };
+        let line = count_error(self.mode, error, &self.shared.metrics);
         self.shared.unrepaired.add(pod.found_by, Instant::now());
         let (namespace, name) = (&pod.namespace, &pod.name);
         tracing::warn!(err = %error, namespace, name, "{line}");
@@ -262,5 +249,40 @@ impl Worker {
         let message = event.message(pod.found_by);
         let client = self.connection.client()?;
         Ok(event::publish(&client, &self.reporter, regarding, &message)?)
+    }
+}
+
+/// Counts a failed repair. Returns its log line. The metrics of deletions, which upstream has too,
+/// count only API requests.
+fn count_error(mode: RepairMode, error: &Error, metrics: &Metrics) -> &'static str {
+    let counter = match (mode, error) {
+        (RepairMode::Delete, Error::Request(_)) if error.is_timeout() => {
+            &metrics.pods_delete_timeout
+        }
+        (RepairMode::Delete, Error::Request(_) | Error::Connection(_)) => {
+            &metrics.pods_delete_errors
+        }
+        _ => {
+            metrics.repair_errors.inc();
+            return "Error repairing pod";
+        }
+    };
+    counter.inc();
+    "Error deleting pod"
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cni;
+    use crate::repair::inspect_rules;
+
+    #[test]
+    fn a_failed_inspection_is_no_failed_deletion() {
+        let error = cni::Error::new(cni::error::code::API_RESPONSE, "HTTP 500");
+        let error = Error::Inspect(inspect_rules::Error::Redirect(error));
+        let metrics = Metrics::default();
+        assert_eq!(count_error(RepairMode::Delete, &error, &metrics), "Error repairing pod");
+        assert_eq!((metrics.repair_errors.get(), metrics.pods_delete_errors.get()), (1, 0));
     }
 }
