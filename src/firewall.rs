@@ -36,7 +36,7 @@ pub enum IptablesMode {
 /// Why rules could not be written or listed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    #[error("the kernel rejected an nf_tables request: {}", source.desc())]
+    #[error("nf_tables request failed: {}", source.desc())]
     Native {
         #[source]
         source: nix::Error,

@@ -205,11 +205,8 @@ fn api_ports(service: Result<Service, Error>) -> Vec<PortRange> {
 
 /// Error for a response that is an object but not a pod.
 fn unexpected_response(pod: &PodRef, problem: NotAPod) -> Error {
-    Error::new(
-        code::API_RESPONSE,
-        format!("unexpected response for pod {}/{}: {problem}", pod.namespace, pod.name),
-    )
-    .with_details(UNEXPECTED_RESPONSE_REMEDY)
+    Error::new(code::API_RESPONSE, format!("cannot read pod {pod}: {problem}"))
+        .with_details(UNEXPECTED_RESPONSE_REMEDY)
 }
 
 /// Returns the Service's port and, if it is a number, its target port.

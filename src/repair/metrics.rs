@@ -100,12 +100,12 @@ impl Default for Metrics {
             pods_skipped: register(
                 group,
                 "pods_skipped",
-                "Stranded pods left unchanged because a disruption budget rejected the eviction, the rules are unreadable or the plugin skips the pod",
+                "Stranded pods left unchanged because a disruption budget rejected the eviction, the rules are unreadable or the plugin installs no rules in the pod",
             ),
             repair_errors: register(
                 group,
                 "repair_errors",
-                "Failed attempts to repair, label or report a pod",
+                "Failed attempts to inspect, repair, label or report a pod",
             ),
             agent_waits: register(
                 group,
@@ -244,10 +244,10 @@ mod tests {
         # HELP linkerd_cni_repair_controller_pods_reported Stranded pods that were only reported.
         # TYPE linkerd_cni_repair_controller_pods_reported counter
         linkerd_cni_repair_controller_pods_reported_total 0
-        # HELP linkerd_cni_repair_controller_pods_skipped Stranded pods left unchanged because a disruption budget rejected the eviction, the rules are unreadable or the plugin skips the pod.
+        # HELP linkerd_cni_repair_controller_pods_skipped Stranded pods left unchanged because a disruption budget rejected the eviction, the rules are unreadable or the plugin installs no rules in the pod.
         # TYPE linkerd_cni_repair_controller_pods_skipped counter
         linkerd_cni_repair_controller_pods_skipped_total 0
-        # HELP linkerd_cni_repair_controller_repair_errors Failed attempts to repair, label or report a pod.
+        # HELP linkerd_cni_repair_controller_repair_errors Failed attempts to inspect, repair, label or report a pod.
         # TYPE linkerd_cni_repair_controller_repair_errors counter
         linkerd_cni_repair_controller_repair_errors_total 0
         # HELP linkerd_cni_repair_controller_agent_waits Times that a repair waited for the agent to be ready.
