@@ -114,12 +114,13 @@ pub fn has_programs(mode: IptablesMode, families: &[Family]) -> bool {
     families.iter().all(|&family| iptables::has_programs(variant, family))
 }
 
-/// Writes the rules of `redirect` and returns the backend that wrote them, which is not of the mode
-/// if the host lacks the mode's programs, see [`iptables::apply`]. Idempotent; foreign rules stay.
+/// Writes the rules of `redirect`. Returns the backend that wrote them. If the host lacks the
+/// programs of the mode, another variant writes the rules, see [`iptables::apply`]. Idempotent;
+/// foreign rules stay.
 ///
 /// # Errors
 /// Fails if no backend of the mode is usable. The chains that a failed backend created are removed;
-/// chains that existed before keep its rules.
+/// chains that existed before keep the rules that the failed backend wrote.
 pub fn apply(
     redirect: &Redirect,
     families: &[Family],
@@ -146,7 +147,7 @@ pub fn apply(
 ///
 /// # Errors
 /// Fails if nf_tables is not usable in this kernel.
-pub fn restore(redirect: &Redirect, families: &[Family]) -> Result<(), Error> {
+pub fn install_native(redirect: &Redirect, families: &[Family]) -> Result<(), Error> {
     native::apply(redirect, families)?;
     match native::missing_from_iptables(redirect, families)? {
         Some(missing) if !missing.is_empty() => native::flush_iptables(families),

@@ -7,13 +7,13 @@
 mod iptables;
 pub mod nft;
 
-pub use iptables::{TABLE, install_script, rule_line, undo_script};
+pub use iptables::{NAT_TABLE, install_script, rule_line, undo_script};
 
 use ipnet::IpNet;
 
 use crate::ports::{self, PortRange};
 
-/// How to redirect the traffic of a meshed pod.
+/// How to redirect the traffic of one meshed pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Redirect {
     /// Port on which the proxy accepts inbound connections, usually 4143.

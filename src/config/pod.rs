@@ -28,7 +28,7 @@ pub fn namespace_path(name: &str) -> String {
 }
 
 /// Annotation of a mirror pod, which stands for a static pod: the UID that kubelet gave the static
-/// pod. The UID of the mirror pod itself is another one.
+/// pod. The mirror pod's own UID differs.
 const STATIC_POD_UID: &str = "kubernetes.io/config.hash";
 
 /// Fetches the objects besides the pod on which its redirect may depend.
@@ -55,7 +55,7 @@ pub enum Unmeshed {
     ProxyInit,
 }
 
-/// The object is another pod than the one that was asked for.
+/// Why an object is not the requested pod.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AnotherPod {
     /// The response is not for this request.
@@ -119,8 +119,8 @@ pub fn facts(
 }
 
 /// Whether a value of the namespace applies to a pod with these annotations: the pod lacks one of
-/// [`annotation::UPSTREAM_KEYS`]. The proxy injector copies the namespace's values, so on a pod that
-/// it marked only an empty value, which a copy does not replace, counts as lacking.
+/// [`annotation::UPSTREAM_KEYS`]. The proxy injector copies the namespace's values to its pods, but
+/// does not replace an empty value. So on a pod with its mark, only an empty value counts as missing.
 fn needs_namespace(annotations: &Annotations) -> bool {
     let is_injected = annotation::is_injected(annotations);
     annotation::UPSTREAM_KEYS.iter().any(|key| match annotations.get(*key) {
@@ -179,8 +179,9 @@ fn listen_port(container: &Container, name: &str) -> Option<u16> {
     port.trim().parse().ok().filter(|port| *port > 0)
 }
 
-/// Keeps the annotations in [`annotation`], without empty values: an empty value on the pod does
-/// not override the namespace's value.
+/// Keeps the annotations that change redirect rules ([`annotation::UPSTREAM_KEYS`],
+/// [`annotation::PROXY_PORTS`]), without empty values: an empty value on the pod does not override
+/// the namespace's value.
 fn known(annotations: Annotations) -> Annotations {
     let keys = [&annotation::UPSTREAM_KEYS[..], &annotation::PROXY_PORTS].concat();
     annotations

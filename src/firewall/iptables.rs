@@ -1,6 +1,7 @@
 //! The backends `nft`, `legacy` and `plain`, which run the host's iptables programs.
 //!
-//! One run of `iptables-restore --noflush -w` per address family applies all its rules or none.
+//! Each run of `iptables-restore --noflush -w` applies all rules of one address family or none. If
+//! the chains exist, a second run replaces the rules.
 
 mod programs;
 mod restore;
@@ -53,7 +54,7 @@ pub fn apply(redirect: &Redirect, families: &[Family], variant: Variant) -> Resu
                     let undo = rules::undo_script(rules);
                     if let Err(error) = restore::run(&programs.restore, &undo, RESTORE_DEADLINE) {
                         tracing::error!(
-                            "linkerd-cni: cannot remove the rules of the other address family: {error}"
+                            "linkerd-cni: cannot remove the IPv4 rules after the IPv6 rules failed: {error}"
                         );
                     }
                 }
@@ -141,7 +142,7 @@ fn list(programs: &Programs) -> Result<Vec<String>, Error> {
         has_wait: true,
         is_numeric: false,
     };
-    let lines = iptables.list_table(rules::TABLE).map_err(|error| Error::List {
+    let lines = iptables.list_table(rules::NAT_TABLE).map_err(|error| Error::List {
         program: programs.command.clone(),
         message: error.to_string(),
     })?;

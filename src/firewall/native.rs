@@ -90,7 +90,8 @@ pub fn missing(redirect: &Redirect, families: &[Family]) -> Result<Vec<String>, 
     let mut missing = Vec::new();
     for &family in families {
         let mut found = rules::ListedRules::default();
-        list(family, message::TABLE, &mut found).map_err(|source| Error::Native { source })?;
+        list(family, message::PLUGIN_TABLE, &mut found)
+            .map_err(|source| Error::Native { source })?;
         let active = active_chains(family).map_err(|source| Error::Native { source })?;
         for chain in CHAINS.into_iter().filter(|&chain| !active[chain as usize]) {
             found[chain as usize].clear();
@@ -113,8 +114,9 @@ pub fn missing(redirect: &Redirect, families: &[Family]) -> Result<Vec<String>, 
     Ok(missing)
 }
 
-/// Like [`missing`], for rules that `iptables-nft` wrote to its table `nat`. Rules are compared by
-/// their comments. These name skipped ports and subnets, but not the proxy's UID, GID and ports. `None` if the `PROXY_INIT_*` chains are empty there.
+/// Like [`missing`], for rules that `iptables-nft` wrote to its table `nat`. Compares rules by their
+/// comments, which name skipped ports and subnets. A change of the proxy's UID, GID or ports is not
+/// detected. Returns `None` if the `PROXY_INIT_*` chains are empty.
 pub fn missing_from_iptables(
     redirect: &Redirect,
     families: &[Family],
@@ -123,7 +125,7 @@ pub fn missing_from_iptables(
     let mut has_rules = false;
     for &family in families {
         let mut found = rules::ListedRules::default();
-        list(family, rules::TABLE, &mut found).map_err(|source| Error::Native { source })?;
+        list(family, rules::NAT_TABLE, &mut found).map_err(|source| Error::Native { source })?;
         has_rules |= Chain::LINKERD.iter().any(|&chain| !found[chain as usize].is_empty());
         let rules = rules::rules(redirect, family);
         missing.extend(rules::missing_in_order(&rules, &found, |rule, found: &ListedRule| {
@@ -139,7 +141,7 @@ pub fn flush_iptables(families: &[Family]) -> Result<(), Error> {
     for &family in families {
         for chain in Chain::LINKERD {
             let attributes = attribute::Attributes::default()
-                .text(nfta::RULE_TABLE, rules::TABLE)
+                .text(nfta::RULE_TABLE, rules::NAT_TABLE)
                 .text(nfta::RULE_CHAIN, chain.name());
             let message = Message {
                 kind: kind::DELETE_RULE,

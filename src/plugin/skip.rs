@@ -51,8 +51,7 @@ impl From<Unmeshed> for SkipReason {
     }
 }
 
-/// Returns why the pod is skipped. `None` means that only the API server can tell whether the pod
-/// is meshed.
+/// Returns why the pod is skipped. `None` means that the pod may be meshed.
 pub fn skip_reason(
     pod: &PodRef,
     config: &Config,

@@ -7,7 +7,6 @@ use std::time::Instant;
 use serde_json::json;
 
 use super::api_path::pod_path;
-use super::connection::{self, Connection};
 use super::eviction::{self, Effect};
 use super::history::History;
 use super::host_dirs::HostDirs;
@@ -17,6 +16,7 @@ use super::rate_limit::RepairBudget;
 use super::stranded_pod::{FoundBy, LABEL, StrandedPod, is_auditable};
 use super::{RepairMode, Shared};
 use crate::cni::args::PodRef;
+use crate::kube::connection::{self, Connection};
 use crate::kube::types::Pod;
 use crate::kube::{self, Client};
 use crate::plugin::skip::{SkipReason, skip_reason};

@@ -7,7 +7,6 @@ use std::time::Duration;
 
 use super::Shared;
 use super::api_path::list_path;
-use super::connection::{self, Connection};
 use super::host_dirs::HostDirs;
 use super::inspect_rules::{self, Inspection, Inspector, ReadFrom};
 use super::pace::{retries, vary};
@@ -17,6 +16,7 @@ use crate::backoff::jitter;
 use crate::config::pod::{CONTROL_PLANE_LABEL, PROXY};
 use crate::firewall;
 use crate::kube;
+use crate::kube::connection::{self, Connection};
 use crate::kube::types::Pod;
 use crate::plugin::skip::is_linkerd_key;
 
@@ -76,7 +76,7 @@ struct Failures {
     /// Number of pods with an error.
     errors: usize,
     first_error: String,
-    /// Number of pods with rules of iptables-legacy, which cannot be read.
+    /// Number of pods with a table of iptables-legacy, which cannot be read.
     unreadable: usize,
 }
 

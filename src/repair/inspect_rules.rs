@@ -1,5 +1,6 @@
 //! Compares the rules in a pod's netns with the redirect rules that the plugin would install
-//! there. Leaves out the pods that the plugin skips.
+//! there. Leaves out pods without a proxy, and pods that the plugin skips by namespace, name or
+//! annotations.
 
 use std::collections::BTreeMap;
 
@@ -40,8 +41,8 @@ pub enum Inspection {
     Complete,
     /// These rules, as lines of `iptables-save`, are missing or changed.
     Missing(PodRules, Vec<String>),
-    /// The netns has rules of `iptables-legacy`, which only the host's iptables can read. See
-    /// [`survey`](crate::firewall::survey).
+    /// The netns has a table of `iptables-legacy`, whose rules only the host's iptables can read.
+    /// See [`survey`](crate::firewall::survey).
     Unreadable,
 }
 
@@ -80,8 +81,8 @@ impl Inspector {
             name: pod.metadata.name.clone(),
             uid: pod.metadata.uid.clone(),
         };
-        // The runtime may have passed no annotations to the plugin, which then also redirects a
-        // pod that these annotations skip. Such a pod has a proxy but no annotation of Linkerd.
+        // If the runtime passes no annotations, the plugin also redirects pods that have a proxy
+        // but no Linkerd annotation. Audits leave these pods out.
         let is_skipped =
             skip_reason(&name, &self.config, Some(&pod.metadata.annotations)).is_some();
         if self.config.simulate || is_skipped || !is_meshed(&pod) {

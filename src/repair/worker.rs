@@ -6,7 +6,6 @@ use std::time::{Duration, Instant, SystemTime};
 
 use super::agent_ready;
 use super::attempt::{Error, RepairAttempt, RepairOutcome};
-use super::connection::Connection;
 use super::event::{REPAIRED_RECENTLY, RepairEvent};
 use super::history::{HOLD, History, HistoryKey};
 use super::host_dirs::HostDirs;
@@ -15,6 +14,7 @@ use super::rate_limit::RepairBudget;
 use super::stranded_pod::StrandedPod;
 use super::{RepairMode, Shared};
 use crate::firewall::describe_missing;
+use crate::kube::connection::Connection;
 use crate::kube::event::{self, Regarding, Reporter};
 
 /// Timeout of each API request of the worker, once for connecting and once for the
