@@ -215,4 +215,21 @@ fn rule(chain: Chain, matches: Vec<Match>, verdict: Verdict, comment: &str) -> R
 }
 
 #[cfg(test)]
+impl Redirect {
+    /// Ports and UID of the chart's defaults, and nothing skipped; for tests.
+    pub fn example() -> Self {
+        Redirect {
+            inbound_port: 4143,
+            outbound_port: 4140,
+            proxy_uid: Some(2102),
+            proxy_gid: None,
+            ports_to_redirect: Vec::new(),
+            skip_inbound: Vec::new(),
+            skip_outbound: Vec::new(),
+            skip_subnets: Vec::new(),
+        }
+    }
+}
+
+#[cfg(test)]
 mod tests;
