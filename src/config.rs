@@ -5,6 +5,7 @@
 pub mod annotation;
 pub mod families;
 pub mod ignored;
+pub mod mesh;
 pub mod pod;
 mod port_lists;
 mod proxy_user;

@@ -1,7 +1,7 @@
 //! Determines UID and GID of the proxy, whose own connections are not redirected.
 
 use super::annotation::annotation_error;
-use super::pod::PROXY;
+use super::mesh::PROXY;
 use super::section::config_error;
 use super::{Annotations, Config, PodFacts, annotation};
 use crate::cni::error::{Error, code};

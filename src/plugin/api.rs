@@ -11,9 +11,10 @@ use serde::de::DeserializeOwned;
 use crate::backoff::{Backoff, Limits};
 use crate::cni::args::PodRef;
 use crate::cni::error::{Error, code};
+use crate::config::mesh::Mesh;
 use crate::config::pod::{
-    API_SERVICE, AnotherPod, ClusterLookup, Mesh, UNEXPECTED_RESPONSE_REMEDY, check_identity,
-    facts, namespace_path,
+    API_SERVICE, AnotherPod, ClusterLookup, UNEXPECTED_RESPONSE_REMEDY, check_identity, facts,
+    namespace_path,
 };
 use crate::config::{Annotations, PodFacts};
 use crate::deadline::{self, Deadline, NoResult};

@@ -19,7 +19,7 @@ use crate::cni::Request;
 use crate::cni::args::{self, PodRef};
 use crate::cni::error::{Error, code};
 use crate::config::annotation::is_injected;
-use crate::config::pod::Mesh;
+use crate::config::mesh::Mesh;
 use crate::config::{Annotations, Config, Detection, PodFacts, ResolvedRedirect};
 use crate::record::{Command, Record};
 

@@ -4,7 +4,7 @@
 //! validator exits with 95. An audit also finds running meshed pods that lost rules.
 //! [`StrandedPod`] describes both.
 
-use crate::config::pod::is_meshed;
+use crate::config::mesh::is_meshed;
 use crate::kube::types::{ContainerStatus, Pod};
 
 /// Name of the init container that tests whether the pod's traffic is redirected to the
