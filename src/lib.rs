@@ -5,7 +5,7 @@
 //! - [`backoff`]: delays between retries, with jitter
 //! - [`deadline`]: ends polls and threads that take too long
 //! - [`quote`]: cuts and cleans text from outside before it is quoted
-//! - [`log`]: writes log lines to stderr, and drops a line if the write would block
+//! - [`log`]: log lines to stderr, dropped if writing would block, where the kernel can tell
 //! - [`metrics`]: registers the metrics of agent and repair controller, and renders their text
 //! - [`admin`]: the HTTP server for `/live`, `/ready` and `/metrics`
 //! - [`files`]: reads, replaces and removes files of the node atomically
@@ -25,7 +25,7 @@
 //! - [`cli`]: command lines of the agent, the repair controller and the probe
 //!
 //! To follow an ADD, start with [`plugin`]. Agent and repair controller do not import from each other.
-//! The test `layout` checks the order of the map. Modules whose documentation says "Pure" do no
+//! The test `layout` checks the order of the map. Modules whose documentation ends with "Pure." do no
 //! I/O. In `conflist`, only `net_dir` and `saved_state` access files.
 
 pub mod admin;

@@ -81,7 +81,7 @@ pub struct Record {
     pub ms: u64,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<Failure>,
-    /// Error of the API request, if annotations and plugin entry alone were used.
+    /// Error of the API request, if annotations and plugin entry decided in its place.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub degraded: Option<Degraded>,
     /// Elements of the pod's port lists that have no effect.
@@ -137,7 +137,7 @@ impl Record {
         self.ignored = ignored::cut(lists);
     }
 
-    /// Records the error of an API request after which annotations and plugin entry alone were used.
+    /// Records the error of the API request in whose place annotations and plugin entry decided.
     pub fn degrade(&mut self, error: &Error) {
         self.degraded = Some(Degraded(Failure::new(error)));
     }

@@ -25,10 +25,14 @@ use crate::plugin::skip::{SkipReason, skip_reason};
 const UNREADABLE: &str = "the pod's network namespace has a table of iptables-legacy, whose \
                           rules the repair controller cannot read; delete the pod to replace it";
 
-/// Why the plugin installs no rules in a pod whose object was inspected, and the remedy.
-const EXCLUDED: &str = "(the pod is not meshed, or its annotations exclude it); remove the init \
-                        container linkerd-network-validator from the pod, or correct the pod's \
-                        annotations";
+/// Why no repair helps while the plugin only logs the rules.
+const SIMULATED: &str = "the plugin installs no redirect rules in this pod (simulate is set in the \
+                         plugin entry); set simulate to false";
+
+/// Why no repair helps an unmeshed pod.
+const UNMESHED: &str = "the plugin installs no redirect rules in this pod (its containers or \
+                        annotations say that it is not meshed); remove the init container \
+                        linkerd-network-validator, or correct the annotations";
 
 /// One attempt to repair a pod. Borrows settings and state of the worker.
 pub struct RepairAttempt<'a> {
@@ -155,8 +159,11 @@ impl RepairAttempt<'_> {
         &mut self,
         pod: &StrandedPod,
     ) -> Result<ControlFlow<RepairOutcome, NeededRepair>, Error> {
-        if let Some(reason) = self.without_rules(pod) {
-            return Ok(Break(no_rules_outcome(pod, &reason)));
+        if self.host.config().is_ok_and(|config| config.simulate) {
+            return Ok(Break(no_rules_outcome(pod, SIMULATED.to_owned())));
+        }
+        if let Some(reason) = self.skip_reason(pod) {
+            return Ok(Break(no_rules_outcome(pod, skipped_by_plugin(reason))));
         }
         let must_inspect = self.mode == RepairMode::InPlace || pod.found_by == FoundBy::Audit;
         if self.mode == RepairMode::Delete && !must_inspect {
@@ -174,7 +181,7 @@ impl RepairAttempt<'_> {
         let client = self.connection.client()?;
         let inspection = Inspector::new(self.host, ReadFrom::Etcd)?.inspect(&client, object)?;
         Ok(match inspection {
-            Inspection::NotApplicable => Break(no_rules_outcome(&pod, EXCLUDED)),
+            Inspection::NotApplicable => Break(no_rules_outcome(&pod, UNMESHED.to_owned())),
             Inspection::Complete => {
                 Break(RepairOutcome::NotNeeded("Pod has all its redirect rules"))
             }
@@ -185,32 +192,16 @@ impl RepairAttempt<'_> {
         })
     }
 
-    /// Returns why the plugin installs no rules in the pod, and the remedy. Reads the plugin entry,
-    /// and the pod's namespace and name only. `None` also if the plugin entry is unreadable, because
-    /// not every repair mode needs the entry.
-    fn without_rules(&self, pod: &StrandedPod) -> Option<String> {
+    /// Returns why the plugin skips the pod, by the pod's namespace and name. `None` also if the
+    /// plugin entry is unreadable, because not every repair mode needs the entry.
+    fn skip_reason(&self, pod: &StrandedPod) -> Option<SkipReason> {
         let config = self.host.config().ok()?;
-        if config.simulate {
-            return Some(
-                "(simulate is set in the plugin entry); set simulate to false, and delete the pod"
-                    .to_owned(),
-            );
-        }
         let name = PodRef {
             namespace: pod.namespace.clone(),
             name: pod.name.clone(),
             uid: pod.uid.clone(),
         };
-        let reason = skip_reason(&name, &config, None)?;
-        let remedy = match reason {
-            SkipReason::AgentPod => {
-                "it has the name of a pod of the agent's DaemonSet: give the pod another name"
-            }
-            _ => {
-                "remove the proxy from the pod, or its namespace from the chart's excludeNamespaces"
-            }
-        };
-        Some(format!("({}); {remedy}", reason.text()))
+        skip_reason(&name, &config, None)
     }
 
     /// Deletes or labels the pod or installs its rules, as the repair mode says.
@@ -249,13 +240,22 @@ impl RepairAttempt<'_> {
     }
 }
 
-/// Outcome for a pod in which the plugin installs no rules. Reports a pod that is stuck: a repair
-/// does not help, because the plugin installs no rules in the pod's replacement either.
-fn no_rules_outcome(pod: &StrandedPod, reason: &str) -> RepairOutcome {
+/// Explains why a repair does not help: the plugin would skip the pod's replacement, too.
+fn skipped_by_plugin(reason: SkipReason) -> String {
+    let remedy = match reason {
+        SkipReason::AgentPod => {
+            "it has the name of a pod of the agent's DaemonSet: give the pod another name"
+        }
+        _ => "remove the proxy from the pod, or its namespace from the chart's excludeNamespaces",
+    };
+    format!("the plugin installs no redirect rules in this pod ({}); {remedy}", reason.text())
+}
+
+/// Outcome for a pod in which the plugin installs no rules. A pod with a failed validator is stuck,
+/// so it is reported.
+fn no_rules_outcome(pod: &StrandedPod, why: String) -> RepairOutcome {
     match pod.found_by {
-        FoundBy::Validator => RepairOutcome::CannotRepair(format!(
-            "the plugin installs no redirect rules in this pod {reason}"
-        )),
+        FoundBy::Validator => RepairOutcome::CannotRepair(why),
         FoundBy::Audit => RepairOutcome::NotNeeded("Pod needs no redirect rules"),
     }
 }

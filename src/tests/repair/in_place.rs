@@ -431,11 +431,12 @@ fn a_stranded_pod_that_the_plugin_skips_is_reported_and_not_repaired_in_any_mode
 }
 
 #[test]
-fn a_stranded_pod_whose_annotations_exclude_it_is_reported_in_mode_in_place() {
+fn a_stranded_pod_with_linkerd_init_is_reported_in_mode_in_place() {
     let node = Node::new();
     node.cache_cni_result("uid-of-web-1");
     let mut pod = waiting();
-    pod["metadata"]["annotations"] = json!({"linkerd.io/inject": "disabled"});
+    let validator = json!({"name": "linkerd-network-validator"});
+    pod["spec"]["initContainers"] = json!([{"name": "linkerd-init"}, validator]);
     node.knows(&pod);
     let controller = node.controller(&[]);
     controller.counts("pods_skipped_total", 1);
