@@ -88,7 +88,9 @@ fn every_value_has_an_effect() {
             "repairController.enableSecurityContext" => json!(false),
             "updateStrategy.type" => json!("OnDelete"),
             "platform" => json!("k3s"),
-            "admissionPolicy.enabled" | "chained" | "rbac.create" | "serviceAccount.create" => json!(false),
+            "admissionPolicy.enabled" | "chained" | "rbac.create" | "serviceAccount.create" => {
+                json!(false)
+            }
             "image.upstream" => json!(true),
             "extraVolumeMounts" => json!([{"name": "linkerd-tmp-dir", "mountPath": "/scratch"}]),
             path if path.ends_with("limits") || path.ends_with("requests") => json!({"cpu": 1}),

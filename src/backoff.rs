@@ -90,7 +90,7 @@ mod tests {
         assert!(firsts.iter().all(|first| *first <= 5 * SECOND));
         for second in 0..5 {
             let part = SECOND * second..SECOND * (second + 1);
-            let nodes = firsts.iter().filter(|first| part.contains(first)).count();
+            let nodes = firsts.iter().filter(|first| part.contains(*first)).count();
             assert!((50..200).contains(&nodes), "{nodes} of 500 in {part:?}");
         }
         let mut backoff = new();
@@ -114,7 +114,7 @@ mod tests {
         assert!(waits.iter().all(|wait| *wait <= whole));
         for quarter in 0..4 {
             let part = whole / 4 * quarter..whole / 4 * (quarter + 1);
-            let hits = waits.iter().filter(|wait| part.contains(wait)).count();
+            let hits = waits.iter().filter(|wait| part.contains(*wait)).count();
             assert!(hits > 100, "{hits} of 1000 in quarter {quarter}");
         }
         assert_eq!(jitter(Duration::ZERO), Duration::ZERO);

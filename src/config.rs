@@ -5,6 +5,7 @@
 pub mod annotation;
 pub mod families;
 pub mod ignored;
+pub mod mesh;
 pub mod pod;
 mod port_lists;
 mod proxy_user;
@@ -33,14 +34,15 @@ const DEFAULT_API_BUDGET: Duration = Duration::from_secs(10);
 /// How the plugin finds out whether a pod is meshed: the key `pod-detection`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Detection {
-    /// If the runtime passes annotations to the plugin and none is Linkerd's, the pod is
-    /// unmeshed. In any other case, ask the API server.
+    /// If the runtime passes the pod's annotations and none suggests a proxy, the pod is
+    /// unmeshed. Otherwise, ask the API server. See [`crate::plugin::skip`].
     #[default]
     Annotations,
     /// As [`Detection::Annotations`], and pods that the proxy injector marked are meshed: the
     /// API server is not asked. See [`annotation::is_injected`].
     Injector,
-    /// Always ask the API server, as upstream does.
+    /// Ask the API server for every pod, also if annotations show that the pod is unmeshed, as
+    /// upstream does. Excluded namespaces and the agent's pods are skipped without a request.
     Api,
 }
 
@@ -59,7 +61,7 @@ pub enum Ipv6 {
 pub struct PodFacts {
     /// UID of the pod object.
     pub uid: String,
-    /// The pod's values of the annotations in [`annotation`], or else its namespace's values.
+    /// Annotations that change redirect rules: the pod's values, else the namespace's values.
     pub annotations: Annotations,
     /// User and ports of the container `linkerd-proxy`.
     pub proxy: Proxy,
@@ -68,9 +70,9 @@ pub struct PodFacts {
     pub api_ports: Vec<PortRange>,
 }
 
-/// The redirect of one pod.
+/// A pod's redirect, and the ignored elements of its port lists.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Resolved {
+pub struct ResolvedRedirect {
     pub redirect: Redirect,
     /// Elements without effect in the pod's port lists.
     pub ignored: Vec<Ignored>,
@@ -105,7 +107,8 @@ pub struct Config {
     pub agent_namespace: String,
     /// Name of the agent's DaemonSet.
     pub agent_daemonset: String,
-    /// Time that one ADD or CHECK may spend on API requests, retries included.
+    /// Time that one ADD or CHECK may spend on API requests, retries included. If annotations
+    /// can decide, at most 2 s, see `plugin::pod_redirect`.
     pub api_budget: Duration,
     /// Whether an invalid element of a port list fails the pod. Upstream drops the element.
     pub strict_annotations: bool,
@@ -122,8 +125,7 @@ impl Config {
 }
 
 /// Settings of the plugin entry from which, together with annotations and proxy container, the
-/// redirect is computed. Numbers are not yet checked
-/// against their range.
+/// redirect is computed. Numbers are not yet checked against their range.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Defaults {
     incoming_proxy_port: i64,

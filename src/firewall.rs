@@ -160,12 +160,13 @@ pub fn has_programs(mode: IptablesMode, families: &[Family]) -> bool {
     families.iter().all(|&family| iptables::has_programs(variant, family))
 }
 
-/// Writes the rules of `redirect` and returns the backend that wrote them, which is not of the mode
-/// if the host lacks the mode's programs, see [`iptables::apply`]. Idempotent; foreign rules stay.
+/// Writes the rules of `redirect`. Returns the backend that wrote them. If the host lacks the
+/// programs of the mode, another variant writes the rules, see [`iptables::apply`]. Idempotent;
+/// foreign rules stay.
 ///
 /// # Errors
 /// Fails if no backend of the mode is usable. The chains that a failed backend created are removed;
-/// chains that existed before keep its rules.
+/// chains that existed before keep the rules that the failed backend wrote.
 pub fn apply(
     redirect: &Redirect,
     families: Families,
@@ -201,11 +202,11 @@ fn apply_all(
 ///
 /// # Errors
 /// Fails if nf_tables is not usable in this kernel.
-pub fn restore(redirect: &Redirect, families: Families) -> Result<(), Error> {
-    families.install(|families| restore_all(redirect, families))
+pub fn install_native(redirect: &Redirect, families: Families) -> Result<(), Error> {
+    families.install(|families| install_native_in(redirect, families))
 }
 
-fn restore_all(redirect: &Redirect, families: &[Family]) -> Result<(), Error> {
+fn install_native_in(redirect: &Redirect, families: &[Family]) -> Result<(), Error> {
     native::apply(redirect, families)?;
     match native::missing_from_iptables(redirect, families)? {
         Some(missing) if !missing.is_empty() => native::flush_iptables(families),

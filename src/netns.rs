@@ -23,7 +23,7 @@ const OWN: &str = "/proc/thread-self/ns/net";
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     #[error("cannot create a network namespace: {}", source.desc())]
-    Make {
+    Create {
         #[source]
         source: nix::Error,
     },
@@ -47,9 +47,8 @@ pub enum Error {
     },
     #[error("work in network namespace {} timed out after {deadline:?}", path.display())]
     Deadline { path: PathBuf, deadline: Duration },
-    /// The thread panicked.
     #[error("work in network namespace {} ended without a result", path.display())]
-    Lost { path: PathBuf },
+    Panicked { path: PathBuf },
 }
 
 /// Returns whether `path` is the netns of the calling thread; `false` if `path` is not accessible.
@@ -68,11 +67,11 @@ pub fn is_own(path: &Path) -> bool {
 pub fn fresh() -> Result<File, Error> {
     let path = PathBuf::from(OWN);
     let thread = thread::Builder::new().name("netns".into()).spawn(|| {
-        unshare(CloneFlags::CLONE_NEWNET).map_err(|source| Error::Make { source })?;
+        unshare(CloneFlags::CLONE_NEWNET).map_err(|source| Error::Create { source })?;
         File::open(OWN).map_err(|source| Error::Open { path: OWN.into(), source })
     });
     let thread = thread.map_err(|source| Error::Thread { path: path.clone(), source })?;
-    thread.join().unwrap_or(Err(Error::Lost { path }))
+    thread.join().unwrap_or(Err(Error::Panicked { path }))
 }
 
 /// Runs `work` inside the netns at `path` and waits for it at most `deadline`.
@@ -86,10 +85,9 @@ pub fn run<T: Send + 'static>(
     deadline: Duration,
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T, Error> {
-    let namespace =
-        File::open(path).map_err(|source| Error::Open { path: path.to_owned(), source })?;
+    let netns = File::open(path).map_err(|source| Error::Open { path: path.to_owned(), source })?;
     let entered = run_within("netns", deadline, move || {
-        setns(&namespace, CloneFlags::CLONE_NEWNET).map(|()| work())
+        setns(&netns, CloneFlags::CLONE_NEWNET).map(|()| work())
     });
     let path = path.to_owned();
     match entered {
@@ -97,7 +95,7 @@ pub fn run<T: Send + 'static>(
         Ok(Err(source)) => Err(Error::Enter { path, source }),
         Err(NoResult::Start(source)) => Err(Error::Thread { path, source }),
         Err(NoResult::TimedOut) => Err(Error::Deadline { path, deadline }),
-        Err(NoResult::Panicked) => Err(Error::Lost { path }),
+        Err(NoResult::Panicked) => Err(Error::Panicked { path }),
     }
 }
 

@@ -1,4 +1,8 @@
 //! Runs the CNI commands ADD, CHECK, DEL, GC, STATUS and VERSION.
+//!
+//! - [`skip`]: which pods are skipped without the API server
+//! - `api`: fetches the pod, its namespace and the API server's Service
+//! - `pod_redirect`: combines both, and computes the redirect without the API server in an outage
 
 mod api;
 pub mod pod_redirect;
@@ -8,12 +12,13 @@ use std::time::{Duration, Instant};
 
 use crate::cni::error::{Error, code};
 use crate::cni::{Command, Request, result, version};
-use crate::config::{Config, Resolved, families, ignored};
+use crate::config::{Config, ResolvedRedirect, families, ignored};
 use crate::record::{self, CallResult, Record};
 use crate::{firewall, log, netns};
 use pod_redirect::PodRedirect;
 
-/// Time allowed to program one pod's netns, for all address families together.
+/// Timeout for installing or reading the rules in one pod's netns, for all address families
+/// together.
 const NETNS_DEADLINE: Duration = Duration::from_secs(20);
 
 /// Runs the command in `request` and returns the text for stdout.
@@ -66,7 +71,7 @@ fn add(request: &Request, config: &Config, record: &mut Record) -> Result<String
     let Some(found) = pod_redirect::find(request, config, record)? else {
         return Ok(output);
     };
-    let PodRedirect { resolved: Resolved { redirect, ignored }, api_error } = found;
+    let PodRedirect { resolved: ResolvedRedirect { redirect, ignored }, api_error } = found;
     if let Some(error) = &api_error {
         record.degrade(error);
     }
@@ -92,8 +97,9 @@ fn add(request: &Request, config: &Config, record: &mut Record) -> Result<String
 /// [`code::RULES_MISSING`] and names the missing rules.
 ///
 /// If the pod object could not be read, the expected rules are those of annotations and plugin
-/// entry. Other rules may be right too, as the pod may be unmeshed or its proxy may state another
-/// UID, so CHECK then fails with the error of the API request.
+/// entry. If none of them is missing, CHECK succeeds. Otherwise CHECK fails with the error of the
+/// API request: other rules may be right, as the pod may be unmeshed or its proxy may have another
+/// UID.
 fn check(request: &Request, config: &Config, record: &mut Record) -> Result<String, Error> {
     if request.config.non_null("prevResult").is_none() {
         return Err(Error::new(code::INVALID_CONFIG, "CHECK: required prevResult missing"));
@@ -102,7 +108,7 @@ fn check(request: &Request, config: &Config, record: &mut Record) -> Result<Stri
     let Some(found) = pod_redirect::find(request, config, record)? else {
         return Ok(String::new());
     };
-    let PodRedirect { resolved: Resolved { redirect, .. }, api_error } = found;
+    let PodRedirect { resolved: ResolvedRedirect { redirect, .. }, api_error } = found;
     if simulate {
         record.result = CallResult::Simulated;
         return Ok(String::new());
@@ -195,8 +201,8 @@ fn firewall_error(command: Command, error: firewall::Error) -> Error {
     }
 }
 
-/// Starts logging at the level in the plugin entry. `trace` is taken as `debug`. As in
-/// upstream, every value other than these and `info` means `warn`.
+/// Starts logging at the level in the plugin entry: `debug` or `trace` mean debug, `info` means
+/// info. Any other value means warn, as in upstream.
 fn start_log(config: &Config) {
     let level = match config.log_level.to_ascii_lowercase().as_str() {
         "debug" | "trace" => tracing::level_filters::LevelFilter::DEBUG,

@@ -285,7 +285,7 @@ impl fmt::Display for Failure {
 impl fmt::Display for Degraded {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Degraded(error) = self;
-        write!(f, "annotations and plugin entry decided without the API server: {error}")
+        write!(f, "annotations and plugin entry alone were used: {error}")
     }
 }
 

@@ -65,10 +65,9 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::{SigSet, Signal};
 
 use crate::admin::{self, Handlers};
-pub use crate::kube::connection;
+use crate::kube::connection::{AccessSource, Connection};
 use crate::kube::event::Reporter;
 use crate::kube::{Deadlines, Impersonate};
-use connection::{AccessSource, Connection};
 use host_dirs::HostDirs;
 
 /// Name of this program: `reportingController` of Events, and user agent of API requests.

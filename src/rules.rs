@@ -7,13 +7,13 @@
 mod iptables;
 pub mod nft;
 
-pub use iptables::{TABLE, install_script, rule_line, undo_script};
+pub use iptables::{NAT_TABLE, install_script, rule_line, undo_script};
 
 use ipnet::IpNet;
 
 use crate::ports::{self, PortRange};
 
-/// How to redirect the traffic of a meshed pod.
+/// How to redirect the traffic of one meshed pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Redirect {
     /// Port on which the proxy accepts inbound connections, usually 4143.
@@ -212,6 +212,23 @@ fn jump(from: Chain, to: Chain, comment: &str) -> Rule {
 
 fn rule(chain: Chain, matches: Vec<Match>, verdict: Verdict, comment: &str) -> Rule {
     Rule { chain, matches, verdict, comment: format!("proxy-init/{comment}") }
+}
+
+#[cfg(test)]
+impl Redirect {
+    /// Ports and UID of the chart's defaults, and nothing skipped; for tests.
+    pub fn example() -> Self {
+        Redirect {
+            inbound_port: 4143,
+            outbound_port: 4140,
+            proxy_uid: Some(2102),
+            proxy_gid: None,
+            ports_to_redirect: Vec::new(),
+            skip_inbound: Vec::new(),
+            skip_outbound: Vec::new(),
+            skip_subnets: Vec::new(),
+        }
+    }
 }
 
 #[cfg(test)]

@@ -4,7 +4,7 @@
 use std::sync::LazyLock;
 
 use libfuzzer_sys::fuzz_target;
-use linkerd2_cni::config::pod::{self, Mesh};
+use linkerd2_cni::config::mesh::{self, Mesh};
 use linkerd2_cni::config::{Config, PodFacts};
 use linkerd2_cni::kube::types::Pod;
 use linkerd2_cni::rules::{Family, install_script, rules};
@@ -20,7 +20,7 @@ fuzz_target!(|answer: &[u8]| {
     let Ok(found) = serde_json::from_slice::<Pod>(answer) else {
         return;
     };
-    let Ok(Mesh::Meshed(proxy)) = pod::proxy(&found) else {
+    let Ok(Mesh::Meshed(proxy)) = mesh::proxy(&found) else {
         return;
     };
     let facts = PodFacts { annotations: found.metadata.annotations, proxy, ..PodFacts::default() };

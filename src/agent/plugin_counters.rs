@@ -67,7 +67,7 @@ impl PluginCounters {
             degraded: register_each(
                 group,
                 "degraded",
-                "Meshed pods for which annotations and plugin entry decided without the API server, by CNI error code",
+                "Pods redirected by annotations and plugin entry alone, because the API server or the credential failed, by CNI error code",
                 api_codes.map(|code| [("code", code)]),
             ),
             ignored_ports: register_each(

@@ -14,10 +14,10 @@ use crate::log;
 #[derive(Parser)]
 #[command(name = "linkerd2-cni-install", version)]
 struct Flags {
-    /// Log level: trace, debug, info, warn, error or off [default: info, or LINKERD_CNI_LOG_LEVEL]
+    /// Log level: trace, debug, info, warn, error or off [env: LINKERD_CNI_LOG_LEVEL] [default: info]
     #[arg(long)]
     log_level: Option<String>,
-    /// Log format: plain or json [default: plain, or LINKERD_CNI_LOG_FORMAT]
+    /// Log format: plain or json [env: LINKERD_CNI_LOG_FORMAT] [default: plain]
     #[arg(long)]
     log_format: Option<String>,
     #[command(subcommand)]

@@ -11,17 +11,16 @@ use clap::Parser;
 use tracing::level_filters::LevelFilter;
 
 use crate::kube::Impersonate;
+use crate::kube::connection::AccessSource;
 use crate::kube::kubeconfig::{Overrides, SERVICE_ACCOUNT_DIR};
 use crate::log::{self, Format};
-use crate::repair::{
-    self, RepairMode, RepairSettings, connection::AccessSource, host_dirs::HostDirs, log_filter,
-};
+use crate::repair::{self, RepairMode, RepairSettings, host_dirs::HostDirs, log_filter};
 
 /// Repairs the meshed pods of one node that have no redirect rules.
 #[derive(Parser)]
 #[command(name = repair::CONTROLLER, version)]
 struct Args {
-    /// Log level, or a tracing filter, of which the level for linkerd_cni_repair_controller applies
+    /// Log level or tracing filter. In a filter, only the level for linkerd_cni_repair_controller applies
     #[arg(long, env = "LINKERD_CNI_REPAIR_CONTROLLER_LOG_LEVEL", value_parser = log_filter::level)]
     #[arg(default_value = "linkerd_cni_repair_controller=info,warn")]
     log_level: LevelFilter,

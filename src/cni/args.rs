@@ -1,4 +1,6 @@
-//! Reads the pod's name and namespace from `CNI_ARGS`.
+//! Reads the pod's namespace, name and UID from `CNI_ARGS`.
+
+use std::fmt;
 
 use super::error::{Error, code};
 use crate::quote::quote;
@@ -22,9 +24,17 @@ pub struct PodRef {
     pub uid: String,
 }
 
+/// Writes `namespace/name`.
+impl fmt::Display for PodRef {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.namespace, self.name)
+    }
+}
+
 /// Reads the pod from `CNI_ARGS`: pairs `key=value`, separated by `;`. Returns `None` if they
 /// name no pod, as the caller is not Kubernetes then. Fails on unknown keys unless
-/// `IgnoreUnknown` is set, as `pkg/types` does, and on a name that Kubernetes does not allow.
+/// `IgnoreUnknown` is set, as `pkg/types` does, and on a namespace or name that is
+/// not safe in a URL, see [`is_name`].
 pub fn pod(args: &str) -> Result<Option<PodRef>, Error> {
     let mut namespace = "";
     let mut name = "";

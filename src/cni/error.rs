@@ -28,7 +28,8 @@ pub mod code {
     pub const API_UNREACHABLE: u32 = 101;
     /// The API server rejects the plugin's credential or its rights (HTTP 401 or 403).
     pub const API_DENIED: u32 = 102;
-    /// The API server has no such pod, or no such namespace (HTTP 404).
+    /// The API server does not know the pod or its namespace (HTTP 404), or a pod with another UID
+    /// has taken the pod's name.
     pub const POD_NOT_FOUND: u32 = 103;
     /// The API server responded with another error, or its response is unreadable.
     pub const API_RESPONSE: u32 = 104;

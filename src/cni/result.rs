@@ -41,7 +41,7 @@ fn convert_to(previous: Option<&RawValue>, wanted: &str) -> Result<String, Error
 
 fn unsupported_version(found: &str) -> Error {
     undecodable(&format!("unsupported CNI result version {found:?}"))
-        .with_details("the plugin before linkerd-cni returned a result with an unknown cniVersion")
+        .with_details("correct or update the plugin before linkerd-cni in the network config")
 }
 
 fn unparsable(error: serde_json::Error) -> Error {

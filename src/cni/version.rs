@@ -30,7 +30,7 @@ pub fn result_format(version: &str) -> Option<ResultFormat> {
     }
 }
 
-/// Checks the version of ADD and DEL: it must be one of [`SUPPORTED`], character by character.
+/// Checks the `cniVersion` of an ADD or DEL: exactly the text of one of [`SUPPORTED`].
 pub fn check_supported(version: &str) -> Result<(), Error> {
     if SUPPORTED.contains(&version) {
         return Ok(());

@@ -1,4 +1,5 @@
-//! Annotations of a pod or its namespace that change the pod's redirect rules.
+//! Annotations that the plugin reads: those that change a pod's redirect rules, and those of the
+//! proxy injector.
 
 use std::collections::BTreeMap;
 
@@ -18,15 +19,16 @@ pub const OUTBOUND_PORT: &str = "config.linkerd.io/outbound-port";
 pub const CONTROL_PORT: &str = "config.linkerd.io/control-port";
 pub const ADMIN_PORT: &str = "config.linkerd.io/admin-port";
 
-/// Ports of the proxy. The proxy container also states them, so a pod without them does
-/// not cause a request for its namespace.
+/// Annotations with the ports of the proxy. The proxy container states the ports too, so a pod
+/// without these annotations does not cause a request for its namespace.
 pub const PROXY_PORTS: [&str; 4] = [INBOUND_PORT, OUTBOUND_PORT, CONTROL_PORT, ADMIN_PORT];
 
 /// Annotation that enables or disables the proxy injector for a pod.
 pub const INJECT: &str = "linkerd.io/inject";
 /// Annotation with the program that wrote the pod or its template, and its version.
 pub const CREATED_BY: &str = "linkerd.io/created-by";
-/// Start of [`CREATED_BY`] on pods to which the proxy injector added a proxy: program and version.
+/// Start of the value of [`CREATED_BY`] on pods with the injector's mark. A blank and the version
+/// follow.
 pub const INJECTOR: &str = "linkerd/proxy-injector";
 
 /// Annotations that upstream's plugin reads. If the pod lacks one, the namespace's value
@@ -39,11 +41,12 @@ pub fn is_disabled(annotations: &Annotations) -> bool {
     annotations.get(INJECT).is_some_and(|value| value == "disabled")
 }
 
-/// Whether the proxy injector added the proxy to a pod with these annotations.
+/// Whether the pod has the proxy injector's mark: [`CREATED_BY`] names the injector, and injection
+/// is not disabled. The author of a pod can copy the mark.
 ///
 /// The injector copies each of [`UPSTREAM_KEYS`] from the namespace to the pod when it sets
-/// [`CREATED_BY`], so the namespace need not be read for such a pod. The injector skips disabled
-/// pods, so a disabled pod has its [`CREATED_BY`] from a copy of an injected pod.
+/// [`CREATED_BY`], so the namespace is read only if the pod has an empty value. A disabled pod with
+/// the mark is a copy of an injected pod, because the injector skips disabled pods.
 pub fn is_injected(annotations: &Annotations) -> bool {
     let mark = annotations.get(CREATED_BY).and_then(|value| value.strip_prefix(INJECTOR));
     mark.is_some_and(|version| version.is_empty() || version.starts_with(' '))

@@ -1,16 +1,13 @@
-//! Determines from API objects whether a pod is meshed, and collects the facts for its redirect.
+//! Collects the facts for a pod's redirect from API objects, and checks that they are the pod's.
 
-use super::{Annotations, PodFacts, Proxy, annotation};
+use super::mesh::{Mesh, NotAPod, proxy};
+use super::{Annotations, PodFacts, annotation};
 use crate::cni::args::PodRef;
 use crate::cni::error::{Error, code};
-use crate::kube::types::{Container, Metadata, Pod, Service, ServicePort};
+use crate::kube::types::{Metadata, Pod, Service, ServicePort};
 use crate::ports::PortRange;
 use crate::quote::quote;
 
-/// Name of the proxy container.
-pub const PROXY: &str = "linkerd-proxy";
-/// Name of the init container that installs redirect rules itself. The plugin skips its pod.
-const PROXY_INIT: &str = "linkerd-init";
 /// Label of control-plane pods, which must reach the API server without the proxy.
 pub const CONTROL_PLANE_LABEL: &str = "linkerd.io/control-plane-component";
 /// Ports of the API server if its Service cannot be read, as in upstream's plugin.
@@ -28,7 +25,7 @@ pub fn namespace_path(name: &str) -> String {
 }
 
 /// Annotation of a mirror pod, which stands for a static pod: the UID that kubelet gave the static
-/// pod. The UID of the mirror pod itself is another one.
+/// pod. The mirror pod's own UID differs.
 const STATIC_POD_UID: &str = "kubernetes.io/config.hash";
 
 /// Fetches the objects besides the pod on which its redirect may depend.
@@ -39,23 +36,7 @@ pub trait ClusterLookup {
     fn api_service(&mut self) -> Result<Service, Error>;
 }
 
-/// Whether the plugin redirects a pod.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Mesh<T> {
-    /// The pod has a proxy container and no `linkerd-init`. `T` describes the pod or its proxy.
-    Meshed(T),
-    Unmeshed(Unmeshed),
-}
-
-/// Why a pod is unmeshed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Unmeshed {
-    NoProxy,
-    /// The pod has a `linkerd-init`, which installs the redirect rules itself.
-    ProxyInit,
-}
-
-/// The object is another pod than the one that was asked for.
+/// Why an object is not the requested pod.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AnotherPod {
     /// The response is not for this request.
@@ -78,11 +59,6 @@ pub fn check_identity(found: &Pod, pod: &PodRef) -> Result<(), AnotherPod> {
     }
     Err(AnotherPod::Uid { wanted: pod.uid.clone(), found: quote(uid) })
 }
-
-/// The object is not a pod, as it has no `spec.containers`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the object has no spec.containers")]
-pub struct NotAPod;
 
 /// Returns the facts about the pod `found`.
 ///
@@ -119,8 +95,8 @@ pub fn facts(
 }
 
 /// Whether a value of the namespace applies to a pod with these annotations: the pod lacks one of
-/// [`annotation::UPSTREAM_KEYS`]. The proxy injector copies the namespace's values, so on a pod that
-/// it marked only an empty value, which a copy does not replace, counts as lacking.
+/// [`annotation::UPSTREAM_KEYS`]. The proxy injector copies the namespace's values to its pods, but
+/// does not replace an empty value. So on a pod with its mark, only an empty value counts as missing.
 fn needs_namespace(annotations: &Annotations) -> bool {
     let is_injected = annotation::is_injected(annotations);
     annotation::UPSTREAM_KEYS.iter().any(|key| match annotations.get(*key) {
@@ -137,50 +113,9 @@ impl PodFacts {
     }
 }
 
-/// Whether the pod has a proxy container and no `linkerd-init`, so that the plugin redirects it.
-pub fn is_meshed(pod: &Pod) -> bool {
-    matches!(proxy(pod), Ok(Mesh::Meshed(_)))
-}
-
-/// Returns the proxy of a meshed pod.
-pub fn proxy(pod: &Pod) -> Result<Mesh<Proxy>, NotAPod> {
-    let containers = pod.spec.containers.as_ref().ok_or(NotAPod)?;
-    let init = &pod.spec.init_containers;
-    if init.iter().any(|container| container.name == PROXY_INIT) {
-        return Ok(Mesh::Unmeshed(Unmeshed::ProxyInit));
-    }
-    let mut all = containers.iter().chain(init);
-    let Some(container) = all.find(|container| container.name == PROXY) else {
-        return Ok(Mesh::Unmeshed(Unmeshed::NoProxy));
-    };
-    let (container_context, pod_context) = (container.security_context, pod.spec.security_context);
-    let port = |names: &[&str]| names.iter().find_map(|name| listen_port(container, name));
-    Ok(Mesh::Meshed(Proxy {
-        uid: container_context.run_as_user.or(pod_context.run_as_user),
-        // Not the pod's GID: the other containers have it too, and a rule for it would let their
-        // connections bypass the proxy.
-        gid: container_context.run_as_group,
-        inbound_port: port(&["LINKERD2_PROXY_INBOUND_LISTEN_ADDR"]),
-        outbound_port: port(&[
-            "LINKERD2_PROXY_OUTBOUND_LISTEN_ADDRS",
-            "LINKERD2_PROXY_OUTBOUND_LISTEN_ADDR",
-        ]),
-        control_port: port(&["LINKERD2_PROXY_CONTROL_LISTEN_ADDR"]),
-        admin_port: port(&["LINKERD2_PROXY_ADMIN_LISTEN_ADDR"]),
-    }))
-}
-
-/// Returns the port of the first address in an environment variable of the proxy, e.g.
-/// `127.0.0.1:4140,[::1]:4140`. A value without a valid port is taken as missing.
-fn listen_port(container: &Container, name: &str) -> Option<u16> {
-    let var = container.env.iter().find(|var| var.name == name)?;
-    let first = var.value.split(',').next()?;
-    let (_, port) = first.rsplit_once(':')?;
-    port.trim().parse().ok().filter(|port| *port > 0)
-}
-
-/// Keeps the annotations in [`annotation`], without empty values: an empty value on the pod does
-/// not override the namespace's value.
+/// Keeps the annotations that change redirect rules ([`annotation::UPSTREAM_KEYS`],
+/// [`annotation::PROXY_PORTS`]), without empty values: an empty value on the pod does not override
+/// the namespace's value.
 fn known(annotations: Annotations) -> Annotations {
     let keys = [&annotation::UPSTREAM_KEYS[..], &annotation::PROXY_PORTS].concat();
     annotations
@@ -205,11 +140,8 @@ fn api_ports(service: Result<Service, Error>) -> Vec<PortRange> {
 
 /// Error for a response that is an object but not a pod.
 fn unexpected_response(pod: &PodRef, problem: NotAPod) -> Error {
-    Error::new(
-        code::API_RESPONSE,
-        format!("unexpected response for pod {}/{}: {problem}", pod.namespace, pod.name),
-    )
-    .with_details(UNEXPECTED_RESPONSE_REMEDY)
+    Error::new(code::API_RESPONSE, format!("cannot read pod {pod}: {problem}"))
+        .with_details(UNEXPECTED_RESPONSE_REMEDY)
 }
 
 /// Returns the Service's port and, if it is a number, its target port.
@@ -225,68 +157,6 @@ fn both_ports(port: &ServicePort) -> Vec<PortRange> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn pod(spec: &str) -> Pod {
-        serde_json::from_str(&format!(r#"{{"metadata":{{}},"spec":{spec}}}"#)).unwrap()
-    }
-
-    #[test]
-    fn only_the_names_of_containers_decide_whether_a_pod_is_meshed() {
-        const MESHED: Mesh<Proxy> = Mesh::Meshed(Proxy {
-            uid: None,
-            gid: None,
-            inbound_port: None,
-            outbound_port: None,
-            control_port: None,
-            admin_port: None,
-        });
-        const NO_PROXY: Mesh<Proxy> = Mesh::Unmeshed(Unmeshed::NoProxy);
-        let cases = [
-            (r#"{"containers":[{"name":"app"}]}"#, NO_PROXY),
-            (r#"{"containers":[{"name":"app"},{"name":"linkerd-proxy"}]}"#, MESHED),
-            (
-                r#"{"containers":[{"name":"app"}],"initContainers":[{"name":"linkerd-proxy"}]}"#,
-                MESHED,
-            ),
-            (
-                r#"{"containers":[{"name":"linkerd-proxy"}],"initContainers":[{"name":"linkerd-init"}]}"#,
-                Mesh::Unmeshed(Unmeshed::ProxyInit),
-            ),
-            (r#"{"containers":[{"name":"linkerd-init"},{"name":"linkerd-proxy"}]}"#, MESHED),
-            (r#"{"containers":[]}"#, NO_PROXY),
-        ];
-        for (spec, wanted) in cases {
-            let pod = pod(spec);
-            assert_eq!(proxy(&pod), Ok(wanted), "{spec}");
-            assert_eq!(is_meshed(&pod), wanted == MESHED, "{spec}");
-        }
-        assert_eq!(proxy(&pod("{}")), Err(NotAPod));
-    }
-
-    #[test]
-    fn user_and_ports_of_the_proxy_come_from_its_container() {
-        let spec = r#"{"securityContext":{"runAsUser":1000,"runAsGroup":1000},"containers":[{
-            "name":"linkerd-proxy",
-            "securityContext":{"runAsUser":2103},
-            "env":[
-                {"name":"SECRET","value":"s"},
-                {"name":"LINKERD2_PROXY_INBOUND_LISTEN_ADDR","value":"0.0.0.0:1143"},
-                {"name":"LINKERD2_PROXY_OUTBOUND_LISTEN_ADDRS","value":"127.0.0.1:1140,[::1]:1141"},
-                {"name":"LINKERD2_PROXY_CONTROL_LISTEN_ADDR","value":"[::]:1190"},
-                {"name":"LINKERD2_PROXY_ADMIN_LISTEN_ADDR","valueFrom":{"fieldRef":{}}}
-            ]}]}"#;
-        let pod = pod(spec);
-        let wanted = Proxy {
-            uid: Some(2103),
-            gid: None,
-            inbound_port: Some(1143),
-            outbound_port: Some(1140),
-            control_port: Some(1190),
-            admin_port: None,
-        };
-        assert_eq!(proxy(&pod), Ok(Mesh::Meshed(wanted)));
-        assert!(!format!("{pod:?}").contains("SECRET"), "{pod:?}");
-    }
 
     #[test]
     fn a_service_yields_its_port_and_its_numeric_target_port() {

@@ -8,7 +8,7 @@ use super::annotation::annotation_error;
 use super::ignored::{INBOUND_KEY, OUTBOUND_KEY, PORT_GRAMMAR};
 use super::port_lists::{PortList, PortListReader};
 use super::section::config_error;
-use super::{Annotations, Config, PodFacts, Resolved, annotation};
+use super::{Annotations, Config, PodFacts, ResolvedRedirect, annotation};
 use crate::cni::error::Error;
 use crate::ports::{self, PortRange};
 use crate::quote::quote;
@@ -23,7 +23,7 @@ impl Config {
     /// [`ANNOTATION`](crate::cni::error::code::ANNOTATION) or
     /// [`INVALID_CONFIG`](crate::cni::error::code::INVALID_CONFIG), depending on where an invalid
     /// value is.
-    pub fn resolve(&self, pod: &PodFacts) -> Result<Resolved, Error> {
+    pub fn resolve(&self, pod: &PodFacts) -> Result<ResolvedRedirect, Error> {
         if let Some(problem) = self.problem() {
             return Err(problem.clone());
         }
@@ -50,7 +50,7 @@ impl Config {
             skip_outbound,
             skip_subnets: self.skipped_subnets(annotations)?,
         };
-        Ok(Resolved { redirect, ignored: reader.ignored })
+        Ok(ResolvedRedirect { redirect, ignored: reader.ignored })
     }
 
     /// [`Config::resolve`] without the ignored elements.
@@ -111,7 +111,7 @@ impl Config {
 }
 
 /// Returns a port of the proxy: `explicit` from its container, else the annotation, else the
-/// default of the plugin entry, whose key errors name.
+/// `default` of the plugin entry. Errors name `key`.
 fn proxy_port(
     explicit: Option<u16>,
     annotated: impl FnOnce() -> Result<Option<u16>, Error>,

@@ -33,8 +33,21 @@ fn annotations(pairs: Pairs<'_>) -> Annotations {
         .collect()
 }
 
+/// Checks that an error has this code and contains this text.
+fn assert_error<T: std::fmt::Debug>(result: Result<T, Error>, code: u32, problem: &str) {
+    let error = result.unwrap_err();
+    assert_eq!(error.code, code, "{}", error.msg);
+    assert!(error.msg.contains(problem), "{}", error.msg);
+}
+
 fn redirect(config: &Config, pairs: Pairs<'_>) -> Result<Redirect, Error> {
     config.redirect(&PodFacts { annotations: annotations(pairs), ..PodFacts::default() })
+}
+
+/// Checks that the annotation fails the pod, and that the error has key, value and problem.
+fn assert_annotation_error(config: &Config, (key, value): (&str, &str), problem: &str) {
+    let start = format!("annotation config.linkerd.io/{key}: \"{value}\": {problem}");
+    assert_error(redirect(config, &[(key, value)]), code::ANNOTATION, &start);
 }
 
 #[test]
@@ -116,10 +129,7 @@ fn an_error_names_the_annotation_its_invalid_value_and_the_grammar() {
         ("proxy-uid", "0", "expected the UID of the proxy"),
     ];
     for (key, value, problem) in cases {
-        let error = redirect(&defaults(""), &[(key, value)]).unwrap_err();
-        assert_eq!(error.code, code::ANNOTATION);
-        let start = format!("annotation config.linkerd.io/{key}: \"{value}\": {problem}");
-        assert!(error.msg.starts_with(&start), "{}", error.msg);
+        assert_annotation_error(&defaults(""), (key, value), problem);
     }
 }
 
@@ -131,6 +141,22 @@ fn a_proxy_that_would_be_redirected_to_itself_is_rejected() {
     }
     let empty = config("{}").unwrap();
     assert!(redirect(&empty, &[]).is_err());
+}
+
+#[test]
+fn an_unusable_user_of_the_proxy_container_is_named_because_it_wins_over_the_plugin_entry() {
+    for (uid, gid, problem) in [
+        (Some(0), None, "container linkerd-proxy runs as UID 0"),
+        (Some(4_294_967_295), None, "container linkerd-proxy: runAsUser 4294967295 is above"),
+        (None, Some(4_294_967_295), "container linkerd-proxy: runAsGroup 4294967295 is above"),
+    ] {
+        let facts =
+            PodFacts { proxy: Proxy { uid, gid, ..Proxy::default() }, ..PodFacts::default() };
+        let error = defaults("").redirect(&facts).unwrap_err();
+        assert_eq!(error.code, code::INVALID_CONFIG);
+        assert!(error.msg.starts_with(problem), "{}", error.msg);
+        assert!(error.details.contains("of the container linkerd-proxy"), "{}", error.details);
+    }
 }
 
 #[test]
@@ -158,9 +184,7 @@ fn ports_that_no_proxy_can_listen_on_are_rejected() {
         ),
     ];
     for (linkerd, problem) in cases {
-        let error = redirect(&config(linkerd).unwrap(), &[]).unwrap_err();
-        assert_eq!(error.code, code::INVALID_CONFIG);
-        assert!(error.msg.contains(problem), "{}", error.msg);
+        assert_error(redirect(&config(linkerd).unwrap(), &[]), code::INVALID_CONFIG, problem);
     }
 }
 
@@ -183,9 +207,7 @@ fn members_of_the_wrong_type_are_rejected_with_key_value_and_grammar() {
         ("[]", "\"linkerd\": [] is not an object"),
     ];
     for (linkerd, problem) in cases {
-        let error = config(linkerd).unwrap_err();
-        assert_eq!(error.code, code::INVALID_CONFIG);
-        assert!(error.msg.ends_with(problem), "{linkerd}: {}", error.msg);
+        assert_error(config(linkerd), code::INVALID_CONFIG, problem);
     }
 }
 
@@ -268,7 +290,6 @@ fn keys_that_upstream_lacks_are_read_and_their_invalid_values_named() {
         ),
     ];
     for (linkerd, problem) in cases {
-        let error = self::config(linkerd).unwrap_err();
-        assert!(error.msg.contains(problem), "{}", error.msg);
+        assert_error(self::config(linkerd), code::INVALID_CONFIG, problem);
     }
 }

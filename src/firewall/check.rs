@@ -73,8 +73,8 @@ pub enum Survey {
 
 /// Checks for the rules of `redirect` without programs of the host, whichever backend wrote them.
 ///
-/// It reads the plugin's tables, and those of `iptables-nft`, which are nf_tables too. Of
-/// `iptables-legacy` it can only tell that a table exists.
+/// Reads the plugin's tables and the tables of `iptables-nft`, which are nf_tables tables too. For
+/// `iptables-legacy`, only detects that a table exists.
 ///
 /// # Errors
 /// Fails if the kernel cannot list rules.
@@ -107,7 +107,7 @@ fn has_legacy_nat() -> bool {
     ["ip_tables_names", "ip6_tables_names"].iter().any(|names| {
         // The file is missing if the kernel lacks legacy iptables.
         std::fs::read_to_string(format!("/proc/thread-self/net/{names}"))
-            .is_ok_and(|names| names.lines().any(|name| name == rules::TABLE))
+            .is_ok_and(|names| names.lines().any(|name| name == rules::NAT_TABLE))
     })
 }
 

@@ -1,6 +1,7 @@
 //! The backends `nft`, `legacy` and `plain`, which run the host's iptables programs.
 //!
-//! One run of `iptables-restore --noflush -w` per address family applies all its rules or none.
+//! Each run of `iptables-restore --noflush -w` applies all rules of one address family or none. If
+//! the chains exist, a second run replaces the rules.
 
 mod lock;
 mod program;
@@ -63,7 +64,7 @@ pub fn apply(
                     let undo = rules::undo_script(rules);
                     if let Err(error) = program::restore(&programs.restore, &undo, UNDO_DEADLINE) {
                         tracing::error!(
-                            "linkerd-cni: cannot remove the rules of the other address family: {error}"
+                            "linkerd-cni: cannot remove the IPv4 rules after the IPv6 rules failed: {error}"
                         );
                     }
                 }

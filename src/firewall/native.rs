@@ -115,7 +115,7 @@ pub fn missing(redirect: &Redirect, families: &[Family]) -> Result<Vec<String>, 
     let mut missing = Vec::new();
     for &family in families {
         let mut found = rules::ListedRules::default();
-        list(family, message::TABLE, &mut found)?;
+        list(family, message::PLUGIN_TABLE, &mut found)?;
         let fail = |errno| rejection::list_error("the list of tables and chains", errno);
         let active = active_chains(family).map_err(fail)?;
         for chain in CHAINS.into_iter().filter(|&chain| !active[chain as usize]) {
@@ -139,8 +139,9 @@ pub fn missing(redirect: &Redirect, families: &[Family]) -> Result<Vec<String>, 
     Ok(missing)
 }
 
-/// Like [`missing`], for rules that `iptables-nft` wrote to its table `nat`. Rules are compared by
-/// their comments. These name skipped ports and subnets, but not the proxy's UID, GID and ports. `None` if the `PROXY_INIT_*` chains are empty there.
+/// Like [`missing`], for rules that `iptables-nft` wrote to its table `nat`. Compares rules by their
+/// comments, which name skipped ports and subnets. A change of the proxy's UID, GID or ports is not
+/// detected. Returns `None` if the `PROXY_INIT_*` chains are empty.
 pub fn missing_from_iptables(
     redirect: &Redirect,
     families: &[Family],
@@ -149,7 +150,7 @@ pub fn missing_from_iptables(
     let mut has_rules = false;
     for &family in families {
         let mut found = rules::ListedRules::default();
-        list(family, rules::TABLE, &mut found)?;
+        list(family, rules::NAT_TABLE, &mut found)?;
         has_rules |= Chain::LINKERD.iter().any(|&chain| !found[chain as usize].is_empty());
         let rules = rules::rules(redirect, family);
         missing.extend(rules::missing_in_order(&rules, &found, |rule, found: &ListedRule| {
@@ -165,7 +166,7 @@ pub fn flush_iptables(families: &[Family]) -> Result<(), Error> {
     for &family in families {
         for chain in Chain::LINKERD {
             let attributes = attribute::Attributes::default()
-                .text(nfta::RULE_TABLE, rules::TABLE)
+                .text(nfta::RULE_TABLE, rules::NAT_TABLE)
                 .text(nfta::RULE_CHAIN, chain.name());
             let message = Message {
                 kind: kind::DELETE_RULE,

@@ -11,9 +11,10 @@ use serde::de::DeserializeOwned;
 use crate::backoff::{Backoff, Limits};
 use crate::cni::args::PodRef;
 use crate::cni::error::{Error, code};
+use crate::config::mesh::Mesh;
 use crate::config::pod::{
-    API_SERVICE, AnotherPod, ClusterLookup, Mesh, UNEXPECTED_RESPONSE_REMEDY, check_identity,
-    facts, namespace_path,
+    API_SERVICE, AnotherPod, ClusterLookup, UNEXPECTED_RESPONSE_REMEDY, check_identity, facts,
+    namespace_path,
 };
 use crate::config::{Annotations, PodFacts};
 use crate::deadline::{self, Deadline, NoResult};
@@ -45,8 +46,7 @@ pub fn run_within<T: Send + 'static>(
         Err(NoResult::TimedOut) => Err(Error::new(
             code::API_UNREACHABLE,
             format!(
-                "cannot read the API objects for pod {}/{}: the API server did not respond within {budget:?}",
-                pod.namespace, pod.name
+                "cannot read pod {pod} or its namespace: the API server did not respond within {budget:?}"
             ),
         )
         .with_details(UNREACHABLE_REMEDY)),
@@ -59,10 +59,11 @@ pub fn run_within<T: Send + 'static>(
 
 const UNREACHABLE_REMEDY: &str =
     "check that this node can reach the API server; the runtime retries the pod";
-const CERTIFICATE_REMEDY: &str = "the CA or the server name in the kubeconfig does not match the certificate, or the node's clock is wrong; the agent (DaemonSet linkerd-cni) writes the kubeconfig";
-const REJECTED_REMEDY: &str = "the API server rejected the token in the kubeconfig; the agent (DaemonSet linkerd-cni) renews the token, check that the agent is ready on this node";
+const CERTIFICATE_REMEDY: &str = "the CA or the server name in the kubeconfig does not match the certificate, or the node's clock is wrong; the linkerd-cni agent on this node writes the kubeconfig";
+const REJECTED_REMEDY: &str = "the API server rejected the token in the kubeconfig; the linkerd-cni agent on this node renews the token: check that its pod is ready";
 const DENIED_REMEDY: &str = "check that a ClusterRole allows the ServiceAccount of the token in the kubeconfig to get pods and namespaces";
-const KUBECONFIG_REMEDY: &str = "the agent (DaemonSet linkerd-cni) writes the kubeconfig; check that the agent is ready on this node";
+const KUBECONFIG_REMEDY: &str =
+    "the linkerd-cni agent on this node writes the kubeconfig: check that its pod is ready";
 
 const REPLACED_REMEDY: &str = "this sandbox belongs to a deleted pod; kubelet removes it";
 
@@ -80,7 +81,8 @@ pub fn fetch_facts(
 ) -> Result<Mesh<PodFacts>, Error> {
     let mut api = Api::open(kubeconfig, budget, pod, requests)?;
     let PodRef { namespace, name, .. } = pod;
-    let found: Pod = api.get("the pod", &format!("/api/v1/namespaces/{namespace}/pods/{name}"))?;
+    let found: Pod =
+        api.get(&format!("pod {pod}"), &format!("/api/v1/namespaces/{namespace}/pods/{name}"))?;
     check_identity(&found, pod).map_err(|problem| another_pod(pod, &problem))?;
     facts(found, pod, &mut api)
 }
@@ -117,7 +119,7 @@ impl<'a> Api<'a> {
     }
 
     /// GETs `path`. Retries after a temporary error while the budget lasts. An error names the
-    /// `object` as the one that cannot be read.
+    /// `object` and its pod.
     fn get<T: DeserializeOwned>(&mut self, object: &str, path: &str) -> Result<T, Error> {
         let [_, longest_pause] = PAUSES;
         let mut backoff = Backoff::new(PAUSES);
@@ -158,7 +160,6 @@ impl<'a> Api<'a> {
 
     /// Builds the CNI error for a request that is not retried.
     fn final_error(&self, object: &str, error: &kube::Error) -> Error {
-        let PodRef { namespace, name, .. } = self.pod;
         let (code, remedy) = match error.code() {
             Some(401) => (code::API_DENIED, REJECTED_REMEDY),
             Some(403) => (code::API_DENIED, DENIED_REMEDY),
@@ -173,53 +174,42 @@ impl<'a> Api<'a> {
             None => (code::API_UNREACHABLE, UNREACHABLE_REMEDY),
         };
         let requests = self.requests.load(Ordering::Relaxed);
-        Error::new(
-            code,
-            format!(
-                "cannot read {object} for pod {namespace}/{name}: {error} (API requests sent: {requests})"
-            ),
-        )
-        .with_details(remedy)
+        Error::new(code, format!("cannot read {object}: {error} (API requests sent: {requests})"))
+            .with_details(remedy)
     }
 }
 
 impl ClusterLookup for Api<'_> {
     fn namespace(&mut self, name: &str) -> Result<Annotations, Error> {
-        let found: Namespace = self.get("the namespace", &namespace_path(name))?;
+        let object = format!("the namespace of pod {}", self.pod);
+        let found: Namespace = self.get(&object, &namespace_path(name))?;
         if found.metadata.name != name {
             let other = quote(&found.metadata.name);
-            return Err(unexpected(self.pod, &format!("the object is namespace {other}")));
+            return Err(unexpected(&object, &format!("the object is namespace {other}")));
         }
         Ok(found.metadata.annotations)
     }
 
     fn api_service(&mut self) -> Result<Service, Error> {
-        self.get("Service default/kubernetes", API_SERVICE)
+        self.get(&format!("Service default/kubernetes for pod {}", self.pod), API_SERVICE)
     }
 }
 
 /// Error for the object of another pod.
 fn another_pod(pod: &PodRef, problem: &AnotherPod) -> Error {
     match problem {
-        AnotherPod::Name { .. } => unexpected(pod, &problem.to_string()),
-        AnotherPod::Uid { .. } => Error::new(
-            code::POD_NOT_FOUND,
-            format!(
-                "cannot determine whether pod {}/{} is meshed: {problem}",
-                pod.namespace, pod.name
-            ),
-        )
-        .with_details(REPLACED_REMEDY),
+        AnotherPod::Name { .. } => unexpected(&format!("pod {pod}"), &problem.to_string()),
+        AnotherPod::Uid { .. } => {
+            Error::new(code::POD_NOT_FOUND, format!("cannot read pod {pod}: {problem}"))
+                .with_details(REPLACED_REMEDY)
+        }
     }
 }
 
-/// Error for an object that the plugin did not ask for.
-fn unexpected(pod: &PodRef, problem: &str) -> Error {
-    Error::new(
-        code::API_RESPONSE,
-        format!("unexpected response for pod {}/{}: {problem}", pod.namespace, pod.name),
-    )
-    .with_details(UNEXPECTED_RESPONSE_REMEDY)
+/// Error for a response that is not the requested `object`.
+fn unexpected(object: &str, problem: &str) -> Error {
+    Error::new(code::API_RESPONSE, format!("cannot read {object}: {problem}"))
+        .with_details(UNEXPECTED_RESPONSE_REMEDY)
 }
 
 fn read_access(path: &Path) -> Result<ApiAccess, Error> {

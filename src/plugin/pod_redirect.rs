@@ -1,9 +1,14 @@
 //! Finds the redirect of a request's pod: from the pod object, or, if the API server or the
 //! credential fails, from the annotations that the runtime passes and the plugin entry.
 //!
-//! A pod that the proxy injector marked has a proxy, and its annotations are complete. So it
-//! starts redirected without the API server, with upstream's rules: upstream does not read the
-//! container `linkerd-proxy` either. Any other pod may be unmeshed, and its start fails.
+//! The proxy injector sets `linkerd.io/created-by` on each pod to which it adds a proxy, and copies
+//! the namespace's annotations to the pod. A pod with this mark starts redirected without the API
+//! server, with upstream's rules: upstream does not read the container `linkerd-proxy` either. Any
+//! other pod may be unmeshed, so its start fails.
+//!
+//! Without the API server these facts stay unknown: UID, GID and ports in the container
+//! `linkerd-proxy`, a container `linkerd-init`, and the namespace's value of an annotation that is
+//! empty on the pod. An author can copy the mark to a pod without proxy.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -14,18 +19,18 @@ use crate::cni::Request;
 use crate::cni::args::{self, PodRef};
 use crate::cni::error::{Error, code};
 use crate::config::annotation::is_injected;
-use crate::config::pod::Mesh;
-use crate::config::{Annotations, Config, Detection, PodFacts, Resolved};
+use crate::config::mesh::Mesh;
+use crate::config::{Annotations, Config, Detection, PodFacts, ResolvedRedirect};
 use crate::record::{Command, Record};
 
 /// Longest time for API requests if the annotations can decide: enough for one retry, and short
 /// enough that all pods of a node start soon while the API server is down.
 const SHORT_BUDGET: Duration = Duration::from_secs(2);
 
-/// The redirect of a pod.
+/// A pod's redirect, and the API error if it was computed without the pod object.
 pub struct PodRedirect {
-    pub resolved: Resolved,
-    /// Why the pod object was not read. `None` if it was, or if it was not needed.
+    pub resolved: ResolvedRedirect,
+    /// Why the pod object was not read. `None` if it was read, or if it was not needed.
     pub api_error: Option<Error>,
 }
 
@@ -63,8 +68,7 @@ pub fn find_with(
     if is_injected && config.detection == Detection::Injector {
         return without_api(&pod, config, annotations, None).map(Some);
     }
-    // CHECK changes nothing, and compares what the annotations of any pod ask for with the rules
-    // that ADD installed.
+    // CHECK may use the annotations of any pod, marked or not, because CHECK only reads rules.
     let can_decide = is_injected || record.command == Command::Check;
     let budget = if can_decide { config.api_budget.min(SHORT_BUDGET) } else { config.api_budget };
     match fetch(&pod, config, budget, record) {
@@ -100,14 +104,14 @@ fn facts(
     facts
 }
 
-/// Whether the API server or the credential failed, so that nothing is known about the pod. A pod
-/// that the API server does not know is deleted, and never starts.
+/// Whether the API server or the credential failed, so that nothing is known about the pod.
+/// [`code::POD_NOT_FOUND`] is not an outage: the pod was deleted and never starts.
 fn is_outage(error: &Error) -> bool {
     [code::KUBECONFIG, code::API_UNREACHABLE, code::API_DENIED, code::API_RESPONSE]
         .contains(&error.code)
 }
 
-/// Returns the redirect that annotations and plugin entry ask for.
+/// Returns the redirect according to annotations and plugin entry alone.
 fn without_api(
     pod: &PodRef,
     config: &Config,

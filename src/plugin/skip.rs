@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use crate::cni::args::PodRef;
 use crate::cni::object::Object;
 use crate::config::annotation::{CREATED_BY, INJECT, INJECTOR, is_disabled};
-use crate::config::pod::Unmeshed;
+use crate::config::mesh::Unmeshed;
 use crate::config::{Annotations, Config, Detection};
 
 /// Capability with which a runtime passes the pod's annotations to the plugin, if the plugin entry
@@ -51,8 +51,7 @@ impl From<Unmeshed> for SkipReason {
     }
 }
 
-/// Returns why the pod is skipped. `None` means that only the API server can tell whether the pod
-/// is meshed.
+/// Returns why the pod is skipped. `None` means that the pod may be meshed.
 pub fn skip_reason(
     pod: &PodRef,
     config: &Config,

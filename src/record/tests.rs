@@ -65,7 +65,7 @@ fn a_rejected_token_counts_as_a_rejection_whether_or_not_the_pod_was_redirected(
     assert!(degraded(102).is_rejection() && !degraded(101).is_rejection());
     assert!(Record::parse(RECORD.replace("101", "102").as_bytes()).unwrap().is_rejection());
     let line = degraded(101).to_string();
-    assert!(line.ends_with("decided without the API server: a b (code 101)"), "{line}");
+    assert!(line.ends_with("alone were used: a b (code 101)"), "{line}");
 }
 
 #[test]

@@ -7,7 +7,6 @@ use std::time::Instant;
 use serde_json::json;
 
 use super::api_path::pod_path;
-use super::connection::{self, Connection};
 use super::eviction::{self, Effect};
 use super::history::History;
 use super::host_dirs::HostDirs;
@@ -18,6 +17,7 @@ use super::stranded_pod::{FoundBy, LABEL, StrandedPod, is_auditable};
 use super::{RepairMode, Shared};
 use crate::cni::args::PodRef;
 use crate::config::Detection;
+use crate::kube::connection::{self, Connection};
 use crate::kube::types::Pod;
 use crate::kube::{self, Client};
 use crate::plugin::skip::{SkipReason, skip_reason};
@@ -30,6 +30,14 @@ const UNREADABLE: &str = "the pod's network namespace has a table of iptables-le
 const UNMANAGED: &str = "the pod has no controller that would replace it, so it is not deleted; \
                          delete it and create it again, or set repairController.mode=in-place or \
                          repairController.deleteUnmanaged=true";
+/// Why no repair helps while the plugin only logs the rules.
+const SIMULATED: &str = "the plugin installs no redirect rules in this pod (simulate is set in the \
+                         plugin entry); set simulate to false";
+
+/// Why no repair helps an unmeshed pod.
+const UNMESHED: &str = "the plugin installs no redirect rules in this pod (its containers or \
+                        annotations say that it is not meshed); remove the init container \
+                        linkerd-network-validator, or correct the annotations";
 
 /// One attempt to repair a pod. Borrows settings and state of the worker.
 pub struct RepairAttempt<'a> {
@@ -78,8 +86,8 @@ pub enum RepairOutcome {
     Repaired { missing_rules: Vec<String> },
     /// The pod does not need a repair, for this reason.
     NotNeeded(&'static str),
-    /// The pod, or a pod of the same owner, was repaired less than
-    /// [`HOLD`](super::history::HOLD) ago.
+    /// The pod was repaired less than [`HOLD`](super::history::HOLD) ago, or replaces a pod that was
+    /// deleted less than `HOLD` ago.
     RepairedRecently,
     /// The pod cannot be repaired, for this reason.
     CannotRepair(String),
@@ -161,11 +169,11 @@ impl RepairAttempt<'_> {
         &mut self,
         pod: &StrandedPod,
     ) -> Result<ControlFlow<RepairOutcome, NeededRepair>, Error> {
+        if self.host.config().is_ok_and(|config| config.simulate) {
+            return Ok(Break(no_rules_outcome(pod, SIMULATED.to_owned())));
+        }
         if let Some(reason) = self.skip_reason(pod) {
-            return Ok(Break(match pod.found_by {
-                FoundBy::Validator => RepairOutcome::CannotRepair(skipped_by_plugin(reason)),
-                FoundBy::Audit => RepairOutcome::NotNeeded("Pod is skipped by the plugin"),
-            }));
+            return Ok(Break(no_rules_outcome(pod, skipped_by_plugin(reason))));
         }
         let must_inspect = self.mode == RepairMode::InPlace || pod.found_by == FoundBy::Audit;
         if self.mode == RepairMode::Delete && !must_inspect {
@@ -183,9 +191,7 @@ impl RepairAttempt<'_> {
         let client = self.connection.client()?;
         let inspection = Inspector::new(self.host, ReadFrom::Etcd)?.inspect(&client, object)?;
         Ok(match inspection {
-            Inspection::NotApplicable => {
-                Break(RepairOutcome::NotNeeded("Pod needs no redirect rules"))
-            }
+            Inspection::NotApplicable => Break(no_rules_outcome(&pod, UNMESHED.to_owned())),
             Inspection::Complete => {
                 Break(RepairOutcome::NotNeeded("Pod has all its redirect rules"))
             }
@@ -261,9 +267,21 @@ fn skipped_by_plugin(reason: SkipReason) -> String {
             "set the chart's podDetection to api, or give the pod the annotation \
              linkerd.io/proxy-version"
         }
+        SkipReason::AgentPod => {
+            "it has the name of a pod of the agent's DaemonSet: give the pod another name"
+        }
         _ => "remove the proxy from the pod, or its namespace from the chart's excludeNamespaces",
     };
     format!("the plugin installs no redirect rules in this pod ({}); {remedy}", reason.text())
+}
+
+/// Outcome for a pod in which the plugin installs no rules. A pod with a failed validator is stuck,
+/// so it is reported.
+fn no_rules_outcome(pod: &StrandedPod, why: String) -> RepairOutcome {
+    match pod.found_by {
+        FoundBy::Validator => RepairOutcome::CannotRepair(why),
+        FoundBy::Audit => RepairOutcome::NotNeeded("Pod needs no redirect rules"),
+    }
 }
 
 /// Sets [`LABEL`] on exactly the pod that was found. Fails with status 409 if the pod has

@@ -7,16 +7,17 @@ use std::time::Duration;
 
 use super::Shared;
 use super::api_path::list_path;
-use super::connection::{self, Connection};
 use super::host_dirs::HostDirs;
 use super::inspect_rules::{self, Inspection, Inspector, ReadFrom};
 use super::pace::{retries, vary};
 use super::pod_stream::{self, FromPod, MAX_PODS};
 use super::stranded_pod::{FoundBy, INJECTED_LABEL, LABEL, StrandedPod, is_auditable};
 use crate::backoff::jitter;
-use crate::config::pod::{CONTROL_PLANE_LABEL, PROXY};
+use crate::config::mesh::PROXY;
+use crate::config::pod::CONTROL_PLANE_LABEL;
 use crate::firewall;
 use crate::kube;
+use crate::kube::connection::{self, Connection};
 use crate::kube::types::Pod;
 use crate::plugin::skip::is_linkerd_key;
 
@@ -77,7 +78,7 @@ struct Failures {
     /// Number of pods with an error.
     errors: usize,
     first_error: String,
-    /// Number of pods with rules of iptables-legacy, which cannot be read.
+    /// Number of pods with a table of iptables-legacy, which cannot be read.
     unreadable: usize,
 }
 
@@ -128,6 +129,7 @@ impl Audit {
         let client = self.connection.client()?;
         let list = pod_stream::list(client.read_list(&list_path(&self.node))?)?;
         if list.dropped > 0 {
+            self.shared.metrics.audit_errors.inc_by(list.dropped as u64);
             failures.add(list.dropped, || format!("the list has more than {MAX_PODS} pods"));
         }
         for AuditedPod(pod) in list.pods {

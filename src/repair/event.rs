@@ -4,7 +4,7 @@ use super::RepairMode;
 use super::stranded_pod::{FoundBy, LABEL};
 use crate::kube::event::{EventContent, EventType};
 
-/// Why a pod that is stranded again is skipped for now, for Event and log line.
+/// Why a pod that is stranded again is skipped for now.
 pub const REPAIRED_RECENTLY: &str = "stranded again within a minute of the repair of this \
                                      pod or of its owner's last pod; check that the CNI plugin \
                                      works on this node";
@@ -14,10 +14,10 @@ pub const REPAIRED_RECENTLY: &str = "stranded again within a minute of the repai
 pub enum RepairEvent<'a> {
     /// The repair mode was applied. The number of missing rules; 0 if the rules were not read.
     Repaired(RepairMode, usize),
-    /// The pod is stranded again soon after a repair and is skipped for now.
-    RepairedRecently,
-    /// The pod was not repaired, for this reason.
+    /// The pod cannot be repaired, for this reason.
     Skipped(&'a str),
+    /// The pod may be repaired later. Why not now.
+    SkippedForNow(&'a str),
 }
 
 impl RepairEvent<'_> {
@@ -34,20 +34,21 @@ impl RepairEvent<'_> {
             // After these two the pod's traffic is still not redirected.
             RepairEvent::Repaired(RepairMode::Label, _) => (EventType::Warning, "Labelling"),
             RepairEvent::Repaired(RepairMode::Report, _) => (EventType::Warning, "Reporting"),
-            RepairEvent::RepairedRecently | RepairEvent::Skipped(_) => {
+            RepairEvent::Skipped(_) | RepairEvent::SkippedForNow(_) => {
                 (EventType::Warning, "Skipping")
             }
         };
         EventContent { kind, reason, action, note: self.note() }
     }
 
-    fn note(self) -> String {
+    /// Returns the note of the Event, which is also the log line of a skipped pod.
+    pub fn note(self) -> String {
         match self {
             RepairEvent::Repaired(mode, missing) => {
                 format!("{}{}", repair_note(mode), missing_suffix(missing))
             }
-            RepairEvent::RepairedRecently => format!("Pod skipped for now: {REPAIRED_RECENTLY}"),
-            RepairEvent::Skipped(why) => why.to_owned(),
+            RepairEvent::Skipped(why) => format!("Pod skipped: {why}"),
+            RepairEvent::SkippedForNow(why) => format!("Pod skipped for now: {why}"),
         }
     }
 }

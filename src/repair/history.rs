@@ -6,7 +6,8 @@ use std::time::{Duration, Instant, SystemTime};
 
 use super::stranded_pod::StrandedPod;
 
-/// Shortest time between two repairs of a pod, or of pods of one owner.
+/// Time for which a repaired pod is not repaired again. The same holds for a pod that was created
+/// after another pod of its owner was deleted.
 pub const HOLD: Duration = Duration::from_secs(60);
 
 /// Maximum number of entries in a history, to bound memory.

@@ -53,7 +53,7 @@ impl PodRules {
     /// `iptablesMode` says, because this container lacks the host's iptables.
     pub fn install(&self) -> Result<(), Error> {
         let PodRules { netns, redirect, ipv6 } = self.clone();
-        let restore = move || firewall::restore(&redirect, families(ipv6, false));
+        let restore = move || firewall::install_native(&redirect, families(ipv6, false));
         netns::run(&netns, NETNS_TIMEOUT, restore)??;
         match self.survey()? {
             Survey::Complete => Ok(()),

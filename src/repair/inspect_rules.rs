@@ -1,5 +1,6 @@
 //! Compares the rules in a pod's netns with the redirect rules that the plugin would install
-//! there. Leaves out the pods that the plugin skips.
+//! there. Leaves out pods without a proxy, and pods that the plugin skips by namespace, name or
+//! annotations.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +12,8 @@ use super::pod_netns::{self, NetnsLookup};
 use crate::cni;
 use crate::cni::args::PodRef;
 use crate::cni::error::code;
-use crate::config::pod::{API_SERVICE, ClusterLookup, Mesh, facts, is_meshed, namespace_path};
+use crate::config::mesh::{Mesh, is_meshed};
+use crate::config::pod::{API_SERVICE, ClusterLookup, facts, namespace_path};
 use crate::config::{Annotations, Config};
 use crate::firewall::Survey;
 use crate::kube::types::{Namespace, Pod, Service};
@@ -40,8 +42,8 @@ pub enum Inspection {
     Complete,
     /// These rules, as lines of `iptables-save`, are missing or changed.
     Missing(PodRules, Vec<String>),
-    /// The netns has rules of `iptables-legacy`, which only the host's iptables can read. See
-    /// [`survey`](crate::firewall::survey).
+    /// The netns has a table of `iptables-legacy`, whose rules only the host's iptables can read.
+    /// See [`survey`](crate::firewall::survey).
     Unreadable,
 }
 
@@ -80,8 +82,8 @@ impl Inspector {
             name: pod.metadata.name.clone(),
             uid: pod.metadata.uid.clone(),
         };
-        // The runtime may have passed no annotations to the plugin, which then also redirects a
-        // pod that these annotations skip. Such a pod has a proxy but no annotation of Linkerd.
+        // If the runtime passes no annotations, the plugin also redirects pods that have a proxy
+        // but no Linkerd annotation. Audits leave these pods out.
         let is_skipped =
             skip_reason(&name, &self.config, Some(&pod.metadata.annotations)).is_some();
         if self.config.simulate || is_skipped || !is_meshed(&pod) {

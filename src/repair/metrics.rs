@@ -58,7 +58,7 @@ impl Default for Metrics {
             pods_delete_errors: register(
                 group,
                 "pods_delete_errors",
-                "Failed pod deletions, without those that timed out",
+                "Failed attempts to delete a pod, without those that timed out",
             ),
             pods_delete_timeout: register(
                 group,
@@ -100,12 +100,12 @@ impl Default for Metrics {
             pods_skipped: register(
                 group,
                 "pods_skipped",
-                "Stranded pods left unchanged because a disruption budget rejected the eviction, the pod has no controller, the rules are unreadable or the plugin skips the pod",
+                "Stranded pods left unchanged because a disruption budget rejected the eviction, the pod has no controller, the rules are unreadable or the plugin installs no rules in the pod",
             ),
             repair_errors: register(
                 group,
                 "repair_errors",
-                "Failed attempts to repair, label or report a pod",
+                "Failed attempts to inspect, repair, label or report a pod",
             ),
             agent_waits: register(
                 group,
@@ -131,7 +131,7 @@ impl Default for Metrics {
             audit_pods_unreadable: register(
                 group,
                 "audit_pods_unreadable",
-                "Audited pods whose redirect rules only the host's iptables-legacy can read",
+                "Audited pods with a table of iptables-legacy, which only the host's iptables can read",
             ),
             audit_errors: register(
                 group,
@@ -186,7 +186,7 @@ mod tests {
         # HELP linkerd_cni_repair_controller_pods_deleted Evicted or deleted pods.
         # TYPE linkerd_cni_repair_controller_pods_deleted counter
         linkerd_cni_repair_controller_pods_deleted_total 2
-        # HELP linkerd_cni_repair_controller_pods_delete_errors Failed pod deletions, without those that timed out.
+        # HELP linkerd_cni_repair_controller_pods_delete_errors Failed attempts to delete a pod, without those that timed out.
         # TYPE linkerd_cni_repair_controller_pods_delete_errors counter
         linkerd_cni_repair_controller_pods_delete_errors_total 0
         # HELP linkerd_cni_repair_controller_pods_delete_timeout Pod deletions to which the API server did not respond in time.
@@ -244,10 +244,10 @@ mod tests {
         # HELP linkerd_cni_repair_controller_pods_reported Stranded pods that were only reported.
         # TYPE linkerd_cni_repair_controller_pods_reported counter
         linkerd_cni_repair_controller_pods_reported_total 0
-        # HELP linkerd_cni_repair_controller_pods_skipped Stranded pods left unchanged because a disruption budget rejected the eviction, the pod has no controller, the rules are unreadable or the plugin skips the pod.
+        # HELP linkerd_cni_repair_controller_pods_skipped Stranded pods left unchanged because a disruption budget rejected the eviction, the pod has no controller, the rules are unreadable or the plugin installs no rules in the pod.
         # TYPE linkerd_cni_repair_controller_pods_skipped counter
         linkerd_cni_repair_controller_pods_skipped_total 0
-        # HELP linkerd_cni_repair_controller_repair_errors Failed attempts to repair, label or report a pod.
+        # HELP linkerd_cni_repair_controller_repair_errors Failed attempts to inspect, repair, label or report a pod.
         # TYPE linkerd_cni_repair_controller_repair_errors counter
         linkerd_cni_repair_controller_repair_errors_total 0
         # HELP linkerd_cni_repair_controller_agent_waits Times that a repair waited for the agent to be ready.
@@ -265,7 +265,7 @@ mod tests {
         # HELP linkerd_cni_repair_controller_audit_pods_incomplete Audited pods with missing or changed redirect rules.
         # TYPE linkerd_cni_repair_controller_audit_pods_incomplete counter
         linkerd_cni_repair_controller_audit_pods_incomplete_total 0
-        # HELP linkerd_cni_repair_controller_audit_pods_unreadable Audited pods whose redirect rules only the host's iptables-legacy can read.
+        # HELP linkerd_cni_repair_controller_audit_pods_unreadable Audited pods with a table of iptables-legacy, which only the host's iptables can read.
         # TYPE linkerd_cni_repair_controller_audit_pods_unreadable counter
         linkerd_cni_repair_controller_audit_pods_unreadable_total 0
         # HELP linkerd_cni_repair_controller_audit_errors Failed audits, and pods whose rules an audit could not compare.

@@ -41,7 +41,8 @@ pub struct NetnsLookup {
     /// Netns paths from cached results. The key is the pod's UID, or `namespace/name` if the
     /// runtime does not pass the UID to plugins.
     by_pod: HashMap<String, Vec<PathBuf>>,
-    /// All netns paths by IP address. `None` until a pod is not found by a cached result.
+    /// All netns paths by IP address. Read when the first pod is not found by its cached result;
+    /// `None` before.
     by_address: Option<HashMap<IpAddr, Vec<PathBuf>>>,
 }
 

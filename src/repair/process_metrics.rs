@@ -115,7 +115,7 @@ fn parse_stat(stat: &str, ticks_per_second: u64, page_bytes: u64) -> Option<Usag
     })
 }
 
-/// Parses `/proc/self/limits`. `None`: unlimited.
+/// Returns the soft limit of open files from `/proc/self/limits`. `None`: unlimited or unknown.
 fn soft_limit_of_open_files(limits: &str) -> Option<u64> {
     let line = limits.lines().find_map(|line| line.strip_prefix("Max open files"))?;
     line.split_whitespace().next()?.parse().ok()

@@ -15,8 +15,7 @@ pub struct RepairBudget {
 }
 
 impl RepairBudget {
-    /// A budget of 0 is raised to 1. Stores at most `repairs_per_minute`
-    /// timestamps.
+    /// Creates a budget; 0 counts as 1. Stores at most `repairs_per_minute` timestamps.
     pub fn new(repairs_per_minute: u16) -> Self {
         RepairBudget {
             repairs_per_minute: usize::from(repairs_per_minute.max(1)),

@@ -4,7 +4,7 @@
 //! validator exits with 95. An audit also finds running meshed pods that lost rules.
 //! [`StrandedPod`] describes both.
 
-use crate::config::pod::is_meshed;
+use crate::config::mesh::is_meshed;
 use crate::kube::types::{ContainerStatus, Pod};
 use crate::plugin::skip::{SkipReason, skipped_by_annotations};
 

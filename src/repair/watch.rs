@@ -6,13 +6,13 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use super::api_path::{list_path, watch_path};
-use super::connection::{self, Connection};
 use super::pace::{Relist, retries, watch_time};
 use super::pod_stream::{self, PodList, WatchEvent};
 use super::stranded_pod::{FoundBy, StrandedPod};
 use super::{Shared, WATCH_READ_TIMEOUT};
 use crate::backoff::jitter;
 use crate::kube;
+use crate::kube::connection::{self, Connection};
 use crate::kube::retry::Retry;
 
 /// Longest wait before the first list, so that controllers that start together on many
@@ -109,7 +109,7 @@ impl PodWatch {
     ///
     /// Without failures, sends one request in 30 to 60 minutes. After a failure, waits with
     /// jitter and backoff before the next request: a restart of the API server ends the
-    /// watches of all nodes at once. Only a watch of at least a minute resets the back-off.
+    /// watches of all nodes at once. Only a watch of at least a minute resets the backoff.
     pub fn run(mut self) {
         thread::sleep(jitter(START_SPREAD));
         let mut backoff = retries();

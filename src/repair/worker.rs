@@ -6,14 +6,15 @@ use std::time::{Duration, Instant, SystemTime};
 
 use super::agent_ready;
 use super::attempt::{Error, RepairAttempt, RepairOutcome};
-use super::connection::Connection;
 use super::event::{REPAIRED_RECENTLY, RepairEvent};
 use super::history::{HOLD, History, HistoryKey};
 use super::host_dirs::HostDirs;
+use super::metrics::Metrics;
 use super::rate_limit::RepairBudget;
 use super::stranded_pod::StrandedPod;
 use super::{RepairMode, Shared};
 use crate::firewall::describe_missing;
+use crate::kube::connection::Connection;
 use crate::kube::event::{self, Regarding, Reporter};
 
 /// Timeout of each API request of the worker, once for connecting and once for the
@@ -184,24 +185,21 @@ impl Worker {
         self.shared.metrics.pods_held.inc();
         self.shared.unrepaired.add(pod.found_by, Instant::now() + HOLD);
         if self.histories.repaired.mark_hold_reported(pod) {
-            let (namespace, name) = (&pod.namespace, &pod.name);
-            tracing::warn!(namespace, name, "Pod skipped for now: {REPAIRED_RECENTLY}");
-            self.publish(pod, RepairEvent::RepairedRecently);
+            self.report_skipped(pod, RepairEvent::SkippedForNow(REPAIRED_RECENTLY));
         }
     }
 
     /// Reports a pod that cannot be repaired, and ignores the pod for [`REPORT_HOLD`].
     fn skip(&mut self, pod: &StrandedPod, why: &str) {
-        let (namespace, name) = (&pod.namespace, &pod.name);
         self.shared.metrics.pods_skipped.inc();
         let ignored = &mut self.histories.ignored;
         ignored.record(pod, Instant::now(), SystemTime::now());
-        tracing::warn!(namespace, name, "Pod skipped: {why}");
-        self.publish(pod, RepairEvent::Skipped(why));
+        self.report_skipped(pod, RepairEvent::Skipped(why));
     }
 
     /// Holds a pod whose eviction was rejected, and requests a list after the hold, which finds
-    /// the pod again. The disruption budget may allow the eviction once other pods of the workload are ready.
+    /// the pod again. The disruption budget may allow the eviction once other pods of the workload
+    /// are ready.
     fn postpone_eviction(&mut self, pod: &StrandedPod, why: &str) {
         let now = Instant::now();
         self.histories.evictions_rejected.record(pod, now, SystemTime::now());
@@ -211,34 +209,24 @@ impl Worker {
 
     /// Reports a pod that is left unchanged for now, at most once in [`REPORT_HOLD`].
     fn report_unchanged(&mut self, pod: &StrandedPod, why: &str) {
-        let (namespace, name) = (&pod.namespace, &pod.name);
         let now = Instant::now();
         let reported = &mut self.histories.left_unchanged_reported;
         if reported.allows(pod, now) {
             self.shared.metrics.pods_skipped.inc();
             reported.record(pod, now, SystemTime::now());
-            tracing::warn!(namespace, name, "Pod skipped for now: {why}");
-            self.publish(pod, RepairEvent::Skipped(why));
+            self.report_skipped(pod, RepairEvent::SkippedForNow(why));
         }
+    }
+
+    /// Logs and publishes why the pod was skipped, in the same words.
+    fn report_skipped(&mut self, pod: &StrandedPod, event: RepairEvent<'_>) {
+        tracing::warn!(namespace = pod.namespace, name = pod.name, "{}", event.note());
+        self.publish(pod, event);
     }
 
     /// Counts and logs a failed repair. A new list or the next audit finds the pod again.
     fn record_error(&self, pod: &StrandedPod, error: &Error) {
-        let metrics = &self.shared.metrics;
-        let line = match self.mode {
-            RepairMode::Delete if error.is_timeout() => {
-                metrics.pods_delete_timeout.inc();
-                "Error deleting pod"
-            }
-            RepairMode::Delete => {
-                metrics.pods_delete_errors.inc();
-                "Error deleting pod"
-            }
-            _ => {
-                metrics.repair_errors.inc();
-                "Error repairing pod"
-            }
-        };
+        let line = count_error(self.mode, error, &self.shared.metrics);
         self.shared.unrepaired.add(pod.found_by, Instant::now());
         let (namespace, name) = (&pod.namespace, &pod.name);
         tracing::warn!(err = %error, namespace, name, "{line}");
@@ -273,5 +261,40 @@ impl Worker {
         let message = event.message(pod.found_by);
         let client = self.connection.client()?;
         Ok(event::publish(&client, &self.reporter, regarding, &message)?)
+    }
+}
+
+/// Counts a failed repair. Returns its log line. The metrics of deletions, which upstream has too,
+/// count only API requests.
+fn count_error(mode: RepairMode, error: &Error, metrics: &Metrics) -> &'static str {
+    let counter = match (mode, error) {
+        (RepairMode::Delete, Error::Request(_)) if error.is_timeout() => {
+            &metrics.pods_delete_timeout
+        }
+        (RepairMode::Delete, Error::Request(_) | Error::Connection(_)) => {
+            &metrics.pods_delete_errors
+        }
+        _ => {
+            metrics.repair_errors.inc();
+            return "Error repairing pod";
+        }
+    };
+    counter.inc();
+    "Error deleting pod"
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cni;
+    use crate::repair::inspect_rules;
+
+    #[test]
+    fn a_failed_inspection_is_no_failed_deletion() {
+        let error = cni::Error::new(cni::error::code::API_RESPONSE, "HTTP 500");
+        let error = Error::Inspect(inspect_rules::Error::Redirect(error));
+        let metrics = Metrics::default();
+        assert_eq!(count_error(RepairMode::Delete, &error, &metrics), "Error repairing pod");
+        assert_eq!((metrics.repair_errors.get(), metrics.pods_delete_errors.get()), (1, 0));
     }
 }

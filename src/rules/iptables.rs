@@ -6,7 +6,7 @@ use std::fmt::Write as _;
 use super::{Chain, Match, Rule, Verdict};
 
 /// The iptables table that holds all rules.
-pub const TABLE: &str = "nat";
+pub const NAT_TABLE: &str = "nat";
 
 /// Renders a rule like `iptables-save`, for example `-A OUTPUT -j PROXY_INIT_OUTPUT`.
 pub fn rule_line(rule: &Rule) -> String {
@@ -28,7 +28,7 @@ pub fn rule_line(rule: &Rule) -> String {
 /// With `fresh`, the script fails if the chains exist. In that case jumps to the chains may exist too:
 /// list them, and call again with `old_jumps`.
 pub fn install_script(rules: &[Rule], fresh: bool, old_jumps: &[String]) -> String {
-    let mut script = format!("*{TABLE}\n");
+    let mut script = format!("*{NAT_TABLE}\n");
     for chain in Chain::LINKERD {
         let name = chain.name();
         // `:NAME` creates or flushes the chain. `-N` fails if the chain exists.
@@ -47,7 +47,7 @@ pub fn install_script(rules: &[Rule], fresh: bool, old_jumps: &[String]) -> Stri
 
 /// Renders a script that removes what a fresh [`install_script`] of `rules` added.
 pub fn undo_script(rules: &[Rule]) -> String {
-    let mut script = format!("*{TABLE}\n");
+    let mut script = format!("*{NAT_TABLE}\n");
     for rule in rules {
         if let Verdict::Jump(_) = rule.verdict {
             let _ = writeln!(script, "{}", deletion(&rule_line(rule)));

@@ -1,16 +1,7 @@
 use super::*;
 
 fn redirect() -> Redirect {
-    Redirect {
-        inbound_port: 4143,
-        outbound_port: 4140,
-        proxy_uid: Some(2102),
-        proxy_gid: None,
-        ports_to_redirect: Vec::new(),
-        skip_inbound: vec![4191.into(), 4190.into()],
-        skip_outbound: Vec::new(),
-        skip_subnets: Vec::new(),
-    }
+    Redirect { skip_inbound: vec![4191.into(), 4190.into()], ..Redirect::example() }
 }
 
 fn subnet(text: &str) -> Subnet {

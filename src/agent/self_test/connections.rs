@@ -93,19 +93,6 @@ mod tests {
     use crate::ports::PortRange;
     use crate::rules::Subnet;
 
-    fn redirect() -> Redirect {
-        Redirect {
-            inbound_port: 4143,
-            outbound_port: 4140,
-            proxy_uid: Some(2102),
-            proxy_gid: None,
-            ports_to_redirect: Vec::new(),
-            skip_inbound: Vec::new(),
-            skip_outbound: Vec::new(),
-            skip_subnets: Vec::new(),
-        }
-    }
-
     fn chosen(redirect: &Redirect) -> Vec<(&'static str, u16)> {
         let [pod, neighbour] = ["192.0.2.1", "192.0.2.2"].map(|ip| ip.parse().unwrap());
         let chosen = connections(redirect, (0, 0), pod, neighbour);
@@ -116,15 +103,18 @@ mod tests {
     #[test]
     fn only_connections_that_are_redirected_are_chosen() {
         let range = |first, last| vec![PortRange { first, last }];
-        assert_eq!(chosen(&redirect()), [("outbound", 80), ("inbound", 80)]);
-        let skipped =
-            Redirect { skip_inbound: range(1, 443), skip_outbound: range(0, 65535), ..redirect() };
+        assert_eq!(chosen(&Redirect::example()), [("outbound", 80), ("inbound", 80)]);
+        let skipped = Redirect {
+            skip_inbound: range(1, 443),
+            skip_outbound: range(0, 65535),
+            ..Redirect::example()
+        };
         assert_eq!(chosen(&skipped), [("inbound", 8080)]);
         let listed = Redirect {
             ports_to_redirect: vec![4143, 7000, 7001],
             skip_inbound: range(7000, 7000),
             proxy_gid: Some(0),
-            ..redirect()
+            ..Redirect::example()
         };
         assert_eq!(chosen(&listed), [("inbound", 7001)]);
         let near = Redirect {
@@ -133,7 +123,7 @@ mod tests {
                 text: String::new(),
             }],
             proxy_uid: Some(0),
-            ..redirect()
+            ..Redirect::example()
         };
         assert_eq!(chosen(&near), []);
     }

@@ -53,7 +53,7 @@ impl Error {
     pub fn is_forbidden(&self) -> bool {
         let forbidden = |errno: Errno| matches!(errno, Errno::EPERM | Errno::EACCES);
         match self {
-            Error::Netns(netns::Error::Make { source } | netns::Error::Enter { source, .. }) => {
+            Error::Netns(netns::Error::Create { source } | netns::Error::Enter { source, .. }) => {
                 forbidden(*source)
             }
             Error::Netns(_) => false,

@@ -153,10 +153,7 @@ fn strict_annotations_fail_the_pod_for_each_element_that_is_otherwise_ignored() 
         ("inbound-port", "x", "expected a port from 1 to 65535"),
         ("admin-port", "0", "expected a port from 1 to 65535"),
     ] {
-        let error = redirect(&strict(""), &[(key, value)]).unwrap_err();
-        assert_eq!(error.code, code::ANNOTATION);
-        let start = format!("annotation config.linkerd.io/{key}: \"{value}\": {problem}");
-        assert!(error.msg.starts_with(&start), "{}", error.msg);
+        assert_annotation_error(&strict(""), (key, value), problem);
     }
     let error = redirect(&strict(r#","outbound-ports-to-ignore":["443","x"]"#), &[]).unwrap_err();
     assert_eq!(error.code, code::INVALID_CONFIG);

@@ -58,7 +58,7 @@ pub fn list(program: &Path, deadline: Duration) -> Result<Vec<String>, Error> {
     let mut output = file_in_memory("").map_err(start)?;
     let mut command = Command::new(program);
     command
-        .args(["-w", LOCK_SECONDS, "-t", rules::TABLE, "-S"])
+        .args(["-w", LOCK_SECONDS, "-t", rules::NAT_TABLE, "-S"])
         .stdin(Stdio::null())
         .stdout(output.try_clone().map_err(start)?);
     let (status, stderr) = run(program, command, deadline)?;

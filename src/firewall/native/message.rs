@@ -9,7 +9,7 @@ use crate::rules::nft::{Expression, Header, Meta};
 use crate::rules::{Chain, Family, Verdict};
 
 /// Name of the plugin's table, one per address family. It holds only the plugin's rules.
-pub const TABLE: &str = "linkerd-cni";
+pub const PLUGIN_TABLE: &str = "linkerd-cni";
 
 /// Hook priority of the chains: after those of `iptables -t nat`, so that a DNAT or REDIRECT of
 /// another program wins.
@@ -50,13 +50,14 @@ pub fn protocol_family(family: Family) -> u8 {
 
 /// Encodes the plugin's table.
 pub fn table() -> Attributes {
-    Attributes::default().text(nfta::TABLE_NAME, TABLE)
+    Attributes::default().text(nfta::TABLE_NAME, PLUGIN_TABLE)
 }
 
 /// Encodes a chain. `PREROUTING` and `OUTPUT` are base chains, hooked into the kernel's NAT.
 pub fn chain(chain: Chain) -> Attributes {
-    let attributes =
-        Attributes::default().text(nfta::CHAIN_TABLE, TABLE).text(nfta::CHAIN_NAME, chain.name());
+    let attributes = Attributes::default()
+        .text(nfta::CHAIN_TABLE, PLUGIN_TABLE)
+        .text(nfta::CHAIN_NAME, chain.name());
     let hook = match chain {
         Chain::Prerouting => libc::NF_INET_PRE_ROUTING,
         Chain::Output => libc::NF_INET_LOCAL_OUT,
@@ -73,7 +74,7 @@ pub fn is_active_table(listed: &[u8]) -> bool {
     let listed = parse(listed);
     // The flags must be zero: a table is inactive with "dormant", and with "owner" it belongs to
     // another process.
-    find(&listed, nfta::TABLE_NAME) == Some(format!("{TABLE}\0").as_bytes())
+    find(&listed, nfta::TABLE_NAME) == Some(format!("{PLUGIN_TABLE}\0").as_bytes())
         && find(&listed, nfta::TABLE_FLAGS).is_none_or(|flags| flags.iter().all(|&byte| byte == 0))
 }
 
@@ -96,7 +97,7 @@ pub fn rule(chain: Chain, expressions: &[Expression], comment: &str) -> Attribut
         list.0.extend(encode(expression).0);
     }
     Attributes::default()
-        .text(nfta::RULE_TABLE, TABLE)
+        .text(nfta::RULE_TABLE, PLUGIN_TABLE)
         .text(nfta::RULE_CHAIN, chain.name())
         .nested(nfta::RULE_EXPRESSIONS, list)
         .bytes(nfta::RULE_USERDATA, &userdata(comment))

@@ -101,16 +101,16 @@ fn rules_of_other_tables_that_old_kernels_list_too_are_ignored() {
             .bytes(nfta::RULE_USERDATA, &message::userdata("a"))
     };
     for (table, chain, wanted) in [
-        (message::TABLE, "OUTPUT", Some(Chain::Output)),
-        (message::TABLE, "INPUT", None),
+        (message::PLUGIN_TABLE, "OUTPUT", Some(Chain::Output)),
+        (message::PLUGIN_TABLE, "INPUT", None),
         ("nat", "OUTPUT", None),
         ("linkerd-cni2", "OUTPUT", None),
         ("linkerd-cn", "OUTPUT", None),
     ] {
-        let found = listed_rule(message::TABLE, &listed(table, chain).0);
+        let found = listed_rule(message::PLUGIN_TABLE, &listed(table, chain).0);
         assert_eq!(found.map(|(chain, _)| chain), wanted, "{table} {chain}");
     }
-    assert!(listed_rule(message::TABLE, &[]).is_none());
+    assert!(listed_rule(message::PLUGIN_TABLE, &[]).is_none());
 }
 
 #[test]

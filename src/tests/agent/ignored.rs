@@ -131,8 +131,8 @@ fn a_pod_redirected_without_the_api_server_is_in_an_event_in_the_log_and_in_the_
     assert_eq!(event["regarding"]["name"], "web-1");
     let note = event["note"].as_str().unwrap();
     assert!(note.contains("the API server rejected the plugin's token"), "{note}");
-    let line = "redirected by native, 1 requests, 3 ms; annotations and plugin entry decided \
-                without the API server: GET https://x: HTTP 401: no (code 102)";
+    let line = "redirected by native, 1 requests, 3 ms; annotations and plugin entry alone \
+                were used: GET https://x: HTTP 401: no (code 102)";
     until("the log line", || scene.agent.log().contains(line));
     let sample = "linkerd_cni_plugin_degraded_total{code=\"102\"}";
     until("the metric", || scene.metric(sample) == 2);

@@ -87,7 +87,7 @@ fn with_a_revoked_token_injected_pods_start_redirected_and_other_meshed_pods_wai
         let said = kubectl(&["describe", "pod", "-n", "outage", &name]);
         let line = said.lines().find(|line| line.contains("FailedCreatePodSandBox"));
         event = line.unwrap_or_default().trim().to_owned();
-        event.contains("cannot read the pod for pod outage/pod-10")
+        event.contains("cannot read pod outage/pod-10")
     });
     println!("{event}");
     assert!(event.contains("HTTP 401") && event.contains("rejected the token"), "{event}");
@@ -132,7 +132,7 @@ fn without_an_api_server_injected_pods_start_redirected() {
             });
             assert!(answer.starts_with("proxy-inbound"), "{address}: {answer}");
         }
-        let reason = "cannot read the pod for pod default/static-other";
+        let reason = "cannot read pod default/static-other";
         until("the reason why the other pod waits", || node.kubelet_log().contains(reason));
         assert!(!other.runs(), "a meshed pod without the mark must not start");
         pods

@@ -36,7 +36,7 @@ fn without_an_api_server_unmeshed_pods_start_at_once_and_meshed_ones_say_why_the
         until("kubelet logs the plugin's error", || {
             let log = node.kubelet_log();
             let mut lines = log.lines().filter(|line| line.contains("static-meshed"));
-            lines.any(|line| line.contains("cannot read the pod for pod default/static-meshed"))
+            lines.any(|line| line.contains("cannot read pod default/static-meshed"))
         });
         assert!(!meshed.runs(), "a meshed pod must not start bare");
         meshed

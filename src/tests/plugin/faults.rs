@@ -60,6 +60,7 @@ fn permanent_faults_fail_the_pod_within_the_retry_budget() {
             .run()
             .error();
         assert_eq!(got, code, "{name}: {msg}");
+        assert!(msg.starts_with("cannot read pod ns/web"), "{name}: {msg}");
         println!("{name}: {:?}", started.elapsed());
         assert!(started.elapsed() < Duration::from_secs(budget + 6), "{name}");
         assert_eq!(namespaces.nat("iptables-nft"), "", "{name}");
@@ -96,13 +97,14 @@ fn errors_that_no_retry_corrects_fail_at_once() {
 fn an_error_names_the_object_that_cannot_be_read() {
     let api = meshed_api();
     let call = Call::new("ADD", Path::new("/no/such/netns"), &api);
-    for (path, object, requests) in
-        [(super::NAMESPACE_PATH, "the namespace", 2), (super::POD_PATH, "the pod", 1)]
-    {
+    for (path, start, requests) in [
+        (super::NAMESPACE_PATH, "cannot read the namespace of pod ns/web: ", 2),
+        (super::POD_PATH, "cannot read pod ns/web: ", 1),
+    ] {
         api.answer(path, 404, "{}");
         let (code, msg) = call.run().error();
         assert_eq!(code, 103, "{msg}");
-        assert!(msg.starts_with(&format!("cannot read {object} for pod ")), "{msg}");
+        assert!(msg.starts_with(start), "{msg}");
         assert!(msg.ends_with(&format!("(API requests sent: {requests})")), "{msg}");
     }
 }

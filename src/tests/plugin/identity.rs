@@ -37,6 +37,7 @@ fn another_pods_object_decides_neither_for_nor_against_rules() {
             for command in ["ADD", "CHECK"] {
                 let (got, msg) = Call::new(command, &namespaces.path(), &api).run().error();
                 assert_eq!(got, code, "{command} {metadata}: {msg}");
+                assert!(msg.starts_with("cannot read pod ns/web: "), "{command} {metadata}: {msg}");
                 assert!(msg.contains(problem), "{command} {metadata}: {msg}");
             }
         }
@@ -66,6 +67,7 @@ fn another_namespaces_annotations_do_not_apply() {
         "config.linkerd.io/skip-inbound-ports": "0-65535"}}});
     api.answer(NAMESPACE_PATH, 200, &other.to_string());
     let (code, msg) = Call::new("ADD", &namespaces.path(), &api).run().error();
-    assert!(code == 104 && msg.contains("the object is namespace \"other\""), "{code} {msg}");
+    assert!(code == 104, "{code} {msg}");
+    assert_eq!(msg, "cannot read the namespace of pod ns/web: the object is namespace \"other\"");
     assert_eq!(namespaces.nat("iptables-nft"), "");
 }

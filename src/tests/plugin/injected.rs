@@ -199,7 +199,7 @@ fn in_an_outage_marked_pods_start_redirected_and_all_others_fail_without_a_rule(
         assert_eq!(record["pod_uid"], UID, "{record}");
         assert_eq!(record["degraded"]["code"], code, "{record}");
         assert!(!record.to_string().contains(super::api::TOKEN));
-        let said = "annotations and plugin entry decided without the API server";
+        let said = "annotations and plugin entry alone were used: ";
         assert!(outcome.stderr.contains(said), "{outage:?}: {}", outcome.stderr);
     }
 }

@@ -4,7 +4,8 @@
 use ipnet::IpNet;
 use linkerd2_cni::cni::args::PodRef;
 use linkerd2_cni::cni::error::{Error, code};
-use linkerd2_cni::config::pod::{self, ClusterLookup, Mesh};
+use linkerd2_cni::config::mesh::Mesh;
+use linkerd2_cni::config::pod::{self, ClusterLookup};
 use linkerd2_cni::config::{Annotations, Config};
 use linkerd2_cni::kube::types::Service;
 use linkerd2_cni::ports::PortRange;

@@ -413,19 +413,21 @@ fn a_failed_repair_of_an_audited_pod_causes_no_new_list() {
     assert_eq!(node.api.requests(|request| request.is_watch()).len(), 1);
 }
 
-/// Plugin entries with which the plugin skips the pod `web-1`.
-fn skipping_entries() -> [Value; 2] {
+/// Plugin entries with which the plugin installs no rules in the pod `web-1`.
+fn entries_without_rules() -> [Value; 3] {
     let mut excluded = entry("auto");
     excluded["linkerd"]["exclude-namespaces"] = json!(["emojivoto"]);
     let mut agent = entry("auto");
     agent["linkerd"]["agent-namespace"] = json!("emojivoto");
     agent["linkerd"]["agent-daemonset"] = json!("web");
-    [excluded, agent]
+    let mut simulate = entry("auto");
+    simulate["linkerd"]["simulate"] = json!(true);
+    [excluded, agent, simulate]
 }
 
 #[test]
 fn pods_that_the_plugin_skips_are_not_audited() {
-    for entry in skipping_entries() {
+    for entry in entries_without_rules() {
         let node = Node::new();
         node.chain(&entry);
         node.cache_cni_result("uid-of-web-1");
@@ -503,14 +505,14 @@ fn a_stranded_hand_made_pod_without_linkerd_annotation_is_reported_with_a_remedy
 #[test]
 fn a_stranded_pod_that_the_plugin_skips_is_reported_and_not_repaired_in_any_mode() {
     for mode in ["delete", "in-place", "label", "report"] {
-        for entry in skipping_entries() {
+        for entry in entries_without_rules() {
             let node = Node::new();
             node.chain(&entry);
             node.cache_cni_result("uid-of-web-1");
             node.knows(&waiting());
             let controller = node.controller(&[&format!("--mode={mode}")]);
             controller.counts("pods_skipped_total", 1);
-            controller.logs("the plugin installs no redirect rules in this pod (skipped: ");
+            controller.logs("the plugin installs no redirect rules in this pod (");
             until("an event", || node.events().len() == 1);
             assert_eq!(node.events()[0]["action"], "Skipping", "{mode} {entry}");
             let changes = node.api.requests(|request| {
@@ -520,6 +522,24 @@ fn a_stranded_pod_that_the_plugin_skips_is_reported_and_not_repaired_in_any_mode
             assert_eq!(node.ruleset(), "", "{mode} {entry}");
         }
     }
+}
+
+#[test]
+fn a_stranded_pod_with_linkerd_init_is_reported_in_mode_in_place() {
+    let node = Node::new();
+    node.cache_cni_result("uid-of-web-1");
+    let mut pod = waiting();
+    let validator = json!({"name": "linkerd-network-validator"});
+    pod["spec"]["initContainers"] = json!([{"name": "linkerd-init"}, validator]);
+    node.knows(&pod);
+    let controller = node.controller(&[]);
+    controller.counts("pods_skipped_total", 1);
+    until("an event", || node.events().len() == 1);
+    let note = node.events()[0]["note"].as_str().unwrap().to_owned();
+    assert!(note.starts_with("Pod skipped: the plugin installs no redirect rules"), "{note}");
+    assert!(note.contains("linkerd-network-validator"), "{note}");
+    controller.logs(&note);
+    assert_eq!(node.ruleset(), "");
 }
 
 /// A connection from the pod to a host outside, redirected to the proxy.

@@ -120,6 +120,21 @@ fn each_audit_sends_one_list_request() {
 }
 
 #[test]
+fn pods_beyond_the_limit_of_an_audit_are_counted_as_errors() {
+    const LIMIT: u64 = 1024;
+    const PODS: u64 = 3000;
+    let api = Api::start();
+    api.state().pods = (0..PODS).map(|i| fat(&i.to_string(), 4)).collect();
+    let host = host();
+    let prefix = format!("--mount-prefix={}", host.path().display());
+    let controller = Controller::with(&api, &["--audit-seconds=1", &prefix]);
+    controller.reaches("audits_total", 1);
+    let audits = controller.metric("audits_total");
+    let errors = controller.metric("audit_errors_total");
+    assert!(errors >= audits * (PODS - LIMIT), "{errors} errors in {audits} audits");
+}
+
+#[test]
 fn an_incomplete_list_has_no_effect_and_is_repeated() {
     let api = Api::start();
     let healthy = (0..20).map(|i| fat(&i.to_string(), 1000));

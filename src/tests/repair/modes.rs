@@ -66,7 +66,7 @@ fn a_pod_protected_by_a_disruption_budget_is_skipped_and_reported_once() {
     assert!(api.deleted().is_empty());
     until("both are told about", || events(&api).len() == 2);
     assert_eq!(events(&api)[0]["type"], "Warning");
-    assert_eq!(events(&api)[0]["note"], BUDGET);
+    assert_eq!(events(&api)[0]["note"], format!("Pod skipped for now: {BUDGET}"));
     assert_eq!(controller.metric("pods_deleted_total"), 0);
 }
 

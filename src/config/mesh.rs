@@ -1,0 +1,140 @@
+//! Determines from the containers of a pod whether the pod is meshed, and what its proxy container
+//! sets. Pure.
+
+use super::Proxy;
+use crate::kube::types::{Container, Pod};
+
+/// Name of the proxy container.
+pub const PROXY: &str = "linkerd-proxy";
+/// Name of the init container that installs redirect rules itself. The plugin skips its pod.
+const PROXY_INIT: &str = "linkerd-init";
+
+/// Whether the plugin redirects a pod.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mesh<T> {
+    /// The pod has a proxy container and no `linkerd-init`. `T` describes the pod or its proxy.
+    Meshed(T),
+    Unmeshed(Unmeshed),
+}
+
+/// Why a pod is unmeshed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unmeshed {
+    NoProxy,
+    /// The pod has a `linkerd-init`, which installs the redirect rules itself.
+    ProxyInit,
+}
+
+/// The object is not a pod, as it has no `spec.containers`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the object has no spec.containers")]
+pub struct NotAPod;
+
+/// Whether the pod has a proxy container and no `linkerd-init`, so that the plugin redirects it.
+pub fn is_meshed(pod: &Pod) -> bool {
+    matches!(proxy(pod), Ok(Mesh::Meshed(_)))
+}
+
+/// Returns the proxy of a meshed pod.
+pub fn proxy(pod: &Pod) -> Result<Mesh<Proxy>, NotAPod> {
+    let containers = pod.spec.containers.as_ref().ok_or(NotAPod)?;
+    let init = &pod.spec.init_containers;
+    if init.iter().any(|container| container.name == PROXY_INIT) {
+        return Ok(Mesh::Unmeshed(Unmeshed::ProxyInit));
+    }
+    let mut all = containers.iter().chain(init);
+    let Some(container) = all.find(|container| container.name == PROXY) else {
+        return Ok(Mesh::Unmeshed(Unmeshed::NoProxy));
+    };
+    let (container_context, pod_context) = (container.security_context, pod.spec.security_context);
+    let port = |names: &[&str]| names.iter().find_map(|name| listen_port(container, name));
+    Ok(Mesh::Meshed(Proxy {
+        uid: container_context.run_as_user.or(pod_context.run_as_user),
+        // Not the pod's GID: the other containers have it too, and a rule for it would let their
+        // connections bypass the proxy.
+        gid: container_context.run_as_group,
+        inbound_port: port(&["LINKERD2_PROXY_INBOUND_LISTEN_ADDR"]),
+        outbound_port: port(&[
+            "LINKERD2_PROXY_OUTBOUND_LISTEN_ADDRS",
+            "LINKERD2_PROXY_OUTBOUND_LISTEN_ADDR",
+        ]),
+        control_port: port(&["LINKERD2_PROXY_CONTROL_LISTEN_ADDR"]),
+        admin_port: port(&["LINKERD2_PROXY_ADMIN_LISTEN_ADDR"]),
+    }))
+}
+
+/// Returns the port of the first address in an environment variable of the proxy, e.g.
+/// `127.0.0.1:4140,[::1]:4140`. A value without a valid port is taken as missing.
+fn listen_port(container: &Container, name: &str) -> Option<u16> {
+    let var = container.env.iter().find(|var| var.name == name)?;
+    let first = var.value.split(',').next()?;
+    let (_, port) = first.rsplit_once(':')?;
+    port.trim().parse().ok().filter(|port| *port > 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pod(spec: &str) -> Pod {
+        serde_json::from_str(&format!(r#"{{"metadata":{{}},"spec":{spec}}}"#)).unwrap()
+    }
+
+    #[test]
+    fn only_the_names_of_containers_decide_whether_a_pod_is_meshed() {
+        const MESHED: Mesh<Proxy> = Mesh::Meshed(Proxy {
+            uid: None,
+            gid: None,
+            inbound_port: None,
+            outbound_port: None,
+            control_port: None,
+            admin_port: None,
+        });
+        const NO_PROXY: Mesh<Proxy> = Mesh::Unmeshed(Unmeshed::NoProxy);
+        let cases = [
+            (r#"{"containers":[{"name":"app"}]}"#, NO_PROXY),
+            (r#"{"containers":[{"name":"app"},{"name":"linkerd-proxy"}]}"#, MESHED),
+            (
+                r#"{"containers":[{"name":"app"}],"initContainers":[{"name":"linkerd-proxy"}]}"#,
+                MESHED,
+            ),
+            (
+                r#"{"containers":[{"name":"linkerd-proxy"}],"initContainers":[{"name":"linkerd-init"}]}"#,
+                Mesh::Unmeshed(Unmeshed::ProxyInit),
+            ),
+            (r#"{"containers":[{"name":"linkerd-init"},{"name":"linkerd-proxy"}]}"#, MESHED),
+            (r#"{"containers":[]}"#, NO_PROXY),
+        ];
+        for (spec, wanted) in cases {
+            let pod = pod(spec);
+            assert_eq!(proxy(&pod), Ok(wanted), "{spec}");
+            assert_eq!(is_meshed(&pod), wanted == MESHED, "{spec}");
+        }
+        assert_eq!(proxy(&pod("{}")), Err(NotAPod));
+    }
+
+    #[test]
+    fn user_and_ports_of_the_proxy_come_from_its_container() {
+        let spec = r#"{"securityContext":{"runAsUser":1000,"runAsGroup":1000},"containers":[{
+            "name":"linkerd-proxy",
+            "securityContext":{"runAsUser":2103},
+            "env":[
+                {"name":"SECRET","value":"s"},
+                {"name":"LINKERD2_PROXY_INBOUND_LISTEN_ADDR","value":"0.0.0.0:1143"},
+                {"name":"LINKERD2_PROXY_OUTBOUND_LISTEN_ADDRS","value":"127.0.0.1:1140,[::1]:1141"},
+                {"name":"LINKERD2_PROXY_CONTROL_LISTEN_ADDR","value":"[::]:1190"},
+                {"name":"LINKERD2_PROXY_ADMIN_LISTEN_ADDR","valueFrom":{"fieldRef":{}}}
+            ]}]}"#;
+        let pod = pod(spec);
+        let wanted = Proxy {
+            uid: Some(2103),
+            gid: None,
+            inbound_port: Some(1143),
+            outbound_port: Some(1140),
+            control_port: Some(1190),
+            admin_port: None,
+        };
+        assert_eq!(proxy(&pod), Ok(Mesh::Meshed(wanted)));
+        assert!(!format!("{pod:?}").contains("SECRET"), "{pod:?}");
+    }
+}
