@@ -7,6 +7,7 @@
 
 #[path = "../../src/tests/properties/decision.rs"]
 mod decision;
+#[allow(dead_code, reason = "the property tests use all of it")]
 #[path = "../../src/tests/properties/iptables.rs"]
 mod iptables;
 #[allow(dead_code, reason = "the property tests use all of it")]

@@ -8,6 +8,7 @@ use std::process::{Command, id};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 
+use iptables::IPTables;
 use nix::sched::{CloneFlags, setns};
 use nix::sys::socket::{getsockopt, sockopt};
 
@@ -78,11 +79,22 @@ impl Namespaces {
         String::from_utf8(output.stdout).unwrap()
     }
 
-    /// Table nat as `<program>-save` prints it, without comment lines and counters.
+    /// Lists the rules of table `nat` in the pod's namespace, one `-A` line each, as another reader than the
+    /// product's own. `program` is such as `iptables-nft`.
     pub fn nat(&self, program: &str) -> String {
-        let table = self.run(&format!("{program}-save"), &["-t", "nat"]);
-        let lines = table.lines().filter(|line| line.starts_with("-A "));
-        lines.collect::<Vec<_>>().join("\n")
+        let netns = File::open(self.path()).unwrap();
+        // The crate needs a `&'static str`.
+        let cmd = String::leak(program.to_owned());
+        let list = move || {
+            setns(netns, CloneFlags::CLONE_NEWNET).unwrap();
+            let iptables = IPTables { cmd, has_check: true, has_wait: true, is_numeric: false };
+            iptables.list_table("nat").unwrap()
+        };
+        let lines = thread::spawn(list).join().unwrap();
+        // The crate returns an empty list when the program fails. A real list has chain policies.
+        assert!(lines.iter().any(|line| line.starts_with("-P ")), "{program}: {lines:?}");
+        let rules: Vec<_> = lines.into_iter().filter(|line| line.starts_with("-A ")).collect();
+        rules.join("\n")
     }
 }
 
