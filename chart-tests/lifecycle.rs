@@ -42,8 +42,7 @@ fn upstreams_values_render_upstreams_pod() {
 fn upstreams_image_gets_only_settings_that_it_accepts() {
     let objects = with(json!({
         "adminPort": null, "iptablesMode": "native", "ipv6": "auto", "disableIPv6": false,
-        "excludeNamespaces": ["a"], "startupTaint": "a",
-        "repairController": {"enabled": true, "mode": "in-place", "auditIntervalSeconds": 5},
+        "excludeNamespaces": ["a"], "repairController": {"enabled": true, "auditIntervalSeconds": 5},
     }));
     let plugin = objects.plugin();
     assert_eq!(plugin["linkerd"]["iptables-mode"], "nft");

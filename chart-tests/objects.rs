@@ -164,8 +164,6 @@ fn the_agent_tolerates_the_startup_taint() {
         assert_eq!(tolerations(values), expected);
     }
     assert_eq!(tolerations(json!({"tolerations": []})), Value::Null);
-    let upstream = json!({"startupTaint": taint, "tolerations": [], "adminPort": null});
-    assert_eq!(tolerations(upstream), Value::Null);
 }
 
 #[test]

@@ -270,6 +270,23 @@ pub fn invalid() -> Vec<(Value, &'static str)> {
             json!({"adminPort": null, "podMonitor": {"enabled": true}}),
             "podMonitor: upstream's image",
         ),
+        (
+            json!({"adminPort": null, "startupTaint": "example.com/wait"}),
+            "startupTaint: upstream's image never removes the taint",
+        ),
+        (
+            json!({"image": {"upstream": true}, "repairController": {"enabled": true, "mode": "report"}}),
+            "repairController.mode: upstream's image always deletes stranded pods, so report has no effect",
+        ),
+        (
+            json!({"serviceAccount": {"create": false, "name": "default"}}),
+            "serviceAccount.name: every pod of the namespace may use the ServiceAccount default",
+        ),
+        (
+            json!({"privileged": true, "securityContext": {"allowPrivilegeEscalation": false}}),
+            "securityContext.allowPrivilegeEscalation: Kubernetes rejects false",
+        ),
+        (json!({"image": {"registry": "https://mirror.example.com"}}), "at '/image/registry'"),
     ]
 }
 

@@ -120,19 +120,6 @@ imagePullSecrets:
 {{- end }}
 {{- end }}
 
-{{/*
-"true" if the API server's Service has an IPv6 address, so that the cluster certainly has IPv6. Most
-dual-stack clusters give that Service an IPv4 address only. No other object is asked: a lookup
-that RBAC forbids fails the release, and the user may `get` this Service, as the chart's ClusterRole
-grants that. Always empty without a cluster, as with `helm template`.
-*/}}
-{{- define "linkerd-cni.clusterHasIPv6" -}}
-{{- if ne (toString (.Values.rbac).create) "false" }}
-{{- $service := lookup "v1" "Service" "default" "kubernetes" }}
-{{- if has "IPv6" (dig "spec" "ipFamilies" list $service) }}true{{ end }}
-{{- end }}
-{{- end }}
-
 {{/* Repair mode. Upstream's controller always deletes. */}}
 {{- define "linkerd-cni.repairMode" -}}
 {{- if include "linkerd-cni.ownImage" . }}{{ (.Values.repairController).mode | default "delete" }}{{ else }}delete{{ end }}
@@ -229,6 +216,13 @@ updateStrategy:
 {{- fail "ownConfig: true requires chained: true" }}
 {{- end }}
 {{- include "linkerd-cni.validateImage" . }}
+{{- include "linkerd-cni.validateUpstreamImage" . }}
+{{- if eq (include "linkerd-cni.serviceAccount" .) "default" }}
+{{- fail "serviceAccount.name: every pod of the namespace may use the ServiceAccount default, and would get the agent's permissions; choose another name" }}
+{{- end }}
+{{- if and (eq (toString .Values.privileged) "true") (eq (toString (.Values.securityContext).allowPrivilegeEscalation) "false") }}
+{{- fail "securityContext.allowPrivilegeEscalation: Kubernetes rejects false for a privileged container; set privileged=false or remove it" }}
+{{- end }}
 {{- include "linkerd-cni.validateMounts" . }}
 {{- if eq (include "linkerd-cni.serviceAccount" .) "linkerd-cni-plugin" }}
 {{- fail "serviceAccount.name: linkerd-cni-plugin is the plugin's ServiceAccount; choose another name" }}
@@ -252,6 +246,20 @@ updateStrategy:
 {{- end }}
 {{- if ne (toString (.Values.updateStrategy).type) "OnDelete" }}
 {{- include "linkerd-cni.validateRollingUpdate" (include "linkerd-cni.rollingUpdate" . | fromJson) }}
+{{- end }}
+{{- end }}
+
+{{/* Fails for values that ask upstream's image for what it does not do. */}}
+{{- define "linkerd-cni.validateUpstreamImage" -}}
+{{- if not (include "linkerd-cni.ownImage" .) }}
+{{- $remedy := "set image.upstream=false and adminPort=9991 for this chart's image" }}
+{{- if .Values.startupTaint }}
+{{- fail (printf "startupTaint: upstream's image never removes the taint; %s, or remove startupTaint" $remedy) }}
+{{- end }}
+{{- $mode := (.Values.repairController).mode | default "delete" }}
+{{- if and (.Values.repairController).enabled (ne $mode "delete") }}
+{{- fail (printf "repairController.mode: upstream's image always deletes stranded pods, so %s has no effect; %s, or set repairController.mode=delete" $mode $remedy) }}
+{{- end }}
 {{- end }}
 {{- end }}
 

@@ -30,11 +30,12 @@ so each template begins with this. It is idempotent.
 
 {{/*
 "true" if "value" is unset, else empty. `helm upgrade --reuse-values` replaces the chart's defaults
-with those of an older chart, which were not empty: "older". Such values lack `image.upstream`.
+with those of an older chart, which were not empty: "older". Such values lack newer keys.
 */}}
 {{- define "linkerd-cni.unset" -}}
 {{- $unset := list "" "<nil>" }}
-{{- if not (hasKey (.root.Values.image | default dict) "upstream") }}
+{{- $values := .root.Values }}
+{{- if not (or (hasKey $values "startupProbe") (hasKey $values "extraVolumes") (hasKey $values "commonAnnotations")) }}
 {{- $unset = append $unset (toString .older) }}
 {{- end }}
 {{- if has (toString .value) $unset }}true{{ end }}
