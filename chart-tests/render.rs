@@ -77,10 +77,10 @@ fn the_notes_warn_that_ipv6_bypasses_the_proxy() {
     }
 }
 
-/// A lookup that RBAC forbids fails the release. The one that is left only runs in an upgrade from
-/// upstream's chart, for an object of the release's namespace.
+/// A lookup that RBAC forbids fails the release. The one that is left reads a ConfigMap that the
+/// release itself creates.
 #[test]
-fn no_other_lookup_than_that_of_upstreams_configmap_can_fail_a_release() {
+fn no_other_lookup_than_that_of_the_releases_configmap_can_fail_a_release() {
     let lookups: Vec<_> = fs::read_dir(helm::chart().join("templates"))
         .unwrap()
         .map(|entry| entry.unwrap().path())
