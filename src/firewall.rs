@@ -68,6 +68,8 @@ pub enum Error {
     },
     #[error("{} failed: {stderr}", program.display())]
     Restore { program: PathBuf, stderr: String },
+    #[error("{} reported success without reading the rules", program.display())]
+    Unread { program: PathBuf },
     #[error("{} timed out after {deadline:?} and was killed{}", program.display(), lock.as_ref().map(|lock| format!("; {lock}")).unwrap_or_default())]
     Deadline {
         program: PathBuf,
@@ -93,6 +95,9 @@ impl Error {
         match self {
             Error::Locked { .. } => Some(
                 "end what the process that holds the lock is doing, or set the chart's iptablesMode to native, which needs no lock".to_owned(),
+            ),
+            Error::Unread { .. } => Some(
+                "check the node's audit log for SELinux denials of this program, or set the chart's iptablesMode to native, which runs no program".to_owned(),
             ),
             Error::Native { remedy, .. } => remedy.clone(),
             Error::OldKernel { .. } => {

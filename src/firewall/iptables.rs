@@ -4,6 +4,7 @@
 //! the chains exist, a second run replaces the rules.
 
 mod lock;
+mod pipes;
 mod program;
 mod programs;
 

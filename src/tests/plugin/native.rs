@@ -143,6 +143,26 @@ fn the_remedy_says_whether_rules_could_not_be_installed_or_not_be_read() {
 }
 
 #[test]
+fn programs_that_succeed_without_reading_the_rules_fail_the_pod() {
+    let (api, namespaces) = (meshed_api(), Namespaces::new());
+    let programs = tempfile::tempdir().unwrap();
+    for name in ["iptables-nft", "iptables-nft-restore"] {
+        let path = programs.path().join(name);
+        fs::write(&path, "#!/bin/sh\nexec </dev/null; echo -P OUTPUT ACCEPT\n").unwrap();
+        fs::set_permissions(path, Permissions::from_mode(0o755)).unwrap();
+    }
+    let outcome = Call::new("ADD", &namespaces.path(), &api)
+        .env("PATH", programs.path().to_str().unwrap())
+        .linkerd("iptables-mode", json!("nft"))
+        .run();
+    let (code, msg) = outcome.error();
+    assert_eq!(code, 121, "{msg}");
+    assert!(msg.ends_with("-restore reported success without reading the rules"), "{msg}");
+    let remedy = outcome.json()["details"].to_string();
+    assert!(remedy.contains("SELinux"), "{remedy}");
+}
+
+#[test]
 fn check_fails_if_a_native_rule_was_changed() {
     let (api, namespaces) = (meshed_api(), Namespaces::new());
     let call = |command| {
