@@ -20,8 +20,8 @@ pub use check::{Survey, describe_missing, missing, survey};
 pub use families::Families;
 use iptables::Variant;
 
-/// Time allowed for the programs of all backends of one call together. The plugin's deadline for a
-/// netns is longer, so that an error names the program.
+/// Time allowed for the programs of all backends of one call together, also if the call is repeated
+/// without IPv6. The plugin's deadline for a netns is longer, so that an error names the program.
 const DEADLINE: Duration = Duration::from_secs(15);
 
 /// The setting `iptables-mode`: which backends to try.
@@ -177,16 +177,17 @@ pub fn apply(
     families: Families,
     mode: IptablesMode,
 ) -> Result<Backend, Error> {
-    families.install(|families| apply_all(redirect, families, mode))
+    let deadline = Deadline::after(DEADLINE);
+    families.install(|families| apply_all(redirect, families, mode, deadline))
 }
 
 fn apply_all(
     redirect: &Redirect,
     families: &[Family],
     mode: IptablesMode,
+    deadline: Deadline,
 ) -> Result<Backend, Error> {
     let mut errors = Vec::new();
-    let deadline = Deadline::after(DEADLINE);
     for &backend in backends(mode) {
         let applied = match backend {
             Backend::Native => native::apply(redirect, families).map(|()| Backend::Native),
@@ -197,6 +198,10 @@ fn apply_all(
         match applied {
             Ok(backend) => return Ok(backend),
             Err(error) => errors.push(error),
+        }
+        // The next programs may be the same, or would wait for the same lock.
+        if let Some(Error::Locked { .. }) = errors.last() {
+            break;
         }
     }
     Err(combined(errors))

@@ -1,5 +1,6 @@
 //! Checks that the redirect rules are in the kernel, for CHECK and for the repair controller.
 
+use super::families::is_unsupported;
 use super::{
     Backend, DEADLINE, Error, Families, IptablesMode, backends, combined, iptables, native,
 };
@@ -21,12 +22,16 @@ pub fn missing(
     families: Families,
     mode: IptablesMode,
 ) -> Result<Vec<String>, Error> {
-    let missing = missing_of(redirect, families.required(), mode)?;
+    let deadline = Deadline::after(DEADLINE);
+    let missing = missing_of(redirect, families.required(), mode, deadline)?;
     if families != Families::OptionalIpv6 || !missing.is_empty() {
         return Ok(missing);
     }
-    let missing = missing_of(redirect, &[Family::Ipv6], mode).unwrap_or_default();
-    Ok(if is_partial(redirect, &missing) { missing } else { Vec::new() })
+    match missing_of(redirect, &[Family::Ipv6], mode, deadline) {
+        Ok(missing) if is_partial(redirect, &missing) => Ok(missing),
+        Err(error) if !is_unsupported(&error) => Err(error),
+        _ => Ok(Vec::new()),
+    }
 }
 
 /// Whether IPv6 rules are installed, but not all. Without any, the pod has the rules of an older
@@ -39,10 +44,10 @@ fn missing_of(
     redirect: &Redirect,
     families: &[Family],
     mode: IptablesMode,
+    deadline: Deadline,
 ) -> Result<Vec<String>, Error> {
     let mut fewest: Option<Vec<String>> = None;
     let mut errors = Vec::new();
-    let deadline = Deadline::after(DEADLINE);
     for &backend in backends(mode) {
         let missing = match backend {
             Backend::Native => native::missing(redirect, families),
@@ -55,6 +60,10 @@ fn missing_of(
             }
             Ok(_) => {}
             Err(error) => errors.push(error),
+        }
+        // The next programs may be the same, or would wait for the same lock.
+        if let Some(Error::Locked { .. }) = errors.last() {
+            break;
         }
     }
     fewest.ok_or_else(|| combined(errors))
@@ -83,10 +92,13 @@ pub fn survey(redirect: &Redirect, families: Families) -> Result<Survey, Error> 
     if families != Families::OptionalIpv6 || survey != Survey::Complete {
         return Ok(survey);
     }
-    Ok(match survey_of(redirect, &[Family::Ipv6]) {
-        Ok(Survey::Missing(missing)) if is_partial(redirect, &missing) => Survey::Missing(missing),
-        _ => Survey::Complete,
-    })
+    match survey_of(redirect, &[Family::Ipv6]) {
+        Ok(Survey::Missing(missing)) if is_partial(redirect, &missing) => {
+            Ok(Survey::Missing(missing))
+        }
+        Err(error) if !is_unsupported(&error) => Err(error),
+        _ => Ok(Survey::Complete),
+    }
 }
 
 fn survey_of(redirect: &Redirect, families: &[Family]) -> Result<Survey, Error> {
