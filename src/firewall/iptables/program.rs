@@ -18,6 +18,9 @@ use crate::rules;
 /// How long a program waits for the xtables lock, in seconds, as its argument.
 const LOCK_SECONDS: &str = "5";
 
+/// How long to wait for a killed program to end. The kernel may not let it, such as on a hung disk.
+const REAP_DEADLINE: Duration = Duration::from_millis(500);
+
 /// How much of the program's stderr is kept, in bytes.
 const STDERR_LIMIT: usize = 4096;
 
@@ -130,9 +133,14 @@ fn wait_until(child: &mut Child, end: Deadline) -> io::Result<Option<ExitStatus>
 
 /// Kills the program together with the processes that it started, and reaps it.
 fn kill(child: &mut Child) {
-    // Both fail only if the program has exited.
+    // Fails only if the program has exited.
     let _ = killpg(Pid::from_raw(child.id() as i32), Signal::SIGKILL);
-    let _ = child.wait();
+    reap(child);
+}
+
+/// Reaps a program that was killed, if it ends in time. Otherwise init reaps it after the plugin.
+fn reap(child: &mut Child) {
+    let _ = wait_until(child, Deadline::after(REAP_DEADLINE));
 }
 
 #[cfg(test)]
@@ -173,6 +181,15 @@ mod tests {
             assert!(matches!(error, Error::Deadline { .. }), "{hang}: {error}");
             assert!(started.elapsed() < Duration::from_secs(20), "{hang}");
         }
+    }
+
+    #[test]
+    fn a_program_that_does_not_end_after_its_kill_is_left_behind() {
+        let mut child = Command::new("sleep").arg("60").process_group(0).spawn().unwrap();
+        reap(&mut child);
+        let ended = child.try_wait().unwrap();
+        kill(&mut child);
+        assert_eq!(ended, None, "waited for the end");
     }
 
     #[test]
