@@ -128,6 +128,16 @@ impl Backend {
         Backend::Iptables(Variant::Legacy),
         Backend::Iptables(Variant::Plain),
     ];
+
+    /// Whether this process finds the backend's own programs.
+    fn has_programs(self, families: &[Family]) -> bool {
+        match self {
+            Backend::Native => true,
+            Backend::Iptables(variant) => {
+                families.iter().all(|&family| iptables::has_programs(variant, family))
+            }
+        }
+    }
 }
 
 impl fmt::Display for Backend {
@@ -156,13 +166,8 @@ fn backends(mode: IptablesMode) -> &'static [Backend] {
 
 /// Whether this process finds all programs that `mode` needs. `auto` and `native` need none.
 pub fn has_programs(mode: IptablesMode, families: &[Family]) -> bool {
-    let variant = match mode {
-        IptablesMode::Auto | IptablesMode::Native => return true,
-        IptablesMode::Nft => Variant::Nft,
-        IptablesMode::Legacy => Variant::Legacy,
-        IptablesMode::Plain => Variant::Plain,
-    };
-    families.iter().all(|&family| iptables::has_programs(variant, family))
+    mode == IptablesMode::Auto
+        || backends(mode).iter().all(|backend| backend.has_programs(families))
 }
 
 /// Writes the rules of `redirect`. Returns the backend that wrote them. If the host lacks the

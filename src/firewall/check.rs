@@ -1,9 +1,8 @@
 //! Checks that the redirect rules are in the kernel, for CHECK and for the repair controller.
 
 use super::families::is_unsupported;
-use super::{
-    Backend, DEADLINE, Error, Families, IptablesMode, backends, combined, iptables, native,
-};
+use super::iptables::{self, Variant};
+use super::{Backend, DEADLINE, Error, Families, IptablesMode, backends, combined, native};
 use crate::deadline::Deadline;
 use crate::rules::{self, Family, Redirect};
 
@@ -12,8 +11,8 @@ use crate::rules::{self, Family, Redirect};
 const MISSING_NAMED: usize = 10;
 
 /// Returns the rules of `redirect` that are missing in the netns, as lines of `iptables-save`. The
-/// list is empty if any backend of the mode finds all rules in order. Otherwise it is the shortest
-/// of the backends' lists.
+/// list is empty if any backend finds all rules in order: the mode may have changed since the pod
+/// started. Otherwise it is the shortest of the lists of the mode's backends.
 ///
 /// # Errors
 /// Fails if no backend of the mode can list rules.
@@ -46,9 +45,36 @@ fn missing_of(
     mode: IptablesMode,
     deadline: Deadline,
 ) -> Result<Vec<String>, Error> {
+    let of_mode = backends(mode);
+    let missing = fewest_missing(redirect, families, of_mode, deadline);
+    if missing.as_ref().is_ok_and(Vec::is_empty) {
+        return missing;
+    }
+    // Listing creates a missing legacy table, which would hide from `survey` that rules are missing.
+    let has_legacy = has_legacy_nat();
+    let others: Vec<Backend> = Backend::ALL
+        .into_iter()
+        .filter(|backend| !of_mode.contains(backend) && backend.has_programs(families))
+        .filter(|backend| {
+            has_legacy || matches!(backend, Backend::Native | Backend::Iptables(Variant::Nft))
+        })
+        .collect();
+    match fewest_missing(redirect, families, &others, deadline) {
+        Ok(none) if none.is_empty() => Ok(none),
+        _ => missing,
+    }
+}
+
+/// Returns the shortest of the backends' lists of missing rules.
+fn fewest_missing(
+    redirect: &Redirect,
+    families: &[Family],
+    backends: &[Backend],
+    deadline: Deadline,
+) -> Result<Vec<String>, Error> {
     let mut fewest: Option<Vec<String>> = None;
     let mut errors = Vec::new();
-    for &backend in backends(mode) {
+    for &backend in backends {
         let missing = match backend {
             Backend::Native => native::missing(redirect, families),
             Backend::Iptables(variant) => iptables::missing(redirect, families, variant, deadline),

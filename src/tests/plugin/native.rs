@@ -163,6 +163,33 @@ fn programs_that_succeed_without_reading_the_rules_fail_the_pod() {
 }
 
 #[test]
+fn check_accepts_the_rules_of_the_mode_that_add_had() {
+    for before in ["nft", "legacy", "native"] {
+        let (api, namespaces) = (meshed_api(), Namespaces::new());
+        let call = |command, mode: &str| {
+            Call::new(command, &namespaces.path(), &api)
+                .linkerd("iptables-mode", json!(mode))
+                .linkerd("ipv6", json!(true))
+        };
+        call("ADD", before).run().succeeded();
+        for now in ["native", "nft", "legacy", "plain", "auto"] {
+            println!("{before}, then {now}");
+            call("CHECK", now).run().succeeded();
+        }
+        for (program, family) in [("iptables", "ip"), ("ip6tables", "ip6")] {
+            match before {
+                "native" => namespaces.run("nft", &["delete", "table", family, "linkerd-cni"]),
+                _ => namespaces.run(&format!("{program}-{before}"), &["-t", "nat", "-F"]),
+            };
+        }
+        for now in ["native", "nft", "legacy", "plain", "auto"] {
+            let (code, msg) = call("CHECK", now).run().error();
+            assert_eq!(code, 122, "{before}, then {now}: {msg}");
+        }
+    }
+}
+
+#[test]
 fn check_fails_if_a_native_rule_was_changed() {
     let (api, namespaces) = (meshed_api(), Namespaces::new());
     let call = |command| {
@@ -187,6 +214,9 @@ fn check_fails_if_a_native_rule_was_changed() {
         assert_eq!(code, 122, "{from}: {msg}");
         load(&namespaces, &format!("delete table ip6 linkerd-cni\n{table}"));
     }
+    // A legacy table would hide the missing rules from the repair controller.
+    let legacy = namespaces.run("sh", &["-c", "cat /proc/net/ip*_tables_names || true"]);
+    assert!(!legacy.contains("nat"), "{legacy}");
 }
 
 fn load(namespaces: &Namespaces, script: &str) {
