@@ -20,8 +20,8 @@ pub use check::{Survey, describe_missing, missing, survey};
 pub use families::Families;
 use iptables::Variant;
 
-/// Time allowed for the programs of all backends of one call together. The plugin's deadline for a
-/// netns is longer, so that an error names the program.
+/// Time allowed for the programs of all backends of one call together, also if the call is repeated
+/// without IPv6. The plugin's deadline for a netns is longer, so that an error names the program.
 const DEADLINE: Duration = Duration::from_secs(15);
 
 /// The setting `iptables-mode`: which backends to try.
@@ -68,6 +68,8 @@ pub enum Error {
     },
     #[error("{} failed: {stderr}", program.display())]
     Restore { program: PathBuf, stderr: String },
+    #[error("{} reported success without reading the rules", program.display())]
+    Unread { program: PathBuf },
     #[error("{} timed out after {deadline:?} and was killed{}", program.display(), lock.as_ref().map(|lock| format!("; {lock}")).unwrap_or_default())]
     Deadline {
         program: PathBuf,
@@ -93,6 +95,9 @@ impl Error {
         match self {
             Error::Locked { .. } => Some(
                 "end what the process that holds the lock is doing, or set the chart's iptablesMode to native, which needs no lock".to_owned(),
+            ),
+            Error::Unread { .. } => Some(
+                "check the node's audit log for SELinux denials of this program, or set the chart's iptablesMode to native, which runs no program".to_owned(),
             ),
             Error::Native { remedy, .. } => remedy.clone(),
             Error::OldKernel { .. } => {
@@ -123,6 +128,16 @@ impl Backend {
         Backend::Iptables(Variant::Legacy),
         Backend::Iptables(Variant::Plain),
     ];
+
+    /// Whether this process finds the backend's own programs.
+    fn has_programs(self, families: &[Family]) -> bool {
+        match self {
+            Backend::Native => true,
+            Backend::Iptables(variant) => {
+                families.iter().all(|&family| iptables::has_programs(variant, family))
+            }
+        }
+    }
 }
 
 impl fmt::Display for Backend {
@@ -151,13 +166,8 @@ fn backends(mode: IptablesMode) -> &'static [Backend] {
 
 /// Whether this process finds all programs that `mode` needs. `auto` and `native` need none.
 pub fn has_programs(mode: IptablesMode, families: &[Family]) -> bool {
-    let variant = match mode {
-        IptablesMode::Auto | IptablesMode::Native => return true,
-        IptablesMode::Nft => Variant::Nft,
-        IptablesMode::Legacy => Variant::Legacy,
-        IptablesMode::Plain => Variant::Plain,
-    };
-    families.iter().all(|&family| iptables::has_programs(variant, family))
+    mode == IptablesMode::Auto
+        || backends(mode).iter().all(|backend| backend.has_programs(families))
 }
 
 /// Writes the rules of `redirect`. Returns the backend that wrote them. If the host lacks the
@@ -172,16 +182,17 @@ pub fn apply(
     families: Families,
     mode: IptablesMode,
 ) -> Result<Backend, Error> {
-    families.install(|families| apply_all(redirect, families, mode))
+    let deadline = Deadline::after(DEADLINE);
+    families.install(|families| apply_all(redirect, families, mode, deadline))
 }
 
 fn apply_all(
     redirect: &Redirect,
     families: &[Family],
     mode: IptablesMode,
+    deadline: Deadline,
 ) -> Result<Backend, Error> {
     let mut errors = Vec::new();
-    let deadline = Deadline::after(DEADLINE);
     for &backend in backends(mode) {
         let applied = match backend {
             Backend::Native => native::apply(redirect, families).map(|()| Backend::Native),
@@ -192,6 +203,10 @@ fn apply_all(
         match applied {
             Ok(backend) => return Ok(backend),
             Err(error) => errors.push(error),
+        }
+        // The next programs may be the same, or would wait for the same lock.
+        if let Some(Error::Locked { .. }) = errors.last() {
+            break;
         }
     }
     Err(combined(errors))

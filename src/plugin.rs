@@ -77,6 +77,7 @@ fn add(request: &Request, config: &Config, record: &mut Record) -> Result<String
     }
     let previous_has_ipv6 = families::previous_has_ipv6(&request.config);
     if simulate {
+        // Outside the pod's netns: the text depends only on whether the kernel has IPv6.
         let families = families::families(ipv6, previous_has_ipv6);
         let rules = firewall::simulate(&redirect, families);
         tracing::warn!("linkerd-cni: simulate is set, these rules are not installed:\n{rules}");

@@ -1,8 +1,8 @@
 //! Checks that the redirect rules are in the kernel, for CHECK and for the repair controller.
 
-use super::{
-    Backend, DEADLINE, Error, Families, IptablesMode, backends, combined, iptables, native,
-};
+use super::families::is_unsupported;
+use super::iptables::{self, Variant};
+use super::{Backend, DEADLINE, Error, Families, IptablesMode, backends, combined, native};
 use crate::deadline::Deadline;
 use crate::rules::{self, Family, Redirect};
 
@@ -11,8 +11,8 @@ use crate::rules::{self, Family, Redirect};
 const MISSING_NAMED: usize = 10;
 
 /// Returns the rules of `redirect` that are missing in the netns, as lines of `iptables-save`. The
-/// list is empty if any backend of the mode finds all rules in order. Otherwise it is the shortest
-/// of the backends' lists.
+/// list is empty if any backend finds all rules in order: the mode may have changed since the pod
+/// started. Otherwise it is the shortest of the lists of the mode's backends.
 ///
 /// # Errors
 /// Fails if no backend of the mode can list rules.
@@ -21,12 +21,16 @@ pub fn missing(
     families: Families,
     mode: IptablesMode,
 ) -> Result<Vec<String>, Error> {
-    let missing = missing_of(redirect, families.required(), mode)?;
+    let deadline = Deadline::after(DEADLINE);
+    let missing = missing_of(redirect, families.required(), mode, deadline)?;
     if families != Families::OptionalIpv6 || !missing.is_empty() {
         return Ok(missing);
     }
-    let missing = missing_of(redirect, &[Family::Ipv6], mode).unwrap_or_default();
-    Ok(if is_partial(redirect, &missing) { missing } else { Vec::new() })
+    match missing_of(redirect, &[Family::Ipv6], mode, deadline) {
+        Ok(missing) if is_partial(redirect, &missing) => Ok(missing),
+        Err(error) if !is_unsupported(&error) => Err(error),
+        _ => Ok(Vec::new()),
+    }
 }
 
 /// Whether IPv6 rules are installed, but not all. Without any, the pod has the rules of an older
@@ -39,11 +43,38 @@ fn missing_of(
     redirect: &Redirect,
     families: &[Family],
     mode: IptablesMode,
+    deadline: Deadline,
+) -> Result<Vec<String>, Error> {
+    let of_mode = backends(mode);
+    let missing = fewest_missing(redirect, families, of_mode, deadline);
+    if missing.as_ref().is_ok_and(Vec::is_empty) {
+        return missing;
+    }
+    // Listing creates a missing legacy table, which would hide from `survey` that rules are missing.
+    let has_legacy = has_legacy_nat();
+    let others: Vec<Backend> = Backend::ALL
+        .into_iter()
+        .filter(|backend| !of_mode.contains(backend) && backend.has_programs(families))
+        .filter(|backend| {
+            has_legacy || matches!(backend, Backend::Native | Backend::Iptables(Variant::Nft))
+        })
+        .collect();
+    match fewest_missing(redirect, families, &others, deadline) {
+        Ok(none) if none.is_empty() => Ok(none),
+        _ => missing,
+    }
+}
+
+/// Returns the shortest of the backends' lists of missing rules.
+fn fewest_missing(
+    redirect: &Redirect,
+    families: &[Family],
+    backends: &[Backend],
+    deadline: Deadline,
 ) -> Result<Vec<String>, Error> {
     let mut fewest: Option<Vec<String>> = None;
     let mut errors = Vec::new();
-    let deadline = Deadline::after(DEADLINE);
-    for &backend in backends(mode) {
+    for &backend in backends {
         let missing = match backend {
             Backend::Native => native::missing(redirect, families),
             Backend::Iptables(variant) => iptables::missing(redirect, families, variant, deadline),
@@ -55,6 +86,10 @@ fn missing_of(
             }
             Ok(_) => {}
             Err(error) => errors.push(error),
+        }
+        // The next programs may be the same, or would wait for the same lock.
+        if let Some(Error::Locked { .. }) = errors.last() {
+            break;
         }
     }
     fewest.ok_or_else(|| combined(errors))
@@ -83,10 +118,13 @@ pub fn survey(redirect: &Redirect, families: Families) -> Result<Survey, Error> 
     if families != Families::OptionalIpv6 || survey != Survey::Complete {
         return Ok(survey);
     }
-    Ok(match survey_of(redirect, &[Family::Ipv6]) {
-        Ok(Survey::Missing(missing)) if is_partial(redirect, &missing) => Survey::Missing(missing),
-        _ => Survey::Complete,
-    })
+    match survey_of(redirect, &[Family::Ipv6]) {
+        Ok(Survey::Missing(missing)) if is_partial(redirect, &missing) => {
+            Ok(Survey::Missing(missing))
+        }
+        Err(error) if !is_unsupported(&error) => Err(error),
+        _ => Ok(Survey::Complete),
+    }
 }
 
 fn survey_of(redirect: &Redirect, families: &[Family]) -> Result<Survey, Error> {

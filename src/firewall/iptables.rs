@@ -4,6 +4,7 @@
 //! the chains exist, a second run replaces the rules.
 
 mod lock;
+mod pipes;
 mod program;
 mod programs;
 
@@ -79,20 +80,24 @@ pub fn apply(
 /// the table and replaces the jumps to the chains.
 fn apply_family(programs: &Programs, rules: &[Rule], deadline: Deadline) -> Result<bool, Error> {
     let fresh = rules::install_script(rules, true, &[]);
-    let error = match program::restore(&programs.restore, &fresh, time_for_program(deadline)) {
-        Ok(()) => return Ok(true),
-        // Another program would wait for the same lock.
-        Err(error @ (Error::Locked { .. } | Error::Deadline { .. })) => return Err(error),
-        Err(error) => error,
-    };
+    let (program, stderr) =
+        match program::restore(&programs.restore, &fresh, time_for_program(deadline)) {
+            Ok(()) => return Ok(true),
+            Err(Error::Restore { program, stderr }) => (program, stderr),
+            // Another program would meet the same, such as a held lock.
+            Err(error) => return Err(error),
+        };
     let lines = match program::list(&programs.command, time_for_program(deadline)) {
         Ok(lines) => lines,
-        Err(error @ (Error::Locked { .. } | Error::Deadline { .. })) => return Err(error),
-        Err(_) => return Err(error),
+        // Only the list says that the kernel lacks the table.
+        Err(Error::List { message, .. }) => {
+            return Err(Error::Restore { program, stderr: format!("{stderr}; {message}") });
+        }
+        Err(error) => return Err(error),
     };
     let declarations = Chain::LINKERD.map(|chain| format!("-N {}", chain.name()));
     if !lines.iter().any(|line| declarations.contains(line)) {
-        return Err(error);
+        return Err(Error::Restore { program, stderr });
     }
     let jumps: Vec<String> = lines.into_iter().filter(|line| is_jump(line)).collect();
     let again = rules::install_script(rules, false, &jumps);

@@ -180,13 +180,20 @@ fn append(
 /// Receives until the kernel acknowledges a request or reports an error.
 fn receive_result(socket: &OwnedFd) -> Result<(), Rejection> {
     let mut result = None;
+    let mut has_overflowed = false;
     while result.is_none() {
-        receive(socket, &mut |reply| {
+        let received = receive(socket, &mut |reply| {
             // The first error counts: the kernel reports later ones too.
             if reply.kind == ERROR && result.is_none() {
                 result = Some(reply.result());
             }
-        })?;
+        });
+        match received {
+            // The errors of a large transaction exceed the receive buffer, which keeps the first ones.
+            Err(Errno::ENOBUFS) if !has_overflowed => has_overflowed = true,
+            Err(Errno::ETIMEDOUT) if has_overflowed => return Err(Errno::ENOBUFS.into()),
+            received => received?,
+        }
     }
     result.unwrap_or(Ok(()))
 }

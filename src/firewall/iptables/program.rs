@@ -1,19 +1,16 @@
 //! Runs an iptables program with a deadline.
 
-use std::fs::File;
-use std::io::{Read as _, Seek as _, Write as _};
-use std::os::fd::AsFd as _;
+use std::io;
 use std::os::unix::process::CommandExt as _;
 use std::path::Path;
-use std::process::{Child, ChildStderr, Command, ExitStatus, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::thread;
 use std::time::Duration;
 
-use nix::poll::{PollFd, PollFlags};
-use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::signal::{Signal, killpg};
 use nix::unistd::Pid;
 
+use super::pipes::{Input, Output, exchange};
 use super::{Error, lock};
 use crate::deadline::Deadline;
 use crate::rules;
@@ -21,30 +18,34 @@ use crate::rules;
 /// How long a program waits for the xtables lock, in seconds, as its argument.
 const LOCK_SECONDS: &str = "5";
 
+/// How long to wait for a killed program to end. The kernel may not let it, such as on a hung disk.
+const REAP_DEADLINE: Duration = Duration::from_millis(500);
+
 /// How much of the program's stderr is kept, in bytes.
 const STDERR_LIMIT: usize = 4096;
 
-/// How much of the program's stdout is read, in bytes. A rule has some 100.
-const STDOUT_LIMIT: u64 = 16 << 20;
+/// How much of the program's stdout is kept, in bytes. A rule has some 100.
+const STDOUT_LIMIT: usize = 16 << 20;
 
 /// Runs the `-restore` program with `script` as input. The program applies all of the script or
 /// nothing.
 ///
 /// # Errors
-/// Fails with the program's stderr, with [`Error::Locked`], or with [`Error::Deadline`] after killing
-/// the program.
+/// Fails with the program's stderr, with [`Error::Locked`], with [`Error::Unread`], or with
+/// [`Error::Deadline`] after killing the program.
 pub fn restore(program: &Path, script: &str, deadline: Duration) -> Result<(), Error> {
     tracing::debug!("linkerd-cni: input of {}:\n{script}", program.display());
     let start = |source| Error::Start { program: program.to_owned(), source };
     let mut command = Command::new(program);
-    command
-        .args(["--noflush", "-w", LOCK_SECONDS])
-        .stdin(file_in_memory(script).map_err(start)?)
-        .stdout(Stdio::null());
-    let (status, stderr) = run(program, command, deadline)?;
-    match status.success() {
+    let (mut input, stdin) = Input::new(script).map_err(start)?;
+    command.args(["--noflush", "-w", LOCK_SECONDS]).stdin(stdin).stdout(Stdio::null());
+    let done = run(program, command, &mut input, deadline)?;
+    if !done.status.success() {
+        return Err(Error::Restore { program: program.to_owned(), stderr: done.stderr });
+    }
+    match input.was_read() {
         true => Ok(()),
-        false => Err(Error::Restore { program: program.to_owned(), stderr }),
+        false => Err(Error::Unread { program: program.to_owned() }),
     }
 }
 
@@ -53,50 +54,56 @@ pub fn restore(program: &Path, script: &str, deadline: Duration) -> Result<(), E
 /// # Errors
 /// Like [`restore`].
 pub fn list(program: &Path, deadline: Duration) -> Result<Vec<String>, Error> {
-    let start = |source| Error::Start { program: program.to_owned(), source };
     let failed = |message| Error::List { program: program.to_owned(), message };
-    let mut output = file_in_memory("").map_err(start)?;
     let mut command = Command::new(program);
     command
         .args(["-w", LOCK_SECONDS, "-t", rules::NAT_TABLE, "-S"])
         .stdin(Stdio::null())
-        .stdout(output.try_clone().map_err(start)?);
-    let (status, stderr) = run(program, command, deadline)?;
-    if !status.success() {
-        return Err(failed(stderr));
+        .stdout(Stdio::piped());
+    let done = run(program, command, &mut Input::none(), deadline)?;
+    if !done.status.success() {
+        return Err(failed(done.stderr));
     }
-    let mut text = Vec::new();
-    output.rewind().map_err(start)?;
-    output.take(STDOUT_LIMIT).read_to_end(&mut text).map_err(start)?;
-    let text = String::from_utf8_lossy(&text);
     // A complete list has the policies of the built-in chains.
-    if !text.lines().any(|line| line.starts_with("-P ")) {
+    if !done.stdout.lines().any(|line| line.starts_with("-P ")) {
         return Err(failed("its output has no chains".to_owned()));
     }
-    Ok(text.lines().map(str::to_owned).collect())
+    Ok(done.stdout.lines().map(str::to_owned).collect())
 }
 
-/// Runs `command` and returns its exit status and stderr on one line. Whatever the program started
-/// is killed at the deadline too.
+/// What a program did that ended in time.
+struct Done {
+    status: ExitStatus,
+    /// Empty unless stdout is a pipe.
+    stdout: String,
+    /// On one line. The exit status, if the program wrote nothing.
+    stderr: String,
+}
+
+/// Runs `command`. Whatever the program started is killed at the deadline too.
 fn run(
     program: &Path,
     mut command: Command,
+    input: &mut Input<'_>,
     deadline: Duration,
-) -> Result<(ExitStatus, String), Error> {
+) -> Result<Done, Error> {
     let start = |source| Error::Start { program: program.to_owned(), source };
     let end = Deadline::after(deadline);
     let mut child = command.stderr(Stdio::piped()).process_group(0).spawn().map_err(start)?;
-    let stderr = match child.stderr.take() {
-        Some(stderr) => read_until(stderr, end),
-        None => Some(String::new()),
+    let stdout = Output::new(child.stdout.take(), STDOUT_LIMIT).map_err(start)?;
+    let stderr = Output::new(child.stderr.take(), STDERR_LIMIT).map_err(start)?;
+    let mut outputs = [stdout, stderr];
+    // The program closed its outputs, so it is usually about to exit.
+    let status = match exchange(input, &mut outputs, end) {
+        Ok(()) => wait_until(&mut child, end).map_err(start)?,
+        Err(_) => None,
     };
-    // The program closed stderr, so it is usually about to exit.
-    let status = if stderr.is_some() { wait_until(&mut child, end).map_err(start)? } else { None };
-    let (Some(stderr), Some(status)) = (stderr, status) else {
+    let Some(status) = status else {
         let lock = lock::holder(Some(child.id()));
         kill(&mut child);
         return Err(Error::Deadline { program: program.to_owned(), deadline, lock });
     };
+    let [stdout, stderr] = outputs.map(Output::into_text);
     let stderr = match stderr.trim() {
         "" => status.to_string(),
         stderr => stderr.replace('\n', "; "),
@@ -106,34 +113,11 @@ fn run(
         let lock = lock::holder(None).unwrap_or_else(unknown);
         return Err(Error::Locked { program: program.to_owned(), lock });
     }
-    Ok((status, stderr))
-}
-
-/// Returns `content` as a file in memory. A pipe would block if its other end does not read.
-fn file_in_memory(content: &str) -> std::io::Result<File> {
-    let mut file = File::from(memfd_create("iptables", MFdFlags::MFD_CLOEXEC)?);
-    file.write_all(content.as_bytes())?;
-    file.rewind()?;
-    Ok(file)
-}
-
-/// Reads `stderr` until the program closes it; `None` if `end` passes first.
-fn read_until(mut stderr: ChildStderr, end: Deadline) -> Option<String> {
-    let mut text = Vec::new();
-    let mut buffer = [0; 1024];
-    loop {
-        end.poll(&mut [PollFd::new(stderr.as_fd(), PollFlags::POLLIN)]).ok()?;
-        match stderr.read(&mut buffer) {
-            Ok(0) | Err(_) => break,
-            Ok(length) => text.extend_from_slice(&buffer[..length]),
-        }
-        text.truncate(STDERR_LIMIT);
-    }
-    Some(String::from_utf8_lossy(&text).into_owned())
+    Ok(Done { status, stdout, stderr })
 }
 
 /// Waits for the program to exit; `None` if `end` passes first.
-fn wait_until(child: &mut Child, end: Deadline) -> std::io::Result<Option<ExitStatus>> {
+fn wait_until(child: &mut Child, end: Deadline) -> io::Result<Option<ExitStatus>> {
     let mut pause = Duration::from_micros(50);
     loop {
         if let Some(status) = child.try_wait()? {
@@ -149,9 +133,14 @@ fn wait_until(child: &mut Child, end: Deadline) -> std::io::Result<Option<ExitSt
 
 /// Kills the program together with the processes that it started, and reaps it.
 fn kill(child: &mut Child) {
-    // Both fail only if the program has exited.
+    // Fails only if the program has exited.
     let _ = killpg(Pid::from_raw(child.id() as i32), Signal::SIGKILL);
-    let _ = child.wait();
+    reap(child);
+}
+
+/// Reaps a program that was killed, if it ends in time. Otherwise init reaps it after the plugin.
+fn reap(child: &mut Child) {
+    let _ = wait_until(child, Deadline::after(REAP_DEADLINE));
 }
 
 #[cfg(test)]
@@ -195,6 +184,15 @@ mod tests {
     }
 
     #[test]
+    fn a_program_that_does_not_end_after_its_kill_is_left_behind() {
+        let mut child = Command::new("sleep").arg("60").process_group(0).spawn().unwrap();
+        reap(&mut child);
+        let ended = child.try_wait().unwrap();
+        kill(&mut child);
+        assert_eq!(ended, None, "waited for the end");
+    }
+
+    #[test]
     fn processes_that_a_hung_program_started_are_killed_too() {
         let (dir, path) = program("sleep 60 & echo $! >\"$0.pid\"; wait");
         restore(&path, "*nat\n", Duration::from_millis(500)).unwrap_err();
@@ -205,6 +203,27 @@ mod tests {
         while std::fs::read_to_string(&stat).is_ok_and(|stat| !stat.contains(") Z ")) {
             assert!(!end.has_passed(), "process {pid} is alive");
             thread::sleep(Duration::from_millis(10));
+        }
+    }
+
+    #[test]
+    fn a_program_that_succeeds_without_reading_the_rules_is_an_error() {
+        let long = "*nat\n".repeat(100_000);
+        // SELinux replaces a stdin that the program may not read with /dev/null.
+        for text in ["exec </dev/null; exit 0", "exec <&-; exit 0", "read line"] {
+            let (_dir, path) = program(text);
+            // `read` takes less than both lines from a pipe.
+            for script in ["*nat\nCOMMIT\n", &long] {
+                let error = restore(&path, script, Duration::from_secs(20)).unwrap_err();
+                assert!(matches!(error, Error::Unread { .. }), "{text}: {error}");
+                assert!(error.remedy().is_some());
+            }
+        }
+        let (_dir, path) = program("exec cat >\"$0.input\"");
+        for script in ["*nat\n", &long] {
+            restore(&path, script, Duration::from_secs(20)).unwrap();
+            let input = path.with_extension("input");
+            assert!(std::fs::read_to_string(input).unwrap() == script);
         }
     }
 

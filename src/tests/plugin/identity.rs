@@ -25,7 +25,14 @@ fn another_pods_object_decides_neither_for_nor_against_rules() {
         (json!({"name": "web", "namespace": "ns"}), 103, "was replaced by"),
         (
             json!({"name": "web", "namespace": "ns", "uid": OTHER_UID,
-                "annotations": {"kubernetes.io/config.hash": OTHER_UID}}),
+                "annotations": {"kubernetes.io/config.mirror": OTHER_UID}}),
+            103,
+            "was replaced by",
+        ),
+        // Mirror pods have this annotation too, but any pod may have it.
+        (
+            json!({"name": "web", "namespace": "ns", "uid": OTHER_UID,
+                "annotations": {"kubernetes.io/config.hash": UID}}),
             103,
             "was replaced by",
         ),
@@ -47,8 +54,9 @@ fn another_pods_object_decides_neither_for_nor_against_rules() {
 
 #[test]
 fn a_mirror_pod_and_a_pod_whose_uid_the_runtime_omits_are_redirected() {
-    let mirror = json!({"name": "web", "namespace": "ns", "uid": OTHER_UID,
-        "annotations": {"kubernetes.io/config.hash": "0123456789abcdef0123456789abcdef"}});
+    let mirror = json!({"name": "web", "namespace": "ns", "uid": OTHER_UID, "annotations": {
+        "kubernetes.io/config.hash": "0123456789abcdef0123456789abcdef",
+        "kubernetes.io/config.mirror": "0123456789abcdef0123456789abcdef"}});
     let other = json!({"name": "web", "namespace": "ns", "uid": OTHER_UID});
     let args = "IgnoreUnknown=1;K8S_POD_NAMESPACE=ns;K8S_POD_NAME=web";
     let hash = format!("{args};K8S_POD_UID=0123456789abcdef0123456789abcdef");

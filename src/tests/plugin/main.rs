@@ -16,6 +16,7 @@ mod injected;
 #[path = "../support/namespaces.rs"]
 mod namespaces;
 mod native;
+mod optional_ipv6;
 mod stderr;
 #[allow(dead_code, reason = "the cluster's tests use all of it")]
 #[path = "../support/until.rs"]

@@ -143,6 +143,53 @@ fn the_remedy_says_whether_rules_could_not_be_installed_or_not_be_read() {
 }
 
 #[test]
+fn programs_that_succeed_without_reading_the_rules_fail_the_pod() {
+    let (api, namespaces) = (meshed_api(), Namespaces::new());
+    let programs = tempfile::tempdir().unwrap();
+    for name in ["iptables-nft", "iptables-nft-restore"] {
+        let path = programs.path().join(name);
+        fs::write(&path, "#!/bin/sh\nexec </dev/null; echo -P OUTPUT ACCEPT\n").unwrap();
+        fs::set_permissions(path, Permissions::from_mode(0o755)).unwrap();
+    }
+    let outcome = Call::new("ADD", &namespaces.path(), &api)
+        .env("PATH", programs.path().to_str().unwrap())
+        .linkerd("iptables-mode", json!("nft"))
+        .run();
+    let (code, msg) = outcome.error();
+    assert_eq!(code, 121, "{msg}");
+    assert!(msg.ends_with("-restore reported success without reading the rules"), "{msg}");
+    let remedy = outcome.json()["details"].to_string();
+    assert!(remedy.contains("SELinux"), "{remedy}");
+}
+
+#[test]
+fn check_accepts_the_rules_of_the_mode_that_add_had() {
+    for before in ["nft", "legacy", "native"] {
+        let (api, namespaces) = (meshed_api(), Namespaces::new());
+        let call = |command, mode: &str| {
+            Call::new(command, &namespaces.path(), &api)
+                .linkerd("iptables-mode", json!(mode))
+                .linkerd("ipv6", json!(true))
+        };
+        call("ADD", before).run().succeeded();
+        for now in ["native", "nft", "legacy", "plain", "auto"] {
+            println!("{before}, then {now}");
+            call("CHECK", now).run().succeeded();
+        }
+        for (program, family) in [("iptables", "ip"), ("ip6tables", "ip6")] {
+            match before {
+                "native" => namespaces.run("nft", &["delete", "table", family, "linkerd-cni"]),
+                _ => namespaces.run(&format!("{program}-{before}"), &["-t", "nat", "-F"]),
+            };
+        }
+        for now in ["native", "nft", "legacy", "plain", "auto"] {
+            let (code, msg) = call("CHECK", now).run().error();
+            assert_eq!(code, 122, "{before}, then {now}: {msg}");
+        }
+    }
+}
+
+#[test]
 fn check_fails_if_a_native_rule_was_changed() {
     let (api, namespaces) = (meshed_api(), Namespaces::new());
     let call = |command| {
@@ -167,6 +214,9 @@ fn check_fails_if_a_native_rule_was_changed() {
         assert_eq!(code, 122, "{from}: {msg}");
         load(&namespaces, &format!("delete table ip6 linkerd-cni\n{table}"));
     }
+    // A legacy table would hide the missing rules from the repair controller.
+    let legacy = namespaces.run("sh", &["-c", "cat /proc/net/ip*_tables_names || true"]);
+    assert!(!legacy.contains("nat"), "{legacy}");
 }
 
 fn load(namespaces: &Namespaces, script: &str) {

@@ -1,0 +1,91 @@
+//! `ipv6: auto` in a pod without IPv6 address: the pod starts without IPv6 rules only if the node cannot
+//! have any.
+
+use std::fs::{self, File, Permissions};
+use std::os::unix::fs::{PermissionsExt as _, symlink};
+
+use nix::fcntl::{Flock, FlockArg};
+use serde_json::json;
+
+use super::namespaces::Namespaces;
+use super::{Call, meshed_api};
+
+fn namespaces_without_ipv6_address() -> Namespaces {
+    let namespaces = Namespaces::new();
+    namespaces.run("ip", &["-6", "address", "flush", "dev", "eth0"]);
+    namespaces
+}
+
+#[test]
+fn ipv6_is_left_out_only_where_the_node_lacks_it() {
+    let cases = [
+        ("can't initialize ip6tables table: Table does not exist (do you need to insmod?)", 0),
+        ("Could not fetch rule set generation id: Operation not supported", 0),
+        ("Could not fetch rule set generation id: Permission denied (you must be root)", 121),
+        ("Another app is currently holding the xtables lock", 121),
+        ("Memory allocation problem", 121),
+    ];
+    for (problem, wanted) in cases {
+        let (api, namespaces) = (meshed_api(), namespaces_without_ipv6_address());
+        let programs = tempfile::tempdir().unwrap();
+        for suffix in ["", "-restore"] {
+            let name = format!("iptables-nft{suffix}");
+            symlink(format!("/usr/sbin/{name}"), programs.path().join(name)).unwrap();
+            let path = programs.path().join(format!("ip6tables-nft{suffix}"));
+            fs::write(&path, format!("#!/bin/sh\necho \"{problem}\" >&2\nexit 4\n")).unwrap();
+            fs::set_permissions(path, Permissions::from_mode(0o755)).unwrap();
+        }
+        let call = |command| {
+            Call::new(command, &namespaces.path(), &api)
+                .env("PATH", programs.path().to_str().unwrap())
+                .linkerd("iptables-mode", json!("nft"))
+        };
+        let auto = |command| call(command).linkerd("ipv6", json!("auto")).run();
+        let add = auto("ADD");
+        if wanted == 0 {
+            let stderr = add.succeeded().stderr;
+            assert!(stderr.contains("IPv6 is not redirected"), "{problem}: {stderr}");
+            assert!(namespaces.nat("iptables-nft").contains("PROXY_INIT_OUTPUT"), "{problem}");
+            auto("CHECK").succeeded();
+            continue;
+        }
+        let (code, msg) = add.error();
+        assert_eq!(code, wanted, "{problem}: {msg}");
+        assert!(!namespaces.nat("iptables-nft").contains("PROXY_INIT_OUTPUT"), "{problem}");
+        call("ADD").linkerd("ipv6", json!(false)).run().succeeded();
+        let (code, msg) = auto("CHECK").error();
+        assert_eq!(code, wanted, "{problem}: {msg}");
+    }
+}
+
+#[test]
+fn a_held_lock_is_reported_in_time_where_legacy_is_the_only_backend() {
+    let (api, namespaces) = (meshed_api(), namespaces_without_ipv6_address());
+    let dir = tempfile::tempdir().unwrap();
+    for name in ["iptables", "ip6tables"] {
+        for suffix in ["", "-restore"] {
+            let program = dir.path().join(format!("{name}-legacy{suffix}"));
+            fs::copy("/usr/sbin/xtables-legacy-multi", program).unwrap();
+        }
+    }
+    let lock = dir.path().join("xtables.lock");
+    let _held = Flock::lock(File::create(&lock).unwrap(), FlockArg::LockExclusive).unwrap();
+    let hide = "/bin/mount -t tmpfs none /usr/sbin && exec \"$0\" \"$@\"";
+    let (code, msg) = Call::new("ADD", &namespaces.path(), &api)
+        .env("PATH", dir.path().to_str().unwrap())
+        .env("XTABLES_LOCKFILE", lock.to_str().unwrap())
+        .linkerd("iptables-mode", json!("auto"))
+        .linkerd("ipv6", json!("auto"))
+        .run_under(
+            &[
+                &["/usr/bin/unshare", "--mount", "/bin/sh", "-c", hide][..],
+                &["/usr/bin/setarch", "--uname-2.6"],
+            ]
+            .concat(),
+        )
+        .error();
+    assert_eq!(code, 121, "{msg}");
+    // One wait for the lock. The plugin's deadline has time for less than four.
+    assert_eq!(msg.matches(" did not get the xtables lock in time: ").count(), 1, "{msg}");
+    assert!(msg.contains(&format!("is held by process {} ", std::process::id())), "{msg}");
+}
