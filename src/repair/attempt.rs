@@ -175,6 +175,9 @@ impl RepairAttempt<'_> {
         if let Some(reason) = self.skip_reason(pod) {
             return Ok(Break(no_rules_outcome(pod, skipped_by_plugin(reason))));
         }
+        if pod.unmeshed {
+            return Ok(Break(no_rules_outcome(pod, UNMESHED.to_owned())));
+        }
         let must_inspect = self.mode == RepairMode::InPlace || pod.found_by == FoundBy::Audit;
         if self.mode == RepairMode::Delete && !must_inspect {
             return Ok(Continue(NeededRepair::without_inspection(pod.clone())));

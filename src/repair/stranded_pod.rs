@@ -4,7 +4,7 @@
 //! validator exits with 95. An audit also finds running meshed pods that lost rules.
 //! [`StrandedPod`] describes both.
 
-use crate::config::mesh::is_meshed;
+use crate::config::mesh::{self, Mesh, is_meshed};
 use crate::kube::types::{ContainerStatus, Pod};
 use crate::plugin::skip::{SkipReason, skipped_by_annotations};
 
@@ -52,6 +52,8 @@ pub struct StrandedPod {
     /// Why the plugin skips the pod by its annotations, unless it asks the API server for every pod.
     /// `None` for an injected pod, which upstream's controller repairs too.
     pub skipped_by_annotations: Option<SkipReason>,
+    /// Whether the plugin installs no rules in the pod because of its containers.
+    pub unmeshed: bool,
     pub found_by: FoundBy,
 }
 
@@ -78,6 +80,7 @@ impl StrandedPod {
                 true => None,
                 false => skipped_by_annotations(&metadata.annotations),
             },
+            unmeshed: matches!(mesh::proxy(pod), Ok(Mesh::Unmeshed(_))),
             found_by,
         }
     }

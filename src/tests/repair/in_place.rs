@@ -15,7 +15,7 @@ use linkerd2_cni::{firewall, netns};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use crate::api::{Answer, Api};
+use crate::api::{Answer, Api, Request};
 use crate::controller::Controller;
 use crate::namespaces::{NEIGHBOUR, Namespaces, POD};
 use crate::until::until;
@@ -98,6 +98,13 @@ impl Node {
     /// Connects from the pod to a host outside and returns the response.
     fn response(&self) -> String {
         self.namespaces.connect_from_pod(0, NEIGHBOUR[0], 80)
+    }
+
+    /// Requests that delete, evict or change the pod.
+    fn changes(&self) -> Vec<Request> {
+        self.api.requests(|request| {
+            ["DELETE", "PATCH"].contains(&&*request.method) || request.is_eviction()
+        })
     }
 
     fn events(&self) -> Vec<Value> {
@@ -495,10 +502,7 @@ fn a_stranded_hand_made_pod_without_linkerd_annotation_is_reported_with_a_remedy
         let controller = node.controller(&[&format!("--mode={mode}")]);
         controller.counts("pods_skipped_total", 1);
         controller.logs("set the chart's podDetection to api");
-        let changes = node.api.requests(|request| {
-            ["DELETE", "PATCH"].contains(&&*request.method) || request.is_eviction()
-        });
-        assert!(changes.is_empty(), "{mode}: {changes:?}");
+        assert!(node.changes().is_empty(), "{mode}: {:?}", node.changes());
     }
 }
 
@@ -515,31 +519,36 @@ fn a_stranded_pod_that_the_plugin_skips_is_reported_and_not_repaired_in_any_mode
             controller.logs("the plugin installs no redirect rules in this pod (");
             until("an event", || node.events().len() == 1);
             assert_eq!(node.events()[0]["action"], "Skipping", "{mode} {entry}");
-            let changes = node.api.requests(|request| {
-                ["DELETE", "PATCH"].contains(&&*request.method) || request.is_eviction()
-            });
-            assert!(changes.is_empty(), "{mode} {entry}: {changes:?}");
+            assert!(node.changes().is_empty(), "{mode} {entry}: {:?}", node.changes());
             assert_eq!(node.ruleset(), "", "{mode} {entry}");
         }
     }
 }
 
 #[test]
-fn a_stranded_pod_with_linkerd_init_is_reported_in_mode_in_place() {
-    let node = Node::new();
-    node.cache_cni_result("uid-of-web-1");
-    let mut pod = waiting();
+fn a_stranded_pod_without_proxy_or_with_linkerd_init_is_reported_and_not_repaired_in_any_mode() {
+    let mut proxy_init = waiting();
     let validator = json!({"name": "linkerd-network-validator"});
-    pod["spec"]["initContainers"] = json!([{"name": "linkerd-init"}, validator]);
-    node.knows(&pod);
-    let controller = node.controller(&[]);
-    controller.counts("pods_skipped_total", 1);
-    until("an event", || node.events().len() == 1);
-    let note = node.events()[0]["note"].as_str().unwrap().to_owned();
-    assert!(note.starts_with("Pod skipped: the plugin installs no redirect rules"), "{note}");
-    assert!(note.contains("linkerd-network-validator"), "{note}");
-    controller.logs(&note);
-    assert_eq!(node.ruleset(), "");
+    proxy_init["spec"]["initContainers"] = json!([{"name": "linkerd-init"}, validator]);
+    let mut no_proxy = waiting();
+    no_proxy["spec"]["containers"] = json!([{"name": "app"}]);
+    for mode in ["delete", "in-place", "label", "report"] {
+        for pod in [&proxy_init, &no_proxy] {
+            let node = Node::new();
+            node.cache_cni_result("uid-of-web-1");
+            node.knows(pod);
+            let controller = node.controller(&[&format!("--mode={mode}")]);
+            until("an event", || node.events().len() == 1);
+            let note = node.events()[0]["note"].as_str().unwrap().to_owned();
+            let reason = "Pod skipped: the plugin installs no redirect rules";
+            assert!(note.starts_with(reason), "{mode}: {note}");
+            assert!(note.contains("linkerd-network-validator"), "{mode}: {note}");
+            controller.logs(&note);
+            controller.counts("pods_skipped_total", 1);
+            assert!(node.changes().is_empty(), "{mode}: {:?}", node.changes());
+            assert_eq!(node.ruleset(), "", "{mode}");
+        }
+    }
 }
 
 /// A connection from the pod to a host outside, redirected to the proxy.
