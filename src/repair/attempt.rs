@@ -86,9 +86,8 @@ pub enum RepairOutcome {
     Repaired { missing_rules: Vec<String> },
     /// The pod does not need a repair, for this reason.
     NotNeeded(&'static str),
-    /// The pod was repaired less than [`HOLD`](super::history::HOLD) ago, or replaces a pod that was
-    /// deleted less than `HOLD` ago.
-    RepairedRecently,
+    /// The pod, or the one that it replaces, was repaired recently. When the pod may be repaired.
+    RepairedRecently(Instant),
     /// The pod cannot be repaired, for this reason.
     CannotRepair(String),
     /// A disruption budget rejects the eviction. The API server's message.
@@ -122,8 +121,8 @@ impl RepairAttempt<'_> {
             Continue(repair) => repair,
             Break(outcome) => return Ok(outcome),
         };
-        if !self.repaired.allows(&pod, Instant::now()) {
-            return Ok(RepairOutcome::RepairedRecently);
+        if let Some(end) = self.repaired.held_until(&pod, Instant::now()) {
+            return Ok(RepairOutcome::RepairedRecently(end));
         }
         let result = match self.apply(&pod, rules.as_ref()) {
             // The pod changed after the check: try once more with its new version.

@@ -42,7 +42,7 @@ pub struct Worker {
 
 /// Pods that were repaired, reported or skipped recently.
 pub struct Histories {
-    /// Repaired pods, or owners of deleted pods: not repaired again for [`HOLD`].
+    /// Repaired pods, or owners of deleted pods: not repaired again for [`HOLD`] or longer.
     repaired: History,
     /// Reported or skipped pods: ignored for [`REPORT_HOLD`].
     ignored: History,
@@ -132,7 +132,7 @@ impl Worker {
                 self.publish(pod, RepairEvent::Repaired(self.mode, missing_rules.len()));
             }
             Ok(RepairOutcome::NotNeeded(why)) => tracing::debug!(namespace, name, "{why}"),
-            Ok(RepairOutcome::RepairedRecently) => self.hold(pod),
+            Ok(RepairOutcome::RepairedRecently(end)) => self.hold(pod, end),
             Ok(RepairOutcome::CannotRepair(why)) => self.skip(pod, &why),
             Ok(RepairOutcome::EvictionRejected(why)) => self.postpone_eviction(pod, &why),
             // Checked again on the pod's next event or audit: a controller may adopt the pod.
@@ -179,11 +179,11 @@ impl Worker {
         repaired.record(pod, Instant::now(), SystemTime::now());
     }
 
-    /// Skips a pod that is stranded again soon after a repair, until its hold ends. Reports
-    /// each hold once.
-    fn hold(&mut self, pod: &StrandedPod) {
+    /// Skips a pod that is stranded again soon after a repair, until its hold ends at `end`.
+    /// Reports each hold once.
+    fn hold(&mut self, pod: &StrandedPod, end: Instant) {
         self.shared.metrics.pods_held.inc();
-        self.shared.unrepaired.add(pod.found_by, Instant::now() + HOLD);
+        self.shared.unrepaired.add(pod.found_by, end);
         if self.histories.repaired.mark_hold_reported(pod) {
             self.report_skipped(pod, RepairEvent::SkippedForNow(REPAIRED_RECENTLY));
         }
