@@ -26,7 +26,7 @@ pub fn namespace_path(name: &str) -> String {
 
 /// Annotation of a mirror pod, which stands for a static pod: the UID that kubelet gave the static
 /// pod. The mirror pod's own UID differs.
-const STATIC_POD_UID: &str = "kubernetes.io/config.hash";
+pub const STATIC_POD_UID: &str = "kubernetes.io/config.hash";
 
 /// Fetches the objects besides the pod on which its redirect may depend.
 pub trait ClusterLookup {

@@ -30,6 +30,12 @@ const UNREADABLE: &str = "the pod's network namespace has a table of iptables-le
 const UNMANAGED: &str = "the pod has no controller that would replace it, so it is not deleted; \
                          delete it and create it again, or set repairController.mode=in-place or \
                          repairController.deleteUnmanaged=true";
+
+/// Why the worker does not delete a mirror pod.
+const STATIC: &str = "it is a static pod, which keeps running although its mirror pod is deleted; \
+                      move its manifest away until the pod is gone, then back, or set \
+                      repairController.mode=in-place";
+
 /// Why no repair helps while the plugin only logs the rules.
 const SIMULATED: &str = "the plugin installs no redirect rules in this pod (simulate is set in the \
                          plugin entry); set simulate to false";
@@ -121,6 +127,9 @@ impl RepairAttempt<'_> {
             Continue(repair) => repair,
             Break(outcome) => return Ok(outcome),
         };
+        if self.mode == RepairMode::Delete && pod.is_mirror {
+            return Ok(RepairOutcome::CannotRepair(STATIC.to_owned()));
+        }
         if let Some(end) = self.repaired.held_until(&pod, Instant::now()) {
             return Ok(RepairOutcome::RepairedRecently(end));
         }

@@ -45,6 +45,8 @@ pub struct StrandedPod {
     pub owner_key: String,
     /// Whether an owner of the pod is its controller, which replaces the pod after a deletion.
     pub has_controller: bool,
+    /// Whether the pod is the mirror pod of a static pod, whose controller is the node.
+    pub is_mirror: bool,
     /// creationTimestamp: RFC 3339 with whole seconds.
     pub created: String,
     /// Whether the pod has [`LABEL`].
@@ -74,6 +76,7 @@ impl StrandedPod {
                 None => format!("{}/{}", metadata.namespace, metadata.name),
             },
             has_controller: controller.is_some(),
+            is_mirror: controller.is_some_and(|owner| owner.kind == "Node"),
             created: metadata.creation_timestamp.clone(),
             labelled: metadata.labels.get(LABEL).is_some_and(|value| value == "true"),
             skipped_by_annotations: match is_injected(pod) {

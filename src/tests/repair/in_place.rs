@@ -493,6 +493,20 @@ fn a_hand_made_meshed_pod_is_audited_and_repaired_like_an_injected_one() {
 }
 
 #[test]
+fn the_mirror_pod_of_a_static_pod_is_repaired_in_place() {
+    for mut pod in [running(), waiting()] {
+        pod["metadata"]["annotations"]["kubernetes.io/config.hash"] = json!("static-uid");
+        let node = Node::new();
+        // The runtime knows the static pod by the UID that kubelet gave it.
+        node.cache_cni_result("static-uid");
+        node.knows(&pod);
+        let controller = node.controller(&["--audit-seconds=1"]);
+        controller.counts("pods_repaired_total", 1);
+        assert!(node.ruleset().contains("redirect to :4140"));
+    }
+}
+
+#[test]
 fn a_stranded_hand_made_pod_without_linkerd_annotation_is_reported_with_a_remedy() {
     for mode in ["delete", "in-place", "label", "report"] {
         let node = Node::new();
