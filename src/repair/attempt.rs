@@ -92,6 +92,8 @@ pub enum RepairOutcome {
     Repaired { missing_rules: Vec<String> },
     /// The pod does not need a repair, for this reason.
     NotNeeded(&'static str),
+    /// The pod has all its rules, but the last run of its validator failed.
+    Complete,
     /// The pod, or the one that it replaces, was repaired recently. When the pod may be repaired.
     RepairedRecently(Instant),
     /// The pod cannot be repaired, for this reason.
@@ -203,9 +205,10 @@ impl RepairAttempt<'_> {
         let inspection = Inspector::new(self.host, ReadFrom::Etcd)?.inspect(&client, object)?;
         Ok(match inspection {
             Inspection::NotApplicable => Break(no_rules_outcome(&pod, UNMESHED.to_owned())),
-            Inspection::Complete => {
-                Break(RepairOutcome::NotNeeded("Pod has all its redirect rules"))
-            }
+            Inspection::Complete => Break(match pod.found_by {
+                FoundBy::Validator => RepairOutcome::Complete,
+                FoundBy::Audit => RepairOutcome::NotNeeded("Pod has all its redirect rules"),
+            }),
             Inspection::Unreadable => Break(RepairOutcome::CannotRepair(UNREADABLE.into())),
             Inspection::Missing(rules, missing_rules) => {
                 Continue(NeededRepair { pod, rules: Some(rules), missing_rules })

@@ -86,6 +86,11 @@ impl History {
         (is_held && now < end).then_some(end)
     }
 
+    /// Whether the pod or owner is in the history, even if its hold is over.
+    pub fn contains(&self, pod: &StrandedPod) -> bool {
+        self.newest.contains_key(self.key(pod))
+    }
+
     /// Marks the hold of the pod or owner as reported. Returns `true` the first time after
     /// each repair.
     pub fn mark_hold_reported(&mut self, pod: &StrandedPod) -> bool {
@@ -98,7 +103,7 @@ impl History {
     pub fn record(&mut self, pod: &StrandedPod, now: Instant, date: SystemTime) {
         let kept = match self.key {
             HistoryKey::Owner => DELETIONS_KEPT,
-            HistoryKey::Pod => self.hold,
+            HistoryKey::Pod => 2 * self.hold,
         };
         self.newest.retain(|_, entry| now.duration_since(entry.at) < kept);
         if self.newest.len() >= MAX_ENTRIES {

@@ -24,6 +24,15 @@ pub const REQUEST_TIMEOUT: Duration = Duration::from_secs(1);
 /// How long to ignore a pod after it was reported or skipped.
 const REPORT_HOLD: Duration = Duration::from_secs(3600);
 
+/// How long to ignore a pod that has all its rules although its validator failed. The kubelet
+/// restarts the validator after at most 5 minutes, which then succeeds.
+const COMPLETE_HOLD: Duration = Duration::from_secs(600);
+
+/// Why the worker reports a pod whose validator fails again in spite of all rules.
+const COMPLETE: &str = "its linkerd-network-validator fails, although it has all its redirect \
+                        rules; check its annotations config.linkerd.io/skip-outbound-ports and \
+                        config.linkerd.io/skip-subnets, and its log";
+
 /// Repairs the pods of the queue.
 pub struct Worker {
     pub connection: Connection,
@@ -48,8 +57,10 @@ pub struct Histories {
     ignored: History,
     /// Pods whose eviction a disruption budget rejected: not evicted again for [`HOLD`].
     evictions_rejected: History,
-    /// Pods whose rejected eviction, or whose missing controller, was reported: not reported
-    /// again for [`REPORT_HOLD`].
+    /// Pods that had all their rules: ignored for [`COMPLETE_HOLD`].
+    complete: History,
+    /// Pods that were reported because of a rejected eviction, a missing controller or a failure
+    /// in spite of all rules: not reported again for [`REPORT_HOLD`].
     left_unchanged_reported: History,
 }
 
@@ -64,8 +75,17 @@ impl Histories {
             repaired: History::new(repaired_key, HOLD),
             ignored: History::new(HistoryKey::Pod, REPORT_HOLD),
             evictions_rejected: History::new(HistoryKey::Pod, HOLD),
+            complete: History::new(HistoryKey::Pod, COMPLETE_HOLD),
             left_unchanged_reported: History::new(HistoryKey::Pod, REPORT_HOLD),
         }
+    }
+
+    /// Records that the pod has all its rules. Returns `true` if it already had them before the
+    /// hold, so that its validator has failed in spite of them.
+    fn record_complete(&mut self, pod: &StrandedPod, now: Instant) -> bool {
+        let again = self.complete.contains(pod);
+        self.complete.record(pod, now, SystemTime::now());
+        again
     }
 }
 
@@ -112,6 +132,10 @@ impl Worker {
             );
             return;
         }
+        if !self.histories.complete.allows(pod, Instant::now()) {
+            tracing::debug!(namespace, name, "Ignoring pod: it had all its redirect rules");
+            return;
+        }
         if !self.histories.evictions_rejected.allows(pod, Instant::now()) {
             shared.unrepaired.add(pod.found_by, Instant::now() + HOLD);
             return;
@@ -132,6 +156,12 @@ impl Worker {
                 self.publish(pod, RepairEvent::Repaired(self.mode, missing_rules.len()));
             }
             Ok(RepairOutcome::NotNeeded(why)) => tracing::debug!(namespace, name, "{why}"),
+            Ok(RepairOutcome::Complete) => {
+                tracing::debug!(namespace, name, "Pod has all its redirect rules");
+                if self.histories.record_complete(pod, Instant::now()) {
+                    self.report_unchanged(pod, COMPLETE);
+                }
+            }
             Ok(RepairOutcome::RepairedRecently(end)) => self.hold(pod, end),
             Ok(RepairOutcome::CannotRepair(why)) => self.skip(pod, &why),
             Ok(RepairOutcome::EvictionRejected(why)) => self.postpone_eviction(pod, &why),
@@ -288,6 +318,20 @@ mod tests {
     use super::*;
     use crate::cni;
     use crate::repair::inspect_rules;
+
+    #[test]
+    fn a_pod_that_has_all_its_rules_is_ignored_and_reported_if_its_validator_still_fails() {
+        let now = Instant::now();
+        let mut histories = Histories::new(RepairMode::InPlace);
+        let pod = StrandedPod { uid: "a".into(), ..StrandedPod::default() };
+        let other = StrandedPod { uid: "b".into(), ..StrandedPod::default() };
+        assert!(!histories.record_complete(&pod, now), "its validator has to run again first");
+        assert!(!histories.complete.allows(&pod, now + COMPLETE_HOLD / 2));
+        assert!(histories.complete.allows(&pod, now + COMPLETE_HOLD));
+        assert!(!histories.record_complete(&other, now + COMPLETE_HOLD));
+        // The validator fails every 5 minutes.
+        assert!(histories.record_complete(&pod, now + COMPLETE_HOLD * 3 / 2));
+    }
 
     #[test]
     fn a_failed_inspection_is_no_failed_deletion() {
