@@ -89,7 +89,8 @@ impl Error {
 /// Result of an attempt.
 pub enum RepairOutcome {
     /// The repair mode was applied. `missing_rules` is empty if the rules were not read.
-    Repaired { missing_rules: Vec<String> },
+    /// `dry_run` is whether the pod was deleted after a dry run of its eviction.
+    Repaired { missing_rules: Vec<String>, dry_run: bool },
     /// The pod does not need a repair, for this reason.
     NotNeeded(&'static str),
     /// The pod has all its rules, but the last run of its validator failed.
@@ -146,14 +147,17 @@ impl RepairAttempt<'_> {
         // A rejected request changed nothing and costs no budget. A request without a
         // response may have been carried out.
         let is_rejected = match &result {
-            Ok(effect) => *effect != Effect::Applied,
+            Ok(effect) => !matches!(effect, Effect::Applied | Effect::AppliedAfterDryRun),
             Err(error) => error.status_code().is_some(),
         };
         if !is_rejected {
             self.budget.spend(Instant::now());
         }
         match result {
-            Ok(Effect::Applied) => Ok(RepairOutcome::Repaired { missing_rules }),
+            Ok(Effect::Applied) => Ok(RepairOutcome::Repaired { missing_rules, dry_run: false }),
+            Ok(Effect::AppliedAfterDryRun) => {
+                Ok(RepairOutcome::Repaired { missing_rules, dry_run: true })
+            }
             Ok(Effect::RejectedByDisruptionBudget(why)) => Ok(RepairOutcome::EvictionRejected(why)),
             Ok(Effect::Unmanaged) => Ok(RepairOutcome::Unmanaged(UNMANAGED)),
             Err(error) if error.status_code() == Some(404) => {

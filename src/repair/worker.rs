@@ -11,7 +11,7 @@ use super::history::{HOLD, History, HistoryKey};
 use super::host_dirs::HostDirs;
 use super::metrics::Metrics;
 use super::rate_limit::RepairBudget;
-use super::stranded_pod::StrandedPod;
+use super::stranded_pod::{FoundBy, StrandedPod};
 use super::{RepairMode, Shared};
 use crate::firewall::describe_missing;
 use crate::kube::connection::Connection;
@@ -23,6 +23,10 @@ pub const REQUEST_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// How long to ignore a pod after it was reported or skipped.
 const REPORT_HOLD: Duration = Duration::from_secs(3600);
+
+/// Time for the API server to subtract a deleted pod from its disruption budgets. An eviction
+/// does so itself, a dry run and a deletion do not.
+const BUDGET_UPDATE: Duration = Duration::from_secs(5);
 
 /// How long to ignore a pod that has all its rules although its validator failed. The kubelet
 /// restarts the validator after at most 5 minutes, which then succeeds.
@@ -151,9 +155,13 @@ impl Worker {
             shared: &shared,
         };
         match attempt.run(pod) {
-            Ok(RepairOutcome::Repaired { missing_rules }) => {
+            Ok(RepairOutcome::Repaired { missing_rules, dry_run }) => {
                 self.record_repair(pod, began, &missing_rules);
                 self.publish(pod, RepairEvent::Repaired(self.mode, missing_rules.len()));
+                // A pod with a failed validator is not ready, so no budget counts it.
+                if dry_run && pod.found_by == FoundBy::Audit {
+                    shared.queue.is_closed_within(BUDGET_UPDATE);
+                }
             }
             Ok(RepairOutcome::NotNeeded(why)) => tracing::debug!(namespace, name, "{why}"),
             Ok(RepairOutcome::Complete) => {

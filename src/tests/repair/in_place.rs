@@ -387,6 +387,25 @@ fn an_audit_in_mode_delete_keeps_the_pods_grace_period() {
 }
 
 #[test]
+fn an_audit_waits_for_the_disruption_budgets_after_a_deletion_that_only_a_dry_run_checked() {
+    let node = Node::new();
+    let names = ["web-1", "web-2"];
+    for name in names {
+        node.cache_cni_result(&format!("uid-of-{name}"));
+        let mut pod = running();
+        pod["metadata"] = stranded(name)["metadata"].clone();
+        node.api.knows(&pod);
+        node.api.state().pods.push(pod);
+    }
+    node.api.state().evict_dry_run = Some(Answer::Status(201));
+    let began = Instant::now();
+    let _controller = node.controller(&["--audit-seconds=1", "--mode=delete"]);
+    until("both are deleted", || node.api.deleted().len() >= 2);
+    assert!(began.elapsed() >= 5 * SECOND, "{:?}", began.elapsed());
+    assert_eq!(node.api.deleted()[..2], names.map(path));
+}
+
+#[test]
 fn an_audit_in_mode_delete_reports_a_pod_without_a_controller_only_if_rules_are_missing() {
     let node = Node::new();
     node.cache_cni_result("uid-of-web-1");
