@@ -16,7 +16,7 @@ use super::rate_limit::RepairBudget;
 use super::stranded_pod::{FoundBy, LABEL, StrandedPod, is_auditable};
 use super::{RepairMode, Shared};
 use crate::cni::args::PodRef;
-use crate::config::Detection;
+use crate::config::{Config, Detection};
 use crate::kube::connection::{self, Connection};
 use crate::kube::types::Pod;
 use crate::kube::{self, Client};
@@ -183,10 +183,11 @@ impl RepairAttempt<'_> {
         &mut self,
         pod: &StrandedPod,
     ) -> Result<ControlFlow<RepairOutcome, NeededRepair>, Error> {
-        if self.host.config().is_ok_and(|config| config.simulate) {
+        let config = self.host.config();
+        if config.as_ref().is_ok_and(|config| config.simulate) {
             return Ok(Break(no_rules_outcome(pod, SIMULATED.to_owned())));
         }
-        if let Some(reason) = self.skip_reason(pod) {
+        if let Some(reason) = skipped_because(pod, config.as_ref().ok()) {
             return Ok(Break(no_rules_outcome(pod, skipped_by_plugin(reason))));
         }
         if pod.unmeshed {
@@ -206,7 +207,9 @@ impl RepairAttempt<'_> {
             return Ok(Continue(NeededRepair::without_inspection(pod)));
         }
         let client = self.connection.client()?;
-        let inspection = Inspector::new(self.host, ReadFrom::Etcd)?.inspect(&client, object)?;
+        let config = config.map_err(inspect_rules::Error::from)?;
+        let mut inspector = Inspector::new(config, self.host, ReadFrom::Etcd);
+        let inspection = inspector.inspect(&client, object)?;
         Ok(match inspection {
             Inspection::NotApplicable => Break(no_rules_outcome(&pod, UNMESHED.to_owned())),
             Inspection::Complete => Break(match pod.found_by {
@@ -218,25 +221,6 @@ impl RepairAttempt<'_> {
                 Continue(NeededRepair { pod, rules: Some(rules), missing_rules })
             }
         })
-    }
-
-    /// Returns why the plugin skips the pod, by the pod's namespace, name and annotations. If the
-    /// plugin entry is unreadable, only the annotations decide, because not every repair mode needs
-    /// the entry.
-    fn skip_reason(&self, pod: &StrandedPod) -> Option<SkipReason> {
-        let Ok(config) = self.host.config() else {
-            return pod.skipped_by_annotations;
-        };
-        let name = PodRef {
-            namespace: pod.namespace.clone(),
-            name: pod.name.clone(),
-            uid: pod.uid.clone(),
-        };
-        let by_annotations = match config.detection {
-            Detection::Api => None,
-            Detection::Annotations | Detection::Injector => pod.skipped_by_annotations,
-        };
-        skip_reason(&name, &config, None).or(by_annotations)
     }
 
     /// Deletes or labels the pod or installs its rules, as the repair mode says.
@@ -276,6 +260,21 @@ impl RepairAttempt<'_> {
             (is_same && may_need_repair).then(|| (StrandedPod::new(&object, pod.found_by), object));
         Ok(found)
     }
+}
+
+/// Returns why the plugin skips the pod, by the pod's namespace, name and annotations. If the plugin
+/// entry is unreadable, only the annotations decide, because not every repair mode needs the entry.
+fn skipped_because(pod: &StrandedPod, config: Option<&Config>) -> Option<SkipReason> {
+    let Some(config) = config else {
+        return pod.skipped_by_annotations;
+    };
+    let name =
+        PodRef { namespace: pod.namespace.clone(), name: pod.name.clone(), uid: pod.uid.clone() };
+    let by_annotations = match config.detection {
+        Detection::Api => None,
+        Detection::Annotations | Detection::Injector => pod.skipped_by_annotations,
+    };
+    skip_reason(&name, config, None).or(by_annotations)
 }
 
 /// Explains why a repair does not help: the plugin would skip the pod's replacement, too.

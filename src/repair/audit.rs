@@ -124,7 +124,8 @@ impl Audit {
 
     /// Audits all pods of the node once.
     fn audit(&mut self) -> Result<Failures, Error> {
-        let mut inspector = Inspector::new(&self.host, ReadFrom::Cache)?;
+        let config = self.host.config().map_err(inspect_rules::Error::from)?;
+        let mut inspector = Inspector::new(config, &self.host, ReadFrom::Cache);
         let mut failures = Failures::default();
         let client = self.connection.client()?;
         let list = pod_stream::list(client.read_list(&list_path(&self.node))?)?;
