@@ -84,6 +84,12 @@ impl Histories {
         }
     }
 
+    /// Whether the pod of a failed validator had all its rules a short time ago. A pod of an audit
+    /// has lost rules since.
+    fn was_complete(&self, pod: &StrandedPod, now: Instant) -> bool {
+        pod.found_by == FoundBy::Validator && !self.complete.allows(pod, now)
+    }
+
     /// Records that the pod has all its rules. Returns `true` if it already had them before the
     /// hold, so that its validator has failed in spite of them.
     fn record_complete(&mut self, pod: &StrandedPod, now: Instant) -> bool {
@@ -136,7 +142,7 @@ impl Worker {
             );
             return;
         }
-        if !self.histories.complete.allows(pod, Instant::now()) {
+        if self.histories.was_complete(pod, Instant::now()) {
             tracing::debug!(namespace, name, "Ignoring pod: it had all its redirect rules");
             return;
         }
@@ -334,8 +340,10 @@ mod tests {
         let pod = StrandedPod { uid: "a".into(), ..StrandedPod::default() };
         let other = StrandedPod { uid: "b".into(), ..StrandedPod::default() };
         assert!(!histories.record_complete(&pod, now), "its validator has to run again first");
-        assert!(!histories.complete.allows(&pod, now + COMPLETE_HOLD / 2));
-        assert!(histories.complete.allows(&pod, now + COMPLETE_HOLD));
+        assert!(histories.was_complete(&pod, now + COMPLETE_HOLD / 2));
+        assert!(!histories.was_complete(&pod, now + COMPLETE_HOLD));
+        let audited = StrandedPod { found_by: FoundBy::Audit, ..pod.clone() };
+        assert!(!histories.was_complete(&audited, now), "it lost rules since");
         assert!(!histories.record_complete(&other, now + COMPLETE_HOLD));
         // The validator fails every 5 minutes.
         assert!(histories.record_complete(&pod, now + COMPLETE_HOLD * 3 / 2));
