@@ -75,8 +75,13 @@ pub fn run(
     let watch = NetDirWatch::start(&settings.net_dir, &settings.kubeconfig_name);
     let left = leftovers::remove(settings);
     let mut failures: Vec<String> = left.iter().map(ToString::to_string).collect();
-    // Removed even if kubeconfig and plugin binaries have to stay.
-    failures.extend(leftovers::remove_dead_socket(settings).err().map(|error| error.to_string()));
+    // Removed even if kubeconfig and plugin binaries have to stay. An agent without a socket of its
+    // own removes it with the leftovers.
+    if settings.plugin_socket
+        && let Err(error) = leftovers::remove_dead_socket(settings)
+    {
+        failures.push(error.to_string());
+    }
     let end = Instant::now() + FOREIGN_TIMEOUT;
     for removal in 1..=MAX_REMOVALS {
         let mut retried_failures = Vec::new();

@@ -26,8 +26,8 @@ pub fn namespace_path(name: &str) -> String {
 
 /// Annotation of a mirror pod, which stands for a static pod: the UID that kubelet gave the static
 /// pod. The mirror pod's own UID differs. `kubernetes.io/config.hash` has the same value, but can be
-/// added to any pod; the API server rejects that for this annotation.
-const STATIC_POD_UID: &str = "kubernetes.io/config.mirror";
+/// added to an existing pod; the API server rejects an update that adds this annotation.
+pub const STATIC_POD_UID: &str = "kubernetes.io/config.mirror";
 
 /// Fetches the objects besides the pod on which its redirect may depend.
 pub trait ClusterLookup {

@@ -256,6 +256,8 @@ pub struct Preconditions {
 /// The owner of an object, e.g. the ReplicaSet of a pod.
 #[derive(Clone, Debug, Deserialize)]
 pub struct OwnerReference {
+    #[serde(default)]
+    pub kind: String,
     pub uid: String,
     /// Whether the owner is the object's controller, which replaces a deleted object.
     #[serde(default, deserialize_with = "null_as_default")]

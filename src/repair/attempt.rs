@@ -16,7 +16,7 @@ use super::rate_limit::RepairBudget;
 use super::stranded_pod::{FoundBy, LABEL, StrandedPod, is_auditable};
 use super::{RepairMode, Shared};
 use crate::cni::args::PodRef;
-use crate::config::Detection;
+use crate::config::{Config, Detection};
 use crate::kube::connection::{self, Connection};
 use crate::kube::types::Pod;
 use crate::kube::{self, Client};
@@ -30,6 +30,12 @@ const UNREADABLE: &str = "the pod's network namespace has a table of iptables-le
 const UNMANAGED: &str = "the pod has no controller that would replace it, so it is not deleted; \
                          delete it and create it again, or set repairController.mode=in-place or \
                          repairController.deleteUnmanaged=true";
+
+/// Why the worker does not delete a mirror pod.
+const STATIC: &str = "it is a static pod, which keeps running although its mirror pod is deleted; \
+                      move its manifest away until the pod is gone, then back, or set \
+                      repairController.mode=in-place";
+
 /// Why no repair helps while the plugin only logs the rules.
 const SIMULATED: &str = "the plugin installs no redirect rules in this pod (simulate is set in the \
                          plugin entry); set simulate to false";
@@ -83,12 +89,14 @@ impl Error {
 /// Result of an attempt.
 pub enum RepairOutcome {
     /// The repair mode was applied. `missing_rules` is empty if the rules were not read.
-    Repaired { missing_rules: Vec<String> },
+    /// `dry_run` is whether the pod was deleted after a dry run of its eviction.
+    Repaired { missing_rules: Vec<String>, dry_run: bool },
     /// The pod does not need a repair, for this reason.
     NotNeeded(&'static str),
-    /// The pod was repaired less than [`HOLD`](super::history::HOLD) ago, or replaces a pod that was
-    /// deleted less than `HOLD` ago.
-    RepairedRecently,
+    /// The pod has all its rules, but the last run of its validator failed.
+    Complete,
+    /// The pod, or the one that it replaces, was repaired recently. When the pod may be repaired.
+    RepairedRecently(Instant),
     /// The pod cannot be repaired, for this reason.
     CannotRepair(String),
     /// A disruption budget rejects the eviction. The API server's message.
@@ -122,8 +130,11 @@ impl RepairAttempt<'_> {
             Continue(repair) => repair,
             Break(outcome) => return Ok(outcome),
         };
-        if !self.repaired.allows(&pod, Instant::now()) {
-            return Ok(RepairOutcome::RepairedRecently);
+        if self.mode == RepairMode::Delete && pod.is_mirror {
+            return Ok(RepairOutcome::CannotRepair(STATIC.to_owned()));
+        }
+        if let Some(end) = self.repaired.held_until(&pod, Instant::now()) {
+            return Ok(RepairOutcome::RepairedRecently(end));
         }
         let result = match self.apply(&pod, rules.as_ref()) {
             // The pod changed after the check: try once more with its new version.
@@ -136,14 +147,17 @@ impl RepairAttempt<'_> {
         // A rejected request changed nothing and costs no budget. A request without a
         // response may have been carried out.
         let is_rejected = match &result {
-            Ok(effect) => *effect != Effect::Applied,
+            Ok(effect) => !matches!(effect, Effect::Applied | Effect::AppliedAfterDryRun),
             Err(error) => error.status_code().is_some(),
         };
         if !is_rejected {
             self.budget.spend(Instant::now());
         }
         match result {
-            Ok(Effect::Applied) => Ok(RepairOutcome::Repaired { missing_rules }),
+            Ok(Effect::Applied) => Ok(RepairOutcome::Repaired { missing_rules, dry_run: false }),
+            Ok(Effect::AppliedAfterDryRun) => {
+                Ok(RepairOutcome::Repaired { missing_rules, dry_run: true })
+            }
             Ok(Effect::RejectedByDisruptionBudget(why)) => Ok(RepairOutcome::EvictionRejected(why)),
             Ok(Effect::Unmanaged) => Ok(RepairOutcome::Unmanaged(UNMANAGED)),
             Err(error) if error.status_code() == Some(404) => {
@@ -169,11 +183,15 @@ impl RepairAttempt<'_> {
         &mut self,
         pod: &StrandedPod,
     ) -> Result<ControlFlow<RepairOutcome, NeededRepair>, Error> {
-        if self.host.config().is_ok_and(|config| config.simulate) {
+        let config = self.host.config();
+        if config.as_ref().is_ok_and(|config| config.simulate) {
             return Ok(Break(no_rules_outcome(pod, SIMULATED.to_owned())));
         }
-        if let Some(reason) = self.skip_reason(pod) {
+        if let Some(reason) = skipped_because(pod, config.as_ref().ok()) {
             return Ok(Break(no_rules_outcome(pod, skipped_by_plugin(reason))));
+        }
+        if pod.unmeshed {
+            return Ok(Break(no_rules_outcome(pod, UNMESHED.to_owned())));
         }
         let must_inspect = self.mode == RepairMode::InPlace || pod.found_by == FoundBy::Audit;
         if self.mode == RepairMode::Delete && !must_inspect {
@@ -189,36 +207,20 @@ impl RepairAttempt<'_> {
             return Ok(Continue(NeededRepair::without_inspection(pod)));
         }
         let client = self.connection.client()?;
-        let inspection = Inspector::new(self.host, ReadFrom::Etcd)?.inspect(&client, object)?;
+        let config = config.map_err(inspect_rules::Error::from)?;
+        let mut inspector = Inspector::new(config, self.host, ReadFrom::Etcd);
+        let inspection = inspector.inspect(&client, object)?;
         Ok(match inspection {
             Inspection::NotApplicable => Break(no_rules_outcome(&pod, UNMESHED.to_owned())),
-            Inspection::Complete => {
-                Break(RepairOutcome::NotNeeded("Pod has all its redirect rules"))
-            }
+            Inspection::Complete => Break(match pod.found_by {
+                FoundBy::Validator => RepairOutcome::Complete,
+                FoundBy::Audit => RepairOutcome::NotNeeded("Pod has all its redirect rules"),
+            }),
             Inspection::Unreadable => Break(RepairOutcome::CannotRepair(UNREADABLE.into())),
             Inspection::Missing(rules, missing_rules) => {
                 Continue(NeededRepair { pod, rules: Some(rules), missing_rules })
             }
         })
-    }
-
-    /// Returns why the plugin skips the pod, by the pod's namespace, name and annotations. If the
-    /// plugin entry is unreadable, only the annotations decide, because not every repair mode needs
-    /// the entry.
-    fn skip_reason(&self, pod: &StrandedPod) -> Option<SkipReason> {
-        let Ok(config) = self.host.config() else {
-            return pod.skipped_by_annotations;
-        };
-        let name = PodRef {
-            namespace: pod.namespace.clone(),
-            name: pod.name.clone(),
-            uid: pod.uid.clone(),
-        };
-        let by_annotations = match config.detection {
-            Detection::Api => None,
-            Detection::Annotations | Detection::Injector => pod.skipped_by_annotations,
-        };
-        skip_reason(&name, &config, None).or(by_annotations)
     }
 
     /// Deletes or labels the pod or installs its rules, as the repair mode says.
@@ -258,6 +260,21 @@ impl RepairAttempt<'_> {
             (is_same && may_need_repair).then(|| (StrandedPod::new(&object, pod.found_by), object));
         Ok(found)
     }
+}
+
+/// Returns why the plugin skips the pod, by the pod's namespace, name and annotations. If the plugin
+/// entry is unreadable, only the annotations decide, because not every repair mode needs the entry.
+fn skipped_because(pod: &StrandedPod, config: Option<&Config>) -> Option<SkipReason> {
+    let Some(config) = config else {
+        return pod.skipped_by_annotations;
+    };
+    let name =
+        PodRef { namespace: pod.namespace.clone(), name: pod.name.clone(), uid: pod.uid.clone() };
+    let by_annotations = match config.detection {
+        Detection::Api => None,
+        Detection::Annotations | Detection::Injector => pod.skipped_by_annotations,
+    };
+    skip_reason(&name, config, None).or(by_annotations)
 }
 
 /// Explains why a repair does not help: the plugin would skip the pod's replacement, too.

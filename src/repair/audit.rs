@@ -14,7 +14,7 @@ use super::pod_stream::{self, FromPod, MAX_PODS};
 use super::stranded_pod::{FoundBy, INJECTED_LABEL, LABEL, StrandedPod, is_auditable};
 use crate::backoff::jitter;
 use crate::config::mesh::PROXY;
-use crate::config::pod::CONTROL_PLANE_LABEL;
+use crate::config::pod::{CONTROL_PLANE_LABEL, STATIC_POD_UID};
 use crate::firewall;
 use crate::kube;
 use crate::kube::connection::{self, Connection};
@@ -59,7 +59,7 @@ impl FromPod for AuditedPod {
         }
         pod.status.init_container_statuses = Vec::new();
         let metadata = &mut pod.metadata;
-        retain_keys(&mut metadata.annotations, is_linkerd_key);
+        retain_keys(&mut metadata.annotations, |key| is_linkerd_key(key) || key == STATIC_POD_UID);
         let labels = [LABEL, INJECTED_LABEL, CONTROL_PLANE_LABEL];
         retain_keys(&mut metadata.labels, |key| labels.contains(&key));
         Some(AuditedPod(pod))
@@ -124,7 +124,8 @@ impl Audit {
 
     /// Audits all pods of the node once.
     fn audit(&mut self) -> Result<Failures, Error> {
-        let mut inspector = Inspector::new(&self.host, ReadFrom::Cache)?;
+        let config = self.host.config().map_err(inspect_rules::Error::from)?;
+        let mut inspector = Inspector::new(config, &self.host, ReadFrom::Cache);
         let mut failures = Failures::default();
         let client = self.connection.client()?;
         let list = pod_stream::list(client.read_list(&list_path(&self.node))?)?;

@@ -5,9 +5,9 @@ use super::stranded_pod::{FoundBy, LABEL};
 use crate::kube::event::{EventContent, EventType};
 
 /// Why a pod that is stranded again is skipped for now.
-pub const REPAIRED_RECENTLY: &str = "stranded again within a minute of the repair of this \
-                                     pod or of its owner's last pod; check that the CNI plugin \
-                                     works on this node";
+pub const REPAIRED_RECENTLY: &str = "stranded again soon after the repair of this pod or \
+                                     of its owner's last pod; check that the CNI plugin works on \
+                                     this node";
 
 /// What happened to a pod.
 #[derive(Clone, Copy, Debug)]

@@ -18,6 +18,8 @@ const DISRUPTION_BUDGET: &str = "disruption budget";
 pub enum Effect {
     /// The repair mode was applied: here, the API server evicts or deletes the pod.
     Applied,
+    /// The API server deletes the pod, after a dry run of the eviction.
+    AppliedAfterDryRun,
     /// A disruption budget rejects the eviction. The API server's message.
     RejectedByDisruptionBudget(String),
     /// The pod has no controller that would replace it, so it is not deleted.
@@ -52,7 +54,9 @@ pub fn evict_or_delete(client: &Client, pod: &StrandedPod) -> Result<Effect, Err
     match evict(client, &format!("{path}/eviction"), &eviction) {
         Err(error) if error.code() == Some(403) => {
             match evict(client, &format!("{path}/eviction?dryRun=All"), &eviction) {
-                Ok(Effect::Applied) => {}
+                Ok(Effect::Applied) => {
+                    return client.delete(&path, &options).map(|()| Effect::AppliedAfterDryRun);
+                }
                 Err(error) if is_not_permitted(&error) => {}
                 rejected => return rejected,
             }

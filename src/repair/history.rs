@@ -7,8 +7,14 @@ use std::time::{Duration, Instant, SystemTime};
 use super::stranded_pod::StrandedPod;
 
 /// Time for which a repaired pod is not repaired again. The same holds for a pod that was created
-/// after another pod of its owner was deleted.
+/// after another pod of its owner was deleted; then the hold doubles with each deletion.
 pub const HOLD: Duration = Duration::from_secs(60);
+
+/// Longest hold after deletions that did not help.
+const LONGEST_HOLD: Duration = Duration::from_secs(3600);
+
+/// Time after which a deletion is forgotten, so that the next hold is [`HOLD`] again.
+const DELETIONS_KEPT: Duration = Duration::from_secs(2 * 3600);
 
 /// Maximum number of entries in a history, to bound memory.
 const MAX_ENTRIES: usize = 1024;
@@ -22,13 +28,14 @@ pub enum HistoryKey {
     Pod,
 }
 
-/// The newest repair of each pod or owner. Each entry expires after the hold.
+/// The newest repair of each pod or owner.
 ///
 /// After the deletion of a pod, other pods of the same owner may be stranded:
 ///
 /// - A pod created before the deletion started during the same boot. It may be deleted at
 ///   once.
-/// - A pod created after the deletion shows that the deletion did not help. It has to wait.
+/// - A pod created after the deletion shows that the deletion did not help. It has to wait, longer
+///   after each further deletion: perhaps no deletion helps.
 ///
 /// The creation time is from the API server's clock, the deletion time from the node's
 /// clock. If the clocks differ, a pod may wait without need, or may be deleted once more. A
@@ -37,7 +44,7 @@ pub enum HistoryKey {
 /// youngest deleted pod may be deleted at once.
 pub struct History {
     key: HistoryKey,
-    /// Time until a pod or owner in the history is allowed again.
+    /// Time until a pod or owner in the history is allowed again, after its first repair.
     hold: Duration,
     newest: HashMap<String, LastRepair>,
 }
@@ -48,8 +55,17 @@ struct LastRepair {
     date: String,
     /// Creation time of the youngest pod that was repaired; RFC 3339 with whole seconds.
     youngest: String,
+    /// Time until the pod or owner is allowed again.
+    hold: Duration,
     /// Whether it was reported that the next repair has to wait.
     hold_reported: bool,
+}
+
+impl LastRepair {
+    /// Whether the pod, of the same owner, was created after the last repair.
+    fn is_replacement(&self, pod: &StrandedPod) -> bool {
+        pod.created >= self.date && pod.created > self.youngest
+    }
 }
 
 impl History {
@@ -59,11 +75,20 @@ impl History {
 
     /// Whether the pod may be repaired at `now`.
     pub fn allows(&self, pod: &StrandedPod, now: Instant) -> bool {
-        self.newest.get(self.key(pod)).is_none_or(|entry| {
-            let is_older = self.key == HistoryKey::Owner
-                && (pod.created < entry.date || pod.created <= entry.youngest);
-            is_older || now.duration_since(entry.at) >= self.hold
-        })
+        self.held_until(pod, now).is_none()
+    }
+
+    /// Returns when the pod may be repaired; `None` if it may be repaired at `now`.
+    pub fn held_until(&self, pod: &StrandedPod, now: Instant) -> Option<Instant> {
+        let entry = self.newest.get(self.key(pod))?;
+        let end = entry.at + entry.hold;
+        let is_held = self.key == HistoryKey::Pod || entry.is_replacement(pod);
+        (is_held && now < end).then_some(end)
+    }
+
+    /// Whether the pod or owner is in the history, even if its hold is over.
+    pub fn contains(&self, pod: &StrandedPod) -> bool {
+        self.newest.contains_key(self.key(pod))
     }
 
     /// Marks the hold of the pod or owner as reported. Returns `true` the first time after
@@ -76,8 +101,11 @@ impl History {
 
     /// Records a repair at `now`, which is `date` by the node's clock. Drops expired entries.
     pub fn record(&mut self, pod: &StrandedPod, now: Instant, date: SystemTime) {
-        let hold = self.hold;
-        self.newest.retain(|_, entry| now.duration_since(entry.at) < hold);
+        let kept = match self.key {
+            HistoryKey::Owner => DELETIONS_KEPT,
+            HistoryKey::Pod => 2 * self.hold,
+        };
+        self.newest.retain(|_, entry| now.duration_since(entry.at) < kept);
         if self.newest.len() >= MAX_ENTRIES {
             let oldest = self.newest.iter().min_by_key(|(_, entry)| entry.at);
             if let Some(key) = oldest.map(|(key, _)| key.clone()) {
@@ -85,10 +113,18 @@ impl History {
             }
         }
         let key = self.key(pod).to_owned();
-        let youngest = self.newest.remove(&key).map(|entry| entry.youngest);
+        let last = self.newest.remove(&key);
+        let hold = match &last {
+            Some(last) if self.key == HistoryKey::Owner && last.is_replacement(pod) => {
+                (2 * last.hold).min(LONGEST_HOLD)
+            }
+            Some(last) => last.hold,
+            None => self.hold,
+        };
         let entry = LastRepair {
             at: now,
-            youngest: youngest.unwrap_or_default().max(pod.created.clone()),
+            youngest: last.map(|last| last.youngest).unwrap_or_default().max(pod.created.clone()),
+            hold,
             date: humantime::format_rfc3339_seconds(date).to_string(),
             hold_reported: false,
         };
@@ -137,6 +173,31 @@ mod tests {
     }
 
     #[test]
+    fn the_hold_doubles_up_to_an_hour_while_replacements_are_stranded_again() {
+        let mut history = History::new(HistoryKey::Owner, HOLD);
+        let start = Instant::now();
+        let mut elapsed = 0;
+        for minutes in [1, 2, 4, 8, 16, 32, 60, 60] {
+            let (at, date) =
+                (Duration::from_secs(elapsed), UNIX_EPOCH + Duration::from_secs(elapsed));
+            history.record(&pod("web", elapsed), start + at, date);
+            // An older sibling is deleted at once, and does not lengthen the hold.
+            let sibling = pod("web", elapsed);
+            assert!(history.allows(&sibling, start + at));
+            history.record(&sibling, start + at, date);
+            elapsed += minutes * 60;
+            let replacement = pod("web", elapsed);
+            let end = start + Duration::from_secs(elapsed);
+            assert!(!history.allows(&replacement, end - Duration::from_secs(1)), "{minutes}");
+            assert!(history.allows(&replacement, end), "{minutes}");
+        }
+        let later = elapsed + 2 * 3600;
+        let (at, date) = (Duration::from_secs(later), UNIX_EPOCH + Duration::from_secs(later));
+        history.record(&pod("web", later), start + at, date);
+        assert!(history.allows(&pod("web", later + 60), start + at + HOLD), "long ago");
+    }
+
+    #[test]
     fn siblings_and_replacements_are_distinguished_when_the_nodes_clock_is_behind() {
         let now = Instant::now();
         let mut history = History::new(HistoryKey::Owner, HOLD);
@@ -153,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn entries_are_bounded_and_expire_after_the_hold() {
+    fn entries_are_bounded_and_expire() {
         let now = Instant::now();
         let mut history = History::new(HistoryKey::Owner, HOLD);
         for owner in 0..2 * MAX_ENTRIES {
@@ -162,7 +223,7 @@ mod tests {
         }
         assert_eq!(history.newest.len(), MAX_ENTRIES);
         assert!(history.newest.contains_key(&(2 * MAX_ENTRIES - 1).to_string()));
-        history.record(&pod("new", 0), now + 2 * HOLD, UNIX_EPOCH);
+        history.record(&pod("new", 0), now + DELETIONS_KEPT + HOLD, UNIX_EPOCH);
         assert_eq!(history.newest.len(), 1);
     }
 

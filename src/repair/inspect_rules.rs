@@ -47,8 +47,8 @@ pub enum Inspection {
     Unreadable,
 }
 
-/// Inspects pods. Reads the plugin's configuration, the runtime's cache and each API object
-/// only once: create a new inspector for each audit or repair.
+/// Inspects pods. Reads the runtime's cache and each API object only once: create a new inspector
+/// for each audit or repair.
 pub struct Inspector {
     config: Config,
     netns_lookup: NetnsLookup,
@@ -66,13 +66,13 @@ pub enum ReadFrom {
 }
 
 impl Inspector {
-    /// Reads the plugin's configuration and the runtime's cache of CNI results.
-    pub fn new(host: &HostDirs, read_from: ReadFrom) -> Result<Self, Error> {
-        Ok(Inspector {
-            config: host.config()?,
+    /// Takes the plugin's configuration, and reads the runtime's cache of CNI results.
+    pub fn new(config: Config, host: &HostDirs, read_from: ReadFrom) -> Self {
+        Inspector {
+            config,
             netns_lookup: NetnsLookup::read(host),
             objects: ReadObjects { read_from, namespaces: BTreeMap::new(), api_service: None },
-        })
+        }
     }
 
     /// Compares the pod's rules with the rules it should have. Changes nothing.

@@ -12,6 +12,7 @@ use nix::ifaddrs::getifaddrs;
 use serde::Deserialize;
 
 use super::host_dirs::HostDirs;
+use crate::config::pod::STATIC_POD_UID;
 use crate::kube::types::Pod;
 use crate::netns;
 
@@ -74,7 +75,9 @@ impl NetnsLookup {
         };
         let metadata = &pod.metadata;
         let full_name = format!("{}/{}", metadata.namespace, metadata.name);
-        let keys = [&metadata.uid, &full_name];
+        // The runtime knows a static pod by another UID than the API server.
+        let static_uid = metadata.annotations.get(STATIC_POD_UID).unwrap_or(&metadata.uid);
+        let keys = [&metadata.uid, static_uid, &full_name];
         let by_pod = &self.by_pod;
         let mut candidates = keys.iter().filter_map(|key| by_pod.get(*key)).flatten();
         if let Some(path) = candidates.find(|path| addresses(path).contains(&address)) {

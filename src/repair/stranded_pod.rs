@@ -4,7 +4,7 @@
 //! validator exits with 95. An audit also finds running meshed pods that lost rules.
 //! [`StrandedPod`] describes both.
 
-use crate::config::mesh::is_meshed;
+use crate::config::mesh::{self, Mesh, is_meshed};
 use crate::kube::types::{ContainerStatus, Pod};
 use crate::plugin::skip::{SkipReason, skipped_by_annotations};
 
@@ -45,6 +45,8 @@ pub struct StrandedPod {
     pub owner_key: String,
     /// Whether an owner of the pod is its controller, which replaces the pod after a deletion.
     pub has_controller: bool,
+    /// Whether the pod is the mirror pod of a static pod, whose controller is the node.
+    pub is_mirror: bool,
     /// creationTimestamp: RFC 3339 with whole seconds.
     pub created: String,
     /// Whether the pod has [`LABEL`].
@@ -52,6 +54,8 @@ pub struct StrandedPod {
     /// Why the plugin skips the pod by its annotations, unless it asks the API server for every pod.
     /// `None` for an injected pod, which upstream's controller repairs too.
     pub skipped_by_annotations: Option<SkipReason>,
+    /// Whether the plugin installs no rules in the pod because of its containers.
+    pub unmeshed: bool,
     pub found_by: FoundBy,
 }
 
@@ -72,12 +76,14 @@ impl StrandedPod {
                 None => format!("{}/{}", metadata.namespace, metadata.name),
             },
             has_controller: controller.is_some(),
+            is_mirror: controller.is_some_and(|owner| owner.kind == "Node"),
             created: metadata.creation_timestamp.clone(),
             labelled: metadata.labels.get(LABEL).is_some_and(|value| value == "true"),
             skipped_by_annotations: match is_injected(pod) {
                 true => None,
                 false => skipped_by_annotations(&metadata.annotations),
             },
+            unmeshed: matches!(mesh::proxy(pod), Ok(Mesh::Unmeshed(_))),
             found_by,
         }
     }

@@ -17,7 +17,7 @@ use crate::kube::retry::Retry;
 
 /// Longest wait before the first list, so that controllers that start together on many
 /// nodes do not list together.
-const START_SPREAD: Duration = Duration::from_secs(2);
+const START_SPREAD: Duration = Duration::from_secs(5);
 
 /// A watch that lasts at least this long resets the backoff.
 const STEADY: Duration = Duration::from_secs(60);

@@ -11,7 +11,7 @@ use super::history::{HOLD, History, HistoryKey};
 use super::host_dirs::HostDirs;
 use super::metrics::Metrics;
 use super::rate_limit::RepairBudget;
-use super::stranded_pod::StrandedPod;
+use super::stranded_pod::{FoundBy, StrandedPod};
 use super::{RepairMode, Shared};
 use crate::firewall::describe_missing;
 use crate::kube::connection::Connection;
@@ -23,6 +23,19 @@ pub const REQUEST_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// How long to ignore a pod after it was reported or skipped.
 const REPORT_HOLD: Duration = Duration::from_secs(3600);
+
+/// Time for the API server to subtract a deleted pod from its disruption budgets. An eviction
+/// does so itself, a dry run and a deletion do not.
+const BUDGET_UPDATE: Duration = Duration::from_secs(5);
+
+/// How long to ignore a pod that has all its rules although its validator failed. The kubelet
+/// restarts the validator after at most 5 minutes, which then succeeds.
+const COMPLETE_HOLD: Duration = Duration::from_secs(600);
+
+/// Why the worker reports a pod whose validator fails again in spite of all rules.
+const COMPLETE: &str = "its linkerd-network-validator fails, although it has all its redirect \
+                        rules; check its annotations config.linkerd.io/skip-outbound-ports and \
+                        config.linkerd.io/skip-subnets, and its log";
 
 /// Repairs the pods of the queue.
 pub struct Worker {
@@ -42,14 +55,16 @@ pub struct Worker {
 
 /// Pods that were repaired, reported or skipped recently.
 pub struct Histories {
-    /// Repaired pods, or owners of deleted pods: not repaired again for [`HOLD`].
+    /// Repaired pods, or owners of deleted pods: not repaired again for [`HOLD`] or longer.
     repaired: History,
     /// Reported or skipped pods: ignored for [`REPORT_HOLD`].
     ignored: History,
     /// Pods whose eviction a disruption budget rejected: not evicted again for [`HOLD`].
     evictions_rejected: History,
-    /// Pods whose rejected eviction, or whose missing controller, was reported: not reported
-    /// again for [`REPORT_HOLD`].
+    /// Pods that had all their rules: ignored for [`COMPLETE_HOLD`].
+    complete: History,
+    /// Pods that were reported because of a rejected eviction, a missing controller or a failure
+    /// in spite of all rules: not reported again for [`REPORT_HOLD`].
     left_unchanged_reported: History,
 }
 
@@ -64,8 +79,23 @@ impl Histories {
             repaired: History::new(repaired_key, HOLD),
             ignored: History::new(HistoryKey::Pod, REPORT_HOLD),
             evictions_rejected: History::new(HistoryKey::Pod, HOLD),
+            complete: History::new(HistoryKey::Pod, COMPLETE_HOLD),
             left_unchanged_reported: History::new(HistoryKey::Pod, REPORT_HOLD),
         }
+    }
+
+    /// Whether the pod of a failed validator had all its rules a short time ago. A pod of an audit
+    /// has lost rules since.
+    fn was_complete(&self, pod: &StrandedPod, now: Instant) -> bool {
+        pod.found_by == FoundBy::Validator && !self.complete.allows(pod, now)
+    }
+
+    /// Records that the pod has all its rules. Returns `true` if it already had them before the
+    /// hold, so that its validator has failed in spite of them.
+    fn record_complete(&mut self, pod: &StrandedPod, now: Instant) -> bool {
+        let again = self.complete.contains(pod);
+        self.complete.record(pod, now, SystemTime::now());
+        again
     }
 }
 
@@ -112,6 +142,10 @@ impl Worker {
             );
             return;
         }
+        if self.histories.was_complete(pod, Instant::now()) {
+            tracing::debug!(namespace, name, "Ignoring pod: it had all its redirect rules");
+            return;
+        }
         if !self.histories.evictions_rejected.allows(pod, Instant::now()) {
             shared.unrepaired.add(pod.found_by, Instant::now() + HOLD);
             return;
@@ -127,12 +161,22 @@ impl Worker {
             shared: &shared,
         };
         match attempt.run(pod) {
-            Ok(RepairOutcome::Repaired { missing_rules }) => {
+            Ok(RepairOutcome::Repaired { missing_rules, dry_run }) => {
                 self.record_repair(pod, began, &missing_rules);
                 self.publish(pod, RepairEvent::Repaired(self.mode, missing_rules.len()));
+                // A pod with a failed validator is not ready, so no budget counts it.
+                if dry_run && pod.found_by == FoundBy::Audit {
+                    shared.queue.is_closed_within(BUDGET_UPDATE);
+                }
             }
             Ok(RepairOutcome::NotNeeded(why)) => tracing::debug!(namespace, name, "{why}"),
-            Ok(RepairOutcome::RepairedRecently) => self.hold(pod),
+            Ok(RepairOutcome::Complete) => {
+                tracing::debug!(namespace, name, "Pod has all its redirect rules");
+                if self.histories.record_complete(pod, Instant::now()) {
+                    self.report_unchanged(pod, COMPLETE);
+                }
+            }
+            Ok(RepairOutcome::RepairedRecently(end)) => self.hold(pod, end),
             Ok(RepairOutcome::CannotRepair(why)) => self.skip(pod, &why),
             Ok(RepairOutcome::EvictionRejected(why)) => self.postpone_eviction(pod, &why),
             // Checked again on the pod's next event or audit: a controller may adopt the pod.
@@ -179,11 +223,11 @@ impl Worker {
         repaired.record(pod, Instant::now(), SystemTime::now());
     }
 
-    /// Skips a pod that is stranded again soon after a repair, until its hold ends. Reports
-    /// each hold once.
-    fn hold(&mut self, pod: &StrandedPod) {
+    /// Skips a pod that is stranded again soon after a repair, until its hold ends at `end`.
+    /// Reports each hold once.
+    fn hold(&mut self, pod: &StrandedPod, end: Instant) {
         self.shared.metrics.pods_held.inc();
-        self.shared.unrepaired.add(pod.found_by, Instant::now() + HOLD);
+        self.shared.unrepaired.add(pod.found_by, end);
         if self.histories.repaired.mark_hold_reported(pod) {
             self.report_skipped(pod, RepairEvent::SkippedForNow(REPAIRED_RECENTLY));
         }
@@ -288,6 +332,22 @@ mod tests {
     use super::*;
     use crate::cni;
     use crate::repair::inspect_rules;
+
+    #[test]
+    fn a_pod_that_has_all_its_rules_is_ignored_and_reported_if_its_validator_still_fails() {
+        let now = Instant::now();
+        let mut histories = Histories::new(RepairMode::InPlace);
+        let pod = StrandedPod { uid: "a".into(), ..StrandedPod::default() };
+        let other = StrandedPod { uid: "b".into(), ..StrandedPod::default() };
+        assert!(!histories.record_complete(&pod, now), "its validator has to run again first");
+        assert!(histories.was_complete(&pod, now + COMPLETE_HOLD / 2));
+        assert!(!histories.was_complete(&pod, now + COMPLETE_HOLD));
+        let audited = StrandedPod { found_by: FoundBy::Audit, ..pod.clone() };
+        assert!(!histories.was_complete(&audited, now), "it lost rules since");
+        assert!(!histories.record_complete(&other, now + COMPLETE_HOLD));
+        // The validator fails every 5 minutes.
+        assert!(histories.record_complete(&pod, now + COMPLETE_HOLD * 3 / 2));
+    }
 
     #[test]
     fn a_failed_inspection_is_no_failed_deletion() {

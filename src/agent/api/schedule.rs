@@ -44,6 +44,10 @@ const OVERLOAD_SPREAD: Limits = [Duration::from_secs(5), Duration::from_secs(60)
 /// send them together.
 const START_SPREAD: Duration = Duration::from_secs(60);
 
+/// Longest time over which the first checks of adopted tokens are spread. Shorter, because the agent
+/// is not ready before it.
+const FIRST_CHECK_SPREAD: Duration = Duration::from_secs(2);
+
 /// Result of checking a token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CheckResult {
@@ -60,6 +64,9 @@ pub struct Schedule {
     renewal: Option<Instant>,
     /// When the next check is due.
     check: Instant,
+    /// Earliest time of the first check. Later than the start if the plugin has a token: without
+    /// one, pods wait for the agent.
+    first_check: Instant,
     /// When the last check was sent.
     last_check: Option<Instant>,
     /// Result of the last check of this kubeconfig.
@@ -77,10 +84,16 @@ pub struct Schedule {
 }
 
 impl Schedule {
-    /// Starts a schedule. `renewal` is the time until the first TokenRequest. Without a call of
+    /// Starts a schedule. `renewal` is the time until the first TokenRequest; not zero if the agent
+    /// found a valid token on the host. Without a call of
     /// [`Schedule::kubeconfig_changed`], the first check is due only after the check period.
     pub fn new(now: Instant, renewal: Option<Duration>) -> Schedule {
+        let spread = match renewal {
+            None | Some(Duration::ZERO) => Duration::ZERO,
+            Some(_) => FIRST_CHECK_SPREAD,
+        };
         Schedule {
+            first_check: now + jitter(spread),
             renewal: renewal.map(|wait| now + wait),
             check: now + period(),
             last_check: None,
@@ -128,7 +141,7 @@ impl Schedule {
     /// Schedules the next check `gap` after the last check, or at `now` if that is later. Never
     /// postpones the check.
     fn check_after(&mut self, now: Instant, gap: Duration) {
-        let allowed = self.last_check.map_or(now, |last| now.max(last + gap));
+        let allowed = now.max(self.last_check.map_or(self.first_check, |last| last + gap));
         self.check = self.check.min(allowed);
     }
 

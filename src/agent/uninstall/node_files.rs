@@ -7,7 +7,6 @@ use std::path::PathBuf;
 
 use tracing::{info, warn};
 
-use super::leftovers;
 use crate::agent::binaries::Binaries;
 use crate::agent::settings::Settings;
 use crate::conflist::PLUGIN;
@@ -70,7 +69,7 @@ impl<'s> NodeFiles<'s> {
         }
     }
 
-    /// Removes all files, and the socket that a dead agent left.
+    /// Removes all files.
     pub fn finish(self, failures: &mut Vec<String>) {
         let state = self.settings.net_dir.join(saved_state::NAME);
         for removal in self.removals {
@@ -83,9 +82,6 @@ impl<'s> NodeFiles<'s> {
         }
         for copy in aside::known_and_unknown(&self.settings.net_dir).1 {
             warn!("{} is kept: it holds saved state that this agent does not know", copy.display());
-        }
-        if let Err(error) = leftovers::remove_dead_socket(self.settings) {
-            failures.push(error.to_string());
         }
     }
 }

@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::net::UnixDatagram;
 use std::path::Path;
 use std::thread;
 
@@ -153,6 +154,23 @@ fn a_disk_that_turns_read_only_takes_no_plugin_away_that_is_named() {
         agent.until_ready();
         assert_eq!(agent.stop(), Some(0));
         assert_eq!(node.tree(), before);
+    });
+}
+
+#[test]
+fn an_uninstall_names_a_dead_agents_socket_that_it_cannot_remove_once() {
+    with_mounts(|node| {
+        node.write("10-calico.conflist", CALICO);
+        let socket = node.net(".linkerd-cni.sock");
+        drop(UnixDatagram::bind(&socket).unwrap());
+        read_only(&node.root().join("etc"));
+        for own_socket in ["false", "true"] {
+            let vars = [("LINKERD_CNI_PLUGIN_SOCKET", own_socket)];
+            let mut uninstall = node.start_args(&["uninstall"], &vars);
+            assert_eq!(uninstall.wait(), Some(1), "{}", uninstall.log());
+            let log = uninstall.log();
+            assert_eq!(log.matches(".linkerd-cni.sock").count(), 1, "{log}");
+        }
     });
 }
 

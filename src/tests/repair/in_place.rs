@@ -15,7 +15,7 @@ use linkerd2_cni::{firewall, netns};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use crate::api::{Answer, Api};
+use crate::api::{Answer, Api, Request};
 use crate::controller::Controller;
 use crate::namespaces::{NEIGHBOUR, Namespaces, POD};
 use crate::until::until;
@@ -100,6 +100,13 @@ impl Node {
         self.namespaces.connect_from_pod(0, NEIGHBOUR[0], 80)
     }
 
+    /// Requests that delete, evict or change the pod.
+    fn changes(&self) -> Vec<Request> {
+        self.api.requests(|request| {
+            ["DELETE", "PATCH"].contains(&&*request.method) || request.is_eviction()
+        })
+    }
+
     fn events(&self) -> Vec<Value> {
         let events = self.api.requests(|request| request.is_event());
         events.into_iter().map(|request| request.body).collect()
@@ -180,6 +187,11 @@ fn a_stranded_pod_gets_the_rules_that_the_plugin_would_install() {
         node.api.send("MODIFIED", &waiting());
         controller.logs("Pod has all its redirect rules");
         assert_eq!(node.ruleset(), ruleset);
+        // The next failures cause no requests for a while.
+        let requests = node.api.requests(|request| !request.is_event()).len();
+        node.api.send("MODIFIED", &waiting());
+        controller.logs("Ignoring pod: it had all its redirect rules");
+        assert_eq!(node.api.requests(|request| !request.is_event()).len(), requests);
         assert_eq!(controller.metric("pods_held_total"), 0);
     }
 }
@@ -375,6 +387,25 @@ fn an_audit_in_mode_delete_keeps_the_pods_grace_period() {
 }
 
 #[test]
+fn an_audit_waits_for_the_disruption_budgets_after_a_deletion_that_only_a_dry_run_checked() {
+    let node = Node::new();
+    let names = ["web-1", "web-2"];
+    for name in names {
+        node.cache_cni_result(&format!("uid-of-{name}"));
+        let mut pod = running();
+        pod["metadata"] = stranded(name)["metadata"].clone();
+        node.api.knows(&pod);
+        node.api.state().pods.push(pod);
+    }
+    node.api.state().evict_dry_run = Some(Answer::Status(201));
+    let began = Instant::now();
+    let _controller = node.controller(&["--audit-seconds=1", "--mode=delete"]);
+    until("both are deleted", || node.api.deleted().len() >= 2);
+    assert!(began.elapsed() >= 5 * SECOND, "{:?}", began.elapsed());
+    assert_eq!(node.api.deleted()[..2], names.map(path));
+}
+
+#[test]
 fn an_audit_in_mode_delete_reports_a_pod_without_a_controller_only_if_rules_are_missing() {
     let node = Node::new();
     node.cache_cni_result("uid-of-web-1");
@@ -486,6 +517,20 @@ fn a_hand_made_meshed_pod_is_audited_and_repaired_like_an_injected_one() {
 }
 
 #[test]
+fn the_mirror_pod_of_a_static_pod_is_repaired_in_place() {
+    for mut pod in [running(), waiting()] {
+        pod["metadata"]["annotations"]["kubernetes.io/config.mirror"] = json!("static-uid");
+        let node = Node::new();
+        // The runtime knows the static pod by the UID that kubelet gave it.
+        node.cache_cni_result("static-uid");
+        node.knows(&pod);
+        let controller = node.controller(&["--audit-seconds=1"]);
+        controller.counts("pods_repaired_total", 1);
+        assert!(node.ruleset().contains("redirect to :4140"));
+    }
+}
+
+#[test]
 fn a_stranded_hand_made_pod_without_linkerd_annotation_is_reported_with_a_remedy() {
     for mode in ["delete", "in-place", "label", "report"] {
         let node = Node::new();
@@ -495,10 +540,7 @@ fn a_stranded_hand_made_pod_without_linkerd_annotation_is_reported_with_a_remedy
         let controller = node.controller(&[&format!("--mode={mode}")]);
         controller.counts("pods_skipped_total", 1);
         controller.logs("set the chart's podDetection to api");
-        let changes = node.api.requests(|request| {
-            ["DELETE", "PATCH"].contains(&&*request.method) || request.is_eviction()
-        });
-        assert!(changes.is_empty(), "{mode}: {changes:?}");
+        assert!(node.changes().is_empty(), "{mode}: {:?}", node.changes());
     }
 }
 
@@ -515,31 +557,36 @@ fn a_stranded_pod_that_the_plugin_skips_is_reported_and_not_repaired_in_any_mode
             controller.logs("the plugin installs no redirect rules in this pod (");
             until("an event", || node.events().len() == 1);
             assert_eq!(node.events()[0]["action"], "Skipping", "{mode} {entry}");
-            let changes = node.api.requests(|request| {
-                ["DELETE", "PATCH"].contains(&&*request.method) || request.is_eviction()
-            });
-            assert!(changes.is_empty(), "{mode} {entry}: {changes:?}");
+            assert!(node.changes().is_empty(), "{mode} {entry}: {:?}", node.changes());
             assert_eq!(node.ruleset(), "", "{mode} {entry}");
         }
     }
 }
 
 #[test]
-fn a_stranded_pod_with_linkerd_init_is_reported_in_mode_in_place() {
-    let node = Node::new();
-    node.cache_cni_result("uid-of-web-1");
-    let mut pod = waiting();
+fn a_stranded_pod_without_proxy_or_with_linkerd_init_is_reported_and_not_repaired_in_any_mode() {
+    let mut proxy_init = waiting();
     let validator = json!({"name": "linkerd-network-validator"});
-    pod["spec"]["initContainers"] = json!([{"name": "linkerd-init"}, validator]);
-    node.knows(&pod);
-    let controller = node.controller(&[]);
-    controller.counts("pods_skipped_total", 1);
-    until("an event", || node.events().len() == 1);
-    let note = node.events()[0]["note"].as_str().unwrap().to_owned();
-    assert!(note.starts_with("Pod skipped: the plugin installs no redirect rules"), "{note}");
-    assert!(note.contains("linkerd-network-validator"), "{note}");
-    controller.logs(&note);
-    assert_eq!(node.ruleset(), "");
+    proxy_init["spec"]["initContainers"] = json!([{"name": "linkerd-init"}, validator]);
+    let mut no_proxy = waiting();
+    no_proxy["spec"]["containers"] = json!([{"name": "app"}]);
+    for mode in ["delete", "in-place", "label", "report"] {
+        for pod in [&proxy_init, &no_proxy] {
+            let node = Node::new();
+            node.cache_cni_result("uid-of-web-1");
+            node.knows(pod);
+            let controller = node.controller(&[&format!("--mode={mode}")]);
+            until("an event", || node.events().len() == 1);
+            let note = node.events()[0]["note"].as_str().unwrap().to_owned();
+            let reason = "Pod skipped: the plugin installs no redirect rules";
+            assert!(note.starts_with(reason), "{mode}: {note}");
+            assert!(note.contains("linkerd-network-validator"), "{mode}: {note}");
+            controller.logs(&note);
+            controller.counts("pods_skipped_total", 1);
+            assert!(node.changes().is_empty(), "{mode}: {:?}", node.changes());
+            assert_eq!(node.ruleset(), "", "{mode}");
+        }
+    }
 }
 
 /// A connection from the pod to a host outside, redirected to the proxy.

@@ -174,6 +174,26 @@ fn mode_delete_deletes_a_pod_without_a_controller_if_the_chart_asks_for_it() {
 }
 
 #[test]
+fn mode_delete_leaves_the_mirror_pod_of_a_static_pod_and_reports_it_once() {
+    for delete_unmanaged in ["false", "true"] {
+        let api = Api::start();
+        let variable = "LINKERD_CNI_REPAIR_CONTROLLER_DELETE_UNMANAGED";
+        let controller = Controller::configured(&api, &[], &[(variable, delete_unmanaged)]);
+        let node = json!([{"kind": "Node", "uid": "node-1", "controller": true}]);
+        for _ in 0..2 {
+            api.send("MODIFIED", &owned_by("static", node.clone()));
+        }
+        // The queue keeps its order: when the next pod is deleted, the first is finished.
+        api.send("MODIFIED", &stranded("web-1"));
+        controller.counts("pods_deleted_total", 1);
+        assert_eq!(api.deleted(), [path("web-1")]);
+        until("an Event on each pod", || events(&api).len() == 2);
+        let note = events(&api)[0]["note"].as_str().unwrap().to_owned();
+        assert!(note.starts_with("Pod skipped: it is a static pod"), "{note}");
+    }
+}
+
+#[test]
 fn a_pod_that_lost_its_controller_meanwhile_is_not_deleted() {
     let api = Api::start();
     let mut orphan = owned_by("web-0", json!([]));

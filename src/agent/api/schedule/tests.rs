@@ -299,6 +299,23 @@ fn a_revoked_token_is_renewed_at_once_and_repeated_revocations_back_off() {
 }
 
 #[test]
+fn the_first_check_of_an_adopted_token_is_spread_and_that_of_a_new_nodes_token_is_not() {
+    let start = Instant::now();
+    let second = Duration::from_secs(1);
+    let mut each_second = [0; 2];
+    for _ in 0..1000 {
+        let mut schedule = Schedule::new(start, Some(HOUR));
+        schedule.kubeconfig_changed(start);
+        assert!(schedule.check <= start + 2 * second);
+        each_second[usize::from(schedule.check >= start + second)] += 1;
+        let mut schedule = Schedule::new(start, Some(Duration::ZERO));
+        schedule.kubeconfig_changed(start);
+        assert!(schedule.is_check_due(start));
+    }
+    assert!(each_second.iter().all(|count| *count > 300), "{each_second:?}");
+}
+
+#[test]
 fn an_adopted_token_is_renewed_before_its_half_life_and_an_overdue_one_within_a_minute() {
     for _ in 0..100 {
         let early = first_renewal(HOUR, 12 * HOUR);
