@@ -169,6 +169,14 @@ fn failed_deletions_are_counted_and_publish_no_event() {
         controller.counts(metric, 1);
     }
     controller.logs("WARN Error deleting pod");
+    // The failures cause a list at the next event. Unlike the API server, the fake one loses a pod
+    // that it sends between the end of the old watch and that list.
+    let watches = || api.requests(|request| request.is_watch()).len();
+    let before = watches();
+    until("the pods are listed and watched again", || {
+        api.send_now("BOOKMARK", &json!({"metadata": {"resourceVersion": "150"}}));
+        watches() > before
+    });
     for (name, code) in [("gone", 404), ("another-by-now", 409)] {
         api.state().delete = Answer::Status(code);
         api.send("MODIFIED", &stranded(name));
