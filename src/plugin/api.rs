@@ -1,8 +1,8 @@
 //! Fetches the facts about a pod from the API server. One time budget covers all retries.
 
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
 
@@ -28,14 +28,37 @@ use crate::quote::quote;
 /// Pause after the first failed request, and longest pause between two requests.
 const PAUSES: Limits = [Duration::from_millis(100), Duration::from_secs(2)];
 
+/// State of the requests for one pod, readable also if their thread does not end in time.
+#[derive(Default)]
+pub struct Progress {
+    /// Number of requests sent.
+    pub requests: AtomicU32,
+    /// Error of the last request if it is retried.
+    retried: Mutex<Option<Error>>,
+}
+
+impl Progress {
+    fn set_retried(&self, error: Option<Error>) {
+        if let Ok(mut retried) = self.retried.lock() {
+            *retried = error;
+        }
+    }
+
+    fn take_retried(&self) -> Option<Error> {
+        self.retried.lock().ok()?.take()
+    }
+}
+
 /// Runs `work` on its own thread and waits at most `budget` for the result.
 ///
 /// The client's deadlines bound single phases of a request, so a response that arrives
 /// in small pieces could take longer than the budget. After a timeout the thread runs on
-/// until the process exits. Fails with [`code::API_UNREACHABLE`] on a timeout.
+/// until the process exits. Fails on a timeout with the error of the last request, or with
+/// [`code::API_UNREACHABLE`] if no request has failed.
 pub fn run_within<T: Send + 'static>(
     budget: Duration,
     pod: &PodRef,
+    progress: &Progress,
     work: impl FnOnce() -> Result<T, Error> + Send + 'static,
 ) -> Result<T, Error> {
     match deadline::run_within("api", budget, work) {
@@ -43,13 +66,15 @@ pub fn run_within<T: Send + 'static>(
         Err(NoResult::Start(error)) => {
             Err(Error::new(code::INTERNAL, format!("cannot start a thread: {error}")))
         }
-        Err(NoResult::TimedOut) => Err(Error::new(
-            code::API_UNREACHABLE,
-            format!(
-                "cannot read pod {pod} or its namespace: the API server did not respond within {budget:?}"
-            ),
-        )
-        .with_details(UNREACHABLE_REMEDY)),
+        Err(NoResult::TimedOut) => Err(progress.take_retried().unwrap_or_else(|| {
+            Error::new(
+                code::API_UNREACHABLE,
+                format!(
+                    "cannot read pod {pod} or its namespace: the API server did not respond within {budget:?}"
+                ),
+            )
+            .with_details(UNREACHABLE_REMEDY)
+        })),
         Err(NoResult::Panicked) => Err(Error::new(
             code::INTERNAL,
             "the thread that sends API requests ended without a result",
@@ -71,15 +96,15 @@ const REPLACED_REMEDY: &str = "this sandbox belongs to a deleted pod; kubelet re
 /// `kubeconfig`.
 ///
 /// Sends one request for the pod, one for its namespace if the namespace's annotations may apply,
-/// and one for the API server's Service if the pod belongs to the control plane. `requests` counts
+/// and one for the API server's Service if the pod belongs to the control plane. `progress` counts
 /// them. Fails with [`code::POD_NOT_FOUND`] if another pod has taken the pod's name.
 pub fn fetch_facts(
     pod: &PodRef,
     kubeconfig: &Path,
     budget: Duration,
-    requests: Arc<AtomicU32>,
+    progress: Arc<Progress>,
 ) -> Result<Mesh<PodFacts>, Error> {
-    let mut api = Api::open(kubeconfig, budget, pod, requests)?;
+    let mut api = Api::open(kubeconfig, budget, pod, progress)?;
     let PodRef { namespace, name, .. } = pod;
     let found: Pod =
         api.get(&format!("pod {pod}"), &format!("/api/v1/namespaces/{namespace}/pods/{name}"))?;
@@ -95,7 +120,7 @@ struct Api<'a> {
     deadline: Deadline,
     access: ApiAccess,
     client: Client,
-    requests: Arc<AtomicU32>,
+    progress: Arc<Progress>,
 }
 
 impl<'a> Api<'a> {
@@ -104,7 +129,7 @@ impl<'a> Api<'a> {
         kubeconfig: &'a Path,
         budget: Duration,
         pod: &'a PodRef,
-        requests: Arc<AtomicU32>,
+        progress: Arc<Progress>,
     ) -> Result<Self, Error> {
         let access = read_access(kubeconfig)?;
         Ok(Api {
@@ -114,7 +139,7 @@ impl<'a> Api<'a> {
             deadline: Deadline::after(budget),
             client: new_client(&access, budget)?,
             access,
-            requests,
+            progress,
         })
     }
 
@@ -124,9 +149,12 @@ impl<'a> Api<'a> {
         let [_, longest_pause] = PAUSES;
         let mut backoff = Backoff::new(PAUSES);
         loop {
-            self.requests.fetch_add(1, Ordering::Relaxed);
+            self.progress.requests.fetch_add(1, Ordering::Relaxed);
             let error = match self.client.get(path) {
-                Ok(object) => return Ok(object),
+                Ok(object) => {
+                    self.progress.set_retried(None);
+                    return Ok(object);
+                }
                 Err(error) => error,
             };
             let pause = backoff.next_delay();
@@ -141,6 +169,7 @@ impl<'a> Api<'a> {
             if wait >= self.deadline.remaining() {
                 return Err(self.final_error(object, &error));
             }
+            self.progress.set_retried(Some(self.final_error(object, &error)));
             tracing::info!("linkerd-cni: retrying in {wait:?}: {error}");
             thread::sleep(wait);
         }
@@ -173,7 +202,7 @@ impl<'a> Api<'a> {
             None if error.is_certificate_error() => (code::API_UNREACHABLE, CERTIFICATE_REMEDY),
             None => (code::API_UNREACHABLE, UNREACHABLE_REMEDY),
         };
-        let requests = self.requests.load(Ordering::Relaxed);
+        let requests = self.progress.requests.load(Ordering::Relaxed);
         Error::new(code, format!("cannot read {object}: {error} (API requests sent: {requests})"))
             .with_details(remedy)
     }
@@ -231,4 +260,30 @@ fn new_client(access: &ApiAccess, budget: Duration) -> Result<Client, Error> {
 
 fn kubeconfig_error(problem: &str) -> Error {
     Error::new(code::KUBECONFIG, problem).with_details(KUBECONFIG_REMEDY)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// On a busy node the last retry of a failed request outlasts the budget.
+    #[test]
+    fn a_timeout_during_a_retry_reports_the_failure_that_is_retried() {
+        let run = |failure: Option<Error>| {
+            let progress = Arc::new(Progress::default());
+            let own = Arc::clone(&progress);
+            let hang = move || {
+                own.set_retried(failure);
+                loop {
+                    thread::park();
+                }
+            };
+            let text = || "x".to_owned();
+            let pod = PodRef { namespace: text(), name: text(), uid: text() };
+            run_within::<()>(Duration::from_millis(200), &pod, &progress, hang).unwrap_err()
+        };
+        let failure = Error::new(code::API_RESPONSE, "HTTP 500");
+        assert_eq!(run(Some(failure.clone())), failure);
+        assert_eq!(run(None).code, code::API_UNREACHABLE);
+    }
 }

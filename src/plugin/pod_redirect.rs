@@ -11,7 +11,7 @@
 //! empty on the pod. An author can copy the mark to a pod without proxy.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use super::{api, skip, skip::SkipReason};
@@ -94,13 +94,13 @@ fn facts(
     budget: Duration,
     record: &mut Record,
 ) -> Result<Mesh<PodFacts>, Error> {
-    let requests = Arc::new(AtomicU32::new(0));
-    let counter = Arc::clone(&requests);
+    let progress = Arc::new(api::Progress::default());
+    let shared = Arc::clone(&progress);
     let (target, kubeconfig) = (pod.clone(), config.kubeconfig.clone());
-    let facts = api::run_within(budget, pod, move || {
-        api::fetch_facts(&target, &kubeconfig, budget, counter)
+    let facts = api::run_within(budget, pod, &progress, move || {
+        api::fetch_facts(&target, &kubeconfig, budget, shared)
     });
-    record.requests = requests.load(Ordering::Relaxed);
+    record.requests = progress.requests.load(Ordering::Relaxed);
     facts
 }
 
