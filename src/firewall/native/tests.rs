@@ -2,19 +2,6 @@ use super::*;
 use crate::netlink::ack::Rejection;
 use crate::netlink::attribute::Attributes;
 
-fn redirect() -> Redirect {
-    Redirect {
-        inbound_port: 4143,
-        outbound_port: 4140,
-        proxy_uid: Some(2102),
-        proxy_gid: None,
-        ports_to_redirect: Vec::new(),
-        skip_inbound: Vec::new(),
-        skip_outbound: Vec::new(),
-        skip_subnets: Vec::new(),
-    }
-}
-
 /// Offset of `name` in a message, less the `headers` of the attributes around it.
 fn offset_of(message: &Message, name: &str, headers: usize) -> usize {
     let bytes = &message.attributes.0;
@@ -29,7 +16,7 @@ fn rejected(
     is_at_fault: impl Fn(&Message) -> bool,
     offset: impl Fn(&Message) -> Option<usize>,
 ) -> (String, String) {
-    let messages = transaction(&redirect(), &[Family::Ipv4, Family::Ipv6], true);
+    let messages = transaction(&Redirect::example(), &[Family::Ipv4, Family::Ipv6], true);
     let index = messages.iter().position(is_at_fault).unwrap();
     let offset = offset(&messages[index]);
     let rejection = Rejection { errno, sequence: index as u32 + 1, text: None, offset };

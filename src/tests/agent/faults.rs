@@ -1,6 +1,5 @@
 //! Kills after chosen system calls, and a reader that never stops looking.
 
-use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
@@ -8,6 +7,7 @@ use std::time::Duration;
 
 use nix::sys::signal::{Signal, kill};
 
+use crate::child::has_strace;
 use crate::node::{CALICO, CONF, Node};
 use crate::until::until;
 
@@ -97,9 +97,8 @@ fn three_hundred_kills_at_random_moments_never_strand_the_node() {
 
 #[test]
 fn a_kill_after_any_call_that_writes_never_strands_the_node() {
-    if Command::new("strace").arg("-V").output().is_err() {
-        assert!(std::env::var_os("CI").is_none(), "strace is missing");
-        return println!("skipped: strace is missing (scripts/tools debian)");
+    if !has_strace() {
+        return;
     }
     let mut kills = 0;
     for call in CALLS {
@@ -130,9 +129,8 @@ fn a_kill_after_any_call_that_writes_never_strands_the_node() {
 
 #[test]
 fn a_kill_while_a_network_that_was_written_anew_is_taken_up_never_shuts_it_out() {
-    if Command::new("strace").arg("-V").output().is_err() {
-        assert!(std::env::var_os("CI").is_none(), "strace is missing");
-        return println!("skipped: strace is missing (scripts/tools debian)");
+    if !has_strace() {
+        return;
     }
     for call in ["write", "fsync", "rename", "unlink"] {
         for turn in 1..20 {

@@ -8,6 +8,8 @@ mod agent;
 mod api;
 mod cached;
 mod chain;
+#[path = "../support/child.rs"]
+mod child;
 mod credential;
 mod departures;
 mod directories;

@@ -1,10 +1,11 @@
 //! What `/ready` and `/live` depend on besides the node's files: the address that they are served
 //! on, and passes that end.
 
-use std::process::{Child, Command};
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use crate::agent::{Agent, get};
+use crate::child::{KilledOnDrop, has_strace};
 use crate::node::{CALICO, Node};
 use crate::until::until;
 
@@ -12,16 +13,6 @@ use crate::until::until;
 fn serves(host: &str, port: u16) -> bool {
     let address = format!("{host}:{port}").parse().unwrap();
     get(address, "/live").is_some_and(|(status, _)| status == 200)
-}
-
-/// Whether tests can use strace, which CI must have.
-fn has_strace() -> bool {
-    let found = Command::new("strace").arg("-V").output().is_ok();
-    assert!(found || std::env::var_os("CI").is_none(), "strace is missing");
-    if !found {
-        println!("skipped: strace is missing (scripts/tools debian)");
-    }
-    found
 }
 
 /// Starts the agent under strace, with this fault. The agent ends with strace.
@@ -82,25 +73,13 @@ fn without_ipv6_in_the_kernel_the_probes_are_served_on_ipv4() {
     assert!(serves("127.0.0.1", agent.port()));
 }
 
-/// Delays each `openat` of the agent's main thread, as a file system does that hangs. Dropped, it
-/// ends the delay.
-struct HungFiles(Child);
-
-impl HungFiles {
-    fn of(agent: &Agent) -> HungFiles {
-        // Without -f: the other threads go on.
-        let strace = "-qq -o /dev/null -e trace=openat -e inject=openat:delay_enter=900000000 -p";
-        let pid = agent.pid().to_string();
-        let child = Command::new("strace").args(strace.split(' ')).arg(pid).spawn().unwrap();
-        HungFiles(child)
-    }
-}
-
-impl Drop for HungFiles {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
+/// Delays each `openat` of the agent's main thread, as a file system does that hangs. Dropping the
+/// value ends the delay.
+fn hang_files_of(agent: &Agent) -> KilledOnDrop {
+    // Without -f: the other threads go on.
+    let strace = "-qq -o /dev/null -e trace=openat -e inject=openat:delay_enter=900000000 -p";
+    let pid = agent.pid().to_string();
+    KilledOnDrop(Command::new("strace").args(strace.split(' ')).arg(pid).spawn().unwrap())
 }
 
 #[test]
@@ -113,7 +92,7 @@ fn while_a_pass_hangs_the_agent_is_not_ready_and_after_a_minute_not_alive() {
     let mut agent = node.start_with(&[("LINKERD_CNI_RESYNC_SECONDS", "1")]);
     agent.until_ready();
     let begin = Instant::now();
-    let hung = HungFiles::of(&agent);
+    let hung = hang_files_of(&agent);
     until("not ready", || agent.ready().0 == 500);
     assert!(begin.elapsed() >= Duration::from_secs(2), "{:?}", begin.elapsed());
     let (_, body) = agent.ready();

@@ -4,15 +4,16 @@
 use std::fs::{self, File};
 use std::os::unix::fs::symlink;
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::time::Instant;
 
 use nix::fcntl::{Flock, FlockArg};
 use serde_json::json;
 
+use super::child::{KilledOnDrop, has_strace};
 use super::namespaces::{NEIGHBOUR, Namespaces, POD};
 use super::until::until;
-use super::{Call, Outcome, listen, meshed_api};
+use super::{Call, listen, meshed_api};
 
 /// Makes `bind` fail, which only netlink sockets call: in the plugin, and in `iptables-nft`. strace
 /// waits for every process that the plugin leaves, so its time is limited.
@@ -123,36 +124,6 @@ fn waits_for(path: &Path) -> bool {
         .any(|fd| fs::read_link(fd.path()).is_ok_and(|link| link == path))
 }
 
-impl Call {
-    /// Runs the plugin as the last argument of `wrapper`.
-    pub(super) fn run_under(&self, wrapper: &[&str]) -> Outcome {
-        use std::io::Write as _;
-        let mut child = Command::new(wrapper[0])
-            .args(&wrapper[1..])
-            .arg(env!("CARGO_BIN_EXE_linkerd-cni"))
-            .env_clear()
-            .envs(self.environment.iter().cloned())
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap();
-        child.stdin.take().unwrap().write_all(self.config.to_string().as_bytes()).unwrap();
-        Outcome::from(child.wait_with_output().unwrap())
-    }
-}
-
-/// Whether tests can use strace, which CI must have.
-#[allow(clippy::print_stdout, reason = "libtest captures it")]
-fn has_strace() -> bool {
-    let found = Command::new("strace").arg("-V").output().is_ok();
-    assert!(found || std::env::var_os("CI").is_none(), "strace is missing");
-    if !found {
-        println!("skipped: strace is missing (scripts/tools debian)");
-    }
-    found
-}
-
 #[test]
 fn auto_falls_back_to_nft_and_legacy_with_working_rules() {
     let old_kernel = vec!["setarch", "--uname-2.6"];
@@ -226,16 +197,6 @@ fn an_old_kernel_is_refused_by_native() {
     assert!(remedy.contains("iptablesMode to nft or legacy"), "{remedy}");
 }
 
-/// A process that ends when this is dropped.
-struct Helper(Child);
-
-impl Drop for Helper {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
 #[test]
 fn a_rejected_transaction_names_the_object_and_auto_falls_back() {
     let (api, namespaces) = (meshed_api(), Namespaces::new());
@@ -243,7 +204,7 @@ fn a_rejected_transaction_names_the_object_and_auto_falls_back() {
     let netns = format!("--net={}", namespaces.path().display());
     let mut owner = Command::new("nsenter");
     owner.args([&netns, "nft", "-i"]).stdin(Stdio::piped()).stdout(Stdio::null());
-    let mut owner = Helper(owner.spawn().unwrap());
+    let mut owner = KilledOnDrop(owner.spawn().unwrap());
     let mut stdin = owner.0.stdin.take().unwrap();
     std::io::Write::write_all(&mut stdin, b"add table ip6 linkerd-cni { flags owner; }\n").unwrap();
     until("the table exists", || {
@@ -271,10 +232,10 @@ fn a_rejected_transaction_names_the_object_and_auto_falls_back() {
 }
 
 /// Starts a process in a user namespace of its own with a netns, as rootless runtimes do.
-fn rootless() -> Helper {
+fn rootless() -> KilledOnDrop {
     let mut command = Command::new("unshare");
     command.args(["--user", "--map-root-user", "--net", "cat"]).stdin(Stdio::piped());
-    let helper = Helper(command.spawn().unwrap());
+    let helper = KilledOnDrop(command.spawn().unwrap());
     until("the user namespace exists", || {
         fs::read_to_string(format!("/proc/{}/comm", helper.0.id()))
             .is_ok_and(|name| name == "cat\n")

@@ -5,6 +5,8 @@
 
 #[path = "../support/api.rs"]
 mod api;
+#[path = "../support/child.rs"]
+mod child;
 #[path = "../support/cni.rs"]
 mod cni;
 mod decisions;
@@ -42,6 +44,8 @@ const SERVICE_PATH: &str = "/api/v1/namespaces/default/services/kubernetes";
 const MESHED: &str = r#"{"metadata":{"name":"web","namespace":"ns","uid":"c0ffee00-0000-4000-8000-000000000001"},"spec":{"containers":[{"name":"app"},{"name":"linkerd-proxy"}]}}"#;
 const UNMESHED: &str = r#"{"metadata":{"name":"web","namespace":"ns","uid":"c0ffee00-0000-4000-8000-000000000001"},"spec":{"containers":[{"name":"app"}]}}"#;
 const NAMESPACE: &str = r#"{"metadata":{"name":"ns"}}"#;
+
+const PLUGIN: &str = env!("CARGO_BIN_EXE_linkerd-cni");
 
 /// One call of the plugin. The methods change environment and stdin.
 struct Call {
@@ -148,7 +152,17 @@ impl Call {
     }
 
     fn run_with(&self, stdin: &str) -> Outcome {
-        let mut child = Command::new(env!("CARGO_BIN_EXE_linkerd-cni"))
+        self.run_command(&mut Command::new(PLUGIN), stdin)
+    }
+
+    /// Runs the plugin as the last argument of `wrapper`.
+    fn run_under(&self, wrapper: &[&str]) -> Outcome {
+        let mut command = Command::new(wrapper[0]);
+        self.run_command(command.args(&wrapper[1..]).arg(PLUGIN), &self.config.to_string())
+    }
+
+    fn run_command(&self, command: &mut Command, stdin: &str) -> Outcome {
+        let mut child = command
             .env_clear()
             .envs(self.environment.iter().cloned())
             .stdin(Stdio::piped())
@@ -160,6 +174,12 @@ impl Call {
         let _ = child.stdin.take().unwrap().write_all(stdin.as_bytes());
         Outcome::from(child.wait_with_output().unwrap())
     }
+}
+
+/// Writes an executable shell script.
+fn write_program(path: &Path, script: &str) {
+    fs::write(path, format!("#!/bin/sh\n{script}\n")).unwrap();
+    fs::set_permissions(path, fs::Permissions::from_mode(0o755)).unwrap();
 }
 
 fn meshed_api() -> Api {
@@ -326,9 +346,7 @@ fn no_rule_is_left_if_the_rules_of_one_family_fail() {
     let (api, namespaces) = (meshed_api(), Namespaces::new());
     let bin = tempfile::tempdir().unwrap();
     for name in ["ip6tables-nft", "ip6tables-nft-restore"] {
-        let path = bin.path().join(name);
-        fs::write(&path, "#!/bin/sh\necho no ip6 here >&2\nexit 3\n").unwrap();
-        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+        write_program(&bin.path().join(name), "echo no ip6 here >&2\nexit 3");
     }
     let path = format!("{}:/usr/sbin:/usr/bin:/bin", bin.path().display());
     let (code, msg) = Call::new("ADD", &namespaces.path(), &api)
@@ -668,7 +686,7 @@ fn deeply_nested_and_huge_input_yields_a_result_or_an_error() {
 
 #[test]
 fn version_needs_neither_environment_nor_stdin() {
-    let output = Command::new(env!("CARGO_BIN_EXE_linkerd-cni"))
+    let output = Command::new(PLUGIN)
         .env_clear()
         .env("CNI_COMMAND", "VERSION")
         .stdin(Stdio::null())

@@ -1,15 +1,12 @@
 //! The backend `native`, which needs no program of the host.
 
 use std::fs;
-use std::fs::Permissions;
-use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
-use std::process::{Command, Stdio};
 
 use serde_json::json;
 
 use super::namespaces::{NEIGHBOUR, Namespaces, POD};
-use super::{Call, listen, meshed_api};
+use super::{Call, listen, meshed_api, write_program};
 
 #[test]
 fn native_rules_are_in_a_table_of_their_own() {
@@ -122,12 +119,7 @@ fn without_programs_of_the_mode_the_plugin_names_the_backend_that_wrote_the_rule
 #[test]
 fn the_remedy_says_whether_rules_could_not_be_installed_or_not_be_read() {
     let (api, namespaces) = (meshed_api(), Namespaces::new());
-    let programs = tempfile::tempdir().unwrap();
-    for name in ["iptables-nft", "iptables-nft-restore"] {
-        let path = programs.path().join(name);
-        fs::write(&path, "#!/bin/sh\nexit 1\n").unwrap();
-        fs::set_permissions(path, Permissions::from_mode(0o755)).unwrap();
-    }
+    let programs = fake_iptables_nft("exit 1");
     for (command, failure) in [
         ("ADD", "the redirect rules could not be installed; "),
         ("CHECK", "the redirect rules could not be read; "),
@@ -145,12 +137,7 @@ fn the_remedy_says_whether_rules_could_not_be_installed_or_not_be_read() {
 #[test]
 fn programs_that_succeed_without_reading_the_rules_fail_the_pod() {
     let (api, namespaces) = (meshed_api(), Namespaces::new());
-    let programs = tempfile::tempdir().unwrap();
-    for name in ["iptables-nft", "iptables-nft-restore"] {
-        let path = programs.path().join(name);
-        fs::write(&path, "#!/bin/sh\nexec </dev/null; echo -P OUTPUT ACCEPT\n").unwrap();
-        fs::set_permissions(path, Permissions::from_mode(0o755)).unwrap();
-    }
+    let programs = fake_iptables_nft("exec </dev/null; echo -P OUTPUT ACCEPT");
     let outcome = Call::new("ADD", &namespaces.path(), &api)
         .env("PATH", programs.path().to_str().unwrap())
         .linkerd("iptables-mode", json!("nft"))
@@ -224,23 +211,19 @@ fn load(namespaces: &Namespaces, script: &str) {
     namespaces.run("sh", &["-c", &format!("printf '%s' '{quoted}' | nft -f -")]);
 }
 
+/// A directory with a shell script in place of `iptables-nft` and `iptables-nft-restore`.
+fn fake_iptables_nft(script: &str) -> tempfile::TempDir {
+    let dir = tempfile::tempdir().unwrap();
+    for name in ["iptables-nft", "iptables-nft-restore"] {
+        write_program(&dir.path().join(name), script);
+    }
+    dir
+}
+
 impl Call {
     /// Runs the plugin in a mount namespace in which the directories of iptables are empty.
     fn run_without_iptables(&self) -> super::Outcome {
-        use std::io::Write as _;
         let hide = "/bin/mount -t tmpfs none /usr/sbin && exec \"$0\"";
-        let mut child = Command::new("/usr/bin/unshare")
-            .args(["--mount", "/bin/sh", "-c", hide])
-            .arg(env!("CARGO_BIN_EXE_linkerd-cni"))
-            .env_clear()
-            .envs(self.environment.iter().cloned())
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let stdin = self.config.to_string();
-        child.stdin.take().unwrap().write_all(stdin.as_bytes()).unwrap();
-        super::Outcome::from(child.wait_with_output().unwrap())
+        self.run_under(&["/usr/bin/unshare", "--mount", "/bin/sh", "-c", hide])
     }
 }

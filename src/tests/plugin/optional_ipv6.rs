@@ -1,14 +1,14 @@
 //! `ipv6: auto` in a pod without IPv6 address: the pod starts without IPv6 rules only if the node cannot
 //! have any.
 
-use std::fs::{self, File, Permissions};
-use std::os::unix::fs::{PermissionsExt as _, symlink};
+use std::fs::{self, File};
+use std::os::unix::fs::symlink;
 
 use nix::fcntl::{Flock, FlockArg};
 use serde_json::json;
 
 use super::namespaces::Namespaces;
-use super::{Call, meshed_api};
+use super::{Call, meshed_api, write_program};
 
 fn namespaces_without_ipv6_address() -> Namespaces {
     let namespaces = Namespaces::new();
@@ -32,8 +32,7 @@ fn ipv6_is_left_out_only_where_the_node_lacks_it() {
             let name = format!("iptables-nft{suffix}");
             symlink(format!("/usr/sbin/{name}"), programs.path().join(name)).unwrap();
             let path = programs.path().join(format!("ip6tables-nft{suffix}"));
-            fs::write(&path, format!("#!/bin/sh\necho \"{problem}\" >&2\nexit 4\n")).unwrap();
-            fs::set_permissions(path, Permissions::from_mode(0o755)).unwrap();
+            write_program(&path, &format!("echo \"{problem}\" >&2\nexit 4"));
         }
         let call = |command| {
             Call::new(command, &namespaces.path(), &api)

@@ -10,9 +10,8 @@ use serde_json::json;
 
 use super::namespaces::Namespaces;
 use super::unwritable::{Unwritable, full_device, full_pipe};
-use super::{Call, Outcome, meshed_api};
+use super::{Call, Outcome, PLUGIN, meshed_api};
 
-const PROGRAM: &str = env!("CARGO_BIN_EXE_linkerd-cni");
 /// Time after which a call counts as hanging. Calls usually take less than 100 ms.
 const HANGS: Duration = Duration::from_secs(20);
 
@@ -53,7 +52,7 @@ fn a_stderr_file_at_its_size_limit_neither_fails_nor_kills_an_add() {
     let (api, namespaces) = (meshed_api(), Namespaces::new());
     let call = Call::new("ADD", &namespaces.path(), &api);
     let mut command = Command::new("/bin/sh");
-    command.args(["-c", r#"ulimit -f 64 && exec "$0""#, PROGRAM]);
+    command.args(["-c", r#"ulimit -f 64 && exec "$0""#, PLUGIN]);
     // dash counts in blocks of 512 bytes.
     let mut file = tempfile::tempfile().unwrap();
     file.write_all(&[b'x'; 64 * 512]).unwrap();
@@ -85,7 +84,7 @@ fn an_unwritable_stdout_fails_the_call_without_a_panic() {
             Call::new("ADD", &namespaces.path(), &api).annotated(json!({})),
             Call::new("ADD", &namespaces.path(), &api).env("CNI_ARGS", "not a pair"),
         ] {
-            let mut command = Command::new(PROGRAM);
+            let mut command = Command::new(PLUGIN);
             command.stderr(Stdio::piped()).stdout(stdout.stdio());
             let outcome = run(command, &call, stdout.name);
             assert_eq!(outcome.code, Some(1), "{}: {}", stdout.name, outcome.stderr);
@@ -98,7 +97,7 @@ fn an_unwritable_stdout_fails_the_call_without_a_panic() {
 
 /// Returns a command for the plugin with `stderr` and a piped stdout.
 fn with(stderr: &Unwritable) -> Command {
-    let mut command = stderr.as_stderr_of(PROGRAM);
+    let mut command = stderr.as_stderr_of(PLUGIN);
     command.stdout(Stdio::piped());
     command
 }

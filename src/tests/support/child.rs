@@ -1,0 +1,24 @@
+//! Other programs that tests run.
+
+use std::process::{Child, Command};
+
+/// A process that is killed when this is dropped.
+pub struct KilledOnDrop(pub Child);
+
+impl Drop for KilledOnDrop {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Whether tests can use strace, which CI must have.
+#[allow(clippy::print_stdout, reason = "libtest captures it")]
+pub fn has_strace() -> bool {
+    let found = Command::new("strace").arg("-V").output().is_ok();
+    assert!(found || std::env::var_os("CI").is_none(), "strace is missing");
+    if !found {
+        println!("skipped: strace is missing (scripts/tools debian)");
+    }
+    found
+}
