@@ -204,8 +204,7 @@ fn apply_all(
             Ok(backend) => return Ok(backend),
             Err(error) => errors.push(error),
         }
-        // The next programs may be the same, or would wait for the same lock.
-        if let Some(Error::Locked { .. }) = errors.last() {
+        if is_locked(&errors) {
             break;
         }
     }
@@ -227,6 +226,11 @@ fn install_native_in(redirect: &Redirect, families: &[Family]) -> Result<(), Err
         Some(missing) if !missing.is_empty() => native::flush_iptables(families),
         _ => Ok(()),
     }
+}
+
+/// Whether to try no further backend: its programs may be the same, or would wait for the same lock.
+fn is_locked(errors: &[Error]) -> bool {
+    matches!(errors.last(), Some(Error::Locked { .. }))
 }
 
 /// Combines the errors of all backends into one.

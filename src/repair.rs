@@ -13,7 +13,7 @@
 //! - [`stranded_pod`]: which pods are stranded, and which pods are audited
 //! - [`inspect_rules`]: which rules a pod should have, and which of them are missing
 //! - [`rate_limit`]: how many pods are repaired in a minute
-//! - [`history`]: how soon the same pod or owner is repaired again
+//! - [`history`], [`histories`]: how soon the same pod or owner is repaired or reported again
 //! - [`unrepaired`]: when to list again because stranded pods were not repaired
 //! - [`agent_ready`]: whether the node is ready, before each repair
 //!
@@ -37,6 +37,7 @@ pub mod attempt;
 pub mod audit;
 pub mod event;
 pub mod eviction;
+pub mod histories;
 pub mod history;
 pub mod host_dirs;
 pub mod in_place;
@@ -200,7 +201,7 @@ pub fn run(settings: RepairSettings) -> Result<(), Error> {
         host: settings.host,
         agent_address: settings.agent_address,
         budget: rate_limit::RepairBudget::new(settings.repairs_per_minute),
-        histories: worker::Histories::new(settings.mode),
+        histories: histories::Histories::new(settings.mode),
         shared: Arc::clone(&shared),
     };
     spawn("watch", move || watch.run())?;

@@ -2,7 +2,9 @@
 
 use super::families::is_unsupported;
 use super::iptables::{self, Variant};
-use super::{Backend, DEADLINE, Error, Families, IptablesMode, backends, combined, native};
+use super::{
+    Backend, DEADLINE, Error, Families, IptablesMode, backends, combined, is_locked, native,
+};
 use crate::deadline::Deadline;
 use crate::rules::{self, Family, Redirect};
 
@@ -87,8 +89,7 @@ fn fewest_missing(
             Ok(_) => {}
             Err(error) => errors.push(error),
         }
-        // The next programs may be the same, or would wait for the same lock.
-        if let Some(Error::Locked { .. }) = errors.last() {
+        if is_locked(&errors) {
             break;
         }
     }

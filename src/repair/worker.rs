@@ -7,7 +7,8 @@ use std::time::{Duration, Instant, SystemTime};
 use super::agent_ready;
 use super::attempt::{Error, RepairAttempt, RepairOutcome};
 use super::event::{REPAIRED_RECENTLY, RepairEvent};
-use super::history::{HOLD, History, HistoryKey};
+use super::histories::Histories;
+use super::history::HOLD;
 use super::host_dirs::HostDirs;
 use super::metrics::Metrics;
 use super::rate_limit::RepairBudget;
@@ -21,16 +22,9 @@ use crate::kube::event::{self, Regarding, Reporter};
 /// response. Upstream's value.
 pub const REQUEST_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// How long to ignore a pod after it was reported or skipped.
-const REPORT_HOLD: Duration = Duration::from_secs(3600);
-
 /// Time for the API server to subtract a deleted pod from its disruption budgets. An eviction
 /// does so itself, a dry run and a deletion do not.
 const BUDGET_UPDATE: Duration = Duration::from_secs(5);
-
-/// How long to ignore a pod that has all its rules although its validator failed. The kubelet
-/// restarts the validator after at most 5 minutes, which then succeeds.
-const COMPLETE_HOLD: Duration = Duration::from_secs(600);
 
 /// Why the worker reports a pod whose validator fails again in spite of all rules.
 const COMPLETE: &str = "its linkerd-network-validator fails, although it has all its redirect \
@@ -51,52 +45,6 @@ pub struct Worker {
     pub budget: RepairBudget,
     pub histories: Histories,
     pub shared: Arc<Shared>,
-}
-
-/// Pods that were repaired, reported or skipped recently.
-pub struct Histories {
-    /// Repaired pods, or owners of deleted pods: not repaired again for [`HOLD`] or longer.
-    repaired: History,
-    /// Reported or skipped pods: ignored for [`REPORT_HOLD`].
-    ignored: History,
-    /// Pods whose eviction a disruption budget rejected: not evicted again for [`HOLD`].
-    evictions_rejected: History,
-    /// Pods that had all their rules: ignored for [`COMPLETE_HOLD`].
-    complete: History,
-    /// Pods that were reported because of a rejected eviction, a missing controller or a failure
-    /// in spite of all rules: not reported again for [`REPORT_HOLD`].
-    left_unchanged_reported: History,
-}
-
-impl Histories {
-    /// Returns empty histories. For mode `delete`, all pods of an owner share an entry.
-    pub fn new(mode: RepairMode) -> Self {
-        let repaired_key = match mode {
-            RepairMode::Delete => HistoryKey::Owner,
-            RepairMode::InPlace | RepairMode::Label | RepairMode::Report => HistoryKey::Pod,
-        };
-        Histories {
-            repaired: History::new(repaired_key, HOLD),
-            ignored: History::new(HistoryKey::Pod, REPORT_HOLD),
-            evictions_rejected: History::new(HistoryKey::Pod, HOLD),
-            complete: History::new(HistoryKey::Pod, COMPLETE_HOLD),
-            left_unchanged_reported: History::new(HistoryKey::Pod, REPORT_HOLD),
-        }
-    }
-
-    /// Whether the pod of a failed validator had all its rules a short time ago. A pod of an audit
-    /// has lost rules since.
-    fn was_complete(&self, pod: &StrandedPod, now: Instant) -> bool {
-        pod.found_by == FoundBy::Validator && !self.complete.allows(pod, now)
-    }
-
-    /// Records that the pod has all its rules. Returns `true` if it already had them before the
-    /// hold, so that its validator has failed in spite of them.
-    fn record_complete(&mut self, pod: &StrandedPod, now: Instant) -> bool {
-        let again = self.complete.contains(pod);
-        self.complete.record(pod, now, SystemTime::now());
-        again
-    }
 }
 
 impl Worker {
@@ -233,7 +181,7 @@ impl Worker {
         }
     }
 
-    /// Reports a pod that cannot be repaired, and ignores the pod for [`REPORT_HOLD`].
+    /// Reports a pod that cannot be repaired, and ignores the pod for [`REPORT_HOLD`](super::histories::REPORT_HOLD).
     fn skip(&mut self, pod: &StrandedPod, why: &str) {
         self.shared.metrics.pods_skipped.inc();
         let ignored = &mut self.histories.ignored;
@@ -251,7 +199,7 @@ impl Worker {
         self.report_unchanged(pod, why);
     }
 
-    /// Reports a pod that is left unchanged for now, at most once in [`REPORT_HOLD`].
+    /// Reports a pod that is left unchanged for now, at most once in [`REPORT_HOLD`](super::histories::REPORT_HOLD).
     fn report_unchanged(&mut self, pod: &StrandedPod, why: &str) {
         let now = Instant::now();
         let reported = &mut self.histories.left_unchanged_reported;
@@ -332,22 +280,6 @@ mod tests {
     use super::*;
     use crate::cni;
     use crate::repair::inspect_rules;
-
-    #[test]
-    fn a_pod_that_has_all_its_rules_is_ignored_and_reported_if_its_validator_still_fails() {
-        let now = Instant::now();
-        let mut histories = Histories::new(RepairMode::InPlace);
-        let pod = StrandedPod { uid: "a".into(), ..StrandedPod::default() };
-        let other = StrandedPod { uid: "b".into(), ..StrandedPod::default() };
-        assert!(!histories.record_complete(&pod, now), "its validator has to run again first");
-        assert!(histories.was_complete(&pod, now + COMPLETE_HOLD / 2));
-        assert!(!histories.was_complete(&pod, now + COMPLETE_HOLD));
-        let audited = StrandedPod { found_by: FoundBy::Audit, ..pod.clone() };
-        assert!(!histories.was_complete(&audited, now), "it lost rules since");
-        assert!(!histories.record_complete(&other, now + COMPLETE_HOLD));
-        // The validator fails every 5 minutes.
-        assert!(histories.record_complete(&pod, now + COMPLETE_HOLD * 3 / 2));
-    }
 
     #[test]
     fn a_failed_inspection_is_no_failed_deletion() {
