@@ -36,14 +36,7 @@ fn no_pod_starts_bare_or_is_lost_while_the_agent_is_replaced_or_killed() {
         kubectl(&["rollout", "restart", "daemonset/linkerd-cni", "-n", "linkerd-cni"]);
         rolled_out();
     });
-    burst::during("SIGKILL of the agent", || {
-        let agent = agent();
-        kill(agent.pid, Signal::SIGKILL).unwrap();
-        until_within(Duration::from_secs(60), "the next agent is ready", || {
-            let next = find_agent();
-            next.is_some_and(|next| next.container != agent.container && next.ready)
-        });
-    });
+    burst::during("SIGKILL of the agent", kill_agent);
     let still = fs::metadata(binary).unwrap().modified().unwrap();
     assert_eq!(still, written, "an unchanged plugin binary is not written again");
 
@@ -195,6 +188,16 @@ impl Agent {
     }
 }
 
+/// Kills the agent and waits until the next one is ready.
+pub fn kill_agent() {
+    let agent = agent();
+    kill(agent.pid, Signal::SIGKILL).unwrap();
+    until_within(Duration::from_secs(60), "the next agent is ready", || {
+        let next = find_agent();
+        next.is_some_and(|next| next.container != agent.container && next.ready)
+    });
+}
+
 /// The only agent, once a surge is over and it runs.
 pub fn agent() -> Agent {
     let mut found = None;
@@ -222,7 +225,7 @@ pub fn find_agent_in(namespace: &str) -> Option<Agent> {
     };
     let statuses = pod["status"]["containerStatuses"].as_array()?;
     let status = statuses.iter().find(|one| one["name"] == "install-cni")?;
-    let container = status["containerID"].as_str()?.strip_prefix("containerd://")?;
+    let container = status["containerID"].as_str()?.split_once("://")?.1;
     Some(Agent {
         pod: pod["metadata"]["name"].as_str()?.to_owned(),
         container: container.to_owned(),

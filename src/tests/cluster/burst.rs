@@ -129,9 +129,7 @@ fn is_over(pod: &Value) -> bool {
 /// Meshed pod whose app connects to an address that nobody has, and ends well if the connection
 /// comes to its own listener, as Linkerd's validator does. The proxy itself has nothing to do.
 pub fn validating_pod(namespace: &str, number: usize, annotations: &Value) -> Value {
-    let at = "0.0.0.0:4140";
-    let to = ["validate", "--connect", "192.0.2.3:20001", "--listen", at];
-    let app = container("app", 1000, &[&to[..], &["--timeout", "10s"]].concat());
+    let app = container("app", 1000, &pods::validation("10s"));
     let mut proxy = container("linkerd-proxy", 2102, &["pause"]);
     proxy["restartPolicy"] = json!("Always");
     json!({

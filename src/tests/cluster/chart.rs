@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
+use crate::connections::linkerd_check_finds_what_it_looks_up;
 use crate::helm::Helm;
-use crate::linkerd_check_finds_what_it_looks_up;
 use crate::node::Node;
 use crate::pods::kubectl;
 use crate::until::until;

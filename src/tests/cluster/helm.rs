@@ -126,7 +126,8 @@ fn home() -> &'static Path {
 
 /// Creates helm's settings with the repository `linkerd`, which has the chart.
 fn make_home() -> PathBuf {
-    let home = Path::new(env!("CARGO_TARGET_TMPDIR")).join("cluster-helm");
+    let home =
+        Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("cluster-helm-{}", std::process::id()));
     let _ = fs::remove_dir_all(&home);
     let repository = home.join("repository");
     let chart = Path::new(env!("CARGO_MANIFEST_DIR")).join("charts/linkerd2-cni");

@@ -11,6 +11,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::{Value, json};
 
+use crate::families::{self, Family};
 use crate::until::{until, until_within};
 
 /// Time in which kubelet accepts `kubectl exec` again after a restart.
@@ -68,6 +69,13 @@ impl Pods {
 
     pub fn ip(&self, name: &str) -> String {
         self.field(name, ".status.podIP")
+    }
+
+    /// The pod's address of this family.
+    pub fn ip_of(&self, name: &str, family: Family) -> String {
+        let all = self.field(name, ".status.podIPs[*].ip");
+        let ip = all.split(' ').find(|ip| family.has(ip));
+        ip.unwrap_or_else(|| panic!("pod {name} has no {family:?} address: {all}")).to_owned()
     }
 
     /// Connects from the container. Returns the response, `refused` or `timeout`.
@@ -150,20 +158,16 @@ pub fn native_sidecar(name: &str) -> Value {
 pub fn validated(name: &str, timeout: &str) -> Value {
     let mut sidecar = proxy();
     sidecar["restartPolicy"] = json!("Always");
-    let validator = container(
-        "linkerd-network-validator",
-        65534,
-        &[
-            "validate",
-            "--connect",
-            "192.0.2.3:20001",
-            "--listen",
-            "0.0.0.0:4140",
-            "--timeout",
-            timeout,
-        ],
-    );
+    let validator = container("linkerd-network-validator", 65534, &validation(timeout));
     pod(name, &[app(name)], &[validator, sidecar])
+}
+
+/// Arguments of a network validator, in the cluster's first family.
+pub fn validation(timeout: &str) -> Vec<String> {
+    let family = Family::all()[0];
+    let (nobody, outbound) = (family.nobody(), family.any(4140));
+    let words = ["validate", "--connect", &nobody, "--listen", &outbound, "--timeout", timeout];
+    words.map(str::to_owned).to_vec()
 }
 
 /// The pod with a first init container that runs until [`release`] is called.
@@ -212,13 +216,21 @@ pub fn stateful(pod: &Value) -> Value {
 
 fn app(pod: &str) -> Value {
     let name = format!("app-of-{pod}");
-    let app = container("app", 1000, &["serve", &name, "0.0.0.0:8080"]);
-    listening(8080, app)
+    let addresses = families::any(8080);
+    let words = [&["serve".to_owned(), name][..], &addresses].concat();
+    listening(8080, container("app", 1000, &words))
 }
 
 fn proxy() -> Value {
-    let words = "serve proxy-inbound 0.0.0.0:4143 proxy-outbound 0.0.0.0:4140 proxy-admin 0.0.0.0:4190 0.0.0.0:4191";
-    let words: Vec<&str> = words.split(' ').collect();
+    let mut words = vec!["serve".to_owned()];
+    for (name, ports) in [
+        ("proxy-inbound", &[4143][..]),
+        ("proxy-outbound", &[4140]),
+        ("proxy-admin", &[4190, 4191]),
+    ] {
+        words.push(name.to_owned());
+        words.extend(ports.iter().flat_map(|port| families::any(*port)));
+    }
     listening(4191, container("linkerd-proxy", 2102, &words))
 }
 
@@ -228,8 +240,9 @@ fn listening(port: u16, mut container: Value) -> Value {
     container
 }
 
-pub fn container(name: &str, uid: u32, words: &[&str]) -> Value {
-    let args: Vec<&str> = ["/probe"].iter().chain(words).copied().collect();
+pub fn container(name: &str, uid: u32, words: &[impl AsRef<str>]) -> Value {
+    let words = words.iter().map(AsRef::as_ref);
+    let args: Vec<&str> = ["/probe"].into_iter().chain(words).collect();
     json!({
         "name": name,
         "image": "linkerd2-cni-probe:test",

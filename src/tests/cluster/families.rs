@@ -1,0 +1,65 @@
+//! Address families of the cluster, and addresses that follow from them.
+
+use std::fs;
+
+/// Settings that scripts/cluster created the cluster with, as shell variables.
+const SETTINGS: &str = "/var/lib/linkerd2-cni-cluster/settings";
+
+/// One family of addresses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Family {
+    Ipv4,
+    Ipv6,
+}
+
+impl Family {
+    /// The families of the cluster's pods and services; IPv4 for a cluster that has no such setting.
+    pub fn all() -> Vec<Family> {
+        match setting("CLUSTER_FAMILIES").as_str() {
+            "ipv6" => vec![Family::Ipv6],
+            "dual" => vec![Family::Ipv4, Family::Ipv6],
+            _ => vec![Family::Ipv4],
+        }
+    }
+
+    /// Whether an address, without a port, is of this family.
+    pub fn has(self, ip: &str) -> bool {
+        ip.contains(':') == (self == Family::Ipv6)
+    }
+
+    /// The port on every address of this family.
+    pub fn any(self, port: u16) -> String {
+        self.to(if self == Family::Ipv6 { "::" } else { "0.0.0.0" }, port)
+    }
+
+    /// The port on the loopback address.
+    pub fn local(self, port: u16) -> String {
+        self.to(if self == Family::Ipv6 { "::1" } else { "127.0.0.1" }, port)
+    }
+
+    /// An address of the documentation's, which no host has.
+    pub fn nobody(self) -> String {
+        self.to(if self == Family::Ipv6 { "2001:db8::3" } else { "192.0.2.3" }, 20001)
+    }
+
+    /// The port at an address, as programs write it.
+    pub fn to(self, ip: &str, port: u16) -> String {
+        match self {
+            Family::Ipv4 => format!("{ip}:{port}"),
+            Family::Ipv6 => format!("[{ip}]:{port}"),
+        }
+    }
+}
+
+/// The port on every address of the cluster's families, one argument each.
+pub fn any(port: u16) -> Vec<String> {
+    Family::all().into_iter().map(|family| family.any(port)).collect()
+}
+
+/// One of the cluster's settings; empty if it is not set.
+pub fn setting(name: &str) -> String {
+    let settings = fs::read_to_string(SETTINGS).unwrap_or_default();
+    let prefix = format!("{name}=");
+    let value = settings.lines().find_map(|line| line.strip_prefix(&prefix));
+    value.unwrap_or_default().trim_matches('\'').to_owned()
+}

@@ -1,0 +1,120 @@
+//! The main job: install, connections, upgrades, faults, uninstall.
+
+use std::path::Path;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use crate::agent::{kill_agent, rolled_out};
+use crate::burst;
+use crate::checks::Checks;
+use crate::connections::{
+    a_native_sidecar_passes_the_validator_and_proxies,
+    connections_go_through_the_proxy_where_they_should, linkerd_check_finds_what_it_looks_up,
+    pods_started_after_an_upgrade_follow_it,
+};
+use crate::families::{Family, any};
+use crate::helm::{Helm, NAMESPACE};
+use crate::node::{Files, Node};
+use crate::pods::{self, Pods, kubectl};
+use crate::until::until_within;
+use crate::watcher::Watcher;
+
+/// Runs every check. A node on which the chart does not install gets no further checks.
+pub fn run(values: &str, checks: &mut Checks) {
+    let node = Node::exclusive();
+    let before = node.files();
+    let helm = Helm::with_local_repository();
+    let pods = Pods::default();
+    let set: &[&str] = if values.is_empty() { &[] } else { &["--set", values] };
+    if !checks.run("install", || install(&helm, set)) {
+        return;
+    }
+    while_installed(&node, &helm, &pods, checks);
+    checks.run("uninstall", || uninstall(&node, &helm, &before));
+    checks.run("pods started before the uninstall are deleted", || delete(pods));
+}
+
+fn while_installed(node: &Node, helm: &Helm, pods: &Pods, checks: &mut Checks) {
+    checks.run("connections", || {
+        connections_go_through_the_proxy_where_they_should(pods);
+        format!("8 connections as expected in {:?}", Family::all())
+    });
+    checks.run("API requests", || requests(node));
+    checks.run("native sidecar", || {
+        a_native_sidecar_passes_the_validator_and_proxies(pods);
+        "the validator passed".to_owned()
+    });
+    checks.run("helm test", || {
+        helm.must(&["test", "linkerd-cni", "-n", NAMESPACE, "--timeout", "60s"]);
+        "passed".to_owned()
+    });
+    checks.run("the primary CNI rewrites its file", || rewrite(node));
+    checks.run("upgrade", || {
+        let seen = without_gap("helm upgrade", || {
+            helm.run("upgrade", &["--reuse-values", "--set", "ignoreInboundPorts=9999"]);
+        });
+        pods_started_after_an_upgrade_follow_it(pods);
+        seen
+    });
+    checks.run("rollout restart", || without_gap("kubectl rollout restart", restart));
+    checks.run("SIGKILL", || without_gap("SIGKILL of the agent", kill_agent));
+}
+
+fn install(helm: &Helm, set: &[&str]) -> String {
+    let begin = Instant::now();
+    helm.run("install", set);
+    linkerd_check_finds_what_it_looks_up();
+    format!("ready after {:.1} s", begin.elapsed().as_secs_f64())
+}
+
+fn requests(node: &Node) -> String {
+    let (meshed, unmeshed) = (node.api_requests("meshed"), node.api_requests("unmeshed"));
+    assert!((1..=2).contains(&meshed), "{meshed} API requests for a meshed pod");
+    assert_eq!(unmeshed, 0, "API requests for a pod without injection annotations");
+    format!("meshed pod {meshed}, unmeshed pod 0")
+}
+
+/// The primary CNI removes the plugin entry, and the agent adds it again.
+fn rewrite(node: &Node) -> String {
+    let cluster = Path::new(env!("CARGO_MANIFEST_DIR")).join("scripts/cluster");
+    let output = Command::new(cluster).arg("rewrite-network").output().unwrap();
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "scripts/cluster rewrite-network: {error}");
+    let begin = Instant::now();
+    until_within(Duration::from_secs(30), "the plugin entry is back", || node.entry().is_some());
+    format!("chained again after {:.1} s", begin.elapsed().as_secs_f64())
+}
+
+/// Runs `event` while pods start and the node's files are read every 2 ms.
+fn without_gap(what: &str, event: impl FnOnce()) -> String {
+    let watcher = Watcher::start();
+    burst::during(what, event);
+    watcher.finish().assert_always_installed(what);
+    "every pod redirected; the plugin always installed".to_owned()
+}
+
+fn restart() {
+    kubectl(&["rollout", "restart", "daemonset/linkerd-cni", "-n", NAMESPACE]);
+    rolled_out();
+}
+
+fn uninstall(node: &Node, helm: &Helm, before: &Files) -> String {
+    helm.uninstall();
+    assert_eq!(&node.files(), before, "uninstalling leaves the node's files");
+    let pods = Pods::default();
+    pods.start(&[pods::meshed("later")]);
+    let ip = pods.ip("later");
+    let response = pods.connect("later", "app", &Family::all()[0].to(&ip, 8080));
+    assert!(response.starts_with("app-of-later"), "redirected after the uninstall: {response}");
+    format!("the node's files as before; pods on {} start", any(8080).join(" and "))
+}
+
+/// The runtime calls DEL for them with the network config that it cached, which names the plugin.
+fn delete(pods: Pods) -> String {
+    let names = ["meshed", "unmeshed", "sidecar"];
+    for name in names {
+        kubectl(&["delete", "pod", "-n", name, name, "--grace-period=1", "--timeout=60s"]);
+    }
+    drop(pods);
+    format!("{} pods", names.len())
+}
