@@ -126,8 +126,10 @@ fn home() -> &'static Path {
 
 /// Creates helm's settings with the repository `linkerd`, which has the chart.
 fn make_home() -> PathBuf {
+    // Test programs may run side by side on nodes of scripts/node, which have different names.
+    let host = fs::read_to_string("/proc/sys/kernel/hostname").unwrap();
     let home =
-        Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("cluster-helm-{}", std::process::id()));
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("target/tmp/cluster-helm").join(host.trim());
     let _ = fs::remove_dir_all(&home);
     let repository = home.join("repository");
     let chart = Path::new(env!("CARGO_MANIFEST_DIR")).join("charts/linkerd2-cni");
