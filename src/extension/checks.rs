@@ -1,0 +1,42 @@
+//! The checks of `linkerd cni check`: facts to results. Pure.
+
+mod chart;
+mod cluster;
+mod nodes;
+mod pods;
+mod pre;
+#[cfg(test)]
+mod tests;
+
+use super::facts::{Facts, PreFacts};
+use super::report::Check;
+
+pub use chart::plugin_entry;
+pub use nodes::{Token, not_ready, token_state};
+
+/// Headings of the groups of checks.
+const CHART: &str = "linkerd-cni";
+const NODES: &str = "linkerd-cni-nodes";
+const PODS: &str = "linkerd-cni-pods";
+const PRE: &str = "linkerd-cni-pre";
+
+/// Checks an installed chart. Without a DaemonSet, checks of nodes would only repeat that.
+pub fn installed(facts: &Facts) -> Vec<Check> {
+    let mut checks = chart::checks(facts);
+    if let Ok(Some(daemonset)) = &facts.daemonset {
+        checks.extend(nodes::checks(facts, daemonset));
+        checks.push(cluster::cilium(NODES, &facts.cilium));
+        checks.extend(pods::checks(facts));
+    }
+    checks
+}
+
+/// Checks whether the chart can be installed.
+pub fn before_install(facts: &PreFacts) -> Vec<Check> {
+    pre::checks(facts)
+}
+
+/// The result of a check whose facts cannot be read.
+fn unreadable(check: Check, what: &str, why: &str) -> Check {
+    check.warning(format!("cannot read {what}: {why}"))
+}
