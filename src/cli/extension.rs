@@ -53,6 +53,9 @@ struct ClusterFlags {
     /// Group to impersonate; may be repeated
     #[arg(long = "as-group", global = true)]
     groups: Vec<String>,
+    /// Namespace of the control plane
+    #[arg(long, short = 'L', global = true, default_value = "linkerd")]
+    linkerd_namespace: String,
     /// Flags that `linkerd check` passes to every extension.
     #[command(flatten)]
     unused: UnusedFlags,
@@ -63,8 +66,6 @@ struct ClusterFlags {
 struct UnusedFlags {
     #[arg(long, global = true, hide = true)]
     api_addr: Option<String>,
-    #[arg(long, short = 'L', global = true, hide = true)]
-    linkerd_namespace: Option<String>,
     #[arg(long, global = true, hide = true, action = ArgAction::Set)]
     #[arg(num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     verbose: Option<String>,
@@ -131,7 +132,7 @@ fn run(flags: &Flags) -> anyhow::Result<ExitCode> {
     match &flags.command {
         Command::ExtensionMetadata => print(METADATA)?,
         Command::Check(check) => {
-            let results = attempt(&api, wanted, check);
+            let results = attempt(&api, &flags.cluster, check);
             let text = report::render(&results, check.output, has_color());
             print(&text)?;
             if !report::is_success(&results) {
@@ -141,7 +142,8 @@ fn run(flags: &Flags) -> anyhow::Result<ExitCode> {
         Command::Nodes => {
             api.get("/version").context("cannot query the Kubernetes API")?;
             progress("asking the agents");
-            let facts = facts::fetch(&api, &facts::find_namespace(&api, wanted));
+            let namespace = facts::find_namespace(&api, wanted);
+            let facts = facts::fetch(&api, &namespace, &flags.cluster.linkerd_namespace);
             progress("");
             print(&nodes::table(&facts).map_err(|why| anyhow!(why))?)?;
         }
@@ -155,7 +157,8 @@ fn run(flags: &Flags) -> anyhow::Result<ExitCode> {
 }
 
 /// Runs the checks until none may succeed later, at most for the time to wait.
-fn attempt(api: &Kubectl, wanted: &str, flags: &CheckFlags) -> Vec<Check> {
+fn attempt(api: &Kubectl, cluster: &ClusterFlags, flags: &CheckFlags) -> Vec<Check> {
+    let wanted = &cluster.cni_namespace;
     let reachable = Check::new("linkerd-cni", "kubernetes-api", "can query the Kubernetes API");
     if let Err(error) = api.get("/version") {
         return vec![reachable.error(error.to_string())];
@@ -167,7 +170,7 @@ fn attempt(api: &Kubectl, wanted: &str, flags: &CheckFlags) -> Vec<Check> {
             true => checks::before_install(&facts::fetch_pre(api, wanted)),
             false => {
                 let namespace = facts::find_namespace(api, wanted);
-                checks::installed(&facts::fetch(api, &namespace))
+                checks::installed(&facts::fetch(api, &namespace, &cluster.linkerd_namespace))
             }
         };
         if !report::is_pending(&results) || end.has_passed() {

@@ -21,7 +21,13 @@ const PODS: &str = "linkerd-cni-pods";
 const PRE: &str = "linkerd-cni-pre";
 
 /// Checks an installed chart. Without a DaemonSet, checks of nodes would only repeat that.
+///
+/// `linkerd check` runs these checks on every cluster, also on those that do not use the plugin.
 pub fn installed(facts: &Facts) -> Vec<Check> {
+    if matches!(facts.daemonset, Ok(None)) && facts.control_plane_uses_cni == Some(false) {
+        let unused = "not installed, and not needed: cniEnabled of the control plane is false";
+        return vec![Check::new(CHART, "daemonset", unused)];
+    }
     let mut checks = chart::checks(facts);
     if let Ok(Some(daemonset)) = &facts.daemonset {
         checks.extend(nodes::checks(facts, daemonset));
@@ -38,5 +44,9 @@ pub fn before_install(facts: &PreFacts) -> Vec<Check> {
 
 /// The result of a check whose facts cannot be read.
 fn unreadable(check: Check, what: &str, why: &str) -> Check {
-    check.warning(format!("cannot read {what}: {why}"))
+    check.warning(unreadable_text(what, why))
+}
+
+fn unreadable_text(what: &str, why: &str) -> String {
+    format!("cannot read {what}: {why}")
 }

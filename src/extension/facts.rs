@@ -67,6 +67,8 @@ pub struct Facts {
     pub pending_pods: Result<Vec<Pod>, String>,
     /// Cilium's ConfigMaps.
     pub cilium: Result<Vec<ConfigMap>, String>,
+    /// `cniEnabled` of the control plane. `None` if there is no control plane, or it is unreadable.
+    pub control_plane_uses_cni: Option<bool>,
 }
 
 /// What the checks before the installation look at.
@@ -100,8 +102,8 @@ fn daemonsets(api: &dyn Api) -> Result<Vec<AgentDaemonSet>, String> {
 }
 
 /// Fetches the facts for the checks of an installed chart. A failed request does not stop the
-/// others.
-pub fn fetch(api: &dyn Api, namespace: &str) -> Facts {
+/// others. The control plane is in `linkerd_namespace`.
+pub fn fetch(api: &dyn Api, namespace: &str, linkerd_namespace: &str) -> Facts {
     let daemonset: Lookup<AgentDaemonSet> =
         lookup(api, &format!("/apis/apps/v1/namespaces/{namespace}/daemonsets/{DAEMONSET}"));
     Facts {
@@ -116,6 +118,7 @@ pub fn fetch(api: &dyn Api, namespace: &str) -> Facts {
         events: events(api, namespace, "type%3DWarning").unwrap_or_default(),
         pending_pods: pending_pods(api),
         cilium: cilium(api),
+        control_plane_uses_cni: control_plane_uses_cni(api, linkerd_namespace),
     }
 }
 
@@ -133,6 +136,14 @@ pub fn fetch_pre(api: &dyn Api, namespace: &str) -> PreFacts {
         daemonsets: daemonsets(api),
         cilium: cilium(api),
     }
+}
+
+/// Reads `cniEnabled` from the values that Linkerd's chart keeps in a ConfigMap.
+fn control_plane_uses_cni(api: &dyn Api, linkerd_namespace: &str) -> Option<bool> {
+    let path = format!("/api/v1/namespaces/{linkerd_namespace}/configmaps/linkerd-config");
+    let map: ConfigMap = get(api, &path).ok()?;
+    let values = map.data.get("values")?;
+    Some(values.lines().any(|line| line == "cniEnabled: true"))
 }
 
 /// Returns the path of the ConfigMap with the plugin entry.

@@ -79,7 +79,7 @@ impl Cluster {
     }
 
     pub fn facts(&self) -> Facts {
-        Facts { now: now(), ..facts::fetch(self, "linkerd-cni") }
+        Facts { now: now(), ..facts::fetch(self, "linkerd-cni", "linkerd") }
     }
 
     pub fn pre_facts(&self) -> PreFacts {

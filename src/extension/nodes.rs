@@ -46,7 +46,8 @@ fn row(node: &str, agent: &Agent, is_ready: bool, now: SystemTime) -> [String; 8
     let failures = samples(&agent.metrics, "linkerd_cni_plugin_failures_total", "code");
     let sum = |samples: &[(&str, f64)]| match agent.metrics.is_empty() {
         true => unknown(),
-        false => samples.iter().map(|sample| sample.1).sum::<f64>().to_string(),
+        // `sum` of no numbers would be -0.
+        false => samples.iter().fold(0.0, |sum, sample| sum + sample.1).to_string(),
     };
     let backends: Vec<&str> = redirects.iter().map(|sample| sample.0).collect();
     [

@@ -1,7 +1,7 @@
 //! Checks of the chart's objects and the rollout of the DaemonSet. Pure.
 
 use super::cluster::pod_security;
-use super::{CHART, unreadable};
+use super::{CHART, unreadable, unreadable_text};
 use crate::cni::object::Object;
 use crate::config::Config;
 use crate::extension::facts::{ChartObject, DAEMONSET, Facts};
@@ -53,7 +53,8 @@ fn chart_object(namespace: &str, object: &ChartObject) -> Check {
     let check = Check::new(CHART, "objects", format!("{name} {kind} exists"));
     match found {
         Ok(Some(())) => check,
-        Ok(None) => check.error(missing(&format!("{kind} {name} (namespace {namespace})"))),
+        Ok(None) if kind.starts_with("Cluster") => check.error(missing(&format!("{kind} {name}"))),
+        Ok(None) => check.error(missing(&format!("{kind} {namespace}/{name}"))),
         Err(why) => unreadable(check, &format!("{kind} {name}"), why),
     }
 }
@@ -74,7 +75,7 @@ fn rollout(facts: &Facts) -> Vec<Check> {
             );
             return vec![exists.error(why)];
         }
-        Err(why) => return vec![unreadable(exists, &format!("DaemonSet {name}"), why)],
+        Err(why) => return vec![exists.error(unreadable_text(&format!("DaemonSet {name}"), why))],
     };
     vec![exists, rolled_out(&name, daemonset)]
 }

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use super::{NODES, unreadable};
+use super::{NODES, unreadable, unreadable_text};
 use crate::agent::node_status::StatusBody;
 use crate::agent::uninstall::on_stop::scope::exclusion;
 use crate::extension::facts::{Agent, DAEMONSET, Facts};
@@ -18,7 +18,9 @@ pub fn checks(facts: &Facts, daemonset: &AgentDaemonSet) -> Vec<Check> {
     let placed = placed(facts, daemonset);
     let agents = match &facts.agents {
         Ok(agents) => agents,
-        Err(why) => return vec![placed, unreadable(ready_check(), "the agents' pods", why)],
+        Err(why) => {
+            return vec![placed, ready_check().error(unreadable_text("the agents' pods", why))];
+        }
     };
     let mut checks = vec![placed, ready(agents, &facts.events)];
     let spec = &daemonset.spec.template.spec;
@@ -30,6 +32,7 @@ pub fn checks(facts: &Facts, daemonset: &AgentDaemonSet) -> Vec<Check> {
         ));
         return checks;
     }
+    checks.push(reports(agents));
     let bodies: Vec<(&str, &StatusBody)> =
         agents.iter().filter_map(|agent| Some((agent.node(), agent.body()?))).collect();
     checks.push(versions(&bodies));
@@ -130,6 +133,18 @@ pub fn not_ready(agent: &Agent, events: &[EventObject]) -> Option<String> {
     }
 }
 
+/// Checks that the agents' state can be read, on which the next checks depend.
+fn reports(agents: &[Agent]) -> Check {
+    let check = Check::new(NODES, "agent-state", "the state of each agent can be read");
+    let silent = agents.iter().filter(|agent| agent.pod.is_ready()).filter_map(|agent| {
+        let why = agent.status.as_ref()?.as_ref().err()?;
+        Some(format!("{}: pod {}: {why}", agent.node(), agent.pod.metadata.name))
+    });
+    let summary = "agents without readable /status, whose network config, token and contention are \
+                   not checked";
+    check.warning_if_any(summary, &silent.collect::<Vec<_>>())
+}
+
 fn versions(bodies: &[(&str, &StatusBody)]) -> Check {
     let own = env!("CARGO_PKG_VERSION");
     let found: BTreeSet<&str> = bodies.iter().map(|(_, body)| body.version.as_str()).collect();
@@ -213,7 +228,10 @@ fn contention(bodies: &[(&str, &StatusBody)]) -> Check {
     let fights = bodies.iter().filter(|(_, body)| body.contention).map(|(node, body)| {
         let problems: Vec<String> =
             body.problems.iter().map(|(subject, why)| format!("{subject}: {why}")).collect();
-        format!("{node}: {}", problems.join("; "))
+        match problems.is_empty() {
+            true => format!("{node}: see the agent's log"),
+            false => format!("{node}: {}", problems.join("; ")),
+        }
     });
     check.warning_if_any("nodes with contention", &fights.collect::<Vec<_>>())
 }

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use super::*;
 use crate::extension::fake::{
     AGENTS, CONFIG, Cluster, DAEMONSET, EVENTS, METRICS_1, NAMESPACE, NOW, REVIEWS, STATUS_1,
-    daemonset, entry, namespace,
+    daemonset, entry, namespace, status,
 };
 use crate::extension::report::{Format, is_success, render};
 
@@ -27,10 +27,6 @@ fn with(changes: &[(&str, &str, Value)]) -> Cluster {
 }
 
 fn faults() -> Vec<Fault> {
-    let waiting = json!({"containerStatuses": [{"name": "install-cni", "state": {"waiting": {
-        "reason": "ImagePullBackOff", "message": "Back-off pulling image \"x\""}}}]});
-    let creating = json!({"containerStatuses": [{"name": "install-cni", "state": {"waiting": {
-        "reason": "ContainerCreating"}}}]});
     let rejected = json!({"items": [{"involvedObject": {"kind": "DaemonSet", "name": "linkerd-cni"},
         "reason": "FailedCreate", "message": "pods is forbidden: violates PodSecurity"}]});
     let stranded = json!({"items": [{"metadata": {"name": "web", "namespace": "shop",
@@ -42,6 +38,9 @@ fn faults() -> Vec<Fault> {
         "data": {"cni-exclusive": "true", "kube-proxy-replacement": "true"}}]});
     let taint = json!([{"key": "gpu", "value": "yes", "effect": "NoSchedule"}]);
     let account = "/api/v1/namespaces/linkerd-cni/serviceaccounts/linkerd-cni-plugin";
+    let mut contention = status();
+    contention["contention"] = json!(true);
+    contention["problems"]["network config"] = json!("x keeps being overwritten");
     let failures = "linkerd_cni_plugin_failures_total{code=\"101\"} 2\n";
     vec![
         ("no DaemonSet", DAEMONSET, "", Value::Null),
@@ -60,18 +59,16 @@ fn faults() -> Vec<Fault> {
         ("no node in scope", DAEMONSET, "/status/desiredNumberScheduled", json!(0)),
         ("node without agent", AGENTS, "/items", json!([])),
         ("agents cannot be listed", AGENTS, "", json!(403)),
-        ("Event names the cause, all pods there", EVENTS, "", rejected),
-        ("tainted node, agent there", "/api/v1/nodes", "/items/1/spec/taints", taint),
+        ("no fault: an old Event", EVENTS, "", rejected),
+        ("no fault: a tainted node with an agent", "/api/v1/nodes", "/items/1/spec/taints", taint),
         ("agent not ready", STATUS_1, "/notReady", json!("kubeconfig: waiting for a token")),
         ("no status", STATUS_1, "", Value::Null),
-        ("no status, readiness unknown", AGENTS, "/items/0/status", waiting.clone()),
-        ("container is created", AGENTS, "/items/0/status", creating),
         ("another version", STATUS_1, "/version", json!("1.9.0")),
         ("no conflist", STATUS_1, "/conflist", Value::Null),
         ("token expired", STATUS_1, "/tokenExpires", json!(NOW - 1)),
         ("token expires soon", STATUS_1, "/tokenExpires", json!(NOW + 60)),
         ("agent's token", STATUS_1, "/usesAgentToken", json!(true)),
-        ("contention", STATUS_1, "/contention", json!(true)),
+        ("contention", STATUS_1, "", contention),
         ("failed plugin calls", METRICS_1, "", json!(failures)),
         ("Cilium", "/api/v1/configmaps", "", cilium),
         ("stranded pod", "/api/v1/pods", "", stranded),
@@ -110,13 +107,12 @@ fn each_fault_is_reported_with_object_cause_and_remedy() {
 
 #[test]
 fn several_faults_of_one_agent_are_told_apart() {
-    let mut no_status = Value::Null;
     let pending = json!({"containerStatuses": [{"name": "install-cni",
         "state": {"waiting": {"reason": "ContainerCreating"}}}]});
     let mount = json!({"items": [{"involvedObject": {"kind": "Pod", "uid": "uid-1"},
         "reason": "FailedMount", "message": "hostPath is not a directory"}]});
     let cluster = with(&[
-        (STATUS_1, "", no_status.take()),
+        (STATUS_1, "", Value::Null),
         (AGENTS, "/items/0/status", pending),
         (EVENTS, "", mount),
     ]);
@@ -154,6 +150,17 @@ fn a_tainted_node_without_agent_is_out_of_scope() {
     assert!(is_success(&checks));
     let text = render(&checks, Format::Short, false);
     assert!(text.contains("node-2: taint gpu=yes:NoSchedule is not tolerated"), "{text}");
+}
+
+#[test]
+fn a_cluster_that_does_not_use_the_plugin_passes_and_one_that_does_fails() {
+    for (values, passes) in [("cniEnabled: false\n", true), ("a: b\ncniEnabled: true\n", false)] {
+        let mut cluster = with(&[(DAEMONSET, "", Value::Null)]);
+        let config = "/api/v1/namespaces/linkerd/configmaps/linkerd-config";
+        cluster.put(config, json!({"data": {"values": values}}));
+        let checks = installed(&cluster.facts());
+        assert_eq!(is_success(&checks), passes, "{checks:?}");
+    }
 }
 
 #[test]
