@@ -14,7 +14,10 @@ use crate::extension::report::{Format, is_success, render};
 /// whole response, and `null` removes it.
 type Fault = (&'static str, &'static str, &'static str, Value);
 
-fn with(changes: &[(&str, &str, Value)]) -> Cluster {
+/// One change: path, JSON pointer and value.
+type Change = (&'static str, &'static str, Value);
+
+fn with(changes: &[Change]) -> Cluster {
     let mut cluster = Cluster::healthy();
     for (path, pointer, value) in changes {
         match (pointer.is_empty(), value) {
@@ -185,7 +188,7 @@ fn pre_reports() -> (String, Vec<Check>) {
     let mut elsewhere = daemonset();
     elsewhere["metadata"]["namespace"] = json!("kube-system");
     let (mut text, mut all) = (String::new(), Vec::new());
-    let faults: Vec<(&str, Vec<(&str, &str, Value)>)> = vec![
+    let faults: Vec<(&str, Vec<Change>)> = vec![
         ("ready to install", vec![]),
         ("old Kubernetes", vec![("/version", "", old)]),
         ("unknown version", vec![("/version", "", json!({"gitVersion": "x"}))]),

@@ -14,6 +14,7 @@ mod chart;
 #[allow(dead_code, reason = "the plugin's tests use all of it")]
 #[path = "../support/cni.rs"]
 mod cni;
+mod extension;
 mod hand_made;
 mod helm;
 mod idle;
