@@ -10,6 +10,7 @@ mod tests;
 
 use super::facts::{Facts, PreFacts};
 use super::report::Check;
+use crate::quote::one_line;
 
 pub use chart::plugin_entry;
 pub use nodes::{Token, not_ready, token_state};
@@ -48,5 +49,5 @@ fn unreadable(check: Check, what: &str, why: &str) -> Check {
 }
 
 fn unreadable_text(what: &str, why: &str) -> String {
-    format!("cannot read {what}: {why}")
+    format!("cannot read {what}: {}", one_line(why))
 }

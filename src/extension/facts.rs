@@ -1,9 +1,9 @@
 //! Everything that the checks look at, fetched from the API server.
 
 use std::collections::BTreeMap;
-use std::sync::Mutex;
-use std::sync::PoisonError;
-use std::thread;
+use std::panic::resume_unwind;
+use std::sync::{Mutex, PoisonError};
+use std::thread::{self, ScopedJoinHandle};
 use std::time::SystemTime;
 
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
@@ -104,22 +104,43 @@ fn daemonsets(api: &dyn Api) -> Result<Vec<AgentDaemonSet>, String> {
 /// Fetches the facts for the checks of an installed chart. A failed request does not stop the
 /// others. The control plane is in `linkerd_namespace`.
 pub fn fetch(api: &dyn Api, namespace: &str, linkerd_namespace: &str) -> Facts {
-    let daemonset: Lookup<AgentDaemonSet> =
-        lookup(api, &format!("/apis/apps/v1/namespaces/{namespace}/daemonsets/{DAEMONSET}"));
-    Facts {
-        now: SystemTime::now(),
-        namespace: namespace.to_owned(),
-        namespace_object: lookup(api, &format!("/api/v1/namespaces/{namespace}")),
-        config: lookup(api, &config_path(namespace)),
-        objects: chart_objects(api, namespace, daemonset.as_ref().ok().and_then(Option::as_ref)),
-        daemonset,
-        nodes: list(api, "/api/v1/nodes", ""),
-        agents: agents(api, namespace),
-        events: events(api, namespace, "type%3DWarning").unwrap_or_default(),
-        pending_pods: pending_pods(api),
-        cilium: cilium(api),
-        control_plane_uses_cni: control_plane_uses_cni(api, linkerd_namespace),
-    }
+    thread::scope(|scope| {
+        // A request takes as long as a start of kubectl, so independent ones run at the same time.
+        let agents = scope.spawn(|| agents(api, namespace));
+        let objects = scope.spawn(|| {
+            let path = format!("/apis/apps/v1/namespaces/{namespace}/daemonsets/{DAEMONSET}");
+            let daemonset: Lookup<AgentDaemonSet> = lookup(api, &path);
+            let known = daemonset.as_ref().ok().and_then(Option::as_ref);
+            (chart_objects(api, namespace, known), daemonset)
+        });
+        let cluster =
+            scope.spawn(|| (list(api, "/api/v1/nodes", ""), pending_pods(api), cilium(api)));
+        let namespace_object = lookup(api, &format!("/api/v1/namespaces/{namespace}"));
+        let config = lookup(api, &config_path(namespace));
+        let events = events(api, namespace, "type%3DWarning").unwrap_or_default();
+        let control_plane_uses_cni = control_plane_uses_cni(api, linkerd_namespace);
+        let (objects, daemonset) = joined(objects);
+        let (nodes, pending_pods, cilium) = joined(cluster);
+        Facts {
+            now: SystemTime::now(),
+            namespace: namespace.to_owned(),
+            namespace_object,
+            config,
+            daemonset,
+            objects,
+            nodes,
+            agents: joined(agents),
+            events,
+            pending_pods,
+            cilium,
+            control_plane_uses_cni,
+        }
+    })
+}
+
+/// Returns the result of a thread. A panic goes on in the caller.
+fn joined<T>(thread: ScopedJoinHandle<'_, T>) -> T {
+    thread.join().unwrap_or_else(|panic| resume_unwind(panic))
 }
 
 /// Fetches the facts for the checks before the installation.

@@ -17,6 +17,7 @@ use nix::unistd::Pid;
 use serde::de::DeserializeOwned;
 
 use crate::deadline::Deadline;
+use crate::quote::one_line;
 
 /// Time for one request, with the credential plugin that kubectl may start.
 const DEADLINE: Duration = Duration::from_secs(30);
@@ -56,9 +57,9 @@ impl Error {
         let status = last.strip_prefix(FROM_SERVER).and_then(|rest| rest.split_once("): "));
         match status {
             Some((reason, message)) => {
-                Error::Status { reason: reason.to_owned(), message: message.to_owned() }
+                Error::Status { reason: one_line(reason), message: one_line(message) }
             }
-            None => Error::Failed(text.replace('\n', "; ")),
+            None => Error::Failed(one_line(&text.replace('\n', "; "))),
         }
     }
 }

@@ -5,6 +5,7 @@ use std::time::{Duration, SystemTime};
 use super::checks::{Token, not_ready, token_state};
 use super::facts::{Agent, Facts};
 use super::metrics::samples;
+use crate::quote::one_line;
 
 const HEADINGS: [&str; 8] =
     ["NODE", "READY", "VERSION", "NETWORK CONFIG", "TOKEN", "BACKEND", "REDIRECTED", "FAILED"];
@@ -31,8 +32,8 @@ pub fn table(facts: &Facts) -> Result<String, String> {
             let why = not_ready(agent, &facts.events);
             rows.push(row(name, agent, why.is_none(), facts.now));
             let note = agent.body().and_then(|body| body.note.as_ref());
-            reasons.extend(why.map(|why| format!("{name} is not ready: {why}\n")));
-            reasons.extend(note.map(|note| format!("{name}: {note}\n")));
+            reasons.extend(why.map(|why| format!("{name} is not ready: {}\n", one_line(&why))));
+            reasons.extend(note.map(|note| format!("{name}: {}\n", one_line(note))));
         }
     }
     let gap = if reasons.is_empty() { "" } else { "\n" };
@@ -53,8 +54,8 @@ fn row(node: &str, agent: &Agent, is_ready: bool, now: SystemTime) -> [String; 8
     [
         node.to_owned(),
         if is_ready { "yes" } else { "no" }.to_owned(),
-        body.map_or_else(unknown, |body| body.version.clone()),
-        body.and_then(|body| body.conflist.clone()).unwrap_or_else(unknown),
+        body.map_or_else(unknown, |body| one_line(&body.version)),
+        body.and_then(|body| body.conflist.as_deref()).map_or_else(unknown, one_line),
         body.map_or_else(unknown, |body| token_text(token_state(body, now))),
         if backends.is_empty() { unknown() } else { backends.join(",") },
         sum(&redirects),

@@ -4,6 +4,8 @@ use std::fmt::Write as _;
 
 use serde::Serialize;
 
+use crate::quote::one_line;
+
 /// Page with a section for each check, which the hints point to.
 const HINTS: &str = concat!(env!("CARGO_PKG_REPOSITORY"), "/blob/main/docs/cli.md#");
 
@@ -90,9 +92,9 @@ const ITEM_LIMIT: usize = 20;
 
 /// Returns `summary` and the items, one a line.
 pub fn bullets(summary: &str, items: &[String]) -> String {
-    let mut text = format!("{summary}:");
+    let mut text = format!("{}:", one_line(summary));
     for item in items.iter().take(ITEM_LIMIT) {
-        let _ = write!(text, "\n\t* {item}");
+        let _ = write!(text, "\n\t* {}", one_line(item));
     }
     if items.len() > ITEM_LIMIT {
         let _ = write!(text, "\n\t* and {} more", items.len() - ITEM_LIMIT);

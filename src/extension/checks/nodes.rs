@@ -183,10 +183,11 @@ fn tokens(bodies: &[(&str, &StatusBody)], now: SystemTime) -> Check {
             Token::Valid(_) | Token::Unlimited => {}
             Token::Expired => expired.push(format!("{node}: expired")),
             Token::Ending => doubtful.push(format!("{node}: expires within 10 minutes")),
-            Token::OfAgent => doubtful.push(format!(
-                "{node}: the plugin uses the agent's own token: {}",
-                body.problems.get("TokenRequest").map_or("see the agent's log", String::as_str)
-            )),
+            Token::OfAgent => {
+                let why = body.problems.get("TokenRequest").map(String::as_str);
+                let why = why.unwrap_or("the plugin uses the agent's own token");
+                doubtful.push(format!("{node}: {why}"));
+            }
         }
     }
     match expired.is_empty() {

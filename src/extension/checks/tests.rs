@@ -167,6 +167,20 @@ fn a_cluster_that_does_not_use_the_plugin_passes_and_one_that_does_fails() {
 }
 
 #[test]
+fn text_from_the_cluster_cannot_fake_lines_or_control_the_terminal() {
+    let lie = json!("\n\u{1b}[2J√ each agent is ready");
+    let events = json!({"items": [{"involvedObject": {"kind": "DaemonSet", "name": "linkerd-cni"},
+        "reason": "x", "message": "\n√ fine\u{1b}[2J"}]});
+    for changes in [
+        vec![(STATUS_1, "/notReady", lie)],
+        vec![(AGENTS, "/items", json!([])), (EVENTS, "", events)],
+    ] {
+        let text = render(&installed(&with(&changes).facts()), Format::Short, false);
+        assert!(!text.contains('\u{1b}') && !text.contains("\n√"), "{text}");
+    }
+}
+
+#[test]
 fn upstreams_agents_are_recognized() {
     let mut upstream = daemonset();
     let container = &mut upstream["spec"]["template"]["spec"]["containers"][0];

@@ -3,6 +3,7 @@
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 
 use super::{NodeReport, PodInputs};
+use crate::cni::args::is_name;
 use crate::cni::error::{Error as CniError, code};
 use crate::config::Annotations;
 use crate::config::pod::{API_SERVICE, namespace_path};
@@ -11,6 +12,7 @@ use crate::extension::facts::{Agent, agents, config_path, events};
 use crate::extension::kubectl::{Api, Error, find, get};
 use crate::extension::objects::{ConfigMap, EventObject};
 use crate::kube::types::{Namespace, Pod};
+use crate::quote::{one_line, quote};
 use crate::record::Record;
 
 /// Largest part of the agent's log that is read, in lines.
@@ -28,6 +30,11 @@ pub fn fetch(
     namespace: &str,
     name: &str,
 ) -> Result<PodInputs, String> {
+    for text in [cni_namespace, namespace, name] {
+        if !is_name(text) {
+            return Err(format!("{} is not the name of a pod or namespace", quote(text)));
+        }
+    }
     let path = format!("/api/v1/namespaces/{namespace}/pods/{name}");
     let pod: Option<Pod> =
         find(api, &path).map_err(|error| format!("cannot read pod {namespace}/{name}: {error}"))?;
@@ -77,7 +84,7 @@ fn report(api: &dyn Api, cni_namespace: &str, pod: &Pod) -> NodeReport {
     NodeReport {
         agent: agent.map(|agent| {
             let state = match not_ready(&agent, &[]) {
-                Some(why) => format!("not ready: {why}"),
+                Some(why) => format!("not ready: {}", one_line(&why)),
                 None => "ready".to_owned(),
             };
             (agent.pod.metadata.name, state)
@@ -96,7 +103,7 @@ fn records(api: &dyn Api, cni_namespace: &str, agent: &Agent, pod: &Pod) -> Vec<
     let log = api.get(&path).unwrap_or_default();
     let [add, check] = Record::line_starts(&pod.metadata.namespace, &pod.metadata.name);
     let lines = log.lines().filter(|line| line.contains(&add) || line.contains(&check));
-    newest(lines.map(str::to_owned).collect())
+    newest(lines.map(one_line).collect())
 }
 
 fn newest(mut lines: Vec<String>) -> Vec<String> {
@@ -108,5 +115,5 @@ fn is_about_cni(event: &EventObject) -> bool {
 }
 
 fn event_line(event: &EventObject) -> String {
-    format!("{} {}: {}", event.time(), event.reason, event.message)
+    one_line(&format!("{} {}: {}", event.time(), event.reason, event.message))
 }

@@ -93,6 +93,8 @@ fn pods_that_are_not_redirected_are_explained_in_the_plugins_words() {
 fn a_missing_pod_or_chart_is_named_with_the_remedy() {
     let error = fetch(&Cluster::healthy(), "linkerd-cni", "shop", "web").unwrap_err();
     assert_eq!(error, "pod shop/web does not exist; name its namespace with --namespace");
+    let error = fetch(&Cluster::healthy(), "linkerd-cni", "shop/../x", "web").unwrap_err();
+    assert_eq!(error, "\"shop/../x\" is not the name of a pod or namespace");
     let error = fetch(&cluster(meshed()), "elsewhere", "shop", "web").unwrap_err();
     assert!(error.contains("elsewhere/linkerd-cni-config does not exist"), "{error}");
 }
