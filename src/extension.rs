@@ -3,7 +3,7 @@
 //!
 //! - [`kubectl`]: requests to the API server
 //! - [`objects`], [`metrics`]: the fields of API objects and metrics that the commands read
-//! - [`facts`]: everything that the checks look at, fetched once per attempt
+//! - [`facts`], [`pre_facts`]: everything that the checks look at, after and before the installation
 //! - [`checks`]: facts to check results
 //! - [`report`]: check results as table, short text or JSON, like `linkerd check`
 //! - [`nodes`]: the table of `linkerd cni nodes`
@@ -18,4 +18,5 @@ pub mod kubectl;
 pub mod metrics;
 pub mod nodes;
 pub mod objects;
+pub mod pre_facts;
 pub mod report;

@@ -19,6 +19,7 @@ use crate::extension::explain::{self, RuleFormat};
 use crate::extension::facts::{self, DAEMONSET};
 use crate::extension::kubectl::{Api, Kubectl};
 use crate::extension::nodes;
+use crate::extension::pre_facts::fetch_pre;
 use crate::extension::report::{self, Check, Format};
 
 /// Response to `_extension-metadata`. `linkerd check` compares the name with the file's.
@@ -167,7 +168,7 @@ fn attempt(api: &Kubectl, cluster: &ClusterFlags, flags: &CheckFlags) -> Vec<Che
     loop {
         progress("running the checks");
         let results = match flags.pre {
-            true => checks::before_install(&facts::fetch_pre(api, wanted)),
+            true => checks::before_install(&fetch_pre(api, wanted)),
             false => {
                 let namespace = facts::find_namespace(api, wanted);
                 checks::installed(&facts::fetch(api, &namespace, &cluster.linkerd_namespace))

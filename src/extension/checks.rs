@@ -8,7 +8,8 @@ mod pre;
 #[cfg(test)]
 mod tests;
 
-use super::facts::{Facts, PreFacts};
+use super::facts::Facts;
+use super::pre_facts::PreFacts;
 use super::report::Check;
 use crate::quote::one_line;
 

@@ -1,4 +1,4 @@
-//! Everything that the checks look at, fetched from the API server.
+//! Everything that the checks of an installed chart look at, fetched from the API server.
 
 use std::collections::BTreeMap;
 use std::panic::resume_unwind;
@@ -8,9 +8,8 @@ use std::time::SystemTime;
 
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use serde::de::DeserializeOwned;
-use serde_json::{Value, json};
 
-use super::kubectl::{Api, decode, find, get};
+use super::kubectl::{Api, find, get};
 use super::objects::{
     AgentDaemonSet, AgentPod, AnyObject, ConfigMap, EventObject, List, NodeObject,
 };
@@ -20,6 +19,8 @@ use crate::repair::stranded_pod::INJECTED_LABEL;
 
 /// Name of the DaemonSet, which the chart cannot change.
 pub const DAEMONSET: &str = "linkerd-cni";
+/// API group of roles and bindings.
+pub(super) const RBAC: &str = "rbac.authorization.k8s.io";
 /// Number of requests at the same time. Each runs one kubectl.
 const PARALLEL: usize = 8;
 /// Number of objects in one part of a list.
@@ -71,20 +72,6 @@ pub struct Facts {
     pub control_plane_uses_cni: Option<bool>,
 }
 
-/// What the checks before the installation look at.
-#[derive(Clone, Debug)]
-pub struct PreFacts {
-    pub namespace: String,
-    /// Version of the API server, e.g. `v1.34.1`, or why it cannot be read.
-    pub version: Result<String, String>,
-    pub namespace_object: Lookup<AnyObject>,
-    /// Kinds that the chart creates, and whether the user may create them.
-    pub rights: Vec<(&'static str, Result<bool, String>)>,
-    /// DaemonSets of this chart or Linkerd's in any namespace.
-    pub daemonsets: Result<Vec<AgentDaemonSet>, String>,
-    pub cilium: Result<Vec<ConfigMap>, String>,
-}
-
 /// Returns the namespace with the DaemonSet: `wanted`, or if that has none, the only other one.
 pub fn find_namespace(api: &dyn Api, wanted: &str) -> String {
     let path = format!("/apis/apps/v1/namespaces/{wanted}/daemonsets/{DAEMONSET}");
@@ -97,7 +84,7 @@ pub fn find_namespace(api: &dyn Api, wanted: &str) -> String {
     }
 }
 
-fn daemonsets(api: &dyn Api) -> Result<Vec<AgentDaemonSet>, String> {
+pub(super) fn daemonsets(api: &dyn Api) -> Result<Vec<AgentDaemonSet>, String> {
     list(api, "/apis/apps/v1/daemonsets", &format!("labelSelector=k8s-app%3D{DAEMONSET}"))
 }
 
@@ -143,22 +130,6 @@ fn joined<T>(thread: ScopedJoinHandle<'_, T>) -> T {
     thread.join().unwrap_or_else(|panic| resume_unwind(panic))
 }
 
-/// Fetches the facts for the checks before the installation.
-pub fn fetch_pre(api: &dyn Api, namespace: &str) -> PreFacts {
-    let version = get::<Value>(api, "/version").map(|version| {
-        let text = version["gitVersion"].as_str();
-        text.unwrap_or_default().to_owned()
-    });
-    PreFacts {
-        namespace: namespace.to_owned(),
-        version: version.map_err(|error| error.to_string()),
-        namespace_object: lookup(api, &format!("/api/v1/namespaces/{namespace}")),
-        rights: CREATED.iter().map(|right| (right.0, may_create(api, namespace, right))).collect(),
-        daemonsets: daemonsets(api),
-        cilium: cilium(api),
-    }
-}
-
 /// Reads `cniEnabled` from the values that Linkerd's chart keeps in a ConfigMap.
 fn control_plane_uses_cni(api: &dyn Api, linkerd_namespace: &str) -> Option<bool> {
     let path = format!("/api/v1/namespaces/{linkerd_namespace}/configmaps/linkerd-config");
@@ -170,40 +141,6 @@ fn control_plane_uses_cni(api: &dyn Api, linkerd_namespace: &str) -> Option<bool
 /// Returns the path of the ConfigMap with the plugin entry.
 pub fn config_path(namespace: &str) -> String {
     format!("/api/v1/namespaces/{namespace}/configmaps/linkerd-cni-config")
-}
-
-/// Kinds that the chart creates: kind, API group, resource, and whether it is namespaced.
-type Right = (&'static str, &'static str, &'static str, bool);
-
-const RBAC: &str = "rbac.authorization.k8s.io";
-const CREATED: [Right; 8] = [
-    ("Namespaces", "", "namespaces", false),
-    ("ClusterRoles", RBAC, "clusterroles", false),
-    ("ClusterRoleBindings", RBAC, "clusterrolebindings", false),
-    ("Roles", RBAC, "roles", true),
-    ("RoleBindings", RBAC, "rolebindings", true),
-    ("ServiceAccounts", "", "serviceaccounts", true),
-    ("ConfigMaps", "", "configmaps", true),
-    ("DaemonSets", "apps", "daemonsets", true),
-];
-
-fn may_create(
-    api: &dyn Api,
-    namespace: &str,
-    &(_, group, resource, is_namespaced): &Right,
-) -> Result<bool, String> {
-    const PATH: &str = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews";
-    let namespace = if is_namespaced { namespace } else { "" };
-    let review = json!({
-        "apiVersion": "authorization.k8s.io/v1",
-        "kind": "SelfSubjectAccessReview",
-        "spec": {"resourceAttributes": {
-            "verb": "create", "group": group, "resource": resource, "namespace": namespace,
-        }},
-    });
-    let response = api.post(PATH, &review.to_string()).and_then(|body| decode(PATH, &body));
-    let response: Value = response.map_err(|error| error.to_string())?;
-    Ok(response["status"]["allowed"] == true)
 }
 
 /// Looks for the objects without which the agent or the plugin does not work.
@@ -309,11 +246,11 @@ fn pending_pods(api: &dyn Api) -> Result<Vec<Pod>, String> {
     )
 }
 
-fn cilium(api: &dyn Api) -> Result<Vec<ConfigMap>, String> {
+pub(super) fn cilium(api: &dyn Api) -> Result<Vec<ConfigMap>, String> {
     list(api, "/api/v1/configmaps", "fieldSelector=metadata.name%3Dcilium-config")
 }
 
-fn lookup<T: DeserializeOwned>(api: &dyn Api, path: &str) -> Lookup<T> {
+pub(super) fn lookup<T: DeserializeOwned>(api: &dyn Api, path: &str) -> Lookup<T> {
     find(api, path).map_err(|error| error.to_string())
 }
 

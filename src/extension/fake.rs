@@ -5,8 +5,9 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use serde_json::{Value, json};
 
-use super::facts::{self, Facts, PreFacts};
+use super::facts::{self, Facts};
 use super::kubectl::{Api, Error};
+use super::pre_facts::{PreFacts, fetch_pre};
 
 /// Seconds since 1970 at which the checks run.
 pub const NOW: u64 = 1_800_000_000;
@@ -83,7 +84,7 @@ impl Cluster {
     }
 
     pub fn pre_facts(&self) -> PreFacts {
-        facts::fetch_pre(self, "linkerd-cni")
+        fetch_pre(self, "linkerd-cni")
     }
 }
 

@@ -2,8 +2,9 @@
 
 use super::cluster::{cilium, pod_security};
 use super::{PRE, unreadable};
-use crate::extension::facts::{DAEMONSET, PreFacts};
+use crate::extension::facts::DAEMONSET;
 use crate::extension::objects::AgentDaemonSet;
+use crate::extension::pre_facts::PreFacts;
 use crate::extension::report::Check;
 
 /// Oldest supported Kubernetes: `kubeVersion` of the chart.
