@@ -1,4 +1,5 @@
-//! The HTTP server for `/live`, `/ready` and `/metrics` of the agent and the repair controller.
+//! The HTTP server for `/live`, `/ready` and `/metrics` of the agent and the repair controller, and
+//! for `/status` of the agent.
 //!
 //! One thread serves all clients in one poll loop without blocking on any of them, so a slow
 //! client does not delay the kubelet's probe. Each client has [`CLIENT_TIMEOUT`].
@@ -33,6 +34,8 @@ const STACK_SIZE: usize = 256 << 10;
 
 /// Content type of `/live`, `/ready` and errors.
 const TEXT: &str = "text/plain; charset=utf-8";
+/// Content type of `/status`.
+const JSON: &str = "application/json";
 /// Content type of `/metrics`.
 const OPENMETRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
@@ -47,6 +50,8 @@ pub struct Handlers {
     pub ready: Box<dyn Fn() -> Result<Option<String>, String> + Send + Sync>,
     /// Handler of `/metrics`. Returns the whole OpenMetrics text, including `# EOF`.
     pub metrics: Box<dyn Fn() -> String + Send + Sync>,
+    /// Handler of `/status`. Returns a JSON object. `None`: the path does not exist.
+    pub status: Option<Box<dyn Fn() -> String + Send + Sync>>,
 }
 
 /// Listens on `address`. `[::]` means all addresses of both families, or of IPv4 if the kernel has
@@ -255,15 +260,20 @@ fn respond(request: &[u8], handlers: &Handlers) -> Option<Vec<u8>> {
         _ => return Some(empty_response("400 Bad Request")),
     };
     let path = target.split('?').next().unwrap_or(target);
-    if !matches!(path, "/live" | "/ready" | "/metrics") {
+    let exists = match path {
+        "/status" => handlers.status.is_some(),
+        path => matches!(path, "/live" | "/ready" | "/metrics"),
+    };
+    if !exists {
         return Some(empty_response("404 Not Found"));
     }
     if !matches!(method, "GET" | "HEAD") {
         return Some(empty_response("405 Method Not Allowed\r\nAllow: GET, HEAD"));
     }
-    let (status, content_type, body) = match path {
-        "/metrics" => ("200 OK", OPENMETRICS, (handlers.metrics)()),
-        "/ready" => match (handlers.ready)() {
+    let (status, content_type, body) = match (path, &handlers.status) {
+        ("/metrics", _) => ("200 OK", OPENMETRICS, (handlers.metrics)()),
+        ("/status", Some(status)) => ("200 OK", JSON, status()),
+        ("/ready", _) => match (handlers.ready)() {
             Ok(None) => ("200 OK", TEXT, "ready\n".to_owned()),
             Ok(Some(note)) => ("200 OK", TEXT, format!("ready ({note})\n")),
             Err(reason) => ("500 Internal Server Error", TEXT, format!("not ready: {reason}\n")),

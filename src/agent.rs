@@ -23,6 +23,7 @@
 //! - [`api`]: requests to the API server: tokens, Events, the startup taint
 //! - [`record_socket`], [`plugin_counters`]: receive and count plugin records
 //! - [`subject`], [`status`], [`problem_log`]: `/ready`, metrics and the log lines about problems
+//! - [`node_status`]: the body of `/status`, which `linkerd cni` reads
 //! - [`passes`]: whether the last pass is recent, and whether one hangs
 //! - [`admin_listener`]: opens the port for `/live`, `/ready` and `/metrics`
 //! - [`watch`]: waits for changes, signals and timeouts
@@ -33,6 +34,7 @@ pub mod binaries;
 pub mod contention;
 pub mod credential;
 mod main_loop;
+pub mod node_status;
 mod passes;
 pub mod platforms;
 pub mod plugin_counters;

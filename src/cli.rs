@@ -1,9 +1,10 @@
-//! The command lines of the agent and of the repair controller.
+//! The command lines of the agent, of the repair controller and of `linkerd cni`.
 //!
-//! In the image both programs are one binary, because they share most of their code. The file name
+//! In the image agent and repair controller are one binary, because they share most of their code. The file name
 //! in `argv[0]` selects the program.
 
 pub mod agent;
+pub mod extension;
 pub mod probe;
 pub mod repair;
 

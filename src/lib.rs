@@ -23,7 +23,9 @@
 //! - [`conflist`]: the CNI net dir: parses network configs, plans to chain and unchain, saved state
 //! - [`agent`]: the node agent: installs, reconciles, verifies and uninstalls
 //! - [`repair`]: the repair controller: finds and repairs pods without redirect rules
-//! - [`cli`]: command lines of the agent, the repair controller and the probe that `helm test` runs
+//! - [`extension`]: `linkerd cni`, the administrator's command: checks, nodes, and one pod explained
+//! - [`cli`]: command lines of the agent, the repair controller, the probe that `helm test` runs, and
+//!   `linkerd cni`
 //!
 //! To follow an ADD, start with [`plugin`]. Agent and repair controller do not import from each other.
 //! The test `layout` checks the order of the map. Modules whose documentation has "Pure." at the end
@@ -37,6 +39,7 @@ pub mod cni;
 pub mod config;
 pub mod conflist;
 pub mod deadline;
+pub mod extension;
 pub mod files;
 pub mod firewall;
 pub mod kube;

@@ -14,6 +14,12 @@ pub fn cut(text: &str) -> String {
     }
 }
 
+/// Returns `text` on one line: control characters become blanks, so that text from outside can
+/// neither start a line nor control a terminal.
+pub fn one_line(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect()
+}
+
 /// Returns `text` in quotation marks, on one line and cut like [`cut`]. Escapes
 /// control characters and characters that change the text direction.
 pub fn quote(text: &str) -> String {

@@ -197,6 +197,12 @@ impl Record {
         Some(record)
     }
 
+    /// Returns the start of the log lines for ADD and CHECK of a pod.
+    pub fn line_starts(namespace: &str, pod: &str) -> [String; 2] {
+        [Command::Add, Command::Check]
+            .map(|command| format!("linkerd-cni: {command} {namespace}/{pod} "))
+    }
+
     /// Whether the API server rejected the plugin's token (HTTP 401) or denied its request (403).
     pub fn is_rejection(&self) -> bool {
         let degraded = self.degraded.as_ref().map(|Degraded(error)| error);

@@ -234,6 +234,7 @@ fn serve(address: SocketAddr, shared: Arc<Shared>) -> Result<(), Error> {
         live: Box::new(|| Ok(())),
         ready: Box::new(move || ready.readiness.ready(Instant::now()).map(|()| None)),
         metrics: Box::new(move || shared.metrics.text()),
+        status: None,
     };
     admin::serve(listener, handlers).map_err(Error::Thread)?;
     Ok(())

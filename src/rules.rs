@@ -5,9 +5,11 @@
 //! which `nft list ruleset` shows.
 
 mod iptables;
+mod listing;
 pub mod nft;
 
 pub use iptables::{NAT_TABLE, install_script, rule_line, undo_script};
+pub use listing::nft_listing;
 
 use ipnet::IpNet;
 

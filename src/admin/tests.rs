@@ -19,6 +19,7 @@ fn server() -> (SocketAddr, Arc<AtomicBool>) {
             false => Err("the kubeconfig is missing".into()),
         }),
         metrics: Box::new(|| "# EOF\n".into()),
+        status: Some(Box::new(|| "{}".into())),
     };
     serve(listener, handlers).unwrap();
     (address, ready)
@@ -54,6 +55,7 @@ fn each_path_and_method_has_its_response() {
         ("HEAD /live HTTP/1.1", "200 OK", ""),
         ("GET /ready HTTP/1.1", "500 Internal Server Error", not_ready),
         ("GET /metrics HTTP/1.1", "200 OK", "# EOF\n"),
+        ("GET /status HTTP/1.1", "200 OK", "{}"),
         ("GET / HTTP/1.1", "404 Not Found", ""),
         ("GET /lively HTTP/1.1", "404 Not Found", ""),
         ("POST /live HTTP/1.1", "405 Method Not Allowed", ""),

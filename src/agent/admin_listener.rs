@@ -1,4 +1,4 @@
-//! Opens the listener for `/live`, `/ready` and `/metrics`.
+//! Opens the listener for `/live`, `/ready`, `/metrics` and `/status`.
 
 use std::sync::Arc;
 
@@ -26,11 +26,12 @@ impl AdminListener {
         let (Some(address), AdminListener::Closed) = (settings.admin_address, &self) else {
             return Ok(());
         };
-        let [live, ready, metrics] = [status; 3].map(Arc::clone);
+        let [live, ready, metrics, node] = [status; 4].map(Arc::clone);
         let handlers = admin::Handlers {
             live: Box::new(move || live.live()),
             ready: Box::new(move || ready.ready().map(|()| ready.ready_note())),
             metrics: Box::new(move || metrics.metrics()),
+            status: Some(Box::new(move || node.node_status())),
         };
         let opened = admin::listener(address).and_then(|listener| {
             let address = listener.local_addr()?;

@@ -189,6 +189,7 @@ impl Reconciler {
         self.api.set_node_ready(pass.ready().is_ok());
         self.status.set_ready(pass.ready());
         self.status.set_ready_notes(&pass.ready_notes);
+        self.status.set_node(pass.node_status());
         self.status.uses_agent_token.set(pass.uses_agent_token.into());
         pass
     }

@@ -10,6 +10,7 @@ use prometheus_client::metrics::counter::{ConstCounter, Counter};
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
 
+use super::node_status::NodeStatus;
 use super::passes::Passes;
 use super::plugin_counters::PluginCounters;
 use crate::log::stderr;
@@ -23,6 +24,7 @@ pub struct Status {
     ready_gauge: Gauge,
     /// Text that `/ready` adds to a response of 200.
     ready_note: Mutex<Option<String>>,
+    node: Mutex<NodeStatus>,
     /// The signal that stops the agent, if there was one.
     stopped_by: Mutex<Option<String>>,
     passes: Mutex<Passes>,
@@ -57,6 +59,7 @@ impl Status {
             ready: Mutex::new(Err("the first reconcile pass has not finished".into())),
             ready_gauge: register(agent, "ready", "Whether `/ready` responds with 200"),
             ready_note: Mutex::default(),
+            node: Mutex::default(),
             stopped_by: Mutex::default(),
             passes: Mutex::new(Passes::new(resync, Instant::now())),
             binary_writes: register(agent, "binary_writes", "Plugin binaries copied to the host"),
@@ -149,6 +152,18 @@ impl Status {
     pub fn ready_note(&self) -> Option<String> {
         let note = self.ready_note.lock().unwrap_or_else(PoisonError::into_inner);
         note.clone()
+    }
+
+    /// Sets what the last pass found, for `/status`.
+    pub fn set_node(&self, node: NodeStatus) {
+        *self.node.lock().unwrap_or_else(PoisonError::into_inner) = node;
+    }
+
+    /// Renders the body of `/status`: the last pass, with the present readiness.
+    pub fn node_status(&self) -> String {
+        let last_pass = self.node.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let not_ready = self.ready().err();
+        last_pass.render(not_ready, self.ready_note())
     }
 
     /// Renders the metrics in the OpenMetrics text format.

@@ -89,7 +89,7 @@ fn parse_boolean(text: &str) -> Result<bool, Error> {
 
 /// Whether `text` can be a Kubernetes object name and is safe in a URL path: at most 253 ASCII
 /// letters, digits, `-` and `.`, not starting with a dot. Also accepts upper case.
-fn is_name(text: &str) -> bool {
+pub fn is_name(text: &str) -> bool {
     text.len() <= 253
         && !text.starts_with('.')
         && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'.')

@@ -49,6 +49,11 @@ impl Claims {
         UNIX_EPOCH.checked_add(Duration::from_secs(self.exp))
     }
 
+    /// When the token expires; `None` if it never does.
+    pub fn expiry(&self) -> Option<SystemTime> {
+        self.end().filter(|_| self.exp != 0)
+    }
+
     /// Whether the token has expired at `now`. A token from a Secret has no `exp` and never
     /// expires.
     pub fn has_expired(&self, now: SystemTime) -> bool {

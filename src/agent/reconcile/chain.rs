@@ -151,6 +151,7 @@ impl Reconciler {
             pass.warn(Subject::NetworkConfig, why);
         }
         self.check_bin_dir(configs, pass);
+        pass.active_conflist = active_with_plugin(configs);
         if settings.require_network_plugins
             && !self.runtime_finds_plugin
             && let Some(why) = pass.warnings.remove(&Subject::Directories)
@@ -264,4 +265,11 @@ impl Reconciler {
         }
         Ok(())
     }
+}
+
+/// Returns the name of the active network config if it calls the plugin.
+fn active_with_plugin(configs: &[ConfigFile]) -> Option<String> {
+    let active = plan::active(configs)?;
+    let content = active.content.as_ref().ok()?;
+    plan::calls_plugin(&content.text).then(|| active.name.clone())
 }

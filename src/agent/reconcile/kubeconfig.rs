@@ -6,6 +6,7 @@ use tracing::info;
 
 use super::Reconciler;
 use super::pass_result::PassResult;
+use crate::agent::api::claims::Claims;
 use crate::agent::api::token::PluginToken;
 use crate::agent::credential;
 use crate::agent::subject::Subject;
@@ -121,6 +122,7 @@ impl Reconciler {
     /// upstream's chart it is only a warning: upstream's agent sends no requests, so the node
     /// works even if the agent cannot reach the API server.
     fn check_token(&self, token: &str, written: bool, pass: &mut PassResult) {
+        pass.token_expires = Claims::read(token).and_then(|claims| claims.expiry());
         let status = self.api.token_status(token, written);
         let must_wait = self.settings.plugin_account.is_some() && !status.responded;
         let error = status.error.as_deref();

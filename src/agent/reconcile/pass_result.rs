@@ -1,8 +1,9 @@
 //! The result of one reconcile pass, and the text of `/ready`.
 
 use std::collections::BTreeMap;
-use std::time::Instant;
+use std::time::{Instant, SystemTime};
 
+use crate::agent::node_status::NodeStatus;
 use crate::agent::subject::Subject;
 use crate::conflist::Entry;
 
@@ -23,6 +24,10 @@ pub struct PassResult {
     pub self_test_running: bool,
     /// The kubeconfig contains the agent's own token.
     pub uses_agent_token: bool,
+    /// Name of the active network config, if it calls the plugin.
+    pub active_conflist: Option<String>,
+    /// When the token in the kubeconfig expires, if it does.
+    pub token_expires: Option<SystemTime>,
     /// Texts that `/ready` adds to a response of 200.
     pub ready_notes: Vec<String>,
     /// Things that are normally missing right after a start, such as a token, by subject. The node
@@ -63,6 +68,17 @@ impl PassResult {
     pub fn logged(&self) -> BTreeMap<String, String> {
         let all = self.warnings.iter().chain(&self.problems);
         all.map(|(subject, why)| (subject.to_string(), why.clone())).collect()
+    }
+
+    /// Returns what `/status` shows of this pass.
+    pub(super) fn node_status(&self) -> NodeStatus {
+        NodeStatus {
+            conflist: self.active_conflist.clone(),
+            token_expires: self.token_expires,
+            uses_agent_token: self.uses_agent_token,
+            contention: self.contention,
+            problems: self.logged(),
+        }
     }
 
     /// Returns the state for `/ready`. The node is ready if no deciding subject has a problem

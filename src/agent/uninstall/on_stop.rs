@@ -12,7 +12,7 @@
 
 mod decision;
 mod round;
-mod scope;
+pub mod scope;
 
 use std::fs;
 use std::io;

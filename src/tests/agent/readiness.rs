@@ -44,6 +44,25 @@ fn the_probes_are_served_on_both_families_unless_the_address_is_of_one() {
 }
 
 #[test]
+fn the_status_names_the_active_conflist_while_it_calls_the_plugin() {
+    let node = Node::new();
+    node.write("10-calico.conflist", CALICO);
+    let mut agent = node.start();
+    agent.until_ready();
+    let status = || -> serde_json::Value {
+        let (code, body) = agent.get("/status");
+        assert_eq!(code, 200, "{body}");
+        serde_json::from_str(&body).unwrap()
+    };
+    until("the status names the conflist", || status()["conflist"] == "10-calico.conflist");
+    assert_eq!(status()["ready"], true);
+    assert_eq!(status()["version"], env!("CARGO_PKG_VERSION"));
+    // Sorts first, and cannot be loaded together with the plugin entry: no plugins.
+    node.write("00-broken.conflist", "{}");
+    until("the problem is shown", || status()["problems"].to_string().contains("00-broken"));
+}
+
+#[test]
 fn a_failure_to_accept_connections_is_logged_once_and_so_is_its_end() {
     if !has_strace() {
         return;

@@ -15,6 +15,7 @@ mod chart;
 #[path = "../support/cni.rs"]
 mod cni;
 mod connections;
+mod extension;
 mod families;
 mod hand_made;
 mod helm;

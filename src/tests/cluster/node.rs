@@ -331,7 +331,8 @@ impl Netns {
         assert!(done.success(), "{args:?} in {}", self.0);
     }
 
-    fn output(&self, args: &[&str]) -> String {
+    /// Runs a program in the netns and returns its output.
+    pub fn output(&self, args: &[&str]) -> String {
         let exec = ["netns", "exec", &self.0];
         let output = Command::new("ip").args(exec).args(args).output().unwrap();
         String::from_utf8(output.stdout).unwrap()

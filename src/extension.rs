@@ -1,0 +1,22 @@
+//! `linkerd cni`, the command for administrators: an extension of Linkerd's CLI. It runs on the
+//! administrator's machine and reaches the cluster through `kubectl`.
+//!
+//! - [`kubectl`]: requests to the API server
+//! - [`objects`], [`metrics`]: the fields of API objects and metrics that the commands read
+//! - [`facts`], [`pre_facts`]: everything that the checks look at, after and before the installation
+//! - [`checks`]: facts to check results
+//! - [`report`]: check results as table, short text or JSON, like `linkerd check`
+//! - [`nodes`]: the table of `linkerd cni nodes`
+//! - [`explain`]: what the plugin decides for one pod, and why
+
+pub mod checks;
+pub mod explain;
+pub mod facts;
+#[cfg(test)]
+pub mod fake;
+pub mod kubectl;
+pub mod metrics;
+pub mod nodes;
+pub mod objects;
+pub mod pre_facts;
+pub mod report;

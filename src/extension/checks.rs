@@ -1,0 +1,54 @@
+//! The checks of `linkerd cni check`: facts to results. Pure.
+
+mod chart;
+mod cluster;
+mod nodes;
+mod pods;
+mod pre;
+#[cfg(test)]
+mod tests;
+
+use super::facts::Facts;
+use super::pre_facts::PreFacts;
+use super::report::Check;
+use crate::quote::one_line;
+
+pub use chart::plugin_entry;
+pub use nodes::{Token, not_ready, token_state};
+
+/// Headings of the groups of checks.
+const CHART: &str = "linkerd-cni";
+const NODES: &str = "linkerd-cni-nodes";
+const PODS: &str = "linkerd-cni-pods";
+const PRE: &str = "linkerd-cni-pre";
+
+/// Checks an installed chart. Without a DaemonSet, checks of nodes would only repeat that.
+///
+/// `linkerd check` runs these checks on every cluster, also on those that do not use the plugin.
+pub fn installed(facts: &Facts) -> Vec<Check> {
+    if matches!(facts.daemonset, Ok(None)) && facts.control_plane_uses_cni == Some(false) {
+        let unused = "not installed, and not needed: cniEnabled of the control plane is false";
+        return vec![Check::new(CHART, "daemonset", unused)];
+    }
+    let mut checks = chart::checks(facts);
+    if let Ok(Some(daemonset)) = &facts.daemonset {
+        checks.extend(nodes::checks(facts, daemonset));
+        checks.push(cluster::cilium(NODES, &facts.cilium));
+        checks.extend(pods::checks(facts));
+    }
+    checks
+}
+
+/// Checks whether the chart can be installed.
+pub fn before_install(facts: &PreFacts) -> Vec<Check> {
+    pre::checks(facts)
+}
+
+/// The result of a check whose facts cannot be read.
+fn unreadable(check: Check, what: &str, why: &str) -> Check {
+    check.warning(unreadable_text(what, why))
+}
+
+fn unreadable_text(what: &str, why: &str) -> String {
+    format!("cannot read {what}: {}", one_line(why))
+}

@@ -1,0 +1,56 @@
+//! Checks of meshed pods. Pure.
+
+use super::{PODS, unreadable};
+use crate::config::Ipv6;
+use crate::extension::checks::chart::plugin_entry;
+use crate::extension::facts::Facts;
+use crate::extension::report::Check;
+use crate::repair::stranded_pod::StrandedPod;
+
+pub fn checks(facts: &Facts) -> Vec<Check> {
+    vec![stranded(facts), ipv6(facts)]
+}
+
+/// Checks that no pod waits without redirect rules.
+fn stranded(facts: &Facts) -> Check {
+    let check = Check::new(PODS, "stranded", "no meshed pod started without redirect rules");
+    let pods = match &facts.pending_pods {
+        Ok(pods) => pods,
+        Err(why) => return unreadable(check, "the pods in phase Pending", why),
+    };
+    let stranded: Vec<String> = pods
+        .iter()
+        .filter_map(StrandedPod::by_validator)
+        .map(|pod| format!("{}/{} on {}", pod.namespace, pod.name, pod.node))
+        .collect();
+    check.error_if_any(
+        "pods that started before the plugin was installed on their node; delete them, or enable \
+         repairController",
+        &stranded,
+    )
+}
+
+/// Checks that IPv6 is redirected if pods have IPv6 addresses.
+fn ipv6(facts: &Facts) -> Check {
+    let check = Check::new(PODS, "ipv6", "all IP families of the cluster are redirected");
+    let entry = facts.config.as_ref().ok().and_then(Option::as_ref).map(plugin_entry);
+    let (Some(Ok(entry)), Ok(nodes)) = (entry, &facts.nodes) else {
+        return check;
+    };
+    let has_ipv6 = |cidrs: &Vec<String>| cidrs.iter().any(|cidr| cidr.contains(':'));
+    let nodes: Vec<String> = nodes
+        .iter()
+        .filter(|node| entry.ipv6 == Ipv6::No && has_ipv6(&node.spec.pod_cidrs))
+        .map(|node| {
+            format!(
+                "{}: pods have addresses of {}",
+                node.metadata.name,
+                node.spec.pod_cidrs.join(", ")
+            )
+        })
+        .collect();
+    check.warning_if_any(
+        "IPv6 traffic bypasses the proxy; set disableIPv6=false in this chart and in the control plane",
+        &nodes,
+    )
+}

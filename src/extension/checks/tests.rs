@@ -1,0 +1,255 @@
+use std::collections::BTreeSet;
+use std::fmt::Write as _;
+
+use serde_json::{Value, json};
+
+use super::*;
+use crate::extension::fake::{
+    AGENTS, CONFIG, Cluster, DAEMONSET, EVENTS, METRICS_1, NAMESPACE, NOW, REVIEWS, STATUS_1,
+    daemonset, entry, namespace, status,
+};
+use crate::extension::report::{Format, is_success, render};
+
+/// A change of the healthy cluster: name, path, JSON pointer and value. An empty pointer replaces the
+/// whole response, and `null` removes it.
+type Fault = (&'static str, &'static str, &'static str, Value);
+
+/// One change: path, JSON pointer and value.
+type Change = (&'static str, &'static str, Value);
+
+fn with(changes: &[Change]) -> Cluster {
+    let mut cluster = Cluster::healthy();
+    for (path, pointer, value) in changes {
+        match (pointer.is_empty(), value) {
+            (true, Value::Null) => drop(cluster.0.remove(*path)),
+            (true, value) => cluster.put(path, value.clone()),
+            (false, value) => cluster.set(path, pointer, value.clone()),
+        }
+    }
+    cluster
+}
+
+fn faults() -> Vec<Fault> {
+    let rejected = json!({"items": [{"involvedObject": {"kind": "DaemonSet", "name": "linkerd-cni"},
+        "reason": "FailedCreate", "message": "pods is forbidden: violates PodSecurity"}]});
+    let stranded = json!({"items": [{"metadata": {"name": "web", "namespace": "shop",
+        "labels": {"linkerd.io/control-plane-ns": "linkerd"}}, "spec": {"nodeName": "node-1",
+        "containers": [{"name": "linkerd-proxy"}]}, "status": {"phase": "Pending",
+        "initContainerStatuses": [{"name": "linkerd-network-validator", "ready": false,
+            "state": {"terminated": {"exitCode": 95}}}]}}]});
+    let cilium = json!({"items": [{"metadata": {"namespace": "kube-system"},
+        "data": {"cni-exclusive": "true", "kube-proxy-replacement": "true"}}]});
+    let taint = json!([{"key": "gpu", "value": "yes", "effect": "NoSchedule"}]);
+    let account = "/api/v1/namespaces/linkerd-cni/serviceaccounts/linkerd-cni-plugin";
+    let mut contention = status();
+    contention["contention"] = json!(true);
+    contention["problems"]["network config"] = json!("x keeps being overwritten");
+    let failures = "linkerd_cni_plugin_failures_total{code=\"101\"} 2\n";
+    vec![
+        ("no DaemonSet", DAEMONSET, "", Value::Null),
+        ("no right to read the DaemonSet", DAEMONSET, "", json!(403)),
+        ("no ServiceAccount of the plugin", account, "", Value::Null),
+        ("no ConfigMap", CONFIG, "", Value::Null),
+        (
+            "invalid plugin entry",
+            CONFIG,
+            "/data/cni_network_config",
+            json!("{\"linkerd\":{\"ipv6\":7}}"),
+        ),
+        ("namespace enforces baseline", NAMESPACE, "", namespace("baseline")),
+        ("rollout is not processed", DAEMONSET, "/metadata/generation", json!(3)),
+        ("rollout is not finished", DAEMONSET, "/status/updatedNumberScheduled", json!(1)),
+        ("no node in scope", DAEMONSET, "/status/desiredNumberScheduled", json!(0)),
+        ("node without agent", AGENTS, "/items", json!([])),
+        ("agents cannot be listed", AGENTS, "", json!(403)),
+        ("no fault: an old Event", EVENTS, "", rejected),
+        ("no fault: a tainted node with an agent", "/api/v1/nodes", "/items/1/spec/taints", taint),
+        ("agent not ready", STATUS_1, "/notReady", json!("kubeconfig: waiting for a token")),
+        ("no status", STATUS_1, "", Value::Null),
+        ("another version", STATUS_1, "/version", json!("1.9.0")),
+        ("no conflist", STATUS_1, "/conflist", Value::Null),
+        ("token expired", STATUS_1, "/tokenExpires", json!(NOW - 1)),
+        ("token expires soon", STATUS_1, "/tokenExpires", json!(NOW + 60)),
+        ("agent's token", STATUS_1, "/usesAgentToken", json!(true)),
+        ("contention", STATUS_1, "", contention),
+        ("failed plugin calls", METRICS_1, "", json!(failures)),
+        ("Cilium", "/api/v1/configmaps", "", cilium),
+        ("stranded pod", "/api/v1/pods", "", stranded),
+        (
+            "dual stack",
+            "/api/v1/nodes",
+            "/items/0/spec/podCIDRs",
+            json!(["10.1.0.0/24", "fd00::/64"]),
+        ),
+    ]
+}
+
+/// Reports of all faults, and the checks in them.
+fn reports() -> (String, Vec<Check>) {
+    let (mut text, mut all) = (String::new(), Vec::new());
+    for (name, path, pointer, value) in faults() {
+        let cluster = with(&[(path, pointer, value)]);
+        let checks = installed(&cluster.facts());
+        let _ = writeln!(text, "## {name}\n{}", render(&checks, Format::Short, false));
+        all.extend(checks);
+    }
+    (text, all)
+}
+
+#[test]
+fn a_healthy_cluster_passes_every_check() {
+    let checks = installed(&Cluster::healthy().facts());
+    assert!(is_success(&checks));
+    insta::assert_snapshot!(render(&checks, Format::Table, false));
+}
+
+#[test]
+fn each_fault_is_reported_with_object_cause_and_remedy() {
+    insta::assert_snapshot!(reports().0);
+}
+
+#[test]
+fn several_faults_of_one_agent_are_told_apart() {
+    let pending = json!({"containerStatuses": [{"name": "install-cni",
+        "state": {"waiting": {"reason": "ContainerCreating"}}}]});
+    let mount = json!({"items": [{"involvedObject": {"kind": "Pod", "uid": "uid-1"},
+        "reason": "FailedMount", "message": "hostPath is not a directory"}]});
+    let cluster = with(&[
+        (STATUS_1, "", Value::Null),
+        (AGENTS, "/items/0/status", pending),
+        (EVENTS, "", mount),
+    ]);
+    let agent = &cluster.facts().agents.unwrap()[0];
+    let why = not_ready(agent, &cluster.facts().events).unwrap();
+    assert_eq!(
+        why,
+        "container install-cni: ContainerCreating: FailedMount: hostPath is not a directory"
+    );
+    let unscheduled = json!({"conditions": [{"type": "PodScheduled", "status": "False",
+        "message": "0/1 nodes are available"}]});
+    let cluster = with(&[(STATUS_1, "", Value::Null), (AGENTS, "/items/0/status", unscheduled)]);
+    let agent = &cluster.facts().agents.unwrap()[0];
+    assert_eq!(not_ready(agent, &[]).unwrap(), "not scheduled: 0/1 nodes are available");
+}
+
+#[test]
+fn a_node_without_agent_names_the_event_of_the_daemonset() {
+    let rejected = json!({"items": [{"involvedObject": {"kind": "DaemonSet", "name": "linkerd-cni"},
+        "reason": "FailedCreate", "message": "violates PodSecurity"}]});
+    let cluster = with(&[(AGENTS, "/items", json!([])), (EVENTS, "", rejected)]);
+    let text = render(&installed(&cluster.facts()), Format::Short, false);
+    assert!(
+        text.contains("(FailedCreate: violates PodSecurity):\n\t* node-1\n\t* node-2"),
+        "{text}"
+    );
+}
+
+#[test]
+fn a_tainted_node_without_agent_is_out_of_scope() {
+    let taint = json!([{"key": "gpu", "value": "yes", "effect": "NoSchedule"}]);
+    let mut cluster = with(&[("/api/v1/nodes", "/items/1/spec/taints", taint)]);
+    cluster.0.get_mut(AGENTS).unwrap()["items"].as_array_mut().unwrap().pop();
+    let checks = installed(&cluster.facts());
+    assert!(is_success(&checks));
+    let text = render(&checks, Format::Short, false);
+    assert!(text.contains("node-2: taint gpu=yes:NoSchedule is not tolerated"), "{text}");
+}
+
+#[test]
+fn a_cluster_that_does_not_use_the_plugin_passes_and_one_that_does_fails() {
+    for (values, passes) in [("cniEnabled: false\n", true), ("a: b\ncniEnabled: true\n", false)] {
+        let mut cluster = with(&[(DAEMONSET, "", Value::Null)]);
+        let config = "/api/v1/namespaces/linkerd/configmaps/linkerd-config";
+        cluster.put(config, json!({"data": {"values": values}}));
+        let checks = installed(&cluster.facts());
+        assert_eq!(is_success(&checks), passes, "{checks:?}");
+    }
+}
+
+#[test]
+fn text_from_the_cluster_cannot_fake_lines_or_control_the_terminal() {
+    let lie = json!("\n\u{1b}[2J√ each agent is ready");
+    let events = json!({"items": [{"involvedObject": {"kind": "DaemonSet", "name": "linkerd-cni"},
+        "reason": "x", "message": "\n√ fine\u{1b}[2J"}]});
+    for changes in [
+        vec![(STATUS_1, "/notReady", lie)],
+        vec![(AGENTS, "/items", json!([])), (EVENTS, "", events)],
+    ] {
+        let text = render(&installed(&with(&changes).facts()), Format::Short, false);
+        assert!(!text.contains('\u{1b}') && !text.contains("\n√"), "{text}");
+    }
+}
+
+#[test]
+fn upstreams_agents_are_recognized() {
+    let mut upstream = daemonset();
+    let container = &mut upstream["spec"]["template"]["spec"]["containers"][0];
+    container["ports"] = Value::Null;
+    container["env"] = Value::Null;
+    let cluster = with(&[(DAEMONSET, "", upstream)]);
+    let checks = installed(&cluster.facts());
+    assert!(is_success(&checks));
+    let text = render(&checks, Format::Short, false);
+    assert!(text.contains("the agents are upstream's, which report no state"), "{text}");
+}
+
+fn pre_reports() -> (String, Vec<Check>) {
+    let old = json!({"gitVersion": "v1.30.9-gke.1"});
+    let unlabeled = json!({"metadata": {}});
+    let cilium = json!({"items": [{"metadata": {"namespace": "kube-system"}, "data": {}}]});
+    let none = json!({"items": []});
+    let daemonsets = "/apis/apps/v1/daemonsets";
+    let mut elsewhere = daemonset();
+    elsewhere["metadata"]["namespace"] = json!("kube-system");
+    let (mut text, mut all) = (String::new(), Vec::new());
+    let faults: Vec<(&str, Vec<Change>)> = vec![
+        ("ready to install", vec![]),
+        ("old Kubernetes", vec![("/version", "", old)]),
+        ("unknown version", vec![("/version", "", json!({"gitVersion": "x"}))]),
+        ("no rights", vec![(REVIEWS, "", json!({"status": {"allowed": false}}))]),
+        ("rights cannot be read", vec![(REVIEWS, "", json!(403))]),
+        ("namespace without label", vec![(NAMESPACE, "", unlabeled)]),
+        ("another agent", vec![(daemonsets, "", json!({"items": [elsewhere]}))]),
+        ("installed already", vec![(daemonsets, "", json!({"items": [daemonset()]}))]),
+        ("Cilium", vec![("/api/v1/configmaps", "", cilium)]),
+    ];
+    for (name, fault) in faults {
+        let base = [(NAMESPACE, "", Value::Null), (daemonsets, "", none.clone())];
+        let cluster = with(&[&base[..], &fault].concat());
+        let checks = before_install(&cluster.pre_facts());
+        let format = if fault.is_empty() { Format::Table } else { Format::Short };
+        let _ = writeln!(text, "## {name}\n{}", render(&checks, format, false));
+        all.extend(checks);
+    }
+    (text, all)
+}
+
+#[test]
+fn each_obstacle_to_an_installation_is_reported() {
+    insta::assert_snapshot!(pre_reports().0);
+}
+
+#[test]
+fn the_oldest_kubernetes_is_that_of_the_chart() {
+    let chart = include_str!("../../../charts/linkerd2-cni/Chart.yaml");
+    let (major, minor) = super::pre::OLDEST_KUBERNETES;
+    assert!(chart.contains(&format!("kubeVersion: \">={major}.{minor}.0-0\"")), "{chart}");
+}
+
+#[test]
+fn each_hint_points_to_a_section_of_the_docs() {
+    let docs = include_str!("../../../docs/cli.md");
+    let all = [reports().1, pre_reports().1].concat();
+    let hints: BTreeSet<&str> = all.iter().map(|check| check.hint).collect();
+    assert!(hints.len() > 15, "{hints:?}");
+    for hint in hints.into_iter().chain(["kubernetes-api", "upstream"]) {
+        assert!(docs.contains(&format!("\n### {hint}\n")), "docs/cli.md has no section {hint}");
+    }
+}
+
+#[test]
+fn the_plugin_entry_of_the_fake_cluster_is_complete() {
+    let text = json!({"cni_network_config": entry().to_string()});
+    let map = serde_json::from_value(json!({"metadata": {}, "data": text})).unwrap();
+    assert!(plugin_entry(&map).is_ok());
+}

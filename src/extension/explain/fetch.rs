@@ -1,0 +1,119 @@
+//! Fetches the objects on which the decision for a pod depends, and what its node reports.
+
+use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
+
+use super::{NodeReport, PodInputs};
+use crate::cni::args::is_name;
+use crate::cni::error::{Error as CniError, code};
+use crate::config::Annotations;
+use crate::config::pod::{API_SERVICE, namespace_path};
+use crate::extension::checks::{not_ready, plugin_entry};
+use crate::extension::facts::{Agent, agents, config_path, events};
+use crate::extension::kubectl::{Api, Error, find, get};
+use crate::extension::objects::{ConfigMap, EventObject};
+use crate::kube::types::{Namespace, Pod};
+use crate::quote::{one_line, quote};
+use crate::record::Record;
+
+/// Largest part of the agent's log that is read, in lines.
+const LOG_LINES: usize = 5000;
+/// Number of log lines and of Events that are shown.
+const SHOWN: usize = 5;
+
+/// Fetches everything about the pod. `cni_namespace` has the agent's DaemonSet.
+///
+/// # Errors
+/// If the pod or the plugin entry cannot be read, with object and remedy.
+pub fn fetch(
+    api: &dyn Api,
+    cni_namespace: &str,
+    namespace: &str,
+    name: &str,
+) -> Result<PodInputs, String> {
+    for text in [cni_namespace, namespace, name] {
+        if !is_name(text) {
+            return Err(format!("{} is not the name of a pod or namespace", quote(text)));
+        }
+    }
+    let path = format!("/api/v1/namespaces/{namespace}/pods/{name}");
+    let pod: Option<Pod> =
+        find(api, &path).map_err(|error| format!("cannot read pod {namespace}/{name}: {error}"))?;
+    let pod = pod.ok_or_else(|| {
+        format!("pod {namespace}/{name} does not exist; name its namespace with --namespace")
+    })?;
+    let map: Option<ConfigMap> = find(api, &config_path(cni_namespace)).map_err(|error| {
+        format!("cannot read ConfigMap {cni_namespace}/linkerd-cni-config: {error}")
+    })?;
+    let map = map.ok_or_else(|| {
+        format!(
+            "ConfigMap {cni_namespace}/linkerd-cni-config does not exist; install the chart, or name \
+             its namespace with --cni-namespace"
+        )
+    })?;
+    let config = plugin_entry(&map)
+        .map_err(|why| format!("ConfigMap {cni_namespace}/linkerd-cni-config: {why}"))?;
+    let namespace_annotations: Result<Annotations, CniError> =
+        get::<Namespace>(api, &namespace_path(namespace))
+            .map(|found| found.metadata.annotations)
+            .map_err(unreadable);
+    let report = report(api, cni_namespace, &pod);
+    let api_service = get(api, API_SERVICE).map_err(unreadable);
+    Ok(PodInputs { pod, namespace_annotations, api_service, config, report })
+}
+
+/// The error of a failed request, as the plugin would report it.
+fn unreadable(error: Error) -> CniError {
+    CniError::new(code::API_RESPONSE, error.to_string())
+}
+
+/// Returns what the node's agent and Events say about the pod. What cannot be read is left out.
+fn report(api: &dyn Api, cni_namespace: &str, pod: &Pod) -> NodeReport {
+    let metadata = &pod.metadata;
+    let uid = utf8_percent_encode(&metadata.uid, NON_ALPHANUMERIC);
+    let found = events(api, &metadata.namespace, &format!("involvedObject.uid%3D{uid}"));
+    let events: Vec<String> = found
+        .unwrap_or_default()
+        .iter()
+        .filter(|event| is_about_cni(event))
+        .map(event_line)
+        .collect();
+    let all = agents(api, cni_namespace).unwrap_or_default();
+    let node = &pod.spec.node_name;
+    let agent = all.into_iter().find(|agent| !node.is_empty() && agent.node() == node);
+    let records = agent.as_ref().map(|agent| records(api, cni_namespace, agent, pod));
+    NodeReport {
+        agent: agent.map(|agent| {
+            let state = match not_ready(&agent, &[]) {
+                Some(why) => format!("not ready: {}", one_line(&why)),
+                None => "ready".to_owned(),
+            };
+            (agent.pod.metadata.name, state)
+        }),
+        records: records.unwrap_or_default(),
+        events: newest(events),
+    }
+}
+
+/// Returns the lines of the agent's log about the pod.
+fn records(api: &dyn Api, cni_namespace: &str, agent: &Agent, pod: &Pod) -> Vec<String> {
+    let name = &agent.pod.metadata.name;
+    let path = format!(
+        "/api/v1/namespaces/{cni_namespace}/pods/{name}/log?container=install-cni&tailLines={LOG_LINES}"
+    );
+    let log = api.get(&path).unwrap_or_default();
+    let [add, check] = Record::line_starts(&pod.metadata.namespace, &pod.metadata.name);
+    let lines = log.lines().filter(|line| line.contains(&add) || line.contains(&check));
+    newest(lines.map(one_line).collect())
+}
+
+fn newest(mut lines: Vec<String>) -> Vec<String> {
+    lines.split_off(lines.len().saturating_sub(SHOWN))
+}
+
+fn is_about_cni(event: &EventObject) -> bool {
+    event.reason.starts_with("LinkerdCNI") || event.reason == "FailedCreatePodSandBox"
+}
+
+fn event_line(event: &EventObject) -> String {
+    one_line(&format!("{} {}: {}", event.time(), event.reason, event.message))
+}

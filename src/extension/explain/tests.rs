@@ -1,0 +1,108 @@
+use serde_json::{Value, json};
+
+use super::*;
+use crate::extension::fake::{CONFIG, Cluster, entry};
+
+const POD: &str = "/api/v1/namespaces/shop/pods/web";
+
+/// A cluster with the pod shop/web on node-1, which its agent and an Event mention.
+fn cluster(pod: Value) -> Cluster {
+    let mut cluster = Cluster::healthy();
+    cluster.put(POD, pod);
+    cluster.put("/api/v1/namespaces/shop", json!({"kind": "Namespace", "metadata": {}}));
+    let log = "agent started\n\
+               linkerd-cni: ADD shop/web container c1: redirected by native, 1 requests, 4 ms\n\
+               linkerd-cni: ADD shop/web-2 container c2: redirected by native, 1 requests, 4 ms\n";
+    cluster.put("/api/v1/namespaces/linkerd-cni/pods/linkerd-cni-1/log", json!(log));
+    let events = json!({"items": [
+        {"reason": "LinkerdCNIPortsIgnored", "message": "ignored", "eventTime": "2027-01-15T08:00:00Z"},
+        {"reason": "Pulled", "message": "image", "lastTimestamp": "2027-01-15T08:00:01Z"},
+    ]});
+    cluster.put("/api/v1/namespaces/shop/events", events);
+    cluster
+}
+
+fn meshed() -> Value {
+    json!({
+        "metadata": {"name": "web", "namespace": "shop", "uid": "u", "annotations": {
+            "linkerd.io/inject": "enabled",
+            "config.linkerd.io/skip-outbound-ports": "3306,http,8000-8010",
+            "config.linkerd.io/skip-subnets": "10.2.0.0/16",
+        }},
+        "spec": {
+            "nodeName": "node-1",
+            "containers": [{"name": "app"}, {"name": "linkerd-proxy"}],
+        },
+        "status": {"podIPs": [{"ip": "10.1.0.7"}]},
+    })
+}
+
+fn explained(cluster: &Cluster, format: RuleFormat) -> String {
+    render(&fetch(cluster, "linkerd-cni", "shop", "web").unwrap(), format)
+}
+
+#[test]
+fn a_meshed_pod_is_explained_with_its_connections_rules_and_report() {
+    insta::assert_snapshot!(explained(&cluster(meshed()), RuleFormat::Nft));
+}
+
+#[test]
+fn the_rules_can_be_shown_as_iptables_text_for_both_families() {
+    let mut cluster = cluster(meshed());
+    let mut entry = entry();
+    entry["linkerd"]["ipv6"] = json!("auto");
+    cluster.put(CONFIG, json!({"data": {"cni_network_config": entry.to_string()}}));
+    let text = explained(&cluster, RuleFormat::Iptables);
+    assert!(text.contains("IPv6:      yes (disableIPv6=auto"), "{text}");
+    let redirect = "-A PROXY_INIT_OUTPUT -p tcp -m comment --comment";
+    assert_eq!(text.matches(redirect).count(), 2, "{text}");
+}
+
+#[test]
+fn pods_that_are_not_redirected_are_explained_in_the_plugins_words() {
+    let cases = [
+        ("/spec/hostNetwork", json!(true), "spec.hostNetwork is true"),
+        ("/metadata/annotations", json!({}), "skipped: not meshed (no Linkerd annotation)"),
+        (
+            "/metadata/annotations",
+            json!({"linkerd.io/inject": "disabled"}),
+            "skipped: not meshed (linkerd.io/inject: disabled)",
+        ),
+        ("/spec/containers", json!([{"name": "app"}]), "skipped: no linkerd-proxy container"),
+        (
+            "/spec/initContainers",
+            json!([{"name": "linkerd-init"}]),
+            "skipped: linkerd-init container",
+        ),
+        (
+            "/metadata/annotations",
+            json!({"config.linkerd.io/skip-subnets": "10.0.0.0"}),
+            "the plugin fails, and the pod cannot start",
+        ),
+    ];
+    for (pointer, value, wanted) in cases {
+        let mut cluster = cluster(meshed());
+        cluster.set(POD, pointer, value);
+        let text = explained(&cluster, RuleFormat::Nft);
+        assert!(text.contains(wanted), "{wanted}: {text}");
+        assert!(!text.contains("table ip"), "{text}");
+    }
+}
+
+#[test]
+fn a_missing_pod_or_chart_is_named_with_the_remedy() {
+    let error = fetch(&Cluster::healthy(), "linkerd-cni", "shop", "web").unwrap_err();
+    assert_eq!(error, "pod shop/web does not exist; name its namespace with --namespace");
+    let error = fetch(&Cluster::healthy(), "linkerd-cni", "shop/../x", "web").unwrap_err();
+    assert_eq!(error, "\"shop/../x\" is not the name of a pod or namespace");
+    let error = fetch(&cluster(meshed()), "elsewhere", "shop", "web").unwrap_err();
+    assert!(error.contains("elsewhere/linkerd-cni-config does not exist"), "{error}");
+}
+
+#[test]
+fn without_an_agent_the_node_reports_nothing() {
+    let mut cluster = cluster(meshed());
+    cluster.set(POD, "/spec/nodeName", json!("node-9"));
+    let text = explained(&cluster, RuleFormat::Nft);
+    assert!(text.contains("no agent runs on the pod's node"), "{text}");
+}

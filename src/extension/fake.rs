@@ -1,0 +1,192 @@
+//! An API server in memory for tests: a healthy cluster of two nodes, whose objects a test changes.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use serde_json::{Value, json};
+
+use super::facts::{self, Facts};
+use super::kubectl::{Api, Error};
+use super::pre_facts::{PreFacts, fetch_pre};
+
+/// Seconds since 1970 at which the checks run.
+pub const NOW: u64 = 1_800_000_000;
+
+/// Response by path, without its query. A text is a body, a number is an error status.
+#[derive(Clone)]
+pub struct Cluster(pub BTreeMap<String, Value>);
+
+pub const DAEMONSET: &str = "/apis/apps/v1/namespaces/linkerd-cni/daemonsets/linkerd-cni";
+pub const NAMESPACE: &str = "/api/v1/namespaces/linkerd-cni";
+pub const CONFIG: &str = "/api/v1/namespaces/linkerd-cni/configmaps/linkerd-cni-config";
+pub const AGENTS: &str = "/api/v1/namespaces/linkerd-cni/pods";
+pub const EVENTS: &str = "/api/v1/namespaces/linkerd-cni/events";
+pub const REVIEWS: &str = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews";
+pub const STATUS_1: &str = "/api/v1/namespaces/linkerd-cni/pods/linkerd-cni-1:9991/proxy/status";
+pub const METRICS_1: &str = "/api/v1/namespaces/linkerd-cni/pods/linkerd-cni-1:9991/proxy/metrics";
+
+impl Cluster {
+    /// A cluster with the chart, all of it healthy.
+    pub fn healthy() -> Cluster {
+        let mut cluster = Cluster(BTreeMap::new());
+        for (path, object) in [
+            ("/version", json!({"gitVersion": "v1.34.1"})),
+            (NAMESPACE, namespace("privileged")),
+            (CONFIG, json!({"metadata": {}, "data": {"cni_network_config": entry().to_string()}})),
+            (DAEMONSET, daemonset()),
+            ("/apis/apps/v1/daemonsets", json!({"items": [daemonset()]})),
+            ("/api/v1/nodes", json!({"items": [node("node-1"), node("node-2")]})),
+            (AGENTS, json!({"items": [agent(1), agent(2)]})),
+            ("/api/v1/pods", json!({"items": []})),
+            ("/api/v1/configmaps", json!({"items": []})),
+            (EVENTS, json!({"items": []})),
+            (REVIEWS, json!({"status": {"allowed": true}})),
+        ] {
+            cluster.put(path, object);
+        }
+        let rbac = "/apis/rbac.authorization.k8s.io/v1";
+        let own = format!("{rbac}/namespaces/linkerd-cni");
+        for path in [
+            format!("{rbac}/clusterroles/linkerd-cni"),
+            format!("{rbac}/clusterrolebindings/linkerd-cni"),
+            format!("{own}/roles/linkerd-cni-agent"),
+            format!("{own}/rolebindings/linkerd-cni-agent"),
+            format!("{NAMESPACE}/serviceaccounts/linkerd-cni"),
+            format!("{NAMESPACE}/serviceaccounts/linkerd-cni-plugin"),
+        ] {
+            cluster.put(&path, json!({"metadata": {}}));
+        }
+        for pod in [1, 2] {
+            let proxy = format!("{AGENTS}/linkerd-cni-{pod}:9991/proxy");
+            cluster.put(&format!("{proxy}/status"), status());
+            let metrics = "linkerd_cni_plugin_redirects_total{backend=\"native\"} 3\n# EOF\n";
+            cluster.put(&format!("{proxy}/metrics"), json!(metrics));
+        }
+        cluster
+    }
+
+    pub fn put(&mut self, path: &str, object: Value) {
+        self.0.insert(path.to_owned(), object);
+    }
+
+    /// Sets a field of the response for `path`, by JSON pointer.
+    pub fn set(&mut self, path: &str, pointer: &str, value: Value) {
+        let (parent, key) = pointer.rsplit_once('/').unwrap();
+        let object = self.0.get_mut(path).unwrap().pointer_mut(parent).unwrap();
+        match key.parse::<usize>() {
+            Ok(index) => object[index] = value,
+            Err(_) => object[key] = value,
+        }
+    }
+
+    pub fn facts(&self) -> Facts {
+        Facts { now: now(), ..facts::fetch(self, "linkerd-cni", "linkerd") }
+    }
+
+    pub fn pre_facts(&self) -> PreFacts {
+        fetch_pre(self, "linkerd-cni")
+    }
+}
+
+pub fn now() -> SystemTime {
+    UNIX_EPOCH + Duration::from_secs(NOW)
+}
+
+impl Api for Cluster {
+    fn get(&self, path: &str) -> Result<String, Error> {
+        let name = path.split('?').next().unwrap();
+        let error = |reason: &str| {
+            Err(Error::Status {
+                reason: reason.to_owned(),
+                message: format!("{name}: no response"),
+            })
+        };
+        match self.0.get(name) {
+            None => error("NotFound"),
+            Some(Value::Number(_)) => error("Forbidden"),
+            Some(Value::String(text)) => Ok(text.clone()),
+            Some(object) => Ok(object.to_string()),
+        }
+    }
+
+    fn post(&self, path: &str, _: &str) -> Result<String, Error> {
+        self.get(path)
+    }
+}
+
+pub fn namespace(enforce: &str) -> Value {
+    json!({"metadata": {"labels": {"pod-security.kubernetes.io/enforce": enforce}}})
+}
+
+pub fn entry() -> Value {
+    json!({
+        "name": "linkerd-cni",
+        "type": "linkerd-cni",
+        "kubernetes": {"kubeconfig": "__KUBECONFIG_FILEPATH__"},
+        "linkerd": {
+            "incoming-proxy-port": 4143,
+            "outgoing-proxy-port": 4140,
+            "proxy-uid": 2102,
+            "ports-to-redirect": [],
+            "inbound-ports-to-ignore": ["4191", "4190"],
+            "iptables-mode": "auto",
+            "ipv6": false,
+            "exclude-namespaces": ["kube-system"],
+        },
+    })
+}
+
+fn pod_spec() -> Value {
+    json!({
+        "serviceAccountName": "linkerd-cni",
+        "nodeSelector": {"kubernetes.io/os": "linux"},
+        "containers": [{
+            "name": "install-cni",
+            "image": "cr.l5d.io/linkerd/cni-plugin:v2.0.0",
+            "ports": [{"name": "install-admin", "containerPort": 9991}],
+            "env": [{"name": "LINKERD_CNI_PLUGIN_SERVICE_ACCOUNT", "value": "linkerd-cni-plugin"}],
+        }],
+    })
+}
+
+pub fn daemonset() -> Value {
+    json!({
+        "metadata": {"name": "linkerd-cni", "namespace": "linkerd-cni", "generation": 2},
+        "spec": {"template": {"spec": pod_spec()}},
+        "status": {
+            "observedGeneration": 2,
+            "desiredNumberScheduled": 2,
+            "updatedNumberScheduled": 2,
+            "numberReady": 2,
+        },
+    })
+}
+
+fn node(name: &str) -> Value {
+    json!({
+        "metadata": {"name": name, "labels": {"kubernetes.io/os": "linux"}},
+        "spec": {"podCIDRs": ["10.1.0.0/24"]},
+    })
+}
+
+fn agent(number: u8) -> Value {
+    let mut spec = pod_spec();
+    spec["nodeName"] = json!(format!("node-{number}"));
+    json!({
+        "metadata": {"name": format!("linkerd-cni-{number}"), "uid": format!("uid-{number}")},
+        "spec": spec,
+        "status": {"conditions": [{"type": "Ready", "status": "True"}]},
+    })
+}
+
+pub fn status() -> Value {
+    json!({
+        "version": env!("CARGO_PKG_VERSION"),
+        "ready": true,
+        "conflist": "10-calico.conflist",
+        "tokenExpires": NOW + 86_400,
+        "usesAgentToken": false,
+        "contention": false,
+        "problems": {},
+    })
+}

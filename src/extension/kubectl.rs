@@ -1,0 +1,230 @@
+//! Requests to the API server through the program `kubectl`.
+//!
+//! An administrator's kubeconfig can have client certificates, exec plugins, proxies and several
+//! merged files, and kubectl handles all of them. [`crate::kube`] reads only kubeconfigs with a
+//! token. Every administrator has kubectl, and `kubectl get --raw` passes the response on unchanged.
+
+use std::ffi::OsString;
+use std::io::{self, Read, Write as _};
+use std::os::unix::process::CommandExt as _;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::mpsc::{self, Receiver};
+use std::thread;
+use std::time::Duration;
+
+use nix::sys::signal::{Signal, killpg};
+use nix::unistd::Pid;
+use serde::de::DeserializeOwned;
+
+use crate::deadline::Deadline;
+use crate::quote::one_line;
+
+/// Time for one request, with the credential plugin that kubectl may start.
+const DEADLINE: Duration = Duration::from_secs(30);
+/// Time that kubectl allows the API server, as its flag.
+const REQUEST_TIMEOUT: &str = "--request-timeout=15s";
+/// Largest response that is read, in bytes.
+const OUTPUT_LIMIT: u64 = 64 << 20;
+/// Start of kubectl's message if the API server responded with an error.
+const FROM_SERVER: &str = "Error from server (";
+
+/// Why a request failed.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error("cannot run kubectl: {0}; install kubectl in a directory of PATH")]
+    Start(#[source] io::Error),
+    #[error("kubectl was stopped after {} s; check that the API server is reachable", .0.as_secs())]
+    Deadline(Duration),
+    /// The API server responded with an error.
+    #[error("{message} ({reason})")]
+    Status { reason: String, message: String },
+    #[error("kubectl failed: {0}")]
+    Failed(String),
+    #[error("{path}: unexpected response: {problem}")]
+    Decode { path: String, problem: String },
+}
+
+impl Error {
+    /// Whether the API server responded that the object does not exist.
+    pub fn is_not_found(&self) -> bool {
+        matches!(self, Error::Status { reason, .. } if reason == "NotFound")
+    }
+
+    /// Reads kubectl's stderr.
+    fn from_stderr(stderr: &str) -> Error {
+        let text = stderr.trim();
+        let last = text.lines().last().unwrap_or_default();
+        let status = last.strip_prefix(FROM_SERVER).and_then(|rest| rest.split_once("): "));
+        match status {
+            Some((reason, message)) => {
+                Error::Status { reason: one_line(reason), message: one_line(message) }
+            }
+            None => Error::Failed(one_line(&text.replace('\n', "; "))),
+        }
+    }
+}
+
+/// Sends requests to the API server. Tests replace it.
+pub trait Api: Sync {
+    /// GETs `path`, absolute and with its query. Returns the body of the response.
+    fn get(&self, path: &str) -> Result<String, Error>;
+    /// POSTs `body` to `path`. Returns the body of the response.
+    fn post(&self, path: &str, body: &str) -> Result<String, Error>;
+}
+
+/// GETs an object.
+pub fn get<T: DeserializeOwned>(api: &dyn Api, path: &str) -> Result<T, Error> {
+    decode(path, &api.get(path)?)
+}
+
+/// GETs an object; `None` if the API server responds that it does not exist.
+pub fn find<T: DeserializeOwned>(api: &dyn Api, path: &str) -> Result<Option<T>, Error> {
+    match get(api, path) {
+        Ok(object) => Ok(Some(object)),
+        Err(error) if error.is_not_found() => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// Decodes the response to a request for `path`.
+pub fn decode<T: DeserializeOwned>(path: &str, body: &str) -> Result<T, Error> {
+    serde_json::from_str(body)
+        .map_err(|error| Error::Decode { path: path.to_owned(), problem: error.to_string() })
+}
+
+/// kubectl with the flags that select cluster and user.
+#[derive(Clone, Debug)]
+pub struct Kubectl {
+    program: OsString,
+    flags: Vec<String>,
+    deadline: Duration,
+}
+
+impl Kubectl {
+    /// `flags` select cluster and user, such as `--context=NAME`.
+    pub fn new(flags: Vec<String>) -> Kubectl {
+        Kubectl { program: "kubectl".into(), flags, deadline: DEADLINE }
+    }
+
+    fn run(&self, arguments: &[&str], input: &str) -> Result<String, Error> {
+        let end = Deadline::after(self.deadline);
+        let mut child = Command::new(&self.program)
+            .args(&self.flags)
+            .arg(REQUEST_TIMEOUT)
+            .args(arguments)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            // A credential plugin that hangs is killed with kubectl.
+            .process_group(0)
+            .spawn()
+            .map_err(Error::Start)?;
+        if let Some(mut stdin) = child.stdin.take() {
+            // The input is smaller than a pipe. Fails only if kubectl has ended.
+            let _ = stdin.write_all(input.as_bytes());
+        }
+        let [stdout, stderr] = [reader(child.stdout.take()), reader(child.stderr.take())];
+        let text = |output: &Receiver<String>| output.recv_timeout(end.remaining()).ok();
+        let done = text(&stdout).zip(text(&stderr)).zip(wait_until(&mut child, end));
+        let Some(((stdout, stderr), status)) = done else {
+            // Fails only if kubectl has ended.
+            let _ = killpg(Pid::from_raw(child.id() as i32), Signal::SIGKILL);
+            let _ = child.wait();
+            return Err(Error::Deadline(self.deadline));
+        };
+        match status.success() {
+            true => Ok(stdout),
+            false => Err(Error::from_stderr(&stderr)),
+        }
+    }
+}
+
+impl Api for Kubectl {
+    fn get(&self, path: &str) -> Result<String, Error> {
+        self.run(&["get", "--raw", path], "")
+    }
+
+    fn post(&self, path: &str, body: &str) -> Result<String, Error> {
+        self.run(&["create", "--raw", path, "-f", "-"], body)
+    }
+}
+
+/// Reads a pipe to its end on a thread of its own. Bytes after [`OUTPUT_LIMIT`] are left out.
+fn reader(pipe: Option<impl Read + Send + 'static>) -> Receiver<String> {
+    let (sender, receiver) = mpsc::sync_channel(1);
+    thread::spawn(move || {
+        let mut bytes = Vec::new();
+        if let Some(pipe) = pipe {
+            let _ = pipe.take(OUTPUT_LIMIT).read_to_end(&mut bytes);
+        }
+        // The receiver is gone after the deadline.
+        let _ = sender.send(String::from_utf8_lossy(&bytes).into_owned());
+    });
+    receiver
+}
+
+/// Waits until kubectl, which closed its outputs, has exited.
+fn wait_until(child: &mut Child, end: Deadline) -> Option<ExitStatus> {
+    loop {
+        match child.try_wait() {
+            Ok(Some(status)) => return Some(status),
+            Ok(None) if !end.has_passed() => thread::sleep(Duration::from_millis(1)),
+            _ => return None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Instant;
+
+    use super::*;
+
+    /// A program in place of kubectl: `sh -c SCRIPT`, whose arguments are those of kubectl.
+    fn fake(script: &str, deadline: Duration) -> Kubectl {
+        let flags = vec!["-c".to_owned(), script.to_owned()];
+        Kubectl { program: "/bin/sh".into(), flags, deadline }
+    }
+
+    const LONG: Duration = Duration::from_secs(60);
+
+    #[test]
+    fn the_response_is_passed_on_and_the_input_reaches_kubectl() {
+        let api = fake("echo \"$0 $*\"", LONG);
+        assert_eq!(api.get("/api").unwrap(), "--request-timeout=15s get --raw /api\n");
+        assert_eq!(fake("cat", LONG).post("/api", "{}").unwrap(), "{}");
+    }
+
+    #[test]
+    fn errors_of_the_api_server_are_told_from_those_of_kubectl() {
+        let fail = |text: &str| fake(&format!("echo '{text}' >&2; exit 1"), LONG);
+        let missing = "Error from server (NotFound): daemonsets.apps \"x\" not found";
+        let error = fail(missing).get("/x").unwrap_err();
+        assert!(error.is_not_found(), "{error}");
+        assert!(find::<()>(&fail(missing), "/x").unwrap().is_none());
+        let refused = "The connection to the server was refused\nIs it running?";
+        let error = fail(refused).get("/x").unwrap_err();
+        let wanted = "kubectl failed: The connection to the server was refused; Is it running?";
+        assert_eq!(error.to_string(), wanted);
+        let error = get::<u8>(&fake("echo {}", LONG), "/x").unwrap_err();
+        assert!(error.to_string().starts_with("/x: unexpected response: "), "{error}");
+    }
+
+    #[test]
+    fn a_missing_kubectl_is_named_with_the_remedy() {
+        let program = "/nonexistent/kubectl".into();
+        let api = Kubectl { program, flags: Vec::new(), deadline: LONG };
+        let error = api.get("/x").unwrap_err().to_string();
+        assert!(error.starts_with("cannot run kubectl: ") && error.contains("PATH"), "{error}");
+    }
+
+    #[test]
+    fn a_kubectl_that_hangs_is_killed_with_what_it_started() {
+        for hang in ["exec sleep 60", "sleep 60 & wait", "sleep 60 &"] {
+            let start = Instant::now();
+            let error = fake(hang, Duration::from_millis(100)).get("/x").unwrap_err();
+            assert!(matches!(error, Error::Deadline(_)), "{hang}: {error}");
+            assert!(start.elapsed() < Duration::from_secs(30), "{hang}");
+        }
+    }
+}

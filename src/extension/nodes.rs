@@ -1,0 +1,123 @@
+//! The table of `linkerd cni nodes`. Pure.
+
+use std::time::{Duration, SystemTime};
+
+use super::checks::{Token, not_ready, token_state};
+use super::facts::{Agent, Facts};
+use super::metrics::samples;
+use crate::quote::one_line;
+
+const HEADINGS: [&str; 8] =
+    ["NODE", "READY", "VERSION", "NETWORK CONFIG", "TOKEN", "BACKEND", "REDIRECTED", "FAILED"];
+/// Text of an unknown value.
+const UNKNOWN: &str = "-";
+
+/// Renders one row for each node, and below the table why nodes are not ready.
+pub fn table(facts: &Facts) -> Result<String, String> {
+    let nodes = facts.nodes.as_ref().map_err(|why| format!("cannot list the nodes: {why}"))?;
+    let agents =
+        facts.agents.as_ref().map_err(|why| format!("cannot list the agents' pods: {why}"))?;
+    let mut rows = vec![HEADINGS.map(str::to_owned)];
+    let mut reasons = Vec::new();
+    for node in nodes {
+        let name = &node.metadata.name;
+        let on_node: Vec<&Agent> = agents.iter().filter(|agent| agent.node() == name).collect();
+        if on_node.is_empty() {
+            let mut cells = HEADINGS.map(|_| UNKNOWN.to_owned());
+            cells[0].clone_from(name);
+            cells[1] = "no agent".to_owned();
+            rows.push(cells);
+        }
+        for agent in on_node {
+            let why = not_ready(agent, &facts.events);
+            rows.push(row(name, agent, why.is_none(), facts.now));
+            let note = agent.body().and_then(|body| body.note.as_ref());
+            reasons.extend(why.map(|why| format!("{name} is not ready: {}\n", one_line(&why))));
+            reasons.extend(note.map(|note| format!("{name}: {}\n", one_line(note))));
+        }
+    }
+    let gap = if reasons.is_empty() { "" } else { "\n" };
+    Ok(format!("{}{gap}{}", align(&rows), reasons.concat()))
+}
+
+fn row(node: &str, agent: &Agent, is_ready: bool, now: SystemTime) -> [String; 8] {
+    let body = agent.body();
+    let unknown = || UNKNOWN.to_owned();
+    let redirects = samples(&agent.metrics, "linkerd_cni_plugin_redirects_total", "backend");
+    let failures = samples(&agent.metrics, "linkerd_cni_plugin_failures_total", "code");
+    let sum = |samples: &[(&str, f64)]| match agent.metrics.is_empty() {
+        true => unknown(),
+        // `sum` of no numbers would be -0.
+        false => samples.iter().fold(0.0, |sum, sample| sum + sample.1).to_string(),
+    };
+    let backends: Vec<&str> = redirects.iter().map(|sample| sample.0).collect();
+    [
+        node.to_owned(),
+        if is_ready { "yes" } else { "no" }.to_owned(),
+        body.map_or_else(unknown, |body| one_line(&body.version)),
+        body.and_then(|body| body.conflist.as_deref()).map_or_else(unknown, one_line),
+        body.map_or_else(unknown, |body| token_text(token_state(body, now))),
+        if backends.is_empty() { unknown() } else { backends.join(",") },
+        sum(&redirects),
+        sum(&failures),
+    ]
+}
+
+fn token_text(token: Token) -> String {
+    match token {
+        Token::Valid(left) => format!("{} left", rounded(left)),
+        Token::Ending => "expires soon".to_owned(),
+        Token::Expired => "expired".to_owned(),
+        Token::OfAgent => "agent's own".to_owned(),
+        Token::Unlimited => UNKNOWN.to_owned(),
+    }
+}
+
+/// Returns the time in its largest unit, such as `23h`.
+fn rounded(time: Duration) -> String {
+    let minutes = time.as_secs() / 60;
+    match minutes {
+        0..120 => format!("{minutes}m"),
+        120..2880 => format!("{}h", minutes / 60),
+        _ => format!("{}d", minutes / 1440),
+    }
+}
+
+/// Pads each column to its longest cell, with three blanks in between, as kubectl does.
+fn align(rows: &[[String; 8]]) -> String {
+    let width = |column: usize| {
+        rows.iter().map(|row| row[column].chars().count()).max().unwrap_or_default()
+    };
+    let widths: Vec<usize> = (0..HEADINGS.len()).map(width).collect();
+    let line = |row: &[String; 8]| {
+        let cells = row.iter().zip(&widths).map(|(cell, width)| format!("{cell:<width$}"));
+        cells.collect::<Vec<_>>().join("   ").trim_end().to_owned() + "\n"
+    };
+    rows.iter().map(line).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::extension::fake::{AGENTS, Cluster, STATUS_1};
+
+    #[test]
+    fn the_table_has_a_row_for_each_node_and_the_reasons_below() {
+        let mut cluster = Cluster::healthy();
+        insta::assert_snapshot!("healthy", table(&cluster.facts()).unwrap());
+        cluster.set(STATUS_1, "/notReady", json!("kubeconfig: waiting for a token"));
+        cluster.set(STATUS_1, "/conflist", Value::Null);
+        cluster.0.get_mut(AGENTS).unwrap()["items"].as_array_mut().unwrap().pop();
+        insta::assert_snapshot!("faults", table(&cluster.facts()).unwrap());
+    }
+
+    #[test]
+    fn nodes_that_cannot_be_listed_are_an_error() {
+        let mut cluster = Cluster::healthy();
+        cluster.put("/api/v1/nodes", json!(403));
+        let error = table(&cluster.facts()).unwrap_err();
+        assert!(error.starts_with("cannot list the nodes: "), "{error}");
+    }
+}

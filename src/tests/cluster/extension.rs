@@ -1,0 +1,104 @@
+//! `linkerd cni` on a real cluster: healthy, and with faults.
+
+use std::process::Command;
+
+use serde_json::Value;
+
+use crate::helm::{Helm, NAMESPACE};
+use crate::node::{Node, netns_of};
+use crate::pods::{self, Pods, kubectl};
+use crate::until::until;
+
+/// Runs `linkerd cni` and prints its output. Returns whether it succeeded, and the output.
+#[allow(clippy::print_stdout, reason = "docs/cli.md shows this output")]
+fn cni(args: &[&str]) -> (bool, String) {
+    let output = Command::new(env!("CARGO_BIN_EXE_linkerd-cni-cli")).args(args).output().unwrap();
+    let text = String::from_utf8(output.stdout).unwrap();
+    let error = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(error, "", "{args:?}");
+    println!("$ linkerd cni {}\n{text}", args.join(" "));
+    (output.status.success(), text)
+}
+
+/// Waits until the checks print all of `texts`.
+fn until_reported(texts: &[&str]) {
+    until(&format!("linkerd cni check says {texts:?}"), || {
+        let (passes, report) = cni(&["check", "-o", "short", "--wait=0s"]);
+        !passes && texts.iter().all(|text| report.contains(text))
+    });
+}
+
+#[test]
+fn linkerd_cni_reports_a_healthy_cluster_explains_a_pod_and_names_faults() {
+    let node = Node::exclusive();
+    let before = node.files();
+    let helm = Helm::with_local_repository();
+    let pods = Pods::default();
+    let (passes, report) = cni(&["check", "--pre", "--wait=0s"]);
+    assert!(passes && !report.contains('‼'), "{report}");
+
+    helm.run("install", &[]);
+    pods.start(&[pods::meshed("meshed")]);
+    let (passes, report) = cni(&["check"]);
+    assert!(passes && !report.contains('‼'), "{report}");
+    let (passes, json) = cni(&["check", "--output=json", "--as-group=[]", "--proxy=false"]);
+    let json: Value = serde_json::from_str(&json).unwrap();
+    assert!(passes && json["success"] == true, "{json}");
+    let (passes, table) = cni(&["nodes"]);
+    assert!(passes && table.contains("   yes   "), "{table}");
+    the_explained_rules_are_those_in_the_kernel(&pods);
+
+    let restore = Restore;
+    kubectl(&["delete", "serviceaccount", "linkerd-cni-plugin", "-n", NAMESPACE]);
+    until_reported(&["× linkerd-cni-plugin ServiceAccount exists"]);
+
+    set_conflist("LINKERD_CNI_CONF_NAME=99-missing.conflist");
+    until_reported(&["× each agent is ready", "99-missing.conflist"]);
+
+    label("pod-security.kubernetes.io/enforce=baseline");
+    kubectl(&["delete", "pod", "-l", "k8s-app=linkerd-cni", "-n", NAMESPACE]);
+    until_reported(&["× an agent runs on each node", "FailedCreate", "enforce=baseline"]);
+
+    drop((restore, pods));
+    helm.remove();
+    assert_eq!(node.files(), before, "uninstalling leaves the node's files");
+}
+
+fn the_explained_rules_are_those_in_the_kernel(pods: &Pods) {
+    let (passes, explained) = cni(&["explain", "meshed", "-n", "meshed"]);
+    assert!(passes);
+    let listed = netns_of(&pods.ip("meshed")).output(&["nft", "list", "ruleset"]);
+    assert!(listed.starts_with("table ip linkerd-cni {"), "{listed}");
+    assert!(explained.contains(listed.trim_end()), "{explained}\n{listed}");
+    assert!(explained.contains("linkerd-cni: ADD meshed/meshed container"), "{explained}");
+}
+
+fn set_conflist(variable: &str) {
+    kubectl(&[
+        "set",
+        "env",
+        "daemonset/linkerd-cni",
+        "-c",
+        "install-cni",
+        variable,
+        "-n",
+        NAMESPACE,
+    ]);
+}
+
+fn label(label: &str) {
+    kubectl(&["label", "--overwrite", "namespace", NAMESPACE, label]);
+}
+
+/// Lets the DaemonSet's pods run again when it is dropped, also after a failure, so that the agent
+/// can uninstall.
+struct Restore;
+
+impl Drop for Restore {
+    fn drop(&mut self) {
+        label("pod-security.kubernetes.io/enforce=privileged");
+        set_conflist("LINKERD_CNI_CONF_NAME-");
+        let rollout = ["rollout", "status", "daemonset/linkerd-cni", "--timeout=90s"];
+        kubectl(&[&rollout[..], &["-n", NAMESPACE]].concat());
+    }
+}
