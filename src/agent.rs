@@ -23,6 +23,8 @@
 //! - [`api`]: requests to the API server: tokens, Events, the startup taint
 //! - [`record_socket`], [`plugin_counters`]: receive and count plugin records
 //! - [`subject`], [`status`], [`problem_log`]: `/ready`, metrics and the log lines about problems
+//! - `entry_gap`: how long the active conflist lacks the plugin entry
+//! - `not_ready`: when a node that stays not ready is reported as an Event
 //! - [`passes`]: whether the last pass is recent, and whether one hangs
 //! - [`admin_listener`]: opens the port for `/live`, `/ready` and `/metrics`
 //! - [`watch`]: waits for changes, signals and timeouts
@@ -32,7 +34,9 @@ pub mod api;
 pub mod binaries;
 pub mod contention;
 pub mod credential;
+mod entry_gap;
 mod main_loop;
+mod not_ready;
 mod passes;
 pub mod platforms;
 pub mod plugin_counters;

@@ -1,8 +1,10 @@
 //! Reconciles the network configs in the net dir, in three steps: observe the files, plan the
 //! changes, apply the plan.
 
+use std::fs;
+use std::os::unix::fs::MetadataExt as _;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant, UNIX_EPOCH};
 
 use tracing::{info, warn};
 
@@ -43,6 +45,7 @@ impl Reconciler {
             self.remove_leftovers(pass);
         }
         let mut observed = self.observe(pass)?;
+        self.count_time_without_entry(&observed.configs);
         if can_chain && observed.saved_state.file == StateFile::Unusable {
             self.replace_saved_state(&mut observed.saved_state, pass);
         }
@@ -53,6 +56,24 @@ impl Reconciler {
             Some(plan) if can_chain => self.apply(plan, &mut observed, pass),
             _ => Ok(()),
         }
+    }
+
+    /// Adds to the metric the time in which the runtime did not call the plugin. Without any network
+    /// config no pod starts, so that time is not counted as long as no config appears.
+    fn count_time_without_entry(&mut self, configs: &[ConfigFile]) {
+        let Some(active) = plan::active(configs) else {
+            return;
+        };
+        let path = self.settings.net_dir.join(&active.name);
+        let changed = fs::metadata(path).ok().and_then(|file| {
+            let seconds = u64::try_from(file.ctime()).ok()?;
+            let nanos = u32::try_from(file.ctime_nsec()).ok()?;
+            UNIX_EPOCH.checked_add(Duration::new(seconds, nanos))
+        });
+        let before = changed.and_then(|changed| changed.elapsed().ok());
+        let is_chained = plan::is_chained(&self.mode, configs);
+        let gap = self.entry_gap.observe(Instant::now(), is_chained, before);
+        self.status.without_entry.inc_by(gap.as_secs_f64());
     }
 
     fn remove_leftovers(&mut self, pass: &mut PassResult) {
@@ -232,6 +253,9 @@ impl Reconciler {
                     }
                 }
                 self.status.conflist_writes.inc();
+                if !has_entry && self.entry_gap.had_entry() {
+                    self.status.rechains.inc();
+                }
                 // The plan's problem is solved. The next pass verifies that.
                 pass.problems.remove(&Subject::NetworkConfig);
                 // Word for word as in Linkerd's troubleshooting page, because users search for it.
