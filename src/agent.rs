@@ -56,11 +56,12 @@ mod yielding;
 use std::collections::BTreeSet;
 use std::io;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use tracing::info;
 
 use crate::conflist::PLUGIN;
+use crate::kube::event::{EventContent, EventType};
 use admin_listener::AdminListener;
 use api::Api;
 use main_loop::MainLoop;
@@ -72,6 +73,9 @@ use status::Status;
 use uninstall::UninstallOutcome;
 use uninstall::on_stop::{self, Question, StopDecision};
 use watch::{Waker, Watch};
+
+/// Longest time for posting an Event before the agent ends.
+const POST_TIME: Duration = Duration::from_secs(2);
 
 /// Why the agent ends without a signal, or cannot uninstall.
 #[derive(Debug, thiserror::Error)]
@@ -146,6 +150,8 @@ pub fn run(settings: Settings) -> Result<(), Error> {
             // After a failure, too: an upstream agent may be what keeps naming the plugin.
             if !matches!(removed, Ok(UninstallOutcome::Uninstalled)) {
                 reconciler.restore_upstream_kubeconfig();
+                api.report_node_event(uninstall_failed(removed.as_ref().err()));
+                api.wait_for_events(POST_TIME);
             }
             removed?;
         }
@@ -177,6 +183,26 @@ fn decide(
             true => main_loop.wait(question.time_left())?,
             false => main_loop.step(question.time_left())?,
         };
+    }
+}
+
+/// Makes the Event on the node about an uninstall that failed, or that another program prevents by
+/// chaining the plugin again.
+fn uninstall_failed(error: Option<&Error>) -> EventContent {
+    const REMEDY: &str =
+        "Correct the cause, then run `linkerd2-cni-install uninstall` on this node";
+    let why = match error {
+        Some(error) => error.to_string(),
+        None => format!(
+            "another program keeps chaining {PLUGIN}, so plugin entry, kubeconfig and plugin binary \
+             are left in place"
+        ),
+    };
+    EventContent {
+        kind: EventType::Warning,
+        reason: "LinkerdCNIUninstallFailed",
+        action: "Uninstalling",
+        note: format!("{REMEDY}: {why}"),
     }
 }
 

@@ -43,6 +43,8 @@ pub struct Api {
     state: Mutex<State>,
     /// Wakes the thread.
     wake: Condvar,
+    /// Signals that an Event on the agent's pod or node was posted, or could not be.
+    posted: Condvar,
     /// Wakes the reconciler.
     waker: Waker,
     pod_events: Mutex<PodEventQueue>,
@@ -66,6 +68,8 @@ struct State {
     check_requested: Option<String>,
     /// Events on the agent's pod or node that wait to be posted, oldest first.
     events: VecDeque<(AgentObject, EventContent)>,
+    /// Number of those Events that are queued or being posted.
+    unposted_events: usize,
     /// An Event on another pod was queued.
     pod_event_queued: bool,
 }
@@ -123,6 +127,7 @@ impl Api {
             settings: Arc::clone(settings),
             state: Mutex::new(state),
             wake: Condvar::new(),
+            posted: Condvar::new(),
             waker,
             pod_events: Mutex::new(PodEventQueue::new(Instant::now())),
         });
@@ -197,11 +202,22 @@ impl Api {
         self.queue_event(AgentObject::Node, event);
     }
 
+    /// Waits until all Events on the agent's pod and node are posted or have failed, at most for
+    /// `longest`.
+    pub fn wait_for_events(&self, longest: Duration) {
+        if source(&self.settings).is_some() {
+            let pending = |state: &mut State| state.unposted_events > 0;
+            drop(self.posted.wait_timeout_while(self.state(), longest, pending));
+        }
+    }
+
     fn queue_event(&self, object: AgentObject, event: EventContent) {
         let mut state = self.state();
         if state.events.len() == MAX_EVENTS {
             state.events.pop_front();
+            state.unposted_events -= 1;
         }
+        state.unposted_events += 1;
         state.events.push_back((object, event));
         state.work_pending = true;
         self.wake.notify_one();

@@ -235,6 +235,7 @@ impl Reconciler {
         info!("Wrote linkerd CNI binaries to {}", dir.display());
         if self.overwrites.record_write(Subject::Binary, "", Instant::now()) {
             self.status.contentions.inc();
+            self.post_overwrite_event(&dir);
         }
         Ok(())
     }

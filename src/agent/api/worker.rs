@@ -102,6 +102,8 @@ impl Worker {
             if let Err(error) = posted {
                 warn!("cannot post an Event on the agent's pod or node: {error}");
             }
+            self.api.state().unposted_events -= 1;
+            self.api.posted.notify_all();
         }
     }
 

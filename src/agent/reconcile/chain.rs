@@ -248,8 +248,9 @@ impl Reconciler {
                 pass.wrote = true;
                 if contention.record_write(subject, before, now) {
                     self.status.contentions.inc();
-                    if !has_entry {
-                        self.post_entry_removal_event(&path);
+                    match has_entry {
+                        true => self.post_overwrite_event(&path),
+                        false => self.post_entry_removal_event(&path),
                     }
                 }
                 self.status.conflist_writes.inc();
