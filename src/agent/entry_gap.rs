@@ -41,6 +41,13 @@ impl EntryGap {
         gap
     }
 
+    /// Records that no network config is active at `now`, so that no pod can start. This time is not
+    /// counted.
+    pub fn pause(&mut self, now: Instant) {
+        self.has_entry = false;
+        self.counted_until = now;
+    }
+
     /// Whether the conflist had the entry at least once, so that chaining the plugin now repeats
     /// earlier work.
     pub fn had_entry(&self) -> bool {
@@ -67,6 +74,16 @@ mod tests {
         assert_eq!(gap.observe(at(60), false, Some(5 * SECOND)), 5 * SECOND);
         assert_eq!(gap.observe(at(61), false, Some(6 * SECOND)), SECOND);
         assert_eq!(gap.observe(at(63), true, None), 2 * SECOND);
+    }
+
+    #[test]
+    fn the_time_without_an_active_conflist_is_not_counted() {
+        let start = Instant::now();
+        let mut gap = EntryGap::new(start);
+        gap.observe(start, true, None);
+        gap.pause(start + 60 * SECOND);
+        gap.pause(start + 90 * SECOND);
+        assert_eq!(gap.observe(start + 91 * SECOND, false, Some(60 * SECOND)), SECOND);
     }
 
     #[test]

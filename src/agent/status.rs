@@ -108,7 +108,7 @@ impl Status {
             rechains: register(
                 agent,
                 "rechains",
-                "Times that the plugin was chained again, because another program removed the plugin entry or replaced the network config",
+                "Times that the plugin was chained again to a network config from which another program had removed the plugin entry",
             ),
             without_entry,
             token_expiration,

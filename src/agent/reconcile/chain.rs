@@ -58,11 +58,10 @@ impl Reconciler {
         }
     }
 
-    /// Adds to the metric the time in which the runtime did not call the plugin. Without any network
-    /// config no pod starts, so that time is not counted as long as no config appears.
+    /// Adds to the metric the time in which the active conflist lacked the plugin entry.
     fn count_time_without_entry(&mut self, configs: &[ConfigFile]) {
         let Some(active) = plan::active(configs) else {
-            return;
+            return self.entry_gap.pause(Instant::now());
         };
         let path = self.settings.net_dir.join(&active.name);
         let changed = fs::metadata(path).ok().and_then(|file| {
@@ -213,9 +212,11 @@ impl Reconciler {
         observed: &mut Observed,
         pass: &mut PassResult,
     ) -> Result<(), files::Error> {
+        let before = self.chained_conflists.clone();
         self.chained_conflists.extend(plan.conflists);
         for step in &plan.steps {
-            self.apply_step(step, observed, pass);
+            let repeats = before.contains(step.target()) && self.entry_gap.had_entry();
+            self.apply_step(step, repeats, observed, pass);
         }
         for step in &plan.unchain_steps {
             self.apply_unchain_step(step, observed, pass)?;
@@ -224,8 +225,15 @@ impl Reconciler {
         Ok(())
     }
 
-    /// Writes one file of the chain, unless contention delays the write.
-    fn apply_step(&mut self, step: &ChainStep, observed: &mut Observed, pass: &mut PassResult) {
+    /// Writes one file of the chain, unless contention delays the write. `repeats`: the agent has
+    /// chained the plugin to this file before.
+    fn apply_step(
+        &mut self,
+        step: &ChainStep,
+        repeats: bool,
+        observed: &mut Observed,
+        pass: &mut PassResult,
+    ) {
         self.mark_not_ready(&Subject::NetworkConfig);
         let path = self.settings.net_dir.join(step.target());
         let subject = Subject::File(path.clone());
@@ -254,7 +262,7 @@ impl Reconciler {
                     }
                 }
                 self.status.conflist_writes.inc();
-                if !has_entry && self.entry_gap.had_entry() {
+                if repeats && !has_entry {
                     self.status.rechains.inc();
                 }
                 // The plan's problem is solved. The next pass verifies that.
