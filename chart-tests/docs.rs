@@ -102,7 +102,13 @@ fn every_value_has_an_effect() {
         };
         let mut values = path.rsplit('.').fold(changed, |inner, key| json!({key: inner}));
         // Values of a disabled object have an effect only if the object is enabled.
-        for object in ["podMonitor", "resourceQuota", "networkAttachmentDefinition"] {
+        for object in [
+            "podMonitor",
+            "prometheusRule",
+            "grafanaDashboard",
+            "resourceQuota",
+            "networkAttachmentDefinition",
+        ] {
             if path.starts_with(object) && !path.ends_with(".enabled") {
                 values[object]["enabled"] = json!(true);
                 let on = everything(&json!({object: {"enabled": true}}));
@@ -171,8 +177,8 @@ fn the_package_contains_no_development_files() {
     let mut packed: Vec<_> =
         listing.lines().filter_map(|f| f.strip_prefix("linkerd2-cni/")).collect();
     packed.sort_unstable();
-    // All templates and platforms, and these other files.
-    let mut expected: Vec<_> = ["templates", "platforms"]
+    // All files of these directories, and these other files.
+    let mut expected: Vec<_> = ["templates", "platforms", "dashboards"]
         .iter()
         .flat_map(|directory| files(&chart().join(directory)))
         .map(|path| path.strip_prefix(chart()).unwrap().display().to_string())

@@ -119,7 +119,7 @@ impl Render {
             for part in ["Chart.yaml", "values.yaml", "values.schema.json"] {
                 fs::copy(self.chart.join(part), copy.path().join(part)).unwrap();
             }
-            for directory in ["templates", "platforms"] {
+            for directory in ["templates", "platforms", "dashboards"] {
                 let target = copy.path().join(directory);
                 fs::create_dir(&target).unwrap();
                 for from in files(&self.chart.join(directory)) {
@@ -214,7 +214,8 @@ impl Objects {
 
     /// Returns the plugin configuration in the ConfigMap.
     pub fn plugin(&self) -> Value {
-        let text = &self.get("ConfigMap")["data"]["cni_network_config"];
+        let config = self.named("ConfigMap", "linkerd-cni-config");
+        let text = &config["data"]["cni_network_config"];
         serde_json::from_str(text.as_str().unwrap()).unwrap()
     }
 

@@ -7,7 +7,13 @@ use crate::helm::with;
 #[test]
 fn optional_objects_are_off_by_default() {
     let objects = with(json!({}));
-    for kind in ["PodMonitor", "NetworkPolicy", "ResourceQuota", "NetworkAttachmentDefinition"] {
+    for kind in [
+        "PodMonitor",
+        "PrometheusRule",
+        "NetworkPolicy",
+        "ResourceQuota",
+        "NetworkAttachmentDefinition",
+    ] {
         assert!(!objects.have(kind), "{kind}");
     }
 }

@@ -13,6 +13,7 @@ mod hook;
 mod image;
 mod install_cni;
 mod lifecycle;
+mod monitoring;
 mod objects;
 mod pages;
 mod platforms;
@@ -244,7 +245,8 @@ fn a_name_that_looks_like_another_yaml_type_stays_a_string() {
             .file(&helm::chart().join("ci/everything-values.yaml"))
             .values(&json!({
                 "priorityClassName": name, "networkAttachmentDefinition": {"namespace": name},
-                "podMonitor": {"namespace": name}, "serviceAccount": {"name": name},
+                "podMonitor": {"namespace": name}, "prometheusRule": {"namespace": name},
+                "grafanaDashboard": {"namespace": name}, "serviceAccount": {"name": name},
                 "image": {
                     "name": name, "repository": "", "registry": "", "tag": "v1", "digest": "",
                 },

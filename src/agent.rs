@@ -24,6 +24,8 @@
 //! - [`record_socket`], [`plugin_counters`]: receive and count plugin records
 //! - [`subject`], [`status`], [`problem_log`]: `/ready`, metrics and the log lines about problems
 //! - [`node_status`]: the body of `/status`, which `linkerd cni` reads
+//! - `entry_gap`: how long the active conflist lacks the plugin entry
+//! - `not_ready`: when a node that stays not ready is reported as an Event
 //! - [`passes`]: whether the last pass is recent, and whether one hangs
 //! - [`admin_listener`]: opens the port for `/live`, `/ready` and `/metrics`
 //! - [`watch`]: waits for changes, signals and timeouts
@@ -33,8 +35,10 @@ pub mod api;
 pub mod binaries;
 pub mod contention;
 pub mod credential;
+mod entry_gap;
 mod main_loop;
 pub mod node_status;
+mod not_ready;
 mod passes;
 pub mod platforms;
 pub mod plugin_counters;
@@ -54,11 +58,12 @@ mod yielding;
 use std::collections::BTreeSet;
 use std::io;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use tracing::info;
 
 use crate::conflist::PLUGIN;
+use crate::kube::event::{EventContent, EventType};
 use admin_listener::AdminListener;
 use api::Api;
 use main_loop::MainLoop;
@@ -70,6 +75,9 @@ use status::Status;
 use uninstall::UninstallOutcome;
 use uninstall::on_stop::{self, Question, StopDecision};
 use watch::{Waker, Watch};
+
+/// Longest time for posting an Event before the agent ends.
+const POST_TIME: Duration = Duration::from_secs(2);
 
 /// Why the agent ends without a signal, or cannot uninstall.
 #[derive(Debug, thiserror::Error)]
@@ -144,6 +152,8 @@ pub fn run(settings: Settings) -> Result<(), Error> {
             // After a failure, too: an upstream agent may be what keeps naming the plugin.
             if !matches!(removed, Ok(UninstallOutcome::Uninstalled)) {
                 reconciler.restore_upstream_kubeconfig();
+                api.report_node_event(uninstall_failed(removed.as_ref().err()));
+                api.wait_for_events(POST_TIME);
             }
             removed?;
         }
@@ -175,6 +185,26 @@ fn decide(
             true => main_loop.wait(question.time_left())?,
             false => main_loop.step(question.time_left())?,
         };
+    }
+}
+
+/// Makes the Event on the node about an uninstall that failed, or that another program prevents by
+/// chaining the plugin again.
+fn uninstall_failed(error: Option<&Error>) -> EventContent {
+    const REMEDY: &str =
+        "Correct the cause, then run `linkerd2-cni-install uninstall` on this node";
+    let why = match error {
+        Some(error) => error.to_string(),
+        None => format!(
+            "another program keeps chaining {PLUGIN}, so plugin entry, kubeconfig and plugin binary \
+             are left in place"
+        ),
+    };
+    EventContent {
+        kind: EventType::Warning,
+        reason: "LinkerdCNIUninstallFailed",
+        action: "Uninstalling",
+        note: format!("{REMEDY}: {why}"),
     }
 }
 

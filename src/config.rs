@@ -5,6 +5,7 @@
 pub mod annotation;
 pub mod families;
 pub mod ignored;
+pub mod init_containers;
 pub mod mesh;
 pub mod pod;
 mod port_lists;
@@ -24,6 +25,7 @@ use crate::ports::PortRange;
 use crate::rules::Redirect;
 pub use annotation::Annotations;
 use ignored::Ignored;
+use init_containers::EarlyContainer;
 use section::Section;
 
 /// Namespace and DaemonSet of the agent if the plugin entry does not name them.
@@ -68,6 +70,8 @@ pub struct PodFacts {
     /// Ports of the API server, which a control-plane pod reaches without the proxy. Empty
     /// for other pods.
     pub api_ports: Vec<PortRange>,
+    /// Init containers that start before the proxy. Empty if the pod object was not read.
+    pub early_containers: Vec<EarlyContainer>,
 }
 
 /// A pod's redirect, and the ignored elements of its port lists.
@@ -76,6 +80,8 @@ pub struct ResolvedRedirect {
     pub redirect: Redirect,
     /// Elements without effect in the pod's port lists.
     pub ignored: Vec<Ignored>,
+    /// Names of init containers that start before the proxy and whose connections are redirected.
+    pub blocked_init_containers: Vec<String>,
 }
 
 /// User, group and ports that the container `linkerd-proxy` states; `None` where it states

@@ -14,6 +14,7 @@ mod error;
 pub mod event;
 pub mod kubeconfig;
 pub mod redact;
+pub mod request_metrics;
 pub mod retry;
 pub mod scheduling;
 mod tls;
@@ -221,6 +222,7 @@ impl Client {
                 request.body(()).map_err(ureq::Error::Http).and_then(|request| http.run(request))
             }
         };
+        request_metrics::count(response.as_ref().ok().map(|found| found.status().as_u16()));
         let mut response = response.map_err(fail)?;
         if response.status().is_success() {
             return Ok(response);

@@ -5,6 +5,7 @@
 use prometheus_client::encoding::text;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::{Metric, Registry, Unit};
 
@@ -37,6 +38,30 @@ pub fn register_each<const N: usize>(
     }
     group.register(name, help, counters.clone());
     counters
+}
+
+/// Histograms of durations that differ in `N` labels.
+pub type Durations<const N: usize> = Family<Labels<N>, Histogram, fn() -> Histogram>;
+
+/// Adds a histogram of durations for each of these `labels`. The text appends `_seconds` to `name`.
+pub fn register_durations_each<const N: usize>(
+    group: &mut Registry,
+    name: &str,
+    help: &str,
+    labels: impl IntoIterator<Item = Labels<N>>,
+) -> Durations<N> {
+    let durations: Durations<N> = Family::new_with_constructor(|| Histogram::new(BUCKETS));
+    for labels in labels {
+        drop(durations.get_or_create(&labels));
+    }
+    group.register_with_unit(name, help, Unit::Seconds, durations.clone());
+    durations
+}
+
+/// Adds the gauge `build_info`, which is always 1 and has the program's version as a label.
+pub fn register_build_info(group: &mut Registry) {
+    let info: Family<Labels<1>, Gauge> = register(group, "build_info", "Version of the program");
+    info.get_or_create(&[("version", env!("CARGO_PKG_VERSION").into())]).set(1);
 }
 
 /// Adds a histogram of durations. The text appends `_seconds` to `name`.

@@ -71,7 +71,8 @@ fn add(request: &Request, config: &Config, record: &mut Record) -> Result<String
     let Some(found) = pod_redirect::find(request, config, record)? else {
         return Ok(output);
     };
-    let PodRedirect { resolved: ResolvedRedirect { redirect, ignored }, api_error } = found;
+    let PodRedirect { resolved, api_error } = found;
+    let ResolvedRedirect { redirect, ignored, blocked_init_containers } = resolved;
     if let Some(error) = &api_error {
         record.degrade(error);
     }
@@ -91,6 +92,7 @@ fn add(request: &Request, config: &Config, record: &mut Record) -> Result<String
     record.result = CallResult::Redirected;
     record.backend = Some(backend);
     record.ignore(ignored);
+    record.block_init_containers(blocked_init_containers);
     Ok(output)
 }
 

@@ -27,6 +27,8 @@ pub const SIZE_LIMIT: usize = 8 << 10;
 const NAME_LIMIT: usize = 253;
 /// Longest error message and skip reason, in characters.
 const TEXT_LIMIT: usize = 1024;
+/// Largest number of init containers that a record names.
+const INIT_LIMIT: usize = 10;
 
 /// Level at which the agent logs the record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -77,6 +79,9 @@ pub struct Record {
     pub backend: Option<Backend>,
     /// Number of requests to the API server.
     pub requests: u32,
+    /// How many of these requests repeated a failed one.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub retries: u32,
     /// Duration of the call, in milliseconds.
     pub ms: u64,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -87,6 +92,9 @@ pub struct Record {
     /// Elements of the pod's port lists that have no effect.
     #[serde(default, skip_serializing_if = "Vec::is_empty", deserialize_with = "known")]
     pub ignored: Vec<Ignored>,
+    /// Init containers that start before the proxy, so that their connections are refused.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub blocked_init_containers: Vec<String>,
 }
 
 /// Code and message of a CNI error, without the remedy.
@@ -120,10 +128,12 @@ impl Record {
             result: CallResult::Failed,
             backend: None,
             requests: 0,
+            retries: 0,
             ms: 0,
             error: None,
             degraded: None,
             ignored: Vec::new(),
+            blocked_init_containers: Vec::new(),
         }
     }
 
@@ -135,6 +145,12 @@ impl Record {
     /// Records the ignored elements, cut so that the record stays below [`SIZE_LIMIT`].
     pub fn ignore(&mut self, lists: Vec<Ignored>) {
         self.ignored = ignored::cut(lists);
+    }
+
+    /// Records the init containers that start before the proxy. Names the first [`INIT_LIMIT`].
+    pub fn block_init_containers(&mut self, mut names: Vec<String>) {
+        names.truncate(INIT_LIMIT);
+        self.blocked_init_containers = names;
     }
 
     /// Records that annotations and plugin entry decided without the API server, because of `error`.
@@ -187,6 +203,8 @@ impl Record {
         if !is_name(&record.pod_uid) {
             record.pod_uid.clear();
         }
+        record.blocked_init_containers.truncate(INIT_LIMIT);
+        record.blocked_init_containers.retain(|name| is_name(name));
         if let CallResult::Skipped(reason) = &mut record.result {
             *reason = line(reason).into();
         }
@@ -226,6 +244,10 @@ fn known<'de, D: Deserializer<'de>>(field: D) -> Result<Vec<Ignored>, D::Error> 
         Some(Ignored { source, elements: list.elements.clone(), more: list.more })
     };
     Ok(ignored::cut(SOURCES.into_iter().filter_map(of).collect()))
+}
+
+fn is_zero(number: &u32) -> bool {
+    *number == 0
 }
 
 /// Whether `text` has only characters that occur in names, and is not too long.
@@ -271,6 +293,13 @@ impl fmt::Display for Record {
         write!(f, ", {} requests, {} ms", self.requests, self.ms)?;
         if let Some(ignored) = ignored::summary(&self.ignored) {
             write!(f, "; {ignored}")?;
+        }
+        if !self.blocked_init_containers.is_empty() {
+            let names = self.blocked_init_containers.join(", ");
+            write!(
+                f,
+                "; init containers without network, as they start before the proxy: {names}"
+            )?;
         }
         if let Some(degraded) = &self.degraded {
             write!(f, "; {degraded}")?;

@@ -34,7 +34,7 @@ use token::{PluginToken, Token, TokenRequestResults};
 
 /// User agent of the requests, which the API server's audit log shows.
 pub const USER_AGENT: &str = "linkerd2-cni-install";
-/// Maximum number of queued Events on the agent's pod. A further Event replaces the oldest.
+/// Maximum number of queued Events on the agent's pod and node. A further Event replaces the oldest.
 const MAX_EVENTS: usize = 4;
 
 /// Handle to the thread that talks to the API server, and to the state that it keeps.
@@ -43,6 +43,8 @@ pub struct Api {
     state: Mutex<State>,
     /// Wakes the thread.
     wake: Condvar,
+    /// Signals that an Event on the agent's pod or node was posted, or could not be.
+    posted: Condvar,
     /// Wakes the reconciler.
     waker: Waker,
     pod_events: Mutex<PodEventQueue>,
@@ -64,10 +66,20 @@ struct State {
     check_reasons: CheckReasons,
     /// Token for which the reconciler requested a check last.
     check_requested: Option<String>,
-    /// Events on the agent's pod that wait to be posted, oldest first.
-    events: VecDeque<EventContent>,
+    /// Events on the agent's pod or node that wait to be posted, oldest first.
+    events: VecDeque<(AgentObject, EventContent)>,
+    /// Number of those Events that are queued or being posted.
+    unposted_events: usize,
     /// An Event on another pod was queued.
     pod_event_queued: bool,
+}
+
+/// The object of an Event about the agent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum AgentObject {
+    Pod,
+    /// The agent's pod if the settings do not name the node.
+    Node,
 }
 
 /// Why the token in the kubeconfig is checked before the periodic check.
@@ -115,6 +127,7 @@ impl Api {
             settings: Arc::clone(settings),
             state: Mutex::new(state),
             wake: Condvar::new(),
+            posted: Condvar::new(),
             waker,
             pod_events: Mutex::new(PodEventQueue::new(Instant::now())),
         });
@@ -181,11 +194,31 @@ impl Api {
 
     /// Queues an Event on the agent's own pod. The thread posts it later.
     pub fn report_event(&self, event: EventContent) {
+        self.queue_event(AgentObject::Pod, event);
+    }
+
+    /// Queues an Event on the node, which outlives the agent's pod. The thread posts it later.
+    pub fn report_node_event(&self, event: EventContent) {
+        self.queue_event(AgentObject::Node, event);
+    }
+
+    /// Waits until all Events on the agent's pod and node are posted or have failed, at most for
+    /// `longest`.
+    pub fn wait_for_events(&self, longest: Duration) {
+        if source(&self.settings).is_some() {
+            let pending = |state: &mut State| state.unposted_events > 0;
+            drop(self.posted.wait_timeout_while(self.state(), longest, pending));
+        }
+    }
+
+    fn queue_event(&self, object: AgentObject, event: EventContent) {
         let mut state = self.state();
         if state.events.len() == MAX_EVENTS {
             state.events.pop_front();
+            state.unposted_events -= 1;
         }
-        state.events.push_back(event);
+        state.unposted_events += 1;
+        state.events.push_back((object, event));
         state.work_pending = true;
         self.wake.notify_one();
     }

@@ -1,15 +1,15 @@
 //! Counts the plugin's records for `/metrics`. The set of label values is fixed, because any
 //! process that can write to the socket can send records.
 
-use std::sync::atomic::AtomicU64;
-
 use prometheus_client::metrics::counter::Counter;
-use prometheus_client::metrics::family::Family;
-use prometheus_client::registry::{Registry, Unit};
+use prometheus_client::registry::Registry;
 
 use crate::config::ignored::SOURCES;
 use crate::firewall::Backend;
-use crate::metrics::{Counters, Labels, register, register_each};
+use crate::metrics::{
+    Counters, Durations, Labels, register, register_durations_each, register_each,
+};
+use crate::plugin::skip::SkipReason;
 use crate::record::{CallResult, Command, Degraded, Record};
 
 /// Values of the label `command`.
@@ -27,31 +27,54 @@ const OTHER: &str = "other";
 #[derive(Debug)]
 pub struct PluginCounters {
     calls: Counters<2>,
-    call_seconds: Family<Labels<1>, Counter<f64, AtomicU64>>,
+    durations: Durations<1>,
+    skips: Counters<1>,
+    api_requests: Counter,
+    api_retries: Counter,
     redirects: Counters<1>,
-    failures: Counters<1>,
+    failures: Counters<2>,
     degraded: Counters<1>,
     ignored_ports: Counters<1>,
+    blocked_init_containers: Counter,
     rejected_records: Counter,
 }
 
 impl PluginCounters {
     /// Adds the counters to `group`, for all label values.
     pub fn register(group: &mut Registry) -> Self {
-        let call_seconds = Family::default();
-        for command in COMMANDS {
-            drop(call_seconds.get_or_create(&[("command", command.to_string())]));
-        }
-        let help = "Duration of plugin calls";
-        group.register_with_unit("request", help, Unit::Seconds, call_seconds.clone());
         let calls = COMMANDS
             .into_iter()
             .flat_map(|command| RESULTS.map(|result| call_labels(command, result)));
-        let codes = CODES.iter().map(u32::to_string).chain([OTHER.into()]);
+        let failures = COMMANDS.into_iter().flat_map(|command| {
+            let codes = CODES.iter().map(u32::to_string).chain([OTHER.into()]);
+            codes.map(move |code| [("command", command.to_string()), ("code", code)])
+        });
+        let skips = SkipReason::ALL.iter().map(|reason| reason.label()).chain([OTHER]);
         let api_codes = API_CODES.iter().map(u32::to_string).chain([OTHER.into()]);
         PluginCounters {
             calls: register_each(group, "requests", "Plugin calls, by result", calls),
-            call_seconds,
+            durations: register_durations_each(
+                group,
+                "request_duration",
+                "Duration of plugin calls",
+                COMMANDS.map(|command| [("command", command.to_string())]),
+            ),
+            skips: register_each(
+                group,
+                "skips",
+                "Pods that the plugin did not redirect, by reason",
+                skips.map(|reason| [("reason", reason.into())]),
+            ),
+            api_requests: register(
+                group,
+                "api_requests",
+                "Requests of the plugin to the API server",
+            ),
+            api_retries: register(
+                group,
+                "api_retries",
+                "Requests of the plugin to the API server that repeated a failed one",
+            ),
             redirects: register_each(
                 group,
                 "redirects",
@@ -62,7 +85,7 @@ impl PluginCounters {
                 group,
                 "failures",
                 "Failed plugin calls, by CNI error code",
-                codes.map(|code| [("code", code)]),
+                failures,
             ),
             degraded: register_each(
                 group,
@@ -75,6 +98,11 @@ impl PluginCounters {
                 "ignored_ports",
                 "Port lists with ignored elements, by annotation or key of the plugin entry",
                 SOURCES.map(|source| [("source", source.into())]),
+            ),
+            blocked_init_containers: register(
+                group,
+                "pods_with_blocked_init_containers",
+                "Redirected pods with init containers that start before the proxy, so that their connections are refused",
             ),
             rejected_records: register(
                 group,
@@ -93,12 +121,23 @@ impl PluginCounters {
         };
         self.calls.get_or_create(&call_labels(command, &result)).inc();
         let seconds = record.ms as f64 / 1000.0;
-        self.call_seconds.get_or_create(&[("command", command.to_string())]).inc_by(seconds);
+        self.durations.get_or_create(&[("command", command.to_string())]).observe(seconds);
+        if let CallResult::Skipped(text) = &record.result {
+            let known = SkipReason::ALL.into_iter().find(|reason| reason.text() == text.as_ref());
+            let reason = known.map_or(OTHER, SkipReason::label);
+            self.skips.get_or_create(&[("reason", reason.into())]).inc();
+        }
+        self.api_requests.inc_by(record.requests.into());
+        self.api_retries.inc_by(record.retries.into());
+        if !record.blocked_init_containers.is_empty() {
+            self.blocked_init_containers.inc();
+        }
         if let Some(backend) = record.backend {
             self.redirects.get_or_create(&[("backend", backend.to_string())]).inc();
         }
         if let Some(error) = &record.error {
-            self.failures.get_or_create(&code(&CODES, error.code)).inc();
+            let [code] = code(&CODES, error.code);
+            self.failures.get_or_create(&[("command", command.to_string()), code]).inc();
         }
         if let Some(Degraded(error)) = &record.degraded {
             self.degraded.get_or_create(&code(&API_CODES, error.code)).inc();
@@ -135,10 +174,13 @@ mod tests {
         let counters =
             PluginCounters::register(registry.sub_registry_with_prefix("linkerd_cni_plugin"));
         let before = openmetrics(&registry).lines().count();
-        for (decision, code) in [("redirected", 101), ("it has no proxy", 77), ("x", 12345)] {
+        for (decision, code) in
+            [("redirected", 101), ("skipped: no linkerd-proxy container", 77), ("x", 12345)]
+        {
             let record = format!(
                 r#"{{"level":"info","command":"ADD","namespace":"n","pod":"p","container_id":"c",
-                "decision":"{decision}","backend":"nft","requests":1,"ms":18446744073709551615,
+                "decision":"{decision}","backend":"nft","requests":1,"retries":2,
+                "blocked_init_containers":["a","b"],"ms":18446744073709551615,
                 "error":{{"code":{code},"msg":""}},"degraded":{{"code":{code},"msg":""}},
                 "ignored":[{{"source":"config.linkerd.io/skip-inbound-ports","elements":["x","y"]}},
                     {{"source":"{decision}","elements":[]}}]}}"#
@@ -152,8 +194,14 @@ mod tests {
             r#"linkerd_cni_plugin_requests_total{command="ADD",result="redirected"} 1"#,
             r#"linkerd_cni_plugin_requests_total{command="ADD",result="skipped"} 2"#,
             r#"linkerd_cni_plugin_redirects_total{backend="nft"} 3"#,
-            r#"linkerd_cni_plugin_failures_total{code="101"} 1"#,
-            r#"linkerd_cni_plugin_failures_total{code="other"} 2"#,
+            r#"linkerd_cni_plugin_failures_total{command="ADD",code="101"} 1"#,
+            r#"linkerd_cni_plugin_failures_total{command="ADD",code="other"} 2"#,
+            r#"linkerd_cni_plugin_skips_total{reason="no_proxy"} 1"#,
+            r#"linkerd_cni_plugin_skips_total{reason="other"} 1"#,
+            r#"linkerd_cni_plugin_request_duration_seconds_count{command="ADD"} 3"#,
+            "linkerd_cni_plugin_api_requests_total 3",
+            "linkerd_cni_plugin_api_retries_total 6",
+            "linkerd_cni_plugin_pods_with_blocked_init_containers_total 3",
             r#"linkerd_cni_plugin_degraded_total{code="101"} 1"#,
             r#"linkerd_cni_plugin_degraded_total{code="102"} 0"#,
             r#"linkerd_cni_plugin_degraded_total{code="other"} 2"#,

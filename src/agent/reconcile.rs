@@ -12,13 +12,17 @@ mod pass_result;
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Instant, UNIX_EPOCH};
 
 use tracing::{info, warn};
 
 use super::api::Api;
+use super::api::claims::Claims;
 use super::binaries::{Binaries, Stamp};
 use super::contention::Contention;
+use super::credential;
+use super::entry_gap::EntryGap;
+use super::not_ready::NotReadyReport;
 use super::record_socket::RecordSocket;
 use super::self_test::{SelfTest, SelfTestState, TestedPlugin};
 use super::settings::Settings;
@@ -63,6 +67,8 @@ pub struct Reconciler {
     /// The other agent whose files stay in use, as logged last.
     yields_to: Option<OtherAgent>,
     leftovers_removed: bool,
+    entry_gap: EntryGap,
+    not_ready: NotReadyReport,
     ready_logged: bool,
     /// The agent received SIGTERM or SIGINT.
     stopping: bool,
@@ -97,6 +103,8 @@ impl Reconciler {
             record_socket: None,
             yields_to: None,
             leftovers_removed: false,
+            entry_gap: EntryGap::new(Instant::now()),
+            not_ready: NotReadyReport::default(),
             ready_logged: false,
             stopping: false,
         }
@@ -173,6 +181,8 @@ impl Reconciler {
         }
         self.warn_of_overwrites(&mut pass);
         self.check_self_test(&mut pass);
+        self.status.contention_active.set(pass.contention.into());
+        self.update_token_expiration();
         self.status.reconciles.inc();
         if !pass.problems.is_empty() {
             self.status.reconcile_errors.inc();
@@ -186,8 +196,12 @@ impl Reconciler {
         }
         // The startup taint is removed once the node is ready. Warnings do not delay the removal,
         // because some are permanent. `plan` turns a warning that prevents chaining into a problem.
-        self.api.set_node_ready(pass.ready().is_ok());
-        self.status.set_ready(pass.ready());
+        let ready = pass.ready();
+        self.api.set_node_ready(ready.is_ok());
+        if let Some(event) = self.not_ready.update(&ready, Instant::now()) {
+            self.api.report_node_event(event);
+        }
+        self.status.set_ready(ready);
         self.status.set_ready_notes(&pass.ready_notes);
         self.status.set_node(pass.node_status());
         self.status.uses_agent_token.set(pass.uses_agent_token.into());
@@ -222,6 +236,7 @@ impl Reconciler {
         info!("Wrote linkerd CNI binaries to {}", dir.display());
         if self.overwrites.record_write(Subject::Binary, "", Instant::now()) {
             self.status.contentions.inc();
+            self.post_overwrite_event(&dir);
         }
         Ok(())
     }
@@ -246,6 +261,15 @@ impl Reconciler {
                 }
             }
         }
+    }
+
+    /// Sets the metric with the end of the token in the kubeconfig on the host.
+    fn update_token_expiration(&self) {
+        let token = credential::token_on_host(&self.settings);
+        let end = token.and_then(|token| Claims::read(&token)).and_then(|claims| claims.end());
+        let end = end.and_then(|end| end.duration_since(UNIX_EPOCH).ok());
+        let seconds = end.map_or(0, |end| end.as_secs());
+        self.status.token_expiration.set(i64::try_from(seconds).unwrap_or(i64::MAX));
     }
 
     /// Returns the stamp of the plugin binary on the host. It must be this agent's binary, unless a

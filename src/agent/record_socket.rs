@@ -9,7 +9,9 @@
 //! The plugin never waits for the agent. A writer that floods the socket fills the kernel's
 //! bounded queue, which the agent reads at a limited rate.
 
+mod blocked_init;
 mod degraded;
+mod failed;
 mod ignored_ports;
 mod pod_event;
 mod rate_limit;
@@ -204,7 +206,10 @@ impl RecordSocket {
             record::Level::Info => info!("{record}"),
             record::Level::Debug => debug!("{record}"),
         }
-        let events = ignored_ports::pod_events(&record).chain(degraded::pod_event(&record));
+        let events = ignored_ports::pod_events(&record)
+            .chain(degraded::pod_event(&record))
+            .chain(blocked_init::pod_event(&record))
+            .chain(failed::pod_event(&record));
         events.for_each(|event| self.api.report_pod_event(event));
         for (key, event) in ignored_ports::agent_events(&record) {
             if self.state().reported.insert(key) {

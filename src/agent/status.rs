@@ -1,6 +1,7 @@
 //! The agent's state for `/ready` and `/metrics`.
 
 use std::fmt;
+use std::sync::atomic::AtomicU64;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -8,13 +9,14 @@ use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric as _};
 use prometheus_client::metrics::counter::{ConstCounter, Counter};
 use prometheus_client::metrics::gauge::Gauge;
-use prometheus_client::registry::Registry;
+use prometheus_client::registry::{Registry, Unit};
 
 use super::node_status::NodeStatus;
 use super::passes::Passes;
 use super::plugin_counters::PluginCounters;
+use crate::kube::request_metrics;
 use crate::log::stderr;
-use crate::metrics::{Counters, openmetrics, register};
+use crate::metrics::{Counters, openmetrics, register, register_build_info};
 
 /// Readiness and metrics, shared between the agent's threads and the admin listener.
 #[derive(Debug)]
@@ -32,6 +34,12 @@ pub struct Status {
     pub kubeconfig_writes: Counter,
     pub conflist_writes: Counter,
     pub contentions: Counter,
+    pub contention_active: Gauge,
+    pub rechains: Counter,
+    /// Seconds in which the active conflist lacked the plugin entry.
+    pub without_entry: Counter<f64, AtomicU64>,
+    /// When the token in the kubeconfig expires, as Unix time in seconds; 0 if unknown.
+    pub token_expiration: Gauge,
     pub reconciles: Counter,
     pub reconcile_errors: Counter,
     pub bin_dir_without_plugins: Gauge,
@@ -51,6 +59,22 @@ impl Status {
             PluginCounters::register(registry.sub_registry_with_prefix("linkerd_cni_plugin"));
         let agent = registry.sub_registry_with_prefix("linkerd_cni_agent");
         agent.register_collector(Box::new(DroppedLogLines));
+        request_metrics::register(agent);
+        register_build_info(agent);
+        let without_entry = Counter::default();
+        agent.register_with_unit(
+            "conflist_without_entry",
+            "Time in which the active conflist lacked the plugin entry while the agent ran",
+            Unit::Seconds,
+            without_entry.clone(),
+        );
+        let token_expiration = Gauge::default();
+        agent.register_with_unit(
+            "token_expiration_timestamp",
+            "When the token in the kubeconfig on the host expires, as Unix time; 0 if unknown",
+            Unit::Seconds,
+            token_expiration.clone(),
+        );
         let self_tests: Counters<1> =
             register(agent, "self_tests", "Self-tests of the plugin, by result");
         let self_tests =
@@ -79,6 +103,18 @@ impl Status {
                 "Times that contention began: another writer keeps overwriting a network config, the \
                  kubeconfig or a plugin binary",
             ),
+            contention_active: register(
+                agent,
+                "contention_active",
+                "Whether another writer keeps overwriting a file now",
+            ),
+            rechains: register(
+                agent,
+                "rechains",
+                "Times that the plugin was chained again to a network config from which another program had removed the plugin entry",
+            ),
+            without_entry,
+            token_expiration,
             reconciles: register(agent, "reconcile", "Reconcile passes"),
             reconcile_errors: register(
                 agent,

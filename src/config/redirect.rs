@@ -6,6 +6,7 @@ use ipnet::IpNet;
 
 use super::annotation::annotation_error;
 use super::ignored::{INBOUND_KEY, OUTBOUND_KEY, PORT_GRAMMAR};
+use super::init_containers;
 use super::port_lists::{PortList, PortListReader};
 use super::section::config_error;
 use super::{Annotations, Config, PodFacts, ResolvedRedirect, annotation};
@@ -50,7 +51,8 @@ impl Config {
             skip_outbound,
             skip_subnets: self.skipped_subnets(annotations)?,
         };
-        Ok(ResolvedRedirect { redirect, ignored: reader.ignored })
+        let blocked_init_containers = init_containers::blocked(&pod.early_containers, &redirect);
+        Ok(ResolvedRedirect { redirect, ignored: reader.ignored, blocked_init_containers })
     }
 
     /// [`Config::resolve`] without the ignored elements.

@@ -101,6 +101,8 @@ pub struct Container {
     pub name: String,
     #[serde(deserialize_with = "null_as_default")]
     pub security_context: SecurityContext,
+    /// `Always` for an init container that is a native sidecar.
+    pub restart_policy: Option<String>,
     #[serde(deserialize_with = "listen_addresses")]
     pub env: Vec<EnvVar>,
 }

@@ -33,6 +33,8 @@ const PAUSES: Limits = [Duration::from_millis(100), Duration::from_secs(2)];
 pub struct Progress {
     /// Number of requests sent.
     pub requests: AtomicU32,
+    /// How many of them repeated a failed request.
+    pub retries: AtomicU32,
     /// Error of the last request if it is retried.
     retried: Mutex<Option<Error>>,
 }
@@ -172,6 +174,7 @@ impl<'a> Api<'a> {
             self.progress.set_retried(Some(self.final_error(object, &error)));
             tracing::info!("linkerd-cni: retrying in {wait:?}: {error}");
             thread::sleep(wait);
+            self.progress.retries.fetch_add(1, Ordering::Relaxed);
         }
     }
 

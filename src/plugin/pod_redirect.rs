@@ -101,6 +101,7 @@ fn facts(
         api::fetch_facts(&target, &kubeconfig, budget, shared)
     });
     record.requests = progress.requests.load(Ordering::Relaxed);
+    record.retries = progress.retries.load(Ordering::Relaxed);
     facts
 }
 

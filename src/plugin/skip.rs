@@ -28,6 +28,30 @@ pub enum SkipReason {
 }
 
 impl SkipReason {
+    /// Every reason.
+    pub const ALL: [SkipReason; 7] = [
+        SkipReason::NoPod,
+        SkipReason::ExcludedNamespace,
+        SkipReason::AgentPod,
+        SkipReason::NoLinkerdAnnotation,
+        SkipReason::InjectionDisabled,
+        SkipReason::NoProxy,
+        SkipReason::ProxyInit,
+    ];
+
+    /// Returns the reason as one word, for metrics.
+    pub fn label(self) -> &'static str {
+        match self {
+            SkipReason::NoPod => "no_pod",
+            SkipReason::ExcludedNamespace => "excluded_namespace",
+            SkipReason::AgentPod => "agent_pod",
+            SkipReason::NoLinkerdAnnotation => "no_linkerd_annotation",
+            SkipReason::InjectionDisabled => "injection_disabled",
+            SkipReason::NoProxy => "no_proxy",
+            SkipReason::ProxyInit => "proxy_init",
+        }
+    }
+
     /// Returns the reason for logs and plugin records.
     pub fn text(self) -> &'static str {
         match self {

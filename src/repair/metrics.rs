@@ -7,7 +7,8 @@ use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
 
 use super::process_metrics::ProcessMetrics;
-use crate::metrics::{openmetrics, register, register_durations};
+use crate::kube::request_metrics;
+use crate::metrics::{openmetrics, register, register_build_info, register_durations};
 
 const PREFIX: &str = "linkerd_cni_repair_controller";
 
@@ -43,6 +44,8 @@ impl Default for Metrics {
         let mut registry = Registry::default();
         registry.register_collector(Box::new(ProcessMetrics { started: SystemTime::now() }));
         let group = registry.sub_registry_with_prefix(PREFIX);
+        register_build_info(group);
+        request_metrics::register(group);
         Metrics {
             queue_overflow: register(
                 group,
@@ -170,13 +173,16 @@ mod tests {
         }
         let text = metrics.text();
         assert!(text.ends_with("# EOF\n"));
-        // The values of the process metrics differ between runs.
+        // The values of the process metrics and of the API requests differ between runs.
         let controller_metrics: String = text
             .lines()
-            .filter(|line| line.contains(PREFIX))
-            .map(|line| format!("{line}\n"))
+            .filter(|line| line.contains(PREFIX) && !line.contains("api_requests"))
+            .map(|line| line.replace(env!("CARGO_PKG_VERSION"), "VERSION") + "\n")
             .collect();
         insta::assert_snapshot!(controller_metrics, @r#"
+        # HELP linkerd_cni_repair_controller_build_info Version of the program.
+        # TYPE linkerd_cni_repair_controller_build_info gauge
+        linkerd_cni_repair_controller_build_info{version="VERSION"} 1
         # HELP linkerd_cni_repair_controller_queue_overflow Stranded pods dropped because the queue was full or the list too long.
         # TYPE linkerd_cni_repair_controller_queue_overflow counter
         linkerd_cni_repair_controller_queue_overflow_total 0

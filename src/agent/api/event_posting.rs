@@ -7,7 +7,7 @@ use tracing::{debug, info, warn};
 
 use super::claims::Claims;
 use super::pod_event_queue::PodEvent;
-use super::{Api, USER_AGENT, namespace};
+use super::{AgentObject, Api, USER_AGENT, namespace};
 use crate::agent::problem_log::LastProblem;
 use crate::agent::settings::Settings;
 use crate::kube::connection::{Connection, Error};
@@ -18,14 +18,21 @@ const UNAVAILABLE_PAUSE: Duration = Duration::from_secs(60);
 /// How long new Events are dropped after the API server rejected an Event with HTTP 403.
 const FORBIDDEN_PAUSE: Duration = Duration::from_secs(600);
 
-/// Posts `content` as an Event on the agent's own pod. Does nothing if the settings do not name
-/// that pod. The pod's UID, which `kubectl describe` needs to find the Event, comes from the
+/// Posts `content` as an Event on the agent's own pod or node. Does nothing if the settings do not
+/// name it. The pod's UID, which `kubectl describe` needs to find the Event, comes from the
 /// agent's token.
 pub fn post(
     connection: &mut Connection,
     settings: &Settings,
+    object: AgentObject,
     content: &EventContent,
 ) -> Result<(), Error> {
+    if let (AgentObject::Node, Some(node)) = (object, settings.node_name.as_deref()) {
+        // `kubectl describe node` looks for Events whose UID is the name, as the kubelet posts them.
+        let regarding = Regarding { kind: "Node", namespace: "", name: node, uid: node };
+        let client = connection.client()?;
+        return Ok(event::publish(&client, &reporter(settings), regarding, content)?);
+    }
     let (Some(pod), Some(namespace)) = (settings.pod_name.as_deref(), namespace(settings)) else {
         return Ok(());
     };

@@ -92,15 +92,18 @@ impl Worker {
         }
     }
 
-    /// Posts the queued Events on the agent's own pod. A failed Event is not retried.
+    /// Posts the queued Events on the agent's own pod and node. A failed Event is not retried.
     fn post_agent_events(&mut self) {
         loop {
-            let Some(content) = self.api.state().events.pop_front() else {
+            let Some((object, content)) = self.api.state().events.pop_front() else {
                 return;
             };
-            if let Err(error) = event_posting::post(&mut self.own, &self.api.settings, &content) {
-                warn!("cannot post an Event on the agent's pod: {error}");
+            let posted = event_posting::post(&mut self.own, &self.api.settings, object, &content);
+            if let Err(error) = posted {
+                warn!("cannot post an Event on the agent's pod or node: {error}");
             }
+            self.api.state().unposted_events -= 1;
+            self.api.posted.notify_all();
         }
     }
 

@@ -1,8 +1,10 @@
 //! Reconciles the network configs in the net dir, in three steps: observe the files, plan the
 //! changes, apply the plan.
 
+use std::fs;
+use std::os::unix::fs::MetadataExt as _;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant, UNIX_EPOCH};
 
 use tracing::{info, warn};
 
@@ -43,6 +45,7 @@ impl Reconciler {
             self.remove_leftovers(pass);
         }
         let mut observed = self.observe(pass)?;
+        self.count_time_without_entry(&observed.configs);
         if can_chain && observed.saved_state.file == StateFile::Unusable {
             self.replace_saved_state(&mut observed.saved_state, pass);
         }
@@ -53,6 +56,23 @@ impl Reconciler {
             Some(plan) if can_chain => self.apply(plan, &mut observed, pass),
             _ => Ok(()),
         }
+    }
+
+    /// Adds to the metric the time in which the active conflist lacked the plugin entry.
+    fn count_time_without_entry(&mut self, configs: &[ConfigFile]) {
+        let Some(active) = plan::active(configs) else {
+            return self.entry_gap.pause(Instant::now());
+        };
+        let path = self.settings.net_dir.join(&active.name);
+        let changed = fs::metadata(path).ok().and_then(|file| {
+            let seconds = u64::try_from(file.ctime()).ok()?;
+            let nanos = u32::try_from(file.ctime_nsec()).ok()?;
+            UNIX_EPOCH.checked_add(Duration::new(seconds, nanos))
+        });
+        let before = changed.and_then(|changed| changed.elapsed().ok());
+        let is_chained = plan::is_chained(&self.mode, configs);
+        let gap = self.entry_gap.observe(Instant::now(), is_chained, before);
+        self.status.without_entry.inc_by(gap.as_secs_f64());
     }
 
     fn remove_leftovers(&mut self, pass: &mut PassResult) {
@@ -193,9 +213,11 @@ impl Reconciler {
         observed: &mut Observed,
         pass: &mut PassResult,
     ) -> Result<(), files::Error> {
+        let before = self.chained_conflists.clone();
         self.chained_conflists.extend(plan.conflists);
         for step in &plan.steps {
-            self.apply_step(step, observed, pass);
+            let repeats = before.contains(step.target()) && self.entry_gap.had_entry();
+            self.apply_step(step, repeats, observed, pass);
         }
         for step in &plan.unchain_steps {
             self.apply_unchain_step(step, observed, pass)?;
@@ -204,8 +226,15 @@ impl Reconciler {
         Ok(())
     }
 
-    /// Writes one file of the chain, unless contention delays the write.
-    fn apply_step(&mut self, step: &ChainStep, observed: &mut Observed, pass: &mut PassResult) {
+    /// Writes one file of the chain, unless contention delays the write. `repeats`: the agent has
+    /// chained the plugin to this file before.
+    fn apply_step(
+        &mut self,
+        step: &ChainStep,
+        repeats: bool,
+        observed: &mut Observed,
+        pass: &mut PassResult,
+    ) {
         self.mark_not_ready(&Subject::NetworkConfig);
         let path = self.settings.net_dir.join(step.target());
         let subject = Subject::File(path.clone());
@@ -228,11 +257,15 @@ impl Reconciler {
                 pass.wrote = true;
                 if contention.record_write(subject, before, now) {
                     self.status.contentions.inc();
-                    if !has_entry {
-                        self.post_entry_removal_event(&path);
+                    match has_entry {
+                        true => self.post_overwrite_event(&path),
+                        false => self.post_entry_removal_event(&path),
                     }
                 }
                 self.status.conflist_writes.inc();
+                if repeats && !has_entry {
+                    self.status.rechains.inc();
+                }
                 // The plan's problem is solved. The next pass verifies that.
                 pass.problems.remove(&Subject::NetworkConfig);
                 // Word for word as in Linkerd's troubleshooting page, because users search for it.

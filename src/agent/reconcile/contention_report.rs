@@ -65,11 +65,20 @@ impl Reconciler {
 
     /// Posts an Event on the agent's pod about the removals from the conflist at `path`.
     pub(super) fn post_entry_removal_event(&self, path: &Path) {
+        self.post_contention_event(entry_removed(path));
+    }
+
+    /// Posts an Event on the agent's pod about another agent that overwrites `path`.
+    pub(super) fn post_overwrite_event(&self, path: &Path) {
+        self.post_contention_event(file_overwritten(path));
+    }
+
+    fn post_contention_event(&self, note: String) {
         self.api.report_event(EventContent {
             kind: EventType::Warning,
             reason: "LinkerdCNIContention",
             action: "Chaining",
-            note: entry_removed(path),
+            note,
         });
     }
 

@@ -56,6 +56,7 @@ impl Reconciler {
             // The key is the written content, so that the write of a renewed token is never delayed.
             if self.overwrites.record_write(Subject::Kubeconfig, &desired, Instant::now()) {
                 self.status.contentions.inc();
+                self.post_overwrite_event(&path);
             }
         }
         self.check_token(&token, written, pass);

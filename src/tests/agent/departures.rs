@@ -308,3 +308,22 @@ fn an_upgrade_leaves_every_file_as_it_is() {
     }
     assert_eq!(api.asked("POST", "/token"), 1);
 }
+
+#[test]
+fn an_uninstall_that_fails_is_an_event_on_the_node() {
+    const EVENTS: &str = "/apis/events.k8s.io/v1/namespaces/default/events";
+    let mut scene = Scene::start(&[NODE]);
+    // A copy of the chain in the config of another program, which the agent must not change.
+    let chained = scene.node.text("10-calico.conflist");
+    let multus = format!(r#"{{"type":"multus","delegates":[{chained}]}}"#);
+    scene.node.write("99-multus.conf", &multus);
+    scene.api.state().set = Set::Status(404);
+    assert_eq!(scene.agent.stop(), Some(1), "{}", scene.agent.log());
+    let requests = scene.api.state().requests.clone();
+    let (.., event) = requests.iter().find(|(_, path, _)| path == EVENTS).unwrap();
+    assert_eq!(event["reason"], "LinkerdCNIUninstallFailed");
+    let node = json!({"apiVersion": "v1", "kind": "Node", "name": "node-1", "uid": "node-1"});
+    assert_eq!(event["regarding"], node);
+    let note = event["note"].as_str().unwrap();
+    assert!(note.contains("99-multus.conf") && note.contains("uninstall"), "{note}");
+}

@@ -216,3 +216,31 @@ fn no_event_is_posted_on_what_a_record_does_not_name_as_the_api_server_would() {
     assert_eq!(scene.counted(), 3);
     assert_eq!(scene.api.asked("POST", "/events"), 2);
 }
+
+#[test]
+fn a_failed_add_and_init_containers_before_the_proxy_each_make_one_event() {
+    let scene = Scene::new();
+    let send = |number: u32, more: Value| {
+        let mut record = json!({
+            "level": "info", "command": "ADD", "namespace": "emojivoto", "pod": "web-1",
+            "pod_uid": format!("c0ffee00-0000-4000-8000-{number:012}"), "container_id": "c",
+            "decision": "redirected", "requests": 1, "ms": 3,
+        });
+        record.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        let path = scene.node.net(".linkerd-cni.sock");
+        scene.writer.send_to(record.to_string().as_bytes(), path).unwrap();
+    };
+    for _ in 0..3 {
+        send(1, json!({"decision": "failed", "error": {"code": 101, "msg": "secret"}}));
+        send(2, json!({"blocked_init_containers": ["migrate"]}));
+    }
+    until("both Events", || scene.events().len() == 2);
+    scene.settle();
+    let events = scene.events();
+    let reasons: Vec<_> = events.iter().map(|event| event["reason"].as_str().unwrap()).collect();
+    assert_eq!(reasons, ["LinkerdCNIFailed", "LinkerdCNIInitWithoutNetwork"]);
+    assert!(events.iter().all(|event| event["type"] == "Warning"));
+    assert!(!events[0]["note"].as_str().unwrap().contains("secret"));
+    assert!(events[1]["note"].as_str().unwrap().contains("migrate"));
+    assert_eq!(scene.metric("linkerd_cni_plugin_pods_with_blocked_init_containers_total"), 3);
+}

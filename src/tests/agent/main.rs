@@ -23,11 +23,14 @@ mod ignored;
 #[path = "../support/platforms.rs"]
 mod layouts;
 mod lives;
+mod metrics;
 mod modes;
 mod node;
 mod outputs;
 mod own_pods;
 mod platforms;
+#[path = "../support/promtool.rs"]
+mod promtool;
 mod proof;
 mod readiness;
 mod rechained;

@@ -1,6 +1,7 @@
 //! API servers that hang, truncate, send slowly, reject, or are not the one in the kubeconfig.
 
 use std::fs;
+use std::os::unix::net::UnixDatagram;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -27,10 +28,18 @@ fn temporary_faults_are_retried_until_the_pod_is_redirected() {
         let (api, namespaces) = (meshed_api(), Namespaces::new());
         api.faults(&faults);
         let started = Instant::now();
-        Call::new("ADD", &namespaces.path(), &api)
-            .linkerd("api-retry-seconds", json!(8))
-            .run()
-            .succeeded();
+        let call =
+            Call::new("ADD", &namespaces.path(), &api).linkerd("api-retry-seconds", json!(8));
+        let socket = call.kubeconfig().with_file_name(".linkerd-cni.sock");
+        let socket = UnixDatagram::bind(socket).unwrap();
+        socket.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+        call.run().succeeded();
+        let mut record = [0; 8192];
+        let length = socket.recv(&mut record).unwrap();
+        let record: Value = serde_json::from_slice(&record[..length]).unwrap();
+        // A response after 3 s is in time.
+        let retries = record["retries"].as_u64().unwrap_or_default();
+        assert_eq!(retries > 0, name != "slow", "{name}: {record}");
         println!("{name}: {:?}", started.elapsed());
         assert!(started.elapsed() < Duration::from_secs(80), "{name}");
         assert!(namespaces.nat("iptables-nft").contains("PROXY_INIT_OUTPUT"), "{name}");

@@ -174,3 +174,29 @@ fn check_finds_thousands_of_iptables_rules_in_time() {
     call("ADD").run().succeeded();
     call("CHECK").run().succeeded();
 }
+
+#[test]
+fn the_record_names_init_containers_that_start_before_the_proxy() {
+    let api = Api::start();
+    let pod = json!({
+        "metadata": {"name": "web", "namespace": "ns", "uid": UID},
+        "spec": {
+            "containers": [{"name": "app"}, {"name": "linkerd-proxy", "securityContext": {"runAsUser": 2102}}],
+            "initContainers": [
+                {"name": "linkerd-network-validator"},
+                {"name": "migrate"},
+                {"name": "as-proxy", "securityContext": {"runAsUser": 2102}},
+            ],
+        },
+    });
+    let namespace = json!({"metadata": {"name": "ns"}});
+    api.answer(POD_PATH, 200, &pod.to_string()).answer(NAMESPACE_PATH, 200, &namespace.to_string());
+    let namespaces = Namespaces::new();
+    let add = Call::new("ADD", &namespaces.path(), &api);
+    let socket = listen(&add);
+    add.run().succeeded();
+    let record = record(&socket);
+    assert_eq!(record["decision"], "redirected");
+    assert_eq!(record["blocked_init_containers"], json!(["migrate"]));
+    assert!(record.get("retries").is_none(), "{record}");
+}

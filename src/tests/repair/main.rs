@@ -10,6 +10,8 @@ mod modes;
 #[path = "../support/namespaces.rs"]
 mod namespaces;
 mod outputs;
+#[path = "../support/promtool.rs"]
+mod promtool;
 #[allow(dead_code, reason = "the agent's tests use TLS")]
 #[path = "../support/server.rs"]
 mod server;
@@ -91,6 +93,7 @@ fn pods_stranded_before_the_controller_started_are_deleted_with_an_event() {
 
     controller.logs("Deleted pod namespace=\"emojivoto\" name=\"web-1\"");
     controller.counts("pods_delete_latency_seconds_count", 2);
+    promtool::assert_clean(&controller.get("/metrics").1);
     until("ready", || controller.get("/ready").1 == "ready\n");
     let list = &api.requests(|request| request.is_list())[0].path;
     assert!(list.contains("spec%2EnodeName%3Dnode%2D1"), "{list}");

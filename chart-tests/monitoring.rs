@@ -1,0 +1,218 @@
+//! The alerts and the dashboard. promtool checks their expressions.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use serde_json::{Value, json};
+
+use crate::helm::{Objects, chart, read, with};
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).into()
+}
+
+fn alerts() -> Objects {
+    with(json!({"prometheusRule": {"enabled": true}}))
+}
+
+/// The rules of the rendered PrometheusRule.
+fn rules(objects: &Objects) -> Vec<Value> {
+    let groups = objects.get("PrometheusRule")["spec"]["groups"].as_array().unwrap();
+    groups.iter().flat_map(|group| group["rules"].as_array().unwrap()).cloned().collect()
+}
+
+fn dashboard() -> Value {
+    serde_json::from_str(&read(chart().join("dashboards/linkerd-cni.json"))).unwrap()
+}
+
+/// The panels that show something: not the rows.
+fn panels() -> Vec<Value> {
+    let dashboard = dashboard();
+    let panels = dashboard["panels"].as_array().unwrap();
+    panels.iter().filter(|panel| panel["type"] != "row").cloned().collect()
+}
+
+/// The expressions of all panels, with values in place of Grafana's variables.
+fn panel_expressions() -> Vec<String> {
+    let panels = panels();
+    let targets = panels.iter().flat_map(|panel| panel["targets"].as_array().unwrap());
+    let expressions = targets.map(|target| {
+        let text = target["expr"].as_str().unwrap();
+        let text = text.replace("$__rate_interval", "5m");
+        text.replace("$namespace", ".*").replace("$node", ".*")
+    });
+    expressions.collect()
+}
+
+/// Runs promtool in `directory` and returns its output. Panics if it finds a problem.
+fn promtool(directory: &Path, arguments: &[&str]) -> String {
+    let output = Command::new("promtool").args(arguments).current_dir(directory).output();
+    let output = output.expect("promtool is missing: scripts/tools promtool");
+    let text = String::from_utf8_lossy(&output.stdout).into_owned()
+        + &String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{text}");
+    text
+}
+
+#[test]
+fn each_alert_fires_on_its_problem_and_not_otherwise() {
+    let directory = tempfile::tempdir().unwrap();
+    let rules = alerts().get("PrometheusRule")["spec"].to_string();
+    fs::write(directory.path().join("rules.json"), rules).unwrap();
+    let tests = root().join("chart-tests/alerts.yaml");
+    fs::copy(&tests, directory.path().join("alerts.yaml")).unwrap();
+    promtool(directory.path(), &["check", "rules", "--lint=all", "--lint-fatal", "rules.json"]);
+    promtool(directory.path(), &["test", "rules", "alerts.yaml"]);
+    let tests = read(tests);
+    for rule in self::rules(&alerts()) {
+        let name = rule["alert"].as_str().unwrap();
+        assert!(
+            tests.contains(&format!("alertname: {name}"))
+                || tests.contains(&format!("alertname=\"{name}\"")),
+            "{name} has no test"
+        );
+    }
+}
+
+#[test]
+fn each_alert_has_severity_texts_and_a_runbook_with_all_parts() {
+    let page = read(root().join("docs/alerts.md"));
+    let rules = rules(&alerts());
+    assert_eq!(rules.len(), 7);
+    for rule in &rules {
+        let name = rule["alert"].as_str().unwrap();
+        let severity = rule["labels"]["severity"].as_str().unwrap();
+        assert!(["critical", "warning"].contains(&severity), "{name}");
+        let annotations = &rule["annotations"];
+        for key in ["summary", "description"] {
+            let text = annotations[key].as_str().unwrap();
+            assert!(!text.is_empty() && !text.contains("  ") && !text.contains('\n'), "{text:?}");
+        }
+        let url = annotations["runbook_url"].as_str().unwrap();
+        let (base, anchor) = url.split_once('#').unwrap();
+        assert!(base.ends_with("/blob/main/docs/alerts.md"), "{url}");
+        assert_eq!(anchor, name.to_lowercase());
+        let section = page.split_once(&format!("\n## {name}\n")).unwrap().1;
+        let section = section.split("\n## ").next().unwrap();
+        for part in ["**Meaning**", "**Impact**", "**Diagnosis**", "**Mend**", "```sh"] {
+            assert!(section.contains(part), "{name} lacks {part}");
+        }
+    }
+    let headings = page.lines().filter(|line| line.starts_with("## LinkerdCNI")).count();
+    assert_eq!(headings, rules.len(), "docs/alerts.md has an alert that does not exist");
+}
+
+/// Names of metrics as `promtool promql format` leaves them: words that are no functions, labels or
+/// keywords are not needed, as all names of the chart's metrics have one of these prefixes.
+fn metrics(expression: &str) -> BTreeSet<&str> {
+    let words = expression.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
+    let is_metric = |word: &&str| {
+        ["linkerd_cni_", "kube_", "process_"].iter().any(|prefix| word.starts_with(prefix))
+            || *word == "up"
+    };
+    words.filter(is_metric).collect()
+}
+
+#[test]
+fn alerts_and_dashboard_use_documented_metrics_only() {
+    let page = read(root().join("docs/monitoring.md"));
+    let documented = |name: &str| {
+        let base = ["_bucket", "_sum", "_count"].iter().find_map(|end| name.strip_suffix(end));
+        [Some(name), base].into_iter().flatten().any(|name| page.contains(&format!("| `{name}` |")))
+    };
+    let rules = rules(&alerts());
+    let of_rules = rules.iter().map(|rule| rule["expr"].as_str().unwrap().to_owned());
+    for expression in of_rules.chain(panel_expressions()) {
+        let metrics = metrics(&expression);
+        assert!(!metrics.is_empty(), "{expression}");
+        for name in metrics {
+            assert!(documented(name), "docs/monitoring.md lacks {name} of {expression}");
+        }
+    }
+}
+
+#[test]
+fn each_panel_has_title_description_unit_and_the_data_source_variable() {
+    let variables = dashboard()["templating"]["list"].clone();
+    assert_eq!(variables[0]["name"], "datasource");
+    assert_eq!(variables[0]["query"], "prometheus");
+    let source = json!({"type": "prometheus", "uid": "${datasource}"});
+    let panels = panels();
+    assert!(panels.len() > 10);
+    let (mut ids, mut titles) = (BTreeSet::new(), BTreeSet::new());
+    for panel in &panels {
+        let title = panel["title"].as_str().unwrap();
+        assert!(!title.is_empty() && titles.insert(title), "{title}");
+        assert!(ids.insert(panel["id"].as_u64().unwrap()), "{title}");
+        assert!(panel["description"].as_str().unwrap().ends_with('.'), "{title}");
+        assert!(!panel["fieldConfig"]["defaults"]["unit"].as_str().unwrap().is_empty(), "{title}");
+        assert_eq!(panel["datasource"], source, "{title}");
+        for target in panel["targets"].as_array().unwrap() {
+            assert_eq!(target["datasource"], source, "{title}");
+            assert!(!target["legendFormat"].as_str().unwrap().is_empty(), "{title}");
+            let expression = target["expr"].as_str().unwrap();
+            assert!(expression.contains("namespace=~\"$namespace\""), "{title}");
+            assert!(expression.contains("node=~\"$node\""), "{title}");
+        }
+    }
+}
+
+/// Promtool checks the expressions of panels as recording rules.
+#[test]
+fn the_expressions_of_the_dashboard_parse() {
+    let rules = panel_expressions().into_iter().enumerate();
+    let rules: Vec<_> = rules
+        .map(|(index, expr)| json!({"record": format!("panel:{index}"), "expr": expr}))
+        .collect();
+    let count = rules.len();
+    let directory = tempfile::tempdir().unwrap();
+    let file = json!({"groups": [{"name": "panels", "rules": rules}]});
+    fs::write(directory.path().join("panels.json"), file.to_string()).unwrap();
+    let text = promtool(directory.path(), &["check", "rules", "--lint-fatal", "panels.json"]);
+    assert!(text.contains(&format!("{count} rules found")), "{text}");
+}
+
+#[test]
+fn the_dashboard_has_the_label_and_folder_of_grafanas_sidecar() {
+    let objects = with(json!({"grafanaDashboard": {"enabled": true}}));
+    let map = objects.named("ConfigMap", "linkerd-cni-dashboard");
+    assert_eq!(map["metadata"]["labels"]["grafana_dashboard"], "1");
+    assert_eq!(map["metadata"]["annotations"]["grafana_folder"], "Linkerd");
+    let text = map["data"]["linkerd-cni.json"].as_str().unwrap();
+    assert_eq!(serde_json::from_str::<Value>(text).unwrap(), dashboard());
+    let values = json!({"enabled": true, "folder": "", "namespace": "monitoring"});
+    let objects = with(json!({"grafanaDashboard": values}));
+    let map = objects.named("ConfigMap", "linkerd-cni-dashboard");
+    assert_eq!(map["metadata"]["namespace"], "monitoring");
+    assert!(
+        map["metadata"].get("annotations").is_none_or(|all| all.get("grafana_folder").is_none())
+    );
+}
+
+#[test]
+fn thresholds_change_the_alerts_and_zero_is_a_threshold() {
+    let thresholds = json!({"notReadyMinutes": 3, "tokenMinutes": 30, "addFailures": 0});
+    let values = json!({"enabled": true, "thresholds": thresholds, "runbookURL": "https://x/y"});
+    let objects = with(json!({"prometheusRule": values}));
+    let rules = rules(&objects);
+    let rule = |name: &str| rules.iter().find(|rule| rule["alert"] == name).unwrap();
+    assert_eq!(rule("LinkerdCNINodeNotReady")["for"], "3m");
+    let token = rule("LinkerdCNITokenExpiring")["expr"].as_str().unwrap();
+    assert!(token.contains("< 1800 "), "{token}");
+    let failures = rule("LinkerdCNIAddFailures")["expr"].as_str().unwrap();
+    assert!(failures.ends_with("> 0"), "{failures}");
+    let url = &rule("LinkerdCNIContention")["annotations"]["runbook_url"];
+    assert_eq!(url, "https://x/y#linkerdcnicontention");
+}
+
+#[test]
+fn alerts_and_dashboard_reject_upstreams_image() {
+    for object in ["prometheusRule", "grafanaDashboard"] {
+        let values =
+            json!({object: {"enabled": true}, "image": {"upstream": true, "version": "v1.6.2"}});
+        let error = crate::helm::rejection(&values);
+        assert!(error.contains("lacks the metrics"), "{error}");
+    }
+}

@@ -1,0 +1,133 @@
+//! Finds the init containers whose outbound connections are redirected to a proxy that does not run
+//! yet. Pure.
+
+use super::mesh::PROXY;
+use crate::kube::types::{Container, Pod};
+use crate::ports::PortRange;
+use crate::rules::Redirect;
+
+/// Init container of Linkerd that connects to a server of its own through the redirect rules.
+const VALIDATOR: &str = "linkerd-network-validator";
+
+/// An init container that starts before the proxy.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EarlyContainer {
+    name: String,
+    /// User and group from the securityContext. `None`: those of the image, which are unknown.
+    uid: Option<i64>,
+    gid: Option<i64>,
+}
+
+/// Returns the init containers that run to their end before the proxy starts. If the proxy is an
+/// init container itself (a native sidecar), these are the ones in front of it. A native sidecar
+/// in front of the proxy keeps running, so that it can connect later.
+pub fn before_proxy(pod: &Pod) -> Vec<EarlyContainer> {
+    let early = pod.spec.init_containers.iter().take_while(|container| container.name != PROXY);
+    let early = early.filter(|container| {
+        container.name != VALIDATOR && container.restart_policy.as_deref() != Some("Always")
+    });
+    early.map(|container| early_container(container, pod)).collect()
+}
+
+fn early_container(container: &Container, pod: &Pod) -> EarlyContainer {
+    let (own, of_pod) = (container.security_context, pod.spec.security_context);
+    EarlyContainer {
+        name: container.name.clone(),
+        uid: own.run_as_user.or(of_pod.run_as_user),
+        gid: own.run_as_group.or(of_pod.run_as_group),
+    }
+}
+
+/// Returns the names of those containers whose outbound connections `redirect` sends to the proxy:
+/// not those with the proxy's UID or GID, and none if all ports are skipped.
+pub fn blocked(containers: &[EarlyContainer], redirect: &Redirect) -> Vec<String> {
+    if skips_all_ports(&redirect.skip_outbound) {
+        return Vec::new();
+    }
+    let is = |id: Option<i64>, of_proxy: Option<u32>| id.is_some() && id == of_proxy.map(i64::from);
+    let blocked = containers.iter().filter(|container| {
+        !is(container.uid, redirect.proxy_uid) && !is(container.gid, redirect.proxy_gid)
+    });
+    blocked.map(|container| container.name.clone()).collect()
+}
+
+/// Whether `ranges` contain every port from 1 to 65535.
+fn skips_all_ports(ranges: &[PortRange]) -> bool {
+    let mut ranges: Vec<_> = ranges.iter().map(|range| (range.first, range.last)).collect();
+    ranges.sort_unstable();
+    let mut covered = 0u16;
+    for (first, last) in ranges {
+        if first > covered.saturating_add(1) {
+            return false;
+        }
+        covered = covered.max(last);
+    }
+    covered == u16::MAX
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pod(spec: &str) -> Pod {
+        serde_json::from_str(&format!(r#"{{"metadata":{{}},"spec":{spec}}}"#)).unwrap()
+    }
+
+    fn redirect(proxy_gid: Option<u32>, skip_outbound: &[&str]) -> Redirect {
+        Redirect {
+            inbound_port: 4143,
+            outbound_port: 4140,
+            proxy_uid: Some(2102),
+            proxy_gid,
+            ports_to_redirect: Vec::new(),
+            skip_inbound: Vec::new(),
+            skip_outbound: skip_outbound.iter().map(|range| range.parse().unwrap()).collect(),
+            skip_subnets: Vec::new(),
+        }
+    }
+
+    fn blocked_in(spec: &str) -> Vec<String> {
+        blocked(&before_proxy(&pod(spec)), &redirect(Some(2103), &["25"]))
+    }
+
+    #[test]
+    fn init_containers_before_the_proxy_have_no_network() {
+        let proxy = r#""containers":[{"name":"app"},{"name":"linkerd-proxy"}]"#;
+        let migrate = r#"{"name":"linkerd-network-validator"},{"name":"migrate"}"#;
+        assert_eq!(
+            blocked_in(&format!(r#"{{{proxy},"initContainers":[{migrate}]}}"#)),
+            ["migrate"]
+        );
+        assert!(blocked_in(&format!("{{{proxy}}}")).is_empty());
+    }
+
+    #[test]
+    fn only_init_containers_in_front_of_a_native_sidecar_proxy_have_no_network() {
+        let spec = r#"{"containers":[{"name":"app"}],"initContainers":[
+            {"name":"early"},{"name":"vault","restartPolicy":"Always"},
+            {"name":"linkerd-proxy","restartPolicy":"Always"},{"name":"late"}]}"#;
+        assert_eq!(blocked_in(spec), ["early"]);
+    }
+
+    #[test]
+    fn an_init_container_with_the_proxys_uid_or_gid_has_network() {
+        let spec = r#"{"securityContext":{"runAsUser":1000},"containers":[{"name":"linkerd-proxy"}],
+            "initContainers":[{"name":"a","securityContext":{"runAsUser":2102}},
+            {"name":"b","securityContext":{"runAsGroup":2103}},{"name":"c"}]}"#;
+        assert_eq!(blocked_in(spec), ["c"]);
+        let shared = r#"{"securityContext":{"runAsUser":2102},"containers":[{"name":"linkerd-proxy"}],
+            "initContainers":[{"name":"a"}]}"#;
+        assert!(blocked_in(shared).is_empty());
+    }
+
+    #[test]
+    fn an_init_container_has_network_if_all_ports_are_skipped() {
+        let pod =
+            pod(r#"{"containers":[{"name":"linkerd-proxy"}],"initContainers":[{"name":"a"}]}"#);
+        let blocked = |ports: &[&str]| blocked(&before_proxy(&pod), &redirect(None, ports)).len();
+        assert_eq!(blocked(&["1-65535"]), 0);
+        assert_eq!(blocked(&["30000-65535", "0-29999"]), 0);
+        assert_eq!(blocked(&["1-100", "102-65535"]), 1);
+        assert_eq!(blocked(&["1-65534"]), 1);
+    }
+}
