@@ -19,6 +19,7 @@ use tracing::{info, warn};
 use super::api::Api;
 use super::binaries::{Binaries, Stamp};
 use super::contention::Contention;
+use super::node_lock::NodeLock;
 use super::record_socket::RecordSocket;
 use super::self_test::{SelfTest, SelfTestState, TestedPlugin};
 use super::settings::Settings;
@@ -148,6 +149,7 @@ impl Reconciler {
 
     /// Runs one reconcile pass, and sets what `/ready` and the metrics report.
     pub fn pass(&mut self) -> PassResult {
+        let _lock = NodeLock::take(&self.settings.net_dir);
         let mut pass =
             PassResult { newer_agent_runs: self.newer_agent_runs(), ..PassResult::default() };
         if let Err(error) = self.reconcile_binaries(&mut pass) {

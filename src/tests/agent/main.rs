@@ -25,6 +25,7 @@ mod layouts;
 mod lives;
 mod modes;
 mod node;
+mod operations;
 mod outputs;
 mod own_pods;
 mod platforms;
