@@ -306,7 +306,7 @@ pub fn step(world: &mut World, id: Id, scenario: &Scenario) {
             if stopping && found.is_none() {
                 // The plugin is not chained without a kubeconfig.
                 agent.queue.retain(|operation| *operation == EndPass);
-            } else if !stopping && !(agent.newer_agent_runs && found.is_some()) && found != own {
+            } else if !(stopping || agent.newer_agent_runs && found.is_some()) && found != own {
                 write_file(world, id, NodeFile::Kubeconfig, own);
             }
         }

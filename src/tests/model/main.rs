@@ -77,11 +77,11 @@ fn one_agent_keeps_every_property_on_a_node_with_a_conf() {
 /// With kills, and with writes between the reads of one scan. Not both: see `docs/model.md`.
 fn one_agent(name: &'static str, primary: &'static str) {
     let more = u8::from(is_large());
-    for (kills, reads_one_by_one) in [(1 + more, false), (0, true)] {
+    for (kills, foreign_writes, reads_one_by_one) in [(1 + more, 2, false), (0, 2 + more, true)] {
         check(Scenario {
             agents: 1,
             kills,
-            foreign_writes: 2 + more,
+            foreign_writes,
             api: ALL_RESPONSES.to_vec(),
             reads_one_by_one,
             ..Scenario::new(name, [every(), every()], primary)
