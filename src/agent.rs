@@ -15,7 +15,8 @@
 //! - [`binaries`], [`credential`]: the plugin binary and the kubeconfig on the host
 //! - [`upstream_kubeconfig`]: restores the kubeconfig of an upstream agent on the same node
 //! - [`contention`]: detects other writers of the same files, and slows down against them
-//! - `yielding`: keeps the plugin entry of another agent on the node until that agent ends
+//! - [`yielding`]: keeps the plugin entry of another agent on the node until that agent ends
+//! - `node_lock`: lets only one agent at a time write to the node's files
 //! - [`platforms`]: suggests the right directories for the node's platform
 //! - [`self_test`]: runs the installed plugin against a scratch netns
 //! - [`uninstall`]: removes everything from the host: if [`on_stop`] decides so on SIGTERM or
@@ -37,6 +38,7 @@ pub mod contention;
 pub mod credential;
 mod entry_gap;
 mod main_loop;
+mod node_lock;
 pub mod node_status;
 mod not_ready;
 mod passes;
@@ -53,7 +55,7 @@ pub mod subject;
 pub mod uninstall;
 pub mod upstream_kubeconfig;
 pub mod watch;
-mod yielding;
+pub mod yielding;
 
 use std::collections::BTreeSet;
 use std::io;

@@ -146,6 +146,16 @@ pub fn replace(path: &Path, before: &[u8], bytes: &[u8], access: FileAccess) -> 
     atomic_replace::replace(temporary, before, bytes)
 }
 
+/// Removes `path`, which must still hold `before`. Content that another program writes at the same
+/// time is not lost: the file is first renamed, and gets its name back if it holds other content.
+///
+/// # Errors
+/// Fails with [`Error::Raced`] if `path` does not hold `before`.
+pub fn remove_unchanged(path: &Path, before: &[u8]) -> Result<(), Error> {
+    check_unchanged(path, before)?;
+    staged_removal::remove_unchanged(path, before)
+}
+
 /// Replaces `to` with a copy of `from`, with the permission bits of `from`.
 pub fn copy(from: &Path, to: &Path) -> Result<(), Error> {
     let mut source = File::open(from).map_err(failed("read", from))?;

@@ -22,6 +22,7 @@ use super::binaries::{Binaries, Stamp};
 use super::contention::Contention;
 use super::credential;
 use super::entry_gap::EntryGap;
+use super::node_lock::NodeLock;
 use super::not_ready::NotReadyReport;
 use super::record_socket::RecordSocket;
 use super::self_test::{SelfTest, SelfTestState, TestedPlugin};
@@ -156,6 +157,7 @@ impl Reconciler {
 
     /// Runs one reconcile pass, and sets what `/ready` and the metrics report.
     pub fn pass(&mut self) -> PassResult {
+        let lock = NodeLock::take(&self.settings.net_dir);
         let mut pass =
             PassResult { newer_agent_runs: self.newer_agent_runs(), ..PassResult::default() };
         if let Err(error) = self.reconcile_binaries(&mut pass) {
@@ -172,6 +174,7 @@ impl Reconciler {
         if let Err(error) = self.reconcile_conflists(&mut pass, can_chain) {
             pass.problem(Subject::NetworkConfig, error);
         }
+        drop(lock);
         // Without a kubeconfig the plugin is not chained. The missing kubeconfig is the cause, so
         // the unchained network config is not logged too.
         if pass.waits.contains_key(&Subject::Kubeconfig)

@@ -9,7 +9,9 @@
 //! Another agent on the same node may chain the plugin again at any time. So steps 2 to 4 wait
 //! until no network config has named the plugin for a while. Their files are first renamed, and
 //! get their names back at once if a network config then names the plugin. Otherwise they are
-//! removed. The plugin binary stays if existing pods need it: see `kept_binary`.
+//! removed. A lock keeps reconcile passes of
+//! other agents apart from that. The plugin binary stays if existing pods need it: see
+//! `kept_binary`.
 
 mod kept_binary;
 pub mod leftovers;
@@ -25,6 +27,7 @@ use std::time::{Duration, Instant};
 
 use tracing::{info, warn};
 
+use super::node_lock::NodeLock;
 use super::settings::Settings;
 use crate::conflist::PLUGIN;
 use crate::conflist::net_dir;
@@ -73,7 +76,9 @@ pub fn run(
     conflists: &BTreeSet<String>,
 ) -> Result<UninstallOutcome, Vec<String>> {
     let watch = NetDirWatch::start(&settings.net_dir, &settings.kubeconfig_name);
+    let lock = NodeLock::take(&settings.net_dir);
     let left = leftovers::remove(settings);
+    drop(lock);
     let mut failures: Vec<String> = left.iter().map(ToString::to_string).collect();
     // Removed even if kubeconfig and plugin binaries have to stay. An agent without a socket of its
     // own removes it with the leftovers.
@@ -162,9 +167,11 @@ fn attempt(
     retried_failures: &mut Vec<String>,
     failures: &mut Vec<String>,
 ) -> Result<PluginReference, Vec<String>> {
+    let lock = NodeLock::take(&settings.net_dir);
     let (saved_state, why) = load_saved_state(&settings.net_dir);
     retried_failures.extend(why);
     unchain(settings, &saved_state, conflists)?;
+    drop(lock);
     let in_words = |error: files::Error| vec![error.to_string()];
     let needed_by = kept_binary::needed_by(settings);
     let paths = node_files::paths(settings, &saved_state, needed_by.is_some());
@@ -173,6 +180,12 @@ fn attempt(
         false => Duration::ZERO,
     };
     let reference = watch.until_quiet(&saved_state, quiet, end).map_err(in_words)?;
+    if reference != PluginReference::Missing {
+        return Ok(reference);
+    }
+    // Until the files are removed or put back.
+    let _lock = NodeLock::take(&settings.net_dir);
+    let reference = watch.until_quiet(&saved_state, Duration::ZERO, end).map_err(in_words)?;
     if reference != PluginReference::Missing {
         return Ok(reference);
     }

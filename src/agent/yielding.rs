@@ -131,6 +131,18 @@ impl Yielding {
     }
 }
 
+/// Returns whether a plugin entry is installed with which the plugin works. While a newer agent runs,
+/// that agent alone then writes the network configs. The older agent does not know the newer one's
+/// chain mode: each would remove what the other writes.
+pub fn usable_entry_is_installed(own: &Entry, kubeconfig: &str, found: &[ConfigFile]) -> bool {
+    let Some(text) = installed_entry(found) else {
+        return false;
+    };
+    let value: Value = serde_json::from_str(text).unwrap_or_default();
+    Entry::new(text, kubeconfig).is_ok_and(|entry| entry.is_equal(own))
+        || is_usable(text, &value, kubeconfig)
+}
+
 /// Returns the plugin entry of the active network config. Where a meta plugin such as Multus calls
 /// the plugin, that config has none, so the first config with a plugin entry is the fallback.
 fn installed_entry(found: &[ConfigFile]) -> Option<&str> {
@@ -222,6 +234,22 @@ mod tests {
         for newer in [false, true, false, false, true] {
             let chosen = choose(&mut yielding, &[&other], newer, now);
             assert_eq!(chosen, newer.then_some(OtherAgent::Newer));
+        }
+    }
+
+    #[test]
+    fn a_newer_agents_network_configs_are_left_alone_if_their_entry_is_usable() {
+        let own = Entry::new(&entry(1, Some("ns")).to_string(), "").unwrap();
+        let mut invalid = entry(2, Some("ns"));
+        invalid["linkerd"]["incoming-proxy-port"] = json!("many");
+        for (installed, expected) in [
+            (vec![], false),
+            (vec![entry(1, Some("ns"))], true),
+            (vec![entry(2, Some("ns"))], true),
+            (vec![invalid], false),
+        ] {
+            let found = found(&installed.iter().collect::<Vec<_>>());
+            assert_eq!(usable_entry_is_installed(&own, KUBECONFIG, &found), expected);
         }
     }
 

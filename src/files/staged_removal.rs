@@ -10,7 +10,7 @@ use rustix::io::Errno;
 use super::FileAccess;
 use super::error::{Error, failed};
 use super::temporary::{Temporary, sync_dir, temporary_path};
-use super::{metadata, open_regular, remove};
+use super::{metadata, open_regular, read, remove};
 
 /// A file that was renamed to a temporary name in its directory. If the process is killed, the next
 /// agent removes it with all other temporary files.
@@ -86,6 +86,14 @@ impl StagedRemoval {
         })
     }
 
+    /// Whether the renamed file holds `bytes`. True if it could only be removed, not renamed.
+    fn holds(&self, bytes: &[u8]) -> bool {
+        match read(&self.temporary_path) {
+            Ok((there, _)) => there == bytes,
+            Err(error) => error.is_missing(),
+        }
+    }
+
     /// Syncs the directory, so that the result of [`StagedRemoval::undo`] survives a power failure.
     pub fn sync(&self) -> Result<(), Error> {
         sync_dir(&self.path)
@@ -96,6 +104,21 @@ impl StagedRemoval {
         drop_file(&self.temporary_path)?;
         sync_dir(&self.path)
     }
+}
+
+/// Renames `path`, and removes it if it holds `before`. Otherwise it gets its name back.
+///
+/// # Errors
+/// Fails with [`Error::Raced`] if `path` does not hold `before`.
+pub(super) fn remove_unchanged(path: &Path, before: &[u8]) -> Result<(), Error> {
+    let raced = || Error::Raced { path: path.to_owned() };
+    let removal = StagedRemoval::start(path)?.ok_or_else(raced)?;
+    if removal.holds(before) {
+        return removal.finish();
+    }
+    removal.undo()?;
+    removal.sync()?;
+    Err(raced())
 }
 
 /// Removes the file `path`, which may be missing.
@@ -134,6 +157,19 @@ mod tests {
         StagedRemoval::start(&path).unwrap().unwrap().finish().unwrap();
         assert_eq!(count(&dir), 0);
         assert!(StagedRemoval::start(&path).unwrap().is_none());
+    }
+
+    #[test]
+    fn content_that_another_program_wrote_is_not_removed() {
+        let (dir, path) = plugin();
+        let raced = remove_unchanged(&path, b"what the agent read").unwrap_err();
+        assert!(matches!(raced, Error::Raced { .. }), "{raced}");
+        assert_eq!(fs::read(&path).unwrap(), b"plugin");
+        assert_eq!(count(&dir), 1);
+        remove_unchanged(&path, b"plugin").unwrap();
+        assert_eq!(count(&dir), 0);
+        let raced = remove_unchanged(&path, b"plugin").unwrap_err();
+        assert!(matches!(raced, Error::Raced { .. }), "{raced}");
     }
 
     #[test]

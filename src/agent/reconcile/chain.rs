@@ -15,7 +15,7 @@ use crate::agent::platforms;
 use crate::agent::subject::Subject;
 use crate::agent::uninstall::leftovers;
 use crate::agent::uninstall::restore;
-use crate::agent::yielding::OtherAgent;
+use crate::agent::yielding::{OtherAgent, usable_entry_is_installed};
 use crate::conflist::net_dir;
 use crate::conflist::net_dir::ConfigFile;
 use crate::conflist::plan;
@@ -156,6 +156,10 @@ impl Reconciler {
         let Observed { configs, saved_state } = observed;
         let entry = pass.yielded_entry.as_ref().unwrap_or(&self.entry);
         let mut plan = plan::chain(&self.mode, configs, entry, saved_state);
+        let kubeconfig = &settings.kubeconfig_on_host;
+        if pass.newer_agent_runs && usable_entry_is_installed(&self.entry, kubeconfig, configs) {
+            plan = Plan { conflists: plan.conflists, ..Plan::default() };
+        }
         for (name, why) in &plan.skipped {
             pass.problem(Subject::File(settings.net_dir.join(name)), why);
         }

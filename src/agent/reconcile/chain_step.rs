@@ -63,9 +63,45 @@ pub(super) fn apply(
                 Some(file) => files::replace(&path, file.text.as_bytes(), new, before.access)?,
                 None => files::create(&path, new, before.access, &conf)?,
             }
-            files::check_unchanged(&conf, before.text.as_bytes())?;
-            files::remove(&conf).map(|_| ())
+            let removed = files::remove_unchanged(&conf, before.text.as_bytes());
+            // Another program removed the file, perhaps to write a conflist of its own. The runtime
+            // must not load the conflist of a network that no longer exists.
+            if let Err(files::Error::Raced { .. }) = removed
+                && content(found, list).is_none()
+                && files::metadata(&conf)?.is_none()
+            {
+                files::remove_unchanged(&path, new)?;
+            }
+            removed
         }
         ChainStep::WriteOwnConfig { .. } => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::conflist::net_dir::ConfigKind;
+    use crate::files::FileAccess;
+
+    #[test]
+    fn no_conflist_is_left_of_a_conf_that_another_program_removed_meanwhile() {
+        let dir = tempfile::tempdir().unwrap();
+        let conf = r#"{"type":"bridge","name":"net"}"#;
+        let content = Content { text: conf.into(), access: FileAccess::own(0o600), link: None };
+        let found = [ConfigFile {
+            name: "10-net.conf".into(),
+            kind: ConfigKind::Conf,
+            content: Ok(content),
+        }];
+        let step = ChainStep::Convert {
+            conf: "10-net.conf".into(),
+            conflist: "10-net.conflist".into(),
+            text: "chained".into(),
+            without_entry: "bare".into(),
+        };
+        let raced = apply(dir.path(), &found, &step, &mut SavedState::default()).unwrap_err();
+        assert!(matches!(raced, files::Error::Raced { .. }), "{raced}");
+        assert!(!dir.path().join("10-net.conflist").exists());
     }
 }

@@ -26,8 +26,7 @@ use tracing::{info, warn};
 use crate::agent::settings::Settings;
 use crate::agent::watch::Waker;
 use crate::backoff::{Backoff, Limits};
-pub use decision::StopDecision;
-use decision::{Decider, Finding};
+pub use decision::{Decider, Finding, StopDecision};
 
 /// Time reserved for the uninstall itself, before kubelet kills the agent.
 const UNINSTALL_TIME: Duration = Duration::from_secs(5);

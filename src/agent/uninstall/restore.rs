@@ -2,6 +2,8 @@
 
 use std::path::Path;
 
+use tracing::warn;
+
 use crate::conflist::net_dir;
 use crate::conflist::plan::UnchainStep;
 use crate::conflist::saved_state::OriginalContent;
@@ -20,6 +22,10 @@ pub fn apply<'f>(
     let unchanged = |list: &str| match before(list) {
         Some(content) => files::check_unchanged(&dir.join(list), content.text.as_bytes()),
         None => Ok(()),
+    };
+    let remove = |list: &str| match before(list) {
+        Some(content) => files::remove_unchanged(&dir.join(list), content.text.as_bytes()),
+        None => files::remove(&dir.join(list)).map(|_| ()),
     };
     match step {
         UnchainStep::RemoveEntry { name, text } => match before(name) {
@@ -42,16 +48,20 @@ pub fn apply<'f>(
             // always has a network config.
             match original.name == *list {
                 true => Ok(()),
-                false => {
-                    unchanged(list)?;
-                    files::remove(&dir.join(list)).map(|_| ())
-                }
+                false => remove(list).inspect_err(|_| drop_restored(&path, &original.content)),
             }
         }
-        UnchainStep::RemoveFile { name: list } => {
-            unchanged(list)?;
-            files::remove(&dir.join(list)).map(|_| ())
-        }
+        UnchainStep::RemoveFile { name: list } => remove(list),
+    }
+}
+
+/// Removes the restored file `path` again, because another program wrote the conflist at the same
+/// time. Beside the new conflist, an outdated original could become the active network config.
+fn drop_restored(path: &Path, original: &OriginalContent) {
+    if let OriginalContent::Text(text) = original
+        && let Err(error) = files::remove_unchanged(path, text.as_bytes())
+    {
+        warn!("{error}");
     }
 }
 
@@ -96,5 +106,27 @@ mod tests {
             assert_eq!(fs::read(dir.path().join(name)).unwrap(), b"foreign");
             assert_eq!(fs::read_dir(dir.path()).unwrap().count(), before);
         }
+    }
+
+    #[test]
+    fn a_restored_file_is_removed_again_if_another_program_writes_the_conflist_meanwhile() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("20-net.conflist");
+        fs::write(&path, MADE).unwrap();
+        let seen =
+            net_dir::Content { text: MADE.into(), access: FileAccess::own(0o600), link: None };
+        let restore =
+            UnchainStep::Restore { conflist: "20-net.conflist".into(), original: original() };
+        let before = |_: &str| {
+            // The second look is after the original is restored.
+            if dir.path().join("20-net.conf").exists() {
+                fs::write(&path, "foreign").unwrap();
+            }
+            Some(&seen)
+        };
+        let raced = apply(dir.path(), &restore, before).unwrap_err();
+        assert!(matches!(raced, files::Error::Raced { .. }), "{raced}");
+        assert_eq!(fs::read(&path).unwrap(), b"foreign");
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
     }
 }

@@ -26,6 +26,7 @@ mod lives;
 mod metrics;
 mod modes;
 mod node;
+mod operations;
 mod outputs;
 mod own_pods;
 mod platforms;

@@ -269,3 +269,24 @@ fn kills_at_any_time_strand_no_node_in_any_mode() {
         assert_eq!(node.tree(), before, "{vars:?}");
     }
 }
+
+#[test]
+fn an_older_agent_of_another_mode_leaves_the_network_configs_to_the_newer_agent() {
+    let node = Node::uninstalling();
+    node.write("10-calico.conflist", CALICO);
+    let mut old = node.start_with(&[("LINKERD_CNI_OWN_CONFIG", "true")]);
+    old.until_ready();
+    let template = crate::node::TEMPLATE.replace("4143", "5143");
+    let mut new = node.start_with(&[("CNI_NETWORK_CONFIG", &template)]);
+    new.until_ready();
+    until("the newer agent's entry", || node.text("10-calico.conflist").contains("5143"));
+    until("no copy", || !node.net("00-linkerd-cni.conflist").exists());
+    // Both agents have looked at the last write by now.
+    let inode = node.inode("10-calico.conflist");
+    let begin = std::time::Instant::now();
+    while begin.elapsed() < std::time::Duration::from_millis(500) {
+        assert!(!node.net("00-linkerd-cni.conflist").exists(), "{}", old.log());
+        std::thread::sleep(std::time::Duration::from_millis(1));
+    }
+    assert_eq!(node.inode("10-calico.conflist"), inode, "{}", new.log());
+}

@@ -1,0 +1,79 @@
+//! The order in which an agent changes the node's files, by strace. The model (`docs/model.md`)
+//! is held to the same order.
+
+use std::fs;
+
+use nix::sys::signal::{Signal, kill};
+
+use crate::child::has_strace;
+use crate::node::Node;
+use crate::until::until;
+
+/// Calls that change names, and locks.
+const CALLS: &str = "trace=rename,renameat,renameat2,unlink,unlinkat,link,linkat,flock";
+
+/// Last segment of a path, with one name for all temporary files.
+fn name(path: &str) -> &str {
+    let name = path.rsplit('/').next().unwrap();
+    if name.ends_with(".tmp") { "temporary" } else { name }
+}
+
+/// One line of strace as the model describes it. `None`: a failed call, or the removal of a temporary
+/// file.
+fn operation(line: &str) -> Option<String> {
+    if !line.trim_end().ends_with("= 0") {
+        return None;
+    }
+    let names: Vec<&str> = line.split('"').skip(1).step_by(2).map(name).collect();
+    Some(match names[..] {
+        [] if line.contains("LOCK_EX") => "lock".into(),
+        [] if line.contains("LOCK_UN") => "unlock".into(),
+        ["temporary"] => return None,
+        [name] => format!("remove {name}"),
+        ["temporary", name] if line.contains("RENAME_NOREPLACE") => format!("create {name}"),
+        ["temporary", name] if line.contains("RENAME_EXCHANGE") => format!("exchange {name}"),
+        ["temporary", name] => format!("write {name}"),
+        [name, "temporary"] => format!("take {name}"),
+        _ => line.to_owned(),
+    })
+}
+
+/// The operations of an agent that installs on a node with the config `primary`, and uninstalls.
+fn operations(primary: &str, text: &str) -> String {
+    let node = Node::uninstalling();
+    node.write(primary, text);
+    let trace = node.root().join("trace");
+    let by = ["strace", "-f", "-qq", "-o", trace.to_str().unwrap(), "-e", CALLS];
+    let mut agent = node.start_under(&by, &[], &[]);
+    agent.until_ready();
+    kill(agent.child().unwrap(), Signal::SIGTERM).unwrap();
+    assert_eq!(agent.wait(), Some(0), "{}", agent.log());
+    let lines = || fs::read_to_string(&trace).unwrap();
+    until("the trace", || !lines().is_empty());
+    let mut operations: Vec<String> = Vec::new();
+    for operation in lines().lines().filter_map(operation) {
+        // A pass or a look that wrote nothing.
+        match operations.last().is_some_and(|last| last == "lock") && operation == "unlock" {
+            true => drop(operations.pop()),
+            false => operations.push(operation),
+        }
+    }
+    operations.join("\n") + "\n"
+}
+
+#[test]
+fn an_agent_changes_the_nodes_files_in_the_order_of_the_model() {
+    if !has_strace() {
+        return;
+    }
+    let plugin = r#"{"type":"bridge","name":"net"}"#;
+    let list = format!(r#"{{"cniVersion":"1.0.0","name":"net","plugins":[{plugin}]}}"#);
+    assert_eq!(
+        operations("10-net.conflist", &list),
+        include_str!("../model/sequence/10-net.conflist.txt")
+    );
+    assert_eq!(
+        operations("10-net.conf", plugin),
+        include_str!("../model/sequence/10-net.conf.txt")
+    );
+}

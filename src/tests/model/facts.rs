@@ -1,0 +1,67 @@
+//! What the product's parsers say about a text. Each text is parsed once.
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::hash::Hash;
+use std::rc::Rc;
+
+use linkerd2_cni::conflist::saved_state::OriginalContent;
+use linkerd2_cni::conflist::{Conflist, PLUGIN, may_call_plugin, plugin_types};
+
+use crate::node::saved_state;
+use crate::text::Text;
+
+/// Returns the value of `key`, which `make` makes once a thread.
+pub fn once<K: Clone + Eq + Hash, V: Clone>(
+    known: &RefCell<HashMap<K, V>>,
+    key: &K,
+    make: impl FnOnce() -> V,
+) -> V {
+    if let Some(value) = known.borrow().get(key) {
+        return value.clone();
+    }
+    let value = make();
+    known.borrow_mut().insert(key.clone(), value.clone());
+    value
+}
+
+/// A network config.
+pub struct ConfigFacts {
+    /// How often it calls the plugin.
+    pub calls: usize,
+    pub may_call: bool,
+    /// The conflist without plugin entries.
+    pub bare: Option<Text>,
+}
+
+/// Conflists in the saved state, each with its original text.
+type Originals = Rc<Vec<(Text, Text)>>;
+
+thread_local! {
+    static CONFIGS: RefCell<HashMap<Text, Rc<ConfigFacts>>> = RefCell::default();
+    static ORIGINALS: RefCell<HashMap<Text, Originals>> = RefCell::default();
+}
+
+pub fn config(text: Text) -> Rc<ConfigFacts> {
+    let make = || {
+        let conflist = Conflist::parse_any(&text).ok();
+        Rc::new(ConfigFacts {
+            calls: plugin_types(&text).iter().filter(|name| *name == PLUGIN).count(),
+            may_call: may_call_plugin(&text),
+            bare: conflist.map(|conflist| Text::new(&conflist.without_entry())),
+        })
+    };
+    CONFIGS.with(|known| once(known, &text, make))
+}
+
+pub fn originals(saved: Text) -> Originals {
+    let make = || {
+        let originals = saved_state(Some(saved)).originals;
+        let texts = originals.iter().filter_map(|(name, original)| match &original.content {
+            OriginalContent::Text(text) => Some((Text::new(name), Text::new(text))),
+            OriginalContent::Link(_) => None,
+        });
+        Rc::new(texts.collect())
+    };
+    ORIGINALS.with(|known| once(known, &saved, make))
+}

@@ -1,0 +1,143 @@
+//! A model of install, upgrade and uninstall: up to two agents, the primary CNI, the API server and
+//! SIGKILL, in every order. See `docs/model.md`.
+
+// Clippy's leave for tests does not reach their helpers.
+#![allow(clippy::print_stdout, clippy::unwrap_used)]
+
+mod agent;
+mod bug;
+mod facts;
+mod foreign;
+mod node;
+mod operation;
+mod plans;
+mod properties;
+mod scenario;
+mod sequence;
+mod text;
+mod world;
+
+use std::fmt::Write as _;
+use std::time::Instant;
+
+use agent::Api;
+use bug::Bug;
+use scenario::{CONF, CONFLIST, Scenario, copy, every};
+use stateright::{Checker, HasDiscoveries, Model};
+
+const ALL_RESPONSES: [Api; 5] = [
+    Api::DaemonSetExists,
+    Api::DaemonSetDeleted,
+    Api::AccountsDeleted,
+    Api::Forbidden,
+    Api::Unreachable,
+];
+
+/// Whether to explore more: minutes instead of seconds.
+fn is_large() -> bool {
+    std::env::var_os("MODEL").is_some_and(|size| size == "large")
+}
+
+/// Explores `scenario` until a property fails. Returns the property and the shortest way there.
+fn counterexample(scenario: Scenario) -> Option<(&'static str, String)> {
+    let (name, begin) = (scenario.name, Instant::now());
+    let checker = scenario.checker().finish_when(HasDiscoveries::AnyFailures).spawn_bfs().join();
+    println!(
+        "{name}: {} states, {} transitions, depth {}, {:.1} s",
+        checker.unique_state_count(),
+        checker.state_count(),
+        checker.max_depth(),
+        begin.elapsed().as_secs_f64()
+    );
+    let (property, path) = checker.discoveries().into_iter().next()?;
+    let mut text = String::new();
+    for action in path.into_actions() {
+        let _ = write!(text, "\n   {action:?}");
+    }
+    Some((property, text))
+}
+
+fn check(scenario: Scenario) {
+    let name = scenario.name;
+    if let Some((property, path)) = counterexample(scenario) {
+        panic!("{name}: not true: {property}{path}");
+    }
+}
+
+#[test]
+fn one_agent_keeps_every_property_on_a_node_with_a_conflist() {
+    one_agent("one agent, conflist", CONFLIST);
+}
+
+#[test]
+fn one_agent_keeps_every_property_on_a_node_with_a_conf() {
+    one_agent("one agent, conf", CONF);
+}
+
+/// With kills, and with writes between the reads of one scan. Not both: see `docs/model.md`.
+fn one_agent(name: &'static str, primary: &'static str) {
+    let more = u8::from(is_large());
+    for (kills, foreign_writes, reads_one_by_one) in [(1 + more, 2, false), (0, 2 + more, true)] {
+        check(Scenario {
+            agents: 1,
+            kills,
+            foreign_writes,
+            api: ALL_RESPONSES.to_vec(),
+            reads_one_by_one,
+            ..Scenario::new(name, [every(), every()], primary)
+        });
+    }
+}
+
+/// `bounds`: foreign writes and kills of the short exploration. The large ones are the same for all.
+fn two_agents(name: &'static str, scenario: impl Fn() -> Scenario, bounds: (u8, u8)) {
+    // Not a kill and a foreign write during the conversion of a `.conf`: see `docs/model.md`.
+    let kills = if scenario().primary == CONF { (0, 2) } else { (1, 1) };
+    let all_bounds = if is_large() { vec![kills, (2, 0)] } else { vec![bounds] };
+    for (foreign_writes, kills) in all_bounds {
+        check(Scenario { name, foreign_writes, kills, ..scenario() });
+    }
+}
+
+#[test]
+fn two_agents_with_different_values_keep_every_property() {
+    let scenario = || Scenario::new("", [every(), every()], CONFLIST);
+    two_agents("two agents, conflist", scenario, (1, 0));
+}
+
+#[test]
+fn two_agents_keep_every_property_on_a_node_with_a_conf() {
+    two_agents("two agents, conf", || Scenario::new("", [every(), every()], CONF), (0, 1));
+}
+
+#[test]
+fn an_upgrade_to_another_chain_mode_keeps_every_property() {
+    two_agents("to a copy", || Scenario::new("", [every(), copy()], CONFLIST), (0, 0));
+    two_agents("from a copy", || Scenario::new("", [copy(), every()], CONFLIST), (0, 0));
+}
+
+#[test]
+fn every_seeded_bug_is_found() {
+    let one =
+        |primary| Scenario { agents: 1, ..Scenario::new("seeded", [every(), every()], primary) };
+    let two =
+        || Scenario { foreign_writes: 0, ..Scenario::new("seeded", [every(), every()], CONFLIST) };
+    for (bug, scenario, property) in [
+        (Bug::ChainBeforeBinary, one(CONFLIST), &[properties::RUNS][..]),
+        (Bug::RemoveBinaryFirst, one(CONFLIST), &[properties::RUNS][..]),
+        (Bug::OverwriteWithoutCheck, one(CONFLIST), &[properties::KEPT, properties::CLEAN]),
+        (Bug::SaveAfterConversion, one(CONF), &[properties::KEPT, properties::CLEAN]),
+        (Bug::RestoreOverNewerWrite, one(CONF), &[properties::KEPT, properties::CLEAN]),
+        (Bug::NoLock, two(), &[properties::RUNS][..]),
+        (Bug::NoYielding, two(), &[properties::ENDS][..]),
+        (Bug::ForbiddenIsProof, one(CONFLIST), &[properties::PROVEN][..]),
+    ] {
+        let api = match bug {
+            Bug::ForbiddenIsProof => vec![Api::Forbidden],
+            _ => scenario.api.clone(),
+        };
+        let (failed, path) = counterexample(Scenario { bug, api, ..scenario }).unwrap();
+        println!("{bug:?}: not true: {failed}{path}");
+        assert!(property.contains(&failed), "{bug:?}{path}");
+    }
+}

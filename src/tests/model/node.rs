@@ -1,0 +1,99 @@
+//! The files of the node, as the actors of the model change them.
+
+use std::collections::BTreeMap;
+
+use linkerd2_cni::conflist::net_dir::{ConfigFile, ConfigKind, Content};
+use linkerd2_cni::conflist::plan;
+use linkerd2_cni::conflist::saved_state::SavedState;
+use linkerd2_cni::files::FileAccess;
+
+use crate::text::Text;
+
+/// Number of an agent: 0 starts first.
+pub type Id = usize;
+
+/// Network configs by name.
+pub type Configs = BTreeMap<Text, Text>;
+
+/// A file that an uninstall removes. Plugin binary and kubeconfig differ by the agent that wrote
+/// them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum NodeFile {
+    Kubeconfig,
+    Binary,
+    SavedState,
+}
+
+/// Content of a [`NodeFile`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum FileContent {
+    WrittenBy(Id),
+    Text(Text),
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Node {
+    pub configs: Configs,
+    pub saved_state: Option<FileContent>,
+    pub kubeconfig: Option<FileContent>,
+    pub binary: Option<FileContent>,
+    /// The agent whose socket is at the path of the record socket. It may be dead.
+    pub socket: Option<Id>,
+    /// A killed agent left temporary files.
+    pub has_leftovers: bool,
+}
+
+impl Node {
+    pub fn file(&mut self, file: NodeFile) -> &mut Option<FileContent> {
+        match file {
+            NodeFile::Kubeconfig => &mut self.kubeconfig,
+            NodeFile::Binary => &mut self.binary,
+            NodeFile::SavedState => &mut self.saved_state,
+        }
+    }
+
+    pub fn saved_text(&self) -> Option<Text> {
+        match self.saved_state {
+            Some(FileContent::Text(text)) => Some(text),
+            _ => None,
+        }
+    }
+
+    /// Whether the plugin can run: its binary and its kubeconfig exist.
+    pub fn can_run_plugin(&self) -> bool {
+        self.binary.is_some() && self.kubeconfig.is_some()
+    }
+
+    /// The network config that the runtime loads.
+    pub fn active(&self) -> Option<(Text, Text)> {
+        let found = config_files(&self.configs);
+        let name = Text::new(&plan::active(&found)?.name);
+        Some((name, self.configs[&name]))
+    }
+}
+
+/// The configs as the product's scan returns them.
+pub fn config_files<'c>(
+    configs: impl IntoIterator<Item = (&'c Text, &'c Text)>,
+) -> Vec<ConfigFile> {
+    let files = configs.into_iter().filter_map(|(name, text)| {
+        let content =
+            Content { text: text.to_string(), access: FileAccess::own(0o600), link: None };
+        Some(ConfigFile {
+            name: name.to_string(),
+            kind: ConfigKind::of(name)?,
+            content: Ok(content),
+        })
+    });
+    files.collect()
+}
+
+/// Parses the text of the saved state with the product's own types.
+pub fn saved_state(text: Option<Text>) -> SavedState {
+    let text = text.unwrap_or_else(|| Text::new(r#"{"version":1,"lists":{}}"#));
+    serde_json::from_str(&text).unwrap()
+}
+
+pub fn saved_text(saved: &SavedState) -> Text {
+    Text::new(&serde_json::to_string(saved).unwrap())
+}

@@ -1,0 +1,202 @@
+//! The operations of an agent on the node. A kill can occur before and after each, and another actor
+//! can act between two of them.
+
+use linkerd2_cni::conflist::net_dir::ConfigFile;
+use linkerd2_cni::conflist::plan::{self, ChainStep, UnchainStep};
+use linkerd2_cni::conflist::saved_state::{OriginalContent, SavedState};
+
+use crate::bug::Bug;
+use crate::node::NodeFile;
+use crate::text::Text;
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Operation {
+    /// Creates the record socket.
+    Bind,
+    /// Locks the CNI net dir.
+    Lock,
+    /// Compares the plugin binary with the image and copies it.
+    CopyBinary,
+    WriteKubeconfig,
+    RemoveLeftovers,
+    /// Lists the CNI net dir. The reads of its files follow.
+    List,
+    Read(Text),
+    LoadSavedState,
+    /// Plans the pass; its steps follow.
+    PlanChain,
+    /// Plans the removal of all plugin entries; its steps follow.
+    PlanUnchain,
+    /// Writes the saved state with one more original. The value is JSON.
+    SaveOriginal {
+        conflist: Text,
+        original: Text,
+    },
+    SaveOwnConfig {
+        name: Text,
+        copied_from: Option<Text>,
+    },
+    /// Writes the saved state without this conflist.
+    Forget(Text),
+    /// Reads the file again: fails if it does not hold `before`.
+    Check {
+        name: Text,
+        before: Text,
+    },
+    /// Exchanges the file with a temporary file that holds `new`.
+    Exchange {
+        name: Text,
+        before: Text,
+        new: Text,
+    },
+    /// Exchanges again, because the file did not hold what the agent read. The temporary file holds
+    /// `content`, and the file should hold `expected`.
+    PutBack {
+        name: Text,
+        content: Text,
+        expected: Text,
+    },
+    /// Renames a temporary file to a name that must not exist.
+    Create {
+        name: Text,
+        text: Text,
+    },
+    /// Renames a temporary file over `name`.
+    Write {
+        name: Text,
+        text: Text,
+    },
+    /// Renames `name` to a temporary name and removes it if it holds `before`.
+    Remove {
+        name: Text,
+        before: Text,
+        undo: Option<Undo>,
+    },
+    /// Gives a renamed file its name back, as it holds `content` and not what the agent read. Then
+    /// undoes the step.
+    Return {
+        name: Text,
+        content: Text,
+        undo: Option<Undo>,
+    },
+    /// Ends a step. A step that another writer disturbs is cut off here.
+    EndStep,
+    EndPass,
+    EndUnchain,
+    /// Looks whether a network config names the plugin, before files are renamed and afterwards.
+    Judge {
+        is_staged: bool,
+    },
+    /// Renames a file to a temporary name.
+    Stage(NodeFile),
+    /// Gives the file that was staged last its name back.
+    Undo,
+    /// Removes the staged files.
+    Finish,
+}
+
+/// A file that the step wrote, and which is removed again if another program disturbs the step.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Undo {
+    pub name: Text,
+    pub text: Text,
+    /// Also if the other file was changed. Otherwise only if it was removed.
+    pub is_for_changes: bool,
+}
+
+use Operation::{Check, Create, EndStep, Exchange, Remove, SaveOriginal, SaveOwnConfig, Write};
+
+fn content(found: &[ConfigFile], name: &str) -> Option<Text> {
+    let file = found.iter().find(|file| file.name == name)?;
+    Some(Text::new(&file.content.as_ref().ok()?.text))
+}
+
+fn replace(name: &str, before: Text, new: &str, bug: Bug) -> Vec<Operation> {
+    let (name, new) = (Text::new(name), Text::new(new));
+    match bug {
+        Bug::OverwriteWithoutCheck => vec![Write { name, text: new }],
+        _ => vec![Check { name, before }, Exchange { name, before, new }],
+    }
+}
+
+/// Operations of one step of a plan to chain, as `agent::reconcile::chain_step` runs them.
+pub fn of_chain_step(
+    step: &ChainStep,
+    found: &[ConfigFile],
+    saved: &SavedState,
+    bug: Bug,
+) -> Vec<Operation> {
+    let mut operations = Vec::new();
+    match step {
+        ChainStep::WriteOwnConfig { name, text, copied_from, .. } => {
+            operations.push(SaveOwnConfig {
+                name: Text::new(name),
+                copied_from: copied_from.as_deref().map(Text::new),
+            });
+            match content(found, name) {
+                Some(before) => operations.extend(replace(name, before, text, bug)),
+                None => operations.push(Write { name: Text::new(name), text: Text::new(text) }),
+            }
+        }
+        ChainStep::AddEntry { name, text } => {
+            let before = content(found, name).unwrap();
+            operations.extend(replace(name, before, text, bug));
+        }
+        ChainStep::Convert { conf, conflist, text, .. } => {
+            let file = found.iter().find(|file| file.name == *conf).unwrap();
+            let original =
+                plan::original_to_save(step, file.content.as_ref().unwrap(), found, saved).unwrap();
+            let (list, conf) = (Text::new(conflist), Text::new(conf));
+            let original = Text::new(&serde_json::to_string(&original).unwrap());
+            let save = SaveOriginal { conflist: list, original };
+            if bug != Bug::SaveAfterConversion {
+                operations.push(save.clone());
+            }
+            match content(found, conflist) {
+                Some(before) if *before == **text => {}
+                Some(before) => operations.extend(replace(conflist, before, text, bug)),
+                None => operations.push(Create { name: list, text: Text::new(text) }),
+            }
+            let before = content(found, &conf).unwrap();
+            let undo = Undo { name: list, text: Text::new(text), is_for_changes: false };
+            let undo = content(found, conflist).is_none().then_some(undo);
+            operations.push(Remove { name: conf, before, undo });
+            if bug == Bug::SaveAfterConversion {
+                operations.push(save);
+            }
+        }
+    }
+    operations.push(EndStep);
+    operations
+}
+
+/// Operations of one step of a plan to unchain, as `agent::uninstall::restore` runs them.
+pub fn of_unchain_step(step: &UnchainStep, found: &[ConfigFile], bug: Bug) -> Vec<Operation> {
+    let name = Text::new(step.file_name());
+    let before = content(found, &name).unwrap();
+    let check = Check { name, before };
+    match step {
+        UnchainStep::RemoveEntry { text, .. } => replace(&name, before, text, bug),
+        UnchainStep::Restore { original, .. } => {
+            let OriginalContent::Text(text) = &original.content else {
+                unreachable!("the model has no symbolic links");
+            };
+            let (original, text) = (Text::new(&original.name), Text::new(text));
+            match bug {
+                Bug::RestoreOverNewerWrite => {
+                    vec![Write { name: original, text }, Remove { name, before, undo: None }]
+                }
+                _ => vec![
+                    check,
+                    Create { name: original, text },
+                    Remove {
+                        name,
+                        before,
+                        undo: Some(Undo { name: original, text, is_for_changes: true }),
+                    },
+                ],
+            }
+        }
+        UnchainStep::RemoveFile { .. } => vec![Remove { name, before, undo: None }],
+    }
+}

@@ -1,0 +1,50 @@
+//! What a run of the model explores.
+
+use linkerd2_cni::conflist::chain_mode::{COPY, ChainMode};
+
+use crate::agent::Api;
+use crate::bug::Bug;
+use crate::plans::Planner;
+
+pub const CONFLIST: &str = "10-net.conflist";
+pub const CONF: &str = "10-net.conf";
+
+pub struct Scenario {
+    pub name: &'static str,
+    /// Number of agents.
+    pub agents: usize,
+    pub plans: Planner,
+    /// Name of the primary CNI's config.
+    pub primary: &'static str,
+    pub foreign_writes: u8,
+    pub kills: u8,
+    /// What the API server may say to each agent.
+    pub api: Vec<Api>,
+    /// Whether an agent reads the network configs one by one, so that others can write in between.
+    pub reads_one_by_one: bool,
+    pub bug: Bug,
+}
+
+impl Scenario {
+    pub fn new(name: &'static str, modes: [ChainMode; 2], primary: &'static str) -> Scenario {
+        Scenario {
+            name,
+            agents: 2,
+            plans: Planner::new(modes),
+            primary,
+            foreign_writes: 1,
+            kills: 0,
+            api: vec![Api::DaemonSetDeleted],
+            reads_one_by_one: false,
+            bug: Bug::None,
+        }
+    }
+}
+
+pub fn every() -> ChainMode {
+    ChainMode::Every
+}
+
+pub fn copy() -> ChainMode {
+    ChainMode::Copy(COPY.to_owned())
+}

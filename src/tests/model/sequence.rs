@@ -1,0 +1,85 @@
+//! The order of the writes of one undisturbed agent, which the real agent is held to as well: the
+//! test `operations` of the suite `agent` compares strace's output with the same files.
+
+use linkerd2_cni::conflist::PLUGIN;
+use linkerd2_cni::conflist::saved_state;
+use linkerd2_cni::record::SOCKET_NAME;
+use stateright::Model;
+
+use crate::agent::Api;
+use crate::node::NodeFile;
+use crate::operation::Operation::{self, *};
+use crate::scenario::{CONF, CONFLIST, Scenario, every};
+use crate::world::{Action, World};
+
+fn file_name(file: NodeFile) -> &'static str {
+    match file {
+        NodeFile::Kubeconfig => "kubeconfig.json",
+        NodeFile::Binary => PLUGIN,
+        NodeFile::SavedState => saved_state::NAME,
+    }
+}
+
+/// The operation as the test of the real agent describes it.
+fn line(operation: &Operation) -> Option<String> {
+    Some(match operation {
+        Bind => format!("write {SOCKET_NAME}"),
+        CopyBinary => format!("write {PLUGIN}"),
+        WriteKubeconfig => format!("write {}", file_name(NodeFile::Kubeconfig)),
+        SaveOriginal { .. } | SaveOwnConfig { .. } | Forget(_) => {
+            format!("write {}", saved_state::NAME)
+        }
+        Exchange { name, .. } => format!("exchange {}", &**name),
+        Create { name, .. } => format!("create {}", &**name),
+        Write { name, .. } => format!("write {}", &**name),
+        Remove { name, .. } => format!("take {}", &**name),
+        Stage(file) => format!("take {}", file_name(*file)),
+        _ => return None,
+    })
+}
+
+fn run(scenario: &Scenario, world: &mut World, first: Action, lines: &mut Vec<String>) {
+    let mut next = Some(first);
+    while let Some(action) = next {
+        let after = scenario.next_state(world, action.clone()).unwrap();
+        let (held, holds) = (world.agents[0].holds_lock, after.agents[0].holds_lock);
+        if !held && holds {
+            lines.push("lock".into());
+        }
+        if world.node != after.node {
+            match &action {
+                Action::Step(_, operation) => lines.extend(line(operation)),
+                _ => lines.push(format!("remove {SOCKET_NAME}")),
+            }
+        }
+        if held && !holds {
+            lines.push("unlock".into());
+            // A pass or a look that wrote nothing.
+            if lines[lines.len() - 2] == "lock" {
+                lines.truncate(lines.len() - 2);
+            }
+        }
+        *world = after;
+        // The agent is asked only once nothing else is due.
+        next = world.due().into_iter().next();
+    }
+}
+
+fn sequence(primary: &'static str) -> String {
+    let scenario = Scenario {
+        agents: 1,
+        api: vec![Api::DaemonSetDeleted],
+        ..Scenario::new("", [every(), every()], primary)
+    };
+    let mut world = scenario.init_states().remove(0);
+    let mut lines = Vec::new();
+    run(&scenario, &mut world, Action::Start(0), &mut lines);
+    run(&scenario, &mut world, Action::Stop(0), &mut lines);
+    lines.join("\n") + "\n"
+}
+
+#[test]
+fn the_model_writes_in_the_order_of_the_real_agent() {
+    assert_eq!(sequence(CONFLIST), include_str!("sequence/10-net.conflist.txt"));
+    assert_eq!(sequence(CONF), include_str!("sequence/10-net.conf.txt"));
+}
