@@ -23,6 +23,7 @@ fn chart_readme() -> PathBuf {
 fn pages() -> Vec<PathBuf> {
     let mut pages = files(&root().join("docs"));
     pages.extend([root().join("README.md"), chart_readme()]);
+    pages.extend(["CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md"].map(|page| root().join(page)));
     pages
 }
 
