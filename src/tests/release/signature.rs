@@ -23,7 +23,7 @@ impl Signed {
         fs::create_dir(signed.path("gpg")).unwrap();
         fs::set_permissions(signed.path("gpg"), fs::Permissions::from_mode(0o700)).unwrap();
         must(Command::new("cp").arg("-r").arg(release()).arg(signed.path("release")));
-        must(signed.gpg(&[
+        must(&mut signed.gpg(&[
             "--passphrase",
             "",
             "--quick-generate-key",
