@@ -9,6 +9,7 @@ mod arm64;
 #[path = "../support/cni.rs"]
 mod cni;
 mod folder;
+mod project;
 mod signature;
 mod versions;
 
