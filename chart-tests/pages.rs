@@ -23,6 +23,7 @@ fn chart_readme() -> PathBuf {
 fn pages() -> Vec<PathBuf> {
     let mut pages = files(&root().join("docs"));
     pages.extend([root().join("README.md"), chart_readme()]);
+    pages.extend(["CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md"].map(|page| root().join(page)));
     pages
 }
 
@@ -47,7 +48,8 @@ fn every_link_leads_to_a_file_and_a_heading() {
         let text = read(&page);
         for link in links(&text) {
             let (path, anchor) = link.split_once('#').unwrap_or((link, ""));
-            let target = if let Some(rest) = path.strip_prefix(REPOSITORY) {
+            let is_form = path.ends_with("/security/advisories/new");
+            let target = if let Some(rest) = path.strip_prefix(REPOSITORY).filter(|_| !is_form) {
                 let rest = rest.strip_prefix("/blob/main/").unwrap_or(rest);
                 root().join(if rest.is_empty() { "README.md" } else { rest })
             } else if path.starts_with("https://") {

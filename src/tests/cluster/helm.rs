@@ -56,6 +56,13 @@ impl Helm {
         println!("{:>6.1?} helm {verb}", begin.elapsed());
     }
 
+    /// Installs a packaged chart with its default values.
+    pub fn install_chart(&self, package: &Path) {
+        let install = ["install", "linkerd-cni", package.to_str().unwrap()];
+        let into = ["-n", self.namespace, "--create-namespace", "--wait", "--timeout", "60s"];
+        self.must(&[&install[..], &into].concat());
+    }
+
     /// Installs the stand-in for upstream's chart, with the same release name. It runs this project's image, as
     /// upstream's is not available here.
     pub fn install_upstream(&self) {

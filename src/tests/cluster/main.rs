@@ -31,6 +31,7 @@ mod platforms;
 mod plugin;
 mod pods;
 mod quickstart;
+mod release;
 mod repair;
 mod stopped;
 mod two_agents;

@@ -1,0 +1,191 @@
+//! The files of a release, and that they agree with each other.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use serde_json::Value;
+use tempfile::TempDir;
+
+use crate::{VERSION, must, release, repository};
+
+const ARCHITECTURES: [&str; 2] = ["amd64", "arm64"];
+/// Published programs, and where the image has them.
+const PROGRAMS: [(&str, &str); 2] =
+    [("linkerd-cni", "opt/cni/bin"), ("linkerd2-cni-install", "usr/bin")];
+
+fn names(folder: &Path) -> BTreeSet<String> {
+    let entries = fs::read_dir(folder).unwrap();
+    entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
+}
+
+fn json(path: impl AsRef<Path>) -> Value {
+    serde_json::from_slice(&fs::read(path).unwrap()).unwrap()
+}
+
+fn sha256(path: &Path) -> String {
+    let output = String::from_utf8(must(Command::new("sha256sum").arg(path))).unwrap();
+    output.split(' ').next().unwrap().into()
+}
+
+fn unpacked(archive: &Path) -> TempDir {
+    let directory = TempDir::new().unwrap();
+    must(Command::new("tar").arg("-xf").arg(archive).arg("-C").arg(directory.path()));
+    directory
+}
+
+/// The file of a descriptor in an OCI layout.
+fn blob(layout: &Path, descriptor: &Value) -> PathBuf {
+    let digest = descriptor["digest"].as_str().unwrap();
+    let path = layout.join("blobs").join(digest.replace(':', "/"));
+    assert_eq!(format!("sha256:{}", sha256(&path)), digest);
+    assert_eq!(fs::metadata(&path).unwrap().len(), descriptor["size"].as_u64().unwrap());
+    path
+}
+
+fn archive(architecture: &str) -> PathBuf {
+    release().join(format!("cni-plugin-v{VERSION}-linux-{architecture}.tar"))
+}
+
+#[test]
+fn checksums_name_every_file() {
+    must(Command::new("sha256sum").args(["--check", "SHA256SUMS"]).current_dir(release()));
+    let sums = fs::read_to_string(release().join("SHA256SUMS")).unwrap();
+    let mut listed: BTreeSet<_> =
+        sums.lines().map(|line| line.split("  ").nth(1).unwrap().to_string()).collect();
+    listed.insert("SHA256SUMS".into());
+    assert_eq!(listed, names(&release()));
+}
+
+#[test]
+fn the_image_index_has_the_images_of_both_architectures() {
+    let joined = unpacked(&release().join(format!("cni-plugin-v{VERSION}-oci.tar")));
+    let index = json(joined.path().join("index.json"));
+    let index = json(blob(joined.path(), &index["manifests"][0]));
+    for (descriptor, architecture) in
+        index["manifests"].as_array().unwrap().iter().zip(ARCHITECTURES)
+    {
+        assert_eq!(descriptor["platform"]["architecture"], architecture);
+        let manifest = json(blob(joined.path(), descriptor));
+        let config = json(blob(joined.path(), &manifest["config"]));
+        assert_eq!(config["architecture"], architecture);
+        let layer = unpacked(&blob(joined.path(), &manifest["layers"][0]));
+        for (program, directory) in PROGRAMS {
+            let published = release().join(format!("{program}-v{VERSION}-linux-{architecture}"));
+            assert_eq!(sha256(&layer.path().join(directory).join(program)), sha256(&published));
+        }
+        // docker and containerd load the same image.
+        let alone = unpacked(&archive(architecture));
+        let alone = json(alone.path().join("index.json"));
+        assert_eq!(alone["manifests"][0]["digest"], descriptor["digest"]);
+    }
+}
+
+#[test]
+fn programs_are_static_and_of_their_architecture() {
+    for (architecture, machine) in ARCHITECTURES.into_iter().zip([62, 183]) {
+        for (program, _) in PROGRAMS {
+            let path = release().join(format!("{program}-v{VERSION}-linux-{architecture}"));
+            let elf = fs::read(path).unwrap();
+            assert_eq!(&elf[..4], b"\x7fELF");
+            assert_eq!(u16::from_le_bytes([elf[18], elf[19]]), machine, "{program} {architecture}");
+            let interpreter = b"/lib/ld-linux";
+            assert!(!elf.windows(interpreter.len()).any(|bytes| bytes == interpreter));
+        }
+    }
+}
+
+#[test]
+fn sboms_have_every_crate_that_is_compiled_in() {
+    for architecture in ARCHITECTURES {
+        let target = match architecture {
+            "amd64" => "x86_64-unknown-linux-gnu",
+            _ => "aarch64-unknown-linux-gnu",
+        };
+        let tree = must(Command::new("cargo").current_dir(repository()).args([
+            "tree",
+            "--locked",
+            "--edges=normal",
+            "--prefix=none",
+            "--format={p}",
+            "--target",
+            target,
+        ]));
+        let crates: BTreeSet<_> = String::from_utf8(tree)
+            .unwrap()
+            .lines()
+            .map(|line| line.split(' ').take(2).collect::<Vec<_>>().join("@").replace("@v", "@"))
+            .collect();
+        let [cyclonedx, spdx] = ["cdx", "spdx"].map(|format| {
+            let name = format!("linkerd2-cni-v{VERSION}-linux-{architecture}.{format}.json");
+            json(release().join(name))
+        });
+        let listed = |list: &Value, version: &str| -> BTreeSet<String> {
+            let entries = list.as_array().unwrap().iter();
+            entries
+                .map(|entry| format!("{}@{}", entry["name"], entry[version]).replace('"', ""))
+                .collect()
+        };
+        let components = listed(&cyclonedx["components"], "version");
+        assert_eq!(crates.difference(&components).next(), None);
+        assert_eq!(listed(&spdx["packages"], "versionInfo"), components);
+        // Besides crates: Rust's standard library, glibc, the archive and the programs.
+        assert_eq!(components.len(), crates.len() + 2 + 1 + PROGRAMS.len(), "{components:?}");
+        for (program, _) in PROGRAMS {
+            let name = format!("{program}-v{VERSION}-linux-{architecture}");
+            let hash = sha256(&release().join(&name));
+            let component = cyclonedx["components"].as_array().unwrap();
+            let component = component.iter().find(|entry| entry["name"] == name).unwrap();
+            assert_eq!(component["hashes"][0]["content"], hash);
+        }
+    }
+}
+
+#[test]
+fn the_provenance_names_the_commit_and_every_file() {
+    let name = format!("linkerd2-cni-v{VERSION}.intoto.json");
+    let statement = json(release().join(&name));
+    let mut subjects = BTreeSet::from([name, "SHA256SUMS".into()]);
+    for subject in statement["subject"].as_array().unwrap() {
+        let file = subject["name"].as_str().unwrap();
+        assert_eq!(subject["digest"]["sha256"], sha256(&release().join(file)), "{file}");
+        subjects.insert(file.into());
+    }
+    assert_eq!(subjects, names(&release()));
+    let sources = &statement["predicate"]["buildDefinition"]["resolvedDependencies"];
+    assert_eq!(sources[0]["digest"]["gitCommit"].as_str().unwrap().len(), 40);
+    assert_eq!(sources[1]["digest"]["sha256"], sha256(&repository().join("Cargo.lock")));
+}
+
+#[test]
+fn the_index_has_the_chart_and_the_manifest_its_image() {
+    let charts: Vec<_> =
+        names(&release()).into_iter().filter(|name| name.ends_with(".tgz")).collect();
+    let [chart] = &charts[..] else { panic!("{charts:?}") };
+    let index = fs::read_to_string(release().join("index.yaml")).unwrap();
+    let index: Value = serde_saphyr::from_str(&index).unwrap();
+    let entry = &index["entries"]["linkerd2-cni"][0];
+    assert_eq!(entry["urls"][0], **chart);
+    assert_eq!(entry["digest"], sha256(&release().join(chart)));
+    assert_eq!(entry["appVersion"], format!("v{VERSION}"));
+    let manifest = fs::read_to_string(release().join("install-cni.yaml")).unwrap();
+    let image = format!("image: cr.l5d.io/linkerd/cni-plugin:v{VERSION}");
+    assert!(manifest.contains(&image));
+}
+
+#[test]
+fn no_file_names_a_directory_of_the_build() {
+    let home = std::env::var("HOME").unwrap();
+    for name in names(&release()) {
+        let path = release().join(&name);
+        let mut contents = fs::read(&path).unwrap();
+        if name.ends_with(".tgz") {
+            contents = must(Command::new("gzip").args(["-dc"]).arg(&path));
+        }
+        for directory in [format!("{home}/"), format!("{}/", repository().display())] {
+            let directory = directory.as_bytes();
+            assert!(!contents.windows(directory.len()).any(|bytes| bytes == directory), "{name}");
+        }
+    }
+}

@@ -1,0 +1,43 @@
+//! `scripts/release`: what it refuses, and the folder that it writes.
+//!
+//! Tests of the folder need one in `LINKERD2_CNI_RELEASE`, as `scripts/test` makes it with `scripts/release.d/twice`.
+//! Without it they fail.
+
+#![allow(clippy::expect_used, clippy::unwrap_used)]
+
+mod arm64;
+#[path = "../support/cni.rs"]
+mod cni;
+mod folder;
+mod project;
+mod signature;
+mod versions;
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+const VERSION: &str = env!("CARGO_PKG_VERSION");
+
+fn repository() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+/// Returns the folder of the release that is tested.
+fn release() -> PathBuf {
+    let folder = std::env::var_os("LINKERD2_CNI_RELEASE").expect(
+        "LINKERD2_CNI_RELEASE names a release; scripts/release.d/twice DIRECTORY makes one",
+    );
+    folder.into()
+}
+
+/// Runs a program and returns its standard output. Panics with its error if it fails.
+fn must(command: &mut Command) -> Vec<u8> {
+    let output = command.output().unwrap_or_else(|error| panic!("{command:?}: {error}"));
+    assert!(output.status.success(), "{command:?}: {}", said(&output));
+    output.stdout
+}
+
+/// Returns everything that a program printed.
+fn said(output: &Output) -> String {
+    String::from_utf8_lossy(&[&output.stdout[..], &output.stderr].concat()).into_owned()
+}

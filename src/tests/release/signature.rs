@@ -1,0 +1,134 @@
+//! `scripts/sign` with throw-away keys.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use tempfile::TempDir;
+
+use crate::{must, release, repository, said};
+
+/// A copy of the release, a gpg key and an ECDSA key.
+struct Signed {
+    work: TempDir,
+}
+
+const KEY: &str = "throw-away@localhost";
+
+impl Signed {
+    fn new() -> Self {
+        let signed = Signed { work: TempDir::new().unwrap() };
+        // gpg rejects a directory that others can read, and a socket's path above 107 bytes.
+        fs::create_dir(signed.path("gpg")).unwrap();
+        fs::set_permissions(signed.path("gpg"), fs::Permissions::from_mode(0o700)).unwrap();
+        must(Command::new("cp").arg("-r").arg(release()).arg(signed.path("release")));
+        must(&mut signed.gpg(&[
+            "--passphrase",
+            "",
+            "--quick-generate-key",
+            KEY,
+            "rsa2048",
+            "sign",
+            "never",
+        ]));
+        must(
+            Command::new("openssl")
+                .args(["ecparam", "-genkey", "-name", "prime256v1", "-noout", "-out"])
+                .arg(signed.path("key.pem")),
+        );
+        must(
+            Command::new("openssl")
+                .args(["ec", "-pubout", "-in"])
+                .arg(signed.path("key.pem"))
+                .arg("-out")
+                .arg(signed.path("key.pub")),
+        );
+        must(&mut signed.sign());
+        must(signed.gpg(&["--export", "--output"]).arg(signed.path("pubring.gpg")).arg(KEY));
+        signed
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.work.path().join(name)
+    }
+
+    fn file(&self, name: &str) -> PathBuf {
+        self.path("release").join(name)
+    }
+
+    fn gpg(&self, args: &[&str]) -> Command {
+        let mut gpg = Command::new("gpg");
+        gpg.env("GNUPGHOME", self.path("gpg")).arg("--batch").args(args);
+        gpg
+    }
+
+    fn sign(&self) -> Command {
+        let mut sign = Command::new(repository().join("scripts/sign"));
+        sign.env("GNUPGHOME", self.path("gpg")).arg(self.path("release"));
+        sign.args(["--gpg-key", KEY, "--pem-key"]).arg(self.path("key.pem"));
+        sign
+    }
+
+    fn chart(&self) -> PathBuf {
+        let files = fs::read_dir(self.path("release")).unwrap().map(|entry| entry.unwrap().path());
+        files.into_iter().find(|path| path.extension().is_some_and(|end| end == "tgz")).unwrap()
+    }
+
+    fn verify_chart(&self) -> Output {
+        let mut helm = Command::new("helm");
+        helm.arg("verify").arg(self.chart()).arg("--keyring").arg(self.path("pubring.gpg"));
+        helm.output().unwrap()
+    }
+
+    fn verify_checksums(&self) -> [Output; 2] {
+        let signature = self.path("signature");
+        let base64 = Command::new("base64").arg("-d").arg(self.file("SHA256SUMS.sig")).output();
+        fs::write(&signature, base64.unwrap().stdout).unwrap();
+        let mut gpg = self.gpg(&["--verify"]);
+        let mut openssl = Command::new("openssl");
+        openssl.args(["dgst", "-sha256", "-verify"]).arg(self.path("key.pub"));
+        openssl.arg("-signature").arg(signature).arg(self.file("SHA256SUMS"));
+        gpg.arg(self.file("SHA256SUMS.asc")).arg(self.file("SHA256SUMS"));
+        [gpg.output().unwrap(), openssl.output().unwrap()]
+    }
+}
+
+impl Drop for Signed {
+    fn drop(&mut self) {
+        // The agent that gpg started.
+        let _ = Command::new("gpgconf")
+            .env("GNUPGHOME", self.path("gpg"))
+            .args(["--kill", "all"])
+            .status();
+    }
+}
+
+/// Changes one bit in the middle of a file.
+fn damage(file: &Path) {
+    let mut bytes = fs::read(file).unwrap();
+    let middle = bytes.len() / 2;
+    bytes[middle] ^= 1;
+    fs::write(file, bytes).unwrap();
+}
+
+#[test]
+fn signatures_are_valid_until_a_byte_changes() {
+    let signed = Signed::new();
+    let output = signed.verify_chart();
+    assert!(output.status.success(), "{}", said(&output));
+    for output in signed.verify_checksums() {
+        assert!(output.status.success(), "{}", said(&output));
+    }
+
+    damage(&signed.chart());
+    assert!(!signed.verify_chart().status.success());
+    damage(&signed.file("SHA256SUMS"));
+    for output in signed.verify_checksums() {
+        assert!(!output.status.success(), "{}", said(&output));
+    }
+    // A folder that was changed is not signed again.
+    let output = signed.sign().output().unwrap();
+    assert!(!output.status.success());
+    assert!(said(&output).contains("differs from its SHA256SUMS"), "{}", said(&output));
+}
