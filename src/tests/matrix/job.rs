@@ -1,7 +1,5 @@
 //! The main job: install, connections, upgrades, faults, uninstall.
 
-use std::path::Path;
-use std::process::Command;
 use std::time::{Duration, Instant};
 
 use crate::agent::{kill_agent, rolled_out};
@@ -14,6 +12,7 @@ use crate::connections::{
 };
 use crate::families::{Family, any};
 use crate::helm::{Helm, NAMESPACE};
+use crate::network;
 use crate::node::{Files, Node};
 use crate::pods::{self, Pods, kubectl};
 use crate::until::until_within;
@@ -49,6 +48,13 @@ fn while_installed(node: &Node, helm: &Helm, pods: &Pods, checks: &mut Checks) {
         "passed".to_owned()
     });
     checks.run("the primary CNI rewrites its file", || rewrite(node));
+    let daemons = network::daemons();
+    if !daemons.is_empty() {
+        checks.run("the primary CNI restarts", || restart_network(&daemons, pods));
+    }
+    if network::has_policies() {
+        checks.run("network policies", || network::policies(pods));
+    }
     checks.run("upgrade", || {
         let seen = without_gap("helm upgrade", || {
             helm.run("upgrade", &["--reuse-values", "--set", "ignoreInboundPorts=9999"]);
@@ -76,13 +82,21 @@ fn requests(node: &Node) -> String {
 
 /// The primary CNI removes the plugin entry, and the agent adds it again.
 fn rewrite(node: &Node) -> String {
-    let cluster = Path::new(env!("CARGO_MANIFEST_DIR")).join("scripts/cluster");
-    let output = Command::new(cluster).arg("rewrite-network").output().unwrap();
-    let error = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "scripts/cluster rewrite-network: {error}");
+    network::cluster("rewrite-network");
     let begin = Instant::now();
     until_within(Duration::from_secs(30), "the plugin entry is back", || node.entry().is_some());
     format!("chained again after {:.1} s", begin.elapsed().as_secs_f64())
+}
+
+fn restart_network(daemons: &str, pods: &Pods) -> String {
+    let seen = without_gap(&format!("a restart of {daemons}"), || {
+        network::cluster("restart-network");
+    });
+    let family = Family::all()[0];
+    let target = family.to(&pods.ip_of("meshed", family), 8080);
+    let response = pods.connect("unmeshed", "app", &target);
+    assert!(response.starts_with("proxy-inbound"), "an older pod: {response}");
+    format!("{daemons}: {seen}")
 }
 
 /// Runs `event` while pods start and the node's files are read every 2 ms.
@@ -100,7 +114,8 @@ fn restart() {
 
 fn uninstall(node: &Node, helm: &Helm, before: &Files) -> String {
     helm.uninstall();
-    assert_eq!(&node.files(), before, "uninstalling leaves the node's files");
+    let after = network::unchanging(&node.files());
+    assert_eq!(after, network::unchanging(before), "uninstalling leaves the node's files");
     let pods = Pods::default();
     pods.start(&[pods::meshed("later")]);
     let ip = pods.ip("later");

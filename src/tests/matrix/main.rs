@@ -25,6 +25,7 @@ mod families;
 #[path = "../cluster/helm.rs"]
 mod helm;
 mod job;
+mod network;
 #[path = "../cluster/node.rs"]
 mod node;
 #[path = "../cluster/pods.rs"]
