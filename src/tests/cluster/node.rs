@@ -118,15 +118,18 @@ impl Node {
                 for component in ["kube-scheduler", "kube-controller-manager", "kubelet"] {
                     kill_component(component);
                 }
-                let cluster = Path::new(env!("CARGO_MANIFEST_DIR")).join("scripts/cluster");
-                let up = Command::new(cluster).arg("up").output().unwrap();
-                let error = String::from_utf8_lossy(&up.stderr);
-                assert!(up.status.success() || thread::panicking(), "{error}");
+                start_missing_components();
             }
         }
         let _restart = Restart;
         kill_component("kube-apiserver");
         meanwhile()
+    }
+
+    /// Kills a component of the cluster and starts it again.
+    pub fn restart(&self, component: &str) {
+        kill_component(component);
+        start_missing_components();
     }
 
     /// Starts a static pod, which kubelet runs until the value is dropped.
@@ -235,6 +238,13 @@ fn length(path: &Path) -> usize {
 fn is_of_plugin(event: &Value) -> bool {
     let agent = event["userAgent"].as_str().unwrap_or_default();
     agent.starts_with("linkerd-cni/")
+}
+
+fn start_missing_components() {
+    let cluster = Path::new(env!("CARGO_MANIFEST_DIR")).join("scripts/cluster");
+    let up = Command::new(cluster).arg("up").output().unwrap();
+    let error = String::from_utf8_lossy(&up.stderr);
+    assert!(up.status.success() || thread::panicking(), "{error}");
 }
 
 /// Kills a component of the cluster and waits for its end.

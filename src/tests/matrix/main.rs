@@ -29,6 +29,7 @@ mod job;
 mod node;
 #[path = "../cluster/pods.rs"]
 mod pods;
+mod runtime;
 #[path = "../support/until.rs"]
 mod until;
 #[path = "../cluster/upstream.rs"]
