@@ -126,12 +126,6 @@ impl Node {
         meanwhile()
     }
 
-    /// Kills a component of the cluster and starts it again.
-    pub fn restart(&self, component: &str) {
-        kill_component(component);
-        start_missing_components();
-    }
-
     /// Starts a static pod, which kubelet runs until the value is dropped.
     pub fn static_pod(&self, pod: &Value) -> StaticPod {
         let name = pod["metadata"]["name"].as_str().unwrap();
@@ -240,7 +234,8 @@ fn is_of_plugin(event: &Value) -> bool {
     agent.starts_with("linkerd-cni/")
 }
 
-fn start_missing_components() {
+/// Starts the components of the cluster that do not run.
+pub fn start_missing_components() {
     let cluster = Path::new(env!("CARGO_MANIFEST_DIR")).join("scripts/cluster");
     let up = Command::new(cluster).arg("up").output().unwrap();
     let error = String::from_utf8_lossy(&up.stderr);
@@ -248,7 +243,7 @@ fn start_missing_components() {
 }
 
 /// Kills a component of the cluster and waits for its end.
-fn kill_component(component: &str) {
+pub fn kill_component(component: &str) {
     let pid = fs::read_to_string(Path::new(CLUSTER).join("pid").join(component)).unwrap();
     let pid = Pid::from_raw(pid.trim().parse().unwrap());
     kill(pid, Signal::SIGKILL).unwrap();

@@ -62,7 +62,7 @@ fn while_installed(node: &Node, helm: &Helm, pods: &Pods, checks: &mut Checks) {
     });
     checks.run("rollout restart", || without_gap("kubectl rollout restart", restart));
     checks.run("SIGKILL", || without_gap("SIGKILL of the agent", kill_agent));
-    checks.run("the container runtime restarts", || runtime::restart(node, pods));
+    checks.run("the container runtime restarts", || runtime::restart(pods));
 }
 
 fn install(helm: &Helm, set: &[&str]) -> String {

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use crate::agent::{clean, rolled_out};
 use crate::families::{Family, setting};
-use crate::node::{Files, Node};
+use crate::node::{Files, Node, kill_component, start_missing_components};
 use crate::pods::{self, Pods, kubectl};
 use crate::until::until_within;
 
@@ -65,11 +65,12 @@ pub fn remove_kept(node: &Node, before: &Files) -> String {
 }
 
 /// Kills the runtime and starts it again, as its upgrade does.
-pub fn restart(node: &Node, pods: &Pods) -> String {
+pub fn restart(pods: &Pods) -> String {
     let containers = || pods.field("meshed", ".status.containerStatuses[*].containerID");
     let before = containers();
     let begin = Instant::now();
-    node.restart(&component());
+    kill_component(&component());
+    start_missing_components();
     let took = begin.elapsed();
     let target = Family::all()[0].to(&pods.ip("meshed"), 8080);
     let response = pods.connect("unmeshed", "app", &target);
