@@ -14,6 +14,7 @@ use crate::cni::error::{Error, code};
 use crate::cni::{Command, Request, result, version};
 use crate::config::{Config, ResolvedRedirect, families, ignored};
 use crate::record::{self, CallResult, Record};
+use crate::rules::Redirect;
 use crate::{firewall, log, netns};
 use pod_redirect::PodRedirect;
 
@@ -99,15 +100,28 @@ fn add(request: &Request, config: &Config, record: &mut Record) -> Result<String
 /// Checks that a meshed pod has all rules that ADD installs. Fails with
 /// [`code::RULES_MISSING`] and names the missing rules.
 ///
-/// If the pod object could not be read, the expected rules are those of annotations and plugin
-/// entry. If none of them is missing, CHECK succeeds. Otherwise CHECK fails with the error of the
-/// API request: other rules may be right, as the pod may be unmeshed or its proxy may have another
-/// UID.
+/// If the pod has the rules of annotations and plugin entry, CHECK succeeds without API requests:
+/// CRI-O calls CHECK after each ADD, and for every pod when CRI-O restarts. Otherwise other rules may
+/// be right, as the pod may be unmeshed or its proxy may have another UID. If the pod object cannot
+/// be read then, CHECK fails with the error of the API request.
 fn check(request: &Request, config: &Config, record: &mut Record) -> Result<String, Error> {
     if request.config.non_null("prevResult").is_none() {
         return Err(Error::new(code::INVALID_CONFIG, "CHECK: required prevResult missing"));
     }
     let (mode, ipv6, simulate) = (config.mode, config.ipv6, config.simulate);
+    let previous_has_ipv6 = families::previous_has_ipv6(&request.config);
+    let missing_of = |redirect: Redirect| {
+        in_netns(request, move || {
+            firewall::missing(&redirect, families::families(ipv6, previous_has_ipv6), mode)
+        })
+    };
+    let expected = pod_redirect::from_annotations(request, config, record)?.filter(|_| !simulate);
+    // An error here may be of a pod that turns out to be unmeshed.
+    if expected.is_some_and(|redirect| missing_of(redirect).is_ok_and(|missing| missing.is_empty()))
+    {
+        record.result = CallResult::Checked;
+        return Ok(String::new());
+    }
     let Some(found) = pod_redirect::find(request, config, record)? else {
         return Ok(String::new());
     };
@@ -116,10 +130,7 @@ fn check(request: &Request, config: &Config, record: &mut Record) -> Result<Stri
         record.result = CallResult::Simulated;
         return Ok(String::new());
     }
-    let previous_has_ipv6 = families::previous_has_ipv6(&request.config);
-    let missing = in_netns(request, move || {
-        firewall::missing(&redirect, families::families(ipv6, previous_has_ipv6), mode)
-    })?;
+    let missing = missing_of(redirect)?;
     record.result = CallResult::Checked;
     match api_error {
         Some(error) if missing.is_empty() => record.degrade(&error),

@@ -22,6 +22,7 @@ use crate::config::annotation::is_injected;
 use crate::config::mesh::Mesh;
 use crate::config::{Annotations, Config, Detection, PodFacts, ResolvedRedirect};
 use crate::record::{Command, Record};
+use crate::rules::Redirect;
 
 /// Longest time for API requests if the annotations can decide: enough for one retry, and short
 /// enough that all pods of a node start soon while the API server is down.
@@ -52,18 +53,9 @@ pub fn find_with(
     record: &mut Record,
     fetch: impl FnOnce(&PodRef, &Config, Duration, &mut Record) -> Result<Mesh<PodFacts>, Error>,
 ) -> Result<Option<PodRedirect>, Error> {
-    let Some(pod) = args::pod(&request.args)? else {
-        record.skip(SkipReason::NoPod.text());
+    let Some((pod, annotations)) = not_skipped(request, config, record)? else {
         return Ok(None);
     };
-    record.namespace.clone_from(&pod.namespace);
-    record.pod.clone_from(&pod.name);
-    record.pod_uid.clone_from(&pod.uid);
-    let annotations = skip::runtime_annotations(&request.config);
-    if let Some(reason) = skip::skip_reason(&pod, config, annotations.as_ref()) {
-        record.skip(reason.text());
-        return Ok(None);
-    }
     let is_injected = annotations.as_ref().is_some_and(is_injected);
     if is_injected && config.detection == Detection::Injector {
         return without_api(&pod, config, annotations, None).map(Some);
@@ -85,6 +77,43 @@ pub fn find_with(
         }
         Err(error) => Err(error),
     }
+}
+
+/// Returns the redirect according to the annotations that the runtime passes and the plugin entry,
+/// without the API server. `None` if the runtime passes no annotations, if one is invalid, or if the
+/// pod is skipped.
+pub fn from_annotations(
+    request: &Request,
+    config: &Config,
+    record: &mut Record,
+) -> Result<Option<Redirect>, Error> {
+    let Some((pod, Some(annotations))) = not_skipped(request, config, record)? else {
+        return Ok(None);
+    };
+    let found = without_api(&pod, config, Some(annotations), None);
+    Ok(found.ok().map(|found| found.resolved.redirect))
+}
+
+/// Returns the request's pod, and the annotations that the runtime passes, if any. `None` means that
+/// the pod is skipped; `record.result` then has the reason.
+fn not_skipped(
+    request: &Request,
+    config: &Config,
+    record: &mut Record,
+) -> Result<Option<(PodRef, Option<Annotations>)>, Error> {
+    let Some(pod) = args::pod(&request.args)? else {
+        record.skip(SkipReason::NoPod.text());
+        return Ok(None);
+    };
+    record.namespace.clone_from(&pod.namespace);
+    record.pod.clone_from(&pod.name);
+    record.pod_uid.clone_from(&pod.uid);
+    let annotations = skip::runtime_annotations(&request.config);
+    if let Some(reason) = skip::skip_reason(&pod, config, annotations.as_ref()) {
+        record.skip(reason.text());
+        return Ok(None);
+    }
+    Ok(Some((pod, annotations)))
 }
 
 /// Fetches the facts about the pod on a thread of its own, and counts the requests.

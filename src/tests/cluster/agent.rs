@@ -159,7 +159,7 @@ pub fn until_rejected(kubeconfig: &str) {
 }
 
 /// Removes the files of a dead agent with the command in the chart's README.
-fn clean(node: &Node, before: &node::Files) {
+pub fn clean(node: &Node, before: &node::Files) {
     let image = concat!("cr.l5d.io/linkerd/cni-plugin:v", env!("CARGO_PKG_VERSION"));
     let name = kubectl(&["get", "nodes", "-o", "name"]);
     let image = format!("--image={image}");
@@ -234,13 +234,15 @@ pub fn find_agent_in(namespace: &str) -> Option<Agent> {
     })
 }
 
-/// The process in a container, found by its control group.
+/// The process in a container, found by its control group. CRI-O's control group of conmon, which supervises the
+/// container, also has the container's ID in its name.
 fn process_of(container: &str) -> Option<Pid> {
     let entries = fs::read_dir("/proc").ok()?.flatten();
     let mut pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
     let is_in = |pid: &i32| {
         let groups = fs::read_to_string(format!("/proc/{pid}/cgroup"));
-        groups.is_ok_and(|groups| groups.contains(container))
+        let conmon = format!("conmon-{container}");
+        groups.is_ok_and(|groups| groups.contains(container) && !groups.contains(&conmon))
     };
     pids.find(is_in).map(Pid::from_raw)
 }

@@ -117,10 +117,7 @@ impl Node {
                 for component in ["kube-scheduler", "kube-controller-manager", "kubelet"] {
                     kill_component(component);
                 }
-                let cluster = Path::new(env!("CARGO_MANIFEST_DIR")).join("scripts/cluster");
-                let up = Command::new(cluster).arg("up").output().unwrap();
-                let error = String::from_utf8_lossy(&up.stderr);
-                assert!(up.status.success() || thread::panicking(), "{error}");
+                start_missing_components();
             }
         }
         let _restart = Restart;
@@ -245,8 +242,16 @@ fn is_of_plugin(event: &Value) -> bool {
     agent.starts_with("linkerd-cni/")
 }
 
+/// Starts the components of the cluster that do not run.
+pub fn start_missing_components() {
+    let cluster = Path::new(env!("CARGO_MANIFEST_DIR")).join("scripts/cluster");
+    let up = Command::new(cluster).arg("up").output().unwrap();
+    let error = String::from_utf8_lossy(&up.stderr);
+    assert!(up.status.success() || thread::panicking(), "{error}");
+}
+
 /// Kills a component of the cluster and waits for its end.
-fn kill_component(component: &str) {
+pub fn kill_component(component: &str) {
     let pid = fs::read_to_string(Path::new(CLUSTER).join("pid").join(component)).unwrap();
     let pid = Pid::from_raw(pid.trim().parse().unwrap());
     kill(pid, Signal::SIGKILL).unwrap();

@@ -245,7 +245,7 @@ pub fn container(name: &str, uid: u32, words: &[impl AsRef<str>]) -> Value {
     let args: Vec<&str> = ["/probe"].into_iter().chain(words).collect();
     json!({
         "name": name,
-        "image": "linkerd2-cni-probe:test",
+        "image": "docker.io/library/linkerd2-cni-probe:test",
         "imagePullPolicy": "Never",
         "args": args,
         "securityContext": {

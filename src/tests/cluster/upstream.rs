@@ -114,7 +114,7 @@ fn pod(program: Program) -> Value {
     });
     if program == Program::Pause {
         let agent = &mut pod["containers"][0];
-        agent["image"] = json!("linkerd2-cni-probe:test");
+        agent["image"] = json!("docker.io/library/linkerd2-cni-probe:test");
         agent["imagePullPolicy"] = json!("Never");
         agent["args"] = json!(["/probe", "pause"]);
     }

@@ -15,6 +15,7 @@ use crate::helm::{Helm, NAMESPACE};
 use crate::network;
 use crate::node::{Files, Node};
 use crate::pods::{self, Pods, kubectl};
+use crate::runtime;
 use crate::until::until_within;
 use crate::watcher::Watcher;
 
@@ -30,7 +31,10 @@ pub fn run(values: &str, checks: &mut Checks) {
     }
     while_installed(&node, &helm, &pods, checks);
     checks.run("uninstall", || uninstall(&node, &helm, &before));
-    checks.run("pods started before the uninstall are deleted", || delete(pods));
+    checks.run("pods started before the uninstall are deleted", || delete(&node, pods));
+    if runtime::deletes_from_cache() {
+        checks.run("the kept plugin binary is removed", || runtime::remove_kept(&node, &before));
+    }
 }
 
 fn while_installed(node: &Node, helm: &Helm, pods: &Pods, checks: &mut Checks) {
@@ -64,6 +68,7 @@ fn while_installed(node: &Node, helm: &Helm, pods: &Pods, checks: &mut Checks) {
     });
     checks.run("rollout restart", || without_gap("kubectl rollout restart", restart));
     checks.run("SIGKILL", || without_gap("SIGKILL of the agent", kill_agent));
+    checks.run("the container runtime restarts", || runtime::restart(pods));
 }
 
 fn install(helm: &Helm, set: &[&str]) -> String {
@@ -114,8 +119,8 @@ fn restart() {
 
 fn uninstall(node: &Node, helm: &Helm, before: &Files) -> String {
     helm.uninstall();
-    let after = network::unchanging(&node.files());
-    assert_eq!(after, network::unchanging(before), "uninstalling leaves the node's files");
+    let files = network::unchanging(&runtime::without_kept(node.files()));
+    assert_eq!(files, network::unchanging(before), "uninstalling leaves the node's files");
     let pods = Pods::default();
     pods.start(&[pods::meshed("later")]);
     let ip = pods.ip("later");
@@ -124,11 +129,16 @@ fn uninstall(node: &Node, helm: &Helm, before: &Files) -> String {
     format!("the node's files as before; pods on {} start", any(8080).join(" and "))
 }
 
-/// The runtime calls DEL for them with the network config that it cached, which names the plugin.
-fn delete(pods: Pods) -> String {
+/// The runtime calls DEL for them with the current network config, or with the cached one, which names the plugin.
+fn delete(node: &Node, pods: Pods) -> String {
+    if runtime::deletes_from_cache() {
+        runtime::fails_to_delete_without_the_binary(node, "meshed");
+    }
     let names = ["meshed", "unmeshed", "sidecar"];
     for name in names {
-        kubectl(&["delete", "pod", "-n", name, name, "--grace-period=1", "--timeout=60s"]);
+        let delete = ["delete", "pod", "-n", name, name, "--grace-period=1", "--timeout=120s"];
+        kubectl(&[&delete[..], &["--ignore-not-found"]].concat());
+        assert!(!runtime::has_cached(name), "the runtime has deleted {name}, but not its network");
     }
     drop(pods);
     format!("{} pods", names.len())

@@ -30,6 +30,7 @@ mod network;
 mod node;
 #[path = "../cluster/pods.rs"]
 mod pods;
+mod runtime;
 #[path = "../support/until.rs"]
 mod until;
 #[path = "../cluster/upstream.rs"]

@@ -1,0 +1,85 @@
+//! The node's container runtime: what depends on it, and its restart.
+
+use std::fs;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use crate::agent::{clean, rolled_out};
+use crate::families::{Family, setting};
+use crate::node::{Files, Node, kill_component, start_missing_components};
+use crate::pods::{self, Pods, kubectl};
+use crate::until::until_within;
+
+const BINARY: &str = "/opt/cni/bin/linkerd-cni";
+/// Directory of the network configs that libcni caches for the runtime.
+const CACHE: &str = "/var/lib/cni/results";
+
+/// Name of the runtime's component in scripts/cluster.
+fn component() -> String {
+    let runtime = setting("CLUSTER_RUNTIME");
+    runtime.split('-').next().unwrap_or_default().to_owned()
+}
+
+/// Whether the runtime deletes a pod by the network config that it cached when the pod was created. CRI-O does;
+/// containerd uses the current network config.
+pub fn deletes_from_cache() -> bool {
+    component() == "crio"
+}
+
+/// The files without the plugin binary that uninstall keeps for a runtime that deletes pods from its cache. For
+/// other runtimes, uninstall keeps no file.
+pub fn without_kept(mut files: Files) -> Files {
+    if deletes_from_cache() {
+        let kept = files.remove(Path::new(BINARY));
+        assert!(kept.is_some(), "uninstalling keeps the plugin binary for {}", component());
+    }
+    files
+}
+
+/// Begins to delete a pod while the plugin binary is missing. This shows that the runtime needs the binary.
+pub fn fails_to_delete_without_the_binary(node: &Node, name: &str) {
+    let away = Path::new("/opt/cni/linkerd-cni.away");
+    fs::rename(BINARY, away).unwrap();
+    kubectl(&["delete", "pod", "-n", name, name, "--grace-period=1", "--wait=false"]);
+    until_within(Duration::from_secs(60), "the runtime fails to delete the pod", || {
+        let log = node.kubelet_log();
+        let mut failures = log.lines().filter(|line| line.contains("failed to find plugin"));
+        failures.any(|line| line.contains("linkerd-cni"))
+    });
+    assert!(has_cached(name));
+    fs::rename(away, BINARY).unwrap();
+}
+
+/// Whether the runtime has cached the network of a pod in the namespace, and so has not deleted it.
+pub fn has_cached(namespace: &str) -> bool {
+    let files = fs::read_dir(CACHE).unwrap().flatten();
+    let texts = files.filter_map(|file| fs::read_to_string(file.path()).ok());
+    let argument = format!(r#"["K8S_POD_NAMESPACE","{namespace}"]"#);
+    texts.into_iter().any(|text| text.contains(&argument))
+}
+
+/// Removes the kept binary with the documented command, once no pod needs it.
+pub fn remove_kept(node: &Node, before: &Files) -> String {
+    clean(node, before);
+    "the node's files as before".to_owned()
+}
+
+/// Kills the runtime and starts it again, as its upgrade does.
+pub fn restart(pods: &Pods) -> String {
+    let containers = || pods.field("meshed", ".status.containerStatuses[*].containerID");
+    let before = containers();
+    let begin = Instant::now();
+    kill_component(&component());
+    start_missing_components();
+    let took = begin.elapsed();
+    let target = Family::all()[0].to(&pods.ip("meshed"), 8080);
+    let response = pods.connect("unmeshed", "app", &target);
+    assert!(response.starts_with("proxy-inbound"), "a pod that was running: {response}");
+    pods.start(&[pods::meshed("restarted")]);
+    let target = Family::all()[0].to(&pods.ip("restarted"), 8080);
+    let response = pods.connect("unmeshed", "app", &target);
+    assert!(response.starts_with("proxy-inbound"), "a new pod: {response}");
+    assert_eq!(containers(), before, "the restart ends containers");
+    rolled_out();
+    format!("{} back after {:.1} s; its pods run on", component(), took.as_secs_f64())
+}
