@@ -173,7 +173,7 @@ impl Reconciler {
     /// The runtime certainly looks here if an earlier agent, upstream's included, chained the
     /// plugin from this bin dir: the runtime started this agent's own pod through that chain.
     fn check_bin_dir(&mut self, configs: &[ConfigFile], pass: &mut PassResult) {
-        let active = plan::active(configs);
+        let active = plan::called(configs);
         let warning = active.and_then(|active| platforms::no_plugins(&self.settings, active));
         self.status.bin_dir_without_plugins.set(warning.is_some().into());
         if self.had_binary || warning.is_none() {

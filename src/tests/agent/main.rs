@@ -24,6 +24,7 @@ mod ignored;
 mod layouts;
 mod lives;
 mod modes;
+mod multus;
 mod node;
 mod outputs;
 mod own_pods;
