@@ -14,6 +14,7 @@ use crate::connections::{
 };
 use crate::families::{Family, any};
 use crate::helm::{Helm, NAMESPACE};
+use crate::network;
 use crate::node::{Files, Node};
 use crate::pods::{self, Pods, kubectl};
 use crate::until::until_within;
@@ -30,8 +31,10 @@ pub fn run(values: &str, checks: &mut Checks) {
         return;
     }
     while_installed(&node, &helm, &pods, checks);
+    network::while_installed(&pods, checks);
     checks.run("uninstall", || uninstall(&node, &helm, &before));
     checks.run("pods started before the uninstall are deleted", || delete(pods));
+    network::after_uninstall(&node, &helm, &before, checks);
 }
 
 fn while_installed(node: &Node, helm: &Helm, pods: &Pods, checks: &mut Checks) {
@@ -69,20 +72,29 @@ fn install(helm: &Helm, set: &[&str]) -> String {
 
 fn requests(node: &Node) -> String {
     let (meshed, unmeshed) = (node.api_requests("meshed"), node.api_requests("unmeshed"));
-    assert!((1..=2).contains(&meshed), "{meshed} API requests for a meshed pod");
-    assert_eq!(unmeshed, 0, "API requests for a pod without injection annotations");
-    format!("meshed pod {meshed}, unmeshed pod 0")
+    assert!(
+        network::requests_of_meshed_pod().contains(&meshed),
+        "{meshed} API requests for a meshed pod"
+    );
+    let expected = network::requests_of_unmeshed_pod();
+    assert_eq!(unmeshed, expected, "API requests for a pod without injection annotations");
+    format!("meshed pod {meshed}, unmeshed pod {unmeshed}")
 }
 
 /// The primary CNI removes the plugin entry, and the agent adds it again.
 fn rewrite(node: &Node) -> String {
+    rewrite_network();
+    let begin = Instant::now();
+    until_within(Duration::from_secs(30), "the plugin entry is back", || node.entry().is_some());
+    format!("chained again after {:.1} s", begin.elapsed().as_secs_f64())
+}
+
+/// Restarts the primary CNI, which writes its network config.
+pub fn rewrite_network() {
     let cluster = Path::new(env!("CARGO_MANIFEST_DIR")).join("scripts/cluster");
     let output = Command::new(cluster).arg("rewrite-network").output().unwrap();
     let error = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "scripts/cluster rewrite-network: {error}");
-    let begin = Instant::now();
-    until_within(Duration::from_secs(30), "the plugin entry is back", || node.entry().is_some());
-    format!("chained again after {:.1} s", begin.elapsed().as_secs_f64())
 }
 
 /// Runs `event` while pods start and the node's files are read every 2 ms.
@@ -100,7 +112,7 @@ fn restart() {
 
 fn uninstall(node: &Node, helm: &Helm, before: &Files) -> String {
     helm.uninstall();
-    assert_eq!(&node.files(), before, "uninstalling leaves the node's files");
+    network::assert_files_after_uninstall(node, before);
     let pods = Pods::default();
     pods.start(&[pods::meshed("later")]);
     let ip = pods.ip("later");
