@@ -146,7 +146,7 @@ pub fn usable_entry_is_installed(own: &Entry, kubeconfig: &str, found: &[ConfigF
 /// Returns the plugin entry of the active network config. Where a meta plugin such as Multus calls
 /// the plugin, that config has none, so the first config with a plugin entry is the fallback.
 fn installed_entry(found: &[ConfigFile]) -> Option<&str> {
-    plan::active(found).and_then(entry_text).or_else(|| found.iter().find_map(entry_text))
+    plan::called(found).and_then(entry_text).or_else(|| found.iter().find_map(entry_text))
 }
 
 fn entry_text(file: &ConfigFile) -> Option<&str> {

@@ -7,18 +7,19 @@ use super::{Conflist, Entry};
 
 mod active;
 mod conf_conversion;
+mod multus;
 mod own_config;
 mod steps;
 #[cfg(test)]
 mod tests;
 mod unchain;
 
-pub use active::{active, calls_plugin, is_chained};
+pub use active::{called, calls_plugin, is_chained};
 pub use conf_conversion::original_to_save;
 pub use steps::{ChainStep, Plan, UnchainStep};
 pub use unchain::unchain;
 
-use active::{active_among, has_entry, lacks_entry, no_network_config};
+use active::{active_among, called_among, has_entry, lacks_entry, no_network_config};
 use conf_conversion::conflist_names;
 
 /// Plans how to chain `entry` to the files that `mode` names, among the network configs `found`.
@@ -42,11 +43,15 @@ pub fn chain(mode: &ChainMode, found: &[ConfigFile], entry: &Entry, saved: &Save
 }
 
 /// Chains to every conflist and every `.conf`, as upstream does, and to a `.json` only if it is the
-/// active network config.
+/// active network config. A `.conf` of Multus' daemon stays unchanged: the conflist that it names
+/// gets the entry.
 fn every(foreign: &[&ConfigFile], entry: &Entry, saved: &SavedState) -> Plan {
     let mut plan = Plan::default();
-    let active = active_among(foreign);
+    let active = called_among(foreign);
     for file in foreign {
+        if multus::delegate(file, foreign).is_some() {
+            continue;
+        }
         if file.kind != ConfigKind::Json || active.is_some_and(|active| active.name == file.name) {
             plan.chain_to(foreign, file, entry, saved);
         }

@@ -55,7 +55,7 @@ impl HostDirs {
     /// is the configuration for the next pod.
     pub fn config(&self) -> Result<Config, Error> {
         let scanned = net_dir::scan(&self.net_dir, &self.kubeconfig)?;
-        let active = plan::active(&scanned)
+        let active = plan::called(&scanned)
             .ok_or_else(|| Error::NoConflist { dir: self.net_dir.clone() })?;
         let path = self.net_dir.join(&active.name);
         let text = active.content.as_ref().map(|content| &*content.text);

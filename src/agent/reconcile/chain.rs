@@ -60,7 +60,7 @@ impl Reconciler {
 
     /// Adds to the metric the time in which the active conflist lacked the plugin entry.
     fn count_time_without_entry(&mut self, configs: &[ConfigFile]) {
-        let Some(active) = plan::active(configs) else {
+        let Some(active) = plan::called(configs) else {
             return self.entry_gap.pause(Instant::now());
         };
         let path = self.settings.net_dir.join(&active.name);
@@ -198,7 +198,7 @@ impl Reconciler {
     /// The runtime certainly looks here if an earlier agent, upstream's included, chained the
     /// plugin from this bin dir: the runtime started this agent's own pod through that chain.
     fn check_bin_dir(&mut self, configs: &[ConfigFile], pass: &mut PassResult) {
-        let active = plan::active(configs);
+        let active = plan::called(configs);
         let warning = active.and_then(|active| platforms::no_plugins(&self.settings, active));
         self.status.bin_dir_without_plugins.set(warning.is_some().into());
         if self.had_binary || warning.is_none() {
@@ -306,7 +306,7 @@ impl Reconciler {
 
 /// Returns the name of the active network config if it calls the plugin.
 fn active_with_plugin(configs: &[ConfigFile]) -> Option<String> {
-    let active = plan::active(configs)?;
+    let active = plan::called(configs)?;
     let content = active.content.as_ref().ok()?;
     plan::calls_plugin(&content.text).then(|| active.name.clone())
 }

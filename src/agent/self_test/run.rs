@@ -201,7 +201,7 @@ fn installed_config(settings: &Settings) -> Result<PluginConfig, Error> {
         let content = file.content.as_ref().ok()?;
         PluginConfig::of(&content.text)
     };
-    plan::active(&found)
+    plan::called(&found)
         .and_then(config_of)
         .or_else(|| found.iter().find_map(config_of))
         .ok_or(Error::NoPluginEntry)

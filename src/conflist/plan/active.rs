@@ -2,18 +2,31 @@
 //! checks whether the plugin is chained to it.
 
 use super::conf_conversion::conflist_names;
+use super::multus;
 use crate::conflist::chain_mode::ChainMode;
 use crate::conflist::net_dir::{ConfigFile, ConfigKind};
 use crate::conflist::{self, Conflist, Entry};
 
 /// Returns the active network config among `found`, which is in name order.
-pub fn active(found: &[ConfigFile]) -> Option<&ConfigFile> {
+pub(super) fn active(found: &[ConfigFile]) -> Option<&ConfigFile> {
     found.iter().find(|file| is_loadable(file))
 }
 
 /// Returns the network config that would be active if only `files` existed.
 pub(super) fn active_among<'f>(files: &[&'f ConfigFile]) -> Option<&'f ConfigFile> {
     files.iter().copied().find(|file| is_loadable(file))
+}
+
+/// Returns the network config among `found` whose plugins the runtime calls: the active one, or the
+/// conflist that the active config of Multus' daemon names.
+pub fn called(found: &[ConfigFile]) -> Option<&ConfigFile> {
+    called_among(&found.iter().collect::<Vec<_>>())
+}
+
+/// Returns what [`called`] would return if only `files` existed.
+pub(super) fn called_among<'f>(files: &[&'f ConfigFile]) -> Option<&'f ConfigFile> {
+    let active = active_among(files)?;
+    Some(multus::delegate(active, files).unwrap_or(active))
 }
 
 /// Returns whether a runtime would load the file.
@@ -49,7 +62,7 @@ pub fn is_chained(mode: &ChainMode, found: &[ConfigFile]) -> bool {
             found.iter().filter(is_named).any(is_chained)
         }
         ChainMode::Every | ChainMode::Standalone(_) | ChainMode::Copy(_) => {
-            active(found).is_some_and(is_chained)
+            called(found).is_some_and(is_chained)
         }
     }
 }

@@ -18,7 +18,7 @@ pub(super) fn with_entry(list: &str) -> String {
     Conflist::parse_chainable(list).unwrap().with_entry(&entry())
 }
 
-fn found(files: &[(&str, &str)]) -> Vec<ConfigFile> {
+pub(super) fn found(files: &[(&str, &str)]) -> Vec<ConfigFile> {
     let file = |(name, text): &(&str, &str)| ConfigFile {
         name: (*name).into(),
         kind: ConfigKind::of(name).unwrap(),

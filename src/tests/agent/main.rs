@@ -25,6 +25,7 @@ mod layouts;
 mod lives;
 mod metrics;
 mod modes;
+mod multus;
 mod node;
 mod operations;
 mod outputs;

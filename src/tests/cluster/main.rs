@@ -5,6 +5,7 @@
 
 #![allow(clippy::expect_used, clippy::unwrap_used)]
 
+mod active;
 mod admission_policy;
 mod agent;
 mod another_namespace;

@@ -18,6 +18,7 @@ use nix::unistd::Pid;
 
 use serde_json::Value;
 
+use crate::active;
 use crate::helm::NAMESPACE;
 use crate::pods::command;
 use crate::until::until;
@@ -94,18 +95,14 @@ impl Node {
         files
     }
 
-    /// The plugin entry in the active conflist, which is the first one by name.
+    /// The plugin entry in the active network config.
     pub fn linkerd_entry(&self) -> Value {
-        self.entry().expect("the plugin entry is last in the active conflist")
+        self.entry().expect("the plugin entry is last in the active network config")
     }
 
-    /// The same, if the active conflist has a plugin entry.
+    /// The same, if the last plugin of the active network config is linkerd-cni.
     pub fn entry(&self) -> Option<Value> {
-        let is_list = |path: &PathBuf| path.extension().is_some_and(|ext| ext == "conflist");
-        let first = network_configs().into_iter().find(is_list)?;
-        let mut list: Value = serde_json::from_slice(&fs::read(first).ok()?).ok()?;
-        let last = list["plugins"].as_array_mut()?.pop()?;
-        (last["type"] == "linkerd-cni").then_some(last)
+        active::plugins().pop().filter(|last| last["type"] == "linkerd-cni")
     }
 
     /// Kills the API server, calls `meanwhile`, and starts the API server again, also on a panic. Its clients are

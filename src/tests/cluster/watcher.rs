@@ -3,7 +3,6 @@
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
-use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
@@ -11,7 +10,8 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-const NET_DIR: &str = "/etc/cni/net.d";
+use crate::active;
+
 const BINARY: &str = "/opt/cni/bin/linkerd-cni";
 const PERIOD: Duration = Duration::from_millis(2);
 
@@ -123,13 +123,8 @@ fn read() -> State {
 }
 
 fn read_once() -> State {
-    let Some(text) = active_conflist().and_then(|path| fs::read_to_string(path).ok()) else {
-        return State::Unchained;
-    };
-    let list: Value = serde_json::from_str(&text).unwrap_or_default();
-    let entries = list["plugins"].as_array().into_iter().flatten();
-    let mut entries = entries.filter(|entry| entry["type"] == "linkerd-cni");
-    let Some(entry) = entries.next() else {
+    let is_entry = |plugin: &Value| plugin["type"] == "linkerd-cni";
+    let Some(entry) = active::plugins().into_iter().find(is_entry) else {
         return State::Unchained;
     };
     let kubeconfig = entry["kubernetes"]["kubeconfig"].as_str().unwrap_or_default();
@@ -144,16 +139,4 @@ fn read_once() -> State {
         return State::Stranded("binary");
     }
     State::Installed
-}
-
-/// The first network config by name, which the runtime loads.
-fn active_conflist() -> Option<PathBuf> {
-    let names = fs::read_dir(NET_DIR).ok()?.flatten();
-    let names = names.map(|entry| entry.path());
-    let is_config = |path: &PathBuf| {
-        let extension = path.extension().and_then(|extension| extension.to_str());
-        matches!(extension, Some("conf" | "conflist" | "json"))
-    };
-    let first = names.filter(is_config).min()?;
-    Some(Path::new(NET_DIR).join(first))
 }

@@ -15,6 +15,7 @@ use crate::helm::{Helm, NAMESPACE};
 use crate::network;
 use crate::node::{Files, Node};
 use crate::pods::{self, Pods, kubectl};
+use crate::primary_cni;
 use crate::runtime;
 use crate::until::until_within;
 use crate::watcher::Watcher;
@@ -30,11 +31,13 @@ pub fn run(values: &str, checks: &mut Checks) {
         return;
     }
     while_installed(&node, &helm, &pods, checks);
+    primary_cni::while_installed(&pods, checks);
     checks.run("uninstall", || uninstall(&node, &helm, &before));
     checks.run("pods started before the uninstall are deleted", || delete(&node, pods));
     if runtime::deletes_from_cache() {
         checks.run("the kept plugin binary is removed", || runtime::remove_kept(&node, &before));
     }
+    primary_cni::after_uninstall(&node, &helm, &before, checks);
 }
 
 fn while_installed(node: &Node, helm: &Helm, pods: &Pods, checks: &mut Checks) {
@@ -80,17 +83,26 @@ fn install(helm: &Helm, set: &[&str]) -> String {
 
 fn requests(node: &Node) -> String {
     let (meshed, unmeshed) = (node.api_requests("meshed"), node.api_requests("unmeshed"));
-    assert!((1..=2).contains(&meshed), "{meshed} API requests for a meshed pod");
-    assert_eq!(unmeshed, 0, "API requests for a pod without injection annotations");
-    format!("meshed pod {meshed}, unmeshed pod 0")
+    assert!(
+        primary_cni::requests_of_meshed_pod().contains(&meshed),
+        "{meshed} API requests for a meshed pod"
+    );
+    let expected = primary_cni::requests_of_unmeshed_pod();
+    assert_eq!(unmeshed, expected, "API requests for a pod without injection annotations");
+    format!("meshed pod {meshed}, unmeshed pod {unmeshed}")
 }
 
 /// The primary CNI removes the plugin entry, and the agent adds it again.
 fn rewrite(node: &Node) -> String {
-    network::cluster("rewrite-network");
+    rewrite_network();
     let begin = Instant::now();
     until_within(Duration::from_secs(30), "the plugin entry is back", || node.entry().is_some());
     format!("chained again after {:.1} s", begin.elapsed().as_secs_f64())
+}
+
+/// Restarts the primary CNI, which writes its network config.
+pub fn rewrite_network() {
+    network::cluster("rewrite-network");
 }
 
 fn restart_network(daemons: &str, pods: &Pods) -> String {
@@ -119,8 +131,7 @@ fn restart() {
 
 fn uninstall(node: &Node, helm: &Helm, before: &Files) -> String {
     helm.uninstall();
-    let files = network::unchanging(&runtime::without_kept(node.files()));
-    assert_eq!(files, network::unchanging(before), "uninstalling leaves the node's files");
+    primary_cni::assert_files_after_uninstall(node, before);
     let pods = Pods::default();
     pods.start(&[pods::meshed("later")]);
     let ip = pods.ip("later");

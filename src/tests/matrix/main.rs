@@ -11,11 +11,14 @@
     reason = "a test program that prints its results and uses a part of the cluster tests' modules"
 )]
 
+#[path = "../cluster/active.rs"]
+mod active;
 #[path = "../cluster/agent.rs"]
 mod agent;
 #[path = "../cluster/burst.rs"]
 mod burst;
 mod checks;
+mod cilium;
 #[path = "../support/cni.rs"]
 mod cni;
 #[path = "../cluster/connections.rs"]
@@ -25,11 +28,13 @@ mod families;
 #[path = "../cluster/helm.rs"]
 mod helm;
 mod job;
+mod multus;
 mod network;
 #[path = "../cluster/node.rs"]
 mod node;
 #[path = "../cluster/pods.rs"]
 mod pods;
+mod primary_cni;
 mod runtime;
 #[path = "../support/until.rs"]
 mod until;

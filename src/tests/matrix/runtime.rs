@@ -26,16 +26,6 @@ pub fn deletes_from_cache() -> bool {
     component() == "crio"
 }
 
-/// The files without the plugin binary that uninstall keeps for a runtime that deletes pods from its cache. For
-/// other runtimes, uninstall keeps no file.
-pub fn without_kept(mut files: Files) -> Files {
-    if deletes_from_cache() {
-        let kept = files.remove(Path::new(BINARY));
-        assert!(kept.is_some(), "uninstalling keeps the plugin binary for {}", component());
-    }
-    files
-}
-
 /// Begins to delete a pod while the plugin binary is missing. This shows that the runtime needs the binary.
 pub fn fails_to_delete_without_the_binary(node: &Node, name: &str) {
     let away = Path::new("/opt/cni/linkerd-cni.away");

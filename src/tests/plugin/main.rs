@@ -594,6 +594,10 @@ fn del_gc_and_status_succeed_without_netns_kubeconfig_and_api_server() {
     }
     let closed = call("DEL").env("CNI_NETNS", "").set("prevResult", Value::Null);
     assert_eq!(closed.run().succeeded().stdout, "");
+    // Multus caches only these members of a plugin's config.
+    let cached = r#"{"cniVersion":"1.0.0","name":"n","type":"linkerd-cni","ipam":{},
+        "capabilities":{"io.kubernetes.cri.pod-annotations":true}}"#;
+    assert_eq!(call("DEL").run_with(cached).succeeded().stdout, "");
     assert!(api.requests().is_empty());
 }
 

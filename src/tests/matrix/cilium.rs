@@ -1,0 +1,78 @@
+//! Checks of Cilium's exclusive mode, which renames and overwrites what other programs write.
+
+use std::fs;
+use std::path::Path;
+use std::thread;
+use std::time::Duration;
+
+use crate::helm::{Helm, NAMESPACE};
+use crate::job;
+use crate::node::{Files, Node};
+use crate::pods::{self, Pods, command, kubectl};
+use crate::until::{until, until_within};
+use crate::watcher::Watcher;
+
+/// Makes the stand-in for Cilium's agent exclusive when it starts.
+const EXCLUSIVE: &str = "/var/lib/linkerd2-cni-cluster/cilium-exclusive";
+const CONFLIST: &str = "/etc/cni/net.d/05-cilium.conflist";
+/// Name of another program's network config.
+const OTHER: &str = "/etc/cni/net.d/10-other.conflist";
+/// Time in which the agent's writes are counted. It waits up to 14 s between two.
+const COUNTED: Duration = Duration::from_secs(60);
+
+/// The agent reports the contention, delays its writes, and installs the plugin once Cilium is not exclusive any more.
+pub fn exclusive(node: &Node, helm: &Helm, before: &Files) -> String {
+    fs::write(EXCLUSIVE, "").unwrap();
+    job::rewrite_network();
+    fs::copy(CONFLIST, OTHER).unwrap();
+    let bak = format!("{OTHER}.cilium_bak");
+    until("Cilium renames other network configs", || Path::new(&bak).exists());
+    helm.must(&[
+        "install",
+        "linkerd-cni",
+        "linkerd/linkerd2-cni",
+        "-n",
+        NAMESPACE,
+        "--create-namespace",
+    ]);
+    until("the Event names the remedy", || {
+        let events = kubectl(&["get", "events", "-n", NAMESPACE, "-o", "yaml"]);
+        events.contains("LinkerdCNIContention") && events.contains("cni.exclusive=false")
+    });
+    let writes = writes_meanwhile();
+    assert!((1..=15).contains(&writes), "{writes} writes in {COUNTED:?}");
+    assert_eq!(ready_agents(), "", "the agent is not ready while the entry is removed");
+    let pods = Pods::default();
+    pods.start(&[pods::unmeshed("unmeshed")]);
+
+    fs::remove_file(EXCLUSIVE).unwrap();
+    job::rewrite_network();
+    until_within(Duration::from_secs(60), "the agent is ready", || ready_agents() == "1");
+    pods.start(&[pods::meshed("meshed")]);
+    helm.uninstall();
+    fs::remove_file(bak).unwrap();
+    assert_eq!(&node.files(), before);
+    drop(pods);
+    format!(
+        "not ready, Event with the remedy, {writes} writes in {COUNTED:?}; ready without exclusive mode"
+    )
+}
+
+/// Counts the agent's writes of the conflist. At no time may the plugin entry exist without its files.
+fn writes_meanwhile() -> usize {
+    let written = || {
+        let log = command(&["logs", "daemonset/linkerd-cni", "-n", NAMESPACE]).output().unwrap();
+        String::from_utf8_lossy(&log.stdout).matches("Created CNI config").count()
+    };
+    let first = written();
+    let watcher = Watcher::start();
+    thread::sleep(COUNTED);
+    watcher.finish().assert_never_stranded("contention with Cilium");
+    written() - first
+}
+
+fn ready_agents() -> String {
+    let path = "jsonpath={.status.numberAvailable}";
+    let ready = kubectl(&["get", "daemonset", "linkerd-cni", "-n", NAMESPACE, "-o", path]);
+    if ready == "0" { String::new() } else { ready }
+}

@@ -1,0 +1,120 @@
+//! Checks of nodes where Multus calls the primary CNI.
+
+use std::fs;
+use std::path::Path;
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde_json::{Value, json};
+
+use crate::families::Family;
+use crate::helm::{Helm, NAMESPACE};
+use crate::job;
+use crate::node::{Files, Netns, Node, netns_of};
+use crate::pods::{self, Pods, apply, kubectl};
+use crate::primary_cni;
+use crate::until::until;
+
+/// Annotation that attaches a pod to further networks.
+const NETWORKS: &str = "k8s.v1.cni.cncf.io/networks";
+/// Directory of the network configs that Multus finds by their names.
+const NET_DIR: &str = "/etc/cni/multus/net.d";
+
+/// Process ID and network config of Multus' daemon.
+const DAEMON_PID: &str = "/var/lib/linkerd2-cni-cluster/pid/multus-daemon";
+const DAEMON_CONF: &str = "/etc/cni/net.d/00-multus.conf";
+
+/// A pod with a second network has the rules of any meshed pod, once.
+pub fn second_network(pods: &Pods) -> String {
+    let ranges: Vec<Value> =
+        Family::all().iter().map(|family| json!([{"subnet": second(*family)}])).collect();
+    let config = json!({
+        "cniVersion": "0.3.1",
+        "name": "second",
+        "type": "bridge",
+        "bridge": "second",
+        "ipam": {"type": "host-local", "ranges": ranges},
+    });
+    apply(&json!({
+        "apiVersion": "k8s.cni.cncf.io/v1",
+        "kind": "NetworkAttachmentDefinition",
+        "metadata": {"name": "second", "namespace": "default"},
+        "spec": {"config": config.to_string()},
+    }));
+    pods.start(&[
+        attached(pods::meshed("two-networks"), "default/second"),
+        pods::meshed("one-network"),
+    ]);
+    let [two, one] = ["two-networks", "one-network"].map(|name| netns_of(&pods.ip(name)));
+    assert!(two.output(&["ip", "-o", "address", "show", "dev", "net1"]).contains("net1"));
+    assert_eq!(rules(&two), rules(&one));
+    assert_one_set(&two);
+    let response =
+        pods.connect("unmeshed", "app", &Family::all()[0].to(&pods.ip("two-networks"), 8080));
+    assert!(response.starts_with("proxy-inbound"), "{response}");
+    "redirected, with the rules of a pod with one network, once".to_owned()
+}
+
+/// When Multus' daemon stops, it removes its network config, and the runtime calls the primary CNI. A config made from
+/// the daemon's would stay, and no pod would start.
+pub fn stopped_daemon(pods: &Pods) -> String {
+    let pid = fs::read_to_string(DAEMON_PID).unwrap();
+    kill(Pid::from_raw(pid.trim().parse().unwrap()), Signal::SIGTERM).unwrap();
+    until("the daemon's network config is removed", || !Path::new(DAEMON_CONF).exists());
+    pods.start(&[pods::meshed("without-multus")]);
+    let response = pods.connect("unmeshed", "app", &target(pods, "without-multus"));
+    assert!(response.starts_with("proxy-inbound"), "{response}");
+    job::rewrite_network();
+    "a meshed pod starts and is redirected".to_owned()
+}
+
+/// With `chained: false` Multus calls the plugin only for pods that name its NetworkAttachmentDefinition.
+pub fn called_by_an_attachment(node: &Node, helm: &Helm, before: &Files) -> String {
+    // The plugin binary of the last install, which no pod needs any more.
+    let _ = fs::remove_file("/opt/cni/bin/linkerd-cni");
+    let standalone =
+        format!("chained=false,networkAttachmentDefinition.enabled=true,destCNINetDir={NET_DIR}");
+    helm.run("install", &["--set", &standalone]);
+    assert!(Path::new(NET_DIR).join("linkerd-cni.conf").exists());
+    let pods = Pods::default();
+    pods.start(&[attached(pods::meshed("named"), "default/linkerd-cni"), pods::meshed("unnamed")]);
+    // Neither connection is redirected where it begins.
+    let named = pods.connect("unnamed", "app", &target(&pods, "named"));
+    let unnamed = pods.connect("named", "linkerd-proxy", &target(&pods, "unnamed"));
+    assert!(named.starts_with("proxy-inbound"), "{named}");
+    assert!(unnamed.starts_with("app-of-unnamed"), "{unnamed}");
+    assert_one_set(&netns_of(&pods.ip("named")));
+    helm.must(&["test", "linkerd-cni", "-n", NAMESPACE, "--timeout", "60s"]);
+    helm.uninstall();
+    primary_cni::assert_files_after_uninstall(node, before);
+    assert!(!Path::new(NET_DIR).join("linkerd-cni.conf").exists());
+    kubectl(&["delete", "pod", "-n", "named", "named", "--grace-period=1", "--timeout=60s"]);
+    "only the pod that names it is redirected; the pod is deleted after the uninstall".to_owned()
+}
+
+fn target(pods: &Pods, name: &str) -> String {
+    Family::all()[0].to(&pods.ip(name), 8080)
+}
+
+fn attached(mut pod: Value, networks: &str) -> Value {
+    pod["metadata"]["annotations"][NETWORKS] = json!(networks);
+    pod
+}
+
+/// Addresses of the second network, which no other network here has.
+fn second(family: Family) -> &'static str {
+    match family {
+        Family::Ipv4 => "10.99.0.0/24",
+        Family::Ipv6 => "fd00:10:99::/64",
+    }
+}
+
+fn rules(netns: &Netns) -> String {
+    netns.output(&["nft", "list", "ruleset"])
+}
+
+fn assert_one_set(netns: &Netns) {
+    let rules = rules(netns);
+    let outbound = rules.matches("redirect-all-outgoing-to-proxy-port").count();
+    assert_eq!(outbound, Family::all().len(), "{rules}");
+}
