@@ -3,7 +3,7 @@
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
@@ -49,9 +49,14 @@ pub struct Seen {
 
 impl Watcher {
     pub fn start() -> Watcher {
+        Watcher::of(String::new())
+    }
+
+    /// Watches the node whose file system is at the path `root`.
+    pub fn of(root: String) -> Watcher {
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = Arc::clone(&stop);
-        let reader = thread::spawn(move || watch(&stopped));
+        let reader = thread::spawn(move || watch(&root, &stopped));
         Watcher { stop, reader }
     }
 
@@ -96,12 +101,12 @@ impl Seen {
     }
 }
 
-fn watch(stop: &AtomicBool) -> Seen {
+fn watch(root: &str, stop: &AtomicBool) -> Seen {
     let begin = Instant::now();
     let mut gaps: Vec<Gap> = Vec::new();
     let (mut reads, mut last) = (0, State::Installed);
     while !stop.load(Ordering::Relaxed) {
-        let (state, now) = (read(), begin.elapsed());
+        let (state, now) = (read(root), begin.elapsed());
         match gaps.last_mut() {
             _ if state == State::Installed => {}
             Some(gap) if last == state => gap.length = now - gap.begin,
@@ -115,15 +120,15 @@ fn watch(stop: &AtomicBool) -> Seen {
 }
 
 /// Reads the state, twice if the plugin is not installed, as a file that is replaced between two reads may look missing.
-fn read() -> State {
-    match read_once() {
+fn read(root: &str) -> State {
+    match read_once(root) {
         State::Installed => State::Installed,
-        _ => read_once(),
+        _ => read_once(root),
     }
 }
 
-fn read_once() -> State {
-    let Some(text) = active_conflist().and_then(|path| fs::read_to_string(path).ok()) else {
+fn read_once(root: &str) -> State {
+    let Some(text) = active_conflist(root).and_then(|path| fs::read_to_string(path).ok()) else {
         return State::Unchained;
     };
     let list: Value = serde_json::from_str(&text).unwrap_or_default();
@@ -133,13 +138,13 @@ fn read_once() -> State {
         return State::Unchained;
     };
     let kubeconfig = entry["kubernetes"]["kubeconfig"].as_str().unwrap_or_default();
-    let kubeconfig = fs::read_to_string(kubeconfig).unwrap_or_default();
+    let kubeconfig = fs::read_to_string(format!("{root}{kubeconfig}")).unwrap_or_default();
     // Upstream's is YAML, with the current context in its last line.
     let is_upstreams = kubeconfig.trim_end().ends_with("current-context: linkerd-cni-context");
     if !is_upstreams && serde_json::from_str::<Value>(&kubeconfig).is_err() {
         return State::Stranded("kubeconfig");
     }
-    let binary = fs::metadata(BINARY);
+    let binary = fs::metadata(format!("{root}{BINARY}"));
     if !binary.is_ok_and(|file| file.len() > 0 && file.permissions().mode() & 0o111 != 0) {
         return State::Stranded("binary");
     }
@@ -147,13 +152,12 @@ fn read_once() -> State {
 }
 
 /// The first network config by name, which the runtime loads.
-fn active_conflist() -> Option<PathBuf> {
-    let names = fs::read_dir(NET_DIR).ok()?.flatten();
+fn active_conflist(root: &str) -> Option<PathBuf> {
+    let names = fs::read_dir(format!("{root}{NET_DIR}")).ok()?.flatten();
     let names = names.map(|entry| entry.path());
     let is_config = |path: &PathBuf| {
         let extension = path.extension().and_then(|extension| extension.to_str());
         matches!(extension, Some("conf" | "conflist" | "json"))
     };
-    let first = names.filter(is_config).min()?;
-    Some(Path::new(NET_DIR).join(first))
+    names.filter(is_config).min()
 }
