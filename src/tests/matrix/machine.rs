@@ -59,9 +59,9 @@ impl Machine {
         Watcher::of(self.root.clone())
     }
 
-    /// Keys of the node's taints.
-    pub fn taints(&self) -> String {
-        kubectl(&["get", "node", &self.name, "-o", "jsonpath={.spec.taints[*].key}"])
+    pub fn has_taint(&self, key: &str) -> bool {
+        let keys = kubectl(&["get", "node", &self.name, "-o", "jsonpath={.spec.taints[*].key}"]);
+        keys.split(' ').any(|taint| taint == key)
     }
 
     /// The pod with a node selector, so that it waits for this node.

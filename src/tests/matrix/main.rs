@@ -21,6 +21,7 @@ mod checks;
 mod cni;
 #[path = "../cluster/connections.rs"]
 mod connections;
+mod expectations;
 #[path = "../cluster/families.rs"]
 mod families;
 #[path = "../cluster/helm.rs"]

@@ -1,7 +1,6 @@
 //! The job for several nodes: what can only be seen on more than one node.
 
 use std::collections::BTreeSet;
-use std::fs;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -11,7 +10,10 @@ use serde_json::{Value, json};
 use crate::agent::process_of;
 use crate::agents::{self, AgentWatch, Seen};
 use crate::checks::Checks;
-use crate::families::{Family, state};
+use crate::expectations::{
+    assert_bare, assert_redirected, controllers_that_asked_about, events_in,
+};
+use crate::families::Family;
 use crate::helm::{Helm, NAMESPACE};
 use crate::machine::Machine;
 use crate::pods::{self, Pods, kubectl};
@@ -62,7 +64,7 @@ fn install(helm: &Helm, pods: &Pods, nodes: [&Machine; 2]) -> String {
     );
     helm.run("install", &[&set, TIMEOUT]);
     for node in nodes {
-        until("the startup taint is removed", || node.taints().is_empty());
+        until("the startup taint is removed", || !node.has_taint(TAINT));
         assert!(node.has_plugin(), "{}", node.name);
     }
     format!("two nodes ready and without the startup taint after {:.1?}", begin.elapsed())
@@ -97,13 +99,13 @@ fn joins(
     until("the agent's pod is on the new node", || agents::by_node().contains_key(name));
     let reason = r#".status.conditions[?(@.type=="PodScheduled")].reason"#;
     until("the scheduler rejects the pod", || pods.field("patient", reason) == "Unschedulable");
-    assert_eq!(third.taints(), TAINT);
+    assert!(third.has_taint(TAINT));
     assert!(!third.has_plugin());
     let agents = agents::by_node();
     third.load(image);
     let begin = Instant::now();
     pods.until_ready("patient");
-    assert_eq!(third.taints(), "");
+    assert!(!third.has_taint(TAINT));
     let restarts = pods.field("patient", ".status.initContainerStatuses[0].restartCount");
     assert_eq!(restarts, "0", "the validator passed at its first try");
     let mut now = agents::by_node();
@@ -283,49 +285,4 @@ fn deleted(pods: Pods, all: [&Machine; 3]) -> String {
         kubectl(&["label", "node", &node.name, "pool-"]);
     }
     "one pod of each node".to_owned()
-}
-
-/// Inbound and outbound connections of `meshed` are redirected, those of its proxy are not.
-fn assert_redirected(pods: &Pods, unmeshed: &str, meshed: &str) {
-    let family = Family::all()[0];
-    let [from, to] = [unmeshed, meshed].map(|name| family.to(&pods.ip(name), 8080));
-    for (pod, container, target, responder) in [
-        (unmeshed, "app", &to, "proxy-inbound"),
-        (meshed, "app", &from, "proxy-outbound"),
-        (meshed, "linkerd-proxy", &from, &*format!("app-of-{unmeshed}")),
-    ] {
-        let response = pods.connect(pod, container, target);
-        let original = !responder.starts_with("proxy") || response.contains(&**target);
-        assert!(
-            response.starts_with(responder) && original,
-            "{container} in {pod} to {target}: {response}, not {responder}"
-        );
-    }
-}
-
-fn assert_bare(pods: &Pods, from: &str, to: &str) {
-    let target = Family::all()[0].to(&pods.ip(to), 8080);
-    let response = pods.connect(from, "app", &target);
-    assert!(response.starts_with(&format!("app-of-{to}")), "redirected: {response}");
-}
-
-/// The Events with this reason in a namespace.
-fn events_in(namespace: &str, reason: &str) -> Vec<Value> {
-    let selector = format!("--field-selector=reason={reason}");
-    let list = kubectl(&["get", "events", "-n", namespace, &selector, "-o", "json"]);
-    let mut list: Value = serde_json::from_str(&list).unwrap();
-    serde_json::from_value(list["items"].take()).unwrap()
-}
-
-/// Names of the pods whose repair controller sent a request about an object in `namespace`.
-fn controllers_that_asked_about(namespace: &str) -> BTreeSet<String> {
-    let log = fs::read_to_string(state().join("audit.log")).unwrap();
-    let events = log.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
-    let asked = events.filter(|event| {
-        let agent = event["userAgent"].as_str().unwrap_or_default();
-        agent.starts_with("linkerd-cni-repair-controller/")
-            && event["objectRef"]["namespace"] == namespace
-    });
-    let pod = "authentication.kubernetes.io/pod-name";
-    asked.map(|event| event["user"]["extra"][pod][0].as_str().unwrap_or("?").to_owned()).collect()
 }
