@@ -236,7 +236,7 @@ pub fn find_agent_in(namespace: &str) -> Option<Agent> {
 
 /// The process in a container, found by its control group. CRI-O's control group of conmon, which supervises the
 /// container, also has the container's ID in its name.
-fn process_of(container: &str) -> Option<Pid> {
+pub fn process_of(container: &str) -> Option<Pid> {
     let entries = fs::read_dir("/proc").ok()?.flatten();
     let mut pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
     let is_in = |pid: &i32| {

@@ -1,9 +1,15 @@
 //! Address families of the cluster, and addresses that follow from them.
 
+use std::env;
 use std::fs;
+use std::path::PathBuf;
 
-/// Settings that scripts/cluster created the cluster with, as shell variables.
-const SETTINGS: &str = "/var/lib/linkerd2-cni-cluster/settings";
+/// State directory of scripts/cluster. Programs outside of the node's mount namespace find it by the environment
+/// variable `CLUSTER_STATE`.
+const STATE: &str = "/var/lib/linkerd2-cni-cluster";
+
+/// File in the state directory: the settings that scripts/cluster created the cluster with, as shell variables.
+const SETTINGS: &str = "settings";
 
 /// One family of addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,8 +64,13 @@ pub fn any(port: u16) -> Vec<String> {
 
 /// One of the cluster's settings; empty if it is not set.
 pub fn setting(name: &str) -> String {
-    let settings = fs::read_to_string(SETTINGS).unwrap_or_default();
+    let settings = fs::read_to_string(state().join(SETTINGS)).unwrap_or_default();
     let prefix = format!("{name}=");
     let value = settings.lines().find_map(|line| line.strip_prefix(&prefix));
     value.unwrap_or_default().trim_matches('\'').to_owned()
+}
+
+/// State directory of scripts/cluster.
+pub fn state() -> PathBuf {
+    env::var_os("CLUSTER_STATE").map_or_else(|| STATE.into(), PathBuf::from)
 }

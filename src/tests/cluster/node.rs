@@ -78,21 +78,7 @@ impl Node {
     /// The files in the node's two directories. A file that is deleted during the call is left out. The agent's
     /// socket has a mode and no content.
     pub fn files(&self) -> Files {
-        let mut files = Files::new();
-        for directory in DIRECTORIES {
-            for entry in fs::read_dir(directory).unwrap() {
-                let path = entry.unwrap().path();
-                let Ok(metadata) = fs::metadata(&path) else {
-                    continue;
-                };
-                let mode = metadata.permissions().mode();
-                let bytes = fs::read(&path).unwrap_or_default();
-                let mut hasher = DefaultHasher::new();
-                bytes.hash(&mut hasher);
-                files.insert(path, (mode, bytes.len(), hasher.finish()));
-            }
-        }
-        files
+        files_of("")
     }
 
     /// The plugin entry in the active network config.
@@ -169,6 +155,26 @@ fn network_configs() -> Vec<PathBuf> {
     let mut paths: Vec<PathBuf> = entries.map(|entry| entry.unwrap().path()).collect();
     paths.sort();
     paths
+}
+
+/// The same for the node whose file system is at the path `root`.
+pub fn files_of(root: &str) -> Files {
+    let mut files = Files::new();
+    for directory in DIRECTORIES {
+        for entry in fs::read_dir(format!("{root}{directory}")).unwrap() {
+            let entry = entry.unwrap();
+            let Ok(metadata) = fs::metadata(entry.path()) else {
+                continue;
+            };
+            let mode = metadata.permissions().mode();
+            let bytes = fs::read(entry.path()).unwrap_or_default();
+            let mut hasher = DefaultHasher::new();
+            bytes.hash(&mut hasher);
+            let path = Path::new(directory).join(entry.file_name());
+            files.insert(path, (mode, bytes.len(), hasher.finish()));
+        }
+    }
+    files
 }
 
 impl Drop for Node {

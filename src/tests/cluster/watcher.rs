@@ -49,9 +49,14 @@ pub struct Seen {
 
 impl Watcher {
     pub fn start() -> Watcher {
+        Watcher::of(String::new())
+    }
+
+    /// Watches the node whose file system is at the path `root`.
+    pub fn of(root: String) -> Watcher {
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = Arc::clone(&stop);
-        let reader = thread::spawn(move || watch(&stopped));
+        let reader = thread::spawn(move || watch(&root, &stopped));
         Watcher { stop, reader }
     }
 
@@ -96,12 +101,12 @@ impl Seen {
     }
 }
 
-fn watch(stop: &AtomicBool) -> Seen {
+fn watch(root: &str, stop: &AtomicBool) -> Seen {
     let begin = Instant::now();
     let mut gaps: Vec<Gap> = Vec::new();
     let (mut reads, mut last) = (0, State::Installed);
     while !stop.load(Ordering::Relaxed) {
-        let (state, now) = (read(), begin.elapsed());
+        let (state, now) = (read(root), begin.elapsed());
         match gaps.last_mut() {
             _ if state == State::Installed => {}
             Some(gap) if last == state => gap.length = now - gap.begin,
@@ -115,26 +120,26 @@ fn watch(stop: &AtomicBool) -> Seen {
 }
 
 /// Reads the state, twice if the plugin is not installed, as a file that is replaced between two reads may look missing.
-fn read() -> State {
-    match read_once() {
+fn read(root: &str) -> State {
+    match read_once(root) {
         State::Installed => State::Installed,
-        _ => read_once(),
+        _ => read_once(root),
     }
 }
 
-fn read_once() -> State {
+fn read_once(root: &str) -> State {
     let is_entry = |plugin: &Value| plugin["type"] == "linkerd-cni";
-    let Some(entry) = active::plugins().into_iter().find(is_entry) else {
+    let Some(entry) = active::plugins_of_node(root).into_iter().find(is_entry) else {
         return State::Unchained;
     };
     let kubeconfig = entry["kubernetes"]["kubeconfig"].as_str().unwrap_or_default();
-    let kubeconfig = fs::read_to_string(kubeconfig).unwrap_or_default();
+    let kubeconfig = fs::read_to_string(format!("{root}{kubeconfig}")).unwrap_or_default();
     // Upstream's is YAML, with the current context in its last line.
     let is_upstreams = kubeconfig.trim_end().ends_with("current-context: linkerd-cni-context");
     if !is_upstreams && serde_json::from_str::<Value>(&kubeconfig).is_err() {
         return State::Stranded("kubeconfig");
     }
-    let binary = fs::metadata(BINARY);
+    let binary = fs::metadata(format!("{root}{BINARY}"));
     if !binary.is_ok_and(|file| file.len() > 0 && file.permissions().mode() & 0o111 != 0) {
         return State::Stranded("binary");
     }

@@ -15,6 +15,7 @@
 mod active;
 #[path = "../cluster/agent.rs"]
 mod agent;
+mod agents;
 #[path = "../cluster/burst.rs"]
 mod burst;
 mod checks;
@@ -23,11 +24,13 @@ mod cilium;
 mod cni;
 #[path = "../cluster/connections.rs"]
 mod connections;
+mod expectations;
 #[path = "../cluster/families.rs"]
 mod families;
 #[path = "../cluster/helm.rs"]
 mod helm;
 mod job;
+mod machine;
 mod multus;
 mod network;
 #[path = "../cluster/node.rs"]
@@ -36,6 +39,7 @@ mod node;
 mod pods;
 mod primary_cni;
 mod runtime;
+mod several_nodes;
 #[path = "../support/until.rs"]
 mod until;
 #[path = "../cluster/upstream.rs"]
@@ -53,7 +57,8 @@ use serde_json::json;
 
 use checks::Checks;
 
-/// Runs the main job on the cluster of `KUBECONFIG`, whose only node is this machine.
+/// Runs the main job on the cluster of `KUBECONFIG`, whose only node is this machine, or with --node the job for
+/// several nodes.
 #[derive(Parser)]
 struct Options {
     /// Values of the chart, as for `helm --set`.
@@ -62,12 +67,24 @@ struct Options {
     /// File to write the results to, as JSON.
     #[arg(long)]
     json: PathBuf,
+    /// Nodes of scripts/node: two that are in the cluster, and the name of one that joins it.
+    #[arg(long = "node")]
+    nodes: Vec<String>,
+    /// Archive of the image, for the node that joins.
+    #[arg(long, requires = "nodes")]
+    image: Option<PathBuf>,
 }
 
 fn main() -> ExitCode {
     let options = Options::parse();
     let mut checks = Checks::default();
-    job::run(&options.set, &mut checks);
+    match (&options.nodes[..], &options.image) {
+        ([], _) => job::run(&options.set, &mut checks),
+        ([first, second, third], Some(image)) => {
+            several_nodes::run([first, second, third], image, &mut checks);
+        }
+        _ => panic!("several nodes: --node three times, and --image"),
+    }
     let result = json!({"versions": versions::of_node(), "checks": checks});
     fs::write(&options.json, result.to_string()).expect("the file for the results can be written");
     if checks.all_passed() { ExitCode::SUCCESS } else { ExitCode::FAILURE }

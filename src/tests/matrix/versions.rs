@@ -10,6 +10,7 @@ pub fn of_node() -> Value {
     let nodes: Value = serde_json::from_str(&kubectl(&["get", "nodes", "-o", "json"])).unwrap();
     let info = &nodes["items"][0]["status"]["nodeInfo"];
     json!({
+        "nodes": nodes["items"].as_array().map_or(0, Vec::len),
         "kubernetes": info["kubeletVersion"],
         "runtime": info["containerRuntimeVersion"],
         "kernel": info["kernelVersion"],

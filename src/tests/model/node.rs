@@ -67,7 +67,7 @@ impl Node {
     /// The network config that the runtime loads.
     pub fn active(&self) -> Option<(Text, Text)> {
         let found = config_files(&self.configs);
-        let name = Text::new(&plan::active(&found)?.name);
+        let name = Text::new(&plan::called(&found)?.name);
         Some((name, self.configs[&name]))
     }
 }

@@ -1,0 +1,55 @@
+//! Connections, Events and API requests, as the job for several nodes expects them.
+
+use std::collections::BTreeSet;
+use std::fs;
+
+use serde_json::Value;
+
+use crate::families::{Family, state};
+use crate::pods::{Pods, kubectl};
+
+/// Inbound and outbound connections of `meshed` are redirected, those of its proxy are not.
+pub fn assert_redirected(pods: &Pods, unmeshed: &str, meshed: &str) {
+    let family = Family::all()[0];
+    let [from, to] = [unmeshed, meshed].map(|name| family.to(&pods.ip(name), 8080));
+    for (pod, container, target, responder) in [
+        (unmeshed, "app", &to, "proxy-inbound"),
+        (meshed, "app", &from, "proxy-outbound"),
+        (meshed, "linkerd-proxy", &from, &*format!("app-of-{unmeshed}")),
+    ] {
+        let response = pods.connect(pod, container, target);
+        let original = !responder.starts_with("proxy") || response.contains(&**target);
+        assert!(
+            response.starts_with(responder) && original,
+            "{container} in {pod} to {target}: {response}, not {responder}"
+        );
+    }
+}
+
+/// Asserts that inbound connections of `to` are not redirected.
+pub fn assert_bare(pods: &Pods, from: &str, to: &str) {
+    let target = Family::all()[0].to(&pods.ip(to), 8080);
+    let response = pods.connect(from, "app", &target);
+    assert!(response.starts_with(&format!("app-of-{to}")), "redirected: {response}");
+}
+
+/// The Events with this reason in a namespace.
+pub fn events_in(namespace: &str, reason: &str) -> Vec<Value> {
+    let selector = format!("--field-selector=reason={reason}");
+    let list = kubectl(&["get", "events", "-n", namespace, &selector, "-o", "json"]);
+    let mut list: Value = serde_json::from_str(&list).unwrap();
+    serde_json::from_value(list["items"].take()).unwrap()
+}
+
+/// Names of the pods whose repair controller sent a request about an object in `namespace`.
+pub fn controllers_that_asked_about(namespace: &str) -> BTreeSet<String> {
+    let log = fs::read_to_string(state().join("audit.log")).unwrap();
+    let events = log.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+    let asked = events.filter(|event| {
+        let agent = event["userAgent"].as_str().unwrap_or_default();
+        agent.starts_with("linkerd-cni-repair-controller/")
+            && event["objectRef"]["namespace"] == namespace
+    });
+    let pod = "authentication.kubernetes.io/pod-name";
+    asked.map(|event| event["user"]["extra"][pod][0].as_str().unwrap_or("?").to_owned()).collect()
+}

@@ -1,0 +1,288 @@
+//! The job for several nodes: what can only be seen on more than one node.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::{Signal, kill};
+use serde_json::{Value, json};
+
+use crate::agent::process_of;
+use crate::agents::{self, AgentWatch, Seen};
+use crate::checks::Checks;
+use crate::expectations::{
+    assert_bare, assert_redirected, controllers_that_asked_about, events_in,
+};
+use crate::families::Family;
+use crate::helm::{Helm, NAMESPACE};
+use crate::machine::Machine;
+use crate::pods::{self, Pods, kubectl};
+use crate::until::{until, until_within};
+
+/// The startup taint.
+const TAINT: &str = "linkerd.io/cni-not-ready";
+/// Limit of what includes the start of an agent on each node.
+const ROLLOUT: Duration = Duration::from_secs(180);
+const TIMEOUT: &str = "--timeout=180s";
+
+/// Runs every check. The plugin is not installed on the first two nodes; the third one joins later.
+pub fn run(names: [&str; 3], image: &Path, checks: &mut Checks) {
+    let [first, second] = [names[0], names[1]].map(Machine::of);
+    let helm = Helm::with_local_repository();
+    let pods = Pods::default();
+    if !checks.run("install on tainted nodes", || install(&helm, &pods, [&first, &second])) {
+        return;
+    }
+    checks.run("repair on one node", || repaired_by_its_own_node(&pods, &second));
+    let mut third = None;
+    checks.run("a node joins", || joins(&pods, &first, names[2], image, &mut third));
+    let Some(third) = third else { return };
+    let all = [&first, &second, &third];
+    checks.run("connections between nodes", || connections(&pods, all));
+    checks.run("Events of each node", || events(all));
+    checks.run("rollout with a surge", || surge(&helm, all));
+    checks.run("rollout without a surge", || unavailable(&helm, all));
+    checks.run("SIGKILL on one node", || killed(&second, all));
+    checks.run("one node leaves the DaemonSet's scope", || scope(&pods, &third, [&first, &second]));
+    checks.run("one node is drained", || drained(&pods, &second, all));
+    checks.run("uninstall", || uninstall(&helm, all));
+    checks.run("pods started before the uninstall are deleted", || deleted(pods, all));
+}
+
+/// Before the plugin is installed, a meshed pod starts on the second node.
+fn install(helm: &Helm, pods: &Pods, nodes: [&Machine; 2]) -> String {
+    pods.start(&[nodes[0].only(pods::unmeshed("client"))]);
+    pods.create(&[nodes[1].only(pods::validated("stranded", "1s"))]);
+    let exit = ".status.initContainerStatuses[0].lastState.terminated.exitCode";
+    until("the validator fails", || pods.field("stranded", exit) == "95");
+    for node in nodes {
+        kubectl(&["taint", "node", &node.name, &format!("{TAINT}=:NoSchedule")]);
+    }
+    let begin = Instant::now();
+    let set = format!(
+        "--set=startupTaint={TAINT},repairController.enabled=true,repairController.mode=in-place"
+    );
+    helm.run("install", &[&set, TIMEOUT]);
+    for node in nodes {
+        until("the startup taint is removed", || !node.has_taint(TAINT));
+        assert!(node.has_plugin(), "{}", node.name);
+    }
+    format!("two nodes ready and without the startup taint after {:.1?}", begin.elapsed())
+}
+
+fn repaired_by_its_own_node(pods: &Pods, node: &Machine) -> String {
+    pods.until_ready("stranded");
+    let uid = pods.field("stranded", ".metadata.uid");
+    let agent = agents::by_node()[&node.name].name.clone();
+    until("the Event", || !events_in("stranded", "LinkerdCNINotConfigured").is_empty());
+    for event in events_in("stranded", "LinkerdCNINotConfigured") {
+        assert_eq!(event["involvedObject"]["uid"], *uid, "{event}");
+        assert_eq!(event["reportingInstance"], *agent, "{event}");
+        assert_eq!(event["action"], "Repairing", "{event}");
+    }
+    let controllers = controllers_that_asked_about("stranded");
+    assert_eq!(controllers, BTreeSet::from([agent]), "pods with API requests about the pod");
+    assert_redirected(pods, "client", "stranded");
+    "repaired in place; Events and API requests only of the pod's own node".to_owned()
+}
+
+/// The image is missing on the new node at first, so that its agent cannot start.
+fn joins(
+    pods: &Pods,
+    first: &Machine,
+    name: &str,
+    image: &Path,
+    third: &mut Option<Machine>,
+) -> String {
+    let third = third.insert(Machine::join(first, name, TAINT));
+    pods.create(&[third.only(pods::native_sidecar("patient"))]);
+    until("the agent's pod is on the new node", || agents::by_node().contains_key(name));
+    let reason = r#".status.conditions[?(@.type=="PodScheduled")].reason"#;
+    until("the scheduler rejects the pod", || pods.field("patient", reason) == "Unschedulable");
+    assert!(third.has_taint(TAINT));
+    assert!(!third.has_plugin());
+    let agents = agents::by_node();
+    third.load(image);
+    let begin = Instant::now();
+    pods.until_ready("patient");
+    assert!(!third.has_taint(TAINT));
+    let restarts = pods.field("patient", ".status.initContainerStatuses[0].restartCount");
+    assert_eq!(restarts, "0", "the validator passed at its first try");
+    let mut now = agents::by_node();
+    now.insert(name.to_owned(), agents[name].clone());
+    assert_eq!(now, agents, "the agents of the other nodes are the same");
+    format!("the pod waited for the agent, and was ready {:.1?} after the image", begin.elapsed())
+}
+
+fn connections(pods: &Pods, all: [&Machine; 3]) -> String {
+    let names = ["meshed-one", "meshed-two", "meshed-three"];
+    for (name, node) in names.iter().zip(all) {
+        pods.create(&[node.only(with_wrong_ports(pods::meshed(name)))]);
+    }
+    for name in names {
+        pods.until_ready(name);
+        assert_redirected(pods, "client", name);
+    }
+    let family = Family::all()[0];
+    let target = family.to(&pods.ip("meshed-three"), 8080);
+    let response = pods.connect("meshed-two", "linkerd-proxy", &target);
+    assert!(response.starts_with("proxy-inbound"), "from the second node to the third: {response}");
+    "redirected in both directions between all nodes".to_owned()
+}
+
+/// An annotation with an invalid element, which results in an Event.
+fn with_wrong_ports(mut pod: Value) -> Value {
+    pod["metadata"]["annotations"]["config.linkerd.io/skip-inbound-ports"] = json!("7777,wrong");
+    pod
+}
+
+/// The node's own agent reports the pods with the wrong annotation.
+fn events(all: [&Machine; 3]) -> String {
+    let agents = agents::by_node();
+    for (name, node) in ["meshed-one", "meshed-two", "meshed-three"].iter().zip(all) {
+        until("the Event", || !events_in(name, "LinkerdCNIPortsIgnored").is_empty());
+        for event in events_in(name, "LinkerdCNIPortsIgnored") {
+            assert_eq!(event["reportingInstance"], *agents[&node.name].name, "{event}");
+            assert_eq!(event["involvedObject"]["name"], *name, "{event}");
+        }
+    }
+    "one Event for each pod, each of the agent on the pod's node".to_owned()
+}
+
+/// The same upgrade limits the DaemonSet to labelled nodes, which all three are.
+fn surge(helm: &Helm, all: [&Machine; 3]) -> String {
+    for node in all {
+        kubectl(&["label", "node", &node.name, "pool=meshed"]);
+    }
+    let seen = undisturbed(all, || {
+        helm.run("upgrade", &["--reuse-values", "--set=nodeSelector.pool=meshed", TIMEOUT]);
+    });
+    assert_eq!(seen.most_without, 0, "nodes without a ready agent: {:?}", seen.without);
+    one_after_the_other(&seen)
+}
+
+fn unavailable(helm: &Helm, all: [&Machine; 3]) -> String {
+    let pace =
+        "updateStrategy.rollingUpdate.maxUnavailable=1,updateStrategy.rollingUpdate.maxSurge=0";
+    let set = format!("--set={pace},ignoreInboundPorts=9999");
+    let seen = undisturbed(all, || helm.run("upgrade", &["--reuse-values", &set, TIMEOUT]));
+    assert_eq!(seen.most_without, 1, "most nodes without a ready agent");
+    assert_eq!(seen.without.len(), all.len(), "each was replaced: {:?}", seen.without);
+    one_after_the_other(&seen)
+}
+
+/// Each node has a new agent, and no two of them started at a time.
+fn one_after_the_other(seen: &Seen) -> String {
+    assert_eq!(seen.most_starting, 1, "agents that start at a time");
+    let nodes: BTreeSet<&String> = seen.order.iter().collect();
+    assert!(nodes.len() == 3 && seen.order.len() == 3, "{:?}", seen.order);
+    format!("at most {} without a ready agent; order: {}", seen.most_without, seen.order.join(", "))
+}
+
+/// Runs `event` and waits until every node has a ready agent. The plugin is always installed on each node.
+fn undisturbed(nodes: [&Machine; 3], event: impl FnOnce()) -> Seen {
+    let watchers = nodes.map(Machine::watch);
+    let watch = AgentWatch::start(&nodes.map(|node| node.name.as_str()));
+    event();
+    until_within(ROLLOUT, "a ready agent on each node", || {
+        let agents = agents::by_node();
+        nodes.iter().all(|node| agents.get(&node.name).is_some_and(|agent| agent.ready))
+    });
+    let seen = watch.finish();
+    for (node, watcher) in nodes.iter().zip(watchers) {
+        watcher.finish().assert_always_installed(&node.name);
+    }
+    seen
+}
+
+fn killed(node: &Machine, all: [&Machine; 3]) -> String {
+    let before = agents::by_node();
+    let begin = Instant::now();
+    let seen = undisturbed(all, || {
+        let container = &before[&node.name].container;
+        kill(process_of(container).unwrap(), Signal::SIGKILL).unwrap();
+        until_within(ROLLOUT, "another container", || {
+            let agents = agents::by_node();
+            agents[&node.name].container != *container && agents[&node.name].ready
+        });
+    });
+    let others = seen.without.iter().filter(|name| **name != node.name);
+    assert_eq!(others.count(), 0, "{:?}", seen.without);
+    let mut after = agents::by_node();
+    after.insert(node.name.clone(), before[&node.name].clone());
+    assert_eq!(after, before, "the agents of the other nodes are the same");
+    format!("ready again after {:.1?}; the others unchanged", begin.elapsed())
+}
+
+fn scope(pods: &Pods, node: &Machine, others: [&Machine; 2]) -> String {
+    let before = agents::by_node();
+    let watchers = others.map(Machine::watch);
+    let begin = Instant::now();
+    kubectl(&["label", "node", &node.name, "pool-"]);
+    until("the node's files are as found", || node.is_as_found());
+    let took = begin.elapsed();
+    until("the agent's pod is deleted", || !agents::by_node().contains_key(&node.name));
+    let mut after = agents::by_node();
+    after.insert(node.name.clone(), before[&node.name].clone());
+    assert_eq!(after, before, "the agents of the other nodes are the same");
+    pods.start(&[node.only(pods::meshed("out-of-scope"))]);
+    assert_bare(pods, "client", "out-of-scope");
+    // Its pods keep their redirect rules.
+    assert_redirected(pods, "client", "meshed-three");
+
+    kubectl(&["label", "node", &node.name, "pool=meshed"]);
+    until("the plugin is installed again", || {
+        node.has_plugin() && agents::by_node().get(&node.name).is_some_and(|agent| agent.ready)
+    });
+    pods.start(&[node.only(pods::meshed("in-scope"))]);
+    assert_redirected(pods, "client", "in-scope");
+    for (other, watcher) in others.iter().zip(watchers) {
+        watcher.finish().assert_always_installed(&other.name);
+    }
+    format!("uninstalled there after {took:.1?}, installed again; the others unchanged")
+}
+
+fn drained(pods: &Pods, node: &Machine, all: [&Machine; 3]) -> String {
+    let before = agents::by_node();
+    let watchers = all.map(Machine::watch);
+    let drain = ["drain", &node.name, "--ignore-daemonsets", "--force", "--grace-period=1"];
+    kubectl(&[&drain[..], &["--timeout=120s"]].concat());
+    let on_node = format!("--field-selector=spec.nodeName={}", node.name);
+    let left = kubectl(&["get", "pods", "-A", "-o", "name", &on_node]);
+    let agent = format!("pod/{}", before[&node.name].name);
+    assert_eq!(left.trim(), agent, "only the agent's pod is left on the node");
+    kubectl(&["uncordon", &node.name]);
+    assert_eq!(agents::by_node(), before, "all agents are the same");
+    for (node, watcher) in all.iter().zip(watchers) {
+        watcher.finish().assert_always_installed(&node.name);
+    }
+    pods.start(&[node.only(pods::native_sidecar("refilled"))]);
+    assert_redirected(pods, "client", "refilled");
+    "its pods deleted, its agent kept; a new pod there is redirected".to_owned()
+}
+
+fn uninstall(helm: &Helm, all: [&Machine; 3]) -> String {
+    helm.uninstall();
+    for node in all {
+        node.assert_as_found();
+    }
+    let pods = Pods::default();
+    pods.start(&[all[0].only(pods::unmeshed("after"))]);
+    for node in all {
+        pods.start(&[node.only(pods::meshed(&format!("bare-{}", node.name)))]);
+        assert_bare(&pods, "after", &format!("bare-{}", node.name));
+    }
+    "the files of all nodes as found; pods on each of them start".to_owned()
+}
+
+/// The runtimes call DEL for them with the network config that they cached, which names the plugin.
+fn deleted(pods: Pods, all: [&Machine; 3]) -> String {
+    for name in ["meshed-one", "refilled", "meshed-three"] {
+        kubectl(&["delete", "pod", "-n", name, name, "--grace-period=1", "--timeout=60s"]);
+    }
+    drop(pods);
+    for node in all {
+        kubectl(&["label", "node", &node.name, "pool-"]);
+    }
+    "one pod of each node".to_owned()
+}
