@@ -159,7 +159,8 @@ fn the_api_server_accepts_every_use_of_the_chart(helm: &Helm) {
         let text = helm.must(&["template", "linkerd-cni", chart, "-n", "linkerd-cni", "-f", file]);
         for object in text.split("\n---\n") {
             // This cluster lacks these kinds.
-            let foreign = ["kind: PodMonitor", "kind: NetworkAttachmentDefinition"];
+            let foreign =
+                ["kind: PodMonitor", "kind: PrometheusRule", "kind: NetworkAttachmentDefinition"];
             if !foreign.iter().any(|kind| object.contains(kind)) {
                 all += &format!("\n---\n{}", object.trim_start_matches("---\n"));
             }
@@ -169,12 +170,15 @@ fn the_api_server_accepts_every_use_of_the_chart(helm: &Helm) {
     // A dry run of a pod needs its ServiceAccount, which a dry run does not create.
     let account = ["serviceaccount", "cni-agent", "-n", "linkerd-cni"];
     kubectl(&[&["create"], &account[..]].concat());
+    // Of the dashboard.
+    kubectl(&["create", "namespace", "monitoring"]);
     // As helm, which owns the release's fields, so that fields that are missing in a use are removed.
     let dry = "apply --server-side --field-manager=helm --force-conflicts --dry-run=server --validate=strict -f -";
     let printed = piped(&dry.split(' ').collect::<Vec<_>>(), &all);
     let daemonsets = printed.lines().filter(|line| line.starts_with("daemonset.apps/"));
     assert_eq!(daemonsets.count(), files, "{printed}");
     kubectl(&[&["delete"], &account[..]].concat());
+    kubectl(&["delete", "namespace", "monitoring", "--wait=false"]);
 }
 
 /// Asserts the exact rights of an account: `everywhere` in all namespaces, and also `here` in the release's namespace.

@@ -1,14 +1,20 @@
 //! Results of the checks of a row.
 
+use std::fs;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::PathBuf;
 use std::time::Instant;
 
 use serde::Serialize;
+use serde_json::{Value, json};
 
-/// The checks of a row, in the order in which they ran.
-#[derive(Default, Serialize)]
-#[serde(transparent)]
-pub struct Checks(Vec<Check>);
+/// The checks of a row, in the order in which they ran. They are written to a file after each check, as a row may be
+/// killed.
+pub struct Checks {
+    file: PathBuf,
+    versions: Value,
+    done: Vec<Check>,
+}
 
 /// One check.
 #[derive(Serialize)]
@@ -21,6 +27,18 @@ struct Check {
 }
 
 impl Checks {
+    /// No checks yet. Writes the versions to the file.
+    pub fn new(file: PathBuf, versions: Value) -> Checks {
+        let checks = Checks { file, versions, done: Vec::new() };
+        checks.write();
+        checks
+    }
+
+    fn write(&self) {
+        let result = json!({"versions": self.versions, "checks": self.done});
+        fs::write(&self.file, result.to_string()).expect("the file for the results can be written");
+    }
+
     /// Runs a check, which panics if it fails and returns what it saw. Returns whether it passed.
     pub fn run(&mut self, name: &'static str, check: impl FnOnce() -> String) -> bool {
         println!("== {name}");
@@ -34,12 +52,13 @@ impl Checks {
                 .unwrap_or_else(|| "panicked without a message".to_owned())
         });
         println!("{} {name} ({seconds:.1} s): {seen}", if passed { "ok    " } else { "FAILED" });
-        self.0.push(Check { name, passed, seen, seconds: (seconds * 10.0).round() / 10.0 });
+        self.done.push(Check { name, passed, seen, seconds: (seconds * 10.0).round() / 10.0 });
+        self.write();
         passed
     }
 
     /// Whether there was a check, and none failed.
     pub fn all_passed(&self) -> bool {
-        !self.0.is_empty() && self.0.iter().all(|check| check.passed)
+        !self.done.is_empty() && self.done.iter().all(|check| check.passed)
     }
 }

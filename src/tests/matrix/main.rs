@@ -48,12 +48,10 @@ mod versions;
 #[path = "../cluster/watcher.rs"]
 mod watcher;
 
-use std::fs;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Parser;
-use serde_json::json;
 
 use checks::Checks;
 
@@ -77,7 +75,7 @@ struct Options {
 
 fn main() -> ExitCode {
     let options = Options::parse();
-    let mut checks = Checks::default();
+    let mut checks = Checks::new(options.json, versions::of_node());
     match (&options.nodes[..], &options.image) {
         ([], _) => job::run(&options.set, &mut checks),
         ([first, second, third], Some(image)) => {
@@ -85,7 +83,5 @@ fn main() -> ExitCode {
         }
         _ => panic!("several nodes: --node three times, and --image"),
     }
-    let result = json!({"versions": versions::of_node(), "checks": checks});
-    fs::write(&options.json, result.to_string()).expect("the file for the results can be written");
     if checks.all_passed() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }

@@ -127,7 +127,7 @@ fn connections(pods: &Pods, all: [&Machine; 3]) -> String {
     let target = family.to(&pods.ip("meshed-three"), 8080);
     let response = pods.connect("meshed-two", "linkerd-proxy", &target);
     assert!(response.starts_with("proxy-inbound"), "from the second node to the third: {response}");
-    "redirected in both directions between all nodes".to_owned()
+    "redirected from the first node to each, and from the second to the third".to_owned()
 }
 
 /// An annotation with an invalid element, which results in an Event.
@@ -275,7 +275,7 @@ fn uninstall(helm: &Helm, all: [&Machine; 3]) -> String {
     "the files of all nodes as found; pods on each of them start".to_owned()
 }
 
-/// The runtimes call DEL for them with the network config that they cached, which names the plugin.
+/// The runtimes call DEL for them, after the network config has lost the plugin entry.
 fn deleted(pods: Pods, all: [&Machine; 3]) -> String {
     for name in ["meshed-one", "refilled", "meshed-three"] {
         kubectl(&["delete", "pod", "-n", name, name, "--grace-period=1", "--timeout=60s"]);
