@@ -2,19 +2,23 @@
 //! administrator's machine and reaches the cluster through `kubectl`.
 //!
 //! - [`kubectl`]: requests to the API server
+//! - [`lists`]: lists of objects, read in parts
 //! - [`objects`], [`metrics`]: the fields of API objects and metrics that the commands read
+//! - [`agents`]: the agents' pods, and what each agent reports
 //! - [`facts`], [`pre_facts`]: everything that the checks look at, after and before the installation
 //! - [`checks`]: facts to check results
 //! - [`report`]: check results as table, short text or JSON, like `linkerd check`
 //! - [`nodes`]: the table of `linkerd cni nodes`
 //! - [`explain`]: what the plugin decides for one pod, and why
 
+pub mod agents;
 pub mod checks;
 pub mod explain;
 pub mod facts;
 #[cfg(test)]
 pub mod fake;
 pub mod kubectl;
+pub mod lists;
 pub mod metrics;
 pub mod nodes;
 pub mod objects;

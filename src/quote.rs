@@ -14,10 +14,16 @@ pub fn cut(text: &str) -> String {
     }
 }
 
-/// Returns `text` on one line: control characters become blanks, so that text from outside can
-/// neither start a line nor control a terminal.
+/// Returns `text` on one line: control characters become blanks, and characters that change the text
+/// direction are dropped, so that text from outside can neither start a line nor control a terminal.
 pub fn one_line(text: &str) -> String {
-    text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect()
+    let visible = text.chars().filter(|&c| !changes_direction(c));
+    visible.map(|c| if c.is_control() { ' ' } else { c }).collect()
+}
+
+/// Whether the character is one of Unicode's Bidi_Control characters.
+fn changes_direction(c: char) -> bool {
+    matches!(c, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }
 
 /// Returns `text` in quotation marks, on one line and cut like [`cut`]. Escapes
@@ -64,6 +70,12 @@ mod tests {
         assert!(longest.chars().count() < LIMIT + 15, "{longest}");
         let widest = quote(&"\u{1f980}".repeat(5000));
         assert!(widest.len() < BYTE_LIMIT + 15, "{widest}");
+    }
+
+    #[test]
+    fn one_line_has_no_control_and_no_direction_characters() {
+        assert_eq!(one_line("a\nb\u{1b}[31m\u{9b}"), "a b [31m ");
+        assert_eq!(one_line("\u{202e}8\u{2066}0\u{200f}\u{2069}"), "80");
     }
 
     #[test]

@@ -14,10 +14,11 @@ use anyhow::{Context as _, anyhow};
 use clap::{ArgAction, Args, Parser, Subcommand};
 
 use crate::deadline::Deadline;
+use crate::extension::agents::{AGENT_LIMIT, Agent, Asking, DAEMONSET};
 use crate::extension::checks;
 use crate::extension::explain::{self, RuleFormat};
-use crate::extension::facts::{self, DAEMONSET};
-use crate::extension::kubectl::{Api, Kubectl};
+use crate::extension::facts;
+use crate::extension::kubectl::Kubectl;
 use crate::extension::nodes;
 use crate::extension::pre_facts::fetch_pre;
 use crate::extension::report::{self, Check, Format};
@@ -26,6 +27,12 @@ use crate::extension::report::{self, Check, Format};
 const METADATA: &str = "{\"name\":\"linkerd-cni\",\"checks\":\"always\"}\n";
 /// Time between two attempts of the checks, as in `linkerd check`.
 const RETRY_INTERVAL: Duration = Duration::from_secs(5);
+/// Time to ask the agents in `check`, if `--wait` is shorter.
+const SHORTEST_SWEEP: Duration = Duration::from_secs(60);
+/// Time to ask the agents in `nodes`: by default, and with `--all-nodes`.
+const NODES_SWEEP: [Duration; 2] = [Duration::from_secs(300), Duration::from_secs(3600)];
+/// Longest time to wait. A longer `--wait` counts as this.
+const LONGEST_WAIT: Duration = Duration::from_secs(24 * 3600);
 
 /// Checks, shows and explains Linkerd's CNI plugin in a cluster. Needs kubectl.
 #[derive(Parser)]
@@ -77,7 +84,10 @@ enum Command {
     /// Check the chart's objects, the agent of each node, and meshed pods
     Check(CheckFlags),
     /// Show the state of each node
-    Nodes,
+    Nodes {
+        #[command(flatten)]
+        scope: ScopeFlags,
+    },
     /// Show what the plugin decides for a pod, why, and with which rules
     Explain {
         /// Name of the pod
@@ -95,7 +105,23 @@ enum Command {
 }
 
 #[derive(Args)]
+struct ScopeFlags {
+    /// Ask each agent for its state, also in a cluster with more than 500
+    #[arg(long)]
+    all_nodes: bool,
+}
+
+impl ScopeFlags {
+    /// Largest number of agents that are asked.
+    fn limit(&self) -> usize {
+        if self.all_nodes { usize::MAX } else { AGENT_LIMIT }
+    }
+}
+
+#[derive(Args)]
 struct CheckFlags {
+    #[command(flatten)]
+    scope: ScopeFlags,
     /// Check whether the chart can be installed
     #[arg(long)]
     pre: bool,
@@ -140,15 +166,18 @@ fn run(flags: &Flags) -> anyhow::Result<ExitCode> {
                 return Ok(ExitCode::FAILURE);
             }
         }
-        Command::Nodes => {
-            api.get("/version").context("cannot query the Kubernetes API")?;
-            progress("asking the agents");
+        Command::Nodes { scope } => {
+            api.connect().context("cannot query the Kubernetes API")?;
             let namespace = facts::find_namespace(&api, wanted);
-            let facts = facts::fetch(&api, &namespace, &flags.cluster.linkerd_namespace);
+            let end = Deadline::after(NODES_SWEEP[usize::from(scope.all_nodes)]);
+            let asking =
+                Asking { known: &[], limit: scope.limit(), end, progress: &agent_progress };
+            let facts = facts::fetch(&api, &namespace, &flags.cluster.linkerd_namespace, &asking);
             progress("");
             print(&nodes::table(&facts).map_err(|why| anyhow!(why))?)?;
         }
         Command::Explain { pod, namespace, rules } => {
+            api.connect().context("cannot query the Kubernetes API")?;
             let cni_namespace = facts::find_namespace(&api, wanted);
             let inputs = explain::fetch(&api, &cni_namespace, namespace, pod);
             print(&explain::render(&inputs.map_err(|why| anyhow!(why))?, *rules))?;
@@ -161,17 +190,29 @@ fn run(flags: &Flags) -> anyhow::Result<ExitCode> {
 fn attempt(api: &Kubectl, cluster: &ClusterFlags, flags: &CheckFlags) -> Vec<Check> {
     let wanted = &cluster.cni_namespace;
     let reachable = Check::new("linkerd-cni", "kubernetes-api", "can query the Kubernetes API");
-    if let Err(error) = api.get("/version") {
+    if let Err(error) = api.connect() {
         return vec![reachable.error(error.to_string())];
     }
-    let end = Deadline::after(flags.wait);
+    let wait = flags.wait.min(LONGEST_WAIT);
+    let end = Deadline::after(wait);
+    let sweep_end = Deadline::after(wait.max(SHORTEST_SWEEP));
+    let mut known: Vec<Agent> = Vec::new();
     loop {
         progress("running the checks");
         let results = match flags.pre {
             true => checks::before_install(&fetch_pre(api, wanted)),
             false => {
                 let namespace = facts::find_namespace(api, wanted);
-                checks::installed(&facts::fetch(api, &namespace, &cluster.linkerd_namespace))
+                let asking = Asking {
+                    known: &known,
+                    limit: flags.scope.limit(),
+                    end: sweep_end,
+                    progress: &agent_progress,
+                };
+                let facts = facts::fetch(api, &namespace, &cluster.linkerd_namespace, &asking);
+                let results = checks::installed(&facts);
+                known = facts.agents.unwrap_or_default();
+                results
             }
         };
         if !report::is_pending(&results) || end.has_passed() {
@@ -181,6 +222,10 @@ fn attempt(api: &Kubectl, cluster: &ClusterFlags, flags: &CheckFlags) -> Vec<Che
         progress("waiting for the rollout of the DaemonSet");
         thread::sleep(RETRY_INTERVAL.min(end.remaining()));
     }
+}
+
+fn agent_progress(number: usize, all: usize) {
+    progress(&format!("asking agent {number} of {all}"));
 }
 
 /// Shows what runs, on a line of its own that the next call overwrites. Only on a terminal.
@@ -274,6 +319,7 @@ mod tests {
             panic!("not check");
         };
         assert_eq!((check.output, check.wait), (Format::Json, Duration::from_secs(300)));
+        assert_eq!(check.scope.limit(), AGENT_LIMIT);
     }
 
     #[test]

@@ -9,9 +9,10 @@ pub use text::{RuleFormat, render};
 
 use crate::cni::args::PodRef;
 use crate::cni::error::Error;
+use crate::config::annotation::is_injected;
 use crate::config::mesh::Mesh;
 use crate::config::pod::{self, ClusterLookup};
-use crate::config::{Annotations, Config, Ipv6, ResolvedRedirect};
+use crate::config::{Annotations, Config, Detection, Ipv6, PodFacts, ResolvedRedirect};
 use crate::kube::types::{Pod, Service};
 use crate::plugin::skip::{SkipReason, skip_reason};
 
@@ -63,14 +64,28 @@ impl PodInputs {
         if let Some(reason) = skip_reason(&pod, &self.config, Some(&metadata.annotations)) {
             return PodDecision::Skipped(reason);
         }
+        if self.is_by_annotations() {
+            let facts = PodFacts::from_annotations(&pod.uid, metadata.annotations.clone());
+            return self.resolve(&facts);
+        }
         match pod::facts(self.pod.clone(), &pod, &mut Fetched(self)) {
             Ok(Mesh::Unmeshed(reason)) => PodDecision::Skipped(reason.into()),
-            Ok(Mesh::Meshed(facts)) => match self.config.resolve(&facts) {
-                Ok(resolved) => PodDecision::Redirected(resolved),
-                Err(error) => PodDecision::Failed(error),
-            },
+            Ok(Mesh::Meshed(facts)) => self.resolve(&facts),
             Err(error) => PodDecision::Failed(error),
         }
+    }
+
+    fn resolve(&self, facts: &PodFacts) -> PodDecision {
+        match self.config.resolve(facts) {
+            Ok(resolved) => PodDecision::Redirected(resolved),
+            Err(error) => PodDecision::Failed(error),
+        }
+    }
+
+    /// Whether the plugin decides by annotations and plugin entry alone, if the runtime passes the
+    /// pod's annotations.
+    fn is_by_annotations(&self) -> bool {
+        self.config.detection == Detection::Injector && is_injected(&self.pod.metadata.annotations)
     }
 
     /// Whether IPv6 is redirected too, and why.

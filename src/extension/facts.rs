@@ -1,33 +1,21 @@
 //! Everything that the checks of an installed chart look at, fetched from the API server.
 
-use std::collections::BTreeMap;
 use std::panic::resume_unwind;
-use std::sync::{Mutex, PoisonError};
 use std::thread::{self, ScopedJoinHandle};
 use std::time::SystemTime;
 
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use serde::de::DeserializeOwned;
 
+use super::agents::{Agent, Asking, DAEMONSET, agents};
 use super::kubectl::{Api, find, get};
-use super::objects::{
-    AgentDaemonSet, AgentPod, AnyObject, ConfigMap, EventObject, List, NodeObject,
-};
-use crate::agent::node_status::StatusBody;
+use super::lists::list;
+use super::objects::{AgentDaemonSet, AnyObject, ConfigMap, EventObject, NodeObject};
 use crate::kube::types::Pod;
 use crate::repair::stranded_pod::INJECTED_LABEL;
 
-/// Name of the DaemonSet, which the chart cannot change.
-pub const DAEMONSET: &str = "linkerd-cni";
 /// API group of roles and bindings.
 pub(super) const RBAC: &str = "rbac.authorization.k8s.io";
-/// Number of requests at the same time. Each runs one kubectl.
-const PARALLEL: usize = 8;
-/// Number of objects in one part of a list.
-const PAGE: usize = 500;
-/// Largest number of parts of a list that are read.
-const PAGE_LIMIT: usize = 100;
-
 /// The result of reading an object: the object, `None` if it does not exist, or why it cannot be
 /// read.
 pub type Lookup<T> = Result<Option<T>, String>;
@@ -38,16 +26,6 @@ pub struct ChartObject {
     pub kind: &'static str,
     pub name: String,
     pub found: Lookup<()>,
-}
-
-/// An agent's pod, and what it reports.
-#[derive(Clone, Debug, Default)]
-pub struct Agent {
-    pub pod: AgentPod,
-    /// The body of `/status`, or why it cannot be read.
-    pub status: Option<Result<StatusBody, String>>,
-    /// The text of `/metrics`, if it can be read.
-    pub metrics: String,
 }
 
 /// What the checks of an installed chart look at.
@@ -90,10 +68,15 @@ pub(super) fn daemonsets(api: &dyn Api) -> Result<Vec<AgentDaemonSet>, String> {
 
 /// Fetches the facts for the checks of an installed chart. A failed request does not stop the
 /// others. The control plane is in `linkerd_namespace`.
-pub fn fetch(api: &dyn Api, namespace: &str, linkerd_namespace: &str) -> Facts {
+pub fn fetch(
+    api: &dyn Api,
+    namespace: &str,
+    linkerd_namespace: &str,
+    asking: &Asking<'_>,
+) -> Facts {
     thread::scope(|scope| {
         // A request takes as long as a start of kubectl, so independent ones run at the same time.
-        let agents = scope.spawn(|| agents(api, namespace));
+        let agents = scope.spawn(|| agents(api, namespace, asking));
         let objects = scope.spawn(|| {
             let path = format!("/apis/apps/v1/namespaces/{namespace}/daemonsets/{DAEMONSET}");
             let daemonset: Lookup<AgentDaemonSet> = lookup(api, &path);
@@ -177,57 +160,6 @@ fn chart_objects(
         .collect()
 }
 
-/// Lists the agents' pods, then asks each agent for its state, several at a time.
-pub fn agents(api: &dyn Api, namespace: &str) -> Result<Vec<Agent>, String> {
-    let path = format!("/api/v1/namespaces/{namespace}/pods");
-    let pods: Vec<AgentPod> = list(api, &path, &format!("labelSelector=k8s-app%3D{DAEMONSET}"))?;
-    let waiting = Mutex::new(pods.into_iter());
-    let done = Mutex::new(BTreeMap::new());
-    thread::scope(|scope| {
-        for _ in 0..PARALLEL {
-            scope.spawn(|| {
-                loop {
-                    let next = waiting.lock().unwrap_or_else(PoisonError::into_inner).next();
-                    let Some(pod) = next else {
-                        break;
-                    };
-                    let agent = ask(api, namespace, pod);
-                    let key = (agent.node().to_owned(), agent.pod.metadata.name.clone());
-                    done.lock().unwrap_or_else(PoisonError::into_inner).insert(key, agent);
-                }
-            });
-        }
-    });
-    let done = done.into_inner().unwrap_or_else(PoisonError::into_inner);
-    Ok(done.into_values().collect())
-}
-
-/// Asks the agent through the API server's proxy for pods.
-fn ask(api: &dyn Api, namespace: &str, pod: AgentPod) -> Agent {
-    let Some(port) = pod.spec.admin_port() else {
-        return Agent { pod, ..Agent::default() };
-    };
-    let name = &pod.metadata.name;
-    let proxy = format!("/api/v1/namespaces/{namespace}/pods/{name}:{port}/proxy");
-    let status = get(api, &format!("{proxy}/status")).map_err(|error| error.to_string());
-    let metrics = match &status {
-        Ok(_) => api.get(&format!("{proxy}/metrics")).unwrap_or_default(),
-        Err(_) => String::new(),
-    };
-    Agent { pod, status: Some(status), metrics }
-}
-
-impl Agent {
-    pub fn node(&self) -> &str {
-        &self.pod.spec.placement.node_name
-    }
-
-    /// Returns the body of `/status`, if it could be read.
-    pub fn body(&self) -> Option<&StatusBody> {
-        self.status.as_ref()?.as_ref().ok()
-    }
-}
-
 /// Lists the Events of a namespace that match `fields`, oldest first.
 pub fn events(api: &dyn Api, namespace: &str, fields: &str) -> Result<Vec<EventObject>, String> {
     let path = format!("/api/v1/namespaces/{namespace}/events");
@@ -252,24 +184,4 @@ pub(super) fn cilium(api: &dyn Api) -> Result<Vec<ConfigMap>, String> {
 
 pub(super) fn lookup<T: DeserializeOwned>(api: &dyn Api, path: &str) -> Lookup<T> {
     find(api, path).map_err(|error| error.to_string())
-}
-
-/// Reads all parts of a list.
-fn list<T: DeserializeOwned>(api: &dyn Api, path: &str, query: &str) -> Result<Vec<T>, String> {
-    let mut items = Vec::new();
-    let mut next = String::new();
-    for _ in 0..PAGE_LIMIT {
-        let from = match next.is_empty() {
-            true => String::new(),
-            false => format!("&continue={}", utf8_percent_encode(&next, NON_ALPHANUMERIC)),
-        };
-        let path = format!("{path}?limit={PAGE}&{query}{from}");
-        let part: List<T> = get(api, &path).map_err(|error| error.to_string())?;
-        items.extend(part.items);
-        next = part.metadata.continue_token;
-        if next.is_empty() {
-            break;
-        }
-    }
-    Ok(items)
 }

@@ -1,13 +1,16 @@
 //! An API server in memory for tests: a healthy cluster of two nodes, whose objects a test changes.
 
 use std::collections::BTreeMap;
+use std::sync::Mutex;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use serde_json::{Value, json};
 
+use super::agents::Asking;
 use super::facts::{self, Facts};
 use super::kubectl::{Api, Error};
 use super::pre_facts::{PreFacts, fetch_pre};
+use crate::deadline::Deadline;
 
 /// Seconds since 1970 at which the checks run.
 pub const NOW: u64 = 1_800_000_000;
@@ -80,11 +83,51 @@ impl Cluster {
     }
 
     pub fn facts(&self) -> Facts {
-        Facts { now: now(), ..facts::fetch(self, "linkerd-cni", "linkerd") }
+        Facts { now: now(), ..facts::fetch(self, "linkerd-cni", "linkerd", &asking()) }
     }
 
     pub fn pre_facts(&self) -> PreFacts {
         fetch_pre(self, "linkerd-cni")
+    }
+}
+
+/// Asks all agents.
+pub fn asking() -> Asking<'static> {
+    let end = Deadline::after(Duration::from_secs(3600));
+    Asking { known: &[], limit: usize::MAX, end, progress: &|_, _| {} }
+}
+
+/// A cluster that records the paths of the requests.
+pub struct Recorded {
+    cluster: Cluster,
+    paths: Mutex<Vec<String>>,
+}
+
+impl Recorded {
+    pub fn new(cluster: Cluster) -> Recorded {
+        Recorded { cluster, paths: Mutex::default() }
+    }
+
+    /// Number of requests whose path has `text`.
+    pub fn count(&self, text: &str) -> usize {
+        self.paths.lock().unwrap().iter().filter(|path| path.contains(text)).count()
+    }
+
+    /// The last path that has `text`.
+    pub fn last(&self, text: &str) -> String {
+        let paths = self.paths.lock().unwrap();
+        paths.iter().rfind(|path| path.contains(text)).unwrap().clone()
+    }
+}
+
+impl Api for Recorded {
+    fn get(&self, path: &str) -> Result<String, Error> {
+        self.paths.lock().unwrap().push(path.to_owned());
+        self.cluster.get(path)
+    }
+
+    fn post(&self, path: &str, body: &str) -> Result<String, Error> {
+        self.cluster.post(path, body)
     }
 }
 

@@ -4,23 +4,26 @@
 //! merged files, and kubectl handles all of them. [`crate::kube`] reads only kubeconfigs with a
 //! token. Every administrator has kubectl, and `kubectl get --raw` passes the response on unchanged.
 
+mod children;
+
 use std::ffi::OsString;
-use std::io::{self, Read, Write as _};
+use std::io::{self, IsTerminal as _, Read, Write};
 use std::os::unix::process::CommandExt as _;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{self, Receiver};
 use std::thread;
 use std::time::Duration;
 
-use nix::sys::signal::{Signal, killpg};
-use nix::unistd::Pid;
 use serde::de::DeserializeOwned;
 
 use crate::deadline::Deadline;
 use crate::quote::one_line;
+use children::Children;
 
 /// Time for one request, with the credential plugin that kubectl may start.
 const DEADLINE: Duration = Duration::from_secs(30);
+/// Time for the first request if a user may log in.
+const LOGIN_DEADLINE: Duration = Duration::from_secs(300);
 /// Time that kubectl allows the API server, as its flag.
 const REQUEST_TIMEOUT: &str = "--request-timeout=15s";
 /// Largest response that is read, in bytes.
@@ -33,7 +36,11 @@ const FROM_SERVER: &str = "Error from server (";
 pub enum Error {
     #[error("cannot run kubectl: {0}; install kubectl in a directory of PATH")]
     Start(#[source] io::Error),
-    #[error("kubectl was stopped after {} s; check that the API server is reachable", .0.as_secs())]
+    #[error(
+        "kubectl was stopped after {} s; check that the API server is reachable, and that no \
+         credential plugin of the kubeconfig waits for input (log in with kubectl first)",
+        .0.as_secs()
+    )]
     Deadline(Duration),
     /// The API server responded with an error.
     #[error("{message} ({reason})")]
@@ -88,49 +95,98 @@ pub fn find<T: DeserializeOwned>(api: &dyn Api, path: &str) -> Result<Option<T>,
 
 /// Decodes the response to a request for `path`.
 pub fn decode<T: DeserializeOwned>(path: &str, body: &str) -> Result<T, Error> {
-    serde_json::from_str(body)
-        .map_err(|error| Error::Decode { path: path.to_owned(), problem: error.to_string() })
+    serde_json::from_str(body).map_err(|error| Error::Decode {
+        path: path.to_owned(),
+        problem: one_line(&error.to_string()),
+    })
 }
 
 /// kubectl with the flags that select cluster and user.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub struct Kubectl {
     program: OsString,
     flags: Vec<String>,
     deadline: Duration,
+    children: Children,
+}
+
+/// Where kubectl runs.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Group {
+    /// In a process group of its own, with which a credential plugin that hangs is killed.
+    Own,
+    /// In the group of this process, in which a credential plugin can ask the user: only the
+    /// foreground group reads from the terminal. What kubectl writes to stderr is shown at once.
+    Foreground,
 }
 
 impl Kubectl {
     /// `flags` select cluster and user, such as `--context=NAME`.
     pub fn new(flags: Vec<String>) -> Kubectl {
-        Kubectl { program: "kubectl".into(), flags, deadline: DEADLINE }
+        let children = Children::default();
+        Kubectl { program: "kubectl".into(), flags, deadline: DEADLINE, children }
+    }
+
+    /// Sends the first request. On a terminal, the user has time to log in.
+    ///
+    /// Afterwards SIGINT, SIGTERM and SIGHUP end this process with every kubectl that runs.
+    pub fn connect(&self) -> Result<(), Error> {
+        let (group, deadline) = match io::stdin().is_terminal() {
+            true => (Group::Foreground, LOGIN_DEADLINE),
+            false => (Group::Own, self.deadline),
+        };
+        // The mask of blocked signals passes on to children, so that Ctrl-C would not end a
+        // credential plugin in the foreground.
+        if group == Group::Own {
+            self.children.end_on_signals();
+        }
+        let response = self.run_in(group, deadline, &["get", "--raw", "/version"], "");
+        if group == Group::Foreground {
+            self.children.end_on_signals();
+        }
+        response.map(drop)
     }
 
     fn run(&self, arguments: &[&str], input: &str) -> Result<String, Error> {
-        let end = Deadline::after(self.deadline);
-        let mut child = Command::new(&self.program)
-            .args(&self.flags)
-            .arg(REQUEST_TIMEOUT)
-            .args(arguments)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            // A credential plugin that hangs is killed with kubectl.
-            .process_group(0)
-            .spawn()
-            .map_err(Error::Start)?;
+        self.run_in(Group::Own, self.deadline, arguments, input)
+    }
+
+    fn run_in(
+        &self,
+        group: Group,
+        deadline: Duration,
+        arguments: &[&str],
+        input: &str,
+    ) -> Result<String, Error> {
+        let end = Deadline::after(deadline);
+        let mut command = Command::new(&self.program);
+        command.args(&self.flags).arg(REQUEST_TIMEOUT).args(arguments);
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        match group {
+            Group::Own => command.stdin(Stdio::piped()).process_group(0),
+            Group::Foreground => command.stdin(Stdio::inherit()),
+        };
+        let (mut child, entry) = self.children.spawn(&mut command).map_err(Error::Start)?;
         if let Some(mut stdin) = child.stdin.take() {
             // The input is smaller than a pipe. Fails only if kubectl has ended.
             let _ = stdin.write_all(input.as_bytes());
         }
-        let [stdout, stderr] = [reader(child.stdout.take()), reader(child.stderr.take())];
+        let shown: Box<dyn Write + Send> = match group {
+            Group::Own => Box::new(io::sink()),
+            Group::Foreground => Box::new(io::stderr()),
+        };
+        let stdout = reader(child.stdout.take(), io::sink());
+        let stderr = reader(child.stderr.take(), shown);
         let text = |output: &Receiver<String>| output.recv_timeout(end.remaining()).ok();
         let done = text(&stdout).zip(text(&stderr)).zip(wait_until(&mut child, end));
         let Some(((stdout, stderr), status)) = done else {
+            if group == Group::Own {
+                entry.kill_group();
+            }
             // Fails only if kubectl has ended.
-            let _ = killpg(Pid::from_raw(child.id() as i32), Signal::SIGKILL);
+            let _ = child.kill();
             let _ = child.wait();
-            return Err(Error::Deadline(self.deadline));
+            return Err(Error::Deadline(deadline));
         };
         match status.success() {
             true => Ok(stdout),
@@ -149,13 +205,23 @@ impl Api for Kubectl {
     }
 }
 
-/// Reads a pipe to its end on a thread of its own. Bytes after [`OUTPUT_LIMIT`] are left out.
-fn reader(pipe: Option<impl Read + Send + 'static>) -> Receiver<String> {
+/// Reads a pipe to its end on a thread of its own, and copies it to `shown` as it is written. Bytes
+/// after [`OUTPUT_LIMIT`] are left out.
+fn reader(
+    pipe: Option<impl Read + Send + 'static>,
+    mut shown: impl Write + Send + 'static,
+) -> Receiver<String> {
     let (sender, receiver) = mpsc::sync_channel(1);
     thread::spawn(move || {
         let mut bytes = Vec::new();
         if let Some(pipe) = pipe {
-            let _ = pipe.take(OUTPUT_LIMIT).read_to_end(&mut bytes);
+            let mut pipe = pipe.take(OUTPUT_LIMIT);
+            let mut part = vec![0; 1 << 16];
+            while let Ok(length @ 1..) = pipe.read(&mut part) {
+                bytes.extend_from_slice(&part[..length]);
+                // Without a terminal, nothing is left to show the text on.
+                let _ = shown.write_all(&part[..length]);
+            }
         }
         // The receiver is gone after the deadline.
         let _ = sender.send(String::from_utf8_lossy(&bytes).into_owned());
@@ -183,7 +249,7 @@ mod tests {
     /// A program in place of kubectl: `sh -c SCRIPT`, whose arguments are those of kubectl.
     fn fake(script: &str, deadline: Duration) -> Kubectl {
         let flags = vec!["-c".to_owned(), script.to_owned()];
-        Kubectl { program: "/bin/sh".into(), flags, deadline }
+        Kubectl { program: "/bin/sh".into(), flags, deadline, children: Children::default() }
     }
 
     const LONG: Duration = Duration::from_secs(60);
@@ -213,7 +279,7 @@ mod tests {
     #[test]
     fn a_missing_kubectl_is_named_with_the_remedy() {
         let program = "/nonexistent/kubectl".into();
-        let api = Kubectl { program, flags: Vec::new(), deadline: LONG };
+        let api = Kubectl { program, ..fake("", LONG) };
         let error = api.get("/x").unwrap_err().to_string();
         assert!(error.starts_with("cannot run kubectl: ") && error.contains("PATH"), "{error}");
     }
@@ -226,5 +292,22 @@ mod tests {
             assert!(matches!(error, Error::Deadline(_)), "{hang}: {error}");
             assert!(start.elapsed() < Duration::from_secs(30), "{hang}");
         }
+    }
+
+    #[test]
+    fn a_credential_plugin_can_ask_only_in_the_foreground_group() {
+        let group = "read -r pid name state parent group rest </proc/self/stat; echo $group";
+        let api = fake(group, LONG);
+        let own = nix::unistd::getpgrp().to_string();
+        let of = |group| api.run_in(group, LONG, &[], "").unwrap().trim().to_owned();
+        assert_eq!(of(Group::Foreground), own);
+        assert_ne!(of(Group::Own), own);
+    }
+
+    #[test]
+    fn a_login_that_hangs_ends_at_its_deadline_and_names_the_credential_plugin() {
+        let api = fake("exec sleep 60", LONG);
+        let error = api.run_in(Group::Foreground, Duration::from_millis(100), &[], "");
+        assert!(error.unwrap_err().to_string().contains("credential plugin"));
     }
 }

@@ -2,10 +2,11 @@
 
 use std::time::{Duration, SystemTime};
 
+use super::agents::{Agent, unasked_counts};
 use super::checks::{Token, not_ready, token_state};
-use super::facts::{Agent, Facts};
-use super::metrics::samples;
-use crate::quote::one_line;
+use super::facts::Facts;
+use super::metrics::{failures, samples};
+use crate::quote::{cut, one_line};
 
 const HEADINGS: [&str; 8] =
     ["NODE", "READY", "VERSION", "NETWORK CONFIG", "TOKEN", "BACKEND", "REDIRECTED", "FAILED"];
@@ -24,18 +25,19 @@ pub fn table(facts: &Facts) -> Result<String, String> {
         let on_node: Vec<&Agent> = agents.iter().filter(|agent| agent.node() == name).collect();
         if on_node.is_empty() {
             let mut cells = HEADINGS.map(|_| UNKNOWN.to_owned());
-            cells[0].clone_from(name);
+            cells[0] = one_line(name);
             cells[1] = "no agent".to_owned();
             rows.push(cells);
         }
         for agent in on_node {
             let why = not_ready(agent, &facts.events);
-            rows.push(row(name, agent, why.is_none(), facts.now));
+            rows.push(row(name, agent, why.is_none(), facts.now).map(|cell| one_line(&cell)));
             let note = agent.body().and_then(|body| body.note.as_ref());
-            reasons.extend(why.map(|why| format!("{name} is not ready: {}\n", one_line(&why))));
-            reasons.extend(note.map(|note| format!("{name}: {}\n", one_line(note))));
+            reasons.extend(why.map(|why| one_line(&format!("{name} is not ready: {why}")) + "\n"));
+            reasons.extend(note.map(|note| one_line(&format!("{name}: {note}")) + "\n"));
         }
     }
+    reasons.extend(unasked_counts(agents).into_iter().map(|line| line + "\n"));
     let gap = if reasons.is_empty() { "" } else { "\n" };
     Ok(format!("{}{gap}{}", align(&rows), reasons.concat()))
 }
@@ -44,7 +46,7 @@ fn row(node: &str, agent: &Agent, is_ready: bool, now: SystemTime) -> [String; 8
     let body = agent.body();
     let unknown = || UNKNOWN.to_owned();
     let redirects = samples(&agent.metrics, "linkerd_cni_plugin_redirects_total", "backend");
-    let failures = samples(&agent.metrics, "linkerd_cni_plugin_failures_total", "code");
+    let failures = failures(&agent.metrics);
     let sum = |samples: &[(&str, f64)]| match agent.metrics.is_empty() {
         true => unknown(),
         // `sum` of no numbers would be -0.
@@ -54,8 +56,8 @@ fn row(node: &str, agent: &Agent, is_ready: bool, now: SystemTime) -> [String; 8
     [
         node.to_owned(),
         if is_ready { "yes" } else { "no" }.to_owned(),
-        body.map_or_else(unknown, |body| one_line(&body.version)),
-        body.and_then(|body| body.conflist.as_deref()).map_or_else(unknown, one_line),
+        body.map_or_else(unknown, |body| cut(&body.version)),
+        body.and_then(|body| body.conflist.as_deref()).map_or_else(unknown, cut),
         body.map_or_else(unknown, |body| token_text(token_state(body, now))),
         if backends.is_empty() { unknown() } else { backends.join(",") },
         sum(&redirects),

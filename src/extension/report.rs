@@ -34,21 +34,22 @@ pub enum CheckResult {
 impl Check {
     /// A check that succeeded.
     pub fn new(category: &'static str, hint: &'static str, description: impl Into<String>) -> Self {
-        Check { category, description: description.into(), hint, result: CheckResult::Success }
+        let description = one_line(&description.into());
+        Check { category, description, hint, result: CheckResult::Success }
     }
 
     pub fn error(mut self, why: impl Into<String>) -> Self {
-        self.result = CheckResult::Error(why.into());
+        self.result = CheckResult::Error(plain_lines(&why.into()));
         self
     }
 
     pub fn warning(mut self, why: impl Into<String>) -> Self {
-        self.result = CheckResult::Warning(why.into());
+        self.result = CheckResult::Warning(plain_lines(&why.into()));
         self
     }
 
     pub fn pending(mut self, why: impl Into<String>) -> Self {
-        self.result = CheckResult::Pending(why.into());
+        self.result = CheckResult::Pending(plain_lines(&why.into()));
         self
     }
 
@@ -85,6 +86,15 @@ impl Check {
     fn hint_url(&self) -> String {
         format!("{HINTS}{}", self.hint)
     }
+}
+
+/// Applies [`one_line`] to each line, and keeps the indentation of [`bullets`].
+fn plain_lines(text: &str) -> String {
+    let plain = |line: &str| match line.strip_prefix('\t') {
+        Some(item) => format!("\t{}", one_line(item)),
+        None => one_line(line),
+    };
+    text.split('\n').map(plain).collect::<Vec<_>>().join("\n")
 }
 
 /// Longest list in a message.

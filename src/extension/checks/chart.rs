@@ -4,7 +4,8 @@ use super::cluster::pod_security;
 use super::{CHART, unreadable, unreadable_text};
 use crate::cni::object::Object;
 use crate::config::Config;
-use crate::extension::facts::{ChartObject, DAEMONSET, Facts};
+use crate::extension::agents::DAEMONSET;
+use crate::extension::facts::{ChartObject, Facts};
 use crate::extension::objects::{AgentDaemonSet, ConfigMap};
 use crate::extension::report::Check;
 

@@ -6,11 +6,15 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use super::{NODES, unreadable, unreadable_text};
 use crate::agent::node_status::StatusBody;
 use crate::agent::uninstall::on_stop::scope::exclusion;
-use crate::extension::facts::{Agent, DAEMONSET, Facts};
-use crate::extension::metrics::samples;
+use crate::extension::agents::{Agent, DAEMONSET, unasked_counts};
+use crate::extension::facts::Facts;
+use crate::extension::metrics::{failures, samples};
 use crate::extension::objects::{AgentDaemonSet, EventObject};
 use crate::extension::report::{Check, bullets};
 
+/// Heading of the nodes with an expired token. Pods with the injector's mark start redirected by
+/// their annotations.
+const EXPIRED: &str = "nodes on which meshed pods without the proxy injector's mark fail to start";
 /// A token that expires sooner should have been renewed.
 const TOKEN_MARGIN: Duration = Duration::from_secs(600);
 
@@ -142,7 +146,8 @@ fn reports(agents: &[Agent]) -> Check {
     });
     let summary = "agents without readable /status, whose network config, token and contention are \
                    not checked";
-    check.warning_if_any(summary, &silent.collect::<Vec<_>>())
+    let items: Vec<String> = unasked_counts(agents).into_iter().chain(silent).collect();
+    check.warning_if_any(summary, &items)
 }
 
 fn versions(bodies: &[(&str, &StatusBody)]) -> Check {
@@ -191,7 +196,7 @@ fn tokens(bodies: &[(&str, &StatusBody)], now: SystemTime) -> Check {
         }
     }
     match expired.is_empty() {
-        false => check.error_if_any("nodes on which no meshed pod starts", &expired),
+        false => check.error_if_any(EXPIRED, &expired),
         true => check.warning_if_any("nodes with a problem of the token", &doubtful),
     }
 }
@@ -215,8 +220,11 @@ pub fn token_state(body: &StatusBody, now: SystemTime) -> Token {
     let Some(end) = body.token_expires else {
         return if body.uses_agent_token { Token::OfAgent } else { Token::Unlimited };
     };
-    let left = (UNIX_EPOCH + Duration::from_secs(end)).duration_since(now);
-    match left {
+    // A program in the agent's place may report any number.
+    let Some(end) = UNIX_EPOCH.checked_add(Duration::from_secs(end)) else {
+        return Token::Unlimited;
+    };
+    match end.duration_since(now) {
         Err(_) => Token::Expired,
         Ok(_) if body.uses_agent_token => Token::OfAgent,
         Ok(left) if left < TOKEN_MARGIN => Token::Ending,
@@ -240,16 +248,16 @@ fn contention(bodies: &[(&str, &StatusBody)]) -> Check {
 /// Checks the plugin calls since each agent started. The description names the backends.
 fn calls(agents: &[Agent]) -> Check {
     let mut backends = BTreeSet::new();
-    let mut failures = Vec::new();
+    let mut failed = Vec::new();
     for agent in agents {
         let of = |metric: &str, label| samples(&agent.metrics, metric, label);
         backends.extend(of("linkerd_cni_plugin_redirects_total", "backend").iter().map(|s| s.0));
-        for (metric, what) in [
-            ("linkerd_cni_plugin_failures_total", "failed"),
-            ("linkerd_cni_plugin_degraded_total", "redirected by annotations alone"),
-        ] {
-            for (code, count) in of(metric, "code") {
-                failures.push(format!("{}: {count} {what} with code {code}", agent.node()));
+        let degraded = of("linkerd_cni_plugin_degraded_total", "code");
+        for (samples, what) in
+            [(failures(&agent.metrics), "failed"), (degraded, "redirected by annotations alone")]
+        {
+            for (code, count) in samples {
+                failed.push(format!("{}: {count} {what} with code {code}", agent.node()));
             }
         }
     }
@@ -259,5 +267,5 @@ fn calls(agents: &[Agent]) -> Check {
         false => format!("backend {}", names.join(" and ")),
     };
     let check = Check::new(NODES, "plugin-calls", format!("plugin calls succeed ({by})"));
-    check.warning_if_any("plugin calls since the agent started", &failures)
+    check.warning_if_any("plugin calls since the agent started", &failed)
 }

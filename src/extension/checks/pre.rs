@@ -2,7 +2,7 @@
 
 use super::cluster::{cilium, pod_security};
 use super::{PRE, unreadable};
-use crate::extension::facts::DAEMONSET;
+use crate::extension::agents::DAEMONSET;
 use crate::extension::objects::AgentDaemonSet;
 use crate::extension::pre_facts::PreFacts;
 use crate::extension::report::Check;

@@ -181,6 +181,28 @@ fn text_from_the_cluster_cannot_fake_lines_or_control_the_terminal() {
 }
 
 #[test]
+fn a_hostile_agent_neither_stops_the_checks_nor_writes_to_the_terminal() {
+    let metrics = "linkerd_cni_plugin_redirects_total{backend=\"\u{1b}[2J\u{202e}\"} 3\n";
+    let cluster = with(&[
+        (STATUS_1, "/tokenExpires", json!(u64::MAX)),
+        (STATUS_1, "/version", json!("\u{1b}[2J\u{202e}")),
+        (METRICS_1, "", json!(metrics)),
+    ]);
+    let facts = cluster.facts();
+    for format in [Format::Table, Format::Short, Format::Json] {
+        let text = render(&installed(&facts), format, false);
+        assert!(!text.contains(['\u{1b}', '\u{202e}']) && !text.contains("u001b"), "{text}");
+    }
+    let table = crate::extension::nodes::table(&facts).unwrap();
+    assert!(!table.contains(['\u{1b}', '\u{202e}']), "{table}");
+    let check = Check::new("x", "y", "\u{1b}a").error("\u{1b}b\n\t* c");
+    assert_eq!(
+        (check.description.as_str(), check.result),
+        (" a", super::super::report::CheckResult::Error(" b\n\t* c".to_owned()))
+    );
+}
+
+#[test]
 fn upstreams_agents_are_recognized() {
     let mut upstream = daemonset();
     let container = &mut upstream["spec"]["template"]["spec"]["containers"][0];

@@ -7,8 +7,9 @@ use crate::cni::args::is_name;
 use crate::cni::error::{Error as CniError, code};
 use crate::config::Annotations;
 use crate::config::pod::{API_SERVICE, namespace_path};
+use crate::extension::agents::{Agent, agent_on};
 use crate::extension::checks::{not_ready, plugin_entry};
-use crate::extension::facts::{Agent, agents, config_path, events};
+use crate::extension::facts::{config_path, events};
 use crate::extension::kubectl::{Api, Error, find, get};
 use crate::extension::objects::{ConfigMap, EventObject};
 use crate::kube::types::{Namespace, Pod};
@@ -77,9 +78,7 @@ fn report(api: &dyn Api, cni_namespace: &str, pod: &Pod) -> NodeReport {
         .filter(|event| is_about_cni(event))
         .map(event_line)
         .collect();
-    let all = agents(api, cni_namespace).unwrap_or_default();
-    let node = &pod.spec.node_name;
-    let agent = all.into_iter().find(|agent| !node.is_empty() && agent.node() == node);
+    let agent = agent_on(api, cni_namespace, &pod.spec.node_name);
     let records = agent.as_ref().map(|agent| records(api, cni_namespace, agent, pod));
     NodeReport {
         agent: agent.map(|agent| {

@@ -90,6 +90,33 @@ fn pods_that_are_not_redirected_are_explained_in_the_plugins_words() {
 }
 
 #[test]
+fn with_detection_injector_a_pod_with_the_mark_is_decided_by_its_annotations() {
+    let mut entry = entry();
+    entry["linkerd"]["pod-detection"] = json!("injector");
+    let mut cluster = cluster(meshed());
+    cluster.put(CONFIG, json!({"data": {"cni_network_config": entry.to_string()}}));
+    // The container that the plugin does not read would make it skip the pod.
+    cluster.set(POD, "/spec/initContainers", json!([{"name": "linkerd-init"}]));
+    let text = explained(&cluster, RuleFormat::Nft);
+    assert!(text.contains("skipped: linkerd-init container"), "{text}");
+    let marked = json!({"linkerd.io/created-by": "linkerd/proxy-injector edge-26.1.1"});
+    cluster.set(POD, "/metadata/annotations", marked);
+    let text = explained(&cluster, RuleFormat::Nft);
+    assert!(text.contains("Decision:  redirected to the proxy"), "{text}");
+    assert!(text.contains("reads only its annotations\nNote:      holds if"), "{text}");
+}
+
+#[test]
+fn a_skip_by_annotations_says_that_the_runtime_must_pass_them() {
+    let mut cluster = cluster(meshed());
+    cluster.set(POD, "/spec/containers", json!([{"name": "app"}]));
+    assert!(!explained(&cluster, RuleFormat::Nft).contains("Note:"));
+    cluster.set(POD, "/metadata/annotations", json!({}));
+    let text = explained(&cluster, RuleFormat::Nft);
+    assert!(text.contains("(no Linkerd annotation)\nNote:      holds if the container"), "{text}");
+}
+
+#[test]
 fn a_missing_pod_or_chart_is_named_with_the_remedy() {
     let error = fetch(&Cluster::healthy(), "linkerd-cni", "shop", "web").unwrap_err();
     assert_eq!(error, "pod shop/web does not exist; name its namespace with --namespace");

@@ -4,6 +4,7 @@ use std::fmt::Write as _;
 
 use super::{PodDecision, PodInputs};
 use crate::config::{Detection, ResolvedRedirect};
+use crate::plugin::skip::SkipReason;
 use crate::ports::PortRange;
 use crate::rules::{Family, Redirect, nft_listing, rule_line, rules};
 
@@ -16,6 +17,10 @@ pub enum RuleFormat {
     /// As `iptables-save` prints those of the backends nft, legacy and plain.
     Iptables,
 }
+
+/// Printed below a decision that the pod's annotations made.
+const RUNTIME: &str = "Note:      holds if the container runtime passes the pod's annotations to the \
+                       plugin; behind Multus it does not, and the plugin reads the pod instead\n";
 
 /// Renders everything about the pod.
 pub fn render(inputs: &PodInputs, format: RuleFormat) -> String {
@@ -32,6 +37,9 @@ pub fn render(inputs: &PodInputs, format: RuleFormat) -> String {
         title(&decision),
         reason(inputs, &decision),
     );
+    if depends_on_runtime(inputs, &decision) {
+        text.push_str(RUNTIME);
+    }
     if let PodDecision::Redirected(resolved) = &decision {
         redirect(&mut text, inputs, resolved, format);
     }
@@ -55,6 +63,11 @@ fn reason(inputs: &PodInputs, decision: &PodDecision) -> String {
         }
         PodDecision::Skipped(reason) => reason.text().to_owned(),
         PodDecision::Failed(error) => format!("{} (code {})", error.msg, error.code),
+        PodDecision::Redirected(_) if inputs.is_by_annotations() => {
+            "the pod has the proxy injector's mark, and with podDetection injector the plugin reads \
+             only its annotations"
+                .to_owned()
+        }
         PodDecision::Redirected(_) => {
             let how = match inputs.config.detection {
                 Detection::Api => "the plugin asks the API server for every pod",
@@ -62,6 +75,17 @@ fn reason(inputs: &PodInputs, decision: &PodDecision) -> String {
             };
             format!("the pod has a container linkerd-proxy and no linkerd-init; {how}")
         }
+    }
+}
+
+/// Whether the plugin decides otherwise if the runtime passes no annotations.
+fn depends_on_runtime(inputs: &PodInputs, decision: &PodDecision) -> bool {
+    match decision {
+        PodDecision::HostNetwork => false,
+        PodDecision::Skipped(reason) => {
+            matches!(reason, SkipReason::NoLinkerdAnnotation | SkipReason::InjectionDisabled)
+        }
+        PodDecision::Redirected(_) | PodDecision::Failed(_) => inputs.is_by_annotations(),
     }
 }
 

@@ -3,8 +3,12 @@
 #![allow(clippy::unwrap_used)]
 
 use std::path::Path;
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
 
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 use serde_json::{Value, json};
 
 /// Runs the program with only `dir` in `PATH`.
@@ -76,4 +80,44 @@ fn cluster_flags_reach_kubectl() {
     let error = text(&output.stderr);
     let passed = "--context=kind --as=jane --as-group=a --request-timeout=15s get --raw /version";
     assert!(error.contains(passed), "{error}");
+}
+
+#[test]
+fn a_signal_ends_the_command_and_every_kubectl() {
+    let dir = with_kubectl(
+        "case $* in */version) echo {} ;; *) echo $$ >$0.pid; mv $0.pid $0.running; exec /bin/sleep 600 ;; esac",
+    );
+    let mut command = Command::new(env!("CARGO_BIN_EXE_linkerd-cni-cli"))
+        .arg("nodes")
+        .env("PATH", format!("{}:/usr/bin:/bin", dir.path().display()))
+        .stdin(Stdio::null())
+        .spawn()
+        .unwrap();
+    let running = dir.path().join("kubectl.running");
+    until(|| running.exists());
+    let pid = std::fs::read_to_string(&running).unwrap().trim().to_owned();
+    kill(Pid::from_raw(command.id() as i32), Signal::SIGINT).unwrap();
+    assert_eq!(command.wait().unwrap().code(), Some(130));
+    until(|| {
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+        // A zombie is left if nothing reaps orphans.
+        stat.is_empty() || stat.contains(") Z ")
+    });
+}
+
+#[test]
+fn a_wait_of_any_length_does_not_panic() {
+    let dir = with_kubectl("case $* in */version) echo {} ;; *) exit 1 ;; esac");
+    let output = run(dir.path(), &["check", "--pre", "--wait=5000000000000000h", "-o", "json"]);
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert!(report["success"].is_boolean(), "{report}");
+}
+
+/// Waits until `condition` holds, at most a minute.
+fn until(condition: impl Fn() -> bool) {
+    let end = Instant::now() + Duration::from_secs(60);
+    while !condition() {
+        assert!(Instant::now() < end, "the condition does not hold");
+        thread::sleep(Duration::from_millis(10));
+    }
 }
