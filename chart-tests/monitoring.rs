@@ -84,7 +84,8 @@ fn each_alert_has_severity_texts_and_a_runbook_with_all_parts() {
     for rule in &rules {
         let name = rule["alert"].as_str().unwrap();
         let severity = rule["labels"]["severity"].as_str().unwrap();
-        assert!(["critical", "warning"].contains(&severity), "{name}");
+        let by_code = r#"{{ if eq $labels.code "110" }}warning{{ else }}critical{{ end }}"#;
+        assert!(["critical", "warning", by_code].contains(&severity), "{name}");
         let annotations = &rule["annotations"];
         for key in ["summary", "description"] {
             let text = annotations[key].as_str().unwrap();
@@ -96,7 +97,7 @@ fn each_alert_has_severity_texts_and_a_runbook_with_all_parts() {
         assert_eq!(anchor, name.to_lowercase());
         let section = page.split_once(&format!("\n## {name}\n")).unwrap().1;
         let section = section.split("\n## ").next().unwrap();
-        for part in ["**Meaning**", "**Impact**", "**Diagnosis**", "**Mend**", "```sh"] {
+        for part in ["**Meaning**", "**Impact**", "**Diagnosis**", "**Remedy**", "```sh"] {
             assert!(section.contains(part), "{name} lacks {part}");
         }
     }
@@ -172,6 +173,40 @@ fn the_expressions_of_the_dashboard_parse() {
     fs::write(directory.path().join("panels.json"), file.to_string()).unwrap();
     let text = promtool(directory.path(), &["check", "rules", "--lint-fatal", "panels.json"]);
     assert!(text.contains(&format!("{count} rules found")), "{text}");
+}
+
+/// The values of two panels when node `a` runs two ready agents, as during a rollout, node `b` is not
+/// ready, and later no agent is scraped.
+#[test]
+fn the_dashboard_counts_nodes_and_shows_no_number_without_agents() {
+    let panels = panels();
+    let test = |title: &str, minute: &str, value: Option<u32>| {
+        let panel = panels.iter().find(|panel| panel["title"] == title).unwrap();
+        let expression = panel["targets"][0]["expr"].as_str().unwrap();
+        let expression = expression.replace("$namespace", ".*").replace("$node", ".*");
+        let samples: Vec<_> =
+            value.iter().map(|value| json!({"labels": "{}", "value": value})).collect();
+        json!({"expr": expression, "eval_time": minute, "exp_samples": samples})
+    };
+    let series = |pod: &str, node: &str, values: &str| {
+        let name =
+            format!("linkerd_cni_agent_ready{{namespace=\"l\",node=\"{node}\",pod=\"{pod}\"}}");
+        json!({"series": name, "values": values})
+    };
+    let tests = json!({"evaluation_interval": "1m", "tests": [{
+        "interval": "1m",
+        "input_series": [
+            series("a-old", "a", "1x5"), series("a-new", "a", "1x5"), series("b", "b", "0x2 1x3"),
+        ],
+        "promql_expr_test": [
+            test("Nodes not ready", "1m", Some(1)), test("Ready nodes", "1m", Some(1)),
+            test("Nodes not ready", "5m", Some(0)), test("Ready nodes", "5m", Some(2)),
+            test("Nodes not ready", "60m", None), test("Ready nodes", "60m", None),
+        ],
+    }]});
+    let directory = tempfile::tempdir().unwrap();
+    fs::write(directory.path().join("tests.json"), tests.to_string()).unwrap();
+    promtool(directory.path(), &["test", "rules", "tests.json"]);
 }
 
 #[test]

@@ -145,6 +145,21 @@ fn the_notes_recommend_repair_with_its_cost_until_it_is_enabled() {
     }
 }
 
+#[test]
+fn the_notes_name_the_labels_of_the_alerts_if_no_podmonitor_sets_them() {
+    for (rule, monitor, expected) in
+        [(true, false, true), (true, true, false), (false, false, false)]
+    {
+        let values = json!({
+            "prometheusRule": {"enabled": rule}, "podMonitor": {"enabled": monitor},
+        });
+        let notes = Render::new().values(&values).notes();
+        assert_eq!(notes.contains("LinkerdCNIAgentAbsent fires"), expected, "{values}: {notes}");
+    }
+    let values = json!({"prometheusRule": {"enabled": true}, "podMonitor": null});
+    assert!(Render::new().values(&values).notes().contains("`podMonitor.enabled=true`"));
+}
+
 /// A user with a mirror set in an old value must learn that the default image is pulled.
 #[test]
 fn the_notes_name_values_of_older_charts_that_have_no_effect() {

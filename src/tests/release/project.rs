@@ -2,8 +2,9 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
-use crate::repository;
+use crate::{must, repository};
 
 fn read(path: impl AsRef<Path>) -> String {
     let path = repository().join(path);
@@ -34,13 +35,46 @@ fn every_action_is_pinned_to_a_commit() {
     for path in workflows() {
         for rest in read(&path).split("uses: ").skip(1) {
             let action = rest.lines().next().unwrap();
-            let commit = action.split('@').nth(1).unwrap_or_default();
+            let (commit, version) = action.split_once(" # v").unwrap_or((action, ""));
+            let commit = commit.split('@').nth(1).unwrap_or_default();
             let is_hash = commit.len() == 40 && commit.bytes().all(|byte| byte.is_ascii_hexdigit());
             assert!(is_hash, "{}: {action}", path.display());
+            assert!(version.split('.').count() == 3, "{}: {action}: no version", path.display());
             found += 1;
         }
     }
     assert!(found > 5, "{found}");
+}
+
+/// `gh release create` rejects a directory.
+#[test]
+fn the_release_workflow_moves_the_downloaded_files_and_leaves_no_directory() {
+    let workflow = read(".github/workflows/release.yml");
+    let step = workflow.split("      - name: Move the files here and check them\n").nth(1).unwrap();
+    let step = step.strip_prefix("        run: |\n").unwrap().split("\n      - ").next().unwrap();
+    let directory = tempfile::tempdir().unwrap();
+    let folder = directory.path().join("2.0.0");
+    fs::create_dir(&folder).unwrap();
+    fs::write(folder.join("chart.tgz"), "a").unwrap();
+    let sums = "ca978112ca1bbdcafac231b39a23dc4da786eff8147c4e72b9807785afee48bb  chart.tgz\n";
+    fs::write(folder.join("SHA256SUMS"), sums).unwrap();
+    let shell = &mut Command::new("bash");
+    let shell = shell.args(["-e", "-c", step]).env("GITHUB_REF_NAME", "v2.0.0");
+    must(shell.current_dir(&directory));
+    let names = fs::read_dir(&directory).unwrap().map(|entry| entry.unwrap().file_name());
+    let mut names: Vec<_> = names.collect();
+    names.sort();
+    assert_eq!(names, ["SHA256SUMS", "chart.tgz"]);
+}
+
+/// `scripts/test` runs it with --release only.
+#[test]
+fn workflows_check_the_dependencies() {
+    let checks = "run: scripts/deny licenses bans sources advisories\n";
+    assert!(read(".github/workflows/advisories.yml").contains(checks));
+    let release = read(".github/workflows/release.yml");
+    let (before, _) = release.split_once("run: scripts/release ").unwrap();
+    assert!(before.contains("run: scripts/deny\n"));
 }
 
 #[test]
