@@ -147,7 +147,8 @@ pub fn replace(path: &Path, before: &[u8], bytes: &[u8], access: FileAccess) -> 
 }
 
 /// Removes `path`, which must still hold `before`. Content that another program writes at the same
-/// time is not lost: the file is first renamed, and gets its name back if it holds other content.
+/// time is not lost: the file is first renamed, and gets its name back if it holds other content. Only
+/// SIGKILL between the two renames loses it.
 ///
 /// # Errors
 /// Fails with [`Error::Raced`] if `path` does not hold `before`.

@@ -8,15 +8,17 @@ pub struct EntryGap {
     has_entry: bool,
     /// The time until this instant is counted.
     counted_until: Instant,
+    /// The conflist was read at least once.
+    was_read: bool,
     /// The entry was there at least once.
     had_entry: bool,
 }
 
 impl EntryGap {
-    /// Starts at `now`, before the first look at the conflist. Until the entry is found or written,
-    /// the time counts as a gap.
+    /// Starts at `now`, before the first look at the conflist. Until the entry is written, the time
+    /// counts as a gap, unless the first look finds the entry.
     pub fn new(now: Instant) -> Self {
-        EntryGap { has_entry: false, counted_until: now, had_entry: false }
+        EntryGap { has_entry: false, counted_until: now, was_read: false, had_entry: false }
     }
 
     /// Records that the active conflist has the entry or lacks it at `now`. Returns the time without
@@ -31,10 +33,12 @@ impl EntryGap {
         let elapsed = now.saturating_duration_since(self.counted_until);
         let gap = match (self.has_entry, has_entry) {
             (true, true) => Duration::ZERO,
+            (false, true) if !self.was_read => Duration::ZERO,
             // Clocks that were set, and copied timestamps, never make the gap longer than this.
             (true, false) => changed_before.unwrap_or_default().min(elapsed),
             (false, _) => elapsed,
         };
+        self.was_read = true;
         self.has_entry = has_entry;
         self.had_entry |= has_entry;
         self.counted_until = now;
@@ -74,6 +78,14 @@ mod tests {
         assert_eq!(gap.observe(at(60), false, Some(5 * SECOND)), 5 * SECOND);
         assert_eq!(gap.observe(at(61), false, Some(6 * SECOND)), SECOND);
         assert_eq!(gap.observe(at(63), true, None), 2 * SECOND);
+    }
+
+    #[test]
+    fn an_entry_that_the_first_look_finds_is_no_gap() {
+        let start = Instant::now();
+        let mut gap = EntryGap::new(start);
+        assert_eq!(gap.observe(start + 3 * SECOND, true, None), Duration::ZERO);
+        assert!(gap.had_entry());
     }
 
     #[test]

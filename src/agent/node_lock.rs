@@ -10,48 +10,97 @@
 //! programs do not take it.
 
 use std::fs::File;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
-use tracing::warn;
+use tracing::{info, warn};
 
 /// Longest time to wait for another agent. A pass takes milliseconds, and an uninstall holds the
 /// lock for a quarter of a second. An agent that hangs must not keep others from their work.
 const WAIT: Duration = Duration::from_secs(2);
+/// Time after such a wait in which the lock is only tried. Every process that can read the directory
+/// can hold the lock, so it must not delay each pass.
+const NO_WAIT: Duration = Duration::from_secs(60);
 /// Time between two attempts.
 const RETRY: Duration = Duration::from_millis(5);
 
 /// Held until it is dropped. Empty if the lock cannot be had, as agents also work without it.
-pub struct NodeLock {
-    _lock: Option<Flock<File>>,
-}
+pub struct NodeLock(Option<Flock<File>>);
 
 impl NodeLock {
-    /// Waits until no other agent holds the lock of `net_dir`, at most 2 s, and takes it.
-    pub fn take(net_dir: &Path) -> NodeLock {
-        NodeLock { _lock: lock(net_dir, WAIT) }
+    /// Returns whether this agent holds the lock.
+    pub fn is_held(&self) -> bool {
+        self.0.is_some()
     }
 }
 
-fn lock(net_dir: &Path, wait: Duration) -> Option<Flock<File>> {
-    // A missing directory is reported by the scan. Some file systems have no locks.
-    let mut dir = File::open(net_dir).ok()?;
+/// Another process holds the lock.
+#[derive(Debug)]
+struct Busy;
+
+/// Takes the lock of a CNI net dir again and again.
+pub struct NodeLocker {
+    net_dir: PathBuf,
+    /// When the last wait was in vain, until the lock is taken again.
+    timed_out: Option<Instant>,
+}
+
+impl NodeLocker {
+    pub fn new(net_dir: &Path) -> NodeLocker {
+        NodeLocker { net_dir: net_dir.to_owned(), timed_out: None }
+    }
+
+    /// Waits until no other agent holds the lock, at most 2 s, and takes it. Does not wait for a
+    /// minute after a wait that was in vain.
+    pub fn take(&mut self) -> NodeLock {
+        self.take_within(WAIT)
+    }
+
+    fn take_within(&mut self, longest: Duration) -> NodeLock {
+        let wait = match self.timed_out {
+            Some(at) if at.elapsed() < NO_WAIT => Duration::ZERO,
+            _ => longest,
+        };
+        let path = self.net_dir.display();
+        match lock(&self.net_dir, wait) {
+            Ok(lock) => {
+                if lock.is_some() && self.timed_out.take().is_some() {
+                    info!("{path} can be locked again");
+                }
+                NodeLock(lock)
+            }
+            Err(Busy) => {
+                if self.timed_out.is_none() {
+                    let seconds = wait.as_secs();
+                    warn!(
+                        "another process has locked {path} for {seconds} s; continuing without the lock"
+                    );
+                }
+                if self.timed_out.is_none() || wait == longest {
+                    self.timed_out = Some(Instant::now());
+                }
+                NodeLock(None)
+            }
+        }
+    }
+}
+
+/// Locks `net_dir`; `None` if that is impossible: a missing directory is reported by the scan, and
+/// some file systems have no locks.
+fn lock(net_dir: &Path, wait: Duration) -> Result<Option<Flock<File>>, Busy> {
+    let Ok(mut dir) = File::open(net_dir) else {
+        return Ok(None);
+    };
     let end = Instant::now() + wait;
     loop {
         match Flock::lock(dir, FlockArg::LockExclusiveNonblock) {
-            Ok(lock) => return Some(lock),
+            Ok(lock) => return Ok(Some(lock)),
             Err((same, Errno::EAGAIN | Errno::EINTR)) if Instant::now() < end => dir = same,
-            Err((_, Errno::EAGAIN)) => {
-                let (path, seconds) = (net_dir.display(), wait.as_secs());
-                warn!(
-                    "another agent has locked {path} for {seconds} s; continuing without the lock"
-                );
-                return None;
-            }
-            Err(_) => return None,
+            Err((_, Errno::EAGAIN)) => return Err(Busy),
+            Err(_) => return Ok(None),
         }
         thread::sleep(RETRY);
     }
@@ -64,16 +113,31 @@ mod tests {
     #[test]
     fn only_one_agent_holds_the_lock_of_a_directory() {
         let dir = tempfile::tempdir().unwrap();
-        let held = NodeLock::take(dir.path());
-        assert!(held._lock.is_some());
-        assert!(lock(dir.path(), Duration::ZERO).is_none());
+        let held = NodeLocker::new(dir.path()).take();
+        assert!(held.is_held());
+        assert!(lock(dir.path(), Duration::ZERO).is_err());
         drop(held);
-        assert!(lock(dir.path(), Duration::ZERO).is_some());
+        assert!(matches!(lock(dir.path(), Duration::ZERO), Ok(Some(_))));
+    }
+
+    #[test]
+    fn a_lock_that_another_process_keeps_delays_only_the_first_attempt_in_a_minute() {
+        let dir = tempfile::tempdir().unwrap();
+        let held = NodeLocker::new(dir.path()).take();
+        let mut locker = NodeLocker::new(dir.path());
+        assert!(!locker.take_within(RETRY).is_held());
+        let first = locker.timed_out.unwrap();
+        // Would not end if it waited.
+        assert!(!locker.take_within(Duration::from_secs(3600)).is_held());
+        assert_eq!(locker.timed_out, Some(first));
+        drop(held);
+        assert!(locker.take().is_held());
+        assert_eq!(locker.timed_out, None);
     }
 
     #[test]
     fn a_missing_directory_is_not_locked() {
         let dir = tempfile::tempdir().unwrap();
-        assert!(NodeLock::take(&dir.path().join("missing"))._lock.is_none());
+        assert!(!NodeLocker::new(&dir.path().join("missing")).take().is_held());
     }
 }

@@ -22,7 +22,7 @@ use super::binaries::{Binaries, Stamp};
 use super::contention::Contention;
 use super::credential;
 use super::entry_gap::EntryGap;
-use super::node_lock::NodeLock;
+use super::node_lock::NodeLocker;
 use super::not_ready::NotReadyReport;
 use super::record_socket::RecordSocket;
 use super::self_test::{SelfTest, SelfTestState, TestedPlugin};
@@ -44,6 +44,7 @@ pub struct Reconciler {
     entry: Entry,
     status: Arc<Status>,
     api: Arc<Api>,
+    node_lock: NodeLocker,
     binaries: Binaries,
     /// Contention with programs that remove the plugin entry, by conflist. The node is not
     /// ready while it lasts.
@@ -88,6 +89,7 @@ impl Reconciler {
         Reconciler {
             api,
             yielding: Yielding::new(settings.resync),
+            node_lock: NodeLocker::new(&settings.net_dir),
             settings,
             mode,
             entry,
@@ -157,9 +159,12 @@ impl Reconciler {
 
     /// Runs one reconcile pass, and sets what `/ready` and the metrics report.
     pub fn pass(&mut self) -> PassResult {
-        let lock = NodeLock::take(&self.settings.net_dir);
-        let mut pass =
-            PassResult { newer_agent_runs: self.newer_agent_runs(), ..PassResult::default() };
+        let lock = self.node_lock.take();
+        let mut pass = PassResult {
+            newer_agent_runs: self.newer_agent_runs(),
+            holds_lock: lock.is_held(),
+            ..PassResult::default()
+        };
         if let Err(error) = self.reconcile_binaries(&mut pass) {
             pass.problem(Subject::Binary, error);
         }

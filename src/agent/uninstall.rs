@@ -27,7 +27,7 @@ use std::time::{Duration, Instant};
 
 use tracing::{info, warn};
 
-use super::node_lock::NodeLock;
+use super::node_lock::NodeLocker;
 use super::settings::Settings;
 use crate::conflist::PLUGIN;
 use crate::conflist::net_dir;
@@ -76,7 +76,8 @@ pub fn run(
     conflists: &BTreeSet<String>,
 ) -> Result<UninstallOutcome, Vec<String>> {
     let watch = NetDirWatch::start(&settings.net_dir, &settings.kubeconfig_name);
-    let lock = NodeLock::take(&settings.net_dir);
+    let mut node_lock = NodeLocker::new(&settings.net_dir);
+    let lock = node_lock.take();
     let left = leftovers::remove(settings);
     drop(lock);
     let mut failures: Vec<String> = left.iter().map(ToString::to_string).collect();
@@ -90,15 +91,22 @@ pub fn run(
     let end = Instant::now() + FOREIGN_TIMEOUT;
     for removal in 1..=MAX_REMOVALS {
         let mut retried_failures = Vec::new();
-        let reference =
-            match attempt(settings, conflists, &watch, end, &mut retried_failures, &mut failures) {
-                Ok(reference) => reference,
-                Err(why) => {
-                    failures.extend(retried_failures);
-                    failures.extend(why);
-                    return Err(still_named(failures));
-                }
-            };
+        let reference = match attempt(
+            settings,
+            conflists,
+            &watch,
+            end,
+            &mut node_lock,
+            &mut retried_failures,
+            &mut failures,
+        ) {
+            Ok(reference) => reference,
+            Err(why) => {
+                failures.extend(retried_failures);
+                failures.extend(why);
+                return Err(still_named(failures));
+            }
+        };
         match reference {
             PluginReference::Missing => {
                 failures.extend(retried_failures);
@@ -164,10 +172,11 @@ fn attempt(
     conflists: &BTreeSet<String>,
     watch: &NetDirWatch<'_>,
     end: Instant,
+    node_lock: &mut NodeLocker,
     retried_failures: &mut Vec<String>,
     failures: &mut Vec<String>,
 ) -> Result<PluginReference, Vec<String>> {
-    let lock = NodeLock::take(&settings.net_dir);
+    let lock = node_lock.take();
     let (saved_state, why) = load_saved_state(&settings.net_dir);
     retried_failures.extend(why);
     unchain(settings, &saved_state, conflists)?;
@@ -184,7 +193,7 @@ fn attempt(
         return Ok(reference);
     }
     // Until the files are removed or put back.
-    let _lock = NodeLock::take(&settings.net_dir);
+    let _lock = node_lock.take();
     let reference = watch.until_quiet(&saved_state, Duration::ZERO, end).map_err(in_words)?;
     if reference != PluginReference::Missing {
         return Ok(reference);

@@ -21,6 +21,7 @@ use serde_json::Value;
 use crate::backoff::between;
 use crate::cni::object::Object;
 use crate::config::Config;
+use crate::conflist::chain_mode::ChainMode;
 use crate::conflist::net_dir::ConfigFile;
 use crate::conflist::plan;
 use crate::conflist::{self, Entry};
@@ -134,7 +135,19 @@ impl Yielding {
 /// Returns whether a plugin entry is installed with which the plugin works. While a newer agent runs,
 /// that agent alone then writes the network configs. The older agent does not know the newer one's
 /// chain mode: each would remove what the other writes.
-pub fn usable_entry_is_installed(own: &Entry, kubeconfig: &str, found: &[ConfigFile]) -> bool {
+///
+/// An entry that the runtime does not call in this agent's `mode` counts only if it calls no network
+/// config at all. The newer agent may be unable to chain the plugin.
+pub fn usable_entry_is_installed(
+    own: &Entry,
+    kubeconfig: &str,
+    mode: &ChainMode,
+    found: &[ConfigFile],
+) -> bool {
+    let called = plan::called(found);
+    if called.is_some_and(|called| entry_text(called).is_none()) && !plan::is_chained(mode, found) {
+        return false;
+    }
     let Some(text) = installed_entry(found) else {
         return false;
     };
@@ -249,8 +262,21 @@ mod tests {
             (vec![invalid], false),
         ] {
             let found = found(&installed.iter().collect::<Vec<_>>());
-            assert_eq!(usable_entry_is_installed(&own, KUBECONFIG, &found), expected);
+            let mode = &ChainMode::Every;
+            assert_eq!(usable_entry_is_installed(&own, KUBECONFIG, mode, &found), expected);
         }
+    }
+
+    #[test]
+    fn an_entry_that_the_runtime_does_not_call_does_not_keep_the_older_agent_from_chaining() {
+        let own = Entry::new(&entry(1, Some("ns")).to_string(), "").unwrap();
+        let mut configs = found(&[]);
+        configs.extend(found(&[&entry(1, Some("ns"))]));
+        configs[1].name = "20-net.conflist".into();
+        let is_usable =
+            |mode: &ChainMode| usable_entry_is_installed(&own, KUBECONFIG, mode, &configs);
+        assert!(!is_usable(&ChainMode::Every));
+        assert!(is_usable(&ChainMode::Only("20-net.conflist".into())));
     }
 
     #[test]

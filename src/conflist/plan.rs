@@ -14,7 +14,7 @@ mod steps;
 mod tests;
 mod unchain;
 
-pub use active::{called, calls_plugin, is_chained};
+pub use active::{called, calls_plugin, chained, is_chained};
 pub use conf_conversion::original_to_save;
 pub use steps::{ChainStep, Plan, UnchainStep};
 pub use unchain::unchain;
@@ -36,8 +36,14 @@ pub fn chain(mode: &ChainMode, found: &[ConfigFile], entry: &Entry, saved: &Save
         ChainMode::Standalone(name) => own_config::standalone(name, found, entry, saved),
         ChainMode::Copy(name) => own_config::copy(name, found, &foreign, entry, saved),
     };
+    let stale = match mode {
+        ChainMode::Every => made_from_multus_confs(&foreign),
+        _ => Vec::new(),
+    };
     if plan.steps.is_empty() && plan.not_chained.is_none() {
-        plan.unchain_steps = unchain::other_modes(mode, found, saved);
+        let remove = |file: &&ConfigFile| UnchainStep::RemoveFile { name: file.name.clone() };
+        plan.unchain_steps.extend(stale.iter().map(remove));
+        plan.unchain_steps.extend(unchain::other_modes(mode, found, saved));
     }
     plan
 }
@@ -48,11 +54,16 @@ pub fn chain(mode: &ChainMode, found: &[ConfigFile], entry: &Entry, saved: &Save
 fn every(foreign: &[&ConfigFile], entry: &Entry, saved: &SavedState) -> Plan {
     let mut plan = Plan::default();
     let active = called_among(foreign);
+    let stale = made_from_multus_confs(foreign);
     for file in foreign {
-        if multus::delegate(file, foreign).is_some() {
+        let is_active = active.is_some_and(|active| active.name == file.name);
+        if multus::delegate(file, foreign).is_some()
+            || multus::is_delegate_conf(file, foreign) && !is_active
+            || stale.iter().any(|stale| stale.name == file.name)
+        {
             continue;
         }
-        if file.kind != ConfigKind::Json || active.is_some_and(|active| active.name == file.name) {
+        if file.kind != ConfigKind::Json || is_active {
             plan.chain_to(foreign, file, entry, saved);
         }
     }
@@ -67,6 +78,11 @@ fn every(foreign: &[&ConfigFile], entry: &Entry, saved: &SavedState) -> Plan {
         )),
     };
     plan
+}
+
+/// Returns the conflists that were made from a `.conf` of Multus' daemon, and must not stay.
+fn made_from_multus_confs<'f>(foreign: &[&'f ConfigFile]) -> Vec<&'f ConfigFile> {
+    foreign.iter().filter_map(|file| multus::made_from(file, foreign)).collect()
 }
 
 /// Chains only to the file `name`, or to the conflist that was made from it.

@@ -10,10 +10,11 @@ use rustix::io::Errno;
 use super::FileAccess;
 use super::error::{Error, failed};
 use super::temporary::{Temporary, sync_dir, temporary_path};
-use super::{metadata, open_regular, read, remove};
+use super::{check_unchanged, metadata, open_regular, read, remove};
 
-/// A file that was renamed to a temporary name in its directory. If the process is killed, the next
-/// agent removes it with all other temporary files.
+/// A file that was renamed to a temporary name in its directory. If the process is killed before
+/// [`StagedRemoval::undo`], the file is lost: the next agent removes it with all other temporary
+/// files.
 #[derive(Debug)]
 pub struct StagedRemoval {
     /// Where the file is until [`StagedRemoval::finish`] or [`StagedRemoval::undo`].
@@ -31,6 +32,18 @@ impl StagedRemoval {
     /// # Errors
     /// Fails if the file can be neither renamed nor removed.
     pub fn start(path: &Path) -> Result<Option<StagedRemoval>, Error> {
+        let Some(removal) = StagedRemoval::prepare(path)? else {
+            return Ok(None);
+        };
+        // For a directory, `remove` returns an error that names the remedy.
+        match removal.rename() || remove(path)? {
+            true => Ok(Some(removal)),
+            false => Ok(None),
+        }
+    }
+
+    /// Opens the file `path` and chooses the temporary name; `None` if `path` is missing.
+    fn prepare(path: &Path) -> Result<Option<StagedRemoval>, Error> {
         let Some(metadata) = metadata(path)? else {
             return Ok(None);
         };
@@ -38,17 +51,17 @@ impl StagedRemoval {
             true => open_regular(path).ok().flatten(),
             false => None,
         };
-        let removal = StagedRemoval {
+        Ok(Some(StagedRemoval {
             temporary_path: temporary_path(path)?,
             path: path.to_owned(),
             content: content.map(|(file, metadata)| (file, FileAccess::of(&metadata))),
-        };
-        // For a directory, `remove` returns an error that names the remedy.
-        let renamed = !metadata.is_dir() && fs::rename(path, &removal.temporary_path).is_ok();
-        match renamed || remove(path)? {
-            true => Ok(Some(removal)),
-            false => Ok(None),
-        }
+        }))
+    }
+
+    /// Renames the file, unless it is a directory. Returns whether that worked.
+    fn rename(&self) -> bool {
+        metadata(&self.path).is_ok_and(|file| file.is_some_and(|file| !file.is_dir()))
+            && fs::rename(&self.path, &self.temporary_path).is_ok()
     }
 
     /// Returns the original name of the file.
@@ -86,12 +99,10 @@ impl StagedRemoval {
         })
     }
 
-    /// Whether the renamed file holds `bytes`. True if it could only be removed, not renamed.
+    /// Whether the renamed file holds `bytes`. False if it is missing: the content of a file that
+    /// another agent removed is unknown.
     fn holds(&self, bytes: &[u8]) -> bool {
-        match read(&self.temporary_path) {
-            Ok((there, _)) => there == bytes,
-            Err(error) => error.is_missing(),
-        }
+        read(&self.temporary_path).is_ok_and(|(there, _)| there == bytes)
     }
 
     /// Syncs the directory, so that the result of [`StagedRemoval::undo`] survives a power failure.
@@ -106,13 +117,18 @@ impl StagedRemoval {
     }
 }
 
-/// Renames `path`, and removes it if it holds `before`. Otherwise it gets its name back.
+/// Renames `path`, and removes it if it holds `before`. Otherwise it gets its name back. If the rename
+/// fails, for example on a full disk, `path` is compared and removed.
 ///
 /// # Errors
 /// Fails with [`Error::Raced`] if `path` does not hold `before`.
 pub(super) fn remove_unchanged(path: &Path, before: &[u8]) -> Result<(), Error> {
     let raced = || Error::Raced { path: path.to_owned() };
-    let removal = StagedRemoval::start(path)?.ok_or_else(raced)?;
+    let removal = StagedRemoval::prepare(path)?.ok_or_else(raced)?;
+    if !removal.rename() {
+        check_unchanged(path, before)?;
+        return remove(path)?.then_some(()).ok_or_else(raced);
+    }
     if removal.holds(before) {
         return removal.finish();
     }
@@ -182,6 +198,15 @@ mod tests {
         let mode = fs::metadata(&path).unwrap().permissions().mode();
         assert_eq!(mode & 0o7777, 0o755);
         assert_eq!(count(&dir), 1);
+    }
+
+    #[test]
+    fn a_missing_temporary_file_does_not_hold_what_the_agent_read() {
+        let (_dir, path) = plugin();
+        let removal = StagedRemoval::start(&path).unwrap().unwrap();
+        assert!(removal.holds(b"plugin"));
+        fs::remove_file(&removal.temporary_path).unwrap();
+        assert!(!removal.holds(b"plugin"));
     }
 
     #[test]

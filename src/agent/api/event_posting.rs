@@ -10,11 +10,13 @@ use super::pod_event_queue::PodEvent;
 use super::{AgentObject, Api, USER_AGENT, namespace};
 use crate::agent::problem_log::LastProblem;
 use crate::agent::settings::Settings;
+use crate::backoff::between;
 use crate::kube::connection::{Connection, Error};
 use crate::kube::event::{self, EventContent, Regarding, Reporter};
 
-/// Pause after a temporary failure, such as an unreachable API server.
-const UNAVAILABLE_PAUSE: Duration = Duration::from_secs(60);
+/// Shortest and longest pause after a temporary failure, such as an unreachable API server. Random,
+/// because the failure may hit all nodes at once.
+const UNAVAILABLE_PAUSE: [Duration; 2] = [Duration::from_secs(60), Duration::from_secs(180)];
 /// How long new Events are dropped after the API server rejected an Event with HTTP 403.
 const FORBIDDEN_PAUSE: Duration = Duration::from_secs(600);
 
@@ -103,7 +105,9 @@ impl PodEventPosting {
             match failure {
                 PostFailure::Forbidden => api.pod_events().close(now + FORBIDDEN_PAUSE),
                 PostFailure::Unavailable => {
-                    api.pod_events().put_back((queued, event), now, now + UNAVAILABLE_PAUSE);
+                    let [shortest, longest] = UNAVAILABLE_PAUSE;
+                    let end = now + between(shortest, longest);
+                    api.pod_events().put_back((queued, event), now, end);
                 }
                 PostFailure::Dropped => {
                     debug!("cannot post an Event on pod {}: {error}", event.pod);

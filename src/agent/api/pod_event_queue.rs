@@ -3,12 +3,13 @@
 //! A node may start many pods with the same problem at once, and every process that can write to
 //! the agent's socket can cause Events. So each problem of a pod is reported once in
 //! [`REPEAT_AFTER`], the queue is bounded, and after a burst one Event is posted per
-//! [`POST_INTERVAL`].
+//! [`POST_INTERVAL`]. Warnings come before other Events, which are dropped while the queue is half
+//! full.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-use crate::kube::event::EventContent;
+use crate::kube::event::{EventContent, EventType};
 
 /// Time after which the same problem of a pod is reported again.
 const REPEAT_AFTER: Duration = Duration::from_secs(600);
@@ -66,7 +67,12 @@ impl PodEventQueue {
         let is_reported = |(_, uid, subject): &(Instant, String, &str)| {
             *uid == event.uid && *subject == event.subject
         };
-        let is_full = self.waiting.len() >= MAX_WAITING || self.reported.len() >= MAX_REPORTED;
+        let share = match event.content.kind {
+            EventType::Warning => 1,
+            EventType::Normal => 2,
+        };
+        let is_full = self.waiting.len() >= MAX_WAITING / share
+            || self.reported.len() >= MAX_REPORTED / share;
         if now < self.closed_until || is_full || self.reported.iter().any(is_reported) {
             return false;
         }
@@ -81,14 +87,17 @@ impl PodEventQueue {
             return None;
         }
         self.recovered_at = self.recovered_at.max(now) + POST_INTERVAL;
-        self.waiting.pop_front()
+        let is_warning =
+            |(_, event): &(Instant, PodEvent)| event.content.kind == EventType::Warning;
+        self.waiting.remove(self.waiting.iter().position(is_warning).unwrap_or(0))
     }
 
     /// Puts back an Event that [`PodEventQueue::take`] returned and that could not be posted, and
-    /// makes no Event due until `end`. Drops it if it is older than [`REPEAT_AFTER`] or if the queue
+    /// makes no Event due until `end`, and no burst then. Drops it if it is older than [`REPEAT_AFTER`] or if the queue
     /// is full.
     pub fn put_back(&mut self, (queued, event): (Instant, PodEvent), now: Instant, end: Instant) {
         self.paused_until = end;
+        self.recovered_at = self.recovered_at.max(end + POST_INTERVAL * (BURST - 1));
         if now < queued + REPEAT_AFTER && self.waiting.len() < MAX_WAITING {
             self.waiting.push_front((queued, event));
         }
@@ -113,7 +122,6 @@ impl PodEventQueue {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kube::event::EventType;
 
     fn event(uid: &str, subject: &'static str) -> PodEvent {
         PodEvent {
@@ -187,7 +195,26 @@ mod tests {
         let later = now + POST_INTERVAL;
         assert_eq!(events.take(later), Some(first.clone()));
         events.put_back(first, now + REPEAT_AFTER, later);
-        assert_eq!(events.take(later).unwrap().1.uid, "2");
+        // No burst follows a pause.
+        assert_eq!(events.take(later), None);
+        assert_eq!(events.take(later + POST_INTERVAL).unwrap().1.uid, "2");
+    }
+
+    #[test]
+    fn warnings_are_posted_first_and_half_of_the_queue_is_theirs() {
+        let now = Instant::now();
+        let mut events = PodEventQueue::new(now);
+        let offer = |events: &mut PodEventQueue, number: usize, kind| {
+            let mut event = event(&number.to_string(), "a");
+            event.content.kind = kind;
+            events.offer(event, now)
+        };
+        let accepted =
+            (0..MAX_WAITING).filter(|n| offer(&mut events, *n, EventType::Normal)).count();
+        assert_eq!(accepted, MAX_WAITING / 2);
+        assert!(offer(&mut events, 1000, EventType::Warning));
+        assert_eq!(events.take(now).unwrap().1.uid, "1000");
+        assert_eq!(events.take(now).unwrap().1.uid, "0");
     }
 
     #[test]

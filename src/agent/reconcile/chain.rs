@@ -157,8 +157,11 @@ impl Reconciler {
         let entry = pass.yielded_entry.as_ref().unwrap_or(&self.entry);
         let mut plan = plan::chain(&self.mode, configs, entry, saved_state);
         let kubeconfig = &settings.kubeconfig_on_host;
-        if pass.newer_agent_runs && usable_entry_is_installed(&self.entry, kubeconfig, configs) {
-            plan = Plan { conflists: plan.conflists, ..Plan::default() };
+        if pass.newer_agent_runs
+            && usable_entry_is_installed(&self.entry, kubeconfig, &self.mode, configs)
+        {
+            let Plan { conflists, not_chained, .. } = plan;
+            plan = Plan { conflists, not_chained, ..Plan::default() };
         }
         for (name, why) in &plan.skipped {
             pass.problem(Subject::File(settings.net_dir.join(name)), why);
@@ -175,7 +178,7 @@ impl Reconciler {
             pass.warn(Subject::NetworkConfig, why);
         }
         self.check_bin_dir(configs, pass);
-        pass.active_conflist = active_with_plugin(configs);
+        pass.active_conflist = plan::chained(&self.mode, configs).map(|file| file.name.clone());
         if settings.require_network_plugins
             && !self.runtime_finds_plugin
             && let Some(why) = pass.warnings.remove(&Subject::Directories)
@@ -256,7 +259,8 @@ impl Reconciler {
             return;
         }
         let net_dir = &self.settings.net_dir;
-        match apply(net_dir, &observed.configs, step, &mut observed.saved_state) {
+        let saved_state = &mut observed.saved_state;
+        match apply(net_dir, &observed.configs, step, saved_state, pass.holds_lock) {
             Ok(()) => {
                 pass.wrote = true;
                 if contention.record_write(subject, before, now) {
@@ -302,11 +306,4 @@ impl Reconciler {
         }
         Ok(())
     }
-}
-
-/// Returns the name of the active network config if it calls the plugin.
-fn active_with_plugin(configs: &[ConfigFile]) -> Option<String> {
-    let active = plan::called(configs)?;
-    let content = active.content.as_ref().ok()?;
-    plan::calls_plugin(&content.text).then(|| active.name.clone())
 }

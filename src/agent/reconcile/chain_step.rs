@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use crate::conflist::net_dir;
 use crate::conflist::net_dir::{ConfigFile, Content};
 use crate::conflist::plan;
 use crate::conflist::plan::ChainStep;
@@ -17,7 +18,8 @@ pub(super) fn content<'f>(found: &'f [ConfigFile], name: &str) -> Option<&'f Con
 /// Applies `step` to the files in `dir`, which held `found` at the time of the scan.
 ///
 /// The order survives SIGKILL: first the saved state that uninstall needs, then the conflist,
-/// and last the removal of the file that the conflist replaces.
+/// and last the removal of the file that the conflist replaces. `holds_lock`: no other agent of this
+/// project writes at the same time.
 ///
 /// # Errors
 /// If a file cannot be written; [`files::Error::Raced`] if another program wrote it since the
@@ -27,6 +29,7 @@ pub(super) fn apply(
     found: &[ConfigFile],
     step: &ChainStep,
     saved_state: &mut SavedState,
+    holds_lock: bool,
 ) -> Result<(), files::Error> {
     if let ChainStep::WriteOwnConfig { name, text, access, copied_from } = step {
         if saved_state.own_configs.get(name) != Some(copied_from) {
@@ -65,10 +68,12 @@ pub(super) fn apply(
             }
             let removed = files::remove_unchanged(&conf, before.text.as_bytes());
             // Another program removed the file, perhaps to write a conflist of its own. The runtime
-            // must not load the conflist of a network that no longer exists.
+            // must not load the conflist of a network that no longer exists. Another agent that
+            // found this conflist removes the file, too, and counts on the conflist.
             if let Err(files::Error::Raced { .. }) = removed
                 && content(found, list).is_none()
                 && files::metadata(&conf)?.is_none()
+                && (holds_lock || has_other_config(dir, list))
             {
                 files::remove_unchanged(&path, new)?;
             }
@@ -78,15 +83,21 @@ pub(super) fn apply(
     }
 }
 
+/// Returns whether a runtime could load a network config of `dir` other than `name`.
+fn has_other_config(dir: &Path, name: &str) -> bool {
+    let mut found = net_dir::scan(dir, "").unwrap_or_default();
+    found.retain(|file| file.name != name);
+    plan::called(&found).is_some()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::conflist::net_dir::ConfigKind;
     use crate::files::FileAccess;
 
-    #[test]
-    fn no_conflist_is_left_of_a_conf_that_another_program_removed_meanwhile() {
-        let dir = tempfile::tempdir().unwrap();
+    /// Converts a `.conf` that was removed meanwhile. Returns whether the conflist is left.
+    fn leaves_conflist(dir: &Path, holds_lock: bool) -> bool {
         let conf = r#"{"type":"bridge","name":"net"}"#;
         let content = Content { text: conf.into(), access: FileAccess::own(0o600), link: None };
         let found = [ConfigFile {
@@ -100,8 +111,23 @@ mod tests {
             text: "chained".into(),
             without_entry: "bare".into(),
         };
-        let raced = apply(dir.path(), &found, &step, &mut SavedState::default()).unwrap_err();
+        let raced = apply(dir, &found, &step, &mut SavedState::default(), holds_lock).unwrap_err();
         assert!(matches!(raced, files::Error::Raced { .. }), "{raced}");
-        assert!(!dir.path().join("10-net.conflist").exists());
+        dir.join("10-net.conflist").exists()
+    }
+
+    #[test]
+    fn no_conflist_is_left_of_a_conf_that_another_program_removed_meanwhile() {
+        let dir = tempfile::tempdir().unwrap();
+        assert!(!leaves_conflist(dir.path(), true));
+    }
+
+    #[test]
+    fn without_the_lock_the_only_network_config_is_never_removed() {
+        let dir = tempfile::tempdir().unwrap();
+        assert!(leaves_conflist(dir.path(), false));
+        std::fs::remove_file(dir.path().join("10-net.conflist")).unwrap();
+        std::fs::write(dir.path().join("20-other.conf"), r#"{"type":"ptp"}"#).unwrap();
+        assert!(!leaves_conflist(dir.path(), false));
     }
 }

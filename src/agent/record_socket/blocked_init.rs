@@ -24,7 +24,7 @@ pub fn pod_event(record: &Record) -> Option<PodEvent> {
         text.push_str(&format!(" and {} more", names.len() - NAMED));
     }
     let content = EventContent {
-        kind: EventType::Warning,
+        kind: EventType::Normal,
         reason: "LinkerdCNIInitWithoutNetwork",
         action: "Redirecting",
         note: format!(

@@ -29,9 +29,9 @@ const CLASSES: [Class; 8] = [
         "the API server rejected the plugin's token or denied the request. Check that the linkerd-cni agent on the node is ready, and that the plugin's ServiceAccount may get pods and namespaces",
     ),
     (
-        &[code::POD_NOT_FOUND, code::API_RESPONSE],
+        &[code::API_RESPONSE],
         "failed: API response",
-        "the API server did not return this pod. If the pod still exists, check the API server",
+        "the response of the API server is invalid. Check the API server",
     ),
     (
         &[code::ANNOTATION],
@@ -61,9 +61,13 @@ const CLASSES: [Class; 8] = [
     ),
 ];
 
-/// Returns the Event on the record's pod, if its ADD failed.
+/// Returns the Event on the record's pod, if its ADD failed. A pod that does not exist was deleted
+/// while it started, and needs no Event.
 pub fn pod_event(record: &Record) -> Option<PodEvent> {
     let code = record.error.as_ref().filter(|_| record.command == Command::Add)?.code;
+    if code == code::POD_NOT_FOUND {
+        return None;
+    }
     let known = CLASSES.iter().find(|(codes, ..)| codes.contains(&code));
     let (subject, cause) = known.map_or(
         ("failed: other", "the plugin failed. See the agent's log"),
@@ -97,7 +101,7 @@ mod tests {
     #[test]
     fn each_class_of_failed_adds_makes_an_event_of_its_own_without_the_senders_words() {
         let mut subjects = std::collections::BTreeSet::new();
-        for code in [1, 4, 5, 6, 7, 8, 100, 101, 102, 103, 104, 110, 120, 121, 999] {
+        for code in [1, 4, 5, 6, 7, 8, 100, 101, 102, 104, 110, 120, 121, 999] {
             let event = event("ADD", code).unwrap();
             let note = &event.content.note;
             assert_eq!(event.content.reason, "LinkerdCNIFailed");
@@ -110,7 +114,8 @@ mod tests {
     }
 
     #[test]
-    fn a_failed_check_makes_no_event() {
+    fn a_failed_check_and_a_deleted_pod_make_no_event() {
         assert_eq!(event("CHECK", 122), None);
+        assert_eq!(event("ADD", code::POD_NOT_FOUND), None);
     }
 }

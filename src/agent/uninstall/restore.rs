@@ -48,7 +48,13 @@ pub fn apply<'f>(
             // always has a network config.
             match original.name == *list {
                 true => Ok(()),
-                false => remove(list).inspect_err(|_| drop_restored(&path, &original.content)),
+                false => remove(list).inspect_err(|_| {
+                    let seen = before(list).map(|content| content.text.as_bytes());
+                    // If the conflist is missing, the restored file may be the only network config.
+                    if files::read(&dir.join(list)).is_ok_and(|(now, _)| Some(&*now) != seen) {
+                        drop_restored(&path, &original.content);
+                    }
+                }),
             }
         }
         UnchainStep::RemoveFile { name: list } => remove(list),
@@ -106,6 +112,27 @@ mod tests {
             assert_eq!(fs::read(dir.path().join(name)).unwrap(), b"foreign");
             assert_eq!(fs::read_dir(dir.path()).unwrap().count(), before);
         }
+    }
+
+    #[test]
+    fn a_restored_file_stays_if_another_uninstall_removes_the_conflist_meanwhile() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("20-net.conflist");
+        fs::write(&path, MADE).unwrap();
+        let seen =
+            net_dir::Content { text: MADE.into(), access: FileAccess::own(0o600), link: None };
+        let restore =
+            UnchainStep::Restore { conflist: "20-net.conflist".into(), original: original() };
+        let before = |_: &str| {
+            // The second look is after the original is restored.
+            if dir.path().join("20-net.conf").exists() {
+                let _ = fs::remove_file(&path);
+            }
+            Some(&seen)
+        };
+        let raced = apply(dir.path(), &restore, before).unwrap_err();
+        assert!(matches!(raced, files::Error::Raced { .. }), "{raced}");
+        assert_eq!(fs::read(dir.path().join("20-net.conf")).unwrap(), b"the conf");
     }
 
     #[test]

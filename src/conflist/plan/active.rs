@@ -48,10 +48,16 @@ pub fn calls_plugin(text: &str) -> bool {
     conflist::plugin_entry(text).is_some()
 }
 
-/// Returns whether the runtime calls the plugin: through the active network config, or in mode
-/// [`ChainMode::Only`] through the file that `cniConfFileName` names.
+/// Returns whether the runtime calls the plugin, as [`chained`] says.
 pub fn is_chained(mode: &ChainMode, found: &[ConfigFile]) -> bool {
-    let is_chained = |file: &ConfigFile| {
+    chained(mode, found).is_some()
+}
+
+/// Returns the network config through which the runtime calls the plugin: the active one, in mode
+/// [`ChainMode::Only`] the file that `cniConfFileName` names, and in mode [`ChainMode::Standalone`]
+/// the agent's own file, which another plugin calls.
+pub fn chained<'f>(mode: &ChainMode, found: &'f [ConfigFile]) -> Option<&'f ConfigFile> {
+    let is_chained = |file: &&ConfigFile| {
         let content = file.content.as_ref();
         content.is_ok_and(|content| calls_plugin(&content.text))
     };
@@ -59,11 +65,12 @@ pub fn is_chained(mode: &ChainMode, found: &[ConfigFile]) -> bool {
         ChainMode::Only(name) => {
             let names = conflist_names(name);
             let is_named = |file: &&ConfigFile| file.name == *name || names.contains(&file.name);
-            found.iter().filter(is_named).any(is_chained)
+            found.iter().filter(is_named).find(is_chained)
         }
-        ChainMode::Every | ChainMode::Standalone(_) | ChainMode::Copy(_) => {
-            called(found).is_some_and(is_chained)
+        ChainMode::Standalone(name) => {
+            found.iter().filter(|file| file.name == *name).find(is_chained)
         }
+        ChainMode::Every | ChainMode::Copy(_) => called(found).filter(is_chained),
     }
 }
 

@@ -2,45 +2,97 @@
 //!
 //! The daemon reads that conflist at each call, so the plugin entry belongs there. The daemon
 //! removes its own `.conf` when it stops, and the runtime then loads the primary CNI's conflist. A
-//! conflist made from that `.conf` would stay, and no pod could start without the daemon.
+//! conflist made from that `.conf` would stay, and no pod could start without the daemon. So such a
+//! conflist of another agent is removed.
 
 use serde::Deserialize;
+use serde_json::Value;
 
+use super::conf_conversion::conflist_names;
+use crate::conflist::Conflist;
 use crate::conflist::net_dir::{ConfigFile, ConfigKind};
 
-/// Members of a `.conf` of Multus.
+/// Members of a config of Multus, or of a conflist that calls it.
 #[derive(Deserialize)]
 struct MultusConf {
-    #[serde(rename = "type")]
+    #[serde(rename = "type", default)]
     plugin: String,
     /// The delegate: the path of a network config, or the name of a network or an object.
-    #[serde(rename = "clusterNetwork")]
+    #[serde(rename = "clusterNetwork", default)]
     cluster_network: String,
+    #[serde(default)]
+    plugins: Vec<Value>,
+}
+
+impl MultusConf {
+    /// Returns the file name of the delegate, if the delegate is a path.
+    ///
+    /// Multus may see the CNI net dir at another path than the runtime, so only the file name counts.
+    fn delegate(&self) -> Option<&str> {
+        let (_, name) = self.cluster_network.rsplit_once('/')?;
+        matches!(self.plugin.as_str(), "multus" | "multus-shim").then_some(name)
+    }
+}
+
+fn parse(file: &ConfigFile) -> Option<MultusConf> {
+    let text = &file.content.as_ref().ok()?.text;
+    text.contains("clusterNetwork").then(|| serde_json::from_str(text).ok())?
 }
 
 /// Returns the conflist among `files` that Multus reads at each call, if `file` is the `.conf` of
 /// Multus' daemon and names that conflist by its path.
-///
-/// Multus may see the CNI net dir at another path than the runtime, so only the file name counts.
 pub(super) fn delegate<'f>(file: &ConfigFile, files: &[&'f ConfigFile]) -> Option<&'f ConfigFile> {
     if file.kind != ConfigKind::Conf {
         return None;
     }
-    let conf: MultusConf = serde_json::from_str(&file.content.as_ref().ok()?.text).ok()?;
-    let (_, name) = conf.cluster_network.rsplit_once('/')?;
-    if !matches!(conf.plugin.as_str(), "multus" | "multus-shim") {
-        return None;
-    }
+    let conf = parse(file)?;
+    let name = conf.delegate()?;
     let is_delegate =
         |other: &&&ConfigFile| other.name == name && other.kind == ConfigKind::Conflist;
     files.iter().find(is_delegate).copied()
 }
 
+/// Returns whether Multus reads the `.conf` or `.json` `file` at each call, as one of `files` says.
+/// Converting it would remove it.
+pub(super) fn is_delegate_conf(file: &ConfigFile, files: &[&ConfigFile]) -> bool {
+    let names = |other: &&ConfigFile| {
+        let Some(conf) = parse(other) else {
+            return false;
+        };
+        let plugins = conf.plugins.iter().filter_map(|plugin| MultusConf::deserialize(plugin).ok());
+        let is_file = |conf: &MultusConf| conf.delegate() == Some(&file.name);
+        is_file(&conf) || plugins.into_iter().any(|plugin| is_file(&plugin))
+    };
+    file.kind != ConfigKind::Conflist && files.iter().any(names)
+}
+
+/// Returns the conflist among `files` that another agent, or an earlier one, made from the `.conf`
+/// `file` of Multus' daemon.
+pub(super) fn made_from<'f>(file: &ConfigFile, files: &[&'f ConfigFile]) -> Option<&'f ConfigFile> {
+    delegate(file, files)?;
+    let conf: Value = serde_json::from_str(&file.content.as_ref().ok()?.text).ok()?;
+    let names = conflist_names(&file.name);
+    let is_made = |other: &&&ConfigFile| {
+        names.contains(&other.name) && other_plugins(other) == Some(vec![conf.clone()])
+    };
+    files.iter().find(is_made).copied()
+}
+
+/// Returns the plugins of a conflist but linkerd-cni. Agents differ in the other members of a
+/// conflist that they make.
+fn other_plugins(file: &ConfigFile) -> Option<Vec<Value>> {
+    let text = &file.content.as_ref().ok()?.text;
+    let without_entry = Conflist::parse_any(text).ok()?.without_entry();
+    let conf: MultusConf = serde_json::from_str(&without_entry).ok()?;
+    Some(conf.plugins)
+}
+
 #[cfg(test)]
 mod tests {
+    use crate::conflist;
     use crate::conflist::chain_mode::ChainMode;
     use crate::conflist::plan::tests::{CONF, LIST, entry, found, with_entry};
-    use crate::conflist::plan::{called, chain, is_chained};
+    use crate::conflist::plan::{UnchainStep, called, chain, is_chained};
     use crate::conflist::saved_state::SavedState;
 
     /// The file that Multus' daemon writes.
@@ -65,6 +117,44 @@ mod tests {
             assert_eq!(plan.not_chained.is_none(), ready, "{:?}", plan.not_chained);
             assert_eq!(is_chained(&ChainMode::Every, &found), ready);
             assert_eq!(called(&found).map(|file| &*file.name), Some("10-net.conflist"));
+        }
+    }
+
+    #[test]
+    fn a_conflist_made_earlier_from_the_conf_of_multus_daemon_is_removed() {
+        let daemon = daemon_conf("/host/etc/cni/net.d/10-net.conflist");
+        let upstream =
+            format!(r#"{{"cniVersion":"1.0.0","name":"k8s-pod-network","plugins":[{daemon}]}}"#);
+        let chained = with_entry(LIST);
+        for (made, is_removed) in [
+            (with_entry(&conflist::wrap(&daemon).unwrap()), true),
+            (with_entry(&upstream), true),
+            (with_entry(&upstream.replace("portMappings", "bandwidth")), false),
+        ] {
+            let found = found(&[
+                ("00-multus.conf", &daemon),
+                ("00-multus.conflist", &made),
+                ("10-net.conflist", &chained),
+            ]);
+            let plan = chain(&ChainMode::Every, &found, &entry(), &SavedState::default());
+            let step = UnchainStep::RemoveFile { name: "00-multus.conflist".into() };
+            assert_eq!(plan.unchain_steps.contains(&step), is_removed, "{made}");
+            assert!(plan.steps.is_empty() && plan.not_chained.is_none());
+        }
+    }
+
+    #[test]
+    fn a_conf_that_multus_reads_at_each_call_stays() {
+        let daemon = daemon_conf("/host/etc/cni/net.d/10-net.conf");
+        let made = with_entry(&conflist::wrap(&daemon).unwrap());
+        for (name, multus, writes) in [
+            ("00-multus.conf", &daemon, &["00-multus.conflist"][..]),
+            ("00-multus.conflist", &made, &[]),
+        ] {
+            let found = found(&[(name, multus), ("10-net.conf", CONF)]);
+            let plan = chain(&ChainMode::Every, &found, &entry(), &SavedState::default());
+            let targets: Vec<&str> = plan.steps.iter().map(|step| step.target()).collect();
+            assert_eq!(targets, writes);
         }
     }
 

@@ -208,6 +208,10 @@ fn the_node_is_chained_if_the_network_config_of_this_mode_has_the_plugin_entry()
     assert!(chained(&ChainMode::Only("20-b.conflist".into()), &files));
     assert!(chained(&ChainMode::Only("20-b.conf".into()), &files));
     let alone = [("linkerd-cni.conf", r#"{"type":"linkerd-cni"}"#)];
-    assert!(chained(&ChainMode::Standalone("linkerd-cni.conf".into()), &alone));
+    let standalone = ChainMode::Standalone("linkerd-cni.conf".into());
+    assert!(chained(&standalone, &alone));
+    // Another plugin calls the file, so the others do not matter.
+    assert!(chained(&standalone, &[files[1], alone[0]]));
+    assert!(!chained(&standalone, &files[2..]));
     assert!(!chained(&ChainMode::Every, &[]));
 }

@@ -391,7 +391,16 @@ pub fn step(world: &mut World, id: Id, scenario: &Scenario) {
         },
         Write { name, text } => write(world, id, name, text),
         Remove { name, before, undo } => match world.node.configs.get(&name).copied() {
-            None => agent.abort_removal(undo),
+            None => {
+                // Without the lock, the step's file stays if it is the only network config.
+                let holds_lock = agent.holds_lock;
+                let configs = world.node.configs.keys();
+                let undo = undo.filter(|undo| {
+                    let others = configs.clone().any(|name| *name != undo.name);
+                    !undo.is_for_changes && (holds_lock || others)
+                });
+                agent.abort_removal(undo);
+            }
             Some(found) => {
                 world.node.configs.remove(&name);
                 agent.wrote = true;

@@ -100,7 +100,7 @@ pub enum Operation {
 pub struct Undo {
     pub name: Text,
     pub text: Text,
-    /// Also if the other file was changed. Otherwise only if it was removed.
+    /// If the other file was changed. Otherwise only if it was removed.
     pub is_for_changes: bool,
 }
 

@@ -67,7 +67,7 @@ impl Planner {
     ) -> Vec<Operation> {
         let (mode, own) = &self.agents[id];
         let (found, saved) = (config_files(found), saved_state(saved));
-        if newer_agent_runs && usable_entry_is_installed(own, KUBECONFIG, &found) {
+        if newer_agent_runs && usable_entry_is_installed(own, KUBECONFIG, mode, &found) {
             return Vec::new();
         }
         let mut yielding = Yielding::new(Duration::from_secs(30));
