@@ -107,7 +107,7 @@ fn the_token_of_another_agent_in_the_kubeconfig_stands_for_the_release() {
 #[test]
 fn without_the_plugins_token_its_account_cannot_be_told_to_be_gone() {
     let mut scene = Scene::start(&[GRACE]);
-    scene.agent.signal(Signal::SIGSTOP);
+    scene.pause_between_passes();
     std::fs::remove_file(scene.node.net("kubeconfig.json")).unwrap();
     scene.api.state().tokens.clear();
     scene.agent.signal(Signal::SIGTERM);
@@ -126,7 +126,7 @@ fn a_rejected_token_that_has_expired_does_not_prove_that_its_account_is_gone() {
             "one account" => Scene::start_with_one_account(&[GRACE]),
             _ => Scene::start(&[GRACE]),
         };
-        scene.agent.signal(Signal::SIGSTOP);
+        scene.pause_between_passes();
         match expired {
             "plugin's" => {
                 let kubeconfig = scene.node.net("kubeconfig.json");

@@ -239,7 +239,9 @@ fn a_failed_add_and_init_containers_before_the_proxy_each_make_one_event() {
     let events = scene.events();
     let reasons: Vec<_> = events.iter().map(|event| event["reason"].as_str().unwrap()).collect();
     assert_eq!(reasons, ["LinkerdCNIFailed", "LinkerdCNIInitWithoutNetwork"]);
-    assert!(events.iter().all(|event| event["type"] == "Warning"));
+    // Init containers may work without network, so that is no failure.
+    let types: Vec<_> = events.iter().map(|event| &event["type"]).collect();
+    assert_eq!(types, ["Warning", "Normal"]);
     assert!(!events[0]["note"].as_str().unwrap().contains("secret"));
     assert!(events[1]["note"].as_str().unwrap().contains("migrate"));
     assert_eq!(scene.metric("linkerd_cni_plugin_pods_with_blocked_init_containers_total"), 3);

@@ -56,6 +56,25 @@ impl Scene {
             && !self.node.net("kubeconfig.json").exists()
     }
 
+    /// Stops the agent by SIGSTOP while no pass runs, as a running pass would write files after SIGCONT. No pass has
+    /// begun for a while then: a pass follows each change of the node's files.
+    pub fn pause_between_passes(&self) {
+        let passes = || {
+            let metrics = self.agent.get("/metrics").1;
+            let line =
+                metrics.lines().find(|line| line.starts_with("linkerd_cni_agent_reconcile_total"));
+            line.map(str::to_owned)
+        };
+        let mut last = None;
+        until("no pass begins", || {
+            let before = last.take();
+            last = passes();
+            thread::sleep(Duration::from_millis(300));
+            last.is_some() && last == before
+        });
+        self.agent.signal(Signal::SIGSTOP);
+    }
+
     pub fn is_installed(&self) -> bool {
         self.node.chained("10-calico.conflist")
             && self.node.bin("linkerd-cni").exists()
