@@ -3,6 +3,8 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
+use nix::sys::signal::Signal;
+
 use crate::agent::Agent;
 use crate::api::{Api, State};
 use crate::node::{CALICO, Node};
