@@ -21,9 +21,11 @@ fn a_net_dir_that_stays_empty_names_the_platforms_that_have_another() {
     let why = agent.ready().1;
     let k3s = "/var/lib/rancher/k3s/agent/etc/cni/net.d (platform k3s, k3d)";
     assert!(why.contains(k3s) && why.contains("destCNINetDir"), "{why}");
-    assert_eq!(agent.log().matches(k3s).count(), 1, "{}", agent.log());
+    // `/ready` may say it before the log does.
+    until("the log line", || agent.log().contains(k3s));
     node.write("10-calico.conflist", CALICO);
     agent.until_ready();
+    assert_eq!(agent.log().matches(k3s).count(), 1, "{}", agent.log());
 }
 
 #[test]
