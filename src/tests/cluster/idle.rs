@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use serde_json::json;
 
 use crate::chart::piped;
-use crate::node::{AuditLog, assert_not_stopped};
+use crate::node::{AuditLog, Node, assert_not_stopped};
 use crate::pods::{command, kubectl};
 use crate::until::until_within;
 
@@ -42,7 +42,10 @@ fn an_idle_agent_sends_at_most_one_request_in_five_minutes() {
     let sent = log.requests_of_accounts_in(NAMESPACE).split_off(started.len());
     println!("in {SPAN:.0?} the idle agent sent {}: {sent:#?}", sent.len());
     assert!(sent.len() <= 1, "{sent:#?}");
+    // Other tests stop the API server, which the deletion needs.
+    let node = Node::exclusive();
     drop(agent);
+    drop(node);
 }
 
 /// The installed agent. Dropping the value uninstalls it.
