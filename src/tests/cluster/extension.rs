@@ -34,6 +34,9 @@ fn linkerd_cni_reports_a_healthy_cluster_explains_a_pod_and_names_faults() {
     let before = node.files();
     let helm = Helm::with_local_repository();
     let pods = Pods::default();
+    // Other tests leave the namespace, without this label.
+    let _ = pods::command(&["create", "namespace", NAMESPACE]).output();
+    label("pod-security.kubernetes.io/enforce=privileged");
     let (passes, report) = cni(&["check", "--pre", "--wait=0s"]);
     assert!(passes && !report.contains('‼'), "{report}");
 
