@@ -15,6 +15,8 @@ mod failed;
 mod ignored_ports;
 mod pod_event;
 mod rate_limit;
+#[cfg(test)]
+mod sample;
 
 use std::collections::BTreeSet;
 use std::fs;

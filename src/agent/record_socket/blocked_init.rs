@@ -36,15 +36,15 @@ pub fn pod_event(record: &Record) -> Option<PodEvent> {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
+    use super::super::sample::record;
     use super::*;
 
     fn event(command: &str, decision: &str, names: &[&str]) -> Option<PodEvent> {
-        let record = serde_json::json!({
-            "level": "info", "command": command, "namespace": "ns", "pod": "web",
-            "pod_uid": "c0ffee00-0000-4000-8000-000000000001", "container_id": "c",
-            "decision": decision, "requests": 1, "ms": 3, "blocked_init_containers": names,
-        });
-        pod_event(&Record::parse(record.to_string().as_bytes()).unwrap())
+        pod_event(&record(json!({
+            "level": "info", "command": command, "decision": decision, "blocked_init_containers": names,
+        })))
     }
 
     #[test]

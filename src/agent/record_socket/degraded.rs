@@ -36,16 +36,16 @@ fn cause(code: u32) -> &'static str {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
+    use super::super::sample::record;
     use super::*;
 
     fn event(command: &str, decision: &str, code: u32) -> Option<PodEvent> {
-        let text = format!(
-            r#"{{"level":"warn","command":"{command}","namespace":"ns","pod":"web",
-            "pod_uid":"c0ffee00-0000-4000-8000-000000000001","container_id":"c",
-            "decision":"{decision}","requests":2,"ms":3,
-            "degraded":{{"code":{code},"msg":"text of the sender"}}}}"#
-        );
-        pod_event(&Record::parse(text.as_bytes()).unwrap())
+        pod_event(&record(json!({
+            "command": command, "decision": decision,
+            "degraded": {"code": code, "msg": "text of the sender"},
+        })))
     }
 
     #[test]

@@ -86,16 +86,16 @@ pub fn pod_event(record: &Record) -> Option<PodEvent> {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
+    use super::super::sample::record;
     use super::*;
 
     fn event(command: &str, code: u32) -> Option<PodEvent> {
-        let text = format!(
-            r#"{{"level":"error","command":"{command}","namespace":"ns","pod":"web",
-            "pod_uid":"c0ffee00-0000-4000-8000-000000000001","container_id":"c",
-            "decision":"failed","requests":2,"ms":3,
-            "error":{{"code":{code},"msg":"text of the sender"}}}}"#
-        );
-        pod_event(&Record::parse(text.as_bytes()).unwrap())
+        pod_event(&record(json!({
+            "level": "error", "command": command, "decision": "failed",
+            "error": {"code": code, "msg": "text of the sender"},
+        })))
     }
 
     #[test]

@@ -50,27 +50,18 @@ fn event_content(list: &Ignored, of: &str, remedy: &str) -> EventContent {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
+    use super::super::sample::{POD_UID, record};
     use super::*;
-
-    const UID: &str = "c0ffee00-0000-4000-8000-000000000001";
-
-    fn record(namespace: &str, pod: &str, uid: &str, ignored: &str) -> Record {
-        let text = format!(
-            r#"{{"level":"warn","command":"ADD","namespace":"{namespace}","pod":"{pod}",
-            "pod_uid":"{uid}","container_id":"c","decision":"redirected","requests":2,"ms":3,
-            "ignored":{ignored}}}"#
-        );
-        Record::parse(text.as_bytes()).unwrap()
-    }
-
-    const LISTS: &str = r#"[
-        {"source":"config.linkerd.io/skip-outbound-ports","elements":["http","30-20"],"more":0},
-        {"source":"config.linkerd.io/admin-port","elements":["x"],"more":0},
-        {"source":"inbound-ports-to-ignore","elements":["smtp"],"more":3}]"#;
 
     #[test]
     fn a_note_names_annotation_elements_grammar_and_remedy() {
-        let record = record("emojivoto", "web-1.x", UID, LISTS);
+        let record = record(json!({"ignored": [
+            {"source": "config.linkerd.io/skip-outbound-ports", "elements": ["http", "30-20"], "more": 0},
+            {"source": "config.linkerd.io/admin-port", "elements": ["x"], "more": 0},
+            {"source": "inbound-ports-to-ignore", "elements": ["smtp"], "more": 3},
+        ]}));
         let events: Vec<PodEvent> = pod_events(&record).collect();
         let notes: Vec<&str> = events.iter().map(|event| &*event.content.note).collect();
         assert_eq!(
@@ -86,7 +77,7 @@ mod tests {
             ]
         );
         assert_eq!(events[0].subject, "config.linkerd.io/skip-outbound-ports");
-        assert_eq!((events[0].pod.as_str(), events[0].uid.as_str()), ("web-1.x", UID));
+        assert_eq!((events[0].pod.as_str(), events[0].uid.as_str()), ("web", POD_UID));
         let of_agent: Vec<_> = agent_events(&record).collect();
         assert_eq!(of_agent.len(), 1);
         assert!(of_agent[0].1.note.starts_with(
@@ -96,12 +87,10 @@ mod tests {
 
     #[test]
     fn a_note_keeps_grammar_and_remedy_when_the_elements_are_cut() {
-        let element = format!("\"{}\"", "\u{6f22}".repeat(100));
-        let elements = vec![element; 10].join(",");
-        let list = format!(
-            r#"[{{"source":"config.linkerd.io/skip-inbound-ports","elements":[{elements}]}}]"#
-        );
-        let record = record("ns", "web", UID, &list);
+        let elements = vec!["\u{6f22}".repeat(100); 10];
+        let record = record(json!({"ignored": [
+            {"source": "config.linkerd.io/skip-inbound-ports", "elements": elements},
+        ]}));
         let note = pod_events(&record).next().unwrap().content.note;
         assert!(note.len() < 1024, "{}", note.len());
         assert!(note.ends_with("…. Allowed is a list of ports (0-65535) and ranges (lower-upper), comma-separated and without blanks, such as 25,3306,8000-8010. Correct the annotation of the pod or of its namespace."), "{note}");

@@ -44,17 +44,14 @@ fn is_uid(text: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
+    use super::super::sample::{self, POD_UID as UID};
     use super::*;
     use crate::kube::event::EventType;
 
-    const UID: &str = "c0ffee00-0000-4000-8000-000000000001";
-
     fn record(namespace: &str, pod: &str, uid: &str) -> Record {
-        let text = format!(
-            r#"{{"level":"warn","command":"ADD","namespace":"{namespace}","pod":"{pod}",
-            "pod_uid":"{uid}","container_id":"c","decision":"redirected","requests":2,"ms":3}}"#
-        );
-        Record::parse(text.as_bytes()).unwrap()
+        sample::record(json!({"namespace": namespace, "pod": pod, "pod_uid": uid}))
     }
 
     fn content() -> EventContent {

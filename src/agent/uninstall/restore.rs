@@ -114,46 +114,37 @@ mod tests {
         }
     }
 
-    #[test]
-    fn a_restored_file_stays_if_another_uninstall_removes_the_conflist_meanwhile() {
+    /// Restores the original in a directory in which another program acts on the conflist after the original was
+    /// written, and fails for that reason. Returns the directory.
+    fn restore_while(other: impl Fn(&Path)) -> tempfile::TempDir {
         let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("20-net.conflist");
-        fs::write(&path, MADE).unwrap();
+        let conflist = dir.path().join("20-net.conflist");
+        fs::write(&conflist, MADE).unwrap();
         let seen =
             net_dir::Content { text: MADE.into(), access: FileAccess::own(0o600), link: None };
         let restore =
             UnchainStep::Restore { conflist: "20-net.conflist".into(), original: original() };
-        let before = |_: &str| {
-            // The second look is after the original is restored.
+        let raced = apply(dir.path(), &restore, |_| {
             if dir.path().join("20-net.conf").exists() {
-                let _ = fs::remove_file(&path);
+                other(&conflist);
             }
             Some(&seen)
-        };
-        let raced = apply(dir.path(), &restore, before).unwrap_err();
+        });
+        let raced = raced.unwrap_err();
         assert!(matches!(raced, files::Error::Raced { .. }), "{raced}");
+        dir
+    }
+
+    #[test]
+    fn a_restored_file_stays_if_another_uninstall_removes_the_conflist_meanwhile() {
+        let dir = restore_while(|conflist| drop(fs::remove_file(conflist)));
         assert_eq!(fs::read(dir.path().join("20-net.conf")).unwrap(), b"the conf");
     }
 
     #[test]
     fn a_restored_file_is_removed_again_if_another_program_writes_the_conflist_meanwhile() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("20-net.conflist");
-        fs::write(&path, MADE).unwrap();
-        let seen =
-            net_dir::Content { text: MADE.into(), access: FileAccess::own(0o600), link: None };
-        let restore =
-            UnchainStep::Restore { conflist: "20-net.conflist".into(), original: original() };
-        let before = |_: &str| {
-            // The second look is after the original is restored.
-            if dir.path().join("20-net.conf").exists() {
-                fs::write(&path, "foreign").unwrap();
-            }
-            Some(&seen)
-        };
-        let raced = apply(dir.path(), &restore, before).unwrap_err();
-        assert!(matches!(raced, files::Error::Raced { .. }), "{raced}");
-        assert_eq!(fs::read(&path).unwrap(), b"foreign");
+        let dir = restore_while(|conflist| fs::write(conflist, "foreign").unwrap());
+        assert_eq!(fs::read(dir.path().join("20-net.conflist")).unwrap(), b"foreign");
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
     }
 }
