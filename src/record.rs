@@ -5,8 +5,9 @@
 //! [`Record::parse`] bounds each text, and replaces characters that would break a log line. Plugin
 //! and agent may differ in version, so unknown fields and sources of ignored ports are skipped.
 
+mod display;
+
 use std::borrow::Cow;
-use std::fmt;
 use std::os::unix::net::UnixDatagram;
 use std::path::Path;
 use std::time::Duration;
@@ -260,68 +261,6 @@ fn is_name(text: &str) -> bool {
 fn line(text: &str) -> String {
     let printed = |c: char| if c.is_control() { ' ' } else { c };
     text.chars().take(TEXT_LIMIT).map(printed).collect()
-}
-
-impl fmt::Display for Command {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Command::Add => "ADD",
-            Command::Check => "CHECK",
-        })
-    }
-}
-
-impl fmt::Display for CallResult {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            CallResult::Redirected => "redirected",
-            CallResult::Checked => "checked",
-            CallResult::Simulated => "simulated",
-            CallResult::Failed => "failed",
-            CallResult::Skipped(reason) => reason,
-        })
-    }
-}
-
-impl fmt::Display for Record {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Record { command, namespace, pod, container_id, result, .. } = self;
-        write!(f, "linkerd-cni: {command} {namespace}/{pod} container {container_id}: {result}")?;
-        if let Some(backend) = self.backend {
-            write!(f, " by {backend}")?;
-        }
-        write!(f, ", {} requests, {} ms", self.requests, self.ms)?;
-        if let Some(ignored) = ignored::summary(&self.ignored) {
-            write!(f, "; {ignored}")?;
-        }
-        if !self.blocked_init_containers.is_empty() {
-            let names = self.blocked_init_containers.join(", ");
-            write!(
-                f,
-                "; init containers without network, as they start before the proxy: {names}"
-            )?;
-        }
-        if let Some(degraded) = &self.degraded {
-            write!(f, "; {degraded}")?;
-        }
-        match &self.error {
-            Some(error) => write!(f, ": {error}"),
-            None => Ok(()),
-        }
-    }
-}
-
-impl fmt::Display for Failure {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} (code {})", self.msg, self.code)
-    }
-}
-
-impl fmt::Display for Degraded {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Degraded(error) = self;
-        write!(f, "annotations and plugin entry alone were used: {error}")
-    }
 }
 
 #[cfg(test)]

@@ -1,0 +1,139 @@
+//! An agent that stops: the requests, the decision, and the uninstall.
+
+use std::time::{Duration, Instant};
+
+use linkerd2_cni::agent::uninstall::on_stop::{Decider, Finding, StopDecision};
+
+use super::{Agent, Api, End, Phase};
+use crate::bug::Bug;
+use crate::node::{Id, NodeFile};
+use crate::operation::Operation::{self, *};
+use crate::plans::{self, Reference};
+use crate::world::World;
+
+/// Rounds of requests in which a stopping agent asks for proof.
+const ROUNDS: usize = 3;
+/// As in `agent::uninstall`.
+const MAX_REMOVALS: u8 = 3;
+
+/// The next request of an agent that stops.
+pub fn ask(world: &mut World, id: Id, bug: Bug) {
+    let api = world.api[id];
+    let Phase::Deciding(responses) = &mut world.agents[id].phase else {
+        return;
+    };
+    responses.push(api);
+    match decision(responses, bug) {
+        Some(StopDecision::Uninstall(_)) => begin_uninstall(world, id, bug),
+        Some(StopDecision::LeaveInPlace(_)) => leave(world, id),
+        None => {}
+    }
+}
+
+/// The decision of the product, for responses that are five seconds apart.
+fn decision(responses: &[Api], bug: Bug) -> Option<StopDecision> {
+    let (mut decider, begin) = (Decider::new(false), Instant::now());
+    for (round, response) in (0..).zip(responses) {
+        let finding = match response {
+            Api::DaemonSetExists => Finding::InScope,
+            Api::DaemonSetDeleted => Finding::Uninstalled("deleted".into()),
+            Api::Forbidden if bug == Bug::ForbiddenIsProof => Finding::Uninstalled("403".into()),
+            Api::AccountsDeleted => Finding::Rejected,
+            Api::Forbidden => Finding::Unclear("HTTP 403".into()),
+            Api::Unreachable => Finding::Unreachable("connection refused".into()),
+        };
+        if let Some(decision) = decider.decide(&finding, begin + Duration::from_secs(5 * round)) {
+            return Some(decision);
+        }
+    }
+    (responses.len() >= ROUNDS).then(|| StopDecision::LeaveInPlace("no proof".into()))
+}
+
+pub fn leave(world: &mut World, id: Id) {
+    remove_socket(world, id);
+    end(world, id, End::Left);
+}
+
+fn remove_socket(world: &mut World, id: Id) {
+    if world.node.socket == Some(id) {
+        world.node.socket = None;
+        world.changed();
+    }
+}
+
+pub(super) fn end(world: &mut World, id: Id, end: End) {
+    world.agents[id] = Agent { phase: Phase::Ended(end), ..Agent::default() };
+    world.last_end = Some(id);
+    world.ended_beside_uninstall |= end != End::Uninstalled
+        && world.agents.iter().any(|other| matches!(other.phase, Phase::Uninstalling { .. }));
+}
+
+fn begin_uninstall(world: &mut World, id: Id, bug: Bug) {
+    remove_socket(world, id);
+    world.ended_beside_uninstall = false;
+    let agent = &mut world.agents[id];
+    agent.forget_scan();
+    agent.is_dirty = false;
+    agent.phase = Phase::Uninstalling { removal: 1, attempt: 0 };
+    agent.then([Lock, RemoveLeftovers]);
+    attempt(agent, bug);
+}
+
+/// As `agent::uninstall::attempt`.
+fn attempt(agent: &mut Agent, bug: Bug) {
+    let mut operations = vec![Lock, LoadSavedState];
+    if bug == Bug::RemoveBinaryFirst {
+        operations.extend([Stage(NodeFile::Kubeconfig), Stage(NodeFile::Binary)]);
+    }
+    operations.extend(scan(PlanUnchain));
+    operations.extend([EndUnchain, Lock]);
+    operations.extend(scan(Judge { is_staged: false }));
+    // The operations of the beginning come first.
+    operations.reverse();
+    let first = std::mem::take(&mut agent.queue);
+    agent.queue = operations;
+    agent.queue.extend(first);
+}
+
+fn scan(last: Operation) -> [Operation; 2] {
+    [List, last]
+}
+
+/// Decides by the found network configs whether the files can be removed.
+pub(super) fn judge(world: &mut World, id: Id, is_staged: bool, bug: Bug) {
+    let agent = &mut world.agents[id];
+    let reference = plans::reference(&agent.found);
+    agent.found.clear();
+    match (reference, is_staged) {
+        (Reference::Missing, false) => {
+            let files = [NodeFile::Kubeconfig, NodeFile::Binary, NodeFile::SavedState];
+            agent.then(
+                files
+                    .map(Stage)
+                    .into_iter()
+                    .chain([List, Judge { is_staged: true }])
+                    .collect::<Vec<_>>(),
+            );
+        }
+        (Reference::Missing, true) => agent.then([Finish]),
+        (Reference::Found, true) if !agent.staged.is_empty() => {
+            agent.then(vec![Undo; agent.staged.len()]);
+        }
+        (Reference::Found, _) => next_removal(world, id, bug),
+    }
+}
+
+/// Removes the plugin entry again, or gives up.
+pub(super) fn next_removal(world: &mut World, id: Id, bug: Bug) {
+    let agent = &mut world.agents[id];
+    agent.holds_lock = false;
+    agent.forget_scan();
+    match &mut agent.phase {
+        Phase::Uninstalling { removal, attempt: attempts } if *removal < MAX_REMOVALS => {
+            *removal += 1;
+            *attempts = 0;
+            attempt(agent, bug);
+        }
+        _ => end(world, id, End::GaveUp),
+    }
+}
