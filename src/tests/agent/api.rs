@@ -1,6 +1,7 @@
 //! An API server over TLS with one DaemonSet and one account: what it does is the test's
 //! to set, and what it was asked the test's to look at.
 
+use std::collections::BTreeMap;
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread;
@@ -53,6 +54,8 @@ pub struct State {
     pub version: u64,
     /// The metadata of the agent's pod, or a status instead of it.
     pub pod: Result<Value, u16>,
+    /// Further objects by path, with their status.
+    pub others: BTreeMap<String, (u16, Value)>,
     /// How many patches of the node still come too late, since another was first.
     pub conflicts: u32,
     /// Method, path and body.
@@ -86,6 +89,7 @@ impl Api {
             taints: Vec::new(),
             version: 1,
             pod: Ok(json!({"name": "linkerd-cni-x", "deletionTimestamp": "2026-01-01T00:00:00Z"})),
+            others: BTreeMap::new(),
             conflicts: 0,
             requests: Vec::new(),
             identity: Identity::of_localhost(),
@@ -183,6 +187,9 @@ impl Api {
                 Ok(metadata) => (200, json!({"kind": "Pod", "metadata": metadata})),
                 Err(code) => status(*code),
             };
+        }
+        if let Some((code, object)) = state.others.get(&path) {
+            return (*code, object.clone());
         }
         match (method.as_str(), path.split('?').next()) {
             ("GET", Some("/api/v1/namespaces/linkerd-cni")) => {
