@@ -106,7 +106,12 @@ impl Api {
 
     /// Gets another certificate.
     pub fn renew(&self) {
-        self.state().identity = Identity::of_localhost();
+        self.present(Identity::of_localhost());
+    }
+
+    /// Has this certificate from now on.
+    pub fn present(&self, identity: Identity) {
+        self.state().identity = identity;
     }
 
     /// Makes this the API server of `node`.
@@ -240,7 +245,11 @@ fn status(code: u16) -> (u16, Value) {
         404 => "NotFound",
         _ => "",
     };
-    let message = format!("says {code}");
+    let message = match code {
+        401 => "Unauthorized".to_owned(),
+        503 => "the server is currently unable to handle the request".to_owned(),
+        _ => format!("says {code}"),
+    };
     let status = json!({"kind": "Status", "metadata": {}, "reason": reason, "message": message});
     (code, status)
 }

@@ -2,6 +2,8 @@
 //! only a cluster can show are in `src/tests/cluster/catalogue.rs`.
 
 mod api_server;
+mod chart;
 mod fault;
+mod node_files;
 mod pods;
 mod rules;

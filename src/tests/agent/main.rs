@@ -19,6 +19,7 @@ mod cni;
 mod credential;
 mod departures;
 mod directories;
+#[allow(dead_code, reason = "each suite has sources of its own")]
 #[path = "../support/fault_page.rs"]
 mod fault_page;
 mod faults;

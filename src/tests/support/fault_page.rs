@@ -18,6 +18,8 @@ pub enum Source {
     DaemonSetEvent,
     Pods,
     Ready,
+    /// `/ready` with status 200.
+    ReadyNote,
     AgentLog,
     RepairLog,
     ContainerLog,
@@ -28,12 +30,17 @@ pub enum Source {
 impl Source {
     fn heading(self) -> &'static str {
         match self {
-            Source::Kubelet => "`kubectl describe pod`, at the end of kubelet's Event `FailedCreatePodSandBox`:",
+            Source::Kubelet => {
+                "`kubectl describe pod`, at the end of kubelet's Event `FailedCreatePodSandBox`:"
+            }
             Source::PodEvent => "Event on the pod, by linkerd-cni:",
             Source::Helm => "`helm install` or `helm upgrade`:",
             Source::DaemonSetEvent => "Event on the DaemonSet or on the agent's pod:",
             Source::Pods => "`kubectl get pods`:",
-            Source::Ready => "`/ready` of the agent, and the Event `LinkerdCNINotReady` on the node after 5 minutes:",
+            Source::Ready => {
+                "`/ready` of the agent, and the Event `LinkerdCNINotReady` on the node after 5 minutes:"
+            }
+            Source::ReadyNote => "`/ready` of the agent, which stays ready:",
             Source::AgentLog => "Log of the agent:",
             Source::RepairLog => "Log of the repair controller:",
             Source::ContainerLog => "Log of the pod's init container:",
@@ -65,10 +72,13 @@ impl FaultPage {
     pub fn check(self) {
         let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("docs/faults").join(self.name);
         let path = path.with_extension("md");
-        let page = fs::read_to_string(&path)
-            .unwrap_or_else(|error| panic!("{}: {error}; this was captured:\n{}", path.display(), self.render()));
-        let (head, rest) = page.split_once(BEGIN).expect("the page has a comment that begins the captured texts");
-        let (quoted, tail) = rest.split_once(END).expect("the page has a comment that ends the captured texts");
+        let page = fs::read_to_string(&path).unwrap_or_else(|error| {
+            panic!("{}: {error}; this was captured:\n{}", path.display(), self.render())
+        });
+        let (head, rest) =
+            page.split_once(BEGIN).expect("the page has a comment that begins the captured texts");
+        let (quoted, tail) =
+            rest.split_once(END).expect("the page has a comment that ends the captured texts");
         let captured = self.render();
         if quoted == captured {
             return;
@@ -83,9 +93,10 @@ impl FaultPage {
     }
 
     fn render(&self) -> String {
-        let blocks = self.captured.iter().map(|(source, text)| {
-            format!("\n{}\n\n```text\n{text}```\n", source.heading())
-        });
+        let blocks = self
+            .captured
+            .iter()
+            .map(|(source, text)| format!("\n{}\n\n```text\n{text}```\n", source.heading()));
         format!("{}\n", blocks.collect::<String>())
     }
 }

@@ -1,10 +1,12 @@
 //! The API server rejects, denies, does not answer, or answers with something else.
 
+use rcgen::{CertificateParams, date_time_ymd};
 use serde_json::json;
 
 use super::fault::{Fault, meshed_pod};
 use crate::api::Api;
 use crate::fault_page::Source;
+use crate::server::Identity;
 use crate::until::until;
 
 #[test]
@@ -28,7 +30,8 @@ fn the_plugins_account_may_not_read_pods() {
     let message = "pods \"web\" is forbidden: User \
                    \"system:serviceaccount:linkerd-cni:linkerd-cni-plugin\" cannot get resource \"pods\" \
                    in API group \"\" in the namespace \"ns\"";
-    let status = json!({"kind": "Status", "metadata": {}, "reason": "Forbidden", "message": message});
+    let status =
+        json!({"kind": "Status", "metadata": {}, "reason": "Forbidden", "message": message});
     fault.answer_pod(403, &status);
     let outcome = fault.add().run();
     fault.pod_fails(&outcome);
@@ -39,14 +42,24 @@ fn the_plugins_account_may_not_read_pods() {
 #[test]
 fn the_certificate_is_of_another_ca() {
     let mut fault = Fault::new("wrong-ca");
-    let agent_has = fault.scene.node.text("kubeconfig.json");
-    // Its certificate is not of the CA in the kubeconfig. The agent keeps the connection that it has.
     let other = Api::start();
-    let [of_other, of_own] = [&other, &fault.scene.api].map(|api| api.address.to_string());
-    let kubeconfig = fault.scene.node.net("wrong.json");
-    std::fs::write(&kubeconfig, agent_has.replace(&of_own, &of_other)).unwrap();
+    let kubeconfig = fault.plugin_uses(other.address, None);
     let outcome = fault.add().set("kubernetes", json!({"kubeconfig": kubeconfig})).run();
-    fault.stands_for_the_api(other);
+    fault.pod_fails(&outcome);
+    fault.pod_event("LinkerdCNIFailed");
+    fault.check();
+}
+
+#[test]
+fn the_clock_is_after_the_certificates_end() {
+    let mut fault = Fault::new("certificate-expired");
+    let mut params = CertificateParams::new(["127.0.0.1".into()]).unwrap();
+    params.not_after = date_time_ymd(2001, 1, 1);
+    let other = Api::start();
+    let identity = Identity::new(&params);
+    let kubeconfig = fault.plugin_uses(other.address, Some(&identity.ca));
+    other.present(identity);
+    let outcome = fault.add().set("kubernetes", json!({"kubeconfig": kubeconfig})).run();
     fault.pod_fails(&outcome);
     fault.pod_event("LinkerdCNIFailed");
     fault.check();
@@ -56,12 +69,9 @@ fn the_certificate_is_of_another_ca() {
 fn the_api_server_is_down() {
     let mut fault = Fault::new("api-server-unreachable");
     fault.scene.api.state().down = true;
-    let kubeconfig = fault.scene.node.text("kubeconfig.json");
-    let address = fault.scene.api.address.to_string();
     // Nothing listens on port 1.
-    let away = fault.scene.node.net("away.json");
-    std::fs::write(&away, kubeconfig.replace(&address, "127.0.0.1:1")).unwrap();
-    let outcome = fault.add().set("kubernetes", json!({"kubeconfig": away})).run();
+    let kubeconfig = fault.plugin_uses("127.0.0.1:1".parse().unwrap(), None);
+    let outcome = fault.add().set("kubernetes", json!({"kubeconfig": kubeconfig})).run();
     fault.pod_fails(&outcome);
     fault.check();
 }
@@ -100,7 +110,8 @@ fn another_program_answers_for_the_api_server() {
 fn the_api_server_does_not_know_the_pod() {
     let mut fault = Fault::new("pod-not-found");
     let message = "pods \"web\" not found";
-    let status = json!({"kind": "Status", "metadata": {}, "reason": "NotFound", "message": message});
+    let status =
+        json!({"kind": "Status", "metadata": {}, "reason": "NotFound", "message": message});
     fault.answer_pod(404, &status);
     let outcome = fault.add().run();
     fault.pod_fails(&outcome);
@@ -155,7 +166,7 @@ fn the_token_request_is_denied() {
         body = fault.scene.agent.ready().1;
         body.contains("own token")
     });
-    fault.capture(Source::Ready, &body);
+    fault.capture(Source::ReadyNote, &body);
     fault.log_line("own token");
     fault.metrics("linkerd_cni_agent_kubeconfig_has_agents_token");
     fault.check();
@@ -170,5 +181,16 @@ fn the_kubeconfig_is_missing() {
     fault.scene.agent.signal(nix::sys::signal::Signal::SIGCONT);
     fault.pod_fails(&outcome);
     fault.pod_event("LinkerdCNIFailed");
+    fault.check();
+}
+
+#[test]
+fn the_runtime_passes_no_annotations() {
+    let mut fault = Fault::new("runtime-without-annotations");
+    let mut pod = meshed_pod();
+    pod["spec"]["containers"] = json!([{"name": "app"}]);
+    fault.answer_pod(200, &pod);
+    fault.call("ADD").run().succeeded();
+    fault.log_line("skipped: ");
     fault.check();
 }

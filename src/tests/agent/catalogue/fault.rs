@@ -1,11 +1,12 @@
 //! A node with an agent and a meshed pod on it, and what they print about a fault.
 
 use std::net::SocketAddr;
+use std::path::PathBuf;
 
+use base64::Engine as _;
 use serde_json::{Value, json};
 
 use crate::agent::Agent;
-use crate::api::Api;
 use crate::call::{Call, Outcome, UID};
 use crate::fault_page::{FaultPage, Source, mask_numbers};
 use crate::namespaces::Namespaces;
@@ -13,6 +14,8 @@ use crate::node::Node;
 use crate::scene::Scene;
 use crate::until::until;
 
+/// The API server in what is captured.
+const API_SERVER: &str = "10.96.0.1:443";
 const POD: &str = "/api/v1/namespaces/ns/pods/web";
 const NAMESPACE: &str = "/api/v1/namespaces/ns";
 const EVENTS: &str = "/apis/events.k8s.io/v1/namespaces/ns/events";
@@ -22,8 +25,8 @@ pub struct Fault {
     pub scene: Scene,
     pub namespaces: Namespaces,
     page: FaultPage,
-    /// Stands for the API server in what is captured.
-    other_api: Option<Api>,
+    /// Texts that differ between runs, and what the page shows instead.
+    shown: Vec<(String, &'static str)>,
 }
 
 impl Fault {
@@ -36,7 +39,14 @@ impl Fault {
         let pod = ("LINKERD_CNI_POD_NAME", "linkerd-cni-abc");
         let scene = Scene::start(&[&[pod], vars].concat());
         until("the socket", || scene.node.net(".linkerd-cni.sock").exists());
-        let fault = Fault { scene, namespaces: Namespaces::new(), page: FaultPage::new(name), other_api: None };
+        let mut fault = Fault {
+            scene,
+            namespaces: Namespaces::new(),
+            page: FaultPage::new(name),
+            shown: Vec::new(),
+        };
+        let address = fault.scene.api.address.to_string();
+        fault.show(&address, API_SERVER);
         fault.answer_pod(200, &meshed_pod());
         fault.answer(NAMESPACE, 200, &json!({"kind": "Namespace", "metadata": {"name": "ns"}}));
         fault
@@ -59,7 +69,8 @@ impl Fault {
         let kubeconfig = self.scene.node.net("kubeconfig.json");
         Call::with_kubeconfig(command, &self.namespaces.path(), &kubeconfig)
             .linkerd("iptables-mode", json!("auto"))
-            .linkerd("api-retry-seconds", json!(2))
+            // A third of it is for the TLS handshake, which takes long on a busy machine.
+            .linkerd("api-retry-seconds", json!(12))
     }
 
     /// Captures the error of the call, and what the agent says of it.
@@ -77,7 +88,8 @@ impl Fault {
         let mut shown = String::new();
         until("the Event", || {
             let state = self.scene.api.state();
-            let mut bodies = state.requests.iter().filter(|(_, path, _)| path == EVENTS).map(|(.., body)| body);
+            let mut bodies =
+                state.requests.iter().filter(|(_, path, _)| path == EVENTS).map(|(.., body)| body);
             let found = bodies.find(|body| body["reason"] == reason);
             shown = found.map(describe_event).unwrap_or_default();
             found.is_some()
@@ -102,8 +114,24 @@ impl Fault {
         self.capture(Source::Ready, &body);
     }
 
-    pub fn stands_for_the_api(&mut self, other: Api) {
-        self.other_api = Some(other);
+    /// Shows `text` as `shown`.
+    pub fn show(&mut self, text: &str, shown: &'static str) {
+        self.shown.push((text.to_owned(), shown));
+    }
+
+    /// Makes `other` the API server of the plugin, with this CA. Returns the kubeconfig.
+    pub fn plugin_uses(&mut self, other: SocketAddr, ca: Option<&str>) -> PathBuf {
+        let mut kubeconfig = self.scene.node.kubeconfig();
+        let cluster = &mut kubeconfig["clusters"][0]["cluster"];
+        cluster["server"] = json!(format!("https://{other}"));
+        if let Some(ca) = ca {
+            let ca = base64::engine::general_purpose::STANDARD.encode(ca);
+            cluster["certificate-authority-data"] = json!(ca);
+        }
+        self.show(&other.to_string(), API_SERVER);
+        let path = self.scene.node.net("other.json");
+        std::fs::write(&path, kubeconfig.to_string()).unwrap();
+        path
     }
 
     /// Starts another agent, with a node like that of a first installation.
@@ -115,8 +143,10 @@ impl Fault {
     }
 
     pub fn capture(&mut self, source: Source, text: &str) {
-        let api = self.other_api.as_ref().unwrap_or(&self.scene.api);
-        let text = on_node(&self.scene.node, Some(api), text);
+        let mut text = on_node(&self.scene.node, text);
+        for (own, shown) in &self.shown {
+            text = text.replace(own, shown);
+        }
         self.page.shows(source, &text);
     }
 
@@ -174,8 +204,20 @@ pub fn ready(agent: &Agent, text: &str) -> String {
     body
 }
 
-/// The text as on a node with the chart's default directories, without what differs between runs.
-pub fn on_node(node: &Node, api: Option<&Api>, text: &str) -> String {
+/// Captures `/ready` and the log line of an agent that is not ready because of `text`.
+pub fn not_ready(page: &mut FaultPage, node: &Node, agent: &Agent, text: &str) {
+    page.shows(Source::Ready, &in_container(node, &ready(agent, text)));
+    page.shows(Source::AgentLog, &in_container(node, &log_line(agent, text)));
+}
+
+/// The text as in the agent's container, which has the node's directories below `/host`.
+pub fn in_container(node: &Node, text: &str) -> String {
+    let root = format!("{}/", node.root().display());
+    on_node(node, &text.replace(&root, &format!("/host{root}")))
+}
+
+/// The text as on a node with the chart's default directories, without the figures that differ between runs.
+fn on_node(node: &Node, text: &str) -> String {
     let root = node.root().display();
     let mut text = text.to_owned();
     for (own, shown) in [
@@ -185,11 +227,13 @@ pub fn on_node(node: &Node, api: Option<&Api>, text: &str) -> String {
     ] {
         text = text.replace(&own, shown);
     }
-    if let Some(api) = api {
-        let address: SocketAddr = api.address;
-        text = text.replace(&address.to_string(), "10.96.0.1:443");
-    }
-    for (before, after) in [(", ", " requests"), ("requests, ", " ms"), ("API requests sent: ", ")")] {
+    for (before, after) in [
+        (", ", " requests"),
+        ("requests, ", " ms"),
+        ("API requests sent: ", ")"),
+        ("verification time ", " (UNIX)"),
+        ("(", " seconds ago)"),
+    ] {
         text = mask_numbers(&text, before, after);
     }
     text

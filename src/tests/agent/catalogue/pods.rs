@@ -33,7 +33,8 @@ fn an_element_of_a_port_list_is_ignored() {
 fn an_init_container_starts_before_the_proxy() {
     let mut fault = Fault::new("init-container-without-network");
     let mut pod = meshed_pod();
-    pod["spec"]["initContainers"] = json!([{"name": "linkerd-network-validator"}, {"name": "migrate"}]);
+    pod["spec"]["initContainers"] =
+        json!([{"name": "linkerd-network-validator"}, {"name": "migrate"}]);
     fault.answer_pod(200, &pod);
     fault.add().run().succeeded();
     fault.pod_event("LinkerdCNIInitWithoutNetwork");

@@ -1,6 +1,6 @@
 //! The redirect rules cannot be installed, or are gone.
 
-use std::fs::File;
+use std::fs::{self, File};
 
 use nix::fcntl::{Flock, FlockArg};
 use serde_json::json;
@@ -22,6 +22,9 @@ fn the_kernel_is_too_old_for_native() {
     let mut fault = Fault::new("kernel-too-old");
     let add = fault.add().linkerd("iptables-mode", json!("native"));
     let outcome = add.run_under(&["setarch", "--uname-2.6"]);
+    let msg = outcome.error().1;
+    let version = msg.rsplit_once("this kernel is ").unwrap().1;
+    fault.show(version, "4.4.302");
     fault.pod_fails(&outcome);
     fault.pod_event("LinkerdCNIFailed");
     fault.check();
@@ -46,6 +49,12 @@ fn the_xtables_lock_is_held() {
     let path = fault.scene.node.root().join("xtables.lock");
     let _held = Flock::lock(File::create(&path).unwrap(), FlockArg::LockExclusive).unwrap();
     let add = fault.add().linkerd("iptables-mode", json!("legacy"));
+    fault.show(path.to_str().unwrap(), "/run/xtables.lock");
+    let own = fs::read_to_string("/proc/self/comm").unwrap();
+    fault.show(
+        &format!("process {} (\"{}\")", std::process::id(), own.trim()),
+        "process N (\"NAME\")",
+    );
     let outcome = add.env("XTABLES_LOCKFILE", path.to_str().unwrap()).run();
     fault.pod_fails(&outcome);
     fault.pod_event("LinkerdCNIFailed");
