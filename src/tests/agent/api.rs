@@ -1,6 +1,7 @@
 //! An API server over TLS with one DaemonSet and one account: what it does is the test's
 //! to set, and what it was asked the test's to look at.
 
+use std::collections::BTreeMap;
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread;
@@ -53,6 +54,8 @@ pub struct State {
     pub version: u64,
     /// The metadata of the agent's pod, or a status instead of it.
     pub pod: Result<Value, u16>,
+    /// Further objects by path, with their status.
+    pub others: BTreeMap<String, (u16, Value)>,
     /// How many patches of the node still come too late, since another was first.
     pub conflicts: u32,
     /// Method, path and body.
@@ -86,6 +89,7 @@ impl Api {
             taints: Vec::new(),
             version: 1,
             pod: Ok(json!({"name": "linkerd-cni-x", "deletionTimestamp": "2026-01-01T00:00:00Z"})),
+            others: BTreeMap::new(),
             conflicts: 0,
             requests: Vec::new(),
             identity: Identity::of_localhost(),
@@ -102,7 +106,12 @@ impl Api {
 
     /// Gets another certificate.
     pub fn renew(&self) {
-        self.state().identity = Identity::of_localhost();
+        self.present(Identity::of_localhost());
+    }
+
+    /// Has this certificate from now on.
+    pub fn present(&self, identity: Identity) {
+        self.state().identity = identity;
     }
 
     /// Makes this the API server of `node`.
@@ -184,6 +193,9 @@ impl Api {
                 Err(code) => status(*code),
             };
         }
+        if let Some((code, object)) = state.others.get(&path) {
+            return (*code, object.clone());
+        }
         match (method.as_str(), path.split('?').next()) {
             ("GET", Some("/api/v1/namespaces/linkerd-cni")) => {
                 let metadata = match state.set {
@@ -233,7 +245,11 @@ fn status(code: u16) -> (u16, Value) {
         404 => "NotFound",
         _ => "",
     };
-    let message = format!("says {code}");
+    let message = match code {
+        401 => "Unauthorized".to_owned(),
+        503 => "the server is currently unable to handle the request".to_owned(),
+        _ => format!("says {code}"),
+    };
     let status = json!({"kind": "Status", "metadata": {}, "reason": reason, "message": message});
     (code, status)
 }

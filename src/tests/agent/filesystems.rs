@@ -28,13 +28,13 @@ pub fn with_mounts(test: fn(&Node)) {
     }
 }
 
-fn small(dir: &Path) {
+pub fn small(dir: &Path) {
     let flags = MsFlags::empty();
     mount(Some("tmpfs"), dir, Some("tmpfs"), flags, Some("size=64k,mode=755")).unwrap();
 }
 
 /// Fills what is left of a small file system.
-fn fill(dir: &Path) {
+pub fn fill(dir: &Path) {
     let full = fs::write(dir.join("filler"), vec![0; 64 << 10]);
     assert!(full.is_err(), "it was not as small as it should be");
 }
@@ -44,7 +44,7 @@ pub fn bind(from: &Path, to: &Path) {
     mount(Some(from), to, none, MsFlags::MS_BIND, none).unwrap();
 }
 
-fn read_only(dir: &Path) {
+pub fn read_only(dir: &Path) {
     bind(dir, dir);
     let none = None::<&str>;
     let flags = MsFlags::MS_BIND | MsFlags::MS_REMOUNT | MsFlags::MS_RDONLY;

@@ -7,12 +7,21 @@ mod accounts;
 mod agent;
 mod api;
 mod cached;
+#[allow(dead_code, reason = "the plugin's tests use all of it")]
+#[path = "../support/call.rs"]
+mod call;
+mod catalogue;
 mod chain;
 #[path = "../support/child.rs"]
 mod child;
+#[path = "../support/cni.rs"]
+mod cni;
 mod credential;
 mod departures;
 mod directories;
+#[allow(dead_code, reason = "each suite has sources of its own")]
+#[path = "../support/fault_page.rs"]
+mod fault_page;
 mod faults;
 mod filesystems;
 mod handover;
@@ -26,6 +35,9 @@ mod lives;
 mod metrics;
 mod modes;
 mod multus;
+#[allow(dead_code, reason = "the plugin's tests use all of it")]
+#[path = "../support/namespaces.rs"]
+mod namespaces;
 mod node;
 mod operations;
 mod outputs;

@@ -9,10 +9,10 @@ use crate::agent::Agent;
 use crate::node::{CALICO, Node};
 use crate::until::until;
 
-const PLUGIN: &str = env!("CARGO_BIN_EXE_linkerd-cni");
+pub const PLUGIN: &str = env!("CARGO_BIN_EXE_linkerd-cni");
 
 /// What the chart makes of its values, for a cluster with both address families.
-const ENTRY: &str = r#"{
+pub const ENTRY: &str = r#"{
   "name": "linkerd-cni", "type": "linkerd-cni", "log_level": "info",
   "kubernetes": {"kubeconfig": "__KUBECONFIG_FILEPATH__"},
   "linkerd": {
@@ -24,7 +24,7 @@ const ENTRY: &str = r#"{
 }"#;
 
 /// A node whose image has this plugin.
-fn node(plugin: &[u8], version: &str) -> Node {
+pub fn node(plugin: &[u8], version: &str) -> Node {
     let node = Node::new();
     let program = node.root().join("image/linkerd-cni");
     fs::write(&program, plugin).unwrap();
@@ -37,7 +37,7 @@ fn script(text: &str) -> Vec<u8> {
     format!("#!/bin/sh\n{text}\n").into_bytes()
 }
 
-fn start(node: &Node, entry: &str) -> Agent {
+pub fn start(node: &Node, entry: &str) -> Agent {
     node.start_with(&[("LINKERD_CNI_SELF_TEST", "true"), ("CNI_NETWORK_CONFIG", entry)])
 }
 

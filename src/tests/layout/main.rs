@@ -5,6 +5,7 @@
 
 #![allow(clippy::unwrap_used)]
 
+mod faults;
 mod graph;
 
 use std::collections::{BTreeMap, BTreeSet};

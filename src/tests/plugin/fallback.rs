@@ -10,25 +10,10 @@ use std::time::Instant;
 use nix::fcntl::{Flock, FlockArg};
 use serde_json::json;
 
-use super::child::{KilledOnDrop, has_strace};
+use super::child::{KilledOnDrop, WITHOUT_NETLINK, has_strace};
 use super::namespaces::{NEIGHBOUR, Namespaces, POD};
 use super::until::until;
 use super::{Call, listen, meshed_api};
-
-/// Makes `bind` fail, which only netlink sockets call: in the plugin, and in `iptables-nft`. strace
-/// waits for every process that the plugin leaves, so its time is limited.
-const WITHOUT_NETLINK: [&str; 10] = [
-    "timeout",
-    "60",
-    "strace",
-    "-f",
-    "-qq",
-    "-o",
-    "/dev/null",
-    "-e",
-    "trace=bind",
-    "-einject=bind:error=EPERM",
-];
 
 /// A directory in which `iptables` is the legacy variant.
 fn legacy_as_plain() -> tempfile::TempDir {

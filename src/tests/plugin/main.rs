@@ -5,6 +5,8 @@
 
 #[path = "../support/api.rs"]
 mod api;
+#[path = "../support/call.rs"]
+mod call;
 #[path = "../support/child.rs"]
 mod child;
 #[path = "../support/cni.rs"]
@@ -27,17 +29,15 @@ mod until;
 mod unwritable;
 
 use std::fs;
-use std::io::Write as _;
 use std::os::unix::fs::PermissionsExt as _;
-use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
+use std::path::Path;
+use std::process::{Command, Stdio};
 
 use api::Api;
+use call::{Call, Outcome, PLUGIN, UID};
 use namespaces::{NEIGHBOUR, Namespaces, POD};
 use serde_json::{Value, json};
 
-/// UID of the pod.
-const UID: &str = "c0ffee00-0000-4000-8000-000000000001";
 const POD_PATH: &str = "/api/v1/namespaces/ns/pods/web";
 const NAMESPACE_PATH: &str = "/api/v1/namespaces/ns";
 const SERVICE_PATH: &str = "/api/v1/namespaces/default/services/kubernetes";
@@ -45,134 +45,15 @@ const MESHED: &str = r#"{"metadata":{"name":"web","namespace":"ns","uid":"c0ffee
 const UNMESHED: &str = r#"{"metadata":{"name":"web","namespace":"ns","uid":"c0ffee00-0000-4000-8000-000000000001"},"spec":{"containers":[{"name":"app"}]}}"#;
 const NAMESPACE: &str = r#"{"metadata":{"name":"ns"}}"#;
 
-const PLUGIN: &str = env!("CARGO_BIN_EXE_linkerd-cni");
-
-/// One call of the plugin. The methods change environment and stdin.
-struct Call {
-    environment: Vec<(String, String)>,
-    config: Value,
-    _dir: tempfile::TempDir,
-}
-
-struct Outcome {
-    code: Option<i32>,
-    stdout: String,
-    stderr: String,
-}
-
-impl From<Output> for Outcome {
-    fn from(output: Output) -> Self {
-        Outcome {
-            code: output.status.code(),
-            stdout: String::from_utf8(output.stdout).unwrap(),
-            stderr: String::from_utf8(output.stderr).unwrap(),
-        }
-    }
-}
-
-impl Outcome {
-    fn json(&self) -> Value {
-        serde_json::from_str(&self.stdout)
-            .unwrap_or_else(|error| panic!("{error}: {} {}", self.stdout, self.stderr))
-    }
-
-    fn succeeded(self) -> Self {
-        assert_eq!(self.code, Some(0), "{} {}", self.stdout, self.stderr);
-        self
-    }
-
-    /// Returns code and message of the error object.
-    fn error(&self) -> (u64, String) {
-        assert_eq!(self.code, Some(1), "{} {}", self.stdout, self.stderr);
-        let error = self.json();
-        assert!(error["cniVersion"].is_string(), "{error}");
-        (error["code"].as_u64().unwrap(), error["msg"].as_str().unwrap().to_owned())
-    }
-}
-
 impl Call {
+    /// A call with a kubeconfig for `api`.
     fn new(command: &str, netns: &Path, api: &Api) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let kubeconfig = dir.path().join("kubeconfig");
         fs::write(&kubeconfig, api.kubeconfig()).unwrap();
-        let mut environment = cni::environment(command, netns.to_str().unwrap()).to_vec();
-        let args = "IgnoreUnknown=1;K8S_POD_NAMESPACE=ns;K8S_POD_NAME=web;K8S_POD_UID=c0ffee00-0000-4000-8000-000000000001";
-        environment.extend([("PATH", "/usr/sbin:/usr/bin:/sbin:/bin"), ("CNI_ARGS", args)]);
-        let mut config = cni::upstream_entry();
-        config["cniVersion"] = json!("1.0.0");
-        config["name"] = json!("k8s-pod-network");
-        config["log_level"] = json!("debug");
-        config["kubernetes"] = json!({"kubeconfig": kubeconfig});
-        // Long enough for a busy machine, and less to wait than the default of 10.
-        config["linkerd"]["api-retry-seconds"] = json!(10);
-        config["prevResult"] = json!({
-            "cniVersion": "1.0.0",
-            "ips": [{"address": "10.99.0.1/24", "interface": 0}],
-            "interfaces": [{"name": "eth0", "sandbox": "/x"}],
-            "dns": {},
-        });
-        Call {
-            environment: environment
-                .iter()
-                .map(|&(name, value)| (name.into(), value.into()))
-                .collect(),
-            config,
-            _dir: dir,
-        }
-    }
-
-    fn env(mut self, name: &str, value: &str) -> Self {
-        self.environment.retain(|(existing, _)| existing != name);
-        self.environment.push((name.into(), value.into()));
-        self
-    }
-
-    fn linkerd(mut self, key: &str, value: Value) -> Self {
-        self.config["linkerd"][key] = value;
-        self
-    }
-
-    fn set(mut self, key: &str, value: Value) -> Self {
-        self.config[key] = value;
-        self
-    }
-
-    /// Sets the annotations that the runtime passes to the plugin.
-    fn annotated(self, annotations: Value) -> Self {
-        let key = "io.kubernetes.cri.pod-annotations";
-        self.set("runtimeConfig", json!({key: annotations}))
-    }
-
-    fn kubeconfig(&self) -> PathBuf {
-        PathBuf::from(self.config["kubernetes"]["kubeconfig"].as_str().unwrap())
-    }
-
-    fn run(&self) -> Outcome {
-        self.run_with(&self.config.to_string())
-    }
-
-    fn run_with(&self, stdin: &str) -> Outcome {
-        self.run_command(&mut Command::new(PLUGIN), stdin)
-    }
-
-    /// Runs the plugin as the last argument of `wrapper`.
-    fn run_under(&self, wrapper: &[&str]) -> Outcome {
-        let mut command = Command::new(wrapper[0]);
-        self.run_command(command.args(&wrapper[1..]).arg(PLUGIN), &self.config.to_string())
-    }
-
-    fn run_command(&self, command: &mut Command, stdin: &str) -> Outcome {
-        let mut child = command
-            .env_clear()
-            .envs(self.environment.iter().cloned())
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap();
-        // Fails if the plugin ends without reading stdin, which is allowed.
-        let _ = child.stdin.take().unwrap().write_all(stdin.as_bytes());
-        Outcome::from(child.wait_with_output().unwrap())
+        let mut call = Call::with_kubeconfig(command, netns, &kubeconfig);
+        call.dir = Some(dir);
+        call
     }
 }
 

@@ -219,11 +219,3 @@ fn fake_iptables_nft(script: &str) -> tempfile::TempDir {
     }
     dir
 }
-
-impl Call {
-    /// Runs the plugin in a mount namespace in which the directories of iptables are empty.
-    fn run_without_iptables(&self) -> super::Outcome {
-        let hide = "/bin/mount -t tmpfs none /usr/sbin && exec \"$0\"";
-        self.run_under(&["/usr/bin/unshare", "--mount", "/bin/sh", "-c", hide])
-    }
-}

@@ -1,0 +1,40 @@
+//! Helm refuses values.
+
+use crate::fault_page::{FaultPage, Source};
+use crate::helm::{chart, helm};
+
+/// Captures what `helm template` says about values; `helm install` says the same.
+fn refused(name: &'static str, values: &[&str]) {
+    let chart = chart();
+    let mut page = FaultPage::new(name);
+    for value in values {
+        let args = [
+            "template",
+            "linkerd-cni",
+            chart.to_str().unwrap(),
+            "--namespace=linkerd-cni",
+            "--set",
+            value,
+        ];
+        let output = helm(&args);
+        assert!(!output.status.success(), "{value}");
+        let error = String::from_utf8(output.stderr).unwrap();
+        page.shows(Source::Helm, &format!("$ helm template ... --set {value}\n{error}"));
+    }
+    page.check();
+}
+
+#[test]
+fn a_value_is_of_a_wrong_type() {
+    refused("value-rejected", &["proxyUID=root", "iptablesMode=iptables"]);
+}
+
+#[test]
+fn a_list_of_ports_has_no_valid_element() {
+    refused("port-value-rejected", &["ignoreOutboundPorts=mysql"]);
+}
+
+#[test]
+fn the_image_is_upstreams() {
+    refused("upstream-image", &["image.version=v1.6.4"]);
+}

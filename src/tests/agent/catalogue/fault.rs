@@ -1,0 +1,240 @@
+//! A node with an agent and a meshed pod on it, and what they print about a fault.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use base64::Engine as _;
+use serde_json::{Value, json};
+
+use crate::agent::Agent;
+use crate::call::{Call, Outcome, UID};
+use crate::fault_page::{FaultPage, Source, mask_numbers};
+use crate::namespaces::Namespaces;
+use crate::node::Node;
+use crate::scene::Scene;
+use crate::until::until;
+
+/// The API server in what is captured.
+const API_SERVER: &str = "10.96.0.1:443";
+const POD: &str = "/api/v1/namespaces/ns/pods/web";
+const NAMESPACE: &str = "/api/v1/namespaces/ns";
+const EVENTS: &str = "/apis/events.k8s.io/v1/namespaces/ns/events";
+
+/// A ready agent whose API server has the meshed pod `ns/web`, and the pod's network namespace.
+pub struct Fault {
+    pub scene: Scene,
+    pub namespaces: Namespaces,
+    page: FaultPage,
+    /// Texts that differ between runs, and what the page shows instead.
+    shown: Vec<(String, &'static str)>,
+}
+
+impl Fault {
+    pub fn new(name: &'static str) -> Fault {
+        Fault::with(name, &[])
+    }
+
+    /// The same with further variables of the agent.
+    pub fn with(name: &'static str, vars: &[(&str, &str)]) -> Fault {
+        let pod = ("LINKERD_CNI_POD_NAME", "linkerd-cni-abc");
+        let scene = Scene::start(&[&[pod], vars].concat());
+        until("the socket", || scene.node.net(".linkerd-cni.sock").exists());
+        let mut fault = Fault {
+            scene,
+            namespaces: Namespaces::new(),
+            page: FaultPage::new(name),
+            shown: Vec::new(),
+        };
+        let address = fault.scene.api.address.to_string();
+        fault.show(&address, API_SERVER);
+        fault.answer_pod(200, &meshed_pod());
+        fault.answer(NAMESPACE, 200, &json!({"kind": "Namespace", "metadata": {"name": "ns"}}));
+        fault
+    }
+
+    pub fn answer_pod(&self, code: u16, body: &Value) {
+        self.answer(POD, code, body);
+    }
+
+    fn answer(&self, path: &str, code: u16, body: &Value) {
+        self.scene.api.state().others.insert(path.to_owned(), (code, body.clone()));
+    }
+
+    /// An ADD of the pod, with the kubeconfig that the agent wrote. `linkerd inject --manual` sets these annotations.
+    pub fn add(&self) -> Call {
+        self.call("ADD").annotated(json!({"linkerd.io/proxy-version": "edge-26.8.3"}))
+    }
+
+    pub fn call(&self, command: &str) -> Call {
+        let kubeconfig = self.scene.node.net("kubeconfig.json");
+        Call::with_kubeconfig(command, &self.namespaces.path(), &kubeconfig)
+            .linkerd("iptables-mode", json!("auto"))
+            // A third of it is for the TLS handshake, which takes long on a busy machine.
+            .linkerd("api-retry-seconds", json!(12))
+    }
+
+    /// Captures the error of the call, and what the agent says of it.
+    pub fn pod_fails(&mut self, outcome: &Outcome) {
+        let (code, msg) = outcome.error();
+        let details = outcome.json()["details"].as_str().unwrap_or_default().to_owned();
+        assert!(!details.is_empty(), "an error without a remedy: {msg}");
+        self.capture(Source::Kubelet, &format!("{msg}; {details}"));
+        self.log_line(&format!(" (code {code})"));
+        self.metrics("linkerd_cni_plugin_failures_total{");
+    }
+
+    /// Captures the Event on the pod, as `kubectl describe pod` shows its columns.
+    pub fn pod_event(&mut self, reason: &str) {
+        let mut shown = String::new();
+        until("the Event", || {
+            let state = self.scene.api.state();
+            let mut bodies =
+                state.requests.iter().filter(|(_, path, _)| path == EVENTS).map(|(.., body)| body);
+            let found = bodies.find(|body| body["reason"] == reason);
+            shown = found.map(describe_event).unwrap_or_default();
+            found.is_some()
+        });
+        self.capture(Source::PodEvent, &shown);
+    }
+
+    /// Captures the line of the agent's log that has `text`.
+    pub fn log_line(&mut self, text: &str) {
+        let line = log_line(&self.scene.agent, text);
+        self.capture(Source::AgentLog, &line);
+    }
+
+    pub fn metrics(&mut self, prefix: &str) {
+        let lines = metrics(&self.scene.agent, prefix);
+        self.capture(Source::Metrics, &lines);
+    }
+
+    /// Captures `/ready` once it has `text`.
+    pub fn ready(&mut self, text: &str) {
+        let body = ready(&self.scene.agent, text);
+        self.capture(Source::Ready, &body);
+    }
+
+    /// Shows `text` as `shown`.
+    pub fn show(&mut self, text: &str, shown: &'static str) {
+        self.shown.push((text.to_owned(), shown));
+    }
+
+    /// Makes `other` the API server of the plugin, with this CA. Returns the kubeconfig.
+    pub fn plugin_uses(&mut self, other: SocketAddr, ca: Option<&str>) -> PathBuf {
+        let mut kubeconfig = self.scene.node.kubeconfig();
+        let cluster = &mut kubeconfig["clusters"][0]["cluster"];
+        cluster["server"] = json!(format!("https://{other}"));
+        if let Some(ca) = ca {
+            let ca = base64::engine::general_purpose::STANDARD.encode(ca);
+            cluster["certificate-authority-data"] = json!(ca);
+        }
+        self.show(&other.to_string(), API_SERVER);
+        let path = self.scene.node.net("other.json");
+        std::fs::write(&path, kubeconfig.to_string()).unwrap();
+        path
+    }
+
+    /// Starts another agent, with a node like that of a first installation.
+    pub fn start_again_without_kubeconfig(&mut self) {
+        let Scene { api, node, agent } = &mut self.scene;
+        agent.kill();
+        std::fs::remove_file(node.net("kubeconfig.json")).unwrap();
+        *agent = node.start_owned(&api.vars());
+    }
+
+    pub fn capture(&mut self, source: Source, text: &str) {
+        let mut text = on_node(&self.scene.node, text);
+        for (own, shown) in &self.shown {
+            text = text.replace(own, shown);
+        }
+        self.page.shows(source, &text);
+    }
+
+    pub fn check(self) {
+        self.page.check();
+    }
+}
+
+pub fn meshed_pod() -> Value {
+    json!({
+        "kind": "Pod",
+        "metadata": {"name": "web", "namespace": "ns", "uid": UID},
+        "spec": {"containers": [{"name": "app"}, {"name": "linkerd-proxy"}]},
+    })
+}
+
+/// An Event in the columns of `kubectl describe`, without times.
+fn describe_event(event: &Value) -> String {
+    let field = |name: &str| event[name].as_str().unwrap_or_default();
+    format!("{}  {}  {}", field("type"), field("reason"), field("note"))
+}
+
+/// The line of the agent's log that has `text`, without its time.
+pub fn log_line(agent: &Agent, text: &str) -> String {
+    let mut found = String::new();
+    until(text, || {
+        let log = agent.log();
+        let line = log.lines().find(|line| line.contains(text));
+        found = line.unwrap_or_default().to_owned();
+        line.is_some()
+    });
+    found.split_once(' ').map(|(_, line)| line.trim_start().to_owned()).unwrap()
+}
+
+/// The metrics that begin with `prefix` and are not 0.
+pub fn metrics(agent: &Agent, prefix: &str) -> String {
+    let mut lines = String::new();
+    until(prefix, || {
+        let text = agent.get("/metrics").1;
+        let found = text.lines().filter(|line| line.starts_with(prefix) && !line.ends_with(" 0"));
+        lines = found.map(|line| format!("{line}\n")).collect();
+        !lines.is_empty()
+    });
+    lines
+}
+
+/// The body of `/ready` once it has `text` and another status than 200.
+pub fn ready(agent: &Agent, text: &str) -> String {
+    let mut body = String::new();
+    until(text, || {
+        let (status, why) = agent.ready();
+        body = why;
+        status == 500 && body.contains(text)
+    });
+    body
+}
+
+/// Captures `/ready` and the log line of an agent that is not ready because of `text`.
+pub fn not_ready(page: &mut FaultPage, node: &Node, agent: &Agent, text: &str) {
+    page.shows(Source::Ready, &in_container(node, &ready(agent, text)));
+    page.shows(Source::AgentLog, &in_container(node, &log_line(agent, text)));
+}
+
+/// The text as in the agent's container, which has the node's directories below `/host`.
+pub fn in_container(node: &Node, text: &str) -> String {
+    let root = format!("{}/", node.root().display());
+    on_node(node, &text.replace(&root, &format!("/host{root}")))
+}
+
+/// The text as on a node with the chart's default directories, without the figures that differ between runs.
+fn on_node(node: &Node, text: &str) -> String {
+    let root = node.root().display();
+    let mut text = text.to_owned();
+    for (own, shown) in [
+        (format!("{root}/etc"), "/etc/cni/net.d"),
+        (format!("{root}/bin"), "/opt/cni/bin"),
+        ("kubeconfig.json".into(), "ZZZ-linkerd-cni-kubeconfig"),
+    ] {
+        text = text.replace(&own, shown);
+    }
+    for (before, after) in [
+        (", ", " requests"),
+        ("requests, ", " ms"),
+        ("API requests sent: ", ")"),
+        ("verification time ", " (UNIX)"),
+        ("(", " seconds ago)"),
+    ] {
+        text = mask_numbers(&text, before, after);
+    }
+    text
+}

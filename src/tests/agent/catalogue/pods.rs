@@ -1,0 +1,62 @@
+//! A pod's annotations, containers, or network namespace are wrong.
+
+use serde_json::json;
+
+use super::fault::{Fault, meshed_pod};
+
+#[test]
+fn an_annotation_is_invalid() {
+    let mut fault = Fault::new("annotation-invalid");
+    let mut pod = meshed_pod();
+    pod["metadata"]["annotations"] = json!({"config.linkerd.io/proxy-uid": "root"});
+    fault.answer_pod(200, &pod);
+    let outcome = fault.add().run();
+    fault.pod_fails(&outcome);
+    fault.pod_event("LinkerdCNIFailed");
+    fault.check();
+}
+
+#[test]
+fn an_element_of_a_port_list_is_ignored() {
+    let mut fault = Fault::new("port-ignored");
+    let mut pod = meshed_pod();
+    pod["metadata"]["annotations"] = json!({"config.linkerd.io/skip-outbound-ports": "mysql,5432"});
+    fault.answer_pod(200, &pod);
+    fault.add().run().succeeded();
+    fault.pod_event("LinkerdCNIPortsIgnored");
+    fault.log_line("mysql");
+    fault.metrics("linkerd_cni_plugin_ignored_ports_total{");
+    fault.check();
+}
+
+#[test]
+fn an_init_container_starts_before_the_proxy() {
+    let mut fault = Fault::new("init-container-without-network");
+    let mut pod = meshed_pod();
+    pod["spec"]["initContainers"] =
+        json!([{"name": "linkerd-network-validator"}, {"name": "migrate"}]);
+    fault.answer_pod(200, &pod);
+    fault.add().run().succeeded();
+    fault.pod_event("LinkerdCNIInitWithoutNetwork");
+    fault.log_line("init containers without network");
+    fault.metrics("linkerd_cni_plugin_pods_with_blocked_init_containers_total");
+    fault.check();
+}
+
+#[test]
+fn the_network_namespace_is_gone() {
+    let mut fault = Fault::new("network-namespace-missing");
+    let outcome = fault.add().env("CNI_NETNS", "/var/run/netns/cni-1234").run();
+    fault.pod_fails(&outcome);
+    fault.pod_event("LinkerdCNIFailed");
+    fault.check();
+}
+
+#[test]
+fn a_value_of_the_plugin_entry_is_invalid() {
+    let mut fault = Fault::new("plugin-entry-invalid");
+    let outcome = fault.add().linkerd("proxy-uid", json!("2102")).run();
+    fault.pod_fails(&outcome);
+    fault.pod_event("LinkerdCNIFailed");
+    fault.check();
+}

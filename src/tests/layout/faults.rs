@@ -1,0 +1,187 @@
+//! The pages of the fault catalogue (`docs/faults`) and their index, `docs/troubleshooting.md`, which this test writes
+//! with `UPDATE_DOCS=1`. The tests that compare the captured texts are in the suites `agent` and `cluster`.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+const SECTIONS: [&str; 5] = [
+    "## Error texts\n",
+    "## Remedy\n",
+    "## Verify\n",
+    "## What is shown\n",
+    "## How to cause it\n",
+];
+const HEAD: &str = "\
+# Troubleshooting
+
+Search this page for a part of the error text, without the names of your pods and nodes. Each row has the cause, and a link to the page with
+remedy and a command to verify it. The texts are those of Events, of `/ready` and the log of the agent, of Helm, and of `linkerd cni check`.
+
+```sh
+kubectl describe pod -n NAMESPACE POD             # Events of a pod that does not start
+linkerd cni check -o short                        # problems of the installation (cli.md)
+kubectl get pods -n linkerd-cni -l k8s-app=linkerd-cni -o wide
+kubectl logs -n linkerd-cni AGENT-POD -c install-cni --tail=50
+```
+
+Each page was captured by a test that causes the fault. `UPDATE_DOCS=1 cargo test --test layout` writes this page from
+[docs/faults](faults).
+
+| error text | cause | page |
+| --- | --- | --- |
+";
+
+fn docs() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("docs")
+}
+
+struct Page {
+    name: String,
+    text: String,
+}
+
+impl Page {
+    fn all() -> Vec<Page> {
+        let mut paths: Vec<PathBuf> = fs::read_dir(docs().join("faults"))
+            .unwrap()
+            .map(|entry| entry.unwrap().path())
+            .collect();
+        paths.sort();
+        let read = |path: PathBuf| Page {
+            name: path.file_stem().unwrap().to_str().unwrap().to_owned(),
+            text: fs::read_to_string(&path).unwrap(),
+        };
+        paths.into_iter().map(read).collect()
+    }
+
+    /// The error text that is the page's title.
+    fn title(&self) -> &str {
+        self.text.lines().next().and_then(|line| line.strip_prefix("# ")).unwrap_or_default()
+    }
+
+    /// The first line after the title.
+    fn cause(&self) -> &str {
+        self.text.lines().nth(2).unwrap_or_default()
+    }
+
+    fn section(&self, heading: &str) -> &str {
+        let (_, rest) =
+            self.text.split_once(heading).unwrap_or_else(|| panic!("{}: no {heading}", self.name));
+        // The captured texts have no headings.
+        rest.split("\n## ").next().unwrap_or_default()
+    }
+
+    fn error_texts(&self) -> Vec<&str> {
+        let lines = self.section(SECTIONS[0]).lines();
+        lines.filter_map(|line| line.strip_prefix("- `")?.strip_suffix('`')).collect()
+    }
+
+    /// The captured texts, each with the line that introduces it.
+    fn captured(&self) -> Vec<(&str, &str)> {
+        let blocks = self.section(SECTIONS[3]).split("\n```text\n").collect::<Vec<_>>();
+        let pairs = blocks.windows(2).map(|pair| {
+            let heading = pair[0].trim().lines().last().unwrap_or_default();
+            (heading, pair[1].split("```").next().unwrap_or_default())
+        });
+        pairs.collect()
+    }
+}
+
+#[test]
+fn each_page_has_its_sections_and_its_error_texts_were_captured() {
+    for page in Page::all() {
+        let name = &page.name;
+        for heading in SECTIONS {
+            assert!(page.section(heading).trim().len() > 10, "{name}: {heading} is empty");
+        }
+        assert!(page.section("## Verify\n").contains("```sh\n"), "{name}: no command to verify");
+        assert!(
+            !page.cause().is_empty() && page.cause().ends_with('.'),
+            "{name}: no cause below the title"
+        );
+        let (texts, captured) = (page.error_texts(), page.captured());
+        assert!(texts.contains(&page.title()), "{name}: the title is not an error text");
+        for text in texts {
+            let is_captured = captured.iter().any(|(_, block)| block.contains(text));
+            assert!(is_captured, "{name}: no captured text has {text:?}");
+        }
+    }
+}
+
+#[test]
+fn each_page_has_one_test() {
+    let mut tests = String::new();
+    for folder in ["agent/catalogue", "cluster/catalogue"] {
+        let Ok(entries) = fs::read_dir(super::source().join("tests").join(folder)) else {
+            continue;
+        };
+        entries.for_each(|entry| tests += &fs::read_to_string(entry.unwrap().path()).unwrap());
+    }
+    for Page { name, .. } in Page::all() {
+        assert_eq!(
+            tests.matches(&format!("(\"{name}\"")).count(),
+            1,
+            "tests of docs/faults/{name}.md"
+        );
+    }
+}
+
+/// The rows of the index by error text, regardless of case.
+fn index() -> String {
+    let mut rows = BTreeMap::new();
+    for page in Page::all() {
+        for text in page.error_texts() {
+            let row = format!(
+                "| `{}` | {} | [{name}](faults/{name}.md) |\n",
+                text.replace('|', "\\|"),
+                page.cause().replace('|', "\\|"),
+                name = page.name
+            );
+            rows.insert((text.to_lowercase(), page.name.clone()), row);
+        }
+    }
+    HEAD.to_owned() + &rows.into_values().collect::<String>()
+}
+
+#[test]
+fn the_troubleshooting_page_lists_the_error_texts_of_the_catalogue() {
+    let path = docs().join("troubleshooting.md");
+    if std::env::var_os("UPDATE_DOCS").is_some() {
+        fs::write(&path, index()).unwrap();
+    }
+    let committed = fs::read_to_string(path).unwrap_or_default();
+    assert!(
+        committed == index(),
+        "docs/troubleshooting.md is outdated: run UPDATE_DOCS=1 cargo test --test layout"
+    );
+}
+
+/// As a user would search: with the whole text, and only this page at hand.
+#[test]
+fn each_captured_text_leads_to_its_page() {
+    let index = index();
+    let rows: Vec<(&str, &str)> =
+        index.lines().filter_map(|line| line.strip_prefix("| `")?.split_once("` | ")).collect();
+    let mut lost = Vec::new();
+    for page in Page::all() {
+        let link = format!("(faults/{}.md)", page.name);
+        for (source, block) in page.captured() {
+            // A metric has no cause of its own, and a status of a pod many.
+            if source.starts_with("Metrics") || source.contains("get pods") {
+                continue;
+            }
+            let leads = |(text, rest): &&(&str, &str)| {
+                block.contains(&text.replace("\\|", "|")) && rest.contains(&link)
+            };
+            if !rows.iter().any(|row| leads(&row)) {
+                lost.push(format!("{}: {source} {block}", page.name));
+            }
+        }
+    }
+    assert!(
+        lost.is_empty(),
+        "no row of the index leads from these texts to their pages:\n{}",
+        lost.join("\n")
+    );
+}
