@@ -25,9 +25,11 @@ pub enum Action {
     KillAgent,
     DeletePod,
     KillApiServer,
+    KillBoth,
     StallApiServer,
     StallEtcd,
     RewriteConflist,
+    RewriteAndKill,
     DeleteConflist,
     DeleteKubeconfig,
     RevokeToken,
@@ -43,13 +45,15 @@ pub enum Action {
 const WITHOUT_API: Duration = Duration::from_secs(90);
 
 impl Action {
-    pub const ALL: [Action; 15] = [
+    pub const ALL: [Action; 17] = [
         Action::KillAgent,
         Action::DeletePod,
         Action::KillApiServer,
+        Action::KillBoth,
         Action::StallApiServer,
         Action::StallEtcd,
         Action::RewriteConflist,
+        Action::RewriteAndKill,
         Action::DeleteConflist,
         Action::DeleteKubeconfig,
         Action::RevokeToken,
@@ -66,9 +70,11 @@ impl Action {
             Action::KillAgent => "agent killed (SIGKILL)",
             Action::DeletePod => "agent pod deleted",
             Action::KillApiServer => "API server killed, started again",
+            Action::KillBoth => "API server and agent killed",
             Action::StallApiServer => "API server stalled (SIGSTOP)",
             Action::StallEtcd => "etcd stalled (SIGSTOP)",
             Action::RewriteConflist => "conflist rewritten by the primary CNI",
+            Action::RewriteAndKill => "agent killed, conflist rewritten",
             Action::DeleteConflist => "conflist deleted, written again",
             Action::DeleteKubeconfig => "kubeconfig deleted",
             Action::RevokeToken => "token revoked (ServiceAccount recreated)",
@@ -102,10 +108,12 @@ impl Action {
         match self {
             Action::KillAgent => kill_agent(world),
             Action::DeletePod => delete_pod(world),
-            Action::KillApiServer => kill_api_server(world),
+            Action::KillApiServer => kill_api_server(world, false),
+            Action::KillBoth => kill_api_server(world, true),
             Action::StallApiServer => stall(world, "kube-apiserver"),
             Action::StallEtcd => stall(world, "etcd"),
-            Action::RewriteConflist => rewrite_conflist(world),
+            Action::RewriteConflist => rewrite_conflist(world, false),
+            Action::RewriteAndKill => rewrite_conflist(world, true),
             Action::DeleteConflist => delete_conflist(world),
             Action::DeleteKubeconfig => delete_kubeconfig(world),
             Action::RevokeToken => credential::revoke(world),
@@ -121,7 +129,7 @@ impl Action {
 
 fn kill_agent(world: &World) {
     let old = agent::agent();
-    world.kill_agent();
+    let _ = kill(old.pid, Signal::SIGKILL);
     let begin = Instant::now();
     world.recovered(begin, || {
         agent::find_agent().is_some_and(|next| next.pid != old.pid && next.ready)
@@ -139,8 +147,9 @@ fn delete_pod(world: &mut World) {
     world.recovered(begin, || agent::find_agent().is_some_and(|next| next.pod != old.pod));
 }
 
-/// Its clients are restarted with it, as they could wait up to a minute before they reconnect.
-fn kill_api_server(world: &World) {
+/// Kills the API server, and the agent too if it `kills_agent`. Its clients are restarted with it, as they could wait up to a minute before they reconnect.
+fn kill_api_server(world: &World, kills_agent: bool) {
+    let agent = agent::agent();
     let seen = &world.load;
     let counts = || {
         [&seen.unmeshed_without_api, &seen.meshed_without_api]
@@ -150,6 +159,9 @@ fn kill_api_server(world: &World) {
     {
         let _down = world.windows.open(Cause::ApiServer);
         kill_component("kube-apiserver");
+        if kills_agent {
+            let _ = kill(agent.pid, Signal::SIGKILL);
+        }
         let begin = Instant::now();
         while !counts().iter().zip(before).all(|(now, before)| *now > before) {
             if begin.elapsed() > WITHOUT_API {
@@ -182,9 +194,15 @@ fn stall(world: &mut World, name: &str) {
     world.recovered(Instant::now(), || true);
 }
 
-fn rewrite_conflist(world: &World) {
+/// The primary CNI replaces its file. If it `kills_agent`, pods start without the plugin entry until kubelet has
+/// restarted the agent.
+fn rewrite_conflist(world: &World, kills_agent: bool) {
+    let agent = agent::agent();
     let path = reader::active().expect("there is a conflist");
     let window = world.windows.open(Cause::Unchained);
+    if kills_agent {
+        let _ = kill(agent.pid, Signal::SIGKILL);
+    }
     let begin = Instant::now();
     replace(&path, &world.bare, 0o644);
     world.recovered(begin, || true);

@@ -21,8 +21,7 @@ pub struct Api {
 
 impl Api {
     pub fn new() -> Api {
-        let mut proxy =
-            command(&["proxy", "--port=0"])
+        let mut proxy = command(&["proxy", "--port=0"])
             .stdout(Stdio::piped())
             .stderr(Stdio::null())
             .spawn()

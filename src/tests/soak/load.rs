@@ -39,7 +39,9 @@ pub struct Figures {
     pub unmeshed: usize,
     /// Meshed pods that started while another writer had removed the plugin entry; the repair controller repaired them.
     pub repaired: usize,
-    /// Seconds from the creation of an unmeshed pod until it responds, without the time of outages.
+    /// Number of times that the rules of a pod were listed.
+    pub looks: usize,
+    /// Seconds from the creation of an unmeshed pod until it responds, of pods that no outage held back.
     pub unmeshed_starts: Vec<f64>,
     pub meshed_starts: Vec<f64>,
 }
@@ -166,7 +168,10 @@ impl Running {
         let figures = &mut self.figures;
         self.pods.retain(|pod| {
             let stays = pod.deleted.is_none() || sandboxes.contains_key(&pod.name);
-            figures.repaired += usize::from(!stays && pod.repaired);
+            if !stays {
+                figures.repaired += usize::from(pod.repaired);
+                figures.looks += pod.looks;
+            }
             stays
         });
     }
@@ -202,7 +207,7 @@ impl Running {
 }
 
 fn note_start(pod: &Pod, context: &Context, seen: &Seen, figures: &mut Figures) {
-    let took = pod.start_time(context).as_secs_f64();
+    let took = pod.undisturbed(context).map(|took| took.as_secs_f64());
     let without_api = pod.without_api && context.windows.is_open(Cause::ApiServer);
     let counter = match pod.is_meshed() {
         true => &seen.meshed_without_api,
@@ -212,11 +217,11 @@ fn note_start(pod: &Pod, context: &Context, seen: &Seen, figures: &mut Figures) 
     match pod.is_meshed() {
         true => {
             figures.meshed += 1;
-            figures.meshed_starts.push(took);
+            figures.meshed_starts.extend(took);
         }
         false => {
             figures.unmeshed += 1;
-            figures.unmeshed_starts.push(took);
+            figures.unmeshed_starts.extend(took);
         }
     }
 }
@@ -273,7 +278,7 @@ pub fn normal_start(context: &Context) -> Duration {
             pod.observe(sandbox::all().get(&pod.name.clone()), context);
             pod.answered.is_some()
         });
-        longest = longest.max(pod.start_time(context));
+        longest = longest.max(pod.created.elapsed());
         delete(&mut pod, &api);
     }
     longest

@@ -154,7 +154,7 @@ fn main() -> ExitCode {
         .map(|count| count.load(Ordering::Relaxed));
     let mut names = vec![INSTALL];
     names.extend(Action::ALL.map(Action::name));
-    names.extend([CALM, END]);
+    names.extend([seeded::TORN, CALM, END]);
     let report = Report {
         seed: options.seed,
         minutes: options.minutes,

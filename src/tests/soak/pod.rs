@@ -57,6 +57,8 @@ pub struct Pod {
     /// Whether it started without the plugin entry. Then it is to be repaired by this time.
     pub repair_by: Option<Instant>,
     pub repaired: bool,
+    /// Number of times that its rules were listed.
+    pub looks: usize,
     looked: Instant,
     late: bool,
     bare: bool,
@@ -76,6 +78,7 @@ impl Pod {
             deleted: None,
             repair_by: None,
             repaired: false,
+            looks: 0,
             looked: now,
             late: false,
             bare: false,
@@ -114,9 +117,11 @@ impl Pod {
         }
     }
 
-    /// Time from the creation until the first response, without the time in which the pod was held back.
-    pub fn start_time(&self, context: &Context) -> Duration {
-        context.windows.elapsed_outside(self.held_by(), self.created)
+    /// Time since the creation, if nothing held the pod back.
+    pub fn undisturbed(&self, context: &Context) -> Option<Duration> {
+        let elapsed = self.created.elapsed();
+        let outside = context.windows.elapsed_outside(self.held_by(), self.created);
+        (outside >= elapsed).then_some(elapsed)
     }
 
     fn was_added(&mut self, sandbox: &Sandbox, context: &Context) {
@@ -145,6 +150,7 @@ impl Pod {
 
     fn check_rules(&mut self, sandbox: &Sandbox, context: &Context) {
         self.looked = Instant::now();
+        self.looks += 1;
         match (sandbox.rules(), self.is_meshed()) {
             (Rules::Gone, _) | (Rules::Nothing, false) => {}
             (Rules::All, true) => self.repaired |= self.repair_by.is_some(),

@@ -26,6 +26,8 @@ pub struct Pods {
     pub unmeshed: usize,
     pub unmeshed_without_api: usize,
     pub meshed_without_api: usize,
+    /// Number of times that the rules of a pod were listed.
+    pub looks: usize,
     /// Meshed pods that started without the plugin entry, which another writer had removed, and were repaired.
     pub repaired: usize,
     /// Tries of ADD of meshed pods that failed; kubelet retried them.
@@ -36,9 +38,10 @@ pub struct Pods {
     pub meshed_start: Spread,
 }
 
-/// Median, 99th percentile and maximum, in seconds.
+/// Starts of pods that no outage held back: number, median, 99th percentile and maximum, in seconds.
 #[derive(Serialize)]
 pub struct Spread {
+    pub pods: usize,
     pub p50: f64,
     pub p99: f64,
     pub max: f64,
@@ -62,7 +65,12 @@ impl Spread {
             let index = (seconds.len() as f64 * part) as usize;
             seconds.get(index.min(seconds.len().saturating_sub(1))).copied().unwrap_or_default()
         };
-        Spread { p50: tenth(at(0.5)), p99: tenth(at(0.99)), max: tenth(at(1.0)) }
+        Spread {
+            pods: seconds.len(),
+            p50: tenth(at(0.5)),
+            p99: tenth(at(0.99)),
+            max: tenth(at(1.0)),
+        }
     }
 }
 
@@ -78,6 +86,7 @@ impl Pods {
             unmeshed: figures.unmeshed,
             unmeshed_without_api: without_api[0],
             meshed_without_api: without_api[1],
+            looks: figures.looks,
             repaired: figures.repaired,
             failed_tries,
             normal_start: tenth(normal),

@@ -1,7 +1,6 @@
 //! Memory, descriptors and threads of the agent and the repair controller.
 
 use std::fs;
-use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
@@ -21,12 +20,15 @@ const AGE: Duration = Duration::from_secs(10);
 /// Number of samples of a process whose growth is judged: two minutes.
 const SAMPLES: usize = 60;
 /// What may differ between the first and the last third of the samples.
-const GROWTH: Figures = Figures { rss_kb: 512, descriptors: 3, threads: 2 };
+const GROWTH: Figures = Figures { rss_kb: 512, private_kb: 512, descriptors: 3, threads: 2 };
 
 /// Figures of a process, or medians of several.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct Figures {
+    /// Resident memory, with the pages of the program's file.
     pub rss_kb: u64,
+    /// Resident memory of this process alone.
+    pub private_kb: u64,
     pub descriptors: u64,
     pub threads: u64,
 }
@@ -112,6 +114,7 @@ impl Windows {
     fn check(&self, ledger: &Ledger) {
         let Windows { first, last, .. } = self;
         let grew = last.rss_kb > first.rss_kb + GROWTH.rss_kb
+            || last.private_kb > first.private_kb + GROWTH.private_kb
             || last.descriptors > first.descriptors + GROWTH.descriptors
             || last.threads > first.threads + GROWTH.threads;
         if grew {
@@ -138,6 +141,7 @@ fn median(figures: &[Figures]) -> Figures {
     };
     Figures {
         rss_kb: of(|one| one.rss_kb),
+        private_kb: of(|one| one.private_kb),
         descriptors: of(|one| one.descriptors),
         threads: of(|one| one.threads),
     }
@@ -149,8 +153,10 @@ fn processes() -> Vec<(&'static str, i32)> {
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
     let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
     pids.filter_map(|pid: i32| {
-        let program = fs::read_link(format!("/proc/{pid}/exe")).ok()?;
-        let (name, _) = PROGRAMS.into_iter().find(|(_, path)| program == Path::new(path))?;
+        // Both are the same file, under two names.
+        let line = fs::read_to_string(format!("/proc/{pid}/cmdline")).ok()?;
+        let program = line.split('\0').next()?;
+        let (name, _) = PROGRAMS.into_iter().find(|(_, path)| program == *path)?;
         let groups = fs::read_to_string(format!("/proc/{pid}/cgroup")).ok()?;
         groups.contains(&format!("/{node}/")).then_some((name, pid))
     })
@@ -165,6 +171,7 @@ fn figures(pid: i32) -> Option<Figures> {
     };
     Some(Figures {
         rss_kb: field("VmRSS:")?,
+        private_kb: field("RssAnon:")?,
         threads: field("Threads:")?,
         descriptors: fs::read_dir(format!("/proc/{pid}/fd")).ok()?.count() as u64,
     })

@@ -8,6 +8,8 @@ use crate::load::Break;
 use crate::reader;
 use crate::world::{World, replace};
 
+pub const TORN: &str = "conflist torn by the soak";
+
 /// Breaks the promise again and again for `span`. The load itself flushes the rules of pods.
 pub fn run(seeded: Break, world: &World, span: Duration) {
     let begin = Instant::now();
@@ -21,7 +23,7 @@ pub fn run(seeded: Break, world: &World, span: Duration) {
 
 /// Cuts the conflist for a moment, as a program does that writes the file in place.
 fn tear(world: &World) {
-    world.ledger.begin("conflist torn by the soak");
+    world.ledger.begin(TORN);
     let Some(path) = reader::active() else {
         return;
     };

@@ -16,6 +16,7 @@ use crate::api::Api;
 use crate::helm::{Helm, NAMESPACE};
 use crate::ledger::{Invariant, Ledger};
 use crate::load::Seen;
+use crate::pods::command;
 use crate::reader::{self, State};
 use crate::windows::Windows;
 
@@ -77,16 +78,19 @@ impl World {
     /// Describes why the node is not healthy.
     fn state(&self) -> String {
         let agents = agent::find_agent().map(|agent| (agent.pod, agent.ready));
-        format!("files {:?}, agent and its readiness {agents:?}", reader::now())
-    }
-
-    /// Kills the agent's process and returns the name of its pod.
-    pub fn kill_agent(&self) {
-        let _ = kill(agent::agent().pid, Signal::SIGKILL);
-    }
-
-    pub fn daemonset(&self) -> Option<Value> {
-        self.api.get(&format!("/apis/apps/v1/namespaces/{NAMESPACE}/daemonsets/linkerd-cni"))
+        let logs = [
+            "logs",
+            "-n",
+            NAMESPACE,
+            "-l",
+            "k8s-app=linkerd-cni",
+            "--tail=15",
+            "--prefix",
+            "--all-containers",
+        ];
+        let logs = command(&logs).output().map(|logs| logs.stdout).unwrap_or_default();
+        let logs = String::from_utf8_lossy(&logs);
+        format!("files {:?}, agent and its readiness {agents:?}, its log: {logs}", reader::now())
     }
 }
 
