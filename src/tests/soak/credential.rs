@@ -1,0 +1,97 @@
+//! The plugin's token: revoked, and expired as after a jump of the clock.
+
+use std::fs;
+use std::io::Write as _;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
+
+use base64::Engine as _;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use nix::sys::signal::{Signal, kill};
+use serde_json::{Value, json};
+
+use crate::agent::{self, KUBECONFIG, token, with_token};
+use crate::helm::NAMESPACE;
+use crate::pods::{apply, kubectl};
+use crate::windows::Cause;
+use crate::world::{World, replace};
+
+const ACCOUNT: [&str; 4] = ["serviceaccount", "linkerd-cni-plugin", "-n", NAMESPACE];
+/// Key that the API server signs tokens with.
+const KEY: &str = "/var/lib/linkerd2-cni-cluster/pki/tokens.key";
+
+fn account() -> Value {
+    let account = kubectl(&[&["get"], &ACCOUNT[..], &["-o", "json"]].concat());
+    serde_json::from_str(&account).expect("kubectl prints JSON")
+}
+
+/// Deletes the plugin's account and creates it again, so that the API server rejects its tokens.
+pub fn revoke(world: &World) {
+    let old = token();
+    let mut account = account();
+    for field in ["uid", "resourceVersion", "creationTimestamp"] {
+        account["metadata"].as_object_mut().expect("an object").remove(field);
+    }
+    let window = world.windows.open(Cause::Credential);
+    kubectl(&[&["delete"], &ACCOUNT[..]].concat());
+    apply(&account);
+    let begin = Instant::now();
+    world.recovered(begin, || token().is_some_and(|now| Some(now) != old));
+    drop(window);
+}
+
+/// Kills the agent and leaves a token on the node that expired an hour ago, as the next agent finds it when the node
+/// was asleep or its clock was wrong. The clock itself belongs to the whole machine: no namespace has its own.
+pub fn expire(world: &World) {
+    let old = agent::agent();
+    let expired = expired_token();
+    let window = world.windows.open(Cause::Credential);
+    // Stopped first: a running agent would replace the foreign token at once.
+    let _ = kill(old.pid, Signal::SIGSTOP);
+    let kubeconfig = fs::read_to_string(KUBECONFIG).expect("there is a kubeconfig");
+    replace(Path::new(KUBECONFIG), &with_token(&kubeconfig, &expired), 0o600);
+    let _ = kill(old.pid, Signal::SIGKILL);
+    let begin = Instant::now();
+    world.recovered(begin, || {
+        token().is_some_and(|now| now != expired)
+            && agent::find_agent().is_some_and(|next| next.pid != old.pid && next.ready)
+    });
+    drop(window);
+}
+
+/// A token of the plugin's account as the API server issues it, which was valid for an hour until an hour ago.
+fn expired_token() -> String {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).expect("a time after 1970").as_secs();
+    let account = account();
+    let issuer = "https://kubernetes.default.svc.cluster.local";
+    let claims = json!({
+        "iss": issuer,
+        "aud": [issuer],
+        "sub": format!("system:serviceaccount:{NAMESPACE}:{}", ACCOUNT[1]),
+        "iat": now - 7200,
+        "nbf": now - 7200,
+        "exp": now - 3600,
+        "kubernetes.io": {
+            "namespace": NAMESPACE,
+            "serviceaccount": {"name": ACCOUNT[1], "uid": account["metadata"]["uid"]},
+        },
+    });
+    let encode = |value: &Value| URL_SAFE_NO_PAD.encode(value.to_string());
+    let signed = format!("{}.{}", encode(&json!({"alg": "RS256", "typ": "JWT"})), encode(&claims));
+    let signature = URL_SAFE_NO_PAD.encode(sign(signed.as_bytes()));
+    format!("{signed}.{signature}")
+}
+
+fn sign(text: &[u8]) -> Vec<u8> {
+    let mut openssl = Command::new("openssl")
+        .args(["dgst", "-sha256", "-sign", KEY])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("openssl runs");
+    let mut stdin = openssl.stdin.take().expect("stdin is a pipe");
+    stdin.write_all(text).expect("openssl reads");
+    drop(stdin);
+    openssl.wait_with_output().expect("openssl ends").stdout
+}

@@ -1,0 +1,285 @@
+//! Pods that come and go all the time, a start every one to two seconds.
+
+use std::fs;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use crate::random::Random;
+use serde_json::{Value, json};
+
+use crate::api::Api;
+use crate::pod::{Context, Kind, Pod, Source};
+use crate::pods;
+use crate::sandbox;
+use crate::windows::Cause;
+
+pub const NAMESPACE: &str = "soak";
+const STATIC_PODS: &str = "/var/lib/linkerd2-cni-cluster/static-pods";
+/// Highest number of pods that are not deleted.
+const MOST: usize = 12;
+const TICK: Duration = Duration::from_millis(150);
+/// Bound of the wait for the last pods' end.
+const LAST: Duration = Duration::from_secs(180);
+
+/// What is seen of the load while it runs.
+#[derive(Default)]
+pub struct Seen {
+    /// Pods that were created and got ready while the API server was down.
+    pub unmeshed_without_api: AtomicUsize,
+    pub meshed_without_api: AtomicUsize,
+}
+
+/// Figures of the load.
+#[derive(Default)]
+pub struct Figures {
+    pub meshed: usize,
+    pub unmeshed: usize,
+    /// Meshed pods that started while another writer had removed the plugin entry; the repair controller repaired them.
+    pub repaired: usize,
+    /// Number of times that the rules of a pod were listed.
+    pub looks: usize,
+    /// Seconds from the creation of an unmeshed pod until it responds, of pods that no outage held back.
+    pub unmeshed_starts: Vec<f64>,
+    pub meshed_starts: Vec<f64>,
+}
+
+/// The running load.
+pub struct Load {
+    stop: Arc<AtomicBool>,
+    pub seen: Arc<Seen>,
+    thread: JoinHandle<Figures>,
+}
+
+/// A bug that the soak itself seeds, to show that it is found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Break {
+    /// Rules of meshed pods are flushed.
+    Rules,
+    /// The conflist is torn for a moment.
+    Conflist,
+}
+
+impl Load {
+    pub fn start(context: Context, rng: Random, seeded: Option<Break>) -> Load {
+        let (stop, seen) = <(Arc<AtomicBool>, Arc<Seen>)>::default();
+        let (stopped, shown) = (Arc::clone(&stop), Arc::clone(&seen));
+        let thread = thread::spawn(move || {
+            let mut running = Running {
+                context,
+                rng,
+                api: Api::new(),
+                seen: shown,
+                pods: Vec::new(),
+                count: 0,
+                next: Instant::now(),
+                breaks_rules: seeded == Some(Break::Rules),
+                figures: Figures::default(),
+            };
+            while !stopped.load(Ordering::Relaxed) {
+                running.create();
+                running.turn();
+                thread::sleep(TICK);
+            }
+            running.end()
+        });
+        Load { stop, seen, thread }
+    }
+
+    /// Deletes the pods and returns the figures.
+    pub fn finish(self) -> Figures {
+        self.stop.store(true, Ordering::Relaxed);
+        self.thread.join().expect("the thread of the load")
+    }
+}
+
+struct Running {
+    context: Context,
+    rng: Random,
+    api: Api,
+    seen: Arc<Seen>,
+    pods: Vec<Pod>,
+    count: usize,
+    /// When the next pod is created.
+    next: Instant,
+    breaks_rules: bool,
+    figures: Figures,
+}
+
+impl Running {
+    fn create(&mut self) {
+        let staying = self.pods.iter().filter(|pod| pod.deleted.is_none()).count();
+        if Instant::now() < self.next || staying >= MOST {
+            return;
+        }
+        self.next = Instant::now() + Duration::from_millis(self.rng.within(1000..2000));
+        let is_down = self.context.windows.is_open(Cause::ApiServer);
+        let kind = match self.rng.within(0..10) {
+            0..=4 => Kind::Unmeshed,
+            5..=7 => Kind::Injected,
+            _ if is_down => Kind::Injected,
+            _ => Kind::Manual,
+        };
+        let source = match is_down || kind != Kind::Manual && self.rng.within(0..4) == 0 {
+            true => Source::File,
+            false => Source::ApiServer,
+        };
+        self.count += 1;
+        let name = format!("{}-{}", format!("{kind:?}").to_lowercase(), self.count);
+        if let Some(name) = self.start(&name, kind, source) {
+            self.pods.push(Pod::new(name, kind, source, is_down));
+        }
+    }
+
+    /// Creates a pod and returns the name that it gets.
+    fn start(&self, name: &str, kind: Kind, source: Source) -> Option<String> {
+        let mut pod = manifest(name, kind);
+        match source {
+            Source::ApiServer => {
+                let path = format!("/api/v1/namespaces/{NAMESPACE}/pods");
+                self.api.create(&path, &pod).then(|| name.to_owned())
+            }
+            Source::File => {
+                pod["metadata"]["namespace"] = "default".into();
+                fs::write(static_path(name), pod.to_string()).ok()?;
+                Some(format!("{name}-{}", host()))
+            }
+        }
+    }
+
+    fn turn(&mut self) {
+        let sandboxes = sandbox::all();
+        for pod in &mut self.pods {
+            let had = pod.answered.is_some();
+            pod.observe(sandboxes.get(&pod.name), &self.context);
+            if self.breaks_rules && pod.is_meshed() && !had && pod.answered.is_some() {
+                pod.sandbox.iter().for_each(sandbox::Sandbox::flush);
+            }
+            if !had && pod.answered.is_some() {
+                note_start(pod, &self.context, &self.seen, &mut self.figures);
+            }
+        }
+        self.delete_old();
+        for pod in &mut self.pods {
+            pod.check_end(&self.context);
+        }
+        let figures = &mut self.figures;
+        self.pods.retain(|pod| {
+            let stays = pod.deleted.is_none() || sandboxes.contains_key(&pod.name);
+            if !stays {
+                figures.repaired += usize::from(pod.repaired);
+                figures.looks += pod.looks;
+            }
+            stays
+        });
+    }
+
+    /// Deletes pods some seconds after they got ready.
+    fn delete_old(&mut self) {
+        let Running { pods, api, rng, context, .. } = self;
+        for pod in pods.iter_mut().filter(|pod| pod.deleted.is_none()) {
+            let age = pod.answered.map_or(Duration::ZERO, |answered| answered.elapsed());
+            if age > Duration::from_secs(6) && rng.within(0..40) == 0 {
+                // A last look at its rules.
+                pod.observe_now(context);
+                delete(pod, api);
+            }
+        }
+    }
+
+    /// Deletes all pods and waits for their end.
+    fn end(mut self) -> Figures {
+        let begin = Instant::now();
+        while !self.pods.is_empty() && begin.elapsed() < LAST {
+            for pod in self.pods.iter_mut().filter(|pod| pod.deleted.is_none()) {
+                let waits = pod.answered.is_none() && begin.elapsed() < LAST / 2;
+                if !waits {
+                    delete(pod, &self.api);
+                }
+            }
+            self.turn();
+            thread::sleep(TICK);
+        }
+        self.figures
+    }
+}
+
+fn note_start(pod: &Pod, context: &Context, seen: &Seen, figures: &mut Figures) {
+    let took = pod.undisturbed(context).map(|took| took.as_secs_f64());
+    let without_api = pod.without_api && context.windows.is_open(Cause::ApiServer);
+    let counter = match pod.is_meshed() {
+        true => &seen.meshed_without_api,
+        false => &seen.unmeshed_without_api,
+    };
+    counter.fetch_add(usize::from(without_api), Ordering::Relaxed);
+    match pod.is_meshed() {
+        true => {
+            figures.meshed += 1;
+            figures.meshed_starts.extend(took);
+        }
+        false => {
+            figures.unmeshed += 1;
+            figures.unmeshed_starts.extend(took);
+        }
+    }
+}
+
+fn delete(pod: &mut Pod, api: &Api) {
+    let is_deleted = match pod.source {
+        Source::ApiServer => {
+            let name = &pod.name;
+            api.delete(&format!("/api/v1/namespaces/{NAMESPACE}/pods/{name}?gracePeriodSeconds=1"))
+        }
+        Source::File => {
+            let name = pod.name.trim_end_matches(&format!("-{}", host())).to_owned();
+            fs::remove_file(static_path(&name)).is_ok()
+        }
+    };
+    pod.deleted = is_deleted.then(Instant::now);
+}
+
+fn static_path(name: &str) -> PathBuf {
+    PathBuf::from(STATIC_PODS).join(format!("{name}.json"))
+}
+
+fn host() -> String {
+    let name = fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    name.trim().to_lowercase()
+}
+
+fn manifest(name: &str, kind: Kind) -> Value {
+    let mut pod = match kind {
+        Kind::Unmeshed => pods::unmeshed(name),
+        Kind::Injected | Kind::Manual => pods::validated(name, "5s"),
+    };
+    if kind == Kind::Injected {
+        let annotations = &mut pod["metadata"]["annotations"];
+        annotations["linkerd.io/inject"] = json!("enabled");
+        annotations["linkerd.io/created-by"] = json!("linkerd/proxy-injector test");
+    }
+    pod["metadata"]["namespace"] = NAMESPACE.into();
+    pod["spec"]["automountServiceAccountToken"] = false.into();
+    pod["spec"]["terminationGracePeriodSeconds"] = 1.into();
+    pod
+}
+
+/// The longest start of a few unmeshed pods, in seconds.
+pub fn normal_start(context: &Context) -> Duration {
+    let api = Api::new();
+    let mut longest = Duration::ZERO;
+    for number in 0..4 {
+        let name = format!("normal-{number}");
+        let path = format!("/api/v1/namespaces/{NAMESPACE}/pods");
+        assert!(api.create(&path, &manifest(&name, Kind::Unmeshed)), "pod {name} is created");
+        let mut pod = Pod::new(name, Kind::Unmeshed, Source::ApiServer, false);
+        crate::until::until("an unmeshed pod responds without the plugin", || {
+            pod.observe(sandbox::all().get(&pod.name.clone()), context);
+            pod.answered.is_some()
+        });
+        longest = longest.max(pod.created.elapsed());
+        delete(&mut pod, &api);
+    }
+    longest
+}

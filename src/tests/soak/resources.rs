@@ -1,0 +1,178 @@
+//! Memory, descriptors and threads of the agent and the repair controller.
+
+use std::fs;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use serde::Serialize;
+
+use crate::ledger::{Invariant, Ledger};
+
+const PROGRAMS: [(&str, &str); 2] = [
+    ("agent", "/usr/bin/linkerd2-cni-install"),
+    ("repair controller", "/usr/lib/linkerd/linkerd-cni-repair-controller"),
+];
+const PERIOD: Duration = Duration::from_secs(2);
+/// Age from which a process counts: it has started, and renders no more.
+const AGE: Duration = Duration::from_secs(10);
+/// Number of samples of a process whose growth is judged: two minutes.
+const SAMPLES: usize = 60;
+/// What may differ between the first and the last third of the samples.
+const GROWTH: Figures = Figures { rss_kb: 512, private_kb: 512, descriptors: 3, threads: 2 };
+
+/// Figures of a process, or medians of several.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct Figures {
+    /// Resident memory, with the pages of the program's file.
+    pub rss_kb: u64,
+    /// Resident memory of this process alone.
+    pub private_kb: u64,
+    pub descriptors: u64,
+    pub threads: u64,
+}
+
+struct Sample {
+    program: &'static str,
+    pid: i32,
+    figures: Figures,
+}
+
+/// First and last third of the samples.
+#[derive(Clone, Serialize)]
+pub struct Windows {
+    pub program: &'static str,
+    /// What the samples are of.
+    pub of: String,
+    pub samples: usize,
+    pub first: Figures,
+    pub last: Figures,
+}
+
+pub struct Sampler {
+    stop: Arc<AtomicBool>,
+    thread: JoinHandle<Vec<Sample>>,
+}
+
+impl Sampler {
+    pub fn start() -> Sampler {
+        let stop = Arc::<AtomicBool>::default();
+        let stopped = Arc::clone(&stop);
+        let thread = thread::spawn(move || {
+            let mut samples = Vec::new();
+            let mut first_seen: Vec<(i32, Instant)> = Vec::new();
+            while !stopped.load(Ordering::Relaxed) {
+                let found = processes();
+                first_seen.retain(|(pid, _)| found.iter().any(|(_, found)| found == pid));
+                for (program, pid) in found {
+                    match first_seen.iter().find(|(seen, _)| *seen == pid) {
+                        None => first_seen.push((pid, Instant::now())),
+                        Some((_, since)) if since.elapsed() > AGE => {
+                            let sample =
+                                figures(pid).map(|figures| Sample { program, pid, figures });
+                            samples.extend(sample);
+                        }
+                        Some(_) => {}
+                    }
+                }
+                thread::sleep(PERIOD);
+            }
+            samples
+        });
+        Sampler { stop, thread }
+    }
+
+    /// Compares the windows: of the whole run, and of the process of each program with the most samples.
+    pub fn finish(self, ledger: &Ledger) -> Vec<Windows> {
+        self.stop.store(true, Ordering::Relaxed);
+        let samples = self.thread.join().expect("the sampling thread");
+        let mut windows = Vec::new();
+        for (program, _) in PROGRAMS {
+            let of_program = || samples.iter().filter(|sample| sample.program == program);
+            let mut pids: Vec<i32> = of_program().map(|sample| sample.pid).collect();
+            pids.sort_unstable();
+            pids.dedup();
+            let all: Vec<Figures> = of_program().map(|sample| sample.figures).collect();
+            windows.extend(compare(program, format!("{} processes", pids.len()), &all));
+            for pid in &pids {
+                let own = of_program().filter(|sample| sample.pid == *pid);
+                let own: Vec<Figures> = own.map(|sample| sample.figures).collect();
+                if own.len() >= SAMPLES {
+                    windows.extend(compare(program, format!("process {pid}"), &own));
+                }
+            }
+        }
+        for window in &windows {
+            window.check(ledger);
+        }
+        windows
+    }
+}
+
+impl Windows {
+    fn check(&self, ledger: &Ledger) {
+        let Windows { first, last, .. } = self;
+        let grew = last.rss_kb > first.rss_kb + GROWTH.rss_kb
+            || last.private_kb > first.private_kb + GROWTH.private_kb
+            || last.descriptors > first.descriptors + GROWTH.descriptors
+            || last.threads > first.threads + GROWTH.threads;
+        if grew {
+            let seen = format!("{}, {}: {first:?}, then {last:?}", self.program, self.of);
+            ledger.violated(Invariant::Flat, seen);
+        }
+    }
+}
+
+fn compare(program: &'static str, of: String, all: &[Figures]) -> Option<Windows> {
+    let third = all.len() / 3;
+    if third == 0 {
+        return None;
+    }
+    let (first, last) = (median(&all[..third]), median(&all[all.len() - third..]));
+    Some(Windows { program, of, samples: all.len(), first, last })
+}
+
+fn median(figures: &[Figures]) -> Figures {
+    let of = |field: fn(&Figures) -> u64| {
+        let mut values: Vec<u64> = figures.iter().map(field).collect();
+        values.sort_unstable();
+        values[values.len() / 2]
+    };
+    Figures {
+        rss_kb: of(|one| one.rss_kb),
+        private_kb: of(|one| one.private_kb),
+        descriptors: of(|one| one.descriptors),
+        threads: of(|one| one.threads),
+    }
+}
+
+/// The programs' processes on this node, which all are in its control group.
+fn processes() -> Vec<(&'static str, i32)> {
+    let node = std::env::var("CLUSTER_CGROUP").unwrap_or_default();
+    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
+    let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    pids.filter_map(|pid: i32| {
+        // Both are the same file, under two names.
+        let line = fs::read_to_string(format!("/proc/{pid}/cmdline")).ok()?;
+        let program = line.split('\0').next()?;
+        let (name, _) = PROGRAMS.into_iter().find(|(_, path)| program == *path)?;
+        let groups = fs::read_to_string(format!("/proc/{pid}/cgroup")).ok()?;
+        groups.contains(&format!("/{node}/")).then_some((name, pid))
+    })
+    .collect()
+}
+
+fn figures(pid: i32) -> Option<Figures> {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    let field = |name: &str| {
+        let line = status.lines().find_map(|line| line.strip_prefix(name))?;
+        line.split_whitespace().next()?.parse().ok()
+    };
+    Some(Figures {
+        rss_kb: field("VmRSS:")?,
+        private_kb: field("RssAnon:")?,
+        threads: field("Threads:")?,
+        descriptors: fs::read_dir(format!("/proc/{pid}/fd")).ok()?.count() as u64,
+    })
+}
