@@ -1,8 +1,11 @@
-//! `scripts/install-cni`: the flags of `linkerd install-cni` and the objects that they render.
+//! `scripts/install-cni` and `linkerd cni install`: the flags of `linkerd install-cni` and the objects that they
+//! render.
 
+use std::collections::BTreeSet;
 use std::path::Path;
 use std::process::{Command, Output};
 
+use linkerd2_cni::extension::uninstall::KINDS;
 use serde_json::{Value, json};
 
 use crate::helm::{Objects, Render, yaml};
@@ -17,11 +20,30 @@ fn script(flags: &[&str], registry: &str) -> Output {
         .unwrap()
 }
 
+/// Runs `linkerd cni install`.
+fn extension(flags: &[&str], registry: &str) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_linkerd-cni-cli"))
+        .arg("install")
+        .args(flags)
+        .env("KUBECONFIG", "/dev/null")
+        .env("LINKERD_DOCKER_REGISTRY", registry)
+        .output()
+        .unwrap()
+}
+
+/// Returns what script and extension print, which is the same text.
+fn text(flags: &[&str], registry: &str) -> String {
+    let [script, extension] = [script(flags, registry), extension(flags, registry)].map(|output| {
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert!(output.status.success(), "{flags:?}: {said}");
+        String::from_utf8(output.stdout).unwrap()
+    });
+    assert_eq!(script, extension, "{flags:?}");
+    script
+}
+
 fn printed(flags: &[&str]) -> Objects {
-    let output = script(flags, "");
-    let said = String::from_utf8(output.stderr).unwrap();
-    assert!(output.status.success(), "{flags:?}: {said}");
-    objects(&String::from_utf8(output.stdout).unwrap())
+    objects(&text(flags, ""))
 }
 
 fn objects(text: &str) -> Objects {
@@ -130,8 +152,7 @@ fn values_files_win_over_flags() {
 
 #[test]
 fn the_registry_in_the_environment_wins_over_the_flag() {
-    let output = script(&["--registry", "example.com/flag"], "example.com/env");
-    let objects = objects(&String::from_utf8(output.stdout).unwrap());
+    let objects = objects(&text(&["--registry", "example.com/flag"], "example.com/env"));
     let image = objects.container("install-cni")["image"].as_str().unwrap();
     assert!(image.starts_with("example.com/env/cni-plugin:"), "{image}");
 }
@@ -163,14 +184,21 @@ fn an_invalid_flag_or_value_prints_no_objects() {
         assert!(!output.status.success(), "{flags:?}");
         assert!(output.stdout.is_empty(), "{flags:?}");
         assert!(error.contains(said), "{flags:?}: {error}");
+        let output = extension(flags, "");
+        let error = String::from_utf8(output.stderr).unwrap();
+        assert!(!output.status.success() && output.stdout.is_empty(), "{flags:?}");
+        assert!(!error.is_empty(), "{flags:?}");
+        // The extension parses flags with clap, whose words are others.
+        if flags[0].contains("ports") || flags.contains(&"v1.4.0") {
+            assert!(error.contains(said), "{flags:?}: {error}");
+        }
     }
 }
 
 /// By default kubectl prunes few kinds.
 #[test]
 fn the_allowlist_prunes_every_kind_of_the_chart() {
-    let output = script(&["--prune-allowlist"], "");
-    let allowed = String::from_utf8(output.stdout).unwrap();
+    let allowed = text(&["--prune-allowlist"], "");
     let everything = crate::helm::chart().join("ci/everything-values.yaml");
     for object in &Render::new().file(&everything).objects().0 {
         let [version, kind] = ["apiVersion", "kind"].map(|key| object[key].as_str().unwrap());
@@ -184,6 +212,22 @@ fn the_allowlist_prunes_every_kind_of_the_chart() {
         let flag = format!("--prune-allowlist={version}/{kind}\n");
         assert!(allowed.contains(&flag), "{flag}");
     }
+}
+
+#[test]
+fn linkerd_cni_uninstall_lists_every_kind_of_the_chart() {
+    let everything = crate::helm::chart().join("ci/everything-values.yaml");
+    let mut kinds = BTreeSet::new();
+    for object in &Render::new().file(&everything).objects().0 {
+        // The test's pod is deleted after the test.
+        if object["kind"] != "Pod" {
+            let [version, kind] = ["apiVersion", "kind"].map(|key| object[key].as_str().unwrap());
+            assert!(KINDS.iter().any(|found| found.0 == version && found.1 == kind), "{kind}");
+            assert_eq!(object["metadata"]["labels"]["linkerd.io/cni-resource"], "true", "{object}");
+            kinds.insert(kind.to_owned());
+        }
+    }
+    assert!(kinds.len() >= KINDS.len() - 2, "{kinds:?}");
 }
 
 /// Constructs newer than bash 3.2, and options of GNU tools.

@@ -10,6 +10,8 @@
 //! - [`report`]: check results as table, short text or JSON, like `linkerd check`
 //! - [`nodes`]: the table of `linkerd cni nodes`
 //! - [`explain`]: what the plugin decides for one pod, and why
+//! - [`helm`]: the chart in this program, rendered by helm
+//! - [`install`], [`uninstall`]: manifests for kubectl
 
 pub mod agents;
 pub mod checks;
@@ -17,6 +19,8 @@ pub mod explain;
 pub mod facts;
 #[cfg(test)]
 pub mod fake;
+pub mod helm;
+pub mod install;
 pub mod kubectl;
 pub mod lists;
 pub mod metrics;
@@ -24,3 +28,4 @@ pub mod nodes;
 pub mod objects;
 pub mod pre_facts;
 pub mod report;
+pub mod uninstall;

@@ -18,11 +18,15 @@ use crate::extension::agents::{AGENT_LIMIT, Agent, Asking, DAEMONSET};
 use crate::extension::checks;
 use crate::extension::explain::{self, RuleFormat};
 use crate::extension::facts;
+use crate::extension::install::{self, InstallFlags, REGISTRY_VARIABLE};
 use crate::extension::kubectl::Kubectl;
 use crate::extension::nodes;
 use crate::extension::pre_facts::fetch_pre;
 use crate::extension::report::{self, Check, Format};
+use crate::extension::uninstall;
 
+/// Default namespace of the control plane.
+const LINKERD_NAMESPACE: &str = "linkerd";
 /// Response to `_extension-metadata`. `linkerd check` compares the name with the file's.
 const METADATA: &str = "{\"name\":\"linkerd-cni\",\"checks\":\"always\"}\n";
 /// Time between two attempts of the checks, as in `linkerd check`.
@@ -45,6 +49,7 @@ struct Flags {
 }
 
 #[derive(Args)]
+#[command(next_help_heading = "Cluster")]
 struct ClusterFlags {
     /// Namespace of the DaemonSet linkerd-cni. If it has none, the only other one is used
     #[arg(long, global = true, default_value = DAEMONSET)]
@@ -62,7 +67,7 @@ struct ClusterFlags {
     #[arg(long = "as-group", global = true)]
     groups: Vec<String>,
     /// Namespace of the control plane
-    #[arg(long, short = 'L', global = true, default_value = "linkerd")]
+    #[arg(long, short = 'L', global = true, env = "LINKERD_NAMESPACE", hide_env_values = true, default_value = LINKERD_NAMESPACE)]
     linkerd_namespace: String,
     /// Flags that `linkerd check` passes to every extension.
     #[command(flatten)]
@@ -99,6 +104,10 @@ enum Command {
         #[arg(long, value_enum, default_value_t)]
         rules: RuleFormat,
     },
+    /// Print the objects of the chart for `kubectl apply -f -`, with the flags of `linkerd install-cni`. Needs helm
+    Install(Box<InstallFlags>),
+    /// Print the objects that `install` created in the cluster, for `kubectl delete -f -`
+    Uninstall,
     /// Tells `linkerd check` to run the checks
     #[command(name = "_extension-metadata", hide = true)]
     ExtensionMetadata,
@@ -109,6 +118,16 @@ struct ScopeFlags {
     /// Ask each agent for its state, also in a cluster with more than 500
     #[arg(long)]
     all_nodes: bool,
+}
+
+impl ClusterFlags {
+    /// Returns the namespace of the control plane. As in Linkerd's CLI, an empty variable is not set.
+    fn linkerd_namespace(&self) -> &str {
+        match self.linkerd_namespace.as_str() {
+            "" => LINKERD_NAMESPACE,
+            namespace => namespace,
+        }
+    }
 }
 
 impl ScopeFlags {
@@ -146,8 +165,7 @@ pub fn main() -> ExitCode {
     match run(&flags) {
         Ok(code) => code,
         Err(error) => {
-            // Nothing is left to report a failure to.
-            let _ = writeln!(io::stderr(), "linkerd cni: {error:#}");
+            say(&format!("{error:#}"));
             ExitCode::FAILURE
         }
     }
@@ -158,6 +176,19 @@ fn run(flags: &Flags) -> anyhow::Result<ExitCode> {
     let wanted = &flags.cluster.cni_namespace;
     match &flags.command {
         Command::ExtensionMetadata => print(METADATA)?,
+        Command::Install(install) => {
+            let registry = env::var(REGISTRY_VARIABLE).ok();
+            let printed = install::install(install, registry, wanted)?;
+            printed.notes.iter().for_each(|note| say(note));
+            print(&printed.stdout)?;
+        }
+        Command::Uninstall => {
+            api.connect().context("cannot query the Kubernetes API")?;
+            progress("listing the objects of the chart");
+            let manifest = uninstall::uninstall(&api);
+            progress("");
+            print(&manifest?)?;
+        }
         Command::Check(check) => {
             let results = attempt(&api, &flags.cluster, check);
             let text = report::render(&results, check.output, has_color());
@@ -172,7 +203,8 @@ fn run(flags: &Flags) -> anyhow::Result<ExitCode> {
             let end = Deadline::after(NODES_SWEEP[usize::from(scope.all_nodes)]);
             let asking =
                 Asking { known: &[], limit: scope.limit(), end, progress: &agent_progress };
-            let facts = facts::fetch(&api, &namespace, &flags.cluster.linkerd_namespace, &asking);
+            let linkerd_namespace = flags.cluster.linkerd_namespace();
+            let facts = facts::fetch(&api, &namespace, linkerd_namespace, &asking);
             progress("");
             print(&nodes::table(&facts).map_err(|why| anyhow!(why))?)?;
         }
@@ -209,7 +241,7 @@ fn attempt(api: &Kubectl, cluster: &ClusterFlags, flags: &CheckFlags) -> Vec<Che
                     end: sweep_end,
                     progress: &agent_progress,
                 };
-                let facts = facts::fetch(api, &namespace, &cluster.linkerd_namespace, &asking);
+                let facts = facts::fetch(api, &namespace, cluster.linkerd_namespace(), &asking);
                 let results = checks::installed(&facts);
                 known = facts.agents.unwrap_or_default();
                 results
@@ -224,6 +256,12 @@ fn attempt(api: &Kubectl, cluster: &ClusterFlags, flags: &CheckFlags) -> Vec<Che
     }
 }
 
+/// Writes a message to stderr.
+fn say(message: &str) {
+    // Nothing is left to report a failure to.
+    let _ = writeln!(io::stderr(), "linkerd cni: {message}");
+}
+
 fn agent_progress(number: usize, all: usize) {
     progress(&format!("asking agent {number} of {all}"));
 }
@@ -231,16 +269,21 @@ fn agent_progress(number: usize, all: usize) {
 /// Shows what runs, on a line of its own that the next call overwrites. Only on a terminal.
 fn progress(what: &str) {
     let mut stderr = io::stderr();
-    if stderr.is_terminal() {
-        let _ = write!(stderr, "\r\x1b[K{what}");
+    if stderr.is_terminal() && !is_dumb() {
+        // Without a line break at the margin: only one line is overwritten.
+        let _ = write!(stderr, "\r\x1b[K\x1b[?7l{what}\x1b[?7h");
         let _ = stderr.flush();
     }
 }
 
 fn has_color() -> bool {
     let is_set = |name: &str| env::var_os(name).is_some_and(|value| !value.is_empty());
-    let is_dumb = env::var_os("TERM").is_some_and(|term| term == "dumb");
-    io::stdout().is_terminal() && !is_set("NO_COLOR") && !is_dumb
+    io::stdout().is_terminal() && !is_set("NO_COLOR") && !is_dumb()
+}
+
+/// Whether the terminal knows no escape sequences.
+fn is_dumb() -> bool {
+    env::var_os("TERM").is_some_and(|term| term == "dumb")
 }
 
 fn print(text: &str) -> anyhow::Result<()> {

@@ -35,7 +35,7 @@ const FROM_SERVER: &str = "Error from server (";
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     #[error("cannot run kubectl: {0}; install kubectl in a directory of PATH")]
-    Start(#[source] io::Error),
+    Start(io::Error),
     #[error(
         "kubectl was stopped after {} s; check that the API server is reachable, and that no \
          credential plugin of the kubeconfig waits for input (log in with kubectl first)",
@@ -43,12 +43,23 @@ pub enum Error {
     )]
     Deadline(Duration),
     /// The API server responded with an error.
-    #[error("{message} ({reason})")]
+    #[error("{message} ({reason}){}", remedy(.reason))]
     Status { reason: String, message: String },
-    #[error("kubectl failed: {0}")]
+    #[error(
+        "kubectl failed: {0}; check with kubectl version and the same --kubeconfig and --context"
+    )]
     Failed(String),
     #[error("{path}: unexpected response: {problem}")]
     Decode { path: String, problem: String },
+}
+
+/// Returns what a user can do about an error of the API server, after a semicolon.
+fn remedy(reason: &str) -> &'static str {
+    match reason {
+        "Forbidden" => "; grant this right to the user, or choose another user with --context",
+        "Unauthorized" => "; log in again, or choose another user with --context",
+        _ => "",
+    }
 }
 
 impl Error {
@@ -270,8 +281,11 @@ mod tests {
         assert!(find::<()>(&fail(missing), "/x").unwrap().is_none());
         let refused = "The connection to the server was refused\nIs it running?";
         let error = fail(refused).get("/x").unwrap_err();
-        let wanted = "kubectl failed: The connection to the server was refused; Is it running?";
-        assert_eq!(error.to_string(), wanted);
+        let wanted =
+            "kubectl failed: The connection to the server was refused; Is it running?; check ";
+        assert!(error.to_string().starts_with(wanted), "{error}");
+        let error = fail("Error from server (Forbidden): no").get("/x").unwrap_err().to_string();
+        assert!(error.starts_with("no (Forbidden); grant this right to the user"), "{error}");
         let error = get::<u8>(&fake("echo {}", LONG), "/x").unwrap_err();
         assert!(error.to_string().starts_with("/x: unexpected response: "), "{error}");
     }

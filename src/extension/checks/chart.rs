@@ -12,16 +12,34 @@ use crate::extension::report::Check;
 /// Key of the ConfigMap with the template of the plugin entry.
 pub const ENTRY_KEY: &str = "cni_network_config";
 
+/// Remedy for a missing object.
+const REINSTALL: &str = "install the chart again (helm upgrade, or linkerd cni install | kubectl \
+                         apply -f -), which creates missing objects";
+
 pub fn checks(facts: &Facts) -> Vec<Check> {
     let name = &facts.namespace;
     let has_pods = facts.agents.as_ref().is_ok_and(|agents| !agents.is_empty());
     let description = format!("namespace {name} admits the agent's pods");
     let security = Check::new(CHART, "namespace", description);
+    if is_absent(facts) {
+        let why = format!(
+            "no object of the chart exists in namespace {name}; install the chart with helm install or \
+             linkerd cni install | kubectl apply -f -, or name its namespace with --cni-namespace"
+        );
+        return vec![Check::new(CHART, "daemonset", "the chart is installed").error(why)];
+    }
     let mut checks = vec![pod_security(security, name, &facts.namespace_object, has_pods)];
     checks.push(config(facts));
     checks.extend(facts.objects.iter().map(|object| chart_object(name, object)));
     checks.extend(rollout(facts));
     checks
+}
+
+/// Whether the chart is not installed. Each of its objects would be reported as missing.
+fn is_absent(facts: &Facts) -> bool {
+    let is_missing = |object: &ChartObject| matches!(object.found, Ok(None));
+    matches!((&facts.daemonset, &facts.config), (Ok(None), Ok(None)))
+        && facts.objects.iter().all(is_missing)
 }
 
 fn config(facts: &Facts) -> Check {
@@ -61,7 +79,7 @@ fn chart_object(namespace: &str, object: &ChartObject) -> Check {
 }
 
 fn missing(object: &str) -> String {
-    format!("{object} does not exist; run helm upgrade, which creates missing objects again")
+    format!("{object} does not exist; {REINSTALL}")
 }
 
 fn rollout(facts: &Facts) -> Vec<Check> {

@@ -156,6 +156,17 @@ fn a_tainted_node_without_agent_is_out_of_scope() {
 }
 
 #[test]
+fn a_chart_that_is_not_installed_is_one_failure_with_the_command_that_installs_it() {
+    let mut cluster = Cluster::healthy();
+    cluster.0.retain(|path, _| !path.contains("linkerd-cni"));
+    let checks = installed(&cluster.facts());
+    assert_eq!(checks.len(), 1, "{checks:?}");
+    let text = render(&checks, Format::Short, false);
+    assert!(text.contains("linkerd cni install | kubectl apply -f -"), "{text}");
+    assert!(!is_success(&checks));
+}
+
+#[test]
 fn a_cluster_that_does_not_use_the_plugin_passes_and_one_that_does_fails() {
     for (values, passes) in [("cniEnabled: false\n", true), ("a: b\ncniEnabled: true\n", false)] {
         let mut cluster = with(&[(DAEMONSET, "", Value::Null)]);

@@ -1,18 +1,26 @@
 //! `linkerd cni` on a real cluster: healthy, and with faults.
 
+use std::collections::BTreeSet;
 use std::process::Command;
 
 use serde_json::Value;
 
+use crate::chart::piped;
 use crate::helm::{Helm, NAMESPACE};
 use crate::node::{Node, netns_of};
 use crate::pods::{self, Pods, kubectl};
 use crate::until::until;
 
+fn command(args: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_linkerd-cni-cli"));
+    command.args(args);
+    command
+}
+
 /// Runs `linkerd cni` and prints its output. Returns whether it succeeded, and the output.
 #[allow(clippy::print_stdout, reason = "docs/cli.md shows this output")]
 fn cni(args: &[&str]) -> (bool, String) {
-    let output = Command::new(env!("CARGO_BIN_EXE_linkerd-cni-cli")).args(args).output().unwrap();
+    let output = command(args).output().unwrap();
     let text = String::from_utf8(output.stdout).unwrap();
     let error = String::from_utf8(output.stderr).unwrap();
     assert_eq!(error, "", "{args:?}");
@@ -65,6 +73,53 @@ fn linkerd_cni_reports_a_healthy_cluster_explains_a_pod_and_names_faults() {
     drop((restore, pods));
     helm.remove();
     assert_eq!(node.files(), before, "uninstalling leaves the node's files");
+}
+
+#[test]
+fn linkerd_cni_installs_names_the_rights_that_a_user_lacks_and_uninstalls() {
+    let node = Node::exclusive();
+    let before = node.files();
+    let (passes, report) = cni(&["check", "-o", "short", "--wait=0s"]);
+    assert!(!passes && report.contains("× the chart is installed\n    no object"), "{report}");
+
+    let (passes, manifest) = cni(&["install", "--set", "repairController.enabled=true"]);
+    assert!(passes);
+    let installed = Installed(manifest);
+    let applied = names(&["apply"], &installed.0);
+    let (passes, report) = cni(&["check", "-o", "short"]);
+    assert!(passes && !report.contains('‼'), "{report}");
+
+    let (passes, report) = cni(&["check", "-o", "short", "--wait=0s", "--as=jane"]);
+    let denied = "× linkerd-cni DaemonSet exists\n    cannot read DaemonSet linkerd-cni/linkerd-cni: \
+                  daemonsets.apps \"linkerd-cni\" is forbidden: User \"jane\" cannot get";
+    assert!(!passes && report.contains(denied), "{report}");
+    assert!(report.contains("; grant this right to the user, or choose another user"), "{report}");
+
+    let (passes, manifest) = cni(&["uninstall"]);
+    assert!(passes);
+    assert_eq!(names(&["delete", "--timeout=60s"], &manifest), applied);
+    drop(installed);
+    assert_eq!(node.files(), before, "uninstalling leaves the node's files");
+
+    let nothing = command(&["uninstall"]).output().unwrap();
+    let error = String::from_utf8(nothing.stderr).unwrap();
+    assert!(nothing.stdout.is_empty() && error.contains("nothing to delete"), "{error}");
+    assert_eq!(nothing.status.code(), Some(1));
+}
+
+/// Runs kubectl with a manifest. Returns the names of the objects.
+fn names(verb: &[&str], manifest: &str) -> BTreeSet<String> {
+    let printed = piped(&[verb, &["-o", "name", "-f", "-"]].concat(), manifest);
+    printed.lines().map(str::to_owned).collect()
+}
+
+/// A manifest that was applied. Dropping the value deletes its objects, also after a failure.
+struct Installed(String);
+
+impl Drop for Installed {
+    fn drop(&mut self) {
+        piped(&["delete", "--ignore-not-found", "--timeout=60s", "-f", "-"], &self.0);
+    }
 }
 
 fn the_explained_rules_are_those_in_the_kernel(pods: &Pods) {

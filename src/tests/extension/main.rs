@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used)]
 
+use std::io::Read as _;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 use std::thread;
@@ -20,14 +21,18 @@ fn run(dir: &Path, args: &[&str]) -> Output {
         .unwrap()
 }
 
-/// A directory with a kubectl that runs this shell script.
 fn with_kubectl(script: &str) -> tempfile::TempDir {
+    with_program("kubectl", script)
+}
+
+/// A directory with a program that runs this shell script.
+fn with_program(name: &str, script: &str) -> tempfile::TempDir {
     let dir = tempfile::tempdir().unwrap();
     // Another process writes the file: a file that a child of another test has open for writing
     // cannot be executed (ETXTBSY).
     let written = Command::new("/bin/sh")
         .args(["-c", "printf '#!/bin/sh\n%s\n' \"$1\" >\"$0\" && chmod 755 \"$0\""])
-        .args([dir.path().join("kubectl").as_os_str(), script.as_ref()])
+        .args([dir.path().join(name).as_os_str(), script.as_ref()])
         .status()
         .unwrap();
     assert!(written.success());
@@ -111,6 +116,79 @@ fn a_wait_of_any_length_does_not_panic() {
     let output = run(dir.path(), &["check", "--pre", "--wait=5000000000000000h", "-o", "json"]);
     let report: Value = serde_json::from_slice(&output.stdout).unwrap();
     assert!(report["success"].is_boolean(), "{report}");
+}
+
+#[test]
+fn without_helm_install_prints_nothing_and_names_the_remedy_once() {
+    let dir = tempfile::tempdir().unwrap();
+    let output = run(dir.path(), &["install"]);
+    assert_eq!((output.status.code(), text(&output.stdout)), (Some(1), ""));
+    let wanted = "linkerd cni: cannot run helm: No such file or directory (os error 2); install Helm 3.13 \
+                  or later in a directory of PATH\n";
+    assert_eq!(text(&output.stderr), wanted);
+}
+
+#[test]
+fn a_helm_that_fails_is_quoted_and_its_chart_is_removed() {
+    let dir =
+        with_program("helm", "pwd >&2; echo Error: no; test -f $3/Chart.yaml || exit 3; exit 1");
+    let temporary = tempfile::tempdir().unwrap();
+    let output = Command::new(env!("CARGO_BIN_EXE_linkerd-cni-cli"))
+        .arg("install")
+        .env("PATH", dir.path())
+        .env("TMPDIR", temporary.path())
+        .output()
+        .unwrap();
+    assert_eq!((output.status.code(), text(&output.stdout)), (Some(1), ""));
+    let error = text(&output.stderr);
+    assert!(error.starts_with("linkerd cni: helm template failed: /"), "{error}");
+    assert_eq!(std::fs::read_dir(temporary.path()).unwrap().count(), 0);
+}
+
+#[test]
+fn uninstall_prints_nothing_if_a_list_fails() {
+    let dir = with_kubectl(
+        "case $* in */version) echo {} ;; */daemonsets*) echo '{\"items\": [{\"metadata\": {\"name\": \"x\"}}]}' ;; \
+         *) echo 'Error from server (Forbidden): no' >&2; exit 1 ;; esac",
+    );
+    let output = run(dir.path(), &["uninstall"]);
+    assert_eq!((output.status.code(), text(&output.stdout)), (Some(1), ""));
+    let error = text(&output.stderr);
+    assert!(error.contains(": no (Forbidden); grant this right to the user"), "{error}");
+    assert!(!error.contains('\x1b'), "{error}");
+}
+
+#[test]
+fn progress_is_one_line_of_a_terminal_and_colors_are_off_with_no_color() {
+    let dir = with_kubectl("case $* in */version) echo {} ;; *) exit 1 ;; esac");
+    for (variable, value, colored, progress) in
+        [("X", "", true, true), ("NO_COLOR", "1", false, true), ("TERM", "dumb", false, false)]
+    {
+        let shown = on_a_terminal(dir.path(), &["check", "--wait=0s"], (variable, value));
+        assert!(shown.contains("Status check results are"), "{shown}");
+        assert_eq!(shown.contains("\x1b[31;1m×\x1b[0m"), colored, "{variable}: {shown}");
+        // Without a line break at the margin of a narrow terminal.
+        let line = "\r\x1b[K\x1b[?7lrunning the checks\x1b[?7h";
+        assert_eq!(shown.contains(line), progress, "{variable}: {shown}");
+        assert_eq!(shown.contains('\x1b'), colored || progress, "{variable}: {shown}");
+    }
+}
+
+/// Runs the program on a terminal, and returns what the terminal gets.
+fn on_a_terminal(dir: &Path, args: &[&str], variable: (&str, &str)) -> String {
+    let terminal = nix::pty::openpty(None, None).unwrap();
+    let output = || Stdio::from(terminal.slave.try_clone().unwrap());
+    let mut command = Command::new(env!("CARGO_BIN_EXE_linkerd-cni-cli"));
+    command.args(args).env("PATH", dir).env("TERM", "xterm").env_remove("NO_COLOR");
+    command.env(variable.0, variable.1).stdin(Stdio::null()).stdout(output()).stderr(output());
+    let mut child = command.spawn().unwrap();
+    drop((command, terminal.slave));
+    let mut shown = Vec::new();
+    let mut master = std::fs::File::from(terminal.master);
+    // Ends with EIO when the program has closed the terminal.
+    let _ = master.read_to_end(&mut shown);
+    child.wait().unwrap();
+    String::from_utf8(shown).unwrap()
 }
 
 /// Waits until `condition` holds, at most a minute.

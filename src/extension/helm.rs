@@ -1,0 +1,155 @@
+//! Renders the chart, which is part of this program, with the administrator's `helm`.
+
+use std::fs::{self, File};
+use std::io;
+use std::path::Path;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::thread;
+use std::time::Duration;
+
+use include_dir::{Dir, include_dir};
+use serde_json::Value;
+use tempfile::TempDir;
+
+use crate::deadline::Deadline;
+
+/// The chart of this version.
+static CHART: Dir<'_> = include_dir!("$CARGO_MANIFEST_DIR/charts/linkerd2-cni");
+/// Files of the chart that no package has.
+const UNPACKAGED: &str = "ci";
+/// Time for helm, which may read values from a URL, or from a user at a terminal.
+const DEADLINE: Duration = Duration::from_secs(300);
+/// Time between two looks whether helm has ended.
+const POLL_INTERVAL: Duration = Duration::from_millis(5);
+/// Without a cluster, helm may assume an older version, which the chart rejects.
+const KUBERNETES: &str = "1.31.0";
+
+/// Why the chart is not rendered.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error(
+        "cannot write the chart to a temporary directory: {0}; set TMPDIR to a directory that can be written"
+    )]
+    Directory(io::Error),
+    #[error("cannot run helm: {0}; install Helm 3.13 or later in a directory of PATH")]
+    Start(io::Error),
+    #[error("helm was stopped after {} s; check that the files and URLs of --values can be read", .0.as_secs())]
+    Deadline(Duration),
+    /// What helm wrote to stderr.
+    #[error("helm template failed: {0}")]
+    Failed(String),
+}
+
+/// Returns the objects of the chart with `values`, over which the values in `flags` win.
+///
+/// # Errors
+/// If the chart cannot be written, or helm fails.
+pub fn template(namespace: &str, values: &Value, flags: &[String]) -> Result<String, Error> {
+    let directory = write_chart(values).map_err(Error::Directory)?;
+    let at = |name: &str| directory.path().join(name);
+    let mut helm = Command::new("helm");
+    helm.arg("template").arg("linkerd-cni").arg(at("chart"));
+    helm.args(["--namespace", namespace, "--kube-version", KUBERNETES, "--skip-tests"]);
+    helm.arg("--values").arg(at("values.json")).args(flags);
+    run(&mut helm, directory.path(), DEADLINE)
+}
+
+/// Writes chart and values to a new directory that only this user can read.
+fn write_chart(values: &Value) -> io::Result<TempDir> {
+    let directory = tempfile::Builder::new().prefix("linkerd-cni-").tempdir()?;
+    write(&CHART, &directory.path().join("chart"))?;
+    fs::write(directory.path().join("values.json"), values.to_string())?;
+    Ok(directory)
+}
+
+fn write(from: &Dir<'_>, chart: &Path) -> io::Result<()> {
+    fs::create_dir_all(chart.join(from.path()))?;
+    for file in from.files() {
+        fs::write(chart.join(file.path()), file.contents())?;
+    }
+    from.dirs().filter(|dir| dir.path() != UNPACKAGED).try_for_each(|dir| write(dir, chart))
+}
+
+/// Runs helm and returns its stdout. Files in `directory` take its output: unlike pipes, they are
+/// never full. Messages of a helm that succeeds are passed on.
+fn run(helm: &mut Command, directory: &Path, budget: Duration) -> Result<String, Error> {
+    let [stdout, stderr] = ["stdout", "stderr"].map(|name| directory.join(name));
+    let create = |path: &Path| File::create(path).map_err(Error::Directory);
+    helm.stdout(create(&stdout)?).stderr(create(&stderr)?).stdin(Stdio::inherit());
+    let end = Deadline::after(budget);
+    let mut child = helm.spawn().map_err(Error::Start)?;
+    let status = wait_until(&mut child, end).ok_or(Error::Deadline(budget))?;
+    let text = |path: &Path| {
+        let bytes = fs::read(path).map_err(Error::Directory)?;
+        Ok(String::from_utf8_lossy(&bytes).into_owned())
+    };
+    let messages = text(&stderr)?;
+    if !status.success() {
+        return Err(Error::Failed(messages.trim().trim_start_matches("Error: ").to_owned()));
+    }
+    // Nothing is left to show a message on.
+    let _ = io::Write::write_all(&mut io::stderr(), messages.as_bytes());
+    text(&stdout)
+}
+
+/// Waits until the child has exited, and kills it at `end`.
+fn wait_until(child: &mut Child, end: Deadline) -> Option<ExitStatus> {
+    loop {
+        match child.try_wait() {
+            Ok(Some(status)) => return Some(status),
+            Ok(None) if !end.has_passed() => thread::sleep(POLL_INTERVAL),
+            _ => {
+                // Fails only if helm has ended.
+                let _ = child.kill();
+                let _ = child.wait();
+                return None;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    fn files(directory: &Path, root: &Path, found: &mut BTreeSet<(String, Vec<u8>)>) {
+        for entry in fs::read_dir(directory).unwrap() {
+            let path = entry.unwrap().path();
+            match path.is_dir() {
+                true => files(&path, root, found),
+                false => {
+                    let name = path.strip_prefix(root).unwrap().to_str().unwrap().to_owned();
+                    found.insert((name, fs::read(&path).unwrap()));
+                }
+            }
+        }
+    }
+
+    /// Rust does not see a new file of the chart: without `cargo clean --package linkerd2-cni`, this
+    /// fails.
+    #[test]
+    fn the_chart_in_the_program_is_that_of_the_repository() {
+        let written = write_chart(&Value::Null).unwrap();
+        let chart = written.path().join("chart");
+        let repository = Path::new(env!("CARGO_MANIFEST_DIR")).join("charts/linkerd2-cni");
+        let (mut in_program, mut wanted) = (BTreeSet::new(), BTreeSet::new());
+        files(&chart, &chart, &mut in_program);
+        files(&repository, &repository, &mut wanted);
+        wanted.retain(|(name, _)| !name.starts_with("ci/"));
+        let names = |set: &BTreeSet<(String, Vec<u8>)>| -> Vec<String> {
+            set.iter().map(|(name, _)| name.clone()).collect()
+        };
+        assert_eq!(names(&in_program), names(&wanted));
+        assert!(in_program == wanted, "a file differs");
+    }
+
+    #[test]
+    fn a_helm_that_hangs_is_killed_at_the_deadline() {
+        let directory = tempfile::tempdir().unwrap();
+        let mut helm = Command::new("/bin/sh");
+        let result = run(helm.args(["-c", "exec sleep 600"]), directory.path(), Duration::ZERO);
+        assert!(matches!(result, Err(Error::Deadline(_))), "{result:?}");
+    }
+}
