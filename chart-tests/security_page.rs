@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use serde_json::{Value, json};
 
 use crate::commands::root;
-use crate::helm::{Objects, read, with};
+use crate::helm::{Objects, Render, ci_values, read, with};
 
 /// Values that together render every permission, capability and mount.
 fn uses() -> Vec<Objects> {
@@ -50,7 +50,9 @@ fn permissions(objects: &Objects) -> Vec<Vec<String>> {
         let [kind, name] = ["kind", "name"].map(|key| binding["roleRef"][key].as_str().unwrap());
         let role = objects.named(kind, name);
         for subject in binding["subjects"].as_array().unwrap() {
-            let account = subject["name"].as_str().unwrap();
+            // `serviceAccount.name` changes the name of the agent's account only.
+            let is_plugin = subject["name"] == "linkerd-cni-plugin";
+            let account = if is_plugin { "linkerd-cni-plugin" } else { "linkerd-cni" };
             for rule in role["rules"].as_array().unwrap() {
                 assert!(rule.get("nonResourceURLs").is_none(), "{rule}");
                 let only = words(&rule["resourceNames"]).map(|name| format!("={name}"));
@@ -68,7 +70,10 @@ fn permissions(objects: &Objects) -> Vec<Vec<String>> {
 
 #[test]
 fn every_permission_of_the_chart_is_explained() {
-    let rendered: BTreeSet<_> = uses().iter().flat_map(permissions).collect();
+    let mut uses = uses();
+    // Every value is set in one of them, also a value that enables a new feature.
+    uses.extend(ci_values().iter().map(|file| Render::new().file(file).objects()));
+    let rendered: BTreeSet<_> = uses.iter().flat_map(permissions).collect();
     let listed = rows("resource", 3).into_iter().flat_map(|row| {
         let verbs = row[1].split(", ").map(str::to_owned).collect::<Vec<_>>();
         verbs.into_iter().map(move |verb| vec![row[0].clone(), verb, row[2].clone()])
