@@ -9,7 +9,7 @@ use tempfile::TempDir;
 
 use crate::agent::agent;
 use crate::commands::{self, Shown};
-use crate::helm::Helm;
+use crate::helm::{Helm, NAMESPACE};
 use crate::node::Node;
 use crate::pods::{self, Pods, kubectl};
 use crate::quickstart::delete_release_namespace;
@@ -49,6 +49,11 @@ fn documented_commands_succeed_on_a_cluster() {
         shell.must(&text);
         shell.must("kubectl rollout status -n linkerd-cni daemonset/linkerd-cni --timeout=60s");
     }
+    // Ends the plugin's tokens. The agent's next one is that of the test `a_dead_credential_heals_by_itself`.
+    for text in on_page("docs/security.md", |_| true) {
+        shell.must(&text);
+    }
+    kubectl(&["get", "serviceaccount", "linkerd-cni-plugin", "-n", NAMESPACE]);
     drop(pods);
     helm.uninstall();
     assert_eq!(node.files(), before);

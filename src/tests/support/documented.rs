@@ -66,7 +66,10 @@ const COMMANDS: &[(&str, Shown)] = &[
         "kubectl delete role,rolebinding linkerd-cni-uninstall ",
         By("helm_uninstall_removes_the_plugin_with_a_service_account_of_the_user"),
     ),
-    ("kubectl delete serviceaccount linkerd-cni-plugin ", By("a_dead_credential_heals_by_itself")),
+    (
+        "kubectl delete serviceaccount linkerd-cni-plugin ",
+        By("documented_commands_succeed_on_a_cluster"),
+    ),
     (
         "kubectl delete pod -n linkerd-cni NODE-DEBUGGER-POD",
         By("a_dead_credential_heals_by_itself"),
