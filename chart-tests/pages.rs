@@ -76,7 +76,7 @@ fn the_charts_readme_has_no_links_out_of_the_package() {
 }
 
 /// All Rust files below `directory`.
-fn sources(directory: &Path, found: &mut Vec<PathBuf>) {
+pub fn sources(directory: &Path, found: &mut Vec<PathBuf>) {
     for entry in fs::read_dir(directory).unwrap() {
         let path = entry.unwrap().path();
         if path.is_dir() {

@@ -6,8 +6,11 @@ mod both_helms;
 #[allow(dead_code, reason = "the plugin's tests use all of it")]
 #[path = "../src/tests/support/cni.rs"]
 mod cni;
+#[path = "../src/tests/support/documented.rs"]
+mod commands;
 mod contract;
 mod docs;
+mod documented;
 mod helm;
 mod hook;
 mod image;
@@ -21,6 +24,7 @@ mod plugin;
 mod quickstart;
 mod schema;
 mod security;
+mod security_page;
 mod tuning;
 
 use std::fs;

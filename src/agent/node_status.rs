@@ -9,7 +9,8 @@ use serde::{Deserialize, Serialize};
 /// What the last reconcile pass found.
 #[derive(Clone, Debug, Default)]
 pub struct NodeStatus {
-    /// Name of the active network config, if it calls the plugin.
+    /// Name of the network config through which the runtime calls the plugin. `None`: the runtime does
+    /// not call the plugin.
     pub conflist: Option<String>,
     /// When the token in the kubeconfig expires, if it does.
     pub token_expires: Option<SystemTime>,
@@ -35,7 +36,8 @@ pub struct StatusBody {
     /// What `/ready` adds to a response of 200.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub note: Option<String>,
-    /// Name of the active network config. Missing: none calls the plugin.
+    /// Name of the network config through which the runtime calls the plugin. Missing: the runtime does
+    /// not call the plugin.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub conflist: Option<String>,
     /// Expiry of the token in the kubeconfig, in seconds since 1970. Missing: unknown, or never.

@@ -68,6 +68,7 @@ fn skips_all_ports(ranges: &[PortRange]) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::annotation;
 
     fn pod(spec: &str) -> Pod {
         serde_json::from_str(&format!(r#"{{"metadata":{{}},"spec":{spec}}}"#)).unwrap()
@@ -118,6 +119,24 @@ mod tests {
         let shared = r#"{"securityContext":{"runAsUser":2102},"containers":[{"name":"linkerd-proxy"}],
             "initContainers":[{"name":"a"}]}"#;
         assert!(blocked_in(shared).is_empty());
+    }
+
+    /// The examples of docs/init-containers.md, by their name.
+    #[test]
+    fn the_documented_pods_have_network_in_their_init_containers() {
+        let page = include_str!("../../docs/init-containers.md");
+        let examples: Vec<Pod> = page
+            .split("```yaml\n")
+            .skip(1)
+            .map(|rest| serde_saphyr::from_str(rest.split("```").next().unwrap()).unwrap())
+            .collect();
+        let names: Vec<&str> = examples.iter().map(|pod| pod.metadata.name.as_str()).collect();
+        assert_eq!(names, ["native-sidecar", "proxy-user", "skip-ports"]);
+        for pod in &examples[..2] {
+            assert!(pod.spec.init_containers.iter().any(|container| container.name == "migrate"));
+            assert!(blocked(&before_proxy(pod), &redirect(None, &[])).is_empty());
+        }
+        assert!(examples[2].metadata.annotations.contains_key(annotation::SKIP_OUTBOUND_PORTS));
     }
 
     #[test]

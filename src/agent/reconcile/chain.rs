@@ -178,7 +178,7 @@ impl Reconciler {
             pass.warn(Subject::NetworkConfig, why);
         }
         self.check_bin_dir(configs, pass);
-        pass.active_conflist = plan::chained(&self.mode, configs).map(|file| file.name.clone());
+        pass.conflist = plan::chained(&self.mode, configs).map(|file| file.name.clone());
         if settings.require_network_plugins
             && !self.runtime_finds_plugin
             && let Some(why) = pass.warnings.remove(&Subject::Directories)

@@ -26,8 +26,8 @@ pub struct PassResult {
     pub self_test_running: bool,
     /// The kubeconfig contains the agent's own token.
     pub uses_agent_token: bool,
-    /// Name of the active network config, if it calls the plugin.
-    pub active_conflist: Option<String>,
+    /// Name of the network config through which the runtime calls the plugin, if it calls the plugin.
+    pub conflist: Option<String>,
     /// When the token in the kubeconfig expires, if it does.
     pub token_expires: Option<SystemTime>,
     /// Texts that `/ready` adds to a response of 200.
@@ -75,7 +75,7 @@ impl PassResult {
     /// Returns what `/status` shows of this pass.
     pub(super) fn node_status(&self) -> NodeStatus {
         NodeStatus {
-            conflist: self.active_conflist.clone(),
+            conflist: self.conflist.clone(),
             token_expires: self.token_expires,
             uses_agent_token: self.uses_agent_token,
             contention: self.contention,

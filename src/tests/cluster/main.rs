@@ -15,7 +15,11 @@ mod chart;
 #[allow(dead_code, reason = "the plugin's tests use all of it")]
 #[path = "../support/cni.rs"]
 mod cni;
+#[allow(dead_code, reason = "the chart's tests use all of it")]
+#[path = "../support/documented.rs"]
+mod commands;
 mod connections;
+mod documented;
 mod extension;
 mod families;
 mod hand_made;
@@ -35,6 +39,7 @@ mod quickstart;
 mod release;
 mod repair;
 mod stopped;
+mod take_over;
 mod two_agents;
 #[path = "../support/until.rs"]
 mod until;

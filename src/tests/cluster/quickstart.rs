@@ -57,7 +57,7 @@ fn objects() -> BTreeSet<String> {
 }
 
 /// Deletes the namespace that other tests leave, and waits until no namespace of theirs is being deleted.
-fn delete_release_namespace() {
+pub fn delete_release_namespace() {
     kubectl(&["delete", "namespace", NAMESPACE, "--ignore-not-found", "--timeout=60s"]);
     until("no namespace is being deleted", || {
         let phases = "jsonpath={.items[*].status.phase}";

@@ -75,6 +75,25 @@ fn upward(map: &[&str], graph: &Edges) -> Vec<(String, String)> {
         .collect()
 }
 
+/// The page is for people who look for a place to begin, so that it names fewer files than `lib.rs` has modules.
+#[test]
+fn the_map_for_contributors_names_every_module_and_only_files_that_exist() {
+    let repository = source().parent().unwrap();
+    let page = fs::read_to_string(repository.join("docs/development.md")).unwrap();
+    let section = page.split("\n## Map of `src`\n").nth(1).unwrap().split("\n## ").next().unwrap();
+    let named: BTreeSet<&str> =
+        section.split('`').filter(|text| text.starts_with("src/")).collect();
+    for path in &named {
+        assert!(repository.join(path).exists(), "{path} does not exist");
+    }
+    let text = fs::read_to_string(source().join("lib.rs")).unwrap();
+    for module in map(&text) {
+        let paths = [format!("src/{module}"), format!("src/{module}.rs")];
+        let is_named = paths.iter().any(|path| named.contains(path.as_str()));
+        assert!(is_named, "docs/development.md does not name src/{module}");
+    }
+}
+
 #[test]
 fn each_module_imports_only_from_modules_above_it_on_the_map() {
     let text = fs::read_to_string(source().join("lib.rs")).unwrap();

@@ -1,0 +1,150 @@
+//! The commands in the pages: each is shown to work, or says why it cannot run here.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::process::Command;
+
+use serde_json::json;
+
+use crate::commands::{self, Shown};
+use crate::helm::{chart, helm, read, yaml};
+
+/// Flags of Helm with an argument that `helm template` needs.
+const WITH_ARGUMENT: [&str; 9] = [
+    "-n",
+    "--namespace",
+    "-f",
+    "--values",
+    "--set",
+    "--set-string",
+    "--set-json",
+    "-s",
+    "--set-file",
+];
+
+#[test]
+fn every_command_of_a_page_is_shown_to_work_or_says_why_it_cannot_run() {
+    let all = commands::commands();
+    assert!(all.len() > 100, "{}", all.len());
+    let unknown: Vec<_> = all.iter().filter(|command| command.shown().is_none()).collect();
+    assert!(unknown.is_empty(), "add rows to src/tests/support/documented.rs for {unknown:#?}");
+    for page in commands::pages() {
+        let text = read(&page);
+        for language in ["bash", "shell", "console", "sh-session"] {
+            let other = text.contains(&format!("```{language}\n"));
+            assert!(!other, "{}: use ```sh instead of ```{language}", page.display());
+        }
+    }
+}
+
+#[test]
+fn every_test_that_shows_a_command_exists() {
+    let mut sources = String::new();
+    for directory in ["src/tests", "chart-tests"] {
+        let mut found = Vec::new();
+        crate::pages::sources(&commands::root().join(directory), &mut found);
+        sources.extend(found.into_iter().map(read));
+    }
+    let steps = read(commands::root().join("scripts/test"));
+    for (beginning, shown) in commands::rows() {
+        if let Shown::By(name) = shown {
+            let is_test = sources.contains(&format!("\n#[test]\nfn {name}()"));
+            let is_step = steps.contains(&format!("plan {name} "));
+            assert!(is_test || is_step, "{beginning}: no test and no step {name}");
+        }
+    }
+}
+
+#[test]
+fn the_chart_accepts_the_values_and_helm_the_flags_of_every_command() {
+    let mut rendered = commands::commands();
+    rendered.retain(|command| command.shown() == Some(Shown::Rendered));
+    assert!(rendered.len() > 20, "{rendered:?}");
+    let mut help = BTreeMap::new();
+    for command in rendered {
+        let words = words(&command.text);
+        let help = help
+            .entry(words[0].clone())
+            .or_insert_with(|| String::from_utf8(helm(&[&words[0], "--help"]).stdout).unwrap());
+        render(&command.page, &words, help);
+    }
+}
+
+#[test]
+fn the_commands_for_a_platform_name_every_preset_with_a_section() {
+    let page = read(commands::root().join("docs/platforms.md"));
+    for platform in [
+        "aks",
+        "eks",
+        "bottlerocket",
+        "gke",
+        "openshift",
+        "k3s",
+        "rke2",
+        "talos",
+        "kind",
+        "minikube",
+    ] {
+        let heading = format!("\n## {platform}\n");
+        let at = page.to_lowercase().find(&heading).unwrap_or_else(|| panic!("no {heading}"));
+        let section = page[at + 2..].split("\n## ").next().unwrap();
+        assert!(section.contains(&format!("--set platform={platform} ")), "{section}");
+    }
+}
+
+#[test]
+fn the_matrix_lists_a_row_for_each_file() {
+    let output =
+        Command::new(commands::root().join("scripts/matrix")).arg("--list").output().unwrap();
+    let listed = String::from_utf8(output.stdout).unwrap();
+    for entry in fs::read_dir(commands::root().join("scripts/matrix.d/rows")).unwrap() {
+        let row = entry.unwrap().file_name().into_string().unwrap();
+        assert!(listed.contains(&row), "{row}: {listed}");
+    }
+}
+
+/// The words of a `helm` command, as the shell splits them.
+fn words(text: &str) -> Vec<String> {
+    let script = format!("helm() {{ printf '%s\\n' \"$@\"; }}; {text}");
+    let output = Command::new("bash").args(["-euc", &script]).output().unwrap();
+    assert!(output.status.success(), "{text}: {output:?}");
+    String::from_utf8(output.stdout).unwrap().lines().map(str::to_owned).collect()
+}
+
+/// Renders the chart as the command would, and checks that Helm knows the command's other flags.
+fn render(page: &str, words: &[String], help: &str) {
+    let verb = words[0].as_str();
+    let scratch = tempfile::tempdir().unwrap();
+    let values = scratch.path().join("my-values.yaml");
+    // The values of the release, which the command takes from a file.
+    let own = json!({"startupTaint": "a", "repairController": {"enabled": true}});
+    fs::write(&values, own.to_string()).unwrap();
+    let mut arguments = vec!["template".to_owned(), "--kube-version=1.36.0".to_owned()];
+    let mut words = words[1..].iter();
+    while let Some(word) = words.next() {
+        let mut word = word.clone();
+        if word == "charts/linkerd2-cni" || word == "." {
+            word = chart().display().to_string();
+        }
+        let is_flag = word.starts_with('-');
+        if is_flag && !WITH_ARGUMENT.contains(&word.as_str()) {
+            let name = word.split('=').next().unwrap();
+            assert!(help.contains(&format!(" {name} ")), "{page}: helm {verb} has no {name}");
+            continue;
+        }
+        arguments.push(word.clone());
+        if is_flag {
+            let argument =
+                words.next().unwrap_or_else(|| panic!("{page}: {word} needs an argument"));
+            let is_file = argument == "my-values.yaml";
+            arguments.push(if is_file { values.display().to_string() } else { argument.clone() });
+        }
+    }
+    let output = helm(&arguments.iter().map(String::as_str).collect::<Vec<_>>());
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{page}: helm {arguments:?}: {error}");
+    let text = String::from_utf8(output.stdout).unwrap();
+    for document in text.split("\n---\n").filter(|document| document.contains("kind:")) {
+        yaml(document.trim_start_matches("---\n"));
+    }
+}

@@ -1,0 +1,122 @@
+//! docs/security.md lists every permission, capability and mount that the chart can render, and no other.
+
+use std::collections::BTreeSet;
+
+use serde_json::{Value, json};
+
+use crate::commands::root;
+use crate::helm::{Objects, Render, ci_values, read, with};
+
+/// Values that together render every permission, capability and mount.
+fn uses() -> Vec<Objects> {
+    let repair = |mode: &str| json!({"repairController": {"enabled": true, "mode": mode}});
+    let audits = json!({"repairController": {"enabled": true, "auditIntervalSeconds": 60}});
+    let all = [
+        json!({}),
+        json!({"startupTaint": "a"}),
+        json!({"openshift": {"enabled": true}}),
+        json!({"serviceAccount": {"create": false}}),
+        json!({"selfTest": false}),
+        repair("delete"),
+        repair("in-place"),
+        repair("label"),
+        repair("report"),
+        audits,
+    ];
+    all.into_iter().map(with).collect()
+}
+
+/// Returns the first `count` cells of each row of the table whose first column has this heading, without backticks.
+fn rows(heading: &str, count: usize) -> BTreeSet<Vec<String>> {
+    let page = read(root().join("docs/security.md"));
+    let table =
+        page.split(&format!("\n| {heading} | ")).nth(1).unwrap_or_else(|| panic!("{heading}"));
+    let lines = table.lines().skip(2).take_while(|line| line.starts_with("| "));
+    let cells = |line: &str| -> Vec<String> {
+        let cells = line.trim_start_matches("| ").split(" | ").take(count);
+        cells.map(|cell| cell.replace('`', "")).collect()
+    };
+    lines.map(cells).collect()
+}
+
+fn words(list: &Value) -> impl Iterator<Item = String> {
+    list.as_array().into_iter().flatten().map(|word| word.as_str().unwrap().to_owned())
+}
+
+/// Returns the permissions of each account as resource, verb, account.
+fn permissions(objects: &Objects) -> Vec<Vec<String>> {
+    let mut found = Vec::new();
+    for binding in objects.0.iter().filter(|object| object["subjects"].is_array()) {
+        let [kind, name] = ["kind", "name"].map(|key| binding["roleRef"][key].as_str().unwrap());
+        let role = objects.named(kind, name);
+        for subject in binding["subjects"].as_array().unwrap() {
+            // `serviceAccount.name` changes the name of the agent's account only.
+            let is_plugin = subject["name"] == "linkerd-cni-plugin";
+            let account = if is_plugin { "linkerd-cni-plugin" } else { "linkerd-cni" };
+            for rule in role["rules"].as_array().unwrap() {
+                assert!(rule.get("nonResourceURLs").is_none(), "{rule}");
+                let only = words(&rule["resourceNames"]).map(|name| format!("={name}"));
+                let only: String = only.collect();
+                for resource in words(&rule["resources"]) {
+                    for verb in words(&rule["verbs"]) {
+                        found.push(vec![format!("{resource}{only}"), verb, account.to_owned()]);
+                    }
+                }
+            }
+        }
+    }
+    found
+}
+
+#[test]
+fn every_permission_of_the_chart_is_explained() {
+    let mut uses = uses();
+    // Every value is set in one of them, also a value that enables a new feature.
+    uses.extend(ci_values().iter().map(|file| Render::new().file(file).objects()));
+    let rendered: BTreeSet<_> = uses.iter().flat_map(permissions).collect();
+    let listed = rows("resource", 3).into_iter().flat_map(|row| {
+        let verbs = row[1].split(", ").map(str::to_owned).collect::<Vec<_>>();
+        verbs.into_iter().map(move |verb| vec![row[0].clone(), verb, row[2].clone()])
+    });
+    assert_eq!(listed.collect::<BTreeSet<_>>(), rendered);
+}
+
+fn containers(objects: &Objects) -> Vec<&Value> {
+    objects.pod()["spec"]["containers"].as_array().unwrap().iter().collect()
+}
+
+#[test]
+fn every_capability_of_the_chart_is_explained() {
+    let mut rendered = BTreeSet::new();
+    for objects in uses() {
+        assert!(objects.pod()["spec"].get("initContainers").is_none());
+        for container in containers(&objects) {
+            let name = container["name"].as_str().unwrap();
+            let capabilities = &container["securityContext"]["capabilities"];
+            assert_eq!(capabilities["drop"], json!(["ALL"]), "{container}");
+            rendered.extend(words(&capabilities["add"]).map(|added| vec![added, name.to_owned()]));
+        }
+    }
+    assert_eq!(rows("capability", 2), rendered);
+}
+
+#[test]
+fn every_directory_of_the_node_that_the_chart_mounts_is_explained() {
+    let mut rendered = BTreeSet::new();
+    for objects in uses() {
+        let volumes = objects.pod()["spec"]["volumes"].as_array().unwrap();
+        for container in containers(&objects) {
+            for mount in container["volumeMounts"].as_array().unwrap() {
+                let volume = volumes.iter().find(|volume| volume["name"] == mount["name"]).unwrap();
+                let Some(path) = volume["hostPath"]["path"].as_str() else {
+                    assert!(volume["emptyDir"].is_object(), "{volume}");
+                    continue;
+                };
+                let access = if mount["readOnly"] == true { "read" } else { "read and write" };
+                let name = container["name"].as_str().unwrap();
+                rendered.insert([path, name, access].map(str::to_owned).to_vec());
+            }
+        }
+    }
+    assert_eq!(rows("directory of the node", 3), rendered);
+}

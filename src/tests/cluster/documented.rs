@@ -1,0 +1,128 @@
+//! Runs the commands of the pages on the cluster: an installation as the README has it, the commands that look at it,
+//! and an upgrade as docs/upgrade.md has it.
+
+use std::path::Path;
+use std::process::{Command, Output};
+use std::time::Instant;
+
+use tempfile::TempDir;
+
+use crate::agent::agent;
+use crate::commands::{self, Shown};
+use crate::helm::{Helm, NAMESPACE};
+use crate::node::Node;
+use crate::pods::{self, Pods, kubectl};
+use crate::quickstart::delete_release_namespace;
+
+/// The image in the pages, and the one on the node.
+const IMAGE: [&str; 2] =
+    ["registry.example.com/linkerd/cni-plugin", "cr.l5d.io/linkerd/cni-plugin"];
+
+#[test]
+fn documented_commands_succeed_on_a_cluster() {
+    let node = Node::exclusive();
+    let before = node.files();
+    let helm = Helm::with_local_repository();
+    delete_release_namespace();
+    let shell = Shell::new();
+    // Linkerd's CLI is not available here.
+    let install =
+        on_page("README.md", |text| text.starts_with("kubectl ") || text.starts_with("helm "));
+    assert_eq!(install.len(), 4, "{install:?}");
+    for text in install {
+        shell.must(&text);
+    }
+    let pods = Pods::default();
+    pods.start(&[pods::meshed("meshed")]);
+    let all = commands::commands().into_iter();
+    let mut of_cluster: Vec<String> = all
+        .filter(|command| command.shown() == Some(Shown::OnCluster))
+        .map(|command| command.text)
+        .collect();
+    of_cluster.sort();
+    of_cluster.dedup();
+    assert!(of_cluster.len() > 25, "{of_cluster:?}");
+    for text in of_cluster {
+        shell.must(&text);
+    }
+    for text in on_page("docs/upgrade.md", |text| text.starts_with("helm upgrade ")) {
+        shell.must(&text);
+        shell.must("kubectl rollout status -n linkerd-cni daemonset/linkerd-cni --timeout=60s");
+    }
+    // Ends the plugin's tokens. The agent's next one is that of the test `a_dead_credential_heals_by_itself`.
+    for text in on_page("docs/security.md", |_| true) {
+        shell.must(&text);
+    }
+    kubectl(&["get", "serviceaccount", "linkerd-cni-plugin", "-n", NAMESPACE]);
+    drop(pods);
+    helm.uninstall();
+    assert_eq!(node.files(), before);
+}
+
+/// Returns the commands of a page that `is_wanted` selects, in their order.
+pub fn on_page(page: &str, is_wanted: impl Fn(&str) -> bool) -> Vec<String> {
+    let commands = commands::commands().into_iter();
+    let of_page = commands.filter(|command| command.page == page && is_wanted(&command.text));
+    of_page.map(|command| command.text).collect()
+}
+
+/// Runs commands of pages, with settings of Helm that no other test uses.
+pub struct Shell {
+    home: TempDir,
+}
+
+impl Shell {
+    pub fn new() -> Self {
+        Shell { home: tempfile::tempdir().unwrap() }
+    }
+
+    /// Runs a command with names of this cluster for its placeholders.
+    #[allow(clippy::print_stdout, reason = "shows what the commands print")]
+    pub fn run(&self, text: &str) -> Output {
+        let begin = Instant::now();
+        let text = with_names(text);
+        let mut bash = Command::new("bash");
+        bash.args(["-uc", &text]).current_dir(Path::new(env!("CARGO_MANIFEST_DIR")));
+        for name in ["HELM_CONFIG_HOME", "HELM_CACHE_HOME", "HELM_DATA_HOME"] {
+            bash.env(name, self.home.path().join(name));
+        }
+        let output = bash.output().unwrap();
+        let printed = String::from_utf8_lossy(&output.stdout);
+        let some = printed.lines().take(3).collect::<Vec<_>>().join("\n");
+        println!("{:>6.1?} $ {text}\n{some}", begin.elapsed());
+        output
+    }
+
+    /// The same. Panics if the command fails. A `grep` that finds nothing is no failure.
+    pub fn must(&self, text: &str) {
+        let output = self.run(text);
+        let finds_nothing = output.status.code() == Some(1) && text.contains("| grep");
+        let error = String::from_utf8_lossy(&output.stderr);
+        assert!(
+            output.status.success() || (finds_nothing && error.is_empty()),
+            "{text}: {output:?}"
+        );
+    }
+}
+
+/// Replaces image, programs and placeholders.
+fn with_names(text: &str) -> String {
+    let text = text.replace(IMAGE[0], IMAGE[1]);
+    let text = text.replace("linkerd cni ", concat!(env!("CARGO_BIN_EXE_linkerd-cni-cli"), " "));
+    let is_explained = text.contains(" explain ");
+    let word = |word: &str| match word {
+        "POD" | "NAMESPACE" if is_explained => "meshed".to_owned(),
+        "POD" => agent().pod,
+        "REVISION" => "1".to_owned(),
+        "NODE" => node_name(),
+        word => match word.strip_suffix("=NODE") {
+            Some(field) => format!("{field}={}", node_name()),
+            None => word.to_owned(),
+        },
+    };
+    text.split(' ').map(word).collect::<Vec<_>>().join(" ")
+}
+
+fn node_name() -> String {
+    kubectl(&["get", "nodes", "-o", "jsonpath={.items[0].metadata.name}"])
+}

@@ -1,0 +1,91 @@
+//! Helm takes over the objects that `linkerd install-cni | kubectl apply -f -` created, as docs/migration.md says.
+
+use std::time::Duration;
+
+use crate::agent::rolled_out;
+use crate::burst;
+use crate::chart::piped;
+use crate::documented::{Shell, on_page};
+use crate::helm::{Helm, NAMESPACE};
+use crate::node::Node;
+use crate::pods::{command, kubectl};
+use crate::until::until_within;
+use crate::upstream::{self, Program};
+
+const WAIT: Duration = Duration::from_secs(60);
+/// Without it, Helm 4 applies on the server, where the fields belong to kubectl.
+const FLAG: &str = " --server-side=false";
+
+#[test]
+fn helm_takes_over_the_objects_that_kubectl_applied() {
+    let node = Node::exclusive();
+    let before = node.files();
+    let helm = Helm::with_local_repository();
+    let shell = Shell::new();
+    let found = on_page("docs/migration.md", |text| text.contains("--take-ownership"));
+    let [documented] = &found[..] else { panic!("{found:?}") };
+    assert!(documented.contains(FLAG), "{documented}");
+
+    apply_upstream(&node, &helm);
+    burst::during("helm install --take-ownership", || {
+        shell.must(documented);
+        rolled_out();
+    });
+    is_taken_over(&node);
+    assert!(
+        of_container(".lifecycle").contains("preStop"),
+        "upstream's hook stays, as the page says"
+    );
+    for removal in on_page("docs/migration.md", |text| text.starts_with("kubectl patch ")) {
+        shell.must(&removal);
+    }
+    assert_eq!(of_container(".lifecycle"), "");
+    helm.run("upgrade", &["--set", "logLevel=debug"]);
+    helm.remove();
+    assert_eq!(node.files(), before);
+
+    apply_upstream(&node, &helm);
+    let output = shell.run(&documented.replace(FLAG, ""));
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success() && error.contains("kubectl-client-side-apply"), "{error}");
+    assert!(node.is_chained(), "the agents run unchanged");
+    shell.must(&documented.replace("helm install ", "helm upgrade --install "));
+    rolled_out();
+    is_taken_over(&node);
+    helm.remove();
+
+    apply_upstream(&node, &helm);
+    shell.must(&documented.replace(FLAG, "").replace("helm install ", "helm3 install "));
+    rolled_out();
+    is_taken_over(&node);
+    helm.remove();
+    assert_eq!(node.files(), before);
+}
+
+/// Applies the stand-in for upstream's manifests with kubectl.
+fn apply_upstream(node: &Node, helm: &Helm) {
+    let chart = tempfile::tempdir().unwrap();
+    upstream::write_chart(chart.path(), Program::OurAgent);
+    let version = concat!("image.version=v", env!("CARGO_PKG_VERSION"));
+    let path = chart.path().to_str().unwrap();
+    let manifests =
+        helm.must(&["template", "linkerd-cni", path, "-n", NAMESPACE, "--set", version]);
+    // Other tests leave the namespace.
+    let _ = command(&["create", "namespace", NAMESPACE]).output();
+    piped(&["apply", "-n", NAMESPACE, "-f", "-"], &manifests);
+    until_within(WAIT, "upstream's entry is in the conflist", || node.entry().is_some());
+}
+
+/// Asserts that plugin entry, DaemonSet and permissions are this chart's.
+fn is_taken_over(node: &Node) {
+    assert_eq!(node.linkerd_entry()["linkerd"]["iptables-mode"], "auto");
+    assert_eq!(of_container(".securityContext.capabilities.drop"), "[\"ALL\"]");
+    let verbs = ["get", "clusterrole", "linkerd-cni", "-o", "jsonpath={.rules[*].verbs[*]}"];
+    assert_eq!(kubectl(&verbs), "get get get");
+}
+
+/// Returns a field of the agent's container in the DaemonSet, or an empty text.
+fn of_container(field: &str) -> String {
+    let path = format!("jsonpath={{.spec.template.spec.containers[0]{field}}}");
+    kubectl(&["get", "daemonset", "linkerd-cni", "-n", NAMESPACE, "-o", &path])
+}
