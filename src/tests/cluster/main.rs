@@ -11,6 +11,7 @@ mod agent;
 mod another_namespace;
 mod burst;
 mod cached;
+mod catalogue;
 mod chart;
 #[allow(dead_code, reason = "the plugin's tests use all of it")]
 #[path = "../support/cni.rs"]
@@ -18,6 +19,9 @@ mod cni;
 mod connections;
 mod extension;
 mod families;
+#[allow(dead_code, reason = "each suite has sources of its own")]
+#[path = "../support/fault_page.rs"]
+mod fault_page;
 mod hand_made;
 mod helm;
 mod idle;
