@@ -19,7 +19,7 @@ fn command(args: &[&str]) -> Command {
 
 /// Runs `linkerd cni` and prints its output. Returns whether it succeeded, and the output.
 #[allow(clippy::print_stdout, reason = "docs/cli.md shows this output")]
-fn cni(args: &[&str]) -> (bool, String) {
+pub fn cni(args: &[&str]) -> (bool, String) {
     let output = command(args).output().unwrap();
     let text = String::from_utf8(output.stdout).unwrap();
     let error = String::from_utf8(output.stderr).unwrap();
@@ -144,13 +144,13 @@ fn set_conflist(variable: &str) {
     ]);
 }
 
-fn label(label: &str) {
+pub fn label(label: &str) {
     kubectl(&["label", "--overwrite", "namespace", NAMESPACE, label]);
 }
 
 /// Lets the DaemonSet's pods run again when it is dropped, also after a failure, so that the agent
 /// can uninstall.
-struct Restore;
+pub struct Restore;
 
 impl Drop for Restore {
     fn drop(&mut self) {

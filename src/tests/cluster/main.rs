@@ -11,6 +11,7 @@ mod agent;
 mod another_namespace;
 mod burst;
 mod cached;
+mod catalogue;
 mod chart;
 #[allow(dead_code, reason = "the plugin's tests use all of it")]
 #[path = "../support/cni.rs"]
@@ -22,6 +23,9 @@ mod connections;
 mod documented;
 mod extension;
 mod families;
+#[allow(dead_code, reason = "each suite has sources of its own")]
+#[path = "../support/fault_page.rs"]
+mod fault_page;
 mod hand_made;
 mod helm;
 mod idle;

@@ -13,6 +13,8 @@ const END: &str = "<!-- end of captured -->\n";
 pub enum Source {
     /// `kubectl describe pod`, in kubelet's Event.
     Kubelet,
+    /// The whole Event of the kubelet.
+    KubeletEvent,
     PodEvent,
     Helm,
     DaemonSetEvent,
@@ -33,10 +35,11 @@ impl Source {
             Source::Kubelet => {
                 "`kubectl describe pod`, at the end of kubelet's Event `FailedCreatePodSandBox`:"
             }
+            Source::KubeletEvent => "`kubectl describe pod`, kubelet's Event:",
             Source::PodEvent => "Event on the pod, by linkerd-cni:",
             Source::Helm => "`helm install` or `helm upgrade`:",
             Source::DaemonSetEvent => "Event on the DaemonSet or on the agent's pod:",
-            Source::Pods => "`kubectl get pods`:",
+            Source::Pods => "`kubectl get pods`, without the last columns:",
             Source::Ready => {
                 "`/ready` of the agent, and the Event `LinkerdCNINotReady` on the node after 5 minutes:"
             }

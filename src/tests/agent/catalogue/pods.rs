@@ -8,7 +8,7 @@ use super::fault::{Fault, meshed_pod};
 fn an_annotation_is_invalid() {
     let mut fault = Fault::new("annotation-invalid");
     let mut pod = meshed_pod();
-    pod["metadata"]["annotations"] = json!({"config.linkerd.io/proxy-uid": "root"});
+    pod["metadata"]["annotations"] = json!({"config.linkerd.io/skip-outbound-ports": "mysql"});
     fault.answer_pod(200, &pod);
     let outcome = fault.add().run();
     fault.pod_fails(&outcome);
