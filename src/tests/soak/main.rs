@@ -30,6 +30,7 @@ mod families;
 mod helm;
 mod ledger;
 mod load;
+mod logs;
 #[path = "../cluster/node.rs"]
 mod node;
 mod pod;
@@ -121,6 +122,8 @@ fn main() -> ExitCode {
     let helm = Helm::with_local_repository();
     ledger.begin(INSTALL);
     helm.run("install", &["--set", VALUES]);
+    // A second revision, so that a rollback is possible from the start.
+    helm.run("upgrade", &["--reuse-values", "--set", "logLevel=debug"]);
 
     let mut rng = Random::with_seed(options.seed);
     let reader = Reader::start(ledger.clone(), windows.clone());
@@ -148,7 +151,8 @@ fn main() -> ExitCode {
     let resources = sampler.finish(&ledger);
     uninstall(&world, &node, &before);
     let reads = reader.finish();
-    let failed_tries = check_kubelet_log(&node, &ledger);
+    let failed_tries = logs::check_kubelet_log(&node, &ledger);
+    logs::check_audit_log(&ledger);
 
     let without_api = [&seen.unmeshed_without_api, &seen.meshed_without_api]
         .map(|count| count.load(Ordering::Relaxed));
@@ -218,25 +222,4 @@ fn uninstall(world: &World, node: &Node, before: &Files) {
         thread::sleep(Duration::from_millis(200));
     }
     world.ledger.recovered(begin.elapsed());
-}
-
-/// Failed tries of ADD. Those of unmeshed pods, and those without the plugin binary, are violations. Returns the number
-/// of the others.
-fn check_kubelet_log(node: &Node, ledger: &Ledger) -> usize {
-    let log = node.kubelet_log();
-    let of_plugin = |line: &&str| {
-        line.contains("\"RunPodSandbox from runtime service failed\"")
-            || line.contains("Failed to create sandbox for pod")
-    };
-    let mut failed = 0;
-    for line in log.lines().filter(of_plugin).filter(|line| line.contains("linkerd-cni")) {
-        if line.contains("failed to find plugin") {
-            ledger.violated(Invariant::Files, line);
-        } else if line.contains("unmeshed-") {
-            ledger.violated(Invariant::UnmeshedStart, line);
-        } else if line.contains("Failed to create sandbox for pod") {
-            failed += 1;
-        }
-    }
-    failed
 }
