@@ -5,7 +5,7 @@ use std::os::unix::fs::MetadataExt as _;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use crate::agent::{kill_agent, rolled_out};
+use crate::agent_process::{kill_agent, rolled_out};
 use crate::burst;
 use crate::checks::Checks;
 use crate::connections::{
@@ -13,7 +13,7 @@ use crate::connections::{
     connections_go_through_the_proxy_where_they_should, linkerd_check_finds_what_it_looks_up,
     pods_started_after_an_upgrade_follow_it,
 };
-use crate::families::{Family, any};
+use crate::families::Family;
 use crate::helm::{Helm, NAMESPACE};
 use crate::network;
 use crate::node::{Files, Node};

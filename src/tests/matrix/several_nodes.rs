@@ -7,14 +7,14 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::{Signal, kill};
 use serde_json::{Value, json};
 
-use crate::agent::process_of;
+use crate::agent_process::process_of;
 use crate::agents::{self, AgentWatch, Seen};
 use crate::checks::Checks;
 use crate::expectations::{
     assert_bare, assert_redirected, controllers_that_asked_about, events_in,
 };
 use crate::families::Family;
-use crate::helm::{Helm, NAMESPACE};
+use crate::helm::Helm;
 use crate::machine::Machine;
 use crate::pods::{self, Pods, kubectl};
 use crate::until::{until, until_within};
