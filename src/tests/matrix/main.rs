@@ -28,6 +28,7 @@ mod expectations;
 mod families;
 #[path = "../cluster/helm.rs"]
 mod helm;
+mod istio;
 mod job;
 mod machine;
 mod multus;
