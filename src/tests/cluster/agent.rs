@@ -7,12 +7,12 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
 use serde_json::Value;
 
+use crate::agent_process::{agent, clean, find_agent, kill_agent, process_of, rolled_out};
 use crate::burst;
 use crate::helm::Helm;
-use crate::node::{self, Node};
+use crate::node::Node;
 use crate::pods::{self, Pods, kubectl};
 use crate::until::until_within;
 
@@ -156,100 +156,6 @@ pub fn until_rejected(kubeconfig: &str) {
             .unwrap();
         String::from_utf8_lossy(&output.stderr).contains("Unauthorized")
     });
-}
-
-/// Removes the files of a dead agent with the command in the chart's README.
-pub fn clean(node: &Node, before: &node::Files) {
-    let image = concat!("cr.l5d.io/linkerd/cni-plugin:v", env!("CARGO_PKG_VERSION"));
-    let name = kubectl(&["get", "nodes", "-o", "name"]);
-    let image = format!("--image={image}");
-    let debug = ["debug", name.trim(), &image, "--profile=sysadmin", "-n", "linkerd-cni"];
-    let command = ["/usr/bin/linkerd2-cni-install", "uninstall"];
-    kubectl(&[&debug[..], &["--"], &command[..]].concat());
-    until_within(Duration::from_secs(30), "the node is as it was", || node.files() == *before);
-    kubectl(&["delete", "pods", "-n", "linkerd-cni", "--all", "--timeout=60s"]);
-}
-
-/// The container of a running agent.
-pub struct Agent {
-    pub pod: String,
-    container: String,
-    pub ready: bool,
-    pub pid: Pid,
-}
-
-impl Agent {
-    /// Resident memory in kB.
-    fn rss(&self) -> u64 {
-        let status = fs::read_to_string(format!("/proc/{}/status", self.pid)).unwrap();
-        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
-        let kilobytes = line.and_then(|line| line.split_whitespace().next());
-        kilobytes.unwrap().parse().unwrap()
-    }
-}
-
-/// Kills the agent and waits until the next one is ready.
-pub fn kill_agent() {
-    let agent = agent();
-    kill(agent.pid, Signal::SIGKILL).unwrap();
-    until_within(Duration::from_secs(60), "the next agent is ready", || {
-        let next = find_agent();
-        next.is_some_and(|next| next.container != agent.container && next.ready)
-    });
-}
-
-/// The only agent, once a surge is over and it runs.
-pub fn agent() -> Agent {
-    let mut found = None;
-    until_within(Duration::from_secs(60), "one agent that runs", || {
-        found = find_agent();
-        found.is_some()
-    });
-    found.unwrap()
-}
-
-/// The agent, if there is exactly one and it runs.
-pub fn find_agent() -> Option<Agent> {
-    find_agent_in("linkerd-cni")
-}
-
-/// The only one in a namespace, if it runs. An agent that is being deleted, as at the end of a surge, does not
-/// count.
-pub fn find_agent_in(namespace: &str) -> Option<Agent> {
-    let pods = ["get", "pods", "-n", namespace, "-l", "k8s-app=linkerd-cni", "-o", "json"];
-    let pods: Value = serde_json::from_str(&kubectl(&pods)).unwrap();
-    let is_leaving = |pod: &Value| pod["metadata"]["deletionTimestamp"].is_string();
-    let mut staying = pods["items"].as_array()?.iter().filter(|pod| !is_leaving(pod));
-    let (Some(pod), None) = (staying.next(), staying.next()) else {
-        return None;
-    };
-    let statuses = pod["status"]["containerStatuses"].as_array()?;
-    let status = statuses.iter().find(|one| one["name"] == "install-cni")?;
-    let container = status["containerID"].as_str()?.split_once("://")?.1;
-    Some(Agent {
-        pod: pod["metadata"]["name"].as_str()?.to_owned(),
-        container: container.to_owned(),
-        ready: status["ready"] == true,
-        pid: process_of(container)?,
-    })
-}
-
-/// The process in a container, found by its control group. CRI-O's control group of conmon, which supervises the
-/// container, also has the container's ID in its name.
-pub fn process_of(container: &str) -> Option<Pid> {
-    let entries = fs::read_dir("/proc").ok()?.flatten();
-    let mut pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
-    let is_in = |pid: &i32| {
-        let groups = fs::read_to_string(format!("/proc/{pid}/cgroup"));
-        let conmon = format!("conmon-{container}");
-        groups.is_ok_and(|groups| groups.contains(container) && !groups.contains(&conmon))
-    };
-    pids.find(is_in).map(Pid::from_raw)
-}
-
-pub fn rolled_out() {
-    let status = ["rollout", "status", "daemonset/linkerd-cni", "-n", "linkerd-cni"];
-    kubectl(&[&status[..], &["--timeout=60s"]].concat());
 }
 
 /// The token in the node's kubeconfig, if it can be read.

@@ -8,6 +8,7 @@
 mod active;
 mod admission_policy;
 mod agent;
+mod agent_process;
 mod another_namespace;
 mod burst;
 mod cached;

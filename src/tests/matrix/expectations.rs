@@ -7,6 +7,7 @@ use serde_json::Value;
 
 use crate::families::{Family, state};
 use crate::pods::{Pods, kubectl};
+use crate::until::until;
 
 /// Inbound and outbound connections of `meshed` are redirected, those of its proxy are not.
 pub fn assert_redirected(pods: &Pods, unmeshed: &str, meshed: &str) {
@@ -39,6 +40,19 @@ pub fn events_in(namespace: &str, reason: &str) -> Vec<Value> {
     let list = kubectl(&["get", "events", "-n", namespace, &selector, "-o", "json"]);
     let mut list: Value = serde_json::from_str(&list).unwrap();
     serde_json::from_value(list["items"].take()).unwrap()
+}
+
+/// The Event with this reason in a namespace. Waits for it; panics if there is more than one, or if it was sent more than
+/// once.
+pub fn only_event(namespace: &str, reason: &str) -> Value {
+    until("the Event", || !events_in(namespace, reason).is_empty());
+    let mut events = events_in(namespace, reason);
+    assert_eq!(events.len(), 1, "{events:?}");
+    let event = events.remove(0);
+    let sent =
+        [&event["count"], &event["series"]["count"]].map(|count| count.as_u64().unwrap_or(1));
+    assert_eq!(sent, [1, 1], "{event}");
+    event
 }
 
 /// Names of the pods whose repair controller sent a request about an object in `namespace`.

@@ -5,7 +5,7 @@ use std::os::unix::fs::MetadataExt as _;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use crate::agent::{kill_agent, rolled_out};
+use crate::agent_process::{kill_agent, rolled_out};
 use crate::burst;
 use crate::checks::Checks;
 use crate::connections::{
@@ -13,7 +13,7 @@ use crate::connections::{
     connections_go_through_the_proxy_where_they_should, linkerd_check_finds_what_it_looks_up,
     pods_started_after_an_upgrade_follow_it,
 };
-use crate::families::{Family, any};
+use crate::families::Family;
 use crate::helm::{Helm, NAMESPACE};
 use crate::network;
 use crate::node::{Files, Node};
@@ -33,6 +33,7 @@ pub fn run(values: &str, checks: &mut Checks) {
     if !checks.run("install", || install(&helm, set)) {
         return;
     }
+    primary_cni::after_install(checks);
     while_installed(&node, &helm, &pods, checks);
     primary_cni::while_installed(&pods, checks);
     checks.run("uninstall", || uninstall(&node, &helm, &before));
@@ -60,7 +61,7 @@ fn while_installed(node: &Node, helm: &Helm, pods: &Pods, checks: &mut Checks) {
     checks.run("the primary CNI rewrites its file", || rewrite(node));
     let daemons = network::daemons();
     if !daemons.is_empty() {
-        checks.run("the primary CNI restarts", || restart_network(&daemons, pods));
+        checks.run(primary_cni::restart_check(), || restart_network(&daemons, pods));
     }
     if network::has_policies() {
         checks.run("network policies", || network::policies(pods));
@@ -103,7 +104,9 @@ fn rewrite(node: &Node) -> String {
         written() != before
     });
     let begin = Instant::now();
-    until_within(Duration::from_secs(30), "the plugin entry is back", || node.entry().is_some());
+    until_within(Duration::from_secs(30), "the plugin entry is back", || {
+        primary_cni::is_chained_again(node)
+    });
     format!("chained again after {:.1} s", begin.elapsed().as_secs_f64())
 }
 
@@ -158,7 +161,7 @@ fn uninstall(node: &Node, helm: &Helm, before: &Files) -> String {
     let ip = pods.ip("later");
     let response = pods.connect("later", "app", &Family::all()[0].to(&ip, 8080));
     assert!(response.starts_with("app-of-later"), "redirected after the uninstall: {response}");
-    "the node's files as before; new pods start without redirection".to_owned()
+    format!("{}; new pods start without redirection", primary_cni::files_after_uninstall())
 }
 
 /// The runtime calls DEL for them with the current network config, or with the cached one, which names the plugin.

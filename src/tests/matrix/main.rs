@@ -7,14 +7,13 @@
     clippy::print_stdout,
     clippy::unwrap_used,
     dead_code,
-    unused_imports,
     reason = "a test program that prints its results and uses a part of the cluster tests' modules"
 )]
 
 #[path = "../cluster/active.rs"]
 mod active;
-#[path = "../cluster/agent.rs"]
-mod agent;
+#[path = "../cluster/agent_process.rs"]
+mod agent_process;
 mod agents;
 #[path = "../cluster/burst.rs"]
 mod burst;
@@ -29,6 +28,7 @@ mod expectations;
 mod families;
 #[path = "../cluster/helm.rs"]
 mod helm;
+mod istio;
 mod job;
 mod machine;
 mod multus;

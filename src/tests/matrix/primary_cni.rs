@@ -7,6 +7,7 @@ use crate::checks::Checks;
 use crate::cilium;
 use crate::families::setting;
 use crate::helm::Helm;
+use crate::istio;
 use crate::job;
 use crate::multus;
 use crate::network;
@@ -29,17 +30,27 @@ enum Kind {
     MultusThin,
     /// The runtime calls Multus, which reads the primary CNI's conflist.
     MultusThick,
+    /// Istio's plugin is installed before linkerd-cni.
+    IstioFirst,
+    /// Istio's plugin is installed after linkerd-cni.
+    IstioAfter,
 }
 
 impl Kind {
     fn is_multus(self) -> bool {
         matches!(self, Kind::MultusThin | Kind::MultusThick)
     }
+
+    fn is_istio(self) -> bool {
+        matches!(self, Kind::IstioFirst | Kind::IstioAfter)
+    }
 }
 
 fn kind() -> Kind {
     match setting("CLUSTER_NETWORK").as_str() {
         "cilium-replayed" => Kind::Cilium,
+        "istio-cni-after" => Kind::IstioAfter,
+        "istio-cni-first" => Kind::IstioFirst,
         "multus-thick" => Kind::MultusThick,
         name if name.starts_with("multus-thin") => Kind::MultusThin,
         _ => Kind::Plain,
@@ -58,10 +69,28 @@ pub fn requests_of_unmeshed_pod() -> usize {
     usize::from(kind().is_multus())
 }
 
+/// Whether the plugin entry is back after the primary CNI wrote its network config, and Istio's entry, too.
+pub fn is_chained_again(node: &Node) -> bool {
+    match kind() {
+        Kind::IstioFirst | Kind::IstioAfter => istio::is_chained(),
+        _ => node.entry().is_some(),
+    }
+}
+
+/// Name of the check in which the daemons of scripts/cluster are killed and start again.
+pub fn restart_check() -> &'static str {
+    if kind().is_istio() { "Istio's agent restarts" } else { "the primary CNI restarts" }
+}
+
 /// Asserts that the node's files are as before. Multus and CRI-O delete pods by plugins that they cached, so the plugin
-/// binary stays.
+/// binary stays. Istio's plugin stays, too, where it was installed after linkerd-cni.
 pub fn assert_files_after_uninstall(node: &Node, before: &Files) {
     let is_kept = kind().is_multus() || runtime::deletes_from_cache();
+    match kind() {
+        Kind::IstioAfter => return istio::until_only_istio_is_left(node, before),
+        Kind::IstioFirst => istio::until_as_before(node, before),
+        _ => {}
+    }
     let before = network::unchanging(before);
     let files = || {
         let mut files = network::unchanging(&node.files());
@@ -82,7 +111,34 @@ pub fn assert_files_after_uninstall(node: &Node, before: &Files) {
     assert_eq!(files(), before, "uninstalling leaves the node's files");
 }
 
+/// What [`assert_files_after_uninstall`] asserts.
+pub fn files_after_uninstall() -> &'static str {
+    match kind() {
+        Kind::IstioAfter => "Istio's plugin stays chained, other files of the node as before",
+        _ => "the node's files as before",
+    }
+}
+
+/// Right after the install.
+pub fn after_install(checks: &mut Checks) {
+    match kind() {
+        Kind::IstioFirst => {
+            checks.run("chained beside Istio's plugin", istio::installed_after);
+        }
+        Kind::IstioAfter => {
+            checks.run("chained beside Istio's plugin", istio::installed_before);
+        }
+        _ => {}
+    }
+}
+
 pub fn while_installed(pods: &Pods, checks: &mut Checks) {
+    if kind().is_istio() {
+        checks.run("Istio's plugin is called", || istio::called(pods));
+        checks.run("both agents restore their entries", || istio::both_restore(pods));
+        checks
+            .run("Istio's plugin is removed and installed", || istio::removed_and_installed(pods));
+    }
     if kind().is_multus() {
         checks.run("pod with a second network", || multus::second_network(pods));
     }
@@ -97,6 +153,9 @@ pub fn after_uninstall(node: &Node, helm: &Helm, before: &Files, checks: &mut Ch
         Kind::Plain => {}
         Kind::Cilium => {
             checks.run("cni.exclusive=true", || cilium::exclusive(node, helm, before));
+        }
+        Kind::IstioFirst | Kind::IstioAfter => {
+            checks.run("Istio's plugin is removed last", || istio::removed(node, before));
         }
         Kind::MultusThin | Kind::MultusThick => {
             checks.run("called by a NetworkAttachmentDefinition", || {

@@ -7,18 +7,20 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::{Signal, kill};
 use serde_json::{Value, json};
 
-use crate::agent::process_of;
+use crate::agent_process::process_of;
 use crate::agents::{self, AgentWatch, Seen};
 use crate::checks::Checks;
 use crate::expectations::{
-    assert_bare, assert_redirected, controllers_that_asked_about, events_in,
+    assert_bare, assert_redirected, controllers_that_asked_about, only_event,
 };
 use crate::families::Family;
-use crate::helm::{Helm, NAMESPACE};
+use crate::helm::Helm;
 use crate::machine::Machine;
 use crate::pods::{self, Pods, kubectl};
 use crate::until::{until, until_within};
 
+/// A meshed pod on each node.
+const MESHED: [&str; 3] = ["meshed-one", "meshed-two", "meshed-three"];
 /// The startup taint.
 const TAINT: &str = "linkerd.io/cni-not-ready";
 /// Limit of what includes the start of an agent on each node.
@@ -74,16 +76,14 @@ fn repaired_by_its_own_node(pods: &Pods, node: &Machine) -> String {
     pods.until_ready("stranded");
     let uid = pods.field("stranded", ".metadata.uid");
     let agent = agents::by_node()[&node.name].name.clone();
-    until("the Event", || !events_in("stranded", "LinkerdCNINotConfigured").is_empty());
-    for event in events_in("stranded", "LinkerdCNINotConfigured") {
-        assert_eq!(event["involvedObject"]["uid"], *uid, "{event}");
-        assert_eq!(event["reportingInstance"], *agent, "{event}");
-        assert_eq!(event["action"], "Repairing", "{event}");
-    }
+    let event = only_event("stranded", "LinkerdCNINotConfigured");
+    assert_eq!(event["involvedObject"]["uid"], *uid, "{event}");
+    assert_eq!(event["reportingInstance"], *agent, "{event}");
+    assert_eq!(event["action"], "Repairing", "{event}");
     let controllers = controllers_that_asked_about("stranded");
     assert_eq!(controllers, BTreeSet::from([agent]), "pods with API requests about the pod");
     assert_redirected(pods, "client", "stranded");
-    "repaired in place; Events and API requests only of the pod's own node".to_owned()
+    "repaired in place; one Event, which the agent of the pod's node sent; no API request of another node".to_owned()
 }
 
 /// The image is missing on the new node at first, so that its agent cannot start.
@@ -115,19 +115,31 @@ fn joins(
 }
 
 fn connections(pods: &Pods, all: [&Machine; 3]) -> String {
-    let names = ["meshed-one", "meshed-two", "meshed-three"];
-    for (name, node) in names.iter().zip(all) {
+    for (name, node) in MESHED.iter().zip(all) {
         pods.create(&[node.only(with_wrong_ports(pods::meshed(name)))]);
     }
-    for name in names {
+    for name in MESHED {
         pods.until_ready(name);
         assert_redirected(pods, "client", name);
     }
-    let family = Family::all()[0];
-    let target = family.to(&pods.ip("meshed-three"), 8080);
-    let response = pods.connect("meshed-two", "linkerd-proxy", &target);
-    assert!(response.starts_with("proxy-inbound"), "from the second node to the third: {response}");
-    "redirected from the first node to each, and from the second to the third".to_owned()
+    let pairs = MESHED.iter().flat_map(|from| MESHED.map(|to| (*from, to)));
+    let pairs: Vec<_> = pairs.filter(|(from, to)| from != to).collect();
+    for (from, to) in &pairs {
+        let target = Family::all()[0].to(&pods.ip(to), 8080);
+        for (container, responder) in
+            [("app", "proxy-outbound"), ("linkerd-proxy", "proxy-inbound")]
+        {
+            let response = pods.connect(from, container, &target);
+            assert!(
+                response.starts_with(responder) && response.contains(&target),
+                "{container} in {from} to {to}, {target}: {response}, not {responder}"
+            );
+        }
+    }
+    format!(
+        "redirected from the first node to each, and in all {} ordered pairs of nodes",
+        pairs.len()
+    )
 }
 
 /// An annotation with an invalid element, which results in an Event.
@@ -139,12 +151,10 @@ fn with_wrong_ports(mut pod: Value) -> Value {
 /// The node's own agent reports the pods with the wrong annotation.
 fn events(all: [&Machine; 3]) -> String {
     let agents = agents::by_node();
-    for (name, node) in ["meshed-one", "meshed-two", "meshed-three"].iter().zip(all) {
-        until("the Event", || !events_in(name, "LinkerdCNIPortsIgnored").is_empty());
-        for event in events_in(name, "LinkerdCNIPortsIgnored") {
-            assert_eq!(event["reportingInstance"], *agents[&node.name].name, "{event}");
-            assert_eq!(event["involvedObject"]["name"], *name, "{event}");
-        }
+    for (name, node) in MESHED.iter().zip(all) {
+        let event = only_event(name, "LinkerdCNIPortsIgnored");
+        assert_eq!(event["reportingInstance"], *agents[&node.name].name, "{event}");
+        assert_eq!(event["involvedObject"]["name"], *name, "{event}");
     }
     "one Event for each pod, each of the agent on the pod's node".to_owned()
 }
@@ -277,7 +287,7 @@ fn uninstall(helm: &Helm, all: [&Machine; 3]) -> String {
 
 /// The runtimes call DEL for them, after the network config has lost the plugin entry.
 fn deleted(pods: Pods, all: [&Machine; 3]) -> String {
-    for name in ["meshed-one", "refilled", "meshed-three"] {
+    for name in [MESHED[0], "refilled", MESHED[2]] {
         kubectl(&["delete", "pod", "-n", name, name, "--grace-period=1", "--timeout=60s"]);
     }
     drop(pods);

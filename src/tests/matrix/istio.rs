@@ -1,0 +1,228 @@
+//! Checks of nodes where Istio's istio-cni is another chained plugin. Its agent restores its plugin entry, too.
+
+use std::fs;
+use std::path::Path;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+
+use crate::active;
+use crate::expectations::events_in;
+use crate::families::{Family, any};
+use crate::helm::NAMESPACE;
+use crate::job;
+use crate::network;
+use crate::node::{Files, Node, netns_of};
+use crate::pods::{self, Pods, command};
+use crate::until::until_within;
+
+const PRIMARY: [&str; 2] = ["bridge", "portmap"];
+const LINKERD: &str = "linkerd-cni";
+const ISTIO: &str = "istio-cni";
+/// The network config of the primary CNI, in which both plugins are chained.
+const CONFLIST: &str = "/etc/cni/net.d/10-bridge.conflist";
+const BINARY: &str = "/opt/cni/bin/istio-cni";
+const AGENT_LOG: &str = "/var/lib/linkerd2-cni-cluster/log/istio-install-cni";
+const PLUGIN_LOG: &str = "/run/linkerd2-cni-cluster/istio-cni/istio-cni.log";
+/// In the redirect rules of linkerd-cni, and in those of istio-cni.
+const RULES: [&str; 2] = ["redirect-all-outgoing-to-proxy-port", "ISTIO_OUTPUT"];
+
+/// Number of times that the primary CNI writes its network config in [`both_restore`], and the time between two.
+const REWRITES: usize = 6;
+const PERIOD: Duration = Duration::from_secs(10);
+/// Time without a write by anyone.
+const QUIET: Duration = Duration::from_secs(30);
+/// Time in which an agent reacts.
+const REACTION: Duration = Duration::from_secs(30);
+
+/// linkerd-cni was installed while Istio's plugin was chained.
+pub fn installed_after() -> String {
+    until_chained(&[ISTIO, LINKERD])
+}
+
+/// Istio's plugin is installed while linkerd-cni is chained. linkerd-cni moves to the end again.
+pub fn installed_before() -> String {
+    network::cluster("start-second-plugin");
+    until_chained(&[ISTIO, LINKERD])
+}
+
+/// Whether both plugins are in the active network config, linkerd-cni as the last one.
+pub fn is_chained() -> bool {
+    has_chained(&[ISTIO, LINKERD])
+}
+
+/// Whether the active network config has these plugins after the primary CNI's, in this order.
+fn has_chained(chained: &[&str]) -> bool {
+    types() == [&PRIMARY, chained].concat()
+}
+
+/// Waits until the active network config has these plugins after the primary CNI's.
+fn until_chained(chained: &[&str]) -> String {
+    until_within(REACTION, &format!("chained: {chained:?}"), || has_chained(chained));
+    types().join(", ")
+}
+
+/// Types of the plugins in the active network config.
+fn types() -> Vec<String> {
+    let plugins = active::plugins().into_iter();
+    plugins.map(|plugin| plugin["type"].as_str().unwrap_or_default().to_owned()).collect()
+}
+
+/// Istio's plugin is called for each pod, and leaves those without Istio's sidecar to linkerd-cni. It redirects a pod
+/// with Istio's sidecar, which linkerd-cni leaves alone. Uses the pods `meshed` and `unmeshed`.
+pub fn called(pods: &Pods) -> String {
+    let sidecar = "istio-sidecar";
+    pods.start(&[with_istio_proxy(pods::unmeshed(sidecar))]);
+    for (name, is_skipped, expected) in [
+        ("meshed", true, [true, false]),
+        ("unmeshed", true, [false, false]),
+        (sidecar, false, [false, true]),
+    ] {
+        assert_eq!(was_skipped(name), is_skipped, "whether Istio's plugin skipped {name}");
+        let rules = netns_of(&pods.ip(name)).output(&["nft", "list", "ruleset"]);
+        assert_eq!(RULES.map(|text| rules.contains(text)), expected, "{name}: {rules}");
+    }
+    for (from, to, responder) in [
+        ("unmeshed", sidecar, "istio-inbound"),
+        (sidecar, "unmeshed", "istio-outbound"),
+        (sidecar, "meshed", "istio-outbound"),
+        ("meshed", sidecar, "proxy-outbound"),
+    ] {
+        let response = pods.connect(from, "app", &Family::all()[0].to(&pods.ip(to), 8080));
+        assert!(response.starts_with(responder), "{from} to {to}: {response}, not {responder}");
+    }
+    "skipped the meshed and the unmeshed pod, and redirected a pod with istio-proxy".to_owned()
+}
+
+fn with_istio_proxy(mut pod: Value) -> Value {
+    pod["metadata"]["annotations"]["sidecar.istio.io/status"] = json!("{}");
+    let words = [
+        vec!["serve".to_owned(), "istio-inbound".to_owned()],
+        any(15006),
+        vec!["istio-outbound".to_owned()],
+        any(15001),
+    ];
+    let proxy = pods::container("istio-proxy", 1337, &words.concat());
+    pod["spec"]["containers"].as_array_mut().unwrap().push(proxy);
+    pod
+}
+
+/// Whether Istio's plugin logged that it skipped the pod, as that has no sidecar of Istio.
+fn was_skipped(name: &str) -> bool {
+    let log = fs::read_to_string(PLUGIN_LOG).unwrap();
+    let mut lines = log.lines().filter(|line| line.contains(&format!(r#""{name}/{name}""#)));
+    lines.any(|line| line.contains("does not have istio-proxy container"))
+}
+
+/// The primary CNI writes its network config again and again. Both agents restore their plugin entries, and then leave
+/// the file unchanged.
+pub fn both_restore(pods: &Pods) -> String {
+    let before = Writes::so_far();
+    let mut slowest = Duration::ZERO;
+    for _ in 0..REWRITES {
+        let begin = Instant::now();
+        job::rewrite_network();
+        until_within(REACTION, "both plugin entries are back", is_chained);
+        slowest = slowest.max(begin.elapsed());
+        thread::sleep(PERIOD.saturating_sub(begin.elapsed()));
+    }
+    let after = Writes::so_far();
+    thread::sleep(QUIET);
+    assert_eq!(
+        Writes::so_far(),
+        after,
+        "writes in {QUIET:?} in which the primary CNI wrote nothing"
+    );
+    assert!(is_chained(), "{:?}", types());
+    let Writes { linkerd, istio } = after.since(&before);
+    // Two by each at most: linkerd-cni also moves to the end after Istio's plugin, and Istio's agent undoes a write
+    // after which it did not read the file again.
+    for writes in [linkerd, istio] {
+        let bound = REWRITES..=2 * REWRITES;
+        assert!(
+            bound.contains(&writes),
+            "writes of linkerd-cni {linkerd}, of Istio {istio}, not {bound:?}"
+        );
+    }
+    assert!(events_in(NAMESPACE, "LinkerdCNIContention").is_empty());
+    assert_redirected(pods, "both-restored");
+    format!(
+        "{REWRITES} rewrites in 60 s: {linkerd} writes by the agent, {istio} by Istio's, both entries back after at \
+         most {:.1} s; then no write in {QUIET:?}",
+        slowest.as_secs_f64()
+    )
+}
+
+/// Number of writes of the network config, as each agent logs them.
+#[derive(Debug, PartialEq, Eq)]
+struct Writes {
+    linkerd: usize,
+    istio: usize,
+}
+
+impl Writes {
+    fn so_far() -> Writes {
+        let log = command(&["logs", "daemonset/linkerd-cni", "-n", NAMESPACE]).output().unwrap();
+        let linkerd = String::from_utf8_lossy(&log.stdout).matches("Created CNI config").count();
+        let log = fs::read_to_string(AGENT_LOG).unwrap();
+        Writes { linkerd, istio: log.matches("Wrote CNI config to").count() }
+    }
+
+    fn since(&self, before: &Writes) -> Writes {
+        Writes { linkerd: self.linkerd - before.linkerd, istio: self.istio - before.istio }
+    }
+}
+
+/// Istio's agent ends and removes its plugin, which leaves linkerd-cni chained. Then it starts again.
+pub fn removed_and_installed(pods: &Pods) -> String {
+    network::cluster("stop-second-plugin");
+    let without = until_chained(&[LINKERD]);
+    assert_redirected(pods, "without-istio");
+    network::cluster("start-second-plugin");
+    let with = until_chained(&[ISTIO, LINKERD]);
+    assert_redirected(pods, "with-istio");
+    format!("{without}; then {with}; meshed pods redirected with both")
+}
+
+/// Starts a meshed pod, and connects to it.
+fn assert_redirected(pods: &Pods, name: &str) {
+    pods.start(&[pods::meshed(name)]);
+    let response = pods.connect("unmeshed", "app", &Family::all()[0].to(&pods.ip(name), 8080));
+    assert!(response.starts_with("proxy-inbound"), "{name}: {response}");
+}
+
+/// Waits until the node's files are as before. At each event in the directory, Istio's agent copies its plugin binary
+/// again.
+pub fn until_as_before(node: &Node, before: &Files) {
+    until_within(REACTION, "the node's files are as before", || node.files() == *before);
+}
+
+/// Waits until Istio's plugin is chained alone, with the node's files otherwise as before.
+pub fn until_only_istio_is_left(node: &Node, before: &Files) {
+    until_chained(&[ISTIO]);
+    let others = |mut files: Files| {
+        files.remove(Path::new(BINARY));
+        files.remove(Path::new(CONFLIST));
+        files
+    };
+    let expected = others(before.clone());
+    until_within(REACTION, "only Istio's plugin is left", || others(node.files()) == expected);
+}
+
+/// Istio's agent ends as well. It leaves what the primary CNI wrote, apart from the format of the JSON.
+pub fn removed(node: &Node, before: &Files) -> String {
+    network::cluster("stop-second-plugin");
+    let left = until_chained(&[]);
+    let config = || serde_json::from_str::<Value>(&fs::read_to_string(CONFLIST).unwrap()).unwrap();
+    let restored = config();
+    job::rewrite_network();
+    assert_eq!(restored, config(), "what Istio's agent left, and what the primary CNI writes");
+    let mut before = before.clone();
+    before.remove(Path::new(BINARY));
+    before.remove(Path::new(CONFLIST));
+    let mut files = node.files();
+    files.remove(Path::new(CONFLIST));
+    assert_eq!(files, before);
+    left
+}
