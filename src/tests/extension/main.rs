@@ -159,6 +159,20 @@ fn uninstall_prints_nothing_if_a_list_fails() {
 }
 
 #[test]
+fn uninstall_names_the_flags_with_which_kubectl_deletes_from_the_same_cluster() {
+    let dir = with_kubectl(
+        "case $* in */version) echo {} ;; */daemonsets*) echo '{\"items\": [{\"metadata\": {\"name\": \"x\"}}]}' ;; \
+         *) echo '{\"items\": []}' ;; esac",
+    );
+    let output = run(dir.path(), &["uninstall", "--context=two"]);
+    let manifest = "---\napiVersion: apps/v1\nkind: DaemonSet\nmetadata:\n  name: \"x\"\n";
+    assert_eq!(text(&output.stdout), manifest);
+    let note = "linkerd cni: delete with the same flags: kubectl --context=two delete -f -\n";
+    assert_eq!(text(&output.stderr), note);
+    assert_eq!(text(&run(dir.path(), &["uninstall"]).stderr), "");
+}
+
+#[test]
 fn progress_is_one_line_of_a_terminal_and_colors_are_off_with_no_color() {
     let dir = with_kubectl("case $* in */version) echo {} ;; *) exit 1 ;; esac");
     for (variable, value, colored, progress) in
