@@ -20,6 +20,7 @@ use crate::extension::agents::{AGENT_LIMIT, Agent, Asking};
 use crate::extension::checks;
 use crate::extension::explain::{self, RuleFormat};
 use crate::extension::facts;
+use crate::extension::helm;
 use crate::extension::install::{self, InstallFlags, REGISTRY_VARIABLE};
 use crate::extension::kubectl::Kubectl;
 use crate::extension::nodes;
@@ -134,7 +135,12 @@ fn run(flags: &Flags) -> anyhow::Result<ExitCode> {
         Command::ExtensionMetadata => print(METADATA)?,
         Command::Install(install) => {
             let registry = env::var(REGISTRY_VARIABLE).ok();
-            let printed = install::install(install, registry, wanted)?;
+            let printed = match install::install(install, registry, wanted) {
+                Err(install::Error::Helm(helm::Error::Signal(number))) => {
+                    return Ok(ExitCode::from(128 + number));
+                }
+                printed => printed?,
+            };
             printed.notes.iter().for_each(|note| say(note));
             print(&printed.stdout)?;
         }
