@@ -23,7 +23,7 @@
 //! - [`conflist`]: the CNI net dir: parses network configs, plans to chain and unchain, saved state
 //! - [`agent`]: the node agent: installs, reconciles, verifies and uninstalls
 //! - [`repair`]: the repair controller: finds and repairs pods without redirect rules
-//! - [`extension`]: `linkerd cni`, the administrator's command: checks, nodes, and one pod explained
+//! - [`extension`]: `linkerd cni`, the administrator's command: checks, nodes, one pod explained, and manifests
 //! - [`cli`]: command lines of the agent, the repair controller, the probe that `helm test` runs, and
 //!   `linkerd cni`
 //!

@@ -4,8 +4,10 @@
 //! `_extension-metadata` asks for that, with `check --output=json` and its own flags, and adds the
 //! results to its own.
 
+mod cluster;
+mod terminal;
+
 use std::env;
-use std::io::{self, IsTerminal as _, Write as _};
 use std::process::ExitCode;
 use std::thread;
 use std::time::Duration;
@@ -14,19 +16,20 @@ use anyhow::{Context as _, anyhow};
 use clap::{ArgAction, Args, Parser, Subcommand};
 
 use crate::deadline::Deadline;
-use crate::extension::agents::{AGENT_LIMIT, Agent, Asking, DAEMONSET};
+use crate::extension::agents::{AGENT_LIMIT, Agent, Asking};
 use crate::extension::checks;
 use crate::extension::explain::{self, RuleFormat};
 use crate::extension::facts;
+use crate::extension::helm;
 use crate::extension::install::{self, InstallFlags, REGISTRY_VARIABLE};
 use crate::extension::kubectl::Kubectl;
 use crate::extension::nodes;
 use crate::extension::pre_facts::fetch_pre;
 use crate::extension::report::{self, Check, Format};
 use crate::extension::uninstall;
+use cluster::ClusterFlags;
+use terminal::{has_color, print, progress, say};
 
-/// Default namespace of the control plane.
-const LINKERD_NAMESPACE: &str = "linkerd";
 /// Response to `_extension-metadata`. `linkerd check` compares the name with the file's.
 const METADATA: &str = "{\"name\":\"linkerd-cni\",\"checks\":\"always\"}\n";
 /// Time between two attempts of the checks, as in `linkerd check`.
@@ -46,42 +49,6 @@ struct Flags {
     cluster: ClusterFlags,
     #[command(subcommand)]
     command: Command,
-}
-
-#[derive(Args)]
-#[command(next_help_heading = "Cluster")]
-struct ClusterFlags {
-    /// Namespace of the DaemonSet linkerd-cni. If it has none, the only other one is used
-    #[arg(long, global = true, default_value = DAEMONSET)]
-    cni_namespace: String,
-    /// Path of the kubeconfig file
-    #[arg(long, global = true)]
-    kubeconfig: Option<String>,
-    /// Context of the kubeconfig
-    #[arg(long, global = true)]
-    context: Option<String>,
-    /// User to impersonate
-    #[arg(long = "as", global = true)]
-    user: Option<String>,
-    /// Group to impersonate; may be repeated
-    #[arg(long = "as-group", global = true)]
-    groups: Vec<String>,
-    /// Namespace of the control plane
-    #[arg(long, short = 'L', global = true, env = "LINKERD_NAMESPACE", hide_env_values = true, default_value = LINKERD_NAMESPACE)]
-    linkerd_namespace: String,
-    /// Flags that `linkerd check` passes to every extension.
-    #[command(flatten)]
-    unused: UnusedFlags,
-}
-
-/// Accepted without effect.
-#[derive(Args)]
-struct UnusedFlags {
-    #[arg(long, global = true, hide = true)]
-    api_addr: Option<String>,
-    #[arg(long, global = true, hide = true, action = ArgAction::Set)]
-    #[arg(num_args = 0..=1, require_equals = true, default_missing_value = "true")]
-    verbose: Option<String>,
 }
 
 #[derive(Subcommand)]
@@ -118,16 +85,6 @@ struct ScopeFlags {
     /// Ask each agent for its state, also in a cluster with more than 500
     #[arg(long)]
     all_nodes: bool,
-}
-
-impl ClusterFlags {
-    /// Returns the namespace of the control plane. As in Linkerd's CLI, an empty variable is not set.
-    fn linkerd_namespace(&self) -> &str {
-        match self.linkerd_namespace.as_str() {
-            "" => LINKERD_NAMESPACE,
-            namespace => namespace,
-        }
-    }
 }
 
 impl ScopeFlags {
@@ -172,13 +129,18 @@ pub fn main() -> ExitCode {
 }
 
 fn run(flags: &Flags) -> anyhow::Result<ExitCode> {
-    let api = Kubectl::new(kubectl_flags(&flags.cluster));
+    let api = Kubectl::new(flags.cluster.kubectl());
     let wanted = &flags.cluster.cni_namespace;
     match &flags.command {
         Command::ExtensionMetadata => print(METADATA)?,
         Command::Install(install) => {
             let registry = env::var(REGISTRY_VARIABLE).ok();
-            let printed = install::install(install, registry, wanted)?;
+            let printed = match install::install(install, registry, wanted) {
+                Err(install::Error::Helm(helm::Error::Signal(number))) => {
+                    return Ok(ExitCode::from(128 + number));
+                }
+                printed => printed?,
+            };
             printed.notes.iter().for_each(|note| say(note));
             print(&printed.stdout)?;
         }
@@ -188,6 +150,11 @@ fn run(flags: &Flags) -> anyhow::Result<ExitCode> {
             let manifest = uninstall::uninstall(&api);
             progress("");
             print(&manifest?)?;
+            let same = flags.cluster.kubectl();
+            if !same.is_empty() {
+                // The objects of another cluster may have the same names.
+                say(&format!("delete with the same flags: kubectl {} delete -f -", same.join(" ")));
+            }
         }
         Command::Check(check) => {
             let results = attempt(&api, &flags.cluster, check);
@@ -256,67 +223,8 @@ fn attempt(api: &Kubectl, cluster: &ClusterFlags, flags: &CheckFlags) -> Vec<Che
     }
 }
 
-/// Writes a message to stderr.
-fn say(message: &str) {
-    // Nothing is left to report a failure to.
-    let _ = writeln!(io::stderr(), "linkerd cni: {message}");
-}
-
 fn agent_progress(number: usize, all: usize) {
     progress(&format!("asking agent {number} of {all}"));
-}
-
-/// Shows what runs, on a line of its own that the next call overwrites. Only on a terminal.
-fn progress(what: &str) {
-    let mut stderr = io::stderr();
-    if stderr.is_terminal() && !is_dumb() {
-        // Without a line break at the margin: only one line is overwritten.
-        let _ = write!(stderr, "\r\x1b[K\x1b[?7l{what}\x1b[?7h");
-        let _ = stderr.flush();
-    }
-}
-
-fn has_color() -> bool {
-    let is_set = |name: &str| env::var_os(name).is_some_and(|value| !value.is_empty());
-    io::stdout().is_terminal() && !is_set("NO_COLOR") && !is_dumb()
-}
-
-/// Whether the terminal knows no escape sequences.
-fn is_dumb() -> bool {
-    env::var_os("TERM").is_some_and(|term| term == "dumb")
-}
-
-fn print(text: &str) -> anyhow::Result<()> {
-    let mut stdout = io::stdout().lock();
-    let printed = stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush());
-    match printed {
-        // The reader, such as `head`, has seen enough.
-        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
-        printed => printed.context("cannot write to stdout"),
-    }
-}
-
-/// Returns kubectl's flags for the same cluster and user.
-fn kubectl_flags(flags: &ClusterFlags) -> Vec<String> {
-    let one = |name: &str, value: &Option<String>| {
-        let value = value.as_ref().filter(|value| !value.is_empty())?;
-        Some(format!("--{name}={value}"))
-    };
-    let mut all: Vec<String> = [
-        one("kubeconfig", &flags.kubeconfig),
-        one("context", &flags.context),
-        one("as", &flags.user),
-    ]
-    .into_iter()
-    .flatten()
-    .collect();
-    for group in &flags.groups {
-        // `linkerd check` passes the list as one value, such as `[a,b]` or `[]`.
-        let list = group.strip_prefix('[').and_then(|list| list.strip_suffix(']'));
-        let names = list.unwrap_or(group).split(',').filter(|name| !name.is_empty());
-        all.extend(names.map(|name| format!("--as-group={name}")));
-    }
-    all
 }
 
 /// Parses a duration as Go prints it, such as `5m0s`, `1.5s` or `500ms`.
@@ -357,20 +265,12 @@ mod tests {
         let passed = "linkerd-cni check --context=kind --as-group=[] --kubeconfig=/k --verbose=false \
                       --linkerd-namespace=linkerd --namespace=web --proxy=false --wait=5m0s --output=json";
         let flags = Flags::try_parse_from(passed.split_whitespace()).unwrap();
-        assert_eq!(kubectl_flags(&flags.cluster), ["--kubeconfig=/k", "--context=kind"]);
+        assert_eq!(flags.cluster.kubectl(), ["--kubeconfig=/k", "--context=kind"]);
         let Command::Check(check) = flags.command else {
             panic!("not check");
         };
         assert_eq!((check.output, check.wait), (Format::Json, Duration::from_secs(300)));
         assert_eq!(check.scope.limit(), AGENT_LIMIT);
-    }
-
-    #[test]
-    fn impersonation_is_passed_to_kubectl() {
-        let line = "linkerd-cni nodes --as=jane --as-group=[a,b] --as-group c";
-        let flags = Flags::try_parse_from(line.split_whitespace()).unwrap();
-        let wanted = ["--as=jane", "--as-group=a", "--as-group=b", "--as-group=c"];
-        assert_eq!(kubectl_flags(&flags.cluster), wanted);
     }
 
     #[test]

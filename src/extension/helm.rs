@@ -8,6 +8,8 @@ use std::thread;
 use std::time::Duration;
 
 use include_dir::{Dir, include_dir};
+use nix::sys::signal::{SigSet, Signal};
+use nix::sys::signalfd::{SfdFlags, SignalFd};
 use serde_json::Value;
 use tempfile::TempDir;
 
@@ -35,23 +37,52 @@ pub enum Error {
     Start(io::Error),
     #[error("helm was stopped after {} s; check that the files and URLs of --values can be read", .0.as_secs())]
     Deadline(Duration),
+    /// A signal, such as that of Ctrl-C, has this number.
+    #[error("ended by signal {0}")]
+    Signal(u8),
     /// What helm wrote to stderr.
     #[error("helm template failed: {0}")]
     Failed(String),
 }
 
-/// Returns the objects of the chart with `values`, over which the values in `flags` win.
+/// Returns the objects of the chart with `values`, over which the values in `flags` win. Meanwhile
+/// SIGINT, SIGTERM and SIGHUP end helm instead of this process, so that no file is left.
 ///
 /// # Errors
-/// If the chart cannot be written, or helm fails.
+/// If the chart cannot be written, helm fails, or a signal ended it.
 pub fn template(namespace: &str, values: &Value, flags: &[String]) -> Result<String, Error> {
+    let signals = Signals::block();
     let directory = write_chart(values).map_err(Error::Directory)?;
     let at = |name: &str| directory.path().join(name);
     let mut helm = Command::new("helm");
     helm.arg("template").arg("linkerd-cni").arg(at("chart"));
     helm.args(["--namespace", namespace, "--kube-version", KUBERNETES, "--skip-tests"]);
     helm.arg("--values").arg(at("values.json")).args(flags);
-    run(&mut helm, directory.path(), DEADLINE)
+    run(&mut helm, directory.path(), signals.as_ref().map(|signals| &signals.pending), DEADLINE)
+}
+
+/// The signals that end a process. They are blocked until the value is dropped.
+struct Signals {
+    set: SigSet,
+    pending: SignalFd,
+}
+
+impl Signals {
+    /// `None` if they keep their default effect.
+    fn block() -> Option<Signals> {
+        let set = SigSet::from_iter([Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP]);
+        let flags = SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC;
+        let pending = SignalFd::with_flags(&set, flags).ok()?;
+        set.thread_block().ok()?;
+        Some(Signals { set, pending })
+    }
+}
+
+impl Drop for Signals {
+    fn drop(&mut self) {
+        // Fails only for an unknown signal.
+        let _ = self.set.thread_unblock();
+    }
 }
 
 /// Writes chart and values to a new directory that only this user can read.
@@ -72,13 +103,21 @@ fn write(from: &Dir<'_>, chart: &Path) -> io::Result<()> {
 
 /// Runs helm and returns its stdout. Files in `directory` take its output: unlike pipes, they are
 /// never full. Messages of a helm that succeeds are passed on.
-fn run(helm: &mut Command, directory: &Path, budget: Duration) -> Result<String, Error> {
+fn run(
+    helm: &mut Command,
+    directory: &Path,
+    signals: Option<&SignalFd>,
+    budget: Duration,
+) -> Result<String, Error> {
     let [stdout, stderr] = ["stdout", "stderr"].map(|name| directory.join(name));
     let create = |path: &Path| File::create(path).map_err(Error::Directory);
     helm.stdout(create(&stdout)?).stderr(create(&stderr)?).stdin(Stdio::inherit());
-    let end = Deadline::after(budget);
     let mut child = helm.spawn().map_err(Error::Start)?;
-    let status = wait_until(&mut child, end).ok_or(Error::Deadline(budget))?;
+    let status = wait(&mut child, signals, budget).inspect_err(|_| {
+        // Fails only if helm has ended.
+        let _ = child.kill();
+        let _ = child.wait();
+    })?;
     let text = |path: &Path| {
         let bytes = fs::read(path).map_err(Error::Directory)?;
         Ok(String::from_utf8_lossy(&bytes).into_owned())
@@ -92,19 +131,25 @@ fn run(helm: &mut Command, directory: &Path, budget: Duration) -> Result<String,
     text(&stdout)
 }
 
-/// Waits until the child has exited, and kills it at `end`.
-fn wait_until(child: &mut Child, end: Deadline) -> Option<ExitStatus> {
+/// Waits until helm has exited.
+fn wait(
+    child: &mut Child,
+    signals: Option<&SignalFd>,
+    budget: Duration,
+) -> Result<ExitStatus, Error> {
+    let end = Deadline::after(budget);
     loop {
-        match child.try_wait() {
-            Ok(Some(status)) => return Some(status),
-            Ok(None) if !end.has_passed() => thread::sleep(POLL_INTERVAL),
-            _ => {
-                // Fails only if helm has ended.
-                let _ = child.kill();
-                let _ = child.wait();
-                return None;
-            }
+        if let Some(status) = child.try_wait().map_err(Error::Start)? {
+            return Ok(status);
         }
+        // Fails only if there is none.
+        if let Some(Ok(Some(signal))) = signals.map(SignalFd::read_signal) {
+            return Err(Error::Signal(signal.ssi_signo as u8));
+        }
+        if end.has_passed() {
+            return Err(Error::Deadline(budget));
+        }
+        thread::sleep(POLL_INTERVAL);
     }
 }
 
@@ -149,7 +194,8 @@ mod tests {
     fn a_helm_that_hangs_is_killed_at_the_deadline() {
         let directory = tempfile::tempdir().unwrap();
         let mut helm = Command::new("/bin/sh");
-        let result = run(helm.args(["-c", "exec sleep 600"]), directory.path(), Duration::ZERO);
+        let result =
+            run(helm.args(["-c", "exec sleep 600"]), directory.path(), None, Duration::ZERO);
         assert!(matches!(result, Err(Error::Deadline(_))), "{result:?}");
     }
 }

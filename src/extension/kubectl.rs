@@ -56,7 +56,9 @@ pub enum Error {
 /// Returns what a user can do about an error of the API server, after a semicolon.
 fn remedy(reason: &str) -> &'static str {
     match reason {
-        "Forbidden" => "; grant this right to the user, or choose another user with --context",
+        "Forbidden" => {
+            "; grant this right to the user, or choose another user with --context or --as"
+        }
         "Unauthorized" => "; log in again, or choose another user with --context",
         _ => "",
     }

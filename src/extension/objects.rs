@@ -23,6 +23,11 @@ pub struct AnyObject {
     pub metadata: Metadata,
 }
 
+/// Annotation of an object that helm created: name of the release.
+pub const RELEASE: &str = "meta.helm.sh/release-name";
+/// Annotation of an object that helm created: namespace of the release.
+pub const RELEASE_NAMESPACE: &str = "meta.helm.sh/release-namespace";
+
 /// A ConfigMap.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
@@ -48,6 +53,8 @@ pub struct Versioned {
     pub name: String,
     pub namespace: String,
     pub generation: u64,
+    #[serde(deserialize_with = "null_as_default")]
+    pub annotations: BTreeMap<String, String>,
 }
 
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -206,6 +213,11 @@ impl AgentPodSpec {
     /// Returns the agent's container, which both charts call `install-cni`.
     fn agent(&self) -> Option<&AgentContainer> {
         self.containers.iter().find(|container| container.name == "install-cni")
+    }
+
+    /// Returns the agent's image, or an empty text.
+    pub fn image(&self) -> &str {
+        self.agent().map_or("", |agent| &agent.image)
     }
 
     /// Returns the value of a variable of the agent's container.

@@ -7,15 +7,11 @@ use serde_json::json;
 
 use super::kubectl::{Api, Error as RequestError};
 use super::lists::try_list;
-use super::objects::AnyObject;
+use super::objects::{AnyObject, RELEASE, RELEASE_NAMESPACE};
 
 /// Label of each object of the chart, also of Linkerd's.
 const LABEL: &str = "linkerd.io/cni-resource=true";
 const LABEL_SELECTOR: &str = "labelSelector=linkerd.io%2Fcni-resource%3Dtrue";
-/// Annotation of an object that helm created: name of the release.
-const RELEASE: &str = "meta.helm.sh/release-name";
-/// Annotation of an object that helm created: namespace of the release.
-const RELEASE_NAMESPACE: &str = "meta.helm.sh/release-namespace";
 
 const RBAC: &str = "rbac.authorization.k8s.io/v1";
 const ADMISSION: &str = "admissionregistration.k8s.io/v1";
@@ -54,8 +50,8 @@ pub enum Error {
     )]
     Helm { object: String, release: String, namespace: String },
     #[error(
-        "cannot list {resource} of all namespaces: {why}; use a user with this right, or delete the \
-         output of linkerd cni install with the flags of the installation"
+        "cannot list {resource} of all namespaces: {why}. Without this right, delete the output of \
+         linkerd cni install with the flags of the installation"
     )]
     List { resource: &'static str, why: RequestError },
 }

@@ -30,10 +30,11 @@ pub fn checks(facts: &Facts, daemonset: &AgentDaemonSet) -> Vec<Check> {
     let spec = &daemonset.spec.template.spec;
     if spec.admin_port().is_none() {
         let state = Check::new(NODES, "upstream", "the agents report their state");
-        checks.push(state.warning(
-            "the agents are upstream's, which report no state: network config, token and contention \
-             are not checked; set image.name and image.version to this project's image",
-        ));
+        checks.push(state.warning(format!(
+            "Linkerd's own agent (image {}) runs here, which reports no state: network config, token \
+             and contention are not checked; install this chart with its own image in its place",
+            spec.image()
+        )));
         return checks;
     }
     checks.push(reports(agents));
@@ -114,7 +115,10 @@ pub fn not_ready(agent: &Agent, events: &[EventObject]) -> Option<String> {
         let text = format!("container {}: {}", container.name, waiting.reason);
         Some((text, &waiting.message))
     }) {
-        let event = events.iter().rev().find(|event| event.involved_object.uid == pod.metadata.uid);
+        // Other Warning Events, such as MissingClusterDNS, do not keep a container from starting.
+        let event = events.iter().rev().find(|event| {
+            event.involved_object.uid == pod.metadata.uid && event.reason.starts_with("Failed")
+        });
         let message = match (waiting.1.is_empty(), event) {
             (false, _) => format!(": {}", waiting.1),
             (true, Some(event)) => format!(": {}: {}", event.reason, event.message),

@@ -3,7 +3,7 @@
 use super::cluster::{cilium, pod_security};
 use super::{PRE, unreadable};
 use crate::extension::agents::DAEMONSET;
-use crate::extension::objects::AgentDaemonSet;
+use crate::extension::objects::{AgentDaemonSet, RELEASE};
 use crate::extension::pre_facts::PreFacts;
 use crate::extension::report::Check;
 
@@ -20,9 +20,9 @@ pub fn checks(facts: &PreFacts) -> Vec<Check> {
             Ok(false) if *kind == "Namespaces" && matches!(facts.namespace_object, Ok(Some(_))) => {
                 check
             }
-            Ok(false) => {
-                check.error(format!("the API server does not permit you to create {kind}"))
-            }
+            Ok(false) => check.error(format!(
+                "you have no right to create {kind}; install the chart as a user with this right"
+            )),
             Err(why) => unreadable(check, "your rights", why),
         });
     }
@@ -69,10 +69,14 @@ fn describe(daemonset: &AgentDaemonSet, facts: &PreFacts) -> String {
     let metadata = &daemonset.metadata;
     let is_upstream = daemonset.spec.template.spec.admin_port().is_none();
     let whose = if is_upstream { "upstream's chart" } else { "this chart" };
+    let tool = match metadata.annotations.contains_key(RELEASE) {
+        true => "helm upgrade",
+        false => "linkerd cni install | kubectl apply -f -",
+    };
     let what = match (metadata.namespace == facts.namespace, is_upstream) {
-        (true, true) => "helm upgrade replaces it",
-        (true, false) => "use helm upgrade, and linkerd cni check without --pre",
-        (false, _) => "uninstall it first: two agents would share the nodes' files",
+        (true, true) => format!("{tool} replaces it"),
+        (true, false) => format!("upgrade with {tool}, and use linkerd cni check without --pre"),
+        (false, _) => "uninstall it first: two agents would share the nodes' files".to_owned(),
     };
     format!("{}/{} of {whose}: {what}", metadata.namespace, metadata.name)
 }

@@ -112,8 +112,12 @@ fn each_fault_is_reported_with_object_cause_and_remedy() {
 fn several_faults_of_one_agent_are_told_apart() {
     let pending = json!({"containerStatuses": [{"name": "install-cni",
         "state": {"waiting": {"reason": "ContainerCreating"}}}]});
-    let mount = json!({"items": [{"involvedObject": {"kind": "Pod", "uid": "uid-1"},
-        "reason": "FailedMount", "message": "hostPath is not a directory"}]});
+    let pod = json!({"kind": "Pod", "uid": "uid-1"});
+    // The newer Event has nothing to do with the start.
+    let mount = json!({"items": [
+        {"involvedObject": pod, "reason": "FailedMount", "message": "hostPath is not a directory"},
+        {"involvedObject": pod, "reason": "MissingClusterDNS", "message": "x", "lastTimestamp": "2"},
+    ]});
     let cluster = with(&[
         (STATUS_1, "", Value::Null),
         (AGENTS, "/items/0/status", pending),
@@ -223,7 +227,10 @@ fn upstreams_agents_are_recognized() {
     let checks = installed(&cluster.facts());
     assert!(is_success(&checks));
     let text = render(&checks, Format::Short, false);
-    assert!(text.contains("the agents are upstream's, which report no state"), "{text}");
+    assert!(
+        text.contains("Linkerd's own agent (image cr.l5d.io/linkerd/cni-plugin:v2.0.0) runs here"),
+        "{text}"
+    );
 }
 
 fn pre_reports() -> (String, Vec<Check>) {
@@ -232,6 +239,8 @@ fn pre_reports() -> (String, Vec<Check>) {
     let cilium = json!({"items": [{"metadata": {"namespace": "kube-system"}, "data": {}}]});
     let none = json!({"items": []});
     let daemonsets = "/apis/apps/v1/daemonsets";
+    let mut release = daemonset();
+    release["metadata"]["annotations"] = json!({"meta.helm.sh/release-name": "linkerd-cni"});
     let mut elsewhere = daemonset();
     elsewhere["metadata"]["namespace"] = json!("kube-system");
     let (mut text, mut all) = (String::new(), Vec::new());
@@ -244,6 +253,7 @@ fn pre_reports() -> (String, Vec<Check>) {
         ("namespace without label", vec![(NAMESPACE, "", unlabeled)]),
         ("another agent", vec![(daemonsets, "", json!({"items": [elsewhere]}))]),
         ("installed already", vec![(daemonsets, "", json!({"items": [daemonset()]}))]),
+        ("installed by helm", vec![(daemonsets, "", json!({"items": [release]}))]),
         ("Cilium", vec![("/api/v1/configmaps", "", cilium)]),
     ];
     for (name, fault) in faults {

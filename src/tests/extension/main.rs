@@ -146,6 +146,26 @@ fn a_helm_that_fails_is_quoted_and_its_chart_is_removed() {
 }
 
 #[test]
+fn a_signal_ends_install_and_helm_and_leaves_no_file() {
+    let dir = with_program("helm", "echo $$ >$0.pid; mv $0.pid $0.running; exec /bin/sleep 600");
+    let temporary = tempfile::tempdir().unwrap();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_linkerd-cni-cli"))
+        .arg("install")
+        .env("PATH", format!("{}:/usr/bin:/bin", dir.path().display()))
+        .env("TMPDIR", temporary.path())
+        .spawn()
+        .unwrap();
+    let running = dir.path().join("helm.running");
+    until(|| running.exists());
+    let pid = std::fs::read_to_string(&running).unwrap().trim().to_owned();
+    kill(Pid::from_raw(command.id() as i32), Signal::SIGINT).unwrap();
+    assert_eq!(command.wait().unwrap().code(), Some(130));
+    // Its parent has waited for it.
+    assert!(!Path::new("/proc").join(pid).exists());
+    assert_eq!(std::fs::read_dir(temporary.path()).unwrap().count(), 0);
+}
+
+#[test]
 fn uninstall_prints_nothing_if_a_list_fails() {
     let dir = with_kubectl(
         "case $* in */version) echo {} ;; */daemonsets*) echo '{\"items\": [{\"metadata\": {\"name\": \"x\"}}]}' ;; \
@@ -156,6 +176,20 @@ fn uninstall_prints_nothing_if_a_list_fails() {
     let error = text(&output.stderr);
     assert!(error.contains(": no (Forbidden); grant this right to the user"), "{error}");
     assert!(!error.contains('\x1b'), "{error}");
+}
+
+#[test]
+fn uninstall_names_the_flags_with_which_kubectl_deletes_from_the_same_cluster() {
+    let dir = with_kubectl(
+        "case $* in */version) echo {} ;; */daemonsets*) echo '{\"items\": [{\"metadata\": {\"name\": \"x\"}}]}' ;; \
+         *) echo '{\"items\": []}' ;; esac",
+    );
+    let output = run(dir.path(), &["uninstall", "--context=two"]);
+    let manifest = "---\napiVersion: apps/v1\nkind: DaemonSet\nmetadata:\n  name: \"x\"\n";
+    assert_eq!(text(&output.stdout), manifest);
+    let note = "linkerd cni: delete with the same flags: kubectl --context=two delete -f -\n";
+    assert_eq!(text(&output.stderr), note);
+    assert_eq!(text(&run(dir.path(), &["uninstall"]).stderr), "");
 }
 
 #[test]
