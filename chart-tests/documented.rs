@@ -103,8 +103,10 @@ fn the_matrix_lists_a_row_for_each_file() {
     }
 }
 
-/// The words of a `helm` command, as the shell splits them.
+/// The words of a `helm` command, as the shell splits them, up to a pipe or a redirection.
 fn words(text: &str) -> Vec<String> {
+    let ends = [" | ", " >", " && "].iter().filter_map(|end| text.find(end));
+    let text = &text[..ends.min().unwrap_or(text.len())];
     let script = format!("helm() {{ printf '%s\\n' \"$@\"; }}; {text}");
     let output = Command::new("bash").args(["-euc", &script]).output().unwrap();
     assert!(output.status.success(), "{text}: {output:?}");
@@ -136,7 +138,7 @@ fn render(page: &str, words: &[String], help: &str) {
         if is_flag {
             let argument =
                 words.next().unwrap_or_else(|| panic!("{page}: {word} needs an argument"));
-            let is_file = argument == "my-values.yaml";
+            let is_file = argument.ends_with(".yaml") && word == "-f";
             arguments.push(if is_file { values.display().to_string() } else { argument.clone() });
         }
     }

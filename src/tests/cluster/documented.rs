@@ -96,7 +96,7 @@ impl Shell {
     /// The same. Panics if the command fails. A `grep` that finds nothing is no failure.
     pub fn must(&self, text: &str) {
         let output = self.run(text);
-        let finds_nothing = output.status.code() == Some(1) && text.contains("| grep");
+        let finds_nothing = output.status.code() == Some(1) && text.contains("grep ");
         let error = String::from_utf8_lossy(&output.stderr);
         assert!(
             output.status.success() || (finds_nothing && error.is_empty()),
@@ -108,17 +108,23 @@ impl Shell {
 /// Replaces image, programs and placeholders.
 fn with_names(text: &str) -> String {
     let text = text.replace(IMAGE[0], IMAGE[1]);
-    let text = text.replace("linkerd cni ", concat!(env!("CARGO_BIN_EXE_linkerd-cni-cli"), " "));
-    let is_explained = text.contains(" explain ");
-    let word = |word: &str| match word {
-        "POD" | "NAMESPACE" if is_explained => "meshed".to_owned(),
-        "POD" => agent().pod,
-        "REVISION" => "1".to_owned(),
-        "NODE" => node_name(),
-        word => match word.strip_suffix("=NODE") {
-            Some(field) => format!("{field}={}", node_name()),
-            None => word.to_owned(),
-        },
+    let text =
+        text.replacen("linkerd cni ", concat!(env!("CARGO_BIN_EXE_linkerd-cni-cli"), " "), 1);
+    // In the namespace of the release, POD is an agent. The other pod is in a namespace of its name.
+    let is_agent = text.contains("-n linkerd-cni ");
+    let name = |placeholder: &str| match placeholder {
+        "AGENT-POD" => Some(agent().pod),
+        "POD" if is_agent => Some(agent().pod),
+        "POD" | "NAMESPACE" => Some("meshed".to_owned()),
+        "REVISION" => Some("1".to_owned()),
+        "NODE" => Some(node_name()),
+        _ => None,
+    };
+    let word = |word: &str| {
+        // Also `pod/POD` and `spec.nodeName=NODE`.
+        let at = word.rfind(['/', '=']).map_or(0, |at| at + 1);
+        let (before, placeholder) = word.split_at(at);
+        name(placeholder).map_or_else(|| word.to_owned(), |name| format!("{before}{name}"))
     };
     text.split(' ').map(word).collect::<Vec<_>>().join(" ")
 }

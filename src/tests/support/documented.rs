@@ -18,12 +18,13 @@ pub enum Shown {
 
 use Shown::{By, Not, OnCluster, Rendered};
 
-const NO_LINKERD: &str = "Linkerd's CLI and charts are not available here";
+const NO_LINKERD: &str = "no test builds Linkerd's CLI, and its images cannot be pulled here";
 const NO_DOCKER: &str = "no container engine here: scripts/image builds the image";
 const THIS_RUN: &str = "runs the tests, this one included";
 const TAKES_LONG: &str =
     "takes minutes to hours; a workflow or a step of scripts/test runs a short form";
 const NO_SIGNER: &str = "needs a keyless signature by a workflow, and nothing is published";
+const CHANGES_THE_CLUSTER: &str = "changes the test's release; linkerd_cni_installs_names_the_rights_that_a_user_lacks_and_uninstalls runs it";
 const NO_CRD: &str = "the cluster of the tests has no Prometheus operator";
 
 /// Commands by their beginning. The longest beginning that matches counts.
@@ -32,6 +33,30 @@ const COMMANDS: &[(&str, Shown)] = &[
     ("helm install linkerd-cni linkerd2-cni-", By("a_release_is_installed_from_its_folder")),
     ("helm upgrade linkerd-cni charts/linkerd2-cni ", Rendered),
     ("helm template linkerd-cni . ", Rendered),
+    ("helm template linkerd-cni charts/linkerd2-cni ", Rendered),
+    (
+        "kubectl get configmap -n kube-system cilium-config ",
+        Not("the cluster of the tests has no Cilium"),
+    ),
+    ("kubectl wait ", OnCluster),
+    ("time kubectl get ", OnCluster),
+    ("kubectl delete pod -n linkerd-cni AGENT-POD", By("a_dead_credential_heals_by_itself")),
+    // On a node. That of the cluster tests is the machine of the test.
+    ("date -u ", OnCluster),
+    ("df -h /opt/cni/bin ", OnCluster),
+    ("ls /etc/cni/net.d", OnCluster),
+    ("findmnt -T /opt/cni/bin ", OnCluster),
+    ("for file in /etc/cni/net.d/", OnCluster),
+    ("grep -l linkerd-cni /etc/cni/net.d/", OnCluster),
+    ("grep linkerd-cni /proc/mounts", OnCluster),
+    ("grep ' ro[ ,]' /proc/mounts", OnCluster),
+    ("grep server /etc/cni/net.d/", OnCluster),
+    ("grep CapEff ", Not("container runtimes of other clusters run on the machine")),
+    ("ausearch ", Not("the kernel has no SELinux")),
+    ("crictl ", Not("the tests do not install crictl")),
+    ("scripts/benchmarks", Not(TAKES_LONG)),
+    ("scripts/pictures", Not(TAKES_LONG)),
+    ("scripts/soak", Not(TAKES_LONG)),
     ("helm test linkerd-cni ", OnCluster),
     ("helm list ", OnCluster),
     ("helm status ", OnCluster),
@@ -79,7 +104,11 @@ const COMMANDS: &[(&str, Shown)] = &[
         By("helm_takes_over_the_objects_that_kubectl_applied"),
     ),
     ("kubectl debug node/NODE ", By("a_dead_credential_heals_by_itself")),
-    ("linkerd cni ", OnCluster),
+    ("linkerd cni check ", OnCluster),
+    ("linkerd cni nodes ", OnCluster),
+    ("linkerd cni explain ", OnCluster),
+    ("linkerd cni install ", Not(CHANGES_THE_CLUSTER)),
+    ("linkerd cni uninstall ", Not(CHANGES_THE_CLUSTER)),
     (
         "linkerd cni check --pre",
         By("linkerd_cni_reports_a_healthy_cluster_explains_a_pod_and_names_faults"),
@@ -138,9 +167,18 @@ pub fn root() -> PathBuf {
 
 /// Returns the pages for users and contributors.
 pub fn pages() -> Vec<PathBuf> {
-    let entries = fs::read_dir(root().join("docs")).unwrap();
-    let mut pages: Vec<PathBuf> = entries.map(|entry| entry.unwrap().path()).collect();
-    pages.retain(|page| page.extension().is_some_and(|extension| extension == "md"));
+    let mut pages = Vec::new();
+    let mut directories = vec![root().join("docs")];
+    while let Some(directory) = directories.pop() {
+        for entry in fs::read_dir(directory).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                directories.push(path);
+            } else if path.extension().is_some_and(|extension| extension == "md") {
+                pages.push(path);
+            }
+        }
+    }
     pages.sort();
     let others = ["README.md", "CONTRIBUTING.md", "SECURITY.md", "charts/linkerd2-cni/README.md"];
     pages.extend(others.map(|page| root().join(page)));
