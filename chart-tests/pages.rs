@@ -29,9 +29,12 @@ fn pages() -> Vec<PathBuf> {
     pages
 }
 
-/// The targets of a page's links.
+/// The targets of a page's links and pictures.
 fn links(text: &str) -> Vec<&str> {
-    text.split("](").skip(1).map(|rest| rest.split(')').next().unwrap()).collect()
+    let until = |begin: &'static str, end: char| {
+        text.split(begin).skip(1).map(move |rest| rest.split(end).next().unwrap())
+    };
+    until("](", ')').chain(until(" src=\"", '"')).chain(until(" srcset=\"", '"')).collect()
 }
 
 /// The anchors of a page's headings, as GitHub makes them.
