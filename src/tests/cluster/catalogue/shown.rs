@@ -90,6 +90,9 @@ impl Shown {
         for (own, shown) in &self.names {
             text = text.replace(own, shown);
         }
+        for (before, shown) in [("for sandbox \"", "ID"), ("pods \"", "linkerd-cni-x")] {
+            text = mask_quoted(&text, before, shown);
+        }
         let cut = |line: &str| match self.cut.and_then(|end| line.split_once(end)) {
             Some((head, _)) => format!("{head}{}...\n", self.cut.unwrap_or_default()),
             None => format!("{line}\n"),
@@ -120,4 +123,11 @@ fn problem(report: &str, text: &str) -> Option<String> {
         }
     }
     checks.into_iter().find(|check| check.contains(text))
+}
+
+/// Replaces the first quoted name after `before`.
+fn mask_quoted(text: &str, before: &str, shown: &str) -> String {
+    let parts =
+        text.split_once(before).and_then(|(head, rest)| Some((head, rest.split_once('"')?.1)));
+    parts.map_or(text.to_owned(), |(head, tail)| format!("{head}{before}{shown}\"{tail}"))
 }
