@@ -191,7 +191,8 @@ const PASTED: [(&str, &str); 10] = [
     (
         "Failed to create pod sandbox: rpc error: code = Unknown desc = failed to setup network for sandbox \"93af\": \
          plugin type=\"linkerd-cni\" name=\"linkerd-cni\" failed (add): cannot read pod emojivoto/web-57f5d4b5c-9xq2p: \
-         GET https://172.20.0.1:443/api/v1/namespaces/emojivoto/pods/web-57f5d4b5c-9xq2p: HTTP 401: Unauthorized",
+         GET https://172.20.0.1:443/api/v1/namespaces/emojivoto/pods/web-57f5d4b5c-9xq2p: HTTP 401: Unauthorized \
+         (API requests sent: 1); the API server rejected the token in the kubeconfig; the linkerd-cni agent on this node",
         "token-rejected",
     ),
     (
