@@ -35,7 +35,7 @@ mod lives;
 mod metrics;
 mod modes;
 mod multus;
-#[allow(dead_code, reason = "the plugin's tests use all of it")]
+#[allow(dead_code, clippy::expect_used, reason = "shared with the plugin's tests")]
 #[path = "../support/namespaces.rs"]
 mod namespaces;
 mod node;

@@ -185,3 +185,68 @@ fn each_captured_text_leads_to_its_page() {
         lost.join("\n")
     );
 }
+
+/// Error texts as users paste them, with other names and times than those of the pages, and the page of each.
+const PASTED: [(&str, &str); 10] = [
+    (
+        "Failed to create pod sandbox: rpc error: code = Unknown desc = failed to setup network for sandbox \"93af\": \
+         plugin type=\"linkerd-cni\" name=\"linkerd-cni\" failed (add): cannot read pod emojivoto/web-57f5d4b5c-9xq2p: \
+         GET https://172.20.0.1:443/api/v1/namespaces/emojivoto/pods/web-57f5d4b5c-9xq2p: HTTP 401: Unauthorized \
+         (API requests sent: 1); the API server rejected the token in the kubeconfig; the linkerd-cni agent on this node",
+        "token-rejected",
+    ),
+    (
+        "plugin type=\"linkerd-cni\" failed (add): failed to find plugin \"linkerd-cni\" in path [/usr/lib/cni]",
+        "plugin-missing",
+    ),
+    (
+        "io: invalid peer certificate: certificate expired: verification time 1795356315 (UNIX), but certificate",
+        "certificate-expired",
+    ),
+    (
+        "Failed to validate networking configuration. Please ensure iptables rules are rewriting traffic as expected.",
+        "stranded-pod",
+    ),
+    (
+        "not ready: binary: cannot create /host/opt/cni/bin/linkerd-cni: Read-only file system (os error 30); remount the \
+         node's file system writable, or set the chart's platform, destCNINetDir or destCNIBinDir to a writable directory",
+        "read-only-directory",
+    ),
+    (
+        "/sbin/iptables-restore did not get the xtables lock in time: /run/xtables.lock is held by process 812",
+        "xtables-lock",
+    ),
+    (
+        "Error creating: pods is forbidden: violates PodSecurity \"baseline:latest\": hostPath",
+        "namespace-label",
+    ),
+    (
+        "/host/etc/cni/net.d/05-cilium.conflist keeps being overwritten by another writer, which removes the plugin entry, \
+         so meshed pods may start without redirect rules: with Cilium set cni.exclusive=false",
+        "plugin-entry-removed",
+    ),
+    (
+        "image.version: v1.6.5 is upstream's image, which has no admin port and would never be ready with this chart's probes",
+        "upstream-image",
+    ),
+    (
+        "none of iptables-legacy, iptables, together with its -restore program, is in PATH; install iptables on the node, \
+         or set the chart's iptablesMode to auto",
+        "no-iptables",
+    ),
+];
+
+#[test]
+fn ten_pasted_error_texts_lead_to_their_pages() {
+    let pages = Page::all();
+    for (pasted, wanted) in PASTED {
+        let texts = pages
+            .iter()
+            .flat_map(|page| page.error_texts().into_iter().map(move |text| (text, page)));
+        // The longest text of the index that the pasted one has.
+        let found =
+            texts.filter(|(text, _)| pasted.contains(text)).max_by_key(|(text, _)| text.len());
+        let (_, page) = found.unwrap_or_else(|| panic!("nothing leads from {pasted}"));
+        assert_eq!(page.name, wanted, "{pasted}");
+    }
+}

@@ -78,10 +78,10 @@ impl FaultPage {
         let page = fs::read_to_string(&path).unwrap_or_else(|error| {
             panic!("{}: {error}; this was captured:\n{}", path.display(), self.render())
         });
-        let (head, rest) =
-            page.split_once(BEGIN).expect("the page has a comment that begins the captured texts");
-        let (quoted, tail) =
-            rest.split_once(END).expect("the page has a comment that ends the captured texts");
+        let parts =
+            page.split_once(BEGIN).and_then(|(head, rest)| Some((head, rest.split_once(END)?)));
+        let (head, (quoted, tail)) = parts
+            .unwrap_or_else(|| panic!("{}: no comments around the captured texts", path.display()));
         let captured = self.render();
         if quoted == captured {
             return;

@@ -5,12 +5,12 @@ use std::os::unix::fs::PermissionsExt;
 
 use nix::mount::{MsFlags, mount};
 
-use super::fault::{metrics, not_ready};
-use crate::agent::Agent;
-use crate::fault_page::{FaultPage, Source};
+use super::fault::{in_container, log_line, metrics, not_ready};
+use crate::fault_page::{FaultPage, Source, mask_numbers};
 use crate::filesystems::{bind, fill, read_only, small, with_mounts};
 use crate::node::{CALICO, Node};
 use crate::proof;
+use crate::until::until;
 
 const LIST: &str = "10-calico.conflist";
 
@@ -26,7 +26,7 @@ fn the_net_dir_is_empty() {
     fs::create_dir_all(node.root().join("etc/cni/net.d")).unwrap();
     let agent = node.start_with(&[("DEST_CNI_NET_DIR", "/etc/cni/net.d")]);
     let mut page = FaultPage::new("no-network-config");
-    not_ready(&mut page, &node, &agent, "no network config exists yet");
+    not_ready(&mut page, &node, &agent, "if the runtime uses another directory");
     page.check();
 }
 
@@ -36,7 +36,7 @@ fn the_network_config_is_broken() {
     node.write(LIST, &CALICO[..40]);
     let agent = node.start();
     let mut page = FaultPage::new("network-config-invalid");
-    not_ready(&mut page, &node, &agent, "no valid network config");
+    not_ready(&mut page, &node, &agent, "network config: no valid");
     page.check();
 }
 
@@ -47,7 +47,7 @@ fn the_bin_dir_has_none_of_the_networks_plugins() {
     let bin_dir = ("DEST_CNI_BIN_DIR", "/usr/lib/cni");
     let agent = node.start_with(&[("LINKERD_CNI_REQUIRE_NETWORK_PLUGINS", "true"), bin_dir]);
     let mut page = FaultPage::new("wrong-bin-dir");
-    not_ready(&mut page, &node, &agent, "not chained");
+    not_ready(&mut page, &node, &agent, "the plugin is not chained");
     page.shows(Source::Metrics, &metrics(&agent, "linkerd_cni_agent_bin_dir_without_plugins"));
     page.check();
 }
@@ -69,7 +69,7 @@ fn the_disk_is_full() {
         fill(&node.root().join("etc"));
         let agent = node.start();
         let mut page = FaultPage::new("disk-full");
-        not_ready(&mut page, node, &agent, "No space left");
+        not_ready(&mut page, node, &agent, "kubeconfig: cannot write");
         page.check();
     });
 }
@@ -81,7 +81,7 @@ fn the_directory_is_read_only() {
         read_only(&node.root().join("bin"));
         let agent = node.start();
         let mut page = FaultPage::new("read-only-directory");
-        not_ready(&mut page, node, &agent, "Read-only file system");
+        not_ready(&mut page, node, &agent, "binary: cannot create");
         page.check();
     });
 }
@@ -97,7 +97,7 @@ fn something_is_mounted_over_the_plugin() {
         bind(&other, &program);
         let agent = node.start();
         let mut page = FaultPage::new("mounted-over");
-        not_ready(&mut page, node, &agent, "cannot replace");
+        not_ready(&mut page, node, &agent, "binary: cannot replace");
         page.check();
     });
 }
@@ -117,7 +117,7 @@ fn the_node_denies_writing() {
     let nobody = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"];
     let agent = node.start_under(&nobody, &[], &[]);
     let mut page = FaultPage::new("permission-denied");
-    not_ready(&mut page, &node, &agent, "Permission denied");
+    not_ready(&mut page, &node, &agent, "binary: cannot create");
     page.check();
 }
 
@@ -127,7 +127,7 @@ fn the_directory_was_created_again() {
     node.remove_tree("bin");
     let agent = node.start();
     let mut page = FaultPage::new("directory-missing");
-    not_ready(&mut page, &node, &agent, "binary: ");
+    not_ready(&mut page, &node, &agent, "binary: cannot create");
     page.check();
 }
 
@@ -143,7 +143,9 @@ fn the_bin_dir_is_noexec() {
         let agent = proof::start(&node, proof::ENTRY);
         let mut page = FaultPage::new("noexec-bin-dir");
         not_ready(&mut page, &node, &agent, "self-test: ADD failed");
-        page.shows(Source::Metrics, &metrics(&agent, "linkerd_cni_agent_self_tests_total{"));
+        let failed = metrics(&agent, "linkerd_cni_agent_self_tests_total{");
+        // The agent tests again, at growing intervals.
+        page.shows(Source::Metrics, &mask_numbers(&failed, "} ", "\n"));
         page.check();
     };
     with_mounts(in_mounts);
@@ -157,22 +159,24 @@ fn the_self_test_is_skipped() {
     agent.until_ready();
     let mut page = FaultPage::new("self-test-skipped");
     page.shows(Source::ReadyNote, &agent.ready().1);
-    page.shows(Source::AgentLog, &super::fault::log_line(&agent, "self-test skipped"));
+    page.shows(Source::AgentLog, &log_line(&agent, "self-test skipped"));
     page.shows(Source::Metrics, &metrics(&agent, "linkerd_cni_agent_self_tests_total{"));
     page.check();
 }
 
-/// Writes the file as it was before, until the agent names the contention.
-fn overwrite(node: &Node, agent: &Agent, name: &str, bytes: &[u8]) {
+/// Writes the file as it was before each write of the agent, until `is_seen` returns true.
+fn overwrite(node: &Node, name: &str, bytes: &[u8], mut is_seen: impl FnMut() -> bool) {
     let path = node.root().join(name);
     let good = fs::read(&path).unwrap();
-    crate::until::until("the contention is named", || {
+    until("the contention is seen", || {
         if fs::read(&path).is_ok_and(|found| found == good) {
             node.replace(&path, bytes);
         }
-        agent.log().contains("keeps being overwritten")
+        is_seen()
     });
 }
+
+const CONTENTION: &str = "linkerd_cni_agent_contention_active 1";
 
 #[test]
 fn another_program_removes_the_plugin_entry() {
@@ -180,9 +184,17 @@ fn another_program_removes_the_plugin_entry() {
     let mut agent = node.start();
     agent.until_ready();
     let mut page = FaultPage::new("plugin-entry-removed");
-    overwrite(&node, &agent, "etc/10-calico.conflist", CALICO.as_bytes());
-    not_ready(&mut page, &node, &agent, "keeps being overwritten");
-    page.shows(Source::Metrics, &metrics(&agent, "linkerd_cni_agent_contention_active"));
+    let text = "keeps being overwritten";
+    overwrite(&node, "etc/10-calico.conflist", CALICO.as_bytes(), || {
+        let ready = agent.ready().1;
+        let is_seen = ready.contains(text) && agent.get("/metrics").1.contains(CONTENTION);
+        if is_seen {
+            page.shows(Source::Ready, &in_container(&node, &ready));
+        }
+        is_seen
+    });
+    page.shows(Source::AgentLog, &in_container(&node, &log_line(&agent, text)));
+    page.shows(Source::Metrics, CONTENTION);
     page.check();
 }
 
@@ -192,9 +204,11 @@ fn another_agent_overwrites_the_plugin() {
     let mut agent = node.start();
     agent.until_ready();
     let mut page = FaultPage::new("two-agents");
-    overwrite(&node, &agent, "bin/linkerd-cni", b"another plugin");
-    let line = super::fault::log_line(&agent, "keeps being overwritten");
-    page.shows(Source::AgentLog, &super::fault::in_container(&node, &line));
-    page.shows(Source::Metrics, &metrics(&agent, "linkerd_cni_agent_contention_active"));
+    overwrite(&node, "bin/linkerd-cni", b"another plugin", || {
+        agent.get("/metrics").1.contains(CONTENTION)
+    });
+    let line = log_line(&agent, "keeps being overwritten");
+    page.shows(Source::AgentLog, &in_container(&node, &line));
+    page.shows(Source::Metrics, CONTENTION);
     page.check();
 }

@@ -38,9 +38,7 @@ pub fn the_plugin_is_missing() {
     let entry = Entry::add();
     let pods = Pods::default();
     pods.create(&[pods::unmeshed("no-plugin")]);
-    let shown = Shown::new(FaultPage::new("plugin-missing"));
-    let sandbox = sandbox_of("no-plugin");
-    let shown = shown.name(&sandbox, "SANDBOX").event(
+    let shown = Shown::new(FaultPage::new("plugin-missing")).event(
         Source::KubeletEvent,
         "no-plugin",
         "FailedCreatePodSandBox",
@@ -57,9 +55,7 @@ pub fn an_add_fails(pods: &Pods) {
     let mut pod = pods::meshed("add-fails");
     pod["metadata"]["annotations"]["config.linkerd.io/skip-outbound-ports"] = json!("mysql");
     pods.create(&[pod]);
-    let shown = Shown::new(FaultPage::new("add-failed"));
-    let sandbox = sandbox_of("add-fails");
-    let shown = shown.name(&sandbox, "SANDBOX").event(
+    let shown = Shown::new(FaultPage::new("add-failed")).event(
         Source::KubeletEvent,
         "add-fails",
         "FailedCreatePodSandBox",
@@ -95,21 +91,4 @@ fn log_line(args: &[&str], text: &str) -> String {
         found.is_some()
     });
     found.unwrap()
-}
-
-/// The ID of the pod's sandbox in kubelet's first Event, which quotes it.
-fn sandbox_of(namespace: &str) -> String {
-    let mut id = String::new();
-    until("kubelet's Event", || {
-        let path = "jsonpath={.items[0].message}";
-        let fields = "--field-selector=reason=FailedCreatePodSandBox";
-        let output = pods::command(&["get", "events", "-n", namespace, fields, "-o", path])
-            .output()
-            .unwrap();
-        let message = String::from_utf8(output.stdout).unwrap();
-        let quoted = message.split_once("sandbox \"").and_then(|(_, rest)| rest.split_once('"'));
-        id = quoted.map(|(id, _)| id.to_owned()).unwrap_or_default();
-        !id.is_empty()
-    });
-    id
 }

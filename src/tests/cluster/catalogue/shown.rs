@@ -25,12 +25,6 @@ impl Shown {
         }
     }
 
-    /// Shows `text` as `name`.
-    pub fn name(mut self, text: &str, name: &'static str) -> Shown {
-        self.names.push((text.to_owned(), name));
-        self
-    }
-
     /// Captures the Event of this reason in the namespace whose note has `text`.
     pub fn event(mut self, source: Source, namespace: &str, reason: &str, text: &str) -> Shown {
         let mut found = None;
@@ -90,6 +84,13 @@ impl Shown {
         for (own, shown) in &self.names {
             text = text.replace(own, shown);
         }
+        for (before, after, shown) in [
+            ("for sandbox \"", "\"", "ID"),
+            ("pods \"linkerd-cni-", "\"", "x"),
+            ("pod linkerd-cni-", ":", "x"),
+        ] {
+            text = mask(&text, before, after, shown);
+        }
         let cut = |line: &str| match self.cut.and_then(|end| line.split_once(end)) {
             Some((head, _)) => format!("{head}{}...\n", self.cut.unwrap_or_default()),
             None => format!("{line}\n"),
@@ -120,4 +121,11 @@ fn problem(report: &str, text: &str) -> Option<String> {
         }
     }
     checks.into_iter().find(|check| check.contains(text))
+}
+
+/// Replaces the first text between `before` and `after`.
+fn mask(text: &str, before: &str, after: &str, shown: &str) -> String {
+    let parts =
+        text.split_once(before).and_then(|(head, rest)| Some((head, rest.split_once(after)?.1)));
+    parts.map_or(text.to_owned(), |(head, tail)| format!("{head}{before}{shown}{after}{tail}"))
 }
