@@ -20,6 +20,8 @@ pub const NAMESPACE: &str = "soak";
 const STATIC_PODS: &str = "/var/lib/linkerd2-cni-cluster/static-pods";
 /// Highest number of pods that are not deleted.
 const MOST: usize = 12;
+/// The same of static pods while the API server is down: others cannot be deleted then.
+const MOST_STATIC: usize = 4;
 const TICK: Duration = Duration::from_millis(150);
 /// Bound of the wait for the last pods' end.
 const LAST: Duration = Duration::from_secs(180);
@@ -110,12 +112,14 @@ struct Running {
 
 impl Running {
     fn create(&mut self) {
-        let staying = self.pods.iter().filter(|pod| pod.deleted.is_none()).count();
-        if Instant::now() < self.next || staying >= MOST {
+        let is_down = self.context.windows.is_open(Cause::ApiServer);
+        let counts = |pod: &&Pod| pod.deleted.is_none() && (!is_down || pod.source == Source::File);
+        let staying = self.pods.iter().filter(counts).count();
+        let most = if is_down { MOST_STATIC } else { MOST };
+        if Instant::now() < self.next || staying >= most {
             return;
         }
         self.next = Instant::now() + Duration::from_millis(self.rng.within(1000..2000));
-        let is_down = self.context.windows.is_open(Cause::ApiServer);
         let kind = match self.rng.within(0..10) {
             0..=4 => Kind::Unmeshed,
             5..=7 => Kind::Injected,

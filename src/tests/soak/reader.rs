@@ -117,12 +117,12 @@ fn state(binary: &mut Binary) -> State {
         return State::NoConflist;
     };
     let Ok(list) = serde_json::from_str::<Value>(&text) else {
-        return State::Broken(format!("the conflist is no JSON: {text:?}"));
+        return State::Broken(format!("the conflist is no JSON: {} bytes", text.len()));
     };
     let plugins = list["plugins"].as_array().map_or(&[][..], Vec::as_slice);
     let types: Vec<&str> = plugins.iter().filter_map(|plugin| plugin["type"].as_str()).collect();
     if types.is_empty() {
-        return State::Broken(format!("the conflist has no plugins: {text:?}"));
+        return State::Broken(format!("the conflist has no plugins: {} bytes", text.len()));
     }
     let is_program = |name: &&str| {
         let file = fs::metadata(format!("{BIN_DIR}/{name}"));

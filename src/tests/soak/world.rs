@@ -7,9 +7,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::random::Random;
-use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-use serde_json::Value;
 
 use crate::agent;
 use crate::api::Api;
