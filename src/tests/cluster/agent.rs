@@ -1,144 +1,18 @@
-//! The agent on a real node: replaced, killed, with a dead credential, after an upgrade from upstream's chart, and
-//! uninstalled.
+//! The agent's container on a node: found, killed, rolled out, its credential, and its files removed after its end.
 
 use std::fs;
-use std::path::Path;
 use std::process::Command;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 use serde_json::Value;
 
-use crate::agent_process::{agent, clean, find_agent, kill_agent, process_of, rolled_out};
-use crate::burst;
-use crate::helm::Helm;
-use crate::node::Node;
-use crate::pods::{self, Pods, kubectl};
+use crate::node::{Files, Node};
+use crate::pods::kubectl;
 use crate::until::until_within;
 
 pub const KUBECONFIG: &str = "/etc/cni/net.d/ZZZ-linkerd-cni-kubeconfig";
-/// In kB, the unit of `VmRSS`.
-const RSS: u64 = 4096;
-
-#[test]
-fn no_pod_starts_bare_or_is_lost_while_the_agent_is_replaced_or_killed() {
-    let node = Node::exclusive();
-    let before = node.files();
-    let helm = Helm::with_local_repository();
-    helm.run("install", &[]);
-
-    let binary = Path::new("/opt/cni/bin/linkerd-cni");
-    let written = fs::metadata(binary).unwrap().modified().unwrap();
-    burst::during("helm upgrade", || {
-        helm.run("upgrade", &["--set", "ignoreInboundPorts=9999"]);
-    });
-    burst::during("kubectl rollout restart", || {
-        kubectl(&["rollout", "restart", "daemonset/linkerd-cni", "-n", "linkerd-cni"]);
-        rolled_out();
-    });
-    burst::during("SIGKILL of the agent", kill_agent);
-    let still = fs::metadata(binary).unwrap().modified().unwrap();
-    assert_eq!(still, written, "an unchanged plugin binary is not written again");
-
-    let rss = agent().rss();
-    println!("agent: {rss} kB resident");
-    assert!(rss <= RSS, "{rss} kB");
-
-    helm.remove();
-    assert_eq!(node.files(), before);
-}
-
-#[test]
-fn an_install_of_upstreams_chart_is_taken_over_without_a_bare_pod() {
-    let node = Node::exclusive();
-    let before = node.files();
-    let helm = Helm::with_local_repository();
-    helm.install_upstream();
-    until_within(Duration::from_secs(60), "upstream's plugin entry is in the conflist", || {
-        node.entry().is_some()
-    });
-    burst::during("helm upgrade from upstream's chart", || {
-        helm.run("upgrade", &["--reset-then-reuse-values"]);
-    });
-    let entry = node.linkerd_entry();
-    assert_eq!(entry["linkerd"]["iptables-mode"], "auto", "the plugin entry is this chart's");
-    helm.remove();
-    assert_eq!(node.files(), before);
-}
-
-#[test]
-fn a_dead_credential_heals_by_itself() {
-    let node = Node::exclusive();
-    let before = node.files();
-    let helm = Helm::with_local_repository();
-    helm.run("install", &[]);
-
-    // The token in the file is damaged.
-    let good = fs::read_to_string(KUBECONFIG).unwrap();
-    fs::write(KUBECONFIG, with_token(&good, "garbage")).unwrap();
-    let begin = Instant::now();
-    until_within(Duration::from_secs(60), "the token is restored", || token() == token_in(&good));
-    println!("a damaged kubeconfig was restored in {:.1?}", begin.elapsed());
-
-    // The account is deleted and created again, so that the API server rejects the token.
-    let account =
-        ["get", "serviceaccount", "linkerd-cni-plugin", "-n", "linkerd-cni", "-o", "json"];
-    let mut account: Value = serde_json::from_str(&kubectl(&account)).unwrap();
-    let revoked = token();
-    for field in ["uid", "resourceVersion", "creationTimestamp"] {
-        account["metadata"].as_object_mut().unwrap().remove(field);
-    }
-    kubectl(&["delete", "serviceaccount", "linkerd-cni-plugin", "-n", "linkerd-cni"]);
-    pods::apply(&account);
-    until_rejected(&good);
-    // The agent notices when a pod fails: the plugin record makes it check the token.
-    let begin = Instant::now();
-    let pods = Pods::default();
-    pods.create(&[pods::meshed("revoked")]);
-    until_within(Duration::from_secs(60), "the token is replaced", || {
-        token().is_some() && token() != revoked
-    });
-    println!("a revoked token was replaced in {:.1?}", begin.elapsed());
-    pods.until_ready("revoked");
-    drop(pods);
-    until_within(Duration::from_secs(30), "ready", || {
-        find_agent().is_some_and(|agent| agent.ready)
-    });
-
-    // The agent ends while the node's credential is dead: the next agent pod must start nevertheless.
-    let old = agent();
-    kill(old.pid, Signal::SIGSTOP).unwrap();
-    fs::write(KUBECONFIG, with_token(&good, "garbage")).unwrap();
-    let name = old.pod.as_str();
-    let force = ["--force", "--grace-period=0"];
-    kubectl(&[&["delete", "pod", name, "-n", "linkerd-cni"], &force[..]].concat());
-    let begin = Instant::now();
-    until_within(Duration::from_secs(60), "the next agent is ready", || {
-        let healed = || token().is_some_and(|token| token != "garbage");
-        healed() && find_agent().is_some_and(|next| next.pod != old.pod && next.ready)
-    });
-    println!("with a dead token the agent was back in {:.1?}", begin.elapsed());
-
-    // Pods start again.
-    let pods = Pods::default();
-    pods.start(&[pods::native_sidecar("healed")]);
-    drop(pods);
-
-    // An agent that is killed while its release is uninstalled leaves its files; one command removes them. The agent
-    // is killed once its pod is being deleted, when kubelet does not restart it any more.
-    let last = agent();
-    kill(last.pid, Signal::SIGSTOP).unwrap();
-    helm.begin_uninstall();
-    until_within(Duration::from_secs(20), "its pod is being deleted", || {
-        let pod = ["get", "pod", &last.pod, "-n", "linkerd-cni", "-o", "json"];
-        kubectl(&pod).contains("\"deletionTimestamp\"")
-    });
-    kill(last.pid, Signal::SIGKILL).unwrap();
-    until_within(Duration::from_secs(20), "it is dead", || process_of(&last.container).is_none());
-    assert!(node.entry().is_some());
-    clean(&node, &before);
-    helm.end_uninstall();
-}
 
 /// Waits until the API server, which caches a token review for 10 s, rejects the token in `kubeconfig`.
 pub fn until_rejected(kubeconfig: &str) {
@@ -173,4 +47,98 @@ pub fn with_token(kubeconfig: &str, token: &str) -> String {
     let mut value: Value = serde_json::from_str(kubeconfig).unwrap();
     value["users"][0]["user"]["token"] = token.into();
     value.to_string()
+}
+
+/// The container of a running agent.
+pub struct Agent {
+    pub pod: String,
+    pub container: String,
+    pub ready: bool,
+    pub pid: Pid,
+}
+
+impl Agent {
+    /// Resident memory in kB.
+    pub fn rss(&self) -> u64 {
+        let status = fs::read_to_string(format!("/proc/{}/status", self.pid)).unwrap();
+        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+        let kilobytes = line.and_then(|line| line.split_whitespace().next());
+        kilobytes.unwrap().parse().unwrap()
+    }
+}
+
+/// Kills the agent and waits until the next one is ready.
+pub fn kill_agent() {
+    let agent = agent();
+    kill(agent.pid, Signal::SIGKILL).unwrap();
+    until_within(Duration::from_secs(60), "the next agent is ready", || {
+        let next = find_agent();
+        next.is_some_and(|next| next.container != agent.container && next.ready)
+    });
+}
+
+/// The only agent, once a surge is over and it runs.
+pub fn agent() -> Agent {
+    let mut found = None;
+    until_within(Duration::from_secs(60), "one agent that runs", || {
+        found = find_agent();
+        found.is_some()
+    });
+    found.unwrap()
+}
+
+/// The agent, if there is exactly one and it runs.
+pub fn find_agent() -> Option<Agent> {
+    find_agent_in("linkerd-cni")
+}
+
+/// The only one in a namespace, if it runs. An agent that is being deleted, as at the end of a surge, does not
+/// count.
+pub fn find_agent_in(namespace: &str) -> Option<Agent> {
+    let pods = ["get", "pods", "-n", namespace, "-l", "k8s-app=linkerd-cni", "-o", "json"];
+    let pods: Value = serde_json::from_str(&kubectl(&pods)).unwrap();
+    let is_leaving = |pod: &Value| pod["metadata"]["deletionTimestamp"].is_string();
+    let mut staying = pods["items"].as_array()?.iter().filter(|pod| !is_leaving(pod));
+    let (Some(pod), None) = (staying.next(), staying.next()) else {
+        return None;
+    };
+    let statuses = pod["status"]["containerStatuses"].as_array()?;
+    let status = statuses.iter().find(|one| one["name"] == "install-cni")?;
+    let container = status["containerID"].as_str()?.split_once("://")?.1;
+    Some(Agent {
+        pod: pod["metadata"]["name"].as_str()?.to_owned(),
+        container: container.to_owned(),
+        ready: status["ready"] == true,
+        pid: process_of(container)?,
+    })
+}
+
+/// The process in a container, found by its control group. CRI-O's control group of conmon, which supervises the
+/// container, also has the container's ID in its name.
+pub fn process_of(container: &str) -> Option<Pid> {
+    let entries = fs::read_dir("/proc").ok()?.flatten();
+    let mut pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    let is_in = |pid: &i32| {
+        let groups = fs::read_to_string(format!("/proc/{pid}/cgroup"));
+        let conmon = format!("conmon-{container}");
+        groups.is_ok_and(|groups| groups.contains(container) && !groups.contains(&conmon))
+    };
+    pids.find(is_in).map(Pid::from_raw)
+}
+
+pub fn rolled_out() {
+    let status = ["rollout", "status", "daemonset/linkerd-cni", "-n", "linkerd-cni"];
+    kubectl(&[&status[..], &["--timeout=60s"]].concat());
+}
+
+/// Removes the files of a dead agent with the command in the chart's README.
+pub fn clean(node: &Node, before: &Files) {
+    let image = concat!("cr.l5d.io/linkerd/cni-plugin:v", env!("CARGO_PKG_VERSION"));
+    let name = kubectl(&["get", "nodes", "-o", "name"]);
+    let image = format!("--image={image}");
+    let debug = ["debug", name.trim(), &image, "--profile=sysadmin", "-n", "linkerd-cni"];
+    let command = ["/usr/bin/linkerd2-cni-install", "uninstall"];
+    kubectl(&[&debug[..], &["--"], &command[..]].concat());
+    until_within(Duration::from_secs(30), "the node is as it was", || node.files() == *before);
+    kubectl(&["delete", "pods", "-n", "linkerd-cni", "--all", "--timeout=60s"]);
 }

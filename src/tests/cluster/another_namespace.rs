@@ -5,8 +5,7 @@ use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, kill};
 
-use crate::agent::{KUBECONFIG, token, with_token};
-use crate::agent_process::find_agent_in;
+use crate::agent::{KUBECONFIG, find_agent_in, token, with_token};
 use crate::helm::Helm;
 use crate::node::Node;
 use crate::pods::kubectl;

@@ -8,7 +8,7 @@
 mod active;
 mod admission_policy;
 mod agent;
-mod agent_process;
+mod agent_replaced;
 mod another_namespace;
 mod burst;
 mod cached;

@@ -7,7 +7,7 @@
 use std::path::Path;
 use std::time::Duration;
 
-use crate::agent_process::{agent, find_agent, rolled_out};
+use crate::agent::{agent, find_agent, rolled_out};
 use crate::burst;
 use crate::helm::Helm;
 use crate::node::Node;

@@ -8,8 +8,7 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::{Signal, kill};
 use serde_json::{Value, json};
 
-use crate::agent::{KUBECONFIG, token, until_rejected};
-use crate::agent_process::{agent, find_agent};
+use crate::agent::{KUBECONFIG, agent, find_agent, token, until_rejected};
 use crate::burst::validating_pod;
 use crate::helm::Helm;
 use crate::node::Node;

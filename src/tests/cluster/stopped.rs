@@ -9,7 +9,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::json;
 
-use crate::agent_process::{agent, find_agent, rolled_out};
+use crate::agent::{agent, find_agent, rolled_out};
 use crate::helm::Helm;
 use crate::node::Node;
 use crate::pods::kubectl;

@@ -5,7 +5,7 @@ use std::os::unix::fs::MetadataExt as _;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use crate::agent_process::{kill_agent, rolled_out};
+use crate::agent::{kill_agent, rolled_out};
 use crate::burst;
 use crate::checks::Checks;
 use crate::connections::{

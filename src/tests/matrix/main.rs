@@ -12,8 +12,8 @@
 
 #[path = "../cluster/active.rs"]
 mod active;
-#[path = "../cluster/agent_process.rs"]
-mod agent_process;
+#[path = "../cluster/agent.rs"]
+mod agent;
 mod agents;
 #[path = "../cluster/burst.rs"]
 mod burst;

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use crate::agent_process::{clean, rolled_out};
+use crate::agent::{clean, rolled_out};
 use crate::families::{Family, setting};
 use crate::node::{Files, Node, kill_component, start_missing_components};
 use crate::pods::{self, Pods, kubectl};

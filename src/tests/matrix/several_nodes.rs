@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::{Signal, kill};
 use serde_json::{Value, json};
 
-use crate::agent_process::process_of;
+use crate::agent::process_of;
 use crate::agents::{self, AgentWatch, Seen};
 use crate::checks::Checks;
 use crate::expectations::{
