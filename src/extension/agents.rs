@@ -22,7 +22,7 @@ const PARALLEL: usize = 8;
 /// Why an agent above the limit is not asked.
 const OVER_LIMIT: &str = "the cluster has more than 500 agents; add --all-nodes to ask all";
 /// Why an agent is not asked after the deadline.
-const OUT_OF_TIME: &str = "the time was up";
+const OUT_OF_TIME: &str = "the time was up; add a longer --wait to check, or --all-nodes to nodes";
 
 /// An agent's pod, and what it reports.
 #[derive(Clone, Debug, Default)]
