@@ -3,6 +3,7 @@
 
 mod api_server;
 mod chart;
+mod check;
 mod fault;
 mod node_files;
 mod pods;

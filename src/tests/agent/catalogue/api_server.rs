@@ -132,14 +132,15 @@ fn another_pod_has_the_name() {
 #[test]
 fn a_marked_pod_starts_without_the_api_server() {
     let mut fault = Fault::new("started-without-api-server");
-    let status = json!({"kind": "Status", "metadata": {}, "reason": "Forbidden", "message": "no"});
-    fault.answer_pod(403, &status);
+    // Nothing listens on port 1.
+    let kubeconfig = fault.plugin_uses("127.0.0.1:1".parse().unwrap(), None);
     let marked = json!({
         "linkerd.io/inject": "enabled",
         "linkerd.io/created-by": "linkerd/proxy-injector edge-26.8.3",
         "linkerd.io/proxy-version": "edge-26.8.3",
     });
-    fault.add().annotated(marked).run().succeeded();
+    let add = fault.add().set("kubernetes", json!({"kubeconfig": kubeconfig}));
+    add.annotated(marked).run().succeeded();
     fault.pod_event("LinkerdCNIDegraded");
     fault.log_line("annotations and plugin entry alone were used");
     fault.metrics("linkerd_cni_plugin_degraded_total{");

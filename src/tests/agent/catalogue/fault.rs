@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use base64::Engine as _;
 use serde_json::{Value, json};
 
+use super::check;
 use crate::agent::Agent;
 use crate::call::{Call, Outcome, UID};
 use crate::fault_page::{FaultPage, Source, mask_numbers};
@@ -25,6 +26,8 @@ pub struct Fault {
     pub scene: Scene,
     pub namespaces: Namespaces,
     page: FaultPage,
+    /// Body of `/ready`, if the agent is not ready.
+    not_ready: Option<String>,
     /// Texts that differ between runs, and what the page shows instead.
     shown: Vec<(String, &'static str)>,
 }
@@ -43,6 +46,7 @@ impl Fault {
             scene,
             namespaces: Namespaces::new(),
             page: FaultPage::new(name),
+            not_ready: None,
             shown: Vec::new(),
         };
         let address = fault.scene.api.address.to_string();
@@ -112,6 +116,7 @@ impl Fault {
     pub fn ready(&mut self, text: &str) {
         let body = ready(&self.scene.agent, text);
         self.capture(Source::Ready, &body);
+        self.not_ready = Some(body);
     }
 
     /// Shows `text` as `shown`.
@@ -150,7 +155,12 @@ impl Fault {
         self.page.shows(source, &text);
     }
 
-    pub fn check(self) {
+    /// Captures `linkerd cni check`, and compares all that was captured with the page.
+    pub fn check(mut self) {
+        let problems = check::problems(&self.scene.agent, self.not_ready.as_deref()).concat();
+        if !problems.is_empty() {
+            self.capture(Source::Check, &problems);
+        }
         self.page.check();
     }
 }
@@ -206,8 +216,18 @@ pub fn ready(agent: &Agent, text: &str) -> String {
 
 /// Captures `/ready` and the log line of an agent that is not ready because of `text`.
 pub fn not_ready(page: &mut FaultPage, node: &Node, agent: &Agent, text: &str) {
-    page.shows(Source::Ready, &in_container(node, &ready(agent, text)));
+    let body = ready(agent, text);
+    page.shows(Source::Ready, &in_container(node, &body));
     page.shows(Source::AgentLog, &in_container(node, &log_line(agent, text)));
+    checked(page, node, agent, Some(&body));
+}
+
+/// Captures `linkerd cni check`.
+pub fn checked(page: &mut FaultPage, node: &Node, agent: &Agent, not_ready: Option<&str>) {
+    let mut problems = check::problems(agent, not_ready);
+    // These agents have no API server that issues a token of the plugin.
+    problems.retain(|problem| !problem.contains("the plugin's token is valid"));
+    page.shows(Source::Check, &in_container(node, &problems.concat()));
 }
 
 /// The text as in the agent's container, which has the node's directories below `/host`.

@@ -5,7 +5,7 @@ use std::os::unix::fs::PermissionsExt;
 
 use nix::mount::{MsFlags, mount};
 
-use super::fault::{in_container, log_line, metrics, not_ready};
+use super::fault::{checked, in_container, log_line, metrics, not_ready};
 use crate::fault_page::{FaultPage, Source, mask_numbers};
 use crate::filesystems::{bind, fill, read_only, small, with_mounts};
 use crate::node::{CALICO, Node};
@@ -181,18 +181,19 @@ const CONTENTION: &str = "linkerd_cni_agent_contention_active 1";
 #[test]
 fn another_program_removes_the_plugin_entry() {
     let node = node();
+    // Otherwise the agent also warns of a bin dir without the network's plugins.
+    fs::write(node.bin("portmap"), "").unwrap();
     let mut agent = node.start();
     agent.until_ready();
     let mut page = FaultPage::new("plugin-entry-removed");
     let text = "keeps being overwritten";
+    let mut ready = String::new();
     overwrite(&node, "etc/10-calico.conflist", CALICO.as_bytes(), || {
-        let ready = agent.ready().1;
-        let is_seen = ready.contains(text) && agent.get("/metrics").1.contains(CONTENTION);
-        if is_seen {
-            page.shows(Source::Ready, &in_container(&node, &ready));
-        }
-        is_seen
+        ready = agent.ready().1;
+        ready.contains(text) && agent.get("/metrics").1.contains(CONTENTION)
     });
+    page.shows(Source::Ready, &in_container(&node, &ready));
+    checked(&mut page, &node, &agent, Some(&ready));
     page.shows(Source::AgentLog, &in_container(&node, &log_line(&agent, text)));
     page.shows(Source::Metrics, CONTENTION);
     page.check();
@@ -201,12 +202,17 @@ fn another_program_removes_the_plugin_entry() {
 #[test]
 fn another_agent_overwrites_the_plugin() {
     let node = node();
+    // Otherwise the agent also warns of a bin dir without the network's plugins.
+    fs::write(node.bin("portmap"), "").unwrap();
     let mut agent = node.start();
     agent.until_ready();
     let mut page = FaultPage::new("two-agents");
     overwrite(&node, "bin/linkerd-cni", b"another plugin", || {
         agent.get("/metrics").1.contains(CONTENTION)
     });
+    // The agent reports the contention for 12 s after its last write.
+    agent.until_ready();
+    checked(&mut page, &node, &agent, None);
     let line = log_line(&agent, "keeps being overwritten");
     page.shows(Source::AgentLog, &in_container(&node, &line));
     page.shows(Source::Metrics, CONTENTION);

@@ -1,0 +1,107 @@
+//! What `linkerd cni check` says of one agent. The other objects of its cluster are healthy, and a script stands for
+//! kubectl: src/tests/cluster has the checks with a real one.
+
+use std::fs;
+use std::process::Command;
+
+use serde_json::{Value, json};
+
+use crate::agent::Agent;
+use crate::until::until;
+
+const BIN: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/src/tests/agent/catalogue/bin");
+const CHECK_TIMEOUT: &str = "--wait=0s";
+
+/// The problems in the output of `linkerd cni check -o short`, each with its lines. Waits until `/ready` of the agent
+/// has this body, or is ready if `None`: during a reconcile pass it may say something else.
+pub fn problems(agent: &Agent, not_ready: Option<&str>) -> Vec<String> {
+    let wanted = not_ready.map(|body| body.trim_start_matches("not ready: ").trim_end());
+    let mut status = String::new();
+    until("the state that was captured", || {
+        status = agent.get("/status").1;
+        let body: Value = serde_json::from_str(&status).unwrap_or_default();
+        body["notReady"].as_str() == wanted && body["version"].is_string()
+    });
+    let responses = tempfile::tempdir().unwrap();
+    let respond = |path: &str, body: &str| {
+        fs::write(responses.path().join(path.replace('/', "_")), body).unwrap();
+    };
+    for (path, object) in objects(not_ready.is_none()) {
+        respond(&path, &object.to_string());
+    }
+    let proxy = "/api/v1/namespaces/linkerd-cni/pods/linkerd-cni-x:9991/proxy";
+    respond(&format!("{proxy}/status"), &status);
+    respond(&format!("{proxy}/metrics"), &agent.get("/metrics").1);
+    let output = Command::new(env!("CARGO_BIN_EXE_linkerd-cni-cli"))
+        .args(["check", "-o", "short", CHECK_TIMEOUT])
+        .env("PATH", format!("{BIN}:/usr/bin:/bin"))
+        .env("RESPONSES", responses.path())
+        .output()
+        .unwrap();
+    let report = String::from_utf8(output.stdout).unwrap();
+    let mut problems: Vec<String> = Vec::new();
+    for line in report.lines().map(|line| line.replace('\t', "        ")) {
+        match problems.last_mut() {
+            _ if line.starts_with(['×', '‼']) => problems.push(format!("{line}\n")),
+            Some(problem) if line.starts_with(' ') => problem.push_str(&format!("{line}\n")),
+            _ => {}
+        }
+    }
+    problems
+}
+
+/// The objects of a cluster of one node with a healthy installation, by path.
+fn objects(is_ready: bool) -> Vec<(String, Value)> {
+    let namespace = "/api/v1/namespaces/linkerd-cni";
+    let rbac = "/apis/rbac.authorization.k8s.io/v1";
+    let spec = json!({
+        "serviceAccountName": "linkerd-cni",
+        "nodeName": "node-1",
+        "containers": [{
+            "name": "install-cni",
+            "ports": [{"name": "install-admin", "containerPort": 9991}],
+            "env": [{"name": "LINKERD_CNI_PLUGIN_SERVICE_ACCOUNT", "value": "linkerd-cni-plugin"}],
+        }],
+    });
+    let set = json!({
+        "metadata": {"name": "linkerd-cni", "namespace": "linkerd-cni", "generation": 1},
+        "spec": {"template": {"spec": spec}},
+        "status": {"observedGeneration": 1, "desiredNumberScheduled": 1, "updatedNumberScheduled": 1, "numberReady": 1},
+    });
+    let agent = json!({
+        "metadata": {"name": "linkerd-cni-x", "uid": "x"},
+        "spec": spec,
+        "status": {"conditions": [{"type": "Ready", "status": if is_ready { "True" } else { "False" }}]},
+    });
+    let label = json!({"pod-security.kubernetes.io/enforce": "privileged"});
+    let mut objects = vec![
+        ("/version".to_owned(), json!({"gitVersion": "v1.36.0"})),
+        (namespace.to_owned(), json!({"metadata": {"labels": label}})),
+        (
+            format!("{namespace}/configmaps/linkerd-cni-config"),
+            json!({"metadata": {}, "data": {"cni_network_config": crate::cni::upstream_entry().to_string()}}),
+        ),
+        ("/apis/apps/v1/namespaces/linkerd-cni/daemonsets/linkerd-cni".to_owned(), set),
+        (
+            "/api/v1/nodes".to_owned(),
+            json!({"items": [{"metadata": {"name": "node-1"}, "spec": {}}]}),
+        ),
+        (format!("{namespace}/pods"), json!({"items": [agent]})),
+    ];
+    for path in
+        ["/api/v1/pods".to_owned(), "/api/v1/configmaps".to_owned(), format!("{namespace}/events")]
+    {
+        objects.push((path, json!({"items": []})));
+    }
+    for path in [
+        format!("{rbac}/clusterroles/linkerd-cni"),
+        format!("{rbac}/clusterrolebindings/linkerd-cni"),
+        format!("{rbac}/namespaces/linkerd-cni/roles/linkerd-cni-agent"),
+        format!("{rbac}/namespaces/linkerd-cni/rolebindings/linkerd-cni-agent"),
+        format!("{namespace}/serviceaccounts/linkerd-cni"),
+        format!("{namespace}/serviceaccounts/linkerd-cni-plugin"),
+    ] {
+        objects.push((path, json!({"metadata": {}})));
+    }
+    objects
+}
