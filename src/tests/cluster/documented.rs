@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use tempfile::TempDir;
 
-use crate::agent_process::agent;
+use crate::agent::agent;
 use crate::commands::{self, Shown};
 use crate::helm::{Helm, NAMESPACE};
 use crate::node::Node;

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::agent_process::rolled_out;
+use crate::agent::rolled_out;
 use crate::burst;
 use crate::chart::piped;
 use crate::documented::{Shell, on_page};
