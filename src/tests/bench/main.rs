@@ -10,6 +10,7 @@
 #[allow(dead_code, reason = "the tests use more of it")]
 #[path = "../support/api.rs"]
 mod api;
+mod burst;
 #[allow(dead_code, reason = "the tests use more of it")]
 #[path = "../support/cni.rs"]
 mod cni;
@@ -26,7 +27,7 @@ use std::process::ExitCode;
 use clap::Parser;
 
 use report::{Report, Row, Size};
-use scene::Scene;
+use scene::{Call, Scene};
 
 /// Measures the plugin and prints a table.
 #[derive(Parser)]
@@ -46,6 +47,12 @@ struct Options {
     /// Runs of each call.
     #[arg(long, default_value_t = 50)]
     runs: usize,
+    /// ADDs of each backend in a burst.
+    #[arg(long, default_value_t = 0)]
+    adds: usize,
+    /// ADDs of a burst that run at the same time.
+    #[arg(long, default_value_t = 110)]
+    at_once: usize,
     /// Fail where a target is missed.
     #[arg(long)]
     check: bool,
@@ -83,11 +90,17 @@ fn bench(options: &Options) -> io::Result<bool> {
         sizes.push(Size::of("image", image)?);
     }
     let floor = measure::rss_floor(&scene, &myself.to_string_lossy())?;
+    let mut bursts = Vec::new();
+    let is_backend = |call: &&Call| scene::BACKENDS.iter().any(|(name, ..)| *name == call.name);
+    for call in scene.calls.iter().filter(|call| options.adds > 0 && is_backend(call)) {
+        bursts.push(burst::burst(&scene, call, options.adds, options.at_once)?);
+    }
     let report = Report {
         runs: options.runs,
         rss_floor_mb: floor as f64 / 1024.0,
         targets: report::targets(&rows, &sizes),
         rows,
+        bursts,
         sizes,
     };
     fs::write(&options.json, serde_json::to_vec_pretty(&report)?)?;

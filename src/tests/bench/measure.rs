@@ -115,14 +115,24 @@ pub fn rss_floor(scene: &Scene, myself: &str) -> io::Result<u64> {
     text.trim().parse().map_err(io::Error::other)
 }
 
+/// The median of [`FEW`] runs: on a busy machine a repeated request adds millions, and an outage saves some.
 fn instructions(scene: &Scene, call: &Call) -> io::Result<Option<u64>> {
-    let notes = scene.notes();
-    let log = format!("--log-file={}", notes);
-    let tool = ["valgrind", "--tool=callgrind", "--callgrind-out-file=/dev/null", &log];
     let found = Command::new("valgrind").arg("--version").stdout(Stdio::null()).status();
     if found.is_err() {
         return Ok(None);
     }
+    let mut all = Vec::new();
+    for _ in 0..FEW {
+        let Some(count) = instructions_of_one_run(scene, call)? else { return Ok(None) };
+        all.push(count);
+    }
+    Ok(Some(median(&mut all)))
+}
+
+fn instructions_of_one_run(scene: &Scene, call: &Call) -> io::Result<Option<u64>> {
+    let notes = scene.notes();
+    let log = format!("--log-file={}", notes);
+    let tool = ["valgrind", "--tool=callgrind", "--callgrind-out-file=/dev/null", &log];
     // Not every program runs under it: Go's runtime does not.
     if finish(scene, call, &tool).is_err() {
         return Ok(None);
@@ -161,4 +171,11 @@ fn cpu(usage: &Usage) -> Duration {
 pub fn median<T: Copy + Ord + Default>(values: &mut [T]) -> T {
     values.sort_unstable();
     values.get(values.len() / 2).copied().unwrap_or_default()
+}
+
+/// The smallest time that is not exceeded by `percent` of the times, in milliseconds.
+pub fn percentile_ms(times: &mut [Duration], percent: usize) -> f64 {
+    times.sort_unstable();
+    let index = (times.len() * percent).div_ceil(100).saturating_sub(1);
+    times.get(index).copied().unwrap_or_default().as_secs_f64() * 1000.0
 }

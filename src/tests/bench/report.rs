@@ -6,13 +6,15 @@ use std::time::Duration;
 
 use serde::Serialize;
 
-use crate::measure::{Counts, Timings, median};
+use crate::measure::{Counts, Timings, median, percentile_ms};
 
 /// One call's medians.
 #[derive(Serialize)]
 pub struct Row {
     pub name: &'static str,
     pub wall_ms: f64,
+    pub wall_p99_ms: f64,
+    pub wall_max_ms: f64,
     /// To the first row, which is the yardstick.
     pub ratio: f64,
     pub cpu_ms: f64,
@@ -21,6 +23,17 @@ pub struct Row {
     pub rss_mb: f64,
     pub page_faults: u64,
     pub instructions: Option<u64>,
+}
+
+/// Times of ADDs that ran at the same time.
+#[derive(Serialize)]
+pub struct Burst {
+    pub name: &'static str,
+    pub adds: usize,
+    pub at_once: usize,
+    pub p50_ms: f64,
+    pub p99_ms: f64,
+    pub max_ms: f64,
 }
 
 /// Bytes of what is shipped.
@@ -32,10 +45,12 @@ pub struct Size {
 
 #[derive(Serialize)]
 pub struct Report {
+    /// Timed runs of each call. If 0, the figures are counted only, and all times are 0.
     pub runs: usize,
     /// Smaller sizes than this cannot be told.
     pub rss_floor_mb: f64,
     pub rows: Vec<Row>,
+    pub bursts: Vec<Burst>,
     pub sizes: Vec<Size>,
     pub targets: Vec<Target>,
 }
@@ -55,6 +70,8 @@ impl Row {
         Row {
             name,
             wall_ms,
+            wall_p99_ms: percentile_ms(&mut timings.wall, 99),
+            wall_max_ms: percentile_ms(&mut timings.wall, 100),
             ratio: if yardstick > 0.0 { wall_ms / yardstick } else { 1.0 },
             cpu_ms: ms(&mut timings.cpu),
             requests: counts.requests,
@@ -91,8 +108,10 @@ pub fn targets(rows: &[Row], sizes: &[Size]) -> Vec<Target> {
             _ => continue,
         };
         let what = |figure: &str| format!("{}: {figure}", row.name);
-        target(what("wall, x portmap"), row.ratio, wall);
-        if cpu.is_finite() {
+        if row.wall_ms > 0.0 {
+            target(what("wall, x portmap"), row.ratio, wall);
+        }
+        if row.wall_ms > 0.0 && cpu.is_finite() {
             target(what("CPU, ms"), row.cpu_ms, cpu);
         }
         target(what("API requests"), row.requests as f64, requests);
@@ -163,6 +182,12 @@ impl Report {
             text.push_str("; - : valgrind is not installed, or not for this program");
         }
         text.push_str("\n\n");
+        for burst in &self.bursts {
+            text.push_str(&format!(
+                "{:<46}p50 {:>8.2} ms   p99 {:>8.2} ms   max {:>8.2} ms   {} ADDs, {} at a time\n",
+                burst.name, burst.p50_ms, burst.p99_ms, burst.max_ms, burst.adds, burst.at_once
+            ));
+        }
         for size in &self.sizes {
             text.push_str(&format!("{:<46}{:>9.2} MB\n", size.name, size.bytes as f64 / 1e6));
         }

@@ -18,6 +18,16 @@ use crate::cni;
 /// Annotation `linkerd.io/created-by` of an injected pod.
 const INJECTOR: &str = "linkerd/proxy-injector edge-26.1.1";
 
+/// ADD of a meshed pod by each backend: name of the row, `iptables-mode`, and whether IPv6 is redirected too.
+pub const BACKENDS: &[(&str, &str, bool)] = &[
+    ("meshed ADD, native, IPv4", "native", false),
+    ("meshed ADD, native, IPv4 and IPv6", "native", true),
+    ("meshed ADD, nft, IPv4", "nft", false),
+    ("meshed ADD, nft, IPv4 and IPv6", "nft", true),
+    ("meshed ADD, legacy, IPv4", "legacy", false),
+    ("meshed ADD, legacy, IPv4 and IPv6", "legacy", true),
+];
+
 /// One call of a plugin, to be repeated.
 pub struct Call {
     /// Its row in the table.
@@ -82,8 +92,6 @@ impl Scene {
         let mut trusting = auto(&injected);
         trusting["linkerd"]["pod-detection"] = json!("injector");
         scene.call("meshed ADD, injected, podDetection injector", plugin, "ADD", &trusting)?;
-        let nft = config(&kubeconfig, "nft", &meshed);
-        scene.call("meshed ADD, nft", plugin, "ADD", &nft)?;
         scene.call("unmeshed ADD, annotations", plugin, "ADD", &auto(&plain))?;
         scene.call("unmeshed ADD, by request", plugin, "ADD", &auto(&Value::Null))?;
         scene.call("meshed CHECK, auto", plugin, "CHECK", &auto(&meshed))?;
@@ -91,7 +99,24 @@ impl Scene {
         scene.call("STATUS", plugin, "STATUS", &auto(&meshed))?;
         scene.call("VERSION", plugin, "VERSION", &json!({}))?;
         scene.redirect(plugin)?;
+        for &(name, mode, ipv6) in BACKENDS {
+            let mut backend = config(&kubeconfig, mode, &meshed);
+            backend["linkerd"]["ipv6"] = json!(ipv6);
+            scene.call(name, plugin, "ADD", &backend)?;
+            scene.drop_if_unusable()?;
+        }
         Ok(scene)
+    }
+
+    /// Drops the last call if this machine lacks the backend, such as a kernel without iptables-legacy.
+    fn drop_if_unusable(&mut self) -> io::Result<()> {
+        let Some(call) = self.calls.last() else { return Ok(()) };
+        let netns = self.netns(call)?;
+        if !self.run(call, netns.as_ref(), &[])?.status()?.success() {
+            eprintln!("not measured: {}", self.failure(call));
+            self.calls.pop();
+        }
+        Ok(())
     }
 
     fn call(

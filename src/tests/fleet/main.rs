@@ -56,15 +56,20 @@ struct Options {
     /// Fail if the fleet breaks a limit.
     #[arg(long)]
     check: bool,
+    /// Where to write the memory of the programs as JSON.
+    #[arg(long)]
+    json: Option<PathBuf>,
 }
 
 fn main() -> ExitCode {
     let options = Options::parse();
     let mut broken = Vec::new();
+    let mut memory = Vec::new();
     for &nodes in &options.nodes {
         match run(&options, nodes) {
             Ok(run) => {
                 println!("{}", run.markdown());
+                memory.push(run.memory_json());
                 broken.extend(checks::broken_limits(&run));
             }
             Err(error) => {
@@ -72,6 +77,12 @@ fn main() -> ExitCode {
                 return ExitCode::FAILURE;
             }
         }
+    }
+    if let Some(path) = &options.json
+        && let Err(error) = fs::write(path, serde_json::Value::from(memory).to_string())
+    {
+        eprintln!("fleet: {}: {error}", path.display());
+        return ExitCode::FAILURE;
     }
     for limit in &broken {
         eprintln!("fleet: {limit}");

@@ -2,6 +2,8 @@
 
 use std::fmt::Write as _;
 
+use serde_json::{Value, json};
+
 use crate::node::Memory;
 use crate::phase::Phase;
 
@@ -18,6 +20,16 @@ pub struct Run {
 }
 
 impl Run {
+    /// The memory of the programs, for scripts/benchmarks.
+    pub fn memory_json(&self) -> Value {
+        json!({
+            "nodes": self.nodes,
+            "pods": self.pods,
+            "agent_kib": self.memory.agent_kib,
+            "repair_controller_kib": self.memory.repair_controller_kib,
+        })
+    }
+
     pub fn markdown(&self) -> String {
         let mut text = format!(
             "\n## {} nodes with {} meshed pods each\n\n\
