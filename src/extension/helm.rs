@@ -139,12 +139,14 @@ fn wait(
 ) -> Result<ExitStatus, Error> {
     let end = Deadline::after(budget);
     loop {
-        if let Some(status) = child.try_wait().map_err(Error::Start)? {
-            return Ok(status);
-        }
-        // Fails only if there is none.
+        let status = child.try_wait().map_err(Error::Start)?;
+        // Before the status: a terminal sends Ctrl-C to helm too, which then fails. Without a pending signal,
+        // `read_signal` returns none.
         if let Some(Ok(Some(signal))) = signals.map(SignalFd::read_signal) {
             return Err(Error::Signal(signal.ssi_signo as u8));
+        }
+        if let Some(status) = status {
+            return Ok(status);
         }
         if end.has_passed() {
             return Err(Error::Deadline(budget));

@@ -4,14 +4,14 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::io::Write as _;
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::{Command, Output, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
 use crate::connections::linkerd_check_finds_what_it_looks_up;
-use crate::helm::Helm;
+use crate::helm::{Helm, NAMESPACE};
 use crate::node::Node;
 use crate::pods::kubectl;
 use crate::until::until;
@@ -98,7 +98,7 @@ fn kubectl_applies_prunes_and_deletes_what_install_cni_prints() {
     let before = node.files();
     let repair = "repairController.enabled=true,networkPolicy.enabled=true";
     let objects = install_cni(&["--skip-inbound-ports", "9999", "--set", repair]);
-    let applied = Applied;
+    let applied = Applied(install_cni(&[]));
     piped(&["apply", "-f", "-"], &objects);
     kubectl_rollout();
     linkerd_check_finds_what_it_looks_up();
@@ -131,14 +131,6 @@ fn kubectl_applies_prunes_and_deletes_what_install_cni_prints() {
 }
 
 /// The objects of `install-cni` in the cluster. Dropping the value deletes them, also after a failure.
-struct Applied;
-
-impl Drop for Applied {
-    fn drop(&mut self) {
-        piped(&["delete", "--timeout=60s", "-f", "-"], &install_cni(&[]));
-    }
-}
-
 /// Runs `helm test`. Its pod is deleted afterwards.
 fn passes_its_own_test(helm: &Helm) {
     let printed =
@@ -261,6 +253,13 @@ fn kubectl_rollout() {
 
 /// Runs kubectl with `text` on its stdin and returns its output. Panics with its error if it fails.
 pub fn piped(args: &[&str], text: &str) -> String {
+    let output = pipe(args, text);
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "kubectl {args:?}: {error}");
+    String::from_utf8(output.stdout).unwrap()
+}
+
+fn pipe(args: &[&str], text: &str) -> Output {
     let mut child = Command::new("kubectl")
         .args(args)
         .stdin(Stdio::piped())
@@ -273,8 +272,19 @@ pub fn piped(args: &[&str], text: &str) -> String {
     // kubectl may write output before it has read all of its input.
     let writer = thread::spawn(move || stdin.write_all(text.as_bytes()));
     let output = child.wait_with_output().unwrap();
-    writer.join().unwrap().unwrap();
-    let error = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "kubectl {args:?}: {error}");
-    String::from_utf8(output.stdout).unwrap()
+    // It fails if kubectl has ended early. Then kubectl failed too.
+    let _ = writer.join();
+    output
+}
+
+/// A manifest that was applied. Dropping the value deletes its objects, also after a failure.
+pub struct Applied(pub String);
+
+impl Drop for Applied {
+    fn drop(&mut self) {
+        let args = ["delete", "--ignore-not-found", "--timeout=60s", "-n", NAMESPACE, "-f", "-"];
+        let output = pipe(&args, &self.0);
+        // A second panic would end the whole test program.
+        assert!(output.status.success() || thread::panicking(), "kubectl {args:?}: {output:?}");
+    }
 }

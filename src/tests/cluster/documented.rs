@@ -81,8 +81,9 @@ impl Shell {
     pub fn run(&self, text: &str) -> Output {
         let begin = Instant::now();
         let text = with_names(text);
-        let mut bash = Command::new("bash");
-        bash.args(["-uc", &text]).current_dir(Path::new(env!("CARGO_MANIFEST_DIR")));
+        // A command that waits without a limit of its own would keep the test program, and CI, for ever.
+        let mut bash = Command::new("timeout");
+        bash.args(["180", "bash", "-uc", &text]).current_dir(Path::new(env!("CARGO_MANIFEST_DIR")));
         for name in ["HELM_CONFIG_HOME", "HELM_CACHE_HOME", "HELM_DATA_HOME"] {
             bash.env(name, self.home.path().join(name));
         }

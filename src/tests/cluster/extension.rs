@@ -5,7 +5,7 @@ use std::process::Command;
 
 use serde_json::Value;
 
-use crate::chart::piped;
+use crate::chart::{Applied, piped};
 use crate::helm::{Helm, NAMESPACE};
 use crate::node::{Node, netns_of};
 use crate::pods::{self, Pods, kubectl};
@@ -84,7 +84,7 @@ fn linkerd_cni_installs_names_the_rights_that_a_user_lacks_and_uninstalls() {
 
     let (passes, manifest) = cni(&["install", "--set", "repairController.enabled=true"]);
     assert!(passes);
-    let installed = Installed(manifest);
+    let installed = Applied(manifest);
     let applied = names(&["apply"], &installed.0);
     let (passes, report) = cni(&["check", "-o", "short"]);
     assert!(passes && !report.contains('‼'), "{report}");
@@ -111,15 +111,6 @@ fn linkerd_cni_installs_names_the_rights_that_a_user_lacks_and_uninstalls() {
 fn names(verb: &[&str], manifest: &str) -> BTreeSet<String> {
     let printed = piped(&[verb, &["-o", "name", "-f", "-"]].concat(), manifest);
     printed.lines().map(str::to_owned).collect()
-}
-
-/// A manifest that was applied. Dropping the value deletes its objects, also after a failure.
-struct Installed(String);
-
-impl Drop for Installed {
-    fn drop(&mut self) {
-        piped(&["delete", "--ignore-not-found", "--timeout=60s", "-f", "-"], &self.0);
-    }
 }
 
 fn the_explained_rules_are_those_in_the_kernel(pods: &Pods) {

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::agent::rolled_out;
 use crate::burst;
-use crate::chart::piped;
+use crate::chart::{Applied, piped};
 use crate::documented::{Shell, on_page};
 use crate::helm::{Helm, NAMESPACE};
 use crate::node::Node;
@@ -26,7 +26,7 @@ fn helm_takes_over_the_objects_that_kubectl_applied() {
     let [documented] = &found[..] else { panic!("{found:?}") };
     assert!(documented.contains(FLAG), "{documented}");
 
-    apply_upstream(&node, &helm);
+    let _applied = apply_upstream(&node, &helm);
     burst::during("helm install --take-ownership", || {
         shell.must(documented);
         rolled_out();
@@ -44,7 +44,7 @@ fn helm_takes_over_the_objects_that_kubectl_applied() {
     helm.remove();
     assert_eq!(node.files(), before);
 
-    apply_upstream(&node, &helm);
+    let _applied = apply_upstream(&node, &helm);
     let output = shell.run(&documented.replace(FLAG, ""));
     let error = String::from_utf8_lossy(&output.stderr);
     assert!(!output.status.success() && error.contains("kubectl-client-side-apply"), "{error}");
@@ -54,7 +54,7 @@ fn helm_takes_over_the_objects_that_kubectl_applied() {
     is_taken_over(&node);
     helm.remove();
 
-    apply_upstream(&node, &helm);
+    let _applied = apply_upstream(&node, &helm);
     shell.must(&documented.replace(FLAG, "").replace("helm install ", "helm3 install "));
     rolled_out();
     is_taken_over(&node);
@@ -63,7 +63,7 @@ fn helm_takes_over_the_objects_that_kubectl_applied() {
 }
 
 /// Applies the stand-in for upstream's manifests with kubectl.
-fn apply_upstream(node: &Node, helm: &Helm) {
+fn apply_upstream(node: &Node, helm: &Helm) -> Applied {
     let chart = tempfile::tempdir().unwrap();
     upstream::write_chart(chart.path(), Program::OurAgent);
     let version = concat!("image.version=v", env!("CARGO_PKG_VERSION"));
@@ -73,7 +73,9 @@ fn apply_upstream(node: &Node, helm: &Helm) {
     // Other tests leave the namespace.
     let _ = command(&["create", "namespace", NAMESPACE]).output();
     piped(&["apply", "-n", NAMESPACE, "-f", "-"], &manifests);
+    let applied = Applied(manifests);
     until_within(WAIT, "upstream's entry is in the conflist", || node.entry().is_some());
+    applied
 }
 
 /// Asserts that plugin entry, DaemonSet and permissions are this chart's.
