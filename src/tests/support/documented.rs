@@ -73,7 +73,7 @@ const COMMANDS: &[(&str, Shown)] = &[
     ("kubectl label namespace linkerd-cni ", By("documented_commands_succeed_on_a_cluster")),
     (
         "kubectl label --overwrite namespace linkerd-cni ",
-        By("documented_commands_succeed_on_a_cluster"),
+        By("linkerd_cni_reports_a_healthy_cluster_explains_a_pod_and_names_faults"),
     ),
     ("kubectl get ", OnCluster),
     ("kubectl get podmonitor ", Not(NO_CRD)),
