@@ -12,11 +12,14 @@ const SECTIONS: [&str; 5] = [
     "## What is shown\n",
     "## How to cause it\n",
 ];
+/// An optional section: texts of other programs, and symptoms, each with its own cause. No test captures these texts.
+const RELATED_TEXTS: &str = "## Related texts\n";
 const HEAD: &str = "\
 # Troubleshooting
 
-Search this page for a part of the error text, without the names of your pods and nodes. Each row has the cause, and a link to the page with
-remedy and a command to verify it. The texts are those of Events, of `/ready` and the log of the agent, of Helm, and of `linkerd cni check`.
+Search this page for a part of the error text, not for the whole line: without the names of your pods and nodes. Each row has the cause, and a
+link to the page with remedy and a command to verify it. The texts are those of Events, of `/ready` and the log of the agent, of Helm, and of
+`linkerd cni check`. `linkerd cni` is optional: [cli.md](cli.md#without-the-extension) has the commands of kubectl instead.
 
 ```sh
 kubectl describe pod -n NAMESPACE POD             # Events of a pod that does not start
@@ -25,12 +28,36 @@ kubectl get pods -n linkerd-cni -l k8s-app=linkerd-cni -o wide
 kubectl logs -n linkerd-cni AGENT-POD -c install-cni --tail=50
 ```
 
-Each page was captured by a test that causes the fault. `UPDATE_DOCS=1 cargo test --test layout` writes this page from
+The texts of most rows were captured by a test that causes the fault. Texts of other programs were not. `UPDATE_DOCS=1 cargo test --test layout` writes this page from
 [docs/faults](faults).
 
 | error text | cause | page |
 | --- | --- | --- |
 ";
+
+/// Reasons of Events whose cause is in their note: what each means, and the page about it.
+const EVENT_REASONS: [(&str, &str, &str); 4] = [
+    (
+        "LinkerdCNIContention",
+        "Another program keeps overwriting a file of the agent. Search for a part of the Event's note.",
+        "[alerts](alerts.md#linkerdcnicontention)",
+    ),
+    (
+        "LinkerdCNIFailed",
+        "The plugin could not redirect the pod. Search for a part of the Event's note, or for its code.",
+        "[error-codes](error-codes.md)",
+    ),
+    (
+        "LinkerdCNINotReady",
+        "The agent of this node has not been ready for 5 minutes. Search for a part of the Event's note.",
+        "[alerts](alerts.md#linkerdcninodenotready)",
+    ),
+    (
+        "LinkerdCNIUninstallFailed",
+        "The agent could not uninstall, or another program keeps chaining the plugin.",
+        "[uninstall](uninstall.md#special-cases)",
+    ),
+];
 
 fn docs() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("docs")
@@ -77,6 +104,19 @@ impl Page {
         lines.filter_map(|line| line.strip_prefix("- `")?.strip_suffix('`')).collect()
     }
 
+    /// The texts of `RELATED_TEXTS`, each with its cause.
+    fn related_texts(&self) -> Vec<(&str, &str)> {
+        if !self.text.contains(RELATED_TEXTS) {
+            return Vec::new();
+        }
+        let rows = self.section(RELATED_TEXTS).lines().filter(|line| line.starts_with("- "));
+        rows.map(|line| {
+            let row = line.strip_prefix("- `").and_then(|rest| rest.split_once("`: "));
+            row.unwrap_or_else(|| panic!("{}: no text and cause in {line}", self.name))
+        })
+        .collect()
+    }
+
     /// The captured texts, each with the line that introduces it.
     fn captured(&self) -> Vec<(&str, &str)> {
         let blocks = self.section(SECTIONS[3]).split("\n```text\n").collect::<Vec<_>>();
@@ -110,6 +150,17 @@ fn each_page_has_its_sections_and_its_error_texts_were_captured() {
 }
 
 #[test]
+fn each_related_text_has_its_own_cause() {
+    for page in Page::all() {
+        let name = &page.name;
+        for (text, cause) in page.related_texts() {
+            assert!(!page.error_texts().contains(&text), "{name}: {text:?} is an error text");
+            assert!(cause.ends_with('.'), "{name}: no cause on the line of {text:?}");
+        }
+    }
+}
+
+#[test]
 fn each_page_has_one_test() {
     let mut tests = String::new();
     for folder in ["agent/catalogue", "cluster/catalogue"] {
@@ -133,17 +184,17 @@ fn each_page_has_one_test() {
 /// The rows of the index by error text, regardless of case.
 fn index() -> String {
     let mut rows = BTreeMap::new();
+    let mut add = |text: &str, cause: &str, link: &str| {
+        let [text_cell, cause] = [text, cause].map(|cell| cell.replace('|', "\\|"));
+        let row = format!("| `{text_cell}` | {cause} | {link} |\n");
+        rows.insert((text.to_lowercase(), link.to_owned()), row);
+    };
     for page in Page::all() {
-        for text in page.error_texts() {
-            let row = format!(
-                "| `{}` | {} | [{name}](faults/{name}.md) |\n",
-                text.replace('|', "\\|"),
-                page.cause().replace('|', "\\|"),
-                name = page.name
-            );
-            rows.insert((text.to_lowercase(), page.name.clone()), row);
-        }
+        let link = format!("[{name}](faults/{name}.md)", name = page.name);
+        page.error_texts().into_iter().for_each(|text| add(text, page.cause(), &link));
+        page.related_texts().into_iter().for_each(|(text, cause)| add(text, cause, &link));
     }
+    EVENT_REASONS.into_iter().for_each(|(reason, cause, link)| add(reason, cause, link));
     HEAD.to_owned() + &rows.into_values().collect::<String>()
 }
 
@@ -191,7 +242,7 @@ fn each_captured_text_leads_to_its_page() {
 }
 
 /// Error texts as users paste them, with other names and times than those of the pages, and the page of each.
-const PASTED: [(&str, &str); 10] = [
+const PASTED: [(&str, &str); 14] = [
     (
         "Failed to create pod sandbox: rpc error: code = Unknown desc = failed to setup network for sandbox \"93af\": \
          plugin type=\"linkerd-cni\" name=\"linkerd-cni\" failed (add): cannot read pod emojivoto/web-57f5d4b5c-9xq2p: \
@@ -238,15 +289,29 @@ const PASTED: [(&str, &str); 10] = [
          or set the chart's iptablesMode to auto",
         "no-iptables",
     ),
+    (
+        "error killing pod: failed to \"KillPodSandbox\" for \"5d2c\" with KillPodSandboxError: \"rpc error: code = Unknown \
+         desc = failed to destroy network for sandbox k8s_web: plugin type=\\\"linkerd-cni\\\" name=\\\"k8s-pod-network\\\" \
+         failed (delete): failed to find plugin \\\"linkerd-cni\\\" in path [/opt/cni/bin]\"",
+        "plugin-missing",
+    ),
+    ("linkerd-network-validator: Terminated, Reason: Error, exit code 95", "stranded-pod"),
+    (
+        "Get \"https://172.20.0.1:443/api/v1/namespaces/emojivoto/pods/web\": tls: failed to verify certificate: \
+         x509: certificate signed by unknown authority",
+        "wrong-ca",
+    ),
+    ("psql: could not connect to server: connection refused", "init-container-without-network"),
 ];
 
 #[test]
-fn ten_pasted_error_texts_lead_to_their_pages() {
+fn pasted_error_texts_lead_to_their_pages() {
     let pages = Page::all();
     for (pasted, wanted) in PASTED {
-        let texts = pages
-            .iter()
-            .flat_map(|page| page.error_texts().into_iter().map(move |text| (text, page)));
+        let texts = pages.iter().flat_map(|page| {
+            let related = page.related_texts().into_iter().map(|(text, _)| text);
+            page.error_texts().into_iter().chain(related).map(move |text| (text, page))
+        });
         // The longest text of the index that the pasted one has.
         let found =
             texts.filter(|(text, _)| pasted.contains(text)).max_by_key(|(text, _)| text.len());

@@ -25,6 +25,7 @@ const TAKES_LONG: &str =
     "takes minutes to hours; a workflow or a step of scripts/test runs a short form";
 const NO_SIGNER: &str = "needs a keyless signature by a workflow, and nothing is published";
 const CHANGES_THE_CLUSTER: &str = "changes the test's release; linkerd_cni_installs_names_the_rights_that_a_user_lacks_and_uninstalls runs it";
+const NO_CILIUM: &str = "the cluster of the tests has no Cilium";
 const NO_CRD: &str = "the cluster of the tests has no Prometheus operator";
 
 /// Commands by their beginning. The longest beginning that matches counts.
@@ -34,10 +35,7 @@ const COMMANDS: &[(&str, Shown)] = &[
     ("helm upgrade linkerd-cni charts/linkerd2-cni ", Rendered),
     ("helm template linkerd-cni . ", Rendered),
     ("helm template linkerd-cni charts/linkerd2-cni ", Rendered),
-    (
-        "kubectl get configmap -n kube-system cilium-config ",
-        Not("the cluster of the tests has no Cilium"),
-    ),
+    ("kubectl get configmap -n kube-system cilium-config ", Not(NO_CILIUM)),
     ("kubectl wait ", OnCluster),
     ("time kubectl get ", OnCluster),
     ("kubectl delete pod -n linkerd-cni AGENT-POD", By("a_dead_credential_heals_by_itself")),
@@ -51,6 +49,8 @@ const COMMANDS: &[(&str, Shown)] = &[
     ("grep linkerd-cni /proc/mounts", OnCluster),
     ("grep ' ro[ ,]' /proc/mounts", OnCluster),
     ("grep server /etc/cni/net.d/", OnCluster),
+    ("sed -n 's/.*\"certificate-authority-data\"", OnCluster),
+    ("curl -k https://ADDRESS:443/readyz", Not("the address is that in the error text")),
     ("grep CapEff ", Not("container runtimes of other clusters run on the machine")),
     ("ausearch ", Not("the kernel has no SELinux")),
     ("crictl ", Not("the tests do not install crictl")),
@@ -71,9 +71,20 @@ const COMMANDS: &[(&str, Shown)] = &[
     ("helm install linkerd-control-plane ", Not(NO_LINKERD)),
     ("kubectl create namespace linkerd-cni", By("documented_commands_succeed_on_a_cluster")),
     ("kubectl label namespace linkerd-cni ", By("documented_commands_succeed_on_a_cluster")),
+    (
+        "kubectl label --overwrite namespace linkerd-cni ",
+        By("linkerd_cni_reports_a_healthy_cluster_explains_a_pod_and_names_faults"),
+    ),
     ("kubectl get ", OnCluster),
     ("kubectl get podmonitor ", Not(NO_CRD)),
-    ("kubectl get configmap cilium-config ", Not("the cluster of the tests has no Cilium")),
+    ("kubectl get configmap cilium-config ", Not(NO_CILIUM)),
+    ("helm upgrade cilium ", Not(NO_CILIUM)),
+    ("kubectl rollout restart -n kube-system daemonset/cilium ", Not(NO_CILIUM)),
+    (
+        "kubectl rollout restart -n linkerd-cni ",
+        By("no_pod_starts_bare_or_is_lost_while_the_agent_is_replaced_or_killed"),
+    ),
+    ("kubectl patch deployment DEPLOYMENT ", Not("changes a workload of the reader")),
     ("kubectl describe ", OnCluster),
     ("kubectl logs ", OnCluster),
     (
@@ -138,6 +149,8 @@ const COMMANDS: &[(&str, Shown)] = &[
     ("skopeo ", Not("no registry here: the release's tests read the image index")),
     ("docker ", Not(NO_DOCKER)),
     ("kind load ", Not(NO_DOCKER)),
+    ("k3d image import ", Not(NO_DOCKER)),
+    ("minikube image load ", Not(NO_DOCKER)),
 ];
 
 /// A command of a page, without its comment and with its continuation lines.
