@@ -77,6 +77,7 @@ const COMMANDS: &[(&str, Shown)] = &[
     ),
     ("kubectl get ", OnCluster),
     ("kubectl get podmonitor ", Not(NO_CRD)),
+    ("kubectl get secret ", Not("the reader's secret with the credential of a registry")),
     ("kubectl get configmap cilium-config ", Not(NO_CILIUM)),
     ("helm upgrade cilium ", Not(NO_CILIUM)),
     ("kubectl rollout restart -n kube-system daemonset/cilium ", Not(NO_CILIUM)),
