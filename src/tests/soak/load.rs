@@ -14,7 +14,7 @@ use crate::api::Api;
 use crate::outages::{Cause, RETRY};
 use crate::pod::{Context, END, Kind, Pod, Source};
 use crate::pods;
-use crate::running::RunningPods;
+use crate::running::{self, RunningPods};
 use crate::sandbox;
 
 pub const NAMESPACE: &str = "soak";
@@ -66,6 +66,8 @@ pub enum Break {
     Rules,
     /// The conflist is torn for a moment.
     Conflist,
+    /// Pods that have responded are killed, so that kubelet starts them in another netns.
+    Pods,
 }
 
 impl Load {
@@ -81,7 +83,7 @@ impl Load {
                 pods: Vec::new(),
                 count: 0,
                 next: Instant::now(),
-                breaks_rules: seeded == Some(Break::Rules),
+                seeded,
                 figures: LoadFigures::default(),
             };
             while !stopped.load(Ordering::Relaxed) {
@@ -110,7 +112,7 @@ struct Running {
     count: usize,
     /// When the next pod is created.
     next: Instant,
-    breaks_rules: bool,
+    seeded: Option<Break>,
     figures: LoadFigures,
 }
 
@@ -162,12 +164,10 @@ impl Running {
         for pod in &mut self.pods {
             let had = pod.answered.is_some();
             pod.observe(sandboxes.get(&pod.name), &self.context);
-            if self.breaks_rules && pod.is_meshed() && !had && pod.answered.is_some() {
-                pod.sandbox.iter().for_each(sandbox::Sandbox::flush);
-            }
             if !had && pod.answered.is_some() {
                 pod.sandbox.iter().for_each(|sandbox| self.seen.running.insert(&pod.name, sandbox));
                 note_start(pod, &self.context, &self.seen, &mut self.figures);
+                seed(self.seeded, pod);
             }
         }
         self.delete_old();
@@ -235,6 +235,15 @@ fn note_start(pod: &Pod, context: &Context, seen: &Seen, figures: &mut LoadFigur
             figures.unmeshed += 1;
             figures.unmeshed_starts.extend(took);
         }
+    }
+}
+
+/// Performs the seeded bug on a pod that has just responded.
+fn seed(seeded: Option<Break>, pod: &Pod) {
+    match (seeded, &pod.sandbox) {
+        (Some(Break::Rules), Some(sandbox)) if pod.is_meshed() => sandbox.flush(),
+        (Some(Break::Pods), Some(sandbox)) => running::kill_all(&sandbox.netns),
+        _ => {}
     }
 }
 

@@ -3,10 +3,13 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::os::unix::fs::MetadataExt as _;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 
 use crate::ledger::{Invariant, Ledger};
 use crate::sandbox::Sandbox;
@@ -83,17 +86,30 @@ impl Drop for Held<'_> {
 }
 
 /// The processes of containers in a netns.
-fn found(netns: &PathBuf) -> BTreeSet<i32> {
+fn found(netns: &Path) -> BTreeSet<i32> {
+    let is_of_container = |pid: &i32| {
+        let line = fs::read_to_string(format!("/proc/{pid}/cmdline"));
+        line.is_ok_and(|line| line.starts_with(PROBE))
+    };
+    processes(netns).into_iter().filter(is_of_container).collect()
+}
+
+/// Kills all processes in a netns, as a seeded bug. Without the sandbox's process kubelet creates another sandbox.
+pub fn kill_all(netns: &Path) {
+    for pid in processes(netns) {
+        let _ = kill(Pid::from_raw(pid), Signal::SIGKILL);
+    }
+}
+
+fn processes(netns: &Path) -> Vec<i32> {
     let Ok(netns) = fs::metadata(netns) else {
-        return BTreeSet::new();
+        return Vec::new();
     };
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
     let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
-    pids.filter(|pid: &i32| {
+    let is_inside = |pid: &i32| {
         let own = fs::metadata(format!("/proc/{pid}/ns/net"));
-        let line = fs::read_to_string(format!("/proc/{pid}/cmdline"));
         own.is_ok_and(|own| (own.dev(), own.ino()) == (netns.dev(), netns.ino()))
-            && line.is_ok_and(|line| line.starts_with(PROBE))
-    })
-    .collect()
+    };
+    pids.filter(is_inside).collect()
 }
