@@ -92,8 +92,8 @@ pub fn find_agent() -> Option<Agent> {
     find_agent_in("linkerd-cni")
 }
 
-/// The only one in a namespace, if it runs and the API server answers. An agent that is being deleted, as at the end of a surge, does not
-/// count.
+/// The only one in a namespace, if it runs and the API server answers. An agent that is being deleted, as at the end of
+/// a surge, does not count.
 pub fn find_agent_in(namespace: &str) -> Option<Agent> {
     let pods = ["get", "pods", "-n", namespace, "-l", "k8s-app=linkerd-cni", "-o", "json"];
     let output = command(&pods).output().expect("kubectl runs");

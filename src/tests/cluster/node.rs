@@ -242,7 +242,8 @@ fn is_of_plugin(event: &Value) -> bool {
     agent.starts_with("linkerd-cni/")
 }
 
-/// Starts a killed API server again. Its clients are restarted, as they could wait up to a minute before they reconnect.
+/// Starts a killed API server again. Its clients are restarted, as they could wait up to a minute before they
+/// reconnect.
 pub fn restart_api_server() {
     for component in ["kube-scheduler", "kube-controller-manager", "kubelet"] {
         kill_component(component);

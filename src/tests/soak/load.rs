@@ -38,7 +38,7 @@ pub struct Seen {
     pub running: RunningPods,
 }
 
-/// LoadFigures of the load.
+/// Figures of the load.
 #[derive(Default)]
 pub struct LoadFigures {
     pub meshed: usize,

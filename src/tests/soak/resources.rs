@@ -23,7 +23,7 @@ const SAMPLES: usize = 60;
 const ALLOWED_GROWTH: ProcessFigures =
     ProcessFigures { rss_kb: 512, private_kb: 512, descriptors: 3, threads: 2 };
 
-/// ProcessFigures of a process, or medians of several.
+/// Figures of a process, or medians of several.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct ProcessFigures {
     /// Resident memory, with the pages of the program's file.
