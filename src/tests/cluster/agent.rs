@@ -9,7 +9,7 @@ use nix::unistd::Pid;
 use serde_json::Value;
 
 use crate::node::{Files, Node};
-use crate::pods::kubectl;
+use crate::pods::{command, kubectl};
 use crate::until::until_within;
 
 pub const KUBECONFIG: &str = "/etc/cni/net.d/ZZZ-linkerd-cni-kubeconfig";
@@ -92,11 +92,13 @@ pub fn find_agent() -> Option<Agent> {
     find_agent_in("linkerd-cni")
 }
 
-/// The only one in a namespace, if it runs. An agent that is being deleted, as at the end of a surge, does not
-/// count.
+/// The only one in a namespace, if it runs and the API server answers. An agent that is being deleted, as at the end of
+/// a surge, does not count.
 pub fn find_agent_in(namespace: &str) -> Option<Agent> {
     let pods = ["get", "pods", "-n", namespace, "-l", "k8s-app=linkerd-cni", "-o", "json"];
-    let pods: Value = serde_json::from_str(&kubectl(&pods)).unwrap();
+    let output = command(&pods).output().expect("kubectl runs");
+    // Empty if the API server did not answer.
+    let pods: Value = serde_json::from_slice(&output.stdout).ok()?;
     let is_leaving = |pod: &Value| pod["metadata"]["deletionTimestamp"].is_string();
     let mut staying = pods["items"].as_array()?.iter().filter(|pod| !is_leaving(pod));
     let (Some(pod), None) = (staying.next(), staying.next()) else {

@@ -13,6 +13,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use nix::errno::Errno;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
@@ -91,16 +92,12 @@ impl Node {
         active::plugins().pop().filter(|last| last["type"] == "linkerd-cni")
     }
 
-    /// Kills the API server, calls `meanwhile`, and starts the API server again, also on a panic. Its clients are
-    /// restarted with it, as they could wait up to a minute before they reconnect.
+    /// Kills the API server, calls `meanwhile`, and starts the API server again, also on a panic.
     pub fn without_api_server<T>(&self, meanwhile: impl FnOnce() -> T) -> T {
         struct Restart;
         impl Drop for Restart {
             fn drop(&mut self) {
-                for component in ["kube-scheduler", "kube-controller-manager", "kubelet"] {
-                    kill_component(component);
-                }
-                start_missing_components();
+                restart_api_server();
             }
         }
         let _restart = Restart;
@@ -245,6 +242,15 @@ fn is_of_plugin(event: &Value) -> bool {
     agent.starts_with("linkerd-cni/")
 }
 
+/// Starts a killed API server again. Its clients are restarted, as they could wait up to a minute before they
+/// reconnect.
+pub fn restart_api_server() {
+    for component in ["kube-scheduler", "kube-controller-manager", "kubelet"] {
+        kill_component(component);
+    }
+    start_missing_components();
+}
+
 /// Starts the components of the cluster that do not run.
 pub fn start_missing_components() {
     let cluster = Path::new(env!("CARGO_MANIFEST_DIR")).join("scripts/cluster");
@@ -253,11 +259,12 @@ pub fn start_missing_components() {
     assert!(up.status.success() || thread::panicking(), "{error}");
 }
 
-/// Kills a component of the cluster and waits for its end.
+/// Kills a component of the cluster and waits for its end, if it has not ended by itself.
 pub fn kill_component(component: &str) {
     let pid = fs::read_to_string(Path::new(CLUSTER).join("pid").join(component)).unwrap();
     let pid = Pid::from_raw(pid.trim().parse().unwrap());
-    kill(pid, Signal::SIGKILL).unwrap();
+    let killed = kill(pid, Signal::SIGKILL);
+    assert!(matches!(killed, Ok(()) | Err(Errno::ESRCH)), "kill {component}: {killed:?}");
     let gone = format!("/proc/{pid}/exe");
     until("the component has ended", || fs::read_link(&gone).is_err());
 }

@@ -14,11 +14,11 @@ use crate::credential;
 use crate::disk::Ballast;
 use crate::helm::NAMESPACE;
 use crate::ledger::Invariant;
-use crate::node::{kill_component, start_missing_components};
+use crate::node::{kill_component, restart_api_server, start_missing_components};
+use crate::outages::{Cause, Outages};
 use crate::pods::kubectl;
 use crate::reader;
-use crate::windows::Cause;
-use crate::world::{World, component, replace};
+use crate::world::{Stopped, World, component, replace};
 
 /// Kinds of actions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -151,7 +151,18 @@ fn delete_pod(world: &mut World) {
     world.recovered(begin, || agent::find_agent().is_some_and(|next| next.pod != old.pod));
 }
 
-/// Kills the API server, and the agent too if it `kills_agent`. Its clients are restarted with it, as they could wait up to a minute before they reconnect.
+/// Starts a killed API server again when it is dropped, also on a panic.
+struct RestartApiServer<'a>(&'a Outages);
+
+impl Drop for RestartApiServer<'_> {
+    fn drop(&mut self) {
+        // Kubelet is restarted, too.
+        let _node = self.0.open(Cause::Node);
+        restart_api_server();
+    }
+}
+
+/// Kills the API server, and the agent too if it `kills_agent`.
 fn kill_api_server(world: &World, kills_agent: bool) {
     let agent = agent::agent();
     let seen = &world.load;
@@ -161,7 +172,8 @@ fn kill_api_server(world: &World, kills_agent: bool) {
     };
     let before = counts();
     {
-        let _down = world.windows.open(Cause::ApiServer);
+        let _down = world.outages.open(Cause::ApiServer);
+        let _restart = RestartApiServer(&world.outages);
         kill_component("kube-apiserver");
         if kills_agent {
             let _ = kill(agent.pid, Signal::SIGKILL);
@@ -176,11 +188,6 @@ fn kill_api_server(world: &World, kills_agent: bool) {
             }
             thread::sleep(Duration::from_millis(200));
         }
-        let _node = world.windows.open(Cause::Node);
-        for component in ["kube-scheduler", "kube-controller-manager", "kubelet"] {
-            kill_component(component);
-        }
-        start_missing_components();
     }
     world.recovered(Instant::now(), || true);
 }
@@ -189,11 +196,10 @@ fn kill_api_server(world: &World, kills_agent: bool) {
 fn stall(world: &mut World, name: &str) {
     let pid = component(name);
     {
-        let _api = world.windows.open(Cause::ApiServer);
-        let _node = world.windows.open(Cause::Node);
-        kill(pid, Signal::SIGSTOP).expect("the component runs");
+        let _api = world.outages.open(Cause::ApiServer);
+        let _node = world.outages.open(Cause::Node);
+        let _stopped = Stopped::stop(pid).expect("the component runs");
         thread::sleep(Duration::from_secs(world.rng.within(5..20)));
-        kill(pid, Signal::SIGCONT).expect("the component runs");
     }
     world.recovered(Instant::now(), || true);
 }
@@ -203,20 +209,20 @@ fn stall(world: &mut World, name: &str) {
 fn rewrite_conflist(world: &World, kills_agent: bool) {
     let agent = agent::agent();
     let path = reader::active().expect("there is a conflist");
-    let window = world.windows.open(Cause::Unchained);
+    let outage = world.outages.open(Cause::Unchained);
     if kills_agent {
         let _ = kill(agent.pid, Signal::SIGKILL);
     }
     let begin = Instant::now();
     replace(&path, &world.bare, 0o644);
     world.recovered(begin, || true);
-    drop(window);
+    drop(outage);
 }
 
 fn delete_conflist(world: &mut World) {
     let path = reader::active().expect("there is a conflist");
-    let missing = world.windows.open(Cause::NoConflist);
-    let unchained = world.windows.open(Cause::Unchained);
+    let missing = world.outages.open(Cause::NoConflist);
+    let unchained = world.outages.open(Cause::Unchained);
     fs::remove_file(&path).expect("the conflist can be deleted");
     thread::sleep(Duration::from_millis(world.rng.within(500..3000)));
     let begin = Instant::now();
@@ -227,12 +233,12 @@ fn delete_conflist(world: &mut World) {
 }
 
 fn delete_kubeconfig(world: &World) {
-    let window = world.windows.open(Cause::NoKubeconfig);
-    let credential = world.windows.open(Cause::Credential);
+    let outage = world.outages.open(Cause::NoKubeconfig);
+    let credential = world.outages.open(Cause::Credential);
     let begin = Instant::now();
     fs::remove_file(KUBECONFIG).expect("there is a kubeconfig");
     world.recovered(begin, || Path::new(KUBECONFIG).exists());
-    drop((window, credential));
+    drop((outage, credential));
 }
 
 /// Fills the file systems of the CNI directories, replaces the agent meanwhile, and frees them.
@@ -269,13 +275,15 @@ fn rollout_restart(world: &World) {
 }
 
 fn restart_runtime(world: &World) {
-    {
-        let _down = world.windows.open(Cause::Node);
-        kill_component("containerd");
-        start_missing_components();
-        start_cri();
-    }
-    world.recovered(Instant::now(), || true);
+    world.load.running.survive(&world.ledger, || {
+        {
+            let _down = world.outages.open(Cause::Node);
+            kill_component("containerd");
+            start_missing_components();
+            start_cri();
+        }
+        world.recovered(Instant::now(), || true);
+    });
 }
 
 /// Restarts containerd until it serves pods. It runs without that service if this machine has no inotify instance left

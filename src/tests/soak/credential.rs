@@ -13,9 +13,9 @@ use serde_json::{Value, json};
 
 use crate::agent::{self, KUBECONFIG, token, with_token};
 use crate::helm::NAMESPACE;
+use crate::outages::Cause;
 use crate::pods::{apply, kubectl};
-use crate::windows::Cause;
-use crate::world::{World, replace};
+use crate::world::{Stopped, World, replace};
 
 const ACCOUNT: [&str; 4] = ["serviceaccount", "linkerd-cni-plugin", "-n", NAMESPACE];
 /// Key that the API server signs tokens with.
@@ -33,12 +33,12 @@ pub fn revoke(world: &World) {
     for field in ["uid", "resourceVersion", "creationTimestamp"] {
         account["metadata"].as_object_mut().expect("an object").remove(field);
     }
-    let window = world.windows.open(Cause::Credential);
+    let outage = world.outages.open(Cause::Credential);
     kubectl(&[&["delete"], &ACCOUNT[..]].concat());
     apply(&account);
     let begin = Instant::now();
     world.recovered(begin, || token().is_some_and(|now| Some(now) != old));
-    drop(window);
+    drop(outage);
 }
 
 /// Kills the agent and leaves a token on the node that expired an hour ago, as the next agent finds it when the node
@@ -46,18 +46,19 @@ pub fn revoke(world: &World) {
 pub fn expire(world: &World) {
     let old = agent::agent();
     let expired = expired_token();
-    let window = world.windows.open(Cause::Credential);
+    let outage = world.outages.open(Cause::Credential);
     // Stopped first: a running agent would replace the foreign token at once.
-    let _ = kill(old.pid, Signal::SIGSTOP);
+    let stopped = Stopped::stop(old.pid);
     let kubeconfig = fs::read_to_string(KUBECONFIG).expect("there is a kubeconfig");
     replace(Path::new(KUBECONFIG), &with_token(&kubeconfig, &expired), 0o600);
     let _ = kill(old.pid, Signal::SIGKILL);
+    drop(stopped);
     let begin = Instant::now();
     world.recovered(begin, || {
         token().is_some_and(|now| now != expired)
             && agent::find_agent().is_some_and(|next| next.pid != old.pid && next.ready)
     });
-    drop(window);
+    drop(outage);
 }
 
 /// A token of the plugin's account as the API server issues it, which was valid for an hour until an hour ago.

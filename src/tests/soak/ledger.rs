@@ -6,6 +6,9 @@ use std::time::{Duration, Instant};
 
 use serde::Serialize;
 
+/// The first action: what is seen before another one counts for it.
+pub const INSTALL: &str = "helm install";
+
 /// A promise of this project that is checked all the time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
@@ -23,6 +26,8 @@ pub enum Invariant {
     UnmeshedStart,
     /// Pods start while the API server is down.
     StartsWithoutApi,
+    /// A pod that has responded responds until its deletion, in the same netns and with the same processes.
+    Running,
     /// A deleted pod goes away within the bound.
     End,
     /// The agent is ready again within the bound after each action.
@@ -34,13 +39,14 @@ pub enum Invariant {
 }
 
 impl Invariant {
-    pub const ALL: [Invariant; 10] = [
+    pub const ALL: [Invariant; 11] = [
         Invariant::Files,
         Invariant::MeshedRules,
         Invariant::MeshedStart,
         Invariant::UnmeshedRules,
         Invariant::UnmeshedStart,
         Invariant::StartsWithoutApi,
+        Invariant::Running,
         Invariant::End,
         Invariant::Recovery,
         Invariant::Flat,
@@ -81,7 +87,7 @@ struct Inner {
 
 impl Ledger {
     pub fn new() -> Ledger {
-        let inner = Inner { action: "install", violations: Vec::new(), performed: BTreeMap::new() };
+        let inner = Inner { action: INSTALL, violations: Vec::new(), performed: BTreeMap::new() };
         Ledger { begin: Instant::now(), inner: Arc::new(Mutex::new(inner)) }
     }
 

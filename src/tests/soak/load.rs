@@ -11,10 +11,11 @@ use crate::random::Random;
 use serde_json::{Value, json};
 
 use crate::api::Api;
-use crate::pod::{Context, Kind, Pod, Source};
+use crate::outages::{Cause, RETRY};
+use crate::pod::{Context, END, Kind, Pod, Source};
 use crate::pods;
+use crate::running::{self, RunningPods};
 use crate::sandbox;
-use crate::windows::Cause;
 
 pub const NAMESPACE: &str = "soak";
 const STATIC_PODS: &str = "/var/lib/linkerd2-cni-cluster/static-pods";
@@ -23,8 +24,10 @@ const MOST: usize = 12;
 /// The same of static pods while the API server is down: others cannot be deleted then.
 const MOST_STATIC: usize = 4;
 const TICK: Duration = Duration::from_millis(150);
-/// Bound of the wait for the last pods' end.
-const LAST: Duration = Duration::from_secs(180);
+/// Bound of the wait for the last pods' start.
+const LAST_START: Duration = Duration::from_secs(90);
+/// Bound of the wait for the last pods' end: a pod that is deleted last is still checked against its bound.
+const LAST: Duration = LAST_START.saturating_add(END).saturating_add(RETRY);
 
 /// What is seen of the load while it runs.
 #[derive(Default)]
@@ -32,11 +35,12 @@ pub struct Seen {
     /// Pods that were created and got ready while the API server was down.
     pub unmeshed_without_api: AtomicUsize,
     pub meshed_without_api: AtomicUsize,
+    pub running: RunningPods,
 }
 
 /// Figures of the load.
 #[derive(Default)]
-pub struct Figures {
+pub struct LoadFigures {
     pub meshed: usize,
     pub unmeshed: usize,
     /// Meshed pods that started while another writer had removed the plugin entry; the repair controller repaired them.
@@ -52,7 +56,7 @@ pub struct Figures {
 pub struct Load {
     stop: Arc<AtomicBool>,
     pub seen: Arc<Seen>,
-    thread: JoinHandle<Figures>,
+    thread: JoinHandle<LoadFigures>,
 }
 
 /// A bug that the soak itself seeds, to show that it is found.
@@ -62,6 +66,8 @@ pub enum Break {
     Rules,
     /// The conflist is torn for a moment.
     Conflist,
+    /// Pods that have responded are killed, so that kubelet starts them in another netns.
+    Pods,
 }
 
 impl Load {
@@ -77,8 +83,8 @@ impl Load {
                 pods: Vec::new(),
                 count: 0,
                 next: Instant::now(),
-                breaks_rules: seeded == Some(Break::Rules),
-                figures: Figures::default(),
+                seeded,
+                figures: LoadFigures::default(),
             };
             while !stopped.load(Ordering::Relaxed) {
                 running.create();
@@ -91,7 +97,7 @@ impl Load {
     }
 
     /// Deletes the pods and returns the figures.
-    pub fn finish(self) -> Figures {
+    pub fn finish(self) -> LoadFigures {
         self.stop.store(true, Ordering::Relaxed);
         self.thread.join().expect("the thread of the load")
     }
@@ -106,13 +112,13 @@ struct Running {
     count: usize,
     /// When the next pod is created.
     next: Instant,
-    breaks_rules: bool,
-    figures: Figures,
+    seeded: Option<Break>,
+    figures: LoadFigures,
 }
 
 impl Running {
     fn create(&mut self) {
-        let is_down = self.context.windows.is_open(Cause::ApiServer);
+        let is_down = self.context.outages.is_open(Cause::ApiServer);
         let counts = |pod: &&Pod| pod.deleted.is_none() && (!is_down || pod.source == Source::File);
         let staying = self.pods.iter().filter(counts).count();
         let most = if is_down { MOST_STATIC } else { MOST };
@@ -158,11 +164,10 @@ impl Running {
         for pod in &mut self.pods {
             let had = pod.answered.is_some();
             pod.observe(sandboxes.get(&pod.name), &self.context);
-            if self.breaks_rules && pod.is_meshed() && !had && pod.answered.is_some() {
-                pod.sandbox.iter().for_each(sandbox::Sandbox::flush);
-            }
             if !had && pod.answered.is_some() {
+                pod.sandbox.iter().for_each(|sandbox| self.seen.running.insert(&pod.name, sandbox));
                 note_start(pod, &self.context, &self.seen, &mut self.figures);
+                seed(self.seeded, pod);
             }
         }
         self.delete_old();
@@ -173,8 +178,7 @@ impl Running {
         self.pods.retain(|pod| {
             let stays = pod.deleted.is_none() || sandboxes.contains_key(&pod.name);
             if !stays {
-                figures.repaired += usize::from(pod.repaired);
-                figures.looks += pod.looks;
+                note_end(pod, figures);
             }
             stays
         });
@@ -182,23 +186,23 @@ impl Running {
 
     /// Deletes pods some seconds after they got ready.
     fn delete_old(&mut self) {
-        let Running { pods, api, rng, context, .. } = self;
+        let Running { pods, api, rng, context, seen, .. } = self;
         for pod in pods.iter_mut().filter(|pod| pod.deleted.is_none()) {
             let age = pod.answered.map_or(Duration::ZERO, |answered| answered.elapsed());
-            if age > Duration::from_secs(6) && rng.within(0..40) == 0 {
-                // A last look at its rules.
-                pod.observe_now(context);
+            let is_old = age > Duration::from_secs(6) && !pod.is_silent();
+            if is_old && rng.within(0..40) == 0 && seen.running.remove(&pod.name) {
+                pod.observe_last(context);
                 delete(pod, api);
             }
         }
     }
 
     /// Deletes all pods and waits for their end.
-    fn end(mut self) -> Figures {
+    fn end(mut self) -> LoadFigures {
         let begin = Instant::now();
         while !self.pods.is_empty() && begin.elapsed() < LAST {
             for pod in self.pods.iter_mut().filter(|pod| pod.deleted.is_none()) {
-                let waits = pod.answered.is_none() && begin.elapsed() < LAST / 2;
+                let waits = pod.answered.is_none() && begin.elapsed() < LAST_START;
                 if !waits {
                     delete(pod, &self.api);
                 }
@@ -206,13 +210,17 @@ impl Running {
             self.turn();
             thread::sleep(TICK);
         }
+        for pod in &self.pods {
+            pod.report_leftover(&self.context);
+            note_end(pod, &mut self.figures);
+        }
         self.figures
     }
 }
 
-fn note_start(pod: &Pod, context: &Context, seen: &Seen, figures: &mut Figures) {
+fn note_start(pod: &Pod, context: &Context, seen: &Seen, figures: &mut LoadFigures) {
     let took = pod.undisturbed(context).map(|took| took.as_secs_f64());
-    let without_api = pod.without_api && context.windows.is_open(Cause::ApiServer);
+    let without_api = pod.without_api && context.outages.is_open(Cause::ApiServer);
     let counter = match pod.is_meshed() {
         true => &seen.meshed_without_api,
         false => &seen.unmeshed_without_api,
@@ -230,7 +238,22 @@ fn note_start(pod: &Pod, context: &Context, seen: &Seen, figures: &mut Figures) 
     }
 }
 
+/// Performs the seeded bug on a pod that has just responded.
+fn seed(seeded: Option<Break>, pod: &Pod) {
+    match (seeded, &pod.sandbox) {
+        (Some(Break::Rules), Some(sandbox)) if pod.is_meshed() => sandbox.flush(),
+        (Some(Break::Pods), Some(sandbox)) => running::kill_all(&sandbox.netns),
+        _ => {}
+    }
+}
+
+fn note_end(pod: &Pod, figures: &mut LoadFigures) {
+    figures.repaired += usize::from(pod.repaired);
+    figures.looks += pod.looks;
+}
+
 fn delete(pod: &mut Pod, api: &Api) {
+    pod.on_deletion_tried();
     let is_deleted = match pod.source {
         Source::ApiServer => {
             let name = &pod.name;

@@ -33,6 +33,7 @@ mod load;
 mod logs;
 #[path = "../cluster/node.rs"]
 mod node;
+mod outages;
 mod pod;
 #[path = "../cluster/pods.rs"]
 mod pods;
@@ -40,6 +41,7 @@ mod random;
 mod reader;
 mod report;
 mod resources;
+mod running;
 mod sandbox;
 mod seeded;
 #[path = "../support/until.rs"]
@@ -48,7 +50,6 @@ mod until;
 mod upstream;
 #[path = "../matrix/versions.rs"]
 mod versions;
-mod windows;
 mod world;
 
 use std::fs;
@@ -65,15 +66,15 @@ use random::Random;
 
 use actions::Action;
 use helm::Helm;
-use ledger::{Invariant, Ledger};
+use ledger::{INSTALL, Invariant, Ledger};
 use load::{Break, Load};
 use node::{Files, Node};
+use outages::{Cause, Outages};
 use pod::Context;
 use pods::kubectl;
 use reader::Reader;
 use report::{Pods, Report};
 use resources::Sampler;
-use windows::{Cause, Windows};
 use world::World;
 
 /// Values of the release. The repair controller repairs pods that start while another writer has removed the plugin
@@ -81,7 +82,6 @@ use world::World;
 const VALUES: &str = "repairController.enabled=true,repairController.mode=in-place,repairController.auditIntervalSeconds=10";
 /// Bound of the wait for the end of an uninstall.
 const UNINSTALL: Duration = Duration::from_secs(90);
-const INSTALL: &str = "helm install";
 const CALM: &str = "nothing";
 const END: &str = "helm uninstall";
 
@@ -110,12 +110,12 @@ fn main() -> ExitCode {
     let node = Node::exclusive();
     let before = node.files();
     let bare = fs::read_to_string(reader::active().expect("there is a conflist")).unwrap();
-    let (ledger, windows) = (Ledger::new(), Windows::default());
+    let (ledger, outages) = (Ledger::new(), Outages::default());
     kubectl(&["create", "namespace", load::NAMESPACE]);
     pods::until_account(load::NAMESPACE);
 
     let mut context =
-        Context { ledger: ledger.clone(), windows: windows.clone(), normal: Duration::ZERO };
+        Context { ledger: ledger.clone(), outages: outages.clone(), normal: Duration::ZERO };
     context.normal = load::normal_start(&context);
     let normal = context.normal.as_secs_f64();
     println!("an unmeshed pod without the plugin responds after {normal:.1} s");
@@ -126,14 +126,14 @@ fn main() -> ExitCode {
     helm.run("upgrade", &["--reuse-values", "--set", "logLevel=debug"]);
 
     let mut rng = Random::with_seed(options.seed);
-    let reader = Reader::start(ledger.clone(), windows.clone());
+    let reader = Reader::start(ledger.clone(), outages.clone());
     let sampler = Sampler::start();
     let load = Load::start(context, rng.fork(), options.seeded);
     let mut world = World {
         helm,
         api: api::Api::new(),
         ledger: ledger.clone(),
-        windows,
+        outages,
         rng,
         load: Arc::clone(&load.seen),
         bare,
@@ -209,7 +209,7 @@ fn perform(action: Action, world: &mut World) {
 
 fn uninstall(world: &World, node: &Node, before: &Files) {
     // The agent removes the plugin entry, and then binary and kubeconfig.
-    let _unchained = world.windows.open(Cause::Unchained);
+    let _unchained = world.outages.open(Cause::Unchained);
     world.ledger.begin(END);
     let begin = Instant::now();
     world.helm.uninstall();

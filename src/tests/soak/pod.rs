@@ -3,18 +3,20 @@
 use std::time::{Duration, Instant};
 
 use crate::ledger::{Invariant, Ledger};
+use crate::outages::{Cause, Outages};
 use crate::sandbox::{Rules, Sandbox};
-use crate::windows::{Cause, Windows};
 
 /// Bounds beyond a pod's normal time, on a machine with two processors.
 const UNMESHED: Duration = Duration::from_secs(45);
 const MESHED: Duration = Duration::from_secs(90);
 /// Bound of a deletion. Kubelet retries a failed DEL after up to a minute.
-const END: Duration = Duration::from_secs(120);
+pub const END: Duration = Duration::from_secs(120);
 /// Bound of the repair of a pod that started while another writer had removed the plugin entry.
 const REPAIR: Duration = Duration::from_secs(90);
 /// Time between two looks at the rules of a pod.
 const LOOK: Duration = Duration::from_secs(4);
+/// Number of looks without a response after which a pod that has responded counts as dead.
+const SILENT_LOOKS: usize = 3;
 
 /// Kinds of pods.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,7 +39,7 @@ pub enum Source {
 /// What the load shares with its pods.
 pub struct Context {
     pub ledger: Ledger,
-    pub windows: Windows,
+    pub outages: Outages,
     /// The longest start of an unmeshed pod without the plugin.
     pub normal: Duration,
 }
@@ -60,8 +62,15 @@ pub struct Pod {
     /// Number of times that its rules were listed.
     pub looks: usize,
     looked: Instant,
-    late: bool,
-    bare: bool,
+    /// Whether a deletion was tried. The API server may have performed it also if it did not respond.
+    deletion_tried: bool,
+    /// Number of the last looks without a response, of a pod that has responded.
+    silent_looks: usize,
+    /// What was reported already.
+    late_start: bool,
+    late_end: bool,
+    missing_rules: bool,
+    died: bool,
 }
 
 impl Pod {
@@ -80,8 +89,12 @@ impl Pod {
             repaired: false,
             looks: 0,
             looked: now,
-            late: false,
-            bare: false,
+            deletion_tried: false,
+            silent_looks: 0,
+            late_start: false,
+            late_end: false,
+            missing_rules: false,
+            died: false,
         }
     }
 
@@ -95,8 +108,7 @@ impl Pod {
             return;
         }
         if let Some(sandbox) = found.filter(|found| self.sandbox.as_ref() != Some(*found)) {
-            self.sandbox = Some(sandbox.clone());
-            self.was_added(sandbox, context);
+            self.on_sandbox(sandbox, context);
         }
         let Some(sandbox) = self.sandbox.clone() else {
             return self.check_start(context);
@@ -111,7 +123,7 @@ impl Pod {
     }
 
     /// Checks the rules of a pod that is about to be deleted.
-    pub fn observe_now(&mut self, context: &Context) {
+    pub fn observe_last(&mut self, context: &Context) {
         if let Some(sandbox) = self.sandbox.clone() {
             self.check_rules(&sandbox, context);
         }
@@ -120,43 +132,61 @@ impl Pod {
     /// Time since the creation, if nothing held the pod back.
     pub fn undisturbed(&self, context: &Context) -> Option<Duration> {
         let elapsed = self.created.elapsed();
-        let outside = context.windows.elapsed_outside(self.held_by(), self.created);
+        let outside = context.outages.elapsed_outside(self.held_by(), self.created);
         (outside >= elapsed).then_some(elapsed)
     }
 
-    fn was_added(&mut self, sandbox: &Sandbox, context: &Context) {
+    /// Whether a pod that has responded has stopped to, and is not reported yet. Its deletion would hide that.
+    pub fn is_silent(&self) -> bool {
+        self.silent_looks > 0 && !self.died
+    }
+
+    /// Notes that a deletion begins, whether or not it succeeds.
+    pub fn on_deletion_tried(&mut self) {
+        self.deletion_tried = true;
+    }
+
+    /// Takes note of a sandbox, and checks its rules. A pod that has responded keeps its sandbox.
+    fn on_sandbox(&mut self, sandbox: &Sandbox, context: &Context) {
+        if let Some(old) = self.sandbox.replace(sandbox.clone()) {
+            let seen = format!("has netns {:?} after {:?}", sandbox.netns, old.netns);
+            self.report_death(context, &seen);
+        }
         // ADD used a network config without the plugin entry. Only another writer may have caused that.
         let foreign = [Cause::Unchained, Cause::NoConflist];
-        let is_foreign = foreign.iter().any(|cause| context.windows.since(*cause, self.created));
+        let is_foreign = foreign.iter().any(|cause| context.outages.since(*cause, self.created));
         if self.is_meshed() && !sandbox.has_entry && is_foreign {
             self.repair_by = Some(Instant::now() + REPAIR);
         }
         self.check_rules(sandbox, context);
     }
 
-    /// Whether the pod waits for a repair. If it takes too long, that is a violation.
-    fn awaits_repair(&mut self, context: &Context) -> bool {
-        let Some(by) = self.repair_by.filter(|_| !self.repaired) else {
-            return false;
-        };
-        // The repair controller needs the API server.
-        let held =
-            context.windows.is_open(Cause::ApiServer) || context.windows.is_open(Cause::Node);
-        if held {
-            self.repair_by = Some(by.max(Instant::now() + REPAIR));
+    /// Whether the pod still may wait for a repair.
+    fn awaits_repair(&self) -> bool {
+        !self.repaired && self.repair_by.is_some_and(|by| Instant::now() < by)
+    }
+
+    /// The repair controller needs the API server: its time begins anew after an outage.
+    fn extend_repair_deadline(&mut self, context: &Context) {
+        let causes = [Cause::ApiServer, Cause::Node];
+        if causes.iter().any(|cause| context.outages.is_open(*cause)) {
+            let extended = Instant::now() + REPAIR;
+            self.repair_by = self.repair_by.map(|by| by.max(extended));
         }
-        Instant::now() < by || held
     }
 
     fn check_rules(&mut self, sandbox: &Sandbox, context: &Context) {
         self.looked = Instant::now();
         self.looks += 1;
+        self.extend_repair_deadline(context);
         match (sandbox.rules(), self.is_meshed()) {
-            (Rules::Gone, _) | (Rules::Nothing, false) => {}
+            (Rules::Gone, _) => self.report_death(context, "has no netns"),
+            (Rules::Unreadable(error), true) => self.report_missing_rules(context, &error),
+            (Rules::Nothing, false) => {}
             (Rules::All, true) => self.repaired |= self.repair_by.is_some(),
             (rules, true) => {
-                if !self.awaits_repair(context) {
-                    self.is_bare(context, &format!("{rules:?}"));
+                if !self.awaits_repair() {
+                    self.report_missing_rules(context, &format!("{rules:?}"));
                 }
             }
             (rules, false) => {
@@ -168,22 +198,42 @@ impl Pod {
 
     fn check_response(&mut self, sandbox: &Sandbox, context: &Context) {
         let Some(response) = sandbox.response() else {
-            return;
+            return self.on_silence(context);
         };
+        self.silent_looks = 0;
         let past_proxy = response.starts_with("app-of");
         if past_proxy && self.is_meshed() {
-            if !self.awaits_repair(context) && !matches!(sandbox.rules(), Rules::Gone) {
-                self.is_bare(context, &format!("reached without the proxy: {response}"));
+            self.extend_repair_deadline(context);
+            if !self.awaits_repair() && sandbox.rules() != Rules::Gone {
+                let seen = format!("reached without the proxy: {response}");
+                self.report_missing_rules(context, &seen);
             }
             return;
         }
         self.answered.get_or_insert_with(Instant::now);
     }
 
+    /// Takes note of a look without a response.
+    fn on_silence(&mut self, context: &Context) {
+        self.silent_looks += usize::from(self.answered.is_some());
+        if self.silent_looks >= SILENT_LOOKS {
+            self.report_death(context, "responds no more");
+        }
+    }
+
+    /// Reports once that a pod that has responded does not run on, unless its deletion was tried.
+    fn report_death(&mut self, context: &Context, seen: &str) {
+        if self.answered.is_some() && !self.deletion_tried && !self.died {
+            self.died = true;
+            let seen = format!("{} ({:?}, {:?}) {seen}", self.name, self.kind, self.source);
+            context.ledger.violated(Invariant::Running, seen);
+        }
+    }
+
     /// Once for each pod.
-    fn is_bare(&mut self, context: &Context, seen: &str) {
-        if !self.bare {
-            self.bare = true;
+    fn report_missing_rules(&mut self, context: &Context, seen: &str) {
+        if !self.missing_rules {
+            self.missing_rules = true;
             let how = if self.repair_by.is_some() { " was not repaired" } else { "" };
             let seen = format!("meshed pod {}{how}: {seen}", self.name);
             context.ledger.violated(Invariant::MeshedRules, seen);
@@ -191,7 +241,7 @@ impl Pod {
     }
 
     fn check_start(&mut self, context: &Context) {
-        if self.answered.is_some() || self.late {
+        if self.answered.is_some() || self.late_start {
             return;
         }
         let (invariant, bound) = match self.kind {
@@ -199,9 +249,9 @@ impl Pod {
             _ if self.repair_by.is_some() => (Invariant::MeshedStart, MESHED + REPAIR),
             _ => (Invariant::MeshedStart, MESHED),
         };
-        let took = context.windows.elapsed_outside(self.held_by(), self.created);
+        let took = context.outages.elapsed_outside(self.held_by(), self.created);
         if took > context.normal + bound {
-            self.late = true;
+            self.late_start = true;
             let (name, kind, source) = (&self.name, self.kind, self.source);
             let state = if self.sandbox.is_some() { "added" } else { "not added" };
             let seen = format!("{name} ({kind:?}, {source:?}, {state}) not ready after {took:.0?}");
@@ -209,7 +259,7 @@ impl Pod {
         }
     }
 
-    /// What may hold the pod back. No promise is about these.
+    /// Outages that do not count against this pod's start bound.
     fn held_by(&self) -> &'static [Cause] {
         match (self.kind, self.source) {
             (Kind::Manual, _) => {
@@ -220,15 +270,24 @@ impl Pod {
         }
     }
 
+    /// Reports a pod that is still there at the end of the load, unless its end is reported.
+    pub fn report_leftover(&self, context: &Context) {
+        if !self.late_end {
+            let state = if self.deleted.is_some() { "deleted" } else { "not deleted" };
+            let seen = format!("{} ({state}) is left at the end of the load", self.name);
+            context.ledger.violated(Invariant::End, seen);
+        }
+    }
+
     /// Checks that the deleted pod goes away.
     pub fn check_end(&mut self, context: &Context) {
-        let Some(deleted) = self.deleted.filter(|_| !self.late) else {
+        let Some(deleted) = self.deleted.filter(|_| !self.late_end) else {
             return;
         };
         let causes = [Cause::Node, Cause::NoConflist, Cause::ApiServer, Cause::NoKubeconfig];
-        let took = context.windows.elapsed_outside(&causes, deleted);
+        let took = context.outages.elapsed_outside(&causes, deleted);
         if took > END {
-            self.late = true;
+            self.late_end = true;
             let seen = format!("{} has a network {took:.0?} after its deletion", self.name);
             context.ledger.violated(Invariant::End, seen);
         }

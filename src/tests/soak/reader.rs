@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 
 use crate::ledger::{Invariant, Ledger};
-use crate::windows::{Cause, Windows};
+use crate::outages::{Cause, Outages};
 
 pub const NET_DIR: &str = "/etc/cni/net.d";
 pub const BIN_DIR: &str = "/opt/cni/bin";
@@ -35,7 +35,7 @@ pub enum State {
 }
 
 impl State {
-    /// The window in which another writer may cause this state. `None` if nobody may.
+    /// The outage in which another writer may cause this state. `None` if nobody may.
     fn cause(&self) -> Option<Cause> {
         match self {
             State::NoConflist => Some(Cause::NoConflist),
@@ -54,10 +54,10 @@ pub struct Reader {
 }
 
 impl Reader {
-    pub fn start(ledger: Ledger, windows: Windows) -> Reader {
+    pub fn start(ledger: Ledger, outages: Outages) -> Reader {
         let (stop, reads) = <(Arc<AtomicBool>, Arc<AtomicU64>)>::default();
         let (stopped, count) = (Arc::clone(&stop), Arc::clone(&reads));
-        let mut watched = Watched { ledger, windows, binary: Binary::default(), bad: None };
+        let mut watched = Watched { ledger, outages, binary: Binary::default(), bad: None };
         let thread = thread::spawn(move || {
             while !stopped.load(Ordering::Relaxed) {
                 watched.read();
@@ -71,14 +71,14 @@ impl Reader {
     /// Ends the thread and returns the number of reads.
     pub fn finish(self) -> u64 {
         self.stop.store(true, Ordering::Relaxed);
-        let _ = self.thread.join();
+        self.thread.join().expect("the reading thread");
         self.reads.load(Ordering::Relaxed)
     }
 }
 
 struct Watched {
     ledger: Ledger,
-    windows: Windows,
+    outages: Outages,
     binary: Binary,
     /// The violation that lasts, and its begin.
     bad: Option<(State, Instant)>,
@@ -86,7 +86,7 @@ struct Watched {
 
 impl Watched {
     /// Reads the state, twice if it is not allowed: a file that is replaced between two reads may look missing, and
-    /// the window of an action may have closed meanwhile.
+    /// the outage of an action may have closed meanwhile.
     fn read(&mut self) {
         let mut state = state(&mut self.binary);
         if !self.is_allowed(&state) {
@@ -103,7 +103,7 @@ impl Watched {
     }
 
     fn is_allowed(&self, state: &State) -> bool {
-        *state == State::Installed || state.cause().is_some_and(|cause| self.windows.is_open(cause))
+        *state == State::Installed || state.cause().is_some_and(|cause| self.outages.is_open(cause))
     }
 }
 

@@ -3,8 +3,8 @@
 use serde::Serialize;
 
 use crate::ledger::{Invariant, Ledger, Violation};
-use crate::load::Figures;
-use crate::resources::Windows;
+use crate::load::LoadFigures;
+use crate::resources::Growth;
 
 /// Everything that a run has seen.
 #[derive(Serialize)]
@@ -16,7 +16,7 @@ pub struct Report {
     pub pods: Pods,
     pub actions: Vec<Row>,
     pub violations: Vec<Violation>,
-    pub resources: Vec<Windows>,
+    pub resources: Vec<Growth>,
 }
 
 /// Figures of the pods.
@@ -80,7 +80,12 @@ pub fn tenth(seconds: f64) -> f64 {
 }
 
 impl Pods {
-    pub fn of(figures: Figures, without_api: [usize; 2], failed_tries: usize, normal: f64) -> Pods {
+    pub fn of(
+        figures: LoadFigures,
+        without_api: [usize; 2],
+        failed_tries: usize,
+        normal: f64,
+    ) -> Pods {
         Pods {
             meshed: figures.meshed,
             unmeshed: figures.unmeshed,

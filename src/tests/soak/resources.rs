@@ -20,11 +20,12 @@ const AGE: Duration = Duration::from_secs(10);
 /// Number of samples of a process whose growth is judged: two minutes.
 const SAMPLES: usize = 60;
 /// What may differ between the first and the last third of the samples.
-const GROWTH: Figures = Figures { rss_kb: 512, private_kb: 512, descriptors: 3, threads: 2 };
+const ALLOWED_GROWTH: ProcessFigures =
+    ProcessFigures { rss_kb: 512, private_kb: 512, descriptors: 3, threads: 2 };
 
 /// Figures of a process, or medians of several.
 #[derive(Clone, Copy, Debug, Serialize)]
-pub struct Figures {
+pub struct ProcessFigures {
     /// Resident memory, with the pages of the program's file.
     pub rss_kb: u64,
     /// Resident memory of this process alone.
@@ -36,18 +37,18 @@ pub struct Figures {
 struct Sample {
     program: &'static str,
     pid: i32,
-    figures: Figures,
+    figures: ProcessFigures,
 }
 
-/// First and last third of the samples.
+/// First and last third of the samples of a program, or of one of its processes.
 #[derive(Clone, Serialize)]
-pub struct Windows {
+pub struct Growth {
     pub program: &'static str,
     /// What the samples are of.
     pub of: String,
     pub samples: usize,
-    pub first: Figures,
-    pub last: Figures,
+    pub first: ProcessFigures,
+    pub last: ProcessFigures,
 }
 
 pub struct Sampler {
@@ -83,40 +84,46 @@ impl Sampler {
         Sampler { stop, thread }
     }
 
-    /// Compares the windows: of the whole run, and of the process of each program with the most samples.
-    pub fn finish(self, ledger: &Ledger) -> Vec<Windows> {
+    /// Compares the samples of each program in the whole run, and of each process that ran long enough. A program with
+    /// too few samples for a comparison is a violation: its growth was not checked.
+    pub fn finish(self, ledger: &Ledger) -> Vec<Growth> {
         self.stop.store(true, Ordering::Relaxed);
         let samples = self.thread.join().expect("the sampling thread");
-        let mut windows = Vec::new();
+        let mut growths = Vec::new();
         for (program, _) in PROGRAMS {
             let of_program = || samples.iter().filter(|sample| sample.program == program);
             let mut pids: Vec<i32> = of_program().map(|sample| sample.pid).collect();
             pids.sort_unstable();
             pids.dedup();
-            let all: Vec<Figures> = of_program().map(|sample| sample.figures).collect();
-            windows.extend(compare(program, format!("{} processes", pids.len()), &all));
+            let all: Vec<ProcessFigures> = of_program().map(|sample| sample.figures).collect();
+            let whole_run = compare(program, format!("{} processes", pids.len()), &all);
+            if whole_run.is_none() {
+                let seen = format!("{program}: no comparison, as there are {} samples", all.len());
+                ledger.violated(Invariant::Flat, seen);
+            }
+            growths.extend(whole_run);
             for pid in &pids {
                 let own = of_program().filter(|sample| sample.pid == *pid);
-                let own: Vec<Figures> = own.map(|sample| sample.figures).collect();
+                let own: Vec<ProcessFigures> = own.map(|sample| sample.figures).collect();
                 if own.len() >= SAMPLES {
-                    windows.extend(compare(program, format!("process {pid}"), &own));
+                    growths.extend(compare(program, format!("process {pid}"), &own));
                 }
             }
         }
-        for window in &windows {
-            window.check(ledger);
+        for growth in &growths {
+            growth.check(ledger);
         }
-        windows
+        growths
     }
 }
 
-impl Windows {
+impl Growth {
     fn check(&self, ledger: &Ledger) {
-        let Windows { first, last, .. } = self;
-        let grew = last.rss_kb > first.rss_kb + GROWTH.rss_kb
-            || last.private_kb > first.private_kb + GROWTH.private_kb
-            || last.descriptors > first.descriptors + GROWTH.descriptors
-            || last.threads > first.threads + GROWTH.threads;
+        let Growth { first, last, .. } = self;
+        let grew = last.rss_kb > first.rss_kb + ALLOWED_GROWTH.rss_kb
+            || last.private_kb > first.private_kb + ALLOWED_GROWTH.private_kb
+            || last.descriptors > first.descriptors + ALLOWED_GROWTH.descriptors
+            || last.threads > first.threads + ALLOWED_GROWTH.threads;
         if grew {
             let seen = format!("{}, {}: {first:?}, then {last:?}", self.program, self.of);
             ledger.violated(Invariant::Flat, seen);
@@ -124,22 +131,22 @@ impl Windows {
     }
 }
 
-fn compare(program: &'static str, of: String, all: &[Figures]) -> Option<Windows> {
+fn compare(program: &'static str, of: String, all: &[ProcessFigures]) -> Option<Growth> {
     let third = all.len() / 3;
     if third == 0 {
         return None;
     }
     let (first, last) = (median(&all[..third]), median(&all[all.len() - third..]));
-    Some(Windows { program, of, samples: all.len(), first, last })
+    Some(Growth { program, of, samples: all.len(), first, last })
 }
 
-fn median(figures: &[Figures]) -> Figures {
-    let of = |field: fn(&Figures) -> u64| {
+fn median(figures: &[ProcessFigures]) -> ProcessFigures {
+    let of = |field: fn(&ProcessFigures) -> u64| {
         let mut values: Vec<u64> = figures.iter().map(field).collect();
         values.sort_unstable();
         values[values.len() / 2]
     };
-    Figures {
+    ProcessFigures {
         rss_kb: of(|one| one.rss_kb),
         private_kb: of(|one| one.private_kb),
         descriptors: of(|one| one.descriptors),
@@ -163,13 +170,13 @@ fn processes() -> Vec<(&'static str, i32)> {
     .collect()
 }
 
-fn figures(pid: i32) -> Option<Figures> {
+fn figures(pid: i32) -> Option<ProcessFigures> {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
     let field = |name: &str| {
         let line = status.lines().find_map(|line| line.strip_prefix(name))?;
         line.split_whitespace().next()?.parse().ok()
     };
-    Some(Figures {
+    Some(ProcessFigures {
         rss_kb: field("VmRSS:")?,
         private_kb: field("RssAnon:")?,
         threads: field("Threads:")?,

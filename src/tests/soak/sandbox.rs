@@ -4,8 +4,9 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::io::Read as _;
 use std::net::{SocketAddr, TcpStream};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Command;
+use std::thread;
 use std::time::{Duration, SystemTime};
 
 use base64::Engine as _;
@@ -14,12 +15,14 @@ use serde_json::Value;
 
 /// Directory of the ADD results that libcni caches for the runtime.
 const RESULTS: &str = "/var/lib/cni/results";
+/// Time after which `nft` is tried again in a netns. The runtime unmounts a netns an instant before it deletes the file.
+const AGAIN: Duration = Duration::from_millis(500);
 
 /// A pod's network.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Sandbox {
     pub address: String,
-    netns: PathBuf,
+    pub netns: PathBuf,
     /// Whether the network config that ADD used has the plugin entry.
     pub has_entry: bool,
 }
@@ -64,6 +67,8 @@ pub enum Rules {
     All,
     Nothing,
     Other(String),
+    /// The netns is there, and `nft` fails in it, with this error.
+    Unreadable(String),
     /// The netns is gone.
     Gone,
 }
@@ -71,26 +76,33 @@ pub enum Rules {
 impl Sandbox {
     /// The rules in the netns.
     pub fn rules(&self) -> Rules {
-        if !Path::new(&self.netns).exists() {
-            return Rules::Gone;
-        }
-        match self.nft(&["list", "ruleset"]) {
-            Some(text) if text.trim().is_empty() => Rules::Nothing,
-            Some(text) if redirects(&text) => Rules::All,
-            Some(text) => Rules::Other(text),
-            None => Rules::Gone,
+        let list = || self.nft(&["list", "ruleset"]);
+        let listed = list().or_else(|_| {
+            thread::sleep(AGAIN);
+            list()
+        });
+        match listed {
+            Ok(text) if text.trim().is_empty() => Rules::Nothing,
+            Ok(text) if redirects(&text) => Rules::All,
+            Ok(text) => Rules::Other(text),
+            Err(_) if !self.netns.exists() => Rules::Gone,
+            Err(error) => Rules::Unreadable(error),
         }
     }
 
     /// Removes the rules, as a seeded bug.
     pub fn flush(&self) {
-        self.nft(&["flush", "ruleset"]);
+        if let Err(error) = self.nft(&["flush", "ruleset"]) {
+            println!("         the rules of {} are not flushed: {error}", self.address);
+        }
     }
 
-    fn nft(&self, args: &[&str]) -> Option<String> {
+    fn nft(&self, args: &[&str]) -> Result<String, String> {
         let netns = format!("--net={}", self.netns.display());
-        let output = Command::new("nsenter").arg(netns).arg("nft").args(args).output().ok()?;
-        output.status.success().then(|| String::from_utf8_lossy(&output.stdout).into_owned())
+        let output = Command::new("nsenter").arg(netns).arg("nft").args(args).output();
+        let output = output.map_err(|error| error.to_string())?;
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        output.status.success().then(|| text(&output.stdout)).ok_or_else(|| text(&output.stderr))
     }
 
     /// What the pod responds on port 8080. `None` if it does not.

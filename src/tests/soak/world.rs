@@ -7,6 +7,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::random::Random;
+use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 use crate::agent;
@@ -14,9 +15,9 @@ use crate::api::Api;
 use crate::helm::{Helm, NAMESPACE};
 use crate::ledger::{Invariant, Ledger};
 use crate::load::Seen;
+use crate::outages::Outages;
 use crate::pods::command;
 use crate::reader::{self, State};
-use crate::windows::Windows;
 
 /// Bound of a recovery. Kubelet restarts a killed container after up to 40 s when it was killed before, and the API
 /// server caches a token review for 10 s.
@@ -28,7 +29,7 @@ pub struct World {
     pub helm: Helm,
     pub api: Api,
     pub ledger: Ledger,
-    pub windows: Windows,
+    pub outages: Outages,
     pub rng: Random,
     pub load: Arc<Seen>,
     /// The conflist without the plugin entry.
@@ -96,6 +97,21 @@ impl World {
 pub fn component(name: &str) -> Pid {
     let text = fs::read_to_string(Path::new(PIDS).join(name)).expect("the component was started");
     Pid::from_raw(text.trim().parse().expect("the file has a pid"))
+}
+
+/// A stopped process. Dropping the value continues it.
+pub struct Stopped(Pid);
+
+impl Stopped {
+    pub fn stop(pid: Pid) -> nix::Result<Stopped> {
+        kill(pid, Signal::SIGSTOP).map(|()| Stopped(pid))
+    }
+}
+
+impl Drop for Stopped {
+    fn drop(&mut self) {
+        let _ = kill(self.0, Signal::SIGCONT);
+    }
 }
 
 /// Replaces a file by renaming, as another program writes it.

@@ -3,10 +3,10 @@
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Time after a window in which its consequences go on: kubelet and the controllers retry after up to 15 s.
-const RETRY: Duration = Duration::from_secs(20);
+/// Time after an outage in which its consequences go on: kubelet and the controllers retry after up to 15 s.
+pub const RETRY: Duration = Duration::from_secs(20);
 
-/// What a window holds back or changes.
+/// What an outage holds back or changes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cause {
     /// The API server does not answer: pods created through it do not reach kubelet.
@@ -23,49 +23,49 @@ pub enum Cause {
     NoKubeconfig,
 }
 
-struct Window {
+struct Outage {
     cause: Cause,
     begin: Instant,
     end: Option<Instant>,
 }
 
-/// All windows so far.
+/// All outages so far.
 #[derive(Clone, Default)]
-pub struct Windows(Arc<Mutex<Vec<Window>>>);
+pub struct Outages(Arc<Mutex<Vec<Outage>>>);
 
-/// An open window. Dropping the value closes it.
-pub struct Open {
-    windows: Windows,
+/// An open outage. Dropping the value closes it.
+pub struct OpenOutage {
+    outages: Outages,
     cause: Cause,
 }
 
-impl Windows {
-    pub fn open(&self, cause: Cause) -> Open {
-        let window = Window { cause, begin: Instant::now(), end: None };
-        self.with(|all| all.push(window));
-        Open { windows: self.clone(), cause }
+impl Outages {
+    pub fn open(&self, cause: Cause) -> OpenOutage {
+        let outage = Outage { cause, begin: Instant::now(), end: None };
+        self.with(|all| all.push(outage));
+        OpenOutage { outages: self.clone(), cause }
     }
 
     pub fn is_open(&self, cause: Cause) -> bool {
-        self.with(|all| all.iter().any(|window| window.cause == cause && window.end.is_none()))
+        self.with(|all| all.iter().any(|outage| outage.cause == cause && outage.end.is_none()))
     }
 
-    /// Whether there was a window of this cause after `begin`, or shortly before.
+    /// Whether there was an outage of this cause after `begin`, or shortly before.
     pub fn since(&self, cause: Cause, begin: Instant) -> bool {
         self.with(|all| {
-            let mut of_cause = all.iter().filter(|window| window.cause == cause);
-            of_cause.any(|window| window.end.is_none_or(|end| end + RETRY >= begin))
+            let mut of_cause = all.iter().filter(|outage| outage.cause == cause);
+            of_cause.any(|outage| outage.end.is_none_or(|end| end + RETRY >= begin))
         })
     }
 
-    /// The time from `begin` until now that is in no window of these causes, nor in the retries after it.
+    /// The time from `begin` until now that is in no outage of these causes, nor in the retries after it.
     pub fn elapsed_outside(&self, causes: &[Cause], begin: Instant) -> Duration {
         let now = Instant::now();
         let mut inside: Vec<(Instant, Instant)> = self.with(|all| {
-            let of_causes = all.iter().filter(|window| causes.contains(&window.cause));
-            let spans = of_causes.map(|window| {
-                let end = window.end.map_or(now, |end| end + RETRY);
-                (window.begin.max(begin), end.min(now))
+            let of_causes = all.iter().filter(|outage| causes.contains(&outage.cause));
+            let spans = of_causes.map(|outage| {
+                let end = outage.end.map_or(now, |end| end + RETRY);
+                (outage.begin.max(begin), end.min(now))
             });
             spans.filter(|(from, to)| from < to).collect()
         });
@@ -78,17 +78,17 @@ impl Windows {
         outside + now.saturating_duration_since(covered)
     }
 
-    fn with<T>(&self, use_all: impl FnOnce(&mut Vec<Window>) -> T) -> T {
+    fn with<T>(&self, use_all: impl FnOnce(&mut Vec<Outage>) -> T) -> T {
         use_all(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
 
-impl Drop for Open {
+impl Drop for OpenOutage {
     fn drop(&mut self) {
-        let is_open = |window: &&mut Window| window.cause == self.cause && window.end.is_none();
-        self.windows.with(|all| {
-            if let Some(window) = all.iter_mut().find(is_open) {
-                window.end = Some(Instant::now());
+        let is_open = |outage: &&mut Outage| outage.cause == self.cause && outage.end.is_none();
+        self.outages.with(|all| {
+            if let Some(outage) = all.iter_mut().find(is_open) {
+                outage.end = Some(Instant::now());
             }
         });
     }

@@ -1,0 +1,115 @@
+//! Pods that run, and their processes, which have to outlive a restart of the container runtime.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::Duration;
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+use crate::ledger::{Invariant, Ledger};
+use crate::sandbox::Sandbox;
+use crate::until::until;
+
+/// Program of the pods' containers.
+const PROBE: &str = "/probe\0";
+/// Time after a restart in which kubelet starts containers again that it takes for dead.
+const SETTLE: Duration = Duration::from_secs(5);
+
+/// Pods that have responded and are not being deleted. The load writes, an action reads.
+#[derive(Default)]
+pub struct RunningPods(Mutex<State>);
+
+#[derive(Default)]
+struct State {
+    netns: BTreeMap<String, PathBuf>,
+    /// Whether the load deletes no pods.
+    is_held: bool,
+}
+
+impl RunningPods {
+    pub fn insert(&self, name: &str, sandbox: &Sandbox) {
+        self.state().netns.insert(name.to_owned(), sandbox.netns.clone());
+    }
+
+    /// Called before a deletion begins. Returns whether it may: not during [`RunningPods::survive`].
+    pub fn remove(&self, name: &str) -> bool {
+        let mut state = self.state();
+        if !state.is_held {
+            state.netns.remove(name);
+        }
+        !state.is_held
+    }
+
+    /// Checks that `disturb` leaves all pods the netns and processes that they have. No pod is deleted meanwhile.
+    pub fn survive(&self, ledger: &Ledger, disturb: impl FnOnce()) {
+        until("a pod has responded", || !self.state().netns.is_empty());
+        let _held = Held::new(self);
+        let before = self.state().netns.clone();
+        let processes: BTreeMap<_, _> =
+            before.values().map(|netns| (netns, found(netns))).collect();
+        disturb();
+        thread::sleep(SETTLE);
+        for (name, netns) in &before {
+            let (had, has) = (&processes[netns], found(netns));
+            if had.is_empty() || !had.is_subset(&has) {
+                let seen = format!("pod {name} had processes {had:?} in {netns:?}, now {has:?}");
+                ledger.violated(Invariant::Running, seen);
+            }
+        }
+        println!("         {} pods ran before, and were compared", before.len());
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Holds back deletions until it is dropped.
+struct Held<'a>(&'a RunningPods);
+
+impl Held<'_> {
+    fn new(pods: &RunningPods) -> Held<'_> {
+        pods.state().is_held = true;
+        Held(pods)
+    }
+}
+
+impl Drop for Held<'_> {
+    fn drop(&mut self) {
+        self.0.state().is_held = false;
+    }
+}
+
+/// The processes of containers in a netns.
+fn found(netns: &Path) -> BTreeSet<i32> {
+    let is_of_container = |pid: &i32| {
+        let line = fs::read_to_string(format!("/proc/{pid}/cmdline"));
+        line.is_ok_and(|line| line.starts_with(PROBE))
+    };
+    processes(netns).into_iter().filter(is_of_container).collect()
+}
+
+/// Kills all processes in a netns, as a seeded bug. Without the sandbox's process kubelet creates another sandbox.
+pub fn kill_all(netns: &Path) {
+    for pid in processes(netns) {
+        let _ = kill(Pid::from_raw(pid), Signal::SIGKILL);
+    }
+}
+
+fn processes(netns: &Path) -> Vec<i32> {
+    let Ok(netns) = fs::metadata(netns) else {
+        return Vec::new();
+    };
+    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
+    let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    let is_inside = |pid: &i32| {
+        let own = fs::metadata(format!("/proc/{pid}/ns/net"));
+        own.is_ok_and(|own| (own.dev(), own.ino()) == (netns.dev(), netns.ino()))
+    };
+    pids.filter(is_inside).collect()
+}
