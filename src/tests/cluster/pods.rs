@@ -2,9 +2,11 @@
 //! requests can be counted for each pod.
 
 use std::cell::RefCell;
+use std::env;
 use std::fs;
 use std::io::Write as _;
 use std::process::{Child, Command, Stdio};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, kill};
@@ -180,16 +182,35 @@ pub fn held(mut pod: Value) -> Value {
 /// Argument of the container that holds a pod: more than any test takes.
 const HOLD: &str = "3607s";
 
-/// Ends the holding init containers of all pods. Needs no API server. Returns whether there was one.
+/// Ends the holding init containers of this cluster's pods. Needs no API server. Returns whether there was one, and
+/// all have ended: the first process of a container ignores a signal until it has installed its handler.
 pub fn release() -> bool {
+    let held = holding();
+    for pid in &held {
+        // It may have ended meanwhile.
+        let _ = kill(Pid::from_raw(*pid), Signal::SIGTERM);
+    }
+    let end = Instant::now() + Duration::from_secs(2);
+    while !holding().is_empty() && Instant::now() < end {
+        thread::sleep(Duration::from_millis(20));
+    }
+    !held.is_empty() && holding().is_empty()
+}
+
+/// The processes of the holding init containers. Clusters side by side share the machine's pids.
+fn holding() -> Vec<i32> {
+    let cgroup = env::var("CLUSTER_CGROUP").unwrap_or_default();
     let entries = fs::read_dir("/proc").unwrap().flatten();
     let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
     let holds = |pid: &i32| {
-        let line = fs::read_to_string(format!("/proc/{pid}/cmdline"));
-        line.is_ok_and(|line| line == format!("/probe\0wait\0{HOLD}\0"))
+        let read = |name: &str| fs::read_to_string(format!("/proc/{pid}/{name}"));
+        read("cmdline").is_ok_and(|line| line == format!("/probe\0wait\0{HOLD}\0"))
+            && read("cgroup").is_ok_and(|text| match cgroup.is_empty() {
+                true => !text.contains("/linkerd2-cni-"),
+                false => text.contains(&format!("/{cgroup}/")),
+            })
     };
-    let released = pids.filter(holds).map(|pid| kill(Pid::from_raw(pid), Signal::SIGTERM));
-    released.filter(Result::is_ok).count() > 0
+    pids.filter(holds).collect()
 }
 
 /// A StatefulSet with `pod` as its template; its pod has the name `name-0`.
