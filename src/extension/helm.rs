@@ -17,11 +17,11 @@ use crate::deadline::Deadline;
 
 /// The chart of this version.
 static CHART: Dir<'_> = include_dir!("$CARGO_MANIFEST_DIR/charts/linkerd2-cni");
-/// Files of the chart that no package has.
+/// Directory of the chart that `.helmignore` keeps out of the package.
 const UNPACKAGED: &str = "ci";
 /// Time for helm, which may read values from a URL, or from a user at a terminal.
 const DEADLINE: Duration = Duration::from_secs(300);
-/// Time between two looks whether helm has ended.
+/// Interval at which the exit of helm is checked.
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
 /// Without a cluster, helm may assume an older version, which the chart rejects.
 const KUBERNETES: &str = "1.31.0";

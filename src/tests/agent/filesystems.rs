@@ -1,7 +1,7 @@
 //! Faults of the node's file systems, for real: full, read-only, forbidden, mounted over.
 
 use std::fs;
-use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::UnixDatagram;
 use std::path::Path;
 use std::thread;
@@ -201,16 +201,7 @@ fn a_directory_that_forbids_us_names_selinux_and_the_settings_against_it() {
     }
     node.write("10-calico.conflist", CALICO);
     let before = node.tree();
-    // Somebody else than the owner, who may look at all of it.
-    fs::set_permissions(node.root(), PermissionsExt::from_mode(0o755)).unwrap();
-    for turn in fs::read_dir(node.sa()).unwrap() {
-        let turn = turn.unwrap().path();
-        if fs::symlink_metadata(&turn).unwrap().is_dir() {
-            fs::set_permissions(turn, PermissionsExt::from_mode(0o755)).unwrap();
-        }
-    }
-    let nobody = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"];
-    let agent = node.start_under(&nobody, &[], &[]);
+    let agent = node.start_as_nobody();
     refuses(&agent, &["binary: cannot create", "Permission denied", "seLinuxOptions"]);
     assert_eq!(node.tree(), before);
 }

@@ -8,7 +8,6 @@
     clippy::print_stdout,
     clippy::unwrap_used,
     dead_code,
-    unused_imports,
     reason = "a test program that prints its results and uses a part of the cluster tests' modules"
 )]
 

@@ -1,7 +1,6 @@
 //! The agent cannot install the plugin on the node, or another program undoes it.
 
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
 
 use nix::mount::{MsFlags, mount};
 
@@ -106,16 +105,7 @@ fn something_is_mounted_over_the_plugin() {
 #[test]
 fn the_node_denies_writing() {
     let node = node();
-    let open = PermissionsExt::from_mode(0o755);
-    fs::set_permissions(node.root(), open).unwrap();
-    for turn in fs::read_dir(node.sa()).unwrap() {
-        let turn = turn.unwrap().path();
-        if fs::symlink_metadata(&turn).unwrap().is_dir() {
-            fs::set_permissions(turn, PermissionsExt::from_mode(0o755)).unwrap();
-        }
-    }
-    let nobody = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"];
-    let agent = node.start_under(&nobody, &[], &[]);
+    let agent = node.start_as_nobody();
     let mut page = FaultPage::new("permission-denied");
     not_ready(&mut page, &node, &agent, "binary: cannot create");
     page.check();
