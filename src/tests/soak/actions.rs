@@ -2,7 +2,6 @@
 
 use std::fs;
 use std::path::Path;
-use std::process::Command;
 use std::sync::atomic::Ordering;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -14,10 +13,11 @@ use crate::credential;
 use crate::disk::Ballast;
 use crate::helm::NAMESPACE;
 use crate::ledger::Invariant;
-use crate::node::{kill_component, restart_api_server, start_missing_components};
+use crate::node::{kill_component, restart_api_server};
 use crate::outages::{Cause, Outages};
 use crate::pods::kubectl;
 use crate::reader;
+use crate::runtime;
 use crate::world::{Stopped, World, component, replace};
 
 /// Kinds of actions.
@@ -35,6 +35,7 @@ pub enum Action {
     DeleteKubeconfig,
     RevokeToken,
     ExpireToken,
+    FutureToken,
     FillDisk,
     Upgrade,
     Rollback,
@@ -42,14 +43,11 @@ pub enum Action {
     RestartRuntime,
 }
 
-/// Bound of the time in which containerd serves pods after its restart.
-const RUNTIME: Duration = Duration::from_secs(120);
-const CONTAINERD: &str = "/run/linkerd2-cni-cluster/containerd.sock";
 /// Bound of the wait for pods that start while the API server is down.
 const WITHOUT_API: Duration = Duration::from_secs(90);
 
 impl Action {
-    pub const ALL: [Action; 17] = [
+    pub const ALL: [Action; 18] = [
         Action::KillAgent,
         Action::DeletePod,
         Action::KillApiServer,
@@ -62,6 +60,7 @@ impl Action {
         Action::DeleteKubeconfig,
         Action::RevokeToken,
         Action::ExpireToken,
+        Action::FutureToken,
         Action::FillDisk,
         Action::Upgrade,
         Action::Rollback,
@@ -83,6 +82,7 @@ impl Action {
             Action::DeleteKubeconfig => "kubeconfig deleted",
             Action::RevokeToken => "token revoked (ServiceAccount recreated)",
             Action::ExpireToken => "token expired an hour ago, agent killed",
+            Action::FutureToken => "token valid only in an hour, agent killed",
             Action::FillDisk => "CNI directories full, agent replaced",
             Action::Upgrade => "helm upgrade",
             Action::Rollback => "helm rollback",
@@ -121,12 +121,13 @@ impl Action {
             Action::DeleteConflist => delete_conflist(world),
             Action::DeleteKubeconfig => delete_kubeconfig(world),
             Action::RevokeToken => credential::revoke(world),
-            Action::ExpireToken => credential::expire(world),
+            Action::ExpireToken => credential::replace_by(world, credential::EXPIRED),
+            Action::FutureToken => credential::replace_by(world, credential::NOT_YET_VALID),
             Action::FillDisk => fill_disk(world),
             Action::Upgrade => upgrade(world),
             Action::Rollback => rollback(world),
             Action::RolloutRestart => rollout_restart(world),
-            Action::RestartRuntime => restart_runtime(world),
+            Action::RestartRuntime => runtime::restart(world),
         }
     }
 }
@@ -272,37 +273,4 @@ fn rollout_restart(world: &World) {
     kubectl(&["rollout", "restart", "daemonset/linkerd-cni", "-n", NAMESPACE]);
     agent::rolled_out();
     world.recovered(begin, || true);
-}
-
-fn restart_runtime(world: &World) {
-    world.load.running.survive(&world.ledger, || {
-        {
-            let _down = world.outages.open(Cause::Node);
-            kill_component("containerd");
-            start_missing_components();
-            start_cri();
-        }
-        world.recovered(Instant::now(), || true);
-    });
-}
-
-/// Restarts containerd until it serves pods. It runs without that service if this machine has no inotify instance left
-/// (`fs.inotify.max_user_instances`), which all clusters on the machine share.
-fn start_cri() {
-    let begin = Instant::now();
-    while !has_cri() {
-        assert!(begin.elapsed() < RUNTIME, "containerd does not serve pods; see its log");
-        println!("         containerd does not serve pods; it is started again");
-        thread::sleep(Duration::from_secs(2));
-        kill_component("containerd");
-        start_missing_components();
-    }
-}
-
-fn has_cri() -> bool {
-    let list = ["--address", CONTAINERD, "plugins", "list"];
-    let output = Command::new("ctr").args(list).output().expect("ctr runs");
-    let text = String::from_utf8_lossy(&output.stdout).into_owned();
-    let mut cri = text.lines().filter(|line| line.split_whitespace().nth(1) == Some("cri"));
-    cri.any(|line| line.trim_end().ends_with("ok"))
 }

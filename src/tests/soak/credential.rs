@@ -1,4 +1,4 @@
-//! The plugin's token: revoked, and expired as after a jump of the clock.
+//! The plugin's token: revoked, expired, or not valid yet.
 
 use std::fs;
 use std::io::Write as _;
@@ -41,38 +41,46 @@ pub fn revoke(world: &World) {
     drop(outage);
 }
 
-/// Kills the agent and leaves a token on the node that expired an hour ago, as the next agent finds it when the node
-/// was asleep or its clock was wrong. The clock itself belongs to the whole machine: no namespace has its own.
-pub fn expire(world: &World) {
+/// Validity of a token, in seconds from now.
+pub type Validity = std::ops::Range<i64>;
+/// What the agent finds after the clock was moved ahead, or the node was asleep.
+pub const EXPIRED: Validity = -7200..-3600;
+/// What the agent finds after the clock was moved back.
+pub const NOT_YET_VALID: Validity = 3600..90_000;
+
+/// Kills the agent and leaves a token on the node that is not valid now. The clock itself belongs to the whole machine:
+/// no namespace has its own.
+pub fn replace_by(world: &World, validity: Validity) {
     let old = agent::agent();
-    let expired = expired_token();
+    let invalid = signed_token(validity);
     let outage = world.outages.open(Cause::Credential);
     // Stopped first: a running agent would replace the foreign token at once.
     let stopped = Stopped::stop(old.pid);
     let kubeconfig = fs::read_to_string(KUBECONFIG).expect("there is a kubeconfig");
-    replace(Path::new(KUBECONFIG), &with_token(&kubeconfig, &expired), 0o600);
+    replace(Path::new(KUBECONFIG), &with_token(&kubeconfig, &invalid), 0o600);
     let _ = kill(old.pid, Signal::SIGKILL);
     drop(stopped);
     let begin = Instant::now();
     world.recovered(begin, || {
-        token().is_some_and(|now| now != expired)
+        token().is_some_and(|now| now != invalid)
             && agent::find_agent().is_some_and(|next| next.pid != old.pid && next.ready)
     });
     drop(outage);
 }
 
-/// A token of the plugin's account as the API server issues it, which was valid for an hour until an hour ago.
-fn expired_token() -> String {
+/// A token of the plugin's account as the API server issues it.
+fn signed_token(validity: Validity) -> String {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).expect("a time after 1970").as_secs();
+    let at = |seconds: i64| now.saturating_add_signed(seconds);
     let account = account();
     let issuer = "https://kubernetes.default.svc.cluster.local";
     let claims = json!({
         "iss": issuer,
         "aud": [issuer],
         "sub": format!("system:serviceaccount:{NAMESPACE}:{}", ACCOUNT[1]),
-        "iat": now - 7200,
-        "nbf": now - 7200,
-        "exp": now - 3600,
+        "iat": at(validity.start),
+        "nbf": at(validity.start),
+        "exp": at(validity.end),
         "kubernetes.io": {
             "namespace": NAMESPACE,
             "serviceaccount": {"name": ACCOUNT[1], "uid": account["metadata"]["uid"]},

@@ -1,24 +1,21 @@
 //! Pods that come and go all the time, a start every one to two seconds.
 
 use std::fs;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use crate::random::Random;
-use serde_json::{Value, json};
-
 use crate::api::Api;
+use crate::manifest::{host, manifest, static_path};
 use crate::outages::{Cause, RETRY};
 use crate::pod::{Context, END, Kind, Pod, Source};
-use crate::pods;
-use crate::running::{self, RunningPods};
+use crate::random::Random;
+use crate::running::RunningPods;
 use crate::sandbox;
+use crate::seeded::Break;
 
 pub const NAMESPACE: &str = "soak";
-const STATIC_PODS: &str = "/var/lib/linkerd2-cni-cluster/static-pods";
 /// Highest number of pods that are not deleted.
 const MOST: usize = 12;
 /// The same of static pods while the API server is down: others cannot be deleted then.
@@ -57,17 +54,6 @@ pub struct Load {
     stop: Arc<AtomicBool>,
     pub seen: Arc<Seen>,
     thread: JoinHandle<LoadFigures>,
-}
-
-/// A bug that the soak itself seeds, to show that it is found.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-pub enum Break {
-    /// Rules of meshed pods are flushed.
-    Rules,
-    /// The conflist is torn for a moment.
-    Conflist,
-    /// Pods that have responded are killed, so that kubelet starts them in another netns.
-    Pods,
 }
 
 impl Load {
@@ -167,7 +153,7 @@ impl Running {
             if !had && pod.answered.is_some() {
                 pod.sandbox.iter().for_each(|sandbox| self.seen.running.insert(&pod.name, sandbox));
                 note_start(pod, &self.context, &self.seen, &mut self.figures);
-                seed(self.seeded, pod);
+                self.seeded.iter().for_each(|bug| bug.harm(pod));
             }
         }
         self.delete_old();
@@ -238,15 +224,6 @@ fn note_start(pod: &Pod, context: &Context, seen: &Seen, figures: &mut LoadFigur
     }
 }
 
-/// Performs the seeded bug on a pod that has just responded.
-fn seed(seeded: Option<Break>, pod: &Pod) {
-    match (seeded, &pod.sandbox) {
-        (Some(Break::Rules), Some(sandbox)) if pod.is_meshed() => sandbox.flush(),
-        (Some(Break::Pods), Some(sandbox)) => running::kill_all(&sandbox.netns),
-        _ => {}
-    }
-}
-
 fn note_end(pod: &Pod, figures: &mut LoadFigures) {
     figures.repaired += usize::from(pod.repaired);
     figures.looks += pod.looks;
@@ -265,31 +242,6 @@ fn delete(pod: &mut Pod, api: &Api) {
         }
     };
     pod.deleted = is_deleted.then(Instant::now);
-}
-
-fn static_path(name: &str) -> PathBuf {
-    PathBuf::from(STATIC_PODS).join(format!("{name}.json"))
-}
-
-fn host() -> String {
-    let name = fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
-    name.trim().to_lowercase()
-}
-
-fn manifest(name: &str, kind: Kind) -> Value {
-    let mut pod = match kind {
-        Kind::Unmeshed => pods::unmeshed(name),
-        Kind::Injected | Kind::Manual => pods::validated(name, "5s"),
-    };
-    if kind == Kind::Injected {
-        let annotations = &mut pod["metadata"]["annotations"];
-        annotations["linkerd.io/inject"] = json!("enabled");
-        annotations["linkerd.io/created-by"] = json!("linkerd/proxy-injector test");
-    }
-    pod["metadata"]["namespace"] = NAMESPACE.into();
-    pod["spec"]["automountServiceAccountToken"] = false.into();
-    pod["spec"]["terminationGracePeriodSeconds"] = 1.into();
-    pod
 }
 
 /// The longest start of a few unmeshed pods, in seconds.

@@ -30,6 +30,7 @@ mod helm;
 mod ledger;
 mod load;
 mod logs;
+mod manifest;
 #[path = "../cluster/node.rs"]
 mod node;
 mod outages;
@@ -41,6 +42,7 @@ mod reader;
 mod report;
 mod resources;
 mod running;
+mod runtime;
 mod sandbox;
 mod seeded;
 #[path = "../support/until.rs"]
@@ -66,7 +68,7 @@ use random::Random;
 use actions::Action;
 use helm::Helm;
 use ledger::{INSTALL, Invariant, Ledger};
-use load::{Break, Load};
+use load::Load;
 use node::{Files, Node};
 use outages::{Cause, Outages};
 use pod::Context;
@@ -74,6 +76,7 @@ use pods::kubectl;
 use reader::Reader;
 use report::{Pods, Report};
 use resources::Sampler;
+use seeded::Break;
 use world::World;
 
 /// Values of the release. The repair controller repairs pods that start while another writer has removed the plugin
@@ -157,7 +160,7 @@ fn main() -> ExitCode {
         .map(|count| count.load(Ordering::Relaxed));
     let mut names = vec![INSTALL];
     names.extend(Action::ALL.map(Action::name));
-    names.extend([seeded::TORN, CALM, END]);
+    names.extend([seeded::TORN, seeded::KILLED, CALM, END]);
     let report = Report {
         seed: options.seed,
         minutes: options.minutes,

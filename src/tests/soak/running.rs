@@ -64,6 +64,14 @@ impl RunningPods {
         println!("         {} pods ran before, and were compared", before.len());
     }
 
+    /// Kills the containers of a pod, as a seeded bug. Kubelet starts them again in the same netns.
+    pub fn kill_containers_of_one(&self) {
+        let netns = self.state().netns.values().next().cloned().expect("a pod has responded");
+        for pid in found(&netns) {
+            let _ = kill(Pid::from_raw(pid), Signal::SIGKILL);
+        }
+    }
+
     fn state(&self) -> MutexGuard<'_, State> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }

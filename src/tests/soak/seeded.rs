@@ -4,19 +4,47 @@ use std::fs;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::load::Break;
+use crate::pod::Pod;
 use crate::reader;
+use crate::running;
 use crate::world::{World, replace};
 
 pub const TORN: &str = "conflist torn by the soak";
+pub const KILLED: &str = "containers killed by the soak";
 
-/// Breaks the promise again and again for `span`. The load itself flushes the rules of pods.
+/// What is broken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Break {
+    /// Rules of meshed pods are flushed.
+    Rules,
+    /// The conflist is torn for a moment.
+    Conflist,
+    /// Pods that have responded are killed, so that kubelet starts them in another netns.
+    Pods,
+    /// The container processes of a pod are killed, so that kubelet starts them again in the same netns.
+    Processes,
+}
+
+impl Break {
+    /// Harms a pod that has just responded.
+    pub fn harm(self, pod: &Pod) {
+        match (self, &pod.sandbox) {
+            (Break::Rules, Some(sandbox)) if pod.is_meshed() => sandbox.flush(),
+            (Break::Pods, Some(sandbox)) => running::kill_all(&sandbox.netns),
+            _ => {}
+        }
+    }
+}
+
+/// Breaks the promise again and again for `span`, unless the load harms its pods itself.
 pub fn run(seeded: Break, world: &World, span: Duration) {
     let begin = Instant::now();
     while begin.elapsed() < span {
         thread::sleep(Duration::from_secs(5));
-        if seeded == Break::Conflist {
-            tear(world);
+        match seeded {
+            Break::Conflist => tear(world),
+            Break::Processes => kill_processes(world),
+            Break::Rules | Break::Pods => {}
         }
     }
 }
@@ -31,4 +59,11 @@ fn tear(world: &World) {
     fs::write(&path, &text[..text.len() / 2]).expect("the conflist can be written");
     thread::sleep(Duration::from_millis(10));
     replace(&path, &text, 0o644);
+}
+
+/// Kills the containers of a pod where all pods have to survive, as a restart of the container runtime may.
+fn kill_processes(world: &World) {
+    world.ledger.begin(KILLED);
+    let running = &world.load.running;
+    running.survive(&world.ledger, || running.kill_containers_of_one());
 }
