@@ -64,11 +64,11 @@ impl RunningPods {
         println!("         {} pods ran before, and were compared", before.len());
     }
 
-    /// Kills the containers of a pod, as a seeded bug. Kubelet starts them again in the same netns.
-    pub fn kill_containers_of_one(&self) {
+    /// Kills the last container of a pod, as a seeded bug. Kubelet starts it again in the same netns.
+    pub fn kill_container_of_one(&self) {
         let netns = self.state().netns.values().next().cloned().expect("a pod has responded");
-        for pid in found(&netns) {
-            let _ = kill(Pid::from_raw(pid), Signal::SIGKILL);
+        if let Some(pid) = found(&netns).last() {
+            let _ = kill(Pid::from_raw(*pid), Signal::SIGKILL);
         }
     }
 

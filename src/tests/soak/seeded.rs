@@ -10,7 +10,7 @@ use crate::running;
 use crate::world::{World, replace};
 
 pub const TORN: &str = "conflist torn by the soak";
-pub const KILLED: &str = "containers killed by the soak";
+pub const KILLED: &str = "container killed by the soak";
 
 /// What is broken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -21,7 +21,7 @@ pub enum Break {
     Conflist,
     /// Pods that have responded are killed, so that kubelet starts them in another netns.
     Pods,
-    /// The container processes of a pod are killed, so that kubelet starts them again in the same netns.
+    /// A container of a pod is killed, so that kubelet starts it again in the same netns.
     Processes,
 }
 
@@ -61,9 +61,9 @@ fn tear(world: &World) {
     replace(&path, &text, 0o644);
 }
 
-/// Kills the containers of a pod where all pods have to survive, as a restart of the container runtime may.
+/// Kills a container of a pod where all pods have to survive, as a restart of the container runtime may.
 fn kill_processes(world: &World) {
     world.ledger.begin(KILLED);
     let running = &world.load.running;
-    running.survive(&world.ledger, || running.kill_containers_of_one());
+    running.survive(&world.ledger, || running.kill_container_of_one());
 }
