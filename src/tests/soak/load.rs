@@ -43,7 +43,7 @@ pub struct LoadFigures {
     /// Meshed pods that started while another writer had removed the plugin entry; the repair controller repaired them.
     pub repaired: usize,
     /// Number of times that the rules of a pod were listed.
-    pub looks: usize,
+    pub rule_checks: usize,
     /// Seconds from the creation of an unmeshed pod until it responds, of pods that no outage held back.
     pub unmeshed_starts: Vec<f64>,
     pub meshed_starts: Vec<f64>,
@@ -226,7 +226,7 @@ fn note_start(pod: &Pod, context: &Context, seen: &Seen, figures: &mut LoadFigur
 
 fn note_end(pod: &Pod, figures: &mut LoadFigures) {
     figures.repaired += usize::from(pod.repaired);
-    figures.looks += pod.looks;
+    figures.rule_checks += pod.rule_checks;
 }
 
 fn delete(pod: &mut Pod, api: &Api) {

@@ -13,10 +13,10 @@ const MESHED: Duration = Duration::from_secs(90);
 pub const END: Duration = Duration::from_secs(120);
 /// Bound of the repair of a pod that started while another writer had removed the plugin entry.
 const REPAIR: Duration = Duration::from_secs(90);
-/// Time between two looks at the rules of a pod.
-const LOOK: Duration = Duration::from_secs(4);
-/// Number of looks without a response after which a pod that has responded counts as dead.
-const SILENT_LOOKS: usize = 3;
+/// Time between two checks of the rules of a pod.
+const CHECK: Duration = Duration::from_secs(4);
+/// Consecutive checks without a response after which a pod that has responded counts as dead.
+const SILENT_CHECKS: usize = 3;
 
 /// Kinds of pods.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,12 +60,12 @@ pub struct Pod {
     pub repair_by: Option<Instant>,
     pub repaired: bool,
     /// Number of times that its rules were listed.
-    pub looks: usize,
-    looked: Instant,
+    pub rule_checks: usize,
+    checked: Instant,
     /// Whether a deletion was tried. The API server may have performed it also if it did not respond.
     deletion_tried: bool,
-    /// Number of the last looks without a response, of a pod that has responded.
-    silent_looks: usize,
+    /// Consecutive checks without a response, up to now, of a pod that has responded.
+    silent_checks: usize,
     /// What was reported already.
     late_start: bool,
     late_end: bool,
@@ -87,10 +87,10 @@ impl Pod {
             deleted: None,
             repair_by: None,
             repaired: false,
-            looks: 0,
-            looked: now,
+            rule_checks: 0,
+            checked: now,
             deletion_tried: false,
-            silent_looks: 0,
+            silent_checks: 0,
             late_start: false,
             late_end: false,
             missing_rules: false,
@@ -113,10 +113,10 @@ impl Pod {
         let Some(sandbox) = self.sandbox.clone() else {
             return self.check_start(context);
         };
-        if self.looked.elapsed() > LOOK || self.answered.is_none() {
+        if self.checked.elapsed() > CHECK || self.answered.is_none() {
             self.check_response(&sandbox, context);
         }
-        if self.looked.elapsed() > LOOK {
+        if self.checked.elapsed() > CHECK {
             self.check_rules(&sandbox, context);
         }
         self.check_start(context);
@@ -138,7 +138,7 @@ impl Pod {
 
     /// Whether a pod that has responded has stopped to, and is not reported yet. Its deletion would hide that.
     pub fn is_silent(&self) -> bool {
-        self.silent_looks > 0 && !self.died
+        self.silent_checks > 0 && !self.died
     }
 
     /// Notes that a deletion begins, whether or not it succeeds.
@@ -176,8 +176,8 @@ impl Pod {
     }
 
     fn check_rules(&mut self, sandbox: &Sandbox, context: &Context) {
-        self.looked = Instant::now();
-        self.looks += 1;
+        self.checked = Instant::now();
+        self.rule_checks += 1;
         self.extend_repair_deadline(context);
         match (sandbox.rules(), self.is_meshed()) {
             (Rules::Gone, _) => self.report_death(context, "has no netns"),
@@ -200,7 +200,7 @@ impl Pod {
         let Some(response) = sandbox.response() else {
             return self.on_silence(context);
         };
-        self.silent_looks = 0;
+        self.silent_checks = 0;
         let past_proxy = response.starts_with("app-of");
         if past_proxy && self.is_meshed() {
             self.extend_repair_deadline(context);
@@ -213,10 +213,10 @@ impl Pod {
         self.answered.get_or_insert_with(Instant::now);
     }
 
-    /// Takes note of a look without a response.
+    /// Takes note of a check without a response.
     fn on_silence(&mut self, context: &Context) {
-        self.silent_looks += usize::from(self.answered.is_some());
-        if self.silent_looks >= SILENT_LOOKS {
+        self.silent_checks += usize::from(self.answered.is_some());
+        if self.silent_checks >= SILENT_CHECKS {
             self.report_death(context, "responds no more");
         }
     }

@@ -27,7 +27,7 @@ pub struct Pods {
     pub unmeshed_without_api: usize,
     pub meshed_without_api: usize,
     /// Number of times that the rules of a pod were listed.
-    pub looks: usize,
+    pub rule_checks: usize,
     /// Meshed pods that started without the plugin entry, which another writer had removed, and were repaired.
     pub repaired: usize,
     /// Tries of ADD of meshed pods that failed; kubelet retried them.
@@ -91,7 +91,7 @@ impl Pods {
             unmeshed: figures.unmeshed,
             unmeshed_without_api: without_api[0],
             meshed_without_api: without_api[1],
-            looks: figures.looks,
+            rule_checks: figures.rule_checks,
             repaired: figures.repaired,
             failed_tries,
             normal_start: tenth(normal),
