@@ -33,7 +33,7 @@ fn upstreams_values_render_upstreams_pod() {
             "LINKERD_CNI_LOG_LEVEL"
         ]
     );
-    assert_eq!(agent["securityContext"]["capabilities"]["add"], json!(["DAC_OVERRIDE"]));
+    assert_eq!(agent["securityContext"]["capabilities"]["add"], json!(["DAC_OVERRIDE", "CHOWN"]));
     assert_eq!(objects.plugin(), upstream_entry());
 }
 

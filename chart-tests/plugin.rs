@@ -90,4 +90,7 @@ fn each_value_reaches_the_plugin_configuration() {
     let injector = with(json!({"podDetection": "injector"})).plugin();
     assert_eq!(injector["capabilities"], json!({"io.kubernetes.cri.pod-annotations": true}));
     assert_eq!(with(json!({"logLevel": "debug"})).plugin()["log_level"], "debug");
+    // Upstream accepts any case, and takes an empty level for its default.
+    assert_eq!(with(json!({"logLevel": "Debug"})).plugin()["log_level"], "Debug");
+    assert_eq!(with(json!({"logLevel": ""})).plugin()["log_level"], "info");
 }

@@ -119,7 +119,11 @@ pub fn invalid() -> Vec<(Value, &'static str)> {
         ),
         (
             json!({"logLevel": "info\",\"x\":\"y"}),
-            "at '/logLevel': value must be one of 'trace', 'debug'",
+            "at '/logLevel': 'info\",\"x\":\"y' does not match pattern",
+        ),
+        (
+            json!({"logLevel": "inof"}),
+            "logLevel: \"inof\" is not a log level: trace, debug, info, warn, error or off",
         ),
         (
             json!({"inboundProxyPort": 70000}),

@@ -135,8 +135,11 @@ fn the_agent_has_only_the_capabilities_that_it_uses() {
             "readOnlyRootFilesystem": true,
         })
     };
-    assert_eq!(context(json!({})), expected(json!(["DAC_OVERRIDE", "SYS_ADMIN", "NET_ADMIN"])));
-    assert_eq!(context(json!({"selfTest": false})), expected(json!(["DAC_OVERRIDE"])));
+    assert_eq!(
+        context(json!({})),
+        expected(json!(["DAC_OVERRIDE", "CHOWN", "SYS_ADMIN", "NET_ADMIN"]))
+    );
+    assert_eq!(context(json!({"selfTest": false})), expected(json!(["DAC_OVERRIDE", "CHOWN"])));
     assert_eq!(
         context(json!({"privileged": true})),
         json!({"privileged": true, "readOnlyRootFilesystem": true})

@@ -104,7 +104,7 @@ pub fn contains(path: &Path, bytes: &[u8]) -> Result<bool, Error> {
 /// Writes `bytes` to a new file and replaces `path` with it.
 pub fn write(path: &Path, bytes: &[u8], access: FileAccess) -> Result<(), Error> {
     let temporary = Temporary::beside(path)?;
-    temporary.fill(access, |file| file.write_all(bytes))?;
+    temporary.fill(access, None, |file| file.write_all(bytes))?;
     temporary.rename()
 }
 
@@ -114,8 +114,7 @@ pub fn write(path: &Path, bytes: &[u8], access: FileAccess) -> Result<(), Error>
 /// Fails with [`Error::Raced`] if `path` exists.
 pub fn create(path: &Path, bytes: &[u8], access: FileAccess, like: &Path) -> Result<(), Error> {
     let temporary = Temporary::beside(path)?;
-    temporary.fill(access, |file| file.write_all(bytes))?;
-    xattr::copy(like, &temporary.path);
+    temporary.fill(access, Some(like), |file| file.write_all(bytes))?;
     atomic_replace::add(temporary)
 }
 
@@ -140,8 +139,7 @@ pub fn check_unchanged(path: &Path, bytes: &[u8]) -> Result<(), Error> {
 /// Fails with [`Error::Raced`] if `path` does not hold `before`.
 pub fn replace(path: &Path, before: &[u8], bytes: &[u8], access: FileAccess) -> Result<(), Error> {
     let temporary = Temporary::beside(path)?;
-    temporary.fill(access, |file| file.write_all(bytes))?;
-    xattr::copy(path, &temporary.path);
+    temporary.fill(access, Some(path), |file| file.write_all(bytes))?;
     check_unchanged(path, before)?;
     atomic_replace::replace(temporary, before, bytes)
 }
@@ -162,7 +160,7 @@ pub fn copy(from: &Path, to: &Path) -> Result<(), Error> {
     let mut source = File::open(from).map_err(failed("read", from))?;
     let mode = source.metadata().map_err(failed("read", from))?.mode() & 0o7777;
     let temporary = Temporary::beside(to)?;
-    temporary.fill(FileAccess::own(mode), |file| io::copy(&mut source, file).map(|_| ()))?;
+    temporary.fill(FileAccess::own(mode), None, |file| io::copy(&mut source, file).map(|_| ()))?;
     temporary.rename()
 }
 

@@ -49,14 +49,14 @@ pub enum AnotherPod {
     Uid { wanted: String, found: String },
 }
 
-/// Checks that the object `found` is `pod`. The UIDs are compared if that of `pod` is known.
+/// Checks that the object `found` is `pod`. The UIDs are compared if both are known.
 pub fn check_identity(found: &Pod, pod: &PodRef) -> Result<(), AnotherPod> {
     let Metadata { namespace, name, uid, annotations, .. } = &found.metadata;
     if *namespace != pod.namespace || *name != pod.name {
         return Err(AnotherPod::Name { namespace: quote(namespace), name: quote(name) });
     }
     let is_mirror = annotations.get(STATIC_POD_UID) == Some(&pod.uid);
-    if pod.uid.is_empty() || *uid == pod.uid || is_mirror {
+    if pod.uid.is_empty() || uid.is_empty() || *uid == pod.uid || is_mirror {
         return Ok(());
     }
     Err(AnotherPod::Uid { wanted: pod.uid.clone(), found: quote(uid) })

@@ -46,6 +46,14 @@ pub struct Content {
     pub link: Option<PathBuf>,
 }
 
+impl Content {
+    /// Returns whether text, mode and link are the same. Owners are not compared: the agent cannot
+    /// set one without CAP_CHOWN.
+    pub fn is_like(&self, other: &Content) -> bool {
+        (&self.text, self.access.mode, &self.link) == (&other.text, other.access.mode, &other.link)
+    }
+}
+
 /// Reads all network configs in `dir`, in name order, in which runtimes look for the first valid
 /// one. The agent's `kubeconfig`, which may end in `.json`, is left out.
 ///

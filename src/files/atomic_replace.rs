@@ -96,7 +96,7 @@ mod tests {
             fs::write(&path, now).unwrap();
             let new = Temporary::beside(&path).unwrap();
             let write = |file: &mut fs::File| io::Write::write_all(file, b"new");
-            new.fill(FileAccess::own(0o600), write).unwrap();
+            new.fill(FileAccess::own(0o600), None, write).unwrap();
             replace(new, b"before", b"new")
         };
         put("before").unwrap();

@@ -92,7 +92,7 @@ impl StagedRemoval {
         };
         let mut content: &File = content;
         let temporary = Temporary::beside(&self.path)?;
-        temporary.fill(*access, |file| io::copy(&mut content, file).map(|_| ()))?;
+        temporary.fill(*access, None, |file| io::copy(&mut content, file).map(|_| ()))?;
         super::atomic_replace::add(temporary).or_else(|error| match error {
             Error::Raced { .. } => Ok(()),
             error => Err(error),

@@ -7,8 +7,10 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::SystemTime;
 
-use super::FileAccess;
+use tracing::warn;
+
 use super::error::{Error, failed};
+use super::{FileAccess, xattr};
 
 /// Prefix of the names of all temporary files. The names end in `.tmp`, which no runtime loads.
 pub const TEMPORARY: &str = ".linkerd-cni.";
@@ -55,10 +57,12 @@ impl Temporary {
         Ok(Temporary { path: temporary_path(path)?, target: path.to_owned() })
     }
 
-    /// Creates the file, writes `content` to it, sets `access` and syncs it to disk.
+    /// Creates the file, writes `content` to it, sets `access` and syncs it to disk. The extended
+    /// attributes are those of `like`, if given.
     pub(super) fn fill(
         &self,
         access: FileAccess,
+        like: Option<&Path>,
         content: impl FnOnce(&mut File) -> io::Result<()>,
     ) -> Result<(), Error> {
         let mut file = OpenOptions::new()
@@ -69,14 +73,36 @@ impl Temporary {
             .map_err(failed("create", &self.target))?;
         content(&mut file)
             .and_then(|()| {
-                let now = file.metadata()?;
-                if (now.uid(), now.gid()) != (access.uid, access.gid) {
-                    fchown(&file, Some(access.uid), Some(access.gid))?;
-                }
                 file.set_permissions(Permissions::from_mode(access.mode))?;
+                like.into_iter().for_each(|like| xattr::copy(like, &self.path));
+                // Last, as changing the file of another user needs CAP_FOWNER.
+                self.give(&file, access)?;
                 file.sync_all()
             })
             .map_err(failed("write", &self.target))
+    }
+
+    /// Gives the file its owner. Without CAP_CHOWN this process stays the owner: a network config
+    /// that the runtime can read matters more.
+    fn give(&self, file: &File, access: FileAccess) -> io::Result<()> {
+        let now = file.metadata()?;
+        let (uid, gid) = (access.uid, access.gid);
+        if (now.uid(), now.gid()) == (uid, gid) {
+            return Ok(());
+        }
+        match fchown(file, Some(uid), Some(gid)) {
+            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
+                let path = self.target.display();
+                warn!(
+                    "{path} gets the owner {}:{} instead of {uid}:{gid}: {error}; \
+                     to keep owners, add the capability CHOWN to the container",
+                    now.uid(),
+                    now.gid()
+                );
+                Ok(())
+            }
+            result => result,
+        }
     }
 
     /// Renames the file to its target and syncs the directory.

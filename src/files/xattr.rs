@@ -7,7 +7,10 @@ use rustix::fs::{XattrFlags, lgetxattr, llistxattr, lsetxattr};
 /// Largest list of names, and largest value, in bytes. Attributes beyond this are not copied.
 const LIMIT: usize = 16 << 10;
 
-/// Copies the extended attributes of `from` to `to`. Failures are ignored: the file system may not
+/// Hashes and signatures of a file's content, which differ for other content (IMA, EVM).
+const OF_CONTENT: [&[u8]; 2] = [b"security.ima", b"security.evm"];
+
+/// Copies the extended attributes of `from` to `to`, except those of the content. Failures are ignored: the file system may not
 /// support an attribute, or the process may not set it. Then `to` keeps the directory's default.
 pub fn copy(from: &Path, to: &Path) {
     let mut names = vec![0; LIMIT];
@@ -15,7 +18,8 @@ pub fn copy(from: &Path, to: &Path) {
         return;
     };
     let names = names.get(..length).unwrap_or_default();
-    for name in names.split(|byte| *byte == 0).filter(|name| !name.is_empty()) {
+    let names = names.split(|byte| *byte == 0).filter(|name| !name.is_empty());
+    for name in names.filter(|name| !OF_CONTENT.contains(name)) {
         let mut value = vec![0; LIMIT];
         let Ok(length) = lgetxattr(from, name, &mut value) else {
             continue;

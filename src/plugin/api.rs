@@ -215,7 +215,7 @@ impl ClusterLookup for Api<'_> {
     fn namespace(&mut self, name: &str) -> Result<Annotations, Error> {
         let object = format!("the namespace of pod {}", self.pod);
         let found: Namespace = self.get(&object, &namespace_path(name))?;
-        if found.metadata.name != name {
+        if !found.metadata.name.is_empty() && found.metadata.name != name {
             let other = quote(&found.metadata.name);
             return Err(unexpected(&object, &format!("the object is namespace {other}")));
         }

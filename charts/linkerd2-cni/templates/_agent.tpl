@@ -150,6 +150,8 @@ capabilities:
   add:
     # Lets root write to CNI directories that belong to another user, as on some platforms.
     - DAC_OVERRIDE
+    # Keeps the owner of a network config that belongs to another user or group, as on MicroK8s.
+    - CHOWN
     {{- if include "linkerd-cni.selfTest" . }}
     # Lets the self-test create and enter a scratch network namespace. It enters no other.
     - SYS_ADMIN

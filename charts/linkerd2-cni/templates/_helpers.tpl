@@ -230,6 +230,9 @@ updateStrategy:
 {{- if and (eq (toString .Values.ownConfig) "true") .Values.cniConfFileName (not (hasSuffix ".conflist" .Values.cniConfFileName)) }}
 {{- fail "cniConfFileName: with ownConfig: true the name must end in .conflist" }}
 {{- end }}
+{{- if not (regexMatch "^(?i:off|panic|fatal|error|warn|warning|info|debug|trace)?$" (.Values.logLevel | default "")) }}
+{{- fail (printf "logLevel: %q is not a log level: trace, debug, info, warn, error or off" .Values.logLevel) }}
+{{- end }}
 {{- /* The repair controller does not start with an invalid filter. Upstream's accepts more. */}}
 {{- if and (.Values.repairController).enabled (include "linkerd-cni.ownImage" .) }}
 {{- $directive := "^\\s*(linkerd_cni_repair_controller|([A-Za-z0-9_:.-]*(\\[[^,=\\]]*\\])?=)?(?i:off|panic|fatal|error|warn|warning|info|debug|trace))\\s*$" }}

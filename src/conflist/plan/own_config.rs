@@ -170,7 +170,8 @@ impl Plan {
             self.not_chained = Some(reason);
             return;
         }
-        let is_current = |file: &ConfigFile| file.content.as_ref() == Ok(&wanted);
+        let is_current =
+            |file: &ConfigFile| file.content.as_ref().is_ok_and(|found| found.is_like(&wanted));
         if existing.is_some_and(is_current) && saved.own_configs.get(name) == Some(&copied_from) {
             return;
         }

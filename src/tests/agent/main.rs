@@ -42,6 +42,7 @@ mod node;
 mod operations;
 mod outputs;
 mod own_pods;
+mod ownership;
 mod platforms;
 #[path = "../support/promtool.rs"]
 mod promtool;

@@ -6,6 +6,7 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use nix::unistd::geteuid;
 use serde_json::Value;
 
 use crate::agent::Agent;
@@ -13,6 +14,14 @@ use crate::api::{Api, Set};
 use crate::until::until;
 
 pub const PROGRAM: &str = env!("CARGO_BIN_EXE_linkerd2-cni-install");
+
+/// Runs a program with the capabilities that the chart gives to the agent's container, and no others. Needs root.
+pub const CAPABILITIES: [&str; 4] = [
+    "setpriv",
+    "--clear-groups",
+    "--inh-caps=-all",
+    "--bounding-set=-all,+dac_override,+chown,+sys_admin,+net_admin",
+];
 
 /// Stands for the plugin. It is never run here.
 pub const PLUGIN: &[u8] = &[7; 300_000];
@@ -252,8 +261,12 @@ impl Node {
         self.start_with(&vars)
     }
 
+    /// Starts the agent with the capabilities that the chart's container has, if the test runs as root.
     pub fn start_args(&self, args: &[&str], vars: &[(&str, &str)]) -> Agent {
-        self.start_under(&[], args, vars)
+        match geteuid().is_root() {
+            true => self.start_under(&CAPABILITIES, args, vars),
+            false => self.start_under(&[], args, vars),
+        }
     }
 
     /// Starts the agent by another program.

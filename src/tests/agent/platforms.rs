@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::os::unix::fs::{PermissionsExt, symlink};
+use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, symlink};
 use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::Instant;
@@ -122,8 +122,11 @@ fn lay_out(layout: &Layout, host: &Path) {
         match item {
             Item::Directory(_) => fs::create_dir_all(path).unwrap(),
             Item::Link(_, target) => symlink(target, path).unwrap(),
-            Item::File(_, text) => {
+            Item::File(name, text) => {
                 fs::write(&path, text).unwrap();
+                if name.starts_with(layout.net_dir) {
+                    chown(&path, None, Some(layout.group)).unwrap();
+                }
                 let mode = if path.starts_with(host.join("etc")) { 0o600 } else { 0o755 };
                 fs::set_permissions(&path, PermissionsExt::from_mode(mode)).unwrap();
             }
@@ -131,8 +134,8 @@ fn lay_out(layout: &Layout, host: &Path) {
     }
 }
 
-/// All below `dir`: modes, and contents or targets.
-fn tree(dir: &Path) -> BTreeMap<PathBuf, (u32, Vec<u8>)> {
+/// All below `dir`: modes, owners, and contents or targets.
+fn tree(dir: &Path) -> BTreeMap<PathBuf, ([u32; 3], Vec<u8>)> {
     let mut tree = BTreeMap::new();
     let mut left = vec![dir.to_owned()];
     while let Some(path) = left.pop() {
@@ -145,7 +148,7 @@ fn tree(dir: &Path) -> BTreeMap<PathBuf, (u32, Vec<u8>)> {
         } else {
             fs::read(&path).unwrap()
         };
-        tree.insert(path, (metadata.permissions().mode(), content));
+        tree.insert(path, ([metadata.mode(), metadata.uid(), metadata.gid()], content));
     }
     tree
 }

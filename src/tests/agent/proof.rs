@@ -133,7 +133,8 @@ fn a_mode_whose_iptables_the_agent_can_run_is_tested_itself() {
         let entry = ENTRY.replace(r#""auto""#, &format!("\"{mode}\""));
         let vars =
             [("LINKERD_CNI_SELF_TEST", "true"), ("CNI_NETWORK_CONFIG", &*entry), ("PATH", &*path)];
-        let mut agent = node.start_with(&vars);
+        // With all capabilities: iptables-legacy needs NET_RAW.
+        let mut agent = node.start_under(&[], &[], &vars);
         agent.until_ready();
         assert!(ran.exists(), "{mode}: {}", agent.log());
         assert_eq!(agent.ready().1, "ready\n", "{mode}");

@@ -15,6 +15,8 @@ pub struct Layout {
     pub multi_call: Option<&'static str>,
     /// The files in the net dir. The first is the active conflist.
     pub files: &'static [(&'static str, &'static str)],
+    /// The group of the files in the net dir.
+    pub group: u32,
     /// The file that has the plugin entry once the chart is installed.
     pub carrier: &'static str,
 }
@@ -120,6 +122,7 @@ const USUAL: Layout = Layout {
     plugins: &REFERENCE,
     multi_call: None,
     files: &KINDNET_FILES,
+    group: 0,
     carrier: "10-kindnet.conflist",
 };
 
@@ -200,6 +203,8 @@ pub const LAYOUTS: [Layout; 14] = [
         links: &[("/var/snap/microk8s/current", "7964")],
         plugins: &CALICO,
         files: &MICROK8S_FILES,
+        // The snap's hook `configure` gives them to the group microk8s.
+        group: 997,
         carrier: "10-calico.conflist",
         ..USUAL
     },
