@@ -21,7 +21,10 @@ CONFLIST = Path("/etc/cni/net.d/10-bridge.conflist")
 RESULTS = Path("/var/lib/cni/results")
 # The container runtime's metrics are off by default. The node has a network of its own, so any port is free.
 METRICS = "127.0.0.1:10300"
+SOCKET = "/run/linkerd2-cni-cluster/containerd.sock"
 NAMESPACE = "benchmark"
+# Latest time, in seconds after kubelet removed sandboxes, at which a run begins.
+RUN = 30
 PATIENCE = 300
 
 
@@ -129,6 +132,24 @@ class Runtime:
             config.write_text(f'{config.read_text()}[metrics]\naddress = "{METRICS}"\n')
             self.restart(config)
         self.log = STATE / "log/containerd"
+        self.removed = 0.0
+
+    @staticmethod
+    def containers():
+        """The containers and sandboxes of pods, also of those that were deleted."""
+        command = ["ctr", "--address", SOCKET, "--namespace", "k8s.io", "containers", "list", "--quiet"]
+        return output(*command, f'labels."io.kubernetes.pod.namespace"=={NAMESPACE}').split()
+
+    def await_removals(self):
+        """Waits unless the next removals are far enough for a run: kubelet removes the sandboxes of deleted pods all at
+        once, a minute after the last time."""
+        if time.monotonic() - self.removed > RUN:
+            wait_for("kubelet has removed the deleted pods' sandboxes", lambda: not self.containers())
+            self.removed = time.monotonic()
+
+    def removals(self, offset):
+        """The number of sandboxes that were removed since the offset in the log."""
+        return sum(text.startswith("RemovePodSandbox for ") for _, text in self.lines(offset))
 
     @staticmethod
     def restart(config):
