@@ -22,7 +22,6 @@ fn another_pods_object_decides_neither_for_nor_against_rules() {
         // A StatefulSet creates a pod of the same name while the runtime still works for its
         // predecessor.
         (json!({"name": "web", "namespace": "ns", "uid": OTHER_UID}), 103, "was replaced by"),
-        (json!({"name": "web", "namespace": "ns"}), 103, "was replaced by"),
         (
             json!({"name": "web", "namespace": "ns", "uid": OTHER_UID,
                 "annotations": {"kubernetes.io/config.mirror": OTHER_UID}}),
@@ -53,14 +52,15 @@ fn another_pods_object_decides_neither_for_nor_against_rules() {
 }
 
 #[test]
-fn a_mirror_pod_and_a_pod_whose_uid_the_runtime_omits_are_redirected() {
+fn a_mirror_pod_and_a_pod_whose_uid_the_runtime_or_the_api_server_omits_are_redirected() {
     let mirror = json!({"name": "web", "namespace": "ns", "uid": OTHER_UID, "annotations": {
         "kubernetes.io/config.hash": "0123456789abcdef0123456789abcdef",
         "kubernetes.io/config.mirror": "0123456789abcdef0123456789abcdef"}});
     let other = json!({"name": "web", "namespace": "ns", "uid": OTHER_UID});
+    let without_uid = json!({"name": "web", "namespace": "ns"});
     let args = "IgnoreUnknown=1;K8S_POD_NAMESPACE=ns;K8S_POD_NAME=web";
     let hash = format!("{args};K8S_POD_UID=0123456789abcdef0123456789abcdef");
-    for (metadata, args) in [(&mirror, &*hash), (&other, args)] {
+    for (metadata, args) in [(&mirror, &*hash), (&other, args), (&without_uid, &*hash)] {
         let (api, namespaces) = (meshed_api(), Namespaces::new());
         api.answer(POD_PATH, 200, &pod(metadata, true));
         Call::new("ADD", &namespaces.path(), &api).env("CNI_ARGS", args).run().succeeded();
