@@ -19,7 +19,7 @@ use crate::pods::{self, Pods, kubectl};
 use crate::until::until_within;
 
 /// In kB, the unit of `VmRSS`.
-const RSS: u64 = 4096;
+const RSS: u64 = 3900;
 
 #[test]
 fn no_pod_starts_bare_or_is_lost_while_the_agent_is_replaced_or_killed() {
