@@ -4,6 +4,7 @@
 //!
 //! - [`backoff`]: delays between retries, with jitter
 //! - [`deadline`]: stops waiting for polls and threads that take too long
+//! - [`child`]: waits for a child process until a deadline; kills it with its process group
 //! - [`quote`]: cuts and cleans text from outside before it is quoted
 //! - [`log`]: writes log lines to stderr without blocking; drops a line that cannot be written at
 //!   once
@@ -34,6 +35,7 @@
 pub mod admin;
 pub mod agent;
 pub mod backoff;
+pub mod child;
 pub mod cli;
 pub mod cni;
 pub mod config;

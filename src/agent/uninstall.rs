@@ -27,6 +27,7 @@ use std::time::{Duration, Instant};
 
 use tracing::{info, warn};
 
+use super::contention::OVERWRITTEN;
 use super::node_lock::NodeLocker;
 use super::settings::Settings;
 use crate::conflist::PLUGIN;
@@ -149,7 +150,7 @@ fn outcome(
 /// Says that another program keeps chaining the plugin in this conflist, and what to do.
 fn rechained(list: &Path) -> String {
     format!(
-        "{} keeps being overwritten by another writer, which chains {PLUGIN} again, so plugin \
+        "{} {OVERWRITTEN}, which chains {PLUGIN} again, so plugin \
          entry, kubeconfig and plugin binary are left in place; if no Linkerd CNI agent should run \
          on this node, stop that writer, then run `linkerd2-cni-install uninstall` on this node",
         list.display()

@@ -1,10 +1,10 @@
 //! Renders the chart, which is part of this program, with the administrator's `helm`.
 
 use std::fs::{self, File};
-use std::io;
+use std::io::{self, IsTerminal as _};
+use std::os::unix::process::CommandExt as _;
 use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::thread;
 use std::time::Duration;
 
 use include_dir::{Dir, include_dir};
@@ -13,6 +13,7 @@ use nix::sys::signalfd::{SfdFlags, SignalFd};
 use serde_json::Value;
 use tempfile::TempDir;
 
+use crate::child;
 use crate::deadline::Deadline;
 
 /// The chart of this version.
@@ -21,8 +22,8 @@ static CHART: Dir<'_> = include_dir!("$CARGO_MANIFEST_DIR/charts/linkerd2-cni");
 const UNPACKAGED: &str = "ci";
 /// Time for helm, which may read values from a URL, or from a user at a terminal.
 const DEADLINE: Duration = Duration::from_secs(300);
-/// Interval at which the exit of helm is checked.
-const POLL_INTERVAL: Duration = Duration::from_millis(5);
+/// Interval at which signals are checked while helm runs.
+const SIGNAL_INTERVAL: Duration = Duration::from_millis(50);
 /// Without a cluster, helm may assume an older version, which the chart rejects.
 const KUBERNETES: &str = "1.31.0";
 
@@ -58,6 +59,11 @@ pub fn template(namespace: &str, values: &Value, flags: &[String]) -> Result<Str
     helm.arg("template").arg("linkerd-cni").arg(at("chart"));
     helm.args(["--namespace", namespace, "--kube-version", KUBERNETES, "--skip-tests"]);
     helm.arg("--values").arg(at("values.json")).args(flags);
+    // A user who types values at a terminal is read only by its foreground group. Otherwise a group of
+    // its own, with which a plugin of helm that hangs is killed.
+    if !io::stdin().is_terminal() {
+        helm.process_group(0);
+    }
     run(&mut helm, directory.path(), signals.as_ref().map(|signals| &signals.pending), DEADLINE)
 }
 
@@ -113,11 +119,7 @@ fn run(
     let create = |path: &Path| File::create(path).map_err(Error::Directory);
     helm.stdout(create(&stdout)?).stderr(create(&stderr)?).stdin(Stdio::inherit());
     let mut child = helm.spawn().map_err(Error::Start)?;
-    let status = wait(&mut child, signals, budget).inspect_err(|_| {
-        // Fails only if helm has ended.
-        let _ = child.kill();
-        let _ = child.wait();
-    })?;
+    let status = wait(&mut child, signals, budget).inspect_err(|_| child::kill(&mut child))?;
     let text = |path: &Path| {
         let bytes = fs::read(path).map_err(Error::Directory)?;
         Ok(String::from_utf8_lossy(&bytes).into_owned())
@@ -139,7 +141,8 @@ fn wait(
 ) -> Result<ExitStatus, Error> {
     let end = Deadline::after(budget);
     loop {
-        let status = child.try_wait().map_err(Error::Start)?;
+        let look = Deadline::after(SIGNAL_INTERVAL.min(end.remaining()));
+        let status = child::wait(child, look).map_err(Error::Start)?;
         // Before the status: a terminal sends Ctrl-C to helm too, which then fails. Without a pending signal,
         // `read_signal` returns none.
         if let Some(Ok(Some(signal))) = signals.map(SignalFd::read_signal) {
@@ -151,7 +154,6 @@ fn wait(
         if end.has_passed() {
             return Err(Error::Deadline(budget));
         }
-        thread::sleep(POLL_INTERVAL);
     }
 }
 

@@ -9,13 +9,14 @@ mod children;
 use std::ffi::OsString;
 use std::io::{self, IsTerminal as _, Read, Write};
 use std::os::unix::process::CommandExt as _;
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::process::{Command, Stdio};
 use std::sync::mpsc::{self, Receiver};
 use std::thread;
 use std::time::Duration;
 
 use serde::de::DeserializeOwned;
 
+use crate::child;
 use crate::deadline::Deadline;
 use crate::quote::one_line;
 use children::Children;
@@ -179,7 +180,7 @@ impl Kubectl {
             Group::Own => command.stdin(Stdio::piped()).process_group(0),
             Group::Foreground => command.stdin(Stdio::inherit()),
         };
-        let (mut child, entry) = self.children.spawn(&mut command).map_err(Error::Start)?;
+        let (mut child, _entry) = self.children.spawn(&mut command).map_err(Error::Start)?;
         if let Some(mut stdin) = child.stdin.take() {
             // The input is smaller than a pipe. Fails only if kubectl has ended.
             let _ = stdin.write_all(input.as_bytes());
@@ -191,14 +192,11 @@ impl Kubectl {
         let stdout = reader(child.stdout.take(), io::sink());
         let stderr = reader(child.stderr.take(), shown);
         let text = |output: &Receiver<String>| output.recv_timeout(end.remaining()).ok();
-        let done = text(&stdout).zip(text(&stderr)).zip(wait_until(&mut child, end));
+        let outputs = text(&stdout).zip(text(&stderr));
+        // Only after both outputs: a process group cannot be killed safely once its leader is reaped.
+        let done = outputs.and_then(|texts| Some((texts, child::wait(&mut child, end).ok()??)));
         let Some(((stdout, stderr), status)) = done else {
-            if group == Group::Own {
-                entry.kill_group();
-            }
-            // Fails only if kubectl has ended.
-            let _ = child.kill();
-            let _ = child.wait();
+            child::kill(&mut child);
             return Err(Error::Deadline(deadline));
         };
         match status.success() {
@@ -240,17 +238,6 @@ fn reader(
         let _ = sender.send(String::from_utf8_lossy(&bytes).into_owned());
     });
     receiver
-}
-
-/// Waits until kubectl, which closed its outputs, has exited.
-fn wait_until(child: &mut Child, end: Deadline) -> Option<ExitStatus> {
-    loop {
-        match child.try_wait() {
-            Ok(Some(status)) => return Some(status),
-            Ok(None) if !end.has_passed() => thread::sleep(Duration::from_millis(1)),
-            _ => return None,
-        }
-    }
 }
 
 #[cfg(test)]
@@ -302,11 +289,15 @@ mod tests {
 
     #[test]
     fn a_kubectl_that_hangs_is_killed_with_what_it_started() {
-        for hang in ["exec sleep 60", "sleep 60 & wait", "sleep 60 &"] {
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("id");
+        for hang in ["echo $$ >FILE; exec sleep 60", "sleep 60 & echo $! >FILE"] {
             let start = Instant::now();
-            let error = fake(hang, Duration::from_millis(100)).get("/x").unwrap_err();
+            let script = hang.replace("FILE", file.to_str().unwrap());
+            let error = fake(&script, Duration::from_secs(1)).get("/x").unwrap_err();
             assert!(matches!(error, Error::Deadline(_)), "{hang}: {error}");
             assert!(start.elapsed() < Duration::from_secs(30), "{hang}");
+            child::assert_ends(&file);
         }
     }
 

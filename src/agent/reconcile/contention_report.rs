@@ -14,6 +14,7 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use super::{PassResult, Reconciler};
+use crate::agent::contention::OVERWRITTEN;
 use crate::agent::subject::Subject;
 use crate::kube::event::{EventContent, EventType};
 
@@ -96,7 +97,7 @@ impl Reconciler {
 /// Message about another agent that overwrites `path`, with the remedy.
 fn file_overwritten(path: &Path) -> String {
     format!(
-        "{} keeps being overwritten by another writer: stop that writer, such as a second agent \
+        "{} {OVERWRITTEN}: stop that writer, such as a second agent \
          with another image or ServiceAccount",
         path.display()
     )
@@ -106,7 +107,7 @@ fn file_overwritten(path: &Path) -> String {
 /// the remedy.
 fn entry_removed(path: &Path) -> String {
     format!(
-        "{} keeps being overwritten by another writer, which removes the plugin entry, so meshed \
+        "{} {OVERWRITTEN}, which removes the plugin entry, so meshed \
          pods may start without redirect rules: with Cilium set cni.exclusive=false, otherwise \
          stop that writer",
         path.display()

@@ -3,14 +3,15 @@
 use std::fs::File;
 use std::io::{self, Read, Seek as _, Write as _};
 use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::process::CommandExt as _;
 use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::time::Duration;
 
 use nix::poll::{PollFd, PollFlags};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use serde_json::Value;
 
+use crate::child;
 use crate::deadline::Deadline;
 
 /// How much is kept of stdout and of stderr, in bytes each.
@@ -57,7 +58,7 @@ pub fn memory_file(content: &str) -> io::Result<File> {
 }
 
 /// Runs `program` with the environment variables `vars`, the agent's `PATH` and `stdin`. Returns
-/// the JSON on its stdout, null if that is empty. Kills the program at `end`.
+/// the JSON on its stdout, null if that is empty. At `end`, kills the program and what it started.
 pub fn call(
     program: &Path,
     vars: &[(&str, &str)],
@@ -73,16 +74,17 @@ pub fn call(
         .stdin(memory_file(stdin).map_err(start)?)
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
+        .process_group(0)
         .spawn()
         .map_err(start)?;
     let outputs = outputs(&mut child, end);
     let status = match outputs {
-        Some(_) => wait(&mut child, end),
+        // A program may close its outputs and keep running.
+        Some(_) => child::wait(&mut child, end).map_err(start)?,
         None => None,
     };
     let (Some([stdout, stderr]), Some(status)) = (outputs, status) else {
-        let _ = child.kill();
-        let _ = child.wait();
+        child::kill_with_groups_of_children(&mut child);
         return Err(Error::TimedOut { program: name });
     };
     let output = serde_json::from_slice::<Value>(&stdout);
@@ -143,23 +145,9 @@ fn read(from: &mut impl Read, text: &mut Vec<u8>) -> bool {
     }
 }
 
-/// Waits until the program exits; `None` if it still runs at `end`. A program may close its
-/// outputs and keep running, so this needs a deadline of its own.
-fn wait(child: &mut Child, end: Deadline) -> Option<ExitStatus> {
-    loop {
-        if let Ok(Some(status)) = child.try_wait() {
-            return Some(status);
-        }
-        if end.has_passed() {
-            return None;
-        }
-        std::thread::sleep(Duration::from_millis(1));
-    }
-}
-
 #[cfg(test)]
 mod tests {
-    use std::time::Instant;
+    use std::time::{Duration, Instant};
 
     use super::*;
 
@@ -202,6 +190,19 @@ mod tests {
             assert!(matches!(late, Error::TimedOut { .. }), "{late}");
         }
         assert!(begin.elapsed() < LONG);
+    }
+
+    #[test]
+    fn what_a_hung_program_started_is_killed_too_in_its_group_and_in_groups_of_its_own() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("id");
+        // The plugin starts iptables in a group of its own, as `setsid` does.
+        for start in ["sleep 60", "setsid sleep 60"] {
+            let script = format!("{start} & echo $! >{}; wait", file.display());
+            let late = shell(&script, Duration::from_secs(1)).unwrap_err();
+            assert!(matches!(late, Error::TimedOut { .. }), "{late}");
+            child::assert_ends(&file);
+        }
     }
 
     #[test]

@@ -78,6 +78,12 @@ pub(super) fn made_from<'f>(file: &ConfigFile, files: &[&'f ConfigFile]) -> Opti
     files.iter().find(is_made).copied()
 }
 
+/// Returns whether an agent made the conflist `file` from a `.conf` of Multus' daemon, among `files`.
+pub(super) fn is_made(file: &ConfigFile, files: &[ConfigFile]) -> bool {
+    let files: Vec<&ConfigFile> = files.iter().collect();
+    files.iter().any(|conf| made_from(conf, &files).is_some_and(|made| made.name == file.name))
+}
+
 /// Returns the plugins of a conflist but linkerd-cni. Agents differ in the other members of a
 /// conflist that they make.
 fn other_plugins(file: &ConfigFile) -> Option<Vec<Value>> {
@@ -89,10 +95,12 @@ fn other_plugins(file: &ConfigFile) -> Option<Vec<Value>> {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use crate::conflist;
     use crate::conflist::chain_mode::ChainMode;
     use crate::conflist::plan::tests::{CONF, LIST, entry, found, with_entry};
-    use crate::conflist::plan::{UnchainStep, called, chain, is_chained};
+    use crate::conflist::plan::{UnchainStep, called, chain, is_chained, unchain};
     use crate::conflist::saved_state::SavedState;
 
     /// The file that Multus' daemon writes.
@@ -140,6 +148,10 @@ mod tests {
             let step = UnchainStep::RemoveFile { name: "00-multus.conflist".into() };
             assert_eq!(plan.unchain_steps.contains(&step), is_removed, "{made}");
             assert!(plan.steps.is_empty() && plan.not_chained.is_none());
+            // Uninstall, without saved state.
+            let steps = unchain(&found, &SavedState::default(), &BTreeSet::new());
+            assert_eq!(steps.contains(&Ok(step)), is_removed, "{steps:?}");
+            assert_eq!(steps.len(), 2, "{steps:?}");
         }
     }
 

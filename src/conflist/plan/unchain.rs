@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 
 use super::conf_conversion::conflist_names;
+use super::multus;
 use super::own_config;
 use super::steps::UnchainStep;
 use crate::conflist::Conflist;
@@ -84,7 +85,10 @@ fn unchain_file(
             false => UnchainStep::Restore { conflist: name, original: original.clone() },
         }));
     }
-    Ok(conflist
-        .calls_plugin()
-        .then(|| UnchainStep::RemoveEntry { name: file.name.clone(), text: without_entry }))
+    let name = file.name.clone();
+    Ok(match conflist.calls_plugin() {
+        false => None,
+        true if multus::is_made(file, found) => Some(UnchainStep::RemoveFile { name }),
+        true => Some(UnchainStep::RemoveEntry { name, text: without_entry }),
+    })
 }

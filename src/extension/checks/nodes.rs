@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use super::{NODES, unreadable, unreadable_text};
+use crate::agent::contention::OVERWRITTEN;
 use crate::agent::node_status::StatusBody;
 use crate::agent::uninstall::on_stop::scope::exclusion;
 use crate::extension::agents::{Agent, DAEMONSET, unasked_counts};
@@ -239,8 +240,9 @@ pub fn token_state(body: &StatusBody, now: SystemTime) -> Token {
 fn contention(bodies: &[(&str, &StatusBody)]) -> Check {
     let check = Check::new(NODES, "contention", "no other program overwrites the agents' files");
     let fights = bodies.iter().filter(|(_, body)| body.contention).map(|(node, body)| {
+        let problems = body.problems.iter().filter(|(_, why)| why.contains(OVERWRITTEN));
         let problems: Vec<String> =
-            body.problems.iter().map(|(subject, why)| format!("{subject}: {why}")).collect();
+            problems.map(|(subject, why)| format!("{subject}: {why}")).collect();
         match problems.is_empty() {
             true => format!("{node}: see the agent's log"),
             false => format!("{node}: {}", problems.join("; ")),

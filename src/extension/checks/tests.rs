@@ -43,7 +43,13 @@ fn faults() -> Vec<Fault> {
     let account = "/api/v1/namespaces/linkerd-cni/serviceaccounts/linkerd-cni-plugin";
     let mut contention = status();
     contention["contention"] = json!(true);
-    contention["problems"]["network config"] = json!("x keeps being overwritten");
+    contention["problems"] = json!({
+        "kubeconfig": "unrelated",
+        "network config": "x keeps being overwritten by another writer: stop that writer",
+    });
+    let mut contention_without_text = status();
+    contention_without_text["contention"] = json!(true);
+    contention_without_text["problems"] = json!({"kubeconfig": "unrelated"});
     let failures = "linkerd_cni_plugin_failures_total{code=\"101\"} 2\n";
     vec![
         ("no DaemonSet", DAEMONSET, "", Value::Null),
@@ -71,7 +77,8 @@ fn faults() -> Vec<Fault> {
         ("token expired", STATUS_1, "/tokenExpires", json!(NOW - 1)),
         ("token expires soon", STATUS_1, "/tokenExpires", json!(NOW + 60)),
         ("agent's token", STATUS_1, "/usesAgentToken", json!(true)),
-        ("contention", STATUS_1, "", contention),
+        ("contention and another problem", STATUS_1, "", contention),
+        ("contention without its text", STATUS_1, "", contention_without_text),
         ("failed plugin calls", METRICS_1, "", json!(failures)),
         ("Cilium", "/api/v1/configmaps", "", cilium),
         ("stranded pod", "/api/v1/pods", "", stranded),

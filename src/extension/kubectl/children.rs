@@ -9,8 +9,9 @@ use std::process::{Child, Command, exit};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 
-use nix::sys::signal::{SigSet, Signal, killpg};
-use nix::unistd::Pid;
+use nix::sys::signal::{SigSet, Signal};
+
+use crate::child;
 
 /// Processes by ID. A process in the group of this process has no group with its ID.
 #[derive(Clone, Debug, Default)]
@@ -47,7 +48,7 @@ impl Children {
             };
             // Held until the exit, so that no process starts.
             let running = children.running();
-            running.iter().for_each(|&pid| kill_group(pid));
+            running.iter().for_each(|&pid| child::kill_group(pid));
             exit(128 + signal as i32);
         });
     }
@@ -57,20 +58,8 @@ impl Children {
     }
 }
 
-impl Entry {
-    /// Kills the process with everything that it started.
-    pub fn kill_group(&self) {
-        kill_group(self.pid);
-    }
-}
-
 impl Drop for Entry {
     fn drop(&mut self) {
         self.children.running().remove(&self.pid);
     }
-}
-
-fn kill_group(pid: i32) {
-    // Fails only if the processes have ended.
-    let _ = killpg(Pid::from_raw(pid), Signal::SIGKILL);
 }

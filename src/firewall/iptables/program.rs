@@ -1,25 +1,18 @@
 //! Runs an iptables program with a deadline.
 
-use std::io;
 use std::os::unix::process::CommandExt as _;
 use std::path::Path;
-use std::process::{Child, Command, ExitStatus, Stdio};
-use std::thread;
+use std::process::{Command, ExitStatus, Stdio};
 use std::time::Duration;
-
-use nix::sys::signal::{Signal, killpg};
-use nix::unistd::Pid;
 
 use super::pipes::{Input, Output, exchange};
 use super::{Error, lock};
+use crate::child;
 use crate::deadline::Deadline;
 use crate::rules;
 
 /// How long a program waits for the xtables lock, in seconds, as its argument.
 const LOCK_SECONDS: &str = "5";
-
-/// How long to wait for a killed program to end. The kernel may not let it, such as on a hung disk.
-const REAP_DEADLINE: Duration = Duration::from_millis(500);
 
 /// How much of the program's stderr is kept, in bytes.
 const STDERR_LIMIT: usize = 4096;
@@ -95,12 +88,12 @@ fn run(
     let mut outputs = [stdout, stderr];
     // The program closed its outputs, so it is usually about to exit.
     let status = match exchange(input, &mut outputs, end) {
-        Ok(()) => wait_until(&mut child, end).map_err(start)?,
+        Ok(()) => child::wait(&mut child, end).map_err(start)?,
         Err(_) => None,
     };
     let Some(status) = status else {
         let lock = lock::holder(Some(child.id()));
-        kill(&mut child);
+        child::kill(&mut child);
         return Err(Error::Deadline { program: program.to_owned(), deadline, lock });
     };
     let [stdout, stderr] = outputs.map(Output::into_text);
@@ -114,33 +107,6 @@ fn run(
         return Err(Error::Locked { program: program.to_owned(), lock });
     }
     Ok(Done { status, stdout, stderr })
-}
-
-/// Waits for the program to exit; `None` if `end` passes first.
-fn wait_until(child: &mut Child, end: Deadline) -> io::Result<Option<ExitStatus>> {
-    let mut pause = Duration::from_micros(50);
-    loop {
-        if let Some(status) = child.try_wait()? {
-            return Ok(Some(status));
-        }
-        if end.has_passed() {
-            return Ok(None);
-        }
-        thread::sleep(pause);
-        pause = (pause * 2).min(Duration::from_millis(10));
-    }
-}
-
-/// Kills the program together with the processes that it started, and reaps it.
-fn kill(child: &mut Child) {
-    // Fails only if the program has exited.
-    let _ = killpg(Pid::from_raw(child.id() as i32), Signal::SIGKILL);
-    reap(child);
-}
-
-/// Reaps a program that was killed, if it ends in time. Otherwise init reaps it after the plugin.
-fn reap(child: &mut Child) {
-    let _ = wait_until(child, Deadline::after(REAP_DEADLINE));
 }
 
 #[cfg(test)]
@@ -184,26 +150,10 @@ mod tests {
     }
 
     #[test]
-    fn a_program_that_does_not_end_after_its_kill_is_left_behind() {
-        let mut child = Command::new("sleep").arg("60").process_group(0).spawn().unwrap();
-        reap(&mut child);
-        let ended = child.try_wait().unwrap();
-        kill(&mut child);
-        assert_eq!(ended, None, "waited for the end");
-    }
-
-    #[test]
     fn processes_that_a_hung_program_started_are_killed_too() {
         let (dir, path) = program("sleep 60 & echo $! >\"$0.pid\"; wait");
         restore(&path, "*nat\n", Duration::from_millis(500)).unwrap_err();
-        let pid = std::fs::read_to_string(dir.path().join("iptables-restore.pid")).unwrap();
-        let end = Deadline::after(Duration::from_secs(20));
-        let stat = format!("/proc/{}/stat", pid.trim());
-        // A killed process is a zombie until its new parent reaps it.
-        while std::fs::read_to_string(&stat).is_ok_and(|stat| !stat.contains(") Z ")) {
-            assert!(!end.has_passed(), "process {pid} is alive");
-            thread::sleep(Duration::from_millis(10));
-        }
+        child::assert_ends(&dir.path().join("iptables-restore.pid"));
     }
 
     #[test]

@@ -103,11 +103,7 @@ fn a_signal_ends_the_command_and_every_kubectl() {
     let pid = std::fs::read_to_string(&running).unwrap().trim().to_owned();
     kill(Pid::from_raw(command.id() as i32), Signal::SIGINT).unwrap();
     assert_eq!(command.wait().unwrap().code(), Some(130));
-    until(|| {
-        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-        // A zombie is left if nothing reaps orphans.
-        stat.is_empty() || stat.contains(") Z ")
-    });
+    until(|| has_ended(&pid));
 }
 
 #[test]
@@ -147,21 +143,24 @@ fn a_helm_that_fails_is_quoted_and_its_chart_is_removed() {
 
 #[test]
 fn a_signal_ends_install_and_helm_and_leaves_no_file() {
-    let dir = with_program("helm", "echo $$ >$0.pid; mv $0.pid $0.running; exec /bin/sleep 600");
+    let dir =
+        with_program("helm", "/bin/sleep 600 & echo $$ $! >$0.pids; mv $0.pids $0.running; wait");
     let temporary = tempfile::tempdir().unwrap();
     let mut command = Command::new(env!("CARGO_BIN_EXE_linkerd-cni-cli"))
         .arg("install")
         .env("PATH", format!("{}:/usr/bin:/bin", dir.path().display()))
         .env("TMPDIR", temporary.path())
+        .stdin(Stdio::null())
         .spawn()
         .unwrap();
     let running = dir.path().join("helm.running");
     until(|| running.exists());
-    let pid = std::fs::read_to_string(&running).unwrap().trim().to_owned();
+    let pids = std::fs::read_to_string(&running).unwrap();
     kill(Pid::from_raw(command.id() as i32), Signal::SIGINT).unwrap();
     assert_eq!(command.wait().unwrap().code(), Some(130));
-    // Its parent has waited for it.
-    assert!(!Path::new("/proc").join(pid).exists());
+    for pid in pids.split_whitespace() {
+        until(|| has_ended(pid));
+    }
     assert_eq!(std::fs::read_dir(temporary.path()).unwrap().count(), 0);
 }
 
@@ -223,6 +222,12 @@ fn on_a_terminal(dir: &Path, args: &[&str], variable: (&str, &str)) -> String {
     let _ = master.read_to_end(&mut shown);
     child.wait().unwrap();
     String::from_utf8(shown).unwrap()
+}
+
+/// Whether a process has ended. A zombie is left if nothing reaps orphans.
+fn has_ended(pid: &str) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    stat.is_empty() || stat.contains(") Z ")
 }
 
 /// Waits until `condition` holds, at most a minute.

@@ -1,0 +1,194 @@
+//! Child processes that must end in time.
+//!
+//! A child that leads a process group (`process_group(0)`) is killed with all processes of its group.
+
+use std::fs;
+use std::io;
+use std::process::{Child, ExitStatus};
+use std::thread;
+use std::time::Duration;
+
+use nix::sys::signal::{Signal, killpg};
+use nix::unistd::Pid;
+
+use crate::deadline::Deadline;
+
+/// How long to wait for a killed child to end. The kernel may not let it, such as on a hung disk.
+const REAP_BUDGET: Duration = Duration::from_millis(500);
+/// First pause between two looks at a child, which is usually about to exit. Doubles with each look.
+const FIRST_PAUSE: Duration = Duration::from_micros(50);
+/// Longest pause between two looks at a child.
+const LONGEST_PAUSE: Duration = Duration::from_millis(10);
+
+/// Waits until the child has exited, and reaps it. `None`: the child still runs at `end`.
+pub fn wait(child: &mut Child, end: Deadline) -> io::Result<Option<ExitStatus>> {
+    let mut pause = FIRST_PAUSE;
+    loop {
+        if let Some(status) = child.try_wait()? {
+            return Ok(Some(status));
+        }
+        if end.has_passed() {
+            return Ok(None);
+        }
+        thread::sleep(pause);
+        pause = (pause * 2).min(LONGEST_PAUSE);
+    }
+}
+
+/// Kills a child that [`wait`] has not reaped, with the process group that it leads, and reaps it.
+/// Takes at most [`REAP_BUDGET`].
+pub fn kill(child: &mut Child) {
+    kill_group(child.id() as i32);
+    // A child that leads no group. Fails only if the child has exited.
+    let _ = child.kill();
+    reap(child);
+}
+
+/// Like [`kill`], and also kills the process groups that children of `child` lead: the plugin
+/// starts each iptables program in a group of its own.
+pub fn kill_with_groups_of_children(child: &mut Child) {
+    let parent = child.id() as i32;
+    // A stopped process starts no further process, and its children keep it as their parent.
+    signal_group(parent, Signal::SIGSTOP);
+    children_of(parent).into_iter().for_each(kill_group);
+    kill(child);
+}
+
+/// Kills all processes of a group, which has the ID of its first process.
+pub fn kill_group(group: i32) {
+    signal_group(group, Signal::SIGKILL);
+}
+
+fn signal_group(group: i32, signal: Signal) {
+    // Fails only if the processes have ended, or if there is no such group.
+    let _ = killpg(Pid::from_raw(group), signal);
+}
+
+/// Returns the IDs of the processes that `parent` started and that still run.
+fn children_of(parent: i32) -> Vec<i32> {
+    let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
+    let ids = processes.filter_map(|process| process.file_name().to_str()?.parse().ok());
+    ids.filter(|&id| parent_of(id) == Some(parent)).collect()
+}
+
+/// Returns the ID of the process that started the process `id`.
+fn parent_of(id: i32) -> Option<i32> {
+    let stat = fs::read_to_string(format!("/proc/{id}/stat")).ok()?;
+    // The name, in parentheses, may contain anything. State and parent follow.
+    stat.rsplit_once(") ")?.1.split(' ').nth(1)?.parse().ok()
+}
+
+/// Reaps a child that was killed, if it ends in time. Otherwise init reaps it after this process.
+fn reap(child: &mut Child) {
+    let _ = wait(child, Deadline::after(REAP_BUDGET));
+}
+
+/// Waits until the process has ended whose ID is in the file, and fails if it does not end.
+#[cfg(test)]
+pub fn assert_ends(file: &std::path::Path) {
+    let id = fs::read_to_string(file).unwrap_or_default();
+    let id = id.trim();
+    assert!(id.parse::<i32>().is_ok(), "no process ID in {}", file.display());
+    let end = Deadline::after(Duration::from_secs(20));
+    // A killed process is a zombie until its new parent reaps it.
+    while fs::read_to_string(format!("/proc/{id}/stat")).is_ok_and(|stat| !stat.contains(") Z ")) {
+        assert!(!end.has_passed(), "process {id} is alive");
+        thread::sleep(LONGEST_PAUSE);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
+    use std::path::Path;
+    use std::process::Command;
+    use std::time::Instant;
+
+    use super::*;
+
+    const LONG: Duration = Duration::from_secs(60);
+
+    /// `sh -c SCRIPT FILE` as the leader of a process group.
+    fn shell(script: &str, file: &Path) -> Child {
+        let mut command = Command::new("/bin/sh");
+        command.args(["-c", script]).arg(file).process_group(0).spawn().unwrap()
+    }
+
+    /// Waits until the shell has written a process ID to the file.
+    fn await_id(file: &Path) {
+        let end = Deadline::after(LONG);
+        while !fs::read_to_string(file).is_ok_and(|text| text.ends_with('\n')) {
+            assert!(!end.has_passed(), "nothing was written");
+            thread::sleep(FIRST_PAUSE);
+        }
+    }
+
+    #[test]
+    fn the_exit_status_of_a_child_that_ends_in_time_is_returned() {
+        let mut child = shell("exit 7", Path::new(""));
+        let status = wait(&mut child, Deadline::after(LONG)).unwrap().unwrap();
+        assert_eq!(status.code(), Some(7));
+    }
+
+    #[test]
+    fn a_child_that_runs_at_the_deadline_has_no_status_until_it_is_killed() {
+        let mut child = shell("exec sleep 60", Path::new(""));
+        let budget = Duration::from_millis(20);
+        let begin = Instant::now();
+        assert_eq!(wait(&mut child, Deadline::after(budget)).unwrap(), None);
+        assert!(begin.elapsed() >= budget);
+        kill(&mut child);
+        let status = wait(&mut child, Deadline::after(LONG)).unwrap().unwrap();
+        assert_eq!(status.signal(), Some(Signal::SIGKILL as i32));
+    }
+
+    #[test]
+    fn a_child_that_does_not_end_after_its_kill_is_left_behind() {
+        let mut child = shell("exec sleep 60", Path::new(""));
+        reap(&mut child);
+        let ended = child.try_wait().unwrap();
+        kill(&mut child);
+        assert_eq!(ended, None, "waited for the end");
+    }
+
+    #[test]
+    fn a_child_in_the_group_of_this_process_is_killed_alone() {
+        let mut child = Command::new("sleep").arg("60").spawn().unwrap();
+        kill(&mut child);
+        let status = wait(&mut child, Deadline::after(LONG)).unwrap().unwrap();
+        assert_eq!(status.signal(), Some(Signal::SIGKILL as i32));
+    }
+
+    #[test]
+    fn processes_of_the_group_are_killed_even_after_their_leader_exited() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("id");
+        for script in [r#"sleep 60 & echo $! >"$0"; wait"#, r#"sleep 60 & echo $! >"$0""#] {
+            let mut child = shell(script, &file);
+            await_id(&file);
+            kill(&mut child);
+            assert_ends(&file);
+            fs::remove_file(&file).unwrap();
+        }
+    }
+
+    #[test]
+    fn the_parent_of_a_process_is_read_whatever_its_name() {
+        assert_eq!(
+            parent_of(std::process::id() as i32),
+            Some(std::os::unix::process::parent_id() as i32)
+        );
+        let directory = tempfile::tempdir().unwrap();
+        let program = directory.path().join("a) R 1 (b");
+        fs::copy("/bin/sleep", &program).unwrap();
+        // Another process starts the copy: this process may still have it open for writing.
+        let file = directory.path().join("id");
+        let mut child = shell(r#""${0%id}a) R 1 (b" 60 & echo $! >"$0"; wait"#, &file);
+        await_id(&file);
+        let id = fs::read_to_string(&file).unwrap().trim().parse().unwrap();
+        let found = (parent_of(id), children_of(child.id() as i32));
+        kill(&mut child);
+        assert_eq!(found, (Some(child.id() as i32), vec![id]));
+        assert_eq!(parent_of(i32::MAX), None);
+    }
+}
