@@ -14,11 +14,11 @@ mod burst;
 #[allow(dead_code, reason = "the tests use more of it")]
 #[path = "../support/cni.rs"]
 mod cni;
+mod counters;
 mod gate;
 mod measure;
 mod report;
 mod scene;
-mod valgrind;
 
 use std::env;
 use std::fs;

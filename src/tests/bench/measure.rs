@@ -9,9 +9,9 @@ use std::time::{Duration, Instant};
 use nix::sys::resource::{Usage, UsageWho, getrusage};
 use nix::sys::time::TimeValLike as _;
 
+use crate::counters::{self, Allocations};
 use crate::gate::PORTMAP;
 use crate::scene::{Call, Scene};
-use crate::valgrind::{self, Allocations};
 
 /// How often a call is run for what hardly varies.
 const FEW: usize = 3;
@@ -31,7 +31,7 @@ pub struct Counts {
     pub rss_kib: u64,
     /// `None` without valgrind, and of `portmap`: Go's runtime does not run under it.
     pub instructions: Option<u64>,
-    /// `None` also without a debug build of the plugin.
+    /// `None` without a debug build of the plugin, and of `portmap`.
     pub allocations: Option<Allocations>,
 }
 
@@ -76,15 +76,16 @@ pub fn counts(
     myself: &str,
 ) -> io::Result<Counts> {
     let requests = requests(scene, call)?;
-    let with_valgrind = !call.name.starts_with(PORTMAP) && valgrind::is_installed();
-    let instructions = || valgrind::instructions(scene, call, requests);
-    let allocations = |plugin| valgrind::allocations(scene, call, plugin, requests);
+    let is_ours = !call.name.starts_with(PORTMAP);
+    let with_valgrind = is_ours && counters::is_installed();
+    let instructions = || counters::instructions(scene, call, requests);
+    let allocations = |plugin| counters::allocations(scene, call, plugin, requests);
     Ok(Counts {
         requests,
         processes: processes(scene, call)?,
         rss_kib: rss(scene, call, myself)?,
         instructions: with_valgrind.then(instructions).transpose()?,
-        allocations: debug_plugin.filter(|_| with_valgrind).map(allocations).transpose()?,
+        allocations: debug_plugin.filter(|_| is_ours).map(allocations).transpose()?,
     })
 }
 
