@@ -14,6 +14,8 @@ mod burst;
 #[allow(dead_code, reason = "the tests use more of it")]
 #[path = "../support/cni.rs"]
 mod cni;
+mod counters;
+mod gate;
 mod measure;
 mod report;
 mod scene;
@@ -21,7 +23,7 @@ mod scene;
 use std::env;
 use std::fs;
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::Parser;
@@ -35,6 +37,9 @@ struct Options {
     /// The plugin, as it is shipped.
     #[arg(long)]
     plugin: PathBuf,
+    /// A debug build of the plugin, for counting its allocations.
+    #[arg(long)]
+    debug_plugin: Option<PathBuf>,
     /// The yardstick.
     #[arg(long)]
     portmap: PathBuf,
@@ -56,6 +61,9 @@ struct Options {
     /// Fail where a target is missed.
     #[arg(long)]
     check: bool,
+    /// Fail where a counted figure is more than 5 % worse than in this file.
+    #[arg(long)]
+    baseline: Option<PathBuf>,
 }
 
 fn main() -> ExitCode {
@@ -75,12 +83,15 @@ fn main() -> ExitCode {
 }
 
 fn bench(options: &Options) -> io::Result<bool> {
+    // Before the measuring, as an unreadable file is an error and the file may be overwritten.
+    let baseline = options.baseline.as_deref().map(figures).transpose()?;
     let scene = Scene::new(&options.plugin, &options.portmap)?;
     let timings = measure::timings(&scene, options.runs)?;
     let myself = env::current_exe()?;
+    let debug_plugin = options.debug_plugin.as_deref();
     let mut rows: Vec<Row> = Vec::new();
     for (call, timings) in scene.calls.iter().zip(timings) {
-        let counts = measure::counts(&scene, call, &myself.to_string_lossy())?;
+        let counts = measure::counts(&scene, call, debug_plugin, &myself.to_string_lossy())?;
         let yardstick = rows.first().map_or(0.0, |row| row.wall_ms);
         rows.push(Row::new(call.name, yardstick, timings, &counts));
     }
@@ -96,14 +107,30 @@ fn bench(options: &Options) -> io::Result<bool> {
         bursts.push(burst::burst(&scene, call, options.adds, options.at_once)?);
     }
     let report = Report {
+        architecture: env::consts::ARCH,
         runs: options.runs,
         rss_floor_mb: floor as f64 / 1024.0,
         targets: report::targets(&rows, &sizes),
         rows,
+        unusable: scene.unusable.clone(),
         bursts,
         sizes,
     };
     fs::write(&options.json, serde_json::to_vec_pretty(&report)?)?;
     print!("{}", report.table());
-    Ok(report.holds() || !options.check)
+    let is_kept = baseline.map(|baseline| is_kept(&baseline, &options.json)).transpose()?;
+    Ok((report.holds() || !options.check) && is_kept.unwrap_or(true))
+}
+
+/// Prints how the figures of this run compare with the committed ones, and returns whether none is worse.
+fn is_kept(committed: &gate::Figures, measured: &Path) -> io::Result<bool> {
+    let comparison = gate::compare(committed, &figures(measured)?);
+    print!("\n{}", comparison.text());
+    Ok(comparison.holds())
+}
+
+fn figures(path: &Path) -> io::Result<gate::Figures> {
+    let text = fs::read(path)?;
+    serde_json::from_slice(&text)
+        .map_err(|error| io::Error::other(format!("{}: {error}", path.display())))
 }

@@ -2,12 +2,15 @@
 
 use std::fs;
 use std::io;
-use std::process::{Command, Stdio};
+use std::path::Path;
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use nix::sys::resource::{Usage, UsageWho, getrusage};
 use nix::sys::time::TimeValLike as _;
 
+use crate::counters::{self, Allocations};
+use crate::gate::PORTMAP;
 use crate::scene::{Call, Scene};
 
 /// How often a call is run for what hardly varies.
@@ -26,8 +29,10 @@ pub struct Counts {
     pub requests: usize,
     pub processes: usize,
     pub rss_kib: u64,
-    /// `None` without valgrind.
+    /// `None` without valgrind, and of `portmap`: Go's runtime does not run under it.
     pub instructions: Option<u64>,
+    /// `None` without a debug build of the plugin, and of `portmap`.
+    pub allocations: Option<Allocations>,
 }
 
 /// Runs all calls in turn, `rounds` times, so that a busy moment meets them all.
@@ -35,6 +40,9 @@ pub fn timings(scene: &Scene, rounds: usize) -> io::Result<Vec<Timings>> {
     let mut all: Vec<Timings> = scene.calls.iter().map(|_| Timings::default()).collect();
     // Namespaces live until the end: the kernel's work of taking them away is not ours.
     let mut namespaces = Vec::new();
+    if rounds == 0 {
+        return Ok(all);
+    }
     for round in 0..=rounds {
         for (call, timings) in scene.calls.iter().zip(&mut all) {
             let netns = scene.netns(call)?;
@@ -60,20 +68,36 @@ pub fn timings(scene: &Scene, rounds: usize) -> io::Result<Vec<Timings>> {
     Ok(all)
 }
 
-/// Counts of one call, each by a run under the tool that can see it.
-pub fn counts(scene: &Scene, call: &Call, myself: &str) -> io::Result<Counts> {
+/// Counts of one call, each by a run under the tool that can see it. `debug_plugin` is a build for counting allocations.
+pub fn counts(
+    scene: &Scene,
+    call: &Call,
+    debug_plugin: Option<&Path>,
+    myself: &str,
+) -> io::Result<Counts> {
+    let requests = requests(scene, call)?;
+    let is_ours = !call.name.starts_with(PORTMAP);
+    let with_valgrind = is_ours && counters::is_installed();
+    let instructions = || counters::instructions(scene, call, requests);
+    let allocations = |plugin| counters::allocations(scene, call, plugin, requests);
     Ok(Counts {
-        requests: requests(scene, call)?,
+        requests,
         processes: processes(scene, call)?,
         rss_kib: rss(scene, call, myself)?,
-        instructions: instructions(scene, call)?,
+        instructions: with_valgrind.then(instructions).transpose()?,
+        allocations: debug_plugin.filter(|_| is_ours).map(allocations).transpose()?,
     })
 }
 
+/// The median of [`FEW`] runs: on a busy machine a request is repeated.
 fn requests(scene: &Scene, call: &Call) -> io::Result<usize> {
-    let before = scene.api.requests().len();
-    finish(scene, call, &[])?;
-    Ok(scene.api.requests().len() - before)
+    let mut all = Vec::new();
+    for _ in 0..FEW {
+        let before = scene.api.requests().len();
+        finish(scene, call, &[])?;
+        all.push(scene.api.requests().len() - before);
+    }
+    Ok(median(&mut all))
 }
 
 /// Threads do not count: they are made with CLONE_THREAD.
@@ -115,34 +139,8 @@ pub fn rss_floor(scene: &Scene, myself: &str) -> io::Result<u64> {
     text.trim().parse().map_err(io::Error::other)
 }
 
-/// The median of [`FEW`] runs: on a busy machine a repeated request adds millions, and an outage saves some.
-fn instructions(scene: &Scene, call: &Call) -> io::Result<Option<u64>> {
-    let found = Command::new("valgrind").arg("--version").stdout(Stdio::null()).status();
-    if found.is_err() {
-        return Ok(None);
-    }
-    let mut all = Vec::new();
-    for _ in 0..FEW {
-        let Some(count) = instructions_of_one_run(scene, call)? else { return Ok(None) };
-        all.push(count);
-    }
-    Ok(Some(median(&mut all)))
-}
-
-fn instructions_of_one_run(scene: &Scene, call: &Call) -> io::Result<Option<u64>> {
-    let notes = scene.notes();
-    let log = format!("--log-file={}", notes);
-    let tool = ["valgrind", "--tool=callgrind", "--callgrind-out-file=/dev/null", &log];
-    // Not every program runs under it: Go's runtime does not.
-    if finish(scene, call, &tool).is_err() {
-        return Ok(None);
-    }
-    let log = fs::read_to_string(&notes)?;
-    let collected = log.lines().find_map(|line| line.split_once("Collected :"));
-    Ok(collected.and_then(|(_, number)| number.trim().parse().ok()))
-}
-
-fn finish(scene: &Scene, call: &Call, wrapper: &[&str]) -> io::Result<()> {
+/// Runs `call` to its end, by way of `wrapper`.
+pub fn finish(scene: &Scene, call: &Call, wrapper: &[&str]) -> io::Result<()> {
     let netns = scene.netns(call)?;
     let status = scene.run(call, netns.as_ref(), wrapper)?.status()?;
     if status.success() { Ok(()) } else { Err(scene.failure(call)) }

@@ -23,6 +23,9 @@ pub struct Row {
     pub rss_mb: f64,
     pub page_faults: u64,
     pub instructions: Option<u64>,
+    /// Heap allocations of the debug build.
+    pub allocations: Option<u64>,
+    pub allocated_bytes: Option<u64>,
 }
 
 /// Times of ADDs that ran at the same time.
@@ -43,13 +46,23 @@ pub struct Size {
     pub bytes: u64,
 }
 
+/// A call that this machine lacks the backend for.
+#[derive(Clone, Serialize)]
+pub struct Unusable {
+    pub name: &'static str,
+    pub reason: String,
+}
+
 #[derive(Serialize)]
 pub struct Report {
+    /// The processor's, as instructions and sizes depend on it.
+    pub architecture: &'static str,
     /// Timed runs of each call. If 0, the figures are counted only, and all times are 0.
     pub runs: usize,
     /// Smaller sizes than this cannot be told.
     pub rss_floor_mb: f64,
     pub rows: Vec<Row>,
+    pub unusable: Vec<Unusable>,
     pub bursts: Vec<Burst>,
     pub sizes: Vec<Size>,
     pub targets: Vec<Target>,
@@ -79,6 +92,8 @@ impl Row {
             rss_mb: counts.rss_kib as f64 / 1024.0,
             page_faults: median(&mut timings.page_faults),
             instructions: counts.instructions,
+            allocations: counts.allocations.map(|found| found.number),
+            allocated_bytes: counts.allocations.map(|found| found.bytes),
         }
     }
 }
@@ -149,7 +164,7 @@ impl Report {
     /// For people.
     pub fn table(&self) -> String {
         let mut text = format!(
-            "{:<46}{:>9}{:>10}{:>8}{:>10}{:>11}{:>9}{:>8}{:>14}\n",
+            "{:<46}{:>9}{:>10}{:>8}{:>10}{:>11}{:>9}{:>8}{:>14}{:>13}\n",
             "",
             "wall ms",
             "x portmap",
@@ -158,14 +173,16 @@ impl Report {
             "processes",
             "RSS MB",
             "faults",
-            "instructions"
+            "instructions",
+            "allocations"
         );
         for row in &self.rows {
             let instructions = row
                 .instructions
                 .map_or_else(|| "-".to_owned(), |count| format!("{:.2} M", count as f64 / 1e6));
+            let allocations = row.allocations.map_or_else(|| "-".to_owned(), |n| n.to_string());
             text.push_str(&format!(
-                "{:<46}{:>9.2}{:>10.2}{:>8.2}{:>10}{:>11}{:>9}{:>8}{:>14}\n",
+                "{:<46}{:>9.2}{:>10.2}{:>8.2}{:>10}{:>11}{:>9}{:>8}{:>14}{:>13}\n",
                 row.name,
                 row.wall_ms,
                 row.ratio,
@@ -174,14 +191,20 @@ impl Report {
                 row.processes,
                 self.rss(row),
                 row.page_faults,
-                instructions
+                instructions,
+                allocations
             ));
         }
         text.push_str(&format!("medians of {} interleaved runs", self.runs));
         if self.rows.iter().any(|row| row.instructions.is_none()) {
-            text.push_str("; - : valgrind is not installed, or not for this program");
+            text.push_str(
+                "; - : not measured: without valgrind or a debug build, or not for this program",
+            );
         }
         text.push_str("\n\n");
+        for Unusable { name, reason } in &self.unusable {
+            text.push_str(&format!("not measured: {name}: {reason}\n"));
+        }
         for burst in &self.bursts {
             text.push_str(&format!(
                 "{:<46}p50 {:>8.2} ms   p99 {:>8.2} ms   max {:>8.2} ms   {} ADDs, {} at a time\n",

@@ -14,6 +14,7 @@ use serde_json::{Value, json};
 
 use crate::api::{self, Api};
 use crate::cni;
+use crate::report::Unusable;
 
 /// Annotation `linkerd.io/created-by` of an injected pod.
 const INJECTOR: &str = "linkerd/proxy-injector edge-26.1.1";
@@ -29,6 +30,7 @@ pub const BACKENDS: &[(&str, &str, bool)] = &[
 ];
 
 /// One call of a plugin, to be repeated.
+#[derive(Clone)]
 pub struct Call {
     /// Its row in the table.
     pub name: &'static str,
@@ -39,11 +41,19 @@ pub struct Call {
     fresh: bool,
 }
 
+impl Call {
+    /// The same call of another program.
+    pub fn by(&self, program: &Path) -> Self {
+        Call { program: program.to_owned(), ..self.clone() }
+    }
+}
+
 /// The API server, the files of a node, and all calls.
 pub struct Scene {
     pub api: Api,
     /// The first is the yardstick.
     pub calls: Vec<Call>,
+    pub unusable: Vec<Unusable>,
     redirected: Netns,
     dir: tempfile::TempDir,
 }
@@ -81,7 +91,8 @@ impl Scene {
         let kubeconfig = dir.path().join("ZZZ-linkerd-cni-kubeconfig");
         fs::write(&kubeconfig, kubeconfig::render(&access))?;
         listen(dir.path())?;
-        let mut scene = Scene { api, calls: Vec::new(), redirected: Netns::new()?, dir };
+        let mut scene =
+            Scene { api, calls: Vec::new(), unusable: Vec::new(), redirected: Netns::new()?, dir };
         let meshed = json!({"linkerd.io/proxy-version": "edge-26.1.1"});
         let plain = json!({"kubernetes.io/config.source": "api"});
         let auto = |annotations| config(&kubeconfig, "auto", annotations);
@@ -103,18 +114,28 @@ impl Scene {
             let mut backend = config(&kubeconfig, mode, &meshed);
             backend["linkerd"]["ipv6"] = json!(ipv6);
             scene.call(name, plugin, "ADD", &backend)?;
-            scene.drop_if_unusable()?;
+            scene.drop_if_unusable(mode, ipv6)?;
         }
         Ok(scene)
     }
 
-    /// Drops the last call if this machine lacks the backend, such as a kernel without iptables-legacy.
-    fn drop_if_unusable(&mut self) -> io::Result<()> {
-        let Some(call) = self.calls.last() else { return Ok(()) };
-        let netns = self.netns(call)?;
-        if !self.run(call, netns.as_ref(), &[])?.status()?.success() {
-            eprintln!("not measured: {}", self.failure(call));
-            self.calls.pop();
+    /// Drops the last call if this machine lacks the backend, such as a kernel without iptables-legacy. A program of
+    /// iptables tells, as a failure of the plugin has to be an error.
+    fn drop_if_unusable(&mut self, mode: &str, ipv6: bool) -> io::Result<()> {
+        let program = format!(
+            "{}-{}",
+            if ipv6 { "ip6tables" } else { "iptables" },
+            if mode == "legacy" { "legacy" } else { "nft" }
+        );
+        let netns = Netns::new()?;
+        let mut command = Command::new("nsenter");
+        command.arg(format!("--net={}", netns.path())).args([&program, "-w", "-t", "nat", "-S"]);
+        let output = command.output()?;
+        if !output.status.success() {
+            let error = String::from_utf8_lossy(&output.stderr);
+            let reason = format!("{program} fails on this machine: {}", error.trim());
+            let dropped = self.calls.pop().map(|call| Unusable { name: call.name, reason });
+            self.unusable.extend(dropped);
         }
         Ok(())
     }

@@ -6,6 +6,7 @@
 #![allow(clippy::expect_used, clippy::unwrap_used)]
 
 mod arm64;
+mod benchmarks;
 #[path = "../support/cni.rs"]
 mod cni;
 mod folder;

@@ -1,0 +1,174 @@
+//! Compares counted figures with the committed ones. Pure. Times and resident sizes are not compared.
+
+use serde::Deserialize;
+
+/// A figure that is worse by more than this is an error.
+const TOLERANCE_PERCENT: u128 = 5;
+/// Debian's `portmap`, whose figures are not this project's.
+pub const PORTMAP: &str = "portmap";
+/// Figures that depend on the processor's architecture.
+const OF_ARCHITECTURE: [&str; 2] = ["instructions", "bytes"];
+
+/// The counted figures of `docs/benchmarks.json`, or of a run.
+#[derive(Clone, Deserialize)]
+pub struct Figures {
+    pub architecture: String,
+    pub rows: Vec<Row>,
+    pub sizes: Vec<Size>,
+    pub unusable: Vec<Unusable>,
+}
+
+#[derive(Clone, Deserialize)]
+pub struct Row {
+    pub name: String,
+    pub requests: u64,
+    pub processes: u64,
+    pub instructions: Option<u64>,
+    pub allocations: Option<u64>,
+    pub allocated_bytes: Option<u64>,
+}
+
+#[derive(Clone, Deserialize)]
+pub struct Size {
+    pub name: String,
+    pub bytes: u64,
+}
+
+/// A row that the machine cannot measure, and why.
+#[derive(Clone, Deserialize)]
+pub struct Unusable {
+    pub name: String,
+    pub reason: String,
+}
+
+/// One line for each figure that is not within the tolerance.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Comparison {
+    /// Number of compared figures.
+    pub compared: usize,
+    pub worse: Vec<String>,
+    pub better: Vec<String>,
+    /// Figures that one side lacks.
+    pub missing: Vec<String>,
+    /// What this machine cannot compare, and why.
+    pub skipped: Vec<String>,
+}
+
+struct Figure<'a> {
+    row: &'a str,
+    name: &'static str,
+    value: Option<u64>,
+}
+
+impl Figures {
+    fn all(&self) -> Vec<Figure<'_>> {
+        let rows = self.rows.iter().flat_map(|row| {
+            let figure = move |name, value| Figure { row: &row.name, name, value };
+            [
+                figure("requests", Some(row.requests)),
+                figure("processes", Some(row.processes)),
+                figure("instructions", row.instructions),
+                figure("allocations", row.allocations),
+                figure("allocated bytes", row.allocated_bytes),
+            ]
+        });
+        let sizes = self.sizes.iter().map(|size| Figure {
+            row: &size.name,
+            name: "bytes",
+            value: Some(size.bytes),
+        });
+        rows.chain(sizes).filter(|figure| !figure.row.starts_with(PORTMAP)).collect()
+    }
+}
+
+fn value_of(figures: &[Figure<'_>], wanted: &Figure<'_>) -> Option<u64> {
+    let same = |figure: &&Figure<'_>| figure.row == wanted.row && figure.name == wanted.name;
+    figures.iter().find(same).and_then(|figure| figure.value)
+}
+
+/// Compares the figures of a run with those of the committed file.
+pub fn compare(committed: &Figures, measured: &Figures) -> Comparison {
+    let mut comparison = Comparison::default();
+    let (before, after) = (committed.all(), measured.all());
+    let other_machine = committed.architecture != measured.architecture;
+    if other_machine {
+        comparison.skipped.push(format!(
+            "{}: the committed figures are of {}, this machine is {}",
+            OF_ARCHITECTURE.join(", "),
+            committed.architecture,
+            measured.architecture
+        ));
+    }
+    let unusable = |row: &str| measured.unusable.iter().any(|unusable| unusable.name == row);
+    comparison
+        .skipped
+        .extend(measured.unusable.iter().map(|row| format!("{}: {}", row.name, row.reason)));
+    for figure in &before {
+        if unusable(figure.row) || other_machine && OF_ARCHITECTURE.contains(&figure.name) {
+            continue;
+        }
+        comparison.add(figure, figure.value, value_of(&after, figure));
+    }
+    let is_new = |figure: &&Figure<'_>| {
+        !before.iter().any(|known| known.row == figure.row && known.name == figure.name)
+    };
+    for figure in after.iter().filter(is_new) {
+        comparison.add(figure, None, figure.value);
+    }
+    comparison
+}
+
+impl Comparison {
+    fn add(&mut self, figure: &Figure<'_>, before: Option<u64>, after: Option<u64>) {
+        let of = format!("{}: {}", figure.row, figure.name);
+        let (Some(before), Some(after)) = (before, after) else {
+            let side = if before.is_none() { "the committed file" } else { "this run" };
+            self.missing.push(format!("{of}: missing in {side}"));
+            return;
+        };
+        self.compared += 1;
+        let line = || format!("{of}: {before} -> {after} ({})", change(before, after));
+        let (before, after) = (u128::from(before), u128::from(after));
+        if after * 100 > before * (100 + TOLERANCE_PERCENT) {
+            self.worse.push(line());
+        } else if after * 100 < before * (100 - TOLERANCE_PERCENT) {
+            self.better.push(line());
+        }
+    }
+
+    /// Whether every committed figure that this machine can measure was measured, and none is worse.
+    pub fn holds(&self) -> bool {
+        self.compared > 0 && self.worse.is_empty() && self.missing.is_empty()
+    }
+
+    /// For people.
+    pub fn text(&self) -> String {
+        let mut text =
+            format!("{} counted figures compared with the committed ones\n", self.compared);
+        let parts = [
+            ("not compared", &self.skipped),
+            ("more than 5 % better", &self.better),
+            ("missing", &self.missing),
+            ("MORE THAN 5 % WORSE", &self.worse),
+        ];
+        for (kind, lines) in parts {
+            text.extend(lines.iter().map(|line| format!("{kind}: {line}\n")));
+        }
+        if !self.holds() {
+            text.push_str("Make the plugin cheaper, or run `scripts/benchmarks --counts` and say in the commit why a figure got worse.\n");
+        } else if !self.better.is_empty() {
+            text.push_str(
+                "`scripts/benchmarks --counts` writes the better figures, so that they are kept.\n",
+            );
+        }
+        text
+    }
+}
+
+/// The change in percent; of 0 there is none.
+fn change(before: u64, after: u64) -> String {
+    if before == 0 {
+        return "was 0".to_owned();
+    }
+    format!("{:+.1} %", (after as f64 / before as f64 - 1.0) * 100.0)
+}
