@@ -31,6 +31,7 @@ mod hand_made;
 mod helm;
 mod idle;
 mod ignored;
+#[allow(dead_code, reason = "the agent's tests use all of it")]
 #[path = "../support/platforms.rs"]
 mod layouts;
 mod migration;
