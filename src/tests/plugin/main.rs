@@ -21,6 +21,7 @@ mod injected;
 mod namespaces;
 mod native;
 mod optional_ipv6;
+mod record_socket;
 mod stderr;
 #[allow(dead_code, reason = "the cluster's tests use all of it")]
 #[path = "../support/until.rs"]
