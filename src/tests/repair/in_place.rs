@@ -1,8 +1,8 @@
 //! Repair mode `in-place`, in real network namespaces. Needs root.
 
-use serde_json::json;
 use std::fs;
 
+use serde_json::json;
 
 use crate::namespaces::{NEIGHBOUR, POD};
 use crate::node::{Node, running, waiting};
