@@ -1,7 +1,7 @@
 //! Helm 3 and Helm 4 render and reject the same.
 
 use crate::helm::{Render, ci_values, platforms};
-use crate::schema;
+use crate::invalid_values;
 
 /// Byte for byte: Helm 4 keeps an empty line at the end of a template, Helm 3 removes it.
 #[test]
@@ -17,7 +17,7 @@ fn helm_3_and_helm_4_render_the_same_bytes() {
 
 #[test]
 fn helm_3_and_helm_4_reject_the_same_values() {
-    for (values, expected) in schema::invalid() {
+    for (values, expected) in invalid_values::invalid() {
         match Render::new().helm_3().values(&values).text() {
             Ok(_) => panic!("accepted: {values}"),
             Err(error) => assert!(error.contains(expected), "{values}: {error}"),

@@ -23,6 +23,9 @@ use pod_redirect::PodRedirect;
 const NETNS_DEADLINE: Duration = Duration::from_secs(20);
 
 /// Runs the command in `request` and returns the text for stdout.
+///
+/// # Errors
+/// Fails with the CNI error that the runtime shows.
 pub fn run(request: &Request) -> Result<String, Error> {
     match request.command {
         Command::Version => Ok(version::response()),

@@ -75,8 +75,10 @@ use host_dirs::HostDirs;
 /// Also the file name by which `cli` starts the controller.
 pub const CONTROLLER: &str = "linkerd-cni-repair-controller";
 
-/// Longest time without data in a watch. The API server sends a bookmark about once a
-/// minute, so a connection without data for longer is dead, even without a TCP error.
+/// Longest time without data in a watch. If etcd reports its progress, the API server sends a
+/// bookmark about once a minute, so a connection without data for longer is dead, even without a
+/// TCP error. Otherwise a quiet watch also times out here, and the controller lists again
+/// (`docs/limits.md`).
 const WATCH_READ_TIMEOUT: Duration = Duration::from_secs(150);
 
 /// How long the process waits for the repair in progress after a signal.
@@ -165,6 +167,10 @@ pub struct Shared {
 }
 
 /// Runs the controller until SIGTERM or SIGINT.
+///
+/// # Errors
+/// Fails if signals cannot be blocked or awaited, the admin address cannot be bound, or a thread
+/// cannot start.
 pub fn run(settings: RepairSettings) -> Result<(), Error> {
     // Block the signals before the first thread starts: all threads inherit the mask.
     let signals = SigSet::from_iter([Signal::SIGTERM, Signal::SIGINT]);

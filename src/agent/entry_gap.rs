@@ -15,8 +15,8 @@ pub struct EntryGap {
 }
 
 impl EntryGap {
-    /// Starts at `now`, before the first look at the conflist. Until the entry is written, the time
-    /// counts as a gap, unless the first look finds the entry.
+    /// Starts at `now`, before the conflist is first read. Until the entry is written, the time
+    /// counts as a gap, unless the first read finds the entry.
     pub fn new(now: Instant) -> Self {
         EntryGap { has_entry: false, counted_until: now, was_read: false, had_entry: false }
     }

@@ -60,6 +60,9 @@ impl MainLoop {
     }
 
     /// Runs reconcile passes until SIGTERM or SIGINT, and returns that signal.
+    ///
+    /// # Errors
+    /// Fails if waiting for signals or changes fails.
     pub fn until_signal(&mut self) -> Result<Signal, Error> {
         loop {
             if let Some(signal) = self.step(Duration::MAX)? {
@@ -70,6 +73,9 @@ impl MainLoop {
 
     /// Waits until a reconcile pass is due, at most for `longest`, and runs it. A signal ends the
     /// wait instead, and is returned.
+    ///
+    /// # Errors
+    /// Fails if waiting for signals or changes fails.
     pub fn step(&mut self, longest: Duration) -> Result<Option<Signal>, Error> {
         if let Some(signal) = self.wait(self.timeout.min(longest))? {
             return Ok(Some(signal));
@@ -87,6 +93,9 @@ impl MainLoop {
 
     /// Waits for a change, a call from another thread or a signal, at most for `longest`. Returns the
     /// signal.
+    ///
+    /// # Errors
+    /// Fails if waiting for signals or changes fails.
     pub fn wait(&self, longest: Duration) -> Result<Option<Signal>, Error> {
         match self.watch.wait(longest).map_err(Error::Wait)? {
             Wake::Stop(signal) => Ok(Some(signal)),

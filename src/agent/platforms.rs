@@ -30,10 +30,14 @@ struct Platform {
     net: &'static str,
 }
 
-/// The chart's platforms. All platforms without an entry have the directories of `none`, the
-/// first entry.
+/// Stands for the chart's default directories in [`PLATFORMS`]. The chart has no platform of this
+/// name.
+const DEFAULT: &str = "";
+
+/// The chart's platforms. All platforms without an entry have the default directories, which the
+/// first entry has.
 const PLATFORMS: [Platform; 7] = [
-    Platform { name: "none", bin: "/opt/cni/bin", net: "/etc/cni/net.d" },
+    Platform { name: DEFAULT, bin: "/opt/cni/bin", net: "/etc/cni/net.d" },
     Platform { name: "gke", bin: "/home/kubernetes/bin", net: "/etc/cni/net.d" },
     Platform { name: "cos", bin: "/home/kubernetes/bin", net: "/etc/cni/net.d" },
     Platform {
@@ -116,8 +120,7 @@ fn remedy(
     }
     let fitting: Vec<_> = candidates.iter().filter(|(dir, _)| holds(dir)).collect();
     let list = |candidates: &[&(&str, Vec<&str>)]| {
-        let texts =
-            candidates.iter().map(|(dir, names)| format!("{dir} (platform {})", names.join(", ")));
+        let texts = candidates.iter().map(|(dir, names)| format!("{dir} ({})", platforms(names)));
         texts.collect::<Vec<_>>().join(", ")
     };
     match fitting.is_empty() {
@@ -132,6 +135,16 @@ fn remedy(
              directories of other platforms: {}",
             list(&candidates.iter().collect::<Vec<_>>())
         ),
+    }
+}
+
+/// Names the platforms that have a directory.
+fn platforms(names: &[&str]) -> String {
+    let others: Vec<_> = names.iter().copied().filter(|name| *name != DEFAULT).collect();
+    match (others.len() < names.len(), others.is_empty()) {
+        (true, true) => "the default, without platform".to_owned(),
+        (true, false) => format!("the default, without platform; platform {}", others.join(", ")),
+        (false, _) => format!("platform {}", others.join(", ")),
     }
 }
 
@@ -202,7 +215,19 @@ mod tests {
         ] {
             assert!(why.contains(part), "{part} in {why}");
         }
-        assert!(!why.contains("platform none"), "{why}");
+        assert!(!why.contains("the default"), "{why}");
+    }
+
+    #[test]
+    fn the_default_directories_are_suggested_without_a_platform() {
+        let all = |value, dir: fn(&Platform) -> &'static str| {
+            remedy(Path::new("/elsewhere"), value, dir, |_| false)
+        };
+        let bin = all("destCNIBinDir", |platform| platform.bin);
+        assert!(bin.contains("/opt/cni/bin (the default, without platform), "), "{bin}");
+        let net = all("destCNINetDir", |platform| platform.net);
+        let default = "/etc/cni/net.d (the default, without platform; platform gke, cos), ";
+        assert!(net.contains(default), "{net}");
     }
 
     #[test]

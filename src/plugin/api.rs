@@ -55,7 +55,10 @@ impl Progress {
 ///
 /// The client's deadlines bound single phases of a request, so a response that arrives
 /// in small pieces could take longer than the budget. After a timeout the thread runs on
-/// until the process exits. Fails on a timeout with the error of the last request, or with
+/// until the process exits.
+///
+/// # Errors
+/// Fails with the error of `work`, and on a timeout with the error of the last request, or with
 /// [`code::API_UNREACHABLE`] if no request has failed.
 pub fn run_within<T: Send + 'static>(
     budget: Duration,

@@ -4,8 +4,9 @@
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Time without data from the API server after which the controller is not ready. An API
-/// server sends a bookmark about once a minute.
+/// Time without data from the API server after which the controller is not ready. The API server
+/// sends a bookmark about once a minute if etcd reports its progress. Otherwise the controller
+/// lists again after `WATCH_READ_TIMEOUT`.
 pub const MAX_SILENCE: Duration = Duration::from_secs(300);
 
 /// Whether the connection to the API server works.

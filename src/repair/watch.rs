@@ -205,7 +205,8 @@ impl PodWatch {
             }
             request.received = true;
             self.shared.readiness.record_contact();
-            // A bookmark arrives about once a minute, so the list is late by a minute at most.
+            // If etcd reports its progress, a bookmark arrives about once a minute, so the list is
+            // late by a minute at most.
             if self.must_list_again(relist, Instant::now()) {
                 return Ok(());
             }

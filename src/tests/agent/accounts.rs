@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 
-use crate::api::{Set, expired_token};
-use crate::scene::{Scene, all};
+use crate::agent_with_api::{Scene, all};
+use crate::api::{DaemonSetState, expired_token};
 use crate::until::until;
 
 /// Leaves an agent seven seconds to ask.
@@ -20,7 +20,7 @@ fn helm_uninstall_ends_in_401_for_every_account_and_that_is_proof_after_four_sec
             true => Scene::start(&[]),
             false => Scene::start_with_one_account(&[]),
         };
-        scene.api.state().set = Set::Status(403);
+        scene.api.state().daemon_set = DaemonSetState::Status(403);
         scene.agent.signal(Signal::SIGTERM);
         until("asked once", || scene.agent.log().contains("HTTP 403"));
         assert!(scene.is_installed());
@@ -52,7 +52,7 @@ fn rejections_with_another_answer_between_them_are_no_proof() {
     for count in 1..=2 {
         until("rejected", || rejections() == count);
         scene.api.state().tokens.clone_from(&tokens);
-        scene.api.state().set = Set::Status(403);
+        scene.api.state().daemon_set = DaemonSetState::Status(403);
         until("accepted", || scene.agent.log().matches("HTTP 403").count() == count);
         scene.api.state().tokens.clear();
     }
@@ -85,7 +85,7 @@ fn one_account_that_is_still_accepted_stands_for_the_release() {
     let mut scene = Scene::start(&[]);
     let took = scene.stop(|state| {
         state.tokens.retain(|token| token != "token-1");
-        state.set = Set::NamespaceLeaving;
+        state.daemon_set = DaemonSetState::NamespaceBeingDeleted;
     });
     scene.assert_uninstalled("the plugin's token reads that the namespace ends");
     assert!(took < Duration::from_secs(20), "{took:?}");

@@ -1,5 +1,5 @@
-//! An API server over TLS with one DaemonSet and one account: what it does is the test's
-//! to set, and what it was asked the test's to look at.
+//! An API server over TLS with one DaemonSet and one ServiceAccount. Tests set its responses and
+//! read its requests.
 
 use std::collections::BTreeMap;
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -14,24 +14,23 @@ use serde_json::{Value, json};
 use crate::node::Node;
 use crate::server::{self, Connection, Handler, Identity, Request};
 
-/// What there is of the DaemonSet.
+/// State of the agent's DaemonSet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Set {
-    There,
-    Leaving,
-    /// There still, but its namespace is being deleted.
-    NamespaceLeaving,
-    /// This status instead of it.
+pub enum DaemonSetState {
+    Exists,
+    BeingDeleted,
+    NamespaceBeingDeleted,
+    /// The API server responds with this HTTP status.
     Status(u16),
 }
 
 pub struct State {
-    pub set: Set,
-    /// The tokens that are accepted; those that are handed out are.
+    pub daemon_set: DaemonSetState,
+    /// Tokens that the server accepts, issued ones included.
     pub tokens: Vec<String>,
     /// The status of a TokenRequest.
     pub grant: u16,
-    /// What is handed out instead of a token.
+    /// Issued instead of a new token.
     pub issued: Option<String>,
     /// How long a token lives, in seconds.
     pub life: u64,
@@ -73,7 +72,7 @@ impl Api {
     pub fn start() -> Api {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let state = State {
-            set: Set::There,
+            daemon_set: DaemonSetState::Exists,
             tokens: vec!["token-1".into()],
             grant: 201,
             issued: None,
@@ -170,10 +169,12 @@ impl Api {
             return (201, answer);
         }
         if path == "/apis/apps/v1/namespaces/linkerd-cni/daemonsets/linkerd-cni" {
-            let metadata = match state.set {
-                Set::Status(code) => return status(code),
-                Set::There | Set::NamespaceLeaving => json!({"name": "linkerd-cni"}),
-                Set::Leaving => {
+            let metadata = match state.daemon_set {
+                DaemonSetState::Status(code) => return status(code),
+                DaemonSetState::Exists | DaemonSetState::NamespaceBeingDeleted => {
+                    json!({"name": "linkerd-cni"})
+                }
+                DaemonSetState::BeingDeleted => {
                     json!({"name": "linkerd-cni", "deletionTimestamp": "2026-01-01T00:00:00Z"})
                 }
             };
@@ -198,8 +199,10 @@ impl Api {
         }
         match (method.as_str(), path.split('?').next()) {
             ("GET", Some("/api/v1/namespaces/linkerd-cni")) => {
-                let metadata = match state.set {
-                    Set::NamespaceLeaving => json!({"deletionTimestamp": "2026-01-01T00:00:00Z"}),
+                let metadata = match state.daemon_set {
+                    DaemonSetState::NamespaceBeingDeleted => {
+                        json!({"deletionTimestamp": "2026-01-01T00:00:00Z"})
+                    }
                     _ => json!({}),
                 };
                 let there = (200, json!({"kind": "Namespace", "metadata": metadata}));

@@ -11,7 +11,7 @@ use crate::node::{CALICO, CONF, Node};
 use crate::until::until;
 
 #[test]
-fn a_file_that_is_no_configuration_hurts_no_other_and_is_taken_up_once_it_is_one() {
+fn an_invalid_file_is_skipped_and_chained_once_it_is_valid() {
     let node = Node::new();
     node.write("00-not.conf", "not json");
     node.write("01-empty.conflist", "");

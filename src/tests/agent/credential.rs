@@ -3,10 +3,10 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
+use crate::agent_with_api::{node, started};
 use crate::api::{Api, expired_token};
 use crate::node::CALICO;
 use crate::requests::report_rejection;
-use crate::scene::{node, started};
 use crate::until::{until, until_within};
 
 #[test]

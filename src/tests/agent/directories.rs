@@ -49,7 +49,7 @@ fn a_bin_dir_without_the_networks_plugins_is_a_warning_and_no_reason_to_wait() {
 }
 
 #[test]
-fn a_bin_dir_that_the_runtime_may_not_know_keeps_the_plugin_out_of_the_chain_where_that_is_asked() {
+fn require_network_plugins_prevents_chaining_from_a_bin_dir_without_plugins() {
     let node = Node::new();
     node.write("10-calico.conflist", CALICO);
     let mut agent = node.start_with(&[REQUIRE]);

@@ -1,4 +1,4 @@
-//! Kills after chosen system calls, and a reader that never stops looking.
+//! Kills the agent at chosen system calls while a thread reads the node's files.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -11,8 +11,8 @@ use crate::child::has_strace;
 use crate::node::{CALICO, CONF, Node};
 use crate::until::until;
 
-/// The calls that change the host. The kill comes just before one, which is just after the
-/// one before it.
+/// System calls that change the host. strace kills the agent at the start of one, so all earlier
+/// calls are done.
 const CALLS: [&str; 9] = [
     "write",
     "copy_file_range",
@@ -25,30 +25,30 @@ const CALLS: [&str; 9] = [
     "fchown",
 ];
 
-/// Looks at the node as a runtime does, until dropped.
+/// Reads the node's files as a runtime does, until dropped.
 struct Reader {
     stop: Arc<AtomicBool>,
-    looks: Arc<AtomicUsize>,
+    reads: Arc<AtomicUsize>,
     thread: Option<thread::JoinHandle<()>>,
 }
 
 impl Reader {
     fn start(node: &Arc<Node>) -> Reader {
-        let (stop, looks) = (Arc::<AtomicBool>::default(), Arc::<AtomicUsize>::default());
-        let (node, end, count) = (Arc::clone(node), Arc::clone(&stop), Arc::clone(&looks));
+        let (stop, reads) = (Arc::<AtomicBool>::default(), Arc::<AtomicUsize>::default());
+        let (node, end, count) = (Arc::clone(node), Arc::clone(&stop), Arc::clone(&reads));
         let thread = thread::spawn(move || {
             while !end.load(Ordering::Relaxed) {
                 node.assert_not_stranded();
                 count.fetch_add(1, Ordering::Relaxed);
             }
         });
-        Reader { stop, looks, thread: Some(thread) }
+        Reader { stop, reads, thread: Some(thread) }
     }
 
     fn finish(mut self) -> usize {
         self.stop.store(true, Ordering::Relaxed);
         self.thread.take().unwrap().join().unwrap();
-        self.looks.load(Ordering::Relaxed)
+        self.reads.load(Ordering::Relaxed)
     }
 }
 
@@ -128,7 +128,7 @@ fn a_kill_after_any_call_that_writes_never_strands_the_node() {
 }
 
 #[test]
-fn a_kill_while_a_network_that_was_written_anew_is_taken_up_never_shuts_it_out() {
+fn a_kill_while_a_rewritten_conf_is_chained_keeps_the_conf() {
     if !has_strace() {
         return;
     }

@@ -64,7 +64,7 @@ fn refuses(agent: &Agent, parts: &[&str]) {
 }
 
 #[test]
-fn a_full_disk_costs_nothing_that_was_there_and_is_used_once_there_is_room() {
+fn a_full_disk_keeps_existing_files_and_the_agent_installs_once_there_is_space() {
     with_mounts(|node| {
         small(&node.root().join("etc"));
         node.write("10-calico.conflist", CALICO);
@@ -175,7 +175,7 @@ fn an_uninstall_names_a_dead_agents_socket_that_it_cannot_remove_once() {
 }
 
 #[test]
-fn what_is_mounted_over_the_plugin_is_named_and_outlived() {
+fn a_mount_over_the_plugin_binary_is_reported_and_the_agent_recovers() {
     with_mounts(|node| {
         node.write("10-calico.conflist", CALICO);
         let (program, other) = (node.bin("linkerd-cni"), node.root().join("other"));
@@ -193,7 +193,7 @@ fn what_is_mounted_over_the_plugin_is_named_and_outlived() {
 }
 
 #[test]
-fn a_directory_that_forbids_us_names_selinux_and_the_settings_against_it() {
+fn a_denied_directory_is_reported_with_the_selinux_settings() {
     let node = Node::new();
     if fs::metadata(node.root()).unwrap().uid() != 0 {
         assert!(std::env::var_os("CI").is_none(), "changing users needs root");

@@ -6,9 +6,9 @@ use std::time::Instant;
 use serde_json::{Value, json};
 
 use crate::agent::Agent;
+use crate::agent_with_api;
 use crate::api::Api;
 use crate::node::Node;
-use crate::scene;
 use crate::until::until;
 
 const KEY: &str = "config.linkerd.io/skip-outbound-ports";
@@ -26,7 +26,7 @@ struct Scene {
 impl Scene {
     fn new() -> Scene {
         let api = Api::start();
-        let node = scene::node(&api);
+        let node = agent_with_api::node(&api);
         let pod = ("LINKERD_CNI_POD_NAME", "linkerd-cni-abc".to_owned());
         let mut agent = node.start_owned(&[&api.vars()[..], &[pod]].concat());
         agent.until_ready();

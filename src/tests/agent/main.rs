@@ -5,6 +5,7 @@
 
 mod accounts;
 mod agent;
+mod agent_with_api;
 mod api;
 mod cached;
 #[allow(dead_code, reason = "the plugin's tests use all of it")]
@@ -17,21 +18,18 @@ mod child;
 #[path = "../support/cni.rs"]
 mod cni;
 mod credential;
-mod departures;
 mod directories;
 #[allow(dead_code, reason = "each suite has sources of its own")]
 #[path = "../support/fault_page.rs"]
 mod fault_page;
 mod faults;
 mod filesystems;
-mod handover;
 #[allow(dead_code, clippy::expect_used, reason = "shared with the chart's tests")]
 #[path = "../../../chart-tests/helm.rs"]
 mod helm;
 mod ignored;
 #[path = "../support/platforms.rs"]
 mod layouts;
-mod lives;
 mod metrics;
 mod modes;
 mod multus;
@@ -46,19 +44,20 @@ mod ownership;
 mod platforms;
 #[path = "../support/promtool.rs"]
 mod promtool;
-mod proof;
 mod readiness;
 mod rechained;
 mod records;
 mod requests;
 mod rewrites;
-mod rivals;
 mod saved_state;
-mod scene;
+mod self_test;
 #[allow(dead_code, reason = "the repair controller's tests use all of it")]
 #[path = "../support/server.rs"]
 mod server;
+mod start_and_stop;
+mod stop_decision;
 mod taint;
+mod two_agents;
 mod unreadable;
 #[path = "../support/until.rs"]
 mod until;
@@ -66,6 +65,7 @@ mod until;
 #[path = "../support/unwritable.rs"]
 mod unwritable;
 mod upstream;
+mod upstream_agent;
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};

@@ -6,10 +6,10 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use serde_json::json;
 
 use crate::agent::Agent;
+use crate::agent_with_api;
 use crate::api::Api;
 use crate::node::CALICO;
 use crate::promtool;
-use crate::scene;
 use crate::until::until;
 
 const LIST: &str = "10-calico.conflist";
@@ -24,7 +24,7 @@ fn sample(agent: &Agent, name: &str) -> f64 {
 #[test]
 fn promtool_accepts_the_metrics_of_an_agent_that_has_counted_something() {
     let api = Api::start();
-    let (node, agent) = scene::started(&api);
+    let (node, agent) = agent_with_api::started(&api);
     until("the socket", || node.net(".linkerd-cni.sock").exists());
     let record = json!({
         "level": "error", "command": "ADD", "namespace": "emojivoto", "pod": "web-1",
@@ -47,7 +47,7 @@ fn promtool_accepts_the_metrics_of_an_agent_that_has_counted_something() {
 #[test]
 fn a_removed_plugin_entry_is_counted_with_the_time_until_the_plugin_is_chained_again() {
     let api = Api::start();
-    let (node, agent) = scene::started(&api);
+    let (node, agent) = agent_with_api::started(&api);
     assert_eq!(sample(&agent, "linkerd_cni_agent_rechains_total"), 0.0);
     let gap = "linkerd_cni_agent_conflist_without_entry_seconds_total";
     let before = sample(&agent, gap);
@@ -65,7 +65,7 @@ fn the_end_of_the_token_on_the_host_is_a_metric() {
     let api = Api::start();
     api.state().life = 7200;
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs_f64();
-    let (_node, agent) = scene::started(&api);
+    let (_node, agent) = agent_with_api::started(&api);
     let metric = "linkerd_cni_agent_token_expiration_timestamp_seconds";
     until("the end of the token", || sample(&agent, metric) > now + 7000.0);
     assert!(sample(&agent, metric) < now + 7500.0);

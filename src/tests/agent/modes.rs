@@ -1,4 +1,4 @@
-//! Which file carries us: one that is named, a standalone one, a copy of the network's.
+//! The chain modes: one named file, a standalone config, a copy of the active conflist.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -82,7 +82,7 @@ fn a_standalone_configuration_is_kept_right_and_goes_with_us() {
     fs::remove_file(node.net(STANDALONE)).unwrap();
     until("it is there again", || node.text(STANDALONE) == whole);
     agent.until_ready();
-    // The next agent knows it as ours, and leaves it as it is.
+    // The next agent adopts the file and does not write it.
     agent.kill();
     let inode = node.inode(STANDALONE);
     let mut agent = node.start_with(ALONE);
@@ -110,7 +110,7 @@ fn a_standalone_file_with_the_name_of_an_old_leftover_is_adopted_like_any_other(
 }
 
 #[test]
-fn a_file_of_somebody_else_is_not_overwritten_by_one_of_ours() {
+fn a_foreign_file_is_never_overwritten() {
     let node = Node::new();
     node.write("10-calico.conflist", CALICO);
     let before = node.tree();
@@ -214,7 +214,7 @@ fn from_any_mode_to_any_other_nothing_stays_behind() {
 }
 
 #[test]
-fn between_chaining_and_a_copy_the_runtime_always_finds_us() {
+fn changing_between_chaining_and_a_copy_keeps_the_plugin_chained() {
     let node = Arc::new(Node::new());
     node.write("10-calico.conflist", CALICO);
     let mut agent = node.start();
@@ -223,15 +223,15 @@ fn between_chaining_and_a_copy_the_runtime_always_finds_us() {
     let stop = Arc::new(AtomicBool::new(false));
     let (theirs, end) = (Arc::clone(&node), Arc::clone(&stop));
     let reader = thread::spawn(move || {
-        let mut looks = 0;
+        let mut reads = 0;
         while !end.load(Ordering::Relaxed) {
             // The first that is there when it is opened, as a runtime has it. A file that
-            // came since the first look is found by the second.
+            // came since the first read is found by the second.
             let chained = || theirs.chained(COPIED) || theirs.chained("10-calico.conflist");
-            assert!(chained() || chained(), "look {looks}");
-            looks += 1;
+            assert!(chained() || chained(), "read {reads}");
+            reads += 1;
         }
-        looks
+        reads
     });
     for round in 0..12 {
         let mut agent = node.start_with([COPY, &[]][round % 2]);

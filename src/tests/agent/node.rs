@@ -10,7 +10,7 @@ use nix::unistd::geteuid;
 use serde_json::Value;
 
 use crate::agent::Agent;
-use crate::api::{Api, Set};
+use crate::api::{Api, DaemonSetState};
 use crate::until::until;
 
 pub const PROGRAM: &str = env!("CARGO_BIN_EXE_linkerd2-cni-install");
@@ -83,7 +83,7 @@ impl Node {
     pub fn uninstalling() -> Node {
         let mut node = Node::new();
         let api = Api::start();
-        api.state().set = Set::Status(404);
+        api.state().daemon_set = DaemonSetState::Status(404);
         api.serve_node(&node);
         node.api = Some(api);
         node

@@ -52,7 +52,7 @@ fn operations(primary: &str, text: &str) -> String {
     until("the trace", || !lines().is_empty());
     let mut operations: Vec<String> = Vec::new();
     for operation in lines().lines().filter_map(operation) {
-        // A pass or a look that wrote nothing.
+        // A pass that wrote nothing.
         match operations.last().is_some_and(|last| last == "lock") && operation == "unlock" {
             true => drop(operations.pop()),
             false => operations.push(operation),

@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 
 use serde_json::json;
 
+use crate::agent_with_api::started;
 use crate::api::Api;
 use crate::node::{CALICO, Node};
-use crate::scene::started;
 use crate::until::until;
 
 const CHECK: &str = "/api/v1/namespaces/linkerd-cni?";

@@ -4,9 +4,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::agent::Agent;
+use crate::agent_with_api;
 use crate::api::Api;
 use crate::node::{CALICO, Node};
-use crate::scene;
 use crate::until::until;
 
 pub fn counter(agent: &Agent, name: &str) -> u64 {
@@ -120,7 +120,7 @@ fn contention_over_any_file_of_the_agent_is_counted() {
 #[test]
 fn contention_is_reported_in_one_event_on_the_agents_pod() {
     let api = Api::start();
-    let node = scene::node(&api);
+    let node = agent_with_api::node(&api);
     let mut vars = api.vars().to_vec();
     vars.push(("LINKERD_CNI_POD_NAME", "linkerd-cni-x7x4z".into()));
     let mut agent = node.start_owned(&vars);

@@ -8,9 +8,9 @@ use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 
 use crate::agent::Agent;
-use crate::api::{Api, Set};
+use crate::agent_with_api;
+use crate::api::{Api, DaemonSetState};
 use crate::node::{CALICO, Node};
-use crate::scene;
 use crate::until::until;
 
 const KEY: &str = "linkerd.io/cni-not-ready";
@@ -22,7 +22,7 @@ fn taints(keys: &[&str]) -> Vec<Value> {
 
 /// A node with the taint and two others.
 fn tainted(api: &Api) -> Node {
-    let node = scene::node(api);
+    let node = agent_with_api::node(api);
     fs::write(node.bin("calico"), "a plugin").unwrap();
     api.state().taints = taints(&["one", KEY, "other"]);
     node
@@ -140,7 +140,7 @@ fn an_agent_that_received_sigterm_does_not_remove_the_taint() {
     let mut agent = start(&node, &api, &[]);
     agent.until_ready();
     until("a failed removal", || agent.log().contains("cannot remove the startup taint"));
-    api.state().set = Set::Status(403);
+    api.state().daemon_set = DaemonSetState::Status(403);
     agent.signal(Signal::SIGTERM);
     until("the agent asks again", || agent.log().contains("asking again"));
     api.state().conflicts = 0;
@@ -149,7 +149,7 @@ fn an_agent_that_received_sigterm_does_not_remove_the_taint() {
     let before = rounds();
     until("three more rounds of requests", || rounds() >= before + 3);
     assert_eq!(api.state().taints.len(), 3, "{}", agent.log());
-    api.state().set = Set::There;
+    api.state().daemon_set = DaemonSetState::Exists;
     assert_eq!(agent.wait(), Some(0));
     assert_eq!(api.state().taints.len(), 3, "{}", agent.log());
 }

@@ -10,8 +10,8 @@ use std::time::Duration;
 use nix::sys::stat::Mode;
 use nix::unistd::mkfifo;
 
+use crate::agent_with_api::all;
 use crate::node::{CALICO, CONF, Node};
-use crate::scene::all;
 use crate::until::until;
 
 const STATE: &str = ".linkerd-cni-state";

@@ -43,6 +43,8 @@ mod plugin;
 mod pods;
 mod quickstart;
 mod release;
+#[path = "../support/release_folder.rs"]
+mod release_folder;
 mod repair;
 mod stopped;
 mod take_over;

@@ -1,8 +1,9 @@
-//! The way from upstream's chart to ours and back, and from one release of ours to the next, with
-//! two agents side by side on the node, as our default update strategy has it.
+//! `helm upgrade` from upstream's chart to this project's chart, `helm rollback` to upstream's, and
+//! upgrades between releases of this project. As with the default update strategy, two agents run
+//! side by side on the node.
 //!
-//! Upstream's image cannot be had here. A pod that does nothing has its place in the DaemonSet, and
-//! the stand-in for its agent ends when that pod's process ends.
+//! Upstream's image is not available here. The DaemonSet runs a pod that does nothing, and a
+//! stand-in for upstream's agent runs until that pod's process ends.
 
 use std::path::Path;
 use std::time::Duration;
@@ -47,20 +48,22 @@ fn an_upgrade_from_upstreams_chart_and_the_way_back_leave_no_pod_without_redirec
     let watcher = Watcher::start();
     burst::during("helm upgrade from upstream's agent", || {
         helm.run("upgrade", &["--reset-then-reuse-values"]);
-        until_within(WAIT, "the entry is ours", || {
+        until_within(WAIT, "the entry is this chart's", || {
             node.entry().is_some_and(|entry| entry["linkerd"]["iptables-mode"] == "auto")
         });
     });
     watcher.finish().assert_no_gap_of(GAP, "helm upgrade from upstream's agent");
     upstream.stop();
-    until_within(WAIT, "our agent is ready", || find_agent().is_some_and(|agent| agent.ready));
+    until_within(WAIT, "this chart's agent is ready", || {
+        find_agent().is_some_and(|agent| agent.ready)
+    });
 
     let watcher = Watcher::start();
-    let ours = agent().pod;
+    let upgraded = agent().pod;
     let mut upstream = None;
     burst::during("helm rollback to upstream's agent", || {
         helm.must(&["rollback", "linkerd-cni", "1", "-n", "linkerd-cni"]);
-        upstream = Some(upstream_agent(&list, &bare, Some(&ours)));
+        upstream = Some(upstream_agent(&list, &bare, Some(&upgraded)));
         rolled_out();
     });
     watcher.finish().assert_no_gap_of(GAP, "helm rollback to upstream's agent");
@@ -68,7 +71,7 @@ fn an_upgrade_from_upstreams_chart_and_the_way_back_leave_no_pod_without_redirec
 
     helm.uninstall();
     drop(upstream);
-    // Upstream's agent does not know of this file, which the next agent of ours would use.
+    // Upstream's agent does not know of this file, which this project's next agent would use.
     let _ = std::fs::remove_file(STATE);
     assert_eq!(node.files(), before);
 }

@@ -9,17 +9,11 @@ use serde_json::Value;
 use crate::helm::Helm;
 use crate::node::Node;
 use crate::pods::{self, Pods, kubectl};
-
-fn folder() -> PathBuf {
-    let folder = std::env::var_os("LINKERD2_CNI_RELEASE").expect(
-        "LINKERD2_CNI_RELEASE names a release; scripts/release.d/twice DIRECTORY makes one",
-    );
-    folder.into()
-}
+use crate::release_folder::release;
 
 /// Returns the file of the release whose name starts and ends like this.
 fn file(start: &str, end: &str) -> PathBuf {
-    let mut files = fs::read_dir(folder()).unwrap().map(|entry| entry.unwrap().path());
+    let mut files = fs::read_dir(release()).unwrap().map(|entry| entry.unwrap().path());
     let matches = |path: &Path| {
         let name = path.file_name().unwrap().to_str().unwrap();
         name.starts_with(start) && name.ends_with(end)

@@ -1,4 +1,4 @@
-//! The main job: install, connections, upgrades, faults, uninstall.
+//! The job of a row: install, connections, upgrades, faults, uninstall.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt as _;
@@ -47,7 +47,8 @@ pub fn run(values: &str, checks: &mut Checks) {
 fn while_installed(node: &Node, helm: &Helm, pods: &Pods, checks: &mut Checks) {
     checks.run("connections", || {
         connections_go_through_the_proxy_where_they_should(pods);
-        format!("8 connections as expected in {:?}", Family::all())
+        let families: Vec<_> = Family::all().into_iter().map(name).collect();
+        format!("8 connections as expected over {}", families.join(" and "))
     });
     checks.run("API requests", || requests(node));
     checks.run("native sidecar", || {
@@ -96,6 +97,13 @@ fn requests(node: &Node) -> String {
     format!("meshed pod {meshed}, unmeshed pod {unmeshed}")
 }
 
+fn name(family: Family) -> &'static str {
+    match family {
+        Family::Ipv4 => "IPv4",
+        Family::Ipv6 => "IPv6",
+    }
+}
+
 /// The primary CNI removes the plugin entry, and the agent adds it again.
 fn rewrite(node: &Node) -> String {
     let before = written();
@@ -107,7 +115,7 @@ fn rewrite(node: &Node) -> String {
     until_within(Duration::from_secs(30), "the plugin entry is back", || {
         primary_cni::is_chained_again(node)
     });
-    format!("chained again after {:.1} s", begin.elapsed().as_secs_f64())
+    format!("chained again after {:.3} s", begin.elapsed().as_secs_f64())
 }
 
 /// Inode and time of the last change of each network config.

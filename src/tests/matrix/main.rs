@@ -1,4 +1,4 @@
-//! The main job on one kind of node: a row of the matrix. `scripts/matrix` creates the node, runs this program on it
+//! The job of one row of the matrix, on one kind of node. `scripts/matrix` creates the node, runs this program on it
 //! and prints the table; docs/compatibility.md shows the results.
 #![allow(
     clippy::expect_used,
@@ -55,7 +55,7 @@ use clap::Parser;
 
 use checks::Checks;
 
-/// Runs the main job on the cluster of `KUBECONFIG`, whose only node is this machine, or with --node the job for
+/// Runs the job on the cluster of `KUBECONFIG`, whose only node is this machine, or with --node the job for
 /// several nodes.
 #[derive(Parser)]
 struct Options {

@@ -111,7 +111,10 @@ fn joins(
     let mut now = agents::by_node();
     now.insert(name.to_owned(), agents[name].clone());
     assert_eq!(now, agents, "the agents of the other nodes are the same");
-    format!("the pod waited for the agent, and was ready {:.1?} after the image", begin.elapsed())
+    let seconds = begin.elapsed().as_secs_f64();
+    format!(
+        "the pod waited for the agent, and was ready {seconds:.1} s after the image was loaded on the node"
+    )
 }
 
 fn connections(pods: &Pods, all: [&Machine; 3]) -> String {

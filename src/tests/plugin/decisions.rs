@@ -1,12 +1,9 @@
 //! Which pods are skipped, which cause API requests, and which settings apply to a meshed pod.
 
-use std::os::unix::net::UnixDatagram;
-use std::time::Duration;
-
 use serde_json::{Value, json};
 
 use super::namespaces::{NEIGHBOUR, Namespaces};
-use super::{Call, POD_PATH, UID, UNMESHED, listen, meshed_api};
+use super::{Call, POD_PATH, UID, UNMESHED, listen, meshed_api, record_socket};
 
 #[test]
 fn pods_without_linkerd_annotations_are_skipped_without_a_request() {
@@ -217,14 +214,8 @@ fn with_ipv6_auto_a_part_of_the_ipv6_rules_is_incomplete_without_an_ipv6_address
 fn the_agent_gets_one_record_per_pod_and_the_plugin_never_waits_for_it() {
     let (api, namespaces) = (meshed_api(), Namespaces::new());
     let call = Call::new("ADD", &namespaces.path(), &api);
-    let socket = call.kubeconfig().with_file_name(".linkerd-cni.sock");
-    let socket = UnixDatagram::bind(socket).unwrap();
-    socket.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
-    let receive = || -> Value {
-        let mut buffer = [0; 8192];
-        let length = socket.recv(&mut buffer).unwrap();
-        serde_json::from_slice(&buffer[..length]).unwrap()
-    };
+    let socket = record_socket::listen(&call);
+    let receive = || record_socket::record(&socket);
     call.run().succeeded();
     let record = receive();
     for (key, wanted) in [

@@ -1,7 +1,6 @@
 //! API servers that hang, truncate, send slowly, reject, or are not the one in the kubeconfig.
 
 use std::fs;
-use std::os::unix::net::UnixDatagram;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -11,7 +10,7 @@ use serde_json::{Value, json};
 use super::api::{Fault, TOKEN};
 use super::namespaces::Namespaces;
 use super::until::until;
-use super::{Api, Call, UID, meshed_api};
+use super::{Api, Call, UID, meshed_api, record_socket};
 
 #[test]
 fn temporary_faults_are_retried_until_the_pod_is_redirected() {
@@ -30,13 +29,9 @@ fn temporary_faults_are_retried_until_the_pod_is_redirected() {
         let started = Instant::now();
         let call =
             Call::new("ADD", &namespaces.path(), &api).linkerd("api-retry-seconds", json!(8));
-        let socket = call.kubeconfig().with_file_name(".linkerd-cni.sock");
-        let socket = UnixDatagram::bind(socket).unwrap();
-        socket.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+        let socket = record_socket::listen(&call);
         call.run().succeeded();
-        let mut record = [0; 8192];
-        let length = socket.recv(&mut record).unwrap();
-        let record: Value = serde_json::from_slice(&record[..length]).unwrap();
+        let record = record_socket::record(&socket);
         // A response after 3 s is in time.
         let retries = record["retries"].as_u64().unwrap_or_default();
         assert_eq!(retries > 0, name != "slow", "{name}: {record}");

@@ -1,12 +1,10 @@
 //! Invalid elements of port lists: ignored as in upstream, and reported.
 
-use std::os::unix::net::UnixDatagram;
-use std::time::Duration;
-
 use serde_json::{Value, json};
 
 use super::api::Api;
 use super::namespaces::Namespaces;
+use super::record_socket::{listen, record};
 use super::{Call, NAMESPACE_PATH, POD_PATH, UID};
 
 const IN: &str = "config.linkerd.io/skip-inbound-ports";
@@ -22,21 +20,6 @@ fn api(pod: Value, namespace: Value) -> Api {
     let namespace = json!({"metadata": {"name": "ns", "annotations": namespace}});
     api.answer(POD_PATH, 200, &pod.to_string()).answer(NAMESPACE_PATH, 200, &namespace.to_string());
     api
-}
-
-/// Binds the agent's socket.
-fn listen(call: &Call) -> UnixDatagram {
-    let path = call.kubeconfig().with_file_name(".linkerd-cni.sock");
-    let socket = UnixDatagram::bind(path).unwrap();
-    socket.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
-    socket
-}
-
-fn record(socket: &UnixDatagram) -> Value {
-    let mut buffer = vec![0; 20 << 10];
-    let length = socket.recv(&mut buffer).unwrap();
-    assert!(length < 8 << 10, "{length}");
-    serde_json::from_slice(&buffer[..length]).unwrap()
 }
 
 #[test]

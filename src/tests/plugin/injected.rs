@@ -1,13 +1,13 @@
 //! Pods that the proxy injector marked: one API request, and none needed in an outage.
 
 use std::fs;
-use std::os::unix::net::UnixDatagram;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
 use super::api::{Api, Fault};
 use super::namespaces::Namespaces;
+use super::record_socket::{listen, record};
 use super::{Call, MESHED, NAMESPACE_PATH, POD_PATH, UID, UNMESHED, meshed_api};
 
 const OUT: &str = "config.linkerd.io/skip-outbound-ports";
@@ -36,20 +36,6 @@ fn pod(annotations: &Value) -> String {
     let metadata = json!({"name": "web", "namespace": "ns", "uid": UID,
         "annotations": annotations});
     json!({"metadata": metadata, "spec": {"containers": [{"name": "linkerd-proxy"}]}}).to_string()
-}
-
-/// Binds the agent's socket.
-fn listen(call: &Call) -> UnixDatagram {
-    let path = call.kubeconfig().with_file_name(".linkerd-cni.sock");
-    let socket = UnixDatagram::bind(path).unwrap();
-    socket.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
-    socket
-}
-
-fn record(socket: &UnixDatagram) -> Value {
-    let mut buffer = vec![0; 20 << 10];
-    let length = socket.recv(&mut buffer).unwrap();
-    serde_json::from_slice(&buffer[..length]).unwrap()
 }
 
 /// What fails in an outage.

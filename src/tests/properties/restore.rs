@@ -30,7 +30,7 @@ fn chain(name: &str) -> Chain {
         "OUTPUT" => Chain::Output,
         "PROXY_INIT_REDIRECT" => Chain::ProxyInitRedirect,
         "PROXY_INIT_OUTPUT" => Chain::ProxyInitOutput,
-        other => panic!("no chain of ours: {other}"),
+        other => panic!("unknown chain: {other}"),
     }
 }
 
@@ -44,7 +44,7 @@ fn matches(words: &[&str]) -> Vec<Match> {
         ["-m", "owner", "--uid-owner", id, rest @ ..] => (Match::Uid(id.parse().unwrap()), rest),
         ["-m", "owner", "--gid-owner", id, rest @ ..] => (Match::Gid(id.parse().unwrap()), rest),
         ["-o", "lo", rest @ ..] => (Match::Loopback, rest),
-        other => panic!("no condition of ours: {other:?}"),
+        other => panic!("unknown condition: {other:?}"),
     };
     let mut all = vec![found];
     all.extend(matches(rest));
@@ -66,6 +66,6 @@ fn verdict(target: &str) -> Verdict {
         ["RETURN"] => Verdict::Return,
         ["REDIRECT", "--to-ports", port] => Verdict::Redirect(port.parse().unwrap()),
         [name] => Verdict::Jump(chain(name)),
-        _ => panic!("no target of ours: {target}"),
+        _ => panic!("unknown target: {target}"),
     }
 }

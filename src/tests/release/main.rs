@@ -11,24 +11,20 @@ mod benchmarks;
 mod cni;
 mod folder;
 mod project;
+#[path = "../support/release_folder.rs"]
+mod release_folder;
 mod signature;
 mod versions;
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Command, Output};
+
+use release_folder::release;
 
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 
 fn repository() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
-}
-
-/// Returns the folder of the release that is tested.
-fn release() -> PathBuf {
-    let folder = std::env::var_os("LINKERD2_CNI_RELEASE").expect(
-        "LINKERD2_CNI_RELEASE names a release; scripts/release.d/twice DIRECTORY makes one",
-    );
-    folder.into()
 }
 
 /// Runs a program and returns its standard output. Panics with its error if it fails.

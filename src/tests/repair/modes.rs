@@ -6,204 +6,25 @@ use std::net::TcpListener;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
-use std::time::Duration;
 
 use serde_json::{Value, json};
 
 use crate::api::{Answer, Api};
 use crate::controller::Controller;
+use crate::evictions::evictions;
 use crate::until::until;
 use crate::{path, stranded};
 
-/// Message of the API server when a disruption budget rejects an eviction.
-const BUDGET: &str = "Cannot evict pod as it would violate the pod's disruption budget.";
-
-fn evictions(api: &Api) -> Vec<String> {
-    let evictions = api.requests(|request| request.is_eviction());
-    evictions.into_iter().map(|request| request.path).collect()
-}
-
-fn events(api: &Api) -> Vec<Value> {
+pub fn events(api: &Api) -> Vec<Value> {
     let events = api.requests(|request| request.is_event());
     events.into_iter().map(|request| request.body).collect()
 }
 
 /// A stranded pod with `value` at `pointer`.
-fn changed(name: &str, pointer: &str, value: Value) -> Value {
+pub fn changed(name: &str, pointer: &str, value: Value) -> Value {
     let mut pod = stranded(name);
     *pod.pointer_mut(pointer).unwrap() = value;
     pod
-}
-
-#[test]
-fn pods_are_evicted_rather_than_deleted_where_evictions_are_allowed() {
-    let api = Api::start();
-    api.state().evict = Answer::Status(201);
-    let controller = Controller::watching(&api);
-    api.send("MODIFIED", &stranded("web-1"));
-    controller.counts("pods_deleted_total", 1);
-    let eviction = &api.requests(|request| request.is_eviction())[0].body;
-    assert_eq!(
-        eviction["deleteOptions"],
-        json!({
-            "gracePeriodSeconds": 0,
-            "preconditions": {"uid": "uid-of-web-1", "resourceVersion": "101"},
-        })
-    );
-    assert!(api.deleted().is_empty());
-}
-
-#[test]
-fn a_pod_protected_by_a_disruption_budget_is_skipped_and_reported_once() {
-    let api = Api::start();
-    api.state().evict = Answer::Refusal(429, BUDGET);
-    let controller = Controller::watching(&api);
-    for _ in 0..3 {
-        api.send("MODIFIED", &stranded("web-1"));
-    }
-    api.send("MODIFIED", &stranded("web-2"));
-    controller.counts("pods_skipped_total", 2);
-    assert!(api.deleted().is_empty());
-    until("both are told about", || events(&api).len() == 2);
-    assert_eq!(events(&api)[0]["type"], "Warning");
-    assert_eq!(events(&api)[0]["note"], format!("Pod skipped for now: {BUDGET}"));
-    assert_eq!(controller.metric("pods_deleted_total"), 0);
-}
-
-#[test]
-fn a_pod_protected_by_a_disruption_budget_is_evicted_later_without_another_report() {
-    let api = Api::start();
-    api.state().evict = Answer::Refusal(429, BUDGET);
-    api.state().pods = vec![stranded("web-1")];
-    let controller = Controller::watching(&api);
-    controller.counts("pods_skipped_total", 1);
-    api.send("MODIFIED", &stranded("web-1"));
-    api.state().evict = Answer::Status(201);
-    thread::sleep(Duration::from_secs(61));
-    assert_eq!(evictions(&api).len(), 1);
-    api.send("BOOKMARK", &json!({"metadata": {"resourceVersion": "150"}}));
-    controller.counts("pods_deleted_total", 1);
-    until("one Event for the skipped pod, one for the eviction", || events(&api).len() == 2);
-}
-
-#[test]
-fn an_eviction_rejected_by_an_overloaded_api_server_is_retried_and_not_reported() {
-    let api = Api::start();
-    api.state().evict = Answer::Refusal(429, "Too many requests, please try again later.");
-    api.state().pods = vec![stranded("web-1")];
-    let controller = Controller::watching(&api);
-    controller.counts("pods_delete_errors_total", 1);
-    assert_eq!(events(&api).len(), 0);
-    api.state().evict = Answer::Status(201);
-    until("it is deleted", || {
-        api.send_now("BOOKMARK", &json!({"metadata": {"resourceVersion": "150"}}));
-        controller.metric("pods_deleted_total") == 1
-    });
-    assert_eq!(controller.metric("pods_skipped_total"), 0);
-}
-
-#[test]
-fn a_pod_is_deleted_after_a_dry_run_of_the_eviction_where_only_dry_runs_are_permitted() {
-    let api = Api::start();
-    // As with the chart's admission policy.
-    api.state().evict = Answer::Status(403);
-    api.state().evict_dry_run = Some(Answer::Refusal(429, BUDGET));
-    let controller = Controller::watching(&api);
-    api.send("MODIFIED", &stranded("protected"));
-    controller.counts("pods_skipped_total", 1);
-    assert!(api.deleted().is_empty());
-    api.state().evict_dry_run = Some(Answer::Status(201));
-    api.send("MODIFIED", &stranded("web-1"));
-    controller.counts("pods_deleted_total", 1);
-    assert_eq!(api.deleted(), [path("web-1")]);
-    let dry_run = &api.requests(|request| request.is_dry_run())[1].body;
-    let deletion = &api.requests(|request| request.method == "DELETE")[0].body;
-    assert_eq!(&dry_run["deleteOptions"], deletion);
-}
-
-/// A stranded pod with these owners.
-fn owned_by(name: &str, owners: Value) -> Value {
-    changed(name, "/metadata/ownerReferences", owners)
-}
-
-#[test]
-fn mode_delete_leaves_a_pod_without_a_controller_and_reports_the_pod_once() {
-    let api = Api::start();
-    api.state().evict = Answer::Status(201);
-    let controller = Controller::watching(&api);
-    let bare = owned_by("bare", json!([]));
-    let owned = owned_by("owned", json!([{"uid": "a", "controller": false}, {"uid": "b"}]));
-    for pod in [&bare, &owned, &bare, &owned] {
-        api.send("MODIFIED", pod);
-    }
-    // The queue keeps its order: when the next pod is evicted, the others are finished.
-    api.send("MODIFIED", &stranded("web-1"));
-    controller.counts("pods_deleted_total", 1);
-    assert_eq!(evictions(&api), [path("web-1") + "/eviction"]);
-    assert!(api.deleted().is_empty());
-    assert_eq!(controller.metric("pods_skipped_total"), 2);
-    controller.logs("WARN Pod skipped for now: the pod has no controller that would replace it");
-    until("an Event on each pod", || events(&api).len() == 3);
-    for (event, name) in events(&api).iter().zip(["bare", "owned"]) {
-        assert_eq!(event["type"], "Warning");
-        assert_eq!(event["action"], "Skipping");
-        assert_eq!(event["regarding"]["name"], name);
-        let note = event["note"].as_str().unwrap();
-        assert!(note.contains("repairController.deleteUnmanaged=true"), "{note}");
-    }
-    // A new StatefulSet adopts the pods of a deleted one.
-    let mut adopted = bare;
-    adopted["metadata"]["ownerReferences"] = json!([{"uid": "new", "controller": true}]);
-    api.send("MODIFIED", &adopted);
-    controller.counts("pods_deleted_total", 2);
-}
-
-#[test]
-fn mode_delete_deletes_a_pod_without_a_controller_if_the_chart_asks_for_it() {
-    let api = Api::start();
-    let variable = "LINKERD_CNI_REPAIR_CONTROLLER_DELETE_UNMANAGED";
-    let controller = Controller::configured(&api, &[], &[(variable, "true")]);
-    api.send("MODIFIED", &owned_by("bare", json!([])));
-    controller.counts("pods_deleted_total", 1);
-    assert_eq!(api.deleted(), [path("bare")]);
-    let api = Api::start();
-    let controller = Controller::configured(&api, &[], &[(variable, "false")]);
-    api.send("MODIFIED", &owned_by("bare", json!([])));
-    controller.counts("pods_skipped_total", 1);
-    assert!(api.deleted().is_empty());
-}
-
-#[test]
-fn mode_delete_leaves_the_mirror_pod_of_a_static_pod_and_reports_it_once() {
-    for delete_unmanaged in ["false", "true"] {
-        let api = Api::start();
-        let variable = "LINKERD_CNI_REPAIR_CONTROLLER_DELETE_UNMANAGED";
-        let controller = Controller::configured(&api, &[], &[(variable, delete_unmanaged)]);
-        let node = json!([{"kind": "Node", "uid": "node-1", "controller": true}]);
-        for _ in 0..2 {
-            api.send("MODIFIED", &owned_by("static", node.clone()));
-        }
-        // The queue keeps its order: when the next pod is deleted, the first is finished.
-        api.send("MODIFIED", &stranded("web-1"));
-        controller.counts("pods_deleted_total", 1);
-        assert_eq!(api.deleted(), [path("web-1")]);
-        until("an Event on each pod", || events(&api).len() == 2);
-        let note = events(&api)[0]["note"].as_str().unwrap().to_owned();
-        assert!(note.starts_with("Pod skipped: it is a static pod"), "{note}");
-    }
-}
-
-#[test]
-fn a_pod_that_lost_its_controller_meanwhile_is_not_deleted() {
-    let api = Api::start();
-    let mut orphan = owned_by("web-0", json!([]));
-    orphan["metadata"]["resourceVersion"] = json!("105");
-    api.knows(&orphan);
-    api.state().delete = Answer::Status(409);
-    let controller = Controller::watching(&api);
-    api.send("MODIFIED", &stranded("web-0"));
-    controller.counts("pods_skipped_total", 1);
-    assert_eq!(api.deleted(), [path("web-0")], "no second try");
 }
 
 #[test]

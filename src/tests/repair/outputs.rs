@@ -1,8 +1,9 @@
 //! A controller whose stdout and stderr cannot be written.
 
+use crate::api::Api;
 use crate::controller::{BINARY, Controller};
 use crate::unwritable::{closed, full_device, full_pipe};
-use crate::{Api, path, stranded};
+use crate::{path, stranded};
 
 #[test]
 fn stranded_pods_are_deleted_although_stdout_and_stderr_cannot_be_written() {

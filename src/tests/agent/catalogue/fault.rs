@@ -8,11 +8,11 @@ use serde_json::{Value, json};
 
 use super::check;
 use crate::agent::Agent;
+use crate::agent_with_api::Scene;
 use crate::call::{Call, Outcome, UID};
 use crate::fault_page::{FaultPage, Source, mask_numbers};
 use crate::namespaces::Namespaces;
 use crate::node::Node;
-use crate::scene::Scene;
 use crate::until::until;
 
 /// The API server in what is captured.

@@ -8,7 +8,7 @@ use super::fault::{checked, in_container, log_line, metrics, not_ready};
 use crate::fault_page::{FaultPage, Source, mask_numbers};
 use crate::filesystems::{bind, fill, read_only, small, with_mounts};
 use crate::node::{CALICO, Node};
-use crate::proof;
+use crate::self_test;
 use crate::until::until;
 
 const LIST: &str = "10-calico.conflist";
@@ -124,13 +124,13 @@ fn the_directory_was_created_again() {
 #[test]
 fn the_bin_dir_is_noexec() {
     let in_mounts: fn(&Node) = |_| {
-        let node = proof::node(&fs::read(proof::PLUGIN).unwrap(), "1.0.0");
+        let node = self_test::node(&fs::read(self_test::PLUGIN).unwrap(), "1.0.0");
         let bin = node.root().join("bin");
         bind(&bin, &bin);
         let flags = MsFlags::MS_BIND | MsFlags::MS_REMOUNT | MsFlags::MS_NOEXEC;
         let none = None::<&str>;
         mount(none, &bin, none, flags, none).unwrap();
-        let agent = proof::start(&node, proof::ENTRY);
+        let agent = self_test::start(&node, self_test::ENTRY);
         let mut page = FaultPage::new("noexec-bin-dir");
         not_ready(&mut page, &node, &agent, "self-test: ADD failed");
         let failed = metrics(&agent, "linkerd_cni_agent_self_tests_total{");
@@ -143,8 +143,8 @@ fn the_bin_dir_is_noexec() {
 
 #[test]
 fn the_self_test_is_skipped() {
-    let node = proof::node(&fs::read(proof::PLUGIN).unwrap(), "1.0.0");
-    let vars = [("LINKERD_CNI_SELF_TEST", "true"), ("CNI_NETWORK_CONFIG", proof::ENTRY)];
+    let node = self_test::node(&fs::read(self_test::PLUGIN).unwrap(), "1.0.0");
+    let vars = [("LINKERD_CNI_SELF_TEST", "true"), ("CNI_NETWORK_CONFIG", self_test::ENTRY)];
     let mut agent = node.start_under(&["setpriv", "--bounding-set=-sys_admin"], &[], &vars);
     agent.until_ready();
     let mut page = FaultPage::new("self-test-skipped");

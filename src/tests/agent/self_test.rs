@@ -1,4 +1,4 @@
-//! The self-test: the plugin on the host, tried in network namespaces of the agent's own.
+//! The self-test: the installed plugin, called in scratch network namespaces.
 //! Needs root.
 
 use std::fs;
@@ -65,7 +65,7 @@ fn the_real_plugin_is_proven_by_tcp_in_both_directions_and_families() {
         assert!(log.contains(&passed), "{log}");
         let (tested, ready) = (log.find(&passed), log.find("is installed and verified"));
         assert!(tested < ready, "{log}");
-        // The tree has no plugins but ours, which is said, and nothing else is.
+        // The only plugin in the bin dir is linkerd-cni, and the agent warns about that alone.
         let mut warnings = log.lines().filter(|line| line.contains("WARN"));
         assert!(warnings.all(|line| line.contains("CNI directories: ")), "{log}");
         println!("{}", log.lines().find(|line| line.contains("passed")).unwrap_or_default());
@@ -74,7 +74,7 @@ fn the_real_plugin_is_proven_by_tcp_in_both_directions_and_families() {
 }
 
 #[test]
-fn what_was_proven_is_tried_again_only_when_program_or_entry_is_another() {
+fn the_self_test_reruns_only_when_binary_or_entry_changes() {
     let node = node(&fs::read(PLUGIN).unwrap(), "1.0.0");
     let mut agent = node.start_with(&[
         ("LINKERD_CNI_SELF_TEST", "true"),
@@ -82,15 +82,15 @@ fn what_was_proven_is_tried_again_only_when_program_or_entry_is_another() {
         ("LINKERD_CNI_RESYNC_SECONDS", "1"),
     ]);
     agent.until_ready();
-    let looks = |agent: &Agent| {
+    let passes = |agent: &Agent| {
         let metrics = agent.get("/metrics").1;
         let line = metrics
             .lines()
             .find_map(|line| line.strip_prefix("linkerd_cni_agent_reconcile_total "));
         line.unwrap_or_default().parse::<u64>().unwrap_or_default()
     };
-    let before = looks(&agent);
-    until("some more looks", || looks(&agent) > before + 2);
+    let before = passes(&agent);
+    until("some more passes", || passes(&agent) > before + 2);
     assert_eq!(trials(&agent, "passed"), 1);
     fs::remove_file(node.bin("linkerd-cni")).unwrap();
     until("another trial", || trials(&agent, "passed") == 2);
@@ -197,7 +197,7 @@ fn a_plugin_that_hangs_is_killed_and_the_next_one_is_tried() {
 }
 
 #[test]
-fn without_the_right_to_make_namespaces_ready_goes_by_all_else() {
+fn without_capabilities_the_self_test_is_skipped_and_the_node_gets_ready() {
     let node = node(&script("exit 1"), "1.0.0");
     for taken in ["sys_admin", "net_admin"] {
         let bounds = format!("--bounding-set=-{taken}");
@@ -215,7 +215,7 @@ fn without_the_right_to_make_namespaces_ready_goes_by_all_else() {
 }
 
 #[test]
-fn what_failed_is_tried_again_until_it_works() {
+fn a_failed_self_test_is_retried_until_it_passes() {
     let gate = tempfile::tempdir().unwrap();
     let open = gate.path().join("open");
     let tries = gate.path().join("tries");

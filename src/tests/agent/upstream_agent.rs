@@ -1,4 +1,4 @@
-//! An upstream agent that runs beside ours, as during `helm upgrade` from upstream's chart with
+//! An upstream agent that runs beside this project's agent, as during `helm upgrade` from upstream's chart with
 //! a surge, and during `helm rollback` to it.
 
 use std::fs;
@@ -8,11 +8,11 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::agent::Agent;
-use crate::api::{Api, Set};
+use crate::agent_with_api;
+use crate::api::{Api, DaemonSetState};
 use crate::node::{CALICO, Node, PLUGIN};
 use crate::rechained::{LIST, PUT_BACK, Worker};
 use crate::rewrites::counter;
-use crate::scene;
 use crate::until::until;
 use crate::upstream::{self, Upstream};
 
@@ -41,7 +41,7 @@ fn watch_gaps(node: &Arc<Node>) -> Worker<Duration> {
 }
 
 fn node(api: &Api) -> Arc<Node> {
-    Arc::new(scene::node(api))
+    Arc::new(agent_with_api::node(api))
 }
 
 /// Starts an agent that looks for a dead upstream agent every second.
@@ -51,7 +51,7 @@ fn start(node: &Node, api: &Api) -> Agent {
     node.start_owned(&vars)
 }
 
-/// Both agents on one node, ours ready beside upstream's.
+/// Both agents on one node. This project's agent is ready.
 fn both(api: &Api) -> (Arc<Node>, Upstream, Agent) {
     let node = node(api);
     let upstream = Upstream::start(&node);
@@ -89,7 +89,7 @@ fn an_agent_beside_an_upstream_one_is_ready_and_takes_over_at_once_when_that_one
     assert_eq!(fs::read(node.bin("linkerd-cni")).unwrap(), PLUGIN);
     assert!(agent.log().contains("this agent manages the plugin again"), "{}", agent.log());
     assert!(!agent.log().contains("overwritten"), "{}", agent.log());
-    api.state().set = Set::Leaving;
+    api.state().daemon_set = DaemonSetState::BeingDeleted;
     assert_eq!(agent.stop(), Some(0), "{}", agent.log());
     assert_eq!(node.text(LIST), CALICO);
 }
@@ -146,10 +146,10 @@ fn an_upstream_entry_with_another_kubeconfig_or_invalid_settings_is_never_accept
 
 #[test]
 fn an_agent_that_ends_beside_an_upstream_one_restores_its_kubeconfig_and_keeps_the_plugin() {
-    for set in [Set::There, Set::Leaving] {
+    for set in [DaemonSetState::Exists, DaemonSetState::BeingDeleted] {
         let api = Api::start();
         let (node, upstream, mut agent) = both(&api);
-        api.state().set = set;
+        api.state().daemon_set = set;
         assert_eq!(agent.stop(), Some(0), "{}", agent.log());
         let log = agent.log();
         assert!(log.contains("restored the kubeconfig"), "{log}");

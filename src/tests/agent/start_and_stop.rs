@@ -1,4 +1,4 @@
-//! Starts, ends and kills.
+//! Starts, stops and kills of the agent, and what each leaves on the node.
 
 use std::fs;
 use std::thread;
@@ -34,7 +34,7 @@ fn a_new_agent_adopts_what_is_right_without_writing_it() {
 }
 
 #[test]
-fn one_command_cleans_a_node_whose_agent_died_for_good() {
+fn uninstall_removes_everything_a_dead_agent_left() {
     for how in [
         ("LINKERD_CNI_OWN_CONFIG", "false"),
         ("LINKERD_CNI_OWN_CONFIG", "true"),
@@ -74,7 +74,7 @@ fn leftovers_of_earlier_agents_go() {
 }
 
 #[test]
-fn a_directory_with_the_name_of_a_leftover_is_left_alone_and_keeps_nothing_up() {
+fn a_directory_with_the_name_of_a_leftover_stays() {
     let node = Node::new();
     node.write("10-calico.conflist", CALICO);
     for name in [

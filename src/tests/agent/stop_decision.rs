@@ -1,4 +1,4 @@
-//! Whether a stopped agent uninstalls, by what the API server says.
+//! Whether a stopped agent uninstalls, by the API server's response.
 
 use std::fs;
 use std::thread;
@@ -7,9 +7,9 @@ use std::time::Duration;
 use nix::sys::signal::Signal;
 use serde_json::json;
 
-use crate::api::{Api, Set, State};
+use crate::agent_with_api::{self, Scene, all};
+use crate::api::{Api, DaemonSetState, State};
 use crate::node::CALICO;
-use crate::scene::{self, Scene, all};
 use crate::until::until;
 
 const DAEMONSET: &str = "/daemonsets/linkerd-cni";
@@ -26,12 +26,19 @@ const POD: (&str, &str) = ("LINKERD_CNI_POD_NAME", "linkerd-cni-x");
 
 #[test]
 fn an_agent_whose_daemonset_or_namespace_is_deleted_uninstalls_at_once() {
-    all(vec![Set::Leaving, Set::NamespaceLeaving, Set::Status(404)], |set| {
-        let mut scene = Scene::start(&[NODE]);
-        let took = scene.stop(|state| state.set = set);
-        scene.assert_uninstalled(&format!("{set:?}"));
-        assert!(took < AT_ONCE, "{set:?}: {took:?}");
-    });
+    all(
+        vec![
+            DaemonSetState::BeingDeleted,
+            DaemonSetState::NamespaceBeingDeleted,
+            DaemonSetState::Status(404),
+        ],
+        |set| {
+            let mut scene = Scene::start(&[NODE]);
+            let took = scene.stop(|state| state.daemon_set = set);
+            scene.assert_uninstalled(&format!("{set:?}"));
+            assert!(took < AT_ONCE, "{set:?}: {took:?}");
+        },
+    );
 }
 
 #[test]
@@ -57,10 +64,10 @@ fn an_agent_whose_daemonset_stays_ends_at_once_and_leaves_everything_in_place() 
 fn an_answer_that_proves_nothing_is_asked_for_again_and_everything_stays_in_place() {
     type Change = fn(&mut State);
     let changes: Vec<(&str, &str, Change)> = vec![
-        ("403", "HTTP 403", |state| state.set = Set::Status(403)),
-        ("429", "HTTP 429", |state| state.set = Set::Status(429)),
-        ("500", "HTTP 500", |state| state.set = Set::Status(500)),
-        ("302", "HTTP 302", |state| state.set = Set::Status(302)),
+        ("403", "HTTP 403", |state| state.daemon_set = DaemonSetState::Status(403)),
+        ("429", "HTTP 429", |state| state.daemon_set = DaemonSetState::Status(429)),
+        ("500", "HTTP 500", |state| state.daemon_set = DaemonSetState::Status(500)),
+        ("302", "HTTP 302", |state| state.daemon_set = DaemonSetState::Status(302)),
         ("down", "is unreachable", |state| state.down = true),
         ("silent", "", |state| state.silent = true),
         ("node 500", "HTTP 500", |state| state.node = Some(500)),
@@ -68,7 +75,7 @@ fn an_answer_that_proves_nothing_is_asked_for_again_and_everything_stays_in_plac
             state.proxy = Some(404);
         }),
         ("another object", "instead of DaemonSet", |state| {
-            state.set = Set::Status(200);
+            state.daemon_set = DaemonSetState::Status(200);
         }),
         ("pod 500", "HTTP 500", |state| {
             state.taints = vec![json!({"key": "gpu", "effect": "NoSchedule"})];
@@ -110,14 +117,14 @@ fn an_answer_that_proves_nothing_is_asked_for_again_and_everything_stays_in_plac
 fn an_api_server_that_recovers_while_the_agent_asks_decides() {
     type Change = fn(&mut State);
     let troubles: Vec<(&str, Change)> = vec![
-        ("429", |state| state.set = Set::Status(429)),
+        ("429", |state| state.daemon_set = DaemonSetState::Status(429)),
         ("down", |state| state.down = true),
         ("silent", |state| {
-            (state.set, state.silent) = (Set::Status(500), true);
+            (state.daemon_set, state.silent) = (DaemonSetState::Status(500), true);
         }),
     ];
     all(troubles, |(what, trouble)| {
-        for set in [Set::There, Set::Status(404)] {
+        for set in [DaemonSetState::Exists, DaemonSetState::Status(404)] {
             let mut scene = Scene::start(&[]);
             trouble(&mut scene.api.state());
             scene.agent.signal(Signal::SIGTERM);
@@ -126,11 +133,11 @@ fn an_api_server_that_recovers_while_the_agent_asks_decides() {
                 _ => until("asked once", || scene.agent.log().contains("asking again")),
             }
             let mut state = scene.api.state();
-            (state.set, state.down, state.silent) = (set, false, false);
+            (state.daemon_set, state.down, state.silent) = (set, false, false);
             drop(state);
             assert_eq!(scene.agent.wait(), Some(0), "{}", scene.agent.log());
             match set {
-                Set::There => scene.assert_left_in_place(what, "the DaemonSet exists"),
+                DaemonSetState::Exists => scene.assert_left_in_place(what, "the DaemonSet exists"),
                 _ => scene.assert_uninstalled(what),
             }
         }
@@ -229,13 +236,13 @@ fn an_agent_that_found_a_kubeconfig_never_uninstalls_without_proof() {
 fn a_grace_period_of_a_few_seconds_is_one_round() {
     all(vec!["1", "5"], |seconds| {
         let grace = ("LINKERD_CNI_TERMINATION_GRACE_SECONDS", seconds);
-        for (set, asked) in [(Set::Status(403), 1), (Set::Status(404), 1)] {
+        for (set, asked) in [(DaemonSetState::Status(403), 1), (DaemonSetState::Status(404), 1)] {
             let mut scene = Scene::start(&[grace]);
             let before = scene.api.asked("GET", DAEMONSET);
-            let took = scene.stop(|state| state.set = set);
+            let took = scene.stop(|state| state.daemon_set = set);
             assert!(took < AT_ONCE, "{seconds}: {took:?}");
             assert!(scene.api.asked("GET", DAEMONSET) - before <= asked + 1);
-            assert_eq!(scene.is_uninstalled(), set == Set::Status(404), "{seconds}");
+            assert_eq!(scene.is_uninstalled(), set == DaemonSetState::Status(404), "{seconds}");
         }
         let mut scene = Scene::start(&[grace]);
         let took = scene.stop(|state| state.silent = true);
@@ -247,7 +254,7 @@ fn a_grace_period_of_a_few_seconds_is_one_round() {
 #[test]
 fn while_it_asks_the_agent_is_alive_not_ready_and_deaf_to_more_signals() {
     let mut scene = Scene::start(&[]);
-    scene.api.state().set = Set::Status(403);
+    scene.api.state().daemon_set = DaemonSetState::Status(403);
     for signal in [Signal::SIGTERM, Signal::SIGTERM, Signal::SIGINT, Signal::SIGTERM] {
         scene.agent.signal(signal);
         until("asked", || scene.agent.log().contains("asking again"));
@@ -255,7 +262,7 @@ fn while_it_asks_the_agent_is_alive_not_ready_and_deaf_to_more_signals() {
         assert_eq!(scene.agent.ready(), (500, "not ready: received SIGTERM\n".into()));
         assert!(scene.is_installed());
     }
-    scene.api.state().set = Set::Leaving;
+    scene.api.state().daemon_set = DaemonSetState::BeingDeleted;
     assert_eq!(scene.agent.wait(), Some(0));
     scene.assert_uninstalled("after four signals");
 }
@@ -263,7 +270,7 @@ fn while_it_asks_the_agent_is_alive_not_ready_and_deaf_to_more_signals() {
 #[test]
 fn while_it_asks_the_agent_restores_what_another_program_removes() {
     let mut scene = Scene::start(&[]);
-    scene.api.state().set = Set::Status(403);
+    scene.api.state().daemon_set = DaemonSetState::Status(403);
     scene.agent.signal(Signal::SIGTERM);
     until("asked", || scene.agent.log().contains("asking again"));
     let kubeconfig = scene.node.inode("kubeconfig.json");
@@ -277,7 +284,7 @@ fn while_it_asks_the_agent_restores_what_another_program_removes() {
         assert_eq!(scene.agent.ready(), (500, "not ready: received SIGTERM\n".into()));
     }
     assert_eq!(scene.node.inode("kubeconfig.json"), kubeconfig);
-    scene.api.state().set = Set::There;
+    scene.api.state().daemon_set = DaemonSetState::Exists;
     assert_eq!(scene.agent.wait(), Some(0));
     scene.assert_left_in_place("after a rewrite", "the DaemonSet exists");
 }
@@ -285,7 +292,7 @@ fn while_it_asks_the_agent_restores_what_another_program_removes() {
 #[test]
 fn where_no_api_server_ever_was_the_plugin_goes_as_upstreams_does() {
     let api = Api::start();
-    let node = scene::node(&api);
+    let node = agent_with_api::node(&api);
     let before = node.tree();
     let vars = [("KUBERNETES_SERVICE_HOST", "localhost"), ("KUBERNETES_SERVICE_PORT", "1")];
     let mut agent = node.start_with(&vars);
@@ -317,7 +324,7 @@ fn an_uninstall_that_fails_is_an_event_on_the_node() {
     let chained = scene.node.text("10-calico.conflist");
     let multus = format!(r#"{{"type":"multus","delegates":[{chained}]}}"#);
     scene.node.write("99-multus.conf", &multus);
-    scene.api.state().set = Set::Status(404);
+    scene.api.state().daemon_set = DaemonSetState::Status(404);
     assert_eq!(scene.agent.stop(), Some(1), "{}", scene.agent.log());
     let requests = scene.api.state().requests.clone();
     let (.., event) = requests.iter().find(|(_, path, _)| path == EVENTS).unwrap();

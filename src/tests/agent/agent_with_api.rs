@@ -1,4 +1,4 @@
-//! An agent that is stopped while its API server says something else than before.
+//! A ready agent with an API server. Tests change what the API server responds, and stop the agent.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -43,7 +43,7 @@ impl Scene {
         scene
     }
 
-    /// Changes what the API server says and stops the agent. The time that it takes to end.
+    /// Changes the API server's responses and stops the agent. Returns the time until it ended.
     pub fn stop(&mut self, change: impl FnOnce(&mut State)) -> Duration {
         change(&mut self.api.state());
         let begin = Instant::now();

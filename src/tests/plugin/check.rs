@@ -1,0 +1,56 @@
+//! CHECK: missing rules, and foreign rules before Linkerd's.
+
+use serde_json::{Value, json};
+
+use super::namespaces::Namespaces;
+use super::{Call, iptables, meshed_api};
+
+#[test]
+fn check_names_the_missing_rules() {
+    for mode in ["native", "nft", "legacy"] {
+        let (api, namespaces) = (meshed_api(), Namespaces::new());
+        let call = |command| {
+            Call::new(command, &namespaces.path(), &api).linkerd("iptables-mode", json!(mode))
+        };
+        let (code, msg) = call("CHECK").run().error();
+        assert_eq!(code, 122, "{msg}");
+        call("ADD").run().succeeded();
+        assert_eq!(call("CHECK").run().succeeded().stdout, "");
+        if mode == "native" {
+            let delete = "nft -a list table ip linkerd-cni | sed -n 's/.*ignore-loopback.*handle //p' | xargs nft delete rule ip linkerd-cni PROXY_INIT_OUTPUT handle";
+            namespaces.run("sh", &["-c", delete]);
+        } else {
+            let program = iptables(mode, false);
+            namespaces.run(&program, &["-t", "nat", "-D", "PROXY_INIT_OUTPUT", "2"]);
+        }
+        let (code, msg) = call("CHECK").run().error();
+        assert_eq!(code, 122);
+        assert!(msg.contains("-o lo") && !msg.contains("uid-owner"), "{msg}");
+        let (code, _) = call("CHECK").set("prevResult", Value::Null).run().error();
+        assert_eq!(code, 7);
+    }
+}
+
+#[test]
+fn check_fails_if_a_foreign_rule_precedes_linkerds_rules() {
+    for mode in ["native", "nft", "legacy", "plain"] {
+        let (api, namespaces) = (meshed_api(), Namespaces::new());
+        let call = |command| {
+            Call::new(command, &namespaces.path(), &api).linkerd("iptables-mode", json!(mode))
+        };
+        call("ADD").run().succeeded();
+        if mode == "native" {
+            let insert = "insert rule ip linkerd-cni PROXY_INIT_OUTPUT return";
+            namespaces.run("nft", &insert.split(' ').collect::<Vec<_>>());
+        } else {
+            let insert = "-t nat -I PROXY_INIT_OUTPUT -j RETURN";
+            namespaces.run(&iptables(mode, false), &insert.split(' ').collect::<Vec<_>>());
+        }
+        let (code, msg) = call("CHECK").run().error();
+        assert_eq!(code, 122, "{mode}");
+        let is_named = msg.contains("PROXY_INIT_OUTPUT") && !msg.contains("PROXY_INIT_REDIRECT");
+        assert!(is_named, "{mode}: {msg}");
+        call("ADD").run().succeeded();
+        call("CHECK").run().succeeded();
+    }
+}

@@ -1,0 +1,24 @@
+//! The agent's record socket, as the plugin finds it beside the kubeconfig.
+
+use std::os::unix::net::UnixDatagram;
+use std::time::Duration;
+
+use serde_json::Value;
+
+use crate::call::Call;
+
+/// Binds the agent's socket.
+pub fn listen(call: &Call) -> UnixDatagram {
+    let path = call.kubeconfig().with_file_name(".linkerd-cni.sock");
+    let socket = UnixDatagram::bind(path).unwrap();
+    socket.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+    socket
+}
+
+/// Returns the next record, which must be smaller than 8 KiB.
+pub fn record(socket: &UnixDatagram) -> Value {
+    let mut buffer = vec![0; 20 << 10];
+    let length = socket.recv(&mut buffer).unwrap();
+    assert!(length < 8 << 10, "{length}");
+    serde_json::from_slice(&buffer[..length]).unwrap()
+}

@@ -1,0 +1,179 @@
+//! The redirect rules that ADD installs, and where TCP connections then go.
+
+use serde_json::json;
+
+use super::api::Api;
+use super::namespaces::{NEIGHBOUR, Namespaces, POD};
+use super::{
+    Call, NAMESPACE_PATH, POD_PATH, SERVICE_PATH, UID, bracketed, iptables, listen, meshed_api,
+    write_program,
+};
+
+#[test]
+fn tcp_goes_through_the_proxy_in_every_mode_and_family() {
+    for mode in ["auto", "native", "nft", "legacy", "plain"] {
+        let (api, namespaces) = (meshed_api(), Namespaces::new());
+        listen(&namespaces);
+        Call::new("ADD", &namespaces.path(), &api)
+            .linkerd("iptables-mode", json!(mode))
+            .linkerd("ipv6", json!(true))
+            .run()
+            .succeeded();
+        for family in [0, 1] {
+            let (pod, neighbour) = (POD[family], NEIGHBOUR[family]);
+            let to_pod = bracketed(pod);
+            let to_neighbour = bracketed(neighbour);
+            let cases = [
+                (
+                    "inbound",
+                    namespaces.connect_from_neighbour(pod, 8080),
+                    format!("inbound {to_pod}:8080"),
+                ),
+                (
+                    "inbound, without a listener",
+                    namespaces.connect_from_neighbour(pod, 7777),
+                    format!("inbound {to_pod}:7777"),
+                ),
+                (
+                    "admin",
+                    namespaces.connect_from_neighbour(pod, 4191),
+                    format!("admin {to_pod}:4191"),
+                ),
+                (
+                    "outbound",
+                    namespaces.connect_from_pod(0, neighbour, 9000),
+                    format!("outbound {to_neighbour}:9000"),
+                ),
+                (
+                    "from the proxy",
+                    namespaces.connect_from_pod(2102, neighbour, 9000),
+                    format!("server {to_neighbour}:9000"),
+                ),
+                (
+                    "loopback",
+                    namespaces.connect_from_pod(0, pod, 8080),
+                    format!("app {to_pod}:8080"),
+                ),
+            ];
+            for (name, got, wanted) in cases {
+                assert_eq!(got, wanted, "{mode}, family {family}: {name}");
+            }
+        }
+    }
+}
+
+#[test]
+fn iptables_rules_equal_upstreams_in_every_mode() {
+    for mode in ["nft", "legacy", "plain"] {
+        let (api, namespaces) = (meshed_api(), Namespaces::new());
+        Call::new("ADD", &namespaces.path(), &api)
+            .linkerd("iptables-mode", json!(mode))
+            .linkerd("ipv6", json!(true))
+            .run()
+            .succeeded();
+        let ipv4 = namespaces.nat(&iptables(mode, false));
+        insta::with_settings!({snapshot_suffix => "default"}, {
+            insta::assert_snapshot!("rules", ipv4);
+        });
+        assert_eq!(namespaces.nat(&iptables(mode, true)), ipv4, "{mode}");
+    }
+}
+
+#[test]
+fn annotations_of_pod_and_namespace_reach_the_rules() {
+    let (api, namespaces) = (Api::start(), Namespaces::new());
+    let pod = json!({
+        "metadata": {"name": "web", "namespace": "ns", "uid": UID, "annotations": {
+            "config.linkerd.io/skip-outbound-ports": "25,9000",
+            "config.linkerd.io/skip-inbound-ports": "8080",
+            "config.linkerd.io/proxy-uid": "",
+        }},
+        "spec": {"containers": [{"name": "app"}], "initContainers": [{"name": "linkerd-proxy"}]},
+    });
+    let namespace = json!({"metadata": {"name": "ns", "annotations": {
+        "config.linkerd.io/skip-outbound-ports": "1",
+        "config.linkerd.io/proxy-uid": "1234",
+        "config.linkerd.io/skip-subnets": "10.0.0.0/8,fd00::/8",
+    }}});
+    api.answer(POD_PATH, 200, &pod.to_string()).answer(NAMESPACE_PATH, 200, &namespace.to_string());
+    Call::new("ADD", &namespaces.path(), &api).linkerd("ipv6", json!(true)).run().succeeded();
+    let both =
+        format!("{}\n\nIPv6\n{}", namespaces.nat("iptables-nft"), namespaces.nat("ip6tables-nft"));
+    insta::assert_snapshot!("rules@annotations", both);
+}
+
+#[test]
+fn a_control_plane_pod_reaches_the_api_server_without_the_proxy() {
+    let service = r#"{"metadata":{},"spec":{"ports":[{"port":443,"targetPort":6443}]}}"#;
+    let pod = json!({
+        "metadata": {"name": "web", "namespace": "ns", "uid": UID,
+            "labels": {"linkerd.io/control-plane-component": "identity"}},
+        "spec": {"containers": [{"name": "linkerd-proxy"}]},
+    });
+    for (code, body) in [(200, service), (500, "broken")] {
+        let (api, namespaces) = (meshed_api(), Namespaces::new());
+        api.answer(POD_PATH, 200, &pod.to_string()).answer(SERVICE_PATH, code, body);
+        Call::new("ADD", &namespaces.path(), &api).run().succeeded();
+        let rules = namespaces.nat("iptables-nft");
+        assert!(rules.contains("--dports 443,6443"), "{code}: {rules}");
+    }
+}
+
+#[test]
+fn a_second_add_leaves_each_rule_once_and_keeps_foreign_rules() {
+    for mode in ["nft", "legacy"] {
+        let (api, namespaces) = (meshed_api(), Namespaces::new());
+        let program = iptables(mode, false);
+        let foreign = "-t nat -A PREROUTING -p tcp --dport 1 -j REDIRECT --to-ports 2";
+        namespaces.run(&program, &foreign.split(' ').collect::<Vec<_>>());
+        let call = Call::new("ADD", &namespaces.path(), &api).linkerd("iptables-mode", json!(mode));
+        call.run().succeeded();
+        let once = namespaces.nat(&program);
+        call.run().succeeded();
+        assert_eq!(namespaces.nat(&program), once, "{mode}");
+        let foreign = "-A PREROUTING -p tcp -m tcp --dport 1 -j REDIRECT --to-ports 2";
+        assert!(once.starts_with(foreign), "{once}");
+
+        let other = call.linkerd("incoming-proxy-port", json!(5143));
+        other.run().succeeded();
+        let changed = namespaces.nat(&program);
+        assert_eq!(changed, once.replace("4143", "5143"), "{mode}");
+    }
+}
+
+#[test]
+fn no_rule_is_left_if_the_rules_of_one_family_fail() {
+    let (api, namespaces) = (meshed_api(), Namespaces::new());
+    let bin = tempfile::tempdir().unwrap();
+    for name in ["ip6tables-nft", "ip6tables-nft-restore"] {
+        write_program(&bin.path().join(name), "echo no ip6 here >&2\nexit 3");
+    }
+    let path = format!("{}:/usr/sbin:/usr/bin:/bin", bin.path().display());
+    let (code, msg) = Call::new("ADD", &namespaces.path(), &api)
+        .env("PATH", &path)
+        .linkerd("ipv6", json!(true))
+        .run()
+        .error();
+    assert_eq!(code, 121);
+    assert!(msg.contains("no ip6 here"), "{msg}");
+    assert_eq!(namespaces.nat("iptables-nft"), "");
+    assert!(!namespaces.run("iptables-nft-save", &[]).contains("PROXY_INIT"));
+}
+
+#[test]
+fn iptables_is_found_without_a_path_variable() {
+    let (api, namespaces) = (meshed_api(), Namespaces::new());
+    Call::new("ADD", &namespaces.path(), &api).env("PATH", "").run().succeeded();
+    assert!(namespaces.nat("iptables-nft").contains("PROXY_INIT_OUTPUT"));
+}
+
+#[test]
+fn simulate_logs_the_rules_and_installs_none() {
+    let (api, namespaces) = (meshed_api(), Namespaces::new());
+    let outcome = Call::new("ADD", &namespaces.path(), &api)
+        .linkerd("simulate", json!(true))
+        .run()
+        .succeeded();
+    assert!(outcome.stderr.contains("-A PROXY_INIT_OUTPUT"), "{}", outcome.stderr);
+    assert_eq!(namespaces.nat("iptables-nft"), "");
+}

@@ -1,0 +1,222 @@
+//! Audits of running pods, in real network namespaces. Needs root.
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use serde_json::json;
+
+use crate::api::Answer;
+use crate::namespaces::{NEIGHBOUR, POD};
+use crate::node::{Connection, Node, entry, meshed, running};
+use crate::until::until;
+use crate::{path, stranded};
+
+const SECOND: Duration = Duration::from_secs(1);
+
+#[test]
+fn an_audit_restores_flushed_rules_without_breaking_connections() {
+    let node = meshed("native");
+    let mut connection = Connection::through(&node);
+    let controller = node.controller(&["--audit-seconds=1"]);
+    controller.reaches("audit_pods_complete_total", 1);
+    // A pod with all its rules causes reads from the API server's cache only.
+    let reads = |query: &str| {
+        let path = format!("/api/v1/namespaces/emojivoto{query}");
+        let reads = node.api.requests(|request| request.path == path);
+        reads.len()
+    };
+    assert!(reads("?resourceVersion=0") >= 1);
+    assert_eq!(reads(""), 0);
+
+    let flush = ["flush", "chain", "ip", "linkerd-cni", "PROXY_INIT_OUTPUT"];
+    node.namespaces.run("nft", &flush);
+    let flushed = Instant::now();
+    while !node.ruleset().contains("redirect to :4140") {
+        connection.exchanges_data();
+        assert!(flushed.elapsed() < 50 * SECOND);
+    }
+    println!("restored after {:?}", flushed.elapsed());
+    controller.counts("pods_repaired_total", 1);
+    connection.exchanges_data();
+    until("an event", || node.events().len() == 1);
+    assert_eq!(node.events()[0]["reason"], "LinkerdCNIRulesMissing");
+
+    // Stranded again within a minute: the pod is held, and that is reported once.
+    node.namespaces.run("nft", &["delete", "table", "ip", "linkerd-cni"]);
+    until("it is held", || controller.metric("pods_held_total") >= 2);
+    assert_eq!(node.ruleset(), "");
+    assert_eq!(controller.metric("pods_repaired_total"), 1);
+    until("a second event", || node.events().len() == 2);
+    assert_eq!(node.events()[1]["action"], "Skipping");
+}
+
+#[test]
+fn rules_that_no_packet_reaches_are_repaired() {
+    for damage in [
+        "add table ip linkerd-cni { flags dormant; }",
+        "chain ip linkerd-cni OUTPUT { policy drop; }",
+        "flush chain ip linkerd-cni OUTPUT; delete chain ip linkerd-cni OUTPUT; \
+         add chain ip linkerd-cni OUTPUT; add rule ip linkerd-cni OUTPUT \
+         jump PROXY_INIT_OUTPUT comment \"proxy-init/install-proxy-init-output\"",
+    ] {
+        let node = meshed("native");
+        let whole = node.ruleset();
+        node.namespaces.run("nft", &[damage]);
+        assert_ne!(node.ruleset(), whole, "{damage}");
+        let controller = node.controller(&["--audit-seconds=1"]);
+        controller.counts("pods_repaired_total", 1);
+        assert_eq!(node.ruleset(), whole, "{damage}");
+    }
+}
+
+/// Without any rule the kernel stops tracking connections: a packet sent during that time
+/// would bypass the proxy. The connection is silent until the rules are restored.
+#[test]
+fn a_connection_survives_the_loss_of_the_whole_table() {
+    let node = meshed("native");
+    let mut connection = Connection::through(&node);
+    connection.exchanges_data();
+    node.namespaces.run("nft", &["delete", "table", "ip", "linkerd-cni"]);
+    let controller = node.controller(&["--audit-seconds=1"]);
+    controller.counts("pods_repaired_total", 1);
+    connection.exchanges_data();
+}
+
+#[test]
+fn rules_of_the_hosts_iptables_are_repaired_only_if_one_is_missing() {
+    let node = meshed("nft");
+    node.namespaces.serve_in_neighbour("server", 80);
+    node.namespaces.serve_in_pod("proxy", 4140);
+    let before = node.ruleset();
+    let controller = node.controller(&["--audit-seconds=1"]);
+    controller.reaches("audit_pods_complete_total", 2);
+    assert_eq!(node.ruleset(), before);
+
+    node.namespaces.run("iptables-nft", &["-t", "nat", "-D", "PROXY_INIT_OUTPUT", "1"]);
+    controller.counts("pods_repaired_total", 1);
+    assert_eq!(node.response(), format!("proxy {}:80", NEIGHBOUR[0]));
+    let ruleset = node.ruleset();
+    assert_eq!(ruleset.matches("redirect to :4140").count(), 1, "{ruleset}");
+}
+
+#[test]
+fn a_rule_before_those_of_the_hosts_iptables_that_bypasses_the_proxy_is_repaired() {
+    let node = meshed("nft");
+    node.namespaces.serve_in_neighbour("server", 80);
+    node.namespaces.serve_in_pod("proxy", 4140);
+    let insert = ["-t", "nat", "-I", "PROXY_INIT_OUTPUT", "-j", "RETURN"];
+    node.namespaces.run("iptables-nft", &insert);
+    assert_eq!(node.response(), format!("server {}:80", NEIGHBOUR[0]));
+    let controller = node.controller(&["--audit-seconds=1"]);
+    controller.counts("pods_repaired_total", 1);
+    assert_eq!(node.response(), format!("proxy {}:80", NEIGHBOUR[0]));
+}
+
+/// An older plugin version with `ipv6: auto` installed IPv4 rules only in such a pod.
+#[test]
+fn with_ipv6_auto_a_pod_with_ipv4_rules_only_is_repaired_once_it_has_an_ipv6_address() {
+    for mode in ["native", "nft"] {
+        let node = meshed(mode);
+        let mut entry = entry("auto");
+        entry["linkerd"]["ipv6"] = json!("auto");
+        node.chain(&entry);
+        node.namespaces.run("ip", &["-6", "addr", "flush", "dev", "eth0"]);
+        let before = node.ruleset();
+        let controller = node.controller(&["--audit-seconds=1"]);
+        controller.reaches("audit_pods_complete_total", 2);
+        assert_eq!(controller.metric("audit_pods_incomplete_total"), 0);
+        assert_eq!(node.ruleset(), before);
+
+        let address = format!("{}/64", POD[1]);
+        node.namespaces.run("ip", &["addr", "add", &address, "dev", "eth0", "nodad"]);
+        controller.counts("pods_repaired_total", 1);
+        node.namespaces.serve_in_neighbour("server", 80);
+        node.namespaces.serve_in_pod("proxy", 4140);
+        let got = node.namespaces.connect_from_pod(0, NEIGHBOUR[1], 80);
+        assert_eq!(got, format!("proxy [{}]:80", NEIGHBOUR[1]), "{mode}");
+    }
+}
+
+#[test]
+fn iptables_legacy_rules_are_reported_and_not_changed() {
+    let node = meshed("legacy");
+    let before = node.namespaces.nat("iptables-legacy");
+    let controller = node.controller(&["--audit-seconds=1"]);
+    controller.reaches("audit_pods_unreadable_total", 2);
+    controller.logs("cannot read iptables-legacy rules");
+    assert_eq!(node.namespaces.nat("iptables-legacy"), before);
+    assert_eq!(node.ruleset(), "");
+    assert_eq!(controller.metric("pods_repaired_total"), 0);
+}
+
+#[test]
+fn an_audit_in_mode_delete_keeps_the_pods_grace_period() {
+    let node = Node::new();
+    node.cache_cni_result("uid-of-web-1");
+    node.knows(&running());
+    node.api.state().evict = Answer::Status(201);
+    let controller = node.controller(&["--audit-seconds=1", "--mode=delete"]);
+    controller.counts("pods_deleted_total", 1);
+    let eviction = &node.api.requests(|request| request.is_eviction())[0].body;
+    let preconditions = json!({"uid": "uid-of-web-1", "resourceVersion": "101"});
+    let options = json!({"preconditions": preconditions});
+    assert_eq!(eviction["deleteOptions"], options);
+}
+
+#[test]
+fn an_audit_waits_for_the_disruption_budgets_after_a_deletion_that_only_a_dry_run_checked() {
+    let node = Node::new();
+    let names = ["web-1", "web-2"];
+    for name in names {
+        node.cache_cni_result(&format!("uid-of-{name}"));
+        let mut pod = running();
+        pod["metadata"] = stranded(name)["metadata"].clone();
+        node.api.knows(&pod);
+        node.api.state().pods.push(pod);
+    }
+    node.api.state().evict_dry_run = Some(Answer::Status(201));
+    let began = Instant::now();
+    let _controller = node.controller(&["--audit-seconds=1", "--mode=delete"]);
+    until("both are deleted", || node.api.deleted().len() >= 2);
+    assert!(began.elapsed() >= 5 * SECOND, "{:?}", began.elapsed());
+    assert_eq!(node.api.deleted()[..2], names.map(path));
+}
+
+#[test]
+fn an_audit_in_mode_delete_reports_a_pod_without_a_controller_only_if_rules_are_missing() {
+    let node = Node::new();
+    node.cache_cni_result("uid-of-web-1");
+    let mut bare = running();
+    bare["metadata"]["ownerReferences"] = json!([]);
+    node.knows(&bare);
+    node.api.state().evict = Answer::Status(201);
+    let controller = node.controller(&["--audit-seconds=1", "--mode=delete"]);
+    controller.counts("pods_skipped_total", 1);
+    until("the Event", || node.events().len() == 1);
+    assert_eq!(node.events()[0]["reason"], "LinkerdCNIRulesMissing");
+    drop(controller);
+    let repairing = node.controller(&["--audit-seconds=1"]);
+    repairing.counts("pods_repaired_total", 1);
+    drop(repairing);
+    let controller = node.controller(&["--audit-seconds=1", "--mode=delete"]);
+    controller.reaches("audit_pods_complete_total", 2);
+    assert_eq!(controller.metric("pods_skipped_total"), 0);
+    assert_eq!(controller.metric("pods_deleted_total"), 0);
+}
+
+#[test]
+fn a_failed_repair_of_an_audited_pod_causes_no_new_list() {
+    let node = Node::new();
+    node.cache_cni_result("uid-of-web-1");
+    node.knows(&running());
+    node.api.state().evict = Answer::Status(500);
+    let controller = node.controller(&["--audit-seconds=1", "--mode=delete"]);
+    controller.reaches("pods_delete_errors_total", 1);
+    // A new list for unrepaired pods begins within 5 s, after an event, and ends the watch.
+    let until = Instant::now() + 8 * SECOND;
+    while Instant::now() < until {
+        node.api.send("BOOKMARK", &json!({"metadata": {"resourceVersion": "150"}}));
+        thread::sleep(SECOND / 20);
+    }
+    assert_eq!(node.api.requests(|request| request.is_watch()).len(), 1);
+}

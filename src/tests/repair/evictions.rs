@@ -1,0 +1,106 @@
+//! Mode `delete` where evictions are permitted: disruption budgets, and dry runs.
+
+use std::thread;
+use std::time::Duration;
+
+use serde_json::json;
+
+use crate::api::{Answer, Api};
+use crate::controller::Controller;
+use crate::modes::events;
+use crate::until::until;
+use crate::{path, stranded};
+
+/// Message of the API server when a disruption budget rejects an eviction.
+const BUDGET: &str = "Cannot evict pod as it would violate the pod's disruption budget.";
+
+pub fn evictions(api: &Api) -> Vec<String> {
+    let evictions = api.requests(|request| request.is_eviction());
+    evictions.into_iter().map(|request| request.path).collect()
+}
+
+#[test]
+fn pods_are_evicted_rather_than_deleted_where_evictions_are_allowed() {
+    let api = Api::start();
+    api.state().evict = Answer::Status(201);
+    let controller = Controller::watching(&api);
+    api.send("MODIFIED", &stranded("web-1"));
+    controller.counts("pods_deleted_total", 1);
+    let eviction = &api.requests(|request| request.is_eviction())[0].body;
+    assert_eq!(
+        eviction["deleteOptions"],
+        json!({
+            "gracePeriodSeconds": 0,
+            "preconditions": {"uid": "uid-of-web-1", "resourceVersion": "101"},
+        })
+    );
+    assert!(api.deleted().is_empty());
+}
+
+#[test]
+fn a_pod_protected_by_a_disruption_budget_is_skipped_and_reported_once() {
+    let api = Api::start();
+    api.state().evict = Answer::Refusal(429, BUDGET);
+    let controller = Controller::watching(&api);
+    for _ in 0..3 {
+        api.send("MODIFIED", &stranded("web-1"));
+    }
+    api.send("MODIFIED", &stranded("web-2"));
+    controller.counts("pods_skipped_total", 2);
+    assert!(api.deleted().is_empty());
+    until("both are told about", || events(&api).len() == 2);
+    assert_eq!(events(&api)[0]["type"], "Warning");
+    assert_eq!(events(&api)[0]["note"], format!("Pod skipped for now: {BUDGET}"));
+    assert_eq!(controller.metric("pods_deleted_total"), 0);
+}
+
+#[test]
+fn a_pod_protected_by_a_disruption_budget_is_evicted_later_without_another_report() {
+    let api = Api::start();
+    api.state().evict = Answer::Refusal(429, BUDGET);
+    api.state().pods = vec![stranded("web-1")];
+    let controller = Controller::watching(&api);
+    controller.counts("pods_skipped_total", 1);
+    api.send("MODIFIED", &stranded("web-1"));
+    api.state().evict = Answer::Status(201);
+    thread::sleep(Duration::from_secs(61));
+    assert_eq!(evictions(&api).len(), 1);
+    api.send("BOOKMARK", &json!({"metadata": {"resourceVersion": "150"}}));
+    controller.counts("pods_deleted_total", 1);
+    until("one Event for the skipped pod, one for the eviction", || events(&api).len() == 2);
+}
+
+#[test]
+fn an_eviction_rejected_by_an_overloaded_api_server_is_retried_and_not_reported() {
+    let api = Api::start();
+    api.state().evict = Answer::Refusal(429, "Too many requests, please try again later.");
+    api.state().pods = vec![stranded("web-1")];
+    let controller = Controller::watching(&api);
+    controller.counts("pods_delete_errors_total", 1);
+    assert_eq!(events(&api).len(), 0);
+    api.state().evict = Answer::Status(201);
+    until("it is deleted", || {
+        api.send_now("BOOKMARK", &json!({"metadata": {"resourceVersion": "150"}}));
+        controller.metric("pods_deleted_total") == 1
+    });
+    assert_eq!(controller.metric("pods_skipped_total"), 0);
+}
+
+#[test]
+fn a_pod_is_deleted_after_a_dry_run_of_the_eviction_where_only_dry_runs_are_permitted() {
+    let api = Api::start();
+    // As with the chart's admission policy.
+    api.state().evict = Answer::Status(403);
+    api.state().evict_dry_run = Some(Answer::Refusal(429, BUDGET));
+    let controller = Controller::watching(&api);
+    api.send("MODIFIED", &stranded("protected"));
+    controller.counts("pods_skipped_total", 1);
+    assert!(api.deleted().is_empty());
+    api.state().evict_dry_run = Some(Answer::Status(201));
+    api.send("MODIFIED", &stranded("web-1"));
+    controller.counts("pods_deleted_total", 1);
+    assert_eq!(api.deleted(), [path("web-1")]);
+    let dry_run = &api.requests(|request| request.is_dry_run())[1].body;
+    let deletion = &api.requests(|request| request.method == "DELETE")[0].body;
+    assert_eq!(&dry_run["deleteOptions"], deletion);
+}

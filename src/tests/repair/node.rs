@@ -1,0 +1,189 @@
+//! A node for mode `in-place` and audits: conflist, pods and their network namespaces. Needs root.
+
+use std::fs;
+use std::io::{Read as _, Write as _};
+use std::net::{TcpListener, TcpStream};
+use std::os::unix::fs::symlink;
+use std::time::Duration;
+
+use linkerd2_cni::cni::object::Object;
+use linkerd2_cni::config::families::families;
+use linkerd2_cni::config::{Config, PodFacts};
+use linkerd2_cni::firewall::IptablesMode;
+use linkerd2_cni::{firewall, netns};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+use crate::api::{Api, Request};
+use crate::controller::Controller;
+use crate::namespaces::{NEIGHBOUR, Namespaces, POD};
+use crate::{path, stranded};
+
+const SECOND: Duration = Duration::from_secs(1);
+
+/// A node with one pod, `web-1`, in a netns of its own.
+pub struct Node {
+    pub api: Api,
+    pub namespaces: Namespaces,
+    pub root: TempDir,
+}
+
+impl Node {
+    pub fn new() -> Self {
+        let node = Node {
+            api: Api::start(),
+            namespaces: Namespaces::new(),
+            root: TempDir::new().unwrap(),
+        };
+        let namespace = node.namespaces.path();
+        let here = node.dir("var/run/netns");
+        symlink(&namespace, here.join(namespace.file_name().unwrap())).unwrap();
+        node.chain(&entry("auto"));
+        // Invalid elements are ignored, as the plugin does.
+        let annotations = json!({"config.linkerd.io/skip-outbound-ports": "http,9999,30-20"});
+        let object = json!({"metadata": {"name": "emojivoto", "annotations": annotations}});
+        let path = "/api/v1/namespaces/emojivoto".to_owned();
+        node.api.state().objects.insert(path, object);
+        node
+    }
+
+    pub fn dir(&self, path: &str) -> std::path::PathBuf {
+        let dir = self.root.path().join(path);
+        fs::create_dir_all(&dir).unwrap();
+        dir
+    }
+
+    /// Writes a conflist with this plugin entry.
+    pub fn chain(&self, entry: &Value) {
+        let plugins = json!([{"type": "bridge"}, entry]);
+        let list = json!({"cniVersion": "1.0.0", "name": "net", "plugins": plugins});
+        let path = self.dir("etc/cni/net.d").join("10-net.conflist");
+        fs::write(path, list.to_string()).unwrap();
+    }
+
+    /// Writes a cached CNI result that maps the pod with `uid` to the netns.
+    pub fn cache_cni_result(&self, uid: &str) {
+        let result = json!({
+            "kind": "cniCacheV1",
+            "cniArgs": [["IgnoreUnknown", "1"], ["K8S_POD_UID", uid]],
+            "result": {"interfaces": [{"name": "eth0", "sandbox": self.namespaces.path()}]},
+        });
+        let file = self.dir("var/lib/cni/results").join(format!("net-{uid}-eth0"));
+        fs::write(file, result.to_string()).unwrap();
+    }
+
+    /// Adds the pod to the API server, at its path and in the list.
+    pub fn knows(&self, pod: &Value) {
+        let mut state = self.api.state();
+        state.objects.insert(path("web-1"), pod.clone());
+        state.pods = vec![pod.clone()];
+    }
+
+    pub fn controller(&self, arguments: &[&str]) -> Controller {
+        let prefix = format!("--mount-prefix={}", self.root.path().display());
+        let mut all = vec![&*prefix];
+        all.extend(arguments);
+        if !arguments.iter().any(|argument| argument.starts_with("--mode")) {
+            all.push("--mode=in-place");
+        }
+        Controller::with(&self.api, &all)
+    }
+
+    pub fn ruleset(&self) -> String {
+        self.namespaces.run("nft", &["list", "ruleset"])
+    }
+
+    /// Connects from the pod to a host outside and returns the response.
+    pub fn response(&self) -> String {
+        self.namespaces.connect_from_pod(0, NEIGHBOUR[0], 80)
+    }
+
+    /// Requests that delete, evict or change the pod.
+    pub fn changes(&self) -> Vec<Request> {
+        self.api.requests(|request| {
+            ["DELETE", "PATCH"].contains(&&*request.method) || request.is_eviction()
+        })
+    }
+
+    pub fn events(&self) -> Vec<Value> {
+        let events = self.api.requests(|request| request.is_event());
+        events.into_iter().map(|request| request.body).collect()
+    }
+}
+
+pub fn entry(mode: &str) -> Value {
+    json!({"type": "linkerd-cni", "name": "linkerd-cni", "linkerd": {
+        "incoming-proxy-port": 4143,
+        "outgoing-proxy-port": 4140,
+        "proxy-uid": 2102,
+        "iptables-mode": mode,
+    }})
+}
+
+/// The pod while it runs, with its IP address.
+pub fn running() -> Value {
+    let mut pod = stranded("web-1");
+    pod["spec"]["containers"] = json!([{"name": "app"}, {"name": "linkerd-proxy"}]);
+    pod["status"] = json!({"phase": "Running", "podIPs": [{"ip": POD[0]}]});
+    pod
+}
+
+/// The pod, with its IP address, while its validator fails.
+pub fn waiting() -> Value {
+    let mut pod = running();
+    pod["status"] = stranded("web-1")["status"].clone();
+    pod["status"]["podIPs"] = json!([{"ip": POD[0]}]);
+    pod
+}
+
+/// A node with the running pod, whose rules were installed with `iptablesMode` set to `mode`.
+pub fn meshed(mode: &str) -> Node {
+    let node = Node::new();
+    node.cache_cni_result("uid-of-web-1");
+    node.knows(&running());
+    add(&node, mode);
+    node
+}
+
+/// Installs the pod's rules as the plugin would with `iptablesMode` set to `mode`.
+pub fn add(node: &Node, mode: &str) {
+    let entry: Object = serde_json::from_value(entry(mode)).unwrap();
+    let config = Config::read(&entry).unwrap();
+    let key = "config.linkerd.io/skip-outbound-ports".to_owned();
+    let facts = PodFacts { annotations: [(key, "9999".to_owned())].into(), ..PodFacts::default() };
+    let redirect = config.redirect(&facts).unwrap();
+    let (families, mode) = (families(config.ipv6, false), config.mode);
+    assert_ne!(mode, IptablesMode::Auto);
+    let work = move || firewall::apply(&redirect, families, mode);
+    netns::run(&node.namespaces.path(), 20 * SECOND, work).unwrap().unwrap();
+}
+
+/// A connection from the pod to a host outside, redirected to the proxy.
+pub struct Connection {
+    pub app: TcpStream,
+    pub proxy: TcpStream,
+}
+
+impl Connection {
+    pub fn through(node: &Node) -> Self {
+        let path = node.namespaces.path();
+        let listen = || TcpListener::bind("0.0.0.0:4140").unwrap();
+        let listener = netns::run(&path, 5 * SECOND, listen).unwrap();
+        let connect = || TcpStream::connect((NEIGHBOUR[0], 80)).unwrap();
+        let app = netns::run(&path, 5 * SECOND, connect).unwrap();
+        let (proxy, _) = listener.accept().unwrap();
+        for stream in [&app, &proxy] {
+            stream.set_read_timeout(Some(50 * SECOND)).unwrap();
+        }
+        Connection { app, proxy }
+    }
+
+    pub fn exchanges_data(&mut self) {
+        let mut received = [0; 4];
+        self.app.write_all(b"ping").unwrap();
+        self.proxy.read_exact(&mut received).unwrap();
+        self.proxy.write_all(b"pong").unwrap();
+        self.app.read_exact(&mut received).unwrap();
+        assert_eq!(&received, b"pong");
+    }
+}

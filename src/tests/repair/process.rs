@@ -1,0 +1,123 @@
+//! The process: admin server, token, signals, and command line.
+
+use std::process::Command;
+use std::time::Duration;
+
+use nix::sys::signal::Signal;
+
+use crate::api::{Answer, Api};
+use crate::controller::{BINARY, Controller};
+use crate::stranded;
+use crate::until::until;
+
+#[test]
+fn the_admin_server_on_all_addresses_serves_both_families() {
+    let api = Api::start();
+    let controller = Controller::at("[::]:0", &api, |_| {});
+    for host in ["127.0.0.1", "[::1]"] {
+        let address = format!("{host}:{}", controller.port());
+        assert_eq!(Controller::get_from(&address, "/live").1, "alive\n", "{host}");
+    }
+}
+
+#[test]
+fn a_rotated_token_is_used_for_the_next_request() {
+    let api = Api::start();
+    let controller = Controller::watching(&api);
+    api.state().token = Some("second".into());
+    api.end_watches();
+    controller.logs("HTTP 401");
+    controller.rotate("second\n");
+    until("a watch with the new token", || {
+        let has_new_token = |request: &crate::api::Request| request.token() == "second";
+        !api.requests(has_new_token).is_empty()
+    });
+    api.send("MODIFIED", &stranded("web-1"));
+    controller.counts("pods_deleted_total", 1);
+    assert!(!controller.log().contains("second"), "no token in the log");
+}
+
+type Case = (&'static str, fn(&Api), Signal);
+
+#[test]
+fn signals_stop_the_controller_at_once_in_every_state() {
+    let watched = |_: &Api| {};
+    let hung = |api: &Api| api.state().list = Answer::Silence;
+    let waiting = |api: &Api| api.crash();
+    let deleting = |api: &Api| {
+        api.state().pods = (0..9).map(|i| stranded(&i.to_string())).collect();
+        api.state().delete = Answer::Silence;
+    };
+    let cases: [Case; 4] = [
+        ("in a watch", watched, Signal::SIGTERM),
+        ("in a list without a response", hung, Signal::SIGTERM),
+        ("in a back-off", waiting, Signal::SIGINT),
+        ("in a deletion", deleting, Signal::SIGTERM),
+    ];
+    for (name, prepare, signal) in cases {
+        let api = Api::start();
+        prepare(&api);
+        let mut controller = Controller::start(&api);
+        until(name, || match name {
+            "in a watch" => !api.requests(|request| request.is_watch()).is_empty(),
+            "in a back-off" => controller.log().contains("retrying in"),
+            "in a deletion" => !api.deleted().is_empty(),
+            _ => !api.requests(|request| request.is_list()).is_empty(),
+        });
+        let (status, took) = controller.end(signal);
+        assert!(status.success(), "{name}: {status}");
+        println!("ended {name} after {took:?}");
+        assert!(took < Duration::from_secs(20), "{name}: {took:?}");
+    }
+}
+
+#[test]
+fn options_of_upstreams_command_line_have_their_effect() {
+    let api = Api::start();
+    let _controller = Controller::with(
+        &api,
+        &[
+            "--context=linkerd-cni-context",
+            "--cluster=c",
+            "--user=second",
+            "--as=linkerd-cni",
+            "--as-group=a",
+            "--as-group=b",
+            "--kube-api-response-headers-timeout=9s",
+        ],
+    );
+    until("a list", || !api.requests(|request| request.is_list()).is_empty());
+    let list = &api.requests(|request| request.is_list())[0];
+    assert_eq!(list.token(), "of-second");
+    let expected = [
+        ("impersonate-user", "linkerd-cni"),
+        ("impersonate-group", "a"),
+        ("impersonate-group", "b"),
+    ];
+    let expected = expected.map(|(name, value)| (name.to_owned(), value.to_owned()));
+    let mut impersonation = list.headers.clone();
+    impersonation.retain(|(name, _)| name.starts_with("impersonate-"));
+    assert_eq!(impersonation, expected);
+}
+
+#[test]
+fn errors_name_invalid_and_missing_settings() {
+    let node = "--node-name=a";
+    let pod = "--controller-pod-name=b";
+    for (arguments, code, message) in [
+        (&[pod][..], 2, "--node-name"),
+        (&[node], 2, "--controller-pod-name"),
+        (&[node, pod, "--log-level=loud"], 2, "\"loud\" is not a log level"),
+        (&[node, pod, "--log-format=xml"], 2, "\"xml\" is not a log format"),
+        (&[node, pod, "--admin-addr=x"], 2, "--admin-addr"),
+        (&[node, pod, "--mode=kill"], 2, "\"kill\" is not a repair mode"),
+        (&[node, pod, "--rate=0"], 2, "--rate"),
+        (&[node, pod], 1, "KUBERNETES_SERVICE_HOST"),
+        (&[node, pod, "--kubeconfig=/x", "--admin-addr=192.0.2.1:1"], 1, "cannot listen on"),
+    ] {
+        let output = Command::new(BINARY).env_clear().args(arguments).output().unwrap();
+        let text = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(code), "{arguments:?}: {text}");
+        assert!(text.contains(message), "{arguments:?}: {text}");
+    }
+}

@@ -1,0 +1,85 @@
+//! The watch on pods: versions, new lists, and readiness.
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use serde_json::json;
+
+use crate::api::{Answer, Api};
+use crate::controller::Controller;
+use crate::until::until;
+use crate::{path, stranded};
+
+#[test]
+fn an_unrepaired_pod_is_listed_again_although_every_watch_ends_early() {
+    let api = Api::start();
+    let controller = Controller::watching(&api);
+    api.state().delete = Answer::Status(500);
+    api.send("MODIFIED", &stranded("web-1"));
+    controller.counts("pods_delete_errors_total", 1);
+    api.state().delete = Answer::Status(200);
+    api.state().pods = vec![stranded("web-1")];
+    let began = Instant::now();
+    while controller.metric("pods_deleted_total") == 0 {
+        assert!(began.elapsed() < Duration::from_secs(90), "not in time");
+        api.send("BOOKMARK", &json!({"metadata": {"resourceVersion": "150"}}));
+        api.break_watches();
+        thread::sleep(Duration::from_secs(1));
+    }
+    assert_eq!(api.requests(|request| request.is_list()).len(), 2);
+}
+
+#[test]
+fn a_watch_continues_from_the_last_version_of_the_previous_watch() {
+    let api = Api::start();
+    let controller = Controller::watching(&api);
+    let watched_from = |version: &str| {
+        let version = format!("resourceVersion={version}");
+        !api.requests(|request| request.is_watch() && request.path.ends_with(&version)).is_empty()
+    };
+    assert!(watched_from("100"));
+    api.send("BOOKMARK", &json!({"metadata": {"resourceVersion": "150"}}));
+    api.end_watches();
+    until("a watch from the bookmark", || watched_from("150"));
+
+    api.send("BOOKMARK", &json!({"metadata": {"resourceVersion": "160"}}));
+    api.crash();
+    controller.logs("Cannot watch the pods of this node");
+    api.up();
+    until("a watch after the restart", || watched_from("160"));
+    api.send("MODIFIED", &stranded("web-1"));
+    controller.counts("pods_deleted_total", 1);
+    assert_eq!(api.requests(|request| request.is_list()).len(), 1);
+    assert!(controller.metric("watch_errors_total") >= 1);
+    assert_eq!(controller.get("/ready").1, "ready\n");
+}
+
+#[test]
+fn an_expired_resource_version_causes_a_new_list() {
+    let api = Api::start();
+    let controller = Controller::watching(&api);
+    // No watch event reports this pod: only a new list finds it.
+    api.state().pods = vec![stranded("web-1")];
+    api.send("ERROR", &json!({"kind": "Status", "status": "Failure", "code": 410}));
+    controller.counts("pods_deleted_total", 1);
+
+    api.state().pods = vec![stranded("web-2")];
+    api.state().watch = Answer::Status(410);
+    api.end_watches();
+    until("the second one is deleted", || api.deleted().contains(&path("web-2")));
+}
+
+#[test]
+fn the_controller_is_ready_only_after_the_first_list() {
+    let api = Api::start();
+    api.state().list = Answer::Status(403);
+    let controller = Controller::start(&api);
+    controller.logs("says 403");
+    let (status, body) = controller.get("/ready");
+    assert_eq!(status, "HTTP/1.1 500 Internal Server Error");
+    assert!(body.starts_with("not ready: the node's pods are not listed yet: "));
+    assert!(body.contains("HTTP 403: says 403"), "{body}");
+    assert_eq!(controller.get("/live").1, "alive\n");
+    api.state().list = Answer::Status(200);
+    until("ready", || controller.get("/ready").1 == "ready\n");
+}
