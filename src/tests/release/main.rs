@@ -8,6 +8,7 @@
 mod arm64;
 #[path = "../support/cni.rs"]
 mod cni;
+mod docker;
 mod folder;
 mod project;
 mod signature;
