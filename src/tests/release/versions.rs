@@ -16,7 +16,7 @@ const CHANGELOG: &str = "# Changelog\n\n## [Unreleased]\n\n## [2.1.0] - 2026-12-
 impl Tree {
     fn new() -> Self {
         let tree = Tree(TempDir::new().unwrap());
-        for file in ["scripts/common", "scripts/release.d/check"] {
+        for file in ["scripts/common", "scripts/release.d/check", "scripts/release.d/tree-commit"] {
             let to = tree.path().join(file);
             fs::create_dir_all(to.parent().unwrap()).unwrap();
             fs::copy(repository().join(file), to).unwrap();
@@ -40,6 +40,11 @@ impl Tree {
     fn git(&self, args: &[&str]) {
         let identity = ["-c", "user.name=test", "-c", "user.email=test@localhost"];
         must(Command::new("git").current_dir(self.path()).args(identity).args(args));
+    }
+
+    fn printed(&self, program: &str, args: &[&str]) -> String {
+        let output = must(Command::new(program).current_dir(self.path()).args(args));
+        String::from_utf8(output).unwrap().trim_end().to_owned()
     }
 
     fn write(&self, file: &str, text: &str) {
@@ -162,4 +167,21 @@ fn a_version_without_entry_in_the_changelog_is_not_released() {
     fs::remove_file(tree.path().join("CHANGELOG.md")).unwrap();
     tree.commit();
     tree.must_refuse("2.1.0", "CHANGELOG.md is missing");
+}
+
+#[test]
+fn a_clean_tree_is_released_from_its_own_commit_and_a_changed_one_from_a_child() {
+    let tree = Tree::new();
+    let head = tree.printed("git", &["rev-parse", "HEAD"]);
+    let script = tree.path().join("scripts/release.d/tree-commit");
+    let commit = || tree.printed(script.to_str().unwrap(), &[]);
+    assert_eq!(commit(), head);
+
+    tree.write("new", "a");
+    let child = commit();
+    assert_eq!(tree.printed("git", &["rev-parse", &format!("{child}^")]), head);
+    assert_eq!(tree.printed("git", &["show", &format!("{child}:new")]), "a");
+    // The tree is as before.
+    assert_eq!(tree.printed("git", &["rev-parse", "HEAD"]), head);
+    assert_eq!(tree.printed("git", &["status", "--porcelain"]), "?? new");
 }
