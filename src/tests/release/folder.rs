@@ -65,9 +65,9 @@ fn the_image_index_has_the_images_of_both_architectures() {
     let joined = unpacked(&release().join(format!("cni-plugin-v{VERSION}-oci.tar")));
     let index = json(joined.path().join("index.json"));
     let index = json(blob(joined.path(), &index["manifests"][0]));
-    for (descriptor, architecture) in
-        index["manifests"].as_array().unwrap().iter().zip(ARCHITECTURES)
-    {
+    let manifests = index["manifests"].as_array().unwrap();
+    assert_eq!(manifests.len(), ARCHITECTURES.len());
+    for (descriptor, architecture) in manifests.iter().zip(ARCHITECTURES) {
         assert_eq!(descriptor["platform"]["architecture"], architecture);
         let manifest = json(blob(joined.path(), descriptor));
         let config = json(blob(joined.path(), &manifest["config"]));
@@ -84,16 +84,30 @@ fn the_image_index_has_the_images_of_both_architectures() {
     }
 }
 
+/// Whether a 64-bit program asks for a dynamic linker, by a program header of type `PT_INTERP`.
+fn has_interpreter(elf: &[u8]) -> bool {
+    const PT_INTERP: u32 = 3;
+    let short = |at: usize| usize::from(u16::from_le_bytes([elf[at], elf[at + 1]]));
+    let start = usize::try_from(u64::from_le_bytes(elf[32..40].try_into().unwrap())).unwrap();
+    let (size, count) = (short(54), short(56));
+    assert!(count > 0, "the program has no program headers");
+    (0..count).any(|number| {
+        let at = start + number * size;
+        u32::from_le_bytes(elf[at..at + 4].try_into().unwrap()) == PT_INTERP
+    })
+}
+
 #[test]
 fn programs_are_static_and_of_their_architecture() {
+    // This test program is dynamic.
+    assert!(has_interpreter(&fs::read("/proc/self/exe").unwrap()));
     for (architecture, machine) in ARCHITECTURES.into_iter().zip([62, 183]) {
         for program in PROGRAMS {
             let path = release().join(format!("{program}-v{VERSION}-linux-{architecture}"));
             let elf = fs::read(path).unwrap();
             assert_eq!(&elf[..4], b"\x7fELF");
             assert_eq!(u16::from_le_bytes([elf[18], elf[19]]), machine, "{program} {architecture}");
-            let interpreter = b"/lib/ld-linux";
-            assert!(!elf.windows(interpreter.len()).any(|bytes| bytes == interpreter));
+            assert!(!has_interpreter(&elf), "{program} {architecture}");
         }
     }
 }
@@ -156,8 +170,20 @@ fn the_provenance_names_the_commit_and_every_file() {
     }
     assert_eq!(subjects, names(&release()));
     let sources = &statement["predicate"]["buildDefinition"]["resolvedDependencies"];
-    assert_eq!(sources[0]["digest"]["gitCommit"].as_str().unwrap().len(), 40);
-    assert_eq!(sources[1]["digest"]["sha256"], sha256(&repository().join("Cargo.lock")));
+    let commit = sources[0]["digest"]["gitCommit"].as_str().unwrap();
+    let git =
+        |args: &[&str]| Command::new("git").current_dir(repository()).args(args).output().unwrap();
+    // A commit of this branch, or with the uncommitted changes the child of one.
+    let released = [commit.to_owned(), format!("{commit}^")];
+    let mut of_branch = released.iter();
+    assert!(
+        of_branch.any(|name| git(&["merge-base", "--is-ancestor", name, "HEAD"]).status.success()),
+        "{commit} is no commit of this branch"
+    );
+    let lock = git(&["show", &format!("{commit}:Cargo.lock")]);
+    let work = TempDir::new().unwrap();
+    fs::write(work.path().join("Cargo.lock"), lock.stdout).unwrap();
+    assert_eq!(sources[1]["digest"]["sha256"], sha256(&work.path().join("Cargo.lock")));
 }
 
 #[test]
@@ -179,15 +205,23 @@ fn the_index_has_the_chart_and_the_manifest_its_image() {
 #[test]
 fn no_file_names_a_directory_of_the_build() {
     let home = std::env::var("HOME").unwrap();
+    // The last two are parts of the directories in which scripts/release and scripts/compile build.
+    let directories = [
+        format!("{home}/"),
+        format!("{}/", repository().display()),
+        ".release-build.".into(),
+        "/image-target/".into(),
+    ];
     for name in names(&release()) {
         let path = release().join(&name);
         let mut contents = fs::read(&path).unwrap();
         if name.ends_with(".tgz") {
             contents = must(Command::new("gzip").args(["-dc"]).arg(&path));
         }
-        for directory in [format!("{home}/"), format!("{}/", repository().display())] {
-            let directory = directory.as_bytes();
-            assert!(!contents.windows(directory.len()).any(|bytes| bytes == directory), "{name}");
+        for directory in &directories {
+            let bytes = directory.as_bytes();
+            let found = contents.windows(bytes.len()).any(|window| window == bytes);
+            assert!(!found, "{name} names {directory}");
         }
     }
 }
