@@ -65,4 +65,10 @@ fn docker_gets_every_file_that_is_compiled_into_the_programs() {
         let admits = format!("!{root}");
         assert!(admitted.lines().any(|line| line == admits), ".dockerignore: no {admits}");
     }
+    for licence in ["LICENSE", "THIRD-PARTY-NOTICES.txt"] {
+        let copied = |line: &str| line.starts_with("COPY ") && line.contains(licence);
+        assert!(dockerfile.lines().any(copied), "Dockerfile: no {licence}");
+        let admits = format!("!{licence}");
+        assert!(admitted.lines().any(|line| line == admits), ".dockerignore: no {admits}");
+    }
 }

@@ -88,3 +88,14 @@ fn every_direct_dependency_has_a_reason() {
         assert!(rows.contains(&format!("`{name}`")), "{name} has no row in docs/dependencies.md");
     }
 }
+
+#[test]
+fn the_third_party_notices_have_every_crate() {
+    let notices = must(
+        Command::new(repository().join("scripts/release.d/notices")).current_dir(repository()),
+    );
+    assert!(
+        notices == fs::read(repository().join("THIRD-PARTY-NOTICES.txt")).unwrap(),
+        "run scripts/release.d/notices >THIRD-PARTY-NOTICES.txt"
+    );
+}
