@@ -50,6 +50,35 @@ fn archive(architecture: &str) -> PathBuf {
     release().join(format!("cni-plugin-v{VERSION}-linux-{architecture}.tar"))
 }
 
+const IMAGE: &str = "cr.l5d.io/linkerd/cni-plugin:vVERSION";
+
+/// The digest of the image index, as a registry computes it.
+fn image_digest() -> String {
+    let joined = unpacked(&release().join(format!("cni-plugin-v{VERSION}-oci.tar")));
+    let index = json(joined.path().join("index.json"));
+    let manifest = blob(joined.path(), &index["manifests"][0]);
+    format!("sha256:{}", sha256(&manifest))
+}
+
+#[test]
+fn the_digest_of_the_image_is_in_a_file() {
+    let file = release().join(format!("cni-plugin-v{VERSION}.digest"));
+    let image = IMAGE.replace("VERSION", VERSION);
+    assert_eq!(fs::read_to_string(file).unwrap(), format!("{image}@{}\n", image_digest()));
+}
+
+#[test]
+fn the_provenance_names_the_compilers_and_the_libraries() {
+    let statement = json(release().join(format!("linkerd2-cni-v{VERSION}.intoto.json")));
+    let sources = &statement["predicate"]["buildDefinition"]["resolvedDependencies"];
+    let names: BTreeSet<_> =
+        sources.as_array().unwrap().iter().filter_map(|source| source["name"].as_str()).collect();
+    for name in ["rustc", "cargo", "helm", "gcc-12", "binutils", "libc6-dev", "spdx-tools"] {
+        assert!(names.contains(name), "{name}: {names:?}");
+    }
+    assert!(names.iter().any(|name| name.starts_with("libc6-dev-") && name.ends_with("-cross")));
+}
+
 #[test]
 fn checksums_name_every_file() {
     must(Command::new("sha256sum").args(["--check", "SHA256SUMS"]).current_dir(release()));
@@ -76,6 +105,11 @@ fn the_image_index_has_the_images_of_both_architectures() {
         for (program, directory) in IN_IMAGE {
             let published = release().join(format!("{program}-v{VERSION}-linux-{architecture}"));
             assert_eq!(sha256(&layer.path().join(directory).join(program)), sha256(&published));
+        }
+        for licence in ["LICENSE", "THIRD-PARTY-NOTICES.txt"] {
+            let in_image = sha256(&layer.path().join("linkerd").join(licence));
+            assert_eq!(in_image, sha256(&repository().join(licence)));
+            assert_eq!(in_image, sha256(&release().join(licence)));
         }
         // docker and containerd load the same image.
         let alone = unpacked(&archive(architecture));
@@ -146,8 +180,8 @@ fn sboms_have_every_crate_that_is_compiled_in() {
         let components = listed(&cyclonedx["components"], "version");
         assert_eq!(crates.difference(&components).next(), None);
         assert_eq!(listed(&spdx["packages"], "versionInfo"), components);
-        // Besides crates: Rust's standard library, glibc, the archive and the programs.
-        assert_eq!(components.len(), crates.len() + 2 + 1 + PROGRAMS.len(), "{components:?}");
+        // Besides crates: Rust's standard library, glibc, libgcc, two archives and the programs.
+        assert_eq!(components.len(), crates.len() + 3 + 2 + PROGRAMS.len(), "{components:?}");
         for program in PROGRAMS {
             let name = format!("{program}-v{VERSION}-linux-{architecture}");
             let hash = sha256(&release().join(&name));
@@ -163,12 +197,20 @@ fn the_provenance_names_the_commit_and_every_file() {
     let name = format!("linkerd2-cni-v{VERSION}.intoto.json");
     let statement = json(release().join(&name));
     let mut subjects = BTreeSet::from([name, "SHA256SUMS".into()]);
+    let mut has_image = false;
     for subject in statement["subject"].as_array().unwrap() {
         let file = subject["name"].as_str().unwrap();
+        if file == IMAGE.replace("VERSION", VERSION) {
+            let digest = subject["digest"]["sha256"].as_str().unwrap();
+            assert_eq!(image_digest(), format!("sha256:{digest}"));
+            has_image = true;
+            continue;
+        }
         assert_eq!(subject["digest"]["sha256"], sha256(&release().join(file)), "{file}");
         subjects.insert(file.into());
     }
     assert_eq!(subjects, names(&release()));
+    assert!(has_image);
     let sources = &statement["predicate"]["buildDefinition"]["resolvedDependencies"];
     let commit = sources[0]["digest"]["gitCommit"].as_str().unwrap();
     let git =

@@ -6,6 +6,7 @@
 #![allow(clippy::expect_used, clippy::unwrap_used)]
 
 mod arm64;
+mod build;
 #[path = "../support/cni.rs"]
 mod cni;
 mod docker;
