@@ -9,6 +9,8 @@ WORKDIR /src
 COPY Cargo.toml Cargo.lock ./
 COPY src src
 COPY chart-tests chart-tests
+# The program of `linkerd cni` has the chart in it.
+COPY charts charts
 ARG TARGETPLATFORM
 RUN --mount=type=cache,target=/usr/local/cargo/registry \
     --mount=type=cache,target=/src/target,id=target-$TARGETPLATFORM \
@@ -18,7 +20,7 @@ RUN --mount=type=cache,target=/usr/local/cargo/registry \
  && install -d /root-fs/usr/lib/linkerd \
  && ln -s ../../bin/linkerd2-cni-install /root-fs/usr/lib/linkerd/linkerd-cni-repair-controller \
  && install -d -m 1777 /root-fs/tmp
-COPY LICENSE /root-fs/linkerd/LICENSE
+COPY LICENSE THIRD-PARTY-NOTICES.txt /root-fs/linkerd/
 
 # Image of the pods that scripts/quickstart starts: docker buildx build --target probe .
 FROM build AS build-probe

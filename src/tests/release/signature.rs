@@ -64,9 +64,13 @@ impl Signed {
     }
 
     fn sign(&self) -> Command {
+        self.sign_with(KEY)
+    }
+
+    fn sign_with(&self, key: &str) -> Command {
         let mut sign = Command::new(repository().join("scripts/sign"));
         sign.env("GNUPGHOME", self.path("gpg")).arg(self.path("release"));
-        sign.args(["--gpg-key", KEY, "--pem-key"]).arg(self.path("key.pem"));
+        sign.args(["--gpg-key", key, "--pem-key"]).arg(self.path("key.pem"));
         sign
     }
 
@@ -131,4 +135,32 @@ fn signatures_are_valid_until_a_byte_changes() {
     let output = signed.sign().output().unwrap();
     assert!(!output.status.success());
     assert!(said(&output).contains("differs from its SHA256SUMS"), "{}", said(&output));
+}
+
+#[test]
+fn a_fingerprint_names_the_key() {
+    let signed = Signed::new();
+    let keys = must(&mut signed.gpg(&["--with-colons", "--list-keys", KEY]));
+    let keys = String::from_utf8(keys).unwrap();
+    let fingerprint = keys.lines().find_map(|line| line.strip_prefix("fpr:::::::::")).unwrap();
+    must(&mut signed.sign_with(fingerprint.trim_end_matches(':')));
+    let output = signed.verify_chart();
+    assert!(output.status.success(), "{}", said(&output));
+}
+
+#[test]
+fn a_wrong_passphrase_is_not_reported_as_a_missing_key() {
+    let signed = Signed::new();
+    let locked = "locked@localhost";
+    let create = ["--pinentry-mode", "loopback", "--passphrase", "right"];
+    let key = ["--quick-generate-key", locked, "rsa2048", "sign", "never"];
+    must(signed.gpg(&create).args(key));
+    // The agent of gpg remembers the passphrase.
+    must(Command::new("gpgconf").env("GNUPGHOME", signed.path("gpg")).args(["--kill", "all"]));
+    fs::write(signed.path("wrong"), "wrong\n").unwrap();
+    let output =
+        signed.sign_with(locked).env("PASSPHRASE_FILE", signed.path("wrong")).output().unwrap();
+    assert!(!output.status.success());
+    assert!(said(&output).contains("PASSPHRASE_FILE names the file"), "{}", said(&output));
+    assert!(!said(&output).contains("no secret key"), "{}", said(&output));
 }

@@ -16,7 +16,7 @@ const CHANGELOG: &str = "# Changelog\n\n## [Unreleased]\n\n## [2.1.0] - 2026-12-
 impl Tree {
     fn new() -> Self {
         let tree = Tree(TempDir::new().unwrap());
-        for file in ["scripts/common", "scripts/release.d/check"] {
+        for file in ["scripts/common", "scripts/release.d/check", "scripts/release.d/tree-commit"] {
             let to = tree.path().join(file);
             fs::create_dir_all(to.parent().unwrap()).unwrap();
             fs::copy(repository().join(file), to).unwrap();
@@ -42,6 +42,11 @@ impl Tree {
         must(Command::new("git").current_dir(self.path()).args(identity).args(args));
     }
 
+    fn printed(&self, program: &str, args: &[&str]) -> String {
+        let output = must(Command::new(program).current_dir(self.path()).args(args));
+        String::from_utf8(output).unwrap().trim_end().to_owned()
+    }
+
     fn write(&self, file: &str, text: &str) {
         fs::write(self.path().join(file), text).unwrap();
     }
@@ -59,8 +64,12 @@ impl Tree {
 
     /// Returns what the check says if it refuses the version.
     fn refusal(&self, version: &str) -> Option<String> {
+        self.refusal_of(&[version])
+    }
+
+    fn refusal_of(&self, args: &[&str]) -> Option<String> {
         let check = self.path().join("scripts/release.d/check");
-        let output = Command::new(check).arg(version).output().unwrap();
+        let output = Command::new(check).args(args).output().unwrap();
         (!output.status.success()).then(|| said(&output))
     }
 
@@ -162,4 +171,64 @@ fn a_version_without_entry_in_the_changelog_is_not_released() {
     fs::remove_file(tree.path().join("CHANGELOG.md")).unwrap();
     tree.commit();
     tree.must_refuse("2.1.0", "CHANGELOG.md is missing");
+}
+
+#[test]
+fn a_clean_tree_is_released_from_its_own_commit_and_a_changed_one_from_a_child() {
+    let tree = Tree::new();
+    let head = tree.printed("git", &["rev-parse", "HEAD"]);
+    let script = tree.path().join("scripts/release.d/tree-commit");
+    let commit = || tree.printed(script.to_str().unwrap(), &[]);
+    assert_eq!(commit(), head);
+
+    tree.write("new", "a");
+    let child = commit();
+    assert_eq!(tree.printed("git", &["rev-parse", &format!("{child}^")]), head);
+    assert_eq!(tree.printed("git", &["show", &format!("{child}:new")]), "a");
+    // The tree is as before.
+    assert_eq!(tree.printed("git", &["rev-parse", "HEAD"]), head);
+    assert_eq!(tree.printed("git", &["status", "--porcelain"]), "?? new");
+}
+
+#[test]
+fn files_that_repeat_the_version_have_to_agree() {
+    let tree = Tree::new();
+    fs::create_dir(tree.path().join("fuzz")).unwrap();
+    tree.write("fuzz/Cargo.lock", "name = \"linkerd2-cni\"\nversion = \"2.0.0\"\n");
+    let chart = "version: 2026.12.1\nappVersion: \"v2.1.0\"\n      image: a/cni-plugin:v2.0.0\n";
+    tree.write("charts/linkerd2-cni/Chart.yaml", chart);
+    tree.commit();
+    tree.must_refuse("2.1.0", "fuzz/Cargo.lock has version 2.0.0");
+    tree.must_refuse("2.1.0", "Chart.yaml has the tag v2.0.0");
+}
+
+#[test]
+fn a_version_with_texts_of_an_unpublished_one_is_released_but_not_published() {
+    let tree = Tree::new();
+    let publish = || tree.refusal_of(&["2.1.0", "--publish"]);
+    fs::create_dir(tree.path().join("docs")).unwrap();
+    for (file, text, reason) in [
+        ("docs/page.md", "The image is not published yet.\n", "docs/page.md:1"),
+        ("docs/page.md", "Nothing is published yet.\n", "docs/page.md:1"),
+        (
+            "charts/linkerd2-cni/Chart.yaml",
+            "version: 2026.12.1\nappVersion: \"v2.1.0\"\n  artifacthub.io/prerelease: \"true\"\n",
+            "set it to \"false\"",
+        ),
+        (
+            "CHANGELOG.md",
+            &CHANGELOG.replace("[Unreleased]\n", "[Unreleased]\n\n- Later.\n"),
+            "under \"Unreleased\"",
+        ),
+    ] {
+        let before = fs::read_to_string(tree.path().join(file)).unwrap_or_default();
+        tree.write(file, text);
+        tree.commit();
+        assert_eq!(tree.refusal("2.1.0"), None);
+        let refusal = publish().expect("the version is refused");
+        assert!(refusal.contains(reason), "{refusal}");
+        tree.write(file, &before);
+        tree.commit();
+    }
+    assert_eq!(publish(), None);
 }

@@ -1,0 +1,120 @@
+//! What a build of `scripts/release` sees of the checkout, of the caller's environment and of the machine.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::Path;
+use std::process::{Command, Output};
+
+use tempfile::TempDir;
+
+use crate::{must, repository, said};
+
+fn script(path: &Path, text: &str) {
+    fs::create_dir_all(path.parent().unwrap()).unwrap();
+    fs::write(path, format!("#!/usr/bin/env bash\n{text}\n")).unwrap();
+    fs::set_permissions(path, fs::Permissions::from_mode(0o755)).unwrap();
+}
+
+/// A committed repository whose scripts, except `scripts/release` itself, are replaced.
+struct Checkout(TempDir);
+
+impl Checkout {
+    /// `toolchain` is the first script that runs in the directory of the build.
+    fn new(toolchain: &str) -> Self {
+        let checkout = Checkout(TempDir::new().unwrap());
+        for name in ["scripts/common", "scripts/release"] {
+            let to = checkout.path().join(name);
+            fs::create_dir_all(to.parent().unwrap()).unwrap();
+            fs::copy(repository().join(name), to).unwrap();
+        }
+        script(&checkout.path().join("scripts/release.d/check"), "");
+        script(&checkout.path().join("scripts/release.d/toolchain"), toolchain);
+        script(&checkout.path().join("scripts/tools"), "echo /nonexistent");
+        fs::write(checkout.path().join(".gitignore"), "*.orig\n/dist\n").unwrap();
+        fs::write(checkout.path().join("Chart.yaml"), "name: a\n").unwrap();
+        let git = |args: &[&str]| {
+            let identity = ["-c", "user.name=test", "-c", "user.email=test@localhost"];
+            must(Command::new("git").current_dir(checkout.path()).args(identity).args(args));
+        };
+        git(&["init", "--quiet"]);
+        git(&["add", "--all"]);
+        git(&["commit", "--quiet", "--message", "A change"]);
+        checkout
+    }
+
+    fn path(&self) -> &Path {
+        self.0.path()
+    }
+
+    fn release(&self) -> Command {
+        let mut release = Command::new(self.path().join("scripts/release"));
+        release.arg("2.0.0");
+        release
+    }
+}
+
+#[test]
+fn an_ignored_file_of_the_checkout_is_not_built() {
+    let checkout = Checkout::new("ls >&2; exit 1");
+    fs::write(checkout.path().join("Chart.yaml.orig"), "").unwrap();
+    let said = said(&checkout.release().output().unwrap());
+    assert!(said.lines().any(|line| line == "Chart.yaml"), "{said}");
+    assert!(!said.contains("Chart.yaml.orig"), "{said}");
+    // No unfinished directory is left.
+    assert_eq!(fs::read_dir(checkout.path().join("dist")).unwrap().count(), 0);
+}
+
+#[test]
+fn variables_that_change_the_bytes_do_not_reach_the_build() {
+    let checkout = Checkout::new("env >&2; exit 1");
+    let mut release = checkout.release();
+    let dropped = [
+        "LINKERD_DOCKER_REGISTRY",
+        "CC",
+        "CFLAGS",
+        "CARGO_PROFILE_RELEASE_OPT_LEVEL",
+        "CARGO_ENCODED_RUSTFLAGS",
+        "RUSTFLAGS",
+        "RUSTC_WRAPPER",
+        "HELM_NAMESPACE",
+    ];
+    let kept = ["CARGO_HOME", "RUSTUP_TOOLCHAIN", "https_proxy", "PIP_INDEX_URL"];
+    for name in dropped.iter().chain(&kept) {
+        release.env(name, "set-by-the-test");
+    }
+    let said = said(&release.output().unwrap());
+    let has = |name: &str| said.lines().any(|line| line == format!("{name}=set-by-the-test"));
+    for name in dropped {
+        assert!(!has(name), "{name}: {said}");
+    }
+    for name in kept {
+        assert!(has(name), "{name}: {said}");
+    }
+}
+
+/// Runs the check of the toolchain with a Rust and a Debian of these versions.
+fn toolchain(rust: &str, debian: &str) -> Output {
+    let work = TempDir::new().unwrap();
+    script(&work.path().join("rustc"), &format!("echo 'rustc {rust} (0 2026-01-01)'"));
+    let system = work.path().join("os-release");
+    fs::write(&system, format!("ID=debian\nVERSION_ID=\"{debian}\"\n")).unwrap();
+    let mut toolchain = Command::new(repository().join("scripts/release.d/toolchain"));
+    let path = format!("{}:{}", work.path().display(), std::env::var("PATH").unwrap());
+    toolchain.arg(system).env("PATH", path).output().unwrap()
+}
+
+#[test]
+fn another_rust_or_debian_is_refused() {
+    let rust = env!("CARGO_PKG_RUST_VERSION");
+    let output = toolchain(&format!("{rust}.3"), "12");
+    assert!(!said(&output).contains("other bytes"), "{}", said(&output));
+    for (rust, debian, reason) in [
+        (format!("{rust}0.0"), "12", "gives other bytes; install Rust"),
+        ("1.200.0".into(), "12", "gives other bytes; install Rust"),
+        (format!("{rust}.0"), "13", "does not name Debian 12"),
+    ] {
+        let output = toolchain(&rust, debian);
+        assert!(!output.status.success());
+        assert!(said(&output).contains(reason), "{}", said(&output));
+    }
+}
