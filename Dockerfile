@@ -1,6 +1,7 @@
 # syntax=docker/dockerfile:1
-# Builds the image with docker: docker buildx build --platform linux/amd64,linux/arm64 .
-# scripts/image builds the same files without a container engine.
+# Builds the image with docker: docker buildx build . (README.md says how to build for two platforms).
+# scripts/image builds an image with the same paths and programs without a container engine. Its programs are linked
+# against glibc, those of this file against musl.
 
 FROM rust:1.95-alpine AS build
 # musl-dev: for ring's C code. Alpine's Rust target is musl, so the programs are static.

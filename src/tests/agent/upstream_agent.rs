@@ -109,7 +109,7 @@ fn the_entry_and_the_token_of_a_dead_upstream_agent_are_replaced_at_once() {
 }
 
 #[test]
-fn the_entry_of_an_upstream_agent_that_dies_beside_ours_is_replaced() {
+fn the_entry_of_an_upstream_agent_that_dies_beside_this_agent_is_replaced() {
     let api = Api::start();
     let node = node(&api);
     let upstream = Upstream::start(&node);
@@ -161,7 +161,7 @@ fn an_agent_that_ends_beside_an_upstream_one_restores_its_kubeconfig_and_keeps_t
 }
 
 #[test]
-fn an_upstream_agent_that_starts_beside_ours_gets_the_node_without_a_gap() {
+fn an_upstream_agent_that_starts_beside_this_agent_gets_the_node_without_a_gap() {
     let api = Api::start();
     let node = node(&api);
     let mut agent = node.start_owned(&api.vars());
