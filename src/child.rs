@@ -15,9 +15,9 @@ use crate::deadline::Deadline;
 
 /// How long to wait for a killed child to end. The kernel may not let it, such as on a hung disk.
 const REAP_BUDGET: Duration = Duration::from_millis(500);
-/// First pause between two looks at a child, which is usually about to exit. Doubles with each look.
+/// First pause between two checks of a child, which is usually about to exit. Doubles with each check.
 const FIRST_PAUSE: Duration = Duration::from_micros(50);
-/// Longest pause between two looks at a child.
+/// Longest pause between two checks of a child.
 const LONGEST_PAUSE: Duration = Duration::from_millis(10);
 
 /// Waits until the child has exited, and reaps it. `None`: the child still runs at `end`.
@@ -48,7 +48,7 @@ pub fn kill(child: &mut Child) {
 /// starts each iptables program in a group of its own.
 pub fn kill_with_groups_of_children(child: &mut Child) {
     let parent = child.id() as i32;
-    // A stopped process starts no further process, and its children keep it as their parent.
+    // A stopped process hardly starts a further process, and its children keep it as their parent.
     signal_group(parent, Signal::SIGSTOP);
     children_of(parent).into_iter().for_each(kill_group);
     kill(child);

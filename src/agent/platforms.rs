@@ -125,10 +125,14 @@ fn remedy(
     };
     match fitting.is_empty() {
         false => format!(
-            "{0} {1}: set the chart's platform, or set {value} to {2}",
+            "{0} {1}: {3}, or set {value} to {2}",
             list(&fitting),
             if fitting.len() == 1 { "holds matching files" } else { "hold matching files" },
             if fitting.len() == 1 { "this directory" } else { "one of these directories" },
+            match fitting.as_slice() {
+                [(_, names)] if names.as_slice() == [DEFAULT] => "remove the chart's platform",
+                _ => "set the chart's platform",
+            },
         ),
         true => format!(
             "if the runtime uses another directory, set the chart's platform or {value}; \

@@ -47,10 +47,12 @@ pub struct Content {
 }
 
 impl Content {
-    /// Returns whether text, mode and link are the same. Owners are not compared: the agent cannot
-    /// set one without CAP_CHOWN.
-    pub fn is_like(&self, other: &Content) -> bool {
-        (&self.text, self.access.mode, &self.link) == (&other.text, other.access.mode, &other.link)
+    /// Returns whether the agent need not write `wanted` over this content. The owner may also be
+    /// that of this process, which without CAP_CHOWN cannot set another one.
+    pub fn is_like(&self, wanted: &Content) -> bool {
+        let own = FileAccess::own(wanted.access.mode);
+        let has_access = self.access == wanted.access || self.access == own;
+        has_access && (&self.text, &self.link) == (&wanted.text, &wanted.link)
     }
 }
 

@@ -119,7 +119,7 @@ fn run(
     let create = |path: &Path| File::create(path).map_err(Error::Directory);
     helm.stdout(create(&stdout)?).stderr(create(&stderr)?).stdin(Stdio::inherit());
     let mut child = helm.spawn().map_err(Error::Start)?;
-    let status = wait(&mut child, signals, budget).inspect_err(|_| child::kill(&mut child))?;
+    let status = wait(&mut child, signals, budget)?;
     let text = |path: &Path| {
         let bytes = fs::read(path).map_err(Error::Directory)?;
         Ok(String::from_utf8_lossy(&bytes).into_owned())
@@ -133,7 +133,7 @@ fn run(
     text(&stdout)
 }
 
-/// Waits until helm has exited.
+/// Waits until helm has exited. Kills it after a signal and at the end of `budget`.
 fn wait(
     child: &mut Child,
     signals: Option<&SignalFd>,
@@ -141,17 +141,22 @@ fn wait(
 ) -> Result<ExitStatus, Error> {
     let end = Deadline::after(budget);
     loop {
-        let look = Deadline::after(SIGNAL_INTERVAL.min(end.remaining()));
-        let status = child::wait(child, look).map_err(Error::Start)?;
+        let next_check = Deadline::after(SIGNAL_INTERVAL.min(end.remaining()));
+        let status = child::wait(child, next_check).map_err(Error::Start)?;
         // Before the status: a terminal sends Ctrl-C to helm too, which then fails. Without a pending signal,
         // `read_signal` returns none.
         if let Some(Ok(Some(signal))) = signals.map(SignalFd::read_signal) {
+            // The process ID of a helm that was reaped may belong to another process.
+            if status.is_none() {
+                child::kill(child);
+            }
             return Err(Error::Signal(signal.ssi_signo as u8));
         }
         if let Some(status) = status {
             return Ok(status);
         }
         if end.has_passed() {
+            child::kill(child);
             return Err(Error::Deadline(budget));
         }
     }

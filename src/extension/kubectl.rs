@@ -298,6 +298,7 @@ mod tests {
             assert!(matches!(error, Error::Deadline(_)), "{hang}: {error}");
             assert!(start.elapsed() < Duration::from_secs(30), "{hang}");
             child::assert_ends(&file);
+            std::fs::remove_file(&file).unwrap();
         }
     }
 

@@ -202,6 +202,7 @@ mod tests {
             let late = shell(&script, Duration::from_secs(1)).unwrap_err();
             assert!(matches!(late, Error::TimedOut { .. }), "{late}");
             child::assert_ends(&file);
+            std::fs::remove_file(&file).unwrap();
         }
     }
 

@@ -122,6 +122,9 @@ impl Scene {
     /// Drops the last call if this machine lacks the backend, such as a kernel without iptables-legacy. A program of
     /// iptables tells, as a failure of the plugin has to be an error.
     fn drop_if_unusable(&mut self, mode: &str, ipv6: bool) -> io::Result<()> {
+        if mode == "native" {
+            return Ok(());
+        }
         let program = format!(
             "{}-{}",
             if ipv6 { "ip6tables" } else { "iptables" },
