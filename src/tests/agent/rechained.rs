@@ -122,36 +122,55 @@ fn uninstall(node: &Node) {
     assert_eq!(uninstall.wait(), Some(0), "{}", uninstall.log());
 }
 
+/// Time without a write after which the agent takes the other program for stopped.
+const QUIET: Duration = Duration::from_millis(400);
+/// Rounds with the same delay in which the test's own writer may get no processor time for so long.
+const TRIES: usize = 5;
+
 #[test]
 fn a_plugin_that_another_program_keeps_chaining_stays_whole_on_the_node() {
     let mut longest = Duration::ZERO;
-    for round in 0..12_u64 {
-        let delay = [1, 2, 3, 5, 8, 10, 15, 20, 25, 30, 40, 50][round as usize];
-        let (node, mut agent) = ready();
-        let reader = watch(&node);
-        let (writer, written) = rechain(&node, Duration::from_millis(delay), usize::MAX);
-        // Both ways to uninstall.
-        match round % 2 {
-            0 => assert_eq!(agent.stop(), Some(0), "{}", agent.log()),
-            _ => {
-                agent.kill();
-                agent = node.start_args(&["uninstall"], &[]);
-                assert_eq!(agent.wait(), Some(0), "{}", agent.log());
-            }
-        }
-        let log = agent.log();
-        let said = "keeps being overwritten by another writer, which chains linkerd-cni again";
-        assert!(log.contains(said) && log.contains(LIST), "{log}");
-        // The agent may have ended between a write and its count.
-        until("the writes are counted", || written.load(Ordering::Relaxed) >= 3);
-        assert!(node.chained(LIST));
-        assert!(!is_stranded(&node));
-        writer.finish();
-        longest = longest.max(reader.finish());
-        uninstall(&node);
+    for (number, delay) in [1, 2, 3, 5, 8, 10, 15, 20, 25, 30, 40, 50].into_iter().enumerate() {
+        let delay = Duration::from_millis(delay);
+        let stranded = (0..TRIES).find_map(|_| uninstall_beside_a_writer(delay, number % 2 == 0));
+        longest = longest.max(stranded.expect("a round in which the writer is not late"));
     }
     println!("named without binary or kubeconfig for {longest:?} at most");
     assert!(longest < PUT_BACK, "{longest:?}");
+}
+
+/// Uninstalls while another program chains the plugin again `delay` after each removal. Returns how long a config named
+/// the plugin while binary or kubeconfig were missing; `None` if the writer was late, so that the agent took it for stopped.
+fn uninstall_beside_a_writer(delay: Duration, by_stop: bool) -> Option<Duration> {
+    let (node, mut agent) = ready();
+    let reader = watch(&node);
+    let (writer, written) = rechain(&node, delay, usize::MAX);
+    // Both ways to uninstall.
+    if by_stop {
+        assert_eq!(agent.stop(), Some(0), "{}", agent.log());
+    } else {
+        agent.kill();
+        agent = node.start_args(&["uninstall"], &[]);
+        assert_eq!(agent.wait(), Some(0), "{}", agent.log());
+    }
+    let log = agent.log();
+    let said = "keeps being overwritten by another writer, which chains linkerd-cni again";
+    if !log.contains(said) {
+        until("the writer chains the plugin again", || node.chained(LIST));
+        let latest = writer.finish().latest;
+        reader.finish();
+        assert!(latest >= QUIET, "the latest write came after {latest:?}: {log}");
+        return None;
+    }
+    assert!(log.contains(LIST), "{log}");
+    // The agent may have ended between a write and its count.
+    until("the writes are counted", || written.load(Ordering::Relaxed) >= 3);
+    assert!(node.chained(LIST));
+    assert!(!is_stranded(&node));
+    writer.finish();
+    let stranded = reader.finish();
+    uninstall(&node);
+    Some(stranded)
 }
 
 #[test]
