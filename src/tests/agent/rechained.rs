@@ -122,8 +122,6 @@ fn uninstall(node: &Node) {
     assert_eq!(uninstall.wait(), Some(0), "{}", uninstall.log());
 }
 
-/// Time without a write after which the agent takes the other program for stopped.
-const QUIET: Duration = Duration::from_millis(400);
 /// Rounds with the same delay in which the test's own writer may get no processor time for so long.
 const TRIES: usize = 5;
 
