@@ -5,12 +5,14 @@
 
 pub mod link;
 
-use std::fs::File;
+use std::fs::{File, OpenOptions};
 use std::io;
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::Duration;
 
+use nix::fcntl::OFlag;
 use nix::sched::{CloneFlags, setns, unshare};
 use nix::sys::stat::stat;
 
@@ -85,7 +87,9 @@ pub fn run<T: Send + 'static>(
     deadline: Duration,
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T, Error> {
-    let netns = File::open(path).map_err(|source| Error::Open { path: path.to_owned(), source })?;
+    // Opening a FIFO must not block.
+    let open = OpenOptions::new().read(true).custom_flags(OFlag::O_NONBLOCK.bits()).open(path);
+    let netns = open.map_err(|source| Error::Open { path: path.to_owned(), source })?;
     let entered = run_within("netns", deadline, move || {
         setns(&netns, CloneFlags::CLONE_NEWNET).map(|()| work())
     });

@@ -13,15 +13,12 @@ use serde::Deserialize;
 
 use super::host_dirs::HostDirs;
 use crate::config::pod::STATIC_POD_UID;
+use crate::files;
 use crate::kube::types::Pod;
 use crate::netns;
 
 /// Longest time for listing the addresses of one netns.
 const LIST_ADDRESSES_TIMEOUT: Duration = Duration::from_secs(2);
-
-/// Largest cached result that is read, in bytes. A result of libcni, which contains the
-/// network config, is far smaller.
-const MAX_RESULT_BYTES: u64 = 1 << 20;
 
 /// Why a pod's netns is unknown.
 #[derive(Debug, thiserror::Error)]
@@ -53,9 +50,8 @@ impl NetnsLookup {
     pub fn read(host: &HostDirs) -> Self {
         let mut by_pod: HashMap<String, Vec<PathBuf>> = HashMap::new();
         for path in entries(&host.results_dir) {
-            let is_small = fs::metadata(&path).is_ok_and(|file| file.len() <= MAX_RESULT_BYTES);
-            let text = if is_small { fs::read(&path).ok() } else { None };
-            let result = text.and_then(|text| serde_json::from_slice::<CachedAdd>(&text).ok());
+            let text = files::read(&path).ok();
+            let result = text.and_then(|(text, _)| serde_json::from_slice::<CachedAdd>(&text).ok());
             if let Some((pod, netns)) = result.as_ref().and_then(CachedAdd::pod)
                 && let Some(name) = Path::new(netns).file_name()
             {

@@ -1,12 +1,15 @@
 //! Repair mode `in-place`, in real network namespaces. Needs root.
 
 use std::fs;
+use std::time::Duration;
 
+use nix::sys::stat::Mode;
+use nix::unistd::mkfifo;
 use serde_json::json;
 
 use crate::namespaces::{NEIGHBOUR, POD};
 use crate::node::{Node, running, waiting};
-use crate::until::until;
+use crate::until::{until, until_within};
 
 #[test]
 fn a_stranded_pod_gets_the_rules_that_the_plugin_would_install() {
@@ -96,4 +99,17 @@ fn the_mirror_pod_of_a_static_pod_is_repaired_in_place() {
         controller.counts("pods_repaired_total", 1);
         assert!(node.ruleset().contains("redirect to :4140"));
     }
+}
+
+#[test]
+fn a_fifo_among_the_cached_cni_results_does_not_block_a_repair() {
+    let node = Node::new();
+    let fifo = node.dir("var/lib/cni/results").join("net-fifo-eth0");
+    mkfifo(&fifo, Mode::S_IRUSR).unwrap();
+    node.cache_cni_result("uid-of-web-1");
+    node.knows(&waiting());
+    let controller = node.controller(&[]);
+    until_within(Duration::from_secs(20), "the pod is repaired", || {
+        controller.metric("pods_repaired_total") == 1
+    });
 }
