@@ -66,7 +66,12 @@ pub fn remedy(act: &str, error: &io::Error) -> &'static str {
             "; remount the node's file system writable, or set the chart's platform, destCNINetDir \
              or destCNIBinDir to a writable directory"
         }
-        Some(Errno::ACCESS | Errno::PERM) => {
+        // Root gets EPERM for files that are immutable or append-only, and in such directories.
+        Some(Errno::PERM) => {
+            "; if lsattr -d shows the attribute i or a of this file or its directory on the node, \
+             remove the attribute with chattr -i -a"
+        }
+        Some(Errno::ACCESS) => {
             "; if the node enforces SELinux, set the chart's seLinuxOptions (such as type: spc_t) \
              or privileged=true"
         }
@@ -91,7 +96,7 @@ mod tests {
             (Errno::DQUOT, "write", "free space"),
             (Errno::ROFS, "create", "destCNIBinDir"),
             (Errno::ACCESS, "create", "seLinuxOptions"),
-            (Errno::PERM, "replace", "privileged=true"),
+            (Errno::PERM, "replace", "chattr -i -a"),
             (Errno::BUSY, "replace", "unmount"),
             (Errno::ISDIR, "replace", "remove the directory"),
             (Errno::NOENT, "create", "delete this pod"),
