@@ -181,12 +181,12 @@ impl Api {
         self.state().reached
     }
 
-    /// Sets whether the node is ready. The startup taint is removed only while the node is ready.
+    /// Sets whether the node is ready. The startup taint is removed only while the node is ready. Each
+    /// pass calls this, also the one that a new token of the agent causes.
     pub fn set_node_ready(&self, ready: bool) {
         let mut state = self.state();
-        let became_ready = ready && !state.node_ready;
         state.node_ready = ready;
-        if became_ready && self.settings.startup_taint.is_some() {
+        if ready && self.settings.startup_taint.is_some() {
             state.work_pending = true;
             self.wake.notify_one();
         }

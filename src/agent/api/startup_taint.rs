@@ -20,9 +20,13 @@ use crate::kube::{self, Client};
 /// Attempts to patch the node when the API server responds 409. The kubelet of a new node
 /// changes the node object every few seconds.
 const MAX_ATTEMPTS: u32 = 5;
-/// Shortest and longest time until the Node is read again after the taint was removed. A Node that
-/// registers again under the same name may have the taint again.
-const RECHECK: [Duration; 2] = [Duration::from_secs(40 * 60), Duration::from_secs(60 * 60)];
+/// Shortest and longest time until the Node is read again after the taint was removed, if the kubelet
+/// does not renew the agent's token before. It does after four fifths of an hour.
+const RECHECK: [Duration; 2] = [Duration::from_secs(60 * 60), Duration::from_secs(90 * 60)];
+
+/// Shortest and longest time from a renewal of the agent's token to the next read of the Node. A
+/// kubelet that starts registers its node and renews the tokens of all pods, in any order.
+const TOKEN_RENEWED: [Duration; 2] = [Duration::from_secs(15), Duration::from_secs(45)];
 
 /// First and longest wait after a failed removal.
 const RETRY: Limits = [Duration::from_millis(500), Duration::from_secs(30)];
@@ -32,6 +36,9 @@ pub struct TaintRemoval {
     /// Name of the node, and key of the taint; `None` if no startup taint is configured.
     target: Option<(String, String)>,
     due: Instant,
+    /// The agent's token at the last run. A Node is registered again, with the taint, only when its
+    /// kubelet starts. The kubelet's cache of tokens is in memory, so it then writes a new token.
+    token: Option<String>,
     backoff: Backoff,
     last_problem: LastProblem<String>,
 }
@@ -45,6 +52,7 @@ impl TaintRemoval {
         TaintRemoval {
             target: node.zip(key),
             due: now,
+            token: None,
             backoff: Backoff::new(RETRY),
             last_problem: LastProblem::default(),
         }
@@ -59,10 +67,14 @@ impl TaintRemoval {
         now: Instant,
     ) -> Option<Instant> {
         let (node, key) = self.target.as_ref().filter(|_| is_ready())?;
+        let client = connection.client().map_err(|error| error.to_string());
+        if self.token.as_deref() != connection.token() {
+            self.token = connection.token().map(str::to_owned);
+            self.due = self.due.min(now + token_renewed_wait());
+        }
         if now < self.due {
             return Some(self.due);
         }
-        let client = connection.client().map_err(|error| error.to_string());
         let removal = client.and_then(|client| {
             remove(&client, node, key, &is_ready).map_err(|error| error.to_string())
         });
@@ -89,6 +101,11 @@ impl TaintRemoval {
         self.due = Instant::now() + wait;
         Some(self.due)
     }
+}
+
+/// Time until the Node is read again after the agent's token was renewed.
+pub fn token_renewed_wait() -> Duration {
+    between(TOKEN_RENEWED[0], TOKEN_RENEWED[1])
 }
 
 /// Time until the Node is read again after the taint was removed.

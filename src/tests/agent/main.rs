@@ -47,6 +47,7 @@ mod promtool;
 mod readiness;
 mod rechained;
 mod records;
+mod registered_again;
 mod requests;
 mod rewrites;
 mod saved_state;

@@ -9,7 +9,7 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use crate::helm::Helm;
-use crate::node::{Node, netns_of};
+use crate::node::{Node, kill_component, netns_of, start_missing_components};
 use crate::pods::{self, Pods, kubectl};
 use crate::until::{until, until_within};
 
@@ -160,6 +160,30 @@ fn the_startup_taint_stays_while_the_bin_dir_is_wrong_and_goes_after_the_self_te
     helm.remove();
     assert_eq!(node.files(), before, "uninstalling leaves the node's files");
     drop(tainted_node);
+}
+
+/// As on a Node object that was deleted and registered again: the kubelet registers its node only when it starts.
+#[test]
+fn the_startup_taint_that_is_back_when_the_kubelet_starts_is_removed_within_two_minutes() {
+    let _node = Node::exclusive();
+    let helm = Helm::with_local_repository();
+    let tainted_node = Tainted::node();
+    let is_tainted = || {
+        let keys = ["get", "node", "-o", "jsonpath={.items[0].spec.taints[*].key}"];
+        kubectl(&keys).contains(KEY)
+    };
+    helm.run("install", &[&format!("--set=startupTaint={KEY}")]);
+    until("the taint is removed", || !is_tainted());
+    let agent = ["get", "pods", "-n", "linkerd-cni", "-o", "jsonpath={.items[*].metadata.uid}"];
+    let uid = kubectl(&agent);
+
+    kill_component("kubelet");
+    let again = Tainted::node();
+    start_missing_components();
+    until_within(Duration::from_secs(120), "the taint is removed again", || !is_tainted());
+    assert_eq!(kubectl(&agent), uid, "the same agent");
+    drop((again, tainted_node));
+    helm.remove();
 }
 
 const KEY: &str = "linkerd.io/cni-not-ready";

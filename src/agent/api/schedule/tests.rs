@@ -25,7 +25,7 @@ fn requests(node: Node, span: Duration) -> Vec<Duration> {
     let mut schedule = Schedule::new(start, node.account.then_some(Duration::ZERO));
     let mut sent = Vec::new();
     let mut taint = start;
-    // Kubelet replaces the agent's own token after four fifths of its lifetime of an hour.
+    // Kubelet renews the agent's own token after four fifths of its lifetime of an hour.
     let mut rotation = start + HOUR * 4 / 5;
     let agents_token = !(node.account && node.issues);
     if agents_token {
@@ -36,7 +36,7 @@ fn requests(node: Node, span: Duration) -> Vec<Duration> {
         if node.tainted {
             now = now.min(taint);
         }
-        if agents_token {
+        if agents_token || node.tainted {
             now = now.min(rotation);
         }
         if now > start + span {
@@ -63,9 +63,12 @@ fn requests(node: Node, span: Duration) -> Vec<Duration> {
             sent.push(now - start);
             taint = now + startup_taint::recheck_wait();
         }
-        if agents_token && rotation <= now {
+        if rotation <= now {
             rotation = now + HOUR * 4 / 5;
-            schedule.kubeconfig_changed(now);
+            taint = taint.min(now + startup_taint::token_renewed_wait());
+            if agents_token {
+                schedule.kubeconfig_changed(now);
+            }
         }
     }
 }
