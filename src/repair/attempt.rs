@@ -99,7 +99,7 @@ pub enum RepairOutcome {
     RepairedRecently(Instant),
     /// The pod cannot be repaired, for this reason.
     CannotRepair(String),
-    /// A disruption budget rejects the eviction. The API server's message.
+    /// The eviction is rejected, for this reason.
     EvictionRejected(String),
     /// The pod is not deleted, because no controller would replace it. The explanation.
     Unmanaged(&'static str),
@@ -158,7 +158,7 @@ impl RepairAttempt<'_> {
             Ok(Effect::AppliedAfterDryRun) => {
                 Ok(RepairOutcome::Repaired { missing_rules, dry_run: true })
             }
-            Ok(Effect::RejectedByDisruptionBudget(why)) => Ok(RepairOutcome::EvictionRejected(why)),
+            Ok(Effect::EvictionRejected(why)) => Ok(RepairOutcome::EvictionRejected(why)),
             Ok(Effect::Unmanaged) => Ok(RepairOutcome::Unmanaged(UNMANAGED)),
             Err(error) if error.status_code() == Some(404) => {
                 Ok(RepairOutcome::NotNeeded("Pod is gone"))

@@ -13,6 +13,22 @@ use crate::kube::{Client, Error};
 /// code alone is ambiguous: an overloaded API server sends 429, too.
 const DISRUPTION_BUDGET: &str = "disruption budget";
 
+/// Start of the API server's message when an admission webhook rejects a request, with any status
+/// code that the webhook chooses.
+const WEBHOOK: &str = "admission webhook ";
+
+/// What follows `pods "NAME" is forbidden: ` if the account has no permission, whatever the
+/// cluster's authorizer.
+const NO_PERMISSION: &str = "User ";
+
+/// What follows `pods "NAME" is forbidden: ` if the chart's admission policy rejects the request.
+const CHARTS_POLICY: &str = "ValidatingAdmissionPolicy 'linkerd-cni-repair' ";
+
+/// Why a running pod is not deleted if the account has no permission to evict it.
+const NOT_PERMITTED: &str = "the repair controller has no permission to evict pods, and deletes no \
+                             running pod without an eviction; permit create on pods/eviction, or \
+                             set repairController.mode=in-place";
+
 /// Effect of a repair on the pod.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Effect {
@@ -20,17 +36,61 @@ pub enum Effect {
     Applied,
     /// The API server deletes the pod, after a dry run of the eviction.
     AppliedAfterDryRun,
-    /// A disruption budget rejects the eviction. The API server's message.
-    RejectedByDisruptionBudget(String),
+    /// The eviction is rejected, for this reason.
+    EvictionRejected(String),
     /// The pod has no controller that would replace it, so it is not deleted.
     Unmanaged,
 }
 
-/// Evicts the pod, so that disruption budgets are respected. Deletes the pod if evictions are not
-/// permitted (403), as with the RBAC rules of upstream's chart, or not supported (404, 405).
+/// Why the API server rejects an eviction. The text is its message.
+#[derive(Debug, PartialEq, Eq)]
+enum Rejection {
+    NoPermission,
+    /// By the chart's admission policy.
+    ChartsPolicy(String),
+    /// By a disruption budget, an admission webhook or another admission policy.
+    Other(String),
+}
+
+impl Rejection {
+    /// Returns the rejection that an error response means; `None` for a failed request, a pod that
+    /// is gone or has changed, and an overloaded API server.
+    fn of(code: u16, message: &str) -> Option<Self> {
+        let forbidden = message.strip_prefix("pods \"").and_then(|rest| {
+            let (_, why) = rest.split_once("\" is forbidden: ")?;
+            Some(why)
+        });
+        match code {
+            403 if forbidden.is_some_and(|why| why.starts_with(NO_PERMISSION)) => {
+                return Some(Rejection::NoPermission);
+            }
+            403 if forbidden.is_some_and(|why| why.starts_with(CHARTS_POLICY)) => {
+                return Some(Rejection::ChartsPolicy(message.to_owned()));
+            }
+            401 | 404 | 408 | 409 => return None,
+            400..=499 if code != 429 => {}
+            _ if message.contains(DISRUPTION_BUDGET) || message.starts_with(WEBHOOK) => {}
+            _ => return None,
+        }
+        Some(Rejection::Other(message.to_owned()))
+    }
+
+    fn effect(self) -> Effect {
+        Effect::EvictionRejected(match self {
+            Rejection::NoPermission => NOT_PERMITTED.to_owned(),
+            Rejection::ChartsPolicy(message) | Rejection::Other(message) => message,
+        })
+    }
+}
+
+/// Evicts the pod, so that disruption budgets and admission can reject that. No rejection leads to
+/// a deletion. Two cases are none:
 ///
-/// The chart's admission policy permits only dry runs of evictions, because an eviction does not
-/// name the pod's node. So after a 403 a dry run checks the disruption budgets before the deletion.
+/// - The account has no permission to create evictions, as with the RBAC rules of upstream's chart.
+///   A pod with a failed validator, whose containers never started, is then deleted, as
+///   upstream's controller does.
+/// - The chart's admission policy permits only dry runs, because an eviction does not name the
+///   pod's node. The pod is deleted after a dry run.
 ///
 /// Fails with status 409 if the pod has changed, or is another pod of the same name.
 pub fn evict_or_delete(client: &Client, pod: &StrandedPod) -> Result<Effect, Error> {
@@ -50,28 +110,30 @@ pub fn evict_or_delete(client: &Client, pod: &StrandedPod) -> Result<Effect, Err
         "metadata": {"namespace": pod.namespace, "name": pod.name},
         "deleteOptions": options,
     });
-    let is_not_permitted = |error: &Error| matches!(error.code(), Some(403..=405));
-    match evict(client, &format!("{path}/eviction"), &eviction) {
-        Err(error) if error.code() == Some(403) => {
-            match evict(client, &format!("{path}/eviction?dryRun=All"), &eviction) {
-                Ok(Effect::Applied) => {
-                    return client.delete(&path, &options).map(|()| Effect::AppliedAfterDryRun);
-                }
-                Err(error) if is_not_permitted(&error) => {}
-                rejected => return rejected,
+    let delete = |effect| client.delete(&path, &options).map(|()| effect);
+    match evict(client, &format!("{path}/eviction"), &eviction)? {
+        None => Ok(Effect::Applied),
+        Some(Rejection::NoPermission) if pod.found_by == FoundBy::Validator => {
+            delete(Effect::Applied)
+        }
+        Some(Rejection::ChartsPolicy(_)) => {
+            match evict(client, &format!("{path}/eviction?dryRun=All"), &eviction)? {
+                None => delete(Effect::AppliedAfterDryRun),
+                Some(rejection) => Ok(rejection.effect()),
             }
         }
-        Err(error) if is_not_permitted(&error) => {}
-        result => return result,
+        Some(rejection) => Ok(rejection.effect()),
     }
-    client.delete(&path, &options).map(|()| Effect::Applied)
 }
 
-fn evict(client: &Client, path: &str, eviction: &Value) -> Result<Effect, Error> {
+fn evict(client: &Client, path: &str, eviction: &Value) -> Result<Option<Rejection>, Error> {
     match client.post(path, eviction) {
-        Err(Error::Status { code: 429, message, .. }) if message.contains(DISRUPTION_BUDGET) => {
-            Ok(Effect::RejectedByDisruptionBudget(message))
-        }
-        result => result.map(|()| Effect::Applied),
+        Ok(()) => Ok(None),
+        Err(error) => match &error {
+            Error::Status { code, message, .. } => {
+                Rejection::of(*code, message).map(Some).ok_or(error)
+            }
+            _ => Err(error),
+        },
     }
 }

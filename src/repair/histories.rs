@@ -19,7 +19,7 @@ pub struct Histories {
     pub repaired: History,
     /// Reported or skipped pods: ignored for [`REPORT_HOLD`].
     pub ignored: History,
-    /// Pods whose eviction a disruption budget rejected: not evicted again for [`HOLD`].
+    /// Pods whose eviction was rejected: not evicted again for [`HOLD`].
     pub evictions_rejected: History,
     /// Pods that had all their rules: ignored for [`COMPLETE_HOLD`].
     complete: History,

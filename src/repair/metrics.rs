@@ -103,7 +103,7 @@ impl Default for Metrics {
             pods_skipped: register(
                 group,
                 "pods_skipped",
-                "Stranded pods left unchanged because a disruption budget rejected the eviction, nothing would replace the pod, the rules are unreadable, the validator fails in spite of all rules or the plugin installs no rules in the pod",
+                "Stranded pods left unchanged because the eviction was rejected, nothing would replace the pod, the rules are unreadable, the validator fails in spite of all rules or the plugin installs no rules in the pod",
             ),
             repair_errors: register(
                 group,
@@ -250,7 +250,7 @@ mod tests {
         # HELP linkerd_cni_repair_controller_pods_reported Stranded pods that were only reported.
         # TYPE linkerd_cni_repair_controller_pods_reported counter
         linkerd_cni_repair_controller_pods_reported_total 0
-        # HELP linkerd_cni_repair_controller_pods_skipped Stranded pods left unchanged because a disruption budget rejected the eviction, nothing would replace the pod, the rules are unreadable, the validator fails in spite of all rules or the plugin installs no rules in the pod.
+        # HELP linkerd_cni_repair_controller_pods_skipped Stranded pods left unchanged because the eviction was rejected, nothing would replace the pod, the rules are unreadable, the validator fails in spite of all rules or the plugin installs no rules in the pod.
         # TYPE linkerd_cni_repair_controller_pods_skipped counter
         linkerd_cni_repair_controller_pods_skipped_total 0
         # HELP linkerd_cni_repair_controller_repair_errors Failed attempts to inspect, repair, label or report a pod.

@@ -190,7 +190,7 @@ impl Worker {
     }
 
     /// Holds a pod whose eviction was rejected, and requests a list after the hold, which finds
-    /// the pod again. The disruption budget may allow the eviction once other pods of the workload
+    /// the pod again. A disruption budget may allow the eviction once other pods of the workload
     /// are ready.
     fn postpone_eviction(&mut self, pod: &StrandedPod, why: &str) {
         let now = Instant::now();

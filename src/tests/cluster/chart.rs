@@ -259,7 +259,8 @@ pub fn piped(args: &[&str], text: &str) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-fn pipe(args: &[&str], text: &str) -> Output {
+/// The same, without a panic if kubectl fails.
+pub fn pipe(args: &[&str], text: &str) -> Output {
     let mut child = Command::new("kubectl")
         .args(args)
         .stdin(Stdio::piped())

@@ -43,6 +43,7 @@ mod plugin;
 mod pods;
 mod quickstart;
 mod release;
+mod refused;
 #[path = "../support/release_folder.rs"]
 mod release_folder;
 mod repair;

@@ -11,6 +11,11 @@ pub use crate::server::Request;
 use crate::server::{self, Connection, Handler};
 use crate::until::until;
 
+/// Message of the API server for an account without the permission to create evictions.
+pub const NOT_PERMITTED: &str = r#"pods "web-1" is forbidden: User "system:serviceaccount:linkerd-cni:linkerd-cni" cannot create resource "pods/eviction" in API group "" in the namespace "emojivoto""#;
+/// Message of the API server if the chart's admission policy rejects an eviction that is no dry run.
+pub const ONLY_DRY_RUNS: &str = r#"pods "web-1" is forbidden: ValidatingAdmissionPolicy 'linkerd-cni-repair' with binding 'linkerd-cni-repair' denied request: linkerd-cni may evict pods only in dry runs, because an eviction does not name the pod's node"#;
+
 /// Response to one kind of request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Answer {
@@ -33,7 +38,7 @@ pub struct State {
     pub watch: Answer,
     pub delete: Answer,
     pub event: Answer,
-    /// Response to evictions. The default is 403, as with the RBAC rules of upstream's chart.
+    /// Response to evictions. The default is that of the RBAC rules of upstream's chart.
     pub evict: Answer,
     /// Response to dry runs of evictions. `None`: as to evictions.
     pub evict_dry_run: Option<Answer>,
@@ -65,7 +70,7 @@ impl Api {
             watch: Answer::Status(200),
             delete: Answer::Status(200),
             event: Answer::Status(201),
-            evict: Answer::Status(403),
+            evict: Answer::Refusal(403, NOT_PERMITTED),
             evict_dry_run: None,
             patch: Answer::Status(200),
             objects: BTreeMap::new(),

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::json;
 
-use crate::api::Answer;
+use crate::api::{Answer, ONLY_DRY_RUNS};
 use crate::namespaces::{NEIGHBOUR, POD};
 use crate::node::{Connection, Node, entry, meshed, running};
 use crate::until::until;
@@ -174,6 +174,7 @@ fn an_audit_waits_for_the_disruption_budgets_after_a_deletion_that_only_a_dry_ru
         node.api.knows(&pod);
         node.api.state().pods.push(pod);
     }
+    node.api.state().evict = Answer::Refusal(403, ONLY_DRY_RUNS);
     node.api.state().evict_dry_run = Some(Answer::Status(201));
     let began = Instant::now();
     let _controller = node.controller(&["--audit-seconds=1", "--mode=delete"]);

@@ -5,14 +5,14 @@ use std::time::Duration;
 
 use serde_json::json;
 
-use crate::api::{Answer, Api};
+use crate::api::{Answer, Api, ONLY_DRY_RUNS};
 use crate::controller::Controller;
 use crate::modes::events;
 use crate::until::until;
 use crate::{path, stranded};
 
 /// Message of the API server when a disruption budget rejects an eviction.
-const BUDGET: &str = "Cannot evict pod as it would violate the pod's disruption budget.";
+pub const BUDGET: &str = "Cannot evict pod as it would violate the pod's disruption budget.";
 
 pub fn evictions(api: &Api) -> Vec<String> {
     let evictions = api.requests(|request| request.is_eviction());
@@ -89,8 +89,7 @@ fn an_eviction_rejected_by_an_overloaded_api_server_is_retried_and_not_reported(
 #[test]
 fn a_pod_is_deleted_after_a_dry_run_of_the_eviction_where_only_dry_runs_are_permitted() {
     let api = Api::start();
-    // As with the chart's admission policy.
-    api.state().evict = Answer::Status(403);
+    api.state().evict = Answer::Refusal(403, ONLY_DRY_RUNS);
     api.state().evict_dry_run = Some(Answer::Refusal(429, BUDGET));
     let controller = Controller::watching(&api);
     api.send("MODIFIED", &stranded("protected"));

@@ -18,6 +18,7 @@ mod owners;
 mod process;
 #[path = "../support/promtool.rs"]
 mod promtool;
+mod refusals;
 #[allow(dead_code, reason = "the agent's tests use TLS")]
 #[path = "../support/server.rs"]
 mod server;

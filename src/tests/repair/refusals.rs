@@ -1,0 +1,72 @@
+//! Mode `delete` where the API server rejects evictions: no refusal leads to a deletion.
+
+use serde_json::json;
+
+use crate::api::{Answer, Api, NOT_PERMITTED, ONLY_DRY_RUNS};
+use crate::controller::Controller;
+use crate::modes::events;
+use crate::node::{Node, running};
+use crate::until::until;
+use crate::{path, stranded};
+
+const WEBHOOK: &str = r#"admission webhook "pods.example.com" denied the request: pods "web-1" is forbidden: User "a" cannot create resource "pods/eviction""#;
+const POLICY: &str = r#"pods "web-1" is forbidden: ValidatingAdmissionPolicy 'pods' with binding 'pods' denied request: linkerd-cni may evict pods only in dry runs"#;
+
+#[test]
+fn a_stranded_pod_whose_eviction_admission_refuses_is_reported_and_never_deleted() {
+    for (code, why) in
+        [(403, WEBHOOK), (403, POLICY), (422, POLICY), (405, WEBHOOK), (429, WEBHOOK)]
+    {
+        let api = Api::start();
+        api.state().evict = Answer::Refusal(code, why);
+        // A webhook may permit dry runs, because they change nothing.
+        api.state().evict_dry_run = Some(Answer::Status(201));
+        let controller = Controller::watching(&api);
+        api.send("MODIFIED", &stranded("web-1"));
+        until("the pod is deleted or reported", || {
+            !api.deleted().is_empty() || !events(&api).is_empty()
+        });
+        assert!(api.deleted().is_empty(), "deleted after HTTP {code} {why}");
+        assert_eq!(events(&api)[0]["note"], format!("Pod skipped for now: {why}"));
+        assert_eq!(controller.metric("pods_skipped_total"), 1);
+    }
+}
+
+#[test]
+fn a_running_pod_is_not_deleted_if_its_eviction_or_the_dry_run_is_refused() {
+    for (evict, dry_run) in [
+        (NOT_PERMITTED, None),
+        (WEBHOOK, None),
+        (WEBHOOK, Some(Answer::Status(201))),
+        (ONLY_DRY_RUNS, Some(Answer::Refusal(403, WEBHOOK))),
+        (ONLY_DRY_RUNS, Some(Answer::Refusal(403, POLICY))),
+    ] {
+        let node = Node::new();
+        node.cache_cni_result("uid-of-web-1");
+        node.knows(&running());
+        node.api.state().evict = Answer::Refusal(403, evict);
+        node.api.state().evict_dry_run = dry_run.clone();
+        let controller = node.controller(&["--audit-seconds=1", "--mode=delete"]);
+        let deleted = || node.api.deleted();
+        until("the pod is deleted or reported", || {
+            !deleted().is_empty() || !node.events().is_empty()
+        });
+        assert!(deleted().is_empty(), "deleted after {evict}, {dry_run:?}");
+        assert_eq!(node.events()[0]["reason"], "LinkerdCNIRulesMissing");
+        assert_eq!(node.events()[0]["action"], "Skipping");
+        controller.reaches("audits_total", 3);
+        assert_eq!(controller.metric("pods_skipped_total"), 1, "reported once: {evict}");
+        assert_eq!(controller.metric("pods_deleted_total"), 0);
+    }
+}
+
+#[test]
+fn a_stranded_pod_is_deleted_where_the_account_has_no_permission_to_evict() {
+    let api = Api::start();
+    let controller = Controller::watching(&api);
+    api.send("MODIFIED", &stranded("web-1"));
+    controller.counts("pods_deleted_total", 1);
+    assert_eq!(api.deleted(), [path("web-1")]);
+    let deletion = &api.requests(|request| request.method == "DELETE")[0].body;
+    assert_eq!(deletion["preconditions"], json!({"uid": "uid-of-web-1", "resourceVersion": "101"}));
+}
