@@ -81,7 +81,7 @@ struct Args {
     #[arg(long, env = "LINKERD_CNI_REPAIR_CONTROLLER_AUDIT_SECONDS", default_value_t = 0)]
     audit_seconds: u32,
 
-    /// Repair budget: largest number of pods to repair per minute
+    /// Repair budget: largest number of pods to repair per minute, half of them in one namespace
     #[arg(long, env = "LINKERD_CNI_REPAIR_CONTROLLER_RATE", default_value_t = 60)]
     #[arg(value_parser = clap::value_parser!(u16).range(1..))]
     rate: u16,

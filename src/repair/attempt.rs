@@ -151,7 +151,7 @@ impl RepairAttempt<'_> {
             Err(error) => error.status_code().is_some(),
         };
         if !is_rejected {
-            self.budget.spend(Instant::now());
+            self.budget.spend(&pod.namespace, Instant::now());
         }
         match result {
             Ok(Effect::Applied) => Ok(RepairOutcome::Repaired { missing_rules, dry_run: false }),

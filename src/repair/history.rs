@@ -1,6 +1,7 @@
 //! Records recent repairs, so that the controller does not repair the same pods again and
 //! again on a node where the plugin is broken.
 
+use std::cmp::Reverse;
 use std::collections::HashMap;
 use std::time::{Duration, Instant, SystemTime};
 
@@ -19,7 +20,8 @@ const DELETIONS_KEPT: Duration = Duration::from_secs(2 * 3600);
 /// Maximum number of entries in a history, to bound memory.
 const MAX_ENTRIES: usize = 1024;
 
-/// Which pods share an entry of a [`History`].
+/// Which pods share an entry of a [`History`]. Pods of two namespaces never do: a tenant may claim
+/// the owner of another tenant's pods.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HistoryKey {
     /// Pods of one owner. For deletions, after which the owner creates another pod.
@@ -46,7 +48,8 @@ pub struct History {
     key: HistoryKey,
     /// Time until a pod or owner in the history is allowed again, after its first repair.
     hold: Duration,
-    newest: HashMap<String, LastRepair>,
+    /// The key is a namespace and an owner or UID.
+    newest: HashMap<(String, String), LastRepair>,
 }
 
 struct LastRepair {
@@ -80,7 +83,7 @@ impl History {
 
     /// Returns when the pod may be repaired; `None` if it may be repaired at `now`.
     pub fn held_until(&self, pod: &StrandedPod, now: Instant) -> Option<Instant> {
-        let entry = self.newest.get(self.key(pod))?;
+        let entry = self.newest.get(&self.key(pod))?;
         let end = entry.at + entry.hold;
         let is_held = self.key == HistoryKey::Pod || entry.is_replacement(pod);
         (is_held && now < end).then_some(end)
@@ -88,18 +91,19 @@ impl History {
 
     /// Whether the pod or owner is in the history, even if its hold is over.
     pub fn contains(&self, pod: &StrandedPod) -> bool {
-        self.newest.contains_key(self.key(pod))
+        self.newest.contains_key(&self.key(pod))
     }
 
     /// Marks the hold of the pod or owner as reported. Returns `true` the first time after
     /// each repair.
     pub fn mark_hold_reported(&mut self, pod: &StrandedPod) -> bool {
-        let key = self.key(pod).to_owned();
-        let entry = self.newest.get_mut(&key);
+        let entry = self.newest.get_mut(&self.key(pod));
         entry.is_some_and(|entry| !std::mem::replace(&mut entry.hold_reported, true))
     }
 
-    /// Records a repair at `now`, which is `date` by the node's clock. Drops expired entries.
+    /// Records a repair at `now`, which is `date` by the node's clock. Drops expired entries. A full
+    /// history drops the oldest entry of the namespace with the most entries, so that a tenant with
+    /// many owners does not end the holds of others.
     pub fn record(&mut self, pod: &StrandedPod, now: Instant, date: SystemTime) {
         let kept = match self.key {
             HistoryKey::Owner => DELETIONS_KEPT,
@@ -107,12 +111,19 @@ impl History {
         };
         self.newest.retain(|_, entry| now.duration_since(entry.at) < kept);
         if self.newest.len() >= MAX_ENTRIES {
-            let oldest = self.newest.iter().min_by_key(|(_, entry)| entry.at);
+            let mut counts: HashMap<&str, usize> = HashMap::new();
+            for (namespace, _) in self.newest.keys() {
+                *counts.entry(namespace).or_default() += 1;
+            }
+            let all = self.newest.iter();
+            let oldest = all.max_by_key(|((namespace, _), entry)| {
+                (counts.get(&**namespace).copied(), Reverse(entry.at))
+            });
             if let Some(key) = oldest.map(|(key, _)| key.clone()) {
                 self.newest.remove(&key);
             }
         }
-        let key = self.key(pod).to_owned();
+        let key = self.key(pod);
         let last = self.newest.remove(&key);
         let hold = match &last {
             Some(last) if self.key == HistoryKey::Owner && last.is_replacement(pod) => {
@@ -131,11 +142,12 @@ impl History {
         self.newest.insert(key, entry);
     }
 
-    fn key<'p>(&self, pod: &'p StrandedPod) -> &'p str {
-        match self.key {
+    fn key(&self, pod: &StrandedPod) -> (String, String) {
+        let id = match self.key {
             HistoryKey::Owner => &pod.owner_key,
             HistoryKey::Pod => &pod.uid,
-        }
+        };
+        (pod.namespace.clone(), id.clone())
     }
 }
 
@@ -222,9 +234,32 @@ mod tests {
             history.record(&pod(&owner.to_string(), 0), later, UNIX_EPOCH);
         }
         assert_eq!(history.newest.len(), MAX_ENTRIES);
-        assert!(history.newest.contains_key(&(2 * MAX_ENTRIES - 1).to_string()));
+        assert!(history.contains(&pod(&(2 * MAX_ENTRIES - 1).to_string(), 0)));
         history.record(&pod("new", 0), now + DELETIONS_KEPT + HOLD, UNIX_EPOCH);
         assert_eq!(history.newest.len(), 1);
+    }
+
+    #[test]
+    fn a_namespace_with_many_owners_does_not_end_the_holds_of_others() {
+        let start = Instant::now();
+        let mut history = History::new(HistoryKey::Owner, HOLD);
+        let few = StrandedPod { namespace: "few".into(), ..pod("web", 0) };
+        history.record(&few, start, UNIX_EPOCH);
+        for owner in 0..2 * MAX_ENTRIES {
+            let later = start + Duration::from_micros(1 + owner as u64);
+            history.record(&pod(&owner.to_string(), 0), later, UNIX_EPOCH);
+        }
+        assert_eq!(history.newest.len(), MAX_ENTRIES);
+        assert!(history.contains(&few));
+    }
+
+    #[test]
+    fn a_pod_that_claims_the_owner_of_another_namespaces_pods_does_not_hold_them() {
+        let now = Instant::now();
+        let mut history = History::new(HistoryKey::Owner, HOLD);
+        let claiming = StrandedPod { namespace: "tenant".into(), ..pod("web", 0) };
+        history.record(&claiming, now, UNIX_EPOCH);
+        assert!(history.allows(&pod("web", 100), now));
     }
 
     #[test]

@@ -9,7 +9,7 @@ use super::stranded_pod::StrandedPod;
 /// Maximum number of queued pods from watch events and audits. Upstream's value.
 pub const CAPACITY: usize = 32;
 
-/// The pod was not queued, because the queue is full.
+/// A pod was dropped, because the queue is full.
 #[derive(Debug, PartialEq, Eq)]
 pub struct QueueFull;
 
@@ -25,12 +25,43 @@ pub struct Queue {
 struct QueueState {
     /// Pods from watch events and audits.
     pods: VecDeque<StrandedPod>,
-    /// Pods of the last list. [`Queue::pop`] returns them once `pods` is empty.
+    /// Pods of the last list, after `pods` in the queue's order.
     listed: VecDeque<StrandedPod>,
     closed: bool,
 }
 
 impl QueueState {
+    /// Removes the newest pod of the namespace with the most pods, for a pod of `namespace`. Returns
+    /// `false` if no namespace has more pods than that one.
+    fn drop_for(&mut self, namespace: &str) -> bool {
+        let count = |name: &str| self.pods.iter().filter(|pod| pod.namespace == name).count();
+        let all = self.pods.iter().enumerate();
+        let (most, index) =
+            all.map(|(index, pod)| (count(&pod.namespace), index)).max().unwrap_or_default();
+        let drops = most > count(namespace);
+        if drops {
+            self.pods.remove(index);
+        }
+        drops
+    }
+
+    /// Returns the first pod with the lowest `turn`: how long the pod has to wait, and its index.
+    fn next<T: Ord>(
+        &self,
+        turn: impl Fn(&StrandedPod) -> (Duration, T),
+    ) -> Option<(Duration, usize)> {
+        let all = self.pods.iter().chain(&self.listed).enumerate();
+        let ((wait, _), index) = all.map(|(index, pod)| (turn(pod), index)).min()?;
+        Some((wait, index))
+    }
+
+    fn remove(&mut self, index: usize) -> Option<StrandedPod> {
+        match index.checked_sub(self.pods.len()) {
+            None => self.pods.remove(index),
+            Some(index) => self.listed.remove(index),
+        }
+    }
+
     /// Finds the same pod in the queue, whatever its resourceVersion.
     fn find(&mut self, pod: &StrandedPod) -> Option<&mut StrandedPod> {
         let mut all = self.pods.iter_mut().chain(&mut self.listed);
@@ -41,18 +72,21 @@ impl QueueState {
 impl Queue {
     /// Adds a pod at the end. If the pod is already queued, replaces it by its new version in
     /// the same place: each failure of a validator causes several events.
+    ///
+    /// If the queue is full, drops a pod of the namespace with the most pods: the pods of one tenant
+    /// must not keep out those of others.
     pub fn push(&self, pod: StrandedPod) -> Result<(), QueueFull> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(queued) = state.find(&pod) {
             *queued = pod;
             return Ok(());
         }
-        if state.pods.len() >= CAPACITY {
-            return Err(QueueFull);
+        let is_full = state.pods.len() >= CAPACITY;
+        if !is_full || state.drop_for(&pod.namespace) {
+            state.pods.push_back(pod);
+            self.changed.notify_all();
         }
-        state.pods.push_back(pod);
-        self.changed.notify_all();
-        Ok(())
+        if is_full { Err(QueueFull) } else { Ok(()) }
     }
 
     /// Replaces the pods of the last list with those of a new list, which contains every
@@ -76,18 +110,29 @@ impl Queue {
 
     /// Waits for a pod and removes it from the queue. Returns `None` once the queue is
     /// closed.
-    pub fn pop(&self) -> Option<StrandedPod> {
-        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        let is_empty = |state: &QueueState| state.pods.is_empty() && state.listed.is_empty();
-        let mut state = self
-            .changed
-            .wait_while(state, |state| is_empty(state) && !state.closed)
-            .unwrap_or_else(PoisonError::into_inner);
-        if state.closed {
-            return None;
+    ///
+    /// `turn` returns how long a pod has to wait, and its rank among pods that wait as long. Calls
+    /// `on_wait` once if every queued pod has to wait.
+    pub fn pop<T: Ord>(
+        &self,
+        turn: impl Fn(&StrandedPod) -> (Duration, T),
+        on_wait: impl FnOnce(Duration),
+    ) -> Option<StrandedPod> {
+        let mut on_wait = Some(on_wait);
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        while !state.closed {
+            let wait = match state.next(&turn) {
+                None => Duration::MAX,
+                Some((Duration::ZERO, index)) => return state.remove(index),
+                Some((wait, _)) => {
+                    on_wait.take().into_iter().for_each(|on_wait| on_wait(wait));
+                    wait
+                }
+            };
+            let waited = self.changed.wait_timeout(state, wait);
+            state = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
-        let next = state.pods.pop_front();
-        next.or_else(|| state.listed.pop_front())
+        None
     }
 
     /// Waits for `time` or until the queue is closed. Returns `true` if the queue is closed.
@@ -111,9 +156,14 @@ impl Queue {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::mpsc;
     use std::thread;
 
     use super::*;
+
+    fn pop(queue: &Queue) -> Option<StrandedPod> {
+        queue.pop(|_| (Duration::ZERO, ()), |_| ())
+    }
 
     fn pod(name: usize) -> StrandedPod {
         StrandedPod { name: name.to_string(), ..StrandedPod::default() }
@@ -132,9 +182,9 @@ mod tests {
         let queue = full();
         assert!(!queue.is_closed_within(Duration::from_millis(1)));
         assert_eq!(queue.push(pod(99)), Err(QueueFull));
-        assert_eq!(queue.pop(), Some(pod(0)));
+        assert_eq!(pop(&queue), Some(pod(0)));
         assert_eq!(queue.push(pod(99)), Ok(()));
-        assert_eq!(queue.pop(), Some(pod(1)));
+        assert_eq!(pop(&queue), Some(pod(1)));
     }
 
     #[test]
@@ -142,9 +192,9 @@ mod tests {
         let queue = full();
         let newer = StrandedPod { resource_version: "2".into(), ..pod(1) };
         assert_eq!(queue.push(newer.clone()), Ok(()));
-        assert_eq!(queue.pop(), Some(pod(0)));
-        assert_eq!(queue.pop(), Some(newer));
-        assert_eq!(queue.pop(), Some(pod(2)));
+        assert_eq!(pop(&queue), Some(pod(0)));
+        assert_eq!(pop(&queue), Some(newer));
+        assert_eq!(pop(&queue), Some(pod(2)));
     }
 
     #[test]
@@ -152,7 +202,7 @@ mod tests {
         let queue = full();
         queue.replace_listed((0..500).map(pod).collect());
         for name in 0..500 {
-            assert_eq!(queue.pop(), Some(pod(name)));
+            assert_eq!(pop(&queue), Some(pod(name)));
         }
     }
 
@@ -163,19 +213,50 @@ mod tests {
         queue.replace_listed(vec![pod(1), pod(2)]);
         let newer = StrandedPod { resource_version: "2".into(), ..pod(2) };
         assert_eq!(queue.push(newer.clone()), Ok(()));
-        assert_eq!(queue.pop(), Some(pod(1)));
-        assert_eq!(queue.pop(), Some(newer));
+        assert_eq!(pop(&queue), Some(pod(1)));
+        assert_eq!(pop(&queue), Some(newer));
+    }
+
+    #[test]
+    fn a_full_queue_drops_the_newest_pod_of_the_namespace_with_the_most_pods() {
+        let queue = full();
+        let few = StrandedPod { namespace: "few".into(), ..pod(99) };
+        assert_eq!(queue.push(few.clone()), Err(QueueFull));
+        let queued: Vec<_> = (0..CAPACITY).filter_map(|_| pop(&queue)).collect();
+        assert!(queued.contains(&few) && !queued.contains(&pod(CAPACITY - 1)), "{queued:?}");
+    }
+
+    #[test]
+    fn the_pod_with_the_lowest_turn_is_next_and_a_new_pod_ends_the_wait_of_others() {
+        let queue = Queue::default();
+        queue.push(pod(2)).unwrap();
+        queue.replace_listed(vec![pod(1)]);
+        let turn = |pod: &StrandedPod| (Duration::ZERO, pod.name.clone());
+        assert_eq!(queue.pop(turn, |_| ()), Some(pod(1)));
+        let hour = Duration::from_secs(3600);
+        let held = |queued: &StrandedPod| match *queued == pod(2) {
+            true => (hour, ()),
+            false => (Duration::ZERO, ()),
+        };
+        queue.push(pod(2)).unwrap();
+        let (waiting, waits) = mpsc::channel();
+        thread::scope(|scope| {
+            let popper = scope.spawn(|| queue.pop(held, |wait| waiting.send(wait).unwrap()));
+            assert_eq!(waits.recv().unwrap(), hour);
+            queue.push(pod(3)).unwrap();
+            assert_eq!(popper.join().unwrap(), Some(pod(3)));
+        });
     }
 
     #[test]
     fn closing_ends_all_waits_at_once() {
         let queue = full();
         queue.close();
-        assert_eq!(queue.pop(), None);
+        assert_eq!(pop(&queue), None);
         assert!(queue.is_closed_within(Duration::from_secs(60)));
         let empty = Queue::default();
         thread::scope(|scope| {
-            let popper = scope.spawn(|| empty.pop());
+            let popper = scope.spawn(|| pop(&empty));
             empty.close();
             assert_eq!(popper.join().unwrap(), None);
         });

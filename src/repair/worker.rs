@@ -51,31 +51,27 @@ impl Worker {
     /// Repairs pods until the queue is closed.
     pub fn run(mut self) {
         let shared = Arc::clone(&self.shared);
-        while let Some(pod) = shared.queue.pop() {
-            if !self.wait_for_turn() {
+        while let Some(pod) = self.next_pod() {
+            let is_agent_ready = self
+                .agent_address
+                .as_ref()
+                .is_none_or(|address| agent_ready::wait_until_ready(address, &shared));
+            if !is_agent_ready {
                 return;
             }
             self.repair(&pod);
         }
     }
 
-    /// Waits until the budget allows another repair and the agent is ready. Returns
-    /// `false` if the queue is closed first.
-    fn wait_for_turn(&mut self) -> bool {
-        let wait = self.budget.wait(Instant::now());
-        if !wait.is_zero() {
+    /// Waits for a pod that the budget allows to repair. Returns `None` once the queue is closed.
+    fn next_pod(&self) -> Option<StrandedPod> {
+        let turn = |pod: &StrandedPod| self.budget.turn(&pod.namespace, Instant::now());
+        self.shared.queue.pop(turn, |wait| {
             self.shared.metrics.budget_waits.inc();
             tracing::info!(
                 "The repair budget is used up; the next repair is possible in {wait:.0?}"
             );
-            if self.shared.queue.is_closed_within(wait) {
-                return false;
-            }
-        }
-        match &self.agent_address {
-            Some(address) => agent_ready::wait_until_ready(address, &self.shared),
-            None => true,
-        }
+        })
     }
 
     /// Tries to repair the pod, unless it was reported or skipped recently.

@@ -23,6 +23,7 @@ mod refusals;
 #[path = "../support/server.rs"]
 mod server;
 mod skipped_pods;
+mod tenants;
 #[path = "../support/until.rs"]
 mod until;
 #[allow(dead_code, reason = "the plugin's tests use all of it")]

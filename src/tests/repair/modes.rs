@@ -32,7 +32,8 @@ fn rejected_requests_do_not_use_up_the_repair_budget() {
     let api = Api::start();
     // The pods are gone before the controller deletes them.
     api.state().delete = Answer::Status(404);
-    let controller = Controller::with(&api, &["--rate=2"]);
+    // Two in one namespace.
+    let controller = Controller::with(&api, &["--rate=4"]);
     for name in 0..5 {
         api.send("MODIFIED", &stranded(&format!("gone-{name}")));
     }
@@ -165,7 +166,10 @@ fn a_pod_that_is_stranded_only_in_a_stale_list_is_neither_reported_nor_labelled(
 #[test]
 fn repairs_stop_when_the_repair_budget_is_used_up() {
     let api = Api::start();
-    let pods = (0..200).map(|name| stranded(&format!("web-{name}")));
+    let pods = (0..200).map(|number| {
+        let namespace = json!(format!("namespace-{}", number % 2));
+        changed(&format!("web-{number}"), "/metadata/namespace", namespace)
+    });
     api.state().pods = pods.collect();
     let controller = Controller::with(&api, &["--rate=7"]);
     controller.counts("pods_deleted_total", 7);
