@@ -6,7 +6,7 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fmt;
 
-use serde::de::{Error, SeqAccess, Visitor};
+use serde::de::{Error, IgnoredAny, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 
 /// Reads a field; `null` is the default value.
@@ -168,6 +168,8 @@ pub struct PodStatus {
     pub ips: Vec<PodIp>,
     #[serde(deserialize_with = "null_as_default")]
     pub init_container_statuses: Vec<ContainerStatus>,
+    #[serde(deserialize_with = "null_as_default")]
+    pub container_statuses: Vec<ContainerStatus>,
 }
 
 /// One address of a pod.
@@ -190,10 +192,11 @@ pub struct ContainerStatus {
     pub last_state: ContainerState,
 }
 
-/// The state of a container, reduced to its termination.
+/// The state of a container, without details of a container that waits or runs.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 pub struct ContainerState {
+    pub running: Option<IgnoredAny>,
     pub terminated: Option<Terminated>,
 }
 

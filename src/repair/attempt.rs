@@ -133,6 +133,9 @@ impl RepairAttempt<'_> {
         if self.mode == RepairMode::Delete && pod.is_mirror {
             return Ok(RepairOutcome::CannotRepair(STATIC.to_owned()));
         }
+        if let Some(reason) = self.replacement_skipped(&pod) {
+            return Ok(RepairOutcome::CannotRepair(skipped_by_plugin(reason)));
+        }
         if let Some(end) = self.repaired.held_until(&pod, Instant::now()) {
             return Ok(RepairOutcome::RepairedRecently(end));
         }
@@ -187,7 +190,7 @@ impl RepairAttempt<'_> {
         if config.as_ref().is_ok_and(|config| config.simulate) {
             return Ok(Break(no_rules_outcome(pod, SIMULATED.to_owned())));
         }
-        if let Some(reason) = skipped_because(pod, config.as_ref().ok()) {
+        if let Some(reason) = config.as_ref().ok().and_then(|config| skipped_by_name(pod, config)) {
             return Ok(Break(no_rules_outcome(pod, skipped_by_plugin(reason))));
         }
         if pod.unmeshed {
@@ -239,6 +242,18 @@ impl RepairAttempt<'_> {
         Ok(Effect::Applied)
     }
 
+    /// Returns why the plugin would skip a pod that replaces this one in mode `delete`: then that pod
+    /// would be deleted too, and so on. Nothing replaces a pod without a controller.
+    fn replacement_skipped(&self, pod: &StrandedPod) -> Option<SkipReason> {
+        let is_replaced = pod.has_controller || !self.delete_unmanaged;
+        let reason = pod
+            .skipped_by_annotations
+            .filter(|_| self.mode == RepairMode::Delete && is_replaced)?;
+        let asks_for_each_pod =
+            self.host.config().is_ok_and(|config| config.detection == Detection::Api);
+        (!asks_for_each_pod).then_some(reason)
+    }
+
     /// Whether the repair mode is [`RepairMode::Label`] and the pod has the label.
     fn is_labelled(&self, pod: &StrandedPod) -> bool {
         self.mode == RepairMode::Label && pod.labelled
@@ -262,27 +277,19 @@ impl RepairAttempt<'_> {
     }
 }
 
-/// Returns why the plugin skips the pod, by the pod's namespace, name and annotations. If the plugin
-/// entry is unreadable, only the annotations decide, because not every repair mode needs the entry.
-fn skipped_because(pod: &StrandedPod, config: Option<&Config>) -> Option<SkipReason> {
-    let Some(config) = config else {
-        return pod.skipped_by_annotations;
-    };
+/// Returns why the plugin skips the pod, by its namespace and name.
+fn skipped_by_name(pod: &StrandedPod, config: &Config) -> Option<SkipReason> {
     let name =
         PodRef { namespace: pod.namespace.clone(), name: pod.name.clone(), uid: pod.uid.clone() };
-    let by_annotations = match config.detection {
-        Detection::Api => None,
-        Detection::Annotations | Detection::Injector => pod.skipped_by_annotations,
-    };
-    skip_reason(&name, config, None).or(by_annotations)
+    skip_reason(&name, config, None)
 }
 
 /// Explains why a repair does not help: the plugin would skip the pod's replacement, too.
 fn skipped_by_plugin(reason: SkipReason) -> String {
     let remedy = match reason {
         SkipReason::NoLinkerdAnnotation | SkipReason::InjectionDisabled => {
-            "set the chart's podDetection to api, or give the pod the annotation \
-             linkerd.io/proxy-version"
+            "set the chart's podDetection to api or repairController.mode to in-place, or give the \
+             pod the annotation linkerd.io/proxy-version"
         }
         SkipReason::AgentPod => {
             "it has the name of a pod of the agent's DaemonSet: give the pod another name"

@@ -58,6 +58,7 @@ impl FromPod for AuditedPod {
             containers.shrink_to_fit();
         }
         pod.status.init_container_statuses = Vec::new();
+        pod.status.container_statuses = Vec::new();
         let metadata = &mut pod.metadata;
         retain_keys(&mut metadata.annotations, |key| is_linkerd_key(key) || key == STATIC_POD_UID);
         let labels = [LABEL, INJECTED_LABEL, CONTROL_PLANE_LABEL];

@@ -1,6 +1,5 @@
 //! Compares the rules in a pod's netns with the redirect rules that the plugin would install
-//! there. Leaves out pods without a proxy, and pods that the plugin skips by namespace, name or
-//! annotations.
+//! there. Leaves out pods without a proxy, and pods that the plugin skips by namespace or name.
 
 use std::collections::BTreeMap;
 
@@ -82,10 +81,8 @@ impl Inspector {
             name: pod.metadata.name.clone(),
             uid: pod.metadata.uid.clone(),
         };
-        // If the runtime passes no annotations, the plugin also redirects pods that have a proxy
-        // but no Linkerd annotation. Audits leave these pods out.
-        let is_skipped =
-            skip_reason(&name, &self.config, Some(&pod.metadata.annotations)).is_some();
+        // The containers decide, not the annotations: `kubectl debug --copy-to` removes them.
+        let is_skipped = skip_reason(&name, &self.config, None).is_some();
         if self.config.simulate || is_skipped || !is_meshed(&pod) {
             return Ok(Inspection::NotApplicable);
         }

@@ -51,8 +51,9 @@ pub struct StrandedPod {
     pub created: String,
     /// Whether the pod has [`LABEL`].
     pub labelled: bool,
-    /// Why the plugin skips the pod by its annotations, unless it asks the API server for every pod.
-    /// `None` for an injected pod, which upstream's controller repairs too.
+    /// Why the plugin skips a pod with these annotations, such as the pod that replaces this one,
+    /// unless it asks the API server for every pod. `None` for a pod of the injector, which also
+    /// injects the replacement.
     pub skipped_by_annotations: Option<SkipReason>,
     /// Whether the plugin installs no rules in the pod because of its containers.
     pub unmeshed: bool,
@@ -119,9 +120,13 @@ fn is_injected(pod: &Pod) -> bool {
     pod.metadata.labels.contains_key(INJECTED_LABEL)
 }
 
-/// Whether an audit reads the pod's rules: the pod is meshed and running.
+/// Whether an audit reads the pod's rules: the pod is meshed, and runs at least one container. The
+/// phase of a pod stays `Pending` as long as one of its containers cannot start.
 pub fn is_auditable(pod: &Pod) -> bool {
-    !is_exempt(pod) && pod.status.phase == "Running" && is_meshed(pod)
+    let status = &pod.status;
+    let runs = status.phase == "Running"
+        || status.container_statuses.iter().any(|one| one.state.running.is_some());
+    runs && !is_exempt(pod) && is_meshed(pod)
 }
 
 /// Whether the pod is never repaired: it is terminating or finished, or has no netns of
@@ -269,9 +274,14 @@ mod tests {
         });
         let deleted_at = json!("2026-01-01T00:00:00Z");
         let init = json!([{"name": "linkerd-init"}]);
+        let partly = json!({"phase": "Pending", "containerStatuses": [
+            {"name": "debugger", "state": {"waiting": {"reason": "CreateContainerConfigError"}}},
+            {"name": "app", "state": {"running": {"startedAt": "2026-01-01T00:00:00Z"}}},
+        ]});
         for (name, pod, expected) in [
             ("running", running.clone(), true),
             ("not yet running", with(running.clone(), "/status/phase", json!("Pending")), false),
+            ("one container cannot start", with(running.clone(), "/status", partly), true),
             (
                 "being deleted",
                 with(running.clone(), "/metadata/deletionTimestamp", deleted_at),

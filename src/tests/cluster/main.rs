@@ -21,6 +21,7 @@ mod cni;
 #[path = "../support/documented.rs"]
 mod commands;
 mod connections;
+mod copies;
 mod documented;
 mod extension;
 mod families;
@@ -42,8 +43,8 @@ mod platforms;
 mod plugin;
 mod pods;
 mod quickstart;
-mod release;
 mod refused;
+mod release;
 #[path = "../support/release_folder.rs"]
 mod release_folder;
 mod repair;

@@ -36,19 +36,6 @@ fn pods_that_the_plugin_skips_are_not_audited() {
     }
 }
 
-#[test]
-fn a_running_pod_without_linkerd_annotations_is_not_audited() {
-    let node = Node::new();
-    node.cache_cni_result("uid-of-web-1");
-    let mut pod = running();
-    pod["metadata"]["annotations"] = json!({"example.com/a": "b"});
-    node.knows(&pod);
-    let controller = node.controller(&["--audit-seconds=1"]);
-    controller.reaches("audits_total", 2);
-    assert_eq!(controller.metric("audit_pods_incomplete_total"), 0);
-    assert_eq!(node.ruleset(), "");
-}
-
 /// The pod as its author wrote it, with a proxy but without the injector's label.
 fn hand_made(mut pod: Value, annotations: Value) -> Value {
     pod["metadata"]["labels"] = json!({});
@@ -64,32 +51,94 @@ fn detecting(detection: &str) -> Value {
 }
 
 #[test]
-fn a_hand_made_meshed_pod_is_audited_and_repaired_like_an_injected_one() {
+fn a_pod_with_a_proxy_container_is_audited_and_repaired_in_place_whatever_its_metadata() {
     let annotated = json!({"config.linkerd.io/proxy-uid": "2102"});
-    for (detection, annotations) in [("annotations", annotated), ("api", json!({}))] {
-        for pod in [running(), waiting()] {
+    let disabled = json!({"linkerd.io/inject": "disabled"});
+    for (detection, annotations) in [
+        ("annotations", annotated),
+        ("annotations", json!({})),
+        ("injector", disabled),
+        ("api", json!({})),
+    ] {
+        for pod in [running(), waiting(), partly_running()] {
             let node = Node::new();
             node.chain(&detecting(detection));
             node.cache_cni_result("uid-of-web-1");
             node.knows(&hand_made(pod, annotations.clone()));
             let controller = node.controller(&["--audit-seconds=1"]);
+            until("two audits or a repair", || {
+                controller.metric("audits_total") >= 2 || !node.ruleset().is_empty()
+            });
             controller.counts("pods_repaired_total", 1);
-            assert!(node.ruleset().contains("redirect to :4140"), "{detection}");
+            assert!(node.ruleset().contains("redirect to :4140"), "{detection} {annotations}");
         }
     }
 }
 
+/// The pod while one of its containers cannot start, such as the debug container of
+/// `kubectl debug --profile=restricted` with an image that runs as root: its phase stays Pending.
+fn partly_running() -> Value {
+    let mut pod = running();
+    pod["status"]["phase"] = json!("Pending");
+    pod["status"]["containerStatuses"] = json!([
+        {"name": "debugger", "state": {"waiting": {"reason": "CreateContainerConfigError"}}},
+        {"name": "linkerd-proxy", "state": {"running": {"startedAt": "2026-01-01T00:00:00Z"}}},
+    ]);
+    pod
+}
+
 #[test]
-fn a_stranded_hand_made_pod_without_linkerd_annotation_is_reported_with_a_remedy() {
-    for mode in ["delete", "in-place", "label", "report"] {
+fn mode_delete_reports_a_pod_whose_replacement_would_start_without_rules_again() {
+    for pod in [waiting(), running()] {
+        let node = Node::new();
+        node.chain(&detecting("annotations"));
+        node.cache_cni_result("uid-of-web-1");
+        node.knows(&hand_made(pod, json!({})));
+        node.api.state().evict = Answer::Status(201);
+        let controller = node.controller(&["--audit-seconds=1", "--mode=delete"]);
+        controller.counts("pods_skipped_total", 1);
+        controller.logs("set the chart's podDetection to api");
+        controller.reaches("audits_total", 2);
+        assert!(node.changes().is_empty(), "{:?}", node.changes());
+        drop(controller);
+        // With podDetection api, the plugin redirects the replacement.
+        node.chain(&detecting("api"));
+        let controller = node.controller(&["--audit-seconds=1", "--mode=delete"]);
+        controller.reaches("pods_deleted_total", 1);
+    }
+}
+
+#[test]
+fn mode_delete_deletes_a_copy_of_kubectl_debug_only_if_told_to_delete_pods_without_a_controller() {
+    let mut copy = hand_made(running(), json!({}));
+    copy["metadata"]["ownerReferences"] = json!([]);
+    for told in [false, true] {
+        let node = Node::new();
+        node.chain(&detecting("annotations"));
+        node.cache_cni_result("uid-of-web-1");
+        node.knows(&copy);
+        node.api.state().evict = Answer::Status(201);
+        let arguments = ["--audit-seconds=1", "--mode=delete", "--delete-unmanaged"];
+        let controller = node.controller(&arguments[..2 + usize::from(told)]);
+        let (done, not_done) = match told {
+            true => ("pods_deleted_total", "pods_skipped_total"),
+            false => ("pods_skipped_total", "pods_deleted_total"),
+        };
+        controller.reaches(done, 1);
+        assert_eq!(controller.metric(not_done), 0, "told {told}");
+    }
+}
+
+#[test]
+fn a_pod_without_linkerd_annotation_is_labelled_and_reported_like_any_other() {
+    for (mode, metric) in [("label", "pods_labelled_total"), ("report", "pods_reported_total")] {
         let node = Node::new();
         node.chain(&detecting("annotations"));
         node.cache_cni_result("uid-of-web-1");
         node.knows(&hand_made(waiting(), json!({})));
         let controller = node.controller(&[&format!("--mode={mode}")]);
-        controller.counts("pods_skipped_total", 1);
-        controller.logs("set the chart's podDetection to api");
-        assert!(node.changes().is_empty(), "{mode}: {:?}", node.changes());
+        controller.reaches(metric, 1);
+        assert_eq!(controller.metric("pods_skipped_total"), 0, "{mode}");
     }
 }
 
