@@ -4,6 +4,11 @@ use std::time::Duration;
 
 use ureq::http::Method;
 
+/// `reason` of Kubernetes' Status with HTTP 401, 403 and 404. A response without it comes from a proxy.
+pub const UNAUTHORIZED: &str = "Unauthorized";
+pub const FORBIDDEN: &str = "Forbidden";
+pub const NOT_FOUND: &str = "NotFound";
+
 /// Why an API request failed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
