@@ -7,7 +7,6 @@ mod token_renewal;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use serde::de::IgnoredAny;
 use tracing::warn;
 
 use super::event_posting::{self, PodEventPosting};
@@ -16,7 +15,8 @@ use super::startup_taint::TaintRemoval;
 use super::{Api, USER_AGENT, daemonset_path, namespace};
 use crate::kube::connection::{AccessSource, Connection};
 use crate::kube::retry::Retry;
-use crate::kube::{self, Deadlines, FORBIDDEN, NOT_FOUND};
+use crate::kube::scheduling::DaemonSet;
+use crate::kube::{self, Deadlines};
 
 /// Time-out of each phase of a request but the response.
 const PHASE_TIMEOUT: Duration = Duration::from_secs(3);
@@ -122,17 +122,15 @@ impl Worker {
         else {
             return;
         };
+        let name = &self.api.settings.daemonset;
         // With `resourceVersion=0` the API server responds from its cache.
-        let path = daemonset_path(&namespace, &self.api.settings.daemonset);
-        let response = client.get::<IgnoredAny>(&format!("{path}?resourceVersion=0"));
+        let path = format!("{}?resourceVersion=0", daemonset_path(&namespace, name));
+        let response = client.get::<DaemonSet>(&path);
         self.record_own(&response);
         self.api.state().history.daemonset_existed = match response {
-            Ok(_) => Some(true),
+            Ok(found) => (found.metadata.name == *name).then_some(true),
             // Without the right to read it, asking again is useless.
-            Err(error) => {
-                let is_final = error.is_status(404, NOT_FOUND) || error.is_status(403, FORBIDDEN);
-                is_final.then_some(false)
-            }
+            Err(error) => error.is_denied_or_missing().then_some(false),
         };
     }
 
