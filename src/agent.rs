@@ -1,6 +1,6 @@
 //! The node agent: installs the plugin binary, its kubeconfig and the plugin entry in the
-//! network configs, and keeps them correct until SIGTERM or SIGINT. Then [`on_stop`] decides
-//! whether to uninstall all three.
+//! network configs, and keeps them correct until SIGTERM or SIGINT. Then [`stop`] decides whether to
+//! uninstall all three.
 //!
 //! [`main_loop`] repeats reconcile passes. A pass ([`reconcile`]) decides from the state of the
 //! host, never from past events; [`watch`] only triggers it. The agent waits for what the
@@ -19,8 +19,8 @@
 //! - `node_lock`: lets only one agent at a time write to the node's files
 //! - [`platforms`]: suggests the right directories for the node's platform
 //! - [`self_test`]: runs the installed plugin against a scratch netns
-//! - [`uninstall`]: removes everything from the host: if [`on_stop`] decides so on SIGTERM or
-//!   SIGINT, or by the command `uninstall`
+//! - [`stop`]: decides on SIGTERM or SIGINT, from evidence, whether to uninstall
+//! - [`uninstall`]: removes everything from the host, after that or by the command `uninstall`
 //! - [`api`]: requests to the API server: tokens, Events, the startup taint
 //! - [`record_socket`], [`plugin_counters`]: receive and count plugin records
 //! - [`subject`], [`status`], [`problem_log`]: `/ready`, metrics and the log lines about problems
@@ -51,6 +51,7 @@ pub mod record_socket;
 pub mod self_test;
 pub mod settings;
 pub mod status;
+pub mod stop;
 pub mod subject;
 pub mod uninstall;
 pub mod upstream_kubeconfig;
@@ -74,8 +75,8 @@ use record_socket::RecordSocket;
 use self_test::SelfTest;
 use settings::Settings;
 use status::Status;
+use stop::{Question, Verdict};
 use uninstall::UninstallOutcome;
-use uninstall::on_stop::{self, Question, StopDecision};
 use watch::{Waker, Watch};
 
 /// Longest time for posting an Event before the agent ends.
@@ -96,7 +97,7 @@ pub enum Error {
     Settings(#[from] settings::Error),
 }
 
-/// Runs the agent until SIGTERM or SIGINT. Then uninstalls if [`on_stop`] decides so.
+/// Runs the agent until SIGTERM or SIGINT. Then uninstalls if [`stop`] decides so.
 ///
 /// # Errors
 /// If a setting is invalid, a thread or a signal cannot be set up, or the uninstall fails.
@@ -105,7 +106,7 @@ pub fn run(settings: Settings) -> Result<(), Error> {
     let entry = plugin_entry::render(&settings)?;
     let mode = settings.mode()?;
     let settings = Arc::new(settings);
-    let had_kubeconfig = on_stop::finds_kubeconfig(&settings);
+    let found_empty_node = stop::finds_empty_node(&settings);
     let status = Arc::new(Status::new(settings.resync));
     let api = Api::start(&settings, watch.waker()).map_err(Error::Thread)?;
     // Before the first access to the node's files, so that `/ready` and `/live` are served even if
@@ -136,19 +137,19 @@ pub fn run(settings: Settings) -> Result<(), Error> {
     let signal = main_loop.until_signal()?;
     info!("received {signal}");
     status.stop(signal.as_str());
-    let offline_install = !had_kubeconfig && !api.reached();
-    let decision = decide(&mut main_loop, &settings, waker, offline_install)?;
+    let question = Question::new(&settings, found_empty_node, api.history());
+    let verdict = decide(&mut main_loop, &settings, &waker, question)?;
     let reconciler = main_loop.reconciler;
     // The plugin keeps running while the agent decides, so its records are still logged.
     if let Some(record_socket) = record_socket {
         record_socket.stop();
     }
-    match decision {
-        StopDecision::LeaveInPlace(why) => {
+    match verdict {
+        Verdict::LeaveInPlace(why) | Verdict::AskAgain(why) => {
             reconciler.restore_upstream_kubeconfig();
             info!("{PLUGIN} is left in place for the next agent: {why}");
         }
-        StopDecision::Uninstall(why) => {
+        Verdict::Uninstall(why) => {
             info!("uninstalling: {why}");
             let removed = remove(&settings, reconciler.chained_conflists());
             // After a failure, too: an upstream agent may be what keeps naming the plugin.
@@ -163,25 +164,24 @@ pub fn run(settings: Settings) -> Result<(), Error> {
     Ok(())
 }
 
-/// Waits until the API server's responses or the time to decide settle whether to uninstall. Keeps
-/// reconciling meanwhile, because another program may remove the plugin entry. Does not reconcile
-/// if an upstream agent chains the plugin: its entry and kubeconfig must stay.
+/// Waits until the evidence or the time to decide settles whether to uninstall. Keeps reconciling
+/// meanwhile, because another program may remove the plugin entry. Does not reconcile if an upstream
+/// agent chains the plugin: its entry and kubeconfig must stay.
 fn decide(
     main_loop: &mut MainLoop,
     settings: &Arc<Settings>,
-    waker: Waker,
-    offline_install: bool,
-) -> Result<StopDecision, Error> {
+    waker: &Waker,
+    mut question: Question,
+) -> Result<Verdict, Error> {
     main_loop.reconciler.stop();
     let is_chained_by_upstream = main_loop.reconciler.restore_upstream_kubeconfig();
-    if main_loop.reconciler.newer_agent_runs() {
-        return Ok(StopDecision::LeaveInPlace("a newer agent runs on this node".into()));
-    }
-    let mut question = Question::ask(settings, offline_install, waker);
     loop {
-        if let Some(decision) = question.decision() {
-            return Ok(decision);
+        let newer_agent_runs = main_loop.reconciler.newer_agent_runs();
+        let verdict = question.verdict(newer_agent_runs);
+        if !matches!(verdict, Verdict::AskAgain(_)) {
+            return Ok(verdict);
         }
+        question.ask(settings, waker);
         // A further signal changes nothing.
         match is_chained_by_upstream {
             true => main_loop.wait(question.time_left())?,

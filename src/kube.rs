@@ -32,7 +32,7 @@ use ureq::unversioned::resolver::DefaultResolver;
 use ureq::unversioned::transport::{Connector as _, TcpConnector};
 use ureq::{Agent as HttpAgent, Body};
 
-pub use error::Error;
+pub use error::{Error, NOT_FOUND, UNAUTHORIZED};
 use kubeconfig::ApiAccess;
 use tls::Tls;
 use types::ApiStatus;

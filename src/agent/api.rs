@@ -2,12 +2,13 @@
 //! the host, posts Events and removes the startup taint.
 //!
 //! All requests of this module are sent from one thread, so that a slow or unreachable API server
-//! never delays a reconcile pass. On SIGTERM, `uninstall::on_stop` sends its own requests.
+//! never delays a reconcile pass. On SIGTERM, `stop` sends its own requests.
 //! The thread stores its results in the state that the reconciler reads, and wakes the reconciler
 //! when the state changes.
 
 pub mod claims;
 mod event_posting;
+pub mod history;
 pub mod pod_event_queue;
 mod schedule;
 mod startup_taint;
@@ -29,7 +30,9 @@ use crate::kube::connection::AccessSource;
 use crate::kube::event::EventContent;
 use crate::kube::kubeconfig;
 use claims::Claims;
+use history::History;
 use pod_event_queue::{PodEvent, PodEventQueue};
+pub use schedule::CHECK_PERIOD;
 use token::{PluginToken, Token, TokenRequestResults};
 
 /// User agent of the requests, which the API server's audit log shows.
@@ -57,8 +60,7 @@ struct State {
     last_check: Option<TokenCheck>,
     /// Why the last check got no usable response.
     check_error: Option<String>,
-    /// The API server has responded at least once.
-    reached: bool,
+    history: History,
     /// The last reconcile pass found the node ready.
     node_ready: bool,
     /// The thread has something to do.
@@ -176,9 +178,9 @@ impl Api {
         self.wake.notify_one();
     }
 
-    /// Whether the API server has responded to this agent at least once.
-    pub fn reached(&self) -> bool {
-        self.state().reached
+    /// Returns what the API server's responses have shown so far.
+    pub fn history(&self) -> History {
+        self.state().history
     }
 
     /// Sets whether the node is ready. The startup taint is removed only while the node is ready. Each
@@ -282,6 +284,11 @@ pub fn namespace(settings: &Settings) -> Option<String> {
     let from_file = || fs::read_to_string(settings.service_account_dir.join("namespace")).ok();
     let name = settings.namespace.clone().or_else(from_file)?;
     Some(name.trim().to_owned()).filter(|name| !name.is_empty())
+}
+
+/// Path of the agent's DaemonSet in the API.
+pub fn daemonset_path(namespace: &str, name: &str) -> String {
+    format!("/apis/apps/v1/namespaces/{namespace}/daemonsets/{name}")
 }
 
 /// Returns the token in the kubeconfig on the host, and the time until its renewal. `None` unless

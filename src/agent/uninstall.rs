@@ -17,7 +17,6 @@ mod kept_binary;
 pub mod leftovers;
 mod net_dir_watch;
 mod node_files;
-pub mod on_stop;
 pub mod restore;
 
 use std::collections::BTreeSet;

@@ -4,6 +4,10 @@ use std::time::Duration;
 
 use ureq::http::Method;
 
+/// `reason` of Kubernetes' Status with HTTP 401 and 404. A response without it comes from a proxy.
+pub const UNAUTHORIZED: &str = "Unauthorized";
+pub const NOT_FOUND: &str = "NotFound";
+
 /// Why an API request failed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -65,6 +69,11 @@ impl Error {
     pub fn is_status(&self, wanted: u16, wanted_reason: &str) -> bool {
         matches!(self, Error::Status { code, reason, .. }
             if *code == wanted && reason.as_deref() == Some(wanted_reason))
+    }
+
+    /// Whether Kubernetes accepted the token, but denies the request or does not find the object.
+    pub fn is_denied_or_missing(&self) -> bool {
+        self.is_status(403, "Forbidden") || self.is_status(404, NOT_FOUND)
     }
 
     /// Whether the response is unreadable: not an API object, not HTTP, or too large.

@@ -12,7 +12,7 @@ use crate::backoff::{Limits, between, delay, jitter};
 /// Longest time between two periodic checks of a token that the API server accepts. Jitter
 /// shortens it by up to two fifths, so that checks are 6 to 10 minutes apart. A denied TokenRequest
 /// postpones the check ([`Schedule::token_accepted`]).
-const CHECK_PERIOD: Duration = Duration::from_secs(600);
+pub const CHECK_PERIOD: Duration = Duration::from_secs(600);
 /// Longest time between two checks if denied TokenRequests postpone them. A denied TokenRequest
 /// shows that the token is valid, but not that it still permits the plugin's requests.
 const POSTPONED_PERIOD: Duration = Duration::from_secs(3600);

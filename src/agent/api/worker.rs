@@ -12,9 +12,10 @@ use tracing::warn;
 use super::event_posting::{self, PodEventPosting};
 use super::schedule::Schedule;
 use super::startup_taint::TaintRemoval;
-use super::{Api, USER_AGENT};
+use super::{Api, USER_AGENT, daemonset_path, namespace};
 use crate::kube::connection::{AccessSource, Connection};
 use crate::kube::retry::Retry;
+use crate::kube::scheduling::DaemonSet;
 use crate::kube::{self, Deadlines};
 
 /// Time-out of each phase of a request but the response.
@@ -74,9 +75,11 @@ impl Worker {
             }
             if self.schedule.is_renewal_due(begin) {
                 self.renew();
+                self.look_for_daemonset();
             }
             if self.schedule.is_check_due(Instant::now()) {
                 self.check();
+                self.look_for_daemonset();
             }
             self.post_agent_events();
             self.pod_events.run(&self.api, &mut self.own);
@@ -107,9 +110,35 @@ impl Worker {
         }
     }
 
-    /// Remembers that the API server has responded, if `reached`.
-    fn reached(&self, reached: bool) {
-        self.api.state().reached |= reached;
+    /// Looks for the agent's DaemonSet until the API server has shown whether it exists: a missing
+    /// DaemonSet proves an uninstall only to an agent that has seen it. Call it after another request,
+    /// so that it needs no schedule of its own.
+    fn look_for_daemonset(&mut self) {
+        let history = self.api.state().history;
+        if !history.reached || history.daemonset_existed.is_some() {
+            return;
+        }
+        let (Some(namespace), Ok(client)) = (namespace(&self.api.settings), self.own.client())
+        else {
+            return;
+        };
+        let name = &self.api.settings.daemonset;
+        // With `resourceVersion=0` the API server responds from its cache.
+        let path = format!("{}?resourceVersion=0", daemonset_path(&namespace, name));
+        let response = client.get::<DaemonSet>(&path);
+        self.record_own(&response);
+        self.api.state().history.daemonset_existed = match response {
+            Ok(found) => (found.metadata.name == *name).then_some(true),
+            // Without the right to read it, asking again is useless.
+            Err(error) => error.is_denied_or_missing().then_some(false),
+        };
+    }
+
+    /// Records a response to a request with the agent's own token.
+    fn record_own<T>(&self, response: &Result<T, kube::Error>) {
+        let mut state = self.api.state();
+        state.history.own_token.record(response, Instant::now());
+        state.history.reached |= response.as_ref().err().is_none_or(kube::Error::is_response);
     }
 }
 

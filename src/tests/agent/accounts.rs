@@ -6,7 +6,7 @@ use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 
 use crate::agent_with_api::{Scene, all};
-use crate::api::{DaemonSetState, expired_token};
+use crate::api::{DaemonSetState, expired_token, unbound_token};
 use crate::until::until;
 
 /// Leaves an agent seven seconds to ask.
@@ -18,7 +18,8 @@ fn helm_uninstall_ends_in_401_for_every_account_and_that_is_proof_after_four_sec
     all(vec![true, false], |has_two_accounts| {
         let mut scene = match has_two_accounts {
             true => Scene::start(&[]),
-            false => Scene::start_with_one_account(&[]),
+            // A token from a Secret, which the API server accepts as long as the account exists.
+            false => Scene::start_with_token(&unbound_token(), &[]),
         };
         scene.api.state().daemon_set = DaemonSetState::Status(403);
         scene.agent.signal(Signal::SIGTERM);
@@ -95,10 +96,11 @@ fn one_account_that_is_still_accepted_stands_for_the_release() {
 #[test]
 fn the_token_of_another_agent_in_the_kubeconfig_stands_for_the_release() {
     let mut scene = Scene::start_with_one_account(&[GRACE]);
+    let own = scene.node.token();
     scene.api.state().tokens = vec!["token-2".into()];
     scene.agent.signal(Signal::SIGTERM);
     until("the agent's token is rejected", || scene.agent.log().contains("rejected every token"));
-    let next = scene.node.text("kubeconfig.json").replace("token-1", "token-2");
+    let next = scene.node.text("kubeconfig.json").replace(&own, "token-2");
     scene.node.replace(&scene.node.net("kubeconfig.json"), next.as_bytes());
     assert_eq!(scene.agent.wait(), Some(0));
     scene.assert_left_in_place("another agent", "accepted the plugin's token");

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::Signal;
 
 use crate::agent::Agent;
-use crate::api::{Api, State};
+use crate::api::{Api, State, bound_token};
 use crate::node::{CALICO, Node};
 use crate::until::until;
 
@@ -24,15 +24,30 @@ impl Scene {
         Scene::start_with(api, &vars, more)
     }
 
-    /// The same under upstream's chart, where the plugin has the agent's account.
+    /// The same under upstream's chart, where the plugin has the agent's token, which is bound to the agent's pod.
     pub fn start_with_one_account(more: &[(&str, &str)]) -> Scene {
-        let api = Api::start();
-        let vars = api.address_vars();
-        Scene::start_with(api, &vars, more)
+        Scene::start_with_token(&bound_token(), more)
     }
 
-    fn start_with(api: Api, vars: &[(&str, String)], more: &[(&str, &str)]) -> Scene {
+    /// The same with another token of the agent.
+    pub fn start_with_token(token: &str, more: &[(&str, &str)]) -> Scene {
+        let api = Api::start();
+        api.state().tokens = vec![token.to_owned()];
+        let vars = api.address_vars();
         let node = node(&api);
+        node.rotate(token);
+        let scene = Scene::start_on(api, node, &vars, more);
+        until("the token is checked", || scene.api.asked("GET", "/namespaces/linkerd-cni?") > 0);
+        scene
+    }
+
+    /// Starts an agent whose API server is in another state than usual.
+    pub fn start_with(api: Api, vars: &[(&str, String)], more: &[(&str, &str)]) -> Scene {
+        let node = node(&api);
+        Scene::start_on(api, node, vars, more)
+    }
+
+    fn start_on(api: Api, node: Node, vars: &[(&str, String)], more: &[(&str, &str)]) -> Scene {
         let more = more.iter().map(|(name, value)| (*name, (*value).to_owned()));
         let agent = node.start_owned(&vars.iter().cloned().chain(more).collect::<Vec<_>>());
         let mut scene = Scene { api, node, agent };

@@ -62,6 +62,8 @@ pub struct State {
     identity: Identity,
 }
 
+const DAEMONSET: &str = "/apis/apps/v1/namespaces/linkerd-cni/daemonsets/linkerd-cni";
+
 #[derive(Clone)]
 pub struct Api {
     pub address: SocketAddr,
@@ -168,7 +170,7 @@ impl Api {
             });
             return (201, answer);
         }
-        if path == "/apis/apps/v1/namespaces/linkerd-cni/daemonsets/linkerd-cni" {
+        if path.split('?').next() == Some(DAEMONSET) {
             let metadata = match state.daemon_set {
                 DaemonSetState::Status(code) => return status(code),
                 DaemonSetState::Exists | DaemonSetState::NamespaceBeingDeleted => {
@@ -245,6 +247,7 @@ impl Handler for Api {
 fn status(code: u16) -> (u16, Value) {
     let reason = match code {
         401 => "Unauthorized",
+        403 => "Forbidden",
         404 => "NotFound",
         _ => "",
     };
@@ -288,12 +291,30 @@ fn jwt(number: usize, life: u64) -> String {
 }
 
 fn jwt_of(now: u64, number: usize, life: u64) -> String {
-    let payload = json!({
+    encode_claims(&json!({
         "sub": "system:serviceaccount:linkerd-cni:linkerd-cni-plugin",
         "iat": now,
         "exp": now + life,
         "jti": number,
-    });
+    }))
+}
+
+/// A token that is valid as long as its account exists.
+pub fn unbound_token() -> String {
+    encode_claims(&json!({"sub": "system:serviceaccount:linkerd-cni:linkerd-cni"}))
+}
+
+/// The agent's own token as the kubelet mounts it: the API server revokes it with the agent's pod.
+pub fn bound_token() -> String {
+    encode_claims(&json!({
+        "sub": "system:serviceaccount:linkerd-cni:linkerd-cni",
+        "iat": 1_000_000_000,
+        "exp": 9_000_000_000_u64,
+        "kubernetes.io": {"pod": {"name": "linkerd-cni-x", "uid": "x"}},
+    }))
+}
+
+fn encode_claims(payload: &Value) -> String {
     let encode = |text: &str| base64::engine::general_purpose::URL_SAFE_NO_PAD.encode(text);
     format!("{}.{}.c2ln", encode("{}"), encode(&payload.to_string()))
 }

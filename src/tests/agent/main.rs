@@ -57,6 +57,7 @@ mod self_test;
 mod server;
 mod start_and_stop;
 mod stop_decision;
+mod stop_evidence;
 mod taint;
 mod two_agents;
 mod unreadable;

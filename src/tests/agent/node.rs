@@ -78,12 +78,12 @@ impl Node {
         node
     }
 
-    /// A node whose API server has no DaemonSet any more, so that every agent uninstalls when
-    /// it is stopped, also one that finds a predecessor's kubeconfig.
+    /// A node whose DaemonSet is being deleted, so that every agent uninstalls when it is stopped, also one that finds a
+    /// predecessor's kubeconfig.
     pub fn uninstalling() -> Node {
         let mut node = Node::new();
         let api = Api::start();
-        api.state().daemon_set = DaemonSetState::Status(404);
+        api.state().daemon_set = DaemonSetState::BeingDeleted;
         api.serve_node(&node);
         node.api = Some(api);
         node

@@ -69,7 +69,7 @@ fn gets_ready_and_is_given_back(layout: &Layout) {
     assert!(plugin.exists(), "{platform}: {log}");
     assert!(carries(&below(layout.net_dir).join(layout.carrier)), "{platform}: {log}");
 
-    api.state().daemon_set = DaemonSetState::Status(404);
+    api.state().daemon_set = DaemonSetState::BeingDeleted;
     assert_eq!(agent.stop(), Some(0), "{platform}: {}", agent.log());
     assert_eq!(tree(&host), before, "{platform}");
 }

@@ -50,7 +50,9 @@ fn an_idle_agent_sends_what_it_has_to_at_its_start_and_then_nothing() {
     let token = "POST /api/v1/namespaces/linkerd-cni/serviceaccounts/linkerd-cni-plugin/token";
     let check = "GET /api/v1/namespaces/linkerd-cni?resourceVersion=0";
     thread::sleep(Duration::from_secs(20));
-    assert_eq!(sent(&api), [token, check]);
+    let daemonset =
+        "GET /apis/apps/v1/namespaces/linkerd-cni/daemonsets/linkerd-cni?resourceVersion=0";
+    assert_eq!(sent(&api), [token, daemonset, check]);
     // Records of other failures, and other programs' changes, are no reason to ask.
     assert!(report(&node, 101));
     node.replace(&node.net("10-calico.conflist"), CALICO.as_bytes());
@@ -63,7 +65,7 @@ fn an_idle_agent_sends_what_it_has_to_at_its_start_and_then_nothing() {
     let mut agent = node.start_owned(&api.vars());
     agent.until_ready();
     thread::sleep(Duration::from_secs(2));
-    assert_eq!(sent(&api), [check]);
+    assert_eq!(sent(&api), [check, daemonset]);
 }
 
 #[test]

@@ -182,7 +182,7 @@ fn a_node_that_left_the_daemonsets_scope_is_uninstalled() {
 fn a_restarted_container_on_a_node_with_a_new_noschedule_taint_keeps_the_plugin() {
     type Change = fn(&mut State);
     let changes: Vec<(&str, Change)> = vec![
-        ("pod linkerd-cni/linkerd-cni-x is not being deleted", |state| {
+        ("the agent's pod is not being deleted", |state| {
             state.pod = Ok(json!({"name": "linkerd-cni-x", "deletionTimestamp": null}));
         }),
         ("the agent cannot read its pod: ", |state| state.pod = Err(403)),

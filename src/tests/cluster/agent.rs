@@ -135,12 +135,17 @@ pub fn rolled_out() {
 
 /// Removes the files of a dead agent with the command in the chart's README.
 pub fn clean(node: &Node, before: &Files) {
+    clean_with("linkerd-cni", node, before);
+}
+
+/// The same with a pod in `namespace`.
+pub fn clean_with(namespace: &str, node: &Node, before: &Files) {
     let image = concat!("cr.l5d.io/linkerd/cni-plugin:v", env!("CARGO_PKG_VERSION"));
     let name = kubectl(&["get", "nodes", "-o", "name"]);
     let image = format!("--image={image}");
-    let debug = ["debug", name.trim(), &image, "--profile=sysadmin", "-n", "linkerd-cni"];
+    let debug = ["debug", name.trim(), &image, "--profile=sysadmin", "-n", namespace];
     let command = ["/usr/bin/linkerd2-cni-install", "uninstall"];
     kubectl(&[&debug[..], &["--"], &command[..]].concat());
     until_within(Duration::from_secs(30), "the node is as it was", || node.files() == *before);
-    kubectl(&["delete", "pods", "-n", "linkerd-cni", "--all", "--timeout=60s"]);
+    kubectl(&["delete", "pods", "-n", namespace, "--all", "--timeout=60s"]);
 }

@@ -26,7 +26,7 @@ use crate::until::until;
 
 const DIRECTORIES: [&str; 2] = ["/etc/cni/net.d", "/opt/cni/bin"];
 /// State directory of scripts/cluster.
-const CLUSTER: &str = "/var/lib/linkerd2-cni-cluster";
+pub const CLUSTER: &str = "/var/lib/linkerd2-cni-cluster";
 const CONTAINERD: &str = "/run/linkerd2-cni-cluster/containerd.sock";
 
 /// Held by the test that uses the node, as tests run on threads.

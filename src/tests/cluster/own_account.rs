@@ -1,4 +1,5 @@
-//! A release with `serviceAccount.create: false`, whose ServiceAccounts outlive it.
+//! A release whose ServiceAccounts outlive it (`serviceAccount.create: false`), and one whose ServiceAccounts are deleted
+//! with its namespace.
 
 use crate::helm::{Helm, NAMESPACE};
 use crate::node::Node;
@@ -47,5 +48,19 @@ fn helm_uninstall_removes_the_plugin_with_a_service_account_of_the_user() {
     // The kept objects belong to the release, so the next one takes them over.
     helm.run("install", &["--set", values]);
     helm.uninstall();
+    assert_eq!(node.files(), before, "uninstalling leaves the node's files");
+}
+
+#[test]
+fn deleting_the_namespace_of_a_release_gives_the_node_back_as_it_was() {
+    let node = Node::exclusive();
+    let before = node.files();
+    let helm = Helm::with_local_repository();
+    helm.run("install", &[]);
+    kubectl(&["delete", "namespace", NAMESPACE, "--timeout=60s"]);
+    assert_eq!(node.files(), before, "deleting the namespace leaves the node's files");
+    // The next release takes over the objects that are in no namespace.
+    helm.run("install", &[]);
+    helm.remove();
     assert_eq!(node.files(), before, "uninstalling leaves the node's files");
 }

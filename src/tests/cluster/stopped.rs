@@ -2,17 +2,18 @@
 //! uninstalled.
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::json;
 
-use crate::agent::{agent, find_agent, rolled_out};
+use crate::agent::{KUBECONFIG, agent, clean, find_agent, rolled_out, until_rejected};
 use crate::helm::Helm;
-use crate::node::Node;
-use crate::pods::kubectl;
+use crate::node::{CLUSTER, Node, kill_component, start_missing_components};
+use crate::pods::{self, Pods, kubectl};
 use crate::until::{until, until_within};
 use crate::watcher::Watcher;
 
@@ -25,6 +26,9 @@ const SHORT_GRACE: [&str; 2] =
 /// the agent wants rejections for 4 s. An agent that misses them ends after its grace period of 30 s and leaves the files
 /// in place.
 const UNINSTALL: Duration = Duration::from_secs(60);
+
+/// Time in which kubelet connects again to an API server that was restarted, and reports.
+const RECONNECTED: Duration = Duration::from_secs(120);
 
 fn restart() {
     kubectl(&["rollout", "restart", "daemonset/linkerd-cni", "-n", "linkerd-cni"]);
@@ -155,23 +159,137 @@ fn a_rollback_to_upstreams_chart_leaves_no_instant_without_the_plugin() {
     println!("deleted by force: ends after {:.1?}", begin.elapsed());
     watcher.finish().assert_always_installed("forced deletion under upstream's chart");
 
+    // The same without a next agent, which would write a valid token, and without kubelet, which would kill the agent
+    // after 2 s, before rejections are proof.
+    let old = agent();
+    let kubeconfig = fs::read_to_string(KUBECONFIG).unwrap();
+    let paused = ["kubelet", "kube-controller-manager"].map(Paused::component);
+    kubectl(&[&["delete", "pod", &old.pod, "-n", "linkerd-cni"], &force[..]].concat());
+    until_rejected(&kubeconfig);
+    let watcher = Watcher::start();
+    kill(old.pid, Signal::SIGTERM).unwrap();
     let begin = Instant::now();
-    helm.begin_uninstall();
-    until_within(UNINSTALL, "the node is as it was", || node.files() == before);
-    println!("helm uninstall of upstream's chart: {:.1?}", begin.elapsed());
-    helm.end_uninstall();
+    until_within(UNINSTALL, "the agent has ended", || !processes().contains(&old.pid));
+    println!("stopped with a revoked token: ends after {:.1?}", begin.elapsed());
+    watcher.finish().assert_always_installed("forced deletion without a next agent");
+    drop(paused);
+    until_within(RECONNECTED, "the next agent runs", || {
+        find_agent().is_some_and(|agent| agent.pod != old.pod)
+    });
+
+    // Nor is there proof of `helm uninstall`: the API server rejects the token for either reason.
+    helm.uninstall();
+    assert!(node.entry().is_some());
+    clean(&node, &before);
+}
+
+#[test]
+fn a_replaced_signing_key_and_a_deleted_agent_leave_no_instant_without_the_plugin() {
+    let node = Node::exclusive();
+    let before = node.files();
+    let helm = Helm::with_local_repository();
+    let strategy = "updateStrategy.rollingUpdate";
+    let no_surge = format!("{strategy}.maxSurge=0,{strategy}.maxUnavailable=1");
+    helm.run("install", &["--set", &no_surge]);
+    let (old, kubeconfig) = (agent(), fs::read_to_string(KUBECONFIG).unwrap());
+
+    let watcher = Watcher::start();
+    let key = SigningKey::replace();
+    until_rejected(&kubeconfig);
+    // Its plugin record makes the agent check the token.
+    let pods = Pods::default();
+    pods.create(&[pods::meshed("rejected")]);
+    until_within(RECONNECTED, "the agent sees the rejection", || {
+        find_agent().is_some_and(|agent| agent.pod == old.pod && !agent.ready)
+    });
+    let begin = Instant::now();
+    kubectl(&["delete", "pod", &old.pod, "-n", "linkerd-cni"]);
+    println!("stopped with a replaced signing key: ends after {:.1?}", begin.elapsed());
+    until_within(RECONNECTED, "the next agent is ready", || {
+        find_agent().is_some_and(|agent| agent.pod != old.pod && agent.ready)
+    });
+    watcher.finish().assert_always_installed("signing key replaced, agent deleted");
+    pods.until_ready("rejected");
+    drop(pods);
+    helm.remove();
+    drop(key);
     assert_eq!(node.files(), before);
 }
 
-/// The agents of the namespace `linkerd-cni` on this machine, found without the API server.
+/// The API server signs and accepts tokens of another key until the value is dropped.
+struct SigningKey([(PathBuf, Vec<u8>); 2]);
+
+impl SigningKey {
+    fn replace() -> SigningKey {
+        let saved = ["tokens.key", "tokens.pub"].map(|name| {
+            let path = Path::new(CLUSTER).join("pki").join(name);
+            let content = fs::read(&path).unwrap();
+            (path, content)
+        });
+        let [private, public] = [&saved[0].0, &saved[1].0].map(|path| path.to_str().unwrap());
+        let key = SigningKey(saved.clone());
+        openssl(&["genrsa", "-out", private, "2048"]);
+        openssl(&["rsa", "-in", private, "-pubout", "-out", public]);
+        SigningKey::restart();
+        key
+    }
+
+    /// Makes the API server read the key. Kubelet stays, as it would request new tokens for the pods when it starts.
+    fn restart() {
+        for component in ["kube-apiserver", "kube-scheduler", "kube-controller-manager"] {
+            kill_component(component);
+        }
+        start_missing_components();
+    }
+}
+
+impl Drop for SigningKey {
+    fn drop(&mut self) {
+        for (path, content) in &self.0 {
+            let _ = fs::write(path, content);
+        }
+        SigningKey::restart();
+    }
+}
+
+fn openssl(args: &[&str]) {
+    let output = Command::new("openssl").args(args).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+}
+
+/// A component of the cluster that does not run until the value is dropped.
+struct Paused(Pid);
+
+impl Paused {
+    fn component(name: &str) -> Paused {
+        let path = Path::new(CLUSTER).join("pid").join(name);
+        let pid = Pid::from_raw(fs::read_to_string(path).unwrap().trim().parse().unwrap());
+        kill(pid, Signal::SIGSTOP).unwrap();
+        Paused(pid)
+    }
+}
+
+impl Drop for Paused {
+    fn drop(&mut self) {
+        let _ = kill(self.0, Signal::SIGCONT);
+    }
+}
+
+/// The agents of the namespace `linkerd-cni` on this node, found without the API server. The nodes of this machine share
+/// its processes.
 fn processes() -> Vec<Pid> {
+    let node = fs::read_to_string("/proc/sys/kernel/hostname").unwrap().trim().to_lowercase();
     let entries = fs::read_dir("/proc").unwrap().flatten();
     let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
     let is_agent = |pid: &i32| {
         let program = fs::read_link(format!("/proc/{pid}/exe"));
         let environment = fs::read_to_string(format!("/proc/{pid}/environ")).unwrap_or_default();
         program.is_ok_and(|path| path == Path::new("/usr/bin/linkerd2-cni-install"))
-            && !environment.contains("LINKERD_CNI_NAMESPACE=idle")
+            && environment.split('\0').all(|variable| match variable.split_once('=') {
+                Some(("LINKERD_CNI_NAMESPACE", namespace)) => namespace != "idle",
+                Some(("LINKERD_CNI_NODE_NAME", name)) => name == node,
+                _ => true,
+            })
     };
     pids.filter(is_agent).map(Pid::from_raw).collect()
 }

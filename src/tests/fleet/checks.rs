@@ -4,8 +4,9 @@ use crate::audit_log::Request;
 use crate::phase::Phase;
 use crate::report::Run;
 
-/// Requests of one node at its start: TokenRequest, token check, list and watch, and two retries.
-const REQUESTS_AT_START: usize = 6;
+/// Requests of one node at its start: TokenRequest, DaemonSet, token check, list and watch, and two
+/// retries.
+const REQUESTS_AT_START: usize = 7;
 /// Requests of one node after a restart of the API server: a watch from a version that is too old,
 /// a list and a watch, and three rejected attempts while the API server fills its caches.
 const REQUESTS_AFTER_RESTART: usize = 6;

@@ -20,8 +20,10 @@ use crate::world::World;
 pub enum Api {
     DaemonSetExists,
     DaemonSetDeleted,
-    /// HTTP 401 for every token.
+    /// HTTP 401 for every token, since SIGTERM.
     AccountsDeleted,
+    /// HTTP 401 for every token, since long before SIGTERM: the signing key was replaced.
+    TokensRejectedBefore,
     /// HTTP 403.
     Forbidden,
     Unreachable,

@@ -19,4 +19,6 @@ pub enum Bug {
     NoYielding,
     /// HTTP 403 counts as proof of an uninstall.
     ForbiddenIsProof,
+    /// Tokens that were rejected before SIGTERM count as proof of an uninstall.
+    StaleRejectionIsProof,
 }

@@ -25,10 +25,11 @@ use bug::Bug;
 use scenario::{CONF, CONFLIST, Scenario, copy, every};
 use stateright::{Checker, HasDiscoveries, Model};
 
-const ALL_RESPONSES: [Api; 5] = [
+const ALL_RESPONSES: [Api; 6] = [
     Api::DaemonSetExists,
     Api::DaemonSetDeleted,
     Api::AccountsDeleted,
+    Api::TokensRejectedBefore,
     Api::Forbidden,
     Api::Unreachable,
 ];
@@ -131,9 +132,11 @@ fn every_seeded_bug_is_found() {
         (Bug::NoLock, two(), &[properties::RUNS][..]),
         (Bug::NoYielding, two(), &[properties::ENDS][..]),
         (Bug::ForbiddenIsProof, one(CONFLIST), &[properties::PROVEN][..]),
+        (Bug::StaleRejectionIsProof, one(CONFLIST), &[properties::PROVEN][..]),
     ] {
         let api = match bug {
             Bug::ForbiddenIsProof => vec![Api::Forbidden],
+            Bug::StaleRejectionIsProof => vec![Api::TokensRejectedBefore],
             _ => scenario.api.clone(),
         };
         let (failed, path) = counterexample(Scenario { bug, api, ..scenario }).unwrap();

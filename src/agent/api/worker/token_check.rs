@@ -23,7 +23,9 @@ impl Worker {
         };
         // With `resourceVersion=0` the API server responds from its cache.
         let path = format!("/api/v1/namespaces/{namespace}?resourceVersion=0");
-        match client.get::<IgnoredAny>(&path) {
+        let response = client.get::<IgnoredAny>(&path);
+        self.api.state().history.plugin_token.record(&response, Instant::now());
+        match response {
             Ok(_) => self.record_result(token, Ok(())),
             Err(error) => match error.code() {
                 Some(404) => self.record_result(token, Ok(())),
@@ -54,7 +56,7 @@ impl Worker {
             }
         });
         let mut state = self.api.state();
-        state.reached = true;
+        state.history.reached = true;
         let mut changed = state.check_error.take().is_some();
         let issued = state.token_requests.token.as_mut();
         if let Some(issued) = issued.filter(|issued| issued.text == token) {
@@ -75,9 +77,11 @@ impl Worker {
     /// Records a check without a usable response.
     fn check_failed(&mut self, error: &kube::Error) {
         self.schedule.check_done(Instant::now(), CheckResult::Unknown, retry_after(error));
-        self.reached(error.is_response());
         let why = error.to_string();
-        let before = self.api.state().check_error.replace(why.clone());
+        let mut state = self.api.state();
+        state.history.reached |= error.is_response();
+        let before = state.check_error.replace(why.clone());
+        drop(state);
         if before.as_ref() != Some(&why) {
             self.api.waker.wake();
         }

@@ -62,21 +62,19 @@ impl Worker {
                 return;
             }
         };
-        match client.post_and_decode::<TokenRequest>(&path, &request) {
+        let response = client.post_and_decode::<TokenRequest>(&path, &request);
+        self.record_own(&response);
+        match response {
             Ok(response) => self.renewed(response, &account),
-            Err(error) => {
-                self.reached(error.is_response());
-                match token::denial(error.code(), &account, &namespace) {
-                    Some(why) => self.denied(why),
-                    None => self.not_renewed(error.to_string(), retry_after(&error)),
-                }
-            }
+            Err(error) => match token::denial(error.code(), &account, &namespace) {
+                Some(why) => self.denied(why),
+                None => self.not_renewed(error.to_string(), retry_after(&error)),
+            },
         }
     }
 
     /// Stores the token of a successful TokenRequest.
     fn renewed(&mut self, response: TokenRequest, account: &str) {
-        self.reached(true);
         let text = response.status.token.trim().to_owned();
         if let Some(problem) = problem(&text) {
             let why = format!("unexpected response to the TokenRequest: {problem}");

@@ -2,17 +2,19 @@
 
 use std::time::{Duration, Instant};
 
-use linkerd2_cni::agent::uninstall::on_stop::{Decider, Finding, StopDecision};
+use linkerd2_cni::agent::api::history::{History, TokenHistory};
+use linkerd2_cni::agent::stop::{AgentPod, Evidence, Round, TokenFacts, Verdict, verdict};
 
-use super::{Agent, Api, End, Phase};
+use super::{Agent, Api, End, Phase, newer_agent_runs};
 use crate::bug::Bug;
 use crate::node::{Id, NodeFile};
 use crate::operation::Operation::{self, *};
 use crate::plans::{self, Reference};
 use crate::world::World;
 
-/// Rounds of requests in which a stopping agent asks for proof.
-const ROUNDS: usize = 3;
+/// Rounds of requests in which a stopping agent asks for proof, and the time between them.
+const ROUNDS: u32 = 3;
+const ROUND: Duration = Duration::from_secs(5);
 /// As in `agent::uninstall`.
 const MAX_REMOVALS: u8 = 3;
 
@@ -23,30 +25,53 @@ pub fn ask(world: &mut World, id: Id, bug: Bug) {
         return;
     };
     responses.push(api);
-    match decision(responses, bug) {
-        Some(StopDecision::Uninstall(_)) => begin_uninstall(world, id, bug),
-        Some(StopDecision::LeaveInPlace(_)) => leave(world, id),
-        None => {}
+    let responses = responses.clone();
+    let newer_agent_runs = newer_agent_runs(world, id);
+    match decide(&responses, newer_agent_runs, bug) {
+        Verdict::Uninstall(_) => begin_uninstall(world, id, bug),
+        Verdict::LeaveInPlace(_) => leave(world, id),
+        Verdict::AskAgain(_) => {}
     }
 }
 
-/// The decision of the product, for responses that are five seconds apart.
-fn decision(responses: &[Api], bug: Bug) -> Option<StopDecision> {
-    let (mut decider, begin) = (Decider::new(false), Instant::now());
-    for (round, response) in (0..).zip(responses) {
-        let finding = match response {
-            Api::DaemonSetExists => Finding::InScope,
-            Api::DaemonSetDeleted => Finding::Uninstalled("deleted".into()),
-            Api::Forbidden if bug == Bug::ForbiddenIsProof => Finding::Uninstalled("403".into()),
-            Api::AccountsDeleted => Finding::Rejected,
-            Api::Forbidden => Finding::Unclear("HTTP 403".into()),
-            Api::Unreachable => Finding::Unreachable("connection refused".into()),
-        };
-        if let Some(decision) = decider.decide(&finding, begin + Duration::from_secs(5 * round)) {
-            return Some(decision);
+/// The verdict of the product, for responses that are five seconds apart. The agent saw its DaemonSet,
+/// and found a valid token of the plugin before the signal.
+fn decide(responses: &[Api], newer_agent_runs: bool, bug: Bug) -> Verdict {
+    let begin = Instant::now();
+    let accepted = TokenHistory { accepted: Some(begin), rejected: None };
+    let stale = TokenHistory { accepted: None, rejected: Some(begin) };
+    let is_stale = responses.contains(&Api::TokensRejectedBefore);
+    let token = TokenFacts { has_expired: false, outlives_pod: true };
+    let round = |response: &Api| match response {
+        Api::DaemonSetExists => Round::InScope,
+        Api::DaemonSetDeleted => Round::DaemonSetGone(AgentPod::Deleted),
+        Api::Forbidden if bug == Bug::ForbiddenIsProof => Round::DaemonSetBeingDeleted,
+        Api::AccountsDeleted | Api::TokensRejectedBefore => {
+            Round::Rejected { own: token, plugin: Ok(token) }
         }
-    }
-    (responses.len() >= ROUNDS).then(|| StopDecision::LeaveInPlace("no proof".into()))
+        Api::Forbidden => Round::Unclear("HTTP 403".into()),
+        Api::Unreachable => Round::Unreachable("connection refused".into()),
+    };
+    let times = (0..).map(|number| begin + number * ROUND);
+    let evidence = Evidence {
+        daemonset: String::new(),
+        found_empty_node: false,
+        before: History {
+            reached: true,
+            daemonset_existed: Some(true),
+            own_token: accepted,
+            plugin_token: if is_stale && bug != Bug::StaleRejectionIsProof {
+                stale
+            } else {
+                accepted
+            },
+        },
+        begin,
+        end: begin + ROUNDS * ROUND,
+        newer_agent_runs,
+        rounds: times.zip(responses.iter().map(round)).collect(),
+    };
+    verdict(&evidence, begin + responses.len() as u32 * ROUND)
 }
 
 pub fn leave(world: &mut World, id: Id) {

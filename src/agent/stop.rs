@@ -1,0 +1,148 @@
+//! Decides on SIGTERM whether to uninstall.
+//!
+//! The agent uninstalls only on proof that its release is uninstalled or that this node is out of the
+//! DaemonSet's scope. [`evidence`] gathers what the API server responds, and [`decision`] judges it.
+//! Without proof the agent repeats the requests until the pod's termination grace period is nearly
+//! over, and then leaves the plugin installed for the next agent.
+//!
+//! After a mistaken uninstall, meshed pods start without redirect rules. A plugin that stays
+//! by mistake can be removed with one command.
+
+mod decision;
+mod evidence;
+pub mod scope;
+
+use std::fs;
+use std::io;
+use std::sync::Arc;
+use std::sync::mpsc::{self, Receiver, Sender};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use tracing::{info, warn};
+
+use crate::agent::api::{self, history::History};
+use crate::agent::settings::Settings;
+use crate::agent::watch::Waker;
+use crate::backoff::{Backoff, Limits};
+pub use decision::{Verdict, verdict};
+pub use evidence::{AgentPod, Evidence, Round, TokenFacts};
+
+/// Time reserved for the uninstall itself, before kubelet kills the agent.
+const UNINSTALL_TIME: Duration = Duration::from_secs(5);
+/// Shortest time in which to decide, for one round of requests.
+const SHORTEST_DECISION_TIME: Duration = Duration::from_secs(1);
+/// Time-out of each phase of a request in the first round.
+const FIRST_TIMEOUT: Duration = Duration::from_secs(3);
+/// Time-out of each phase of a request in later rounds. Longer, because repeated requests do not
+/// make a slow API server faster.
+const LATER_TIMEOUT: Duration = Duration::from_secs(8);
+/// Pause after the first round and after each round with a new result, and longest pause between
+/// rounds with the same result.
+const PAUSE: Limits = [Duration::from_secs(1), Duration::from_secs(3)];
+
+/// Whether the node has no kubeconfig, so that no earlier agent can have installed the plugin. Call it
+/// before the first reconcile pass, which writes the kubeconfig.
+pub fn finds_empty_node(settings: &Settings) -> bool {
+    let found = fs::symlink_metadata(settings.kubeconfig());
+    matches!(found, Err(error) if error.kind() == io::ErrorKind::NotFound)
+}
+
+/// A round of requests, and when it ended.
+type TimedRound = (Instant, Round);
+
+/// The question whether to uninstall, while a thread sends the requests that answer it.
+pub struct Question {
+    evidence: Evidence,
+    /// The rounds of the thread; `None` until [`Question::ask`].
+    rounds: Option<Receiver<TimedRound>>,
+    /// Why there was no proof after the last round.
+    last: String,
+}
+
+impl Question {
+    /// Begins to gather evidence. `before` is what the agent's other requests have shown.
+    pub fn new(settings: &Settings, found_empty_node: bool, before: History) -> Question {
+        let begin = Instant::now();
+        let namespace = api::namespace(settings).unwrap_or_default();
+        let evidence = Evidence {
+            daemonset: format!("{namespace}/{}", settings.daemonset),
+            found_empty_node,
+            before,
+            begin,
+            end: begin + time_to_decide(settings.termination_grace),
+            newer_agent_runs: false,
+            rounds: Vec::new(),
+        };
+        Question { evidence, rounds: None, last: String::new() }
+    }
+
+    /// Returns the time that is left to decide.
+    pub fn time_left(&self) -> Duration {
+        self.evidence.end.saturating_duration_since(Instant::now())
+    }
+
+    /// Returns the verdict on the evidence so far.
+    pub fn verdict(&mut self, newer_agent_runs: bool) -> Verdict {
+        self.evidence.newer_agent_runs = newer_agent_runs;
+        while let Some(round) = self.rounds.as_ref().and_then(|rounds| rounds.try_recv().ok()) {
+            let when = round.0;
+            self.evidence.rounds.push(round);
+            let Verdict::AskAgain(why) = verdict(&self.evidence, when) else {
+                break;
+            };
+            if self.last != why {
+                warn!("no proof of an uninstall yet, asking again: {why}");
+                self.last = why;
+            }
+        }
+        verdict(&self.evidence, Instant::now())
+    }
+
+    /// Starts a thread, once, that sends requests to the API server. Each response wakes the main loop
+    /// through `waker`. The thread is never joined, so that a request that hangs does not delay the
+    /// exit. Without a thread, the agent gets no proof.
+    pub fn ask(&mut self, settings: &Arc<Settings>, waker: &Waker) {
+        if self.rounds.is_some() {
+            return;
+        }
+        let seconds = self.evidence.end.duration_since(self.evidence.begin).as_secs();
+        info!("asking the API server whether to uninstall, for at most {seconds} s");
+        let (send, rounds) = mpsc::channel();
+        self.rounds = Some(rounds);
+        let (settings, waker) = (Arc::clone(settings), waker.clone());
+        let asking = thread::Builder::new()
+            .name("stop".into())
+            .spawn(move || send_rounds(&settings, &send, &waker));
+        if let Err(error) = asking {
+            warn!("cannot ask the API server whether to uninstall: cannot start a thread: {error}");
+        }
+    }
+}
+
+/// Time in which to decide, from the termination grace period.
+fn time_to_decide(grace: Duration) -> Duration {
+    grace.saturating_sub(UNINSTALL_TIME).max(SHORTEST_DECISION_TIME)
+}
+
+/// Runs rounds of requests and sends their results, until the receiver is dropped.
+fn send_rounds(settings: &Settings, rounds: &Sender<TimedRound>, waker: &Waker) {
+    let (mut timeout, mut pause) = (FIRST_TIMEOUT, Backoff::new(PAUSE));
+    let mut last = None;
+    loop {
+        let round = evidence::ask(settings, timeout);
+        if last.as_ref() != Some(&round) {
+            pause.reset();
+        }
+        last = Some(round.clone());
+        if rounds.send((Instant::now(), round)).is_err() {
+            return;
+        }
+        waker.wake();
+        thread::sleep(pause.next_delay());
+        timeout = LATER_TIMEOUT;
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,83 @@
+//! Agents that are stopped while something looks like an uninstall and is none: everything stays in place.
+
+use std::time::Duration;
+
+use nix::sys::signal::Signal;
+use serde_json::json;
+
+use crate::agent_with_api::{Scene, all};
+use crate::api::{Api, DaemonSetState};
+use crate::requests::report_rejection;
+use crate::until::{until, until_within};
+
+/// Leaves an agent seven seconds to ask, which is longer than rejections take to be proof.
+const GRACE: (&str, &str) = ("LINKERD_CNI_TERMINATION_GRACE_SECONDS", "12");
+const POD: (&str, &str) = ("LINKERD_CNI_POD_NAME", "linkerd-cni-x");
+const REJECTED: &str = "the API server rejected the token in the kubeconfig (HTTP 401)";
+
+#[test]
+fn a_missing_daemonset_that_the_agent_never_saw_leaves_everything_in_place() {
+    let api = Api::start();
+    api.state().daemon_set = DaemonSetState::Status(404);
+    let vars = api.vars();
+    let mut scene = Scene::start_with(api, &vars, &[GRACE]);
+    scene.stop(|_| {});
+    scene.assert_left_in_place("never seen", "no proof of an uninstall within 7 s; last finding: ");
+    scene
+        .assert_left_in_place("never seen", "linkerd-cni does not exist, and this agent never saw");
+}
+
+#[test]
+fn a_restarted_container_of_an_orphaned_pod_leaves_everything_in_place() {
+    let mut scene = Scene::start(&[GRACE, POD]);
+    scene.stop(|state| {
+        state.daemon_set = DaemonSetState::Status(404);
+        state.pod = Ok(json!({"name": "linkerd-cni-x", "deletionTimestamp": null}));
+    });
+    scene.assert_left_in_place("orphaned", "the agent's pod is not being deleted");
+}
+
+#[test]
+fn a_rejected_token_that_is_bound_to_the_agents_pod_leaves_everything_in_place() {
+    let mut scene = Scene::start_with_one_account(&[GRACE]);
+    scene.stop(|state| state.tokens.clear());
+    scene.assert_left_in_place("deleted by force", "bound to a pod");
+}
+
+#[test]
+fn tokens_that_were_rejected_before_sigterm_leave_everything_in_place() {
+    let mut scene = Scene::start(&[GRACE]);
+    scene.api.state().tokens.clear();
+    report_rejection(&scene.node);
+    until_within(Duration::from_secs(30), "rejected", || scene.agent.ready().1.contains(REJECTED));
+    scene.stop(|_| {});
+    scene.assert_left_in_place("signing key replaced", "before the agent was stopped");
+}
+
+#[test]
+fn tokens_of_which_none_was_ever_accepted_leave_everything_in_place() {
+    let mut scene = Scene::start(&[GRACE]);
+    scene.agent.kill();
+    scene.api.state().tokens.clear();
+    let vars = scene.api.vars();
+    let grace = (GRACE.0, GRACE.1.to_owned());
+    scene.agent = scene.node.start_owned(&[&vars[..], &[grace]].concat());
+    until("it began to work", || scene.agent.ready().0 != 0);
+    scene.stop(|_| {});
+    scene.assert_left_in_place("restarted", "before the agent was stopped");
+}
+
+#[test]
+fn a_newer_agent_that_starts_while_the_agent_asks_keeps_the_plugin() {
+    all(vec![DaemonSetState::BeingDeleted, DaemonSetState::Status(403)], |set| {
+        let mut scene = Scene::start(&[]);
+        scene.api.state().daemon_set = DaemonSetState::Status(403);
+        scene.agent.signal(Signal::SIGTERM);
+        until("asked once", || scene.agent.log().contains("asking again"));
+        let mut newer = scene.node.start_owned(&scene.api.vars());
+        newer.until_ready();
+        scene.api.state().daemon_set = set;
+        assert_eq!(scene.agent.wait(), Some(0), "{}", scene.agent.log());
+        scene.assert_left_in_place(&format!("{set:?}"), "a newer agent runs on this node");
+    });
+}
