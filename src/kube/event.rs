@@ -35,6 +35,14 @@ pub struct Regarding<'a> {
     pub uid: &'a str,
 }
 
+impl<'a> Regarding<'a> {
+    /// Returns the node with this name. `kubectl describe node` looks for Events whose UID is the name,
+    /// as the kubelet posts them.
+    pub fn node(name: &'a str) -> Self {
+        Regarding { kind: "Node", namespace: "", name, uid: name }
+    }
+}
+
 /// The `type` of an Event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EventType {
@@ -185,7 +193,7 @@ mod tests {
 
     #[test]
     fn an_event_on_a_node_is_in_the_default_namespace() {
-        let node = Regarding { kind: "Node", namespace: "", name: "node-1", uid: "node-1" };
+        let node = Regarding::node("node-1");
         let event = event(&reporter("x"), node, &message("y"), SystemTime::now());
         assert_eq!(event["metadata"]["namespace"], "default");
         assert!(event["regarding"].get("namespace").is_none());
