@@ -22,6 +22,7 @@ mod cni;
 mod commands;
 mod connections;
 mod documented;
+mod drift;
 mod extension;
 mod families;
 #[allow(dead_code, reason = "each suite has sources of its own")]
