@@ -183,7 +183,7 @@ pub fn apply(
     mode: IptablesMode,
 ) -> Result<Backend, Error> {
     let deadline = Deadline::after(DEADLINE);
-    families.install(|families| apply_all(redirect, families, mode, deadline))
+    families.run(|families| apply_all(redirect, families, mode, deadline))
 }
 
 fn apply_all(
@@ -217,7 +217,7 @@ fn apply_all(
 /// # Errors
 /// Fails if nf_tables is not usable in this kernel.
 pub fn install_native(Origin { redirect, families }: &Origin) -> Result<(), Error> {
-    families.install(|families| install_native_in(redirect, families))
+    families.run(|families| install_native_in(redirect, families))
 }
 
 fn install_native_in(redirect: &Redirect, families: &[Family]) -> Result<(), Error> {

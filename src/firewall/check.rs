@@ -54,6 +54,14 @@ impl Marked {
             Marked::Earlier(Origin { redirect, families })
         })
     }
+
+    /// Returns what the pod started with, if that is known.
+    fn origin(&self) -> Option<&Origin> {
+        match self {
+            Marked::Today(origin) | Marked::Earlier(origin) => Some(origin),
+            Marked::Unknown => None,
+        }
+    }
 }
 
 /// Returns the pod's rules that are missing in the netns, as lines of `iptables-save`. The list is empty
@@ -65,35 +73,15 @@ impl Marked {
 pub fn missing(today: &Origin, mode: IptablesMode) -> Result<Vec<String>, Error> {
     let deadline = Deadline::after(DEADLINE);
     let marker = native::marker().ok().flatten().or_else(|| legacy_marker(deadline));
-    match Marked::new(marker.as_deref(), today) {
-        Marked::Today(origin) | Marked::Earlier(origin) => {
-            missing_of_origin(&origin, mode, deadline)
-        }
-        Marked::Unknown => {
-            let missing = missing_of_origin(today, mode, deadline)?;
-            let of_legacy = |family| legacy_comments(family, deadline);
-            let is_whole = missing.is_empty()
-                || is_redirecting(&native::comments).unwrap_or_default()
-                || is_redirecting(&of_legacy).unwrap_or_default();
-            Ok(if is_whole { Vec::new() } else { missing })
-        }
-    }
-}
-
-fn missing_of_origin(
-    Origin { redirect, families }: &Origin,
-    mode: IptablesMode,
-    deadline: Deadline,
-) -> Result<Vec<String>, Error> {
-    let missing = missing_of(redirect, families.required(), mode, deadline)?;
-    if *families != Families::OptionalIpv6 || !missing.is_empty() {
-        return Ok(missing);
-    }
-    match missing_of(redirect, &[Family::Ipv6], mode, deadline) {
-        Ok(missing) if is_partial(redirect, &missing) => Ok(missing),
-        Err(error) if !is_unsupported(&error) => Err(error),
-        _ => Ok(Vec::new()),
-    }
+    let marked = Marked::new(marker.as_deref(), today);
+    let Origin { redirect, families } = marked.origin().unwrap_or(today);
+    let missing = families.run(|families| missing_of(redirect, families, mode, deadline))?;
+    let of_legacy = |family| legacy_comments(family, deadline);
+    let is_whole = missing.is_empty()
+        || marked.origin().is_none()
+            && (is_redirecting(&native::comments).unwrap_or_default()
+                || is_redirecting(&of_legacy).unwrap_or_default());
+    Ok(if is_whole { Vec::new() } else { missing })
 }
 
 /// Whether rules of IPv4 redirect, and those of IPv6 unless there are none. `comments` lists the
@@ -129,12 +117,6 @@ fn legacy_comments(family: Family, deadline: Deadline) -> Result<ListedRules<Str
         Some(variant) => iptables::comments(variant, family, deadline),
         None => Ok(ListedRules::default()),
     }
-}
-
-/// Whether IPv6 rules are installed, but not all. Without any, the pod has the rules of an older
-/// plugin version or of a node that cannot program IPv6.
-fn is_partial(redirect: &Redirect, missing: &[String]) -> bool {
-    (1..rules::rules(redirect, Family::Ipv6).len()).contains(&missing.len())
 }
 
 fn missing_of(
@@ -214,32 +196,19 @@ pub enum Survey {
 /// # Errors
 /// Fails if the kernel cannot list rules.
 pub fn survey(today: &Origin) -> Result<Survey, Error> {
-    let (marked, missing) = match Marked::new(native::marker()?.as_deref(), today) {
-        Marked::Today(origin) => return survey_of_origin(origin),
-        Marked::Earlier(origin) => (true, survey_of_origin(origin)?),
-        Marked::Unknown => (false, survey_of_origin(today.clone())?),
-    };
-    Ok(match missing {
-        Survey::Complete if marked => Survey::Drifted,
-        Survey::Missing(..) if !marked && is_redirecting(&native::comments)? => Survey::Drifted,
-        other => other,
-    })
-}
-
-fn survey_of_origin(origin: Origin) -> Result<Survey, Error> {
-    let Origin { redirect, families } = &origin;
-    let mut missing = survey_of(redirect, families.required())?;
-    if *families == Families::OptionalIpv6 && missing.as_ref().is_some_and(Vec::is_empty) {
-        missing = match survey_of(redirect, &[Family::Ipv6]) {
-            Ok(Some(missing)) if is_partial(redirect, &missing) => Some(missing),
-            Err(error) if !is_unsupported(&error) => return Err(error),
-            _ => missing,
-        };
-    }
+    let marked = Marked::new(native::marker()?.as_deref(), today);
+    let origin = marked.origin().unwrap_or(today);
+    let missing = origin.families.run(|families| survey_of(&origin.redirect, families))?;
     Ok(match missing {
         None => Survey::Unreadable,
-        Some(missing) if missing.is_empty() => Survey::Complete,
-        Some(missing) => Survey::Missing(origin, missing),
+        Some(missing) if missing.is_empty() => match marked {
+            Marked::Earlier(_) => Survey::Drifted,
+            Marked::Today(_) | Marked::Unknown => Survey::Complete,
+        },
+        Some(_) if marked.origin().is_none() && is_redirecting(&native::comments)? => {
+            Survey::Drifted
+        }
+        Some(missing) => Survey::Missing(origin.clone(), missing),
     })
 }
 
