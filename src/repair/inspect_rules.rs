@@ -76,11 +76,6 @@ impl Inspector {
         }
     }
 
-    /// Returns the plugin's configuration.
-    pub fn into_config(self) -> Config {
-        self.config
-    }
-
     /// Compares the pod's rules with those that it started with. Changes nothing.
     pub fn inspect(&mut self, client: &Client, pod: Pod) -> Result<Inspection, Error> {
         let name = PodRef {

@@ -1,5 +1,7 @@
 //! Events on the node about what an audit found: pods with drift, and suspended repairs.
 
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
+
 use super::attempt::Error;
 use crate::config::Config;
 use crate::kube::connection::Connection;
@@ -10,8 +12,8 @@ pub struct NodeEvents {
     pub reporter: Reporter,
     /// Name of the node.
     pub node: String,
-    /// The plugin entry for which drift was reported.
-    drift_reported: Option<Config>,
+    /// Digest of the plugin entry for which drift was reported.
+    drift_reported: Option<u64>,
     suspension_reported: bool,
 }
 
@@ -20,14 +22,15 @@ impl NodeEvents {
         NodeEvents { reporter, node, drift_reported: None, suspension_reported: false }
     }
 
-    /// Reports that `pods` pods have drift, unless that was reported for this `config`.
+    /// Reports that `pods` pods have drift, unless that was reported for the plugin entry with this
+    /// digest. During a rollout two repair controllers run on the node: the Event has one name.
     pub fn report_drift(
         &mut self,
         connection: &mut Connection,
         pods: usize,
-        config: Config,
+        entry: u64,
     ) -> Result<(), Error> {
-        if pods == 0 || self.drift_reported.as_ref() == Some(&config) {
+        if pods == 0 || self.drift_reported == Some(entry) {
             return Ok(());
         }
         let note = format!(
@@ -35,8 +38,10 @@ impl NodeEvents {
              today's, and keep them; to apply today's, restart the pods"
         );
         tracing::info!("{note}");
-        self.post(connection, EventType::Normal, "LinkerdCNIRulesDrifted", note)?;
-        self.drift_reported = Some(config);
+        let content = content(EventType::Normal, "LinkerdCNIRulesDrifted", note);
+        let (node, id) = (Regarding::node(&self.node), format!("linkerd-cni-drift-{entry:x}"));
+        event::publish_once(&connection.client()?, &self.reporter, node, &content, &id)?;
+        self.drift_reported = Some(entry);
         Ok(())
     }
 
@@ -58,21 +63,22 @@ impl NodeEvents {
         );
         tracing::warn!("{note}");
         if !self.suspension_reported {
-            self.post(connection, EventType::Warning, "LinkerdCNIRepairsSuspended", note)?;
+            let content = content(EventType::Warning, "LinkerdCNIRepairsSuspended", note);
+            let node = Regarding::node(&self.node);
+            event::publish(&connection.client()?, &self.reporter, node, &content)?;
             self.suspension_reported = true;
         }
         Ok(())
     }
+}
 
-    fn post(
-        &self,
-        connection: &mut Connection,
-        kind: EventType,
-        reason: &'static str,
-        note: String,
-    ) -> Result<(), Error> {
-        let content = EventContent { kind, reason, action: "Reporting", note };
-        let node = Regarding::node(&self.node);
-        Ok(event::publish(&connection.client()?, &self.reporter, node, &content)?)
-    }
+/// Returns the digest of the plugin entry.
+pub fn digest(config: &Config) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    format!("{config:?}").hash(&mut hasher);
+    hasher.finish()
+}
+
+fn content(kind: EventType, reason: &'static str, note: String) -> EventContent {
+    EventContent { kind, reason, action: "Reporting", note }
 }

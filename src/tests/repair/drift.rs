@@ -57,6 +57,34 @@ fn running_pods_keep_their_rules_after_an_upgrade_to_other_values() {
     }
 }
 
+/// During a rollout the controllers of both versions run.
+#[test]
+fn two_controllers_of_a_node_report_the_same_drift_in_one_event() {
+    let node = meshed("native");
+    node.chain(&upgraded());
+    let first = node.controller(&["--audit-seconds=1"]);
+    until("an Event", || node_events(&node).len() == 1);
+    // The API server already has an Event of that name.
+    node.api.state().event = Answer::Status(409);
+    let second = node.controller(&["--audit-seconds=1"]);
+    second.reaches("audits_total", 3);
+    let names: Vec<_> =
+        node_events(&node).iter().map(|event| event["metadata"]["name"].clone()).collect();
+    assert_eq!(names.len(), 2, "{names:?}");
+    assert_eq!(names[0], names[1]);
+    assert_eq!(second.metric("events_publish_errors_total"), 0);
+    drop((first, second));
+
+    let mut entry = upgraded();
+    entry["linkerd"]["inbound-ports-to-ignore"] = json!(["8888"]);
+    node.chain(&entry);
+    node.api.state().event = Answer::Status(201);
+    let _third = node.controller(&["--audit-seconds=1"]);
+    until("another Event for other values", || {
+        node_events(&node).iter().any(|event| event["metadata"]["name"] != names[0])
+    });
+}
+
 #[test]
 fn a_pod_that_started_before_an_upgrade_gets_its_own_rules_back() {
     for jump in ["PREROUTING", "OUTPUT"] {
