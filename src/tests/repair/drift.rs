@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use crate::api::Answer;
 use crate::controller::Controller;
 use crate::namespaces::{Namespaces, POD};
-use crate::node::{Node, add, entry, meshed, redirect, running};
+use crate::node::{Node, add, entry, meshed, redirect, running, waiting};
 use crate::stranded;
 use crate::until::until;
 
@@ -117,6 +117,18 @@ fn a_pod_without_any_rules_gets_those_of_todays_values() {
     let ruleset = node.ruleset();
     assert!(ruleset.contains("ignore-port-7777"), "{ruleset}");
     assert!(ruleset.contains("table ip6 linkerd-cni"), "{ruleset}");
+}
+
+#[test]
+fn a_pod_whose_validator_fails_with_rules_of_earlier_values_gets_those_of_todays_values() {
+    let node = Node::new();
+    node.cache_cni_result("uid-of-web-1");
+    add(&node, "native", "9999");
+    node.chain(&upgraded());
+    node.knows(&waiting());
+    let controller = node.controller(&[]);
+    controller.counts("pods_repaired_total", 1);
+    assert!(node.ruleset().contains("ignore-port-7777"), "{}", node.ruleset());
 }
 
 /// Upstream's plugin and older versions of this one leave no marker.
