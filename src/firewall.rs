@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::deadline::Deadline;
 use crate::rules::{self, Family, Redirect, Verdict};
-pub use check::{Survey, describe_missing, missing, survey};
+pub use check::{Origin, Survey, describe_missing, missing, survey};
 pub use families::Families;
 use iptables::Variant;
 
@@ -183,7 +183,7 @@ pub fn apply(
     mode: IptablesMode,
 ) -> Result<Backend, Error> {
     let deadline = Deadline::after(DEADLINE);
-    families.install(|families| apply_all(redirect, families, mode, deadline))
+    families.run(|families| apply_all(redirect, families, mode, deadline))
 }
 
 fn apply_all(
@@ -216,8 +216,8 @@ fn apply_all(
 ///
 /// # Errors
 /// Fails if nf_tables is not usable in this kernel.
-pub fn install_native(redirect: &Redirect, families: Families) -> Result<(), Error> {
-    families.install(|families| install_native_in(redirect, families))
+pub fn install_native(Origin { redirect, families }: &Origin) -> Result<(), Error> {
+    families.run(|families| install_native_in(redirect, families))
 }
 
 fn install_native_in(redirect: &Redirect, families: &[Family]) -> Result<(), Error> {
@@ -245,7 +245,7 @@ fn combined(mut errors: Vec<Error>) -> Error {
 pub fn simulate(redirect: &Redirect, families: Families) -> String {
     let mut text = String::new();
     for &family in families.wanted() {
-        for rule in rules::rules(redirect, family) {
+        for rule in rules::marked_rules(redirect, family, families.wanted()) {
             let verb = match rule.verdict {
                 Verdict::Jump(_) => "jump",
                 _ => "rule",

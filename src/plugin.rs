@@ -115,7 +115,8 @@ fn check(request: &Request, config: &Config, record: &mut Record) -> Result<Stri
     let previous_has_ipv6 = families::previous_has_ipv6(&request.config);
     let missing_of = |redirect: Redirect| {
         in_netns(request, move || {
-            firewall::missing(&redirect, families::families(ipv6, previous_has_ipv6), mode)
+            let families = families::families(ipv6, previous_has_ipv6);
+            firewall::missing(&firewall::Origin { redirect, families }, mode)
         })
     };
     let expected = pod_redirect::from_annotations(request, config, record)?.filter(|_| !simulate);

@@ -5,7 +5,7 @@
 //! One thread each:
 //!
 //! - [`watch`] lists and watches the pods, and queues those whose validator failed.
-//! - [`audit`] reads the rules of all running pods, and queues pods with missing rules.
+//! - [`audit`] reads the rules of all running pods, and queues pods that lost rules.
 //! - [`worker`] takes the pods from the [`queue`] and repairs one at a time.
 //!
 //! Decisions:
@@ -22,6 +22,7 @@
 //! - [`attempt`]: one repair of one pod: check, repair mode, one retry
 //! - [`eviction`], [`in_place`]: the repair modes `delete` and `in-place`
 //! - [`event`]: the Events on repaired and skipped pods
+//! - [`node_events`]: the Events on the node, about what an audit found
 //!
 //! Input and output:
 //!
@@ -44,6 +45,7 @@ pub mod in_place;
 pub mod inspect_rules;
 pub mod log_filter;
 pub mod metrics;
+pub mod node_events;
 pub mod pace;
 pub mod pod_netns;
 pub mod pod_stream;
@@ -187,6 +189,7 @@ pub fn run(settings: RepairSettings) -> Result<(), Error> {
         Connection::new(settings.source.clone(), CONTROLLER, deadlines)
             .impersonating(settings.impersonate.clone())
     };
+    let reporter = Reporter { controller: CONTROLLER, instance: settings.pod_name };
     let watch = watch::PodWatch {
         connection: connection(deadlines),
         node: settings.node.clone(),
@@ -194,14 +197,14 @@ pub fn run(settings: RepairSettings) -> Result<(), Error> {
     };
     let audit = settings.audit_period.map(|period| audit::Audit {
         connection: connection(deadlines),
-        node: settings.node,
         host: settings.host.clone(),
         period,
+        events: node_events::NodeEvents::new(reporter.clone(), settings.node),
         shared: Arc::clone(&shared),
     });
     let worker = worker::Worker {
         connection: connection(Deadlines::each(worker::REQUEST_TIMEOUT)),
-        reporter: Reporter { controller: CONTROLLER, instance: settings.pod_name },
+        reporter,
         mode: settings.mode,
         delete_unmanaged: settings.delete_unmanaged,
         host: settings.host,

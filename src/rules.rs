@@ -1,15 +1,18 @@
 //! Turns a [`Redirect`] into ordered rules. Pure: [`crate::firewall`] applies and checks the rules.
 //!
 //! Chains, order and comments are upstream's. With an iptables backend, `iptables-save` therefore
-//! shows the same rules as with upstream. The backend `native` writes them to a table of its own,
+//! shows the same rules as with upstream, except that the comments of the jumps end with the
+//! [marker](marker()). The backend `native` writes them to a table of its own,
 //! which `nft list ruleset` shows.
 
 mod iptables;
 mod listing;
+mod marker;
 pub mod nft;
 
 pub use iptables::{NAT_TABLE, install_script, rule_line, undo_script};
 pub use listing::nft_listing;
+pub use marker::{is_redirecting, marked_redirect, marked_rules, marker, split_comment};
 
 use ipnet::IpNet;
 
@@ -117,12 +120,11 @@ pub struct Rule {
 pub type ListedRules<T> = [Vec<T>; Chain::ALL.len()];
 
 /// Returns the rules of `redirect` for one address family, in the order in which they are written.
-/// The jumps to Linkerd's chains come last, as in upstream.
+/// The jumps to Linkerd's chains come last, as in upstream. [`marked_rules`] adds the marker.
 pub fn rules(redirect: &Redirect, family: Family) -> Vec<Rule> {
     let mut rules = inbound(redirect, family);
     rules.extend(outbound(redirect));
-    rules.push(jump(Chain::Prerouting, Chain::ProxyInitRedirect, "install-proxy-init-prerouting"));
-    rules.push(jump(Chain::Output, Chain::ProxyInitOutput, "install-proxy-init-output"));
+    rules.extend(jumps());
     rules
 }
 
@@ -208,8 +210,13 @@ fn skipped_ports(chain: Chain, ranges: &[PortRange]) -> Vec<Rule> {
         .collect()
 }
 
-fn jump(from: Chain, to: Chain, comment: &str) -> Rule {
-    rule(from, Vec::new(), Verdict::Jump(to), comment)
+/// Returns the jumps to Linkerd's chains.
+fn jumps() -> [Rule; 2] {
+    [
+        (Chain::Prerouting, Chain::ProxyInitRedirect, "install-proxy-init-prerouting"),
+        (Chain::Output, Chain::ProxyInitOutput, "install-proxy-init-output"),
+    ]
+    .map(|(from, to, comment)| rule(from, Vec::new(), Verdict::Jump(to), comment))
 }
 
 fn rule(chain: Chain, matches: Vec<Match>, verdict: Verdict, comment: &str) -> Rule {

@@ -1,4 +1,8 @@
 //! Checks that the redirect rules are in the kernel, for CHECK and for the repair controller.
+//!
+//! A pod keeps the rules that it started with, so rules are compared with the redirect of their marker,
+//! see [`rules::marker`]. Rules without a readable marker are from another version of the plugin or from
+//! upstream: they are missing only if they are neither today's nor redirect.
 
 use super::families::is_unsupported;
 use super::iptables::{self, Variant};
@@ -6,39 +10,113 @@ use super::{
     Backend, DEADLINE, Error, Families, IptablesMode, backends, combined, is_locked, native,
 };
 use crate::deadline::Deadline;
-use crate::rules::{self, Family, Redirect};
+use crate::rules::{self, Chain, Family, ListedRules, Redirect};
 
 /// Number of missing rules that [`describe_missing`] names. A pod without port lists and subnets has
 /// at most eight rules for each address family.
 const MISSING_NAMED: usize = 10;
 
-/// Returns the rules of `redirect` that are missing in the netns, as lines of `iptables-save`. The
-/// list is empty if any backend finds all rules in order: the mode may have changed since the pod
-/// started. Otherwise it is the shortest of the lists of the mode's backends.
-///
-/// # Errors
-/// Fails if no backend of the mode can list rules.
-pub fn missing(
-    redirect: &Redirect,
-    families: Families,
-    mode: IptablesMode,
-) -> Result<Vec<String>, Error> {
-    let deadline = Deadline::after(DEADLINE);
-    let missing = missing_of(redirect, families.required(), mode, deadline)?;
-    if families != Families::OptionalIpv6 || !missing.is_empty() {
-        return Ok(missing);
+/// What the rules of a pod are made from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Origin {
+    pub redirect: Redirect,
+    pub families: Families,
+}
+
+/// What a marker says.
+enum Marked {
+    /// The pod started with today's redirect, and with these families.
+    Today(Origin),
+    /// The pod started with this redirect.
+    Earlier(Origin),
+    /// No marker can be read.
+    Unknown,
+}
+
+impl Marked {
+    fn new(marker: Option<&str>, today: &Origin) -> Self {
+        let Some(marker) = marker else {
+            return Marked::Unknown;
+        };
+        let of_today: &[Families] = match today.families {
+            Families::OptionalIpv6 => &[Families::Both, Families::Ipv4],
+            Families::Both => &[Families::Both],
+            Families::Ipv4 => &[Families::Ipv4],
+        };
+        let is_of =
+            |families: Families| marker == rules::marker(&today.redirect, families.wanted());
+        if let Some(&families) = of_today.iter().find(|&&families| is_of(families)) {
+            return Marked::Today(Origin { families, redirect: today.redirect.clone() });
+        }
+        rules::marked_redirect(marker).map_or(Marked::Unknown, |(redirect, families)| {
+            let has_ipv6 = families.contains(&Family::Ipv6);
+            let families = if has_ipv6 { Families::Both } else { Families::Ipv4 };
+            Marked::Earlier(Origin { redirect, families })
+        })
     }
-    match missing_of(redirect, &[Family::Ipv6], mode, deadline) {
-        Ok(missing) if is_partial(redirect, &missing) => Ok(missing),
-        Err(error) if !is_unsupported(&error) => Err(error),
-        _ => Ok(Vec::new()),
+
+    /// Returns what the pod started with, if that is known.
+    fn origin(&self) -> Option<&Origin> {
+        match self {
+            Marked::Today(origin) | Marked::Earlier(origin) => Some(origin),
+            Marked::Unknown => None,
+        }
     }
 }
 
-/// Whether IPv6 rules are installed, but not all. Without any, the pod has the rules of an older
-/// plugin version or of a node that cannot program IPv6.
-fn is_partial(redirect: &Redirect, missing: &[String]) -> bool {
-    (1..rules::rules(redirect, Family::Ipv6).len()).contains(&missing.len())
+/// Returns the pod's rules that are missing in the netns, as lines of `iptables-save`. The list is empty
+/// if any backend finds all rules in order: the mode may have changed since the pod started. Otherwise
+/// it is the shortest of the lists of the mode's backends. `today` counts for rules without a marker.
+///
+/// # Errors
+/// Fails if no backend of the mode can list rules.
+pub fn missing(today: &Origin, mode: IptablesMode) -> Result<Vec<String>, Error> {
+    let deadline = Deadline::after(DEADLINE);
+    let marker = native::marker().ok().flatten().or_else(|| legacy_marker(deadline));
+    let marked = Marked::new(marker.as_deref(), today);
+    let Origin { redirect, families } = marked.origin().unwrap_or(today);
+    let missing = families.run(|families| missing_of(redirect, families, mode, deadline))?;
+    let of_legacy = |family| legacy_comments(family, deadline);
+    let is_whole = missing.is_empty()
+        || marked.origin().is_none()
+            && (is_redirecting(&native::comments).unwrap_or_default()
+                || is_redirecting(&of_legacy).unwrap_or_default());
+    Ok(if is_whole { Vec::new() } else { missing })
+}
+
+/// Whether rules of IPv4 redirect, and those of IPv6 unless there are none. `comments` lists the
+/// comments of the rules of a family.
+fn is_redirecting(
+    comments: &dyn Fn(Family) -> Result<ListedRules<String>, Error>,
+) -> Result<bool, Error> {
+    if !rules::is_redirecting(&comments(Family::Ipv4)?) {
+        return Ok(false);
+    }
+    match comments(Family::Ipv6) {
+        Ok(ipv6) => {
+            let mut linkerds = Chain::LINKERD.iter().map(|&chain| &ipv6[chain as usize]);
+            Ok(linkerds.all(Vec::is_empty) || rules::is_redirecting(&ipv6))
+        }
+        Err(error) if is_unsupported(&error) => Ok(true),
+        Err(error) => Err(error),
+    }
+}
+
+/// Returns the marker of rules that only programs of the host can list.
+fn legacy_marker(deadline: Deadline) -> Option<String> {
+    let comments = legacy_comments(Family::Ipv4, deadline).ok()?;
+    let mut markers = comments.iter().flatten().filter_map(|text| rules::split_comment(text).1);
+    markers.next().map(str::to_owned)
+}
+
+/// Lists the comments of the rules of `iptables-legacy`.
+fn legacy_comments(family: Family, deadline: Deadline) -> Result<ListedRules<String>, Error> {
+    let variants = [Variant::Legacy, Variant::Plain].into_iter();
+    let mut variants = variants.filter(|&variant| iptables::has_programs(variant, family));
+    match variants.next().filter(|_| has_legacy_nat()) {
+        Some(variant) => iptables::comments(variant, family, deadline),
+        None => Ok(ListedRules::default()),
+    }
 }
 
 fn missing_of(
@@ -99,45 +177,50 @@ fn fewest_missing(
 /// Result of [`survey`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Survey {
-    /// All rules are present.
+    /// All rules are present, and are today's.
     Complete,
-    /// These rules are missing or changed, as lines of `iptables-save`.
-    Missing(Vec<String>),
+    /// The pod has the rules that it started with. Today's are others.
+    Drifted,
+    /// These rules, made from this, are missing or changed. As lines of `iptables-save`.
+    Missing(Origin, Vec<String>),
     /// Rules may exist in a table that only the host's `iptables-legacy` can read.
     Unreadable,
 }
 
-/// Checks for the rules of `redirect` without programs of the host, whichever backend wrote them.
+/// Checks the rules of a pod without programs of the host, whichever backend wrote them. `today` is
+/// what the plugin would install now.
 ///
 /// Reads the plugin's tables and the tables of `iptables-nft`, which are nf_tables tables too. For
 /// `iptables-legacy`, only detects that a table exists.
 ///
 /// # Errors
 /// Fails if the kernel cannot list rules.
-pub fn survey(redirect: &Redirect, families: Families) -> Result<Survey, Error> {
-    let survey = survey_of(redirect, families.required())?;
-    if families != Families::OptionalIpv6 || survey != Survey::Complete {
-        return Ok(survey);
-    }
-    match survey_of(redirect, &[Family::Ipv6]) {
-        Ok(Survey::Missing(missing)) if is_partial(redirect, &missing) => {
-            Ok(Survey::Missing(missing))
+pub fn survey(today: &Origin) -> Result<Survey, Error> {
+    let marked = Marked::new(native::marker()?.as_deref(), today);
+    let origin = marked.origin().unwrap_or(today);
+    let missing = origin.families.run(|families| survey_of(&origin.redirect, families))?;
+    Ok(match missing {
+        None => Survey::Unreadable,
+        Some(missing) if missing.is_empty() => match marked {
+            Marked::Earlier(_) => Survey::Drifted,
+            Marked::Today(_) | Marked::Unknown => Survey::Complete,
+        },
+        Some(_) if marked.origin().is_none() && is_redirecting(&native::comments)? => {
+            Survey::Drifted
         }
-        Err(error) if !is_unsupported(&error) => Err(error),
-        _ => Ok(Survey::Complete),
-    }
+        Some(missing) => Survey::Missing(origin.clone(), missing),
+    })
 }
 
-fn survey_of(redirect: &Redirect, families: &[Family]) -> Result<Survey, Error> {
+/// Returns the missing rules; `None` if they may be in a table that cannot be read.
+fn survey_of(redirect: &Redirect, families: &[Family]) -> Result<Option<Vec<String>>, Error> {
     let missing = native::missing(redirect, families)?;
     Ok(match native::missing_from_iptables(redirect, families)? {
         // The chains of iptables run before the plugin's, so incomplete rules there matter even if
         // the plugin's rules are complete.
-        Some(missing) if !missing.is_empty() => Survey::Missing(missing),
-        Some(_) => Survey::Complete,
-        None if missing.is_empty() => Survey::Complete,
-        None if has_legacy_nat() => Survey::Unreadable,
-        None => Survey::Missing(missing),
+        Some(missing) => Some(missing),
+        None if !missing.is_empty() && has_legacy_nat() => None,
+        None => Some(missing),
     })
 }
 

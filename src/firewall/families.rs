@@ -22,7 +22,6 @@ pub enum Families {
     Ipv4,
     Both,
     /// IPv4, and IPv6 if it can be programmed: the pod has no IPv6 address, but may get one later.
-    /// A pod with IPv4 rules only is complete, as older plugin versions installed no others.
     OptionalIpv6,
 }
 
@@ -35,26 +34,18 @@ impl Families {
         }
     }
 
-    /// The families without whose rules the pod is incomplete.
-    pub(super) fn required(self) -> &'static [Family] {
-        match self {
-            Families::Ipv4 | Families::OptionalIpv6 => &[Family::Ipv4],
-            Families::Both => &[Family::Ipv4, Family::Ipv6],
-        }
-    }
-
-    /// Runs `install` for the wanted families. If IPv6 is optional and not supported, runs it for IPv4.
-    pub(super) fn install<T>(
+    /// Runs `run` for the wanted families. If IPv6 is optional and not supported, runs it for IPv4.
+    pub(super) fn run<T>(
         self,
-        install: impl Fn(&'static [Family]) -> Result<T, Error>,
+        run: impl Fn(&'static [Family]) -> Result<T, Error>,
     ) -> Result<T, Error> {
-        match install(self.wanted()) {
+        match run(self.wanted()) {
             Err(error) if self == Families::OptionalIpv6 && is_unsupported(&error) => {
-                let installed = install(self.required())?;
+                let done = run(Families::Ipv4.wanted())?;
                 tracing::warn!(
                     "linkerd-cni: IPv6 is not redirected in this pod, which has no IPv6 address: {error}"
                 );
-                Ok(installed)
+                Ok(done)
             }
             result => result,
         }
@@ -104,7 +95,7 @@ mod tests {
             true => Err(error()),
             false => Ok(families.len()),
         };
-        families.install(install).map_err(|error| error.to_string())
+        families.run(install).map_err(|error| error.to_string())
     }
 
     #[test]
@@ -113,9 +104,9 @@ mod tests {
         assert_eq!(install(Families::Ipv4, unsupported), Ok(1));
         assert_eq!(install(Families::Both, unsupported), Err(unsupported().to_string()));
         assert_eq!(install(Families::OptionalIpv6, unsupported), Ok(1));
-        let all = Families::OptionalIpv6.install(|families| Ok(families.len()));
+        let all = Families::OptionalIpv6.run(|families| Ok(families.len()));
         assert_eq!(all.unwrap(), 2);
-        let neither = Families::OptionalIpv6.install::<()>(|_| Err(unsupported()));
+        let neither = Families::OptionalIpv6.run::<()>(|_| Err(unsupported()));
         assert_eq!(neither.unwrap_err().to_string(), unsupported().to_string());
     }
 

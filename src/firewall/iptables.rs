@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 
 use super::Error;
 use crate::deadline::Deadline;
-use crate::rules::{self, Chain, Family, Redirect, Rule};
+use crate::rules::{self, Chain, Family, ListedRules, Redirect, Rule};
 use programs::Programs;
 pub use programs::exist as has_programs;
 
@@ -49,7 +49,7 @@ pub fn apply(
     let mut used: Option<Variant> = None;
     let mut added: Vec<(Programs, Vec<Rule>)> = Vec::new();
     for &family in families {
-        let rules = rules::rules(redirect, family);
+        let rules = rules::marked_rules(redirect, family, families);
         let applied = programs::find(variant, family).and_then(|programs| {
             apply_family(&programs, &rules, deadline).map(|fresh| (programs, fresh))
         });
@@ -123,9 +123,13 @@ pub fn missing(
 ) -> Result<Vec<String>, Error> {
     let mut missing = Vec::new();
     for &family in families {
-        let programs = programs::find(variant, family)?;
-        let lines = program::list(&programs.command, time_for_program(deadline))?;
-        let listed = Chain::ALL.map(|chain| rules_of(&lines, chain));
+        let listed = list(variant, family, deadline)?.map(|lines| {
+            let unmarked = lines.iter().map(|line| {
+                let comment = comment(line);
+                line.replacen(comment, rules::split_comment(comment).0, 1)
+            });
+            unmarked.map(|line| words(&line)).collect()
+        });
         let rules = rules::rules(redirect, family);
         missing.extend(rules::missing_in_order(&rules, &listed, |rule, listed| {
             *listed == words(&rules::rule_line(rule))
@@ -134,11 +138,41 @@ pub fn missing(
     Ok(missing)
 }
 
-/// Returns the rules of `chain` among `lines`, in order, each as its words.
-fn rules_of(lines: &[String], chain: Chain) -> Vec<Vec<String>> {
-    let start = format!("-A {} ", chain.name());
-    let rules = lines.iter().filter(|line| line.starts_with(&start));
-    rules.map(|line| words(line)).collect()
+/// Returns the comments of the rules in table `nat`, markers included. Rules without a comment have an
+/// empty one.
+///
+/// # Errors
+/// Like [`missing`].
+pub fn comments(
+    variant: Variant,
+    family: Family,
+    deadline: Deadline,
+) -> Result<ListedRules<String>, Error> {
+    let listed = list(variant, family, deadline)?;
+    Ok(listed.map(|lines| lines.iter().map(|line| comment(line).to_owned()).collect()))
+}
+
+/// Lists the rules of table `nat`, as lines of `iptables -S`.
+fn list(
+    variant: Variant,
+    family: Family,
+    deadline: Deadline,
+) -> Result<ListedRules<String>, Error> {
+    let programs = programs::find(variant, family)?;
+    let lines = program::list(&programs.command, time_for_program(deadline))?;
+    Ok(Chain::ALL.map(|chain| {
+        let start = format!("-A {} ", chain.name());
+        lines.iter().filter(|line| line.starts_with(&start)).cloned().collect()
+    }))
+}
+
+/// Returns the comment of a rule, empty if it has none. Comments with a blank are quoted.
+fn comment(line: &str) -> &str {
+    let (_, comment) = line.split_once("--comment ").unwrap_or_default();
+    match comment.strip_prefix('"') {
+        Some(quoted) => quoted.split('"').next().unwrap_or_default(),
+        None => comment.split(' ').next().unwrap_or_default(),
+    }
 }
 
 /// Returns the words of a rule, sorted and unquoted. Versions of iptables differ in the order of

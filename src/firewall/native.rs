@@ -78,7 +78,7 @@ pub fn transaction(redirect: &Redirect, families: &[Family], fresh: bool) -> Vec
         for chain in CHAINS {
             push(kind::NEW_CHAIN, CREATE, message::chain(chain));
         }
-        for rule in rules::rules(redirect, family) {
+        for rule in rules::marked_rules(redirect, family, families) {
             for expressions in nft::expressions(&rule) {
                 let attributes = message::rule(rule.chain, &expressions, &rule.comment);
                 push(kind::NEW_RULE, CREATE | APPEND, attributes);
@@ -90,19 +90,22 @@ pub fn transaction(redirect: &Redirect, families: &[Family], fresh: bool) -> Vec
 
 /// A rule that the kernel lists: its comment, and name and data of each expression.
 struct ListedRule {
-    comment: Vec<u8>,
+    /// Without the marker. Empty if the rule has no comment.
+    comment: String,
+    marker: Option<String>,
     expressions: Vec<Vec<u8>>,
 }
 
 impl ListedRule {
-    /// Returns whether `iptables-nft` gave the rule this `comment`. It stores the comment as user data,
-    /// in later versions followed by more data, or as a match of its own (1.8.9).
-    fn has_iptables_comment(&self, comment: &str) -> bool {
-        self.comment.starts_with(&message::userdata(comment))
-            || self.expressions.iter().any(|expression| {
-                let text = message::match_comment(expression).unwrap_or_default();
-                text.strip_prefix(comment.as_bytes()).is_some_and(|rest| rest.first() == Some(&0))
-            })
+    /// `iptables-nft` stores a comment as user data, or as a match of its own (1.8.9).
+    fn new(userdata: &[u8], expressions: Vec<Vec<u8>>) -> Self {
+        let matched =
+            || expressions.iter().find_map(|expression| message::match_comment(expression));
+        let comment = message::comment(userdata).or_else(matched).unwrap_or_default();
+        let text = comment.split(|&byte| byte == 0).next().unwrap_or_default();
+        let text = String::from_utf8_lossy(text);
+        let (comment, marker) = rules::split_comment(&text);
+        ListedRule { comment: comment.to_owned(), marker: marker.map(str::to_owned), expressions }
     }
 }
 
@@ -114,13 +117,7 @@ impl ListedRule {
 pub fn missing(redirect: &Redirect, families: &[Family]) -> Result<Vec<String>, Error> {
     let mut missing = Vec::new();
     for &family in families {
-        let mut found = rules::ListedRules::default();
-        list(family, message::PLUGIN_TABLE, &mut found)?;
-        let fail = |errno| rejection::list_error("the list of tables and chains", errno);
-        let active = active_chains(family).map_err(fail)?;
-        for chain in CHAINS.into_iter().filter(|&chain| !active[chain as usize]) {
-            found[chain as usize].clear();
-        }
+        let found = list_active(family)?;
         let mut next = [0; CHAINS.len()];
         for rule in rules::rules(redirect, family) {
             let position = &mut next[rule.chain as usize];
@@ -149,12 +146,11 @@ pub fn missing_from_iptables(
     let mut missing = Vec::new();
     let mut has_rules = false;
     for &family in families {
-        let mut found = rules::ListedRules::default();
-        list(family, rules::NAT_TABLE, &mut found)?;
+        let found = list(family, rules::NAT_TABLE)?;
         has_rules |= Chain::LINKERD.iter().any(|&chain| !found[chain as usize].is_empty());
         let rules = rules::rules(redirect, family);
         missing.extend(rules::missing_in_order(&rules, &found, |rule, found: &ListedRule| {
-            found.has_iptables_comment(&rule.comment)
+            found.comment == rule.comment
         }));
     }
     Ok(has_rules.then_some(missing))
@@ -186,12 +182,52 @@ pub fn flush_iptables(families: &[Family]) -> Result<(), Error> {
     Ok(())
 }
 
-/// Adds the rules of `table` to `found`, by chain. A missing table adds no rules.
-fn list(
-    family: Family,
-    table: &str,
-    found: &mut rules::ListedRules<ListedRule>,
-) -> Result<(), Error> {
+/// Returns the marker of the rules in the plugin's tables, or else in those of `iptables-nft`.
+///
+/// # Errors
+/// Fails if the kernel cannot list rules of IPv4.
+pub fn marker() -> Result<Option<String>, Error> {
+    for table in [message::PLUGIN_TABLE, rules::NAT_TABLE] {
+        for family in [Family::Ipv4, Family::Ipv6] {
+            let found = match list(family, table) {
+                Err(_) if family == Family::Ipv6 => continue,
+                found => found?,
+            };
+            if let Some(marker) = found.into_iter().flatten().find_map(|rule| rule.marker) {
+                return Ok(Some(marker));
+            }
+        }
+    }
+    Ok(None)
+}
+
+/// Returns the comments, without markers, of the rules that decide: those of `iptables-nft`, which come
+/// first, or else those of the plugin's table.
+///
+/// # Errors
+/// Fails if the kernel cannot list rules of the family.
+pub fn comments(family: Family) -> Result<rules::ListedRules<String>, Error> {
+    let mut found = list(family, rules::NAT_TABLE)?;
+    if Chain::LINKERD.iter().all(|&chain| found[chain as usize].is_empty()) {
+        found = list_active(family)?;
+    }
+    Ok(found.map(|rules| rules.into_iter().map(|rule| rule.comment).collect()))
+}
+
+/// Lists the rules of the plugin's table that have an effect.
+fn list_active(family: Family) -> Result<rules::ListedRules<ListedRule>, Error> {
+    let mut found = list(family, message::PLUGIN_TABLE)?;
+    let fail = |errno| rejection::list_error("the list of tables and chains", errno);
+    let active = active_chains(family).map_err(fail)?;
+    for chain in CHAINS.into_iter().filter(|&chain| !active[chain as usize]) {
+        found[chain as usize].clear();
+    }
+    Ok(found)
+}
+
+/// Lists the rules of `table`, by chain. A missing table has no rules.
+fn list(family: Family, table: &str) -> Result<rules::ListedRules<ListedRule>, Error> {
+    let mut found = rules::ListedRules::default();
     let request = attribute::Attributes::default().text(nfta::RULE_TABLE, table);
     let family = protocol_family(family);
     let result = socket::dump(kind::GET_RULE, family, &request, &mut |payload| {
@@ -200,7 +236,7 @@ fn list(
         }
     });
     match result {
-        Ok(()) | Err(Errno::ENOENT) => Ok(()),
+        Ok(()) | Err(Errno::ENOENT) => Ok(found),
         Err(errno) => {
             Err(rejection::list_error(&format!("the list of rules in table {table}"), errno))
         }
@@ -218,11 +254,8 @@ fn listed_rule(table: &str, payload: &[u8]) -> Option<(Chain, ListedRule)> {
     }
     let chain = CHAINS.into_iter().find(|chain| is(nfta::RULE_CHAIN, chain.name()))?;
     let expressions = parse(text(nfta::RULE_EXPRESSIONS)).into_iter();
-    let rule = ListedRule {
-        comment: text(nfta::RULE_USERDATA).to_vec(),
-        expressions: expressions.map(|(_, element)| element.to_vec()).collect(),
-    };
-    Some((chain, rule))
+    let expressions = expressions.map(|(_, element)| element.to_vec()).collect();
+    Some((chain, ListedRule::new(text(nfta::RULE_USERDATA), expressions)))
 }
 
 /// Returns which chains of the plugin's table are active. Rules have no effect in a dormant table,
@@ -251,7 +284,7 @@ fn is_rule(found: &ListedRule, comment: &str, expressions: &[nft::Expression]) -
         run.extend(message::encode(expression).0);
     }
     let wanted = parse(&run);
-    found.comment == message::userdata(comment)
+    found.comment == comment
         && found.expressions.len() == wanted.len()
         && found.expressions.iter().zip(wanted).all(|(found, (_, wanted))| contains(found, wanted))
 }

@@ -35,6 +35,14 @@ pub struct Regarding<'a> {
     pub uid: &'a str,
 }
 
+impl<'a> Regarding<'a> {
+    /// Returns the node with this name. `kubectl describe node` looks for Events whose UID is the name,
+    /// as the kubelet posts them.
+    pub fn node(name: &'a str) -> Self {
+        Regarding { kind: "Node", namespace: "", name, uid: name }
+    }
+}
+
 /// The `type` of an Event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EventType {
@@ -61,20 +69,40 @@ pub fn publish(
     regarding: Regarding<'_>,
     message: &EventContent,
 ) -> Result<(), Error> {
-    let event = event(reporter, regarding, message, SystemTime::now());
-    let namespace = namespace(regarding);
-    let path = format!("/apis/events.k8s.io/v1/namespaces/{namespace}/events");
-    client.post(&path, &event)
+    post(client, regarding, &event(reporter, regarding, message, SystemTime::now(), None))
 }
 
+/// Publishes an Event unless there is one of the same object and `id`, from whichever program. An Event
+/// is kept for an hour, unless the API server is configured otherwise.
+pub fn publish_once(
+    client: &Client,
+    reporter: &Reporter,
+    regarding: Regarding<'_>,
+    message: &EventContent,
+    id: &str,
+) -> Result<(), Error> {
+    let event = event(reporter, regarding, message, SystemTime::now(), Some(id));
+    match post(client, regarding, &event) {
+        Err(error) if error.code() == Some(409) => Ok(()),
+        result => result,
+    }
+}
+
+fn post(client: &Client, regarding: Regarding<'_>, event: &Value) -> Result<(), Error> {
+    let namespace = namespace(regarding);
+    client.post(&format!("/apis/events.k8s.io/v1/namespaces/{namespace}/events"), event)
+}
+
+/// Without an `id`, the name of the Event has the time.
 fn event(
     reporter: &Reporter,
     regarding: Regarding<'_>,
     message: &EventContent,
     now: SystemTime,
+    id: Option<&str>,
 ) -> Value {
     let nanos = now.duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos();
-    let suffix = format!(".{nanos:x}");
+    let suffix = id.map_or_else(|| format!(".{nanos:x}"), |id| format!(".{id}"));
     let prefix = shorten(regarding.name, NAME_LIMIT - suffix.len()).trim_end_matches(['-', '.']);
     let mut object = json!({
         "apiVersion": "v1",
@@ -144,7 +172,7 @@ mod tests {
     fn an_event_names_object_reason_and_reporter() {
         let now = UNIX_EPOCH + Duration::from_micros(1_767_225_600_000_042);
         let note = message("Deleting pod to create a new one with proper CNI config");
-        let event = event(&reporter("linkerd-cni-x"), pod("web-1"), &note, now);
+        let event = event(&reporter("linkerd-cni-x"), pod("web-1"), &note, now, None);
         insta::assert_snapshot!(format!("{event:#}"), @r#"
         {
           "apiVersion": "events.k8s.io/v1",
@@ -176,7 +204,7 @@ mod tests {
         let long = "a-".repeat(126);
         let note = message(&"ü".repeat(900));
         let reporter = reporter(&"b".repeat(253));
-        let event = event(&reporter, pod(&long), &note, SystemTime::now());
+        let event = event(&reporter, pod(&long), &note, SystemTime::now(), None);
         let name = event["metadata"]["name"].as_str().unwrap();
         assert!(name.len() <= NAME_LIMIT && !name.contains("-."), "{name}");
         assert_eq!(event["reportingInstance"], "b".repeat(INSTANCE_LIMIT));
@@ -185,8 +213,8 @@ mod tests {
 
     #[test]
     fn an_event_on_a_node_is_in_the_default_namespace() {
-        let node = Regarding { kind: "Node", namespace: "", name: "node-1", uid: "node-1" };
-        let event = event(&reporter("x"), node, &message("y"), SystemTime::now());
+        let node = Regarding::node("node-1");
+        let event = event(&reporter("x"), node, &message("y"), SystemTime::now(), Some("z"));
         assert_eq!(event["metadata"]["namespace"], "default");
         assert!(event["regarding"].get("namespace").is_none());
     }

@@ -12,6 +12,7 @@ use super::history::History;
 use super::host_dirs::HostDirs;
 use super::in_place::{self, PodRules};
 use super::inspect_rules::{self, Inspection, Inspector, ReadFrom};
+use super::metrics::Metrics;
 use super::rate_limit::RepairBudget;
 use super::stranded_pod::{FoundBy, LABEL, StrandedPod, is_auditable};
 use super::{RepairMode, Shared};
@@ -83,6 +84,14 @@ impl Error {
     /// Whether an API request timed out.
     pub fn is_timeout(&self) -> bool {
         matches!(self, Error::Request(error) if error.is_timeout())
+    }
+
+    /// Counts this error of publishing an Event.
+    pub fn count_unpublished(&self, metrics: &Metrics) {
+        match self.is_timeout() {
+            true => metrics.events_publish_timeouts.inc(),
+            false => metrics.events_publish_errors.inc(),
+        };
     }
 }
 
@@ -215,7 +224,11 @@ impl RepairAttempt<'_> {
         let inspection = inspector.inspect(&client, object)?;
         Ok(match inspection {
             Inspection::NotApplicable => Break(no_rules_outcome(&pod, UNMESHED.to_owned())),
-            Inspection::Complete => Break(match pod.found_by {
+            // The failed validator proves that the rules are wrong, which today's values may mend.
+            Inspection::Drifted(rules) if pod.found_by == FoundBy::Validator => {
+                Continue(NeededRepair { pod, rules: Some(rules), missing_rules: Vec::new() })
+            }
+            Inspection::Complete | Inspection::Drifted(_) => Break(match pod.found_by {
                 FoundBy::Validator => RepairOutcome::Complete,
                 FoundBy::Audit => RepairOutcome::NotNeeded("Pod has all its redirect rules"),
             }),

@@ -1,5 +1,6 @@
-//! The audit: periodically compares the rules of all running meshed pods with the rules they
-//! should have, and queues pods with missing rules. The worker repairs them.
+//! The audit: periodically compares the rules of all running meshed pods with those that they started
+//! with, and queues pods with missing rules. The worker repairs them. Pods whose rules are not those of
+//! today's values are only counted.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -9,6 +10,7 @@ use super::Shared;
 use super::api_path::list_path;
 use super::host_dirs::HostDirs;
 use super::inspect_rules::{self, Inspection, Inspector, ReadFrom};
+use super::node_events::{self, NodeEvents};
 use super::pace::{retries, vary};
 use super::pod_stream::{self, FromPod, MAX_PODS};
 use super::stranded_pod::{FoundBy, INJECTED_LABEL, LABEL, StrandedPod, is_auditable};
@@ -24,11 +26,14 @@ use crate::plugin::skip::is_linkerd_key;
 /// Audits the rules of the node's pods.
 pub struct Audit {
     pub connection: Connection,
-    pub node: String,
     pub host: HostDirs,
     pub period: Duration,
+    pub events: NodeEvents,
     pub shared: Arc<Shared>,
 }
+
+/// Number of pods up to which an audit repairs all pods of a node.
+const FEW_PODS: usize = 2;
 
 #[derive(Debug, thiserror::Error)]
 enum Error {
@@ -73,23 +78,36 @@ fn retain_keys(map: &mut BTreeMap<String, String>, retain: impl Fn(&str) -> bool
     *map = all.filter(|(key, _)| retain(key)).collect();
 }
 
-/// Pods of one audit whose rules could not be compared.
-#[derive(Default)]
-struct Failures {
+/// What one audit found.
+#[derive(Debug, Default)]
+struct Findings {
     /// Number of pods with an error.
     errors: usize,
     first_error: String,
     /// Number of pods with a table of iptables-legacy, which cannot be read.
     unreadable: usize,
+    /// Number of pods with all rules.
+    complete: usize,
+    /// Number of those whose rules are not today's.
+    drifted: usize,
+    /// Pods with missing rules.
+    damaged: Vec<StrandedPod>,
 }
 
-impl Failures {
+impl Findings {
     /// Counts `pods` more pods with an error.
     fn add(&mut self, pods: usize, error: impl FnOnce() -> String) {
         if self.errors == 0 {
             self.first_error = error();
         }
         self.errors += pods;
+    }
+
+    /// Returns the numbers of damaged and of compared pods if most are damaged. Then the audit may be
+    /// wrong, and evicting most pods of a node would be an outage.
+    fn mostly_damaged(&self) -> Option<(usize, usize)> {
+        let (damaged, compared) = (self.damaged.len(), self.damaged.len() + self.complete);
+        (damaged > FEW_PODS && 2 * damaged > compared).then_some((damaged, compared))
     }
 }
 
@@ -104,13 +122,13 @@ impl Audit {
             wait = vary(self.period);
             // Log once for each audit, not for each pod: an invalid setting affects every pod.
             match self.audit() {
-                Ok(failures) => {
+                Ok(findings) => {
                     backoff.reset();
-                    if failures.errors > 0 {
+                    if findings.errors > 0 {
                         tracing::warn!(
-                            err = failures.first_error,
+                            err = findings.first_error,
                             "Cannot audit {} pods; err is the first error",
-                            failures.errors
+                            findings.errors
                         );
                     }
                 }
@@ -124,69 +142,111 @@ impl Audit {
     }
 
     /// Audits all pods of the node once.
-    fn audit(&mut self) -> Result<Failures, Error> {
+    fn audit(&mut self) -> Result<Findings, Error> {
         let config = self.host.config().map_err(inspect_rules::Error::from)?;
+        let entry = node_events::digest(&config);
         let mut inspector = Inspector::new(config, &self.host, ReadFrom::Cache);
-        let mut failures = Failures::default();
+        let mut findings = Findings::default();
         let client = self.connection.client()?;
-        let list = pod_stream::list(client.read_list(&list_path(&self.node))?)?;
+        let list = pod_stream::list(client.read_list(&list_path(&self.events.node))?)?;
         if list.dropped > 0 {
             self.shared.metrics.audit_errors.inc_by(list.dropped as u64);
-            failures.add(list.dropped, || format!("the list has more than {MAX_PODS} pods"));
+            findings.add(list.dropped, || format!("the list has more than {MAX_PODS} pods"));
         }
         for AuditedPod(pod) in list.pods {
             let stranded = StrandedPod::new(&pod, FoundBy::Audit);
-            if stranded.is_on_other_node(&self.node) {
+            if stranded.is_on_other_node(&self.events.node) {
                 continue;
             }
             let inspection = inspector.inspect(&client, pod);
-            self.record(stranded, inspection, &mut failures);
+            self.record(stranded, inspection, &mut findings);
         }
-        if failures.unreadable > 0 {
+        if findings.unreadable > 0 {
             tracing::warn!(
                 "Skipped {} pods in the audit: the repair controller cannot read iptables-legacy rules",
-                failures.unreadable
+                findings.unreadable
             );
         }
+        self.conclude(&mut findings, entry);
         self.shared.metrics.audits.inc();
-        Ok(failures)
+        Ok(findings)
     }
 
-    /// Counts the result, and queues a pod with missing rules.
+    /// Reports drift, and queues the damaged pods unless they are too many. `entry` is the digest of the
+    /// plugin entry.
+    fn conclude(&mut self, findings: &mut Findings, entry: u64) {
+        let suspended = findings.mostly_damaged();
+        let metrics = &self.shared.metrics;
+        metrics.audit_pods_drifted.set(findings.drifted as i64);
+        metrics.audit_repairs_suspended.set(suspended.is_some().into());
+        let connection = &mut self.connection;
+        for reported in [
+            self.events.report_drift(connection, findings.drifted, entry),
+            self.events.report_suspension(connection, suspended),
+        ] {
+            if let Err(error) = reported {
+                error.count_unpublished(metrics);
+                tracing::warn!(err = %error, "Error publishing event");
+            }
+        }
+        for pod in findings.damaged.drain(..) {
+            // If the queue is full, the next audit finds the pod again.
+            if suspended.is_none() && self.shared.queue.push(pod).is_err() {
+                metrics.queue_overflow.inc();
+            }
+        }
+    }
+
+    /// Counts the result of one pod.
     fn record(
         &self,
         pod: StrandedPod,
         inspection: Result<Inspection, inspect_rules::Error>,
-        failures: &mut Failures,
+        findings: &mut Findings,
     ) {
         let metrics = &self.shared.metrics;
         match inspection {
             Ok(Inspection::NotApplicable) => {}
-            Ok(Inspection::Complete) => {
+            Ok(inspection @ (Inspection::Complete | Inspection::Drifted(_))) => {
                 metrics.audit_pods_complete.inc();
+                findings.complete += 1;
+                findings.drifted += usize::from(matches!(inspection, Inspection::Drifted(_)));
             }
             Ok(Inspection::Unreadable) => {
                 metrics.audit_pods_unreadable.inc();
-                failures.unreadable += 1;
+                findings.unreadable += 1;
             }
             Ok(Inspection::Missing(rules, missing)) => {
                 metrics.audit_pods_incomplete.inc();
                 tracing::info!(
                     namespace = pod.namespace,
                     name = pod.name,
-                    netns = %rules.netns().display(),
+                    netns = %rules.netns.display(),
                     "Pod lacks redirect rules: {}",
                     firewall::describe_missing(&missing)
                 );
-                // If the queue is full, the next audit finds the pod again.
-                if self.shared.queue.push(pod).is_err() {
-                    metrics.queue_overflow.inc();
-                }
+                findings.damaged.push(pod);
             }
             Err(error) => {
                 metrics.audit_errors.inc();
-                failures.add(1, || format!("{}/{}: {error}", pod.namespace, pod.name));
+                findings.add(1, || format!("{}/{}: {error}", pod.namespace, pod.name));
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn damage_of_more_than_two_pods_and_more_than_half_suspends_repairs() {
+        for (damaged, complete, is_suspended) in
+            [(0, 0, false), (2, 0, false), (3, 0, true), (3, 3, false), (4, 3, true), (1, 9, false)]
+        {
+            let damaged = vec![StrandedPod::default(); damaged];
+            let findings = Findings { damaged, complete, ..Findings::default() };
+            assert_eq!(findings.mostly_damaged().is_some(), is_suspended, "{findings:?}");
         }
     }
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use crate::config::Ipv6;
 use crate::config::families::families;
-use crate::firewall::{self, Survey};
+use crate::firewall::{self, Origin, Survey};
 use crate::netns;
 use crate::rules::Redirect;
 
@@ -31,41 +31,34 @@ pub enum Error {
     Unverified,
 }
 
-/// The rules that a pod should have, and the netns they belong to.
+/// The rules to install in a pod, and the netns they belong to.
 #[derive(Clone, Debug)]
 pub struct PodRules {
-    netns: PathBuf,
-    redirect: Redirect,
-    ipv6: Ipv6,
+    pub netns: PathBuf,
+    pub origin: Origin,
 }
 
 impl PodRules {
-    pub fn new(netns: PathBuf, redirect: Redirect, ipv6: Ipv6) -> Self {
-        PodRules { netns, redirect, ipv6 }
-    }
-
-    /// Path of the pod's netns.
-    pub fn netns(&self) -> &Path {
-        &self.netns
-    }
-
     /// Installs the rules and reads them back. Always uses the native backend, whatever
     /// `iptablesMode` says, because this container lacks the host's iptables.
     pub fn install(&self) -> Result<(), Error> {
-        let PodRules { netns, redirect, ipv6 } = self.clone();
-        let restore = move || firewall::install_native(&redirect, families(ipv6, false));
-        netns::run(&netns, NETNS_TIMEOUT, restore)??;
-        match self.survey()? {
-            Survey::Complete => Ok(()),
-            Survey::Missing(missing) => Err(Error::StillMissing { missing }),
+        let origin = self.origin.clone();
+        let install =
+            move || firewall::install_native(&origin).and_then(|()| firewall::survey(&origin));
+        match netns::run(&self.netns, NETNS_TIMEOUT, install)?? {
+            Survey::Complete | Survey::Drifted => Ok(()),
+            Survey::Missing(_, missing) => Err(Error::StillMissing { missing }),
             Survey::Unreadable => Err(Error::Unverified),
         }
     }
+}
 
-    /// Compares the rules in the netns with the rules that the pod should have.
-    pub fn survey(&self) -> Result<Survey, Error> {
-        let PodRules { netns, redirect, ipv6 } = self.clone();
-        let survey = move || firewall::survey(&redirect, families(ipv6, false));
-        Ok(netns::run(&netns, NETNS_TIMEOUT, survey)??)
-    }
+/// Compares the rules in the netns with those that the pod started with. Returns also what the plugin
+/// would install now.
+pub fn survey(netns: &Path, redirect: Redirect, ipv6: Ipv6) -> Result<(Survey, Origin), Error> {
+    let survey = move || {
+        let today = Origin { redirect, families: families(ipv6, false) };
+        firewall::survey(&today).map(|survey| (survey, today))
+    };
+    Ok(netns::run(netns, NETNS_TIMEOUT, survey)??)
 }

@@ -1,5 +1,5 @@
-//! Compares the rules in a pod's netns with the redirect rules that the plugin would install
-//! there. Leaves out pods without a proxy, and pods that the plugin skips by namespace or name.
+//! Compares the rules in a pod's netns with those that the pod started with. Leaves out pods without
+//! a proxy, and pods that the plugin skips by namespace or name.
 
 use std::collections::BTreeMap;
 
@@ -37,8 +37,10 @@ pub enum Error {
 pub enum Inspection {
     /// The plugin installs no rules for this pod.
     NotApplicable,
-    /// All rules are present.
+    /// All rules are present, and are today's.
     Complete,
+    /// The pod has the rules that it started with. The plugin would install these now.
+    Drifted(PodRules),
     /// These rules, as lines of `iptables-save`, are missing or changed.
     Missing(PodRules, Vec<String>),
     /// The netns has a table of `iptables-legacy`, whose rules only the host's iptables can read.
@@ -74,7 +76,7 @@ impl Inspector {
         }
     }
 
-    /// Compares the pod's rules with the rules it should have. Changes nothing.
+    /// Compares the pod's rules with those that it started with. Changes nothing.
     pub fn inspect(&mut self, client: &Client, pod: Pod) -> Result<Inspection, Error> {
         let name = PodRef {
             namespace: pod.metadata.namespace.clone(),
@@ -91,10 +93,14 @@ impl Inspector {
         let Mesh::Meshed(facts) = facts(pod, &name, &mut lookup)? else {
             return Ok(Inspection::NotApplicable);
         };
-        let rules = PodRules::new(netns, self.config.redirect(&facts)?, self.config.ipv6);
-        Ok(match rules.survey()? {
+        let redirect = self.config.redirect(&facts)?;
+        let (survey, today) = in_place::survey(&netns, redirect, self.config.ipv6)?;
+        Ok(match survey {
             Survey::Complete => Inspection::Complete,
-            Survey::Missing(missing) => Inspection::Missing(rules, missing),
+            Survey::Drifted => Inspection::Drifted(PodRules { netns, origin: today }),
+            Survey::Missing(origin, missing) => {
+                Inspection::Missing(PodRules { netns, origin }, missing)
+            }
             Survey::Unreadable => Inspection::Unreadable,
         })
     }

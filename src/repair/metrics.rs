@@ -3,6 +3,7 @@
 use std::time::SystemTime;
 
 use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
 
@@ -37,6 +38,8 @@ pub struct Metrics {
     pub audit_pods_incomplete: Counter,
     pub audit_pods_unreadable: Counter,
     pub audit_errors: Counter,
+    pub audit_pods_drifted: Gauge,
+    pub audit_repairs_suspended: Gauge,
 }
 
 impl Default for Metrics {
@@ -140,6 +143,16 @@ impl Default for Metrics {
                 group,
                 "audit_errors",
                 "Failed audits, and pods whose rules an audit could not compare",
+            ),
+            audit_pods_drifted: register(
+                group,
+                "audit_pods_drifted",
+                "Pods of the last audit whose redirect rules, with which they started, are not those of today's values and annotations",
+            ),
+            audit_repairs_suspended: register(
+                group,
+                "audit_repairs_suspended",
+                "Whether the last audit repaired no pods, as more than half of them had missing or changed redirect rules",
             ),
             registry,
         }
@@ -277,6 +290,12 @@ mod tests {
         # HELP linkerd_cni_repair_controller_audit_errors Failed audits, and pods whose rules an audit could not compare.
         # TYPE linkerd_cni_repair_controller_audit_errors counter
         linkerd_cni_repair_controller_audit_errors_total 0
+        # HELP linkerd_cni_repair_controller_audit_pods_drifted Pods of the last audit whose redirect rules, with which they started, are not those of today's values and annotations.
+        # TYPE linkerd_cni_repair_controller_audit_pods_drifted gauge
+        linkerd_cni_repair_controller_audit_pods_drifted 0
+        # HELP linkerd_cni_repair_controller_audit_repairs_suspended Whether the last audit repaired no pods, as more than half of them had missing or changed redirect rules.
+        # TYPE linkerd_cni_repair_controller_audit_repairs_suspended gauge
+        linkerd_cni_repair_controller_audit_repairs_suspended 0
         "#);
     }
 }

@@ -228,11 +228,7 @@ impl Worker {
         match result {
             Ok(()) => metrics.events_publish_latency.observe(began.elapsed().as_secs_f64()),
             Err(error) => {
-                let counter = match error.is_timeout() {
-                    true => &metrics.events_publish_timeouts,
-                    false => &metrics.events_publish_errors,
-                };
-                counter.inc();
+                error.count_unpublished(metrics);
                 tracing::warn!(
                     err = %error,
                     namespace = pod.namespace,

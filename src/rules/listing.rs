@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use super::{Chain, Family, Match, Redirect, Rule, Verdict, rules};
+use super::{Chain, Family, Match, Redirect, Rule, Verdict, marked_rules};
 use crate::ports::PortRange;
 
 /// Chains in the order in which the backend creates them, with the line of a chain with a hook.
@@ -13,9 +13,9 @@ const CHAINS: [(Chain, &str); 4] = [
     (Chain::Output, "type nat hook output priority -99; policy accept;"),
 ];
 
-/// Renders the table of one address family.
-pub fn nft_listing(redirect: &Redirect, family: Family) -> String {
-    let rules = rules(redirect, family);
+/// Renders the table of one address family. `families` are all families that get rules.
+pub fn nft_listing(redirect: &Redirect, family: Family, families: &[Family]) -> String {
+    let rules = marked_rules(redirect, family, families);
     let (table, address) = match family {
         Family::Ipv4 => ("ip", "ip"),
         Family::Ipv6 => ("ip6", "ip6"),
@@ -104,7 +104,8 @@ mod tests {
             skip_subnets: vec![subnet("10.0.0.0/12"), subnet("fd00::/8")],
             ..Redirect::example()
         };
-        let both = [Family::Ipv4, Family::Ipv6].map(|family| nft_listing(&redirect, family));
+        let both = [Family::Ipv4, Family::Ipv6];
+        let both = both.map(|family| nft_listing(&redirect, family, &both));
         assert_eq!(both.concat().trim_end(), format!("table{listed}").trim_end());
     }
 }

@@ -30,10 +30,8 @@ pub fn post(
     content: &EventContent,
 ) -> Result<(), Error> {
     if let (AgentObject::Node, Some(node)) = (object, settings.node_name.as_deref()) {
-        // `kubectl describe node` looks for Events whose UID is the name, as the kubelet posts them.
-        let regarding = Regarding { kind: "Node", namespace: "", name: node, uid: node };
         let client = connection.client()?;
-        return Ok(event::publish(&client, &reporter(settings), regarding, content)?);
+        return Ok(event::publish(&client, &reporter(settings), Regarding::node(node), content)?);
     }
     let (Some(pod), Some(namespace)) = (settings.pod_name.as_deref(), namespace(settings)) else {
         return Ok(());

@@ -6,7 +6,7 @@ use super::{PodDecision, PodInputs};
 use crate::config::{Detection, ResolvedRedirect};
 use crate::plugin::skip::SkipReason;
 use crate::ports::PortRange;
-use crate::rules::{Family, Redirect, nft_listing, rule_line, rules};
+use crate::rules::{Family, Redirect, marked_rules, nft_listing, rule_line};
 
 /// The form in which rules are shown.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
@@ -115,9 +115,9 @@ fn redirect(
     text.push_str("\nRules, as the plugin would install them now:\n\n");
     for &family in families {
         match format {
-            RuleFormat::Nft => text.push_str(&nft_listing(&resolved.redirect, family)),
+            RuleFormat::Nft => text.push_str(&nft_listing(&resolved.redirect, family, families)),
             RuleFormat::Iptables => {
-                for rule in rules(&resolved.redirect, family) {
+                for rule in marked_rules(&resolved.redirect, family, families) {
                     let _ = writeln!(text, "{}", rule_line(&rule));
                 }
             }

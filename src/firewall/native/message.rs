@@ -37,8 +37,9 @@ const VERDICT_REGISTER: u32 = libc::NFT_REG_VERDICT as u32;
 /// Type of user data that `nft` shows as a comment (`NFTNL_UDATA_RULE_COMMENT` of
 /// `libnftnl/udata.h`).
 const COMMENT: u8 = 0;
-/// Longest comment that `nft` shows, in characters.
-const COMMENT_LIMIT: usize = 127;
+/// Longest comment, in characters: the user data of a rule has at most 256 bytes (`NFT_USERDATA_MAXLEN`),
+/// of which the header takes two and the NUL one.
+const COMMENT_LIMIT: usize = 253;
 
 /// Returns `AF_INET` or `AF_INET6`.
 pub fn protocol_family(family: Family) -> u8 {
@@ -110,6 +111,18 @@ pub fn userdata(comment: &str) -> Vec<u8> {
     data.extend_from_slice(text.as_bytes());
     data.push(0);
     data
+}
+
+/// Returns the comment in the user data of a rule.
+pub fn comment(mut userdata: &[u8]) -> Option<&[u8]> {
+    while let [kind, length, rest @ ..] = userdata {
+        let (value, others) = rest.split_at_checked(usize::from(*length))?;
+        if *kind == COMMENT {
+            return Some(value);
+        }
+        userdata = others;
+    }
+    None
 }
 
 /// Returns the text of an expression that wraps iptables' match `comment`, padded with NULs.

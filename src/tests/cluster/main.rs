@@ -23,6 +23,7 @@ mod commands;
 mod connections;
 mod copies;
 mod documented;
+mod drift;
 mod extension;
 mod families;
 #[allow(dead_code, reason = "each suite has sources of its own")]

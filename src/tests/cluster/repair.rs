@@ -236,7 +236,8 @@ impl Open {
     }
 }
 
-fn set(mode: &str, audit: u64) -> String {
+/// Sets the repair mode, and the interval of audits in seconds.
+pub fn set(mode: &str, audit: u64) -> String {
     format!(
         "--set=repairController.enabled=true,repairController.mode={mode},\
          repairController.auditIntervalSeconds={audit}"

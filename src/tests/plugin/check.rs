@@ -54,3 +54,62 @@ fn check_fails_if_a_foreign_rule_precedes_linkerds_rules() {
         call("CHECK").run().succeeded();
     }
 }
+
+#[test]
+fn check_compares_with_the_values_that_the_pod_started_with() {
+    for mode in ["native", "nft", "legacy", "plain"] {
+        let (api, namespaces) = (meshed_api(), Namespaces::new());
+        let call = |command| {
+            Call::new(command, &namespaces.path(), &api).linkerd("iptables-mode", json!(mode))
+        };
+        call("ADD").linkerd("outgoing-proxy-port", json!(5140)).run().succeeded();
+        let check = || {
+            let ports = json!(["7777"]);
+            call("CHECK").linkerd("inbound-ports-to-ignore", ports).linkerd("ipv6", json!(true))
+        };
+        assert_eq!(check().run().succeeded().stdout, "", "{mode}");
+        if mode == "native" {
+            namespaces.run("nft", &["flush", "chain", "ip", "linkerd-cni", "PROXY_INIT_OUTPUT"]);
+        } else {
+            namespaces.run(&iptables(mode, false), &["-t", "nat", "-F", "PROXY_INIT_OUTPUT"]);
+        }
+        let (code, msg) = check().run().error();
+        assert_eq!(code, 122, "{mode}");
+        assert!(msg.contains("--to-ports 5140") && !msg.contains("7777"), "{mode}: {msg}");
+    }
+}
+
+/// Upstream's plugin and older versions of this one leave no marker.
+#[test]
+fn check_of_rules_without_a_marker_fails_only_if_they_redirect_no_longer() {
+    for mode in ["native", "nft", "legacy"] {
+        let (api, namespaces) = (meshed_api(), Namespaces::new());
+        let call = |command| {
+            Call::new(command, &namespaces.path(), &api).linkerd("iptables-mode", json!(mode))
+        };
+        call("ADD").run().succeeded();
+        let (list, restore, flush) = match mode {
+            "native" => ("nft list ruleset", "nft -f -", "nft flush chain ip linkerd-cni OUTPUT"),
+            "nft" => (
+                "iptables-nft-save -t nat",
+                "iptables-nft-restore",
+                "iptables-nft -t nat -F OUTPUT",
+            ),
+            _ => (
+                "iptables-legacy-save -t nat",
+                "iptables-legacy-restore",
+                "iptables-legacy -t nat -F OUTPUT",
+            ),
+        };
+        let rewrite = format!(
+            "rules=$({list} | sed 's, linkerd-cni/1 [^\"]*,,'); nft flush ruleset; \
+             echo \"$rules\" | {restore}; {list}"
+        );
+        let listed = namespaces.run("sh", &["-c", &rewrite]);
+        assert!(listed.contains("install-proxy-init-output\"") || mode == "nft", "{listed}");
+        let check = || call("CHECK").linkerd("inbound-ports-to-ignore", json!(["7777"]));
+        check().run().succeeded();
+        namespaces.run("sh", &["-c", flush]);
+        assert_eq!(check().run().error().0, 122, "{mode}");
+    }
+}

@@ -122,17 +122,21 @@ fn a_marked_pod_takes_one_request_the_mode_injector_none_and_check_none() {
 }
 
 #[test]
-fn check_asks_the_api_server_where_the_rules_do_not_follow_from_the_annotations() {
+fn check_asks_the_api_server_only_if_rules_are_missing() {
     let (api, namespaces) = (meshed_api(), Namespaces::new());
     let call = |command| Call::new(command, &namespaces.path(), &api).annotated(unmarked());
     let of_namespace = json!({"metadata": {"name": "ns", "annotations": {OUT: "5432"}}});
     api.answer(NAMESPACE_PATH, 200, &of_namespace.to_string());
     call("ADD").run().succeeded();
     assert_eq!(api.requests().len(), 2);
-    call("CHECK").run().succeeded();
-    assert_eq!(api.requests().len(), 4);
     api.answer(NAMESPACE_PATH, 200, r#"{"metadata":{"name":"ns"}}"#);
-    assert_eq!(call("CHECK").run().error().0, 122);
+    call("CHECK").run().succeeded();
+    assert_eq!(api.requests().len(), 2);
+    namespaces.run("iptables-nft", &["-t", "nat", "-F", "PROXY_INIT_OUTPUT"]);
+    let (code, msg) = call("CHECK").run().error();
+    assert_eq!(code, 122);
+    assert!(msg.contains("ignore-port-5432"), "{msg}");
+    assert_eq!(api.requests().len(), 4);
 }
 
 #[test]

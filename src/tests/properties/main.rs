@@ -285,4 +285,35 @@ proptest! {
             prop_assert_eq!(restore::rules(&script), rules, "{}", script);
         }
     }
+
+    #[test]
+    fn a_marker_reads_back_as_its_redirect_and_families_unless_it_is_a_digest(
+        mut redirect in redirect(),
+        length in 0..8_usize,
+        has_ipv6 in any::<bool>(),
+    ) {
+        let families: &[Family] =
+            if has_ipv6 { &[Family::Ipv4, Family::Ipv6] } else { &[Family::Ipv4] };
+        redirect.skip_inbound.truncate(length);
+        redirect.skip_outbound.truncate(length);
+        redirect.skip_subnets.truncate(length / 2);
+        let marked = rules::marked_rules(&redirect, Family::Ipv4, families);
+        let script = rules::install_script(&marked, true, &[]);
+        prop_assert_eq!(&restore::rules(&script), &marked);
+        let markers: Vec<_> =
+            marked.iter().filter_map(|rule| rules::split_comment(&rule.comment).1).collect();
+        prop_assert_eq!(markers.len(), 2);
+        for marker in markers {
+            prop_assert_eq!(marker, rules::marker(&redirect, families));
+            match rules::marked_redirect(marker) {
+                Some(found) => prop_assert_eq!(found, (redirect.clone(), families)),
+                None => prop_assert!(marker.starts_with("linkerd-cni/1 digest="), "{}", marker),
+            }
+        }
+        let unmarked = marked.into_iter().map(|mut rule| {
+            rule.comment = rules::split_comment(&rule.comment).0.to_owned();
+            rule
+        });
+        prop_assert_eq!(unmarked.collect::<Vec<_>>(), rules::rules(&redirect, Family::Ipv4));
+    }
 }

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use serde_json::json;
 
 use crate::api::{Answer, ONLY_DRY_RUNS};
-use crate::namespaces::{NEIGHBOUR, POD};
+use crate::namespaces::NEIGHBOUR;
 use crate::node::{Connection, Node, entry, meshed, running};
 use crate::until::until;
 use crate::{path, stranded};
@@ -112,29 +112,37 @@ fn a_rule_before_those_of_the_hosts_iptables_that_bypasses_the_proxy_is_repaired
     assert_eq!(node.response(), format!("proxy {}:80", NEIGHBOUR[0]));
 }
 
-/// An older plugin version with `ipv6: auto` installed IPv4 rules only in such a pod.
 #[test]
-fn with_ipv6_auto_a_pod_with_ipv4_rules_only_is_repaired_once_it_has_an_ipv6_address() {
+fn with_ipv6_auto_a_pod_that_started_with_ipv4_rules_only_keeps_them() {
     for mode in ["native", "nft"] {
         let node = meshed(mode);
         let mut entry = entry("auto");
         entry["linkerd"]["ipv6"] = json!("auto");
         node.chain(&entry);
-        node.namespaces.run("ip", &["-6", "addr", "flush", "dev", "eth0"]);
         let before = node.ruleset();
         let controller = node.controller(&["--audit-seconds=1"]);
         controller.reaches("audit_pods_complete_total", 2);
-        assert_eq!(controller.metric("audit_pods_incomplete_total"), 0);
+        assert_eq!(controller.metric("audit_pods_drifted"), 1);
         assert_eq!(node.ruleset(), before);
-
-        let address = format!("{}/64", POD[1]);
-        node.namespaces.run("ip", &["addr", "add", &address, "dev", "eth0", "nodad"]);
-        controller.counts("pods_repaired_total", 1);
-        node.namespaces.serve_in_neighbour("server", 80);
-        node.namespaces.serve_in_pod("proxy", 4140);
-        let got = node.namespaces.connect_from_pod(0, NEIGHBOUR[1], 80);
-        assert_eq!(got, format!("proxy [{}]:80", NEIGHBOUR[1]), "{mode}");
     }
+}
+
+#[test]
+fn lost_ipv6_rules_of_a_pod_that_started_with_them_are_repaired() {
+    let node = meshed("native");
+    let mut entry = entry("auto");
+    entry["linkerd"]["ipv6"] = json!("auto");
+    node.chain(&entry);
+    node.namespaces.run("nft", &["flush", "ruleset"]);
+    let controller = node.controller(&["--audit-seconds=1"]);
+    controller.counts("pods_repaired_total", 1);
+    let whole = node.ruleset();
+    assert!(whole.contains("table ip6 linkerd-cni"), "{whole}");
+    drop(controller);
+    node.namespaces.run("nft", &["delete", "table", "ip6", "linkerd-cni"]);
+    let controller = node.controller(&["--audit-seconds=1"]);
+    controller.counts("pods_repaired_total", 1);
+    assert_eq!(node.ruleset(), whole);
 }
 
 #[test]

@@ -6,6 +6,7 @@ mod api;
 mod audits;
 mod controller;
 mod deletions;
+mod drift;
 mod evictions;
 mod in_place;
 mod lists;

@@ -4,12 +4,14 @@ use std::fs;
 use std::io::{Read as _, Write as _};
 use std::net::{TcpListener, TcpStream};
 use std::os::unix::fs::symlink;
+use std::path::Path;
 use std::time::Duration;
 
 use linkerd2_cni::cni::object::Object;
 use linkerd2_cni::config::families::families;
 use linkerd2_cni::config::{Config, PodFacts};
 use linkerd2_cni::firewall::IptablesMode;
+use linkerd2_cni::rules::Redirect;
 use linkerd2_cni::{firewall, netns};
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -141,21 +143,36 @@ pub fn meshed(mode: &str) -> Node {
     let node = Node::new();
     node.cache_cni_result("uid-of-web-1");
     node.knows(&running());
-    add(&node, mode);
+    add(&node, mode, "9999");
     node
 }
 
-/// Installs the pod's rules as the plugin would with `iptablesMode` set to `mode`.
-pub fn add(node: &Node, mode: &str) {
-    let entry: Object = serde_json::from_value(entry(mode)).unwrap();
-    let config = Config::read(&entry).unwrap();
+/// Returns the redirect of a pod that skips these outbound ports, with `iptablesMode` set to `mode`.
+pub fn redirect(mode: &str, skip_outbound: &str) -> Redirect {
     let key = "config.linkerd.io/skip-outbound-ports".to_owned();
-    let facts = PodFacts { annotations: [(key, "9999".to_owned())].into(), ..PodFacts::default() };
-    let redirect = config.redirect(&facts).unwrap();
+    let annotations = [(key, skip_outbound.to_owned())].into();
+    let facts = PodFacts { annotations, ..PodFacts::default() };
+    config(mode).redirect(&facts).unwrap()
+}
+
+fn config(mode: &str) -> Config {
+    let entry: Object = serde_json::from_value(entry(mode)).unwrap();
+    Config::read(&entry).unwrap()
+}
+
+/// Installs the pod's rules as the plugin would with `iptablesMode` set to `mode`.
+pub fn add(node: &Node, mode: &str, skip_outbound: &str) {
+    add_in(&node.namespaces.path(), mode, skip_outbound);
+}
+
+/// As [`add`], in the netns at `path`.
+pub fn add_in(path: &Path, mode: &str, skip_outbound: &str) {
+    let redirect = redirect(mode, skip_outbound);
+    let config = config(mode);
     let (families, mode) = (families(config.ipv6, false), config.mode);
     assert_ne!(mode, IptablesMode::Auto);
     let work = move || firewall::apply(&redirect, families, mode);
-    netns::run(&node.namespaces.path(), 20 * SECOND, work).unwrap().unwrap();
+    netns::run(path, 20 * SECOND, work).unwrap().unwrap();
 }
 
 /// A connection from the pod to a host outside, redirected to the proxy.

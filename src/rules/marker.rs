@@ -1,0 +1,211 @@
+//! The marker: what the rules of a pod were made from, in the comments of the jumps to Linkerd's
+//! chains. Values and annotations may change while the pod runs; the pod keeps its rules.
+//!
+//! For example `linkerd-cni/1 ip=46 in=4143 out=4140 uid=2102 skip-in=4190-4191,9990`.
+
+use std::fmt::Write as _;
+
+use super::{Chain, Family, ListedRules, Redirect, Rule, Subnet, Verdict, jumps, rules};
+use crate::ports::PortRange;
+
+/// Start of a marker. Raise the number whenever the same redirect gets other rules than before: the
+/// rules of pods that started earlier would look damaged.
+const START: &str = "linkerd-cni/1 ";
+/// Separates a comment from a marker of any version.
+const SEPARATOR: &str = " linkerd-cni/";
+/// Longest marker in bytes. A comment of iptables has at most 255 bytes, the user data of an nf_tables
+/// rule 256, headers included.
+const LIMIT: usize = 200;
+
+/// Returns the rules of [`rules`] as they are written: with the marker. `families` are all families
+/// that get rules.
+pub fn marked_rules(redirect: &Redirect, family: Family, families: &[Family]) -> Vec<Rule> {
+    let marker = marker(redirect, families);
+    let mut rules = rules(redirect, family);
+    for rule in rules.iter_mut().filter(|rule| matches!(rule.verdict, Verdict::Jump(_))) {
+        rule.comment = format!("{} {marker}", rule.comment);
+    }
+    rules
+}
+
+/// Returns the marker of a redirect. If the redirect is too long for a comment, the marker has only its
+/// digest.
+pub fn marker(redirect: &Redirect, families: &[Family]) -> String {
+    let mut marker = format!("{START}ip=");
+    for family in families {
+        marker.push(if *family == Family::Ipv4 { '4' } else { '6' });
+    }
+    // Writing to a String cannot fail.
+    let _ = write!(marker, " in={} out={}", redirect.inbound_port, redirect.outbound_port);
+    if let Some(uid) = redirect.proxy_uid {
+        let _ = write!(marker, " uid={uid}");
+    }
+    if let Some(gid) = redirect.proxy_gid {
+        let _ = write!(marker, " gid={gid}");
+    }
+    let range = |range: &PortRange| match range.first == range.last {
+        true => range.first.to_string(),
+        false => format!("{}-{}", range.first, range.last),
+    };
+    for (key, values) in [
+        ("to", redirect.ports_to_redirect.iter().map(u16::to_string).collect::<Vec<_>>()),
+        ("skip-in", redirect.skip_inbound.iter().map(range).collect()),
+        ("skip-out", redirect.skip_outbound.iter().map(range).collect()),
+        ("skip-from", redirect.skip_subnets.iter().map(|subnet| subnet.text.clone()).collect()),
+    ] {
+        if !values.is_empty() {
+            let _ = write!(marker, " {key}={}", values.join(","));
+        }
+    }
+    match marker.len() <= LIMIT {
+        true => marker,
+        false => format!("{START}digest={:016x}", digest(&marker)),
+    }
+}
+
+/// FNV-1a, whose values do not depend on the version of the compiler. Only tells different values
+/// apart: a pod that may write its rules may write its marker too.
+fn digest(text: &str) -> u64 {
+    text.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
+    })
+}
+
+/// Returns the redirect and the families of a marker. `None` if the marker has only a digest, is of
+/// another version or is not exactly as [`marker`] writes it.
+pub fn marked_redirect(text: &str) -> Option<(Redirect, &'static [Family])> {
+    let mut families: &[Family] = &[];
+    let mut redirect = Redirect {
+        inbound_port: 0,
+        outbound_port: 0,
+        proxy_uid: None,
+        proxy_gid: None,
+        ports_to_redirect: Vec::new(),
+        skip_inbound: Vec::new(),
+        skip_outbound: Vec::new(),
+        skip_subnets: Vec::new(),
+    };
+    for field in text.strip_prefix(START)?.split(' ') {
+        match field.split_once('=')? {
+            ("ip", "4") => families = &[Family::Ipv4],
+            ("ip", "46") => families = &[Family::Ipv4, Family::Ipv6],
+            ("in", port) => redirect.inbound_port = port.parse().ok()?,
+            ("out", port) => redirect.outbound_port = port.parse().ok()?,
+            ("uid", uid) => redirect.proxy_uid = Some(uid.parse().ok()?),
+            ("gid", gid) => redirect.proxy_gid = Some(gid.parse().ok()?),
+            ("to", ports) => redirect.ports_to_redirect = list(ports, |port| port.parse().ok())?,
+            ("skip-in", ports) => redirect.skip_inbound = list(ports, |port| port.parse().ok())?,
+            ("skip-out", ports) => redirect.skip_outbound = list(ports, |port| port.parse().ok())?,
+            ("skip-from", subnets) => redirect.skip_subnets = list(subnets, subnet)?,
+            _ => return None,
+        }
+    }
+    (!families.is_empty() && marker(&redirect, families) == text).then_some((redirect, families))
+}
+
+fn list<T>(text: &str, parse: impl Fn(&str) -> Option<T>) -> Option<Vec<T>> {
+    text.split(',').map(parse).collect()
+}
+
+fn subnet(text: &str) -> Option<Subnet> {
+    let net: ipnet::IpNet = text.parse().ok()?;
+    Some(Subnet { net: net.trunc(), text: text.to_owned() })
+}
+
+/// Splits the comment of a listed rule into the comment that [`rules`] gives it, and the marker.
+pub fn split_comment(comment: &str) -> (&str, Option<&str>) {
+    match comment.find(SEPARATOR) {
+        Some(end) => (&comment[..end], Some(&comment[end + 1..])),
+        None => (comment, None),
+    }
+}
+
+/// Whether rules with these comments redirect inbound and outbound connections, whatever redirect they
+/// were made from: the jumps are there, Linkerd's chains hold only Linkerd's rules, and the last rule of
+/// each redirects.
+pub fn is_redirecting(comments: &ListedRules<String>) -> bool {
+    let of = |chain: Chain| comments[chain as usize].iter().map(|comment| split_comment(comment).0);
+    jumps().iter().all(|jump| of(jump.chain).any(|comment| comment == jump.comment))
+        && Chain::LINKERD.iter().all(|&chain| {
+            of(chain).all(|comment| comment.starts_with("proxy-init/"))
+                && of(chain)
+                    .next_back()
+                    .is_some_and(|last| last.starts_with("proxy-init/redirect-"))
+        })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_marker_is_one_readable_line_of_bounded_length() {
+        let redirect = Redirect {
+            proxy_gid: Some(2103),
+            ports_to_redirect: vec![8080],
+            skip_inbound: vec![PortRange { first: 4190, last: 4191 }, 9990.into()],
+            skip_outbound: vec![443.into()],
+            skip_subnets: vec![subnet("192.168.1.7/24").unwrap()],
+            ..Redirect::example()
+        };
+        let both = [Family::Ipv4, Family::Ipv6];
+        let text = marker(&redirect, &both);
+        assert_eq!(
+            text,
+            "linkerd-cni/1 ip=46 in=4143 out=4140 uid=2102 gid=2103 to=8080 \
+             skip-in=4190-4191,9990 skip-out=443 skip-from=192.168.1.7/24"
+        );
+        assert_eq!(marked_redirect(&text), Some((redirect, &both[..])));
+        let skip_outbound = (1..=100).map(PortRange::from).collect();
+        let long = Redirect { skip_outbound, ..Redirect::example() };
+        let text = marker(&long, &both);
+        assert_eq!(text, "linkerd-cni/1 digest=b8da3cfeb85a2ebb");
+        assert_ne!(text, marker(&long, &[Family::Ipv4]));
+        assert_eq!(marked_redirect(&text), None);
+        let longest = marked_rules(&long, Family::Ipv4, &both);
+        assert!(longest.iter().all(|rule| rule.comment.len() <= 250));
+    }
+
+    #[test]
+    fn a_marker_that_this_version_does_not_write_is_not_decoded() {
+        let text = marker(&Redirect::example(), &[Family::Ipv4]);
+        assert!(marked_redirect(&text).is_some());
+        for other in [
+            text.replace("/1 ", "/2 "),
+            text.replace(" in=4143", ""),
+            text.replace("4143", "04143"),
+            text.replace("4143", "70000"),
+            text.replace("ip=4 ", "ip=6 "),
+            text.replace("ip=4 ", ""),
+            format!("{text} skip-out="),
+            format!("{text} skip-from=10.0.0.0"),
+            format!("{text} more=1"),
+            format!("{text} "),
+            format!("{text} uid=2102"),
+            String::new(),
+        ] {
+            assert_eq!(marked_redirect(&other), None, "{other}");
+        }
+    }
+
+    #[test]
+    fn rules_that_lack_a_jump_or_the_last_rule_of_a_chain_or_have_a_foreign_rule_do_not_redirect() {
+        let whole = || {
+            let rules = rules(&Redirect::example(), Family::Ipv4);
+            Chain::ALL.map(|chain| {
+                let of_chain = rules.iter().filter(|rule| rule.chain == chain);
+                of_chain.map(|rule| rule.comment.clone()).collect::<Vec<_>>()
+            })
+        };
+        assert!(is_redirecting(&whole()));
+        for chain in Chain::ALL {
+            let mut comments = whole();
+            comments[chain as usize].pop();
+            assert!(!is_redirecting(&comments), "{chain:?}");
+            let mut comments = whole();
+            comments[chain as usize].insert(0, String::new());
+            assert_eq!(is_redirecting(&comments), !Chain::LINKERD.contains(&chain), "{chain:?}");
+        }
+        assert!(!is_redirecting(&Default::default()));
+    }
+}

@@ -1,0 +1,232 @@
+//! Pods that started with other values than today's: they keep their rules, and get these rules back
+//! if they lose one. Needs root.
+
+use std::fs;
+use std::os::unix::fs::symlink;
+
+use linkerd2_cni::rules::{Family, install_script, rules};
+use serde_json::{Value, json};
+
+use crate::api::Answer;
+use crate::controller::Controller;
+use crate::namespaces::{Namespaces, POD};
+use crate::node::{Node, add, entry, meshed, redirect, running, waiting};
+use crate::stranded;
+use crate::until::until;
+
+/// The plugin entry after an upgrade to other values.
+fn upgraded() -> Value {
+    let mut entry = entry("auto");
+    entry["linkerd"]["inbound-ports-to-ignore"] = json!(["7777"]);
+    entry["linkerd"]["ipv6"] = json!(true);
+    entry
+}
+
+/// The Events on the node.
+fn node_events(node: &Node) -> Vec<Value> {
+    let mut events = node.events();
+    events.retain(|event| event["regarding"]["kind"] == "Node");
+    events
+}
+
+/// Waits for some audits that find one pod with drift, and checks that nothing changed.
+fn assert_drifted(node: &Node, controller: &Controller, before: &str, what: &str) {
+    controller.reaches("audits_total", 3);
+    assert_eq!(node.ruleset(), before, "{what}");
+    assert!(node.changes().is_empty(), "{what}: {:?}", node.changes());
+    assert_eq!(controller.metric("audit_pods_incomplete_total"), 0, "{what}");
+    assert_eq!(controller.metric("audit_pods_drifted"), 1, "{what}");
+    until("the Event on the node", || !node_events(node).is_empty());
+    let events = node.events();
+    assert_eq!(events.len(), 1, "{what}: {events:#?}");
+    assert_eq!(events[0]["reason"], "LinkerdCNIRulesDrifted", "{what}");
+    assert_eq!(events[0]["regarding"]["name"], "node-1", "{what}");
+}
+
+#[test]
+fn running_pods_keep_their_rules_after_an_upgrade_to_other_values() {
+    for mode in ["native", "nft"] {
+        for repair in ["--mode=delete", "--mode=in-place"] {
+            let node = meshed(mode);
+            node.api.state().evict = Answer::Status(201);
+            node.chain(&upgraded());
+            let before = node.ruleset();
+            let controller = node.controller(&["--audit-seconds=1", repair]);
+            assert_drifted(&node, &controller, &before, &format!("{mode} {repair}"));
+        }
+    }
+}
+
+/// During a rollout the controllers of both versions run.
+#[test]
+fn two_controllers_of_a_node_report_the_same_drift_in_one_event() {
+    let node = meshed("native");
+    node.chain(&upgraded());
+    let first = node.controller(&["--audit-seconds=1"]);
+    until("an Event", || node_events(&node).len() == 1);
+    // The API server already has an Event of that name.
+    node.api.state().event = Answer::Status(409);
+    let second = node.controller(&["--audit-seconds=1"]);
+    second.reaches("audits_total", 3);
+    let names: Vec<_> =
+        node_events(&node).iter().map(|event| event["metadata"]["name"].clone()).collect();
+    assert_eq!(names.len(), 2, "{names:?}");
+    assert_eq!(names[0], names[1]);
+    assert_eq!(second.metric("events_publish_errors_total"), 0);
+    drop((first, second));
+
+    let mut entry = upgraded();
+    entry["linkerd"]["inbound-ports-to-ignore"] = json!(["8888"]);
+    node.chain(&entry);
+    node.api.state().event = Answer::Status(201);
+    let _third = node.controller(&["--audit-seconds=1"]);
+    until("another Event for other values", || {
+        node_events(&node).iter().any(|event| event["metadata"]["name"] != names[0])
+    });
+}
+
+#[test]
+fn a_pod_that_started_before_an_upgrade_gets_its_own_rules_back() {
+    for jump in ["PREROUTING", "OUTPUT"] {
+        let node = meshed("native");
+        node.chain(&upgraded());
+        let before = node.ruleset();
+        node.namespaces.run("nft", &["flush", "chain", "ip", "linkerd-cni", jump]);
+        node.namespaces.run("nft", &["flush", "chain", "ip", "linkerd-cni", "PROXY_INIT_OUTPUT"]);
+        let controller = node.controller(&["--audit-seconds=1"]);
+        controller.counts("pods_repaired_total", 1);
+        assert_eq!(node.ruleset(), before);
+    }
+    let node = meshed("nft");
+    node.chain(&upgraded());
+    node.namespaces.run("iptables-nft", &["-t", "nat", "-D", "PROXY_INIT_OUTPUT", "1"]);
+    let controller = node.controller(&["--audit-seconds=1"]);
+    controller.counts("pods_repaired_total", 1);
+    let ruleset = node.ruleset();
+    assert!(ruleset.contains("ignore-port-9999") && !ruleset.contains("7777"), "{ruleset}");
+    assert!(!ruleset.contains("table ip6 linkerd-cni"), "{ruleset}");
+}
+
+#[test]
+fn a_pod_without_any_rules_gets_those_of_todays_values() {
+    let node = meshed("native");
+    node.chain(&upgraded());
+    node.namespaces.run("nft", &["flush", "ruleset"]);
+    let controller = node.controller(&["--audit-seconds=1"]);
+    controller.counts("pods_repaired_total", 1);
+    let ruleset = node.ruleset();
+    assert!(ruleset.contains("ignore-port-7777"), "{ruleset}");
+    assert!(ruleset.contains("table ip6 linkerd-cni"), "{ruleset}");
+}
+
+#[test]
+fn a_pod_whose_validator_fails_with_rules_of_earlier_values_gets_those_of_todays_values() {
+    let node = Node::new();
+    node.cache_cni_result("uid-of-web-1");
+    add(&node, "native", "9999");
+    node.chain(&upgraded());
+    node.knows(&waiting());
+    let controller = node.controller(&[]);
+    controller.counts("pods_repaired_total", 1);
+    assert!(node.ruleset().contains("ignore-port-7777"), "{}", node.ruleset());
+}
+
+/// Upstream's plugin and older versions of this one leave no marker.
+#[test]
+fn rules_without_a_marker_are_repaired_only_if_they_redirect_no_longer() {
+    let node = Node::new();
+    node.cache_cni_result("uid-of-web-1");
+    node.knows(&running());
+    node.chain(&upgraded());
+    let script = node.dir("script").join("nat");
+    let unmarked = install_script(&rules(&redirect("nft", "9999"), Family::Ipv4), true, &[]);
+    fs::write(&script, unmarked).unwrap();
+    let restore = format!("iptables-nft-restore --noflush <{}", script.display());
+    node.namespaces.run("sh", &["-c", &restore]);
+    let before = node.ruleset();
+    let controller = node.controller(&["--audit-seconds=1"]);
+    assert_drifted(&node, &controller, &before, "unmarked");
+    drop(controller);
+
+    node.namespaces.run("iptables-nft", &["-t", "nat", "-F", "OUTPUT"]);
+    let controller = node.controller(&["--audit-seconds=1"]);
+    controller.counts("pods_repaired_total", 1);
+    assert!(node.ruleset().contains("ignore-port-7777"), "{}", node.ruleset());
+}
+
+/// A list that does not fit into the marker.
+#[test]
+fn a_pod_with_long_port_lists_is_compared_with_todays_values_only_if_it_started_with_them() {
+    let ports: Vec<String> = (0..80).map(|index| (10_000 + 2 * index).to_string()).collect();
+    let long = ports.join(",");
+    let node = Node::new();
+    node.cache_cni_result("uid-of-web-1");
+    let mut pod = running();
+    pod["metadata"]["annotations"]["config.linkerd.io/skip-outbound-ports"] = json!(long);
+    node.knows(&pod);
+    add(&node, "native", &long);
+    let before = node.ruleset();
+    let delete = |table: &str| {
+        let script = format!(
+            "nft -a list table ip {table} | sed -n 's/.*ignore-loopback.*handle //p' | \
+             xargs nft delete rule ip {table} PROXY_INIT_OUTPUT handle"
+        );
+        node.namespaces.run("sh", &["-c", &script]);
+    };
+    delete("linkerd-cni");
+    let controller = node.controller(&["--audit-seconds=1"]);
+    controller.counts("pods_repaired_total", 1);
+    assert_eq!(node.ruleset(), before);
+    drop(controller);
+
+    node.chain(&upgraded());
+    node.api.state().requests.clear();
+    let controller = node.controller(&["--audit-seconds=1"]);
+    assert_drifted(&node, &controller, &before, "a digest");
+}
+
+/// Adds a pod with a netns of its own, which has rules if `is_whole`.
+fn with_pod(node: &Node, name: &str, is_whole: bool) -> Namespaces {
+    let namespaces = Namespaces::new();
+    let path = namespaces.path();
+    symlink(&path, node.dir("var/run/netns").join(path.file_name().unwrap())).unwrap();
+    let result = json!({
+        "kind": "cniCacheV1",
+        "cniArgs": [["K8S_POD_UID", format!("uid-of-{name}")]],
+        "result": {"interfaces": [{"name": "eth0", "sandbox": path}]},
+    });
+    let file = node.dir("var/lib/cni/results").join(format!("net-{name}"));
+    fs::write(file, result.to_string()).unwrap();
+    if is_whole {
+        crate::node::add_in(&path, "native", "9999");
+    }
+    let mut pod = running();
+    pod["metadata"] = stranded(name)["metadata"].clone();
+    pod["status"]["podIPs"] = json!([{"ip": POD[0]}]);
+    node.api.knows(&pod);
+    node.api.state().pods.push(pod);
+    namespaces
+}
+
+#[test]
+fn damage_of_more_than_half_of_the_pods_is_reported_and_not_repaired() {
+    let node = Node::new();
+    node.api.state().evict = Answer::Status(201);
+    let damaged = ["web-1", "web-2", "web-3"].map(|name| with_pod(&node, name, false));
+    let _whole = ["web-4", "web-5"].map(|name| with_pod(&node, name, true));
+    let controller = node.controller(&["--audit-seconds=1", "--mode=delete"]);
+    controller.reaches("audits_total", 3);
+    assert!(node.changes().is_empty(), "{:?}", node.changes());
+    assert_eq!(controller.metric("audit_repairs_suspended"), 1);
+    assert_eq!(controller.metric("pods_deleted_total"), 0);
+    assert!(controller.metric("audit_pods_incomplete_total") >= 9);
+    until("the Event", || !node_events(&node).is_empty());
+    let events = node.events();
+    assert_eq!(events.len(), 1, "{events:#?}");
+    assert_eq!(events[0]["reason"], "LinkerdCNIRepairsSuspended");
+    assert_eq!(events[0]["type"], "Warning");
+
+    crate::node::add_in(&damaged[0].path(), "native", "9999");
+    controller.reaches("pods_deleted_total", 2);
+    until("repairs resume", || controller.metric("audit_repairs_suspended") == 0);
+}
