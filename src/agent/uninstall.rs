@@ -238,7 +238,7 @@ fn unchain(
 ) -> Result<(), Vec<String>> {
     let dir = &settings.net_dir;
     for _ in 0..ATTEMPTS {
-        let found = match net_dir::scan(dir, &settings.kubeconfig_name) {
+        let found = match net_dir::scan_with_backups(dir, &settings.kubeconfig_name) {
             Ok(found) => found,
             Err(error) if error.is_missing() => return Ok(()),
             Err(error) => return Err(vec![error.to_string()]),

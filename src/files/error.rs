@@ -15,10 +15,13 @@ pub enum Error {
         #[source]
         source: io::Error,
     },
-    /// The file cannot be used, for example because of its type or size. `why` is the rest of the
-    /// sentence that starts with the path.
+    /// The file cannot be used, for example because of its type. `why` is the rest of the sentence
+    /// that starts with the path.
     #[error("{} {why}", path.display())]
     Unusable { path: PathBuf, why: &'static str },
+    /// The file is larger than [`LIMIT`](super::LIMIT).
+    #[error("{} is larger than 5 MiB", path.display())]
+    TooLarge { path: PathBuf },
     /// Another program wrote the file since it was read. The caller should read it again.
     #[error("another program has changed {}", path.display())]
     Raced { path: PathBuf },
@@ -46,7 +49,19 @@ impl Error {
                 )
             ),
             Error::Unusable { .. } => true,
-            Error::Raced { .. } => false,
+            Error::TooLarge { .. } | Error::Raced { .. } => false,
+        }
+    }
+
+    /// Returns the error as the rest of a sentence that starts with the path.
+    pub fn without_path(&self) -> String {
+        match self {
+            Error::Io { act, source, .. } => {
+                format!("cannot be {act}: {source}{}", remedy(act, source))
+            }
+            Error::Unusable { why, .. } => (*why).to_owned(),
+            Error::TooLarge { .. } => "is larger than 5 MiB".to_owned(),
+            Error::Raced { .. } => "was changed by another program".to_owned(),
         }
     }
 }
@@ -59,7 +74,7 @@ pub(super) fn failed(act: &'static str, path: &Path) -> impl FnOnce(io::Error) -
 
 /// Returns what an operator can do about `error`, which occurred while doing `act`, to append to
 /// the text of the error. Empty if that text already shows what to do.
-pub fn remedy(act: &str, error: &io::Error) -> &'static str {
+fn remedy(act: &str, error: &io::Error) -> &'static str {
     match Errno::from_io_error(error) {
         Some(Errno::NOSPC | Errno::DQUOT) => "; free space or inodes on the node's disk",
         Some(Errno::ROFS) => {
@@ -86,21 +101,20 @@ mod tests {
 
     #[test]
     fn errors_that_the_node_causes_have_a_remedy_and_others_have_none() {
-        for (errno, act, part) in [
-            (Errno::NOSPC, "write", "free space"),
-            (Errno::DQUOT, "write", "free space"),
-            (Errno::ROFS, "create", "destCNIBinDir"),
-            (Errno::ACCESS, "create", "seLinuxOptions"),
-            (Errno::PERM, "replace", "privileged=true"),
-            (Errno::BUSY, "replace", "unmount"),
-            (Errno::ISDIR, "replace", "remove the directory"),
-            (Errno::NOENT, "create", "delete this pod"),
+        for (errno, part) in [
+            (Errno::NOSPC, "free space"),
+            (Errno::DQUOT, "free space"),
+            (Errno::ROFS, "destCNIBinDir"),
+            (Errno::ACCESS, "seLinuxOptions"),
+            (Errno::PERM, "privileged=true"),
+            (Errno::BUSY, "unmount"),
+            (Errno::ISDIR, "remove the directory"),
         ] {
-            let text = remedy(act, &errno.into());
+            let text = remedy("create", &errno.into());
             assert!(text.starts_with("; ") && text.contains(part), "{text}");
         }
-        for (errno, act) in [(Errno::NOENT, "read"), (Errno::IO, "write")] {
-            assert_eq!(remedy(act, &errno.into()), "");
+        for errno in [Errno::NOENT, Errno::IO] {
+            assert_eq!(remedy("read", &errno.into()), "");
         }
     }
 }

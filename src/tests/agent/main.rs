@@ -38,6 +38,7 @@ mod multus;
 mod namespaces;
 mod node;
 mod operations;
+mod other_installers;
 mod outputs;
 mod own_pods;
 mod ownership;
