@@ -8,7 +8,7 @@ use rustix::io::Errno;
 /// Why an operation on a file of the host failed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    #[error("cannot {act} {}: {source}{}", path.display(), remedy(act, source))]
+    #[error("cannot {act} {}: {source}{}", path.display(), remedy(source))]
     Io {
         act: &'static str,
         path: PathBuf,
@@ -57,7 +57,7 @@ impl Error {
     pub fn without_path(&self) -> String {
         match self {
             Error::Io { act, source, .. } => {
-                format!("cannot be {act}: {source}{}", remedy(act, source))
+                format!("cannot be {act}: {source}{}", remedy(source))
             }
             Error::Unusable { why, .. } => (*why).to_owned(),
             Error::TooLarge { .. } => "is larger than 5 MiB".to_owned(),
@@ -72,9 +72,9 @@ pub(super) fn failed(act: &'static str, path: &Path) -> impl FnOnce(io::Error) -
     move |source| Error::Io { act, path, source }
 }
 
-/// Returns what an operator can do about `error`, which occurred while doing `act`, to append to
-/// the text of the error. Empty if that text already shows what to do.
-fn remedy(act: &str, error: &io::Error) -> &'static str {
+/// Returns what an operator can do about `error`, to append to the text of the error. Empty if that
+/// text already shows what to do.
+fn remedy(error: &io::Error) -> &'static str {
     match Errno::from_io_error(error) {
         Some(Errno::NOSPC | Errno::DQUOT) => "; free space or inodes on the node's disk",
         Some(Errno::ROFS) => {
@@ -87,10 +87,6 @@ fn remedy(act: &str, error: &io::Error) -> &'static str {
         }
         Some(Errno::BUSY) => "; unmount what the node has mounted at this path",
         Some(Errno::ISDIR) => "; remove the directory at this path of the node",
-        Some(Errno::NOENT) if act == "create" => {
-            "; if the directory was re-created on the node, delete this pod, which still mounts the \
-             old directory"
-        }
         _ => "",
     }
 }
@@ -110,11 +106,11 @@ mod tests {
             (Errno::BUSY, "unmount"),
             (Errno::ISDIR, "remove the directory"),
         ] {
-            let text = remedy("create", &errno.into());
+            let text = remedy(&errno.into());
             assert!(text.starts_with("; ") && text.contains(part), "{text}");
         }
         for errno in [Errno::NOENT, Errno::IO] {
-            assert_eq!(remedy("read", &errno.into()), "");
+            assert_eq!(remedy(&errno.into()), "");
         }
     }
 }

@@ -55,6 +55,7 @@ mod self_test;
 #[allow(dead_code, reason = "the repair controller's tests use all of it")]
 #[path = "../support/server.rs"]
 mod server;
+mod stale_mounts;
 mod start_and_stop;
 mod stop_decision;
 mod taint;

@@ -113,12 +113,18 @@ fn the_node_denies_writing() {
 
 #[test]
 fn the_directory_was_created_again() {
-    let node = node();
-    node.remove_tree("bin");
-    let agent = node.start();
-    let mut page = FaultPage::new("directory-missing");
-    not_ready(&mut page, &node, &agent, "binary: cannot create");
-    page.check();
+    with_mounts(|node| {
+        node.write(LIST, CALICO);
+        let (on_node, bin) = (node.root().join("node"), node.root().join("bin"));
+        fs::create_dir(&on_node).unwrap();
+        bind(&on_node, &bin);
+        let mut agent = node.start();
+        agent.until_ready();
+        fs::rename(&on_node, node.root().join("renamed")).unwrap();
+        let mut page = FaultPage::new("directory-missing");
+        not_ready(&mut page, node, &agent, "mounts: ");
+        page.check();
+    });
 }
 
 #[test]
