@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use super::text;
+use super::{splice, text};
 use crate::files;
 use crate::files::FileAccess;
 
@@ -107,13 +107,18 @@ pub fn scan_with_backups(dir: &Path, kubeconfig: &str) -> Result<Vec<ConfigFile>
         else {
             continue;
         };
-        match content(dir, &name).transpose() {
+        match content(dir, &name, kind).transpose() {
             Some(content) => found.push(ConfigFile { name, kind, content }),
             // Removed since the directory was listed. The watch reports that as a change.
             None => {}
         }
     }
     Ok(found)
+}
+
+/// Returns whether libcni reads a file of this name as one plugin of a conflist.
+fn is_fragment(name: &String) -> bool {
+    ConfigKind::of(name) == Some(ConfigKind::Conf)
 }
 
 fn split_backup(name: &str) -> (&str, &str) {
@@ -124,7 +129,7 @@ fn split_backup(name: &str) -> (&str, &str) {
 }
 
 /// Reads the file `name` in `dir`; `None` if it is missing.
-fn content(dir: &Path, name: &str) -> Result<Option<Content>, Unreadable> {
+fn content(dir: &Path, name: &str, kind: ConfigKind) -> Result<Option<Content>, Unreadable> {
     let path = &dir.join(name);
     let Some(metadata) = files::metadata(path)? else {
         return Ok(None);
@@ -148,7 +153,15 @@ fn content(dir: &Path, name: &str) -> Result<Option<Content>, Unreadable> {
         Err(error) if error.is_missing() => return Ok(None),
         result => result?,
     };
-    Ok(Some(Content { text: text::from_bytes(bytes), access, link }))
+    let text = text::from_bytes(bytes);
+    if kind == ConfigKind::Conflist
+        && let Some(fragments) = splice::fragments_dir(&text)
+        && files::file_names(&dir.join(&fragments)).is_ok_and(|names| names.iter().any(is_fragment))
+    {
+        let why = format!("takes its plugins from the files in the directory {fragments}");
+        return Err(Unreadable { why, runtime_may_read: true });
+    }
+    Ok(Some(Content { text, access, link }))
 }
 
 #[cfg(test)]

@@ -19,6 +19,17 @@ pub struct Conflist<'a> {
     name: Option<String>,
 }
 
+/// Returns the name of the directory from which libcni 1.3 and later takes the plugins of the conflist
+/// `text`: that of its network, if the conflist has no plugins itself.
+pub(super) fn fragments_dir(text: &str) -> Option<String> {
+    let object = BorrowedObject::parse(text).ok()?;
+    let plugins = object.get("plugins").map(|plugins| serde_json::from_str(plugins.get()));
+    let has_none = plugins
+        .is_none_or(|list: Result<Vec<&RawValue>, _>| list.is_ok_and(|list| list.is_empty()));
+    let name = object.string("name").filter(|name| !name.is_empty() && !name.contains('/'))?;
+    has_none.then_some(name)
+}
+
 /// One object in `plugins`.
 #[derive(Debug)]
 pub(super) struct Plugin {

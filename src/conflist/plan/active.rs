@@ -30,7 +30,7 @@ pub(super) fn unreadable(file: &ConfigFile) -> Option<String> {
     let reason = file.content.as_ref().err().filter(|reason| reason.runtime_may_read)?;
     Some(format!(
         "the container runtime may load {0}, which the agent cannot read, as it {1}; replace {0} \
-         with a regular file of at most 5 MiB, or remove it",
+         with a regular file of at most 5 MiB that has all plugins in it, or remove it",
         file.name, reason.why
     ))
 }

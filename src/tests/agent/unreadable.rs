@@ -31,7 +31,7 @@ fn huge(text: &str) -> String {
 
 #[test]
 fn a_config_that_sorts_first_and_that_only_the_runtime_can_read_makes_the_node_not_ready() {
-    let make: [(&str, MakeJunk, &str); 3] = [
+    let make: [(&str, MakeJunk, &str); 4] = [
         (
             "05-absolute.conflist",
             |path| symlink("/nix/store/cni.conflist", path).unwrap(),
@@ -43,6 +43,16 @@ fn a_config_that_sorts_first_and_that_only_the_runtime_can_read_makes_the_node_n
             "is a symbolic link out of the mounted directory, to ../not-mounted/net.conf",
         ),
         ("05-huge.conflist", |path| fs::write(path, huge(CALICO)).unwrap(), "is larger than 5 MiB"),
+        (
+            "05-fragments.conflist",
+            |path| {
+                fs::write(path, r#"{"name":"net","cniVersion":"1.0.0"}"#).unwrap();
+                let dir = path.with_file_name("net");
+                fs::create_dir(&dir).unwrap();
+                fs::write(dir.join("10-bridge.conf"), CONF).unwrap();
+            },
+            "takes its plugins from the files in the directory net",
+        ),
     ];
     all(make.into_iter().collect(), |(name, make, reason)| {
         let node = Node::uninstalling();

@@ -1,6 +1,7 @@
 //! The agent cannot install the plugin on the node, or another program undoes it.
 
 use std::fs;
+use std::os::unix::fs::symlink;
 
 use nix::mount::{MsFlags, mount};
 
@@ -36,6 +37,16 @@ fn the_network_config_is_broken() {
     let agent = node.start();
     let mut page = FaultPage::new("network-config-invalid");
     not_ready(&mut page, &node, &agent, "network config: no valid");
+    page.check();
+}
+
+#[test]
+fn the_first_network_config_is_a_link_out_of_the_mount() {
+    let node = node();
+    symlink("/opt/network/net.conflist", node.net("05-net.conflist")).unwrap();
+    let agent = node.start();
+    let mut page = FaultPage::new("network-config-unreadable");
+    not_ready(&mut page, &node, &agent, "network config: the container runtime may load");
     page.check();
 }
 
