@@ -107,18 +107,17 @@ pub fn scan_with_backups(dir: &Path, kubeconfig: &str) -> Result<Vec<ConfigFile>
         else {
             continue;
         };
-        match content(dir, &name, kind).transpose() {
-            Some(content) => found.push(ConfigFile { name, kind, content }),
-            // Removed since the directory was listed. The watch reports that as a change.
-            None => {}
+        // `None`: removed since the directory was listed. The watch reports that as a change.
+        if let Some(content) = content(dir, &name, kind).transpose() {
+            found.push(ConfigFile { name, kind, content });
         }
     }
     Ok(found)
 }
 
-/// Returns whether libcni reads a file of this name as one plugin of a conflist.
-fn is_fragment(name: &String) -> bool {
-    ConfigKind::of(name) == Some(ConfigKind::Conf)
+/// Returns whether libcni reads one of the files as a plugin of a conflist.
+fn has_fragment(names: &[String]) -> bool {
+    names.iter().any(|name| ConfigKind::of(name) == Some(ConfigKind::Conf))
 }
 
 fn split_backup(name: &str) -> (&str, &str) {
@@ -156,7 +155,7 @@ fn content(dir: &Path, name: &str, kind: ConfigKind) -> Result<Option<Content>, 
     let text = text::from_bytes(bytes);
     if kind == ConfigKind::Conflist
         && let Some(fragments) = splice::fragments_dir(&text)
-        && files::file_names(&dir.join(&fragments)).is_ok_and(|names| names.iter().any(is_fragment))
+        && files::file_names(&dir.join(&fragments)).is_ok_and(|names| has_fragment(&names))
     {
         let why = format!("takes its plugins from the files in the directory {fragments}");
         return Err(Unreadable { why, runtime_may_read: true });

@@ -94,12 +94,12 @@ fn kubelet_restarts_an_agent_whose_bin_dir_was_renamed_on_the_node_and_the_next_
     assert!(copy.success());
     fs::rename(BIN, &renamed).unwrap();
     fs::rename(&copied, BIN).unwrap();
-    fs::remove_dir_all(&renamed).unwrap();
     fs::remove_file(Path::new(BIN).join("linkerd-cni")).unwrap();
 
     until_within(RESTART, "kubelet restarts the agent", || {
         find_agent().is_some_and(|agent| agent.container != first && agent.ready)
     });
+    fs::remove_dir_all(&renamed).unwrap();
     assert!(Path::new(BIN).join("linkerd-cni").exists());
     let logs = ["logs", "-n", "linkerd-cni", "-c", "install-cni", "--previous"];
     let log = kubectl(&[&logs[..], &[&*agent().pod]].concat());
