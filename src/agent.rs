@@ -16,6 +16,7 @@
 //! - [`upstream_kubeconfig`]: restores the kubeconfig of an upstream agent on the same node
 //! - [`contention`]: detects other writers of the same files, and slows down against them
 //! - [`yielding`]: keeps the plugin entry of another agent on the node until that agent ends
+//! - [`mounts`]: notices that a mounted directory is no longer the node's
 //! - `node_lock`: lets only one agent at a time write to the node's files
 //! - [`platforms`]: suggests the right directories for the node's platform
 //! - [`self_test`]: runs the installed plugin against a scratch netns
@@ -38,6 +39,7 @@ pub mod contention;
 pub mod credential;
 mod entry_gap;
 mod main_loop;
+pub mod mounts;
 mod node_lock;
 pub mod node_status;
 mod not_ready;
@@ -70,6 +72,7 @@ use crate::kube::event::{EventContent, EventType};
 use admin_listener::AdminListener;
 use api::Api;
 use main_loop::MainLoop;
+use mounts::Mounts;
 use reconcile::Reconciler;
 use record_socket::RecordSocket;
 use self_test::SelfTest;
@@ -106,6 +109,7 @@ pub fn run(settings: Settings) -> Result<(), Error> {
     let entry = plugin_entry::render(&settings)?;
     let mode = settings.mode()?;
     let settings = Arc::new(settings);
+    let mounts = Arc::new(Mounts::at_start(&settings));
     let found_empty_node = stop::finds_empty_node(&settings);
     let status = Arc::new(Status::new(settings.resync));
     let api = Api::start(&settings, watch.waker()).map_err(Error::Thread)?;
@@ -115,7 +119,8 @@ pub fn run(settings: Settings) -> Result<(), Error> {
     let _ = admin_listener.open(&settings, &status);
     status.passes().begin(Instant::now());
     let (own, shared) = (Arc::clone(&settings), Arc::clone(&status));
-    let mut reconciler = Reconciler::new(own, mode, entry, shared, Arc::clone(&api));
+    let mut reconciler =
+        Reconciler::new(own, mode, entry, shared, Arc::clone(&api), Arc::clone(&mounts));
     if settings.self_test {
         let self_test =
             SelfTest::start(&settings, &status, watch.waker()).map_err(Error::Thread)?;
@@ -151,7 +156,7 @@ pub fn run(settings: Settings) -> Result<(), Error> {
         }
         Verdict::Uninstall(why) => {
             info!("uninstalling: {why}");
-            let removed = remove(&settings, reconciler.chained_conflists());
+            let removed = remove(&settings, reconciler.chained_conflists(), &mounts);
             // After a failure, too: an upstream agent may be what keeps naming the plugin.
             if !matches!(removed, Ok(UninstallOutcome::Uninstalled)) {
                 reconciler.restore_upstream_kubeconfig();
@@ -217,12 +222,13 @@ fn uninstall_failed(error: Option<&Error>) -> EventContent {
 /// Lists everything that could not be removed.
 pub fn uninstall(settings: &Settings) -> Result<(), Error> {
     info!("uninstalling");
-    remove(settings, &BTreeSet::new()).map(|_| ())
+    remove(settings, &BTreeSet::new(), &Mounts::at_start(settings)).map(|_| ())
 }
 
 fn remove(
     settings: &Settings,
     chained_conflists: &BTreeSet<String>,
+    mounts: &Mounts,
 ) -> Result<UninstallOutcome, Error> {
-    uninstall::run(settings, chained_conflists).map_err(Error::Uninstall)
+    uninstall::run(settings, chained_conflists, mounts).map_err(Error::Uninstall)
 }

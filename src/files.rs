@@ -16,11 +16,13 @@ use nix::unistd::{getegid, geteuid};
 
 mod atomic_replace;
 mod error;
+mod link;
 mod staged_removal;
 mod temporary;
 mod xattr;
 
-pub use error::{Error, remedy};
+pub use error::Error;
+pub use link::target_out_of;
 pub use staged_removal::StagedRemoval;
 pub use temporary::{TEMPORARY, is_temporary};
 
@@ -75,7 +77,7 @@ pub fn read(path: &Path) -> Result<(Vec<u8>, FileAccess), Error> {
     let mut bytes = Vec::new();
     file.take(LIMIT + 1).read_to_end(&mut bytes).map_err(failed("read", path))?;
     if bytes.len() as u64 > LIMIT {
-        return Err(Error::Unusable { path: path.to_owned(), why: "is larger than 5 MiB" });
+        return Err(Error::TooLarge { path: path.to_owned() });
     }
     Ok((bytes, FileAccess::of(&metadata)))
 }

@@ -22,6 +22,7 @@ use super::binaries::{Binaries, Stamp};
 use super::contention::Contention;
 use super::credential;
 use super::entry_gap::EntryGap;
+use super::mounts::Mounts;
 use super::node_lock::NodeLocker;
 use super::not_ready::NotReadyReport;
 use super::record_socket::RecordSocket;
@@ -45,6 +46,7 @@ pub struct Reconciler {
     status: Arc<Status>,
     api: Arc<Api>,
     node_lock: NodeLocker,
+    mounts: Arc<Mounts>,
     binaries: Binaries,
     /// Contention with programs that remove the plugin entry, by conflist. The node is not
     /// ready while it lasts.
@@ -83,6 +85,7 @@ impl Reconciler {
         entry: Entry,
         status: Arc<Status>,
         api: Arc<Api>,
+        mounts: Arc<Mounts>,
     ) -> Reconciler {
         let binary = settings.bin_dir.join(PLUGIN);
         let had_binary = binary.symlink_metadata().is_ok();
@@ -90,6 +93,7 @@ impl Reconciler {
             api,
             yielding: Yielding::new(settings.resync),
             node_lock: NodeLocker::new(&settings.net_dir),
+            mounts,
             settings,
             mode,
             entry,
@@ -157,18 +161,30 @@ impl Reconciler {
         self.api.set_node_ready(false);
     }
 
-    /// Runs one reconcile pass, and sets what `/ready` and the metrics report.
+    /// Runs one reconcile pass, and sets what `/ready` and the metrics report. Writes nothing to
+    /// directories that are no longer the node's.
     pub fn pass(&mut self) -> PassResult {
+        let mut pass =
+            PassResult { newer_agent_runs: self.newer_agent_runs(), ..PassResult::default() };
+        match self.mounts.stale() {
+            Some(why) => {
+                self.status.set_stale_mount(&why);
+                pass.problem(Subject::Mounts, why);
+            }
+            None => self.reconcile(&mut pass),
+        }
+        self.publish(&pass);
+        pass
+    }
+
+    /// Compares each file with what it should be, and writes those that differ.
+    fn reconcile(&mut self, pass: &mut PassResult) {
         let lock = self.node_lock.take();
-        let mut pass = PassResult {
-            newer_agent_runs: self.newer_agent_runs(),
-            holds_lock: lock.is_held(),
-            ..PassResult::default()
-        };
-        if let Err(error) = self.reconcile_binaries(&mut pass) {
+        pass.holds_lock = lock.is_held();
+        if let Err(error) = self.reconcile_binaries(pass) {
             pass.problem(Subject::Binary, error);
         }
-        if let Err(error) = self.reconcile_kubeconfig(&mut pass) {
+        if let Err(error) = self.reconcile_kubeconfig(pass) {
             pass.problem(Subject::Kubeconfig, error);
         }
         // A token that the API server rejects does not prevent chaining: without the plugin, meshed
@@ -176,7 +192,7 @@ impl Reconciler {
         let token_problem = pass.problems.remove(&Subject::KubeconfigToken);
         let can_chain = pass.problems.is_empty() && !pass.waits.contains_key(&Subject::Kubeconfig);
         pass.problems.extend(token_problem.map(|why| (Subject::KubeconfigToken, why)));
-        if let Err(error) = self.reconcile_conflists(&mut pass, can_chain) {
+        if let Err(error) = self.reconcile_conflists(pass, can_chain) {
             pass.problem(Subject::NetworkConfig, error);
         }
         drop(lock);
@@ -187,16 +203,20 @@ impl Reconciler {
         {
             pass.wait_for(Subject::NetworkConfig, why);
         }
-        self.warn_of_overwrites(&mut pass);
-        self.check_self_test(&mut pass);
-        self.status.contention_active.set(pass.contention.into());
+        self.warn_of_overwrites(pass);
+        self.check_self_test(pass);
         self.update_token_expiration();
+    }
+
+    /// Sets what `/ready`, the metrics, the startup taint and Events show of `pass`.
+    fn publish(&mut self, pass: &PassResult) {
+        self.status.contention_active.set(pass.contention.into());
         self.status.reconciles.inc();
         if !pass.problems.is_empty() {
             self.status.reconcile_errors.inc();
         }
         if self.stopping {
-            return pass;
+            return;
         }
         if !self.ready_logged && pass.ready().is_ok() {
             self.ready_logged = true;
@@ -213,7 +233,6 @@ impl Reconciler {
         self.status.set_ready_notes(&pass.ready_notes);
         self.status.set_node(pass.node_status());
         self.status.uses_agent_token.set(pass.uses_agent_token.into());
-        pass
     }
 
     /// Copies the plugin binaries that are missing or different on the host from the image.

@@ -30,6 +30,8 @@ pub struct Status {
     /// The signal that stops the agent, if there was one.
     stopped_by: Mutex<Option<String>>,
     passes: Mutex<Passes>,
+    /// Why only a restart of the container corrects the mounts, if they are stale.
+    stale_mount: Mutex<Option<String>>,
     pub binary_writes: Counter,
     pub kubeconfig_writes: Counter,
     pub conflist_writes: Counter,
@@ -86,6 +88,7 @@ impl Status {
             node: Mutex::default(),
             stopped_by: Mutex::default(),
             passes: Mutex::new(Passes::new(resync, Instant::now())),
+            stale_mount: Mutex::default(),
             binary_writes: register(agent, "binary_writes", "Plugin binaries copied to the host"),
             kubeconfig_writes: register(
                 agent,
@@ -165,12 +168,20 @@ impl Status {
         ready.clone()
     }
 
-    /// Returns whether the agent's main thread makes progress.
+    /// Returns whether the agent's main thread makes progress, on directories that are the node's.
     ///
     /// # Errors
-    /// Says for how long it has not.
+    /// Says for how long it has not, or which directory is stale.
     pub fn live(&self) -> Result<(), String> {
-        self.passes().progressing(Instant::now())
+        self.passes().progressing(Instant::now())?;
+        let stale = self.stale_mount.lock().unwrap_or_else(PoisonError::into_inner);
+        stale.clone().map_or(Ok(()), Err)
+    }
+
+    /// Makes `/live` fail with `why` from now on, so that the kubelet restarts the container.
+    pub fn set_stale_mount(&self, why: &str) {
+        let mut stale = self.stale_mount.lock().unwrap_or_else(PoisonError::into_inner);
+        *stale = Some(why.to_owned());
     }
 
     /// Locks and returns the times of the reconcile passes.

@@ -6,6 +6,8 @@ use std::path::PathBuf;
 /// Subject of a problem, a warning or contention.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Subject {
+    /// A CNI directory that is no longer the node's.
+    Mounts,
     /// The plugin binary and the other files in the CNI bin dir that the agent installs.
     Binary,
     Kubeconfig,
@@ -29,7 +31,8 @@ pub enum Subject {
 impl Subject {
     /// The subjects that decide whether the node is ready, in the order of `/ready`. The others
     /// are only logged.
-    pub const DECIDE_READINESS: [Subject; 5] = [
+    pub const DECIDE_READINESS: [Subject; 6] = [
+        Subject::Mounts,
         Subject::Binary,
         Subject::Kubeconfig,
         Subject::KubeconfigToken,
@@ -41,6 +44,7 @@ impl Subject {
 impl fmt::Display for Subject {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
+            Subject::Mounts => "mounts",
             Subject::Binary => "binary",
             Subject::Kubeconfig => "kubeconfig",
             Subject::KubeconfigToken => "kubeconfig token",

@@ -27,6 +27,7 @@ use std::time::{Duration, Instant};
 use tracing::{info, warn};
 
 use super::contention::OVERWRITTEN;
+use super::mounts::Mounts;
 use super::node_lock::NodeLocker;
 use super::settings::Settings;
 use crate::conflist::PLUGIN;
@@ -70,17 +71,24 @@ pub enum UninstallOutcome {
 /// network config names the plugin.
 ///
 /// # Errors
-/// All failures, as texts for logs.
+/// All failures, as texts for logs. A net dir that is no longer the node's is one: its network
+/// configs may name the plugin, so everything stays in place.
 pub fn run(
     settings: &Settings,
     conflists: &BTreeSet<String>,
+    mounts: &Mounts,
 ) -> Result<UninstallOutcome, Vec<String>> {
+    if let Some(why) = mounts.stale_net_dir() {
+        return Err(still_named(vec![why]));
+    }
     let watch = NetDirWatch::start(&settings.net_dir, &settings.kubeconfig_name);
     let mut node_lock = NodeLocker::new(&settings.net_dir);
     let lock = node_lock.take();
     let left = leftovers::remove(settings);
     drop(lock);
     let mut failures: Vec<String> = left.iter().map(ToString::to_string).collect();
+    // The network configs stop naming the plugin. Its binary stays in the node's directory.
+    failures.extend(mounts.stale_bin_dir());
     // Removed even if kubeconfig and plugin binaries have to stay. An agent without a socket of its
     // own removes it with the leftovers.
     if settings.plugin_socket
@@ -159,7 +167,7 @@ fn rechained(list: &Path) -> String {
 /// Adds that kubeconfig and plugin binaries stay, and why.
 fn still_named(mut failures: Vec<String>) -> Vec<String> {
     failures.push(format!(
-        "kubeconfig and plugin binary are left in place, because a network config still names {PLUGIN}"
+        "kubeconfig and plugin binary are left in place, because a network config still names {PLUGIN}, or may name it"
     ));
     failures
 }
@@ -237,7 +245,7 @@ fn unchain(
 ) -> Result<(), Vec<String>> {
     let dir = &settings.net_dir;
     for _ in 0..ATTEMPTS {
-        let found = match net_dir::scan(dir, &settings.kubeconfig_name) {
+        let found = match net_dir::scan_with_backups(dir, &settings.kubeconfig_name) {
             Ok(found) => found,
             Err(error) if error.is_missing() => return Ok(()),
             Err(error) => return Err(vec![error.to_string()]),

@@ -8,9 +8,9 @@ use serde_json::value::RawValue;
 
 use super::error::{Error, syntax};
 
-/// The members of a JSON object in the order of the text. Values are slices of the text, so that
-/// their position and bytes are known.
-pub(super) struct BorrowedObject<'a>(Vec<(String, &'a RawValue)>);
+/// The members of a JSON object in the order of the text: keys and values as slices of the text, so
+/// that their position and bytes are known. A key can be any string that Go accepts, also `"\ud800"`.
+pub(super) struct BorrowedObject<'a>(Vec<(&'a RawValue, &'a RawValue)>);
 
 impl<'a> BorrowedObject<'a> {
     /// Parses a JSON object.
@@ -23,13 +23,29 @@ impl<'a> BorrowedObject<'a> {
 
     /// Returns the value of `key`. Of duplicate keys the last one wins, as in Go's decoder.
     pub(super) fn get(&self, key: &str) -> Option<&'a RawValue> {
-        let mut members = self.0.iter().rev();
-        members.find(|(name, _)| name == key).map(|(_, raw)| *raw)
+        self.last(|name| name == key)
     }
 
     /// Returns the value of `key` if it is a string.
     pub(super) fn string(&self, key: &str) -> Option<String> {
         serde_json::from_str(self.get(key)?.get()).ok()
+    }
+
+    /// Returns the value of `key`, regardless of case, if it is a string. libcni reads the members
+    /// of a plugin into a Go struct, so `Type` counts as `type`. It reads those of a conflist into a
+    /// map, as [`BorrowedObject::string`] does.
+    pub(super) fn plugin_string(&self, key: &str) -> Option<String> {
+        let value = self.last(|name| name.eq_ignore_ascii_case(key))?;
+        serde_json::from_str(value.get()).ok()
+    }
+
+    /// Returns the value of the last key for which `is_key` is true.
+    fn last(&self, is_key: impl Fn(&str) -> bool) -> Option<&'a RawValue> {
+        let is_key = |name: &RawValue| {
+            serde_json::from_str::<String>(name.get()).is_ok_and(|name| is_key(&name))
+        };
+        let mut members = self.0.iter().rev();
+        members.find(|(name, _)| is_key(name)).map(|(_, value)| *value)
     }
 }
 

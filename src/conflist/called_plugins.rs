@@ -58,7 +58,7 @@ fn plugins(text: &str) -> Option<(BorrowedObject<'_>, Vec<&str>)> {
 }
 
 fn plugin_type(plugin: impl AsRef<str>) -> Option<String> {
-    BorrowedObject::parse(plugin.as_ref()).ok()?.string("type")
+    BorrowedObject::parse(plugin.as_ref()).ok()?.plugin_string("type")
 }
 
 /// Returns whether the network config `text` may make a runtime call the plugin.

@@ -20,17 +20,17 @@ const DEFAULT_NAME: &str = "k8s-pod-network";
 /// Fails if `conf` is not JSON, has no `type`, or is linkerd-cni itself.
 pub fn wrap(conf: &str) -> Result<String, Error> {
     let object = BorrowedObject::parse(conf)?;
-    if object.get("type").is_none() {
-        return Conflist::parse_chainable(conf).map(|_| conf.to_owned());
-    }
-    match object.string("type").as_deref() {
+    match object.plugin_string("type").as_deref() {
         Some(PLUGIN) => return Err(Error::NoOtherPlugin),
+        None if object.get("type").is_none() => {
+            return Conflist::parse_chainable(conf).map(|_| conf.to_owned());
+        }
         None | Some("") => return Err(Error::NoType),
         Some(_) => {}
     }
-    let name = object.string("name").filter(|name| !name.is_empty());
+    let name = object.plugin_string("name").filter(|name| !name.is_empty());
     let name = Value::from(name.as_deref().unwrap_or(DEFAULT_NAME));
-    let version = match object.string("cniVersion") {
+    let version = match object.plugin_string("cniVersion") {
         Some(version) => format!("  \"cniVersion\": {},\n", Value::from(version)),
         None => String::new(),
     };
@@ -43,7 +43,7 @@ pub fn wrap(conf: &str) -> Result<String, Error> {
 /// # Errors
 /// Fails if `conf` is not a JSON object with a `type`.
 pub fn check_conf_loadable(conf: &str) -> Result<(), Error> {
-    match BorrowedObject::parse(conf)?.string("type").as_deref() {
+    match BorrowedObject::parse(conf)?.plugin_string("type").as_deref() {
         None | Some("") => Err(Error::NoType),
         Some(_) => Ok(()),
     }

@@ -2,8 +2,13 @@
 
 use std::path::{Path, PathBuf};
 
+use super::{splice, text};
 use crate::files;
 use crate::files::FileAccess;
+
+/// What Cilium appends to the name of each network config of another plugin while
+/// `cni.exclusive=true`. Its uninstall removes the suffix again.
+const BACKUP_SUFFIX: &str = ".cilium_bak";
 
 /// The form of a network config, which runtimes tell by the file extension.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,12 +39,35 @@ pub struct ConfigFile {
     pub name: String,
     pub kind: ConfigKind,
     /// The content, or why it cannot be read.
-    pub content: Result<Content, String>,
+    pub content: Result<Content, Unreadable>,
+}
+
+impl ConfigFile {
+    /// Splits the name into that of the network config and the suffix that Cilium appended, if any.
+    pub fn split_name(&self) -> (&str, &str) {
+        split_backup(&self.name)
+    }
+}
+
+/// Why the agent cannot read a network config.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Unreadable {
+    /// Rest of a sentence that starts with the file's name.
+    pub why: String,
+    /// Whether the container runtime may read the file nevertheless, and load it.
+    pub runtime_may_read: bool,
+}
+
+impl From<files::Error> for Unreadable {
+    fn from(error: files::Error) -> Self {
+        Unreadable { why: error.without_path(), runtime_may_read: !error.is_no_file() }
+    }
 }
 
 /// Content and metadata of a readable file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Content {
+    /// Made by [`text::from_bytes`], so that it must be written with [`text::to_bytes`].
     pub text: String,
     pub access: FileAccess,
     /// Target of the symbolic link, if the file is one.
@@ -62,46 +90,76 @@ impl Content {
 /// # Errors
 /// Fails if `dir` cannot be listed. A file that cannot be read is returned with the reason.
 pub fn scan(dir: &Path, kubeconfig: &str) -> Result<Vec<ConfigFile>, files::Error> {
+    let mut found = scan_with_backups(dir, kubeconfig)?;
+    found.retain(|file| file.split_name().1.is_empty());
+    Ok(found)
+}
+
+/// Reads what [`scan`] reads, and the network configs that Cilium has renamed. No runtime loads
+/// these, but they come back with their content when Cilium is removed.
+///
+/// # Errors
+/// Fails like [`scan`].
+pub fn scan_with_backups(dir: &Path, kubeconfig: &str) -> Result<Vec<ConfigFile>, files::Error> {
     let mut found = Vec::new();
     for name in files::file_names(dir)? {
-        let Some(kind) = ConfigKind::of(&name).filter(|_| name != kubeconfig) else {
+        let Some(kind) = ConfigKind::of(split_backup(&name).0).filter(|_| name != kubeconfig)
+        else {
             continue;
         };
-        match content(&dir.join(&name)) {
-            // Removed since the directory was listed. The watch reports that as a change.
-            Ok(None) => {}
-            Ok(Some(content)) => found.push(ConfigFile { name, kind, content: Ok(content) }),
-            Err(reason) => found.push(ConfigFile { name, kind, content: Err(reason) }),
+        // `None`: removed since the directory was listed. The watch reports that as a change.
+        if let Some(content) = content(dir, &name, kind).transpose() {
+            found.push(ConfigFile { name, kind, content });
         }
     }
     Ok(found)
 }
 
-/// Reads the file at `path`; `None` if it is missing. Fails with the reason as text.
-fn content(path: &Path) -> Result<Option<Content>, String> {
-    let describe = |error: files::Error| match error {
-        files::Error::Unusable { why, .. } => why.to_owned(),
-        files::Error::Io { source, .. } => {
-            let remedy = files::remedy("read", &source);
-            format!("cannot be read: {source}{remedy}")
-        }
-        error => error.to_string(),
-    };
-    let Some(metadata) = files::metadata(path).map_err(describe)? else {
+/// Returns whether libcni reads one of the files as a plugin of a conflist.
+fn has_fragment(names: &[String]) -> bool {
+    names.iter().any(|name| ConfigKind::of(name) == Some(ConfigKind::Conf))
+}
+
+fn split_backup(name: &str) -> (&str, &str) {
+    match name.strip_suffix(BACKUP_SUFFIX) {
+        Some(config) => (config, BACKUP_SUFFIX),
+        None => (name, ""),
+    }
+}
+
+/// Reads the file `name` in `dir`; `None` if it is missing.
+fn content(dir: &Path, name: &str, kind: ConfigKind) -> Result<Option<Content>, Unreadable> {
+    let path = &dir.join(name);
+    let Some(metadata) = files::metadata(path)? else {
         return Ok(None);
     };
     let link = match metadata.is_symlink() {
-        true => Some(files::link_target(path).map_err(describe)?),
+        true => Some(files::link_target(path)?),
         false => None,
     };
+    if link.is_some()
+        && let Ok(Some(target)) = files::target_out_of(dir, name)
+    {
+        let target = target.display();
+        let why = format!("is a symbolic link out of the mounted directory, to {target}");
+        return Err(Unreadable { why, runtime_may_read: true });
+    }
     let (bytes, access) = match files::read(path) {
         Err(error) if error.is_missing() && link.is_some() => {
-            return Err("is a symbolic link to a missing file".into());
+            let why = "is a symbolic link to a missing file".to_owned();
+            return Err(Unreadable { why, runtime_may_read: false });
         }
         Err(error) if error.is_missing() => return Ok(None),
-        result => result.map_err(describe)?,
+        result => result?,
     };
-    let text = String::from_utf8(bytes).map_err(|_| "is not UTF-8".to_owned())?;
+    let text = text::from_bytes(bytes);
+    if kind == ConfigKind::Conflist
+        && let Some(fragments) = splice::fragments_dir(&text)
+        && files::file_names(&dir.join(&fragments)).is_ok_and(|names| has_fragment(&names))
+    {
+        let why = format!("takes its plugins from the files in the directory {fragments}");
+        return Err(Unreadable { why, runtime_may_read: true });
+    }
     Ok(Some(Content { text, access, link }))
 }
 

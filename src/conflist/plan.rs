@@ -104,6 +104,10 @@ fn only(name: &str, foreign: &[&ConfigFile], entry: &Entry, saved: &SavedState) 
             Some(format!("{} {}{}", file.name, lacks_entry(file), plan.skip_reason(&file.name)))
         }
     };
+    let is_known = active_among(foreign).is_some();
+    if plan.not_chained.is_none() && !is_known {
+        plan.not_chained = Some(no_network_config(foreign));
+    }
     plan.warning = active_among(foreign)
         .filter(|active| {
             plan.not_chained.is_none() && !named.iter().any(|file| file.name == active.name)
@@ -162,7 +166,7 @@ fn step(
     entry: &Entry,
     saved: &SavedState,
 ) -> Result<Option<ChainStep>, String> {
-    let text = &file.content.as_ref().map_err(Clone::clone)?.text;
+    let text = &file.content.as_ref().map_err(|reason| reason.why.clone())?.text;
     if file.kind != ConfigKind::Conflist {
         return conf_conversion::convert(foreign, file, text, entry, saved).map(Some);
     }

@@ -107,11 +107,8 @@ impl SavedState {
                 return (unreadable, Some(error.to_string()));
             }
             Err(error) => {
-                let why = match error {
-                    files::Error::Unusable { why, .. } => why.to_owned(),
-                    error => error.to_string(),
-                };
-                (SavedState { file: StateFile::Unusable, ..SavedState::default() }, Some(why))
+                let saved = SavedState { file: StateFile::Unusable, ..SavedState::default() };
+                (saved, Some(error.without_path()))
             }
         };
         for (conflist, original) in aside::originals(dir) {

@@ -19,6 +19,17 @@ pub struct Conflist<'a> {
     name: Option<String>,
 }
 
+/// Returns the name of the directory from which libcni 1.3 and later takes the plugins of the conflist
+/// `text`: that of its network, if the conflist has no plugins itself.
+pub(super) fn fragments_dir(text: &str) -> Option<String> {
+    let object = BorrowedObject::parse(text).ok()?;
+    let plugins = object.get("plugins").map(|plugins| serde_json::from_str(plugins.get()));
+    let has_none = plugins
+        .is_none_or(|list: Result<Vec<&RawValue>, _>| list.is_ok_and(|list| list.is_empty()));
+    let name = object.string("name").filter(|name| !name.is_empty() && !name.contains('/'))?;
+    has_none.then_some(name)
+}
+
 /// One object in `plugins`.
 #[derive(Debug)]
 pub(super) struct Plugin {
@@ -67,7 +78,7 @@ impl<'a> Conflist<'a> {
                 BorrowedObject::parse(element.get()).map_err(|_| Error::PluginNotObject)?;
             plugins.push(Plugin {
                 span: span(text, element.get()),
-                plugin_type: plugin.string("type"),
+                plugin_type: plugin.plugin_string("type"),
             });
         }
         Ok(Conflist {
@@ -102,17 +113,22 @@ impl<'a> Conflist<'a> {
         self.plugins.iter().any(Plugin::is_plugin_entry)
     }
 
-    /// Returns whether `entry` is the only plugin entry and the last plugin. Both are compared as
-    /// JSON values: a conflist that another program reformatted needs no rewrite.
+    /// Returns whether `entry` is the only plugin entry, behind another plugin. Both are compared as
+    /// JSON values: a conflist that another program reformatted needs no rewrite. Nor does one to
+    /// which another installer appended its own plugin: if both insisted on the last place, they
+    /// would rewrite the conflist forever.
     pub fn has_entry(&self, entry: &Entry) -> bool {
-        let entries = self.plugins.iter().filter(|plugin| plugin.is_plugin_entry());
-        let Some(last) = self.plugins.last() else {
-            return false;
-        };
-        entries.count() == 1
-            && last.is_plugin_entry()
-            && serde_json::from_str::<Value>(&self.text[last.span.clone()])
+        self.only_entry().is_some_and(|found| {
+            serde_json::from_str::<Value>(&self.text[found.span.clone()])
                 .is_ok_and(|value| value == entry.value)
+        })
+    }
+
+    /// Returns the only plugin entry if another plugin runs before it.
+    fn only_entry(&self) -> Option<&Plugin> {
+        let (_, others) = self.plugins.split_first()?;
+        let count = self.plugins.iter().filter(|plugin| plugin.is_plugin_entry()).count();
+        others.iter().find(|plugin| plugin.is_plugin_entry() && count == 1)
     }
 
     /// Returns the text without any plugin entry.
@@ -120,9 +136,9 @@ impl<'a> Conflist<'a> {
         self.cut().0
     }
 
-    /// Returns the text with `entry` as the last plugin and as the only plugin entry.
+    /// Returns the text with `entry` as the only plugin entry: in the place of the one that is there,
+    /// if another plugin runs before it, otherwise as the last plugin.
     pub fn with_entry(&self, entry: &Entry) -> String {
-        let (mut text, end) = self.cut();
         let separator = self.separator();
         // In a conflist with one plugin a line, `entry` gets the indentation of the first plugin.
         let lines = match separator.rfind('\n') {
@@ -131,6 +147,11 @@ impl<'a> Conflist<'a> {
             }
             None => entry.text().to_owned(),
         };
+        if let Some(found) = self.only_entry() {
+            let (before, after) = (&self.text[..found.span.start], &self.text[found.span.end..]);
+            return format!("{before}{lines}{after}");
+        }
+        let (mut text, end) = self.cut();
         text.insert_str(end, &format!(",{separator}{lines}"));
         text
     }

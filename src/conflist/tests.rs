@@ -1,6 +1,6 @@
 use std::path::Path;
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::*;
 
@@ -78,23 +78,61 @@ fn in_a_conflist_with_one_plugin_a_line_the_entry_gets_its_own_lines() {
 }
 
 #[test]
-fn older_plugin_entries_are_removed_at_any_position() {
+fn an_older_plugin_entry_is_replaced_in_its_place_behind_another_plugin_and_others_are_removed() {
     const ENTRY: &str = r#"{"type":"linkerd-cni","old":1}"#;
-    for (name, plugins) in [
-        ("first", format!(r#"[{ENTRY},{{"type":"a"}},{{"type":"b"}}]"#)),
-        ("middle", format!(r#"[{{"type":"a"}},{ENTRY},{{"type":"b"}}]"#)),
-        ("last", format!(r#"[{{"type":"a"}},{{"type":"b"}},{ENTRY}]"#)),
-        ("twice", format!(r#"[{ENTRY},{{"type":"a"}},{ENTRY},{{"type":"b"}}]"#)),
-        ("many", format!(r#"[{ENTRY},{ENTRY},{{"type":"a"}},{{"type":"b"}},{ENTRY},{ENTRY}]"#)),
+    let last = ["a", "b", PLUGIN];
+    for (name, plugins, expected) in [
+        ("first", format!(r#"[{ENTRY},{{"type":"a"}},{{"type":"b"}}]"#), last),
+        ("middle", format!(r#"[{{"type":"a"}},{ENTRY},{{"type":"b"}}]"#), ["a", PLUGIN, "b"]),
+        ("last", format!(r#"[{{"type":"a"}},{{"type":"b"}},{ENTRY}]"#), last),
+        ("twice", format!(r#"[{ENTRY},{{"type":"a"}},{ENTRY},{{"type":"b"}}]"#), last),
+        (
+            "many",
+            format!(r#"[{ENTRY},{ENTRY},{{"type":"a"}},{{"type":"b"}},{ENTRY},{ENTRY}]"#),
+            last,
+        ),
     ] {
         let text = format!(r#"{{"name":"n","plugins":{plugins}}}"#);
         let list = Conflist::parse_chainable(&text).unwrap();
         assert!(!list.has_entry(&entry()), "{name}");
         assert_eq!(types(&list.without_entry()), ["a", "b"], "{name}");
         let with = list.with_entry(&entry());
-        assert_eq!(types(&with), ["a", "b", PLUGIN], "{name}");
+        assert_eq!(types(&with), expected, "{name}");
         assert!(!with.contains("old"), "{name}");
+        let with = Conflist::parse_chainable(&with).unwrap();
+        assert!(with.has_entry(&entry()), "{name}");
+        assert_eq!(with.without_entry(), list.without_entry(), "{name}");
     }
+}
+
+#[test]
+fn a_plugin_that_another_installer_appends_behind_the_entry_stays_there_and_is_kept() {
+    for (_, original) in corpus() {
+        let with = Conflist::parse_chainable(&original).unwrap().with_entry(&entry());
+        let append = |text: &str| {
+            let end = text.rfind(']').unwrap();
+            format!("{},\n\t{{ \"type\": \"istio-cni\" }}{}", &text[..end], &text[end..])
+        };
+        let appended = append(&with);
+        let list = Conflist::parse_chainable(&appended).unwrap();
+        assert!(list.has_entry(&entry()), "{appended}");
+        assert_eq!(list.without_entry(), append(&original));
+    }
+}
+
+/// Members of a plugin are those of a Go struct in libcni, members of a conflist those of a map.
+#[test]
+fn keys_of_a_plugin_count_regardless_of_case_as_in_runtimes() {
+    let list =
+        r#"{"name":"n","\ud800":1,"plugins":[{"Type":"a"},{"type":"b","TYPE":"linkerd-cni"}]}"#;
+    let conflist = Conflist::parse_chainable(list).unwrap();
+    assert_eq!(conflist.check_loadable(), Ok(()));
+    assert!(conflist.calls_plugin());
+    assert_eq!(Conflist::parse_any(r#"{"Plugins":[]}"#).err(), Some(Error::NoPlugins));
+    let conf = r#"{"Type":"bridge","Name":"net","CNIVersion":"0.4.0"}"#;
+    assert_eq!(check_conf_loadable(conf), Ok(()));
+    let wrapped: Value = serde_json::from_str(&wrap(conf).unwrap()).unwrap();
+    assert_eq!((&wrapped["name"], &wrapped["cniVersion"]), (&json!("net"), &json!("0.4.0")));
 }
 
 #[test]

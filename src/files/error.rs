@@ -8,17 +8,20 @@ use rustix::io::Errno;
 /// Why an operation on a file of the host failed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    #[error("cannot {act} {}: {source}{}", path.display(), remedy(act, source))]
+    #[error("cannot {act} {}: {source}{}", path.display(), remedy(source))]
     Io {
         act: &'static str,
         path: PathBuf,
         #[source]
         source: io::Error,
     },
-    /// The file cannot be used, for example because of its type or size. `why` is the rest of the
-    /// sentence that starts with the path.
+    /// The file cannot be used, for example because of its type. `why` is the rest of the sentence
+    /// that starts with the path.
     #[error("{} {why}", path.display())]
     Unusable { path: PathBuf, why: &'static str },
+    /// The file is larger than [`LIMIT`](super::LIMIT).
+    #[error("{} is larger than 5 MiB", path.display())]
+    TooLarge { path: PathBuf },
     /// Another program wrote the file since it was read. The caller should read it again.
     #[error("another program has changed {}", path.display())]
     Raced { path: PathBuf },
@@ -46,7 +49,19 @@ impl Error {
                 )
             ),
             Error::Unusable { .. } => true,
-            Error::Raced { .. } => false,
+            Error::TooLarge { .. } | Error::Raced { .. } => false,
+        }
+    }
+
+    /// Returns the error as the rest of a sentence that starts with the path.
+    pub fn without_path(&self) -> String {
+        match self {
+            Error::Io { act, source, .. } => {
+                format!("cannot be {act}: {source}{}", remedy(source))
+            }
+            Error::Unusable { why, .. } => (*why).to_owned(),
+            Error::TooLarge { .. } => "is larger than 5 MiB".to_owned(),
+            Error::Raced { .. } => "was changed by another program".to_owned(),
         }
     }
 }
@@ -57,9 +72,9 @@ pub(super) fn failed(act: &'static str, path: &Path) -> impl FnOnce(io::Error) -
     move |source| Error::Io { act, path, source }
 }
 
-/// Returns what an operator can do about `error`, which occurred while doing `act`, to append to
-/// the text of the error. Empty if that text already shows what to do.
-pub fn remedy(act: &str, error: &io::Error) -> &'static str {
+/// Returns what an operator can do about `error`, to append to the text of the error. Empty if that
+/// text already shows what to do.
+fn remedy(error: &io::Error) -> &'static str {
     match Errno::from_io_error(error) {
         Some(Errno::NOSPC | Errno::DQUOT) => "; free space or inodes on the node's disk",
         Some(Errno::ROFS) => {
@@ -77,10 +92,6 @@ pub fn remedy(act: &str, error: &io::Error) -> &'static str {
         }
         Some(Errno::BUSY) => "; unmount what the node has mounted at this path",
         Some(Errno::ISDIR) => "; remove the directory at this path of the node",
-        Some(Errno::NOENT) if act == "create" => {
-            "; if the directory was re-created on the node, delete this pod, which still mounts the \
-             old directory"
-        }
         _ => "",
     }
 }
@@ -91,21 +102,20 @@ mod tests {
 
     #[test]
     fn errors_that_the_node_causes_have_a_remedy_and_others_have_none() {
-        for (errno, act, part) in [
-            (Errno::NOSPC, "write", "free space"),
-            (Errno::DQUOT, "write", "free space"),
-            (Errno::ROFS, "create", "destCNIBinDir"),
-            (Errno::ACCESS, "create", "seLinuxOptions"),
-            (Errno::PERM, "replace", "chattr -i -a"),
-            (Errno::BUSY, "replace", "unmount"),
-            (Errno::ISDIR, "replace", "remove the directory"),
-            (Errno::NOENT, "create", "delete this pod"),
+        for (errno, part) in [
+            (Errno::NOSPC, "free space"),
+            (Errno::DQUOT, "free space"),
+            (Errno::ROFS, "destCNIBinDir"),
+            (Errno::ACCESS, "seLinuxOptions"),
+            (Errno::PERM, "chattr -i -a"),
+            (Errno::BUSY, "unmount"),
+            (Errno::ISDIR, "remove the directory"),
         ] {
-            let text = remedy(act, &errno.into());
+            let text = remedy(&errno.into());
             assert!(text.starts_with("; ") && text.contains(part), "{text}");
         }
-        for (errno, act) in [(Errno::NOENT, "read"), (Errno::IO, "write")] {
-            assert_eq!(remedy(act, &errno.into()), "");
+        for errno in [Errno::NOENT, Errno::IO] {
+            assert_eq!(remedy(&errno.into()), "");
         }
     }
 }

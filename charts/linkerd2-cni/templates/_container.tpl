@@ -95,11 +95,11 @@ The items of `extraVolumes` or `extraVolumeMounts`, or empty. Argument: a dict w
 {{- if not (include "linkerd-cni.sameDir" .) }}
 - name: cni-bin-dir
   hostPath:
-    path: {{ include "linkerd-cni.binDir" . }}
+    path: {{ include "linkerd-cni.binDir" . | include "linkerd-cni.mountedDir" }}
 {{- end }}
 - name: cni-net-dir
   hostPath:
-    path: {{ include "linkerd-cni.netDir" . }}
+    path: {{ include "linkerd-cni.netDir" . | include "linkerd-cni.mountedDir" }}
 {{- if and (.Values.repairController).enabled (include "linkerd-cni.repairEntersPods" .) }}
 - name: netns
   hostPath:
@@ -117,10 +117,10 @@ The items of `extraVolumes` or `extraVolumeMounts`, or empty. Argument: a dict w
 {{- define "linkerd-cni.agentMounts" -}}
 {{- if not (include "linkerd-cni.sameDir" .) }}
 - name: cni-bin-dir
-  mountPath: /host{{ include "linkerd-cni.binDir" . }}
+  {{- include "linkerd-cni.binDir" . | include "linkerd-cni.mountPath" | nindent 2 }}
 {{- end }}
 - name: cni-net-dir
-  mountPath: /host{{ include "linkerd-cni.netDir" . }}
+  {{- include "linkerd-cni.netDir" . | include "linkerd-cni.mountPath" | nindent 2 }}
 - name: linkerd-tmp-dir
   mountPath: /tmp
 {{- end }}

@@ -146,9 +146,32 @@ linkerd.io/created-by: {{ .Values.cliVersion | default (printf "linkerd/helm %s"
 {{- .Values.destCNIBinDir | default "/opt/cni/bin" }}
 {{- end }}
 
-{{/* "true" if net dir and bin dir are the same, which can be mounted only once. Else empty. */}}
+{{/*
+Directory of the node that is mounted for the CNI directory ".". In /var/snap/NAME, `current` is a link
+that `snap refresh` sets to the new revision. A mount follows a link only once, so the parent of the
+link is mounted.
+*/}}
+{{- define "linkerd-cni.mountedDir" -}}
+{{- regexReplaceAll "^(/var/snap/[^/]+)/current(/.*)?$" . "${1}" }}
+{{- end }}
+
+{{/*
+Path of the mount of "linkerd-cni.mountedDir". The parent of a snap's link contains volumes of pods,
+which the container must not keep mounted after the node has unmounted them.
+*/}}
+{{- define "linkerd-cni.mountPath" -}}
+{{- $dir := include "linkerd-cni.mountedDir" . -}}
+mountPath: /host{{ $dir }}
+{{- if ne $dir . }}
+mountPropagation: HostToContainer
+{{- end }}
+{{- end }}
+
+{{/* "true" if one mount has both net dir and bin dir. Else empty. */}}
 {{- define "linkerd-cni.sameDir" -}}
-{{- if eq (include "linkerd-cni.netDir" . | trimSuffix "/") (include "linkerd-cni.binDir" . | trimSuffix "/") }}true{{ end }}
+{{- $netDir := include "linkerd-cni.netDir" . | include "linkerd-cni.mountedDir" }}
+{{- $binDir := include "linkerd-cni.binDir" . | include "linkerd-cni.mountedDir" }}
+{{- if eq (trimSuffix "/" $netDir) (trimSuffix "/" $binDir) }}true{{ end }}
 {{- end }}
 
 {{/*

@@ -109,7 +109,7 @@ failureThreshold: 7
     {{- end }}
     # The plugin entry, which determines which pods have which rules.
     - name: cni-net-dir
-      mountPath: /host{{ include "linkerd-cni.netDir" . }}
+      {{- include "linkerd-cni.netDir" . | include "linkerd-cni.mountPath" | nindent 6 }}
       readOnly: true
   {{- end }}
 {{- end }}

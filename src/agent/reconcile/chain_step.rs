@@ -7,6 +7,7 @@ use crate::conflist::net_dir::{ConfigFile, Content};
 use crate::conflist::plan;
 use crate::conflist::plan::ChainStep;
 use crate::conflist::saved_state::SavedState;
+use crate::conflist::text::to_bytes;
 use crate::files;
 
 /// Returns the content of the file `name` at the time of the scan, if it could be read.
@@ -39,9 +40,9 @@ pub(super) fn apply(
         let path = dir.join(name);
         return match content(found, name) {
             Some(file) if file.link.is_none() => {
-                files::replace(&path, file.text.as_bytes(), text.as_bytes(), *access)
+                files::replace(&path, &to_bytes(&file.text), &to_bytes(text), *access)
             }
-            _ => files::write(&path, text.as_bytes(), *access),
+            _ => files::write(&path, &to_bytes(text), *access),
         };
     }
     let Some(before) = content(found, step.source()) else {
@@ -56,17 +57,17 @@ pub(super) fn apply(
     match step {
         ChainStep::AddEntry { name, text } => {
             let path = dir.join(name);
-            files::replace(&path, before.text.as_bytes(), text.as_bytes(), before.access)
+            files::replace(&path, &to_bytes(&before.text), &to_bytes(text), before.access)
         }
         ChainStep::Convert { conf, conflist: list, text, .. } => {
             let conf = dir.join(conf);
-            let (path, new) = (dir.join(list), text.as_bytes());
+            let (path, new) = (dir.join(list), &to_bytes(text));
             match content(found, list) {
                 Some(file) if file.text == *text => {}
-                Some(file) => files::replace(&path, file.text.as_bytes(), new, before.access)?,
+                Some(file) => files::replace(&path, &to_bytes(&file.text), new, before.access)?,
                 None => files::create(&path, new, before.access, &conf)?,
             }
-            let removed = files::remove_unchanged(&conf, before.text.as_bytes());
+            let removed = files::remove_unchanged(&conf, &to_bytes(&before.text));
             // Another program removed the file, perhaps to write a conflist of its own. The runtime
             // must not load the conflist of a network that no longer exists. Another agent that
             // found this conflist removes the file, too, and counts on the conflist.

@@ -7,6 +7,7 @@ use tracing::warn;
 use crate::conflist::net_dir;
 use crate::conflist::plan::UnchainStep;
 use crate::conflist::saved_state::OriginalContent;
+use crate::conflist::text::to_bytes;
 use crate::files;
 
 /// Applies `step` in `dir`. `before` returns the content of a file when the step was planned.
@@ -20,18 +21,18 @@ pub fn apply<'f>(
     before: impl Fn(&str) -> Option<&'f net_dir::Content>,
 ) -> Result<(), files::Error> {
     let unchanged = |list: &str| match before(list) {
-        Some(content) => files::check_unchanged(&dir.join(list), content.text.as_bytes()),
+        Some(content) => files::check_unchanged(&dir.join(list), &to_bytes(&content.text)),
         None => Ok(()),
     };
     let remove = |list: &str| match before(list) {
-        Some(content) => files::remove_unchanged(&dir.join(list), content.text.as_bytes()),
+        Some(content) => files::remove_unchanged(&dir.join(list), &to_bytes(&content.text)),
         None => files::remove(&dir.join(list)).map(|_| ()),
     };
     match step {
         UnchainStep::RemoveEntry { name, text } => match before(name) {
             Some(content) => {
-                let (old, new) = (content.text.as_bytes(), text.as_bytes());
-                files::replace(&dir.join(name), old, new, content.access)
+                let (old, new) = (to_bytes(&content.text), to_bytes(text));
+                files::replace(&dir.join(name), &old, &new, content.access)
             }
             None => Ok(()),
         },
@@ -40,7 +41,7 @@ pub fn apply<'f>(
             unchanged(list)?;
             match &original.content {
                 OriginalContent::Text(text) => {
-                    files::create(&path, text.as_bytes(), original.access(), &dir.join(list))?;
+                    files::create(&path, &to_bytes(text), original.access(), &dir.join(list))?;
                 }
                 OriginalContent::Link(target) => files::write_link(&path, target)?,
             }
@@ -49,9 +50,11 @@ pub fn apply<'f>(
             match original.name == *list {
                 true => Ok(()),
                 false => remove(list).inspect_err(|_| {
-                    let seen = before(list).map(|content| content.text.as_bytes());
+                    let seen = before(list).map(|content| to_bytes(&content.text));
                     // If the conflist is missing, the restored file may be the only network config.
-                    if files::read(&dir.join(list)).is_ok_and(|(now, _)| Some(&*now) != seen) {
+                    if files::read(&dir.join(list))
+                        .is_ok_and(|(now, _)| seen.as_deref() != Some(&*now))
+                    {
                         drop_restored(&path, &original.content);
                     }
                 }),
@@ -65,7 +68,7 @@ pub fn apply<'f>(
 /// time. Beside the new conflist, an outdated original could become the active network config.
 fn drop_restored(path: &Path, original: &OriginalContent) {
     if let OriginalContent::Text(text) = original
-        && let Err(error) = files::remove_unchanged(path, text.as_bytes())
+        && let Err(error) = files::remove_unchanged(path, &to_bytes(text))
     {
         warn!("{error}");
     }

@@ -1,5 +1,8 @@
 //! Finds the active network config, which is the first in name order that a runtime can load, and
-//! checks whether the plugin is chained to it.
+//! checks whether the plugin is chained to it. Nothing else decides which file the runtime loads.
+//!
+//! There is no active network config while a file that sorts before it may be loaded by the runtime
+//! and cannot be read by the agent: what the runtime calls is then unknown.
 
 use super::conf_conversion::conflist_names;
 use super::multus;
@@ -9,12 +12,27 @@ use crate::conflist::{self, Conflist, Entry};
 
 /// Returns the active network config among `found`, which is in name order.
 pub(super) fn active(found: &[ConfigFile]) -> Option<&ConfigFile> {
-    found.iter().find(|file| is_loadable(file))
+    active_among(&found.iter().collect::<Vec<_>>())
 }
 
 /// Returns the network config that would be active if only `files` existed.
 pub(super) fn active_among<'f>(files: &[&'f ConfigFile]) -> Option<&'f ConfigFile> {
-    files.iter().copied().find(|file| is_loadable(file))
+    first_candidate(files).filter(|file| is_loadable(file))
+}
+
+/// Returns the first file that a runtime loads, or that it may load and the agent cannot read.
+fn first_candidate<'f>(files: &[&'f ConfigFile]) -> Option<&'f ConfigFile> {
+    files.iter().copied().find(|file| is_loadable(file) || unreadable(file).is_some())
+}
+
+/// Returns why the agent cannot read `file`, if the runtime may load it.
+pub(super) fn unreadable(file: &ConfigFile) -> Option<String> {
+    let reason = file.content.as_ref().err().filter(|reason| reason.runtime_may_read)?;
+    Some(format!(
+        "the container runtime may load {0}, which the agent cannot read, as it {1}; replace {0} \
+         with a regular file of at most 5 MiB that has all plugins in it, or remove it",
+        file.name, reason.why
+    ))
 }
 
 /// Returns the network config among `found` whose plugins the runtime calls: the active one, or the
@@ -91,10 +109,11 @@ pub(super) fn lacks_entry(file: &ConfigFile) -> &'static str {
     }
 }
 
-/// Says why no network config is active: none exists, or all are invalid.
+/// Says why no network config is active: none exists, one cannot be read, or all are invalid.
 pub(super) fn no_network_config(files: &[&ConfigFile]) -> String {
-    match files.is_empty() {
-        true => "no network config exists yet".into(),
-        false => "no valid network config exists yet".into(),
+    match first_candidate(files).and_then(unreadable) {
+        Some(why) => why,
+        None if files.is_empty() => "no network config exists yet".into(),
+        None => "no valid network config exists yet".into(),
     }
 }

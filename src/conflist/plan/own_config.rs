@@ -1,7 +1,7 @@
 //! The network config that only the agent writes: a standalone config, or a copy of the active
 //! network config with the plugin entry.
 
-use super::active::{active, is_loadable, no_network_config};
+use super::active::{active, is_loadable, no_network_config, unreadable};
 use super::steps::{ChainStep, Plan, UnchainStep};
 use crate::conflist;
 use crate::conflist::chain_mode;
@@ -16,8 +16,9 @@ const MODE: u32 = 0o600;
 /// Returns whether only the agent writes `file`, as the saved state says. Without saved state, the
 /// agent's file has one of its default names and calls the plugin.
 pub(super) fn is_own_config(file: &ConfigFile, saved: &SavedState) -> bool {
-    saved.own_configs.contains_key(&file.name)
-        || [chain_mode::STANDALONE, chain_mode::COPY].contains(&&*file.name) && is_own_content(file)
+    let (name, _) = file.split_name();
+    saved.own_configs.contains_key(name)
+        || [chain_mode::STANDALONE, chain_mode::COPY].contains(&name) && is_own_content(file)
 }
 
 /// Returns whether the agent may have written `file`: it calls the plugin, and if it is a `.conf`
@@ -81,6 +82,10 @@ pub fn copy(
             ));
             return plan;
         }
+        Source::Unreadable(why) => {
+            plan.not_chained = Some(why);
+            return plan;
+        }
         Source::Missing => {
             plan.not_chained = Some(no_network_config(foreign));
             let stale = existing.filter(|file| is_own_config(file, saved));
@@ -114,6 +119,8 @@ enum Source<'f> {
     Valid(&'f ConfigFile),
     /// The file that was copied before exists, but a runtime could not load it.
     Damaged(&'f ConfigFile),
+    /// The runtime may load a file that the agent cannot read. The value says why.
+    Unreadable(String),
     Missing,
 }
 
@@ -123,6 +130,9 @@ fn source<'f>(foreign: &[&'f ConfigFile], copied_from: Option<&str>) -> Source<'
     for file in foreign {
         if is_loadable(file) {
             return Source::Valid(file);
+        }
+        if let Some(why) = unreadable(file) {
+            return Source::Unreadable(why);
         }
         if copied_from == Some(&file.name) {
             return Source::Damaged(file);
@@ -134,7 +144,7 @@ fn source<'f>(foreign: &[&'f ConfigFile], copied_from: Option<&str>) -> Source<'
 /// Returns `source` with `entry` chained. It gets the same access, as it can hold the same
 /// credentials.
 fn copy_of(source: &ConfigFile, entry: &Entry) -> Result<Content, String> {
-    let original = source.content.as_ref().map_err(Clone::clone)?;
+    let original = source.content.as_ref().map_err(|reason| reason.why.clone())?;
     let describe = |error: conflist::Error| error.to_string();
     let without_entry = match source.kind {
         ConfigKind::Conflist => original.text.clone(),

@@ -2,7 +2,7 @@ use std::collections::BTreeSet;
 
 use super::*;
 use crate::conflist;
-use crate::conflist::net_dir::Content;
+use crate::conflist::net_dir::{Content, Unreadable};
 use crate::conflist::saved_state;
 use crate::conflist::saved_state::Original;
 use crate::files::FileAccess;
@@ -23,11 +23,46 @@ pub(super) fn found(files: &[(&str, &str)]) -> Vec<ConfigFile> {
         name: (*name).into(),
         kind: ConfigKind::of(name).unwrap(),
         content: match *text {
-            "unreadable" => Err("is a directory".into()),
+            "unreadable" | "elsewhere" => {
+                Err(Unreadable { why: "is here".into(), runtime_may_read: *text == "elsewhere" })
+            }
             text => Ok(Content { text: text.into(), access: FileAccess::own(0o644), link: None }),
         },
     };
     files.iter().map(file).collect()
+}
+
+#[test]
+fn no_mode_is_chained_behind_a_file_that_only_the_runtime_can_read() {
+    let (list, none) = (with_entry(LIST), SavedState::default());
+    let why = |mode: &ChainMode, files: &[(&str, &str)]| {
+        chain(mode, &found(files), &entry(), &none).not_chained
+    };
+    for mode in [ChainMode::Every, ChainMode::Only("10-a.conflist".into())] {
+        let first = |text| why(&mode, &[("05-x.conf", text), ("10-a.conflist", &list)]);
+        let said = first("elsewhere").unwrap();
+        assert!(said.contains("05-x.conf") && said.contains("is here"), "{said}");
+        assert_eq!((first("unreadable"), first("{")), (None, None));
+        let behind = [("10-a.conflist", &*list), ("20-x.conf", "elsewhere")];
+        assert_eq!(why(&mode, &behind), None);
+    }
+}
+
+/// A copy of the second network config would give pods another network.
+#[test]
+fn a_copy_is_neither_made_nor_changed_while_only_the_runtime_can_read_its_source() {
+    let mode = ChainMode::Copy("00-copy.conflist".into());
+    let mut saved = SavedState::default();
+    saved.own_configs.insert("00-copy.conflist".into(), Some("05-x.conf".into()));
+    let copy = with_entry(LIST);
+    for files in [
+        &[("05-x.conf", "elsewhere"), ("10-a.conflist", LIST)][..],
+        &[("00-copy.conflist", &copy), ("05-x.conf", "elsewhere"), ("10-a.conflist", LIST)],
+    ] {
+        let plan = chain(&mode, &found(files), &entry(), &saved);
+        assert!(plan.steps.is_empty() && plan.unchain_steps.is_empty(), "{plan:?}");
+        assert!(plan.not_chained.unwrap().contains("replace 05-x.conf"));
+    }
 }
 
 /// Saved state of a conflist `list` that was made from `conf` with the text `CONF`.

@@ -9,9 +9,10 @@ use super::steps::UnchainStep;
 use crate::conflist::Conflist;
 use crate::conflist::chain_mode::ChainMode;
 use crate::conflist::net_dir::{ConfigFile, ConfigKind};
-use crate::conflist::saved_state::{OriginalContent, SavedState};
+use crate::conflist::saved_state::{Original, OriginalContent, SavedState};
 
-/// Plans how to unchain the plugin from all network configs `found`.
+/// Plans how to unchain the plugin from all network configs `found`. Of one that Cilium has renamed,
+/// the original is restored under its name with Cilium's suffix.
 ///
 /// # Errors
 /// `chained` names the conflists that had the plugin entry before. An element is an error if such a
@@ -63,14 +64,15 @@ fn unchain_file(
     }
     let content = match &file.content {
         Ok(content) => content,
-        Err(reason) => return damaged(reason.clone()),
+        Err(reason) => return damaged(reason.why.clone()),
     };
     let conflist = match Conflist::parse_any(&content.text) {
         Ok(conflist) => conflist,
         Err(error) => return damaged(error.to_string()),
     };
     let without_entry = conflist.without_entry();
-    if let Some(original) = saved.original(&file.name, &without_entry) {
+    let (config, suffix) = file.split_name();
+    if let Some(original) = saved.original(config, &without_entry) {
         if let (OriginalContent::Link(target), Some(link)) = (&original.content, &content.link)
             && target == link
         {
@@ -78,11 +80,12 @@ fn unchain_file(
             return Ok(None);
         }
         let name = file.name.clone();
+        let original = Original { name: format!("{}{suffix}", original.name), ..original.clone() };
         let original_exists =
             original.name != name && found.iter().any(|other| other.name == original.name);
         return Ok(Some(match original_exists {
             true => UnchainStep::RemoveFile { name },
-            false => UnchainStep::Restore { conflist: name, original: original.clone() },
+            false => UnchainStep::Restore { conflist: name, original },
         }));
     }
     let name = file.name.clone();

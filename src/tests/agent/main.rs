@@ -38,6 +38,7 @@ mod multus;
 mod namespaces;
 mod node;
 mod operations;
+mod other_installers;
 mod outputs;
 mod own_pods;
 mod ownership;
@@ -55,6 +56,7 @@ mod self_test;
 #[allow(dead_code, reason = "the repair controller's tests use all of it")]
 #[path = "../support/server.rs"]
 mod server;
+mod stale_mounts;
 mod start_and_stop;
 mod stop_decision;
 mod stop_evidence;

@@ -11,9 +11,11 @@ use std::time::Instant;
 use serde_json::{Value, json};
 
 use crate::api::{Api, DaemonSetState};
+use crate::filesystems::{bind, with_mounts};
 use crate::helm::{self, Objects, Render};
 use crate::layouts::{Item, LAYOUTS, Layout};
 use crate::node::Node;
+use crate::until::until;
 
 const PLUGIN: &str = env!("CARGO_BIN_EXE_linkerd-cni");
 
@@ -72,6 +74,51 @@ fn gets_ready_and_is_given_back(layout: &Layout) {
     api.state().daemon_set = DaemonSetState::BeingDeleted;
     assert_eq!(agent.stop(), Some(0), "{platform}: {}", agent.log());
     assert_eq!(tree(&host), before, "{platform}");
+}
+
+/// `snap refresh` copies the data of MicroK8s to a new revision, and sets the link `current` to it.
+#[test]
+fn the_agent_follows_microk8s_to_the_revision_that_a_refresh_makes_current() {
+    with_mounts(|_| {
+        let layout = LAYOUTS.iter().find(|layout| layout.platform == "microk8s").unwrap();
+        let api = Api::start();
+        let node = Node::new();
+        api.serve_node(&node);
+        fs::write(node.root().join("image/linkerd-cni"), fs::read(PLUGIN).unwrap()).unwrap();
+        let (host, container) = (node.root().join("node"), node.root().join("container"));
+        lay_out(layout, &host);
+        let objects = Render::new().values(&json!({"platform": layout.platform})).objects();
+        let pod = &objects.pod()["spec"];
+        for mount in objects.container("install-cni")["volumeMounts"].as_array().unwrap() {
+            let mut volumes = pod["volumes"].as_array().unwrap().iter();
+            let volume = volumes.find(|volume| volume["name"] == mount["name"]).unwrap();
+            let below = |path: &str| path.trim_start_matches('/').to_owned();
+            if let Some(path) = volume["hostPath"]["path"].as_str() {
+                let inside = container.join(below(mount["mountPath"].as_str().unwrap()));
+                fs::create_dir_all(&inside).unwrap();
+                // A mount follows the link once.
+                bind(&host.join(below(path)).canonicalize().unwrap(), &inside);
+            }
+        }
+        let mut vars = variables(layout.platform, &api, &container.join("host"));
+        vars.push(("LINKERD_CNI_RESYNC_SECONDS".into(), "1".into()));
+        let vars: Vec<(&str, String)> = vars.iter().map(|(k, v)| (&**k, v.clone())).collect();
+        let mut agent = node.start_owned(&vars);
+        agent.until_ready();
+
+        let snap = host.join("var/snap/microk8s");
+        lay_out(&Layout { links: &[], ..*layout }, &node.root().join("new"));
+        fs::rename(node.root().join("new/var/snap/microk8s/current"), snap.join("8000")).unwrap();
+        symlink("8000", snap.join("new")).unwrap();
+        fs::rename(snap.join("new"), snap.join("current")).unwrap();
+        let list = snap.join("8000/args/cni-network").join(layout.carrier);
+        until("the entry in the new revision", || carries(&list));
+        agent.until_ready();
+        assert!(snap.join("8000/opt/cni/bin/linkerd-cni").exists());
+        api.state().daemon_set = DaemonSetState::Status(404);
+        assert_eq!(agent.stop(), Some(0), "{}", agent.log());
+        assert!(!carries(&list) && !snap.join("8000/opt/cni/bin/linkerd-cni").exists());
+    });
 }
 
 /// Whether the file is, or has last, the plugin entry.

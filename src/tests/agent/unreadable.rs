@@ -24,34 +24,104 @@ fn hide_journal(node: &Node) -> impl Fn() {
     move || fs::rename(&away, &state).unwrap()
 }
 
+/// More than the agent reads. Container runtimes have no limit.
+fn huge(text: &str) -> String {
+    format!("{text}{}", " ".repeat(6 << 20))
+}
+
 #[test]
-fn a_list_that_only_the_runtime_can_read_keeps_what_it_names_on_the_node() {
-    // Go takes both.
-    let spoil: [fn(&str) -> Vec<u8>; 2] = [
-        |text| {
-            let text = text.as_bytes();
-            let at = text.iter().position(|byte| *byte == b'k').unwrap();
-            [&text[..at], b"\xff", &text[at..]].concat()
-        },
-        |text| format!("{text}{}", " ".repeat(6 << 20)).into_bytes(),
+fn a_config_that_sorts_first_and_that_only_the_runtime_can_read_makes_the_node_not_ready() {
+    let make: [(&str, MakeJunk, &str); 4] = [
+        (
+            "05-absolute.conflist",
+            |path| symlink("/nix/store/cni.conflist", path).unwrap(),
+            "is a symbolic link out of the mounted directory, to /nix/store/cni.conflist",
+        ),
+        (
+            "05-relative.conf",
+            |path| symlink("../not-mounted/net.conf", path).unwrap(),
+            "is a symbolic link out of the mounted directory, to ../not-mounted/net.conf",
+        ),
+        ("05-huge.conflist", |path| fs::write(path, huge(CALICO)).unwrap(), "is larger than 5 MiB"),
+        (
+            "05-fragments.conflist",
+            |path| {
+                fs::write(path, r#"{"name":"net","cniVersion":"1.0.0"}"#).unwrap();
+                let dir = path.with_file_name("net");
+                fs::create_dir(&dir).unwrap();
+                fs::write(dir.join("10-bridge.conf"), CONF).unwrap();
+            },
+            "takes its plugins from the files in the directory net",
+        ),
     ];
-    for spoil in spoil {
-        let node = Node::new();
+    all(make.into_iter().collect(), |(name, make, reason)| {
+        let node = Node::uninstalling();
         node.write("10-calico.conflist", CALICO);
+        make(&node.net(name));
         let before = node.tree();
         let mut agent = node.start();
+        until("the second config is chained", || node.chained("10-calico.conflist"));
+        until(reason, || {
+            let (status, why) = agent.ready();
+            status == 500 && [name, reason, "or remove it"].iter().all(|part| why.contains(part))
+        });
+        // It never was ready.
+        assert!(!agent.log().contains("is installed and verified"), "{}", agent.log());
+        fs::rename(node.net(name), node.net(&format!("99-{name}"))).unwrap();
         agent.until_ready();
-        let text = node.text("10-calico.conflist");
-        fs::write(node.net("10-calico.conflist"), spoil(&text)).unwrap();
-        assert_eq!(agent.stop(), Some(1));
-        let log = agent.log();
-        assert!(log.contains("a network config still names linkerd-cni"), "{log}");
-        assert!(node.bin("linkerd-cni").exists() && node.net("kubeconfig.json").exists());
-        node.write("10-calico.conflist", &text);
-        let mut uninstall = node.start_args(&["uninstall"], &[]);
-        assert_eq!(uninstall.wait(), Some(0), "{}", uninstall.log());
+        fs::rename(node.net(&format!("99-{name}")), node.net(name)).unwrap();
+        until("not ready again", || agent.ready().0 == 500);
+        assert_eq!(agent.stop(), Some(0), "{}", agent.log());
+        assert_eq!(node.tree(), before, "{name}");
+    });
+}
+
+#[test]
+fn configs_with_invalid_utf8_in_a_string_are_chained_and_restored_byte_for_byte() {
+    let spoil = |text: &str| -> Vec<u8> {
+        let at = text.find("net").unwrap();
+        [&text.as_bytes()[..at], b"\xff\xc3", &text.as_bytes()[at..]].concat()
+    };
+    for own_config in ["false", "true"] {
+        let node = Node::uninstalling();
+        for (name, text) in [("10-calico.conflist", CALICO), ("20-net.conf", CONF)] {
+            fs::write(node.net(name), spoil(text)).unwrap();
+        }
+        let before = node.tree();
+        let mut agent = node.start_with(&[("LINKERD_CNI_OWN_CONFIG", own_config)]);
+        agent.until_ready();
+        let chained = match own_config {
+            "true" => &["00-linkerd-cni.conflist"][..],
+            _ => &["10-calico.conflist", "20-net.conflist"],
+        };
+        for name in chained {
+            let bytes = fs::read(node.net(name)).unwrap();
+            let text = String::from_utf8_lossy(&bytes);
+            assert!(bytes.windows(2).any(|pair| pair == b"\xff\xc3"), "{text}");
+            assert!(text.contains(r#""type": "linkerd-cni""#), "{text}");
+        }
+        assert_eq!(agent.stop(), Some(0), "{}", agent.log());
         assert_eq!(node.tree(), before);
     }
+}
+
+#[test]
+fn a_list_that_only_the_runtime_can_read_keeps_what_it_names_on_the_node() {
+    let node = Node::new();
+    node.write("10-calico.conflist", CALICO);
+    let before = node.tree();
+    let mut agent = node.start();
+    agent.until_ready();
+    let text = node.text("10-calico.conflist");
+    node.write("10-calico.conflist", &huge(&text));
+    assert_eq!(agent.stop(), Some(1));
+    let log = agent.log();
+    assert!(log.contains("a network config still names linkerd-cni"), "{log}");
+    assert!(node.bin("linkerd-cni").exists() && node.net("kubeconfig.json").exists());
+    node.write("10-calico.conflist", &text);
+    let mut uninstall = node.start_args(&["uninstall"], &[]);
+    assert_eq!(uninstall.wait(), Some(0), "{}", uninstall.log());
+    assert_eq!(node.tree(), before);
 }
 
 type MakeJunk = fn(&Path);

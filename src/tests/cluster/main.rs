@@ -52,6 +52,7 @@ mod repair;
 mod stopped;
 mod take_over;
 mod two_agents;
+mod unreadable;
 #[path = "../support/until.rs"]
 mod until;
 mod upstream;

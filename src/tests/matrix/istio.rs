@@ -41,15 +41,15 @@ pub fn installed_after() -> String {
     until_chained(&[ISTIO, LINKERD])
 }
 
-/// Istio's plugin is installed while linkerd-cni is chained. linkerd-cni moves to the end again.
+/// Istio's plugin is installed while linkerd-cni is chained. linkerd-cni keeps its place.
 pub fn installed_before() -> String {
     network::cluster("start-second-plugin");
-    until_chained(&[ISTIO, LINKERD])
+    until_chained(&[LINKERD, ISTIO])
 }
 
-/// Whether both plugins are in the active network config, linkerd-cni as the last one.
+/// Whether both plugins are in the active network config, in any order.
 pub fn is_chained() -> bool {
-    has_chained(&[ISTIO, LINKERD])
+    has_chained(&[ISTIO, LINKERD]) || has_chained(&[LINKERD, ISTIO])
 }
 
 /// Whether the active network config has these plugins after the primary CNI's, in this order.
@@ -136,8 +136,7 @@ pub fn both_restore(pods: &Pods) -> String {
     );
     assert!(is_chained(), "{:?}", types());
     let Writes { linkerd, istio } = after.since(&before);
-    // Two by each at most: linkerd-cni also moves to the end after Istio's plugin, and Istio's agent undoes a write
-    // after which it did not read the file again.
+    // Two by each at most: Istio's agent undoes a write after which it did not read the file again.
     for writes in [linkerd, istio] {
         let bound = REWRITES..=2 * REWRITES;
         assert!(
@@ -180,7 +179,7 @@ pub fn removed_and_installed(pods: &Pods) -> String {
     let without = until_chained(&[LINKERD]);
     assert_redirected(pods, "without-istio");
     network::cluster("start-second-plugin");
-    let with = until_chained(&[ISTIO, LINKERD]);
+    let with = until_chained(&[LINKERD, ISTIO]);
     assert_redirected(pods, "with-istio");
     format!("{without}; then {with}; meshed pods redirected with both")
 }

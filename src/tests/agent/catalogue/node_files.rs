@@ -1,6 +1,7 @@
 //! The agent cannot install the plugin on the node, or another program undoes it.
 
 use std::fs;
+use std::os::unix::fs::symlink;
 
 use nix::mount::{MsFlags, mount};
 
@@ -36,6 +37,16 @@ fn the_network_config_is_broken() {
     let agent = node.start();
     let mut page = FaultPage::new("network-config-invalid");
     not_ready(&mut page, &node, &agent, "network config: no valid");
+    page.check();
+}
+
+#[test]
+fn the_first_network_config_is_a_link_out_of_the_mount() {
+    let node = node();
+    symlink("/opt/network/net.conflist", node.net("05-net.conflist")).unwrap();
+    let agent = node.start();
+    let mut page = FaultPage::new("network-config-unreadable");
+    not_ready(&mut page, &node, &agent, "network config: the container runtime may load");
     page.check();
 }
 
@@ -113,12 +124,18 @@ fn the_node_denies_writing() {
 
 #[test]
 fn the_directory_was_created_again() {
-    let node = node();
-    node.remove_tree("bin");
-    let agent = node.start();
-    let mut page = FaultPage::new("directory-missing");
-    not_ready(&mut page, &node, &agent, "binary: cannot create");
-    page.check();
+    with_mounts(|node| {
+        node.write(LIST, CALICO);
+        let (on_node, bin) = (node.root().join("node"), node.root().join("bin"));
+        fs::create_dir(&on_node).unwrap();
+        bind(&on_node, &bin);
+        let mut agent = node.start();
+        agent.until_ready();
+        fs::rename(&on_node, node.root().join("renamed")).unwrap();
+        let mut page = FaultPage::new("directory-missing");
+        not_ready(&mut page, node, &agent, "mounts: ");
+        page.check();
+    });
 }
 
 #[test]

@@ -1,0 +1,148 @@
+//! Directories of the node that are removed, renamed or replaced while the agent's container has them mounted.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use nix::mount::{MntFlags, umount2};
+
+use crate::filesystems::{bind, with_mounts};
+use crate::node::{CALICO, Node};
+use crate::until::until;
+
+const LIST: &str = "10-calico.conflist";
+const DIRS: [&str; 2] = ["etc", "bin"];
+
+/// A node whose directories are mounted in the agent's container, as by the kubelet.
+struct Mounted(Node);
+
+impl Mounted {
+    fn new() -> Mounted {
+        let mounted = Mounted(Node::uninstalling());
+        for dir in DIRS {
+            fs::create_dir_all(mounted.on_node(dir)).unwrap();
+            mounted.mount(dir);
+        }
+        fs::write(mounted.on_node("etc").join(LIST), CALICO).unwrap();
+        mounted
+    }
+
+    /// The directory of the node.
+    fn on_node(&self, dir: &str) -> PathBuf {
+        self.0.root().join("node").join(dir)
+    }
+
+    fn mount(&self, dir: &str) {
+        bind(&self.on_node(dir), &self.0.root().join(dir));
+    }
+
+    /// The kubelet makes a new container.
+    fn mount_again(&self, dir: &str) {
+        umount2(&self.0.root().join(dir), MntFlags::MNT_DETACH).unwrap();
+        self.mount(dir);
+    }
+}
+
+fn remove(dir: &Path) {
+    // The agent may write to the directory meanwhile.
+    until("the directory is removed", || {
+        let _ = fs::remove_dir_all(dir);
+        !dir.exists()
+    });
+}
+
+fn rename(dir: &Path) {
+    fs::rename(dir, dir.with_extension("old")).unwrap();
+}
+
+fn names(dir: &Path) -> Vec<String> {
+    let entries = fs::read_dir(dir).unwrap();
+    let mut names: Vec<String> =
+        entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+    names.sort();
+    names
+}
+
+#[test]
+fn a_mounted_directory_that_is_made_anew_on_the_node_fails_live_until_the_container_is_restarted() {
+    with_mounts(|_| {
+        for (dir, lose) in DIRS
+            .into_iter()
+            .flat_map(|dir| [(dir, remove as fn(&Path)), (dir, rename as fn(&Path))])
+        {
+            let mounted = Mounted::new();
+            let node = &mounted.0;
+            let mut agent = node.start();
+            agent.until_ready();
+            assert_eq!(agent.get("/live").0, 200);
+            lose(&mounted.on_node(dir));
+            fs::create_dir(mounted.on_node(dir)).unwrap();
+            if dir == "etc" {
+                fs::write(mounted.on_node(dir).join(LIST), CALICO).unwrap();
+            }
+            let path = node.root().join(dir).display().to_string();
+            let said = format!("{path} was removed or renamed on the node");
+            until(&said, || agent.get("/live").0 == 500 && agent.ready().0 == 500);
+            let (live, ready) = (agent.get("/live").1, agent.ready().1);
+            assert!(live.contains(&said) && live.contains("delete this pod"), "{live}");
+            assert!(ready.contains(&format!("mounts: {said}")), "{ready}");
+            let new = names(&mounted.on_node(dir));
+
+            // The kubelet restarts the container.
+            agent.kill();
+            mounted.mount_again(dir);
+            let mut agent = node.start();
+            agent.until_ready();
+            assert_eq!(agent.get("/live").0, 200);
+            assert_ne!(names(&mounted.on_node(dir)), new);
+            assert!(node.chained(LIST));
+            assert_eq!(agent.stop(), Some(0), "{}", agent.log());
+            assert_eq!(node.text(LIST), CALICO);
+        }
+    });
+}
+
+#[test]
+fn an_uninstall_with_a_stale_net_dir_leaves_everything_in_place_and_fails() {
+    with_mounts(|_| {
+        let mounted = Mounted::new();
+        let node = &mounted.0;
+        let mut agent = node.start();
+        agent.until_ready();
+        let chained = node.text(LIST);
+        remove(&mounted.on_node("etc"));
+        fs::create_dir(mounted.on_node("etc")).unwrap();
+        fs::write(mounted.on_node("etc").join(LIST), &chained).unwrap();
+        until("the stale mount", || agent.get("/live").0 == 500);
+        assert_eq!(agent.stop(), Some(1), "{}", agent.log());
+        // What the node's network config names is there.
+        assert!(node.bin("linkerd-cni").exists());
+        assert_eq!(fs::read_to_string(mounted.on_node("etc").join(LIST)).unwrap(), chained);
+        assert_eq!(names(&mounted.on_node("etc")), [LIST]);
+        // The command in the same container does not see the node's directory either.
+        let mut uninstall = node.start_args(&["uninstall"], &[]);
+        assert_eq!(uninstall.wait(), Some(1), "{}", uninstall.log());
+        assert!(node.bin("linkerd-cni").exists());
+        mounted.mount_again("etc");
+        let mut uninstall = node.start_args(&["uninstall"], &[]);
+        assert_eq!(uninstall.wait(), Some(0), "{}", uninstall.log());
+        assert_eq!(node.text(LIST), CALICO);
+        assert!(!node.bin("linkerd-cni").exists());
+    });
+}
+
+#[test]
+fn an_uninstall_with_a_stale_bin_dir_unchains_the_plugin_and_fails() {
+    with_mounts(|_| {
+        let mounted = Mounted::new();
+        let node = &mounted.0;
+        let mut agent = node.start();
+        agent.until_ready();
+        rename(&mounted.on_node("bin"));
+        fs::create_dir(mounted.on_node("bin")).unwrap();
+        until("the stale mount", || agent.get("/live").0 == 500);
+        assert_eq!(agent.stop(), Some(1), "{}", agent.log());
+        assert_eq!(node.text(LIST), CALICO);
+        assert_eq!(names(&mounted.on_node("etc")), [LIST]);
+        assert!(agent.log().contains("was removed or renamed on the node"), "{}", agent.log());
+    });
+}

@@ -1,0 +1,109 @@
+//! Files that the node has and the agent's container does not.
+
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+use crate::agent::{agent, find_agent};
+use crate::helm::Helm;
+use crate::node::{Node, netns_of};
+use crate::pods::{self, Pods, kubectl};
+use crate::until::{until, until_within};
+
+const NETWORK: &str = "/etc/cni/net.d/10-bridge.conflist";
+const LINK: &str = "/etc/cni/net.d/05-link.conflist";
+const BIN: &str = "/opt/cni/bin";
+/// Six failed probes of `/live`, 10 s apart, and the start of a container.
+const RESTART: Duration = Duration::from_secs(120);
+
+/// Removes what the test adds to the node, also on a panic.
+struct Added(&'static str);
+
+impl Drop for Added {
+    fn drop(&mut self) {
+        let _ = fs::remove_file(self.0);
+    }
+}
+
+/// Body of the agent's `/ready`.
+fn ready_text() -> String {
+    let path = format!("/api/v1/namespaces/linkerd-cni/pods/{}:9991/proxy/ready", agent().pod);
+    let output = pods::command(&["get", "--raw", &path]).output().unwrap();
+    String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned()
+}
+
+/// Whether the pod has redirect rules.
+fn is_redirected(pods: &Pods, name: &str) -> bool {
+    netns_of(&pods.ip(name)).output(&["nft", "list", "ruleset"]).contains("4143")
+}
+
+/// containerd reads the directory again when a file is removed.
+fn make_runtime_read() {
+    let path = "/etc/cni/net.d/trigger";
+    fs::write(path, "").unwrap();
+    fs::remove_file(path).unwrap();
+}
+
+#[test]
+fn a_link_out_of_the_mount_that_the_runtime_loads_makes_the_node_not_ready_and_is_named() {
+    let node = Node::exclusive();
+    let before = node.files();
+    let helm = Helm::with_local_repository();
+    let target = tempfile::tempdir().unwrap();
+    let outside = target.path().join("network.conflist");
+    fs::copy(NETWORK, &outside).unwrap();
+    helm.run("install", &[]);
+
+    let pods = Pods::default();
+    symlink(&outside, LINK).unwrap();
+    let link = Added(LINK);
+    make_runtime_read();
+    until("the agent is not ready", || find_agent().is_some_and(|agent| !agent.ready));
+    let why = ready_text();
+    for part in ["05-link.conflist", "a symbolic link out of the mounted directory", "remove it"] {
+        assert!(why.contains(part), "{part} in {why}");
+    }
+    // The runtime does load the file that the agent cannot read.
+    pods.start(&[pods::meshed("behind-link")]);
+    assert!(!is_redirected(&pods, "behind-link"));
+
+    drop(link);
+    make_runtime_read();
+    until("the agent is ready", || find_agent().is_some_and(|agent| agent.ready));
+    pods.start(&[pods::meshed("without-link")]);
+    assert!(is_redirected(&pods, "without-link"));
+    drop(pods);
+    helm.remove();
+    assert_eq!(node.files(), before);
+}
+
+#[test]
+fn kubelet_restarts_an_agent_whose_bin_dir_was_renamed_on_the_node_and_the_next_one_installs() {
+    let node = Node::exclusive();
+    let before = node.files();
+    let helm = Helm::with_local_repository();
+    helm.run("install", &[]);
+    let first = agent().container;
+
+    // Another inode under the same name, with the same files but the plugin binary.
+    let renamed = format!("{BIN}.renamed");
+    let copied = format!("{BIN}.copied");
+    let copy = Command::new("cp").args(["-a", BIN, &copied]).status().unwrap();
+    assert!(copy.success());
+    fs::rename(BIN, &renamed).unwrap();
+    fs::rename(&copied, BIN).unwrap();
+    fs::remove_file(Path::new(BIN).join("linkerd-cni")).unwrap();
+
+    until_within(RESTART, "kubelet restarts the agent", || {
+        find_agent().is_some_and(|agent| agent.container != first && agent.ready)
+    });
+    fs::remove_dir_all(&renamed).unwrap();
+    assert!(Path::new(BIN).join("linkerd-cni").exists());
+    let logs = ["logs", "-n", "linkerd-cni", "-c", "install-cni", "--previous"];
+    let log = kubectl(&[&logs[..], &[&*agent().pod]].concat());
+    assert!(log.contains("mounts: /host/opt/cni/bin was removed or renamed on the node"), "{log}");
+    helm.remove();
+    assert_eq!(node.files(), before);
+}
