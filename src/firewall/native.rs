@@ -5,6 +5,7 @@
 mod message;
 mod nfta;
 mod rejection;
+mod set;
 
 use std::ffi::OsStr;
 
@@ -17,7 +18,7 @@ use crate::netlink::attribute::{find, parse};
 use crate::netlink::socket;
 use crate::netlink::socket::{APPEND, CREATE, EXCLUSIVE, Message};
 use crate::rules::{self, Chain, Family, Redirect, nft};
-use message::{kind, protocol_family};
+use message::{SetName, kind, protocol_family};
 
 /// All chains, in the order in which they are created.
 const CHAINS: [Chain; Chain::ALL.len()] =
@@ -64,42 +65,66 @@ fn refuse_old_kernel(release: &OsStr) -> Result<(), Error> {
 /// [`apply`] sends them. Tests evaluate them without a kernel.
 pub fn transaction(redirect: &Redirect, families: &[Family], fresh: bool) -> Vec<Message> {
     let mut messages = Vec::new();
+    // Number of sets so far, which is also the ID of the last one.
+    let mut sets = 0;
     for &family in families {
-        let mut push = |kind, flags, attributes| {
-            messages.push(Message { kind, family: protocol_family(family), flags, attributes });
+        let message = |kind, flags, attributes| Message {
+            kind,
+            family: protocol_family(family),
+            flags,
+            attributes,
         };
         if !fresh {
             // Deleting a missing table fails, so create it first.
-            push(kind::NEW_TABLE, CREATE, message::table());
-            push(kind::DELETE_TABLE, 0, message::table());
+            messages.push(message(kind::NEW_TABLE, CREATE, message::table()));
+            messages.push(message(kind::DELETE_TABLE, 0, message::table()));
         }
         let exclusive = if fresh { EXCLUSIVE } else { 0 };
-        push(kind::NEW_TABLE, CREATE | exclusive, message::table());
+        messages.push(message(kind::NEW_TABLE, CREATE | exclusive, message::table()));
         for chain in CHAINS {
-            push(kind::NEW_CHAIN, CREATE, message::chain(chain));
+            messages.push(message(kind::NEW_CHAIN, CREATE, message::chain(chain)));
         }
-        for rule in rules::rules(redirect, family) {
-            for expressions in nft::expressions(&rule) {
-                let attributes = message::rule(rule.chain, &expressions, &rule.comment);
-                push(kind::NEW_RULE, CREATE | APPEND, attributes);
+        for run in nft::runs(&rules::rules(redirect, family)) {
+            let expressions = nft::expressions(run);
+            if let Some(set) = expressions.iter().find_map(set_of) {
+                sets += 1;
+                messages.extend(set::messages(set, family, sets));
             }
+            let set = SetName::New(sets);
+            let attributes = message::rule(run[0].chain, &expressions, &set, &nft::comment(run));
+            messages.push(message(kind::NEW_RULE, CREATE | APPEND, attributes));
         }
     }
     messages
 }
 
-/// A rule that the kernel lists: its comment, and name and data of each expression.
-struct ListedRule {
-    comment: Vec<u8>,
-    expressions: Vec<Vec<u8>>,
+/// Returns the set that an expression looks a value up in.
+fn set_of(expression: &nft::Expression) -> Option<&nft::Set> {
+    match expression {
+        nft::Expression::In(set) => Some(set),
+        _ => None,
+    }
 }
 
+/// A rule that the kernel lists, as its attributes.
+struct ListedRule(Vec<u8>);
+
 impl ListedRule {
+    fn attribute(&self, kind: u16) -> &[u8] {
+        find(&parse(&self.0), kind).unwrap_or_default()
+    }
+
+    /// Returns name and data of each expression.
+    fn expressions(&self) -> Vec<&[u8]> {
+        let list = parse(self.attribute(nfta::RULE_EXPRESSIONS));
+        list.into_iter().map(|(_, expression)| expression).collect()
+    }
+
     /// Returns whether `iptables-nft` gave the rule this `comment`. It stores the comment as user data,
     /// in later versions followed by more data, or as a match of its own (1.8.9).
     fn has_iptables_comment(&self, comment: &str) -> bool {
-        self.comment.starts_with(&message::userdata(comment))
-            || self.expressions.iter().any(|expression| {
+        self.attribute(nfta::RULE_USERDATA).starts_with(&message::userdata(comment))
+            || self.expressions().into_iter().any(|expression| {
                 let text = message::match_comment(expression).unwrap_or_default();
                 text.strip_prefix(comment.as_bytes()).is_some_and(|rest| rest.first() == Some(&0))
             })
@@ -116,23 +141,19 @@ pub fn missing(redirect: &Redirect, families: &[Family]) -> Result<Vec<String>, 
     for &family in families {
         let mut found = rules::ListedRules::default();
         list(family, message::PLUGIN_TABLE, &mut found)?;
-        let fail = |errno| rejection::list_error("the list of tables and chains", errno);
+        let fail = |errno| rejection::list_error("the list of tables, chains and sets", errno);
         let active = active_chains(family).map_err(fail)?;
         for chain in CHAINS.into_iter().filter(|&chain| !active[chain as usize]) {
             found[chain as usize].clear();
         }
         let mut next = [0; CHAINS.len()];
-        for rule in rules::rules(redirect, family) {
-            let position = &mut next[rule.chain as usize];
-            let is_present = nft::expressions(&rule).iter().all(|expressions| {
-                let matches = found[rule.chain as usize]
-                    .get(*position)
-                    .is_some_and(|found| is_rule(found, &rule.comment, expressions));
-                *position += usize::from(matches);
-                matches
-            });
-            if !is_present {
-                missing.push(rules::rule_line(&rule));
+        for run in nft::runs(&rules::rules(redirect, family)) {
+            let chain = run[0].chain as usize;
+            let found = found[chain].get(next[chain]);
+            if found.map_or(Ok(false), |found| is_rule(found, run, family)).map_err(fail)? {
+                next[chain] += 1;
+            } else {
+                missing.extend(run.iter().map(rules::rule_line));
             }
         }
     }
@@ -217,12 +238,7 @@ fn listed_rule(table: &str, payload: &[u8]) -> Option<(Chain, ListedRule)> {
         return None;
     }
     let chain = CHAINS.into_iter().find(|chain| is(nfta::RULE_CHAIN, chain.name()))?;
-    let expressions = parse(text(nfta::RULE_EXPRESSIONS)).into_iter();
-    let rule = ListedRule {
-        comment: text(nfta::RULE_USERDATA).to_vec(),
-        expressions: expressions.map(|(_, element)| element.to_vec()).collect(),
-    };
-    Some((chain, rule))
+    Some((chain, ListedRule(payload.to_vec())))
 }
 
 /// Returns which chains of the plugin's table are active. Rules have no effect in a dormant table,
@@ -244,16 +260,24 @@ fn active_chains(family: Family) -> Result<[bool; CHAINS.len()], Errno> {
     Ok(active)
 }
 
-/// Returns whether the listed rule has this comment and these expressions.
-fn is_rule(found: &ListedRule, comment: &str, expressions: &[nft::Expression]) -> bool {
-    let mut run = Vec::new();
-    for expression in expressions {
-        run.extend(message::encode(expression).0);
+/// Returns whether the listed rule is the one for this run, with the same comment, expressions and set.
+fn is_rule(found: &ListedRule, run: &[rules::Rule], family: Family) -> Result<bool, Errno> {
+    let expressions = nft::expressions(run);
+    let listed = found.expressions();
+    let name = listed.iter().find_map(|expression| message::set_name(expression));
+    let name = name.unwrap_or_default();
+    let mut encoded = Vec::new();
+    for expression in &expressions {
+        encoded.extend(message::encode(expression, &SetName::Listed(name)).0);
     }
-    let wanted = parse(&run);
-    found.comment == message::userdata(comment)
-        && found.expressions.len() == wanted.len()
-        && found.expressions.iter().zip(wanted).all(|(found, (_, wanted))| contains(found, wanted))
+    let wanted = parse(&encoded);
+    let is_same = found.attribute(nfta::RULE_USERDATA) == message::userdata(&nft::comment(run))
+        && listed.len() == wanted.len()
+        && listed.into_iter().zip(wanted).all(|(listed, (_, wanted))| contains(listed, wanted));
+    match expressions.iter().find_map(set_of) {
+        Some(set) if is_same => set::is_listed(set, family, name),
+        _ => Ok(is_same),
+    }
 }
 
 /// Returns whether `found` has all attributes of `wanted`. It may have more, as the kernel lists
