@@ -17,7 +17,7 @@ const MISSING_NAMED: usize = 10;
 /// started. Otherwise it is the shortest of the lists of the mode's backends.
 ///
 /// # Errors
-/// Fails if no backend of the mode can list rules.
+/// Fails if no backend of the mode can list rules, and with [`Error::TooLong`].
 pub fn missing(
     redirect: &Redirect,
     families: Families,
@@ -93,7 +93,11 @@ fn fewest_missing(
             break;
         }
     }
-    fewest.ok_or_else(|| combined(errors))
+    // The rules may be in the list that is too long.
+    match errors.iter().position(|error| matches!(error, Error::TooLong { .. })) {
+        Some(index) => Err(errors.remove(index)),
+        None => fewest.ok_or_else(|| combined(errors)),
+    }
 }
 
 /// Result of [`survey`].
@@ -103,7 +107,8 @@ pub enum Survey {
     Complete,
     /// These rules are missing or changed, as lines of `iptables-save`.
     Missing(Vec<String>),
-    /// Rules may exist in a table that only the host's `iptables-legacy` can read.
+    /// Rules may exist in a table that only the host's `iptables-legacy` can read, or in one with too
+    /// many rules.
     Unreadable,
 }
 
@@ -115,6 +120,13 @@ pub enum Survey {
 /// # Errors
 /// Fails if the kernel cannot list rules.
 pub fn survey(redirect: &Redirect, families: Families) -> Result<Survey, Error> {
+    match survey_families(redirect, families) {
+        Err(Error::TooLong { .. }) => Ok(Survey::Unreadable),
+        survey => survey,
+    }
+}
+
+fn survey_families(redirect: &Redirect, families: Families) -> Result<Survey, Error> {
     let survey = survey_of(redirect, families.required())?;
     if families != Families::OptionalIpv6 || survey != Survey::Complete {
         return Ok(survey);

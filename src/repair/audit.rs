@@ -78,7 +78,7 @@ struct Failures {
     /// Number of pods with an error.
     errors: usize,
     first_error: String,
-    /// Number of pods with a table of iptables-legacy, which cannot be read.
+    /// Number of pods whose rules cannot be read.
     unreadable: usize,
 }
 
@@ -143,7 +143,7 @@ impl Audit {
         }
         if failures.unreadable > 0 {
             tracing::warn!(
-                "Skipped {} pods in the audit: the repair controller cannot read iptables-legacy rules",
+                "Skipped {} pods in the audit: the repair controller cannot read iptables-legacy rules, nor too many rules",
                 failures.unreadable
             );
         }

@@ -40,6 +40,9 @@ pub fn error(messages: &[Message], rejection: Rejection) -> Error {
 
 /// Describes an error of listing `subject`.
 pub fn list_error(subject: &str, errno: Errno) -> Error {
+    if errno == Errno::EFBIG {
+        return Error::TooLong { subject: subject.to_owned() };
+    }
     let remedy = remedy(errno, None, None);
     Error::Native { subject: subject.to_owned(), text: None, remedy, source: errno }
 }
