@@ -45,7 +45,8 @@ fn check_passes_and_says_so_if_the_lists_of_the_netns_are_too_long_to_read() {
     );
     namespaces.run("sh", &["-c", &fill]);
     let outcome = call("CHECK").run().succeeded();
-    let warning = "the redirect rules are not checked: the list of tables, chains and sets in the pod's network namespace is too long to read";
+    let warning =
+        "the list of tables, chains and sets in the pod's network namespace is too long to read";
     assert!(outcome.stderr.contains(warning), "{}", outcome.stderr);
 }
 
