@@ -85,6 +85,10 @@ pub enum Error {
     },
     #[error("{} cannot list table nat: {message}", program.display())]
     List { program: PathBuf, message: String },
+    #[error(
+        "{subject} in the pod's network namespace is too long to read: a process of the pod with CAP_NET_ADMIN may have added rules"
+    )]
+    TooLong { subject: String },
     #[error("no backend is usable: {}", errors.iter().map(Error::to_string).collect::<Vec<_>>().join("; "))]
     NoBackend { errors: Vec<Error> },
 }

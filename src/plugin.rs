@@ -114,9 +114,17 @@ fn check(request: &Request, config: &Config, record: &mut Record) -> Result<Stri
     let (mode, ipv6, simulate) = (config.mode, config.ipv6, config.simulate);
     let previous_has_ipv6 = families::previous_has_ipv6(&request.config);
     let missing_of = |redirect: Redirect| {
+        let families = move || families::families(ipv6, previous_has_ipv6);
         in_netns(request, move || {
-            let families = families::families(ipv6, previous_has_ipv6);
-            firewall::missing(&firewall::Origin { redirect, families }, mode)
+            let today = firewall::Origin { redirect, families: families() };
+            match firewall::missing(&today, mode) {
+                // No rule is known to be missing.
+                Err(error @ firewall::Error::TooLong { .. }) => {
+                    tracing::warn!("linkerd-cni: the redirect rules are not checked: {error}");
+                    Ok(Vec::new())
+                }
+                missing => missing,
+            }
         })
     };
     let expected = pod_redirect::from_annotations(request, config, record)?.filter(|_| !simulate);

@@ -9,8 +9,8 @@ use crate::quote::quote;
 /// Number of ports in one iptables `multiport` match. A range counts as two.
 const MULTIPORT_LIMIT: usize = 15;
 
-/// Number of different ranges from which on [`distinct`] merges them.
-const RANGE_LIMIT: usize = 4096;
+/// Number of elements beyond which [`distinct`] merges a list in any case.
+const ORDERED_LIMIT: usize = 4096;
 
 /// Number of invalid elements of a list that are kept, to name them.
 pub const INVALID_LIMIT: usize = 10;
@@ -19,7 +19,7 @@ pub const INVALID_LIMIT: usize = 10;
 pub const GRAMMAR: &str = "a list of ports (0-65535) and ranges (lower-upper), comma-separated and without blanks, such as 25,3306,8000-8010";
 
 /// Ports from `first` to `last`, both included; a single port is a range of one.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct PortRange {
     pub first: u16,
     pub last: u16,
@@ -135,40 +135,35 @@ pub fn list(text: &str) -> (Vec<PortRange>, InvalidElements<'_>) {
     elements(text.split(','))
 }
 
-/// Removes repeated ranges and keeps the order. More than [`RANGE_LIMIT`] different ranges are
-/// merged, so that the result has no more than 32,768.
+/// Removes repeated ranges and keeps the order, so that a short list has upstream's rules. If the list
+/// then needs fewer `multiport` matches, merges ranges that overlap or adjoin.
 pub fn distinct(ranges: &[PortRange]) -> Vec<PortRange> {
-    let mut seen = BTreeSet::new();
     let mut distinct = Vec::new();
-    for &range in ranges {
-        if !seen.insert((range.first, range.last)) {
-            continue;
+    if ranges.len() <= ORDERED_LIMIT {
+        let mut seen = BTreeSet::new();
+        distinct.extend(ranges.iter().filter(|range| seen.insert(**range)));
+        if distinct.len() <= MULTIPORT_LIMIT / 2 {
+            return distinct;
         }
-        if distinct.len() == RANGE_LIMIT {
-            return merged(ranges);
-        }
-        distinct.push(range);
     }
-    distinct
+    let merged = merged(ranges.iter().map(|range| (range.first, range.last)).collect());
+    let merged: Vec<_> =
+        merged.into_iter().map(|(first, last)| PortRange { first, last }).collect();
+    let is_short = !distinct.is_empty() && groups(&distinct).len() <= groups(&merged).len();
+    if is_short { distinct } else { merged }
 }
 
-/// Returns the fewest ranges with the same ports, in ascending order.
-fn merged(ranges: &[PortRange]) -> Vec<PortRange> {
-    // Number of ranges that begin at a port, less those that end before it.
-    let mut changes = vec![0_i32; usize::from(u16::MAX) + 2];
-    for range in ranges {
-        changes[usize::from(range.first)] += 1;
-        changes[usize::from(range.last) + 1] -= 1;
-    }
-    let mut merged: Vec<PortRange> = Vec::new();
-    let mut open = 0;
-    for (port, change) in (0..=u16::MAX).zip(changes) {
-        let was_open = open > 0;
-        open += change;
+/// Merges ranges, each from its first to its last number, that overlap or adjoin. Returns the fewest
+/// ranges with the same numbers, in ascending order.
+pub fn merged<T: Copy + Ord + Into<u128>>(mut ranges: Vec<(T, T)>) -> Vec<(T, T)> {
+    ranges.sort_unstable();
+    let mut merged: Vec<(T, T)> = Vec::new();
+    for (first, last) in ranges {
         match merged.last_mut() {
-            Some(range) if was_open && open > 0 => range.last = port,
-            _ if open > 0 => merged.push(port.into()),
-            _ => {}
+            Some((_, end)) if first.into() <= (*end).into().saturating_add(1) => {
+                *end = last.max(*end);
+            }
+            _ => merged.push((first, last)),
         }
     }
     merged
@@ -265,20 +260,27 @@ mod tests {
     }
 
     #[test]
-    fn many_ranges_are_merged_and_few_keep_their_order() {
-        let of = |text: &str| list(text).0;
-        assert_eq!(joined(&distinct(&of("9,80-90,9,80,80-90"))), "9,80:90,80");
-        assert_eq!(
-            joined(&merged(&of("65535,9,80-90,85-95,10,0,65534"))),
-            "0,9:10,80:95,65534:65535"
-        );
-        assert_eq!(joined(&merged(&of("0-65535,7"))), "0:65535");
-        assert_eq!(merged(&[]), []);
-        let every_second: Vec<PortRange> = (0..=u16::MAX).step_by(2).map(PortRange::from).collect();
-        assert_eq!(distinct(&every_second), every_second);
-        let limit = &every_second[..RANGE_LIMIT];
-        let reversed: Vec<PortRange> = limit.iter().rev().copied().collect();
-        assert_eq!(distinct(&reversed), reversed);
+    fn ranges_are_merged_if_that_saves_a_match_and_else_keep_their_order() {
+        for (text, wanted) in [
+            ("9,80-90,9,80,80-90", "9,80:90,80"),
+            ("4191,4190,1,2,3,4,5,6,7,8,9,10,11,12,13", "4191,4190,1,2,3,4,5,6,7,8,9,10,11,12,13"),
+            ("4191,4190,1,2,3,4,5,6,7,8,9,10,11,12,13,14", "1:14,4190:4191"),
+            ("17,16,15,14,13,12,11,10,9,8,1-7,2-3,0-65535", "0:65535"),
+        ] {
+            assert_eq!(joined(&distinct(&list(text).0)), wanted, "{text}");
+        }
+        let scattered: Vec<PortRange> = (0..8192).rev().step_by(2).map(PortRange::from).collect();
+        assert_eq!(distinct(&scattered), scattered);
+        assert_eq!(distinct(&[scattered.clone(), vec![1.into()]].concat())[0], 1.into());
+    }
+
+    #[test]
+    fn merged_ranges_do_not_adjoin() {
+        let ranges: Vec<(u16, u16)> =
+            vec![(65535, 65535), (9, 9), (80, 90), (85, 95), (10, 10), (0, 0), (65534, 65534)];
+        assert_eq!(merged(ranges), [(0, 0), (9, 10), (80, 95), (65534, 65535)]);
+        assert_eq!(merged(vec![(7, 7), (0, u128::MAX), (9, 9)]), [(0, u128::MAX)]);
+        assert_eq!(merged::<u16>(vec![]), []);
     }
 
     #[test]

@@ -158,17 +158,11 @@ fn inbound(redirect: &Redirect, family: Family) -> Vec<Rule> {
     let chain = Chain::ProxyInitRedirect;
     let to_proxy = Verdict::Redirect(redirect.inbound_port);
     let mut rules = skipped_ports(chain, &redirect.skip_inbound);
-    for subnet in &redirect.skip_subnets {
-        let of_family = matches!(
-            (subnet.net, family),
-            (IpNet::V4(_), Family::Ipv4) | (IpNet::V6(_), Family::Ipv6)
-        );
-        if of_family {
-            let comment = format!("ignore-subnet-{}", subnet.text);
-            // iptables omits the condition `-s 0.0.0.0/0`, which every packet meets.
-            let from = (subnet.net.prefix_len() > 0).then_some(Match::Source(subnet.net));
-            rules.push(rule(chain, from.into_iter().collect(), Verdict::Return, &comment));
-        }
+    for subnet in outermost(&redirect.skip_subnets, family) {
+        let comment = format!("ignore-subnet-{}", subnet.text);
+        // iptables omits the condition `-s 0.0.0.0/0`, which every packet meets.
+        let from = (subnet.net.prefix_len() > 0).then_some(Match::Source(subnet.net));
+        rules.push(rule(chain, from.into_iter().collect(), Verdict::Return, &comment));
     }
     if redirect.ports_to_redirect.is_empty() {
         rules.push(rule(chain, vec![Match::Tcp], to_proxy, "redirect-all-incoming-to-proxy-port"));
@@ -198,6 +192,18 @@ fn outbound(redirect: &Redirect) -> Vec<Rule> {
         "redirect-all-outgoing-to-proxy-port",
     ));
     rules
+}
+
+/// Returns the subnets of the family that no other one contains, each once, in order.
+fn outermost(subnets: &[Subnet], family: Family) -> Vec<&Subnet> {
+    let is_of_family =
+        |(_, subnet): &(usize, &Subnet)| subnet.net.addr().is_ipv4() == (family == Family::Ipv4);
+    let mut sorted: Vec<_> = subnets.iter().enumerate().filter(is_of_family).collect();
+    // A subnet precedes those that it contains.
+    sorted.sort_by_key(|(_, subnet)| subnet.net);
+    sorted.dedup_by(|(_, inner), (_, outer)| outer.net.contains(&inner.net));
+    sorted.sort_by_key(|(index, _)| *index);
+    sorted.into_iter().map(|(_, subnet)| subnet).collect()
 }
 
 fn skipped_ports(chain: Chain, ranges: &[PortRange]) -> Vec<Rule> {

@@ -1,6 +1,7 @@
 //! Decides which address families of a pod are redirected.
 
-use std::{fs, io};
+use std::fs::File;
+use std::io::{self, Read as _};
 
 use serde_json::Value;
 
@@ -11,6 +12,9 @@ use crate::firewall::Families;
 /// IPv6 addresses in the netns of the calling thread. Columns: address, interface index,
 /// prefix length, scope, flags, interface name. The file is missing if the kernel has no IPv6.
 const IF_INET6: &str = "/proc/thread-self/net/if_inet6";
+/// How much of the list of addresses is read, in bytes: some 20,000 addresses. A process of the pod with
+/// CAP_NET_ADMIN can add addresses without limit.
+const LIST_LIMIT: u64 = 1 << 20;
 /// Scope of an address that other hosts can reach.
 const GLOBAL_SCOPE: &str = "00";
 
@@ -21,8 +25,12 @@ pub fn families(ipv6: Ipv6, previous_has_ipv6: bool) -> Families {
         Ipv6::Yes => Families::Both,
         Ipv6::No => Families::Ipv4,
         Ipv6::Auto if previous_has_ipv6 => Families::Both,
-        Ipv6::Auto => automatic(fs::read_to_string(IF_INET6)),
+        Ipv6::Auto => automatic(addresses()),
     }
+}
+
+fn addresses() -> io::Result<String> {
+    io::read_to_string(File::open(IF_INET6)?.take(LIST_LIMIT))
 }
 
 /// Returns the families for `auto`. A pod without IPv6 address may get one after its ADD: by router
@@ -30,6 +38,8 @@ pub fn families(ipv6: Ipv6, previous_has_ipv6: bool) -> Families {
 /// 0. So only a kernel without IPv6 leaves IPv6 out.
 fn automatic(addresses: io::Result<String>) -> Families {
     match addresses {
+        // A pod with so many addresses uses IPv6.
+        Ok(addresses) if addresses.len() as u64 == LIST_LIMIT => Families::Both,
         Ok(addresses) if has_global_address(&addresses) => Families::Both,
         Err(error) if error.kind() == io::ErrorKind::NotFound => Families::Ipv4,
         _ => Families::OptionalIpv6,
@@ -79,6 +89,7 @@ mod tests {
         for (addresses, wanted) in [
             (Ok(global.into()), Families::Both),
             (Ok(String::new()), Families::OptionalIpv6),
+            (Ok(" ".repeat(LIST_LIMIT as usize)), Families::Both),
             (error(io::ErrorKind::PermissionDenied), Families::OptionalIpv6),
             (error(io::ErrorKind::NotFound), Families::Ipv4),
         ] {

@@ -69,7 +69,7 @@ impl Marked {
 /// it is the shortest of the lists of the mode's backends. `today` counts for rules without a marker.
 ///
 /// # Errors
-/// Fails if no backend of the mode can list rules.
+/// Fails if no backend of the mode can list rules, and with [`Error::TooLong`].
 pub fn missing(today: &Origin, mode: IptablesMode) -> Result<Vec<String>, Error> {
     let deadline = Deadline::after(DEADLINE);
     let marker = native::marker().ok().flatten().or_else(|| legacy_marker(deadline));
@@ -171,7 +171,11 @@ fn fewest_missing(
             break;
         }
     }
-    fewest.ok_or_else(|| combined(errors))
+    // The rules may be in the list that is too long.
+    match errors.iter().position(|error| matches!(error, Error::TooLong { .. })) {
+        Some(index) => Err(errors.remove(index)),
+        None => fewest.ok_or_else(|| combined(errors)),
+    }
 }
 
 /// Result of [`survey`].
@@ -183,7 +187,8 @@ pub enum Survey {
     Drifted,
     /// These rules, made from this, are missing or changed. As lines of `iptables-save`.
     Missing(Origin, Vec<String>),
-    /// Rules may exist in a table that only the host's `iptables-legacy` can read.
+    /// Rules may exist in a table that only the host's `iptables-legacy` can read, or in one with too
+    /// many rules.
     Unreadable,
 }
 
@@ -196,6 +201,13 @@ pub enum Survey {
 /// # Errors
 /// Fails if the kernel cannot list rules.
 pub fn survey(today: &Origin) -> Result<Survey, Error> {
+    match survey_readable(today) {
+        Err(Error::TooLong { .. }) => Ok(Survey::Unreadable),
+        survey => survey,
+    }
+}
+
+fn survey_readable(today: &Origin) -> Result<Survey, Error> {
     let marked = Marked::new(native::marker()?.as_deref(), today);
     let origin = marked.origin().unwrap_or(today);
     let missing = origin.families.run(|families| survey_of(&origin.redirect, families))?;

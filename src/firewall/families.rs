@@ -68,6 +68,7 @@ pub(super) fn is_unsupported(error: &Error) -> bool {
         Error::NoBackend { errors } => errors.iter().all(is_unsupported),
         Error::Start { .. }
         | Error::Unread { .. }
+        | Error::TooLong { .. }
         | Error::Deadline { .. }
         | Error::Locked { .. } => false,
     }

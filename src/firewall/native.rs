@@ -5,7 +5,9 @@
 mod message;
 mod nfta;
 mod rejection;
+mod set;
 
+use std::borrow::Cow;
 use std::ffi::OsStr;
 
 use nix::errno::Errno;
@@ -17,7 +19,7 @@ use crate::netlink::attribute::{find, parse};
 use crate::netlink::socket;
 use crate::netlink::socket::{APPEND, CREATE, EXCLUSIVE, Message};
 use crate::rules::{self, Chain, Family, Redirect, nft};
-use message::{kind, protocol_family};
+use message::{SetName, kind, protocol_family};
 
 /// All chains, in the order in which they are created.
 const CHAINS: [Chain; Chain::ALL.len()] =
@@ -64,48 +66,77 @@ fn refuse_old_kernel(release: &OsStr) -> Result<(), Error> {
 /// [`apply`] sends them. Tests evaluate them without a kernel.
 pub fn transaction(redirect: &Redirect, families: &[Family], fresh: bool) -> Vec<Message> {
     let mut messages = Vec::new();
+    // Number of sets so far, which is also the ID of the last one.
+    let mut sets = 0;
     for &family in families {
-        let mut push = |kind, flags, attributes| {
-            messages.push(Message { kind, family: protocol_family(family), flags, attributes });
+        let message = |kind, flags, attributes| Message {
+            kind,
+            family: protocol_family(family),
+            flags,
+            attributes,
         };
         if !fresh {
             // Deleting a missing table fails, so create it first.
-            push(kind::NEW_TABLE, CREATE, message::table());
-            push(kind::DELETE_TABLE, 0, message::table());
+            messages.push(message(kind::NEW_TABLE, CREATE, message::table()));
+            messages.push(message(kind::DELETE_TABLE, 0, message::table()));
         }
         let exclusive = if fresh { EXCLUSIVE } else { 0 };
-        push(kind::NEW_TABLE, CREATE | exclusive, message::table());
+        messages.push(message(kind::NEW_TABLE, CREATE | exclusive, message::table()));
         for chain in CHAINS {
-            push(kind::NEW_CHAIN, CREATE, message::chain(chain));
+            messages.push(message(kind::NEW_CHAIN, CREATE, message::chain(chain)));
         }
-        for rule in rules::marked_rules(redirect, family, families) {
-            for expressions in nft::expressions(&rule) {
-                let attributes = message::rule(rule.chain, &expressions, &rule.comment);
-                push(kind::NEW_RULE, CREATE | APPEND, attributes);
+        for run in nft::runs(&rules::marked_rules(redirect, family, families)) {
+            let expressions = nft::expressions(run);
+            if let Some(set) = expressions.iter().find_map(set_of) {
+                sets += 1;
+                messages.extend(set::messages(set, family, sets));
             }
+            let set = SetName::New(sets);
+            let attributes = message::rule(run[0].chain, &expressions, &set, &nft::comment(run));
+            messages.push(message(kind::NEW_RULE, CREATE | APPEND, attributes));
         }
     }
     messages
 }
 
-/// A rule that the kernel lists: its comment, and name and data of each expression.
-struct ListedRule {
-    /// Without the marker. Empty if the rule has no comment.
-    comment: String,
-    marker: Option<String>,
-    expressions: Vec<Vec<u8>>,
+/// Returns the set that an expression looks a value up in.
+fn set_of(expression: &nft::Expression) -> Option<&nft::Set> {
+    match expression {
+        nft::Expression::In(set) => Some(set),
+        _ => None,
+    }
 }
 
+/// A rule that the kernel lists, as its attributes.
+struct ListedRule(Vec<u8>);
+
 impl ListedRule {
-    /// `iptables-nft` stores a comment as user data, or as a match of its own (1.8.9).
-    fn new(userdata: &[u8], expressions: Vec<Vec<u8>>) -> Self {
-        let matched =
-            || expressions.iter().find_map(|expression| message::match_comment(expression));
-        let comment = message::comment(userdata).or_else(matched).unwrap_or_default();
-        let text = comment.split(|&byte| byte == 0).next().unwrap_or_default();
-        let text = String::from_utf8_lossy(text);
-        let (comment, marker) = rules::split_comment(&text);
-        ListedRule { comment: comment.to_owned(), marker: marker.map(str::to_owned), expressions }
+    fn attribute(&self, kind: u16) -> &[u8] {
+        find(&parse(&self.0), kind).unwrap_or_default()
+    }
+
+    /// Returns name and data of each expression.
+    fn expressions(&self) -> Vec<&[u8]> {
+        let list = parse(self.attribute(nfta::RULE_EXPRESSIONS));
+        list.into_iter().map(|(_, expression)| expression).collect()
+    }
+
+    /// Returns the comment, with the marker. Empty if the rule has none. `iptables-nft` stores a comment
+    /// as user data, or as a match of its own (1.8.9).
+    fn marked_comment(&self) -> Cow<'_, str> {
+        let matched = || self.expressions().into_iter().find_map(message::match_comment);
+        let comment = message::comment(self.attribute(nfta::RULE_USERDATA)).or_else(matched);
+        let text = comment.unwrap_or_default().split(|&byte| byte == 0).next();
+        String::from_utf8_lossy(text.unwrap_or_default())
+    }
+
+    /// Returns the comment without the marker.
+    fn comment(&self) -> String {
+        rules::split_comment(&self.marked_comment()).0.to_owned()
+    }
+
+    fn marker(&self) -> Option<String> {
+        rules::split_comment(&self.marked_comment()).1.map(str::to_owned)
     }
 }
 
@@ -119,17 +150,13 @@ pub fn missing(redirect: &Redirect, families: &[Family]) -> Result<Vec<String>, 
     for &family in families {
         let found = list_active(family)?;
         let mut next = [0; CHAINS.len()];
-        for rule in rules::rules(redirect, family) {
-            let position = &mut next[rule.chain as usize];
-            let is_present = nft::expressions(&rule).iter().all(|expressions| {
-                let matches = found[rule.chain as usize]
-                    .get(*position)
-                    .is_some_and(|found| is_rule(found, &rule.comment, expressions));
-                *position += usize::from(matches);
-                matches
-            });
-            if !is_present {
-                missing.push(rules::rule_line(&rule));
+        for run in nft::runs(&rules::rules(redirect, family)) {
+            let chain = run[0].chain as usize;
+            let found = found[chain].get(next[chain]);
+            if found.map_or(Ok(false), |found| is_rule(found, run, family)).map_err(unlisted)? {
+                next[chain] += 1;
+            } else {
+                missing.extend(run.iter().map(rules::rule_line));
             }
         }
     }
@@ -150,7 +177,7 @@ pub fn missing_from_iptables(
         has_rules |= Chain::LINKERD.iter().any(|&chain| !found[chain as usize].is_empty());
         let rules = rules::rules(redirect, family);
         missing.extend(rules::missing_in_order(&rules, &found, |rule, found: &ListedRule| {
-            found.comment == rule.comment
+            found.comment() == rule.comment
         }));
     }
     Ok(has_rules.then_some(missing))
@@ -193,7 +220,7 @@ pub fn marker() -> Result<Option<String>, Error> {
                 Err(_) if family == Family::Ipv6 => continue,
                 found => found?,
             };
-            if let Some(marker) = found.into_iter().flatten().find_map(|rule| rule.marker) {
+            if let Some(marker) = found.into_iter().flatten().find_map(|rule| rule.marker()) {
                 return Ok(Some(marker));
             }
         }
@@ -211,18 +238,22 @@ pub fn comments(family: Family) -> Result<rules::ListedRules<String>, Error> {
     if Chain::LINKERD.iter().all(|&chain| found[chain as usize].is_empty()) {
         found = list_active(family)?;
     }
-    Ok(found.map(|rules| rules.into_iter().map(|rule| rule.comment).collect()))
+    Ok(found.map(|rules| rules.iter().map(ListedRule::comment).collect()))
 }
 
 /// Lists the rules of the plugin's table that have an effect.
 fn list_active(family: Family) -> Result<rules::ListedRules<ListedRule>, Error> {
     let mut found = list(family, message::PLUGIN_TABLE)?;
-    let fail = |errno| rejection::list_error("the list of tables and chains", errno);
-    let active = active_chains(family).map_err(fail)?;
+    let active = active_chains(family).map_err(unlisted)?;
     for chain in CHAINS.into_iter().filter(|&chain| !active[chain as usize]) {
         found[chain as usize].clear();
     }
     Ok(found)
+}
+
+/// Returns the error for tables, chains or sets that the kernel does not list.
+fn unlisted(errno: Errno) -> Error {
+    rejection::list_error("the list of tables, chains and sets", errno)
 }
 
 /// Lists the rules of `table`, by chain. A missing table has no rules.
@@ -253,9 +284,7 @@ fn listed_rule(table: &str, payload: &[u8]) -> Option<(Chain, ListedRule)> {
         return None;
     }
     let chain = CHAINS.into_iter().find(|chain| is(nfta::RULE_CHAIN, chain.name()))?;
-    let expressions = parse(text(nfta::RULE_EXPRESSIONS)).into_iter();
-    let expressions = expressions.map(|(_, element)| element.to_vec()).collect();
-    Some((chain, ListedRule::new(text(nfta::RULE_USERDATA), expressions)))
+    Some((chain, ListedRule(payload.to_vec())))
 }
 
 /// Returns which chains of the plugin's table are active. Rules have no effect in a dormant table,
@@ -277,16 +306,24 @@ fn active_chains(family: Family) -> Result<[bool; CHAINS.len()], Errno> {
     Ok(active)
 }
 
-/// Returns whether the listed rule has this comment and these expressions.
-fn is_rule(found: &ListedRule, comment: &str, expressions: &[nft::Expression]) -> bool {
-    let mut run = Vec::new();
-    for expression in expressions {
-        run.extend(message::encode(expression).0);
+/// Returns whether the listed rule is the one for this run, with the same comment, expressions and set.
+fn is_rule(found: &ListedRule, run: &[rules::Rule], family: Family) -> Result<bool, Errno> {
+    let expressions = nft::expressions(run);
+    let listed = found.expressions();
+    let name = listed.iter().find_map(|expression| message::set_name(expression));
+    let name = name.unwrap_or_default();
+    let mut encoded = Vec::new();
+    for expression in &expressions {
+        encoded.extend(message::encode(expression, &SetName::Listed(name)).0);
     }
-    let wanted = parse(&run);
-    found.comment == comment
-        && found.expressions.len() == wanted.len()
-        && found.expressions.iter().zip(wanted).all(|(found, (_, wanted))| contains(found, wanted))
+    let wanted = parse(&encoded);
+    let is_same = found.comment() == nft::comment(run)
+        && listed.len() == wanted.len()
+        && listed.into_iter().zip(wanted).all(|(listed, (_, wanted))| contains(listed, wanted));
+    match expressions.iter().find_map(set_of) {
+        Some(set) if is_same => set::is_listed(set, family, name),
+        _ => Ok(is_same),
+    }
 }
 
 /// Returns whether `found` has all attributes of `wanted`. It may have more, as the kernel lists

@@ -18,6 +18,10 @@ use super::attribute::{Attributes, padded};
 /// table waits some 25 ms for an RCU grace period, and creating a link may load a module.
 const RESPONSE_SECONDS: i64 = 5;
 
+/// Most bytes that [`dump`] receives. A process of the pod with CAP_NET_ADMIN can add objects without
+/// limit. The longest lists of ports that a pod's annotations can have need some 3 MB.
+pub const DUMP_LIMIT: usize = 8 << 20;
+
 const SUBSYSTEM: u16 = libc::NFNL_SUBSYS_NFTABLES as u16;
 const BATCH_BEGIN: u16 = libc::NFNL_MSG_BATCH_BEGIN as u16;
 const BATCH_END: u16 = libc::NFNL_MSG_BATCH_END as u16;
@@ -120,7 +124,8 @@ fn make_room(socket: &OwnedFd, length: usize) {
 /// Lists nf_tables objects of type `kind` and passes the attributes of each to `element`.
 ///
 /// # Errors
-/// Returns the kernel's error, `ETIMEDOUT` without a response.
+/// Returns the kernel's error, `ETIMEDOUT` without a response, `EFBIG` if the list is longer than
+/// [`DUMP_LIMIT`].
 pub fn dump(
     kind: u16,
     family: u8,
@@ -133,8 +138,12 @@ pub fn dump(
     append(&mut request, kind, REQUEST | DUMP, 1, &family_header(family, 0), attributes);
     send(socket.as_raw_fd(), &request, MsgFlags::empty())?;
     let mut end = None;
+    let mut received = 0;
     while end.is_none() {
-        receive(&socket, &mut |reply| match reply.kind {
+        if received > DUMP_LIMIT {
+            return Err(Errno::EFBIG);
+        }
+        received += receive(&socket, &mut |reply| match reply.kind {
             ERROR => end = Some(reply.result()),
             DONE => end = Some(Ok(())),
             _ => element(reply.payload.get(FAMILY_HEADER..).unwrap_or_default()),
@@ -192,7 +201,9 @@ fn receive_result(socket: &OwnedFd) -> Result<(), Rejection> {
             // The errors of a large transaction exceed the receive buffer, which keeps the first ones.
             Err(Errno::ENOBUFS) if !has_overflowed => has_overflowed = true,
             Err(Errno::ETIMEDOUT) if has_overflowed => return Err(Errno::ENOBUFS.into()),
-            received => received?,
+            received => {
+                received?;
+            }
         }
     }
     result.unwrap_or(Ok(()))
@@ -213,15 +224,16 @@ impl Reply<'_> {
     }
 }
 
-/// Receives once and passes each message to `each`.
-fn receive(socket: &OwnedFd, each: &mut dyn FnMut(Reply<'_>)) -> Result<(), Errno> {
+/// Receives once and passes each message to `each`. Returns the number of bytes.
+fn receive(socket: &OwnedFd, each: &mut dyn FnMut(Reply<'_>)) -> Result<usize, Errno> {
     let mut buffer = vec![0; 1 << 16];
     let length = match recv(socket.as_raw_fd(), &mut buffer, MsgFlags::empty()) {
-        Err(Errno::EINTR) => return Ok(()),
+        Err(Errno::EINTR) => return Ok(0),
         // The receive timed out.
         Err(Errno::EAGAIN) => return Err(Errno::ETIMEDOUT),
         length => length?,
     };
+    let received = length;
     let mut bytes = &buffer[..length];
     while let [l0, l1, l2, l3, k0, k1, f0, f1, s0, s1, s2, s3, ..] = *bytes {
         let length = u32::from_ne_bytes([l0, l1, l2, l3]) as usize;
@@ -236,5 +248,5 @@ fn receive(socket: &OwnedFd, each: &mut dyn FnMut(Reply<'_>)) -> Result<(), Errn
         });
         bytes = bytes.get(padded(length)..).unwrap_or_default();
     }
-    Ok(())
+    Ok(received)
 }

@@ -23,9 +23,10 @@ use crate::kube::types::Pod;
 use crate::kube::{self, Client};
 use crate::plugin::skip::{SkipReason, skip_reason};
 
-/// Why the worker skips a pod with rules of iptables-legacy.
-const UNREADABLE: &str = "the pod's network namespace has a table of iptables-legacy, whose \
-                          rules the repair controller cannot read; delete the pod to replace it";
+/// Why the worker skips a pod whose rules it cannot read.
+const UNREADABLE: &str = "the pod's network namespace has a table of iptables-legacy, or too many \
+                          rules, which the repair controller cannot read; delete the pod to \
+                          replace it";
 
 /// Why the worker does not delete a pod without a controller.
 const UNMANAGED: &str = "the pod has no controller that would replace it, so it is not deleted; \

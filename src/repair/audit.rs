@@ -84,7 +84,7 @@ struct Findings {
     /// Number of pods with an error.
     errors: usize,
     first_error: String,
-    /// Number of pods with a table of iptables-legacy, which cannot be read.
+    /// Number of pods whose rules cannot be read.
     unreadable: usize,
     /// Number of pods with all rules.
     complete: usize,
@@ -163,7 +163,7 @@ impl Audit {
         }
         if findings.unreadable > 0 {
             tracing::warn!(
-                "Skipped {} pods in the audit: the repair controller cannot read iptables-legacy rules",
+                "Skipped {} pods in the audit: the repair controller cannot read iptables-legacy rules, nor too many rules",
                 findings.unreadable
             );
         }

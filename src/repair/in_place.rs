@@ -26,7 +26,7 @@ pub enum Error {
     StillMissing { missing: Vec<String> },
     #[error(
         "cannot verify the installed redirect rules: the network namespace has a table of \
-         iptables-legacy, which the repair controller cannot read"
+         iptables-legacy, or too many rules, which the repair controller cannot read"
     )]
     Unverified,
 }

@@ -43,8 +43,8 @@ pub enum Inspection {
     Drifted(PodRules),
     /// These rules, as lines of `iptables-save`, are missing or changed.
     Missing(PodRules, Vec<String>),
-    /// The netns has a table of `iptables-legacy`, whose rules only the host's iptables can read.
-    /// See [`survey`](crate::firewall::survey).
+    /// The netns has a table of `iptables-legacy`, whose rules only the host's iptables can read, or
+    /// too many rules. See [`survey`](crate::firewall::survey).
     Unreadable,
 }
 

@@ -137,7 +137,7 @@ impl Default for Metrics {
             audit_pods_unreadable: register(
                 group,
                 "audit_pods_unreadable",
-                "Audited pods with a table of iptables-legacy, which only the host's iptables can read",
+                "Audited pods with a table of iptables-legacy, which only the host's iptables can read, or with too many rules",
             ),
             audit_errors: register(
                 group,
@@ -284,7 +284,7 @@ mod tests {
         # HELP linkerd_cni_repair_controller_audit_pods_incomplete Audited pods with missing or changed redirect rules.
         # TYPE linkerd_cni_repair_controller_audit_pods_incomplete counter
         linkerd_cni_repair_controller_audit_pods_incomplete_total 0
-        # HELP linkerd_cni_repair_controller_audit_pods_unreadable Audited pods with a table of iptables-legacy, which only the host's iptables can read.
+        # HELP linkerd_cni_repair_controller_audit_pods_unreadable Audited pods with a table of iptables-legacy, which only the host's iptables can read, or with too many rules.
         # TYPE linkerd_cni_repair_controller_audit_pods_unreadable counter
         linkerd_cni_repair_controller_audit_pods_unreadable_total 0
         # HELP linkerd_cni_repair_controller_audit_errors Failed audits, and pods whose rules an audit could not compare.

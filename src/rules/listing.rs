@@ -1,9 +1,11 @@
 //! Renders rules as `nft list ruleset` lists those of the backend `native`. Pure.
 
 use std::fmt::Write as _;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use super::{Chain, Family, Match, Redirect, Rule, Verdict, marked_rules};
-use crate::ports::PortRange;
+use ipnet::IpNet;
+
+use super::{Chain, Family, Match, Redirect, Rule, Verdict, marked_rules, nft};
 
 /// Chains in the order in which the backend creates them, with the line of a chain with a hook.
 const CHAINS: [(Chain, &str); 4] = [
@@ -12,6 +14,9 @@ const CHAINS: [(Chain, &str); 4] = [
     (Chain::Prerouting, "type nat hook prerouting priority dstnat + 1; policy accept;"),
     (Chain::Output, "type nat hook output priority -99; policy accept;"),
 ];
+
+/// The condition [`Match::Tcp`].
+const TCP: &str = "meta l4proto tcp";
 
 /// Renders the table of one address family. `families` are all families that get rules.
 pub fn nft_listing(redirect: &Redirect, family: Family, families: &[Family]) -> String {
@@ -31,49 +36,63 @@ fn chain_text(chain: Chain, hook: &str, rules: &[Rule], address: &str) -> String
         // Writing to a String cannot fail.
         let _ = writeln!(text, "\t\t{hook}");
     }
-    for rule in rules.iter().filter(|rule| rule.chain == chain) {
-        for line in lines(rule, address) {
-            let _ = writeln!(text, "\t\t{line}");
-        }
+    for run in nft::runs(rules).filter(|run| run[0].chain == chain) {
+        let _ = writeln!(text, "\t\t{}", line(run, address));
     }
     text + "\t}\n"
 }
 
-/// Returns one line per port or range of the rule, else one line.
-fn lines(rule: &Rule, address: &str) -> Vec<String> {
-    let end = format!("{} comment \"{}\"", verdict(rule.verdict), rule.comment);
-    let mut ports: Vec<PortRange> = Vec::new();
+/// Returns the line of a run's rule.
+fn line(run: &[Rule], address: &str) -> String {
     let mut words = Vec::new();
-    for condition in &rule.matches {
+    for condition in &run[0].matches {
         match condition {
-            Match::Ports(ranges) => ports.clone_from(ranges),
-            Match::Port(port) => ports.push((*port).into()),
-            // `nft` lists the protocol only if no port follows.
-            Match::Tcp => {}
-            Match::Source(net) if net.prefix_len() == net.max_prefix_len() => {
-                words.push(format!("{address} saddr {}", net.addr()));
+            Match::Ports(_) | Match::Port(_) => {
+                // `nft` lists the protocol only if no port follows.
+                words.retain(|word| word != TCP);
+                words.push(format!("tcp dport {}", list(run, port_range)));
             }
-            Match::Source(net) => words.push(format!("{address} saddr {net}")),
+            Match::Tcp => words.push(TCP.to_owned()),
+            Match::Source(_) => {
+                let sources = list(run, |range| address_range(range, address));
+                words.push(format!("{address} saddr {sources}"));
+            }
             Match::Uid(uid) => words.push(format!("meta skuid {uid}")),
             Match::Gid(gid) => words.push(format!("meta skgid {gid}")),
             Match::Loopback => words.push("oifname \"lo\"".to_owned()),
         }
     }
-    if ports.is_empty() && rule.matches.contains(&Match::Tcp) {
-        words.push("meta l4proto tcp".to_owned());
-    }
-    words.push(end);
-    let rest = words.join(" ");
-    match ports.is_empty() {
-        true => vec![rest],
-        false => ports.iter().map(|range| format!("tcp dport {} {rest}", port(*range))).collect(),
+    words.push(format!("{} comment \"{}\"", verdict(run[0].verdict), nft::comment(run)));
+    words.join(" ")
+}
+
+/// Lists the ranges of a run: a set, unless the rule compares with one value.
+fn list(run: &[Rule], text: impl Fn((u128, u128)) -> String) -> String {
+    let expressions = nft::expressions(run);
+    let texts: Vec<String> = nft::ranges(run).into_iter().map(text).collect();
+    match expressions.iter().any(|expression| matches!(expression, nft::Expression::In(_))) {
+        true => format!("{{ {} }}", texts.join(", ")),
+        false => texts.concat(),
     }
 }
 
-fn port(range: PortRange) -> String {
-    match range.first == range.last {
-        true => range.first.to_string(),
-        false => format!("{}-{}", range.first, range.last),
+fn port_range((first, last): (u128, u128)) -> String {
+    if first == last { first.to_string() } else { format!("{first}-{last}") }
+}
+
+/// Lists an address, a subnet, or a range that is no subnet.
+fn address_range((first, last): (u128, u128), family: &str) -> String {
+    let address = |number: u128| match family {
+        "ip" => IpAddr::V4(Ipv4Addr::from_bits(number as u32)),
+        _ => IpAddr::V6(Ipv6Addr::from_bits(number)),
+    };
+    let width = if family == "ip" { 32 } else { 128 };
+    let prefix = width - (first ^ last).count_ones();
+    let (first, last) = (address(first), address(last));
+    match IpNet::new(first, prefix as u8) {
+        Ok(_) if first == last => first.to_string(),
+        Ok(net) if (net.network(), net.broadcast()) == (first, last) => net.to_string(),
+        _ => format!("{first}-{last}"),
     }
 }
 
@@ -88,6 +107,7 @@ fn verdict(verdict: Verdict) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::ports::PortRange;
     use crate::rules::Subnet;
 
     #[test]
@@ -100,8 +120,17 @@ mod tests {
         let redirect = Redirect {
             proxy_gid: Some(2103),
             skip_inbound: vec![4191.into(), 4190.into()],
-            skip_outbound: vec![443.into(), PortRange { first: 8000, last: 8010 }],
-            skip_subnets: vec![subnet("10.0.0.0/12"), subnet("fd00::/8")],
+            skip_outbound: vec![443.into(), PortRange { first: 8000, last: 8010 }, 442.into()],
+            skip_subnets: vec![
+                subnet("10.0.0.0/12"),
+                subnet("192.168.1.7/32"),
+                subnet("172.16.0.0/16"),
+                subnet("172.17.0.0/16"),
+                subnet("172.18.0.0/16"),
+                subnet("10.1.0.0/16"),
+                subnet("fd00::/8"),
+                subnet("192.0.2.0/31"),
+            ],
             ..Redirect::example()
         };
         let both = [Family::Ipv4, Family::Ipv6];

@@ -53,7 +53,7 @@ fn annotations_add_rules_at_upstreams_positions() {
             subnet("10.0.0.0/8"),
             subnet("192.168.1.7/24"),
             subnet("fd00::/8"),
-            subnet("0.0.0.0/0"),
+            subnet("::/0"),
         ],
         ..redirect()
     };
@@ -62,6 +62,22 @@ fn annotations_add_rules_at_upstreams_positions() {
         lines(&redirect, Family::Ipv4),
         lines(&redirect, Family::Ipv6)
     ));
+}
+
+#[test]
+fn repeated_subnets_and_those_within_others_have_no_rule() {
+    let texts =
+        ["192.168.0.0/16", "10.1.0.0/16", "10.1.2.0/24", "10.1.0.0/16", "10.0.0.0/15", "fd00::/8"];
+    let redirect =
+        Redirect { skip_subnets: texts.map(subnet).into(), skip_inbound: Vec::new(), ..redirect() };
+    let rules = rules(&redirect, Family::Ipv4);
+    let comments: Vec<&str> = rules[..3].iter().map(|rule| rule.comment.as_str()).collect();
+    let wanted = [
+        "ignore-subnet-192.168.0.0/16",
+        "ignore-subnet-10.0.0.0/15",
+        "redirect-all-incoming-to-proxy-port",
+    ];
+    assert_eq!(comments, wanted.map(|text| format!("proxy-init/{text}")));
 }
 
 #[test]

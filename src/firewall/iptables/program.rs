@@ -17,8 +17,9 @@ const LOCK_SECONDS: &str = "5";
 /// How much of the program's stderr is kept, in bytes.
 const STDERR_LIMIT: usize = 4096;
 
-/// How much of the program's stdout is kept, in bytes. A rule has some 100.
-const STDOUT_LIMIT: usize = 16 << 20;
+/// How much of the program's stdout is read, in bytes. A rule has some 100. A process of the pod with
+/// CAP_NET_ADMIN can add rules without limit.
+const STDOUT_LIMIT: usize = 8 << 20;
 
 /// Runs the `-restore` program with `script` as input. The program applies all of the script or
 /// nothing.
@@ -45,7 +46,7 @@ pub fn restore(program: &Path, script: &str, deadline: Duration) -> Result<(), E
 /// Lists table `nat` as lines of `iptables -S`.
 ///
 /// # Errors
-/// Like [`restore`].
+/// Like [`restore`], and with [`Error::TooLong`].
 pub fn list(program: &Path, deadline: Duration) -> Result<Vec<String>, Error> {
     let failed = |message| Error::List { program: program.to_owned(), message };
     let mut command = Command::new(program);
@@ -56,6 +57,9 @@ pub fn list(program: &Path, deadline: Duration) -> Result<Vec<String>, Error> {
     let done = run(program, command, &mut Input::none(), deadline)?;
     if !done.status.success() {
         return Err(failed(done.stderr));
+    }
+    if done.stdout.len() >= STDOUT_LIMIT {
+        return Err(Error::TooLong { subject: format!("the list of {}", program.display()) });
     }
     // A complete list has the policies of the built-in chains.
     if !done.stdout.lines().any(|line| line.starts_with("-P ")) {
@@ -187,6 +191,8 @@ mod tests {
         assert_eq!(complete.unwrap().len(), 100_002);
         let empty = list("exit 0").unwrap_err();
         assert!(empty.ends_with("cannot list table nat: its output has no chains"), "{empty}");
+        let long = list("echo -P OUTPUT ACCEPT; yes | head -c 9000000").unwrap_err();
+        assert!(long.contains("is too long to read"), "{long}");
         let failed = list("echo -P OUTPUT ACCEPT; echo no nat here >&2; exit 3").unwrap_err();
         assert!(failed.ends_with("cannot list table nat: no nat here"), "{failed}");
     }

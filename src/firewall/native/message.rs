@@ -28,6 +28,9 @@ pub mod kind {
     pub const GET_RULE: u16 = libc::NFT_MSG_GETRULE as u16;
     /// Without a rule handle it deletes all rules of the chain.
     pub const DELETE_RULE: u16 = libc::NFT_MSG_DELRULE as u16;
+    pub const NEW_SET: u16 = libc::NFT_MSG_NEWSET as u16;
+    pub const NEW_ELEMENTS: u16 = libc::NFT_MSG_NEWSETELEM as u16;
+    pub const GET_ELEMENTS: u16 = libc::NFT_MSG_GETSETELEM as u16;
 }
 
 /// Register that expressions load into and compare.
@@ -40,6 +43,27 @@ const COMMENT: u8 = 0;
 /// Longest comment, in characters: the user data of a rule has at most 256 bytes (`NFT_USERDATA_MAXLEN`),
 /// of which the header takes two and the NUL one.
 const COMMENT_LIMIT: usize = 253;
+
+/// Name of an anonymous set in the transaction that creates it. The kernel replaces `%d`.
+const TEMPLATE: &[u8] = b"__set%d\0";
+
+/// How a rule refers to its set.
+pub enum SetName<'a> {
+    /// The set has this ID in the transaction that creates set and rule.
+    New(u32),
+    /// The name that the kernel lists, with its NUL.
+    Listed(&'a [u8]),
+}
+
+impl SetName<'_> {
+    /// Appends the name, and the ID if the set has one, as attributes of these types.
+    pub fn append(&self, attributes: Attributes, name: u16, id: u16) -> Attributes {
+        match self {
+            SetName::New(number) => attributes.bytes(name, TEMPLATE).number(id, *number),
+            SetName::Listed(listed) => attributes.bytes(name, listed),
+        }
+    }
+}
 
 /// Returns `AF_INET` or `AF_INET6`.
 pub fn protocol_family(family: Family) -> u8 {
@@ -91,11 +115,16 @@ pub fn active_chain(chain: Chain) -> Attributes {
     }
 }
 
-/// Encodes a rule.
-pub fn rule(chain: Chain, expressions: &[Expression], comment: &str) -> Attributes {
+/// Encodes a rule. Its set, if it has one, has the name `set`.
+pub fn rule(
+    chain: Chain,
+    expressions: &[Expression],
+    set: &SetName<'_>,
+    comment: &str,
+) -> Attributes {
     let mut list = Attributes::default();
     for expression in expressions {
-        list.0.extend(encode(expression).0);
+        list.0.extend(encode(expression, set).0);
     }
     Attributes::default()
         .text(nfta::RULE_TABLE, PLUGIN_TABLE)
@@ -127,19 +156,27 @@ pub fn comment(mut userdata: &[u8]) -> Option<&[u8]> {
 
 /// Returns the text of an expression that wraps iptables' match `comment`, padded with NULs.
 pub fn match_comment(expression: &[u8]) -> Option<&[u8]> {
-    let expression = parse(expression);
-    if find(&expression, nfta::EXPR_NAME) != Some(b"match\0") {
-        return None;
-    }
-    let data = parse(find(&expression, nfta::EXPR_DATA)?);
+    let data = parse(data_of(expression, b"match\0")?);
     if find(&data, nfta::MATCH_NAME) != Some(b"comment\0") {
         return None;
     }
     find(&data, nfta::MATCH_INFO)
 }
 
+/// Returns the name of the set in which an expression looks a value up, with its NUL.
+pub fn set_name(expression: &[u8]) -> Option<&[u8]> {
+    find(&parse(data_of(expression, b"lookup\0")?), nfta::LOOKUP_SET)
+}
+
+/// Returns the data of an expression called `name`.
+fn data_of<'a>(expression: &'a [u8], name: &[u8]) -> Option<&'a [u8]> {
+    let expression = parse(expression);
+    find(&expression, nfta::EXPR_NAME).filter(|found| *found == name)?;
+    find(&expression, nfta::EXPR_DATA)
+}
+
 /// Encodes an expression as list elements. A redirect takes two elements, others one.
-pub fn encode(expression: &Expression) -> Attributes {
+pub fn encode(expression: &Expression, set: &SetName<'_>) -> Attributes {
     let element = |name: &str, data: Attributes| {
         let element =
             Attributes::default().text(nfta::EXPR_NAME, name).nested(nfta::EXPR_DATA, data);
@@ -195,6 +232,11 @@ pub fn encode(expression: &Expression) -> Attributes {
                 .nested(nfta::RANGE_FROM_DATA, value(first))
                 .nested(nfta::RANGE_TO_DATA, value(last));
             element("range", data)
+        }
+        Expression::In(_) => {
+            // The kernel lists the flags, which could invert the condition.
+            let data = none().number(nfta::LOOKUP_SREG, REGISTER).number(nfta::LOOKUP_FLAGS, 0);
+            element("lookup", set.append(data, nfta::LOOKUP_SET, nfta::LOOKUP_SET_ID))
         }
         Expression::Verdict(Verdict::Return) => {
             element("immediate", verdict(libc::NFT_RETURN, None))

@@ -18,6 +18,20 @@ pub const RULE_CHAIN: u16 = 2;
 pub const RULE_EXPRESSIONS: u16 = 4;
 pub const RULE_USERDATA: u16 = 7;
 
+pub const SET_TABLE: u16 = 1;
+pub const SET_NAME: u16 = 2;
+pub const SET_FLAGS: u16 = 3;
+pub const SET_KEY_TYPE: u16 = 4;
+pub const SET_KEY_LEN: u16 = 5;
+pub const SET_ID: u16 = 10;
+
+pub const SET_ELEM_LIST_TABLE: u16 = 1;
+pub const SET_ELEM_LIST_SET: u16 = 2;
+pub const SET_ELEM_LIST_ELEMENTS: u16 = 3;
+pub const SET_ELEM_LIST_SET_ID: u16 = 4;
+pub const SET_ELEM_KEY: u16 = 1;
+pub const SET_ELEM_FLAGS: u16 = 3;
+
 pub const LIST_ELEM: u16 = 1;
 pub const EXPR_NAME: u16 = 1;
 pub const EXPR_DATA: u16 = 2;
@@ -49,6 +63,11 @@ pub const RANGE_SREG: u16 = 1;
 pub const RANGE_OP: u16 = 2;
 pub const RANGE_FROM_DATA: u16 = 3;
 pub const RANGE_TO_DATA: u16 = 4;
+
+pub const LOOKUP_SET: u16 = 1;
+pub const LOOKUP_SREG: u16 = 2;
+pub const LOOKUP_SET_ID: u16 = 4;
+pub const LOOKUP_FLAGS: u16 = 5;
 
 pub const IMMEDIATE_DREG: u16 = 1;
 pub const IMMEDIATE_DATA: u16 = 2;

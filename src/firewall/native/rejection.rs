@@ -17,6 +17,8 @@ const NO_NAT_CHAIN: &str =
 /// Remedy if the kernel has no address family.
 const NO_FAMILY: &str =
     "the kernel lacks nf_tables of this address family (CONFIG_NF_TABLES_IPV4 or _IPV6)";
+/// Remedy if the kernel has no sets with ranges.
+const NO_SET: &str = "load the kernel module nf_tables_set (in older kernels a module of its own)";
 const NO_PERMISSION: &str =
     "the plugin needs CAP_NET_ADMIN in the user namespace of the pod's network namespace";
 const FOREIGN_OWNER: &str =
@@ -38,6 +40,9 @@ pub fn error(messages: &[Message], rejection: Rejection) -> Error {
 
 /// Describes an error of listing `subject`.
 pub fn list_error(subject: &str, errno: Errno) -> Error {
+    if errno == Errno::EFBIG {
+        return Error::TooLong { subject: subject.to_owned() };
+    }
     let remedy = remedy(errno, None, None);
     Error::Native { subject: subject.to_owned(), text: None, remedy, source: errno }
 }
@@ -61,6 +66,9 @@ fn subject(message: &Message) -> String {
                 None => "the rules".to_owned(),
             };
             format!("{rule} in chain {chain} of table {family} {table}")
+        }
+        kind::NEW_SET | kind::NEW_ELEMENTS => {
+            format!("a set of table {family} {}", text(nfta::SET_TABLE))
         }
         _ => format!("table {family} {}", text(nfta::TABLE_NAME)),
     }
@@ -88,6 +96,7 @@ fn remedy(errno: Errno, at_fault: Option<&Message>, part: Option<&str>) -> Optio
         (Errno::EOPNOTSUPP | Errno::EPROTONOSUPPORT | Errno::EAFNOSUPPORT, None) => NO_NF_TABLES,
         (Errno::EOPNOTSUPP | Errno::EAFNOSUPPORT, Some(kind::NEW_TABLE)) => NO_FAMILY,
         (Errno::ENOENT | Errno::EOPNOTSUPP, Some(kind::NEW_CHAIN)) => NO_NAT_CHAIN,
+        (Errno::ENOENT | Errno::EOPNOTSUPP, Some(kind::NEW_SET)) => NO_SET,
         (Errno::ENOENT | Errno::EOPNOTSUPP, Some(kind::NEW_RULE)) => {
             // The redirect is the only expression that needs a module in all kernels. Old kernels do
             // not tell which expression they lack.

@@ -16,7 +16,8 @@ fn rejected(
     is_at_fault: impl Fn(&Message) -> bool,
     offset: impl Fn(&Message) -> Option<usize>,
 ) -> (String, String) {
-    let messages = transaction(&Redirect::example(), &[Family::Ipv4, Family::Ipv6], true);
+    let redirect = Redirect { skip_outbound: vec![25.into(), 3306.into()], ..Redirect::example() };
+    let messages = transaction(&redirect, &[Family::Ipv4, Family::Ipv6], true);
     let index = messages.iter().position(is_at_fault).unwrap();
     let offset = offset(&messages[index]);
     let rejection = Rejection { errno, sequence: index as u32 + 1, text: None, offset };
@@ -56,6 +57,10 @@ fn a_rejected_chain_and_table_are_named_with_the_remedy() {
         "the kernel rejected chain PREROUTING of table ip linkerd-cni at its type nat: ENOENT: No such file or directory"
     );
     assert!(remedy.starts_with("load the kernel module nft_chain_nat"), "{remedy}");
+    let (error, remedy) =
+        rejected(Errno::EOPNOTSUPP, |message| message.kind == kind::NEW_SET, |_| None);
+    assert!(error.starts_with("the kernel rejected a set of table ip linkerd-cni: "), "{error}");
+    assert!(remedy.starts_with("load the kernel module nf_tables_set"), "{remedy}");
     let is_ip6 = |message: &Message| message.family == protocol_family(Family::Ipv6);
     let (error, remedy) = rejected(Errno::EOPNOTSUPP, is_ip6, |_| None);
     assert!(error.starts_with("the kernel rejected table ip6 linkerd-cni: EOPNOTSUPP"), "{error}");

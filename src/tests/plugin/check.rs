@@ -31,6 +31,25 @@ fn check_names_the_missing_rules() {
     }
 }
 
+/// A process of the pod may add chains without limit.
+#[test]
+fn check_passes_and_says_so_if_the_lists_of_the_netns_are_too_long_to_read() {
+    let (api, namespaces) = (meshed_api(), Namespaces::new());
+    let call = |command| {
+        Call::new(command, &namespaces.path(), &api).linkerd("iptables-mode", json!("native"))
+    };
+    call("ADD").run().succeeded();
+    let name = "x".repeat(100);
+    let fill = format!(
+        "(echo add table ip other; seq 1 70000 | sed 's/.*/add chain ip other {name}&/') | nft -f -"
+    );
+    namespaces.run("sh", &["-c", &fill]);
+    let outcome = call("CHECK").run().succeeded();
+    let warning =
+        "the list of tables, chains and sets in the pod's network namespace is too long to read";
+    assert!(outcome.stderr.contains(warning), "{}", outcome.stderr);
+}
+
 #[test]
 fn check_fails_if_a_foreign_rule_precedes_linkerds_rules() {
     for mode in ["native", "nft", "legacy", "plain"] {

@@ -201,8 +201,9 @@ fn a_rejected_transaction_names_the_object_and_auto_falls_back() {
             .linkerd("iptables-mode", json!(mode))
             .linkerd("ipv6", json!(true))
     };
-    // The kernel reports an error for each rule too. Those of many rules exceed the receive buffer.
-    for ports in [1, 1500] {
+    // The kernel reports an error for each later message too, and quotes the message. Those of a long
+    // list exceed the receive buffer.
+    for ports in [1, 30_000] {
         let ports: Vec<String> = (0..ports).map(|port| (2 * port + 1).to_string()).collect();
         let outcome = call("native").linkerd("outbound-ports-to-ignore", json!(ports)).run();
         let (code, msg) = outcome.error();
@@ -247,14 +248,19 @@ fn in_a_user_namespace_native_works_and_too_many_rules_are_an_error_with_a_remed
     };
     call(2).run_under(&inside).succeeded();
     let rules = ruleset();
-    assert!(rules.contains("tcp dport 3 "), "{rules}");
+    assert!(rules.contains("tcp dport { 1, 3 } "), "{rules}");
     // More than the default send buffer, and less than the largest that the user may have.
-    call(700).run_under(&inside).succeeded();
+    call(7000).run_under(&inside).succeeded();
     let rules = ruleset();
-    assert!(rules.contains("tcp dport 1399 "), "{rules}");
+    assert!(rules.contains(", 13999 } "), "{rules}");
 
     // Some 20 MB, as the limit differs between machines.
-    let outcome = call(30_000).linkerd("ipv6", json!(true)).run_under(&inside);
+    let subnet = |number: u32| format!("fd00::{:x}:{:x}/128", number >> 16, number & 0xffff);
+    let subnets: Vec<String> = (0..600_000).step_by(2).map(subnet).collect();
+    let outcome = call(2)
+        .linkerd("ipv6", json!(true))
+        .linkerd("subnets-to-ignore", json!(subnets))
+        .run_under(&inside);
     let (code, msg) = outcome.error();
     assert_eq!(code, 121, "{msg}");
     assert!(msg.contains("EMSGSIZE"), "{msg}");

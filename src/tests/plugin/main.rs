@@ -19,6 +19,7 @@ mod faults;
 mod identity;
 mod ignored;
 mod injected;
+mod lists;
 #[path = "../support/namespaces.rs"]
 mod namespaces;
 mod native;

@@ -8,6 +8,18 @@ use serde_json::json;
 use super::namespaces::{NEIGHBOUR, Namespaces, POD};
 use super::{Call, listen, meshed_api, write_program};
 
+/// Subnets that `nft` lists in all forms: a subnet, an address, and a range of subnets that adjoin.
+const SUBNETS: [&str; 8] = [
+    "10.0.0.0/12",
+    "192.168.1.7/32",
+    "172.16.0.0/16",
+    "172.17.0.0/16",
+    "172.18.0.0/16",
+    "10.1.0.0/16",
+    "fd00::/8",
+    "192.0.2.0/31",
+];
+
 #[test]
 fn native_rules_are_in_a_table_of_their_own() {
     let (api, namespaces) = (meshed_api(), Namespaces::new());
@@ -15,8 +27,8 @@ fn native_rules_are_in_a_table_of_their_own() {
         .linkerd("iptables-mode", json!("native"))
         .linkerd("ipv6", json!(true))
         .linkerd("proxy-gid", json!(2103))
-        .linkerd("subnets-to-ignore", json!(["10.0.0.0/12", "fd00::/8"]))
-        .linkerd("outbound-ports-to-ignore", json!(["443", "8000-8010"]))
+        .linkerd("subnets-to-ignore", json!(SUBNETS))
+        .linkerd("outbound-ports-to-ignore", json!(["443", "8000-8010", "442"]))
         .run()
         .succeeded();
     insta::assert_snapshot!(namespaces.run("nft", &["list", "ruleset"]));
@@ -183,13 +195,20 @@ fn check_fails_if_a_native_rule_was_changed() {
         Call::new(command, &namespaces.path(), &api)
             .linkerd("iptables-mode", json!("native"))
             .linkerd("inbound-ports-to-ignore", json!(["4191", "80-90"]))
+            .linkerd("outbound-ports-to-ignore", json!(["8000-8010"]))
+            .linkerd("subnets-to-ignore", json!(["fd00::/16", "fd02::/16"]))
             .linkerd("ipv6", json!(true))
     };
     call("ADD").run().succeeded();
     call("CHECK").run().succeeded();
     for (from, to) in [
         ("skuid 2102", "skuid 2103"),
-        ("dport 80-90", "dport 80-91"),
+        ("dport 8000-8010", "dport 8000-8011"),
+        ("{ 80-90, 4191 }", "{ 80-90, 4192 }"),
+        ("{ 80-90, 4191 }", "{ 80-90, 4191-65535 }"),
+        ("{ 80-90, 4191 }", "{ 80-90 }"),
+        ("dport { 80-90, 4191 }", "dport != { 80-90, 4191 }"),
+        ("fd02::/16", "fd02::/17"),
         ("redirect to :4140", "redirect to :4141"),
         ("oifname \"lo\"", "oifname \"lo0\""),
     ] {
@@ -201,6 +220,8 @@ fn check_fails_if_a_native_rule_was_changed() {
         assert_eq!(code, 122, "{from}: {msg}");
         load(&namespaces, &format!("delete table ip6 linkerd-cni\n{table}"));
     }
+    call("ADD").run().succeeded();
+    call("CHECK").run().succeeded();
     // A legacy table would hide the missing rules from the repair controller.
     let legacy = namespaces.run("sh", &["-c", "cat /proc/net/ip*_tables_names || true"]);
     assert!(!legacy.contains("nat"), "{legacy}");

@@ -14,11 +14,12 @@ use proptest::sample::{Index, select};
 use crate::contract::{Settings, settings};
 use crate::iptables::Nat;
 use crate::nf_tables::Ruleset;
-use crate::packet::{Boundaries, Packet, all, boundaries};
+use crate::packet::{ANY_SOURCES, Boundaries, Packet, all, boundaries};
 
 const FAMILIES: [Family; 2] = [Family::Ipv4, Family::Ipv6];
-/// Type of the message that adds a rule, `NFT_MSG_NEWRULE`.
-const NEW_RULE: u16 = 6;
+/// Types of the messages that add a rule, a set and elements: `NFT_MSG_NEWRULE`, `NFT_MSG_NEWSET` and
+/// `NFT_MSG_NEWSETELEM`.
+const NEW: [u16; 3] = [6, 9, 12];
 
 /// Table `nat` of both families.
 #[derive(Default)]
@@ -165,22 +166,54 @@ fn redirect_of_every_kind() -> Redirect {
 }
 
 /// A redirect of all ports but some, and one of some ports, each with its packets.
-fn samples() -> [(Redirect, Vec<Packet>); 2] {
+fn samples() -> [(Redirect, Vec<Packet>); 3] {
     let all_ports = redirect_of_every_kind();
     let some_ports = Redirect {
         ports_to_redirect: vec![8080, 9090],
         skip_inbound: Vec::new(),
         ..all_ports.clone()
     };
-    [all_ports, some_ports].map(|redirect| {
+    // A single port, a single range, and a single subnet, which need no set.
+    let few_ports = Redirect {
+        skip_inbound: vec![4191.into(), 4190.into()],
+        skip_outbound: vec![25.into()],
+        skip_subnets: all_ports.skip_subnets[1..].to_vec(),
+        ..all_ports.clone()
+    };
+    [all_ports, some_ports, few_ports].map(|redirect| {
         let packets = all(&boundaries(&redirect));
         (redirect, packets)
     })
 }
 
-/// Shows that the comparison notices errors: each damaged rule is invalid or decides otherwise.
+/// More elements than one message holds.
 #[test]
-fn an_error_in_any_byte_of_an_nf_tables_rule_is_noticed() {
+fn a_list_of_every_second_port_decides_alike_in_both_renderings() {
+    let every = |first: u16| (first..=u16::MAX).step_by(2).map(PortRange::from);
+    let redirect = Redirect {
+        skip_inbound: every(1).rev().collect(),
+        skip_outbound: every(0).chain(every(5)).collect(),
+        ..redirect_of_every_kind()
+    };
+    let (mut tables, mut ruleset) = (Tables::default(), Ruleset::default());
+    assert_eq!(tables.apply(&redirect, &FAMILIES), Ok(()));
+    assert_eq!(apply(&mut ruleset, &redirect, &FAMILIES), Ok(()));
+    let [source, _] = ANY_SOURCES;
+    for port in (0..=u16::MAX).step_by(997).chain([0, 1, 2, 3, 4, 5, 6, u16::MAX - 1, u16::MAX]) {
+        let inbound = Packet::inbound(source, port);
+        let wanted = (port % 2 == 0).then_some(4143);
+        assert_eq!(tables.redirected_to(&inbound), wanted, "{port}");
+        assert_eq!(ruleset.redirected_to(&inbound), wanted, "{port}");
+        let outbound = Packet::outbound(source, port, (0, 0));
+        let wanted = [1, 3].contains(&port).then_some(4140);
+        assert_eq!(tables.redirected_to(&outbound), wanted, "{port}");
+        assert_eq!(ruleset.redirected_to(&outbound), wanted, "{port}");
+    }
+}
+
+/// Shows that the comparison notices errors: each damaged rule or set is invalid or decides otherwise.
+#[test]
+fn an_error_in_any_byte_of_an_nf_tables_rule_or_set_is_noticed() {
     for (redirect, packets) in samples() {
         let messages = native::transaction(&redirect, &FAMILIES, true);
         let mut wanted = Ruleset::default();
@@ -193,15 +226,15 @@ fn an_error_in_any_byte_of_an_nf_tables_rule_is_noticed() {
                     .any(|packet| damaged.redirected_to(packet) != wanted.redirected_to(packet))
         };
         assert!(!is_noticed(&messages));
-        let rules = messages.iter().enumerate().filter(|(_, message)| message.kind == NEW_RULE);
+        let rules = messages.iter().enumerate().filter(|(_, message)| NEW.contains(&message.kind));
         for (index, rule) in rules {
             let mut without = messages.clone();
             without.remove(index);
             assert!(is_noticed(&without), "without rule {rule:?}");
-            // The comment comes last: 4 bytes of header, type and length, text and NUL.
             let bytes = &rule.attributes.0;
-            let comment = bytes.windows(11).position(|bytes| bytes == b"proxy-init/").unwrap() - 6;
-            for offset in 0..comment {
+            // A rule's comment comes last: 4 bytes of header, type and length, text and NUL.
+            let comment = bytes.windows(11).position(|bytes| bytes == b"proxy-init/");
+            for offset in 0..comment.map_or(bytes.len(), |comment| comment - 6) {
                 let mut damaged = bytes.clone();
                 damaged[offset] ^= 1;
                 let mut messages = messages.clone();

@@ -73,7 +73,9 @@ fn kubernetes_name() -> impl Strategy<Value = String> {
 }
 
 fn port_range() -> impl Strategy<Value = PortRange> {
-    (any::<u16>(), any::<u16>()).prop_map(|(a, b)| PortRange { first: a.min(b), last: a.max(b) })
+    // Some lists have ranges that overlap or adjoin.
+    prop_oneof![(any::<u16>(), any::<u16>()), (20..60u16, 20..60u16)]
+        .prop_map(|(a, b)| PortRange { first: a.min(b), last: a.max(b) })
 }
 
 fn subnet() -> impl Strategy<Value = Subnet> {
@@ -81,7 +83,11 @@ fn subnet() -> impl Strategy<Value = Subnet> {
         .prop_map(|(address, length)| IpNet::V4(Ipv4Net::new(address.into(), length).unwrap()));
     let v6 = (any::<[u8; 16]>(), 0..=128u8)
         .prop_map(|(address, length)| IpNet::V6(Ipv6Net::new(address.into(), length).unwrap()));
-    prop_oneof![v4, v6].prop_map(|net| Subnet { text: net.to_string(), net: net.trunc() })
+    // Some lists have subnets that contain others, or adjoin.
+    let near = (0..4u8, 24..=32u8).prop_map(|(last, length)| {
+        IpNet::V4(Ipv4Net::new([10, 0, last / 2, 64 * last].into(), length).unwrap())
+    });
+    prop_oneof![v4, v6, near].prop_map(|net| Subnet { text: net.to_string(), net: net.trunc() })
 }
 
 prop_compose! {

@@ -4,6 +4,7 @@
 //! or a comparison of another length than the loaded value, is an error.
 
 mod expression;
+mod set;
 
 use std::collections::BTreeMap;
 
@@ -12,11 +13,14 @@ use linkerd2_cni::rules::Family;
 
 use crate::packet::{Hook, Packet};
 use expression::{Expression, Registers, Step};
+use set::Set;
 
 /// Tables by address family and name, and their chains by name.
 #[derive(Clone, Debug, Default)]
 pub struct Ruleset {
     tables: BTreeMap<(u8, String), BTreeMap<String, Chain>>,
+    /// Sets of the transaction that no rule uses yet, by family, table and ID.
+    sets: BTreeMap<(u8, String, u32), Set>,
 }
 
 #[derive(Clone, Debug)]
@@ -32,6 +36,9 @@ impl Ruleset {
         let mut next = self.clone();
         for (index, message) in messages.iter().enumerate() {
             next.request(message).map_err(|problem| format!("message {index}: {problem}"))?;
+        }
+        if !next.sets.is_empty() {
+            return Err("a set without a rule".to_owned());
         }
         *self = next;
         Ok(())
@@ -64,15 +71,35 @@ impl Ruleset {
             }
             6 => {
                 let [table, chain, expressions, _comment] = named(&attributes.0, [1, 2, 4, 7])?;
-                let chains =
-                    self.tables.get_mut(&(*family, text(table)?)).ok_or("no such table")?;
-                let rule = expression::rule(expressions)?;
+                let table = (*family, text(table)?);
+                let rule = expression::rule(expressions, &mut |id| {
+                    self.sets.remove(&(table.0, table.1.clone(), id))
+                })?;
+                let chains = self.tables.get_mut(&table).ok_or("no such table")?;
                 for expression in &rule {
                     if let Expression::Jump(target) = expression {
                         chains.get(target).ok_or("jump to a missing chain")?;
                     }
                 }
                 chains.get_mut(&text(chain)?).ok_or("no such chain")?.rules.push(rule);
+            }
+            9 => {
+                let (table, id, set) = set::new(&attributes.0)?;
+                let known = self.tables.contains_key(&(*family, table.clone()));
+                if !known
+                    || flags & CREATE == 0
+                    || self.sets.insert((*family, table, id), set).is_some()
+                {
+                    return Err("no such table, or no new set".to_owned());
+                }
+            }
+            12 => {
+                let (table, id, elements) = set::elements(&attributes.0)?;
+                let set = self.sets.get_mut(&(*family, table, id)).ok_or("no such set")?;
+                if flags & CREATE == 0 {
+                    return Err("elements without the flag CREATE".to_owned());
+                }
+                set.add(elements)?;
             }
             other => return Err(format!("unknown message type {other}")),
         }

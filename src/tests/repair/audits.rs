@@ -158,6 +158,24 @@ fn iptables_legacy_rules_are_reported_and_not_changed() {
 }
 
 #[test]
+fn a_netns_with_very_many_rules_is_unreadable_and_costs_the_controller_little_memory() {
+    let node = meshed("native");
+    // Some 30 MB in the kernel's response.
+    let comment = "x".repeat(100);
+    let fill = format!(
+        "seq 1 120000 | sed 's/.*/add rule ip linkerd-cni OUTPUT return comment \"{comment}\"/' | nft -f -"
+    );
+    node.namespaces.run("sh", &["-c", &fill]);
+    let controller = node.controller(&["--audit-seconds=1"]);
+    controller.reaches("audit_pods_unreadable_total", 2);
+    controller.logs("cannot read iptables-legacy rules, nor too many rules");
+    assert_eq!(controller.metric("audit_pods_incomplete_total"), 0);
+    assert_eq!(controller.metric("audit_pods_complete_total"), 0);
+    let peak = controller.status("VmHWM:");
+    assert!(peak < 40_000, "{peak} kB");
+}
+
+#[test]
 fn an_audit_in_mode_delete_keeps_the_pods_grace_period() {
     let node = Node::new();
     node.cache_cni_result("uid-of-web-1");

@@ -2,6 +2,7 @@
 
 use std::net::IpAddr;
 
+use super::set::{self, Set};
 use super::{attributes, named, number, text};
 use crate::packet::Packet;
 
@@ -24,6 +25,7 @@ pub enum Expression {
     },
     Equal(Vec<u8>),
     Between(Vec<u8>, Vec<u8>),
+    In(Set),
     Immediate(Vec<u8>),
     /// Redirects to the port in the register.
     Redirect,
@@ -61,6 +63,7 @@ impl Registers {
             }
             Expression::Equal(value) => self.0 == *value,
             Expression::Between(first, last) => (first..=last).contains(&&self.0),
+            Expression::In(set) => set.contains(&self.0),
             Expression::Immediate(value) => self.load(Some(value.clone())),
             Expression::Redirect => {
                 return Step::Redirect(u16::from_be_bytes([self.0[0], self.0[1]]));
@@ -118,13 +121,17 @@ fn transport(packet: &Packet) -> Vec<u8> {
     header
 }
 
-/// Reads the expressions of a rule, and checks that lengths of values fit.
-pub fn rule(bytes: &[u8]) -> Result<Vec<Expression>, String> {
+/// Reads the expressions of a rule, and checks that lengths of values fit. `take_set` takes the set with
+/// an ID from the transaction.
+pub fn rule(
+    bytes: &[u8],
+    take_set: &mut dyn FnMut(u32) -> Option<Set>,
+) -> Result<Vec<Expression>, String> {
     let mut rule = Vec::new();
     let mut loaded = 0;
     for (kind, element) in attributes(bytes)? {
         let [name, data] = named(element, [1, 2])?;
-        let expression = expression(&text(name)?, data)?;
+        let expression = expression(&text(name)?, data, take_set)?;
         let lengths = match &expression {
             Expression::Meta(key) => {
                 loaded = meta_length(*key)?;
@@ -141,6 +148,7 @@ pub fn rule(bytes: &[u8]) -> Result<Vec<Expression>, String> {
             Expression::Bitwise { mask, xor } => vec![mask.len(), xor.len()],
             Expression::Equal(value) => vec![value.len()],
             Expression::Between(first, last) => vec![first.len(), last.len()],
+            Expression::In(set) => vec![set.length],
             Expression::Redirect => vec![2],
             Expression::Return | Expression::Jump(_) => vec![],
         };
@@ -161,7 +169,11 @@ fn meta_length(key: u32) -> Result<usize, String> {
     }
 }
 
-fn expression(name: &str, data: &[u8]) -> Result<Expression, String> {
+fn expression(
+    name: &str,
+    data: &[u8],
+    take_set: &mut dyn FnMut(u32) -> Option<Set>,
+) -> Result<Expression, String> {
     Ok(match name {
         "meta" => {
             let [register, key] = named(data, [1, 2])?;
@@ -197,6 +209,13 @@ fn expression(name: &str, data: &[u8]) -> Result<Expression, String> {
             expect(register, REGISTER)?;
             expect(operator, 0)?;
             Expression::Between(value(first)?, value(last)?)
+        }
+        "lookup" => {
+            let [name, register, id, flags] = named(data, [1, 2, 4, 5])?;
+            expect(register, REGISTER)?;
+            expect(flags, 0)?;
+            let id = set::reference(name, id)?;
+            Expression::In(take_set(id).ok_or("no such set, or one of another rule")?)
         }
         "immediate" => immediate(data)?,
         "redir" => {

@@ -1,0 +1,124 @@
+//! The anonymous sets of the plugin's rules: one for each list of ports or subnets. The kernel deletes
+//! such a set together with its rule.
+
+use nix::errno::Errno;
+use nix::libc;
+
+use super::message::{PLUGIN_TABLE, SetName, kind, protocol_family};
+use super::nfta;
+use crate::netlink::attribute::{Attributes, find, parse};
+use crate::netlink::socket::{self, CREATE, Message};
+use crate::rules::Family;
+use crate::rules::nft::{Key, Set};
+
+/// A set that belongs to one rule, never changes, and has ranges.
+const FLAGS: u32 =
+    (libc::NFT_SET_ANONYMOUS | libc::NFT_SET_CONSTANT | libc::NFT_SET_INTERVAL) as u32;
+/// Flag of an element: no number from this one to the next element is in the set.
+const INTERVAL_END: u32 = libc::NFT_SET_ELEM_INTERVAL_END as u32;
+/// Number of elements in a message. An element has at most 36 bytes, and the length of the attribute
+/// that holds all of them has 16 bits.
+const ELEMENTS_PER_MESSAGE: usize = 1500;
+
+/// An element: where numbers begin or cease to be in the set.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Element {
+    number: u128,
+    is_end: bool,
+}
+
+/// Returns the elements of a set, ascending.
+fn elements(set: &Set) -> Vec<Element> {
+    let largest = u128::MAX >> (u128::BITS as usize - 8 * set.key.length());
+    let mut elements = Vec::with_capacity(2 * set.ranges.len());
+    for &(first, last) in &set.ranges {
+        elements.push(Element { number: first, is_end: false });
+        // The largest number has no end.
+        if last < largest {
+            elements.push(Element { number: last + 1, is_end: true });
+        }
+    }
+    elements
+}
+
+/// Builds the messages that create a set with its elements. They precede the message of the rule.
+pub fn messages(set: &Set, family: Family, id: u32) -> Vec<Message> {
+    let mut messages = Vec::new();
+    let mut push = |kind, attributes| {
+        messages.push(Message { kind, family: protocol_family(family), flags: CREATE, attributes });
+    };
+    let name = SetName::New(id);
+    let attributes = Attributes::default().text(nfta::SET_TABLE, PLUGIN_TABLE);
+    let attributes = name
+        .append(attributes, nfta::SET_NAME, nfta::SET_ID)
+        .number(nfta::SET_FLAGS, FLAGS)
+        .number(nfta::SET_KEY_TYPE, key_type(set.key))
+        .number(nfta::SET_KEY_LEN, set.key.length() as u32);
+    push(kind::NEW_SET, attributes);
+    for elements in elements(set).chunks(ELEMENTS_PER_MESSAGE) {
+        let mut list = Attributes::default();
+        for element in elements {
+            list = list.nested(nfta::LIST_ELEM, encode(*element, set.key));
+        }
+        let attributes = Attributes::default().text(nfta::SET_ELEM_LIST_TABLE, PLUGIN_TABLE);
+        let attributes = name
+            .append(attributes, nfta::SET_ELEM_LIST_SET, nfta::SET_ELEM_LIST_SET_ID)
+            .nested(nfta::SET_ELEM_LIST_ELEMENTS, list);
+        push(kind::NEW_ELEMENTS, attributes);
+    }
+    messages
+}
+
+/// Returns the type by which `nft` knows how to show the elements (`enum datatypes` of its
+/// `datatype.h`).
+fn key_type(key: Key) -> u32 {
+    match key {
+        Key::Ipv4Address => 7,
+        Key::Ipv6Address => 8,
+        Key::Port => 13,
+    }
+}
+
+fn encode(element: Element, key: Key) -> Attributes {
+    let value = Attributes::default().bytes(nfta::DATA_VALUE, &key.encode(element.number));
+    let attributes = Attributes::default().nested(nfta::SET_ELEM_KEY, value);
+    match element.is_end {
+        true => attributes.number(nfta::SET_ELEM_FLAGS, INTERVAL_END),
+        false => attributes,
+    }
+}
+
+/// Returns whether the set with this name, which a rule of the plugin's table has, has the elements of
+/// `wanted`.
+///
+/// # Errors
+/// Returns the kernel's error.
+pub fn is_listed(wanted: &Set, family: Family, name: &[u8]) -> Result<bool, Errno> {
+    let request = Attributes::default()
+        .text(nfta::SET_ELEM_LIST_TABLE, PLUGIN_TABLE)
+        .bytes(nfta::SET_ELEM_LIST_SET, name);
+    let mut found = Vec::new();
+    let result =
+        socket::dump(kind::GET_ELEMENTS, protocol_family(family), &request, &mut |payload| {
+            let list = find(&parse(payload), nfta::SET_ELEM_LIST_ELEMENTS).unwrap_or_default();
+            found.extend(parse(list).into_iter().map(|(_, element)| decode(element)));
+        });
+    match result {
+        Ok(()) => {}
+        Err(Errno::ENOENT) => return Ok(false),
+        Err(errno) => return Err(errno),
+    }
+    found.sort_unstable();
+    Ok(found.into_iter().eq(elements(wanted).into_iter().map(Some)))
+}
+
+/// Decodes a listed element. `None` if the element has no number.
+fn decode(element: &[u8]) -> Option<Element> {
+    let attributes = parse(element);
+    let value = find(&parse(find(&attributes, nfta::SET_ELEM_KEY)?), nfta::DATA_VALUE)?;
+    let mut number = [0; size_of::<u128>()];
+    number.get_mut(size_of::<u128>().checked_sub(value.len())?..)?.copy_from_slice(value);
+    let flags = find(&attributes, nfta::SET_ELEM_FLAGS).unwrap_or_default();
+    let is_end = flags.last().is_some_and(|flags| u32::from(*flags) & INTERVAL_END != 0);
+    Some(Element { number: u128::from_be_bytes(number), is_end })
+}

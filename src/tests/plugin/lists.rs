@@ -1,0 +1,92 @@
+//! Long lists of skipped ports and subnets: one rule each, and where TCP connections then go.
+
+use serde_json::json;
+
+use super::api::Api;
+use super::namespaces::{NEIGHBOUR, Namespaces, POD};
+use super::{Call, NAMESPACE, NAMESPACE_PATH, POD_PATH, UID, listen};
+
+/// An API server with a meshed pod that has this annotation.
+fn api(annotation: &str, value: &str) -> Api {
+    let api = Api::start();
+    let annotations = json!({format!("config.linkerd.io/{annotation}"): value});
+    let pod = json!({
+        "metadata": {"name": "web", "namespace": "ns", "uid": UID, "annotations": annotations},
+        "spec": {"containers": [{"name": "linkerd-proxy"}]},
+    });
+    api.answer(POD_PATH, 200, &pod.to_string()).answer(NAMESPACE_PATH, 200, NAMESPACE);
+    api
+}
+
+fn call(command: &str, namespaces: &Namespaces, api: &Api, mode: &str) -> Call {
+    Call::new(command, &namespaces.path(), api)
+        .linkerd("iptables-mode", json!(mode))
+        .linkerd("ipv6", json!(true))
+        .set("log_level", json!("warn"))
+}
+
+/// Every second port, in an annotation of 190 kB.
+fn every_second_port() -> String {
+    (1..=u16::MAX).step_by(2).map(|port| port.to_string()).collect::<Vec<_>>().join(",")
+}
+
+/// Number of rules in a chain of the plugin's table.
+fn rules(namespaces: &Namespaces, family: &str, chain: &str) -> usize {
+    let chain = namespaces.run("nft", &["list", "chain", family, "linkerd-cni", chain]);
+    chain.lines().filter(|line| line.contains(" comment ")).count()
+}
+
+#[test]
+fn a_port_list_of_190_kb_is_one_native_rule_and_check_reads_its_ports() {
+    let value = every_second_port();
+    for (annotation, chain, others) in [
+        ("skip-inbound-ports", "PROXY_INIT_REDIRECT", 1),
+        ("skip-outbound-ports", "PROXY_INIT_OUTPUT", 3),
+    ] {
+        let (api, namespaces) = (api(annotation, &value), Namespaces::new());
+        listen(&namespaces);
+        namespaces.serve_in_pod("app", 8081);
+        namespaces.serve_in_neighbour("server", 9001);
+        call("ADD", &namespaces, &api, "native").run().succeeded();
+        for family in ["ip", "ip6"] {
+            assert_eq!(rules(&namespaces, family, chain), others + 1, "{annotation}, {family}");
+        }
+        let is_inbound = annotation == "skip-inbound-ports";
+        for (address, neighbour) in POD.into_iter().zip(NEIGHBOUR) {
+            for (port, is_skipped) in [(8080, false), (8081, is_inbound)] {
+                let got = namespaces.connect_from_neighbour(address, port);
+                assert!(got.starts_with(if is_skipped { "app" } else { "inbound" }), "{got}");
+            }
+            for (port, is_skipped) in [(9000, false), (9001, !is_inbound)] {
+                let got = namespaces.connect_from_pod(0, neighbour, port);
+                assert!(got.starts_with(if is_skipped { "server" } else { "outbound" }), "{got}");
+            }
+        }
+        call("CHECK", &namespaces, &api, "native").run().succeeded();
+        call("ADD", &namespaces, &api, "native").run().succeeded();
+        assert_eq!(rules(&namespaces, "ip", chain), others + 1, "{annotation}, second ADD");
+    }
+}
+
+#[test]
+fn skipped_subnets_are_one_native_rule_for_each_family() {
+    let others =
+        || (0..8000).map(|number| format!("172.{}.{}.1/32", 16 + number / 250, number % 250));
+    for (subnets, listener) in [
+        (["10.99.0.0/28", "10.99.0.2/32", "fd00::/16", "fd99::/64", "fd99::/64"], "app"),
+        (["10.99.0.0/31", "10.99.0.3/32", "fd00::/16", "fd99::1/128", "fd99::3/128"], "inbound"),
+        (["0.0.0.0/1", "128.0.0.0/1", "10.99.0.0/28", "::/1", "8000::/1"], "app"),
+    ] {
+        let value: Vec<String> = subnets.map(str::to_owned).into_iter().chain(others()).collect();
+        let (api, namespaces) = (api("skip-subnets", &value.join(",")), Namespaces::new());
+        listen(&namespaces);
+        call("ADD", &namespaces, &api, "native").run().succeeded();
+        for (family, address) in ["ip", "ip6"].into_iter().zip(POD) {
+            // The ports, the subnets, and the redirect.
+            assert_eq!(rules(&namespaces, family, "PROXY_INIT_REDIRECT"), 3, "{family}");
+            let got = namespaces.connect_from_neighbour(address, 8080);
+            assert!(got.starts_with(listener), "{family}: {got}");
+        }
+        call("CHECK", &namespaces, &api, "native").run().succeeded();
+    }
+}
