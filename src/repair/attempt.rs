@@ -280,7 +280,7 @@ fn skipped_because(pod: &StrandedPod, config: Option<&Config>) -> Option<SkipRea
 /// Explains why a repair does not help: the plugin would skip the pod's replacement, too.
 fn skipped_by_plugin(reason: SkipReason) -> String {
     let remedy = match reason {
-        SkipReason::NoLinkerdAnnotation | SkipReason::InjectionDisabled => {
+        SkipReason::NoProxyAnnotation | SkipReason::InjectionDisabled => {
             "set the chart's podDetection to api, or give the pod the annotation \
              linkerd.io/proxy-version"
         }

@@ -83,7 +83,7 @@ impl Inspector {
             uid: pod.metadata.uid.clone(),
         };
         // If the runtime passes no annotations, the plugin also redirects pods that have a proxy
-        // but no Linkerd annotation. Audits leave these pods out.
+        // but no annotation of a proxy. Audits leave these pods out.
         let is_skipped =
             skip_reason(&name, &self.config, Some(&pod.metadata.annotations)).is_some();
         if self.config.simulate || is_skipped || !is_meshed(&pod) {

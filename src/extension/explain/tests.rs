@@ -25,7 +25,7 @@ fn cluster(pod: Value) -> Cluster {
 fn meshed() -> Value {
     json!({
         "metadata": {"name": "web", "namespace": "shop", "uid": "u", "annotations": {
-            "linkerd.io/inject": "enabled",
+            "linkerd.io/proxy-version": "edge-26.1.1",
             "config.linkerd.io/skip-outbound-ports": "3306,http,8000-8010",
             "config.linkerd.io/skip-subnets": "10.2.0.0/16",
         }},
@@ -62,7 +62,7 @@ fn the_rules_can_be_shown_as_iptables_text_for_both_families() {
 fn pods_that_are_not_redirected_are_explained_in_the_plugins_words() {
     let cases = [
         ("/spec/hostNetwork", json!(true), "spec.hostNetwork is true"),
-        ("/metadata/annotations", json!({}), "skipped: not meshed (no Linkerd annotation)"),
+        ("/metadata/annotations", json!({}), "skipped: not meshed (no annotation of a proxy)"),
         (
             "/metadata/annotations",
             json!({"linkerd.io/inject": "disabled"}),
@@ -76,7 +76,7 @@ fn pods_that_are_not_redirected_are_explained_in_the_plugins_words() {
         ),
         (
             "/metadata/annotations",
-            json!({"config.linkerd.io/skip-subnets": "10.0.0.0"}),
+            json!({"linkerd.io/proxy-version": "x", "config.linkerd.io/skip-subnets": "10.0.0.0"}),
             "the plugin fails, and the pod cannot start",
         ),
     ];
@@ -113,7 +113,10 @@ fn a_skip_by_annotations_says_that_the_runtime_must_pass_them() {
     assert!(!explained(&cluster, RuleFormat::Nft).contains("Note:"));
     cluster.set(POD, "/metadata/annotations", json!({}));
     let text = explained(&cluster, RuleFormat::Nft);
-    assert!(text.contains("(no Linkerd annotation)\nNote:      holds if the container"), "{text}");
+    assert!(
+        text.contains("(no annotation of a proxy)\nNote:      holds if the container"),
+        "{text}"
+    );
 }
 
 #[test]

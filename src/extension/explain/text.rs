@@ -83,7 +83,7 @@ fn depends_on_runtime(inputs: &PodInputs, decision: &PodDecision) -> bool {
     match decision {
         PodDecision::HostNetwork => false,
         PodDecision::Skipped(reason) => {
-            matches!(reason, SkipReason::NoLinkerdAnnotation | SkipReason::InjectionDisabled)
+            matches!(reason, SkipReason::NoProxyAnnotation | SkipReason::InjectionDisabled)
         }
         PodDecision::Redirected(_) | PodDecision::Failed(_) => inputs.is_by_annotations(),
     }

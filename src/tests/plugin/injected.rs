@@ -122,6 +122,31 @@ fn a_marked_pod_takes_one_request_the_mode_injector_none_and_check_none() {
 }
 
 #[test]
+fn annotations_of_pods_without_proxy_cause_no_request_and_each_annotation_of_a_proxy_does() {
+    const OPAQUE: &str = "config.linkerd.io/opaque-ports";
+    for (annotations, is_asked) in [
+        // The injector writes it on pods that it does not inject, from their ports or the namespace.
+        (json!({OPAQUE: "3306"}), false),
+        (json!({OPAQUE: "3306", "linkerd.io/inject": "disabled"}), false),
+        // On host-network pods, and where the injector was not called.
+        (json!({OPAQUE: "3306", "linkerd.io/inject": "enabled"}), false),
+        (json!({OUT: "25", "config.linkerd.io/proxy-cpu-request": "1"}), false),
+        (json!({"linkerd.io/created-by": "linkerd/helm edge-26.8.3"}), false),
+        (json!({"linkerd.io/created-by": "linkerd/proxy-injector edge-26.8.3"}), true),
+        (json!({"linkerd.io/proxy-version": "edge-26.8.3"}), true),
+        (json!({"linkerd.io/trust-root-sha256": "0"}), true),
+        (unmarked(), true),
+    ] {
+        let (api, namespaces) = (meshed_api(), Namespaces::new());
+        let add = Call::new("ADD", &namespaces.path(), &api).annotated(annotations.clone());
+        add.run().succeeded();
+        assert_eq!(!api.requests().is_empty(), is_asked, "{annotations}");
+        let rules = namespaces.nat("iptables-nft");
+        assert_eq!(rules.contains("PROXY_INIT_OUTPUT"), is_asked, "{annotations}");
+    }
+}
+
+#[test]
 fn check_asks_the_api_server_where_the_rules_do_not_follow_from_the_annotations() {
     let (api, namespaces) = (meshed_api(), Namespaces::new());
     let call = |command| Call::new(command, &namespaces.path(), &api).annotated(unmarked());

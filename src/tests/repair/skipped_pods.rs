@@ -37,11 +37,11 @@ fn pods_that_the_plugin_skips_are_not_audited() {
 }
 
 #[test]
-fn a_running_pod_without_linkerd_annotations_is_not_audited() {
+fn a_running_pod_without_an_annotation_of_a_proxy_is_not_audited() {
     let node = Node::new();
     node.cache_cni_result("uid-of-web-1");
     let mut pod = running();
-    pod["metadata"]["annotations"] = json!({"example.com/a": "b"});
+    pod["metadata"]["annotations"] = json!({"config.linkerd.io/opaque-ports": "3306"});
     node.knows(&pod);
     let controller = node.controller(&["--audit-seconds=1"]);
     controller.reaches("audits_total", 2);
@@ -65,7 +65,7 @@ fn detecting(detection: &str) -> Value {
 
 #[test]
 fn a_hand_made_meshed_pod_is_audited_and_repaired_like_an_injected_one() {
-    let annotated = json!({"config.linkerd.io/proxy-uid": "2102"});
+    let annotated = json!({"linkerd.io/proxy-version": "edge-1"});
     for (detection, annotations) in [("annotations", annotated), ("api", json!({}))] {
         for pod in [running(), waiting()] {
             let node = Node::new();
