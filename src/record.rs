@@ -87,7 +87,8 @@ pub struct Record {
     pub ms: u64,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<Failure>,
-    /// Set if annotations and plugin entry decided without the API server, with the reason.
+    /// For ADD: why annotations and plugin entry decided without the API server. For CHECK: why it could
+    /// not be proven whether rules are missing.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub degraded: Option<Degraded>,
     /// Elements of the pod's port lists that have no effect.
@@ -111,7 +112,7 @@ impl Failure {
     }
 }
 
-/// Why annotations and plugin entry decided without the API server.
+/// See [`Record::degraded`].
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Degraded(pub Failure);
@@ -154,7 +155,7 @@ impl Record {
         self.blocked_init_containers = names;
     }
 
-    /// Records that annotations and plugin entry decided without the API server, because of `error`.
+    /// Records the `error` that left the call without the facts that it needs.
     pub fn degrade(&mut self, error: &Error) {
         self.degraded = Some(Degraded(Failure::new(error)));
     }

@@ -36,6 +36,7 @@ pub struct PluginCounters {
     degraded: Counters<1>,
     ignored_ports: Counters<1>,
     blocked_init_containers: Counter,
+    unproven_checks: Counter,
     rejected_records: Counter,
 }
 
@@ -104,6 +105,11 @@ impl PluginCounters {
                 "pods_with_blocked_init_containers",
                 "Redirected pods with init containers that start before the proxy, so that their connections are refused",
             ),
+            unproven_checks: register(
+                group,
+                "unproven_checks",
+                "CHECKs that could not prove whether redirect rules are missing, and succeeded",
+            ),
             rejected_records: register(
                 group,
                 "rejected_records",
@@ -140,7 +146,10 @@ impl PluginCounters {
             self.failures.get_or_create(&[("command", command.to_string()), code]).inc();
         }
         if let Some(Degraded(error)) = &record.degraded {
-            self.degraded.get_or_create(&code(&API_CODES, error.code)).inc();
+            match command {
+                Command::Add => self.degraded.get_or_create(&code(&API_CODES, error.code)).inc(),
+                Command::Check => self.unproven_checks.inc(),
+            };
         }
         for list in &record.ignored {
             self.ignored_ports.get_or_create(&[("source", list.source.into())]).inc();
@@ -187,6 +196,9 @@ mod tests {
             );
             counters.count(&Record::parse(record.as_bytes()).unwrap());
         }
+        let check = r#"{"level":"warn","command":"CHECK","namespace":"n","pod":"p","container_id":"c",
+            "decision":"checked","requests":0,"ms":1,"degraded":{"code":101,"msg":""}}"#;
+        counters.count(&Record::parse(check.as_bytes()).unwrap());
         counters.reject();
         let text = openmetrics(&registry);
         assert_eq!(text.lines().count(), before);
@@ -202,6 +214,7 @@ mod tests {
             "linkerd_cni_plugin_api_requests_total 3",
             "linkerd_cni_plugin_api_retries_total 6",
             "linkerd_cni_plugin_pods_with_blocked_init_containers_total 3",
+            "linkerd_cni_plugin_unproven_checks_total 1",
             r#"linkerd_cni_plugin_degraded_total{code="101"} 1"#,
             r#"linkerd_cni_plugin_degraded_total{code="102"} 0"#,
             r#"linkerd_cni_plugin_degraded_total{code="other"} 2"#,

@@ -38,7 +38,8 @@ pub mod code {
     /// The host has no iptables program together with its `-restore` program. With `auto`, nf_tables
     /// failed too.
     pub const NO_IPTABLES: u32 = 120;
-    /// The redirect rules could not be installed in the pod's netns or, for CHECK, not be read.
+    /// The redirect rules could not be installed in the pod's netns. In the record of a CHECK: not be
+    /// read.
     pub const RULES_FAILED: u32 = 121;
     /// CHECK found redirect rules missing or changed.
     pub const RULES_MISSING: u32 = 122;

@@ -17,7 +17,8 @@ const MISSING_NAMED: usize = 10;
 /// started. Otherwise it is the shortest of the lists of the mode's backends.
 ///
 /// # Errors
-/// Fails if no backend of the mode can list rules.
+/// Fails if no backend of the mode can list rules, or if one that may have the rules cannot, as rules
+/// are not proven to be missing then.
 pub fn missing(
     redirect: &Redirect,
     families: Families,
@@ -63,11 +64,13 @@ fn missing_of(
         .collect();
     match fewest_missing(redirect, families, &others, deadline) {
         Ok(none) if none.is_empty() => Ok(none),
+        Err(error) if !is_unsupported(&error) => missing.and(Err(error)),
         _ => missing,
     }
 }
 
-/// Returns the shortest of the backends' lists of missing rules.
+/// Returns the shortest of the backends' lists of missing rules. Without a backend that has all, fails if
+/// one of them cannot be read, unless the node lacks it.
 fn fewest_missing(
     redirect: &Redirect,
     families: &[Family],
@@ -93,7 +96,10 @@ fn fewest_missing(
             break;
         }
     }
-    fewest.ok_or_else(|| combined(errors))
+    match fewest {
+        Some(fewest) if errors.iter().all(is_unsupported) => Ok(fewest),
+        _ => Err(combined(errors)),
+    }
 }
 
 /// Result of [`survey`].
