@@ -70,12 +70,15 @@ fn run_and_record(
 /// not.
 fn add(request: &Request, config: &Config, record: &mut Record) -> Result<String, Error> {
     let output = result::pass_through(request)?;
-    let (mode, ipv6, simulate) = (config.mode, config.ipv6, config.simulate);
+    let (mode, simulate) = (config.mode, config.simulate);
     let Some(found) = pod_redirect::find(request, config, record)? else {
         return Ok(output);
     };
     let PodRedirect { resolved, api_error } = found;
-    let ResolvedRedirect { redirect, ignored, blocked_init_containers } = resolved;
+    if let Some(error) = config.refusal(&resolved) {
+        return Err(error);
+    }
+    let ResolvedRedirect { redirect, ipv6, ignored, .. } = resolved;
     if let Some(error) = &api_error {
         record.degrade(error);
     }
@@ -95,7 +98,7 @@ fn add(request: &Request, config: &Config, record: &mut Record) -> Result<String
     record.result = CallResult::Redirected;
     record.backend = Some(backend);
     record.ignore(ignored);
-    record.block_init_containers(blocked_init_containers);
+    record.name_containers(resolved.blocked_init_containers, resolved.exempt_containers);
     Ok(output)
 }
 
@@ -128,9 +131,9 @@ fn missing_rules(
     config: &Config,
     record: &mut Record,
 ) -> Result<Vec<String>, Error> {
-    let (mode, ipv6) = (config.mode, config.ipv6);
+    let mode = config.mode;
     let previous_has_ipv6 = families::previous_has_ipv6(&request.config);
-    let missing_of = |ResolvedRedirect { redirect, .. }| {
+    let missing_of = |ResolvedRedirect { redirect, ipv6, .. }| {
         in_netns(request, move || {
             firewall::missing(&redirect, families::families(ipv6, previous_has_ipv6), mode)
         })

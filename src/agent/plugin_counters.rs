@@ -18,7 +18,7 @@ const COMMANDS: [Command; 2] = [Command::Add, Command::Check];
 const RESULTS: [&str; 5] = ["redirected", "checked", "simulated", "failed", "skipped"];
 /// Values of the label `code`: CNI error codes of the plugin's ADD and CHECK. Any other code counts
 /// as [`OTHER`].
-const CODES: [u32; 15] = [1, 4, 5, 6, 7, 8, 100, 101, 102, 103, 104, 110, 120, 121, 122];
+const CODES: [u32; 16] = [1, 4, 5, 6, 7, 8, 100, 101, 102, 103, 104, 110, 111, 120, 121, 122];
 /// Values of the label `code` of `degraded`: CNI error codes of a failed API request.
 const API_CODES: [u32; 4] = [100, 101, 102, 104];
 const OTHER: &str = "other";
@@ -36,6 +36,7 @@ pub struct PluginCounters {
     degraded: Counters<1>,
     ignored_ports: Counters<1>,
     blocked_init_containers: Counter,
+    exempt_containers: Counter,
     unproven_checks: Counter,
     rejected_records: Counter,
 }
@@ -105,6 +106,11 @@ impl PluginCounters {
                 "pods_with_blocked_init_containers",
                 "Redirected pods with init containers that start before the proxy, so that their connections are refused",
             ),
+            exempt_containers: register(
+                group,
+                "pods_with_exempt_containers",
+                "Redirected pods with containers that run as the proxy's user, so that their connections bypass the proxy",
+            ),
             unproven_checks: register(
                 group,
                 "unproven_checks",
@@ -137,6 +143,9 @@ impl PluginCounters {
         self.api_retries.inc_by(record.retries.into());
         if !record.blocked_init_containers.is_empty() {
             self.blocked_init_containers.inc();
+        }
+        if !record.exempt_containers.is_empty() {
+            self.exempt_containers.inc();
         }
         if let Some(backend) = record.backend {
             self.redirects.get_or_create(&[("backend", backend.to_string())]).inc();
@@ -189,7 +198,7 @@ mod tests {
             let record = format!(
                 r#"{{"level":"info","command":"ADD","namespace":"n","pod":"p","container_id":"c",
                 "decision":"{decision}","backend":"nft","requests":1,"retries":2,
-                "blocked_init_containers":["a","b"],"ms":18446744073709551615,
+                "blocked_init_containers":["a","b"],"exempt_containers":["c"],"ms":18446744073709551615,
                 "error":{{"code":{code},"msg":""}},"degraded":{{"code":{code},"msg":""}},
                 "ignored":[{{"source":"config.linkerd.io/skip-inbound-ports","elements":["x","y"]}},
                     {{"source":"{decision}","elements":[]}}]}}"#
@@ -214,6 +223,7 @@ mod tests {
             "linkerd_cni_plugin_api_requests_total 3",
             "linkerd_cni_plugin_api_retries_total 6",
             "linkerd_cni_plugin_pods_with_blocked_init_containers_total 3",
+            "linkerd_cni_plugin_pods_with_exempt_containers_total 3",
             "linkerd_cni_plugin_unproven_checks_total 1",
             r#"linkerd_cni_plugin_degraded_total{code="101"} 1"#,
             r#"linkerd_cni_plugin_degraded_total{code="102"} 0"#,

@@ -35,6 +35,8 @@ pub mod code {
     pub const API_RESPONSE: u32 = 104;
     /// An annotation of the pod or its namespace has an invalid value.
     pub const ANNOTATION: u32 = 110;
+    /// A container of the app runs as the user of the proxy, and the plugin entry refuses such pods.
+    pub const SHARED_PROXY_USER: u32 = 111;
     /// The host has no iptables program together with its `-restore` program. With `auto`, nf_tables
     /// failed too.
     pub const NO_IPTABLES: u32 = 120;

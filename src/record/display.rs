@@ -44,6 +44,10 @@ impl fmt::Display for Record {
                 "; init containers without network, as they start before the proxy: {names}"
             )?;
         }
+        if !self.exempt_containers.is_empty() {
+            let names = self.exempt_containers.join(", ");
+            write!(f, "; containers that run as the proxy's user and bypass the proxy: {names}")?;
+        }
         if let Some(degraded) = self.degraded_text() {
             write!(f, "; {degraded}")?;
         }

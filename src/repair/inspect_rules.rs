@@ -94,7 +94,8 @@ impl Inspector {
         let Mesh::Meshed(facts) = facts(pod, &name, &mut lookup)? else {
             return Ok(Inspection::NotApplicable);
         };
-        let rules = PodRules::new(netns, self.config.redirect(&facts)?, self.config.ipv6);
+        let resolved = self.config.resolve(&facts)?;
+        let rules = PodRules::new(netns, resolved.redirect, resolved.ipv6);
         Ok(match rules.survey()? {
             Survey::Complete => Inspection::Complete,
             Survey::Missing(missing) => Inspection::Missing(rules, missing),

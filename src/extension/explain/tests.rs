@@ -90,6 +90,32 @@ fn pods_that_are_not_redirected_are_explained_in_the_plugins_words() {
 }
 
 #[test]
+fn the_bypass_of_a_container_with_the_proxys_user_and_of_ipv6_is_named() {
+    let mut entry = entry();
+    entry["linkerd"]["ipv6"] = json!("auto");
+    let mut cluster = cluster(meshed());
+    cluster.put(CONFIG, json!({"data": {"cni_network_config": entry.to_string()}}));
+    let mut spec = meshed()["spec"].clone();
+    spec["securityContext"] = json!({"runAsUser": 2102});
+    spec["containers"][1]["env"] =
+        json!([{"name": "LINKERD2_PROXY_INBOUND_LISTEN_ADDR", "value": "0.0.0.0:4143"}]);
+    cluster.set(POD, "/spec", spec);
+    cluster.set(POD, "/status/podIPs", json!([{"ip": "10.1.0.7"}, {"ip": "fd00::7"}]));
+    let text = explained(&cluster, RuleFormat::Iptables);
+    for line in [
+        "Warning:   containers run as the proxy's user, and their connections bypass it: app\n",
+        "IPv6:      no (disableIPv6=auto, and the proxy listens on IPv4 only; the pod has an IPv6 \
+         address, and its IPv6 traffic bypasses the proxy)\n",
+    ] {
+        assert!(text.contains(line), "{line}: {text}");
+    }
+    entry["linkerd"]["strict-proxy-user"] = json!(true);
+    cluster.put(CONFIG, json!({"data": {"cni_network_config": entry.to_string()}}));
+    let text = explained(&cluster, RuleFormat::Iptables);
+    assert!(text.contains("would bypass the proxy: app (code 111)"), "{text}");
+}
+
+#[test]
 fn with_detection_injector_a_pod_with_the_mark_is_decided_by_its_annotations() {
     let mut entry = entry();
     entry["linkerd"]["pod-detection"] = json!("injector");

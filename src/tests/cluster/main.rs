@@ -41,6 +41,7 @@ mod own_account;
 mod platforms;
 mod plugin;
 mod pods;
+mod proxy_user;
 mod quickstart;
 mod release;
 #[path = "../support/release_folder.rs"]
