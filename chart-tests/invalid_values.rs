@@ -144,6 +144,7 @@ pub fn invalid() -> Vec<(Value, &'static str)> {
             "ignoreOutboundPorts: \" 1000\" is neither a port nor a range",
         ),
         (json!({"strictAnnotations": "true"}), "at '/strictAnnotations': got string"),
+        (json!({"strictProxyUser": "true"}), "at '/strictProxyUser': got string"),
         (json!({"skipSubnets": "10.0.0.0"}), "at '/skipSubnets': '10.0.0.0' does not match"),
         // The plugin would fail every meshed pod.
         (

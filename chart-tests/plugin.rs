@@ -52,6 +52,8 @@ fn each_value_reaches_the_plugin_configuration() {
         ),
         (json!({"strictAnnotations": true}), "strict-annotations", json!(true)),
         (json!({}), "strict-annotations", Value::Null),
+        (json!({"strictProxyUser": true}), "strict-proxy-user", json!(true)),
+        (json!({}), "strict-proxy-user", Value::Null),
         (json!({"ignoreOutboundPorts": 443}), outbound, json!(["443"])),
         (json!({"skipSubnets": ""}), "subnets-to-ignore", Value::Null),
         (

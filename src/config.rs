@@ -3,9 +3,9 @@
 //! the netns. The plugin and the repair controller fetch the API objects.
 
 pub mod annotation;
+pub mod containers;
 pub mod families;
 pub mod ignored;
-pub mod init_containers;
 pub mod mesh;
 pub mod pod;
 mod port_lists;
@@ -24,8 +24,8 @@ use crate::firewall::IptablesMode;
 use crate::ports::PortRange;
 use crate::rules::Redirect;
 pub use annotation::Annotations;
+use containers::ContainerUser;
 use ignored::Ignored;
-use init_containers::EarlyContainer;
 use section::Section;
 
 /// Namespace and DaemonSet of the agent if the plugin entry does not name them.
@@ -54,7 +54,8 @@ pub enum Ipv6 {
     #[default]
     No,
     Yes,
-    /// In each netns with IPv6, also if the pod has no IPv6 address yet. See [`families`].
+    /// In each netns with IPv6, also if the pod has no IPv6 address yet, unless the proxy listens on
+    /// IPv4 only. See [`families`] and [`ResolvedRedirect::ipv6`].
     Auto,
 }
 
@@ -71,29 +72,36 @@ pub struct PodFacts {
     /// for other pods.
     pub api_ports: Vec<PortRange>,
     /// Init containers that start before the proxy. Empty if the pod object was not read.
-    pub early_containers: Vec<EarlyContainer>,
+    pub early_containers: Vec<ContainerUser>,
+    /// Containers that run beside the proxy. Empty if the pod object was not read.
+    pub app_containers: Vec<ContainerUser>,
 }
 
-/// A pod's redirect, and the ignored elements of its port lists.
+/// A pod's redirect, and what its author may not expect.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ResolvedRedirect {
     pub redirect: Redirect,
+    /// [`Config::ipv6`], and [`Ipv6::No`] for `auto` if the proxy listens on IPv4 only: connections
+    /// over IPv6 would be refused.
+    pub ipv6: Ipv6,
     /// Elements without effect in the pod's port lists.
     pub ignored: Vec<Ignored>,
     /// Names of init containers that start before the proxy and whose connections are redirected.
     pub blocked_init_containers: Vec<String>,
+    /// Names of containers whose connections bypass the proxy, as they run as the proxy's user.
+    pub exempt_containers: Vec<String>,
 }
 
-/// User, group and ports that the container `linkerd-proxy` states; `None` where it states
-/// nothing.
+/// User and ports that the container `linkerd-proxy` states; `None` where it states nothing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Proxy {
     pub uid: Option<i64>,
-    pub gid: Option<i64>,
     pub inbound_port: Option<u16>,
     pub outbound_port: Option<u16>,
     pub control_port: Option<u16>,
     pub admin_port: Option<u16>,
+    /// Whether its addresses for inbound or for outbound connections are known and IPv4 only.
+    pub is_ipv4_only: bool,
 }
 
 /// The plugin entry, as far as the plugin uses it. Unknown keys are ignored.
@@ -118,6 +126,8 @@ pub struct Config {
     pub api_budget: Duration,
     /// Whether an invalid element of a port list fails the pod. Upstream drops the element.
     pub strict_annotations: bool,
+    /// Whether a container that runs as the proxy's user fails the pod.
+    pub strict_proxy_user: bool,
     defaults: Defaults,
     /// Error for the first key with an invalid value.
     problem: Option<Error>,
@@ -188,6 +198,9 @@ impl Config {
             api_budget: budget.unwrap_or(DEFAULT_API_BUDGET),
             strict_annotations: linkerd
                 .read("strict-annotations", "true or false", Value::as_bool)
+                .unwrap_or_default(),
+            strict_proxy_user: linkerd
+                .read("strict-proxy-user", "true or false", Value::as_bool)
                 .unwrap_or_default(),
             defaults: Defaults {
                 incoming_proxy_port: linkerd.number("incoming-proxy-port"),

@@ -14,7 +14,6 @@ use crate::cni::error::{Error, code};
 use crate::cni::{Command, Request, result, version};
 use crate::config::{Config, ResolvedRedirect, families, ignored};
 use crate::record::{self, CallResult, Record};
-use crate::rules::Redirect;
 use crate::{firewall, log, netns};
 use pod_redirect::PodRedirect;
 
@@ -59,7 +58,7 @@ fn run_and_record(
     if let Some(ignored) = ignored::summary(&record.ignored) {
         tracing::warn!("linkerd-cni: pod {}/{}: {ignored}", record.namespace, record.pod);
     }
-    if let Some(degraded) = &record.degraded {
+    if let Some(degraded) = record.degraded_text() {
         tracing::warn!("linkerd-cni: pod {}/{}: {degraded}", record.namespace, record.pod);
     }
     tracing::info!("{record}");
@@ -71,12 +70,15 @@ fn run_and_record(
 /// not.
 fn add(request: &Request, config: &Config, record: &mut Record) -> Result<String, Error> {
     let output = result::pass_through(request)?;
-    let (mode, ipv6, simulate) = (config.mode, config.ipv6, config.simulate);
+    let (mode, simulate) = (config.mode, config.simulate);
     let Some(found) = pod_redirect::find(request, config, record)? else {
         return Ok(output);
     };
     let PodRedirect { resolved, api_error } = found;
-    let ResolvedRedirect { redirect, ignored, blocked_init_containers } = resolved;
+    if let Some(error) = config.refusal(&resolved) {
+        return Err(error);
+    }
+    let ResolvedRedirect { redirect, ipv6, ignored, .. } = resolved;
     if let Some(error) = &api_error {
         record.degrade(error);
     }
@@ -96,61 +98,62 @@ fn add(request: &Request, config: &Config, record: &mut Record) -> Result<String
     record.result = CallResult::Redirected;
     record.backend = Some(backend);
     record.ignore(ignored);
-    record.block_init_containers(blocked_init_containers);
+    record.name_containers(resolved.blocked_init_containers, resolved.exempt_containers);
     Ok(output)
 }
 
-/// Checks that a meshed pod has all rules that ADD installs. Fails with
-/// [`code::RULES_MISSING`] and names the missing rules.
+/// Checks that a meshed pod has all rules that ADD installs. Fails with [`code::RULES_MISSING`] and
+/// names the missing rules.
 ///
-/// If the pod has the rules of annotations and plugin entry, CHECK succeeds without API requests:
-/// CRI-O calls CHECK after each ADD, and for every pod when CRI-O restarts. Otherwise other rules may
-/// be right, as the pod may be unmeshed or its proxy may have another UID. If the pod object cannot
-/// be read then, CHECK fails with the error of the API request.
+/// Only this proof fails CHECK: CRI-O calls CHECK for every pod when it restarts, and a failed CHECK
+/// costs a running pod its sandbox. An API server that does not answer, a pod object that cannot be
+/// read or rules that cannot be listed are recorded, and CHECK succeeds.
 fn check(request: &Request, config: &Config, record: &mut Record) -> Result<String, Error> {
     if request.config.non_null("prevResult").is_none() {
         return Err(Error::new(code::INVALID_CONFIG, "CHECK: required prevResult missing"));
     }
-    let (mode, ipv6, simulate) = (config.mode, config.ipv6, config.simulate);
-    let previous_has_ipv6 = families::previous_has_ipv6(&request.config);
-    let missing_of = |redirect: Redirect| {
-        let families = move || families::families(ipv6, previous_has_ipv6);
-        in_netns(request, move || {
-            let today = firewall::Origin { redirect, families: families() };
-            match firewall::missing(&today, mode) {
-                // No rule is known to be missing.
-                Err(error @ firewall::Error::TooLong { .. }) => {
-                    tracing::warn!("linkerd-cni: the redirect rules are not checked: {error}");
-                    Ok(Vec::new())
-                }
-                missing => missing,
-            }
-        })
-    };
-    let expected = pod_redirect::from_annotations(request, config, record)?.filter(|_| !simulate);
-    // An error here may be of a pod that turns out to be unmeshed.
-    if expected.is_some_and(|redirect| missing_of(redirect).is_ok_and(|missing| missing.is_empty()))
-    {
-        record.result = CallResult::Checked;
-        return Ok(String::new());
-    }
-    let Some(found) = pod_redirect::find(request, config, record)? else {
-        return Ok(String::new());
-    };
-    let PodRedirect { resolved: ResolvedRedirect { redirect, .. }, api_error } = found;
-    if simulate {
-        record.result = CallResult::Simulated;
-        return Ok(String::new());
-    }
-    let missing = missing_of(redirect)?;
     record.result = CallResult::Checked;
-    match api_error {
-        Some(error) if missing.is_empty() => record.degrade(&error),
-        Some(error) => return Err(error),
-        None if missing.is_empty() => {}
-        None => return Err(rules_missing(&missing)),
+    match missing_rules(request, config, record) {
+        Ok(missing) if !missing.is_empty() => return Err(rules_missing(&missing)),
+        Ok(_) => {}
+        Err(error) => record.degrade(&error),
     }
     Ok(String::new())
+}
+
+/// Returns the rules that a meshed pod lacks, or why that is unknown.
+///
+/// If the pod has the rules of annotations and plugin entry, no API request is sent: CRI-O calls CHECK
+/// also after each ADD. Otherwise other rules may be right, as the pod may be unmeshed or its proxy
+/// may have another UID.
+fn missing_rules(
+    request: &Request,
+    config: &Config,
+    record: &mut Record,
+) -> Result<Vec<String>, Error> {
+    let mode = config.mode;
+    let previous_has_ipv6 = families::previous_has_ipv6(&request.config);
+    let missing_of = |ResolvedRedirect { redirect, ipv6, .. }| {
+        in_netns(request, move || {
+            let families = families::families(ipv6, previous_has_ipv6);
+            firewall::missing(&firewall::Origin { redirect, families }, mode)
+        })
+    };
+    let expected = pod_redirect::from_annotations(request, config, record)?;
+    let expected = expected.filter(|_| !config.simulate);
+    // An error here may be of a pod that turns out to be unmeshed.
+    if expected.is_some_and(|resolved| missing_of(resolved).is_ok_and(|missing| missing.is_empty()))
+    {
+        return Ok(Vec::new());
+    }
+    match pod_redirect::find(request, config, record)? {
+        Some(_) if config.simulate => {
+            record.result = CallResult::Simulated;
+            Ok(Vec::new())
+        }
+        Some(found) => missing_of(found.resolved),
+        None => Ok(Vec::new()),
+    }
 }
 
 fn rules_missing(missing: &[String]) -> Error {
@@ -177,8 +180,7 @@ fn refuse_own_netns(request: &Request) -> Result<(), Error> {
 }
 
 /// Runs `work` inside the pod's netns. Fails with [`code::INVALID_NETNS`] if the netns cannot
-/// be opened or entered, and with [`code::RULES_FAILED`] if the rules cannot be installed or, for
-/// CHECK, read.
+/// be opened or entered, and with [`code::RULES_FAILED`] if the rules cannot be installed or read.
 fn in_netns<T: Send + 'static>(
     request: &Request,
     work: impl FnOnce() -> Result<T, firewall::Error> + Send + 'static,
@@ -192,16 +194,15 @@ fn in_netns<T: Send + 'static>(
         };
         Error::new(code, error.to_string()).with_details(remedy)
     })?;
-    result.map_err(|error| firewall_error(request.command, error))
+    result.map_err(firewall_error)
 }
 
 const NETNS_REMEDY: &str = "the pod's network namespace is gone, or the plugin may not enter it; the runtime retries the pod";
 const NETNS_WORK_REMEDY: &str =
     "check the load of the node and the plugin's log; the runtime retries the pod";
 
-/// Converts a firewall error to a CNI error with its remedy. ADD installs rules, CHECK only reads
-/// rules.
-fn firewall_error(command: Command, error: firewall::Error) -> Error {
+/// Converts a firewall error to a CNI error with its remedy. Only ADD fails with it.
+fn firewall_error(error: firewall::Error) -> Error {
     match &error {
         firewall::Error::NoPrograms { .. } => Error::new(code::NO_IPTABLES, error.to_string())
             .with_details("install iptables on the node, or set the chart's iptablesMode to auto"),
@@ -216,13 +217,9 @@ fn firewall_error(command: Command, error: firewall::Error) -> Error {
             ))
         }
         _ => {
-            let failure = match command {
-                Command::Check => "the redirect rules could not be read",
-                _ => "the redirect rules could not be installed",
-            };
             let remedy = error.remedy().unwrap_or_else(|| "if the node does not support this backend, set the chart's iptablesMode to auto or to another backend".to_owned());
             Error::new(code::RULES_FAILED, error.to_string())
-                .with_details(format!("{failure}; {remedy}"))
+                .with_details(format!("the redirect rules could not be installed; {remedy}"))
         }
     }
 }

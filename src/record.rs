@@ -28,8 +28,8 @@ pub const SIZE_LIMIT: usize = 8 << 10;
 const NAME_LIMIT: usize = 253;
 /// Longest error message and skip reason, in characters.
 const TEXT_LIMIT: usize = 1024;
-/// Largest number of init containers that a record names.
-const INIT_LIMIT: usize = 10;
+/// Largest number of containers that a record names, of each kind.
+const CONTAINERS_LIMIT: usize = 10;
 
 /// Level at which the agent logs the record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -87,7 +87,8 @@ pub struct Record {
     pub ms: u64,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<Failure>,
-    /// Set if annotations and plugin entry decided without the API server, with the reason.
+    /// For ADD: why annotations and plugin entry decided without the API server. For CHECK: why it could
+    /// not be proven whether rules are missing.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub degraded: Option<Degraded>,
     /// Elements of the pod's port lists that have no effect.
@@ -96,6 +97,9 @@ pub struct Record {
     /// Init containers that start before the proxy, so that their connections are refused.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub blocked_init_containers: Vec<String>,
+    /// Containers of the app that run as the user of the proxy, so that their connections bypass it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub exempt_containers: Vec<String>,
 }
 
 /// Code and message of a CNI error, without the remedy.
@@ -111,7 +115,7 @@ impl Failure {
     }
 }
 
-/// Why annotations and plugin entry decided without the API server.
+/// See [`Record::degraded`].
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Degraded(pub Failure);
@@ -135,6 +139,7 @@ impl Record {
             degraded: None,
             ignored: Vec::new(),
             blocked_init_containers: Vec::new(),
+            exempt_containers: Vec::new(),
         }
     }
 
@@ -148,13 +153,16 @@ impl Record {
         self.ignored = ignored::cut(lists);
     }
 
-    /// Records the init containers that start before the proxy. Names the first [`INIT_LIMIT`].
-    pub fn block_init_containers(&mut self, mut names: Vec<String>) {
-        names.truncate(INIT_LIMIT);
-        self.blocked_init_containers = names;
+    /// Records the containers without network and those that bypass the proxy, the first
+    /// [`CONTAINERS_LIMIT`] of each.
+    pub fn name_containers(&mut self, mut blocked: Vec<String>, mut exempt: Vec<String>) {
+        blocked.truncate(CONTAINERS_LIMIT);
+        exempt.truncate(CONTAINERS_LIMIT);
+        self.blocked_init_containers = blocked;
+        self.exempt_containers = exempt;
     }
 
-    /// Records that annotations and plugin entry decided without the API server, because of `error`.
+    /// Records the `error` that left the call without the facts that it needs.
     pub fn degrade(&mut self, error: &Error) {
         self.degraded = Some(Degraded(Failure::new(error)));
     }
@@ -162,7 +170,8 @@ impl Record {
     /// Sets duration, level and error at the end of the call.
     pub fn finish(&mut self, error: Option<&Error>, duration: Duration) {
         self.ms = duration.as_millis().try_into().unwrap_or(u64::MAX);
-        if !self.ignored.is_empty() || self.degraded.is_some() {
+        if !self.ignored.is_empty() || self.degraded.is_some() || !self.exempt_containers.is_empty()
+        {
             self.level = Level::Warn;
         }
         if let Some(error) = error {
@@ -204,8 +213,10 @@ impl Record {
         if !is_name(&record.pod_uid) {
             record.pod_uid.clear();
         }
-        record.blocked_init_containers.truncate(INIT_LIMIT);
-        record.blocked_init_containers.retain(|name| is_name(name));
+        for names in [&mut record.blocked_init_containers, &mut record.exempt_containers] {
+            names.truncate(CONTAINERS_LIMIT);
+            names.retain(|name| is_name(name));
+        }
         if let CallResult::Skipped(reason) = &mut record.result {
             *reason = line(reason).into();
         }

@@ -18,7 +18,7 @@ const COMMANDS: [Command; 2] = [Command::Add, Command::Check];
 const RESULTS: [&str; 5] = ["redirected", "checked", "simulated", "failed", "skipped"];
 /// Values of the label `code`: CNI error codes of the plugin's ADD and CHECK. Any other code counts
 /// as [`OTHER`].
-const CODES: [u32; 15] = [1, 4, 5, 6, 7, 8, 100, 101, 102, 103, 104, 110, 120, 121, 122];
+const CODES: [u32; 16] = [1, 4, 5, 6, 7, 8, 100, 101, 102, 103, 104, 110, 111, 120, 121, 122];
 /// Values of the label `code` of `degraded`: CNI error codes of a failed API request.
 const API_CODES: [u32; 4] = [100, 101, 102, 104];
 const OTHER: &str = "other";
@@ -36,6 +36,8 @@ pub struct PluginCounters {
     degraded: Counters<1>,
     ignored_ports: Counters<1>,
     blocked_init_containers: Counter,
+    exempt_containers: Counter,
+    unproven_checks: Counter,
     rejected_records: Counter,
 }
 
@@ -104,6 +106,16 @@ impl PluginCounters {
                 "pods_with_blocked_init_containers",
                 "Redirected pods with init containers that start before the proxy, so that their connections are refused",
             ),
+            exempt_containers: register(
+                group,
+                "pods_with_exempt_containers",
+                "Redirected pods with containers that run as the proxy's user, so that their connections bypass the proxy",
+            ),
+            unproven_checks: register(
+                group,
+                "unproven_checks",
+                "CHECKs that could not prove whether redirect rules are missing, and succeeded",
+            ),
             rejected_records: register(
                 group,
                 "rejected_records",
@@ -132,6 +144,9 @@ impl PluginCounters {
         if !record.blocked_init_containers.is_empty() {
             self.blocked_init_containers.inc();
         }
+        if !record.exempt_containers.is_empty() {
+            self.exempt_containers.inc();
+        }
         if let Some(backend) = record.backend {
             self.redirects.get_or_create(&[("backend", backend.to_string())]).inc();
         }
@@ -140,7 +155,10 @@ impl PluginCounters {
             self.failures.get_or_create(&[("command", command.to_string()), code]).inc();
         }
         if let Some(Degraded(error)) = &record.degraded {
-            self.degraded.get_or_create(&code(&API_CODES, error.code)).inc();
+            match command {
+                Command::Add => self.degraded.get_or_create(&code(&API_CODES, error.code)).inc(),
+                Command::Check => self.unproven_checks.inc(),
+            };
         }
         for list in &record.ignored {
             self.ignored_ports.get_or_create(&[("source", list.source.into())]).inc();
@@ -180,13 +198,16 @@ mod tests {
             let record = format!(
                 r#"{{"level":"info","command":"ADD","namespace":"n","pod":"p","container_id":"c",
                 "decision":"{decision}","backend":"nft","requests":1,"retries":2,
-                "blocked_init_containers":["a","b"],"ms":18446744073709551615,
+                "blocked_init_containers":["a","b"],"exempt_containers":["c"],"ms":18446744073709551615,
                 "error":{{"code":{code},"msg":""}},"degraded":{{"code":{code},"msg":""}},
                 "ignored":[{{"source":"config.linkerd.io/skip-inbound-ports","elements":["x","y"]}},
                     {{"source":"{decision}","elements":[]}}]}}"#
             );
             counters.count(&Record::parse(record.as_bytes()).unwrap());
         }
+        let check = r#"{"level":"warn","command":"CHECK","namespace":"n","pod":"p","container_id":"c",
+            "decision":"checked","requests":0,"ms":1,"degraded":{"code":101,"msg":""}}"#;
+        counters.count(&Record::parse(check.as_bytes()).unwrap());
         counters.reject();
         let text = openmetrics(&registry);
         assert_eq!(text.lines().count(), before);
@@ -202,6 +223,8 @@ mod tests {
             "linkerd_cni_plugin_api_requests_total 3",
             "linkerd_cni_plugin_api_retries_total 6",
             "linkerd_cni_plugin_pods_with_blocked_init_containers_total 3",
+            "linkerd_cni_plugin_pods_with_exempt_containers_total 3",
+            "linkerd_cni_plugin_unproven_checks_total 1",
             r#"linkerd_cni_plugin_degraded_total{code="101"} 1"#,
             r#"linkerd_cni_plugin_degraded_total{code="102"} 0"#,
             r#"linkerd_cni_plugin_degraded_total{code="other"} 2"#,

@@ -9,7 +9,7 @@
 //! The plugin never waits for the agent. A writer that floods the socket fills the kernel's
 //! bounded queue, which the agent reads at a limited rate.
 
-mod blocked_init;
+mod containers;
 mod degraded;
 mod failed;
 mod ignored_ports;
@@ -210,7 +210,7 @@ impl RecordSocket {
         }
         let events = ignored_ports::pod_events(&record)
             .chain(degraded::pod_event(&record))
-            .chain(blocked_init::pod_event(&record))
+            .chain(containers::pod_events(&record))
             .chain(failed::pod_event(&record));
         events.for_each(|event| self.api.report_pod_event(event));
         for (key, event) in ignored_ports::agent_events(&record) {

@@ -35,10 +35,13 @@ pub mod code {
     pub const API_RESPONSE: u32 = 104;
     /// An annotation of the pod or its namespace has an invalid value.
     pub const ANNOTATION: u32 = 110;
+    /// A container of the app runs as the user of the proxy, and the plugin entry refuses such pods.
+    pub const SHARED_PROXY_USER: u32 = 111;
     /// The host has no iptables program together with its `-restore` program. With `auto`, nf_tables
     /// failed too.
     pub const NO_IPTABLES: u32 = 120;
-    /// The redirect rules could not be installed in the pod's netns or, for CHECK, not be read.
+    /// The redirect rules could not be installed in the pod's netns. In the record of a CHECK: not be
+    /// read.
     pub const RULES_FAILED: u32 = 121;
     /// CHECK found redirect rules missing or changed.
     pub const RULES_MISSING: u32 = 122;

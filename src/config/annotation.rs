@@ -31,6 +31,11 @@ pub const CREATED_BY: &str = "linkerd.io/created-by";
 /// follow.
 pub const INJECTOR: &str = "linkerd/proxy-injector";
 
+/// Annotation with the version of the pod's proxy.
+const PROXY_VERSION: &str = "linkerd.io/proxy-version";
+/// Annotation with the hash of the proxy's trust anchors.
+const TRUST_ROOT: &str = "linkerd.io/trust-root-sha256";
+
 /// Annotations that upstream's plugin reads. If the pod lacks one, the namespace's value
 /// applies.
 pub const UPSTREAM_KEYS: [&str; 5] =
@@ -39,6 +44,32 @@ pub const UPSTREAM_KEYS: [&str; 5] =
 /// Whether the pod's author disabled the proxy injector.
 pub fn is_disabled(annotations: &Annotations) -> bool {
     annotations.get(INJECT).is_some_and(|value| value == "disabled")
+}
+
+/// Whether the pod has an annotation that only pods with a proxy have.
+///
+/// In Linkerd 2.12 and later, each program that adds a proxy sets `linkerd.io/proxy-version`:
+///
+/// - the injector and `linkerd inject --manual`, with `trust-root-sha256` and [`CREATED_BY`]:
+///   `injectObjectMeta` in <https://github.com/linkerd/linkerd2/blob/main/pkg/inject/inject.go>,
+///   and `cli/cmd/inject.go`;
+/// - the control plane's chart, with `trust-root-sha256`: `partials.proxy.annotations` in
+///   <https://github.com/linkerd/linkerd2/blob/main/charts/partials/templates/_metadata.tpl>.
+///
+/// Each of these annotations counts alone, so that a pod that lost one is not skipped. Annotations
+/// that pods without proxy have, too, do not count:
+///
+/// - `config.linkerd.io/opaque-ports`: the injector sets it on pods that it does not inject
+///   (`CreateOpaquePortsPatch` in `inject.go`), from their ports or from the namespace;
+/// - `linkerd.io/inject` and other `config.linkerd.io` keys: authors write them on pods that the
+///   injector skips, such as host-network pods;
+/// - [`CREATED_BY`] that does not name the injector: charts set it on all their pods.
+pub fn is_of_a_proxy(annotations: &Annotations) -> bool {
+    annotations.iter().any(|(key, value)| match key.as_str() {
+        PROXY_VERSION | TRUST_ROOT => true,
+        CREATED_BY => value.starts_with(INJECTOR),
+        _ => false,
+    })
 }
 
 /// Whether the pod has the proxy injector's mark: [`CREATED_BY`] names the injector, and injection

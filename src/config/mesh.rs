@@ -1,6 +1,8 @@
 //! Determines from the containers of a pod whether the pod is meshed, and what its proxy container
 //! sets. Pure.
 
+use std::net::SocketAddr;
+
 use super::Proxy;
 use crate::kube::types::{Container, Pod};
 
@@ -46,30 +48,40 @@ pub fn proxy(pod: &Pod) -> Result<Mesh<Proxy>, NotAPod> {
     let Some(container) = all.find(|container| container.name == PROXY) else {
         return Ok(Mesh::Unmeshed(Unmeshed::NoProxy));
     };
-    let (container_context, pod_context) = (container.security_context, pod.spec.security_context);
-    let port = |names: &[&str]| names.iter().find_map(|name| listen_port(container, name));
+    let inbound = listen_addresses(container, &["LINKERD2_PROXY_INBOUND_LISTEN_ADDR"]);
+    let outbound = listen_addresses(
+        container,
+        &["LINKERD2_PROXY_OUTBOUND_LISTEN_ADDRS", "LINKERD2_PROXY_OUTBOUND_LISTEN_ADDR"],
+    );
+    let port = |name| port(&listen_addresses(container, &[name]));
     Ok(Mesh::Meshed(Proxy {
-        uid: container_context.run_as_user.or(pod_context.run_as_user),
-        // Not the pod's GID: the other containers have it too, and a rule for it would let their
-        // connections bypass the proxy.
-        gid: container_context.run_as_group,
-        inbound_port: port(&["LINKERD2_PROXY_INBOUND_LISTEN_ADDR"]),
-        outbound_port: port(&[
-            "LINKERD2_PROXY_OUTBOUND_LISTEN_ADDRS",
-            "LINKERD2_PROXY_OUTBOUND_LISTEN_ADDR",
-        ]),
-        control_port: port(&["LINKERD2_PROXY_CONTROL_LISTEN_ADDR"]),
-        admin_port: port(&["LINKERD2_PROXY_ADMIN_LISTEN_ADDR"]),
+        // Neither the pod's user nor a group: policies set them alike on all containers, and a rule
+        // for them would let the app's connections bypass the proxy.
+        uid: container.security_context.run_as_user,
+        inbound_port: self::port(&inbound),
+        outbound_port: self::port(&outbound),
+        control_port: port("LINKERD2_PROXY_CONTROL_LISTEN_ADDR"),
+        admin_port: port("LINKERD2_PROXY_ADMIN_LISTEN_ADDR"),
+        is_ipv4_only: is_ipv4_only(&inbound) || is_ipv4_only(&outbound),
     }))
 }
 
-/// Returns the port of the first address in an environment variable of the proxy, e.g.
-/// `127.0.0.1:4140,[::1]:4140`. A value without a valid port is taken as missing.
-fn listen_port(container: &Container, name: &str) -> Option<u16> {
-    let var = container.env.iter().find(|var| var.name == name)?;
-    let first = var.value.split(',').next()?;
-    let (_, port) = first.rsplit_once(':')?;
-    port.trim().parse().ok().filter(|port| *port > 0)
+/// Returns the addresses in the first of these environment variables that the proxy has, e.g.
+/// `127.0.0.1:4140,[::1]:4140`. Empty if the variable is missing, or its value is not in the pod object
+/// or invalid. Of two entries with the same name, kubelet takes the last.
+fn listen_addresses(container: &Container, names: &[&str]) -> Vec<SocketAddr> {
+    let last = |name: &&str| container.env.iter().rfind(|var| var.name == *name);
+    let value = names.iter().find_map(last).map_or("", |var| &var.value);
+    value.split(',').map(str::parse).collect::<Result<_, _>>().unwrap_or_default()
+}
+
+fn port(addresses: &[SocketAddr]) -> Option<u16> {
+    addresses.first().map(SocketAddr::port).filter(|port| *port > 0)
+}
+
+/// Whether these addresses are known, and none accepts IPv6. `[::]` accepts both families.
+fn is_ipv4_only(addresses: &[SocketAddr]) -> bool {
+    !addresses.is_empty() && addresses.iter().all(SocketAddr::is_ipv4)
 }
 
 #[cfg(test)]
@@ -84,11 +96,11 @@ mod tests {
     fn only_the_names_of_containers_decide_whether_a_pod_is_meshed() {
         const MESHED: Mesh<Proxy> = Mesh::Meshed(Proxy {
             uid: None,
-            gid: None,
             inbound_port: None,
             outbound_port: None,
             control_port: None,
             admin_port: None,
+            is_ipv4_only: false,
         });
         const NO_PROXY: Mesh<Proxy> = Mesh::Unmeshed(Unmeshed::NoProxy);
         let cases = [
@@ -120,6 +132,7 @@ mod tests {
             "securityContext":{"runAsUser":2103},
             "env":[
                 {"name":"SECRET","value":"s"},
+                {"name":"LINKERD2_PROXY_INBOUND_LISTEN_ADDR","value":"[::]:1"},
                 {"name":"LINKERD2_PROXY_INBOUND_LISTEN_ADDR","value":"0.0.0.0:1143"},
                 {"name":"LINKERD2_PROXY_OUTBOUND_LISTEN_ADDRS","value":"127.0.0.1:1140,[::1]:1141"},
                 {"name":"LINKERD2_PROXY_CONTROL_LISTEN_ADDR","value":"[::]:1190"},
@@ -128,11 +141,11 @@ mod tests {
         let pod = pod(spec);
         let wanted = Proxy {
             uid: Some(2103),
-            gid: None,
             inbound_port: Some(1143),
             outbound_port: Some(1140),
             control_port: Some(1190),
             admin_port: None,
+            is_ipv4_only: true,
         };
         assert_eq!(proxy(&pod), Ok(Mesh::Meshed(wanted)));
         assert!(!format!("{pod:?}").contains("SECRET"), "{pod:?}");

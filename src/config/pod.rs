@@ -1,6 +1,6 @@
 //! Collects the facts for a pod's redirect from API objects, and checks that they are the pod's.
 
-use super::init_containers;
+use super::containers;
 use super::mesh::{Mesh, NotAPod, proxy};
 use super::{Annotations, PodFacts, annotation};
 use crate::cni::args::PodRef;
@@ -78,7 +78,8 @@ pub fn facts(
         Mesh::Unmeshed(reason) => return Ok(Mesh::Unmeshed(reason)),
     };
 
-    let early_containers = init_containers::before_proxy(&found);
+    let early_containers = containers::before_proxy(&found);
+    let app_containers = containers::of_app(&found);
     let needs_namespace = needs_namespace(&found.metadata.annotations);
     let mut annotations = known(found.metadata.annotations);
     if needs_namespace {
@@ -95,6 +96,7 @@ pub fn facts(
         proxy,
         api_ports: if is_control_plane { api_ports(lookup.api_service()) } else { Vec::new() },
         early_containers,
+        app_containers,
     }))
 }
 

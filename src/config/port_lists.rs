@@ -89,7 +89,8 @@ impl PortListReader {
     }
 
     /// Reads an annotation that holds one port. Upstream's plugin does not read such
-    /// annotations; upstream's proxy injector ignores invalid values.
+    /// annotations; upstream's proxy injector ignores invalid values, and a value with blanks is one
+    /// (`strconv.ParseInt` in `ApplyAnnotationOverrides` of linkerd2's `pkg/inject/inject.go`).
     pub fn port(
         &mut self,
         annotations: &Annotations,
@@ -98,7 +99,7 @@ impl PortListReader {
         let Some(text) = annotations.get(key) else {
             return Ok(None);
         };
-        match text.trim().parse() {
+        match text.parse() {
             Ok(port) if port > 0 => Ok(Some(port)),
             _ if self.strict => {
                 let problem = format!("expected {PORT_GRAMMAR}");

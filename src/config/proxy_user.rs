@@ -3,45 +3,46 @@
 use super::annotation::annotation_error;
 use super::mesh::PROXY;
 use super::section::config_error;
-use super::{Annotations, Config, PodFacts, annotation};
+use super::{Annotations, Config, PodFacts, ResolvedRedirect, annotation};
 use crate::cni::error::{Error, code};
 
 /// Largest UID or GID. The kernel reserves `u32::MAX` for "no ID".
 const LARGEST: i64 = u32::MAX as i64 - 1;
 
-/// Where a UID or GID of the proxy may be configured.
-struct Sources {
-    /// Field of a container's securityContext.
-    field: &'static str,
-    annotation: &'static str,
-    /// Key of the plugin entry.
-    key: &'static str,
-}
+/// Number of containers that an error names.
+const NAMED: usize = 10;
 
-const UID: Sources =
-    Sources { field: "runAsUser", annotation: annotation::PROXY_UID, key: "proxy-uid" };
-const GID: Sources =
-    Sources { field: "runAsGroup", annotation: annotation::PROXY_GID, key: "proxy-gid" };
+/// Annotation and key of the plugin entry with a UID or GID of the proxy.
+type Sources = (&'static str, &'static str);
+
+const UID: Sources = (annotation::PROXY_UID, "proxy-uid");
+const GID: Sources = (annotation::PROXY_GID, "proxy-gid");
 
 impl Config {
     /// Returns UID and GID of the proxy, whose connections are not redirected. Fails if neither
     /// is above 0.
+    ///
+    /// The UID is that of the proxy container if it states one. As in upstream, the GID of a container
+    /// does not count: policies set one group on all containers.
     pub(super) fn proxy_user(&self, pod: &PodFacts) -> Result<(Option<u32>, Option<u32>), Error> {
         let annotations = &pod.annotations;
-        let uid = id(pod.proxy.uid, annotations, self.defaults.proxy_uid, &UID)?;
-        let gid = id(pod.proxy.gid, annotations, self.defaults.proxy_gid, &GID)?;
+        let uid = match pod.proxy.uid {
+            Some(uid) => in_range(uid)
+                .map_err(|problem| container_error(&format!(": runAsUser {problem}")))?,
+            None => id(annotations, self.defaults.proxy_uid, UID)?,
+        };
+        let gid = id(annotations, self.defaults.proxy_gid, GID)?;
+        // As in upstream, there is no rule for an ID of 0 or below.
+        let [uid, gid] = [uid, gid].map(|id| u32::try_from(id).ok().filter(|id| *id > 0));
         if uid.is_some() || gid.is_some() {
             return Ok((uid, gid));
         }
-        Err(match (pod.proxy.uid, annotations.get(UID.annotation)) {
-            (Some(uid), _) => container_error(
-                &UID,
-                &format!(
-                    " runs as UID {uid}, so the proxy's own connections would be redirected to the proxy"
-                ),
-            ),
+        Err(match (pod.proxy.uid, annotations.get(annotation::PROXY_UID)) {
+            (Some(uid), _) => container_error(&format!(
+                " runs as UID {uid}, so the proxy's own connections would be redirected to the proxy"
+            )),
             (None, Some(text)) => annotation_error(
-                UID.annotation,
+                annotation::PROXY_UID,
                 text,
                 "expected the UID of the proxy, above 0, such as 2102; otherwise the proxy's own connections are redirected to the proxy",
             ),
@@ -51,35 +52,42 @@ impl Config {
             )
             .with_details(format!(
                 "set the chart's proxyUID or the annotation {} to the UID of the proxy, usually 2102",
-                UID.annotation
+                annotation::PROXY_UID
             )),
         })
     }
+
+    /// Returns the error for a pod with containers that run as the user of the proxy, if
+    /// [`Config::strict_proxy_user`] is set. Only ADD may refuse a pod: a running one keeps its rules.
+    pub fn refusal(&self, resolved: &ResolvedRedirect) -> Option<Error> {
+        let names = &resolved.exempt_containers;
+        if !self.strict_proxy_user || names.is_empty() {
+            return None;
+        }
+        let named = names[..names.len().min(NAMED)].join(", ");
+        let ids = [("UID", resolved.redirect.proxy_uid), ("GID", resolved.redirect.proxy_gid)];
+        let ids = ids.iter().filter_map(|(word, id)| Some(format!("{word} {}", (*id)?)));
+        let error = Error::new(
+            code::SHARED_PROXY_USER,
+            format!(
+                "containers run as the proxy's user ({}), so their connections would bypass the proxy: {named}",
+                ids.collect::<Vec<_>>().join(", ")
+            ),
+        );
+        Some(error.with_details("set another runAsUser for these containers, or for the proxy; the chart's strictProxyUser=false admits the pod"))
+    }
 }
 
-/// Returns the UID or GID of the proxy: `explicit` from its container, else the annotation, else
-/// the `default` of the plugin entry. As in upstream, there is no rule for a UID or GID of 0 or
-/// below.
-fn id(
-    explicit: Option<i64>,
-    annotations: &Annotations,
-    default: i64,
-    sources: &Sources,
-) -> Result<Option<u32>, Error> {
-    let id = match (explicit, annotations.get(sources.annotation)) {
-        (Some(id), _) => in_range(id).map_err(|problem| {
-            container_error(sources, &format!(": {} {problem}", sources.field))
-        })?,
-        (None, Some(text)) => {
-            let id = text.trim().parse().ok().filter(|id| *id <= LARGEST);
-            id.ok_or_else(|| {
-                let wanted = format!("expected a whole number up to {LARGEST}, such as 2102");
-                annotation_error(sources.annotation, text, &wanted)
-            })?
-        }
-        (None, None) => in_range(default).map_err(|problem| config_error(sources.key, &problem))?,
+/// Returns the UID or GID of the proxy: the annotation, else the `default` of the plugin entry. Upstream
+/// fails the pod for an annotation that is not a number, also with blanks (`strconv.Atoi`).
+fn id(annotations: &Annotations, default: i64, (annotation, key): Sources) -> Result<i64, Error> {
+    let Some(text) = annotations.get(annotation) else {
+        return in_range(default).map_err(|problem| config_error(key, &problem));
     };
-    Ok(u32::try_from(id).ok().filter(|id| *id > 0))
+    text.parse().ok().filter(|id| *id <= LARGEST).ok_or_else(|| {
+        let wanted = format!("expected a whole number up to {LARGEST}, such as 2102");
+        annotation_error(annotation, text, &wanted)
+    })
 }
 
 fn in_range(id: i64) -> Result<i64, String> {
@@ -89,11 +97,10 @@ fn in_range(id: i64) -> Result<i64, String> {
     }
 }
 
-/// Error for a user of the proxy container. The container wins over annotation and plugin entry, so
+/// Error for the user of the proxy container. The container wins over annotation and plugin entry, so
 /// a correction there has no effect.
-fn container_error(sources: &Sources, problem: &str) -> Error {
+fn container_error(problem: &str) -> Error {
     Error::new(code::INVALID_CONFIG, format!("container {PROXY}{problem}")).with_details(format!(
-        "set {} of the container {PROXY} to the ID of the proxy, usually 2102",
-        sources.field
+        "set runAsUser of the container {PROXY} to the ID of the proxy, usually 2102"
     ))
 }

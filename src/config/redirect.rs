@@ -5,11 +5,11 @@ use std::net::IpAddr;
 use ipnet::IpNet;
 
 use super::annotation::annotation_error;
+use super::containers;
 use super::ignored::{INBOUND_KEY, OUTBOUND_KEY, PORT_GRAMMAR};
-use super::init_containers;
 use super::port_lists::{PortList, PortListReader};
 use super::section::config_error;
-use super::{Annotations, Config, PodFacts, ResolvedRedirect, annotation};
+use super::{Annotations, Config, Ipv6, PodFacts, ResolvedRedirect, annotation};
 use crate::cni::error::Error;
 use crate::ports::{self, PortRange};
 use crate::quote::quote;
@@ -51,8 +51,16 @@ impl Config {
             skip_outbound,
             skip_subnets: self.skipped_subnets(annotations)?,
         };
-        let blocked_init_containers = init_containers::blocked(&pod.early_containers, &redirect);
-        Ok(ResolvedRedirect { redirect, ignored: reader.ignored, blocked_init_containers })
+        Ok(ResolvedRedirect {
+            ipv6: match self.ipv6 {
+                Ipv6::Auto if pod.proxy.is_ipv4_only => Ipv6::No,
+                ipv6 => ipv6,
+            },
+            ignored: reader.ignored,
+            blocked_init_containers: containers::blocked(&pod.early_containers, &redirect),
+            exempt_containers: containers::exempt(&pod.app_containers, &redirect),
+            redirect,
+        })
     }
 
     /// [`Config::resolve`] without the ignored elements.

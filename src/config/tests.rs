@@ -95,12 +95,11 @@ fn subnets_of_both_families_keep_their_original_text() {
 
 #[test]
 fn the_proxys_uid_and_gid_come_from_the_annotation_or_the_plugin_entry() {
-    let cases: [(&str, Pairs<'_>, Owner); 6] = [
+    let cases: [(&str, Pairs<'_>, Owner); 5] = [
         ("", &[], (Some(2102), None)),
         (r#","proxy-gid":2103"#, &[], (Some(2102), Some(2103))),
         (r#","proxy-gid":-1"#, &[], (Some(2102), None)),
         ("", &[("proxy-uid", "1234"), ("proxy-gid", "5678")], (Some(1234), Some(5678))),
-        ("", &[("proxy-uid", " 1234 ")], (Some(1234), None)),
         ("", &[("proxy-uid", "0"), ("proxy-gid", "2102")], (None, Some(2102))),
     ];
     for (more, pairs, wanted) in cases {
@@ -123,6 +122,8 @@ fn an_error_names_the_annotation_its_invalid_value_and_the_grammar() {
             "\"010.0.0.0/8\" is not a subnet: expected a CIDR such as 10.0.0.0/8 or fd00::/8",
         ),
         ("proxy-uid", "abc", "expected a whole number up to 4294967294"),
+        ("proxy-uid", " 1234", "expected a whole number up to 4294967294"),
+        ("proxy-gid", "1234 ", "expected a whole number up to 4294967294"),
         ("proxy-uid", "4294967295", "expected a whole number up to 4294967294"),
         ("proxy-gid", "4294967296", "expected a whole number up to 4294967294"),
         ("proxy-gid", "1.5", "expected a whole number up to 4294967294"),
@@ -145,13 +146,12 @@ fn a_proxy_that_would_be_redirected_to_itself_is_rejected() {
 
 #[test]
 fn an_unusable_user_of_the_proxy_container_is_named_because_it_wins_over_the_plugin_entry() {
-    for (uid, gid, problem) in [
-        (Some(0), None, "container linkerd-proxy runs as UID 0"),
-        (Some(4_294_967_295), None, "container linkerd-proxy: runAsUser 4294967295 is above"),
-        (None, Some(4_294_967_295), "container linkerd-proxy: runAsGroup 4294967295 is above"),
+    for (uid, problem) in [
+        (0, "container linkerd-proxy runs as UID 0"),
+        (4_294_967_295, "container linkerd-proxy: runAsUser 4294967295 is above"),
     ] {
-        let facts =
-            PodFacts { proxy: Proxy { uid, gid, ..Proxy::default() }, ..PodFacts::default() };
+        let proxy = Proxy { uid: Some(uid), ..Proxy::default() };
+        let facts = PodFacts { proxy, ..PodFacts::default() };
         let error = defaults("").redirect(&facts).unwrap_err();
         assert_eq!(error.code, code::INVALID_CONFIG);
         assert!(error.msg.starts_with(problem), "{}", error.msg);
@@ -242,7 +242,6 @@ fn unknown_keys_and_nulls_are_ignored_and_the_last_duplicate_wins() {
 fn the_proxy_container_wins_over_annotations_and_those_over_the_plugin_entry() {
     let proxy = Proxy {
         uid: Some(777),
-        gid: Some(0),
         inbound_port: Some(1143),
         control_port: Some(1190),
         ..Proxy::default()
@@ -260,7 +259,7 @@ fn the_proxy_container_wins_over_annotations_and_those_over_the_plugin_entry() {
         ..PodFacts::default()
     };
     let redirect = defaults("").redirect(&facts).unwrap();
-    assert_eq!((redirect.proxy_uid, redirect.proxy_gid), (Some(777), None));
+    assert_eq!((redirect.proxy_uid, redirect.proxy_gid), (Some(777), Some(2)));
     assert_eq!((redirect.inbound_port, redirect.outbound_port), (1143, 1140));
     assert_eq!(ports::joined(&redirect.skip_inbound), "4191,4190,1191,1190");
 }
@@ -269,11 +268,12 @@ fn the_proxy_container_wins_over_annotations_and_those_over_the_plugin_entry() {
 fn keys_that_upstream_lacks_are_read_and_their_invalid_values_named() {
     let config = config(
         r#"{"ipv6":"auto","pod-detection":"api","exclude-namespaces":["kube-system"],
-            "agent-namespace":"cni","agent-daemonset":"mesh-cni","api-retry-seconds":3}"#,
+            "strict-proxy-user":true,"agent-namespace":"cni","agent-daemonset":"mesh-cni","api-retry-seconds":3}"#,
     )
     .unwrap();
     assert_eq!(config.ipv6, Ipv6::Auto);
     assert_eq!(config.detection, Detection::Api);
+    assert!(config.strict_proxy_user);
     assert_eq!(config.exclude_namespaces, ["kube-system"]);
     assert_eq!(config.agent_namespace, "cni");
     assert_eq!(config.agent_daemonset, "mesh-cni");

@@ -77,7 +77,10 @@ impl PodInputs {
 
     fn resolve(&self, facts: &PodFacts) -> PodDecision {
         match self.config.resolve(facts) {
-            Ok(resolved) => PodDecision::Redirected(resolved),
+            Ok(resolved) => match self.config.refusal(&resolved) {
+                Some(error) => PodDecision::Failed(error),
+                None => PodDecision::Redirected(resolved),
+            },
             Err(error) => PodDecision::Failed(error),
         }
     }
@@ -89,17 +92,21 @@ impl PodInputs {
     }
 
     /// Whether IPv6 is redirected too, and why.
-    fn ipv6(&self) -> (bool, &'static str) {
+    fn ipv6(&self, resolved: &ResolvedRedirect) -> (bool, String) {
+        let why = match (self.config.ipv6, resolved.ipv6) {
+            (_, Ipv6::Yes) => return (true, "disableIPv6=false".to_owned()),
+            (_, Ipv6::Auto) => {
+                return (true, "disableIPv6=auto, if the node's kernel has IPv6".to_owned());
+            }
+            (Ipv6::Auto, Ipv6::No) => "disableIPv6=auto, and the proxy listens on IPv4 only",
+            (_, Ipv6::No) => "disableIPv6=true",
+        };
         let has_ipv6 = self.pod.status.ips.iter().any(|address| address.ip.contains(':'));
-        match (self.config.ipv6, has_ipv6) {
-            (Ipv6::Yes, _) => (true, "disableIPv6=false"),
-            (Ipv6::Auto, _) => (true, "disableIPv6=auto, if the node's kernel has IPv6"),
-            (Ipv6::No, false) => (false, "disableIPv6=true; the pod has no IPv6 address"),
-            (Ipv6::No, true) => (
-                false,
-                "disableIPv6=true; the pod has an IPv6 address, and its IPv6 traffic bypasses the proxy",
-            ),
-        }
+        let effect = match has_ipv6 {
+            true => "the pod has an IPv6 address, and its IPv6 traffic bypasses the proxy",
+            false => "the pod has no IPv6 address",
+        };
+        (false, format!("{why}; {effect}"))
     }
 }
 

@@ -15,20 +15,29 @@ pub fn failures(text: &str) -> Vec<Sample<'_>> {
     all
 }
 
+/// Returns the sample of metric `name`, which has no labels, if it is above zero.
+pub fn sample(text: &str, name: &str) -> Option<f64> {
+    text.lines().find_map(|line| number(line.strip_prefix(name)?.strip_prefix(' ')?))
+}
+
 /// Returns the samples of metric `name` above zero, each with the value of its label `label`. Leaves
 /// out values that no agent reports: a program in the agent's place may report any text.
 pub fn samples<'t>(text: &'t str, name: &str, label: &str) -> Vec<Sample<'t>> {
     let of_line = |line: &'t str| {
         let rest = line.strip_prefix(name)?.strip_prefix('{')?;
-        let (labels, number) = rest.rsplit_once("} ")?;
+        let (labels, number_text) = rest.rsplit_once("} ")?;
         let (_, value) = labels.split_once(&format!("{label}=\""))?;
         let (value, _) = value.split_once('"')?;
-        let number: f64 = number.split(' ').next()?.parse().ok()?;
         let is_plain = |c: char| c.is_ascii_alphanumeric() || "_.-".contains(c);
-        let is_valid = number > 0.0 && number < LARGEST && value.chars().all(is_plain);
-        is_valid.then_some((value, number))
+        value.chars().all(is_plain).then_some((value, number(number_text)?))
     };
     text.lines().filter_map(of_line).collect()
+}
+
+/// Reads the number of a sample, which a timestamp may follow.
+fn number(text: &str) -> Option<f64> {
+    let number: f64 = text.split(' ').next()?.parse().ok()?;
+    (number > 0.0 && number < LARGEST).then_some(number)
 }
 
 #[cfg(test)]
@@ -41,6 +50,9 @@ mod tests {
                     a_total{x=\"1\",backend=\"legacy\"} 2 1.5\nab_total{backend=\"plain\"} 1\n# EOF\n";
         assert_eq!(samples(text, "a_total", "backend"), [("native", 3.0), ("legacy", 2.0)]);
         assert_eq!(samples(text, "b_total", "backend"), []);
+        let plain = "a_total 3\nb_total 0\nc_totals 2\nd_total{x=\"1\"} 1\n";
+        let found = ["a_total", "b_total", "c_total", "d_total"].map(|name| sample(plain, name));
+        assert_eq!(found, [Some(3.0), None, None, None]);
     }
 
     #[test]

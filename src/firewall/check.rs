@@ -69,7 +69,8 @@ impl Marked {
 /// it is the shortest of the lists of the mode's backends. `today` counts for rules without a marker.
 ///
 /// # Errors
-/// Fails if no backend of the mode can list rules, and with [`Error::TooLong`].
+/// Fails if no backend of the mode can list rules, or if one that may have the rules cannot, as rules
+/// are not proven to be missing then.
 pub fn missing(today: &Origin, mode: IptablesMode) -> Result<Vec<String>, Error> {
     let deadline = Deadline::after(DEADLINE);
     let marker = native::marker().ok().flatten().or_else(|| legacy_marker(deadline));
@@ -141,11 +142,13 @@ fn missing_of(
         .collect();
     match fewest_missing(redirect, families, &others, deadline) {
         Ok(none) if none.is_empty() => Ok(none),
+        Err(error) if !is_unsupported(&error) => missing.and(Err(error)),
         _ => missing,
     }
 }
 
-/// Returns the shortest of the backends' lists of missing rules.
+/// Returns the shortest of the backends' lists of missing rules. Without a backend that has all, fails if
+/// one of them cannot be read, unless the node lacks it.
 fn fewest_missing(
     redirect: &Redirect,
     families: &[Family],
@@ -171,10 +174,9 @@ fn fewest_missing(
             break;
         }
     }
-    // The rules may be in the list that is too long.
-    match errors.iter().position(|error| matches!(error, Error::TooLong { .. })) {
-        Some(index) => Err(errors.remove(index)),
-        None => fewest.ok_or_else(|| combined(errors)),
+    match fewest {
+        Some(fewest) if errors.iter().all(is_unsupported) => Ok(fewest),
+        _ => Err(combined(errors)),
     }
 }
 

@@ -22,10 +22,10 @@ use crate::config::annotation::is_injected;
 use crate::config::mesh::Mesh;
 use crate::config::{Annotations, Config, Detection, PodFacts, ResolvedRedirect};
 use crate::record::{Command, Record};
-use crate::rules::Redirect;
 
-/// Longest time for API requests if the annotations can decide: enough for one retry, and short
-/// enough that all pods of a node start soon while the API server is down.
+/// Longest time for API requests if the annotations can decide, and for CHECK, which then proves
+/// nothing: enough for one retry, and short enough that all pods of a node start, or are checked, soon
+/// while the API server is down.
 const SHORT_BUDGET: Duration = Duration::from_secs(2);
 
 /// A pod's redirect, and the API error if it was computed without the pod object.
@@ -36,7 +36,8 @@ pub struct PodRedirect {
 }
 
 /// Returns the redirect of the request's pod. `None` means that the pod is skipped;
-/// `record.result` then has the reason.
+/// `record.result` then has the reason. CHECK gets the redirect only from the pod object: the
+/// annotations alone do not prove which rules a running pod needs.
 pub fn find(
     request: &Request,
     config: &Config,
@@ -56,13 +57,13 @@ pub fn find_with(
     let Some((pod, annotations)) = not_skipped(request, config, record)? else {
         return Ok(None);
     };
-    let is_injected = annotations.as_ref().is_some_and(is_injected);
-    if is_injected && config.detection == Detection::Injector {
+    let is_add = record.command == Command::Add;
+    let can_decide = is_add && annotations.as_ref().is_some_and(is_injected);
+    if can_decide && config.detection == Detection::Injector {
         return without_api(&pod, config, annotations, None).map(Some);
     }
-    // CHECK may use the annotations of any pod, marked or not, because CHECK only reads rules.
-    let can_decide = is_injected || record.command == Command::Check;
-    let budget = if can_decide { config.api_budget.min(SHORT_BUDGET) } else { config.api_budget };
+    let is_short = can_decide || !is_add;
+    let budget = if is_short { config.api_budget.min(SHORT_BUDGET) } else { config.api_budget };
     match fetch(&pod, config, budget, record) {
         Ok(Mesh::Meshed(facts)) => {
             record.pod_uid.clone_from(&facts.uid);
@@ -86,12 +87,12 @@ pub fn from_annotations(
     request: &Request,
     config: &Config,
     record: &mut Record,
-) -> Result<Option<Redirect>, Error> {
+) -> Result<Option<ResolvedRedirect>, Error> {
     let Some((pod, Some(annotations))) = not_skipped(request, config, record)? else {
         return Ok(None);
     };
     let found = without_api(&pod, config, Some(annotations), None);
-    Ok(found.ok().map(|found| found.resolved.redirect))
+    Ok(found.ok().map(|found| found.resolved))
 }
 
 /// Returns the request's pod, and the annotations that the runtime passes, if any. `None` means that

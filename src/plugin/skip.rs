@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use crate::cni::args::PodRef;
 use crate::cni::object::Object;
-use crate::config::annotation::{CREATED_BY, INJECT, INJECTOR, is_disabled};
+use crate::config::annotation::{is_disabled, is_of_a_proxy};
 use crate::config::mesh::Unmeshed;
 use crate::config::{Annotations, Config, Detection};
 
@@ -19,8 +19,8 @@ pub enum SkipReason {
     NoPod,
     ExcludedNamespace,
     AgentPod,
-    NoLinkerdAnnotation,
-    /// The annotation [`INJECT`] is `disabled`, and nothing suggests a proxy.
+    NoProxyAnnotation,
+    /// The annotation `linkerd.io/inject` is `disabled`, and no annotation is that of a proxy.
     InjectionDisabled,
     NoProxy,
     /// The init container `linkerd-init` installs the redirect rules.
@@ -33,7 +33,7 @@ impl SkipReason {
         SkipReason::NoPod,
         SkipReason::ExcludedNamespace,
         SkipReason::AgentPod,
-        SkipReason::NoLinkerdAnnotation,
+        SkipReason::NoProxyAnnotation,
         SkipReason::InjectionDisabled,
         SkipReason::NoProxy,
         SkipReason::ProxyInit,
@@ -45,7 +45,7 @@ impl SkipReason {
             SkipReason::NoPod => "no_pod",
             SkipReason::ExcludedNamespace => "excluded_namespace",
             SkipReason::AgentPod => "agent_pod",
-            SkipReason::NoLinkerdAnnotation => "no_linkerd_annotation",
+            SkipReason::NoProxyAnnotation => "no_proxy_annotation",
             SkipReason::InjectionDisabled => "injection_disabled",
             SkipReason::NoProxy => "no_proxy",
             SkipReason::ProxyInit => "proxy_init",
@@ -58,7 +58,7 @@ impl SkipReason {
             SkipReason::NoPod => "skipped: no pod in CNI_ARGS",
             SkipReason::ExcludedNamespace => "skipped: excluded namespace",
             SkipReason::AgentPod => "skipped: agent pod",
-            SkipReason::NoLinkerdAnnotation => "skipped: not meshed (no Linkerd annotation)",
+            SkipReason::NoProxyAnnotation => "skipped: not meshed (no annotation of a proxy)",
             SkipReason::InjectionDisabled => "skipped: not meshed (linkerd.io/inject: disabled)",
             SkipReason::NoProxy => "skipped: no linkerd-proxy container",
             SkipReason::ProxyInit => "skipped: linkerd-init container",
@@ -96,12 +96,12 @@ pub fn skip_reason(
 /// Returns why a pod with these annotations is skipped, unless the plugin asks for every pod
 /// ([`Detection::Api`]).
 pub fn skipped_by_annotations(annotations: &Annotations) -> Option<SkipReason> {
-    if may_be_meshed(annotations) {
+    if is_of_a_proxy(annotations) {
         return None;
     }
     Some(match is_disabled(annotations) {
         true => SkipReason::InjectionDisabled,
-        false => SkipReason::NoLinkerdAnnotation,
+        false => SkipReason::NoProxyAnnotation,
     })
 }
 
@@ -113,27 +113,6 @@ fn is_agent_pod(pod: &PodRef, config: &Config) -> bool {
         pod.name.strip_prefix(&config.agent_daemonset).and_then(|rest| rest.strip_prefix('-'));
     pod.namespace == config.agent_namespace
         && suffix.is_some_and(|suffix| !suffix.is_empty() && !suffix.contains('-'))
-}
-
-/// Whether the pod has an annotation that suggests a proxy.
-///
-/// The injector, `linkerd inject --manual` and Linkerd's charts set several annotations on
-/// each pod with a proxy. Which ones depends on their version, so any key of Linkerd counts:
-/// a needless request is better than a meshed pod without redirect rules. Two annotations do
-/// not count on a pod with `linkerd.io/inject: disabled`:
-///
-/// - `linkerd.io/inject` itself,
-/// - `linkerd.io/created-by`, unless it names the injector.
-///
-/// The agent's pods have these two and no other, in upstream's chart and in this one. Without
-/// `inject: disabled`, `created-by` counts, as charts also set it on pods with a proxy.
-fn may_be_meshed(annotations: &Annotations) -> bool {
-    let is_disabled = is_disabled(annotations);
-    annotations.iter().any(|(key, value)| match key.as_str() {
-        INJECT => !is_disabled,
-        CREATED_BY => !is_disabled || value.starts_with(INJECTOR),
-        key => is_linkerd_key(key),
-    })
 }
 
 /// Whether the domain of an annotation key is `linkerd.io` or a subdomain.
@@ -169,15 +148,20 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_without_linkerd_annotations_is_skipped() {
-        let none = Some(SkipReason::NoLinkerdAnnotation);
+    fn a_pod_without_an_annotation_that_only_pods_with_a_proxy_have_is_skipped() {
+        let none = Some(SkipReason::NoProxyAnnotation);
         let disabled = Some(SkipReason::InjectionDisabled);
         let cases = [
             ("{}", none),
             (r#"{"kubernetes.io/config.source":"api"}"#, none),
             (r#"{"linkerd.io/inject":"disabled"}"#, disabled),
             (r#"{"notlinkerd.io/inject":"enabled"}"#, none),
-            (r#"{"linkerd.io/inject":"enabled"}"#, None),
+            (r#"{"linkerd.io/inject":"enabled"}"#, none),
+            (r#"{"config.linkerd.io/opaque-ports":"3306"}"#, none),
+            (
+                r#"{"config.linkerd.io/opaque-ports":"3306","linkerd.io/inject":"disabled"}"#,
+                disabled,
+            ),
             (r#"{"linkerd.io/inject":"disabled","linkerd.io/proxy-version":"x"}"#, None),
             (
                 r#"{"linkerd.io/inject":"disabled","linkerd.io/created-by":"linkerd/helm v1.7.0"}"#,
@@ -202,14 +186,15 @@ mod tests {
             ),
             (
                 r#"{"linkerd.io/inject":"disabled","linkerd.io/created-by":"linkerd/cli v1","config.linkerd.io/proxy-uid":"1"}"#,
-                None,
+                disabled,
             ),
-            (r#"{"linkerd.io/inject":"enabled","linkerd.io/created-by":"linkerd/helm v1"}"#, None),
-            (r#"{"linkerd.io/created-by":"linkerd/cli v1"}"#, None),
-            (r#"{"linkerd.io/created-by":"linkerd/helm v1"}"#, None),
+            (r#"{"linkerd.io/inject":"enabled","linkerd.io/created-by":"linkerd/helm v1"}"#, none),
+            (r#"{"linkerd.io/created-by":"linkerd/cli v1"}"#, none),
+            (r#"{"linkerd.io/created-by":"linkerd/helm v1"}"#, none),
             (r#"{"linkerd.io/created-by":"linkerd/proxy-injector edge-1"}"#, None),
             (r#"{"linkerd.io/proxy-version":"x"}"#, None),
-            (r#"{"config.linkerd.io/skip-inbound-ports":"1"}"#, None),
+            (r#"{"linkerd.io/inject":"disabled","linkerd.io/trust-root-sha256":"x"}"#, None),
+            (r#"{"config.linkerd.io/skip-inbound-ports":"1"}"#, none),
             ("null", None),
             ("[]", None),
             (r#"{"a":1}"#, None),

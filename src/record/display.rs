@@ -44,7 +44,11 @@ impl fmt::Display for Record {
                 "; init containers without network, as they start before the proxy: {names}"
             )?;
         }
-        if let Some(degraded) = &self.degraded {
+        if !self.exempt_containers.is_empty() {
+            let names = self.exempt_containers.join(", ");
+            write!(f, "; containers that run as the proxy's user and bypass the proxy: {names}")?;
+        }
+        if let Some(degraded) = self.degraded_text() {
             write!(f, "; {degraded}")?;
         }
         match &self.error {
@@ -60,9 +64,14 @@ impl fmt::Display for Failure {
     }
 }
 
-impl fmt::Display for Degraded {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Degraded(error) = self;
-        write!(f, "annotations and plugin entry alone were used: {error}")
+impl Record {
+    /// Describes [`Record::degraded`].
+    pub fn degraded_text(&self) -> Option<String> {
+        let Degraded(error) = self.degraded.as_ref()?;
+        let effect = match self.command {
+            Command::Add => "annotations and plugin entry alone were used",
+            Command::Check => "without proof whether redirect rules are missing",
+        };
+        Some(format!("{effect}: {error}"))
     }
 }

@@ -301,7 +301,7 @@ fn skipped_by_name(pod: &StrandedPod, config: &Config) -> Option<SkipReason> {
 /// Explains why a repair does not help: the plugin would skip the pod's replacement, too.
 fn skipped_by_plugin(reason: SkipReason) -> String {
     let remedy = match reason {
-        SkipReason::NoLinkerdAnnotation | SkipReason::InjectionDisabled => {
+        SkipReason::NoProxyAnnotation | SkipReason::InjectionDisabled => {
             "set the chart's podDetection to api or repairController.mode to in-place, or give the \
              pod the annotation linkerd.io/proxy-version"
         }

@@ -93,8 +93,8 @@ impl Inspector {
         let Mesh::Meshed(facts) = facts(pod, &name, &mut lookup)? else {
             return Ok(Inspection::NotApplicable);
         };
-        let redirect = self.config.redirect(&facts)?;
-        let (survey, today) = in_place::survey(&netns, redirect, self.config.ipv6)?;
+        let resolved = self.config.resolve(&facts)?;
+        let (survey, today) = in_place::survey(&netns, resolved.redirect, resolved.ipv6)?;
         Ok(match survey {
             Survey::Complete => Inspection::Complete,
             Survey::Drifted => Inspection::Drifted(PodRules { netns, origin: today }),

@@ -246,7 +246,7 @@ mod tests {
         let annotated = with(meshed.clone(), "/metadata/annotations", annotations);
         assert_eq!(verdict(unlabelled), None);
         let skipped = |pod| verdict(pod).unwrap().skipped_by_annotations;
-        assert_eq!(skipped(meshed), Some(SkipReason::NoLinkerdAnnotation));
+        assert_eq!(skipped(meshed), Some(SkipReason::NoProxyAnnotation));
         assert_eq!(skipped(annotated), None);
         assert_eq!(skipped(injected), None);
     }

@@ -164,6 +164,9 @@ every meshed pod.
 {{- if eq (toString .Values.strictAnnotations) "true" }}
 {{- $_ := set $linkerd "strict-annotations" true }}
 {{- end }}
+{{- if eq (toString .Values.strictProxyUser) "true" }}
+{{- $_ := set $linkerd "strict-proxy-user" true }}
+{{- end }}
 {{- $_ := set $linkerd "pod-detection" (.Values.podDetection | default "annotations") }}
 {{- $_ := set $linkerd "api-retry-seconds" (.Values.apiRetrySeconds | default 10 | int64) }}
 {{- /* The plugin skips the agent's pods, which install the credential, without an API request. */}}

@@ -12,7 +12,7 @@ use crate::record::{Command, Record};
 /// A class of errors: its codes, its name, and a note with cause and remedy.
 type Class = (&'static [u32], &'static str, &'static str);
 
-const CLASSES: [Class; 8] = [
+const CLASSES: [Class; 9] = [
     (
         &[code::KUBECONFIG],
         "failed: kubeconfig",
@@ -37,6 +37,11 @@ const CLASSES: [Class; 8] = [
         &[code::ANNOTATION],
         "failed: annotation",
         "an annotation of the pod or its namespace is invalid. Correct it, and delete the pod",
+    ),
+    (
+        &[code::SHARED_PROXY_USER],
+        "failed: proxy user",
+        "a container runs as the proxy's user, so its connections would bypass the proxy. Set another runAsUser for the container, and delete the pod",
     ),
     (
         &[code::NO_IPTABLES, code::RULES_FAILED],
@@ -101,7 +106,7 @@ mod tests {
     #[test]
     fn each_class_of_failed_adds_makes_an_event_of_its_own_without_the_senders_words() {
         let mut subjects = std::collections::BTreeSet::new();
-        for code in [1, 4, 5, 6, 7, 8, 100, 101, 102, 104, 110, 120, 121, 999] {
+        for code in [1, 4, 5, 6, 7, 8, 100, 101, 102, 104, 110, 111, 120, 121, 999] {
             let event = event("ADD", code).unwrap();
             let note = &event.content.note;
             assert_eq!(event.content.reason, "LinkerdCNIFailed");

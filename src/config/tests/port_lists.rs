@@ -101,6 +101,8 @@ fn an_invalid_port_of_the_proxy_is_ignored_as_in_upstreams_injector() {
         ("inbound-port", "0"),
         ("outbound-port", "65536"),
         ("admin-port", "x"),
+        ("admin-port", " 4191"),
+        ("inbound-port", "4143\n"),
         ("control-port", "80-90"),
     ] {
         let facts = PodFacts { annotations: annotations(&[(key, value)]), ..PodFacts::default() };

@@ -4,11 +4,12 @@ use super::{PODS, unreadable};
 use crate::config::Ipv6;
 use crate::extension::checks::chart::plugin_entry;
 use crate::extension::facts::Facts;
+use crate::extension::metrics::sample;
 use crate::extension::report::Check;
 use crate::repair::stranded_pod::StrandedPod;
 
 pub fn checks(facts: &Facts) -> Vec<Check> {
-    vec![stranded(facts), ipv6(facts)]
+    vec![stranded(facts), proxy_user(facts), ipv6(facts)]
 }
 
 /// Checks that no pod waits without redirect rules.
@@ -27,6 +28,22 @@ fn stranded(facts: &Facts) -> Check {
         "pods that started before the plugin was installed on their node; delete them, or enable \
          repairController",
         &stranded,
+    )
+}
+
+/// Checks that no pod started whose containers bypass the proxy as its user, by the agents' counters:
+/// reading all pods of the cluster would cost too much.
+fn proxy_user(facts: &Facts) -> Check {
+    const COUNTER: &str = "linkerd_cni_plugin_pods_with_exempt_containers_total";
+    let check = Check::new(PODS, "proxy-user", "no container runs as the proxy's user");
+    let agents = facts.agents.iter().flatten();
+    let counted = agents.filter_map(|agent| {
+        Some(format!("{}: {} pods", agent.node(), sample(&agent.metrics, COUNTER)?))
+    });
+    check.warning_if_any(
+        "pods with a container that bypasses the proxy, since the agent started; the Events \
+         LinkerdCNIProxyUserShared name them",
+        &counted.collect::<Vec<_>>(),
     )
 }
 

@@ -25,7 +25,7 @@ fn cluster(pod: Value) -> Cluster {
 fn meshed() -> Value {
     json!({
         "metadata": {"name": "web", "namespace": "shop", "uid": "u", "annotations": {
-            "linkerd.io/inject": "enabled",
+            "linkerd.io/proxy-version": "edge-26.1.1",
             "config.linkerd.io/skip-outbound-ports": "3306,http,8000-8010",
             "config.linkerd.io/skip-subnets": "10.2.0.0/16",
         }},
@@ -62,7 +62,7 @@ fn the_rules_can_be_shown_as_iptables_text_for_both_families() {
 fn pods_that_are_not_redirected_are_explained_in_the_plugins_words() {
     let cases = [
         ("/spec/hostNetwork", json!(true), "spec.hostNetwork is true"),
-        ("/metadata/annotations", json!({}), "skipped: not meshed (no Linkerd annotation)"),
+        ("/metadata/annotations", json!({}), "skipped: not meshed (no annotation of a proxy)"),
         (
             "/metadata/annotations",
             json!({"linkerd.io/inject": "disabled"}),
@@ -76,7 +76,7 @@ fn pods_that_are_not_redirected_are_explained_in_the_plugins_words() {
         ),
         (
             "/metadata/annotations",
-            json!({"config.linkerd.io/skip-subnets": "10.0.0.0"}),
+            json!({"linkerd.io/proxy-version": "x", "config.linkerd.io/skip-subnets": "10.0.0.0"}),
             "the plugin fails, and the pod cannot start",
         ),
     ];
@@ -87,6 +87,32 @@ fn pods_that_are_not_redirected_are_explained_in_the_plugins_words() {
         assert!(text.contains(wanted), "{wanted}: {text}");
         assert!(!text.contains("table ip"), "{text}");
     }
+}
+
+#[test]
+fn the_bypass_of_a_container_with_the_proxys_user_and_of_ipv6_is_named() {
+    let mut entry = entry();
+    entry["linkerd"]["ipv6"] = json!("auto");
+    let mut cluster = cluster(meshed());
+    cluster.put(CONFIG, json!({"data": {"cni_network_config": entry.to_string()}}));
+    let mut spec = meshed()["spec"].clone();
+    spec["securityContext"] = json!({"runAsUser": 2102});
+    spec["containers"][1]["env"] =
+        json!([{"name": "LINKERD2_PROXY_INBOUND_LISTEN_ADDR", "value": "0.0.0.0:4143"}]);
+    cluster.set(POD, "/spec", spec);
+    cluster.set(POD, "/status/podIPs", json!([{"ip": "10.1.0.7"}, {"ip": "fd00::7"}]));
+    let text = explained(&cluster, RuleFormat::Iptables);
+    for line in [
+        "Warning:   containers run as the proxy's user, and their connections bypass it: app\n",
+        "IPv6:      no (disableIPv6=auto, and the proxy listens on IPv4 only; the pod has an IPv6 \
+         address, and its IPv6 traffic bypasses the proxy)\n",
+    ] {
+        assert!(text.contains(line), "{line}: {text}");
+    }
+    entry["linkerd"]["strict-proxy-user"] = json!(true);
+    cluster.put(CONFIG, json!({"data": {"cni_network_config": entry.to_string()}}));
+    let text = explained(&cluster, RuleFormat::Iptables);
+    assert!(text.contains("would bypass the proxy: app (code 111)"), "{text}");
 }
 
 #[test]
@@ -113,7 +139,10 @@ fn a_skip_by_annotations_says_that_the_runtime_must_pass_them() {
     assert!(!explained(&cluster, RuleFormat::Nft).contains("Note:"));
     cluster.set(POD, "/metadata/annotations", json!({}));
     let text = explained(&cluster, RuleFormat::Nft);
-    assert!(text.contains("(no Linkerd annotation)\nNote:      holds if the container"), "{text}");
+    assert!(
+        text.contains("(no annotation of a proxy)\nNote:      holds if the container"),
+        "{text}"
+    );
 }
 
 #[test]

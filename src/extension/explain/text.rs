@@ -83,7 +83,7 @@ fn depends_on_runtime(inputs: &PodInputs, decision: &PodDecision) -> bool {
     match decision {
         PodDecision::HostNetwork => false,
         PodDecision::Skipped(reason) => {
-            matches!(reason, SkipReason::NoLinkerdAnnotation | SkipReason::InjectionDisabled)
+            matches!(reason, SkipReason::NoProxyAnnotation | SkipReason::InjectionDisabled)
         }
         PodDecision::Redirected(_) | PodDecision::Failed(_) => inputs.is_by_annotations(),
     }
@@ -95,7 +95,7 @@ fn redirect(
     resolved: &ResolvedRedirect,
     format: RuleFormat,
 ) {
-    let (has_ipv6, why) = inputs.ipv6();
+    let (has_ipv6, why) = inputs.ipv6(resolved);
     let families: &[Family] =
         if has_ipv6 { &[Family::Ipv4, Family::Ipv6] } else { &[Family::Ipv4] };
     let word = if has_ipv6 { "yes" } else { "no" };
@@ -103,6 +103,13 @@ fn redirect(
     let _ = writeln!(text, "IPv6:      {word} ({why})");
     for list in &resolved.ignored {
         let _ = writeln!(text, "Warning:   {list}; expected {}", list.grammar());
+    }
+    if !resolved.exempt_containers.is_empty() {
+        let names = resolved.exempt_containers.join(", ");
+        let _ = writeln!(
+            text,
+            "Warning:   containers run as the proxy's user, and their connections bypass it: {names}"
+        );
     }
     if inputs.config.simulate {
         let _ = writeln!(

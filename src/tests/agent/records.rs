@@ -81,7 +81,7 @@ fn what_the_plugin_did_is_in_the_agents_log_and_metrics() {
     add(&node, "web-1", false);
     add(&node, "web-2", true);
     let passed = "INFO linkerd-cni: ADD ns/web-1 container c0ffee: \
-                  skipped: not meshed (no Linkerd annotation), 0 requests, ";
+                  skipped: not meshed (no annotation of a proxy), 0 requests, ";
     until("the first record", || agent.log().contains(passed));
     let failed = "ERROR linkerd-cni: ADD ns/web-2 container c0ffee: failed, ";
     until("the second record", || agent.log().contains(failed));

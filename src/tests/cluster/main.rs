@@ -43,6 +43,7 @@ mod own_account;
 mod platforms;
 mod plugin;
 mod pods;
+mod proxy_user;
 mod quickstart;
 mod refused;
 mod release;

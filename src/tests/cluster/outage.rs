@@ -56,6 +56,43 @@ fn an_injected_pod_takes_one_api_request_and_with_the_detection_injector_none() 
 }
 
 #[test]
+fn databases_that_the_injector_annotates_start_without_a_request_and_without_an_api_server() {
+    let node = Node::exclusive();
+    let helm = Helm::with_local_repository();
+    let pods = Pods::default();
+    helm.run("install", &[]);
+    let disabled = ("linkerd.io/inject", "disabled");
+    let opaque = |ports| ("config.linkerd.io/opaque-ports", ports);
+    let database = |name: &str, annotations: &[(&str, &str)]| {
+        let mut pod = pods::unmeshed(name);
+        pod["metadata"]["annotations"] = annotations.iter().copied().collect();
+        pod
+    };
+    let of_namespace = opaque("25,587,3306,4444,5432,6379,9300,11211");
+    pods.start(&[
+        database("mysql", &[opaque("3306")]),
+        database("postgres", &[opaque("5432"), disabled]),
+        database("redis", &[of_namespace]),
+        database("memcached", &[of_namespace, disabled]),
+        pods::meshed("meshed"),
+    ]);
+    let counts = ["mysql", "postgres", "redis", "memcached", "meshed"];
+    let counts = counts.map(|name| node.api_requests(name));
+    println!("API requests: four databases and a meshed pod: {counts:?}");
+    assert_eq!(counts, [0, 0, 0, 0, 2]);
+
+    let mut pod = database("static-mysql", &[opaque("3306"), disabled]);
+    pod["metadata"]["namespace"] = "default".into();
+    let pod = node.without_api_server(|| {
+        let pod = node.static_pod(&pod);
+        until("the database runs", || pod.runs());
+        pod
+    });
+    drop((pod, pods));
+    helm.uninstall();
+}
+
+#[test]
 fn with_a_revoked_token_injected_pods_start_redirected_and_other_meshed_pods_wait() {
     let _node = Node::exclusive();
     let helm = Helm::with_local_repository();

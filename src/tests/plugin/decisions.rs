@@ -6,10 +6,10 @@ use super::namespaces::{NEIGHBOUR, Namespaces};
 use super::{Call, POD_PATH, UID, UNMESHED, listen, meshed_api, record_socket};
 
 #[test]
-fn pods_without_linkerd_annotations_are_skipped_without_a_request() {
+fn pods_without_an_annotation_of_a_proxy_are_skipped_without_a_request() {
     let (api, namespaces) = (meshed_api(), Namespaces::new());
     let add = || Call::new("ADD", &namespaces.path(), &api);
-    let marked = json!({"linkerd.io/inject": "enabled"});
+    let marked = json!({"linkerd.io/proxy-version": "edge-26.8.3"});
     let cases = [
         ("without annotations", add().annotated(json!({})), 0),
         ("disabled", add().annotated(json!({"linkerd.io/inject": "disabled"})), 0),
@@ -26,7 +26,7 @@ fn pods_without_linkerd_annotations_are_skipped_without_a_request() {
                 .env("CNI_ARGS", "K8S_POD_NAMESPACE=cni;K8S_POD_NAME=linkerd-cni-abcde"),
             0,
         ),
-        ("with a Linkerd annotation", add().annotated(marked), 2),
+        ("with an annotation of a proxy", add().annotated(marked), 2),
         (
             "pod-detection: api",
             add().annotated(json!({})).linkerd("pod-detection", json!("api")),
@@ -68,10 +68,9 @@ fn the_agents_pod_in_any_namespace_starts_without_a_request_while_the_token_is_r
     }
     assert!(api.requests().is_empty(), "{:?}", api.requests());
 
-    for failing in [
-        add("mesh"),
-        add("mesh").annotated(json!({"linkerd.io/created-by": "linkerd/cli edge-26.8.3"})),
-    ] {
+    for failing in
+        [add("mesh"), add("mesh").annotated(json!({"linkerd.io/proxy-version": "edge-26.8.3"}))]
+    {
         let (code, msg) = failing.run().error();
         assert_eq!(code, 102, "{msg}");
     }

@@ -25,6 +25,7 @@ mod namespaces;
 mod native;
 mod optional_ipv6;
 mod protocol;
+mod proxy_container;
 mod record_socket;
 mod rules;
 mod stderr;

@@ -129,14 +129,9 @@ impl Start {
         let suffix = self.name.strip_prefix("linkerd-cni-");
         let is_agent =
             self.namespace == AGENT_NAMESPACE && suffix.is_some_and(|suffix| !suffix.contains('-'));
-        let is_disabled =
-            self.annotations.get("linkerd.io/inject").is_some_and(|v| v == "disabled");
-        let suggests_proxy = self.annotations.iter().any(|(key, value)| match key.as_str() {
-            "linkerd.io/inject" => !is_disabled,
-            "linkerd.io/created-by" => !is_disabled || value.starts_with("linkerd/proxy-injector"),
-            key => key.split('/').next().is_some_and(|domain| {
-                key.contains('/') && (domain == "linkerd.io" || domain.ends_with(".linkerd.io"))
-            }),
+        let suggests_proxy = self.annotations.iter().any(|(key, value)| {
+            ["linkerd.io/proxy-version", "linkerd.io/trust-root-sha256"].contains(&key.as_str())
+                || (key == "linkerd.io/created-by" && value.starts_with("linkerd/proxy-injector"))
         });
         let may_trust_annotations = self.has_capability && self.detection != "api";
         self.namespace == EXCLUDED || is_agent || (may_trust_annotations && !suggests_proxy)

@@ -132,11 +132,7 @@ proptest! {
         let annotations = config["runtimeConfig"]["io.kubernetes.cri.pod-annotations"].clone();
         let annotations = annotations.as_object().unwrap();
         let value = |key: &str| annotations.get(key).and_then(Value::as_str);
-        let is_of_a_proxy = |key: &String| {
-            key.starts_with("config.linkerd.io/") || key == "linkerd.io/proxy-version"
-        };
-        let may_be_meshed = annotations.keys().any(is_of_a_proxy)
-            || value("linkerd.io/inject") == Some("enabled")
+        let may_be_meshed = value("linkerd.io/proxy-version").is_some()
             || value("linkerd.io/created-by") == Some("linkerd/proxy-injector v1");
         if may_be_meshed {
             let stdout = add(POD, config.to_string().as_bytes());

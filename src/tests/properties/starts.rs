@@ -18,6 +18,8 @@ fn annotations() -> impl Strategy<Value = Annotations> {
         "notlinkerd.io/inject",
         "viz.linkerd.io/tap-enabled",
         "linkerd.io/proxy-version",
+        "linkerd.io/trust-root-sha256",
+        "config.linkerd.io/opaque-ports",
         annotation::INJECT,
         annotation::CREATED_BY,
         annotation::SKIP_INBOUND_PORTS,
@@ -92,7 +94,7 @@ fn each_outcome_of_a_start_occurs() {
         of_namespace: Annotations::new(),
         api_error: None,
     };
-    let enabled = [("linkerd.io/inject", "enabled")];
+    let enabled = [("linkerd.io/proxy-version", "edge-26.1.1")];
     let injected = [("linkerd.io/created-by", "linkerd/proxy-injector v1")];
     let meshed = start(&enabled, &["app", "linkerd-proxy"]);
     assert!(matches!(meshed.decide(), Ok(Ok(_))));

@@ -247,3 +247,17 @@ fn a_failed_repair_of_an_audited_pod_causes_no_new_list() {
     }
     assert_eq!(node.api.requests(|request| request.is_watch()).len(), 1);
 }
+
+/// As pods of a control plane with `proxy.gid`: the plugin exempts no group, and the audit expects none.
+#[test]
+fn a_pod_whose_proxy_container_has_a_group_and_whose_pod_has_a_user_is_complete() {
+    let node = meshed("native");
+    let mut pod = running();
+    pod["spec"]["securityContext"] = json!({"runAsUser": 1000, "runAsGroup": 1000});
+    pod["spec"]["containers"][1]["securityContext"] = json!({"runAsGroup": 2103});
+    node.knows(&pod);
+    let controller = node.controller(&["--audit-seconds=1"]);
+    controller.reaches("audits_total", 2);
+    assert_eq!(controller.metric("audit_pods_incomplete_total"), 0);
+    assert!(controller.metric("audit_pods_complete_total") > 0);
+}

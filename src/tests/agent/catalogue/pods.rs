@@ -44,6 +44,21 @@ fn an_init_container_starts_before_the_proxy() {
 }
 
 #[test]
+fn a_container_runs_as_the_proxys_user() {
+    let mut fault = Fault::new("proxy-user-shared");
+    let mut pod = meshed_pod();
+    pod["spec"]["securityContext"] = json!({"runAsUser": 2102});
+    fault.answer_pod(200, &pod);
+    fault.add().run().succeeded();
+    fault.pod_event("LinkerdCNIProxyUserShared");
+    fault.log_line("run as the proxy's user");
+    fault.metrics("linkerd_cni_plugin_pods_with_exempt_containers_total");
+    let outcome = fault.add().linkerd("strict-proxy-user", json!(true)).run();
+    fault.pod_fails(&outcome);
+    fault.check();
+}
+
+#[test]
 fn the_network_namespace_is_gone() {
     let mut fault = Fault::new("network-namespace-missing");
     let outcome = fault.add().env("CNI_NETNS", "/var/run/netns/cni-1234").run();

@@ -1,5 +1,6 @@
-//! Finds the init containers whose outbound connections are redirected to a proxy that does not run
-//! yet. Pure.
+//! Finds the containers that the redirect rules treat in a way that their author may not expect: init
+//! containers whose outbound connections are redirected to a proxy that does not run yet, and
+//! containers of the app whose connections bypass the proxy. Pure.
 
 use super::mesh::PROXY;
 use crate::kube::types::{Container, Pod};
@@ -9,9 +10,9 @@ use crate::rules::Redirect;
 /// Init container of Linkerd that connects to a server of its own through the redirect rules.
 const VALIDATOR: &str = "linkerd-network-validator";
 
-/// An init container that starts before the proxy.
+/// The user that a container runs as.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct EarlyContainer {
+pub struct ContainerUser {
     name: String,
     /// User and group from the securityContext. `None`: those of the image, which are unknown.
     uid: Option<i64>,
@@ -21,17 +22,24 @@ pub struct EarlyContainer {
 /// Returns the init containers that run to their end before the proxy starts. If the proxy is an
 /// init container itself (a native sidecar), these are the ones in front of it. A native sidecar
 /// in front of the proxy keeps running, so that it can connect later.
-pub fn before_proxy(pod: &Pod) -> Vec<EarlyContainer> {
+pub fn before_proxy(pod: &Pod) -> Vec<ContainerUser> {
     let early = pod.spec.init_containers.iter().take_while(|container| container.name != PROXY);
     let early = early.filter(|container| {
         container.name != VALIDATOR && container.restart_policy.as_deref() != Some("Always")
     });
-    early.map(|container| early_container(container, pod)).collect()
+    early.map(|container| user(container, pod)).collect()
 }
 
-fn early_container(container: &Container, pod: &Pod) -> EarlyContainer {
+/// Returns the containers that run beside the proxy, without init containers: the proxy's UID is the
+/// documented way to give an init container the network before the proxy starts.
+pub fn of_app(pod: &Pod) -> Vec<ContainerUser> {
+    let all = pod.spec.containers.iter().flatten();
+    all.filter(|container| container.name != PROXY).map(|container| user(container, pod)).collect()
+}
+
+fn user(container: &Container, pod: &Pod) -> ContainerUser {
     let (own, of_pod) = (container.security_context, pod.spec.security_context);
-    EarlyContainer {
+    ContainerUser {
         name: container.name.clone(),
         uid: own.run_as_user.or(of_pod.run_as_user),
         gid: own.run_as_group.or(of_pod.run_as_group),
@@ -40,15 +48,29 @@ fn early_container(container: &Container, pod: &Pod) -> EarlyContainer {
 
 /// Returns the names of those containers whose outbound connections `redirect` sends to the proxy:
 /// not those with the proxy's UID or GID, and none if all ports are skipped.
-pub fn blocked(containers: &[EarlyContainer], redirect: &Redirect) -> Vec<String> {
+pub fn blocked(containers: &[ContainerUser], redirect: &Redirect) -> Vec<String> {
     if skips_all_ports(&redirect.skip_outbound) {
         return Vec::new();
     }
-    let is = |id: Option<i64>, of_proxy: Option<u32>| id.is_some() && id == of_proxy.map(i64::from);
-    let blocked = containers.iter().filter(|container| {
-        !is(container.uid, redirect.proxy_uid) && !is(container.gid, redirect.proxy_gid)
-    });
-    blocked.map(|container| container.name.clone()).collect()
+    names(containers.iter().filter(|container| !container.is_exempt(redirect)))
+}
+
+/// Returns the names of those containers whose outbound connections bypass the proxy, as they have the
+/// UID or GID that `redirect` exempts for the proxy.
+pub fn exempt(containers: &[ContainerUser], redirect: &Redirect) -> Vec<String> {
+    names(containers.iter().filter(|container| container.is_exempt(redirect)))
+}
+
+fn names<'c>(containers: impl Iterator<Item = &'c ContainerUser>) -> Vec<String> {
+    containers.map(|container| container.name.clone()).collect()
+}
+
+impl ContainerUser {
+    fn is_exempt(&self, redirect: &Redirect) -> bool {
+        let is =
+            |id: Option<i64>, of_proxy: Option<u32>| id.is_some() && id == of_proxy.map(i64::from);
+        is(self.uid, redirect.proxy_uid) || is(self.gid, redirect.proxy_gid)
+    }
 }
 
 /// Whether `ranges` contain every port from 1 to 65535.
@@ -119,6 +141,19 @@ mod tests {
         let shared = r#"{"securityContext":{"runAsUser":2102},"containers":[{"name":"linkerd-proxy"}],
             "initContainers":[{"name":"a"}]}"#;
         assert!(blocked_in(shared).is_empty());
+    }
+
+    #[test]
+    fn a_container_of_the_app_with_the_proxys_uid_or_gid_is_exempt() {
+        let exempt = |spec| exempt(&of_app(&pod(spec)), &redirect(Some(2103), &[]));
+        let own = r#"{"containers":[{"name":"linkerd-proxy","securityContext":{"runAsUser":2102}},
+            {"name":"a","securityContext":{"runAsUser":2102}},{"name":"b"},
+            {"name":"c","securityContext":{"runAsGroup":2103}}],
+            "initContainers":[{"name":"i","securityContext":{"runAsUser":2102}}]}"#;
+        assert_eq!(exempt(own), ["a", "c"]);
+        let of_pod = r#"{"securityContext":{"runAsUser":2102},"containers":[{"name":"a"},
+            {"name":"b","securityContext":{"runAsUser":0}},{"name":"linkerd-proxy"}]}"#;
+        assert_eq!(exempt(of_pod), ["a"]);
     }
 
     /// The examples of docs/init-containers.md, by their name.

@@ -1,0 +1,171 @@
+//! What the containers of a pod state: user and listen addresses of the proxy, and users of the app.
+
+use serde_json::{Value, json};
+
+use super::api::Api;
+use super::namespaces::{NEIGHBOUR, Namespaces, POD};
+use super::record_socket::{listen as listen_for_records, record};
+use super::{Call, NAMESPACE, NAMESPACE_PATH, POD_PATH, UID, bracketed, listen};
+
+/// API server with a pod that has this spec and these annotations.
+fn api(spec: Value, annotations: Value) -> Api {
+    let metadata =
+        json!({"name": "web", "namespace": "ns", "uid": UID, "annotations": annotations});
+    let api = Api::start();
+    let pod = json!({"metadata": metadata, "spec": spec});
+    api.answer(POD_PATH, 200, &pod.to_string()).answer(NAMESPACE_PATH, 200, NAMESPACE);
+    api
+}
+
+/// A spec with the container `app` and this proxy container.
+fn with_proxy(mut proxy: Value) -> Value {
+    proxy["name"] = json!("linkerd-proxy");
+    json!({"containers": [{"name": "app"}, proxy]})
+}
+
+fn started(api: &Api) -> Namespaces {
+    let namespaces = Namespaces::new();
+    listen(&namespaces);
+    Call::new("ADD", &namespaces.path(), api).run().succeeded();
+    namespaces
+}
+
+#[test]
+fn only_the_proxys_own_uid_is_exempt_and_no_user_or_group_that_the_app_has_too() {
+    let mut of_pod = with_proxy(json!({}));
+    of_pod["securityContext"] = json!({"runAsUser": 3000, "runAsGroup": 3000});
+    let policy = with_proxy(json!({"securityContext": {"runAsUser": 2102, "runAsGroup": 3000}}));
+    let annotated = json!({"config.linkerd.io/proxy-uid": "4000"});
+    let own = with_proxy(json!({"securityContext": {"runAsUser": 5000}}));
+    for (spec, annotations, exempt) in [
+        (of_pod.clone(), json!({}), 2102),
+        (of_pod, annotated.clone(), 4000),
+        (policy, json!({}), 2102),
+        (own, annotated, 5000),
+    ] {
+        let namespaces = started(&api(spec.clone(), annotations));
+        for uid in [2102, 3000, 4000, 5000] {
+            let wanted = if uid == exempt { "server" } else { "outbound" };
+            let found = namespaces.connect_from_pod(uid, NEIGHBOUR[0], 9000);
+            assert!(found.starts_with(wanted), "{spec}: user {uid}: {found}");
+        }
+    }
+}
+
+#[test]
+fn an_app_container_with_the_proxys_user_is_recorded_and_refused_if_strict() {
+    let mut spec = with_proxy(json!({"securityContext": {"runAsUser": 2102}}));
+    let mut case = |pod: Value, app: Value, init: Value, gid: i64, wanted: &[&str]| {
+        spec["securityContext"] = pod;
+        spec["containers"][0]["securityContext"] = app;
+        spec["initContainers"] = json!([{"name": "early", "securityContext": init}]);
+        let api = api(spec.clone(), json!({}));
+        for strict in [false, true] {
+            let namespaces = Namespaces::new();
+            let add = Call::new("ADD", &namespaces.path(), &api)
+                .linkerd("proxy-gid", json!(gid))
+                .linkerd("strict-proxy-user", json!(strict));
+            let socket = listen_for_records(&add);
+            let outcome = add.run();
+            let record = record(&socket);
+            if strict && !wanted.is_empty() {
+                let (code, msg) = outcome.error();
+                assert_eq!(code, 111, "{msg}");
+                assert!(msg.contains(wanted[0]), "{msg}");
+                assert!(outcome.json()["details"].as_str().unwrap().contains("runAsUser"));
+                assert_eq!(namespaces.nat("iptables-nft"), "");
+                assert_eq!(record["error"]["code"], 111);
+                continue;
+            }
+            outcome.succeeded();
+            let names = record.get("exempt_containers").cloned().unwrap_or(json!([]));
+            assert_eq!(names, json!(wanted), "{spec}");
+            assert_eq!(record["level"], if wanted.is_empty() { "info" } else { "warn" });
+        }
+    };
+    let none = json!({});
+    let proxy = json!({"runAsUser": 2102});
+    case(none.clone(), proxy.clone(), none.clone(), 0, &["app"]);
+    case(proxy.clone(), none.clone(), none.clone(), 0, &["app"]);
+    case(proxy.clone(), json!({"runAsUser": 1000}), none.clone(), 0, &[]);
+    // The documented way to give an init container the network.
+    case(none.clone(), none.clone(), proxy, 0, &[]);
+    case(json!({"runAsGroup": 2103}), none.clone(), none.clone(), 2103, &["app"]);
+    case(json!({"runAsGroup": 2103}), none.clone(), none, 0, &[]);
+}
+
+#[test]
+fn a_port_annotation_that_the_injector_ignores_is_ignored_and_recorded() {
+    for value in [" 5143", "5143 ", "5143\n", "0", "70000", "x"] {
+        let annotations = json!({"config.linkerd.io/inbound-port": value});
+        let api = api(with_proxy(json!({})), annotations);
+        let namespaces = Namespaces::new();
+        listen(&namespaces);
+        let add = Call::new("ADD", &namespaces.path(), &api);
+        let socket = listen_for_records(&add);
+        add.run().succeeded();
+        let found = namespaces.connect_from_neighbour(POD[0], 8080);
+        assert!(found.starts_with("inbound"), "{value:?}: {found}");
+        let ignored = &record(&socket)["ignored"][0];
+        assert_eq!(ignored["elements"], json!([value]), "{ignored}");
+    }
+}
+
+#[test]
+fn an_id_annotation_with_a_blank_fails_the_pod_as_in_upstream() {
+    for (key, value) in [("proxy-uid", " 2102"), ("proxy-uid", "2102 "), ("proxy-gid", " 2103")] {
+        let annotations = json!({format!("config.linkerd.io/{key}"): value});
+        let (api, namespaces) = (api(with_proxy(json!({})), annotations), Namespaces::new());
+        let (code, msg) = Call::new("ADD", &namespaces.path(), &api).run().error();
+        assert_eq!(code, 110, "{msg}");
+        assert!(msg.contains(&format!("{key}: \"{value}\"")), "{msg}");
+    }
+}
+
+#[test]
+fn the_last_of_two_variables_with_one_name_is_the_proxys_listen_address() {
+    let address =
+        |value: &str| json!({"name": "LINKERD2_PROXY_INBOUND_LISTEN_ADDR", "value": value});
+    let proxy = json!({"env": [address("0.0.0.0:5143"), address("0.0.0.0:4143")]});
+    let namespaces = started(&api(with_proxy(proxy), json!({})));
+    let found = namespaces.connect_from_neighbour(POD[0], 8080);
+    assert!(found.starts_with("inbound"), "{found}");
+}
+
+#[test]
+fn ipv6_auto_redirects_ipv6_unless_the_proxy_is_known_to_listen_on_ipv4_only() {
+    let inbound =
+        |value: &str| json!({"name": "LINKERD2_PROXY_INBOUND_LISTEN_ADDR", "value": value});
+    let outbound =
+        |value: &str| json!({"name": "LINKERD2_PROXY_OUTBOUND_LISTEN_ADDRS", "value": value});
+    let dual = outbound("127.0.0.1:4140,[::1]:4140");
+    let by_field =
+        json!({"name": "LINKERD2_PROXY_INBOUND_LISTEN_ADDR", "valueFrom": {"fieldRef": {}}});
+    for (env, mode, is_redirected) in [
+        (json!([inbound("0.0.0.0:4143"), outbound("127.0.0.1:4140")]), json!("auto"), false),
+        (json!([inbound("[::]:4143"), outbound("127.0.0.1:4140")]), json!("auto"), false),
+        (json!([inbound("0.0.0.0:4143"), dual]), json!("auto"), false),
+        (json!([inbound("[::]:4143"), dual]), json!("auto"), true),
+        (json!([]), json!("auto"), true),
+        (json!([by_field, dual]), json!("auto"), true),
+        (json!([inbound("[::]:4143"), by_field, dual]), json!("auto"), true),
+        (json!([inbound("0.0.0.0:4143"), outbound("127.0.0.1:4140")]), json!(true), true),
+    ] {
+        let api = api(with_proxy(json!({"env": env})), json!({}));
+        let namespaces = Namespaces::new();
+        listen(&namespaces);
+        let call =
+            |command| Call::new(command, &namespaces.path(), &api).linkerd("ipv6", mode.clone());
+        call("ADD").run().succeeded();
+        for (index, address) in POD.into_iter().enumerate() {
+            let is_redirected = is_redirected || index == 0;
+            let wanted = if is_redirected { "inbound" } else { "app" };
+            let found = namespaces.connect_from_neighbour(address, 8080);
+            assert_eq!(found, format!("{wanted} {}:8080", bracketed(address)), "{env}");
+            let wanted = if is_redirected { "outbound" } else { "server" };
+            let found = namespaces.connect_from_pod(1000, NEIGHBOUR[index], 9000);
+            assert_eq!(found, format!("{wanted} {}:9000", bracketed(NEIGHBOUR[index])), "{env}");
+        }
+        call("CHECK").run().succeeded();
+    }
+}
