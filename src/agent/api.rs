@@ -144,8 +144,8 @@ impl Api {
     /// Returns the token that the kubeconfig on the host should have.
     pub fn plugin_token(&self) -> PluginToken {
         match self.settings.plugin_account {
-            Some(_) => self.state().token_requests.choose(SystemTime::now()),
-            None => PluginToken::AgentToken { denied: None },
+            Some(_) => self.state().token_requests.choose(),
+            None => PluginToken::AgentToken,
         }
     }
 

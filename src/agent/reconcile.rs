@@ -212,7 +212,7 @@ impl Reconciler {
         self.status.set_ready(ready);
         self.status.set_ready_notes(&pass.ready_notes);
         self.status.set_node(pass.node_status());
-        self.status.uses_agent_token.set(pass.uses_agent_token.into());
+        self.status.token_request_failed.set(pass.token_request_failed.into());
         pass
     }
 
