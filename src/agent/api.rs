@@ -15,7 +15,6 @@ pub mod token;
 mod worker;
 
 use std::collections::VecDeque;
-use std::fs;
 use std::io;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
@@ -25,6 +24,7 @@ use tracing::debug;
 
 use super::settings::Settings;
 use super::watch::Waker;
+use crate::files;
 use crate::kube::connection::AccessSource;
 use crate::kube::event::EventContent;
 use crate::kube::kubeconfig;
@@ -279,7 +279,10 @@ pub fn source(settings: &Settings) -> Option<AccessSource> {
 
 /// Returns the agent's Namespace, from the settings or from the ServiceAccount's files.
 pub fn namespace(settings: &Settings) -> Option<String> {
-    let from_file = || fs::read_to_string(settings.service_account_dir.join("namespace")).ok();
+    let from_file = || {
+        let (bytes, _) = files::read(&settings.service_account_dir.join("namespace")).ok()?;
+        String::from_utf8(bytes).ok()
+    };
     let name = settings.namespace.clone().or_else(from_file)?;
     Some(name.trim().to_owned()).filter(|name| !name.is_empty())
 }

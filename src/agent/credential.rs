@@ -91,7 +91,10 @@ pub fn is_current(settings: &Settings, desired: &str) -> Result<bool, Error> {
     let Some(metadata) = files::metadata(&path)? else {
         return Ok(false);
     };
-    if !metadata.is_file() || FileAccess::of(&metadata) != FileAccess::own(MODE) {
+    if !metadata.is_file()
+        || metadata.len() != desired.len() as u64
+        || FileAccess::of(&metadata) != FileAccess::own(MODE)
+    {
         return Ok(false);
     }
     Ok(files::read(&path)?.0 == desired.as_bytes())

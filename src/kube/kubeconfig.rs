@@ -7,7 +7,6 @@ mod document;
 mod selection;
 
 use std::fmt;
-use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
 use base64::Engine as _;
@@ -27,12 +26,8 @@ pub const SERVICE_ACCOUNT_DIR: &str = "/var/run/secrets/kubernetes.io/serviceacc
 /// Why a kubeconfig cannot be used. No variant carries a credential.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    #[error("cannot read {}: {source}", path.display())]
-    Read {
-        path: PathBuf,
-        #[source]
-        source: io::Error,
-    },
+    #[error(transparent)]
+    Read(#[from] files::Error),
     #[error("kubeconfig {}: {message}", path.display())]
     Syntax { path: PathBuf, message: String },
     #[error("kubeconfig {}: {what} does not exist", path.display())]
@@ -100,26 +95,13 @@ pub fn render(access: &ApiAccess) -> String {
 /// Returns the API access that Kubernetes gives each pod: the API server's address from `host` and
 /// `port` (`KUBERNETES_SERVICE_HOST`, `KUBERNETES_SERVICE_PORT`), token and CA from files in `dir`.
 pub fn in_cluster(host: &str, port: &str, dir: &Path) -> Result<ApiAccess, Error> {
-    let token = read_file(&dir.join("token"))?;
+    let (token, _) = files::read(&dir.join("token"))?;
     Ok(ApiAccess {
         server: server(host, port),
-        ca: read_file(&dir.join("ca.crt"))?,
+        ca: files::read(&dir.join("ca.crt"))?.0,
         insecure: false,
         token: Some(String::from_utf8_lossy(&token).trim().to_owned()),
     })
-}
-
-fn read_file(path: &Path) -> Result<Vec<u8>, Error> {
-    content(path).map_err(|source| Error::Read { path: path.to_owned(), source })
-}
-
-/// Reads a regular file. Fails for any other kind of file, such as a FIFO, without blocking.
-fn content(path: &Path) -> io::Result<Vec<u8>> {
-    let opened = files::open_regular(path)?;
-    let (mut file, _) = opened.ok_or_else(|| io::Error::other("not a regular file"))?;
-    let mut bytes = Vec::new();
-    file.read_to_end(&mut bytes)?;
-    Ok(bytes)
 }
 
 #[cfg(test)]

@@ -240,3 +240,15 @@ fn a_pipe_in_the_kubeconfigs_place_holds_nobody_up() {
     assert!(node.chained("10-calico.conflist"));
     assert_eq!(agent.stop(), Some(0));
 }
+
+#[test]
+fn a_kubeconfig_that_is_too_large_is_replaced() {
+    let api = Api::start();
+    let node = node(&api);
+    let kubeconfig = std::fs::File::create(node.net("kubeconfig.json")).unwrap();
+    kubeconfig.set_len(64 << 20).unwrap();
+    let mut agent = node.start_owned(&api.vars());
+    agent.until_ready();
+    assert_ne!(node.token(), "");
+    assert_eq!(agent.stop(), Some(0));
+}
