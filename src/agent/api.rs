@@ -10,6 +10,7 @@ pub mod claims;
 mod event_posting;
 pub mod pod_event_queue;
 mod schedule;
+pub mod server_address;
 mod startup_taint;
 pub mod token;
 mod worker;
@@ -30,6 +31,7 @@ use crate::kube::event::EventContent;
 use crate::kube::kubeconfig;
 use claims::Claims;
 use pod_event_queue::{PodEvent, PodEventQueue};
+use server_address::ServerAddress;
 use token::{PluginToken, Token, TokenRequestResults};
 
 /// User agent of the requests, which the API server's audit log shows.
@@ -53,6 +55,7 @@ pub struct Api {
 #[derive(Default)]
 struct State {
     token_requests: TokenRequestResults,
+    server_address: ServerAddress,
     /// The last check with a usable response.
     last_check: Option<TokenCheck>,
     /// Why the last check got no usable response.
@@ -64,6 +67,8 @@ struct State {
     /// The thread has something to do.
     work_pending: bool,
     check_reasons: CheckReasons,
+    /// The API server is unreachable at the address in the kubeconfig.
+    unreachable_reported: bool,
     /// Token for which the reconciler requested a check last.
     check_requested: Option<String>,
     /// Events on the agent's pod or node that wait to be posted, oldest first.
@@ -121,6 +126,7 @@ impl Api {
                 token: adopted.map(|(token, _)| token),
                 ..TokenRequestResults::default()
             },
+            server_address: worker::adopted_address(settings),
             ..State::default()
         };
         let api = Arc::new(Api {
@@ -149,6 +155,11 @@ impl Api {
         }
     }
 
+    /// Returns the address of the API server for the kubeconfig, if the settings have a host name.
+    pub fn server_address(&self) -> ServerAddress {
+        self.state().server_address.clone()
+    }
+
     /// Returns what is known about `token`, the token in the kubeconfig on the host. Requests a
     /// check if the kubeconfig was `written` just now, or if the token was never checked.
     pub fn token_status(&self, token: &str, written: bool) -> TokenStatus {
@@ -172,6 +183,18 @@ impl Api {
     pub fn report_rejection(&self) {
         let mut state = self.state();
         state.check_reasons.rejection_reported = true;
+        state.work_pending = true;
+        self.wake.notify_one();
+    }
+
+    /// Requests a resolution of the API server's name, if the settings have one: the API server is
+    /// unreachable, for the plugin or with the kubeconfig.
+    pub fn report_unreachable(&self) {
+        if self.settings.api_name().is_none() {
+            return;
+        }
+        let mut state = self.state();
+        state.unreachable_reported = true;
         state.work_pending = true;
         self.wake.notify_one();
     }

@@ -2,7 +2,8 @@
 //! files that differ.
 //!
 //! The order is plugin binary, kubeconfig, network configs. So no network config ever names a
-//! plugin that cannot run.
+//! plugin that cannot run. Over an upstream plugin whose kubeconfig has a host name, the kubeconfig
+//! comes first.
 
 mod chain;
 mod chain_step;
@@ -165,11 +166,20 @@ impl Reconciler {
             holds_lock: lock.is_held(),
             ..PassResult::default()
         };
-        if let Err(error) = self.reconcile_binaries(&mut pass) {
+        // The plugin in the image resolves no names. So it replaces an upstream plugin only once the
+        // kubeconfig has an address, which both can use.
+        let on_host = Binaries::on_host(&self.settings, PLUGIN).is_some();
+        let kubeconfig_first = on_host && credential::needs_resolver(&self.settings);
+        if kubeconfig_first {
+            self.kubeconfig_step(&mut pass);
+        }
+        if (!kubeconfig_first || !credential::needs_resolver(&self.settings))
+            && let Err(error) = self.reconcile_binaries(&mut pass)
+        {
             pass.problem(Subject::Binary, error);
         }
-        if let Err(error) = self.reconcile_kubeconfig(&mut pass) {
-            pass.problem(Subject::Kubeconfig, error);
+        if !kubeconfig_first {
+            self.kubeconfig_step(&mut pass);
         }
         // A token that the API server rejects does not prevent chaining: without the plugin, meshed
         // pods would start without redirect rules.
@@ -214,6 +224,12 @@ impl Reconciler {
         self.status.set_node(pass.node_status());
         self.status.token_request_failed.set(pass.token_request_failed.into());
         pass
+    }
+
+    fn kubeconfig_step(&mut self, pass: &mut PassResult) {
+        if let Err(error) = self.reconcile_kubeconfig(pass) {
+            pass.problem(Subject::Kubeconfig, error);
+        }
     }
 
     /// Copies the plugin binaries that are missing or different on the host from the image.

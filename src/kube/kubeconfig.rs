@@ -37,10 +37,13 @@ pub enum Error {
 }
 
 /// Address of an API server and the credential for it.
-#[derive(Clone, PartialEq, Eq)]
+#[derive(Clone, Default, PartialEq, Eq)]
 pub struct ApiAccess {
     /// `https://host:port`, an IPv6 host in brackets.
     pub server: String,
+    /// Name in the server's certificate, if it differs from the host in `server`
+    /// (`tls-server-name`).
+    pub tls_server_name: Option<String>,
     /// PEM certificates of the CAs that the server's certificate may come from.
     pub ca: Vec<u8>,
     /// Do not verify the server's certificate (`insecure-skip-tls-verify`).
@@ -54,6 +57,7 @@ impl fmt::Debug for ApiAccess {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("ApiAccess")
             .field("server", &self.server)
+            .field("tls_server_name", &self.tls_server_name)
             .field("insecure", &self.insecure)
             .finish_non_exhaustive()
     }
@@ -73,6 +77,9 @@ pub fn server(host: &str, port: &str) -> String {
 pub fn render(access: &ApiAccess) -> String {
     let mut cluster = serde_json::Map::new();
     cluster.insert("server".into(), json!(access.server));
+    if let Some(name) = &access.tls_server_name {
+        cluster.insert("tls-server-name".into(), json!(name));
+    }
     if access.insecure {
         cluster.insert("insecure-skip-tls-verify".into(), json!(true));
     } else {
@@ -98,6 +105,7 @@ pub fn in_cluster(host: &str, port: &str, dir: &Path) -> Result<ApiAccess, Error
     let (token, _) = files::read(&dir.join("token"))?;
     Ok(ApiAccess {
         server: server(host, port),
+        tls_server_name: None,
         ca: files::read(&dir.join("ca.crt"))?.0,
         insecure: false,
         token: Some(String::from_utf8_lossy(&token).trim().to_owned()),

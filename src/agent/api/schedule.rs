@@ -13,14 +13,14 @@ use crate::backoff::{Limits, between, delay, jitter};
 const CHECK_PERIOD: Duration = Duration::from_secs(600);
 /// Shortest time between two checks that plugin records cause. The API server caches a token
 /// review for 10 s, so an earlier check could find a revoked token still accepted.
-const RECORD_GAP: Duration = Duration::from_secs(12);
+pub const RECORD_GAP: Duration = Duration::from_secs(12);
 /// How often [`RECORD_GAP`] doubles at most: once for each check that a plugin record causes and
 /// whose result is unchanged.
 const RECORD_GAP_DOUBLINGS: u32 = 3;
 /// Shortest time between two checks that changes of the kubeconfig cause.
 const CHANGE_GAP: Duration = Duration::from_millis(500);
 /// First and longest wait after a check without a usable response. Doubles with each failure.
-const NO_RESPONSE: Limits = [Duration::from_millis(500), Duration::from_secs(60)];
+pub const NO_RESPONSE: Limits = [Duration::from_millis(500), Duration::from_secs(60)];
 /// First and longest wait after a check that found the token rejected. The agent is not ready
 /// until a check finds the token accepted.
 const REJECTED: Limits = [RECORD_GAP, Duration::from_secs(120)];
@@ -221,7 +221,7 @@ fn overload_wait(retry_after: Duration, failures: u32) -> Duration {
 }
 
 /// Time until the next periodic check, with jitter.
-fn period() -> Duration {
+pub fn period() -> Duration {
     between(CHECK_PERIOD * 3 / 5, CHECK_PERIOD)
 }
 

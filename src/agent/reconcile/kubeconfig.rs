@@ -29,7 +29,20 @@ impl Reconciler {
             }
             return Ok(());
         }
-        let base = credential::kubeconfig_base(&self.settings)?;
+        let address = self.api.server_address();
+        if let (Some(_), Some(why)) = (address.address, &address.error) {
+            let why = format!(
+                "the API server's name cannot be resolved, so the plugin keeps its last address: {why}"
+            );
+            pass.warn(Subject::ServerAddress, why);
+        }
+        let base = match credential::kubeconfig_base(&self.settings, address) {
+            Err(why @ credential::Error::Unresolved(_)) => {
+                pass.wait_for(Subject::Kubeconfig, why);
+                return Ok(());
+            }
+            base => base?,
+        };
         let Some(token) = self.token(&base.agent_token, pass) else {
             return Ok(());
         };

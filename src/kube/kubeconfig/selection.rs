@@ -92,7 +92,13 @@ pub(super) fn parse(path: &Path, bytes: &[u8], overrides: &Overrides) -> Result<
             message: "contains characters that are invalid in an HTTP header".to_owned(),
         });
     }
-    Ok(ApiAccess { server: cluster.server, ca, insecure: cluster.insecure, token })
+    Ok(ApiAccess {
+        server: cluster.server,
+        tls_server_name: cluster.tls_server_name.filter(|name| !name.is_empty()),
+        ca,
+        insecure: cluster.insecure,
+        token,
+    })
 }
 
 /// Resolves a path in a kubeconfig relative to the kubeconfig, as kubectl does.

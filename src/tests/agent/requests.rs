@@ -37,6 +37,11 @@ pub fn report_rejection(node: &Node) {
     until("the agent's socket", || report(node, 102));
 }
 
+/// The same of one that could not reach the API server.
+pub fn report_unreachable(node: &Node) {
+    until("the agent's socket", || report(node, 101));
+}
+
 fn sent(api: &Api) -> Vec<String> {
     let state = api.state();
     let requests = state.requests.iter();

@@ -76,6 +76,9 @@ impl Worker {
     fn check_failed(&mut self, error: &kube::Error) {
         self.schedule.check_done(Instant::now(), CheckResult::Unknown, retry_after(error));
         self.reached(error.is_response());
+        if !error.is_response() {
+            self.api.report_unreachable();
+        }
         let why = error.to_string();
         let before = self.api.state().check_error.replace(why.clone());
         if before.as_ref() != Some(&why) {
