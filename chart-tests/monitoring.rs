@@ -235,7 +235,7 @@ fn thresholds_change_the_alerts_and_zero_is_a_threshold() {
     let rule = |name: &str| rules.iter().find(|rule| rule["alert"] == name).unwrap();
     assert_eq!(rule("LinkerdCNINodeNotReady")["for"], "3m");
     let token = rule("LinkerdCNITokenExpiring")["expr"].as_str().unwrap();
-    assert!(token.contains("< 1800 "), "{token}");
+    assert!(token.ends_with("< 1800"), "{token}");
     let failures = rule("LinkerdCNIAddFailures")["expr"].as_str().unwrap();
     assert!(failures.ends_with("> 0"), "{failures}");
     let url = &rule("LinkerdCNIContention")["annotations"]["runbook_url"];

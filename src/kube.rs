@@ -13,6 +13,7 @@ pub mod connection;
 mod error;
 pub mod event;
 pub mod kubeconfig;
+mod literal_address;
 pub mod redact;
 pub mod request_metrics;
 pub mod retry;
@@ -25,15 +26,14 @@ use std::time::Duration;
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use ureq::config::ConfigBuilder;
 use ureq::http::{Method, Request, Response, header};
-use ureq::typestate::AgentScope;
-use ureq::unversioned::resolver::DefaultResolver;
+use ureq::unversioned::resolver::{DefaultResolver, Resolver};
 use ureq::unversioned::transport::{Connector as _, TcpConnector};
 use ureq::{Agent as HttpAgent, Body};
 
 pub use error::{Error, NOT_FOUND, UNAUTHORIZED};
 use kubeconfig::ApiAccess;
+use literal_address::LiteralAddress;
 use tls::Tls;
 use types::ApiStatus;
 
@@ -89,10 +89,31 @@ pub struct Client {
 }
 
 impl Client {
-    /// Prepares a client; sends nothing. Fails if the CA is invalid.
+    /// Prepares a client; sends nothing. Fails if the CA is invalid. Resolves the host of the
+    /// server's URL for each connection.
     ///
     /// `user_agent` appears in the audit log of the API server, e.g. `linkerd-cni`.
     pub fn new(access: &ApiAccess, user_agent: &str, deadlines: Deadlines) -> Result<Self, Error> {
+        Client::with(access, user_agent, deadlines, DefaultResolver::default)
+    }
+
+    /// Prepares a client that resolves no host names: its requests fail unless the host of the
+    /// server's URL is an IP address. A program that uses only this constructor has no resolver
+    /// in it.
+    pub fn without_resolver(
+        access: &ApiAccess,
+        user_agent: &str,
+        deadlines: Deadlines,
+    ) -> Result<Self, Error> {
+        Client::with(access, user_agent, deadlines, || LiteralAddress)
+    }
+
+    fn with<R: Resolver>(
+        access: &ApiAccess,
+        user_agent: &str,
+        deadlines: Deadlines,
+        resolver: impl Fn() -> R,
+    ) -> Result<Self, Error> {
         let builder = || {
             HttpAgent::config_builder()
                 .proxy(None)
@@ -107,17 +128,14 @@ impl Client {
                 .timeout_send_body(Some(deadlines.response))
                 .timeout_recv_response(Some(deadlines.response))
         };
-        let verified = Tls::of(access)?;
-        let connected = |config: ConfigBuilder<AgentScope>| match verified.clone() {
-            Some(tls) => {
-                let connector = ().chain(TcpConnector::default()).chain(tls);
-                HttpAgent::with_parts(config.build(), connector, DefaultResolver::default())
-            }
-            None => config.tls_config(tls::unverified()).build().into(),
+        let tls = Tls::of(access)?;
+        let connected = |config| {
+            let connector = ().chain(TcpConnector::default()).chain(tls.clone());
+            HttpAgent::with_parts(config, connector, resolver())
         };
         Ok(Client {
-            http: connected(builder().timeout_recv_body(Some(deadlines.body))),
-            watch_http: connected(builder().timeout_per_read(Some(deadlines.body))),
+            http: connected(builder().timeout_recv_body(Some(deadlines.body)).build()),
+            watch_http: connected(builder().timeout_per_read(Some(deadlines.body)).build()),
             server: access.server.trim_end_matches('/').to_owned(),
             token: access.token.clone(),
             impersonate: Impersonate::default(),

@@ -235,8 +235,17 @@ impl Record {
 
     /// Whether the API server rejected the plugin's token (HTTP 401) or denied its request (403).
     pub fn is_rejection(&self) -> bool {
+        self.has_error(code::API_DENIED)
+    }
+
+    /// Whether the plugin could not reach the API server.
+    pub fn is_unreachable(&self) -> bool {
+        self.has_error(code::API_UNREACHABLE)
+    }
+
+    fn has_error(&self, code: u32) -> bool {
         let degraded = self.degraded.as_ref().map(|Degraded(error)| error);
-        self.error.iter().chain(degraded).any(|error| error.code == code::API_DENIED)
+        self.error.iter().chain(degraded).any(|error| error.code == code)
     }
 }
 

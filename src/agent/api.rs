@@ -11,12 +11,12 @@ mod event_posting;
 pub mod history;
 pub mod pod_event_queue;
 mod schedule;
+pub mod server_address;
 mod startup_taint;
 pub mod token;
 mod worker;
 
 use std::collections::VecDeque;
-use std::fs;
 use std::io;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
@@ -26,6 +26,7 @@ use tracing::debug;
 
 use super::settings::Settings;
 use super::watch::Waker;
+use crate::files;
 use crate::kube::connection::AccessSource;
 use crate::kube::event::EventContent;
 use crate::kube::kubeconfig;
@@ -33,6 +34,7 @@ use claims::Claims;
 use history::History;
 use pod_event_queue::{PodEvent, PodEventQueue};
 pub use schedule::CHECK_PERIOD;
+use server_address::ServerAddress;
 use token::{PluginToken, Token, TokenRequestResults};
 
 /// User agent of the requests, which the API server's audit log shows.
@@ -56,6 +58,7 @@ pub struct Api {
 #[derive(Default)]
 struct State {
     token_requests: TokenRequestResults,
+    server_address: ServerAddress,
     /// The last check with a usable response.
     last_check: Option<TokenCheck>,
     /// Why the last check got no usable response.
@@ -66,6 +69,8 @@ struct State {
     /// The thread has something to do.
     work_pending: bool,
     check_reasons: CheckReasons,
+    /// The API server is unreachable at the address in the kubeconfig.
+    unreachable_reported: bool,
     /// Token for which the reconciler requested a check last.
     check_requested: Option<String>,
     /// Events on the agent's pod or node that wait to be posted, oldest first.
@@ -123,6 +128,7 @@ impl Api {
                 token: adopted.map(|(token, _)| token),
                 ..TokenRequestResults::default()
             },
+            server_address: worker::adopted_address(settings),
             ..State::default()
         };
         let api = Arc::new(Api {
@@ -146,9 +152,14 @@ impl Api {
     /// Returns the token that the kubeconfig on the host should have.
     pub fn plugin_token(&self) -> PluginToken {
         match self.settings.plugin_account {
-            Some(_) => self.state().token_requests.choose(SystemTime::now()),
-            None => PluginToken::AgentToken { denied: None },
+            Some(_) => self.state().token_requests.choose(),
+            None => PluginToken::AgentToken,
         }
+    }
+
+    /// Returns the address of the API server for the kubeconfig, if the settings have a host name.
+    pub fn server_address(&self) -> ServerAddress {
+        self.state().server_address.clone()
     }
 
     /// Returns what is known about `token`, the token in the kubeconfig on the host. Requests a
@@ -174,6 +185,18 @@ impl Api {
     pub fn report_rejection(&self) {
         let mut state = self.state();
         state.check_reasons.rejection_reported = true;
+        state.work_pending = true;
+        self.wake.notify_one();
+    }
+
+    /// Requests a resolution of the API server's name, if the settings have one: the API server is
+    /// unreachable, for the plugin or with the kubeconfig.
+    pub fn report_unreachable(&self) {
+        if self.settings.api_name().is_none() {
+            return;
+        }
+        let mut state = self.state();
+        state.unreachable_reported = true;
         state.work_pending = true;
         self.wake.notify_one();
     }
@@ -281,7 +304,10 @@ pub fn source(settings: &Settings) -> Option<AccessSource> {
 
 /// Returns the agent's Namespace, from the settings or from the ServiceAccount's files.
 pub fn namespace(settings: &Settings) -> Option<String> {
-    let from_file = || fs::read_to_string(settings.service_account_dir.join("namespace")).ok();
+    let from_file = || {
+        let (bytes, _) = files::read(&settings.service_account_dir.join("namespace")).ok()?;
+        String::from_utf8(bytes).ok()
+    };
     let name = settings.namespace.clone().or_else(from_file)?;
     Some(name.trim().to_owned()).filter(|name| !name.is_empty())
 }

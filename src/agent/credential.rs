@@ -3,6 +3,7 @@
 
 use std::path::PathBuf;
 
+use super::api::server_address::ServerAddress;
 use super::settings::Settings;
 use crate::files;
 use crate::files::FileAccess;
@@ -22,6 +23,12 @@ pub enum Error {
     NotText(PathBuf),
     #[error("KUBE_CA_FILE={}: {error}; set it to a file with CA certificates, or unset it", path.display())]
     Ca { path: PathBuf, error: Box<Error> },
+    #[error("waiting for the address of the API server {0}")]
+    Unresolved(String),
+    #[error(
+        "cannot resolve the API server's name {name}: {why}; check KUBERNETES_SERVICE_HOST and the DNS of the agent's pod"
+    )]
+    Resolution { name: String, why: String },
     #[error(transparent)]
     File(#[from] files::Error),
 }
@@ -29,6 +36,7 @@ pub enum Error {
 /// The content of the kubeconfig without its token, and the agent's own token.
 pub struct KubeconfigBase {
     server: String,
+    tls_server_name: Option<String>,
     ca: Vec<u8>,
     pub agent_token: String,
 }
@@ -38,6 +46,7 @@ impl KubeconfigBase {
     pub fn render(&self, token: &str) -> String {
         kubeconfig::render(&kubeconfig::ApiAccess {
             server: self.server.clone(),
+            tls_server_name: self.tls_server_name.clone(),
             ca: self.ca.clone(),
             insecure: false,
             token: Some(token.to_owned()),
@@ -45,18 +54,30 @@ impl KubeconfigBase {
     }
 }
 
-/// Reads the API server's address, the CA and the agent's own token.
+/// Reads the API server's address, the CA and the agent's own token. `resolved` is the address if
+/// the settings have a host name, as the plugin resolves none.
 ///
 /// # Errors
 /// If one of them is missing, empty or not text. The agent's token is needed even if the
 /// plugin has a ServiceAccount of its own: with it the agent requests the plugin's token.
-pub fn kubeconfig_base(settings: &Settings) -> Result<KubeconfigBase, Error> {
-    let host = settings.api_host.as_deref();
-    let port = settings.api_port.as_deref();
-    let server = kubeconfig::server(
-        host.ok_or(Error::Unset("KUBERNETES_SERVICE_HOST"))?,
-        port.ok_or(Error::Unset("KUBERNETES_SERVICE_PORT"))?,
-    );
+pub fn kubeconfig_base(
+    settings: &Settings,
+    resolved: ServerAddress,
+) -> Result<KubeconfigBase, Error> {
+    let host = settings.api_host.as_deref().ok_or(Error::Unset("KUBERNETES_SERVICE_HOST"))?;
+    let port = settings.api_port.as_deref().ok_or(Error::Unset("KUBERNETES_SERVICE_PORT"))?;
+    let tls_server_name = settings.api_name().map(str::to_owned);
+    let server = match (&tls_server_name, resolved.address) {
+        (None, _) => kubeconfig::server(host, port),
+        (Some(_), Some(address)) => kubeconfig::server(&address.to_string(), port),
+        (Some(name), None) => {
+            let name = name.clone();
+            return Err(match resolved.error {
+                None => Error::Unresolved(name),
+                Some(why) => Error::Resolution { name, why },
+            });
+        }
+    };
     let agent_token = content(settings.service_account_dir.join("token"))?;
     let ca = match settings.ca_file.clone() {
         None => content(settings.service_account_dir.join("ca.crt"))?,
@@ -64,7 +85,13 @@ pub fn kubeconfig_base(settings: &Settings) -> Result<KubeconfigBase, Error> {
             content(path.clone()).map_err(|error| Error::Ca { path, error: Box::new(error) })?
         }
     };
-    Ok(KubeconfigBase { server, ca: ca.into_bytes(), agent_token })
+    Ok(KubeconfigBase { server, tls_server_name, ca: ca.into_bytes(), agent_token })
+}
+
+/// Returns whether the kubeconfig on the host names the API server by a host name, as upstream's
+/// agent writes it. The plugin in the image resolves no names.
+pub fn needs_resolver(settings: &Settings) -> bool {
+    kubeconfig::read(&settings.kubeconfig()).is_ok_and(|access| access.address().is_none())
 }
 
 /// Returns the token in the kubeconfig on the host, if there is one. It may have expired, and
@@ -91,7 +118,10 @@ pub fn is_current(settings: &Settings, desired: &str) -> Result<bool, Error> {
     let Some(metadata) = files::metadata(&path)? else {
         return Ok(false);
     };
-    if !metadata.is_file() || FileAccess::of(&metadata) != FileAccess::own(MODE) {
+    if !metadata.is_file()
+        || metadata.len() != desired.len() as u64
+        || FileAccess::of(&metadata) != FileAccess::own(MODE)
+    {
         return Ok(false);
     }
     Ok(files::read(&path)?.0 == desired.as_bytes())

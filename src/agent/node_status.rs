@@ -14,8 +14,6 @@ pub struct NodeStatus {
     pub conflist: Option<String>,
     /// When the token in the kubeconfig expires, if it does.
     pub token_expires: Option<SystemTime>,
-    /// Whether the kubeconfig has the agent's own token.
-    pub uses_agent_token: bool,
     /// Whether another writer keeps overwriting a file of the agent.
     pub contention: bool,
     /// Problems and warnings, by subject.
@@ -43,7 +41,6 @@ pub struct StatusBody {
     /// Expiry of the token in the kubeconfig, in seconds since 1970. Missing: unknown, or never.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub token_expires: Option<u64>,
-    pub uses_agent_token: bool,
     pub contention: bool,
     /// Problems and warnings of the last pass, by subject.
     pub problems: BTreeMap<String, String>,
@@ -60,7 +57,6 @@ impl NodeStatus {
             note,
             conflist: self.conflist,
             token_expires: self.token_expires.and_then(since_1970).map(|time| time.as_secs()),
-            uses_agent_token: self.uses_agent_token,
             contention: self.contention,
             problems: self.problems,
         };
@@ -80,7 +76,6 @@ mod tests {
         let node = NodeStatus {
             conflist: Some("10-calico.conflist".into()),
             token_expires: Some(SystemTime::UNIX_EPOCH + Duration::from_secs(1_800_000_000)),
-            uses_agent_token: false,
             contention: true,
             problems: BTreeMap::from([("kubeconfig token".into(), "it \"expired\"".into())]),
         };
@@ -90,7 +85,7 @@ mod tests {
             text,
             format!(
                 r#"{{"version":"{version}","ready":false,"notReady":"kubeconfig token: it \"expired\"","#
-            ) + r#""conflist":"10-calico.conflist","tokenExpires":1800000000,"usesAgentToken":false,"#
+            ) + r#""conflist":"10-calico.conflist","tokenExpires":1800000000,"#
                 + r#""contention":true,"problems":{"kubeconfig token":"it \"expired\""}}"#
         );
         let body: StatusBody = serde_json::from_str(&text).unwrap();

@@ -2,7 +2,8 @@
 //! files that differ.
 //!
 //! The order is plugin binary, kubeconfig, network configs. So no network config ever names a
-//! plugin that cannot run.
+//! plugin that cannot run. Over an upstream plugin whose kubeconfig has a host name, the kubeconfig
+//! comes first.
 
 mod chain;
 mod chain_step;
@@ -181,11 +182,20 @@ impl Reconciler {
     fn reconcile(&mut self, pass: &mut PassResult) {
         let lock = self.node_lock.take();
         pass.holds_lock = lock.is_held();
-        if let Err(error) = self.reconcile_binaries(pass) {
+        // The plugin in the image resolves no names. So it replaces an upstream plugin only once the
+        // kubeconfig has an address, which both can use.
+        let on_host = Binaries::on_host(&self.settings, PLUGIN).is_some();
+        let kubeconfig_first = on_host && credential::needs_resolver(&self.settings);
+        if kubeconfig_first {
+            self.kubeconfig_step(pass);
+        }
+        if (!kubeconfig_first || !credential::needs_resolver(&self.settings))
+            && let Err(error) = self.reconcile_binaries(pass)
+        {
             pass.problem(Subject::Binary, error);
         }
-        if let Err(error) = self.reconcile_kubeconfig(pass) {
-            pass.problem(Subject::Kubeconfig, error);
+        if !kubeconfig_first {
+            self.kubeconfig_step(pass);
         }
         // A token that the API server rejects does not prevent chaining: without the plugin, meshed
         // pods would start without redirect rules.
@@ -232,7 +242,13 @@ impl Reconciler {
         self.status.set_ready(ready);
         self.status.set_ready_notes(&pass.ready_notes);
         self.status.set_node(pass.node_status());
-        self.status.uses_agent_token.set(pass.uses_agent_token.into());
+        self.status.token_request_failed.set(pass.token_request_failed.into());
+    }
+
+    fn kubeconfig_step(&mut self, pass: &mut PassResult) {
+        if let Err(error) = self.reconcile_kubeconfig(pass) {
+            pass.problem(Subject::Kubeconfig, error);
+        }
     }
 
     /// Copies the plugin binaries that are missing or different on the host from the image.

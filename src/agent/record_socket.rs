@@ -202,6 +202,9 @@ impl RecordSocket {
         if record.is_rejection() {
             self.api.report_rejection();
         }
+        if record.is_unreachable() {
+            self.api.report_unreachable();
+        }
         match record.level {
             record::Level::Error => error!("{record}"),
             record::Level::Warn => warn!("{record}"),

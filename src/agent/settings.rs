@@ -7,7 +7,7 @@
 
 mod parse;
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -196,6 +196,13 @@ impl Settings {
                 message: why.into(),
             },
         )
+    }
+
+    /// Returns the host of the API server if it is a name rather than an IP address.
+    pub fn api_name(&self) -> Option<&str> {
+        let host = self.api_host.as_deref()?;
+        let bare = host.trim_start_matches('[').trim_end_matches(']');
+        bare.parse::<IpAddr>().is_err().then_some(host)
     }
 
     /// Returns the path of the kubeconfig in the agent's container.

@@ -45,7 +45,7 @@ pub struct Status {
     pub reconciles: Counter,
     pub reconcile_errors: Counter,
     pub bin_dir_without_plugins: Gauge,
-    pub uses_agent_token: Gauge,
+    pub token_request_failed: Gauge,
     pub plugin: PluginCounters,
     pub self_tests_passed: Counter,
     pub self_tests_passed_with_auto: Counter,
@@ -129,10 +129,10 @@ impl Status {
                 "bin_dir_without_plugins",
                 "Whether the bin dir has none of the plugins that the active conflist names",
             ),
-            uses_agent_token: register(
+            token_request_failed: register(
                 agent,
-                "kubeconfig_has_agents_token",
-                "Whether the kubeconfig on the host has the agent's own token",
+                "token_request_failed",
+                "Whether the last request for a token of the plugin's ServiceAccount failed",
             ),
             plugin,
             self_tests_passed: self_tests("passed"),

@@ -17,6 +17,8 @@ pub enum Subject {
     SelfTest,
     /// Failed TokenRequests for the plugin's ServiceAccount.
     TokenRequest,
+    /// The address of an API server that the settings name by a host name.
+    ServerAddress,
     /// A CNI bin dir without plugins of the primary CNI.
     Directories,
     SavedState,
@@ -51,6 +53,7 @@ impl fmt::Display for Subject {
             Subject::NetworkConfig => "network config",
             Subject::SelfTest => "self-test",
             Subject::TokenRequest => "TokenRequest",
+            Subject::ServerAddress => "API server address",
             Subject::Directories => "CNI directories",
             Subject::SavedState => "saved state",
             Subject::Leftovers => "leftovers",

@@ -228,7 +228,6 @@ pub fn status() -> Value {
         "ready": true,
         "conflist": "10-calico.conflist",
         "tokenExpires": NOW + 86_400,
-        "usesAgentToken": false,
         "contention": false,
         "problems": {},
     })

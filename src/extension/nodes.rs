@@ -70,7 +70,6 @@ fn token_text(token: Token) -> String {
         Token::Valid(left) => format!("{} left", rounded(left)),
         Token::Ending => "expires soon".to_owned(),
         Token::Expired => "expired".to_owned(),
-        Token::OfAgent => "agent's own".to_owned(),
         Token::Unlimited => UNKNOWN.to_owned(),
     }
 }

@@ -7,7 +7,6 @@ mod document;
 mod selection;
 
 use std::fmt;
-use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
 use base64::Engine as _;
@@ -27,12 +26,8 @@ pub const SERVICE_ACCOUNT_DIR: &str = "/var/run/secrets/kubernetes.io/serviceacc
 /// Why a kubeconfig cannot be used. No variant carries a credential.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    #[error("cannot read {}: {source}", path.display())]
-    Read {
-        path: PathBuf,
-        #[source]
-        source: io::Error,
-    },
+    #[error(transparent)]
+    Read(#[from] files::Error),
     #[error("kubeconfig {}: {message}", path.display())]
     Syntax { path: PathBuf, message: String },
     #[error("kubeconfig {}: {what} does not exist", path.display())]
@@ -42,10 +37,13 @@ pub enum Error {
 }
 
 /// Address of an API server and the credential for it.
-#[derive(Clone, PartialEq, Eq)]
+#[derive(Clone, Default, PartialEq, Eq)]
 pub struct ApiAccess {
     /// `https://host:port`, an IPv6 host in brackets.
     pub server: String,
+    /// Name in the server's certificate, if it differs from the host in `server`
+    /// (`tls-server-name`).
+    pub tls_server_name: Option<String>,
     /// PEM certificates of the CAs that the server's certificate may come from.
     pub ca: Vec<u8>,
     /// Do not verify the server's certificate (`insecure-skip-tls-verify`).
@@ -59,6 +57,7 @@ impl fmt::Debug for ApiAccess {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("ApiAccess")
             .field("server", &self.server)
+            .field("tls_server_name", &self.tls_server_name)
             .field("insecure", &self.insecure)
             .finish_non_exhaustive()
     }
@@ -78,6 +77,9 @@ pub fn server(host: &str, port: &str) -> String {
 pub fn render(access: &ApiAccess) -> String {
     let mut cluster = serde_json::Map::new();
     cluster.insert("server".into(), json!(access.server));
+    if let Some(name) = &access.tls_server_name {
+        cluster.insert("tls-server-name".into(), json!(name));
+    }
     if access.insecure {
         cluster.insert("insecure-skip-tls-verify".into(), json!(true));
     } else {
@@ -100,26 +102,14 @@ pub fn render(access: &ApiAccess) -> String {
 /// Returns the API access that Kubernetes gives each pod: the API server's address from `host` and
 /// `port` (`KUBERNETES_SERVICE_HOST`, `KUBERNETES_SERVICE_PORT`), token and CA from files in `dir`.
 pub fn in_cluster(host: &str, port: &str, dir: &Path) -> Result<ApiAccess, Error> {
-    let token = read_file(&dir.join("token"))?;
+    let (token, _) = files::read(&dir.join("token"))?;
     Ok(ApiAccess {
         server: server(host, port),
-        ca: read_file(&dir.join("ca.crt"))?,
+        tls_server_name: None,
+        ca: files::read(&dir.join("ca.crt"))?.0,
         insecure: false,
         token: Some(String::from_utf8_lossy(&token).trim().to_owned()),
     })
-}
-
-fn read_file(path: &Path) -> Result<Vec<u8>, Error> {
-    content(path).map_err(|source| Error::Read { path: path.to_owned(), source })
-}
-
-/// Reads a regular file. Fails for any other kind of file, such as a FIFO, without blocking.
-fn content(path: &Path) -> io::Result<Vec<u8>> {
-    let opened = files::open_regular(path)?;
-    let (mut file, _) = opened.ok_or_else(|| io::Error::other("not a regular file"))?;
-    let mut bytes = Vec::new();
-    file.read_to_end(&mut bytes)?;
-    Ok(bytes)
 }
 
 #[cfg(test)]

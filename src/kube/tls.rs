@@ -1,5 +1,6 @@
 //! TLS to the API server. Unlike ureq's own TLS, it accepts a server certificate that is itself
 //! the CA in the kubeconfig, as Go's clients do. `openssl req -x509` makes such certificates.
+//! It also verifies the certificate for `tls-server-name`.
 
 use std::fmt;
 use std::io::{Read as _, Write as _};
@@ -7,14 +8,14 @@ use std::sync::Arc;
 
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::client::{WebPkiServerVerifier, verify_server_name};
-use rustls::crypto::CryptoProvider;
+use rustls::crypto::{WebPkiSupportedAlgorithms, verify_tls12_signature, verify_tls13_signature};
 use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 use rustls::server::ParsedCertificate;
 use rustls::{
     CertificateError, ClientConfig, ClientConnection, DigitallySignedStruct, RootCertStore,
     SignatureScheme, StreamOwned,
 };
-use ureq::tls::{PemItem, TlsConfig, parse_pem};
+use ureq::tls::{PemItem, parse_pem};
 use ureq::unversioned::transport::{
     Buffers, ConnectionDetails, Connector, Either, LazyBuffers, NextTimeout, Transport,
     TransportAdapter,
@@ -31,44 +32,55 @@ const SERVER_CERTIFICATE_IS_CA: &str = "CaUsedAsEndEntity";
 #[derive(Clone, Debug)]
 pub struct Tls {
     config: Arc<ClientConfig>,
+    /// The name that the certificate is for. `None`: the host of the URL.
+    server_name: Option<String>,
 }
 
 impl Tls {
-    /// Trusts the CA of the kubeconfig. Returns `None` if the server is not verified. Fails if the
-    /// CA has no certificate or is not valid PEM.
-    pub fn of(access: &ApiAccess) -> Result<Option<Self>, Error> {
-        if access.insecure || !access.server.starts_with("https://") {
-            return Ok(None);
-        }
+    /// Trusts the CA of the kubeconfig, or with `insecure-skip-tls-verify` any certificate. Fails
+    /// if the CA has no certificate or is not valid PEM. Plain HTTP needs no CA.
+    pub fn of(access: &ApiAccess) -> Result<Self, Error> {
         let invalid = |source| Error::BadCertificate { server: access.server.clone(), source };
         let mut roots = Vec::new();
-        for item in parse_pem(&access.ca) {
+        let is_verified = !access.insecure && access.server.starts_with("https://");
+        for item in parse_pem(&access.ca).take_while(|_| is_verified) {
             if let PemItem::Certificate(certificate) = item.map_err(invalid)? {
                 roots.push(CertificateDer::from(certificate.der().to_vec()));
             }
         }
-        if roots.is_empty() {
+        if is_verified && roots.is_empty() {
             return Err(Error::NoCertificates { server: access.server.clone() });
         }
-        Tls::new(roots).map(Some).map_err(invalid)
+        let config = client_config(roots, is_verified).map_err(invalid)?;
+        let server_name = access.tls_server_name.clone();
+        Ok(Tls { config: Arc::new(config), server_name })
     }
+}
 
-    /// Trusts the valid certificates among `roots`. Fails if none is valid.
-    fn new(roots: Vec<CertificateDer<'static>>) -> Result<Self, ureq::Error> {
-        let provider = provider();
-        let no_valid_root = |_| ureq::Error::Tls("the CA contains no usable certificate");
-        let mut store = RootCertStore::empty();
-        store.add_parsable_certificates(roots.iter().cloned());
-        let webpki = WebPkiServerVerifier::builder_with_provider(Arc::new(store), provider.clone())
-            .build()
-            .map_err(no_valid_root)?;
-        let config = ClientConfig::builder_with_provider(provider)
-            .with_safe_default_protocol_versions()?
-            .dangerous()
-            .with_custom_certificate_verifier(Arc::new(Verifier { webpki, roots }))
-            .with_no_client_auth();
-        Ok(Tls { config: Arc::new(config) })
-    }
+/// Trusts the valid certificates among `roots`, or any certificate unless `is_verified`. Fails if
+/// none of `roots` is valid.
+fn client_config(
+    roots: Vec<CertificateDer<'static>>,
+    is_verified: bool,
+) -> Result<ClientConfig, ureq::Error> {
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let algorithms = provider.signature_verification_algorithms;
+    let no_valid_root = |_| ureq::Error::Tls("the CA contains no usable certificate");
+    let webpki = match is_verified {
+        true => {
+            let mut store = RootCertStore::empty();
+            store.add_parsable_certificates(roots.iter().cloned());
+            let builder =
+                WebPkiServerVerifier::builder_with_provider(Arc::new(store), provider.clone());
+            Some(builder.build().map_err(no_valid_root)?)
+        }
+        false => None,
+    };
+    Ok(ClientConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()?
+        .dangerous()
+        .with_custom_certificate_verifier(Arc::new(Verifier { webpki, roots, algorithms }))
+        .with_no_client_auth())
 }
 
 impl<In: Transport> Connector<In> for Tls {
@@ -87,8 +99,9 @@ impl<In: Transport> Connector<In> for Tls {
         }
         let host = details.uri.host().unwrap_or_default();
         let bare = host.trim_start_matches('[').trim_end_matches(']');
-        let name = ServerName::try_from(bare.to_owned())
-            .map_err(|_| ureq::Error::BadUri(format!("{host} is not a valid server name")))?;
+        let name = self.server_name.as_deref().unwrap_or(bare);
+        let name = ServerName::try_from(name.to_owned())
+            .map_err(|_| ureq::Error::BadUri(format!("{name} is not a valid server name")))?;
         let mut socket = TransportAdapter::new(transport.boxed(), details.current_time.clone());
         socket.set_timeout(details.timeout);
         let mut connection = ClientConnection::new(self.config.clone(), name)?;
@@ -101,18 +114,6 @@ impl<In: Transport> Connector<In> for Tls {
             stream: StreamOwned::new(connection, socket),
         })))
     }
-}
-
-/// TLS settings for `insecure-skip-tls-verify`. Plain HTTP does not use them.
-pub fn unverified() -> TlsConfig {
-    TlsConfig::builder()
-        .disable_verification(true)
-        .unversioned_rustls_crypto_provider(provider())
-        .build()
-}
-
-fn provider() -> Arc<CryptoProvider> {
-    Arc::new(rustls::crypto::ring::default_provider())
 }
 
 /// A TLS connection after its handshake.
@@ -159,8 +160,10 @@ impl Transport for Encrypted {
 /// certificate if it is for the server's name.
 #[derive(Debug)]
 struct Verifier {
-    webpki: Arc<WebPkiServerVerifier>,
+    /// `None` accepts any certificate.
+    webpki: Option<Arc<WebPkiServerVerifier>>,
     roots: Vec<CertificateDer<'static>>,
+    algorithms: WebPkiSupportedAlgorithms,
 }
 
 impl ServerCertVerifier for Verifier {
@@ -172,13 +175,11 @@ impl ServerCertVerifier for Verifier {
         ocsp_response: &[u8],
         now: UnixTime,
     ) -> Result<ServerCertVerified, rustls::Error> {
-        let verified = self.webpki.verify_server_cert(
-            end_entity,
-            intermediates,
-            server_name,
-            ocsp_response,
-            now,
-        );
+        let Some(webpki) = &self.webpki else {
+            return Ok(ServerCertVerified::assertion());
+        };
+        let verified =
+            webpki.verify_server_cert(end_entity, intermediates, server_name, ocsp_response, now);
         match verified {
             Err(error) if is_ca(&error) && self.roots.iter().any(|root| root == end_entity) => {
                 verify_server_name(&ParsedCertificate::try_from(end_entity)?, server_name)?;
@@ -194,7 +195,7 @@ impl ServerCertVerifier for Verifier {
         cert: &CertificateDer<'_>,
         dss: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        self.webpki.verify_tls12_signature(message, cert, dss)
+        verify_tls12_signature(message, cert, dss, &self.algorithms)
     }
 
     fn verify_tls13_signature(
@@ -203,11 +204,11 @@ impl ServerCertVerifier for Verifier {
         cert: &CertificateDer<'_>,
         dss: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        self.webpki.verify_tls13_signature(message, cert, dss)
+        verify_tls13_signature(message, cert, dss, &self.algorithms)
     }
 
     fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.webpki.supported_verify_schemes()
+        self.algorithms.supported_schemes()
     }
 }
 

@@ -260,7 +260,7 @@ fn read_access(path: &Path) -> Result<ApiAccess, Error> {
 /// respond to the first.
 fn new_client(access: &ApiAccess, budget: Duration) -> Result<Client, Error> {
     let deadlines = Deadlines { connect: budget / 3, response: budget / 2, body: budget / 2 };
-    Client::new(access, "linkerd-cni", deadlines)
+    Client::without_resolver(access, "linkerd-cni", deadlines)
         .map_err(|error| kubeconfig_error(&error.to_string()))
 }
 

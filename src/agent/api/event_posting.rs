@@ -1,6 +1,5 @@
 //! Posts Events on the agent's own pod and on other pods of this node, and pauses after a failure.
 
-use std::fs;
 use std::time::{Duration, Instant};
 
 use tracing::{debug, info, warn};
@@ -36,8 +35,8 @@ pub fn post(
     let (Some(pod), Some(namespace)) = (settings.pod_name.as_deref(), namespace(settings)) else {
         return Ok(());
     };
-    let token = fs::read_to_string(settings.service_account_dir.join("token"));
-    let claims = Claims::read(&token.unwrap_or_default()).unwrap_or_default();
+    let client = connection.client()?;
+    let claims = connection.token().and_then(Claims::read).unwrap_or_default();
     let reporter = reporter(settings);
     let regarding = Regarding {
         kind: "Pod",
@@ -45,7 +44,6 @@ pub fn post(
         name: pod,
         uid: &claims.kubernetes.pod.uid,
     };
-    let client = connection.client()?;
     Ok(event::publish(&client, &reporter, regarding, content)?)
 }
 

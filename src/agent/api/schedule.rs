@@ -6,31 +6,26 @@
 
 use std::time::{Duration, Instant};
 
-use super::token::Fallback;
 use crate::backoff::{Limits, between, delay, jitter};
 
 /// Longest time between two periodic checks of a token that the API server accepts. Jitter
-/// shortens it by up to two fifths, so that checks are 6 to 10 minutes apart. A denied TokenRequest
-/// postpones the check ([`Schedule::token_accepted`]).
+/// shortens it by up to two fifths, so that checks are 6 to 10 minutes apart.
 pub const CHECK_PERIOD: Duration = Duration::from_secs(600);
-/// Longest time between two checks if denied TokenRequests postpone them. A denied TokenRequest
-/// shows that the token is valid, but not that it still permits the plugin's requests.
-const POSTPONED_PERIOD: Duration = Duration::from_secs(3600);
 /// Shortest time between two checks that plugin records cause. The API server caches a token
 /// review for 10 s, so an earlier check could find a revoked token still accepted.
-const RECORD_GAP: Duration = Duration::from_secs(12);
+pub const RECORD_GAP: Duration = Duration::from_secs(12);
 /// How often [`RECORD_GAP`] doubles at most: once for each check that a plugin record causes and
 /// whose result is unchanged.
 const RECORD_GAP_DOUBLINGS: u32 = 3;
 /// Shortest time between two checks that changes of the kubeconfig cause.
 const CHANGE_GAP: Duration = Duration::from_millis(500);
 /// First and longest wait after a check without a usable response. Doubles with each failure.
-const NO_RESPONSE: Limits = [Duration::from_millis(500), Duration::from_secs(60)];
+pub const NO_RESPONSE: Limits = [Duration::from_millis(500), Duration::from_secs(60)];
 /// First and longest wait after a check that found the token rejected. The agent is not ready
 /// until a check finds the token accepted.
 const REJECTED: Limits = [RECORD_GAP, Duration::from_secs(120)];
-/// First and longest wait after a failed TokenRequest, while the plugin uses the agent's token.
-const RENEWAL: Limits = [Duration::from_secs(1), CHECK_PERIOD];
+/// First and longest wait before the TokenRequest that follows repeated revocations.
+const REVOKED: Limits = [Duration::from_secs(1), CHECK_PERIOD];
 /// First and longest wait after a failed TokenRequest, while the plugin's last token is valid.
 /// Longer, because the checks of that token are requests too.
 const EARLY_RENEWAL: Limits = [Duration::from_secs(1), Duration::from_secs(30 * 60)];
@@ -185,28 +180,14 @@ impl Schedule {
         self.renewal = Some(now + between(lifetime * 2 / 5, lifetime / 2));
     }
 
-    /// Schedules the next TokenRequest after a failed one, not before `retry_after`. `fallback` is
-    /// the token that the plugin uses meanwhile.
-    pub fn not_renewed(&mut self, now: Instant, fallback: Fallback, retry_after: Duration) {
-        let limits = match fallback {
-            Fallback::AgentToken => RENEWAL,
-            Fallback::LastToken => EARLY_RENEWAL,
-            Fallback::NoToken => URGENT_RENEWAL,
-        };
+    /// Schedules the next TokenRequest after a failed one, not before `retry_after`.
+    /// `has_valid_token` says that the last token of the plugin's ServiceAccount is still valid.
+    pub fn not_renewed(&mut self, now: Instant, has_valid_token: bool, retry_after: Duration) {
+        let limits = if has_valid_token { EARLY_RENEWAL } else { URGENT_RENEWAL };
         let wait = delay(limits, self.renewal_failures)
             .max(overload_wait(retry_after, self.renewal_failures));
         self.renewal_failures = self.renewal_failures.saturating_add(1);
         self.renewal = Some(now + wait);
-    }
-
-    /// Postpones the periodic check, to at most [`POSTPONED_PERIOD`] after the last check. The
-    /// kubeconfig has the agent's token, and a denied TokenRequest has just shown that the API
-    /// server accepts that token.
-    pub fn token_accepted(&mut self, now: Instant) {
-        if self.result == Some(CheckResult::Accepted) && !self.by_record {
-            let latest = self.last_check.map_or(now, |last| last + POSTPONED_PERIOD);
-            self.check = self.check.max(latest.min(now + 2 * CHECK_PERIOD));
-        }
     }
 
     /// Schedules a TokenRequest because the API server rejects the token that it issued: at once,
@@ -214,7 +195,7 @@ impl Schedule {
     pub fn revoked(&mut self, now: Instant) {
         let wait = match self.revocations.checked_sub(1) {
             None => Duration::ZERO,
-            Some(earlier) => delay(RENEWAL, earlier),
+            Some(earlier) => delay(REVOKED, earlier),
         };
         self.revocations = self.revocations.saturating_add(1);
         self.renewal = self.renewal.map(|_| now + wait);
@@ -240,7 +221,7 @@ fn overload_wait(retry_after: Duration, failures: u32) -> Duration {
 }
 
 /// Time until the next periodic check, with jitter.
-fn period() -> Duration {
+pub fn period() -> Duration {
     between(CHECK_PERIOD * 3 / 5, CHECK_PERIOD)
 }
 

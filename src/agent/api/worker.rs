@@ -1,6 +1,8 @@
-//! The thread that talks to the API server: renews the plugin's token ([`token_renewal`]), checks
-//! the token in the kubeconfig ([`token_check`]), posts Events and removes the startup taint.
+//! The thread that talks to the API server: resolves its name ([`resolution`]), renews the plugin's
+//! token ([`token_renewal`]), checks the token in the kubeconfig ([`token_check`]), posts Events and
+//! removes the startup taint.
 
+mod resolution;
 mod token_check;
 mod token_renewal;
 
@@ -11,12 +13,14 @@ use tracing::warn;
 
 use super::event_posting::{self, PodEventPosting};
 use super::schedule::Schedule;
+use super::server_address::ResolutionSchedule;
 use super::startup_taint::TaintRemoval;
 use super::{Api, USER_AGENT, daemonset_path, namespace};
 use crate::kube::connection::{AccessSource, Connection};
 use crate::kube::retry::Retry;
 use crate::kube::scheduling::DaemonSet;
 use crate::kube::{self, Deadlines};
+pub use resolution::adopted_address;
 
 /// Time-out of each phase of a request but the response.
 const PHASE_TIMEOUT: Duration = Duration::from_secs(3);
@@ -40,6 +44,8 @@ pub struct Worker {
     /// Connection with the kubeconfig on the host, as the plugin connects.
     plugin: Connection,
     schedule: Schedule,
+    /// `None` if the settings have the IP address of the API server.
+    resolution: Option<ResolutionSchedule>,
     taint_removal: TaintRemoval,
     pod_events: PodEventPosting,
 }
@@ -56,6 +62,7 @@ impl Worker {
             own: Connection::new(source, USER_AGENT, deadlines),
             plugin: Connection::new(kubeconfig, USER_AGENT, deadlines),
             schedule: Schedule::new(now, renewal),
+            resolution: api.settings.api_name().map(|_| ResolutionSchedule::new(now)),
             taint_removal: TaintRemoval::of(&api.settings, now),
             pod_events: PodEventPosting::default(),
             api,
@@ -66,6 +73,7 @@ impl Worker {
     pub fn run(mut self) {
         loop {
             let begin = Instant::now();
+            self.resolve();
             let reasons = self.api.check_reasons();
             if reasons.kubeconfig_changed {
                 self.schedule.kubeconfig_changed(begin);
@@ -87,6 +95,9 @@ impl Worker {
             let mut end = self.schedule.next();
             if let Some(due) = self.taint_removal.run(&mut self.own, is_ready, Instant::now()) {
                 end = end.min(due);
+            }
+            if let Some(resolution) = &self.resolution {
+                end = end.min(resolution.due());
             }
             let event = self.api.pod_events().due();
             if self.api.wait_for_work(event.map_or(end, |due| end.min(due))) {

@@ -29,7 +29,20 @@ impl Reconciler {
             }
             return Ok(());
         }
-        let base = credential::kubeconfig_base(&self.settings)?;
+        let address = self.api.server_address();
+        if let (Some(_), Some(why)) = (address.address, &address.error) {
+            let why = format!(
+                "the API server's name cannot be resolved, so the plugin keeps its last address: {why}"
+            );
+            pass.warn(Subject::ServerAddress, why);
+        }
+        let base = match credential::kubeconfig_base(&self.settings, address) {
+            Err(why @ credential::Error::Unresolved(_)) => {
+                pass.wait_for(Subject::Kubeconfig, why);
+                return Ok(());
+            }
+            base => base?,
+        };
         let Some(token) = self.token(&base.agent_token, pass) else {
             return Ok(());
         };
@@ -70,46 +83,39 @@ impl Reconciler {
         (!rejected).then_some(token)
     }
 
-    /// Returns the token that belongs in the kubeconfig: the token of the plugin's ServiceAccount,
-    /// the token found on the host while none is issued, or the agent's own token.
-    /// Returns `None` while there is no token at all.
+    /// Returns the token that belongs in the kubeconfig: the token of the plugin's ServiceAccount, or
+    /// the token found on the host while none is issued. The agent's own token only if the plugin
+    /// has no ServiceAccount of its own. Returns `None` while there is no such token.
     fn token(&mut self, agent_token: &str, pass: &mut PassResult) -> Option<String> {
         let account = self.settings.plugin_account.clone().unwrap_or_default();
         match self.api.plugin_token() {
-            PluginToken::AgentToken { denied } => {
-                if let Some(why) = denied {
-                    let why = format!("the plugin uses the agent's own token: {why}");
-                    pass.warn(Subject::TokenRequest, &why);
-                    pass.ready_notes.push(why);
-                }
-                pass.uses_agent_token = true;
-                Some(agent_token.to_owned())
-            }
+            PluginToken::AgentToken => Some(agent_token.to_owned()),
             PluginToken::Issued { token, renewal_error } => {
                 if let Some(why) = renewal_error {
                     let why = format!(
                         "the token of ServiceAccount {account} could not be renewed, \
                          so the plugin keeps its last token: {why}"
                     );
-                    pass.warn(Subject::TokenRequest, why);
+                    pass.token_request_failed(why);
                 }
                 Some(token)
             }
             PluginToken::Pending { error } => {
                 let on_host = credential::token_on_host(&self.settings);
                 self.token_found_on_host = on_host.or(self.token_found_on_host.take());
-                let error = error.map(|error| format!(": {error}"));
-                let why = format!(
-                    "waiting for the API server to issue the token of ServiceAccount {account}{}",
-                    error.as_deref().unwrap_or_default()
+                let waiting = format!(
+                    "waiting for the API server to issue the token of ServiceAccount {account}"
                 );
                 match (&self.token_found_on_host, error) {
                     (Some(_), None) => {}
-                    (Some(_), Some(_)) => {
-                        pass.warn(Subject::TokenRequest, why);
+                    (None, None) => pass.wait_for(Subject::Kubeconfig, waiting),
+                    (found, Some(error)) => {
+                        let why = format!("{waiting}: {error}");
+                        if found.is_none() {
+                            pass.problem(Subject::Kubeconfig, &why);
+                        }
+                        pass.token_request_failed(why);
                     }
-                    (None, None) => pass.wait_for(Subject::Kubeconfig, why),
-                    (None, Some(_)) => pass.problem(Subject::Kubeconfig, why),
                 }
                 self.token_found_on_host.clone()
             }
@@ -128,7 +134,11 @@ impl Reconciler {
         let must_wait = self.settings.plugin_account.is_some() && !status.responded;
         let error = status.error.as_deref();
         match (status.result, error) {
-            (Some(Err(why)), _) => pass.problem(Subject::KubeconfigToken, why),
+            (Some(Err(why)), _) => {
+                let request = pass.warnings.get(&Subject::TokenRequest);
+                let request = request.map(|why| format!("; {why}")).unwrap_or_default();
+                pass.problem(Subject::KubeconfigToken, why + &request);
+            }
             (_, None) if must_wait => {
                 pass.wait_for(Subject::KubeconfigToken, "the API server has not responded yet")
             }

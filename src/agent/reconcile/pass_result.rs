@@ -24,8 +24,8 @@ pub struct PassResult {
     pub contention: bool,
     /// The self-test of the installed plugin is still running.
     pub self_test_running: bool,
-    /// The kubeconfig contains the agent's own token.
-    pub uses_agent_token: bool,
+    /// The last TokenRequest for the plugin's ServiceAccount failed.
+    pub token_request_failed: bool,
     /// Name of the network config through which the runtime calls the plugin, if it calls the plugin.
     pub conflist: Option<String>,
     /// When the token in the kubeconfig expires, if it does.
@@ -56,6 +56,16 @@ impl PassResult {
         self.waits.insert(subject, why.to_string());
     }
 
+    /// Records that the last TokenRequest failed. A node without any token is not ready for
+    /// another subject.
+    pub(super) fn token_request_failed(&mut self, why: String) {
+        self.token_request_failed = true;
+        if !self.problems.contains_key(&Subject::Kubeconfig) {
+            self.ready_notes.push(why.clone());
+            self.warn(Subject::TokenRequest, why);
+        }
+    }
+
     /// Returns whether `subject` has a problem or is still missing.
     pub(super) fn is_unready(&self, subject: &Subject) -> bool {
         self.problems.contains_key(subject) || self.waits.contains_key(subject)
@@ -77,7 +87,6 @@ impl PassResult {
         NodeStatus {
             conflist: self.conflist.clone(),
             token_expires: self.token_expires,
-            uses_agent_token: self.uses_agent_token,
             contention: self.contention,
             problems: self.logged(),
         }

@@ -161,7 +161,7 @@ fn test(settings: &Settings, end: Deadline) -> Result<Coverage, Error> {
     }
     let scratch = ScratchPod::create(ipv6)?;
     let server = StubApi::open().map_err(Error::Server)?;
-    let access = ApiAccess { server: server.url(), ca: Vec::new(), insecure: false, token: None };
+    let access = ApiAccess { server: server.url(), ..ApiAccess::default() };
     let credential = memory_file(&kubeconfig::render(&access)).map_err(Error::Server)?;
     let path = format!("/proc/{}/fd/{}", std::process::id(), credential.as_raw_fd());
     let plugin_config = plugin_config.for_pod(&path);

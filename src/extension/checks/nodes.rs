@@ -190,13 +190,11 @@ fn tokens(bodies: &[(&str, &StatusBody)], now: SystemTime) -> Check {
     let (mut expired, mut doubtful) = (Vec::new(), Vec::new());
     for (node, body) in bodies {
         match token_state(body, now) {
-            Token::Valid(_) | Token::Unlimited => {}
             Token::Expired => expired.push(format!("{node}: expired")),
             Token::Ending => doubtful.push(format!("{node}: expires within 10 minutes")),
-            Token::OfAgent => {
-                let why = body.problems.get("TokenRequest").map(String::as_str);
-                let why = why.unwrap_or("the plugin uses the agent's own token");
-                doubtful.push(format!("{node}: {why}"));
+            Token::Valid(_) | Token::Unlimited => {
+                let request = body.problems.get("TokenRequest");
+                doubtful.extend(request.map(|why| format!("{node}: {why}")));
             }
         }
     }
@@ -214,8 +212,6 @@ pub enum Token {
     /// Valid, and expires within [`TOKEN_MARGIN`].
     Ending,
     Expired,
-    /// The agent's own token.
-    OfAgent,
     /// The token has no expiry, or none is known.
     Unlimited,
 }
@@ -223,7 +219,7 @@ pub enum Token {
 /// Returns the state of the token on a node.
 pub fn token_state(body: &StatusBody, now: SystemTime) -> Token {
     let Some(end) = body.token_expires else {
-        return if body.uses_agent_token { Token::OfAgent } else { Token::Unlimited };
+        return Token::Unlimited;
     };
     // A program in the agent's place may report any number.
     let Some(end) = UNIX_EPOCH.checked_add(Duration::from_secs(end)) else {
@@ -231,7 +227,6 @@ pub fn token_state(body: &StatusBody, now: SystemTime) -> Token {
     };
     match end.duration_since(now) {
         Err(_) => Token::Expired,
-        Ok(_) if body.uses_agent_token => Token::OfAgent,
         Ok(left) if left < TOKEN_MARGIN => Token::Ending,
         Ok(left) => Token::Valid(left),
     }

@@ -77,7 +77,12 @@ fn faults() -> Vec<Fault> {
         ("no conflist", STATUS_1, "/conflist", Value::Null),
         ("token expired", STATUS_1, "/tokenExpires", json!(NOW - 1)),
         ("token expires soon", STATUS_1, "/tokenExpires", json!(NOW + 60)),
-        ("agent's token", STATUS_1, "/usesAgentToken", json!(true)),
+        (
+            "denied token request",
+            STATUS_1,
+            "/problems",
+            json!({"TokenRequest": "HTTP 403: denied"}),
+        ),
         ("contention and another problem", STATUS_1, "", contention),
         ("contention without its text", STATUS_1, "", contention_without_text),
         ("failed plugin calls", METRICS_1, "", json!(failures)),

@@ -71,6 +71,8 @@ pub(super) struct NamedCluster {
 pub(super) struct Cluster {
     #[serde(default)]
     pub server: String,
+    #[serde(rename = "tls-server-name")]
+    pub tls_server_name: Option<String>,
     #[serde(rename = "certificate-authority-data")]
     pub ca_data: Option<String>,
     #[serde(rename = "certificate-authority")]

@@ -5,7 +5,8 @@ use std::path::{Path, PathBuf};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
 
-use super::{ApiAccess, CONTEXT, Error, document, read_file};
+use super::{ApiAccess, CONTEXT, Error, document};
+use crate::files;
 
 /// Parts of a kubeconfig to use, as selected by kubectl's options of the same names.
 #[derive(Clone, Debug, Default)]
@@ -26,7 +27,7 @@ pub fn read(path: &Path) -> Result<ApiAccess, Error> {
 
 /// Reads the kubeconfig at `path` and returns the access that `overrides` select.
 pub fn read_with(path: &Path, overrides: &Overrides) -> Result<ApiAccess, Error> {
-    parse(path, &read_file(path)?, overrides)
+    parse(path, &files::read(path)?.0, overrides)
 }
 
 /// Returns the access that `overrides` select in the kubeconfig `bytes`, which was read from
@@ -70,13 +71,13 @@ pub(super) fn parse(path: &Path, bytes: &[u8], overrides: &Overrides) -> Result<
             field: "certificate-authority-data",
             message: format!("not base64: {error}"),
         })?,
-        (None, Some(file)) => read_file(&resolve_path(path, &file))?,
+        (None, Some(file)) => files::read(&resolve_path(path, &file))?.0,
         (None, None) => Vec::new(),
     };
     let token = match (user.token, user.token_file) {
         (Some(token), _) => Some(token),
         (None, Some(file)) => {
-            let token = read_file(&resolve_path(path, &file))?;
+            let (token, _) = files::read(&resolve_path(path, &file))?;
             Some(String::from_utf8_lossy(&token).into_owned())
         }
         (None, None) => None,
@@ -91,7 +92,13 @@ pub(super) fn parse(path: &Path, bytes: &[u8], overrides: &Overrides) -> Result<
             message: "contains characters that are invalid in an HTTP header".to_owned(),
         });
     }
-    Ok(ApiAccess { server: cluster.server, ca, insecure: cluster.insecure, token })
+    Ok(ApiAccess {
+        server: cluster.server,
+        tls_server_name: cluster.tls_server_name.filter(|name| !name.is_empty()),
+        ca,
+        insecure: cluster.insecure,
+        token,
+    })
 }
 
 /// Resolves a path in a kubeconfig relative to the kubeconfig, as kubectl does.

@@ -6,6 +6,7 @@ use super::*;
 fn access() -> ApiAccess {
     ApiAccess {
         server: server("fd00:10:96::1", "443"),
+        tls_server_name: Some("api.example".into()),
         ca: b"-----BEGIN CERTIFICATE-----".to_vec(),
         insecure: false,
         token: Some("secret".into()),
@@ -36,8 +37,22 @@ fn an_ipv6_host_is_put_in_brackets_once() {
 }
 
 #[test]
+fn only_an_ip_address_in_the_servers_url_is_an_address() {
+    for (host, expected) in [
+        ("10.96.0.1", Some("10.96.0.1")),
+        ("fd00:10:96::1", Some("fd00:10:96::1")),
+        ("kubernetes.default.svc", None),
+        ("10.96.0.1.example", None),
+    ] {
+        let access = ApiAccess { server: server(host, "443"), ..access() };
+        let expected = expected.map(|address| address.parse().unwrap());
+        assert_eq!(access.address(), expected, "{host}");
+    }
+}
+
+#[test]
 fn upstreams_yaml_is_read() {
-    let text = "# kubeconfig file\napiVersion: v1\nclusters:\n- name: local\n  cluster:\n    server: https://[fd00:10:96::1]:443\n    certificate-authority-data: LS0tLS1CRUdJTiBDRVJUSUZJQ0FURS0tLS0t\nusers:\n- name: linkerd-cni\n  user:\n    token: secret\ncontexts:\n- name: other\n  context: {}\n- name: linkerd-cni-context\n  context:\n    cluster: local\n    user: linkerd-cni";
+    let text = "# kubeconfig file\napiVersion: v1\nclusters:\n- name: local\n  cluster:\n    server: https://[fd00:10:96::1]:443\n    tls-server-name: api.example\n    certificate-authority-data: LS0tLS1CRUdJTiBDRVJUSUZJQ0FURS0tLS0t\nusers:\n- name: linkerd-cni\n  user:\n    token: secret\ncontexts:\n- name: other\n  context: {}\n- name: linkerd-cni-context\n  context:\n    cluster: local\n    user: linkerd-cni";
     assert_eq!(parsed(text).unwrap(), access());
 }
 

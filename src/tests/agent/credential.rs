@@ -50,46 +50,13 @@ fn an_answer_with_a_token_that_no_request_can_carry_is_rejected_and_asked_for_ag
 }
 
 #[test]
-fn the_agents_token_serves_only_after_a_403_or_404_and_only_until_a_token_is_issued() {
-    for (code, meaning) in
-        [(403, "was denied (HTTP 403): "), (404, "found no such ServiceAccount (HTTP 404): ")]
-    {
-        let api = Api::start();
-        api.state().grant = code;
-        let node = node(&api);
-        let begin = Instant::now();
-        let mut agent = node.start_owned(&api.vars());
-        agent.until_ready();
-        println!("ready {:?} after the start in spite of HTTP {code}", begin.elapsed());
-        assert!(begin.elapsed() < Duration::from_secs(50), "{code}");
-        assert_eq!(node.token(), "token-1");
-        let says = format!(
-            "the plugin uses the agent's own token: TokenRequest for ServiceAccount \
-             linkerd-cni/linkerd-cni-plugin {meaning}"
-        );
-        let (status, body) = agent.ready();
-        assert_eq!(status, 200);
-        assert!(body.starts_with(&format!("ready ({says}")), "{body}");
-        let gauge = "linkerd_cni_agent_kubeconfig_has_agents_token";
-        let metric = |value: u8| agent.get("/metrics").1.contains(&format!("{gauge} {value}\n"));
-        assert!(metric(1));
-        until("more requests", || api.asked("POST", "/token") > 2);
-        assert_eq!(agent.log().matches(&says).count(), 1, "{}", agent.log());
-
-        api.state().grant = 201;
-        until("a token of its own", || node.token() != "token-1");
-        until("no remark", || agent.ready().1 == "ready\n");
-        assert!(metric(0));
-    }
-}
-
-#[test]
-fn without_a_403_or_404_the_agents_token_never_lands_on_the_host() {
-    for failure in ["500", "503", "429", "401", "silent", "down"] {
+fn a_failed_token_request_never_puts_the_agents_token_on_the_host() {
+    for failure in ["403", "404", "proxy", "500", "503", "429", "401", "silent", "down"] {
         let api = Api::start();
         match failure {
             "silent" => api.state().silent = true,
             "down" => api.state().down = true,
+            "proxy" => api.state().proxy = Some(403),
             code => api.state().grant = code.parse().unwrap(),
         }
         let node = node(&api);
@@ -99,11 +66,26 @@ fn without_a_403_or_404_the_agents_token_never_lands_on_the_host() {
         until("the reason", || agent.ready().1.contains(says));
         until("a second request", || failure == "down" || api.asked("POST", "/token") > 1);
         assert_eq!(agent.ready().0, 500, "{failure}");
+        let remedy = match failure {
+            "403" | "proxy" => {
+                "; grant the agent's ServiceAccount `create` on `serviceaccounts/token`"
+            }
+            "404" => "; create that ServiceAccount",
+            _ => "",
+        };
+        assert!(agent.ready().1.contains(remedy), "{failure}: {:?}", agent.ready());
+        let metric = |value: u8| {
+            let line = format!("linkerd_cni_agent_token_request_failed {value}\n");
+            agent.get("/metrics").1.contains(&line)
+        };
+        assert!(metric(1), "{failure}");
+        assert!(remedy.is_empty() || agent.log().contains(remedy), "{failure}: {}", agent.log());
         assert_eq!(node.text("10-calico.conflist"), CALICO, "{failure}");
         assert!(!node.net("kubeconfig.json").exists(), "{failure}");
         let mut state = api.state();
-        (state.silent, state.down, state.grant) = (false, false, 201);
+        (state.silent, state.down, state.grant, state.proxy) = (false, false, 201, None);
         drop(state);
+        until("the metric", || metric(0));
         agent.until_ready();
         assert_ne!(node.token(), "token-1", "{failure}");
         let written = agent.log().matches("wrote kubeconfig").count();
@@ -122,7 +104,7 @@ fn a_normal_start_logs_no_warning() {
 }
 
 #[test]
-fn a_token_that_runs_out_stays_until_there_is_another_or_a_403() {
+fn a_token_that_runs_out_stays_until_there_is_another_also_after_a_403() {
     let api = Api::start();
     api.state().life = 2;
     let node = node(&api);
@@ -134,22 +116,31 @@ fn a_token_that_runs_out_stays_until_there_is_another_or_a_403() {
     thread::sleep(Duration::from_secs(3));
     assert_eq!(node.token(), last);
     until("the reason", || agent.log().contains("could not be renewed"));
+    api.state().tokens.retain(|token| *token != last);
     api.state().grant = 403;
-    until("the agent's token", || node.token() == "token-1");
+    report_rejection(&node);
+    until("the remedy", || {
+        let (status, why) = agent.ready();
+        status == 500 && why.contains("rejected the token") && why.contains("; grant the agent's")
+    });
+    assert_eq!(node.token(), last);
     api.state().grant = 201;
-    until("another", || node.token() != "token-1");
+    until("another", || node.token() != last);
+    assert_ne!(node.token(), "token-1");
 }
 
 #[test]
 fn an_agent_that_gets_no_token_keeps_the_kubeconfig_of_the_one_before_it() {
-    for token in [expired_token(), "token-0".into(), "token-1".into()] {
+    let tokens = [expired_token(), "token-0".to_owned(), "token-1".to_owned()];
+    let cases = tokens.into_iter().flat_map(|token| [(token.clone(), 503), (token, 403)]);
+    for (token, failure) in cases {
         let api = Api::start();
         let (node, mut agent) = started(&api);
         agent.signal(nix::sys::signal::Signal::SIGKILL);
         agent.wait();
         let kubeconfig = node.text("kubeconfig.json").replace(&node.token(), &token);
         node.replace(&node.net("kubeconfig.json"), kubeconfig.as_bytes());
-        api.state().grant = 503;
+        api.state().grant = failure;
         let inode = node.inode("kubeconfig.json");
         let asked = api.asked("POST", "/token");
         let mut agent = node.start_owned(&api.vars());
@@ -161,7 +152,10 @@ fn an_agent_that_gets_no_token_keeps_the_kubeconfig_of_the_one_before_it() {
         // Whether it serves is another question.
         let refused = "rejected the token in the kubeconfig";
         until("the verdict", || match token.as_str() {
-            "token-1" => agent.ready().0 == 200,
+            "token-1" => {
+                let (status, note) = agent.ready();
+                status == 200 && note.contains(&format!("HTTP {failure}"))
+            }
             _ => agent.ready().1.contains(refused),
         });
         api.state().grant = 201;
@@ -244,5 +238,17 @@ fn a_pipe_in_the_kubeconfigs_place_holds_nobody_up() {
     let mut agent = node.start_owned(&api.vars());
     agent.until_ready();
     assert!(node.chained("10-calico.conflist"));
+    assert_eq!(agent.stop(), Some(0));
+}
+
+#[test]
+fn a_kubeconfig_that_is_too_large_is_replaced() {
+    let api = Api::start();
+    let node = node(&api);
+    let kubeconfig = std::fs::File::create(node.net("kubeconfig.json")).unwrap();
+    kubeconfig.set_len(64 << 20).unwrap();
+    let mut agent = node.start_owned(&api.vars());
+    agent.until_ready();
+    assert_ne!(node.token(), "");
     assert_eq!(agent.stop(), Some(0));
 }

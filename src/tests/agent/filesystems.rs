@@ -13,15 +13,19 @@ use crate::agent::Agent;
 use crate::node::{CALICO, CONF, Node, PLUGIN};
 use crate::until::until;
 
-/// Runs `test` on a thread with a mount namespace of its own, which its agents share, so
-/// that no mount outlives it.
+/// Runs `test` with a node in a mount namespace, so that no mount outlives it.
 pub fn with_mounts(test: fn(&Node)) {
+    in_mount_namespace(move || test(&Node::uninstalling()));
+}
+
+/// Runs `test` on a thread with a mount namespace of its own, which the programs that it starts share.
+pub fn in_mount_namespace(test: impl FnOnce() + Send + 'static) {
     let alone = thread::spawn(move || {
         unshare(CloneFlags::CLONE_NEWNS).unwrap();
         let private = MsFlags::MS_REC | MsFlags::MS_PRIVATE;
         let none = None::<&str>;
         mount(none, "/", none, private, none).unwrap();
-        test(&Node::uninstalling());
+        test();
     });
     if let Err(panic) = alone.join() {
         std::panic::resume_unwind(panic);

@@ -7,6 +7,7 @@ mod accounts;
 mod agent;
 mod agent_with_api;
 mod api;
+mod api_name;
 mod cached;
 #[allow(dead_code, reason = "the plugin's tests use all of it")]
 #[path = "../support/call.rs"]

@@ -85,8 +85,8 @@ impl Scene {
         let access = ApiAccess {
             server: format!("https://{}", api.address),
             ca: api.ca.clone().into_bytes(),
-            insecure: false,
             token: Some(api::TOKEN.to_owned()),
+            ..ApiAccess::default()
         };
         let kubeconfig = dir.path().join("ZZZ-linkerd-cni-kubeconfig");
         fs::write(&kubeconfig, kubeconfig::render(&access))?;

@@ -111,8 +111,8 @@ fn access(port: u16, ca: &[u8], token: &str) -> ApiAccess {
     ApiAccess {
         server: format!("https://127.0.0.1:{port}"),
         ca: ca.to_vec(),
-        insecure: false,
         token: Some(token.to_owned()),
+        ..ApiAccess::default()
     }
 }
 

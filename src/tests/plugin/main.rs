@@ -5,6 +5,7 @@
 
 #[path = "../support/api.rs"]
 mod api;
+mod api_address;
 #[path = "../support/call.rs"]
 mod call;
 mod check;

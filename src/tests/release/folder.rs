@@ -10,7 +10,7 @@ use tempfile::TempDir;
 
 use crate::{VERSION, must, release, repository};
 
-const ARCHITECTURES: [&str; 2] = ["amd64", "arm64"];
+pub const ARCHITECTURES: [&str; 2] = ["amd64", "arm64"];
 /// Published programs.
 const PROGRAMS: [&str; 3] = ["linkerd-cni", "linkerd2-cni-install", "linkerd-cni-cli"];
 /// Programs in the image, and their directories there.
@@ -22,7 +22,7 @@ fn names(folder: &Path) -> BTreeSet<String> {
     entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
 }
 
-fn json(path: impl AsRef<Path>) -> Value {
+pub fn json(path: impl AsRef<Path>) -> Value {
     serde_json::from_slice(&fs::read(path).unwrap()).unwrap()
 }
 
@@ -31,14 +31,14 @@ fn sha256(path: &Path) -> String {
     output.split(' ').next().unwrap().into()
 }
 
-fn unpacked(archive: &Path) -> TempDir {
+pub fn unpacked(archive: &Path) -> TempDir {
     let directory = TempDir::new().unwrap();
     must(Command::new("tar").arg("-xf").arg(archive).arg("-C").arg(directory.path()));
     directory
 }
 
 /// The file of a descriptor in an OCI layout.
-fn blob(layout: &Path, descriptor: &Value) -> PathBuf {
+pub fn blob(layout: &Path, descriptor: &Value) -> PathBuf {
     let digest = descriptor["digest"].as_str().unwrap();
     let path = layout.join("blobs").join(digest.replace(':', "/"));
     assert_eq!(format!("sha256:{}", sha256(&path)), digest);
@@ -46,7 +46,7 @@ fn blob(layout: &Path, descriptor: &Value) -> PathBuf {
     path
 }
 
-fn archive(architecture: &str) -> PathBuf {
+pub fn archive(architecture: &str) -> PathBuf {
     release().join(format!("cni-plugin-v{VERSION}-linux-{architecture}.tar"))
 }
 

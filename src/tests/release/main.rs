@@ -1,7 +1,7 @@
 //! `scripts/release`: what it refuses, and the folder that it writes.
 //!
 //! Tests of the folder need one in `LINKERD2_CNI_RELEASE`, as `scripts/test` makes it with `scripts/release.d/twice`.
-//! Without it they fail.
+//! Without it they fail. Tests of the image take the one in `LINKERD2_CNI_IMAGE` instead.
 
 #![allow(clippy::expect_used, clippy::unwrap_used)]
 
@@ -12,6 +12,7 @@ mod build;
 mod cni;
 mod docker;
 mod folder;
+mod image;
 mod project;
 #[path = "../support/release_folder.rs"]
 mod release_folder;

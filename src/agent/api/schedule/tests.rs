@@ -10,14 +10,12 @@ const DAY: Duration = Duration::from_secs(24 * 3600);
 /// A simulated node and its API server.
 #[derive(Clone, Copy)]
 struct Node {
-    /// Whether the API server issues tokens, or denies them.
-    issues: bool,
     /// Whether the plugin has a ServiceAccount of its own.
     account: bool,
     tainted: bool,
 }
 
-const DEFAULT: Node = Node { issues: true, account: true, tainted: false };
+const DEFAULT: Node = Node { account: true, tainted: false };
 
 /// Times of all requests in the first `span` of an agent's life, while the API server responds.
 fn requests(node: Node, span: Duration) -> Vec<Duration> {
@@ -27,7 +25,7 @@ fn requests(node: Node, span: Duration) -> Vec<Duration> {
     let mut taint = start;
     // Kubelet renews the agent's own token after four fifths of its lifetime of an hour.
     let mut rotation = start + HOUR * 4 / 5;
-    let agents_token = !(node.account && node.issues);
+    let agents_token = !node.account;
     if agents_token {
         schedule.kubeconfig_changed(start);
     }
@@ -44,16 +42,8 @@ fn requests(node: Node, span: Duration) -> Vec<Duration> {
         }
         if schedule.is_renewal_due(now) {
             sent.push(now - start);
-            match node.issues {
-                true => {
-                    schedule.renewed(now, DAY);
-                    schedule.kubeconfig_changed(now);
-                }
-                false => {
-                    schedule.not_renewed(now, Fallback::AgentToken, Duration::ZERO);
-                    schedule.token_accepted(now);
-                }
-            }
+            schedule.renewed(now, DAY);
+            schedule.kubeconfig_changed(now);
         }
         if schedule.is_check_due(now) {
             sent.push(now - start);
@@ -76,17 +66,15 @@ fn requests(node: Node, span: Duration) -> Vec<Duration> {
 #[test]
 fn an_idle_agent_leaves_requests_to_the_repair_controller_with_every_configuration() {
     let span = DAY * 30;
-    for issues in [true, false] {
-        for account in [true, false] {
-            for tainted in [false, true] {
-                let node = Node { issues, account, tainted };
-                let idle = requests(node, span).into_iter().filter(|at| *at > HOUR).count();
-                let a_minute = idle as f64 / (span - HOUR).as_secs_f64() * 60.0;
-                let what = format!("issues {issues}, account {account}, tainted {tainted}");
-                // The repair controller's watch sends up to 0.125 requests in 5 minutes.
-                assert!(a_minute < 0.875 / 5.0, "{a_minute:.3} a minute: {what}");
-                assert!(a_minute > 0.1, "{a_minute:.3} a minute: {what}");
-            }
+    for account in [true, false] {
+        for tainted in [false, true] {
+            let node = Node { account, tainted };
+            let idle = requests(node, span).into_iter().filter(|at| *at > HOUR).count();
+            let a_minute = idle as f64 / (span - HOUR).as_secs_f64() * 60.0;
+            let what = format!("account {account}, tainted {tainted}");
+            // The repair controller's watch sends up to 0.125 requests in 5 minutes.
+            assert!(a_minute < 0.875 / 5.0, "{a_minute:.3} a minute: {what}");
+            assert!(a_minute > 0.1, "{a_minute:.3} a minute: {what}");
         }
     }
 }
@@ -100,7 +88,7 @@ fn an_idle_node_whose_token_requests_fail_sends_as_few_requests() {
     while schedule.next() < start + 10 * DAY {
         let now = schedule.next();
         if schedule.is_renewal_due(now) {
-            schedule.not_renewed(now, Fallback::LastToken, Duration::ZERO);
+            schedule.not_renewed(now, true, Duration::ZERO);
         } else {
             schedule.check_done(now, CheckResult::Accepted, Duration::ZERO);
         }
@@ -138,20 +126,15 @@ fn nodes_that_start_together_spread_their_requests() {
 }
 
 #[test]
-fn a_denied_token_request_is_retried_with_a_backoff_up_to_ten_minutes() {
-    let node = Node { issues: false, ..DEFAULT };
+fn a_failed_token_request_of_a_node_without_token_is_retried_with_a_backoff_up_to_a_minute() {
     let start = Instant::now();
     let mut schedule = Schedule::new(start, Some(Duration::ZERO));
-    for whole in [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 600, 600] {
-        schedule.not_renewed(start, Fallback::AgentToken, Duration::ZERO);
+    for half_seconds in [1, 2, 4, 8, 16, 32, 64, 120, 120] {
+        schedule.not_renewed(start, false, Duration::ZERO);
         let wait = (schedule.renewal.unwrap() - start).as_secs_f64();
-        let whole = f64::from(whole);
+        let whole = f64::from(half_seconds) / 2.0;
         assert!((whole * 0.6..=whole).contains(&wait), "{wait} of {whole}");
     }
-    // So a Role that is granted late takes effect after at most 10 minutes.
-    let sent = requests(node, HOUR);
-    let early = sent.iter().filter(|at| **at < MINUTE).count();
-    assert!((4..=10).contains(&early), "{sent:?}");
 }
 
 #[test]
@@ -172,7 +155,7 @@ fn an_unreachable_api_server_is_checked_with_a_backoff_up_to_a_minute() {
     // Checks and TokenRequests both wait as long as a Retry-After says, and a random time.
     schedule.check_done(now, CheckResult::Unknown, 5 * MINUTE);
     assert!((5 * MINUTE..=6 * MINUTE).contains(&(schedule.next() - now)));
-    schedule.not_renewed(now, Fallback::NoToken, 2 * MINUTE);
+    schedule.not_renewed(now, false, 2 * MINUTE);
     assert!((2 * MINUTE..=3 * MINUTE).contains(&(schedule.next() - now)));
 }
 
@@ -187,7 +170,7 @@ fn nodes_that_an_overloaded_api_server_rejects_do_not_return_together() {
             let mut schedule = Schedule::new(start, Some(DAY));
             for _ in 0..=failures {
                 schedule.check_done(start, CheckResult::Unknown, second);
-                schedule.not_renewed(start, Fallback::NoToken, second);
+                schedule.not_renewed(start, false, second);
             }
             let dues = [schedule.check, schedule.renewal.unwrap()];
             for (counts, due) in each_second.iter_mut().zip(dues) {
@@ -247,39 +230,16 @@ fn a_record_causes_a_check_at_once_or_when_the_cached_token_review_has_expired()
 }
 
 #[test]
-fn a_changed_token_is_checked_at_once_also_after_a_denied_token_request() {
+fn a_changed_token_is_checked_at_once_and_at_a_limited_rate() {
     let start = Instant::now();
     let mut schedule = Schedule::new(start, Some(DAY));
     schedule.check_done(start, CheckResult::Accepted, Duration::ZERO);
     let now = start + MINUTE;
     schedule.kubeconfig_changed(now);
-    schedule.token_accepted(now);
     assert!(schedule.is_check_due(now));
     schedule.check_done(now, CheckResult::Accepted, Duration::ZERO);
-    schedule.token_accepted(now);
-    assert!(schedule.next() >= now + 2 * CHECK_PERIOD);
-    // The rate of checks that changes cause is limited too.
     schedule.kubeconfig_changed(now);
     assert_eq!(schedule.next(), now + CHANGE_GAP);
-}
-
-#[test]
-fn denied_token_requests_postpone_a_check_by_at_most_an_hour() {
-    let start = Instant::now();
-    let mut schedule = Schedule::new(start, Some(Duration::ZERO));
-    schedule.check_done(start, CheckResult::Accepted, Duration::ZERO);
-    let mut last_check = start;
-    while schedule.next() < start + DAY {
-        let now = schedule.next();
-        if schedule.is_renewal_due(now) {
-            schedule.not_renewed(now, Fallback::AgentToken, Duration::ZERO);
-            schedule.token_accepted(now);
-        } else {
-            schedule.check_done(now, CheckResult::Accepted, Duration::ZERO);
-            last_check = now;
-        }
-        assert!(now <= last_check + HOUR, "no check for {:?}", now - last_check);
-    }
 }
 
 #[test]
@@ -294,7 +254,7 @@ fn a_revoked_token_is_renewed_at_once_and_repeated_revocations_back_off() {
         schedule.revoked(start);
         waits.push(schedule.next() - start);
     }
-    assert!(waits[0] <= RENEWAL[0] && waits[11] >= CHECK_PERIOD * 3 / 5);
+    assert!(waits[0] <= REVOKED[0] && waits[11] >= CHECK_PERIOD * 3 / 5);
     schedule.check_done(start, CheckResult::Accepted, Duration::ZERO);
     schedule.renewed(start, DAY);
     schedule.revoked(start);

@@ -19,9 +19,7 @@ fn serve(responses: Vec<(u16, Value)>) -> (Client, JoinHandle<Vec<String>>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let access = ApiAccess {
         server: format!("http://{}", listener.local_addr().unwrap()),
-        ca: Vec::new(),
-        insecure: false,
-        token: None,
+        ..ApiAccess::default()
     };
     let client = Client::new(&access, "test", Deadlines::each(Duration::from_secs(5))).unwrap();
     let mut responses = VecDeque::from(responses);

@@ -77,6 +77,9 @@ impl Worker {
     /// Records a check without a usable response.
     fn check_failed(&mut self, error: &kube::Error) {
         self.schedule.check_done(Instant::now(), CheckResult::Unknown, retry_after(error));
+        if !error.is_response() {
+            self.api.report_unreachable();
+        }
         let why = error.to_string();
         let mut state = self.api.state();
         state.history.reached |= error.is_response();

@@ -10,7 +10,7 @@ use tracing::info;
 use super::{Worker, retry_after};
 use crate::agent::api::claims::Claims;
 use crate::agent::api::namespace;
-use crate::agent::api::token::{self, Fallback, Token};
+use crate::agent::api::token::{self, Token};
 
 /// Longest token that is used, in bytes. A request's head has to fit into 16 KiB.
 const LONGEST_TOKEN: usize = 12 << 10;
@@ -66,10 +66,7 @@ impl Worker {
         self.record_own(&response);
         match response {
             Ok(response) => self.renewed(response, &account),
-            Err(error) => match token::denial(error.code(), &account, &namespace) {
-                Some(why) => self.denied(why),
-                None => self.not_renewed(error.to_string(), retry_after(&error)),
-            },
+            Err(error) => self.not_renewed(token::describe(&error), retry_after(&error)),
         }
     }
 
@@ -91,44 +88,24 @@ impl Worker {
         let mut state = self.api.state();
         state.token_requests.token =
             Some(Token { text, end: end.map_or(ends, |end| end.max(ends)), revoked: false });
-        state.token_requests.denied = None;
         state.token_requests.error = None;
         drop(state);
         info!("received a token of ServiceAccount {account}, valid for {seconds} s");
         self.api.waker.wake();
     }
 
-    /// Records that the API server denied the TokenRequest with HTTP 403 or 404.
-    fn denied(&mut self, why: String) {
-        let mut state = self.api.state();
-        let changed = state.token_requests.denied.as_ref() != Some(&why)
-            || state.token_requests.error.is_some();
-        state.token_requests.denied = Some(why);
-        state.token_requests.error = None;
-        drop(state);
-        if self.renew_later(Duration::ZERO, changed) == Fallback::AgentToken {
-            self.schedule.token_accepted(Instant::now());
-        }
-    }
-
-    /// Records that the TokenRequest failed for another reason, which says nothing about the
-    /// agent's permissions.
+    /// Records that the TokenRequest failed, schedules the next one, and wakes the reconciler if the
+    /// reason changed.
     fn not_renewed(&mut self, why: String, retry_after: Duration) {
         let mut state = self.api.state();
         let changed = state.token_requests.error.as_ref() != Some(&why);
         state.token_requests.error = Some(why);
+        let has_valid_token = state.token_requests.has_valid_token(SystemTime::now());
         drop(state);
-        self.renew_later(retry_after, changed);
-    }
-
-    /// Schedules the next TokenRequest, and wakes the reconciler if the reason `changed`.
-    fn renew_later(&mut self, retry_after: Duration, changed: bool) -> Fallback {
-        let fallback = self.api.state().token_requests.fallback(SystemTime::now());
-        self.schedule.not_renewed(Instant::now(), fallback, retry_after);
+        self.schedule.not_renewed(Instant::now(), has_valid_token, retry_after);
         if changed {
             self.api.waker.wake();
         }
-        fallback
     }
 }
 

@@ -5,9 +5,7 @@ use serde_json::json;
 
 use super::fault::{Fault, meshed_pod};
 use crate::api::Api;
-use crate::fault_page::Source;
 use crate::server::Identity;
-use crate::until::until;
 
 #[test]
 fn the_token_is_rejected() {
@@ -20,7 +18,7 @@ fn the_token_is_rejected() {
     let outcome = fault.add().run();
     fault.pod_fails(&outcome);
     fault.pod_event("LinkerdCNIFailed");
-    fault.ready("rejected the token");
+    fault.ready("could not be renewed");
     fault.check();
 }
 
@@ -155,22 +153,6 @@ fn the_agent_gets_no_token() {
     // The first request may not have ended when the agent first says that it waits.
     fault.ready("HTTP 503");
     fault.log_line("HTTP 503");
-    fault.check();
-}
-
-#[test]
-fn the_token_request_is_denied() {
-    let mut fault = Fault::new("agents-own-token");
-    fault.scene.api.state().grant = 403;
-    fault.start_again_without_kubeconfig();
-    let mut body = String::new();
-    until("the note", || {
-        body = fault.scene.agent.ready().1;
-        body.contains("own token")
-    });
-    fault.capture(Source::ReadyNote, &body);
-    fault.log_line("own token");
-    fault.metrics("linkerd_cni_agent_kubeconfig_has_agents_token");
     fault.check();
 }
 

@@ -1,0 +1,159 @@
+//! Decides which address of the API server the plugin's kubeconfig has, if the settings name the API
+//! server by a host name. The plugin resolves no names. Pure but for the jitter.
+//!
+//! The address is kept as long as the name resolves to it and the API server responds there, so
+//! that a DNS server that changes the order of its addresses causes no writes. If the name cannot
+//! be resolved, the last address stays in use.
+
+use std::net::IpAddr;
+use std::time::{Duration, Instant};
+
+use super::schedule::{NO_RESPONSE, RECORD_GAP, period};
+use crate::backoff::{Backoff, Limits};
+
+/// Most addresses of a name that are used.
+pub const MAX_ADDRESSES: usize = 8;
+
+/// What is known about the address.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ServerAddress {
+    /// The address that belongs in the kubeconfig. `None`: the name was never resolved.
+    pub address: Option<IpAddr>,
+    /// Why the last resolution failed, if it did.
+    pub error: Option<String>,
+}
+
+/// First and longest time between two resolutions that an unreachable API server causes. Doubles
+/// with each resolution, as a new address is rarely the remedy.
+const UNREACHABLE: Limits = [RECORD_GAP, Duration::from_secs(120)];
+
+/// When the name is resolved next.
+pub struct ResolutionSchedule {
+    due: Instant,
+    /// Earliest time of the next resolution that an unreachable API server causes.
+    earliest: Instant,
+    failures: Backoff,
+    unreachable: Backoff,
+    /// The API server did not respond at the address.
+    is_suspect: bool,
+}
+
+impl ResolutionSchedule {
+    /// The first resolution is due at `now`.
+    pub fn new(now: Instant) -> ResolutionSchedule {
+        ResolutionSchedule {
+            due: now,
+            earliest: now,
+            failures: Backoff::new(NO_RESPONSE),
+            unreachable: Backoff::new(UNREACHABLE),
+            is_suspect: false,
+        }
+    }
+
+    pub fn due(&self) -> Instant {
+        self.due
+    }
+
+    /// Schedules the next resolution earlier, because the API server did not respond at the
+    /// address. Any process that can write to the record socket can report that, so the rate is
+    /// limited.
+    pub fn unreachable_reported(&mut self, now: Instant) {
+        self.is_suspect = true;
+        self.due = self.due.min(self.earliest.max(now));
+    }
+
+    /// Schedules the next resolution after one that succeeded, or failed. Returns whether the
+    /// present address was suspect.
+    pub fn done(&mut self, now: Instant, succeeded: bool) -> bool {
+        let was_suspect = self.is_suspect;
+        self.due = now + if succeeded { period() } else { self.failures.next_delay() };
+        if succeeded {
+            self.failures.reset();
+            self.is_suspect = false;
+        }
+        if !was_suspect {
+            self.unreachable.reset();
+        }
+        self.earliest = now + self.unreachable.next_delay();
+        was_suspect
+    }
+}
+
+/// Chooses among the addresses `found` of the name: the `current` one unless it `is_suspect`, else
+/// the first that `answers`. If no address answers, the current one stays, as long as it was found.
+/// `None`: no address was found.
+pub fn choose(
+    current: Option<IpAddr>,
+    found: &[IpAddr],
+    is_suspect: bool,
+    answers: impl Fn(IpAddr) -> bool,
+) -> Option<IpAddr> {
+    let current = current.filter(|address| found.contains(address));
+    let fallback = current.or(found.first().copied());
+    match found {
+        [] | [_] => fallback,
+        _ if current.is_some() && !is_suspect => current,
+        _ => found.iter().copied().find(|address| answers(*address)).or(fallback),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MINUTE: Duration = Duration::from_secs(60);
+
+    fn address(last: u8) -> IpAddr {
+        IpAddr::from([192, 0, 2, last])
+    }
+
+    #[test]
+    fn the_current_address_stays_until_it_is_gone_or_does_not_answer() {
+        let all = [address(1), address(2), address(3)];
+        let current = Some(address(3));
+        let unasked = |_| -> bool { panic!("connected without need") };
+        assert_eq!(choose(current, &all, false, unasked), current);
+        assert_eq!(choose(None, &all[..1], false, unasked), Some(address(1)));
+        assert_eq!(choose(current, &all[1..2], true, unasked), Some(address(2)));
+        assert_eq!(choose(current, &[], true, unasked), None);
+        let second = |found| found == address(2);
+        assert_eq!(choose(None, &all, false, second), Some(address(2)));
+        assert_eq!(choose(current, &all[..2], false, second), Some(address(2)));
+        assert_eq!(choose(current, &all, true, second), Some(address(2)));
+        assert_eq!(choose(current, &all, true, |_| false), current);
+        assert_eq!(choose(current, &all[..2], true, |_| false), Some(address(1)));
+    }
+
+    #[test]
+    fn a_name_is_resolved_every_6_to_10_minutes_and_with_a_backoff_up_to_a_minute_after_failures() {
+        let mut now = Instant::now();
+        let mut schedule = ResolutionSchedule::new(now);
+        assert_eq!(schedule.due(), now);
+        schedule.done(now, true);
+        assert!((6 * MINUTE..=10 * MINUTE).contains(&(schedule.due() - now)));
+        for failures in 0..12 {
+            schedule.done(now, false);
+            let wait = schedule.due() - now;
+            assert!(wait <= MINUTE && (failures < 8 || wait >= MINUTE * 3 / 5), "{wait:?}");
+            now = schedule.due();
+        }
+    }
+
+    #[test]
+    fn a_flood_of_failed_calls_causes_resolutions_with_a_backoff_up_to_2_minutes() {
+        let start = Instant::now();
+        let mut schedule = ResolutionSchedule::new(start);
+        schedule.done(start, true);
+        let (mut now, mut resolutions) = (start, Vec::new());
+        while now < start + 60 * MINUTE {
+            schedule.unreachable_reported(now);
+            if schedule.due() <= now {
+                resolutions.push(now - start);
+                assert!(schedule.done(now, true), "the address was suspect");
+            }
+            now += Duration::from_millis(100);
+        }
+        assert!(resolutions[0] <= RECORD_GAP, "{resolutions:?}");
+        assert!((30..=55).contains(&resolutions.len()), "{resolutions:?}");
+    }
+}

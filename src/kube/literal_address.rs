@@ -1,0 +1,47 @@
+//! The address of an API server whose URL has an IP address, without name resolution. Pure.
+//!
+//! The plugin runs on the host, as a static program. libc's resolver would load the modules that
+//! the host's `nsswitch.conf` names. They belong to another libc, and end the plugin by a signal.
+
+use std::net::{IpAddr, SocketAddr};
+
+use ureq::Error;
+use ureq::config::Config;
+use ureq::http::Uri;
+use ureq::unversioned::resolver::{ResolvedSocketAddrs, Resolver};
+use ureq::unversioned::transport::NextTimeout;
+
+use super::kubeconfig::ApiAccess;
+
+/// Accepts IP addresses only.
+#[derive(Debug)]
+pub struct LiteralAddress;
+
+impl Resolver for LiteralAddress {
+    fn resolve(
+        &self,
+        uri: &Uri,
+        _config: &Config,
+        _timeout: NextTimeout,
+    ) -> Result<ResolvedSocketAddrs, Error> {
+        let address = address(uri).ok_or_else(|| {
+            let host = uri.host().unwrap_or_default();
+            Error::BadUri(format!("the host {host} is not an IP address, and is not resolved"))
+        })?;
+        let default_port = if uri.scheme_str() == Some("http") { 80 } else { 443 };
+        let mut found = self.empty();
+        found.push(SocketAddr::new(address, uri.port_u16().unwrap_or(default_port)));
+        Ok(found)
+    }
+}
+
+impl ApiAccess {
+    /// Returns the IP address in the server's URL. `None`: the URL has a host name.
+    pub fn address(&self) -> Option<IpAddr> {
+        address(&self.server.parse().ok()?)
+    }
+}
+
+fn address(uri: &Uri) -> Option<IpAddr> {
+    uri.host()?.trim_start_matches('[').trim_end_matches(']').parse().ok()
+}

@@ -1,0 +1,173 @@
+//! An API server that `KUBERNETES_SERVICE_HOST` names by a host name: the agent resolves it for the plugin.
+
+use std::fs;
+use std::net::TcpListener;
+use std::os::unix::fs::PermissionsExt;
+use std::path::PathBuf;
+
+use rcgen::CertificateParams;
+
+use crate::agent::Agent;
+use crate::api::Api;
+use crate::filesystems::{bind, in_mount_namespace};
+use crate::node::{CALICO, Node, PLUGIN};
+use crate::requests::report_unreachable;
+use crate::server::{self, Identity};
+use crate::until::until;
+
+const NAME: &str = "api.example";
+
+/// A node and an API server whose certificate is for [`NAME`] alone. `/etc/hosts` decides on its addresses.
+struct Scene {
+    node: Node,
+    api: Api,
+    hosts: PathBuf,
+}
+
+impl Scene {
+    /// Runs `test` in a mount namespace, where [`NAME`] has no address.
+    fn with(test: fn(Scene)) {
+        in_mount_namespace(move || {
+            let (node, api) = (Node::new(), Api::start());
+            api.present(Identity::new(&CertificateParams::new([NAME.into()]).unwrap()));
+            api.serve_node(&node);
+            node.write("10-calico.conflist", CALICO);
+            let hosts = node.root().join("hosts");
+            fs::write(&hosts, "").unwrap();
+            bind(&hosts, "/etc/hosts".as_ref());
+            // A server that does not exist rejects at once.
+            let resolver = node.root().join("resolv.conf");
+            fs::write(&resolver, "nameserver 127.0.0.1\noptions timeout:1 attempts:1\n").unwrap();
+            bind(&resolver, "/etc/resolv.conf".as_ref());
+            test(Scene { node, api, hosts });
+        });
+    }
+
+    fn resolves_to(&self, addresses: &[&str]) {
+        let lines = addresses.iter().map(|address| format!("{address} {NAME}\n"));
+        fs::write(&self.hosts, lines.collect::<String>()).unwrap();
+    }
+
+    fn start(&self) -> Agent {
+        let [_, port, account] = self.api.vars();
+        self.node.start_owned(&[("KUBERNETES_SERVICE_HOST", NAME.into()), port, account])
+    }
+
+    fn url(&self, host: &str) -> String {
+        format!("https://{host}:{}", self.api.address.port())
+    }
+
+    /// Server and TLS server name in the kubeconfig.
+    fn server(&self) -> (String, String) {
+        let cluster = &self.node.kubeconfig()["clusters"][0]["cluster"];
+        let text = |key: &str| cluster[key].as_str().unwrap_or_default().to_owned();
+        (text("server"), text("tls-server-name"))
+    }
+
+    /// Waits until the kubeconfig has this address.
+    fn until_address(&self, address: &str) {
+        let wanted = (self.url(address), NAME.to_owned());
+        until(address, || self.server() == wanted);
+    }
+
+    /// The API server at another address, with the same port.
+    fn serve_at(&self, address: &str) {
+        let listener = TcpListener::bind((address, self.api.address.port())).unwrap();
+        server::serve(listener, self.api.clone());
+    }
+}
+
+#[test]
+fn the_kubeconfig_gets_an_address_that_answers_and_the_name_for_the_certificate() {
+    Scene::with(|scene| {
+        // Nothing listens at the first.
+        scene.resolves_to(&["127.0.0.9", "127.0.0.1"]);
+        let mut agent = scene.start();
+        agent.until_ready();
+        assert_eq!(scene.server(), (scene.url("127.0.0.1"), NAME.into()));
+        assert!(scene.node.chained("10-calico.conflist"));
+        let written = agent.log().matches("wrote kubeconfig").count();
+        assert_eq!(written, 1, "{}", agent.log());
+        assert_eq!(agent.stop(), Some(0));
+    });
+}
+
+#[test]
+fn the_last_address_stays_while_the_name_cannot_be_resolved_and_a_new_one_replaces_it() {
+    Scene::with(|scene| {
+        scene.serve_at("127.0.0.2");
+        scene.resolves_to(&["127.0.0.1"]);
+        let mut agent = scene.start();
+        agent.until_ready();
+        let inode = scene.node.inode("kubeconfig.json");
+
+        scene.resolves_to(&[]);
+        report_unreachable(&scene.node);
+        let warning =
+            "the API server's name cannot be resolved, so the plugin keeps its last address";
+        until("the warning", || agent.log().contains(warning));
+        agent.until_ready();
+        assert_eq!(scene.node.inode("kubeconfig.json"), inode);
+        assert_eq!(scene.server().0, scene.url("127.0.0.1"));
+
+        // An agent that starts meanwhile finds the address in the kubeconfig.
+        agent.kill();
+        let mut agent = scene.start();
+        agent.until_ready();
+        until("the warning", || agent.log().contains(warning));
+        assert_eq!(scene.node.inode("kubeconfig.json"), inode);
+
+        scene.resolves_to(&["127.0.0.2"]);
+        scene.until_address("127.0.0.2");
+        agent.until_ready();
+        assert_eq!(agent.stop(), Some(0));
+    });
+}
+
+#[test]
+fn a_node_without_kubeconfig_is_not_ready_and_not_chained_until_the_name_resolves() {
+    Scene::with(|scene| {
+        let mut agent = scene.start();
+        let why = format!("kubeconfig: cannot resolve the API server's name {NAME}: ");
+        until("the reason", || agent.ready().1.contains(&why));
+        assert_eq!(agent.ready().0, 500);
+        assert!(agent.ready().1.contains("check KUBERNETES_SERVICE_HOST"), "{:?}", agent.ready());
+        assert_eq!(scene.node.text("10-calico.conflist"), CALICO);
+        assert!(!scene.node.net("kubeconfig.json").exists());
+        scene.resolves_to(&["127.0.0.1"]);
+        agent.until_ready();
+        assert!(scene.node.chained("10-calico.conflist"));
+    });
+}
+
+#[test]
+fn an_upstream_plugin_is_replaced_only_after_its_kubeconfig_has_an_address() {
+    Scene::with(|scene| {
+        // As upstream's agent leaves them.
+        let kubeconfig = format!(
+            "apiVersion: v1\nkind: Config\nclusters:\n- name: local\n  cluster:\n    server: {}\nusers:\n- name: \
+             linkerd-cni\n  user:\n    token: token-1\ncontexts:\n- name: linkerd-cni-context\n  context:\n    \
+             cluster: local\n    user: linkerd-cni\n",
+            scene.url(NAME)
+        );
+        scene.node.write("kubeconfig.json", &kubeconfig);
+        let plugin = scene.node.bin("linkerd-cni");
+        fs::write(&plugin, "upstream").unwrap();
+        fs::set_permissions(&plugin, PermissionsExt::from_mode(0o755)).unwrap();
+        let mut agent = scene.start();
+        until("the reason", || agent.ready().1.contains("cannot resolve the API server's name"));
+        assert_eq!(fs::metadata(&plugin).unwrap().len(), 8);
+        assert_eq!(scene.node.text("kubeconfig.json"), kubeconfig);
+
+        scene.resolves_to(&["127.0.0.1"]);
+        until("the plugin", || {
+            let replaced = fs::read(&plugin).unwrap() == PLUGIN;
+            assert!(!replaced || scene.server().0 == scene.url("127.0.0.1"));
+            replaced
+        });
+        agent.until_ready();
+        let log = agent.log();
+        let at = |line: &str| log.find(line).unwrap_or_else(|| panic!("no {line} in {log}"));
+        assert!(at("wrote kubeconfig") < at("Wrote linkerd CNI binaries"), "{log}");
+    });
+}
