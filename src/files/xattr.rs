@@ -40,13 +40,13 @@ mod tests {
         for path in [&from, &to] {
             std::fs::write(path, "x").unwrap();
         }
-        if lsetxattr(&from, "user.owner", b"cni", XattrFlags::empty()).is_err() {
-            // This file system has no extended attributes. The copy must not fail.
-            return copy(&from, &to);
-        }
+        // Some file systems have only attributes that root can set.
+        let set = |name| lsetxattr(&from, name, b"cni", XattrFlags::empty()).is_ok();
+        let name = ["user.owner", "trusted.owner"].into_iter().find(|name| set(*name));
+        assert!(name.is_some() || std::env::var_os("CI").is_none(), "no extended attributes");
         copy(&from, &to);
         let mut value = [0; 8];
-        let length = lgetxattr(&to, "user.owner", &mut value).unwrap();
-        assert_eq!(&value[..length], b"cni");
+        let copied = name.map(|name| lgetxattr(&to, name, &mut value).unwrap());
+        assert_eq!(copied.map(|length| &value[..length]), name.map(|_| &b"cni"[..]));
     }
 }

@@ -20,6 +20,7 @@ mod child;
 mod cni;
 mod credential;
 mod directories;
+mod durability;
 #[allow(dead_code, reason = "each suite has sources of its own")]
 #[path = "../support/fault_page.rs"]
 mod fault_page;

@@ -133,7 +133,19 @@ fn the_probes_are_served_while_the_first_pass_hangs() {
     }
     let node = Node::new();
     node.write("10-calico.conflist", CALICO);
-    let agent = start_with_fault(&node, "fsync:delay_enter=900000000", &[]);
-    until("not ready", || agent.ready().0 == 500);
+    // Without the socket for plugin records, the plugin binary is the first file that is synced.
+    let vars = [("LINKERD_CNI_RESYNC_SECONDS", "1"), ("LINKERD_CNI_PLUGIN_SOCKET", "false")];
+    let agent = start_with_fault(&node, "fsync:delay_enter=900000000", &vars);
+    // The age of a pass grows only while the pass hangs.
+    until("the hang is noticed", || {
+        agent.ready().1.contains("no reconcile pass has finished for ")
+    });
+    assert_eq!(agent.ready().0, 500);
     assert_eq!(agent.get("/live").0, 200);
+    // The binary does not have its name yet.
+    let names: Vec<String> = node.tree().into_keys().collect();
+    assert_eq!(names.len(), 2, "{names:?}");
+    assert!(names[0].starts_with("bin/.linkerd-cni."), "{names:?}");
+    assert_eq!(names[1], "etc/10-calico.conflist");
+    assert_eq!(node.text("10-calico.conflist"), CALICO);
 }

@@ -1,8 +1,6 @@
 //! The startup taint, which holds pods off the node until all on it is right.
 
 use std::fs;
-use std::thread;
-use std::time::Duration;
 
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
@@ -26,6 +24,18 @@ fn tainted(api: &Api) -> Node {
     fs::write(node.bin("calico"), "a plugin").unwrap();
     api.state().taints = taints(&["one", KEY, "other"]);
     node
+}
+
+/// Waits until the thread that removes the taint has had a turn from its start to its end. A turn checks the credential
+/// first, and a new kubeconfig causes a check: a second check follows the end of the turn of the first.
+fn another_turn(api: &Api, node: &Node) {
+    let checks = || api.asked("GET", "/api/v1/namespaces/linkerd-cni?");
+    for _ in 0..2 {
+        until("the kubeconfig is written", || node.net("kubeconfig.json").exists());
+        let before = checks();
+        fs::remove_file(node.net("kubeconfig.json")).unwrap();
+        until("a check of the credential", || checks() > before);
+    }
 }
 
 fn start(node: &Node, api: &Api, more: &[(&'static str, String)]) -> Agent {
@@ -65,9 +75,8 @@ fn the_taint_stays_while_anything_is_wrong() {
         }
         let test = ("LINKERD_CNI_SELF_TEST", (what == "self-test").to_string());
         let agent = start(&node, &api, &[test]);
-        until("a checked credential", || api.asked("GET", "/api/v1/namespaces/linkerd-cni?") > 0);
         until("not ready", || agent.ready().1.contains(what));
-        thread::sleep(Duration::from_millis(300));
+        another_turn(&api, &node);
         assert_eq!(api.asked("", "/api/v1/nodes/"), 0, "{what}");
         assert_eq!(api.state().taints.len(), 3, "{what}");
         match what {
@@ -89,7 +98,7 @@ fn the_taint_stays_while_the_bin_dir_looks_like_another_than_the_runtimes() {
     fs::remove_file(node.bin("calico")).unwrap();
     let agent = start(&node, &api, &[required(true)]);
     until("the doubt", || agent.ready().1.contains("not chained"));
-    thread::sleep(Duration::from_millis(300));
+    another_turn(&api, &node);
     assert_eq!(api.asked("", "/api/v1/nodes/"), 0);
     fs::write(node.bin("calico"), "a plugin").unwrap();
     until("the taint is off", || api.state().taints.len() == 2);
@@ -160,7 +169,6 @@ fn an_agent_that_is_told_of_no_taint_looks_at_no_node() {
     let node = tainted(&api);
     let mut agent = node.start_owned(&api.vars());
     agent.until_ready();
-    until("a checked credential", || api.asked("GET", "/api/v1/namespaces/linkerd-cni?") > 0);
-    thread::sleep(Duration::from_millis(300));
+    another_turn(&api, &node);
     assert_eq!(api.asked("GET", "/api/v1/nodes/"), 0);
 }

@@ -58,7 +58,7 @@ fn an_install_of_upstreams_chart_is_taken_over_without_a_bare_pod() {
     until_within(Duration::from_secs(60), "upstream's plugin entry is in the conflist", || {
         node.entry().is_some()
     });
-    burst::during("helm upgrade from upstream's chart", || {
+    burst::with_retries("helm upgrade from upstream's chart", || {
         helm.run("upgrade", &["--reset-then-reuse-values"]);
     });
     let entry = node.linkerd_entry();

@@ -46,7 +46,7 @@ fn an_upgrade_from_upstreams_chart_and_the_way_back_leave_no_pod_without_redirec
     until_within(WAIT, "upstream's entry", || node.entry().is_some());
 
     let watcher = Watcher::start();
-    burst::during("helm upgrade from upstream's agent", || {
+    burst::with_retries("helm upgrade from upstream's agent", || {
         helm.run("upgrade", &["--reset-then-reuse-values"]);
         until_within(WAIT, "the entry is this chart's", || {
             node.entry().is_some_and(|entry| entry["linkerd"]["iptables-mode"] == "auto")
@@ -61,7 +61,7 @@ fn an_upgrade_from_upstreams_chart_and_the_way_back_leave_no_pod_without_redirec
     let watcher = Watcher::start();
     let upgraded = agent().pod;
     let mut upstream = None;
-    burst::during("helm rollback to upstream's agent", || {
+    burst::with_retries("helm rollback to upstream's agent", || {
         helm.must(&["rollback", "linkerd-cni", "1", "-n", "linkerd-cni"]);
         upstream = Some(upstream_agent(&list, &bare, Some(&upgraded)));
         rolled_out();

@@ -194,7 +194,6 @@ impl AuditLog {
             std::env::var_os("KUBECONFIG").is_some(),
             "KUBECONFIG is not set: run scripts/cluster up and export what it prints"
         );
-        assert_not_stopped();
         let path = Path::new(CLUSTER).join("audit.log");
         assert!(path.exists(), "{} is missing; see scripts/cluster", path.display());
         AuditLog { begin: length(&path), path }
@@ -223,13 +222,6 @@ impl AuditLog {
         // The last line may be incomplete.
         new.lines().filter_map(|line| serde_json::from_str(line).ok()).collect()
     }
-}
-
-/// Panics after another step of scripts/test failed: then that script creates the file `STOP_FILE`.
-pub fn assert_not_stopped() {
-    let file = std::env::var_os("STOP_FILE").map(PathBuf::from);
-    let is_stopped = file.is_some_and(|file| file.exists());
-    assert!(!is_stopped, "stopped, as another step of scripts/test failed");
 }
 
 /// Length of a file, 0 if it is missing.

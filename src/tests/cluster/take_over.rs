@@ -27,7 +27,7 @@ fn helm_takes_over_the_objects_that_kubectl_applied() {
     assert!(documented.contains(FLAG), "{documented}");
 
     let _applied = apply_upstream(&node, &helm);
-    burst::during("helm install --take-ownership", || {
+    burst::with_retries("helm install --take-ownership", || {
         shell.must(documented);
         rolled_out();
     });

@@ -10,7 +10,9 @@ use serde_json::{Value, json};
 use super::api::{Fault, TOKEN};
 use super::namespaces::Namespaces;
 use super::until::until;
-use super::{Api, Call, UID, meshed_api, record_socket};
+use super::{
+    AT_ONCE, Api, Call, Outcome, REQUESTS_IN_2_S, UID, fastest, meshed_api, record_socket, requests,
+};
 
 #[test]
 fn temporary_faults_are_retried_until_the_pod_is_redirected() {
@@ -58,15 +60,17 @@ fn permanent_faults_fail_the_pod_within_the_retry_budget() {
         api.faults(&[fault; 50]);
         // A busy machine takes long to read a body up to its limit. The others wait.
         let budget = if fault == Fault::Endless { 20 } else { 2 };
+        let call =
+            Call::new("ADD", &namespaces.path(), &api).linkerd("api-retry-seconds", json!(budget));
+        let socket = record_socket::listen(&call);
         let started = Instant::now();
-        let (got, msg) = Call::new("ADD", &namespaces.path(), &api)
-            .linkerd("api-retry-seconds", json!(budget))
-            .run()
-            .error();
+        let (got, msg) = call.run().error();
         assert_eq!(got, code, "{name}: {msg}");
         assert!(msg.starts_with("cannot read pod ns/web"), "{name}: {msg}");
         println!("{name}: {:?}", started.elapsed());
         assert!(started.elapsed() < Duration::from_secs(budget + 6), "{name}");
+        let record = record_socket::record(&socket);
+        assert!((1..=REQUESTS_IN_2_S).contains(&requests(&record)), "{name}: {record}");
         assert_eq!(namespaces.nat("iptables-nft"), "", "{name}");
     }
 }
@@ -77,24 +81,34 @@ fn errors_that_no_retry_corrects_fail_at_once() {
     let call = || {
         Call::new("ADD", Path::new("/no/such/netns"), &api).linkerd("api-retry-seconds", json!(30))
     };
-    let started = Instant::now();
     for (status, code) in [(403, 102), (404, 103), (302, 104)] {
         api.answer(super::POD_PATH, status, "{}");
-        assert_eq!(call().run().error().0, code, "{status}");
+        assert_fails_at_once(&call(), code);
     }
     // Another server's CA.
     let call = call();
     let wrong = other.kubeconfig().replace(&other.address.to_string(), &api.address.to_string());
     fs::write(call.kubeconfig(), wrong).unwrap();
-    let outcome = call.run();
-    let (code, msg) = outcome.error();
-    assert_eq!(code, 101, "{msg}");
+    let outcome = assert_fails_at_once(&call, 101);
+    let (_, msg) = outcome.error();
     assert!(msg.contains("certificate"), "{msg}");
     let remedy = &outcome.json()["details"];
     assert!(remedy.as_str().unwrap().contains("does not match the certificate"), "{remedy}");
-    println!("failed after {:?}", started.elapsed());
-    // Below the budget of 30 s.
-    assert!(started.elapsed() < Duration::from_secs(25));
+}
+
+/// Asserts that the call fails after at most one request and without a wait.
+fn assert_fails_at_once(call: &Call, code: u64) -> Outcome {
+    let socket = record_socket::listen(call);
+    let (outcome, took) = fastest(|| {
+        let outcome = call.run();
+        let (got, msg) = outcome.error();
+        assert_eq!(got, code, "{msg}");
+        let record = record_socket::record(&socket);
+        assert!(requests(&record) <= 1, "{record}");
+        outcome
+    });
+    assert!(took < AT_ONCE, "{took:?}");
+    outcome
 }
 
 #[test]
@@ -157,9 +171,6 @@ fn a_server_certificate_that_is_the_ca_itself_is_trusted_for_its_name_and_lifeti
 #[test]
 fn a_kubeconfig_with_an_invalid_server_or_token_fails_at_once() {
     let api = meshed_api();
-    let call =
-        Call::new("ADD", Path::new("/no/such/netns"), &api).linkerd("api-retry-seconds", json!(30));
-    let started = Instant::now();
     let address = api.address.to_string();
     for (good, bad) in [
         (TOKEN, "t\u{f6}ken"),
@@ -167,13 +178,12 @@ fn a_kubeconfig_with_an_invalid_server_or_token_fails_at_once() {
         (&address, "127.0.0.1:1:2"),
         (&address, "a b"),
     ] {
+        let call = Call::new("ADD", Path::new("/no/such/netns"), &api)
+            .linkerd("api-retry-seconds", json!(30));
         fs::write(call.kubeconfig(), api.kubeconfig().replace(good, bad)).unwrap();
-        let (code, msg) = call.run().error();
-        assert_eq!(code, 100, "{bad}: {msg}");
+        assert_fails_at_once(&call, 100);
     }
-    println!("failed after {:?}", started.elapsed());
-    // Below the budget of 30 s.
-    assert!(started.elapsed() < Duration::from_secs(25));
+    assert_eq!(api.requests(), Vec::<String>::new());
 }
 
 #[test]
@@ -274,8 +284,6 @@ fn a_pod_that_may_be_meshed_never_starts_without_rules_while_the_api_server_is_u
     assert_eq!(code, 101, "{msg}");
     assert!(msg.contains("Connection refused"), "{msg}");
     let unmeshed = meshed.annotated(json!({"kubernetes.io/config.source": "file"}));
-    let started = Instant::now();
-    unmeshed.run().succeeded();
-    println!("unmeshed: {:?}", started.elapsed());
-    assert!(started.elapsed() < Duration::from_secs(5));
+    let (_, took) = fastest(|| unmeshed.run().succeeded());
+    assert!(took < AT_ONCE, "{took:?}");
 }

@@ -8,7 +8,9 @@ use serde_json::{Value, json};
 use super::api::{Api, Fault};
 use super::namespaces::Namespaces;
 use super::record_socket::{listen, record};
-use super::{Call, MESHED, NAMESPACE_PATH, POD_PATH, UID, UNMESHED, meshed_api};
+use super::{
+    Call, MESHED, NAMESPACE_PATH, POD_PATH, REQUESTS_IN_2_S, UID, UNMESHED, meshed_api, requests,
+};
 
 const OUT: &str = "config.linkerd.io/skip-outbound-ports";
 
@@ -227,6 +229,7 @@ fn in_an_outage_marked_pods_start_redirected_and_all_others_fail_without_a_rule(
         assert_eq!(record["level"], "warn", "{record}");
         assert_eq!(record["pod_uid"], UID, "{record}");
         assert_eq!(record["degraded"]["code"], code, "{record}");
+        assert!(requests(&record) <= REQUESTS_IN_2_S, "{outage:?}: {record}");
         assert!(!record.to_string().contains(super::api::TOKEN));
         let said = "annotations and plugin entry alone were used: ";
         assert!(outcome.stderr.contains(said), "{outage:?}: {}", outcome.stderr);
@@ -285,6 +288,7 @@ fn in_an_outage_check_succeeds_and_reports_rules_that_it_cannot_judge() {
                 let is_proven = annotations.is_some() && is_intact;
                 let degraded = (!is_proven).then_some(code);
                 assert_eq!(record["degraded"]["code"].as_u64(), degraded, "{outage:?}: {record}");
+                assert!(requests(&record) <= REQUESTS_IN_2_S, "{outage:?}: {record}");
                 if is_intact {
                     namespaces.run("iptables-nft", &["-t", "nat", "-D", "PROXY_INIT_OUTPUT", "2"]);
                 }

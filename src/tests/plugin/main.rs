@@ -39,10 +39,12 @@ mod unwritable;
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 use api::Api;
 use call::{Call, Outcome, PLUGIN, UID};
 use namespaces::{Namespaces, POD};
+use serde_json::Value;
 
 const POD_PATH: &str = "/api/v1/namespaces/ns/pods/web";
 const NAMESPACE_PATH: &str = "/api/v1/namespaces/ns";
@@ -50,6 +52,32 @@ const SERVICE_PATH: &str = "/api/v1/namespaces/default/services/kubernetes";
 const MESHED: &str = r#"{"metadata":{"name":"web","namespace":"ns","uid":"c0ffee00-0000-4000-8000-000000000001"},"spec":{"containers":[{"name":"app"},{"name":"linkerd-proxy"}]}}"#;
 const UNMESHED: &str = r#"{"metadata":{"name":"web","namespace":"ns","uid":"c0ffee00-0000-4000-8000-000000000001"},"spec":{"containers":[{"name":"app"}]}}"#;
 const NAMESPACE: &str = r#"{"metadata":{"name":"ns"}}"#;
+
+/// Most requests for one object in a time budget of 2 s, with pauses of 60 ms, 120 ms, 240 ms, 480 ms and 960 ms at
+/// least. A budget of 4 s allows one more at least. A busy machine sends fewer.
+const REQUESTS_IN_2_S: u64 = 6;
+
+/// Longest time of a call that waits for nothing. Calls usually take less than 100 ms.
+const AT_ONCE: Duration = Duration::from_secs(3);
+
+/// Runs a call up to three times, as a busy machine may delay one. Returns the last result, and the shortest time.
+fn fastest<T>(mut run: impl FnMut() -> T) -> (T, Duration) {
+    let mut shortest = Duration::MAX;
+    for tries_left in (0..3).rev() {
+        let begin = Instant::now();
+        let result = run();
+        shortest = shortest.min(begin.elapsed());
+        if shortest < AT_ONCE || tries_left == 0 {
+            return (result, shortest);
+        }
+    }
+    unreachable!("the last try returns");
+}
+
+/// The number of API requests in a plugin record.
+fn requests(record: &Value) -> u64 {
+    record["requests"].as_u64().unwrap_or_default()
+}
 
 impl Call {
     /// A call with a kubeconfig for `api`.

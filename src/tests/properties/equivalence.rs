@@ -15,6 +15,7 @@ use crate::contract::{Settings, settings};
 use crate::iptables::Nat;
 use crate::nf_tables::Ruleset;
 use crate::packet::{ANY_SOURCES, Boundaries, Packet, all, boundaries};
+use crate::recorded::{REGRESSIONS, recorded_in};
 
 const FAMILIES: [Family; 2] = [Family::Ipv4, Family::Ipv6];
 /// Types of the messages that add a rule, a set and elements: `NFT_MSG_NEWRULE`, `NFT_MSG_NEWSET` and
@@ -104,7 +105,7 @@ fn families(settings: &Settings) -> &'static [Family] {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(recorded_in(REGRESSIONS))]
 
     #[test]
     fn both_renderings_of_a_redirect_decide_as_upstreams_contract_says(

@@ -11,6 +11,7 @@ mod iptables;
 mod json;
 mod nf_tables;
 mod packet;
+mod recorded;
 mod restore;
 mod runtime;
 mod starts;
@@ -32,6 +33,7 @@ use percent_encoding::percent_decode_str;
 use proptest::collection::vec;
 use proptest::option;
 use proptest::prelude::*;
+use recorded::{REGRESSIONS, recorded_in};
 use runtime::{POD, add, is_cni_output};
 use serde_json::Value;
 use ureq::http::Uri;
@@ -107,7 +109,7 @@ prop_compose! {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(recorded_in(REGRESSIONS))]
 
     #[test]
     fn any_bytes_on_stdin_yield_a_result_or_an_error_object(stdin in vec(any::<u8>(), 0..200)) {

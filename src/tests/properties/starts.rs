@@ -7,6 +7,7 @@ use proptest::prelude::*;
 use proptest::sample::select;
 
 use crate::decision::{API_ERRORS, DETECTIONS, EXCLUDED, Start};
+use crate::recorded::{REGRESSIONS, recorded_in};
 use crate::{kubernetes_name, nearly_a_list};
 
 const CONTAINERS: [&str; 4] = ["app", "linkerd-proxy", "linkerd-init", "linkerd-proxy-2"];
@@ -67,11 +68,7 @@ prop_compose! {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig {
-        failure_persistence: None,
-        cases: 2000,
-        ..ProptestConfig::default()
-    })]
+    #![proptest_config(ProptestConfig { cases: 2000, ..recorded_in(REGRESSIONS) })]
 
     #[test]
     fn a_pod_with_a_proxy_is_never_passed_bare_without_a_documented_reason(start in start()) {

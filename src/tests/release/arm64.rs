@@ -1,7 +1,9 @@
 //! The plugin and the agent for the other architecture, under qemu-user. qemu does not pass on `NETLINK_NETFILTER`,
 //! so the backends that run the host's iptables are tested.
 
+use std::fs::File;
 use std::io::Write as _;
+use std::os::fd::AsRawFd as _;
 use std::process::{Command, Output, Stdio};
 
 use serde_json::{Value, json};
@@ -42,26 +44,18 @@ fn add(netns: &str, annotations: &Value, iptables_mode: &str) -> Output {
     child.wait_with_output().unwrap()
 }
 
-/// A network namespace that is deleted when the value is dropped.
-struct Netns(String);
+/// A network namespace without a name: it also goes when this process is killed.
+struct Netns(File);
 
 impl Netns {
-    fn new(name: &str) -> Self {
-        let name = format!("l5d-release-{}-{name}", std::process::id());
-        must(Command::new("ip").args(["netns", "add", &name]));
-        Netns(name)
+    fn path(&self) -> String {
+        format!("/proc/{}/fd/{}", std::process::id(), self.0.as_raw_fd())
     }
 
     fn run(&self, program: &str, args: &[&str]) -> String {
-        let mut command = Command::new("ip");
-        command.args(["netns", "exec", &self.0, program]).args(args);
+        let mut command = Command::new("nsenter");
+        command.arg(format!("--net={}", self.path())).arg(program).args(args);
         String::from_utf8(must(&mut command)).unwrap()
-    }
-}
-
-impl Drop for Netns {
-    fn drop(&mut self) {
-        let _ = Command::new("ip").args(["netns", "delete", &self.0]).status();
     }
 }
 
@@ -90,8 +84,8 @@ fn the_emulated_plugin_redirects_a_meshed_pod_with_the_hosts_iptables() {
         "config.linkerd.io/skip-inbound-ports": "25",
     });
     for (mode, save) in [("nft", "iptables-nft-save"), ("legacy", "iptables-legacy-save")] {
-        let netns = Netns::new(mode);
-        let output = add(&format!("/var/run/netns/{}", netns.0), &annotations, mode);
+        let netns = Netns(linkerd2_cni::netns::fresh().unwrap());
+        let output = add(&netns.path(), &annotations, mode);
         assert!(output.status.success(), "{mode}: {}", said(&output));
         let rules = netns.run(save, &["-t", "nat"]);
         for part in ["--to-ports 4143", "--to-ports 4140", "--dports 4191,4190,25"] {

@@ -4,6 +4,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use serde_json::{Value, json};
+
 use crate::{must, repository};
 
 fn read(path: impl AsRef<Path>) -> String {
@@ -48,28 +50,87 @@ fn every_action_is_pinned_to_a_commit() {
     assert!(found > 5, "{found}");
 }
 
+fn workflow(name: &str) -> Value {
+    let text = read(format!(".github/workflows/{name}.yml"));
+    serde_saphyr::from_str(&text).unwrap_or_else(|error| panic!("{name}: {error}"))
+}
+
+/// The steps of a job.
+fn steps<'a>(workflow: &'a Value, job: &str) -> &'a [Value] {
+    workflow["jobs"][job]["steps"].as_array().unwrap()
+}
+
+/// The commands of the steps of a job, in order.
+fn commands<'a>(workflow: &'a Value, job: &str) -> Vec<&'a str> {
+    steps(workflow, job).iter().filter_map(|step| step["run"].as_str()).collect()
+}
+
 /// The commands of a step of the workflow `release`.
 fn release_step(name: &str) -> String {
-    let workflow = read(".github/workflows/release.yml");
-    let step = workflow.split(&format!("      - name: {name}\n")).nth(1).unwrap();
-    let step = step.split("        run: |\n").nth(1).unwrap();
-    step.split("\n      - ").next().unwrap().to_owned()
+    let workflow = workflow("release");
+    let step = steps(&workflow, "publish").iter().find(|step| step["name"] == name);
+    step.unwrap()["run"].as_str().unwrap().to_owned()
+}
+
+/// A disabled step would still satisfy a test that looks for its commands.
+#[test]
+fn no_job_or_step_is_skipped_or_may_fail_except_what_needs_a_registry() {
+    let keys = ["if", "continue-on-error"];
+    let mut found = Vec::new();
+    for path in workflows() {
+        let name = path.file_stem().unwrap().to_str().unwrap();
+        let workflow = workflow(name);
+        for (job, settings) in workflow["jobs"].as_object().unwrap() {
+            let mut note = |step: &str, object: &Value| {
+                for key in keys {
+                    if let Some(value) = object.get(key) {
+                        found.push(format!("{name} {job}{step}: {key}: {value}"));
+                    }
+                }
+            };
+            note("", settings);
+            for (index, step) in settings["steps"].as_array().unwrap().iter().enumerate() {
+                let number = format!(" {index}");
+                note(&format!(" {}", step["name"].as_str().unwrap_or(&number).trim()), step);
+            }
+        }
+    }
+    found.sort();
+    let wanted = [
+        r#"release build Refuse texts that say that the version is not published: if: "vars.REGISTRY != ''""#,
+        r#"release publish: if: "vars.REGISTRY != ''""#,
+    ];
+    assert_eq!(found, wanted);
+}
+
+#[test]
+fn the_workflow_test_runs_every_test() {
+    let workflow = workflow("test");
+    assert_eq!(commands(&workflow, "test").last(), Some(&".ci/run"));
+    assert!(
+        read(".ci/run").ends_with("\nexec \"$(dirname \"${BASH_SOURCE[0]}\")/../scripts/test\"\n")
+    );
 }
 
 #[test]
 fn the_release_workflow_publishes_after_tests_and_approval_and_gives_githubs_token_to_github_only()
 {
-    let workflow = read(".github/workflows/release.yml");
-    let publish = workflow.split("\n  publish:\n").nth(1).unwrap();
-    assert!(publish.contains("    needs: [build, test]\n"));
-    assert!(publish.contains("    environment: release\n"));
-    assert!(publish.contains("(vars.REGISTRY_IS_GITHUBS == 'true' && github.token)"));
-    assert!(!publish.contains("secrets.REGISTRY_TOKEN || github.token"));
+    let workflow = workflow("release");
+    let publish = &workflow["jobs"]["publish"];
+    assert_eq!(publish["needs"], json!(["build", "test"]));
+    assert_eq!(publish["environment"], "release");
+    let text = publish.to_string();
+    assert!(text.contains("(vars.REGISTRY_IS_GITHUBS == 'true' && github.token)"));
+    assert!(!text.contains("secrets.REGISTRY_TOKEN || github.token"));
     // A failure on the left of a pipe fails the step.
-    assert!(workflow.contains("\ndefaults:\n  run:\n    #"));
-    assert!(workflow.contains("    shell: bash\n"));
-    let before = workflow.split("scripts/release \"").next().unwrap();
-    assert!(before.contains("run: git merge-base --is-ancestor HEAD origin/main\n"));
+    assert_eq!(workflow["defaults"]["run"]["shell"], "bash");
+    let commands = commands(&workflow, "build");
+    let is_before = |text: &str| {
+        let at = |start: &str| commands.iter().position(|command| command.starts_with(start));
+        at(text) < at("scripts/release \"") && at(text).is_some()
+    };
+    assert!(is_before("git merge-base --is-ancestor HEAD origin/main"), "{commands:?}");
+    assert!(is_before(DENY), "{commands:?}");
 }
 
 #[test]
@@ -109,14 +170,32 @@ fn the_release_workflow_moves_the_downloaded_files_and_leaves_no_directory() {
     assert_eq!(names, ["SHA256SUMS", "chart.tgz"]);
 }
 
-/// `scripts/test` runs it with --release only.
+/// This machine may have a cluster, such as that of `scripts/quickstart`, which the tests must not use or delete.
 #[test]
-fn workflows_check_the_dependencies() {
-    let checks = "run: scripts/deny licenses bans sources advisories\n";
-    assert!(read(".github/workflows/advisories.yml").contains(checks));
-    let release = read(".github/workflows/release.yml");
-    let (before, _) = release.split_once("run: scripts/release ").unwrap();
-    assert!(before.contains("run: scripts/deny licenses bans sources advisories\n"));
+fn each_cluster_of_the_tests_is_on_a_node_of_its_own() {
+    let script = read("scripts/test");
+    let commands = script.lines().filter(|line| !line.trim_start().starts_with('#'));
+    let clusters: Vec<_> = commands.filter(|line| line.contains("scripts/cluster ")).collect();
+    assert!(!clusters.is_empty());
+    for line in clusters {
+        let (before, _) = line.split_once("scripts/cluster ").unwrap();
+        assert!(before.trim().starts_with("scripts/node run "), "{line}");
+    }
+    // The state of scripts/quickstart is in the cache, which all nodes share.
+    let node = read("scripts/node");
+    let own = node.lines().find(|line| line.starts_with("plain=(")).unwrap();
+    assert!(own.contains(" \"$cache/quickstart\")"), "{own}");
+    assert!(read("scripts/quickstart").contains("\nhome=$cache/quickstart\n"));
+}
+
+/// `scripts/test` runs it with --release only, the workflow `release` before it makes the folder.
+const DENY: &str = "scripts/deny licenses bans sources advisories";
+
+#[test]
+fn a_workflow_checks_the_dependencies_each_day() {
+    let workflow = workflow("advisories");
+    assert_eq!(commands(&workflow, "advisories"), [DENY]);
+    assert_eq!(workflow["on"]["schedule"], json!([{"cron": "5 6 * * *"}]));
 }
 
 #[test]

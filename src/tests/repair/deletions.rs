@@ -10,6 +10,9 @@ use crate::controller::Controller;
 use crate::until::until;
 use crate::{ended, path, pod, stranded};
 
+/// Pods of watch events that the queue holds. Upstream's value.
+const QUEUED: usize = 32;
+
 #[test]
 fn pods_stranded_before_the_controller_started_are_deleted_with_an_event() {
     let api = Api::start();
@@ -162,14 +165,29 @@ fn a_replacement_that_is_stranded_again_is_held_for_a_minute() {
 }
 
 #[test]
-fn pods_that_exceed_the_queue_are_dropped_and_counted() {
+fn a_pod_that_exceeds_the_queue_is_dropped_and_counted_and_causes_a_list() {
     let api = Api::start();
-    let controller = Controller::watching(&api);
-    api.state().delete = Answer::Silence;
-    for name in 0..40 {
-        api.send("MODIFIED", &stranded(&format!("web-{name}")));
-    }
-    until("the queue overflows", || controller.metric("queue_overflow_total") > 0);
+    let controller = Controller::with(&api, &["--rate=1"]);
+    until("the watch has begun", || !api.requests(|request| request.is_watch()).is_empty());
+    // The first repair uses the budget up: the worker holds the second pod for a minute, and the queue only fills.
+    api.send("MODIFIED", &stranded("first"));
+    api.send("MODIFIED", &stranded("second"));
+    controller.counts("budget_waits_total", 1);
+    let send = |number: usize| {
+        let name = format!("web-{number}");
+        api.send("MODIFIED", &stranded(&name));
+        controller.logs(&format!("Pod is stranded namespace=\"emojivoto\" name=\"{name}\""));
+    };
+    (0..QUEUED).for_each(send);
+    let lists = || api.requests(|request| request.is_list()).len();
+    assert_eq!((controller.metric("queue_overflow_total"), lists()), (0, 1));
+    send(QUEUED);
+    controller.counts("queue_overflow_total", 1);
+    until("the pods are listed again", || {
+        api.send_now("BOOKMARK", &json!({"metadata": {"resourceVersion": "150"}}));
+        lists() == 2
+    });
+    assert_eq!(api.deleted(), [path("first")]);
 }
 
 #[test]

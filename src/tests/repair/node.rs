@@ -37,9 +37,7 @@ impl Node {
             namespaces: Namespaces::new(),
             root: TempDir::new().unwrap(),
         };
-        let namespace = node.namespaces.path();
-        let here = node.dir("var/run/netns");
-        symlink(&namespace, here.join(namespace.file_name().unwrap())).unwrap();
+        symlink(node.namespaces.path(), node.dir("var/run/netns").join("pod")).unwrap();
         node.chain(&entry("auto"));
         // Invalid elements are ignored, as the plugin does.
         let annotations = json!({"config.linkerd.io/skip-outbound-ports": "http,9999,30-20"});
@@ -68,7 +66,7 @@ impl Node {
         let result = json!({
             "kind": "cniCacheV1",
             "cniArgs": [["IgnoreUnknown", "1"], ["K8S_POD_UID", uid]],
-            "result": {"interfaces": [{"name": "eth0", "sandbox": self.namespaces.path()}]},
+            "result": {"interfaces": [{"name": "eth0", "sandbox": "/var/run/netns/pod"}]},
         });
         let file = self.dir("var/lib/cni/results").join(format!("net-{uid}-eth0"));
         fs::write(file, result.to_string()).unwrap();

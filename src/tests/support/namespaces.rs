@@ -3,49 +3,47 @@
 use std::fs::File;
 use std::io::Write as _;
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
+use std::os::fd::AsRawFd as _;
 use std::path::PathBuf;
 use std::process::{Command, id};
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 
 use iptables::IPTables;
+use linkerd2_cni::netns;
 use nix::sched::{CloneFlags, setns};
 use nix::sys::socket::{getsockopt, sockopt};
-
-static COUNT: AtomicU32 = AtomicU32::new(0);
 
 pub const POD: [&str; 2] = ["10.99.0.1", "fd99::1"];
 pub const NEIGHBOUR: [&str; 2] = ["10.99.0.2", "fd99::2"];
 
-/// Two namespaces; both go when this is dropped, also when a test fails.
+/// Two namespaces without names: only open files of this process keep them, so that they also go when it is killed.
 pub struct Namespaces {
-    pod: String,
-    neighbour: String,
+    pod: File,
+    neighbour: File,
 }
 
 impl Namespaces {
     pub fn new() -> Self {
-        let number = COUNT.fetch_add(1, Ordering::Relaxed);
-        let name = |role| format!("l5d-test-{}-{number}-{role}", id());
-        let these = Namespaces { pod: name("pod"), neighbour: name("nbr") };
-        ip(&format!("netns add {}", these.pod));
-        ip(&format!("netns add {}", these.neighbour));
-        ip(&format!(
-            "link add eth0 netns {} type veth peer name eth0 netns {}",
-            these.pod, these.neighbour
-        ));
-        for (name, addresses) in [(&these.pod, POD), (&these.neighbour, NEIGHBOUR)] {
-            ip(&format!("-n {name} link set lo up"));
-            ip(&format!("-n {name} link set eth0 up"));
-            ip(&format!("-n {name} addr add {}/24 dev eth0", addresses[0]));
-            ip(&format!("-n {name} addr add {}/64 dev eth0 nodad", addresses[1]));
+        let these = Namespaces { pod: netns::fresh().unwrap(), neighbour: netns::fresh().unwrap() };
+        let other = path(&these.neighbour);
+        let pair = format!("link add eth0 type veth peer name eth0 netns {}", other.display());
+        inside(&these.pod, "ip", &pair.split(' ').collect::<Vec<_>>());
+        for (netns, addresses) in [(&these.pod, POD), (&these.neighbour, NEIGHBOUR)] {
+            for args in [
+                "link set lo up",
+                "link set eth0 up",
+                &format!("addr add {}/24 dev eth0", addresses[0]),
+                &format!("addr add {}/64 dev eth0 nodad", addresses[1]),
+            ] {
+                inside(netns, "ip", &args.split(' ').collect::<Vec<_>>());
+            }
         }
         these
     }
 
     /// What a runtime passes as CNI_NETNS.
     pub fn path(&self) -> PathBuf {
-        PathBuf::from("/var/run/netns").join(&self.pod)
+        path(&self.pod)
     }
 
     /// Listens on `port` of the pod, both families. Each connection is told `name` and
@@ -70,13 +68,7 @@ impl Namespaces {
 
     /// Runs a program inside the pod's namespace and returns its output.
     pub fn run(&self, program: &str, args: &[&str]) -> String {
-        let output = Command::new("ip")
-            .args(["netns", "exec", &self.pod, program])
-            .args(args)
-            .output()
-            .unwrap();
-        assert!(output.status.success(), "{program} {args:?}: {output:?}");
-        String::from_utf8(output.stdout).unwrap()
+        inside(&self.pod, program, args)
     }
 
     /// Lists the rules of table `nat` in the pod's namespace, one `-A` line each, as another reader than the
@@ -98,33 +90,31 @@ impl Namespaces {
     }
 }
 
-impl Drop for Namespaces {
-    fn drop(&mut self) {
-        for name in [&self.pod, &self.neighbour] {
-            let _ = Command::new("ip").args(["netns", "del", name]).status();
-        }
-    }
+/// Path of an open file of this process, which other programs can open too.
+fn path(file: &File) -> PathBuf {
+    PathBuf::from(format!("/proc/{}/fd/{}", id(), file.as_raw_fd()))
 }
 
-fn ip(args: &str) {
-    let output = Command::new("ip").args(args.split(' ')).output().expect("iproute2 is needed");
-    assert!(
-        output.status.success(),
-        "ip {args} (this test needs root): {}",
-        String::from_utf8_lossy(&output.stderr)
-    );
+/// `nsenter` into the namespace, without the program to run there.
+fn nsenter(netns: &File) -> Command {
+    let mut command = Command::new("nsenter");
+    command.arg(format!("--net={}", path(netns).display()));
+    command
 }
 
-/// The thread enters the namespace for good.
-fn enter(name: &str) {
-    let file = File::open(format!("/var/run/netns/{name}")).unwrap();
-    setns(file, CloneFlags::CLONE_NEWNET).unwrap();
+/// Runs a program inside the namespace and returns its output.
+fn inside(netns: &File, program: &str, args: &[&str]) -> String {
+    let output = nsenter(netns).arg(program).args(args).output().expect("util-linux is needed");
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{program} {args:?} (this test needs root): {error}");
+    String::from_utf8(output.stdout).unwrap()
 }
 
-fn serve(namespace: &str, name: &'static str, port: u16) {
-    let namespace = namespace.to_owned();
+fn serve(netns: &File, name: &'static str, port: u16) {
+    let netns = netns.try_clone().unwrap();
     let listener = thread::spawn(move || {
-        enter(&namespace);
+        // The thread stays in the namespace.
+        setns(netns, CloneFlags::CLONE_NEWNET).unwrap();
         TcpListener::bind(("::", port)).unwrap()
     })
     .join()
@@ -158,10 +148,10 @@ fn original(stream: &TcpStream) -> SocketAddr {
 }
 
 /// Another user cannot be a thread, so the shell connects.
-fn connect(namespace: &str, uid: u32, address: &str, port: u16) -> String {
+fn connect(netns: &File, uid: u32, address: &str, port: u16) -> String {
     let script = format!("exec 3<>/dev/tcp/{address}/{port} && cat <&3");
-    let output = Command::new("ip")
-        .args(["netns", "exec", namespace, "setpriv"])
+    let output = nsenter(netns)
+        .arg("setpriv")
         .args([format!("--reuid={uid}"), format!("--regid={uid}")])
         .args(["--clear-groups", "timeout", "5", "bash", "-c", &script])
         .output()

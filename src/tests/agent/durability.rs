@@ -1,0 +1,147 @@
+//! Files that survive a power failure: the agent syncs each one before it gets its name, and the directory afterwards.
+//! No test can cut the power, so strace shows the calls.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use nix::sys::signal::{Signal, kill};
+
+use crate::child::has_strace;
+use crate::node::{CALICO, CONF, Node};
+use crate::until::until;
+
+/// Calls that write, sync, and change names. With -y, strace prints the path of each file descriptor.
+const CALLS: &str = "trace=write,copy_file_range,sendfile,ftruncate,fsync,fdatasync,rename,renameat,renameat2,link,\
+                     linkat,symlink,symlinkat,unlink,unlinkat";
+
+/// One call that succeeded.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Operation {
+    Write(PathBuf),
+    Sync(PathBuf),
+    Name { from: PathBuf, to: PathBuf },
+    Remove(PathBuf),
+}
+
+/// The paths of file descriptors in a line of strace, as in `fsync(7</tmp/x>) = 0`.
+fn descriptors(line: &str) -> Vec<PathBuf> {
+    let parts = line.split('<').skip(1);
+    parts.filter_map(|part| Some(part.split_once('>')?.0.into())).collect()
+}
+
+fn operation(line: &str) -> Option<Operation> {
+    let (call, result) = line.rsplit_once(" = ")?;
+    if result.starts_with(['-', '?']) {
+        return None;
+    }
+    let mut names = call.split('"').skip(1).step_by(2).map(PathBuf::from);
+    let mut files = descriptors(call).into_iter();
+    Some(match call.split('(').next()? {
+        "write" | "ftruncate" | "sendfile" => Operation::Write(files.next()?),
+        "copy_file_range" => Operation::Write(files.next_back()?),
+        "fsync" | "fdatasync" => Operation::Sync(files.next()?),
+        "unlink" | "unlinkat" => Operation::Remove(names.next()?),
+        _ => Operation::Name { from: names.next()?, to: names.next()? },
+    })
+}
+
+/// The operations of an agent that installs and uninstalls, in order. All are of its main thread.
+fn operations(node: &Node) -> Vec<Operation> {
+    let traces = node.root().join("traces");
+    fs::create_dir(&traces).unwrap();
+    let trace = traces.join("of");
+    // A file for each thread: no call is cut in two by one of another thread.
+    let by = ["strace", "-ff", "-y", "-s", "0", "-qq", "-o", trace.to_str().unwrap(), "-e", CALLS];
+    let by = [&by[..], &["-e", "signal=none"]].concat();
+    let mut agent = node.start_under(&by, &[], &[]);
+    agent.until_ready();
+    let main = agent.child().unwrap();
+    kill(main, Signal::SIGTERM).unwrap();
+    assert_eq!(agent.wait(), Some(0), "{}", agent.log());
+    let trace = traces.join(format!("of.{main}"));
+    until("the trace", || fs::metadata(&trace).is_ok_and(|file| file.len() > 0));
+    let text = fs::read_to_string(trace).unwrap();
+    text.lines().filter_map(operation).collect()
+}
+
+fn is_temporary(path: &Path) -> bool {
+    path.extension().is_some_and(|extension| extension == "tmp")
+}
+
+/// The operations after one that changed a name, until the next one that does.
+fn until_next_name(after: &[Operation]) -> &[Operation] {
+    let next = after.iter().position(|one| match one {
+        Operation::Name { .. } => true,
+        Operation::Remove(path) => !is_temporary(path),
+        _ => false,
+    });
+    &after[..next.unwrap_or(after.len())]
+}
+
+/// Asserts that the file `to` was written under the name `from`, synced, renamed at `index`, and that its directory was
+/// synced before any other name changed.
+fn assert_durable(operations: &[Operation], index: usize, from: &Path, to: &Path) {
+    let (before, after) = (&operations[..index], &operations[index + 1..]);
+    let written = before.iter().rposition(|one| *one == Operation::Write(from.to_owned()));
+    let written = written.unwrap_or_else(|| panic!("{to:?} is not written: {operations:#?}"));
+    let is_synced = before[written..].contains(&Operation::Sync(from.to_owned()));
+    assert!(is_synced, "{to:?} gets its name before it is synced: {operations:#?}");
+    let is_synced = until_next_name(after).contains(&sync_of_directory(to));
+    assert!(is_synced, "the directory of {to:?} is not synced: {operations:#?}");
+}
+
+/// Asserts that the file that got the name `temporary` at `index` was removed, and its directory synced afterwards.
+fn assert_removed(operations: &[Operation], index: usize, temporary: &Path) {
+    let after = &operations[index + 1..];
+    let removed = after.iter().position(|one| *one == Operation::Remove(temporary.to_owned()));
+    let removed = removed.unwrap_or_else(|| panic!("{temporary:?} stays: {operations:#?}"));
+    let is_synced = until_next_name(&after[removed + 1..]).contains(&sync_of_directory(temporary));
+    assert!(is_synced, "the directory of {temporary:?} is not synced: {operations:#?}");
+}
+
+fn sync_of_directory(path: &Path) -> Operation {
+    Operation::Sync(path.parent().unwrap().to_owned())
+}
+
+#[test]
+fn each_file_is_written_then_synced_then_renamed_then_its_directory_is_synced() {
+    if !has_strace() {
+        return;
+    }
+    let node = Node::uninstalling();
+    node.write("10-calico.conflist", CALICO);
+    node.write("20-net.conf", CONF);
+    let before = node.tree();
+    let operations = operations(&node);
+    assert_eq!(node.tree(), before);
+    let (mut named, mut removed) = (BTreeSet::new(), BTreeSet::new());
+    let name = |path: &Path| path.strip_prefix(node.root()).unwrap().display().to_string();
+    for (index, operation) in operations.iter().enumerate() {
+        let Operation::Name { from, to } = operation else {
+            continue;
+        };
+        if is_temporary(to) {
+            assert_removed(&operations, index, to);
+            removed.insert(name(from));
+        } else if !to.ends_with(".linkerd-cni.sock") {
+            assert_durable(&operations, index, from, to);
+            named.insert(name(to));
+        }
+    }
+    let installed = [
+        "bin/linkerd-cni",
+        "etc/.linkerd-cni-state",
+        "etc/10-calico.conflist",
+        "etc/20-net.conflist",
+        "etc/kubeconfig.json",
+    ];
+    let restored = "etc/20-net.conf";
+    let wanted = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect();
+    let all: BTreeSet<String> = wanted(&[&installed[..], &[restored]].concat());
+    assert_eq!(named, all, "{operations:#?}");
+    // The conflist of the primary CNI gets its old content, and keeps its name.
+    let taken: BTreeSet<String> =
+        all.into_iter().filter(|name| name != "etc/10-calico.conflist").collect();
+    assert_eq!(removed, taken, "{operations:#?}");
+}
