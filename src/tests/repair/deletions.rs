@@ -169,7 +169,7 @@ fn a_pod_that_exceeds_the_queue_is_dropped_and_counted_and_causes_a_list() {
     let api = Api::start();
     let controller = Controller::with(&api, &["--rate=1"]);
     until("the watch has begun", || !api.requests(|request| request.is_watch()).is_empty());
-    // The first repair uses the budget up: the worker holds the second pod for a minute, and the queue only fills.
+    // The first repair uses the budget up: the second pod waits in the queue for a minute, and the queue only fills.
     api.send("MODIFIED", &stranded("first"));
     api.send("MODIFIED", &stranded("second"));
     controller.counts("budget_waits_total", 1);
@@ -178,7 +178,7 @@ fn a_pod_that_exceeds_the_queue_is_dropped_and_counted_and_causes_a_list() {
         api.send("MODIFIED", &stranded(&name));
         controller.logs(&format!("Pod is stranded namespace=\"emojivoto\" name=\"{name}\""));
     };
-    (0..QUEUED).for_each(send);
+    (1..QUEUED).for_each(send);
     let lists = || api.requests(|request| request.is_list()).len();
     assert_eq!((controller.metric("queue_overflow_total"), lists()), (0, 1));
     send(QUEUED);
