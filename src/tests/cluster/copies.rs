@@ -19,6 +19,10 @@ fn an_audit_repairs_the_copies_of_kubectl_debug_in_place_with_each_profile() {
     let pods = Pods::default();
     helm.run("install", &[]);
     pods.start(&[pods::unmeshed("client"), pods::meshed("web")]);
+    // An audit repairs no pod if most pods of the node lack rules.
+    let healthy: Vec<_> =
+        PROFILES.map(|profile| pods::meshed(&format!("healthy-{profile}"))).into();
+    pods.start(&healthy);
     for profile in PROFILES {
         let [copy, profile] = [format!("--copy-to=web-{profile}"), format!("--profile={profile}")];
         let image = "--image=docker.io/library/linkerd2-cni-probe:test";

@@ -147,6 +147,8 @@ impl Drop for Restore {
     fn drop(&mut self) {
         label("pod-security.kubernetes.io/enforce=privileged");
         set_conflist("LINKERD_CNI_CONF_NAME-");
+        // Without the plugin's account no agent gets ready.
+        kubectl(&["create", "serviceaccount", "linkerd-cni-plugin", "-n", NAMESPACE]);
         let rollout = ["rollout", "status", "daemonset/linkerd-cni", "--timeout=90s"];
         kubectl(&[&rollout[..], &["-n", NAMESPACE]].concat());
     }
