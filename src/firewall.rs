@@ -216,20 +216,16 @@ fn apply_all(
 }
 
 /// Corrects what [`survey`] reported as missing, without programs of the host: writes the rules to the
-/// plugin's tables and deletes incomplete rules of `iptables-nft`.
+/// plugin's tables and deletes those of `iptables-nft`, which would decide first, and those of IPv6 if
+/// the pod has IPv4 rules only.
 ///
 /// # Errors
 /// Fails if nf_tables is not usable in this kernel.
 pub fn install_native(Origin { redirect, families }: &Origin) -> Result<(), Error> {
-    families.run(|families| install_native_in(redirect, families))
-}
-
-fn install_native_in(redirect: &Redirect, families: &[Family]) -> Result<(), Error> {
-    native::apply(redirect, families)?;
-    match native::missing_from_iptables(redirect, families)? {
-        Some(missing) if !missing.is_empty() => native::flush_iptables(families),
-        _ => Ok(()),
-    }
+    families.run(|families| {
+        native::apply(redirect, families)?;
+        native::flush_others(families)
+    })
 }
 
 /// Whether to try no further backend: its programs may be the same, or would wait for the same lock.

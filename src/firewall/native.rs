@@ -14,6 +14,7 @@ use nix::errno::Errno;
 use nix::sys::utsname::uname;
 
 use super::Error;
+use super::families::is_unsupported;
 use crate::netlink::attribute;
 use crate::netlink::attribute::{find, parse};
 use crate::netlink::socket;
@@ -183,27 +184,34 @@ pub fn missing_from_iptables(
     Ok(has_rules.then_some(missing))
 }
 
-/// Deletes all rules of the `PROXY_INIT_*` chains in the table of `iptables-nft`. The empty chains
-/// and the jumps to them stay, without effect.
-pub fn flush_iptables(families: &[Family]) -> Result<(), Error> {
-    for &family in families {
-        for chain in Chain::LINKERD {
-            let attributes = attribute::Attributes::default()
-                .text(nfta::RULE_TABLE, rules::NAT_TABLE)
-                .text(nfta::RULE_CHAIN, chain.name());
-            let message = Message {
-                kind: kind::DELETE_RULE,
-                family: protocol_family(family),
-                flags: 0,
-                attributes,
-            };
-            let messages = [message];
-            match socket::transact(&messages) {
-                Ok(()) => {}
-                // This family may have no such chain.
-                Err(rejection) if rejection.errno == Errno::ENOENT => {}
-                Err(rejection) => return Err(rejection::error(&messages, rejection)),
-            }
+/// Deletes all rules of the `PROXY_INIT_*` chains in the tables of `iptables-nft`, and in the plugin's
+/// tables of other families than `families`. The empty chains and the jumps to them stay, without effect.
+pub fn flush_others(families: &[Family]) -> Result<(), Error> {
+    for family in [Family::Ipv4, Family::Ipv6] {
+        flush(family, rules::NAT_TABLE)?;
+        if !families.contains(&family) {
+            flush(family, message::PLUGIN_TABLE)?;
+        }
+    }
+    Ok(())
+}
+
+fn flush(family: Family, table: &str) -> Result<(), Error> {
+    for chain in Chain::LINKERD {
+        let attributes = attribute::Attributes::default()
+            .text(nfta::RULE_TABLE, table)
+            .text(nfta::RULE_CHAIN, chain.name());
+        let messages = [Message {
+            kind: kind::DELETE_RULE,
+            family: protocol_family(family),
+            flags: 0,
+            attributes,
+        }];
+        let done = socket::transact(&messages);
+        match done.map_err(|rejection| rejection::error(&messages, rejection)) {
+            // The chain is missing, or the kernel lacks the family.
+            Err(error) if is_unsupported(&error) => {}
+            done => done?,
         }
     }
     Ok(())

@@ -131,6 +131,22 @@ fn a_pod_whose_validator_fails_with_rules_of_earlier_values_gets_those_of_todays
     assert!(node.ruleset().contains("ignore-port-7777"), "{}", node.ruleset());
 }
 
+/// The comments of iptables rules do not tell the UID, and these rules come before the plugin's.
+#[test]
+fn rules_of_the_hosts_iptables_with_an_earlier_uid_do_not_outlive_a_repair() {
+    let node = Node::new();
+    node.cache_cni_result("uid-of-web-1");
+    add(&node, "nft", "9999");
+    let mut entry = entry("auto");
+    entry["linkerd"]["proxy-uid"] = json!(3000);
+    node.chain(&entry);
+    node.knows(&waiting());
+    let controller = node.controller(&[]);
+    controller.counts("pods_repaired_total", 1);
+    let ruleset = node.ruleset();
+    assert!(ruleset.contains("skuid 3000") && !ruleset.contains("skuid 2102"), "{ruleset}");
+}
+
 /// Upstream's plugin and older versions of this one leave no marker.
 #[test]
 fn rules_without_a_marker_are_repaired_only_if_they_redirect_no_longer() {
