@@ -73,16 +73,33 @@ impl Marked {
 /// are not proven to be missing then.
 pub fn missing(today: &Origin, mode: IptablesMode) -> Result<Vec<String>, Error> {
     let deadline = Deadline::after(DEADLINE);
-    let marker = native::marker().ok().flatten().or_else(|| legacy_marker(deadline));
+    let marker = match native::marker() {
+        Ok(Some(marker)) => Some(marker),
+        native => match legacy_marker(deadline)? {
+            None => unless_unsupported(native)?,
+            legacy => legacy,
+        },
+    };
     let marked = Marked::new(marker.as_deref(), today);
     let Origin { redirect, families } = marked.origin().unwrap_or(today);
     let missing = families.run(|families| missing_of(redirect, families, mode, deadline))?;
+    if missing.is_empty() || marked.origin().is_some() {
+        return Ok(missing);
+    }
     let of_legacy = |family| legacy_comments(family, deadline);
-    let is_whole = missing.is_empty()
-        || marked.origin().is_none()
-            && (is_redirecting(&native::comments).unwrap_or_default()
-                || is_redirecting(&of_legacy).unwrap_or_default());
-    Ok(if is_whole { Vec::new() } else { missing })
+    let native = is_redirecting(&native::comments);
+    if matches!(native, Ok(true)) || is_redirecting(&of_legacy)? {
+        return Ok(Vec::new());
+    }
+    native.map(|_| missing)
+}
+
+/// Returns the default for a list that kernel or node do not support: it has no rules.
+fn unless_unsupported<T: Default>(listed: Result<T, Error>) -> Result<T, Error> {
+    match listed {
+        Err(error) if is_unsupported(&error) => Ok(T::default()),
+        listed => listed,
+    }
 }
 
 /// Whether rules of IPv4 redirect, and those of IPv6 unless there are none. `comments` lists the
@@ -90,24 +107,19 @@ pub fn missing(today: &Origin, mode: IptablesMode) -> Result<Vec<String>, Error>
 fn is_redirecting(
     comments: &dyn Fn(Family) -> Result<ListedRules<String>, Error>,
 ) -> Result<bool, Error> {
-    if !rules::is_redirecting(&comments(Family::Ipv4)?) {
+    if !rules::is_redirecting(&unless_unsupported(comments(Family::Ipv4))?) {
         return Ok(false);
     }
-    match comments(Family::Ipv6) {
-        Ok(ipv6) => {
-            let mut linkerds = Chain::LINKERD.iter().map(|&chain| &ipv6[chain as usize]);
-            Ok(linkerds.all(Vec::is_empty) || rules::is_redirecting(&ipv6))
-        }
-        Err(error) if is_unsupported(&error) => Ok(true),
-        Err(error) => Err(error),
-    }
+    let ipv6 = unless_unsupported(comments(Family::Ipv6))?;
+    let mut linkerds = Chain::LINKERD.iter().map(|&chain| &ipv6[chain as usize]);
+    Ok(linkerds.all(Vec::is_empty) || rules::is_redirecting(&ipv6))
 }
 
 /// Returns the marker of rules that only programs of the host can list.
-fn legacy_marker(deadline: Deadline) -> Option<String> {
-    let comments = legacy_comments(Family::Ipv4, deadline).ok()?;
+fn legacy_marker(deadline: Deadline) -> Result<Option<String>, Error> {
+    let comments = unless_unsupported(legacy_comments(Family::Ipv4, deadline))?;
     let mut markers = comments.iter().flatten().filter_map(|text| rules::split_comment(text).1);
-    markers.next().map(str::to_owned)
+    Ok(markers.next().map(str::to_owned))
 }
 
 /// Lists the comments of the rules of `iptables-legacy`.

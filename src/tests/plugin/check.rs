@@ -132,3 +132,26 @@ fn check_of_rules_without_a_marker_fails_only_if_they_redirect_no_longer() {
         assert_eq!(check().run().error().0, 122, "{mode}");
     }
 }
+
+/// The rules have no marker and are not today's, and the rules of `iptables-nft`, which come first, are
+/// unknown.
+#[test]
+fn check_passes_and_says_so_if_it_is_unknown_whether_rules_without_a_marker_redirect() {
+    let (api, namespaces) = (meshed_api(), Namespaces::new());
+    let call = |command| {
+        Call::new(command, &namespaces.path(), &api).linkerd("iptables-mode", json!("native"))
+    };
+    call("ADD").run().succeeded();
+    let comment = "x".repeat(100);
+    let fill = format!(
+        "rules=$(nft list ruleset | sed 's, linkerd-cni/1 [^\"]*,,'); nft flush ruleset; \
+         echo \"$rules\" | nft -f -; (echo 'add table ip nat; add chain ip nat other'; seq 1 70000 | \
+         sed 's/.*/add rule ip nat other return comment \"{comment}\"/') | nft -f -"
+    );
+    namespaces.run("sh", &["-c", &fill]);
+    let check = call("CHECK").linkerd("inbound-ports-to-ignore", json!(["7777"]));
+    let outcome = check.run_without_iptables().succeeded();
+    let warning =
+        "the list of rules in table nat in the pod's network namespace is too long to read";
+    assert!(outcome.stderr.contains(warning), "{}", outcome.stderr);
+}
