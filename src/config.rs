@@ -22,7 +22,7 @@ use crate::cni::error::Error;
 use crate::cni::object::Object;
 use crate::firewall::IptablesMode;
 use crate::ports::PortRange;
-use crate::rules::Redirect;
+use crate::rules::{self, Redirect};
 pub use annotation::Annotations;
 use containers::ContainerUser;
 use ignored::Ignored;
@@ -137,6 +137,11 @@ impl Config {
     /// Returns the error for the first invalid value of the plugin entry.
     pub fn problem(&self) -> Option<&Error> {
         self.problem.as_ref()
+    }
+
+    /// Returns a digest of the values from which rules are made.
+    pub fn rules_digest(&self) -> u64 {
+        rules::digest(&format!("{:?} {:?}", self.defaults, self.ipv6))
     }
 }
 

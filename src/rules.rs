@@ -12,7 +12,7 @@ pub mod nft;
 
 pub use iptables::{NAT_TABLE, install_script, rule_line, undo_script};
 pub use listing::nft_listing;
-pub use marker::{is_redirecting, marked_redirect, marked_rules, marker, split_comment};
+pub use marker::{digest, is_redirecting, marked_redirect, marked_rules, marker, split_comment};
 
 use ipnet::IpNet;
 

@@ -10,7 +10,7 @@ use super::Shared;
 use super::api_path::list_path;
 use super::host_dirs::HostDirs;
 use super::inspect_rules::{self, Inspection, Inspector, ReadFrom};
-use super::node_events::{self, NodeEvents};
+use super::node_events::NodeEvents;
 use super::pace::{retries, vary};
 use super::pod_stream::{self, FromPod, MAX_PODS};
 use super::stranded_pod::{FoundBy, INJECTED_LABEL, LABEL, StrandedPod, is_auditable};
@@ -144,7 +144,7 @@ impl Audit {
     /// Audits all pods of the node once.
     fn audit(&mut self) -> Result<Findings, Error> {
         let config = self.host.config().map_err(inspect_rules::Error::from)?;
-        let entry = node_events::digest(&config);
+        let values = config.rules_digest();
         let mut inspector = Inspector::new(config, &self.host, ReadFrom::Cache);
         let mut findings = Findings::default();
         let client = self.connection.client()?;
@@ -167,21 +167,21 @@ impl Audit {
                 findings.unreadable
             );
         }
-        self.conclude(&mut findings, entry);
+        self.conclude(&mut findings, values);
         self.shared.metrics.audits.inc();
         Ok(findings)
     }
 
-    /// Reports drift, and queues the damaged pods unless they are too many. `entry` is the digest of the
-    /// plugin entry.
-    fn conclude(&mut self, findings: &mut Findings, entry: u64) {
+    /// Reports drift, and queues the damaged pods unless they are too many. `values` is the digest of the
+    /// values from which rules are made.
+    fn conclude(&mut self, findings: &mut Findings, values: u64) {
         let suspended = findings.mostly_damaged();
         let metrics = &self.shared.metrics;
         metrics.audit_pods_drifted.set(findings.drifted as i64);
         metrics.audit_repairs_suspended.set(suspended.is_some().into());
         let connection = &mut self.connection;
         for reported in [
-            self.events.report_drift(connection, findings.drifted, entry),
+            self.events.report_drift(connection, findings.drifted, values),
             self.events.report_suspension(connection, suspended),
         ] {
             if let Err(error) = reported {

@@ -1,18 +1,15 @@
 //! Events on the node about what an audit found: pods with drift, and suspended repairs.
 
-use std::hash::{DefaultHasher, Hash as _, Hasher as _};
-
 use super::attempt::Error;
-use crate::config::Config;
 use crate::kube::connection::Connection;
 use crate::kube::event::{self, EventContent, EventType, Regarding, Reporter};
 
-/// Posts the Events, each once: drift for each plugin entry, and each suspension of repairs.
+/// Posts the Events, each once: drift for each change of the values, and each suspension of repairs.
 pub struct NodeEvents {
     pub reporter: Reporter,
     /// Name of the node.
     pub node: String,
-    /// Digest of the plugin entry for which drift was reported.
+    /// [`Config::rules_digest`](crate::config::Config::rules_digest) for which drift was reported.
     drift_reported: Option<u64>,
     suspension_reported: bool,
 }
@@ -22,15 +19,15 @@ impl NodeEvents {
         NodeEvents { reporter, node, drift_reported: None, suspension_reported: false }
     }
 
-    /// Reports that `pods` pods have drift, unless that was reported for the plugin entry with this
+    /// Reports that `pods` pods have drift, unless that was reported for values with this
     /// digest. During a rollout two repair controllers run on the node: the Event has one name.
     pub fn report_drift(
         &mut self,
         connection: &mut Connection,
         pods: usize,
-        entry: u64,
+        values: u64,
     ) -> Result<(), Error> {
-        if pods == 0 || self.drift_reported == Some(entry) {
+        if pods == 0 || self.drift_reported == Some(values) {
             return Ok(());
         }
         let note = format!(
@@ -39,9 +36,9 @@ impl NodeEvents {
         );
         tracing::info!("{note}");
         let content = content(EventType::Normal, "LinkerdCNIRulesDrifted", note);
-        let (node, id) = (Regarding::node(&self.node), format!("linkerd-cni-drift-{entry:x}"));
+        let (node, id) = (Regarding::node(&self.node), format!("linkerd-cni-drift-{values:x}"));
         event::publish_once(&connection.client()?, &self.reporter, node, &content, &id)?;
-        self.drift_reported = Some(entry);
+        self.drift_reported = Some(values);
         Ok(())
     }
 
@@ -70,13 +67,6 @@ impl NodeEvents {
         }
         Ok(())
     }
-}
-
-/// Returns the digest of the plugin entry.
-pub fn digest(config: &Config) -> u64 {
-    let mut hasher = DefaultHasher::new();
-    format!("{config:?}").hash(&mut hasher);
-    hasher.finish()
 }
 
 fn content(kind: EventType, reason: &'static str, note: String) -> EventContent {

@@ -65,7 +65,7 @@ pub fn marker(redirect: &Redirect, families: &[Family]) -> String {
 
 /// FNV-1a, whose values do not depend on the version of the compiler. Only tells different values
 /// apart: a pod that may write its rules may write its marker too.
-fn digest(text: &str) -> u64 {
+pub fn digest(text: &str) -> u64 {
     text.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
     })

@@ -76,13 +76,21 @@ fn two_controllers_of_a_node_report_the_same_drift_in_one_event() {
     drop((first, second));
 
     let mut entry = upgraded();
+    entry["log_level"] = json!("debug");
+    node.chain(&entry);
+    node.api.state().requests.clear();
+    let third = node.controller(&["--audit-seconds=1"]);
+    third.reaches("audits_total", 3);
+    assert_eq!(third.metric("audit_pods_drifted"), 1);
+    let is_of_another_name = |event: &Value| event["metadata"]["name"] != names[0];
+    assert!(!node_events(&node).iter().any(is_of_another_name), "{:?}", node_events(&node));
+    drop(third);
+
     entry["linkerd"]["inbound-ports-to-ignore"] = json!(["8888"]);
     node.chain(&entry);
     node.api.state().event = Answer::Status(201);
-    let _third = node.controller(&["--audit-seconds=1"]);
-    until("another Event for other values", || {
-        node_events(&node).iter().any(|event| event["metadata"]["name"] != names[0])
-    });
+    let _fourth = node.controller(&["--audit-seconds=1"]);
+    until("another Event for other values", || node_events(&node).iter().any(is_of_another_name));
 }
 
 #[test]
