@@ -61,6 +61,7 @@ pub mod worker;
 use std::io;
 use std::net::SocketAddr;
 use std::str::FromStr;
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -166,6 +167,8 @@ pub struct Shared {
     pub readiness: readiness::Readiness,
     /// When to list again, because stranded pods were not repaired.
     pub unrepaired: unrepaired::Unrepaired,
+    /// Whether pods found by the audit are left unrepaired, as most pods look damaged.
+    pub audit_repairs_suspended: AtomicBool,
 }
 
 /// Runs the controller until SIGTERM or SIGINT.

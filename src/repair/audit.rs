@@ -2,8 +2,9 @@
 //! with, and queues pods with missing rules. The worker repairs them. Pods whose rules are not those of
 //! today's values are only counted.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use super::Shared;
@@ -90,6 +91,8 @@ struct Findings {
     complete: usize,
     /// Number of those whose rules are not today's.
     drifted: usize,
+    /// Namespaces of pods with all rules.
+    complete_namespaces: BTreeSet<String>,
     /// Pods with missing rules.
     damaged: Vec<StrandedPod>,
 }
@@ -104,10 +107,16 @@ impl Findings {
     }
 
     /// Returns the numbers of damaged and of compared pods if most are damaged. Then the audit may be
-    /// wrong, and evicting most pods of a node would be an outage.
+    /// wrong, and evicting most pods of a node would be an outage. Damage in only one of several
+    /// namespaces is no reason: its tenant must not suspend the repairs of the others.
     fn mostly_damaged(&self) -> Option<(usize, usize)> {
         let (damaged, compared) = (self.damaged.len(), self.damaged.len() + self.complete);
-        (damaged > FEW_PODS && 2 * damaged > compared).then_some((damaged, compared))
+        let mut namespaces = self.damaged.iter().map(|pod| &pod.namespace);
+        let first = namespaces.next()?;
+        let is_of_one_of_several = namespaces.all(|namespace| namespace == first)
+            && self.complete_namespaces.iter().any(|namespace| namespace != first);
+        let is_most = damaged > FEW_PODS && 2 * damaged > compared;
+        (is_most && !is_of_one_of_several).then_some((damaged, compared))
     }
 }
 
@@ -179,6 +188,7 @@ impl Audit {
         let metrics = &self.shared.metrics;
         metrics.audit_pods_drifted.set(findings.drifted as i64);
         metrics.audit_repairs_suspended.set(suspended.is_some().into());
+        self.shared.audit_repairs_suspended.store(suspended.is_some(), Ordering::Relaxed);
         let connection = &mut self.connection;
         for reported in [
             self.events.report_drift(connection, findings.drifted, values),
@@ -210,6 +220,7 @@ impl Audit {
             Ok(inspection @ (Inspection::Complete | Inspection::Drifted(_))) => {
                 metrics.audit_pods_complete.inc();
                 findings.complete += 1;
+                findings.complete_namespaces.insert(pod.namespace);
                 findings.drifted += usize::from(matches!(inspection, Inspection::Drifted(_)));
             }
             Ok(Inspection::Unreadable) => {
@@ -238,6 +249,27 @@ impl Audit {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn damage_in_one_of_several_namespaces_suspends_no_repairs() {
+        let pod =
+            |namespace: &str| StrandedPod { namespace: namespace.into(), ..StrandedPod::default() };
+        for (damaged, complete, is_suspended) in [
+            (["a", "a", "a"], vec![], true),
+            (["a", "a", "a"], vec!["a"], true),
+            (["a", "a", "a"], vec!["a", "b"], false),
+            (["a", "a", "b"], vec!["a", "b"], true),
+            (["a", "b", "a"], vec!["c"], true),
+        ] {
+            let findings = Findings {
+                damaged: damaged.map(pod).into(),
+                complete: complete.len(),
+                complete_namespaces: complete.iter().map(|&name| name.to_owned()).collect(),
+                ..Findings::default()
+            };
+            assert_eq!(findings.mostly_damaged().is_some(), is_suspended, "{findings:?}");
+        }
+    }
 
     #[test]
     fn damage_of_more_than_two_pods_and_more_than_half_suspends_repairs() {

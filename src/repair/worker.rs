@@ -2,6 +2,7 @@
 //! line, metric and Event. [`RepairAttempt`] is the repair itself.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant, SystemTime};
 
 use super::agent_ready;
@@ -78,6 +79,12 @@ impl Worker {
     fn repair(&mut self, pod: &StrandedPod) {
         let shared = Arc::clone(&self.shared);
         let (namespace, name) = (&pod.namespace, &pod.name);
+        // Queued before the audit that suspended repairs. The next audit finds the pod again.
+        if pod.found_by == FoundBy::Audit && shared.audit_repairs_suspended.load(Ordering::Relaxed)
+        {
+            tracing::debug!(namespace, name, "Ignoring pod: repairs of audited pods are suspended");
+            return;
+        }
         if !self.histories.ignored.allows(pod, Instant::now()) {
             tracing::debug!(
                 namespace,

@@ -3,12 +3,15 @@
 
 use std::fs;
 use std::os::unix::fs::symlink;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use linkerd2_cni::rules::{Family, install_script, rules};
 use serde_json::{Value, json};
 
 use crate::api::Answer;
 use crate::controller::Controller;
+use crate::modes::agent;
 use crate::namespaces::{Namespaces, POD};
 use crate::node::{Node, add, entry, meshed, redirect, running, waiting};
 use crate::stranded;
@@ -210,7 +213,10 @@ fn a_pod_with_long_port_lists_is_compared_with_todays_values_only_if_it_started_
 }
 
 /// Adds a pod with a netns of its own, which has rules if `is_whole`.
-fn with_pod(node: &Node, name: &str, is_whole: bool) -> Namespaces {
+fn with_pod(node: &Node, namespace: &str, name: &str, is_whole: bool) -> Namespaces {
+    let object = json!({"metadata": {"name": namespace}});
+    let path = format!("/api/v1/namespaces/{namespace}");
+    node.api.state().objects.entry(path).or_insert(object);
     let namespaces = Namespaces::new();
     let path = namespaces.path();
     symlink(&path, node.dir("var/run/netns").join(path.file_name().unwrap())).unwrap();
@@ -226,6 +232,7 @@ fn with_pod(node: &Node, name: &str, is_whole: bool) -> Namespaces {
     }
     let mut pod = running();
     pod["metadata"] = stranded(name)["metadata"].clone();
+    pod["metadata"]["namespace"] = json!(namespace);
     pod["status"]["podIPs"] = json!([{"ip": POD[0]}]);
     node.api.knows(&pod);
     node.api.state().pods.push(pod);
@@ -236,8 +243,8 @@ fn with_pod(node: &Node, name: &str, is_whole: bool) -> Namespaces {
 fn damage_of_more_than_half_of_the_pods_is_reported_and_not_repaired() {
     let node = Node::new();
     node.api.state().evict = Answer::Status(201);
-    let damaged = ["web-1", "web-2", "web-3"].map(|name| with_pod(&node, name, false));
-    let _whole = ["web-4", "web-5"].map(|name| with_pod(&node, name, true));
+    let damaged = ["web-1", "web-2", "web-3"].map(|name| with_pod(&node, "emojivoto", name, false));
+    let _whole = ["web-4", "web-5"].map(|name| with_pod(&node, "emojivoto", name, true));
     let controller = node.controller(&["--audit-seconds=1", "--mode=delete"]);
     controller.reaches("audits_total", 3);
     assert!(node.changes().is_empty(), "{:?}", node.changes());
@@ -253,4 +260,35 @@ fn damage_of_more_than_half_of_the_pods_is_reported_and_not_repaired() {
     crate::node::add_in(&damaged[0].path(), "native", "9999");
     controller.reaches("pods_deleted_total", 2);
     until("repairs resume", || controller.metric("audit_repairs_suspended") == 0);
+}
+
+#[test]
+fn damaged_pods_of_one_of_several_namespaces_do_not_suspend_repairs() {
+    let node = Node::new();
+    let _damaged = ["web-1", "web-2", "web-3"].map(|name| with_pod(&node, "tenant", name, false));
+    let _whole = with_pod(&node, "emojivoto", "web-4", true);
+    let controller = node.controller(&["--audit-seconds=1"]);
+    controller.counts("pods_repaired_total", 3);
+    assert_eq!(controller.metric("audit_repairs_suspended"), 0);
+}
+
+#[test]
+fn suspended_repairs_include_pods_that_were_queued_before() {
+    let node = Node::new();
+    node.api.state().evict = Answer::Status(201);
+    let ready = Arc::default();
+    let address = agent(&ready);
+    let _few = ["web-1", "web-2"].map(|name| with_pod(&node, "emojivoto", name, false));
+    let controller =
+        node.controller(&["--audit-seconds=1", "--mode=delete", "--agent-addr", &address]);
+    controller.logs("Repairs are paused: the agent at ");
+    let damaged = with_pod(&node, "emojivoto", "web-3", false);
+    until("repairs are suspended", || controller.metric("audit_repairs_suspended") == 1);
+    ready.store(true, Ordering::Relaxed);
+    let audits = controller.metric("audits_total");
+    controller.reaches("audits_total", audits + 3);
+    assert!(node.changes().is_empty(), "{:?}", node.changes());
+
+    crate::node::add_in(&damaged.path(), "native", "9999");
+    controller.reaches("pods_deleted_total", 2);
 }

@@ -179,7 +179,7 @@ fn repairs_stop_when_the_repair_budget_is_used_up() {
 }
 
 /// Starts a fake agent whose `/ready` succeeds while `ready` is set. Returns its address.
-fn agent(ready: &Arc<AtomicBool>) -> String {
+pub fn agent(ready: &Arc<AtomicBool>) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap().to_string();
     let ready = Arc::clone(ready);
