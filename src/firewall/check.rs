@@ -34,10 +34,21 @@ enum Marked {
 }
 
 impl Marked {
-    fn new(marker: Option<&str>, today: &Origin) -> Self {
+    fn new(marker: Option<&str>, today: Option<&Origin>) -> Self {
         let Some(marker) = marker else {
             return Marked::Unknown;
         };
+        today.and_then(|today| Self::of_today(marker, today)).unwrap_or_else(|| {
+            rules::marked_redirect(marker).map_or(Marked::Unknown, |(redirect, families)| {
+                let has_ipv6 = families.contains(&Family::Ipv6);
+                let families = if has_ipv6 { Families::Both } else { Families::Ipv4 };
+                Marked::Earlier(Origin { redirect, families })
+            })
+        })
+    }
+
+    /// Returns [`Marked::Today`] if the marker is that of today's redirect.
+    fn of_today(marker: &str, today: &Origin) -> Option<Self> {
         let of_today: &[Families] = match today.families {
             Families::OptionalIpv6 => &[Families::Both, Families::Ipv4],
             Families::Both => &[Families::Both],
@@ -45,14 +56,8 @@ impl Marked {
         };
         let is_of =
             |families: Families| marker == rules::marker(&today.redirect, families.wanted());
-        if let Some(&families) = of_today.iter().find(|&&families| is_of(families)) {
-            return Marked::Today(Origin { families, redirect: today.redirect.clone() });
-        }
-        rules::marked_redirect(marker).map_or(Marked::Unknown, |(redirect, families)| {
-            let has_ipv6 = families.contains(&Family::Ipv6);
-            let families = if has_ipv6 { Families::Both } else { Families::Ipv4 };
-            Marked::Earlier(Origin { redirect, families })
-        })
+        let families = *of_today.iter().find(|&&families| is_of(families))?;
+        Some(Marked::Today(Origin { families, redirect: today.redirect.clone() }))
     }
 
     /// Returns what the pod started with, if that is known.
@@ -80,7 +85,7 @@ pub fn missing(today: &Origin, mode: IptablesMode) -> Result<Vec<String>, Error>
             legacy => legacy,
         },
     };
-    let marked = Marked::new(marker.as_deref(), today);
+    let marked = Marked::new(marker.as_deref(), Some(today));
     let Origin { redirect, families } = marked.origin().unwrap_or(today);
     let missing = families.run(|families| missing_of(redirect, families, mode, deadline))?;
     if missing.is_empty() || marked.origin().is_some() {
@@ -195,44 +200,46 @@ fn fewest_missing(
 /// Result of [`survey`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Survey {
-    /// All rules are present, and are today's.
+    /// All rules are present, and are today's, or it is unknown which are today's.
     Complete,
-    /// The pod has the rules that it started with. Today's are others.
-    Drifted,
+    /// The pod has the rules that it started with. Today's are made from this.
+    Drifted(Origin),
     /// These rules, made from this, are missing or changed. As lines of `iptables-save`.
     Missing(Origin, Vec<String>),
     /// Rules may exist in a table that only the host's `iptables-legacy` can read, or in one with too
-    /// many rules.
+    /// many rules. Or it is unknown both what the pod started with and what today's rules are.
     Unreadable,
 }
 
 /// Checks the rules of a pod without programs of the host, whichever backend wrote them. `today` is
-/// what the plugin would install now.
+/// what the plugin would install now, if that is known.
 ///
 /// Reads the plugin's tables and the tables of `iptables-nft`, which are nf_tables tables too. For
 /// `iptables-legacy`, only detects that a table exists.
 ///
 /// # Errors
 /// Fails if the kernel cannot list rules.
-pub fn survey(today: &Origin) -> Result<Survey, Error> {
+pub fn survey(today: Option<&Origin>) -> Result<Survey, Error> {
     match survey_readable(today) {
         Err(Error::TooLong { .. }) => Ok(Survey::Unreadable),
         survey => survey,
     }
 }
 
-fn survey_readable(today: &Origin) -> Result<Survey, Error> {
+fn survey_readable(today: Option<&Origin>) -> Result<Survey, Error> {
     let marked = Marked::new(native::marker()?.as_deref(), today);
-    let origin = marked.origin().unwrap_or(today);
+    let Some(origin) = marked.origin().or(today) else {
+        return Ok(Survey::Unreadable);
+    };
     let missing = origin.families.run(|families| survey_of(&origin.redirect, families))?;
     Ok(match missing {
         None => Survey::Unreadable,
-        Some(missing) if missing.is_empty() => match marked {
-            Marked::Earlier(_) => Survey::Drifted,
-            Marked::Today(_) | Marked::Unknown => Survey::Complete,
+        Some(missing) if missing.is_empty() => match (&marked, today) {
+            (Marked::Earlier(_), Some(today)) => Survey::Drifted(today.clone()),
+            _ => Survey::Complete,
         },
         Some(_) if marked.origin().is_none() && is_redirecting(&native::comments)? => {
-            Survey::Drifted
+            Survey::Drifted(origin.clone())
         }
         Some(missing) => Survey::Missing(origin.clone(), missing),
     })

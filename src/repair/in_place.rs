@@ -43,22 +43,24 @@ impl PodRules {
     /// `iptablesMode` says, because this container lacks the host's iptables.
     pub fn install(&self) -> Result<(), Error> {
         let origin = self.origin.clone();
-        let install =
-            move || firewall::install_native(&origin).and_then(|()| firewall::survey(&origin));
+        let install = move || {
+            firewall::install_native(&origin).and_then(|()| firewall::survey(Some(&origin)))
+        };
         match netns::run(&self.netns, NETNS_TIMEOUT, install)?? {
-            Survey::Complete | Survey::Drifted => Ok(()),
+            Survey::Complete | Survey::Drifted(_) => Ok(()),
             Survey::Missing(_, missing) => Err(Error::StillMissing { missing }),
             Survey::Unreadable => Err(Error::Unverified),
         }
     }
 }
 
-/// Compares the rules in the netns with those that the pod started with. Returns also what the plugin
-/// would install now.
-pub fn survey(netns: &Path, redirect: Redirect, ipv6: Ipv6) -> Result<(Survey, Origin), Error> {
+/// Compares the rules in the netns with those that the pod started with. `today` is what the plugin would
+/// install now, if that is known.
+pub fn survey(netns: &Path, today: Option<(Redirect, Ipv6)>) -> Result<Survey, Error> {
     let survey = move || {
-        let today = Origin { redirect, families: families(ipv6, false) };
-        firewall::survey(&today).map(|survey| (survey, today))
+        let today =
+            today.map(|(redirect, ipv6)| Origin { redirect, families: families(ipv6, false) });
+        firewall::survey(today.as_ref())
     };
     Ok(netns::run(netns, NETNS_TIMEOUT, survey)??)
 }

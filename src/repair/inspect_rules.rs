@@ -37,7 +37,7 @@ pub enum Error {
 pub enum Inspection {
     /// The plugin installs no rules for this pod.
     NotApplicable,
-    /// All rules are present, and are today's.
+    /// All rules are present, and are today's, or it is unknown which are today's.
     Complete,
     /// The pod has the rules that it started with. The plugin would install these now.
     Drifted(PodRules),
@@ -90,18 +90,20 @@ impl Inspector {
         }
         let netns = self.netns_lookup.find(&pod)?;
         let mut lookup = ObjectReader { client, objects: &mut self.objects };
-        let Mesh::Meshed(facts) = facts(pod, &name, &mut lookup)? else {
-            return Ok(Inspection::NotApplicable);
+        let resolved = match facts(pod, &name, &mut lookup) {
+            Ok(Mesh::Unmeshed(_)) => return Ok(Inspection::NotApplicable),
+            Ok(Mesh::Meshed(facts)) => self.config.resolve(&facts),
+            Err(error) => Err(error),
         };
-        let resolved = self.config.resolve(&facts)?;
-        let (survey, today) = in_place::survey(&netns, resolved.redirect, resolved.ipv6)?;
-        Ok(match survey {
+        let today = resolved.as_ref().ok();
+        let today = today.map(|resolved| (resolved.redirect.clone(), resolved.ipv6));
+        Ok(match in_place::survey(&netns, today)? {
             Survey::Complete => Inspection::Complete,
-            Survey::Drifted => Inspection::Drifted(PodRules { netns, origin: today }),
+            Survey::Drifted(origin) => Inspection::Drifted(PodRules { netns, origin }),
             Survey::Missing(origin, missing) => {
                 Inspection::Missing(PodRules { netns, origin }, missing)
             }
-            Survey::Unreadable => Inspection::Unreadable,
+            Survey::Unreadable => resolved.map(|_| Inspection::Unreadable)?,
         })
     }
 }

@@ -158,6 +158,27 @@ fn rules_of_the_hosts_iptables_with_an_earlier_uid_do_not_outlive_a_repair() {
     assert!(ruleset.contains("skuid 3000") && !ruleset.contains("skuid 2102"), "{ruleset}");
 }
 
+/// The namespace's annotation has invalid elements.
+#[test]
+fn a_pod_whose_annotations_are_rejected_later_is_compared_with_what_it_started_with() {
+    let node = meshed("native");
+    let mut strict = entry("auto");
+    strict["linkerd"]["strict-annotations"] = json!(true);
+    node.chain(&strict);
+    let before = node.ruleset();
+    let controller = node.controller(&["--audit-seconds=1"]);
+    controller.reaches("audits_total", 3);
+    assert_eq!(controller.metric("audit_errors_total"), 0);
+    assert!(controller.metric("audit_pods_complete_total") >= 3);
+    node.namespaces.run("nft", &["flush", "chain", "ip", "linkerd-cni", "PROXY_INIT_OUTPUT"]);
+    controller.counts("pods_repaired_total", 1);
+    assert_eq!(node.ruleset(), before);
+
+    node.namespaces.run("nft", &["flush", "ruleset"]);
+    controller.reaches("audit_errors_total", 1);
+    assert_eq!(node.ruleset(), "");
+}
+
 /// Upstream's plugin and older versions of this one leave no marker.
 #[test]
 fn rules_without_a_marker_are_repaired_only_if_they_redirect_no_longer() {
