@@ -12,7 +12,9 @@ pub mod nft;
 
 pub use iptables::{NAT_TABLE, install_script, rule_line, undo_script};
 pub use listing::nft_listing;
-pub use marker::{digest, is_redirecting, marked_redirect, marked_rules, marker, split_comment};
+pub use marker::{
+    digest, is_guessed, is_redirecting, marked_redirect, marked_rules, marker, split_comment,
+};
 
 use ipnet::IpNet;
 
@@ -37,6 +39,8 @@ pub struct Redirect {
     pub skip_outbound: Vec<PortRange>,
     /// Inbound connections from these subnets are not redirected.
     pub skip_subnets: Vec<Subnet>,
+    /// Whether the pod object could not be read, so that its proxy may need another redirect.
+    pub is_guessed: bool,
 }
 
 /// A subnet, and its text in the annotation, which the rule's comment quotes.
@@ -242,6 +246,7 @@ impl Redirect {
             skip_inbound: Vec::new(),
             skip_outbound: Vec::new(),
             skip_subnets: Vec::new(),
+            is_guessed: false,
         }
     }
 }

@@ -106,6 +106,7 @@ mod tests {
             skip_inbound: Vec::new(),
             skip_outbound: skip_outbound.iter().map(|range| range.parse().unwrap()).collect(),
             skip_subnets: Vec::new(),
+            is_guessed: false,
         }
     }
 

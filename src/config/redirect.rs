@@ -50,6 +50,7 @@ impl Config {
             skip_inbound: self.skipped_inbound(pod, &mut reader)?,
             skip_outbound,
             skip_subnets: self.skipped_subnets(annotations)?,
+            is_guessed: false,
         };
         Ok(ResolvedRedirect {
             ipv6: match self.ipv6 {

@@ -29,6 +29,9 @@ enum Marked {
     Today(Origin),
     /// The pod started with this redirect.
     Earlier(Origin),
+    /// The pod started with another redirect than today's, computed without its object. `None` if only
+    /// the digest of that is known.
+    Guessed(Option<Origin>),
     /// No marker can be read.
     Unknown,
 }
@@ -39,11 +42,15 @@ impl Marked {
             return Marked::Unknown;
         };
         today.and_then(|today| Self::of_today(marker, today)).unwrap_or_else(|| {
-            rules::marked_redirect(marker).map_or(Marked::Unknown, |(redirect, families)| {
+            let origin = rules::marked_redirect(marker).map(|(redirect, families)| {
                 let has_ipv6 = families.contains(&Family::Ipv6);
                 let families = if has_ipv6 { Families::Both } else { Families::Ipv4 };
-                Marked::Earlier(Origin { redirect, families })
-            })
+                Origin { redirect, families }
+            });
+            match rules::is_guessed(marker) {
+                true => Marked::Guessed(origin),
+                false => origin.map_or(Marked::Unknown, Marked::Earlier),
+            }
         })
     }
 
@@ -54,8 +61,9 @@ impl Marked {
             Families::Both => &[Families::Both],
             Families::Ipv4 => &[Families::Ipv4],
         };
-        let is_of =
-            |families: Families| marker == rules::marker(&today.redirect, families.wanted());
+        let is_guessed = rules::is_guessed(marker);
+        let redirect = Redirect { is_guessed, ..today.redirect.clone() };
+        let is_of = |families: Families| marker == rules::marker(&redirect, families.wanted());
         let families = *of_today.iter().find(|&&families| is_of(families))?;
         Some(Marked::Today(Origin { families, redirect: today.redirect.clone() }))
     }
@@ -64,6 +72,7 @@ impl Marked {
     fn origin(&self) -> Option<&Origin> {
         match self {
             Marked::Today(origin) | Marked::Earlier(origin) => Some(origin),
+            Marked::Guessed(origin) => origin.as_ref(),
             Marked::Unknown => None,
         }
     }
@@ -228,6 +237,12 @@ pub fn survey(today: Option<&Origin>) -> Result<Survey, Error> {
 
 fn survey_readable(today: Option<&Origin>) -> Result<Survey, Error> {
     let marked = Marked::new(native::marker()?.as_deref(), today);
+    if let (Marked::Guessed(_), Some(today)) = (&marked, today) {
+        let families = today.families.wanted().iter();
+        let wanted = families.flat_map(|&family| rules::rules(&today.redirect, family));
+        let wanted = wanted.map(|rule| rules::rule_line(&rule)).collect();
+        return Ok(Survey::Missing(today.clone(), wanted));
+    }
     let Some(origin) = marked.origin().or(today) else {
         return Ok(Survey::Unreadable);
     };

@@ -8,7 +8,8 @@
 //!
 //! Without the API server these facts stay unknown: UID, GID and ports in the container
 //! `linkerd-proxy`, a container `linkerd-init`, and the namespace's value of an annotation that is
-//! empty on the pod. An author can copy the mark to a pod without proxy.
+//! empty on the pod. The rules' marker says so, for the audit. An author can copy the mark to a pod without
+//! proxy.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -150,5 +151,7 @@ fn without_api(
     api_error: Option<Error>,
 ) -> Result<PodRedirect, Error> {
     let facts = PodFacts::from_annotations(&pod.uid, annotations.unwrap_or_default());
-    Ok(PodRedirect { resolved: config.resolve(&facts)?, api_error })
+    let mut resolved = config.resolve(&facts)?;
+    resolved.redirect.is_guessed = api_error.is_some();
+    Ok(PodRedirect { resolved, api_error })
 }

@@ -1,7 +1,8 @@
 //! The marker: what the rules of a pod were made from, in the comments of the jumps to Linkerd's
 //! chains. Values and annotations may change while the pod runs; the pod keeps its rules.
 //!
-//! For example `linkerd-cni/1 ip=46 in=4143 out=4140 uid=2102 skip-in=4190-4191,9990`.
+//! For example `linkerd-cni/1 ip=46 in=4143 out=4140 uid=2102 skip-in=4190-4191,9990`. Without the pod
+//! object, ` guessed` follows.
 
 use std::fmt::Write as _;
 
@@ -16,6 +17,8 @@ const SEPARATOR: &str = " linkerd-cni/";
 /// Longest marker in bytes. A comment of iptables has at most 255 bytes, the user data of an nf_tables
 /// rule 256, headers included.
 const LIMIT: usize = 200;
+/// End of the marker of a redirect for which the pod object was not read.
+const GUESSED: &str = " guessed";
 
 /// Returns the rules of [`rules`] as they are written: with the marker. `families` are all families
 /// that get rules.
@@ -57,10 +60,10 @@ pub fn marker(redirect: &Redirect, families: &[Family]) -> String {
             let _ = write!(marker, " {key}={}", values.join(","));
         }
     }
-    match marker.len() <= LIMIT {
-        true => marker,
-        false => format!("{START}digest={:016x}", digest(&marker)),
+    if marker.len() > LIMIT {
+        marker = format!("{START}digest={:016x}", digest(&marker));
     }
+    marker + if redirect.is_guessed { GUESSED } else { "" }
 }
 
 /// FNV-1a, whose values do not depend on the version of the compiler. Only tells different values
@@ -84,8 +87,10 @@ pub fn marked_redirect(text: &str) -> Option<(Redirect, &'static [Family])> {
         skip_inbound: Vec::new(),
         skip_outbound: Vec::new(),
         skip_subnets: Vec::new(),
+        is_guessed: is_guessed(text),
     };
-    for field in text.strip_prefix(START)?.split(' ') {
+    let fields = text.strip_prefix(START)?;
+    for field in fields.strip_suffix(GUESSED).unwrap_or(fields).split(' ') {
         match field.split_once('=')? {
             ("ip", "4") => families = &[Family::Ipv4],
             ("ip", "46") => families = &[Family::Ipv4, Family::Ipv6],
@@ -101,6 +106,11 @@ pub fn marked_redirect(text: &str) -> Option<(Redirect, &'static [Family])> {
         }
     }
     (!families.is_empty() && marker(&redirect, families) == text).then_some((redirect, families))
+}
+
+/// Whether a marker, also one with a digest, is of a redirect for which the pod object was not read.
+pub fn is_guessed(marker: &str) -> bool {
+    marker.ends_with(GUESSED)
 }
 
 fn list<T>(text: &str, parse: impl Fn(&str) -> Option<T>) -> Option<Vec<T>> {
@@ -155,11 +165,14 @@ mod tests {
             "linkerd-cni/1 ip=46 in=4143 out=4140 uid=2102 gid=2103 to=8080 \
              skip-in=4190-4191,9990 skip-out=443 skip-from=192.168.1.7/24"
         );
-        assert_eq!(marked_redirect(&text), Some((redirect, &both[..])));
+        assert_eq!(marked_redirect(&text), Some((redirect.clone(), &both[..])));
+        let guessed = Redirect { is_guessed: true, ..redirect };
+        assert_eq!(marker(&guessed, &both), format!("{text} guessed"));
+        assert_eq!(marked_redirect(&format!("{text} guessed")), Some((guessed, &both[..])));
         let skip_outbound = (1..=100).map(PortRange::from).collect();
-        let long = Redirect { skip_outbound, ..Redirect::example() };
+        let long = Redirect { skip_outbound, is_guessed: true, ..Redirect::example() };
         let text = marker(&long, &both);
-        assert_eq!(text, "linkerd-cni/1 digest=b8da3cfeb85a2ebb");
+        assert_eq!(text, "linkerd-cni/1 digest=b8da3cfeb85a2ebb guessed");
         assert_ne!(text, marker(&long, &[Family::Ipv4]));
         assert_eq!(marked_redirect(&text), None);
         let longest = marked_rules(&long, Family::Ipv4, &both);
@@ -180,6 +193,8 @@ mod tests {
             format!("{text} skip-out="),
             format!("{text} skip-from=10.0.0.0"),
             format!("{text} more=1"),
+            format!("{text} guessed guessed"),
+            format!("{text} guessed uid=2102"),
             format!("{text} "),
             format!("{text} uid=2102"),
             String::new(),

@@ -223,7 +223,9 @@ fn in_an_outage_marked_pods_start_redirected_and_all_others_fail_without_a_rule(
         println!("{outage:?}: {:.1?}", begin.elapsed());
         // Well below the budget of 60 s.
         assert!(begin.elapsed() < Duration::from_secs(30), "{outage:?}");
-        assert!(namespaces.nat("iptables-nft").contains("ignore-port-5432"), "{outage:?}");
+        let rules = namespaces.nat("iptables-nft");
+        assert!(rules.contains("ignore-port-5432"), "{outage:?}");
+        assert!(rules.contains(" skip-out=5432 guessed\""), "{outage:?}: {rules}");
         let record = record(&socket);
         assert_eq!(record["decision"], "redirected", "{record}");
         assert_eq!(record["level"], "warn", "{record}");
@@ -234,6 +236,21 @@ fn in_an_outage_marked_pods_start_redirected_and_all_others_fail_without_a_rule(
         let said = "annotations and plugin entry alone were used: ";
         assert!(outcome.stderr.contains(said), "{outage:?}: {}", outcome.stderr);
     }
+}
+
+#[test]
+fn check_after_an_outage_succeeds_if_the_pod_object_yields_other_rules_than_add_guessed() {
+    let (api, namespaces) = (meshed_api(), Namespaces::new());
+    let call = |command| Call::new(command, &namespaces.path(), &api).annotated(marked(&json!({})));
+    let add = call("ADD");
+    Outage::NoKubeconfig.begin(&api, &add);
+    add.run().succeeded();
+    let security = r#"{"name":"linkerd-proxy","securityContext":{"runAsUser":3000}}"#;
+    let of_another_uid = MESHED.replace(r#"{"name":"linkerd-proxy"}"#, security);
+    api.answer(POD_PATH, 200, &of_another_uid);
+    call("CHECK").run().succeeded();
+    namespaces.run("iptables-nft", &["-t", "nat", "-F", "PROXY_INIT_OUTPUT"]);
+    assert_eq!(call("CHECK").run().error().0, 122);
 }
 
 #[test]

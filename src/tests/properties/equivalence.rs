@@ -163,6 +163,7 @@ fn redirect_of_every_kind() -> Redirect {
         skip_inbound: vec![4191.into(), PortRange { first: 7000, last: 7010 }],
         skip_outbound: vec![25.into(), 3306.into()],
         skip_subnets: ["10.0.0.0/8", "192.168.1.0/24", "fd00::/8"].map(subnet).into(),
+        is_guessed: false,
     }
 }
 

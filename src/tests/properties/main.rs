@@ -100,10 +100,12 @@ prop_compose! {
         skip_inbound in vec(port_range(), 0..40),
         skip_outbound in vec(port_range(), 0..40),
         skip_subnets in vec(subnet(), 0..6),
+        is_guessed in any::<bool>(),
     ) -> Redirect {
         Redirect {
             inbound_port, outbound_port, proxy_uid, proxy_gid,
             ports_to_redirect, skip_inbound, skip_outbound, skip_subnets,
+            is_guessed,
         }
     }
 }

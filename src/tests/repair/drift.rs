@@ -5,8 +5,11 @@ use std::fs;
 use std::os::unix::fs::symlink;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
+use linkerd2_cni::firewall::{Families, IptablesMode};
 use linkerd2_cni::rules::{Family, install_script, rules};
+use linkerd2_cni::{firewall, netns};
 use serde_json::{Value, json};
 
 use crate::api::Answer;
@@ -156,6 +159,62 @@ fn rules_of_the_hosts_iptables_with_an_earlier_uid_do_not_outlive_a_repair() {
     controller.counts("pods_repaired_total", 1);
     let ruleset = node.ruleset();
     assert!(ruleset.contains("skuid 3000") && !ruleset.contains("skuid 2102"), "{ruleset}");
+}
+
+/// Adds ` guessed` to the markers of a pod's rules, as ADD does in an outage of the API server.
+fn mark_guessed(node: &Node, mode: &str) {
+    let (list, restore) = match mode {
+        "native" => ("nft list ruleset", "nft flush ruleset; nft -f -"),
+        _ => ("iptables-nft-save -t nat", "iptables-nft-restore"),
+    };
+    let rewrite = format!(
+        "rules=$({list} | sed 's/ skip-out=9999\"/ skip-out=9999 guessed\"/'); \
+         echo \"$rules\" | ({restore}); {list}"
+    );
+    let listed = node.namespaces.run("sh", &["-c", &rewrite]);
+    assert!(listed.contains(" guessed\""), "{listed}");
+}
+
+/// In an outage of the API server, the plugin does not know what the proxy's container states.
+#[test]
+fn rules_that_the_plugin_guessed_are_repaired_only_if_the_pod_object_yields_others() {
+    for mode in ["native", "nft"] {
+        let node = meshed(mode);
+        mark_guessed(&node, mode);
+        let before = node.ruleset();
+        let controller = node.controller(&["--audit-seconds=1"]);
+        controller.reaches("audit_pods_complete_total", 3);
+        assert_eq!(controller.metric("audit_pods_drifted"), 0, "{mode}");
+        assert_eq!(node.ruleset(), before, "{mode}");
+
+        let mut pod = running();
+        pod["spec"]["containers"][1]["securityContext"] = json!({"runAsUser": 3000});
+        node.knows(&pod);
+        controller.counts("pods_repaired_total", 1);
+        let ruleset = node.ruleset();
+        assert!(ruleset.contains("skuid 3000") && !ruleset.contains("skuid 2102"), "{ruleset}");
+        let complete = controller.metric("audit_pods_complete_total");
+        controller.reaches("audit_pods_complete_total", complete + 2);
+        assert_eq!(controller.metric("audit_pods_drifted"), 0, "{mode}");
+    }
+}
+
+/// A proxy that listens on IPv4 only has no IPv6 rules.
+#[test]
+fn guessed_ipv6_rules_do_not_outlive_the_repair_of_a_pod_without_ipv6() {
+    for (mode, name) in [(IptablesMode::Native, "native"), (IptablesMode::Nft, "nft")] {
+        let node = meshed(name);
+        let redirect = redirect(name, "9999");
+        let apply = move || firewall::apply(&redirect, Families::Both, mode);
+        netns::run(&node.namespaces.path(), Duration::from_secs(20), apply).unwrap().unwrap();
+        mark_guessed(&node, name);
+        let ruleset = |family| node.namespaces.run("nft", &["list", "ruleset", family]);
+        assert!(ruleset("ip6").contains("redirect to"), "{name}");
+        let controller = node.controller(&["--audit-seconds=1"]);
+        controller.counts("pods_repaired_total", 1);
+        assert!(ruleset("ip").contains("redirect to :4140"), "{name}");
+        assert!(!ruleset("ip6").contains("redirect to"), "{name}: {}", ruleset("ip6"));
+    }
 }
 
 /// The namespace's annotation has invalid elements.
