@@ -24,17 +24,21 @@ pub struct ContainerUser {
 /// in front of the proxy keeps running, so that it can connect later.
 pub fn before_proxy(pod: &Pod) -> Vec<ContainerUser> {
     let early = pod.spec.init_containers.iter().take_while(|container| container.name != PROXY);
-    let early = early.filter(|container| {
-        container.name != VALIDATOR && container.restart_policy.as_deref() != Some("Always")
-    });
+    let early = early.filter(|container| container.name != VALIDATOR && !is_sidecar(container));
     early.map(|container| user(container, pod)).collect()
 }
 
-/// Returns the containers that run beside the proxy, without init containers: the proxy's UID is the
-/// documented way to give an init container the network before the proxy starts.
+/// Returns the containers that run beside the proxy, native sidecars included. Other init containers do
+/// not count: the proxy's UID is the documented way to give them the network before the proxy starts.
 pub fn of_app(pod: &Pod) -> Vec<ContainerUser> {
-    let all = pod.spec.containers.iter().flatten();
+    let sidecars = pod.spec.init_containers.iter().filter(|container| is_sidecar(container));
+    let all = pod.spec.containers.iter().flatten().chain(sidecars);
     all.filter(|container| container.name != PROXY).map(|container| user(container, pod)).collect()
+}
+
+/// Whether the init container keeps running beside the containers of the app.
+fn is_sidecar(init_container: &Container) -> bool {
+    init_container.restart_policy.as_deref() == Some("Always")
 }
 
 fn user(container: &Container, pod: &Pod) -> ContainerUser {
@@ -155,6 +159,15 @@ mod tests {
         let of_pod = r#"{"securityContext":{"runAsUser":2102},"containers":[{"name":"a"},
             {"name":"b","securityContext":{"runAsUser":0}},{"name":"linkerd-proxy"}]}"#;
         assert_eq!(exempt(of_pod), ["a"]);
+    }
+
+    #[test]
+    fn a_native_sidecar_with_the_proxys_uid_is_exempt_unless_it_is_the_proxy() {
+        let spec = r#"{"securityContext":{"runAsUser":2102},"containers":[
+            {"name":"app","securityContext":{"runAsUser":1}}],"initContainers":[{"name":"early"},
+            {"name":"vault","restartPolicy":"Always"},
+            {"name":"linkerd-proxy","restartPolicy":"Always"}]}"#;
+        assert_eq!(exempt(&of_app(&pod(spec)), &redirect(None, &[])), ["vault"]);
     }
 
     /// The examples of docs/init-containers.md, by their name.
