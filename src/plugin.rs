@@ -21,6 +21,10 @@ use pod_redirect::PodRedirect;
 /// together.
 const NETNS_DEADLINE: Duration = Duration::from_secs(20);
 
+/// Recorded for the CHECK of a meshed pod, in which the specification demands `prevResult`. Whether the
+/// pod has IPv6 then depends on the addresses in its netns.
+const PREVIOUS_MISSING: &str = "CHECK: required prevResult missing";
+
 /// Runs the command in `request` and returns the text for stdout.
 ///
 /// # Errors
@@ -107,15 +111,17 @@ fn add(request: &Request, config: &Config, record: &mut Record) -> Result<String
 ///
 /// Only this proof fails CHECK: CRI-O calls CHECK for every pod when it restarts, and a failed CHECK
 /// costs a running pod its sandbox. An API server that does not answer, a pod object that cannot be
-/// read or rules that cannot be listed are recorded, and CHECK succeeds.
+/// read, rules that cannot be listed or a missing `prevResult` are recorded, and CHECK succeeds.
 fn check(request: &Request, config: &Config, record: &mut Record) -> Result<String, Error> {
-    if request.config.non_null("prevResult").is_none() {
-        return Err(Error::new(code::INVALID_CONFIG, "CHECK: required prevResult missing"));
-    }
     record.result = CallResult::Checked;
     match missing_rules(request, config, record) {
         Ok(missing) if !missing.is_empty() => return Err(rules_missing(&missing)),
-        Ok(_) => {}
+        Ok(_) => {
+            let is_known = request.config.non_null("prevResult").is_some();
+            if !is_known && record.result == CallResult::Checked {
+                record.degrade(&Error::new(code::INVALID_CONFIG, PREVIOUS_MISSING));
+            }
+        }
         Err(error) => record.degrade(&error),
     }
     Ok(String::new())

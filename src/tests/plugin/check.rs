@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use super::namespaces::Namespaces;
-use super::{Call, iptables, meshed_api};
+use super::{Call, MESHED, POD_PATH, UNMESHED, iptables, meshed_api, record_socket};
 
 #[test]
 fn check_names_the_missing_rules() {
@@ -26,9 +26,35 @@ fn check_names_the_missing_rules() {
         let (code, msg) = call("CHECK").run().error();
         assert_eq!(code, 122);
         assert!(msg.contains("-o lo") && !msg.contains("uid-owner"), "{msg}");
-        let (code, _) = call("CHECK").set("prevResult", Value::Null).run().error();
-        assert_eq!(code, 7);
     }
+}
+
+/// The specification demands `prevResult`, but its absence proves nothing about the rules.
+#[test]
+fn check_without_prev_result_skips_unmeshed_pods_and_fails_meshed_ones_only_on_proof() {
+    let (api, namespaces) = (meshed_api(), Namespaces::new());
+    let call = |command| {
+        let call = Call::new(command, &namespaces.path(), &api);
+        call.linkerd("iptables-mode", json!("native")).set("prevResult", Value::Null)
+    };
+    let checked = |call: Call| {
+        let socket = record_socket::listen(&call);
+        (call.run(), record_socket::record(&socket))
+    };
+    let (outcome, record) = checked(call("CHECK").annotated(json!({})));
+    assert_eq!(outcome.succeeded().stdout, "");
+    assert!(record["degraded"].is_null(), "{record}");
+    api.answer(POD_PATH, 200, UNMESHED);
+    let (outcome, record) = checked(call("CHECK"));
+    outcome.succeeded();
+    assert!(record["degraded"].is_null(), "{record}");
+
+    api.answer(POD_PATH, 200, MESHED);
+    assert_eq!(checked(call("CHECK")).0.error().0, 122);
+    call("ADD").run().succeeded();
+    let (outcome, record) = checked(call("CHECK"));
+    assert_eq!(outcome.succeeded().stdout, "");
+    assert_eq!(record["degraded"]["code"], 7, "{record}");
 }
 
 /// A process of the pod may add chains without limit.
