@@ -41,7 +41,7 @@ pub enum Detection {
     #[default]
     Annotations,
     /// As [`Detection::Annotations`], and pods that the proxy injector marked are meshed: the
-    /// API server is not asked. See [`annotation::is_injected`].
+    /// API server is not asked. See [`annotation::is_injected`] and [`Config::trusts_injector`].
     Injector,
     /// Ask the API server for every pod, also if annotations show that the pod is unmeshed, as
     /// upstream does. Excluded namespaces and the agent's pods are skipped without a request.
@@ -134,6 +134,12 @@ pub struct Config {
 }
 
 impl Config {
+    /// Whether the annotations of a pod that the injector marked decide, without a look at its
+    /// containers. Their users are not in the annotations.
+    pub fn trusts_injector(&self) -> bool {
+        self.detection == Detection::Injector && !self.strict_proxy_user
+    }
+
     /// Returns the error for the first invalid value of the plugin entry.
     pub fn problem(&self) -> Option<&Error> {
         self.problem.as_ref()

@@ -12,7 +12,7 @@ use crate::cni::error::Error;
 use crate::config::annotation::is_injected;
 use crate::config::mesh::Mesh;
 use crate::config::pod::{self, ClusterLookup};
-use crate::config::{Annotations, Config, Detection, Ipv6, PodFacts, ResolvedRedirect};
+use crate::config::{Annotations, Config, Ipv6, PodFacts, ResolvedRedirect};
 use crate::kube::types::{Pod, Service};
 use crate::plugin::skip::{SkipReason, skip_reason};
 
@@ -88,7 +88,7 @@ impl PodInputs {
     /// Whether the plugin decides by annotations and plugin entry alone, if the runtime passes the
     /// pod's annotations.
     fn is_by_annotations(&self) -> bool {
-        self.config.detection == Detection::Injector && is_injected(&self.pod.metadata.annotations)
+        self.config.trusts_injector() && is_injected(&self.pod.metadata.annotations)
     }
 
     /// Whether IPv6 is redirected too, and why.

@@ -21,7 +21,7 @@ use crate::cni::args::{self, PodRef};
 use crate::cni::error::{Error, code};
 use crate::config::annotation::is_injected;
 use crate::config::mesh::Mesh;
-use crate::config::{Annotations, Config, Detection, PodFacts, ResolvedRedirect};
+use crate::config::{Annotations, Config, PodFacts, ResolvedRedirect};
 use crate::record::{Command, Record};
 
 /// Longest time for API requests if the annotations can decide, and for CHECK, which then proves
@@ -60,7 +60,7 @@ pub fn find_with(
     };
     let is_add = record.command == Command::Add;
     let can_decide = is_add && annotations.as_ref().is_some_and(is_injected);
-    if can_decide && config.detection == Detection::Injector {
+    if can_decide && config.trusts_injector() {
         return without_api(&pod, config, annotations, None).map(Some);
     }
     let is_short = can_decide || !is_add;

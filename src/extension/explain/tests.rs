@@ -130,6 +130,10 @@ fn with_detection_injector_a_pod_with_the_mark_is_decided_by_its_annotations() {
     let text = explained(&cluster, RuleFormat::Nft);
     assert!(text.contains("Decision:  redirected to the proxy"), "{text}");
     assert!(text.contains("reads only its annotations\nNote:      holds if"), "{text}");
+    entry["linkerd"]["strict-proxy-user"] = json!(true);
+    cluster.put(CONFIG, json!({"data": {"cni_network_config": entry.to_string()}}));
+    let text = explained(&cluster, RuleFormat::Nft);
+    assert!(text.contains("skipped: linkerd-init container"), "{text}");
 }
 
 #[test]
