@@ -132,21 +132,46 @@ pub fn dump(
     attributes: &Attributes,
     element: &mut dyn FnMut(&[u8]),
 ) -> Result<(), Errno> {
-    let socket = open(SockProtocol::NetlinkNetFilter)?;
+    let (protocol, header) = (SockProtocol::NetlinkNetFilter, family_header(family, 0));
+    list(protocol, SUBSYSTEM << 8 | kind, &header, attributes, DUMP_LIMIT, element)
+}
+
+/// Lists rtnetlink objects and passes the attributes of each to `element`. `kind` is the message type of
+/// the request, and `header` the structure that each message has before its attributes.
+///
+/// # Errors
+/// As [`dump`], with a list longer than `limit` bytes.
+pub fn dump_rtnetlink(
+    kind: u16,
+    header: &[u8],
+    limit: usize,
+    element: &mut dyn FnMut(&[u8]),
+) -> Result<(), Errno> {
+    list(SockProtocol::NetlinkRoute, kind, header, &Attributes::default(), limit, element)
+}
+
+fn list(
+    protocol: SockProtocol,
+    kind: u16,
+    header: &[u8],
+    attributes: &Attributes,
+    limit: usize,
+    element: &mut dyn FnMut(&[u8]),
+) -> Result<(), Errno> {
+    let socket = open(protocol)?;
     let mut request = Vec::new();
-    let kind = SUBSYSTEM << 8 | kind;
-    append(&mut request, kind, REQUEST | DUMP, 1, &family_header(family, 0), attributes);
+    append(&mut request, kind, REQUEST | DUMP, 1, header, attributes);
     send(socket.as_raw_fd(), &request, MsgFlags::empty())?;
     let mut end = None;
     let mut received = 0;
     while end.is_none() {
-        if received > DUMP_LIMIT {
+        if received > limit {
             return Err(Errno::EFBIG);
         }
         received += receive(&socket, &mut |reply| match reply.kind {
             ERROR => end = Some(reply.result()),
             DONE => end = Some(Ok(())),
-            _ => element(reply.payload.get(FAMILY_HEADER..).unwrap_or_default()),
+            _ => element(reply.payload.get(header.len()..).unwrap_or_default()),
         })?;
     }
     end.unwrap_or(Ok(())).map_err(|rejection| rejection.errno)

@@ -1,4 +1,4 @@
-//! Creates interfaces and adds addresses in the calling thread's netns over rtnetlink
+//! Creates interfaces, adds and lists addresses in the calling thread's netns over rtnetlink
 //! (`linux/rtnetlink.h`). The agent's image has no `ip` program.
 
 use std::net::IpAddr;
@@ -9,8 +9,12 @@ use nix::libc;
 use nix::net::if_::if_nametoindex;
 use nix::sys::socket::AddressFamily;
 
-use crate::netlink::attribute::Attributes;
-use crate::netlink::socket::{CREATE, EXCLUSIVE, request_rtnetlink};
+use crate::netlink::attribute::{Attributes, find, parse};
+use crate::netlink::socket::{CREATE, EXCLUSIVE, dump_rtnetlink, request_rtnetlink};
+
+/// Most bytes of a list of addresses: some 3,500 addresses. A process of the pod with CAP_NET_ADMIN can
+/// add addresses without limit, and the repair controller keeps those of all pods of the node.
+const ADDRESSES_LIMIT: usize = 256 << 10;
 
 const NEW_LINK: u16 = libc::RTM_NEWLINK;
 const NEW_ADDRESS: u16 = libc::RTM_NEWADDR;
@@ -64,6 +68,24 @@ pub fn add_address(name: &str, address: IpAddr, prefix: u8) -> Result<(), Errno>
     let attributes =
         Attributes::default().bytes(libc::IFA_LOCAL, &bytes).bytes(libc::IFA_ADDRESS, &bytes);
     request_rtnetlink(NEW_ADDRESS, NEW, &header, &attributes)
+}
+
+/// Returns the addresses of all interfaces.
+///
+/// # Errors
+/// Returns the kernel's error, `EFBIG` if the list is longer than [`ADDRESSES_LIMIT`].
+pub fn addresses() -> Result<Vec<IpAddr>, Errno> {
+    let mut addresses = Vec::new();
+    // `struct ifaddrmsg`, of any family and interface.
+    dump_rtnetlink(libc::RTM_GETADDR, &[0; 8], ADDRESSES_LIMIT, &mut |payload| {
+        let attributes = parse(payload);
+        // If the interface has a peer, IFA_ADDRESS is the peer's address.
+        let own = find(&attributes, libc::IFA_LOCAL);
+        let address = own.or_else(|| find(&attributes, libc::IFA_ADDRESS)).unwrap_or_default();
+        let v4 = <[u8; 4]>::try_from(address).map(IpAddr::from);
+        addresses.extend(v4.or_else(|_| <[u8; 16]>::try_from(address).map(IpAddr::from)));
+    })?;
+    Ok(addresses)
 }
 
 /// Encodes `struct ifinfomsg` for the interface `index`, with `flags` to set.

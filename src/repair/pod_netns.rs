@@ -8,14 +8,14 @@ use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use nix::ifaddrs::getifaddrs;
+use nix::errno::Errno;
 use serde::Deserialize;
 
 use super::host_dirs::HostDirs;
 use crate::config::pod::STATIC_POD_UID;
 use crate::files;
 use crate::kube::types::Pod;
-use crate::netns;
+use crate::netns::{self, link};
 
 /// Longest time for listing the addresses of one netns.
 const LIST_ADDRESSES_TIMEOUT: Duration = Duration::from_secs(2);
@@ -27,6 +27,8 @@ pub enum Error {
     NoAddress,
     #[error("no network namespace in {} has the pod's address", dir.display())]
     NotFound { dir: PathBuf },
+    #[error("the pod's network namespace has too many addresses to list")]
+    TooManyAddresses,
     #[error("several network namespaces have the pod's address {address}")]
     Ambiguous { address: IpAddr },
     #[error("the pod's address {address} is in another pod's network namespace")]
@@ -75,9 +77,10 @@ impl NetnsLookup {
         let static_uid = metadata.annotations.get(STATIC_POD_UID).unwrap_or(&metadata.uid);
         let keys = [&metadata.uid, static_uid, &full_name];
         let by_pod = &self.by_pod;
-        let mut candidates = keys.iter().filter_map(|key| by_pod.get(*key)).flatten();
-        if let Some(path) = candidates.find(|path| addresses(path).contains(&address)) {
-            return Ok(path.clone());
+        for path in keys.iter().filter_map(|key| by_pod.get(*key)).flatten() {
+            if addresses(path)?.contains(&address) {
+                return Ok(path.clone());
+            }
         }
         let dir = &self.host.netns_dir;
         let by_address = self.by_address.get_or_insert_with(|| scan(dir));
@@ -149,7 +152,7 @@ impl CachedAdd {
 fn scan(dir: &Path) -> HashMap<IpAddr, Vec<PathBuf>> {
     let mut found: HashMap<IpAddr, Vec<PathBuf>> = HashMap::new();
     for path in entries(dir) {
-        for address in addresses(&path) {
+        for address in addresses(&path).unwrap_or_default() {
             let paths = found.entry(address).or_default();
             if paths.last() != Some(&path) {
                 paths.push(path.clone());
@@ -166,24 +169,22 @@ fn entries(dir: &Path) -> Vec<PathBuf> {
 }
 
 /// Addresses, without loopback, of the netns at `path`. Empty if the netns cannot be
-/// entered or is this process's own.
-fn addresses(path: &Path) -> Vec<IpAddr> {
+/// entered or is this process's own. Fails with [`Error::TooManyAddresses`] only.
+fn addresses(path: &Path) -> Result<Vec<IpAddr>, Error> {
     if netns::is_own(path) {
-        return Vec::new();
+        return Ok(Vec::new());
     }
-    let listed = netns::run(path, LIST_ADDRESSES_TIMEOUT, || {
-        let interfaces = getifaddrs().into_iter().flatten();
-        let addresses = interfaces.filter_map(|interface| {
-            let address = interface.address?;
-            let v4 = address.as_sockaddr_in().map(|v4| IpAddr::V4(v4.ip()));
-            v4.or_else(|| address.as_sockaddr_in6().map(|v6| IpAddr::V6(v6.ip())))
-        });
-        addresses.filter(|address| !address.is_loopback()).collect()
-    });
-    listed.unwrap_or_else(|error| {
-        tracing::debug!("{error}");
-        Vec::new()
-    })
+    let listed = netns::run(path, LIST_ADDRESSES_TIMEOUT, link::addresses);
+    let mut addresses = match listed {
+        Ok(Err(Errno::EFBIG)) => return Err(Error::TooManyAddresses),
+        Ok(listed) => listed.unwrap_or_default(),
+        Err(error) => {
+            tracing::debug!("{error}");
+            Vec::new()
+        }
+    };
+    addresses.retain(|address| !address.is_loopback());
+    Ok(addresses)
 }
 
 #[cfg(test)]

@@ -176,6 +176,17 @@ fn a_netns_with_very_many_rules_is_unreadable_and_costs_the_controller_little_me
 }
 
 #[test]
+fn a_netns_with_very_many_addresses_is_reported_and_not_listed() {
+    let node = meshed("native");
+    let fill = "seq 1 6000 | sed 's/.*/addr add fd00::&\\/128 dev eth0/' | ip -batch -";
+    node.namespaces.run("sh", &["-c", fill]);
+    let controller = node.controller(&["--audit-seconds=1"]);
+    controller.reaches("audit_errors_total", 2);
+    controller.logs("too many addresses");
+    assert_eq!(controller.metric("audit_pods_complete_total"), 0);
+}
+
+#[test]
 fn an_audit_in_mode_delete_keeps_the_pods_grace_period() {
     let node = Node::new();
     node.cache_cni_result("uid-of-web-1");
