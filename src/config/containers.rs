@@ -7,8 +7,9 @@ use crate::kube::types::{Container, Pod};
 use crate::ports::PortRange;
 use crate::rules::Redirect;
 
-/// Init container of Linkerd that connects to a server of its own through the redirect rules.
-const VALIDATOR: &str = "linkerd-network-validator";
+/// Name of the init container of Linkerd that tests whether the pod's traffic is redirected to the
+/// proxy, by a connection to a server of its own.
+pub const VALIDATOR: &str = "linkerd-network-validator";
 
 /// The user that a container runs as.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -6,10 +6,10 @@
 //! server, with upstream's rules: upstream does not read the container `linkerd-proxy` either. Any
 //! other pod may be unmeshed, so its start fails.
 //!
-//! Without the API server these facts stay unknown: UID, GID and ports in the container
-//! `linkerd-proxy`, a container `linkerd-init`, and the namespace's value of an annotation that is
-//! empty on the pod. The rules' marker says so, for the audit. An author can copy the mark to a pod without
-//! proxy.
+//! Without the API server these facts stay unknown: UID, ports and address families in the container
+//! `linkerd-proxy`, a container `linkerd-init`, the users of the other containers, and the namespace's
+//! value of an annotation that is empty on the pod. The rules' marker says so, for the audit. An author
+//! can copy the mark to a pod without proxy.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;

@@ -4,13 +4,10 @@
 //! validator exits with 95. An audit also finds running meshed pods that lost rules.
 //! [`StrandedPod`] describes both.
 
+use crate::config::containers::VALIDATOR;
 use crate::config::mesh::{self, Mesh, is_meshed};
 use crate::kube::types::{ContainerStatus, Pod};
 use crate::plugin::skip::{SkipReason, skipped_by_annotations};
-
-/// Name of the init container that tests whether the pod's traffic is redirected to the
-/// proxy.
-pub const VALIDATOR: &str = "linkerd-network-validator";
 
 /// Exit code of the validator if the traffic is not redirected.
 pub const NOT_REDIRECTED: i32 = 95;

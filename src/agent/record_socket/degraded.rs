@@ -15,7 +15,7 @@ pub fn pod_event(record: &Record) -> Option<PodEvent> {
         reason: "LinkerdCNIDegraded",
         action: "Redirecting",
         note: format!(
-            "Redirected by annotations and plugin entry alone, because {} (code {}). UID, GID and ports that the linkerd-proxy container sets were not read. If they differ from the chart's values, delete the pod once the agent on its node is ready.",
+            "Redirected by annotations and plugin entry alone, because {} (code {}). UID and ports that the linkerd-proxy container sets were not read. If they differ from the chart's values, delete the pod once the agent on its node is ready.",
             cause(error.code),
             error.code
         ),
