@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use crate::cni::error::{Error, code};
 use crate::cni::{Command, Request, result, version};
-use crate::config::{Config, ResolvedRedirect, families, ignored};
+use crate::config::{Config, Ipv6, ResolvedRedirect, families, ignored};
 use crate::record::{self, CallResult, Record};
 use crate::{firewall, log, netns};
 use pod_redirect::PodRedirect;
@@ -103,6 +103,8 @@ fn add(request: &Request, config: &Config, record: &mut Record) -> Result<String
     record.backend = Some(backend);
     record.ignore(ignored);
     record.name_containers(resolved.blocked_init_containers, resolved.exempt_containers);
+    record.ipv6_bypasses_proxy =
+        (config.ipv6, ipv6, previous_has_ipv6) == (Ipv6::Auto, Ipv6::No, true);
     Ok(output)
 }
 

@@ -100,6 +100,9 @@ pub struct Record {
     /// Containers of the app that run as the user of the proxy, so that their connections bypass it.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub exempt_containers: Vec<String>,
+    /// Whether the pod has IPv6, and IPv4 rules alone as its proxy listens on IPv4 only.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub ipv6_bypasses_proxy: bool,
 }
 
 /// Code and message of a CNI error, without the remedy.
@@ -140,6 +143,7 @@ impl Record {
             ignored: Vec::new(),
             blocked_init_containers: Vec::new(),
             exempt_containers: Vec::new(),
+            ipv6_bypasses_proxy: false,
         }
     }
 
@@ -170,8 +174,8 @@ impl Record {
     /// Sets duration, level and error at the end of the call.
     pub fn finish(&mut self, error: Option<&Error>, duration: Duration) {
         self.ms = duration.as_millis().try_into().unwrap_or(u64::MAX);
-        if !self.ignored.is_empty() || self.degraded.is_some() || !self.exempt_containers.is_empty()
-        {
+        let has_bypass = self.ipv6_bypasses_proxy || !self.exempt_containers.is_empty();
+        if !self.ignored.is_empty() || self.degraded.is_some() || has_bypass {
             self.level = Level::Warn;
         }
         if let Some(error) = error {
@@ -269,6 +273,10 @@ fn known<'de, D: Deserializer<'de>>(field: D) -> Result<Vec<Ignored>, D::Error> 
 
 fn is_zero(number: &u32) -> bool {
     *number == 0
+}
+
+fn is_false(flag: &bool) -> bool {
+    !flag
 }
 
 /// Whether `text` has only characters that occur in names, and is not too long.

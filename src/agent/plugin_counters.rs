@@ -37,6 +37,7 @@ pub struct PluginCounters {
     ignored_ports: Counters<1>,
     blocked_init_containers: Counter,
     exempt_containers: Counter,
+    ipv6_bypass: Counter,
     unproven_checks: Counter,
     rejected_records: Counter,
 }
@@ -111,6 +112,11 @@ impl PluginCounters {
                 "pods_with_exempt_containers",
                 "Redirected pods with containers that run as the proxy's user, so that their connections bypass the proxy",
             ),
+            ipv6_bypass: register(
+                group,
+                "pods_with_ipv6_bypass",
+                "Redirected pods whose IPv6 traffic bypasses the proxy, as it listens on IPv4 only",
+            ),
             unproven_checks: register(
                 group,
                 "unproven_checks",
@@ -146,6 +152,9 @@ impl PluginCounters {
         }
         if !record.exempt_containers.is_empty() {
             self.exempt_containers.inc();
+        }
+        if record.ipv6_bypasses_proxy {
+            self.ipv6_bypass.inc();
         }
         if let Some(backend) = record.backend {
             self.redirects.get_or_create(&[("backend", backend.to_string())]).inc();
@@ -198,7 +207,7 @@ mod tests {
             let record = format!(
                 r#"{{"level":"info","command":"ADD","namespace":"n","pod":"p","container_id":"c",
                 "decision":"{decision}","backend":"nft","requests":1,"retries":2,
-                "blocked_init_containers":["a","b"],"exempt_containers":["c"],"ms":18446744073709551615,
+                "blocked_init_containers":["a","b"],"exempt_containers":["c"],"ipv6_bypasses_proxy":true,"ms":18446744073709551615,
                 "error":{{"code":{code},"msg":""}},"degraded":{{"code":{code},"msg":""}},
                 "ignored":[{{"source":"config.linkerd.io/skip-inbound-ports","elements":["x","y"]}},
                     {{"source":"{decision}","elements":[]}}]}}"#
@@ -224,6 +233,7 @@ mod tests {
             "linkerd_cni_plugin_api_retries_total 6",
             "linkerd_cni_plugin_pods_with_blocked_init_containers_total 3",
             "linkerd_cni_plugin_pods_with_exempt_containers_total 3",
+            "linkerd_cni_plugin_pods_with_ipv6_bypass_total 3",
             "linkerd_cni_plugin_unproven_checks_total 1",
             r#"linkerd_cni_plugin_degraded_total{code="101"} 1"#,
             r#"linkerd_cni_plugin_degraded_total{code="102"} 0"#,

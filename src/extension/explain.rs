@@ -96,9 +96,9 @@ impl PodInputs {
         let why = match (self.config.ipv6, resolved.ipv6) {
             (_, Ipv6::Yes) => return (true, "disableIPv6=false".to_owned()),
             (_, Ipv6::Auto) => {
-                return (true, "disableIPv6=auto, if the node's kernel has IPv6".to_owned());
+                return (true, "ipv6: auto, if the node's kernel has IPv6".to_owned());
             }
-            (Ipv6::Auto, Ipv6::No) => "disableIPv6=auto, and the proxy listens on IPv4 only",
+            (Ipv6::Auto, Ipv6::No) => "ipv6: auto, and the proxy listens on IPv4 only",
             (_, Ipv6::No) => "disableIPv6=true",
         };
         let has_ipv6 = self.pod.status.ips.iter().any(|address| address.ip.contains(':'));

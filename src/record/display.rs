@@ -48,6 +48,9 @@ impl fmt::Display for Record {
             let names = self.exempt_containers.join(", ");
             write!(f, "; containers that run as the proxy's user and bypass the proxy: {names}")?;
         }
+        if self.ipv6_bypasses_proxy {
+            write!(f, "; IPv6 traffic bypasses the proxy, which listens on IPv4 only")?;
+        }
         if let Some(degraded) = self.degraded_text() {
             write!(f, "; {degraded}")?;
         }

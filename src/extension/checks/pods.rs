@@ -34,22 +34,34 @@ fn stranded(facts: &Facts) -> Check {
 /// Checks that no pod started whose containers bypass the proxy as its user, by the agents' counters:
 /// reading all pods of the cluster would cost too much.
 fn proxy_user(facts: &Facts) -> Check {
-    const COUNTER: &str = "linkerd_cni_plugin_pods_with_exempt_containers_total";
     let check = Check::new(PODS, "proxy-user", "no container runs as the proxy's user");
-    let agents = facts.agents.iter().flatten();
-    let counted = agents.filter_map(|agent| {
-        Some(format!("{}: {} pods", agent.node(), sample(&agent.metrics, COUNTER)?))
-    });
     check.warning_if_any(
         "pods with a container that bypasses the proxy, since the agent started; the Events \
          LinkerdCNIProxyUserShared name them",
-        &counted.collect::<Vec<_>>(),
+        &counted(facts, "linkerd_cni_plugin_pods_with_exempt_containers_total"),
     )
+}
+
+/// Returns each node whose agent has a sample of the `counter` of pods.
+fn counted(facts: &Facts, counter: &str) -> Vec<String> {
+    let agents = facts.agents.iter().flatten();
+    let counted = agents.filter_map(|agent| {
+        Some(format!("{}: {} pods", agent.node(), sample(&agent.metrics, counter)?))
+    });
+    counted.collect()
 }
 
 /// Checks that IPv6 is redirected if pods have IPv6 addresses.
 fn ipv6(facts: &Facts) -> Check {
     let check = Check::new(PODS, "ipv6", "all IP families of the cluster are redirected");
+    let ipv4_only = counted(facts, "linkerd_cni_plugin_pods_with_ipv6_bypass_total");
+    if !ipv4_only.is_empty() {
+        return check.warning_if_any(
+            "pods whose IPv6 traffic bypasses the proxy, which listens on IPv4 only, since the agent \
+             started; set disableIPv6=false in the control plane and restart the pods",
+            &ipv4_only,
+        );
+    }
     let entry = facts.config.as_ref().ok().and_then(Option::as_ref).map(plugin_entry);
     let (Some(Ok(entry)), Ok(nodes)) = (entry, &facts.nodes) else {
         return check;

@@ -52,6 +52,7 @@ fn faults() -> Vec<Fault> {
     contention_without_text["problems"] = json!({"kubeconfig": "unrelated"});
     let failures = "linkerd_cni_plugin_failures_total{code=\"101\"} 2\n";
     let exempt = "linkerd_cni_plugin_pods_with_exempt_containers_total 2\n";
+    let ipv4_only = "linkerd_cni_plugin_pods_with_ipv6_bypass_total 2\n";
     vec![
         ("no DaemonSet", DAEMONSET, "", Value::Null),
         ("no right to read the DaemonSet", DAEMONSET, "", json!(403)),
@@ -87,6 +88,7 @@ fn faults() -> Vec<Fault> {
         ("contention without its text", STATUS_1, "", contention_without_text),
         ("failed plugin calls", METRICS_1, "", json!(failures)),
         ("containers with the proxy's user", METRICS_1, "", json!(exempt)),
+        ("IPv6 of proxies that listen on IPv4 only", METRICS_1, "", json!(ipv4_only)),
         ("Cilium", "/api/v1/configmaps", "", cilium),
         ("stranded pod", "/api/v1/pods", "", stranded),
         (

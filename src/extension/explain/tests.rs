@@ -53,7 +53,7 @@ fn the_rules_can_be_shown_as_iptables_text_for_both_families() {
     entry["linkerd"]["ipv6"] = json!("auto");
     cluster.put(CONFIG, json!({"data": {"cni_network_config": entry.to_string()}}));
     let text = explained(&cluster, RuleFormat::Iptables);
-    assert!(text.contains("IPv6:      yes (disableIPv6=auto"), "{text}");
+    assert!(text.contains("IPv6:      yes (ipv6: auto"), "{text}");
     let redirect = "-A PROXY_INIT_OUTPUT -p tcp -m comment --comment";
     assert_eq!(text.matches(redirect).count(), 2, "{text}");
 }
@@ -104,7 +104,7 @@ fn the_bypass_of_a_container_with_the_proxys_user_and_of_ipv6_is_named() {
     let text = explained(&cluster, RuleFormat::Iptables);
     for line in [
         "Warning:   containers run as the proxy's user, and their connections bypass it: app\n",
-        "IPv6:      no (disableIPv6=auto, and the proxy listens on IPv4 only; the pod has an IPv6 \
+        "IPv6:      no (ipv6: auto, and the proxy listens on IPv4 only; the pod has an IPv6 \
          address, and its IPv6 traffic bypasses the proxy)\n",
     ] {
         assert!(text.contains(line), "{line}: {text}");

@@ -184,7 +184,13 @@ fn ipv6_auto_redirects_ipv6_unless_the_proxy_is_known_to_listen_on_ipv4_only() {
         listen(&namespaces);
         let call =
             |command| Call::new(command, &namespaces.path(), &api).linkerd("ipv6", mode.clone());
-        call("ADD").run().succeeded();
+        let previous = json!({"cniVersion": "1.0.0", "ips": [{"address": "fd99::1/64"}]});
+        let add = call("ADD").set("prevResult", previous);
+        let socket = listen_for_records(&add);
+        add.run().succeeded();
+        let record = record(&socket);
+        assert_eq!(record["ipv6_bypasses_proxy"] == true, !is_redirected, "{env}: {record}");
+        assert_eq!(record["level"], if is_redirected { "info" } else { "warn" }, "{env}");
         for (index, address) in POD.into_iter().enumerate() {
             let is_redirected = is_redirected || index == 0;
             let wanted = if is_redirected { "inbound" } else { "app" };
