@@ -37,7 +37,8 @@ impl Scene {
         let node = node(&api);
         node.rotate(token);
         let scene = Scene::start_on(api, node, &vars, more);
-        until("the token is checked", || scene.api.asked("GET", "/namespaces/linkerd-cni?") > 0);
+        // The agent looks for its DaemonSet once it has recorded the response to its token check.
+        until("the token is checked", || scene.api.asked("GET", "/daemonsets/") > 0);
         scene
     }
 
