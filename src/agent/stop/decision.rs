@@ -53,6 +53,7 @@ fn judge(evidence: &Evidence, last: &Round) -> Verdict {
         Round::DaemonSetGone(AgentPod::Stays) => LeaveInPlace(format!(
             "DaemonSet {daemonset} does not exist, but the agent's pod is not being deleted"
         )),
+        Round::DaemonSetGone(AgentPod::Unclear(why)) => AskAgain(why.clone()),
         Round::DaemonSetGone(_) if evidence.before.daemonset_existed == Some(true) => {
             Uninstall(format!("DaemonSet {daemonset} does not exist"))
         }

@@ -128,6 +128,9 @@ const NOT_UNINSTALLED: &[Case] = &[
     ("out of scope, with a failing API server", AskAgain, "HTTP 500", |case| {
         add(case, vec![(1, out_of_scope(AgentPod::Unclear("HTTP 500".into())))]);
     }),
+    ("the DaemonSet is gone, with a failing API server", AskAgain, "HTTP 429", |case| {
+        add(case, vec![(1, Round::DaemonSetGone(AgentPod::Unclear("HTTP 429".into())))]);
+    }),
     ("an orphaned pod's container restarts", LeaveInPlace, "not being deleted", |case| {
         add(case, vec![(1, Round::DaemonSetGone(AgentPod::Stays))]);
     }),
