@@ -10,9 +10,8 @@ use crate::kube;
 pub struct History {
     /// The API server has responded at least once.
     pub reached: bool,
-    /// Whether the agent's DaemonSet existed when the agent started; `None` if no response showed it
-    /// yet.
-    pub daemonset_existed: Option<bool>,
+    /// A response has shown the agent's DaemonSet.
+    pub daemonset_seen: bool,
     /// The agent's own token.
     pub own_token: TokenHistory,
     /// The token in the kubeconfig on the host.

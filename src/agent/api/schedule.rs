@@ -6,7 +6,7 @@
 
 use std::time::{Duration, Instant};
 
-use crate::backoff::{Limits, between, delay, jitter};
+use crate::backoff::{Backoff, Limits, between, delay, jitter};
 
 /// Longest time between two periodic checks of a token that the API server accepts. Jitter
 /// shortens it by up to two fifths, so that checks are 6 to 10 minutes apart.
@@ -31,6 +31,9 @@ const REVOKED: Limits = [Duration::from_secs(1), CHECK_PERIOD];
 const EARLY_RENEWAL: Limits = [Duration::from_secs(1), Duration::from_secs(30 * 60)];
 /// First and longest wait after a failed TokenRequest, while the plugin has no valid token.
 const URGENT_RENEWAL: Limits = NO_RESPONSE;
+/// First and longest time until the agent looks again for a DaemonSet that it has not seen. Doubles
+/// with each look, as upstream's chart never gives the right to read the DaemonSet.
+const UNSEEN_DAEMONSET: Limits = [Duration::from_secs(1), Duration::from_secs(2 * 3600)];
 /// Shortest and longest time over which retries are spread after the time that an overloaded API
 /// server asks to wait, which is the same for all nodes. Doubles with each failure.
 const OVERLOAD_SPREAD: Limits = [Duration::from_secs(5), Duration::from_secs(60)];
@@ -76,6 +79,9 @@ pub struct Schedule {
     renewal_failures: u32,
     /// Consecutive issued tokens that the API server rejected.
     revocations: u32,
+    /// Earliest time of the next look for a DaemonSet that the agent has not seen.
+    daemonset: Instant,
+    daemonset_wait: Backoff,
 }
 
 impl Schedule {
@@ -98,6 +104,8 @@ impl Schedule {
             check_failures: 0,
             renewal_failures: 0,
             revocations: 0,
+            daemonset: now,
+            daemonset_wait: Backoff::new(UNSEEN_DAEMONSET),
         }
     }
 
@@ -112,6 +120,17 @@ impl Schedule {
 
     pub fn is_check_due(&self, now: Instant) -> bool {
         self.check <= now
+    }
+
+    /// Whether the agent may look for a DaemonSet that it has not seen. Ask it after another request,
+    /// so that a look needs no wake-up of its own.
+    pub fn is_daemonset_due(&self, now: Instant) -> bool {
+        self.daemonset <= now
+    }
+
+    /// Schedules the next look for a DaemonSet after one that did not show it.
+    pub fn daemonset_unseen(&mut self, now: Instant) {
+        self.daemonset = now + self.daemonset_wait.next_delay();
     }
 
     /// Schedules the next check earlier, because the kubeconfig has a token that was not checked

@@ -121,12 +121,13 @@ impl Worker {
         }
     }
 
-    /// Looks for the agent's DaemonSet until the API server has shown whether it exists: a missing
-    /// DaemonSet proves an uninstall only to an agent that has seen it. Call it after another request,
-    /// so that it needs no schedule of its own.
+    /// Looks for the agent's DaemonSet until the API server has shown it: a missing DaemonSet proves an
+    /// uninstall only to an agent that has seen it. An early HTTP 403 or 404 may come from a role that
+    /// is created later, or from a cache that lags behind. Call it after another request.
     fn look_for_daemonset(&mut self) {
         let history = self.api.state().history;
-        if !history.reached || history.daemonset_existed.is_some() {
+        let is_due = self.schedule.is_daemonset_due(Instant::now());
+        if !history.reached || history.daemonset_seen || !is_due {
             return;
         }
         let (Some(namespace), Ok(client)) = (namespace(&self.api.settings), self.own.client())
@@ -138,11 +139,11 @@ impl Worker {
         let path = format!("{}?resourceVersion=0", daemonset_path(&namespace, name));
         let response = client.get::<DaemonSet>(&path);
         self.record_own(&response);
-        self.api.state().history.daemonset_existed = match response {
-            Ok(found) => (found.metadata.name == *name).then_some(true),
-            // Without the right to read it, asking again is useless.
-            Err(error) => error.is_denied_or_missing().then_some(false),
-        };
+        let is_seen = response.is_ok_and(|found| found.metadata.name == *name);
+        self.api.state().history.daemonset_seen = is_seen;
+        if !is_seen {
+            self.schedule.daemonset_unseen(Instant::now());
+        }
     }
 
     /// Records a response to a request with the agent's own token.

@@ -54,7 +54,7 @@ fn judge(evidence: &Evidence, last: &Round) -> Verdict {
             "DaemonSet {daemonset} does not exist, but the agent's pod is not being deleted"
         )),
         Round::DaemonSetGone(AgentPod::Unclear(why)) => AskAgain(why.clone()),
-        Round::DaemonSetGone(_) if evidence.before.daemonset_existed == Some(true) => {
+        Round::DaemonSetGone(_) if evidence.before.daemonset_seen => {
             Uninstall(format!("DaemonSet {daemonset} does not exist"))
         }
         Round::DaemonSetGone(_) => AskAgain(format!(

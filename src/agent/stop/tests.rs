@@ -33,7 +33,7 @@ fn evidence() -> Evidence {
         found_empty_node: false,
         before: History {
             reached: true,
-            daemonset_existed: Some(true),
+            daemonset_seen: true,
             own_token: accepted,
             plugin_token: accepted,
         },
@@ -135,11 +135,7 @@ const NOT_UNINSTALLED: &[Case] = &[
         add(case, vec![(1, Round::DaemonSetGone(AgentPod::Stays))]);
     }),
     ("the DaemonSet was never seen: own manifest", AskAgain, "never saw it", |case| {
-        case.before.daemonset_existed = Some(false);
-        add(case, vec![(1, Round::DaemonSetGone(AgentPod::Deleted))]);
-    }),
-    ("the agent stopped before it looked", AskAgain, "never saw it", |case| {
-        case.before.daemonset_existed = None;
+        case.before.daemonset_seen = false;
         add(case, vec![(1, Round::DaemonSetGone(AgentPod::Deleted))]);
     }),
     ("deleted by force, with one bound token", AskAgain, "bound to a pod", |case| {

@@ -1,5 +1,6 @@
 //! Agents that are stopped while something looks like an uninstall and is none: everything stays in place.
 
+use std::fs;
 use std::time::Duration;
 
 use nix::sys::signal::Signal;
@@ -25,6 +26,33 @@ fn a_missing_daemonset_that_the_agent_never_saw_leaves_everything_in_place() {
     scene.assert_left_in_place("never seen", "no proof of an uninstall within 7 s; last finding: ");
     scene
         .assert_left_in_place("never seen", "linkerd-cni does not exist, and this agent never saw");
+}
+
+#[test]
+fn a_daemonset_that_the_agent_sees_only_later_proves_an_uninstall_once_it_is_missing() {
+    // The role or the cache of the API server may be late.
+    all(vec![403, 404], |code| {
+        let api = Api::start();
+        api.state().daemon_set = DaemonSetState::Status(code);
+        let vars = api.vars();
+        let mut scene = Scene::start_with(api, &vars, &[GRACE]);
+        scene.api.state().daemon_set = DaemonSetState::Exists;
+        let asked = |path| scene.api.asked("GET", path);
+        let looked = asked("/daemonsets/");
+        let check = || {
+            let checks = asked("/namespaces/linkerd-cni?");
+            until("the kubeconfig", || fs::remove_file(scene.node.net("kubeconfig.json")).is_ok());
+            until("a check", || asked("/namespaces/linkerd-cni?") > checks);
+        };
+        until("the agent looks again", || {
+            check();
+            asked("/daemonsets/") > looked
+        });
+        // The next request follows the recorded response to the last one.
+        check();
+        scene.stop(|state| state.daemon_set = DaemonSetState::Status(404));
+        scene.assert_uninstalled("seen later");
+    });
 }
 
 #[test]

@@ -13,9 +13,11 @@ struct Node {
     /// Whether the plugin has a ServiceAccount of its own.
     account: bool,
     tainted: bool,
+    /// Whether the agent may read its DaemonSet, which it then sees at its start.
+    sees_daemonset: bool,
 }
 
-const DEFAULT: Node = Node { account: true, tainted: false };
+const DEFAULT: Node = Node { account: true, tainted: false, sees_daemonset: true };
 
 /// Times of all requests in the first `span` of an agent's life, while the API server responds.
 fn requests(node: Node, span: Duration) -> Vec<Duration> {
@@ -49,6 +51,12 @@ fn requests(node: Node, span: Duration) -> Vec<Duration> {
             sent.push(now - start);
             schedule.check_done(now, CheckResult::Accepted, Duration::ZERO);
         }
+        // Each TokenRequest and each check may look for the DaemonSet.
+        let asked = sent.last() == Some(&(now - start));
+        if asked && !node.sees_daemonset && schedule.is_daemonset_due(now) {
+            sent.push(now - start);
+            schedule.daemonset_unseen(now);
+        }
         if node.tainted && taint <= now {
             sent.push(now - start);
             taint = now + startup_taint::recheck_wait();
@@ -67,11 +75,14 @@ fn requests(node: Node, span: Duration) -> Vec<Duration> {
 fn an_idle_agent_leaves_requests_to_the_repair_controller_with_every_configuration() {
     let span = DAY * 30;
     for account in [true, false] {
-        for tainted in [false, true] {
-            let node = Node { account, tainted };
+        for [tainted, sees_daemonset] in
+            [[false, true], [true, true], [false, false], [true, false]]
+        {
+            let node = Node { account, tainted, sees_daemonset };
             let idle = requests(node, span).into_iter().filter(|at| *at > HOUR).count();
             let a_minute = idle as f64 / (span - HOUR).as_secs_f64() * 60.0;
-            let what = format!("account {account}, tainted {tainted}");
+            let what = format!("account {account}, tainted {tainted}, sees {sees_daemonset}");
+            println!("{:.3} in 5 minutes: {what}", a_minute * 5.0);
             // The repair controller's watch sends up to 0.125 requests in 5 minutes.
             assert!(a_minute < 0.875 / 5.0, "{a_minute:.3} a minute: {what}");
             assert!(a_minute > 0.1, "{a_minute:.3} a minute: {what}");

@@ -58,7 +58,7 @@ fn decide(responses: &[Api], newer_agent_runs: bool, bug: Bug) -> Verdict {
         found_empty_node: false,
         before: History {
             reached: true,
-            daemonset_existed: Some(true),
+            daemonset_seen: true,
             own_token: accepted,
             plugin_token: if is_stale && bug != Bug::StaleRejectionIsProof {
                 stale
