@@ -80,8 +80,9 @@ impl ResolutionSchedule {
 }
 
 /// Chooses among the addresses `found` of the name: the `current` one unless it `is_suspect`, else
-/// the first that `answers`. If no address answers, the current one stays, as long as it was found.
-/// `None`: no address was found.
+/// the first that `answers`, the current one last: it may accept connections and send no responses.
+/// If no address answers, the current one stays, as long as it was found. `None`: no address was
+/// found.
 pub fn choose(
     current: Option<IpAddr>,
     found: &[IpAddr],
@@ -93,7 +94,10 @@ pub fn choose(
     match found {
         [] | [_] => fallback,
         _ if current.is_some() && !is_suspect => current,
-        _ => found.iter().copied().find(|address| answers(*address)).or(fallback),
+        _ => {
+            let others = found.iter().copied().filter(|address| Some(*address) != current);
+            others.chain(current).find(|address| answers(*address)).or(fallback)
+        }
     }
 }
 
@@ -121,6 +125,8 @@ mod tests {
         assert_eq!(choose(current, &all[..2], false, second), Some(address(2)));
         assert_eq!(choose(current, &all, true, second), Some(address(2)));
         assert_eq!(choose(current, &all, true, |_| false), current);
+        // It accepts connections and sends no responses.
+        assert_eq!(choose(Some(address(1)), &all[..2], true, |_| true), Some(address(2)));
         assert_eq!(choose(current, &all[..2], true, |_| false), Some(address(1)));
     }
 
