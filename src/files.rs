@@ -9,7 +9,7 @@ use std::io::{self, Read, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt, symlink};
 use std::os::unix::net::UnixDatagram;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use nix::fcntl::OFlag;
 use nix::unistd::{getegid, geteuid};
@@ -226,6 +226,13 @@ pub fn metadata(path: &Path) -> Result<Option<Metadata>, Error> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
         Err(error) => Err(failed("read", path)(error)),
     }
+}
+
+/// Returns when the file at `path` was changed last: content, access or name.
+pub fn changed_at(path: &Path) -> Option<SystemTime> {
+    let file = metadata(path).ok()??;
+    let seconds = u64::try_from(file.ctime()).ok()?;
+    UNIX_EPOCH.checked_add(Duration::new(seconds, u32::try_from(file.ctime_nsec()).ok()?))
 }
 
 /// Returns the target of the symbolic link at `path`.

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::os::unix::fs::MetadataExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use super::settings::Settings;
 use crate::files;
@@ -64,10 +64,9 @@ impl Binaries {
         self.verified.get(name).map(|(_, copy)| *copy)
     }
 
-    /// Returns the stamp of the file `name` on the host, whatever its content, if the runtime can
-    /// run it.
-    pub fn on_host(settings: &Settings, name: &str) -> Option<Stamp> {
-        let metadata = files::metadata(&settings.bin_dir.join(name)).ok()??;
+    /// Returns the stamp of the file `name` in `dir`, whatever its content, if it can be run.
+    pub fn executable(dir: &Path, name: &str) -> Option<Stamp> {
+        let metadata = files::metadata(&dir.join(name)).ok()??;
         let runs = metadata.is_file() && metadata.len() > 0 && metadata.mode() & 0o111 != 0;
         runs.then(|| stamp(&metadata))
     }

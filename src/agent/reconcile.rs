@@ -10,12 +10,13 @@ mod chain_step;
 mod contention_report;
 mod kubeconfig;
 mod pass_result;
+mod upstream_files;
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Instant, UNIX_EPOCH};
 
-use tracing::{info, warn};
+use tracing::info;
 
 use super::api::Api;
 use super::api::claims::Claims;
@@ -31,10 +32,9 @@ use super::self_test::{SelfTest, SelfTestState, TestedPlugin};
 use super::settings::Settings;
 use super::status::Status;
 use super::subject::Subject;
-use super::upstream_kubeconfig::{self, UpstreamKubeconfig};
+use super::upstream_kubeconfig::UpstreamKubeconfig;
 use super::yielding::{OtherAgent, Yielding};
 use crate::conflist::chain_mode::ChainMode;
-use crate::conflist::net_dir;
 use crate::conflist::{Entry, PLUGIN};
 pub use pass_result::PassResult;
 
@@ -139,21 +139,6 @@ impl Reconciler {
         &self.chained_conflists
     }
 
-    /// Restores the kubeconfig of an upstream agent if such an agent chains the plugin on this
-    /// node. Returns whether one does.
-    pub fn restore_upstream_kubeconfig(&self) -> bool {
-        let found = net_dir::scan(&self.settings.net_dir, &self.settings.kubeconfig_name);
-        if !found
-            .is_ok_and(|found| upstream_kubeconfig::is_chained_by_upstream(&found, &self.entry))
-        {
-            return false;
-        }
-        if let Err(error) = self.upstream_kubeconfig.restore(&self.settings.kubeconfig()) {
-            warn!("{error}");
-        }
-        true
-    }
-
     /// Prepares for the passes between SIGTERM and the agent's end. They never write the kubeconfig:
     /// the agent's token becomes invalid with its pod, and whether to uninstall depends on the token
     /// found there. From now on the startup taint is not removed either.
@@ -184,8 +169,9 @@ impl Reconciler {
         pass.holds_lock = lock.is_held();
         // The plugin in the image resolves no names. So it replaces an upstream plugin only once the
         // kubeconfig has an address, which both can use.
-        let on_host = Binaries::on_host(&self.settings, PLUGIN).is_some();
+        let on_host = Binaries::executable(&self.settings.bin_dir, PLUGIN).is_some();
         let kubeconfig_first = on_host && credential::needs_resolver(&self.settings);
+        pass.keeps_upstream_files = on_host && self.keeps_upstream_files(pass);
         if kubeconfig_first {
             self.kubeconfig_step(pass);
         }
@@ -259,8 +245,8 @@ impl Reconciler {
         })?;
         let stale = self.binaries.stale(&self.settings, &names);
         let mut stale = stale.map_err(|error| error.to_string())?;
-        if pass.newer_agent_runs {
-            stale.retain(|name| Binaries::on_host(&self.settings, name).is_none());
+        if pass.newer_agent_runs || pass.keeps_upstream_files {
+            stale.retain(|name| Binaries::executable(&self.settings.bin_dir, name).is_none());
         }
         if stale.is_empty() {
             return Ok(());
@@ -293,11 +279,19 @@ impl Reconciler {
         };
         let required = [Subject::Binary, Subject::Kubeconfig, Subject::NetworkConfig];
         let unready = required.iter().any(|subject| pass.is_unready(subject));
-        match self.installed_binary(pass).filter(|_| !unready && !pass.wrote) {
+        // An upstream plugin cannot run in the self-test: its iptables is on the node.
+        let settings = &self.settings;
+        let (dir, binary) = match pass.keeps_upstream_files {
+            true => {
+                (&settings.image_bin_dir, Binaries::executable(&settings.image_bin_dir, PLUGIN))
+            }
+            false => (&settings.bin_dir, self.installed_binary(pass)),
+        };
+        match binary.filter(|_| !unready && !pass.wrote) {
             None => self_test.pause(),
             Some(binary) => {
                 let entry = pass.yielded_entry.as_ref().unwrap_or(&self.entry).text().to_owned();
-                match self_test.state_of(TestedPlugin { binary, entry }) {
+                match self_test.state_of(TestedPlugin { dir: dir.clone(), binary, entry }) {
                     SelfTestState::Passed { untested } => pass.ready_notes.extend(untested),
                     SelfTestState::Pending => pass.self_test_running = true,
                     SelfTestState::Failed(why) => pass.problem(Subject::SelfTest, why),
@@ -319,7 +313,7 @@ impl Reconciler {
     /// newer agent runs.
     fn installed_binary(&self, pass: &PassResult) -> Option<Stamp> {
         let verified = self.binaries.verified(PLUGIN);
-        let any = || Binaries::on_host(&self.settings, PLUGIN);
+        let any = || Binaries::executable(&self.settings.bin_dir, PLUGIN);
         verified.or_else(|| pass.newer_agent_runs.then(any).flatten())
     }
 

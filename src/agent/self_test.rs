@@ -12,6 +12,7 @@ mod scratch_pod;
 mod stub_api;
 
 use std::io;
+use std::path::PathBuf;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -33,9 +34,11 @@ const LONGEST_RETRY: Duration = Duration::from_secs(60);
 /// Stack size of the self-test thread, in bytes.
 const STACK: usize = 256 << 10;
 
-/// What the self-test runs: the plugin binary on the host, with the plugin entry.
+/// What the self-test runs: the plugin binary in `dir`, on the host or in the image, with the plugin
+/// entry.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TestedPlugin {
+    pub dir: PathBuf,
     pub binary: Stamp,
     pub entry: String,
 }
@@ -127,7 +130,7 @@ impl SelfTest {
         let mut rerun_at = None;
         loop {
             let plugin = self.next_plugin(rerun_at);
-            let outcome = run::run(&self.settings);
+            let outcome = run::run(&self.settings, &plugin.dir);
             let counter = match &outcome {
                 TestOutcome::Passed(_) => &self.status.self_tests_passed,
                 TestOutcome::PassedWithAuto { .. } => &self.status.self_tests_passed_with_auto,

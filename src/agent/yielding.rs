@@ -6,7 +6,8 @@
 //! - to a newer agent of this project, for as long as that agent runs. The record socket shows
 //!   both. That agent's plugin binary and kubeconfig stay in use, too.
 //! - to an upstream agent, which restores its plugin entry within milliseconds, whoever overwrites
-//!   it. It never notices a replaced plugin binary or kubeconfig, so these are this agent's.
+//!   it. It never notices a replaced plugin binary or kubeconfig, so these are this agent's, unless
+//!   the API server has a host name, which only upstream's plugin resolves.
 //!
 //! An upstream agent that died leaves the same plugin entry as one that runs. Only overwriting the
 //! entry tells them apart, so from time to time this agent writes its own entry.
@@ -27,7 +28,7 @@ use crate::conflist::plan;
 use crate::conflist::{self, Entry};
 
 /// Time within which an upstream agent restores its plugin entry, also on a busy node.
-const RESTORED_WITHIN: Duration = Duration::from_secs(2);
+pub const RESTORED_WITHIN: Duration = Duration::from_secs(2);
 
 /// The agent whose plugin entry stays in use.
 #[derive(Debug, PartialEq, Eq)]

@@ -52,6 +52,12 @@ impl Reconciler {
             self.check_token(&found, false, pass);
             return Ok(());
         }
+        if pass.keeps_upstream_files {
+            if self.settings.plugin_account.is_some() && !self.api.history().reached {
+                pass.wait_for(Subject::KubeconfigToken, "the API server has not responded yet");
+            }
+            return Ok(());
+        }
         let desired = base.render(&token);
         let mut written = false;
         if !credential::is_current(&self.settings, &desired)? {

@@ -16,6 +16,8 @@ pub struct PassResult {
     pub next: Option<Instant>,
     /// A newer agent of this project runs on this node, so its files stay in use.
     pub(super) newer_agent_runs: bool,
+    /// Plugin binary and kubeconfig of an upstream agent stay in use.
+    pub(super) keeps_upstream_files: bool,
     /// No other agent of this project writes during the pass.
     pub(super) holds_lock: bool,
     /// The plugin entry of the other agent that stays in use.

@@ -5,6 +5,7 @@ use std::fmt;
 use std::io;
 use std::net::TcpListener;
 use std::os::fd::AsRawFd as _;
+use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -118,10 +119,10 @@ impl fmt::Display for Coverage {
     }
 }
 
-/// Runs the self-test of the plugin binary and the plugin entry that are installed now.
-pub fn run(settings: &Settings) -> TestOutcome {
+/// Runs the self-test of the plugin binary in `bin_dir` and the plugin entry that is installed now.
+pub fn run(settings: &Settings, bin_dir: &Path) -> TestOutcome {
     let begin = Instant::now();
-    match test(settings, Deadline::after(TIMEOUT)) {
+    match test(settings, bin_dir, Deadline::after(TIMEOUT)) {
         Ok(coverage) => passed(
             coverage.untested_mode.as_deref(),
             format!("{coverage}, in {} ms", begin.elapsed().as_millis()),
@@ -147,7 +148,7 @@ fn passed(untested_mode: Option<&str>, coverage: String) -> TestOutcome {
 }
 
 /// Calls the plugin and opens the connections. Fails with the first error.
-fn test(settings: &Settings, end: Deadline) -> Result<Coverage, Error> {
+fn test(settings: &Settings, bin_dir: &Path, end: Deadline) -> Result<Coverage, Error> {
     let mut plugin_config = installed_config(settings)?;
     let mut coverage = Coverage::default();
     let stdin = plugin_config.stdin(&Value::Null);
@@ -173,7 +174,7 @@ fn test(settings: &Settings, end: Deadline) -> Result<Coverage, Error> {
         let served = serving.map(|_| ()).map_err(Error::Server);
         let tested = served.and_then(|()| {
             let call_plugin = |command, previous: &Value| {
-                call_plugin(settings, &scratch, &plugin_config, command, previous, end)
+                call_plugin(bin_dir, &scratch, &plugin_config, command, previous, end)
             };
             let previous = plugin_config.previous_result(&scratch.path(), &scratch.pod_addresses());
             let result = call_plugin("ADD", &previous)?;
@@ -210,7 +211,7 @@ fn installed_config(settings: &Settings) -> Result<PluginConfig, Error> {
 /// Calls the plugin binary for the scratch pod, and returns the CNI result. `previous` is the
 /// `prevResult`, null for none.
 fn call_plugin(
-    settings: &Settings,
+    bin_dir: &Path,
     scratch: &ScratchPod,
     plugin_config: &PluginConfig,
     command: &'static str,
@@ -223,10 +224,10 @@ fn call_plugin(
         ("CNI_CONTAINERID", POD),
         ("CNI_NETNS", &scratch.path()),
         ("CNI_IFNAME", super::INTERFACE),
-        ("CNI_PATH", &settings.bin_dir.display().to_string()),
+        ("CNI_PATH", &bin_dir.display().to_string()),
         ("CNI_ARGS", &args),
     ];
-    let program = settings.bin_dir.join(PLUGIN);
+    let program = bin_dir.join(PLUGIN);
     call(&program, &vars, &plugin_config.stdin(previous), end)
         .map_err(|source| Error::Call { command, source })
 }

@@ -4,6 +4,7 @@ use std::fs;
 use std::net::TcpListener;
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use rcgen::CertificateParams;
 
@@ -14,12 +15,13 @@ use crate::node::{CALICO, Node, PLUGIN};
 use crate::requests::report_unreachable;
 use crate::server::{self, Identity};
 use crate::until::until;
+use crate::upstream::{self, Upstream};
 
 const NAME: &str = "api.example";
 
 /// A node and an API server whose certificate is for [`NAME`] alone. `/etc/hosts` decides on its addresses.
 struct Scene {
-    node: Node,
+    node: Arc<Node>,
     api: Api,
     hosts: PathBuf,
 }
@@ -28,7 +30,7 @@ impl Scene {
     /// Runs `test` in a mount namespace, where [`NAME`] has no address.
     fn with(test: fn(Scene)) {
         in_mount_namespace(move || {
-            let (node, api) = (Node::new(), Api::start());
+            let (node, api) = (Arc::new(Node::new()), Api::start());
             api.present(Identity::new(&CertificateParams::new([NAME.into()]).unwrap()));
             api.serve_node(&node);
             node.write("10-calico.conflist", CALICO);
@@ -50,7 +52,48 @@ impl Scene {
 
     fn start(&self) -> Agent {
         let [_, port, account] = self.api.vars();
-        self.node.start_owned(&[("KUBERNETES_SERVICE_HOST", NAME.into()), port, account])
+        let resync = ("LINKERD_CNI_RESYNC_SECONDS", "5".into());
+        self.node.start_owned(&[("KUBERNETES_SERVICE_HOST", NAME.into()), port, account, resync])
+    }
+
+    /// The kubeconfig of upstream's agent, with the API server's name.
+    fn upstream_kubeconfig(&self) -> String {
+        format!(
+            "apiVersion: v1\nkind: Config\nclusters:\n- name: local\n  cluster:\n    server: {}\nusers:\n- name: \
+             linkerd-cni\n  user:\n    token: token-1\ncontexts:\n- name: linkerd-cni-context\n  context:\n    \
+             cluster: local\n    user: linkerd-cni\n",
+            self.url(NAME)
+        )
+    }
+
+    /// Writes an executable plugin binary, as a runtime can run it.
+    fn install_upstream_plugin(&self) {
+        let plugin = self.node.bin("linkerd-cni");
+        fs::write(&plugin, upstream::PLUGIN).unwrap();
+        fs::set_permissions(&plugin, PermissionsExt::from_mode(0o755)).unwrap();
+    }
+
+    /// Whether plugin binary and kubeconfig are both upstream's.
+    fn has_upstream_files(&self) -> bool {
+        fs::read(self.node.bin("linkerd-cni")).unwrap() == upstream::PLUGIN
+            && self.node.text("kubeconfig.json") == self.upstream_kubeconfig()
+    }
+
+    fn until_yielding(&self, agent: &mut Agent) {
+        until("ready beside the upstream agent", || {
+            let (status, note) = agent.ready();
+            status == 200 && note.contains("an upstream agent runs")
+        });
+    }
+
+    /// Waits until plugin binary and kubeconfig are this project's.
+    fn until_replaced(&self) {
+        until("the plugin", || {
+            let replaced =
+                fs::read(self.node.bin("linkerd-cni")).is_ok_and(|found| found == PLUGIN);
+            assert!(!replaced || self.server().0 == self.url("127.0.0.1"));
+            replaced
+        });
     }
 
     fn url(&self, host: &str) -> String {
@@ -144,30 +187,80 @@ fn a_node_without_kubeconfig_is_not_ready_and_not_chained_until_the_name_resolve
 fn an_upstream_plugin_is_replaced_only_after_its_kubeconfig_has_an_address() {
     Scene::with(|scene| {
         // As upstream's agent leaves them.
-        let kubeconfig = format!(
-            "apiVersion: v1\nkind: Config\nclusters:\n- name: local\n  cluster:\n    server: {}\nusers:\n- name: \
-             linkerd-cni\n  user:\n    token: token-1\ncontexts:\n- name: linkerd-cni-context\n  context:\n    \
-             cluster: local\n    user: linkerd-cni\n",
-            scene.url(NAME)
-        );
-        scene.node.write("kubeconfig.json", &kubeconfig);
-        let plugin = scene.node.bin("linkerd-cni");
-        fs::write(&plugin, "upstream").unwrap();
-        fs::set_permissions(&plugin, PermissionsExt::from_mode(0o755)).unwrap();
+        scene.node.write("kubeconfig.json", &scene.upstream_kubeconfig());
+        scene.install_upstream_plugin();
         let mut agent = scene.start();
         until("the reason", || agent.ready().1.contains("cannot resolve the API server's name"));
-        assert_eq!(fs::metadata(&plugin).unwrap().len(), 8);
-        assert_eq!(scene.node.text("kubeconfig.json"), kubeconfig);
+        assert!(scene.has_upstream_files());
 
         scene.resolves_to(&["127.0.0.1"]);
-        until("the plugin", || {
-            let replaced = fs::read(&plugin).unwrap() == PLUGIN;
-            assert!(!replaced || scene.server().0 == scene.url("127.0.0.1"));
-            replaced
-        });
+        scene.until_replaced();
         agent.until_ready();
         let log = agent.log();
         let at = |line: &str| log.find(line).unwrap_or_else(|| panic!("no {line} in {log}"));
         assert!(at("wrote kubeconfig") < at("Wrote linkerd CNI binaries"), "{log}");
+    });
+}
+
+/// `helm upgrade` from upstream's chart with a surge: both agents run.
+#[test]
+fn plugin_and_kubeconfig_of_a_running_upstream_agent_stay_until_it_ends() {
+    Scene::with(|scene| {
+        scene.resolves_to(&["127.0.0.1"]);
+        scene.install_upstream_plugin();
+        let upstream = Upstream::start_with(&scene.node, &scene.upstream_kubeconfig());
+        until("the upstream entry", || scene.node.chained("10-calico.conflist"));
+        let mut agent = scene.start();
+        scene.until_yielding(&mut agent);
+        assert!(scene.has_upstream_files(), "{}", agent.log());
+        // A rollback stops the agent, or kills it.
+        assert_eq!(agent.stop(), Some(0));
+        assert!(scene.has_upstream_files(), "{}", agent.log());
+        let mut agent = scene.start();
+        scene.until_yielding(&mut agent);
+        agent.kill();
+        assert!(scene.has_upstream_files(), "{}", agent.log());
+
+        let mut agent = scene.start();
+        scene.until_yielding(&mut agent);
+        upstream.stop(&scene.node);
+        until("the agent's files", || {
+            fs::read(scene.node.bin("linkerd-cni")).is_ok_and(|found| found == PLUGIN)
+                && scene.node.text("kubeconfig.json").contains(&scene.url("127.0.0.1"))
+        });
+        agent.until_ready();
+        assert!(!agent.log().contains("overwritten"), "{}", agent.log());
+    });
+}
+
+#[test]
+fn plugin_and_kubeconfig_of_an_upstream_agent_that_dies_are_replaced() {
+    Scene::with(|scene| {
+        scene.resolves_to(&["127.0.0.1"]);
+        scene.install_upstream_plugin();
+        let upstream = Upstream::start_with(&scene.node, &scene.upstream_kubeconfig());
+        until("the upstream entry", || scene.node.chained("10-calico.conflist"));
+        let mut agent = scene.start();
+        scene.until_yielding(&mut agent);
+        upstream.kill();
+        scene.until_replaced();
+        agent.until_ready();
+        let list = scene.node.text("10-calico.conflist");
+        assert!(list.contains("agent-namespace"), "{list}");
+    });
+}
+
+/// `helm rollback` to upstream's chart.
+#[test]
+fn an_upstream_agent_that_starts_beside_this_agent_keeps_its_plugin_and_kubeconfig() {
+    Scene::with(|scene| {
+        scene.resolves_to(&["127.0.0.1"]);
+        let mut agent = scene.start();
+        agent.until_ready();
+        let upstream = Upstream::start_with(&scene.node, &scene.upstream_kubeconfig());
+        scene.until_yielding(&mut agent);
+        assert_eq!(agent.stop(), Some(0));
+        assert!(scene.has_upstream_files(), "{}", agent.log());
+        upstream.kill();
     });
 }

@@ -34,8 +34,13 @@ pub struct Upstream(Worker<()>);
 
 impl Upstream {
     pub fn start(node: &Arc<Node>) -> Upstream {
+        Upstream::start_with(node, KUBECONFIG)
+    }
+
+    /// Starts it with another kubeconfig.
+    pub fn start_with(node: &Arc<Node>, kubeconfig: &str) -> Upstream {
         node.replace(&node.bin("linkerd-cni"), PLUGIN);
-        node.replace(&node.net("kubeconfig.json"), KUBECONFIG.as_bytes());
+        node.replace(&node.net("kubeconfig.json"), kubeconfig.as_bytes());
         let (node, list) = (Arc::clone(node), list());
         Upstream(Worker::start(move |stop| {
             while !stop.load(Ordering::Relaxed) {
