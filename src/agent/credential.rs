@@ -26,7 +26,7 @@ pub enum Error {
     #[error("waiting for the address of the API server {0}")]
     Unresolved(String),
     #[error(
-        "cannot resolve the API server's name {name}: {why}; check KUBERNETES_SERVICE_HOST and the DNS of the agent's pod"
+        "cannot resolve the API server's name {name}: {why}; check KUBERNETES_SERVICE_HOST and the DNS of the agent's pod, or set dnsPolicy=Default to use the node's DNS"
     )]
     Resolution { name: String, why: String },
     #[error(transparent)]
