@@ -73,6 +73,7 @@ use crate::kube::connection::{AccessSource, Connection};
 use crate::kube::event::Reporter;
 use crate::kube::{Deadlines, Impersonate};
 use host_dirs::HostDirs;
+use stranded_pod::{FoundBy, StrandedPod};
 
 /// Name of this program: `reportingController` of Events, and user agent of API requests.
 /// Also the file name by which `cli` starts the controller.
@@ -169,6 +170,23 @@ pub struct Shared {
     pub unrepaired: unrepaired::Unrepaired,
     /// Whether pods found by the audit are left unrepaired, as most pods look damaged.
     pub audit_repairs_suspended: AtomicBool,
+}
+
+impl Shared {
+    /// Queues the pod. If that drops a pod, also another one, a list or the next audit finds that
+    /// pod again.
+    fn enqueue(&self, pod: StrandedPod) {
+        if let Err(queue::Dropped(found_by)) = self.queue.push(pod) {
+            self.record_dropped(found_by);
+        }
+    }
+
+    /// Records a stranded pod that was dropped: the queue is full, or the list has more than
+    /// [`MAX_PODS`](pod_stream::MAX_PODS) pods.
+    fn record_dropped(&self, found_by: FoundBy) {
+        self.metrics.queue_overflow.inc();
+        self.unrepaired.add(found_by, Instant::now());
+    }
 }
 
 /// Runs the controller until SIGTERM or SIGINT.

@@ -200,9 +200,8 @@ impl Audit {
             }
         }
         for pod in findings.damaged.drain(..) {
-            // If the queue is full, the next audit finds the pod again.
-            if suspended.is_none() && self.shared.queue.push(pod).is_err() {
-                metrics.queue_overflow.inc();
+            if suspended.is_none() {
+                self.shared.enqueue(pod);
             }
         }
     }

@@ -4,14 +4,15 @@ use std::collections::VecDeque;
 use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
-use super::stranded_pod::StrandedPod;
+use super::stranded_pod::{FoundBy, StrandedPod};
 
 /// Maximum number of queued pods from watch events and audits. Upstream's value.
 pub const CAPACITY: usize = 32;
 
-/// A pod was dropped, because the queue is full.
+/// A pod was dropped, because the queue is full: how that pod was found. It may be another pod than
+/// the pushed one.
 #[derive(Debug, PartialEq, Eq)]
-pub struct QueueFull;
+pub struct Dropped(pub FoundBy);
 
 /// A queue that can be closed. [`CAPACITY`] limits the pods of watch events and audits, but
 /// not those of lists.
@@ -31,18 +32,17 @@ struct QueueState {
 }
 
 impl QueueState {
-    /// Removes the newest pod of the namespace with the most pods, for a pod of `namespace`. Returns
-    /// `false` if no namespace has more pods than that one.
-    fn drop_for(&mut self, namespace: &str) -> bool {
+    /// Removes and returns the newest pod of the namespace with the most pods, for a pod of
+    /// `namespace`. Returns `None` if no namespace has more pods than that one.
+    fn drop_for(&mut self, namespace: &str) -> Option<StrandedPod> {
         let count = |name: &str| self.pods.iter().filter(|pod| pod.namespace == name).count();
         let all = self.pods.iter().enumerate();
         let (most, index) =
             all.map(|(index, pod)| (count(&pod.namespace), index)).max().unwrap_or_default();
-        let drops = most > count(namespace);
-        if drops {
-            self.pods.remove(index);
+        if most <= count(namespace) {
+            return None;
         }
-        drops
+        self.pods.remove(index)
     }
 
     /// Returns the first pod with the lowest `turn`: how long the pod has to wait, and its index.
@@ -75,18 +75,20 @@ impl Queue {
     ///
     /// If the queue is full, drops a pod of the namespace with the most pods: the pods of one tenant
     /// must not keep out those of others.
-    pub fn push(&self, pod: StrandedPod) -> Result<(), QueueFull> {
+    pub fn push(&self, pod: StrandedPod) -> Result<(), Dropped> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(queued) = state.find(&pod) {
             *queued = pod;
             return Ok(());
         }
         let is_full = state.pods.len() >= CAPACITY;
-        if !is_full || state.drop_for(&pod.namespace) {
-            state.pods.push_back(pod);
-            self.changed.notify_all();
+        let dropped = is_full.then(|| state.drop_for(&pod.namespace));
+        if let Some(None) = dropped {
+            return Err(Dropped(pod.found_by));
         }
-        if is_full { Err(QueueFull) } else { Ok(()) }
+        state.pods.push_back(pod);
+        self.changed.notify_all();
+        dropped.flatten().map_or(Ok(()), |other| Err(Dropped(other.found_by)))
     }
 
     /// Replaces the pods of the last list with those of a new list, which contains every
@@ -181,7 +183,7 @@ mod tests {
     fn a_full_queue_rejects_pods_and_keeps_its_order() {
         let queue = full();
         assert!(!queue.is_closed_within(Duration::from_millis(1)));
-        assert_eq!(queue.push(pod(99)), Err(QueueFull));
+        assert_eq!(queue.push(pod(99)), Err(Dropped(FoundBy::Validator)));
         assert_eq!(pop(&queue), Some(pod(0)));
         assert_eq!(queue.push(pod(99)), Ok(()));
         assert_eq!(pop(&queue), Some(pod(1)));
@@ -220,8 +222,8 @@ mod tests {
     #[test]
     fn a_full_queue_drops_the_newest_pod_of_the_namespace_with_the_most_pods() {
         let queue = full();
-        let few = StrandedPod { namespace: "few".into(), ..pod(99) };
-        assert_eq!(queue.push(few.clone()), Err(QueueFull));
+        let few = StrandedPod { namespace: "few".into(), found_by: FoundBy::Audit, ..pod(99) };
+        assert_eq!(queue.push(few.clone()), Err(Dropped(FoundBy::Validator)));
         let queued: Vec<_> = (0..CAPACITY).filter_map(|_| pop(&queue)).collect();
         assert!(queued.contains(&few) && !queued.contains(&pod(CAPACITY - 1)), "{queued:?}");
     }

@@ -167,7 +167,7 @@ impl PodWatch {
         let stranded = pods.into_iter().filter(|pod| self.accept_stranded(pod)).collect();
         self.shared.queue.replace_listed(stranded);
         for _ in 0..dropped {
-            self.record_overflow();
+            self.shared.record_dropped(FoundBy::Validator);
         }
         self.shared.readiness.record_list();
         Ok(resource_version)
@@ -192,10 +192,8 @@ impl PodWatch {
                 }
                 WatchEvent::Other { version } => version,
                 WatchEvent::Pod { version, stranded } => {
-                    if let Some(pod) = stranded.filter(|pod| self.accept_stranded(pod))
-                        && self.shared.queue.push(pod).is_err()
-                    {
-                        self.record_overflow();
+                    if let Some(pod) = stranded.filter(|pod| self.accept_stranded(pod)) {
+                        self.shared.enqueue(pod);
                     }
                     version
                 }
@@ -226,13 +224,6 @@ impl PodWatch {
         }
         tracing::debug!(namespace = pod.namespace, name = pod.name, "Pod is stranded");
         true
-    }
-
-    /// Records a stranded pod that was dropped: the queue is full, or the list has more than
-    /// [`MAX_PODS`](pod_stream::MAX_PODS) pods.
-    fn record_overflow(&self) {
-        self.shared.metrics.queue_overflow.inc();
-        self.shared.unrepaired.add(FoundBy::Validator, Instant::now());
     }
 }
 

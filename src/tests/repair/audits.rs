@@ -3,6 +3,7 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
+use linkerd2_cni::repair::queue::CAPACITY;
 use serde_json::json;
 
 use crate::api::{Answer, ONLY_DRY_RUNS};
@@ -271,4 +272,34 @@ fn a_pod_whose_proxy_container_has_a_group_and_whose_pod_has_a_user_is_complete(
     controller.reaches("audits_total", 2);
     assert_eq!(controller.metric("audit_pods_incomplete_total"), 0);
     assert!(controller.metric("audit_pods_complete_total") > 0);
+}
+
+#[test]
+fn a_pod_that_an_audit_drops_from_a_full_queue_is_listed_again() {
+    let node = meshed("native");
+    let controller = node.controller(&["--audit-seconds=1", "--rate=1", "--mode=delete"]);
+    let api = &node.api;
+    until("the watch has begun", || !api.requests(|request| request.is_watch()).is_empty());
+    let many = |name: &str| {
+        let mut pod = stranded(name);
+        pod["metadata"]["namespace"] = json!("many");
+        pod
+    };
+    // The first repair uses the budget up, so that the second pod stays in the queue.
+    api.send("MODIFIED", &many("first"));
+    api.send("MODIFIED", &many("second"));
+    controller.counts("budget_waits_total", 1);
+    for number in 1..CAPACITY {
+        let name = format!("web-{number}");
+        api.send("MODIFIED", &many(&name));
+        controller.logs(&format!("Pod is stranded namespace=\"many\" name=\"{name}\""));
+    }
+    assert_eq!(controller.metric("queue_overflow_total"), 0);
+    api.state().pods.push(many("listed"));
+    node.namespaces.run("nft", &["delete", "table", "ip", "linkerd-cni"]);
+    controller.counts("queue_overflow_total", 1);
+    until("the pods are listed again", || {
+        api.send_now("BOOKMARK", &json!({"metadata": {"resourceVersion": "150"}}));
+        controller.log().contains("Pod is stranded namespace=\"many\" name=\"listed\"")
+    });
 }
