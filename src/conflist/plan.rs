@@ -14,7 +14,7 @@ mod steps;
 mod tests;
 mod unchain;
 
-pub use active::{called, calls_plugin, chained, is_chained};
+pub use active::{called, called_if_readable, calls_plugin, chained, is_chained};
 pub use conf_conversion::original_to_save;
 pub use steps::{ChainStep, Plan, UnchainStep};
 pub use unchain::unchain;

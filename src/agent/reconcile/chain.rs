@@ -196,12 +196,13 @@ impl Reconciler {
     }
 
     /// Warns and sets the metric if the bin dir holds no plugin of the active conflist among
-    /// `configs`: the runtime probably looks for plugins elsewhere.
+    /// `configs`: the runtime probably looks for plugins elsewhere. While the agent cannot read the
+    /// first config, checks the one after it, which is chained as well.
     ///
     /// The runtime certainly looks here if an earlier agent, upstream's included, chained the
     /// plugin from this bin dir: the runtime started this agent's own pod through that chain.
     fn check_bin_dir(&mut self, configs: &[ConfigFile], pass: &mut PassResult) {
-        let active = plan::called(configs);
+        let active = plan::called(configs).or_else(|| plan::called_if_readable(configs));
         let warning = active.and_then(|active| platforms::no_plugins(&self.settings, active));
         self.status.bin_dir_without_plugins.set(warning.is_some().into());
         if self.had_binary || warning.is_none() {

@@ -41,6 +41,12 @@ pub fn called(found: &[ConfigFile]) -> Option<&ConfigFile> {
     called_among(&found.iter().collect::<Vec<_>>())
 }
 
+/// Returns what [`called`] would return without the files that the agent cannot read. A runtime that
+/// loads one of those for now may call these plugins later.
+pub fn called_if_readable(found: &[ConfigFile]) -> Option<&ConfigFile> {
+    called_among(&found.iter().filter(|file| file.content.is_ok()).collect::<Vec<_>>())
+}
+
 /// Returns what [`called`] would return if only `files` existed.
 pub(super) fn called_among<'f>(files: &[&'f ConfigFile]) -> Option<&'f ConfigFile> {
     let active = active_among(files)?;

@@ -63,6 +63,26 @@ fn require_network_plugins_prevents_chaining_from_a_bin_dir_without_plugins() {
     assert!(node.chained("10-calico.conflist"));
 }
 
+#[test]
+fn require_network_plugins_prevents_chaining_behind_a_config_that_only_the_runtime_can_read() {
+    let node = Node::new();
+    node.write("10-calico.conflist", CALICO);
+    let away = node.net("05-link.conflist");
+    symlink("/no/such/network.conflist", &away).unwrap();
+    let mut agent = node.start_with(&[REQUIRE]);
+    until("the reason", || {
+        let why = agent.ready().1;
+        why.contains("network config: ") && !why.contains("being corrected")
+    });
+    let why = agent.ready().1;
+    assert!(why.contains("10-calico.conflist names the plugins calico, portmap"), "{why}");
+    assert_eq!(node.text("10-calico.conflist"), CALICO);
+    fs::write(node.bin("portmap"), "").unwrap();
+    until("the entry", || node.chained("10-calico.conflist"));
+    fs::remove_file(&away).unwrap();
+    agent.until_ready();
+}
+
 /// k3s links its plugins by absolute paths to a directory that the agent does not see.
 #[test]
 fn links_that_dangle_inside_the_container_count_as_the_networks_plugins() {
