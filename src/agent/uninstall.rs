@@ -123,7 +123,7 @@ pub fn run(
             PluginReference::Foreign(config) if Instant::now() >= end => {
                 failures.extend(retried_failures);
                 failures.push(format!(
-                    "{} names {PLUGIN}; correct or remove that file, then run \
+                    "{} names {PLUGIN}, or cannot be read; correct or remove that file, then run \
                      `linkerd2-cni-install uninstall` on this node",
                     config.display()
                 ));

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use super::{splice, text};
+use super::{PLUGIN, may_call_plugin, splice, text};
 use crate::files;
 use crate::files::FileAccess;
 
@@ -56,11 +56,17 @@ pub struct Unreadable {
     pub why: String,
     /// Whether the container runtime may read the file nevertheless, and load it.
     pub runtime_may_read: bool,
+    /// Directory in the net dir with the plugins of the conflist, if they are not in the file.
+    pub fragments: Option<String>,
 }
 
 impl From<files::Error> for Unreadable {
     fn from(error: files::Error) -> Self {
-        Unreadable { why: error.without_path(), runtime_may_read: !error.is_no_file() }
+        Unreadable {
+            why: error.without_path(),
+            runtime_may_read: !error.is_no_file(),
+            fragments: None,
+        }
     }
 }
 
@@ -115,9 +121,34 @@ pub fn scan_with_backups(dir: &Path, kubeconfig: &str) -> Result<Vec<ConfigFile>
     Ok(found)
 }
 
-/// Returns whether libcni reads one of the files as a plugin of a conflist.
-fn has_fragment(names: &[String]) -> bool {
-    names.iter().any(|name| ConfigKind::of(name) == Some(ConfigKind::Conf))
+/// Returns whether a container runtime may find the plugin's name in `file` of `dir`, also if this
+/// agent cannot read or parse the file.
+pub fn may_name_plugin(dir: &Path, file: &ConfigFile) -> bool {
+    let unreadable = match &file.content {
+        Ok(content) => return may_call_plugin(&content.text),
+        Err(unreadable) => unreadable,
+    };
+    let fragments = unreadable.fragments.as_ref().map(|fragments| dir.join(fragments));
+    unreadable.runtime_may_read
+        && (may_contain_plugin(dir, &file.name)
+            || fragments.is_some_and(|dir| match fragments_in(&dir) {
+                Ok(names) => names.iter().any(|name| may_contain_plugin(&dir, name)),
+                Err(_) => true,
+            }))
+}
+
+/// Returns whether the file `name` in `dir` contains the plugin's name, or cannot be searched here. A
+/// link out of the mounted directory may lead to another file on the node.
+fn may_contain_plugin(dir: &Path, name: &str) -> bool {
+    !matches!(files::target_out_of(dir, name), Ok(None))
+        || files::contains(&dir.join(name), PLUGIN.as_bytes()).unwrap_or(true)
+}
+
+/// Returns the names of the files in `dir` that libcni reads as plugins of a conflist.
+fn fragments_in(dir: &Path) -> Result<Vec<String>, files::Error> {
+    let mut names = files::file_names(dir)?;
+    names.retain(|name| ConfigKind::of(name) == Some(ConfigKind::Conf));
+    Ok(names)
 }
 
 fn split_backup(name: &str) -> (&str, &str) {
@@ -142,12 +173,12 @@ fn content(dir: &Path, name: &str, kind: ConfigKind) -> Result<Option<Content>, 
     {
         let target = target.display();
         let why = format!("is a symbolic link out of the mounted directory, to {target}");
-        return Err(Unreadable { why, runtime_may_read: true });
+        return Err(Unreadable { why, runtime_may_read: true, fragments: None });
     }
     let (bytes, access) = match files::read(path) {
         Err(error) if error.is_missing() && link.is_some() => {
             let why = "is a symbolic link to a missing file".to_owned();
-            return Err(Unreadable { why, runtime_may_read: false });
+            return Err(Unreadable { why, runtime_may_read: false, fragments: None });
         }
         Err(error) if error.is_missing() => return Ok(None),
         result => result?,
@@ -155,10 +186,10 @@ fn content(dir: &Path, name: &str, kind: ConfigKind) -> Result<Option<Content>, 
     let text = text::from_bytes(bytes);
     if kind == ConfigKind::Conflist
         && let Some(fragments) = splice::fragments_dir(&text)
-        && files::file_names(&dir.join(&fragments)).is_ok_and(|names| has_fragment(&names))
+        && fragments_in(&dir.join(&fragments)).is_ok_and(|names| !names.is_empty())
     {
         let why = format!("takes its plugins from the files in the directory {fragments}");
-        return Err(Unreadable { why, runtime_may_read: true });
+        return Err(Unreadable { why, runtime_may_read: true, fragments: Some(fragments) });
     }
     Ok(Some(Content { text, access, link }))
 }

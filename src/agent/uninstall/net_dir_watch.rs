@@ -8,8 +8,6 @@ use std::time::{Duration, Instant};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify};
 
-use crate::conflist;
-use crate::conflist::PLUGIN;
 use crate::conflist::net_dir;
 use crate::conflist::net_dir::ConfigFile;
 use crate::conflist::plan;
@@ -80,7 +78,7 @@ impl<'s> NetDirWatch<'s> {
             found => found?,
         };
         let named: Vec<&ConfigFile> =
-            found.iter().filter(|file| self.may_name_plugin(file)).collect();
+            found.iter().filter(|file| net_dir::may_name_plugin(self.dir, file)).collect();
         let steps = plan::unchain(&found, saved_state, &Default::default());
         let can_unchain = |file: &&&ConfigFile| {
             let mut steps = steps.iter().flatten();
@@ -92,18 +90,6 @@ impl<'s> NetDirWatch<'s> {
         }
         let foreign = named.first().map(|file| PluginReference::Foreign(path(file)));
         Ok(foreign.unwrap_or(PluginReference::Missing))
-    }
-
-    /// Whether a container runtime may find the plugin's name in `file`, also if this agent cannot
-    /// parse the file.
-    fn may_name_plugin(&self, file: &ConfigFile) -> bool {
-        if let Ok(content) = &file.content {
-            return conflist::may_call_plugin(&content.text);
-        }
-        match files::contains(&self.dir.join(&file.name), PLUGIN.as_bytes()) {
-            Ok(holds) => holds,
-            Err(error) => !error.is_no_file(),
-        }
     }
 
     /// Waits for a change in the directory, for at most `longest`.

@@ -24,7 +24,8 @@ pub(super) fn found(files: &[(&str, &str)]) -> Vec<ConfigFile> {
         kind: ConfigKind::of(name).unwrap(),
         content: match *text {
             "unreadable" | "elsewhere" => {
-                Err(Unreadable { why: "is here".into(), runtime_may_read: *text == "elsewhere" })
+                let runtime_may_read = *text == "elsewhere";
+                Err(Unreadable { why: "is here".into(), runtime_may_read, fragments: None })
             }
             text => Ok(Content { text: text.into(), access: FileAccess::own(0o644), link: None }),
         },

@@ -14,6 +14,7 @@ use crate::agent_with_api::all;
 use crate::node::{CALICO, CONF, Node};
 use crate::until::until;
 
+const LIST: &str = "10-calico.conflist";
 const STATE: &str = ".linkerd-cni-state";
 
 /// Makes the journal a file that cannot be opened, and returns how to get it back.
@@ -71,7 +72,16 @@ fn a_config_that_sorts_first_and_that_only_the_runtime_can_read_makes_the_node_n
         agent.until_ready();
         fs::rename(node.net(&format!("99-{name}")), node.net(name)).unwrap();
         until("not ready again", || agent.ready().0 == 500);
-        assert_eq!(agent.stop(), Some(0), "{}", agent.log());
+        // A file out of the mounted directory may name the plugin, so its binary stays.
+        let is_link = node.net(name).is_symlink();
+        assert_eq!(agent.stop(), Some(is_link.into()), "{}", agent.log());
+        if is_link {
+            let link = node.root().join("link");
+            fs::rename(node.net(name), &link).unwrap();
+            let mut uninstall = node.start_args(&["uninstall"], &[]);
+            assert_eq!(uninstall.wait(), Some(0), "{}", uninstall.log());
+            fs::rename(&link, node.net(name)).unwrap();
+        }
         assert_eq!(node.tree(), before, "{name}");
     });
 }
@@ -107,21 +117,44 @@ fn configs_with_invalid_utf8_in_a_string_are_chained_and_restored_byte_for_byte(
 
 #[test]
 fn a_list_that_only_the_runtime_can_read_keeps_what_it_names_on_the_node() {
-    let node = Node::new();
-    node.write("10-calico.conflist", CALICO);
-    let before = node.tree();
-    let mut agent = node.start();
-    agent.until_ready();
-    let text = node.text("10-calico.conflist");
-    node.write("10-calico.conflist", &huge(&text));
-    assert_eq!(agent.stop(), Some(1));
-    let log = agent.log();
-    assert!(log.contains("a network config still names linkerd-cni"), "{log}");
-    assert!(node.bin("linkerd-cni").exists() && node.net("kubeconfig.json").exists());
-    node.write("10-calico.conflist", &text);
-    let mut uninstall = node.start_args(&["uninstall"], &[]);
-    assert_eq!(uninstall.wait(), Some(0), "{}", uninstall.log());
-    assert_eq!(node.tree(), before);
+    let hide: [(&str, fn(&Node, &str)); 4] = [
+        ("a huge file", |node, text| node.write(LIST, &huge(text))),
+        ("an absolute link to a path that is missing here", |node, _| {
+            fs::remove_file(node.net(LIST)).unwrap();
+            symlink("/no/such/10-calico.conflist", node.net(LIST)).unwrap();
+        }),
+        ("an absolute link to another file here", |node, _| {
+            fs::remove_file(node.net(LIST)).unwrap();
+            symlink("/etc/passwd", node.net(LIST)).unwrap();
+        }),
+        ("a directory of plugins", |node, _| {
+            node.write(LIST, r#"{"name":"net","cniVersion":"1.0.0"}"#);
+            fs::create_dir(node.net("net")).unwrap();
+            node.write("net/10-bridge.conf", CONF);
+            node.write("net/20-linkerd.conf", r#"{"type":"linkerd-cni"}"#);
+        }),
+    ];
+    all(hide.into_iter().collect(), |(what, hide)| {
+        let node = Node::new();
+        node.write(LIST, CALICO);
+        let before = node.tree();
+        let mut agent = node.start();
+        agent.until_ready();
+        let text = node.text(LIST);
+        hide(&node, &text);
+        assert_eq!(agent.stop(), Some(1), "{what}: {}", agent.log());
+        let log = agent.log();
+        for said in ["a network config still names linkerd-cni", "10-calico.conflist names"] {
+            assert!(log.contains(said), "{what}: {log}");
+        }
+        assert!(node.bin("linkerd-cni").exists() && node.net("kubeconfig.json").exists(), "{what}");
+        let _ = fs::remove_dir_all(node.net("net"));
+        fs::remove_file(node.net(LIST)).unwrap();
+        node.write(LIST, &text);
+        let mut uninstall = node.start_args(&["uninstall"], &[]);
+        assert_eq!(uninstall.wait(), Some(0), "{what}: {}", uninstall.log());
+        assert_eq!(node.tree(), before, "{what}");
+    });
 }
 
 type MakeJunk = fn(&Path);
