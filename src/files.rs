@@ -1,4 +1,5 @@
-//! Files on the host: bounded reads, atomic replacement, exchange and removal.
+//! Files on the host: bounded reads, atomic replacement, exchange and removal. Notices mounted
+//! directories that are no longer the node's.
 //!
 //! New content is written to a temporary file in the same directory, synced and renamed over the
 //! old file. So readers never see half a file, and a running binary is never truncated. The
@@ -17,12 +18,14 @@ use nix::unistd::{getegid, geteuid};
 mod atomic_replace;
 mod error;
 mod link;
+mod mounted_dir;
 mod staged_removal;
 mod temporary;
 mod xattr;
 
 pub use error::Error;
 pub use link::target_out_of;
+pub use mounted_dir::MountedDir;
 pub use staged_removal::StagedRemoval;
 pub use temporary::{TEMPORARY, is_temporary};
 

@@ -69,6 +69,7 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::{SigSet, Signal};
 
 use crate::admin::{self, Handlers};
+use crate::files::MountedDir;
 use crate::kube::connection::{AccessSource, Connection};
 use crate::kube::event::Reporter;
 use crate::kube::{Deadlines, Impersonate};
@@ -200,7 +201,7 @@ pub fn run(settings: RepairSettings) -> Result<(), Error> {
     signals.thread_block().map_err(Error::Signal)?;
 
     let shared = Arc::new(Shared::default());
-    serve(settings.admin, Arc::clone(&shared))?;
+    serve(settings.admin, Arc::clone(&shared), MountedDir::at_start(&settings.host.net_dir))?;
     let deadlines = Deadlines {
         connect: settings.response_timeout,
         response: settings.response_timeout,
@@ -253,7 +254,7 @@ pub fn run(settings: RepairSettings) -> Result<(), Error> {
 }
 
 /// Starts the HTTP server for probes and metrics.
-fn serve(address: SocketAddr, shared: Arc<Shared>) -> Result<(), Error> {
+fn serve(address: SocketAddr, shared: Arc<Shared>, net_dir: MountedDir) -> Result<(), Error> {
     let listener = admin::listener(address).map_err(|source| Error::Listen { address, source })?;
     // For port 0 the kernel has chosen a port.
     let address = listener.local_addr().unwrap_or(address);
@@ -261,7 +262,13 @@ fn serve(address: SocketAddr, shared: Arc<Shared>) -> Result<(), Error> {
     let ready = Arc::clone(&shared);
     let handlers = Handlers {
         // The main thread only waits for signals.
-        live: Box::new(|| Ok(())),
+        live: Box::new(move || match net_dir.stale() {
+            Some(why) => {
+                tracing::warn!("mounts: {why}");
+                Err(why)
+            }
+            None => Ok(()),
+        }),
         ready: Box::new(move || ready.readiness.ready(Instant::now()).map(|()| None)),
         metrics: Box::new(move || shared.metrics.text()),
         status: None,

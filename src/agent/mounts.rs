@@ -1,21 +1,8 @@
-//! Notices that a mounted CNI directory is no longer the node's: it was removed or renamed there, and
-//! perhaps made anew.
-//!
-//! A mount keeps showing the directory that existed when the container started. Writes to it do not
-//! reach the container runtime. Only a new container gets the new directory, so the agent then
-//! writes nothing more and fails `/live`.
-//!
-//! The fourth field of a line in `/proc/self/mountinfo` is the present path of the mounted directory
-//! in its file system, with `//deleted` appended if it was removed (proc_pid_mountinfo(5)). So the
-//! field changes in both cases.
-
-use std::fs;
-use std::path::{Path, PathBuf};
+//! The mounts of the CNI directories. Writes to a stale one do not reach the container runtime, so the
+//! agent then writes nothing more and fails `/live`.
 
 use super::settings::Settings;
-
-/// The mounts of this process.
-const MOUNTINFO: &str = "/proc/self/mountinfo";
+use crate::files::MountedDir;
 
 /// The mounts of the CNI directories when this process started.
 #[derive(Debug)]
@@ -24,122 +11,24 @@ pub struct Mounts {
     bin_dir: MountedDir,
 }
 
-#[derive(Debug)]
-struct MountedDir {
-    path: PathBuf,
-    /// `None` if the mounts cannot be read.
-    mount: Option<Mount>,
-}
-
-/// One line of mountinfo.
-#[derive(Debug, PartialEq, Eq)]
-struct Mount {
-    id: String,
-    root: String,
-}
-
 impl Mounts {
     pub fn at_start(settings: &Settings) -> Mounts {
-        let mountinfo = read();
-        let mounted =
-            |path: &Path| MountedDir { path: path.to_owned(), mount: mount_of(&mountinfo, path) };
-        Mounts { net_dir: mounted(&settings.net_dir), bin_dir: mounted(&settings.bin_dir) }
+        Mounts {
+            net_dir: MountedDir::at_start(&settings.net_dir),
+            bin_dir: MountedDir::at_start(&settings.bin_dir),
+        }
     }
 
     /// Says why the net dir or the bin dir is no longer the node's, and what to do.
     pub fn stale(&self) -> Option<String> {
-        let mountinfo = read();
-        self.net_dir.stale(&mountinfo).or_else(|| self.bin_dir.stale(&mountinfo))
+        self.stale_net_dir().or_else(|| self.stale_bin_dir())
     }
 
     pub fn stale_net_dir(&self) -> Option<String> {
-        self.net_dir.stale(&read())
+        self.net_dir.stale()
     }
 
     pub fn stale_bin_dir(&self) -> Option<String> {
-        self.bin_dir.stale(&read())
-    }
-}
-
-impl MountedDir {
-    fn stale(&self, mountinfo: &str) -> Option<String> {
-        let before = self.mount.as_ref()?;
-        let now = mounts(mountinfo).find(|(_, mount)| mount.id == before.id)?.1;
-        (now.root != before.root || now.root.ends_with("//deleted")).then(|| {
-            format!(
-                "{} was removed or renamed on the node, so this container does not see the node's \
-                 directory; the kubelet restarts the container, otherwise delete this pod",
-                self.path.display()
-            )
-        })
-    }
-}
-
-fn read() -> String {
-    fs::read_to_string(MOUNTINFO).unwrap_or_default()
-}
-
-/// Returns the mount that contains `dir`: of those with the longest mount point, the last one.
-fn mount_of(mountinfo: &str, dir: &Path) -> Option<Mount> {
-    let around = mounts(mountinfo).filter(|(point, _)| dir.starts_with(point));
-    around.max_by_key(|(point, _)| point.components().count()).map(|(_, mount)| mount)
-}
-
-/// Returns the mount points with their mounts.
-fn mounts(mountinfo: &str) -> impl Iterator<Item = (&Path, Mount)> {
-    mountinfo.lines().filter_map(|line| {
-        let mut fields = line.split(' ');
-        let (id, root) = (fields.next()?.to_owned(), fields.nth(2)?.to_owned());
-        Some((Path::new(fields.next()?), Mount { id, root }))
-    })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    const BEFORE: &str = "\
-100 1 0:30 / / ro,relatime - overlay overlay rw
-101 100 8:1 /etc/cni/net.d /host/etc/cni/net.d rw,relatime - ext4 /dev/sda1 rw
-102 100 8:1 /snap/microk8s /host/snap/microk8s rw,relatime - ext4 /dev/sda1 rw
-";
-
-    fn is_stale(dir: &str, now: &str) -> bool {
-        let path = PathBuf::from(dir);
-        let mount = mount_of(BEFORE, &path);
-        MountedDir { path, mount }.stale(now).is_some()
-    }
-
-    #[test]
-    fn a_mounted_directory_is_stale_once_it_is_removed_or_renamed_on_the_node() {
-        let net_dir = "/host/etc/cni/net.d";
-        assert!(!is_stale(net_dir, BEFORE));
-        for root in ["/etc/cni/net.d//deleted", "/etc/cni/net.d.old", "/etc/cni.old/net.d"] {
-            let now = BEFORE.replace("8:1 /etc/cni/net.d ", &format!("8:1 {root} "));
-            assert!(is_stale(net_dir, &now), "{root}");
-            for other in ["/host/snap/microk8s/current/net", "/host/etc", "/opt/cni/bin"] {
-                assert!(!is_stale(other, &now), "{other}");
-            }
-        }
-        assert!(is_stale(
-            "/host/snap/microk8s/current/net",
-            &BEFORE.replace("8:1 /snap", "8:1 /x")
-        ));
-    }
-
-    #[test]
-    fn a_mount_that_appears_or_that_cannot_be_read_is_not_stale() {
-        let net_dir = "/host/etc/cni/net.d";
-        let over = format!("{BEFORE}103 101 8:2 / {net_dir} rw - ext4 /dev/sdb rw\n");
-        assert!(!is_stale(net_dir, &over));
-        assert!(!is_stale(net_dir, ""));
-    }
-
-    #[test]
-    fn a_directory_that_was_removed_before_the_start_is_stale() {
-        let now = BEFORE.replace("net.d /host", "net.d//deleted /host");
-        let path = PathBuf::from("/host/etc/cni/net.d");
-        let mount = mount_of(&now, &path);
-        assert!(MountedDir { path, mount }.stale(&now).is_some());
+        self.bin_dir.stale()
     }
 }

@@ -4,32 +4,18 @@ use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::UnixDatagram;
 use std::path::Path;
-use std::thread;
 
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
-use nix::sched::{CloneFlags, unshare};
 
 use crate::agent::Agent;
 use crate::node::{CALICO, CONF, Node, PLUGIN};
 use crate::until::until;
 
+pub use crate::mounts::{bind, in_mount_namespace};
+
 /// Runs `test` with a node in a mount namespace, so that no mount outlives it.
 pub fn with_mounts(test: fn(&Node)) {
     in_mount_namespace(move || test(&Node::uninstalling()));
-}
-
-/// Runs `test` on a thread with a mount namespace of its own, which the programs that it starts share.
-pub fn in_mount_namespace(test: impl FnOnce() + Send + 'static) {
-    let alone = thread::spawn(move || {
-        unshare(CloneFlags::CLONE_NEWNS).unwrap();
-        let private = MsFlags::MS_REC | MsFlags::MS_PRIVATE;
-        let none = None::<&str>;
-        mount(none, "/", none, private, none).unwrap();
-        test();
-    });
-    if let Err(panic) = alone.join() {
-        std::panic::resume_unwind(panic);
-    }
 }
 
 pub fn small(dir: &Path) {
@@ -41,11 +27,6 @@ pub fn small(dir: &Path) {
 pub fn fill(dir: &Path) {
     let full = fs::write(dir.join("filler"), vec![0; 64 << 10]);
     assert!(full.is_err(), "it was not as small as it should be");
-}
-
-pub fn bind(from: &Path, to: &Path) {
-    let none = None::<&str>;
-    mount(Some(from), to, none, MsFlags::MS_BIND, none).unwrap();
 }
 
 pub fn read_only(dir: &Path) {

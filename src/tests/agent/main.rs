@@ -34,6 +34,8 @@ mod ignored;
 mod layouts;
 mod metrics;
 mod modes;
+#[path = "../support/mounts.rs"]
+mod mounts;
 mod multus;
 #[allow(dead_code, clippy::expect_used, reason = "shared with the plugin's tests")]
 #[path = "../support/namespaces.rs"]

@@ -11,6 +11,8 @@ mod evictions;
 mod in_place;
 mod lists;
 mod modes;
+#[path = "../support/mounts.rs"]
+mod mounts;
 #[path = "../support/namespaces.rs"]
 mod namespaces;
 mod node;
@@ -24,6 +26,7 @@ mod refusals;
 #[path = "../support/server.rs"]
 mod server;
 mod skipped_pods;
+mod stale_mounts;
 mod tenants;
 #[path = "../support/until.rs"]
 mod until;

@@ -1,0 +1,26 @@
+//! Mounts that outlive no test. Needs root.
+
+use std::path::Path;
+use std::thread;
+
+use nix::mount::{MsFlags, mount};
+use nix::sched::{CloneFlags, unshare};
+
+/// Runs `test` on a thread with a mount namespace of its own, which the programs that it starts share.
+pub fn in_mount_namespace(test: impl FnOnce() + Send + 'static) {
+    let alone = thread::spawn(move || {
+        unshare(CloneFlags::CLONE_NEWNS).unwrap();
+        let private = MsFlags::MS_REC | MsFlags::MS_PRIVATE;
+        let none = None::<&str>;
+        mount(none, "/", none, private, none).unwrap();
+        test();
+    });
+    if let Err(panic) = alone.join() {
+        std::panic::resume_unwind(panic);
+    }
+}
+
+pub fn bind(from: &Path, to: &Path) {
+    let none = None::<&str>;
+    mount(Some(from), to, none, MsFlags::MS_BIND, none).unwrap();
+}
