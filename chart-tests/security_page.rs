@@ -22,6 +22,7 @@ fn uses() -> Vec<Objects> {
         repair("label"),
         repair("report"),
         audits,
+        json!({"platform": "microk8s", "repairController": {"enabled": true}}),
     ];
     all.into_iter().map(with).collect()
 }
