@@ -117,7 +117,7 @@ fn configs_with_invalid_utf8_in_a_string_are_chained_and_restored_byte_for_byte(
 
 #[test]
 fn a_list_that_only_the_runtime_can_read_keeps_what_it_names_on_the_node() {
-    let hide: [(&str, fn(&Node, &str)); 4] = [
+    let hide: [(&str, Hide); 4] = [
         ("a huge file", |node, text| node.write(LIST, &huge(text))),
         ("an absolute link to a path that is missing here", |node, _| {
             fs::remove_file(node.net(LIST)).unwrap();
@@ -158,6 +158,8 @@ fn a_list_that_only_the_runtime_can_read_keeps_what_it_names_on_the_node() {
 }
 
 type MakeJunk = fn(&Path);
+/// Hides the list with this text from the agent, but not from a runtime.
+type Hide = fn(&Node, &str);
 
 /// What another program may leave in place of a network config. None of it names the plugin.
 const JUNK: [(&str, MakeJunk); 9] = [
