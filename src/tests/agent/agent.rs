@@ -84,6 +84,10 @@ impl Agent {
         let _ = self.child.wait();
     }
 
+    pub fn has_ended(&mut self) -> bool {
+        self.child.try_wait().unwrap().is_some()
+    }
+
     pub fn wait(&mut self) -> Option<i32> {
         let end = Instant::now() + Duration::from_secs(20);
         loop {

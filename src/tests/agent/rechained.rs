@@ -227,7 +227,10 @@ fn a_plugin_that_is_named_just_when_its_files_go_is_put_back_at_once() {
         // Too late on a busy machine is as good as after the uninstall.
         if fs::read_dir(node.root().join("bin")).unwrap().count() == 1 {
             node.replace(&node.net(LIST), chained.as_bytes());
-            until("the binary is back", || node.bin("linkerd-cni").exists());
+            // The agent may remove the binary again before this thread runs.
+            until("the binary is back, or the agent has ended", || {
+                node.bin("linkerd-cni").exists() || agent.has_ended()
+            });
             put_back += 1;
         }
         assert_eq!(agent.wait(), Some(0), "{}", agent.log());
