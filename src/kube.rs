@@ -18,6 +18,7 @@ pub mod redact;
 pub mod request_metrics;
 pub mod retry;
 pub mod scheduling;
+pub mod scope;
 mod tls;
 pub mod types;
 

@@ -10,7 +10,6 @@
 
 mod decision;
 mod evidence;
-pub mod scope;
 
 use std::fs;
 use std::io;

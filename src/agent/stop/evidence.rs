@@ -2,13 +2,13 @@
 
 use std::time::{Duration, Instant, SystemTime};
 
-use super::scope;
 use crate::agent::api::history::History;
 use crate::agent::api::{self, USER_AGENT, claims::Claims};
 use crate::agent::settings::Settings;
 use crate::kube::connection::{AccessSource, Connection};
 use crate::kube::retry::Retry;
 use crate::kube::scheduling::{DaemonSet, Node};
+use crate::kube::scope;
 use crate::kube::types::{Namespace, Pod};
 use crate::kube::{Client, Deadlines, Error, NOT_FOUND, UNAUTHORIZED};
 

@@ -6,12 +6,12 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use super::{NODES, unreadable, unreadable_text};
 use crate::agent::contention::OVERWRITTEN;
 use crate::agent::node_status::StatusBody;
-use crate::agent::stop::scope::exclusion;
 use crate::extension::agents::{Agent, DAEMONSET, unasked_counts};
 use crate::extension::facts::Facts;
 use crate::extension::metrics::{failures, samples};
 use crate::extension::objects::{AgentDaemonSet, EventObject};
 use crate::extension::report::{Check, bullets};
+use crate::kube::scope::exclusion;
 
 /// Heading of the nodes with an expired token. Pods with the injector's mark start redirected by
 /// their annotations.

@@ -7,7 +7,7 @@
 //! - taints for node conditions never count, whatever their effect. The controller tolerates most
 //!   of them, and the others are removed when the condition ends.
 
-use crate::kube::scheduling::{Node, NodeSelectorTerm, Placement, Requirement, Taint, Toleration};
+use super::scheduling::{Node, NodeSelectorTerm, Placement, Requirement, Taint, Toleration};
 
 const NO_EXECUTE: &str = "NoExecute";
 const NO_SCHEDULE: &str = "NoSchedule";
