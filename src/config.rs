@@ -20,9 +20,10 @@ use serde_json::Value;
 
 use crate::cni::error::Error;
 use crate::cni::object::Object;
-use crate::firewall::IptablesMode;
-use crate::ports::PortRange;
-use crate::rules::{self, Redirect};
+use crate::redirect::Redirect;
+use crate::redirect::backend::IptablesMode;
+use crate::redirect::ports::PortRange;
+use crate::redirect::rules;
 pub use annotation::Annotations;
 use containers::ContainerUser;
 use ignored::Ignored;

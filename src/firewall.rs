@@ -4,41 +4,23 @@
 //! `legacy` and `plain` run the host's iptables programs. [`IptablesMode`] selects the backends.
 
 mod check;
-mod families;
 mod iptables;
 pub mod native;
+mod unsupported;
 
-use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use serde::{Deserialize, Serialize};
-
 use crate::deadline::Deadline;
-use crate::rules::{self, Family, Redirect, Verdict};
+use crate::redirect::backend::{Backend, IptablesMode};
+use crate::redirect::rules::{self, Verdict};
+use crate::redirect::{Families, Family, Redirect};
 pub use check::{Origin, Survey, describe_missing, missing, survey};
-pub use families::Families;
-use iptables::Variant;
+use unsupported::run_for;
 
 /// Time allowed for the programs of all backends of one call together, also if the call is repeated
 /// without IPv6. The plugin's deadline for a netns is longer, so that an error names the program.
 const DEADLINE: Duration = Duration::from_secs(15);
-
-/// The setting `iptables-mode`: which backends to try.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum IptablesMode {
-    /// The first usable backend of native, nft and legacy. Default, also for an empty value.
-    #[default]
-    Auto,
-    /// nf_tables over netlink, without programs of the host.
-    Native,
-    /// `iptables-nft-restore`.
-    Nft,
-    /// `iptables-legacy-restore`.
-    Legacy,
-    /// `iptables-restore`, whichever variant that is on the host.
-    Plain,
-}
 
 /// Why rules could not be written or listed.
 #[derive(Debug, thiserror::Error)]
@@ -116,62 +98,20 @@ impl Error {
     }
 }
 
-/// A way to write rules into the kernel.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Backend {
-    Native,
-    #[serde(untagged)]
-    Iptables(Variant),
-}
-
-impl Backend {
-    pub const ALL: [Backend; 4] = [
-        Backend::Native,
-        Backend::Iptables(Variant::Nft),
-        Backend::Iptables(Variant::Legacy),
-        Backend::Iptables(Variant::Plain),
-    ];
-
-    /// Whether this process finds the backend's own programs.
-    fn has_programs(self, families: &[Family]) -> bool {
-        match self {
-            Backend::Native => true,
-            Backend::Iptables(variant) => {
-                families.iter().all(|&family| iptables::has_programs(variant, family))
-            }
-        }
-    }
-}
-
-impl fmt::Display for Backend {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Backend::Native => "native",
-            Backend::Iptables(Variant::Nft) => "nft",
-            Backend::Iptables(Variant::Legacy) => "legacy",
-            Backend::Iptables(Variant::Plain) => "plain",
-        })
-    }
-}
-
-/// Returns the backends to try for a mode, in this order.
-fn backends(mode: IptablesMode) -> &'static [Backend] {
-    match mode {
-        IptablesMode::Auto => {
-            &[Backend::Native, Backend::Iptables(Variant::Nft), Backend::Iptables(Variant::Legacy)]
-        }
-        IptablesMode::Native => &[Backend::Native],
-        IptablesMode::Nft => &[Backend::Iptables(Variant::Nft)],
-        IptablesMode::Legacy => &[Backend::Iptables(Variant::Legacy)],
-        IptablesMode::Plain => &[Backend::Iptables(Variant::Plain)],
-    }
-}
-
 /// Whether this process finds all programs that `mode` needs. `auto` and `native` need none.
 pub fn has_programs(mode: IptablesMode, families: &[Family]) -> bool {
     mode == IptablesMode::Auto
-        || backends(mode).iter().all(|backend| backend.has_programs(families))
+        || mode.backends().iter().all(|&backend| has_own_programs(backend, families))
+}
+
+/// Whether this process finds the backend's own programs.
+fn has_own_programs(backend: Backend, families: &[Family]) -> bool {
+    match backend {
+        Backend::Native => true,
+        Backend::Iptables(variant) => {
+            families.iter().all(|&family| iptables::has_programs(variant, family))
+        }
+    }
 }
 
 /// Writes the rules of `redirect`. Returns the backend that wrote them. If the host lacks the
@@ -187,7 +127,7 @@ pub fn apply(
     mode: IptablesMode,
 ) -> Result<Backend, Error> {
     let deadline = Deadline::after(DEADLINE);
-    families.run(|families| apply_all(redirect, families, mode, deadline))
+    run_for(families, |families| apply_all(redirect, families, mode, deadline))
 }
 
 fn apply_all(
@@ -197,7 +137,7 @@ fn apply_all(
     deadline: Deadline,
 ) -> Result<Backend, Error> {
     let mut errors = Vec::new();
-    for &backend in backends(mode) {
+    for &backend in mode.backends() {
         let applied = match backend {
             Backend::Native => native::apply(redirect, families).map(|()| Backend::Native),
             Backend::Iptables(variant) => {
@@ -222,7 +162,7 @@ fn apply_all(
 /// # Errors
 /// Fails if nf_tables is not usable in this kernel.
 pub fn install_native(Origin { redirect, families }: &Origin) -> Result<(), Error> {
-    families.run(|families| {
+    run_for(*families, |families| {
         native::apply(redirect, families)?;
         native::flush_others(families)
     })

@@ -15,8 +15,7 @@
 //! - [`netlink`]: netlink messages, attributes and sockets
 //! - [`netns`]: enters network namespaces and makes links in them
 //! - [`cni`]: the CNI protocol: request, arguments, versions, result, error
-//! - [`ports`]: ports and port ranges as annotations and the plugin entry write them
-//! - [`rules`]: the redirect rules of one pod, as iptables text and as nf_tables expressions
+//! - [`redirect`]: what is redirected in a pod: ports, subnets, families, and the rules as data
 //! - [`firewall`]: puts redirect rules into the kernel, and checks that they are there
 //! - [`config`]: the plugin entry, annotations and proxy container, and the redirect they ask for
 //! - [`record`]: the record of a plugin call: the plugin sends it, the agent logs and counts it
@@ -50,8 +49,7 @@ pub mod metrics;
 pub mod netlink;
 pub mod netns;
 pub mod plugin;
-pub mod ports;
 pub mod quote;
 pub mod record;
+pub mod redirect;
 pub mod repair;
-pub mod rules;

@@ -17,7 +17,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 use crate::cni::Error;
 use crate::cni::error::code;
 use crate::config::ignored::{self, Ignored, SOURCES};
-use crate::firewall::Backend;
+use crate::redirect::backend::Backend;
 
 /// File name of the agent's socket in the CNI net dir. No container runtime reads it as a network
 /// config, because of its extension.

@@ -7,7 +7,8 @@ use libfuzzer_sys::fuzz_target;
 use linkerd2_cni::config::mesh::{self, Mesh};
 use linkerd2_cni::config::{Config, PodFacts};
 use linkerd2_cni::kube::types::Pod;
-use linkerd2_cni::rules::{Family, install_script, rules};
+use linkerd2_cni::redirect::rules::{install_script, rules};
+use linkerd2_cni::redirect::Family;
 
 static CONFIG: LazyLock<Config> = LazyLock::new(|| {
     let text =

@@ -2,7 +2,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use linkerd2_cni::ports::{self, InvalidElements};
+use linkerd2_cni::redirect::ports::{self, InvalidElements};
 
 fuzz_target!(|text: &str| {
     let (ranges, invalid) = ports::list(text);

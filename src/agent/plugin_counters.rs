@@ -5,12 +5,12 @@ use prometheus_client::metrics::counter::Counter;
 use prometheus_client::registry::Registry;
 
 use crate::config::ignored::SOURCES;
-use crate::firewall::Backend;
 use crate::metrics::{
     Counters, Durations, Labels, register, register_durations_each, register_each,
 };
 use crate::plugin::skip::SkipReason;
 use crate::record::{CallResult, Command, Degraded, Record};
+use crate::redirect::backend::Backend;
 
 /// Values of the label `command`.
 const COMMANDS: [Command; 2] = [Command::Add, Command::Check];

@@ -4,8 +4,8 @@
 
 use super::mesh::PROXY;
 use crate::kube::types::{Container, Pod};
-use crate::ports::PortRange;
-use crate::rules::Redirect;
+use crate::redirect::Redirect;
+use crate::redirect::ports::PortRange;
 
 /// Name of the init container of Linkerd that tests whether the pod's traffic is redirected to the
 /// proxy, by a connection to a server of its own.

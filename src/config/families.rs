@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use super::Ipv6;
 use crate::cni::object::Object;
-use crate::firewall::Families;
+use crate::redirect::Families;
 
 /// IPv6 addresses in the netns of the calling thread. Columns: address, interface index,
 /// prefix length, scope, flags, interface name. The file is missing if the kernel has no IPv6.

@@ -5,8 +5,8 @@ use std::fmt;
 use serde::Serialize;
 
 use super::annotation;
-use crate::ports::{self, INVALID_LIMIT, InvalidElements};
 use crate::quote::{self, quote};
+use crate::redirect::ports::{self, INVALID_LIMIT, InvalidElements};
 
 /// Key of the plugin entry for outbound ports that bypass the proxy.
 pub const OUTBOUND_KEY: &str = "outbound-ports-to-ignore";

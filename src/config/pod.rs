@@ -6,8 +6,8 @@ use super::{Annotations, PodFacts, annotation};
 use crate::cni::args::PodRef;
 use crate::cni::error::{Error, code};
 use crate::kube::types::{Metadata, Pod, Service, ServicePort};
-use crate::ports::PortRange;
 use crate::quote::quote;
+use crate::redirect::ports::PortRange;
 
 /// Label of control-plane pods, which must reach the API server without the proxy.
 pub const CONTROL_PLANE_LABEL: &str = "linkerd.io/control-plane-component";

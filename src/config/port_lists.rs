@@ -9,8 +9,8 @@ use super::annotation::annotation_error;
 use super::ignored::{Ignored, PORT_GRAMMAR};
 use super::section::config_error;
 use crate::cni::error::Error;
-use crate::ports::{self, InvalidElements, PortRange};
 use crate::quote;
+use crate::redirect::ports::{self, InvalidElements, PortRange};
 
 /// A port list as configured, with its key.
 #[derive(Clone, Copy)]

@@ -11,9 +11,9 @@ use super::port_lists::{PortList, PortListReader};
 use super::section::config_error;
 use super::{Annotations, Config, Ipv6, PodFacts, ResolvedRedirect, annotation};
 use crate::cni::error::Error;
-use crate::ports::{self, PortRange};
 use crate::quote::quote;
-use crate::rules::{Redirect, Subnet};
+use crate::redirect::ports::{self, PortRange};
+use crate::redirect::{Redirect, Subnet};
 
 impl Config {
     /// Returns the redirect for `pod` and the ignored elements of its port lists. The proxy

@@ -2,8 +2,8 @@ mod port_lists;
 
 use super::*;
 use crate::cni::error::code;
-use crate::ports;
-use crate::rules::Redirect;
+use crate::redirect::Redirect;
+use crate::redirect::ports;
 
 /// Annotation names without their prefix, and values.
 type Pairs<'a> = &'a [(&'a str, &'a str)];

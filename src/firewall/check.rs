@@ -4,13 +4,13 @@
 //! see [`rules::marker`]. Rules without a readable marker are from another version of the plugin or from
 //! upstream: they are missing only if they are neither today's nor redirect.
 
-use super::families::is_unsupported;
-use super::iptables::{self, Variant};
-use super::{
-    Backend, DEADLINE, Error, Families, IptablesMode, backends, combined, is_locked, native,
-};
+use super::iptables;
+use super::unsupported::{is_unsupported, run_for};
+use super::{DEADLINE, Error, combined, has_own_programs, is_locked, native};
 use crate::deadline::Deadline;
-use crate::rules::{self, Chain, Family, ListedRules, Redirect};
+use crate::redirect::backend::{Backend, IptablesMode, Variant};
+use crate::redirect::rules::{self, Chain, ListedRules};
+use crate::redirect::{Families, Family, Redirect};
 
 /// Number of missing rules that [`describe_missing`] names. A pod without port lists and subnets has
 /// at most eight rules for each address family.
@@ -96,7 +96,7 @@ pub fn missing(today: &Origin, mode: IptablesMode) -> Result<Vec<String>, Error>
     };
     let marked = Marked::new(marker.as_deref(), Some(today));
     let Origin { redirect, families } = marked.origin().unwrap_or(today);
-    let missing = families.run(|families| missing_of(redirect, families, mode, deadline))?;
+    let missing = run_for(*families, |families| missing_of(redirect, families, mode, deadline))?;
     if missing.is_empty() || marked.origin().is_some() {
         return Ok(missing);
     }
@@ -152,7 +152,7 @@ fn missing_of(
     mode: IptablesMode,
     deadline: Deadline,
 ) -> Result<Vec<String>, Error> {
-    let of_mode = backends(mode);
+    let of_mode = mode.backends();
     let missing = fewest_missing(redirect, families, of_mode, deadline);
     if missing.as_ref().is_ok_and(Vec::is_empty) {
         return missing;
@@ -161,7 +161,7 @@ fn missing_of(
     let has_legacy = has_legacy_nat();
     let others: Vec<Backend> = Backend::ALL
         .into_iter()
-        .filter(|backend| !of_mode.contains(backend) && backend.has_programs(families))
+        .filter(|backend| !of_mode.contains(backend) && has_own_programs(*backend, families))
         .filter(|backend| {
             has_legacy || matches!(backend, Backend::Native | Backend::Iptables(Variant::Nft))
         })
@@ -246,7 +246,7 @@ fn survey_readable(today: Option<&Origin>) -> Result<Survey, Error> {
     let Some(origin) = marked.origin().or(today) else {
         return Ok(Survey::Unreadable);
     };
-    let missing = origin.families.run(|families| survey_of(&origin.redirect, families))?;
+    let missing = run_for(origin.families, |families| survey_of(&origin.redirect, families))?;
     Ok(match missing {
         None => Survey::Unreadable,
         Some(missing) if missing.is_empty() => match (&marked, today) {

@@ -10,11 +10,11 @@ mod programs;
 
 use std::time::Duration;
 
-use serde::{Deserialize, Serialize};
-
 use super::Error;
 use crate::deadline::Deadline;
-use crate::rules::{self, Chain, Family, ListedRules, Redirect, Rule};
+use crate::redirect::backend::Variant;
+use crate::redirect::rules::{self, Chain, ListedRules, Rule};
+use crate::redirect::{Family, Redirect};
 use programs::Programs;
 pub use programs::exist as has_programs;
 
@@ -23,15 +23,6 @@ const PROGRAM_DEADLINE: Duration = Duration::from_secs(8);
 /// Timeout for the program that removes the rules of one family after an error. It comes in addition
 /// to the deadline of the call.
 const UNDO_DEADLINE: Duration = Duration::from_secs(3);
-
-/// Variant of the host's iptables programs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Variant {
-    Nft,
-    Legacy,
-    Plain,
-}
 
 /// Writes the rules of `redirect` to table `nat` of each family. Idempotent; other rules of the table
 /// stay. Returns the variant of the programs that wrote the rules of the first family: `variant`,

@@ -14,12 +14,13 @@ use nix::errno::Errno;
 use nix::sys::utsname::uname;
 
 use super::Error;
-use super::families::is_unsupported;
+use super::unsupported::is_unsupported;
 use crate::netlink::attribute;
 use crate::netlink::attribute::{find, parse};
 use crate::netlink::socket;
 use crate::netlink::socket::{APPEND, CREATE, EXCLUSIVE, Message};
-use crate::rules::{self, Chain, Family, Redirect, nft};
+use crate::redirect::rules::{self, Chain, nft};
+use crate::redirect::{Family, Redirect};
 use message::{SetName, kind, protocol_family};
 
 /// All chains, in the order in which they are created.

@@ -7,7 +7,7 @@ use crate::config::Ipv6;
 use crate::config::families::families;
 use crate::firewall::{self, Origin, Survey};
 use crate::netns;
-use crate::rules::Redirect;
+use crate::redirect::Redirect;
 
 /// Longest time for reading, or installing, the rules of one netns.
 const NETNS_TIMEOUT: Duration = Duration::from_secs(10);

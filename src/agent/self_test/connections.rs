@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use crate::rules::Redirect;
+use crate::redirect::Redirect;
 
 /// Candidate ports. If the config skips all of them, the direction is not tested: such a config
 /// redirects hardly any port.
@@ -68,7 +68,7 @@ fn outbound(redirect: &Redirect, (uid, gid): (u32, u32)) -> Option<u16> {
 
 /// Returns a port on which inbound connections from this address are redirected.
 fn inbound(redirect: &Redirect, from: IpAddr) -> Option<u16> {
-    let skipped = |subnet: &crate::rules::Subnet| subnet.net.contains(&from);
+    let skipped = |subnet: &crate::redirect::Subnet| subnet.net.contains(&from);
     if redirect.skip_subnets.iter().any(skipped) {
         return None;
     }
@@ -83,15 +83,15 @@ fn inbound(redirect: &Redirect, from: IpAddr) -> Option<u16> {
         .find(|port| !proxy_ports.contains(port) && !is_in(&redirect.skip_inbound, *port))
 }
 
-fn is_in(ranges: &[crate::ports::PortRange], port: u16) -> bool {
+fn is_in(ranges: &[crate::redirect::ports::PortRange], port: u16) -> bool {
     ranges.iter().any(|range| (range.first..=range.last).contains(&port))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ports::PortRange;
-    use crate::rules::Subnet;
+    use crate::redirect::Subnet;
+    use crate::redirect::ports::PortRange;
 
     fn chosen(redirect: &Redirect) -> Vec<(&'static str, u16)> {
         let [pod, neighbour] = ["192.0.2.1", "192.0.2.2"].map(|ip| ip.parse().unwrap());

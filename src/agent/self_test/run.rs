@@ -26,7 +26,7 @@ use crate::deadline::Deadline;
 use crate::firewall;
 use crate::kube::kubeconfig;
 use crate::kube::kubeconfig::ApiAccess;
-use crate::rules::{Family, Redirect};
+use crate::redirect::{Family, Redirect};
 
 /// Time after which a plugin call of the self-test is killed, counted from the start of the
 /// self-test. Connections have time-outs of their own.

@@ -5,8 +5,9 @@ use std::fmt::Write as _;
 use super::{PodDecision, PodInputs};
 use crate::config::{Detection, ResolvedRedirect};
 use crate::plugin::skip::SkipReason;
-use crate::ports::PortRange;
-use crate::rules::{Family, Redirect, marked_rules, nft_listing, rule_line};
+use crate::redirect::ports::PortRange;
+use crate::redirect::rules::{marked_rules, nft_listing, rule_line};
+use crate::redirect::{Family, Redirect};
 
 /// The form in which rules are shown.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]

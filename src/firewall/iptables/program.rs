@@ -9,7 +9,7 @@ use super::pipes::{Input, Output, exchange};
 use super::{Error, lock};
 use crate::child;
 use crate::deadline::Deadline;
-use crate::rules;
+use crate::redirect::rules;
 
 /// How long a program waits for the xtables lock, in seconds, as its argument.
 const LOCK_SECONDS: &str = "5";

@@ -4,8 +4,9 @@ use std::env;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 
-use super::{Error, Variant};
-use crate::rules::Family;
+use super::Error;
+use crate::redirect::Family;
+use crate::redirect::backend::Variant;
 
 /// Searched after `PATH`, which some runtimes leave empty.
 const FALLBACK_DIRS: [&str; 4] = ["/usr/sbin", "/sbin", "/usr/bin", "/bin"];

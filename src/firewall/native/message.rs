@@ -5,8 +5,9 @@ use nix::libc;
 
 use super::nfta;
 use crate::netlink::attribute::{Attributes, find, parse};
-use crate::rules::nft::{Expression, Header, Meta};
-use crate::rules::{Chain, Family, Verdict};
+use crate::redirect::Family;
+use crate::redirect::rules::nft::{Expression, Header, Meta};
+use crate::redirect::rules::{Chain, Verdict};
 
 /// Name of the plugin's table, one per address family. It holds only the plugin's rules.
 pub const PLUGIN_TABLE: &str = "linkerd-cni";

@@ -8,8 +8,8 @@ use super::message::{PLUGIN_TABLE, SetName, kind, protocol_family};
 use super::nfta;
 use crate::netlink::attribute::{Attributes, find, parse};
 use crate::netlink::socket::{self, CREATE, Message};
-use crate::rules::Family;
-use crate::rules::nft::{Key, Set};
+use crate::redirect::Family;
+use crate::redirect::rules::nft::{Key, Set};
 
 /// A set that belongs to one rule, never changes, and has ranges.
 const FLAGS: u32 =

@@ -13,7 +13,8 @@ use linkerd2_cni::config::{Annotations, Config};
 use linkerd2_cni::kube::types::Service;
 use linkerd2_cni::plugin::pod_redirect;
 use linkerd2_cni::record::{self, CallResult, Record};
-use linkerd2_cni::rules::{Family, Redirect, install_script, rules};
+use linkerd2_cni::redirect::rules::{install_script, rules};
+use linkerd2_cni::redirect::{Family, Redirect};
 use serde_json::{Value, json};
 
 use crate::iptables::Nat;
@@ -148,7 +149,7 @@ impl Start {
             .into_iter()
             .find(|id| ![redirect.proxy_uid, redirect.proxy_gid].contains(&Some(*id)));
         let other = other.expect("one of three");
-        let is_in = |ranges: &[linkerd2_cni::ports::PortRange], port| {
+        let is_in = |ranges: &[linkerd2_cni::redirect::ports::PortRange], port| {
             ranges.iter().any(|range| range.first <= port && port <= range.last)
         };
         for port in [0, 1, 25, 80, 443, 3306, 4140, 4143, 8080, 65535] {

@@ -6,8 +6,9 @@ use std::net::IpAddr;
 use linkerd2_cni::firewall::native;
 use linkerd2_cni::netlink::attribute::Attributes;
 use linkerd2_cni::netlink::socket::Message;
-use linkerd2_cni::ports::PortRange;
-use linkerd2_cni::rules::{self, Family, Redirect};
+use linkerd2_cni::redirect::ports::PortRange;
+use linkerd2_cni::redirect::rules;
+use linkerd2_cni::redirect::{Family, Redirect, Subnet};
 use proptest::prelude::*;
 use proptest::sample::{Index, select};
 
@@ -153,7 +154,7 @@ proptest! {
 
 /// A redirect with most kinds of rules, in which no rule makes another superfluous.
 fn redirect_of_every_kind() -> Redirect {
-    let subnet = |text: &str| rules::Subnet { net: text.parse().unwrap(), text: text.to_owned() };
+    let subnet = |text: &str| Subnet { net: text.parse().unwrap(), text: text.to_owned() };
     Redirect {
         inbound_port: 4143,
         outbound_port: 4140,

@@ -9,7 +9,7 @@ mod set;
 use std::collections::BTreeMap;
 
 use linkerd2_cni::netlink::socket::{CREATE, EXCLUSIVE, Message};
-use linkerd2_cni::rules::Family;
+use linkerd2_cni::redirect::Family;
 
 use crate::packet::{Hook, Packet};
 use expression::{Expression, Registers, Step};

@@ -2,8 +2,8 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use linkerd2_cni::ports::PortRange;
-use linkerd2_cni::rules::{Family, Redirect};
+use linkerd2_cni::redirect::ports::PortRange;
+use linkerd2_cni::redirect::{Family, Redirect};
 
 pub const TCP: u8 = 6;
 pub const UDP: u8 = 17;

@@ -1,7 +1,7 @@
 //! Reads a script of `iptables-restore` back into rules, as iptables would take it.
 
-use linkerd2_cni::ports::PortRange;
-use linkerd2_cni::rules::{Chain, Match, Rule, Verdict};
+use linkerd2_cni::redirect::ports::PortRange;
+use linkerd2_cni::redirect::rules::{Chain, Match, Rule, Verdict};
 
 /// The rules that `script` adds to table `nat`, after making our chains, in one transaction.
 pub fn rules(script: &str) -> Vec<Rule> {

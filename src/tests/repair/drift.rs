@@ -7,8 +7,10 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use linkerd2_cni::firewall::{Families, IptablesMode};
-use linkerd2_cni::rules::{Family, install_script, rules};
+use linkerd2_cni::redirect::Families;
+use linkerd2_cni::redirect::Family;
+use linkerd2_cni::redirect::backend::IptablesMode;
+use linkerd2_cni::redirect::rules::{install_script, rules};
 use linkerd2_cni::{firewall, netns};
 use serde_json::{Value, json};
 

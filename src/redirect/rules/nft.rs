@@ -7,7 +7,7 @@ use ipnet::IpNet;
 use nix::libc;
 
 use super::{Match, Rule, Verdict};
-use crate::ports;
+use crate::redirect::ports;
 
 /// One expression. Loads write to register 1, comparisons read from it. A comparison that fails ends
 /// the rule.

@@ -18,44 +18,8 @@ pub use marker::{
 
 use ipnet::IpNet;
 
-use crate::ports::{self, PortRange};
-
-/// How to redirect the traffic of one meshed pod.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Redirect {
-    /// Port on which the proxy accepts inbound connections, usually 4143.
-    pub inbound_port: u16,
-    /// Port on which the proxy accepts outbound connections, usually 4140.
-    pub outbound_port: u16,
-    /// User ID of the proxy. Connections of this user are not redirected.
-    pub proxy_uid: Option<u32>,
-    /// Group ID of the proxy. Connections of this group are not redirected.
-    pub proxy_gid: Option<u32>,
-    /// Inbound ports to redirect. Empty means all ports.
-    pub ports_to_redirect: Vec<u16>,
-    /// Inbound ports that are not redirected.
-    pub skip_inbound: Vec<PortRange>,
-    /// Outbound ports that are not redirected.
-    pub skip_outbound: Vec<PortRange>,
-    /// Inbound connections from these subnets are not redirected.
-    pub skip_subnets: Vec<Subnet>,
-    /// Whether the pod object could not be read, so that its proxy may need another redirect.
-    pub is_guessed: bool,
-}
-
-/// A subnet, and its text in the annotation, which the rule's comment quotes.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Subnet {
-    pub net: IpNet,
-    pub text: String,
-}
-
-/// An address family.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Family {
-    Ipv4,
-    Ipv6,
-}
+use super::ports::{self, PortRange};
+use super::{Family, Redirect, Subnet};
 
 /// A chain that holds rules.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -231,24 +195,6 @@ fn jumps() -> [Rule; 2] {
 
 fn rule(chain: Chain, matches: Vec<Match>, verdict: Verdict, comment: &str) -> Rule {
     Rule { chain, matches, verdict, comment: format!("proxy-init/{comment}") }
-}
-
-#[cfg(test)]
-impl Redirect {
-    /// Ports and UID of the chart's defaults, and nothing skipped; for tests.
-    pub fn example() -> Self {
-        Redirect {
-            inbound_port: 4143,
-            outbound_port: 4140,
-            proxy_uid: Some(2102),
-            proxy_gid: None,
-            ports_to_redirect: Vec::new(),
-            skip_inbound: Vec::new(),
-            skip_outbound: Vec::new(),
-            skip_subnets: Vec::new(),
-            is_guessed: false,
-        }
-    }
 }
 
 #[cfg(test)]

@@ -5,7 +5,8 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use ipnet::IpNet;
 
-use super::{Chain, Family, Match, Redirect, Rule, Verdict, marked_rules, nft};
+use super::{Chain, Match, Rule, Verdict, marked_rules, nft};
+use crate::redirect::{Family, Redirect};
 
 /// Chains in the order in which the backend creates them, with the line of a chain with a hook.
 const CHAINS: [(Chain, &str); 4] = [
@@ -107,13 +108,13 @@ fn verdict(verdict: Verdict) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ports::PortRange;
-    use crate::rules::Subnet;
+    use crate::redirect::Subnet;
+    use crate::redirect::ports::PortRange;
 
     #[test]
     fn the_listing_is_what_the_nft_program_lists_in_the_plugins_test() {
         let snapshot = include_str!(
-            "../tests/plugin/snapshots/plugin__native__native_rules_are_in_a_table_of_their_own.snap"
+            "../../tests/plugin/snapshots/plugin__native__native_rules_are_in_a_table_of_their_own.snap"
         );
         let (_, listed) = snapshot.split_once("---\ntable").unwrap();
         let subnet = |text: &str| Subnet { net: text.parse().unwrap(), text: text.to_owned() };

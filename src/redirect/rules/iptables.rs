@@ -72,7 +72,7 @@ fn match_text(condition: &Match) -> String {
     match condition {
         Match::Tcp => "-p tcp".to_owned(),
         Match::Ports(ranges) => {
-            format!("-m multiport --dports {}", crate::ports::joined(ranges))
+            format!("-m multiport --dports {}", crate::redirect::ports::joined(ranges))
         }
         Match::Port(port) => format!("-m tcp --dport {port}"),
         Match::Source(net) => format!("-s {net}"),

@@ -1,9 +1,9 @@
-//! Address families of a pod's redirect rules.
+//! Tells what kernel or node do not support, and leaves out IPv6 there if the pod can do without.
 
 use nix::errno::Errno;
 
 use super::Error;
-use crate::rules::Family;
+use crate::redirect::{Families, Family};
 
 /// What iptables programs print if kernel or node lack the address family or its table `nat`.
 const UNSUPPORTED: [&str; 7] = [
@@ -16,46 +16,27 @@ const UNSUPPORTED: [&str; 7] = [
     "No chain/target/match by that name",
 ];
 
-/// Which address families of a pod get redirect rules.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Families {
-    Ipv4,
-    Both,
-    /// IPv4, and IPv6 if it can be programmed: the pod has no IPv6 address, but may get one later.
-    OptionalIpv6,
-}
-
-impl Families {
-    /// The families to install rules for.
-    pub fn wanted(self) -> &'static [Family] {
-        match self {
-            Families::Ipv4 => &[Family::Ipv4],
-            Families::Both | Families::OptionalIpv6 => &[Family::Ipv4, Family::Ipv6],
+/// Runs `run` for the wanted families. If IPv6 is optional and not supported, runs it for IPv4.
+pub fn run_for<T>(
+    families: Families,
+    run: impl Fn(&'static [Family]) -> Result<T, Error>,
+) -> Result<T, Error> {
+    match run(families.wanted()) {
+        Err(error) if families == Families::OptionalIpv6 && is_unsupported(&error) => {
+            let done = run(Families::Ipv4.wanted())?;
+            tracing::warn!(
+                "linkerd-cni: IPv6 is not redirected in this pod, which has no IPv6 address: {error}"
+            );
+            Ok(done)
         }
-    }
-
-    /// Runs `run` for the wanted families. If IPv6 is optional and not supported, runs it for IPv4.
-    pub(super) fn run<T>(
-        self,
-        run: impl Fn(&'static [Family]) -> Result<T, Error>,
-    ) -> Result<T, Error> {
-        match run(self.wanted()) {
-            Err(error) if self == Families::OptionalIpv6 && is_unsupported(&error) => {
-                let done = run(Families::Ipv4.wanted())?;
-                tracing::warn!(
-                    "linkerd-cni: IPv6 is not redirected in this pod, which has no IPv6 address: {error}"
-                );
-                Ok(done)
-            }
-            result => result,
-        }
+        result => result,
     }
 }
 
 /// Returns whether an error for IPv6 lasts, because kernel or node lack what all backends need. Other
 /// errors may be gone when the runtime retries the pod. An error that concerns IPv4 too may count:
 /// IPv4 alone then fails as well.
-pub(super) fn is_unsupported(error: &Error) -> bool {
+pub fn is_unsupported(error: &Error) -> bool {
     match error {
         Error::Native { source, .. } => matches!(
             source,
@@ -96,7 +77,7 @@ mod tests {
             true => Err(error()),
             false => Ok(families.len()),
         };
-        families.run(install).map_err(|error| error.to_string())
+        run_for(families, install).map_err(|error| error.to_string())
     }
 
     #[test]
@@ -105,9 +86,9 @@ mod tests {
         assert_eq!(install(Families::Ipv4, unsupported), Ok(1));
         assert_eq!(install(Families::Both, unsupported), Err(unsupported().to_string()));
         assert_eq!(install(Families::OptionalIpv6, unsupported), Ok(1));
-        let all = Families::OptionalIpv6.run(|families| Ok(families.len()));
+        let all = run_for(Families::OptionalIpv6, |families| Ok(families.len()));
         assert_eq!(all.unwrap(), 2);
-        let neither = Families::OptionalIpv6.run::<()>(|_| Err(unsupported()));
+        let neither = run_for::<()>(Families::OptionalIpv6, |_| Err(unsupported()));
         assert_eq!(neither.unwrap_err().to_string(), unsupported().to_string());
     }
 

@@ -6,8 +6,9 @@
 
 use std::fmt::Write as _;
 
-use super::{Chain, Family, ListedRules, Redirect, Rule, Subnet, Verdict, jumps, rules};
-use crate::ports::PortRange;
+use super::{Chain, ListedRules, Rule, Verdict, jumps, rules};
+use crate::redirect::ports::PortRange;
+use crate::redirect::{Family, Redirect, Subnet};
 
 /// Start of a marker. Raise the number whenever the same redirect gets other rules than before: the
 /// rules of pods that started earlier would look damaged.
