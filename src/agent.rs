@@ -12,16 +12,13 @@
 //! - [`settings`]: environment variables and flags
 //! - [`reconcile`]: one pass over binary, kubeconfig, network configs and self-test
 //! - [`plugin_entry`]: the plugin entry, from the chart's template
-//! - [`binaries`], [`credential`]: the plugin binary and the kubeconfig on the host
+//! - [`credential`]: the kubeconfig on the host
 //! - [`upstream_kubeconfig`]: restores the kubeconfig of an upstream agent on the same node
 //! - [`contention`]: detects other writers of the same files, and slows down against them
 //! - [`yielding`]: keeps the plugin entry of another agent on the node until that agent ends
-//! - [`mounts`]: notices that a mounted directory is no longer the node's
-//! - `node_lock`: lets only one agent at a time write to the node's files
 //! - [`platforms`]: suggests the right directories for the node's platform
 //! - [`self_test`]: runs the installed plugin against a scratch netns
 //! - [`stop`]: decides on SIGTERM or SIGINT, from evidence, whether to uninstall
-//! - [`uninstall`]: removes everything from the host, after that or by the command `uninstall`
 //! - [`api`]: requests to the API server: tokens, Events, the startup taint
 //! - [`record_socket`], [`plugin_counters`]: receive and count plugin records
 //! - [`subject`], [`status`], [`problem_log`]: `/ready`, metrics and the log lines about problems
@@ -34,13 +31,10 @@
 
 mod admin_listener;
 pub mod api;
-pub mod binaries;
 pub mod contention;
 pub mod credential;
 mod entry_gap;
 mod main_loop;
-pub mod mounts;
-mod node_lock;
 pub mod node_status;
 mod not_ready;
 mod passes;
@@ -55,7 +49,6 @@ pub mod settings;
 pub mod status;
 pub mod stop;
 pub mod subject;
-pub mod uninstall;
 pub mod upstream_kubeconfig;
 pub mod watch;
 pub mod yielding;
@@ -69,17 +62,17 @@ use tracing::info;
 
 use crate::conflist::PLUGIN;
 use crate::kube::event::{EventContent, EventType};
+use crate::node::mounts::Mounts;
+use crate::node::uninstall::{self, UninstallOutcome};
 use admin_listener::AdminListener;
 use api::Api;
 use main_loop::MainLoop;
-use mounts::Mounts;
 use reconcile::Reconciler;
 use record_socket::RecordSocket;
 use self_test::SelfTest;
 use settings::Settings;
 use status::Status;
 use stop::{Question, Verdict};
-use uninstall::UninstallOutcome;
 use watch::{Waker, Watch};
 
 /// Longest time for posting an Event before the agent ends.
@@ -109,7 +102,7 @@ pub fn run(settings: Settings) -> Result<(), Error> {
     let entry = plugin_entry::render(&settings)?;
     let mode = settings.mode()?;
     let settings = Arc::new(settings);
-    let mounts = Arc::new(Mounts::at_start(&settings));
+    let mounts = Arc::new(Mounts::at_start(&settings.node));
     let found_empty_node = stop::finds_empty_node(&settings);
     let status = Arc::new(Status::new(settings.resync));
     let api = Api::start(&settings, watch.waker()).map_err(Error::Thread)?;
@@ -126,7 +119,7 @@ pub fn run(settings: Settings) -> Result<(), Error> {
             SelfTest::start(&settings, &status, watch.waker()).map_err(Error::Thread)?;
         reconciler.require_self_test(self_test);
     }
-    let record_socket = match settings.plugin_socket {
+    let record_socket = match settings.node.plugin_socket {
         true => {
             let socket = RecordSocket::start(&settings, &status, &api, watch.waker());
             Some(socket.map_err(Error::Thread)?)
@@ -222,7 +215,7 @@ fn uninstall_failed(error: Option<&Error>) -> EventContent {
 /// Lists everything that could not be removed.
 pub fn uninstall(settings: &Settings) -> Result<(), Error> {
     info!("uninstalling");
-    remove(settings, &BTreeSet::new(), &Mounts::at_start(settings)).map(|_| ())
+    remove(settings, &BTreeSet::new(), &Mounts::at_start(&settings.node)).map(|_| ())
 }
 
 fn remove(
@@ -230,5 +223,5 @@ fn remove(
     chained_conflists: &BTreeSet<String>,
     mounts: &Mounts,
 ) -> Result<UninstallOutcome, Error> {
-    uninstall::run(settings, chained_conflists, mounts).map_err(Error::Uninstall)
+    uninstall::run(&settings.node, chained_conflists, mounts).map_err(Error::Uninstall)
 }

@@ -21,6 +21,7 @@
 //! - [`record`]: the record of a plugin call: the plugin sends it, the agent logs and counts it
 //! - [`plugin`]: what the plugin does for ADD, CHECK, DEL, GC and STATUS
 //! - [`conflist`]: the CNI net dir: parses network configs, plans to chain and unchain, saved state
+//! - [`node`]: the agent's files on the node: installs and uninstalls them
 //! - [`agent`]: the node agent: installs, reconciles, verifies and uninstalls
 //! - [`repair`]: the repair controller: finds and repairs pods without redirect rules
 //! - [`extension`]: `linkerd cni`, the administrator's command: checks, nodes, one pod explained, and manifests
@@ -48,6 +49,7 @@ pub mod log;
 pub mod metrics;
 pub mod netlink;
 pub mod netns;
+pub mod node;
 pub mod plugin;
 pub mod quote;
 pub mod record;

@@ -24,8 +24,7 @@ const LONGEST_DELAY: Duration = Duration::from_secs(10);
 /// Contention is over if no write was needed for this long after the last delay ended.
 const OVER_AFTER: Duration = Duration::from_secs(12);
 
-/// Words of each problem of contention. `linkerd cni check` finds these problems by them.
-pub const OVERWRITTEN: &str = "keeps being overwritten by another writer";
+pub use crate::node::OVERWRITTEN;
 
 /// The recent writes to files that another program may overwrite.
 #[derive(Debug, Default)]

@@ -127,7 +127,7 @@ impl MainLoop {
 /// The directories whose changes trigger a reconcile pass.
 fn watched_dirs(settings: &Settings) -> Vec<&Path> {
     let ca = settings.ca_file.as_deref().and_then(Path::parent);
-    [&*settings.net_dir, &*settings.bin_dir, &*settings.service_account_dir]
+    [&*settings.node.net_dir, &*settings.node.bin_dir, &*settings.service_account_dir]
         .into_iter()
         .chain(ca)
         .collect()

@@ -61,7 +61,7 @@ pub fn no_network(settings: &Settings) -> String {
         names.iter().any(|name| ConfigKind::of(name).is_some())
     };
     remedy(
-        &on_host(settings, &settings.net_dir),
+        &on_host(settings, &settings.node.net_dir),
         "destCNINetDir",
         |platform| platform.net,
         |dir| holds(&in_container(settings, dir)),
@@ -76,10 +76,10 @@ pub fn no_plugins(settings: &Settings, active: &ConfigFile) -> Option<String> {
     // into a directory that is not mounted in the agent's container.
     let exists = |path: PathBuf| path.symlink_metadata().is_ok();
     let holds = |dir: &Path| plugins.iter().any(|name| exists(dir.join(name)));
-    if plugins.is_empty() || holds(&settings.bin_dir) {
+    if plugins.is_empty() || holds(&settings.node.bin_dir) {
         return None;
     }
-    let here = on_host(settings, &settings.bin_dir);
+    let here = on_host(settings, &settings.node.bin_dir);
     let remedy = remedy(
         &here,
         "destCNIBinDir",
@@ -154,13 +154,13 @@ fn platforms(names: &[&str]) -> String {
 
 /// Returns the path on the host of a directory in the agent's container.
 fn on_host(settings: &Settings, dir: &Path) -> PathBuf {
-    let below = dir.strip_prefix(&settings.mount_prefix).unwrap_or(dir);
+    let below = dir.strip_prefix(&settings.node.mount_prefix).unwrap_or(dir);
     Path::new("/").join(below)
 }
 
 /// Returns the path in the agent's container of a directory on the host, mounted or not.
 fn in_container(settings: &Settings, dir: &str) -> PathBuf {
-    settings.mount_prefix.join(dir.trim_start_matches('/'))
+    settings.node.mount_prefix.join(dir.trim_start_matches('/'))
 }
 
 #[cfg(test)]
@@ -189,7 +189,7 @@ mod tests {
 
     fn warning(paths: &[&str]) -> Option<String> {
         let (_dir, settings) = host(paths);
-        let found = net_dir::scan(&settings.net_dir, "k").unwrap();
+        let found = net_dir::scan(&settings.node.net_dir, "k").unwrap();
         no_plugins(&settings, &found[0])
     }
 
@@ -204,7 +204,7 @@ mod tests {
         let target = "/var/lib/rancher/k3s/data/0a1b/bin/cni";
         let link = dir.path().join("opt/cni/bin/calico");
         std::os::unix::fs::symlink(target, link).unwrap();
-        let found = net_dir::scan(&settings.net_dir, "k").unwrap();
+        let found = net_dir::scan(&settings.node.net_dir, "k").unwrap();
         assert_eq!(no_plugins(&settings, &found[0]), None);
     }
 

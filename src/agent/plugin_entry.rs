@@ -45,7 +45,7 @@ pub fn render(settings: &Settings) -> Result<Entry, Error> {
         },
         EntryTemplate::None => return Err(Error::Missing),
     };
-    let entry = Entry::new(&text, &settings.kubeconfig_on_host)
+    let entry = Entry::new(&text, &settings.node.kubeconfig_on_host)
         .map_err(|source| Error::Invalid { origin, source })?;
     Ok(with_agent_identity(entry, settings))
 }

@@ -6,7 +6,6 @@
 //! comes first.
 
 mod chain;
-mod chain_step;
 mod contention_report;
 mod kubeconfig;
 mod pass_result;
@@ -20,12 +19,9 @@ use tracing::info;
 
 use super::api::Api;
 use super::api::claims::Claims;
-use super::binaries::{Binaries, Stamp};
 use super::contention::Contention;
 use super::credential;
 use super::entry_gap::EntryGap;
-use super::mounts::Mounts;
-use super::node_lock::NodeLocker;
 use super::not_ready::NotReadyReport;
 use super::record_socket::RecordSocket;
 use super::self_test::{SelfTest, SelfTestState, TestedPlugin};
@@ -36,6 +32,9 @@ use super::upstream_kubeconfig::UpstreamKubeconfig;
 use super::yielding::{OtherAgent, Yielding};
 use crate::conflist::chain_mode::ChainMode;
 use crate::conflist::{Entry, PLUGIN};
+use crate::node::binaries::{Binaries, Stamp};
+use crate::node::lock::NodeLocker;
+use crate::node::mounts::Mounts;
 pub use pass_result::PassResult;
 
 /// Reconciles the host. Decides from the files found in each pass; what it remembers between
@@ -88,12 +87,12 @@ impl Reconciler {
         api: Arc<Api>,
         mounts: Arc<Mounts>,
     ) -> Reconciler {
-        let binary = settings.bin_dir.join(PLUGIN);
+        let binary = settings.node.bin_dir.join(PLUGIN);
         let had_binary = binary.symlink_metadata().is_ok();
         Reconciler {
             api,
             yielding: Yielding::new(settings.resync),
-            node_lock: NodeLocker::new(&settings.net_dir),
+            node_lock: NodeLocker::new(&settings.node.net_dir),
             mounts,
             settings,
             mode,
@@ -169,7 +168,7 @@ impl Reconciler {
         pass.holds_lock = lock.is_held();
         // The plugin in the image resolves no names. So it replaces an upstream plugin only once the
         // kubeconfig has an address, which both can use.
-        let on_host = Binaries::executable(&self.settings.bin_dir, PLUGIN).is_some();
+        let on_host = Binaries::executable(&self.settings.node.bin_dir, PLUGIN).is_some();
         let kubeconfig_first = on_host && credential::needs_resolver(&self.settings);
         pass.keeps_upstream_files = on_host && self.keeps_upstream_files(pass);
         if kubeconfig_first {
@@ -239,25 +238,25 @@ impl Reconciler {
 
     /// Copies the plugin binaries that are missing or different on the host from the image.
     fn reconcile_binaries(&mut self, pass: &mut PassResult) -> Result<(), String> {
-        let names = Binaries::in_image(&self.settings).map_err(|error| {
-            let dir = self.settings.image_bin_dir.display();
+        let names = Binaries::in_image(&self.settings.node).map_err(|error| {
+            let dir = self.settings.node.image_bin_dir.display();
             format!("CONTAINER_CNI_BIN_DIR={dir}: {error}; set it to the image's directory of plugin binaries")
         })?;
-        let stale = self.binaries.stale(&self.settings, &names);
+        let stale = self.binaries.stale(&self.settings.node, &names);
         let mut stale = stale.map_err(|error| error.to_string())?;
         if pass.newer_agent_runs || pass.keeps_upstream_files {
-            stale.retain(|name| Binaries::executable(&self.settings.bin_dir, name).is_none());
+            stale.retain(|name| Binaries::executable(&self.settings.node.bin_dir, name).is_none());
         }
         if stale.is_empty() {
             return Ok(());
         }
         self.mark_not_ready(&Subject::Binary);
-        let dir = self.settings.bin_dir.clone();
+        let dir = self.settings.node.bin_dir.clone();
         if self.is_write_delayed(Subject::Binary, &dir, "", pass) {
             return Ok(());
         }
         for name in stale {
-            Binaries::copy(&self.settings, &name).map_err(|error| error.to_string())?;
+            Binaries::copy(&self.settings.node, &name).map_err(|error| error.to_string())?;
             pass.wrote = true;
             self.status.binary_writes.inc();
         }
@@ -282,10 +281,11 @@ impl Reconciler {
         // An upstream plugin cannot run in the self-test: its iptables is on the node.
         let settings = &self.settings;
         let (dir, binary) = match pass.keeps_upstream_files {
-            true => {
-                (&settings.image_bin_dir, Binaries::executable(&settings.image_bin_dir, PLUGIN))
-            }
-            false => (&settings.bin_dir, self.installed_binary(pass)),
+            true => (
+                &settings.node.image_bin_dir,
+                Binaries::executable(&settings.node.image_bin_dir, PLUGIN),
+            ),
+            false => (&settings.node.bin_dir, self.installed_binary(pass)),
         };
         match binary.filter(|_| !unready && !pass.wrote) {
             None => self_test.pause(),
@@ -313,7 +313,7 @@ impl Reconciler {
     /// newer agent runs.
     fn installed_binary(&self, pass: &PassResult) -> Option<Stamp> {
         let verified = self.binaries.verified(PLUGIN);
-        let any = || Binaries::executable(&self.settings.bin_dir, PLUGIN);
+        let any = || Binaries::executable(&self.settings.node.bin_dir, PLUGIN);
         verified.or_else(|| pass.newer_agent_runs.then(any).flatten())
     }
 

@@ -76,7 +76,7 @@ impl RecordSocket {
         waker: Waker,
     ) -> io::Result<Arc<RecordSocket>> {
         let receiver = Arc::new(RecordSocket {
-            path: settings.net_dir.join(SOCKET_NAME),
+            path: settings.node.net_dir.join(SOCKET_NAME),
             status: Arc::clone(status),
             api: Arc::clone(api),
             state: Mutex::default(),

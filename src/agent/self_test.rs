@@ -19,10 +19,10 @@ use std::time::{Duration, Instant};
 
 use tracing::info;
 
-use super::binaries::Stamp;
 use super::settings::Settings;
 use super::status::Status;
 use super::watch::Waker;
+use crate::node::binaries::Stamp;
 use run::TestOutcome;
 
 /// Interface of the scratch pod, with the name that container runtimes use.

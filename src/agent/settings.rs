@@ -16,6 +16,7 @@ use tracing::level_filters::LevelFilter;
 use crate::conflist::chain_mode::ChainMode;
 use crate::kube::kubeconfig::SERVICE_ACCOUNT_DIR;
 use crate::log;
+use crate::node::settings::NodeSettings;
 use parse::{address, api_host, api_port, file_name, flag, format, join, level, seconds};
 
 /// Name of the agent's DaemonSet in upstream's chart and in this project's, independent of the
@@ -44,18 +45,7 @@ pub enum EntryTemplate {
 /// All settings of the agent.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// Directory below which directories of the host are mounted in the agent's container.
-    pub mount_prefix: PathBuf,
-    /// Directory in the image with the plugin binaries to install.
-    pub image_bin_dir: PathBuf,
-    /// The host's CNI bin dir, as a path in the agent's container.
-    pub bin_dir: PathBuf,
-    /// The host's CNI net dir, as a path in the agent's container.
-    pub net_dir: PathBuf,
-    /// File name of the kubeconfig in `net_dir`.
-    pub kubeconfig_name: String,
-    /// The kubeconfig's path on the host, for the plugin entry.
-    pub kubeconfig_on_host: String,
+    pub node: NodeSettings,
     pub entry_template: EntryTemplate,
     /// CA file for the kubeconfig. Unset: `ca.crt` in `service_account_dir`.
     pub ca_file: Option<PathBuf>,
@@ -81,13 +71,6 @@ pub struct Settings {
     /// ServiceAccount whose token the plugin uses (`LINKERD_CNI_PLUGIN_SERVICE_ACCOUNT`).
     /// Unset: the plugin uses the agent's own token.
     pub plugin_account: Option<String>,
-    /// File name of the only network config to chain to (`LINKERD_CNI_CONF_NAME`). The agent
-    /// waits for the file if it is missing. Without `chained`: name of the standalone config.
-    /// With `chain_in_copy`: name of the copy.
-    pub conf_name: Option<String>,
-    /// Whether to chain the plugin behind the primary CNI (`LINKERD_CNI_CHAINED`). False: the
-    /// plugin gets a standalone config, which another plugin such as Multus calls.
-    pub chained: bool,
     /// Whether to chain the plugin in a copy of the active conflist, under a name that sorts
     /// before the original (`LINKERD_CNI_OWN_CONFIG`). The original is then never written.
     pub chain_in_copy: bool,
@@ -103,11 +86,6 @@ pub struct Settings {
     pub startup_taint: Option<String>,
     /// Name of the node (`LINKERD_CNI_NODE_NAME`).
     pub node_name: Option<String>,
-    /// Whether uninstall leaves the plugin binary on the host (`LINKERD_CNI_KEEP_BINARY`). Unset:
-    /// only if CRI-O or Multus needs the binary to delete existing pods.
-    pub keep_binary: Option<bool>,
-    /// Whether to receive the plugin's records on a socket (`LINKERD_CNI_PLUGIN_SOCKET`).
-    pub plugin_socket: bool,
     pub log_level: LevelFilter,
     pub log_format: log::Format,
 }
@@ -131,12 +109,25 @@ impl Settings {
         let kubeconfig_name = or("KUBECONFIG_FILE_NAME", "ZZZ-linkerd-cni-kubeconfig");
         let kubeconfig_name = kubeconfig_name.trim_matches('/').to_owned();
         Ok(Settings {
-            mount_prefix: join(&prefix, ""),
-            image_bin_dir: PathBuf::from(or("CONTAINER_CNI_BIN_DIR", "/opt/cni/bin")),
-            bin_dir: join(&prefix, &or("DEST_CNI_BIN_DIR", "/opt/cni/bin")),
-            kubeconfig_on_host: join(&net_dir, &kubeconfig_name).display().to_string(),
-            net_dir: join(&prefix, &net_dir),
-            kubeconfig_name: file_name("KUBECONFIG_FILE_NAME", kubeconfig_name)?,
+            node: NodeSettings {
+                mount_prefix: join(&prefix, ""),
+                image_bin_dir: PathBuf::from(or("CONTAINER_CNI_BIN_DIR", "/opt/cni/bin")),
+                bin_dir: join(&prefix, &or("DEST_CNI_BIN_DIR", "/opt/cni/bin")),
+                kubeconfig_on_host: join(&net_dir, &kubeconfig_name).display().to_string(),
+                net_dir: join(&prefix, &net_dir),
+                kubeconfig_name: file_name("KUBECONFIG_FILE_NAME", kubeconfig_name)?,
+                conf_name: var("LINKERD_CNI_CONF_NAME")
+                    .map(|name| file_name("LINKERD_CNI_CONF_NAME", name))
+                    .transpose()?,
+                chained: flag("LINKERD_CNI_CHAINED", or("LINKERD_CNI_CHAINED", "true"))?,
+                keep_binary: var("LINKERD_CNI_KEEP_BINARY")
+                    .map(|value| flag("LINKERD_CNI_KEEP_BINARY", value))
+                    .transpose()?,
+                plugin_socket: flag(
+                    "LINKERD_CNI_PLUGIN_SOCKET",
+                    or("LINKERD_CNI_PLUGIN_SOCKET", "true"),
+                )?,
+            },
             entry_template: match (var("CNI_NETWORK_CONFIG"), var("CNI_NETWORK_CONFIG_FILE")) {
                 (Some(text), _) => EntryTemplate::Text(text),
                 (None, Some(path)) => EntryTemplate::File(path.into()),
@@ -157,10 +148,6 @@ impl Settings {
                 or("LINKERD_CNI_TERMINATION_GRACE_SECONDS", "30"),
             )?,
             plugin_account: var("LINKERD_CNI_PLUGIN_SERVICE_ACCOUNT"),
-            conf_name: var("LINKERD_CNI_CONF_NAME")
-                .map(|name| file_name("LINKERD_CNI_CONF_NAME", name))
-                .transpose()?,
-            chained: flag("LINKERD_CNI_CHAINED", or("LINKERD_CNI_CHAINED", "true"))?,
             chain_in_copy: flag("LINKERD_CNI_OWN_CONFIG", or("LINKERD_CNI_OWN_CONFIG", "false"))?,
             require_network_plugins: flag(
                 "LINKERD_CNI_REQUIRE_NETWORK_PLUGINS",
@@ -169,13 +156,6 @@ impl Settings {
             self_test: flag("LINKERD_CNI_SELF_TEST", or("LINKERD_CNI_SELF_TEST", "false"))?,
             startup_taint: var("LINKERD_CNI_STARTUP_TAINT"),
             node_name: var("LINKERD_CNI_NODE_NAME"),
-            keep_binary: var("LINKERD_CNI_KEEP_BINARY")
-                .map(|value| flag("LINKERD_CNI_KEEP_BINARY", value))
-                .transpose()?,
-            plugin_socket: flag(
-                "LINKERD_CNI_PLUGIN_SOCKET",
-                or("LINKERD_CNI_PLUGIN_SOCKET", "true"),
-            )?,
             log_level: level(log_level.unwrap_or_else(|| or("LINKERD_CNI_LOG_LEVEL", "info")))?,
             log_format: format(
                 log_format.unwrap_or_else(|| or("LINKERD_CNI_LOG_FORMAT", "plain")),
@@ -188,14 +168,13 @@ impl Settings {
     /// # Errors
     /// If `conf_name` is not a valid file name for that mode.
     pub fn mode(&self) -> Result<ChainMode, Error> {
-        let name = self.conf_name.as_deref();
-        ChainMode::choose(name, self.chained, self.chain_in_copy, &self.kubeconfig_name).map_err(
-            |why| Error::Value {
+        let name = self.node.conf_name.as_deref();
+        ChainMode::choose(name, self.node.chained, self.chain_in_copy, &self.node.kubeconfig_name)
+            .map_err(|why| Error::Value {
                 name: "LINKERD_CNI_CONF_NAME",
                 value: name.unwrap_or_default().to_owned(),
                 message: why.into(),
-            },
-        )
+            })
     }
 
     /// Returns the host of the API server if it is a name rather than an IP address.
@@ -207,7 +186,7 @@ impl Settings {
 
     /// Returns the path of the kubeconfig in the agent's container.
     pub fn kubeconfig(&self) -> PathBuf {
-        self.net_dir.join(&self.kubeconfig_name)
+        self.node.kubeconfig()
     }
 }
 

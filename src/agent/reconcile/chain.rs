@@ -9,12 +9,9 @@ use std::time::{Duration, Instant, UNIX_EPOCH};
 use tracing::{info, warn};
 
 use super::Reconciler;
-use super::chain_step::{apply, content};
 use super::pass_result::PassResult;
 use crate::agent::platforms;
 use crate::agent::subject::Subject;
-use crate::agent::uninstall::leftovers;
-use crate::agent::uninstall::restore;
 use crate::agent::yielding::{OtherAgent, usable_entry_is_installed};
 use crate::conflist::net_dir;
 use crate::conflist::net_dir::ConfigFile;
@@ -22,6 +19,9 @@ use crate::conflist::plan;
 use crate::conflist::plan::{ChainStep, Plan, UnchainStep};
 use crate::conflist::saved_state::{SavedState, StateFile};
 use crate::files;
+use crate::node::chain_step::{apply, content};
+use crate::node::leftovers;
+use crate::node::unchain_step;
 
 /// The net dir at the start of a pass.
 struct Observed {
@@ -63,7 +63,7 @@ impl Reconciler {
         let Some(active) = plan::called(configs) else {
             return self.entry_gap.pause(Instant::now());
         };
-        let path = self.settings.net_dir.join(&active.name);
+        let path = self.settings.node.net_dir.join(&active.name);
         let changed = fs::metadata(path).ok().and_then(|file| {
             let seconds = u64::try_from(file.ctime()).ok()?;
             let nanos = u32::try_from(file.ctime_nsec()).ok()?;
@@ -76,7 +76,7 @@ impl Reconciler {
     }
 
     fn remove_leftovers(&mut self, pass: &mut PassResult) {
-        let failures = leftovers::remove(&self.settings);
+        let failures = leftovers::remove(&self.settings.node);
         self.leftovers_removed = failures.is_empty();
         let failures: Vec<String> = failures.iter().map(ToString::to_string).collect();
         if !failures.is_empty() {
@@ -86,8 +86,8 @@ impl Reconciler {
 
     /// Reads the network configs and the saved state.
     fn observe(&self, pass: &mut PassResult) -> Result<Observed, files::Error> {
-        let dir = &self.settings.net_dir;
-        let configs = net_dir::scan(dir, &self.settings.kubeconfig_name)?;
+        let dir = &self.settings.node.net_dir;
+        let configs = net_dir::scan(dir, &self.settings.node.kubeconfig_name)?;
         let (saved_state, why) = SavedState::load(dir);
         if let Some(why) = why {
             pass.problem(Subject::SavedState, why);
@@ -98,7 +98,7 @@ impl Reconciler {
     /// Copies a damaged or newer saved state to another name, then overwrites the file with the part
     /// that this agent knows.
     fn replace_saved_state(&self, saved_state: &mut SavedState, pass: &mut PassResult) {
-        let dir = &self.settings.net_dir;
+        let dir = &self.settings.node.net_dir;
         let copy = match saved_state.keep_file(dir) {
             Ok(copy) => copy,
             Err(error) => return pass.problem(Subject::SavedState, error),
@@ -117,7 +117,7 @@ impl Reconciler {
     fn yield_entry(&mut self, configs: &[ConfigFile], pass: &mut PassResult) {
         let yielded = self.yielding.choose(
             &self.entry,
-            &self.settings.kubeconfig_on_host,
+            &self.settings.node.kubeconfig_on_host,
             configs,
             pass.newer_agent_runs,
             Instant::now(),
@@ -156,7 +156,7 @@ impl Reconciler {
         let Observed { configs, saved_state } = observed;
         let entry = pass.yielded_entry.as_ref().unwrap_or(&self.entry);
         let mut plan = plan::chain(&self.mode, configs, entry, saved_state);
-        let kubeconfig = &settings.kubeconfig_on_host;
+        let kubeconfig = &settings.node.kubeconfig_on_host;
         if pass.newer_agent_runs
             && usable_entry_is_installed(&self.entry, kubeconfig, &self.mode, configs)
         {
@@ -164,7 +164,7 @@ impl Reconciler {
             plan = Plan { conflists, not_chained, ..Plan::default() };
         }
         for (name, why) in &plan.skipped {
-            pass.problem(Subject::File(settings.net_dir.join(name)), why);
+            pass.problem(Subject::File(settings.node.net_dir.join(name)), why);
         }
         match &plan.not_chained {
             Some(why) if configs.is_empty() => {
@@ -244,7 +244,7 @@ impl Reconciler {
         pass: &mut PassResult,
     ) {
         self.mark_not_ready(&Subject::NetworkConfig);
-        let path = self.settings.net_dir.join(step.target());
+        let path = self.settings.node.net_dir.join(step.target());
         let subject = Subject::File(path.clone());
         let before = content(&observed.configs, step.source()).map_or("", |before| &before.text);
         let now = Instant::now();
@@ -259,7 +259,7 @@ impl Reconciler {
             pass.schedule_next(until);
             return;
         }
-        let net_dir = &self.settings.net_dir;
+        let net_dir = &self.settings.node.net_dir;
         let saved_state = &mut observed.saved_state;
         match apply(net_dir, &observed.configs, step, saved_state, pass.holds_lock) {
             Ok(()) => {
@@ -293,9 +293,9 @@ impl Reconciler {
         observed: &mut Observed,
         pass: &mut PassResult,
     ) -> Result<(), files::Error> {
-        let dir = &self.settings.net_dir;
+        let dir = &self.settings.node.net_dir;
         let path = dir.join(step.file_name());
-        match restore::apply(dir, step, |name| content(&observed.configs, name)) {
+        match unchain_step::apply(dir, step, |name| content(&observed.configs, name)) {
             Ok(()) => {
                 pass.wrote = true;
                 self.status.conflist_writes.inc();

@@ -89,7 +89,7 @@ impl Reconciler {
         match subject {
             Subject::File(path) => path.clone(),
             Subject::Kubeconfig => self.settings.kubeconfig(),
-            _ => self.settings.bin_dir.clone(),
+            _ => self.settings.node.bin_dir.clone(),
         }
     }
 }

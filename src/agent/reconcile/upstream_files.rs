@@ -36,12 +36,12 @@ impl Reconciler {
         if self.settings.api_name().is_none() {
             return false;
         }
-        let stale = self.binaries.stale(&self.settings, &[PLUGIN.to_owned()]);
+        let stale = self.binaries.stale(&self.settings.node, &[PLUGIN.to_owned()]);
         if stale.is_ok_and(|stale| stale.is_empty()) {
             return false;
         }
         // Upstream's agent writes the binary first, and the plugin entry last.
-        let changed = files::changed_at(&self.settings.bin_dir.join(PLUGIN));
+        let changed = files::changed_at(&self.settings.node.bin_dir.join(PLUGIN));
         let age = changed.and_then(|changed| changed.elapsed().ok());
         let now = Instant::now();
         if age.is_some_and(|age| age < RESTORED_WITHIN) || self.yielding.is_trying(now) {
@@ -53,7 +53,7 @@ impl Reconciler {
 
     /// Returns whether an upstream agent chains the plugin on this node.
     fn is_chained_by_upstream(&self) -> bool {
-        let found = net_dir::scan(&self.settings.net_dir, &self.settings.kubeconfig_name);
+        let found = net_dir::scan(&self.settings.node.net_dir, &self.settings.node.kubeconfig_name);
         found.is_ok_and(|found| upstream_kubeconfig::is_chained_by_upstream(&found, &self.entry))
     }
 }

@@ -197,7 +197,7 @@ fn test(settings: &Settings, bin_dir: &Path, end: Deadline) -> Result<Coverage, 
 /// where a meta plugin such as Multus calls the plugin, so the first network config with a
 /// plugin entry is the fallback.
 fn installed_config(settings: &Settings) -> Result<PluginConfig, Error> {
-    let found = net_dir::scan(&settings.net_dir, &settings.kubeconfig_name)?;
+    let found = net_dir::scan(&settings.node.net_dir, &settings.node.kubeconfig_name)?;
     let config_of = |file: &net_dir::ConfigFile| {
         let content = file.content.as_ref().ok()?;
         PluginConfig::of(&content.text)

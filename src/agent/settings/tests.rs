@@ -15,10 +15,10 @@ fn read(vars: &[(&str, &str)]) -> Result<Settings, Error> {
 fn an_empty_environment_gives_upstreams_defaults() {
     for vars in [&[][..], &[("DEST_CNI_NET_DIR", ""), ("KUBE_CA_FILE", "")]] {
         let settings = read(vars).unwrap();
-        assert_eq!(settings.bin_dir, Path::new("/host/opt/cni/bin"));
-        assert_eq!(settings.net_dir, Path::new("/host/etc/cni/net.d"));
-        assert_eq!(settings.image_bin_dir, Path::new("/opt/cni/bin"));
-        assert_eq!(settings.kubeconfig_on_host, "/etc/cni/net.d/ZZZ-linkerd-cni-kubeconfig");
+        assert_eq!(settings.node.bin_dir, Path::new("/host/opt/cni/bin"));
+        assert_eq!(settings.node.net_dir, Path::new("/host/etc/cni/net.d"));
+        assert_eq!(settings.node.image_bin_dir, Path::new("/opt/cni/bin"));
+        assert_eq!(settings.node.kubeconfig_on_host, "/etc/cni/net.d/ZZZ-linkerd-cni-kubeconfig");
         assert_eq!(settings.entry_template, EntryTemplate::None);
         assert_eq!(settings.ca_file, None);
         assert_eq!(settings.admin_address, None);
@@ -106,7 +106,7 @@ fn slashes_around_the_kubeconfig_name_are_ignored_as_by_upstream() {
         let dir = ("DEST_CNI_NET_DIR", "/config");
         let settings = read(&[("KUBECONFIG_FILE_NAME", name), dir]).unwrap();
         assert_eq!(settings.kubeconfig(), Path::new("/host/config/kc"));
-        assert_eq!(settings.kubeconfig_on_host, "/config/kc");
+        assert_eq!(settings.node.kubeconfig_on_host, "/config/kc");
     }
 }
 

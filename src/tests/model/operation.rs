@@ -119,7 +119,7 @@ fn replace(name: &str, before: Text, new: &str, bug: Bug) -> Vec<Operation> {
     }
 }
 
-/// Operations of one step of a plan to chain, as `agent::reconcile::chain_step` runs them.
+/// Operations of one step of a plan to chain, as `node::chain_step` runs them.
 pub fn of_chain_step(
     step: &ChainStep,
     found: &[ConfigFile],
@@ -170,7 +170,7 @@ pub fn of_chain_step(
     operations
 }
 
-/// Operations of one step of a plan to unchain, as `agent::uninstall::restore` runs them.
+/// Operations of one step of a plan to unchain, as `node::unchain_step` runs them.
 pub fn of_unchain_step(step: &UnchainStep, found: &[ConfigFile], bug: Bug) -> Vec<Operation> {
     let name = Text::new(step.file_name());
     let before = content(found, &name).unwrap();

@@ -8,7 +8,7 @@ use crate::plans;
 use crate::scenario::Scenario;
 use crate::world::World;
 
-/// As `ATTEMPTS` in `agent::uninstall`. Fewer, as the model's foreign writer writes less often.
+/// As `ATTEMPTS` in `node::uninstall`. Fewer, as the model's foreign writer writes less often.
 const ATTEMPTS: u8 = 3;
 
 /// Runs these operations at the front of the agent's queue.

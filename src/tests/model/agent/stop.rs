@@ -15,7 +15,7 @@ use crate::world::World;
 /// Rounds of requests in which a stopping agent asks for proof, and the time between them.
 const ROUNDS: u32 = 3;
 const ROUND: Duration = Duration::from_secs(5);
-/// As in `agent::uninstall`.
+/// As in `node::uninstall`.
 const MAX_REMOVALS: u8 = 3;
 
 /// The next request of an agent that stops.
@@ -104,7 +104,7 @@ fn begin_uninstall(world: &mut World, id: Id, bug: Bug) {
     attempt(agent, bug);
 }
 
-/// As `agent::uninstall::attempt`.
+/// As `node::uninstall::attempt`.
 fn attempt(agent: &mut Agent, bug: Bug) {
     let mut operations = vec![Lock, LoadSavedState];
     if bug == Bug::RemoveBinaryFirst {

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use super::settings::Settings;
+use super::settings::NodeSettings;
 use crate::files;
 
 /// Identifies one version of a file without reading it: device, inode, size, mtime, ctime,
@@ -25,7 +25,7 @@ impl Binaries {
     ///
     /// # Errors
     /// If the directory cannot be read or has no regular file.
-    pub fn in_image(settings: &Settings) -> Result<Vec<String>, files::Error> {
+    pub fn in_image(settings: &NodeSettings) -> Result<Vec<String>, files::Error> {
         let mut names = Vec::new();
         for name in files::file_names(&settings.image_bin_dir)? {
             let metadata = files::metadata(&settings.image_bin_dir.join(&name))?;
@@ -46,7 +46,7 @@ impl Binaries {
     /// in content or mode.
     pub fn stale(
         &mut self,
-        settings: &Settings,
+        settings: &NodeSettings,
         names: &[String],
     ) -> Result<Vec<String>, files::Error> {
         let mut stale = Vec::new();
@@ -71,7 +71,7 @@ impl Binaries {
         runs.then(|| stamp(&metadata))
     }
 
-    fn is_current(&mut self, settings: &Settings, name: &str) -> Result<bool, files::Error> {
+    fn is_current(&mut self, settings: &NodeSettings, name: &str) -> Result<bool, files::Error> {
         let image = settings.image_bin_dir.join(name);
         let host = settings.bin_dir.join(name);
         let (Some(source), Some(copy)) = (files::metadata(&image)?, files::metadata(&host)?) else {
@@ -93,7 +93,7 @@ impl Binaries {
     }
 
     /// Copies the file `name` to the host, and returns its path there.
-    pub fn copy(settings: &Settings, name: &str) -> Result<PathBuf, files::Error> {
+    pub fn copy(settings: &NodeSettings, name: &str) -> Result<PathBuf, files::Error> {
         let to = settings.bin_dir.join(name);
         files::copy(&settings.image_bin_dir.join(name), &to)?;
         Ok(to)

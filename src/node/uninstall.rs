@@ -14,10 +14,8 @@
 //! `kept_binary`.
 
 mod kept_binary;
-pub mod leftovers;
 mod net_dir_watch;
 mod node_files;
-pub mod restore;
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -26,10 +24,12 @@ use std::time::{Duration, Instant};
 
 use tracing::{info, warn};
 
-use super::contention::OVERWRITTEN;
+use super::OVERWRITTEN;
+use super::leftovers;
+use super::lock::NodeLocker;
 use super::mounts::Mounts;
-use super::node_lock::NodeLocker;
-use super::settings::Settings;
+use super::settings::NodeSettings;
+use super::unchain_step;
 use crate::conflist::PLUGIN;
 use crate::conflist::net_dir;
 use crate::conflist::plan;
@@ -74,7 +74,7 @@ pub enum UninstallOutcome {
 /// All failures, as texts for logs. A net dir that is no longer the node's is one: its network
 /// configs may name the plugin, so everything stays in place.
 pub fn run(
-    settings: &Settings,
+    settings: &NodeSettings,
     conflists: &BTreeSet<String>,
     mounts: &Mounts,
 ) -> Result<UninstallOutcome, Vec<String>> {
@@ -176,7 +176,7 @@ fn still_named(mut failures: Vec<String>) -> Vec<String> {
 /// config names the plugin again. The next attempt repeats the steps that failed in
 /// `retried_failures`, so these count only if there is no next attempt. `failures` always count.
 fn attempt(
-    settings: &Settings,
+    settings: &NodeSettings,
     conflists: &BTreeSet<String>,
     watch: &NetDirWatch<'_>,
     end: Instant,
@@ -225,7 +225,7 @@ fn attempt(
 }
 
 /// Says that the plugin binary stays for `program`, and when it can be removed.
-fn report_kept_binary(settings: &Settings, program: &str) {
+fn report_kept_binary(settings: &NodeSettings, program: &str) {
     let binary = settings.bin_dir.join(PLUGIN);
     if matches!(files::metadata(&binary), Ok(Some(_))) {
         info!(
@@ -239,7 +239,7 @@ fn report_kept_binary(settings: &Settings, program: &str) {
 /// Removes the plugin entry from all network configs. If another program keeps writing a config at
 /// the same time, that config is left to the caller's next attempt.
 fn unchain(
-    settings: &Settings,
+    settings: &NodeSettings,
     saved_state: &SavedState,
     conflists: &BTreeSet<String>,
 ) -> Result<(), Vec<String>> {
@@ -256,7 +256,7 @@ fn unchain(
                 let file = found.iter().find(|file| file.name == name)?;
                 file.content.as_ref().ok()
             };
-            match restore::apply(dir, &step, before) {
+            match unchain_step::apply(dir, &step, before) {
                 Ok(()) => {
                     info!("removed the plugin entry from {}", dir.join(step.file_name()).display())
                 }
@@ -277,7 +277,7 @@ fn unchain(
 /// Warns of each conflist among `conflists` that another program has made invalid. It does not name
 /// the plugin, so it does not keep the agent from uninstalling.
 fn warn_of_invalid_conflists(
-    settings: &Settings,
+    settings: &NodeSettings,
     saved_state: &SavedState,
     conflists: &BTreeSet<String>,
 ) {

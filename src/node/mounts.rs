@@ -1,7 +1,7 @@
 //! The mounts of the CNI directories. Writes to a stale one do not reach the container runtime, so the
 //! agent then writes nothing more and fails `/live`.
 
-use super::settings::Settings;
+use super::settings::NodeSettings;
 use crate::files::MountedDir;
 
 /// The mounts of the CNI directories when this process started.
@@ -12,7 +12,7 @@ pub struct Mounts {
 }
 
 impl Mounts {
-    pub fn at_start(settings: &Settings) -> Mounts {
+    pub fn at_start(settings: &NodeSettings) -> Mounts {
         Mounts {
             net_dir: MountedDir::at_start(&settings.net_dir),
             bin_dir: MountedDir::at_start(&settings.bin_dir),

@@ -11,7 +11,7 @@ use crate::conflist::text::to_bytes;
 use crate::files;
 
 /// Returns the content of the file `name` at the time of the scan, if it could be read.
-pub(super) fn content<'f>(found: &'f [ConfigFile], name: &str) -> Option<&'f Content> {
+pub fn content<'f>(found: &'f [ConfigFile], name: &str) -> Option<&'f Content> {
     let file = found.iter().find(|file| file.name == name)?;
     file.content.as_ref().ok()
 }
@@ -25,7 +25,7 @@ pub(super) fn content<'f>(found: &'f [ConfigFile], name: &str) -> Option<&'f Con
 /// # Errors
 /// If a file cannot be written; [`files::Error::Raced`] if another program wrote it since the
 /// scan.
-pub(super) fn apply(
+pub fn apply(
     dir: &Path,
     found: &[ConfigFile],
     step: &ChainStep,

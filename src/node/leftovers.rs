@@ -8,16 +8,16 @@ use std::path::Path;
 
 use tracing::info;
 
-use crate::agent::settings::Settings;
 use crate::conflist::PLUGIN;
 use crate::files;
+use crate::node::settings::NodeSettings;
 use crate::record::SOCKET_NAME;
 
 /// Network config of the old install script's interface mode, in which the plugin was not chained.
 const OLD_CONFIG: &str = "01-linkerd-cni.conf";
 
 /// Removes all such files, and returns the failures. Accepts missing directories.
-pub fn remove(settings: &Settings) -> Vec<files::Error> {
+pub fn remove(settings: &NodeSettings) -> Vec<files::Error> {
     let mut failures = Vec::new();
     sweep(&settings.bin_dir, &mut failures, |name| name.strip_suffix(".install") == Some(PLUGIN));
     // The user may have chosen this name for the standalone config.
@@ -35,7 +35,7 @@ pub fn remove(settings: &Settings) -> Vec<files::Error> {
 }
 
 /// Removes the socket for plugin records if the agent that created it is dead.
-pub fn remove_dead_socket(settings: &Settings) -> Result<(), files::Error> {
+pub fn remove_dead_socket(settings: &NodeSettings) -> Result<(), files::Error> {
     let path = settings.net_dir.join(SOCKET_NAME);
     let is_socket = files::metadata(&path)?.is_some_and(|file| file.file_type().is_socket());
     let connected = || UnixDatagram::unbound().and_then(|socket| socket.connect(&path));

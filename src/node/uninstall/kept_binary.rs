@@ -14,9 +14,9 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use serde::Deserialize;
 
-use crate::agent::settings::Settings;
 use crate::conflist::{self, PLUGIN, net_dir};
 use crate::files;
+use crate::node::settings::NodeSettings;
 
 /// Directories of cached network configs on the host, of libcni and of Multus.
 const CACHE_DIRS: [&str; 3] =
@@ -26,7 +26,7 @@ const MOUNTINFO: &str = "/proc/self/mountinfo";
 
 /// Returns which program needs the plugin binary to delete existing pods. `None` if uninstall can
 /// remove the binary.
-pub fn needed_by(settings: &Settings) -> Option<&'static str> {
+pub fn needed_by(settings: &NodeSettings) -> Option<&'static str> {
     if let Some(keep) = settings.keep_binary {
         return keep.then_some("LINKERD_CNI_KEEP_BINARY=true");
     }
@@ -54,7 +54,7 @@ fn is_cri_o(mountinfo: &str) -> bool {
 }
 
 /// Returns whether Multus calls the plugin on this node.
-fn is_multus(settings: &Settings) -> bool {
+fn is_multus(settings: &NodeSettings) -> bool {
     let found = net_dir::scan(&settings.net_dir, &settings.kubeconfig_name).unwrap_or_default();
     let texts = found.iter().filter_map(|file| Some(&file.content.as_ref().ok()?.text));
     let mut types = texts.flat_map(|text| conflist::plugin_types(text));

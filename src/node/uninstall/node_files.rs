@@ -7,23 +7,23 @@ use std::path::PathBuf;
 
 use tracing::{info, warn};
 
-use crate::agent::binaries::Binaries;
-use crate::agent::settings::Settings;
 use crate::conflist::PLUGIN;
 use crate::conflist::saved_state;
 use crate::conflist::saved_state::{SavedState, StateFile, aside};
 use crate::files;
 use crate::files::StagedRemoval;
+use crate::node::binaries::Binaries;
+use crate::node::settings::NodeSettings;
 
 /// The files under their temporary names, in the order of removal.
 pub struct NodeFiles<'s> {
-    settings: &'s Settings,
+    settings: &'s NodeSettings,
     removals: Vec<StagedRemoval>,
 }
 
 /// Returns all files that an uninstall removes, in the order of removal. `keep_binary`: the plugin
 /// binary stays.
-pub fn paths(settings: &Settings, saved_state: &SavedState, keep_binary: bool) -> Vec<PathBuf> {
+pub fn paths(settings: &NodeSettings, saved_state: &SavedState, keep_binary: bool) -> Vec<PathBuf> {
     let binaries = Binaries::in_image(settings).unwrap_or_else(|_| vec![PLUGIN.to_owned()]);
     let binaries = binaries.iter().filter(|name| !keep_binary || *name != PLUGIN);
     let binaries = binaries.map(|name| settings.bin_dir.join(name));
@@ -45,7 +45,7 @@ pub fn exist(paths: &[PathBuf]) -> bool {
 impl<'s> NodeFiles<'s> {
     /// Renames the files `paths` to temporary names.
     pub fn stage(
-        settings: &'s Settings,
+        settings: &'s NodeSettings,
         paths: Vec<PathBuf>,
         failures: &mut Vec<String>,
     ) -> NodeFiles<'s> {

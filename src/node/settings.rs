@@ -1,0 +1,39 @@
+//! Where the agent's files are on the node, and what an uninstall leaves there.
+
+use std::path::PathBuf;
+
+/// The agent's settings about the node.
+#[derive(Clone, Debug)]
+pub struct NodeSettings {
+    /// Directory below which directories of the host are mounted in the agent's container.
+    pub mount_prefix: PathBuf,
+    /// Directory in the image with the plugin binaries to install.
+    pub image_bin_dir: PathBuf,
+    /// The host's CNI bin dir, as a path in the agent's container.
+    pub bin_dir: PathBuf,
+    /// The host's CNI net dir, as a path in the agent's container.
+    pub net_dir: PathBuf,
+    /// File name of the kubeconfig in `net_dir`.
+    pub kubeconfig_name: String,
+    /// The kubeconfig's path on the host, for the plugin entry.
+    pub kubeconfig_on_host: String,
+    /// File name of the only network config to chain to (`LINKERD_CNI_CONF_NAME`). The agent
+    /// waits for the file if it is missing. Without `chained`: name of the standalone config.
+    /// With `chain_in_copy`: name of the copy.
+    pub conf_name: Option<String>,
+    /// Whether to chain the plugin behind the primary CNI (`LINKERD_CNI_CHAINED`). False: the
+    /// plugin gets a standalone config, which another plugin such as Multus calls.
+    pub chained: bool,
+    /// Whether uninstall leaves the plugin binary on the host (`LINKERD_CNI_KEEP_BINARY`). Unset:
+    /// only if CRI-O or Multus needs the binary to delete existing pods.
+    pub keep_binary: Option<bool>,
+    /// Whether to receive the plugin's records on a socket (`LINKERD_CNI_PLUGIN_SOCKET`).
+    pub plugin_socket: bool,
+}
+
+impl NodeSettings {
+    /// Returns the path of the kubeconfig in the agent's container.
+    pub fn kubeconfig(&self) -> PathBuf {
+        self.net_dir.join(&self.kubeconfig_name)
+    }
+}
