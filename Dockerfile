@@ -10,8 +10,6 @@ WORKDIR /src
 COPY Cargo.toml Cargo.lock ./
 COPY src src
 COPY chart-tests chart-tests
-# The program of `linkerd cni` has the chart in it.
-COPY charts charts
 ARG TARGETPLATFORM
 RUN --mount=type=cache,target=/usr/local/cargo/registry \
     --mount=type=cache,target=/src/target,id=target-$TARGETPLATFORM \

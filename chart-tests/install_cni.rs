@@ -1,5 +1,5 @@
-//! `scripts/install-cni` and `linkerd cni install`: the flags of `linkerd install-cni` and the objects that they
-//! render.
+//! `scripts/install-cni`: the flags of `linkerd install-cni` and the objects that they render. Also the kinds of
+//! objects that `linkerd cni uninstall` lists.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -20,26 +20,12 @@ fn script(flags: &[&str], registry: &str) -> Output {
         .unwrap()
 }
 
-/// Runs `linkerd cni install`.
-fn extension(flags: &[&str], registry: &str) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_linkerd-cni-cli"))
-        .arg("install")
-        .args(flags)
-        .env("KUBECONFIG", "/dev/null")
-        .env("LINKERD_DOCKER_REGISTRY", registry)
-        .output()
-        .unwrap()
-}
-
-/// Returns what script and extension print, which is the same text.
+/// Returns what the script prints.
 fn text(flags: &[&str], registry: &str) -> String {
-    let [script, extension] = [script(flags, registry), extension(flags, registry)].map(|output| {
-        let said = String::from_utf8(output.stderr).unwrap();
-        assert!(output.status.success(), "{flags:?}: {said}");
-        String::from_utf8(output.stdout).unwrap()
-    });
-    assert_eq!(script, extension, "{flags:?}");
-    script
+    let output = script(flags, registry);
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(output.status.success(), "{flags:?}: {said}");
+    String::from_utf8(output.stdout).unwrap()
 }
 
 fn printed(flags: &[&str]) -> Objects {
@@ -184,14 +170,6 @@ fn an_invalid_flag_or_value_prints_no_objects() {
         assert!(!output.status.success(), "{flags:?}");
         assert!(output.stdout.is_empty(), "{flags:?}");
         assert!(error.contains(said), "{flags:?}: {error}");
-        let output = extension(flags, "");
-        let error = String::from_utf8(output.stderr).unwrap();
-        assert!(!output.status.success() && output.stdout.is_empty(), "{flags:?}");
-        assert!(!error.is_empty(), "{flags:?}");
-        // The extension parses flags with clap, whose words are others.
-        if flags[0].contains("ports") || flags.contains(&"v1.4.0") {
-            assert!(error.contains(said), "{flags:?}: {error}");
-        }
     }
 }
 

@@ -10,8 +10,7 @@
 //! - [`report`]: check results as table, short text or JSON, like `linkerd check`
 //! - [`nodes`]: the table of `linkerd cni nodes`
 //! - [`explain`]: what the plugin decides for one pod, and why
-//! - [`helm`]: the chart in this program, rendered by helm
-//! - [`install`], [`uninstall`]: manifests for kubectl
+//! - [`uninstall`]: the manifest of the chart's objects in the cluster, for `kubectl delete`
 
 pub mod agents;
 pub mod checks;
@@ -19,8 +18,6 @@ pub mod explain;
 pub mod facts;
 #[cfg(test)]
 pub mod fake;
-pub mod helm;
-pub mod install;
 pub mod kubectl;
 pub mod lists;
 pub mod metrics;

@@ -7,7 +7,6 @@
 mod cluster;
 mod terminal;
 
-use std::env;
 use std::process::ExitCode;
 use std::thread;
 use std::time::Duration;
@@ -20,8 +19,6 @@ use crate::extension::agents::{AGENT_LIMIT, Agent, Asking};
 use crate::extension::checks;
 use crate::extension::explain::{self, RuleFormat};
 use crate::extension::facts;
-use crate::extension::helm;
-use crate::extension::install::{self, InstallFlags, REGISTRY_VARIABLE};
 use crate::extension::kubectl::Kubectl;
 use crate::extension::nodes;
 use crate::extension::pre_facts::fetch_pre;
@@ -71,9 +68,7 @@ enum Command {
         #[arg(long, value_enum, default_value_t)]
         rules: RuleFormat,
     },
-    /// Print the objects of the chart for `kubectl apply -f -`, with the flags of `linkerd install-cni`. Needs helm
-    Install(Box<InstallFlags>),
-    /// Print the objects that `install` created in the cluster, for `kubectl delete -f -`
+    /// Print the objects of the chart in the cluster, for `kubectl delete -f -`
     Uninstall,
     /// Tells `linkerd check` to run the checks
     #[command(name = "_extension-metadata", hide = true)]
@@ -133,17 +128,6 @@ fn run(flags: &Flags) -> anyhow::Result<ExitCode> {
     let wanted = &flags.cluster.cni_namespace;
     match &flags.command {
         Command::ExtensionMetadata => print(METADATA)?,
-        Command::Install(install) => {
-            let registry = env::var(REGISTRY_VARIABLE).ok();
-            let printed = match install::install(install, registry, wanted) {
-                Err(install::Error::Helm(helm::Error::Signal(number))) => {
-                    return Ok(ExitCode::from(128 + number));
-                }
-                printed => printed?,
-            };
-            printed.notes.iter().for_each(|note| say(note));
-            print(&printed.stdout)?;
-        }
         Command::Uninstall => {
             api.connect().context("cannot query the Kubernetes API")?;
             progress("listing the objects of the chart");

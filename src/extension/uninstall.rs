@@ -1,5 +1,5 @@
-//! `linkerd cni uninstall`: a manifest of the objects in the cluster that `linkerd cni install`
-//! created, with any flags, for `kubectl delete`.
+//! `linkerd cni uninstall`: a manifest of the chart's objects in the cluster for `kubectl delete`,
+//! whichever flags of `scripts/install-cni` or `linkerd install-cni` created them.
 
 use std::fmt::Write as _;
 
@@ -51,7 +51,7 @@ pub enum Error {
     Helm { object: String, release: String, namespace: String },
     #[error(
         "cannot list {resource} of all namespaces: {why}. Without this right, delete the output of \
-         linkerd cni install with the flags of the installation"
+         scripts/install-cni with the flags of the installation"
     )]
     List { resource: &'static str, why: RequestError },
 }

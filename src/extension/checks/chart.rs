@@ -13,7 +13,7 @@ use crate::extension::report::Check;
 pub const ENTRY_KEY: &str = "cni_network_config";
 
 /// Remedy for a missing object.
-const REINSTALL: &str = "install the chart again (helm upgrade, or linkerd cni install | kubectl \
+const REINSTALL: &str = "install the chart again (helm upgrade, or scripts/install-cni | kubectl \
                          apply -f -), which creates missing objects";
 
 pub fn checks(facts: &Facts) -> Vec<Check> {
@@ -24,7 +24,7 @@ pub fn checks(facts: &Facts) -> Vec<Check> {
     if is_absent(facts) {
         let why = format!(
             "no object of the chart exists in namespace {name}; install the chart with helm install or \
-             linkerd cni install | kubectl apply -f -, or name its namespace with --cni-namespace"
+             scripts/install-cni | kubectl apply -f -, or name its namespace with --cni-namespace"
         );
         return vec![Check::new(CHART, "daemonset", "the chart is installed").error(why)];
     }

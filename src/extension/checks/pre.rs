@@ -71,7 +71,7 @@ fn describe(daemonset: &AgentDaemonSet, facts: &PreFacts) -> String {
     let whose = if is_upstream { "upstream's chart" } else { "this chart" };
     let tool = match metadata.annotations.contains_key(RELEASE) {
         true => "helm upgrade",
-        false => "linkerd cni install | kubectl apply -f -",
+        false => "scripts/install-cni | kubectl apply -f -",
     };
     let what = match (metadata.namespace == facts.namespace, is_upstream) {
         (true, true) => format!("{tool} replaces it"),

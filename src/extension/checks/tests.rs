@@ -182,7 +182,7 @@ fn a_chart_that_is_not_installed_is_one_failure_with_the_command_that_installs_i
     let checks = installed(&cluster.facts());
     assert_eq!(checks.len(), 1, "{checks:?}");
     let text = render(&checks, Format::Short, false);
-    assert!(text.contains("linkerd cni install | kubectl apply -f -"), "{text}");
+    assert!(text.contains("scripts/install-cni | kubectl apply -f -"), "{text}");
     assert!(!is_success(&checks));
 }
 

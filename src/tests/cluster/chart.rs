@@ -238,7 +238,7 @@ fn labelled() -> BTreeSet<String> {
     names.lines().map(str::to_owned).collect()
 }
 
-fn install_cni(flags: &[&str]) -> String {
+pub fn install_cni(flags: &[&str]) -> String {
     let script =
         Command::new(repository().join("scripts/install-cni")).args(flags).output().unwrap();
     let error = String::from_utf8_lossy(&script.stderr);

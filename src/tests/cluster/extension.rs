@@ -5,7 +5,7 @@ use std::process::Command;
 
 use serde_json::Value;
 
-use crate::chart::{Applied, piped};
+use crate::chart::{Applied, install_cni, piped};
 use crate::helm::{Helm, NAMESPACE};
 use crate::node::{Node, netns_of};
 use crate::pods::{self, Pods, kubectl};
@@ -76,15 +76,13 @@ fn linkerd_cni_reports_a_healthy_cluster_explains_a_pod_and_names_faults() {
 }
 
 #[test]
-fn linkerd_cni_installs_names_the_rights_that_a_user_lacks_and_uninstalls() {
+fn linkerd_cni_names_the_rights_that_a_user_lacks_and_uninstalls_what_kubectl_installed() {
     let node = Node::exclusive();
     let before = node.files();
     let (passes, report) = cni(&["check", "-o", "short", "--wait=0s"]);
     assert!(!passes && report.contains("× the chart is installed\n    no object"), "{report}");
 
-    let (passes, manifest) = cni(&["install", "--set", "repairController.enabled=true"]);
-    assert!(passes);
-    let installed = Applied(manifest);
+    let installed = Applied(install_cni(&["--set", "repairController.enabled=true"]));
     let applied = names(&["apply"], &installed.0);
     let (passes, report) = cni(&["check", "-o", "short"]);
     assert!(passes && !report.contains('‼'), "{report}");

@@ -21,18 +21,14 @@ fn run(dir: &Path, args: &[&str]) -> Output {
         .unwrap()
 }
 
+/// A directory with a kubectl that runs this shell script.
 fn with_kubectl(script: &str) -> tempfile::TempDir {
-    with_program("kubectl", script)
-}
-
-/// A directory with a program that runs this shell script.
-fn with_program(name: &str, script: &str) -> tempfile::TempDir {
     let dir = tempfile::tempdir().unwrap();
     // Another process writes the file: a file that a child of another test has open for writing
     // cannot be executed (ETXTBSY).
     let written = Command::new("/bin/sh")
         .args(["-c", "printf '#!/bin/sh\n%s\n' \"$1\" >\"$0\" && chmod 755 \"$0\""])
-        .args([dir.path().join(name).as_os_str(), script.as_ref()])
+        .args([dir.path().join("kubectl").as_os_str(), script.as_ref()])
         .status()
         .unwrap();
     assert!(written.success());
@@ -112,56 +108,6 @@ fn a_wait_of_any_length_does_not_panic() {
     let output = run(dir.path(), &["check", "--pre", "--wait=5000000000000000h", "-o", "json"]);
     let report: Value = serde_json::from_slice(&output.stdout).unwrap();
     assert!(report["success"].is_boolean(), "{report}");
-}
-
-#[test]
-fn without_helm_install_prints_nothing_and_names_the_remedy_once() {
-    let dir = tempfile::tempdir().unwrap();
-    let output = run(dir.path(), &["install"]);
-    assert_eq!((output.status.code(), text(&output.stdout)), (Some(1), ""));
-    let wanted = "linkerd cni: cannot run helm: No such file or directory (os error 2); install Helm 3.13 \
-                  or later in a directory of PATH\n";
-    assert_eq!(text(&output.stderr), wanted);
-}
-
-#[test]
-fn a_helm_that_fails_is_quoted_and_its_chart_is_removed() {
-    let dir =
-        with_program("helm", "pwd >&2; echo Error: no; test -f $3/Chart.yaml || exit 3; exit 1");
-    let temporary = tempfile::tempdir().unwrap();
-    let output = Command::new(env!("CARGO_BIN_EXE_linkerd-cni-cli"))
-        .arg("install")
-        .env("PATH", dir.path())
-        .env("TMPDIR", temporary.path())
-        .output()
-        .unwrap();
-    assert_eq!((output.status.code(), text(&output.stdout)), (Some(1), ""));
-    let error = text(&output.stderr);
-    assert!(error.starts_with("linkerd cni: helm template failed: /"), "{error}");
-    assert_eq!(std::fs::read_dir(temporary.path()).unwrap().count(), 0);
-}
-
-#[test]
-fn a_signal_ends_install_and_helm_and_leaves_no_file() {
-    let dir =
-        with_program("helm", "/bin/sleep 600 & echo $$ $! >$0.pids; mv $0.pids $0.running; wait");
-    let temporary = tempfile::tempdir().unwrap();
-    let mut command = Command::new(env!("CARGO_BIN_EXE_linkerd-cni-cli"))
-        .arg("install")
-        .env("PATH", format!("{}:/usr/bin:/bin", dir.path().display()))
-        .env("TMPDIR", temporary.path())
-        .stdin(Stdio::null())
-        .spawn()
-        .unwrap();
-    let running = dir.path().join("helm.running");
-    until(|| running.exists());
-    let pids = std::fs::read_to_string(&running).unwrap();
-    kill(Pid::from_raw(command.id() as i32), Signal::SIGINT).unwrap();
-    assert_eq!(command.wait().unwrap().code(), Some(130));
-    for pid in pids.split_whitespace() {
-        until(|| has_ended(pid));
-    }
-    assert_eq!(std::fs::read_dir(temporary.path()).unwrap().count(), 0);
 }
 
 #[test]

@@ -24,7 +24,7 @@ const THIS_RUN: &str = "runs the tests, this one included";
 const TAKES_LONG: &str =
     "takes minutes to hours; a workflow or a step of scripts/test runs a short form";
 const NO_SIGNER: &str = "needs a keyless signature by a workflow, and nothing is published";
-const CHANGES_THE_CLUSTER: &str = "changes the test's release; linkerd_cni_installs_names_the_rights_that_a_user_lacks_and_uninstalls runs it";
+const CHANGES_THE_CLUSTER: &str = "changes the test's release; linkerd_cni_names_the_rights_that_a_user_lacks_and_uninstalls_what_kubectl_installed runs it";
 const NO_CILIUM: &str = "the cluster of the tests has no Cilium";
 const NO_CRD: &str = "the cluster of the tests has no Prometheus operator";
 
@@ -119,7 +119,6 @@ const COMMANDS: &[(&str, Shown)] = &[
     ("linkerd cni check ", OnCluster),
     ("linkerd cni nodes ", OnCluster),
     ("linkerd cni explain ", OnCluster),
-    ("linkerd cni install ", Not(CHANGES_THE_CLUSTER)),
     ("linkerd cni uninstall ", Not(CHANGES_THE_CLUSTER)),
     (
         "linkerd cni check --pre",
