@@ -59,7 +59,7 @@ fn the_pod_monitor_labels_metrics_with_their_node() {
         assert!(endpoint.get("metricRelabelings").is_none());
     }
     let cluster = json!({"targetLabel": "cluster", "replacement": "east"});
-    let drop = json!({"action": "drop", "sourceLabels": ["__name__"], "regex": "process_.*"});
+    let drop = json!({"action": "drop", "sourceLabels": ["__name__"], "regex": ".*_bucket"});
     let own = monitor(json!({"relabelings": [cluster], "metricRelabelings": [drop]}));
     for endpoint in own["spec"]["podMetricsEndpoints"].as_array().unwrap() {
         assert_eq!(endpoint["relabelings"], json!([node, cluster]));

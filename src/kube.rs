@@ -72,13 +72,6 @@ impl Deadlines {
     }
 }
 
-/// User and groups to impersonate, like kubectl's `--as` and `--as-group`. Empty: none.
-#[derive(Clone, Debug, Default)]
-pub struct Impersonate {
-    pub user: Option<String>,
-    pub groups: Vec<String>,
-}
-
 /// A client of one API server with one credential. Clones share its connections.
 #[derive(Clone)]
 pub struct Client {
@@ -86,7 +79,6 @@ pub struct Client {
     watch_http: HttpAgent,
     server: String,
     token: Option<String>,
-    impersonate: Impersonate,
 }
 
 impl Client {
@@ -139,7 +131,6 @@ impl Client {
             watch_http: connected(builder().timeout_per_read(Some(deadlines.body)).build()),
             server: access.server.trim_end_matches('/').to_owned(),
             token: access.token.clone(),
-            impersonate: Impersonate::default(),
         })
     }
 
@@ -224,12 +215,6 @@ impl Client {
             .header(header::ACCEPT, "application/json");
         if let Some(token) = &self.token {
             request = request.header(header::AUTHORIZATION, format!("Bearer {token}"));
-        }
-        if let Some(user) = &self.impersonate.user {
-            request = request.header("Impersonate-User", user);
-        }
-        for group in &self.impersonate.groups {
-            request = request.header("Impersonate-Group", group);
         }
         let response = match body {
             Some(body) => request

@@ -29,8 +29,8 @@
 //! - [`api_path`], [`pod_stream`]: paths and responses of pod lists and watches
 //! - [`host_dirs`], [`pod_netns`]: the plugin entry, and the pods' netns
 //! - [`pace`]: waits between requests
-//! - [`readiness`], [`metrics`], [`process_metrics`]: `/ready` and `/metrics`
-//! - [`log_filter`]: the log level
+//! - [`readiness`], [`metrics`]: `/ready` and `/metrics`
+//! - [`settings`], [`log_filter`]: the command line, and its log level
 
 pub mod agent_ready;
 pub mod api_path;
@@ -49,10 +49,10 @@ pub mod node_events;
 pub mod pace;
 pub mod pod_netns;
 pub mod pod_stream;
-pub mod process_metrics;
 pub mod queue;
 pub mod rate_limit;
 pub mod readiness;
+pub mod settings;
 pub mod stranded_pod;
 pub mod unrepaired;
 pub mod watch;
@@ -60,7 +60,6 @@ pub mod worker;
 
 use std::io;
 use std::net::SocketAddr;
-use std::str::FromStr;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, mpsc};
 use std::thread;
@@ -70,10 +69,12 @@ use nix::sys::signal::{SigSet, Signal};
 
 use crate::admin::{self, Handlers};
 use crate::files::MountedDir;
+use crate::kube::Deadlines;
 use crate::kube::connection::{AccessSource, Connection};
 use crate::kube::event::Reporter;
-use crate::kube::{Deadlines, Impersonate};
 use host_dirs::HostDirs;
+pub use settings::RepairMode;
+use settings::Settings;
 use stranded_pod::{FoundBy, StrandedPod};
 
 /// Name of this program: `reportingController` of Events, and user agent of API requests.
@@ -86,65 +87,12 @@ pub const CONTROLLER: &str = "linkerd-cni-repair-controller";
 /// (`docs/limits.md`).
 const WATCH_READ_TIMEOUT: Duration = Duration::from_secs(150);
 
+/// Timeout for connecting to the API server, and for the start of its response, for lists and watches.
+/// Upstream's value.
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(9);
+
 /// How long the process waits for the repair in progress after a signal.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_millis(1500);
-
-/// How the controller repairs a pod without redirect rules. Value of `repairController.mode`
-/// in the chart.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum RepairMode {
-    /// Evict or delete the pod, so that its owner creates another pod. Upstream's behavior.
-    #[default]
-    Delete,
-    /// Install the redirect rules in the pod's netns.
-    InPlace,
-    /// Label the pod, so that another controller can act on it.
-    Label,
-    /// Only report the pod, in log, metrics and Events.
-    Report,
-}
-
-impl FromStr for RepairMode {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        match text {
-            // An empty environment variable counts as unset.
-            "" | "delete" => Ok(RepairMode::Delete),
-            "in-place" => Ok(RepairMode::InPlace),
-            "label" => Ok(RepairMode::Label),
-            "report" => Ok(RepairMode::Report),
-            _ => Err(format!("\"{text}\" is not a repair mode: delete, in-place, label or report")),
-        }
-    }
-}
-
-/// Settings of the controller, from its command line.
-#[derive(Debug)]
-pub struct RepairSettings {
-    pub source: AccessSource,
-    pub impersonate: Impersonate,
-    /// Name of the node whose pods are repaired.
-    pub node: String,
-    /// Name of this controller's pod, recorded in Events.
-    pub pod_name: String,
-    /// Timeout for connecting to the API server, and for the start of its response, for
-    /// lists and watches.
-    pub response_timeout: Duration,
-    /// Address of `/live`, `/ready` and `/metrics`.
-    pub admin: SocketAddr,
-    pub mode: RepairMode,
-    /// Whether [`RepairMode::Delete`] deletes pods without a controller, which nothing replaces.
-    pub delete_unmanaged: bool,
-    /// Time between two audits. `None`: no audits.
-    pub audit_period: Option<Duration>,
-    /// Maximum number of repairs in any minute.
-    pub repairs_per_minute: u16,
-    /// `host:port` of the node's agent, which has to be ready before each repair. `None`:
-    /// repair without that check.
-    pub agent_address: Option<String>,
-    pub host: HostDirs,
-}
 
 /// Why the controller cannot start.
 #[derive(Debug, thiserror::Error)]
@@ -195,33 +143,31 @@ impl Shared {
 /// # Errors
 /// Fails if signals cannot be blocked or awaited, the admin address cannot be bound, or a thread
 /// cannot start.
-pub fn run(settings: RepairSettings) -> Result<(), Error> {
+pub fn run(settings: Settings, source: &AccessSource) -> Result<(), Error> {
     // Block the signals before the first thread starts: all threads inherit the mask.
     let signals = SigSet::from_iter([Signal::SIGTERM, Signal::SIGINT]);
     signals.thread_block().map_err(Error::Signal)?;
 
     let shared = Arc::new(Shared::default());
-    serve(settings.admin, Arc::clone(&shared), MountedDir::at_start(&settings.host.net_dir))?;
+    let host = HostDirs::of(&settings);
+    serve(settings.admin_addr, Arc::clone(&shared), MountedDir::at_start(&host.net_dir))?;
     let deadlines = Deadlines {
-        connect: settings.response_timeout,
-        response: settings.response_timeout,
+        connect: RESPONSE_TIMEOUT,
+        response: RESPONSE_TIMEOUT,
         body: WATCH_READ_TIMEOUT,
     };
-    let connection = |deadlines| {
-        Connection::new(settings.source.clone(), CONTROLLER, deadlines)
-            .impersonating(settings.impersonate.clone())
-    };
-    let reporter = Reporter { controller: CONTROLLER, instance: settings.pod_name };
+    let connection = |deadlines| Connection::new(source.clone(), CONTROLLER, deadlines);
+    let reporter = Reporter { controller: CONTROLLER, instance: settings.pod_name.clone() };
     let watch = watch::PodWatch {
         connection: connection(deadlines),
         node: settings.node.clone(),
         shared: Arc::clone(&shared),
     };
-    let audit = settings.audit_period.map(|period| audit::Audit {
+    let audit = settings.audit_period().map(|period| audit::Audit {
         connection: connection(deadlines),
-        host: settings.host.clone(),
+        host: host.clone(),
         period,
-        events: node_events::NodeEvents::new(reporter.clone(), settings.node),
+        events: node_events::NodeEvents::new(reporter.clone(), settings.node.clone()),
         shared: Arc::clone(&shared),
     });
     let worker = worker::Worker {
@@ -229,8 +175,8 @@ pub fn run(settings: RepairSettings) -> Result<(), Error> {
         reporter,
         mode: settings.mode,
         delete_unmanaged: settings.delete_unmanaged,
-        host: settings.host,
-        agent_address: settings.agent_address,
+        host,
+        agent_address: settings.agent_address().map(str::to_owned),
         budget: rate_limit::RepairBudget::new(settings.repairs_per_minute),
         histories: histories::Histories::new(settings.mode),
         shared: Arc::clone(&shared),

@@ -3,18 +3,16 @@
 use std::path::PathBuf;
 
 use super::kubeconfig;
-use super::kubeconfig::{ApiAccess, Overrides};
-use super::{Client, Deadlines, Impersonate};
+use super::kubeconfig::ApiAccess;
+use super::{Client, Deadlines};
 
 /// Where address and credential of the API server come from.
 #[derive(Clone, Debug)]
 pub enum AccessSource {
     /// The address and the ServiceAccount credential that Kubernetes gives each pod.
     InCluster { host: String, port: String, dir: PathBuf },
-    /// The plugin's kubeconfig, with its context [`kubeconfig::CONTEXT`].
+    /// A kubeconfig, with its context [`kubeconfig::CONTEXT`].
     Kubeconfig(PathBuf),
-    /// Any kubeconfig, with selected context, cluster and user.
-    SelectedKubeconfig(PathBuf, Overrides),
 }
 
 /// Why a client cannot be prepared.
@@ -31,25 +29,13 @@ pub struct Connection {
     source: AccessSource,
     user_agent: &'static str,
     deadlines: Deadlines,
-    impersonate: Impersonate,
     current: Option<(ApiAccess, Client)>,
 }
 
 impl Connection {
     /// Stores the parameters; reads nothing.
     pub fn new(source: AccessSource, user_agent: &'static str, deadlines: Deadlines) -> Self {
-        Connection {
-            source,
-            user_agent,
-            deadlines,
-            impersonate: Impersonate::default(),
-            current: None,
-        }
-    }
-
-    /// Makes all clients impersonate a user and groups.
-    pub fn impersonating(self, impersonate: Impersonate) -> Self {
-        Connection { impersonate, ..self }
+        Connection { source, user_agent, deadlines, current: None }
     }
 
     /// Returns the client for the next request. Reads the source each time, so that a rotated token
@@ -61,8 +47,7 @@ impl Connection {
         {
             return Ok(client.clone());
         }
-        let mut client = Client::new(&access, self.user_agent, self.deadlines)?;
-        client.impersonate = self.impersonate.clone();
+        let client = Client::new(&access, self.user_agent, self.deadlines)?;
         self.current = Some((access, client.clone()));
         Ok(client)
     }
@@ -77,6 +62,5 @@ fn read(source: &AccessSource) -> Result<ApiAccess, kubeconfig::Error> {
     match source {
         AccessSource::InCluster { host, port, dir } => kubeconfig::in_cluster(host, port, dir),
         AccessSource::Kubeconfig(path) => kubeconfig::read(path),
-        AccessSource::SelectedKubeconfig(path, overrides) => kubeconfig::read_with(path, overrides),
     }
 }

@@ -15,7 +15,7 @@ use serde_json::json;
 
 use crate::files;
 
-pub use selection::{Overrides, read, read_with};
+pub use selection::read;
 
 /// Name of the context that the plugin uses, the same as upstream's.
 pub const CONTEXT: &str = "linkerd-cni-context";

@@ -1,13 +1,17 @@
 //! The host's directories as mounted into this container: the CNI net dir with the plugin
 //! entry, cached CNI results, and the pods' netns.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
+use super::settings::Settings;
 use crate::cni;
 use crate::cni::object::Object;
 use crate::config::Config;
 use crate::conflist::{net_dir, plan};
 use crate::{conflist, files};
+
+/// File name of the plugin's kubeconfig, which is no network config.
+const KUBECONFIG: &str = "ZZZ-linkerd-cni-kubeconfig";
 
 /// Why the plugin's configuration cannot be read.
 #[derive(Debug, thiserror::Error)]
@@ -31,8 +35,6 @@ pub enum Error {
 pub struct HostDirs {
     /// The CNI net dir, with the network configs.
     pub net_dir: PathBuf,
-    /// File name of the plugin's kubeconfig in the net dir.
-    pub kubeconfig: String,
     /// Results that the runtime's libcni caches at each ADD.
     pub results_dir: PathBuf,
     /// Directory with a file for the netns of each pod.
@@ -40,21 +42,19 @@ pub struct HostDirs {
 }
 
 impl HostDirs {
-    /// Returns the paths below `prefix`, where the host's directories are mounted. `net_dir`
-    /// is the CNI net dir on the host, `kubeconfig` a file name in it.
-    pub fn below(prefix: &Path, net_dir: &str, kubeconfig: &str) -> Self {
+    /// Returns the paths at which the host's directories are mounted.
+    pub fn of(settings: &Settings) -> Self {
         HostDirs {
-            net_dir: prefix.join(net_dir.trim_start_matches('/')),
-            kubeconfig: kubeconfig.to_owned(),
-            results_dir: prefix.join("var/lib/cni/results"),
-            netns_dir: prefix.join("var/run/netns"),
+            net_dir: settings.net_dir(),
+            results_dir: settings.results_dir(),
+            netns_dir: settings.netns_dir(),
         }
     }
 
     /// Reads the plugin's configuration from the plugin entry of the active conflist, which
     /// is the configuration for the next pod.
     pub fn config(&self) -> Result<Config, Error> {
-        let scanned = net_dir::scan(&self.net_dir, &self.kubeconfig)?;
+        let scanned = net_dir::scan(&self.net_dir, KUBECONFIG)?;
         let active = plan::called(&scanned)
             .ok_or_else(|| Error::NoConflist { dir: self.net_dir.clone() })?;
         let path = self.net_dir.join(&active.name);
@@ -69,6 +69,7 @@ impl HostDirs {
 #[cfg(test)]
 mod tests {
     use std::fs;
+    use std::path::Path;
 
     use serde_json::json;
     use tempfile::TempDir;
@@ -78,9 +79,17 @@ mod tests {
 
     const BRIDGE: &str = r#"{"name":"a","plugins":[{"type":"bridge"}]}"#;
 
+    fn host_in(dir: &Path) -> HostDirs {
+        HostDirs {
+            net_dir: dir.join("etc/cni/net.d"),
+            results_dir: PathBuf::new(),
+            netns_dir: PathBuf::new(),
+        }
+    }
+
     fn host(files: &[(&str, &str)]) -> (TempDir, HostDirs) {
         let dir = TempDir::new().unwrap();
-        let host = HostDirs::below(dir.path(), "/etc/cni/net.d", "ZZZ-kubeconfig");
+        let host = host_in(dir.path());
         fs::create_dir_all(&host.net_dir).unwrap();
         for (name, text) in files {
             fs::write(host.net_dir.join(name), text).unwrap();
@@ -136,7 +145,6 @@ mod tests {
             let error = host.config().unwrap_err().to_string();
             assert!(error.contains(message), "{error}");
         }
-        let nowhere = HostDirs::below(Path::new("/no/such"), "/etc", "k");
-        assert!(nowhere.config().is_err());
+        assert!(host_in(Path::new("/no/such")).config().is_err());
     }
 }

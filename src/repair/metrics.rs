@@ -1,13 +1,10 @@
 //! Metrics of the controller. Metrics that upstream's controller also has keep its names.
 
-use std::time::SystemTime;
-
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
 
-use super::process_metrics::ProcessMetrics;
 use crate::kube::request_metrics;
 use crate::metrics::{openmetrics, register, register_build_info, register_durations};
 
@@ -45,7 +42,6 @@ pub struct Metrics {
 impl Default for Metrics {
     fn default() -> Self {
         let mut registry = Registry::default();
-        registry.register_collector(Box::new(ProcessMetrics { started: SystemTime::now() }));
         let group = registry.sub_registry_with_prefix(PREFIX);
         register_build_info(group);
         request_metrics::register(group);
@@ -173,7 +169,7 @@ mod tests {
 
     #[test]
     fn the_docs_list_every_metric_of_the_controller() {
-        assert_documented(&Metrics::default().text(), &[PREFIX, "process_"]);
+        assert_documented(&Metrics::default().text(), &[PREFIX]);
     }
 
     #[test]
@@ -186,7 +182,7 @@ mod tests {
         }
         let text = metrics.text();
         assert!(text.ends_with("# EOF\n"));
-        // The values of the process metrics and of the API requests differ between runs.
+        // The values of the API requests differ between runs.
         let controller_metrics: String = text
             .lines()
             .filter(|line| line.contains(PREFIX) && !line.contains("api_requests"))

@@ -57,8 +57,6 @@ pub(super) struct Kubeconfig {
     pub users: Vec<NamedUser>,
     #[serde(default)]
     pub contexts: Vec<NamedContext>,
-    #[serde(rename = "current-context")]
-    pub current_context: Option<String>,
 }
 
 #[derive(Deserialize)]

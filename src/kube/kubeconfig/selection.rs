@@ -1,4 +1,4 @@
-//! Selects context, cluster and user in a kubeconfig.
+//! Reads the API access of the context that the plugin uses.
 
 use std::path::{Path, PathBuf};
 
@@ -8,55 +8,33 @@ use base64::engine::general_purpose::STANDARD as BASE64;
 use super::{ApiAccess, CONTEXT, Error, document};
 use crate::files;
 
-/// Parts of a kubeconfig to use, as selected by kubectl's options of the same names.
-#[derive(Clone, Debug, Default)]
-pub struct Overrides {
-    /// Default: the current context of the kubeconfig, or [`CONTEXT`] if it has none.
-    pub context: Option<String>,
-    /// Default: the cluster of the context.
-    pub cluster: Option<String>,
-    /// Default: the user of the context.
-    pub user: Option<String>,
-}
-
 /// Reads the kubeconfig at `path` and returns the access of its context [`CONTEXT`].
 pub fn read(path: &Path) -> Result<ApiAccess, Error> {
-    let overrides = Overrides { context: Some(CONTEXT.to_owned()), ..Overrides::default() };
-    read_with(path, &overrides)
+    parse(path, &files::read(path)?.0)
 }
 
-/// Reads the kubeconfig at `path` and returns the access that `overrides` select.
-pub fn read_with(path: &Path, overrides: &Overrides) -> Result<ApiAccess, Error> {
-    parse(path, &files::read(path)?.0, overrides)
-}
-
-/// Returns the access that `overrides` select in the kubeconfig `bytes`, which was read from
+/// Returns the access of the context [`CONTEXT`] in the kubeconfig `bytes`, which was read from
 /// `path`. Relative paths in the kubeconfig start at the directory of `path`.
-pub(super) fn parse(path: &Path, bytes: &[u8], overrides: &Overrides) -> Result<ApiAccess, Error> {
+pub(super) fn parse(path: &Path, bytes: &[u8]) -> Result<ApiAccess, Error> {
     let file = document::decode(path, bytes)?;
     let missing = |what: String| Error::Missing { path: path.to_owned(), what };
-    let current = file.current_context.filter(|name| !name.is_empty());
-    let name = overrides.context.clone().or(current);
-    let name = name.unwrap_or_else(|| CONTEXT.to_owned());
     let context = file
         .contexts
         .into_iter()
-        .find(|context| context.name == name)
-        .ok_or_else(|| missing(format!("context \"{name}\"")))?
+        .find(|context| context.name == CONTEXT)
+        .ok_or_else(|| missing(format!("context \"{CONTEXT}\"")))?
         .context;
-    let cluster_name = overrides.cluster.clone().unwrap_or(context.cluster);
-    let user_name = overrides.user.clone().unwrap_or(context.user);
     let cluster = file
         .clusters
         .into_iter()
-        .find(|cluster| cluster.name == cluster_name)
-        .ok_or_else(|| missing(format!("cluster \"{cluster_name}\"")))?
+        .find(|cluster| cluster.name == context.cluster)
+        .ok_or_else(|| missing(format!("cluster \"{}\"", context.cluster)))?
         .cluster;
     let user = file
         .users
         .into_iter()
-        .find(|user| user.name == user_name)
-        .ok_or_else(|| missing(format!("user \"{user_name}\"")))?
+        .find(|user| user.name == context.user)
+        .ok_or_else(|| missing(format!("user \"{}\"", context.user)))?
         .user;
     if !cluster.server.starts_with("https://") && !cluster.server.starts_with("http://") {
         return Err(Error::Field {

@@ -14,12 +14,7 @@ fn access() -> ApiAccess {
 }
 
 fn parsed(text: &str) -> Result<ApiAccess, Error> {
-    let overrides = Overrides { context: Some(CONTEXT.into()), ..Overrides::default() };
-    parsed_with(text, &overrides)
-}
-
-fn parsed_with(text: &str, overrides: &Overrides) -> Result<ApiAccess, Error> {
-    parse(Path::new("/kc"), text.as_bytes(), overrides)
+    parse(Path::new("/kc"), text.as_bytes())
 }
 
 #[test]
@@ -54,41 +49,6 @@ fn only_an_ip_address_in_the_servers_url_is_an_address() {
 fn upstreams_yaml_is_read() {
     let text = "# kubeconfig file\napiVersion: v1\nclusters:\n- name: local\n  cluster:\n    server: https://[fd00:10:96::1]:443\n    tls-server-name: api.example\n    certificate-authority-data: LS0tLS1CRUdJTiBDRVJUSUZJQ0FURS0tLS0t\nusers:\n- name: linkerd-cni\n  user:\n    token: secret\ncontexts:\n- name: other\n  context: {}\n- name: linkerd-cni-context\n  context:\n    cluster: local\n    user: linkerd-cni";
     assert_eq!(parsed(text).unwrap(), access());
-}
-
-#[test]
-fn the_current_context_is_used_unless_overridden() {
-    let text = r#"{
-        "current-context": "one",
-        "contexts": [
-            {"name": "one", "context": {"cluster": "a", "user": "x"}},
-            {"name": "two", "context": {"cluster": "b", "user": "y"}}
-        ],
-        "clusters": [
-            {"name": "a", "cluster": {"server": "https://a"}},
-            {"name": "b", "cluster": {"server": "https://b"}}
-        ],
-        "users": [
-            {"name": "x", "user": {"token": "of-x"}},
-            {"name": "y", "user": {"token": "of-y"}}
-        ]
-    }"#;
-    for (context, cluster, user, expected) in [
-        (None, None, None, ("https://a", "of-x")),
-        (Some("two"), None, None, ("https://b", "of-y")),
-        (None, Some("b"), None, ("https://b", "of-x")),
-        (None, None, Some("y"), ("https://a", "of-y")),
-    ] {
-        let overrides = Overrides {
-            context: context.map(str::to_owned),
-            cluster: cluster.map(str::to_owned),
-            user: user.map(str::to_owned),
-        };
-        let access = parsed_with(text, &overrides).unwrap();
-        let token = access.token.unwrap();
-        assert_eq!((&*access.server, &*token), expected, "{overrides:?}");
-    }
-    assert_eq!(parsed_with(&render(&access()), &Overrides::default()).unwrap(), access());
 }
 
 #[test]

@@ -84,10 +84,7 @@ impl Controller {
         let kubeconfig = dir.path().join("kubeconfig");
         let text = json!({
             "clusters": [{"name": "c", "cluster": {"server": format!("http://{}", api.address)}}],
-            "users": [
-                {"name": "u", "user": {"tokenFile": "token"}},
-                {"name": "second", "user": {"token": "of-second"}},
-            ],
+            "users": [{"name": "u", "user": {"tokenFile": "token"}}],
             "contexts": [
                 {"name": "linkerd-cni-context", "context": {"cluster": "c", "user": "u"}},
             ],

@@ -72,35 +72,6 @@ fn signals_stop_the_controller_at_once_in_every_state() {
 }
 
 #[test]
-fn options_of_upstreams_command_line_have_their_effect() {
-    let api = Api::start();
-    let _controller = Controller::with(
-        &api,
-        &[
-            "--context=linkerd-cni-context",
-            "--cluster=c",
-            "--user=second",
-            "--as=linkerd-cni",
-            "--as-group=a",
-            "--as-group=b",
-            "--kube-api-response-headers-timeout=9s",
-        ],
-    );
-    until("a list", || !api.requests(|request| request.is_list()).is_empty());
-    let list = &api.requests(|request| request.is_list())[0];
-    assert_eq!(list.token(), "of-second");
-    let expected = [
-        ("impersonate-user", "linkerd-cni"),
-        ("impersonate-group", "a"),
-        ("impersonate-group", "b"),
-    ];
-    let expected = expected.map(|(name, value)| (name.to_owned(), value.to_owned()));
-    let mut impersonation = list.headers.clone();
-    impersonation.retain(|(name, _)| name.starts_with("impersonate-"));
-    assert_eq!(impersonation, expected);
-}
-
-#[test]
 fn errors_name_invalid_and_missing_settings() {
     let node = "--node-name=a";
     let pod = "--controller-pod-name=b";
@@ -110,7 +81,7 @@ fn errors_name_invalid_and_missing_settings() {
         (&[node, pod, "--log-level=loud"], 2, "\"loud\" is not a log level"),
         (&[node, pod, "--log-format=xml"], 2, "\"xml\" is not a log format"),
         (&[node, pod, "--admin-addr=x"], 2, "--admin-addr"),
-        (&[node, pod, "--mode=kill"], 2, "\"kill\" is not a repair mode"),
+        (&[node, pod, "--mode=kill"], 2, "invalid value 'kill' for '--mode <MODE>'"),
         (&[node, pod, "--rate=0"], 2, "--rate"),
         (&[node, pod], 1, "KUBERNETES_SERVICE_HOST"),
         (&[node, pod, "--kubeconfig=/x", "--admin-addr=192.0.2.1:1"], 1, "cannot listen on"),

@@ -1,0 +1,93 @@
+//! Settings of the repair controller: its command line, and the environment that the chart sets.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Args, ValueEnum};
+
+/// How the controller repairs a pod without redirect rules. Value of `repairController.mode`
+/// in the chart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum RepairMode {
+    /// Evict or delete the pod, so that its owner creates another pod. Upstream's behavior.
+    Delete,
+    /// Install the redirect rules in the pod's netns.
+    InPlace,
+    /// Label the pod, so that another controller can act on it.
+    Label,
+    /// Only report the pod, in log, metrics and Events.
+    Report,
+}
+
+#[derive(Debug, Args)]
+pub struct Settings {
+    /// Name of the node whose pods are repaired
+    #[arg(long = "node-name", env = "LINKERD_CNI_REPAIR_CONTROLLER_NODE_NAME")]
+    pub node: String,
+
+    /// Name of this pod, recorded in Events
+    #[arg(long = "controller-pod-name", env = "LINKERD_CNI_REPAIR_CONTROLLER_POD_NAME")]
+    pub pod_name: String,
+
+    /// Address on which to serve /live, /ready and /metrics
+    #[arg(long, default_value = "[::]:8080")]
+    pub admin_addr: SocketAddr,
+
+    /// How to repair stranded pods
+    #[arg(long, env = "LINKERD_CNI_REPAIR_CONTROLLER_MODE", value_enum, default_value = "delete")]
+    pub mode: RepairMode,
+
+    /// Mode delete: also delete pods without a controller, which nothing replaces
+    #[arg(long, env = "LINKERD_CNI_REPAIR_CONTROLLER_DELETE_UNMANAGED")]
+    pub delete_unmanaged: bool,
+
+    /// Seconds between audits of the redirect rules of all running meshed pods; 0 disables audits
+    #[arg(long, env = "LINKERD_CNI_REPAIR_CONTROLLER_AUDIT_SECONDS", default_value_t = 0)]
+    audit_seconds: u32,
+
+    /// Repair budget: largest number of pods to repair per minute, half of them in one namespace
+    #[arg(long = "rate", env = "LINKERD_CNI_REPAIR_CONTROLLER_RATE", default_value_t = 60)]
+    #[arg(value_parser = clap::value_parser!(u16).range(1..))]
+    pub repairs_per_minute: u16,
+
+    /// host:port of this node's agent; pods are repaired only while its /ready returns 200
+    /// [default: none, repair without this check]
+    #[arg(long, env = "LINKERD_CNI_REPAIR_CONTROLLER_AGENT_ADDR")]
+    agent_addr: Option<String>,
+
+    /// Path under which the host's directories are mounted
+    #[arg(long, env = "CONTAINER_MOUNT_PREFIX", default_value = "/host")]
+    mount_prefix: PathBuf,
+
+    /// CNI net dir on the host
+    #[arg(long, env = "DEST_CNI_NET_DIR", default_value = "/etc/cni/net.d")]
+    net_dir: String,
+}
+
+impl Settings {
+    /// Returns the time between two audits. `None`: no audits.
+    pub fn audit_period(&self) -> Option<Duration> {
+        (self.audit_seconds > 0).then(|| Duration::from_secs(self.audit_seconds.into()))
+    }
+
+    /// Returns `host:port` of the agent that has to be ready before each repair.
+    pub fn agent_address(&self) -> Option<&str> {
+        self.agent_addr.as_deref().filter(|address| !address.is_empty())
+    }
+
+    /// Returns the mounted CNI net dir, with the network configs.
+    pub fn net_dir(&self) -> PathBuf {
+        self.mount_prefix.join(self.net_dir.trim_start_matches('/'))
+    }
+
+    /// Returns the mounted directory of the results that the runtime's libcni caches at each ADD.
+    pub fn results_dir(&self) -> PathBuf {
+        self.mount_prefix.join("var/lib/cni/results")
+    }
+
+    /// Returns the mounted directory with a file for the netns of each pod.
+    pub fn netns_dir(&self) -> PathBuf {
+        self.mount_prefix.join("var/run/netns")
+    }
+}
