@@ -1,13 +1,9 @@
 //! Computes the redirect of one pod from the plugin entry, the annotations of the pod and its
-//! namespace, and the proxy container. Does no I/O, except that [`families`] reads the addresses of
-//! the netns. The plugin and the repair controller fetch the API objects.
+//! namespace, and the proxy container. Does no I/O, except that [`families`] asks whether the netns has
+//! IPv6. The plugin and the repair controller fetch the API objects.
 
-pub mod annotation;
-pub mod containers;
 pub mod families;
 pub mod ignored;
-pub mod mesh;
-pub mod pod;
 mod port_lists;
 mod proxy_user;
 mod redirect;
@@ -20,12 +16,10 @@ use serde_json::Value;
 
 use crate::cni::error::Error;
 use crate::cni::object::Object;
+use crate::pod::skip::{Detection, PodFilter};
 use crate::redirect::Redirect;
 use crate::redirect::backend::IptablesMode;
-use crate::redirect::ports::PortRange;
 use crate::redirect::rules;
-pub use annotation::Annotations;
-use containers::ContainerUser;
 use ignored::Ignored;
 use section::Section;
 
@@ -33,21 +27,6 @@ use section::Section;
 const DEFAULT_AGENT_NAME: &str = "linkerd-cni";
 /// Default of [`Config::api_budget`]. Runtimes allow minutes for an ADD and retry a failed one.
 const DEFAULT_API_BUDGET: Duration = Duration::from_secs(10);
-
-/// How the plugin finds out whether a pod is meshed: the key `pod-detection`.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Detection {
-    /// If the runtime passes the pod's annotations and none suggests a proxy, the pod is
-    /// unmeshed. Otherwise, ask the API server. See [`crate::plugin::skip`].
-    #[default]
-    Annotations,
-    /// As [`Detection::Annotations`], and pods that the proxy injector marked are meshed: the
-    /// API server is not asked. See [`annotation::is_injected`] and [`Config::trusts_injector`].
-    Injector,
-    /// Ask the API server for every pod, also if annotations show that the pod is unmeshed, as
-    /// upstream does. Excluded namespaces and the agent's pods are skipped without a request.
-    Api,
-}
 
 /// Whether IPv6 is redirected: the key `ipv6`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -58,24 +37,6 @@ pub enum Ipv6 {
     /// In each netns with IPv6, also if the pod has no IPv6 address yet, unless the proxy listens on
     /// IPv4 only. See [`families`] and [`ResolvedRedirect::ipv6`].
     Auto,
-}
-
-/// Facts about a pod and its proxy. For missing facts, the values of the plugin entry apply.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct PodFacts {
-    /// UID of the pod object.
-    pub uid: String,
-    /// Annotations that change redirect rules: the pod's values, else the namespace's values.
-    pub annotations: Annotations,
-    /// User and ports of the container `linkerd-proxy`.
-    pub proxy: Proxy,
-    /// Ports of the API server, which a control-plane pod reaches without the proxy. Empty
-    /// for other pods.
-    pub api_ports: Vec<PortRange>,
-    /// Init containers that start before the proxy. Empty if the pod object was not read.
-    pub early_containers: Vec<ContainerUser>,
-    /// Containers that run beside the proxy. Empty if the pod object was not read.
-    pub app_containers: Vec<ContainerUser>,
 }
 
 /// A pod's redirect, and what its author may not expect.
@@ -93,18 +54,6 @@ pub struct ResolvedRedirect {
     pub exempt_containers: Vec<String>,
 }
 
-/// User and ports that the container `linkerd-proxy` states; `None` where it states nothing.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Proxy {
-    pub uid: Option<i64>,
-    pub inbound_port: Option<u16>,
-    pub outbound_port: Option<u16>,
-    pub control_port: Option<u16>,
-    pub admin_port: Option<u16>,
-    /// Whether its addresses for inbound or for outbound connections are known and IPv4 only.
-    pub is_ipv4_only: bool,
-}
-
 /// The plugin entry, as far as the plugin uses it. Unknown keys are ignored.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Config {
@@ -114,14 +63,8 @@ pub struct Config {
     /// Log the rules instead of installing them.
     pub simulate: bool,
     pub ipv6: Ipv6,
-    pub detection: Detection,
-    /// Pods in these namespaces are never redirected.
-    pub exclude_namespaces: Vec<String>,
-    /// Namespace of the agent's DaemonSet. Its pods are skipped without an API request: they
-    /// install the credential that such a request needs.
-    pub agent_namespace: String,
-    /// Name of the agent's DaemonSet.
-    pub agent_daemonset: String,
+    /// Which pods are skipped without a request to the API server.
+    pub filter: PodFilter,
     /// Time that one ADD or CHECK may spend on API requests, retries included. If annotations
     /// can decide, at most 2 s, see `plugin::pod_redirect`.
     pub api_budget: Duration,
@@ -138,7 +81,7 @@ impl Config {
     /// Whether the annotations of a pod that the injector marked decide, without a look at its
     /// containers. Their users are not in the annotations.
     pub fn trusts_injector(&self) -> bool {
-        self.detection == Detection::Injector && !self.strict_proxy_user
+        self.filter.detection == Detection::Injector && !self.strict_proxy_user
     }
 
     /// Returns the error for the first invalid value of the plugin entry.
@@ -203,10 +146,12 @@ impl Config {
             mode: mode.unwrap_or_default(),
             simulate: linkerd.read("simulate", "true or false", Value::as_bool).unwrap_or_default(),
             ipv6: ipv6.unwrap_or_default(),
-            detection: detection.unwrap_or_default(),
-            exclude_namespaces: linkerd.strings("exclude-namespaces"),
-            agent_namespace,
-            agent_daemonset,
+            filter: PodFilter {
+                detection: detection.unwrap_or_default(),
+                exclude_namespaces: linkerd.strings("exclude-namespaces"),
+                agent_namespace,
+                agent_daemonset,
+            },
             api_budget: budget.unwrap_or(DEFAULT_API_BUDGET),
             strict_annotations: linkerd
                 .read("strict-annotations", "true or false", Value::as_bool)

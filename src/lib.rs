@@ -16,8 +16,9 @@
 //! - [`netns`]: enters network namespaces and makes links in them
 //! - [`cni`]: the CNI protocol: request, arguments, versions, result, error
 //! - [`redirect`]: what is redirected in a pod: ports, subnets, families, and the rules as data
+//! - [`pod`]: decides from name, annotations and containers whether a pod is redirected
 //! - [`firewall`]: puts redirect rules into the kernel, and checks that they are there
-//! - [`config`]: the plugin entry, annotations and proxy container, and the redirect they ask for
+//! - [`config`]: the plugin entry, and the redirect that it and the facts about a pod ask for
 //! - [`record`]: the record of a plugin call: the plugin sends it, the agent logs and counts it
 //! - [`plugin`]: what the plugin does for ADD, CHECK, DEL, GC and STATUS
 //! - [`conflist`]: the CNI net dir: parses network configs, plans to chain and unchain, saved state
@@ -51,6 +52,7 @@ pub mod netlink;
 pub mod netns;
 pub mod node;
 pub mod plugin;
+pub mod pod;
 pub mod quote;
 pub mod record;
 pub mod redirect;

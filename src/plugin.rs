@@ -1,18 +1,17 @@
 //! Runs the CNI commands ADD, CHECK, DEL, GC, STATUS and VERSION.
 //!
-//! - [`skip`]: which pods are skipped without the API server
 //! - `api`: fetches the pod, its namespace and the API server's Service
 //! - `pod_redirect`: combines both, and computes the redirect without the API server in an outage
 
 mod api;
 pub mod pod_redirect;
-pub mod skip;
 
 use std::time::{Duration, Instant};
 
 use crate::cni::error::{Error, code};
 use crate::cni::{Command, Request, result, version};
 use crate::config::{Config, Ipv6, ResolvedRedirect, families, ignored};
+use crate::pod::Decision;
 use crate::record::{self, CallResult, Record};
 use crate::{firewall, log, netns};
 use pod_redirect::PodRedirect;
@@ -75,10 +74,13 @@ fn run_and_record(
 fn add(request: &Request, config: &Config, record: &mut Record) -> Result<String, Error> {
     let output = result::pass_through(request)?;
     let (mode, simulate) = (config.mode, config.simulate);
-    let Some(found) = pod_redirect::find(request, config, record)? else {
-        return Ok(output);
+    let PodRedirect { resolved, api_error } = match pod_redirect::find(request, config, record)? {
+        Decision::Skip(reason) => {
+            record.skip(reason.text());
+            return Ok(output);
+        }
+        Decision::Redirect(found) => found,
     };
-    let PodRedirect { resolved, api_error } = found;
     if let Some(error) = config.refusal(&resolved) {
         return Err(error);
     }
@@ -155,12 +157,15 @@ fn missing_rules(
         return Ok(Vec::new());
     }
     match pod_redirect::find(request, config, record)? {
-        Some(_) if config.simulate => {
+        Decision::Redirect(_) if config.simulate => {
             record.result = CallResult::Simulated;
             Ok(Vec::new())
         }
-        Some(found) => missing_of(found.resolved),
-        None => Ok(Vec::new()),
+        Decision::Redirect(found) => missing_of(found.resolved),
+        Decision::Skip(reason) => {
+            record.skip(reason.text());
+            Ok(Vec::new())
+        }
     }
 }
 

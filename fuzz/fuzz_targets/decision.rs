@@ -20,7 +20,7 @@ mod runtime;
 use decision::{API_ERRORS, DETECTIONS, Start};
 use libfuzzer_sys::fuzz_target;
 use linkerd2_cni::cni::args;
-use linkerd2_cni::config::annotation::{CREATED_BY, INJECT, PROXY_PORTS, UPSTREAM_KEYS};
+use linkerd2_cni::pod::annotation::{CREATED_BY, INJECT, PROXY_PORTS, UPSTREAM_KEYS};
 
 const CONTAINERS: [&[&str]; 4] = [&["app"], &["app", "linkerd-proxy"], &["linkerd-init"], &[]];
 

@@ -4,11 +4,12 @@
 use std::sync::LazyLock;
 
 use libfuzzer_sys::fuzz_target;
-use linkerd2_cni::config::mesh::{self, Mesh};
-use linkerd2_cni::config::{Config, PodFacts};
+use linkerd2_cni::config::Config;
 use linkerd2_cni::kube::types::Pod;
-use linkerd2_cni::redirect::rules::{install_script, rules};
+use linkerd2_cni::pod::facts::PodFacts;
+use linkerd2_cni::pod::{Decision, mesh};
 use linkerd2_cni::redirect::Family;
+use linkerd2_cni::redirect::rules::{install_script, rules};
 
 static CONFIG: LazyLock<Config> = LazyLock::new(|| {
     let text =
@@ -21,7 +22,7 @@ fuzz_target!(|answer: &[u8]| {
     let Ok(found) = serde_json::from_slice::<Pod>(answer) else {
         return;
     };
-    let Ok(Mesh::Meshed(proxy)) = mesh::proxy(&found) else {
+    let Ok(Decision::Redirect(proxy)) = mesh::proxy(&found) else {
         return;
     };
     let facts = PodFacts { annotations: found.metadata.annotations, proxy, ..PodFacts::default() };

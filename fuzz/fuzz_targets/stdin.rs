@@ -7,7 +7,7 @@ mod runtime;
 use libfuzzer_sys::fuzz_target;
 use linkerd2_cni::cni::object::Object;
 use linkerd2_cni::config::families;
-use linkerd2_cni::plugin::skip;
+use linkerd2_cni::pod::skip;
 
 fuzz_target!(|stdin: &[u8]| {
     for args in ["", runtime::POD] {

@@ -8,7 +8,7 @@ use crate::config::ignored::SOURCES;
 use crate::metrics::{
     Counters, Durations, Labels, register, register_durations_each, register_each,
 };
-use crate::plugin::skip::SkipReason;
+use crate::pod::skip::SkipReason;
 use crate::record::{CallResult, Command, Degraded, Record};
 use crate::redirect::backend::Backend;
 

@@ -4,7 +4,7 @@ use std::fmt;
 
 use serde::Serialize;
 
-use super::annotation;
+use crate::pod::annotation;
 use crate::quote::{self, quote};
 use crate::redirect::ports::{self, INVALID_LIMIT, InvalidElements};
 

@@ -4,11 +4,10 @@
 //! drops it too, but also returns it, so that the pod's owner gets an Event. With
 //! `strict-annotations`, the first invalid element is an error.
 
-use super::Annotations;
-use super::annotation::annotation_error;
 use super::ignored::{Ignored, PORT_GRAMMAR};
 use super::section::config_error;
 use crate::cni::error::Error;
+use crate::pod::annotation::{Annotations, annotation_error};
 use crate::quote;
 use crate::redirect::ports::{self, InvalidElements, PortRange};
 

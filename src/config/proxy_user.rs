@@ -1,10 +1,11 @@
 //! Determines UID and GID of the proxy, whose own connections are not redirected.
 
-use super::annotation::annotation_error;
-use super::mesh::PROXY;
 use super::section::config_error;
-use super::{Annotations, Config, PodFacts, ResolvedRedirect, annotation};
+use super::{Config, ResolvedRedirect};
 use crate::cni::error::{Error, code};
+use crate::pod::annotation::{self, Annotations, annotation_error};
+use crate::pod::facts::PodFacts;
+use crate::pod::mesh::PROXY;
 
 /// Largest UID or GID. The kernel reserves `u32::MAX` for "no ID".
 const LARGEST: i64 = u32::MAX as i64 - 1;

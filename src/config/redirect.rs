@@ -4,13 +4,14 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 
-use super::annotation::annotation_error;
-use super::containers;
 use super::ignored::{INBOUND_KEY, OUTBOUND_KEY, PORT_GRAMMAR};
 use super::port_lists::{PortList, PortListReader};
 use super::section::config_error;
-use super::{Annotations, Config, Ipv6, PodFacts, ResolvedRedirect, annotation};
+use super::{Config, Ipv6, ResolvedRedirect};
 use crate::cni::error::Error;
+use crate::pod::annotation::{self, Annotations, annotation_error};
+use crate::pod::containers;
+use crate::pod::facts::PodFacts;
 use crate::quote::quote;
 use crate::redirect::ports::{self, PortRange};
 use crate::redirect::{Redirect, Subnet};

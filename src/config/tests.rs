@@ -2,8 +2,11 @@ mod port_lists;
 
 use super::*;
 use crate::cni::error::code;
+use crate::pod::annotation::{self, Annotations};
+use crate::pod::facts::PodFacts;
+use crate::pod::mesh::Proxy;
 use crate::redirect::Redirect;
-use crate::redirect::ports;
+use crate::redirect::ports::{self, PortRange};
 
 /// Annotation names without their prefix, and values.
 type Pairs<'a> = &'a [(&'a str, &'a str)];
@@ -218,7 +221,7 @@ fn an_invalid_member_fails_the_redirect_and_leaves_other_members_valid() {
         "incoming-proxy-port":4143,"outgoing-proxy-port":4140}}"#;
     let config = Config::read_leniently(&serde_json::from_str(text).unwrap());
     assert_eq!(config.kubeconfig, PathBuf::from("/k"));
-    assert_eq!(config.exclude_namespaces, ["kube-system"]);
+    assert_eq!(config.filter.exclude_namespaces, ["kube-system"]);
     assert_eq!(config.ipv6, Ipv6::Auto);
     assert_eq!(config.api_budget, Duration::from_secs(10));
     let error = redirect(&config, &[("proxy-uid", "2102")]).unwrap_err();
@@ -272,11 +275,11 @@ fn keys_that_upstream_lacks_are_read_and_their_invalid_values_named() {
     )
     .unwrap();
     assert_eq!(config.ipv6, Ipv6::Auto);
-    assert_eq!(config.detection, Detection::Api);
+    assert_eq!(config.filter.detection, Detection::Api);
     assert!(config.strict_proxy_user);
-    assert_eq!(config.exclude_namespaces, ["kube-system"]);
-    assert_eq!(config.agent_namespace, "cni");
-    assert_eq!(config.agent_daemonset, "mesh-cni");
+    assert_eq!(config.filter.exclude_namespaces, ["kube-system"]);
+    assert_eq!(config.filter.agent_namespace, "cni");
+    assert_eq!(config.filter.agent_daemonset, "mesh-cni");
     assert_eq!(config.api_budget, Duration::from_secs(3));
     let cases = [
         (r#"{"ipv6":"maybe"}"#, "\"ipv6\": \"maybe\" is not one of true, false and \"auto\""),

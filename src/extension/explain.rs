@@ -9,12 +9,12 @@ pub use text::{RuleFormat, render};
 
 use crate::cni::args::PodRef;
 use crate::cni::error::Error;
-use crate::config::annotation::is_injected;
-use crate::config::mesh::Mesh;
-use crate::config::pod::{self, ClusterLookup};
-use crate::config::{Annotations, Config, Ipv6, PodFacts, ResolvedRedirect};
+use crate::config::{Config, Ipv6, ResolvedRedirect};
 use crate::kube::types::{Pod, Service};
-use crate::plugin::skip::{SkipReason, skip_reason};
+use crate::pod::Decision;
+use crate::pod::annotation::{Annotations, is_injected};
+use crate::pod::facts::{self, ClusterLookup, PodFacts};
+use crate::pod::skip::SkipReason;
 
 /// The objects on which the plugin's decision depends, and what the pod's node reports.
 #[derive(Debug)]
@@ -61,16 +61,16 @@ impl PodInputs {
             name: metadata.name.clone(),
             uid: metadata.uid.clone(),
         };
-        if let Some(reason) = skip_reason(&pod, &self.config, Some(&metadata.annotations)) {
+        if let Some(reason) = self.config.filter.skip_reason(&pod, Some(&metadata.annotations)) {
             return PodDecision::Skipped(reason);
         }
         if self.is_by_annotations() {
             let facts = PodFacts::from_annotations(&pod.uid, metadata.annotations.clone());
             return self.resolve(&facts);
         }
-        match pod::facts(self.pod.clone(), &pod, &mut Fetched(self)) {
-            Ok(Mesh::Unmeshed(reason)) => PodDecision::Skipped(reason.into()),
-            Ok(Mesh::Meshed(facts)) => self.resolve(&facts),
+        match facts::facts(self.pod.clone(), &pod, &mut Fetched(self)) {
+            Ok(Decision::Skip(reason)) => PodDecision::Skipped(reason),
+            Ok(Decision::Redirect(facts)) => self.resolve(&facts),
             Err(error) => PodDecision::Failed(error),
         }
     }

@@ -11,18 +11,18 @@ use serde::de::DeserializeOwned;
 use crate::backoff::{Backoff, Limits};
 use crate::cni::args::PodRef;
 use crate::cni::error::{Error, code};
-use crate::config::mesh::Mesh;
-use crate::config::pod::{
-    API_SERVICE, AnotherPod, ClusterLookup, UNEXPECTED_RESPONSE_REMEDY, check_identity, facts,
-    namespace_path,
-};
-use crate::config::{Annotations, PodFacts};
 use crate::deadline::{self, Deadline, NoResult};
 use crate::kube::kubeconfig;
 use crate::kube::kubeconfig::ApiAccess;
 use crate::kube::retry::Retry;
 use crate::kube::types::{Namespace, Pod, Service};
 use crate::kube::{self, Client, Deadlines};
+use crate::pod::Decision;
+use crate::pod::annotation::Annotations;
+use crate::pod::facts::{
+    API_SERVICE, AnotherPod, ClusterLookup, PodFacts, UNEXPECTED_RESPONSE_REMEDY, check_identity,
+    facts, namespace_path,
+};
 use crate::quote::quote;
 
 /// Pause after the first failed request, and longest pause between two requests.
@@ -108,7 +108,7 @@ pub fn fetch_facts(
     kubeconfig: &Path,
     budget: Duration,
     progress: Arc<Progress>,
-) -> Result<Mesh<PodFacts>, Error> {
+) -> Result<Decision<PodFacts>, Error> {
     let mut api = Api::open(kubeconfig, budget, pod, progress)?;
     let PodRef { namespace, name, .. } = pod;
     let found: Pod =

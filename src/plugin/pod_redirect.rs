@@ -15,13 +15,15 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use super::{api, skip, skip::SkipReason};
+use super::api;
 use crate::cni::Request;
 use crate::cni::args::{self, PodRef};
 use crate::cni::error::{Error, code};
-use crate::config::annotation::is_injected;
-use crate::config::mesh::Mesh;
-use crate::config::{Annotations, Config, PodFacts, ResolvedRedirect};
+use crate::config::{Config, ResolvedRedirect};
+use crate::pod::Decision;
+use crate::pod::annotation::{Annotations, is_injected};
+use crate::pod::facts::PodFacts;
+use crate::pod::skip::{self, SkipReason};
 use crate::record::{Command, Record};
 
 /// Longest time for API requests if the annotations can decide, and for CHECK, which then proves
@@ -36,14 +38,13 @@ pub struct PodRedirect {
     pub api_error: Option<Error>,
 }
 
-/// Returns the redirect of the request's pod. `None` means that the pod is skipped;
-/// `record.result` then has the reason. CHECK gets the redirect only from the pod object: the
-/// annotations alone do not prove which rules a running pod needs.
+/// Decides on the request's pod. CHECK gets the redirect only from the pod object: the annotations
+/// alone do not prove which rules a running pod needs.
 pub fn find(
     request: &Request,
     config: &Config,
     record: &mut Record,
-) -> Result<Option<PodRedirect>, Error> {
+) -> Result<Decision<PodRedirect>, Error> {
     find_with(request, config, record, facts)
 }
 
@@ -53,29 +54,30 @@ pub fn find_with(
     request: &Request,
     config: &Config,
     record: &mut Record,
-    fetch: impl FnOnce(&PodRef, &Config, Duration, &mut Record) -> Result<Mesh<PodFacts>, Error>,
-) -> Result<Option<PodRedirect>, Error> {
-    let Some((pod, annotations)) = not_skipped(request, config, record)? else {
-        return Ok(None);
+    fetch: impl FnOnce(&PodRef, &Config, Duration, &mut Record) -> Result<Decision<PodFacts>, Error>,
+) -> Result<Decision<PodRedirect>, Error> {
+    let (pod, annotations) = match not_skipped(request, config, record)? {
+        Decision::Skip(reason) => return Ok(Decision::Skip(reason)),
+        Decision::Redirect(found) => found,
     };
     let is_add = record.command == Command::Add;
     let can_decide = is_add && annotations.as_ref().is_some_and(is_injected);
     if can_decide && config.trusts_injector() {
-        return without_api(&pod, config, annotations, None).map(Some);
+        return without_api(&pod, config, annotations, None).map(Decision::Redirect);
     }
     let is_short = can_decide || !is_add;
     let budget = if is_short { config.api_budget.min(SHORT_BUDGET) } else { config.api_budget };
     match fetch(&pod, config, budget, record) {
-        Ok(Mesh::Meshed(facts)) => {
+        Ok(Decision::Redirect(facts)) => {
             record.pod_uid.clone_from(&facts.uid);
-            Ok(Some(PodRedirect { resolved: config.resolve(&facts)?, api_error: None }))
+            Ok(Decision::Redirect(PodRedirect {
+                resolved: config.resolve(&facts)?,
+                api_error: None,
+            }))
         }
-        Ok(Mesh::Unmeshed(reason)) => {
-            record.skip(SkipReason::from(reason).text());
-            Ok(None)
-        }
+        Ok(Decision::Skip(reason)) => Ok(Decision::Skip(reason)),
         Err(error) if can_decide && is_outage(&error) => {
-            without_api(&pod, config, annotations, Some(error)).map(Some)
+            without_api(&pod, config, annotations, Some(error)).map(Decision::Redirect)
         }
         Err(error) => Err(error),
     }
@@ -89,33 +91,30 @@ pub fn from_annotations(
     config: &Config,
     record: &mut Record,
 ) -> Result<Option<ResolvedRedirect>, Error> {
-    let Some((pod, Some(annotations))) = not_skipped(request, config, record)? else {
+    let Decision::Redirect((pod, Some(annotations))) = not_skipped(request, config, record)? else {
         return Ok(None);
     };
     let found = without_api(&pod, config, Some(annotations), None);
     Ok(found.ok().map(|found| found.resolved))
 }
 
-/// Returns the request's pod, and the annotations that the runtime passes, if any. `None` means that
-/// the pod is skipped; `record.result` then has the reason.
+/// Returns the request's pod, unless it is skipped, and the annotations that the runtime passes, if any.
 fn not_skipped(
     request: &Request,
     config: &Config,
     record: &mut Record,
-) -> Result<Option<(PodRef, Option<Annotations>)>, Error> {
+) -> Result<Decision<(PodRef, Option<Annotations>)>, Error> {
     let Some(pod) = args::pod(&request.args)? else {
-        record.skip(SkipReason::NoPod.text());
-        return Ok(None);
+        return Ok(Decision::Skip(SkipReason::NoPod));
     };
     record.namespace.clone_from(&pod.namespace);
     record.pod.clone_from(&pod.name);
     record.pod_uid.clone_from(&pod.uid);
     let annotations = skip::runtime_annotations(&request.config);
-    if let Some(reason) = skip::skip_reason(&pod, config, annotations.as_ref()) {
-        record.skip(reason.text());
-        return Ok(None);
-    }
-    Ok(Some((pod, annotations)))
+    Ok(match config.filter.skip_reason(&pod, annotations.as_ref()) {
+        Some(reason) => Decision::Skip(reason),
+        None => Decision::Redirect((pod, annotations)),
+    })
 }
 
 /// Fetches the facts about the pod on a thread of its own, and counts the requests.
@@ -124,7 +123,7 @@ fn facts(
     config: &Config,
     budget: Duration,
     record: &mut Record,
-) -> Result<Mesh<PodFacts>, Error> {
+) -> Result<Decision<PodFacts>, Error> {
     let progress = Arc::new(api::Progress::default());
     let shared = Arc::clone(&progress);
     let (target, kubeconfig) = (pod.clone(), config.kubeconfig.clone());

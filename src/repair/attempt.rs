@@ -17,11 +17,12 @@ use super::rate_limit::RepairBudget;
 use super::stranded_pod::{FoundBy, LABEL, StrandedPod, is_auditable};
 use super::{RepairMode, Shared};
 use crate::cni::args::PodRef;
-use crate::config::{Config, Detection};
+use crate::config::Config;
 use crate::kube::connection::{self, Connection};
 use crate::kube::types::Pod;
 use crate::kube::{self, Client};
-use crate::plugin::skip::{SkipReason, skip_reason};
+use crate::pod::skip::Detection;
+use crate::pod::skip::SkipReason;
 
 /// Why the worker skips a pod whose rules it cannot read.
 const UNREADABLE: &str = "the pod's network namespace has a table of iptables-legacy, or too many \
@@ -264,7 +265,7 @@ impl RepairAttempt<'_> {
             .skipped_by_annotations
             .filter(|_| self.mode == RepairMode::Delete && is_replaced)?;
         let asks_for_each_pod =
-            self.host.config().is_ok_and(|config| config.detection == Detection::Api);
+            self.host.config().is_ok_and(|config| config.filter.detection == Detection::Api);
         (!asks_for_each_pod).then_some(reason)
     }
 
@@ -295,7 +296,7 @@ impl RepairAttempt<'_> {
 fn skipped_by_name(pod: &StrandedPod, config: &Config) -> Option<SkipReason> {
     let name =
         PodRef { namespace: pod.namespace.clone(), name: pod.name.clone(), uid: pod.uid.clone() };
-    skip_reason(&name, config, None)
+    config.filter.skip_reason(&name, None)
 }
 
 /// Explains why a repair does not help: the plugin would skip the pod's replacement, too.

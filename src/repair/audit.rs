@@ -16,13 +16,13 @@ use super::pace::{retries, vary};
 use super::pod_stream::{self, FromPod, MAX_PODS};
 use super::stranded_pod::{FoundBy, INJECTED_LABEL, LABEL, StrandedPod, is_auditable};
 use crate::backoff::jitter;
-use crate::config::mesh::PROXY;
-use crate::config::pod::{CONTROL_PLANE_LABEL, STATIC_POD_UID};
 use crate::firewall;
 use crate::kube;
 use crate::kube::connection::{self, Connection};
 use crate::kube::types::Pod;
-use crate::plugin::skip::is_linkerd_key;
+use crate::pod::facts::{CONTROL_PLANE_LABEL, STATIC_POD_UID};
+use crate::pod::mesh::PROXY;
+use crate::pod::skip::is_linkerd_key;
 
 /// Audits the rules of the node's pods.
 pub struct Audit {

@@ -11,13 +11,14 @@ use super::pod_netns::{self, NetnsLookup};
 use crate::cni;
 use crate::cni::args::PodRef;
 use crate::cni::error::code;
-use crate::config::mesh::{Mesh, is_meshed};
-use crate::config::pod::{API_SERVICE, ClusterLookup, facts, namespace_path};
-use crate::config::{Annotations, Config};
+use crate::config::Config;
 use crate::firewall::Survey;
 use crate::kube::types::{Namespace, Pod, Service};
 use crate::kube::{self, Client};
-use crate::plugin::skip::skip_reason;
+use crate::pod::Decision;
+use crate::pod::annotation::Annotations;
+use crate::pod::facts::{API_SERVICE, ClusterLookup, facts, namespace_path};
+use crate::pod::mesh::is_meshed;
 
 /// Why a pod cannot be inspected.
 #[derive(Debug, thiserror::Error)]
@@ -84,15 +85,15 @@ impl Inspector {
             uid: pod.metadata.uid.clone(),
         };
         // The containers decide, not the annotations: `kubectl debug --copy-to` removes them.
-        let is_skipped = skip_reason(&name, &self.config, None).is_some();
+        let is_skipped = self.config.filter.skip_reason(&name, None).is_some();
         if self.config.simulate || is_skipped || !is_meshed(&pod) {
             return Ok(Inspection::NotApplicable);
         }
         let netns = self.netns_lookup.find(&pod)?;
         let mut lookup = ObjectReader { client, objects: &mut self.objects };
         let resolved = match facts(pod, &name, &mut lookup) {
-            Ok(Mesh::Unmeshed(_)) => return Ok(Inspection::NotApplicable),
-            Ok(Mesh::Meshed(facts)) => self.config.resolve(&facts),
+            Ok(Decision::Skip(_)) => return Ok(Inspection::NotApplicable),
+            Ok(Decision::Redirect(facts)) => self.config.resolve(&facts),
             Err(error) => Err(error),
         };
         let today = resolved.as_ref().ok();

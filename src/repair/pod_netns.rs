@@ -12,10 +12,10 @@ use nix::errno::Errno;
 use serde::Deserialize;
 
 use super::host_dirs::HostDirs;
-use crate::config::pod::STATIC_POD_UID;
 use crate::files;
 use crate::kube::types::Pod;
 use crate::netns::{self, link};
+use crate::pod::facts::STATIC_POD_UID;
 
 /// Longest time for listing the addresses of one netns.
 const LIST_ADDRESSES_TIMEOUT: Duration = Duration::from_secs(2);

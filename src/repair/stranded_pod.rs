@@ -4,10 +4,11 @@
 //! validator exits with 95. An audit also finds running meshed pods that lost rules.
 //! [`StrandedPod`] describes both.
 
-use crate::config::containers::VALIDATOR;
-use crate::config::mesh::{self, Mesh, is_meshed};
 use crate::kube::types::{ContainerStatus, Pod};
-use crate::plugin::skip::{SkipReason, skipped_by_annotations};
+use crate::pod::Decision;
+use crate::pod::containers::VALIDATOR;
+use crate::pod::mesh::{self, is_meshed};
+use crate::pod::skip::{SkipReason, skipped_by_annotations};
 
 /// Exit code of the validator if the traffic is not redirected.
 pub const NOT_REDIRECTED: i32 = 95;
@@ -81,7 +82,7 @@ impl StrandedPod {
                 true => None,
                 false => skipped_by_annotations(&metadata.annotations),
             },
-            unmeshed: matches!(mesh::proxy(pod), Ok(Mesh::Unmeshed(_))),
+            unmeshed: matches!(mesh::proxy(pod), Ok(Decision::Skip(_))),
             found_by,
         }
     }

@@ -19,13 +19,14 @@ use super::stub_api::StubApi;
 use crate::agent::settings::Settings;
 use crate::cni::error::code;
 use crate::cni::object::Object;
-use crate::config::{Config, Ipv6, PodFacts};
+use crate::config::{Config, Ipv6};
 use crate::conflist::PLUGIN;
 use crate::conflist::{net_dir, plan};
 use crate::deadline::Deadline;
 use crate::firewall;
 use crate::kube::kubeconfig;
 use crate::kube::kubeconfig::ApiAccess;
+use crate::pod::facts::PodFacts;
 use crate::redirect::{Family, Redirect};
 
 /// Time after which a plugin call of the self-test is killed, counted from the start of the

@@ -5,14 +5,14 @@ use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use super::{NodeReport, PodInputs};
 use crate::cni::args::is_name;
 use crate::cni::error::{Error as CniError, code};
-use crate::config::Annotations;
-use crate::config::pod::{API_SERVICE, namespace_path};
 use crate::extension::agents::{Agent, agent_on};
 use crate::extension::checks::{not_ready, plugin_entry};
 use crate::extension::facts::{config_path, events};
 use crate::extension::kubectl::{Api, Error, find, get};
 use crate::extension::objects::{ConfigMap, EventObject};
 use crate::kube::types::{Namespace, Pod};
+use crate::pod::annotation::Annotations;
+use crate::pod::facts::{API_SERVICE, namespace_path};
 use crate::quote::{one_line, quote};
 use crate::record::Record;
 

@@ -3,8 +3,9 @@
 use std::fmt::Write as _;
 
 use super::{PodDecision, PodInputs};
-use crate::config::{Detection, ResolvedRedirect};
-use crate::plugin::skip::SkipReason;
+use crate::config::ResolvedRedirect;
+use crate::pod::skip::Detection;
+use crate::pod::skip::SkipReason;
 use crate::redirect::ports::PortRange;
 use crate::redirect::rules::{marked_rules, nft_listing, rule_line};
 use crate::redirect::{Family, Redirect};
@@ -70,7 +71,7 @@ fn reason(inputs: &PodInputs, decision: &PodDecision) -> String {
                 .to_owned()
         }
         PodDecision::Redirected(_) => {
-            let how = match inputs.config.detection {
+            let how = match inputs.config.filter.detection {
                 Detection::Api => "the plugin asks the API server for every pod",
                 Detection::Annotations | Detection::Injector => "its annotations suggest a proxy",
             };

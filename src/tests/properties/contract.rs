@@ -4,10 +4,11 @@
 use ipnet::IpNet;
 use linkerd2_cni::cni::args::PodRef;
 use linkerd2_cni::cni::error::{Error, code};
-use linkerd2_cni::config::mesh::Mesh;
-use linkerd2_cni::config::pod::{self, ClusterLookup};
-use linkerd2_cni::config::{Annotations, Config};
+use linkerd2_cni::config::Config;
 use linkerd2_cni::kube::types::Service;
+use linkerd2_cni::pod::Decision;
+use linkerd2_cni::pod::annotation::Annotations;
+use linkerd2_cni::pod::facts::{self, ClusterLookup};
 use linkerd2_cni::redirect::Redirect;
 use linkerd2_cni::redirect::ports::PortRange;
 use proptest::collection::vec;
@@ -155,9 +156,9 @@ impl Settings {
         let found = serde_json::from_value(self.pod_object()).unwrap();
         let pod = PodRef { namespace: "ns".into(), name: "web".into(), uid: String::new() };
         let mut cluster = Cluster(self.namespace.annotations());
-        match pod::facts(found, &pod, &mut cluster)? {
-            Mesh::Meshed(facts) => Config::read(&config)?.redirect(&facts),
-            Mesh::Unmeshed(_) => Err(Error::new(code::INTERNAL, "the pod is meshed")),
+        match facts::facts(found, &pod, &mut cluster)? {
+            Decision::Redirect(facts) => Config::read(&config)?.redirect(&facts),
+            Decision::Skip(_) => Err(Error::new(code::INTERNAL, "the pod is meshed")),
         }
     }
 

@@ -8,11 +8,13 @@ use std::time::Duration;
 use linkerd2_cni::cni::args::PodRef;
 use linkerd2_cni::cni::error::{Error, code};
 use linkerd2_cni::cni::{Command, Request, request};
-use linkerd2_cni::config::pod::{self, ClusterLookup};
-use linkerd2_cni::config::{Annotations, Config};
+use linkerd2_cni::config::Config;
 use linkerd2_cni::kube::types::Service;
 use linkerd2_cni::plugin::pod_redirect;
-use linkerd2_cni::record::{self, CallResult, Record};
+use linkerd2_cni::pod::Decision;
+use linkerd2_cni::pod::annotation::Annotations;
+use linkerd2_cni::pod::facts::{self, ClusterLookup};
+use linkerd2_cni::record::{self, Record};
 use linkerd2_cni::redirect::rules::{install_script, rules};
 use linkerd2_cni::redirect::{Family, Redirect};
 use serde_json::{Value, json};
@@ -40,9 +42,6 @@ pub struct Start {
     /// Code of the error with which each API request fails.
     pub api_error: Option<u32>,
 }
-
-/// What ADD decides: the redirect, the reason for which it skips the pod, or an error.
-pub type Decision = Result<Result<Redirect, String>, Error>;
 
 /// Namespace in `exclude-namespaces`, and the agent's namespace.
 pub const EXCLUDED: &str = "kube-system";
@@ -92,7 +91,7 @@ impl Start {
     }
 
     /// Decides like ADD. The scripted API server knows the pod and its namespace, or fails.
-    pub fn decide(&self) -> Decision {
+    pub fn decide(&self) -> Result<Decision<Redirect>, Error> {
         let request = self.request();
         assert_eq!(request.command, Command::Add);
         let config = Config::read_leniently(&request.config);
@@ -102,13 +101,11 @@ impl Start {
                 return Err(Error::new(code, "scripted error"));
             }
             let found = serde_json::from_value(self.object()).expect("a pod");
-            pod::facts(found, pod, &mut Namespace(&self.of_namespace))
+            facts::facts(found, pod, &mut Namespace(&self.of_namespace))
         };
-        let found = pod_redirect::find_with(&request, &config, &mut record, fetch)?;
-        Ok(match (found, record.result) {
-            (Some(found), _) => Ok(found.resolved.redirect),
-            (None, CallResult::Skipped(reason)) => Err(reason.into_owned()),
-            (None, other) => panic!("skipped without a reason: {other:?}"),
+        Ok(match pod_redirect::find_with(&request, &config, &mut record, fetch)? {
+            Decision::Redirect(found) => Decision::Redirect(found.resolved.redirect),
+            Decision::Skip(reason) => Decision::Skip(reason),
         })
     }
 
@@ -116,10 +113,11 @@ impl Start {
     pub fn assert_not_bare(&self) {
         match self.decide() {
             Err(_) => {}
-            Ok(Ok(redirect)) => self.assert_redirects(&redirect),
-            Ok(Err(reason)) => assert!(
+            Ok(Decision::Redirect(redirect)) => self.assert_redirects(&redirect),
+            Ok(Decision::Skip(reason)) => assert!(
                 !self.has_proxy() || self.may_be_skipped(),
-                "{self:?} starts without redirect rules: {reason}"
+                "{self:?} starts without redirect rules: {}",
+                reason.text()
             ),
         }
     }

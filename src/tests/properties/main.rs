@@ -23,10 +23,13 @@ use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use json::{any_json, object};
 use linkerd2_cni::cni::args;
 use linkerd2_cni::cni::error::code;
-use linkerd2_cni::config::mesh::{self, Mesh};
-use linkerd2_cni::config::{Annotations, Config, PodFacts, annotation};
+use linkerd2_cni::config::Config;
 use linkerd2_cni::kube::kubeconfig;
 use linkerd2_cni::kube::types::Pod;
+use linkerd2_cni::pod::annotation;
+use linkerd2_cni::pod::annotation::Annotations;
+use linkerd2_cni::pod::facts::PodFacts;
+use linkerd2_cni::pod::{Decision, mesh};
 use linkerd2_cni::redirect::ports::{self, InvalidElements, PortRange};
 use linkerd2_cni::redirect::rules;
 use linkerd2_cni::redirect::{Family, Redirect, Subnet};
@@ -249,7 +252,7 @@ proptest! {
         let has_proxy = has("containers", "linkerd-proxy") || has("initContainers", "linkerd-proxy");
         let wanted = has_proxy && !has("initContainers", "linkerd-init");
         prop_assert_eq!(mesh::is_meshed(&read), wanted);
-        if let Ok(Mesh::Meshed(proxy)) = mesh::proxy(&read) {
+        if let Ok(Decision::Redirect(proxy)) = mesh::proxy(&read) {
             let facts = PodFacts { annotations: read.metadata.annotations, proxy, ..PodFacts::default() };
             match config().redirect(&facts) {
                 Ok(redirect) => prop_assert!(redirect.proxy_uid.or(redirect.proxy_gid).is_some()),
@@ -261,7 +264,7 @@ proptest! {
     #[test]
     fn a_pod_with_a_field_of_any_type_never_panics(json in json::damaged_pod()) {
         if let Ok(read) = serde_json::from_value::<Pod>(json)
-            && let Ok(Mesh::Meshed(proxy)) = mesh::proxy(&read)
+            && let Ok(Decision::Redirect(proxy)) = mesh::proxy(&read)
         {
             let facts = PodFacts { annotations: read.metadata.annotations, proxy, ..PodFacts::default() };
             let _ = config().redirect(&facts);

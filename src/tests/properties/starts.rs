@@ -1,6 +1,7 @@
 //! Starts of random pods: none with a proxy is passed bare.
 
-use linkerd2_cni::config::{Annotations, annotation};
+use linkerd2_cni::pod::annotation::Annotations;
+use linkerd2_cni::pod::{Decision, annotation};
 use proptest::collection::{btree_map, vec};
 use proptest::option;
 use proptest::prelude::*;
@@ -94,9 +95,12 @@ fn each_outcome_of_a_start_occurs() {
     let enabled = [("linkerd.io/proxy-version", "edge-26.1.1")];
     let injected = [("linkerd.io/created-by", "linkerd/proxy-injector v1")];
     let meshed = start(&enabled, &["app", "linkerd-proxy"]);
-    assert!(matches!(meshed.decide(), Ok(Ok(_))));
-    assert!(matches!(start(&enabled, &["app"]).decide(), Ok(Err(_))));
+    assert!(matches!(meshed.decide(), Ok(Decision::Redirect(_))));
+    assert!(matches!(start(&enabled, &["app"]).decide(), Ok(Decision::Skip(_))));
     let outage = |start: Start| Start { api_error: Some(API_ERRORS[1]), ..start };
     assert!(matches!(outage(meshed).decide(), Err(error) if error.code == API_ERRORS[1]));
-    assert!(matches!(outage(start(&injected, &["linkerd-proxy"])).decide(), Ok(Ok(_))));
+    assert!(matches!(
+        outage(start(&injected, &["linkerd-proxy"])).decide(),
+        Ok(Decision::Redirect(_))
+    ));
 }

@@ -8,8 +8,9 @@ use std::path::Path;
 use std::time::Duration;
 
 use linkerd2_cni::cni::object::Object;
+use linkerd2_cni::config::Config;
 use linkerd2_cni::config::families::families;
-use linkerd2_cni::config::{Config, PodFacts};
+use linkerd2_cni::pod::facts::PodFacts;
 use linkerd2_cni::redirect::Redirect;
 use linkerd2_cni::redirect::backend::IptablesMode;
 use linkerd2_cni::{firewall, netns};

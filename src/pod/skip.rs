@@ -2,11 +2,9 @@
 
 use std::collections::BTreeMap;
 
+use super::annotation::{Annotations, is_disabled, is_of_a_proxy};
 use crate::cni::args::PodRef;
 use crate::cni::object::Object;
-use crate::config::annotation::{is_disabled, is_of_a_proxy};
-use crate::config::mesh::Unmeshed;
-use crate::config::{Annotations, Config, Detection};
 
 /// Capability with which a runtime passes the pod's annotations to the plugin, if the plugin entry
 /// declares it (containerd since 1.5, CRI-O since 1.29).
@@ -66,31 +64,63 @@ impl SkipReason {
     }
 }
 
-impl From<Unmeshed> for SkipReason {
-    fn from(unmeshed: Unmeshed) -> Self {
-        match unmeshed {
-            Unmeshed::NoProxy => SkipReason::NoProxy,
-            Unmeshed::ProxyInit => SkipReason::ProxyInit,
-        }
-    }
+/// How the plugin finds out whether a pod is meshed: the key `pod-detection`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Detection {
+    /// If the runtime passes the pod's annotations and none suggests a proxy, the pod is
+    /// unmeshed. Otherwise, ask the API server.
+    #[default]
+    Annotations,
+    /// As [`Detection::Annotations`], and pods that the proxy injector marked are meshed: the
+    /// API server is not asked. See [`is_injected`](super::annotation::is_injected) and
+    /// [`Config::trusts_injector`](crate::config::Config::trusts_injector).
+    Injector,
+    /// Ask the API server for every pod, also if annotations show that the pod is unmeshed, as
+    /// upstream does. Excluded namespaces and the agent's pods are skipped without a request.
+    Api,
 }
 
-/// Returns why the pod is skipped. `None` means that the pod may be meshed.
-pub fn skip_reason(
-    pod: &PodRef,
-    config: &Config,
-    annotations: Option<&Annotations>,
-) -> Option<SkipReason> {
-    if config.exclude_namespaces.contains(&pod.namespace) {
-        return Some(SkipReason::ExcludedNamespace);
+/// The settings of the plugin entry that skip pods without a request to the API server.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct PodFilter {
+    pub detection: Detection,
+    /// Pods in these namespaces are never redirected.
+    pub exclude_namespaces: Vec<String>,
+    /// Namespace of the agent's DaemonSet. Its pods are skipped without an API request: they
+    /// install the credential that such a request needs.
+    pub agent_namespace: String,
+    /// Name of the agent's DaemonSet.
+    pub agent_daemonset: String,
+}
+
+impl PodFilter {
+    /// Returns why the pod is skipped. `None` means that the pod may be meshed.
+    pub fn skip_reason(
+        &self,
+        pod: &PodRef,
+        annotations: Option<&Annotations>,
+    ) -> Option<SkipReason> {
+        if self.exclude_namespaces.contains(&pod.namespace) {
+            return Some(SkipReason::ExcludedNamespace);
+        }
+        if self.is_agent_pod(pod) {
+            return Some(SkipReason::AgentPod);
+        }
+        if self.detection == Detection::Api {
+            return None;
+        }
+        skipped_by_annotations(annotations?)
     }
-    if is_agent_pod(pod, config) {
-        return Some(SkipReason::AgentPod);
+
+    /// Whether the pod belongs to the agent's DaemonSet, by its namespace and name. The suffix that
+    /// a DaemonSet gives its pods has no dash. In the name of a pod of a Deployment `linkerd-cni-web`,
+    /// the part after `linkerd-cni-` has dashes.
+    fn is_agent_pod(&self, pod: &PodRef) -> bool {
+        let suffix =
+            pod.name.strip_prefix(&self.agent_daemonset).and_then(|rest| rest.strip_prefix('-'));
+        pod.namespace == self.agent_namespace
+            && suffix.is_some_and(|suffix| !suffix.is_empty() && !suffix.contains('-'))
     }
-    if config.detection == Detection::Api {
-        return None;
-    }
-    skipped_by_annotations(annotations?)
 }
 
 /// Returns why a pod with these annotations is skipped, unless the plugin asks for every pod
@@ -103,16 +133,6 @@ pub fn skipped_by_annotations(annotations: &Annotations) -> Option<SkipReason> {
         true => SkipReason::InjectionDisabled,
         false => SkipReason::NoProxyAnnotation,
     })
-}
-
-/// Whether the pod belongs to the agent's DaemonSet, by its namespace and name. The suffix that
-/// a DaemonSet gives its pods has no dash. In the name of a pod of a Deployment `linkerd-cni-web`,
-/// the part after `linkerd-cni-` has dashes.
-fn is_agent_pod(pod: &PodRef, config: &Config) -> bool {
-    let suffix =
-        pod.name.strip_prefix(&config.agent_daemonset).and_then(|rest| rest.strip_prefix('-'));
-    pod.namespace == config.agent_namespace
-        && suffix.is_some_and(|suffix| !suffix.is_empty() && !suffix.contains('-'))
 }
 
 /// Whether the domain of an annotation key is `linkerd.io` or a subdomain.
@@ -133,9 +153,18 @@ pub fn runtime_annotations(config: &Object) -> Option<Annotations> {
 mod tests {
     use super::*;
 
-    fn config(linkerd: &str) -> Config {
-        let text = format!(r#"{{"linkerd":{linkerd}}}"#);
-        Config::read(&serde_json::from_str(&text).unwrap()).unwrap()
+    /// The filter of a plugin entry without settings of its own, for an agent in this namespace and
+    /// DaemonSet.
+    fn filter(agent_namespace: &str, agent_daemonset: &str) -> PodFilter {
+        PodFilter {
+            agent_namespace: agent_namespace.to_owned(),
+            agent_daemonset: agent_daemonset.to_owned(),
+            ..PodFilter::default()
+        }
+    }
+
+    fn defaults() -> PodFilter {
+        filter("linkerd-cni", "linkerd-cni")
     }
 
     fn from_runtime(annotations: &str) -> Option<Annotations> {
@@ -201,17 +230,17 @@ mod tests {
         ];
         for (annotations, wanted) in cases {
             let annotations = from_runtime(annotations);
-            let got = skip_reason(&pod("ns", "web"), &config("{}"), annotations.as_ref());
+            let got = defaults().skip_reason(&pod("ns", "web"), annotations.as_ref());
             assert_eq!(got, wanted, "{annotations:?}");
         }
     }
 
     #[test]
     fn without_annotations_from_the_runtime_the_api_server_decides() {
-        assert_eq!(skip_reason(&pod("ns", "web"), &config("{}"), None), None);
-        let api = config(r#"{"pod-detection":"api"}"#);
+        assert_eq!(defaults().skip_reason(&pod("ns", "web"), None), None);
+        let api = PodFilter { detection: Detection::Api, ..defaults() };
         let none = Annotations::new();
-        assert_eq!(skip_reason(&pod("ns", "web"), &api, Some(&none)), None);
+        assert_eq!(api.skip_reason(&pod("ns", "web"), Some(&none)), None);
     }
 
     #[test]
@@ -219,26 +248,25 @@ mod tests {
         let own = Some(SkipReason::AgentPod);
         let usual = ("linkerd-cni", "linkerd-cni-x7x4z");
         let renamed = ("mesh", "mesh-cni-x7x4z");
-        for (linkerd, (namespace, name), wanted) in [
-            ("{}", usual, own),
-            ("{}", renamed, None),
-            (r#"{"agent-namespace":"mesh","agent-daemonset":"mesh-cni"}"#, renamed, own),
-            (
-                r#"{"agent-namespace":"mesh","agent-daemonset":"mesh-cni"}"#,
-                ("mesh", "linkerd-cni-x7x4z"),
-                None,
-            ),
+        let mesh = filter("mesh", "mesh-cni");
+        for (filter, (namespace, name), wanted) in [
+            (&defaults(), usual, own),
+            (&defaults(), renamed, None),
+            (&mesh, renamed, own),
+            (&mesh, ("mesh", "linkerd-cni-x7x4z"), None),
         ] {
-            let got = skip_reason(&pod(namespace, name), &config(linkerd), None);
-            assert_eq!(got, wanted, "{linkerd} {namespace}/{name}");
+            let got = filter.skip_reason(&pod(namespace, name), None);
+            assert_eq!(got, wanted, "{filter:?} {namespace}/{name}");
         }
     }
 
     #[test]
     fn the_agents_pod_and_excluded_namespaces_are_skipped_even_with_a_proxy() {
-        let config = config(
-            r#"{"exclude-namespaces":["kube-system"],"agent-namespace":"cni","pod-detection":"api"}"#,
-        );
+        let filter = PodFilter {
+            exclude_namespaces: vec!["kube-system".to_owned()],
+            detection: Detection::Api,
+            ..filter("cni", "linkerd-cni")
+        };
         let cases = [
             ("kube-system", "any", Some(SkipReason::ExcludedNamespace)),
             ("cni", "linkerd-cni-x7x4z", Some(SkipReason::AgentPod)),
@@ -252,7 +280,7 @@ mod tests {
         ];
         for (namespace, name, wanted) in cases {
             let annotations = from_runtime(r#"{"linkerd.io/proxy-version":"x"}"#);
-            let got = skip_reason(&pod(namespace, name), &config, annotations.as_ref());
+            let got = filter.skip_reason(&pod(namespace, name), annotations.as_ref());
             assert_eq!(got, wanted, "{namespace}/{name}");
         }
     }

@@ -85,7 +85,7 @@ pub fn is_injected(annotations: &Annotations) -> bool {
 }
 
 /// Error for the invalid `value` of the annotation `key`.
-pub(super) fn annotation_error(key: &str, value: &str, problem: &str) -> Error {
+pub fn annotation_error(key: &str, value: &str, problem: &str) -> Error {
     Error::new(code::ANNOTATION, format!("annotation {key}: {}: {problem}", quote(value)))
         .with_details("correct the annotation on the pod or on its namespace")
 }

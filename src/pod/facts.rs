@@ -1,13 +1,32 @@
 //! Collects the facts for a pod's redirect from API objects, and checks that they are the pod's.
 
-use super::containers;
-use super::mesh::{Mesh, NotAPod, proxy};
-use super::{Annotations, PodFacts, annotation};
+use super::Decision;
+use super::annotation::{self, Annotations};
+use super::containers::{self, ContainerUser};
+use super::mesh::{NotAPod, Proxy, proxy};
 use crate::cni::args::PodRef;
 use crate::cni::error::{Error, code};
 use crate::kube::types::{Metadata, Pod, Service, ServicePort};
 use crate::quote::quote;
 use crate::redirect::ports::PortRange;
+
+/// Facts about a pod and its proxy. For missing facts, the values of the plugin entry apply.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PodFacts {
+    /// UID of the pod object.
+    pub uid: String,
+    /// Annotations that change redirect rules: the pod's values, else the namespace's values.
+    pub annotations: Annotations,
+    /// User and ports of the container `linkerd-proxy`.
+    pub proxy: Proxy,
+    /// Ports of the API server, which a control-plane pod reaches without the proxy. Empty
+    /// for other pods.
+    pub api_ports: Vec<PortRange>,
+    /// Init containers that start before the proxy. Empty if the pod object was not read.
+    pub early_containers: Vec<ContainerUser>,
+    /// Containers that run beside the proxy. Empty if the pod object was not read.
+    pub app_containers: Vec<ContainerUser>,
+}
 
 /// Label of control-plane pods, which must reach the API server without the proxy.
 pub const CONTROL_PLANE_LABEL: &str = "linkerd.io/control-plane-component";
@@ -72,10 +91,10 @@ pub fn facts(
     found: Pod,
     pod: &PodRef,
     lookup: &mut impl ClusterLookup,
-) -> Result<Mesh<PodFacts>, Error> {
+) -> Result<Decision<PodFacts>, Error> {
     let proxy = match proxy(&found).map_err(|problem| unexpected_response(pod, problem))? {
-        Mesh::Meshed(proxy) => proxy,
-        Mesh::Unmeshed(reason) => return Ok(Mesh::Unmeshed(reason)),
+        Decision::Redirect(proxy) => proxy,
+        Decision::Skip(reason) => return Ok(Decision::Skip(reason)),
     };
 
     let early_containers = containers::before_proxy(&found);
@@ -90,7 +109,7 @@ pub fn facts(
 
     let component = found.metadata.labels.get(CONTROL_PLANE_LABEL);
     let is_control_plane = component.is_some_and(|component| !component.is_empty());
-    Ok(Mesh::Meshed(PodFacts {
+    Ok(Decision::Redirect(PodFacts {
         uid: found.metadata.uid,
         annotations,
         proxy,

@@ -3,7 +3,8 @@
 
 use std::net::SocketAddr;
 
-use super::Proxy;
+use super::Decision;
+use super::skip::SkipReason;
 use crate::kube::types::{Container, Pod};
 
 /// Name of the proxy container.
@@ -11,20 +12,16 @@ pub const PROXY: &str = "linkerd-proxy";
 /// Name of the init container that installs redirect rules itself. The plugin skips its pod.
 const PROXY_INIT: &str = "linkerd-init";
 
-/// Whether the plugin redirects a pod.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Mesh<T> {
-    /// The pod has a proxy container and no `linkerd-init`. `T` describes the pod or its proxy.
-    Meshed(T),
-    Unmeshed(Unmeshed),
-}
-
-/// Why a pod is unmeshed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Unmeshed {
-    NoProxy,
-    /// The pod has a `linkerd-init`, which installs the redirect rules itself.
-    ProxyInit,
+/// User and ports that the container `linkerd-proxy` states; `None` where it states nothing.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Proxy {
+    pub uid: Option<i64>,
+    pub inbound_port: Option<u16>,
+    pub outbound_port: Option<u16>,
+    pub control_port: Option<u16>,
+    pub admin_port: Option<u16>,
+    /// Whether its addresses for inbound or for outbound connections are known and IPv4 only.
+    pub is_ipv4_only: bool,
 }
 
 /// The object is not a pod, as it has no `spec.containers`.
@@ -34,19 +31,19 @@ pub struct NotAPod;
 
 /// Whether the pod has a proxy container and no `linkerd-init`, so that the plugin redirects it.
 pub fn is_meshed(pod: &Pod) -> bool {
-    matches!(proxy(pod), Ok(Mesh::Meshed(_)))
+    matches!(proxy(pod), Ok(Decision::Redirect(_)))
 }
 
 /// Returns the proxy of a meshed pod.
-pub fn proxy(pod: &Pod) -> Result<Mesh<Proxy>, NotAPod> {
+pub fn proxy(pod: &Pod) -> Result<Decision<Proxy>, NotAPod> {
     let containers = pod.spec.containers.as_ref().ok_or(NotAPod)?;
     let init = &pod.spec.init_containers;
     if init.iter().any(|container| container.name == PROXY_INIT) {
-        return Ok(Mesh::Unmeshed(Unmeshed::ProxyInit));
+        return Ok(Decision::Skip(SkipReason::ProxyInit));
     }
     let mut all = containers.iter().chain(init);
     let Some(container) = all.find(|container| container.name == PROXY) else {
-        return Ok(Mesh::Unmeshed(Unmeshed::NoProxy));
+        return Ok(Decision::Skip(SkipReason::NoProxy));
     };
     let inbound = listen_addresses(container, &["LINKERD2_PROXY_INBOUND_LISTEN_ADDR"]);
     let outbound = listen_addresses(
@@ -54,7 +51,7 @@ pub fn proxy(pod: &Pod) -> Result<Mesh<Proxy>, NotAPod> {
         &["LINKERD2_PROXY_OUTBOUND_LISTEN_ADDRS", "LINKERD2_PROXY_OUTBOUND_LISTEN_ADDR"],
     );
     let port = |name| port(&listen_addresses(container, &[name]));
-    Ok(Mesh::Meshed(Proxy {
+    Ok(Decision::Redirect(Proxy {
         // Neither the pod's user nor a group: policies set them alike on all containers, and a rule
         // for them would let the app's connections bypass the proxy.
         uid: container.security_context.run_as_user,
@@ -94,7 +91,7 @@ mod tests {
 
     #[test]
     fn only_the_names_of_containers_decide_whether_a_pod_is_meshed() {
-        const MESHED: Mesh<Proxy> = Mesh::Meshed(Proxy {
+        const MESHED: Decision<Proxy> = Decision::Redirect(Proxy {
             uid: None,
             inbound_port: None,
             outbound_port: None,
@@ -102,7 +99,7 @@ mod tests {
             admin_port: None,
             is_ipv4_only: false,
         });
-        const NO_PROXY: Mesh<Proxy> = Mesh::Unmeshed(Unmeshed::NoProxy);
+        const NO_PROXY: Decision<Proxy> = Decision::Skip(SkipReason::NoProxy);
         let cases = [
             (r#"{"containers":[{"name":"app"}]}"#, NO_PROXY),
             (r#"{"containers":[{"name":"app"},{"name":"linkerd-proxy"}]}"#, MESHED),
@@ -112,7 +109,7 @@ mod tests {
             ),
             (
                 r#"{"containers":[{"name":"linkerd-proxy"}],"initContainers":[{"name":"linkerd-init"}]}"#,
-                Mesh::Unmeshed(Unmeshed::ProxyInit),
+                Decision::Skip(SkipReason::ProxyInit),
             ),
             (r#"{"containers":[{"name":"linkerd-init"},{"name":"linkerd-proxy"}]}"#, MESHED),
             (r#"{"containers":[]}"#, NO_PROXY),
@@ -147,7 +144,7 @@ mod tests {
             admin_port: None,
             is_ipv4_only: true,
         };
-        assert_eq!(proxy(&pod), Ok(Mesh::Meshed(wanted)));
+        assert_eq!(proxy(&pod), Ok(Decision::Redirect(wanted)));
         assert!(!format!("{pod:?}").contains("SECRET"), "{pod:?}");
     }
 }

@@ -95,7 +95,7 @@ fn skips_all_ports(ranges: &[PortRange]) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::annotation;
+    use crate::pod::annotation;
 
     fn pod(spec: &str) -> Pod {
         serde_json::from_str(&format!(r#"{{"metadata":{{}},"spec":{spec}}}"#)).unwrap()
