@@ -20,33 +20,29 @@
 //! - [`self_test`]: runs the installed plugin against a scratch netns
 //! - [`stop`]: decides on SIGTERM or SIGINT, from evidence, whether to uninstall
 //! - [`api`]: requests to the API server: tokens, Events, the startup taint
-//! - [`record_socket`], [`plugin_counters`]: receive and count plugin records
-//! - [`subject`], [`status`], [`problem_log`]: `/ready`, metrics and the log lines about problems
-//! - [`node_status`]: the body of `/status`, which `linkerd cni` reads
+//! - [`record_socket`]: receives, logs and counts plugin records
+//! - [`readiness`]: what `/live`, `/ready` and `/status` respond
+//! - [`metrics`]: the metrics of the agent, and of the plugin's calls
+//! - [`subject`], [`problem_log`]: the log lines about problems
 //! - `entry_gap`: how long the active conflist lacks the plugin entry
 //! - `not_ready`: when a node that stays not ready is reported as an Event
-//! - [`passes`]: whether the last pass is recent, and whether one hangs
-//! - [`admin_listener`]: opens the port for `/live`, `/ready` and `/metrics`
 //! - [`watch`]: waits for changes, signals and timeouts
 
-mod admin_listener;
 pub mod api;
 pub mod contention;
 pub mod credential;
 mod entry_gap;
 mod main_loop;
-pub mod node_status;
+pub mod metrics;
 mod not_ready;
-mod passes;
 pub mod platforms;
-pub mod plugin_counters;
 pub mod plugin_entry;
 pub mod problem_log;
+pub mod readiness;
 pub mod reconcile;
 pub mod record_socket;
 pub mod self_test;
 pub mod settings;
-pub mod status;
 pub mod stop;
 pub mod subject;
 pub mod upstream_kubeconfig;
@@ -56,7 +52,7 @@ pub mod yielding;
 use std::collections::BTreeSet;
 use std::io;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use tracing::info;
 
@@ -64,14 +60,13 @@ use crate::conflist::PLUGIN;
 use crate::kube::event::{EventContent, EventType};
 use crate::node::mounts::Mounts;
 use crate::node::uninstall::{self, UninstallOutcome};
-use admin_listener::AdminListener;
 use api::Api;
 use main_loop::MainLoop;
+use readiness::Status;
 use reconcile::Reconciler;
 use record_socket::RecordSocket;
 use self_test::SelfTest;
 use settings::Settings;
-use status::Status;
 use stop::{Question, Verdict};
 use watch::{Waker, Watch};
 
@@ -108,16 +103,13 @@ pub fn run(settings: Settings) -> Result<(), Error> {
     let api = Api::start(&settings, watch.waker()).map_err(Error::Thread)?;
     // Before the first access to the node's files, so that `/ready` and `/live` are served even if
     // that access hangs. A pass opens the listener that cannot be opened now, and reports why not.
-    let mut admin_listener = AdminListener::default();
-    let _ = admin_listener.open(&settings, &status);
-    status.passes().begin(Instant::now());
+    let _ = status.serve(settings.admin_address);
+    status.begin_pass();
     let (own, shared) = (Arc::clone(&settings), Arc::clone(&status));
     let mut reconciler =
         Reconciler::new(own, mode, entry, shared, Arc::clone(&api), Arc::clone(&mounts));
     if settings.self_test {
-        let self_test =
-            SelfTest::start(&settings, &status, watch.waker()).map_err(Error::Thread)?;
-        reconciler.require_self_test(self_test);
+        reconciler.require_self_test(SelfTest::new(&settings, &status, watch.waker()));
     }
     let record_socket = match settings.node.plugin_socket {
         true => {
@@ -131,7 +123,7 @@ pub fn run(settings: Settings) -> Result<(), Error> {
     }
     info!("starting the agent");
     let waker = watch.waker();
-    let mut main_loop = MainLoop::new(watch, reconciler, admin_listener, &settings, &status);
+    let mut main_loop = MainLoop::new(watch, reconciler, &settings, &status);
     let signal = main_loop.until_signal()?;
     info!("received {signal}");
     status.stop(signal.as_str());

@@ -4,17 +4,14 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use nix::sys::signal::Signal;
-use tracing::{info, warn};
-
 use super::Error;
-use super::admin_listener::AdminListener;
-use super::problem_log::{Change, ProblemLog};
+use super::problem_log::ProblemLog;
+use super::readiness::Status;
 use super::reconcile::{PassResult, Reconciler};
 use super::settings::Settings;
-use super::status::Status;
 use super::subject::Subject;
 use super::watch::{Wake, Watch};
+use nix::sys::signal::Signal;
 
 /// Time between a write and the pass that verifies it.
 const VERIFY_DELAY: Duration = Duration::from_millis(2);
@@ -31,7 +28,6 @@ pub struct MainLoop {
     pub reconciler: Reconciler,
     settings: Arc<Settings>,
     status: Arc<Status>,
-    admin_listener: AdminListener,
     problem_log: ProblemLog,
     /// Time until the next pass after one with a problem.
     retry: Duration,
@@ -43,7 +39,6 @@ impl MainLoop {
     pub fn new(
         watch: Watch,
         reconciler: Reconciler,
-        admin_listener: AdminListener,
         settings: &Arc<Settings>,
         status: &Arc<Status>,
     ) -> MainLoop {
@@ -52,7 +47,6 @@ impl MainLoop {
             reconciler,
             settings: Arc::clone(settings),
             status: Arc::clone(status),
-            admin_listener,
             problem_log: ProblemLog::default(),
             retry: FIRST_RETRY,
             timeout: Duration::ZERO,
@@ -80,9 +74,9 @@ impl MainLoop {
         if let Some(signal) = self.wait(self.timeout.min(longest))? {
             return Ok(Some(signal));
         }
-        self.status.passes().begin(Instant::now());
+        self.status.begin_pass();
         let contention = self.pass();
-        self.status.passes().end(Instant::now());
+        self.status.end_pass();
         if contention
             && let Wake::Stop(signal) = self.watch.pause(CONTENTION_PAUSE).map_err(Error::Wait)?
         {
@@ -105,8 +99,7 @@ impl MainLoop {
 
     /// Runs one reconcile pass, and schedules the next one. Returns whether there is contention.
     fn pass(&mut self) -> bool {
-        // Again, as the agent that ran before this one may have held the port.
-        let opened = self.admin_listener.open(&self.settings, &self.status);
+        let opened = self.status.serve(self.settings.admin_address);
         let watching = self.watch.watch_dirs(&watched_dirs(&self.settings));
         let mut pass = self.reconciler.pass();
         for (subject, result) in [(Subject::Inotify, watching), (Subject::AdminListener, opened)] {
@@ -114,11 +107,9 @@ impl MainLoop {
                 pass.problems.insert(subject, why);
             }
         }
-        let changes = self.problem_log.update(&pass.logged());
-        if !changes.is_empty() {
+        if self.problem_log.update(pass.logged()) {
             self.retry = FIRST_RETRY;
         }
-        changes.into_iter().for_each(log_change);
         self.timeout = time_to_next_pass(&pass, &mut self.retry, self.settings.resync);
         pass.contention
     }
@@ -148,13 +139,6 @@ fn time_to_next_pass(pass: &PassResult, retry: &mut Duration, resync: Duration) 
     let now = *retry;
     *retry = (now * 2).min(LAST_RETRY);
     now.min(resync)
-}
-
-fn log_change(change: Change) {
-    match change {
-        Change::Problem { subject, why } => warn!("{subject}: {why}"),
-        Change::Resolved { subject } => info!("{subject}: resolved"),
-    }
 }
 
 #[cfg(test)]

@@ -23,10 +23,10 @@ use super::contention::Contention;
 use super::credential;
 use super::entry_gap::EntryGap;
 use super::not_ready::NotReadyReport;
+use super::readiness::Status;
 use super::record_socket::RecordSocket;
-use super::self_test::{SelfTest, SelfTestState, TestedPlugin};
+use super::self_test::{SelfTest, TestOutcome, TestedPlugin};
 use super::settings::Settings;
-use super::status::Status;
 use super::subject::Subject;
 use super::upstream_kubeconfig::UpstreamKubeconfig;
 use super::yielding::{OtherAgent, Yielding};
@@ -57,7 +57,7 @@ pub struct Reconciler {
     /// The last token found in the kubeconfig on the host. It stays in use until the API
     /// server issues one.
     token_found_on_host: Option<String>,
-    self_test: Option<Arc<SelfTest>>,
+    self_test: Option<SelfTest>,
     chained_conflists: BTreeSet<String>,
     /// Whether the bin dir had the plugin binary when the agent started.
     had_binary: bool,
@@ -118,7 +118,7 @@ impl Reconciler {
     }
 
     /// Makes readiness depend on `self_test` from now on.
-    pub fn require_self_test(&mut self, self_test: Arc<SelfTest>) {
+    pub fn require_self_test(&mut self, self_test: SelfTest) {
         self.self_test = Some(self_test);
     }
 
@@ -205,10 +205,10 @@ impl Reconciler {
 
     /// Sets what `/ready`, the metrics, the startup taint and Events show of `pass`.
     fn publish(&mut self, pass: &PassResult) {
-        self.status.contention_active.set(pass.contention.into());
-        self.status.reconciles.inc();
+        self.status.metrics.contention_active.set(pass.contention.into());
+        self.status.metrics.reconciles.inc();
         if !pass.problems.is_empty() {
-            self.status.reconcile_errors.inc();
+            self.status.metrics.reconcile_errors.inc();
         }
         if self.stopping {
             return;
@@ -224,10 +224,8 @@ impl Reconciler {
         if let Some(event) = self.not_ready.update(&ready, Instant::now()) {
             self.api.report_node_event(event);
         }
-        self.status.set_ready(ready);
-        self.status.set_ready_notes(&pass.ready_notes);
-        self.status.set_node(pass.node_status());
-        self.status.token_request_failed.set(pass.token_request_failed.into());
+        self.status.publish(pass.status_body(ready.err()));
+        self.status.metrics.token_request_failed.set(pass.token_request_failed.into());
     }
 
     fn kubeconfig_step(&mut self, pass: &mut PassResult) {
@@ -258,12 +256,12 @@ impl Reconciler {
         for name in stale {
             Binaries::copy(&self.settings.node, &name).map_err(|error| error.to_string())?;
             pass.wrote = true;
-            self.status.binary_writes.inc();
+            self.status.metrics.binary_writes.inc();
         }
         // Word for word as in Linkerd's troubleshooting page, because users search for it.
         info!("Wrote linkerd CNI binaries to {}", dir.display());
         if self.overwrites.record_write(Subject::Binary, "", Instant::now()) {
-            self.status.contentions.inc();
+            self.status.metrics.contentions.inc();
             self.post_overwrite_event(&dir);
         }
         Ok(())
@@ -272,12 +270,11 @@ impl Reconciler {
     /// Adds the result of the self-test to `pass`, and starts the self-test if there is no
     /// result yet. It runs only if binary, kubeconfig and network configs are correct and this
     /// pass did not change them.
-    fn check_self_test(&self, pass: &mut PassResult) {
-        let Some(self_test) = &self.self_test else {
-            return;
-        };
+    fn check_self_test(&mut self, pass: &mut PassResult) {
         let required = [Subject::Binary, Subject::Kubeconfig, Subject::NetworkConfig];
-        let unready = required.iter().any(|subject| pass.is_unready(subject));
+        if pass.wrote || required.iter().any(|subject| pass.is_unready(subject)) {
+            return;
+        }
         // An upstream plugin cannot run in the self-test: its iptables is on the node.
         let settings = &self.settings;
         let (dir, binary) = match pass.keeps_upstream_files {
@@ -287,16 +284,17 @@ impl Reconciler {
             ),
             false => (&settings.node.bin_dir, self.installed_binary(pass)),
         };
-        match binary.filter(|_| !unready && !pass.wrote) {
-            None => self_test.pause(),
-            Some(binary) => {
-                let entry = pass.yielded_entry.as_ref().unwrap_or(&self.entry).text().to_owned();
-                match self_test.state_of(TestedPlugin { dir: dir.clone(), binary, entry }) {
-                    SelfTestState::Passed { untested } => pass.ready_notes.extend(untested),
-                    SelfTestState::Pending => pass.self_test_running = true,
-                    SelfTestState::Failed(why) => pass.problem(Subject::SelfTest, why),
-                }
+        let (Some(binary), Some(self_test)) = (binary, &mut self.self_test) else {
+            return;
+        };
+        let entry = pass.yielded_entry.as_ref().unwrap_or(&self.entry).text().to_owned();
+        match self_test.outcome(TestedPlugin { dir: dir.clone(), binary, entry }) {
+            None => pass.self_test_running = true,
+            Some(TestOutcome::Passed { untested, .. }) => pass.ready_notes.extend(untested.clone()),
+            Some(TestOutcome::Skipped(why)) => {
+                pass.ready_notes.push(format!("self-test skipped: {why}"));
             }
+            Some(TestOutcome::Failed(why)) => pass.problem(Subject::SelfTest, why),
         }
     }
 
@@ -306,7 +304,7 @@ impl Reconciler {
         let end = token.and_then(|token| Claims::read(&token)).and_then(|claims| claims.end());
         let end = end.and_then(|end| end.duration_since(UNIX_EPOCH).ok());
         let seconds = end.map_or(0, |end| end.as_secs());
-        self.status.token_expiration.set(i64::try_from(seconds).unwrap_or(i64::MAX));
+        self.status.metrics.token_expiration.set(i64::try_from(seconds).unwrap_or(i64::MAX));
     }
 
     /// Returns the stamp of the plugin binary on the host. It must be this agent's binary, unless a
@@ -320,6 +318,6 @@ impl Reconciler {
     /// Makes `/ready` report not ready at once, before the write that corrects `subject`.
     /// The end of the pass sets the final state.
     fn mark_not_ready(&self, subject: &Subject) {
-        self.status.set_ready(Err(format!("{subject}: being corrected")));
+        self.status.set_not_ready(format!("{subject}: being corrected"));
     }
 }

@@ -31,9 +31,8 @@ use std::time::{Duration, Instant};
 use tracing::{debug, error, info, warn};
 
 use super::api::Api;
-use super::problem_log::LastProblem;
+use super::readiness::Status;
 use super::settings::Settings;
-use super::status::Status;
 use super::watch::Waker;
 use crate::files;
 use crate::record::{self, Record, SIZE_LIMIT, SOCKET_NAME};
@@ -105,7 +104,7 @@ impl RecordSocket {
     fn run(&self) {
         let mut rate_limit = RateLimit::new(Instant::now());
         let mut buffer = vec![0; SIZE_LIMIT + 1];
-        let mut last_problem = LastProblem::default();
+        let mut last_problem = None;
         let mut next_check = Instant::now();
         let mut socket = None;
         loop {
@@ -113,7 +112,7 @@ impl RecordSocket {
                 match self.open_socket() {
                     Ok(None) => return,
                     Ok(open) => {
-                        if last_problem.resolve() {
+                        if last_problem.take().is_some() {
                             info!("plugin records are received again");
                         }
                         socket = open;
@@ -121,9 +120,10 @@ impl RecordSocket {
                     }
                     Err(error) => {
                         let why = error.to_string();
-                        if last_problem.is_new(why.clone()) {
+                        if last_problem.as_ref() != Some(&why) {
                             warn!("cannot receive plugin records: {why}");
                         }
+                        last_problem = Some(why);
                         socket = None;
                         next_check = Instant::now() + RETRY;
                     }
@@ -192,7 +192,7 @@ impl RecordSocket {
 
     /// Counts, logs and reports one record.
     fn receive(&self, bytes: &[u8]) {
-        let counters = &self.status.plugin;
+        let counters = &self.status.metrics.plugin;
         let Some(record) = Record::parse(bytes) else {
             counters.reject();
             debug!("{}: rejected an invalid plugin record", self.path.display());

@@ -1,7 +1,7 @@
 //! Self-test: runs the installed plugin for a scratch pod and checks that TCP connections
 //! reach the proxy's ports. The node is not ready until the self-test has passed or was skipped.
 //!
-//! The self-test runs on its own thread, so that it delays no reconcile pass. It reruns after
+//! Each self-test runs on a thread of its own, so that it delays no reconcile pass. It reruns after
 //! a failure, and when the plugin binary or the plugin entry changes.
 
 mod connections;
@@ -11,26 +11,24 @@ mod run;
 mod scratch_pod;
 mod stub_api;
 
-use std::io;
 use std::path::PathBuf;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
+use std::sync::mpsc::{self, Receiver, TryRecvError};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use tracing::info;
 
+use super::readiness::Status;
 use super::settings::Settings;
-use super::status::Status;
 use super::watch::Waker;
+use crate::backoff::{Backoff, Limits};
 use crate::node::binaries::Stamp;
-use run::TestOutcome;
 
 /// Interface of the scratch pod, with the name that container runtimes use.
 const INTERFACE: &str = "eth0";
-/// Wait before the self-test reruns after its first failure. Doubles with each further failure.
-const FIRST_RETRY: Duration = Duration::from_secs(1);
-/// Longest wait before the self-test reruns after a failure.
-const LONGEST_RETRY: Duration = Duration::from_secs(60);
+/// First and longest wait before the self-test reruns after a failure.
+const RETRY: Limits = [Duration::from_secs(1), Duration::from_secs(60)];
 /// Stack size of the self-test thread, in bytes.
 const STACK: usize = 256 << 10;
 
@@ -43,161 +41,117 @@ pub struct TestedPlugin {
     pub entry: String,
 }
 
-/// What the reconciler learns about the installed plugin.
+/// Outcome of a self-test, with a text for logs.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum SelfTestState {
-    /// The self-test passed, or cannot run on this node and is skipped. Says what is not tested.
-    Passed { untested: Option<String> },
-    /// The self-test of this binary and entry has not ended yet.
-    Pending,
-    /// The self-test failed, for this reason.
+pub enum TestOutcome {
+    /// Each call succeeded and each connection was redirected. `untested` says why the self-test ran
+    /// with `iptables-mode` `auto` in place of the configured mode, if it did.
+    Passed {
+        coverage: String,
+        untested: Option<String>,
+    },
+    /// The self-test cannot run on this node. Says nothing about the plugin.
+    Skipped(String),
     Failed(String),
 }
 
-/// Handle to the self-test thread and to its last outcome.
+impl TestOutcome {
+    /// Value of the label `result` in the metrics.
+    fn label(&self) -> &'static str {
+        match self {
+            TestOutcome::Passed { untested: None, .. } => "passed",
+            TestOutcome::Passed { untested: Some(_), .. } => "passed_with_auto",
+            TestOutcome::Skipped(_) => "skipped",
+            TestOutcome::Failed(_) => "failed",
+        }
+    }
+}
+
+/// Runs self-tests, one at a time, and remembers the last outcome.
 pub struct SelfTest {
     settings: Arc<Settings>,
     status: Arc<Status>,
-    state: Mutex<State>,
-    /// Wakes the thread when a self-test is requested.
-    changed: Condvar,
     /// Wakes the reconciler when a self-test has ended.
     waker: Waker,
-}
-
-#[derive(Default)]
-struct State {
-    /// What to test; `None` while the node is not ready for a self-test.
-    requested: Option<TestedPlugin>,
-    /// What the last self-test ran, and its outcome.
+    /// What the self-test tests that runs now.
+    running: Option<(TestedPlugin, Receiver<TestOutcome>)>,
+    /// What the last self-test has tested.
     last: Option<(TestedPlugin, TestOutcome)>,
+    retry: Backoff,
+    rerun_at: Instant,
 }
 
 impl SelfTest {
-    /// Starts the thread. The first self-test waits for [`SelfTest::state_of`].
-    pub fn start(
-        settings: &Arc<Settings>,
-        status: &Arc<Status>,
-        waker: Waker,
-    ) -> io::Result<Arc<SelfTest>> {
-        let self_test = Arc::new(SelfTest {
+    pub fn new(settings: &Arc<Settings>, status: &Arc<Status>, waker: Waker) -> SelfTest {
+        SelfTest {
             settings: Arc::clone(settings),
             status: Arc::clone(status),
-            state: Mutex::default(),
-            changed: Condvar::new(),
             waker,
+            running: None,
+            last: None,
+            retry: Backoff::new(RETRY),
+            rerun_at: Instant::now(),
+        }
+    }
+
+    /// Returns the last outcome for `plugin`; `None` if its first self-test has not ended. Starts a
+    /// self-test if there is no outcome yet, or if a failed one is to be repeated now.
+    pub fn outcome(&mut self, plugin: TestedPlugin) -> Option<&TestOutcome> {
+        self.finish();
+        let last = self.last.as_ref().filter(|(tested, _)| *tested == plugin);
+        let is_due = last.is_none_or(|(_, outcome)| {
+            matches!(outcome, TestOutcome::Failed(_)) && self.rerun_at <= Instant::now()
         });
-        let own = Arc::clone(&self_test);
-        thread::Builder::new()
-            .name("self-test".into())
-            .stack_size(STACK)
-            .spawn(move || own.run())?;
-        Ok(self_test)
-    }
-
-    /// Returns the state of the self-test of `plugin`, and requests that self-test if it has
-    /// not run yet.
-    pub fn state_of(&self, plugin: TestedPlugin) -> SelfTestState {
-        let mut state = self.state();
-        if state.requested.as_ref() != Some(&plugin) {
-            state.requested = Some(plugin);
-            self.changed.notify_one();
+        if is_due && self.running.is_none() {
+            self.running = Some((plugin.clone(), self.start(plugin.dir.clone())));
         }
-        match (&state.last, &state.requested) {
-            (Some((tested, outcome)), Some(requested)) if tested == requested => match outcome {
-                TestOutcome::Failed(why) => SelfTestState::Failed(why.clone()),
-                TestOutcome::Passed(_) => SelfTestState::Passed { untested: None },
-                TestOutcome::PassedWithAuto { untested, .. } => {
-                    SelfTestState::Passed { untested: Some(untested.clone()) }
-                }
-                TestOutcome::Skipped(why) => {
-                    SelfTestState::Passed { untested: Some(format!("self-test skipped: {why}")) }
-                }
-            },
-            _ => SelfTestState::Pending,
-        }
+        self.last.as_ref().filter(|(tested, _)| *tested == plugin).map(|(_, outcome)| outcome)
     }
 
-    /// Requests no further self-test until the next [`SelfTest::state_of`]. Keeps the last
-    /// outcome.
-    pub fn pause(&self) {
-        self.state().requested = None;
+    /// Starts a self-test of the plugin in `dir` on a new thread. Its panic, or a thread that cannot
+    /// be started, drops the sender.
+    fn start(&self, dir: PathBuf) -> Receiver<TestOutcome> {
+        let (sender, outcome) = mpsc::sync_channel(1);
+        let (settings, waker) = (Arc::clone(&self.settings), self.waker.clone());
+        let thread = thread::Builder::new().name("self-test".into()).stack_size(STACK);
+        let _ = thread.spawn(move || {
+            let _ = sender.send(run::run(&settings, &dir));
+            waker.wake();
+        });
+        outcome
     }
 
-    /// Runs self-tests for the rest of the process.
-    fn run(&self) {
-        let mut retry = FIRST_RETRY;
-        let mut rerun_at = None;
-        loop {
-            let plugin = self.next_plugin(rerun_at);
-            let outcome = run::run(&self.settings, &plugin.dir);
-            let counter = match &outcome {
-                TestOutcome::Passed(_) => &self.status.self_tests_passed,
-                TestOutcome::PassedWithAuto { .. } => &self.status.self_tests_passed_with_auto,
-                TestOutcome::Skipped(_) => &self.status.self_tests_skipped,
-                TestOutcome::Failed(_) => &self.status.self_tests_failed,
-            };
-            counter.inc();
-            let mut state = self.state();
-            let before = state.last.replace((plugin.clone(), outcome.clone()));
-            drop(state);
-            let failed = matches!(outcome, TestOutcome::Failed(_));
-            let same = before.as_ref().is_some_and(|(tested, _)| *tested == plugin);
-            retry = match same && failed {
-                true => (retry * 2).min(LONGEST_RETRY),
-                false => FIRST_RETRY,
-            };
-            rerun_at = failed.then(|| Instant::now() + retry);
-            match &outcome {
-                TestOutcome::Passed(what) => info!("self-test passed: {what}"),
-                TestOutcome::PassedWithAuto { coverage, untested } => {
-                    info!("self-test passed: {coverage}; {untested}");
-                }
-                // Logged once, not for each new plugin binary.
-                TestOutcome::Skipped(why) if before.is_none_or(|(_, last)| last != outcome) => {
-                    info!("self-test skipped, so readiness does not depend on it: {why}");
-                }
-                // The next reconcile pass logs a failure.
-                TestOutcome::Skipped(_) | TestOutcome::Failed(_) => {}
+    /// Counts, logs and remembers the outcome of the self-test that has ended since the last call.
+    fn finish(&mut self) {
+        let outcome = match self.running.as_ref().map(|(_, outcome)| outcome.try_recv()) {
+            None | Some(Err(TryRecvError::Empty)) => return,
+            Some(Ok(outcome)) => outcome,
+            Some(Err(TryRecvError::Disconnected)) => {
+                TestOutcome::Failed("its thread could not be started, or panicked".into())
             }
-            self.waker.wake();
-        }
-    }
-
-    /// Waits until the requested plugin differs from the plugin tested last, or until the rerun of
-    /// a failed self-test is due at `rerun_at`.
-    fn next_plugin(&self, rerun_at: Option<Instant>) -> TestedPlugin {
-        let mut state = self.state();
-        loop {
-            let mut left = None;
-            if let Some(requested) = &state.requested {
-                let last = state.last.as_ref().filter(|(tested, _)| tested == requested);
-                match (last, rerun_at) {
-                    (None, _) => return requested.clone(),
-                    (Some(_), Some(rerun_at)) => {
-                        let wait = rerun_at.saturating_duration_since(Instant::now());
-                        if wait.is_zero() {
-                            return requested.clone();
-                        }
-                        left = Some(wait);
-                    }
-                    (Some(_), None) => {}
-                }
+        };
+        self.status.metrics.count_self_test(outcome.label());
+        let last = self.last.as_ref();
+        match &outcome {
+            TestOutcome::Passed { coverage, untested } => {
+                let untested = untested.iter().map(|why| format!("; {why}"));
+                info!("self-test passed: {coverage}{}", untested.collect::<String>());
             }
-            state = match left {
-                Some(left) => {
-                    let waited = self.changed.wait_timeout(state, left);
-                    waited.unwrap_or_else(PoisonError::into_inner).0
-                }
-                None => {
-                    let waited = self.changed.wait(state);
-                    waited.unwrap_or_else(PoisonError::into_inner)
-                }
-            };
+            // Logged once, not for each new plugin binary.
+            TestOutcome::Skipped(why) if last.is_none_or(|(_, last)| *last != outcome) => {
+                info!("self-test skipped, so readiness does not depend on it: {why}");
+            }
+            // The reconcile pass logs a failure.
+            TestOutcome::Skipped(_) | TestOutcome::Failed(_) => {}
         }
-    }
-
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        let Some((tested, _)) = self.running.take() else {
+            return;
+        };
+        let is_same = last.is_some_and(|(last, _)| *last == tested);
+        if !is_same || !matches!(outcome, TestOutcome::Failed(_)) {
+            self.retry.reset();
+        }
+        self.rerun_at = Instant::now() + self.retry.next_delay();
+        self.last = Some((tested, outcome));
     }
 }

@@ -9,7 +9,7 @@ use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use super::kubectl::{Api, get};
 use super::lists::list;
 use super::objects::AgentPod;
-use crate::agent::node_status::StatusBody;
+use crate::agent::readiness::StatusBody;
 use crate::deadline::Deadline;
 
 /// Name of the DaemonSet, which the chart cannot change.

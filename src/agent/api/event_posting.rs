@@ -7,7 +7,6 @@ use tracing::{debug, info, warn};
 use super::claims::Claims;
 use super::pod_event_queue::PodEvent;
 use super::{AgentObject, Api, USER_AGENT, namespace};
-use crate::agent::problem_log::LastProblem;
 use crate::agent::settings::Settings;
 use crate::backoff::between;
 use crate::kube::connection::{Connection, Error};
@@ -79,7 +78,7 @@ impl PostFailure {
 /// Posts Events on pods, and logs each kind of failure once.
 #[derive(Default)]
 pub struct PodEventPosting {
-    last_problem: LastProblem<PostFailure>,
+    last_problem: Option<PostFailure>,
 }
 
 impl PodEventPosting {
@@ -91,7 +90,7 @@ impl PodEventPosting {
                 return;
             };
             let Err(error) = post_on_pod(connection, &api.settings, &event) else {
-                if self.last_problem.resolve() {
+                if self.last_problem.take().is_some() {
                     info!("Events on pods are posted again");
                 }
                 continue;
@@ -110,7 +109,7 @@ impl PodEventPosting {
                     continue;
                 }
             }
-            if !self.last_problem.is_new(failure) {
+            if self.last_problem.replace(failure) == Some(failure) {
                 continue;
             }
             match failure {

@@ -10,7 +10,6 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use tracing::{info, warn};
 
-use crate::agent::problem_log::LastProblem;
 use crate::agent::settings::Settings;
 use crate::backoff::{Backoff, Limits, between};
 use crate::kube::connection::Connection;
@@ -40,7 +39,7 @@ pub struct TaintRemoval {
     /// kubelet starts. The kubelet's cache of tokens is in memory, so it then writes a new token.
     token: Option<String>,
     backoff: Backoff,
-    last_problem: LastProblem<String>,
+    last_problem: Option<String>,
 }
 
 impl TaintRemoval {
@@ -54,7 +53,7 @@ impl TaintRemoval {
             due: now,
             token: None,
             backoff: Backoff::new(RETRY),
-            last_problem: LastProblem::default(),
+            last_problem: None,
         }
     }
 
@@ -81,7 +80,7 @@ impl TaintRemoval {
         let wait = match removal {
             Ok(Removal::NotReady) => return None,
             Ok(removal) => {
-                let resolved = self.last_problem.resolve();
+                let resolved = self.last_problem.take().is_some();
                 if removal == Removal::Removed {
                     info!("removed the startup taint {key} from node {node}");
                 } else if resolved {
@@ -92,9 +91,10 @@ impl TaintRemoval {
             }
             Err(why) => {
                 let why = format!("cannot remove the startup taint {key} from node {node}: {why}");
-                if self.last_problem.is_new(why.clone()) {
+                if self.last_problem.as_ref() != Some(&why) {
                     warn!("{why}");
                 }
+                self.last_problem = Some(why);
                 self.backoff.next_delay()
             }
         };

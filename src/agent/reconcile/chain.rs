@@ -72,7 +72,7 @@ impl Reconciler {
         let before = changed.and_then(|changed| changed.elapsed().ok());
         let is_chained = plan::is_chained(&self.mode, configs);
         let gap = self.entry_gap.observe(Instant::now(), is_chained, before);
-        self.status.without_entry.inc_by(gap.as_secs_f64());
+        self.status.metrics.without_entry.inc_by(gap.as_secs_f64());
     }
 
     fn remove_leftovers(&mut self, pass: &mut PassResult) {
@@ -204,7 +204,7 @@ impl Reconciler {
     fn check_bin_dir(&mut self, configs: &[ConfigFile], pass: &mut PassResult) {
         let active = plan::called(configs).or_else(|| plan::called_if_readable(configs));
         let warning = active.and_then(|active| platforms::no_plugins(&self.settings, active));
-        self.status.bin_dir_without_plugins.set(warning.is_some().into());
+        self.status.metrics.bin_dir_without_plugins.set(warning.is_some().into());
         if self.had_binary || warning.is_none() {
             self.runtime_finds_plugin |= plan::is_chained(&self.mode, configs);
         }
@@ -265,15 +265,15 @@ impl Reconciler {
             Ok(()) => {
                 pass.wrote = true;
                 if contention.record_write(subject, before, now) {
-                    self.status.contentions.inc();
+                    self.status.metrics.contentions.inc();
                     match has_entry {
                         true => self.post_overwrite_event(&path),
                         false => self.post_entry_removal_event(&path),
                     }
                 }
-                self.status.conflist_writes.inc();
+                self.status.metrics.conflist_writes.inc();
                 if repeats && !has_entry {
-                    self.status.rechains.inc();
+                    self.status.metrics.rechains.inc();
                 }
                 // The plan's problem is solved. The next pass verifies that.
                 pass.problems.remove(&Subject::NetworkConfig);
@@ -298,7 +298,7 @@ impl Reconciler {
         match unchain_step::apply(dir, step, |name| content(&observed.configs, name)) {
             Ok(()) => {
                 pass.wrote = true;
-                self.status.conflist_writes.inc();
+                self.status.metrics.conflist_writes.inc();
                 info!("removed the plugin entry from {}", path.display());
                 observed.saved_state.forget(step.file_name(), dir)?;
             }

@@ -70,11 +70,11 @@ impl Reconciler {
             credential::write(&self.settings, &desired)?;
             written = true;
             pass.wrote = true;
-            self.status.kubeconfig_writes.inc();
+            self.status.metrics.kubeconfig_writes.inc();
             info!("wrote kubeconfig {}", path.display());
             // The key is the written content, so that the write of a renewed token is never delayed.
             if self.overwrites.record_write(Subject::Kubeconfig, &desired, Instant::now()) {
-                self.status.contentions.inc();
+                self.status.metrics.contentions.inc();
                 self.post_overwrite_event(&path);
             }
         }

@@ -1,9 +1,9 @@
 //! The result of one reconcile pass, and the text of `/ready`.
 
 use std::collections::BTreeMap;
-use std::time::{Instant, SystemTime};
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
-use crate::agent::node_status::NodeStatus;
+use crate::agent::readiness::StatusBody;
 use crate::agent::subject::Subject;
 use crate::conflist::Entry;
 
@@ -84,13 +84,18 @@ impl PassResult {
         all.map(|(subject, why)| (subject.to_string(), why.clone())).collect()
     }
 
-    /// Returns what `/status` shows of this pass.
-    pub(super) fn node_status(&self) -> NodeStatus {
-        NodeStatus {
+    /// Returns what `/ready` and `/status` show of this pass. `not_ready` is the error of
+    /// [`PassResult::ready`].
+    pub(super) fn status_body(&self, not_ready: Option<String>) -> StatusBody {
+        let expires = self.token_expires.and_then(|end| end.duration_since(UNIX_EPOCH).ok());
+        StatusBody {
+            not_ready,
+            note: (!self.ready_notes.is_empty()).then(|| self.ready_notes.join("; ")),
             conflist: self.conflist.clone(),
-            token_expires: self.token_expires,
+            token_expires: expires.map(|time| time.as_secs()),
             contention: self.contention,
             problems: self.logged(),
+            ..StatusBody::default()
         }
     }
 

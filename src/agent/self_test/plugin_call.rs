@@ -1,13 +1,11 @@
 //! Runs a program as a container runtime runs a CNI plugin, with a deadline.
 
 use std::fs::File;
-use std::io::{self, Read, Seek as _, Write as _};
-use std::os::fd::{AsFd, BorrowedFd};
+use std::io::{self, Read as _, Seek as _, Write as _};
 use std::os::unix::process::CommandExt as _;
 use std::path::Path;
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::process::{Command, ExitStatus};
 
-use nix::poll::{PollFd, PollFlags};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use serde_json::Value;
 
@@ -15,7 +13,7 @@ use crate::child;
 use crate::deadline::Deadline;
 
 /// How much is kept of stdout and of stderr, in bytes each.
-const OUTPUT_LIMIT: usize = 64 << 10;
+const OUTPUT_LIMIT: u64 = 64 << 10;
 /// How much of the last line on stderr is quoted in an error, in characters.
 const QUOTE_LIMIT: usize = 300;
 
@@ -67,26 +65,24 @@ pub fn call(
 ) -> Result<Value, Error> {
     let name = program.display().to_string();
     let start = |source| Error::Start { program: name.clone(), source };
+    let outputs = [memory_file("").map_err(start)?, memory_file("").map_err(start)?];
+    let [stdout, stderr] = outputs.each_ref().map(|file| file.try_clone().map_err(start));
     let mut child = Command::new(program)
         .env_clear()
         .envs(std::env::var_os("PATH").map(|path| ("PATH", path)))
         .envs(vars.iter().copied())
         .stdin(memory_file(stdin).map_err(start)?)
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
+        .stdout(stdout?)
+        .stderr(stderr?)
         .process_group(0)
         .spawn()
         .map_err(start)?;
-    let outputs = outputs(&mut child, end);
-    let status = match outputs {
-        // A program may close its outputs and keep running.
-        Some(_) => child::wait(&mut child, end).map_err(start)?,
-        None => None,
-    };
-    let (Some([stdout, stderr]), Some(status)) = (outputs, status) else {
+    let Some(status) = child::wait(&mut child, end).map_err(start)? else {
         child::kill_with_groups_of_children(&mut child);
         return Err(Error::TimedOut { program: name });
     };
+    let [stdout, stderr] = outputs.map(|file| start_of(file).map_err(start));
+    let (stdout, stderr) = (stdout?, stderr?);
     let output = serde_json::from_slice::<Value>(&stdout);
     match (status.success(), output) {
         (true, Ok(output)) => Ok(output),
@@ -94,6 +90,14 @@ pub fn call(
         (true, Err(_)) => Err(Error::NotJson { program: name }),
         (false, output) => Err(failure(name, status, &output.unwrap_or_default(), &stderr)),
     }
+}
+
+/// Reads the first [`OUTPUT_LIMIT`] bytes of a file.
+fn start_of(mut file: File) -> io::Result<Vec<u8>> {
+    file.rewind()?;
+    let mut start = Vec::new();
+    file.take(OUTPUT_LIMIT).read_to_end(&mut start)?;
+    Ok(start)
 }
 
 /// Makes the error for a program that exited with a failure `status`.
@@ -105,44 +109,6 @@ fn failure(program: String, status: ExitStatus, output: &Value, stderr: &[u8]) -
     let stderr = String::from_utf8_lossy(stderr);
     let last = stderr.trim().lines().last().unwrap_or_default();
     Error::Failed { program, status, quote: last.chars().take(QUOTE_LIMIT).collect() }
-}
-
-/// Reads stdout and stderr until both are closed. Returns `None` if they are still open at `end`.
-fn outputs(child: &mut Child, end: Deadline) -> Option<[Vec<u8>; 2]> {
-    let (mut stdout, mut stderr) = (child.stdout.take()?, child.stderr.take()?);
-    let mut texts = [Vec::new(), Vec::new()];
-    let mut open = [true, true];
-    while open != [false, false] {
-        let fds: [BorrowedFd<'_>; 2] = [stdout.as_fd(), stderr.as_fd()];
-        let mut waited: Vec<PollFd<'_>> = (0..2)
-            .filter(|&index| open[index])
-            .map(|index| PollFd::new(fds[index], PollFlags::POLLIN))
-            .collect();
-        end.poll(&mut waited).ok()?;
-        let mut ready = waited.iter().map(|fd| fd.any().unwrap_or(true));
-        let ready = open.map(|open| open && ready.next().unwrap_or(false));
-        if ready[0] {
-            open[0] = read(&mut stdout, &mut texts[0]);
-        }
-        if ready[1] {
-            open[1] = read(&mut stderr, &mut texts[1]);
-        }
-    }
-    Some(texts)
-}
-
-/// Reads once. Returns whether there may be more to read.
-fn read(from: &mut impl Read, text: &mut Vec<u8>) -> bool {
-    let mut buffer = [0; 4096];
-    match from.read(&mut buffer) {
-        Ok(0) => false,
-        Ok(length) => {
-            text.extend_from_slice(&buffer[..length]);
-            text.truncate(OUTPUT_LIMIT);
-            true
-        }
-        Err(error) => error.kind() == io::ErrorKind::Interrupted,
-    }
 }
 
 #[cfg(test)]

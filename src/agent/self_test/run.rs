@@ -1,17 +1,15 @@
 //! Runs one self-test: calls ADD and CHECK of the host's plugin binary for a scratch pod, as a
 //! container runtime does, and then opens TCP connections that must be redirected.
 
-use std::fmt;
 use std::io;
-use std::net::TcpListener;
 use std::os::fd::AsRawFd as _;
 use std::path::Path;
-use std::thread;
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-use super::connections::connections;
+use super::TestOutcome;
+use super::connections::connect;
 use super::plugin_call::{self, call, memory_file};
 use super::plugin_config::PluginConfig;
 use super::scratch_pod::{self, ScratchPod};
@@ -27,7 +25,7 @@ use crate::firewall;
 use crate::kube::kubeconfig;
 use crate::kube::kubeconfig::ApiAccess;
 use crate::pod::facts::PodFacts;
-use crate::redirect::{Family, Redirect};
+use crate::redirect::Family;
 
 /// Time after which a plugin call of the self-test is killed, counted from the start of the
 /// self-test. Connections have time-outs of their own.
@@ -35,23 +33,6 @@ const TIMEOUT: Duration = Duration::from_secs(10);
 /// Name, namespace and container ID of the scratch pod. Requests for it go to [`StubApi`], never
 /// to the cluster's API server.
 const POD: &str = "linkerd-cni-self-test";
-/// Stack size of the stub API server's thread, in bytes.
-const STACK: usize = 128 << 10;
-
-/// Outcome of a self-test, with a text for logs.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum TestOutcome {
-    /// Each call succeeded and each connection was redirected.
-    Passed(String),
-    /// The same, with `iptables-mode` `auto` in place of the configured mode. `untested` says why.
-    PassedWithAuto {
-        coverage: String,
-        untested: String,
-    },
-    /// The self-test cannot run on this node. Says nothing about the plugin.
-    Skipped(String),
-    Failed(String),
-}
 
 /// Why a self-test did not pass.
 #[derive(Debug, thiserror::Error)]
@@ -94,104 +75,60 @@ impl Error {
     }
 }
 
-/// What a passed self-test covers, for the log.
-#[derive(Default)]
-struct Coverage {
-    /// Address family and direction of each redirected connection.
-    connections: Vec<String>,
-    /// CHECK was called too.
-    checked: bool,
-    /// The configured `iptables-mode`, if the self-test ran with `auto` instead.
-    untested_mode: Option<String>,
-}
-
-impl fmt::Display for Coverage {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("ADD")?;
-        if self.checked {
-            f.write_str(" and CHECK")?;
-        }
-        f.write_str(" succeeded, ")?;
-        match self.connections.as_slice() {
-            [] => f.write_str("no connection could be tested")?,
-            all => write!(f, "TCP is redirected ({})", all.join(", "))?,
-        }
-        Ok(())
-    }
-}
-
 /// Runs the self-test of the plugin binary in `bin_dir` and the plugin entry that is installed now.
 pub fn run(settings: &Settings, bin_dir: &Path) -> TestOutcome {
-    let begin = Instant::now();
-    match test(settings, bin_dir, Deadline::after(TIMEOUT)) {
-        Ok(coverage) => passed(
-            coverage.untested_mode.as_deref(),
-            format!("{coverage}, in {} ms", begin.elapsed().as_millis()),
-        ),
-        Err(error) => match error.skip_reason() {
-            Some(reason) => TestOutcome::Skipped(format!("{reason}: {error}")),
-            None => TestOutcome::Failed(error.to_string()),
-        },
-    }
-}
-
-fn passed(untested_mode: Option<&str>, coverage: String) -> TestOutcome {
-    match untested_mode {
-        None => TestOutcome::Passed(coverage),
-        Some(mode) => TestOutcome::PassedWithAuto {
-            coverage,
-            untested: format!(
-                "iptablesMode {mode} is not tested: its iptables is on the node, where the agent \
-                 cannot run it, so the self-test ran with iptablesMode auto"
-            ),
-        },
-    }
+    test(settings, bin_dir).unwrap_or_else(|error| match error.skip_reason() {
+        Some(reason) => TestOutcome::Skipped(format!("{reason}: {error}")),
+        None => TestOutcome::Failed(error.to_string()),
+    })
 }
 
 /// Calls the plugin and opens the connections. Fails with the first error.
-fn test(settings: &Settings, bin_dir: &Path, end: Deadline) -> Result<Coverage, Error> {
+fn test(settings: &Settings, bin_dir: &Path) -> Result<TestOutcome, Error> {
+    let (begin, end) = (Instant::now(), Deadline::after(TIMEOUT));
     let mut plugin_config = installed_config(settings)?;
-    let mut coverage = Coverage::default();
-    let stdin = plugin_config.stdin(&Value::Null);
-    let config: Object = serde_json::from_str(&stdin).unwrap_or_default();
+    let config = serde_json::from_str::<Object>(&plugin_config.stdin(&Value::Null));
     // An invalid config is not an error here: ADD fails and describes the mistake.
-    let config = Config::read(&config).ok();
+    let config = Config::read(&config.unwrap_or_default()).ok();
     let ipv6 = config.as_ref().is_some_and(|config| config.ipv6 != Ipv6::No);
     let families = if ipv6 { &[Family::Ipv4, Family::Ipv6][..] } else { &[Family::Ipv4] };
+    let mut untested = None;
     if config.as_ref().is_some_and(|config| !firewall::has_programs(config.mode, families)) {
-        coverage.untested_mode = plugin_config.set_auto_mode();
+        untested = plugin_config.set_auto_mode().map(|mode| {
+            format!(
+                "iptablesMode {mode} is not tested: its iptables is on the node, where the agent \
+                 cannot run it, so the self-test ran with iptablesMode auto"
+            )
+        });
     }
     let scratch = ScratchPod::create(ipv6)?;
-    let server = StubApi::open().map_err(Error::Server)?;
-    let access = ApiAccess { server: server.url(), ..ApiAccess::default() };
-    let credential = memory_file(&kubeconfig::render(&access)).map_err(Error::Server)?;
-    let path = format!("/proc/{}/fd/{}", std::process::id(), credential.as_raw_fd());
+    let api = StubApi::start().map_err(Error::Server)?;
+    let access = ApiAccess { server: api.url().map_err(Error::Server)?, ..ApiAccess::default() };
+    let kubeconfig = memory_file(&kubeconfig::render(&access)).map_err(Error::Server)?;
+    let path = format!("/proc/{}/fd/{}", std::process::id(), kubeconfig.as_raw_fd());
     let plugin_config = plugin_config.for_pod(&path);
-    thread::scope(|scope| {
-        let serving = thread::Builder::new()
-            .name("self-test api".into())
-            .stack_size(STACK)
-            .spawn_scoped(scope, || server.run());
-        let served = serving.map(|_| ()).map_err(Error::Server);
-        let tested = served.and_then(|()| {
-            let call_plugin = |command, previous: &Value| {
-                call_plugin(bin_dir, &scratch, &plugin_config, command, previous, end)
-            };
-            let previous = plugin_config.previous_result(&scratch.path(), &scratch.pod_addresses());
-            let result = call_plugin("ADD", &previous)?;
-            if let Some(config) = config.filter(|config| !config.simulate) {
-                let redirect = config.redirect(&PodFacts::default())?;
-                coverage.connections = connect(&scratch, &redirect).map_err(Error::Connection)?;
-            }
-            if plugin_config.has_check() {
-                call_plugin("CHECK", &result)?;
-                coverage.checked = true;
-            }
-            Ok(coverage)
-        });
-        server.close();
-        tested
-    })
+    let call_plugin = |command, previous: &Value| {
+        call_plugin(bin_dir, &scratch, &plugin_config, command, previous, end)
+    };
+    let previous = plugin_config.previous_result(&scratch.path(), &scratch.pod_addresses());
+    let result = call_plugin("ADD", &previous)?;
+    let mut redirected = Vec::new();
+    if let Some(config) = config.filter(|config| !config.simulate) {
+        let redirect = config.redirect(&PodFacts::default())?;
+        redirected = connect(&scratch, &redirect).map_err(Error::Connection)?;
+    }
+    let mut calls = "ADD";
+    if plugin_config.has_check() {
+        call_plugin("CHECK", &result)?;
+        calls = "ADD and CHECK";
+    }
+    let connections = match redirected.is_empty() {
+        true => "no connection could be tested".to_owned(),
+        false => format!("TCP is redirected ({})", redirected.join(", ")),
+    };
+    let ms = begin.elapsed().as_millis();
+    let coverage = format!("{calls} succeeded, {connections}, in {ms} ms");
+    Ok(TestOutcome::Passed { coverage, untested })
 }
 
 /// Returns the plugin's config from the active conflist. The active conflist has no plugin entry
@@ -231,25 +168,4 @@ fn call_plugin(
     let program = bin_dir.join(PLUGIN);
     call(&program, &vars, &plugin_config.stdin(previous), end)
         .map_err(|source| Error::Call { command, source })
-}
-
-/// Opens each connection that must be redirected, and returns their names for the log. The error
-/// describes the first connection that does not reach the proxy's port.
-fn connect(scratch: &ScratchPod, redirect: &Redirect) -> Result<Vec<String>, String> {
-    let user = (nix::unistd::geteuid().as_raw(), nix::unistd::getegid().as_raw());
-    let mut listeners: Vec<(u16, TcpListener)> = Vec::new();
-    let mut redirected = Vec::new();
-    for &(pod, neighbour) in scratch.addresses() {
-        for connection in connections(redirect, user, pod, neighbour) {
-            if !listeners.iter().any(|(port, _)| *port == connection.proxy) {
-                listeners.push((connection.proxy, scratch.listen(connection.proxy)?));
-            }
-            for (_, listener) in listeners.iter().filter(|(port, _)| *port == connection.proxy) {
-                scratch.expect_redirect(&connection, listener)?;
-            }
-            let family = if pod.is_ipv6() { "IPv6" } else { "IPv4" };
-            redirected.push(format!("{family} {}", connection.direction.name()));
-        }
-    }
-    Ok(redirected)
 }

@@ -4,6 +4,7 @@
 //! Only open files keep these netns alive, so the kernel removes them when the agent exits, also
 //! if it is killed.
 
+use std::fmt;
 use std::fs::File;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
@@ -12,32 +13,57 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use nix::errno::Errno;
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::poll::{PollFd, PollFlags};
 use nix::sys::socket::{getsockopt, sockopt};
 
 use super::INTERFACE;
-use super::connections::{Direction, TestConnection};
+use crate::deadline::Deadline;
 use crate::netns::{self, link};
 
-/// The pod's addresses, IPv4 and IPv6. They are reserved for documentation (RFC 5737, RFC 3849),
-/// so no cluster uses them.
-const POD: [IpAddr; 2] = [
-    IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1)),
-    IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1)),
-];
-/// The neighbour's addresses, from the same subnets.
-const NEIGHBOUR: [IpAddr; 2] = [
-    IpAddr::V4(Ipv4Addr::new(192, 0, 2, 2)),
-    IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 2)),
-];
-/// Prefix lengths of these addresses, for IPv4 and IPv6.
-const PREFIXES: [u8; 2] = [24, 64];
+/// Addresses of pod and neighbour in one subnet.
+pub struct Addresses {
+    pub pod: IpAddr,
+    pub neighbour: IpAddr,
+    prefix: u8,
+}
 
+/// The addresses, IPv4 and IPv6. They are reserved for documentation (RFC 5737, RFC 3849), so no
+/// cluster uses them.
+const ADDRESSES: [Addresses; 2] = [
+    Addresses {
+        pod: IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1)),
+        neighbour: IpAddr::V4(Ipv4Addr::new(192, 0, 2, 2)),
+        prefix: 24,
+    },
+    Addresses {
+        pod: IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1)),
+        neighbour: IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 2)),
+        prefix: 64,
+    },
+];
 /// Time-out of work inside a netns.
 const NETNS_TIMEOUT: Duration = Duration::from_secs(8);
 /// Time-out of one connection. Its first SYN may be lost while the link comes up, and the kernel
 /// resends it after a second.
 const CONNECT_TIMEOUT: Duration = Duration::from_millis(2500);
+
+/// Direction of a connection, as seen from the pod.
+#[derive(Clone, Copy)]
+pub enum Direction {
+    /// From the pod to its neighbour.
+    Outbound,
+    /// From the neighbour to the pod.
+    Inbound,
+}
+
+impl fmt::Display for Direction {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Direction::Outbound => "outbound",
+            Direction::Inbound => "inbound",
+        })
+    }
+}
 
 /// Why the scratch pod cannot be created.
 #[derive(Debug, thiserror::Error)]
@@ -51,14 +77,12 @@ pub enum Error {
 impl Error {
     /// Whether the agent's container lacks a capability, which its chart may not grant.
     pub fn is_forbidden(&self) -> bool {
-        let forbidden = |errno: Errno| matches!(errno, Errno::EPERM | Errno::EACCES);
-        match self {
-            Error::Netns(netns::Error::Create { source } | netns::Error::Enter { source, .. }) => {
-                forbidden(*source)
-            }
-            Error::Netns(_) => false,
-            Error::Link(errno) => forbidden(*errno),
-        }
+        let (Error::Netns(netns::Error::Create { source } | netns::Error::Enter { source, .. })
+        | Error::Link(source)) = self
+        else {
+            return false;
+        };
+        matches!(source, Errno::EPERM | Errno::EACCES)
     }
 }
 
@@ -66,21 +90,20 @@ impl Error {
 pub struct ScratchPod {
     pod: File,
     neighbour: File,
-    /// Addresses of pod and neighbour, a pair for each address family.
-    addresses: Vec<(IpAddr, IpAddr)>,
+    addresses: &'static [Addresses],
 }
 
 impl ScratchPod {
     /// Creates both netns, and connects them with IPv4, and with `ipv6` if the kernel supports
     /// it. Without `veth` support in the kernel they stay unconnected and have no addresses.
     pub fn create(ipv6: bool) -> Result<ScratchPod, Error> {
-        let mut scratch =
-            ScratchPod { pod: netns::fresh()?, neighbour: netns::fresh()?, addresses: Vec::new() };
+        let (pod, neighbour) = (netns::fresh()?, netns::fresh()?);
+        let mut scratch = ScratchPod { pod, neighbour, addresses: &[] };
         let other = scratch
             .neighbour
             .try_clone()
             .map_err(|source| netns::Error::Open { path: path_here(&scratch.neighbour), source })?;
-        let joined = scratch.inside(&scratch.pod, move || {
+        let joined = inside(&scratch.pod, move || {
             link::set_up("lo")?;
             link::create_veth_pair(INTERFACE, &other)
         })?;
@@ -88,30 +111,20 @@ impl ScratchPod {
             Err(Errno::EOPNOTSUPP) => return Ok(scratch),
             joined => joined?,
         }
-        let families = if ipv6 { 0..2 } else { 0..1 };
-        for family in families {
-            let (pod, neighbour) = (POD[family], NEIGHBOUR[family]);
-            let mut added = scratch.add_address(&scratch.pod, pod, PREFIXES[family]);
-            if added.is_ok() {
-                added = scratch.add_address(&scratch.neighbour, neighbour, PREFIXES[family]);
+        for (index, Addresses { pod, neighbour, prefix }) in ADDRESSES.iter().enumerate() {
+            if pod.is_ipv6() && !ipv6 {
+                break;
             }
+            let added = add_address(&scratch.pod, *pod, *prefix)
+                .and_then(|()| add_address(&scratch.neighbour, *neighbour, *prefix));
             match added {
-                Ok(()) => scratch.addresses.push((pod, neighbour)),
+                Ok(()) => scratch.addresses = &ADDRESSES[..=index],
                 // IPv6 is disabled in the kernel or in new netns.
                 Err(Error::Link(_)) if pod.is_ipv6() => {}
                 Err(error) => return Err(error),
             }
         }
         Ok(scratch)
-    }
-
-    /// Adds an address to the veth interface in `netns`.
-    fn add_address(&self, netns: &File, address: IpAddr, prefix: u8) -> Result<(), Error> {
-        let added = self.inside(netns, move || {
-            link::set_up(INTERFACE)?;
-            link::add_address(INTERFACE, address, prefix)
-        })?;
-        Ok(added?)
     }
 
     /// Path of the pod's netns for another process.
@@ -121,63 +134,71 @@ impl ScratchPod {
 
     /// The pod's addresses with their prefix lengths, as in a CNI result.
     pub fn pod_addresses(&self) -> Vec<String> {
-        let prefix = |address: IpAddr| PREFIXES[usize::from(address.is_ipv6())];
-        let pods = self.addresses.iter();
-        pods.map(|(pod, _)| format!("{pod}/{}", prefix(*pod))).collect()
+        let addresses = self.addresses.iter();
+        addresses.map(|Addresses { pod, prefix, .. }| format!("{pod}/{prefix}")).collect()
     }
 
-    /// Addresses of pod and neighbour, a pair for each address family.
-    pub fn addresses(&self) -> &[(IpAddr, IpAddr)] {
-        &self.addresses
+    /// Addresses of pod and neighbour in each address family that connects them.
+    pub fn addresses(&self) -> &'static [Addresses] {
+        self.addresses
     }
 
     /// Listens on `port` of the pod, in place of the proxy.
     pub fn listen(&self, port: u16) -> Result<TcpListener, String> {
-        let bound = self.inside(&self.pod, move || {
+        let bound = inside(&self.pod, move || {
             TcpListener::bind((Ipv6Addr::UNSPECIFIED, port))
                 .or_else(|_| TcpListener::bind((Ipv4Addr::UNSPECIFIED, port)))
         });
-        match bound {
-            Ok(Ok(listener)) => Ok(listener),
-            Ok(Err(error)) => Err(format!("cannot listen on port {port}: {error}")),
-            Err(error) => Err(error.to_string()),
-        }
+        bound
+            .map_err(|error| error.to_string())?
+            .map_err(|error| format!("cannot listen on port {port}: {error}"))
     }
 
-    /// Opens the connection `connection`. It has to reach `proxy`, and the kernel has to know its
-    /// original destination (`SO_ORIGINAL_DST`). The error says what went wrong.
+    /// Opens a connection to the address `to`. It has to reach `proxy`, the listener on `proxy_port`,
+    /// and the kernel has to know its original destination (`SO_ORIGINAL_DST`). The error says what
+    /// went wrong.
     pub fn expect_redirect(
         &self,
-        connection: &TestConnection,
+        direction: Direction,
+        to: SocketAddr,
         proxy: &TcpListener,
+        proxy_port: u16,
     ) -> Result<(), String> {
-        let what = format!("{} TCP to {}", connection.direction.name(), connection.to);
-        let from = match connection.direction {
+        let from = match direction {
             Direction::Outbound => &self.pod,
             Direction::Inbound => &self.neighbour,
         };
-        let to = connection.to;
-        let connected = self
-            .inside(from, move || TcpStream::connect_timeout(&to, CONNECT_TIMEOUT))
-            .map_err(|error| error.to_string())?;
-        let missed = format!("does not reach the proxy's port {}", connection.proxy);
-        let _client = connected.map_err(|error| format!("{what} {missed}: {error}"))?;
-        let accepted = accept(proxy).map_err(|error| format!("{what} {missed}: {error}"))?;
-        match original_destination(&accepted) {
-            Ok(original) if original == to => Ok(()),
-            Ok(original) => Err(format!("{what} has the wrong original destination {original}")),
-            Err(errno) => Err(format!("{what} has no original destination: {}", errno.desc())),
-        }
+        let connected = inside(from, move || TcpStream::connect_timeout(&to, CONNECT_TIMEOUT));
+        let connected = connected.map_err(|error| error.to_string())?;
+        let missed = |error| {
+            format!("{direction} TCP to {to} does not reach the proxy's port {proxy_port}: {error}")
+        };
+        let _client = connected.map_err(missed)?;
+        let accepted = accept(proxy).map_err(missed)?;
+        let why = match original_destination(&accepted) {
+            Ok(original) if original == to => return Ok(()),
+            Ok(original) => format!("the wrong original destination {original}"),
+            Err(errno) => format!("no original destination: {}", errno.desc()),
+        };
+        Err(format!("{direction} TCP to {to} has {why}"))
     }
+}
 
-    /// Runs `work` on a thread inside `netns`.
-    fn inside<T: Send + 'static>(
-        &self,
-        netns: &File,
-        work: impl FnOnce() -> T + Send + 'static,
-    ) -> Result<T, netns::Error> {
-        netns::run(&path_here(netns), NETNS_TIMEOUT, work)
-    }
+/// Adds an address to the veth interface in `netns`.
+fn add_address(netns: &File, address: IpAddr, prefix: u8) -> Result<(), Error> {
+    let added = inside(netns, move || {
+        link::set_up(INTERFACE)?;
+        link::add_address(INTERFACE, address, prefix)
+    })?;
+    Ok(added?)
+}
+
+/// Runs `work` on a thread inside `netns`.
+fn inside<T: Send + 'static>(
+    netns: &File,
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Result<T, netns::Error> {
+    netns::run(&path_here(netns), NETNS_TIMEOUT, work)
 }
 
 /// Path of an open netns for a thread of this process.
@@ -188,10 +209,9 @@ fn path_here(netns: &File) -> PathBuf {
 /// Accepts a connection within [`CONNECT_TIMEOUT`].
 fn accept(listener: &TcpListener) -> io::Result<TcpStream> {
     let mut fds = [PollFd::new(listener.as_fd(), PollFlags::POLLIN)];
-    let timeout = PollTimeout::try_from(CONNECT_TIMEOUT).unwrap_or(PollTimeout::MAX);
-    match poll(&mut fds, timeout) {
-        Ok(0) => Err(io::Error::other("the connection reached another port")),
-        Ok(_) => listener.accept().map(|(stream, _)| stream),
+    match Deadline::after(CONNECT_TIMEOUT).poll(&mut fds) {
+        Ok(()) => Ok(listener.accept()?.0),
+        Err(Errno::ETIMEDOUT) => Err(io::Error::other("the connection reached another port")),
         Err(errno) => Err(errno.into()),
     }
 }

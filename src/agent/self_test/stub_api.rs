@@ -2,67 +2,61 @@
 //! pod: the plugin reads the pod that it is called for, and the cluster's API server has no object
 //! for the scratch pod.
 
-use std::io::{self, Read as _, Write as _};
-use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::io::{self, BufRead as _, BufReader, Read as _, Write as _};
+use std::net::{Shutdown, TcpListener, TcpStream};
 use std::os::fd::AsRawFd as _;
+use std::thread;
 use std::time::Duration;
 
 use nix::sys::socket;
-use serde_json::json;
+use serde_json::{Value, json};
 
 /// Time-out of reading a request, and of writing its response.
 const TIMEOUT: Duration = Duration::from_secs(2);
-/// Longest request that gets a response, in bytes.
-const REQUEST_LIMIT: usize = 16 << 10;
+/// Longest request that is read, in bytes.
+const REQUEST_LIMIT: u64 = 16 << 10;
+/// Stack size of the server's thread, in bytes.
+const STACK: usize = 128 << 10;
 
-/// The listening stub API server.
-pub struct StubApi {
-    listener: TcpListener,
-    address: SocketAddr,
-}
+/// The listening stub API server. It ends when this is dropped.
+pub struct StubApi(TcpListener);
 
 impl StubApi {
-    /// Listens on a free port of loopback.
-    pub fn open() -> io::Result<StubApi> {
+    /// Responds to requests on a free port of loopback.
+    pub fn start() -> io::Result<StubApi> {
         let listener = TcpListener::bind("127.0.0.1:0")?;
-        let address = listener.local_addr()?;
-        Ok(StubApi { listener, address })
+        let stub = StubApi(listener.try_clone()?);
+        let thread = thread::Builder::new().name("self-test api".into()).stack_size(STACK);
+        thread.spawn(move || {
+            while let Ok((stream, _)) = listener.accept() {
+                // If the plugin gets no response, its ADD fails and the self-test reports that.
+                let _ = respond(&stream);
+            }
+        })?;
+        Ok(stub)
     }
 
     /// URL for the kubeconfig of the self-test.
-    pub fn url(&self) -> String {
-        format!("http://{}", self.address)
+    pub fn url(&self) -> io::Result<String> {
+        Ok(format!("http://{}", self.0.local_addr()?))
     }
+}
 
-    /// Responds to requests until [`StubApi::close`].
-    pub fn run(&self) {
-        while let Ok((stream, _)) = self.listener.accept() {
-            // If the plugin gets no response, its ADD fails and the self-test reports that.
-            let _ = respond(stream);
-        }
-    }
-
-    /// Ends [`StubApi::run`] on its thread.
-    pub fn close(&self) {
-        let _ = socket::shutdown(self.listener.as_raw_fd(), socket::Shutdown::Both);
+impl Drop for StubApi {
+    /// Ends `accept` on the server's thread.
+    fn drop(&mut self) {
+        let _ = socket::shutdown(self.0.as_raw_fd(), socket::Shutdown::Both);
     }
 }
 
 /// Reads one request and responds to it.
-fn respond(mut stream: TcpStream) -> io::Result<()> {
+fn respond(mut stream: &TcpStream) -> io::Result<()> {
     stream.set_read_timeout(Some(TIMEOUT))?;
     stream.set_write_timeout(Some(TIMEOUT))?;
-    let mut request = Vec::new();
-    let mut chunk = [0; 1024];
-    while !request.windows(4).any(|end| end == b"\r\n\r\n") {
-        let read = stream.read(&mut chunk)?;
-        if read == 0 || request.len() > REQUEST_LIMIT {
-            return Ok(());
-        }
-        request.extend_from_slice(&chunk[..read]);
-    }
-    let line = request.split(|byte| *byte == b'\r').next().unwrap_or(&[]);
-    let body = object(&String::from_utf8_lossy(line));
+    let mut lines = BufReader::new(stream.take(REQUEST_LIMIT)).lines();
+    let request = lines.next().transpose()?.unwrap_or_default();
+    while lines.next().transpose()?.is_some_and(|line| !line.is_empty()) {}
+    let body = object(&request).to_string();
     write!(
         stream,
         "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\
@@ -73,17 +67,16 @@ fn respond(mut stream: TcpStream) -> io::Result<()> {
 }
 
 /// Returns the scratch pod or its Namespace, with the names in the path of `request`.
-fn object(request: &str) -> String {
+fn object(request: &str) -> Value {
     let path = request.split(' ').nth(1).unwrap_or_default();
     let mut segments = path.trim_start_matches("/api/v1/namespaces/").split('/');
     let namespace = segments.next();
-    let object = match (segments.next(), segments.next()) {
+    match (segments.next(), segments.next()) {
         (Some("pods"), Some(name)) => json!({
             "kind": "Pod",
             "metadata": {"name": name, "namespace": namespace},
             "spec": {"containers": [{"name": "app"}, {"name": "linkerd-proxy"}]},
         }),
         _ => json!({"metadata": {"name": namespace}}),
-    };
-    object.to_string()
+    }
 }

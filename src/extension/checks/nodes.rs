@@ -5,7 +5,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use super::{NODES, unreadable, unreadable_text};
 use crate::agent::contention::OVERWRITTEN;
-use crate::agent::node_status::StatusBody;
+use crate::agent::readiness::StatusBody;
 use crate::extension::agents::{Agent, DAEMONSET, unasked_counts};
 use crate::extension::facts::Facts;
 use crate::extension::metrics::{failures, samples};

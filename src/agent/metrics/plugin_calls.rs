@@ -23,9 +23,9 @@ const CODES: [u32; 16] = [1, 4, 5, 6, 7, 8, 100, 101, 102, 103, 104, 110, 111, 1
 const API_CODES: [u32; 4] = [100, 101, 102, 104];
 const OTHER: &str = "other";
 
-/// All counters over plugin records.
+/// Metrics of the plugin's calls, from its records.
 #[derive(Debug)]
-pub struct PluginCounters {
+pub struct PluginCalls {
     calls: Counters<2>,
     durations: Durations<1>,
     skips: Counters<1>,
@@ -42,7 +42,7 @@ pub struct PluginCounters {
     rejected_records: Counter,
 }
 
-impl PluginCounters {
+impl PluginCalls {
     /// Adds the counters to `group`, for all label values.
     pub fn register(group: &mut Registry) -> Self {
         let calls = COMMANDS
@@ -54,7 +54,7 @@ impl PluginCounters {
         });
         let skips = SkipReason::ALL.iter().map(|reason| reason.label()).chain([OTHER]);
         let api_codes = API_CODES.iter().map(u32::to_string).chain([OTHER.into()]);
-        PluginCounters {
+        PluginCalls {
             calls: register_each(group, "requests", "Plugin calls, by result", calls),
             durations: register_durations_each(
                 group,
@@ -199,7 +199,7 @@ mod tests {
     fn records_add_no_label_values() {
         let mut registry = Registry::default();
         let counters =
-            PluginCounters::register(registry.sub_registry_with_prefix("linkerd_cni_plugin"));
+            PluginCalls::register(registry.sub_registry_with_prefix("linkerd_cni_plugin"));
         let before = openmetrics(&registry).lines().count();
         for (decision, code) in
             [("redirected", 101), ("skipped: no linkerd-proxy container", 77), ("x", 12345)]

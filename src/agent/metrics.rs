@@ -1,0 +1,177 @@
+//! The agent's metrics.
+
+mod plugin_calls;
+
+use std::fmt;
+use std::sync::atomic::AtomicU64;
+
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric as _};
+use prometheus_client::metrics::counter::{ConstCounter, Counter};
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::registry::{Registry, Unit};
+
+use crate::kube::request_metrics;
+use crate::log::stderr;
+use crate::metrics::{Counters, openmetrics, register, register_build_info, register_each};
+use plugin_calls::PluginCalls;
+
+/// Values of the label `result` of `self_tests`.
+const SELF_TEST_RESULTS: [&str; 4] = ["passed", "passed_with_auto", "skipped", "failed"];
+
+/// All metrics of the agent.
+#[derive(Debug)]
+pub struct Metrics {
+    registry: Registry,
+    pub ready: Gauge,
+    pub binary_writes: Counter,
+    pub kubeconfig_writes: Counter,
+    pub conflist_writes: Counter,
+    pub contentions: Counter,
+    pub contention_active: Gauge,
+    pub rechains: Counter,
+    /// Seconds in which the active conflist lacked the plugin entry.
+    pub without_entry: Counter<f64, AtomicU64>,
+    /// When the token in the kubeconfig expires, as Unix time in seconds; 0 if unknown.
+    pub token_expiration: Gauge,
+    pub reconciles: Counter,
+    pub reconcile_errors: Counter,
+    pub bin_dir_without_plugins: Gauge,
+    pub token_request_failed: Gauge,
+    pub plugin: PluginCalls,
+    self_tests: Counters<1>,
+}
+
+impl Metrics {
+    pub fn register() -> Metrics {
+        let mut registry = Registry::default();
+        let plugin = PluginCalls::register(registry.sub_registry_with_prefix("linkerd_cni_plugin"));
+        let agent = registry.sub_registry_with_prefix("linkerd_cni_agent");
+        agent.register_collector(Box::new(DroppedLogLines));
+        request_metrics::register(agent);
+        register_build_info(agent);
+        let without_entry = Counter::default();
+        agent.register_with_unit(
+            "conflist_without_entry",
+            "Time in which the active conflist lacked the plugin entry while the agent ran",
+            Unit::Seconds,
+            without_entry.clone(),
+        );
+        let token_expiration = Gauge::default();
+        agent.register_with_unit(
+            "token_expiration_timestamp",
+            "When the token in the kubeconfig on the host expires, as Unix time; 0 if unknown",
+            Unit::Seconds,
+            token_expiration.clone(),
+        );
+        Metrics {
+            ready: register(agent, "ready", "Whether `/ready` responds with 200"),
+            binary_writes: register(agent, "binary_writes", "Plugin binaries copied to the host"),
+            kubeconfig_writes: register(
+                agent,
+                "kubeconfig_writes",
+                "Kubeconfigs written to the host",
+            ),
+            conflist_writes: register(
+                agent,
+                "conflist_writes",
+                "Network configs written to the host",
+            ),
+            contentions: register(
+                agent,
+                "contentions",
+                "Times that contention began: another writer keeps overwriting a network config, the \
+                 kubeconfig or a plugin binary",
+            ),
+            contention_active: register(
+                agent,
+                "contention_active",
+                "Whether another writer keeps overwriting a file now",
+            ),
+            rechains: register(
+                agent,
+                "rechains",
+                "Times that the plugin was chained again to a network config from which another program had removed the plugin entry",
+            ),
+            without_entry,
+            token_expiration,
+            reconciles: register(agent, "reconcile", "Reconcile passes"),
+            reconcile_errors: register(
+                agent,
+                "reconcile_errors",
+                "Reconcile passes with a problem that could not be corrected",
+            ),
+            bin_dir_without_plugins: register(
+                agent,
+                "bin_dir_without_plugins",
+                "Whether the bin dir has none of the plugins that the active conflist names",
+            ),
+            token_request_failed: register(
+                agent,
+                "token_request_failed",
+                "Whether the last request for a token of the plugin's ServiceAccount failed",
+            ),
+            plugin,
+            self_tests: register_each(
+                agent,
+                "self_tests",
+                "Self-tests of the plugin, by result",
+                SELF_TEST_RESULTS.map(|result| [("result", result.to_owned())]),
+            ),
+            registry,
+        }
+    }
+
+    /// Counts a self-test with this result, one of [`SELF_TEST_RESULTS`].
+    pub fn count_self_test(&self, result: &str) {
+        self.self_tests.get_or_create(&[("result", result.to_owned())]).inc();
+    }
+
+    /// Renders the metrics in the OpenMetrics text format.
+    pub fn render(&self) -> String {
+        openmetrics(&self.registry)
+    }
+}
+
+/// Counts the log lines that the logger, which is not part of the agent, has dropped.
+#[derive(Debug)]
+struct DroppedLogLines;
+
+impl Collector for DroppedLogLines {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
+        let counter = ConstCounter::new(stderr::dropped());
+        counter.encode(encoder.encode_descriptor(
+            "log_lines_dropped",
+            "Log lines dropped because stderr was full, closed or not read.",
+            None,
+            counter.metric_type(),
+        )?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::metrics::tests::assert_documented;
+
+    #[test]
+    fn the_docs_list_every_metric_of_the_agent() {
+        assert_documented(
+            &Metrics::register().render(),
+            &["linkerd_cni_agent_", "linkerd_cni_plugin_"],
+        );
+    }
+
+    #[test]
+    fn metrics_list_each_sample_under_its_family_and_end_with_eof() {
+        let text = Metrics::register().render();
+        let mut family = "";
+        for line in text.strip_suffix("# EOF\n").unwrap().lines() {
+            match line.strip_prefix("# ").map(|rest| rest.split(' ')) {
+                Some(mut words) => family = words.nth(1).unwrap(),
+                None => assert!(line.starts_with(family), "{line} under {family}"),
+            }
+            assert!(!family.ends_with("_total"), "{family}");
+        }
+    }
+}

@@ -1,0 +1,300 @@
+//! The agent's readiness: what `/live`, `/ready` and `/status` respond. `linkerd cni` reads `/status`
+//! through the API server.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use serde::{Deserialize, Serialize};
+use tracing::info;
+
+use super::metrics::Metrics;
+use crate::admin;
+
+/// Number of resync periods without a finished pass after which the agent is not ready.
+const MAX_RESYNCS: u32 = 3;
+/// Longest time of one pass. A pass takes milliseconds, but a busy disk may take seconds to sync
+/// one file.
+const STUCK_AFTER: Duration = Duration::from_secs(60);
+
+/// The JSON object of `/status`. A missing key has its default value, so that agents and `linkerd cni`
+/// of different versions understand each other.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct StatusBody {
+    /// Version of the agent.
+    pub version: String,
+    pub ready: bool,
+    /// Why the node is not ready.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub not_ready: Option<String>,
+    /// What `/ready` adds to a response of 200.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub note: Option<String>,
+    /// Name of the network config through which the runtime calls the plugin. Missing: the runtime does
+    /// not call the plugin.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub conflist: Option<String>,
+    /// Expiry of the token in the kubeconfig, in seconds since 1970. Missing: unknown, or never.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub token_expires: Option<u64>,
+    pub contention: bool,
+    /// Problems and warnings of the last pass, by subject.
+    pub problems: BTreeMap<String, String>,
+}
+
+/// The agent's state, shared between its threads and the admin server.
+#[derive(Debug)]
+pub struct Status {
+    pub metrics: Metrics,
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+struct State {
+    /// What the last pass found.
+    last_pass: StatusBody,
+    passes: Passes,
+    /// The signal that stops the agent, if there was one.
+    stopped_by: Option<String>,
+    /// The admin server runs.
+    is_serving: bool,
+    /// Why only a restart of the container corrects the mounts, if they are stale.
+    stale_mount: Option<String>,
+}
+
+impl Status {
+    /// `resync` is the longest time between two reconcile passes.
+    pub fn new(resync: Duration) -> Status {
+        let why = "the first reconcile pass has not finished".to_owned();
+        let last_pass = StatusBody { not_ready: Some(why), ..StatusBody::default() };
+        let passes = Passes::new(resync, Instant::now());
+        let state =
+            State { last_pass, passes, stopped_by: None, is_serving: false, stale_mount: None };
+        Status { metrics: Metrics::register(), state: Mutex::new(state) }
+    }
+
+    /// Sets what the last pass found.
+    pub fn publish(&self, last_pass: StatusBody) {
+        self.state().last_pass = last_pass;
+    }
+
+    /// Makes `/ready` report `why` until the end of the pass.
+    pub fn set_not_ready(&self, why: String) {
+        self.state().last_pass.not_ready = Some(why);
+    }
+
+    /// Makes `/ready` name `signal` from now on, whatever later passes find.
+    pub fn stop(&self, signal: &str) {
+        self.state().stopped_by = Some(signal.to_owned());
+    }
+
+    /// Makes `/live` fail with `why` from now on, so that the kubelet restarts the container.
+    pub fn set_stale_mount(&self, why: &str) {
+        self.state().stale_mount = Some(why.to_owned());
+    }
+
+    /// Records the start of a pass.
+    pub fn begin_pass(&self) {
+        self.state().passes.begin(Instant::now());
+    }
+
+    /// Records the end of a pass.
+    pub fn end_pass(&self) {
+        self.state().passes.end(Instant::now());
+    }
+
+    /// Opens the port `address` for `/live`, `/ready`, `/metrics` and `/status`, unless it is open.
+    /// Called in each pass, since the agent that ran before this one may still hold the port.
+    ///
+    /// # Errors
+    /// If the address is in use or not valid on this node.
+    pub fn serve(self: &Arc<Self>, address: Option<SocketAddr>) -> Result<(), String> {
+        let (Some(address), false) = (address, self.state().is_serving) else {
+            return Ok(());
+        };
+        let [live, ready, metrics, body] = [self; 4].map(Arc::clone);
+        let handlers = admin::Handlers {
+            live: Box::new(move || live.state().live(Instant::now())),
+            ready: Box::new(move || ready.state().ready(Instant::now())),
+            metrics: Box::new(move || {
+                let is_ready = metrics.state().ready(Instant::now()).is_ok();
+                metrics.metrics.ready.set(is_ready.into());
+                metrics.metrics.render()
+            }),
+            status: Some(Box::new(move || body.state().body(Instant::now()))),
+        };
+        let opened = admin::listener(address).and_then(|listener| {
+            let address = listener.local_addr()?;
+            admin::serve(listener, handlers)?;
+            Ok(address)
+        });
+        let address = opened.map_err(|error| format!("cannot listen on {address}: {error}"))?;
+        info!("serving /live, /ready and /metrics on {address}");
+        self.state().is_serving = true;
+        Ok(())
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    /// Returns whether the last pass found the node ready and is recent, and what `/ready` adds then.
+    ///
+    /// # Errors
+    /// Why the node is not ready: a stop signal, no recent pass, or the problems of the last pass.
+    fn ready(&self, now: Instant) -> Result<Option<String>, String> {
+        if let Some(signal) = &self.stopped_by {
+            return Err(format!("received {signal}"));
+        }
+        self.passes.recent(now)?;
+        match &self.last_pass.not_ready {
+            Some(why) => Err(why.clone()),
+            None => Ok(self.last_pass.note.clone()),
+        }
+    }
+
+    /// Returns whether the agent's main thread makes progress, on directories that are the node's.
+    ///
+    /// # Errors
+    /// Says for how long it has not, or which directory is stale.
+    fn live(&self, now: Instant) -> Result<(), String> {
+        self.passes.progressing(now)?;
+        self.stale_mount.clone().map_or(Ok(()), Err)
+    }
+
+    /// Renders the body of `/status`: the last pass, with the present readiness.
+    fn body(&self, now: Instant) -> String {
+        let not_ready = self.ready(now).err();
+        let version = env!("CARGO_PKG_VERSION").to_owned();
+        let ready = not_ready.is_none();
+        let body = StatusBody { version, ready, not_ready, ..self.last_pass.clone() };
+        // Maps with text keys cannot fail to serialize.
+        serde_json::to_string(&body).unwrap_or_default()
+    }
+}
+
+/// Times of the reconcile passes.
+#[derive(Debug)]
+struct Passes {
+    resync: Duration,
+    /// When the last pass finished; at first, when the agent started.
+    finished: Instant,
+    /// When the pass that runs now began.
+    running_since: Option<Instant>,
+}
+
+impl Passes {
+    fn new(resync: Duration, now: Instant) -> Passes {
+        Passes { resync, finished: now, running_since: None }
+    }
+
+    fn begin(&mut self, now: Instant) {
+        self.running_since = Some(now);
+    }
+
+    fn end(&mut self, now: Instant) {
+        self.running_since = None;
+        self.finished = now;
+    }
+
+    /// Returns whether a pass finished within the last three resync periods.
+    ///
+    /// # Errors
+    /// Says when the last one finished.
+    fn recent(&self, now: Instant) -> Result<(), String> {
+        let age = now.saturating_duration_since(self.finished);
+        if age <= self.resync * MAX_RESYNCS {
+            return Ok(());
+        }
+        Err(format!(
+            "no reconcile pass has finished for {} s{}",
+            age.as_secs(),
+            self.progressing(now).err().map_or_else(String::new, |why| format!(": {why}"))
+        ))
+    }
+
+    /// Returns whether no pass has been running for too long.
+    ///
+    /// # Errors
+    /// Says for how long the pass has been running.
+    fn progressing(&self, now: Instant) -> Result<(), String> {
+        let time =
+            self.running_since.map_or(Duration::ZERO, |since| now.saturating_duration_since(since));
+        if time <= STUCK_AFTER {
+            return Ok(());
+        }
+        let seconds = time.as_secs();
+        Err(format!(
+            "a reconcile pass has been running for {seconds} s; check the node's file systems"
+        ))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    #[test]
+    fn the_state_is_recent_for_three_resync_periods_after_the_last_finished_pass() {
+        let start = Instant::now();
+        let mut passes = Passes::new(10 * SECOND, start);
+        assert_eq!(passes.recent(start + 30 * SECOND), Ok(()));
+        let why = "no reconcile pass has finished for 31 s";
+        assert_eq!(passes.recent(start + 31 * SECOND), Err(why.into()));
+        passes.begin(start + 31 * SECOND);
+        assert_eq!(passes.recent(start + 31 * SECOND), Err(why.into()));
+        passes.end(start + 32 * SECOND);
+        assert_eq!(passes.recent(start + 62 * SECOND), Ok(()));
+        assert!(passes.recent(start + 63 * SECOND).is_err());
+    }
+
+    #[test]
+    fn the_main_thread_is_stuck_only_during_a_pass_of_more_than_a_minute() {
+        let start = Instant::now();
+        let mut passes = Passes::new(3600 * SECOND, start);
+        assert_eq!(passes.progressing(start + 1000 * SECOND), Ok(()));
+        passes.begin(start + 1000 * SECOND);
+        assert_eq!(passes.progressing(start + 1060 * SECOND), Ok(()));
+        let why = "a reconcile pass has been running for 61 s; check the node's file systems";
+        assert_eq!(passes.progressing(start + 1061 * SECOND), Err(why.into()));
+        passes.end(start + 1062 * SECOND);
+        assert_eq!(passes.progressing(start + 2000 * SECOND), Ok(()));
+    }
+
+    #[test]
+    fn the_body_says_what_the_last_pass_found_and_reads_back() {
+        let status = Status::new(SECOND);
+        status.publish(StatusBody {
+            not_ready: Some("kubeconfig token: it \"expired\"".into()),
+            conflist: Some("10-calico.conflist".into()),
+            token_expires: Some(1_800_000_000),
+            contention: true,
+            problems: BTreeMap::from([("kubeconfig token".into(), "it \"expired\"".into())]),
+            ..StatusBody::default()
+        });
+        let text = status.state().body(Instant::now());
+        let version = env!("CARGO_PKG_VERSION");
+        assert_eq!(
+            text,
+            format!(
+                r#"{{"version":"{version}","ready":false,"notReady":"kubeconfig token: it \"expired\"","#
+            ) + r#""conflist":"10-calico.conflist","tokenExpires":1800000000,"#
+                + r#""contention":true,"problems":{"kubeconfig token":"it \"expired\""}}"#
+        );
+        let body: StatusBody = serde_json::from_str(&text).unwrap();
+        assert_eq!(body.token_expires, Some(1_800_000_000));
+        assert!(body.contention && !body.ready);
+    }
+
+    #[test]
+    fn a_body_with_unknown_and_missing_keys_is_read() {
+        let body: StatusBody = serde_json::from_str(r#"{"ready":true,"later":[1]}"#).unwrap();
+        assert_eq!(body, StatusBody { ready: true, ..StatusBody::default() });
+    }
+}
