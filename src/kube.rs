@@ -25,8 +25,8 @@ pub mod types;
 use std::io::{self, BufRead, BufReader, Read as _};
 use std::time::Duration;
 
-use serde::Serialize;
 use serde::de::DeserializeOwned;
+use serde_json::Value;
 use ureq::http::{Method, Request, Response, header};
 use ureq::unversioned::resolver::{DefaultResolver, Resolver};
 use ureq::unversioned::transport::{Connector as _, TcpConnector};
@@ -149,19 +149,16 @@ impl Client {
     }
 
     /// POSTs `body` to `path`; the body of the response is discarded.
-    pub fn post(&self, path: &str, body: &impl Serialize) -> Result<(), Error> {
-        let body = self.encode(Method::POST, path, body)?;
-        drain(self.send(&self.http, Method::POST, path, Some(body))?);
-        Ok(())
+    pub fn post(&self, path: &str, body: &Value) -> Result<(), Error> {
+        self.send(&self.http, Method::POST, path, Some(body)).map(drain)
     }
 
     /// POSTs `body` to `path` and returns the object in the response.
     pub fn post_and_decode<T: DeserializeOwned>(
         &self,
         path: &str,
-        body: &impl Serialize,
+        body: &Value,
     ) -> Result<T, Error> {
-        let body = self.encode(Method::POST, path, body)?;
         let response = self.send(&self.http, Method::POST, path, Some(body))?;
         self.decode(Method::POST, path, response)
     }
@@ -169,17 +166,13 @@ impl Client {
     /// PATCHes `path` with the JSON merge patch `body`; the body of the response is discarded.
     /// If `body` has a `metadata.resourceVersion`, the API server responds with 409 if the object
     /// has changed since that version.
-    pub fn merge_patch(&self, path: &str, body: &impl Serialize) -> Result<(), Error> {
-        let body = self.encode(Method::PATCH, path, body)?;
-        drain(self.send(&self.http, Method::PATCH, path, Some(body))?);
-        Ok(())
+    pub fn merge_patch(&self, path: &str, body: &Value) -> Result<(), Error> {
+        self.send(&self.http, Method::PATCH, path, Some(body)).map(drain)
     }
 
     /// DELETEs `path` with the delete options `body`; the body of the response is discarded.
-    pub fn delete(&self, path: &str, body: &impl Serialize) -> Result<(), Error> {
-        let body = self.encode(Method::DELETE, path, body)?;
-        drain(self.send(&self.http, Method::DELETE, path, Some(body))?);
-        Ok(())
+    pub fn delete(&self, path: &str, body: &Value) -> Result<(), Error> {
+        self.send(&self.http, Method::DELETE, path, Some(body)).map(drain)
     }
 
     /// Starts a watch. Each line of the returned reader is one JSON event. The watch ends when the
@@ -205,7 +198,7 @@ impl Client {
         http: &HttpAgent,
         method: Method,
         path: &str,
-        body: Option<Vec<u8>>,
+        body: Option<&Value>,
     ) -> Result<Response<Body>, Error> {
         let url = self.url(path);
         let fail = |source| Error::Transport { method: method.clone(), url: url.clone(), source };
@@ -219,7 +212,7 @@ impl Client {
         let response = match body {
             Some(body) => request
                 .header(header::CONTENT_TYPE, content_type(&method))
-                .body(body)
+                .body(body.to_string())
                 .map_err(ureq::Error::Http)
                 .and_then(|request| http.run(request)),
             None => {
@@ -254,25 +247,16 @@ impl Client {
         mut response: Response<Body>,
     ) -> Result<T, Error> {
         let url = self.url(path);
-        let bytes = match response.body_mut().with_config().limit(BODY_LIMIT).read_to_vec() {
+        let bytes = response.body_mut().with_config().limit(BODY_LIMIT).read_to_vec();
+        let bytes = match bytes {
             Ok(bytes) => bytes,
-            Err(source) => {
-                return Err(Error::Transport { method, url, source });
-            }
+            Err(source) => return Err(Error::Transport { method, url, source }),
         };
         redact::object(&bytes).map_err(|error| Error::Decode {
             method,
             url,
             problem: redact::problem(&error),
             is_truncated: error.is_eof(),
-        })
-    }
-
-    fn encode(&self, method: Method, path: &str, body: &impl Serialize) -> Result<Vec<u8>, Error> {
-        serde_json::to_vec(body).map_err(|source| Error::Encode {
-            method,
-            url: self.url(path),
-            source,
         })
     }
 }

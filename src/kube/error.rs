@@ -46,13 +46,6 @@ pub enum Error {
         /// Whether the response ends too early.
         is_truncated: bool,
     },
-    #[error("{method} {url}: cannot encode the request: {source}")]
-    Encode {
-        method: Method,
-        url: String,
-        #[source]
-        source: serde_json::Error,
-    },
 }
 
 impl Error {

@@ -62,69 +62,51 @@ pub struct EventContent {
     pub note: String,
 }
 
-/// Publishes an Event. Needs the right to `create` `events` in the group `events.k8s.io`.
+/// Publishes an Event; with an `id`, unless there is one of the same object and `id`, from whichever
+/// program. An Event is kept for an hour, unless the API server is configured otherwise. Needs the
+/// right to `create` `events` in the group `events.k8s.io`.
 pub fn publish(
     client: &Client,
     reporter: &Reporter,
     regarding: Regarding<'_>,
-    message: &EventContent,
+    content: &EventContent,
+    id: Option<&str>,
 ) -> Result<(), Error> {
-    post(client, regarding, &event(reporter, regarding, message, SystemTime::now(), None))
-}
-
-/// Publishes an Event unless there is one of the same object and `id`, from whichever program. An Event
-/// is kept for an hour, unless the API server is configured otherwise.
-pub fn publish_once(
-    client: &Client,
-    reporter: &Reporter,
-    regarding: Regarding<'_>,
-    message: &EventContent,
-    id: &str,
-) -> Result<(), Error> {
-    let event = event(reporter, regarding, message, SystemTime::now(), Some(id));
-    match post(client, regarding, &event) {
-        Err(error) if error.code() == Some(409) => Ok(()),
+    let path = format!("/apis/events.k8s.io/v1/namespaces/{}/events", namespace(regarding));
+    let event = event(reporter, regarding, content, SystemTime::now(), id);
+    match client.post(&path, &event) {
+        Err(error) if id.is_some() && error.code() == Some(409) => Ok(()),
         result => result,
     }
-}
-
-fn post(client: &Client, regarding: Regarding<'_>, event: &Value) -> Result<(), Error> {
-    let namespace = namespace(regarding);
-    client.post(&format!("/apis/events.k8s.io/v1/namespaces/{namespace}/events"), event)
 }
 
 /// Without an `id`, the name of the Event has the time.
 fn event(
     reporter: &Reporter,
     regarding: Regarding<'_>,
-    message: &EventContent,
+    content: &EventContent,
     now: SystemTime,
     id: Option<&str>,
 ) -> Value {
     let nanos = now.duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos();
-    let suffix = id.map_or_else(|| format!(".{nanos:x}"), |id| format!(".{id}"));
-    let prefix = shorten(regarding.name, NAME_LIMIT - suffix.len()).trim_end_matches(['-', '.']);
-    let mut object = json!({
-        "apiVersion": "v1",
-        "kind": regarding.kind,
-        "namespace": regarding.namespace,
-        "name": regarding.name,
-        "uid": regarding.uid,
-    });
-    if regarding.namespace.is_empty()
-        && let Some(object) = object.as_object_mut()
-    {
-        object.remove("namespace");
+    let suffix = id.map_or_else(|| format!("{nanos:x}"), str::to_owned);
+    let prefix =
+        shorten(regarding.name, NAME_LIMIT - 1 - suffix.len()).trim_end_matches(['-', '.']);
+    let mut object = json!({"apiVersion": "v1", "kind": regarding.kind});
+    if !regarding.namespace.is_empty() {
+        object["namespace"] = json!(regarding.namespace);
     }
+    object["name"] = json!(regarding.name);
+    object["uid"] = json!(regarding.uid);
     json!({
         "apiVersion": "events.k8s.io/v1",
         "kind": "Event",
-        "metadata": {"name": format!("{prefix}{suffix}"), "namespace": namespace(regarding)},
+        "metadata": {"name": format!("{prefix}.{suffix}"), "namespace": namespace(regarding)},
         "eventTime": humantime::format_rfc3339_micros(now).to_string(),
-        "type": format!("{:?}", message.kind),
-        "reason": message.reason,
-        "action": message.action,
-        "note": shorten(&message.note, NOTE_LIMIT),
+        "type": format!("{:?}", content.kind),
+        "reason": content.reason,
+        "action": content.action,
+        "note": shorten(&content.note, NOTE_LIMIT),
         "regarding": object,
         "reportingController": reporter.controller,
         "reportingInstance": shorten(&reporter.instance, INSTANCE_LIMIT),
@@ -140,9 +122,7 @@ fn namespace<'a>(regarding: Regarding<'a>) -> &'a str {
 
 /// Returns the start of `text`: at most `length` bytes, without a partial character.
 fn shorten(text: &str, length: usize) -> &str {
-    let end = (0..=length.min(text.len())).rev();
-    let mut ends = end.filter(|&end| text.is_char_boundary(end));
-    &text[..ends.next().unwrap_or_default()]
+    &text[..text.floor_char_boundary(length)]
 }
 
 #[cfg(test)]

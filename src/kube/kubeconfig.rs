@@ -3,8 +3,7 @@
 //! It is written as JSON, which is also valid YAML. The YAML that upstream's agent writes is
 //! read as well, as it may be on the host from an earlier installation.
 
-mod document;
-mod selection;
+mod parse;
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -14,8 +13,6 @@ use base64::engine::general_purpose::STANDARD as BASE64;
 use serde_json::json;
 
 use crate::files;
-
-pub use selection::read;
 
 /// Name of the context that the plugin uses, the same as upstream's.
 pub const CONTEXT: &str = "linkerd-cni-context";
@@ -66,11 +63,15 @@ impl fmt::Debug for ApiAccess {
 /// Returns `https://host:port`, with an IPv6 host in brackets. Upstream omits the brackets, so its
 /// kubeconfig is unusable in IPv6-only clusters.
 pub fn server(host: &str, port: &str) -> String {
-    if host.contains(':') && !host.starts_with('[') {
-        format!("https://[{host}]:{port}")
-    } else {
-        format!("https://{host}:{port}")
+    match host.contains(':') && !host.starts_with('[') {
+        true => format!("https://[{host}]:{port}"),
+        false => format!("https://{host}:{port}"),
     }
+}
+
+/// Reads the kubeconfig at `path` and returns the access of its context [`CONTEXT`].
+pub fn read(path: &Path) -> Result<ApiAccess, Error> {
+    parse::parse(path, &files::read(path)?.0)
 }
 
 /// Renders `access` as a kubeconfig whose only context is [`CONTEXT`].
@@ -83,10 +84,8 @@ pub fn render(access: &ApiAccess) -> String {
     if access.insecure {
         cluster.insert("insecure-skip-tls-verify".into(), json!(true));
     } else {
-        cluster.insert(
-            "certificate-authority-data".into(),
-            json!(BASE64.encode(access.ca.trim_ascii())),
-        );
+        let ca = BASE64.encode(access.ca.trim_ascii());
+        cluster.insert("certificate-authority-data".into(), json!(ca));
     }
     let kubeconfig = json!({
         "apiVersion": "v1",

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 use serde::de::{Error, IgnoredAny, SeqAccess, Visitor};
-use serde::{Deserialize, Deserializer, Serialize};
+use serde::{Deserialize, Deserializer};
 
 /// Reads a field; `null` is the default value.
 pub(crate) fn null_as_default<'de, D: Deserializer<'de>, T: Default + Deserialize<'de>>(
@@ -238,24 +238,6 @@ pub struct ServicePort {
     /// A number, or the name of a container's port.
     #[serde(default)]
     pub target_port: Option<serde_json::Value>,
-}
-
-/// Options of a DELETE request.
-#[derive(Clone, Debug, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub struct DeleteOptions {
-    /// In seconds. `None`: the pod's own grace period.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub grace_period_seconds: Option<u32>,
-    pub preconditions: Preconditions,
-}
-
-/// Conditions for a DELETE: the object still has this UID and version.
-#[derive(Clone, Debug, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub struct Preconditions {
-    pub uid: String,
-    pub resource_version: String,
 }
 
 /// The owner of an object, e.g. the ReplicaSet of a pod.

@@ -6,7 +6,6 @@ use serde_json::{Value, json};
 
 use super::api_path::pod_path;
 use super::stranded_pod::{FoundBy, StrandedPod};
-use crate::kube::types::{DeleteOptions, Preconditions};
 use crate::kube::{Client, Error};
 
 /// Part of the API server's message when a disruption budget rejects an eviction. The status
@@ -94,15 +93,12 @@ impl Rejection {
 ///
 /// Fails with status 409 if the pod has changed, or is another pod of the same name.
 pub fn evict_or_delete(client: &Client, pod: &StrandedPod) -> Result<Effect, Error> {
-    let options = DeleteOptions {
-        // The containers of a pod with a failed validator never started, so there is
-        // nothing to shut down.
-        grace_period_seconds: (pod.found_by == FoundBy::Validator).then_some(0),
-        preconditions: Preconditions {
-            uid: pod.uid.clone(),
-            resource_version: pod.resource_version.clone(),
-        },
-    };
+    let mut options =
+        json!({"preconditions": {"uid": pod.uid, "resourceVersion": pod.resource_version}});
+    // The containers of a pod with a failed validator never started, so there is nothing to shut down.
+    if pod.found_by == FoundBy::Validator {
+        options["gracePeriodSeconds"] = json!(0);
+    }
     let path = pod_path(pod);
     let eviction = json!({
         "apiVersion": "policy/v1",

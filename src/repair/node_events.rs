@@ -37,7 +37,7 @@ impl NodeEvents {
         tracing::info!("{note}");
         let content = content(EventType::Normal, "LinkerdCNIRulesDrifted", note);
         let (node, id) = (Regarding::node(&self.node), format!("linkerd-cni-drift-{values:x}"));
-        event::publish_once(&connection.client()?, &self.reporter, node, &content, &id)?;
+        event::publish(&connection.client()?, &self.reporter, node, &content, Some(&id))?;
         self.drift_reported = Some(values);
         Ok(())
     }
@@ -62,7 +62,7 @@ impl NodeEvents {
         if !self.suspension_reported {
             let content = content(EventType::Warning, "LinkerdCNIRepairsSuspended", note);
             let node = Regarding::node(&self.node);
-            event::publish(&connection.client()?, &self.reporter, node, &content)?;
+            event::publish(&connection.client()?, &self.reporter, node, &content, None)?;
             self.suspension_reported = true;
         }
         Ok(())

@@ -251,7 +251,7 @@ impl Worker {
             Regarding { kind: "Pod", namespace: &pod.namespace, name: &pod.name, uid: &pod.uid };
         let message = event.message(pod.found_by);
         let client = self.connection.client()?;
-        Ok(event::publish(&client, &self.reporter, regarding, &message)?)
+        Ok(event::publish(&client, &self.reporter, regarding, &message, None)?)
     }
 }
 

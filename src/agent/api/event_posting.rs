@@ -29,7 +29,13 @@ pub fn post(
 ) -> Result<(), Error> {
     if let (AgentObject::Node, Some(node)) = (object, settings.node_name.as_deref()) {
         let client = connection.client()?;
-        return Ok(event::publish(&client, &reporter(settings), Regarding::node(node), content)?);
+        return Ok(event::publish(
+            &client,
+            &reporter(settings),
+            Regarding::node(node),
+            content,
+            None,
+        )?);
     }
     let (Some(pod), Some(namespace)) = (settings.pod_name.as_deref(), namespace(settings)) else {
         return Ok(());
@@ -43,7 +49,7 @@ pub fn post(
         name: pod,
         uid: &claims.kubernetes.pod.uid,
     };
-    Ok(event::publish(&client, &reporter, regarding, content)?)
+    Ok(event::publish(&client, &reporter, regarding, content, None)?)
 }
 
 /// Why an Event could not be posted.
@@ -132,7 +138,7 @@ fn post_on_pod(
         Regarding { kind: "Pod", namespace: &event.namespace, name: &event.pod, uid: &event.uid };
     let client = connection.client()?;
     let reporter = reporter(settings);
-    Ok(event::publish(&client, &reporter, regarding, &event.content)?)
+    Ok(event::publish(&client, &reporter, regarding, &event.content, None)?)
 }
 
 /// Names the agent as the source of an Event. The API requires an instance, and upstream's chart

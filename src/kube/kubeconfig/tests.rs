@@ -1,6 +1,6 @@
 use std::path::Path;
 
-use super::selection::parse;
+use super::parse::parse;
 use super::*;
 
 fn access() -> ApiAccess {
@@ -55,8 +55,11 @@ fn upstreams_yaml_is_read() {
 fn errors_about_a_kubeconfig_contain_no_secrets() {
     let good = render(&access());
     let cases = [
-        (String::new(), "kubeconfig /kc: unexpected content"),
-        ("{\"users\": 1}".into(), "kubeconfig /kc: unexpected content at line 1 column 11"),
+        (String::new(), "kubeconfig /kc: invalid type: null, expected struct Kubeconfig"),
+        (
+            "{\"users\": 1}".into(),
+            "kubeconfig /kc: invalid type: integer, expected a sequence at line 1 column 11",
+        ),
         (
             "a: [".into(),
             "kubeconfig /kc: neither JSON nor YAML: while parsing a node, did not find expected node content",
