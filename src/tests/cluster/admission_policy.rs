@@ -133,19 +133,19 @@ fn pods_get_only_the_label_on_the_own_node(account: &Account) {
 
 fn a_token_without_a_node_is_refused() {
     let account =
-        Account::with_token(&kubectl(&["create", "token", "linkerd-cni", "-n", NAMESPACE]));
+        Account::with_token(&kubectl(&format!("create token linkerd-cni -n {NAMESPACE}")));
     let refused = account.patch(OWN, &json!({"spec": {"taints": []}}), &[]).unwrap_err();
     assert!(refused.contains("the token names no node"), "{refused}");
 }
 
 fn taints(node: &str) -> Vec<Value> {
-    let taints = kubectl(&["get", "node", node, "-o", "jsonpath={.spec.taints}"]);
+    let taints = kubectl(&format!("get node {node} -o jsonpath={{.spec.taints}}"));
     serde_json::from_str(&taints).unwrap()
 }
 
 fn deletion_time(pod: &str) -> String {
     let path = "jsonpath={.metadata.deletionTimestamp}";
-    kubectl(&["get", "pod", pod, "-n", NAMESPACE, "-o", path])
+    kubectl(&format!("get pod {pod} -n {NAMESPACE} -o {path}"))
 }
 
 /// The account, nodes and pods of the test, deleted with the value.
@@ -155,12 +155,15 @@ impl Objects {
     fn create() -> Objects {
         let objects = Objects;
         until("the namespace exists", || {
-            let _ = command(&["create", "namespace", NAMESPACE]).output();
-            let phase = ["get", "namespace", NAMESPACE, "-o", "jsonpath={.status.phase}"];
-            command(&phase).output().unwrap().stdout == b"Active"
+            let _ = command(&format!("create namespace {NAMESPACE}")).output();
+            command(&format!("get namespace {NAMESPACE} -o jsonpath={{.status.phase}}"))
+                .output()
+                .unwrap()
+                .stdout
+                == b"Active"
         });
         for account in ["default", "linkerd-cni"] {
-            let _ = command(&["create", "serviceaccount", account, "-n", NAMESPACE]).output();
+            let _ = command(&format!("create serviceaccount {account} -n {NAMESPACE}")).output();
         }
         objects.reset();
         objects
@@ -177,8 +180,9 @@ impl Objects {
                 ]},
             }));
         }
-        let delete = ["delete", "pod", OWN, OTHER, "-n", NAMESPACE, "--ignore-not-found"];
-        kubectl(&[&delete[..], &["--force", "--grace-period=0"]].concat());
+        kubectl(&format!(
+            "delete pod {OWN} {OTHER} -n {NAMESPACE} --ignore-not-found --force --grace-period=0"
+        ));
         for (name, node) in [("agent", OWN), (OWN, OWN), (OTHER, OTHER)] {
             apply(&json!({
                 "apiVersion": "v1", "kind": "Pod",
@@ -229,7 +233,7 @@ impl Chart {
 impl Drop for Chart {
     fn drop(&mut self) {
         let file = self.0.path().to_str().unwrap();
-        let _ = command(&["delete", "--ignore-not-found", "-f", file]).output();
+        let _ = command(&format!("delete --ignore-not-found -f {file}")).output();
     }
 }
 
@@ -245,7 +249,7 @@ impl Account {
     }
 
     fn with_token(token: &str) -> Account {
-        let view = kubectl(&["config", "view", "--raw", "--minify", "-o", "json"]);
+        let view = kubectl("config view --raw --minify -o json");
         let mut config: Value = serde_json::from_str(&view).unwrap();
         // The administrator's certificate would win over the token.
         config["users"][0]["user"] = json!({"token": token.trim()});
@@ -279,7 +283,7 @@ impl Account {
             "metadata": {"name": pod, "namespace": NAMESPACE},
         });
         let path = format!("/api/v1/namespaces/{NAMESPACE}/pods/{pod}/eviction{query}");
-        let mut kubectl = command(&["create", "--raw", &path, "-f", "-"]);
+        let mut kubectl = command(&format!("create --raw {path} -f -"));
         let kubectl = kubectl.env("KUBECONFIG", self.path()).stdin(Stdio::piped());
         let mut child = kubectl.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         child.stdin.take().unwrap().write_all(eviction.to_string().as_bytes()).unwrap();

@@ -1,7 +1,6 @@
 //! The agent's container on a node: found, killed, rolled out, its credential, and its files removed after its end.
 
 use std::fs;
-use std::process::Command;
 use std::time::Duration;
 
 use nix::sys::signal::{Signal, kill};
@@ -9,10 +8,43 @@ use nix::unistd::Pid;
 use serde_json::Value;
 
 use crate::node::{Files, Node};
-use crate::pods::{command, kubectl};
+use crate::pods::{apply, command, kubectl};
 use crate::until::until_within;
 
 pub const KUBECONFIG: &str = "/etc/cni/net.d/ZZZ-linkerd-cni-kubeconfig";
+
+/// Deletes the plugin's ServiceAccount and creates it again, so that the API server rejects its tokens.
+pub fn revoke_token() {
+    let account = "serviceaccount linkerd-cni-plugin -n linkerd-cni";
+    let mut object: Value =
+        serde_json::from_str(&kubectl(&format!("get {account} -o json"))).unwrap();
+    for field in ["uid", "resourceVersion", "creationTimestamp"] {
+        object["metadata"].as_object_mut().unwrap().remove(field);
+    }
+    kubectl(&format!("delete {account}"));
+    apply(&object);
+}
+
+/// Deletes an agent's pod without a grace period.
+pub fn delete_by_force(agent: &Agent, namespace: &str) {
+    kubectl(&format!("delete pod {} -n {namespace} --force --grace-period=0", agent.pod));
+}
+
+/// A process that does not run until the value is dropped.
+pub struct Paused(Pid);
+
+impl Paused {
+    pub fn process(pid: Pid) -> Paused {
+        kill(pid, Signal::SIGSTOP).unwrap();
+        Paused(pid)
+    }
+}
+
+impl Drop for Paused {
+    fn drop(&mut self) {
+        let _ = kill(self.0, Signal::SIGCONT);
+    }
+}
 
 /// Waits until the API server, which caches a token review for 10 s, rejects the token in `kubeconfig`.
 pub fn until_rejected(kubeconfig: &str) {
@@ -20,14 +52,8 @@ pub fn until_rejected(kubeconfig: &str) {
     let path = dir.path().join("kubeconfig");
     fs::write(&path, kubeconfig).unwrap();
     until_within(Duration::from_secs(30), "the token is rejected", || {
-        let get = ["get", "namespace", "linkerd-cni", "--context"];
-        let output = Command::new("kubectl")
-            .arg("--kubeconfig")
-            .arg(&path)
-            .args(get)
-            .arg("linkerd-cni-context")
-            .output()
-            .unwrap();
+        let mut get = command("get namespace linkerd-cni --context linkerd-cni-context");
+        let output = get.arg("--kubeconfig").arg(&path).output().unwrap();
         String::from_utf8_lossy(&output.stderr).contains("Unauthorized")
     });
 }
@@ -92,11 +118,15 @@ pub fn find_agent() -> Option<Agent> {
     find_agent_in("linkerd-cni")
 }
 
+pub fn is_ready() -> bool {
+    find_agent().is_some_and(|agent| agent.ready)
+}
+
 /// The only one in a namespace, if it runs and the API server answers. An agent that is being deleted, as at the end of
 /// a surge, does not count.
 pub fn find_agent_in(namespace: &str) -> Option<Agent> {
-    let pods = ["get", "pods", "-n", namespace, "-l", "k8s-app=linkerd-cni", "-o", "json"];
-    let output = command(&pods).output().expect("kubectl runs");
+    let get = format!("get pods -n {namespace} -l k8s-app=linkerd-cni -o json");
+    let output = command(&get).output().expect("kubectl runs");
     // Empty if the API server did not answer.
     let pods: Value = serde_json::from_slice(&output.stdout).ok()?;
     let is_leaving = |pod: &Value| pod["metadata"]["deletionTimestamp"].is_string();
@@ -129,8 +159,7 @@ pub fn process_of(container: &str) -> Option<Pid> {
 }
 
 pub fn rolled_out() {
-    let status = ["rollout", "status", "daemonset/linkerd-cni", "-n", "linkerd-cni"];
-    kubectl(&[&status[..], &["--timeout=60s"]].concat());
+    kubectl("rollout status daemonset/linkerd-cni -n linkerd-cni --timeout=60s");
 }
 
 /// Removes the files of a dead agent with the command in the chart's README.
@@ -141,11 +170,9 @@ pub fn clean(node: &Node, before: &Files) {
 /// The same with a pod in `namespace`.
 pub fn clean_with(namespace: &str, node: &Node, before: &Files) {
     let image = concat!("cr.l5d.io/linkerd/cni-plugin:v", env!("CARGO_PKG_VERSION"));
-    let name = kubectl(&["get", "nodes", "-o", "name"]);
-    let image = format!("--image={image}");
-    let debug = ["debug", name.trim(), &image, "--profile=sysadmin", "-n", namespace];
-    let command = ["/usr/bin/linkerd2-cni-install", "uninstall"];
-    kubectl(&[&debug[..], &["--"], &command[..]].concat());
+    let node_name = kubectl("get nodes -o name");
+    let debug = format!("debug {} --image={image} --profile=sysadmin", node_name.trim());
+    kubectl(&format!("{debug} -n {namespace} -- /usr/bin/linkerd2-cni-install uninstall"));
     until_within(Duration::from_secs(30), "the node is as it was", || node.files() == *before);
-    kubectl(&["delete", "pods", "-n", namespace, "--all", "--timeout=60s"]);
+    kubectl(&format!("delete pods -n {namespace} --all --timeout=60s"));
 }

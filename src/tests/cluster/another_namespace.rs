@@ -5,10 +5,9 @@ use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, kill};
 
-use crate::agent::{KUBECONFIG, clean_with, find_agent_in, token, with_token};
+use crate::agent::{KUBECONFIG, clean_with, delete_by_force, find_agent_in, token, with_token};
 use crate::helm::Helm;
 use crate::node::Node;
-use crate::pods::kubectl;
 use crate::until::until_within;
 
 const NAMESPACE: &str = "mesh-ops";
@@ -29,8 +28,7 @@ fn an_agent_of_upstreams_chart_in_another_namespace_restarts_while_the_token_is_
     kill(old.pid, Signal::SIGSTOP).unwrap();
     let good = fs::read_to_string(KUBECONFIG).unwrap();
     fs::write(KUBECONFIG, with_token(&good, "garbage")).unwrap();
-    let force = ["--force", "--grace-period=0"];
-    kubectl(&[&["delete", "pod", &old.pod, "-n", NAMESPACE], &force[..]].concat());
+    delete_by_force(&old, NAMESPACE);
     let begin = Instant::now();
     until_within(Duration::from_secs(60), "the next agent is ready", || {
         let healed = || token().is_some_and(|token| token != "garbage");

@@ -75,7 +75,7 @@ struct Namespace(String);
 impl Namespace {
     fn new() -> Namespace {
         let name = "burst".to_owned();
-        kubectl(&["create", "namespace", &name]);
+        kubectl(&format!("create namespace {name}"));
         pods::until_account(&name);
         Namespace(name)
     }

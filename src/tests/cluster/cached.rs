@@ -59,8 +59,7 @@ fn twenty_pods_are_deleted_from_the_cache_after_an_uninstall_that_keeps_the_bina
     set["spec"]["podManagementPolicy"] = json!("Parallel");
     set["spec"]["template"]["spec"]["automountServiceAccountToken"] = json!(false);
     pods.create(&[set]);
-    let rollout = ["rollout", "status", "statefulset", NAME, "-n", NAME, "--timeout=180s"];
-    kubectl(&rollout);
+    kubectl(&format!("rollout status statefulset {NAME} -n {NAME} --timeout=180s"));
     let ids = cached_ids();
     assert_eq!(ids.len(), PODS);
 

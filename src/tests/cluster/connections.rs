@@ -11,17 +11,11 @@ pub fn linkerd_check_finds_what_it_looks_up() {
         "clusterrolebinding/linkerd-cni",
         "serviceaccount/linkerd-cni",
     ] {
-        kubectl(&["get", object, "-n", "linkerd-cni", "-o", "name"]);
+        kubectl(&format!("get {object} -n linkerd-cni -o name"));
     }
-    let status = kubectl(&[
-        "get",
-        "daemonset/linkerd-cni",
-        "-n",
-        "linkerd-cni",
-        "-o",
-        "jsonpath={.status.desiredNumberScheduled} {.status.numberReady}",
-    ]);
-    assert_eq!(status, "1 1", "scheduled and ready");
+    let counts = "jsonpath={.status.desiredNumberScheduled}/{.status.numberReady}";
+    let status = kubectl(&format!("get daemonset/linkerd-cni -n linkerd-cni -o {counts}"));
+    assert_eq!(status, "1/1", "scheduled and ready");
 }
 
 /// Starts the pods `unmeshed`, `other` and `meshed`, and connects them in each of the cluster's families.
@@ -59,13 +53,9 @@ fn connections_in(family: Family, pods: &Pods) {
 /// The validator is an init container that runs before the proxy, so the rules must exist by then.
 pub fn a_native_sidecar_passes_the_validator_and_proxies(pods: &Pods) {
     pods.start(&[pods::native_sidecar("sidecar")]);
-    let validator =
-        kubectl(&["logs", "-n", "sidecar", "sidecar", "-c", "linkerd-network-validator"]);
+    let validator = kubectl("logs -n sidecar sidecar -c linkerd-network-validator");
     assert_eq!(validator.trim(), "Validated");
-    let family = Family::all()[0];
-    let target = family.to(&pods.ip("sidecar"), 8080);
-    let response = pods.connect("unmeshed", "app", &target);
-    assert!(response.starts_with("proxy-inbound"), "{response}");
+    pods.assert_answers("unmeshed", "sidecar", "proxy-inbound");
 }
 
 pub fn pods_started_after_an_upgrade_follow_it(pods: &Pods) {

@@ -3,9 +3,9 @@
 
 use std::time::Duration;
 
-use crate::helm::Helm;
-use crate::node::Node;
-use crate::pods::{self, Pods, kubectl};
+use crate::pods::{self, kubectl};
+use crate::repair::set;
+use crate::scene::Scene;
 use crate::until::{until, until_within};
 
 const PROFILES: [&str; 5] = ["general", "baseline", "restricted", "netadmin", "sysadmin"];
@@ -13,11 +13,8 @@ const PROFILES: [&str; 5] = ["general", "baseline", "restricted", "netadmin", "s
 #[test]
 #[allow(clippy::print_stdout, reason = "shows what kubectl leaves of the pod")]
 fn an_audit_repairs_the_copies_of_kubectl_debug_in_place_with_each_profile() {
-    let node = Node::exclusive();
-    let before = node.files();
-    let helm = Helm::with_local_repository();
-    let pods = Pods::default();
-    helm.run("install", &[]);
+    let scene = Scene::installed(&[]);
+    let Scene { helm, pods, .. } = &scene;
     pods.start(&[pods::unmeshed("client"), pods::meshed("web")]);
     // An audit repairs no pod if most pods of the node lack rules.
     let healthy: Vec<_> =
@@ -50,21 +47,15 @@ fn an_audit_repairs_the_copies_of_kubectl_debug_in_place_with_each_profile() {
     // The debug container must not run as root with this profile, and its image has no other user.
     assert_eq!(field("restricted", ".status.phase"), "Pending");
 
-    let repair = "--set=repairController.enabled=true,repairController.mode=in-place,\
-                  repairController.auditIntervalSeconds=3";
-    helm.run("upgrade", &[repair]);
+    helm.run("upgrade", &[&set("in-place", 3)]);
     for profile in PROFILES {
         until_within(Duration::from_secs(60), "the audit repairs the copy", || {
             response(profile).starts_with("proxy-inbound")
         });
         let copy = format!("involvedObject.name=web-{profile},reason=LinkerdCNIRulesMissing");
         until("the Event on the copy", || {
-            let events = ["get", "events", "-n", "web", "-o", "name", "--field-selector", &copy];
-            !kubectl(&events).is_empty()
+            !kubectl(&format!("get events -n web -o name --field-selector {copy}")).is_empty()
         });
     }
-
-    drop(pods);
-    helm.remove();
-    assert_eq!(node.files(), before, "uninstalling leaves the node's files");
+    scene.remove();
 }

@@ -9,10 +9,10 @@ use tempfile::TempDir;
 
 use crate::agent::agent;
 use crate::commands::{self, Shown};
-use crate::helm::{Helm, NAMESPACE};
-use crate::node::Node;
-use crate::pods::{self, Pods, kubectl};
+use crate::helm::NAMESPACE;
+use crate::pods::{self, kubectl};
 use crate::quickstart::delete_release_namespace;
+use crate::scene::Scene;
 
 /// The image in the pages, and the one on the node.
 const IMAGE: [&str; 2] =
@@ -20,9 +20,8 @@ const IMAGE: [&str; 2] =
 
 #[test]
 fn documented_commands_succeed_on_a_cluster() {
-    let node = Node::exclusive();
-    let before = node.files();
-    let helm = Helm::with_local_repository();
+    let scene = Scene::begin();
+    let Scene { pods, .. } = &scene;
     delete_release_namespace();
     let shell = Shell::new();
     // Linkerd's CLI is not available here.
@@ -32,7 +31,6 @@ fn documented_commands_succeed_on_a_cluster() {
     for text in install {
         shell.must(&text);
     }
-    let pods = Pods::default();
     pods.start(&[pods::meshed("meshed")]);
     let all = commands::commands().into_iter();
     let mut of_cluster: Vec<String> = all
@@ -53,10 +51,8 @@ fn documented_commands_succeed_on_a_cluster() {
     for text in on_page("docs/security.md", |_| true) {
         shell.must(&text);
     }
-    kubectl(&["get", "serviceaccount", "linkerd-cni-plugin", "-n", NAMESPACE]);
-    drop(pods);
-    helm.uninstall();
-    assert_eq!(node.files(), before);
+    kubectl(&format!("get serviceaccount linkerd-cni-plugin -n {NAMESPACE}"));
+    scene.uninstall();
 }
 
 /// Returns the commands of a page that `is_wanted` selects, in their order.
@@ -131,5 +127,5 @@ fn with_names(text: &str) -> String {
 }
 
 fn node_name() -> String {
-    kubectl(&["get", "nodes", "-o", "jsonpath={.items[0].metadata.name}"])
+    kubectl("get nodes -o jsonpath={.items[0].metadata.name}")
 }

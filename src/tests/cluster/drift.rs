@@ -4,10 +4,11 @@ use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
 use std::time::Duration;
 
-use crate::helm::{Helm, NAMESPACE};
-use crate::node::{Node, netns_of};
+use crate::helm::NAMESPACE;
+use crate::node::netns_of;
 use crate::pods::{self, Pods, kubectl};
 use crate::repair::set;
+use crate::scene::Scene;
 use crate::until::until;
 
 const NAMES: [&str; 3] = ["drift-a", "drift-b", "drift-c"];
@@ -19,11 +20,8 @@ const PERIOD: u64 = 3;
 
 #[test]
 fn running_pods_keep_their_rules_after_an_upgrade_and_get_their_own_rules_back() {
-    let node = Node::exclusive();
-    let before = node.files();
-    let helm = Helm::with_local_repository();
-    let pods = Pods::default();
-    helm.run("install", &[&set("delete", PERIOD)]);
+    let scene = Scene::installed(&[&set("delete", PERIOD)]);
+    let Scene { helm, pods, .. } = &scene;
     pods.start(&[pods::unmeshed("client")]);
     // StatefulSets, as mode delete leaves pods without a controller.
     pods.create(&NAMES.map(|name| pods::stateful(&pods::meshed(name))));
@@ -31,7 +29,7 @@ fn running_pods_keep_their_rules_after_an_upgrade_and_get_their_own_rules_back()
         until("the pod runs", || !pods.ip(name).is_empty());
         pods.until_ready(name);
     }
-    let state = || NAMES.map(|name| (pods.field(name, ".metadata.uid"), ruleset(&pods, name)));
+    let state = || NAMES.map(|name| (pods.field(name, ".metadata.uid"), ruleset(pods, name)));
     let started = state();
     for (_, ruleset) in &started {
         assert!(ruleset.contains("table ip linkerd-cni"), "{ruleset}");
@@ -50,20 +48,15 @@ fn running_pods_keep_their_rules_after_an_upgrade_and_get_their_own_rules_back()
         assert_eq!(drift_events(), 1, "the second upgrade changes no value of the plugin");
     }
 
-    let chain = ["ip", "linkerd-cni", "PROXY_INIT_REDIRECT"];
-    let ip = pods.ip(NAMES[1]);
-    netns_of(&ip).must(&[&["nft", "flush", "chain"], &chain[..]].concat());
+    netns_of(&pods.ip(NAMES[1])).flush_redirect();
     until("the pod is repaired", || metric("pods_repaired_total") == 1);
     assert_eq!(state(), started);
-    let response = pods.connect("client", "app", &format!("{ip}:8080"));
-    assert!(response.starts_with("proxy-inbound"), "{response}");
+    pods.assert_answers("client", NAMES[1], "proxy-inbound");
 
     pods.start(&[pods::meshed("drift-new")]);
-    let new = ruleset(&pods, "drift-new");
+    let new = ruleset(pods, "drift-new");
     assert!(new.contains("ignore-port-7777") && new.contains("table ip6 linkerd-cni"), "{new}");
-    drop(pods);
-    helm.remove();
-    assert_eq!(node.files(), before, "uninstalling leaves the node's files");
+    scene.remove();
 }
 
 fn ruleset(pods: &Pods, name: &str) -> String {
@@ -73,15 +66,14 @@ fn ruleset(pods: &Pods, name: &str) -> String {
 /// Number of Events about drift on the node.
 fn drift_events() -> usize {
     let reason = "reason=LinkerdCNIRulesDrifted,involvedObject.kind=Node";
-    let events =
-        kubectl(&["get", "events", "-n", "default", "-o", "name", "--field-selector", reason]);
+    let events = kubectl(&format!("get events -n default -o name --field-selector {reason}"));
     events.lines().count()
 }
 
 /// A metric of the only repair controller; 0 while it cannot be read.
 fn metric(name: &str) -> u64 {
     let ip = "jsonpath={.items[0].status.podIP}";
-    let ip = kubectl(&["get", "pods", "-n", NAMESPACE, "-l", "k8s-app=linkerd-cni", "-o", ip]);
+    let ip = kubectl(&format!("get pods -n {NAMESPACE} -l k8s-app=linkerd-cni -o {ip}"));
     let Ok(text) = response(&format!("{ip}:9990")) else {
         return 0;
     };

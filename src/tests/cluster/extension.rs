@@ -6,9 +6,10 @@ use std::process::Command;
 use serde_json::Value;
 
 use crate::chart::{Applied, install_cni, piped};
-use crate::helm::{Helm, NAMESPACE};
+use crate::helm::NAMESPACE;
 use crate::node::{Node, netns_of};
 use crate::pods::{self, Pods, kubectl};
+use crate::scene::Scene;
 use crate::until::until;
 
 fn command(args: &[&str]) -> Command {
@@ -38,12 +39,10 @@ fn until_reported(texts: &[&str]) {
 
 #[test]
 fn linkerd_cni_reports_a_healthy_cluster_explains_a_pod_and_names_faults() {
-    let node = Node::exclusive();
-    let before = node.files();
-    let helm = Helm::with_local_repository();
-    let pods = Pods::default();
+    let scene = Scene::begin();
+    let Scene { helm, pods, .. } = &scene;
     // Other tests leave the namespace, without this label.
-    let _ = pods::command(&["create", "namespace", NAMESPACE]).output();
+    let _ = pods::command(&format!("create namespace {NAMESPACE}")).output();
     label("pod-security.kubernetes.io/enforce=privileged");
     let (passes, report) = cni(&["check", "--pre", "--wait=0s"]);
     assert!(passes && !report.contains('‼'), "{report}");
@@ -57,22 +56,20 @@ fn linkerd_cni_reports_a_healthy_cluster_explains_a_pod_and_names_faults() {
     assert!(passes && json["success"] == true, "{json}");
     let (passes, table) = cni(&["nodes"]);
     assert!(passes && table.contains("   yes   "), "{table}");
-    the_explained_rules_are_those_in_the_kernel(&pods);
+    the_explained_rules_are_those_in_the_kernel(pods);
 
     let restore = Restore;
-    kubectl(&["delete", "serviceaccount", "linkerd-cni-plugin", "-n", NAMESPACE]);
+    kubectl(&format!("delete serviceaccount linkerd-cni-plugin -n {NAMESPACE}"));
     until_reported(&["× linkerd-cni-plugin ServiceAccount exists"]);
 
     set_conflist("LINKERD_CNI_CONF_NAME=99-missing.conflist");
     until_reported(&["× each agent is ready", "99-missing.conflist"]);
 
     label("pod-security.kubernetes.io/enforce=baseline");
-    kubectl(&["delete", "pod", "-l", "k8s-app=linkerd-cni", "-n", NAMESPACE]);
+    kubectl(&format!("delete pod -l k8s-app=linkerd-cni -n {NAMESPACE}"));
     until_reported(&["× an agent runs on each node", "FailedCreate", "enforce=baseline"]);
-
-    drop((restore, pods));
-    helm.remove();
-    assert_eq!(node.files(), before, "uninstalling leaves the node's files");
+    drop(restore);
+    scene.remove();
 }
 
 #[test]
@@ -121,20 +118,11 @@ fn the_explained_rules_are_those_in_the_kernel(pods: &Pods) {
 }
 
 fn set_conflist(variable: &str) {
-    kubectl(&[
-        "set",
-        "env",
-        "daemonset/linkerd-cni",
-        "-c",
-        "install-cni",
-        variable,
-        "-n",
-        NAMESPACE,
-    ]);
+    kubectl(&format!("set env daemonset/linkerd-cni -c install-cni {variable} -n {NAMESPACE}"));
 }
 
 pub fn label(label: &str) {
-    kubectl(&["label", "--overwrite", "namespace", NAMESPACE, label]);
+    kubectl(&format!("label --overwrite namespace {NAMESPACE} {label}"));
 }
 
 /// Lets the DaemonSet's pods run again when it is dropped, also after a failure, so that the agent
@@ -146,8 +134,7 @@ impl Drop for Restore {
         label("pod-security.kubernetes.io/enforce=privileged");
         set_conflist("LINKERD_CNI_CONF_NAME-");
         // Without the plugin's account no agent gets ready.
-        kubectl(&["create", "serviceaccount", "linkerd-cni-plugin", "-n", NAMESPACE]);
-        let rollout = ["rollout", "status", "daemonset/linkerd-cni", "--timeout=90s"];
-        kubectl(&[&rollout[..], &["-n", NAMESPACE]].concat());
+        kubectl(&format!("create serviceaccount linkerd-cni-plugin -n {NAMESPACE}"));
+        kubectl(&format!("rollout status daemonset/linkerd-cni --timeout=90s -n {NAMESPACE}"));
     }
 }

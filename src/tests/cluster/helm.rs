@@ -112,6 +112,11 @@ impl Helm {
         println!("{:>6.1?} the release is removed", begin.elapsed());
     }
 
+    /// Rolls the release back to its first revision.
+    pub fn rollback(&self, more: &[&str]) {
+        self.must(&[&["rollback", "linkerd-cni", "1", "-n", self.namespace], more].concat());
+    }
+
     /// Runs helm and returns its output. Panics with its error if it fails.
     pub fn must(&self, args: &[&str]) -> String {
         let output = self.output(args);

@@ -27,8 +27,7 @@ fn an_idle_agent_sends_at_most_one_request_in_five_minutes() {
     let agent = Agent::install();
     until_within(Duration::from_secs(120), "the agent is ready", || {
         let ready = "jsonpath={.status.numberReady}";
-        let get = ["get", "daemonset", "idle-linkerd-cni", "-n", NAMESPACE, "-o", ready];
-        kubectl(&get) == "1"
+        kubectl(&format!("get daemonset idle-linkerd-cni -n {NAMESPACE} -o {ready}")) == "1"
     });
     let started = log.requests_of_accounts_in(NAMESPACE);
     println!("until ready the agent sent {}: {started:#?}", started.len());
@@ -65,7 +64,7 @@ impl Agent {
         fs::write(directory.join("bin/bridge"), "#!/bin/sh\n").unwrap();
 
         let agent = Agent { objects: objects() };
-        kubectl(&["create", "namespace", NAMESPACE]);
+        kubectl(&format!("create namespace {NAMESPACE}"));
         piped(&["apply", "-f", "-"], &agent.objects);
         agent
     }
@@ -79,7 +78,7 @@ impl Drop for Agent {
             let _ = command(&delete).args(["--cascade=foreground", "--timeout=60s"]).output();
         }
         piped(&["delete", "--ignore-not-found", "--wait=false", "-f", "-"], &self.objects);
-        let _ = command(&["delete", "namespace", NAMESPACE, "--timeout=60s"]).output();
+        let _ = command(&format!("delete namespace {NAMESPACE} --timeout=60s")).output();
         let _ = fs::remove_dir_all(DIRECTORY);
     }
 }

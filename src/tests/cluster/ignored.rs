@@ -4,20 +4,16 @@ use std::time::Instant;
 
 use serde_json::{Value, json};
 
-use crate::helm::Helm;
-use crate::node::Node;
-use crate::pods::{self, Pods, kubectl};
+use crate::pods::{self, kubectl};
+use crate::scene::Scene;
 use crate::until::until;
 
 const KEY: &str = "config.linkerd.io/skip-outbound-ports";
 
 #[test]
 fn bad_elements_of_a_port_list_are_ignored_and_reported_on_the_pod_unless_annotations_are_strict() {
-    let node = Node::exclusive();
-    let before = node.files();
-    let helm = Helm::with_local_repository();
-    let pods = Pods::default();
-    helm.run("install", &["--set", "ignoreInboundPorts=http\\,9999"]);
+    let scene = Scene::installed(&["--set", "ignoreInboundPorts=http\\,9999"]);
+    let Scene { node, helm, pods, .. } = &scene;
     pods.start(&[pods::unmeshed("server"), annotated("lenient", "http,5432,30-20")]);
 
     let server = pods.ip("server");
@@ -37,17 +33,14 @@ fn bad_elements_of_a_port_list_are_ignored_and_reported_on_the_pod_unless_annota
     assert_eq!(node.linkerd_entry()["linkerd"]["strict-annotations"], true);
     pods.create(&[annotated("strict", "http,5432,30-20")]);
     until("the Event with the reason", || {
-        let text = kubectl(&["describe", "pod", "-n", "strict", "strict"]);
+        let text = kubectl("describe pod -n strict strict");
         text.contains(KEY) && text.contains("\"http\" is not a port")
     });
     assert_eq!(pods.field("strict", ".status.phase"), "Pending");
     let correction = format!("{KEY}=5432");
-    kubectl(&["annotate", "pod", "-n", "strict", "strict", "--overwrite", &correction]);
+    kubectl(&format!("annotate pod -n strict strict --overwrite {correction}"));
     pods.until_ready("strict");
-
-    drop(pods);
-    helm.remove();
-    assert_eq!(node.files(), before, "uninstalling leaves the node's files");
+    scene.remove();
 }
 
 fn annotated(name: &str, ports: &str) -> Value {
@@ -60,7 +53,7 @@ fn annotated(name: &str, ports: &str) -> Value {
 fn the_pod_has_an_event() {
     let begin = Instant::now();
     until("the Event", || {
-        let text = kubectl(&["describe", "pod", "-n", "lenient", "lenient"]);
+        let text = kubectl("describe pod -n lenient lenient");
         let line = text.lines().find(|line| line.contains("LinkerdCNIPortsIgnored"));
         line.is_some_and(|line| {
             println!("{:>6.1?} {}", begin.elapsed(), line.trim());
@@ -71,12 +64,12 @@ fn the_pod_has_an_event() {
 }
 
 fn the_agent_has_logged_it() {
-    let log = kubectl(&["logs", "-n", "linkerd-cni", "daemonset/linkerd-cni"]);
+    let log = kubectl("logs -n linkerd-cni daemonset/linkerd-cni");
     let line = log.lines().find(|line| line.contains("lenient/lenient"));
     let text = format!(
         "ignored in {KEY}: \"http\", \"30-20\"; ignored in inbound-ports-to-ignore: \"http\""
     );
     assert!(line.is_some_and(|line| line.contains(&text)), "{log}");
-    let own = kubectl(&["get", "events", "-n", "linkerd-cni"]);
+    let own = kubectl("get events -n linkerd-cni");
     assert!(own.contains("LinkerdCNIPortsIgnored"), "{own}");
 }

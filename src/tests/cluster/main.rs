@@ -50,6 +50,7 @@ mod release;
 #[path = "../support/release_folder.rs"]
 mod release_folder;
 mod repair;
+mod scene;
 mod stopped;
 mod take_over;
 mod two_agents;
@@ -66,17 +67,13 @@ use connections::{
     connections_go_through_the_proxy_where_they_should, linkerd_check_finds_what_it_looks_up,
     pods_started_after_an_upgrade_follow_it,
 };
-use helm::Helm;
-use node::Node;
-use pods::Pods;
+use scene::Scene;
 use serde_json::Value;
 
 #[test]
 fn a_cluster_gets_the_chart_uses_it_and_is_left_as_it_was() {
-    let node = Node::exclusive();
-    let before = node.files();
-    let helm = Helm::with_local_repository();
-    let pods = Pods::default();
+    let scene = Scene::begin();
+    let Scene { node, helm, pods, .. } = &scene;
 
     let start = Instant::now();
     helm.run("install", &[]);
@@ -84,20 +81,17 @@ fn a_cluster_gets_the_chart_uses_it_and_is_left_as_it_was() {
     println!("ready after {took:.1?}");
 
     linkerd_check_finds_what_it_looks_up();
-    connections_go_through_the_proxy_where_they_should(&pods);
+    connections_go_through_the_proxy_where_they_should(pods);
     let meshed = node.api_requests("meshed");
     assert!((1..=2).contains(&meshed), "{meshed} API requests");
     let unmeshed = node.api_requests("unmeshed");
     assert_eq!(unmeshed, 0, "API requests for a pod without injection annotations");
-    a_native_sidecar_passes_the_validator_and_proxies(&pods);
+    a_native_sidecar_passes_the_validator_and_proxies(pods);
 
     helm.run("upgrade", &["--set", "ignoreInboundPorts=9999"]);
     let ports = &node.linkerd_entry()["linkerd"]["inbound-ports-to-ignore"];
     let ports: Vec<&Value> = ports.as_array().unwrap().iter().collect();
     assert!(ports.iter().any(|port| *port == "9999"), "{ports:?}");
-    pods_started_after_an_upgrade_follow_it(&pods);
-
-    drop(pods);
-    helm.uninstall();
-    assert_eq!(node.files(), before, "uninstalling leaves the node's files");
+    pods_started_after_an_upgrade_follow_it(pods);
+    scene.uninstall();
 }

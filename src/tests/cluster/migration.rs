@@ -8,10 +8,9 @@
 use std::path::Path;
 use std::time::Duration;
 
-use crate::agent::{agent, find_agent, rolled_out};
+use crate::agent::{agent, find_agent, is_ready, rolled_out};
 use crate::burst;
-use crate::helm::Helm;
-use crate::node::Node;
+use crate::scene::Scene;
 use crate::two_agents::{Account, Upstream, active_conflist};
 use crate::until::until_within;
 use crate::upstream::Program;
@@ -36,11 +35,10 @@ fn upstream_agent(list: &Path, bare: &str, other: Option<&str>) -> Upstream {
 
 #[test]
 fn an_upgrade_from_upstreams_chart_and_the_way_back_leave_no_pod_without_redirection() {
-    let node = Node::exclusive();
-    let before = node.files();
+    let scene = Scene::begin();
+    let Scene { node, helm, .. } = &scene;
     let (list, bare) = active_conflist();
     let _account = Account::create();
-    let helm = Helm::with_local_repository();
     helm.install_upstream_with(Program::Pause);
     let upstream = upstream_agent(&list, &bare, None);
     until_within(WAIT, "upstream's entry", || node.entry().is_some());
@@ -54,15 +52,13 @@ fn an_upgrade_from_upstreams_chart_and_the_way_back_leave_no_pod_without_redirec
     });
     watcher.finish().assert_no_gap_of(GAP, "helm upgrade from upstream's agent");
     upstream.stop();
-    until_within(WAIT, "this chart's agent is ready", || {
-        find_agent().is_some_and(|agent| agent.ready)
-    });
+    until_within(WAIT, "this chart's agent is ready", is_ready);
 
     let watcher = Watcher::start();
     let upgraded = agent().pod;
     let mut upstream = None;
     burst::with_retries("helm rollback to upstream's agent", || {
-        helm.must(&["rollback", "linkerd-cni", "1", "-n", "linkerd-cni"]);
+        helm.rollback(&[]);
         upstream = Some(upstream_agent(&list, &bare, Some(&upgraded)));
         rolled_out();
     });
@@ -73,15 +69,13 @@ fn an_upgrade_from_upstreams_chart_and_the_way_back_leave_no_pod_without_redirec
     drop(upstream);
     // Upstream's agent does not know of this file, which this project's next agent would use.
     let _ = std::fs::remove_file(STATE);
-    assert_eq!(node.files(), before);
+    assert!(scene.is_restored());
 }
 
 #[test]
 fn an_upgrade_with_other_values_ends_with_the_newer_entry_and_has_no_gap() {
-    let node = Node::exclusive();
-    let before = node.files();
-    let helm = Helm::with_local_repository();
-    helm.run("install", &[]);
+    let scene = Scene::installed(&[]);
+    let Scene { node, helm, .. } = &scene;
     let ignored = |port: &str| {
         let entry = node.linkerd_entry();
         let ports = entry["linkerd"]["inbound-ports-to-ignore"].as_array().cloned();
@@ -93,11 +87,10 @@ fn an_upgrade_with_other_values_ends_with_the_newer_entry_and_has_no_gap() {
     });
     assert!(ignored("9999"));
     burst::during("helm rollback to the first values", || {
-        helm.must(&["rollback", "linkerd-cni", "1", "-n", "linkerd-cni", "--wait"]);
+        helm.rollback(&["--wait"]);
         rolled_out();
     });
     assert!(!ignored("9999"));
     watcher.finish().assert_always_installed("upgrade and rollback with other values");
-    helm.uninstall();
-    assert_eq!(node.files(), before);
+    scene.uninstall();
 }

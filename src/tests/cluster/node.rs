@@ -128,19 +128,14 @@ impl Node {
 
     /// Number of the plugin's requests since the test began about a namespace or a pod in it.
     pub fn api_requests(&self, namespace: &str) -> usize {
-        let is_about_it =
-            |event: &&Value| is_of_plugin(event) && event["objectRef"]["namespace"] == namespace;
-        self.audit_log.events().iter().filter(is_about_it).count()
+        let events = self.requests_of("linkerd-cni/").into_iter();
+        events.filter(|event| event["objectRef"]["namespace"] == namespace).count()
     }
 
     /// Audit events since the test began whose user agent starts with `program`.
     pub fn requests_of(&self, program: &str) -> Vec<Value> {
-        let is_from = |event: &Value| {
-            let agent = event["userAgent"].as_str().unwrap_or_default();
-            agent.starts_with(program)
-        };
         let mut events = self.audit_log.events();
-        events.retain(is_from);
+        events.retain(|event| is_of(event, program));
         events
     }
 }
@@ -179,8 +174,9 @@ impl Drop for Node {
     /// release's namespace, which the tests leave, as a deletion takes 5 s.
     fn drop(&mut self) {
         if WAITING.load(Ordering::SeqCst) == 0 {
-            let delete = ["delete", "namespace", NAMESPACE, "--ignore-not-found"];
-            let _ = command(&delete).args(["--timeout=60s"]).output();
+            let _ = command(&format!("delete namespace {NAMESPACE} --ignore-not-found"))
+                .args(["--timeout=60s"])
+                .output();
         }
         let current = thread::current();
         let name = current.name().unwrap_or_default();
@@ -229,9 +225,9 @@ fn length(path: &Path) -> usize {
     fs::metadata(path).map_or(0, |file| file.len() as usize)
 }
 
-fn is_of_plugin(event: &Value) -> bool {
-    let agent = event["userAgent"].as_str().unwrap_or_default();
-    agent.starts_with("linkerd-cni/")
+/// Whether the user agent of an audit event starts with `program`.
+fn is_of(event: &Value, program: &str) -> bool {
+    event["userAgent"].as_str().is_some_and(|agent| agent.starts_with(program))
 }
 
 /// Starts a killed API server again. Its clients are restarted, as they could wait up to a minute before they
@@ -344,6 +340,11 @@ impl Netns {
         let exec = ["netns", "exec", &self.0];
         let done = Command::new("ip").args(exec).args(args).status().unwrap();
         assert!(done.success(), "{args:?} in {}", self.0);
+    }
+
+    /// Removes the redirect rules of inbound connections.
+    pub fn flush_redirect(&self) {
+        self.must(&["nft", "flush", "chain", "ip", "linkerd-cni", "PROXY_INIT_REDIRECT"]);
     }
 
     /// Runs a program in the netns and returns its output.

@@ -5,18 +5,15 @@ use std::io::Read as _;
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
-use nix::sys::signal::{Signal, kill};
 use serde_json::{Value, json};
 
-use crate::agent::{KUBECONFIG, agent, find_agent, token, until_rejected};
+use crate::agent::{KUBECONFIG, Paused, agent, is_ready, revoke_token, token, until_rejected};
 use crate::burst::validating_pod;
-use crate::helm::Helm;
-use crate::node::Node;
-use crate::pods::{self, Pods, apply, command, kubectl};
+use crate::pods::{self, apply, command, kubectl};
+use crate::scene::{OnDrop, Scene};
 use crate::until::until;
 
 const PODS: usize = 10;
-const ACCOUNT: [&str; 5] = ["serviceaccount", "linkerd-cni-plugin", "-n", "linkerd-cni", "-o"];
 
 /// The annotations that the injector sets.
 fn marked() -> Value {
@@ -36,31 +33,25 @@ fn injected(name: &str) -> Value {
 
 #[test]
 fn an_injected_pod_takes_one_api_request_and_with_the_detection_injector_none() {
-    let node = Node::exclusive();
-    let helm = Helm::with_local_repository();
-    let pods = Pods::default();
-    helm.run("install", &[]);
+    let scene = Scene::installed(&[]);
+    let Scene { node, helm, pods, .. } = &scene;
     pods.start(&[pods::unmeshed("client"), injected("injected"), pods::meshed("manual")]);
     helm.run("upgrade", &["--set", "podDetection=injector"]);
     assert_eq!(node.linkerd_entry()["linkerd"]["pod-detection"], "injector");
     pods.start(&[injected("trusted"), pods::unmeshed("unmeshed")]);
     for name in ["injected", "manual", "trusted"] {
-        let answer = pods.connect("client", "app", &format!("{}:8080", pods.ip(name)));
-        assert!(answer.starts_with("proxy-inbound"), "{name}: {answer}");
+        pods.assert_answers("client", name, "proxy-inbound");
     }
     let counts = ["injected", "manual", "trusted", "unmeshed"].map(|name| node.api_requests(name));
     println!("API requests: injected, manual, injected with `injector`, unmeshed: {counts:?}");
     assert_eq!(counts, [1, 2, 0, 0]);
-    drop(pods);
-    helm.uninstall();
+    scene.uninstall();
 }
 
 #[test]
-fn databases_that_the_injector_annotates_start_without_a_request_and_without_an_api_server() {
-    let node = Node::exclusive();
-    let helm = Helm::with_local_repository();
-    let pods = Pods::default();
-    helm.run("install", &[]);
+fn databases_that_the_injector_annotates_start_without_a_request() {
+    let scene = Scene::installed(&[]);
+    let Scene { node, pods, .. } = &scene;
     let disabled = ("linkerd.io/inject", "disabled");
     let opaque = |ports| ("config.linkerd.io/opaque-ports", ports);
     let database = |name: &str, annotations: &[(&str, &str)]| {
@@ -81,30 +72,22 @@ fn databases_that_the_injector_annotates_start_without_a_request_and_without_an_
     println!("API requests: four databases and a meshed pod: {counts:?}");
     assert_eq!(counts, [0, 0, 0, 0, 2]);
 
-    let mut pod = database("static-mysql", &[opaque("3306"), disabled]);
-    pod["metadata"]["namespace"] = "default".into();
-    let pod = node.without_api_server(|| {
-        let pod = node.static_pod(&pod);
-        until("the database runs", || pod.runs());
-        pod
-    });
-    drop((pod, pods));
-    helm.uninstall();
+    scene.uninstall();
 }
 
 #[test]
 fn with_a_revoked_token_injected_pods_start_redirected_and_other_meshed_pods_wait() {
-    let _node = Node::exclusive();
-    let helm = Helm::with_local_repository();
-    helm.run("install", &[]);
-    kubectl(&["create", "namespace", "outage"]);
+    let scene = Scene::installed(&[]);
+    kubectl("create namespace outage");
     pods::until_account("outage");
-    let namespace = Namespace;
+    let namespace = OnDrop(|| {
+        let _ = command("delete namespace outage --timeout=60s").output();
+    });
 
     // The agent would renew the token, so it is stopped meanwhile.
     let old = std::fs::read_to_string(KUBECONFIG).unwrap();
-    let stopped = Stopped::agent();
-    revoke();
+    let paused = Paused::process(agent().pid);
+    revoke_token();
     until_rejected(&old);
     let begin = Instant::now();
     let list = (0..PODS).map(|number| validating_pod("outage", number, &marked()));
@@ -121,7 +104,7 @@ fn with_a_revoked_token_injected_pods_start_redirected_and_other_meshed_pods_wai
     let name = format!("pod-{PODS}");
     let mut event = String::new();
     until("the reason why the other pod waits", || {
-        let said = kubectl(&["describe", "pod", "-n", "outage", &name]);
+        let said = kubectl(&format!("describe pod -n outage {name}"));
         let line = said.lines().find(|line| line.contains("FailedCreatePodSandBox"));
         event = line.unwrap_or_default().trim().to_owned();
         event.contains("cannot read pod outage/pod-10")
@@ -129,38 +112,49 @@ fn with_a_revoked_token_injected_pods_start_redirected_and_other_meshed_pods_wai
     println!("{event}");
     assert!(event.contains("HTTP 401") && event.contains("rejected the token"), "{event}");
 
-    drop(stopped);
+    drop(paused);
     until("the agent renews the token and the other pod starts", || {
         token() != crate::agent::token_in(&old)
             && phases().iter().filter(|phase| *phase == "Succeeded").count() == PODS + 1
     });
     until("the Events", || {
-        let events = kubectl(&["get", "events", "-n", "outage"]);
+        let events = kubectl("get events -n outage");
         events.lines().filter(|line| line.contains("LinkerdCNIDegraded")).count() >= 5
     });
-    until("the agent is ready", || find_agent().is_some_and(|agent| agent.ready));
+    until("the agent is ready", is_ready);
     drop(namespace);
-    helm.uninstall();
+    scene.uninstall();
 }
 
 #[test]
-fn without_an_api_server_injected_pods_start_redirected() {
-    let node = Node::exclusive();
-    let helm = Helm::with_local_repository();
-    helm.run("install", &[]);
-    let in_default = |mut pod: Value| {
-        pod["metadata"]["namespace"] = "default".into();
-        pod
-    };
-    let pods = node.without_api_server(|| {
+fn without_an_api_server_unmeshed_and_injected_pods_start_and_other_meshed_pods_wait() {
+    let scene = Scene::installed(&[]);
+    let Scene { node, pods, .. } = &scene;
+    pods.start(&[pods::unmeshed("client")]);
+    let mut database = pods::unmeshed("static-mysql");
+    database["metadata"]["annotations"] = json!({
+        "config.linkerd.io/opaque-ports": "3306",
+        "linkerd.io/inject": "disabled",
+    });
+    let start = |pod: Value| node.static_pod(&pods::in_default(pod));
+    let (injected, meshed) = node.without_api_server(|| {
         let begin = Instant::now();
+        let unmeshed = start(pods::unmeshed("static-unmeshed"));
+        let database = start(database);
         let names = (0..PODS).map(|number| format!("static-{number}x"));
-        let pods: Vec<_> =
-            names.map(|name| node.static_pod(&in_default(injected(&name)))).collect();
-        let other = node.static_pod(&in_default(pods::meshed("static-other")));
-        until("the injected pods run", || pods.iter().all(|pod| pod.runs()));
+        let injected: Vec<_> = names.map(|name| start(self::injected(&name))).collect();
+        let meshed = start(pods::meshed("static-meshed"));
+        until("the unmeshed pods run", || unmeshed.runs() && database.runs());
+        println!("the unmeshed pods ran {:.1?} after their files", begin.elapsed());
+        let log = node.kubelet_log();
+        let mut lines = log.lines().filter(|line| line.contains("static-unmeshed"));
+        assert!(
+            !lines.any(|line| line.contains("CreatePodSandbox")),
+            "its first ADD succeeds: {log}"
+        );
+        until("the injected pods run", || injected.iter().all(|pod| pod.runs()));
         println!("{PODS} injected pods ran {:.1?} after their files", begin.elapsed());
-        for pod in &pods {
+        for pod in &injected {
             let address = pod.address();
             let mut answer = String::new();
             until("the proxy answers", || {
@@ -169,13 +163,15 @@ fn without_an_api_server_injected_pods_start_redirected() {
             });
             assert!(answer.starts_with("proxy-inbound"), "{address}: {answer}");
         }
-        let reason = "cannot read pod default/static-other";
+        let reason = "cannot read pod default/static-meshed";
         until("the reason why the other pod waits", || node.kubelet_log().contains(reason));
-        assert!(!other.runs(), "a meshed pod without the mark must not start");
-        pods
+        assert!(!meshed.runs(), "a meshed pod without the mark must not start bare");
+        (injected, meshed)
     });
-    drop(pods);
-    helm.uninstall();
+    until("the meshed pod runs", || meshed.runs());
+    pods.until_proxied("client", &format!("{}:8080", meshed.address()));
+    drop((injected, meshed));
+    scene.uninstall();
 }
 
 /// Connects from the node to port 8080, which only the proxy may answer for a redirected pod.
@@ -188,46 +184,9 @@ fn connect(address: &str) -> Option<String> {
     Some(answer)
 }
 
-/// Deletes the plugin's account and makes it again, so that the API server rejects its tokens.
-fn revoke() {
-    let account = kubectl(&[&["get"], &ACCOUNT[..], &["json"]].concat());
-    let mut account: Value = serde_json::from_str(&account).unwrap();
-    for field in ["uid", "resourceVersion", "creationTimestamp"] {
-        account["metadata"].as_object_mut().unwrap().remove(field);
-    }
-    kubectl(&[&["delete"], &ACCOUNT[..4]].concat());
-    apply(&account);
-}
-
 /// Phases of the pods in the test's namespace.
 fn phases() -> Vec<String> {
     let path = "jsonpath={.items[*].status.phase}";
-    let phases = kubectl(&["get", "pods", "-n", "outage", "-o", path]);
+    let phases = kubectl(&format!("get pods -n outage -o {path}"));
     phases.split_whitespace().map(str::to_owned).collect()
-}
-
-/// The namespace `outage`; deleted with its pods when dropped.
-struct Namespace;
-
-impl Drop for Namespace {
-    fn drop(&mut self) {
-        let _ = command(&["delete", "namespace", "outage", "--timeout=60s"]).output();
-    }
-}
-
-/// The agent's process does not run until the value is dropped.
-struct Stopped(nix::unistd::Pid);
-
-impl Stopped {
-    fn agent() -> Stopped {
-        let pid = agent().pid;
-        kill(pid, Signal::SIGSTOP).unwrap();
-        Stopped(pid)
-    }
-}
-
-impl Drop for Stopped {
-    fn drop(&mut self) {
-        let _ = kill(self.0, Signal::SIGCONT);
-    }
 }

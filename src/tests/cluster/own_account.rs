@@ -4,6 +4,7 @@
 use crate::helm::{Helm, NAMESPACE};
 use crate::node::Node;
 use crate::pods::{command, kubectl};
+use crate::scene::Scene;
 
 /// The user's ServiceAccounts. Dropping the value deletes them and what the release keeps, because later releases
 /// create objects with these names.
@@ -15,10 +16,10 @@ const KEPT: [&str; 2] = ["role/linkerd-cni-uninstall", "rolebinding/linkerd-cni-
 impl Accounts {
     fn create() -> Self {
         // Exists if another test ran before.
-        let _ = command(&["create", "namespace", NAMESPACE]).output();
+        let _ = command(&format!("create namespace {NAMESPACE}")).output();
         let accounts = Accounts;
         for (kind, name) in ACCOUNTS.iter().filter_map(|account| account.split_once('/')) {
-            kubectl(&["create", kind, name, "-n", NAMESPACE]);
+            kubectl(&format!("create {kind} {name} -n {NAMESPACE}"));
         }
         accounts
     }
@@ -27,7 +28,7 @@ impl Accounts {
 impl Drop for Accounts {
     fn drop(&mut self) {
         for object in ACCOUNTS.iter().chain(&KEPT) {
-            let _ = command(&["delete", object, "-n", NAMESPACE, "--ignore-not-found"]).output();
+            let _ = command(&format!("delete {object} -n {NAMESPACE} --ignore-not-found")).output();
         }
     }
 }
@@ -44,7 +45,7 @@ fn helm_uninstall_removes_the_plugin_with_a_service_account_of_the_user() {
 
     helm.uninstall();
     assert_eq!(node.files(), before, "uninstalling leaves the node's files");
-    kubectl(&["get", "-n", NAMESPACE, "role/linkerd-cni-uninstall"]);
+    kubectl(&format!("get -n {NAMESPACE} role/linkerd-cni-uninstall"));
     // The kept objects belong to the release, so the next one takes them over.
     helm.run("install", &["--set", values]);
     helm.uninstall();
@@ -53,14 +54,11 @@ fn helm_uninstall_removes_the_plugin_with_a_service_account_of_the_user() {
 
 #[test]
 fn deleting_the_namespace_of_a_release_gives_the_node_back_as_it_was() {
-    let node = Node::exclusive();
-    let before = node.files();
-    let helm = Helm::with_local_repository();
-    helm.run("install", &[]);
-    kubectl(&["delete", "namespace", NAMESPACE, "--timeout=60s"]);
-    assert_eq!(node.files(), before, "deleting the namespace leaves the node's files");
+    let scene = Scene::installed(&[]);
+    let Scene { node, helm, before, .. } = &scene;
+    kubectl(&format!("delete namespace {NAMESPACE} --timeout=60s"));
+    assert_eq!(node.files(), *before, "deleting the namespace leaves the node's files");
     // The next release takes over the objects that are in no namespace.
     helm.run("install", &[]);
-    helm.remove();
-    assert_eq!(node.files(), before, "uninstalling leaves the node's files");
+    scene.remove();
 }

@@ -92,8 +92,9 @@ impl Drop for Release<'_> {
     fn drop(&mut self) {
         if thread::panicking() {
             // Dropping the helm value does the rest.
-            let delete = ["delete", "daemonset", "linkerd-cni", "-n", "linkerd-cni"];
-            let _ = command(&delete).args(["--cascade=foreground", "--timeout=60s"]).output();
+            let _ = command("delete daemonset linkerd-cni -n linkerd-cni")
+                .args(["--cascade=foreground", "--timeout=60s"])
+                .output();
         } else {
             self.0.remove();
         }
@@ -128,15 +129,14 @@ impl NetworkAttachmentDefinitions {
                 }],
             },
         }));
-        let established = ["wait", "--for=condition=Established", "--timeout=60s"];
-        kubectl(&[&established[..], &["crd", KIND]].concat());
+        kubectl(&format!("wait --for=condition=Established --timeout=60s crd {KIND}"));
         NetworkAttachmentDefinitions
     }
 }
 
 impl Drop for NetworkAttachmentDefinitions {
     fn drop(&mut self) {
-        let _ = command(&["delete", "crd", KIND, "--timeout=60s"]).output();
+        let _ = command(&format!("delete crd {KIND} --timeout=60s")).output();
     }
 }
 

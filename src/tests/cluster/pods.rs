@@ -40,7 +40,7 @@ impl Pods {
             let name = object["metadata"]["name"].as_str().unwrap();
             // An earlier test's namespace of that name may not be deleted yet.
             until("the namespace is created", || {
-                command(&["create", "namespace", name]).output().unwrap().status.success()
+                command(&format!("create namespace {name}")).output().unwrap().status.success()
             });
             self.names.borrow_mut().push(name.to_owned());
             until_account(name);
@@ -52,12 +52,14 @@ impl Pods {
     #[allow(clippy::print_stdout, reason = "shows where a test's time goes")]
     pub fn until_ready(&self, name: &str) {
         let begin = Instant::now();
-        let wait = ["wait", "-n", name, "--for=condition=Ready", "--timeout=180s"];
-        let ready = command(&wait).args(["pod", "--all"]).stdout(Stdio::null()).status();
+        let ready = command(&format!("wait -n {name} --for=condition=Ready --timeout=180s"))
+            .args(["pod", "--all"])
+            .stdout(Stdio::null())
+            .status();
         assert!(
             ready.unwrap().success(),
             "pod {name} is not ready: {}",
-            kubectl(&["get", "pods,events", "-n", name])
+            kubectl(&format!("get pods,events -n {name}"))
         );
         println!("{:>6.1?} pod {name} is ready", begin.elapsed());
     }
@@ -65,7 +67,7 @@ impl Pods {
     /// A field of the pod in the namespace `name`; empty if there is no pod or no such field.
     pub fn field(&self, name: &str, jsonpath: &str) -> String {
         let path = format!("jsonpath={{.items[0]{jsonpath}}}");
-        let output = command(&["get", "pods", "-n", name, "-o", &path]).output();
+        let output = command(&format!("get pods -n {name} -o {path}")).output();
         String::from_utf8(output.unwrap().stdout).unwrap()
     }
 
@@ -95,6 +97,23 @@ impl Pods {
             !response.is_empty()
         });
         response
+    }
+
+    /// Connects the app of one pod to port 8080 of another.
+    pub fn response(&self, from: &str, to: &str) -> String {
+        self.connect(from, "app", &Family::all()[0].to(&self.ip(to), 8080))
+    }
+
+    /// Asserts which container responds to the app of one pod at port 8080 of another.
+    pub fn assert_answers(&self, from: &str, to: &str, responder: &str) {
+        let response = self.response(from, to);
+        assert!(response.starts_with(responder), "{from} to {to}: {response}, not {responder}");
+    }
+
+    /// Waits until the validator of the pod `name`, which has no redirect rules, has failed.
+    pub fn until_stranded(&self, name: &str) {
+        let exit = ".status.initContainerStatuses[0].lastState.terminated.exitCode";
+        until("the validator fails", || self.field(name, exit) == "95");
     }
 
     /// Waits until connections to `target` reach the proxy, which may start after the app. None of them may reach
@@ -129,8 +148,7 @@ impl Drop for Pods {
             let _ = deletion.wait();
         }
         // The deletion of a namespace takes 5 s, for which nothing has to wait.
-        let delete = ["delete", "namespace", "--wait=false"];
-        let _ = command(&delete).args(names.iter()).output();
+        let _ = command("delete namespace --wait=false").args(names.iter()).output();
         println!("{:>6.1?} pods are deleted", begin.elapsed());
     }
 }
@@ -138,9 +156,24 @@ impl Drop for Pods {
 /// Waits for a new namespace's default ServiceAccount, without which no pod can be created.
 pub fn until_account(namespace: &str) {
     until("the namespace's account", || {
-        let account = ["get", "serviceaccount", "default", "-n", namespace];
-        command(&account).output().unwrap().status.success()
+        command(&format!("get serviceaccount default -n {namespace}"))
+            .output()
+            .unwrap()
+            .status
+            .success()
     });
+}
+
+/// Messages of the Events with this reason in a namespace.
+pub fn events(namespace: &str, reason: &str) -> String {
+    let events = format!("get events -n {namespace} --field-selector reason={reason}");
+    kubectl(&format!("{events} -o jsonpath={{.items[*].message}}"))
+}
+
+/// The pod in the namespace `default`, as a static pod needs it.
+pub fn in_default(mut pod: Value) -> Value {
+    pod["metadata"]["namespace"] = "default".into();
+    pod
 }
 
 pub fn unmeshed(name: &str) -> Value {
@@ -303,7 +336,7 @@ fn pod(name: &str, containers: &[Value], init: &[Value]) -> Value {
 
 pub fn apply(object: &Value) {
     let mut child =
-        command(&["apply", "-f", "-"]).stdin(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
+        command("apply -f -").stdin(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
     let mut stdin = child.stdin.take().unwrap();
     stdin.write_all(object.to_string().as_bytes()).unwrap();
     drop(stdin);
@@ -311,17 +344,53 @@ pub fn apply(object: &Value) {
 }
 
 /// Runs kubectl and returns its output. Panics with its error if it fails.
-pub fn kubectl(args: &[&str]) -> String {
-    let output = command(args)
+pub fn kubectl(args: &(impl Arguments + ?Sized)) -> String {
+    let mut command = command(args);
+    let output = command
         .output()
         .expect("kubectl runs; scripts/tools kubernetes puts it where scripts/tools --path says");
     let error = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "kubectl {args:?}: {error}");
+    assert!(output.status.success(), "{command:?}: {error}");
     String::from_utf8(output.stdout).unwrap()
 }
 
-pub fn command(args: &[&str]) -> Command {
+pub fn command(args: &(impl Arguments + ?Sized)) -> Command {
     let mut command = Command::new("kubectl");
-    command.args(args);
+    command.args(args.words());
     command
+}
+
+/// Arguments of a command: one line with blanks between them, or a list.
+pub trait Arguments {
+    fn words(&self) -> Vec<&str>;
+}
+
+impl Arguments for str {
+    fn words(&self) -> Vec<&str> {
+        self.split_whitespace().collect()
+    }
+}
+
+impl Arguments for String {
+    fn words(&self) -> Vec<&str> {
+        self.split_whitespace().collect()
+    }
+}
+
+impl<const N: usize> Arguments for [&str; N] {
+    fn words(&self) -> Vec<&str> {
+        self.to_vec()
+    }
+}
+
+impl Arguments for [&str] {
+    fn words(&self) -> Vec<&str> {
+        self.to_vec()
+    }
+}
+
+impl Arguments for Vec<&str> {
+    fn words(&self) -> Vec<&str> {
+        self.clone()
+    }
 }

@@ -47,7 +47,7 @@ fn quickstart(arguments: &[&str]) -> (bool, String) {
 
 /// Every object with its version, except kinds of objects that Kubernetes updates all the time.
 fn objects() -> BTreeSet<String> {
-    let kinds = kubectl(&["api-resources", "--verbs=list", "-o", "name"]);
+    let kinds = kubectl("api-resources --verbs=list -o name");
     let changing = ["events", "leases", "nodes", "componentstatuses"];
     let kinds: Vec<_> =
         kinds.lines().filter(|kind| !changing.contains(&kind.split('.').next().unwrap())).collect();
@@ -59,16 +59,16 @@ fn objects() -> BTreeSet<String> {
 
 /// Deletes the namespace that other tests leave, and waits until no namespace of theirs is being deleted.
 pub fn delete_release_namespace() {
-    kubectl(&["delete", "namespace", NAMESPACE, "--ignore-not-found", "--timeout=60s"]);
+    kubectl(&format!("delete namespace {NAMESPACE} --ignore-not-found --timeout=60s"));
     until("no namespace is being deleted", || {
         let phases = "jsonpath={.items[*].status.phase}";
-        !kubectl(&["get", "namespaces", "-o", phases]).contains("Terminating")
+        !kubectl(&format!("get namespaces -o {phases}")).contains("Terminating")
     });
 }
 
 /// The cluster's namespaces, without that of the test `idle`, which runs beside the others.
 fn namespaces() -> BTreeSet<String> {
-    let names = kubectl(&["get", "namespaces", "-o", "name"]);
+    let names = kubectl("get namespaces -o name");
     names.lines().filter(|name| *name != "namespace/idle").map(str::to_owned).collect()
 }
 
@@ -79,7 +79,7 @@ fn quickstart_changes_nothing_where_an_upstream_release_is() {
     let untouched = node.files();
     let helm = Helm::with_local_repository();
     helm.install_upstream();
-    kubectl(&["rollout", "status", "-n", "linkerd-cni", "ds/linkerd-cni"]);
+    kubectl("rollout status -n linkerd-cni ds/linkerd-cni");
     until("the plugin is chained", || node.is_chained());
     let mut before = (objects(), node.files());
     until("no object changes", || {

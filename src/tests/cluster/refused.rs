@@ -6,9 +6,10 @@ use std::time::Duration;
 use serde_json::json;
 
 use crate::chart::pipe;
-use crate::helm::Helm;
-use crate::node::{Node, netns_of};
-use crate::pods::{self, Pods, apply, command, kubectl};
+use crate::node::netns_of;
+use crate::pods::{self, apply, command};
+use crate::repair::set;
+use crate::scene::{OnDrop, Scene};
 use crate::until::{until, until_within};
 
 const POLICY: &str = "no-evictions";
@@ -16,13 +17,10 @@ const MESSAGE: &str = "pods may not be evicted here";
 
 #[test]
 fn running_and_stranded_pods_whose_eviction_is_denied_stay_and_are_reported() {
-    let node = Node::exclusive();
-    let before = node.files();
-    let helm = Helm::with_local_repository();
-    let pods = Pods::default();
+    let scene = Scene::begin();
+    let Scene { node, helm, pods, .. } = &scene;
     pods.create(&[pods::stateful(&pods::validated("stranded", "1s"))]);
-    let exit = ".status.initContainerStatuses[0].lastState.terminated.exitCode";
-    until("the validator fails", || pods.field("stranded", exit) == "95");
+    pods.until_stranded("stranded");
     let evict = |more: &[&str]| {
         let path = "/api/v1/namespaces/stranded/pods/stranded-0/eviction?dryRun=All";
         let eviction = json!({
@@ -37,25 +35,18 @@ fn running_and_stranded_pods_whose_eviction_is_denied_stay_and_are_reported() {
     let no_permission = r#"pods "stranded-0" is forbidden: User "nobody" cannot create"#;
     let refused = evict(&["--as=nobody"]);
     assert!(refused.contains(no_permission), "{refused}");
-    let policy = Policy::apply();
+    let policy = deny_evictions();
     until("the policy is enforced", || evict(&[]).contains(MESSAGE));
 
-    helm.run(
-        "install",
-        &["--set=repairController.enabled=true,repairController.mode=delete,\
-           repairController.auditIntervalSeconds=3"],
-    );
+    helm.run("install", &[&set("delete", 3)]);
     pods.start(&[pods::stateful(&pods::meshed("running"))]);
     let names = ["stranded", "running"];
     let uids = names.map(|name| pods.field(name, ".metadata.uid"));
-    let chain = ["nft", "flush", "chain", "ip", "linkerd-cni", "PROXY_INIT_REDIRECT"];
-    netns_of(&pods.ip("running")).must(&chain);
+    netns_of(&pods.ip("running")).flush_redirect();
     for (name, reason) in [("stranded", "NotConfigured"), ("running", "RulesMissing")] {
         until("the Event on the pod", || {
             assert_eq!(names.map(|name| pods.field(name, ".metadata.uid")), uids, "deleted");
-            let selector = format!("reason=LinkerdCNI{reason}");
-            let events = ["get", "events", "-n", name, "--field-selector", &selector];
-            let notes = kubectl(&[&events[..], &["-o", "jsonpath={.items[*].message}"]].concat());
+            let notes = pods::events(name, &format!("LinkerdCNI{reason}"));
             notes.contains("Pod skipped for now") && notes.contains(MESSAGE)
         });
     }
@@ -75,48 +66,32 @@ fn running_and_stranded_pods_whose_eviction_is_denied_stay_and_are_reported() {
         let now = names.map(|name| pods.field(name, ".metadata.uid"));
         now.iter().zip(&uids).all(|(now, before)| !now.is_empty() && now != before)
     });
-    drop(pods);
-    helm.remove();
-    assert_eq!(node.files(), before, "uninstalling leaves the node's files");
+    scene.remove();
 }
 
-/// The policy with its binding, deleted with the value.
-struct Policy;
-
-impl Policy {
-    fn apply() -> Policy {
-        let api = "admissionregistration.k8s.io/v1";
-        let policy = Policy;
-        apply(&json!({
-            "apiVersion": api, "kind": "ValidatingAdmissionPolicy", "metadata": {"name": POLICY},
-            "spec": {
-                "failurePolicy": "Fail",
-                "matchConstraints": {"resourceRules": [{
-                    "apiGroups": [""], "apiVersions": ["v1"],
-                    "resources": ["pods/eviction"], "operations": ["CREATE"],
-                }]},
-                "validations": [{
-                    "expression": "false", "reason": "Forbidden",
-                    "message": MESSAGE,
-                }],
-            },
-        }));
-        apply(&json!({
-            "apiVersion": api, "kind": "ValidatingAdmissionPolicyBinding",
-            "metadata": {"name": POLICY},
-            "spec": {"policyName": POLICY, "validationActions": ["Deny"]},
-        }));
-        policy
-    }
-}
-
-impl Drop for Policy {
-    fn drop(&mut self) {
-        let objects = [
-            "validatingadmissionpolicybinding,validatingadmissionpolicy",
-            POLICY,
-            "--ignore-not-found",
-        ];
-        let _ = command(&[&["delete"][..], &objects].concat()).output();
-    }
+/// Applies a policy and its binding. Dropping the value deletes both.
+fn deny_evictions() -> OnDrop<impl FnMut()> {
+    let api = "admissionregistration.k8s.io/v1";
+    let evictions = json!({
+        "apiGroups": [""], "apiVersions": ["v1"],
+        "resources": ["pods/eviction"], "operations": ["CREATE"],
+    });
+    let never = json!({"expression": "false", "reason": "Forbidden", "message": MESSAGE});
+    apply(&json!({
+        "apiVersion": api, "kind": "ValidatingAdmissionPolicy", "metadata": {"name": POLICY},
+        "spec": {
+            "failurePolicy": "Fail",
+            "matchConstraints": {"resourceRules": [evictions]},
+            "validations": [never],
+        },
+    }));
+    apply(&json!({
+        "apiVersion": api, "kind": "ValidatingAdmissionPolicyBinding",
+        "metadata": {"name": POLICY},
+        "spec": {"policyName": POLICY, "validationActions": ["Deny"]},
+    }));
+    OnDrop(|| {
+        let kinds = "validatingadmissionpolicybinding,validatingadmissionpolicy";
+        let _ = command(&format!("delete {kinds} {POLICY} --ignore-not-found")).output();
+    })
 }

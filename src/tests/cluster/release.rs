@@ -6,10 +6,9 @@ use std::process::Command;
 
 use serde_json::Value;
 
-use crate::helm::Helm;
-use crate::node::Node;
-use crate::pods::{self, Pods, kubectl};
+use crate::pods::{self, kubectl};
 use crate::release_folder::release;
+use crate::scene::Scene;
 
 /// Returns the file of the release whose name starts and ends like this.
 fn file(start: &str, end: &str) -> PathBuf {
@@ -23,26 +22,19 @@ fn file(start: &str, end: &str) -> PathBuf {
 
 #[test]
 fn a_release_is_installed_from_its_folder() {
-    let node = Node::exclusive();
-    let before = node.files();
     let architecture = if cfg!(target_arch = "aarch64") { "arm64" } else { "amd64" };
     let archive = file("cni-plugin-", &format!("-linux-{architecture}.tar"));
     let scripts = Path::new(env!("CARGO_MANIFEST_DIR")).join("scripts/cluster");
     let load = Command::new(scripts).arg("load").arg(&archive).output().unwrap();
     assert!(load.status.success(), "{}", String::from_utf8_lossy(&load.stderr));
 
-    let helm = Helm::with_local_repository();
+    let scene = Scene::begin();
+    let Scene { helm, pods, .. } = &scene;
     helm.install_chart(&file("linkerd2-cni-", ".tgz"));
-    let image = [
-        "get",
-        "pods",
-        "-n",
-        "linkerd-cni",
-        "-o",
-        "jsonpath={.items[0].status.containerStatuses[0].imageID}",
-    ];
     // The digest of the image's configuration or of its manifest, by the version of containerd.
-    let running = kubectl(&image);
+    let running = kubectl(
+        "get pods -n linkerd-cni -o jsonpath={.items[0].status.containerStatuses[0].imageID}",
+    );
     let digest = running.rsplit(':').next().unwrap();
     assert!(
         digests(&archive).contains(digest),
@@ -50,13 +42,9 @@ fn a_release_is_installed_from_its_folder() {
         archive.display()
     );
 
-    let pods = Pods::default();
     pods.start(&[pods::meshed("meshed"), pods::unmeshed("unmeshed")]);
-    let response = pods.connect("unmeshed", "app", &format!("{}:8080", pods.ip("meshed")));
-    assert!(response.starts_with("proxy-inbound"), "{response}");
-    drop(pods);
-    helm.uninstall();
-    assert_eq!(node.files(), before, "uninstalling leaves the node's files");
+    pods.assert_answers("unmeshed", "meshed", "proxy-inbound");
+    scene.uninstall();
 }
 
 /// Returns the manifests of docker and OCI in the archive, which name all digests.

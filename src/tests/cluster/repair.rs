@@ -10,7 +10,8 @@ use std::time::Duration;
 
 use crate::helm::Helm;
 use crate::node::{Node, kill_component, netns_of, start_missing_components};
-use crate::pods::{self, Pods, kubectl};
+use crate::pods::{self, command, kubectl};
+use crate::scene::Scene;
 use crate::until::{until, until_within};
 
 /// Interval of the audit, in seconds.
@@ -18,20 +19,16 @@ const PERIOD: u64 = 3;
 
 #[test]
 fn stranded_pods_are_reported_labelled_or_repaired_in_place_and_audited() {
-    let node = Node::exclusive();
-    let before = node.files();
-    let helm = Helm::with_local_repository();
-    let pods = Pods::default();
+    let scene = Scene::begin();
+    let Scene { node, helm, pods, .. } = &scene;
     pods.start(&[pods::unmeshed("client")]);
     pods.create(&[pods::validated("stranded", "1s")]);
-    until_stranded(&pods, "stranded");
+    pods.until_stranded("stranded");
     let uid = pods.field("stranded", ".metadata.uid");
 
     helm.run("install", &[&set("report", 0)]);
     until("the Event on the pod", || {
-        let events = ["get", "events", "-n", "stranded", "-o", "name"];
-        let reason = ["--field-selector", "reason=LinkerdCNINotConfigured"];
-        !kubectl(&[&events[..], &reason].concat()).is_empty()
+        !pods::events("stranded", "LinkerdCNINotConfigured").is_empty()
     });
     let label = r".metadata.labels.linkerd\.io/cni-stranded";
     assert_eq!(pods.field("stranded", label), "");
@@ -42,32 +39,23 @@ fn stranded_pods_are_reported_labelled_or_repaired_in_place_and_audited() {
     helm.run("upgrade", &[&set("in-place", PERIOD)]);
     pods.until_ready("stranded");
     assert_eq!(pods.field("stranded", ".metadata.uid"), uid, "the same pod");
-    let ip = pods.ip("stranded");
-    let response = || pods.connect("client", "app", &format!("{ip}:8080"));
-    assert!(response().starts_with("proxy-inbound"), "{}", response());
+    pods.assert_answers("client", "stranded", "proxy-inbound");
 
     // Another pod, as the controller ignores a repaired pod for a minute.
     pods.start(&[pods::meshed("audited")]);
     let uid = pods.field("audited", ".metadata.uid");
     let ip = pods.ip("audited");
-    let response = || pods.connect("client", "app", &format!("{ip}:8080"));
-    assert!(response().starts_with("proxy-inbound"), "{}", response());
+    pods.assert_answers("client", "audited", "proxy-inbound");
     let open = Open::to(&format!("{ip}:8080"));
-    let chain = ["ip", "linkerd-cni", "PROXY_INIT_REDIRECT"];
-    netns_of(&ip).must(&[&["nft", "flush", "chain"], &chain[..]].concat());
+    netns_of(&ip).flush_redirect();
     until_within(Duration::from_secs(20 * PERIOD), "the Event on the audited pod", || {
-        let events = ["get", "events", "-n", "audited", "-o", "name"];
-        let reason = ["--field-selector", "reason=LinkerdCNIRulesMissing"];
-        !kubectl(&[&events[..], &reason].concat()).is_empty()
+        !pods::events("audited", "LinkerdCNIRulesMissing").is_empty()
     });
-    assert!(response().starts_with("proxy-inbound"), "{}", response());
+    pods.assert_answers("client", "audited", "proxy-inbound");
     open.assert_open();
     assert_eq!(pods.field("audited", ".metadata.uid"), uid, "the same pod");
-    pods_are_listed_from_the_cache_and_watched_for_random_times(&node);
-
-    drop(pods);
-    helm.remove();
-    assert_eq!(node.files(), before, "uninstalling leaves the node's files");
+    pods_are_listed_from_the_cache_and_watched_for_random_times(node);
+    scene.remove();
 }
 
 /// Checks the requests of all controllers that the test has started so far.
@@ -97,9 +85,8 @@ fn pods_are_listed_from_the_cache_and_watched_for_random_times(node: &Node) {
 
 #[test]
 fn a_stranded_pod_of_a_statefulset_is_replaced_after_an_api_outage() {
-    let node = Node::exclusive();
-    let helm = Helm::with_local_repository();
-    let pods = Pods::default();
+    let scene = Scene::begin();
+    let Scene { node, helm, pods, .. } = &scene;
     pods.start(&[pods::unmeshed("client")]);
     // The validator fails while the API server is down, so kubelet reports it late.
     let pod = pods::held(pods::validated("stateful", "1s"));
@@ -121,11 +108,8 @@ fn a_stranded_pod_of_a_statefulset_is_replaced_after_an_api_outage() {
     });
     until("the new pod is released", pods::release);
     pods.until_ready("stateful");
-    let response = pods.connect("client", "app", &format!("{}:8080", pods.ip("stateful")));
-    assert!(response.starts_with("proxy-inbound"), "{response}");
-
-    drop(pods);
-    helm.remove();
+    pods.assert_answers("client", "stateful", "proxy-inbound");
+    scene.remove();
 }
 
 #[test]
@@ -133,18 +117,14 @@ fn the_startup_taint_stays_while_the_bin_dir_is_wrong_and_goes_after_the_self_te
     let node = Node::exclusive();
     let helm = Helm::with_local_repository();
     let tainted_node = Tainted::node();
-    let is_tainted = || {
-        let keys = ["get", "node", "-o", "jsonpath={.items[0].spec.taints[*].key}"];
-        kubectl(&keys).contains(KEY)
-    };
     let taint = format!("--set=startupTaint={KEY}");
     let elsewhere = tempfile::tempdir().unwrap();
     let wrong = format!("--set=destCNIBinDir={}", elsewhere.path().display());
     let before = node.files();
     helm.run("install", &[&taint, &wrong, "--wait=hookOnly"]);
     let log = || {
-        let logs = ["logs", "-n", "linkerd-cni", "-l", "k8s-app=linkerd-cni"];
-        let said = pods::command(&logs).arg("--tail=-1").output().unwrap();
+        let logs = "logs -n linkerd-cni -l k8s-app=linkerd-cni --tail=-1";
+        let said = command(logs).output().unwrap();
         String::from_utf8(said.stdout).unwrap()
     };
     until("the agent logs the reason", || log().contains("not chained"));
@@ -165,13 +145,9 @@ fn the_startup_taint_stays_while_the_bin_dir_is_wrong_and_goes_after_the_self_te
 /// As on a Node object that was deleted and registered again: the kubelet registers its node only when it starts.
 #[test]
 fn the_startup_taint_that_is_back_when_the_kubelet_starts_is_removed_within_two_minutes() {
-    let _node = Node::exclusive();
-    let helm = Helm::with_local_repository();
+    let scene = Scene::begin();
+    let Scene { helm, .. } = &scene;
     let tainted_node = Tainted::node();
-    let is_tainted = || {
-        let keys = ["get", "node", "-o", "jsonpath={.items[0].spec.taints[*].key}"];
-        kubectl(&keys).contains(KEY)
-    };
     helm.run("install", &[&format!("--set=startupTaint={KEY}")]);
     until("the taint is removed", || !is_tainted());
     let agent = ["get", "pods", "-n", "linkerd-cni", "-o", "jsonpath={.items[*].metadata.uid}"];
@@ -183,25 +159,28 @@ fn the_startup_taint_that_is_back_when_the_kubelet_starts_is_removed_within_two_
     until_within(Duration::from_secs(120), "the taint is removed again", || !is_tainted());
     assert_eq!(kubectl(&agent), uid, "the same agent");
     drop((again, tainted_node));
-    helm.remove();
+    scene.remove();
 }
 
 const KEY: &str = "linkerd.io/cni-not-ready";
+
+fn is_tainted() -> bool {
+    kubectl("get node -o jsonpath={.items[0].spec.taints[*].key}").contains(KEY)
+}
 
 /// The node with the startup taint. Dropping the value removes the taint, also on a panic.
 struct Tainted;
 
 impl Tainted {
     fn node() -> Self {
-        kubectl(&["taint", "node", "--all", &format!("{KEY}=:NoSchedule")]);
+        kubectl(&format!("taint node --all {KEY}=:NoSchedule"));
         Tainted
     }
 }
 
 impl Drop for Tainted {
     fn drop(&mut self) {
-        let off = ["taint", "node", "--all", &format!("{KEY}-")];
-        let _ = std::process::Command::new("kubectl").args(off).output();
+        let _ = command(&format!("taint node --all {KEY}-")).output();
     }
 }
 
@@ -242,9 +221,4 @@ pub fn set(mode: &str, audit: u64) -> String {
         "--set=repairController.enabled=true,repairController.mode={mode},\
          repairController.auditIntervalSeconds={audit}"
     )
-}
-
-fn until_stranded(pods: &Pods, name: &str) {
-    let exit = ".status.initContainerStatuses[0].lastState.terminated.exitCode";
-    until("the validator fails", || pods.field(name, exit) == "95");
 }

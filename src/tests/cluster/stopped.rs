@@ -10,14 +10,16 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::json;
 
-use crate::agent::{KUBECONFIG, agent, clean, find_agent, rolled_out, until_rejected};
-use crate::helm::Helm;
-use crate::node::{CLUSTER, Node, kill_component, start_missing_components};
-use crate::pods::{self, Pods, kubectl};
+use crate::agent::{
+    KUBECONFIG, Paused, agent, clean, delete_by_force, find_agent, is_ready, rolled_out,
+    until_rejected,
+};
+use crate::node::{CLUSTER, kill_component, start_missing_components};
+use crate::pods::{self, kubectl};
+use crate::scene::{OnDrop, Scene};
 use crate::until::{until, until_within};
 use crate::watcher::Watcher;
 
-const RELEASE: [&str; 3] = ["linkerd-cni", "-n", "linkerd-cni"];
 /// A grace period of 10 s, for agents that get no proof of an uninstall and use it up. The schema accepts no shorter one
 /// than the default of 30 s.
 const SHORT_GRACE: [&str; 2] =
@@ -30,54 +32,46 @@ const UNINSTALL: Duration = Duration::from_secs(60);
 /// Time in which kubelet connects again to an API server that was restarted, and reports.
 const RECONNECTED: Duration = Duration::from_secs(120);
 
-fn restart() {
-    kubectl(&["rollout", "restart", "daemonset/linkerd-cni", "-n", "linkerd-cni"]);
-    rolled_out();
-}
-
 #[test]
 fn a_deleted_role_binding_and_a_restart_leave_no_instant_without_the_plugin() {
-    let node = Node::exclusive();
-    let before = node.files();
-    let helm = Helm::with_local_repository();
-    helm.run("install", &SHORT_GRACE);
+    let scene = Scene::installed(&SHORT_GRACE);
+    let Scene { helm, .. } = &scene;
 
     let watcher = Watcher::start();
-    kubectl(&["delete", "rolebinding", "linkerd-cni-agent", "-n", "linkerd-cni"]);
+    kubectl("delete rolebinding linkerd-cni-agent -n linkerd-cni");
     restart_with_default_grace();
     watcher.finish().assert_always_installed("RoleBinding deleted, restart");
 
     let watcher = Watcher::start();
     let begin = Instant::now();
     helm.begin_uninstall();
-    until_within(UNINSTALL, "the node is as it was", || node.files() == before);
+    until_within(UNINSTALL, "the node is as it was", || scene.is_restored());
     println!("helm uninstall without a RoleBinding: {:.1?}", begin.elapsed());
     watcher.finish().assert_never_stranded("helm uninstall");
     helm.end_uninstall();
-    assert_eq!(node.files(), before);
+    assert!(scene.is_restored());
 }
 
 #[test]
 fn a_node_that_leaves_the_daemonsets_scope_is_given_back_as_it_was() {
-    let node = Node::exclusive();
-    let before = node.files();
-    let helm = Helm::with_local_repository();
-    helm.run("install", &[]);
+    let scene = Scene::installed(&[]);
+    let Scene { node, helm, .. } = &scene;
 
     let begin = Instant::now();
     helm.run("upgrade", &["--set", "nodeSelector.pool=elsewhere"]);
-    until_within(UNINSTALL, "the node is as it was", || node.files() == before);
+    until_within(UNINSTALL, "the node is as it was", || scene.is_restored());
     println!("nodeSelector elsewhere: {:.1?}", begin.elapsed());
 
-    let name = kubectl(&["get", "nodes", "-o", "name"]);
-    kubectl(&["label", name.trim(), "pool=elsewhere"]);
-    let label = Label(name.trim().to_owned());
-    until("the plugin is installed again", || find_agent().is_some_and(|agent| agent.ready));
+    let name = kubectl("get nodes -o name");
+    kubectl(&format!("label {} pool=elsewhere", name.trim()));
+    let label = OnDrop(|| {
+        kubectl(&format!("label {} pool-", name.trim()));
+    });
+    until("the plugin is installed again", is_ready);
     assert!(node.is_chained());
     drop(label);
-    until_within(UNINSTALL, "the node is as it was", || node.files() == before);
-    helm.remove();
-    assert_eq!(node.files(), before);
+    until_within(UNINSTALL, "the node is as it was", || scene.is_restored());
+    scene.remove();
 }
 
 /// Sets the default grace period in the DaemonSet, which restarts the agent.
@@ -86,25 +80,14 @@ fn restart_with_default_grace() {
     let container = json!({"name": "install-cni", "env": [env]});
     let spec = json!({"terminationGracePeriodSeconds": 30, "containers": [container]});
     let patch = json!({"spec": {"template": {"spec": spec}}}).to_string();
-    kubectl(&["patch", "daemonset", "linkerd-cni", "-n", "linkerd-cni", "--patch", &patch]);
+    kubectl(&format!("patch daemonset linkerd-cni -n linkerd-cni --patch {patch}"));
     rolled_out();
-}
-
-/// The label `pool` of a node. Dropping the value removes it.
-struct Label(String);
-
-impl Drop for Label {
-    fn drop(&mut self) {
-        kubectl(&["label", &self.0, "pool-"]);
-    }
 }
 
 #[test]
 fn an_agent_that_is_restarted_and_stopped_in_an_api_outage_leaves_the_plugin_installed() {
-    let node = Node::exclusive();
-    let before = node.files();
-    let helm = Helm::with_local_repository();
-    helm.run("install", &SHORT_GRACE);
+    let scene = Scene::installed(&SHORT_GRACE);
+    let Scene { node, .. } = &scene;
 
     let first = agent().pid;
     let watcher = Watcher::start();
@@ -117,28 +100,24 @@ fn an_agent_that_is_restarted_and_stopped_in_an_api_outage_leaves_the_plugin_ins
             next != first && handles_signals(next)
         });
         kill(next, Signal::SIGTERM).unwrap();
-        let begin = Instant::now();
-        until_within(UNINSTALL, "the agent has ended", || !processes().contains(&next));
-        println!("stopped in an API outage: ends after {:.1?}", begin.elapsed());
+        until_ended(next, "stopped in an API outage");
     });
-    until("an agent is ready", || find_agent().is_some_and(|agent| agent.ready));
+    until("an agent is ready", is_ready);
     watcher.finish().assert_always_installed("API outage, SIGKILL, SIGTERM");
-    helm.remove();
-    assert_eq!(node.files(), before);
+    scene.remove();
 }
 
 #[test]
 fn a_rollback_to_upstreams_chart_leaves_no_instant_without_the_plugin() {
-    let node = Node::exclusive();
-    let before = node.files();
-    let helm = Helm::with_local_repository();
+    let scene = Scene::begin();
+    let Scene { node, helm, before, .. } = &scene;
     helm.install_upstream();
     until("upstream's chart is installed", || node.entry().is_some());
     helm.run("upgrade", &[&["--reset-then-reuse-values"], &SHORT_GRACE[..]].concat());
     assert_eq!(node.linkerd_entry()["linkerd"]["iptables-mode"], "auto");
 
     let watcher = Watcher::start();
-    helm.must(&[&["rollback"], &RELEASE[..], &["1"]].concat());
+    helm.rollback(&[]);
     rolled_out();
     until("the plugin entry is upstream's", || {
         node.linkerd_entry()["linkerd"]["iptables-mode"] == "nft"
@@ -147,30 +126,26 @@ fn a_rollback_to_upstreams_chart_leaves_no_instant_without_the_plugin() {
 
     // Agents of upstream's chart have no right to read the DaemonSet.
     let watcher = Watcher::start();
-    restart();
+    kubectl("rollout restart daemonset/linkerd-cni -n linkerd-cni");
+    rolled_out();
     watcher.finish().assert_always_installed("restart under upstream's chart");
 
     let watcher = Watcher::start();
     let old = agent();
-    let force = ["--force", "--grace-period=0"];
-    kubectl(&[&["delete", "pod", &old.pod, "-n", "linkerd-cni"], &force[..]].concat());
-    let begin = Instant::now();
-    until_within(UNINSTALL, "the agent has ended", || !processes().contains(&old.pid));
-    println!("deleted by force: ends after {:.1?}", begin.elapsed());
+    delete_by_force(&old, "linkerd-cni");
+    until_ended(old.pid, "deleted by force");
     watcher.finish().assert_always_installed("forced deletion under upstream's chart");
 
     // The same without a next agent, which would write a valid token, and without kubelet, which would kill the agent
     // after 2 s, before rejections are proof.
     let old = agent();
     let kubeconfig = fs::read_to_string(KUBECONFIG).unwrap();
-    let paused = ["kubelet", "kube-controller-manager"].map(Paused::component);
-    kubectl(&[&["delete", "pod", &old.pod, "-n", "linkerd-cni"], &force[..]].concat());
+    let paused = ["kubelet", "kube-controller-manager"].map(pause);
+    delete_by_force(&old, "linkerd-cni");
     until_rejected(&kubeconfig);
     let watcher = Watcher::start();
     kill(old.pid, Signal::SIGTERM).unwrap();
-    let begin = Instant::now();
-    until_within(UNINSTALL, "the agent has ended", || !processes().contains(&old.pid));
-    println!("stopped with a revoked token: ends after {:.1?}", begin.elapsed());
+    until_ended(old.pid, "stopped with a revoked token");
     watcher.finish().assert_always_installed("forced deletion without a next agent");
     drop(paused);
     until_within(RECONNECTED, "the next agent runs", || {
@@ -180,14 +155,13 @@ fn a_rollback_to_upstreams_chart_leaves_no_instant_without_the_plugin() {
     // Nor is there proof of `helm uninstall`: the API server rejects the token for either reason.
     helm.uninstall();
     assert!(node.entry().is_some());
-    clean(&node, &before);
+    clean(node, before);
 }
 
 #[test]
 fn a_replaced_signing_key_and_a_deleted_agent_leave_no_instant_without_the_plugin() {
-    let node = Node::exclusive();
-    let before = node.files();
-    let helm = Helm::with_local_repository();
+    let scene = Scene::begin();
+    let Scene { helm, pods, .. } = &scene;
     let strategy = "updateStrategy.rollingUpdate";
     let no_surge = format!("{strategy}.maxSurge=0,{strategy}.maxUnavailable=1");
     helm.run("install", &["--set", &no_surge]);
@@ -197,7 +171,6 @@ fn a_replaced_signing_key_and_a_deleted_agent_leave_no_instant_without_the_plugi
     let key = SigningKey::replace();
     until_rejected(&kubeconfig);
     // Its plugin record makes the agent check the token.
-    let pods = Pods::default();
     pods.create(&[pods::meshed("rejected")]);
     until_within(RECONNECTED, "the agent sees the rejection", || {
         find_agent().is_some_and(|agent| agent.pod == old.pod && !agent.ready)
@@ -210,10 +183,8 @@ fn a_replaced_signing_key_and_a_deleted_agent_leave_no_instant_without_the_plugi
     });
     watcher.finish().assert_always_installed("signing key replaced, agent deleted");
     pods.until_ready("rejected");
-    drop(pods);
-    helm.remove();
+    scene.remove();
     drop(key);
-    assert_eq!(node.files(), before);
 }
 
 /// The API server signs and accepts tokens of another key until the value is dropped.
@@ -257,22 +228,19 @@ fn openssl(args: &[&str]) {
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
 }
 
-/// A component of the cluster that does not run until the value is dropped.
-struct Paused(Pid);
-
-impl Paused {
-    fn component(name: &str) -> Paused {
-        let path = Path::new(CLUSTER).join("pid").join(name);
-        let pid = Pid::from_raw(fs::read_to_string(path).unwrap().trim().parse().unwrap());
-        kill(pid, Signal::SIGSTOP).unwrap();
-        Paused(pid)
-    }
+/// Stops a component of the cluster until the value is dropped.
+fn pause(component: &str) -> Paused {
+    let path = Path::new(CLUSTER).join("pid").join(component);
+    let pid = fs::read_to_string(path).unwrap();
+    Paused::process(Pid::from_raw(pid.trim().parse().unwrap()))
 }
 
-impl Drop for Paused {
-    fn drop(&mut self) {
-        let _ = kill(self.0, Signal::SIGCONT);
-    }
+/// Waits until an agent has ended, and prints how long that took.
+#[allow(clippy::print_stdout, reason = "shows the figures")]
+fn until_ended(agent: Pid, how: &str) {
+    let begin = Instant::now();
+    until_within(UNINSTALL, "the agent has ended", || !processes().contains(&agent));
+    println!("{how}: ends after {:.1?}", begin.elapsed());
 }
 
 /// The agents of the namespace `linkerd-cni` on this node, found without the API server. The nodes of this machine share

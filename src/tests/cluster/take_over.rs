@@ -9,6 +9,7 @@ use crate::documented::{Shell, on_page};
 use crate::helm::{Helm, NAMESPACE};
 use crate::node::Node;
 use crate::pods::{command, kubectl};
+use crate::scene::Scene;
 use crate::until::until_within;
 use crate::upstream::{self, Program};
 
@@ -18,20 +19,19 @@ const FLAG: &str = " --server-side=false";
 
 #[test]
 fn helm_takes_over_the_objects_that_kubectl_applied() {
-    let node = Node::exclusive();
-    let before = node.files();
-    let helm = Helm::with_local_repository();
+    let scene = Scene::begin();
+    let Scene { node, helm, before, .. } = &scene;
     let shell = Shell::new();
     let found = on_page("docs/migration.md", |text| text.contains("--take-ownership"));
     let [documented] = &found[..] else { panic!("{found:?}") };
     assert!(documented.contains(FLAG), "{documented}");
 
-    let _applied = apply_upstream(&node, &helm);
+    let _applied = apply_upstream(node, helm);
     burst::with_retries("helm install --take-ownership", || {
         shell.must(documented);
         rolled_out();
     });
-    is_taken_over(&node);
+    is_taken_over(node);
     assert!(
         of_container(".lifecycle").contains("preStop"),
         "upstream's hook stays, as the page says"
@@ -42,24 +42,23 @@ fn helm_takes_over_the_objects_that_kubectl_applied() {
     assert_eq!(of_container(".lifecycle"), "");
     helm.run("upgrade", &["--set", "logLevel=debug"]);
     helm.remove();
-    assert_eq!(node.files(), before);
+    assert_eq!(node.files(), *before);
 
-    let _applied = apply_upstream(&node, &helm);
+    let _applied = apply_upstream(node, helm);
     let output = shell.run(&documented.replace(FLAG, ""));
     let error = String::from_utf8_lossy(&output.stderr);
     assert!(!output.status.success() && error.contains("kubectl-client-side-apply"), "{error}");
     assert!(node.is_chained(), "the agents run unchanged");
     shell.must(&documented.replace("helm install ", "helm upgrade --install "));
     rolled_out();
-    is_taken_over(&node);
+    is_taken_over(node);
     helm.remove();
 
-    let _applied = apply_upstream(&node, &helm);
+    let _applied = apply_upstream(node, helm);
     shell.must(&documented.replace(FLAG, "").replace("helm install ", "helm3 install "));
     rolled_out();
-    is_taken_over(&node);
-    helm.remove();
-    assert_eq!(node.files(), before);
+    is_taken_over(node);
+    scene.remove();
 }
 
 /// Applies the stand-in for upstream's manifests with kubectl.
@@ -71,7 +70,7 @@ fn apply_upstream(node: &Node, helm: &Helm) -> Applied {
     let manifests =
         helm.must(&["template", "linkerd-cni", path, "-n", NAMESPACE, "--set", version]);
     // Other tests leave the namespace.
-    let _ = command(&["create", "namespace", NAMESPACE]).output();
+    let _ = command(&format!("create namespace {NAMESPACE}")).output();
     piped(&["apply", "-n", NAMESPACE, "-f", "-"], &manifests);
     let applied = Applied(manifests);
     until_within(WAIT, "upstream's entry is in the conflist", || node.entry().is_some());
@@ -82,12 +81,14 @@ fn apply_upstream(node: &Node, helm: &Helm) -> Applied {
 fn is_taken_over(node: &Node) {
     assert_eq!(node.linkerd_entry()["linkerd"]["iptables-mode"], "auto");
     assert_eq!(of_container(".securityContext.capabilities.drop"), "[\"ALL\"]");
-    let verbs = ["get", "clusterrole", "linkerd-cni", "-o", "jsonpath={.rules[*].verbs[*]}"];
-    assert_eq!(kubectl(&verbs), "get get get");
+    assert_eq!(
+        kubectl("get clusterrole linkerd-cni -o jsonpath={.rules[*].verbs[*]}"),
+        "get get get"
+    );
 }
 
 /// Returns a field of the agent's container in the DaemonSet, or an empty text.
 fn of_container(field: &str) -> String {
     let path = format!("jsonpath={{.spec.template.spec.containers[0]{field}}}");
-    kubectl(&["get", "daemonset", "linkerd-cni", "-n", NAMESPACE, "-o", &path])
+    kubectl(&format!("get daemonset linkerd-cni -n {NAMESPACE} -o {path}"))
 }

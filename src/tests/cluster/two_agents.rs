@@ -5,62 +5,58 @@
 //! whenever the conflist changes. When it ends, it removes all three, binary first.
 
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use serde_json::Value;
 
+use crate::agent::{KUBECONFIG, is_ready};
 use crate::cni::upstream_entry;
-use crate::helm::Helm;
-use crate::node::Node;
 use crate::pods::{self, Pods, kubectl};
+use crate::scene::Scene;
 use crate::until::until_within;
+use crate::watcher::Watcher;
 
 const NET_DIR: &str = "/etc/cni/net.d";
-const KUBECONFIG: &str = "/etc/cni/net.d/ZZZ-linkerd-cni-kubeconfig";
 const BINARY: &str = "/opt/cni/bin/linkerd-cni";
 const ACCOUNT: &str = "upstream-agent";
 /// Upper bound of a time without binary or kubeconfig. Usually none is seen; upstream's agent would leave them missing.
 const RESTORED: Duration = Duration::from_secs(2);
 
 #[test]
-#[allow(clippy::print_stdout, reason = "the figures are what a run is for")]
 fn pods_start_and_end_whichever_of_two_agents_leaves_the_node() {
-    let node = Node::exclusive();
-    let before = node.files();
+    let scene = Scene::begin();
+    let Scene { node, helm, .. } = &scene;
     let (list, bare) = active_conflist();
-    let helm = Helm::with_local_repository();
     helm.run("install", &[]);
     let _account = Account::create();
 
     let upstream = Upstream::start(&list, &bare);
     until_within(Duration::from_secs(60), "both agents have written", is_own);
-    until_within(Duration::from_secs(60), "this project's agent is ready beside it", ready);
-    let reader = Reader::start(&list);
+    until_within(Duration::from_secs(60), "this project's agent is ready beside it", is_ready);
+    let watcher = Watcher::start();
     upstream.stop();
     until_within(Duration::from_secs(60), "this project's agent is ready", || {
-        node.entry().is_some() && ready()
+        node.entry().is_some() && is_ready()
     });
-    println!("without binary or kubeconfig: {:.1?}", reader.finish());
+    watcher.finish().longest_stranded("upstream's agent ends first");
     pods_start_and_end("upstream-left");
 
     let upstream = Upstream::start(&list, &bare);
     until_within(Duration::from_secs(60), "both agents have written", is_own);
-    let reader = Reader::start(&list);
+    let watcher = Watcher::start();
     helm.uninstall();
-    let longest = reader.finish();
-    println!("without binary or kubeconfig: {longest:.1?}");
-    assert!(longest < RESTORED);
+    assert!(watcher.finish().longest_stranded("this project's agent ends first") < RESTORED);
     let kubeconfig = fs::read_to_string(KUBECONFIG).unwrap();
     assert!(kubeconfig.starts_with("# upstream"), "restored");
     pods_start_and_end("own-left");
 
     upstream.stop();
-    assert_eq!(node.files(), before);
+    assert!(scene.is_restored());
 }
 
 /// The active conflist and its text.
@@ -79,19 +75,13 @@ fn is_own() -> bool {
     serde_json::from_str::<Value>(&text).is_ok()
 }
 
-fn ready() -> bool {
-    let path = "jsonpath={.status.numberReady}";
-    let get = ["get", "daemonset/linkerd-cni", "-n", "linkerd-cni", "-o"];
-    kubectl(&[&get[..], &[path]].concat()) == "1"
-}
-
 /// Starts and deletes a meshed pod, which needs redirection to start, and an unmeshed pod.
 fn pods_start_and_end(name: &str) {
     let meshed = format!("meshed-{name}");
     let pods = Pods::default();
     pods.start(&[pods::unmeshed(name), pods::native_sidecar(&meshed)]);
     for name in [name, &meshed] {
-        kubectl(&["delete", "pod", name, "-n", name, "--timeout=60s"]);
+        kubectl(&format!("delete pod {name} -n {name} --timeout=60s"));
     }
 }
 
@@ -100,10 +90,9 @@ pub struct Account;
 
 impl Account {
     pub fn create() -> Account {
-        kubectl(&["create", "serviceaccount", ACCOUNT, "-n", "default"]);
+        kubectl(&format!("create serviceaccount {ACCOUNT} -n default"));
         let account = format!("--serviceaccount=default:{ACCOUNT}");
-        let bind = ["create", "clusterrolebinding", ACCOUNT];
-        kubectl(&[&bind[..], &["--clusterrole=view", &account]].concat());
+        kubectl(&format!("create clusterrolebinding {ACCOUNT} --clusterrole=view {account}"));
         Account
     }
 }
@@ -111,8 +100,7 @@ impl Account {
 impl Drop for Account {
     fn drop(&mut self) {
         for object in ["serviceaccount", "clusterrolebinding"] {
-            let delete = ["delete", object, ACCOUNT, "-n", "default"];
-            let _ = pods::command(&delete).output();
+            let _ = pods::command(&format!("delete {object} {ACCOUNT} -n default")).output();
         }
     }
 }
@@ -188,10 +176,10 @@ fn chained(bare: &str) -> String {
 
 /// A kubeconfig in YAML, as upstream writes it, with a token of [`Account`]. API server and CA are kubectl's.
 fn kubeconfig() -> String {
-    let own = kubectl(&["config", "view", "--raw", "--minify", "--flatten", "-o", "json"]);
+    let own = kubectl("config view --raw --minify --flatten -o json");
     let own: Value = serde_json::from_str(&own).unwrap();
     let cluster = &own["clusters"][0]["cluster"];
-    let token = kubectl(&["create", "token", ACCOUNT, "-n", "default"]);
+    let token = kubectl(&format!("create token {ACCOUNT} -n default"));
     let lines = [
         "# upstream".to_owned(),
         "apiVersion: v1".to_owned(),
@@ -206,39 +194,4 @@ fn kubeconfig() -> String {
         "current-context: linkerd-cni-context".to_owned(),
     ];
     lines.join("\n")
-}
-
-/// Measures how long binary or kubeconfig were missing while the conflist named the plugin.
-struct Reader {
-    stop: Arc<AtomicBool>,
-    thread: JoinHandle<Duration>,
-}
-
-impl Reader {
-    fn start(list: &Path) -> Reader {
-        let stop = Arc::<AtomicBool>::default();
-        let (own, list) = (Arc::clone(&stop), list.to_owned());
-        let thread = thread::spawn(move || {
-            let (mut longest, mut since) = (Duration::ZERO, None::<Instant>);
-            while !own.load(Ordering::Relaxed) {
-                let text = fs::read_to_string(&list).unwrap_or_default();
-                let whole = [BINARY, KUBECONFIG].map(Path::new).iter().all(|path| path.exists());
-                match text.contains("linkerd-cni") && !whole {
-                    true => {
-                        let since = since.get_or_insert_with(Instant::now);
-                        longest = longest.max(since.elapsed());
-                    }
-                    false => since = None,
-                }
-                thread::sleep(Duration::from_millis(1));
-            }
-            longest
-        });
-        Reader { stop, thread }
-    }
-
-    fn finish(self) -> Duration {
-        self.stop.store(true, Ordering::Relaxed);
-        self.thread.join().unwrap()
-    }
 }

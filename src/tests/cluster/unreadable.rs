@@ -6,10 +6,10 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-use crate::agent::{agent, find_agent};
-use crate::helm::Helm;
-use crate::node::{Node, netns_of};
+use crate::agent::{agent, find_agent, is_ready};
+use crate::node::netns_of;
 use crate::pods::{self, Pods, kubectl};
+use crate::scene::{OnDrop, Scene};
 use crate::until::{until, until_within};
 
 const NETWORK: &str = "/etc/cni/net.d/10-bridge.conflist";
@@ -18,19 +18,10 @@ const BIN: &str = "/opt/cni/bin";
 /// Six failed probes of `/live`, 10 s apart, and the start of a container.
 const RESTART: Duration = Duration::from_secs(120);
 
-/// Removes what the test adds to the node, also on a panic.
-struct Added(&'static str);
-
-impl Drop for Added {
-    fn drop(&mut self) {
-        let _ = fs::remove_file(self.0);
-    }
-}
-
 /// Body of the agent's `/ready`.
 fn ready_text() -> String {
     let path = format!("/api/v1/namespaces/linkerd-cni/pods/{}:9991/proxy/ready", agent().pod);
-    let output = pods::command(&["get", "--raw", &path]).output().unwrap();
+    let output = pods::command(&format!("get --raw {path}")).output().unwrap();
     String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned()
 }
 
@@ -48,17 +39,17 @@ fn make_runtime_read() {
 
 #[test]
 fn a_link_out_of_the_mount_that_the_runtime_loads_makes_the_node_not_ready_and_is_named() {
-    let node = Node::exclusive();
-    let before = node.files();
-    let helm = Helm::with_local_repository();
+    let scene = Scene::begin();
+    let Scene { helm, pods, .. } = &scene;
     let target = tempfile::tempdir().unwrap();
     let outside = target.path().join("network.conflist");
     fs::copy(NETWORK, &outside).unwrap();
     helm.run("install", &[]);
 
-    let pods = Pods::default();
     symlink(&outside, LINK).unwrap();
-    let link = Added(LINK);
+    let link = OnDrop(|| {
+        let _ = fs::remove_file(LINK);
+    });
     make_runtime_read();
     until("the agent is not ready", || find_agent().is_some_and(|agent| !agent.ready));
     let why = ready_text();
@@ -67,24 +58,19 @@ fn a_link_out_of_the_mount_that_the_runtime_loads_makes_the_node_not_ready_and_i
     }
     // The runtime does load the file that the agent cannot read.
     pods.start(&[pods::meshed("behind-link")]);
-    assert!(!is_redirected(&pods, "behind-link"));
+    assert!(!is_redirected(pods, "behind-link"));
 
     drop(link);
     make_runtime_read();
-    until("the agent is ready", || find_agent().is_some_and(|agent| agent.ready));
+    until("the agent is ready", is_ready);
     pods.start(&[pods::meshed("without-link")]);
-    assert!(is_redirected(&pods, "without-link"));
-    drop(pods);
-    helm.remove();
-    assert_eq!(node.files(), before);
+    assert!(is_redirected(pods, "without-link"));
+    scene.remove();
 }
 
 #[test]
 fn kubelet_restarts_an_agent_whose_bin_dir_was_renamed_on_the_node_and_the_next_one_installs() {
-    let node = Node::exclusive();
-    let before = node.files();
-    let helm = Helm::with_local_repository();
-    helm.run("install", &[]);
+    let scene = Scene::installed(&[]);
     let first = agent().container;
 
     // Another inode under the same name, with the same files but the plugin binary.
@@ -101,9 +87,8 @@ fn kubelet_restarts_an_agent_whose_bin_dir_was_renamed_on_the_node_and_the_next_
     });
     fs::remove_dir_all(&renamed).unwrap();
     assert!(Path::new(BIN).join("linkerd-cni").exists());
-    let logs = ["logs", "-n", "linkerd-cni", "-c", "install-cni", "--previous"];
-    let log = kubectl(&[&logs[..], &[&*agent().pod]].concat());
+    let name = agent().pod;
+    let log = kubectl(&format!("logs -n linkerd-cni -c install-cni --previous {name}"));
     assert!(log.contains("mounts: /host/opt/cni/bin was removed or renamed on the node"), "{log}");
-    helm.remove();
-    assert_eq!(node.files(), before);
+    scene.remove();
 }

@@ -1,0 +1,61 @@
+//! What most tests begin and end with: the node, a release of the chart, and pods.
+
+use crate::helm::Helm;
+use crate::node::{Files, Node};
+use crate::pods::Pods;
+
+/// The node for the exclusive use of one test, its release and its pods. After a panic, dropping the value deletes the
+/// pods, then the release, and then lets the next test use the node.
+pub struct Scene {
+    pub pods: Pods,
+    pub helm: Helm,
+    pub node: Node,
+    /// The node's files before the test.
+    pub before: Files,
+}
+
+impl Scene {
+    /// Waits until no other test uses the node. Installs nothing.
+    pub fn begin() -> Scene {
+        let node = Node::exclusive();
+        let (pods, helm) = (Pods::default(), Helm::with_local_repository());
+        Scene { pods, helm, before: node.files(), node }
+    }
+
+    /// The same with the chart, installed with more arguments of helm.
+    pub fn installed(more: &[&str]) -> Scene {
+        let scene = Scene::begin();
+        scene.helm.run("install", more);
+        scene
+    }
+
+    /// Whether the node's files are those before the test.
+    pub fn is_restored(&self) -> bool {
+        self.node.files() == self.before
+    }
+
+    /// Deletes the pods and removes the release by [`Helm::remove`], which is fast. The node has to be as it was.
+    pub fn remove(self) {
+        self.end(Helm::remove);
+    }
+
+    /// The same by `helm uninstall` alone, as users run it.
+    pub fn uninstall(self) {
+        self.end(Helm::uninstall);
+    }
+
+    fn end(self, uninstall: impl Fn(&Helm)) {
+        drop(self.pods);
+        uninstall(&self.helm);
+        assert_eq!(self.node.files(), self.before, "uninstalling leaves the node's files");
+    }
+}
+
+/// Calls the function when it is dropped, also on a panic.
+pub struct OnDrop<F: FnMut()>(pub F);
+
+impl<F: FnMut()> Drop for OnDrop<F> {
+    fn drop(&mut self) {
+        (self.0)();
+    }
+}
