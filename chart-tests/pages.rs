@@ -23,7 +23,9 @@ fn chart_readme() -> PathBuf {
 fn pages() -> Vec<PathBuf> {
     let mut pages = files(&root().join("docs"));
     pages.retain(|page| page.is_file());
-    pages.extend(files(&root().join("docs/faults")));
+    for directory in ["docs/decisions", "docs/faults"] {
+        pages.extend(files(&root().join(directory)));
+    }
     pages.extend([root().join("README.md"), chart_readme()]);
     pages.extend(["CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md"].map(|page| root().join(page)));
     pages
