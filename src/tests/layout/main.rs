@@ -2,9 +2,11 @@
 //!
 //! The rules: no circle at any level, every module of the library on the map in `src/lib.rs`, each
 //! importing only from modules above it there, and no import between the modules of [`SEPARATE`].
+//! Also checks the pages of faults and the messages of commits.
 
 #![allow(clippy::unwrap_used)]
 
+mod commits;
 mod faults;
 mod graph;
 
