@@ -1,11 +1,10 @@
 //! `linkerd cni`, the command for administrators: an extension of Linkerd's CLI. It runs on the
 //! administrator's machine and reaches the cluster through `kubectl`.
 //!
-//! - [`kubectl`]: requests to the API server
-//! - [`lists`]: lists of objects, read in parts
+//! - [`api`], [`kubectl`]: requests to the API server
 //! - [`objects`], [`metrics`]: the fields of API objects and metrics that the commands read
 //! - [`agents`]: the agents' pods, and what each agent reports
-//! - [`facts`], [`pre_facts`]: everything that the checks look at, after and before the installation
+//! - [`facts`]: everything that the checks look at, after and before the installation
 //! - [`checks`]: facts to check results
 //! - [`report`]: check results as table, short text or JSON, like `linkerd check`
 //! - [`nodes`]: the table of `linkerd cni nodes`
@@ -13,16 +12,15 @@
 //! - [`uninstall`]: the manifest of the chart's objects in the cluster, for `kubectl delete`
 
 pub mod agents;
+pub mod api;
 pub mod checks;
 pub mod explain;
 pub mod facts;
 #[cfg(test)]
 pub mod fake;
 pub mod kubectl;
-pub mod lists;
 pub mod metrics;
 pub mod nodes;
 pub mod objects;
-pub mod pre_facts;
 pub mod report;
 pub mod uninstall;

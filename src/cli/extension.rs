@@ -13,17 +13,15 @@ use std::time::Duration;
 
 use anyhow::{Context as _, anyhow};
 use clap::{ArgAction, Args, Parser, Subcommand};
+use humantime::parse_duration;
 
 use crate::deadline::Deadline;
 use crate::extension::agents::{AGENT_LIMIT, Agent, Asking};
-use crate::extension::checks;
 use crate::extension::explain::{self, RuleFormat};
-use crate::extension::facts;
+use crate::extension::facts::{self, Facts};
 use crate::extension::kubectl::Kubectl;
-use crate::extension::nodes;
-use crate::extension::pre_facts::fetch_pre;
-use crate::extension::report::{self, Check, Format};
-use crate::extension::uninstall;
+use crate::extension::report::{self, Check, Format, Severity};
+use crate::extension::{checks, nodes, uninstall};
 use cluster::ClusterFlags;
 use terminal::{has_color, print, progress, say};
 
@@ -82,13 +80,6 @@ struct ScopeFlags {
     all_nodes: bool,
 }
 
-impl ScopeFlags {
-    /// Largest number of agents that are asked.
-    fn limit(&self) -> usize {
-        if self.all_nodes { usize::MAX } else { AGENT_LIMIT }
-    }
-}
-
 #[derive(Args)]
 struct CheckFlags {
     #[command(flatten)]
@@ -100,7 +91,7 @@ struct CheckFlags {
     #[arg(long, short, value_enum, default_value = "table")]
     output: Format,
     /// Time to wait for a rollout, such as 90s or 5m0s
-    #[arg(long, default_value = "5m", value_parser = duration)]
+    #[arg(long, default_value = "5m", value_parser = parse_duration)]
     wait: Duration,
     /// Passed by `linkerd check`, without effect here.
     #[arg(long, short, hide = true)]
@@ -125,56 +116,55 @@ pub fn main() -> ExitCode {
 
 fn run(flags: &Flags) -> anyhow::Result<ExitCode> {
     let api = Kubectl::new(flags.cluster.kubectl());
-    let wanted = &flags.cluster.cni_namespace;
-    match &flags.command {
-        Command::ExtensionMetadata => print(METADATA)?,
+    let connect = || api.connect().context("cannot query the Kubernetes API");
+    let text = match &flags.command {
+        Command::ExtensionMetadata => METADATA.to_owned(),
         Command::Uninstall => {
-            api.connect().context("cannot query the Kubernetes API")?;
+            connect()?;
             progress("listing the objects of the chart");
             let manifest = uninstall::uninstall(&api);
             progress("");
-            print(&manifest?)?;
+            let manifest = manifest?;
             let same = flags.cluster.kubectl();
             if !same.is_empty() {
                 // The objects of another cluster may have the same names.
                 say(&format!("delete with the same flags: kubectl {} delete -f -", same.join(" ")));
             }
+            manifest
         }
         Command::Check(check) => {
             let results = attempt(&api, &flags.cluster, check);
-            let text = report::render(&results, check.output, has_color());
-            print(&text)?;
-            if !report::is_success(&results) {
-                return Ok(ExitCode::FAILURE);
-            }
+            print(&report::render(&results, check.output, has_color()))?;
+            return Ok(match report::is_success(&results) {
+                true => ExitCode::SUCCESS,
+                false => ExitCode::FAILURE,
+            });
         }
         Command::Nodes { scope } => {
-            api.connect().context("cannot query the Kubernetes API")?;
-            let namespace = facts::find_namespace(&api, wanted);
+            connect()?;
             let end = Deadline::after(NODES_SWEEP[usize::from(scope.all_nodes)]);
-            let asking =
-                Asking { known: &[], limit: scope.limit(), end, progress: &agent_progress };
-            let linkerd_namespace = flags.cluster.linkerd_namespace();
-            let facts = facts::fetch(&api, &namespace, linkerd_namespace, &asking);
+            let facts = fetch(&api, &flags.cluster, scope, &[], end);
             progress("");
-            print(&nodes::table(&facts).map_err(|why| anyhow!(why))?)?;
+            nodes::table(&facts).map_err(|why| anyhow!(why))?
         }
         Command::Explain { pod, namespace, rules } => {
-            api.connect().context("cannot query the Kubernetes API")?;
-            let cni_namespace = facts::find_namespace(&api, wanted);
+            connect()?;
+            let cni_namespace = facts::find_namespace(&api, &flags.cluster.cni_namespace);
             let inputs = explain::fetch(&api, &cni_namespace, namespace, pod);
-            print(&explain::render(&inputs.map_err(|why| anyhow!(why))?, *rules))?;
+            explain::render(&inputs.map_err(|why| anyhow!(why))?, *rules)
         }
-    }
+    };
+    print(&text)?;
     Ok(ExitCode::SUCCESS)
 }
 
 /// Runs the checks until none may succeed later, at most for the time to wait.
 fn attempt(api: &Kubectl, cluster: &ClusterFlags, flags: &CheckFlags) -> Vec<Check> {
-    let wanted = &cluster.cni_namespace;
-    let reachable = Check::new("linkerd-cni", "kubernetes-api", "can query the Kubernetes API");
+    let reachable = |verdict| {
+        Check::new("linkerd-cni", "kubernetes-api", "can query the Kubernetes API", verdict)
+    };
     if let Err(error) = api.connect() {
-        return vec![reachable.error(error.to_string())];
+        return vec![reachable(Severity::Error.because(error.to_string()))];
     }
     let wait = flags.wait.min(LONGEST_WAIT);
     let end = Deadline::after(wait);
@@ -183,16 +173,9 @@ fn attempt(api: &Kubectl, cluster: &ClusterFlags, flags: &CheckFlags) -> Vec<Che
     loop {
         progress("running the checks");
         let results = match flags.pre {
-            true => checks::before_install(&fetch_pre(api, wanted)),
+            true => checks::before_install(&facts::fetch_pre(api, &cluster.cni_namespace)),
             false => {
-                let namespace = facts::find_namespace(api, wanted);
-                let asking = Asking {
-                    known: &known,
-                    limit: flags.scope.limit(),
-                    end: sweep_end,
-                    progress: &agent_progress,
-                };
-                let facts = facts::fetch(api, &namespace, cluster.linkerd_namespace(), &asking);
+                let facts = fetch(api, cluster, &flags.scope, &known, sweep_end);
                 let results = checks::installed(&facts);
                 known = facts.agents.unwrap_or_default();
                 results
@@ -200,41 +183,26 @@ fn attempt(api: &Kubectl, cluster: &ClusterFlags, flags: &CheckFlags) -> Vec<Che
         };
         if !report::is_pending(&results) || end.has_passed() {
             progress("");
-            return [vec![reachable], results].concat();
+            return [vec![reachable(Ok(()))], results].concat();
         }
         progress("waiting for the rollout of the DaemonSet");
         thread::sleep(RETRY_INTERVAL.min(end.remaining()));
     }
 }
 
-fn agent_progress(number: usize, all: usize) {
-    progress(&format!("asking agent {number} of {all}"));
-}
-
-/// Parses a duration as Go prints it, such as `5m0s`, `1.5s` or `500ms`.
-fn duration(text: &str) -> Result<Duration, String> {
-    let invalid =
-        || format!("{text:?} is not a duration; use a number with a unit, such as 90s or 5m");
-    let mut rest = text;
-    let mut sum = Duration::ZERO;
-    while !rest.is_empty() {
-        let digits = rest.find(|c: char| !c.is_ascii_digit() && c != '.').ok_or_else(invalid)?;
-        let (number, tail) = rest.split_at(digits);
-        let length = tail.find(|c: char| c.is_ascii_digit()).unwrap_or(tail.len());
-        let (unit, tail) = tail.split_at(length);
-        let seconds = match unit {
-            "h" => 3600.0,
-            "m" => 60.0,
-            "s" => 1.0,
-            "ms" => 0.001,
-            _ => return Err(invalid()),
-        };
-        let number: f64 = number.parse().map_err(|_| invalid())?;
-        let part = Duration::try_from_secs_f64(number * seconds).map_err(|_| invalid())?;
-        sum = sum.checked_add(part).ok_or_else(invalid)?;
-        rest = tail;
-    }
-    if text.is_empty() { Err(invalid()) } else { Ok(sum) }
+/// Fetches the facts of the installed chart. `known` and `end` are those of [`Asking`].
+fn fetch(
+    api: &Kubectl,
+    cluster: &ClusterFlags,
+    scope: &ScopeFlags,
+    known: &[Agent],
+    end: Deadline,
+) -> Facts {
+    let limit = if scope.all_nodes { usize::MAX } else { AGENT_LIMIT };
+    let agent_progress = |number, all| progress(&format!("asking agent {number} of {all}"));
+    let asking = Asking { known, limit, end, progress: &agent_progress };
+    let namespace = facts::find_namespace(api, &cluster.cni_namespace);
+    facts::fetch(api, &namespace, cluster.linkerd_namespace(), &asking)
 }
 
 #[cfg(test)]
@@ -254,7 +222,7 @@ mod tests {
             panic!("not check");
         };
         assert_eq!((check.output, check.wait), (Format::Json, Duration::from_secs(300)));
-        assert_eq!(check.scope.limit(), AGENT_LIMIT);
+        assert!(!check.scope.all_nodes);
     }
 
     #[test]
@@ -268,12 +236,11 @@ mod tests {
             ("", None),
             ("5", None),
             ("s", None),
-            ("1d", None),
             ("1..5s", None),
             ("99999999999999999999h", None),
         ] {
             let wanted = milliseconds.map(Duration::from_millis);
-            assert_eq!(duration(text).ok(), wanted, "{text}");
+            assert_eq!(parse_duration(text).ok(), wanted, "{text}");
         }
     }
 }

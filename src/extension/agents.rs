@@ -1,24 +1,28 @@
 //! The agents' pods, and what each agent reports through the API server's proxy for pods.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
+use std::iter;
+use std::panic::resume_unwind;
 use std::sync::{Mutex, PoisonError};
-use std::thread;
+use std::thread::{self, ScopedJoinHandle};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
-
-use super::kubectl::{Api, get};
-use super::lists::list;
-use super::objects::AgentPod;
+use super::api::{Api, Error, encoded, get, list};
+use super::objects::{AgentPod, EventObject};
 use crate::agent::readiness::StatusBody;
 use crate::deadline::Deadline;
 
 /// Name of the DaemonSet, which the chart cannot change.
 pub const DAEMONSET: &str = "linkerd-cni";
+/// Selects the DaemonSet and its pods, of this chart and of upstream's.
+pub const SELECTOR: &str = "labelSelector=k8s-app%3Dlinkerd-cni";
 /// Number of agents that are asked if the user does not ask for all. An agent costs two requests,
 /// and each starts kubectl.
 pub const AGENT_LIMIT: usize = 500;
 /// Number of requests at the same time. Each runs one kubectl.
 const PARALLEL: usize = 8;
+/// A token that expires sooner should have been renewed.
+const TOKEN_MARGIN: Duration = Duration::from_secs(600);
 /// Why an agent above the limit is not asked.
 const OVER_LIMIT: &str = "the cluster has more than 500 agents; add --all-nodes to ask all";
 /// Why an agent is not asked after the deadline.
@@ -29,7 +33,7 @@ const OUT_OF_TIME: &str = "the time was up; add a longer --wait to check, or --a
 pub struct Agent {
     pub pod: AgentPod,
     /// The body of `/status`, or why it cannot be read. `None` if the agent was not asked.
-    pub status: Option<Result<StatusBody, String>>,
+    pub status: Option<Result<StatusBody, Error>>,
     /// The text of `/metrics`, if it can be read.
     pub metrics: String,
     /// Why the agent was not asked for its state.
@@ -48,6 +52,18 @@ pub struct Asking<'a> {
     pub progress: &'a (dyn Fn(usize, usize) + Sync),
 }
 
+/// The state of the plugin's token on a node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TokenState {
+    /// Valid for this time.
+    Valid(Duration),
+    /// Valid, and expires within [`TOKEN_MARGIN`].
+    Ending,
+    Expired,
+    /// The token has no expiry, or none is known.
+    Unlimited,
+}
+
 impl Agent {
     pub fn node(&self) -> &str {
         &self.pod.spec.placement.node_name
@@ -58,12 +74,61 @@ impl Agent {
         self.status.as_ref()?.as_ref().ok()
     }
 
+    /// Returns why the agent is not ready: from the agent, else from its containers, its conditions
+    /// or Events on its pod. `None` if it is ready.
+    pub fn not_ready(&self, events: &[EventObject]) -> Option<String> {
+        if let Some(body) = self.body() {
+            return body.not_ready.clone();
+        }
+        if let Some(why) = self.waiting_container(events) {
+            return Some(why);
+        }
+        if let Some(condition) = self.pod.condition("PodScheduled", "False") {
+            return Some(format!("not scheduled: {}", condition.message));
+        }
+        match &self.status {
+            _ if self.pod.is_ready() => None,
+            Some(Err(why)) => Some(format!("its /status cannot be read: {why}")),
+            _ => Some("its readiness probe fails".to_owned()),
+        }
+    }
+
+    /// Returns which container waits, and why: from its state, else from an Event on the pod.
+    fn waiting_container(&self, events: &[EventObject]) -> Option<String> {
+        let (container, waiting) =
+            self.pod.status.container_statuses.iter().find_map(|container| {
+                Some((&container.name, container.state.get("waiting")?.as_ref()?))
+            })?;
+        // Other Warning Events, such as MissingClusterDNS, do not keep a container from starting.
+        let event = events.iter().rev().find(|event| {
+            event.involved_object.uid == self.pod.metadata.uid && event.reason.starts_with("Failed")
+        });
+        let message = match (waiting.message.is_empty(), event) {
+            (false, _) => format!(": {}", waiting.message),
+            (true, Some(event)) => format!(": {}: {}", event.reason, event.message),
+            (true, None) => String::new(),
+        };
+        Some(format!("container {container}: {}{message}", waiting.reason))
+    }
+
     /// Whether the agent reported no problem, so that a retry need not ask again.
     fn is_settled(&self) -> bool {
         let is_healthy = |body: &StatusBody| {
             body.not_ready.is_none() && body.conflist.is_some() && body.problems.is_empty()
         };
         self.body().is_some_and(is_healthy)
+    }
+}
+
+/// Returns the state of the token on a node.
+pub fn token_state(body: &StatusBody, now: SystemTime) -> TokenState {
+    // A program in the agent's place may report any number.
+    let end = body.token_expires.and_then(|end| UNIX_EPOCH.checked_add(Duration::from_secs(end)));
+    match end.map(|end| end.duration_since(now)) {
+        None => TokenState::Unlimited,
+        Some(Err(_)) => TokenState::Expired,
+        Some(Ok(left)) if left < TOKEN_MARGIN => TokenState::Ending,
+        Some(Ok(left)) => TokenState::Valid(left),
     }
 }
 
@@ -78,47 +143,34 @@ impl Asking<'_> {
 }
 
 /// Lists the agents' pods, then asks agents for their state, several at a time.
-pub fn agents(api: &dyn Api, namespace: &str, asking: &Asking<'_>) -> Result<Vec<Agent>, String> {
-    let mut done = Vec::new();
-    let mut waiting = VecDeque::new();
+pub fn agents(api: &dyn Api, namespace: &str, asking: &Asking<'_>) -> Result<Vec<Agent>, Error> {
+    let mut found = Vec::new();
+    let mut waiting = Vec::new();
     for pod in pods(api, namespace, "")? {
         match asking.known(&pod) {
-            Some(agent) => done.push(agent),
-            None => waiting.push_back(pod),
+            Some(agent) => found.push(agent),
+            None => waiting.push(pod),
         }
     }
-    waiting.make_contiguous().sort_by_key(AgentPod::is_ready);
-    let asked = asking.limit.saturating_sub(done.len()).min(waiting.len());
+    waiting.sort_by_key(AgentPod::is_ready);
+    let asked = asking.limit.saturating_sub(found.len()).min(waiting.len());
     let rest = waiting.split_off(asked);
-    done.extend(rest.into_iter().map(|pod| unasked(pod, OVER_LIMIT)));
-    let waiting = Mutex::new(waiting);
-    let found = Mutex::new(done);
-    thread::scope(|scope| {
-        for _ in 0..PARALLEL.min(asked) {
-            scope.spawn(|| {
-                loop {
-                    let (next, left) = {
-                        let mut waiting = waiting.lock().unwrap_or_else(PoisonError::into_inner);
-                        (waiting.pop_front(), waiting.len())
-                    };
-                    let Some(pod) = next else {
-                        break;
-                    };
-                    let agent = match asking.end.has_passed() {
-                        true => unasked(pod, OUT_OF_TIME),
-                        false => {
-                            (asking.progress)(asked - left, asked);
-                            ask(api, namespace, pod)
-                        }
-                    };
-                    found.lock().unwrap_or_else(PoisonError::into_inner).push(agent);
-                }
-            });
+    found.extend(rest.into_iter().map(|pod| unasked(pod, OVER_LIMIT)));
+    let waiting = Mutex::new(waiting.into_iter().zip(1..));
+    let next = || waiting.lock().unwrap_or_else(PoisonError::into_inner).next();
+    let answer = |(pod, number)| {
+        if asking.end.has_passed() {
+            return unasked(pod, OUT_OF_TIME);
         }
+        (asking.progress)(number, asked);
+        ask(api, namespace, pod)
+    };
+    thread::scope(|scope| {
+        let work = || iter::from_fn(next).map(answer).collect::<Vec<_>>();
+        let workers: Vec<_> = (0..PARALLEL.min(asked)).map(|_| scope.spawn(work)).collect();
+        found.extend(workers.into_iter().flat_map(joined));
     });
-    let mut found = found.into_inner().unwrap_or_else(PoisonError::into_inner);
-    let key = |agent: &Agent| (agent.node().to_owned(), agent.pod.metadata.name.clone());
-    found.sort_by_cached_key(key);
+    found.sort_by_cached_key(|agent| (agent.node().to_owned(), agent.pod.metadata.name.clone()));
     Ok(found)
 }
 
@@ -127,8 +179,8 @@ pub fn agent_on(api: &dyn Api, namespace: &str, node: &str) -> Option<Agent> {
     if node.is_empty() {
         return None;
     }
-    let node_name = utf8_percent_encode(node, NON_ALPHANUMERIC);
-    let pods = pods(api, namespace, &format!("&fieldSelector=spec.nodeName%3D{node_name}")).ok()?;
+    let fields = format!("&fieldSelector=spec.nodeName%3D{}", encoded(node));
+    let pods = pods(api, namespace, &fields).ok()?;
     // During a rollout, the node can have the pod that is terminated too.
     let on_node = pods.into_iter().filter(|pod| pod.spec.placement.node_name == node);
     let pod = on_node.max_by_key(AgentPod::is_ready)?;
@@ -146,9 +198,9 @@ pub fn unasked_counts(agents: &[Agent]) -> Vec<String> {
     counts.into_iter().map(line).collect()
 }
 
-fn pods(api: &dyn Api, namespace: &str, fields: &str) -> Result<Vec<AgentPod>, String> {
+fn pods(api: &dyn Api, namespace: &str, fields: &str) -> Result<Vec<AgentPod>, Error> {
     let path = format!("/api/v1/namespaces/{namespace}/pods");
-    list(api, &path, &format!("labelSelector=k8s-app%3D{DAEMONSET}{fields}"))
+    list(api, &path, &format!("{SELECTOR}{fields}"))
 }
 
 fn unasked(pod: AgentPod, why: &'static str) -> Agent {
@@ -168,15 +220,19 @@ fn ask(api: &dyn Api, namespace: &str, pod: AgentPod) -> Agent {
 }
 
 /// Reads the agent's `/status`. `None` for upstream's agent, which has none.
-fn status(api: &dyn Api, namespace: &str, pod: &AgentPod) -> Option<Result<StatusBody, String>> {
-    let path = format!("{}/status", proxy(namespace, pod)?);
-    Some(get(api, &path).map_err(|error| error.to_string()))
+fn status(api: &dyn Api, namespace: &str, pod: &AgentPod) -> Option<Result<StatusBody, Error>> {
+    Some(get(api, &format!("{}/status", proxy(namespace, pod)?)))
 }
 
 /// Returns the path of the agent's port in the API server's proxy for pods.
 fn proxy(namespace: &str, pod: &AgentPod) -> Option<String> {
     let port = pod.spec.admin_port()?;
     Some(format!("/api/v1/namespaces/{namespace}/pods/{}:{port}/proxy", pod.metadata.name))
+}
+
+/// Returns the result of a thread. A panic goes on in the caller.
+pub(super) fn joined<T>(thread: ScopedJoinHandle<'_, T>) -> T {
+    thread.join().unwrap_or_else(|panic| resume_unwind(panic))
 }
 
 #[cfg(test)]

@@ -8,13 +8,11 @@ mod pre;
 #[cfg(test)]
 mod tests;
 
-use super::facts::Facts;
-use super::pre_facts::PreFacts;
-use super::report::Check;
-use crate::quote::one_line;
+use super::api::Error;
+use super::facts::{Facts, PreFacts};
+use super::report::{Check, Problem, Severity};
 
 pub use chart::plugin_entry;
-pub use nodes::{Token, not_ready, token_state};
 
 /// Headings of the groups of checks.
 const CHART: &str = "linkerd-cni";
@@ -28,7 +26,7 @@ const PRE: &str = "linkerd-cni-pre";
 pub fn installed(facts: &Facts) -> Vec<Check> {
     if matches!(facts.daemonset, Ok(None)) && facts.control_plane_uses_cni == Some(false) {
         let unused = "not installed, and not needed: cniEnabled of the control plane is false";
-        return vec![Check::new(CHART, "daemonset", unused)];
+        return vec![Check::new(CHART, "daemonset", unused, Ok(()))];
     }
     let mut checks = chart::checks(facts);
     if let Ok(Some(daemonset)) = &facts.daemonset {
@@ -44,11 +42,10 @@ pub fn before_install(facts: &PreFacts) -> Vec<Check> {
     pre::checks(facts)
 }
 
-/// The result of a check whose facts cannot be read.
-fn unreadable(check: Check, what: &str, why: &str) -> Check {
-    check.warning(unreadable_text(what, why))
-}
-
-fn unreadable_text(what: &str, why: &str) -> String {
-    format!("cannot read {what}: {}", one_line(why))
+/// Returns a fact; if it cannot be read, the check warns.
+fn readable<'f, T>(fact: &'f Result<T, Error>, what: &str) -> Result<&'f T, Problem> {
+    match fact {
+        Ok(fact) => Ok(fact),
+        Err(why) => Severity::Warning.unreadable(what, why),
+    }
 }

@@ -1,31 +1,29 @@
-//! Everything that the checks of an installed chart look at, fetched from the API server.
+//! Everything that the checks look at, fetched from the API server.
 
-use std::panic::resume_unwind;
-use std::thread::{self, ScopedJoinHandle};
+use std::thread;
 use std::time::SystemTime;
 
-use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
-use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
 
-use super::agents::{Agent, Asking, DAEMONSET, agents};
-use super::kubectl::{Api, find, get};
-use super::lists::list;
-use super::objects::{AgentDaemonSet, AnyObject, ConfigMap, EventObject, NodeObject};
+use super::agents::{Agent, Asking, DAEMONSET, SELECTOR, agents, joined};
+use super::api::{Api, Error, decode, encoded, find, get, list};
+use super::objects::{AgentDaemonSet, ConfigMap, EventObject, NodeObject, Object};
 use crate::kube::types::Pod;
 use crate::repair::stranded_pod::INJECTED_LABEL;
 
 /// API group of roles and bindings.
-pub(super) const RBAC: &str = "rbac.authorization.k8s.io";
+const RBAC: &str = "rbac.authorization.k8s.io";
+
 /// The result of reading an object: the object, `None` if it does not exist, or why it cannot be
 /// read.
-pub type Lookup<T> = Result<Option<T>, String>;
+pub type Lookup<T = Object> = Result<Option<T>, Error>;
 
 /// An object of the chart that the checks look for.
 #[derive(Clone, Debug)]
 pub struct ChartObject {
     pub kind: &'static str,
     pub name: String,
-    pub found: Lookup<()>,
+    pub found: Lookup,
 }
 
 /// What the checks of an installed chart look at.
@@ -34,36 +32,34 @@ pub struct Facts {
     pub now: SystemTime,
     /// Namespace of the DaemonSet.
     pub namespace: String,
-    pub namespace_object: Lookup<AnyObject>,
+    pub namespace_object: Lookup,
     pub config: Lookup<ConfigMap>,
     pub daemonset: Lookup<AgentDaemonSet>,
     pub objects: Vec<ChartObject>,
-    pub nodes: Result<Vec<NodeObject>, String>,
-    pub agents: Result<Vec<Agent>, String>,
+    pub nodes: Result<Vec<NodeObject>, Error>,
+    pub agents: Result<Vec<Agent>, Error>,
     /// Warning Events in the DaemonSet's namespace, oldest first.
     pub events: Vec<EventObject>,
-    /// Injected pods that have not started.
-    pub pending_pods: Result<Vec<Pod>, String>,
+    /// Injected pods in phase Pending, which stranded pods are in.
+    pub pending_pods: Result<Vec<Pod>, Error>,
     /// Cilium's ConfigMaps.
-    pub cilium: Result<Vec<ConfigMap>, String>,
+    pub cilium: Result<Vec<ConfigMap>, Error>,
     /// `cniEnabled` of the control plane. `None` if there is no control plane, or it is unreadable.
     pub control_plane_uses_cni: Option<bool>,
 }
 
-/// Returns the namespace with the DaemonSet: `wanted`, or if that has none, the only other one.
-pub fn find_namespace(api: &dyn Api, wanted: &str) -> String {
-    let path = format!("/apis/apps/v1/namespaces/{wanted}/daemonsets/{DAEMONSET}");
-    if !matches!(find::<AnyObject>(api, &path), Ok(None)) {
-        return wanted.to_owned();
-    }
-    match daemonsets(api).as_deref() {
-        Ok([only]) => only.metadata.namespace.clone(),
-        _ => wanted.to_owned(),
-    }
-}
-
-pub(super) fn daemonsets(api: &dyn Api) -> Result<Vec<AgentDaemonSet>, String> {
-    list(api, "/apis/apps/v1/daemonsets", &format!("labelSelector=k8s-app%3D{DAEMONSET}"))
+/// What the checks before the installation look at.
+#[derive(Clone, Debug)]
+pub struct PreFacts {
+    pub namespace: String,
+    /// Version of the API server, e.g. `v1.34.1`, or why it cannot be read.
+    pub version: Result<String, Error>,
+    pub namespace_object: Lookup,
+    /// Kinds that the chart creates, and whether the user may create them.
+    pub rights: Vec<(&'static str, Result<bool, Error>)>,
+    /// DaemonSets of this chart or Linkerd's in any namespace.
+    pub daemonsets: Result<Vec<AgentDaemonSet>, Error>,
+    pub cilium: Result<Vec<ConfigMap>, Error>,
 }
 
 /// Fetches the facts for the checks of an installed chart. A failed request does not stop the
@@ -77,19 +73,24 @@ pub fn fetch(
     thread::scope(|scope| {
         // A request takes as long as a start of kubectl, so independent ones run at the same time.
         let agents = scope.spawn(|| agents(api, namespace, asking));
-        let objects = scope.spawn(|| {
-            let path = format!("/apis/apps/v1/namespaces/{namespace}/daemonsets/{DAEMONSET}");
-            let daemonset: Lookup<AgentDaemonSet> = lookup(api, &path);
+        let daemonset = scope.spawn(|| {
+            let daemonset: Lookup<AgentDaemonSet> = find(api, &daemonset_path(namespace));
             let known = daemonset.as_ref().ok().and_then(Option::as_ref);
             (chart_objects(api, namespace, known), daemonset)
         });
-        let cluster =
-            scope.spawn(|| (list(api, "/api/v1/nodes", ""), pending_pods(api), cilium(api)));
-        let namespace_object = lookup(api, &format!("/api/v1/namespaces/{namespace}"));
-        let config = lookup(api, &config_path(namespace));
+        let cluster = scope.spawn(|| {
+            let injected = format!(
+                "labelSelector={}&fieldSelector=status.phase%3DPending",
+                encoded(INJECTED_LABEL)
+            );
+            let nodes = list(api, "/api/v1/nodes", "");
+            (nodes, list(api, "/api/v1/pods", &injected), cilium(api))
+        });
+        let namespace_object = find(api, &namespace_path(namespace));
+        let config = find(api, &config_path(namespace));
         let events = events(api, namespace, "type%3DWarning").unwrap_or_default();
         let control_plane_uses_cni = control_plane_uses_cni(api, linkerd_namespace);
-        let (objects, daemonset) = joined(objects);
+        let (objects, daemonset) = joined(daemonset);
         let (nodes, pending_pods, cilium) = joined(cluster);
         Facts {
             now: SystemTime::now(),
@@ -108,22 +109,65 @@ pub fn fetch(
     })
 }
 
-/// Returns the result of a thread. A panic goes on in the caller.
-fn joined<T>(thread: ScopedJoinHandle<'_, T>) -> T {
-    thread.join().unwrap_or_else(|panic| resume_unwind(panic))
+/// Fetches the facts for the checks before the installation.
+pub fn fetch_pre(api: &dyn Api, namespace: &str) -> PreFacts {
+    let version = get::<Value>(api, "/version");
+    PreFacts {
+        namespace: namespace.to_owned(),
+        version: version.map(|body| body["gitVersion"].as_str().unwrap_or_default().to_owned()),
+        namespace_object: find(api, &namespace_path(namespace)),
+        rights: CREATED.iter().map(|right| (right.0, may_create(api, namespace, right))).collect(),
+        daemonsets: daemonsets(api),
+        cilium: cilium(api),
+    }
 }
 
-/// Reads `cniEnabled` from the values that Linkerd's chart keeps in a ConfigMap.
-fn control_plane_uses_cni(api: &dyn Api, linkerd_namespace: &str) -> Option<bool> {
-    let path = format!("/api/v1/namespaces/{linkerd_namespace}/configmaps/linkerd-config");
-    let map: ConfigMap = get(api, &path).ok()?;
-    let values = map.data.get("values")?;
-    Some(values.lines().any(|line| line == "cniEnabled: true"))
+/// Returns the namespace with the DaemonSet: `wanted`, or if that has none, the only other one.
+pub fn find_namespace(api: &dyn Api, wanted: &str) -> String {
+    if !matches!(find::<Object>(api, &daemonset_path(wanted)), Ok(None)) {
+        return wanted.to_owned();
+    }
+    match daemonsets(api).as_deref() {
+        Ok([only]) => only.metadata.namespace.clone(),
+        _ => wanted.to_owned(),
+    }
+}
+
+/// Lists the Events of a namespace that match `fields`, oldest first.
+pub fn events(api: &dyn Api, namespace: &str, fields: &str) -> Result<Vec<EventObject>, Error> {
+    let path = format!("{}/events", namespace_path(namespace));
+    let mut events: Vec<EventObject> = list(api, &path, &format!("fieldSelector={fields}"))?;
+    events.sort_by(|a, b| a.time().cmp(b.time()));
+    Ok(events)
 }
 
 /// Returns the path of the ConfigMap with the plugin entry.
 pub fn config_path(namespace: &str) -> String {
     format!("/api/v1/namespaces/{namespace}/configmaps/linkerd-cni-config")
+}
+
+fn namespace_path(namespace: &str) -> String {
+    format!("/api/v1/namespaces/{namespace}")
+}
+
+fn daemonset_path(namespace: &str) -> String {
+    format!("/apis/apps/v1/namespaces/{namespace}/daemonsets/{DAEMONSET}")
+}
+
+fn daemonsets(api: &dyn Api) -> Result<Vec<AgentDaemonSet>, Error> {
+    list(api, "/apis/apps/v1/daemonsets", SELECTOR)
+}
+
+fn cilium(api: &dyn Api) -> Result<Vec<ConfigMap>, Error> {
+    list(api, "/api/v1/configmaps", "fieldSelector=metadata.name%3Dcilium-config")
+}
+
+/// Reads `cniEnabled` from the values that Linkerd's chart keeps in a ConfigMap.
+fn control_plane_uses_cni(api: &dyn Api, linkerd_namespace: &str) -> Option<bool> {
+    let path = format!("{}/configmaps/linkerd-config", namespace_path(linkerd_namespace));
+    let map: ConfigMap = get(api, &path).ok()?;
+    let values = map.data.get("values")?;
+    Some(values.lines().any(|line| line == "cniEnabled: true"))
 }
 
 /// Looks for the objects without which the agent or the plugin does not work.
@@ -137,7 +181,7 @@ fn chart_objects(
         ("ClusterRole", "linkerd-cni", format!("{rbac}/clusterroles")),
         ("ClusterRoleBinding", "linkerd-cni", format!("{rbac}/clusterrolebindings")),
     ];
-    let accounts = format!("/api/v1/namespaces/{namespace}/serviceaccounts");
+    let accounts = format!("{}/serviceaccounts", namespace_path(namespace));
     if let Some(daemonset) = daemonset {
         let spec = &daemonset.spec.template.spec;
         if !spec.service_account_name.is_empty() {
@@ -151,37 +195,41 @@ fn chart_objects(
             wanted.push(("RoleBinding", "linkerd-cni-agent", format!("{roles}/rolebindings")));
         }
     }
-    wanted
-        .into_iter()
-        .map(|(kind, name, path)| {
-            let found = lookup::<AnyObject>(api, &format!("{path}/{name}"));
-            ChartObject { kind, name: name.to_owned(), found: found.map(|found| found.map(|_| ())) }
-        })
-        .collect()
+    let look_up = |(kind, name, path): (&'static str, &str, String)| {
+        let found = find(api, &format!("{path}/{name}"));
+        ChartObject { kind, name: name.to_owned(), found }
+    };
+    wanted.into_iter().map(look_up).collect()
 }
 
-/// Lists the Events of a namespace that match `fields`, oldest first.
-pub fn events(api: &dyn Api, namespace: &str, fields: &str) -> Result<Vec<EventObject>, String> {
-    let path = format!("/api/v1/namespaces/{namespace}/events");
-    let mut events: Vec<EventObject> = list(api, &path, &format!("fieldSelector={fields}"))?;
-    events.sort_by(|a, b| a.time().cmp(b.time()));
-    Ok(events)
-}
+/// Kinds that the chart creates: kind, API group, resource, and whether it is namespaced.
+type Right = (&'static str, &'static str, &'static str, bool);
 
-/// Lists the injected pods in phase Pending, which stranded pods are in.
-fn pending_pods(api: &dyn Api) -> Result<Vec<Pod>, String> {
-    let label = utf8_percent_encode(INJECTED_LABEL, NON_ALPHANUMERIC);
-    list(
-        api,
-        "/api/v1/pods",
-        &format!("labelSelector={label}&fieldSelector=status.phase%3DPending"),
-    )
-}
+const CREATED: [Right; 8] = [
+    ("Namespaces", "", "namespaces", false),
+    ("ClusterRoles", RBAC, "clusterroles", false),
+    ("ClusterRoleBindings", RBAC, "clusterrolebindings", false),
+    ("Roles", RBAC, "roles", true),
+    ("RoleBindings", RBAC, "rolebindings", true),
+    ("ServiceAccounts", "", "serviceaccounts", true),
+    ("ConfigMaps", "", "configmaps", true),
+    ("DaemonSets", "apps", "daemonsets", true),
+];
 
-pub(super) fn cilium(api: &dyn Api) -> Result<Vec<ConfigMap>, String> {
-    list(api, "/api/v1/configmaps", "fieldSelector=metadata.name%3Dcilium-config")
-}
-
-pub(super) fn lookup<T: DeserializeOwned>(api: &dyn Api, path: &str) -> Lookup<T> {
-    find(api, path).map_err(|error| error.to_string())
+fn may_create(
+    api: &dyn Api,
+    namespace: &str,
+    &(_, group, resource, is_namespaced): &Right,
+) -> Result<bool, Error> {
+    const PATH: &str = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews";
+    let namespace = if is_namespaced { namespace } else { "" };
+    let review = json!({
+        "apiVersion": "authorization.k8s.io/v1",
+        "kind": "SelfSubjectAccessReview",
+        "spec": {"resourceAttributes": {
+            "verb": "create", "group": group, "resource": resource, "namespace": namespace,
+        }},
+    });
+    let response: Value = decode(PATH, &api.post(PATH, &review.to_string())?)?;
+    Ok(response["status"]["allowed"] == true)
 }

@@ -7,9 +7,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use serde_json::{Value, json};
 
 use super::agents::Asking;
-use super::facts::{self, Facts};
-use super::kubectl::{Api, Error};
-use super::pre_facts::{PreFacts, fetch_pre};
+use super::api::{Api, Error};
+use super::facts::{self, Facts, PreFacts, fetch_pre};
 use crate::deadline::Deadline;
 
 /// Seconds since 1970 at which the checks run.

@@ -14,11 +14,9 @@ use std::sync::mpsc::{self, Receiver};
 use std::thread;
 use std::time::Duration;
 
-use serde::de::DeserializeOwned;
-
+use super::api::{Api, Error};
 use crate::child;
 use crate::deadline::Deadline;
-use crate::quote::one_line;
 use children::Children;
 
 /// Time for one request, with the credential plugin that kubectl may start.
@@ -29,91 +27,6 @@ const LOGIN_DEADLINE: Duration = Duration::from_secs(300);
 const REQUEST_TIMEOUT: &str = "--request-timeout=15s";
 /// Largest response that is read, in bytes.
 const OUTPUT_LIMIT: u64 = 64 << 20;
-/// Start of kubectl's message if the API server responded with an error.
-const FROM_SERVER: &str = "Error from server (";
-
-/// Why a request failed.
-#[derive(Debug, thiserror::Error)]
-pub enum Error {
-    #[error("cannot run kubectl: {0}; install kubectl in a directory of PATH")]
-    Start(io::Error),
-    #[error(
-        "kubectl was stopped after {} s; check that the API server is reachable, and that no \
-         credential plugin of the kubeconfig waits for input (log in with kubectl first)",
-        .0.as_secs()
-    )]
-    Deadline(Duration),
-    /// The API server responded with an error.
-    #[error("{message} ({reason}){}", remedy(.reason))]
-    Status { reason: String, message: String },
-    #[error(
-        "kubectl failed: {0}; check with kubectl version and the same --kubeconfig and --context"
-    )]
-    Failed(String),
-    #[error("{path}: unexpected response: {problem}")]
-    Decode { path: String, problem: String },
-}
-
-/// Returns what a user can do about an error of the API server, after a semicolon.
-fn remedy(reason: &str) -> &'static str {
-    match reason {
-        "Forbidden" => {
-            "; grant this right to the user, or choose another user with --context or --as"
-        }
-        "Unauthorized" => "; log in again, or choose another user with --context",
-        _ => "",
-    }
-}
-
-impl Error {
-    /// Whether the API server responded that the object does not exist.
-    pub fn is_not_found(&self) -> bool {
-        matches!(self, Error::Status { reason, .. } if reason == "NotFound")
-    }
-
-    /// Reads kubectl's stderr.
-    fn from_stderr(stderr: &str) -> Error {
-        let text = stderr.trim();
-        let last = text.lines().last().unwrap_or_default();
-        let status = last.strip_prefix(FROM_SERVER).and_then(|rest| rest.split_once("): "));
-        match status {
-            Some((reason, message)) => {
-                Error::Status { reason: one_line(reason), message: one_line(message) }
-            }
-            None => Error::Failed(one_line(&text.replace('\n', "; "))),
-        }
-    }
-}
-
-/// Sends requests to the API server. Tests replace it.
-pub trait Api: Sync {
-    /// GETs `path`, absolute and with its query. Returns the body of the response.
-    fn get(&self, path: &str) -> Result<String, Error>;
-    /// POSTs `body` to `path`. Returns the body of the response.
-    fn post(&self, path: &str, body: &str) -> Result<String, Error>;
-}
-
-/// GETs an object.
-pub fn get<T: DeserializeOwned>(api: &dyn Api, path: &str) -> Result<T, Error> {
-    decode(path, &api.get(path)?)
-}
-
-/// GETs an object; `None` if the API server responds that it does not exist.
-pub fn find<T: DeserializeOwned>(api: &dyn Api, path: &str) -> Result<Option<T>, Error> {
-    match get(api, path) {
-        Ok(object) => Ok(Some(object)),
-        Err(error) if error.is_not_found() => Ok(None),
-        Err(error) => Err(error),
-    }
-}
-
-/// Decodes the response to a request for `path`.
-pub fn decode<T: DeserializeOwned>(path: &str, body: &str) -> Result<T, Error> {
-    serde_json::from_str(body).map_err(|error| Error::Decode {
-        path: path.to_owned(),
-        problem: one_line(&error.to_string()),
-    })
-}
 
 /// kubectl with the flags that select cluster and user.
 #[derive(Debug)]
@@ -180,7 +93,7 @@ impl Kubectl {
             Group::Own => command.stdin(Stdio::piped()).process_group(0),
             Group::Foreground => command.stdin(Stdio::inherit()),
         };
-        let (mut child, _entry) = self.children.spawn(&mut command).map_err(Error::Start)?;
+        let (mut child, _entry) = self.children.spawn(&mut command).map_err(Error::start)?;
         if let Some(mut stdin) = child.stdin.take() {
             // The input is smaller than a pipe. Fails only if kubectl has ended.
             let _ = stdin.write_all(input.as_bytes());
@@ -245,6 +158,7 @@ mod tests {
     use std::time::Instant;
 
     use super::*;
+    use crate::extension::api::{find, get};
 
     /// A program in place of kubectl: `sh -c SCRIPT`, whose arguments are those of kubectl.
     fn fake(script: &str, deadline: Duration) -> Kubectl {

@@ -2,8 +2,8 @@
 
 use std::time::{Duration, SystemTime};
 
-use super::agents::{Agent, unasked_counts};
-use super::checks::{Token, not_ready, token_state};
+use super::agents::{Agent, TokenState, token_state, unasked_counts};
+
 use super::facts::Facts;
 use super::metrics::{failures, samples};
 use crate::quote::{cut, one_line};
@@ -30,7 +30,7 @@ pub fn table(facts: &Facts) -> Result<String, String> {
             rows.push(cells);
         }
         for agent in on_node {
-            let why = not_ready(agent, &facts.events);
+            let why = agent.not_ready(&facts.events);
             rows.push(row(name, agent, why.is_none(), facts.now).map(|cell| one_line(&cell)));
             let note = agent.body().and_then(|body| body.note.as_ref());
             reasons.extend(why.map(|why| one_line(&format!("{name} is not ready: {why}")) + "\n"));
@@ -65,12 +65,12 @@ fn row(node: &str, agent: &Agent, is_ready: bool, now: SystemTime) -> [String; 8
     ]
 }
 
-fn token_text(token: Token) -> String {
+fn token_text(token: TokenState) -> String {
     match token {
-        Token::Valid(left) => format!("{} left", rounded(left)),
-        Token::Ending => "expires soon".to_owned(),
-        Token::Expired => "expired".to_owned(),
-        Token::Unlimited => UNKNOWN.to_owned(),
+        TokenState::Valid(left) => format!("{} left", rounded(left)),
+        TokenState::Ending => "expires soon".to_owned(),
+        TokenState::Expired => "expired".to_owned(),
+        TokenState::Unlimited => UNKNOWN.to_owned(),
     }
 }
 

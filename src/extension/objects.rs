@@ -3,12 +3,13 @@
 use std::collections::BTreeMap;
 
 use serde::Deserialize;
+use serde::de::IgnoredAny;
 
 use crate::kube::scheduling::{self, Placement, Taint};
-use crate::kube::types::{ListMetadata, Metadata, null_as_default};
+use crate::kube::types::{EnvVar, ListMetadata, Metadata, null_as_default};
 
 /// A list.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Deserialize)]
 pub struct List<T> {
     #[serde(default)]
     pub metadata: ListMetadata,
@@ -16,12 +17,21 @@ pub struct List<T> {
     pub items: Vec<T>,
 }
 
-/// An object of which only the metadata matter.
+/// An object, reduced to the parts that are read of its kind.
 #[derive(Clone, Debug, Default, Deserialize)]
-pub struct AnyObject {
-    #[serde(default)]
-    pub metadata: Metadata,
+#[serde(default)]
+pub struct Object<Spec = IgnoredAny, Status = IgnoredAny, Meta = Metadata> {
+    pub metadata: Meta,
+    pub spec: Spec,
+    pub status: Status,
 }
+
+/// The agent's DaemonSet.
+pub type AgentDaemonSet = Object<AgentDaemonSetSpec, RolloutStatus, VersionedMetadata>;
+/// The agent's pod.
+pub type AgentPod = Object<AgentPodSpec, AgentPodStatus>;
+/// A node.
+pub type NodeObject = Object<NodeObjectSpec>;
 
 /// Annotation of an object that helm created: name of the release.
 pub const RELEASE: &str = "meta.helm.sh/release-name";
@@ -37,21 +47,12 @@ pub struct ConfigMap {
     pub data: BTreeMap<String, String>,
 }
 
-/// The agent's DaemonSet.
-#[derive(Clone, Debug, Default, Deserialize)]
-#[serde(default)]
-pub struct AgentDaemonSet {
-    pub metadata: Versioned,
-    pub spec: AgentDaemonSetSpec,
-    pub status: RolloutStatus,
-}
-
 /// Metadata with the generation of the spec.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
-pub struct Versioned {
-    pub name: String,
+pub struct VersionedMetadata {
     pub namespace: String,
+    pub name: String,
     pub generation: u64,
     #[serde(deserialize_with = "null_as_default")]
     pub annotations: BTreeMap<String, String>,
@@ -60,13 +61,7 @@ pub struct Versioned {
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 pub struct AgentDaemonSetSpec {
-    pub template: AgentTemplate,
-}
-
-#[derive(Clone, Debug, Default, Deserialize)]
-#[serde(default)]
-pub struct AgentTemplate {
-    pub spec: AgentPodSpec,
+    pub template: Object<AgentPodSpec>,
 }
 
 /// The `status` of a DaemonSet: numbers of nodes.
@@ -76,16 +71,6 @@ pub struct RolloutStatus {
     pub observed_generation: u64,
     pub desired_number_scheduled: u32,
     pub updated_number_scheduled: u32,
-    pub number_ready: u32,
-}
-
-/// The agent's pod.
-#[derive(Clone, Debug, Default, Deserialize)]
-#[serde(default)]
-pub struct AgentPod {
-    pub metadata: Metadata,
-    pub spec: AgentPodSpec,
-    pub status: AgentPodStatus,
 }
 
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -106,7 +91,7 @@ pub struct AgentContainer {
     #[serde(deserialize_with = "null_as_default")]
     pub ports: Vec<NamedPort>,
     #[serde(deserialize_with = "null_as_default")]
-    pub env: Vec<Variable>,
+    pub env: Vec<EnvVar>,
 }
 
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -117,20 +102,12 @@ pub struct NamedPort {
 }
 
 #[derive(Clone, Debug, Default, Deserialize)]
-#[serde(default)]
-pub struct Variable {
-    pub name: String,
-    #[serde(deserialize_with = "null_as_default")]
-    pub value: String,
-}
-
-#[derive(Clone, Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct AgentPodStatus {
     #[serde(deserialize_with = "null_as_default")]
     pub conditions: Vec<Condition>,
     #[serde(deserialize_with = "null_as_default")]
-    pub container_statuses: Vec<Running>,
+    pub container_statuses: Vec<ContainerStatus>,
 }
 
 /// A condition of a pod.
@@ -144,35 +121,22 @@ pub struct Condition {
     pub message: String,
 }
 
-/// The status of a container.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
-pub struct Running {
+pub struct ContainerStatus {
     pub name: String,
-    pub state: RunState,
+    /// By `waiting`, `running` or `terminated`.
+    #[serde(deserialize_with = "null_as_default")]
+    pub state: BTreeMap<String, Option<StateCause>>,
 }
 
+/// Why a container waits.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
-pub struct RunState {
-    pub waiting: Option<Waiting>,
-}
-
-/// Why a container does not run.
-#[derive(Clone, Debug, Default, Deserialize)]
-#[serde(default)]
-pub struct Waiting {
+pub struct StateCause {
     pub reason: String,
     #[serde(deserialize_with = "null_as_default")]
     pub message: String,
-}
-
-/// A node.
-#[derive(Clone, Debug, Default, Deserialize)]
-#[serde(default)]
-pub struct NodeObject {
-    pub metadata: Metadata,
-    pub spec: NodeObjectSpec,
 }
 
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -188,9 +152,7 @@ pub struct NodeObjectSpec {
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct EventObject {
-    pub involved_object: Involved,
-    #[serde(rename = "type")]
-    pub kind: String,
+    pub involved_object: InvolvedObject,
     pub reason: String,
     #[serde(deserialize_with = "null_as_default")]
     pub message: String,
@@ -203,7 +165,7 @@ pub struct EventObject {
 /// The object of an Event.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
-pub struct Involved {
+pub struct InvolvedObject {
     pub kind: String,
     pub name: String,
     pub uid: String,
@@ -234,9 +196,13 @@ impl AgentPodSpec {
 }
 
 impl AgentPod {
+    /// Returns the condition of this type, such as `Ready`, if it has this status.
+    pub fn condition(&self, kind: &str, status: &str) -> Option<&Condition> {
+        self.status.conditions.iter().find(|found| found.kind == kind && found.status == status)
+    }
+
     pub fn is_ready(&self) -> bool {
-        let conditions = &self.status.conditions;
-        conditions.iter().any(|condition| condition.kind == "Ready" && condition.status == "True")
+        self.condition("Ready", "True").is_some()
     }
 }
 

@@ -1,115 +1,100 @@
 //! Check results as table, short text or JSON, in the format of `linkerd check`. Pure.
 
-use std::fmt::Write as _;
+use std::fmt::{Display, Write as _};
 
-use serde::Serialize;
+use serde_json::{Value, json};
 
 use crate::quote::one_line;
 
 /// Page with a section for each check, which the hints point to.
 const HINTS: &str = concat!(env!("CARGO_PKG_REPOSITORY"), "/blob/main/docs/cli.md#");
+/// Longest list in a message.
+const ITEM_LIMIT: usize = 20;
 
 /// One check and its result.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Check {
     /// Heading of the check's group.
     pub category: &'static str,
-    pub description: String,
     /// Section of docs/cli.md about the check.
     pub hint: &'static str,
-    pub result: CheckResult,
+    pub description: String,
+    pub verdict: Verdict,
 }
 
 /// The result of a check.
+pub type Verdict = Result<(), Problem>;
+
+/// Why a check did not succeed.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum CheckResult {
-    Success,
-    /// Worth a look. The exit code stays 0.
-    Warning(String),
-    Error(String),
-    /// An error that may disappear while the chart is rolled out. The check is retried.
-    Pending(String),
+pub struct Problem {
+    pub severity: Severity,
+    pub text: String,
 }
 
-impl Check {
-    /// A check that succeeded.
-    pub fn new(category: &'static str, hint: &'static str, description: impl Into<String>) -> Self {
-        let description = one_line(&description.into());
-        Check { category, description, hint, result: CheckResult::Success }
-    }
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Severity {
+    /// Worth a look. The exit code stays 0.
+    Warning,
+    Error,
+    /// An error that may disappear while the chart is rolled out. The check is retried.
+    Pending,
+}
 
-    pub fn error(mut self, why: impl Into<String>) -> Self {
-        self.result = CheckResult::Error(plain_lines(&why.into()));
-        self
-    }
-
-    pub fn warning(mut self, why: impl Into<String>) -> Self {
-        self.result = CheckResult::Warning(plain_lines(&why.into()));
-        self
-    }
-
-    pub fn pending(mut self, why: impl Into<String>) -> Self {
-        self.result = CheckResult::Pending(plain_lines(&why.into()));
-        self
+impl Severity {
+    /// Fails with this text.
+    pub fn because<T>(self, text: impl AsRef<str>) -> Result<T, Problem> {
+        let lines: Vec<String> = text.as_ref().split('\n').map(plain_line).collect();
+        Err(Problem { severity: self, text: lines.join("\n") })
     }
 
     /// Fails with the list of `items`, in the format of `linkerd check`; succeeds if it is empty.
-    pub fn error_if_any(self, summary: &str, items: &[String]) -> Self {
-        match items {
-            [] => self,
-            items => self.error(bullets(summary, items)),
+    pub fn if_any(self, summary: &str, items: &[String]) -> Verdict {
+        if items.is_empty() {
+            return Ok(());
         }
+        let mut text = format!("{}:", one_line(summary));
+        for item in items.iter().take(ITEM_LIMIT) {
+            // Writing to a String cannot fail.
+            let _ = write!(text, "\n\t* {}", one_line(item));
+        }
+        if items.len() > ITEM_LIMIT {
+            let _ = write!(text, "\n\t* and {} more", items.len() - ITEM_LIMIT);
+        }
+        self.because(text)
     }
 
-    /// Warns with the list of `items`; succeeds if it is empty.
-    pub fn warning_if_any(self, summary: &str, items: &[String]) -> Self {
-        match items {
-            [] => self,
-            items => self.warning(bullets(summary, items)),
-        }
+    /// Fails because `what` cannot be read.
+    pub fn unreadable<T>(self, what: &str, why: &impl Display) -> Result<T, Problem> {
+        self.because(format!("cannot read {what}: {}", one_line(&why.to_string())))
     }
+}
 
-    /// Returns why the check did not succeed.
-    fn problem(&self) -> Option<&str> {
-        match &self.result {
-            CheckResult::Success => None,
-            CheckResult::Warning(why) | CheckResult::Error(why) | CheckResult::Pending(why) => {
-                Some(why)
-            }
-        }
+/// Applies [`one_line`] to a line, and keeps the indentation of [`Severity::if_any`].
+fn plain_line(line: &str) -> String {
+    match line.strip_prefix('\t') {
+        Some(item) => format!("\t{}", one_line(item)),
+        None => one_line(line),
+    }
+}
+
+impl Check {
+    pub fn new(
+        category: &'static str,
+        hint: &'static str,
+        description: impl AsRef<str>,
+        verdict: Verdict,
+    ) -> Check {
+        Check { category, hint, description: one_line(description.as_ref()), verdict }
     }
 
     fn is_failure(&self) -> bool {
-        matches!(self.result, CheckResult::Error(_) | CheckResult::Pending(_))
+        self.verdict.as_ref().is_err_and(|problem| problem.severity != Severity::Warning)
     }
 
     fn hint_url(&self) -> String {
         format!("{HINTS}{}", self.hint)
     }
-}
-
-/// Applies [`one_line`] to each line, and keeps the indentation of [`bullets`].
-fn plain_lines(text: &str) -> String {
-    let plain = |line: &str| match line.strip_prefix('\t') {
-        Some(item) => format!("\t{}", one_line(item)),
-        None => one_line(line),
-    };
-    text.split('\n').map(plain).collect::<Vec<_>>().join("\n")
-}
-
-/// Longest list in a message.
-const ITEM_LIMIT: usize = 20;
-
-/// Returns `summary` and the items, one a line.
-pub fn bullets(summary: &str, items: &[String]) -> String {
-    let mut text = format!("{}:", one_line(summary));
-    for item in items.iter().take(ITEM_LIMIT) {
-        let _ = write!(text, "\n\t* {}", one_line(item));
-    }
-    if items.len() > ITEM_LIMIT {
-        let _ = write!(text, "\n\t* and {} more", items.len() - ITEM_LIMIT);
-    }
-    text
 }
 
 /// Format of the report.
@@ -128,7 +113,8 @@ pub fn is_success(checks: &[Check]) -> bool {
 
 /// Whether a failed check may succeed later.
 pub fn is_pending(checks: &[Check]) -> bool {
-    checks.iter().any(|check| matches!(check.result, CheckResult::Pending(_)))
+    let may_succeed = |problem: &Problem| problem.severity == Severity::Pending;
+    checks.iter().any(|check| check.verdict.as_ref().is_err_and(may_succeed))
 }
 
 /// Renders the report. `color` is for terminals.
@@ -141,37 +127,34 @@ pub fn render(checks: &[Check], format: Format, color: bool) -> String {
 }
 
 fn text(checks: &[Check], short: bool, color: bool) -> String {
+    let shown: Vec<&Check> =
+        checks.iter().filter(|check| !short || check.verdict.is_err()).collect();
     let mut text = String::new();
-    let mut last = "";
-    for check in checks.iter().filter(|check| !short || check.problem().is_some()) {
-        if check.category != last {
-            let gap = if last.is_empty() { "" } else { "\n" };
-            let line = "-".repeat(check.category.len());
-            // Writing to a String cannot fail.
-            let _ = writeln!(text, "{gap}{}\n{line}", check.category);
-            last = check.category;
+    for group in shown.chunk_by(|a, b| a.category == b.category) {
+        let category = group[0].category;
+        let _ = writeln!(text, "{category}\n{}", "-".repeat(category.len()));
+        for check in group {
+            let _ = writeln!(text, "{} {}", glyph(&check.verdict, color), check.description);
+            if let Err(problem) = &check.verdict {
+                let (why, hint) = (&problem.text, check.hint_url());
+                let _ = writeln!(text, "    {why}\n    see {hint} for hints");
+            }
         }
-        let _ = writeln!(text, "{} {}", glyph(&check.result, color), check.description);
-        if let Some(why) = check.problem() {
-            let _ = writeln!(text, "    {why}\n    see {} for hints", check.hint_url());
-        }
-    }
-    if !last.is_empty() || !short {
         text.push('\n');
     }
     let overall = match is_success(checks) {
-        true => CheckResult::Success,
-        false => CheckResult::Error(String::new()),
+        true => Ok(()),
+        false => Severity::Error.because(""),
     };
     let _ = writeln!(text, "Status check results are {}", glyph(&overall, color));
     text
 }
 
-fn glyph(result: &CheckResult, color: bool) -> String {
-    let (glyph, code) = match result {
-        CheckResult::Success => ('√', 32),
-        CheckResult::Warning(_) => ('‼', 33),
-        CheckResult::Error(_) | CheckResult::Pending(_) => ('×', 31),
+fn glyph(verdict: &Verdict, color: bool) -> String {
+    let (glyph, code) = match verdict.as_ref().map_err(|problem| problem.severity) {
+        Ok(()) => ('√', 32),
+        Err(Severity::Warning) => ('‼', 33),
+        Err(Severity::Error | Severity::Pending) => ('×', 31),
     };
     match color {
         true => format!("\x1b[{code};1m{glyph}\x1b[0m"),
@@ -179,53 +162,27 @@ fn glyph(result: &CheckResult, color: bool) -> String {
     }
 }
 
-/// The JSON of `linkerd check --output json`, which `linkerd check` reads from extensions.
-#[derive(Serialize)]
-struct Output {
-    success: bool,
-    categories: Vec<Category>,
-}
-
-#[derive(Serialize)]
-#[serde(rename_all = "camelCase")]
-struct Category {
-    category_name: &'static str,
-    checks: Vec<CheckOutput>,
-}
-
-#[derive(Serialize)]
-struct CheckOutput {
-    description: String,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    hint: Option<String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    error: Option<String>,
-    result: &'static str,
-}
-
+/// Renders the JSON of `linkerd check --output json`, which `linkerd check` reads from extensions.
 fn json(checks: &[Check]) -> String {
-    let mut categories: Vec<Category> = Vec::new();
-    for check in checks {
-        if categories.last().is_none_or(|last| last.category_name != check.category) {
-            categories.push(Category { category_name: check.category, checks: Vec::new() });
-        }
-        let output = CheckOutput {
-            description: check.description.clone(),
-            hint: check.problem().map(|_| check.hint_url()),
-            error: check.problem().map(str::to_owned),
-            result: match check.result {
-                CheckResult::Success => "success",
-                CheckResult::Warning(_) => "warning",
-                CheckResult::Error(_) | CheckResult::Pending(_) => "error",
-            },
-        };
-        if let Some(category) = categories.last_mut() {
-            category.checks.push(output);
-        }
+    let groups = checks.chunk_by(|a, b| a.category == b.category);
+    let categories = groups.map(|group| {
+        let checks: Vec<Value> = group.iter().map(check_json).collect();
+        json!({"categoryName": group[0].category, "checks": checks})
+    });
+    let categories: Vec<Value> = categories.collect();
+    format!("{:#}\n", json!({"success": is_success(checks), "categories": categories}))
+}
+
+fn check_json(check: &Check) -> Value {
+    match &check.verdict {
+        Ok(()) => json!({"description": check.description, "result": "success"}),
+        Err(problem) => json!({
+            "description": check.description,
+            "hint": check.hint_url(),
+            "error": problem.text,
+            "result": if check.is_failure() { "error" } else { "warning" },
+        }),
     }
-    let output = Output { success: is_success(checks), categories };
-    // Structs with text cannot fail to serialize.
-    serde_json::to_string_pretty(&output).unwrap_or_default() + "\n"
 }
 
 #[cfg(test)]
@@ -235,10 +192,15 @@ mod tests {
     fn checks() -> Vec<Check> {
         let items: Vec<String> = (1..=21).map(|node| format!("node-{node}: why")).collect();
         vec![
-            Check::new("linkerd-cni", "a", "first"),
-            Check::new("linkerd-cni", "b", "second").warning("worth a look"),
-            Check::new("linkerd-cni-nodes", "c", "third").error_if_any("nodes fail", &items),
-            Check::new("linkerd-cni-nodes", "d", "fourth").pending("1 of 2"),
+            Check::new("linkerd-cni", "a", "first", Ok(())),
+            Check::new("linkerd-cni", "b", "second", Severity::Warning.because("worth a look")),
+            Check::new(
+                "linkerd-cni-nodes",
+                "c",
+                "third",
+                Severity::Error.if_any("nodes fail", &items),
+            ),
+            Check::new("linkerd-cni-nodes", "d", "fourth", Severity::Pending.because("1 of 2")),
         ]
     }
 
@@ -253,7 +215,7 @@ mod tests {
 
     #[test]
     fn a_short_report_without_problems_is_one_line() {
-        let good = [Check::new("linkerd-cni", "a", "first")];
+        let good = [Check::new("linkerd-cni", "a", "first", Ok(()))];
         assert_eq!(render(&good, Format::Short, false), "Status check results are √\n");
     }
 

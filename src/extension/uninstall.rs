@@ -5,9 +5,8 @@ use std::fmt::Write as _;
 
 use serde_json::json;
 
-use super::kubectl::{Api, Error as RequestError};
-use super::lists::try_list;
-use super::objects::{AnyObject, RELEASE, RELEASE_NAMESPACE};
+use super::api::{Api, Error as RequestError, list};
+use super::objects::{Object, RELEASE, RELEASE_NAMESPACE};
 
 /// Label of each object of the chart, also of Linkerd's.
 const LABEL: &str = "linkerd.io/cni-resource=true";
@@ -66,7 +65,7 @@ pub fn uninstall(api: &dyn Api) -> Result<String, Error> {
     for (version, kind, resource) in KINDS {
         let group = if version == "v1" { "/api" } else { "/apis" };
         let path = format!("{group}/{version}/{resource}");
-        let found: Vec<AnyObject> = match try_list(api, &path, LABEL_SELECTOR) {
+        let found: Vec<Object> = match list(api, &path, LABEL_SELECTOR) {
             // The cluster does not have this kind.
             Err(error) if error.is_not_found() => continue,
             found => found.map_err(|why| Error::List { resource, why })?,
@@ -81,7 +80,7 @@ pub fn uninstall(api: &dyn Api) -> Result<String, Error> {
 }
 
 /// Fails for an object of a Helm release, which would stay behind without its objects.
-fn refuse_release(kind: &str, object: &AnyObject) -> Result<(), Error> {
+fn refuse_release(kind: &str, object: &Object) -> Result<(), Error> {
     let metadata = &object.metadata;
     let Some(release) = metadata.annotations.get(RELEASE) else {
         return Ok(());
@@ -95,7 +94,7 @@ fn refuse_release(kind: &str, object: &AnyObject) -> Result<(), Error> {
 }
 
 /// Returns what kubectl needs for the deletion. A text in JSON is YAML too.
-fn manifest(version: &str, kind: &str, object: &AnyObject) -> String {
+fn manifest(version: &str, kind: &str, object: &Object) -> String {
     let metadata = &object.metadata;
     let namespace = match metadata.namespace.as_str() {
         "" => String::new(),

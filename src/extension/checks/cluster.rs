@@ -1,25 +1,21 @@
 //! Checks of the cluster that apply before and after the installation. Pure.
 
-use super::unreadable;
+use super::readable;
+use crate::extension::api::Error;
 use crate::extension::facts::Lookup;
-use crate::extension::objects::{AnyObject, ConfigMap};
-use crate::extension::report::{Check, bullets};
+use crate::extension::objects::ConfigMap;
+use crate::extension::report::{Check, Severity, Verdict};
 
 /// Label of a namespace with the Pod Security Standard that its pods must meet.
 const ENFORCE: &str = "pod-security.kubernetes.io/enforce";
 
 /// Checks that Cilium neither disables the plugin's network config nor bypasses the redirect rules.
-pub fn cilium(category: &'static str, cilium: &Result<Vec<ConfigMap>, String>) -> Check {
-    let check = Check::new(category, "cilium", "Cilium, if installed, leaves the plugin in place");
-    let maps = match cilium {
-        Ok(maps) => maps,
-        Err(why) => return unreadable(check, "the ConfigMaps cilium-config", why),
-    };
-    let problems: Vec<String> = maps.iter().flat_map(cilium_problems).collect();
-    match problems.is_empty() {
-        true => check,
-        false => check.warning(bullets("Cilium's settings conflict with the plugin", &problems)),
-    }
+pub fn cilium(category: &'static str, maps: &Result<Vec<ConfigMap>, Error>) -> Check {
+    let verdict = readable(maps, "the ConfigMaps cilium-config").and_then(|maps| {
+        let problems: Vec<String> = maps.iter().flat_map(cilium_problems).collect();
+        Severity::Warning.if_any("Cilium's settings conflict with the plugin", &problems)
+    });
+    Check::new(category, "cilium", "Cilium, if installed, leaves the plugin in place", verdict)
 }
 
 fn cilium_problems(map: &ConfigMap) -> Vec<String> {
@@ -43,26 +39,19 @@ fn cilium_problems(map: &ConfigMap) -> Vec<String> {
 }
 
 /// Checks that Pod Security Admission admits the agent's pods. `has_pods`: it has admitted some.
-pub fn pod_security(
-    check: Check,
-    name: &str,
-    namespace: &Lookup<AnyObject>,
-    has_pods: bool,
-) -> Check {
+pub fn pod_security(name: &str, namespace: &Lookup, has_pods: bool) -> Verdict {
     let remedy = format!("kubectl label --overwrite namespace {name} {ENFORCE}=privileged");
-    let namespace = match namespace {
-        Ok(Some(namespace)) => namespace,
-        Ok(None) => return check.error(format!("namespace {name} does not exist")),
-        Err(why) => return unreadable(check, &format!("namespace {name}"), why),
+    let Some(namespace) = readable(namespace, &format!("namespace {name}"))? else {
+        return Severity::Error.because(format!("namespace {name} does not exist"));
     };
     match namespace.metadata.labels.get(ENFORCE).map(String::as_str) {
-        Some("privileged") => check,
-        Some(level) => check.error(format!(
+        Some("privileged") => Ok(()),
+        Some(level) => Severity::Error.because(format!(
             "the label {ENFORCE}={level} of namespace {name} rejects the agent's pods, which mount \
              directories of the node: {remedy}"
         )),
-        None if has_pods => check,
-        None => check.warning(format!(
+        None if has_pods => Ok(()),
+        None => Severity::Warning.because(format!(
             "namespace {name} has no label {ENFORCE}. If the cluster's default is baseline or \
              restricted, the agent's pods are rejected: {remedy}"
         )),

@@ -140,7 +140,7 @@ fn several_faults_of_one_agent_are_told_apart() {
         (EVENTS, "", mount),
     ]);
     let agent = &cluster.facts().agents.unwrap()[0];
-    let why = not_ready(agent, &cluster.facts().events).unwrap();
+    let why = agent.not_ready(&cluster.facts().events).unwrap();
     assert_eq!(
         why,
         "container install-cni: ContainerCreating: FailedMount: hostPath is not a directory"
@@ -149,7 +149,7 @@ fn several_faults_of_one_agent_are_told_apart() {
         "message": "0/1 nodes are available"}]});
     let cluster = with(&[(STATUS_1, "", Value::Null), (AGENTS, "/items/0/status", unscheduled)]);
     let agent = &cluster.facts().agents.unwrap()[0];
-    assert_eq!(not_ready(agent, &[]).unwrap(), "not scheduled: 0/1 nodes are available");
+    assert_eq!(agent.not_ready(&[]).unwrap(), "not scheduled: 0/1 nodes are available");
 }
 
 #[test]
@@ -226,11 +226,9 @@ fn a_hostile_agent_neither_stops_the_checks_nor_writes_to_the_terminal() {
     }
     let table = crate::extension::nodes::table(&facts).unwrap();
     assert!(!table.contains(['\u{1b}', '\u{202e}']), "{table}");
-    let check = Check::new("x", "y", "\u{1b}a").error("\u{1b}b\n\t* c");
-    assert_eq!(
-        (check.description.as_str(), check.result),
-        (" a", super::super::report::CheckResult::Error(" b\n\t* c".to_owned()))
-    );
+    let check = Check::new("x", "y", "\u{1b}a", Severity::Error.because("\u{1b}b\n\t* c"));
+    assert_eq!(check.description, " a");
+    assert_eq!(check.verdict.unwrap_err().text, " b\n\t* c");
 }
 
 #[test]

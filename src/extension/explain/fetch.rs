@@ -1,14 +1,12 @@
 //! Fetches the objects on which the decision for a pod depends, and what its node reports.
 
-use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
-
 use super::{NodeReport, PodInputs};
 use crate::cni::args::is_name;
 use crate::cni::error::{Error as CniError, code};
 use crate::extension::agents::{Agent, agent_on};
-use crate::extension::checks::{not_ready, plugin_entry};
+use crate::extension::api::{Api, Error, encoded, find, get};
+use crate::extension::checks::plugin_entry;
 use crate::extension::facts::{config_path, events};
-use crate::extension::kubectl::{Api, Error, find, get};
 use crate::extension::objects::{ConfigMap, EventObject};
 use crate::kube::types::{Namespace, Pod};
 use crate::pod::annotation::Annotations;
@@ -70,7 +68,7 @@ fn unreadable(error: Error) -> CniError {
 /// Returns what the node's agent and Events say about the pod. What cannot be read is left out.
 fn report(api: &dyn Api, cni_namespace: &str, pod: &Pod) -> NodeReport {
     let metadata = &pod.metadata;
-    let uid = utf8_percent_encode(&metadata.uid, NON_ALPHANUMERIC);
+    let uid = encoded(&metadata.uid);
     let found = events(api, &metadata.namespace, &format!("involvedObject.uid%3D{uid}"));
     let events: Vec<String> = found
         .unwrap_or_default()
@@ -82,7 +80,7 @@ fn report(api: &dyn Api, cni_namespace: &str, pod: &Pod) -> NodeReport {
     let records = agent.as_ref().map(|agent| records(api, cni_namespace, agent, pod));
     NodeReport {
         agent: agent.map(|agent| {
-            let state = match not_ready(&agent, &[]) {
+            let state = match agent.not_ready(&[]) {
                 Some(why) => format!("not ready: {}", one_line(&why)),
                 None => "ready".to_owned(),
             };

@@ -1,0 +1,125 @@
+//! Requests to the API server: for one object, and for lists, which are read in parts.
+
+use std::io;
+use std::time::Duration;
+
+use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
+use serde::de::DeserializeOwned;
+
+use super::objects::List;
+use crate::quote::one_line;
+
+/// Number of objects in one part of a list.
+const PAGE: usize = 500;
+/// Largest number of parts of a list that are read.
+const PAGE_LIMIT: usize = 100;
+/// Start of kubectl's message if the API server responded with an error.
+const FROM_SERVER: &str = "Error from server (";
+
+/// Why a request failed.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum Error {
+    #[error("cannot run kubectl: {0}; install kubectl in a directory of PATH")]
+    Start(String),
+    #[error(
+        "kubectl was stopped after {} s; check that the API server is reachable, and that no \
+         credential plugin of the kubeconfig waits for input (log in with kubectl first)",
+        .0.as_secs()
+    )]
+    Deadline(Duration),
+    /// The API server responded with an error.
+    #[error("{message} ({reason}){}", remedy(.reason))]
+    Status { reason: String, message: String },
+    #[error(
+        "kubectl failed: {0}; check with kubectl version and the same --kubeconfig and --context"
+    )]
+    Failed(String),
+    #[error("{path}: unexpected response: {problem}")]
+    Decode { path: String, problem: String },
+}
+
+/// Returns what a user can do about an error of the API server, after a semicolon.
+fn remedy(reason: &str) -> &'static str {
+    match reason {
+        "Forbidden" => {
+            "; grant this right to the user, or choose another user with --context or --as"
+        }
+        "Unauthorized" => "; log in again, or choose another user with --context",
+        _ => "",
+    }
+}
+
+impl Error {
+    /// Whether the API server responded that the object does not exist.
+    pub fn is_not_found(&self) -> bool {
+        matches!(self, Error::Status { reason, .. } if reason == "NotFound")
+    }
+
+    /// kubectl did not start.
+    pub fn start(error: io::Error) -> Error {
+        Error::Start(error.to_string())
+    }
+
+    /// Reads kubectl's stderr.
+    pub fn from_stderr(stderr: &str) -> Error {
+        let text = stderr.trim();
+        let last = text.lines().last().unwrap_or_default();
+        let status = last.strip_prefix(FROM_SERVER).and_then(|rest| rest.split_once("): "));
+        match status {
+            Some((reason, message)) => {
+                Error::Status { reason: one_line(reason), message: one_line(message) }
+            }
+            None => Error::Failed(one_line(&text.replace('\n', "; "))),
+        }
+    }
+}
+
+/// Sends requests to the API server. Tests replace it.
+pub trait Api: Sync {
+    /// GETs `path`, absolute and with its query. Returns the body of the response.
+    fn get(&self, path: &str) -> Result<String, Error>;
+    /// POSTs `body` to `path`. Returns the body of the response.
+    fn post(&self, path: &str, body: &str) -> Result<String, Error>;
+}
+
+/// GETs an object.
+pub fn get<T: DeserializeOwned>(api: &dyn Api, path: &str) -> Result<T, Error> {
+    decode(path, &api.get(path)?)
+}
+
+/// GETs an object; `None` if the API server responds that it does not exist.
+pub fn find<T: DeserializeOwned>(api: &dyn Api, path: &str) -> Result<Option<T>, Error> {
+    match get(api, path) {
+        Ok(object) => Ok(Some(object)),
+        Err(error) if error.is_not_found() => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// Reads all parts of a list.
+pub fn list<T: DeserializeOwned>(api: &dyn Api, path: &str, query: &str) -> Result<Vec<T>, Error> {
+    let mut items = Vec::new();
+    let mut from = String::new();
+    for _ in 0..PAGE_LIMIT {
+        let part: List<T> = get(api, &format!("{path}?limit={PAGE}&{query}{from}"))?;
+        items.extend(part.items);
+        match part.metadata.continue_token.as_str() {
+            "" => break,
+            next => from = format!("&continue={}", encoded(next)),
+        }
+    }
+    Ok(items)
+}
+
+/// Decodes the response to a request for `path`.
+pub fn decode<T: DeserializeOwned>(path: &str, body: &str) -> Result<T, Error> {
+    serde_json::from_str(body).map_err(|error| Error::Decode {
+        path: path.to_owned(),
+        problem: one_line(&error.to_string()),
+    })
+}
+
+/// Percent-encodes a value in a query.
+pub fn encoded(value: &str) -> String {
+    utf8_percent_encode(value, NON_ALPHANUMERIC).to_string()
+}
