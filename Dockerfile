@@ -9,7 +9,8 @@ RUN apk add --no-cache musl-dev
 WORKDIR /src
 COPY Cargo.toml Cargo.lock ./
 COPY src src
-COPY chart-tests chart-tests
+# The manifest of a workspace member, without which cargo does not read the workspace.
+COPY testkit/Cargo.toml testkit/Cargo.toml
 ARG TARGETPLATFORM
 RUN --mount=type=cache,target=/usr/local/cargo/registry \
     --mount=type=cache,target=/src/target,id=target-$TARGETPLATFORM \
@@ -23,10 +24,11 @@ COPY LICENSE THIRD-PARTY-NOTICES.txt /root-fs/linkerd/
 
 # Image of the pods that scripts/quickstart starts: docker buildx build --target probe .
 FROM build AS build-probe
+COPY testkit testkit
 ARG TARGETPLATFORM
 RUN --mount=type=cache,target=/usr/local/cargo/registry \
     --mount=type=cache,target=/src/target,id=target-$TARGETPLATFORM \
-    cargo build --locked --release --example netprobe && install -D target/release/examples/netprobe /probe-fs/probe
+    cargo build --locked --release --package testkit --bin netprobe && install -D target/release/netprobe /probe-fs/probe
 
 FROM scratch AS probe
 COPY --from=build-probe /probe-fs /

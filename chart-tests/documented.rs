@@ -27,7 +27,7 @@ fn every_command_of_a_page_is_shown_to_work_or_says_why_it_cannot_run() {
     let all = commands::commands();
     assert!(all.len() > 100, "{}", all.len());
     let unknown: Vec<_> = all.iter().filter(|command| command.shown().is_none()).collect();
-    assert!(unknown.is_empty(), "add rows to src/tests/support/documented.rs for {unknown:#?}");
+    assert!(unknown.is_empty(), "add rows to testkit/src/documented.rs for {unknown:#?}");
     for page in commands::pages() {
         let text = read(&page);
         for language in ["bash", "shell", "console", "sh-session"] {

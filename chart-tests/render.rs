@@ -3,15 +3,9 @@
 #![allow(clippy::expect_used, clippy::unwrap_used)]
 
 mod both_helms;
-#[allow(dead_code, reason = "the plugin's tests use all of it")]
-#[path = "../src/tests/support/cni.rs"]
-mod cni;
-#[path = "../src/tests/support/documented.rs"]
-mod commands;
 mod contract;
 mod docs;
 mod documented;
-mod helm;
 mod hook;
 mod image;
 mod install_cni;
@@ -35,6 +29,8 @@ use std::path::Path;
 use serde_json::{Value, json};
 
 use helm::{Render, ci_values, with};
+use testkit::chart as helm;
+use testkit::{cni, documented as commands};
 
 #[test]
 fn each_values_file_renders_the_recorded_text() {

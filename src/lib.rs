@@ -33,6 +33,9 @@
 //! The test `layout` checks the order of the map. Modules whose documentation has "Pure." at the end
 //! of its first paragraph do no I/O. In `conflist`, only `net_dir` and `saved_state` access files.
 
+/// Version of the programs, without `v`.
+pub const VERSION: &str = env!("CARGO_PKG_VERSION");
+
 pub mod admin;
 pub mod agent;
 pub mod backoff;

@@ -5,22 +5,10 @@
 //! the number of one that Linkerd knows; `n:` before KEY: on the namespace.
 #![no_main]
 
-#[path = "../../src/tests/properties/decision.rs"]
-mod decision;
-#[allow(dead_code, reason = "the property tests use all of it")]
-#[path = "../../src/tests/properties/iptables.rs"]
-mod iptables;
-#[allow(dead_code, reason = "the property tests use all of it")]
-#[path = "../../src/tests/properties/packet.rs"]
-mod packet;
-#[allow(dead_code, reason = "the other targets use all of it")]
-#[path = "../../src/tests/properties/runtime.rs"]
-mod runtime;
-
-use decision::{API_ERRORS, DETECTIONS, Start};
 use libfuzzer_sys::fuzz_target;
 use linkerd2_cni::cni::args;
 use linkerd2_cni::pod::annotation::{CREATED_BY, INJECT, PROXY_PORTS, UPSTREAM_KEYS};
+use testkit::properties::decision::{API_ERRORS, DETECTIONS, Start};
 
 const CONTAINERS: [&[&str]; 4] = [&["app"], &["app", "linkerd-proxy"], &["linkerd-init"], &[]];
 

@@ -1,13 +1,11 @@
 //! For any stdin, the plugin prints a result or an error object.
 #![no_main]
 
-#[path = "../../src/tests/properties/runtime.rs"]
-mod runtime;
-
 use libfuzzer_sys::fuzz_target;
 use linkerd2_cni::cni::object::Object;
 use linkerd2_cni::config::families;
 use linkerd2_cni::pod::skip;
+use testkit::properties::runtime;
 
 fuzz_target!(|stdin: &[u8]| {
     for args in ["", runtime::POD] {

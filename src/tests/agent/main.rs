@@ -9,37 +9,17 @@ mod agent_with_api;
 mod api;
 mod api_name;
 mod cached;
-#[allow(dead_code, reason = "the plugin's tests use all of it")]
-#[path = "../support/call.rs"]
-mod call;
 mod catalogue;
 mod chain;
-#[path = "../support/child.rs"]
-mod child;
-#[path = "../support/cni.rs"]
-mod cni;
 mod credential;
 mod directories;
 mod durability;
-#[allow(dead_code, reason = "each suite has sources of its own")]
-#[path = "../support/fault_page.rs"]
-mod fault_page;
 mod faults;
 mod filesystems;
-#[allow(dead_code, clippy::expect_used, reason = "shared with the chart's tests")]
-#[path = "../../../chart-tests/helm.rs"]
-mod helm;
 mod ignored;
-#[path = "../support/platforms.rs"]
-mod layouts;
 mod metrics;
 mod modes;
-#[path = "../support/mounts.rs"]
-mod mounts;
 mod multus;
-#[allow(dead_code, clippy::expect_used, reason = "shared with the plugin's tests")]
-#[path = "../support/namespaces.rs"]
-mod namespaces;
 mod node;
 mod operations;
 mod other_installers;
@@ -47,8 +27,6 @@ mod outputs;
 mod own_pods;
 mod ownership;
 mod platforms;
-#[path = "../support/promtool.rs"]
-mod promtool;
 mod readiness;
 mod rechained;
 mod records;
@@ -57,9 +35,6 @@ mod requests;
 mod rewrites;
 mod saved_state;
 mod self_test;
-#[allow(dead_code, reason = "the repair controller's tests use all of it")]
-#[path = "../support/server.rs"]
-mod server;
 mod stale_mounts;
 mod start_and_stop;
 mod stop_decision;
@@ -67,11 +42,6 @@ mod stop_evidence;
 mod taint;
 mod two_agents;
 mod unreadable;
-#[path = "../support/until.rs"]
-mod until;
-#[allow(dead_code, reason = "the plugin's tests use all of it")]
-#[path = "../support/unwritable.rs"]
-mod unwritable;
 mod upstream;
 mod upstream_agent;
 
@@ -80,7 +50,12 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt};
 
 use node::{CALICO, Node, TEMPLATE};
 use serde_json::{Value, json};
-use until::until;
+use testkit::chart as helm;
+use testkit::platforms as layouts;
+use testkit::until::until;
+use testkit::{
+    call, child, cni, fault_page, mounts, namespaces, promtool, server, until, unwritable,
+};
 
 #[test]
 fn a_node_gets_binary_kubeconfig_and_entry_and_gives_all_back_on_sigterm() {

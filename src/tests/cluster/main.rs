@@ -5,70 +5,46 @@
 
 #![allow(clippy::expect_used, clippy::unwrap_used)]
 
-mod active;
 mod admission_policy;
-mod agent;
 mod agent_replaced;
 mod another_namespace;
-mod burst;
 mod cached;
 mod catalogue;
 mod chart;
-#[allow(dead_code, reason = "the plugin's tests use all of it")]
-#[path = "../support/cni.rs"]
-mod cni;
-#[allow(dead_code, reason = "the chart's tests use all of it")]
-#[path = "../support/documented.rs"]
-mod commands;
-mod connections;
 mod copies;
 mod documented;
 mod drift;
 mod extension;
-mod families;
-#[allow(dead_code, reason = "each suite has sources of its own")]
-#[path = "../support/fault_page.rs"]
-mod fault_page;
 mod hand_made;
-mod helm;
 mod idle;
 mod ignored;
-#[allow(dead_code, reason = "the agent's tests use all of it")]
-#[path = "../support/platforms.rs"]
-mod layouts;
 mod migration;
-mod node;
 mod outage;
 mod own_account;
 mod platforms;
 mod plugin;
-mod pods;
 mod proxy_user;
 mod quickstart;
 mod refused;
 mod release;
-#[path = "../support/release_folder.rs"]
-mod release_folder;
 mod repair;
 mod scene;
 mod stopped;
 mod take_over;
 mod two_agents;
 mod unreadable;
-#[path = "../support/until.rs"]
-mod until;
-mod upstream;
-mod watcher;
 
 use std::time::Instant;
 
-use connections::{
+use scene::Scene;
+use serde_json::Value;
+use testkit::cluster::connections::{
     a_native_sidecar_passes_the_validator_and_proxies,
     connections_go_through_the_proxy_where_they_should, linkerd_check_finds_what_it_looks_up,
     pods_started_after_an_upgrade_follow_it,
 };
-use scene::Scene;
-use serde_json::Value;
+use testkit::cluster::{agent, burst, connections, helm, node, pods, upstream, watcher};
+use testkit::{cni, documented as commands, fault_page, platforms as layouts, until};
 
 #[test]
 fn a_cluster_gets_the_chart_uses_it_and_is_left_as_it_was() {

@@ -6,8 +6,9 @@ use std::process::Command;
 
 use serde_json::Value;
 
+use testkit::release;
+
 use crate::pods::{self, kubectl};
-use crate::release_folder::release;
 use crate::scene::Scene;
 
 /// Returns the file of the release whose name starts and ends like this.

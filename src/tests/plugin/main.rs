@@ -3,16 +3,8 @@
 
 #![allow(clippy::expect_used, clippy::unwrap_used)]
 
-#[path = "../support/api.rs"]
-mod api;
 mod api_address;
-#[path = "../support/call.rs"]
-mod call;
 mod check;
-#[path = "../support/child.rs"]
-mod child;
-#[path = "../support/cni.rs"]
-mod cni;
 mod decisions;
 mod failures;
 mod fallback;
@@ -21,8 +13,6 @@ mod identity;
 mod ignored;
 mod injected;
 mod lists;
-#[path = "../support/namespaces.rs"]
-mod namespaces;
 mod native;
 mod optional_ipv6;
 mod protocol;
@@ -30,21 +20,19 @@ mod proxy_container;
 mod record_socket;
 mod rules;
 mod stderr;
-#[allow(dead_code, reason = "the cluster's tests use all of it")]
-#[path = "../support/until.rs"]
-mod until;
-#[path = "../support/unwritable.rs"]
-mod unwritable;
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use api::Api;
-use call::{Call, Outcome, PLUGIN, UID};
-use namespaces::{Namespaces, POD};
 use serde_json::Value;
+use testkit::call::{Call, Outcome, UID};
+use testkit::canned_api::{self as api, Api};
+use testkit::namespaces::{Namespaces, POD};
+use testkit::{call, child, namespaces, until, unwritable};
+
+const PLUGIN: &str = env!("CARGO_BIN_EXE_linkerd-cni");
 
 const POD_PATH: &str = "/api/v1/namespaces/ns/pods/web";
 const NAMESPACE_PATH: &str = "/api/v1/namespaces/ns";
@@ -77,18 +65,6 @@ fn fastest<T>(mut run: impl FnMut() -> T) -> (T, Duration) {
 /// The number of API requests in a plugin record.
 fn requests(record: &Value) -> u64 {
     record["requests"].as_u64().unwrap_or_default()
-}
-
-impl Call {
-    /// A call with a kubeconfig for `api`.
-    fn new(command: &str, netns: &Path, api: &Api) -> Self {
-        let dir = tempfile::tempdir().unwrap();
-        let kubeconfig = dir.path().join("kubeconfig");
-        fs::write(&kubeconfig, api.kubeconfig()).unwrap();
-        let mut call = Call::with_kubeconfig(command, netns, &kubeconfig);
-        call.dir = Some(dir);
-        call
-    }
 }
 
 /// Writes an executable shell script.

@@ -5,15 +5,11 @@
 #![allow(clippy::expect_used, clippy::unwrap_used)]
 
 mod contract;
-mod decision;
 mod equivalence;
-mod iptables;
 mod json;
 mod nf_tables;
-mod packet;
 mod recorded;
 mod restore;
-mod runtime;
 mod starts;
 
 use std::fs;
@@ -38,8 +34,9 @@ use proptest::collection::vec;
 use proptest::option;
 use proptest::prelude::*;
 use recorded::{REGRESSIONS, recorded_in};
-use runtime::{POD, add, is_cni_output};
 use serde_json::Value;
+use testkit::properties::runtime::{POD, add, is_cni_output};
+use testkit::properties::{decision, iptables, packet};
 use ureq::http::Uri;
 
 fn config() -> Config {

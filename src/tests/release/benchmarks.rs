@@ -1,13 +1,9 @@
 //! The step `bench` of `scripts/test`: which figures it rejects, and that it can compare all committed ones.
 
-#[allow(dead_code, reason = "the bench prints the comparison")]
-#[path = "../bench/gate.rs"]
-mod gate;
-
 use std::fs;
 
-use gate::{Comparison, Figures, Unusable, compare};
 use serde_json::{Value, json};
+use testkit::benchmarks::{Comparison, Figures, Unusable, compare};
 
 use crate::repository;
 

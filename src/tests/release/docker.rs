@@ -58,7 +58,7 @@ fn docker_gets_every_file_that_is_compiled_into_the_programs() {
     let roots = included_roots();
     let dockerfile = fs::read_to_string(repository().join("Dockerfile")).unwrap();
     let admitted = fs::read_to_string(repository().join(".dockerignore")).unwrap();
-    for root in roots.iter().map(String::as_str).chain(["src", "chart-tests"]) {
+    for root in roots.iter().map(String::as_str).chain(["src", "testkit"]) {
         let copied = format!("COPY {root} {root}");
         assert!(dockerfile.lines().any(|line| line == copied), "Dockerfile: no {copied}");
         let admits = format!("!{root}");

@@ -8,27 +8,18 @@
 mod arm64;
 mod benchmarks;
 mod build;
-#[path = "../support/cni.rs"]
-mod cni;
 mod docker;
 mod folder;
 mod image;
 mod project;
-#[path = "../support/release_folder.rs"]
-mod release_folder;
 mod signature;
 mod versions;
 
-use std::path::Path;
 use std::process::{Command, Output};
 
-use release_folder::release;
+use testkit::{cni, release, repository};
 
 const VERSION: &str = env!("CARGO_PKG_VERSION");
-
-fn repository() -> &'static Path {
-    Path::new(env!("CARGO_MANIFEST_DIR"))
-}
 
 /// Runs a program and returns its standard output. Panics with its error if it fails.
 fn must(command: &mut Command) -> Vec<u8> {

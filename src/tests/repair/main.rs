@@ -11,31 +11,18 @@ mod evictions;
 mod in_place;
 mod lists;
 mod modes;
-#[path = "../support/mounts.rs"]
-mod mounts;
-#[path = "../support/namespaces.rs"]
-mod namespaces;
 mod node;
 mod outputs;
 mod owners;
 mod process;
-#[path = "../support/promtool.rs"]
-mod promtool;
 mod refusals;
-#[allow(dead_code, reason = "the agent's tests use TLS")]
-#[path = "../support/server.rs"]
-mod server;
 mod skipped_pods;
 mod stale_mounts;
 mod tenants;
-#[path = "../support/until.rs"]
-mod until;
-#[allow(dead_code, reason = "the plugin's tests use all of it")]
-#[path = "../support/unwritable.rs"]
-mod unwritable;
 mod watches;
 
 use serde_json::{Value, json};
+use testkit::{mounts, namespaces, promtool, server, until, unwritable};
 
 fn pod(name: &str, validator: Value) -> Value {
     let mut validator = validator;

@@ -1,0 +1,86 @@
+//! One of several nodes, seen from this machine: each is a node of scripts/node.
+
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use serde_json::{Value, json};
+
+use crate::node::{Files, files_of};
+use crate::pods::kubectl;
+use crate::watcher::Watcher;
+
+/// A node of the cluster.
+pub struct Machine {
+    /// Name of the node, in scripts/node and in Kubernetes.
+    pub name: String,
+    /// Path of its file system on this machine.
+    root: String,
+    /// Its CNI files when the value was created.
+    before: Files,
+}
+
+impl Machine {
+    /// A node in the cluster on which the plugin is not installed.
+    pub fn of(name: &str) -> Machine {
+        let root = script("node", &["root", name]).trim().to_owned();
+        let before = files_of(&root);
+        let machine = Machine { name: name.to_owned(), root, before };
+        assert!(!machine.has_plugin(), "the plugin is on {name} already");
+        machine
+    }
+
+    /// Adds a node to the cluster on `first`. It registers with the taint `taint`.
+    pub fn join(first: &Machine, name: &str, taint: &str) -> Machine {
+        let taint = format!("--register-with-taints={taint}=:NoSchedule");
+        script("node", &["join", &first.name, name, &taint]);
+        Machine::of(name)
+    }
+
+    /// Loads an image.
+    pub fn load(&self, archive: &Path) {
+        let archive = archive.to_str().unwrap();
+        script("node", &["run", &self.name, "scripts/cluster", "load", archive]);
+    }
+
+    /// Asserts that the node's CNI files are as they were when the value was created.
+    pub fn assert_as_found(&self) {
+        assert_eq!(files_of(&self.root), self.before, "files of {}", self.name);
+    }
+
+    pub fn is_as_found(&self) -> bool {
+        files_of(&self.root) == self.before
+    }
+
+    pub fn has_plugin(&self) -> bool {
+        Path::new(&format!("{}/opt/cni/bin/linkerd-cni", self.root)).exists()
+    }
+
+    pub fn watch(&self) -> Watcher {
+        Watcher::of(self.root.clone())
+    }
+
+    pub fn has_taint(&self, key: &str) -> bool {
+        let keys = kubectl(&["get", "node", &self.name, "-o", "jsonpath={.spec.taints[*].key}"]);
+        keys.split(' ').any(|taint| taint == key)
+    }
+
+    /// The pod with a node selector, so that it waits for this node.
+    pub fn only(&self, mut pod: Value) -> Value {
+        pod["spec"]["nodeSelector"] = json!({"kubernetes.io/hostname": self.name});
+        pod
+    }
+}
+
+/// Runs one of the scripts in the checkout and returns its output. Panics if it fails.
+fn script(name: &str, args: &[&str]) -> String {
+    let checkout = testkit::repository();
+    let output = Command::new(checkout.join("scripts").join(name))
+        .args(args)
+        .current_dir(checkout)
+        .stdin(Stdio::null())
+        .output()
+        .unwrap();
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "scripts/{name} {args:?}: {error}");
+    String::from_utf8(output.stdout).unwrap()
+}

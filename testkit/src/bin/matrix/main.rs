@@ -1,0 +1,57 @@
+//! The job of one row of the matrix, on one kind of node. `scripts/matrix` creates the node, runs this program on it
+//! and prints the table; docs/compatibility.md shows the results.
+
+mod agents;
+mod checks;
+mod cilium;
+mod expectations;
+mod istio;
+mod job;
+mod machine;
+mod multus;
+mod network;
+mod primary_cni;
+mod runtime;
+mod several_nodes;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::Parser;
+use testkit::cluster::{
+    active, agent, burst, connections, families, helm, node, pods, versions, watcher,
+};
+use testkit::until;
+
+use checks::Checks;
+
+/// Runs the job on the cluster of `KUBECONFIG`, whose only node is this machine, or with --node the job for
+/// several nodes.
+#[derive(Parser)]
+struct Options {
+    /// Values of the chart, as for `helm --set`.
+    #[arg(long, default_value = "")]
+    set: String,
+    /// File to write the results to, as JSON.
+    #[arg(long)]
+    json: PathBuf,
+    /// Nodes of scripts/node: two that are in the cluster, and the name of one that joins it.
+    #[arg(long = "node")]
+    nodes: Vec<String>,
+    /// Archive of the image, for the node that joins.
+    #[arg(long, requires = "nodes")]
+    image: Option<PathBuf>,
+}
+
+fn main() -> ExitCode {
+    let options = Options::parse();
+    let mut checks = Checks::new(options.json, versions::of_node());
+    match (&options.nodes[..], &options.image) {
+        ([], _) => job::run(&options.set, &mut checks),
+        ([first, second, third], Some(image)) => {
+            several_nodes::run([first, second, third], image, &mut checks);
+        }
+        _ => panic!("several nodes: --node three times, and --image"),
+    }
+    if checks.all_passed() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}

@@ -1,0 +1,89 @@
+//! Checks of primary CNIs with daemons: the daemons restart, and Calico's network policies.
+
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use crate::families::{Family, setting};
+use crate::node::Files;
+use crate::pods::{Pods, apply, kubectl};
+use crate::until::until_within;
+
+/// Calico's credential, which its daemon and its init container write again at every start.
+const CALICO_KUBECONFIG: &str = "/etc/cni/net.d/calico-kubeconfig";
+/// Time in which a changed policy takes effect.
+const POLICY: Duration = Duration::from_secs(60);
+
+/// Runs scripts/cluster. Returns its output; panics with its error if it fails.
+pub fn cluster(command: &str) -> String {
+    let cluster = testkit::repository().join("scripts/cluster");
+    let output = Command::new(cluster).arg(command).output().unwrap();
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "scripts/cluster {command}: {error}");
+    String::from_utf8(output.stdout).unwrap()
+}
+
+/// Names of the primary CNI's daemons, separated by spaces.
+pub fn daemons() -> String {
+    cluster("network-daemons").split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
+/// Whether the primary CNI enforces network policies.
+pub fn has_policies() -> bool {
+    setting("CLUSTER_NETWORK") == "calico"
+}
+
+/// The files without those whose content the primary CNI changes by itself.
+pub fn unchanging(files: &Files) -> Files {
+    let mut files = files.clone();
+    let path = PathBuf::from(CALICO_KUBECONFIG);
+    if let Some(file) = files.get_mut(&path) {
+        *file = (file.0, 0, 0);
+    }
+    files
+}
+
+/// Policies see the ports that pods connect to, as the redirection happens inside of the pods. Uses the pods `meshed`
+/// and `unmeshed`.
+pub fn policies(pods: &Pods) -> String {
+    let family = Family::all()[0];
+    let [meshed, unmeshed] = ["meshed", "unmeshed"].map(|name| pods.ip_of(name, family));
+    let to_meshed = |port| pods.connect("unmeshed", "app", &family.to(&meshed, port));
+    let from_proxy = || pods.connect("meshed", "linkerd-proxy", &family.to(&unmeshed, 8080));
+
+    apply(&policy("Ingress", 8080));
+    until_within(POLICY, "port 9999 is denied", || to_meshed(9999) == "timeout");
+    let response = to_meshed(8080);
+    assert!(response.starts_with("proxy-inbound"), "the app's port is allowed: {response}");
+
+    apply(&policy("Ingress", 4143));
+    until_within(POLICY, "the app's port is denied", || to_meshed(8080) == "timeout");
+
+    apply(&policy("Egress", 9999));
+    until_within(POLICY, "the proxy's connections are denied", || from_proxy() == "timeout");
+    let response = to_meshed(8080);
+    assert!(response.starts_with("proxy-inbound"), "no policy for ingress is left: {response}");
+    let app = pods.connect("meshed", "app", &family.to(&unmeshed, 8080));
+    assert!(app.starts_with("proxy-outbound"), "from the app to its proxy: {app}");
+
+    kubectl(&["delete", "networkpolicy", "ports", "-n", "meshed"]);
+    until_within(POLICY, "no policy is left", || from_proxy().starts_with("app-of-unmeshed"));
+    "they see the ports from before the redirection".to_owned()
+}
+
+/// Allows the pods of the namespace `meshed` connections of one direction to one port only.
+fn policy(direction: &str, port: u16) -> Value {
+    let rules = direction.to_lowercase();
+    json!({
+        "apiVersion": "networking.k8s.io/v1",
+        "kind": "NetworkPolicy",
+        "metadata": {"name": "ports", "namespace": "meshed"},
+        "spec": {
+            "podSelector": {},
+            "policyTypes": [direction],
+            rules: [{"ports": [{"port": port, "protocol": "TCP"}]}],
+        },
+    })
+}

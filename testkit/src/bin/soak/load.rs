@@ -1,0 +1,265 @@
+//! Pods that come and go all the time, a start every one to two seconds.
+
+use std::fs;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use crate::api::Api;
+use crate::manifest::{host, manifest, static_path};
+use crate::outages::{Cause, RETRY};
+use crate::pod::{Context, END, Kind, Pod, Source};
+use crate::running::RunningPods;
+use crate::sandbox;
+use crate::seeded::Break;
+use rand::RngExt as _;
+use rand::rngs::StdRng;
+
+pub const NAMESPACE: &str = "soak";
+/// Highest number of pods that are not deleted.
+const MOST: usize = 12;
+/// The same of static pods while the API server is down: others cannot be deleted then.
+const MOST_STATIC: usize = 4;
+const TICK: Duration = Duration::from_millis(150);
+/// Bound of the wait for the last pods' start.
+const LAST_START: Duration = Duration::from_secs(90);
+/// Bound of the wait for the last pods' end: a pod that is deleted last is still checked against its bound.
+const LAST: Duration = LAST_START.saturating_add(END).saturating_add(RETRY);
+
+/// What is seen of the load while it runs.
+#[derive(Default)]
+pub struct Seen {
+    /// Pods that were created and got ready while the API server was down.
+    pub unmeshed_without_api: AtomicUsize,
+    pub meshed_without_api: AtomicUsize,
+    pub running: RunningPods,
+}
+
+/// Figures of the load.
+#[derive(Default)]
+pub struct LoadFigures {
+    pub meshed: usize,
+    pub unmeshed: usize,
+    /// Meshed pods that started while another writer had removed the plugin entry; the repair controller repaired them.
+    pub repaired: usize,
+    /// Number of times that the rules of a pod were listed.
+    pub rule_checks: usize,
+    /// Seconds from the creation of an unmeshed pod until it responds, of pods that no outage held back.
+    pub unmeshed_starts: Vec<f64>,
+    pub meshed_starts: Vec<f64>,
+}
+
+/// The running load.
+pub struct Load {
+    stop: Arc<AtomicBool>,
+    pub seen: Arc<Seen>,
+    thread: JoinHandle<LoadFigures>,
+}
+
+impl Load {
+    pub fn start(context: Context, rng: StdRng, seeded: Option<Break>) -> Load {
+        let (stop, seen) = <(Arc<AtomicBool>, Arc<Seen>)>::default();
+        let (stopped, shown) = (Arc::clone(&stop), Arc::clone(&seen));
+        let thread = thread::spawn(move || {
+            let mut running = Running {
+                context,
+                rng,
+                api: Api::new(),
+                seen: shown,
+                pods: Vec::new(),
+                count: 0,
+                next: Instant::now(),
+                seeded,
+                figures: LoadFigures::default(),
+            };
+            while !stopped.load(Ordering::Relaxed) {
+                running.create();
+                running.turn();
+                thread::sleep(TICK);
+            }
+            running.end()
+        });
+        Load { stop, seen, thread }
+    }
+
+    /// Deletes the pods and returns the figures.
+    pub fn finish(self) -> LoadFigures {
+        self.stop.store(true, Ordering::Relaxed);
+        self.thread.join().expect("the thread of the load")
+    }
+}
+
+struct Running {
+    context: Context,
+    rng: StdRng,
+    api: Api,
+    seen: Arc<Seen>,
+    pods: Vec<Pod>,
+    count: usize,
+    /// When the next pod is created.
+    next: Instant,
+    seeded: Option<Break>,
+    figures: LoadFigures,
+}
+
+impl Running {
+    fn create(&mut self) {
+        let is_down = self.context.outages.is_open(Cause::ApiServer);
+        let counts = |pod: &&Pod| pod.deleted.is_none() && (!is_down || pod.source == Source::File);
+        let staying = self.pods.iter().filter(counts).count();
+        let most = if is_down { MOST_STATIC } else { MOST };
+        if Instant::now() < self.next || staying >= most {
+            return;
+        }
+        self.next = Instant::now() + Duration::from_millis(self.rng.random_range(1000..2000));
+        let kind = match self.rng.random_range(0..10) {
+            0..=4 => Kind::Unmeshed,
+            5..=7 => Kind::Injected,
+            _ if is_down => Kind::Injected,
+            _ => Kind::Manual,
+        };
+        let source = match is_down || kind != Kind::Manual && self.rng.random_range(0..4) == 0 {
+            true => Source::File,
+            false => Source::ApiServer,
+        };
+        self.count += 1;
+        let name = format!("{}-{}", format!("{kind:?}").to_lowercase(), self.count);
+        if let Some(name) = self.start(&name, kind, source) {
+            self.pods.push(Pod::new(name, kind, source, is_down));
+        }
+    }
+
+    /// Creates a pod and returns the name that it gets.
+    fn start(&self, name: &str, kind: Kind, source: Source) -> Option<String> {
+        let mut pod = manifest(name, kind);
+        match source {
+            Source::ApiServer => {
+                let path = format!("/api/v1/namespaces/{NAMESPACE}/pods");
+                self.api.create(&path, &pod).then(|| name.to_owned())
+            }
+            Source::File => {
+                pod["metadata"]["namespace"] = "default".into();
+                fs::write(static_path(name), pod.to_string()).ok()?;
+                Some(format!("{name}-{}", host()))
+            }
+        }
+    }
+
+    fn turn(&mut self) {
+        let sandboxes = sandbox::all();
+        for pod in &mut self.pods {
+            let had = pod.answered.is_some();
+            pod.observe(sandboxes.get(&pod.name), &self.context);
+            if !had && pod.answered.is_some() {
+                pod.sandbox.iter().for_each(|sandbox| self.seen.running.insert(&pod.name, sandbox));
+                note_start(pod, &self.context, &self.seen, &mut self.figures);
+                self.seeded.iter().for_each(|bug| bug.harm(pod));
+            }
+        }
+        self.delete_old();
+        for pod in &mut self.pods {
+            pod.check_end(&self.context);
+        }
+        let figures = &mut self.figures;
+        self.pods.retain(|pod| {
+            let stays = pod.deleted.is_none() || sandboxes.contains_key(&pod.name);
+            if !stays {
+                note_end(pod, figures);
+            }
+            stays
+        });
+    }
+
+    /// Deletes pods some seconds after they got ready.
+    fn delete_old(&mut self) {
+        let Running { pods, api, rng, context, seen, .. } = self;
+        for pod in pods.iter_mut().filter(|pod| pod.deleted.is_none()) {
+            let age = pod.answered.map_or(Duration::ZERO, |answered| answered.elapsed());
+            let is_old = age > Duration::from_secs(6) && !pod.is_silent();
+            if is_old && rng.random_range(0..40) == 0 && seen.running.remove(&pod.name) {
+                pod.observe_last(context);
+                delete(pod, api);
+            }
+        }
+    }
+
+    /// Deletes all pods and waits for their end.
+    fn end(mut self) -> LoadFigures {
+        let begin = Instant::now();
+        while !self.pods.is_empty() && begin.elapsed() < LAST {
+            for pod in self.pods.iter_mut().filter(|pod| pod.deleted.is_none()) {
+                let waits = pod.answered.is_none() && begin.elapsed() < LAST_START;
+                if !waits {
+                    delete(pod, &self.api);
+                }
+            }
+            self.turn();
+            thread::sleep(TICK);
+        }
+        for pod in &self.pods {
+            pod.report_leftover(&self.context);
+            note_end(pod, &mut self.figures);
+        }
+        self.figures
+    }
+}
+
+fn note_start(pod: &Pod, context: &Context, seen: &Seen, figures: &mut LoadFigures) {
+    let took = pod.undisturbed(context).map(|took| took.as_secs_f64());
+    let without_api = pod.without_api && context.outages.is_open(Cause::ApiServer);
+    let counter = match pod.is_meshed() {
+        true => &seen.meshed_without_api,
+        false => &seen.unmeshed_without_api,
+    };
+    counter.fetch_add(usize::from(without_api), Ordering::Relaxed);
+    match pod.is_meshed() {
+        true => {
+            figures.meshed += 1;
+            figures.meshed_starts.extend(took);
+        }
+        false => {
+            figures.unmeshed += 1;
+            figures.unmeshed_starts.extend(took);
+        }
+    }
+}
+
+fn note_end(pod: &Pod, figures: &mut LoadFigures) {
+    figures.repaired += usize::from(pod.repaired);
+    figures.rule_checks += pod.rule_checks;
+}
+
+fn delete(pod: &mut Pod, api: &Api) {
+    pod.on_deletion_tried();
+    let is_deleted = match pod.source {
+        Source::ApiServer => {
+            let name = &pod.name;
+            api.delete(&format!("/api/v1/namespaces/{NAMESPACE}/pods/{name}?gracePeriodSeconds=1"))
+        }
+        Source::File => {
+            let name = pod.name.trim_end_matches(&format!("-{}", host())).to_owned();
+            fs::remove_file(static_path(&name)).is_ok()
+        }
+    };
+    pod.deleted = is_deleted.then(Instant::now);
+}
+
+/// The longest start of a few unmeshed pods, in seconds.
+pub fn normal_start(context: &Context) -> Duration {
+    let api = Api::new();
+    let mut longest = Duration::ZERO;
+    for number in 0..4 {
+        let name = format!("normal-{number}");
+        let path = format!("/api/v1/namespaces/{NAMESPACE}/pods");
+        assert!(api.create(&path, &manifest(&name, Kind::Unmeshed)), "pod {name} is created");
+        let mut pod = Pod::new(name, Kind::Unmeshed, Source::ApiServer, false);
+        crate::until::until("an unmeshed pod responds without the plugin", || {
+            pod.observe(sandbox::all().get(&pod.name.clone()), context);
+            pod.answered.is_some()
+        });
+        longest = longest.max(pod.created.elapsed());
+        delete(&mut pod, &api);
+    }
+    longest
+}

@@ -1,0 +1,199 @@
+//! Soak: pods come and go on a real node while agent, API server, files, credential and release are disturbed in
+//! random order, and the promises of this project are checked all the time. `scripts/soak` creates the node and runs
+//! this program; docs/soak.md shows the results.
+
+mod actions;
+mod api;
+mod credential;
+mod disk;
+mod ledger;
+mod load;
+mod logs;
+mod manifest;
+mod outages;
+mod pod;
+mod reader;
+mod report;
+mod resources;
+mod running;
+mod runtime;
+mod sandbox;
+mod seeded;
+mod world;
+
+use std::fs;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use clap::Parser;
+use rand::rngs::StdRng;
+use rand::seq::SliceRandom as _;
+use rand::{RngExt as _, SeedableRng as _};
+use testkit::cluster::{agent, helm, node, pods, versions};
+use testkit::until;
+
+use actions::Action;
+use helm::Helm;
+use ledger::{INSTALL, Invariant, Ledger};
+use load::Load;
+use node::{Files, Node};
+use outages::{Cause, Outages};
+use pod::Context;
+use pods::kubectl;
+use reader::Reader;
+use report::{Pods, Report};
+use resources::Sampler;
+use seeded::Break;
+use world::World;
+
+/// Values of the release. The repair controller repairs pods that start while another writer has removed the plugin
+/// entry.
+const VALUES: &str = "repairController.enabled=true,repairController.mode=in-place,repairController.auditIntervalSeconds=10";
+/// Bound of the wait for the end of an uninstall.
+const UNINSTALL: Duration = Duration::from_secs(90);
+const CALM: &str = "nothing";
+const END: &str = "helm uninstall";
+
+/// Disturbs the cluster of `KUBECONFIG`, whose only node is this machine, and checks the promises.
+#[derive(Parser)]
+struct Options {
+    /// Seed of the order of the actions.
+    #[arg(long)]
+    seed: u64,
+    /// Time in which actions begin.
+    #[arg(long, default_value_t = 60.0)]
+    minutes: f64,
+    /// File to write the results to, as JSON.
+    #[arg(long)]
+    json: PathBuf,
+    /// Perform only these actions, by a part of their names.
+    #[arg(long = "only")]
+    only: Vec<String>,
+    /// Seed this bug instead of performing actions: the run has to fail.
+    #[arg(long = "break", value_enum)]
+    seeded: Option<Break>,
+}
+
+fn main() -> ExitCode {
+    let options = Options::parse();
+    let node = Node::exclusive();
+    let before = node.files();
+    let bare = fs::read_to_string(reader::active().expect("there is a conflist")).unwrap();
+    let (ledger, outages) = (Ledger::new(), Outages::default());
+    kubectl(&["create", "namespace", load::NAMESPACE]);
+    pods::until_account(load::NAMESPACE);
+
+    let mut context =
+        Context { ledger: ledger.clone(), outages: outages.clone(), normal: Duration::ZERO };
+    context.normal = load::normal_start(&context);
+    let normal = context.normal.as_secs_f64();
+    println!("an unmeshed pod without the plugin responds after {normal:.1} s");
+    let helm = Helm::with_local_repository();
+    ledger.begin(INSTALL);
+    helm.run("install", &["--set", VALUES]);
+    // A second revision, so that a rollback is possible from the start.
+    helm.run("upgrade", &["--reuse-values", "--set", "logLevel=debug"]);
+
+    let mut rng = StdRng::seed_from_u64(options.seed);
+    let reader = Reader::start(ledger.clone(), outages.clone());
+    let sampler = Sampler::start();
+    let load = Load::start(context, StdRng::from_rng(&mut rng), options.seeded);
+    let mut world = World {
+        helm,
+        api: api::Api::new(),
+        ledger: ledger.clone(),
+        outages,
+        rng,
+        load: Arc::clone(&load.seen),
+        bare,
+    };
+    let span = Duration::from_secs_f64(options.minutes * 60.0);
+    match options.seeded {
+        Some(seeded) => seeded::run(seeded, &world, span),
+        None => disturb(&mut world, &options, span),
+    }
+    // The rest of the pods' lives.
+    ledger.begin(CALM);
+    thread::sleep(Duration::from_secs(5));
+    let seen = Arc::clone(&load.seen);
+    let figures = load.finish();
+    let resources = sampler.finish(&ledger);
+    uninstall(&world, &node, &before);
+    let reads = reader.finish();
+    let failed_tries = logs::check_kubelet_log(&node, &ledger);
+    logs::check_audit_log(&ledger);
+
+    let without_api = [&seen.unmeshed_without_api, &seen.meshed_without_api]
+        .map(|count| count.load(Ordering::Relaxed));
+    let mut names = vec![INSTALL];
+    names.extend(Action::ALL.map(Action::name));
+    names.extend([seeded::TORN, seeded::KILLED, CALM, END]);
+    let report = Report {
+        seed: options.seed,
+        minutes: options.minutes,
+        versions: versions::of_node(),
+        reads,
+        pods: Pods::of(figures, without_api, failed_tries, normal),
+        actions: report::rows(&ledger, &names),
+        violations: ledger.violations(),
+        resources,
+    };
+    let text = serde_json::to_string_pretty(&report).unwrap();
+    fs::write(&options.json, text).expect("the file for the results can be written");
+    let is_clean = report.violations.is_empty();
+    if is_clean { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+/// Performs the actions, each once in a round, in random order. In two of three rounds the agent's process stays the
+/// same, so that growth is seen.
+fn disturb(world: &mut World, options: &Options, span: Duration) {
+    let begin = Instant::now();
+    let is_wanted = |action: &Action| {
+        options.only.is_empty() || options.only.iter().any(|part| action.name().contains(part))
+    };
+    for round in 0.. {
+        let mut actions = Action::ALL.to_vec();
+        actions.retain(|action| is_wanted(action) && (round % 3 == 0 || action.keeps_agent()));
+        assert!(round > 0 || !actions.is_empty(), "no action has such a name");
+        actions.shuffle(&mut world.rng);
+        for action in actions {
+            if begin.elapsed() > span {
+                return;
+            }
+            perform(action, world);
+            thread::sleep(Duration::from_millis(world.rng.random_range(1000..5000)));
+        }
+    }
+}
+
+/// An action that panics has not done its work: helm, kubectl or a restarted component failed.
+fn perform(action: Action, world: &mut World) {
+    let done = catch_unwind(AssertUnwindSafe(|| action.perform(world)));
+    if let Err(panic) = done {
+        let text = panic.downcast_ref::<String>().cloned();
+        let text = text.or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned()));
+        world.ledger.violated(Invariant::Recovery, text.unwrap_or_default());
+    }
+}
+
+fn uninstall(world: &World, node: &Node, before: &Files) {
+    // The agent removes the plugin entry, and then binary and kubeconfig.
+    let _unchained = world.outages.open(Cause::Unchained);
+    world.ledger.begin(END);
+    let begin = Instant::now();
+    world.helm.uninstall();
+    while node.files() != *before {
+        if begin.elapsed() > UNINSTALL {
+            let names: Vec<_> = node.files().into_keys().collect();
+            let seen = format!("the node has other files than before: {names:?}");
+            return world.ledger.violated(Invariant::Uninstall, seen);
+        }
+        thread::sleep(Duration::from_millis(200));
+    }
+    world.ledger.recovered(begin.elapsed());
+}

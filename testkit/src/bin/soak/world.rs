@@ -1,0 +1,125 @@
+//! The node and the release that the actions disturb.
+
+use std::fs;
+use std::path::Path;
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+use crate::agent;
+use crate::api::Api;
+use crate::helm::{Helm, NAMESPACE};
+use crate::ledger::{Invariant, Ledger};
+use crate::load::Seen;
+use crate::outages::Outages;
+use crate::pods::command;
+use crate::reader::{self, State};
+use rand::rngs::StdRng;
+
+/// Bound of a recovery. Kubelet restarts a killed container after up to 40 s when it was killed before, and the API
+/// server caches a token review for 10 s.
+const RECOVERY: Duration = Duration::from_secs(150);
+const PIDS: &str = "/var/lib/linkerd2-cni-cluster/pid";
+
+/// What the actions use.
+pub struct World {
+    pub helm: Helm,
+    pub api: Api,
+    pub ledger: Ledger,
+    pub outages: Outages,
+    pub rng: StdRng,
+    pub load: Arc<Seen>,
+    /// The conflist without the plugin entry.
+    pub bare: String,
+}
+
+impl World {
+    /// Waits until the agent is ready and `is_over`, and notes the time since `begin`.
+    pub fn recovered(&self, begin: Instant, is_over: impl Fn() -> bool) {
+        let is_recovered = || is_over() && self.is_healthy();
+        while !is_recovered() {
+            if begin.elapsed() > RECOVERY {
+                let seen = format!("not recovered after {RECOVERY:?}: {}", self.state());
+                return self.ledger.violated(Invariant::Recovery, seen);
+            }
+            thread::sleep(Duration::from_millis(100));
+        }
+        self.ledger.recovered(begin.elapsed());
+    }
+
+    /// Whether the plugin is installed, and the only agent and its repair controller are ready.
+    fn is_healthy(&self) -> bool {
+        reader::now() == State::Installed
+            && self.agent_address().is_some_and(|address| self.is_ready(&address))
+    }
+
+    fn is_ready(&self, address: &str) -> bool {
+        let mut ports = [9990, 9991].into_iter();
+        ports.all(|port| self.api.is_ok(&format!("http://{address}:{port}/ready")))
+    }
+
+    /// The address of the only agent, if there is no other one.
+    fn agent_address(&self) -> Option<String> {
+        let path =
+            format!("/api/v1/namespaces/{NAMESPACE}/pods?labelSelector=k8s-app%3Dlinkerd-cni");
+        let pods = self.api.get(&path)?;
+        match pods["items"].as_array()?.as_slice() {
+            [pod] if pod["metadata"]["deletionTimestamp"].is_null() => {
+                pod["status"]["podIP"].as_str().map(str::to_owned)
+            }
+            _ => None,
+        }
+    }
+
+    /// Describes why the node is not healthy.
+    fn state(&self) -> String {
+        let agents = agent::find_agent().map(|agent| (agent.pod, agent.ready));
+        let logs = [
+            "logs",
+            "-n",
+            NAMESPACE,
+            "-l",
+            "k8s-app=linkerd-cni",
+            "--tail=15",
+            "--prefix",
+            "--all-containers",
+        ];
+        let logs = command(&logs).output().map(|logs| logs.stdout).unwrap_or_default();
+        let logs = String::from_utf8_lossy(&logs);
+        format!("files {:?}, agent and its readiness {agents:?}, its log: {logs}", reader::now())
+    }
+}
+
+/// The process of a component of scripts/cluster.
+pub fn component(name: &str) -> Pid {
+    let text = fs::read_to_string(Path::new(PIDS).join(name)).expect("the component was started");
+    Pid::from_raw(text.trim().parse().expect("the file has a pid"))
+}
+
+/// A stopped process. Dropping the value continues it.
+pub struct Stopped(Pid);
+
+impl Stopped {
+    pub fn stop(pid: Pid) -> nix::Result<Stopped> {
+        kill(pid, Signal::SIGSTOP).map(|()| Stopped(pid))
+    }
+}
+
+impl Drop for Stopped {
+    fn drop(&mut self) {
+        let _ = kill(self.0, Signal::SIGCONT);
+    }
+}
+
+/// Replaces a file by renaming, as another program writes it.
+pub fn replace(path: &Path, text: &str, mode: u32) {
+    use std::os::unix::fs::PermissionsExt as _;
+    let name = path.file_name().expect("a file").to_string_lossy();
+    let beside = path.with_file_name(format!(".{name}.soak"));
+    fs::write(&beside, text).expect("the file beside can be written");
+    let _ = fs::set_permissions(&beside, fs::Permissions::from_mode(mode));
+    fs::rename(&beside, path).expect("the file can be replaced");
+}

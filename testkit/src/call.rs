@@ -1,0 +1,161 @@
+//! One call of the plugin binary, as by a container runtime.
+
+use std::fs;
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+
+use serde_json::{Value, json};
+
+use crate::canned_api::Api;
+use crate::{cni, program};
+
+/// UID of the pod.
+pub const UID: &str = "c0ffee00-0000-4000-8000-000000000001";
+
+/// One call of the plugin. The methods change environment and stdin.
+pub struct Call {
+    pub environment: Vec<(String, String)>,
+    pub config: Value,
+    /// Directory of the kubeconfig, if this call owns it.
+    pub dir: Option<tempfile::TempDir>,
+}
+
+pub struct Outcome {
+    pub code: Option<i32>,
+    pub stdout: String,
+    pub stderr: String,
+}
+
+impl From<Output> for Outcome {
+    fn from(output: Output) -> Self {
+        Outcome {
+            code: output.status.code(),
+            stdout: String::from_utf8(output.stdout).unwrap(),
+            stderr: String::from_utf8(output.stderr).unwrap(),
+        }
+    }
+}
+
+impl Outcome {
+    pub fn json(&self) -> Value {
+        serde_json::from_str(&self.stdout)
+            .unwrap_or_else(|error| panic!("{error}: {} {}", self.stdout, self.stderr))
+    }
+
+    pub fn succeeded(self) -> Self {
+        assert_eq!(self.code, Some(0), "{} {}", self.stdout, self.stderr);
+        self
+    }
+
+    /// Returns code and message of the error object.
+    pub fn error(&self) -> (u64, String) {
+        assert_eq!(self.code, Some(1), "{} {}", self.stdout, self.stderr);
+        let error = self.json();
+        assert!(error["cniVersion"].is_string(), "{error}");
+        (error["code"].as_u64().unwrap(), error["msg"].as_str().unwrap().to_owned())
+    }
+}
+
+impl Call {
+    /// A call for the pod `ns/web` with a kubeconfig for `api`.
+    pub fn new(command: &str, netns: &Path, api: &Api) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let kubeconfig = dir.path().join("kubeconfig");
+        fs::write(&kubeconfig, api.kubeconfig()).unwrap();
+        let mut call = Call::with_kubeconfig(command, netns, &kubeconfig);
+        call.dir = Some(dir);
+        call
+    }
+
+    /// A call for the pod `ns/web` with the kubeconfig at this path.
+    pub fn with_kubeconfig(command: &str, netns: &Path, kubeconfig: &Path) -> Self {
+        let mut environment = cni::environment(command, netns.to_str().unwrap()).to_vec();
+        let args = "IgnoreUnknown=1;K8S_POD_NAMESPACE=ns;K8S_POD_NAME=web;K8S_POD_UID=c0ffee00-0000-4000-8000-000000000001";
+        environment.extend([("PATH", "/usr/sbin:/usr/bin:/sbin:/bin"), ("CNI_ARGS", args)]);
+        let mut config = cni::upstream_entry();
+        config["cniVersion"] = json!("1.0.0");
+        config["name"] = json!("k8s-pod-network");
+        config["log_level"] = json!("debug");
+        config["kubernetes"] = json!({"kubeconfig": kubeconfig});
+        // Long enough for a busy machine, and less to wait than the default of 10.
+        config["linkerd"]["api-retry-seconds"] = json!(10);
+        config["prevResult"] = json!({
+            "cniVersion": "1.0.0",
+            "ips": [{"address": "10.99.0.1/24", "interface": 0}],
+            "interfaces": [{"name": "eth0", "sandbox": "/x"}],
+            "dns": {},
+        });
+        Call {
+            environment: environment
+                .iter()
+                .map(|&(name, value)| (name.into(), value.into()))
+                .collect(),
+            config,
+            dir: None,
+        }
+    }
+
+    pub fn env(mut self, name: &str, value: &str) -> Self {
+        self.environment.retain(|(existing, _)| existing != name);
+        self.environment.push((name.into(), value.into()));
+        self
+    }
+
+    pub fn linkerd(mut self, key: &str, value: Value) -> Self {
+        self.config["linkerd"][key] = value;
+        self
+    }
+
+    pub fn set(mut self, key: &str, value: Value) -> Self {
+        self.config[key] = value;
+        self
+    }
+
+    /// Sets the annotations that the runtime passes to the plugin.
+    pub fn annotated(self, annotations: Value) -> Self {
+        let key = "io.kubernetes.cri.pod-annotations";
+        self.set("runtimeConfig", json!({key: annotations}))
+    }
+
+    pub fn kubeconfig(&self) -> PathBuf {
+        PathBuf::from(self.config["kubernetes"]["kubeconfig"].as_str().unwrap())
+    }
+
+    pub fn run(&self) -> Outcome {
+        self.run_with(&self.config.to_string())
+    }
+
+    pub fn run_with(&self, stdin: &str) -> Outcome {
+        self.run_command(&mut Command::new(program("linkerd-cni")), stdin)
+    }
+
+    /// Runs the plugin as the last argument of `wrapper`.
+    pub fn run_under(&self, wrapper: &[&str]) -> Outcome {
+        let mut command = Command::new(wrapper[0]);
+        self.run_command(
+            command.args(&wrapper[1..]).arg(program("linkerd-cni")),
+            &self.config.to_string(),
+        )
+    }
+
+    pub fn run_command(&self, command: &mut Command, stdin: &str) -> Outcome {
+        let mut child = command
+            .env_clear()
+            .envs(self.environment.iter().cloned())
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        // Fails if the plugin ends without reading stdin, which is allowed.
+        let _ = child.stdin.take().unwrap().write_all(stdin.as_bytes());
+        Outcome::from(child.wait_with_output().unwrap())
+    }
+
+    /// Runs the plugin in a mount namespace in which the directories of iptables are empty.
+    pub fn run_without_iptables(&self) -> Outcome {
+        let hide = "/bin/mount -t tmpfs none /usr/sbin && exec \"$0\"";
+        self.run_under(&["/usr/bin/unshare", "--mount", "/bin/sh", "-c", hide])
+    }
+}

@@ -1,0 +1,239 @@
+//! Runs `helm` on the chart, or on a changed copy of the chart.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use serde_json::Value;
+use tempfile::TempDir;
+
+/// Directory of the committed chart.
+pub fn chart() -> PathBuf {
+    crate::repository().join("charts/linkerd2-cni")
+}
+
+pub fn read(path: impl AsRef<Path>) -> String {
+    let path = path.as_ref();
+    fs::read_to_string(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}
+
+pub fn yaml(text: &str) -> Value {
+    serde_saphyr::from_str(text).unwrap_or_else(|error| panic!("{error}\n{text}"))
+}
+
+/// The files of a directory, sorted, without those of directories in it.
+pub fn files(directory: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir(directory).unwrap();
+    let mut files: Vec<_> = entries.map(|entry| entry.unwrap().path()).collect();
+    files.retain(|file| file.is_file());
+    files.sort();
+    assert!(!files.is_empty());
+    files
+}
+
+/// The values files in `ci`. Each is one use of the chart.
+pub fn ci_values() -> Vec<PathBuf> {
+    files(&chart().join("ci"))
+}
+
+/// The files in `platforms`, with the value of `platform` for each.
+pub fn platforms() -> Vec<(String, PathBuf)> {
+    let name = |path: &Path| path.file_stem().unwrap().to_str().unwrap().to_string();
+    let files = files(&chart().join("platforms"));
+    files.into_iter().map(|path| (name(&path), path)).collect()
+}
+
+/// Runs `helm`. Panics if there is none, because a skipped test shows nothing.
+pub fn helm(arguments: &[&str]) -> Output {
+    run("helm", arguments)
+}
+
+fn run(program: &str, arguments: &[&str]) -> Output {
+    Command::new(program)
+        .args(arguments)
+        // The tests must not reach a cluster.
+        .env("KUBECONFIG", "/dev/null")
+        .output()
+        .unwrap_or_else(|error| {
+            panic!("{program}: {error}: run `scripts/tools {program}` and put `scripts/tools --path` on PATH")
+        })
+}
+
+/// Settings for rendering the chart.
+pub struct Render {
+    chart: PathBuf,
+    /// Keeps the changed copy of the chart.
+    copy: Option<TempDir>,
+    values: Vec<PathBuf>,
+    scratch: TempDir,
+    kubernetes: String,
+    namespace: &'static str,
+    helm: &'static str,
+}
+
+impl Render {
+    pub fn new() -> Self {
+        Render {
+            chart: chart(),
+            copy: None,
+            values: Vec::new(),
+            scratch: tempfile::tempdir().unwrap(),
+            kubernetes: "1.36.0".into(),
+            namespace: "linkerd-cni",
+            helm: "helm",
+        }
+    }
+
+    /// Renders with Helm 3 instead of 4.
+    pub fn helm_3(mut self) -> Self {
+        self.helm = "helm3";
+        self
+    }
+
+    pub fn kubernetes(mut self, version: &str) -> Self {
+        self.kubernetes = version.into();
+        self
+    }
+
+    /// Renders for a release in this namespace.
+    pub fn namespace(mut self, name: &'static str) -> Self {
+        self.namespace = name;
+        self
+    }
+
+    pub fn file(mut self, path: &Path) -> Self {
+        self.values.push(path.into());
+        self
+    }
+
+    /// Adds values as a file. Helm reads whole numbers of a file as floats.
+    pub fn values(self, values: &Value) -> Self {
+        let path = self.scratch.path().join(format!("{}.json", self.values.len()));
+        fs::write(&path, values.to_string()).unwrap();
+        self.file(&path)
+    }
+
+    /// Renders a copy of the chart in which the file `name` contains `text`.
+    pub fn with_file(mut self, name: &str, text: &str) -> Self {
+        if self.copy.is_none() {
+            let copy = tempfile::tempdir().unwrap();
+            for part in ["Chart.yaml", "values.yaml", "values.schema.json"] {
+                fs::copy(self.chart.join(part), copy.path().join(part)).unwrap();
+            }
+            for directory in ["templates", "platforms", "dashboards"] {
+                let target = copy.path().join(directory);
+                fs::create_dir(&target).unwrap();
+                for from in files(&self.chart.join(directory)) {
+                    fs::copy(&from, target.join(from.file_name().unwrap())).unwrap();
+                }
+            }
+            self.chart = copy.path().into();
+            self.copy = Some(copy);
+        }
+        fs::write(self.chart.join(name), text).unwrap();
+        self
+    }
+
+    fn run(&self, command: &[&str]) -> Result<String, String> {
+        let mut arguments = command.to_vec();
+        arguments.extend(["linkerd-cni", self.chart.to_str().unwrap()]);
+        arguments.extend(["--namespace", self.namespace]);
+        for values in &self.values {
+            arguments.extend(["--values", values.to_str().unwrap()]);
+        }
+        let output = run(self.helm, &arguments);
+        if output.status.success() {
+            Ok(String::from_utf8(output.stdout).unwrap())
+        } else {
+            Err(String::from_utf8(output.stderr).unwrap())
+        }
+    }
+
+    /// Returns the output of `helm template`, or its error message.
+    pub fn text(&self) -> Result<String, String> {
+        self.run(&["template", "--kube-version", &self.kubernetes])
+    }
+
+    /// Returns the notes of `helm install`.
+    pub fn notes(&self) -> String {
+        let text = self.run(&["install", "--dry-run=client"]).unwrap();
+        text.split_once("NOTES:\n").expect("no notes").1.to_string()
+    }
+
+    pub fn objects(&self) -> Objects {
+        let text = self.text().unwrap_or_else(|error| panic!("{error}"));
+        let objects = text
+            .split("\n---\n")
+            .filter(|document| document.contains("kind:"))
+            .map(|document| yaml(document.trim_start_matches("---\n")))
+            .collect();
+        Objects(objects)
+    }
+}
+
+/// Rendered objects.
+pub struct Objects(pub Vec<Value>);
+
+impl Objects {
+    pub fn get(&self, kind: &str) -> &Value {
+        let mut found = self.0.iter().filter(|object| object["kind"] == kind);
+        let object = found.next().unwrap_or_else(|| panic!("no {kind}"));
+        assert!(found.next().is_none(), "more than one {kind}");
+        object
+    }
+
+    pub fn named(&self, kind: &str, name: &str) -> &Value {
+        let found = self
+            .0
+            .iter()
+            .find(|object| object["kind"] == kind && object["metadata"]["name"] == name);
+        found.unwrap_or_else(|| panic!("no {kind} {name}"))
+    }
+
+    /// Returns whether there is an object of this kind.
+    pub fn have(&self, kind: &str) -> bool {
+        self.0.iter().any(|object| object["kind"] == kind)
+    }
+
+    /// Returns the value of a container's environment variable, or null.
+    pub fn variable(&self, container: &str, name: &str) -> Value {
+        let env = self.container(container)["env"].as_array().unwrap();
+        let found = env.iter().find(|variable| variable["name"] == name);
+        found.map_or(Value::Null, |variable| variable["value"].clone())
+    }
+
+    /// Returns the pod template of the DaemonSet.
+    pub fn pod(&self) -> &Value {
+        &self.get("DaemonSet")["spec"]["template"]
+    }
+
+    pub fn container(&self, name: &str) -> &Value {
+        let containers = self.pod()["spec"]["containers"].as_array().unwrap();
+        let found = containers.iter().find(|c| c["name"] == name);
+        found.unwrap_or_else(|| panic!("no container {name}"))
+    }
+
+    /// Returns the plugin configuration in the ConfigMap.
+    pub fn plugin(&self) -> Value {
+        let config = self.named("ConfigMap", "linkerd-cni-config");
+        let text = &config["data"]["cni_network_config"];
+        serde_json::from_str(text.as_str().unwrap()).unwrap()
+    }
+
+    pub fn checksum(&self) -> &Value {
+        &self.pod()["metadata"]["annotations"]["checksum/config"]
+    }
+}
+
+/// Renders with these values.
+pub fn with(values: Value) -> Objects {
+    Render::new().values(&values).objects()
+}
+
+/// Returns Helm's error message for these values. Panics if Helm accepts them.
+pub fn rejection(values: &Value) -> String {
+    match Render::new().values(values).text() {
+        Ok(_) => panic!("accepted: {values}"),
+        Err(error) => error,
+    }
+}

@@ -1,0 +1,13 @@
+//! The cluster of `KUBECONFIG`, which `scripts/cluster` made: used by the cluster tests, the matrix and the soak.
+
+pub mod active;
+pub mod agent;
+pub mod burst;
+pub mod connections;
+pub mod families;
+pub mod helm;
+pub mod node;
+pub mod pods;
+pub mod upstream;
+pub mod versions;
+pub mod watcher;

@@ -1,0 +1,177 @@
+//! The agent's container on a node: found, killed, rolled out, its credential, and its files removed after its end.
+
+use std::fs;
+use std::time::Duration;
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde_json::Value;
+
+use super::node::{Files, Node};
+use super::pods::{apply, command, kubectl};
+use crate::until::until_within;
+
+pub const KUBECONFIG: &str = "/etc/cni/net.d/ZZZ-linkerd-cni-kubeconfig";
+
+/// Deletes the plugin's ServiceAccount and creates it again, so that the API server rejects its tokens.
+pub fn revoke_token() {
+    let account = "serviceaccount linkerd-cni-plugin -n linkerd-cni";
+    let mut object: Value =
+        serde_json::from_str(&kubectl(&format!("get {account} -o json"))).unwrap();
+    for field in ["uid", "resourceVersion", "creationTimestamp"] {
+        object["metadata"].as_object_mut().unwrap().remove(field);
+    }
+    kubectl(&format!("delete {account}"));
+    apply(&object);
+}
+
+/// Deletes an agent's pod without a grace period.
+pub fn delete_by_force(agent: &Agent, namespace: &str) {
+    kubectl(&format!("delete pod {} -n {namespace} --force --grace-period=0", agent.pod));
+}
+
+/// A process that does not run until the value is dropped.
+pub struct Paused(Pid);
+
+impl Paused {
+    pub fn process(pid: Pid) -> Paused {
+        kill(pid, Signal::SIGSTOP).unwrap();
+        Paused(pid)
+    }
+}
+
+impl Drop for Paused {
+    fn drop(&mut self) {
+        let _ = kill(self.0, Signal::SIGCONT);
+    }
+}
+
+/// Waits until the API server, which caches a token review for 10 s, rejects the token in `kubeconfig`.
+pub fn until_rejected(kubeconfig: &str) {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("kubeconfig");
+    fs::write(&path, kubeconfig).unwrap();
+    until_within(Duration::from_secs(30), "the token is rejected", || {
+        let mut get = command("get namespace linkerd-cni --context linkerd-cni-context");
+        let output = get.arg("--kubeconfig").arg(&path).output().unwrap();
+        String::from_utf8_lossy(&output.stderr).contains("Unauthorized")
+    });
+}
+
+/// The token in the node's kubeconfig, if it can be read.
+pub fn token() -> Option<String> {
+    token_in(&fs::read_to_string(KUBECONFIG).ok()?)
+}
+
+pub fn token_in(kubeconfig: &str) -> Option<String> {
+    let kubeconfig: Value = serde_json::from_str(kubeconfig).ok()?;
+    let token = kubeconfig["users"][0]["user"]["token"].as_str();
+    token.map(str::to_owned)
+}
+
+pub fn with_token(kubeconfig: &str, token: &str) -> String {
+    let mut value: Value = serde_json::from_str(kubeconfig).unwrap();
+    value["users"][0]["user"]["token"] = token.into();
+    value.to_string()
+}
+
+/// The container of a running agent.
+pub struct Agent {
+    pub pod: String,
+    pub container: String,
+    pub ready: bool,
+    pub pid: Pid,
+}
+
+impl Agent {
+    /// Resident memory in kB.
+    pub fn rss(&self) -> u64 {
+        let status = fs::read_to_string(format!("/proc/{}/status", self.pid)).unwrap();
+        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+        let kilobytes = line.and_then(|line| line.split_whitespace().next());
+        kilobytes.unwrap().parse().unwrap()
+    }
+}
+
+/// Kills the agent and waits until the next one is ready.
+pub fn kill_agent() {
+    let agent = agent();
+    kill(agent.pid, Signal::SIGKILL).unwrap();
+    until_within(Duration::from_secs(60), "the next agent is ready", || {
+        let next = find_agent();
+        next.is_some_and(|next| next.container != agent.container && next.ready)
+    });
+}
+
+/// The only agent, once a surge is over and it runs.
+pub fn agent() -> Agent {
+    let mut found = None;
+    until_within(Duration::from_secs(60), "one agent that runs", || {
+        found = find_agent();
+        found.is_some()
+    });
+    found.unwrap()
+}
+
+/// The agent, if there is exactly one and it runs.
+pub fn find_agent() -> Option<Agent> {
+    find_agent_in("linkerd-cni")
+}
+
+pub fn is_ready() -> bool {
+    find_agent().is_some_and(|agent| agent.ready)
+}
+
+/// The only one in a namespace, if it runs and the API server answers. An agent that is being deleted, as at the end of
+/// a surge, does not count.
+pub fn find_agent_in(namespace: &str) -> Option<Agent> {
+    let get = format!("get pods -n {namespace} -l k8s-app=linkerd-cni -o json");
+    let output = command(&get).output().expect("kubectl runs");
+    // Empty if the API server did not answer.
+    let pods: Value = serde_json::from_slice(&output.stdout).ok()?;
+    let is_leaving = |pod: &Value| pod["metadata"]["deletionTimestamp"].is_string();
+    let mut staying = pods["items"].as_array()?.iter().filter(|pod| !is_leaving(pod));
+    let (Some(pod), None) = (staying.next(), staying.next()) else {
+        return None;
+    };
+    let statuses = pod["status"]["containerStatuses"].as_array()?;
+    let status = statuses.iter().find(|one| one["name"] == "install-cni")?;
+    let container = status["containerID"].as_str()?.split_once("://")?.1;
+    Some(Agent {
+        pod: pod["metadata"]["name"].as_str()?.to_owned(),
+        container: container.to_owned(),
+        ready: status["ready"] == true,
+        pid: process_of(container)?,
+    })
+}
+
+/// The process in a container, found by its control group. CRI-O's control group of conmon, which supervises the
+/// container, also has the container's ID in its name.
+pub fn process_of(container: &str) -> Option<Pid> {
+    let entries = fs::read_dir("/proc").ok()?.flatten();
+    let mut pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    let is_in = |pid: &i32| {
+        let groups = fs::read_to_string(format!("/proc/{pid}/cgroup"));
+        let conmon = format!("conmon-{container}");
+        groups.is_ok_and(|groups| groups.contains(container) && !groups.contains(&conmon))
+    };
+    pids.find(is_in).map(Pid::from_raw)
+}
+
+pub fn rolled_out() {
+    kubectl("rollout status daemonset/linkerd-cni -n linkerd-cni --timeout=60s");
+}
+
+/// Removes the files of a dead agent with the command in the chart's README.
+pub fn clean(node: &Node, before: &Files) {
+    clean_with("linkerd-cni", node, before);
+}
+
+/// The same with a pod in `namespace`.
+pub fn clean_with(namespace: &str, node: &Node, before: &Files) {
+    let node_name = kubectl("get nodes -o name");
+    let debug = format!("debug {} --image={} --profile=sysadmin", node_name.trim(), crate::image());
+    kubectl(&format!("{debug} -n {namespace} -- /usr/bin/linkerd2-cni-install uninstall"));
+    until_within(Duration::from_secs(30), "the node is as it was", || node.files() == *before);
+    kubectl(&format!("delete pods -n {namespace} --all --timeout=60s"));
+}

@@ -1,0 +1,159 @@
+//! Batches of meshed pods that start while something else happens. Each pod connects at once; its exit code tells
+//! whether the connection was redirected.
+
+use std::process::Stdio;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+
+use super::pods::{self, apply, command, container, kubectl};
+
+/// Number of pods created at a time.
+const BATCH: usize = 10;
+/// Highest number of pods that have not ended, so that a small machine is not overloaded.
+const WAITING: usize = 20;
+/// Lowest and highest number of pods in a burst. The lowest number takes a small machine longer than the event.
+const LEAST: usize = 20;
+const MOST: usize = 90;
+/// Time between two calls of kubectl, each of which takes 0.25 s of CPU time.
+const POLL: Duration = Duration::from_millis(700);
+/// Time in which the last pods have to end. On a machine with a load of 60, two minutes were too short.
+const PATIENCE: Duration = Duration::from_secs(300);
+
+/// Runs `event` while pods start, and asserts that every pod was redirected and that no ADD of the plugin failed.
+pub fn during(what: &str, event: impl FnOnce()) {
+    let failures = with_retries(what, event);
+    assert!(failures.is_empty(), "{what}: {failures:#?}");
+}
+
+/// Runs `event` while pods start, asserts that every pod was redirected, and prints the figures. A pod may start after a
+/// failed first try, as while upstream's agent has the plugin removed. Returns the failures of the plugin.
+pub fn with_retries(what: &str, event: impl FnOnce()) -> Vec<String> {
+    let namespace = Namespace::new();
+    let over = AtomicBool::new(false);
+    let begin = Instant::now();
+    let (took, pods) = thread::scope(|scope| {
+        let pods = scope.spawn(|| namespace.keep_starting(&over));
+        let end = SetOnDrop(&over);
+        event();
+        let took = begin.elapsed();
+        drop(end);
+        (took, pods.join())
+    });
+    let pods = pods.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+    let ended = |phase: &str| pods.iter().filter(|pod| pod["status"]["phase"] == phase).count();
+    let (redirected, bare) = (ended("Succeeded"), ended("Failed"));
+    let lost = pods.len() - redirected - bare;
+    let mut failures = namespace.failed_sandboxes();
+    println!(
+        "{what}, {took:.1?}: {} pods in {:.1?}: {redirected} redirected, {bare} bare, {lost} never \
+         started; {} kinds of failed tries",
+        pods.len(),
+        begin.elapsed(),
+        failures.len()
+    );
+    let details = || kubectl(&["get", "events,pods", "-n", &namespace.0]);
+    assert!(bare == 0 && lost == 0, "{what}: {}", details());
+    failures.retain(|message| message.contains("linkerd-cni"));
+    failures
+}
+
+struct SetOnDrop<'a>(&'a AtomicBool);
+
+impl Drop for SetOnDrop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+/// A namespace. Dropping the value deletes it and its pods.
+struct Namespace(String);
+
+impl Namespace {
+    fn new() -> Namespace {
+        let name = "burst".to_owned();
+        kubectl(&format!("create namespace {name}"));
+        pods::until_account(&name);
+        Namespace(name)
+    }
+
+    /// Starts pods until `over`, and at least [`LEAST`] of them. Returns all pods after their end.
+    fn keep_starting(&self, over: &AtomicBool) -> Vec<Value> {
+        let mut created = 0;
+        while !over.load(Ordering::Relaxed) || created < LEAST {
+            let waiting = self.pods().iter().filter(|pod| !is_over(pod)).count();
+            if waiting <= WAITING - BATCH && created < MOST {
+                let pods = (0..BATCH).map(|n| self.pod(created + n));
+                apply(
+                    &json!({"apiVersion": "v1", "kind": "List", "items": pods.collect::<Vec<_>>()}),
+                );
+                created += BATCH;
+            }
+            thread::sleep(POLL);
+        }
+        let end = Instant::now() + PATIENCE;
+        loop {
+            let pods = self.pods();
+            if pods.iter().all(is_over) || Instant::now() > end {
+                return pods;
+            }
+            thread::sleep(POLL);
+        }
+    }
+
+    fn pods(&self) -> Vec<Value> {
+        let list = kubectl(&["get", "pods", "-n", &self.0, "-o", "json"]);
+        let mut list: Value = serde_json::from_str(&list).unwrap();
+        serde_json::from_value(list["items"].take()).unwrap()
+    }
+
+    fn pod(&self, number: usize) -> Value {
+        validating_pod(&self.0, number, &json!({"linkerd.io/proxy-version": "test"}))
+    }
+
+    /// Messages of failures to set up a pod's network; kubelet retries.
+    fn failed_sandboxes(&self) -> Vec<String> {
+        let events = ["get", "events", "-n", &self.0, "-o", "json"];
+        let events: Value = serde_json::from_str(&kubectl(&events)).unwrap();
+        let events = events["items"].as_array().unwrap().iter();
+        let failed = events.filter(|event| event["reason"] == "FailedCreatePodSandBox");
+        failed.map(|event| event["message"].as_str().unwrap_or_default().to_owned()).collect()
+    }
+}
+
+impl Drop for Namespace {
+    fn drop(&mut self) {
+        let delete = ["delete", "namespace", &self.0, "--timeout=60s"];
+        let _ = command(&delete).stdout(Stdio::null()).status();
+    }
+}
+
+fn is_over(pod: &Value) -> bool {
+    ["Succeeded", "Failed"].iter().any(|phase| pod["status"]["phase"] == *phase)
+}
+
+/// Meshed pod whose app connects to an address that nobody has, and ends well if the connection
+/// comes to its own listener, as Linkerd's validator does. The proxy itself has nothing to do.
+pub fn validating_pod(namespace: &str, number: usize, annotations: &Value) -> Value {
+    let app = container("app", 1000, &pods::validation("10s"));
+    let mut proxy = container("linkerd-proxy", 2102, &["pause"]);
+    proxy["restartPolicy"] = json!("Always");
+    json!({
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {
+            "name": format!("pod-{number}"),
+            "namespace": namespace,
+            "annotations": annotations,
+        },
+        "spec": {
+            "initContainers": [proxy],
+            "containers": [app],
+            "restartPolicy": "Never",
+            "terminationGracePeriodSeconds": 1,
+            "automountServiceAccountToken": false,
+        },
+    })
+}

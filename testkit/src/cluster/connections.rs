@@ -1,0 +1,68 @@
+//! Connections of meshed and unmeshed pods, and which process responds to each.
+
+use super::families::Family;
+use super::pods::{self, Pods, kubectl};
+
+/// Checks the objects that `linkerd check --pre --linkerd-cni-enabled` looks up.
+pub fn linkerd_check_finds_what_it_looks_up() {
+    for object in [
+        "configmap/linkerd-cni-config",
+        "clusterrole/linkerd-cni",
+        "clusterrolebinding/linkerd-cni",
+        "serviceaccount/linkerd-cni",
+    ] {
+        kubectl(&format!("get {object} -n linkerd-cni -o name"));
+    }
+    let counts = "jsonpath={.status.desiredNumberScheduled}/{.status.numberReady}";
+    let status = kubectl(&format!("get daemonset/linkerd-cni -n linkerd-cni -o {counts}"));
+    assert_eq!(status, "1/1", "scheduled and ready");
+}
+
+/// Starts the pods `unmeshed`, `other` and `meshed`, and connects them in each of the cluster's families.
+pub fn connections_go_through_the_proxy_where_they_should(pods: &Pods) {
+    pods.start(&[pods::unmeshed("unmeshed"), pods::unmeshed("other"), pods::meshed("meshed")]);
+    for family in Family::all() {
+        connections_in(family, pods);
+    }
+}
+
+fn connections_in(family: Family, pods: &Pods) {
+    let [meshed, unmeshed, other] =
+        ["meshed", "unmeshed", "other"].map(|name| pods.ip_of(name, family));
+    let to = |ip: &str, port: u16| family.to(ip, port);
+    let original = |ip: &str| format!("original={}", family.to(ip, 8080));
+    // (pod, container, target, container that responds, other text in the response)
+    for (pod, container, target, responder, text) in [
+        ("meshed", "app", to(&unmeshed, 8080), "proxy-outbound", original(&unmeshed)),
+        ("meshed", "linkerd-proxy", to(&unmeshed, 8080), "app-of-unmeshed", String::new()),
+        ("meshed", "app", family.local(8080), "app-of-meshed", String::new()),
+        ("unmeshed", "app", to(&meshed, 8080), "proxy-inbound", original(&meshed)),
+        ("unmeshed", "app", to(&meshed, 4191), "proxy-admin", String::new()),
+        ("unmeshed", "app", to(&meshed, 9999), "proxy-inbound", String::new()),
+        ("unmeshed", "app", to(&other, 8080), "app-of-other", String::new()),
+        ("unmeshed", "app", to(&other, 9999), "refused", String::new()),
+    ] {
+        let response = pods.connect(pod, container, &target);
+        assert!(
+            response.starts_with(responder) && response.contains(&text),
+            "{container} in {pod} to {target}: {response}, not {responder} {text}"
+        );
+    }
+}
+
+/// The validator is an init container that runs before the proxy, so the rules must exist by then.
+pub fn a_native_sidecar_passes_the_validator_and_proxies(pods: &Pods) {
+    pods.start(&[pods::native_sidecar("sidecar")]);
+    let validator = kubectl("logs -n sidecar sidecar -c linkerd-network-validator");
+    assert_eq!(validator.trim(), "Validated");
+    pods.assert_answers("unmeshed", "sidecar", "proxy-inbound");
+}
+
+pub fn pods_started_after_an_upgrade_follow_it(pods: &Pods) {
+    pods.start(&[pods::meshed("upgraded")]);
+    let (family, ip) = (Family::all()[0], pods.ip("upgraded"));
+    for (port, responder) in [(8080, "proxy-inbound"), (9999, "refused")] {
+        let response = pods.connect("unmeshed", "app", &family.to(&ip, port));
+        assert!(response.starts_with(responder), "port {port}: {response}");
+    }
+}

@@ -1,0 +1,355 @@
+//! The cluster's only node, which is this machine: its CNI files, kubelet's log and static pods, and the API server's
+//! audit log.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
+use std::io::{self, Write as _};
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use nix::errno::Errno;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+use serde_json::Value;
+
+use super::active;
+use super::helm::NAMESPACE;
+use super::pods::command;
+use crate::until::until;
+
+const DIRECTORIES: [&str; 2] = ["/etc/cni/net.d", "/opt/cni/bin"];
+/// State directory of scripts/cluster.
+pub const CLUSTER: &str = "/var/lib/linkerd2-cni-cluster";
+const CONTAINERD: &str = "/run/linkerd2-cni-cluster/containerd.sock";
+
+/// Held by the test that uses the node, as tests run on threads.
+static NODE: Mutex<()> = Mutex::new(());
+/// Number of tests that wait for [`NODE`].
+static WAITING: AtomicUsize = AtomicUsize::new(0);
+
+/// The node, for the exclusive use of one test.
+pub struct Node {
+    _exclusive: MutexGuard<'static, ()>,
+    begin: Instant,
+    audit_log: AuditLog,
+    /// Length of kubelet's log when the test began.
+    kubelet_log_begin: usize,
+}
+
+/// The API server's audit log from the time at which the value was created.
+pub struct AuditLog {
+    path: PathBuf,
+    /// Length of the file at that time.
+    begin: usize,
+}
+
+/// Mode, size and hash of each file. Contents would make the message of a failed assertion unreadable.
+pub type Files = BTreeMap<PathBuf, (u32, usize, u64)>;
+
+impl Node {
+    /// Waits until no other test uses the node.
+    pub fn exclusive() -> Self {
+        WAITING.fetch_add(1, Ordering::SeqCst);
+        let exclusive = NODE.lock().unwrap_or_else(PoisonError::into_inner);
+        WAITING.fetch_sub(1, Ordering::SeqCst);
+        let node = Node {
+            _exclusive: exclusive,
+            begin: Instant::now(),
+            audit_log: AuditLog::from_now(),
+            kubelet_log_begin: length(&Path::new(CLUSTER).join("log/kubelet")),
+        };
+        for path in DIRECTORIES.map(Path::new) {
+            assert!(path.exists(), "{} is missing; see scripts/cluster", path.display());
+        }
+        let binary = Path::new("/opt/cni/bin/linkerd-cni");
+        assert!(
+            !binary.exists(),
+            "linkerd-cni is already on the node: run scripts/quickstart --down or helm uninstall first"
+        );
+        node
+    }
+
+    /// The files in the node's two directories. A file that is deleted during the call is left out. The agent's
+    /// socket has a mode and no content.
+    pub fn files(&self) -> Files {
+        files_of("")
+    }
+
+    /// The plugin entry in the active network config.
+    pub fn linkerd_entry(&self) -> Value {
+        self.entry().expect("the plugin entry is last in the active network config")
+    }
+
+    /// The same, if the last plugin of the active network config is linkerd-cni.
+    pub fn entry(&self) -> Option<Value> {
+        active::plugins().pop().filter(|last| last["type"] == "linkerd-cni")
+    }
+
+    /// Kills the API server, calls `meanwhile`, and starts the API server again, also on a panic.
+    pub fn without_api_server<T>(&self, meanwhile: impl FnOnce() -> T) -> T {
+        struct Restart;
+        impl Drop for Restart {
+            fn drop(&mut self) {
+                restart_api_server();
+            }
+        }
+        let _restart = Restart;
+        kill_component("kube-apiserver");
+        meanwhile()
+    }
+
+    /// Starts a static pod, which kubelet runs until the value is dropped.
+    pub fn static_pod(&self, pod: &Value) -> StaticPod {
+        let name = pod["metadata"]["name"].as_str().unwrap();
+        let path = Path::new(CLUSTER).join(format!("static-pods/{name}.json"));
+        fs::write(&path, pod.to_string()).unwrap();
+        StaticPod { path, name: name.to_owned() }
+    }
+
+    /// Kubelet's log since the test began.
+    pub fn kubelet_log(&self) -> String {
+        let log = fs::read(Path::new(CLUSTER).join("log/kubelet")).unwrap();
+        let new = log.get(self.kubelet_log_begin..).unwrap_or_default();
+        String::from_utf8_lossy(new).into_owned()
+    }
+
+    /// Whether any network config has a plugin entry.
+    pub fn is_chained(&self) -> bool {
+        let texts = network_configs().into_iter().map(fs::read_to_string);
+        texts.flatten().any(|text| text.contains(r#""linkerd-cni""#) && text.contains("plugins"))
+    }
+
+    /// Number of the plugin's requests since the test began about a namespace or a pod in it.
+    pub fn api_requests(&self, namespace: &str) -> usize {
+        let events = self.requests_of("linkerd-cni/").into_iter();
+        events.filter(|event| event["objectRef"]["namespace"] == namespace).count()
+    }
+
+    /// Audit events since the test began whose user agent starts with `program`.
+    pub fn requests_of(&self, program: &str) -> Vec<Value> {
+        let mut events = self.audit_log.events();
+        events.retain(|event| is_of(event, program));
+        events
+    }
+}
+
+/// The files in the node's network config directory, by name. [`Node::files`] takes seconds on a node with large plugins,
+/// as it reads them.
+fn network_configs() -> Vec<PathBuf> {
+    let entries = fs::read_dir(DIRECTORIES[0]).unwrap();
+    let mut paths: Vec<PathBuf> = entries.map(|entry| entry.unwrap().path()).collect();
+    paths.sort();
+    paths
+}
+
+/// The same for the node whose file system is at the path `root`.
+pub fn files_of(root: &str) -> Files {
+    let mut files = Files::new();
+    for directory in DIRECTORIES {
+        for entry in fs::read_dir(format!("{root}{directory}")).unwrap() {
+            let entry = entry.unwrap();
+            let Ok(metadata) = fs::metadata(entry.path()) else {
+                continue;
+            };
+            let mode = metadata.permissions().mode();
+            let bytes = fs::read(entry.path()).unwrap_or_default();
+            let mut hasher = DefaultHasher::new();
+            bytes.hash(&mut hasher);
+            let path = Path::new(directory).join(entry.file_name());
+            files.insert(path, (mode, bytes.len(), hasher.finish()));
+        }
+    }
+    files
+}
+
+impl Drop for Node {
+    /// Prints the test's seconds, also where libtest captures the output of tests. After the last test, deletes the
+    /// release's namespace, which the tests leave, as a deletion takes 5 s.
+    fn drop(&mut self) {
+        if WAITING.load(Ordering::SeqCst) == 0 {
+            let _ = command(&format!("delete namespace {NAMESPACE} --ignore-not-found"))
+                .args(["--timeout=60s"])
+                .output();
+        }
+        let current = thread::current();
+        let name = current.name().unwrap_or_default();
+        let _ = writeln!(io::stderr(), "{:>6.1} s {name}", self.begin.elapsed().as_secs_f64());
+    }
+}
+
+impl AuditLog {
+    pub fn from_now() -> AuditLog {
+        assert!(
+            std::env::var_os("KUBECONFIG").is_some(),
+            "KUBECONFIG is not set: run scripts/cluster up and export what it prints"
+        );
+        let path = Path::new(CLUSTER).join("audit.log");
+        assert!(path.exists(), "{} is missing; see scripts/cluster", path.display());
+        AuditLog { begin: length(&path), path }
+    }
+
+    /// Requests of a namespace's ServiceAccounts: verb, URI, response code and user agent of each.
+    pub fn requests_of_accounts_in(&self, namespace: &str) -> Vec<String> {
+        let accounts = format!("system:serviceaccount:{namespace}:");
+        let is_of_account = |event: &&Value| {
+            let user = event["user"]["username"].as_str().unwrap_or_default();
+            user.starts_with(&accounts)
+        };
+        let events = self.events();
+        let shown = events.iter().filter(is_of_account).map(|event| {
+            let field = |name: &str| event[name].as_str().unwrap_or("-").to_owned();
+            let code = &event["responseStatus"]["code"];
+            let (verb, uri, agent) = (field("verb"), field("requestURI"), field("userAgent"));
+            format!("{verb} {uri} {code} {agent}")
+        });
+        shown.collect()
+    }
+
+    fn events(&self) -> Vec<Value> {
+        let log = fs::read_to_string(&self.path).unwrap();
+        let new = log.get(self.begin..).expect("the audit log only grows");
+        // The last line may be incomplete.
+        new.lines().filter_map(|line| serde_json::from_str(line).ok()).collect()
+    }
+}
+
+/// Length of a file, 0 if it is missing.
+fn length(path: &Path) -> usize {
+    fs::metadata(path).map_or(0, |file| file.len() as usize)
+}
+
+/// Whether the user agent of an audit event starts with `program`.
+fn is_of(event: &Value, program: &str) -> bool {
+    event["userAgent"].as_str().is_some_and(|agent| agent.starts_with(program))
+}
+
+/// Starts a killed API server again. Its clients are restarted, as they could wait up to a minute before they
+/// reconnect.
+pub fn restart_api_server() {
+    for component in ["kube-scheduler", "kube-controller-manager", "kubelet"] {
+        kill_component(component);
+    }
+    start_missing_components();
+}
+
+/// Starts the components of the cluster that do not run.
+pub fn start_missing_components() {
+    let cluster = crate::repository().join("scripts/cluster");
+    let up = Command::new(cluster).arg("up").output().unwrap();
+    let error = String::from_utf8_lossy(&up.stderr);
+    assert!(up.status.success() || thread::panicking(), "{error}");
+}
+
+/// Kills a component of the cluster and waits for its end, if it has not ended by itself.
+pub fn kill_component(component: &str) {
+    let pid = fs::read_to_string(Path::new(CLUSTER).join("pid").join(component)).unwrap();
+    let pid = Pid::from_raw(pid.trim().parse().unwrap());
+    let killed = kill(pid, Signal::SIGKILL);
+    assert!(matches!(killed, Ok(()) | Err(Errno::ESRCH)), "kill {component}: {killed:?}");
+    let gone = format!("/proc/{pid}/exe");
+    until("the component has ended", || fs::read_link(&gone).is_err());
+}
+
+/// A static pod, which needs no API server.
+pub struct StaticPod {
+    path: PathBuf,
+    name: String,
+}
+
+impl StaticPod {
+    /// IPv4 address of the pod, from the runtime's cache of ADD results: kubelet takes up to a minute to report it
+    /// to an API server that was restarted.
+    pub fn address(&self) -> String {
+        let results = fs::read_dir("/var/lib/cni/results").unwrap();
+        let texts = results.filter_map(|entry| fs::read_to_string(entry.ok()?.path()).ok());
+        let cached = texts.filter_map(|text| serde_json::from_str::<Value>(&text).ok());
+        let mut of_pod = cached.filter(|cached| {
+            let args = cached["cniArgs"].as_array().into_iter().flatten();
+            let name = args.filter(|arg| arg[0] == "K8S_POD_NAME");
+            let mut names = name.filter_map(|arg| arg[1].as_str());
+            // The loopback interface has a separate result.
+            cached["ifName"] == "eth0" && names.any(|name| name.starts_with(&self.name))
+        });
+        let found = of_pod.find_map(|cached| {
+            let address = cached["result"]["ips"][0]["address"].as_str()?;
+            Some(address.split_once('/')?.0.to_owned())
+        });
+        found.expect("the runtime has the pod's ADD result")
+    }
+
+    /// Whether the runtime reports a running container of the pod.
+    pub fn runs(&self) -> bool {
+        let ctr = |args: &[&str]| {
+            let output = Command::new("ctr")
+                .args(["--address", CONTAINERD, "--namespace", "k8s.io"])
+                .args(args)
+                .output()
+                .unwrap();
+            String::from_utf8(output.stdout).unwrap()
+        };
+        let kind = r#"labels."io.cri-containerd.kind"==container"#;
+        let name = format!(r#"{kind},labels."io.kubernetes.pod.name"~={}"#, self.name);
+        let containers = ctr(&["containers", "list", "--quiet", &name]);
+        let tasks = ctr(&["tasks", "list"]);
+        let running = |id: &str| {
+            let mut lines = tasks.lines();
+            lines.any(|line| line.starts_with(id) && line.contains("RUNNING"))
+        };
+        containers.lines().any(running)
+    }
+}
+
+impl Drop for StaticPod {
+    fn drop(&mut self) {
+        let begin = Instant::now();
+        let _ = fs::remove_file(&self.path);
+        let end = Instant::now() + Duration::from_secs(30);
+        while self.runs() && Instant::now() < end {
+            thread::sleep(Duration::from_millis(200));
+        }
+        println!("{:>6.1?} static pod {} is deleted", begin.elapsed(), self.name);
+    }
+}
+
+/// A pod's network namespace.
+pub struct Netns(String);
+
+/// The netns that has this address.
+pub fn netns_of(ip: &str) -> Netns {
+    let names = fs::read_dir("/run/netns").unwrap();
+    let mut names = names.map(|name| Netns(name.unwrap().file_name().into_string().unwrap()));
+    names
+        .find(|netns| {
+            let addresses = netns.output(&["ip", "-o", "address"]);
+            addresses.contains(&format!(" {ip}/"))
+        })
+        .unwrap_or_else(|| panic!("no netns has {ip}"))
+}
+
+impl Netns {
+    /// Runs a program in the netns. Panics if the program fails.
+    pub fn must(&self, args: &[&str]) {
+        let exec = ["netns", "exec", &self.0];
+        let done = Command::new("ip").args(exec).args(args).status().unwrap();
+        assert!(done.success(), "{args:?} in {}", self.0);
+    }
+
+    /// Removes the redirect rules of inbound connections.
+    pub fn flush_redirect(&self) {
+        self.must(&["nft", "flush", "chain", "ip", "linkerd-cni", "PROXY_INIT_REDIRECT"]);
+    }
+
+    /// Runs a program in the netns and returns its output.
+    pub fn output(&self, args: &[&str]) -> String {
+        let exec = ["netns", "exec", &self.0];
+        let output = Command::new("ip").args(exec).args(args).output().unwrap();
+        String::from_utf8(output.stdout).unwrap()
+    }
+}

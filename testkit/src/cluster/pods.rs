@@ -1,0 +1,393 @@
+//! Pods that connect to each other. Each is in a namespace of its own with the same name, so that the plugin's API
+//! requests can be counted for each pod.
+
+use std::cell::RefCell;
+use std::env;
+use std::fs;
+use std::io::Write as _;
+use std::process::{Child, Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde_json::{Value, json};
+
+use super::families::{self, Family};
+use crate::until::{until, until_within};
+
+/// Time in which kubelet accepts `kubectl exec` again after a restart.
+const EXEC: Duration = Duration::from_secs(90);
+
+/// The pods of a test. Dropping the value deletes them.
+#[derive(Default)]
+pub struct Pods {
+    names: RefCell<Vec<String>>,
+}
+
+impl Pods {
+    /// Creates the pods, then waits until all are ready.
+    pub fn start(&self, pods: &[Value]) {
+        self.create(pods);
+        for pod in pods {
+            self.until_ready(pod["metadata"]["name"].as_str().unwrap());
+        }
+    }
+
+    /// Creates pods or StatefulSets, each in a namespace with the object's name.
+    pub fn create(&self, objects: &[Value]) {
+        for object in objects {
+            let name = object["metadata"]["name"].as_str().unwrap();
+            // An earlier test's namespace of that name may not be deleted yet.
+            until("the namespace is created", || {
+                command(&format!("create namespace {name}")).output().unwrap().status.success()
+            });
+            self.names.borrow_mut().push(name.to_owned());
+            until_account(name);
+            apply(object);
+        }
+    }
+
+    /// Waits until the pod in the namespace `name` is ready.
+    pub fn until_ready(&self, name: &str) {
+        let begin = Instant::now();
+        let ready = command(&format!("wait -n {name} --for=condition=Ready --timeout=180s"))
+            .args(["pod", "--all"])
+            .stdout(Stdio::null())
+            .status();
+        assert!(
+            ready.unwrap().success(),
+            "pod {name} is not ready: {}",
+            kubectl(&format!("get pods,events -n {name}"))
+        );
+        println!("{:>6.1?} pod {name} is ready", begin.elapsed());
+    }
+
+    /// A field of the pod in the namespace `name`; empty if there is no pod or no such field.
+    pub fn field(&self, name: &str, jsonpath: &str) -> String {
+        let path = format!("jsonpath={{.items[0]{jsonpath}}}");
+        let output = command(&format!("get pods -n {name} -o {path}")).output();
+        String::from_utf8(output.unwrap().stdout).unwrap()
+    }
+
+    pub fn ip(&self, name: &str) -> String {
+        self.field(name, ".status.podIP")
+    }
+
+    /// The pod's address of this family.
+    pub fn ip_of(&self, name: &str, family: Family) -> String {
+        let all = self.field(name, ".status.podIPs[*].ip");
+        let ip = all.split(' ').find(|ip| family.has(ip));
+        ip.unwrap_or_else(|| panic!("pod {name} has no {family:?} address: {all}")).to_owned()
+    }
+
+    /// Connects from the container. Returns the response, `refused` or `timeout`.
+    pub fn connect(&self, pod: &str, container: &str, target: &str) -> String {
+        let exec = ["exec", "-n", pod, pod, "-c", container, "--"];
+        let mut response = String::new();
+        // After a restart, kubelet rejects kubectl for some time.
+        until_within(EXEC, &format!("kubectl exec in {pod}"), || {
+            let mut kubectl = command(&exec);
+            let output = kubectl.args(["/probe", "connect", target]).output();
+            let output = output.unwrap();
+            response = String::from_utf8(output.stdout).unwrap().trim().to_owned();
+            let error = String::from_utf8_lossy(&output.stderr);
+            show_unless(!response.is_empty(), &error);
+            !response.is_empty()
+        });
+        response
+    }
+
+    /// Connects the app of one pod to port 8080 of another.
+    pub fn response(&self, from: &str, to: &str) -> String {
+        self.connect(from, "app", &Family::all()[0].to(&self.ip(to), 8080))
+    }
+
+    /// Asserts which container responds to the app of one pod at port 8080 of another.
+    pub fn assert_answers(&self, from: &str, to: &str, responder: &str) {
+        let response = self.response(from, to);
+        assert!(response.starts_with(responder), "{from} to {to}: {response}, not {responder}");
+    }
+
+    /// Waits until the validator of the pod `name`, which has no redirect rules, has failed.
+    pub fn until_stranded(&self, name: &str) {
+        let exit = ".status.initContainerStatuses[0].lastState.terminated.exitCode";
+        until("the validator fails", || self.field(name, exit) == "95");
+    }
+
+    /// Waits until connections to `target` reach the proxy, which may start after the app. None of them may reach
+    /// the app directly.
+    pub fn until_proxied(&self, pod: &str, target: &str) {
+        until_within(EXEC, "the proxy responds", || {
+            let response = self.connect(pod, "app", target);
+            assert!(!response.starts_with("app-of"), "past the proxy: {response}");
+            response.starts_with("proxy-inbound")
+        });
+    }
+}
+
+fn show_unless(good: bool, error: &str) {
+    if !good {
+        println!("{}", error.trim());
+    }
+}
+
+impl Drop for Pods {
+    fn drop(&mut self) {
+        let begin = Instant::now();
+        let names = self.names.borrow();
+        let delete = |name: &String| {
+            let delete = ["delete", "statefulset,pod", "--all", "--grace-period=1", "-n", name];
+            command(&delete).stdout(Stdio::null()).stderr(Stdio::null()).spawn()
+        };
+        let deletions: Vec<Child> = names.iter().filter_map(|name| delete(name).ok()).collect();
+        for mut deletion in deletions {
+            let _ = deletion.wait();
+        }
+        // The deletion of a namespace takes 5 s, for which nothing has to wait.
+        let _ = command("delete namespace --wait=false").args(names.iter()).output();
+        println!("{:>6.1?} pods are deleted", begin.elapsed());
+    }
+}
+
+/// Waits for a new namespace's default ServiceAccount, without which no pod can be created.
+pub fn until_account(namespace: &str) {
+    until("the namespace's account", || {
+        command(&format!("get serviceaccount default -n {namespace}"))
+            .output()
+            .unwrap()
+            .status
+            .success()
+    });
+}
+
+/// Messages of the Events with this reason in a namespace.
+pub fn events(namespace: &str, reason: &str) -> String {
+    let events = format!("get events -n {namespace} --field-selector reason={reason}");
+    kubectl(&format!("{events} -o jsonpath={{.items[*].message}}"))
+}
+
+/// The pod in the namespace `default`, as a static pod needs it.
+pub fn in_default(mut pod: Value) -> Value {
+    pod["metadata"]["namespace"] = "default".into();
+    pod
+}
+
+pub fn unmeshed(name: &str) -> Value {
+    pod(name, &[app(name)], &[])
+}
+
+pub fn meshed(name: &str) -> Value {
+    pod(name, &[app(name), proxy()], &[])
+}
+
+pub fn native_sidecar(name: &str) -> Value {
+    validated(name, "10s")
+}
+
+/// A pod with a network validator, which starts only if its connections are redirected to the proxy. If not, the
+/// validator exits with 95 after `timeout`, again and again.
+pub fn validated(name: &str, timeout: &str) -> Value {
+    let mut sidecar = proxy();
+    sidecar["restartPolicy"] = json!("Always");
+    let validator = container("linkerd-network-validator", 65534, &validation(timeout));
+    pod(name, &[app(name)], &[validator, sidecar])
+}
+
+/// Arguments of a network validator, in the cluster's first family.
+pub fn validation(timeout: &str) -> Vec<String> {
+    let family = Family::all()[0];
+    let (nobody, outbound) = (family.nobody(), family.any(4140));
+    let words = ["validate", "--connect", &nobody, "--listen", &outbound, "--timeout", timeout];
+    words.map(str::to_owned).to_vec()
+}
+
+/// The pod with a first init container that runs until [`release`] is called.
+pub fn held(mut pod: Value) -> Value {
+    let init = pod["spec"]["initContainers"].as_array_mut().unwrap();
+    init.insert(0, container("hold", 1000, &["wait", HOLD]));
+    pod
+}
+
+/// Argument of the container that holds a pod: more than any test takes.
+const HOLD: &str = "3607s";
+
+/// Ends the holding init containers of this cluster's pods. Needs no API server. Returns whether there was one, and
+/// all have ended: the first process of a container ignores a signal until it has installed its handler.
+pub fn release() -> bool {
+    let held = holding();
+    for pid in &held {
+        // It may have ended meanwhile.
+        let _ = kill(Pid::from_raw(*pid), Signal::SIGTERM);
+    }
+    let end = Instant::now() + Duration::from_secs(2);
+    while !holding().is_empty() && Instant::now() < end {
+        thread::sleep(Duration::from_millis(20));
+    }
+    !held.is_empty() && holding().is_empty()
+}
+
+/// The processes of the holding init containers. Clusters side by side share the machine's pids.
+fn holding() -> Vec<i32> {
+    let cgroup = env::var("CLUSTER_CGROUP").unwrap_or_default();
+    let entries = fs::read_dir("/proc").unwrap().flatten();
+    let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    let holds = |pid: &i32| {
+        let read = |name: &str| fs::read_to_string(format!("/proc/{pid}/{name}"));
+        read("cmdline").is_ok_and(|line| line == format!("/probe\0wait\0{HOLD}\0"))
+            && read("cgroup").is_ok_and(|text| match cgroup.is_empty() {
+                true => !text.contains("/linkerd2-cni-"),
+                false => text.contains(&format!("/{cgroup}/")),
+            })
+    };
+    pids.filter(holds).collect()
+}
+
+/// A StatefulSet with `pod` as its template; its pod has the name `name-0`.
+pub fn stateful(pod: &Value) -> Value {
+    let name = &pod["metadata"]["name"];
+    let annotations = &pod["metadata"]["annotations"];
+    let mut labels = pod["metadata"]["labels"].clone();
+    labels["app"] = name.clone();
+    json!({
+        "apiVersion": "apps/v1",
+        "kind": "StatefulSet",
+        "metadata": {"name": name, "namespace": name},
+        "spec": {
+            "serviceName": name,
+            "replicas": 1,
+            "selector": {"matchLabels": {"app": name}},
+            "template": {
+                "metadata": {"labels": labels, "annotations": annotations},
+                "spec": pod["spec"],
+            },
+        },
+    })
+}
+
+fn app(pod: &str) -> Value {
+    let name = format!("app-of-{pod}");
+    let addresses = families::any(8080);
+    let words = [&["serve".to_owned(), name][..], &addresses].concat();
+    listening(8080, container("app", 1000, &words))
+}
+
+fn proxy() -> Value {
+    let mut words = vec!["serve".to_owned()];
+    for (name, ports) in [
+        ("proxy-inbound", &[4143][..]),
+        ("proxy-outbound", &[4140]),
+        ("proxy-admin", &[4190, 4191]),
+    ] {
+        words.push(name.to_owned());
+        words.extend(ports.iter().flat_map(|port| families::any(*port)));
+    }
+    listening(4191, container("linkerd-proxy", 2102, &words))
+}
+
+/// The container with a readiness probe that connects to `port`.
+fn listening(port: u16, mut container: Value) -> Value {
+    container["readinessProbe"] = json!({"tcpSocket": {"port": port}, "periodSeconds": 1});
+    container
+}
+
+pub fn container(name: &str, uid: u32, words: &[impl AsRef<str>]) -> Value {
+    let words = words.iter().map(AsRef::as_ref);
+    let args: Vec<&str> = ["/probe"].into_iter().chain(words).collect();
+    json!({
+        "name": name,
+        "image": "docker.io/library/linkerd2-cni-probe:test",
+        "imagePullPolicy": "Never",
+        "args": args,
+        "securityContext": {
+            "runAsUser": uid,
+            "allowPrivilegeEscalation": false,
+            "capabilities": {"drop": ["ALL"]},
+        },
+    })
+}
+
+/// A pod with these containers. If one is a proxy, the pod has the annotation and the label of Linkerd's injector.
+fn pod(name: &str, containers: &[Value], init: &[Value]) -> Value {
+    let all = containers.iter().chain(init);
+    let meshed = all.clone().any(|one| one["name"] == "linkerd-proxy");
+    let (annotations, labels) = match meshed {
+        true => (
+            json!({"linkerd.io/proxy-version": "test"}),
+            json!({"linkerd.io/control-plane-ns": "linkerd"}),
+        ),
+        false => (json!({}), json!({})),
+    };
+    json!({
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {
+            "name": name,
+            "namespace": name,
+            "annotations": annotations,
+            "labels": labels,
+        },
+        "spec": {"initContainers": init, "containers": containers},
+    })
+}
+
+pub fn apply(object: &Value) {
+    let mut child =
+        command("apply -f -").stdin(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
+    let mut stdin = child.stdin.take().unwrap();
+    stdin.write_all(object.to_string().as_bytes()).unwrap();
+    drop(stdin);
+    assert!(child.wait().unwrap().success(), "kubectl apply: {object}");
+}
+
+/// Runs kubectl and returns its output. Panics with its error if it fails.
+pub fn kubectl(args: &(impl Arguments + ?Sized)) -> String {
+    let mut command = command(args);
+    let output = command
+        .output()
+        .expect("kubectl runs; scripts/tools kubernetes puts it where scripts/tools --path says");
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{command:?}: {error}");
+    String::from_utf8(output.stdout).unwrap()
+}
+
+pub fn command(args: &(impl Arguments + ?Sized)) -> Command {
+    let mut command = Command::new("kubectl");
+    command.args(args.words());
+    command
+}
+
+/// Arguments of a command: one line with blanks between them, or a list.
+pub trait Arguments {
+    fn words(&self) -> Vec<&str>;
+}
+
+impl Arguments for str {
+    fn words(&self) -> Vec<&str> {
+        self.split_whitespace().collect()
+    }
+}
+
+impl Arguments for String {
+    fn words(&self) -> Vec<&str> {
+        self.split_whitespace().collect()
+    }
+}
+
+impl<const N: usize> Arguments for [&str; N] {
+    fn words(&self) -> Vec<&str> {
+        self.to_vec()
+    }
+}
+
+impl Arguments for [&str] {
+    fn words(&self) -> Vec<&str> {
+        self.to_vec()
+    }
+}
+
+impl Arguments for Vec<&str> {
+    fn words(&self) -> Vec<&str> {
+        self.clone()
+    }
+}

@@ -1,0 +1,68 @@
+//! What the tests share: a fake API server, network namespaces, callers of the programs, and the cluster of
+//! `scripts/cluster`. For development only. The programs in `src/bin` use it too: `bench`, `fleet`, `matrix`, `soak`,
+//! and `netprobe`, which runs in the pods of tests.
+//!
+//! - [`until`]: waits for conditions
+//! - [`server`]: the HTTP server under every fake API server
+//! - [`canned_api`]: a fake API server with a fixed response for each path
+//! - [`cni`]: what a container runtime passes to the plugin
+//! - [`call`]: one call of the plugin binary
+//! - [`child`]: child processes, and strace
+//! - [`mounts`], [`namespaces`], [`unwritable`]: mount namespaces, network namespaces, and outputs that take no line
+//! - [`platforms`]: the CNI directories of each platform
+//! - [`promtool`]: checks metrics
+//! - [`chart`]: renders the chart
+//! - [`documented`], [`fault_page`]: the commands and captured texts in the pages
+//! - [`benchmarks`]: compares figures with `docs/benchmarks.json`
+//! - [`properties`]: what the property tests and the fuzz targets share
+//! - [`cluster`]: the cluster of `scripts/cluster`: its node, pods, agent and releases
+
+pub mod benchmarks;
+pub mod call;
+pub mod canned_api;
+pub mod chart;
+pub mod child;
+pub mod cluster;
+pub mod cni;
+pub mod documented;
+pub mod fault_page;
+pub mod mounts;
+pub mod namespaces;
+pub mod platforms;
+pub mod promtool;
+pub mod properties;
+pub mod server;
+pub mod until;
+pub mod unwritable;
+
+use std::path::{Path, PathBuf};
+
+use linkerd2_cni::VERSION;
+
+/// Returns the root of the checkout.
+pub fn repository() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap()
+}
+
+/// Returns the image that the cluster has.
+pub fn image() -> String {
+    format!("cr.l5d.io/linkerd/cni-plugin:v{VERSION}")
+}
+
+/// Returns the path of a program of this project that was built together with the running one.
+pub fn program(name: &str) -> PathBuf {
+    let running = std::env::current_exe().unwrap();
+    let directory = running.parent().unwrap();
+    // Cargo puts test programs into a directory below that of the programs.
+    let directory =
+        if directory.ends_with("deps") { directory.parent().unwrap() } else { directory };
+    directory.join(name)
+}
+
+/// Returns the folder that `scripts/release` wrote and that is tested.
+pub fn release() -> PathBuf {
+    let folder = std::env::var_os("LINKERD2_CNI_RELEASE").expect(
+        "LINKERD2_CNI_RELEASE names a release; scripts/release.d/reproduce DIRECTORY makes one",
+    );
+    folder.into()
+}

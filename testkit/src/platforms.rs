@@ -1,0 +1,236 @@
+//! What each platform of the chart has in its two CNI directories, as it comes: the primary
+//! CNI's files and plugins, links included. Sources: the table in the chart's README.
+
+/// A platform's node, as far as the agent sees it.
+pub struct Layout {
+    /// The chart's `platform`.
+    pub platform: &'static str,
+    pub bin_dir: &'static str,
+    pub net_dir: &'static str,
+    /// Links on the way to the two directories, with their targets.
+    pub links: &'static [(&'static str, &'static str)],
+    /// The plugins in the bin dir.
+    pub plugins: &'static [&'static str],
+    /// The program that the plugins are links to, where they are links.
+    pub multi_call: Option<&'static str>,
+    /// The files in the net dir. The first is the active conflist.
+    pub files: &'static [(&'static str, &'static str)],
+    /// The group of the files in the net dir.
+    pub group: u32,
+    /// The file that has the plugin entry once the chart is installed.
+    pub carrier: &'static str,
+}
+
+/// Something on a node, by its path there.
+pub enum Item {
+    Directory(String),
+    File(String, String),
+    Link(String, String),
+}
+
+impl Item {
+    pub fn path(&self) -> &str {
+        match self {
+            Item::Directory(path) | Item::File(path, _) | Item::Link(path, _) => path,
+        }
+    }
+}
+
+impl Layout {
+    /// All that makes the layout, in an order in which it can be created.
+    pub fn items(&self) -> Vec<Item> {
+        let mut items = Vec::new();
+        for (link, target) in self.links {
+            let parent = link.rsplit_once('/').map_or("", |(parent, _)| parent);
+            items.push(Item::Directory(format!("{parent}/{target}")));
+            items.push(Item::Link((*link).into(), (*target).into()));
+        }
+        items.push(Item::Directory(self.bin_dir.into()));
+        items.push(Item::Directory(self.net_dir.into()));
+        let program = "#!/bin/sh\nexit 1\n";
+        if let Some(target) = self.multi_call {
+            let path = match target.starts_with('/') {
+                true => target.to_owned(),
+                false => format!("{}/{target}", self.bin_dir),
+            };
+            items.push(Item::File(path, program.into()));
+        }
+        for plugin in self.plugins {
+            let path = format!("{}/{plugin}", self.bin_dir);
+            items.push(match self.multi_call {
+                Some(target) => Item::Link(path, target.into()),
+                None => Item::File(path, program.into()),
+            });
+        }
+        for (name, text) in self.files {
+            items.push(Item::File(format!("{}/{name}", self.net_dir), (*text).into()));
+        }
+        items
+    }
+}
+
+const BIN: &str = "/opt/cni/bin";
+const NET: &str = "/etc/cni/net.d";
+
+/// The plugins that most nodes have besides those of their network.
+const REFERENCE: [&str; 5] = ["bridge", "host-local", "loopback", "portmap", "ptp"];
+const FLANNEL: [&str; 6] = ["bandwidth", "bridge", "flannel", "host-local", "loopback", "portmap"];
+const CALICO: [&str; 5] = ["bandwidth", "calico", "calico-ipam", "loopback", "portmap"];
+const AWS: [&str; 4] = ["aws-cni", "egress-cni", "loopback", "portmap"];
+
+macro_rules! corpus {
+    ($name:literal) => {
+        include_str!(concat!("../../src/conflist/corpus/", $name))
+    };
+}
+
+const CALICO_FILES: [(&str, &str); 2] = [
+    ("10-calico.conflist", corpus!("10-calico.conflist")),
+    ("calico-kubeconfig", "apiVersion: v1\nkind: Config\n"),
+];
+const CANAL_FILES: [(&str, &str); 2] = [
+    ("10-canal.conflist", corpus!("10-calico.conflist")),
+    ("calico-kubeconfig", "apiVersion: v1\nkind: Config\n"),
+];
+const AWS_FILES: [(&str, &str); 1] = [("10-aws.conflist", corpus!("10-aws.conflist"))];
+const KINDNET_FILES: [(&str, &str); 1] = [("10-kindnet.conflist", corpus!("10-kindnet.conflist"))];
+const FLANNEL_FILES: [(&str, &str); 1] = [("10-flannel.conflist", corpus!("10-flannel.conflist"))];
+const K3S_FILES: [(&str, &str); 1] = [("10-flannel.conflist", corpus!("10-k3s.conflist"))];
+const GKE_FILES: [(&str, &str); 1] = [("10-gke-ptp.conflist", corpus!("10-gke-ptp.conflist"))];
+const AZURE_FILES: [(&str, &str); 1] = [("10-azure.conflist", corpus!("10-azure.conflist"))];
+/// What the node image brings, renamed so that no runtime loads it, and its loopback.
+const MINIKUBE_FILES: [(&str, &str); 3] = [
+    ("10-kindnet.conflist", corpus!("10-kindnet.conflist")),
+    ("87-podman-bridge.conflist.mk_disabled", corpus!("10-flannel.conflist")),
+    (
+        "200-loopback.conf",
+        "{\n    \"cniVersion\": \"0.3.1\",\n    \"name\": \"loopback\",\n    \"type\": \"loopback\"\n}\n",
+    ),
+];
+const MICROK8S_FILES: [(&str, &str); 3] = [
+    ("10-calico.conflist", corpus!("10-calico.conflist")),
+    ("calico-kubeconfig", "apiVersion: v1\nkind: Config\n"),
+    ("cni.yaml", "kind: DaemonSet\n"),
+];
+
+/// A node with the usual directories.
+const USUAL: Layout = Layout {
+    platform: "",
+    bin_dir: BIN,
+    net_dir: NET,
+    links: &[],
+    plugins: &REFERENCE,
+    multi_call: None,
+    files: &KINDNET_FILES,
+    group: 0,
+    carrier: "10-kindnet.conflist",
+};
+
+pub const LAYOUTS: [Layout; 14] = [
+    Layout {
+        platform: "aks",
+        plugins: &["azure-vnet", "azure-vnet-ipam", "loopback", "portmap"],
+        files: &AZURE_FILES,
+        carrier: "10-azure.conflist",
+        ..USUAL
+    },
+    Layout {
+        platform: "bottlerocket",
+        plugins: &AWS,
+        files: &AWS_FILES,
+        carrier: "10-aws.conflist",
+        ..USUAL
+    },
+    Layout {
+        platform: "cos",
+        bin_dir: "/home/kubernetes/bin",
+        plugins: &CALICO,
+        files: &CALICO_FILES,
+        carrier: "10-calico.conflist",
+        ..USUAL
+    },
+    Layout {
+        platform: "eks",
+        plugins: &AWS,
+        files: &AWS_FILES,
+        carrier: "10-aws.conflist",
+        ..USUAL
+    },
+    Layout {
+        platform: "gke",
+        bin_dir: "/home/kubernetes/bin",
+        plugins: &REFERENCE,
+        files: &GKE_FILES,
+        carrier: "10-gke-ptp.conflist",
+        ..USUAL
+    },
+    Layout {
+        platform: "iks",
+        plugins: &CALICO,
+        files: &CALICO_FILES,
+        carrier: "10-calico.conflist",
+        ..USUAL
+    },
+    // k3s in its image: links beside the program of all plugins.
+    Layout {
+        platform: "k3d",
+        bin_dir: "/bin",
+        net_dir: "/var/lib/rancher/k3s/agent/etc/cni/net.d",
+        plugins: &FLANNEL,
+        multi_call: Some("cni"),
+        files: &K3S_FILES,
+        carrier: "10-flannel.conflist",
+        ..USUAL
+    },
+    // The links lead to a directory that is not mounted into the agent.
+    Layout {
+        platform: "k3s",
+        bin_dir: "/var/lib/rancher/k3s/data/cni",
+        net_dir: "/var/lib/rancher/k3s/agent/etc/cni/net.d",
+        plugins: &FLANNEL,
+        multi_call: Some(
+            "/var/lib/rancher/k3s/data/3ac4e5a8d1fe9b1f5e6b3c2d7a0f4e8b9c6d5a4f3e2b1c0d9e8f7a6b5c4d3e2f/bin/cni",
+        ),
+        files: &K3S_FILES,
+        carrier: "10-flannel.conflist",
+        ..USUAL
+    },
+    Layout { platform: "kind", ..USUAL },
+    Layout {
+        platform: "microk8s",
+        bin_dir: "/var/snap/microk8s/current/opt/cni/bin",
+        net_dir: "/var/snap/microk8s/current/args/cni-network",
+        links: &[("/var/snap/microk8s/current", "7964")],
+        plugins: &CALICO,
+        files: &MICROK8S_FILES,
+        // The snap's hook `configure` gives them to the group microk8s.
+        group: 997,
+        carrier: "10-calico.conflist",
+        ..USUAL
+    },
+    Layout { platform: "minikube", files: &MINIKUBE_FILES, ..USUAL },
+    // Multus' own directory, which the runtime does not read.
+    Layout {
+        platform: "openshift",
+        bin_dir: "/var/lib/cni/bin",
+        net_dir: "/etc/cni/multus/net.d",
+        plugins: &["multus", "multus-shim", "ovn-k8s-cni-overlay", "loopback"],
+        files: &[],
+        carrier: "linkerd-cni.conf",
+        ..USUAL
+    },
+    Layout {
+        platform: "rke2",
+        plugins: &CALICO,
+        files: &CANAL_FILES,
+        carrier: "10-canal.conflist",
+        ..USUAL
+    },
+    Layout {
+        platform: "talos",
+        plugins: &FLANNEL,
+        files: &FLANNEL_FILES,
+        carrier: "10-flannel.conflist",
+        ..USUAL
+    },
+];

@@ -1,0 +1,41 @@
+//! Checks metrics with promtool.
+
+use std::collections::BTreeSet;
+use std::io::Write as _;
+use std::process::{Command, Stdio};
+
+/// Fails unless `promtool check metrics` accepts these metrics without a remark. CI must have promtool.
+pub fn assert_clean(openmetrics: &str) {
+    let mut promtool = Command::new("promtool");
+    let promtool = promtool.args(["check", "metrics"]).stdin(Stdio::piped());
+    let Ok(mut child) = promtool.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn() else {
+        assert!(std::env::var_os("CI").is_none(), "promtool is missing");
+        println!("skipped: promtool is missing (scripts/tools promtool)");
+        return;
+    };
+    let text = prometheus_text(openmetrics);
+    child.stdin.take().unwrap().write_all(text.as_bytes()).unwrap();
+    let output = child.wait_with_output().unwrap();
+    let remarks = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success() && remarks.is_empty(), "{remarks}\n{text}");
+}
+
+/// Converts OpenMetrics text to the older text format, the only one that `promtool check metrics`
+/// reads. They differ in the comments: here the name of a counter has its `_total`.
+fn prometheus_text(openmetrics: &str) -> String {
+    let counters: BTreeSet<_> = openmetrics
+        .lines()
+        .filter_map(|line| line.strip_prefix("# TYPE ")?.strip_suffix(" counter"))
+        .collect();
+    let convert = |line: &str| {
+        let mut words = line.splitn(4, ' ');
+        match (words.next(), words.next(), words.next(), words.next()) {
+            (Some("#"), Some("EOF" | "UNIT"), ..) => String::new(),
+            (Some("#"), Some(kind), Some(name), Some(rest)) if counters.contains(name) => {
+                format!("# {kind} {name}_total {rest}\n")
+            }
+            _ => format!("{line}\n"),
+        }
+    };
+    openmetrics.lines().map(convert).collect()
+}

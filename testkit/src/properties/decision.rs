@@ -1,0 +1,177 @@
+//! Decides on a pod like ADD, with a scripted API server, and asserts the dangerous direction: a pod
+//! with a `linkerd-proxy` container starts without redirect rules only for a documented reason. The
+//! fuzz target `decision` uses it too.
+
+use std::net::{IpAddr, Ipv4Addr};
+use std::time::Duration;
+
+use linkerd2_cni::cni::args::PodRef;
+use linkerd2_cni::cni::error::{Error, code};
+use linkerd2_cni::cni::{Command, Request, request};
+use linkerd2_cni::config::Config;
+use linkerd2_cni::kube::types::Service;
+use linkerd2_cni::plugin::pod_redirect;
+use linkerd2_cni::pod::Decision;
+use linkerd2_cni::pod::annotation::Annotations;
+use linkerd2_cni::pod::facts::{self, ClusterLookup};
+use linkerd2_cni::record::{self, Record};
+use linkerd2_cni::redirect::rules::{install_script, rules};
+use linkerd2_cni::redirect::{Family, Redirect};
+use serde_json::{Value, json};
+
+use super::iptables::Nat;
+use super::packet::Packet;
+
+const CAPABILITY: &str = "io.kubernetes.cri.pod-annotations";
+
+/// A pod that starts.
+#[derive(Clone, Debug)]
+pub struct Start {
+    pub namespace: String,
+    pub name: String,
+    pub annotations: Annotations,
+    pub containers: Vec<&'static str>,
+    pub init_containers: Vec<&'static str>,
+    /// Whether the runtime passes the annotations to the plugin.
+    pub has_capability: bool,
+    /// `pod-detection` of the plugin entry.
+    pub detection: &'static str,
+    pub strict: bool,
+    /// Annotations of the pod's namespace.
+    pub of_namespace: Annotations,
+    /// Code of the error with which each API request fails.
+    pub api_error: Option<u32>,
+}
+
+/// Namespace in `exclude-namespaces`, and the agent's namespace.
+pub const EXCLUDED: &str = "kube-system";
+pub const AGENT_NAMESPACE: &str = "linkerd-cni";
+pub const DETECTIONS: [&str; 3] = ["annotations", "injector", "api"];
+pub const API_ERRORS: [u32; 5] = [
+    code::KUBECONFIG,
+    code::API_UNREACHABLE,
+    code::API_DENIED,
+    code::API_RESPONSE,
+    code::POD_NOT_FOUND,
+];
+const UID: u32 = 2102;
+
+impl Start {
+    fn has_proxy(&self) -> bool {
+        self.containers.iter().chain(&self.init_containers).any(|name| *name == "linkerd-proxy")
+            && !self.init_containers.contains(&"linkerd-init")
+    }
+
+    fn request(&self) -> Request {
+        let mut stdin = json!({"cniVersion": "1.1.0", "name": "n", "linkerd": {
+            "incoming-proxy-port": 4143, "outgoing-proxy-port": 4140, "proxy-uid": UID,
+            "inbound-ports-to-ignore": ["4191"], "exclude-namespaces": [EXCLUDED],
+            "strict-annotations": self.strict, "pod-detection": self.detection,
+        }});
+        if self.has_capability {
+            stdin["runtimeConfig"] = json!({CAPABILITY: self.annotations});
+        }
+        let Start { namespace, name, .. } = self;
+        let args = format!("K8S_POD_NAMESPACE={namespace};K8S_POD_NAME={name}");
+        let environment = super::runtime::environment(&args);
+        request::read(&environment, &mut stdin.to_string().as_bytes())
+            .unwrap_or_else(|refusal| panic!("{:?}", refusal.error))
+    }
+
+    fn object(&self) -> Value {
+        let named = |names: &[&str]| -> Vec<Value> {
+            names.iter().map(|name| json!({"name": name})).collect()
+        };
+        let Start { namespace, name, annotations, .. } = self;
+        json!({
+            "metadata": {"namespace": namespace, "name": name, "annotations": annotations},
+            "spec": {"containers": named(&self.containers),
+                "initContainers": named(&self.init_containers)},
+        })
+    }
+
+    /// Decides like ADD. The scripted API server knows the pod and its namespace, or fails.
+    pub fn decide(&self) -> Result<Decision<Redirect>, Error> {
+        let request = self.request();
+        assert_eq!(request.command, Command::Add);
+        let config = Config::read_leniently(&request.config);
+        let mut record = Record::new(record::Command::Add, "");
+        let fetch = |pod: &PodRef, _: &Config, _: Duration, _: &mut Record| {
+            if let Some(code) = self.api_error {
+                return Err(Error::new(code, "scripted error"));
+            }
+            let found = serde_json::from_value(self.object()).expect("a pod");
+            facts::facts(found, pod, &mut Namespace(&self.of_namespace))
+        };
+        Ok(match pod_redirect::find_with(&request, &config, &mut record, fetch)? {
+            Decision::Redirect(found) => Decision::Redirect(found.resolved.redirect),
+            Decision::Skip(reason) => Decision::Skip(reason),
+        })
+    }
+
+    /// Asserts that a pod with a proxy is redirected, or fails, or is skipped for a documented reason.
+    pub fn assert_not_bare(&self) {
+        match self.decide() {
+            Err(_) => {}
+            Ok(Decision::Redirect(redirect)) => self.assert_redirects(&redirect),
+            Ok(Decision::Skip(reason)) => assert!(
+                !self.has_proxy() || self.may_be_skipped(),
+                "{self:?} starts without redirect rules: {}",
+                reason.text()
+            ),
+        }
+    }
+
+    /// The documented reasons: an excluded namespace, the agent's own pod, and, unless the API
+    /// server is always asked, annotations that suggest no proxy.
+    fn may_be_skipped(&self) -> bool {
+        let suffix = self.name.strip_prefix("linkerd-cni-");
+        let is_agent =
+            self.namespace == AGENT_NAMESPACE && suffix.is_some_and(|suffix| !suffix.contains('-'));
+        let suggests_proxy = self.annotations.iter().any(|(key, value)| {
+            ["linkerd.io/proxy-version", "linkerd.io/trust-root-sha256"].contains(&key.as_str())
+                || (key == "linkerd.io/created-by" && value.starts_with("linkerd/proxy-injector"))
+        });
+        let may_trust_annotations = self.has_capability && self.detection != "api";
+        self.namespace == EXCLUDED || is_agent || (may_trust_annotations && !suggests_proxy)
+    }
+
+    /// Asserts that the rules redirect connections of the pod, on all ports that are not skipped.
+    fn assert_redirects(&self, redirect: &Redirect) {
+        let mut nat = Nat::default();
+        let script = install_script(&rules(redirect, Family::Ipv4), true, &[]);
+        assert_eq!(nat.apply(&script), Ok(()), "{script}");
+        let source = IpAddr::V4(Ipv4Addr::new(203, 0, 113, 7));
+        // Neither the UID nor the GID of the proxy.
+        let other = [1, 2, 3]
+            .into_iter()
+            .find(|id| ![redirect.proxy_uid, redirect.proxy_gid].contains(&Some(*id)));
+        let other = other.expect("one of three");
+        let is_in = |ranges: &[linkerd2_cni::redirect::ports::PortRange], port| {
+            ranges.iter().any(|range| range.first <= port && port <= range.last)
+        };
+        for port in [0, 1, 25, 80, 443, 3306, 4140, 4143, 8080, 65535] {
+            let outbound = nat.redirected_to(&Packet::outbound(source, port, (other, other)));
+            let wanted = (!is_in(&redirect.skip_outbound, port)).then_some(redirect.outbound_port);
+            assert_eq!(outbound, wanted, "outbound to {port}: {script}");
+            let inbound = nat.redirected_to(&Packet::inbound(source, port));
+            let is_skipped = is_in(&redirect.skip_inbound, port)
+                || redirect.skip_subnets.iter().any(|subnet| subnet.net.contains(&source));
+            let wanted = (!is_skipped).then_some(redirect.inbound_port);
+            assert_eq!(inbound, wanted, "inbound to {port}: {script}");
+        }
+    }
+}
+
+/// The pod's namespace, with its annotations.
+struct Namespace<'a>(&'a Annotations);
+
+impl ClusterLookup for Namespace<'_> {
+    fn namespace(&mut self, _name: &str) -> Result<Annotations, Error> {
+        Ok(self.0.clone())
+    }
+
+    fn api_service(&mut self) -> Result<Service, Error> {
+        Err(Error::new(code::API_UNREACHABLE, "scripted error"))
+    }
+}

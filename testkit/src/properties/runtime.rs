@@ -1,0 +1,51 @@
+//! A runtime that calls the plugin with any stdin. The fuzz targets use it too.
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+
+use linkerd2_cni::cni::request;
+use linkerd2_cni::plugin;
+use serde_json::value::RawValue;
+use tracing::subscriber::NoSubscriber;
+
+use crate::cni;
+
+/// `CNI_ARGS` of a pod.
+pub const POD: &str = "IgnoreUnknown=1;K8S_POD_NAMESPACE=ns;K8S_POD_NAME=web";
+
+/// Runs ADD with `CNI_ARGS` and `stdin`. Returns what goes to stdout: a result or an error object.
+pub fn add(args: &str, stdin: &[u8]) -> Result<String, String> {
+    // Keeps the plugin from starting its own log. Fails from the second call on.
+    let _ = tracing::subscriber::set_global_default(NoSubscriber::default());
+    let request = request::read(&environment(args), &mut &*stdin)
+        .map_err(|refusal| refusal.error.to_json(&refusal.cni_version))?;
+    plugin::run(&request).map_err(|error| error.to_json(&request.cni_version))
+}
+
+/// Environment of an ADD with `CNI_ARGS`, by name of the variable.
+pub fn environment(args: &str) -> impl Fn(&str) -> Option<OsString> {
+    let variables = cni::environment("ADD", "/no/such/netns");
+    move |name| {
+        if name == "CNI_ARGS" {
+            return Some(args.into());
+        }
+        let (_, value) = variables.iter().find(|(known, _)| *known == name)?;
+        Some((*value).into())
+    }
+}
+
+/// Whether `stdout` is a CNI result or error object. A result may have any other members, as they
+/// come from the plugins before this one.
+pub fn is_cni_output(stdout: &Result<String, String>) -> bool {
+    let (text, wanted): (_, &[&str]) = match stdout {
+        Ok(text) => (text, &["cniVersion"]),
+        Err(text) => (text, &["cniVersion", "msg"]),
+    };
+    // Raw values, as a number may be larger than any of Rust's types.
+    let object: Result<BTreeMap<String, &RawValue>, _> = serde_json::from_str(text);
+    let is_string = |value: &&RawValue| value.get().starts_with('"');
+    object.is_ok_and(|object| {
+        let has_code = stdout.is_ok() || object.contains_key("code");
+        has_code && wanted.iter().all(|key| object.get(*key).is_some_and(is_string))
+    })
+}

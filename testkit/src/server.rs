@@ -1,0 +1,208 @@
+//! HTTP/1.1 server on a free port of 127.0.0.1, with or without TLS. A test's fake API server
+//! is a [`Handler`] that it calls for each request.
+
+use std::io::{BufRead as _, BufReader, Read, Write};
+use std::net::{Shutdown, TcpListener, TcpStream};
+use std::sync::Arc;
+use std::thread;
+
+use rcgen::{CertificateParams, KeyPair};
+use rustls::pki_types::PrivateKeyDer;
+use rustls::{ServerConfig, ServerConnection, StreamOwned};
+use serde_json::Value;
+
+#[derive(Clone, Debug)]
+pub struct Request {
+    pub method: String,
+    /// Path and query.
+    pub path: String,
+    /// Names in lower case, and values.
+    pub headers: Vec<(String, String)>,
+    /// `Null` if the body is empty or not JSON.
+    pub body: Value,
+}
+
+impl Request {
+    pub fn header(&self, name: &str) -> &str {
+        let mut headers = self.headers.iter();
+        headers.find(|(header, _)| header == name).map_or("", |(_, value)| value)
+    }
+
+    /// Bearer token, or an empty string.
+    pub fn token(&self) -> &str {
+        self.header("authorization").strip_prefix("Bearer ").unwrap_or_default()
+    }
+
+    pub fn is_watch(&self) -> bool {
+        self.path.contains("watch=true")
+    }
+
+    /// Whether this request lists pods.
+    pub fn is_list(&self) -> bool {
+        self.method == "GET" && !self.is_watch() && self.path.starts_with("/api/v1/pods?")
+    }
+
+    pub fn is_event(&self) -> bool {
+        self.path.ends_with("/events")
+    }
+
+    /// Whether the request is a dry run of an eviction.
+    pub fn is_dry_run(&self) -> bool {
+        self.path.ends_with("/eviction?dryRun=All")
+    }
+
+    pub fn is_eviction(&self) -> bool {
+        self.path.ends_with("/eviction") || self.is_dry_run()
+    }
+}
+
+/// Decides on the responses of a server.
+pub trait Handler: Send + Sync + 'static {
+    /// TLS configuration of the next connection. `None`: no TLS.
+    fn tls(&self) -> Option<Arc<ServerConfig>> {
+        None
+    }
+
+    /// Whether to keep a new connection rather than close it at once.
+    fn accept(&self, _socket: &TcpStream) -> bool {
+        true
+    }
+
+    /// Responds to a request. `None` ends the connection; `Some` without a response leaves it
+    /// open.
+    fn respond(&self, request: Request, connection: &mut Connection) -> Option<()>;
+}
+
+/// Serves `listener` in threads of its own until the process ends.
+pub fn serve(listener: TcpListener, handler: impl Handler) {
+    let handler = Arc::new(handler);
+    thread::spawn(move || {
+        for socket in listener.incoming().flatten() {
+            if !handler.accept(&socket) {
+                continue;
+            }
+            let handler = Arc::clone(&handler);
+            thread::spawn(move || {
+                let mut connection = Connection::new(socket, handler.tls())?;
+                loop {
+                    let request = connection.read_request()?;
+                    handler.respond(request, &mut connection)?;
+                }
+                #[allow(unreachable_code, reason = "gives the closure its type")]
+                Some(())
+            });
+        }
+    });
+}
+
+/// Connection to one client. All methods return `None` when it has ended.
+pub struct Connection {
+    stream: BufReader<Box<dyn Stream>>,
+    pub socket: TcpStream,
+}
+
+trait Stream: Read + Write {}
+
+impl<T: Read + Write> Stream for T {}
+
+impl Connection {
+    fn new(socket: TcpStream, tls: Option<Arc<ServerConfig>>) -> Option<Self> {
+        // As Go's servers do. Otherwise a response waits up to 40 ms for the client to
+        // acknowledge the end of the TLS handshake.
+        socket.set_nodelay(true).ok()?;
+        let own = socket.try_clone().ok()?;
+        let stream: Box<dyn Stream> = match tls {
+            Some(config) => Box::new(StreamOwned::new(ServerConnection::new(config).ok()?, socket)),
+            None => Box::new(socket),
+        };
+        Some(Connection { stream: BufReader::new(stream), socket: own })
+    }
+
+    fn read_request(&mut self) -> Option<Request> {
+        let line = self.read_line()?;
+        let mut words = line.split_whitespace().map(str::to_owned);
+        let (method, path) = (words.next()?, words.next()?);
+        let mut headers = Vec::new();
+        while let Some((name, value)) = self.read_line()?.split_once(": ") {
+            headers.push((name.to_ascii_lowercase(), value.to_owned()));
+        }
+        let mut request = Request { method, path, headers, body: Value::Null };
+        let mut body = vec![0; request.header("content-length").parse().unwrap_or(0)];
+        self.stream.read_exact(&mut body).ok()?;
+        request.body = serde_json::from_slice(&body).unwrap_or_default();
+        Some(request)
+    }
+
+    fn read_line(&mut self) -> Option<String> {
+        let mut line = String::new();
+        self.stream.read_line(&mut line).ok().filter(|&length| length > 0)?;
+        Some(line.trim().to_owned())
+    }
+
+    /// Sends raw bytes.
+    pub fn send(&mut self, bytes: &[u8]) -> Option<()> {
+        let stream = self.stream.get_mut();
+        stream.write_all(bytes).ok()?;
+        stream.flush().ok()
+    }
+
+    /// Sends status line and headers. `more` is a further header line, or empty.
+    pub fn send_head(&mut self, code: u16, length: usize, more: &str) -> Option<()> {
+        let head = format!("HTTP/1.1 {code} x\r\n{more}Content-Length: {length}\r\n\r\n");
+        self.send(head.as_bytes())
+    }
+
+    pub fn send_response(&mut self, code: u16, body: &str) -> Option<()> {
+        let head = format!("HTTP/1.1 {code} x\r\nContent-Length: {}\r\n\r\n", body.len());
+        self.send(format!("{head}{body}").as_bytes())
+    }
+
+    /// Sends half of the body and ends the connection.
+    pub fn cut_response(&mut self, code: u16, body: &str) -> Option<()> {
+        self.send_head(code, body.len(), "")?;
+        self.send(&body.as_bytes()[..body.len() / 2])?;
+        let _ = self.socket.shutdown(Shutdown::Both);
+        None
+    }
+
+    /// Starts a response without a length. The caller sends the chunks.
+    pub fn send_chunked_head(&mut self) -> Option<()> {
+        self.send(b"HTTP/1.1 200 x\r\nTransfer-Encoding: chunked\r\n\r\n")
+    }
+
+    /// Sends spaces until the client closes the connection.
+    pub fn send_endless_body(&mut self) -> Option<()> {
+        self.send_chunked_head()?;
+        let chunk = format!("10000\r\n{}\r\n", " ".repeat(0x10000));
+        loop {
+            self.send(chunk.as_bytes())?;
+        }
+    }
+}
+
+/// A self-signed certificate, which is its own CA.
+pub struct Identity {
+    pub config: Arc<ServerConfig>,
+    /// The certificate, PEM.
+    pub ca: String,
+}
+
+impl Identity {
+    pub fn new(params: &CertificateParams) -> Self {
+        let signing_key = KeyPair::generate().unwrap();
+        let cert = params.self_signed(&signing_key).unwrap();
+        let key = PrivateKeyDer::Pkcs8(signing_key.serialize_der().into());
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let config = ServerConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()
+            .unwrap()
+            .with_no_client_auth()
+            .with_single_cert(vec![cert.der().clone()], key)
+            .unwrap();
+        Identity { config: Arc::new(config), ca: cert.pem() }
+    }
+
+    pub fn of_localhost() -> Self {
+        Identity::new(&CertificateParams::new(["127.0.0.1".into()]).unwrap())
+    }
+}

@@ -1,0 +1,28 @@
+//! Waits for conditions.
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// Limit of [`until`]: much longer than any condition should take, as the machine may be busy and
+/// kubelet pauses for long between its tries.
+const LIMIT: Duration = Duration::from_secs(120);
+
+/// Waits for `condition`.
+pub fn until(what: &str, condition: impl FnMut() -> bool) {
+    until_within(LIMIT, what, condition);
+}
+
+/// Waits for `condition`, `limit` at most. Waits of more than a second are printed, as they show
+/// where a test's time goes.
+pub fn until_within(limit: Duration, what: &str, mut condition: impl FnMut() -> bool) {
+    let begin = Instant::now();
+    while !condition() {
+        assert!(begin.elapsed() < limit, "not within {limit:?}: {what}");
+        // A condition may start a process: check rarely what has not come true soon.
+        let pause = begin.elapsed() / 20;
+        thread::sleep(pause.clamp(Duration::from_millis(1), Duration::from_millis(100)));
+    }
+    if begin.elapsed() > Duration::from_secs(1) {
+        println!("{:>6.1?} {what}", begin.elapsed());
+    }
+}
