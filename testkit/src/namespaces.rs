@@ -8,7 +8,6 @@ use std::path::PathBuf;
 use std::process::{Command, id};
 use std::thread;
 
-use iptables::IPTables;
 use linkerd2_cni::netns;
 use nix::sched::{CloneFlags, setns};
 use nix::sys::socket::{getsockopt, sockopt};
@@ -74,18 +73,8 @@ impl Namespaces {
     /// Lists the rules of table `nat` in the pod's namespace, one `-A` line each, as another reader than the
     /// product's own. `program` is such as `iptables-nft`.
     pub fn nat(&self, program: &str) -> String {
-        let netns = File::open(self.path()).unwrap();
-        // The crate needs a `&'static str`.
-        let cmd = String::leak(program.to_owned());
-        let list = move || {
-            setns(netns, CloneFlags::CLONE_NEWNET).unwrap();
-            let iptables = IPTables { cmd, has_check: true, has_wait: true, is_numeric: false };
-            iptables.list_table("nat").unwrap()
-        };
-        let lines = thread::spawn(list).join().unwrap();
-        // The crate returns an empty list when the program fails. A real list has chain policies.
-        assert!(lines.iter().any(|line| line.starts_with("-P ")), "{program}: {lines:?}");
-        let rules: Vec<_> = lines.into_iter().filter(|line| line.starts_with("-A ")).collect();
+        let lines = self.run(program, &["-w", "-t", "nat", "-S"]);
+        let rules: Vec<_> = lines.lines().filter(|line| line.starts_with("-A ")).collect();
         rules.join("\n")
     }
 }
