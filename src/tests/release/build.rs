@@ -7,7 +7,8 @@ use std::process::{Command, Output};
 
 use tempfile::TempDir;
 
-use crate::{must, repository, said};
+use crate::checkout::Checkout;
+use crate::{repository, said};
 
 fn script(path: &Path, text: &str) {
     fs::create_dir_all(path.parent().unwrap()).unwrap();
@@ -15,59 +16,39 @@ fn script(path: &Path, text: &str) {
     fs::set_permissions(path, fs::Permissions::from_mode(0o755)).unwrap();
 }
 
-/// A committed repository whose scripts, except `scripts/release` itself, are replaced.
-struct Checkout(TempDir);
+/// A committed repository whose scripts, except `scripts/release` itself, are replaced. `toolchain` is the first script
+/// that runs in the directory of the build.
+fn checkout(toolchain: &str) -> Checkout {
+    let checkout = Checkout::with(&["scripts/common", "scripts/release"]);
+    script(&checkout.path("scripts/release.d/check"), "");
+    script(&checkout.path("scripts/release.d/toolchain"), toolchain);
+    script(&checkout.path("scripts/tools"), "echo /nonexistent");
+    checkout.write(".gitignore", "*.orig\n/dist\n");
+    checkout.write("Chart.yaml", "name: a\n");
+    checkout.commit();
+    checkout
+}
 
-impl Checkout {
-    /// `toolchain` is the first script that runs in the directory of the build.
-    fn new(toolchain: &str) -> Self {
-        let checkout = Checkout(TempDir::new().unwrap());
-        for name in ["scripts/common", "scripts/release"] {
-            let to = checkout.path().join(name);
-            fs::create_dir_all(to.parent().unwrap()).unwrap();
-            fs::copy(repository().join(name), to).unwrap();
-        }
-        script(&checkout.path().join("scripts/release.d/check"), "");
-        script(&checkout.path().join("scripts/release.d/toolchain"), toolchain);
-        script(&checkout.path().join("scripts/tools"), "echo /nonexistent");
-        fs::write(checkout.path().join(".gitignore"), "*.orig\n/dist\n").unwrap();
-        fs::write(checkout.path().join("Chart.yaml"), "name: a\n").unwrap();
-        let git = |args: &[&str]| {
-            let identity = ["-c", "user.name=test", "-c", "user.email=test@localhost"];
-            must(Command::new("git").current_dir(checkout.path()).args(identity).args(args));
-        };
-        git(&["init", "--quiet"]);
-        git(&["add", "--all"]);
-        git(&["commit", "--quiet", "--message", "A change"]);
-        checkout
-    }
-
-    fn path(&self) -> &Path {
-        self.0.path()
-    }
-
-    fn release(&self) -> Command {
-        let mut release = Command::new(self.path().join("scripts/release"));
-        release.arg("2.0.0");
-        release
-    }
+/// Runs `scripts/release` of the checkout with these variables, and returns what it prints.
+fn release(checkout: &Checkout, variables: &[&str]) -> String {
+    let mut release = Command::new(checkout.path("scripts/release"));
+    release.arg("2.0.0").envs(variables.iter().map(|name| (name, "set-by-the-test")));
+    said(&release.output().unwrap())
 }
 
 #[test]
 fn an_ignored_file_of_the_checkout_is_not_built() {
-    let checkout = Checkout::new("ls >&2; exit 1");
-    fs::write(checkout.path().join("Chart.yaml.orig"), "").unwrap();
-    let said = said(&checkout.release().output().unwrap());
+    let checkout = checkout("ls >&2; exit 1");
+    checkout.write("Chart.yaml.orig", "");
+    let said = release(&checkout, &[]);
     assert!(said.lines().any(|line| line == "Chart.yaml"), "{said}");
     assert!(!said.contains("Chart.yaml.orig"), "{said}");
     // No unfinished directory is left.
-    assert_eq!(fs::read_dir(checkout.path().join("dist")).unwrap().count(), 0);
+    assert_eq!(fs::read_dir(checkout.path("dist")).unwrap().count(), 0);
 }
 
 #[test]
 fn variables_that_change_the_bytes_do_not_reach_the_build() {
-    let checkout = Checkout::new("env >&2; exit 1");
-    let mut release = checkout.release();
     let dropped = [
         "LINKERD_DOCKER_REGISTRY",
         "CC",
@@ -79,17 +60,10 @@ fn variables_that_change_the_bytes_do_not_reach_the_build() {
         "HELM_NAMESPACE",
     ];
     let kept = ["CARGO_HOME", "RUSTUP_TOOLCHAIN", "https_proxy", "PIP_INDEX_URL"];
-    for name in dropped.iter().chain(&kept) {
-        release.env(name, "set-by-the-test");
-    }
-    let said = said(&release.output().unwrap());
+    let said = release(&checkout("env >&2; exit 1"), &[&dropped[..], &kept].concat());
     let has = |name: &str| said.lines().any(|line| line == format!("{name}=set-by-the-test"));
-    for name in dropped {
-        assert!(!has(name), "{name}: {said}");
-    }
-    for name in kept {
-        assert!(has(name), "{name}: {said}");
-    }
+    assert_eq!(dropped.iter().find(|name| has(name)), None, "{said}");
+    assert_eq!(kept.iter().find(|name| !has(name)), None, "{said}");
 }
 
 /// Runs the check of the toolchain with a Rust and a Debian of these versions.

@@ -8,6 +8,7 @@
 mod arm64;
 mod benchmarks;
 mod build;
+mod checkout;
 mod docker;
 mod folder;
 mod image;

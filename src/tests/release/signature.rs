@@ -23,29 +23,20 @@ impl Signed {
         fs::create_dir(signed.path("gpg")).unwrap();
         fs::set_permissions(signed.path("gpg"), fs::Permissions::from_mode(0o700)).unwrap();
         must(Command::new("cp").arg("-r").arg(release()).arg(signed.path("release")));
-        must(&mut signed.gpg(&[
-            "--passphrase",
-            "",
-            "--quick-generate-key",
-            KEY,
-            "rsa2048",
-            "sign",
-            "never",
-        ]));
         must(
-            Command::new("openssl")
-                .args(["ecparam", "-genkey", "-name", "prime256v1", "-noout", "-out"])
-                .arg(signed.path("key.pem")),
+            &mut signed
+                .gpg(&format!("--passphrase= --quick-generate-key {KEY} rsa2048 sign never")),
         );
-        must(
-            Command::new("openssl")
-                .args(["ec", "-pubout", "-in"])
-                .arg(signed.path("key.pem"))
-                .arg("-out")
-                .arg(signed.path("key.pub")),
-        );
-        must(&mut signed.sign());
-        must(signed.gpg(&["--export", "--output"]).arg(signed.path("pubring.gpg")).arg(KEY));
+        let key = [signed.path("key.pem"), signed.path("key.pub")];
+        let [private, public] = key.each_ref().map(|path| path.to_str().unwrap());
+        for command in [
+            format!("ecparam -genkey -name prime256v1 -noout -out {private}"),
+            format!("ec -pubout -in {private} -out {public}"),
+        ] {
+            must(Command::new("openssl").args(command.split(' ')));
+        }
+        must(&mut signed.sign_with(KEY));
+        must(signed.gpg("--export --output").arg(signed.path("pubring.gpg")).arg(KEY));
         signed
     }
 
@@ -57,14 +48,16 @@ impl Signed {
         self.path("release").join(name)
     }
 
-    fn gpg(&self, args: &[&str]) -> Command {
+    fn gpg(&self, args: &str) -> Command {
         let mut gpg = Command::new("gpg");
-        gpg.env("GNUPGHOME", self.path("gpg")).arg("--batch").args(args);
+        gpg.env("GNUPGHOME", self.path("gpg")).arg("--batch").args(args.split(' '));
         gpg
     }
 
-    fn sign(&self) -> Command {
-        self.sign_with(KEY)
+    /// Ends the agent that gpg started, which remembers passphrases.
+    fn end_agent(&self) {
+        let mut gpgconf = Command::new("gpgconf");
+        let _ = gpgconf.env("GNUPGHOME", self.path("gpg")).args(["--kill", "all"]).status();
     }
 
     fn sign_with(&self, key: &str) -> Command {
@@ -89,7 +82,7 @@ impl Signed {
         let signature = self.path("signature");
         let base64 = Command::new("base64").arg("-d").arg(self.file("SHA256SUMS.sig")).output();
         fs::write(&signature, base64.unwrap().stdout).unwrap();
-        let mut gpg = self.gpg(&["--verify"]);
+        let mut gpg = self.gpg("--verify");
         let mut openssl = Command::new("openssl");
         openssl.args(["dgst", "-sha256", "-verify"]).arg(self.path("key.pub"));
         openssl.arg("-signature").arg(signature).arg(self.file("SHA256SUMS"));
@@ -100,11 +93,7 @@ impl Signed {
 
 impl Drop for Signed {
     fn drop(&mut self) {
-        // The agent that gpg started.
-        let _ = Command::new("gpgconf")
-            .env("GNUPGHOME", self.path("gpg"))
-            .args(["--kill", "all"])
-            .status();
+        self.end_agent();
     }
 }
 
@@ -132,7 +121,7 @@ fn signatures_are_valid_until_a_byte_changes() {
         assert!(!output.status.success(), "{}", said(&output));
     }
     // A folder that was changed is not signed again.
-    let output = signed.sign().output().unwrap();
+    let output = signed.sign_with(KEY).output().unwrap();
     assert!(!output.status.success());
     assert!(said(&output).contains("differs from its SHA256SUMS"), "{}", said(&output));
 }
@@ -140,7 +129,7 @@ fn signatures_are_valid_until_a_byte_changes() {
 #[test]
 fn a_fingerprint_names_the_key() {
     let signed = Signed::new();
-    let keys = must(&mut signed.gpg(&["--with-colons", "--list-keys", KEY]));
+    let keys = must(&mut signed.gpg(&format!("--with-colons --list-keys {KEY}")));
     let keys = String::from_utf8(keys).unwrap();
     let fingerprint = keys.lines().find_map(|line| line.strip_prefix("fpr:::::::::")).unwrap();
     must(&mut signed.sign_with(fingerprint.trim_end_matches(':')));
@@ -152,11 +141,9 @@ fn a_fingerprint_names_the_key() {
 fn a_wrong_passphrase_is_not_reported_as_a_missing_key() {
     let signed = Signed::new();
     let locked = "locked@localhost";
-    let create = ["--pinentry-mode", "loopback", "--passphrase", "right"];
-    let key = ["--quick-generate-key", locked, "rsa2048", "sign", "never"];
-    must(signed.gpg(&create).args(key));
-    // The agent of gpg remembers the passphrase.
-    must(Command::new("gpgconf").env("GNUPGHOME", signed.path("gpg")).args(["--kill", "all"]));
+    let create = format!("--quick-generate-key {locked} rsa2048 sign never");
+    must(&mut signed.gpg(&format!("--pinentry-mode loopback --passphrase right {create}")));
+    signed.end_agent();
     fs::write(signed.path("wrong"), "wrong\n").unwrap();
     let output =
         signed.sign_with(locked).env("PASSPHRASE_FILE", signed.path("wrong")).output().unwrap();
