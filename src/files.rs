@@ -188,18 +188,10 @@ pub fn bind_socket(path: &Path, receive_timeout: Duration) -> Result<UnixDatagra
     Ok(socket)
 }
 
-/// Gives the file `from` a second name, `to`. On a file system without hard links, `from` is renamed.
-/// Returns false if `to` exists.
-pub fn link(from: &Path, to: &Path) -> Result<bool, Error> {
-    match fs::hard_link(from, to) {
-        Ok(()) => sync_dir(to).map(|()| true),
-        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(false),
-        Err(_) if metadata(to)?.is_some() => Ok(false),
-        Err(_) => fs::rename(from, to)
-            .map_err(failed("rename", from))
-            .and_then(|()| sync_dir(to))
-            .map(|()| true),
-    }
+/// Renames `from` to `to`, and replaces a file of that name.
+pub fn rename(from: &Path, to: &Path) -> Result<(), Error> {
+    fs::rename(from, to).map_err(failed("rename", from))?;
+    sync_dir(to)
 }
 
 /// Removes `path`. Returns whether it existed.

@@ -5,17 +5,16 @@
 //! - [`lock`]: lets only one agent at a time write to the node's files
 //! - [`mounts`]: notices that a mounted directory is no longer the node's
 //! - [`binaries`]: copies the plugin binaries and compares them with the image
-//! - [`chain_step`], [`unchain_step`]: apply one step of a plan to a network config
+//! - [`steps`]: applies one step of an install or uninstall to the network configs
 //! - [`leftovers`]: removes what earlier agents left
 //! - [`uninstall`]: removes everything from the node
 
 pub mod binaries;
-pub mod chain_step;
 pub mod leftovers;
 pub mod lock;
 pub mod mounts;
 pub mod settings;
-pub mod unchain_step;
+pub mod steps;
 pub mod uninstall;
 
 /// Words of each problem of contention. `linkerd cni check` finds these problems by them.

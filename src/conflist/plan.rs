@@ -2,7 +2,7 @@
 
 use super::chain_mode::ChainMode;
 use super::net_dir::{ConfigFile, ConfigKind};
-use super::saved_state::SavedState;
+use super::saved_state::{Original, SavedState};
 use super::{Conflist, Entry};
 
 mod active;
@@ -15,8 +15,7 @@ mod tests;
 mod unchain;
 
 pub use active::{called, called_if_readable, calls_plugin, chained, is_chained};
-pub use conf_conversion::original_to_save;
-pub use steps::{ChainStep, Plan, UnchainStep};
+pub use steps::{Plan, Step};
 pub use unchain::unchain;
 
 use active::{active_among, called_among, has_entry, lacks_entry, no_network_config};
@@ -41,7 +40,7 @@ pub fn chain(mode: &ChainMode, found: &[ConfigFile], entry: &Entry, saved: &Save
         _ => Vec::new(),
     };
     if plan.steps.is_empty() && plan.not_chained.is_none() {
-        let remove = |file: &&ConfigFile| UnchainStep::RemoveFile { name: file.name.clone() };
+        let remove = |file: &&ConfigFile| Step::Remove { name: file.name.clone() };
         plan.unchain_steps.extend(stale.iter().map(remove));
         plan.unchain_steps.extend(unchain::other_modes(mode, found, saved));
     }
@@ -165,12 +164,16 @@ fn step(
     file: &ConfigFile,
     entry: &Entry,
     saved: &SavedState,
-) -> Result<Option<ChainStep>, String> {
-    let text = &file.content.as_ref().map_err(|reason| reason.why.clone())?.text;
+) -> Result<Option<Step>, String> {
+    let content = file.content.as_ref().map_err(|reason| reason.why.clone())?;
     if file.kind != ConfigKind::Conflist {
-        return conf_conversion::convert(foreign, file, text, entry, saved).map(Some);
+        return conf_conversion::convert(foreign, file, content, entry, saved).map(Some);
     }
-    let conflist = Conflist::parse_chainable(text).map_err(|error| error.to_string())?;
-    Ok((!conflist.has_entry(entry))
-        .then(|| ChainStep::AddEntry { name: file.name.clone(), text: conflist.with_entry(entry) }))
+    let conflist = Conflist::parse_chainable(&content.text).map_err(|error| error.to_string())?;
+    let link = content.link.as_ref();
+    Ok((!conflist.has_entry(entry)).then(|| Step::Replace {
+        name: file.name.clone(),
+        text: conflist.with_entry(entry),
+        original: link.map(|_| Original::new(&file.name, content, conflist.without_entry())),
+    }))
 }

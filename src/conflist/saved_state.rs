@@ -7,66 +7,67 @@
 //! - names of files that only the agent writes, which look like any network config
 //!
 //! The file lies in the CNI net dir, so that it outlives the agent, and is written before the
-//! conflist. A damaged file, or one of a newer format, is overwritten only after [`aside`] has kept
-//! a copy of it under another name.
+//! conflist. A newer agent may add members: an older one, as after a rollback, keeps them.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
+use super::net_dir::Content;
 use crate::files;
 use crate::files::FileAccess;
-
-pub mod aside;
-mod partial;
 
 /// File name in the CNI net dir. Runtimes ignore it for its extension.
 pub const NAME: &str = ".linkerd-cni-state";
 
-/// Version of the file format. A newer format may add members, but keeps the meaning of those that
-/// it keeps. So an older agent, as after a rollback, can use the members that it knows.
+/// Name of a file that could not be parsed, kept for an operator.
+pub const DAMAGED: &str = ".linkerd-cni-state.damaged";
+
+/// Version of the file format.
 const VERSION: u32 = 1;
 
 /// The saved state of a node, keyed by file name.
 ///
-/// The names of the JSON members are part of the file format.
+/// The names of the JSON members are part of the file format. The aliases are those of agents before
+/// version 2.0.0.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SavedState {
+    #[serde(default)]
     version: u32,
     /// Conflists, each with the original that it was made from.
-    #[serde(rename = "lists")]
+    #[serde(alias = "lists", default)]
     pub originals: BTreeMap<String, Original>,
     /// Files that only the agent writes. The value names the original if the file is a copy.
-    #[serde(rename = "own", default)]
+    #[serde(alias = "own", default)]
     pub own_configs: BTreeMap<String, Option<String>>,
-    /// What the file on the host allows.
+    /// Members that only a newer agent knows.
+    #[serde(flatten)]
+    unknown: BTreeMap<String, Value>,
+    /// Why the file on the host cannot be used.
     #[serde(skip)]
-    pub file: StateFile,
+    pub unusable: Option<Unusable>,
 }
 
-/// Whether the file on the host can be used and overwritten.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum StateFile {
-    /// The file is missing, or its whole content is known.
-    #[default]
-    Usable,
-    /// Reading the file failed, perhaps temporarily. It must not be overwritten.
-    Unreadable,
-    /// The file is damaged or of a newer format. It must be kept under another name before it is
-    /// overwritten.
-    Unusable,
+/// Why the file on the host cannot be used.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Unusable {
+    /// A sentence that starts with the path.
+    pub why: String,
+    /// The content is not a saved state. Otherwise the file could not be read, perhaps temporarily.
+    pub is_damaged: bool,
 }
 
 /// The file that a conflist was made from.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Original {
     /// The conflist without the plugin entry. While this matches, no other program wrote it.
-    #[serde(rename = "bare")]
+    #[serde(alias = "bare")]
     pub without_entry: String,
     /// `without_entry` of the conflist that this one replaces. If the agent is killed before it
     /// writes the new conflist, the old one remains and matches this.
-    #[serde(rename = "was", default, skip_serializing_if = "Option::is_none")]
+    #[serde(alias = "was", default, skip_serializing_if = "Option::is_none")]
     pub replaced_without_entry: Option<String>,
     /// Name of the original file.
     pub name: String,
@@ -86,6 +87,23 @@ pub enum OriginalContent {
 }
 
 impl Original {
+    /// Returns the file `name` with this content as the original of a conflist that is
+    /// `without_entry` without the plugin entry.
+    pub fn new(name: &str, content: &Content, without_entry: String) -> Original {
+        Original {
+            without_entry,
+            replaced_without_entry: None,
+            name: name.to_owned(),
+            content: match &content.link {
+                Some(target) => OriginalContent::Link(target.clone()),
+                None => OriginalContent::Text(content.text.clone()),
+            },
+            mode: content.access.mode,
+            uid: content.access.uid,
+            gid: content.access.gid,
+        }
+    }
+
     /// Returns mode and owner of the original file.
     pub fn access(&self) -> FileAccess {
         FileAccess { mode: self.mode, uid: self.uid, gid: self.gid }
@@ -93,74 +111,56 @@ impl Original {
 }
 
 impl SavedState {
-    /// Reads the saved state in `dir`. Of a damaged file or a newer format, only the known members
-    /// are used. Also returns why the file, or a part of it, is not used. `None` if the file is
-    /// missing or its whole content is known.
-    pub fn load(dir: &Path) -> (SavedState, Option<String>) {
+    /// Reads the saved state in `dir`. Empty if the file is missing, or if it cannot be used.
+    pub fn load(dir: &Path) -> SavedState {
         let path = dir.join(NAME);
-        let (mut saved, why) = match files::read(&path) {
-            Ok((bytes, _)) => SavedState::parse(&bytes),
-            Err(error) if error.is_missing() => (SavedState::default(), None),
-            Err(error @ files::Error::Io { .. }) => {
-                let unreadable =
-                    SavedState { file: StateFile::Unreadable, ..SavedState::default() };
-                return (unreadable, Some(error.to_string()));
-            }
-            Err(error) => {
-                let saved = SavedState { file: StateFile::Unusable, ..SavedState::default() };
-                (saved, Some(error.without_path()))
-            }
+        let unusable = |why: &str, is_damaged| {
+            let why = format!("{} {why}", path.display());
+            SavedState { unusable: Some(Unusable { why, is_damaged }), ..SavedState::default() }
         };
-        for (conflist, original) in aside::originals(dir) {
-            saved.originals.entry(conflist).or_insert(original);
-        }
-        (saved, why.map(|why| format!("{} {why}", path.display())))
-    }
-
-    /// Parses the content of the file, and says why not all of it is known.
-    fn parse(bytes: &[u8]) -> (SavedState, Option<String>) {
-        match serde_json::from_slice::<SavedState>(bytes) {
-            Ok(saved) if saved.version <= VERSION => (saved, None),
-            _ => {
-                let (saved, why) = partial::parse(bytes);
-                (SavedState { file: StateFile::Unusable, ..saved }, Some(why.to_owned()))
+        match files::read(&path) {
+            Ok((bytes, _)) => {
+                serde_json::from_slice(&bytes).unwrap_or_else(|_| unusable("is damaged", true))
+            }
+            Err(error) if error.is_missing() => SavedState::default(),
+            Err(error) => {
+                let is_damaged = !matches!(error, files::Error::Io { .. });
+                unusable(&error.without_path(), is_damaged)
             }
         }
     }
 
     /// Writes the saved state into `dir`, readable only for root: a network config can hold
-    /// credentials. An existing file that is not usable is first kept under another name.
+    /// credentials.
     ///
     /// # Errors
-    /// Fails if the write fails, or if the existing file can be neither read nor kept.
+    /// Fails if the write fails, or if the file there cannot be used.
     pub fn save(&mut self, dir: &Path) -> Result<(), files::Error> {
-        match self.file {
-            StateFile::Usable => {}
-            StateFile::Unusable => {
-                self.keep_file(dir)?;
-            }
-            StateFile::Unreadable => {
-                return Err(files::Error::Unusable {
-                    path: dir.join(NAME),
-                    why: "cannot be read, so it is not overwritten",
-                });
-            }
+        let path = dir.join(NAME);
+        if self.unusable.is_some() {
+            return Err(files::Error::Unusable {
+                path,
+                why: "cannot be read, so it is not overwritten",
+            });
         }
-        self.version = VERSION;
+        self.version = self.version.max(VERSION);
         let text = serde_json::to_vec(self).unwrap_or_default();
-        files::write(&dir.join(NAME), &text, FileAccess::own(0o600))?;
-        self.file = StateFile::Usable;
+        files::write(&path, &text, FileAccess::own(0o600))
+    }
+
+    /// Renames a damaged file in `dir` to [`DAMAGED`], so that a new one can be written.
+    ///
+    /// # Errors
+    /// Fails if the file cannot be renamed.
+    pub fn keep_damaged(&mut self, dir: &Path) -> Result<(), files::Error> {
+        files::rename(&dir.join(NAME), &dir.join(DAMAGED))?;
+        self.unusable = None;
         Ok(())
     }
 
-    /// Keeps the unusable file in `dir` under another name, which is returned.
-    ///
-    /// # Errors
-    /// Fails if the file cannot be kept.
-    pub fn keep_file(&mut self, dir: &Path) -> Result<PathBuf, files::Error> {
-        let copy = aside::keep(dir)?;
-        self.file = StateFile::Usable;
-        Ok(copy)
+    /// Returns whether the agent knows the whole content of the file, so that it can remove the file.
+    pub fn is_known(&self) -> bool {
+        self.unusable.is_none() && self.unknown.is_empty()
     }
 
     /// Removes `name`, which is restored, from the saved state and writes the file if that changed
@@ -190,11 +190,28 @@ impl SavedState {
 mod tests {
     use super::*;
 
+    const STATE: &str = r#"{"version":2,"originals":{"a.conflist":{"without_entry":"{}","replaced_without_entry":"[]","name":"a.conf","content":{"text":"x"},"mode":420,"uid":0,"gid":0}},"own_configs":{"00-b.conflist":"a.conf"},"routes":["new"]}"#;
+
     #[test]
-    fn the_file_format_of_the_saved_state_is_stable() {
-        let text = r#"{"version":1,"lists":{"a.conflist":{"bare":"{}","was":"[]","name":"a.conf","content":{"text":"x"},"mode":420,"uid":0,"gid":0}},"own":{"00-b.conflist":"a.conf"}}"#;
-        let saved: SavedState = serde_json::from_str(text).unwrap();
-        assert_eq!(serde_json::to_string(&saved).unwrap(), text);
+    fn the_file_format_is_stable_and_keeps_members_of_a_newer_agent() {
+        let saved: SavedState = serde_json::from_str(STATE).unwrap();
+        assert!(!saved.is_known());
+        assert_eq!(serde_json::to_string(&saved).unwrap(), STATE);
+    }
+
+    #[test]
+    fn the_names_of_the_members_before_version_2_0_0_are_read() {
+        let mut old = STATE.to_owned();
+        for (new, name) in [
+            ("replaced_without_entry", "was"),
+            ("without_entry", "bare"),
+            ("originals", "lists"),
+            ("own_configs", "own"),
+        ] {
+            old = old.replace(&format!("\"{new}\""), &format!("\"{name}\""));
+        }
+        let saved = |text: &str| serde_json::from_str::<SavedState>(text).unwrap();
+        assert_eq!(saved(&old), saved(STATE));
     }
 
     #[test]
@@ -202,9 +219,8 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join(NAME);
         std::fs::create_dir(&path).unwrap();
-        let (saved, why) = SavedState::load(dir.path());
-        let why = why.unwrap();
-        assert_eq!(saved.file, StateFile::Unusable);
-        assert_eq!(why.matches(path.to_str().unwrap()).count(), 1, "{why}");
+        let unusable = SavedState::load(dir.path()).unusable.unwrap();
+        assert!(unusable.is_damaged);
+        assert_eq!(unusable.why.matches(path.to_str().unwrap()).count(), 1, "{unusable:?}");
     }
 }

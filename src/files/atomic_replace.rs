@@ -55,22 +55,29 @@ pub(super) fn replace(new: Temporary, before: &[u8], content: &[u8]) -> Result<(
     Err(raced(new.target.clone()))
 }
 
-/// Renames `new` to its target.
+/// Renames `new` to its target, and syncs the directory.
 ///
 /// # Errors
 /// Fails with [`Error::Raced`] if the target exists.
 pub(super) fn add(new: Temporary) -> Result<(), Error> {
-    match renameat_with(CWD, &new.path, CWD, &new.target, RenameFlags::NOREPLACE) {
-        Ok(()) => sync_dir(&new.target),
-        Err(Errno::EXIST) => Err(raced(new.target.clone())),
+    rename_new(&new.path, &new.target)?;
+    sync_dir(&new.target)
+}
+
+/// Renames `from` to `to`.
+///
+/// # Errors
+/// Fails with [`Error::Raced`] if `to` exists.
+pub(super) fn rename_new(from: &Path, to: &Path) -> Result<(), Error> {
+    match renameat_with(CWD, from, CWD, to, RenameFlags::NOREPLACE) {
+        Ok(()) => Ok(()),
+        Err(Errno::EXIST) => Err(raced(to.to_owned())),
         // This file system does not support the rename flag.
-        Err(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => {
-            match fs::symlink_metadata(&new.target) {
-                Ok(_) => Err(raced(new.target.clone())),
-                Err(_) => new.rename(),
-            }
-        }
-        Err(errno) => Err(failed("create", &new.target)(errno.into())),
+        Err(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => match fs::symlink_metadata(to) {
+            Ok(_) => Err(raced(to.to_owned())),
+            Err(_) => fs::rename(from, to).map_err(failed("create", to)),
+        },
+        Err(errno) => Err(failed("create", to)(errno.into())),
     }
 }
 

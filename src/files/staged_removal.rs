@@ -1,16 +1,13 @@
 //! Removes a file in two steps, so that the removal can be undone at once.
 
-use std::fs::{self, File};
+use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{CWD, RenameFlags, renameat_with};
-use rustix::io::Errno;
-
-use super::FileAccess;
+use super::atomic_replace::rename_new;
 use super::error::{Error, failed};
-use super::temporary::{Temporary, sync_dir, temporary_path};
-use super::{check_unchanged, metadata, open_regular, read, remove};
+use super::temporary::{sync_dir, temporary_path};
+use super::{check_unchanged, metadata, read, remove};
 
 /// A file that was renamed to a temporary name in its directory. If the process is killed before
 /// [`StagedRemoval::undo`], the file is lost: the next agent removes it with all other temporary
@@ -21,8 +18,6 @@ pub struct StagedRemoval {
     temporary_path: PathBuf,
     /// Where the file was.
     path: PathBuf,
-    /// The open file. The content stays available if another agent removes the temporary file.
-    content: Option<(File, FileAccess)>,
 }
 
 impl StagedRemoval {
@@ -32,30 +27,13 @@ impl StagedRemoval {
     /// # Errors
     /// Fails if the file can be neither renamed nor removed.
     pub fn start(path: &Path) -> Result<Option<StagedRemoval>, Error> {
-        let Some(removal) = StagedRemoval::prepare(path)? else {
-            return Ok(None);
-        };
+        let removal = StagedRemoval::prepare(path)?;
         // For a directory, `remove` returns an error that names the remedy.
-        match removal.rename() || remove(path)? {
-            true => Ok(Some(removal)),
-            false => Ok(None),
-        }
+        Ok((removal.rename() || remove(path)?).then_some(removal))
     }
 
-    /// Opens the file `path` and chooses the temporary name; `None` if `path` is missing.
-    fn prepare(path: &Path) -> Result<Option<StagedRemoval>, Error> {
-        let Some(metadata) = metadata(path)? else {
-            return Ok(None);
-        };
-        let content = match metadata.is_file() {
-            true => open_regular(path).ok().flatten(),
-            false => None,
-        };
-        Ok(Some(StagedRemoval {
-            temporary_path: temporary_path(path)?,
-            path: path.to_owned(),
-            content: content.map(|(file, metadata)| (file, FileAccess::of(&metadata))),
-        }))
+    fn prepare(path: &Path) -> Result<StagedRemoval, Error> {
+        Ok(StagedRemoval { temporary_path: temporary_path(path)?, path: path.to_owned() })
     }
 
     /// Renames the file, unless it is a directory. Returns whether that worked.
@@ -71,32 +49,13 @@ impl StagedRemoval {
 
     /// Renames the file back to its original name, unless a file of that name was created since.
     pub fn undo(&self) -> Result<(), Error> {
-        match renameat_with(CWD, &self.temporary_path, CWD, &self.path, RenameFlags::NOREPLACE) {
-            Ok(()) => Ok(()),
-            Err(Errno::EXIST) => drop_file(&self.temporary_path),
-            Err(Errno::NOENT) => self.write_back(),
-            // This file system does not support the rename flag.
-            Err(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => match metadata(&self.path)? {
-                Some(_) => drop_file(&self.temporary_path),
-                None => fs::rename(&self.temporary_path, &self.path)
-                    .map_err(failed("restore", &self.path)),
-            },
-            Err(errno) => Err(failed("restore", &self.path)(errno.into())),
+        match rename_new(&self.temporary_path, &self.path) {
+            Err(Error::Raced { .. }) => drop_file(&self.temporary_path),
+            // Another agent removes all temporary files when it starts. It waits for the lock of the
+            // node, if the file system has locks.
+            Err(error) if error.is_missing() => Ok(()),
+            result => result,
         }
-    }
-
-    /// Writes the content to a new file of the original name, unless that exists.
-    fn write_back(&self) -> Result<(), Error> {
-        let (Some((content, access)), None) = (&self.content, metadata(&self.path)?) else {
-            return Ok(());
-        };
-        let mut content: &File = content;
-        let temporary = Temporary::beside(&self.path)?;
-        temporary.fill(*access, None, |file| io::copy(&mut content, file).map(|_| ()))?;
-        super::atomic_replace::add(temporary).or_else(|error| match error {
-            Error::Raced { .. } => Ok(()),
-            error => Err(error),
-        })
     }
 
     /// Whether the renamed file holds `bytes`. False if it is missing: the content of a file that
@@ -124,7 +83,7 @@ impl StagedRemoval {
 /// Fails with [`Error::Raced`] if `path` does not hold `before`.
 pub(super) fn remove_unchanged(path: &Path, before: &[u8]) -> Result<(), Error> {
     let raced = || Error::Raced { path: path.to_owned() };
-    let removal = StagedRemoval::prepare(path)?.ok_or_else(raced)?;
+    let removal = StagedRemoval::prepare(path)?;
     if !removal.rename() {
         check_unchanged(path, before)?;
         return remove(path)?.then_some(()).ok_or_else(raced);
@@ -147,15 +106,12 @@ fn drop_file(path: &Path) -> Result<(), Error> {
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::PermissionsExt;
-
     use super::*;
 
     fn plugin() -> (tempfile::TempDir, PathBuf) {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("linkerd-cni");
         fs::write(&path, "plugin").unwrap();
-        fs::set_permissions(&path, PermissionsExt::from_mode(0o755)).unwrap();
         (dir, path)
     }
 
@@ -186,18 +142,6 @@ mod tests {
         assert_eq!(count(&dir), 0);
         let raced = remove_unchanged(&path, b"plugin").unwrap_err();
         assert!(matches!(raced, Error::Raced { .. }), "{raced}");
-    }
-
-    #[test]
-    fn undo_writes_a_file_again_whose_temporary_file_was_removed() {
-        let (dir, path) = plugin();
-        let removal = StagedRemoval::start(&path).unwrap().unwrap();
-        fs::remove_file(&removal.temporary_path).unwrap();
-        removal.undo().unwrap();
-        assert_eq!(fs::read(&path).unwrap(), b"plugin");
-        let mode = fs::metadata(&path).unwrap().permissions().mode();
-        assert_eq!(mode & 0o7777, 0o755);
-        assert_eq!(count(&dir), 1);
     }
 
     #[test]

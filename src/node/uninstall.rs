@@ -1,6 +1,7 @@
 //! Uninstalls the plugin from this node.
 //!
-//! A network config that names a missing plugin binary breaks every new pod. So the order is:
+//! A network config that names a missing plugin binary breaks every new pod. So the order is that of
+//! an install, backwards:
 //! 1. the plugin entries in the network configs,
 //! 2. the kubeconfig,
 //! 3. the plugin binaries,
@@ -9,34 +10,32 @@
 //! Another agent on the same node may chain the plugin again at any time. So steps 2 to 4 wait
 //! until no network config has named the plugin for a while. Their files are first renamed, and
 //! get their names back at once if a network config then names the plugin. Otherwise they are
-//! removed. A lock keeps reconcile passes of
-//! other agents apart from that. The plugin binary stays if existing pods need it: see
-//! `kept_binary`.
+//! removed. A lock keeps reconcile passes of other agents apart from that. The plugin binary stays
+//! if existing pods need it: see `kept_binary`.
 
 mod kept_binary;
-mod net_dir_watch;
-mod node_files;
+mod plugin_reference;
 
 use std::collections::BTreeSet;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use tracing::{info, warn};
 
 use super::OVERWRITTEN;
+use super::binaries::Binaries;
 use super::leftovers;
 use super::lock::NodeLocker;
 use super::mounts::Mounts;
 use super::settings::NodeSettings;
-use super::unchain_step;
+use super::steps::{NetDir, content};
 use crate::conflist::PLUGIN;
-use crate::conflist::net_dir;
+use crate::conflist::net_dir::{self, ConfigFile};
 use crate::conflist::plan;
-use crate::conflist::saved_state::{SavedState, StateFile};
-use crate::files;
-use net_dir_watch::{NetDirWatch, PluginReference};
-use node_files::NodeFiles;
+use crate::conflist::saved_state::{self, SavedState};
+use crate::files::{self, StagedRemoval};
+use plugin_reference::PluginReference;
 
 /// Attempts to read the saved state, and to write a network config that another program writes at
 /// the same time.
@@ -55,6 +54,8 @@ const QUIET_AFTER: Duration = Duration::from_millis(250);
 /// How long to wait while a network config names the plugin in a way that this agent cannot undo.
 /// Multus regenerates its config, with a copy of the conflist, in about a second.
 const FOREIGN_TIMEOUT: Duration = Duration::from_secs(5);
+/// Time between two scans of the net dir.
+const SCAN_PERIOD: Duration = Duration::from_millis(5);
 
 /// Result of an uninstall.
 #[derive(Debug, PartialEq, Eq)]
@@ -81,76 +82,261 @@ pub fn run(
     if let Some(why) = mounts.stale_net_dir() {
         return Err(still_named(vec![why]));
     }
-    let watch = NetDirWatch::start(&settings.net_dir, &settings.kubeconfig_name);
-    let mut node_lock = NodeLocker::new(&settings.net_dir);
-    let lock = node_lock.take();
-    let left = leftovers::remove(settings);
-    drop(lock);
-    let mut failures: Vec<String> = left.iter().map(ToString::to_string).collect();
+    let mut lock = NodeLocker::new(&settings.net_dir);
+    let held = lock.take();
+    let mut failures: Vec<String> =
+        leftovers::remove(settings).iter().map(ToString::to_string).collect();
+    drop(held);
     // The network configs stop naming the plugin. Its binary stays in the node's directory.
     failures.extend(mounts.stale_bin_dir());
     // Removed even if kubeconfig and plugin binaries have to stay. An agent without a socket of its
     // own removes it with the leftovers.
-    if settings.plugin_socket
-        && let Err(error) = leftovers::remove_dead_socket(settings)
-    {
-        failures.push(error.to_string());
+    if settings.plugin_socket {
+        failures.extend(leftovers::remove_dead_socket(settings).err().map(|why| why.to_string()));
     }
     let end = Instant::now() + FOREIGN_TIMEOUT;
-    for removal in 1..=MAX_REMOVALS {
-        let mut retried_failures = Vec::new();
-        let reference = match attempt(
-            settings,
-            conflists,
-            &watch,
-            end,
-            &mut node_lock,
-            &mut retried_failures,
-            &mut failures,
-        ) {
-            Ok(reference) => reference,
-            Err(why) => {
-                failures.extend(retried_failures);
-                failures.extend(why);
-                return Err(still_named(failures));
-            }
-        };
-        match reference {
-            PluginReference::Missing => {
-                failures.extend(retried_failures);
-                break;
-            }
-            PluginReference::Foreign(config) if Instant::now() >= end => {
-                failures.extend(retried_failures);
-                failures.push(format!(
-                    "{} names {PLUGIN}, or cannot be read; correct or remove that file, then run \
-                     `linkerd2-cni-install uninstall` on this node",
-                    config.display()
-                ));
-                return Err(still_named(failures));
-            }
-            PluginReference::Removable(list) | PluginReference::Foreign(list)
-                if removal == MAX_REMOVALS =>
-            {
-                warn!("{}", rechained(&list));
-                failures.extend(retried_failures);
-                return outcome(UninstallOutcome::LeftInPlace, failures);
-            }
-            PluginReference::Removable(list) => info!("{} names {PLUGIN} again", list.display()),
-            PluginReference::Foreign(_) => {}
-        }
-    }
-    outcome(UninstallOutcome::Uninstalled, failures)
+    let uninstall = Uninstall {
+        settings,
+        conflists,
+        lock,
+        end,
+        saved_state: SavedState::default(),
+        failures,
+        attempt_failures: Vec::new(),
+    };
+    uninstall.run()
 }
 
-/// Returns the outcome if there are no failures.
-fn outcome(
-    outcome: UninstallOutcome,
+struct Uninstall<'s> {
+    settings: &'s NodeSettings,
+    /// The conflists that had the plugin entry.
+    conflists: &'s BTreeSet<String>,
+    lock: NodeLocker,
+    /// Until when to wait for a network config that this agent cannot unchain.
+    end: Instant,
+    saved_state: SavedState,
     failures: Vec<String>,
-) -> Result<UninstallOutcome, Vec<String>> {
-    match failures.is_empty() {
-        true => Ok(outcome),
-        false => Err(failures),
+    /// Failures of the last attempt. The next attempt repeats what failed.
+    attempt_failures: Vec<String>,
+}
+
+impl Uninstall<'_> {
+    fn run(mut self) -> Result<UninstallOutcome, Vec<String>> {
+        let mut removals = 0;
+        let outcome = loop {
+            removals += 1;
+            self.attempt_failures.clear();
+            let reference = self.attempt();
+            let why = match reference {
+                Ok(PluginReference::Missing) => break UninstallOutcome::Uninstalled,
+                Ok(PluginReference::Foreign(config)) if Instant::now() >= self.end => {
+                    vec![format!(
+                        "{} names {PLUGIN}, or cannot be read; correct or remove that file, then run \
+                     `linkerd2-cni-install uninstall` on this node",
+                        config.display()
+                    )]
+                }
+                Ok(PluginReference::Removable(config) | PluginReference::Foreign(config))
+                    if removals == MAX_REMOVALS =>
+                {
+                    warn!("{}", rechained(&config));
+                    break UninstallOutcome::LeftInPlace;
+                }
+                Ok(PluginReference::Removable(config)) => {
+                    info!("{} names {PLUGIN} again", config.display());
+                    continue;
+                }
+                Ok(PluginReference::Foreign(_)) => continue,
+                Err(why) => why,
+            };
+            self.attempt_failures.extend(why);
+            return Err(still_named(self.all_failures()));
+        };
+        let failures = self.all_failures();
+        if failures.is_empty() { Ok(outcome) } else { Err(failures) }
+    }
+
+    fn all_failures(self) -> Vec<String> {
+        [self.failures, self.attempt_failures].concat()
+    }
+
+    /// Removes the plugin entry from all network configs, and then the other files unless a network
+    /// config names the plugin again.
+    fn attempt(&mut self) -> Result<PluginReference, Vec<String>> {
+        let held = self.lock.take();
+        self.saved_state = load_saved_state(&self.settings.net_dir);
+        let unusable = self.saved_state.unusable.iter();
+        self.attempt_failures.extend(unusable.map(|unusable| unusable.why.clone()));
+        let (configs, invalid) = self.unchain()?;
+        drop(held);
+        let needed_by = kept_binary::needed_by(self.settings, &configs);
+        let paths = self.paths(needed_by.is_some());
+        let quiet = match paths.iter().any(|path| !matches!(files::metadata(path), Ok(None))) {
+            true => QUIET_BEFORE,
+            false => Duration::ZERO,
+        };
+        let reference = self.until_quiet(quiet, self.end)?;
+        if reference != PluginReference::Missing {
+            return Ok(reference);
+        }
+        // Until the files are removed or put back.
+        let _held = self.lock.take();
+        let reference = self.until_quiet(Duration::ZERO, self.end)?;
+        if reference != PluginReference::Missing {
+            return Ok(reference);
+        }
+        let staged = self.stage(paths);
+        // The deadline is now: while the files are renamed, a network config that names the plugin
+        // makes new pods fail, so the files have to get their names back at once.
+        let reference = self.until_quiet(quiet.min(QUIET_AFTER), Instant::now());
+        match reference {
+            Ok(PluginReference::Missing) => {
+                self.finish(staged);
+                self.report_what_stays(needed_by, &invalid);
+            }
+            _ => self.put_back(&staged),
+        }
+        reference
+    }
+
+    /// Reads the network configs, and those that Cilium has renamed. A missing net dir has none.
+    fn configs(&self) -> Result<Vec<ConfigFile>, Vec<String>> {
+        match net_dir::scan_with_backups(&self.settings.net_dir, &self.settings.kubeconfig_name) {
+            Err(error) if error.is_missing() => Ok(Vec::new()),
+            found => found.map_err(|error| vec![error.to_string()]),
+        }
+    }
+
+    /// Removes the plugin entry from all network configs. If another program keeps writing a config
+    /// at the same time, that config is left to the next attempt. Returns the network configs, and
+    /// why some of those that had the plugin entry are invalid now.
+    fn unchain(&mut self) -> Result<(Vec<ConfigFile>, Vec<String>), Vec<String>> {
+        let path = &self.settings.net_dir;
+        let mut attempts = 0;
+        loop {
+            attempts += 1;
+            let found = self.configs()?;
+            let seen = |name: &str| content(&found, name);
+            let net_dir = NetDir { path, seen, is_locked: true };
+            let (mut raced, mut failures, mut invalid) = (false, Vec::new(), Vec::new());
+            for step in plan::unchain(&found, &self.saved_state, self.conflists) {
+                let step = match step {
+                    Ok(step) => step,
+                    Err(why) => {
+                        invalid.push(why);
+                        continue;
+                    }
+                };
+                match net_dir.apply(&step, &mut self.saved_state) {
+                    Ok(()) => info!(
+                        "removed the plugin entry from {}",
+                        path.join(step.target()).display()
+                    ),
+                    Err(files::Error::Raced { .. }) => raced = true,
+                    Err(error) => failures.push(error.to_string()),
+                }
+            }
+            if !failures.is_empty() {
+                return Err(failures);
+            }
+            if !raced || attempts == ATTEMPTS {
+                return Ok((found, invalid));
+            }
+        }
+    }
+
+    /// Waits until no network config has named the plugin for `quiet`, and returns
+    /// [`PluginReference::Missing`]. Returns [`PluginReference::Removable`] as soon as it occurs.
+    /// [`PluginReference::Foreign`] may end without this agent, so it is returned only at `end`.
+    fn until_quiet(&self, quiet: Duration, end: Instant) -> Result<PluginReference, Vec<String>> {
+        let mut since = Instant::now();
+        loop {
+            let found = self.configs()?;
+            let reference =
+                plugin_reference::find(&self.settings.net_dir, &found, &self.saved_state);
+            let now = Instant::now();
+            match reference {
+                PluginReference::Missing if now >= since + quiet => return Ok(reference),
+                PluginReference::Missing => {}
+                PluginReference::Removable(_) => return Ok(reference),
+                PluginReference::Foreign(_) if now >= end => return Ok(reference),
+                PluginReference::Foreign(_) => since = now,
+            }
+            thread::sleep(SCAN_PERIOD);
+        }
+    }
+
+    /// Returns all files that an uninstall removes, in the order of removal. `keep_binary`: the
+    /// plugin binary stays.
+    fn paths(&self, keep_binary: bool) -> Vec<PathBuf> {
+        let settings = self.settings;
+        let binaries = Binaries::in_image(settings).unwrap_or_else(|_| vec![PLUGIN.to_owned()]);
+        let binaries = binaries.iter().filter(|name| !keep_binary || *name != PLUGIN);
+        let binaries = binaries.map(|name| settings.bin_dir.join(name));
+        // Saved state that this agent cannot read or does not know is kept: a later uninstall may be
+        // able to read it and restore the original files.
+        let state = settings.net_dir.join(saved_state::NAME);
+        let state = self.saved_state.is_known().then_some(state);
+        [settings.kubeconfig()].into_iter().chain(binaries).chain(state).collect()
+    }
+
+    /// Renames the files `paths` to temporary names.
+    fn stage(&mut self, paths: Vec<PathBuf>) -> Vec<StagedRemoval> {
+        let mut staged = Vec::new();
+        for path in paths {
+            match StagedRemoval::start(&path) {
+                Ok(removal) => staged.extend(removal),
+                Err(error) => self.attempt_failures.push(error.to_string()),
+            }
+        }
+        staged
+    }
+
+    /// Renames all files back, in the order of an install.
+    fn put_back(&mut self, staged: &[StagedRemoval]) {
+        let results: Vec<_> = staged.iter().rev().map(StagedRemoval::undo).collect();
+        let synced = staged.iter().map(StagedRemoval::sync);
+        for error in results.into_iter().chain(synced).filter_map(Result::err) {
+            warn!("{error}");
+            self.failures.push(error.to_string());
+        }
+    }
+
+    fn finish(&mut self, staged: Vec<StagedRemoval>) {
+        for removal in staged {
+            let path = removal.path().to_owned();
+            match removal.finish() {
+                Ok(()) if path.ends_with(saved_state::NAME) => {}
+                Ok(()) => info!("removed {}", path.display()),
+                Err(error) => self.attempt_failures.push(error.to_string()),
+            }
+        }
+    }
+
+    /// Logs which files an uninstall leaves on the node, and why. `invalid` are conflists that another
+    /// program has made invalid since they were chained. They do not name the plugin.
+    fn report_what_stays(&self, binary_needed_by: Option<&str>, invalid: &[String]) {
+        let net_dir = &self.settings.net_dir;
+        let exists = |path: &Path| matches!(files::metadata(path), Ok(Some(_)));
+        for why in invalid {
+            warn!("{}/{why}; the file is left unchanged", net_dir.display());
+        }
+        for name in [saved_state::NAME, saved_state::DAMAGED] {
+            let path = net_dir.join(name);
+            if exists(&path) {
+                warn!("{} is kept: this agent does not know all of its content", path.display());
+            }
+        }
+        let binary = self.settings.bin_dir.join(PLUGIN);
+        if let Some(program) = binary_needed_by
+            && exists(&binary)
+        {
+            info!(
+                "{} is left in place: {program} needs the plugin to delete the pods that exist now; \
+                 remove the file when the last of them is deleted",
+                binary.display()
+            );
+        }
     }
 }
 
@@ -172,127 +358,12 @@ fn still_named(mut failures: Vec<String>) -> Vec<String> {
     failures
 }
 
-/// Removes the plugin entry from all network configs, and then the other files unless a network
-/// config names the plugin again. The next attempt repeats the steps that failed in
-/// `retried_failures`, so these count only if there is no next attempt. `failures` always count.
-fn attempt(
-    settings: &NodeSettings,
-    conflists: &BTreeSet<String>,
-    watch: &NetDirWatch<'_>,
-    end: Instant,
-    node_lock: &mut NodeLocker,
-    retried_failures: &mut Vec<String>,
-    failures: &mut Vec<String>,
-) -> Result<PluginReference, Vec<String>> {
-    let lock = node_lock.take();
-    let (saved_state, why) = load_saved_state(&settings.net_dir);
-    retried_failures.extend(why);
-    unchain(settings, &saved_state, conflists)?;
-    drop(lock);
-    let in_words = |error: files::Error| vec![error.to_string()];
-    let needed_by = kept_binary::needed_by(settings);
-    let paths = node_files::paths(settings, &saved_state, needed_by.is_some());
-    let quiet = match node_files::exist(&paths) {
-        true => QUIET_BEFORE,
-        false => Duration::ZERO,
-    };
-    let reference = watch.until_quiet(&saved_state, quiet, end).map_err(in_words)?;
-    if reference != PluginReference::Missing {
-        return Ok(reference);
-    }
-    // Until the files are removed or put back.
-    let _lock = node_lock.take();
-    let reference = watch.until_quiet(&saved_state, Duration::ZERO, end).map_err(in_words)?;
-    if reference != PluginReference::Missing {
-        return Ok(reference);
-    }
-    let files = NodeFiles::stage(settings, paths, retried_failures);
-    let quiet = quiet.min(QUIET_AFTER);
-    // The deadline is now: while the files are renamed, a network config that names the plugin
-    // makes new pods fail, so the files have to get their names back at once.
-    let reference = watch.until_quiet(&saved_state, quiet, Instant::now());
-    match &reference {
-        Ok(PluginReference::Missing) => {
-            files.finish(retried_failures);
-            if let Some(program) = needed_by {
-                report_kept_binary(settings, program);
-            }
-            warn_of_invalid_conflists(settings, &saved_state, conflists);
-        }
-        _ => files.undo(failures),
-    }
-    reference.map_err(in_words)
-}
-
-/// Says that the plugin binary stays for `program`, and when it can be removed.
-fn report_kept_binary(settings: &NodeSettings, program: &str) {
-    let binary = settings.bin_dir.join(PLUGIN);
-    if matches!(files::metadata(&binary), Ok(Some(_))) {
-        info!(
-            "{} is left in place: {program} needs the plugin to delete the pods that exist now; remove \
-             the file when the last of them is deleted",
-            binary.display()
-        );
-    }
-}
-
-/// Removes the plugin entry from all network configs. If another program keeps writing a config at
-/// the same time, that config is left to the caller's next attempt.
-fn unchain(
-    settings: &NodeSettings,
-    saved_state: &SavedState,
-    conflists: &BTreeSet<String>,
-) -> Result<(), Vec<String>> {
-    let dir = &settings.net_dir;
-    for _ in 0..ATTEMPTS {
-        let found = match net_dir::scan_with_backups(dir, &settings.kubeconfig_name) {
-            Ok(found) => found,
-            Err(error) if error.is_missing() => return Ok(()),
-            Err(error) => return Err(vec![error.to_string()]),
-        };
-        let (mut raced, mut failures) = (false, Vec::new());
-        for step in plan::unchain(&found, saved_state, conflists).into_iter().flatten() {
-            let before = |name: &str| {
-                let file = found.iter().find(|file| file.name == name)?;
-                file.content.as_ref().ok()
-            };
-            match unchain_step::apply(dir, &step, before) {
-                Ok(()) => {
-                    info!("removed the plugin entry from {}", dir.join(step.file_name()).display())
-                }
-                Err(files::Error::Raced { .. }) => raced = true,
-                Err(error) => failures.push(error.to_string()),
-            }
-        }
-        if !failures.is_empty() {
-            return Err(failures);
-        }
-        if !raced {
-            return Ok(());
-        }
-    }
-    Ok(())
-}
-
-/// Warns of each conflist among `conflists` that another program has made invalid. It does not name
-/// the plugin, so it does not keep the agent from uninstalling.
-fn warn_of_invalid_conflists(
-    settings: &NodeSettings,
-    saved_state: &SavedState,
-    conflists: &BTreeSet<String>,
-) {
-    let found = net_dir::scan(&settings.net_dir, &settings.kubeconfig_name).unwrap_or_default();
-    for why in plan::unchain(&found, saved_state, conflists).into_iter().filter_map(Result::err) {
-        warn!("{}/{why}; the file is left unchanged", settings.net_dir.display());
-    }
-}
-
 /// Loads the saved state. Retries, because a read error may be temporary.
-fn load_saved_state(dir: &Path) -> (SavedState, Option<String>) {
+fn load_saved_state(dir: &Path) -> SavedState {
     for _ in 1..ATTEMPTS {
-        let loaded = SavedState::load(dir);
-        if loaded.0.file != StateFile::Unreadable {
-            return loaded;
+        let saved_state = SavedState::load(dir);
+        if saved_state.unusable.as_ref().is_none_or(|unusable| unusable.is_damaged) {
+            return saved_state;
         }
         thread::sleep(READ_RETRY);
     }

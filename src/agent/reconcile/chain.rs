@@ -16,12 +16,11 @@ use crate::agent::yielding::{OtherAgent, usable_entry_is_installed};
 use crate::conflist::net_dir;
 use crate::conflist::net_dir::ConfigFile;
 use crate::conflist::plan;
-use crate::conflist::plan::{ChainStep, Plan, UnchainStep};
-use crate::conflist::saved_state::{SavedState, StateFile};
+use crate::conflist::plan::{Plan, Step};
+use crate::conflist::saved_state::{self, SavedState};
 use crate::files;
-use crate::node::chain_step::{apply, content};
 use crate::node::leftovers;
-use crate::node::unchain_step;
+use crate::node::steps::{NetDir, content};
 
 /// The net dir at the start of a pass.
 struct Observed {
@@ -46,8 +45,9 @@ impl Reconciler {
         }
         let mut observed = self.observe(pass)?;
         self.count_time_without_entry(&observed.configs);
-        if can_chain && observed.saved_state.file == StateFile::Unusable {
-            self.replace_saved_state(&mut observed.saved_state, pass);
+        let unusable = observed.saved_state.unusable.as_ref();
+        if can_chain && unusable.is_some_and(|unusable| unusable.is_damaged) {
+            self.keep_damaged_state(&mut observed.saved_state, pass);
         }
         if can_chain {
             self.yield_entry(&observed.configs, pass);
@@ -88,27 +88,23 @@ impl Reconciler {
     fn observe(&self, pass: &mut PassResult) -> Result<Observed, files::Error> {
         let dir = &self.settings.node.net_dir;
         let configs = net_dir::scan(dir, &self.settings.node.kubeconfig_name)?;
-        let (saved_state, why) = SavedState::load(dir);
-        if let Some(why) = why {
-            pass.problem(Subject::SavedState, why);
+        let saved_state = SavedState::load(dir);
+        if let Some(unusable) = &saved_state.unusable {
+            pass.problem(Subject::SavedState, &unusable.why);
         }
         Ok(Observed { configs, saved_state })
     }
 
-    /// Copies a damaged or newer saved state to another name, then overwrites the file with the part
-    /// that this agent knows.
-    fn replace_saved_state(&self, saved_state: &mut SavedState, pass: &mut PassResult) {
-        let dir = &self.settings.node.net_dir;
-        let copy = match saved_state.keep_file(dir) {
-            Ok(copy) => copy,
-            Err(error) => return pass.problem(Subject::SavedState, error),
-        };
-        if let Err(error) = saved_state.save(dir) {
-            return pass.problem(Subject::SavedState, error);
-        }
-        pass.wrote = true;
-        if let Some(why) = pass.problems.remove(&Subject::SavedState) {
-            warn!("{why}; it is kept as {}", copy.display());
+    /// Renames a damaged saved state, so that a new one can be written.
+    fn keep_damaged_state(&self, saved_state: &mut SavedState, pass: &mut PassResult) {
+        match saved_state.keep_damaged(&self.settings.node.net_dir) {
+            Ok(()) => {
+                pass.wrote = true;
+                if let Some(why) = pass.problems.remove(&Subject::SavedState) {
+                    warn!("{why}; it is kept as {}", saved_state::DAMAGED);
+                }
+            }
+            Err(error) => pass.problem(Subject::SavedState, error),
         }
     }
 
@@ -188,7 +184,7 @@ impl Reconciler {
             pass.problem(Subject::NetworkConfig, why);
             return None;
         }
-        if saved_state.file == StateFile::Unreadable {
+        if saved_state.unusable.is_some() {
             // Unchaining restores the original files from the saved state.
             plan.unchain_steps.clear();
         }
@@ -238,7 +234,7 @@ impl Reconciler {
     /// chained the plugin to this file before.
     fn apply_step(
         &mut self,
-        step: &ChainStep,
+        step: &Step,
         repeats: bool,
         observed: &mut Observed,
         pass: &mut PassResult,
@@ -259,9 +255,12 @@ impl Reconciler {
             pass.schedule_next(until);
             return;
         }
-        let net_dir = &self.settings.node.net_dir;
-        let saved_state = &mut observed.saved_state;
-        match apply(net_dir, &observed.configs, step, saved_state, pass.holds_lock) {
+        let net_dir = NetDir {
+            path: &self.settings.node.net_dir,
+            seen: |name: &str| content(&observed.configs, name),
+            is_locked: pass.holds_lock,
+        };
+        match net_dir.apply(step, &mut observed.saved_state) {
             Ok(()) => {
                 pass.wrote = true;
                 if contention.record_write(subject, before, now) {
@@ -289,18 +288,20 @@ impl Reconciler {
     /// Unchains the plugin from one network config.
     fn apply_unchain_step(
         &self,
-        step: &UnchainStep,
+        step: &Step,
         observed: &mut Observed,
         pass: &mut PassResult,
     ) -> Result<(), files::Error> {
         let dir = &self.settings.node.net_dir;
-        let path = dir.join(step.file_name());
-        match unchain_step::apply(dir, step, |name| content(&observed.configs, name)) {
+        let path = dir.join(step.target());
+        let seen = |name: &str| content(&observed.configs, name);
+        let net_dir = NetDir { path: dir, seen, is_locked: pass.holds_lock };
+        match net_dir.apply(step, &mut observed.saved_state) {
             Ok(()) => {
                 pass.wrote = true;
                 self.status.metrics.conflist_writes.inc();
                 info!("removed the plugin entry from {}", path.display());
-                observed.saved_state.forget(step.file_name(), dir)?;
+                observed.saved_state.forget(step.target(), dir)?;
             }
             Err(files::Error::Raced { .. }) => pass.wrote = true,
             Err(error) => pass.problem(Subject::File(path), error),

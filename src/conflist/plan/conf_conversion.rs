@@ -1,27 +1,32 @@
-//! Conflists that the agent makes from a `.conf` or `.json`, and what uninstall needs to restore
-//! the original.
+//! Conflists that the agent makes from a `.conf` or `.json`.
 
-use super::steps::ChainStep;
+use super::steps::Step;
 use crate::conflist::net_dir::{ConfigFile, Content};
-use crate::conflist::saved_state::{Original, OriginalContent, SavedState};
+use crate::conflist::saved_state::{Original, SavedState};
 use crate::conflist::{self, Conflist, Entry};
 
-/// Plans the conflist that replaces `file`, a single plugin, among the `foreign` files.
+/// Plans the conflist that replaces `file`, a single plugin with this `content`, among the `foreign`
+/// files.
 ///
 /// # Errors
 /// Says why `file` is not converted.
 pub(super) fn convert(
     foreign: &[&ConfigFile],
     file: &ConfigFile,
-    text: &str,
+    content: &Content,
     entry: &Entry,
     saved: &SavedState,
-) -> Result<ChainStep, String> {
+) -> Result<Step, String> {
     let describe = |error: conflist::Error| error.to_string();
-    let without_entry = conflist::wrap(text).map_err(describe)?;
-    let name = unused_name(foreign, file, text, saved)?;
+    let without_entry = conflist::wrap(&content.text).map_err(describe)?;
+    let conflist = unused_name(foreign, file, &content.text, saved)?;
     let text = Conflist::parse_chainable(&without_entry).map_err(describe)?.with_entry(entry);
-    Ok(ChainStep::Convert { conf: file.name.clone(), conflist: name, text, without_entry })
+    let replaced = foreign.iter().find(|other| other.name == conflist);
+    let replaced_without_entry = replaced
+        .and_then(|replaced| without_entry_of(replaced))
+        .filter(|replaced| *replaced != without_entry);
+    let original = Original::new(&file.name, content, without_entry);
+    Ok(Step::Convert { conflist, text, original: Original { replaced_without_entry, ..original } })
 }
 
 /// Returns the names that the conflist made from `conf` can have, in order of preference. Empty if
@@ -77,47 +82,13 @@ fn unused_name(
 /// Returns whether the agent made `conflist` from `conf` and no other program wrote it since. If
 /// both exist, the primary CNI wrote `conf` again, or the agent stopped before it removed `conf`.
 fn is_made_from(conflist: &ConfigFile, conf: &str, saved: &SavedState) -> bool {
-    original(conflist, saved).is_some_and(|original| original.name == conf)
+    let original = without_entry_of(conflist)
+        .and_then(|without_entry| saved.original(&conflist.name, &without_entry));
+    original.is_some_and(|original| original.name == conf)
 }
 
-fn original<'s>(conflist: &ConfigFile, saved: &'s SavedState) -> Option<&'s Original> {
-    let text = &conflist.content.as_ref().ok()?.text;
-    saved.original(&conflist.name, &Conflist::parse_any(text).ok()?.without_entry())
-}
-
-/// Returns what to add to the saved state before `step` runs, where `content` is the file that the
-/// step reads. `None` if the original needs no saving, because removing the plugin entry restores
-/// it.
-pub fn original_to_save(
-    step: &ChainStep,
-    content: &Content,
-    found: &[ConfigFile],
-    saved: &SavedState,
-) -> Option<Original> {
-    let (name, without_entry) = match step {
-        ChainStep::Convert { conf, without_entry, .. } => (conf, without_entry.clone()),
-        ChainStep::AddEntry { name, .. } => {
-            content.link.as_ref()?;
-            (name, Conflist::parse_any(&content.text).ok()?.without_entry())
-        }
-        ChainStep::WriteOwnConfig { .. } => return None,
-    };
-    let existing = found.iter().find(|file| file.name == step.target());
-    let made = existing.filter(|file| file.name != *name && is_made_from(file, name, saved));
-    let replaced = made.and_then(|file| {
-        let text = &file.content.as_ref().ok()?.text;
-        Some(Conflist::parse_any(text).ok()?.without_entry())
-    });
-    Some(Original {
-        replaced_without_entry: replaced.filter(|replaced| *replaced != without_entry),
-        without_entry,
-        name: name.clone(),
-        content: match &content.link {
-            Some(target) => OriginalContent::Link(target.clone()),
-            None => OriginalContent::Text(content.text.clone()),
-        },
-        mode: content.access.mode,
-        uid: content.access.uid,
-        gid: content.access.gid,
-    })
+/// Returns the text of a conflist without the plugin entry.
+pub(super) fn without_entry_of(file: &ConfigFile) -> Option<String> {
+    let text = &file.content.as_ref().ok()?.text;
+    Some(Conflist::parse_any(text).ok()?.without_entry())
 }

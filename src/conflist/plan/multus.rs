@@ -8,8 +8,7 @@
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::conf_conversion::conflist_names;
-use crate::conflist::Conflist;
+use super::conf_conversion::{conflist_names, without_entry_of};
 use crate::conflist::net_dir::{ConfigFile, ConfigKind};
 
 /// Members of a config of Multus, or of a conflist that calls it.
@@ -87,9 +86,7 @@ pub(super) fn is_made(file: &ConfigFile, files: &[ConfigFile]) -> bool {
 /// Returns the plugins of a conflist but linkerd-cni. Agents differ in the other members of a
 /// conflist that they make.
 fn other_plugins(file: &ConfigFile) -> Option<Vec<Value>> {
-    let text = &file.content.as_ref().ok()?.text;
-    let without_entry = Conflist::parse_any(text).ok()?.without_entry();
-    let conf: MultusConf = serde_json::from_str(&without_entry).ok()?;
+    let conf: MultusConf = serde_json::from_str(&without_entry_of(file)?).ok()?;
     Some(conf.plugins)
 }
 
@@ -100,7 +97,7 @@ mod tests {
     use crate::conflist;
     use crate::conflist::chain_mode::ChainMode;
     use crate::conflist::plan::tests::{CONF, LIST, entry, found, with_entry};
-    use crate::conflist::plan::{UnchainStep, called, chain, is_chained, unchain};
+    use crate::conflist::plan::{Step, called, chain, is_chained, unchain};
     use crate::conflist::saved_state::SavedState;
 
     /// The file that Multus' daemon writes.
@@ -145,7 +142,7 @@ mod tests {
                 ("10-net.conflist", &chained),
             ]);
             let plan = chain(&ChainMode::Every, &found, &entry(), &SavedState::default());
-            let step = UnchainStep::RemoveFile { name: "00-multus.conflist".into() };
+            let step = Step::Remove { name: "00-multus.conflist".into() };
             assert_eq!(plan.unchain_steps.contains(&step), is_removed, "{made}");
             assert!(plan.steps.is_empty() && plan.not_chained.is_none());
             // Uninstall, without saved state.

@@ -2,7 +2,7 @@
 //! network config with the plugin entry.
 
 use super::active::{active, is_loadable, no_network_config, unreadable};
-use super::steps::{ChainStep, Plan, UnchainStep};
+use super::steps::{Plan, Step};
 use crate::conflist;
 use crate::conflist::chain_mode;
 use crate::conflist::net_dir::{ConfigFile, ConfigKind, Content};
@@ -89,8 +89,7 @@ pub fn copy(
         Source::Missing => {
             plan.not_chained = Some(no_network_config(foreign));
             let stale = existing.filter(|file| is_own_config(file, saved));
-            plan.unchain_steps
-                .extend(stale.map(|file| UnchainStep::RemoveFile { name: file.name.clone() }));
+            plan.unchain_steps.extend(stale.map(|file| Step::Remove { name: file.name.clone() }));
             return plan;
         }
     };
@@ -187,7 +186,7 @@ impl Plan {
         }
         let state = existing.map_or("is missing", |_| "is outdated");
         self.not_chained = Some(format!("{name} {state}"));
-        self.steps.push(ChainStep::WriteOwnConfig {
+        self.steps.push(Step::WriteOwnConfig {
             name: name.to_owned(),
             text: wanted.text,
             access: wanted.access,

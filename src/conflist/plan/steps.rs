@@ -1,18 +1,18 @@
-//! The plan: files to write, files to restore, and why a node is not ready.
+//! The plan: network configs to write and to restore, and why a node is not ready.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::conflist::saved_state::Original;
 use crate::files::FileAccess;
 
-/// Which files to write and to restore, and why the node is not ready.
+/// Which network configs to write and to restore, and why the node is not ready.
 #[derive(Debug, Default)]
 pub struct Plan {
-    /// Files to write, in this order.
-    pub steps: Vec<ChainStep>,
+    /// Steps that chain the plugin, in this order.
+    pub steps: Vec<Step>,
     /// Removes what another mode left, and a copy whose original is missing. Leftovers of another
     /// mode are removed only once the file of this mode is correct.
-    pub unchain_steps: Vec<UnchainStep>,
+    pub unchain_steps: Vec<Step>,
     /// Names of the files that are left unchanged, each with the reason.
     pub skipped: BTreeMap<String, String>,
     /// Names of the conflists that have the plugin entry, or will have it after `steps`.
@@ -32,60 +32,40 @@ impl Plan {
     }
 }
 
-/// One file to write.
+/// One change of the network configs. An install and an uninstall are lists of steps.
 #[derive(Debug, PartialEq, Eq)]
-pub enum ChainStep {
-    /// Replaces the conflist `name` with `text`, which has the plugin entry.
-    AddEntry { name: String, text: String },
-    /// Writes the conflist `conflist`, then removes `conf`, the single plugin it is made from.
-    Convert {
-        conf: String,
-        conflist: String,
-        text: String,
-        /// `text` without the plugin entry.
-        without_entry: String,
-    },
+pub enum Step {
+    /// Replaces the text of the conflist `name`, to add or to remove the plugin entry. `original` is
+    /// the symbolic link in whose place the conflist is written.
+    Replace { name: String, text: String, original: Option<Original> },
+    /// Writes the conflist `conflist`, then removes the single plugin that it is made from.
+    Convert { conflist: String, text: String, original: Original },
     /// Writes `name`, a file that only the agent writes: a standalone config, or a copy of
     /// the network config `copied_from`.
     WriteOwnConfig { name: String, text: String, access: FileAccess, copied_from: Option<String> },
-}
-
-impl ChainStep {
-    /// Returns the name of the file that the step reads.
-    pub fn source(&self) -> &str {
-        match self {
-            ChainStep::AddEntry { name, .. } | ChainStep::WriteOwnConfig { name, .. } => name,
-            ChainStep::Convert { conf, .. } => conf,
-        }
-    }
-
-    /// Returns the name of the network config that the step writes.
-    pub fn target(&self) -> &str {
-        match self {
-            ChainStep::AddEntry { name, .. } | ChainStep::WriteOwnConfig { name, .. } => name,
-            ChainStep::Convert { conflist, .. } => conflist,
-        }
-    }
-}
-
-/// How to unchain the plugin from one network config.
-#[derive(Debug, PartialEq, Eq)]
-pub enum UnchainStep {
-    /// Replaces `name` with `text`, the conflist without the plugin entry.
-    RemoveEntry { name: String, text: String },
-    /// Restores the file that `conflist` was made from.
+    /// Restores the file that `conflist` was made from, then removes `conflist`.
     Restore { conflist: String, original: Original },
     /// Removes `name`. Either only the agent writes this file, or the file that it was made from
     /// exists again.
-    RemoveFile { name: String },
+    Remove { name: String },
 }
 
-impl UnchainStep {
-    /// Returns the name of the network config that has the plugin entry.
-    pub fn file_name(&self) -> &str {
+impl Step {
+    /// Returns the name of the network config that has the plugin entry, or gets it.
+    pub fn target(&self) -> &str {
         match self {
-            UnchainStep::RemoveEntry { name, .. } | UnchainStep::RemoveFile { name } => name,
-            UnchainStep::Restore { conflist, .. } => conflist,
+            Step::Convert { conflist, .. } | Step::Restore { conflist, .. } => conflist,
+            Step::Replace { name, .. }
+            | Step::WriteOwnConfig { name, .. }
+            | Step::Remove { name } => name,
+        }
+    }
+
+    /// Returns the name of the file that the step reads.
+    pub fn source(&self) -> &str {
+        match self {
+            Step::Convert { original, .. } => &original.name,
+            step => step.target(),
         }
     }
 }

@@ -1,10 +1,9 @@
 use std::collections::BTreeSet;
 
 use super::*;
-use crate::conflist;
 use crate::conflist::net_dir::{Content, Unreadable};
-use crate::conflist::saved_state;
 use crate::conflist::saved_state::Original;
+use crate::conflist::{self, PLUGIN};
 use crate::files::FileAccess;
 
 pub(super) const LIST: &str = r#"{"name":"n","plugins":[{"type":"a"}]}"#;
@@ -27,10 +26,24 @@ pub(super) fn found(files: &[(&str, &str)]) -> Vec<ConfigFile> {
                 let runtime_may_read = *text == "elsewhere";
                 Err(Unreadable { why: "is here".into(), runtime_may_read, fragments: None })
             }
-            text => Ok(Content { text: text.into(), access: FileAccess::own(0o644), link: None }),
+            text => Ok(Content { text: text.into(), access: FileAccess::own(0o600), link: None }),
         },
     };
     files.iter().map(file).collect()
+}
+
+/// Describes a step in a few words, and with the text of a file that only the agent writes.
+pub(super) fn describe(step: &Step) -> String {
+    match step {
+        Step::Replace { name, text, .. } if text.contains(PLUGIN) => format!("add entry to {name}"),
+        Step::Replace { name, .. } => format!("remove entry from {name}"),
+        Step::Convert { conflist, original, .. } => {
+            format!("convert {} to {conflist}", original.name)
+        }
+        Step::WriteOwnConfig { name, text, .. } => format!("{name}={text}"),
+        Step::Restore { original, .. } => format!("restore {}", original.name),
+        Step::Remove { name } => format!("remove file {name}"),
+    }
 }
 
 #[test]
@@ -68,15 +81,8 @@ fn a_copy_is_neither_made_nor_changed_while_only_the_runtime_can_read_its_source
 
 /// Saved state of a conflist `list` that was made from `conf` with the text `CONF`.
 fn saved(list: &str, conf: &str) -> SavedState {
-    let original = Original {
-        without_entry: conflist::wrap(CONF).unwrap(),
-        replaced_without_entry: None,
-        name: conf.into(),
-        content: saved_state::OriginalContent::Text(CONF.into()),
-        mode: 0o644,
-        uid: 0,
-        gid: 0,
-    };
+    let content = Content { text: CONF.into(), access: FileAccess::own(0o600), link: None };
+    let original = Original::new(conf, &content, conflist::wrap(CONF).unwrap());
     let mut saved = SavedState::default();
     saved.originals.insert(list.into(), original);
     saved
@@ -133,20 +139,21 @@ fn a_conflist_beside_a_conf_is_overwritten_only_if_the_agent_made_it_and_it_is_u
     let changed = made.replace("\"n\"", "\"other\"");
     let known = saved("x.conflist", "x.conf");
     for (name, list, saved, expected) in [
-        ("made by the agent", &*made, &known, vec!["x.conflist"]),
-        ("changed since", &changed, &known, vec!["x.conf.conflist"]),
-        ("not recorded", &made, &SavedState::default(), vec!["x.conf.conflist"]),
-        ("foreign", LIST, &known, vec!["x.conf.conflist", "x.conflist (entry added)"]),
-        ("unreadable", "unreadable", &known, vec!["x.conf.conflist"]),
+        ("made by the agent", &*made, &known, vec!["convert x.conf to x.conflist"]),
+        ("changed since", &changed, &known, vec!["convert x.conf to x.conf.conflist"]),
+        ("not recorded", &made, &SavedState::default(), vec!["convert x.conf to x.conf.conflist"]),
+        (
+            "foreign",
+            LIST,
+            &known,
+            vec!["convert x.conf to x.conf.conflist", "add entry to x.conflist"],
+        ),
+        ("unreadable", "unreadable", &known, vec!["convert x.conf to x.conf.conflist"]),
     ] {
         let files = found(&[("x.conf", CONF), ("x.conflist", list)]);
         let plan = chain(&ChainMode::Every, &files, &entry(), saved);
-        let steps = plan.steps.iter().map(|step| match step {
-            ChainStep::AddEntry { name, .. } => format!("{name} (entry added)"),
-            ChainStep::Convert { conflist, .. } => conflist.clone(),
-            ChainStep::WriteOwnConfig { name, .. } => format!("{name} (own)"),
-        });
-        assert_eq!(steps.collect::<Vec<_>>(), expected, "{name}");
+        let steps: Vec<String> = plan.steps.iter().map(describe).collect();
+        assert_eq!(steps, expected, "{name}");
         assert!(!plan.skipped.contains_key("x.conf"), "{name}");
     }
 }
@@ -204,21 +211,15 @@ fn unchaining_a_conflist_that_the_agent_made_restores_the_original_file() {
     let changed = made.replace("\"n\"", "\"other\"");
     let known = saved("x.conflist", "x.conf");
     let chained = BTreeSet::new();
-    let kind = |files: &[(&str, &str)]| {
+    let steps = |files: &[(&str, &str)]| -> Vec<String> {
         let steps = unchain(&found(files), &known, &chained);
-        let kinds = steps.iter().map(|step| match step {
-            Ok(UnchainStep::RemoveEntry { .. }) => "remove entry",
-            Ok(UnchainStep::Restore { .. }) => "restore",
-            Ok(UnchainStep::RemoveFile { .. }) => "remove file",
-            Err(_) => "error",
-        });
-        kinds.collect::<Vec<_>>()
+        steps.into_iter().map(|step| describe(&step.unwrap())).collect()
     };
-    assert_eq!(kind(&[("x.conflist", &made)]), ["restore"]);
-    assert_eq!(kind(&[("x.conf", CONF), ("x.conflist", &made)]), ["remove file"]);
-    assert_eq!(kind(&[("x.conflist", &changed)]), ["remove entry"]);
-    assert_eq!(kind(&[("y.conflist", &with_entry(LIST))]), ["remove entry"]);
-    assert!(kind(&[("y.conflist", LIST), ("z.conf", CONF)]).is_empty());
+    assert_eq!(steps(&[("x.conflist", &made)]), ["restore x.conf"]);
+    assert_eq!(steps(&[("x.conf", CONF), ("x.conflist", &made)]), ["remove file x.conflist"]);
+    assert_eq!(steps(&[("x.conflist", &changed)]), ["remove entry from x.conflist"]);
+    assert_eq!(steps(&[("y.conflist", &with_entry(LIST))]), ["remove entry from y.conflist"]);
+    assert!(steps(&[("y.conflist", LIST), ("z.conf", CONF)]).is_empty());
 }
 
 #[test]

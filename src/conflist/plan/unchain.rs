@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use super::conf_conversion::conflist_names;
 use super::multus;
 use super::own_config;
-use super::steps::UnchainStep;
+use super::steps::Step;
 use crate::conflist::Conflist;
 use crate::conflist::chain_mode::ChainMode;
 use crate::conflist::net_dir::{ConfigFile, ConfigKind};
@@ -21,14 +21,14 @@ pub fn unchain(
     found: &[ConfigFile],
     saved: &SavedState,
     chained: &BTreeSet<String>,
-) -> Vec<Result<UnchainStep, String>> {
+) -> Vec<Result<Step, String>> {
     let files = found.iter();
     files.filter_map(|file| unchain_file(found, file, saved, chained).transpose()).collect()
 }
 
 /// Plans how to remove the plugin entries and files of modes other than `mode`. Call it once the
 /// file of `mode` is correct.
-pub fn other_modes(mode: &ChainMode, found: &[ConfigFile], saved: &SavedState) -> Vec<UnchainStep> {
+pub fn other_modes(mode: &ChainMode, found: &[ConfigFile], saved: &SavedState) -> Vec<Step> {
     let is_leftover = |file: &&ConfigFile| match mode {
         ChainMode::Every => own_config::is_own_config(file, saved),
         ChainMode::Only(name) => {
@@ -51,13 +51,13 @@ fn unchain_file(
     file: &ConfigFile,
     saved: &SavedState,
     chained: &BTreeSet<String>,
-) -> Result<Option<UnchainStep>, String> {
+) -> Result<Option<Step>, String> {
     let damaged = |reason: String| match chained.contains(&file.name) {
         true => Err(format!("{} {reason}", file.name)),
         false => Ok(None),
     };
     if own_config::is_own_config(file, saved) {
-        return Ok(Some(UnchainStep::RemoveFile { name: file.name.clone() }));
+        return Ok(Some(Step::Remove { name: file.name.clone() }));
     }
     if file.kind != ConfigKind::Conflist {
         return Ok(None);
@@ -84,14 +84,14 @@ fn unchain_file(
         let original_exists =
             original.name != name && found.iter().any(|other| other.name == original.name);
         return Ok(Some(match original_exists {
-            true => UnchainStep::RemoveFile { name },
-            false => UnchainStep::Restore { conflist: name, original },
+            true => Step::Remove { name },
+            false => Step::Restore { conflist: name, original },
         }));
     }
     let name = file.name.clone();
     Ok(match conflist.calls_plugin() {
         false => None,
-        true if multus::is_made(file, found) => Some(UnchainStep::RemoveFile { name }),
-        true => Some(UnchainStep::RemoveEntry { name, text: without_entry }),
+        true if multus::is_made(file, found) => Some(Step::Remove { name }),
+        true => Some(Step::Replace { name, text: without_entry, original: None }),
     })
 }

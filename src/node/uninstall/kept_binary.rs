@@ -14,7 +14,8 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use serde::Deserialize;
 
-use crate::conflist::{self, PLUGIN, net_dir};
+use crate::conflist::net_dir::ConfigFile;
+use crate::conflist::{self, PLUGIN};
 use crate::files;
 use crate::node::settings::NodeSettings;
 
@@ -24,15 +25,15 @@ const CACHE_DIRS: [&str; 3] =
 /// The agent's own mounts, which show its container runtime.
 const MOUNTINFO: &str = "/proc/self/mountinfo";
 
-/// Returns which program needs the plugin binary to delete existing pods. `None` if uninstall can
-/// remove the binary.
-pub fn needed_by(settings: &NodeSettings) -> Option<&'static str> {
+/// Returns which program needs the plugin binary to delete existing pods, on a node with these network
+/// `configs`. `None` if uninstall can remove the binary.
+pub fn needed_by(settings: &NodeSettings, configs: &[ConfigFile]) -> Option<&'static str> {
     if let Some(keep) = settings.keep_binary {
         return keep.then_some("LINKERD_CNI_KEEP_BINARY=true");
     }
     let program = match is_cri_o(&fs::read_to_string(MOUNTINFO).unwrap_or_default()) {
         true => "CRI-O",
-        false if is_multus(settings) => "Multus",
+        false if is_multus(settings, configs) => "Multus",
         false => return None,
     };
     is_cached(&settings.mount_prefix).unwrap_or(true).then_some(program)
@@ -54,9 +55,8 @@ fn is_cri_o(mountinfo: &str) -> bool {
 }
 
 /// Returns whether Multus calls the plugin on this node.
-fn is_multus(settings: &NodeSettings) -> bool {
-    let found = net_dir::scan(&settings.net_dir, &settings.kubeconfig_name).unwrap_or_default();
-    let texts = found.iter().filter_map(|file| Some(&file.content.as_ref().ok()?.text));
+fn is_multus(settings: &NodeSettings, configs: &[ConfigFile]) -> bool {
+    let texts = configs.iter().filter_map(|file| Some(&file.content.as_ref().ok()?.text));
     let mut types = texts.flat_map(|text| conflist::plugin_types(text));
     // A standalone config is only for Multus, whose own config may be in another directory.
     !settings.chained || types.any(|name| name == "multus" || name == "multus-shim")

@@ -183,7 +183,10 @@ fn an_uninstall_that_gives_up_reports_a_saved_state_that_it_cannot_read() {
     writer.finish();
     let log = uninstall.log();
     assert!(log.contains("keeps being overwritten by another writer"), "{log}");
-    assert!(status == Some(1) && log.contains(&format!("{state}: ")), "{status:?} {log}");
+    assert!(
+        status == Some(1) && log.contains(&format!("{state} cannot be read")),
+        "{status:?} {log}"
+    );
 }
 
 #[test]

@@ -17,8 +17,8 @@ use crate::until::until;
 const LIST: &str = "10-calico.conflist";
 const STATE: &str = ".linkerd-cni-state";
 
-/// Makes the journal a file that cannot be opened, and returns how to get it back.
-fn hide_journal(node: &Node) -> impl Fn() {
+/// Makes the saved state a file that cannot be opened, and returns how to get it back.
+fn hide_saved_state(node: &Node) -> impl Fn() {
     let (state, away) = (node.net(STATE), node.root().join("away"));
     fs::rename(&state, &away).unwrap();
     symlink(STATE, &state).unwrap();
@@ -225,7 +225,7 @@ fn a_chained_conflist_that_becomes_junk_does_not_stop_an_uninstall() {
 }
 
 #[test]
-fn a_journal_that_cannot_be_read_now_is_not_written_over() {
+fn a_saved_state_that_cannot_be_read_is_not_overwritten() {
     let node = Node::uninstalling();
     node.write("10-calico.conflist", CALICO);
     node.write("20-net.conf", CONF);
@@ -233,12 +233,12 @@ fn a_journal_that_cannot_be_read_now_is_not_written_over() {
     agent.until_ready();
     agent.kill();
     node.write("30-new.conf", CONF);
-    let give_back = hide_journal(&node);
+    let give_back = hide_saved_state(&node);
     let mut agent = node.start();
     until("the reason", || {
         agent.log().contains("30-new.conflist: ") && agent.log().contains("cannot be read")
     });
-    // What needs no journal is kept right.
+    // What needs no saved state is kept right.
     node.write("10-calico.conflist", CALICO);
     until("the entry", || node.chained("10-calico.conflist"));
     assert_eq!(node.text("30-new.conf"), CONF);
@@ -259,7 +259,7 @@ fn a_fault_that_passes_while_all_is_undone_costs_nothing() {
         let before = node.tree();
         let mut agent = node.start();
         agent.until_ready();
-        let give_back = hide_journal(&node);
+        let give_back = hide_saved_state(&node);
         agent.signal(nix::sys::signal::Signal::SIGTERM);
         if passes {
             thread::sleep(Duration::from_millis(150));

@@ -90,7 +90,7 @@ pub fn config_files<'c>(
 
 /// Parses the text of the saved state with the product's own types.
 pub fn saved_state(text: Option<Text>) -> SavedState {
-    let text = text.unwrap_or_else(|| Text::new(r#"{"version":1,"lists":{}}"#));
+    let text = text.unwrap_or_else(|| Text::new("{}"));
     serde_json::from_str(&text).unwrap()
 }
 

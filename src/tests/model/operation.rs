@@ -2,8 +2,8 @@
 //! can act between two of them.
 
 use linkerd2_cni::conflist::net_dir::ConfigFile;
-use linkerd2_cni::conflist::plan::{self, ChainStep, UnchainStep};
-use linkerd2_cni::conflist::saved_state::{OriginalContent, SavedState};
+use linkerd2_cni::conflist::plan::Step;
+use linkerd2_cni::conflist::saved_state::OriginalContent;
 
 use crate::bug::Bug;
 use crate::node::NodeFile;
@@ -119,84 +119,64 @@ fn replace(name: &str, before: Text, new: &str, bug: Bug) -> Vec<Operation> {
     }
 }
 
-/// Operations of one step of a plan to chain, as `node::chain_step` runs them.
-pub fn of_chain_step(
-    step: &ChainStep,
-    found: &[ConfigFile],
-    saved: &SavedState,
-    bug: Bug,
-) -> Vec<Operation> {
-    let mut operations = Vec::new();
-    match step {
-        ChainStep::WriteOwnConfig { name, text, copied_from, .. } => {
-            operations.push(SaveOwnConfig {
-                name: Text::new(name),
-                copied_from: copied_from.as_deref().map(Text::new),
-            });
-            match content(found, name) {
-                Some(before) => operations.extend(replace(name, before, text, bug)),
-                None => operations.push(Write { name: Text::new(name), text: Text::new(text) }),
-            }
-        }
-        ChainStep::AddEntry { name, text } => {
-            let before = content(found, name).unwrap();
-            operations.extend(replace(name, before, text, bug));
-        }
-        ChainStep::Convert { conf, conflist, text, .. } => {
-            let file = found.iter().find(|file| file.name == *conf).unwrap();
-            let original =
-                plan::original_to_save(step, file.content.as_ref().unwrap(), found, saved).unwrap();
-            let (list, conf) = (Text::new(conflist), Text::new(conf));
-            let original = Text::new(&serde_json::to_string(&original).unwrap());
-            let save = SaveOriginal { conflist: list, original };
-            if bug != Bug::SaveAfterConversion {
-                operations.push(save.clone());
-            }
-            match content(found, conflist) {
-                Some(before) if *before == **text => {}
-                Some(before) => operations.extend(replace(conflist, before, text, bug)),
-                None => operations.push(Create { name: list, text: Text::new(text) }),
-            }
-            let before = content(found, &conf).unwrap();
-            let undo = Undo { name: list, text: Text::new(text), is_for_changes: false };
-            let undo = content(found, conflist).is_none().then_some(undo);
-            operations.push(Remove { name: conf, before, undo });
-            if bug == Bug::SaveAfterConversion {
-                operations.push(save);
-            }
-        }
-    }
+/// Operations of one step of a plan, as `node::steps` runs them.
+pub fn of_step(step: &Step, found: &[ConfigFile], bug: Bug) -> Vec<Operation> {
+    let mut operations = operations(step, found, bug);
     operations.push(EndStep);
     operations
 }
 
-/// Operations of one step of a plan to unchain, as `node::unchain_step` runs them.
-pub fn of_unchain_step(step: &UnchainStep, found: &[ConfigFile], bug: Bug) -> Vec<Operation> {
-    let name = Text::new(step.file_name());
-    let before = content(found, &name).unwrap();
-    let check = Check { name, before };
+fn operations(step: &Step, found: &[ConfigFile], bug: Bug) -> Vec<Operation> {
+    let target = Text::new(step.target());
     match step {
-        UnchainStep::RemoveEntry { text, .. } => replace(&name, before, text, bug),
-        UnchainStep::Restore { original, .. } => {
+        Step::Replace { name, text, .. } => replace(name, content(found, name).unwrap(), text, bug),
+        Step::WriteOwnConfig { name, text, copied_from, .. } => {
+            let copied_from = copied_from.as_deref().map(Text::new);
+            let mut operations = vec![SaveOwnConfig { name: target, copied_from }];
+            match content(found, name) {
+                Some(before) => operations.extend(replace(name, before, text, bug)),
+                None => operations.push(Write { name: target, text: Text::new(text) }),
+            }
+            operations
+        }
+        Step::Convert { conflist, text, original } => {
+            let conf = Text::new(&original.name);
+            let write = match content(found, conflist) {
+                Some(before) if *before == **text => Vec::new(),
+                Some(before) => replace(conflist, before, text, bug),
+                None => vec![Create { name: target, text: Text::new(text) }],
+            };
+            let before = content(found, &conf).unwrap();
+            let undo = Undo { name: target, text: Text::new(text), is_for_changes: false };
+            let undo = content(found, conflist).is_none().then_some(undo);
+            let remove = Remove { name: conf, before, undo };
+            let original = Text::new(&serde_json::to_string(original).unwrap());
+            let save = vec![SaveOriginal { conflist: target, original }];
+            match bug {
+                Bug::SaveAfterConversion => [write, vec![remove], save].concat(),
+                _ => [save, write, vec![remove]].concat(),
+            }
+        }
+        Step::Restore { original, .. } => {
             let OriginalContent::Text(text) = &original.content else {
                 unreachable!("the model has no symbolic links");
             };
+            let before = content(found, &target).unwrap();
             let (original, text) = (Text::new(&original.name), Text::new(text));
-            match bug {
-                Bug::RestoreOverNewerWrite => {
-                    vec![Write { name: original, text }, Remove { name, before, undo: None }]
-                }
-                _ => vec![
-                    check,
-                    Create { name: original, text },
-                    Remove {
-                        name,
-                        before,
-                        undo: Some(Undo { name: original, text, is_for_changes: true }),
-                    },
-                ],
+            if bug == Bug::RestoreOverNewerWrite {
+                let remove = Remove { name: target, before, undo: None };
+                return vec![Write { name: original, text }, remove];
             }
+            let undo = Some(Undo { name: original, text, is_for_changes: true });
+            vec![
+                Check { name: target, before },
+                Create { name: original, text },
+                Remove { name: target, before, undo },
+            ]
         }
-        UnchainStep::RemoveFile { .. } => vec![Remove { name, before, undo: None }],
+        Step::Remove { .. } => {
+            let before = content(found, &target).unwrap();
+            vec![Remove { name: target, before, undo: None }]
+        }
     }
 }

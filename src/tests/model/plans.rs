@@ -12,7 +12,7 @@ use linkerd2_cni::conflist::{Entry, plan};
 use crate::bug::Bug;
 use crate::facts;
 use crate::node::{Configs, Id, config_files, saved_state};
-use crate::operation::{Operation, of_chain_step, of_unchain_step};
+use crate::operation::{Operation, of_step};
 use crate::text::Text;
 
 pub const KUBECONFIG: &str = "/etc/cni/net.d/kubeconfig";
@@ -76,11 +76,10 @@ impl Planner {
         let plan = plan::chain(mode, &found, &entry, &saved);
         let steps = plan.steps.iter();
         let mut operations: Vec<Operation> =
-            steps.flat_map(|step| of_chain_step(step, &found, &saved, bug)).collect();
+            steps.flat_map(|step| of_step(step, &found, bug)).collect();
         for step in &plan.unchain_steps {
-            operations.extend(of_unchain_step(step, &found, bug));
-            operations.push(Operation::Forget(Text::new(step.file_name())));
-            operations.push(Operation::EndStep);
+            operations.extend(of_step(step, &found, bug));
+            operations.insert(operations.len() - 1, Operation::Forget(Text::new(step.target())));
         }
         operations
     }
@@ -109,8 +108,7 @@ fn plan_unchain(found: &Configs, saved: Option<Text>, bug: Bug) -> Vec<Operation
     let steps = plan::unchain(&found, &saved, &BTreeSet::new());
     let mut operations = Vec::new();
     for step in steps.into_iter().flatten() {
-        operations.extend(of_unchain_step(&step, &found, bug));
-        operations.push(Operation::EndStep);
+        operations.extend(of_step(&step, &found, bug));
     }
     operations
 }

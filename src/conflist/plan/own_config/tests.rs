@@ -2,20 +2,11 @@ use std::collections::BTreeSet;
 
 use super::*;
 use crate::conflist::chain_mode::{COPY, ChainMode, STANDALONE};
-use crate::conflist::plan::tests::{CONF, LIST, entry, with_entry};
-use crate::conflist::plan::{UnchainStep, chain, unchain};
+use crate::conflist::plan::tests::{CONF, LIST, describe, entry, found, with_entry};
+use crate::conflist::plan::{chain, unchain};
 
 const OTHER: &str = r#"{"name":"o","plugins":[{"type":"b"}]}"#;
 const CALICO: &str = "10-calico.conflist";
-
-fn found(files: &[(&str, &str)]) -> Vec<ConfigFile> {
-    let file = |(name, text): &(&str, &str)| ConfigFile {
-        name: (*name).into(),
-        kind: ConfigKind::of(name).unwrap(),
-        content: Ok(Content { text: (*text).into(), access: FileAccess::own(0o600), link: None }),
-    };
-    files.iter().map(file).collect()
-}
 
 fn saved(own: &str, of: Option<&str>) -> SavedState {
     let mut saved = SavedState::default();
@@ -29,16 +20,7 @@ fn plan(mode: &ChainMode, files: &[(&str, &str)], saved: &SavedState) -> Plan {
 
 /// Summarises the steps and removals of a plan.
 fn summary(plan: &Plan) -> Vec<String> {
-    let steps = plan.steps.iter().map(|step| match step {
-        ChainStep::WriteOwnConfig { name, text, .. } => format!("{name}={text}"),
-        step => format!("add entry to {}", step.target()),
-    });
-    let unchain = plan.unchain_steps.iter().map(|step| match step {
-        UnchainStep::RemoveFile { name } => format!("remove file {name}"),
-        UnchainStep::RemoveEntry { name, .. } => format!("remove entry from {name}"),
-        UnchainStep::Restore { original, .. } => format!("restore {}", original.name),
-    });
-    steps.chain(unchain).collect()
+    plan.steps.iter().chain(&plan.unchain_steps).map(describe).collect()
 }
 
 #[test]
@@ -248,7 +230,7 @@ fn only_the_named_file_is_written_once_it_exists() {
     let why = waiting.not_chained.unwrap();
     assert!(why.contains("10-net.conf") && why.contains(CALICO), "{why}");
     let existing = plan(&mode, &[(CALICO, LIST), ("10-net.conf", CONF)], &none);
-    assert_eq!(summary(&existing), ["add entry to 10-net.conflist"]);
+    assert_eq!(summary(&existing), ["convert 10-net.conf to 10-net.conflist"]);
     let list = with_entry(&conflist::wrap(CONF).unwrap());
     let files = [("00-multus.conf", CONF), ("10-net.conflist", &*list)];
     let ready = plan(&mode, &files, &none);
@@ -262,6 +244,6 @@ fn uninstall_removes_a_file_that_only_the_agent_writes_whatever_its_content() {
     for text in [&*with_entry(LIST), LIST, "{"] {
         let files = found(&[(COPY, text), (CALICO, LIST)]);
         let steps: Vec<_> = unchain(&files, &of, &BTreeSet::new());
-        assert_eq!(steps, [Ok(UnchainStep::RemoveFile { name: COPY.into() })], "{text}");
+        assert_eq!(steps, [Ok(Step::Remove { name: COPY.into() })], "{text}");
     }
 }

@@ -41,13 +41,9 @@ pub(super) fn change(world: &mut World, id: Id, operation: Operation) {
         Write { name, text } => write(world, id, name, text),
         Remove { name, before, undo } => match world.node.configs.get(&name).copied() {
             None => {
-                // Without the lock, the step's file stays if it is the only network config.
+                // Without the lock, the step's file stays.
                 let holds_lock = agent.holds_lock;
-                let configs = world.node.configs.keys();
-                let undo = undo.filter(|undo| {
-                    let others = configs.clone().any(|name| *name != undo.name);
-                    !undo.is_for_changes && (holds_lock || others)
-                });
+                let undo = undo.filter(|undo| !undo.is_for_changes && holds_lock);
                 agent.abort_removal(undo);
             }
             Some(found) => {

@@ -1,0 +1,236 @@
+//! Applies one step of an install or uninstall to the network configs.
+
+use std::path::Path;
+
+use tracing::warn;
+
+use crate::conflist::net_dir::{ConfigFile, Content};
+use crate::conflist::plan::Step;
+use crate::conflist::saved_state::{Original, OriginalContent, SavedState};
+use crate::conflist::text::to_bytes;
+use crate::files;
+
+/// Returns the content of the file `name` at the time of the scan, if it could be read.
+pub fn content<'f>(found: &'f [ConfigFile], name: &str) -> Option<&'f Content> {
+    let file = found.iter().find(|file| file.name == name)?;
+    file.content.as_ref().ok()
+}
+
+/// The net dir in which steps are applied.
+pub struct NetDir<'a, Seen> {
+    pub path: &'a Path,
+    /// Returns the content of a file when the steps were planned.
+    pub seen: Seen,
+    /// No other agent of this project writes at the same time.
+    pub is_locked: bool,
+}
+
+impl<'a, Seen: Fn(&str) -> Option<&'a Content>> NetDir<'a, Seen> {
+    /// Applies `step`, once `saved_state` holds what uninstall needs to undo it.
+    ///
+    /// The order survives SIGKILL: the saved state is written first, then the new network config, and
+    /// the file that it replaces is removed last.
+    ///
+    /// # Errors
+    /// If a file cannot be written; [`files::Error::Raced`] if another program has changed a file
+    /// since the plan.
+    pub fn apply(&self, step: &Step, saved_state: &mut SavedState) -> Result<(), files::Error> {
+        self.remember(step, saved_state)?;
+        match step {
+            Step::Replace { name, text, .. } => match (self.seen)(name) {
+                Some(seen) => self.replace(name, seen, text),
+                None => Ok(()),
+            },
+            Step::WriteOwnConfig { name, text, access, .. } => {
+                let path = self.path.join(name);
+                match (self.seen)(name) {
+                    Some(seen) if seen.link.is_none() => {
+                        files::replace(&path, &to_bytes(&seen.text), &to_bytes(text), *access)
+                    }
+                    _ => files::write(&path, &to_bytes(text), *access),
+                }
+            }
+            Step::Convert { conflist, text, original } => self.convert(conflist, text, original),
+            Step::Restore { conflist, original } => self.restore(conflist, original),
+            Step::Remove { name } => self.remove(name),
+        }
+    }
+
+    /// Adds to `saved_state` what uninstall needs to undo `step`, and writes it if that is new.
+    fn remember(&self, step: &Step, saved_state: &mut SavedState) -> Result<(), files::Error> {
+        let name = step.target().to_owned();
+        let is_known = match step {
+            Step::Convert { original, .. } | Step::Replace { original: Some(original), .. } => {
+                saved_state.originals.insert(name, original.clone()).as_ref() == Some(original)
+            }
+            Step::WriteOwnConfig { copied_from, .. } => {
+                let known = saved_state.own_configs.insert(name, copied_from.clone());
+                known.as_ref() == Some(copied_from)
+            }
+            Step::Replace { .. } | Step::Restore { .. } | Step::Remove { .. } => true,
+        };
+        if is_known { Ok(()) } else { saved_state.save(self.path) }
+    }
+
+    fn replace(&self, name: &str, seen: &Content, text: &str) -> Result<(), files::Error> {
+        let path = self.path.join(name);
+        files::replace(&path, &to_bytes(&seen.text), &to_bytes(text), seen.access)
+    }
+
+    fn remove(&self, name: &str) -> Result<(), files::Error> {
+        let path = self.path.join(name);
+        match (self.seen)(name) {
+            Some(seen) => files::remove_unchanged(&path, &to_bytes(&seen.text)),
+            None => files::remove(&path).map(|_| ()),
+        }
+    }
+
+    /// Writes `conflist` and removes the `original`.
+    ///
+    /// If another program removes the original meanwhile, perhaps to write a conflist of its own, the
+    /// new conflist goes, too: the runtime must not load the conflist of a network that no longer
+    /// exists. Without the lock, it may be another agent that removes the original and counts on the
+    /// conflist, so the conflist stays.
+    fn convert(&self, conflist: &str, text: &str, original: &Original) -> Result<(), files::Error> {
+        let (path, original_path) = (self.path.join(conflist), self.path.join(&original.name));
+        match (self.seen)(conflist) {
+            Some(seen) if seen.text == text => {}
+            Some(seen) => self.replace(conflist, seen, text)?,
+            None => files::create(&path, &to_bytes(text), original.access(), &original_path)?,
+        }
+        let removed = self.remove(&original.name);
+        if let Err(files::Error::Raced { .. }) = removed
+            && self.is_locked
+            && (self.seen)(conflist).is_none()
+            && files::metadata(&original_path)?.is_none()
+        {
+            files::remove_unchanged(&path, &to_bytes(text))?;
+        }
+        removed
+    }
+
+    /// Writes the `original`, so that the node always has a network config, and removes `conflist`.
+    ///
+    /// If another program writes the conflist meanwhile, the restored file goes again: beside the new
+    /// conflist, an outdated original could become the active network config. If the conflist is
+    /// missing, the restored file may be the only network config, and stays.
+    fn restore(&self, conflist: &str, original: &Original) -> Result<(), files::Error> {
+        let (path, original_path) = (self.path.join(conflist), self.path.join(&original.name));
+        let seen = (self.seen)(conflist).map(|seen| to_bytes(&seen.text));
+        if let Some(seen) = &seen {
+            files::check_unchanged(&path, seen)?;
+        }
+        match &original.content {
+            OriginalContent::Text(text) => {
+                files::create(&original_path, &to_bytes(text), original.access(), &path)?;
+            }
+            OriginalContent::Link(target) => files::write_link(&original_path, target)?,
+        }
+        if original.name == conflist {
+            return Ok(());
+        }
+        self.remove(conflist).inspect_err(|_| {
+            let is_changed = files::read(&path).is_ok_and(|(now, _)| seen.as_deref() != Some(&now));
+            if is_changed
+                && let OriginalContent::Text(text) = &original.content
+                && let Err(error) = files::remove_unchanged(&original_path, &to_bytes(text))
+            {
+                warn!("{error}");
+            }
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+    use crate::files::FileAccess;
+
+    const CONF: &str = "20-net.conf";
+    const CONFLIST: &str = "20-net.conflist";
+    const MADE: &str = "made from the conf";
+
+    fn read(text: &str) -> Content {
+        Content { text: text.into(), access: FileAccess::own(0o600), link: None }
+    }
+
+    fn original() -> Original {
+        Original::new(CONF, &read("the conf"), MADE.into())
+    }
+
+    fn restore() -> Step {
+        Step::Restore { conflist: CONFLIST.into(), original: original() }
+    }
+
+    /// Applies `step`, which fails because another program changes a file meanwhile.
+    fn assert_raced<'a>(
+        dir: &'a Path,
+        step: &Step,
+        is_locked: bool,
+        seen: impl Fn(&str) -> Option<&'a Content>,
+    ) {
+        let net_dir = NetDir { path: dir, seen, is_locked };
+        let raced = net_dir.apply(step, &mut SavedState::default()).unwrap_err();
+        assert!(matches!(raced, files::Error::Raced { .. }), "{raced}");
+    }
+
+    #[test]
+    fn a_conflist_is_removed_if_another_program_removes_its_conf_meanwhile_unless_it_is_an_agent() {
+        for is_locked in [true, false] {
+            let dir = tempfile::tempdir().unwrap();
+            let conf = read("the conf");
+            let step = Step::Convert {
+                conflist: CONFLIST.into(),
+                text: "chained".into(),
+                original: original(),
+            };
+            let seen = |name: &str| (name == CONF).then_some(&conf);
+            assert_raced(dir.path(), &step, is_locked, seen);
+            assert_eq!(dir.path().join(CONFLIST).exists(), !is_locked);
+        }
+    }
+
+    #[test]
+    fn a_file_that_another_program_has_changed_is_neither_replaced_nor_removed() {
+        let seen = read(MADE);
+        for (step, name) in [
+            (restore(), CONFLIST),
+            (restore(), CONF),
+            (Step::Remove { name: CONFLIST.into() }, CONFLIST),
+        ] {
+            let dir = tempfile::tempdir().unwrap();
+            fs::write(dir.path().join(CONFLIST), MADE).unwrap();
+            fs::write(dir.path().join(name), "foreign").unwrap();
+            let before = fs::read_dir(dir.path()).unwrap().count();
+            assert_raced(dir.path(), &step, true, |_| Some(&seen));
+            assert_eq!(fs::read(dir.path().join(name)).unwrap(), b"foreign");
+            assert_eq!(fs::read_dir(dir.path()).unwrap().count(), before);
+        }
+    }
+
+    #[test]
+    fn a_restored_file_stays_only_if_the_conflist_is_removed_and_not_written_meanwhile() {
+        type Other = fn(&Path);
+        let others: [(Other, &str, &[u8]); 2] = [
+            (|conflist| fs::remove_file(conflist).unwrap(), CONF, b"the conf"),
+            (|conflist| fs::write(conflist, "foreign").unwrap(), CONFLIST, b"foreign"),
+        ];
+        for (other, left, content) in others {
+            let dir = tempfile::tempdir().unwrap();
+            let conflist = dir.path().join(CONFLIST);
+            fs::write(&conflist, MADE).unwrap();
+            let seen = read(MADE);
+            assert_raced(dir.path(), &restore(), true, |_| {
+                // The step asks again before it removes the conflist.
+                if dir.path().join(CONF).exists() && conflist.exists() {
+                    other(&conflist);
+                }
+                Some(&seen)
+            });
+            assert_eq!(fs::read(dir.path().join(left)).unwrap(), content);
+            assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
+        }
+    }
+}
