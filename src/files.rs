@@ -34,6 +34,8 @@ use temporary::{Temporary, sync_dir};
 
 /// Largest file that [`read`] reads, in bytes. The agent only reads files far smaller than this.
 pub const LIMIT: u64 = 5 << 20;
+/// Size of the parts in which files of any size are read, in bytes.
+const PART: u64 = 16 << 10;
 
 /// Permission bits and owner of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -88,21 +90,17 @@ pub fn read(path: &Path) -> Result<(Vec<u8>, FileAccess), Error> {
 /// Returns whether the regular file at `path` contains `bytes`. The file can be of any size.
 pub fn contains(path: &Path, bytes: &[u8]) -> Result<bool, Error> {
     let (mut file, _) = open(path)?;
-    let mut buffer = vec![0; 64 << 10];
-    let mut kept = 0;
+    let mut window = Vec::new();
     loop {
-        let filled = fill(&mut file, &mut buffer[kept..]).map_err(failed("read", path))?;
-        let end = kept + filled;
-        if buffer[..end].windows(bytes.len()).any(|part| part == bytes) {
+        let read = (&mut file).take(PART).read_to_end(&mut window).map_err(failed("read", path))?;
+        if window.windows(bytes.len()).any(|part| part == bytes) {
             return Ok(true);
         }
-        if filled == 0 {
+        if read == 0 {
             return Ok(false);
         }
         // Keep the end, as a match may continue in the next part.
-        let from = end.saturating_sub(bytes.len());
-        buffer.copy_within(from..end, 0);
-        kept = end - from;
+        window.drain(..window.len().saturating_sub(bytes.len()));
     }
 }
 
@@ -239,29 +237,14 @@ pub fn link_target(path: &Path) -> Result<PathBuf, Error> {
 pub fn have_equal_content(one: &Path, other: &Path) -> Result<bool, Error> {
     let mut first = File::open(one).map_err(failed("read", one))?;
     let mut second = File::open(other).map_err(failed("read", other))?;
-    let (mut a, mut b) = (vec![0; 16 << 10], vec![0; 16 << 10]);
+    let (mut a, mut b) = (Vec::new(), Vec::new());
     loop {
-        let n = fill(&mut first, &mut a).map_err(failed("read", one))?;
-        let m = fill(&mut second, &mut b).map_err(failed("read", other))?;
-        if a[..n] != b[..m] {
-            return Ok(false);
-        }
-        if n == 0 {
-            return Ok(true);
-        }
-    }
-}
-
-/// Reads until `buffer` is full or the file ends. Returns the number of bytes read.
-fn fill(file: &mut File, buffer: &mut [u8]) -> io::Result<usize> {
-    let mut filled = 0;
-    while filled < buffer.len() {
-        match file.read(&mut buffer[filled..]) {
-            Ok(0) => break,
-            Ok(n) => filled += n,
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Err(error) => return Err(error),
+        a.clear();
+        b.clear();
+        (&mut first).take(PART).read_to_end(&mut a).map_err(failed("read", one))?;
+        (&mut second).take(PART).read_to_end(&mut b).map_err(failed("read", other))?;
+        if a.is_empty() || a != b {
+            return Ok(a == b);
         }
     }
-    Ok(filled)
 }

@@ -6,15 +6,10 @@ use std::collections::BTreeMap;
 
 use serde::Deserialize;
 
-use super::types::{Metadata, null_as_default};
+use super::types::{Object, null_as_default};
 
 /// A DaemonSet, reduced to its pod template.
-#[derive(Clone, Debug, Deserialize)]
-pub struct DaemonSet {
-    pub metadata: Metadata,
-    #[serde(default, deserialize_with = "null_as_default")]
-    pub spec: DaemonSetSpec,
-}
+pub type DaemonSet = Object<DaemonSetSpec>;
 
 /// The `spec` of a DaemonSet.
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -108,12 +103,7 @@ pub struct Toleration {
 }
 
 /// A node, reduced to its metadata and taints.
-#[derive(Clone, Debug, Deserialize)]
-pub struct Node {
-    pub metadata: Metadata,
-    #[serde(default, deserialize_with = "null_as_default")]
-    pub spec: NodeSpec,
-}
+pub type Node = Object<NodeSpec>;
 
 /// The `spec` of a node.
 #[derive(Clone, Debug, Default, Deserialize)]

@@ -215,12 +215,20 @@ pub struct Namespace {
     pub metadata: Metadata,
 }
 
-/// A Service, reduced to its ports.
+/// An object, reduced to its metadata and a part of its `spec`.
 #[derive(Clone, Debug, Deserialize)]
-pub struct Service {
+pub struct Object<S: Default> {
     pub metadata: Metadata,
-    pub spec: ServiceSpec,
+    #[serde(
+        default,
+        deserialize_with = "null_as_default",
+        bound(deserialize = "S: Deserialize<'de>")
+    )]
+    pub spec: S,
 }
+
+/// A Service, reduced to its ports.
+pub type Service = Object<ServiceSpec>;
 
 /// The `spec` of a Service.
 #[derive(Clone, Debug, Default, Deserialize)]
