@@ -1,8 +1,6 @@
 //! Computes the redirect of one pod from the plugin entry, the annotations of the pod and its
-//! namespace, and the proxy container. Does no I/O, except that [`families`] asks whether the netns has
-//! IPv6. The plugin and the repair controller fetch the API objects.
+//! namespace, and the proxy container. The plugin and the repair controller fetch the API objects. Pure.
 
-pub mod families;
 pub mod ignored;
 mod port_lists;
 mod proxy_user;
@@ -17,9 +15,9 @@ use serde_json::Value;
 use crate::cni::error::Error;
 use crate::cni::object::Object;
 use crate::pod::skip::{Detection, PodFilter};
-use crate::redirect::Redirect;
 use crate::redirect::backend::IptablesMode;
 use crate::redirect::rules;
+use crate::redirect::{Ipv6, Redirect};
 use ignored::Ignored;
 use section::Section;
 
@@ -27,17 +25,6 @@ use section::Section;
 const DEFAULT_AGENT_NAME: &str = "linkerd-cni";
 /// Default of [`Config::api_budget`]. Runtimes allow minutes for an ADD and retry a failed one.
 const DEFAULT_API_BUDGET: Duration = Duration::from_secs(10);
-
-/// Whether IPv6 is redirected: the key `ipv6`.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Ipv6 {
-    #[default]
-    No,
-    Yes,
-    /// In each netns with IPv6, also if the pod has no IPv6 address yet, unless the proxy listens on
-    /// IPv4 only. See [`families`] and [`ResolvedRedirect::ipv6`].
-    Auto,
-}
 
 /// A pod's redirect, and what its author may not expect.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -129,7 +116,9 @@ impl Config {
         let kubeconfig = kubernetes.read("kubeconfig", "a path", section::string);
         let mut linkerd = Section::of("linkerd", config, &mut problem);
         let mode =
-            linkerd.read("iptables-mode", "one of auto, native, nft, legacy and plain", parse_mode);
+            linkerd.read("iptables-mode", "one of auto, native, nft, legacy and plain", |value| {
+                IptablesMode::parse(value.as_str()?)
+            });
         let ipv6 = linkerd.read("ipv6", "one of true, false and \"auto\"", parse_ipv6);
         let detection =
             linkerd.read("pod-detection", "one of annotations, injector and api", parse_detection);
@@ -174,17 +163,6 @@ impl Config {
         config.problem = problem;
         config
     }
-}
-
-fn parse_mode(value: &Value) -> Option<IptablesMode> {
-    Some(match value.as_str()? {
-        "" | "auto" => IptablesMode::Auto,
-        "native" => IptablesMode::Native,
-        "nft" => IptablesMode::Nft,
-        "legacy" => IptablesMode::Legacy,
-        "plain" => IptablesMode::Plain,
-        _ => return None,
-    })
 }
 
 fn parse_ipv6(value: &Value) -> Option<Ipv6> {

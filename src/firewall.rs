@@ -12,10 +12,11 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use crate::deadline::Deadline;
+use crate::netns::ipv6;
 use crate::redirect::backend::{Backend, IptablesMode};
 use crate::redirect::rules::{self, Verdict};
-use crate::redirect::{Families, Family, Redirect};
-pub use check::{Origin, Survey, describe_missing, missing, survey};
+use crate::redirect::{Families, Family, Ipv6, Origin, Redirect};
+pub use check::{Survey, describe_missing, missing, survey};
 use unsupported::run_for;
 
 /// Time allowed for the programs of all backends of one call together, also if the call is repeated
@@ -98,6 +99,23 @@ impl Error {
     }
 }
 
+/// Returns IPv4, and IPv6 if `ipv6` says so. Call this inside the pod's netns, as `auto` looks
+/// for IPv6 there.
+pub fn families(ipv6: Ipv6, previous_has_ipv6: bool) -> Families {
+    match ipv6 {
+        Ipv6::Yes => Families::Both,
+        Ipv6::No => Families::Ipv4,
+        Ipv6::Auto if previous_has_ipv6 => Families::Both,
+        // A pod without IPv6 address may get one after its ADD: by router advertisement, from Multus,
+        // or because the pod sets the sysctl `disable_ipv6` of an interface to 0.
+        Ipv6::Auto => match ipv6::state() {
+            ipv6::State::NotInKernel => Families::Ipv4,
+            ipv6::State::NoGlobalAddress => Families::OptionalIpv6,
+            ipv6::State::GlobalAddress => Families::Both,
+        },
+    }
+}
+
 /// Whether this process finds all programs that `mode` needs. `auto` and `native` need none.
 pub fn has_programs(mode: IptablesMode, families: &[Family]) -> bool {
     mode == IptablesMode::Auto
@@ -106,12 +124,8 @@ pub fn has_programs(mode: IptablesMode, families: &[Family]) -> bool {
 
 /// Whether this process finds the backend's own programs.
 fn has_own_programs(backend: Backend, families: &[Family]) -> bool {
-    match backend {
-        Backend::Native => true,
-        Backend::Iptables(variant) => {
-            families.iter().all(|&family| iptables::has_programs(variant, family))
-        }
-    }
+    backend == Backend::Native
+        || families.iter().all(|&family| iptables::has_programs(backend, family))
 }
 
 /// Writes the rules of `redirect`. Returns the backend that wrote them. If the host lacks the
@@ -121,13 +135,9 @@ fn has_own_programs(backend: Backend, families: &[Family]) -> bool {
 /// # Errors
 /// Fails if no backend of the mode is usable. The chains that a failed backend created are removed;
 /// chains that existed before keep the rules that the failed backend wrote.
-pub fn apply(
-    redirect: &Redirect,
-    families: Families,
-    mode: IptablesMode,
-) -> Result<Backend, Error> {
+pub fn apply(Origin { redirect, families }: &Origin, mode: IptablesMode) -> Result<Backend, Error> {
     let deadline = Deadline::after(DEADLINE);
-    run_for(families, |families| apply_all(redirect, families, mode, deadline))
+    run_for(*families, |families| apply_all(redirect, families, mode, deadline))
 }
 
 fn apply_all(
@@ -140,9 +150,7 @@ fn apply_all(
     for &backend in mode.backends() {
         let applied = match backend {
             Backend::Native => native::apply(redirect, families).map(|()| Backend::Native),
-            Backend::Iptables(variant) => {
-                iptables::apply(redirect, families, variant, deadline).map(Backend::Iptables)
-            }
+            backend => iptables::apply(redirect, families, backend, deadline),
         };
         match applied {
             Ok(backend) => return Ok(backend),
@@ -182,7 +190,7 @@ fn combined(mut errors: Vec<Error>) -> Error {
 }
 
 /// Renders the rules as text instead of applying them, for the setting `simulate`.
-pub fn simulate(redirect: &Redirect, families: Families) -> String {
+pub fn simulate(Origin { redirect, families }: &Origin) -> String {
     let mut text = String::new();
     for &family in families.wanted() {
         for rule in rules::marked_rules(redirect, family, families.wanted()) {

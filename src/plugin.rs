@@ -8,11 +8,15 @@ pub mod pod_redirect;
 
 use std::time::{Duration, Instant};
 
+use serde_json::Value;
+
 use crate::cni::error::{Error, code};
+use crate::cni::object::Object;
 use crate::cni::{Command, Request, result, version};
-use crate::config::{Config, Ipv6, ResolvedRedirect, families, ignored};
+use crate::config::{Config, ResolvedRedirect, ignored};
 use crate::pod::Decision;
 use crate::record::{self, CallResult, Record};
+use crate::redirect::{Ipv6, Origin};
 use crate::{firewall, log, netns};
 use pod_redirect::PodRedirect;
 
@@ -73,7 +77,6 @@ fn run_and_record(
 /// not.
 fn add(request: &Request, config: &Config, record: &mut Record) -> Result<String, Error> {
     let output = result::pass_through(request)?;
-    let (mode, simulate) = (config.mode, config.simulate);
     let PodRedirect { resolved, api_error } = match pod_redirect::find(request, config, record)? {
         Decision::Skip(reason) => {
             record.skip(reason.text());
@@ -88,19 +91,18 @@ fn add(request: &Request, config: &Config, record: &mut Record) -> Result<String
     if let Some(error) = &api_error {
         record.degrade(error);
     }
-    let previous_has_ipv6 = families::previous_has_ipv6(&request.config);
-    if simulate {
-        // Outside the pod's netns: the text depends only on whether the kernel has IPv6.
-        let families = families::families(ipv6, previous_has_ipv6);
-        let rules = firewall::simulate(&redirect, families);
+    let previous_has_ipv6 = previous_has_ipv6(&request.config);
+    // Outside the pod's netns, these depend only on whether the kernel has IPv6.
+    let origin = move || Origin { redirect, families: firewall::families(ipv6, previous_has_ipv6) };
+    if config.simulate {
+        let rules = firewall::simulate(&origin());
         tracing::warn!("linkerd-cni: simulate is set, these rules are not installed:\n{rules}");
         record.result = CallResult::Simulated;
         record.ignore(ignored);
         return Ok(output);
     }
-    let backend = in_netns(request, move || {
-        firewall::apply(&redirect, families::families(ipv6, previous_has_ipv6), mode)
-    })?;
+    let mode = config.mode;
+    let backend = in_netns(request, move || firewall::apply(&origin(), mode))?;
     record.result = CallResult::Redirected;
     record.backend = Some(backend);
     record.ignore(ignored);
@@ -142,11 +144,11 @@ fn missing_rules(
     record: &mut Record,
 ) -> Result<Vec<String>, Error> {
     let mode = config.mode;
-    let previous_has_ipv6 = families::previous_has_ipv6(&request.config);
+    let previous_has_ipv6 = previous_has_ipv6(&request.config);
     let missing_of = |ResolvedRedirect { redirect, ipv6, .. }| {
         in_netns(request, move || {
-            let families = families::families(ipv6, previous_has_ipv6);
-            firewall::missing(&firewall::Origin { redirect, families }, mode)
+            let families = firewall::families(ipv6, previous_has_ipv6);
+            firewall::missing(&Origin { redirect, families }, mode)
         })
     };
     let expected = pod_redirect::from_annotations(request, config, record)?;
@@ -246,4 +248,37 @@ fn start_log(config: &Config) {
         _ => tracing::level_filters::LevelFilter::WARN,
     };
     log::start(level, log::Format::Plain);
+}
+
+/// Whether `prevResult` has an IPv6 address, in the format of any CNI version.
+pub fn previous_has_ipv6(config: &Object) -> bool {
+    let Some(previous) = config.non_null("prevResult") else {
+        return false;
+    };
+    let Ok(previous) = serde_json::from_str::<Value>(previous.get()) else {
+        return false;
+    };
+    let addresses = previous["ips"].as_array().into_iter().flatten();
+    let is_ipv6 = |address: &Value| address.as_str().is_some_and(|text| text.contains(':'));
+    previous["ip6"].is_object() || addresses.into_iter().any(|ip| is_ipv6(&ip["address"]))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_ipv6_address_is_found_in_a_result_of_any_version() {
+        let cases = [
+            ("{}", false),
+            (r#"{"prevResult":{"ips":[{"address":"10.0.0.1/8"}]}}"#, false),
+            (r#"{"prevResult":{"ips":[{"address":"10.0.0.1/8"},{"address":"fd00::1/64"}]}}"#, true),
+            (r#"{"prevResult":{"ip4":{"ip":"10.0.0.1/8"},"ip6":{"ip":"fd00::1/64"}}}"#, true),
+            (r#"{"prevResult":{"ips":{}}}"#, false),
+        ];
+        for (config, wanted) in cases {
+            let config = serde_json::from_str(config).unwrap();
+            assert_eq!(previous_has_ipv6(&config), wanted);
+        }
+    }
 }

@@ -46,6 +46,17 @@ pub enum Family {
     Ipv6,
 }
 
+/// Whether IPv6 is redirected: the key `ipv6`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Ipv6 {
+    #[default]
+    No,
+    Yes,
+    /// In each netns with IPv6, also if the pod has no IPv6 address yet, unless the proxy listens on
+    /// IPv4 only.
+    Auto,
+}
+
 /// Which address families of a pod get redirect rules.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Families {
@@ -63,6 +74,13 @@ impl Families {
             Families::Both | Families::OptionalIpv6 => &[Family::Ipv4, Family::Ipv6],
         }
     }
+}
+
+/// What the rules of a pod are made from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Origin {
+    pub redirect: Redirect,
+    pub families: Families,
 }
 
 #[cfg(test)]

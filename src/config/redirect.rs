@@ -7,14 +7,14 @@ use ipnet::IpNet;
 use super::ignored::{INBOUND_KEY, OUTBOUND_KEY, PORT_GRAMMAR};
 use super::port_lists::{PortList, PortListReader};
 use super::section::config_error;
-use super::{Config, Ipv6, ResolvedRedirect};
+use super::{Config, ResolvedRedirect};
 use crate::cni::error::Error;
 use crate::pod::annotation::{self, Annotations, annotation_error};
 use crate::pod::containers;
 use crate::pod::facts::PodFacts;
 use crate::quote::quote;
 use crate::redirect::ports::{self, PortRange};
-use crate::redirect::{Redirect, Subnet};
+use crate::redirect::{Ipv6, Redirect, Subnet};
 
 impl Config {
     /// Returns the redirect for `pod` and the ignored elements of its port lists. The proxy

@@ -9,12 +9,13 @@ pub use text::{RuleFormat, render};
 
 use crate::cni::args::PodRef;
 use crate::cni::error::Error;
-use crate::config::{Config, Ipv6, ResolvedRedirect};
+use crate::config::{Config, ResolvedRedirect};
 use crate::kube::types::{Pod, Service};
 use crate::pod::Decision;
 use crate::pod::annotation::{Annotations, is_injected};
 use crate::pod::facts::{self, ClusterLookup, PodFacts};
 use crate::pod::skip::SkipReason;
+use crate::redirect::Ipv6;
 
 /// The objects on which the plugin's decision depends, and what the pod's node reports.
 #[derive(Debug)]

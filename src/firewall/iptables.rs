@@ -4,7 +4,6 @@
 //! the chains exist, a second run replaces the rules.
 
 mod lock;
-mod pipes;
 mod program;
 mod programs;
 
@@ -12,7 +11,7 @@ use std::time::Duration;
 
 use super::Error;
 use crate::deadline::Deadline;
-use crate::redirect::backend::Variant;
+use crate::redirect::backend::Backend;
 use crate::redirect::rules::{self, Chain, ListedRules, Rule};
 use crate::redirect::{Family, Redirect};
 use programs::Programs;
@@ -25,8 +24,8 @@ const PROGRAM_DEADLINE: Duration = Duration::from_secs(8);
 const UNDO_DEADLINE: Duration = Duration::from_secs(3);
 
 /// Writes the rules of `redirect` to table `nat` of each family. Idempotent; other rules of the table
-/// stay. Returns the variant of the programs that wrote the rules of the first family: `variant`,
-/// unless the host lacks its programs.
+/// stay. Returns the backend whose programs wrote the rules of the first family: `backend`, unless the
+/// host lacks its programs.
 ///
 /// # Errors
 /// Fails if a program is missing or fails. Then the chains that this call created are removed;
@@ -34,37 +33,39 @@ const UNDO_DEADLINE: Duration = Duration::from_secs(3);
 pub fn apply(
     redirect: &Redirect,
     families: &[Family],
-    variant: Variant,
+    backend: Backend,
     deadline: Deadline,
-) -> Result<Variant, Error> {
-    let mut used: Option<Variant> = None;
-    let mut added: Vec<(Programs, Vec<Rule>)> = Vec::new();
+) -> Result<Backend, Error> {
+    let mut used = None;
+    let mut added = Vec::new();
     for &family in families {
         let rules = rules::marked_rules(redirect, family, families);
-        let applied = programs::find(variant, family).and_then(|programs| {
-            apply_family(&programs, &rules, deadline).map(|fresh| (programs, fresh))
+        let applied = programs::find(backend, family).and_then(|programs| {
+            apply_family(&programs, &rules, deadline).map(|is_fresh| (programs, is_fresh))
         });
         match applied {
-            Ok((programs, fresh)) => {
-                used.get_or_insert(programs.variant);
-                if fresh {
+            Ok((programs, is_fresh)) => {
+                used.get_or_insert(programs.backend);
+                if is_fresh {
                     added.push((programs, rules));
                 }
             }
             Err(error) => {
-                for (programs, rules) in &added {
-                    let undo = rules::undo_script(rules);
-                    if let Err(error) = program::restore(&programs.restore, &undo, UNDO_DEADLINE) {
-                        tracing::error!(
-                            "linkerd-cni: cannot remove the IPv4 rules after the IPv6 rules failed: {error}"
-                        );
-                    }
-                }
+                added.iter().for_each(|(programs, rules)| undo(programs, rules));
                 return Err(error);
             }
         }
     }
-    Ok(used.unwrap_or(variant))
+    Ok(used.unwrap_or(backend))
+}
+
+fn undo(programs: &Programs, rules: &[Rule]) {
+    let script = rules::undo_script(rules);
+    if let Err(error) = program::restore(&programs.restore, &script, UNDO_DEADLINE) {
+        tracing::error!(
+            "linkerd-cni: cannot remove the IPv4 rules after the IPv6 rules failed: {error}"
+        );
+    }
 }
 
 /// Applies the rules of one family. Returns whether it created the chains. If the chains exist, lists
@@ -109,22 +110,22 @@ fn time_for_program(deadline: Deadline) -> Duration {
 pub fn missing(
     redirect: &Redirect,
     families: &[Family],
-    variant: Variant,
+    backend: Backend,
     deadline: Deadline,
 ) -> Result<Vec<String>, Error> {
     let mut missing = Vec::new();
     for &family in families {
-        let listed = list(variant, family, deadline)?.map(|lines| {
-            let unmarked = lines.iter().map(|line| {
-                let comment = comment(line);
-                line.replacen(comment, rules::split_comment(comment).0, 1)
-            });
-            unmarked.map(|line| words(&line)).collect()
-        });
+        let unmarked = |line: &String| {
+            let comment = comment(line);
+            words(&line.replacen(comment, rules::split_comment(comment).0, 1))
+        };
+        let listed = list(backend, family, deadline)?;
+        let listed = listed.map(|lines| lines.iter().map(unmarked).collect::<Vec<_>>());
         let rules = rules::rules(redirect, family);
-        missing.extend(rules::missing_in_order(&rules, &listed, |rule, listed| {
-            *listed == words(&rules::rule_line(rule))
-        }));
+        let is_same =
+            |run: &[Rule], listed: &Vec<String>| Ok(*listed == words(&rules::rule_line(&run[0])));
+        let listed = listed.each_ref().map(Vec::as_slice);
+        missing.extend(rules::missing_in_order(rules.chunks(1), listed, &Chain::LINKERD, is_same)?);
     }
     Ok(missing)
 }
@@ -135,21 +136,21 @@ pub fn missing(
 /// # Errors
 /// Like [`missing`].
 pub fn comments(
-    variant: Variant,
+    backend: Backend,
     family: Family,
     deadline: Deadline,
 ) -> Result<ListedRules<String>, Error> {
-    let listed = list(variant, family, deadline)?;
+    let listed = list(backend, family, deadline)?;
     Ok(listed.map(|lines| lines.iter().map(|line| comment(line).to_owned()).collect()))
 }
 
 /// Lists the rules of table `nat`, as lines of `iptables -S`.
 fn list(
-    variant: Variant,
+    backend: Backend,
     family: Family,
     deadline: Deadline,
 ) -> Result<ListedRules<String>, Error> {
-    let programs = programs::find(variant, family)?;
+    let programs = programs::find(backend, family)?;
     let lines = program::list(&programs.command, time_for_program(deadline))?;
     Ok(Chain::ALL.map(|chain| {
         let start = format!("-A {} ", chain.name());

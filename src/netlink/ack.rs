@@ -4,7 +4,7 @@
 use nix::errno::Errno;
 use nix::libc;
 
-use super::attribute::{find, padded, parse};
+use super::attribute::{find, padded};
 
 /// Size of `struct nlmsghdr`, in bytes.
 pub const MESSAGE_HEADER: usize = 16;
@@ -46,10 +46,10 @@ pub fn decode(sequence: u32, flags: u16, payload: &[u8]) -> Result<(), Rejection
         0 => return Ok(()),
         code => Errno::from_raw(code.wrapping_neg()),
     };
-    let attributes = parse(attributes(flags, request));
-    let text = find(&attributes, TEXT)
+    let attributes = attributes(flags, request);
+    let text = find(attributes, TEXT)
         .map(|text| String::from_utf8_lossy(text.strip_suffix(b"\0").unwrap_or(text)).into_owned());
-    let offset = find(&attributes, OFFSET).and_then(|offset| offset.try_into().ok());
+    let offset = find(attributes, OFFSET).and_then(|offset| offset.try_into().ok());
     let offset = offset.map(|offset| u32::from_ne_bytes(offset) as usize);
     Err(Rejection { errno, sequence, text, offset })
 }

@@ -1,6 +1,8 @@
 //! Encodes and decodes netlink attributes: length, type and value, padded to four bytes. Attributes
 //! can be nested (`linux/netlink.h`).
 
+use std::iter;
+
 use nix::libc;
 
 /// Flag in the type: the value is a sequence of attributes.
@@ -49,30 +51,29 @@ impl Attributes {
 }
 
 /// Decodes a sequence of attributes into types and values. Stops at an attribute that is cut short.
-pub fn parse(mut bytes: &[u8]) -> Vec<(u16, &[u8])> {
-    let mut attributes = Vec::new();
-    while let [l0, l1, k0, k1, ..] = *bytes {
+pub fn parse(mut bytes: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
+    iter::from_fn(move || {
+        let [l0, l1, k0, k1, ..] = *bytes else {
+            return None;
+        };
         let length = usize::from(u16::from_ne_bytes([l0, l1]));
         let kind = u16::from_ne_bytes([k0, k1]) & !(NESTED | NETWORK_ORDER);
-        let Some(value) = bytes.get(HEADER..length) else {
-            break;
-        };
-        attributes.push((kind, value));
+        let value = bytes.get(HEADER..length)?;
         bytes = bytes.get(padded(length)..).unwrap_or_default();
-    }
-    attributes
+        Some((kind, value))
+    })
 }
 
-/// Returns the value of the first attribute of type `kind`.
-pub fn find<'a>(attributes: &[(u16, &'a [u8])], kind: u16) -> Option<&'a [u8]> {
-    attributes.iter().find(|(found, _)| *found == kind).map(|(_, value)| *value)
+/// Returns the value of the first attribute of type `kind` in a sequence of attributes.
+pub fn find(bytes: &[u8], kind: u16) -> Option<&[u8]> {
+    parse(bytes).find(|(found, _)| *found == kind).map(|(_, value)| value)
 }
 
 /// Returns type and value of the attribute at `offset`, and the offset within the value, which is
 /// `None` if `offset` is in the attribute's header.
 pub fn at(bytes: &[u8], offset: usize) -> Option<(u16, &[u8], Option<usize>)> {
     let mut start = 0;
-    parse(bytes).into_iter().find_map(|(kind, value)| {
+    parse(bytes).find_map(|(kind, value)| {
         let begin = start + HEADER;
         start = padded(begin + value.len());
         (offset < start).then(|| (kind, value, offset.checked_sub(begin)))
@@ -92,10 +93,10 @@ mod tests {
     fn encoded_attributes_are_decoded_unchanged() {
         let inner = Attributes::default().number(1, 7);
         let run = Attributes::default().text(1, "nat").nested(2, inner.clone()).bytes(3, &[9]);
-        let parsed = parse(&run.0);
+        let parsed: Vec<_> = parse(&run.0).collect();
         let wanted: [(u16, &[u8]); 3] = [(1, b"nat\0"), (2, &inner.0), (3, &[9])];
         assert_eq!(parsed, wanted);
-        assert_eq!(find(&parsed, 3), Some(&[9][..]));
+        assert_eq!(find(&run.0, 3), Some(&[9][..]));
     }
 
     #[test]
@@ -114,7 +115,7 @@ mod tests {
     #[test]
     fn decoding_stops_at_invalid_bytes() {
         for bytes in [&[][..], &[1], &[0, 0, 1, 0], &[3, 0, 1, 0], &[200, 0, 1, 0, 1]] {
-            assert_eq!(parse(bytes), [], "{bytes:?}");
+            assert_eq!(parse(bytes).next(), None, "{bytes:?}");
         }
     }
 }

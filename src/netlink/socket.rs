@@ -43,6 +43,10 @@ const FAMILY_HEADER: usize = 4;
 /// Offset of the attributes of an nf_tables message, in bytes.
 pub const ATTRIBUTES: usize = MESSAGE_HEADER + FAMILY_HEADER;
 
+/// Size of the buffer for responses, in bytes. The kernel sends at most 32 KiB of a list at a time
+/// (`netlink_recvmsg` in `net/netlink/af_netlink.c`).
+const BUFFER: usize = 1 << 16;
+
 /// What the kernel needs of the send buffer in addition to a batch, in bytes.
 const SEND_OVERHEAD: usize = 32;
 
@@ -162,19 +166,20 @@ fn list(
     let mut request = Vec::new();
     append(&mut request, kind, REQUEST | DUMP, 1, header, attributes);
     send(socket.as_raw_fd(), &request, MsgFlags::empty())?;
-    let mut end = None;
+    let mut buffer = vec![0; BUFFER];
     let mut received = 0;
-    while end.is_none() {
-        if received > limit {
-            return Err(Errno::EFBIG);
-        }
-        received += receive(&socket, &mut |reply| match reply.kind {
+    while received <= limit {
+        let mut end = None;
+        received += receive(&socket, &mut buffer, &mut |reply| match reply.kind {
             ERROR => end = Some(reply.result()),
             DONE => end = Some(Ok(())),
             _ => element(reply.payload.get(header.len()..).unwrap_or_default()),
         })?;
+        if let Some(end) = end {
+            return end.map_err(|rejection| rejection.errno);
+        }
     }
-    end.unwrap_or(Ok(())).map_err(|rejection| rejection.errno)
+    Err(Errno::EFBIG)
 }
 
 /// Opens a netlink socket whose receives time out after [`RESPONSE_SECONDS`].
@@ -213,10 +218,11 @@ fn append(
 
 /// Receives until the kernel acknowledges a request or reports an error.
 fn receive_result(socket: &OwnedFd) -> Result<(), Rejection> {
+    let mut buffer = vec![0; BUFFER];
     let mut result = None;
     let mut has_overflowed = false;
     while result.is_none() {
-        let received = receive(socket, &mut |reply| {
+        let received = receive(socket, &mut buffer, &mut |reply| {
             // The first error counts: the kernel reports later ones too.
             if reply.kind == ERROR && result.is_none() {
                 result = Some(reply.result());
@@ -250,16 +256,18 @@ impl Reply<'_> {
 }
 
 /// Receives once and passes each message to `each`. Returns the number of bytes.
-fn receive(socket: &OwnedFd, each: &mut dyn FnMut(Reply<'_>)) -> Result<usize, Errno> {
-    let mut buffer = vec![0; 1 << 16];
-    let length = match recv(socket.as_raw_fd(), &mut buffer, MsgFlags::empty()) {
+fn receive(
+    socket: &OwnedFd,
+    buffer: &mut [u8],
+    each: &mut dyn FnMut(Reply<'_>),
+) -> Result<usize, Errno> {
+    let received = match recv(socket.as_raw_fd(), buffer, MsgFlags::empty()) {
         Err(Errno::EINTR) => return Ok(0),
         // The receive timed out.
         Err(Errno::EAGAIN) => return Err(Errno::ETIMEDOUT),
-        length => length?,
+        received => received?,
     };
-    let received = length;
-    let mut bytes = &buffer[..length];
+    let mut bytes = &buffer[..received];
     while let [l0, l1, l2, l3, k0, k1, f0, f1, s0, s1, s2, s3, ..] = *bytes {
         let length = u32::from_ne_bytes([l0, l1, l2, l3]) as usize;
         let Some(payload) = bytes.get(MESSAGE_HEADER..length) else {

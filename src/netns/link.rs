@@ -9,7 +9,7 @@ use nix::libc;
 use nix::net::if_::if_nametoindex;
 use nix::sys::socket::AddressFamily;
 
-use crate::netlink::attribute::{Attributes, find, parse};
+use crate::netlink::attribute::{Attributes, find};
 use crate::netlink::socket::{CREATE, EXCLUSIVE, dump_rtnetlink, request_rtnetlink};
 
 /// Most bytes of a list of addresses: some 3,500 addresses. A process of the pod with CAP_NET_ADMIN can
@@ -78,10 +78,9 @@ pub fn addresses() -> Result<Vec<IpAddr>, Errno> {
     let mut addresses = Vec::new();
     // `struct ifaddrmsg`, of any family and interface.
     dump_rtnetlink(libc::RTM_GETADDR, &[0; 8], ADDRESSES_LIMIT, &mut |payload| {
-        let attributes = parse(payload);
         // If the interface has a peer, IFA_ADDRESS is the peer's address.
-        let own = find(&attributes, libc::IFA_LOCAL);
-        let address = own.or_else(|| find(&attributes, libc::IFA_ADDRESS)).unwrap_or_default();
+        let own = find(payload, libc::IFA_LOCAL);
+        let address = own.or_else(|| find(payload, libc::IFA_ADDRESS)).unwrap_or_default();
         let v4 = <[u8; 4]>::try_from(address).map(IpAddr::from);
         addresses.extend(v4.or_else(|_| <[u8; 16]>::try_from(address).map(IpAddr::from)));
     })?;

@@ -13,7 +13,7 @@ pub mod nft;
 pub use iptables::{NAT_TABLE, install_script, rule_line, undo_script};
 pub use listing::nft_listing;
 pub use marker::{
-    digest, is_guessed, is_redirecting, marked_redirect, marked_rules, marker, split_comment,
+    digest, is_guessed, is_redirecting, marked_origin, marked_rules, marker, split_comment,
 };
 
 use ipnet::IpNet;
@@ -96,30 +96,35 @@ pub fn rules(redirect: &Redirect, family: Family) -> Vec<Rule> {
     rules
 }
 
-/// Returns the rules among `rules` that `listed` lacks, as lines of `iptables-save`.
+/// Returns the rules that `listed` lacks, as lines of `iptables-save`. A listed rule can stand for a run
+/// of rules, see [`nft::runs`].
 ///
-/// The rules of each chain must be listed in order. In Linkerd's chains no other rule may precede
-/// them, as it could decide instead. Other chains may have foreign rules anywhere.
-pub fn missing_in_order<T>(
-    rules: &[Rule],
-    listed: &ListedRules<T>,
-    is_same: impl Fn(&Rule, &T) -> bool,
-) -> Vec<String> {
-    let mut next = [0; Chain::ALL.len()];
+/// The rules of each chain must be listed in order. In the chains `own` no other rule may precede them,
+/// as it could decide instead. Other chains may have foreign rules anywhere.
+pub fn missing_in_order<'r, T, E>(
+    runs: impl Iterator<Item = &'r [Rule]>,
+    mut listed: [&[T]; Chain::ALL.len()],
+    own: &[Chain],
+    is_same: impl Fn(&[Rule], &T) -> Result<bool, E>,
+) -> Result<Vec<String>, E> {
     let mut missing = Vec::new();
-    for rule in rules {
-        let next = &mut next[rule.chain as usize];
-        let mut left = listed[rule.chain as usize][*next..].iter();
-        let index = match Chain::LINKERD.contains(&rule.chain) {
-            true => left.next().filter(|listed| is_same(rule, listed)).map(|_| 0),
-            false => left.position(|listed| is_same(rule, listed)),
-        };
-        match index {
-            Some(index) => *next += index + 1,
-            None => missing.push(rule_line(rule)),
+    for run in runs {
+        let chain = run[0].chain;
+        let left = &mut listed[chain as usize];
+        let count = if own.contains(&chain) { left.len().min(1) } else { left.len() };
+        let mut found = None;
+        for (index, rule) in left[..count].iter().enumerate() {
+            if is_same(run, rule)? {
+                found = Some(index);
+                break;
+            }
+        }
+        match found {
+            Some(index) => *left = &left[index + 1..],
+            None => missing.extend(run.iter().map(rule_line)),
         }
     }
-    missing
+    Ok(missing)
 }
 
 fn inbound(redirect: &Redirect, family: Family) -> Vec<Rule> {

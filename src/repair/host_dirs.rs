@@ -111,21 +111,21 @@ mod tests {
             ("10-a.conflist", &conflist(true)),
             ("20-b.conflist", &conflist(false)),
         ]);
-        assert_eq!(host.config().unwrap().ipv6, crate::config::Ipv6::Yes);
+        assert_eq!(host.config().unwrap().ipv6, crate::redirect::Ipv6::Yes);
     }
 
     #[test]
     fn the_configuration_is_the_plugin_entry_of_an_active_copy() {
         let copy = r#"{"name":"a","plugins":[{"type":"bridge"},{"type":"linkerd-cni","linkerd":{"ipv6":true}}]}"#;
         let (_dir, host) = host(&[(chain_mode::COPY, copy), ("10-a.conflist", BRIDGE)]);
-        assert_eq!(host.config().unwrap().ipv6, crate::config::Ipv6::Yes);
+        assert_eq!(host.config().unwrap().ipv6, crate::redirect::Ipv6::Yes);
     }
 
     #[test]
     fn a_standalone_network_config_is_the_plugin_entry() {
         let alone = r#"{"type":"linkerd-cni","name":"linkerd-cni","linkerd":{"ipv6":true}}"#;
         let (_dir, host) = host(&[(chain_mode::STANDALONE, alone)]);
-        assert_eq!(host.config().unwrap().ipv6, crate::config::Ipv6::Yes);
+        assert_eq!(host.config().unwrap().ipv6, crate::redirect::Ipv6::Yes);
     }
 
     #[test]

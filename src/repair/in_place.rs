@@ -3,11 +3,9 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use crate::config::Ipv6;
-use crate::config::families::families;
-use crate::firewall::{self, Origin, Survey};
+use crate::firewall::{self, Survey};
 use crate::netns;
-use crate::redirect::Redirect;
+use crate::redirect::{Ipv6, Origin, Redirect};
 
 /// Longest time for reading, or installing, the rules of one netns.
 const NETNS_TIMEOUT: Duration = Duration::from_secs(10);
@@ -58,8 +56,8 @@ impl PodRules {
 /// install now, if that is known.
 pub fn survey(netns: &Path, today: Option<(Redirect, Ipv6)>) -> Result<Survey, Error> {
     let survey = move || {
-        let today =
-            today.map(|(redirect, ipv6)| Origin { redirect, families: families(ipv6, false) });
+        let today = today
+            .map(|(redirect, ipv6)| Origin { redirect, families: firewall::families(ipv6, false) });
         firewall::survey(today.as_ref())
     };
     Ok(netns::run(netns, NETNS_TIMEOUT, survey)??)

@@ -17,7 +17,7 @@ use super::stub_api::StubApi;
 use crate::agent::settings::Settings;
 use crate::cni::error::code;
 use crate::cni::object::Object;
-use crate::config::{Config, Ipv6};
+use crate::config::Config;
 use crate::conflist::PLUGIN;
 use crate::conflist::{net_dir, plan};
 use crate::deadline::Deadline;
@@ -25,7 +25,7 @@ use crate::firewall;
 use crate::kube::kubeconfig;
 use crate::kube::kubeconfig::ApiAccess;
 use crate::pod::facts::PodFacts;
-use crate::redirect::Family;
+use crate::redirect::{Family, Ipv6};
 
 /// Time after which a plugin call of the self-test is killed, counted from the start of the
 /// self-test. Connections have time-outs of their own.

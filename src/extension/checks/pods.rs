@@ -1,10 +1,10 @@
 //! Checks of meshed pods. Pure.
 
 use super::{PODS, plugin_entry, readable};
-use crate::config::Ipv6;
 use crate::extension::facts::Facts;
 use crate::extension::metrics::sample;
 use crate::extension::report::{Check, Severity, Verdict};
+use crate::redirect::Ipv6;
 use crate::repair::stranded_pod::StrandedPod;
 
 pub fn checks(facts: &Facts) -> [Check; 3] {

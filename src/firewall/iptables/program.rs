@@ -1,14 +1,19 @@
 //! Runs an iptables program with a deadline.
 
+use std::fs::File;
+use std::io::{self, Read as _, Write as _};
+use std::os::fd::OwnedFd;
 use std::os::unix::process::CommandExt as _;
 use std::path::Path;
 use std::process::{Command, ExitStatus, Stdio};
+use std::thread::{self, Builder};
 use std::time::Duration;
 
-use super::pipes::{Input, Output, exchange};
+use rustix::io::ioctl_fionread;
+
 use super::{Error, lock};
 use crate::child;
-use crate::deadline::Deadline;
+use crate::deadline::{Deadline, run_within};
 use crate::redirect::rules;
 
 /// How long a program waits for the xtables lock, in seconds, as its argument.
@@ -29,15 +34,13 @@ const STDOUT_LIMIT: usize = 8 << 20;
 /// [`Error::Deadline`] after killing the program.
 pub fn restore(program: &Path, script: &str, deadline: Duration) -> Result<(), Error> {
     tracing::debug!("linkerd-cni: input of {}:\n{script}", program.display());
-    let start = |source| Error::Start { program: program.to_owned(), source };
     let mut command = Command::new(program);
-    let (mut input, stdin) = Input::new(script).map_err(start)?;
-    command.args(["--noflush", "-w", LOCK_SECONDS]).stdin(stdin).stdout(Stdio::null());
-    let done = run(program, command, &mut input, deadline)?;
+    command.args(["--noflush", "-w", LOCK_SECONDS]).stdout(Stdio::null());
+    let done = run(program, command, script, deadline)?;
     if !done.status.success() {
         return Err(Error::Restore { program: program.to_owned(), stderr: done.stderr });
     }
-    match input.was_read() {
+    match done.has_read {
         true => Ok(()),
         false => Err(Error::Unread { program: program.to_owned() }),
     }
@@ -50,11 +53,8 @@ pub fn restore(program: &Path, script: &str, deadline: Duration) -> Result<(), E
 pub fn list(program: &Path, deadline: Duration) -> Result<Vec<String>, Error> {
     let failed = |message| Error::List { program: program.to_owned(), message };
     let mut command = Command::new(program);
-    command
-        .args(["-w", LOCK_SECONDS, "-t", rules::NAT_TABLE, "-S"])
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped());
-    let done = run(program, command, &mut Input::none(), deadline)?;
+    command.args(["-w", LOCK_SECONDS, "-t", rules::NAT_TABLE, "-S"]).stdout(Stdio::piped());
+    let done = run(program, command, "", deadline)?;
     if !done.status.success() {
         return Err(failed(done.stderr));
     }
@@ -75,32 +75,47 @@ struct Done {
     stdout: String,
     /// On one line. The exit status, if the program wrote nothing.
     stderr: String,
+    /// Whether the program has read its whole input.
+    has_read: bool,
 }
 
-/// Runs `command`. Whatever the program started is killed at the deadline too.
+/// Runs `command` with `input` as its stdin. Whatever the program started is killed at the deadline too.
+///
+/// stdin is a pipe: SELinux policies let iptables use pipes of the process that starts it, but not files
+/// in memory. A stdin that the program may not use is replaced with `/dev/null`, without an error.
 fn run(
     program: &Path,
     mut command: Command,
-    input: &mut Input<'_>,
+    input: &str,
     deadline: Duration,
 ) -> Result<Done, Error> {
     let start = |source| Error::Start { program: program.to_owned(), source };
     let end = Deadline::after(deadline);
+    // This end shows what the program left unread.
+    let (unread, mut writer) = io::pipe().map_err(start)?;
+    command.stdin(unread.try_clone().map_err(start)?);
     let mut child = command.stderr(Stdio::piped()).process_group(0).spawn().map_err(start)?;
-    let stdout = Output::new(child.stdout.take(), STDOUT_LIMIT).map_err(start)?;
-    let stderr = Output::new(child.stderr.take(), STDERR_LIMIT).map_err(start)?;
-    let mut outputs = [stdout, stderr];
+    let input = input.to_owned();
+    let written =
+        Builder::new().spawn(move || writer.write_all(input.as_bytes())).map_err(start)?;
+    let stdout = child.stdout.take().map(OwnedFd::from);
+    let stderr = child.stderr.take().map(OwnedFd::from);
+    let outputs = run_within("outputs", deadline, move || {
+        thread::scope(|scope| {
+            let stderr = scope.spawn(|| read(stderr, STDERR_LIMIT));
+            (read(stdout, STDOUT_LIMIT), stderr.join().unwrap_or_default())
+        })
+    });
     // The program closed its outputs, so it is usually about to exit.
-    let status = match exchange(input, &mut outputs, end) {
-        Ok(()) => child::wait(&mut child, end).map_err(start)?,
+    let status = match &outputs {
+        Ok(_) => child::wait(&mut child, end).map_err(start)?,
         Err(_) => None,
     };
-    let Some(status) = status else {
+    let (Ok((stdout, stderr)), Some(status)) = (outputs, status) else {
         let lock = lock::holder(Some(child.id()));
         child::kill(&mut child);
         return Err(Error::Deadline { program: program.to_owned(), deadline, lock });
     };
-    let [stdout, stderr] = outputs.map(Output::into_text);
     let stderr = match stderr.trim() {
         "" => status.to_string(),
         stderr => stderr.replace('\n', "; "),
@@ -110,7 +125,22 @@ fn run(
         let lock = lock::holder(None).unwrap_or_else(unknown);
         return Err(Error::Locked { program: program.to_owned(), lock });
     }
-    Ok(Done { status, stdout, stderr })
+    let is_empty = ioctl_fionread(&unread) == Ok(0);
+    // Ends a write that still waits for a reader.
+    drop((unread, command));
+    let has_read = is_empty && matches!(written.join(), Ok(Ok(())));
+    Ok(Done { status, stdout, stderr, has_read })
+}
+
+/// Reads a pipe to its end, and returns the first `limit` bytes.
+fn read(pipe: Option<OwnedFd>, limit: usize) -> String {
+    let mut text = Vec::new();
+    if let Some(mut pipe) = pipe.map(File::from) {
+        // A pipe that cannot be read has ended.
+        let _ = (&mut pipe).take(limit as u64).read_to_end(&mut text);
+        let _ = io::copy(&mut pipe, &mut io::sink());
+    }
+    String::from_utf8_lossy(&text).into_owned()
 }
 
 #[cfg(test)]

@@ -4,7 +4,7 @@
 use nix::libc;
 
 use super::nfta;
-use crate::netlink::attribute::{Attributes, find, parse};
+use crate::netlink::attribute::{Attributes, find};
 use crate::redirect::Family;
 use crate::redirect::rules::nft::{Expression, Header, Meta};
 use crate::redirect::rules::{Chain, Verdict};
@@ -97,11 +97,10 @@ pub fn chain(chain: Chain) -> Attributes {
 
 /// Returns whether the table that the kernel `listed` is the plugin's and active.
 pub fn is_active_table(listed: &[u8]) -> bool {
-    let listed = parse(listed);
     // The flags must be zero: a table is inactive with "dormant", and with "owner" it belongs to
     // another process.
-    find(&listed, nfta::TABLE_NAME) == Some(format!("{PLUGIN_TABLE}\0").as_bytes())
-        && find(&listed, nfta::TABLE_FLAGS).is_none_or(|flags| flags.iter().all(|&byte| byte == 0))
+    find(listed, nfta::TABLE_NAME) == Some(format!("{PLUGIN_TABLE}\0").as_bytes())
+        && find(listed, nfta::TABLE_FLAGS).is_none_or(|flags| flags.iter().all(|&byte| byte == 0))
 }
 
 /// Returns the attributes that the kernel lists for an active chain. A base chain must accept
@@ -157,23 +156,20 @@ pub fn comment(mut userdata: &[u8]) -> Option<&[u8]> {
 
 /// Returns the text of an expression that wraps iptables' match `comment`, padded with NULs.
 pub fn match_comment(expression: &[u8]) -> Option<&[u8]> {
-    let data = parse(data_of(expression, b"match\0")?);
-    if find(&data, nfta::MATCH_NAME) != Some(b"comment\0") {
-        return None;
-    }
-    find(&data, nfta::MATCH_INFO)
+    let data = data_of(expression, b"match\0")?;
+    find(data, nfta::MATCH_NAME).filter(|name| *name == b"comment\0")?;
+    find(data, nfta::MATCH_INFO)
 }
 
 /// Returns the name of the set in which an expression looks a value up, with its NUL.
 pub fn set_name(expression: &[u8]) -> Option<&[u8]> {
-    find(&parse(data_of(expression, b"lookup\0")?), nfta::LOOKUP_SET)
+    find(data_of(expression, b"lookup\0")?, nfta::LOOKUP_SET)
 }
 
 /// Returns the data of an expression called `name`.
 fn data_of<'a>(expression: &'a [u8], name: &[u8]) -> Option<&'a [u8]> {
-    let expression = parse(expression);
-    find(&expression, nfta::EXPR_NAME).filter(|found| *found == name)?;
-    find(&expression, nfta::EXPR_DATA)
+    find(expression, nfta::EXPR_NAME).filter(|found| *found == name)?;
+    find(expression, nfta::EXPR_DATA)
 }
 
 /// Encodes an expression as list elements. A redirect takes two elements, others one.

@@ -6,7 +6,7 @@ use super::message::kind;
 use super::nfta;
 use crate::firewall::Error;
 use crate::netlink::ack::Rejection;
-use crate::netlink::attribute::{self, find, parse};
+use crate::netlink::attribute::{self, find};
 use crate::netlink::socket::{ATTRIBUTES, Message};
 
 /// Remedy if the kernel has no nf_tables.
@@ -49,8 +49,8 @@ pub fn list_error(subject: &str, errno: Errno) -> Error {
 
 /// Names the object that a message creates or deletes.
 fn subject(message: &Message) -> String {
-    let attributes = parse(&message.attributes.0);
-    let text = |kind| text(find(&attributes, kind).unwrap_or_default());
+    let attributes = &message.attributes.0;
+    let text = |kind| text(find(attributes, kind).unwrap_or_default());
     let family = if i32::from(message.family) == nix::libc::AF_INET { "ip" } else { "ip6" };
     match message.kind {
         kind::NEW_CHAIN => {
@@ -60,7 +60,7 @@ fn subject(message: &Message) -> String {
         kind::NEW_RULE | kind::DELETE_RULE => {
             let (table, chain) = (text(nfta::RULE_TABLE), text(nfta::RULE_CHAIN));
             // Type and length precede the comment.
-            let comment = find(&attributes, nfta::RULE_USERDATA).and_then(|data| data.get(2..));
+            let comment = find(attributes, nfta::RULE_USERDATA).and_then(|data| data.get(2..));
             let rule = match comment {
                 Some(comment) => format!("rule {}", self::text(comment)),
                 None => "the rules".to_owned(),
@@ -83,7 +83,7 @@ fn part(message: &Message, offset: usize) -> Option<String> {
         (kind::NEW_CHAIN, nfta::CHAIN_HOOK) => Some("hook".to_owned()),
         (kind::NEW_RULE, nfta::RULE_EXPRESSIONS) => {
             let (_, element, _) = attribute::at(value, inner?)?;
-            let name = find(&parse(element), nfta::EXPR_NAME).map(text)?;
+            let name = find(element, nfta::EXPR_NAME).map(text)?;
             Some(format!("expression {name}"))
         }
         _ => None,

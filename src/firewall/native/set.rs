@@ -100,8 +100,8 @@ pub fn is_listed(wanted: &Set, family: Family, name: &[u8]) -> Result<bool, Errn
     let mut found = Vec::new();
     let result =
         socket::dump(kind::GET_ELEMENTS, protocol_family(family), &request, &mut |payload| {
-            let list = find(&parse(payload), nfta::SET_ELEM_LIST_ELEMENTS).unwrap_or_default();
-            found.extend(parse(list).into_iter().map(|(_, element)| decode(element)));
+            let list = find(payload, nfta::SET_ELEM_LIST_ELEMENTS).unwrap_or_default();
+            found.extend(parse(list).map(|(_, element)| decode(element)));
         });
     match result {
         Ok(()) => {}
@@ -114,11 +114,10 @@ pub fn is_listed(wanted: &Set, family: Family, name: &[u8]) -> Result<bool, Errn
 
 /// Decodes a listed element. `None` if the element has no number.
 fn decode(element: &[u8]) -> Option<Element> {
-    let attributes = parse(element);
-    let value = find(&parse(find(&attributes, nfta::SET_ELEM_KEY)?), nfta::DATA_VALUE)?;
+    let value = find(find(element, nfta::SET_ELEM_KEY)?, nfta::DATA_VALUE)?;
     let mut number = [0; size_of::<u128>()];
     number.get_mut(size_of::<u128>().checked_sub(value.len())?..)?.copy_from_slice(value);
-    let flags = find(&attributes, nfta::SET_ELEM_FLAGS).unwrap_or_default();
+    let flags = find(element, nfta::SET_ELEM_FLAGS).unwrap_or_default();
     let is_end = flags.last().is_some_and(|flags| u32::from(*flags) & INTERVAL_END != 0);
     Some(Element { number: u128::from_be_bytes(number), is_end })
 }

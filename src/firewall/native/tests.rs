@@ -99,10 +99,10 @@ fn rules_of_other_tables_that_old_kernels_list_too_are_ignored() {
         ("linkerd-cni2", "OUTPUT", None),
         ("linkerd-cn", "OUTPUT", None),
     ] {
-        let found = listed_rule(message::PLUGIN_TABLE, &listed(table, chain).0);
+        let found = listing::listed_rule(message::PLUGIN_TABLE, &listed(table, chain).0);
         assert_eq!(found.map(|(chain, _)| chain), wanted, "{table} {chain}");
     }
-    assert!(listed_rule(message::PLUGIN_TABLE, &[]).is_none());
+    assert!(listing::listed_rule(message::PLUGIN_TABLE, &[]).is_none());
 }
 
 #[test]

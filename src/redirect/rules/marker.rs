@@ -8,7 +8,7 @@ use std::fmt::Write as _;
 
 use super::{Chain, ListedRules, Rule, Verdict, jumps, rules};
 use crate::redirect::ports::PortRange;
-use crate::redirect::{Family, Redirect, Subnet};
+use crate::redirect::{Families, Family, Origin, Redirect, Subnet};
 
 /// Start of a marker. Raise the number whenever the same redirect gets other rules than before: the
 /// rules of pods that started earlier would look damaged.
@@ -75,10 +75,10 @@ pub fn digest(text: &str) -> u64 {
     })
 }
 
-/// Returns the redirect and the families of a marker. `None` if the marker has only a digest, is of
-/// another version or is not exactly as [`marker`] writes it.
-pub fn marked_redirect(text: &str) -> Option<(Redirect, &'static [Family])> {
-    let mut families: &[Family] = &[];
+/// Returns what a marker names. `None` if the marker has only a digest, is of another version or is not
+/// exactly as [`marker`] writes it.
+pub fn marked_origin(text: &str) -> Option<Origin> {
+    let mut families = None;
     let mut redirect = Redirect {
         inbound_port: 0,
         outbound_port: 0,
@@ -93,8 +93,8 @@ pub fn marked_redirect(text: &str) -> Option<(Redirect, &'static [Family])> {
     let fields = text.strip_prefix(START)?;
     for field in fields.strip_suffix(GUESSED).unwrap_or(fields).split(' ') {
         match field.split_once('=')? {
-            ("ip", "4") => families = &[Family::Ipv4],
-            ("ip", "46") => families = &[Family::Ipv4, Family::Ipv6],
+            ("ip", "4") => families = Some(Families::Ipv4),
+            ("ip", "46") => families = Some(Families::Both),
             ("in", port) => redirect.inbound_port = port.parse().ok()?,
             ("out", port) => redirect.outbound_port = port.parse().ok()?,
             ("uid", uid) => redirect.proxy_uid = Some(uid.parse().ok()?),
@@ -106,7 +106,8 @@ pub fn marked_redirect(text: &str) -> Option<(Redirect, &'static [Family])> {
             _ => return None,
         }
     }
-    (!families.is_empty() && marker(&redirect, families) == text).then_some((redirect, families))
+    let families = families.filter(|families| marker(&redirect, families.wanted()) == text)?;
+    Some(Origin { redirect, families })
 }
 
 /// Whether a marker, also one with a digest, is of a redirect for which the pod object was not read.
@@ -159,31 +160,34 @@ mod tests {
             skip_subnets: vec![subnet("192.168.1.7/24").unwrap()],
             ..Redirect::example()
         };
-        let both = [Family::Ipv4, Family::Ipv6];
-        let text = marker(&redirect, &both);
+        let both = Families::Both.wanted();
+        let origin = |redirect: &Redirect| {
+            Some(Origin { redirect: redirect.clone(), families: Families::Both })
+        };
+        let text = marker(&redirect, both);
         assert_eq!(
             text,
             "linkerd-cni/1 ip=46 in=4143 out=4140 uid=2102 gid=2103 to=8080 \
              skip-in=4190-4191,9990 skip-out=443 skip-from=192.168.1.7/24"
         );
-        assert_eq!(marked_redirect(&text), Some((redirect.clone(), &both[..])));
+        assert_eq!(marked_origin(&text), origin(&redirect));
         let guessed = Redirect { is_guessed: true, ..redirect };
-        assert_eq!(marker(&guessed, &both), format!("{text} guessed"));
-        assert_eq!(marked_redirect(&format!("{text} guessed")), Some((guessed, &both[..])));
+        assert_eq!(marker(&guessed, both), format!("{text} guessed"));
+        assert_eq!(marked_origin(&format!("{text} guessed")), origin(&guessed));
         let skip_outbound = (1..=100).map(PortRange::from).collect();
         let long = Redirect { skip_outbound, is_guessed: true, ..Redirect::example() };
-        let text = marker(&long, &both);
+        let text = marker(&long, both);
         assert_eq!(text, "linkerd-cni/1 digest=b8da3cfeb85a2ebb guessed");
         assert_ne!(text, marker(&long, &[Family::Ipv4]));
-        assert_eq!(marked_redirect(&text), None);
-        let longest = marked_rules(&long, Family::Ipv4, &both);
+        assert_eq!(marked_origin(&text), None);
+        let longest = marked_rules(&long, Family::Ipv4, both);
         assert!(longest.iter().all(|rule| rule.comment.len() <= 250));
     }
 
     #[test]
     fn a_marker_that_this_version_does_not_write_is_not_decoded() {
         let text = marker(&Redirect::example(), &[Family::Ipv4]);
-        assert!(marked_redirect(&text).is_some());
+        assert!(marked_origin(&text).is_some());
         for other in [
             text.replace("/1 ", "/2 "),
             text.replace(" in=4143", ""),
@@ -200,7 +204,7 @@ mod tests {
             format!("{text} uid=2102"),
             String::new(),
         ] {
-            assert_eq!(marked_redirect(&other), None, "{other}");
+            assert_eq!(marked_origin(&other), None, "{other}");
         }
     }
 

@@ -28,7 +28,7 @@ use linkerd2_cni::pod::facts::PodFacts;
 use linkerd2_cni::pod::{Decision, mesh};
 use linkerd2_cni::redirect::ports::{self, InvalidElements, PortRange};
 use linkerd2_cni::redirect::rules;
-use linkerd2_cni::redirect::{Family, Redirect, Subnet};
+use linkerd2_cni::redirect::{Families, Family, Origin, Redirect, Subnet};
 use percent_encoding::percent_decode_str;
 use proptest::collection::vec;
 use proptest::option;
@@ -299,11 +299,12 @@ proptest! {
         length in 0..8_usize,
         has_ipv6 in any::<bool>(),
     ) {
-        let families: &[Family] =
-            if has_ipv6 { &[Family::Ipv4, Family::Ipv6] } else { &[Family::Ipv4] };
+        let families = if has_ipv6 { Families::Both } else { Families::Ipv4 };
         redirect.skip_inbound.truncate(length);
         redirect.skip_outbound.truncate(length);
         redirect.skip_subnets.truncate(length / 2);
+        let origin = Origin { redirect: redirect.clone(), families };
+        let families = families.wanted();
         let marked = rules::marked_rules(&redirect, Family::Ipv4, families);
         let script = rules::install_script(&marked, true, &[]);
         prop_assert_eq!(&restore::rules(&script), &marked);
@@ -312,8 +313,8 @@ proptest! {
         prop_assert_eq!(markers.len(), 2);
         for marker in markers {
             prop_assert_eq!(marker, rules::marker(&redirect, families));
-            match rules::marked_redirect(marker) {
-                Some(found) => prop_assert_eq!(found, (redirect.clone(), families)),
+            match rules::marked_origin(marker) {
+                Some(found) => prop_assert_eq!(&found, &origin),
                 None => prop_assert!(marker.starts_with("linkerd-cni/1 digest="), "{}", marker),
             }
         }

@@ -7,10 +7,9 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use linkerd2_cni::redirect::Families;
-use linkerd2_cni::redirect::Family;
-use linkerd2_cni::redirect::backend::IptablesMode;
+use linkerd2_cni::redirect::backend::{Backend, IptablesMode};
 use linkerd2_cni::redirect::rules::{install_script, rules};
+use linkerd2_cni::redirect::{Families, Family, Origin};
 use linkerd2_cni::{firewall, netns};
 use serde_json::{Value, json};
 
@@ -204,10 +203,10 @@ fn rules_that_the_plugin_guessed_are_repaired_only_if_the_pod_object_yields_othe
 /// A proxy that listens on IPv4 only has no IPv6 rules.
 #[test]
 fn guessed_ipv6_rules_do_not_outlive_the_repair_of_a_pod_without_ipv6() {
-    for (mode, name) in [(IptablesMode::Native, "native"), (IptablesMode::Nft, "nft")] {
+    for (mode, name) in [(Backend::Native, "native"), (Backend::Nft, "nft")] {
         let node = meshed(name);
-        let redirect = redirect(name, "9999");
-        let apply = move || firewall::apply(&redirect, Families::Both, mode);
+        let origin = Origin { redirect: redirect(name, "9999"), families: Families::Both };
+        let apply = move || firewall::apply(&origin, IptablesMode::Only(mode));
         netns::run(&node.namespaces.path(), Duration::from_secs(20), apply).unwrap().unwrap();
         mark_guessed(&node, name);
         let ruleset = |family| node.namespaces.run("nft", &["list", "ruleset", family]);

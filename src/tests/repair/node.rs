@@ -9,10 +9,9 @@ use std::time::Duration;
 
 use linkerd2_cni::cni::object::Object;
 use linkerd2_cni::config::Config;
-use linkerd2_cni::config::families::families;
 use linkerd2_cni::pod::facts::PodFacts;
-use linkerd2_cni::redirect::Redirect;
 use linkerd2_cni::redirect::backend::IptablesMode;
+use linkerd2_cni::redirect::{Origin, Redirect};
 use linkerd2_cni::{firewall, netns};
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -166,11 +165,11 @@ pub fn add(node: &Node, mode: &str, skip_outbound: &str) {
 
 /// As [`add`], in the netns at `path`.
 pub fn add_in(path: &Path, mode: &str, skip_outbound: &str) {
-    let redirect = redirect(mode, skip_outbound);
     let config = config(mode);
-    let (families, mode) = (families(config.ipv6, false), config.mode);
-    assert_ne!(mode, IptablesMode::Auto);
-    let work = move || firewall::apply(&redirect, families, mode);
+    let families = firewall::families(config.ipv6, false);
+    let origin = Origin { redirect: redirect(mode, skip_outbound), families };
+    assert_ne!(config.mode, IptablesMode::Auto);
+    let work = move || firewall::apply(&origin, config.mode);
     netns::run(path, 20 * SECOND, work).unwrap().unwrap();
 }
 

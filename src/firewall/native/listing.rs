@@ -1,0 +1,235 @@
+//! Reads the rules that nf_tables has in the calling thread's netns: those of the plugin's tables, and
+//! those of `iptables-nft` in its tables `nat`.
+
+use std::borrow::Cow;
+use std::cell::OnceCell;
+
+use nix::errno::Errno;
+
+use super::message::{self, SetName, kind, protocol_family};
+use super::{CHAINS, nfta, rejection, set, set_of};
+use crate::firewall::Error;
+use crate::netlink::attribute::{Attributes, find, parse};
+use crate::netlink::socket;
+use crate::redirect::rules::{self, Chain, ListedRules, Rule, nft};
+use crate::redirect::{Family, Redirect};
+
+/// The rules of both tables, for each family. A table is listed when its rules are first asked for, and
+/// only once.
+#[derive(Default)]
+pub struct Listing {
+    plugin: [OnceCell<ListedRules<ListedRule>>; 2],
+    nat: [OnceCell<ListedRules<ListedRule>>; 2],
+}
+
+impl Listing {
+    /// Returns the marker of the rules in the plugin's tables, or else in those of `iptables-nft`.
+    ///
+    /// # Errors
+    /// Fails if the kernel cannot list rules of IPv4.
+    pub fn marker(&self) -> Result<Option<String>, Error> {
+        for table in [message::PLUGIN_TABLE, rules::NAT_TABLE] {
+            for family in [Family::Ipv4, Family::Ipv6] {
+                let found = match self.table(table, family) {
+                    Err(_) if family == Family::Ipv6 => continue,
+                    found => found?,
+                };
+                if let Some(marker) = found.iter().flatten().find_map(ListedRule::marker) {
+                    return Ok(Some(marker));
+                }
+            }
+        }
+        Ok(None)
+    }
+
+    /// Returns the rules of `redirect` that are missing or at another position in the plugin's tables,
+    /// as lines of `iptables-save`.
+    ///
+    /// # Errors
+    /// Fails if the kernel cannot list the rules.
+    pub fn missing(&self, redirect: &Redirect, families: &[Family]) -> Result<Vec<String>, Error> {
+        let mut missing = Vec::new();
+        for &family in families {
+            let found = self.active(family)?;
+            let rules = rules::rules(redirect, family);
+            let is_same = |run: &[Rule], found: &ListedRule| found.is_rule(run, family);
+            // In a table of its own, no chain has foreign rules.
+            let lacks = rules::missing_in_order(nft::runs(&rules), found, &Chain::ALL, is_same);
+            missing.extend(lacks.map_err(unlisted)?);
+        }
+        Ok(missing)
+    }
+
+    /// Like [`Listing::missing`], for rules that `iptables-nft` wrote to its table `nat`. Compares rules
+    /// by their comments, which name skipped ports and subnets. A change of the proxy's UID, GID or ports
+    /// is not detected. Returns `None` if the `PROXY_INIT_*` chains are empty.
+    pub fn missing_from_iptables(
+        &self,
+        redirect: &Redirect,
+        families: &[Family],
+    ) -> Result<Option<Vec<String>>, Error> {
+        let mut missing = Vec::new();
+        let mut has_rules = false;
+        for &family in families {
+            let found = self.table(rules::NAT_TABLE, family)?;
+            has_rules |= has_linkerd_rules(found);
+            let rules = rules::rules(redirect, family);
+            let is_same = |run: &[Rule], found: &ListedRule| Ok(found.comment() == run[0].comment);
+            let found = found.each_ref().map(Vec::as_slice);
+            let lacks = rules::missing_in_order(rules.chunks(1), found, &Chain::LINKERD, is_same);
+            missing.extend(lacks.map_err(unlisted)?);
+        }
+        Ok(has_rules.then_some(missing))
+    }
+
+    /// Returns the comments, without markers, of the rules that decide: those of `iptables-nft`, which
+    /// come first, or else those of the plugin's table.
+    ///
+    /// # Errors
+    /// Fails if the kernel cannot list rules of the family.
+    pub fn comments(&self, family: Family) -> Result<ListedRules<String>, Error> {
+        let nat = self.table(rules::NAT_TABLE, family)?;
+        let found = match has_linkerd_rules(nat) {
+            true => nat.each_ref().map(Vec::as_slice),
+            false => self.active(family)?,
+        };
+        Ok(found.map(|rules| rules.iter().map(ListedRule::comment).collect()))
+    }
+
+    /// Returns the rules of the plugin's table that have an effect, by chain.
+    fn active(&self, family: Family) -> Result<[&[ListedRule]; CHAINS.len()], Error> {
+        let found = self.table(message::PLUGIN_TABLE, family)?;
+        let active = active_chains(family).map_err(unlisted)?;
+        Ok(Chain::ALL.map(|chain| match active[chain as usize] {
+            true => &found[chain as usize][..],
+            false => &[],
+        }))
+    }
+
+    fn table(&self, name: &str, family: Family) -> Result<&ListedRules<ListedRule>, Error> {
+        let tables = if name == rules::NAT_TABLE { &self.nat } else { &self.plugin };
+        let table = &tables[family as usize];
+        match table.get() {
+            Some(rules) => Ok(rules),
+            None => list(name, family).map(|rules| table.get_or_init(|| rules)),
+        }
+    }
+}
+
+/// A rule that the kernel lists, as its attributes.
+pub(super) struct ListedRule(Vec<u8>);
+
+impl ListedRule {
+    /// Returns name and data of each expression.
+    fn expressions(&self) -> impl Iterator<Item = &[u8]> {
+        let list = find(&self.0, nfta::RULE_EXPRESSIONS).unwrap_or_default();
+        parse(list).map(|(_, expression)| expression)
+    }
+
+    /// Returns the comment, with the marker. Empty if the rule has none. `iptables-nft` stores a comment
+    /// as user data, or as a match of its own (1.8.9).
+    fn marked_comment(&self) -> Cow<'_, str> {
+        let userdata = find(&self.0, nfta::RULE_USERDATA).unwrap_or_default();
+        let matched = || self.expressions().find_map(message::match_comment);
+        let comment = message::comment(userdata).or_else(matched);
+        let text = comment.unwrap_or_default().split(|&byte| byte == 0).next();
+        String::from_utf8_lossy(text.unwrap_or_default())
+    }
+
+    /// Returns the comment without the marker.
+    fn comment(&self) -> String {
+        rules::split_comment(&self.marked_comment()).0.to_owned()
+    }
+
+    fn marker(&self) -> Option<String> {
+        rules::split_comment(&self.marked_comment()).1.map(str::to_owned)
+    }
+
+    /// Returns whether this is the rule for this run, with the same comment, expressions and set.
+    fn is_rule(&self, run: &[Rule], family: Family) -> Result<bool, Errno> {
+        let expressions = nft::expressions(run);
+        let name = self.expressions().find_map(message::set_name).unwrap_or_default();
+        let mut encoded = Vec::new();
+        for expression in &expressions {
+            encoded.extend(message::encode(expression, &SetName::Listed(name)).0);
+        }
+        let mut listed = self.expressions();
+        let is_same = self.comment() == nft::comment(run)
+            && parse(&encoded)
+                .all(|(_, wanted)| listed.next().is_some_and(|found| contains(found, wanted)))
+            && listed.next().is_none();
+        match expressions.iter().find_map(set_of) {
+            Some(set) if is_same => set::is_listed(set, family, name),
+            _ => Ok(is_same),
+        }
+    }
+}
+
+/// Whether the chains of Linkerd hold a rule.
+fn has_linkerd_rules(found: &ListedRules<ListedRule>) -> bool {
+    Chain::LINKERD.iter().any(|&chain| !found[chain as usize].is_empty())
+}
+
+/// Returns the error for tables, chains or sets that the kernel does not list.
+fn unlisted(errno: Errno) -> Error {
+    rejection::list_error("the list of tables, chains and sets", errno)
+}
+
+/// Lists the rules of `table`, by chain. A missing table has no rules.
+fn list(table: &str, family: Family) -> Result<ListedRules<ListedRule>, Error> {
+    let mut found = ListedRules::default();
+    let request = Attributes::default().text(nfta::RULE_TABLE, table);
+    let result = socket::dump(kind::GET_RULE, protocol_family(family), &request, &mut |payload| {
+        if let Some((chain, rule)) = listed_rule(table, payload) {
+            found[chain as usize].push(rule);
+        }
+    });
+    match result {
+        Ok(()) | Err(Errno::ENOENT) => Ok(found),
+        Err(errno) => {
+            Err(rejection::list_error(&format!("the list of rules in table {table}"), errno))
+        }
+    }
+}
+
+/// Decodes a listed rule. `None` if the rule is of another table or chain: old kernels ignore the
+/// filter and list the rules of all tables.
+pub(super) fn listed_rule(table: &str, payload: &[u8]) -> Option<(Chain, ListedRule)> {
+    let is = |kind, name: &str| {
+        find(payload, kind).and_then(|text| text.strip_suffix(b"\0")) == Some(name.as_bytes())
+    };
+    if !is(nfta::RULE_TABLE, table) {
+        return None;
+    }
+    let chain = CHAINS.into_iter().find(|chain| is(nfta::RULE_CHAIN, chain.name()))?;
+    Some((chain, ListedRule(payload.to_vec())))
+}
+
+/// Returns which chains of the plugin's table are active. Rules have no effect in a dormant table,
+/// or in a base chain with another hook, priority or policy.
+fn active_chains(family: Family) -> Result<[bool; CHAINS.len()], Errno> {
+    let family = protocol_family(family);
+    let all = Attributes::default();
+    let mut is_table_active = false;
+    socket::dump(kind::GET_TABLE, family, &all, &mut |payload| {
+        is_table_active |= message::is_active_table(payload);
+    })?;
+    let mut active = [false; CHAINS.len()];
+    socket::dump(kind::GET_CHAIN, family, &all, &mut |payload| {
+        for chain in CHAINS {
+            active[chain as usize] |=
+                is_table_active && contains(payload, &message::active_chain(chain).0);
+        }
+    })?;
+    Ok(active)
+}
+
+/// Returns whether `found` has all attributes of `wanted`. It may have more, as the kernel lists
+/// defaults too.
+fn contains(found: &[u8], wanted: &[u8]) -> bool {
+    parse(wanted).all(|(kind, wanted)| {
+        find(found, kind).is_some_and(|found| {
+            found == wanted || (parse(wanted).next().is_some() && contains(found, wanted))
+        })
+    })
+}
