@@ -11,61 +11,37 @@
 //!   also does not chain the plugin.
 //! - It chains all the same if an earlier agent chained the plugin from this bin dir: the
 //!   runtime started this agent's pod through that chain.
-//!
-//! Usually only these two directories of the host are mounted. If more of the host is mounted,
-//! the agent checks the directories of the other platforms too.
 
 use std::path::{Path, PathBuf};
 
 use super::settings::Settings;
-use crate::conflist::net_dir::{ConfigFile, ConfigKind, Content};
+use crate::conflist::net_dir::{ConfigFile, Content};
 use crate::conflist::{PLUGIN, plugin_types};
-use crate::files;
 
-/// A platform that the chart knows, with its directories on the host.
-struct Platform {
-    /// Value of the chart's `platform`.
-    name: &'static str,
-    bin: &'static str,
-    net: &'static str,
-}
+/// A directory on the host, and the values of the chart's `platform` with this directory.
+type PlatformDir = (&'static str, &'static str);
 
-/// Stands for the chart's default directories in [`PLATFORMS`]. The chart has no platform of this
-/// name.
-const DEFAULT: &str = "";
+/// CNI bin dirs. All platforms that are not named have the default.
+const BIN_DIRS: [PlatformDir; 6] = [
+    ("/opt/cni/bin", "the default, without platform"),
+    ("/home/kubernetes/bin", "platform gke, cos"),
+    ("/var/lib/rancher/k3s/data/cni", "platform k3s"),
+    ("/bin", "platform k3d"),
+    ("/var/snap/microk8s/current/opt/cni/bin", "platform microk8s"),
+    ("/var/lib/cni/bin", "platform openshift"),
+];
 
-/// The chart's platforms. All platforms without an entry have the default directories, which the
-/// first entry has.
-const PLATFORMS: [Platform; 7] = [
-    Platform { name: DEFAULT, bin: "/opt/cni/bin", net: "/etc/cni/net.d" },
-    Platform { name: "gke", bin: "/home/kubernetes/bin", net: "/etc/cni/net.d" },
-    Platform { name: "cos", bin: "/home/kubernetes/bin", net: "/etc/cni/net.d" },
-    Platform {
-        name: "k3s",
-        bin: "/var/lib/rancher/k3s/data/cni",
-        net: "/var/lib/rancher/k3s/agent/etc/cni/net.d",
-    },
-    Platform { name: "k3d", bin: "/bin", net: "/var/lib/rancher/k3s/agent/etc/cni/net.d" },
-    Platform {
-        name: "microk8s",
-        bin: "/var/snap/microk8s/current/opt/cni/bin",
-        net: "/var/snap/microk8s/current/args/cni-network",
-    },
-    Platform { name: "openshift", bin: "/var/lib/cni/bin", net: "/etc/cni/multus/net.d" },
+/// CNI net dirs. All platforms that are not named have the default.
+const NET_DIRS: [PlatformDir; 4] = [
+    ("/etc/cni/net.d", "the default, without platform; platform gke, cos"),
+    ("/var/lib/rancher/k3s/agent/etc/cni/net.d", "platform k3s, k3d"),
+    ("/var/snap/microk8s/current/args/cni-network", "platform microk8s"),
+    ("/etc/cni/multus/net.d", "platform openshift"),
 ];
 
 /// Returns the remedy for a net dir without any network config.
 pub fn no_network(settings: &Settings) -> String {
-    let holds = |dir: &Path| {
-        let names = files::file_names(dir).unwrap_or_default();
-        names.iter().any(|name| ConfigKind::of(name).is_some())
-    };
-    remedy(
-        &on_host(settings, &settings.node.net_dir),
-        "destCNINetDir",
-        |platform| platform.net,
-        |dir| holds(&in_container(settings, dir)),
-    )
+    remedy(&on_host(settings, &settings.node.net_dir), "destCNINetDir", &NET_DIRS)
 }
 
 /// Returns a warning with the remedy if the bin dir holds none of the plugins that the active
@@ -74,24 +50,18 @@ pub fn no_plugins(settings: &Settings, active: &ConfigFile) -> Option<String> {
     let plugins = other_plugins(active.content.as_ref().ok()?);
     // A symbolic link counts even if its target is missing here: on k3s the plugins are links
     // into a directory that is not mounted in the agent's container.
-    let exists = |path: PathBuf| path.symlink_metadata().is_ok();
-    let holds = |dir: &Path| plugins.iter().any(|name| exists(dir.join(name)));
-    if plugins.is_empty() || holds(&settings.node.bin_dir) {
+    let exists = |name: &String| settings.node.bin_dir.join(name).symlink_metadata().is_ok();
+    if plugins.is_empty() || plugins.iter().any(exists) {
         return None;
     }
     let here = on_host(settings, &settings.node.bin_dir);
-    let remedy = remedy(
-        &here,
-        "destCNIBinDir",
-        |platform| platform.bin,
-        |dir| holds(&in_container(settings, dir)),
-    );
     Some(format!(
         "{} names the plugins {}, but {} contains none of them: unless the runtime is configured \
-         with several directories, it cannot find {PLUGIN} either; {remedy}",
+         with several directories, it cannot find {PLUGIN} either; {}",
         active.name,
         plugins.join(", "),
-        here.display()
+        here.display(),
+        remedy(&here, "destCNIBinDir", &BIN_DIRS)
     ))
 }
 
@@ -103,64 +73,22 @@ fn other_plugins(content: &Content) -> Vec<String> {
     others.filter(|kind| !kind.contains('/')).collect()
 }
 
-/// Suggests the directories of other platforms instead of `here`: those for which `holds` is
-/// true, or all of them if there is none. `value` is the chart value that sets the directory.
-fn remedy(
-    here: &Path,
-    value: &str,
-    dir: impl Fn(&Platform) -> &'static str,
-    holds: impl Fn(&str) -> bool,
-) -> String {
-    let mut candidates: Vec<(&str, Vec<&str>)> = Vec::new();
-    for platform in PLATFORMS.iter().filter(|platform| Path::new(dir(platform)) != here) {
-        match candidates.iter_mut().find(|(known, _)| *known == dir(platform)) {
-            Some((_, names)) => names.push(platform.name),
-            None => candidates.push((dir(platform), vec![platform.name])),
-        }
-    }
-    let fitting: Vec<_> = candidates.iter().filter(|(dir, _)| holds(dir)).collect();
-    let list = |candidates: &[&(&str, Vec<&str>)]| {
-        let texts = candidates.iter().map(|(dir, names)| format!("{dir} ({})", platforms(names)));
-        texts.collect::<Vec<_>>().join(", ")
-    };
-    match fitting.is_empty() {
-        false => format!(
-            "{0} {1}: {3}, or set {value} to {2}",
-            list(&fitting),
-            if fitting.len() == 1 { "holds matching files" } else { "hold matching files" },
-            if fitting.len() == 1 { "this directory" } else { "one of these directories" },
-            match fitting.as_slice() {
-                [(_, names)] if names.as_slice() == [DEFAULT] => "remove the chart's platform",
-                _ => "set the chart's platform",
-            },
-        ),
-        true => format!(
-            "if the runtime uses another directory, set the chart's platform or {value}; \
-             directories of other platforms: {}",
-            list(&candidates.iter().collect::<Vec<_>>())
-        ),
-    }
-}
-
-/// Names the platforms that have a directory.
-fn platforms(names: &[&str]) -> String {
-    let others: Vec<_> = names.iter().copied().filter(|name| *name != DEFAULT).collect();
-    match (others.len() < names.len(), others.is_empty()) {
-        (true, true) => "the default, without platform".to_owned(),
-        (true, false) => format!("the default, without platform; platform {}", others.join(", ")),
-        (false, _) => format!("platform {}", others.join(", ")),
-    }
+/// Suggests the directories of other platforms instead of `here`. `value` is the chart value that
+/// sets the directory.
+fn remedy(here: &Path, value: &str, dirs: &[PlatformDir]) -> String {
+    let others = dirs.iter().filter(|(dir, _)| Path::new(dir) != here);
+    let others: Vec<_> = others.map(|(dir, platforms)| format!("{dir} ({platforms})")).collect();
+    format!(
+        "if the runtime uses another directory, set the chart's platform or {value}; directories of \
+         other platforms: {}",
+        others.join(", ")
+    )
 }
 
 /// Returns the path on the host of a directory in the agent's container.
 fn on_host(settings: &Settings, dir: &Path) -> PathBuf {
     let below = dir.strip_prefix(&settings.node.mount_prefix).unwrap_or(dir);
     Path::new("/").join(below)
-}
-
-/// Returns the path in the agent's container of a directory on the host, mounted or not.
-fn in_container(settings: &Settings, dir: &str) -> PathBuf {
-    settings.node.mount_prefix.join(dir.trim_start_matches('/'))
 }
 
 #[cfg(test)]
@@ -224,46 +152,28 @@ mod tests {
 
     #[test]
     fn the_default_directories_are_suggested_without_a_platform() {
-        let all = |value, dir: fn(&Platform) -> &'static str| {
-            remedy(Path::new("/elsewhere"), value, dir, |_| false)
-        };
-        let bin = all("destCNIBinDir", |platform| platform.bin);
+        let elsewhere = Path::new("/elsewhere");
+        let bin = remedy(elsewhere, "destCNIBinDir", &BIN_DIRS);
         assert!(bin.contains("/opt/cni/bin (the default, without platform), "), "{bin}");
-        let net = all("destCNINetDir", |platform| platform.net);
+        let net = remedy(elsewhere, "destCNINetDir", &NET_DIRS);
         let default = "/etc/cni/net.d (the default, without platform; platform gke, cos), ";
         assert!(net.contains(default), "{net}");
     }
 
     #[test]
-    fn a_directory_that_fits_is_the_only_suggestion() {
-        let why = warning(&["home/kubernetes/bin/calico"]).unwrap();
-        assert!(
-            why.ends_with(
-                "/home/kubernetes/bin (platform gke, cos) holds matching files: set the chart's \
-                 platform, or set destCNIBinDir to this directory"
-            ),
-            "{why}"
-        );
-        let (_dir, settings) = host(&["var/snap/microk8s/current/args/cni-network/10-c.conflist"]);
-        let why = no_network(&settings);
-        assert!(why.starts_with("/var/snap/microk8s"), "{why}");
-    }
-
-    #[test]
-    fn the_table_matches_the_platforms_of_the_chart() {
+    fn the_tables_match_the_platforms_of_the_chart() {
         let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("charts/linkerd2-cni/platforms");
-        let text = |name: &str| fs::read_to_string(dir.join(name)).unwrap();
-        let has = |name: &str, platform: &Platform| {
-            let text = text(name);
-            text.contains(&format!("destCNIBinDir: {}\n", platform.bin))
-                && text.contains(&format!("destCNINetDir: {}\n", platform.net))
-        };
         for file in fs::read_dir(&dir).unwrap() {
-            let file = file.unwrap().file_name().into_string().unwrap();
-            let name = file.strip_suffix(".yaml").unwrap();
-            let platform = PLATFORMS.iter().find(|platform| platform.name == name);
-            let platform = platform.unwrap_or(&PLATFORMS[0]);
-            assert!(has(&file, platform), "{file}");
+            let path = file.unwrap().path();
+            let name = path.file_stem().unwrap().to_str().unwrap();
+            let text = fs::read_to_string(&path).unwrap();
+            for (value, dirs) in [("destCNIBinDir", &BIN_DIRS[..]), ("destCNINetDir", &NET_DIRS)] {
+                let is_named = |(_, platforms): &&PlatformDir| {
+                    platforms.split([';', ' ', ',']).any(|word| word == name)
+                };
+                let (expected, _) = dirs.iter().find(is_named).unwrap_or(&dirs[0]);
+                assert!(text.contains(&format!("{value}: {expected}\n")), "{name}: {expected}");
+            }
         }
     }
 }

@@ -17,7 +17,7 @@ use crate::conflist::chain_mode::ChainMode;
 use crate::kube::kubeconfig::SERVICE_ACCOUNT_DIR;
 use crate::log;
 use crate::node::settings::NodeSettings;
-use parse::{address, api_host, api_port, file_name, flag, format, join, level, seconds};
+use parse::{address, api_host, api_port, file_name, flag, join, seconds};
 
 /// Name of the agent's DaemonSet in upstream's chart and in this project's, independent of the
 /// release name.
@@ -90,9 +90,46 @@ pub struct Settings {
     pub log_format: log::Format,
 }
 
+/// Reads environment variables. An empty variable counts as unset.
+struct Env<F>(F);
+
+impl<F: Fn(&str) -> Option<String>> Env<F> {
+    fn text(&self, name: &str) -> Option<String> {
+        (self.0)(name).filter(|value| !value.is_empty())
+    }
+
+    fn text_or(&self, name: &str, default: &str) -> String {
+        self.text(name).unwrap_or_else(|| default.to_owned())
+    }
+
+    fn parsed<T>(
+        &self,
+        name: &'static str,
+        parse: impl Fn(&str) -> Result<T, &'static str>,
+    ) -> Result<Option<T>, Error> {
+        self.text(name).map(|value| parsed(name, value, parse)).transpose()
+    }
+
+    fn flag(&self, name: &'static str, default: bool) -> Result<bool, Error> {
+        Ok(self.parsed(name, flag)?.unwrap_or(default))
+    }
+
+    fn seconds(&self, name: &'static str, default: u64) -> Result<Duration, Error> {
+        Ok(self.parsed(name, seconds)?.unwrap_or(Duration::from_secs(default)))
+    }
+}
+
+fn parsed<T, M: Into<String>>(
+    name: &'static str,
+    value: String,
+    parse: impl Fn(&str) -> Result<T, M>,
+) -> Result<T, Error> {
+    parse(&value).map_err(|message| Error::Value { name, value, message: message.into() })
+}
+
 impl Settings {
-    /// Reads the environment variables through `lookup`. An empty variable counts as unset. The
-    /// flags `log_level` and `log_format` win over their variables.
+    /// Reads the environment variables through `lookup`. The flags `log_level` and `log_format` win
+    /// over their variables.
     ///
     /// # Errors
     /// Names the first invalid setting, with its value.
@@ -101,65 +138,58 @@ impl Settings {
         log_level: Option<String>,
         log_format: Option<String>,
     ) -> Result<Settings, Error> {
-        let var = |name: &str| lookup(name).filter(|value| !value.is_empty());
-        let or = |name: &str, default: &str| var(name).unwrap_or_else(|| default.to_owned());
-        let prefix = or("CONTAINER_MOUNT_PREFIX", "/host");
-        let net_dir = or("DEST_CNI_NET_DIR", "/etc/cni/net.d");
+        let env = Env(lookup);
+        let prefix = env.text_or("CONTAINER_MOUNT_PREFIX", "/host");
+        let net_dir = env.text_or("DEST_CNI_NET_DIR", "/etc/cni/net.d");
         // Upstream joins this name to the net dir with Go's `path.Join`, which drops extra slashes.
-        let kubeconfig_name = or("KUBECONFIG_FILE_NAME", "ZZZ-linkerd-cni-kubeconfig");
+        let kubeconfig_name = env.text_or("KUBECONFIG_FILE_NAME", "ZZZ-linkerd-cni-kubeconfig");
         let kubeconfig_name = kubeconfig_name.trim_matches('/').to_owned();
+        let log_level = log_level.unwrap_or_else(|| env.text_or("LINKERD_CNI_LOG_LEVEL", "info"));
+        let log_format =
+            log_format.unwrap_or_else(|| env.text_or("LINKERD_CNI_LOG_FORMAT", "plain"));
         Ok(Settings {
             node: NodeSettings {
                 mount_prefix: join(&prefix, ""),
-                image_bin_dir: PathBuf::from(or("CONTAINER_CNI_BIN_DIR", "/opt/cni/bin")),
-                bin_dir: join(&prefix, &or("DEST_CNI_BIN_DIR", "/opt/cni/bin")),
+                image_bin_dir: env.text_or("CONTAINER_CNI_BIN_DIR", "/opt/cni/bin").into(),
+                bin_dir: join(&prefix, &env.text_or("DEST_CNI_BIN_DIR", "/opt/cni/bin")),
                 kubeconfig_on_host: join(&net_dir, &kubeconfig_name).display().to_string(),
                 net_dir: join(&prefix, &net_dir),
-                kubeconfig_name: file_name("KUBECONFIG_FILE_NAME", kubeconfig_name)?,
-                conf_name: var("LINKERD_CNI_CONF_NAME")
-                    .map(|name| file_name("LINKERD_CNI_CONF_NAME", name))
-                    .transpose()?,
-                chained: flag("LINKERD_CNI_CHAINED", or("LINKERD_CNI_CHAINED", "true"))?,
-                keep_binary: var("LINKERD_CNI_KEEP_BINARY")
-                    .map(|value| flag("LINKERD_CNI_KEEP_BINARY", value))
-                    .transpose()?,
-                plugin_socket: flag(
-                    "LINKERD_CNI_PLUGIN_SOCKET",
-                    or("LINKERD_CNI_PLUGIN_SOCKET", "true"),
-                )?,
+                kubeconfig_name: parsed("KUBECONFIG_FILE_NAME", kubeconfig_name, file_name)?,
+                conf_name: env.parsed("LINKERD_CNI_CONF_NAME", file_name)?,
+                chained: env.flag("LINKERD_CNI_CHAINED", true)?,
+                keep_binary: env.parsed("LINKERD_CNI_KEEP_BINARY", flag)?,
+                plugin_socket: env.flag("LINKERD_CNI_PLUGIN_SOCKET", true)?,
             },
-            entry_template: match (var("CNI_NETWORK_CONFIG"), var("CNI_NETWORK_CONFIG_FILE")) {
+            entry_template: match (
+                env.text("CNI_NETWORK_CONFIG"),
+                env.text("CNI_NETWORK_CONFIG_FILE"),
+            ) {
                 (Some(text), _) => EntryTemplate::Text(text),
                 (None, Some(path)) => EntryTemplate::File(path.into()),
                 (None, None) => EntryTemplate::None,
             },
-            ca_file: var("KUBE_CA_FILE").map(PathBuf::from),
-            service_account_dir: or("LINKERD_CNI_SERVICE_ACCOUNT_DIR", SERVICE_ACCOUNT_DIR).into(),
-            api_host: var("KUBERNETES_SERVICE_HOST").map(api_host).transpose()?,
-            api_port: var("KUBERNETES_SERVICE_PORT").map(api_port).transpose()?,
-            admin_address: var("LINKERD_CNI_ADMIN_ADDR").map(address).transpose()?,
-            resync: seconds("LINKERD_CNI_RESYNC_SECONDS", or("LINKERD_CNI_RESYNC_SECONDS", "30"))?,
-            namespace: var("LINKERD_CNI_NAMESPACE"),
-            pod_name: var("LINKERD_CNI_POD_NAME"),
-            daemonset: or("LINKERD_CNI_DAEMONSET", DEFAULT_DAEMONSET),
+            ca_file: env.text("KUBE_CA_FILE").map(PathBuf::from),
+            service_account_dir: env
+                .text_or("LINKERD_CNI_SERVICE_ACCOUNT_DIR", SERVICE_ACCOUNT_DIR)
+                .into(),
+            api_host: env.parsed("KUBERNETES_SERVICE_HOST", api_host)?,
+            api_port: env.parsed("KUBERNETES_SERVICE_PORT", api_port)?,
+            admin_address: env.parsed("LINKERD_CNI_ADMIN_ADDR", address)?,
+            resync: env.seconds("LINKERD_CNI_RESYNC_SECONDS", 30)?,
+            namespace: env.text("LINKERD_CNI_NAMESPACE"),
+            pod_name: env.text("LINKERD_CNI_POD_NAME"),
+            daemonset: env.text_or("LINKERD_CNI_DAEMONSET", DEFAULT_DAEMONSET),
             // The default of Kubernetes. Upstream's chart does not change it.
-            termination_grace: seconds(
-                "LINKERD_CNI_TERMINATION_GRACE_SECONDS",
-                or("LINKERD_CNI_TERMINATION_GRACE_SECONDS", "30"),
-            )?,
-            plugin_account: var("LINKERD_CNI_PLUGIN_SERVICE_ACCOUNT"),
-            chain_in_copy: flag("LINKERD_CNI_OWN_CONFIG", or("LINKERD_CNI_OWN_CONFIG", "false"))?,
-            require_network_plugins: flag(
-                "LINKERD_CNI_REQUIRE_NETWORK_PLUGINS",
-                or("LINKERD_CNI_REQUIRE_NETWORK_PLUGINS", "false"),
-            )?,
-            self_test: flag("LINKERD_CNI_SELF_TEST", or("LINKERD_CNI_SELF_TEST", "false"))?,
-            startup_taint: var("LINKERD_CNI_STARTUP_TAINT"),
-            node_name: var("LINKERD_CNI_NODE_NAME"),
-            log_level: level(log_level.unwrap_or_else(|| or("LINKERD_CNI_LOG_LEVEL", "info")))?,
-            log_format: format(
-                log_format.unwrap_or_else(|| or("LINKERD_CNI_LOG_FORMAT", "plain")),
-            )?,
+            termination_grace: env.seconds("LINKERD_CNI_TERMINATION_GRACE_SECONDS", 30)?,
+            plugin_account: env.text("LINKERD_CNI_PLUGIN_SERVICE_ACCOUNT"),
+            chain_in_copy: env.flag("LINKERD_CNI_OWN_CONFIG", false)?,
+            require_network_plugins: env.flag("LINKERD_CNI_REQUIRE_NETWORK_PLUGINS", false)?,
+            self_test: env.flag("LINKERD_CNI_SELF_TEST", false)?,
+            startup_taint: env.text("LINKERD_CNI_STARTUP_TAINT"),
+            node_name: env.text("LINKERD_CNI_NODE_NAME"),
+            log_level: log::level(&log_level)
+                .map_err(|message| Error::LogLevel { value: log_level, message })?,
+            log_format: parsed("LINKERD_CNI_LOG_FORMAT", log_format, str::parse)?,
         })
     }
 
