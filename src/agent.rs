@@ -60,7 +60,8 @@ use crate::conflist::PLUGIN;
 use crate::kube::event::{EventContent, EventType};
 use crate::node::mounts::Mounts;
 use crate::node::uninstall::{self, UninstallOutcome};
-use api::Api;
+use api::ApiHandle;
+use api::event_queue::Event;
 use main_loop::MainLoop;
 use readiness::Status;
 use reconcile::Reconciler;
@@ -100,7 +101,7 @@ pub fn run(settings: Settings) -> Result<(), Error> {
     let mounts = Arc::new(Mounts::at_start(&settings.node));
     let found_empty_node = stop::finds_empty_node(&settings);
     let status = Arc::new(Status::new(settings.resync));
-    let api = Api::start(&settings, watch.waker()).map_err(Error::Thread)?;
+    let api = ApiHandle::start(&settings, watch.waker()).map_err(Error::Thread)?;
     // Before the first access to the node's files, so that `/ready` and `/live` are served even if
     // that access hangs. A pass opens the listener that cannot be opened now, and reports why not.
     let _ = status.serve(settings.admin_address);
@@ -145,8 +146,8 @@ pub fn run(settings: Settings) -> Result<(), Error> {
             // After a failure, too: an upstream agent may be what keeps naming the plugin.
             if !matches!(removed, Ok(UninstallOutcome::Uninstalled)) {
                 reconciler.restore_upstream_kubeconfig();
-                api.report_node_event(uninstall_failed(removed.as_ref().err()));
-                api.wait_for_events(POST_TIME);
+                let event = Event::OnNode(uninstall_failed(removed.as_ref().err()));
+                api.post_last_event(event, POST_TIME);
             }
             removed?;
         }

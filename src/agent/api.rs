@@ -8,54 +8,50 @@
 
 pub mod claims;
 mod event_posting;
+pub mod event_queue;
 pub mod history;
-pub mod pod_event_queue;
 mod schedule;
 pub mod server_address;
 mod startup_taint;
 pub mod token;
 mod worker;
 
-use std::collections::VecDeque;
 use std::io;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 
-use tracing::debug;
+use tracing::{debug, warn};
 
 use super::settings::Settings;
 use super::watch::Waker;
+use crate::deadline::run_within;
 use crate::files;
-use crate::kube::connection::AccessSource;
-use crate::kube::event::EventContent;
+use crate::kube::Deadlines;
+use crate::kube::connection::{AccessSource, Connection};
 use crate::kube::kubeconfig;
 use claims::Claims;
+use event_queue::{Event, EventQueue};
 use history::History;
-use pod_event_queue::{PodEvent, PodEventQueue};
 pub use schedule::CHECK_PERIOD;
 use server_address::ServerAddress;
 use token::{PluginToken, Token, TokenRequestResults};
 
 /// User agent of the requests, which the API server's audit log shows.
 pub const USER_AGENT: &str = "linkerd2-cni-install";
-/// Maximum number of queued Events on the agent's pod and node. A further Event replaces the oldest.
-const MAX_EVENTS: usize = 4;
+/// Why the agent sends no request that needs its namespace.
+pub const NO_NAMESPACE: &str = "the agent's namespace is unknown: set LINKERD_CNI_NAMESPACE";
 
 /// Handle to the thread that talks to the API server, and to the state that it keeps.
-pub struct Api {
+pub struct ApiHandle {
     settings: Arc<Settings>,
     state: Mutex<State>,
     /// Wakes the thread.
     wake: Condvar,
-    /// Signals that an Event on the agent's pod or node was posted, or could not be.
-    posted: Condvar,
     /// Wakes the reconciler.
     waker: Waker,
-    pod_events: Mutex<PodEventQueue>,
 }
 
-#[derive(Default)]
 struct State {
     token_requests: TokenRequestResults,
     server_address: ServerAddress,
@@ -66,39 +62,27 @@ struct State {
     history: History,
     /// The last reconcile pass found the node ready.
     node_ready: bool,
+    events: EventQueue,
+    requests: Requests,
     /// The thread has something to do.
-    work_pending: bool,
-    check_reasons: CheckReasons,
-    /// The API server is unreachable at the address in the kubeconfig.
-    unreachable_reported: bool,
+    is_requested: bool,
     /// Token for which the reconciler requested a check last.
     check_requested: Option<String>,
-    /// Events on the agent's pod or node that wait to be posted, oldest first.
-    events: VecDeque<(AgentObject, EventContent)>,
-    /// Number of those Events that are queued or being posted.
-    unposted_events: usize,
-    /// An Event on another pod was queued.
-    pod_event_queued: bool,
 }
 
-/// The object of an Event about the agent.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum AgentObject {
-    Pod,
-    /// The agent's pod if the settings do not name the node.
-    Node,
-}
-
-/// Why the token in the kubeconfig is checked before the periodic check.
-#[derive(Clone, Copy, Debug, Default)]
-struct CheckReasons {
-    /// The kubeconfig was written, or its token is new.
+/// What other threads request from the thread that talks to the API server.
+#[derive(Clone, Copy, Default)]
+struct Requests {
+    /// Check the token: the kubeconfig was written, or its token is new.
     kubeconfig_changed: bool,
-    /// A plugin record reports that the API server rejected the plugin's token.
-    rejection_reported: bool,
+    /// Check the token: a plugin record reports that the API server rejected it.
+    token_rejected: bool,
+    /// Resolve the API server's name: a plugin record reports that it is unreachable.
+    server_unreachable: bool,
 }
 
 /// Result of checking a token.
+#[derive(PartialEq)]
 struct TokenCheck {
     token: String,
     /// The error says why the API server rejects the token.
@@ -117,10 +101,10 @@ pub struct TokenStatus {
     pub error: Option<String>,
 }
 
-impl Api {
+impl ApiHandle {
     /// Adopts the plugin's token from the kubeconfig that an earlier agent wrote. Starts the
     /// thread if the address of an API server is configured.
-    pub fn start(settings: &Arc<Settings>, waker: Waker) -> io::Result<Arc<Api>> {
+    pub fn start(settings: &Arc<Settings>, waker: Waker) -> io::Result<Arc<ApiHandle>> {
         let adopted = adopt(settings, SystemTime::now());
         let renewal = adopted.as_ref().map_or(Duration::ZERO, |(_, wait)| *wait);
         let state = State {
@@ -128,16 +112,21 @@ impl Api {
                 token: adopted.map(|(token, _)| token),
                 ..TokenRequestResults::default()
             },
-            server_address: worker::adopted_address(settings),
-            ..State::default()
+            server_address: ServerAddress::adopted(settings),
+            last_check: None,
+            check_error: None,
+            history: History::default(),
+            node_ready: false,
+            events: EventQueue::new(Instant::now()),
+            requests: Requests::default(),
+            is_requested: false,
+            check_requested: None,
         };
-        let api = Arc::new(Api {
+        let api = Arc::new(ApiHandle {
             settings: Arc::clone(settings),
             state: Mutex::new(state),
             wake: Condvar::new(),
-            posted: Condvar::new(),
             waker,
-            pod_events: Mutex::new(PodEventQueue::new(Instant::now())),
         });
         if let Some(source) = source(settings) {
             let worker = worker::Worker::new(Arc::clone(&api), source, renewal);
@@ -173,9 +162,8 @@ impl Api {
         let requested = state.check_requested.as_deref() == Some(token);
         if written || result.is_none() && !requested {
             state.check_requested = Some(token.to_owned());
-            state.check_reasons.kubeconfig_changed = true;
-            state.work_pending = true;
-            self.wake.notify_one();
+            state.requests.kubeconfig_changed = true;
+            self.wake_thread(&mut state);
         }
         TokenStatus { result, responded, error: state.check_error.clone() }
     }
@@ -184,21 +172,16 @@ impl Api {
     /// token (HTTP 401 or 403).
     pub fn report_rejection(&self) {
         let mut state = self.state();
-        state.check_reasons.rejection_reported = true;
-        state.work_pending = true;
-        self.wake.notify_one();
+        state.requests.token_rejected = true;
+        self.wake_thread(&mut state);
     }
 
-    /// Requests a resolution of the API server's name, if the settings have one: the API server is
-    /// unreachable, for the plugin or with the kubeconfig.
+    /// Requests a resolution of the API server's name, if the settings have one, because a plugin
+    /// record reports that the API server is unreachable.
     pub fn report_unreachable(&self) {
-        if self.settings.api_name().is_none() {
-            return;
-        }
         let mut state = self.state();
-        state.unreachable_reported = true;
-        state.work_pending = true;
-        self.wake.notify_one();
+        state.requests.server_unreachable = true;
+        self.wake_thread(&mut state);
     }
 
     /// Returns what the API server's responses have shown so far.
@@ -212,79 +195,57 @@ impl Api {
         let mut state = self.state();
         state.node_ready = ready;
         if ready && self.settings.startup_taint.is_some() {
-            state.work_pending = true;
-            self.wake.notify_one();
+            self.wake_thread(&mut state);
         }
     }
 
-    /// Queues an Event on the agent's own pod. The thread posts it later.
-    pub fn report_event(&self, event: EventContent) {
-        self.queue_event(AgentObject::Pod, event);
-    }
-
-    /// Queues an Event on the node, which outlives the agent's pod. The thread posts it later.
-    pub fn report_node_event(&self, event: EventContent) {
-        self.queue_event(AgentObject::Node, event);
-    }
-
-    /// Waits until all Events on the agent's pod and node are posted or have failed, at most for
-    /// `longest`.
-    pub fn wait_for_events(&self, longest: Duration) {
-        if source(&self.settings).is_some() {
-            let pending = |state: &mut State| state.unposted_events > 0;
-            drop(self.posted.wait_timeout_while(self.state(), longest, pending));
-        }
-    }
-
-    fn queue_event(&self, object: AgentObject, event: EventContent) {
+    /// Queues an Event. Drops an Event on another pod if it repeats a recent one, or if too many are
+    /// waiting.
+    pub fn report_event(&self, event: Event) {
+        let reason = event.content().reason;
         let mut state = self.state();
-        if state.events.len() == MAX_EVENTS {
-            state.events.pop_front();
-            state.unposted_events -= 1;
+        match state.events.offer(event, Instant::now()) {
+            true => self.wake_thread(&mut state),
+            false => debug!(
+                "dropped an Event {reason}: it repeats a recent Event, or the queue is full or closed"
+            ),
         }
-        state.unposted_events += 1;
-        state.events.push_back((object, event));
-        state.work_pending = true;
-        self.wake.notify_one();
     }
 
-    /// Takes the reasons for a check since the last call.
-    fn check_reasons(&self) -> CheckReasons {
-        std::mem::take(&mut self.state().check_reasons)
-    }
-
-    /// Queues an Event on another pod of this node. Drops it if it repeats a recent one, or if
-    /// too many are waiting.
-    pub fn report_pod_event(&self, event: PodEvent) {
-        let name = format!("{}/{}", event.namespace, event.pod);
-        if !self.pod_events().offer(event, Instant::now()) {
-            debug!(
-                "dropped an Event on pod {name}: it repeats a recent Event, or the queue is full"
-            );
+    /// Posts an Event on a thread of its own, and waits for it at most for `longest`. For an agent that
+    /// ends.
+    pub fn post_last_event(&self, event: Event, longest: Duration) {
+        let Some(source) = source(&self.settings) else {
             return;
+        };
+        let settings = Arc::clone(&self.settings);
+        let posted = run_within("last event", longest, move || {
+            let mut connection = Connection::new(source, USER_AGENT, Deadlines::each(longest));
+            event_posting::post(&mut connection, &settings, &event)
+        });
+        if let Ok(Err(error)) = posted {
+            warn!("cannot post an Event: {error}");
         }
-        self.state().pod_event_queued = true;
+    }
+
+    /// Makes the thread look at its requests.
+    fn wake_thread(&self, state: &mut State) {
+        state.is_requested = true;
         self.wake.notify_one();
     }
 
-    fn pod_events(&self) -> MutexGuard<'_, PodEventQueue> {
-        let events = self.pod_events.lock();
-        events.unwrap_or_else(PoisonError::into_inner)
+    /// Takes the requests since the last call.
+    fn take_requests(&self) -> Requests {
+        std::mem::take(&mut self.state().requests)
     }
 
-    /// Waits until `end`, or until another thread requests work or queues an Event on another pod.
-    /// Returns whether work was requested: the caller then limits its loop rate.
-    fn wait_for_work(&self, end: Instant) -> bool {
-        let mut state = self.state();
-        while !state.work_pending && !std::mem::take(&mut state.pod_event_queued) {
-            let left = end.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                return false;
-            }
-            let waited = self.wake.wait_timeout(state, left);
-            state = waited.unwrap_or_else(PoisonError::into_inner).0;
-        }
-        std::mem::take(&mut state.work_pending)
+    /// Waits until another thread requests something, or until `end`. Returns whether it did.
+    fn wait_for_request(&self, end: Instant) -> bool {
+        let longest = end.saturating_duration_since(Instant::now());
+        let waited =
+            self.wake.wait_timeout_while(self.state(), longest, |state| !state.is_requested);
+        let mut state = waited.unwrap_or_else(PoisonError::into_inner).0;
+        std::mem::take(&mut state.is_requested)
     }
 
     fn state(&self) -> MutexGuard<'_, State> {

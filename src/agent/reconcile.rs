@@ -17,8 +17,9 @@ use std::time::{Instant, UNIX_EPOCH};
 
 use tracing::info;
 
-use super::api::Api;
+use super::api::ApiHandle;
 use super::api::claims::Claims;
+use super::api::event_queue::Event;
 use super::contention::Contention;
 use super::credential;
 use super::entry_gap::EntryGap;
@@ -44,7 +45,7 @@ pub struct Reconciler {
     mode: ChainMode,
     entry: Entry,
     status: Arc<Status>,
-    api: Arc<Api>,
+    api: Arc<ApiHandle>,
     node_lock: NodeLocker,
     mounts: Arc<Mounts>,
     binaries: Binaries,
@@ -84,7 +85,7 @@ impl Reconciler {
         mode: ChainMode,
         entry: Entry,
         status: Arc<Status>,
-        api: Arc<Api>,
+        api: Arc<ApiHandle>,
         mounts: Arc<Mounts>,
     ) -> Reconciler {
         let binary = settings.node.bin_dir.join(PLUGIN);
@@ -222,7 +223,7 @@ impl Reconciler {
         let ready = pass.ready();
         self.api.set_node_ready(ready.is_ok());
         if let Some(event) = self.not_ready.update(&ready, Instant::now()) {
-            self.api.report_node_event(event);
+            self.api.report_event(Event::OnNode(event));
         }
         self.status.publish(pass.status_body(ready.err()));
         self.status.metrics.token_request_failed.set(pass.token_request_failed.into());

@@ -30,7 +30,8 @@ use std::time::{Duration, Instant};
 
 use tracing::{debug, error, info, warn};
 
-use super::api::Api;
+use super::api::ApiHandle;
+use super::api::event_queue::Event;
 use super::readiness::Status;
 use super::settings::Settings;
 use super::watch::Waker;
@@ -49,7 +50,7 @@ const STACK: usize = 128 << 10;
 pub struct RecordSocket {
     path: PathBuf,
     status: Arc<Status>,
-    api: Arc<Api>,
+    api: Arc<ApiHandle>,
     state: Mutex<State>,
     /// Wakes the reconciler when a newer agent has ended.
     waker: Waker,
@@ -71,7 +72,7 @@ impl RecordSocket {
     pub fn start(
         settings: &Settings,
         status: &Arc<Status>,
-        api: &Arc<Api>,
+        api: &Arc<ApiHandle>,
         waker: Waker,
     ) -> io::Result<Arc<RecordSocket>> {
         let receiver = Arc::new(RecordSocket {
@@ -215,10 +216,10 @@ impl RecordSocket {
             .chain(degraded::pod_event(&record))
             .chain(containers::pod_events(&record))
             .chain(failed::pod_event(&record));
-        events.for_each(|event| self.api.report_pod_event(event));
+        events.for_each(|event| self.api.report_event(Event::OnPod(event)));
         for (key, event) in ignored_ports::agent_events(&record) {
             if self.state().reported.insert(key) {
-                self.api.report_event(event);
+                self.api.report_event(Event::OnAgentPod(event));
             }
         }
     }

@@ -1,55 +1,46 @@
-//! Posts Events on the agent's own pod and on other pods of this node, and pauses after a failure.
+//! Posts Events on the agent's own pod, on the node and on the pods of this node, and pauses after a
+//! failure.
 
 use std::time::{Duration, Instant};
 
 use tracing::{debug, info, warn};
 
 use super::claims::Claims;
-use super::pod_event_queue::PodEvent;
-use super::{AgentObject, Api, USER_AGENT, namespace};
+use super::event_queue::Event;
+use super::{ApiHandle, USER_AGENT, namespace};
 use crate::agent::settings::Settings;
 use crate::backoff::between;
 use crate::kube::connection::{Connection, Error};
-use crate::kube::event::{self, EventContent, Regarding, Reporter};
+use crate::kube::event::{self, Regarding, Reporter};
 
 /// Shortest and longest pause after a temporary failure, such as an unreachable API server. Random,
 /// because the failure may hit all nodes at once.
 const UNAVAILABLE_PAUSE: [Duration; 2] = [Duration::from_secs(60), Duration::from_secs(180)];
-/// How long new Events are dropped after the API server rejected an Event with HTTP 403.
+/// How long new Events on pods are dropped after the API server rejected one with HTTP 403.
 const FORBIDDEN_PAUSE: Duration = Duration::from_secs(600);
 
-/// Posts `content` as an Event on the agent's own pod or node. Does nothing if the settings do not
-/// name it. The pod's UID, which `kubectl describe` needs to find the Event, comes from the
-/// agent's token.
-pub fn post(
-    connection: &mut Connection,
-    settings: &Settings,
-    object: AgentObject,
-    content: &EventContent,
-) -> Result<(), Error> {
-    if let (AgentObject::Node, Some(node)) = (object, settings.node_name.as_deref()) {
-        let client = connection.client()?;
-        return Ok(event::publish(
-            &client,
-            &reporter(settings),
-            Regarding::node(node),
-            content,
-            None,
-        )?);
-    }
-    let (Some(pod), Some(namespace)) = (settings.pod_name.as_deref(), namespace(settings)) else {
-        return Ok(());
-    };
+/// Posts an Event. Does nothing if the settings do not name its object. The UID of the agent's pod,
+/// which `kubectl describe` needs to find the Event, comes from the agent's token.
+pub fn post(connection: &mut Connection, settings: &Settings, event: &Event) -> Result<(), Error> {
     let client = connection.client()?;
     let claims = connection.token().and_then(Claims::read).unwrap_or_default();
-    let reporter = reporter(settings);
-    let regarding = Regarding {
-        kind: "Pod",
-        namespace: &namespace,
-        name: pod,
-        uid: &claims.kubernetes.pod.uid,
+    let own_namespace = namespace(settings);
+    let regarding = match (event, settings.node_name.as_deref()) {
+        (Event::OnPod(event), _) => Regarding {
+            kind: "Pod",
+            namespace: &event.namespace,
+            name: &event.pod,
+            uid: &event.uid,
+        },
+        (Event::OnNode(_), Some(node)) => Regarding::node(node),
+        (Event::OnNode(_) | Event::OnAgentPod(_), _) => {
+            let (Some(name), Some(namespace)) = (&settings.pod_name, &own_namespace) else {
+                return Ok(());
+            };
+            Regarding { kind: "Pod", namespace, name, uid: &claims.kubernetes.pod.uid }
+        }
     };
-    Ok(event::publish(&client, &reporter, regarding, content, None)?)
+    Ok(event::publish(&client, &reporter(settings), regarding, event.content(), None)?)
 }
 
 /// Why an Event could not be posted.
@@ -81,37 +72,42 @@ impl PostFailure {
     }
 }
 
-/// Posts Events on pods, and logs each kind of failure once.
+/// Posts the queued Events, and logs each kind of failure once.
 #[derive(Default)]
-pub struct PodEventPosting {
+pub struct EventPosting {
     last_problem: Option<PostFailure>,
 }
 
-impl PodEventPosting {
+impl EventPosting {
     /// Posts all Events that are due. If the API server is unavailable, the Event is retried: many
     /// Events report that very outage.
-    pub fn run(&mut self, api: &Api, connection: &mut Connection) {
+    pub fn run(&mut self, api: &ApiHandle, connection: &mut Connection) {
         loop {
-            let Some((queued, event)) = api.pod_events().take(Instant::now()) else {
+            let next = api.state().events.take(Instant::now());
+            let Some((queued, event)) = next else {
                 return;
             };
-            let Err(error) = post_on_pod(connection, &api.settings, &event) else {
+            let Err(error) = post(connection, &api.settings, &event) else {
                 if self.last_problem.take().is_some() {
-                    info!("Events on pods are posted again");
+                    info!("Events are posted again");
                 }
                 continue;
             };
             let failure = PostFailure::of(&error);
             let now = Instant::now();
             match failure {
-                PostFailure::Forbidden => api.pod_events().close(now + FORBIDDEN_PAUSE),
+                // A Role may grant Events in the agent's own namespace alone.
+                PostFailure::Forbidden => match event {
+                    Event::OnPod(_) => api.state().events.close(now + FORBIDDEN_PAUSE),
+                    Event::OnAgentPod(_) | Event::OnNode(_) => {}
+                },
                 PostFailure::Unavailable => {
                     let [shortest, longest] = UNAVAILABLE_PAUSE;
                     let end = now + between(shortest, longest);
-                    api.pod_events().put_back((queued, event), now, end);
+                    api.state().events.put_back((queued, event), now, end);
                 }
                 PostFailure::Dropped => {
-                    debug!("cannot post an Event on pod {}: {error}", event.pod);
+                    debug!("cannot post an Event {}: {error}", event.content().reason);
                     continue;
                 }
             }
@@ -120,25 +116,12 @@ impl PodEventPosting {
             }
             match failure {
                 PostFailure::Forbidden => warn!(
-                    "cannot post Events on pods, because the agent's ServiceAccount may not create Events (the chart's ClusterRole linkerd-cni-agent grants it, upstream's chart does not): {error}"
+                    "cannot post Events, because the agent's ServiceAccount may not create Events (the chart's ClusterRole linkerd-cni-agent grants it, upstream's chart does not): {error}"
                 ),
-                _ => warn!("cannot post an Event on a pod: {error}"),
+                _ => warn!("cannot post an Event: {error}"),
             }
         }
     }
-}
-
-/// Posts an Event on another pod.
-fn post_on_pod(
-    connection: &mut Connection,
-    settings: &Settings,
-    event: &PodEvent,
-) -> Result<(), Error> {
-    let regarding =
-        Regarding { kind: "Pod", namespace: &event.namespace, name: &event.pod, uid: &event.uid };
-    let client = connection.client()?;
-    let reporter = reporter(settings);
-    Ok(event::publish(&client, &reporter, regarding, &event.content, None)?)
 }
 
 /// Names the agent as the source of an Event. The API requires an instance, and upstream's chart

@@ -1,18 +1,26 @@
-//! Decides which address of the API server the plugin's kubeconfig has, if the settings name the API
-//! server by a host name. The plugin resolves no names. Pure but for the jitter.
+//! Resolves the API server's name for the plugin's kubeconfig, if the settings name the API server by a
+//! host name. The plugin resolves no names.
 //!
 //! The address is kept as long as the name resolves to it and the API server responds there, so
 //! that a DNS server that changes the order of its addresses causes no writes. If the name cannot
 //! be resolved, the last address stays in use.
 
-use std::net::IpAddr;
+use std::io;
+use std::net::{IpAddr, SocketAddr, TcpStream, ToSocketAddrs};
 use std::time::{Duration, Instant};
 
 use super::schedule::{NO_RESPONSE, RECORD_GAP, period};
+use crate::agent::settings::Settings;
 use crate::backoff::{Backoff, Limits};
+use crate::kube::kubeconfig;
 
 /// Most addresses of a name that are used.
-pub const MAX_ADDRESSES: usize = 8;
+const MAX_ADDRESSES: usize = 8;
+/// Longest time to connect to one of several addresses.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
+/// First and longest time between two resolutions that an unreachable API server causes. Doubles
+/// with each resolution, as a new address is rarely the remedy.
+const UNREACHABLE: Limits = [RECORD_GAP, Duration::from_secs(120)];
 
 /// What is known about the address.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -23,12 +31,22 @@ pub struct ServerAddress {
     pub error: Option<String>,
 }
 
-/// First and longest time between two resolutions that an unreachable API server causes. Doubles
-/// with each resolution, as a new address is rarely the remedy.
-const UNREACHABLE: Limits = [RECORD_GAP, Duration::from_secs(120)];
+impl ServerAddress {
+    /// Returns the address in the kubeconfig on the host, if it is of the API server that the settings
+    /// name.
+    pub fn adopted(settings: &Settings) -> ServerAddress {
+        let name = settings.api_name();
+        let access = kubeconfig::read(&settings.kubeconfig()).ok();
+        let access =
+            access.filter(|access| name.is_some() && access.tls_server_name.as_deref() == name);
+        ServerAddress { address: access.and_then(|access| access.address()), error: None }
+    }
+}
 
-/// When the name is resolved next.
-pub struct ResolutionSchedule {
+/// Resolves the name, and knows when to resolve it next.
+pub struct Resolution {
+    host: String,
+    port: u16,
     due: Instant,
     /// Earliest time of the next resolution that an unreachable API server causes.
     earliest: Instant,
@@ -38,10 +56,18 @@ pub struct ResolutionSchedule {
     is_suspect: bool,
 }
 
-impl ResolutionSchedule {
-    /// The first resolution is due at `now`.
-    pub fn new(now: Instant) -> ResolutionSchedule {
-        ResolutionSchedule {
+impl Resolution {
+    /// The first resolution is due at `now`. `None` if the settings have the IP address of the API
+    /// server.
+    pub fn of(settings: &Settings, now: Instant) -> Option<Resolution> {
+        let port = settings.api_port.as_ref()?.parse().ok()?;
+        Some(Resolution::new(settings.api_name()?, port, now))
+    }
+
+    fn new(host: &str, port: u16, now: Instant) -> Resolution {
+        Resolution {
+            host: host.to_owned(),
+            port,
             due: now,
             earliest: now,
             failures: Backoff::new(NO_RESPONSE),
@@ -62,9 +88,31 @@ impl ResolutionSchedule {
         self.due = self.due.min(self.earliest.max(now));
     }
 
+    /// Resolves the name if that is due. Returns what is known then, instead of `current`.
+    pub fn run(&mut self, current: &ServerAddress) -> Option<ServerAddress> {
+        if self.due > Instant::now() {
+            return None;
+        }
+        let found = addresses(&self.host, self.port);
+        let is_suspect = self.done(Instant::now(), found.is_ok());
+        let answers = |address| {
+            TcpStream::connect_timeout(&SocketAddr::new(address, self.port), CONNECT_TIMEOUT)
+                .is_ok()
+        };
+        Some(match found {
+            Ok(found) => ServerAddress {
+                address: choose(current.address, &found, is_suspect, answers),
+                error: None,
+            },
+            Err(error) => {
+                ServerAddress { address: current.address, error: Some(error.to_string()) }
+            }
+        })
+    }
+
     /// Schedules the next resolution after one that succeeded, or failed. Returns whether the
     /// present address was suspect.
-    pub fn done(&mut self, now: Instant, succeeded: bool) -> bool {
+    fn done(&mut self, now: Instant, succeeded: bool) -> bool {
         let was_suspect = self.is_suspect;
         self.due = now + if succeeded { period() } else { self.failures.next_delay() };
         if succeeded {
@@ -79,11 +127,25 @@ impl ResolutionSchedule {
     }
 }
 
+/// Returns the addresses of `host`, each once.
+fn addresses(host: &str, port: u16) -> io::Result<Vec<IpAddr>> {
+    let mut found = Vec::new();
+    for address in (host, port).to_socket_addrs()? {
+        if !found.contains(&address.ip()) && found.len() < MAX_ADDRESSES {
+            found.push(address.ip());
+        }
+    }
+    match found.is_empty() {
+        true => Err(io::Error::other("the name has no address")),
+        false => Ok(found),
+    }
+}
+
 /// Chooses among the addresses `found` of the name: the `current` one unless it `is_suspect`, else
 /// the first that `answers`, the current one last: it may accept connections and send no responses.
 /// If no address answers, the current one stays, as long as it was found. `None`: no address was
 /// found.
-pub fn choose(
+fn choose(
     current: Option<IpAddr>,
     found: &[IpAddr],
     is_suspect: bool,
@@ -133,7 +195,7 @@ mod tests {
     #[test]
     fn a_name_is_resolved_every_6_to_10_minutes_and_with_a_backoff_up_to_a_minute_after_failures() {
         let mut now = Instant::now();
-        let mut schedule = ResolutionSchedule::new(now);
+        let mut schedule = Resolution::new("api", 443, now);
         assert_eq!(schedule.due(), now);
         schedule.done(now, true);
         assert!((6 * MINUTE..=10 * MINUTE).contains(&(schedule.due() - now)));
@@ -148,7 +210,7 @@ mod tests {
     #[test]
     fn a_flood_of_failed_calls_causes_resolutions_with_a_backoff_up_to_2_minutes() {
         let start = Instant::now();
-        let mut schedule = ResolutionSchedule::new(start);
+        let mut schedule = Resolution::new("api", 443, start);
         schedule.done(start, true);
         let (mut now, mut resolutions) = (start, Vec::new());
         while now < start + 60 * MINUTE {

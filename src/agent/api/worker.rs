@@ -1,34 +1,29 @@
-//! The thread that talks to the API server: resolves its name ([`resolution`]), renews the plugin's
-//! token ([`token_renewal`]), checks the token in the kubeconfig ([`token_check`]), posts Events and
-//! removes the startup taint.
+//! The thread that talks to the API server: resolves its name, renews the plugin's token
+//! ([`token_renewal`]), checks the token in the kubeconfig ([`token_check`]), posts Events and removes
+//! the startup taint.
 
-mod resolution;
 mod token_check;
 mod token_renewal;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use tracing::warn;
-
-use super::event_posting::{self, PodEventPosting};
+use super::event_posting::EventPosting;
 use super::schedule::Schedule;
-use super::server_address::ResolutionSchedule;
+use super::server_address::Resolution;
 use super::startup_taint::TaintRemoval;
-use super::{Api, USER_AGENT, daemonset_path, namespace};
+use super::{ApiHandle, USER_AGENT, daemonset_path, namespace};
 use crate::kube::connection::{AccessSource, Connection};
 use crate::kube::retry::Retry;
 use crate::kube::scheduling::DaemonSet;
 use crate::kube::{self, Deadlines};
-pub use resolution::adopted_address;
 
 /// Time-out of each phase of a request but the response.
 const PHASE_TIMEOUT: Duration = Duration::from_secs(3);
 /// Time-out of the response. Longer, because an overloaded API server queues requests, and a request
 /// that is sent again waits at the end of the queue. The same as in the repair controller.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(9);
-/// Shortest time between two iterations of the loop when other threads request work. Events on
-/// other pods have their own rate limit.
+/// Shortest time between two iterations of the loop when other threads request work.
 const MIN_ITERATION: Duration = Duration::from_millis(50);
 /// Time to wait after a response that did not arrive in time, as if the API server had asked for it:
 /// the API server is overloaded, and an immediate retry of all nodes would keep it so.
@@ -38,22 +33,22 @@ const LONGEST_RETRY_AFTER: Duration = Duration::from_secs(600);
 
 /// State of the thread.
 pub struct Worker {
-    api: Arc<Api>,
+    api: Arc<ApiHandle>,
     /// Connection with the agent's own token.
     own: Connection,
     /// Connection with the kubeconfig on the host, as the plugin connects.
     plugin: Connection,
     schedule: Schedule,
     /// `None` if the settings have the IP address of the API server.
-    resolution: Option<ResolutionSchedule>,
+    resolution: Option<Resolution>,
     taint_removal: TaintRemoval,
-    pod_events: PodEventPosting,
+    event_posting: EventPosting,
 }
 
 impl Worker {
     /// Prepares the thread. `renewal` is the time until the first TokenRequest, if the plugin has a
     /// ServiceAccount of its own.
-    pub fn new(api: Arc<Api>, source: AccessSource, renewal: Duration) -> Worker {
+    pub fn new(api: Arc<ApiHandle>, source: AccessSource, renewal: Duration) -> Worker {
         let kubeconfig = AccessSource::Kubeconfig(api.settings.kubeconfig());
         let deadlines = Deadlines { response: RESPONSE_TIMEOUT, ..Deadlines::each(PHASE_TIMEOUT) };
         let now = Instant::now();
@@ -62,9 +57,9 @@ impl Worker {
             own: Connection::new(source, USER_AGENT, deadlines),
             plugin: Connection::new(kubeconfig, USER_AGENT, deadlines),
             schedule: Schedule::new(now, renewal),
-            resolution: api.settings.api_name().map(|_| ResolutionSchedule::new(now)),
+            resolution: Resolution::of(&api.settings, now),
             taint_removal: TaintRemoval::of(&api.settings, now),
-            pod_events: PodEventPosting::default(),
+            event_posting: EventPosting::default(),
             api,
         }
     }
@@ -73,14 +68,17 @@ impl Worker {
     pub fn run(mut self) {
         loop {
             let begin = Instant::now();
-            self.resolve();
-            let reasons = self.api.check_reasons();
-            if reasons.kubeconfig_changed {
+            let requests = self.api.take_requests();
+            if requests.server_unreachable {
+                self.unreachable_reported();
+            }
+            if requests.kubeconfig_changed {
                 self.schedule.kubeconfig_changed(begin);
             }
-            if reasons.rejection_reported {
+            if requests.token_rejected {
                 self.schedule.rejection_reported(begin);
             }
+            self.resolve();
             if self.schedule.is_renewal_due(begin) {
                 self.renew();
                 self.look_for_daemonset();
@@ -89,35 +87,32 @@ impl Worker {
                 self.check();
                 self.look_for_daemonset();
             }
-            self.post_agent_events();
-            self.pod_events.run(&self.api, &mut self.own);
+            self.event_posting.run(&self.api, &mut self.own);
             let is_ready = || self.api.state().node_ready;
-            let mut end = self.schedule.next();
-            if let Some(due) = self.taint_removal.run(&mut self.own, is_ready, Instant::now()) {
-                end = end.min(due);
-            }
-            if let Some(resolution) = &self.resolution {
-                end = end.min(resolution.due());
-            }
-            let event = self.api.pod_events().due();
-            if self.api.wait_for_work(event.map_or(end, |due| end.min(due))) {
+            let taint = self.taint_removal.run(&mut self.own, is_ready, Instant::now());
+            let resolution = self.resolution.as_ref().map(Resolution::due);
+            let event = self.api.state().events.due();
+            let others = [taint, resolution, event].into_iter().flatten();
+            if self.api.wait_for_request(others.fold(self.schedule.next(), Instant::min)) {
                 std::thread::sleep(MIN_ITERATION.saturating_sub(begin.elapsed()));
             }
         }
     }
 
-    /// Posts the queued Events on the agent's own pod and node. A failed Event is not retried.
-    fn post_agent_events(&mut self) {
-        loop {
-            let Some((object, content)) = self.api.state().events.pop_front() else {
-                return;
-            };
-            let posted = event_posting::post(&mut self.own, &self.api.settings, object, &content);
-            if let Err(error) = posted {
-                warn!("cannot post an Event on the agent's pod or node: {error}");
-            }
-            self.api.state().unposted_events -= 1;
-            self.api.posted.notify_all();
+    /// Resolves the API server's name if that is due. Wakes the reconciler if the address or an error
+    /// changed.
+    fn resolve(&mut self) {
+        let current = self.api.state().server_address.clone();
+        let found = self.resolution.as_mut().and_then(|resolution| resolution.run(&current));
+        if let Some(found) = found.filter(|found| *found != current) {
+            self.api.state().server_address = found;
+            self.api.waker.wake();
+        }
+    }
+
+    fn unreachable_reported(&mut self) {
+        if let Some(resolution) = &mut self.resolution {
+            resolution.unreachable_reported(Instant::now());
         }
     }
 

@@ -14,6 +14,7 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use super::{PassResult, Reconciler};
+use crate::agent::api::event_queue::Event;
 use crate::agent::contention::OVERWRITTEN;
 use crate::agent::subject::Subject;
 use crate::kube::event::{EventContent, EventType};
@@ -75,12 +76,12 @@ impl Reconciler {
     }
 
     fn post_contention_event(&self, note: String) {
-        self.api.report_event(EventContent {
+        self.api.report_event(Event::OnAgentPod(EventContent {
             kind: EventType::Warning,
             reason: "LinkerdCNIContention",
             action: "Chaining",
             note,
-        });
+        }));
     }
 
     /// Path of the file that another program overwrites. For plugin binaries: their directory,

@@ -7,7 +7,7 @@
 //!   the proxy.
 
 use super::pod_event;
-use crate::agent::api::pod_event_queue::PodEvent;
+use crate::agent::api::event_queue::PodEvent;
 use crate::kube::event::{EventContent, EventType};
 use crate::record::{CallResult, Command, Record};
 

@@ -1,7 +1,7 @@
 //! Makes Events about pods that were redirected without the API server. Pure.
 
 use super::pod_event;
-use crate::agent::api::pod_event_queue::PodEvent;
+use crate::agent::api::event_queue::PodEvent;
 use crate::cni::error::code;
 use crate::kube::event::{EventContent, EventType};
 use crate::record::{CallResult, Command, Degraded, Record};

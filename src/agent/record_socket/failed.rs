@@ -4,7 +4,7 @@
 //! words, one per class of errors: the text in a record may come from any process.
 
 use super::pod_event;
-use crate::agent::api::pod_event_queue::PodEvent;
+use crate::agent::api::event_queue::PodEvent;
 use crate::cni::error::code;
 use crate::kube::event::{EventContent, EventType};
 use crate::record::{Command, Record};

@@ -4,7 +4,7 @@
 //! plugin entry has it.
 
 use super::pod_event;
-use crate::agent::api::pod_event_queue::PodEvent;
+use crate::agent::api::event_queue::PodEvent;
 use crate::config::ignored::Ignored;
 use crate::kube::event::{EventContent, EventType};
 use crate::record::Record;

@@ -1,6 +1,6 @@
 //! Makes Events on the pod of a record. Pure.
 
-use crate::agent::api::pod_event_queue::PodEvent;
+use crate::agent::api::event_queue::PodEvent;
 use crate::kube::event::EventContent;
 use crate::record::Record;
 

@@ -96,8 +96,7 @@ pub fn ask(settings: &Settings, timeout: Duration) -> Round {
         return Round::Unreachable("no API server is configured".into());
     };
     let Some(namespace) = api::namespace(settings) else {
-        let why = "the agent's namespace is unknown: set LINKERD_CNI_NAMESPACE";
-        return Round::Unreachable(why.into());
+        return Round::Unreachable(api::NO_NAMESPACE.into());
     };
     let mut own = Connection::new(source, USER_AGENT, Deadlines::each(timeout));
     let client = match own.client() {

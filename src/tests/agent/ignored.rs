@@ -168,8 +168,7 @@ fn an_agent_that_may_not_post_events_says_so_once_and_stops_asking() {
     let scene = Scene::new();
     scene.api.state().events = 403;
     scene.send(1, &lists());
-    let said =
-        "cannot post Events on pods, because the agent's ServiceAccount may not create Events";
+    let said = "cannot post Events, because the agent's ServiceAccount may not create Events";
     until("the reason", || scene.agent.log().contains(said));
     for number in 2..30 {
         scene.send(number, &lists());

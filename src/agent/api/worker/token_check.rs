@@ -25,39 +25,32 @@ impl Worker {
         let path = format!("/api/v1/namespaces/{namespace}?resourceVersion=0");
         let response = client.get::<IgnoredAny>(&path);
         self.api.state().history.plugin_token.record(&response, Instant::now());
-        match response {
-            Ok(_) => self.record_result(token, Ok(())),
-            Err(error) => match error.code() {
-                Some(404) => self.record_result(token, Ok(())),
-                Some(401) => self.record_result(token, Err((401, error))),
-                Some(403) => self.record_result(token, Err((403, error))),
-                // Unreachable or failing: the result of the last check stays valid.
-                _ => self.check_failed(&error),
-            },
+        let error = response.err();
+        match error.as_ref().map(|error| (error, error.code())) {
+            None | Some((_, Some(404))) => self.checked(token, Ok(()), false),
+            Some((error, Some(401))) => {
+                let why = "the API server rejected the token in the kubeconfig (HTTP 401)";
+                self.checked(token, Err(format!("{why}: {error}")), true);
+            }
+            Some((error, Some(403))) => {
+                let why = "a request with the token in the kubeconfig was denied (HTTP 403)";
+                self.checked(token, Err(format!("{why}: {error}")), false);
+            }
+            // Unreachable or failing: the result of the last check stays valid.
+            Some((error, _)) => self.check_failed(error),
         }
     }
 
-    /// Records whether the API server accepts the token in the kubeconfig. An error has the HTTP
-    /// status, 401 or 403.
-    fn record_result(&mut self, token: String, result: Result<(), (u16, kube::Error)>) {
+    /// Records whether the API server accepts the token in the kubeconfig.
+    fn checked(&mut self, token: String, result: Result<(), String>, is_revoked: bool) {
         let now = Instant::now();
         let check_result = match result {
             Ok(()) => CheckResult::Accepted,
             Err(_) => CheckResult::Rejected,
         };
         self.schedule.check_done(now, check_result, Duration::ZERO);
-        let is_revoked = matches!(result, Err((401, _)));
-        let result = result.map_err(|(code, error)| match code {
-            401 => {
-                format!("the API server rejected the token in the kubeconfig (HTTP 401): {error}")
-            }
-            _ => {
-                format!("a request with the token in the kubeconfig was denied (HTTP 403): {error}")
-            }
-        });
         let mut state = self.api.state();
         state.history.reached = true;
-        let mut changed = state.check_error.take().is_some();
         let issued = state.token_requests.token.as_mut();
         if let Some(issued) = issued.filter(|issued| issued.text == token) {
             if is_revoked && !issued.revoked {
@@ -65,9 +58,9 @@ impl Worker {
             }
             issued.revoked = is_revoked;
         }
-        let before =
-            state.last_check.replace(TokenCheck { token: token.clone(), result: result.clone() });
-        changed |= before.is_none_or(|before| before.token != token || before.result != result);
+        let check = Some(TokenCheck { token, result });
+        let changed = state.check_error.take().is_some() || state.last_check != check;
+        state.last_check = check;
         drop(state);
         if changed {
             self.api.waker.wake();
@@ -78,14 +71,15 @@ impl Worker {
     fn check_failed(&mut self, error: &kube::Error) {
         self.schedule.check_done(Instant::now(), CheckResult::Unknown, retry_after(error));
         if !error.is_response() {
-            self.api.report_unreachable();
+            self.unreachable_reported();
         }
-        let why = error.to_string();
+        let why = Some(error.to_string());
         let mut state = self.api.state();
         state.history.reached |= error.is_response();
-        let before = state.check_error.replace(why.clone());
+        let changed = state.check_error != why;
+        state.check_error = why;
         drop(state);
-        if before.as_ref() != Some(&why) {
+        if changed {
             self.api.waker.wake();
         }
     }

@@ -9,8 +9,8 @@ use tracing::info;
 
 use super::{Worker, retry_after};
 use crate::agent::api::claims::Claims;
-use crate::agent::api::namespace;
-use crate::agent::api::token::{self, Token};
+use crate::agent::api::token::{self, Token, TokenRequestResults};
+use crate::agent::api::{NO_NAMESPACE, namespace};
 
 /// Longest token that is used, in bytes. A request's head has to fit into 16 KiB.
 const LONGEST_TOKEN: usize = 12 << 10;
@@ -36,75 +36,80 @@ struct TokenRequestStatus {
     token: String,
 }
 
+/// Why there is no new token.
+struct Failure {
+    why: String,
+    /// Time that an overloaded API server asks to wait.
+    retry_after: Duration,
+}
+
+impl From<String> for Failure {
+    fn from(why: String) -> Failure {
+        Failure { why, retry_after: Duration::ZERO }
+    }
+}
+
 impl Worker {
-    /// Requests a token of the plugin's ServiceAccount. The token is not bound to the agent's pod,
-    /// because an upgrade replaces that pod. It is not bound to the Node either: a Node that
-    /// registers again has a new UID, which would revoke the token while its pods still run.
+    /// Requests a token of the plugin's ServiceAccount, and schedules the next request. Wakes the
+    /// reconciler if there is a new token or a new failure.
     pub(super) fn renew(&mut self) {
         let Some(account) = self.api.settings.plugin_account.clone() else {
             return;
         };
-        let Some(namespace) = namespace(&self.api.settings) else {
-            let why = "the agent's namespace is unknown: set LINKERD_CNI_NAMESPACE";
-            self.not_renewed(why.into(), Duration::ZERO);
-            return;
+        let changed = match self.request_token(&account) {
+            Ok((text, seconds)) => {
+                // The API server's clock may differ from the node's. A lifetime is the same by both
+                // clocks.
+                let lifetime = Duration::from_secs(seconds.max(2));
+                let ends = SystemTime::now() + lifetime;
+                let end = Claims::read(&text).and_then(|claims| claims.end());
+                let end = end.map_or(ends, |end| end.max(ends));
+                self.schedule.renewed(Instant::now(), lifetime);
+                let token = Some(Token { text, end, revoked: false });
+                self.api.state().token_requests = TokenRequestResults { token, error: None };
+                info!("received a token of ServiceAccount {account}, valid for {seconds} s");
+                true
+            }
+            Err(Failure { why, retry_after }) => {
+                let mut state = self.api.state();
+                let requests = &mut state.token_requests;
+                let changed = requests.error.as_ref() != Some(&why);
+                requests.error = Some(why);
+                let has_valid_token = requests.has_valid_token(SystemTime::now());
+                self.schedule.not_renewed(Instant::now(), has_valid_token, retry_after);
+                changed
+            }
         };
+        if changed {
+            self.api.waker.wake();
+        }
+    }
+
+    /// Returns a token and its lifetime in seconds. The token is not bound to the agent's pod,
+    /// because an upgrade replaces that pod. It is not bound to the Node either: a Node that
+    /// registers again has a new UID, which would revoke the token while its pods still run.
+    fn request_token(&mut self, account: &str) -> Result<(String, u64), Failure> {
+        let namespace = namespace(&self.api.settings).ok_or_else(|| NO_NAMESPACE.to_owned())?;
         let path = format!("/api/v1/namespaces/{namespace}/serviceaccounts/{account}/token");
         let request = json!({
             "apiVersion": "authentication.k8s.io/v1",
             "kind": "TokenRequest",
             "spec": {"expirationSeconds": LIFETIME},
         });
-        let client = match self.own.client() {
-            Ok(client) => client,
-            Err(error) => {
-                self.not_renewed(error.to_string(), Duration::ZERO);
-                return;
-            }
-        };
+        let client = self.own.client().map_err(|error| error.to_string())?;
         let response = client.post_and_decode::<TokenRequest>(&path, &request);
         self.record_own(&response);
-        match response {
-            Ok(response) => self.renewed(response, &account),
-            Err(error) => self.not_renewed(token::describe(&error), retry_after(&error)),
-        }
-    }
-
-    /// Stores the token of a successful TokenRequest.
-    fn renewed(&mut self, response: TokenRequest, account: &str) {
-        let text = response.status.token.trim().to_owned();
-        if let Some(problem) = problem(&text) {
-            let why = format!("unexpected response to the TokenRequest: {problem}");
-            self.not_renewed(why, Duration::ZERO);
-            return;
-        }
-        // The API server's clock may differ from the node's. A lifetime is the same by both clocks.
-        let seconds = response.spec.expiration_seconds;
-        let seconds = seconds.unwrap_or(LIFETIME).min(LIFETIME);
-        let lifetime = Duration::from_secs(seconds.max(2));
-        let ends = SystemTime::now() + lifetime;
-        let end = Claims::read(&text).and_then(|claims| claims.end());
-        self.schedule.renewed(Instant::now(), lifetime);
-        let mut state = self.api.state();
-        state.token_requests.token =
-            Some(Token { text, end: end.map_or(ends, |end| end.max(ends)), revoked: false });
-        state.token_requests.error = None;
-        drop(state);
-        info!("received a token of ServiceAccount {account}, valid for {seconds} s");
-        self.api.waker.wake();
-    }
-
-    /// Records that the TokenRequest failed, schedules the next one, and wakes the reconciler if the
-    /// reason changed.
-    fn not_renewed(&mut self, why: String, retry_after: Duration) {
-        let mut state = self.api.state();
-        let changed = state.token_requests.error.as_ref() != Some(&why);
-        state.token_requests.error = Some(why);
-        let has_valid_token = state.token_requests.has_valid_token(SystemTime::now());
-        drop(state);
-        self.schedule.not_renewed(Instant::now(), has_valid_token, retry_after);
-        if changed {
-            self.api.waker.wake();
+        let response = response.map_err(|error| Failure {
+            why: token::describe(&error),
+            retry_after: retry_after(&error),
+        })?;
+        let token = response.status.token.trim().to_owned();
+        match problem(&token) {
+            Some(why) => Err(format!("unexpected response to the TokenRequest: {why}").into()),
+            None => {
+                let seconds = response.spec.expiration_seconds;
+                Ok((token, seconds.unwrap_or(LIFETIME).min(LIFETIME)))
+            }
         }
     }
 }

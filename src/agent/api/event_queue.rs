@@ -1,0 +1,290 @@
+//! Queues and rate-limits the Events that the agent posts: on its own pod, on the node, and on the
+//! pods of this node. Pure.
+//!
+//! A node may start many pods with the same problem at once, and every process that can write to
+//! the agent's socket can cause Events on pods. So each problem of a pod is reported once in
+//! [`REPEAT_AFTER`], the queue is bounded, and after a burst one Event on a pod is posted per
+//! [`POST_INTERVAL`]. The agent's own Events come first, then warnings. Other Events are dropped
+//! while the queue is half full.
+
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+use crate::kube::event::{EventContent, EventType};
+
+/// Time after which the same problem of a pod is reported again.
+const REPEAT_AFTER: Duration = Duration::from_secs(600);
+/// Maximum number of remembered problems. While it is reached, new Events on pods are dropped.
+const MAX_REPORTED: usize = 256;
+/// Maximum number of queued Events. While it is reached, new Events on pods are dropped.
+const MAX_WAITING: usize = 64;
+/// Maximum number of queued Events on the agent's pod and the node. A further one replaces the oldest.
+const MAX_OWN: usize = 4;
+/// Events on pods that are posted without a pause between them.
+const BURST: u32 = 5;
+/// Time between two Events on pods after such a burst.
+const POST_INTERVAL: Duration = Duration::from_secs(6);
+
+/// An Event that the agent posts.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Event {
+    OnAgentPod(EventContent),
+    /// On the node, which outlives the agent's pod. On that pod if the settings do not name the node.
+    OnNode(EventContent),
+    OnPod(PodEvent),
+}
+
+impl Event {
+    pub fn content(&self) -> &EventContent {
+        match self {
+            Event::OnAgentPod(content) | Event::OnNode(content) => content,
+            Event::OnPod(event) => &event.content,
+        }
+    }
+}
+
+/// An Event on a pod of this node.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PodEvent {
+    pub namespace: String,
+    pub pod: String,
+    pub uid: String,
+    /// What the Event is about, such as the name of an annotation. With the pod's UID it tells
+    /// whether an Event repeats another.
+    pub subject: &'static str,
+    pub content: EventContent,
+}
+
+/// An Event, and when it was queued.
+pub type Queued = (Instant, Event);
+
+/// The queue.
+pub struct EventQueue {
+    /// The agent's own Events, oldest first.
+    own: VecDeque<Queued>,
+    /// Events on pods, oldest first.
+    on_pods: VecDeque<Queued>,
+    /// Time, pod UID and subject of the accepted Events on pods, oldest first.
+    reported: VecDeque<(Instant, String, &'static str)>,
+    /// When a full burst is allowed again.
+    recovered_at: Instant,
+    /// No Event is posted before this time.
+    paused_until: Instant,
+    /// New Events on pods are dropped before this time.
+    closed_until: Instant,
+}
+
+impl EventQueue {
+    pub fn new(now: Instant) -> Self {
+        EventQueue {
+            own: VecDeque::new(),
+            on_pods: VecDeque::new(),
+            reported: VecDeque::new(),
+            recovered_at: now,
+            paused_until: now,
+            closed_until: now,
+        }
+    }
+
+    /// Queues an Event. Returns `false` if it is dropped.
+    pub fn offer(&mut self, event: Event, now: Instant) -> bool {
+        let Event::OnPod(event) = event else {
+            if self.own.len() == MAX_OWN {
+                self.own.pop_front();
+            }
+            self.own.push_back((now, event));
+            return true;
+        };
+        while self.reported.front().is_some_and(|(at, ..)| *at + REPEAT_AFTER <= now) {
+            self.reported.pop_front();
+        }
+        let is_reported = |(_, uid, subject): &(Instant, String, &str)| {
+            *uid == event.uid && *subject == event.subject
+        };
+        let share = match event.content.kind {
+            EventType::Warning => 1,
+            EventType::Normal => 2,
+        };
+        let is_full = self.on_pods.len() >= MAX_WAITING / share
+            || self.reported.len() >= MAX_REPORTED / share;
+        if now < self.closed_until || is_full || self.reported.iter().any(is_reported) {
+            return false;
+        }
+        self.reported.push_back((now, event.uid.clone(), event.subject));
+        self.on_pods.push_back((now, Event::OnPod(event)));
+        true
+    }
+
+    /// Takes the next Event if it is due at `now`, with the time at which it was queued.
+    pub fn take(&mut self, now: Instant) -> Option<Queued> {
+        if self.due()? > now {
+            return None;
+        }
+        if let Some(own) = self.own.pop_front() {
+            return Some(own);
+        }
+        self.recovered_at = self.recovered_at.max(now) + POST_INTERVAL;
+        let is_warning = |(_, event): &Queued| event.content().kind == EventType::Warning;
+        self.on_pods.remove(self.on_pods.iter().position(is_warning).unwrap_or(0))
+    }
+
+    /// Puts back an Event that [`EventQueue::take`] returned and that could not be posted. Makes no
+    /// Event due until `end`, and no burst then. Drops the Event if it is older than [`REPEAT_AFTER`]
+    /// or if the queue is full.
+    pub fn put_back(&mut self, (queued, event): Queued, now: Instant, end: Instant) {
+        self.paused_until = end;
+        self.recovered_at = self.recovered_at.max(end + POST_INTERVAL * (BURST - 1));
+        let (queue, limit) = match event {
+            Event::OnPod(_) => (&mut self.on_pods, MAX_WAITING),
+            _ => (&mut self.own, MAX_OWN),
+        };
+        if now < queued + REPEAT_AFTER && queue.len() < limit {
+            queue.push_front((queued, event));
+        }
+    }
+
+    /// Returns when the next Event may be posted; `None` if the queue is empty.
+    pub fn due(&self) -> Option<Instant> {
+        if !self.own.is_empty() {
+            return Some(self.paused_until);
+        }
+        self.on_pods.front()?;
+        let burst = POST_INTERVAL * (BURST - 1);
+        let allowed = self.recovered_at.checked_sub(burst).unwrap_or(self.recovered_at);
+        Some(allowed.max(self.paused_until))
+    }
+
+    /// Drops all queued Events on pods, and each new one until `end`.
+    pub fn close(&mut self, end: Instant) {
+        self.on_pods.clear();
+        self.closed_until = end;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn content(kind: EventType) -> EventContent {
+        EventContent { kind, reason: "R", action: "A", note: String::new() }
+    }
+
+    fn event_of(kind: EventType, uid: &str, subject: &'static str) -> Event {
+        let [namespace, pod, uid] = ["ns", "web", uid].map(str::to_owned);
+        Event::OnPod(PodEvent { namespace, pod, uid, subject, content: content(kind) })
+    }
+
+    fn event(uid: &str, subject: &'static str) -> Event {
+        event_of(EventType::Warning, uid, subject)
+    }
+
+    /// UID of the pod of the next Event; `None` if no Event is due.
+    fn take(events: &mut EventQueue, now: Instant) -> Option<String> {
+        match events.take(now)?.1 {
+            Event::OnPod(event) => Some(event.uid),
+            own => panic!("{own:?}"),
+        }
+    }
+
+    #[test]
+    fn a_problem_of_a_pod_is_reported_once_in_ten_minutes() {
+        let begin = Instant::now();
+        let mut events = EventQueue::new(begin);
+        assert!(events.offer(event("1", "a"), begin));
+        for later in [Duration::ZERO, REPEAT_AFTER - Duration::from_secs(1)] {
+            assert!(!events.offer(event("1", "a"), begin + later));
+        }
+        assert!(events.offer(event("2", "a"), begin));
+        assert!(events.offer(event("1", "b"), begin));
+        assert!(events.offer(event("1", "a"), begin + REPEAT_AFTER));
+    }
+
+    #[test]
+    fn a_flood_is_bounded_in_memory_and_posted_at_a_steady_pace() {
+        let begin = Instant::now();
+        let mut now = begin;
+        let mut events = EventQueue::new(now);
+        let mut posted = 0;
+        for number in 0..100_000 {
+            now += Duration::from_millis(10);
+            events.offer(event(&number.to_string(), "a"), now);
+            posted += u32::from(events.take(now).is_some());
+            assert!(events.on_pods.len() <= MAX_WAITING && events.reported.len() <= MAX_REPORTED);
+        }
+        let allowed = BURST + ((now - begin).as_secs() / POST_INTERVAL.as_secs()) as u32;
+        assert!((BURST..=allowed).contains(&posted), "{posted} of {allowed}");
+    }
+
+    #[test]
+    fn a_burst_is_posted_at_once_and_the_next_event_when_it_is_due() {
+        let now = Instant::now();
+        let mut events = EventQueue::new(now);
+        assert_eq!(events.due(), None);
+        for number in 0..=BURST {
+            assert!(events.offer(event(&number.to_string(), "a"), now));
+        }
+        for number in 0..BURST {
+            assert_eq!(take(&mut events, now).unwrap(), number.to_string());
+        }
+        assert_eq!(events.take(now), None);
+        assert_eq!(events.due(), Some(now + POST_INTERVAL));
+        assert!(events.take(now + POST_INTERVAL).is_some());
+    }
+
+    #[test]
+    fn an_event_that_was_not_posted_is_taken_again_after_the_pause_unless_it_is_old() {
+        let now = Instant::now();
+        let mut events = EventQueue::new(now);
+        events.offer(event("1", "a"), now);
+        events.offer(event("2", "a"), now);
+        let first = events.take(now).unwrap();
+        events.put_back(first.clone(), now, now + POST_INTERVAL);
+        assert_eq!((events.take(now), events.due()), (None, Some(now + POST_INTERVAL)));
+        let later = now + POST_INTERVAL;
+        assert_eq!(events.take(later), Some(first.clone()));
+        events.put_back(first, now + REPEAT_AFTER, later);
+        // No burst follows a pause.
+        assert_eq!(events.take(later), None);
+        assert_eq!(take(&mut events, later + POST_INTERVAL).unwrap(), "2");
+    }
+
+    #[test]
+    fn warnings_are_posted_first_and_half_of_the_queue_is_theirs() {
+        let now = Instant::now();
+        let mut events = EventQueue::new(now);
+        let offer = |events: &mut EventQueue, number: usize, kind| {
+            events.offer(event_of(kind, &number.to_string(), "a"), now)
+        };
+        let accepted =
+            (0..MAX_WAITING).filter(|n| offer(&mut events, *n, EventType::Normal)).count();
+        assert_eq!(accepted, MAX_WAITING / 2);
+        assert!(offer(&mut events, 1000, EventType::Warning));
+        assert_eq!(take(&mut events, now).unwrap(), "1000");
+        assert_eq!(take(&mut events, now).unwrap(), "0");
+    }
+
+    #[test]
+    fn a_closed_queue_drops_its_events() {
+        let now = Instant::now();
+        let mut events = EventQueue::new(now);
+        events.offer(event("1", "a"), now);
+        events.close(now + REPEAT_AFTER);
+        assert_eq!(events.due(), None);
+        assert!(!events.offer(event("2", "a"), now));
+        assert!(events.offer(event("2", "a"), now + REPEAT_AFTER));
+    }
+
+    #[test]
+    fn the_agents_own_events_are_posted_first_and_a_fifth_one_replaces_the_oldest() {
+        let now = Instant::now();
+        let mut events = EventQueue::new(now);
+        (0..MAX_WAITING).for_each(|n| assert!(events.offer(event(&n.to_string(), "a"), now)));
+        (0..BURST).for_each(|n| assert_eq!(take(&mut events, now), Some(n.to_string())));
+        let own = Event::OnNode(content(EventType::Normal));
+        (0..=MAX_OWN).for_each(|_| assert!(events.offer(own.clone(), now)));
+        for _ in 0..MAX_OWN {
+            assert_eq!(events.take(now), Some((now, own.clone())));
+        }
+        assert_eq!(take(&mut events, now), None);
+    }
+}
