@@ -6,6 +6,7 @@ pub mod burst;
 pub mod connections;
 pub mod families;
 pub mod helm;
+pub mod kubectl;
 pub mod node;
 pub mod pods;
 pub mod upstream;

@@ -38,7 +38,10 @@ const COMMANDS: &[(&str, Shown)] = &[
     ("kubectl get configmap -n kube-system cilium-config ", Not(NO_CILIUM)),
     ("kubectl wait ", OnCluster),
     ("time kubectl get ", OnCluster),
-    ("kubectl delete pod -n linkerd-cni AGENT-POD", By("a_dead_credential_heals_by_itself")),
+    (
+        "kubectl delete pod -n linkerd-cni AGENT-POD",
+        By("the_agent_replaces_a_damaged_and_a_revoked_token"),
+    ),
     // On a node. That of the cluster tests is the machine of the test.
     ("date -u ", OnCluster),
     ("df -h /opt/cni/bin ", OnCluster),
@@ -66,7 +69,10 @@ const COMMANDS: &[(&str, Shown)] = &[
         "helm rollback linkerd-cni REVISION ",
         By("an_upgrade_from_upstreams_chart_and_the_way_back_leave_no_pod_without_redirection"),
     ),
-    ("helm uninstall linkerd-cni ", By("a_cluster_gets_the_chart_uses_it_and_is_left_as_it_was")),
+    (
+        "helm uninstall linkerd-cni ",
+        By("install_upgrade_and_uninstall_redirect_pods_and_restore_the_node"),
+    ),
     ("helm install linkerd-crds ", Not(NO_LINKERD)),
     ("helm install linkerd-control-plane ", Not(NO_LINKERD)),
     ("kubectl create namespace linkerd-cni", By("documented_commands_succeed_on_a_cluster")),
@@ -83,7 +89,7 @@ const COMMANDS: &[(&str, Shown)] = &[
     ("kubectl rollout restart -n kube-system daemonset/cilium ", Not(NO_CILIUM)),
     (
         "kubectl rollout restart -n linkerd-cni ",
-        By("no_pod_starts_bare_or_is_lost_while_the_agent_is_replaced_or_killed"),
+        By("meshed_pods_start_redirected_while_the_agent_is_replaced_or_killed"),
     ),
     ("kubectl patch deployment DEPLOYMENT ", Not("changes a workload of the reader")),
     ("kubectl describe ", OnCluster),
@@ -92,7 +98,10 @@ const COMMANDS: &[(&str, Shown)] = &[
         "kubectl logs -n linkerd-cni test-linkerd-cni ",
         Not("the pod exists only after a failed helm test"),
     ),
-    ("kubectl logs -n linkerd-cni -f NODE-DEBUGGER-POD", By("a_dead_credential_heals_by_itself")),
+    (
+        "kubectl logs -n linkerd-cni -f NODE-DEBUGGER-POD",
+        By("the_agent_replaces_a_damaged_and_a_revoked_token"),
+    ),
     ("kubectl auth can-i ", OnCluster),
     ("kubectl rollout status ", OnCluster),
     (
@@ -109,13 +118,13 @@ const COMMANDS: &[(&str, Shown)] = &[
     ),
     (
         "kubectl delete pod -n linkerd-cni NODE-DEBUGGER-POD",
-        By("a_dead_credential_heals_by_itself"),
+        By("the_agent_replaces_a_damaged_and_a_revoked_token"),
     ),
     (
         "kubectl patch daemonset linkerd-cni ",
         By("helm_takes_over_the_objects_that_kubectl_applied"),
     ),
-    ("kubectl debug node/NODE ", By("a_dead_credential_heals_by_itself")),
+    ("kubectl debug node/NODE ", By("the_agent_replaces_a_damaged_and_a_revoked_token")),
     ("linkerd cni check ", OnCluster),
     ("linkerd cni nodes ", OnCluster),
     ("linkerd cni explain ", OnCluster),

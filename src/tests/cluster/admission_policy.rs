@@ -3,12 +3,13 @@
 
 use std::io::Write as _;
 use std::path::Path;
-use std::process::{Output, Stdio};
+use std::process::Output;
 
 use serde_json::{Value, json};
 use tempfile::NamedTempFile;
 
 use crate::helm::{Helm, NAMESPACE};
+use crate::kubectl::fed;
 use crate::node::Node;
 use crate::pods::{apply, command, kubectl};
 use crate::until::until;
@@ -283,11 +284,8 @@ impl Account {
             "metadata": {"name": pod, "namespace": NAMESPACE},
         });
         let path = format!("/api/v1/namespaces/{NAMESPACE}/pods/{pod}/eviction{query}");
-        let mut kubectl = command(&format!("create --raw {path} -f -"));
-        let kubectl = kubectl.env("KUBECONFIG", self.path()).stdin(Stdio::piped());
-        let mut child = kubectl.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-        child.stdin.take().unwrap().write_all(eviction.to_string().as_bytes()).unwrap();
-        result(&child.wait_with_output().unwrap())
+        let mut create = command(&format!("create --raw {path} -f -"));
+        result(&fed(create.env("KUBECONFIG", self.path()), &eviction.to_string()))
     }
 }
 

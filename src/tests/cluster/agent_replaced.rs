@@ -20,7 +20,7 @@ use crate::until::until_within;
 const RSS: u64 = 3900;
 
 #[test]
-fn no_pod_starts_bare_or_is_lost_while_the_agent_is_replaced_or_killed() {
+fn meshed_pods_start_redirected_while_the_agent_is_replaced_or_killed() {
     let scene = Scene::installed(&[]);
     let Scene { helm, .. } = &scene;
 
@@ -44,7 +44,7 @@ fn no_pod_starts_bare_or_is_lost_while_the_agent_is_replaced_or_killed() {
 }
 
 #[test]
-fn a_dead_credential_heals_by_itself() {
+fn the_agent_replaces_a_damaged_and_a_revoked_token() {
     let scene = Scene::installed(&[]);
     let Scene { node, helm, before, .. } = &scene;
 

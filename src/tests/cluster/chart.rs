@@ -2,9 +2,8 @@
 
 use std::collections::BTreeSet;
 use std::fs;
-use std::io::Write as _;
 use std::path::Path;
-use std::process::{Command, Output, Stdio};
+use std::process::{Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -13,8 +12,8 @@ use serde_json::{Value, json};
 use crate::burst;
 use crate::connections::linkerd_check_finds_what_it_looks_up;
 use crate::helm::{Helm, NAMESPACE};
+use crate::kubectl::{command, fed, kubectl, piped};
 use crate::node::Node;
-use crate::pods::kubectl;
 use crate::scene::Scene;
 use crate::until::until;
 
@@ -98,7 +97,7 @@ fn kubectl_applies_prunes_and_deletes_what_install_cni_prints() {
     let repair = "repairController.enabled=true,networkPolicy.enabled=true";
     let objects = install_cni(&["--skip-inbound-ports", "9999", "--set", repair]);
     let applied = Applied(install_cni(&[]));
-    piped(&["apply", "-f", "-"], &objects);
+    piped("apply -f -", &objects);
     kubectl_rollout();
     linkerd_check_finds_what_it_looks_up();
     let ports = node.linkerd_entry()["linkerd"]["inbound-ports-to-ignore"].clone();
@@ -165,7 +164,7 @@ fn the_api_server_accepts_every_use_of_the_chart(helm: &Helm) {
     kubectl("create namespace monitoring");
     // As helm, which owns the release's fields, so that fields that are missing in a use are removed.
     let dry = "apply --server-side --field-manager=helm --force-conflicts --dry-run=server --validate=strict -f -";
-    let printed = piped(&dry.split(' ').collect::<Vec<_>>(), &all);
+    let printed = piped(dry, &all);
     let daemonsets = printed.lines().filter(|line| line.starts_with("daemonset.apps/"));
     assert_eq!(daemonsets.count(), files, "{printed}");
     kubectl(&[&["delete"], &account[..]].concat());
@@ -200,10 +199,8 @@ fn rights(account: &str, namespace: &str) -> BTreeSet<String> {
             "spec": {"namespace": namespace},
         });
         let user = format!("--as=system:serviceaccount:linkerd-cni:{account}");
-        let review = piped(
-            &["create", "--validate=false", &user, "-o", "json", "-f", "-"],
-            &review.to_string(),
-        );
+        let create = format!("create --validate=false {user} -o json -f -");
+        let review = piped(&create, &review.to_string());
         let review: Value = serde_json::from_str(&review).unwrap();
         let rules = review["status"]["resourceRules"].as_array().unwrap();
         // Rights to paths of the API server count too.
@@ -249,41 +246,14 @@ fn kubectl_rollout() {
     kubectl("rollout status daemonset/linkerd-cni -n linkerd-cni --timeout=60s");
 }
 
-/// Runs kubectl with `text` on its stdin and returns its output. Panics with its error if it fails.
-pub fn piped(args: &[&str], text: &str) -> String {
-    let output = pipe(args, text);
-    let error = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "kubectl {args:?}: {error}");
-    String::from_utf8(output.stdout).unwrap()
-}
-
-/// The same, without a panic if kubectl fails.
-pub fn pipe(args: &[&str], text: &str) -> Output {
-    let mut child = Command::new("kubectl")
-        .args(args)
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let mut stdin = child.stdin.take().unwrap();
-    let text = text.to_owned();
-    // kubectl may write output before it has read all of its input.
-    let writer = thread::spawn(move || stdin.write_all(text.as_bytes()));
-    let output = child.wait_with_output().unwrap();
-    // It fails if kubectl has ended early. Then kubectl failed too.
-    let _ = writer.join();
-    output
-}
-
 /// A manifest that was applied. Dropping the value deletes its objects, also after a failure.
 pub struct Applied(pub String);
 
 impl Drop for Applied {
     fn drop(&mut self) {
-        let args = ["delete", "--ignore-not-found", "--timeout=60s", "-n", NAMESPACE, "-f", "-"];
-        let output = pipe(&args, &self.0);
+        let args = format!("delete --ignore-not-found --timeout=60s -n {NAMESPACE} -f -");
+        let output = fed(&mut command(&args), &self.0);
         // A second panic would end the whole test program.
-        assert!(output.status.success() || thread::panicking(), "kubectl {args:?}: {output:?}");
+        assert!(output.status.success() || thread::panicking(), "kubectl {args}: {output:?}");
     }
 }

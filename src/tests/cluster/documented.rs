@@ -47,7 +47,7 @@ fn documented_commands_succeed_on_a_cluster() {
         shell.must(&text);
         shell.must("kubectl rollout status -n linkerd-cni daemonset/linkerd-cni --timeout=60s");
     }
-    // Ends the plugin's tokens. The agent's next one is that of the test `a_dead_credential_heals_by_itself`.
+    // Ends the plugin's tokens. The agent's next one is that of the test `the_agent_replaces_a_damaged_and_a_revoked_token`.
     for text in on_page("docs/security.md", |_| true) {
         shell.must(&text);
     }

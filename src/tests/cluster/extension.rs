@@ -5,8 +5,9 @@ use std::process::Command;
 
 use serde_json::Value;
 
-use crate::chart::{Applied, install_cni, piped};
+use crate::chart::{Applied, install_cni};
 use crate::helm::NAMESPACE;
+use crate::kubectl::piped;
 use crate::node::{Node, netns_of};
 use crate::pods::{self, Pods, kubectl};
 use crate::scene::Scene;

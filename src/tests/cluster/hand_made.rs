@@ -10,7 +10,7 @@ use crate::scene::Scene;
 use crate::until::until_within;
 
 #[test]
-fn a_hand_made_pod_without_annotations_starts_bare_and_is_redirected_with_pod_detection_api() {
+fn a_pod_without_annotations_is_redirected_only_with_pod_detection_api() {
     let scene = Scene::installed(&[]);
     let Scene { node, helm, pods, .. } = &scene;
     pods.start(&[pods::unmeshed("client"), hand_made("bare")]);

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::json;
 
-use crate::chart::piped;
+use crate::kubectl::piped;
 use crate::node::{AuditLog, Node};
 use crate::pods::{command, kubectl};
 use crate::until::until_within;
@@ -65,7 +65,7 @@ impl Agent {
 
         let agent = Agent { objects: objects() };
         kubectl(&format!("create namespace {NAMESPACE}"));
-        piped(&["apply", "-f", "-"], &agent.objects);
+        piped("apply -f -", &agent.objects);
         agent
     }
 }
@@ -77,7 +77,7 @@ impl Drop for Agent {
             let delete = ["delete", "daemonset", "--all", "-n", NAMESPACE];
             let _ = command(&delete).args(["--cascade=foreground", "--timeout=60s"]).output();
         }
-        piped(&["delete", "--ignore-not-found", "--wait=false", "-f", "-"], &self.objects);
+        piped("delete --ignore-not-found --wait=false -f -", &self.objects);
         let _ = command(&format!("delete namespace {NAMESPACE} --timeout=60s")).output();
         let _ = fs::remove_dir_all(DIRECTORY);
     }

@@ -8,31 +8,31 @@
 mod admission_policy;
 mod agent_replaced;
 mod another_namespace;
-mod cached;
+mod cached_configs;
 mod catalogue;
 mod chart;
-mod copies;
+mod debug_copies;
+mod denied_evictions;
 mod documented;
 mod drift;
 mod extension;
 mod hand_made;
 mod idle;
-mod ignored;
+mod invalid_ports;
 mod migration;
+mod mounted_directories;
 mod outage;
-mod own_account;
 mod platforms;
 mod plugin;
 mod proxy_user;
 mod quickstart;
-mod refused;
 mod release;
 mod repair;
 mod scene;
-mod stopped;
-mod take_over;
+mod service_accounts;
+mod sigterm;
+mod take_ownership;
 mod two_agents;
-mod unreadable;
 
 use std::time::Instant;
 
@@ -43,11 +43,11 @@ use testkit::cluster::connections::{
     connections_go_through_the_proxy_where_they_should, linkerd_check_finds_what_it_looks_up,
     pods_started_after_an_upgrade_follow_it,
 };
-use testkit::cluster::{agent, burst, connections, helm, node, pods, upstream, watcher};
+use testkit::cluster::{agent, burst, connections, helm, kubectl, node, pods, upstream, watcher};
 use testkit::{cni, documented as commands, fault_page, platforms as layouts, until};
 
 #[test]
-fn a_cluster_gets_the_chart_uses_it_and_is_left_as_it_was() {
+fn install_upgrade_and_uninstall_redirect_pods_and_restore_the_node() {
     let scene = Scene::begin();
     let Scene { node, helm, pods, .. } = &scene;
 

@@ -2,11 +2,9 @@
 //! platform uses the default directories, the runtime loads the laid-out conflist: the cluster's own network with the
 //! platform's names. Other directories are used by the agent only.
 
-use std::collections::BTreeMap;
 use std::fs;
-use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::io::Write as _;
-use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, symlink};
+use std::os::unix::fs::{PermissionsExt as _, symlink};
 use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::Instant;
@@ -15,7 +13,7 @@ use serde_json::{Value, json};
 
 use crate::helm::Helm;
 use crate::layouts::{Item, LAYOUTS, Layout};
-use crate::node::Node;
+use crate::node::{Files, Node, files_in};
 use crate::pods::{self, Pods, command, kubectl};
 
 const NET: &str = "/etc/cni/net.d";
@@ -25,12 +23,10 @@ const NETWORK: &str = "/etc/cni/net.d/10-bridge.conflist";
 const ASIDE: &str = "/etc/cni/net.d/10-bridge.conflist.aside";
 /// The paths that are laid out, one a line, so that they can be removed after a killed test.
 const RECORD: &str = "/run/linkerd2-cni-layout";
-/// Files of this size and more are compared by size, time and inode instead of content.
-const HASHED: u64 = 1 << 20;
 
 #[test]
 #[allow(clippy::print_stdout, reason = "shows where a test's time goes")]
-fn every_platform_gets_ready_on_a_node_like_it_and_leaves_it_as_it_was() {
+fn each_platform_preset_gets_ready_and_uninstalls_on_a_node_laid_out_like_it() {
     let _node = Node::exclusive();
     clear();
     let helm = Helm::with_local_repository();
@@ -241,31 +237,13 @@ fn clear() {
     let _ = fs::remove_file(RECORD);
 }
 
-/// Mode, owner and hash of each file in the layout's and the runtime's directories.
-type Snapshot = BTreeMap<PathBuf, (u32, u32, u64)>;
-
-fn snapshot(layout: &Layout) -> Snapshot {
-    let mut files = Snapshot::new();
-    for directory in [layout.bin_dir, layout.net_dir, BIN, NET] {
-        for entry in fs::read_dir(directory).unwrap() {
-            let path = entry.unwrap().path();
-            let metadata = fs::symlink_metadata(&path).unwrap();
-            let mut hasher = DefaultHasher::new();
-            if metadata.is_symlink() {
-                fs::read_link(&path).unwrap().hash(&mut hasher);
-            } else if metadata.is_file() && metadata.len() < HASHED {
-                fs::read(&path).unwrap().hash(&mut hasher);
-            } else {
-                (metadata.len(), metadata.mtime_nsec(), metadata.ino()).hash(&mut hasher);
-            }
-            files.insert(path, (metadata.mode(), metadata.uid(), hasher.finish()));
-        }
-    }
-    files
+/// The files in the layout's and the runtime's directories.
+fn snapshot(layout: &Layout) -> Files {
+    files_in("", &[layout.bin_dir, layout.net_dir, BIN, NET])
 }
 
 /// The files that are not the same in both snapshots.
-fn differences(before: &Snapshot, after: &Snapshot) -> Vec<PathBuf> {
+fn differences(before: &Files, after: &Files) -> Vec<PathBuf> {
     let all = before.keys().chain(after.keys());
     let differ = all.filter(|path| before.get(*path) != after.get(*path));
     differ.cloned().collect()

@@ -28,7 +28,7 @@ const ACCOUNT: &str = "upstream-agent";
 const RESTORED: Duration = Duration::from_secs(2);
 
 #[test]
-fn pods_start_and_end_whichever_of_two_agents_leaves_the_node() {
+fn pods_start_and_end_after_either_of_two_agents_uninstalls() {
     let scene = Scene::begin();
     let Scene { node, helm, .. } = &scene;
     let (list, bare) = active_conflist();

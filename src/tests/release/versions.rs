@@ -62,7 +62,7 @@ fn a_version_above_the_last_tag_with_an_entry_is_released() {
 }
 
 #[test]
-fn this_tree_has_one_version_and_its_entry() {
+fn this_tree_has_one_version_with_an_entry_in_the_changelog() {
     let tree = tree();
     tree.git(&["tag", "--delete", "v2.0.0"]);
     for file in ["CHANGELOG.md", "Cargo.toml", CHART] {

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::io::{self, Write as _};
-use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -50,8 +50,10 @@ pub struct AuditLog {
     begin: usize,
 }
 
-/// Mode, size and hash of each file. Contents would make the message of a failed assertion unreadable.
-pub type Files = BTreeMap<PathBuf, (u32, usize, u64)>;
+/// Mode, owner, size and hash of each file. Contents would make the message of a failed assertion unreadable.
+pub type Files = BTreeMap<PathBuf, (u32, u32, u64, u64)>;
+/// Files of this size and more, such as the plugins of the primary CNI, are compared by size and time instead of content.
+const HASHED: u64 = 1 << 20;
 
 impl Node {
     /// Waits until no other test uses the node.
@@ -122,8 +124,9 @@ impl Node {
 
     /// Whether any network config has a plugin entry.
     pub fn is_chained(&self) -> bool {
-        let texts = network_configs().into_iter().map(fs::read_to_string);
-        texts.flatten().any(|text| text.contains(r#""linkerd-cni""#) && text.contains("plugins"))
+        let entries = fs::read_dir(DIRECTORIES[0]).unwrap().flatten();
+        let mut texts = entries.filter_map(|entry| fs::read_to_string(entry.path()).ok());
+        texts.any(|text| text.contains(r#""linkerd-cni""#) && text.contains("plugins"))
     }
 
     /// Number of the plugin's requests since the test began about a namespace or a pod in it.
@@ -140,30 +143,31 @@ impl Node {
     }
 }
 
-/// The files in the node's network config directory, by name. [`Node::files`] takes seconds on a node with large plugins,
-/// as it reads them.
-fn network_configs() -> Vec<PathBuf> {
-    let entries = fs::read_dir(DIRECTORIES[0]).unwrap();
-    let mut paths: Vec<PathBuf> = entries.map(|entry| entry.unwrap().path()).collect();
-    paths.sort();
-    paths
+/// The files in the two directories of the node whose file system is at the path `root`.
+pub fn files_of(root: &str) -> Files {
+    files_in(root, &DIRECTORIES)
 }
 
-/// The same for the node whose file system is at the path `root`.
-pub fn files_of(root: &str) -> Files {
+/// The files in directories of the node whose file system is at the path `root`.
+pub fn files_in(root: &str, directories: &[&str]) -> Files {
     let mut files = Files::new();
-    for directory in DIRECTORIES {
+    for directory in directories {
         for entry in fs::read_dir(format!("{root}{directory}")).unwrap() {
             let entry = entry.unwrap();
-            let Ok(metadata) = fs::metadata(entry.path()) else {
+            let Ok(metadata) = fs::symlink_metadata(entry.path()) else {
                 continue;
             };
-            let mode = metadata.permissions().mode();
-            let bytes = fs::read(entry.path()).unwrap_or_default();
             let mut hasher = DefaultHasher::new();
-            bytes.hash(&mut hasher);
+            if metadata.is_symlink() {
+                fs::read_link(entry.path()).unwrap_or_default().hash(&mut hasher);
+            } else if metadata.len() < HASHED {
+                fs::read(entry.path()).unwrap_or_default().hash(&mut hasher);
+            } else {
+                (metadata.mtime(), metadata.mtime_nsec()).hash(&mut hasher);
+            }
             let path = Path::new(directory).join(entry.file_name());
-            files.insert(path, (mode, bytes.len(), hasher.finish()));
+            let size = if metadata.is_file() { metadata.len() } else { 0 };
+            files.insert(path, (metadata.mode(), metadata.uid(), size, hasher.finish()));
         }
     }
     files

@@ -4,8 +4,7 @@
 use std::cell::RefCell;
 use std::env;
 use std::fs;
-use std::io::Write as _;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -14,6 +13,7 @@ use nix::unistd::Pid;
 use serde_json::{Value, json};
 
 use super::families::{self, Family};
+pub use super::kubectl::{apply, command, kubectl};
 use crate::until::{until, until_within};
 
 /// Time in which kubelet accepts `kubectl exec` again after a restart.
@@ -329,65 +329,4 @@ fn pod(name: &str, containers: &[Value], init: &[Value]) -> Value {
         },
         "spec": {"initContainers": init, "containers": containers},
     })
-}
-
-pub fn apply(object: &Value) {
-    let mut child =
-        command("apply -f -").stdin(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
-    let mut stdin = child.stdin.take().unwrap();
-    stdin.write_all(object.to_string().as_bytes()).unwrap();
-    drop(stdin);
-    assert!(child.wait().unwrap().success(), "kubectl apply: {object}");
-}
-
-/// Runs kubectl and returns its output. Panics with its error if it fails.
-pub fn kubectl(args: &(impl Arguments + ?Sized)) -> String {
-    let mut command = command(args);
-    let output = command
-        .output()
-        .expect("kubectl runs; scripts/tools kubernetes puts it where scripts/tools --path says");
-    let error = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{command:?}: {error}");
-    String::from_utf8(output.stdout).unwrap()
-}
-
-pub fn command(args: &(impl Arguments + ?Sized)) -> Command {
-    let mut command = Command::new("kubectl");
-    command.args(args.words());
-    command
-}
-
-/// Arguments of a command: one line with blanks between them, or a list.
-pub trait Arguments {
-    fn words(&self) -> Vec<&str>;
-}
-
-impl Arguments for str {
-    fn words(&self) -> Vec<&str> {
-        self.split_whitespace().collect()
-    }
-}
-
-impl Arguments for String {
-    fn words(&self) -> Vec<&str> {
-        self.split_whitespace().collect()
-    }
-}
-
-impl<const N: usize> Arguments for [&str; N] {
-    fn words(&self) -> Vec<&str> {
-        self.to_vec()
-    }
-}
-
-impl Arguments for [&str] {
-    fn words(&self) -> Vec<&str> {
-        self.to_vec()
-    }
-}
-
-impl Arguments for Vec<&str> {
-    fn words(&self) -> Vec<&str> {
-        self.clone()
-    }
 }

@@ -40,7 +40,7 @@ pub fn unchanging(files: &Files) -> Files {
     let mut files = files.clone();
     let path = PathBuf::from(CALICO_KUBECONFIG);
     if let Some(file) = files.get_mut(&path) {
-        *file = (file.0, 0, 0);
+        *file = (file.0, file.1, 0, 0);
     }
     files
 }

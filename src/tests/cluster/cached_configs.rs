@@ -47,7 +47,7 @@ fn delete(ids: &[String]) -> Result<(), String> {
 }
 
 #[test]
-fn twenty_pods_are_deleted_from_the_cache_after_an_uninstall_that_keeps_the_binary() {
+fn pods_are_deleted_by_cached_configs_after_an_uninstall_that_keeps_the_binary() {
     let node = Node::exclusive();
     let before = node.files();
     let helm = Helm::with_local_repository();

@@ -53,7 +53,7 @@ fn a_deleted_role_binding_and_a_restart_leave_no_instant_without_the_plugin() {
 }
 
 #[test]
-fn a_node_that_leaves_the_daemonsets_scope_is_given_back_as_it_was() {
+fn a_node_that_leaves_the_daemonsets_scope_is_uninstalled_and_one_that_returns_is_installed() {
     let scene = Scene::installed(&[]);
     let Scene { node, helm, .. } = &scene;
 

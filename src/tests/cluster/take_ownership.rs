@@ -4,9 +4,10 @@ use std::time::Duration;
 
 use crate::agent::rolled_out;
 use crate::burst;
-use crate::chart::{Applied, piped};
+use crate::chart::Applied;
 use crate::documented::{Shell, on_page};
 use crate::helm::{Helm, NAMESPACE};
+use crate::kubectl::piped;
 use crate::node::Node;
 use crate::pods::{command, kubectl};
 use crate::scene::Scene;
@@ -71,7 +72,7 @@ fn apply_upstream(node: &Node, helm: &Helm) -> Applied {
         helm.must(&["template", "linkerd-cni", path, "-n", NAMESPACE, "--set", version]);
     // Other tests leave the namespace.
     let _ = command(&format!("create namespace {NAMESPACE}")).output();
-    piped(&["apply", "-n", NAMESPACE, "-f", "-"], &manifests);
+    piped(&format!("apply -n {NAMESPACE} -f -"), &manifests);
     let applied = Applied(manifests);
     until_within(WAIT, "upstream's entry is in the conflist", || node.entry().is_some());
     applied

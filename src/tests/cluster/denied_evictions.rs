@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use serde_json::json;
 
-use crate::chart::pipe;
+use crate::kubectl::fed;
 use crate::node::netns_of;
 use crate::pods::{self, apply, command};
 use crate::repair::set;
@@ -27,9 +27,9 @@ fn running_and_stranded_pods_whose_eviction_is_denied_stay_and_are_reported() {
             "apiVersion": "policy/v1", "kind": "Eviction",
             "metadata": {"name": "stranded-0", "namespace": "stranded"},
         });
-        let create = ["create", "--raw", path, "-f", "-"];
-        let stderr = pipe(&[&create[..], more].concat(), &eviction.to_string()).stderr;
-        String::from_utf8(stderr).unwrap()
+        let mut create = command(&format!("create --raw {path} -f -"));
+        let output = fed(create.args(more), &eviction.to_string());
+        String::from_utf8(output.stderr).unwrap()
     };
     // By this text the controller knows that no admission refuses the eviction.
     let no_permission = r#"pods "stranded-0" is forbidden: User "nobody" cannot create"#;

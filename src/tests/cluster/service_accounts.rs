@@ -53,7 +53,7 @@ fn helm_uninstall_removes_the_plugin_with_a_service_account_of_the_user() {
 }
 
 #[test]
-fn deleting_the_namespace_of_a_release_gives_the_node_back_as_it_was() {
+fn deleting_the_releases_namespace_uninstalls_the_node() {
     let scene = Scene::installed(&[]);
     let Scene { node, helm, before, .. } = &scene;
     kubectl(&format!("delete namespace {NAMESPACE} --timeout=60s"));
