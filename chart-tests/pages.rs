@@ -116,18 +116,6 @@ fn monitoring_lists_the_reason_of_every_event() {
 }
 
 #[test]
-fn error_codes_lists_every_code_of_the_plugin() {
-    let page = read(root().join("docs/error-codes.md"));
-    let rows = page.lines().filter_map(|line| line.strip_prefix("| ")?.split(" | ").next());
-    let listed: BTreeSet<_> =
-        rows.flat_map(|cell| cell.split(", ")).filter_map(|code| code.parse().ok()).collect();
-    let source = read(root().join("src/cni/error.rs"));
-    let codes = source.split(": u32 = ").skip(1).map(|rest| rest.split(';').next().unwrap());
-    let codes: BTreeSet<u32> = codes.map(|code| code.parse().unwrap()).collect();
-    assert_eq!(listed, codes);
-}
-
-#[test]
 fn the_charts_readme_names_every_value_without_effect() {
     let text = read(chart_readme());
     let root = schema();

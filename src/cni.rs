@@ -5,6 +5,7 @@
 //! implementation (`containernetworking/cni`, `pkg/skel`), which runtimes and users know.
 
 pub mod args;
+pub mod command;
 pub mod error;
 pub mod object;
 pub mod output;
@@ -12,5 +13,6 @@ pub mod request;
 pub mod result;
 pub mod version;
 
+pub use command::Command;
 pub use error::Error;
-pub use request::{Command, Request};
+pub use request::Request;

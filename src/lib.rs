@@ -6,6 +6,7 @@
 //! - [`deadline`]: stops waiting for polls and threads that take too long
 //! - [`child`]: waits for a child process until a deadline; kills it with its process group
 //! - [`quote`]: cuts and cleans text from outside before it is quoted
+//! - [`failure`]: code, name, cause and remedy of each failure of the plugin
 //! - [`log`]: writes log lines to stderr without blocking; drops a line that cannot be written at
 //!   once
 //! - [`metrics`]: registers the metrics of agent and repair controller, and renders their text
@@ -46,6 +47,7 @@ pub mod config;
 pub mod conflist;
 pub mod deadline;
 pub mod extension;
+pub mod failure;
 pub mod files;
 pub mod firewall;
 pub mod kube;

@@ -10,12 +10,12 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-use crate::cni::error::{Error, code};
 use crate::cni::object::Object;
-use crate::cni::{Command, Request, result, version};
-use crate::config::{Config, ResolvedRedirect, ignored};
+use crate::cni::{Command, Error, Request, result, version};
+use crate::config::{Config, ResolvedRedirect};
+use crate::failure::Failure;
 use crate::pod::Decision;
-use crate::record::{self, CallResult, Record};
+use crate::record::{CallResult, Record};
 use crate::redirect::{Ipv6, Origin};
 use crate::{firewall, log, netns};
 use pod_redirect::PodRedirect;
@@ -35,8 +35,8 @@ const PREVIOUS_MISSING: &str = "CHECK: required prevResult missing";
 pub fn run(request: &Request) -> Result<String, Error> {
     match request.command {
         Command::Version => Ok(version::response()),
-        Command::Add => run_and_record(record::Command::Add, request, add),
-        Command::Check => run_and_record(record::Command::Check, request, check),
+        Command::Add => run_and_record(request, add),
+        Command::Check => run_and_record(request, check),
         // The kernel removes the redirect rules together with the pod's netns.
         Command::Del => refuse_own_netns(request).map(|()| String::new()),
         // No I/O here: runtimes send STATUS every few seconds while they hold a lock.
@@ -46,7 +46,6 @@ pub fn run(request: &Request) -> Result<String, Error> {
 
 /// Reads the plugin entry, runs `work`, and sends the agent a record of the outcome.
 fn run_and_record(
-    command: record::Command,
     request: &Request,
     work: fn(&Request, &Config, &mut Record) -> Result<String, Error>,
 ) -> Result<String, Error> {
@@ -59,14 +58,11 @@ fn run_and_record(
             "linkerd-cni: ADD and CHECK of meshed pods fail until the plugin entry is corrected: {problem}"
         );
     }
-    let mut record = Record::new(command, &request.container_id);
+    let mut record = Record::new(request.command, &request.container_id);
     let outcome = work(request, &config, &mut record);
     record.finish(outcome.as_ref().err(), started.elapsed());
-    if let Some(ignored) = ignored::summary(&record.ignored) {
-        tracing::warn!("linkerd-cni: pod {}/{}: {ignored}", record.namespace, record.pod);
-    }
-    if let Some(degraded) = record.degraded_text() {
-        tracing::warn!("linkerd-cni: pod {}/{}: {degraded}", record.namespace, record.pod);
+    for warning in record.warnings() {
+        tracing::warn!("linkerd-cni: pod {}/{}: {warning}", record.namespace, record.pod);
     }
     tracing::info!("{record}");
     record.send(&config.kubeconfig);
@@ -112,7 +108,7 @@ fn add(request: &Request, config: &Config, record: &mut Record) -> Result<String
     Ok(output)
 }
 
-/// Checks that a meshed pod has all rules that ADD installs. Fails with [`code::RULES_MISSING`] and
+/// Checks that a meshed pod has all rules that ADD installs. Fails with [`Failure::RulesMissing`] and
 /// names the missing rules.
 ///
 /// Only this proof fails CHECK: CRI-O calls CHECK for every pod when it restarts, and a failed CHECK
@@ -125,7 +121,7 @@ fn check(request: &Request, config: &Config, record: &mut Record) -> Result<Stri
         Ok(_) => {
             let is_known = request.config.non_null("prevResult").is_some();
             if !is_known && record.result == CallResult::Checked {
-                record.degrade(&Error::new(code::INVALID_CONFIG, PREVIOUS_MISSING));
+                record.degrade(&Error::new(Failure::InvalidConfig, PREVIOUS_MISSING));
             }
         }
         Err(error) => record.degrade(&error),
@@ -173,13 +169,12 @@ fn missing_rules(
 
 fn rules_missing(missing: &[String]) -> Error {
     Error::new(
-        code::RULES_MISSING,
+        Failure::RulesMissing,
         format!(
             "redirect rules of the pod are missing or changed: {}",
             firewall::describe_missing(missing)
         ),
     )
-    .with_details("delete the pod; its replacement starts with all redirect rules")
 }
 
 /// Rejects a request for the plugin's own netns, in which the rules would redirect the
@@ -189,52 +184,47 @@ fn refuse_own_netns(request: &Request) -> Result<(), Error> {
         return Ok(());
     }
     Err(Error::new(
-        code::INVALID_NETNS,
+        Failure::InvalidNetns,
         "plugin's netns and netns from CNI_NETNS should not be the same",
     ))
 }
 
-/// Runs `work` inside the pod's netns. Fails with [`code::INVALID_NETNS`] if the netns cannot
-/// be opened or entered, and with [`code::RULES_FAILED`] if the rules cannot be installed or read.
+/// Runs `work` inside the pod's netns. Fails with [`Failure::InvalidNetns`] if the netns cannot
+/// be opened or entered, and with [`Failure::RulesFailed`] if the rules cannot be installed or read.
 fn in_netns<T: Send + 'static>(
     request: &Request,
     work: impl FnOnce() -> Result<T, firewall::Error> + Send + 'static,
 ) -> Result<T, Error> {
     let result = netns::run(&request.netns, NETNS_DEADLINE, work).map_err(|error| {
-        let (code, remedy) = match error {
-            netns::Error::Open { .. } | netns::Error::Enter { .. } => {
-                (code::INVALID_NETNS, NETNS_REMEDY)
-            }
-            _ => (code::RULES_FAILED, NETNS_WORK_REMEDY),
+        let failure = match error {
+            netns::Error::Open { .. } | netns::Error::Enter { .. } => Failure::InvalidNetns,
+            _ => Failure::RulesTimedOut,
         };
-        Error::new(code, error.to_string()).with_details(remedy)
+        Error::new(failure, error.to_string())
     })?;
     result.map_err(firewall_error)
 }
 
-const NETNS_REMEDY: &str = "the pod's network namespace is gone, or the plugin may not enter it; the runtime retries the pod";
-const NETNS_WORK_REMEDY: &str =
-    "check the load of the node and the plugin's log; the runtime retries the pod";
-
 /// Converts a firewall error to a CNI error with its remedy. Only ADD fails with it.
 fn firewall_error(error: firewall::Error) -> Error {
+    let lacks_programs =
+        |error: &firewall::Error| matches!(error, firewall::Error::NoPrograms { .. });
+    let problem = error.to_string();
     match &error {
-        firewall::Error::NoPrograms { .. } => Error::new(code::NO_IPTABLES, error.to_string())
-            .with_details("install iptables on the node, or set the chart's iptablesMode to auto"),
-        firewall::Error::NoBackend { errors }
-            if errors.iter().any(|error| matches!(error, firewall::Error::NoPrograms { .. })) =>
-        {
+        error if lacks_programs(error) => Error::new(Failure::NoIptables, problem),
+        firewall::Error::NoBackend { errors } if errors.iter().any(lacks_programs) => {
             let remedy = error.remedy().unwrap_or_else(|| {
                 "load the kernel modules nf_tables, nft_chain_nat and nft_redir".to_owned()
             });
-            Error::new(code::NO_IPTABLES, error.to_string()).with_details(format!(
+            Error::new(Failure::NoIptables, problem).with_details(format!(
                 "nf_tables is not usable: {remedy}; or install iptables on the node"
             ))
         }
         _ => {
-            let remedy = error.remedy().unwrap_or_else(|| "if the node does not support this backend, set the chart's iptablesMode to auto or to another backend".to_owned());
-            Error::new(code::RULES_FAILED, error.to_string())
-                .with_details(format!("the redirect rules could not be installed; {remedy}"))
+            let failed = Failure::RulesFailed.row();
+            let remedy = error.remedy().unwrap_or_else(|| failed.remedy.to_owned());
+            Error::new(Failure::RulesFailed, problem)
+                .with_details(format!("{}; {remedy}", failed.cause))
         }
     }
 }

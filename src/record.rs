@@ -5,18 +5,20 @@
 //! [`Record::parse`] bounds each text, and replaces characters that would break a log line. Plugin
 //! and agent may differ in version, so unknown fields and sources of ignored ports are skipped.
 
-mod display;
-
 use std::borrow::Cow;
+use std::fmt;
 use std::os::unix::net::UnixDatagram;
 use std::path::Path;
 use std::time::Duration;
 
 use serde::{Deserialize, Deserializer, Serialize};
 
-use crate::cni::Error;
-use crate::cni::error::code;
+use crate::cni::args::is_name;
+use crate::cni::request::is_identifier;
+use crate::cni::{Command, Error};
 use crate::config::ignored::{self, Ignored, SOURCES};
+use crate::failure::Failure;
+use crate::quote::one_line;
 use crate::redirect::backend::Backend;
 
 /// File name of the agent's socket in the CNI net dir. No container runtime reads it as a network
@@ -24,30 +26,12 @@ use crate::redirect::backend::Backend;
 pub const SOCKET_NAME: &str = ".linkerd-cni.sock";
 /// Largest record, in bytes.
 pub const SIZE_LIMIT: usize = 8 << 10;
-/// Longest name of a pod, a Namespace or a container, in bytes.
-const NAME_LIMIT: usize = 253;
+/// Longest container ID, in bytes.
+const ID_LIMIT: usize = 253;
 /// Longest error message and skip reason, in characters.
 const TEXT_LIMIT: usize = 1024;
 /// Largest number of containers that a record names, of each kind.
 const CONTAINERS_LIMIT: usize = 10;
-
-/// Level at which the agent logs the record.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Level {
-    Debug,
-    Info,
-    Warn,
-    Error,
-}
-
-/// `CNI_COMMAND` of the plugin call.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "UPPERCASE")]
-pub enum Command {
-    Add,
-    Check,
-}
 
 /// Result of the plugin call.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -62,72 +46,88 @@ pub enum CallResult {
     Skipped(Cow<'static, str>),
 }
 
+/// Formats the result as in JSON.
+impl fmt::Display for CallResult {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.serialize(f)
+    }
+}
+
 /// What the plugin did for one pod. It has no token and no environment variable, and of the
 /// annotations only the ignored elements.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Record {
-    pub level: Level,
+    /// ADD or CHECK.
     pub command: Command,
     pub namespace: String,
     pub pod: String,
     /// UID of the pod object, or else the UID in `CNI_ARGS`, which some runtimes omit.
-    #[serde(default, skip_serializing_if = "String::is_empty")]
+    #[serde(default)]
     pub pod_uid: String,
     container_id: String,
     #[serde(rename = "decision")]
     pub result: CallResult,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default)]
     pub backend: Option<Backend>,
     /// Number of requests to the API server.
     pub requests: u32,
     /// How many of these requests repeated a failed one.
-    #[serde(default, skip_serializing_if = "is_zero")]
+    #[serde(default)]
     pub retries: u32,
     /// Duration of the call, in milliseconds.
     pub ms: u64,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub error: Option<Failure>,
+    #[serde(default)]
+    pub error: Option<CallError>,
     /// For ADD: why annotations and plugin entry decided without the API server. For CHECK: why it could
     /// not be proven whether rules are missing.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub degraded: Option<Degraded>,
+    #[serde(default)]
+    pub degraded: Option<CallError>,
     /// Elements of the pod's port lists that have no effect.
-    #[serde(default, skip_serializing_if = "Vec::is_empty", deserialize_with = "known")]
+    #[serde(default, deserialize_with = "known")]
     pub ignored: Vec<Ignored>,
     /// Init containers that start before the proxy, so that their connections are refused.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[serde(default)]
     pub blocked_init_containers: Vec<String>,
     /// Containers of the app that run as the user of the proxy, so that their connections bypass it.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[serde(default)]
     pub exempt_containers: Vec<String>,
     /// Whether the pod has IPv6, and IPv4 rules alone as its proxy listens on IPv4 only.
-    #[serde(default, skip_serializing_if = "is_false")]
+    #[serde(default)]
     pub ipv6_bypasses_proxy: bool,
 }
 
-/// Code and message of a CNI error, without the remedy.
+/// A CNI error without the remedy.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Failure {
+pub struct CallError {
     pub code: u32,
+    /// Name of the [`Failure`].
+    #[serde(default)]
+    failure: String,
     msg: String,
 }
 
-impl Failure {
+impl CallError {
     fn new(error: &Error) -> Self {
-        Failure { code: error.code, msg: line(&error.msg) }
+        let failure = error.failure.row();
+        CallError { code: failure.code, failure: failure.name.into(), msg: bounded(&error.msg) }
+    }
+
+    /// Returns the failure, if this version knows it.
+    pub fn failure(&self) -> Option<Failure> {
+        Failure::find(self.code, &self.failure)
     }
 }
 
-/// See [`Record::degraded`].
-#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(transparent)]
-pub struct Degraded(pub Failure);
+impl fmt::Display for CallError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} (code {})", self.msg, self.code)
+    }
+}
 
 impl Record {
     /// Starts the record of a call. Its result is `Failed` until a result is set.
     pub fn new(command: Command, container_id: &str) -> Self {
         Record {
-            level: Level::Info,
             command,
             namespace: String::new(),
             pod: String::new(),
@@ -168,20 +168,15 @@ impl Record {
 
     /// Records the `error` that left the call without the facts that it needs.
     pub fn degrade(&mut self, error: &Error) {
-        self.degraded = Some(Degraded(Failure::new(error)));
+        self.degraded = Some(CallError::new(error));
     }
 
-    /// Sets duration, level and error at the end of the call.
+    /// Sets duration and error at the end of the call.
     pub fn finish(&mut self, error: Option<&Error>, duration: Duration) {
         self.ms = duration.as_millis().try_into().unwrap_or(u64::MAX);
-        let has_bypass = self.ipv6_bypasses_proxy || !self.exempt_containers.is_empty();
-        if !self.ignored.is_empty() || self.degraded.is_some() || has_bypass {
-            self.level = Level::Warn;
-        }
         if let Some(error) = error {
-            self.level = Level::Error;
             self.result = CallResult::Failed;
-            self.error = Some(Failure::new(error));
+            self.error = Some(CallError::new(error));
         }
     }
 
@@ -210,8 +205,12 @@ impl Record {
             return None;
         }
         let mut record: Record = serde_json::from_slice(bytes).ok()?;
-        let names = [&record.namespace, &record.pod, &record.container_id];
-        if !names.into_iter().all(|name| is_name(name)) {
+        let is_valid = matches!(record.command, Command::Add | Command::Check)
+            && record.container_id.len() <= ID_LIMIT
+            && is_identifier(&record.container_id)
+            && is_name(&record.namespace)
+            && is_name(&record.pod);
+        if !is_valid {
             return None;
         }
         if !is_name(&record.pod_uid) {
@@ -222,11 +221,10 @@ impl Record {
             names.retain(|name| is_name(name));
         }
         if let CallResult::Skipped(reason) = &mut record.result {
-            *reason = line(reason).into();
+            *reason = bounded(reason).into();
         }
-        let degraded = record.degraded.as_mut().map(|Degraded(error)| error);
-        for error in record.error.as_mut().into_iter().chain(degraded) {
-            error.msg = line(&error.msg);
+        for error in [&mut record.error, &mut record.degraded].into_iter().flatten() {
+            error.msg = bounded(&error.msg);
         }
         Some(record)
     }
@@ -237,20 +235,57 @@ impl Record {
             .map(|command| format!("linkerd-cni: {command} {namespace}/{pod} "))
     }
 
-    /// Whether the API server rejected the plugin's token (HTTP 401) or denied its request (403).
-    pub fn is_rejection(&self) -> bool {
-        self.has_error(code::API_DENIED)
+    /// Whether the call failed, or lacked facts, with this code.
+    pub fn has_code(&self, failure: Failure) -> bool {
+        let mut errors = self.error.iter().chain(&self.degraded);
+        errors.any(|error| error.code == failure.code())
     }
 
-    /// Whether the plugin could not reach the API server.
-    pub fn is_unreachable(&self) -> bool {
-        self.has_error(code::API_UNREACHABLE)
+    /// Whether the call redirected the pod.
+    pub fn is_redirected_add(&self) -> bool {
+        (self.command, &self.result) == (Command::Add, &CallResult::Redirected)
     }
 
-    fn has_error(&self, code: u32) -> bool {
-        let degraded = self.degraded.as_ref().map(|Degraded(error)| error);
-        self.error.iter().chain(degraded).any(|error| error.code == code)
+    /// Describes what the user of the pod should know of a call that succeeded, for the log.
+    pub fn warnings(&self) -> Vec<String> {
+        let bypassing = "containers that run as the proxy's user and bypass the proxy";
+        let degraded = self.degraded.as_ref().map(|error| match self.command {
+            Command::Check => {
+                format!("without proof whether redirect rules are missing: {error}")
+            }
+            _ => format!("annotations and plugin entry alone were used: {error}"),
+        });
+        let ipv6 = "IPv6 traffic bypasses the proxy, which listens on IPv4 only";
+        let warnings = [
+            ignored::summary(&self.ignored),
+            named(bypassing, &self.exempt_containers),
+            self.ipv6_bypasses_proxy.then(|| ipv6.to_owned()),
+            degraded,
+        ];
+        warnings.into_iter().flatten().collect()
     }
+}
+
+/// Formats the record as a line of the agent's log.
+impl fmt::Display for Record {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Record { command, namespace, pod, container_id, result, .. } = self;
+        write!(f, "linkerd-cni: {command} {namespace}/{pod} container {container_id}: {result}")?;
+        if let Some(backend) = self.backend {
+            write!(f, " by {backend}")?;
+        }
+        write!(f, ", {} requests, {} ms", self.requests, self.ms)?;
+        let blocked = "init containers without network, as they start before the proxy";
+        for note in named(blocked, &self.blocked_init_containers).into_iter().chain(self.warnings())
+        {
+            write!(f, "; {note}")?;
+        }
+        self.error.as_ref().map_or(Ok(()), |error| write!(f, ": {error}"))
+    }
+}
+
+fn named(what: &str, names: &[String]) -> Option<String> {
+    (!names.is_empty()).then(|| format!("{what}: {}", names.join(", ")))
 }
 
 /// Reads the lists whose source this agent knows, one per source and cut to a bounded length.
@@ -271,24 +306,9 @@ fn known<'de, D: Deserializer<'de>>(field: D) -> Result<Vec<Ignored>, D::Error> 
     Ok(ignored::cut(SOURCES.into_iter().filter_map(of).collect()))
 }
 
-fn is_zero(number: &u32) -> bool {
-    *number == 0
-}
-
-fn is_false(flag: &bool) -> bool {
-    !flag
-}
-
-/// Whether `text` has only characters that occur in names, and is not too long.
-fn is_name(text: &str) -> bool {
-    let fits = |byte: u8| byte.is_ascii_alphanumeric() || b"-._".contains(&byte);
-    text.len() <= NAME_LIMIT && text.bytes().all(fits)
-}
-
 /// Puts `text` on one line, and cuts it.
-fn line(text: &str) -> String {
-    let printed = |c: char| if c.is_control() { ' ' } else { c };
-    text.chars().take(TEXT_LIMIT).map(printed).collect()
+fn bounded(text: &str) -> String {
+    one_line(text).chars().take(TEXT_LIMIT).collect()
 }
 
 #[cfg(test)]

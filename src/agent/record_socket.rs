@@ -9,14 +9,8 @@
 //! The plugin never waits for the agent. A writer that floods the socket fills the kernel's
 //! bounded queue, which the agent reads at a limited rate.
 
-mod containers;
-mod degraded;
-mod failed;
-mod ignored_ports;
-mod pod_event;
+mod events;
 mod rate_limit;
-#[cfg(test)]
-mod sample;
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -35,8 +29,9 @@ use super::api::event_queue::Event;
 use super::readiness::Status;
 use super::settings::Settings;
 use super::watch::Waker;
+use crate::failure::Failure;
 use crate::files;
-use crate::record::{self, Record, SIZE_LIMIT, SOCKET_NAME};
+use crate::record::{Record, SIZE_LIMIT, SOCKET_NAME};
 use rate_limit::RateLimit;
 
 /// Time between two checks that the socket's path still leads to this socket.
@@ -200,24 +195,22 @@ impl RecordSocket {
             return;
         };
         counters.count(&record);
-        if record.is_rejection() {
+        // By code: the plugin on the node may be of another version.
+        if record.has_code(Failure::TokenRejected) {
             self.api.report_rejection();
         }
-        if record.is_unreachable() {
+        if record.has_code(Failure::ApiUnreachable) {
             self.api.report_unreachable();
         }
-        match record.level {
-            record::Level::Error => error!("{record}"),
-            record::Level::Warn => warn!("{record}"),
-            record::Level::Info => info!("{record}"),
-            record::Level::Debug => debug!("{record}"),
+        match &record {
+            Record { error: Some(_), .. } => error!("{record}"),
+            record if !record.warnings().is_empty() => warn!("{record}"),
+            record => info!("{record}"),
         }
-        let events = ignored_ports::pod_events(&record)
-            .chain(degraded::pod_event(&record))
-            .chain(containers::pod_events(&record))
-            .chain(failed::pod_event(&record));
-        events.for_each(|event| self.api.report_event(Event::OnPod(event)));
-        for (key, event) in ignored_ports::agent_events(&record) {
+        for event in events::pod_events(&record) {
+            self.api.report_event(Event::OnPod(event));
+        }
+        for (key, event) in events::agent_events(&record) {
             if self.state().reported.insert(key) {
                 self.api.report_event(Event::OnAgentPod(event));
             }

@@ -5,21 +5,21 @@ use std::io;
 use std::panic;
 use std::process::{self, ExitCode};
 
-use linkerd2_cni::cni::{Error, error::code, output, request, version};
+use linkerd2_cni::cni::{Error, output, request, version};
+use linkerd2_cni::failure::Failure;
 use linkerd2_cni::log::stderr;
 use linkerd2_cni::plugin;
 
 fn main() -> ExitCode {
     panic::set_hook(Box::new(|info| {
-        let error = Error::new(code::INTERNAL, format!("linkerd-cni panicked: {info}"))
-            .with_details("this is a bug in linkerd-cni, please report it");
+        let error = Error::new(Failure::Internal, format!("linkerd-cni panicked: {info}"));
         print(&error.to_json(version::CURRENT));
         process::exit(1);
     }));
     let request = request::read(&|name| env::var_os(name), &mut io::stdin().lock());
     let (cni_version, outcome) = match &request {
         Ok(request) => (&*request.cni_version, plugin::run(request)),
-        Err(invalid) => (&*invalid.cni_version, Err(invalid.error.clone())),
+        Err(error) => (version::CURRENT, Err(error.clone())),
     };
     match outcome {
         Ok(result) => print(&result),
@@ -38,7 +38,7 @@ fn print(text: &str) -> ExitCode {
     };
     let line = format!(
         "linkerd-cni: cannot write the response to stdout (code {}): {error}\n",
-        code::IO_FAILURE
+        Failure::IoFailure.code()
     );
     stderr::write_line(line.as_bytes());
     ExitCode::FAILURE

@@ -2,7 +2,8 @@
 
 use std::fmt;
 
-use super::error::{Error, code};
+use super::error::Error;
+use crate::failure::Failure;
 use crate::quote::quote;
 
 /// Key of the pod's namespace, as containerd, CRI-O and Multus send it.
@@ -73,7 +74,7 @@ pub fn pod(args: &str) -> Result<Option<PodRef>, Error> {
 }
 
 fn invalid(problem: String) -> Error {
-    Error::new(code::INVALID_ENVIRONMENT, format!("CNI_ARGS: {problem}"))
+    Error::new(Failure::InvalidEnvironment, format!("CNI_ARGS: {problem}"))
 }
 
 fn parse_boolean(text: &str) -> Result<bool, Error> {
@@ -143,7 +144,7 @@ mod tests {
         ];
         for (args, wanted) in cases {
             let error = pod(args).unwrap_err();
-            assert_eq!((error.code, error.msg.as_str()), (4, wanted));
+            assert_eq!((error.failure.code(), error.msg.as_str()), (4, wanted));
         }
     }
 }

@@ -25,6 +25,11 @@ impl Object {
         self.get(key).filter(|value| value.get() != "null")
     }
 
+    /// Returns the text at `key`, empty if the key is not set. Fails if the value is no text.
+    pub fn text(&self, key: &str) -> Result<String, serde_json::Error> {
+        self.non_null(key).map_or(Ok(String::new()), |value| serde_json::from_str(value.get()))
+    }
+
     /// Replaces the value of `key` and removes duplicates. Inserts a new key as the first member.
     pub fn set(&mut self, key: &str, value: Box<RawValue>) {
         let place = self.0.iter().rposition(|(name, _)| name == key);

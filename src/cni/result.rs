@@ -1,47 +1,37 @@
 //! The result of ADD, which is the result of the previous plugins in the chain.
 
-mod convert;
+use serde_json::value::to_raw_value;
 
-use serde_json::value::RawValue;
-
-use super::error::{Error, code};
+use super::error::Error;
 use super::object::Object;
 use super::request::Request;
-use super::version;
+use super::version::SUPPORTED;
+use crate::failure::Failure;
 
-/// Returns the result of ADD: `prevResult` with the request's `cniVersion`.
+/// Returns the result of ADD: `prevResult`, byte for byte. Without `prevResult` the result is empty.
+/// See CNI spec 1.1, section 2, ADD: a plugin outputs the result it received, or an equivalent one.
 ///
-/// The other members keep their bytes unless that version has a different [`version::ResultFormat`];
-/// then the result is converted. Without `prevResult` the result is empty. See CNI spec 1.1, section 2,
-/// ADD: a plugin outputs the result it received, or an equivalent one.
+/// `prevResult` has the `cniVersion` of the request, unless the previous plugin violates the
+/// specification. The result then keeps that plugin's version and format: the runtime reads a result of
+/// any supported version
+/// ([`create.Create`](https://github.com/containernetworking/cni/blob/v1.3.0/pkg/types/create/create.go)),
+/// and converts the one that it sends with CHECK and DEL itself
+/// ([`getCachedResult`](https://github.com/containernetworking/cni/blob/v1.3.0/libcni/api.go)).
 pub fn pass_through(request: &Request) -> Result<String, Error> {
-    convert_to(request.config.non_null("prevResult"), &request.cni_version)
-}
-
-fn convert_to(previous: Option<&RawValue>, wanted: &str) -> Result<String, Error> {
-    let mut result = match previous {
+    let mut result = match request.config.non_null("prevResult") {
         Some(previous) => serde_json::from_str(previous.get()).map_err(unparsable)?,
         None => Object::default(),
     };
-    let found: String = match result.non_null("cniVersion") {
-        Some(version) => serde_json::from_str(version.get()).map_err(unparsable)?,
-        None => String::new(),
-    };
-    // libcni omits `cniVersion` if the previous plugin did. Then it is the request's version.
-    if !found.is_empty() && found != wanted {
-        let formats = version::result_format(&found).zip(version::result_format(wanted));
-        let (from, to) = formats.ok_or_else(|| unsupported_version(&found))?;
-        convert::convert(&mut result, from, to)
-            .map_err(|error| undecodable(&format!("{found} to {wanted}: {error}")))?;
+    let version = result.text("cniVersion").map_err(unparsable)?;
+    if version.is_empty() {
+        // libcni omits the version if the previous plugin did. Then it is the request's.
+        result.set("cniVersion", to_raw_value(&request.cni_version).map_err(unparsable)?);
+    } else if !SUPPORTED.contains(&version.as_str()) {
+        let problem = format!("unsupported CNI result version {version:?}");
+        let remedy = "correct or update the plugin before linkerd-cni in the network config";
+        return Err(undecodable(&problem).with_details(remedy));
     }
-    let version = serde_json::value::to_raw_value(wanted).map_err(unparsable)?;
-    result.set("cniVersion", version);
     serde_json::to_string(&result).map_err(unparsable)
-}
-
-fn unsupported_version(found: &str) -> Error {
-    undecodable(&format!("unsupported CNI result version {found:?}"))
-        .with_details("correct or update the plugin before linkerd-cni in the network config")
 }
 
 fn unparsable(error: serde_json::Error) -> Error {
@@ -49,8 +39,53 @@ fn unparsable(error: serde_json::Error) -> Error {
 }
 
 fn undecodable(problem: &str) -> Error {
-    Error::new(code::DECODING_FAILURE, format!("could not parse prevResult: {problem}"))
+    Error::new(Failure::DecodingFailure, format!("could not parse prevResult: {problem}"))
 }
 
 #[cfg(test)]
-mod tests;
+mod tests {
+    use crate::cni::request;
+
+    /// Passes `previous` through a request of version 0.4.0.
+    fn passed(previous: &str) -> Result<String, super::Error> {
+        let stdin = format!(r#"{{"cniVersion":"0.4.0","name":"n","prevResult":{previous}}}"#);
+        let env = |name: &str| Some(if name == "CNI_COMMAND" { "ADD" } else { "x" }.into());
+        super::pass_through(&request::read(&env, &mut stdin.as_bytes()).unwrap())
+    }
+
+    #[test]
+    fn a_result_of_any_supported_version_keeps_its_bytes() {
+        for result in [
+            r#"{"cniVersion":"0.4.0","ips":[{"version":"4","address":"10.0.0.7/24","x":1.0}],"dns":{"nameservers":["\u0031"]}}"#,
+            r#"{"cniVersion":"1.1.0","interfaces":[{"name":"eth0","mtu":1450}],"x":1e3}"#,
+            r#"{"cniVersion":"0.2.0","ip4":{"ip":"10.0.0.7/24"},"x":12345678901234567890}"#,
+        ] {
+            assert_eq!(passed(result).unwrap(), result);
+        }
+    }
+
+    #[test]
+    fn a_result_without_version_gets_that_of_the_request() {
+        for (previous, wanted) in [
+            ("null", r#"{"cniVersion":"0.4.0"}"#),
+            (r#"{"x":1}"#, r#"{"cniVersion":"0.4.0","x":1}"#),
+            (r#"{"cniVersion":"","x":1}"#, r#"{"cniVersion":"0.4.0","x":1}"#),
+        ] {
+            assert_eq!(passed(previous).unwrap(), wanted);
+        }
+    }
+
+    #[test]
+    fn a_result_that_is_no_result_is_rejected_with_the_reason() {
+        for (previous, wanted) in [
+            (r#"{"cniVersion":"5678.456"}"#, "unsupported CNI result version \"5678.456\""),
+            (r#"{"cniVersion":1}"#, "invalid type: integer `1`, expected a string"),
+            ("\"x\"", "invalid type: string \"x\", expected a JSON object"),
+        ] {
+            let error = passed(previous).unwrap_err();
+            assert_eq!(error.failure.code(), 6, "{previous}");
+            let wanted = format!("could not parse prevResult: {wanted}");
+            assert!(error.msg.starts_with(&wanted), "{}", error.msg);
+        }
+    }
+}

@@ -2,7 +2,8 @@
 
 use super::section::config_error;
 use super::{Config, ResolvedRedirect};
-use crate::cni::error::{Error, code};
+use crate::cni::Error;
+use crate::failure::Failure;
 use crate::pod::annotation::{self, Annotations, annotation_error};
 use crate::pod::facts::PodFacts;
 use crate::pod::mesh::PROXY;
@@ -48,7 +49,7 @@ impl Config {
                 "expected the UID of the proxy, above 0, such as 2102; otherwise the proxy's own connections are redirected to the proxy",
             ),
             (None, None) => Error::new(
-                code::INVALID_CONFIG,
+                Failure::InvalidConfig,
                 "neither proxy-uid nor proxy-gid is above 0, so the proxy's own connections would be redirected to the proxy",
             )
             .with_details(format!(
@@ -68,14 +69,13 @@ impl Config {
         let named = names[..names.len().min(NAMED)].join(", ");
         let ids = [("UID", resolved.redirect.proxy_uid), ("GID", resolved.redirect.proxy_gid)];
         let ids = ids.iter().filter_map(|(word, id)| Some(format!("{word} {}", (*id)?)));
-        let error = Error::new(
-            code::SHARED_PROXY_USER,
+        Some(Error::new(
+            Failure::SharedProxyUser,
             format!(
                 "containers run as the proxy's user ({}), so their connections would bypass the proxy: {named}",
                 ids.collect::<Vec<_>>().join(", ")
             ),
-        );
-        Some(error.with_details("set another runAsUser for these containers, or for the proxy; the chart's strictProxyUser=false admits the pod"))
+        ))
     }
 }
 
@@ -101,7 +101,7 @@ fn in_range(id: i64) -> Result<i64, String> {
 /// Error for the user of the proxy container. The container wins over annotation and plugin entry, so
 /// a correction there has no effect.
 fn container_error(problem: &str) -> Error {
-    Error::new(code::INVALID_CONFIG, format!("container {PROXY}{problem}")).with_details(format!(
+    Error::new(Failure::InvalidConfig, format!("container {PROXY}{problem}")).with_details(format!(
         "set runAsUser of the container {PROXY} to the ID of the proxy, usually 2102"
     ))
 }

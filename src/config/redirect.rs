@@ -22,8 +22,8 @@ impl Config {
     ///
     /// As in upstream, annotated outbound ports, subnets, UID and GID replace the value of the
     /// plugin entry, and annotated inbound ports are added to it. Fails with
-    /// [`ANNOTATION`](crate::cni::error::code::ANNOTATION) or
-    /// [`INVALID_CONFIG`](crate::cni::error::code::INVALID_CONFIG), depending on where an invalid
+    /// [`ANNOTATION`](Failure::InvalidAnnotation) or
+    /// [`INVALID_CONFIG`](Failure::InvalidConfig), depending on where an invalid
     /// value is.
     pub fn resolve(&self, pod: &PodFacts) -> Result<ResolvedRedirect, Error> {
         if let Some(problem) = self.problem() {

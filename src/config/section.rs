@@ -2,11 +2,10 @@
 
 use serde_json::{Map, Value};
 
-use crate::cni::error::{Error, code};
+use crate::cni::Error;
 use crate::cni::object::Object;
+use crate::failure::Failure;
 use crate::quote;
-
-const CONFIG_REMEDY: &str = "correct the chart's values; the chart renders the plugin entry in the ConfigMap linkerd-cni-config";
 
 /// One JSON object of the configuration.
 pub(super) struct Section<'a> {
@@ -99,10 +98,9 @@ pub(super) fn config_error(key: &str, problem: &str) -> Error {
 
 fn entry_error(path: &str, key: &str, problem: &str) -> Error {
     Error::new(
-        code::INVALID_CONFIG,
+        Failure::InvalidConfig,
         format!("plugin entry of linkerd-cni: {path}\"{key}\": {problem}"),
     )
-    .with_details(CONFIG_REMEDY)
 }
 
 pub(super) fn string(value: &Value) -> Option<String> {

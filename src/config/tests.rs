@@ -1,7 +1,7 @@
 mod port_lists;
 
 use super::*;
-use crate::cni::error::code;
+use crate::failure::Failure;
 use crate::pod::annotation::{self, Annotations};
 use crate::pod::facts::PodFacts;
 use crate::pod::mesh::Proxy;
@@ -37,9 +37,9 @@ fn annotations(pairs: Pairs<'_>) -> Annotations {
 }
 
 /// Checks that an error has this code and contains this text.
-fn assert_error<T: std::fmt::Debug>(result: Result<T, Error>, code: u32, problem: &str) {
+fn assert_error<T: std::fmt::Debug>(result: Result<T, Error>, failure: Failure, problem: &str) {
     let error = result.unwrap_err();
-    assert_eq!(error.code, code, "{}", error.msg);
+    assert_eq!(error.failure, failure, "{}", error.msg);
     assert!(error.msg.contains(problem), "{}", error.msg);
 }
 
@@ -50,7 +50,7 @@ fn redirect(config: &Config, pairs: Pairs<'_>) -> Result<Redirect, Error> {
 /// Checks that the annotation fails the pod, and that the error has key, value and problem.
 fn assert_annotation_error(config: &Config, (key, value): (&str, &str), problem: &str) {
     let start = format!("annotation config.linkerd.io/{key}: \"{value}\": {problem}");
-    assert_error(redirect(config, &[(key, value)]), code::ANNOTATION, &start);
+    assert_error(redirect(config, &[(key, value)]), Failure::InvalidAnnotation, &start);
 }
 
 #[test]
@@ -156,7 +156,7 @@ fn an_unusable_user_of_the_proxy_container_is_named_because_it_wins_over_the_plu
         let proxy = Proxy { uid: Some(uid), ..Proxy::default() };
         let facts = PodFacts { proxy, ..PodFacts::default() };
         let error = defaults("").redirect(&facts).unwrap_err();
-        assert_eq!(error.code, code::INVALID_CONFIG);
+        assert_eq!(error.failure, Failure::InvalidConfig);
         assert!(error.msg.starts_with(problem), "{}", error.msg);
         assert!(error.details.contains("of the container linkerd-proxy"), "{}", error.details);
     }
@@ -187,7 +187,7 @@ fn ports_that_no_proxy_can_listen_on_are_rejected() {
         ),
     ];
     for (linkerd, problem) in cases {
-        assert_error(redirect(&config(linkerd).unwrap(), &[]), code::INVALID_CONFIG, problem);
+        assert_error(redirect(&config(linkerd).unwrap(), &[]), Failure::InvalidConfig, problem);
     }
 }
 
@@ -210,7 +210,7 @@ fn members_of_the_wrong_type_are_rejected_with_key_value_and_grammar() {
         ("[]", "\"linkerd\": [] is not an object"),
     ];
     for (linkerd, problem) in cases {
-        assert_error(config(linkerd), code::INVALID_CONFIG, problem);
+        assert_error(config(linkerd), Failure::InvalidConfig, problem);
     }
 }
 
@@ -293,6 +293,6 @@ fn keys_that_upstream_lacks_are_read_and_their_invalid_values_named() {
         ),
     ];
     for (linkerd, problem) in cases {
-        assert_error(self::config(linkerd), code::INVALID_CONFIG, problem);
+        assert_error(self::config(linkerd), Failure::InvalidConfig, problem);
     }
 }

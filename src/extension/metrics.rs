@@ -69,7 +69,7 @@ mod tests {
 
     #[test]
     fn a_pod_that_was_deleted_while_it_started_is_no_failure() {
-        assert_eq!(NOT_COUNTED, crate::cni::error::code::POD_NOT_FOUND.to_string());
+        assert_eq!(NOT_COUNTED, crate::failure::Failure::PodNotFound.code().to_string());
         let line = |code| format!("linkerd_cni_plugin_failures_total{{code=\"{code}\"}} 2\n");
         assert_eq!(failures(&(line(103) + &line(101))), [("101", 2.0)]);
     }

@@ -9,9 +9,10 @@ use std::time::Duration;
 use serde::de::DeserializeOwned;
 
 use crate::backoff::{Backoff, Limits};
+use crate::cni::Error;
 use crate::cni::args::PodRef;
-use crate::cni::error::{Error, code};
 use crate::deadline::{self, Deadline, NoResult};
+use crate::failure::Failure;
 use crate::kube::kubeconfig;
 use crate::kube::kubeconfig::ApiAccess;
 use crate::kube::retry::Retry;
@@ -20,8 +21,7 @@ use crate::kube::{self, Client, Deadlines};
 use crate::pod::Decision;
 use crate::pod::annotation::Annotations;
 use crate::pod::facts::{
-    API_SERVICE, AnotherPod, ClusterLookup, PodFacts, UNEXPECTED_RESPONSE_REMEDY, check_identity,
-    facts, namespace_path,
+    API_SERVICE, AnotherPod, ClusterLookup, PodFacts, check_identity, facts, namespace_path,
 };
 use crate::quote::quote;
 
@@ -59,7 +59,7 @@ impl Progress {
 ///
 /// # Errors
 /// Fails with the error of `work`, and on a timeout with the error of the last request, or with
-/// [`code::API_UNREACHABLE`] if no request has failed.
+/// [`Failure::ApiUnreachable`] if no request has failed.
 pub fn run_within<T: Send + 'static>(
     budget: Duration,
     pod: &PodRef,
@@ -69,40 +69,29 @@ pub fn run_within<T: Send + 'static>(
     match deadline::run_within("api", budget, work) {
         Ok(result) => result,
         Err(NoResult::Start(error)) => {
-            Err(Error::new(code::INTERNAL, format!("cannot start a thread: {error}")))
+            Err(Error::new(Failure::Internal, format!("cannot start a thread: {error}")))
         }
         Err(NoResult::TimedOut) => Err(progress.take_retried().unwrap_or_else(|| {
             Error::new(
-                code::API_UNREACHABLE,
+                Failure::ApiUnreachable,
                 format!(
                     "cannot read pod {pod} or its namespace: the API server did not respond within {budget:?}"
                 ),
             )
-            .with_details(UNREACHABLE_REMEDY)
         })),
         Err(NoResult::Panicked) => Err(Error::new(
-            code::INTERNAL,
+            Failure::Internal,
             "the thread that sends API requests ended without a result",
         )),
     }
 }
-
-const UNREACHABLE_REMEDY: &str =
-    "check that this node can reach the API server; the runtime retries the pod";
-const CERTIFICATE_REMEDY: &str = "the CA or the server name in the kubeconfig does not match the certificate, or the node's clock is wrong; the linkerd-cni agent on this node writes the kubeconfig";
-const REJECTED_REMEDY: &str = "the API server rejected the token in the kubeconfig; the linkerd-cni agent on this node renews the token: check that its pod is ready";
-const DENIED_REMEDY: &str = "check that a ClusterRole allows the ServiceAccount of the token in the kubeconfig to get pods and namespaces";
-const KUBECONFIG_REMEDY: &str =
-    "the linkerd-cni agent on this node writes the kubeconfig: check that its pod is ready";
-
-const REPLACED_REMEDY: &str = "this sandbox belongs to a deleted pod; kubelet removes it";
 
 /// Fetches the facts about `pod` within `budget`, with the API server and the credential in
 /// `kubeconfig`.
 ///
 /// Sends one request for the pod, one for its namespace if the namespace's annotations may apply,
 /// and one for the API server's Service if the pod belongs to the control plane. `progress` counts
-/// them. Fails with [`code::POD_NOT_FOUND`] if another pod has taken the pod's name.
+/// them. Fails with [`Failure::PodReplaced`] if another pod has taken the pod's name.
 pub fn fetch_facts(
     pod: &PodRef,
     kubeconfig: &Path,
@@ -195,22 +184,19 @@ impl<'a> Api<'a> {
 
     /// Builds the CNI error for a request that is not retried.
     fn final_error(&self, object: &str, error: &kube::Error) -> Error {
-        let (code, remedy) = match error.code() {
-            Some(401) => (code::API_DENIED, REJECTED_REMEDY),
-            Some(403) => (code::API_DENIED, DENIED_REMEDY),
-            Some(404) => (
-                code::POD_NOT_FOUND,
-                "the pod or its namespace was deleted, or the kubeconfig belongs to another cluster",
-            ),
-            Some(_) => (code::API_RESPONSE, "check the API server; the runtime retries the pod"),
-            None if error.is_unreadable() => (code::API_RESPONSE, UNEXPECTED_RESPONSE_REMEDY),
-            None if error.is_unsendable() => (code::KUBECONFIG, KUBECONFIG_REMEDY),
-            None if error.is_certificate_error() => (code::API_UNREACHABLE, CERTIFICATE_REMEDY),
-            None => (code::API_UNREACHABLE, UNREACHABLE_REMEDY),
+        let failure = match error.code() {
+            Some(401) => Failure::TokenRejected,
+            Some(403) => Failure::RequestDenied,
+            Some(404) => Failure::PodNotFound,
+            Some(_) => Failure::ApiError,
+            None if error.is_unreadable() => Failure::UnexpectedResponse,
+            None if error.is_unsendable() => Failure::Kubeconfig,
+            None if error.is_certificate_error() => Failure::CertificateRejected,
+            None => Failure::ApiUnreachable,
         };
         let requests = self.progress.requests.load(Ordering::Relaxed);
-        Error::new(code, format!("cannot read {object}: {error} (API requests sent: {requests})"))
-            .with_details(remedy)
+        let problem = format!("cannot read {object}: {error} (API requests sent: {requests})");
+        Error::new(failure, problem)
     }
 }
 
@@ -235,16 +221,14 @@ fn another_pod(pod: &PodRef, problem: &AnotherPod) -> Error {
     match problem {
         AnotherPod::Name { .. } => unexpected(&format!("pod {pod}"), &problem.to_string()),
         AnotherPod::Uid { .. } => {
-            Error::new(code::POD_NOT_FOUND, format!("cannot read pod {pod}: {problem}"))
-                .with_details(REPLACED_REMEDY)
+            Error::new(Failure::PodReplaced, format!("cannot read pod {pod}: {problem}"))
         }
     }
 }
 
 /// Error for a response that is not the requested `object`.
 fn unexpected(object: &str, problem: &str) -> Error {
-    Error::new(code::API_RESPONSE, format!("cannot read {object}: {problem}"))
-        .with_details(UNEXPECTED_RESPONSE_REMEDY)
+    Error::new(Failure::UnexpectedResponse, format!("cannot read {object}: {problem}"))
 }
 
 fn read_access(path: &Path) -> Result<ApiAccess, Error> {
@@ -265,7 +249,7 @@ fn new_client(access: &ApiAccess, budget: Duration) -> Result<Client, Error> {
 }
 
 fn kubeconfig_error(problem: &str) -> Error {
-    Error::new(code::KUBECONFIG, problem).with_details(KUBECONFIG_REMEDY)
+    Error::new(Failure::Kubeconfig, problem)
 }
 
 #[cfg(test)]
@@ -288,8 +272,8 @@ mod tests {
             let pod = PodRef { namespace: text(), name: text(), uid: text() };
             run_within::<()>(Duration::from_millis(200), &pod, &progress, hang).unwrap_err()
         };
-        let failure = Error::new(code::API_RESPONSE, "HTTP 500");
+        let failure = Error::new(Failure::ApiError, "HTTP 500");
         assert_eq!(run(Some(failure.clone())), failure);
-        assert_eq!(run(None).code, code::API_UNREACHABLE);
+        assert_eq!(run(None).failure, Failure::ApiUnreachable);
     }
 }

@@ -16,15 +16,14 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use super::api;
-use crate::cni::Request;
 use crate::cni::args::{self, PodRef};
-use crate::cni::error::{Error, code};
+use crate::cni::{Command, Error, Request};
 use crate::config::{Config, ResolvedRedirect};
 use crate::pod::Decision;
 use crate::pod::annotation::{Annotations, is_injected};
 use crate::pod::facts::PodFacts;
 use crate::pod::skip::{self, SkipReason};
-use crate::record::{Command, Record};
+use crate::record::Record;
 
 /// Longest time for API requests if the annotations can decide, and for CHECK, which then proves
 /// nothing: enough for one retry, and short enough that all pods of a node start, or are checked, soon
@@ -76,7 +75,7 @@ pub fn find_with(
             }))
         }
         Ok(Decision::Skip(reason)) => Ok(Decision::Skip(reason)),
-        Err(error) if can_decide && is_outage(&error) => {
+        Err(error) if can_decide && error.failure.is_outage() => {
             without_api(&pod, config, annotations, Some(error)).map(Decision::Redirect)
         }
         Err(error) => Err(error),
@@ -133,13 +132,6 @@ fn facts(
     record.requests = progress.requests.load(Ordering::Relaxed);
     record.retries = progress.retries.load(Ordering::Relaxed);
     facts
-}
-
-/// Whether the API server or the credential failed, so that nothing is known about the pod.
-/// [`code::POD_NOT_FOUND`] is not an outage: the pod was deleted and never starts.
-fn is_outage(error: &Error) -> bool {
-    [code::KUBECONFIG, code::API_UNREACHABLE, code::API_DENIED, code::API_RESPONSE]
-        .contains(&error.code)
 }
 
 /// Returns the redirect according to annotations and plugin entry alone.

@@ -3,7 +3,8 @@
 
 use std::collections::BTreeMap;
 
-use crate::cni::error::{Error, code};
+use crate::cni::Error;
+use crate::failure::Failure;
 use crate::quote::quote;
 
 /// Annotation keys and values.
@@ -86,6 +87,5 @@ pub fn is_injected(annotations: &Annotations) -> bool {
 
 /// Error for the invalid `value` of the annotation `key`.
 pub fn annotation_error(key: &str, value: &str, problem: &str) -> Error {
-    Error::new(code::ANNOTATION, format!("annotation {key}: {}: {problem}", quote(value)))
-        .with_details("correct the annotation on the pod or on its namespace")
+    Error::new(Failure::InvalidAnnotation, format!("annotation {key}: {}: {problem}", quote(value)))
 }

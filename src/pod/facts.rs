@@ -4,8 +4,9 @@ use super::Decision;
 use super::annotation::{self, Annotations};
 use super::containers::{self, ContainerUser};
 use super::mesh::{NotAPod, Proxy, proxy};
+use crate::cni::Error;
 use crate::cni::args::PodRef;
-use crate::cni::error::{Error, code};
+use crate::failure::Failure;
 use crate::kube::types::{Metadata, Pod, Service, ServicePort};
 use crate::quote::quote;
 use crate::redirect::ports::PortRange;
@@ -35,9 +36,6 @@ const DEFAULT_API_PORTS: [u16; 2] = [443, 6443];
 
 /// API path of the API server's Service.
 pub const API_SERVICE: &str = "/api/v1/namespaces/default/services/kubernetes";
-
-/// Remedy for a response that is not a valid API object.
-pub const UNEXPECTED_RESPONSE_REMEDY: &str = "check that the server in the kubeconfig is the Kubernetes API server, and that no proxy truncates its responses; the runtime retries the pod";
 
 /// Returns the API path of a namespace.
 pub fn namespace_path(name: &str) -> String {
@@ -84,7 +82,7 @@ pub fn check_identity(found: &Pod, pod: &PodRef) -> Result<(), AnotherPod> {
 /// Returns the facts about the pod `found`.
 ///
 /// Looks up the namespace only if its annotations may apply, see [`needs_namespace`], and the API
-/// server's Service only for a control-plane pod. Fails with [`code::API_RESPONSE`] if `found`
+/// server's Service only for a control-plane pod. Fails with [`Failure::UnexpectedResponse`] if `found`
 /// is not a pod, or with the error of the namespace lookup. If the Service lookup fails, uses
 /// [`DEFAULT_API_PORTS`].
 pub fn facts(
@@ -165,8 +163,7 @@ fn api_ports(service: Result<Service, Error>) -> Vec<PortRange> {
 
 /// Error for a response that is an object but not a pod.
 fn unexpected_response(pod: &PodRef, problem: NotAPod) -> Error {
-    Error::new(code::API_RESPONSE, format!("cannot read pod {pod}: {problem}"))
-        .with_details(UNEXPECTED_RESPONSE_REMEDY)
+    Error::new(Failure::UnexpectedResponse, format!("cannot read pod {pod}: {problem}"))
 }
 
 /// Returns the Service's port and, if it is a number, its target port.

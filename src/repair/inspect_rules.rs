@@ -10,8 +10,8 @@ use super::in_place::{self, PodRules};
 use super::pod_netns::{self, NetnsLookup};
 use crate::cni;
 use crate::cni::args::PodRef;
-use crate::cni::error::code;
 use crate::config::Config;
+use crate::failure::Failure;
 use crate::firewall::Survey;
 use crate::kube::types::{Namespace, Pod, Service};
 use crate::kube::{self, Client};
@@ -158,5 +158,5 @@ impl ClusterLookup for ObjectReader<'_> {
 
 /// Converts an API error to the error type of the code shared with the plugin.
 fn plugin_error(error: kube::Error) -> cni::Error {
-    cni::Error::new(code::API_RESPONSE, error.to_string())
+    cni::Error::new(Failure::ApiError, error.to_string())
 }

@@ -282,7 +282,7 @@ mod tests {
 
     #[test]
     fn a_failed_inspection_is_no_failed_deletion() {
-        let error = cni::Error::new(cni::error::code::API_RESPONSE, "HTTP 500");
+        let error = cni::Error::new(crate::failure::Failure::ApiError, "HTTP 500");
         let error = Error::Inspect(inspect_rules::Error::Redirect(error));
         let metrics = Metrics::default();
         assert_eq!(count_error(RepairMode::Delete, &error, &metrics), "Error repairing pod");

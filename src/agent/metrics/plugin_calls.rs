@@ -4,12 +4,13 @@
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::registry::Registry;
 
+use crate::cni::Command;
 use crate::config::ignored::SOURCES;
 use crate::metrics::{
     Counters, Durations, Labels, register, register_durations_each, register_each,
 };
 use crate::pod::skip::SkipReason;
-use crate::record::{CallResult, Command, Degraded, Record};
+use crate::record::{CallResult, Record};
 use crate::redirect::backend::Backend;
 
 /// Values of the label `command`.
@@ -163,10 +164,10 @@ impl PluginCalls {
             let [code] = code(&CODES, error.code);
             self.failures.get_or_create(&[("command", command.to_string()), code]).inc();
         }
-        if let Some(Degraded(error)) = &record.degraded {
+        if let Some(error) = &record.degraded {
             match command {
                 Command::Add => self.degraded.get_or_create(&code(&API_CODES, error.code)).inc(),
-                Command::Check => self.unproven_checks.inc(),
+                _ => self.unproven_checks.inc(),
             };
         }
         for list in &record.ignored {

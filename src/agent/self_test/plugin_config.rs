@@ -5,7 +5,7 @@
 
 use serde_json::{Map, Value, json};
 
-use crate::cni::version;
+use crate::cni::{Command, version};
 use crate::conflist::plugin_entry;
 
 /// Capability with which a plugin requests the pod's annotations from the runtime.
@@ -73,8 +73,9 @@ impl PluginConfig {
         if !self.has_previous {
             return Value::Null;
         }
-        let format = version::result_format(&self.version);
-        if format == version::result_format(FIRST_VERSION) {
+        // The supported versions have one digit a part, so their texts compare as the versions do.
+        let version = self.version.as_str();
+        if version < "0.3.0" {
             return json!({"cniVersion": self.version, "ip4": {"ip": addresses.first()}});
         }
         let ips: Vec<Value> = addresses
@@ -82,7 +83,7 @@ impl PluginConfig {
             .map(|address| {
                 let mut ip = json!({"address": address, "interface": 0});
                 // `version` is required up to CNI version 0.4.0 and was removed in 1.0.0.
-                if format != version::result_format(version::CURRENT) {
+                if version < "1.0.0" {
                     ip["version"] = json!(if address.contains(':') { "6" } else { "4" });
                 }
                 ip
@@ -98,7 +99,7 @@ impl PluginConfig {
 
     /// Whether the config's CNI version has CHECK.
     pub fn has_check(&self) -> bool {
-        version::check_command(&self.version, "0.4.0", "CHECK").is_ok()
+        version::check_command(&self.version, "0.4.0", Command::Check).is_ok()
     }
 }
 

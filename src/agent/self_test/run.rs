@@ -15,12 +15,12 @@ use super::plugin_config::PluginConfig;
 use super::scratch_pod::{self, ScratchPod};
 use super::stub_api::StubApi;
 use crate::agent::settings::Settings;
-use crate::cni::error::code;
 use crate::cni::object::Object;
 use crate::config::Config;
 use crate::conflist::PLUGIN;
 use crate::conflist::{net_dir, plan};
 use crate::deadline::Deadline;
+use crate::failure::Failure;
 use crate::firewall;
 use crate::kube::kubeconfig;
 use crate::kube::kubeconfig::ApiAccess;
@@ -66,7 +66,7 @@ impl Error {
                 Some("the agent lacks SYS_ADMIN or NET_ADMIN")
             }
             Error::Call { source: plugin_call::Error::Cni { code, .. }, .. }
-                if *code == u64::from(code::NO_IPTABLES) =>
+                if *code == u64::from(Failure::NoIptables.code()) =>
             {
                 Some("the agent cannot run the host's iptables")
             }

@@ -158,7 +158,7 @@ fn strict_annotations_fail_the_pod_for_each_element_that_is_otherwise_ignored() 
         assert_annotation_error(&strict(""), (key, value), problem);
     }
     let error = redirect(&strict(r#","outbound-ports-to-ignore":["443","x"]"#), &[]).unwrap_err();
-    assert_eq!(error.code, code::INVALID_CONFIG);
+    assert_eq!(error.failure, Failure::InvalidConfig);
     assert!(error.msg.contains("\"outbound-ports-to-ignore\": \"x\" is not a port"));
     redirect(&strict(""), &[("skip-outbound-ports", "25,80-90")]).unwrap();
 }
@@ -168,7 +168,7 @@ fn annotation_values_in_errors_are_cut_and_on_one_line() {
     let long = format!("a\n\u{1b}{}", "x".repeat(100_000));
     for key in ["skip-outbound-ports", "skip-subnets", "proxy-uid"] {
         let error = redirect(&defaults(""), &[(key, &long)]).unwrap_err();
-        assert_eq!(error.code, code::ANNOTATION);
+        assert_eq!(error.failure, Failure::InvalidAnnotation);
         assert!(error.msg.len() < 600, "{key}: {}", error.msg.len());
         assert!(!error.msg.contains(char::is_control), "{}", error.msg);
     }

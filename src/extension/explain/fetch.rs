@@ -1,13 +1,14 @@
 //! Fetches the objects on which the decision for a pod depends, and what its node reports.
 
 use super::{NodeReport, PodInputs};
+use crate::cni::Error as CniError;
 use crate::cni::args::is_name;
-use crate::cni::error::{Error as CniError, code};
 use crate::extension::agents::{Agent, agent_on};
 use crate::extension::api::{Api, Error, encoded, find, get};
 use crate::extension::checks::plugin_entry;
 use crate::extension::facts::{config_path, events};
 use crate::extension::objects::{ConfigMap, EventObject};
+use crate::failure::Failure;
 use crate::kube::types::{Namespace, Pod};
 use crate::pod::annotation::Annotations;
 use crate::pod::facts::{API_SERVICE, namespace_path};
@@ -62,7 +63,7 @@ pub fn fetch(
 
 /// The error of a failed request, as the plugin would report it.
 fn unreadable(error: Error) -> CniError {
-    CniError::new(code::API_RESPONSE, error.to_string())
+    CniError::new(Failure::ApiError, error.to_string())
 }
 
 /// Returns what the node's agent and Events say about the pod. What cannot be read is left out.

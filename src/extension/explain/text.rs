@@ -64,7 +64,7 @@ fn reason(inputs: &PodInputs, decision: &PodDecision) -> String {
             "spec.hostNetwork is true: the pod uses the node's network namespace".to_owned()
         }
         PodDecision::Skipped(reason) => reason.text().to_owned(),
-        PodDecision::Failed(error) => format!("{} (code {})", error.msg, error.code),
+        PodDecision::Failed(error) => format!("{} (code {})", error.msg, error.failure.code()),
         PodDecision::Redirected(_) if inputs.is_by_annotations() => {
             "the pod has the proxy injector's mark, and with podDetection injector the plugin reads \
              only its annotations"

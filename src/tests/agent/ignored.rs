@@ -130,7 +130,7 @@ fn a_pod_redirected_without_the_api_server_is_in_an_event_in_the_log_and_in_the_
     );
     assert_eq!(event["regarding"]["name"], "web-1");
     let note = event["note"].as_str().unwrap();
-    assert!(note.contains("the API server rejected the plugin's token"), "{note}");
+    assert!(note.contains("the API server rejected the token in the kubeconfig"), "{note}");
     let line = "redirected by native, 1 requests, 3 ms; annotations and plugin entry alone \
                 were used: GET https://x: HTTP 401: no (code 102)";
     until("the log line", || scene.agent.log().contains(line));
@@ -212,7 +212,8 @@ fn no_event_is_posted_on_what_a_record_does_not_name_as_the_api_server_would() {
         scene.writer.send_to(record.to_string().as_bytes(), path).unwrap();
     }
     scene.settle();
-    assert_eq!(scene.counted(), 3);
+    assert_eq!(scene.counted(), 2);
+    assert_eq!(scene.metric("linkerd_cni_plugin_rejected_records_total"), 1);
     assert_eq!(scene.api.asked("POST", "/events"), 2);
 }
 

@@ -5,6 +5,8 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use linkerd2_cni::failure;
+
 const SECTIONS: [&str; 5] = [
     "## Error texts\n",
     "## Remedy\n",
@@ -211,6 +213,29 @@ fn the_troubleshooting_page_lists_the_error_texts_of_the_catalogue() {
     );
 }
 
+const TABLE_HEAD: &str = "| code | name | cause | remedy |\n| --- | --- | --- | --- |\n";
+
+/// The rows of the table in `docs/error-codes.md`.
+fn error_codes() -> String {
+    let row = |row: &failure::Row| {
+        let [cause, remedy] = [row.cause, row.remedy].map(|text| text.replace('*', "\\*"));
+        format!("| {} | `{}` | {cause} | {remedy} |\n", row.code, row.name)
+    };
+    failure::TABLE.iter().map(row).collect()
+}
+
+#[test]
+fn error_codes_page_has_the_table_of_failures() {
+    let path = docs().join("error-codes.md");
+    let page = fs::read_to_string(&path).unwrap();
+    let (text, rows) = page.split_once(TABLE_HEAD).unwrap();
+    if std::env::var_os("UPDATE_DOCS").is_some() {
+        fs::write(&path, [text, TABLE_HEAD, &error_codes()].concat()).unwrap();
+        return;
+    }
+    assert_eq!(rows, error_codes(), "run UPDATE_DOCS=1 cargo test --test layout");
+}
+
 /// As a user would search: with the whole text, and only this page at hand.
 #[test]
 fn each_captured_text_leads_to_its_page() {
@@ -247,7 +272,7 @@ const PASTED: [(&str, &str); 14] = [
         "Failed to create pod sandbox: rpc error: code = Unknown desc = failed to setup network for sandbox \"93af\": \
          plugin type=\"linkerd-cni\" name=\"linkerd-cni\" failed (add): cannot read pod emojivoto/web-57f5d4b5c-9xq2p: \
          GET https://172.20.0.1:443/api/v1/namespaces/emojivoto/pods/web-57f5d4b5c-9xq2p: HTTP 401: Unauthorized \
-         (API requests sent: 1); the API server rejected the token in the kubeconfig; the linkerd-cni agent on this node",
+         (API requests sent: 1); the linkerd-cni agent on this node renews the token: check that its pod is ready",
         "token-rejected",
     ),
     (

@@ -213,7 +213,6 @@ fn the_agent_gets_one_record_per_pod_and_the_plugin_never_waits_for_it() {
     call.run().succeeded();
     let record = receive();
     for (key, wanted) in [
-        ("level", json!("info")),
         ("command", json!("ADD")),
         ("namespace", json!("ns")),
         ("pod", json!("web")),

@@ -228,7 +228,6 @@ fn in_an_outage_marked_pods_start_redirected_and_all_others_fail_without_a_rule(
         assert!(rules.contains(" skip-out=5432 guessed\""), "{outage:?}: {rules}");
         let record = record(&socket);
         assert_eq!(record["decision"], "redirected", "{record}");
-        assert_eq!(record["level"], "warn", "{record}");
         assert_eq!(record["pod_uid"], UID, "{record}");
         assert_eq!(record["degraded"]["code"], code, "{record}");
         assert!(requests(&record) <= REQUESTS_IN_2_S, "{outage:?}: {record}");

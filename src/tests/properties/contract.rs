@@ -2,9 +2,10 @@
 //! which connections of the pod are redirected. Shares no code with `config` and `rules`.
 
 use ipnet::IpNet;
+use linkerd2_cni::cni::Error;
 use linkerd2_cni::cni::args::PodRef;
-use linkerd2_cni::cni::error::{Error, code};
 use linkerd2_cni::config::Config;
+use linkerd2_cni::failure::Failure;
 use linkerd2_cni::kube::types::Service;
 use linkerd2_cni::pod::Decision;
 use linkerd2_cni::pod::annotation::Annotations;
@@ -158,7 +159,7 @@ impl Settings {
         let mut cluster = Cluster(self.namespace.annotations());
         match facts::facts(found, &pod, &mut cluster)? {
             Decision::Redirect(facts) => Config::read(&config)?.redirect(&facts),
-            Decision::Skip(_) => Err(Error::new(code::INTERNAL, "the pod is meshed")),
+            Decision::Skip(_) => Err(Error::new(Failure::Internal, "the pod is meshed")),
         }
     }
 

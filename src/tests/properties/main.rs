@@ -18,8 +18,8 @@ use std::net::IpAddr;
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use json::{any_json, object};
 use linkerd2_cni::cni::args;
-use linkerd2_cni::cni::error::code;
 use linkerd2_cni::config::Config;
+use linkerd2_cni::failure::Failure;
 use linkerd2_cni::kube::kubeconfig;
 use linkerd2_cni::kube::types::Pod;
 use linkerd2_cni::pod::annotation;
@@ -253,7 +253,7 @@ proptest! {
             let facts = PodFacts { annotations: read.metadata.annotations, proxy, ..PodFacts::default() };
             match config().redirect(&facts) {
                 Ok(redirect) => prop_assert!(redirect.proxy_uid.or(redirect.proxy_gid).is_some()),
-                Err(error) => prop_assert!([code::ANNOTATION, code::INVALID_CONFIG].contains(&error.code)),
+                Err(error) => prop_assert!([Failure::InvalidAnnotation, Failure::InvalidConfig].contains(&error.failure)),
             }
         }
     }

@@ -98,7 +98,7 @@ fn each_outcome_of_a_start_occurs() {
     assert!(matches!(meshed.decide(), Ok(Decision::Redirect(_))));
     assert!(matches!(start(&enabled, &["app"]).decide(), Ok(Decision::Skip(_))));
     let outage = |start: Start| Start { api_error: Some(API_ERRORS[1]), ..start };
-    assert!(matches!(outage(meshed).decide(), Err(error) if error.code == API_ERRORS[1]));
+    assert!(matches!(outage(meshed).decide(), Err(error) if error.failure == API_ERRORS[1]));
     assert!(matches!(
         outage(start(&injected, &["linkerd-proxy"])).decide(),
         Ok(Decision::Redirect(_))

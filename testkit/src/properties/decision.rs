@@ -5,16 +5,17 @@
 use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
 
+use linkerd2_cni::cni::Error;
 use linkerd2_cni::cni::args::PodRef;
-use linkerd2_cni::cni::error::{Error, code};
 use linkerd2_cni::cni::{Command, Request, request};
 use linkerd2_cni::config::Config;
+use linkerd2_cni::failure::Failure;
 use linkerd2_cni::kube::types::Service;
 use linkerd2_cni::plugin::pod_redirect;
 use linkerd2_cni::pod::Decision;
 use linkerd2_cni::pod::annotation::Annotations;
 use linkerd2_cni::pod::facts::{self, ClusterLookup};
-use linkerd2_cni::record::{self, Record};
+use linkerd2_cni::record::Record;
 use linkerd2_cni::redirect::rules::{install_script, rules};
 use linkerd2_cni::redirect::{Family, Redirect};
 use serde_json::{Value, json};
@@ -40,19 +41,22 @@ pub struct Start {
     /// Annotations of the pod's namespace.
     pub of_namespace: Annotations,
     /// Code of the error with which each API request fails.
-    pub api_error: Option<u32>,
+    pub api_error: Option<Failure>,
 }
 
 /// Namespace in `exclude-namespaces`, and the agent's namespace.
 pub const EXCLUDED: &str = "kube-system";
 pub const AGENT_NAMESPACE: &str = "linkerd-cni";
 pub const DETECTIONS: [&str; 3] = ["annotations", "injector", "api"];
-pub const API_ERRORS: [u32; 5] = [
-    code::KUBECONFIG,
-    code::API_UNREACHABLE,
-    code::API_DENIED,
-    code::API_RESPONSE,
-    code::POD_NOT_FOUND,
+pub const API_ERRORS: [Failure; 8] = [
+    Failure::Kubeconfig,
+    Failure::ApiUnreachable,
+    Failure::CertificateRejected,
+    Failure::TokenRejected,
+    Failure::RequestDenied,
+    Failure::ApiError,
+    Failure::UnexpectedResponse,
+    Failure::PodNotFound,
 ];
 const UID: u32 = 2102;
 
@@ -75,7 +79,7 @@ impl Start {
         let args = format!("K8S_POD_NAMESPACE={namespace};K8S_POD_NAME={name}");
         let environment = super::runtime::environment(&args);
         request::read(&environment, &mut stdin.to_string().as_bytes())
-            .unwrap_or_else(|refusal| panic!("{:?}", refusal.error))
+            .unwrap_or_else(|refusal| panic!("{refusal:?}"))
     }
 
     fn object(&self) -> Value {
@@ -95,10 +99,10 @@ impl Start {
         let request = self.request();
         assert_eq!(request.command, Command::Add);
         let config = Config::read_leniently(&request.config);
-        let mut record = Record::new(record::Command::Add, "");
+        let mut record = Record::new(Command::Add, "");
         let fetch = |pod: &PodRef, _: &Config, _: Duration, _: &mut Record| {
-            if let Some(code) = self.api_error {
-                return Err(Error::new(code, "scripted error"));
+            if let Some(failure) = self.api_error {
+                return Err(Error::new(failure, "scripted error"));
             }
             let found = serde_json::from_value(self.object()).expect("a pod");
             facts::facts(found, pod, &mut Namespace(&self.of_namespace))
@@ -172,6 +176,6 @@ impl ClusterLookup for Namespace<'_> {
     }
 
     fn api_service(&mut self) -> Result<Service, Error> {
-        Err(Error::new(code::API_UNREACHABLE, "scripted error"))
+        Err(Error::new(Failure::ApiUnreachable, "scripted error"))
     }
 }

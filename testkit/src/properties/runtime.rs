@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 
-use linkerd2_cni::cni::request;
+use linkerd2_cni::cni::{request, version};
 use linkerd2_cni::plugin;
 use serde_json::value::RawValue;
 use tracing::subscriber::NoSubscriber;
@@ -18,7 +18,7 @@ pub fn add(args: &str, stdin: &[u8]) -> Result<String, String> {
     // Keeps the plugin from starting its own log. Fails from the second call on.
     let _ = tracing::subscriber::set_global_default(NoSubscriber::default());
     let request = request::read(&environment(args), &mut &*stdin)
-        .map_err(|refusal| refusal.error.to_json(&refusal.cni_version))?;
+        .map_err(|error| error.to_json(version::CURRENT))?;
     plugin::run(&request).map_err(|error| error.to_json(&request.cni_version))
 }
 

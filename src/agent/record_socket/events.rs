@@ -1,0 +1,321 @@
+//! Makes the Events about a plugin record. Pure.
+//!
+//! The text in a record may come from any process that can write to the socket. So the notes take
+//! nothing from it but names, ports and the error code, whose words are those of
+//! [`failure`](crate::failure).
+
+use crate::agent::api::event_queue::PodEvent;
+use crate::cni::Command;
+use crate::config::ignored::Ignored;
+use crate::failure::Failure;
+use crate::kube::event::{EventContent, EventType};
+use crate::record::{CallError, Record};
+
+/// Number of containers that a note names. The API accepts a note of at most 1,024 bytes, and the
+/// name of a container has at most 63.
+const NAMED: usize = 5;
+/// Longest text with the ignored elements of a port list in a note, in bytes.
+const ELEMENTS_LIMIT: usize = 500;
+
+/// An Event, and the subject by which repeated Events about a pod are recognized.
+type Report = (&'static str, EventContent);
+
+/// Returns the Events on the record's pod. An empty list if namespace, name or UID are not valid in
+/// Kubernetes.
+pub fn pod_events(record: &Record) -> Vec<PodEvent> {
+    if !names_a_pod(record) {
+        return Vec::new();
+    }
+    let ignored = record.ignored.iter().filter(|list| list.is_annotated()).map(|list| {
+        ignored_ports(list, "annotation ", "Correct the annotation of the pod or of its namespace.")
+    });
+    let failed = record.error.as_ref().filter(|_| record.command == Command::Add).and_then(failed);
+    let mut reports: Vec<Report> = ignored.chain(failed).collect();
+    if record.is_redirected_add() {
+        reports.extend(record.degraded.as_ref().map(degraded));
+        reports.extend(listed(&record.blocked_init_containers).map(without_network));
+        reports.extend(listed(&record.exempt_containers).map(exempt));
+    }
+    let on_pod = |(subject, content)| PodEvent {
+        namespace: record.namespace.clone(),
+        pod: record.pod.clone(),
+        uid: record.pod_uid.clone(),
+        subject,
+        content,
+    };
+    reports.into_iter().map(on_pod).collect()
+}
+
+/// Returns the Events on the agent's pod: about port lists of the plugin entry, each with their key.
+pub fn agent_events(record: &Record) -> impl Iterator<Item = Report> + '_ {
+    let lists = record.ignored.iter().filter(|list| !list.is_annotated());
+    lists.map(|list| {
+        let remedy = "Correct the chart's values ignoreInboundPorts and ignoreOutboundPorts.";
+        ignored_ports(list, "the plugin entry's ", remedy)
+    })
+}
+
+/// Whether the record names a pod as the API server does: the Namespace by a DNS label (RFC 1123), the
+/// pod by a DNS subdomain without a limit for each part, the UID by a UUID.
+fn names_a_pod(record: &Record) -> bool {
+    let is_part = |text: &str| {
+        let fits = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
+        !text.is_empty() && text.bytes().all(fits) && !text.starts_with('-') && !text.ends_with('-')
+    };
+    let uid = record.pod_uid.split('-').map(|part| match part {
+        part if part.bytes().all(|byte| byte.is_ascii_hexdigit()) => part.len(),
+        _ => 0,
+    });
+    record.namespace.len() <= 63
+        && is_part(&record.namespace)
+        && record.pod.split('.').all(is_part)
+        && uid.eq([8, 4, 4, 4, 12])
+}
+
+fn report(kind: EventType, reason: &'static str, note: String) -> EventContent {
+    EventContent { kind, reason, action: "Redirecting", note }
+}
+
+/// Reports an ADD that failed, so that the pod cannot start. A missing pod was deleted while it
+/// started, and needs no Event.
+fn failed(error: &CallError) -> Option<Report> {
+    let failure = error.failure();
+    if matches!(failure, Some(Failure::PodNotFound | Failure::PodReplaced)) {
+        return None;
+    }
+    // The code may be of a later version of the plugin.
+    let row = failure.unwrap_or(Failure::Internal).row();
+    let note = format!(
+        "The pod cannot start, because {} (code {}). Remedy: {}. The agent's log on the node has the error.",
+        row.cause, error.code, row.remedy
+    );
+    Some((row.name, report(EventType::Warning, "LinkerdCNIFailed", note)))
+}
+
+/// Reports a pod that was redirected without the API server.
+fn degraded(error: &CallError) -> Report {
+    let cause = error.failure().unwrap_or(Failure::ApiError).row().cause;
+    let note = format!(
+        "Redirected by annotations and plugin entry alone, because {cause} (code {}). UID and ports that the linkerd-proxy container sets were not read. If they differ from the chart's values, delete the pod once the agent on its node is ready.",
+        error.code
+    );
+    ("degraded", report(EventType::Warning, "LinkerdCNIDegraded", note))
+}
+
+/// Reports the invalid elements of a port list; `of` says where the list is.
+fn ignored_ports(list: &Ignored, of: &str, remedy: &str) -> Report {
+    let elements = list.to_string();
+    let shown = &elements[..elements.floor_char_boundary(ELEMENTS_LIMIT)];
+    let dots = if shown.len() < elements.len() { "…" } else { "" };
+    let shown = shown.replacen("ignored in ", &format!("Ignored in {of}"), 1);
+    let note = format!("{shown}{dots}. Allowed is {}. {remedy}", list.grammar());
+    (list.source, report(EventType::Warning, "LinkerdCNIPortsIgnored", note))
+}
+
+/// Reports init containers that start before the proxy: the rules apply from the start of the pod, so
+/// each redirected connection is refused until the proxy listens.
+fn without_network(names: String) -> Report {
+    let note = format!(
+        "Init containers that start before the proxy: {names}. Their outbound TCP connections are redirected to the proxy and refused, as it does not run yet. If they need the network, run the proxy as a native sidecar (config.linkerd.io/proxy-enable-native-sidecar: true), run them with the proxy's UID, or skip their ports (config.linkerd.io/skip-outbound-ports)."
+    );
+    ("init containers", report(EventType::Normal, "LinkerdCNIInitWithoutNetwork", note))
+}
+
+/// Reports containers that run as the proxy's user, which the rules exempt.
+fn exempt(names: String) -> Report {
+    let note = format!(
+        "Containers that run as the proxy's user: {names}. Their outbound connections bypass the proxy, without mTLS and policy. Set another runAsUser or runAsGroup for them or for the pod, and delete the pod. With the chart's strictProxyUser such a pod does not start."
+    );
+    ("exempt containers", report(EventType::Warning, "LinkerdCNIProxyUserShared", note))
+}
+
+/// Lists the first [`NAMED`] names. `None` if there are none.
+fn listed(names: &[String]) -> Option<String> {
+    let named = names[..names.len().min(NAMED)].join(", ");
+    match names.len().saturating_sub(NAMED) {
+        _ if names.is_empty() => None,
+        0 => Some(named),
+        more => Some(format!("{named} and {more} more")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::failure::TABLE;
+
+    const UID: &str = "c0ffee00-0000-4000-8000-000000000001";
+
+    /// A record of a redirected pod, with `changes` to its keys.
+    fn record(changes: Value) -> Record {
+        let mut record = json!({
+            "command": "ADD", "namespace": "ns", "pod": "web", "pod_uid": UID,
+            "container_id": "c", "decision": "redirected", "requests": 2, "ms": 3,
+        });
+        let Value::Object(changes) = changes else { panic!("changes are an object: {changes}") };
+        record.as_object_mut().unwrap().extend(changes);
+        Record::parse(record.to_string().as_bytes()).unwrap()
+    }
+
+    /// The only Event on the pod of such a record, if there is one.
+    fn event(changes: Value) -> Option<PodEvent> {
+        let mut events = pod_events(&record(changes));
+        assert!(events.len() <= 1, "{events:?}");
+        events.pop()
+    }
+
+    fn failed_call(command: &str, code: u32, name: &str) -> Option<PodEvent> {
+        let error = json!({"code": code, "failure": name, "msg": "text of the sender"});
+        event(json!({"command": command, "decision": "failed", "error": error}))
+    }
+
+    #[test]
+    fn failed_add_makes_an_event_with_cause_and_remedy_of_the_failure() {
+        for row in TABLE.iter().filter(|row| row.code != 103) {
+            let content = failed_call("ADD", row.code, row.name).unwrap().content;
+            assert_eq!((content.kind, content.reason), (EventType::Warning, "LinkerdCNIFailed"));
+            let note = content.note;
+            assert!(note.contains(&format!("because {} (code {})", row.cause, row.code)), "{note}");
+            assert!(note.contains(&format!("Remedy: {}.", row.remedy)), "{note}");
+            assert!(!note.contains("sender") && note.len() < 1024, "{note}");
+        }
+    }
+
+    #[test]
+    fn failed_check_and_deleted_pod_make_no_event() {
+        assert_eq!(failed_call("CHECK", 122, "rules-missing"), None);
+        assert_eq!(failed_call("ADD", 103, "pod-not-found"), None);
+        assert_eq!(failed_call("ADD", 103, "pod-replaced"), None);
+    }
+
+    #[test]
+    fn unknown_error_code_makes_an_event_with_that_code() {
+        let event = failed_call("ADD", 777, "of a later version").unwrap();
+        assert!(event.content.note.contains("(code 777)"), "{}", event.content.note);
+    }
+
+    #[test]
+    fn add_without_the_api_server_makes_an_event_with_cause_and_remedy() {
+        let degraded = |command: &str, decision: &str, code: u32| {
+            let error = json!({"code": code, "msg": "text of the sender"});
+            event(json!({"command": command, "decision": decision, "degraded": error}))
+        };
+        for (code, cause) in [
+            (100, "the plugin's kubeconfig is missing or invalid (code 100)"),
+            (101, "the plugin could not reach the API server from the node (code 101)"),
+            (102, "the API server rejected the token in the kubeconfig (code 102)"),
+            (104, "the API server responded with an error (code 104)"),
+        ] {
+            let content = degraded("ADD", "redirected", code).unwrap().content;
+            assert_eq!((content.kind, content.reason), (EventType::Warning, "LinkerdCNIDegraded"));
+            assert!(content.note.contains(cause), "{}", content.note);
+            assert!(content.note.contains("delete the pod"), "{}", content.note);
+            assert!(!content.note.contains("sender"), "{}", content.note);
+        }
+        assert_eq!(degraded("CHECK", "checked", 101), None);
+        assert_eq!(degraded("ADD", "failed", 101), None);
+        assert_eq!(degraded("ADD", "simulated", 101), None);
+    }
+
+    #[test]
+    fn event_on_containers_names_the_first_five_and_the_remedies() {
+        let long = "n".repeat(63);
+        let cases = [
+            (
+                "blocked_init_containers",
+                (EventType::Normal, "LinkerdCNIInitWithoutNetwork"),
+                &["native sidecar", "UID", "skip-outbound-ports"][..],
+            ),
+            (
+                "exempt_containers",
+                (EventType::Warning, "LinkerdCNIProxyUserShared"),
+                &["runAsUser", "delete the pod"],
+            ),
+        ];
+        for (key, wanted, remedies) in cases {
+            let content = event(json!({key: vec![&long; 7]})).unwrap().content;
+            assert_eq!((content.kind, content.reason), wanted);
+            let note = content.note;
+            assert!(note.contains(&format!("{long} and 2 more. ")) && note.len() < 1024, "{note}");
+            assert!(remedies.iter().all(|remedy| note.contains(remedy)), "{note}");
+            assert_eq!(event(json!({key: []})), None);
+            assert_eq!(event(json!({key: ["a"], "decision": "simulated"})), None);
+            assert_eq!(event(json!({key: ["a"], "command": "CHECK", "decision": "checked"})), None);
+            // The names come from outside.
+            assert_eq!(event(json!({key: ["Not a name"]})), None);
+        }
+    }
+
+    #[test]
+    fn event_on_ignored_ports_names_source_elements_grammar_and_remedy() {
+        let record = record(json!({"ignored": [
+            {"source": "config.linkerd.io/skip-outbound-ports", "elements": ["http", "30-20"]},
+            {"source": "config.linkerd.io/admin-port", "elements": ["x"]},
+            {"source": "inbound-ports-to-ignore", "elements": ["smtp"], "more": 3},
+        ]}));
+        let events = pod_events(&record);
+        let notes: Vec<&str> = events.iter().map(|event| &*event.content.note).collect();
+        let grammar = "a list of ports (0-65535) and ranges (lower-upper), comma-separated and \
+                       without blanks, such as 25,3306,8000-8010";
+        let remedy = "Correct the annotation of the pod or of its namespace.";
+        assert_eq!(
+            notes,
+            [
+                format!(
+                    "Ignored in annotation config.linkerd.io/skip-outbound-ports: \"http\", \
+                     \"30-20\". Allowed is {grammar}. {remedy}"
+                ),
+                format!(
+                    "Ignored in annotation config.linkerd.io/admin-port: \"x\". \
+                     Allowed is a port from 1 to 65535. {remedy}"
+                ),
+            ]
+        );
+        assert_eq!(events[0].subject, "config.linkerd.io/skip-outbound-ports");
+        let of_agent: Vec<Report> = agent_events(&record).collect();
+        assert_eq!(of_agent.len(), 1);
+        assert!(of_agent[0].1.note.starts_with(
+            "Ignored in the plugin entry's inbound-ports-to-ignore: \"smtp\", 3 more. "
+        ));
+
+        let long = json!({
+            "source": "config.linkerd.io/skip-inbound-ports", "elements": vec!["\u{6f22}".repeat(100); 10],
+        });
+        let note = event(json!({"ignored": [long]})).unwrap().content.note;
+        assert!(note.len() < 1024, "{}", note.len());
+        assert!(note.ends_with(&format!("…. Allowed is {grammar}. {remedy}")), "{note}");
+    }
+
+    #[test]
+    fn only_a_pod_with_valid_names_and_uid_gets_events() {
+        let event = |namespace: &str, pod: &str, uid: &str| {
+            let error = json!({"code": 101, "msg": ""});
+            event(json!({"namespace": namespace, "pod": pod, "pod_uid": uid, "error": error}))
+        };
+        let found = event("emojivoto", "web-1.x", UID).unwrap();
+        assert_eq!(
+            [found.namespace, found.pod, found.uid],
+            ["emojivoto", "web-1.x", UID].map(str::to_owned)
+        );
+        let part = "a".repeat(64);
+        assert!(event("ns", &format!("{part}.x"), UID).is_some());
+        assert!(event("ns", &"a".repeat(253), UID).is_some());
+        for (namespace, pod, uid) in [
+            ("Ns", "web", UID),
+            ("", "web", UID),
+            (&part, "web", UID),
+            ("ns", "web.", UID),
+            ("ns", "-web", UID),
+            ("ns", "", UID),
+            ("ns", "web.-x", UID),
+            ("ns", "web", ""),
+            ("ns", "web", "u"),
+            ("ns", "web", "c0ffee00-0000-4000-8000-00000000000x"),
+            ("ns", "web", "c0ffee00000040008000000000000001----"),
+        ] {
+            assert_eq!(event(namespace, pod, uid), None, "{namespace}/{pod} {uid}");
+        }
+    }
+}

@@ -1,0 +1,268 @@
+//! Why a plugin call fails: code, name, cause and remedy of each failure. Pure.
+//!
+//! [`TABLE`] has the words for the plugin's CNI error, the Events on the pod, `linkerd cni check` and
+//! `docs/error-codes.md`.
+
+/// A failure of the plugin. Its name and its code never change their meaning: programs rely on them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Failure {
+    IncompatibleVersion,
+    InvalidEnvironment,
+    IoFailure,
+    DecodingFailure,
+    InvalidConfig,
+    InvalidNetns,
+    Kubeconfig,
+    ApiUnreachable,
+    CertificateRejected,
+    TokenRejected,
+    RequestDenied,
+    PodNotFound,
+    PodReplaced,
+    ApiError,
+    UnexpectedResponse,
+    InvalidAnnotation,
+    SharedProxyUser,
+    NoIptables,
+    RulesFailed,
+    RulesTimedOut,
+    RulesMissing,
+    Internal,
+}
+
+/// Code, name and words of one failure.
+#[derive(Debug)]
+pub struct Row {
+    failure: Failure,
+    /// Code of the CNI error. CNI spec 1.1, section 5, "Error", defines 1 to 7, and
+    /// [`pkg/types`](https://github.com/containernetworking/cni/blob/main/pkg/types/types.go) 8. Codes
+    /// from 100 on are linkerd-cni's own. Failures that an alert need not tell apart share a code.
+    pub code: u32,
+    /// Name in plugin records and in the documentation.
+    pub name: &'static str,
+    /// A clause that can follow "because".
+    pub cause: &'static str,
+    /// What to do. It is the CNI error's `details` unless the plugin knows more about the failure.
+    pub remedy: &'static str,
+}
+
+/// The failures in the order of [`Failure`].
+pub static TABLE: [Row; 22] = [
+    Row {
+        failure: Failure::IncompatibleVersion,
+        code: 1,
+        name: "incompatible-version",
+        cause: "the plugin does not support the cniVersion of the network config, or the command needs a newer one",
+        remedy: "correct cniVersion in the network config",
+    },
+    Row {
+        failure: Failure::InvalidEnvironment,
+        code: 4,
+        name: "invalid-environment",
+        cause: "a CNI_* variable of the container runtime's call is missing or invalid",
+        remedy: "correct or update the container runtime",
+    },
+    Row {
+        failure: Failure::IoFailure,
+        code: 5,
+        name: "io-failure",
+        cause: "the plugin could not read the container runtime's request or write its response",
+        remedy: "check the container runtime's log; the runtime retries the pod",
+    },
+    Row {
+        failure: Failure::DecodingFailure,
+        code: 6,
+        name: "decoding-failure",
+        cause: "the network config is not valid JSON, or one of its members cannot be decoded",
+        remedy: "correct the network config",
+    },
+    Row {
+        failure: Failure::InvalidConfig,
+        code: 7,
+        name: "invalid-config",
+        cause: "a setting of the plugin entry in the network config is missing or invalid",
+        remedy: "correct the chart's values; the chart renders the plugin entry in the ConfigMap linkerd-cni-config",
+    },
+    Row {
+        failure: Failure::InvalidNetns,
+        code: 8,
+        name: "invalid-netns",
+        cause: "the plugin could not enter the pod's network namespace",
+        remedy: "the pod's network namespace is gone, or the plugin may not enter it; the runtime retries the pod",
+    },
+    Row {
+        failure: Failure::Kubeconfig,
+        code: 100,
+        name: "kubeconfig",
+        cause: "the plugin's kubeconfig is missing or invalid",
+        remedy: "the linkerd-cni agent on this node writes the kubeconfig: check that its pod is ready",
+    },
+    Row {
+        failure: Failure::ApiUnreachable,
+        code: 101,
+        name: "api-unreachable",
+        cause: "the plugin could not reach the API server from the node",
+        remedy: "check that this node can reach the API server; the runtime retries the pod",
+    },
+    Row {
+        failure: Failure::CertificateRejected,
+        code: 101,
+        name: "certificate-rejected",
+        cause: "the certificate of the API server is invalid for the plugin's kubeconfig",
+        remedy: "the CA or the server name in the kubeconfig does not match the certificate, or the node's clock is wrong; the linkerd-cni agent on this node writes the kubeconfig",
+    },
+    Row {
+        failure: Failure::TokenRejected,
+        code: 102,
+        name: "token-rejected",
+        cause: "the API server rejected the token in the kubeconfig",
+        remedy: "the linkerd-cni agent on this node renews the token: check that its pod is ready",
+    },
+    Row {
+        failure: Failure::RequestDenied,
+        code: 102,
+        name: "request-denied",
+        cause: "the API server denied the plugin's request",
+        remedy: "check that a ClusterRole allows the ServiceAccount of the token in the kubeconfig to get pods and namespaces",
+    },
+    Row {
+        failure: Failure::PodNotFound,
+        code: 103,
+        name: "pod-not-found",
+        cause: "the API server does not know the pod or its namespace",
+        remedy: "the pod or its namespace was deleted, or the kubeconfig belongs to another cluster",
+    },
+    Row {
+        failure: Failure::PodReplaced,
+        code: 103,
+        name: "pod-replaced",
+        cause: "a pod with another UID has taken the pod's name",
+        remedy: "this sandbox belongs to a deleted pod; kubelet removes it",
+    },
+    Row {
+        failure: Failure::ApiError,
+        code: 104,
+        name: "api-error",
+        cause: "the API server responded with an error",
+        remedy: "check the API server; the runtime retries the pod",
+    },
+    Row {
+        failure: Failure::UnexpectedResponse,
+        code: 104,
+        name: "unexpected-response",
+        cause: "the response of the API server is invalid",
+        remedy: "check that the server in the kubeconfig is the Kubernetes API server, and that no proxy truncates its responses; the runtime retries the pod",
+    },
+    Row {
+        failure: Failure::InvalidAnnotation,
+        code: 110,
+        name: "invalid-annotation",
+        cause: "an annotation of the pod or its namespace is invalid",
+        remedy: "correct the annotation on the pod or on its namespace",
+    },
+    Row {
+        failure: Failure::SharedProxyUser,
+        code: 111,
+        name: "shared-proxy-user",
+        cause: "a container runs as the proxy's user, so its connections would bypass the proxy",
+        remedy: "set another runAsUser for these containers, or for the proxy; the chart's strictProxyUser=false admits the pod",
+    },
+    Row {
+        failure: Failure::NoIptables,
+        code: 120,
+        name: "no-iptables",
+        cause: "the node has no iptables program together with its -restore program",
+        remedy: "install iptables on the node, or set the chart's iptablesMode to auto",
+    },
+    Row {
+        failure: Failure::RulesFailed,
+        code: 121,
+        name: "rules-failed",
+        cause: "the redirect rules could not be installed",
+        remedy: "if the node does not support this backend, set the chart's iptablesMode to auto or to another backend",
+    },
+    Row {
+        failure: Failure::RulesTimedOut,
+        code: 121,
+        name: "rules-timed-out",
+        cause: "the redirect rules could not be installed in time",
+        remedy: "check the load of the node and the plugin's log; the runtime retries the pod",
+    },
+    Row {
+        failure: Failure::RulesMissing,
+        code: 122,
+        name: "rules-missing",
+        cause: "redirect rules of the pod are missing or changed",
+        remedy: "delete the pod; its replacement starts with all redirect rules",
+    },
+    Row {
+        failure: Failure::Internal,
+        code: 999,
+        name: "internal",
+        cause: "the plugin failed in a way that it does not know",
+        remedy: "this is a bug in linkerd-cni, please report it",
+    },
+];
+
+impl Failure {
+    pub fn row(self) -> &'static Row {
+        &TABLE[self as usize]
+    }
+
+    pub fn code(self) -> u32 {
+        self.row().code
+    }
+
+    /// Returns the failure with this code and name, or the first with this code: the plugin on the
+    /// node may be of another version.
+    pub fn find(code: u32, name: &str) -> Option<Failure> {
+        let rows = || TABLE.iter().filter(|row| row.code == code);
+        let row = rows().find(|row| row.name == name).or_else(|| rows().next())?;
+        Some(row.failure)
+    }
+
+    /// Whether the API server or the credential failed, so that nothing is known about the pod. A
+    /// missing pod is no outage: it was deleted and never starts.
+    pub fn is_outage(self) -> bool {
+        matches!(self.code(), 100..=102 | 104)
+    }
+}
+
+/// Returns the causes of a code in one clause, for counts by code. `None` for an unknown code.
+pub fn causes(code: &str) -> Option<String> {
+    let rows = TABLE.iter().filter(|row| row.code.to_string() == code);
+    let causes: Vec<&str> = rows.map(|row| row.cause).collect();
+    (!causes.is_empty()).then(|| causes.join(", or "))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    #[test]
+    fn each_failure_has_its_row_and_a_name_of_its_own() {
+        for (index, row) in TABLE.iter().enumerate() {
+            assert_eq!(row.failure as usize, index, "{}", row.name);
+            assert_eq!(Failure::find(row.code, row.name), Some(row.failure));
+        }
+        let names: BTreeSet<&str> = TABLE.iter().map(|row| row.name).collect();
+        assert_eq!(names.len(), TABLE.len());
+    }
+
+    #[test]
+    fn a_code_without_a_known_name_is_its_first_failure() {
+        assert_eq!(Failure::find(102, "of a later version"), Some(Failure::TokenRejected));
+        assert_eq!(Failure::find(102, "kubeconfig"), Some(Failure::TokenRejected));
+        assert_eq!(Failure::find(77, "kubeconfig"), None);
+    }
+
+    #[test]
+    fn counts_by_code_name_all_causes_of_the_code() {
+        let wanted = "the API server rejected the token in the kubeconfig, or the API server denied \
+                      the plugin's request";
+        assert_eq!(causes("102").as_deref(), Some(wanted));
+        assert_eq!(causes("other"), None);
+    }
+}
