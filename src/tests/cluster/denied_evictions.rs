@@ -43,10 +43,12 @@ fn running_and_stranded_pods_whose_eviction_is_denied_stay_and_are_reported() {
     let names = ["stranded", "running"];
     let uids = names.map(|name| pods.field(name, ".metadata.uid"));
     netns_of(&pods.ip("running")).flush_redirect();
-    for (name, reason) in [("stranded", "NotConfigured"), ("running", "RulesMissing")] {
+    for (name, reason) in
+        [("stranded", "LinkerdCNINotConfigured"), ("running", "LinkerdCNIRulesMissing")]
+    {
         until("the Event on the pod", || {
             assert_eq!(names.map(|name| pods.field(name, ".metadata.uid")), uids, "deleted");
-            let notes = pods::events(name, &format!("LinkerdCNI{reason}"));
+            let notes = pods::events(name, reason);
             notes.contains("Pod skipped for now") && notes.contains(MESSAGE)
         });
     }
