@@ -6,11 +6,14 @@ use serde_json::{Value, json};
 
 use super::{Client, Error};
 
-/// Longest object name that the API accepts, in bytes.
+// Limits of the API, in bytes:
+// https://github.com/kubernetes/kubernetes/blob/master/pkg/apis/core/validation/events.go
+
+/// Longest object name.
 const NAME_LIMIT: usize = 253;
-/// Longest `reportingInstance` that the API accepts, in bytes.
+/// Longest `reportingInstance`.
 const INSTANCE_LIMIT: usize = 128;
-/// Longest `note` that the API accepts, in bytes.
+/// Longest `note`.
 const NOTE_LIMIT: usize = 1024;
 
 /// Namespace of Events about cluster-scoped objects, such as nodes.

@@ -1,7 +1,8 @@
 //! The address of an API server whose URL has an IP address, without name resolution. Pure.
 //!
 //! The plugin runs on the host, as a static program. libc's resolver would load the modules that
-//! the host's `nsswitch.conf` names. They belong to another libc, and end the plugin by a signal.
+//! the host's `nsswitch.conf` names. They belong to another libc, and end the plugin by a signal:
+//! `docs/decisions/0008-no-resolver-in-the-plugin.md`.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -43,5 +44,10 @@ impl ApiAccess {
 }
 
 fn address(uri: &Uri) -> Option<IpAddr> {
-    uri.host()?.trim_start_matches('[').trim_end_matches(']').parse().ok()
+    host(uri).parse().ok()
+}
+
+/// Returns the host in a URL, an IPv6 address without brackets.
+pub fn host(uri: &Uri) -> &str {
+    uri.host().unwrap_or_default().trim_start_matches('[').trim_end_matches(']')
 }

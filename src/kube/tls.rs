@@ -23,9 +23,11 @@ use ureq::unversioned::transport::{
 
 use super::Error;
 use super::kubeconfig::ApiAccess;
+use super::literal_address::host;
 
 /// webpki's error for a server certificate that is a CA. webpki checks that after the time of
-/// validity, so such a certificate is neither expired nor not yet valid.
+/// validity, so such a certificate is neither expired nor not yet valid. rustls does not export it:
+/// <https://docs.rs/rustls-webpki/latest/webpki/enum.Error.html#variant.CaUsedAsEndEntity>
 const SERVER_CERTIFICATE_IS_CA: &str = "CaUsedAsEndEntity";
 
 /// The ureq connector that adds TLS to a connection. Clones share their TLS sessions.
@@ -97,9 +99,7 @@ impl<In: Transport> Connector<In> for Tls {
         if !details.needs_tls() {
             return Ok(Some(Either::A(transport)));
         }
-        let host = details.uri.host().unwrap_or_default();
-        let bare = host.trim_start_matches('[').trim_end_matches(']');
-        let name = self.server_name.as_deref().unwrap_or(bare);
+        let name = self.server_name.as_deref().unwrap_or(host(details.uri));
         let name = ServerName::try_from(name.to_owned())
             .map_err(|_| ureq::Error::BadUri(format!("{name} is not a valid server name")))?;
         let mut socket = TransportAdapter::new(transport.boxed(), details.current_time.clone());

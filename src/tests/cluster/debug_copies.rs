@@ -11,7 +11,6 @@ use crate::until::{until, until_within};
 const PROFILES: [&str; 5] = ["general", "baseline", "restricted", "netadmin", "sysadmin"];
 
 #[test]
-#[allow(clippy::print_stdout, reason = "shows what kubectl leaves of the pod")]
 fn an_audit_repairs_the_copies_of_kubectl_debug_in_place_with_each_profile() {
     let scene = Scene::installed(&[]);
     let Scene { helm, pods, .. } = &scene;

@@ -73,7 +73,6 @@ impl Shell {
     }
 
     /// Runs a command with names of this cluster for its placeholders.
-    #[allow(clippy::print_stdout, reason = "shows what the commands print")]
     pub fn run(&self, text: &str) -> Output {
         let begin = Instant::now();
         let text = with_names(text);

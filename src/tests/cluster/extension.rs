@@ -20,7 +20,6 @@ fn command(args: &[&str]) -> Command {
 }
 
 /// Runs `linkerd cni` and prints its output. Returns whether it succeeded, and the output.
-#[allow(clippy::print_stdout, reason = "docs/cli.md shows this output")]
 pub fn cni(args: &[&str]) -> (bool, String) {
     let output = command(args).output().unwrap();
     let text = String::from_utf8(output.stdout).unwrap();

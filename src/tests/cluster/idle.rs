@@ -21,7 +21,6 @@ const DIRECTORY: &str = "/run/linkerd2-cni-idle";
 const SPAN: Duration = Duration::from_secs(300);
 
 #[test]
-#[allow(clippy::print_stdout, reason = "shows the requests")]
 fn an_idle_agent_sends_at_most_one_request_in_five_minutes() {
     let log = AuditLog::from_now();
     let agent = Agent::install();

@@ -48,8 +48,6 @@ fn annotated(name: &str, ports: &str) -> Value {
     pod["metadata"]["annotations"][KEY] = json!(ports);
     pod
 }
-
-#[allow(clippy::print_stdout, reason = "shows the Event")]
 fn the_pod_has_an_event() {
     let begin = Instant::now();
     until("the Event", || {

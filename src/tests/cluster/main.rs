@@ -4,6 +4,7 @@
 //! A test that uses the node holds [`Node::exclusive`], so tests may run on any number of threads and in any order.
 
 #![allow(clippy::expect_used, clippy::unwrap_used)]
+#![allow(clippy::print_stdout, reason = "shows what was measured, and where a test's time goes")]
 
 mod admission_policy;
 mod agent_replaced;

@@ -25,7 +25,6 @@ const ASIDE: &str = "/etc/cni/net.d/10-bridge.conflist.aside";
 const RECORD: &str = "/run/linkerd2-cni-layout";
 
 #[test]
-#[allow(clippy::print_stdout, reason = "shows where a test's time goes")]
 fn each_platform_preset_gets_ready_and_uninstalls_on_a_node_laid_out_like_it() {
     let _node = Node::exclusive();
     clear();
@@ -37,8 +36,6 @@ fn each_platform_preset_gets_ready_and_uninstalls_on_a_node_laid_out_like_it() {
     }
     println!("{:>6.1?} all platforms", begin.elapsed());
 }
-
-#[allow(clippy::print_stdout, reason = "shows where a test's time goes")]
 fn installs_and_uninstalls(helm: &Helm, layout: &Layout) {
     let platform = layout.platform;
     let laid_out = LaidOut::make(layout);

@@ -17,7 +17,6 @@ const KUBECONFIG: &str = "/var/lib/linkerd2-cni-cluster/admin.kubeconfig";
 
 /// Runs the script and returns whether it succeeded, and its output. There is no docker engine, so that the script
 /// uses this machine's cluster if --context is not set.
-#[allow(clippy::print_stdout, reason = "shows where a test's time goes")]
 fn quickstart(arguments: &[&str]) -> (bool, String) {
     let begin = Instant::now();
     let without_engine = tempfile::tempdir().unwrap();

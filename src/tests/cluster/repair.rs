@@ -59,7 +59,6 @@ fn stranded_pods_are_reported_labelled_or_repaired_in_place_and_audited() {
 }
 
 /// Checks the requests of all controllers that the test has started so far.
-#[allow(clippy::print_stdout, reason = "shows the figures")]
 fn pods_are_listed_from_the_cache_and_watched_for_random_times(node: &Node) {
     let requests = node.requests_of("linkerd-cni-repair-controller/");
     let of = |verb: &str| {

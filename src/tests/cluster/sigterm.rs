@@ -236,7 +236,6 @@ fn pause(component: &str) -> Paused {
 }
 
 /// Waits until an agent has ended, and prints how long that took.
-#[allow(clippy::print_stdout, reason = "shows the figures")]
 fn until_ended(agent: Pid, how: &str) {
     let begin = Instant::now();
     until_within(UNINSTALL, "the agent has ended", || !processes().contains(&agent));
