@@ -93,8 +93,8 @@ pub fn serve(listener: TcpListener, handlers: Handlers) -> io::Result<JoinHandle
 fn run(listener: &TcpListener, handlers: &Handlers) {
     // Oldest first.
     let mut clients: VecDeque<Client> = VecDeque::new();
+    // Set while accepting connections fails.
     let mut paused: Option<Instant> = None;
-    let mut failing = false;
     loop {
         let wake = clients.front().map(|client| client.deadline);
         let wake = wake.into_iter().chain(paused).min();
@@ -106,22 +106,16 @@ fn run(listener: &TcpListener, handlers: &Handlers) {
         clients.retain_mut(|client| now < client.deadline && client.advance(handlers).is_ok());
         if paused.is_none_or(|until| until <= now) {
             let accepted = accept(listener, &mut clients);
-            log_change(&mut failing, &accepted);
+            match (&accepted, paused) {
+                (Err(error), None) => {
+                    tracing::warn!("admin server: cannot accept a connection: {error}");
+                }
+                (Ok(()), Some(_)) => tracing::info!("admin server: accepts connections again"),
+                _ => {}
+            }
             paused = accepted.is_err().then(|| Instant::now() + ACCEPT_PAUSE);
         }
     }
-}
-
-/// Logs once that accepting connections fails, and once that it works again.
-fn log_change(failing: &mut bool, accepted: &io::Result<()>) {
-    match accepted {
-        Err(error) if !*failing => {
-            tracing::warn!("admin server: cannot accept a connection: {error}");
-        }
-        Ok(()) if *failing => tracing::info!("admin server: accepts connections again"),
-        _ => {}
-    }
-    *failing = accepted.is_err();
 }
 
 /// Waits for a client or a new connection, at most until `wake`.
@@ -152,11 +146,12 @@ fn accept(listener: &TcpListener, clients: &mut VecDeque<Client>) -> io::Result<
     for _ in 0..MAX_CLIENTS {
         let stream = match listener.accept() {
             Ok((stream, _)) => stream,
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
-            // The client closed the connection before it was accepted.
-            Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => continue,
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
-            Err(error) => return Err(error),
+            Err(error) => match error.kind() {
+                io::ErrorKind::WouldBlock => return Ok(()),
+                // The client closed the connection before it was accepted.
+                io::ErrorKind::ConnectionAborted | io::ErrorKind::Interrupted => continue,
+                _ => return Err(error),
+            },
         };
         if stream.set_nonblocking(true).is_err() {
             continue;
@@ -203,11 +198,11 @@ impl Client {
     /// closed.
     fn advance(&mut self, handlers: &Handlers) -> io::Result<()> {
         for _ in 0..STEPS_PER_TURN {
-            match self.step(handlers) {
-                Ok(()) => {}
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => return Err(error),
+            let Err(error) = self.step(handlers) else { continue };
+            match error.kind() {
+                io::ErrorKind::WouldBlock => return Ok(()),
+                io::ErrorKind::Interrupted => {}
+                _ => return Err(error),
             }
         }
         Ok(())
@@ -220,7 +215,7 @@ impl Client {
                 let read = at_least_one(self.stream.read(&mut chunk)?)?;
                 request.extend_from_slice(&chunk[..read]);
                 if let Some(response) = respond(request, handlers) {
-                    self.state = State::Writing(response, 0);
+                    self.state = State::Writing(response.into_bytes(), 0);
                 }
             }
             State::Writing(response, written) => {
@@ -230,9 +225,7 @@ impl Client {
                     self.state = State::Closing;
                 }
             }
-            State::Closing => {
-                at_least_one(self.stream.read(&mut chunk)?)?;
-            }
+            State::Closing => drop(at_least_one(self.stream.read(&mut chunk)?)?),
         }
         Ok(())
     }
@@ -247,7 +240,7 @@ fn at_least_one(count: usize) -> io::Result<usize> {
 }
 
 /// Returns the response to a request, or `None` while the request is incomplete.
-fn respond(request: &[u8], handlers: &Handlers) -> Option<Vec<u8>> {
+fn respond(request: &[u8], handlers: &Handlers) -> Option<String> {
     let is_complete = request.windows(4).any(|end| end == b"\r\n\r\n");
     if !is_complete && request.len() < REQUEST_LIMIT {
         return None;
@@ -255,44 +248,34 @@ fn respond(request: &[u8], handlers: &Handlers) -> Option<Vec<u8>> {
     let line = request.split(|byte| *byte == b'\r').next().unwrap_or(&[]);
     let words: Vec<&str> = str::from_utf8(line).unwrap_or("").split(' ').collect();
     let (method, target) = match words[..] {
-        _ if !is_complete => return Some(empty_response("431 Request Header Fields Too Large")),
+        _ if !is_complete => return Some(head("431 Request Header Fields Too Large", TEXT, 0)),
         [method, target, version] if version.starts_with("HTTP/1.") => (method, target),
-        _ => return Some(empty_response("400 Bad Request")),
+        _ => return Some(head("400 Bad Request", TEXT, 0)),
+    };
+    let health = |result: Result<String, String>| match result {
+        Ok(text) => ("200 OK", TEXT, text),
+        Err(text) => ("500 Internal Server Error", TEXT, text),
     };
     let path = target.split('?').next().unwrap_or(target);
-    let exists = match path {
-        "/status" => handlers.status.is_some(),
-        path => matches!(path, "/live" | "/ready" | "/metrics"),
-    };
-    if !exists {
-        return Some(empty_response("404 Not Found"));
-    }
-    if !matches!(method, "GET" | "HEAD") {
-        return Some(empty_response("405 Method Not Allowed\r\nAllow: GET, HEAD"));
-    }
     let (status, content_type, body) = match (path, &handlers.status) {
+        ("/live", _) => health(match (handlers.live)() {
+            Ok(()) => Ok("alive\n".to_owned()),
+            Err(reason) => Err(format!("not alive: {reason}\n")),
+        }),
+        ("/ready", _) => health(match (handlers.ready)() {
+            Ok(None) => Ok("ready\n".to_owned()),
+            Ok(Some(note)) => Ok(format!("ready ({note})\n")),
+            Err(reason) => Err(format!("not ready: {reason}\n")),
+        }),
         ("/metrics", _) => ("200 OK", OPENMETRICS, (handlers.metrics)()),
         ("/status", Some(status)) => ("200 OK", JSON, status()),
-        ("/ready", _) => match (handlers.ready)() {
-            Ok(None) => ("200 OK", TEXT, "ready\n".to_owned()),
-            Ok(Some(note)) => ("200 OK", TEXT, format!("ready ({note})\n")),
-            Err(reason) => ("500 Internal Server Error", TEXT, format!("not ready: {reason}\n")),
-        },
-        _ => match (handlers.live)() {
-            Ok(()) => ("200 OK", TEXT, "alive\n".to_owned()),
-            Err(reason) => ("500 Internal Server Error", TEXT, format!("not alive: {reason}\n")),
-        },
+        _ => return Some(head("404 Not Found", TEXT, 0)),
     };
-    let mut response = head(status, content_type, body.len());
-    if method == "GET" {
-        response.push_str(&body);
-    }
-    Some(response.into_bytes())
-}
-
-/// Returns a response without a body.
-fn empty_response(status: &str) -> Vec<u8> {
-    head(status, TEXT, 0).into_bytes()
+    Some(match method {
+        "GET" => head(status, content_type, body.len()) + &body,
+        "HEAD" => head(status, content_type, body.len()),
+        _ => head("405 Method Not Allowed\r\nAllow: GET, HEAD", TEXT, 0),
+    })
 }
 
 fn head(status: &str, content_type: &str, length: usize) -> String {
