@@ -1,0 +1,62 @@
+//! Compares the metrics of a program with the list in docs/monitoring.md.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+const PAGE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/docs/monitoring.md");
+
+/// Fails unless the page lists exactly the metrics of this OpenMetrics text whose names start with
+/// one of `prefixes`, with type, labels and help. The message has the rows to paste.
+pub fn assert_documented(openmetrics: &str, prefixes: &[&str]) {
+    let is_listed = |row: &&str| prefixes.iter().any(|p| row.starts_with(&format!("| `{p}")));
+    let page = std::fs::read_to_string(PAGE).unwrap();
+    let documented: BTreeSet<_> = page.lines().filter(is_listed).collect();
+    let expected = rows(openmetrics);
+    let expected: BTreeSet<_> = expected.iter().map(String::as_str).filter(is_listed).collect();
+    let missing: Vec<_> = expected.difference(&documented).copied().collect();
+    let stale: Vec<_> = documented.difference(&expected).copied().collect();
+    assert!(
+        missing.is_empty() && stale.is_empty(),
+        "docs/monitoring.md lacks:\n{}\nand must not have:\n{}",
+        missing.join("\n"),
+        stale.join("\n")
+    );
+}
+
+/// Returns a table row for each metric: name as queried, type, labels and help.
+fn rows(openmetrics: &str) -> Vec<String> {
+    let (mut helps, mut types) = (BTreeMap::new(), BTreeMap::new());
+    let mut labels: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
+    let mut family = "";
+    for line in openmetrics.lines() {
+        if let Some(help) = line.strip_prefix("# HELP ") {
+            let (name, help) = help.split_once(' ').unwrap();
+            family = name;
+            helps.insert(name, help.trim_end_matches('.'));
+        } else if let Some(kind) = line.strip_prefix("# TYPE ") {
+            let (name, kind) = kind.split_once(' ').unwrap();
+            types.insert(name, kind);
+        } else if let Some((_, list)) = line.split_once('{') {
+            let keys = list.split("=\"").map(|text| text.rsplit([',', '{']).next().unwrap());
+            let keys = keys.filter(|key| !key.contains('}') && *key != "le");
+            labels.entry(family).or_default().extend(keys);
+        }
+    }
+    let row = |(name, help): (&str, &str)| {
+        let suffix = if types[name] == "counter" { "_total" } else { "" };
+        let keys = labels.get(name).into_iter().flatten();
+        let keys: Vec<_> = keys.map(|key| format!("`{key}`")).collect();
+        format!("| `{name}{suffix}` | {} | {} | {help} |", types[name], keys.join(", "))
+            .replace("|  |", "| |")
+    };
+    helps.into_iter().map(row).collect()
+}
+
+#[test]
+fn a_row_has_the_queried_name_the_labels_and_the_help() {
+    let text = "# HELP a_b Calls.\n# TYPE a_b counter\na_b_total{x=\"1\",y=\"2,z\"} 0\n\
+                # HELP c Sizes.\n# TYPE c histogram\nc_bucket{le=\"1.0\"} 0\n# EOF\n";
+    assert_eq!(
+        rows(text),
+        ["| `a_b_total` | counter | `x`, `y` | Calls |", "| `c` | histogram | | Sizes |"]
+    );
+}
