@@ -2,65 +2,42 @@
 //! applies the [`RepairMode`] to them. Such pods started before the plugin was chained, or
 //! lost their rules.
 //!
-//! One thread each:
+//! One thread each, from finding a pod to its Event:
 //!
-//! - [`watch`] lists and watches the pods, and queues those whose validator failed.
-//! - [`audit`] reads the rules of all running pods, and queues pods that lost rules.
-//! - [`worker`] takes the pods from the [`queue`] and repairs one at a time.
+//! - [`find::watch`] lists and watches the pods, and queues those whose validator failed.
+//! - [`find::audit`] reads the rules of all running pods, and queues pods that lost rules.
+//! - [`act::worker`] takes the pods from the [`queue`] and repairs one at a time.
 //!
-//! Decisions:
+//! Decisions, which are pure:
 //!
-//! - [`stranded_pod`]: which pods are stranded, and which pods are audited
-//! - [`inspect_rules`]: which rules a pod should have, and which of them are missing
-//! - [`rate_limit`]: how many pods are repaired in a minute
-//! - [`history`], [`histories`]: how soon the same pod or owner is repaired or reported again
-//! - [`unrepaired`]: when to list again because stranded pods were not repaired
-//! - [`agent_ready`]: whether the node is ready, before each repair
-//!
-//! A repair, from check to Event:
-//!
-//! - [`attempt`]: one repair of one pod: check, repair mode, one retry
-//! - [`eviction`], [`in_place`]: the repair modes `delete` and `in-place`
-//! - [`event`]: the Events on repaired and skipped pods
-//! - [`node_events`]: the Events on the node, about what an audit found
+//! - [`find::stranded`]: which pods are stranded, and which pods are audited
+//! - [`find::relist`]: when to list again because stranded pods were not repaired
+//! - [`holds`]: whether it is a pod's turn, or the pod or its owner was repaired or reported recently
+//! - [`budget`]: how many pods are repaired in a minute
+//! - [`act::verdict`]: whether a repair helps, and why not
 //!
 //! Input and output:
 //!
-//! - [`api_path`], [`pod_stream`]: paths and responses of pod lists and watches
-//! - [`host_dirs`], [`pod_netns`]: the plugin entry, and the pods' netns
-//! - [`pace`]: waits between requests
-//! - [`readiness`], [`metrics`]: `/ready` and `/metrics`
+//! - [`inspect`], [`netns_lookup`], [`plugin_config`]: the rules that a pod has and should have
+//! - [`events`]: the Events on pods and on the node
+//! - [`find::readiness`], [`metrics`]: `/ready` and `/metrics`
 //! - [`settings`], [`log_filter`]: the command line, and its log level
 
-pub mod agent_ready;
-pub mod api_path;
-pub mod attempt;
-pub mod audit;
-pub mod event;
-pub mod eviction;
-pub mod histories;
-pub mod history;
-pub mod host_dirs;
-pub mod in_place;
-pub mod inspect_rules;
+pub mod act;
+pub mod budget;
+pub mod events;
+pub mod find;
+pub mod holds;
+pub mod inspect;
 pub mod log_filter;
 pub mod metrics;
-pub mod node_events;
-pub mod pace;
-pub mod pod_netns;
-pub mod pod_stream;
+pub mod netns_lookup;
+pub mod plugin_config;
 pub mod queue;
-pub mod rate_limit;
-pub mod readiness;
 pub mod settings;
-pub mod stranded_pod;
-pub mod unrepaired;
-pub mod watch;
-pub mod worker;
 
 use std::io;
 use std::net::SocketAddr;
-use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -69,23 +46,23 @@ use nix::sys::signal::{SigSet, Signal};
 
 use crate::admin::{self, Handlers};
 use crate::files::MountedDir;
-use crate::kube::Deadlines;
 use crate::kube::connection::{AccessSource, Connection};
-use crate::kube::event::Reporter;
-use host_dirs::HostDirs;
-pub use settings::RepairMode;
+use crate::kube::pod_watch::READ_TIMEOUT;
+use crate::kube::{Deadlines, event};
+use act::worker::{self, Worker};
+use budget::RepairBudget;
+use events::{AuditEvents, Publisher};
+use find::audit::Audit;
+use find::readiness::Readiness;
+use find::relist::Relist;
+use find::stranded::{FoundBy, StrandedPod};
+use find::watch;
+use holds::Holds;
 use settings::Settings;
-use stranded_pod::{FoundBy, StrandedPod};
 
 /// Name of this program: `reportingController` of Events, and user agent of API requests.
 /// Also the file name by which `cli` starts the controller.
 pub const CONTROLLER: &str = "linkerd-cni-repair-controller";
-
-/// Longest time without data in a watch. If etcd reports its progress, the API server sends a
-/// bookmark about once a minute, so a connection without data for longer is dead, even without a
-/// TCP error. Otherwise a quiet watch also times out here, and the controller lists again
-/// (`docs/limits.md`).
-const WATCH_READ_TIMEOUT: Duration = Duration::from_secs(150);
 
 /// Timeout for connecting to the API server, and for the start of its response, for lists and watches.
 /// Upstream's value.
@@ -114,11 +91,8 @@ pub enum Error {
 pub struct Shared {
     pub queue: queue::Queue,
     pub metrics: metrics::Metrics,
-    pub readiness: readiness::Readiness,
-    /// When to list again, because stranded pods were not repaired.
-    pub unrepaired: unrepaired::Unrepaired,
-    /// Whether pods found by the audit are left unrepaired, as most pods look damaged.
-    pub audit_repairs_suspended: AtomicBool,
+    pub readiness: Readiness,
+    pub relist: Relist,
 }
 
 impl Shared {
@@ -131,10 +105,10 @@ impl Shared {
     }
 
     /// Records a stranded pod that was dropped: the queue is full, or the list has more than
-    /// [`MAX_PODS`](pod_stream::MAX_PODS) pods.
+    /// [`MAX_PODS`](crate::kube::pod_stream::MAX_PODS) pods.
     fn record_dropped(&self, found_by: FoundBy) {
         self.metrics.queue_overflow.inc();
-        self.unrepaired.add(found_by, Instant::now());
+        self.relist.want(found_by, Instant::now());
     }
 }
 
@@ -149,41 +123,36 @@ pub fn run(settings: Settings, source: &AccessSource) -> Result<(), Error> {
     signals.thread_block().map_err(Error::Signal)?;
 
     let shared = Arc::new(Shared::default());
-    let host = HostDirs::of(&settings);
-    serve(settings.admin_addr, Arc::clone(&shared), MountedDir::at_start(&host.net_dir))?;
-    let deadlines = Deadlines {
-        connect: RESPONSE_TIMEOUT,
-        response: RESPONSE_TIMEOUT,
-        body: WATCH_READ_TIMEOUT,
-    };
+    let settings = Arc::new(settings);
+    let net_dir = MountedDir::at_start(&settings.net_dir());
+    serve(settings.admin_addr, Arc::clone(&shared), net_dir)?;
     let connection = |deadlines| Connection::new(source.clone(), CONTROLLER, deadlines);
-    let reporter = Reporter { controller: CONTROLLER, instance: settings.pod_name.clone() };
-    let watch = watch::PodWatch {
-        connection: connection(deadlines),
-        node: settings.node.clone(),
+    let list_and_watch =
+        Deadlines { connect: RESPONSE_TIMEOUT, response: RESPONSE_TIMEOUT, body: READ_TIMEOUT };
+    let instance = settings.pod_name.clone();
+    let publisher = Publisher {
+        reporter: event::Reporter { controller: CONTROLLER, instance },
         shared: Arc::clone(&shared),
     };
-    let audit = settings.audit_period().map(|period| audit::Audit {
-        connection: connection(deadlines),
-        host: host.clone(),
-        period,
-        events: node_events::NodeEvents::new(reporter.clone(), settings.node.clone()),
+    let audit = Audit {
+        connection: connection(list_and_watch),
+        settings: Arc::clone(&settings),
+        events: AuditEvents::new(publisher.clone(), settings.node.clone()),
         shared: Arc::clone(&shared),
-    });
-    let worker = worker::Worker {
+    };
+    let worker = Worker {
         connection: connection(Deadlines::each(worker::REQUEST_TIMEOUT)),
-        reporter,
-        mode: settings.mode,
-        delete_unmanaged: settings.delete_unmanaged,
-        host,
-        agent_address: settings.agent_address().map(str::to_owned),
-        budget: rate_limit::RepairBudget::new(settings.repairs_per_minute),
-        histories: histories::Histories::new(settings.mode),
+        publisher,
+        budget: RepairBudget::new(settings.repairs_per_minute),
+        holds: Holds::new(settings.mode),
+        settings: Arc::clone(&settings),
         shared: Arc::clone(&shared),
     };
-    spawn("watch", move || watch.run())?;
-    if let Some(audit) = audit {
-        spawn("audit", move || audit.run())?;
+    let (watching, node, watched) =
+        (connection(list_and_watch), settings.node.clone(), Arc::clone(&shared));
+    spawn("watch", move || watch::run(watching, &node, &watched))?;
+    if let Some(period) = settings.audit_period() {
+        spawn("audit", move || audit.run(period))?;
     }
     let (worker_running, worker_ended) = mpsc::channel::<()>();
     spawn("worker", move || {

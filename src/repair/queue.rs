@@ -1,10 +1,9 @@
 //! Queue of stranded pods, from the watch and the audit to the worker that repairs them.
 
-use std::collections::VecDeque;
-use std::sync::{Condvar, Mutex, PoisonError};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use super::stranded_pod::{FoundBy, StrandedPod};
+use super::find::stranded::{FoundBy, StrandedPod};
 
 /// Maximum number of queued pods from watch events and audits. Upstream's value.
 pub const CAPACITY: usize = 32;
@@ -24,25 +23,22 @@ pub struct Queue {
 
 #[derive(Default)]
 struct QueueState {
-    /// Pods from watch events and audits.
-    pods: VecDeque<StrandedPod>,
-    /// Pods of the last list, after `pods` in the queue's order.
-    listed: VecDeque<StrandedPod>,
+    /// First the pods of watch events and audits, then those of the last list.
+    pods: Vec<StrandedPod>,
+    /// Number of pods of watch events and audits.
+    events: usize,
     closed: bool,
 }
 
 impl QueueState {
-    /// Removes and returns the newest pod of the namespace with the most pods, for a pod of
+    /// Removes and returns the newest pod of the namespace with the most pods of events, for a pod of
     /// `namespace`. Returns `None` if no namespace has more pods than that one.
     fn drop_for(&mut self, namespace: &str) -> Option<StrandedPod> {
-        let count = |name: &str| self.pods.iter().filter(|pod| pod.namespace == name).count();
-        let all = self.pods.iter().enumerate();
-        let (most, index) =
-            all.map(|(index, pod)| (count(&pod.namespace), index)).max().unwrap_or_default();
-        if most <= count(namespace) {
-            return None;
-        }
-        self.pods.remove(index)
+        let events = &self.pods[..self.events];
+        let count = |name: &str| events.iter().filter(|pod| pod.namespace == name).count();
+        let counts = events.iter().map(|pod| count(&pod.namespace));
+        let (most, index) = counts.zip(0..).max()?;
+        (most > count(namespace)).then(|| self.remove(index))
     }
 
     /// Returns the first pod with the lowest `turn`: how long the pod has to wait, and its index.
@@ -50,22 +46,18 @@ impl QueueState {
         &self,
         turn: impl Fn(&StrandedPod) -> (Duration, T),
     ) -> Option<(Duration, usize)> {
-        let all = self.pods.iter().chain(&self.listed).enumerate();
-        let ((wait, _), index) = all.map(|(index, pod)| (turn(pod), index)).min()?;
+        let ((wait, _), index) = self.pods.iter().map(turn).zip(0..).min()?;
         Some((wait, index))
     }
 
-    fn remove(&mut self, index: usize) -> Option<StrandedPod> {
-        match index.checked_sub(self.pods.len()) {
-            None => self.pods.remove(index),
-            Some(index) => self.listed.remove(index),
-        }
+    fn remove(&mut self, index: usize) -> StrandedPod {
+        self.events -= usize::from(index < self.events);
+        self.pods.remove(index)
     }
 
     /// Finds the same pod in the queue, whatever its resourceVersion.
     fn find(&mut self, pod: &StrandedPod) -> Option<&mut StrandedPod> {
-        let mut all = self.pods.iter_mut().chain(&mut self.listed);
-        all.find(|other| other.is_same(pod))
+        self.pods.iter_mut().find(|other| other.is_same(pod))
     }
 }
 
@@ -76,37 +68,43 @@ impl Queue {
     /// If the queue is full, drops a pod of the namespace with the most pods: the pods of one tenant
     /// must not keep out those of others.
     pub fn push(&self, pod: StrandedPod) -> Result<(), Dropped> {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.lock();
         if let Some(queued) = state.find(&pod) {
             *queued = pod;
             return Ok(());
         }
-        let is_full = state.pods.len() >= CAPACITY;
-        let dropped = is_full.then(|| state.drop_for(&pod.namespace));
-        if let Some(None) = dropped {
-            return Err(Dropped(pod.found_by));
+        let mut result = Ok(());
+        if state.events >= CAPACITY {
+            let dropped = state.drop_for(&pod.namespace);
+            result = Err(Dropped(dropped.as_ref().unwrap_or(&pod).found_by));
+            if dropped.is_none() {
+                return result;
+            }
         }
-        state.pods.push_back(pod);
+        let end = state.events;
+        state.pods.insert(end, pod);
+        state.events += 1;
         self.changed.notify_all();
-        dropped.flatten().map_or(Ok(()), |other| Err(Dropped(other.found_by)))
+        result
     }
 
     /// Replaces the pods of the last list with those of a new list, which contains every
     /// pod that is still stranded.
     ///
     /// Queues all pods, because a list is bounded by
-    /// [`MAX_PODS`](super::pod_stream::MAX_PODS). So pods that wait for the repair budget do
+    /// [`MAX_PODS`](crate::kube::pod_stream::MAX_PODS). So pods that wait for the repair budget do
     /// not cause another list.
     pub fn replace_listed(&self, pods: Vec<StrandedPod>) {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        state.listed.clear();
+        let mut state = self.lock();
+        let events = state.events;
+        state.pods.truncate(events);
         for pod in pods {
             match state.find(&pod) {
                 Some(queued) => *queued = pod,
-                None => state.listed.push_back(pod),
+                None => state.pods.push(pod),
             }
         }
-        state.listed.shrink_to_fit();
+        state.pods.shrink_to_fit();
         self.changed.notify_all();
     }
 
@@ -121,11 +119,11 @@ impl Queue {
         on_wait: impl FnOnce(Duration),
     ) -> Option<StrandedPod> {
         let mut on_wait = Some(on_wait);
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.lock();
         while !state.closed {
             let wait = match state.next(&turn) {
                 None => Duration::MAX,
-                Some((Duration::ZERO, index)) => return state.remove(index),
+                Some((Duration::ZERO, index)) => return Some(state.remove(index)),
                 Some((wait, _)) => {
                     on_wait.take().into_iter().for_each(|on_wait| on_wait(wait));
                     wait
@@ -139,7 +137,7 @@ impl Queue {
 
     /// Waits for `time` or until the queue is closed. Returns `true` if the queue is closed.
     pub fn is_closed_within(&self, time: Duration) -> bool {
-        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let state = self.lock();
         let (state, _) = self
             .changed
             .wait_timeout_while(state, time, |state| !state.closed)
@@ -147,10 +145,14 @@ impl Queue {
         state.closed
     }
 
+    fn lock(&self) -> MutexGuard<'_, QueueState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Closes the queue and ends all waits. Pods that are still queued are dropped; the
     /// next controller finds them again in its first list.
     pub fn close(&self) {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.lock();
         state.closed = true;
         self.changed.notify_all();
     }

@@ -5,7 +5,7 @@ use crate::extension::facts::Facts;
 use crate::extension::metrics::sample;
 use crate::extension::report::{Check, Severity, Verdict};
 use crate::redirect::Ipv6;
-use crate::repair::stranded_pod::StrandedPod;
+use crate::repair::find::stranded::{FoundBy, StrandedPod};
 
 pub fn checks(facts: &Facts) -> [Check; 3] {
     [
@@ -23,7 +23,7 @@ pub fn checks(facts: &Facts) -> [Check; 3] {
 fn stranded(facts: &Facts) -> Verdict {
     let pods = readable(&facts.pending_pods, "the pods in phase Pending")?.iter();
     let stranded: Vec<String> = pods
-        .filter_map(StrandedPod::by_validator)
+        .filter_map(|pod| StrandedPod::found(pod, FoundBy::Validator))
         .map(|pod| format!("{}/{} on {}", pod.namespace, pod.name, pod.node))
         .collect();
     Severity::Error.if_any(

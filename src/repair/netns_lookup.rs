@@ -9,9 +9,9 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use nix::errno::Errno;
-use serde::Deserialize;
+use serde_json::Value;
 
-use super::host_dirs::HostDirs;
+use super::settings::Settings;
 use crate::files;
 use crate::kube::types::Pod;
 use crate::netns::{self, link};
@@ -37,7 +37,8 @@ pub enum Error {
 
 /// The netns of each pod of the node. Later changes on the node are not noticed.
 pub struct NetnsLookup {
-    host: HostDirs,
+    /// Directory with a file for the netns of each pod.
+    netns_dir: PathBuf,
     /// Netns paths from cached results. The key is the pod's UID, or `namespace/name` if the
     /// runtime does not pass the UID to plugins.
     by_pod: HashMap<String, Vec<PathBuf>>,
@@ -49,19 +50,18 @@ pub struct NetnsLookup {
 impl NetnsLookup {
     /// Reads the runtime's cached results. Without a readable cache, the pods are found by
     /// their addresses.
-    pub fn read(host: &HostDirs) -> Self {
+    pub fn read(settings: &Settings) -> Self {
+        let netns_dir = settings.netns_dir();
         let mut by_pod: HashMap<String, Vec<PathBuf>> = HashMap::new();
-        for path in entries(&host.results_dir) {
-            let text = files::read(&path).ok();
-            let result = text.and_then(|(text, _)| serde_json::from_slice::<CachedAdd>(&text).ok());
-            if let Some((pod, netns)) = result.as_ref().and_then(CachedAdd::pod)
-                && let Some(name) = Path::new(netns).file_name()
+        for path in entries(&settings.results_dir()) {
+            if let Ok((text, _)) = files::read(&path)
+                && let Some((pod, netns)) = cached_add(&text)
+                && let Some(name) = Path::new(&netns).file_name()
             {
-                let mounted = host.netns_dir.join(name);
-                by_pod.entry(pod).or_default().push(mounted);
+                by_pod.entry(pod).or_default().push(netns_dir.join(name));
             }
         }
-        NetnsLookup { host: host.clone(), by_pod, by_address: None }
+        NetnsLookup { netns_dir, by_pod, by_address: None }
     }
 
     /// Returns the path of the pod's netns.
@@ -82,7 +82,7 @@ impl NetnsLookup {
                 return Ok(path.clone());
             }
         }
-        let dir = &self.host.netns_dir;
+        let dir = &self.netns_dir;
         let by_address = self.by_address.get_or_insert_with(|| scan(dir));
         match by_address.get(&address).map(Vec::as_slice) {
             None | Some([]) => Err(Error::NotFound { dir: dir.clone() }),
@@ -101,51 +101,25 @@ impl NetnsLookup {
     }
 }
 
-/// File that libcni writes for the result of one ADD.
-#[derive(Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct CachedAdd {
-    /// Absent from results of older libcni versions.
-    #[serde(default)]
-    netns: Option<String>,
-    #[serde(default)]
-    cni_args: Option<Vec<(String, String)>>,
-    #[serde(default)]
-    result: Option<CachedResult>,
-}
-
-#[derive(Deserialize)]
-struct CachedResult {
-    #[serde(default)]
-    interfaces: Option<Vec<ResultInterface>>,
-}
-
-#[derive(Deserialize)]
-struct ResultInterface {
-    #[serde(default)]
-    sandbox: String,
-}
-
-impl CachedAdd {
-    /// Returns the pod's key in [`NetnsLookup::by_pod`] and the host's path of its netns.
-    fn pod(&self) -> Option<(String, &str)> {
-        let args = self.cni_args.as_ref()?;
-        let arg = |key: &str| {
-            let found = args.iter().find(|(name, _)| name == key);
-            found.map(|(_, value)| value.as_str())
-        };
-        let pod = match arg("K8S_POD_UID").filter(|uid| !uid.is_empty()) {
-            Some(uid) => uid.to_owned(),
-            None => format!("{}/{}", arg("K8S_POD_NAMESPACE")?, arg("K8S_POD_NAME")?),
-        };
-        let interfaces = self.result.as_ref().and_then(|r| r.interfaces.as_ref());
-        let mut sandboxes = interfaces.into_iter().flatten().map(|i| &*i.sandbox);
-        let netns = match self.netns.as_deref() {
-            Some(path) if !path.is_empty() => path,
-            _ => sandboxes.find(|path| !path.is_empty())?,
-        };
-        Some((pod, netns))
-    }
+/// Returns the pod's key in [`NetnsLookup::by_pod`] and the host's path of its netns, from the text of a
+/// file that libcni writes for the result of one ADD (`cachedInfo` in
+/// <https://github.com/containernetworking/cni/blob/main/libcni/api.go>).
+fn cached_add(text: &[u8]) -> Option<(String, String)> {
+    let cached: Value = serde_json::from_slice(text).ok()?;
+    // Pairs of name and value.
+    let args = cached["cniArgs"].as_array()?;
+    let arg = |key: &str| args.iter().find(|arg| arg[0] == key)?[1].as_str();
+    let pod = match arg("K8S_POD_UID").filter(|uid| !uid.is_empty()) {
+        Some(uid) => uid.to_owned(),
+        None => format!("{}/{}", arg("K8S_POD_NAMESPACE")?, arg("K8S_POD_NAME")?),
+    };
+    let path = |value: &Value| Some(value.as_str()?.to_owned()).filter(|path| !path.is_empty());
+    // Results of older libcni versions have no `netns`.
+    let netns = path(&cached["netns"]).or_else(|| {
+        let interfaces = cached["result"]["interfaces"].as_array()?;
+        interfaces.iter().find_map(|interface| path(&interface["sandbox"]))
+    })?;
+    Some((pod, netns))
 }
 
 /// Reads the addresses of every netns in `dir`.
@@ -191,11 +165,6 @@ fn addresses(path: &Path) -> Result<Vec<IpAddr>, Error> {
 mod tests {
     use super::*;
 
-    fn pod_of(text: &str) -> Option<(String, String)> {
-        let cached: CachedAdd = serde_json::from_str(text).ok()?;
-        cached.pod().map(|(pod, path)| (pod, path.to_owned()))
-    }
-
     #[test]
     fn a_cached_result_names_pod_and_netns_in_old_and_new_libcni_versions() {
         let args = r#"[["IgnoreUnknown","1"],["K8S_POD_UID","u-1"],["K8S_POD_NAME","web"]]"#;
@@ -222,7 +191,7 @@ mod tests {
             ("not a cached result", "[]".into(), None),
         ] {
             let expected = expected.map(|(pod, path)| (pod.to_owned(), path.to_owned()));
-            assert_eq!(pod_of(&text), expected, "{name}");
+            assert_eq!(cached_add(text.as_bytes()), expected, "{name}");
         }
     }
 }

@@ -4,6 +4,8 @@
 //! validator exits with 95. An audit also finds running meshed pods that lost rules.
 //! [`StrandedPod`] describes both.
 
+use crate::cni::args::PodRef;
+use crate::kube::pod_stream::FromPod;
 use crate::kube::types::{ContainerStatus, Pod};
 use crate::pod::Decision;
 use crate::pod::containers::VALIDATOR;
@@ -11,7 +13,7 @@ use crate::pod::mesh::{self, is_meshed};
 use crate::pod::skip::{SkipReason, skipped_by_annotations};
 
 /// Exit code of the validator if the traffic is not redirected.
-pub const NOT_REDIRECTED: i32 = 95;
+const NOT_REDIRECTED: i32 = 95;
 
 /// Label set on a stranded pod by repair mode `label`, with the value `true`.
 pub const LABEL: &str = "linkerd.io/cni-stranded";
@@ -59,12 +61,27 @@ pub struct StrandedPod {
 }
 
 impl StrandedPod {
-    /// Copies the fields from `pod`.
-    pub fn new(pod: &Pod, found_by: FoundBy) -> Self {
+    /// Returns the pod if it may need a repair by its present status alone: a first failure of the
+    /// validator counts, and so does a failure from before the controller started. Whether a running
+    /// pod lacks rules is not known from its object.
+    ///
+    /// Never a pod that is terminating or finished, or has no netns of its own.
+    pub fn found(pod: &Pod, found_by: FoundBy) -> Option<Self> {
+        let may_need_repair = match found_by {
+            // Other programs may use the validator's name.
+            FoundBy::Validator => is_validator_failed(pod) && (is_injected(pod) || is_meshed(pod)),
+            FoundBy::Audit => runs(pod) && is_meshed(pod),
+        };
+        let is_exempt = pod.metadata.deletion_timestamp.is_some()
+            || pod.spec.host_network
+            || matches!(pod.status.phase.as_str(), "Succeeded" | "Failed");
+        if !may_need_repair || is_exempt {
+            return None;
+        }
         let metadata = &pod.metadata;
         let owners = &metadata.owner_references;
         let controller = owners.iter().find(|owner| owner.controller);
-        StrandedPod {
+        Some(StrandedPod {
             namespace: metadata.namespace.clone(),
             name: metadata.name.clone(),
             uid: metadata.uid.clone(),
@@ -84,22 +101,7 @@ impl StrandedPod {
             },
             unmeshed: matches!(mesh::proxy(pod), Ok(Decision::Skip(_))),
             found_by,
-        }
-    }
-
-    /// Returns the pod if its validator failed with [`NOT_REDIRECTED`].
-    ///
-    /// Depends only on the pod's present status. A first failure counts, and so does a
-    /// failure from before the controller started. A pod that the injector did not label has to be
-    /// meshed, as other programs may use the validator's name.
-    pub fn by_validator(pod: &Pod) -> Option<Self> {
-        let failed = pod
-            .status
-            .init_container_statuses
-            .iter()
-            .any(|container| container.name == VALIDATOR && exited_not_redirected(container));
-        let is_known = failed && (is_injected(pod) || is_meshed(pod));
-        (is_known && !is_exempt(pod)).then(|| StrandedPod::new(pod, FoundBy::Validator))
+        })
     }
 
     /// Whether both are the same pod, whatever their resourceVersions.
@@ -112,27 +114,34 @@ impl StrandedPod {
     pub fn is_on_other_node(&self, node: &str) -> bool {
         !self.node.is_empty() && self.node != node
     }
+
+    /// Returns the pod's name as the plugin gets it.
+    pub fn pod_ref(&self) -> PodRef {
+        PodRef { namespace: self.namespace.clone(), name: self.name.clone(), uid: self.uid.clone() }
+    }
+
+    /// Returns the path of the pod in the API.
+    pub fn api_path(&self) -> String {
+        format!("/api/v1/namespaces/{}/pods/{}", self.namespace, self.name)
+    }
+}
+
+impl FromPod for StrandedPod {
+    fn from_pod(pod: Pod) -> Option<Self> {
+        StrandedPod::found(&pod, FoundBy::Validator)
+    }
 }
 
 fn is_injected(pod: &Pod) -> bool {
     pod.metadata.labels.contains_key(INJECTED_LABEL)
 }
 
-/// Whether an audit reads the pod's rules: the pod is meshed, and runs at least one container. The
-/// phase of a pod stays `Pending` as long as one of its containers cannot start.
-pub fn is_auditable(pod: &Pod) -> bool {
+/// Whether at least one container of the pod runs. The phase of a pod stays `Pending` as long as one of
+/// its containers cannot start.
+fn runs(pod: &Pod) -> bool {
     let status = &pod.status;
-    let runs = status.phase == "Running"
-        || status.container_statuses.iter().any(|one| one.state.running.is_some());
-    runs && !is_exempt(pod) && is_meshed(pod)
-}
-
-/// Whether the pod is never repaired: it is terminating or finished, or has no netns of
-/// its own.
-fn is_exempt(pod: &Pod) -> bool {
-    pod.metadata.deletion_timestamp.is_some()
-        || pod.spec.host_network
-        || matches!(pod.status.phase.as_str(), "Succeeded" | "Failed")
+    status.phase == "Running"
+        || status.container_statuses.iter().any(|one| one.state.running.is_some())
 }
 
 /// Whether the validator's newest run exited with [`NOT_REDIRECTED`].
@@ -140,10 +149,14 @@ fn is_exempt(pod: &Pod) -> bool {
 /// The newest run is in `state` after it has exited. While the validator waits or runs
 /// again, it is in `lastState`. After a success, `ready` stays true even when the kubelet
 /// has removed the exited container.
-fn exited_not_redirected(validator: &ContainerStatus) -> bool {
-    let newest = validator.state.terminated.as_ref();
-    let newest = newest.or(validator.last_state.terminated.as_ref());
-    !validator.ready && newest.is_some_and(|exit| exit.exit_code == NOT_REDIRECTED)
+fn is_validator_failed(pod: &Pod) -> bool {
+    let is_failed = |validator: &ContainerStatus| {
+        let newest = validator.state.terminated.as_ref();
+        let newest = newest.or(validator.last_state.terminated.as_ref());
+        !validator.ready && newest.is_some_and(|exit| exit.exit_code == NOT_REDIRECTED)
+    };
+    let mut statuses = pod.status.init_container_statuses.iter();
+    statuses.any(|container| container.name == VALIDATOR && is_failed(container))
 }
 
 #[cfg(test)]
@@ -179,7 +192,7 @@ mod tests {
     }
 
     fn verdict(pod: Value) -> Option<StrandedPod> {
-        StrandedPod::by_validator(&serde_json::from_value(pod).unwrap())
+        StrandedPod::found(&serde_json::from_value(pod).unwrap(), FoundBy::Validator)
     }
 
     #[test]
@@ -290,7 +303,8 @@ mod tests {
             ("not meshed", with(running, "/spec/containers", json!([{"name": "app"}])), false),
         ] {
             let pod = serde_json::from_value(pod).unwrap();
-            assert_eq!(is_auditable(&pod), expected, "{name}");
+            let found = StrandedPod::found(&pod, FoundBy::Audit);
+            assert_eq!(found.is_some(), expected, "{name}");
         }
     }
 

@@ -1,12 +1,11 @@
-//! Evicts or deletes exactly the pod that was found, by UID and resourceVersion as
+//! The repair mode `delete`: evicts or deletes exactly the pod that was found, by UID and resourceVersion as
 //! preconditions: never a changed pod, and never another pod of the same name, such as the
 //! next pod of a StatefulSet.
 
-use serde_json::{Value, json};
+use serde_json::json;
 
-use super::api_path::pod_path;
-use super::stranded_pod::{FoundBy, StrandedPod};
 use crate::kube::{Client, Error};
+use crate::repair::find::stranded::{FoundBy, StrandedPod};
 
 /// Part of the API server's message when a disruption budget rejects an eviction. The status
 /// code alone is ambiguous: an overloaded API server sends 429, too.
@@ -28,27 +27,25 @@ const NOT_PERMITTED: &str = "the repair controller has no permission to evict po
                              running pod without an eviction; permit create on pods/eviction, or \
                              set repairController.mode=in-place";
 
-/// Effect of a repair on the pod.
+/// Response of the API server.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Effect {
-    /// The repair mode was applied: here, the API server evicts or deletes the pod.
-    Applied,
+pub enum Deletion {
+    /// The API server evicts or deletes the pod.
+    Accepted,
     /// The API server deletes the pod, after a dry run of the eviction.
-    AppliedAfterDryRun,
+    AfterDryRun,
     /// The eviction is rejected, for this reason.
-    EvictionRejected(String),
-    /// The pod has no controller that would replace it, so it is not deleted.
-    Unmanaged,
+    Rejected(String),
 }
 
-/// Why the API server rejects an eviction. The text is its message.
-#[derive(Debug, PartialEq, Eq)]
+/// Why the API server rejects an eviction.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Rejection {
     NoPermission,
     /// By the chart's admission policy.
-    ChartsPolicy(String),
+    ChartsPolicy,
     /// By a disruption budget, an admission webhook or another admission policy.
-    Other(String),
+    Other,
 }
 
 impl Rejection {
@@ -61,24 +58,18 @@ impl Rejection {
         });
         match code {
             403 if forbidden.is_some_and(|why| why.starts_with(NO_PERMISSION)) => {
-                return Some(Rejection::NoPermission);
+                Some(Rejection::NoPermission)
             }
             403 if forbidden.is_some_and(|why| why.starts_with(CHARTS_POLICY)) => {
-                return Some(Rejection::ChartsPolicy(message.to_owned()));
+                Some(Rejection::ChartsPolicy)
             }
-            401 | 404 | 408 | 409 => return None,
-            400..=499 if code != 429 => {}
-            _ if message.contains(DISRUPTION_BUDGET) || message.starts_with(WEBHOOK) => {}
-            _ => return None,
+            401 | 404 | 408 | 409 => None,
+            400..=499 if code != 429 => Some(Rejection::Other),
+            _ if message.contains(DISRUPTION_BUDGET) || message.starts_with(WEBHOOK) => {
+                Some(Rejection::Other)
+            }
+            _ => None,
         }
-        Some(Rejection::Other(message.to_owned()))
-    }
-
-    fn effect(self) -> Effect {
-        Effect::EvictionRejected(match self {
-            Rejection::NoPermission => NOT_PERMITTED.to_owned(),
-            Rejection::ChartsPolicy(message) | Rejection::Other(message) => message,
-        })
     }
 }
 
@@ -92,44 +83,46 @@ impl Rejection {
 ///   pod's node. The pod is deleted after a dry run.
 ///
 /// Fails with status 409 if the pod has changed, or is another pod of the same name.
-pub fn evict_or_delete(client: &Client, pod: &StrandedPod) -> Result<Effect, Error> {
+pub fn evict_or_delete(client: &Client, pod: &StrandedPod) -> Result<Deletion, Error> {
     let mut options =
         json!({"preconditions": {"uid": pod.uid, "resourceVersion": pod.resource_version}});
     // The containers of a pod with a failed validator never started, so there is nothing to shut down.
     if pod.found_by == FoundBy::Validator {
         options["gracePeriodSeconds"] = json!(0);
     }
-    let path = pod_path(pod);
-    let eviction = json!({
-        "apiVersion": "policy/v1",
-        "kind": "Eviction",
-        "metadata": {"namespace": pod.namespace, "name": pod.name},
-        "deleteOptions": options,
-    });
-    let delete = |effect| client.delete(&path, &options).map(|()| effect);
-    match evict(client, &format!("{path}/eviction"), &eviction)? {
-        None => Ok(Effect::Applied),
-        Some(Rejection::NoPermission) if pod.found_by == FoundBy::Validator => {
-            delete(Effect::Applied)
+    let path = pod.api_path();
+    let evict = |query: &str| {
+        let eviction = json!({
+            "apiVersion": "policy/v1",
+            "kind": "Eviction",
+            "metadata": {"namespace": pod.namespace, "name": pod.name},
+            "deleteOptions": options,
+        });
+        match client.post(&format!("{path}/eviction{query}"), &eviction) {
+            Ok(()) => Ok(None),
+            Err(error) => match &error {
+                Error::Status { code, message, .. } => Rejection::of(*code, message)
+                    .map(|rejection| Some((rejection, message.clone())))
+                    .ok_or(error),
+                _ => Err(error),
+            },
         }
-        Some(Rejection::ChartsPolicy(_)) => {
-            match evict(client, &format!("{path}/eviction?dryRun=All"), &eviction)? {
-                None => delete(Effect::AppliedAfterDryRun),
-                Some(rejection) => Ok(rejection.effect()),
-            }
+    };
+    let Some(rejected) = evict("")? else {
+        return Ok(Deletion::Accepted);
+    };
+    let rejected = match rejected {
+        (Rejection::NoPermission, _) if pod.found_by == FoundBy::Validator => {
+            return client.delete(&path, &options).map(|()| Deletion::Accepted);
         }
-        Some(rejection) => Ok(rejection.effect()),
-    }
-}
-
-fn evict(client: &Client, path: &str, eviction: &Value) -> Result<Option<Rejection>, Error> {
-    match client.post(path, eviction) {
-        Ok(()) => Ok(None),
-        Err(error) => match &error {
-            Error::Status { code, message, .. } => {
-                Rejection::of(*code, message).map(Some).ok_or(error)
-            }
-            _ => Err(error),
+        (Rejection::ChartsPolicy, _) => match evict("?dryRun=All")? {
+            None => return client.delete(&path, &options).map(|()| Deletion::AfterDryRun),
+            Some(rejected) => rejected,
         },
-    }
+        rejected => rejected,
+    };
+    Ok(Deletion::Rejected(match rejected {
+        (Rejection::NoPermission, _) => NOT_PERMITTED.to_owned(),
+        (_, message) => message,
+    }))
 }

@@ -6,38 +6,26 @@ use std::time::{Duration, Instant};
 
 /// Time without data from the API server after which the controller is not ready. The API server
 /// sends a bookmark about once a minute if etcd reports its progress. Otherwise the controller
-/// lists again after `WATCH_READ_TIMEOUT`.
-pub const MAX_SILENCE: Duration = Duration::from_secs(300);
+/// lists again after [`READ_TIMEOUT`](crate::kube::pod_watch::READ_TIMEOUT).
+const MAX_SILENCE: Duration = Duration::from_secs(300);
 
 /// Whether the connection to the API server works.
 #[derive(Default)]
-pub struct Readiness {
-    state: Mutex<WatchState>,
-}
+pub struct Readiness(Mutex<WatchState>);
 
-/// Newest results of the watch.
 #[derive(Default)]
 struct WatchState {
-    /// Whether the pods were listed at least once.
-    listed: bool,
-    /// Time of the last useful response, event or bookmark.
+    /// Time of the last useful response, event or bookmark. The first one is a complete list.
     last_contact: Option<Instant>,
     /// Last error since then.
     failure: Option<String>,
 }
 
 impl Readiness {
-    /// Records a complete list of the node's pods.
-    pub fn record_list(&self) {
-        self.with(|state| state.listed = true);
-        self.record_contact();
-    }
-
-    /// Records that the API server has just sent a useful response, event or bookmark.
+    /// Records that the API server has just sent a complete list, or a useful response to a watch.
     pub fn record_contact(&self) {
         self.with(|state| {
-            state.last_contact = Some(Instant::now());
-            state.failure = None;
+            *state = WatchState { last_contact: Some(Instant::now()), failure: None }
         });
     }
 
@@ -49,14 +37,13 @@ impl Readiness {
     /// Returns `Ok` if the controller is ready at `now`, else the reason.
     pub fn ready(&self, now: Instant) -> Result<(), String> {
         self.with(|state| {
-            let silence =
-                state.last_contact.map(|last_contact| now.saturating_duration_since(last_contact));
+            let silence = state.last_contact.map(|last| now.saturating_duration_since(last));
             let reason = match silence {
-                _ if !state.listed => "the node's pods are not listed yet".to_owned(),
+                None => "the node's pods are not listed yet".to_owned(),
                 Some(silence) if silence > MAX_SILENCE => {
                     format!("no data from the API server for {silence:.0?}")
                 }
-                _ => return Ok(()),
+                Some(_) => return Ok(()),
             };
             Err(match &state.failure {
                 Some(failure) => format!("{reason}: {failure}"),
@@ -66,7 +53,7 @@ impl Readiness {
     }
 
     fn with<T>(&self, access: impl FnOnce(&mut WatchState) -> T) -> T {
-        access(&mut self.state.lock().unwrap_or_else(PoisonError::into_inner))
+        access(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
 
@@ -82,7 +69,7 @@ mod tests {
         readiness.record_failure("connection refused".into());
         let reason = format!("{not_listed}: connection refused");
         assert_eq!(readiness.ready(Instant::now()), Err(reason));
-        readiness.record_list();
+        readiness.record_contact();
         assert_eq!(readiness.ready(Instant::now()), Ok(()));
         // One failed watch does not make the controller unready.
         readiness.record_failure("HTTP 500".into());

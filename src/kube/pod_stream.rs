@@ -1,0 +1,206 @@
+//! Parses lists and watches of pods while they arrive. Each pod is reduced or dropped before
+//! the next is read, so that memory holds only one complete pod at a time.
+//!
+//! [`Client::read_list`](super::Client::read_list) limits a list to 128 MiB. This module limits the
+//! number of pods that are kept.
+
+use std::fmt;
+use std::io::BufRead;
+
+use serde::Deserialize;
+use serde::de::{self, Deserializer, Error as _, SeqAccess, Visitor};
+
+use super::types::{ListMetadata, Metadata, Pod};
+
+/// The part of a pod that a program keeps.
+pub trait FromPod: Sized {
+    /// Reduces the pod. `None` drops it.
+    fn from_pod(pod: Pod) -> Option<Self>;
+}
+
+/// Maximum number of pods kept from one list, to bound memory. Kubernetes plans for 110 pods per node:
+/// <https://kubernetes.io/docs/setup/best-practices/cluster-large/>
+pub const MAX_PODS: usize = 1024;
+
+/// The kept pods of a complete list.
+#[derive(Debug)]
+pub struct PodList<T> {
+    /// resourceVersion of the list. A watch continues from there.
+    pub resource_version: String,
+    pub pods: Vec<T>,
+    /// Number of further pods that exceed [`MAX_PODS`].
+    pub dropped: usize,
+}
+
+/// Reads a list to its end. Fails if the list is incomplete, so that no decision is based on a part
+/// of it.
+pub fn list<T: FromPod>(response: impl BufRead) -> serde_json::Result<PodList<T>> {
+    #[derive(Deserialize)]
+    #[serde(bound = "T: FromPod")]
+    struct ListBody<T> {
+        #[serde(default)]
+        metadata: ListMetadata,
+        #[serde(deserialize_with = "reduce")]
+        items: Reduced<T>,
+    }
+
+    let ListBody { metadata, items } = serde_json::from_reader(response)?;
+    if metadata.resource_version.is_empty() {
+        return Err(serde_json::Error::custom("the list has no resourceVersion"));
+    }
+    if !metadata.continue_token.is_empty() {
+        return Err(serde_json::Error::custom("the list is only one page of a longer list"));
+    }
+    let Reduced { pods, dropped } = items;
+    Ok(PodList { resource_version: metadata.resource_version, pods, dropped })
+}
+
+/// The items of a list, each of them reduced before the next is read.
+struct Reduced<T> {
+    pods: Vec<T>,
+    dropped: usize,
+}
+
+fn reduce<'de, D: Deserializer<'de>, T: FromPod>(items: D) -> Result<Reduced<T>, D::Error> {
+    items.deserialize_any(Reduced { pods: Vec::new(), dropped: 0 })
+}
+
+impl<'de, T: FromPod> Visitor<'de> for Reduced<T> {
+    type Value = Self;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a list of pods")
+    }
+
+    /// Go encodes an empty list as `null`.
+    fn visit_unit<E: de::Error>(self) -> Result<Self, E> {
+        Ok(self)
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(mut self, mut items: A) -> Result<Self, A::Error> {
+        while let Some(pod) = items.next_element::<Pod>()? {
+            match T::from_pod(pod) {
+                Some(_) if self.pods.len() == MAX_PODS => self.dropped += 1,
+                kept => self.pods.extend(kept),
+            }
+        }
+        Ok(self)
+    }
+}
+
+/// An event of a watch:
+/// <https://kubernetes.io/docs/reference/kubernetes-api/common-definitions/watch-event-v1-meta/>
+#[derive(Debug, Deserialize)]
+#[serde(tag = "type", content = "object", rename_all = "UPPERCASE")]
+pub enum WatchEvent {
+    Added(Pod),
+    Modified(Pod),
+    Deleted(Versioned),
+    Bookmark(Versioned),
+    /// The API server ended the watch.
+    Error(WatchStatus),
+}
+
+/// An object of which only the resourceVersion counts.
+#[derive(Debug, Deserialize)]
+pub struct Versioned {
+    pub metadata: Metadata,
+}
+
+/// The Status with which the API server ends a watch.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct WatchStatus {
+    pub code: u16,
+    pub message: String,
+}
+
+/// Iterates over the events of a watch until the watch ends. Yields an error for an invalid
+/// or incomplete event.
+pub fn events(response: impl BufRead) -> impl Iterator<Item = serde_json::Result<WatchEvent>> {
+    serde_json::Deserializer::from_reader(response).into_iter()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Keeps the names of pods that are not healthy.
+    #[derive(Debug, PartialEq, Eq)]
+    struct Name(String);
+
+    impl FromPod for Name {
+        fn from_pod(pod: Pod) -> Option<Self> {
+            (pod.metadata.name != "healthy").then_some(Name(pod.metadata.name))
+        }
+    }
+
+    const KEPT: &str = r#"{"metadata":{"name":"a","resourceVersion":"7"},"spec":{}}"#;
+    const HEALTHY: &str = r#"{"metadata":{"name":"healthy"}}"#;
+
+    fn list_of(items: &str) -> String {
+        format!(r#"{{"kind":"PodList","metadata":{{"resourceVersion":"9"}},"items":[{items}]}}"#)
+    }
+
+    #[test]
+    fn a_list_keeps_the_selected_pods_up_to_a_limit() {
+        let many = vec![KEPT; MAX_PODS + 7].join(",");
+        for (items, kept, dropped) in
+            [(&*[HEALTHY, KEPT, HEALTHY].join(","), 1, 0), (&many, MAX_PODS, 7)]
+        {
+            let list = list::<Name>(list_of(items).as_bytes()).unwrap();
+            assert_eq!((list.pods.len(), list.dropped), (kept, dropped));
+            assert_eq!(list.pods[0], Name("a".into()));
+            assert_eq!(list.resource_version, "9");
+        }
+    }
+
+    #[test]
+    fn only_a_complete_list_of_pods_is_accepted() {
+        for (text, is_accepted) in [
+            (r#"{"metadata":{"resourceVersion":"1"},"items":[]}"#, true),
+            (r#"{"metadata":{"resourceVersion":"1"},"items":null}"#, true),
+            (r#"{"kind":"Status","status":"Failure"}"#, false),
+            ("{}", false),
+            ("<html>", false),
+            (r#"{"items":[]}"#, false),
+            (r#"{"metadata":{"resourceVersion":"1"},"items":[{}]}"#, false),
+            (r#"{"metadata":{"resourceVersion":"1","continue":"t"},"items":[]}"#, false),
+        ] {
+            assert_eq!(list::<Name>(text.as_bytes()).is_ok(), is_accepted, "{text}");
+        }
+        let complete = list_of(&[KEPT, KEPT].join(","));
+        assert!(list::<Name>(complete.as_bytes()).is_ok());
+        for end in 0..complete.len() {
+            assert!(list::<Name>(&complete.as_bytes()[..end]).is_err(), "cut off at {end}");
+        }
+    }
+
+    #[test]
+    fn watch_events_are_read_in_order_until_the_stream_is_cut_off() {
+        let text = format!(
+            r#"{{"type":"ADDED","object":{KEPT}}}
+            {{"type":"MODIFIED","object":{KEPT}}}
+            {{"type":"DELETED","object":{KEPT}}}
+            {{"object":{{"metadata":{{"resourceVersion":"8"}}}},"type":"BOOKMARK"}}
+            {{"type":"BOOKMARK","object":{{"kind":"Pod","metadata":{{"resourceVersion":"9",
+                "creationTimestamp":null}},"spec":{{"containers":null}},"status":{{}}}}}}
+            {{"type":"ERROR","object":{{"kind":"Status","status":"Failure","code":410,"message":"old"}}}}
+            {{"type":"#
+        );
+        let read: Vec<String> = events(text.as_bytes())
+            .map(|event| match event {
+                Ok(WatchEvent::Added(pod)) => format!("added {}", pod.metadata.name),
+                Ok(WatchEvent::Modified(pod)) => format!("modified {}", pod.metadata.name),
+                Ok(WatchEvent::Deleted(at)) => format!("deleted {}", at.metadata.resource_version),
+                Ok(WatchEvent::Bookmark(at)) => at.metadata.resource_version,
+                Ok(WatchEvent::Error(status)) => format!("{} {}", status.code, status.message),
+                Err(error) => format!("cut off: {}", error.is_eof()),
+            })
+            .collect();
+        assert_eq!(
+            read,
+            ["added a", "modified a", "deleted 7", "8", "9", "410 old", "cut off: true"]
+        );
+    }
+}

@@ -1,0 +1,284 @@
+//! Lists and watches the pods of one node.
+
+use std::ops::ControlFlow;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
+
+use super::connection::{self, Connection};
+use super::pod_stream::{self, FromPod, PodList, WatchEvent, WatchStatus};
+use super::redact;
+use super::retry::Retry;
+use crate::backoff::{Backoff, Limits, between, jitter};
+
+/// Longest wait before the first list, so that programs that start together on many nodes do
+/// not list together.
+const START_SPREAD: Duration = Duration::from_secs(5);
+
+/// Waits before a failed request is sent again. A restart of the API server ends the watches of all
+/// nodes at once: the first retries are spread over the first of these times.
+pub const RETRIES: Limits = [Duration::from_secs(5), Duration::from_secs(30)];
+
+/// A watch that lasts at least this long resets the backoff.
+const STEADY: Duration = Duration::from_secs(60);
+
+/// Shortest `timeoutSeconds` of a watch; the longest is twice as long. The API server uses the same
+/// times for watches without `timeoutSeconds` (`--min-request-timeout`).
+///
+/// An idle node sends less than one request in 5 minutes, the agent's requests included. With
+/// watches of 5 to 10 minutes, as client-go has them, it would send 1.3.
+const WATCH_TIME: Duration = Duration::from_secs(1800);
+
+/// How much earlier than its `timeoutSeconds` a watch may end without being a failure.
+const EARLY_END_TOLERANCE: Duration = Duration::from_secs(10);
+
+/// Longest time without data in a watch. If etcd reports its progress, the API server sends a
+/// bookmark about once a minute, so a connection without data for longer is dead, even without a
+/// TCP error. Otherwise a quiet watch also times out here, and the pods are listed again
+/// (`docs/limits.md`). Use it as [`Deadlines::body`](super::Deadlines::body).
+pub const READ_TIMEOUT: Duration = Duration::from_secs(150);
+
+/// Longest wait taken from a `Retry-After` header.
+const RETRY_AFTER_CAP: Duration = Duration::from_secs(60);
+
+/// What a list or watch brought.
+pub enum Update<'a, T> {
+    /// The pods of a complete list. `dropped` further pods exceed
+    /// [`MAX_PODS`](pod_stream::MAX_PODS).
+    Listed { pods: Vec<T>, dropped: usize },
+    /// An added or modified pod.
+    Changed(T),
+    /// Data from the API server without a pod that is kept.
+    Alive,
+    /// A request failed.
+    Failed(&'a Error),
+}
+
+/// Why a list or watch failed.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error(transparent)]
+    Connection(#[from] connection::Error),
+    #[error(transparent)]
+    Request(#[from] super::Error),
+    #[error("incomplete or unexpected response of the API server: {}", redact::problem(.0))]
+    InvalidResponse(#[from] serde_json::Error),
+    #[error("the API server ended the watch with status {code}: {message}")]
+    ServerStatus { code: u16, message: String },
+    #[error("the watch ended after {lasted:.0?} instead of {requested:.0?}")]
+    EndedEarly { lasted: Duration, requested: Duration },
+}
+
+impl Error {
+    /// Whether only a new list recovers from the error.
+    fn needs_new_list(&self) -> bool {
+        match self {
+            Error::Request(error) => error.code() == Some(410),
+            // A new list recovers from every error that the API server sends inside a watch.
+            Error::ServerStatus { .. } => true,
+            _ => false,
+        }
+    }
+
+    /// Wait that the API server requests by a `Retry-After` header, capped, plus up to half of it as
+    /// jitter: the API server sends the same header to all nodes. Zero without the header.
+    fn retry_after(&self) -> Duration {
+        match self {
+            Error::Request(error) => match error.retry() {
+                Retry::After(wait) => {
+                    let wait = wait.min(RETRY_AFTER_CAP);
+                    wait + jitter(wait / 2)
+                }
+                _ => Duration::ZERO,
+            },
+            _ => Duration::ZERO,
+        }
+    }
+}
+
+/// Lists the pods of the node in all namespaces, and returns those that are kept.
+///
+/// The pods are not selected by the label that the proxy injector sets, as upstream's controller
+/// does: the plugin also redirects a pod whose author added the proxy. It decides by the containers
+/// and annotations, for which the API has no selector.
+///
+/// `resourceVersion=0` accepts any version, so that every supported API server reads
+/// from its watch cache, which has an index by node. Without `resourceVersion=0`,
+/// API servers before 1.31 read all pods of the cluster from etcd. Later API servers do so if
+/// the request has a `limit`. So the list may be older than the last event of a watch, e.g. if another
+/// API server responds. No change is lost, because a watch continues from the list's own version and
+/// repeats all events since then.
+pub fn list<T: FromPod>(connection: &mut Connection, node: &str) -> Result<PodList<T>, Error> {
+    let path = format!("{}&resourceVersion=0", pods_of(node));
+    Ok(pod_stream::list(connection.client()?.read_list(&path)?)?)
+}
+
+/// Path of the pods of the node.
+fn pods_of(node: &str) -> String {
+    format!("/api/v1/pods?fieldSelector={}", encode(&format!("spec.nodeName={node}")))
+}
+
+fn encode(text: &str) -> String {
+    utf8_percent_encode(text, NON_ALPHANUMERIC).to_string()
+}
+
+/// Lists and watches the pods of the node until the process exits; there is no state to clean up.
+/// Calls `on_update` for what arrives. `Break` asks for a new list at once.
+///
+/// Without failures, sends one request in 30 to 60 minutes. After a failure, waits with
+/// jitter and backoff before the next request. Only a watch of at least a minute resets the backoff.
+pub fn run<T: FromPod>(
+    mut connection: Connection,
+    node: &str,
+    mut on_update: impl FnMut(Update<'_, T>) -> ControlFlow<()>,
+) {
+    thread::sleep(jitter(START_SPREAD));
+    let mut backoff = Backoff::spread(RETRIES);
+    let mut version: Option<String> = None;
+    loop {
+        let result = match version.take() {
+            None => {
+                list(&mut connection, node).map(|PodList { resource_version, pods, dropped }| {
+                    version = Some(resource_version);
+                    // The pods have just been listed.
+                    let _ = on_update(Update::Listed { pods, dropped });
+                })
+            }
+            Some(from) => {
+                let mut watch = Watch { version: from, began: Instant::now(), received: false };
+                let end = watch.follow(&mut connection, node, &mut on_update);
+                if watch.began.elapsed() >= STEADY {
+                    backoff.reset();
+                }
+                version = watch.next_version(&end, Instant::now());
+                end.map(drop)
+            }
+        };
+        let Err(error) = result else { continue };
+        if on_update(Update::Failed(&error)).is_break() {
+            version = None;
+        }
+        let wait = backoff.next_delay().max(error.retry_after());
+        tracing::warn!(err = %error, "Cannot watch the pods of this node; retrying in {wait:.1?}");
+        thread::sleep(wait);
+    }
+}
+
+/// One watch request.
+struct Watch {
+    /// resourceVersion of the last event, from which the next watch continues.
+    version: String,
+    began: Instant,
+    /// Whether the watch has received an event or a bookmark.
+    received: bool,
+}
+
+impl Watch {
+    /// Watches until the API server ends the watch. `Break`: `on_update` asked for a new list.
+    fn follow<T: FromPod>(
+        &mut self,
+        connection: &mut Connection,
+        node: &str,
+        on_update: &mut impl FnMut(Update<'_, T>) -> ControlFlow<()>,
+    ) -> Result<ControlFlow<()>, Error> {
+        // In whole seconds, and random, so that watches of many nodes that begin together do not end
+        // together.
+        let requested = Duration::from_secs(between(WATCH_TIME, 2 * WATCH_TIME).as_secs());
+        let path = format!(
+            "{}&watch=true&allowWatchBookmarks=true&timeoutSeconds={}&resourceVersion={}",
+            pods_of(node),
+            requested.as_secs(),
+            encode(&self.version)
+        );
+        let response = connection.client()?.watch(&path)?;
+        if on_update(Update::Alive).is_break() {
+            return Ok(ControlFlow::Break(()));
+        }
+        for event in pod_stream::events(response) {
+            let (version, pod) = match event? {
+                WatchEvent::Error(WatchStatus { code, message }) => {
+                    let message = redact::message(&message, connection.token());
+                    return Err(Error::ServerStatus { code, message });
+                }
+                WatchEvent::Deleted(object) | WatchEvent::Bookmark(object) => {
+                    (object.metadata.resource_version, None)
+                }
+                WatchEvent::Added(pod) | WatchEvent::Modified(pod) => {
+                    (pod.metadata.resource_version.clone(), T::from_pod(pod))
+                }
+            };
+            if !version.is_empty() {
+                self.version = version;
+            }
+            self.received = true;
+            if on_update(pod.map_or(Update::Alive, Update::Changed)).is_break() {
+                return Ok(ControlFlow::Break(()));
+            }
+        }
+        let lasted = self.began.elapsed();
+        if lasted + EARLY_END_TOLERANCE < requested {
+            return Err(Error::EndedEarly { lasted, requested });
+        }
+        Ok(ControlFlow::Continue(()))
+    }
+
+    /// Returns where the next watch continues. `None`: a new list is needed.
+    ///
+    /// That is so after a long watch without a single bookmark: if etcd was restored from a backup,
+    /// resourceVersions restart at a lower number, and a watch from the old, higher number receives
+    /// nothing.
+    fn next_version(self, end: &Result<ControlFlow<()>, Error>, now: Instant) -> Option<String> {
+        let is_silent = !self.received && now - self.began >= READ_TIMEOUT;
+        let can_continue = match end {
+            Ok(flow) => flow.is_continue(),
+            Err(error) => !error.needs_new_list() && !is_silent,
+        };
+        can_continue.then_some(self.version)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ureq::http::Method;
+
+    #[test]
+    fn a_watch_continues_unless_its_version_expired_or_it_received_nothing_for_long() {
+        let ended_early = || Err(Error::EndedEarly { lasted: STEADY, requested: WATCH_TIME });
+        let expired = Err(Error::ServerStatus { code: 410, message: String::new() });
+        let began = Instant::now();
+        let later = began + 2 * READ_TIMEOUT;
+        for (name, received, end, now, continues) in [
+            ("ended in time", true, Ok(ControlFlow::Continue(())), later, true),
+            ("a list is wanted", true, Ok(ControlFlow::Break(())), began, false),
+            ("ended early", true, ended_early(), began, true),
+            ("ended early after a long time", true, ended_early(), later, true),
+            ("ended at once", false, ended_early(), began, true),
+            ("received nothing for long", false, ended_early(), later, false),
+            ("expired", true, expired, began, false),
+        ] {
+            let watch = Watch { version: "7".into(), began, received };
+            assert_eq!(watch.next_version(&end, now).is_some(), continues, "{name}");
+        }
+    }
+
+    #[test]
+    fn the_wait_of_a_retry_after_header_is_respected_up_to_a_cap() {
+        for (seconds, least, most) in
+            [(None, 0, 0), (Some(0), 0, 0), (Some(10), 10, 15), (Some(3600), 60, 90)]
+        {
+            let error = Error::Request(super::super::Error::Status {
+                method: Method::GET,
+                url: String::new(),
+                code: 429,
+                reason: None,
+                message: String::new(),
+                retry_after: seconds.map(Duration::from_secs),
+            });
+            let wait = error.retry_after();
+            let range = Duration::from_secs(least)..=Duration::from_secs(most);
+            assert!(range.contains(&wait), "{seconds:?}: {wait:?}");
+        }
+    }
+}

@@ -1,0 +1,86 @@
+//! Waits until the node's agent is ready. While the plugin is not installed, each deleted pod
+//! would be replaced by another stranded pod.
+
+use std::time::Duration;
+
+use crate::kube::plain_http;
+use crate::repair::Shared;
+
+/// Time between two requests to an agent that is not ready.
+const POLL_INTERVAL: Duration = Duration::from_secs(1);
+/// Timeout for connecting, and for the response.
+const TIMEOUT: Duration = Duration::from_secs(1);
+
+/// Waits until the agent at `address` (`host:port`) is ready. Returns `false` if the queue is
+/// closed first.
+pub fn wait_until_ready(address: &str, shared: &Shared) -> bool {
+    let mut is_logged = false;
+    while let Err(why) = ready(address) {
+        if !is_logged {
+            shared.metrics.agent_waits.inc();
+            tracing::warn!("Repairs are paused: {why}");
+            is_logged = true;
+        }
+        if shared.queue.is_closed_within(POLL_INTERVAL) {
+            return false;
+        }
+    }
+    true
+}
+
+/// Requests `/ready` from the agent at `address`. Returns `Ok` on status 200, else why the node is not
+/// known to be ready.
+fn ready(address: &str) -> Result<(), String> {
+    let (status, body) = plain_http::get(&format!("http://{address}/ready"), TIMEOUT)
+        .map_err(|error| format!("the agent at {address} does not respond: {error}"))?;
+    match (status, body.trim()) {
+        (200, _) => Ok(()),
+        (status, "") => Err(format!("the agent at {address} is not ready: HTTP {status}")),
+        (_, why) => {
+            let why = why.strip_prefix("not ready: ").unwrap_or(why);
+            Err(format!("the agent at {address} is not ready: {why}"))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read as _, Write as _};
+    use std::net::TcpListener;
+    use std::thread;
+
+    use super::*;
+
+    fn serving(response: &'static str) -> String {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap().to_string();
+        thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            let mut request = [0; 1024];
+            let _ = stream.read(&mut request);
+            let _ = stream.write_all(response.as_bytes());
+        });
+        address
+    }
+
+    #[test]
+    fn the_agent_is_ready_only_at_status_200() {
+        assert_eq!(ready(&serving("HTTP/1.1 200 OK\r\n\r\nready\n")), Ok(()));
+        for (response, reason) in [
+            ("HTTP/1.1 500 X\r\n\r\nnot ready: no binary\n", " is not ready: no binary"),
+            ("HTTP/1.1 503 Unavailable\r\n\r\n", " is not ready: HTTP 503"),
+            ("", " does not respond: "),
+            ("nonsense 200", " does not respond: "),
+        ] {
+            let error = ready(&serving(response)).unwrap_err();
+            assert!(error.contains(reason), "{error}");
+        }
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let unreachable = listener.local_addr().unwrap().to_string();
+        drop(listener);
+        for address in [&*unreachable, "no port"] {
+            let error = ready(address).unwrap_err();
+            assert!(error.contains(" does not respond: "), "{error}");
+        }
+    }
+}

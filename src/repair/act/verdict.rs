@@ -1,0 +1,193 @@
+//! Decides whether a repair helps a stranded pod, and says why a pod is not repaired. Pure.
+
+use std::time::Instant;
+
+use super::in_place;
+use crate::config::Config;
+use crate::kube::{self, connection};
+use crate::pod::skip::SkipReason;
+use crate::repair::find::stranded::{FoundBy, StrandedPod};
+use crate::repair::metrics::Metrics;
+use crate::repair::settings::RepairMode;
+use crate::repair::{inspect, plugin_config};
+
+/// The rules in the pod's netns cannot be read.
+pub const UNREADABLE: &str = "the pod's network namespace has a table of iptables-legacy, or too many \
+                              rules, which the repair controller cannot read; delete the pod to \
+                              replace it";
+
+/// The pod has no controller, and [`Settings::delete_unmanaged`](crate::repair::settings::Settings) is
+/// not set.
+pub const UNMANAGED: &str = "the pod has no controller that would replace it, so it is not deleted; \
+                             delete it and create it again, or set repairController.mode=in-place \
+                             or repairController.deleteUnmanaged=true";
+
+/// The validator fails again in spite of all rules.
+pub const COMPLETE: &str = "its linkerd-network-validator fails, although it has all its redirect \
+                            rules; check its annotations config.linkerd.io/skip-outbound-ports and \
+                            config.linkerd.io/skip-subnets, and its log";
+
+/// The pod is the mirror pod of a static pod.
+const STATIC: &str = "it is a static pod, which keeps running although its mirror pod is deleted; \
+                      move its manifest away until the pod is gone, then back, or set \
+                      repairController.mode=in-place";
+
+/// The plugin only logs the rules.
+const SIMULATED: &str = "the plugin installs no redirect rules in this pod (simulate is set in the \
+                         plugin entry); set simulate to false";
+
+/// The pod is unmeshed.
+pub const UNMESHED: &str = "the plugin installs no redirect rules in this pod (its containers or \
+                            annotations say that it is not meshed); remove the init container \
+                            linkerd-network-validator, or correct the annotations";
+
+/// Why a pod was not repaired.
+#[derive(Debug)]
+pub enum NotRepaired {
+    /// The pod does not need a repair, for this reason.
+    Unneeded(&'static str),
+    /// The pod has all its rules, but the last run of its validator failed.
+    Complete,
+    /// The pod, or the one that it replaces, was repaired recently. When the pod may be repaired.
+    Held(Instant),
+    /// The pod cannot be repaired, for this reason.
+    Impossible(String),
+    /// The eviction is rejected, for this reason.
+    EvictionRejected(String),
+    /// The pod is not deleted, because no controller would replace it.
+    Unmanaged,
+    Failed(Box<Error>),
+}
+
+/// Why a repair failed.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error(transparent)]
+    Connection(#[from] connection::Error),
+    #[error(transparent)]
+    Request(#[from] kube::Error),
+    #[error(transparent)]
+    Config(#[from] plugin_config::Error),
+    #[error(transparent)]
+    Inspect(#[from] inspect::Error),
+    #[error(transparent)]
+    InPlace(#[from] in_place::Error),
+}
+
+impl<E: Into<Error>> From<E> for NotRepaired {
+    fn from(error: E) -> Self {
+        NotRepaired::Failed(Box::new(error.into()))
+    }
+}
+
+impl NotRepaired {
+    /// HTTP status of the API server's response, if there was a response.
+    pub fn status_code(&self) -> Option<u16> {
+        match self {
+            NotRepaired::Failed(error) => match &**error {
+                Error::Request(error) => error.code(),
+                _ => None,
+            },
+            _ => None,
+        }
+    }
+
+    /// Whether a request or change may have been carried out nevertheless.
+    pub fn may_have_been_applied(&self) -> bool {
+        matches!(self, NotRepaired::Failed(_)) && self.status_code().is_none()
+    }
+}
+
+impl Error {
+    /// Counts a failed repair. Returns its log line. The metrics of deletions, which upstream has too,
+    /// count only API requests.
+    pub fn count(&self, mode: RepairMode, metrics: &Metrics) -> &'static str {
+        let (counter, line) = match (mode, self) {
+            (RepairMode::Delete, Error::Request(error)) if error.is_timeout() => {
+                (&metrics.pods_delete_timeout, "Error deleting pod")
+            }
+            (RepairMode::Delete, Error::Request(_) | Error::Connection(_)) => {
+                (&metrics.pods_delete_errors, "Error deleting pod")
+            }
+            _ => (&metrics.repair_errors, "Error repairing pod"),
+        };
+        counter.inc();
+        line
+    }
+}
+
+/// Fails if the plugin would install no rules in the pod: then no repair helps.
+pub fn check_redirected(pod: &StrandedPod, config: Option<&Config>) -> Result<(), NotRepaired> {
+    if config.is_some_and(|config| config.simulate) {
+        return Err(no_rules(pod, SIMULATED.to_owned()));
+    }
+    if let Some(reason) = config.and_then(|config| config.filter.skip_reason(&pod.pod_ref(), None))
+    {
+        return Err(no_rules(pod, skipped_by_plugin(reason)));
+    }
+    match pod.unmeshed {
+        true => Err(no_rules(pod, UNMESHED.to_owned())),
+        false => Ok(()),
+    }
+}
+
+/// Fails if a deletion would not help the pod: a static pod keeps running, and a pod that the plugin
+/// skips by its annotations would be replaced by another such pod, which would be deleted too, and so
+/// on. Nothing replaces a pod without a controller. `asks_for_each_pod`: the plugin asks the API server
+/// for each pod, whatever its annotations.
+pub fn check_replacement(
+    pod: &StrandedPod,
+    asks_for_each_pod: bool,
+    delete_unmanaged: bool,
+) -> Result<(), NotRepaired> {
+    if pod.is_mirror {
+        return Err(NotRepaired::Impossible(STATIC.to_owned()));
+    }
+    let is_replaced = pod.has_controller || !delete_unmanaged;
+    match pod.skipped_by_annotations {
+        Some(reason) if is_replaced && !asks_for_each_pod => {
+            Err(NotRepaired::Impossible(skipped_by_plugin(reason)))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Explains why a repair does not help: the plugin would skip the pod's replacement, too.
+fn skipped_by_plugin(reason: SkipReason) -> String {
+    let remedy = match reason {
+        SkipReason::NoProxyAnnotation | SkipReason::InjectionDisabled => {
+            "set the chart's podDetection to api or repairController.mode to in-place, or give the \
+             pod the annotation linkerd.io/proxy-version"
+        }
+        SkipReason::AgentPod => {
+            "it has the name of a pod of the agent's DaemonSet: give the pod another name"
+        }
+        _ => "remove the proxy from the pod, or its namespace from the chart's excludeNamespaces",
+    };
+    format!("the plugin installs no redirect rules in this pod ({}); {remedy}", reason.text())
+}
+
+/// The result for a pod in which the plugin installs no rules. A pod with a failed validator is stuck,
+/// so it is reported.
+pub fn no_rules(pod: &StrandedPod, why: String) -> NotRepaired {
+    match pod.found_by {
+        FoundBy::Validator => NotRepaired::Impossible(why),
+        FoundBy::Audit => NotRepaired::Unneeded("Pod needs no redirect rules"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cni;
+    use crate::failure::Failure;
+
+    #[test]
+    fn a_failed_inspection_is_not_counted_as_a_failed_deletion() {
+        let error = cni::Error::new(Failure::ApiError, "HTTP 500");
+        let error = Error::Inspect(inspect::Error::Redirect(error));
+        let metrics = Metrics::default();
+        assert_eq!(error.count(RepairMode::Delete, &metrics), "Error repairing pod");
+        assert_eq!((metrics.repair_errors.get(), metrics.pods_delete_errors.get()), (1, 0));
+    }
+}

@@ -1,0 +1,345 @@
+//! Takes stranded pods from the queue, repairs one at a time, and reports each result by log
+//! line, metric and Event.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime};
+
+use super::delete::{self, Deletion};
+use super::verdict::{self, COMPLETE, NotRepaired};
+use super::{agent_ready, in_place, label};
+use crate::config::Config;
+use crate::firewall::{Survey, describe_missing};
+use crate::kube::connection::Connection;
+use crate::kube::event::Regarding;
+use crate::kube::types::Pod;
+use crate::pod::skip::Detection;
+use crate::repair::budget::RepairBudget;
+use crate::repair::events::{PodEvent, Publisher, REPAIRED_RECENTLY};
+use crate::repair::find::stranded::{FoundBy, StrandedPod};
+use crate::repair::holds::{HOLD, HoldReason, Holds, Turn};
+use crate::repair::inspect::{Inspected, Inspector, ReadFrom};
+use crate::repair::settings::{RepairMode, Settings};
+use crate::repair::{Shared, plugin_config};
+
+/// Timeout of each API request of the worker, once for connecting and once for the
+/// response. Upstream's value.
+pub const REQUEST_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// Time for the API server to subtract a deleted pod from its disruption budgets. An eviction
+/// does so itself, a dry run and a deletion do not.
+const BUDGET_UPDATE: Duration = Duration::from_secs(5);
+
+/// Repairs the pods of the queue.
+pub struct Worker {
+    pub connection: Connection,
+    pub publisher: Publisher,
+    pub settings: Arc<Settings>,
+    pub budget: RepairBudget,
+    pub holds: Holds,
+    pub shared: Arc<Shared>,
+}
+
+/// A pod that needs a repair, after the check.
+struct NeededRepair {
+    pod: StrandedPod,
+    /// Result of reading the rules; `None` if the pod's netns was not inspected.
+    inspected: Option<Inspected>,
+}
+
+/// A repair that was done.
+struct Repair {
+    /// Empty if the rules were not read.
+    missing_rules: Vec<String>,
+    /// Whether the pod was deleted after a dry run of its eviction.
+    by_dry_run: bool,
+}
+
+impl Worker {
+    /// Repairs pods until the queue is closed.
+    pub fn run(mut self) {
+        while let Some(pod) = self.next_pod() {
+            let is_agent_ready = self
+                .settings
+                .agent_address()
+                .is_none_or(|address| agent_ready::wait_until_ready(address, &self.shared));
+            if !is_agent_ready {
+                return;
+            }
+            self.repair(&pod);
+        }
+    }
+
+    /// Waits for a pod that the budget allows to repair. Returns `None` once the queue is closed.
+    fn next_pod(&self) -> Option<StrandedPod> {
+        let turn = |pod: &StrandedPod| self.budget.turn(&pod.namespace, Instant::now());
+        self.shared.queue.pop(turn, |wait| {
+            self.shared.metrics.budget_waits.inc();
+            tracing::info!(
+                "The repair budget is used up; the next repair is possible in {wait:.0?}"
+            );
+        })
+    }
+
+    /// Tries to repair the pod if it is the pod's turn, and reports the result.
+    fn repair(&mut self, pod: &StrandedPod) {
+        let (namespace, name) = (&pod.namespace, &pod.name);
+        // Queued before the audit that suspended repairs. The next audit finds the pod again.
+        let is_suspended = self.shared.metrics.audit_repairs_suspended.get() != 0;
+        if pod.found_by == FoundBy::Audit && is_suspended {
+            tracing::debug!(namespace, name, "Ignoring pod: repairs of audited pods are suspended");
+            return;
+        }
+        let held_until = match self.holds.turn(pod, Instant::now()) {
+            Turn::Now => None,
+            Turn::AfterRepair(end) => Some(end),
+            Turn::AfterRejection(end) => return self.shared.relist.want(pod.found_by, end),
+            Turn::Ignored(why) => {
+                tracing::debug!(namespace, name, "Ignoring pod: {why}");
+                return;
+            }
+        };
+        let began = Instant::now();
+        let not_repaired = match self.attempt(pod, held_until) {
+            Ok(repair) => return self.record_repair(pod, began, &repair),
+            Err(not_repaired) => not_repaired,
+        };
+        match not_repaired {
+            NotRepaired::Unneeded(why) => tracing::debug!(namespace, name, "{why}"),
+            NotRepaired::Complete => {
+                tracing::debug!(namespace, name, "Pod has all its redirect rules");
+                if self.holds.record_complete(pod, Instant::now()) {
+                    self.report_unchanged(pod, COMPLETE);
+                }
+            }
+            // Reported once in each hold.
+            NotRepaired::Held(end) => {
+                self.shared.metrics.pods_held.inc();
+                self.shared.relist.want(pod.found_by, end);
+                if self.holds.mark_hold_reported(pod) {
+                    self.report_skipped(pod, PodEvent::SkippedForNow(REPAIRED_RECENTLY));
+                }
+            }
+            NotRepaired::Impossible(why) => {
+                self.shared.metrics.pods_skipped.inc();
+                self.holds.hold(HoldReason::Reported, pod, Instant::now(), SystemTime::now());
+                self.report_skipped(pod, PodEvent::Skipped(&why));
+            }
+            // A disruption budget may allow the eviction once other pods of the workload are ready. The
+            // list after the hold finds the pod again.
+            NotRepaired::EvictionRejected(why) => {
+                let now = Instant::now();
+                self.holds.hold(HoldReason::EvictionRejected, pod, now, SystemTime::now());
+                self.shared.relist.want(pod.found_by, now + HOLD);
+                self.report_unchanged(pod, &why);
+            }
+            // Checked again on the pod's next event or audit: a controller may adopt the pod.
+            NotRepaired::Unmanaged => self.report_unchanged(pod, verdict::UNMANAGED),
+            // A new list or the next audit finds the pod again.
+            NotRepaired::Failed(error) => {
+                let line = error.count(self.settings.mode, &self.shared.metrics);
+                self.shared.relist.want(pod.found_by, Instant::now());
+                tracing::warn!(err = %error, namespace, name, "{line}");
+            }
+        }
+    }
+
+    /// Applies the repair mode to the pod if the pod still needs a repair.
+    fn attempt(
+        &mut self,
+        found: &StrandedPod,
+        held_until: Option<Instant>,
+    ) -> Result<Repair, NotRepaired> {
+        let NeededRepair { pod, inspected } = self.check(found)?;
+        if let Some(end) = held_until {
+            return Err(NotRepaired::Held(end));
+        }
+        let result = match self.apply(&pod, inspected.as_ref()) {
+            // The pod changed after the check: try once more with its new version.
+            Err(not_repaired) if not_repaired.status_code() == Some(409) => {
+                let (pod, _) = self.read_again(&pod)?;
+                self.apply(&pod, inspected.as_ref())
+            }
+            result => result,
+        };
+        // A rejected request changed nothing and costs no budget. A request without a
+        // response may have been carried out.
+        if result.as_ref().err().is_none_or(NotRepaired::may_have_been_applied) {
+            self.budget.spend(&pod.namespace, Instant::now());
+        }
+        match result {
+            Ok(by_dry_run) => {
+                let survey = inspected.map(|inspected| inspected.survey);
+                let missing_rules = match survey {
+                    Some(Survey::Missing(_, missing)) => missing,
+                    _ => Vec::new(),
+                };
+                Ok(Repair { missing_rules, by_dry_run })
+            }
+            Err(not_repaired) => match not_repaired.status_code() {
+                Some(404) => Err(NotRepaired::Unneeded("Pod is gone")),
+                Some(409) => {
+                    self.shared.relist.want(pod.found_by, Instant::now());
+                    Err(NotRepaired::Unneeded(
+                        "Pod keeps changing; the next list or audit finds it again",
+                    ))
+                }
+                _ => Err(not_repaired),
+            },
+        }
+    }
+
+    /// Checks whether the pod needs a repair that helps.
+    fn check(&mut self, found: &StrandedPod) -> Result<NeededRepair, NotRepaired> {
+        if self.is_labelled(found) {
+            return Err(NotRepaired::Unneeded("Pod is already labelled"));
+        }
+        let config = plugin_config::read(&self.settings.net_dir());
+        verdict::check_redirected(found, config.as_ref().ok())?;
+        let asks_for_each_pod =
+            config.as_ref().is_ok_and(|config| config.filter.detection == Detection::Api);
+        let needed = match (self.settings.mode, found.found_by) {
+            // Deleted without reading the pod again: the preconditions of the deletion name the
+            // version that was found.
+            (RepairMode::Delete, FoundBy::Validator) => {
+                NeededRepair { pod: found.clone(), inspected: None }
+            }
+            (RepairMode::Label | RepairMode::Report, FoundBy::Validator) => {
+                NeededRepair { pod: self.read_again(found)?.0, inspected: None }
+            }
+            (RepairMode::InPlace, _) | (_, FoundBy::Audit) => {
+                let (pod, object) = self.read_again(found)?;
+                let inspected = self.inspect(&pod, object, config?)?;
+                NeededRepair { pod, inspected: Some(inspected) }
+            }
+        };
+        if self.settings.mode == RepairMode::Delete {
+            let delete_unmanaged = self.settings.delete_unmanaged;
+            verdict::check_replacement(&needed.pod, asks_for_each_pod, delete_unmanaged)?;
+        }
+        Ok(needed)
+    }
+
+    /// Reads the pod's rules. Fails unless rules are missing, or are other rules than today's although
+    /// the validator failed.
+    fn inspect(
+        &mut self,
+        pod: &StrandedPod,
+        object: Pod,
+        config: Config,
+    ) -> Result<Inspected, NotRepaired> {
+        let client = self.connection.client()?;
+        let mut inspector = Inspector::new(client, config, &self.settings, ReadFrom::Etcd);
+        let Some(inspected) = inspector.inspect(pod, object)? else {
+            return Err(verdict::no_rules(pod, verdict::UNMESHED.to_owned()));
+        };
+        match (&inspected.survey, pod.found_by) {
+            // The failed validator proves that the rules are wrong, which today's values may mend.
+            (Survey::Missing(..), _) | (Survey::Drifted(_), FoundBy::Validator) => Ok(inspected),
+            (Survey::Complete, FoundBy::Validator) => Err(NotRepaired::Complete),
+            (Survey::Complete | Survey::Drifted(_), FoundBy::Audit) => {
+                Err(NotRepaired::Unneeded("Pod has all its redirect rules"))
+            }
+            (Survey::Unreadable, _) => Err(NotRepaired::Impossible(verdict::UNREADABLE.into())),
+        }
+    }
+
+    /// Deletes or labels the pod or installs its rules, as the repair mode says. Returns whether the
+    /// pod was deleted after a dry run of its eviction.
+    fn apply(
+        &mut self,
+        pod: &StrandedPod,
+        inspected: Option<&Inspected>,
+    ) -> Result<bool, NotRepaired> {
+        match self.settings.mode {
+            RepairMode::Delete if !(pod.has_controller || self.settings.delete_unmanaged) => {
+                return Err(NotRepaired::Unmanaged);
+            }
+            RepairMode::Delete => match delete::evict_or_delete(&self.connection.client()?, pod)? {
+                Deletion::Accepted => {}
+                Deletion::AfterDryRun => return Ok(true),
+                Deletion::Rejected(why) => return Err(NotRepaired::EvictionRejected(why)),
+            },
+            RepairMode::Label => label::label(&self.connection.client()?, pod)?,
+            RepairMode::InPlace => inspected.map_or(Ok(()), in_place::install)?,
+            RepairMode::Report => {}
+        }
+        Ok(false)
+    }
+
+    /// Whether the repair mode is [`RepairMode::Label`] and the pod has the label.
+    fn is_labelled(&self, pod: &StrandedPod) -> bool {
+        self.settings.mode == RepairMode::Label && pod.labelled
+    }
+
+    /// Reads the pod from the API server, because the list, watch event or audit may be old by now. Fails
+    /// if the pod is gone, was replaced by another pod of the same name, or needs no repair any more.
+    fn read_again(&mut self, found: &StrandedPod) -> Result<(StrandedPod, Pod), NotRepaired> {
+        let gone = NotRepaired::Unneeded("Pod is gone or needs no repair");
+        let object: Pod = match self.connection.client()?.get(&found.api_path()) {
+            Err(error) if error.code() == Some(404) => return Err(gone),
+            object => object?,
+        };
+        match StrandedPod::found(&object, found.found_by) {
+            Some(pod) if pod.uid != found.uid => Err(gone),
+            Some(pod) if self.is_labelled(&pod) => Err(gone),
+            Some(pod) => Ok((pod, object)),
+            None => Err(gone),
+        }
+    }
+
+    /// Counts, logs and publishes a repair, and starts the hold of the pod or of its owner.
+    fn record_repair(&mut self, pod: &StrandedPod, began: Instant, repair: &Repair) {
+        let (namespace, name) = (&pod.namespace, &pod.name);
+        let metrics = &self.shared.metrics;
+        let (counter, line) = match self.settings.mode {
+            RepairMode::Delete => {
+                metrics.pods_delete_latency.observe(began.elapsed().as_secs_f64());
+                (&metrics.pods_deleted, "Deleted pod")
+            }
+            RepairMode::InPlace => (&metrics.pods_repaired, "Repaired pod in place"),
+            RepairMode::Label => (&metrics.pods_labelled, "Labelled pod"),
+            RepairMode::Report => {
+                // The pod stays stranded: its validator fails again every few seconds.
+                self.holds.hold(HoldReason::Reported, pod, began, SystemTime::now());
+                (&metrics.pods_reported, "Reported stranded pod")
+            }
+        };
+        counter.inc();
+        match &*repair.missing_rules {
+            [] => tracing::info!(namespace, name, "{line}"),
+            missing => tracing::info!(
+                namespace,
+                name,
+                "{line}; missing rules in the format of iptables-save: {}",
+                describe_missing(missing)
+            ),
+        }
+        self.holds.hold(HoldReason::Repaired, pod, Instant::now(), SystemTime::now());
+        self.publish(pod, PodEvent::Repaired(self.settings.mode, repair.missing_rules.len()));
+        // A pod with a failed validator is not ready, so no budget counts it.
+        if repair.by_dry_run && pod.found_by == FoundBy::Audit {
+            self.shared.queue.is_closed_within(BUDGET_UPDATE);
+        }
+    }
+
+    /// Reports a pod that is left unchanged for now, at most once an hour.
+    fn report_unchanged(&mut self, pod: &StrandedPod, why: &str) {
+        if self.holds.mark_unchanged_reported(pod, Instant::now()) {
+            self.shared.metrics.pods_skipped.inc();
+            self.report_skipped(pod, PodEvent::SkippedForNow(why));
+        }
+    }
+
+    /// Logs and publishes why the pod was skipped, in the same words.
+    fn report_skipped(&mut self, pod: &StrandedPod, event: PodEvent<'_>) {
+        tracing::warn!(namespace = pod.namespace, name = pod.name, "{}", event.note());
+        self.publish(pod, event);
+    }
+
+    fn publish(&mut self, pod: &StrandedPod, event: PodEvent<'_>) {
+        let regarding =
+            Regarding { kind: "Pod", namespace: &pod.namespace, name: &pod.name, uid: &pod.uid };
+        let content = event.content(pod.found_by);
+        self.publisher.publish(&mut self.connection, regarding, &content, None);
+    }
+}

@@ -1,0 +1,218 @@
+//! The Events that report to operators what happened to a pod, and what an audit found on the node.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use super::Shared;
+use super::act::verdict::Error;
+use super::find::stranded::{FoundBy, LABEL};
+use super::settings::RepairMode;
+use crate::kube::connection::Connection;
+use crate::kube::event::{self, EventContent, EventType, Regarding, Reporter};
+
+/// Why a pod that is stranded again is skipped for now.
+pub const REPAIRED_RECENTLY: &str = "stranded again soon after the repair of this pod or \
+                                     of its owner's last pod; check that the CNI plugin works on \
+                                     this node";
+
+/// What happened to a pod.
+#[derive(Clone, Copy, Debug)]
+pub enum PodEvent<'a> {
+    /// The repair mode was applied. The number of missing rules; 0 if the rules were not read.
+    Repaired(RepairMode, usize),
+    /// The pod cannot be repaired, for this reason.
+    Skipped(&'a str),
+    /// The pod may be repaired later. Why not now.
+    SkippedForNow(&'a str),
+}
+
+impl PodEvent<'_> {
+    /// Returns the content of the Event. The texts about deleted pods with a failed validator
+    /// are upstream's.
+    pub fn content(self, found_by: FoundBy) -> EventContent {
+        let reason = match found_by {
+            FoundBy::Validator => "LinkerdCNINotConfigured",
+            FoundBy::Audit => "LinkerdCNIRulesMissing",
+        };
+        let (kind, action) = match self {
+            PodEvent::Repaired(RepairMode::Delete, _) => (EventType::Normal, "Deleting"),
+            PodEvent::Repaired(RepairMode::InPlace, _) => (EventType::Normal, "Repairing"),
+            // After these two the pod's traffic is still not redirected.
+            PodEvent::Repaired(RepairMode::Label, _) => (EventType::Warning, "Labelling"),
+            PodEvent::Repaired(RepairMode::Report, _) => (EventType::Warning, "Reporting"),
+            PodEvent::Skipped(_) | PodEvent::SkippedForNow(_) => (EventType::Warning, "Skipping"),
+        };
+        EventContent { kind, reason, action, note: self.note() }
+    }
+
+    /// Returns the note of the Event, which is also the log line of a skipped pod. Counts the missing
+    /// rules: their text depends on the backend, and is in the log.
+    pub fn note(self) -> String {
+        let not_redirected = "The pod's traffic is not redirected to its proxy";
+        let (mode, missing) = match self {
+            PodEvent::Repaired(mode, missing) => (mode, missing),
+            PodEvent::Skipped(why) => return format!("Pod skipped: {why}"),
+            PodEvent::SkippedForNow(why) => return format!("Pod skipped for now: {why}"),
+        };
+        let repair = match mode {
+            RepairMode::Delete => {
+                "Deleting pod to create a new one with proper CNI config".to_owned()
+            }
+            RepairMode::InPlace => {
+                "Installed the redirect rules in the pod's network namespace".to_owned()
+            }
+            RepairMode::Label => format!("{not_redirected}; labelled {LABEL}=true"),
+            RepairMode::Report => format!("{not_redirected}; delete the pod to replace it"),
+        };
+        match missing {
+            0 => repair,
+            1 => format!("{repair}; 1 redirect rule was missing"),
+            count => format!("{repair}; {count} redirect rules were missing"),
+        }
+    }
+}
+
+/// Publishes Events.
+#[derive(Clone)]
+pub struct Publisher {
+    pub reporter: Reporter,
+    pub shared: Arc<Shared>,
+}
+
+impl Publisher {
+    /// Publishes an Event, or one in all of this `id`. A failure is only counted and logged. Returns
+    /// whether the Event exists.
+    pub fn publish(
+        &self,
+        connection: &mut Connection,
+        regarding: Regarding<'_>,
+        content: &EventContent,
+        id: Option<&str>,
+    ) -> bool {
+        let began = Instant::now();
+        let mut publish = || -> Result<(), Error> {
+            let client = connection.client()?;
+            Ok(event::publish(&client, &self.reporter, regarding, content, id)?)
+        };
+        let metrics = &self.shared.metrics;
+        let Err(error) = publish() else {
+            metrics.events_publish_latency.observe(began.elapsed().as_secs_f64());
+            return true;
+        };
+        match &error {
+            Error::Request(error) if error.is_timeout() => metrics.events_publish_timeouts.inc(),
+            _ => metrics.events_publish_errors.inc(),
+        };
+        let Regarding { namespace, name, .. } = regarding;
+        tracing::warn!(err = %error, namespace, name, "Error publishing event");
+        false
+    }
+}
+
+/// Reports once what an audit found: drift for each change of the values, and each suspension of repairs.
+pub struct AuditEvents {
+    pub publisher: Publisher,
+    /// Name of the node.
+    pub node: String,
+    /// [`Config::rules_digest`](crate::config::Config::rules_digest) for which drift was reported.
+    drift_reported: Option<u64>,
+    suspension_reported: bool,
+}
+
+impl AuditEvents {
+    pub fn new(publisher: Publisher, node: String) -> Self {
+        AuditEvents { publisher, node, drift_reported: None, suspension_reported: false }
+    }
+
+    /// Reports that `pods` pods have drift, unless that was reported for values with this
+    /// digest. During a rollout two repair controllers run on the node: the Event has one name.
+    pub fn report_drift(&mut self, connection: &mut Connection, pods: usize, values: u64) {
+        if pods == 0 || self.drift_reported == Some(values) {
+            return;
+        }
+        let note = format!(
+            "{pods} running pods have redirect rules of other chart values or annotations than \
+             today's, and keep them; to apply today's, restart the pods"
+        );
+        tracing::info!("{note}");
+        let id = format!("linkerd-cni-drift-{values:x}");
+        let content = content(EventType::Normal, "LinkerdCNIRulesDrifted", note);
+        let node = Regarding::node(&self.node);
+        if self.publisher.publish(connection, node, &content, Some(&id)) {
+            self.drift_reported = Some(values);
+        }
+    }
+
+    /// Reports that `damaged` of the `compared` pods are damaged, unless that was reported. `None`:
+    /// repairs are not suspended.
+    pub fn report_suspension(
+        &mut self,
+        connection: &mut Connection,
+        suspended: Option<(usize, usize)>,
+    ) {
+        let Some((damaged, compared)) = suspended else {
+            self.suspension_reported = false;
+            return;
+        };
+        let note = format!(
+            "{damaged} of {compared} audited pods have missing or changed redirect rules; the audit \
+             repairs none while these are more than half; check that the CNI plugin works on this \
+             node, then restart the pods that the log names"
+        );
+        tracing::warn!("{note}");
+        if !self.suspension_reported {
+            let content = content(EventType::Warning, "LinkerdCNIRepairsSuspended", note);
+            let node = Regarding::node(&self.node);
+            self.suspension_reported = self.publisher.publish(connection, node, &content, None);
+        }
+    }
+}
+
+fn content(kind: EventType, reason: &'static str, note: String) -> EventContent {
+    EventContent { kind, reason, action: "Reporting", note }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_event_of_a_repair_has_upstreams_words_the_missing_rules_and_a_type() {
+        let not_redirected = "The pod's traffic is not redirected to its proxy";
+        for (mode, missing, kind, note) in [
+            (
+                RepairMode::Delete,
+                0,
+                EventType::Normal,
+                "Deleting pod to create a new one with proper CNI config".to_owned(),
+            ),
+            (
+                RepairMode::InPlace,
+                8,
+                EventType::Normal,
+                "Installed the redirect rules in the pod's network namespace; \
+                 8 redirect rules were missing"
+                    .to_owned(),
+            ),
+            (
+                RepairMode::Label,
+                1,
+                EventType::Warning,
+                format!(
+                    "{not_redirected}; labelled linkerd.io/cni-stranded=true; \
+                     1 redirect rule was missing"
+                ),
+            ),
+            (
+                RepairMode::Report,
+                0,
+                EventType::Warning,
+                format!("{not_redirected}; delete the pod to replace it"),
+            ),
+        ] {
+            let event = PodEvent::Repaired(mode, missing).content(FoundBy::Validator);
+            assert_eq!(event.reason, "LinkerdCNINotConfigured");
+            assert_eq!((event.kind, event.note), (kind, note), "{mode:?}");
+        }
+    }
+}

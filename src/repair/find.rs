@@ -1,0 +1,7 @@
+//! Finds the pods without redirect rules.
+
+pub mod audit;
+pub mod readiness;
+pub mod relist;
+pub mod stranded;
+pub mod watch;

@@ -1,0 +1,255 @@
+//! The audit: periodically compares the rules of all running meshed pods with those that they started
+//! with, and queues pods with missing rules. The worker repairs them. Pods whose rules are not those of
+//! today's values are only counted.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::stranded::{FoundBy, INJECTED_LABEL, LABEL, StrandedPod};
+use crate::backoff::{Backoff, between, jitter};
+use crate::firewall::{Survey, describe_missing};
+use crate::kube::connection::{self, Connection};
+use crate::kube::pod_stream::{FromPod, MAX_PODS};
+use crate::kube::pod_watch::{self, RETRIES};
+use crate::kube::types::Pod;
+use crate::pod::facts::{CONTROL_PLANE_LABEL, STATIC_POD_UID};
+use crate::pod::mesh::PROXY;
+use crate::pod::skip::is_linkerd_key;
+use crate::repair::events::AuditEvents;
+use crate::repair::inspect::{self, Inspected, Inspector, ReadFrom};
+use crate::repair::settings::Settings;
+use crate::repair::{Shared, plugin_config};
+
+/// Number of pods up to which an audit repairs all pods of a node.
+const FEW_PODS: usize = 2;
+
+/// Audits the rules of the node's pods.
+pub struct Audit {
+    pub connection: Connection,
+    pub settings: Arc<Settings>,
+    pub events: AuditEvents,
+    pub shared: Arc<Shared>,
+}
+
+#[derive(Debug, thiserror::Error)]
+enum Error {
+    #[error(transparent)]
+    Connection(#[from] connection::Error),
+    #[error(transparent)]
+    List(#[from] pod_watch::Error),
+    #[error(transparent)]
+    Config(#[from] plugin_config::Error),
+}
+
+/// A pod to audit, reduced to the fields that an audit needs. All pods of the list are in
+/// memory at once, so that reading the response does not wait for the inspections.
+struct AuditedPod {
+    pod: StrandedPod,
+    object: Pod,
+}
+
+impl FromPod for AuditedPod {
+    fn from_pod(mut object: Pod) -> Option<Self> {
+        let pod = StrandedPod::found(&object, FoundBy::Audit)?;
+        let spec = &mut object.spec;
+        let init_containers = Some(&mut spec.init_containers);
+        for containers in init_containers.into_iter().chain(&mut spec.containers) {
+            containers.retain(|container| container.name == PROXY);
+            containers.shrink_to_fit();
+        }
+        object.status.init_container_statuses = Vec::new();
+        object.status.container_statuses = Vec::new();
+        let metadata = &mut object.metadata;
+        retain_keys(&mut metadata.annotations, |key| is_linkerd_key(key) || key == STATIC_POD_UID);
+        let labels = [LABEL, INJECTED_LABEL, CONTROL_PLANE_LABEL];
+        retain_keys(&mut metadata.labels, |key| labels.contains(&key));
+        Some(AuditedPod { pod, object })
+    }
+}
+
+/// Removes all other keys. Builds a new map, because `retain` does not free memory.
+fn retain_keys(map: &mut BTreeMap<String, String>, retain: impl Fn(&str) -> bool) {
+    let all = std::mem::take(map).into_iter();
+    *map = all.filter(|(key, _)| retain(key)).collect();
+}
+
+/// What one audit found.
+#[derive(Debug, Default)]
+struct Findings {
+    /// Number of pods with an error.
+    errors: usize,
+    first_error: String,
+    /// Number of pods whose rules cannot be read.
+    unreadable: usize,
+    /// Number of pods with all rules.
+    complete: usize,
+    /// Number of those whose rules are not today's.
+    drifted: usize,
+    /// Namespaces of pods with all rules.
+    complete_namespaces: BTreeSet<String>,
+    /// Pods with missing rules.
+    damaged: Vec<StrandedPod>,
+}
+
+impl Findings {
+    /// Adds the result of inspecting a pod.
+    fn add(&mut self, pod: StrandedPod, inspected: Result<Option<Inspected>, inspect::Error>) {
+        let inspected = match inspected {
+            Ok(Some(inspected)) => inspected,
+            Ok(None) => return,
+            Err(error) => {
+                return self.add_errors(1, || format!("{}/{}: {error}", pod.namespace, pod.name));
+            }
+        };
+        match inspected.survey {
+            Survey::Unreadable => self.unreadable += 1,
+            Survey::Missing(_, missing) => {
+                tracing::info!(
+                    namespace = pod.namespace,
+                    name = pod.name,
+                    netns = %inspected.netns.display(),
+                    "Pod lacks redirect rules: {}",
+                    describe_missing(&missing)
+                );
+                self.damaged.push(pod);
+            }
+            survey @ (Survey::Complete | Survey::Drifted(_)) => {
+                self.complete += 1;
+                self.complete_namespaces.insert(pod.namespace);
+                self.drifted += usize::from(survey != Survey::Complete);
+            }
+        }
+    }
+
+    /// Counts `pods` more pods with an error.
+    fn add_errors(&mut self, pods: usize, error: impl FnOnce() -> String) {
+        if self.errors == 0 {
+            self.first_error = error();
+        }
+        self.errors += pods;
+    }
+
+    /// Logs once for each audit, not for each pod: an invalid setting affects every pod.
+    fn log(&self) {
+        if self.errors > 0 {
+            let (errors, err) = (self.errors, &self.first_error);
+            tracing::warn!(err, "Cannot audit {errors} pods; err is the first error");
+        }
+        if self.unreadable > 0 {
+            tracing::warn!(
+                "Skipped {} pods in the audit: the repair controller cannot read iptables-legacy rules, nor too many rules",
+                self.unreadable
+            );
+        }
+    }
+
+    /// Returns the numbers of damaged and of compared pods if most are damaged. Then the audit may be
+    /// wrong, and evicting most pods of a node would be an outage. Damage in only one of several
+    /// namespaces is no reason: its tenant must not suspend the repairs of the others.
+    fn mostly_damaged(&self) -> Option<(usize, usize)> {
+        let (damaged, compared) = (self.damaged.len(), self.damaged.len() + self.complete);
+        let mut namespaces = self.damaged.iter().map(|pod| &pod.namespace);
+        let first = namespaces.next()?;
+        let is_of_one_of_several = namespaces.all(|namespace| namespace == first)
+            && self.complete_namespaces.iter().any(|namespace| namespace != first);
+        let is_most = damaged > FEW_PODS && 2 * damaged > compared;
+        (is_most && !is_of_one_of_several).then_some((damaged, compared))
+    }
+}
+
+impl Audit {
+    /// Audits every `period` until the queue is closed. The first audit is at a random time within the
+    /// first period, and each period varies by a tenth, so that the nodes of a cluster do not audit at
+    /// the same time.
+    pub fn run(mut self, period: Duration) {
+        let mut backoff = Backoff::spread(RETRIES);
+        let mut wait = jitter(period);
+        while !self.shared.queue.is_closed_within(wait) {
+            wait = between(period * 9 / 10, period * 11 / 10);
+            match self.audit() {
+                Ok(()) => backoff.reset(),
+                Err(error) => {
+                    wait = wait.max(backoff.next_delay());
+                    self.shared.metrics.audit_errors.inc();
+                    tracing::warn!(err = %error, "Cannot audit the pods of this node");
+                }
+            }
+        }
+    }
+
+    /// Audits all pods of the node once.
+    fn audit(&mut self) -> Result<(), Error> {
+        let config = plugin_config::read(&self.settings.net_dir())?;
+        let values = config.rules_digest();
+        let list = pod_watch::list::<AuditedPod>(&mut self.connection, &self.settings.node)?;
+        let client = self.connection.client()?;
+        let mut inspector = Inspector::new(client, config, &self.settings, ReadFrom::Cache);
+        let mut findings = Findings::default();
+        if list.dropped > 0 {
+            let error = || format!("the list has more than {MAX_PODS} pods");
+            findings.add_errors(list.dropped, error);
+        }
+        for AuditedPod { pod, object } in list.pods {
+            if !pod.is_on_other_node(&self.settings.node) {
+                let inspected = inspector.inspect(&pod, object);
+                findings.add(pod, inspected);
+            }
+        }
+        findings.log();
+        self.conclude(findings, values);
+        Ok(())
+    }
+
+    /// Counts and reports the findings, and queues the damaged pods unless they are too many. `values` is
+    /// the digest of the values from which rules are made.
+    fn conclude(&mut self, findings: Findings, values: u64) {
+        let suspended = findings.mostly_damaged();
+        let metrics = &self.shared.metrics;
+        metrics.audit_errors.inc_by(findings.errors as u64);
+        metrics.audit_pods_complete.inc_by(findings.complete as u64);
+        metrics.audit_pods_incomplete.inc_by(findings.damaged.len() as u64);
+        metrics.audit_pods_unreadable.inc_by(findings.unreadable as u64);
+        metrics.audit_pods_drifted.set(findings.drifted as i64);
+        metrics.audit_repairs_suspended.set(suspended.is_some().into());
+        self.events.report_drift(&mut self.connection, findings.drifted, values);
+        self.events.report_suspension(&mut self.connection, suspended);
+        if suspended.is_none() {
+            findings.damaged.into_iter().for_each(|pod| self.shared.enqueue(pod));
+        }
+        self.shared.metrics.audits.inc();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn damage_of_most_pods_suspends_repairs_unless_it_is_in_one_of_several_namespaces() {
+        for (damaged, complete, is_suspended) in [
+            ("", "", false),
+            ("aa", "", false),
+            ("aaa", "", true),
+            ("aaa", "aaa", false),
+            ("aaaa", "aaa", true),
+            ("a", "aaaaaaaaa", false),
+            ("aaa", "a", true),
+            ("aaa", "ab", false),
+            ("aab", "ab", true),
+            ("aba", "c", true),
+        ] {
+            let pod = |namespace| StrandedPod {
+                namespace: String::from(namespace),
+                ..StrandedPod::default()
+            };
+            let findings = Findings {
+                damaged: damaged.chars().map(pod).collect(),
+                complete: complete.len(),
+                complete_namespaces: complete.chars().map(String::from).collect(),
+                ..Findings::default()
+            };
+            assert_eq!(findings.mostly_damaged().is_some(), is_suspended, "{findings:?}");
+        }
+    }
+}

@@ -1,0 +1,54 @@
+//! Queues the stranded pods that the watch of the node's pods finds. The worker repairs them.
+
+use std::ops::ControlFlow;
+use std::time::Instant;
+
+use super::stranded::{FoundBy, StrandedPod};
+use crate::kube::connection::Connection;
+use crate::kube::pod_watch::{self, Update};
+use crate::repair::Shared;
+
+/// Watches the pods of `node` until the process exits.
+///
+/// A list may be older than the last event of the watch. No repair relies on the list alone: a deletion
+/// has UID and resourceVersion as preconditions, and in the other modes the worker reads the pod again.
+pub fn run(connection: Connection, node: &str, shared: &Shared) {
+    // A server that ignores the selector returns pods of other nodes.
+    let accept = |pod: &StrandedPod| {
+        let is_accepted = !pod.is_on_other_node(node);
+        if is_accepted {
+            tracing::debug!(namespace = pod.namespace, name = pod.name, "Pod is stranded");
+        }
+        is_accepted
+    };
+    pod_watch::run(connection, node, |update| {
+        match update {
+            Update::Listed { mut pods, dropped } => {
+                shared.relist.record_list(Instant::now());
+                pods.retain(accept);
+                shared.queue.replace_listed(pods);
+                for _ in 0..dropped {
+                    shared.record_dropped(FoundBy::Validator);
+                }
+                shared.readiness.record_contact();
+            }
+            Update::Changed(pod) => {
+                if accept(&pod) {
+                    shared.enqueue(pod);
+                }
+                shared.readiness.record_contact();
+            }
+            Update::Alive => shared.readiness.record_contact(),
+            Update::Failed(error) => {
+                shared.metrics.watch_errors.inc();
+                shared.readiness.record_failure(error.to_string());
+            }
+        }
+        // If etcd reports its progress, a bookmark arrives about once a minute, so the list is late by a
+        // minute at most.
+        match shared.relist.is_due(Instant::now()) {
+            true => ControlFlow::Break(()),
+            false => ControlFlow::Continue(()),
+        }
+    });
+}

@@ -1,0 +1,144 @@
+//! Compares the rules in a pod's netns with those that the pod started with. Leaves out pods without
+//! a proxy, and pods that the plugin skips by namespace or name.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use serde::de::DeserializeOwned;
+
+use super::find::stranded::StrandedPod;
+use super::netns_lookup::{self, NetnsLookup};
+use super::settings::Settings;
+use crate::cni;
+use crate::config::Config;
+use crate::failure::Failure;
+use crate::firewall::{self, Survey};
+use crate::kube::Client;
+use crate::kube::types::{Namespace, Pod, Service};
+use crate::netns;
+use crate::pod::Decision;
+use crate::pod::annotation::Annotations;
+use crate::pod::facts::{API_SERVICE, ClusterLookup, facts, namespace_path};
+use crate::pod::mesh::is_meshed;
+use crate::redirect::Origin;
+
+/// Longest time for reading, or installing, the rules of one netns.
+pub const NETNS_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Why a pod cannot be inspected.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error("cannot determine the pod's redirect rules: {0}")]
+    Redirect(#[from] cni::Error),
+    #[error("cannot find the pod's network namespace: {0}")]
+    Lookup(#[from] netns_lookup::Error),
+    #[error(transparent)]
+    Netns(#[from] netns::Error),
+    #[error(transparent)]
+    Firewall(#[from] firewall::Error),
+}
+
+/// Rules of a pod in which the plugin installs rules.
+#[derive(Debug)]
+pub struct Inspected {
+    pub netns: PathBuf,
+    pub survey: Survey,
+}
+
+/// Inspects pods. Reads the runtime's cache and each API object only once: create a new inspector
+/// for each audit or repair.
+pub struct Inspector {
+    config: Config,
+    netns_lookup: NetnsLookup,
+    objects: ObjectReader,
+}
+
+impl Inspector {
+    /// Takes the plugin's configuration, and reads the runtime's cache of CNI results.
+    pub fn new(client: Client, config: Config, settings: &Settings, read_from: ReadFrom) -> Self {
+        let objects =
+            ObjectReader { client, read_from, namespaces: BTreeMap::new(), api_service: None };
+        Inspector { config, netns_lookup: NetnsLookup::read(settings), objects }
+    }
+
+    /// Compares the pod's rules with those that it started with. Changes nothing. `None`: the plugin
+    /// installs no rules for this pod.
+    pub fn inspect(&mut self, pod: &StrandedPod, object: Pod) -> Result<Option<Inspected>, Error> {
+        let name = pod.pod_ref();
+        // The containers decide, not the annotations: `kubectl debug --copy-to` removes them.
+        let is_skipped = self.config.filter.skip_reason(&name, None).is_some();
+        if self.config.simulate || is_skipped || !is_meshed(&object) {
+            return Ok(None);
+        }
+        let netns = self.netns_lookup.find(&object)?;
+        let resolved = match facts(object, &name, &mut self.objects) {
+            Ok(Decision::Skip(_)) => return Ok(None),
+            Ok(Decision::Redirect(facts)) => self.config.resolve(&facts),
+            Err(error) => Err(error),
+        };
+        let today =
+            resolved.as_ref().ok().map(|resolved| (resolved.redirect.clone(), resolved.ipv6));
+        let survey = move || {
+            let today = today.map(|(redirect, ipv6)| Origin {
+                redirect,
+                families: firewall::families(ipv6, false),
+            });
+            firewall::survey(today.as_ref())
+        };
+        let survey = netns::run(&netns, NETNS_TIMEOUT, survey)??;
+        if survey == Survey::Unreadable {
+            // Without today's rules, every pod without a marker is unreadable.
+            resolved?;
+        }
+        Ok(Some(Inspected { netns, survey }))
+    }
+}
+
+/// Where the API server reads namespaces and Services from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ReadFrom {
+    /// Its cache, which may be stale. For audits, which read many objects. The worker
+    /// inspects each pod again with [`ReadFrom::Etcd`] before a repair.
+    Cache,
+    /// etcd, which is always up to date.
+    Etcd,
+}
+
+/// Reads each API object once. Errors are kept, too: 100 pods of one namespace must not cause
+/// 100 requests that the API server rejects.
+struct ObjectReader {
+    client: Client,
+    read_from: ReadFrom,
+    /// Annotations of each namespace.
+    namespaces: BTreeMap<String, Result<Annotations, cni::Error>>,
+    api_service: Option<Result<Service, cni::Error>>,
+}
+
+impl ObjectReader {
+    fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T, cni::Error> {
+        let path = match self.read_from {
+            ReadFrom::Cache => format!("{path}?resourceVersion=0"),
+            ReadFrom::Etcd => path.to_owned(),
+        };
+        let found = self.client.get(&path);
+        found.map_err(|error| cni::Error::new(Failure::ApiError, error.to_string()))
+    }
+}
+
+impl ClusterLookup for ObjectReader {
+    fn namespace(&mut self, name: &str) -> Result<Annotations, cni::Error> {
+        if let Some(known) = self.namespaces.get(name) {
+            return known.clone();
+        }
+        let found: Result<Namespace, _> = self.get(&namespace_path(name));
+        let annotations = found.map(|namespace| namespace.metadata.annotations);
+        self.namespaces.insert(name.to_owned(), annotations.clone());
+        annotations
+    }
+
+    fn api_service(&mut self) -> Result<Service, cni::Error> {
+        let found = self.api_service.take().unwrap_or_else(|| self.get(API_SERVICE));
+        self.api_service.insert(found).clone()
+    }
+}
