@@ -3,13 +3,14 @@
 //! today's values are only counted.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::error::Error;
 use std::sync::Arc;
 use std::time::Duration;
 
 use super::stranded::{FoundBy, INJECTED_LABEL, LABEL, StrandedPod};
 use crate::backoff::{Backoff, between, jitter};
 use crate::firewall::{Survey, describe_missing};
-use crate::kube::connection::{self, Connection};
+use crate::kube::connection::Connection;
 use crate::kube::pod_stream::{FromPod, MAX_PODS};
 use crate::kube::pod_watch::{self, RETRIES};
 use crate::kube::types::Pod;
@@ -30,16 +31,6 @@ pub struct Audit {
     pub settings: Arc<Settings>,
     pub events: AuditEvents,
     pub shared: Arc<Shared>,
-}
-
-#[derive(Debug, thiserror::Error)]
-enum Error {
-    #[error(transparent)]
-    Connection(#[from] connection::Error),
-    #[error(transparent)]
-    List(#[from] pod_watch::Error),
-    #[error(transparent)]
-    Config(#[from] plugin_config::Error),
 }
 
 /// A pod to audit, reduced to the fields that an audit needs. All pods of the list are in
@@ -179,7 +170,7 @@ impl Audit {
     }
 
     /// Audits all pods of the node once.
-    fn audit(&mut self) -> Result<(), Error> {
+    fn audit(&mut self) -> Result<(), Box<dyn Error>> {
         let config = plugin_config::read(&self.settings.net_dir())?;
         let values = config.rules_digest();
         let list = pod_watch::list::<AuditedPod>(&mut self.connection, &self.settings.node)?;
