@@ -96,11 +96,28 @@ impl Api {
         state.requests.iter().filter(|r| wanted(r)).cloned().collect()
     }
 
+    fn paths(&self, wanted: impl Fn(&Request) -> bool) -> Vec<String> {
+        self.requests(wanted).into_iter().map(|request| request.path).collect()
+    }
+
     pub fn deleted(&self) -> Vec<String> {
-        self.requests(|request| request.method == "DELETE")
-            .into_iter()
-            .map(|request| request.path)
-            .collect()
+        self.paths(|request| request.method == "DELETE")
+    }
+
+    pub fn evictions(&self) -> Vec<String> {
+        self.paths(Request::is_eviction)
+    }
+
+    pub fn watches(&self) -> Vec<String> {
+        self.paths(Request::is_watch)
+    }
+
+    pub fn lists(&self) -> usize {
+        self.paths(Request::is_list).len()
+    }
+
+    pub fn events(&self) -> Vec<Value> {
+        self.requests(Request::is_event).into_iter().map(|request| request.body).collect()
     }
 
     /// Makes the pod available at its own path; it is not added to the list.
@@ -109,6 +126,21 @@ impl Api {
         let (namespace, name) = (text("/metadata/namespace"), text("/metadata/name"));
         let path = format!("/api/v1/namespaces/{namespace}/pods/{name}");
         self.state().objects.insert(path, pod.clone());
+    }
+
+    /// Waits for a watch, then sends a bookmark to all watches.
+    pub fn bookmark(&self) {
+        self.send("BOOKMARK", &json!({"metadata": {"resourceVersion": "150"}}));
+    }
+
+    /// Sends a bookmark to all watches that are open now.
+    pub fn bookmark_now(&self) {
+        self.send_now("BOOKMARK", &json!({"metadata": {"resourceVersion": "150"}}));
+    }
+
+    /// Waits for a watch, then sends an event of this modified pod to all watches.
+    pub fn modify(&self, pod: &Value) {
+        self.send("MODIFIED", pod);
     }
 
     /// Waits for a watch, then sends an event to all watches.

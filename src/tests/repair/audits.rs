@@ -18,7 +18,7 @@ const SECOND: Duration = Duration::from_secs(1);
 fn an_audit_restores_flushed_rules_without_breaking_connections() {
     let node = meshed("native");
     let mut connection = Connection::through(&node);
-    let controller = node.controller(&["--audit-seconds=1"]);
+    let controller = node.auditing(&[]);
     controller.reaches("audit_pods_complete_total", 1);
     // A pod with all its rules causes reads from the API server's cache only.
     let reads = |query: &str| {
@@ -64,7 +64,7 @@ fn rules_that_no_packet_reaches_are_repaired() {
         let whole = node.ruleset();
         node.namespaces.run("nft", &[damage]);
         assert_ne!(node.ruleset(), whole, "{damage}");
-        let controller = node.controller(&["--audit-seconds=1"]);
+        let controller = node.auditing(&[]);
         controller.counts("pods_repaired_total", 1);
         assert_eq!(node.ruleset(), whole, "{damage}");
     }
@@ -78,39 +78,30 @@ fn a_connection_survives_the_loss_of_the_whole_table() {
     let mut connection = Connection::through(&node);
     connection.exchanges_data();
     node.namespaces.run("nft", &["delete", "table", "ip", "linkerd-cni"]);
-    let controller = node.controller(&["--audit-seconds=1"]);
+    let controller = node.auditing(&[]);
     controller.counts("pods_repaired_total", 1);
     connection.exchanges_data();
 }
 
 #[test]
-fn rules_of_the_hosts_iptables_are_repaired_only_if_one_is_missing() {
-    let node = meshed("nft");
-    node.namespaces.serve_in_neighbour("server", 80);
-    node.namespaces.serve_in_pod("proxy", 4140);
-    let before = node.ruleset();
-    let controller = node.controller(&["--audit-seconds=1"]);
-    controller.reaches("audit_pods_complete_total", 2);
-    assert_eq!(node.ruleset(), before);
+fn rules_of_the_hosts_iptables_are_repaired_only_if_one_is_missing_or_bypassed() {
+    for damage in
+        [&["-D", "PROXY_INIT_OUTPUT", "1"][..], &["-I", "PROXY_INIT_OUTPUT", "-j", "RETURN"]]
+    {
+        let node = meshed("nft");
+        node.namespaces.serve_in_neighbour("server", 80);
+        node.namespaces.serve_in_pod("proxy", 4140);
+        let before = node.ruleset();
+        let controller = node.auditing(&[]);
+        controller.reaches("audit_pods_complete_total", 2);
+        assert_eq!(node.ruleset(), before);
 
-    node.namespaces.run("iptables-nft", &["-t", "nat", "-D", "PROXY_INIT_OUTPUT", "1"]);
-    controller.counts("pods_repaired_total", 1);
-    assert_eq!(node.response(), format!("proxy {}:80", NEIGHBOUR[0]));
-    let ruleset = node.ruleset();
-    assert_eq!(ruleset.matches("redirect to :4140").count(), 1, "{ruleset}");
-}
-
-#[test]
-fn a_rule_before_those_of_the_hosts_iptables_that_bypasses_the_proxy_is_repaired() {
-    let node = meshed("nft");
-    node.namespaces.serve_in_neighbour("server", 80);
-    node.namespaces.serve_in_pod("proxy", 4140);
-    let insert = ["-t", "nat", "-I", "PROXY_INIT_OUTPUT", "-j", "RETURN"];
-    node.namespaces.run("iptables-nft", &insert);
-    assert_eq!(node.response(), format!("server {}:80", NEIGHBOUR[0]));
-    let controller = node.controller(&["--audit-seconds=1"]);
-    controller.counts("pods_repaired_total", 1);
-    assert_eq!(node.response(), format!("proxy {}:80", NEIGHBOUR[0]));
+        node.namespaces.run("iptables-nft", &[&["-t", "nat"], damage].concat());
+        controller.counts("pods_repaired_total", 1);
+        assert_eq!(node.response(), format!("proxy {}:80", NEIGHBOUR[0]));
+        let ruleset = node.ruleset();
+        assert_eq!(ruleset.matches("redirect to :4140").count(), 1, "{ruleset}");
+    }
 }
 
 #[test]
@@ -121,7 +112,7 @@ fn with_ipv6_auto_a_pod_that_started_with_ipv4_rules_only_keeps_them() {
         entry["linkerd"]["ipv6"] = json!("auto");
         node.chain(&entry);
         let before = node.ruleset();
-        let controller = node.controller(&["--audit-seconds=1"]);
+        let controller = node.auditing(&[]);
         controller.reaches("audit_pods_complete_total", 2);
         assert_eq!(controller.metric("audit_pods_drifted"), 1);
         assert_eq!(node.ruleset(), before);
@@ -135,13 +126,13 @@ fn lost_ipv6_rules_of_a_pod_that_started_with_them_are_repaired() {
     entry["linkerd"]["ipv6"] = json!("auto");
     node.chain(&entry);
     node.namespaces.run("nft", &["flush", "ruleset"]);
-    let controller = node.controller(&["--audit-seconds=1"]);
+    let controller = node.auditing(&[]);
     controller.counts("pods_repaired_total", 1);
     let whole = node.ruleset();
     assert!(whole.contains("table ip6 linkerd-cni"), "{whole}");
     drop(controller);
     node.namespaces.run("nft", &["delete", "table", "ip6", "linkerd-cni"]);
-    let controller = node.controller(&["--audit-seconds=1"]);
+    let controller = node.auditing(&[]);
     controller.counts("pods_repaired_total", 1);
     assert_eq!(node.ruleset(), whole);
 }
@@ -150,7 +141,7 @@ fn lost_ipv6_rules_of_a_pod_that_started_with_them_are_repaired() {
 fn iptables_legacy_rules_are_reported_and_not_changed() {
     let node = meshed("legacy");
     let before = node.namespaces.nat("iptables-legacy");
-    let controller = node.controller(&["--audit-seconds=1"]);
+    let controller = node.auditing(&[]);
     controller.reaches("audit_pods_unreadable_total", 2);
     controller.logs("cannot read iptables-legacy rules");
     assert_eq!(node.namespaces.nat("iptables-legacy"), before);
@@ -167,7 +158,7 @@ fn a_netns_with_very_many_rules_is_unreadable_and_costs_the_controller_little_me
         "seq 1 120000 | sed 's/.*/add rule ip linkerd-cni OUTPUT return comment \"{comment}\"/' | nft -f -"
     );
     node.namespaces.run("sh", &["-c", &fill]);
-    let controller = node.controller(&["--audit-seconds=1"]);
+    let controller = node.auditing(&[]);
     controller.reaches("audit_pods_unreadable_total", 2);
     controller.logs("cannot read iptables-legacy rules, nor too many rules");
     assert_eq!(controller.metric("audit_pods_incomplete_total"), 0);
@@ -181,7 +172,7 @@ fn a_netns_with_very_many_addresses_is_reported_and_not_listed() {
     let node = meshed("native");
     let fill = "seq 1 6000 | sed 's/.*/addr add fd00::&\\/128 dev eth0/' | ip -batch -";
     node.namespaces.run("sh", &["-c", fill]);
-    let controller = node.controller(&["--audit-seconds=1"]);
+    let controller = node.auditing(&[]);
     controller.reaches("audit_errors_total", 2);
     controller.logs("too many addresses");
     assert_eq!(controller.metric("audit_pods_complete_total"), 0);
@@ -189,11 +180,9 @@ fn a_netns_with_very_many_addresses_is_reported_and_not_listed() {
 
 #[test]
 fn an_audit_in_mode_delete_keeps_the_pods_grace_period() {
-    let node = Node::new();
-    node.cache_cni_result("uid-of-web-1");
-    node.knows(&running());
+    let node = Node::with(&running());
     node.api.state().evict = Answer::Status(201);
-    let controller = node.controller(&["--audit-seconds=1", "--mode=delete"]);
+    let controller = node.auditing(&["--mode=delete"]);
     controller.counts("pods_deleted_total", 1);
     let eviction = &node.api.requests(|request| request.is_eviction())[0].body;
     let preconditions = json!({"uid": "uid-of-web-1", "resourceVersion": "101"});
@@ -215,7 +204,7 @@ fn an_audit_waits_for_the_disruption_budgets_after_a_deletion_that_only_a_dry_ru
     node.api.state().evict = Answer::Refusal(403, ONLY_DRY_RUNS);
     node.api.state().evict_dry_run = Some(Answer::Status(201));
     let began = Instant::now();
-    let _controller = node.controller(&["--audit-seconds=1", "--mode=delete"]);
+    let _controller = node.auditing(&["--mode=delete"]);
     until("both are deleted", || node.api.deleted().len() >= 2);
     assert!(began.elapsed() >= 5 * SECOND, "{:?}", began.elapsed());
     assert_eq!(node.api.deleted()[..2], names.map(path));
@@ -229,15 +218,15 @@ fn an_audit_in_mode_delete_reports_a_pod_without_a_controller_only_if_rules_are_
     bare["metadata"]["ownerReferences"] = json!([]);
     node.knows(&bare);
     node.api.state().evict = Answer::Status(201);
-    let controller = node.controller(&["--audit-seconds=1", "--mode=delete"]);
+    let controller = node.auditing(&["--mode=delete"]);
     controller.counts("pods_skipped_total", 1);
     until("the Event", || node.events().len() == 1);
     assert_eq!(node.events()[0]["reason"], "LinkerdCNIRulesMissing");
     drop(controller);
-    let repairing = node.controller(&["--audit-seconds=1"]);
+    let repairing = node.auditing(&[]);
     repairing.counts("pods_repaired_total", 1);
     drop(repairing);
-    let controller = node.controller(&["--audit-seconds=1", "--mode=delete"]);
+    let controller = node.auditing(&["--mode=delete"]);
     controller.reaches("audit_pods_complete_total", 2);
     assert_eq!(controller.metric("pods_skipped_total"), 0);
     assert_eq!(controller.metric("pods_deleted_total"), 0);
@@ -245,19 +234,17 @@ fn an_audit_in_mode_delete_reports_a_pod_without_a_controller_only_if_rules_are_
 
 #[test]
 fn a_failed_repair_of_an_audited_pod_causes_no_new_list() {
-    let node = Node::new();
-    node.cache_cni_result("uid-of-web-1");
-    node.knows(&running());
+    let node = Node::with(&running());
     node.api.state().evict = Answer::Status(500);
-    let controller = node.controller(&["--audit-seconds=1", "--mode=delete"]);
+    let controller = node.auditing(&["--mode=delete"]);
     controller.reaches("pods_delete_errors_total", 1);
     // A new list for unrepaired pods begins within 5 s, after an event, and ends the watch.
     let until = Instant::now() + 8 * SECOND;
     while Instant::now() < until {
-        node.api.send("BOOKMARK", &json!({"metadata": {"resourceVersion": "150"}}));
+        node.api.bookmark();
         thread::sleep(SECOND / 20);
     }
-    assert_eq!(node.api.requests(|request| request.is_watch()).len(), 1);
+    assert_eq!(node.api.watches().len(), 1);
 }
 
 /// As pods of a control plane with `proxy.gid`: the plugin exempts no group, and the audit expects none.
@@ -268,7 +255,7 @@ fn a_pod_whose_proxy_container_has_a_group_and_whose_pod_has_a_user_is_complete(
     pod["spec"]["securityContext"] = json!({"runAsUser": 1000, "runAsGroup": 1000});
     pod["spec"]["containers"][1]["securityContext"] = json!({"runAsGroup": 2103});
     node.knows(&pod);
-    let controller = node.controller(&["--audit-seconds=1"]);
+    let controller = node.auditing(&[]);
     controller.reaches("audits_total", 2);
     assert_eq!(controller.metric("audit_pods_incomplete_total"), 0);
     assert!(controller.metric("audit_pods_complete_total") > 0);
@@ -279,19 +266,19 @@ fn a_pod_that_an_audit_drops_from_a_full_queue_is_listed_again() {
     let node = meshed("native");
     let controller = node.controller(&["--audit-seconds=1", "--rate=1", "--mode=delete"]);
     let api = &node.api;
-    until("the watch has begun", || !api.requests(|request| request.is_watch()).is_empty());
+    until("the watch has begun", || !api.watches().is_empty());
     let many = |name: &str| {
         let mut pod = stranded(name);
         pod["metadata"]["namespace"] = json!("many");
         pod
     };
     // The first repair uses the budget up, so that the second pod stays in the queue.
-    api.send("MODIFIED", &many("first"));
-    api.send("MODIFIED", &many("second"));
+    api.modify(&many("first"));
+    api.modify(&many("second"));
     controller.counts("budget_waits_total", 1);
     for number in 1..CAPACITY {
         let name = format!("web-{number}");
-        api.send("MODIFIED", &many(&name));
+        api.modify(&many(&name));
         controller.logs(&format!("Pod is stranded namespace=\"many\" name=\"{name}\""));
     }
     assert_eq!(controller.metric("queue_overflow_total"), 0);
@@ -299,7 +286,7 @@ fn a_pod_that_an_audit_drops_from_a_full_queue_is_listed_again() {
     node.namespaces.run("nft", &["delete", "table", "ip", "linkerd-cni"]);
     controller.counts("queue_overflow_total", 1);
     until("the pods are listed again", || {
-        api.send_now("BOOKMARK", &json!({"metadata": {"resourceVersion": "150"}}));
+        api.bookmark_now();
         controller.log().contains("Pod is stranded namespace=\"many\" name=\"listed\"")
     });
 }

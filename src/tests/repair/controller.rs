@@ -1,13 +1,14 @@
 //! The built controller as a child process.
 
 use std::fs;
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{BufRead, BufReader};
 use std::net::{TcpListener, TcpStream};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use linkerd2_cni::kube::plain_http;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::json;
@@ -110,7 +111,7 @@ impl Controller {
     /// Starts the controller and waits until it watches.
     pub fn watching(api: &Api) -> Controller {
         let controller = Controller::start(api);
-        until("the watch has begun", || !api.requests(|request| request.is_watch()).is_empty());
+        until("the watch has begun", || !api.watches().is_empty());
         controller
     }
 
@@ -130,26 +131,15 @@ impl Controller {
         until(text, || self.log().contains(text));
     }
 
-    /// Returns status line and body of the admin server's response.
-    pub fn get(&self, path: &str) -> (String, String) {
-        Controller::get_from(&self.admin, path)
+    /// Returns status and body of the admin server's response.
+    pub fn get(&self, path: &str) -> (u16, String) {
+        let url = format!("http://{}{path}", self.admin);
+        plain_http::get(&url, Duration::from_secs(10)).unwrap()
     }
 
     /// Returns the port of the admin server.
     pub fn port(&self) -> u16 {
         self.admin.rsplit(':').next().unwrap().parse().unwrap()
-    }
-
-    /// Like [`Controller::get`], from the address `host:port`.
-    pub fn get_from(address: &str, path: &str) -> (String, String) {
-        let mut stream = TcpStream::connect(address).unwrap();
-        let timeout = Some(Duration::from_secs(10));
-        stream.set_read_timeout(timeout).unwrap();
-        write!(stream, "GET {path} HTTP/1.1\r\nHost: a\r\n\r\n").unwrap();
-        let mut response = String::new();
-        stream.read_to_string(&mut response).unwrap();
-        let (head, body) = response.split_once("\r\n\r\n").unwrap();
-        (head.lines().next().unwrap().into(), body.into())
     }
 
     pub fn metric(&self, name: &str) -> u64 {

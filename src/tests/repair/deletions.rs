@@ -3,15 +3,13 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
+use linkerd2_cni::repair::queue::CAPACITY;
 use serde_json::json;
 
 use crate::api::{Answer, Api};
 use crate::controller::Controller;
 use crate::until::until;
 use crate::{ended, path, pod, stranded};
-
-/// Pods of watch events that the queue holds. Upstream's value.
-const QUEUED: usize = 32;
 
 #[test]
 fn pods_stranded_before_the_controller_started_are_deleted_with_an_event() {
@@ -82,8 +80,8 @@ fn pods_of_other_nodes_are_never_deleted_even_if_the_api_server_sends_them() {
     };
     api.state().pods = vec![on("node-2", "web-1"), on("node-1", "web-2")];
     let controller = Controller::watching(&api);
-    api.send("MODIFIED", &on("node-2", "web-3"));
-    api.send("MODIFIED", &on("node-1", "web-4"));
+    api.modify(&on("node-2", "web-3"));
+    api.modify(&on("node-1", "web-4"));
     controller.counts("pods_deleted_total", 2);
     assert_eq!(api.deleted(), [path("web-2"), path("web-4")]);
 }
@@ -97,25 +95,25 @@ fn failed_deletions_are_counted_and_publish_no_event() {
         ("late", Answer::Silence, "pods_delete_timeout_total"),
     ] {
         api.state().delete = answer;
-        api.send("MODIFIED", &stranded(name));
+        api.modify(&stranded(name));
         controller.counts(metric, 1);
     }
     controller.logs("WARN Error deleting pod");
     // The failures cause a list at the next event. Unlike the API server, the fake one loses a pod
     // that it sends between the end of the old watch and that list.
-    let watches = || api.requests(|request| request.is_watch()).len();
+    let watches = || api.watches().len();
     let before = watches();
     until("the pods are listed and watched again", || {
-        api.send_now("BOOKMARK", &json!({"metadata": {"resourceVersion": "150"}}));
+        api.bookmark_now();
         watches() > before
     });
     for (name, code) in [("gone", 404), ("another-by-now", 409)] {
         api.state().delete = Answer::Status(code);
-        api.send("MODIFIED", &stranded(name));
+        api.modify(&stranded(name));
         until(name, || api.deleted().contains(&path(name)));
     }
     api.state().delete = Answer::Status(200);
-    api.send("MODIFIED", &stranded("fine"));
+    api.modify(&stranded("fine"));
     controller.counts("events_publish_latency_seconds_count", 1);
     assert_eq!(controller.metric("pods_delete_errors_total"), 1);
     assert_eq!(controller.metric("pods_delete_timeout_total"), 1);
@@ -128,10 +126,10 @@ fn events_that_cannot_be_published_are_counted() {
     let api = Api::start();
     let controller = Controller::watching(&api);
     api.state().event = Answer::Status(403);
-    api.send("MODIFIED", &stranded("a"));
+    api.modify(&stranded("a"));
     controller.counts("events_publish_errors_total", 1);
     api.state().event = Answer::Silence;
-    api.send("MODIFIED", &stranded("b"));
+    api.modify(&stranded("b"));
     controller.counts("events_publish_timeouts_total", 1);
     assert_eq!(controller.metric("pods_deleted_total"), 2);
 }
@@ -146,19 +144,19 @@ fn a_replacement_that_is_stranded_again_is_held_for_a_minute() {
         pod["metadata"]["creationTimestamp"] = json!(created);
         pod
     };
-    api.send("MODIFIED", &owned("first", "2026-01-01T00:00:00Z"));
+    api.modify(&owned("first", "2026-01-01T00:00:00Z"));
     controller.counts("pods_deleted_total", 1);
-    api.send("MODIFIED", &owned("replacement", "2999-01-01T00:00:00Z"));
-    api.send("MODIFIED", &owned("sibling", "2026-01-01T00:00:01Z"));
+    api.modify(&owned("replacement", "2999-01-01T00:00:00Z"));
+    api.modify(&owned("sibling", "2026-01-01T00:00:01Z"));
     controller.counts("pods_deleted_total", 2);
     assert_eq!(controller.metric("pods_held_total"), 1);
     assert_eq!(api.deleted(), [path("first"), path("sibling")]);
     // The held pod is listed again, but only after the hold: an earlier list is useless.
-    let lists = || api.requests(|request| request.is_list()).len();
+    let lists = || api.lists();
     let (before, held) = (lists(), Instant::now());
     while lists() == before {
         assert!(held.elapsed() < Duration::from_secs(90), "not in time");
-        api.send("BOOKMARK", &json!({"metadata": {"resourceVersion": "150"}}));
+        api.bookmark();
         thread::sleep(Duration::from_secs(1));
     }
     assert!(held.elapsed() > Duration::from_secs(50), "too early");
@@ -168,23 +166,23 @@ fn a_replacement_that_is_stranded_again_is_held_for_a_minute() {
 fn a_pod_that_exceeds_the_queue_is_dropped_and_counted_and_causes_a_list() {
     let api = Api::start();
     let controller = Controller::with(&api, &["--rate=1"]);
-    until("the watch has begun", || !api.requests(|request| request.is_watch()).is_empty());
+    until("the watch has begun", || !api.watches().is_empty());
     // The first repair uses the budget up: the second pod waits in the queue for a minute, and the queue only fills.
-    api.send("MODIFIED", &stranded("first"));
-    api.send("MODIFIED", &stranded("second"));
+    api.modify(&stranded("first"));
+    api.modify(&stranded("second"));
     controller.counts("budget_waits_total", 1);
     let send = |number: usize| {
         let name = format!("web-{number}");
-        api.send("MODIFIED", &stranded(&name));
+        api.modify(&stranded(&name));
         controller.logs(&format!("Pod is stranded namespace=\"emojivoto\" name=\"{name}\""));
     };
-    (1..QUEUED).for_each(send);
-    let lists = || api.requests(|request| request.is_list()).len();
+    (1..CAPACITY).for_each(send);
+    let lists = || api.lists();
     assert_eq!((controller.metric("queue_overflow_total"), lists()), (0, 1));
-    send(QUEUED);
+    send(CAPACITY);
     controller.counts("queue_overflow_total", 1);
     until("the pods are listed again", || {
-        api.send_now("BOOKMARK", &json!({"metadata": {"resourceVersion": "150"}}));
+        api.bookmark_now();
         lists() == 2
     });
     assert_eq!(api.deleted(), [path("first")]);

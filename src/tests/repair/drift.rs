@@ -69,11 +69,11 @@ fn running_pods_keep_their_rules_after_an_upgrade_to_other_values() {
 fn two_controllers_of_a_node_report_the_same_drift_in_one_event() {
     let node = meshed("native");
     node.chain(&upgraded());
-    let first = node.controller(&["--audit-seconds=1"]);
+    let first = node.auditing(&[]);
     until("an Event", || node_events(&node).len() == 1);
     // The API server already has an Event of that name.
     node.api.state().event = Answer::Status(409);
-    let second = node.controller(&["--audit-seconds=1"]);
+    let second = node.auditing(&[]);
     second.reaches("audits_total", 3);
     let names: Vec<_> =
         node_events(&node).iter().map(|event| event["metadata"]["name"].clone()).collect();
@@ -86,7 +86,7 @@ fn two_controllers_of_a_node_report_the_same_drift_in_one_event() {
     entry["log_level"] = json!("debug");
     node.chain(&entry);
     node.api.state().requests.clear();
-    let third = node.controller(&["--audit-seconds=1"]);
+    let third = node.auditing(&[]);
     third.reaches("audits_total", 3);
     assert_eq!(third.metric("audit_pods_drifted"), 1);
     let is_of_another_name = |event: &Value| event["metadata"]["name"] != names[0];
@@ -96,7 +96,7 @@ fn two_controllers_of_a_node_report_the_same_drift_in_one_event() {
     entry["linkerd"]["inbound-ports-to-ignore"] = json!(["8888"]);
     node.chain(&entry);
     node.api.state().event = Answer::Status(201);
-    let _fourth = node.controller(&["--audit-seconds=1"]);
+    let _fourth = node.auditing(&[]);
     until("another Event for other values", || node_events(&node).iter().any(is_of_another_name));
 }
 
@@ -108,14 +108,14 @@ fn a_pod_that_started_before_an_upgrade_gets_its_own_rules_back() {
         let before = node.ruleset();
         node.namespaces.run("nft", &["flush", "chain", "ip", "linkerd-cni", jump]);
         node.namespaces.run("nft", &["flush", "chain", "ip", "linkerd-cni", "PROXY_INIT_OUTPUT"]);
-        let controller = node.controller(&["--audit-seconds=1"]);
+        let controller = node.auditing(&[]);
         controller.counts("pods_repaired_total", 1);
         assert_eq!(node.ruleset(), before);
     }
     let node = meshed("nft");
     node.chain(&upgraded());
     node.namespaces.run("iptables-nft", &["-t", "nat", "-D", "PROXY_INIT_OUTPUT", "1"]);
-    let controller = node.controller(&["--audit-seconds=1"]);
+    let controller = node.auditing(&[]);
     controller.counts("pods_repaired_total", 1);
     let ruleset = node.ruleset();
     assert!(ruleset.contains("ignore-port-9999") && !ruleset.contains("7777"), "{ruleset}");
@@ -127,7 +127,7 @@ fn a_pod_without_any_rules_gets_those_of_todays_values() {
     let node = meshed("native");
     node.chain(&upgraded());
     node.namespaces.run("nft", &["flush", "ruleset"]);
-    let controller = node.controller(&["--audit-seconds=1"]);
+    let controller = node.auditing(&[]);
     controller.counts("pods_repaired_total", 1);
     let ruleset = node.ruleset();
     assert!(ruleset.contains("ignore-port-7777"), "{ruleset}");
@@ -183,7 +183,7 @@ fn rules_that_the_plugin_guessed_are_repaired_only_if_the_pod_object_yields_othe
         let node = meshed(mode);
         mark_guessed(&node, mode);
         let before = node.ruleset();
-        let controller = node.controller(&["--audit-seconds=1"]);
+        let controller = node.auditing(&[]);
         controller.reaches("audit_pods_complete_total", 3);
         assert_eq!(controller.metric("audit_pods_drifted"), 0, "{mode}");
         assert_eq!(node.ruleset(), before, "{mode}");
@@ -211,7 +211,7 @@ fn guessed_ipv6_rules_do_not_outlive_the_repair_of_a_pod_without_ipv6() {
         mark_guessed(&node, name);
         let ruleset = |family| node.namespaces.run("nft", &["list", "ruleset", family]);
         assert!(ruleset("ip6").contains("redirect to"), "{name}");
-        let controller = node.controller(&["--audit-seconds=1"]);
+        let controller = node.auditing(&[]);
         controller.counts("pods_repaired_total", 1);
         assert!(ruleset("ip").contains("redirect to :4140"), "{name}");
         assert!(!ruleset("ip6").contains("redirect to"), "{name}: {}", ruleset("ip6"));
@@ -226,7 +226,7 @@ fn a_pod_whose_annotations_are_rejected_later_is_compared_with_what_it_started_w
     strict["linkerd"]["strict-annotations"] = json!(true);
     node.chain(&strict);
     let before = node.ruleset();
-    let controller = node.controller(&["--audit-seconds=1"]);
+    let controller = node.auditing(&[]);
     controller.reaches("audits_total", 3);
     assert_eq!(controller.metric("audit_errors_total"), 0);
     assert!(controller.metric("audit_pods_complete_total") >= 3);
@@ -242,9 +242,7 @@ fn a_pod_whose_annotations_are_rejected_later_is_compared_with_what_it_started_w
 /// Upstream's plugin and older versions of this one leave no marker.
 #[test]
 fn rules_without_a_marker_are_repaired_only_if_they_redirect_no_longer() {
-    let node = Node::new();
-    node.cache_cni_result("uid-of-web-1");
-    node.knows(&running());
+    let node = Node::with(&running());
     node.chain(&upgraded());
     let script = node.dir("script").join("nat");
     let unmarked = install_script(&rules(&redirect("nft", "9999"), Family::Ipv4), true, &[]);
@@ -252,12 +250,12 @@ fn rules_without_a_marker_are_repaired_only_if_they_redirect_no_longer() {
     let restore = format!("iptables-nft-restore --noflush <{}", script.display());
     node.namespaces.run("sh", &["-c", &restore]);
     let before = node.ruleset();
-    let controller = node.controller(&["--audit-seconds=1"]);
+    let controller = node.auditing(&[]);
     assert_drifted(&node, &controller, &before, "unmarked");
     drop(controller);
 
     node.namespaces.run("iptables-nft", &["-t", "nat", "-F", "OUTPUT"]);
-    let controller = node.controller(&["--audit-seconds=1"]);
+    let controller = node.auditing(&[]);
     controller.counts("pods_repaired_total", 1);
     assert!(node.ruleset().contains("ignore-port-7777"), "{}", node.ruleset());
 }
@@ -282,14 +280,14 @@ fn a_pod_with_long_port_lists_is_compared_with_todays_values_only_if_it_started_
         node.namespaces.run("sh", &["-c", &script]);
     };
     delete("linkerd-cni");
-    let controller = node.controller(&["--audit-seconds=1"]);
+    let controller = node.auditing(&[]);
     controller.counts("pods_repaired_total", 1);
     assert_eq!(node.ruleset(), before);
     drop(controller);
 
     node.chain(&upgraded());
     node.api.state().requests.clear();
-    let controller = node.controller(&["--audit-seconds=1"]);
+    let controller = node.auditing(&[]);
     assert_drifted(&node, &controller, &before, "a digest");
 }
 
@@ -326,7 +324,7 @@ fn damage_of_more_than_half_of_the_pods_is_reported_and_not_repaired() {
     node.api.state().evict = Answer::Status(201);
     let damaged = ["web-1", "web-2", "web-3"].map(|name| with_pod(&node, "emojivoto", name, false));
     let _whole = ["web-4", "web-5"].map(|name| with_pod(&node, "emojivoto", name, true));
-    let controller = node.controller(&["--audit-seconds=1", "--mode=delete"]);
+    let controller = node.auditing(&["--mode=delete"]);
     controller.reaches("audits_total", 3);
     assert!(node.changes().is_empty(), "{:?}", node.changes());
     assert_eq!(controller.metric("audit_repairs_suspended"), 1);
@@ -348,7 +346,7 @@ fn damaged_pods_of_one_of_several_namespaces_do_not_suspend_repairs() {
     let node = Node::new();
     let _damaged = ["web-1", "web-2", "web-3"].map(|name| with_pod(&node, "tenant", name, false));
     let _whole = with_pod(&node, "emojivoto", "web-4", true);
-    let controller = node.controller(&["--audit-seconds=1"]);
+    let controller = node.auditing(&[]);
     controller.counts("pods_repaired_total", 3);
     assert_eq!(controller.metric("audit_repairs_suspended"), 0);
 }

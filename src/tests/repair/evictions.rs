@@ -7,24 +7,18 @@ use serde_json::json;
 
 use crate::api::{Answer, Api, ONLY_DRY_RUNS};
 use crate::controller::Controller;
-use crate::modes::events;
 use crate::until::until;
 use crate::{path, stranded};
 
 /// Message of the API server when a disruption budget rejects an eviction.
-pub const BUDGET: &str = "Cannot evict pod as it would violate the pod's disruption budget.";
-
-pub fn evictions(api: &Api) -> Vec<String> {
-    let evictions = api.requests(|request| request.is_eviction());
-    evictions.into_iter().map(|request| request.path).collect()
-}
+const BUDGET: &str = "Cannot evict pod as it would violate the pod's disruption budget.";
 
 #[test]
 fn pods_are_evicted_rather_than_deleted_where_evictions_are_allowed() {
     let api = Api::start();
     api.state().evict = Answer::Status(201);
     let controller = Controller::watching(&api);
-    api.send("MODIFIED", &stranded("web-1"));
+    api.modify(&stranded("web-1"));
     controller.counts("pods_deleted_total", 1);
     let eviction = &api.requests(|request| request.is_eviction())[0].body;
     assert_eq!(
@@ -43,14 +37,14 @@ fn a_pod_protected_by_a_disruption_budget_is_skipped_and_reported_once() {
     api.state().evict = Answer::Refusal(429, BUDGET);
     let controller = Controller::watching(&api);
     for _ in 0..3 {
-        api.send("MODIFIED", &stranded("web-1"));
+        api.modify(&stranded("web-1"));
     }
-    api.send("MODIFIED", &stranded("web-2"));
+    api.modify(&stranded("web-2"));
     controller.counts("pods_skipped_total", 2);
     assert!(api.deleted().is_empty());
-    until("both are told about", || events(&api).len() == 2);
-    assert_eq!(events(&api)[0]["type"], "Warning");
-    assert_eq!(events(&api)[0]["note"], format!("Pod skipped for now: {BUDGET}"));
+    until("both are told about", || api.events().len() == 2);
+    assert_eq!(api.events()[0]["type"], "Warning");
+    assert_eq!(api.events()[0]["note"], format!("Pod skipped for now: {BUDGET}"));
     assert_eq!(controller.metric("pods_deleted_total"), 0);
 }
 
@@ -61,13 +55,13 @@ fn a_pod_protected_by_a_disruption_budget_is_evicted_later_without_another_repor
     api.state().pods = vec![stranded("web-1")];
     let controller = Controller::watching(&api);
     controller.counts("pods_skipped_total", 1);
-    api.send("MODIFIED", &stranded("web-1"));
+    api.modify(&stranded("web-1"));
     api.state().evict = Answer::Status(201);
     thread::sleep(Duration::from_secs(61));
-    assert_eq!(evictions(&api).len(), 1);
-    api.send("BOOKMARK", &json!({"metadata": {"resourceVersion": "150"}}));
+    assert_eq!(api.evictions().len(), 1);
+    api.bookmark();
     controller.counts("pods_deleted_total", 1);
-    until("one Event for the skipped pod, one for the eviction", || events(&api).len() == 2);
+    until("one Event for the skipped pod, one for the eviction", || api.events().len() == 2);
 }
 
 #[test]
@@ -77,10 +71,10 @@ fn an_eviction_rejected_by_an_overloaded_api_server_is_retried_and_not_reported(
     api.state().pods = vec![stranded("web-1")];
     let controller = Controller::watching(&api);
     controller.counts("pods_delete_errors_total", 1);
-    assert_eq!(events(&api).len(), 0);
+    assert_eq!(api.events().len(), 0);
     api.state().evict = Answer::Status(201);
     until("it is deleted", || {
-        api.send_now("BOOKMARK", &json!({"metadata": {"resourceVersion": "150"}}));
+        api.bookmark_now();
         controller.metric("pods_deleted_total") == 1
     });
     assert_eq!(controller.metric("pods_skipped_total"), 0);
@@ -92,11 +86,11 @@ fn a_pod_is_deleted_after_a_dry_run_of_the_eviction_where_only_dry_runs_are_perm
     api.state().evict = Answer::Refusal(403, ONLY_DRY_RUNS);
     api.state().evict_dry_run = Some(Answer::Refusal(429, BUDGET));
     let controller = Controller::watching(&api);
-    api.send("MODIFIED", &stranded("protected"));
+    api.modify(&stranded("protected"));
     controller.counts("pods_skipped_total", 1);
     assert!(api.deleted().is_empty());
     api.state().evict_dry_run = Some(Answer::Status(201));
-    api.send("MODIFIED", &stranded("web-1"));
+    api.modify(&stranded("web-1"));
     controller.counts("pods_deleted_total", 1);
     assert_eq!(api.deleted(), [path("web-1")]);
     let dry_run = &api.requests(|request| request.is_dry_run())[1].body;

@@ -35,12 +35,12 @@ fn a_stranded_pod_gets_the_rules_that_the_plugin_would_install() {
         assert!(node.api.deleted().is_empty());
 
         // The failure is old, the validator has not run again yet: no repair is needed.
-        node.api.send("MODIFIED", &waiting());
+        node.api.modify(&waiting());
         controller.logs("Pod has all its redirect rules");
         assert_eq!(node.ruleset(), ruleset);
         // The next failures cause no requests for a while.
         let requests = node.api.requests(|request| !request.is_event()).len();
-        node.api.send("MODIFIED", &waiting());
+        node.api.modify(&waiting());
         controller.logs("Ignoring pod: it had all its redirect rules");
         assert_eq!(node.api.requests(|request| !request.is_event()).len(), requests);
         assert_eq!(controller.metric("pods_held_total"), 0);
@@ -95,7 +95,7 @@ fn the_mirror_pod_of_a_static_pod_is_repaired_in_place() {
         // The runtime knows the static pod by the UID that kubelet gave it.
         node.cache_cni_result("static-uid");
         node.knows(&pod);
-        let controller = node.controller(&["--audit-seconds=1"]);
+        let controller = node.auditing(&[]);
         controller.counts("pods_repaired_total", 1);
         assert!(node.ruleset().contains("redirect to :4140"));
     }

@@ -17,19 +17,6 @@ fn count(api: &Api) -> usize {
     api.requests(|_| true).len()
 }
 
-fn lists(api: &Api) -> usize {
-    api.requests(|request| request.is_list()).len()
-}
-
-fn watches(api: &Api) -> Vec<String> {
-    let watches = api.requests(|request| request.is_watch());
-    watches.into_iter().map(|request| request.path).collect()
-}
-
-fn bookmark(version: &str) -> Value {
-    json!({"metadata": {"resourceVersion": version}})
-}
-
 fn expired() -> Value {
     json!({"kind": "Status", "status": "Failure", "code": 410, "message": "too old"})
 }
@@ -76,25 +63,27 @@ fn the_error_that_ends_a_watch_is_logged_on_a_short_line_without_the_token() {
 fn without_failures_there_is_one_list_and_one_watch() {
     let api = Api::start();
     let _controller = Controller::watching(&api);
-    for_seconds(8, || api.send("BOOKMARK", &bookmark("150")));
-    assert_eq!((lists(&api), watches(&api).len(), count(&api)), (1, 1, 2));
+    for_seconds(8, || api.bookmark());
+    assert_eq!((api.lists(), api.watches().len(), count(&api)), (1, 1, 2));
 }
 
 #[test]
 fn lists_come_from_the_cache_in_one_piece_and_watches_end_at_random_times() {
     let api = Api::start();
     let controllers: Vec<_> = (0..6).map(|_| Controller::watching(&api)).collect();
-    until("all watch", || watches(&api).len() >= controllers.len());
+    until("all watch", || api.watches().len() >= controllers.len());
+    let pods = "/api/v1/pods?fieldSelector=spec%2EnodeName%3Dnode%2D1";
     for list in api.requests(|request| request.is_list()) {
-        assert!(list.path.ends_with("&resourceVersion=0"), "{}", list.path);
-        assert!(!list.path.contains("limit"), "{}", list.path);
+        assert_eq!(list.path, format!("{pods}&resourceVersion=0"));
     }
+    let watch = format!("{pods}&watch=true&allowWatchBookmarks=true&timeoutSeconds=");
+    assert!(api.watches().iter().all(|path| path.starts_with(&watch)), "{:?}", api.watches());
     let time = |path: &String| {
         let (_, rest) = path.split_once("timeoutSeconds=").unwrap();
         let (time, _) = rest.split_once('&').unwrap();
         time.parse::<u16>().unwrap()
     };
-    let mut times: Vec<u16> = watches(&api).iter().map(time).collect();
+    let mut times: Vec<u16> = api.watches().iter().map(time).collect();
     assert!(times.iter().all(|time| (1800..=3600).contains(time)));
     times.sort_unstable();
     times.dedup();
@@ -115,7 +104,7 @@ fn each_audit_sends_one_list_request() {
     // The period varies by a tenth, and the first audit may have begun before.
     let most = 1 + began.elapsed().as_millis() as u64 / 1800;
     assert!(audits <= most, "{audits} in {:?} of 2 s each", began.elapsed());
-    let lists = lists(&api) as u64;
+    let lists = api.lists() as u64;
     assert!(lists <= audits + 2, "{lists} lists for {audits} audits");
 }
 
@@ -142,7 +131,7 @@ fn an_incomplete_list_has_no_effect_and_is_repeated() {
     api.state().list = Answer::Cut;
     let controller = Controller::start(&api);
     controller.logs("Cannot watch the pods of this node");
-    until("a second try", || lists(&api) >= 2);
+    until("a second try", || api.lists() >= 2);
     let asked = api.requests(|request| !request.is_list());
     assert!(asked.is_empty(), "{asked:?}");
     api.state().list = Answer::Status(200);
@@ -168,7 +157,7 @@ fn an_endless_list_is_cancelled_at_the_size_limit() {
 fn a_list_older_than_the_last_watch_event_deletes_no_healthy_pod_and_loses_no_change() {
     let api = Api::start();
     let controller = Controller::watching(&api);
-    api.send("BOOKMARK", &bookmark("150"));
+    api.bookmark();
     // An API server with a stale cache responds: the validator has succeeded since then.
     let mut well = pod("web-1", json!({"ready": true}));
     well["metadata"]["resourceVersion"] = json!("140");
@@ -181,14 +170,14 @@ fn a_list_older_than_the_last_watch_event_deletes_no_healthy_pod_and_loses_no_ch
     }
     api.send("ERROR", &expired());
     until("a watch from the list's version", || {
-        let mut watches = watches(&api).into_iter();
+        let mut watches = api.watches().into_iter();
         watches.any(|path| path.ends_with("&resourceVersion=90"))
     });
     controller.logs("Pod is gone or needs no repair");
     assert_eq!(api.deleted().len(), 1, "one attempt, which is rejected");
     // A change that the stale list lacks arrives as a watch event.
     api.state().delete = Answer::Status(200);
-    api.send("MODIFIED", &stranded("web-2"));
+    api.modify(&stranded("web-2"));
     controller.counts("pods_deleted_total", 1);
     assert_eq!(api.deleted(), [path("web-1"), path("web-2")]);
     assert_eq!(controller.metric("pods_delete_errors_total"), 0);
@@ -198,12 +187,12 @@ fn a_list_older_than_the_last_watch_event_deletes_no_healthy_pod_and_loses_no_ch
 fn an_event_without_a_resource_version_does_not_change_where_the_next_watch_starts() {
     let api = Api::start();
     let _controller = Controller::watching(&api);
-    api.send("BOOKMARK", &bookmark("150"));
+    api.bookmark();
     api.send("BOOKMARK", &json!({"metadata": {}}));
     api.end_watches();
-    until("another watch", || watches(&api).len() == 2);
-    assert!(watches(&api)[1].ends_with("&resourceVersion=150"));
-    assert_eq!(lists(&api), 1);
+    until("another watch", || api.watches().len() == 2);
+    assert!(api.watches()[1].ends_with("&resourceVersion=150"));
+    assert_eq!(api.lists(), 1);
 }
 
 /// In each case every request fails at once, for 20 s. With waits of 0 to 5 s, 2.5 to 5 s,
@@ -222,16 +211,16 @@ fn requests_back_off_after_repeated_failures_of_every_kind() {
     };
     let nothing_more = |_: &Api| {};
     let bookmark_and_410 = |api: &Api| {
-        api.send_now("BOOKMARK", &bookmark("150"));
+        api.bookmark_now();
         api.send_now("ERROR", &expired());
         api.end_watches();
     };
     let bookmark_and_break = |api: &Api| {
-        api.send_now("BOOKMARK", &bookmark("150"));
+        api.bookmark_now();
         api.break_watches();
     };
     let bookmark_and_end = |api: &Api| {
-        api.send_now("BOOKMARK", &bookmark("150"));
+        api.bookmark_now();
         api.end_watches();
     };
     let crash = |api: &Api| {
@@ -270,8 +259,8 @@ fn lists_for_a_pod_that_cannot_be_repaired_become_less_frequent() {
     api.state().pods = vec![stranded("web-1")];
     api.state().delete = Answer::Status(500);
     let controller = Controller::watching(&api);
-    for_seconds(30, || api.send_now("BOOKMARK", &bookmark("150")));
-    let lists = lists(&api);
+    for_seconds(30, || api.bookmark_now());
+    let lists = api.lists();
     assert!((3..=6).contains(&lists), "{lists} lists in 30 s");
     let errors = controller.metric("pods_delete_errors_total") as usize;
     assert!(errors <= lists, "{errors} attempts after {lists} lists");
@@ -287,7 +276,7 @@ fn memory_grows_little_with_the_size_of_the_list() {
         api.state().pods = pods;
         let controller = Controller::with(&api, &["--audit-seconds=1", &prefix]);
         until("an audit", || controller.metric("audits_total") > 0);
-        api.send("MODIFIED", &stranded("web-1"));
+        api.modify(&stranded("web-1"));
         controller.counts("pods_deleted_total", 1);
         controller.status("VmHWM:")
     };

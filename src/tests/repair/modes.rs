@@ -11,14 +11,8 @@ use serde_json::{Value, json};
 
 use crate::api::{Answer, Api};
 use crate::controller::Controller;
-use crate::evictions::evictions;
 use crate::until::until;
 use crate::{path, stranded};
-
-pub fn events(api: &Api) -> Vec<Value> {
-    let events = api.requests(|request| request.is_event());
-    events.into_iter().map(|request| request.body).collect()
-}
 
 /// A stranded pod with `value` at `pointer`.
 pub fn changed(name: &str, pointer: &str, value: Value) -> Value {
@@ -35,12 +29,12 @@ fn rejected_requests_do_not_use_up_the_repair_budget() {
     // Two in one namespace.
     let controller = Controller::with(&api, &["--rate=4"]);
     for name in 0..5 {
-        api.send("MODIFIED", &stranded(&format!("gone-{name}")));
+        api.modify(&stranded(&format!("gone-{name}")));
     }
     until("all were tried", || api.deleted().len() == 5);
     api.state().delete = Answer::Status(200);
-    api.send("MODIFIED", &stranded("web-1"));
-    api.send("MODIFIED", &stranded("web-2"));
+    api.modify(&stranded("web-1"));
+    api.modify(&stranded("web-2"));
     controller.counts("pods_deleted_total", 2);
     assert_eq!(controller.metric("budget_waits_total"), 0);
 }
@@ -58,7 +52,7 @@ fn another_pod_of_the_same_name_is_never_deleted() {
             api.state().objects.insert(path("web-0"), object);
         }
         let controller = Controller::watching(&api);
-        api.send("MODIFIED", &stranded("web-0"));
+        api.modify(&stranded("web-0"));
         until("it was looked at again", || {
             let again = |request: &crate::api::Request| {
                 request.method == "GET" && request.path == path("web-0")
@@ -67,7 +61,7 @@ fn another_pod_of_the_same_name_is_never_deleted() {
         });
         // The queue keeps its order: when the next pod is deleted, the first is finished.
         api.state().delete = Answer::Status(200);
-        api.send("MODIFIED", &stranded("web-1"));
+        api.modify(&stranded("web-1"));
         controller.counts("pods_deleted_total", 1);
         assert_eq!(api.deleted(), [path("web-0"), path("web-1")], "{name}");
         assert_eq!(controller.metric("pods_delete_errors_total"), 0, "{name}");
@@ -81,7 +75,7 @@ fn a_stranded_pod_that_changed_meanwhile_is_tried_once_more_with_its_new_version
     api.state().objects.insert(path("web-0"), newer);
     api.state().delete = Answer::Status(409);
     let controller = Controller::watching(&api);
-    api.send("MODIFIED", &stranded("web-0"));
+    api.modify(&stranded("web-0"));
     until("two tries", || api.deleted().len() == 2);
     let version = |index: usize| {
         let deletions = api.requests(|request| request.method == "DELETE");
@@ -89,7 +83,7 @@ fn a_stranded_pod_that_changed_meanwhile_is_tried_once_more_with_its_new_version
     };
     assert_eq!((version(0), version(1)), (json!("101"), json!("105")));
     api.state().delete = Answer::Status(200);
-    api.send("MODIFIED", &stranded("web-1"));
+    api.modify(&stranded("web-1"));
     controller.counts("pods_deleted_total", 1);
     assert_eq!(api.deleted().len(), 3);
 }
@@ -100,12 +94,12 @@ fn a_pod_is_labelled_once_with_its_uid_and_version_as_preconditions() {
     let controller = Controller::with(&api, &["--mode=label"]);
     api.knows(&stranded("web-1"));
     api.knows(&stranded("web-2"));
-    api.send("MODIFIED", &stranded("web-1"));
+    api.modify(&stranded("web-1"));
     controller.counts("pods_labelled_total", 1);
     let mut labelled = stranded("web-1");
     labelled["metadata"]["labels"]["linkerd.io/cni-stranded"] = json!("true");
-    api.send("MODIFIED", &labelled);
-    api.send("MODIFIED", &stranded("web-2"));
+    api.modify(&labelled);
+    api.modify(&stranded("web-2"));
     controller.counts("pods_labelled_total", 2);
     let patches = api.requests(|request| request.method == "PATCH");
     assert_eq!(patches.len(), 2);
@@ -118,10 +112,10 @@ fn a_pod_is_labelled_once_with_its_uid_and_version_as_preconditions() {
             "labels": {"linkerd.io/cni-stranded": "true"},
         }})
     );
-    assert!(api.deleted().is_empty() && evictions(&api).is_empty());
-    until("events", || events(&api).len() == 2);
-    assert_eq!(events(&api)[0]["action"], "Labelling");
-    assert_eq!(events(&api)[0]["type"], "Warning");
+    assert!(api.deleted().is_empty() && api.evictions().is_empty());
+    until("events", || api.events().len() == 2);
+    assert_eq!(api.events()[0]["action"], "Labelling");
+    assert_eq!(api.events()[0]["type"], "Warning");
 }
 
 #[test]
@@ -131,12 +125,12 @@ fn mode_report_changes_nothing_and_reports_each_pod_once() {
     api.knows(&stranded("web-1"));
     api.knows(&stranded("web-2"));
     for _ in 0..3 {
-        api.send("MODIFIED", &stranded("web-1"));
+        api.modify(&stranded("web-1"));
     }
-    api.send("MODIFIED", &stranded("web-2"));
+    api.modify(&stranded("web-2"));
     controller.counts("pods_reported_total", 2);
-    until("events", || events(&api).len() == 2);
-    assert_eq!(events(&api)[0]["action"], "Reporting");
+    until("events", || api.events().len() == 2);
+    assert_eq!(api.events()[0]["action"], "Reporting");
     let writes = api.requests(|request| request.method != "GET" && !request.is_event());
     assert_eq!(writes.len(), 0);
 }
@@ -158,8 +152,8 @@ fn a_pod_that_is_stranded_only_in_a_stale_list_is_neither_reported_nor_labelled(
         api.knows(&stranded("web-1"));
         let controller = Controller::with(&api, &["--mode", mode]);
         controller.counts(metric, 1);
-        until("an event", || events(&api).len() == 1);
-        assert_eq!(events(&api)[0]["regarding"]["name"], "web-1");
+        until("an event", || api.events().len() == 1);
+        assert_eq!(api.events()[0]["regarding"]["name"], "web-1");
     }
 }
 
@@ -203,7 +197,7 @@ fn no_pod_is_repaired_before_the_agent_is_ready() {
     let ready = Arc::default();
     let address = agent(&ready);
     let controller = Controller::with(&api, &["--agent-addr", &address]);
-    api.send("MODIFIED", &stranded("web-1"));
+    api.modify(&stranded("web-1"));
     controller.logs("Repairs are paused: the agent at ");
     controller.logs(" is not ready: no binary");
     let writes = || api.requests(|request| request.method != "GET").len();
@@ -218,7 +212,7 @@ fn repairs_that_fail_while_the_api_server_is_down_succeed_after_its_return() {
     let api = Api::start();
     let controller = Controller::watching(&api);
     api.state().delete = Answer::Silence;
-    api.send("MODIFIED", &stranded("web-1"));
+    api.modify(&stranded("web-1"));
     controller.counts("pods_delete_timeout_total", 1);
     api.crash();
     // No watch event reports these pods: only a new list finds them.
@@ -240,6 +234,6 @@ fn settings_are_read_from_the_environment_variables_of_the_chart() {
     ];
     let controller = Controller::configured(&api, &[], &environment);
     api.knows(&stranded("web-1"));
-    api.send("MODIFIED", &stranded("web-1"));
+    api.modify(&stranded("web-1"));
     controller.counts("pods_reported_total", 1);
 }

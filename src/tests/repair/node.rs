@@ -47,6 +47,14 @@ impl Node {
         node
     }
 
+    /// A node whose pod is `pod`, which the runtime knows.
+    pub fn with(pod: &Value) -> Self {
+        let node = Node::new();
+        node.cache_cni_result("uid-of-web-1");
+        node.knows(pod);
+        node
+    }
+
     pub fn dir(&self, path: &str) -> std::path::PathBuf {
         let dir = self.root.path().join(path);
         fs::create_dir_all(&dir).unwrap();
@@ -89,6 +97,11 @@ impl Node {
         Controller::with(&self.api, &all)
     }
 
+    /// Starts the controller with an audit each second.
+    pub fn auditing(&self, arguments: &[&str]) -> Controller {
+        self.controller(&[&["--audit-seconds=1"], arguments].concat())
+    }
+
     pub fn ruleset(&self) -> String {
         self.namespaces.run("nft", &["list", "ruleset"])
     }
@@ -106,8 +119,7 @@ impl Node {
     }
 
     pub fn events(&self) -> Vec<Value> {
-        let events = self.api.requests(|request| request.is_event());
-        events.into_iter().map(|request| request.body).collect()
+        self.api.events()
     }
 }
 
@@ -138,9 +150,7 @@ pub fn waiting() -> Value {
 
 /// A node with the running pod, whose rules were installed with `iptablesMode` set to `mode`.
 pub fn meshed(mode: &str) -> Node {
-    let node = Node::new();
-    node.cache_cni_result("uid-of-web-1");
-    node.knows(&running());
+    let node = Node::with(&running());
     add(&node, mode, "9999");
     node
 }

@@ -4,8 +4,7 @@ use serde_json::{Value, json};
 
 use crate::api::{Answer, Api};
 use crate::controller::Controller;
-use crate::evictions::evictions;
-use crate::modes::{changed, events};
+use crate::modes::changed;
 use crate::until::until;
 use crate::{path, stranded};
 
@@ -22,17 +21,17 @@ fn mode_delete_leaves_a_pod_without_a_controller_and_reports_the_pod_once() {
     let bare = owned_by("bare", json!([]));
     let owned = owned_by("owned", json!([{"uid": "a", "controller": false}, {"uid": "b"}]));
     for pod in [&bare, &owned, &bare, &owned] {
-        api.send("MODIFIED", pod);
+        api.modify(pod);
     }
     // The queue keeps its order: when the next pod is evicted, the others are finished.
-    api.send("MODIFIED", &stranded("web-1"));
+    api.modify(&stranded("web-1"));
     controller.counts("pods_deleted_total", 1);
-    assert_eq!(evictions(&api), [path("web-1") + "/eviction"]);
+    assert_eq!(api.evictions(), [path("web-1") + "/eviction"]);
     assert!(api.deleted().is_empty());
     assert_eq!(controller.metric("pods_skipped_total"), 2);
     controller.logs("WARN Pod skipped for now: the pod has no controller that would replace it");
-    until("an Event on each pod", || events(&api).len() == 3);
-    for (event, name) in events(&api).iter().zip(["bare", "owned"]) {
+    until("an Event on each pod", || api.events().len() == 3);
+    for (event, name) in api.events().iter().zip(["bare", "owned"]) {
         assert_eq!(event["type"], "Warning");
         assert_eq!(event["action"], "Skipping");
         assert_eq!(event["regarding"]["name"], name);
@@ -42,7 +41,7 @@ fn mode_delete_leaves_a_pod_without_a_controller_and_reports_the_pod_once() {
     // A new StatefulSet adopts the pods of a deleted one.
     let mut adopted = bare;
     adopted["metadata"]["ownerReferences"] = json!([{"uid": "new", "controller": true}]);
-    api.send("MODIFIED", &adopted);
+    api.modify(&adopted);
     controller.counts("pods_deleted_total", 2);
 }
 
@@ -51,12 +50,12 @@ fn mode_delete_deletes_a_pod_without_a_controller_if_the_chart_asks_for_it() {
     let api = Api::start();
     let variable = "LINKERD_CNI_REPAIR_CONTROLLER_DELETE_UNMANAGED";
     let controller = Controller::configured(&api, &[], &[(variable, "true")]);
-    api.send("MODIFIED", &owned_by("bare", json!([])));
+    api.modify(&owned_by("bare", json!([])));
     controller.counts("pods_deleted_total", 1);
     assert_eq!(api.deleted(), [path("bare")]);
     let api = Api::start();
     let controller = Controller::configured(&api, &[], &[(variable, "false")]);
-    api.send("MODIFIED", &owned_by("bare", json!([])));
+    api.modify(&owned_by("bare", json!([])));
     controller.counts("pods_skipped_total", 1);
     assert!(api.deleted().is_empty());
 }
@@ -69,14 +68,14 @@ fn mode_delete_leaves_the_mirror_pod_of_a_static_pod_and_reports_it_once() {
         let controller = Controller::configured(&api, &[], &[(variable, delete_unmanaged)]);
         let node = json!([{"kind": "Node", "uid": "node-1", "controller": true}]);
         for _ in 0..2 {
-            api.send("MODIFIED", &owned_by("static", node.clone()));
+            api.modify(&owned_by("static", node.clone()));
         }
         // The queue keeps its order: when the next pod is deleted, the first is finished.
-        api.send("MODIFIED", &stranded("web-1"));
+        api.modify(&stranded("web-1"));
         controller.counts("pods_deleted_total", 1);
         assert_eq!(api.deleted(), [path("web-1")]);
-        until("an Event on each pod", || events(&api).len() == 2);
-        let note = events(&api)[0]["note"].as_str().unwrap().to_owned();
+        until("an Event on each pod", || api.events().len() == 2);
+        let note = api.events()[0]["note"].as_str().unwrap().to_owned();
         assert!(note.starts_with("Pod skipped: it is a static pod"), "{note}");
     }
 }
@@ -89,7 +88,7 @@ fn a_pod_that_lost_its_controller_meanwhile_is_not_deleted() {
     api.knows(&orphan);
     api.state().delete = Answer::Status(409);
     let controller = Controller::watching(&api);
-    api.send("MODIFIED", &stranded("web-0"));
+    api.modify(&stranded("web-0"));
     controller.counts("pods_skipped_total", 1);
     assert_eq!(api.deleted(), [path("web-0")], "no second try");
 }

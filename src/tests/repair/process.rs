@@ -3,6 +3,7 @@
 use std::process::Command;
 use std::time::Duration;
 
+use linkerd2_cni::kube::plain_http;
 use nix::sys::signal::Signal;
 
 use crate::api::{Answer, Api};
@@ -15,8 +16,9 @@ fn the_admin_server_on_all_addresses_serves_both_families() {
     let api = Api::start();
     let controller = Controller::at("[::]:0", &api, |_| {});
     for host in ["127.0.0.1", "[::1]"] {
-        let address = format!("{host}:{}", controller.port());
-        assert_eq!(Controller::get_from(&address, "/live").1, "alive\n", "{host}");
+        let url = format!("http://{host}:{}/live", controller.port());
+        let (_, body) = plain_http::get(&url, Duration::from_secs(10)).unwrap();
+        assert_eq!(body, "alive\n", "{host}");
     }
 }
 
@@ -32,7 +34,7 @@ fn a_rotated_token_is_used_for_the_next_request() {
         let has_new_token = |request: &crate::api::Request| request.token() == "second";
         !api.requests(has_new_token).is_empty()
     });
-    api.send("MODIFIED", &stranded("web-1"));
+    api.modify(&stranded("web-1"));
     controller.counts("pods_deleted_total", 1);
     assert!(!controller.log().contains("second"), "no token in the log");
 }
@@ -59,10 +61,10 @@ fn signals_stop_the_controller_at_once_in_every_state() {
         prepare(&api);
         let mut controller = Controller::start(&api);
         until(name, || match name {
-            "in a watch" => !api.requests(|request| request.is_watch()).is_empty(),
+            "in a watch" => !api.watches().is_empty(),
             "in a back-off" => controller.log().contains("retrying in"),
             "in a deletion" => !api.deleted().is_empty(),
-            _ => !api.requests(|request| request.is_list()).is_empty(),
+            _ => api.lists() > 0,
         });
         let (status, took) = controller.end(signal);
         assert!(status.success(), "{name}: {status}");

@@ -4,7 +4,6 @@ use serde_json::json;
 
 use crate::api::{Answer, Api, NOT_PERMITTED, ONLY_DRY_RUNS};
 use crate::controller::Controller;
-use crate::modes::events;
 use crate::node::{Node, running};
 use crate::until::until;
 use crate::{path, stranded};
@@ -22,12 +21,12 @@ fn a_stranded_pod_whose_eviction_admission_refuses_is_reported_and_never_deleted
         // A webhook may permit dry runs, because they change nothing.
         api.state().evict_dry_run = Some(Answer::Status(201));
         let controller = Controller::watching(&api);
-        api.send("MODIFIED", &stranded("web-1"));
+        api.modify(&stranded("web-1"));
         until("the pod is deleted or reported", || {
-            !api.deleted().is_empty() || !events(&api).is_empty()
+            !api.deleted().is_empty() || !api.events().is_empty()
         });
         assert!(api.deleted().is_empty(), "deleted after HTTP {code} {why}");
-        assert_eq!(events(&api)[0]["note"], format!("Pod skipped for now: {why}"));
+        assert_eq!(api.events()[0]["note"], format!("Pod skipped for now: {why}"));
         assert_eq!(controller.metric("pods_skipped_total"), 1);
     }
 }
@@ -41,12 +40,10 @@ fn a_running_pod_is_not_deleted_if_its_eviction_or_the_dry_run_is_refused() {
         (ONLY_DRY_RUNS, Some(Answer::Refusal(403, WEBHOOK))),
         (ONLY_DRY_RUNS, Some(Answer::Refusal(403, POLICY))),
     ] {
-        let node = Node::new();
-        node.cache_cni_result("uid-of-web-1");
-        node.knows(&running());
+        let node = Node::with(&running());
         node.api.state().evict = Answer::Refusal(403, evict);
         node.api.state().evict_dry_run = dry_run.clone();
-        let controller = node.controller(&["--audit-seconds=1", "--mode=delete"]);
+        let controller = node.auditing(&["--mode=delete"]);
         let deleted = || node.api.deleted();
         until("the pod is deleted or reported", || {
             !deleted().is_empty() || !node.events().is_empty()
@@ -64,7 +61,7 @@ fn a_running_pod_is_not_deleted_if_its_eviction_or_the_dry_run_is_refused() {
 fn a_stranded_pod_is_deleted_where_the_account_has_no_permission_to_evict() {
     let api = Api::start();
     let controller = Controller::watching(&api);
-    api.send("MODIFIED", &stranded("web-1"));
+    api.modify(&stranded("web-1"));
     controller.counts("pods_deleted_total", 1);
     assert_eq!(api.deleted(), [path("web-1")]);
     let deletion = &api.requests(|request| request.method == "DELETE")[0].body;

@@ -22,12 +22,10 @@ fn entries_without_rules() -> [Value; 3] {
 #[test]
 fn pods_that_the_plugin_skips_are_not_audited() {
     for entry in entries_without_rules() {
-        let node = Node::new();
+        let node = Node::with(&running());
         node.chain(&entry);
-        node.cache_cni_result("uid-of-web-1");
-        node.knows(&running());
         node.api.state().evict = Answer::Status(201);
-        let controller = node.controller(&["--audit-seconds=1", "--mode=delete"]);
+        let controller = node.auditing(&["--mode=delete"]);
         controller.reaches("audits_total", 2);
         for metric in ["audit_pods_incomplete_total", "audit_errors_total"] {
             assert_eq!(controller.metric(metric), 0, "{metric} {entry}");
@@ -61,11 +59,9 @@ fn a_pod_with_a_proxy_container_is_audited_and_repaired_in_place_whatever_its_me
         ("api", json!({})),
     ] {
         for pod in [running(), waiting(), partly_running()] {
-            let node = Node::new();
+            let node = Node::with(&hand_made(pod, annotations.clone()));
             node.chain(&detecting(detection));
-            node.cache_cni_result("uid-of-web-1");
-            node.knows(&hand_made(pod, annotations.clone()));
-            let controller = node.controller(&["--audit-seconds=1"]);
+            let controller = node.auditing(&[]);
             until("two audits or a repair", || {
                 controller.metric("audits_total") >= 2 || !node.ruleset().is_empty()
             });
@@ -90,12 +86,10 @@ fn partly_running() -> Value {
 #[test]
 fn mode_delete_reports_a_pod_whose_replacement_would_start_without_rules_again() {
     for pod in [waiting(), running()] {
-        let node = Node::new();
+        let node = Node::with(&hand_made(pod, json!({})));
         node.chain(&detecting("annotations"));
-        node.cache_cni_result("uid-of-web-1");
-        node.knows(&hand_made(pod, json!({})));
         node.api.state().evict = Answer::Status(201);
-        let controller = node.controller(&["--audit-seconds=1", "--mode=delete"]);
+        let controller = node.auditing(&["--mode=delete"]);
         controller.counts("pods_skipped_total", 1);
         controller.logs("set the chart's podDetection to api");
         controller.reaches("audits_total", 2);
@@ -103,7 +97,7 @@ fn mode_delete_reports_a_pod_whose_replacement_would_start_without_rules_again()
         drop(controller);
         // With podDetection api, the plugin redirects the replacement.
         node.chain(&detecting("api"));
-        let controller = node.controller(&["--audit-seconds=1", "--mode=delete"]);
+        let controller = node.auditing(&["--mode=delete"]);
         controller.reaches("pods_deleted_total", 1);
     }
 }
@@ -113,10 +107,8 @@ fn mode_delete_deletes_a_copy_of_kubectl_debug_only_if_told_to_delete_pods_witho
     let mut copy = hand_made(running(), json!({}));
     copy["metadata"]["ownerReferences"] = json!([]);
     for told in [false, true] {
-        let node = Node::new();
+        let node = Node::with(&copy);
         node.chain(&detecting("annotations"));
-        node.cache_cni_result("uid-of-web-1");
-        node.knows(&copy);
         node.api.state().evict = Answer::Status(201);
         let arguments = ["--audit-seconds=1", "--mode=delete", "--delete-unmanaged"];
         let controller = node.controller(&arguments[..2 + usize::from(told)]);
@@ -132,10 +124,8 @@ fn mode_delete_deletes_a_copy_of_kubectl_debug_only_if_told_to_delete_pods_witho
 #[test]
 fn a_pod_without_linkerd_annotation_is_labelled_and_reported_like_any_other() {
     for (mode, metric) in [("label", "pods_labelled_total"), ("report", "pods_reported_total")] {
-        let node = Node::new();
+        let node = Node::with(&hand_made(waiting(), json!({})));
         node.chain(&detecting("annotations"));
-        node.cache_cni_result("uid-of-web-1");
-        node.knows(&hand_made(waiting(), json!({})));
         let controller = node.controller(&[&format!("--mode={mode}")]);
         controller.reaches(metric, 1);
         assert_eq!(controller.metric("pods_skipped_total"), 0, "{mode}");
@@ -143,46 +133,30 @@ fn a_pod_without_linkerd_annotation_is_labelled_and_reported_like_any_other() {
 }
 
 #[test]
-fn a_stranded_pod_that_the_plugin_skips_is_reported_and_not_repaired_in_any_mode() {
-    for mode in ["delete", "in-place", "label", "report"] {
-        for entry in entries_without_rules() {
-            let node = Node::new();
-            node.chain(&entry);
-            node.cache_cni_result("uid-of-web-1");
-            node.knows(&waiting());
-            let controller = node.controller(&[&format!("--mode={mode}")]);
-            controller.counts("pods_skipped_total", 1);
-            controller.logs("the plugin installs no redirect rules in this pod (");
-            until("an event", || node.events().len() == 1);
-            assert_eq!(node.events()[0]["action"], "Skipping", "{mode} {entry}");
-            assert!(node.changes().is_empty(), "{mode} {entry}: {:?}", node.changes());
-            assert_eq!(node.ruleset(), "", "{mode} {entry}");
-        }
-    }
-}
-
-#[test]
-fn a_stranded_pod_without_proxy_or_with_linkerd_init_is_reported_and_not_repaired_in_any_mode() {
+fn a_stranded_pod_in_which_the_plugin_installs_no_rules_is_reported_in_every_mode() {
     let mut proxy_init = waiting();
     let validator = json!({"name": "linkerd-network-validator"});
     proxy_init["spec"]["initContainers"] = json!([{"name": "linkerd-init"}, validator]);
     let mut no_proxy = waiting();
     no_proxy["spec"]["containers"] = json!([{"name": "app"}]);
+    let remedy = "remove the init container linkerd-network-validator";
+    let mut cases = vec![(entry("auto"), proxy_init, remedy), (entry("auto"), no_proxy, remedy)];
+    cases.extend(entries_without_rules().map(|entry| (entry, waiting(), "")));
     for mode in ["delete", "in-place", "label", "report"] {
-        for pod in [&proxy_init, &no_proxy] {
-            let node = Node::new();
-            node.cache_cni_result("uid-of-web-1");
-            node.knows(pod);
+        for (entry, pod, remedy) in &cases {
+            let node = Node::with(pod);
+            node.chain(entry);
             let controller = node.controller(&[&format!("--mode={mode}")]);
-            until("an event", || node.events().len() == 1);
-            let note = node.events()[0]["note"].as_str().unwrap().to_owned();
-            let reason = "Pod skipped: the plugin installs no redirect rules";
-            assert!(note.starts_with(reason), "{mode}: {note}");
-            assert!(note.contains("linkerd-network-validator"), "{mode}: {note}");
-            controller.logs(&note);
             controller.counts("pods_skipped_total", 1);
-            assert!(node.changes().is_empty(), "{mode}: {:?}", node.changes());
-            assert_eq!(node.ruleset(), "", "{mode}");
+            until("an event", || node.events().len() == 1);
+            let event = &node.events()[0];
+            assert_eq!(event["action"], "Skipping", "{mode} {entry}");
+            let note = event["note"].as_str().unwrap();
+            let reason = "Pod skipped: the plugin installs no redirect rules in this pod (";
+            assert!(note.starts_with(reason) && note.contains(remedy), "{mode} {entry}: {note}");
+            controller.logs(note);
+            assert!(node.changes().is_empty(), "{mode} {entry}: {:?}", node.changes());
+            assert_eq!(node.ruleset(), "", "{mode} {entry}");
         }
     }
 }

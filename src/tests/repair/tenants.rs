@@ -30,7 +30,7 @@ fn a_namespace_with_many_stranded_pods_does_not_use_up_the_repair_budget_of_othe
     controller.counts("budget_waits_total", 1);
     assert_eq!(api.deleted().len(), 3, "{:?}", api.deleted());
     // A new pod of another namespace does not wait behind them.
-    api.send("MODIFIED", &stranded_in("new", "web", old));
+    api.modify(&stranded_in("new", "web", old));
     until_within(Duration::from_secs(20), "the pod of the third namespace is deleted", || {
         api.deleted().len() == 4
     });
@@ -47,9 +47,9 @@ fn a_pod_that_claims_the_owner_of_another_namespaces_pods_does_not_hold_back_the
         pod["metadata"]["ownerReferences"] = json!([{"uid": "replica-set", "controller": true}]);
         pod
     };
-    api.send("MODIFIED", &owned("tenant", "2026-01-01T00:00:00Z"));
+    api.modify(&owned("tenant", "2026-01-01T00:00:00Z"));
     controller.counts("pods_deleted_total", 1);
-    api.send("MODIFIED", &owned("victim", "2999-01-01T00:00:00Z"));
+    api.modify(&owned("victim", "2999-01-01T00:00:00Z"));
     until("the pod is deleted or held", || {
         api.deleted().len() == 2 || controller.metric("pods_held_total") > 0
     });
