@@ -10,7 +10,7 @@
 //!
 //! Decisions, which are pure:
 //!
-//! - [`find::stranded`]: which pods are stranded, and which pods are audited
+//! - [`stranded`]: which pods are stranded, and which pods are audited
 //! - [`find::relist`]: when to list again because stranded pods were not repaired
 //! - [`holds`]: whether it is a pod's turn, or the pod or its owner was repaired or reported recently
 //! - [`budget`]: how many pods are repaired in a minute
@@ -35,6 +35,7 @@ pub mod netns_lookup;
 pub mod plugin_config;
 pub mod queue;
 pub mod settings;
+pub mod stranded;
 
 use std::io;
 use std::net::SocketAddr;
@@ -55,10 +56,10 @@ use events::{AuditEvents, Publisher};
 use find::audit::Audit;
 use find::readiness::Readiness;
 use find::relist::Relist;
-use find::stranded::{FoundBy, StrandedPod};
 use find::watch;
 use holds::Holds;
 use settings::Settings;
+use stranded::{FoundBy, StrandedPod};
 
 /// Name of this program: `reportingController` of Events, and user agent of API requests.
 /// Also the file name by which `cli` starts the controller.
@@ -99,7 +100,7 @@ impl Shared {
     /// Queues the pod. If that drops a pod, also another one, a list or the next audit finds that
     /// pod again.
     fn enqueue(&self, pod: StrandedPod) {
-        if let Err(queue::Dropped(found_by)) = self.queue.push(pod) {
+        if let Some(found_by) = self.queue.push(pod) {
             self.record_dropped(found_by);
         }
     }

@@ -9,7 +9,7 @@ use super::agents::{Agent, Asking, DAEMONSET, SELECTOR, agents, joined};
 use super::api::{Api, Error, decode, encoded, find, get, list};
 use super::objects::{AgentDaemonSet, ConfigMap, EventObject, NodeObject, Object};
 use crate::kube::types::Pod;
-use crate::repair::find::stranded::INJECTED_LABEL;
+use crate::repair::stranded::INJECTED_LABEL;
 
 /// API group of roles and bindings.
 const RBAC: &str = "rbac.authorization.k8s.io";

@@ -4,9 +4,8 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::Shared;
-use super::act::verdict::Error;
-use super::find::stranded::{FoundBy, LABEL};
 use super::settings::RepairMode;
+use super::stranded::{FoundBy, LABEL};
 use crate::kube::connection::Connection;
 use crate::kube::event::{self, EventContent, EventType, Regarding, Reporter};
 
@@ -90,18 +89,19 @@ impl Publisher {
         id: Option<&str>,
     ) -> bool {
         let began = Instant::now();
-        let mut publish = || -> Result<(), Error> {
-            let client = connection.client()?;
-            Ok(event::publish(&client, &self.reporter, regarding, content, id)?)
+        let result = match connection.client() {
+            Ok(client) => event::publish(&client, &self.reporter, regarding, content, id)
+                .map_err(|error| (error.is_timeout(), error.to_string())),
+            Err(error) => Err((false, error.to_string())),
         };
         let metrics = &self.shared.metrics;
-        let Err(error) = publish() else {
+        let Err((is_timeout, error)) = result else {
             metrics.events_publish_latency.observe(began.elapsed().as_secs_f64());
             return true;
         };
-        match &error {
-            Error::Request(error) if error.is_timeout() => metrics.events_publish_timeouts.inc(),
-            _ => metrics.events_publish_errors.inc(),
+        match is_timeout {
+            true => metrics.events_publish_timeouts.inc(),
+            false => metrics.events_publish_errors.inc(),
         };
         let Regarding { namespace, name, .. } = regarding;
         tracing::warn!(err = %error, namespace, name, "Error publishing event");

@@ -3,5 +3,4 @@
 pub mod audit;
 pub mod readiness;
 pub mod relist;
-pub mod stranded;
 pub mod watch;

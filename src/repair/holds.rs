@@ -5,8 +5,8 @@ use std::cmp::Reverse;
 use std::collections::HashMap;
 use std::time::{Duration, Instant, SystemTime};
 
-use super::find::stranded::{FoundBy, StrandedPod};
 use super::settings::RepairMode;
+use super::stranded::{FoundBy, StrandedPod};
 
 /// Time for which a repaired pod, or one whose eviction was rejected, is not repaired again. The same
 /// holds for a pod that was created after another pod of its owner was deleted; then the hold doubles

@@ -7,9 +7,9 @@ use std::time::Duration;
 
 use serde::de::DeserializeOwned;
 
-use super::find::stranded::StrandedPod;
 use super::netns_lookup::{self, NetnsLookup};
 use super::settings::Settings;
+use super::stranded::StrandedPod;
 use crate::cni;
 use crate::config::Config;
 use crate::failure::Failure;

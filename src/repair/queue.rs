@@ -3,15 +3,10 @@
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use super::find::stranded::{FoundBy, StrandedPod};
+use super::stranded::{FoundBy, StrandedPod};
 
 /// Maximum number of queued pods from watch events and audits. Upstream's value.
 pub const CAPACITY: usize = 32;
-
-/// A pod was dropped, because the queue is full: how that pod was found. It may be another pod than
-/// the pushed one.
-#[derive(Debug, PartialEq, Eq)]
-pub struct Dropped(pub FoundBy);
 
 /// A queue that can be closed. [`CAPACITY`] limits the pods of watch events and audits, but
 /// not those of lists.
@@ -66,26 +61,23 @@ impl Queue {
     /// the same place: each failure of a validator causes several events.
     ///
     /// If the queue is full, drops a pod of the namespace with the most pods: the pods of one tenant
-    /// must not keep out those of others.
-    pub fn push(&self, pod: StrandedPod) -> Result<(), Dropped> {
+    /// must not keep out those of others. Returns how the dropped pod was found.
+    pub fn push(&self, pod: StrandedPod) -> Option<FoundBy> {
         let mut state = self.lock();
         if let Some(queued) = state.find(&pod) {
             *queued = pod;
-            return Ok(());
+            return None;
         }
-        let mut result = Ok(());
-        if state.events >= CAPACITY {
-            let dropped = state.drop_for(&pod.namespace);
-            result = Err(Dropped(dropped.as_ref().unwrap_or(&pod).found_by));
-            if dropped.is_none() {
-                return result;
-            }
+        let is_full = state.events >= CAPACITY;
+        let dropped = is_full.then(|| state.drop_for(&pod.namespace));
+        if let Some(None) = dropped {
+            return Some(pod.found_by);
         }
         let end = state.events;
         state.pods.insert(end, pod);
         state.events += 1;
         self.changed.notify_all();
-        result
+        dropped.flatten().map(|dropped| dropped.found_by)
     }
 
     /// Replaces the pods of the last list with those of a new list, which contains every
@@ -176,7 +168,7 @@ mod tests {
     fn full() -> Queue {
         let queue = Queue::default();
         for name in 0..CAPACITY {
-            assert_eq!(queue.push(pod(name)), Ok(()));
+            assert_eq!(queue.push(pod(name)), None);
         }
         queue
     }
@@ -185,9 +177,9 @@ mod tests {
     fn a_full_queue_rejects_pods_and_keeps_its_order() {
         let queue = full();
         assert!(!queue.is_closed_within(Duration::from_millis(1)));
-        assert_eq!(queue.push(pod(99)), Err(Dropped(FoundBy::Validator)));
+        assert_eq!(queue.push(pod(99)), Some(FoundBy::Validator));
         assert_eq!(pop(&queue), Some(pod(0)));
-        assert_eq!(queue.push(pod(99)), Ok(()));
+        assert_eq!(queue.push(pod(99)), None);
         assert_eq!(pop(&queue), Some(pod(1)));
     }
 
@@ -195,7 +187,7 @@ mod tests {
     fn a_queued_pod_that_is_pushed_again_keeps_its_place_and_is_not_duplicated() {
         let queue = full();
         let newer = StrandedPod { resource_version: "2".into(), ..pod(1) };
-        assert_eq!(queue.push(newer.clone()), Ok(()));
+        assert_eq!(queue.push(newer.clone()), None);
         assert_eq!(pop(&queue), Some(pod(0)));
         assert_eq!(pop(&queue), Some(newer));
         assert_eq!(pop(&queue), Some(pod(2)));
@@ -216,7 +208,7 @@ mod tests {
         queue.replace_listed(vec![pod(0), pod(1), pod(2)]);
         queue.replace_listed(vec![pod(1), pod(2)]);
         let newer = StrandedPod { resource_version: "2".into(), ..pod(2) };
-        assert_eq!(queue.push(newer.clone()), Ok(()));
+        assert_eq!(queue.push(newer.clone()), None);
         assert_eq!(pop(&queue), Some(pod(1)));
         assert_eq!(pop(&queue), Some(newer));
     }
@@ -225,7 +217,7 @@ mod tests {
     fn a_full_queue_drops_the_newest_pod_of_the_namespace_with_the_most_pods() {
         let queue = full();
         let few = StrandedPod { namespace: "few".into(), found_by: FoundBy::Audit, ..pod(99) };
-        assert_eq!(queue.push(few.clone()), Err(Dropped(FoundBy::Validator)));
+        assert_eq!(queue.push(few.clone()), Some(FoundBy::Validator));
         let queued: Vec<_> = (0..CAPACITY).filter_map(|_| pop(&queue)).collect();
         assert!(queued.contains(&few) && !queued.contains(&pod(CAPACITY - 1)), "{queued:?}");
     }
@@ -233,7 +225,7 @@ mod tests {
     #[test]
     fn the_pod_with_the_lowest_turn_is_next_and_a_new_pod_ends_the_wait_of_others() {
         let queue = Queue::default();
-        queue.push(pod(2)).unwrap();
+        queue.push(pod(2));
         queue.replace_listed(vec![pod(1)]);
         let turn = |pod: &StrandedPod| (Duration::ZERO, pod.name.clone());
         assert_eq!(queue.pop(turn, |_| ()), Some(pod(1)));
@@ -242,12 +234,12 @@ mod tests {
             true => (hour, ()),
             false => (Duration::ZERO, ()),
         };
-        queue.push(pod(2)).unwrap();
+        queue.push(pod(2));
         let (waiting, waits) = mpsc::channel();
         thread::scope(|scope| {
             let popper = scope.spawn(|| queue.pop(held, |wait| waiting.send(wait).unwrap()));
             assert_eq!(waits.recv().unwrap(), hour);
-            queue.push(pod(3)).unwrap();
+            queue.push(pod(3));
             assert_eq!(popper.join().unwrap(), Some(pod(3)));
         });
     }

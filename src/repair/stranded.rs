@@ -198,51 +198,28 @@ mod tests {
     #[test]
     fn a_pod_is_stranded_while_the_newest_exit_code_of_its_validator_is_95() {
         let exited = |code: i32| json!({"terminated": {"exitCode": code, "reason": "Error"}});
+        let (failed, other, passed) = (exited(95), exited(2), exited(0));
         let waiting = json!({"waiting": {"reason": "CrashLoopBackOff"}});
         let running = json!({"running": {"startedAt": "2026-01-01T00:00:00Z"}});
-        for (name, status, expected) in [
-            ("no status", json!({}), false),
-            ("not yet run", validator(json!({"state": waiting})), false),
-            ("first run", validator(json!({"state": running})), false),
-            ("first failure", validator(json!({"state": exited(95)})), true),
-            (
-                "waits for its next run",
-                validator(json!({"state": waiting, "lastState": exited(95)})),
-                true,
-            ),
-            ("runs again", validator(json!({"state": running, "lastState": exited(95)})), true),
-            (
-                "failed again",
-                validator(json!({"state": exited(95), "lastState": exited(95)})),
-                true,
-            ),
-            (
-                "failed again with another code",
-                validator(json!({"state": exited(2), "lastState": exited(95)})),
-                false,
-            ),
-            (
-                "succeeded since",
-                validator(json!({"state": exited(0), "lastState": exited(95), "ready": true})),
-                false,
-            ),
-            (
-                "succeeded since, the exited container was removed",
-                validator(json!({"state": {}, "lastState": exited(95), "ready": true})),
-                false,
-            ),
-            (
-                "failed for another reason",
-                validator(json!({"state": waiting, "lastState": exited(1)})),
-                false,
-            ),
-            (
-                "another container exits with 95",
-                json!({"initContainerStatuses": [{"name": "other", "lastState": exited(95)}]}),
-                false,
-            ),
+        let none = json!({});
+        for (name, state, last_state, ready, expected) in [
+            ("not yet run", &waiting, &none, false, false),
+            ("first run", &running, &none, false, false),
+            ("first failure", &failed, &none, false, true),
+            ("waits for its next run", &waiting, &failed, false, true),
+            ("runs again", &running, &failed, false, true),
+            ("failed again", &failed, &failed, false, true),
+            ("failed again with another code", &other, &failed, false, false),
+            ("failed for another reason", &waiting, &other, false, false),
+            ("succeeded since", &passed, &failed, true, false),
+            ("succeeded since, and the exited container was removed", &none, &failed, true, false),
         ] {
-            assert_eq!(verdict(pod(status)).is_some(), expected, "{name}");
+            let status = json!({"state": state, "lastState": last_state, "ready": ready});
+            assert_eq!(verdict(pod(validator(status))).is_some(), expected, "{name}");
+        }
+        let other = json!({"initContainerStatuses": [{"name": "other", "lastState": failed}]});
+        for status in [json!({}), other] {
+            assert_eq!(verdict(pod(status)), None);
         }
     }
 

@@ -5,7 +5,7 @@ use crate::extension::facts::Facts;
 use crate::extension::metrics::sample;
 use crate::extension::report::{Check, Severity, Verdict};
 use crate::redirect::Ipv6;
-use crate::repair::find::stranded::{FoundBy, StrandedPod};
+use crate::repair::stranded::{FoundBy, StrandedPod};
 
 pub fn checks(facts: &Facts) -> [Check; 3] {
     [

@@ -5,7 +5,7 @@
 use serde_json::json;
 
 use crate::kube::{Client, Error};
-use crate::repair::find::stranded::{FoundBy, StrandedPod};
+use crate::repair::stranded::{FoundBy, StrandedPod};
 
 /// Part of the API server's message when a disruption budget rejects an eviction. The status
 /// code alone is ambiguous: an overloaded API server sends 429, too.

@@ -3,7 +3,7 @@
 use serde_json::json;
 
 use crate::kube::{Client, Error};
-use crate::repair::find::stranded::{LABEL, StrandedPod};
+use crate::repair::stranded::{LABEL, StrandedPod};
 
 /// Sets [`LABEL`] on exactly the pod that was found. Fails with status 409 if the pod has
 /// changed, or is another pod of the same name.

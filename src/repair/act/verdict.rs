@@ -6,9 +6,9 @@ use super::in_place;
 use crate::config::Config;
 use crate::kube::{self, connection};
 use crate::pod::skip::SkipReason;
-use crate::repair::find::stranded::{FoundBy, StrandedPod};
 use crate::repair::metrics::Metrics;
 use crate::repair::settings::RepairMode;
+use crate::repair::stranded::{FoundBy, StrandedPod};
 use crate::repair::{inspect, plugin_config};
 
 /// The rules in the pod's netns cannot be read.

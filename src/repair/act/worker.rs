@@ -15,10 +15,10 @@ use crate::kube::types::Pod;
 use crate::pod::skip::Detection;
 use crate::repair::budget::RepairBudget;
 use crate::repair::events::{PodEvent, Publisher, REPAIRED_RECENTLY};
-use crate::repair::find::stranded::{FoundBy, StrandedPod};
 use crate::repair::holds::{HOLD, HoldReason, Holds, Turn};
 use crate::repair::inspect::{Inspected, Inspector, ReadFrom};
 use crate::repair::settings::{RepairMode, Settings};
+use crate::repair::stranded::{FoundBy, StrandedPod};
 use crate::repair::{Shared, plugin_config};
 
 /// Timeout of each API request of the worker, once for connecting and once for the
@@ -37,13 +37,6 @@ pub struct Worker {
     pub budget: RepairBudget,
     pub holds: Holds,
     pub shared: Arc<Shared>,
-}
-
-/// A pod that needs a repair, after the check.
-struct NeededRepair {
-    pod: StrandedPod,
-    /// Result of reading the rules; `None` if the pod's netns was not inspected.
-    inspected: Option<Inspected>,
 }
 
 /// A repair that was done.
@@ -149,7 +142,7 @@ impl Worker {
         found: &StrandedPod,
         held_until: Option<Instant>,
     ) -> Result<Repair, NotRepaired> {
-        let NeededRepair { pod, inspected } = self.check(found)?;
+        let (pod, inspected) = self.check(found)?;
         if let Some(end) = held_until {
             return Err(NotRepaired::Held(end));
         }
@@ -168,9 +161,8 @@ impl Worker {
         }
         match result {
             Ok(by_dry_run) => {
-                let survey = inspected.map(|inspected| inspected.survey);
-                let missing_rules = match survey {
-                    Some(Survey::Missing(_, missing)) => missing,
+                let missing_rules = match inspected {
+                    Some(Inspected { survey: Survey::Missing(_, missing), .. }) => missing,
                     _ => Vec::new(),
                 };
                 Ok(Repair { missing_rules, by_dry_run })
@@ -188,8 +180,11 @@ impl Worker {
         }
     }
 
-    /// Checks whether the pod needs a repair that helps.
-    fn check(&mut self, found: &StrandedPod) -> Result<NeededRepair, NotRepaired> {
+    /// Checks whether the pod needs a repair that helps. Returns the pod, and its rules if they were read.
+    fn check(
+        &mut self,
+        found: &StrandedPod,
+    ) -> Result<(StrandedPod, Option<Inspected>), NotRepaired> {
         if self.is_labelled(found) {
             return Err(NotRepaired::Unneeded("Pod is already labelled"));
         }
@@ -200,21 +195,19 @@ impl Worker {
         let needed = match (self.settings.mode, found.found_by) {
             // Deleted without reading the pod again: the preconditions of the deletion name the
             // version that was found.
-            (RepairMode::Delete, FoundBy::Validator) => {
-                NeededRepair { pod: found.clone(), inspected: None }
-            }
+            (RepairMode::Delete, FoundBy::Validator) => (found.clone(), None),
             (RepairMode::Label | RepairMode::Report, FoundBy::Validator) => {
-                NeededRepair { pod: self.read_again(found)?.0, inspected: None }
+                (self.read_again(found)?.0, None)
             }
             (RepairMode::InPlace, _) | (_, FoundBy::Audit) => {
                 let (pod, object) = self.read_again(found)?;
                 let inspected = self.inspect(&pod, object, config?)?;
-                NeededRepair { pod, inspected: Some(inspected) }
+                (pod, Some(inspected))
             }
         };
         if self.settings.mode == RepairMode::Delete {
             let delete_unmanaged = self.settings.delete_unmanaged;
-            verdict::check_replacement(&needed.pod, asks_for_each_pod, delete_unmanaged)?;
+            verdict::check_replacement(&needed.0, asks_for_each_pod, delete_unmanaged)?;
         }
         Ok(needed)
     }

@@ -7,7 +7,6 @@ use std::error::Error;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::stranded::{FoundBy, INJECTED_LABEL, LABEL, StrandedPod};
 use crate::backoff::{Backoff, between, jitter};
 use crate::firewall::{Survey, describe_missing};
 use crate::kube::connection::Connection;
@@ -20,6 +19,7 @@ use crate::pod::skip::is_linkerd_key;
 use crate::repair::events::AuditEvents;
 use crate::repair::inspect::{self, Inspected, Inspector, ReadFrom};
 use crate::repair::settings::Settings;
+use crate::repair::stranded::{FoundBy, INJECTED_LABEL, LABEL, StrandedPod};
 use crate::repair::{Shared, plugin_config};
 
 /// Number of pods up to which an audit repairs all pods of a node.

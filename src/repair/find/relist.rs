@@ -4,8 +4,8 @@
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::stranded::FoundBy;
 use crate::backoff::{Backoff, Limits};
+use crate::repair::stranded::FoundBy;
 
 /// Delays between two lists for unrepaired pods: a pod whose repair always fails must not cause an
 /// endless series of lists. The first lists of all nodes are spread over the first of these times.

@@ -3,10 +3,10 @@
 use std::ops::ControlFlow;
 use std::time::Instant;
 
-use super::stranded::{FoundBy, StrandedPod};
 use crate::kube::connection::Connection;
 use crate::kube::pod_watch::{self, Update};
 use crate::repair::Shared;
+use crate::repair::stranded::{FoundBy, StrandedPod};
 
 /// Watches the pods of `node` until the process exits.
 ///
