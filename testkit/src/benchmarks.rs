@@ -1,6 +1,7 @@
-//! Compares counted figures with the committed ones. Pure. Times and resident sizes are not compared.
+//! The figures of the bench, and the comparison of the counted ones with `docs/benchmarks.json`. Pure. Times and
+//! resident sizes are not compared.
 
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
 /// A figure that is worse by more than this is an error.
 const TOLERANCE_PERCENT: u128 = 5;
@@ -9,36 +10,77 @@ pub const PORTMAP: &str = "portmap";
 /// Figures that depend on the processor's architecture.
 const OF_ARCHITECTURE: [&str; 2] = ["instructions", "bytes"];
 
-/// The counted figures of `docs/benchmarks.json`, or of a run.
-#[derive(Clone, Deserialize)]
+/// The figures of a run of the bench, which `docs/benchmarks.json` has, too.
+#[derive(Clone, Default, Deserialize, Serialize)]
+#[serde(default)]
 pub struct Figures {
+    /// The processor's, as instructions and sizes depend on it.
     pub architecture: String,
+    /// Timed runs of each call. If 0, the figures are counted only, and all times are 0.
+    pub runs: usize,
+    /// Smaller sizes than this cannot be told.
+    pub rss_floor_mb: f64,
     pub rows: Vec<Row>,
-    pub sizes: Vec<Size>,
     pub unusable: Vec<Unusable>,
+    pub bursts: Vec<Burst>,
+    pub sizes: Vec<Size>,
+    pub targets: Vec<Target>,
 }
 
-#[derive(Clone, Deserialize)]
+/// The medians of one call.
+#[derive(Clone, Default, Deserialize, Serialize)]
+#[serde(default)]
 pub struct Row {
     pub name: String,
+    pub wall_ms: f64,
+    pub wall_p99_ms: f64,
+    pub wall_max_ms: f64,
+    /// To the first row, which is the yardstick.
+    pub ratio: f64,
+    pub cpu_ms: f64,
     pub requests: u64,
     pub processes: u64,
+    pub rss_mb: f64,
+    pub page_faults: u64,
+    /// `None` without valgrind, and of `portmap`: Go's runtime does not run under it.
     pub instructions: Option<u64>,
+    /// Heap allocations of a debug build. `None` without one, and of `portmap`.
     pub allocations: Option<u64>,
     pub allocated_bytes: Option<u64>,
 }
 
-#[derive(Clone, Deserialize)]
+/// Times of ADDs that ran at the same time.
+#[derive(Clone, Deserialize, Serialize)]
+pub struct Burst {
+    pub name: String,
+    pub adds: usize,
+    pub at_once: usize,
+    pub p50_ms: f64,
+    pub p99_ms: f64,
+    pub max_ms: f64,
+}
+
+/// Size of a file that is shipped.
+#[derive(Clone, Deserialize, Serialize)]
 pub struct Size {
     pub name: String,
     pub bytes: u64,
 }
 
 /// A row that the machine cannot measure, and why.
-#[derive(Clone, Deserialize)]
+#[derive(Clone, Deserialize, Serialize)]
 pub struct Unusable {
     pub name: String,
     pub reason: String,
+}
+
+/// A figure and its limit.
+#[derive(Clone, Deserialize, Serialize)]
+pub struct Target {
+    pub what: String,
+    pub is: f64,
+    pub at_most: f64,
+    pub holds: bool,
 }
 
 /// One line for each figure that is not within the tolerance.

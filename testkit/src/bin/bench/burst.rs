@@ -7,9 +7,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
+use testkit::benchmarks::Burst;
 
 use crate::measure::percentile_ms;
-use crate::report::Burst;
 use crate::scene::{Call, Scene};
 
 /// Runs `adds` ADDs, `at_once` of them at a time. Each has a netns of its own, which is made before the first ADD.
@@ -32,7 +32,7 @@ pub fn burst(scene: &Scene, call: &Call, adds: usize, at_once: usize) -> io::Res
     })
     .map_err(|error| io::Error::other(format!("{}: {error}", call.name)))?;
     Ok(Burst {
-        name: call.name,
+        name: call.name.to_owned(),
         adds,
         at_once,
         p50_ms: percentile_ms(&mut times, 50),

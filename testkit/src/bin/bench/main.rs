@@ -13,10 +13,8 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::Parser;
-use testkit::{benchmarks as gate, canned_api as api, cni};
-
-use report::{Report, Row, Size};
 use scene::{Call, Scene};
+use testkit::benchmarks::{self, Figures, Row};
 
 /// Measures the plugin and prints a table.
 #[derive(Parser)]
@@ -71,52 +69,46 @@ fn main() -> ExitCode {
 
 fn bench(options: &Options) -> io::Result<bool> {
     // Before the measuring, as an unreadable file is an error and the file may be overwritten.
-    let baseline = options.baseline.as_deref().map(figures).transpose()?;
+    let baseline = options.baseline.as_deref().map(read).transpose()?;
     let scene = Scene::new(&options.plugin, &options.portmap)?;
     let timings = measure::timings(&scene, options.runs)?;
     let myself = env::current_exe()?;
+    let myself = myself.to_string_lossy();
     let debug_plugin = options.debug_plugin.as_deref();
     let mut rows: Vec<Row> = Vec::new();
     for (call, timings) in scene.calls.iter().zip(timings) {
-        let counts = measure::counts(&scene, call, debug_plugin, &myself.to_string_lossy())?;
+        let counts = measure::counts(&scene, call, debug_plugin, &myself)?;
         let yardstick = rows.first().map_or(0.0, |row| row.wall_ms);
-        rows.push(Row::new(call.name, yardstick, timings, &counts));
+        rows.push(report::row(call, yardstick, timings, &counts));
     }
-    let mut sizes =
-        vec![Size::of("portmap", &options.portmap)?, Size::of("linkerd-cni", &options.plugin)?];
-    if let Some(image) = &options.image {
-        sizes.push(Size::of("image", image)?);
-    }
-    let floor = measure::rss_floor(&scene, &myself.to_string_lossy())?;
-    let mut bursts = Vec::new();
+    let files = [("portmap", Some(&options.portmap)), ("linkerd-cni", Some(&options.plugin))];
+    let files = files.into_iter().chain([("image", options.image.as_ref())]);
+    let sizes = files.filter_map(|(name, path)| Some(report::size(name, path?)));
+    let sizes = sizes.collect::<io::Result<Vec<_>>>()?;
+    let floor = measure::rss_floor(&scene, &myself)?;
     let is_backend = |call: &&Call| scene::BACKENDS.iter().any(|(name, ..)| *name == call.name);
-    for call in scene.calls.iter().filter(|call| options.adds > 0 && is_backend(call)) {
-        bursts.push(burst::burst(&scene, call, options.adds, options.at_once)?);
-    }
-    let report = Report {
-        architecture: env::consts::ARCH,
+    let calls = scene.calls.iter().filter(|call| options.adds > 0 && is_backend(call));
+    let bursts = calls.map(|call| burst::burst(&scene, call, options.adds, options.at_once));
+    let figures = Figures {
+        architecture: env::consts::ARCH.to_owned(),
         runs: options.runs,
         rss_floor_mb: floor as f64 / 1024.0,
+        bursts: bursts.collect::<io::Result<_>>()?,
         targets: report::targets(&rows, &sizes),
         rows,
         unusable: scene.unusable.clone(),
-        bursts,
         sizes,
     };
-    fs::write(&options.json, serde_json::to_vec_pretty(&report)?)?;
-    print!("{}", report.table());
-    let is_kept = baseline.map(|baseline| is_kept(&baseline, &options.json)).transpose()?;
-    Ok((report.holds() || !options.check) && is_kept.unwrap_or(true))
-}
-
-/// Prints how the figures of this run compare with the committed ones, and returns whether none is worse.
-fn is_kept(committed: &gate::Figures, measured: &Path) -> io::Result<bool> {
-    let comparison = gate::compare(committed, &figures(measured)?);
+    fs::write(&options.json, serde_json::to_vec_pretty(&figures)?)?;
+    print!("{}", report::table(&figures));
+    let holds = !options.check || figures.targets.iter().all(|target| target.holds);
+    let Some(baseline) = baseline else { return Ok(holds) };
+    let comparison = benchmarks::compare(&baseline, &figures);
     print!("\n{}", comparison.text());
-    Ok(comparison.holds())
+    Ok(holds && comparison.holds())
 }
 
-fn figures(path: &Path) -> io::Result<gate::Figures> {
+fn read(path: &Path) -> io::Result<Figures> {
     let text = fs::read(path)?;
     serde_json::from_slice(&text)
         .map_err(|error| io::Error::other(format!("{}: {error}", path.display())))

@@ -10,8 +10,8 @@ use nix::sys::resource::{Usage, UsageWho, getrusage};
 use nix::sys::time::TimeValLike as _;
 
 use crate::counters::{self, Allocations};
-use crate::gate::PORTMAP;
 use crate::scene::{Call, Scene};
+use testkit::benchmarks::PORTMAP;
 
 /// How often a call is run for what hardly varies.
 const FEW: usize = 3;
@@ -29,9 +29,7 @@ pub struct Counts {
     pub requests: usize,
     pub processes: usize,
     pub rss_kib: u64,
-    /// `None` without valgrind, and of `portmap`: Go's runtime does not run under it.
     pub instructions: Option<u64>,
-    /// `None` without a debug build of the plugin, and of `portmap`.
     pub allocations: Option<Allocations>,
 }
 

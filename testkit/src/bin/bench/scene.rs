@@ -9,12 +9,12 @@ use std::process::{self, Command, Stdio};
 use std::thread;
 
 use linkerd2_cni::kube::kubeconfig::{self as kubeconfig, ApiAccess};
-use nix::sched::{CloneFlags, unshare};
+use linkerd2_cni::netns;
 use serde_json::{Value, json};
 
-use crate::api::{self, Api};
-use crate::cni;
-use crate::report::Unusable;
+use testkit::benchmarks::Unusable;
+use testkit::canned_api::{self as api, Api};
+use testkit::cni;
 
 /// Annotation `linkerd.io/created-by` of an injected pod.
 const INJECTOR: &str = "linkerd/proxy-injector edge-26.1.1";
@@ -58,18 +58,12 @@ pub struct Scene {
     dir: tempfile::TempDir,
 }
 
-/// A namespace that goes when this does.
+/// A network namespace, which goes when the value is dropped.
 pub struct Netns(File);
 
 impl Netns {
-    pub fn new() -> io::Result<Self> {
-        // A thread of its own: this one stays where it is.
-        let made = thread::spawn(|| {
-            unshare(CloneFlags::CLONE_NEWNET)?;
-            File::open("/proc/thread-self/ns/net")
-        });
-        let file = made.join().map_err(|_| io::Error::other("a panic"))??;
-        Ok(Netns(file))
+    fn new() -> io::Result<Netns> {
+        netns::fresh().map(Netns).map_err(io::Error::other)
     }
 
     fn path(&self) -> String {
@@ -137,7 +131,8 @@ impl Scene {
         if !output.status.success() {
             let error = String::from_utf8_lossy(&output.stderr);
             let reason = format!("{program} fails on this machine: {}", error.trim());
-            let dropped = self.calls.pop().map(|call| Unusable { name: call.name, reason });
+            let dropped =
+                self.calls.pop().map(|call| Unusable { name: call.name.to_owned(), reason });
             self.unusable.extend(dropped);
         }
         Ok(())
