@@ -3,6 +3,7 @@
 //! and `netprobe`, which runs in the pods of tests.
 //!
 //! - [`until`]: waits for conditions
+//! - [`repeated`]: work that is repeated on a thread
 //! - [`server`]: the HTTP server under every fake API server
 //! - [`canned_api`]: a fake API server with a fixed response for each path
 //! - [`cni`]: what a container runtime passes to the plugin
@@ -31,10 +32,13 @@ pub mod namespaces;
 pub mod platforms;
 pub mod promtool;
 pub mod properties;
+pub mod repeated;
 pub mod server;
 pub mod until;
 pub mod unwritable;
 
+use std::any::Any;
+use std::fs;
 use std::path::{Path, PathBuf};
 
 use linkerd2_cni::VERSION;
@@ -47,6 +51,18 @@ pub fn repository() -> &'static Path {
 /// Returns the image that the cluster has.
 pub fn image() -> String {
     format!("cr.l5d.io/linkerd/cni-plugin:v{VERSION}")
+}
+
+/// Returns the message of a panic.
+pub fn panic_message(panic: &(dyn Any + Send)) -> String {
+    let text = panic.downcast_ref::<String>().map(String::as_str);
+    text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no message").to_owned()
+}
+
+/// Returns the IDs of all processes.
+pub fn pids() -> impl Iterator<Item = i32> {
+    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
+    entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok())
 }
 
 /// Returns the path of a program of this project that was built together with the running one.

@@ -22,7 +22,7 @@ pub fn plugins_of_node(root: &str) -> Vec<Value> {
 }
 
 /// The first network config by name, which the runtime loads.
-fn path(root: &str) -> Option<PathBuf> {
+pub fn path(root: &str) -> Option<PathBuf> {
     let names = fs::read_dir(format!("{root}{NET_DIR}")).ok()?.flatten();
     let names = names.map(|entry| entry.path());
     let is_config = |path: &PathBuf| {

@@ -148,14 +148,12 @@ pub fn find_agent_in(namespace: &str) -> Option<Agent> {
 /// The process in a container, found by its control group. CRI-O's control group of conmon, which supervises the
 /// container, also has the container's ID in its name.
 pub fn process_of(container: &str) -> Option<Pid> {
-    let entries = fs::read_dir("/proc").ok()?.flatten();
-    let mut pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
     let is_in = |pid: &i32| {
         let groups = fs::read_to_string(format!("/proc/{pid}/cgroup"));
         let conmon = format!("conmon-{container}");
         groups.is_ok_and(|groups| groups.contains(container) && !groups.contains(&conmon))
     };
-    pids.find(is_in).map(Pid::from_raw)
+    crate::pids().find(is_in).map(Pid::from_raw)
 }
 
 pub fn rolled_out() {

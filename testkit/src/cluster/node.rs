@@ -251,10 +251,15 @@ pub fn start_missing_components() {
     assert!(up.status.success() || thread::panicking(), "{error}");
 }
 
+/// The process of a component of the cluster.
+pub fn pid_of(component: &str) -> Pid {
+    let pid = fs::read_to_string(Path::new(CLUSTER).join("pid").join(component)).unwrap();
+    Pid::from_raw(pid.trim().parse().unwrap())
+}
+
 /// Kills a component of the cluster and waits for its end, if it has not ended by itself.
 pub fn kill_component(component: &str) {
-    let pid = fs::read_to_string(Path::new(CLUSTER).join("pid").join(component)).unwrap();
-    let pid = Pid::from_raw(pid.trim().parse().unwrap());
+    let pid = pid_of(component);
     let killed = kill(pid, Signal::SIGKILL);
     assert!(matches!(killed, Ok(()) | Err(Errno::ESRCH)), "kill {component}: {killed:?}");
     let gone = format!("/proc/{pid}/exe");

@@ -230,8 +230,6 @@ pub fn release() -> bool {
 /// The processes of the holding init containers. Clusters side by side share the machine's pids.
 fn holding() -> Vec<i32> {
     let cgroup = env::var("CLUSTER_CGROUP").unwrap_or_default();
-    let entries = fs::read_dir("/proc").unwrap().flatten();
-    let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
     let holds = |pid: &i32| {
         let read = |name: &str| fs::read_to_string(format!("/proc/{pid}/{name}"));
         read("cmdline").is_ok_and(|line| line == format!("/probe\0wait\0{HOLD}\0"))
@@ -240,7 +238,7 @@ fn holding() -> Vec<i32> {
                 false => text.contains(&format!("/{cgroup}/")),
             })
     };
-    pids.filter(holds).collect()
+    crate::pids().filter(holds).collect()
 }
 
 /// A StatefulSet with `pod` as its template; its pod has the name `name-0`.

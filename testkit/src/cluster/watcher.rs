@@ -3,14 +3,12 @@
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
 use super::active;
+use crate::repeated::Repeated;
 
 const BINARY: &str = "/opt/cni/bin/linkerd-cni";
 const PERIOD: Duration = Duration::from_millis(2);
@@ -35,15 +33,16 @@ struct Gap {
 }
 
 /// Watches until [`Watcher::finish`].
-pub struct Watcher {
-    stop: Arc<AtomicBool>,
-    reader: JoinHandle<Seen>,
-}
+pub struct Watcher(Repeated<Seen>);
 
-/// Result of a [`Watcher`].
+/// What a [`Watcher`] saw.
 pub struct Seen {
+    /// Path of the node's file system.
+    root: String,
+    begin: Instant,
     reads: usize,
     took: Duration,
+    last: State,
     gaps: Vec<Gap>,
 }
 
@@ -54,29 +53,42 @@ impl Watcher {
 
     /// Watches the node whose file system is at the path `root`.
     pub fn of(root: String) -> Watcher {
-        let stop = Arc::new(AtomicBool::new(false));
-        let stopped = Arc::clone(&stop);
-        let reader = thread::spawn(move || watch(&root, &stopped));
-        Watcher { stop, reader }
+        let (begin, took) = (Instant::now(), Duration::ZERO);
+        let seen = Seen { root, begin, reads: 0, took, last: State::Installed, gaps: Vec::new() };
+        Watcher(Repeated::start(PERIOD, seen, Seen::read))
     }
 
     pub fn finish(self) -> Seen {
-        self.stop.store(true, Ordering::Relaxed);
-        self.reader.join().unwrap()
+        self.0.finish()
     }
 }
 
 impl Seen {
+    fn read(&mut self) {
+        let state = read(&self.root);
+        self.took = self.begin.elapsed();
+        match self.gaps.last_mut() {
+            _ if state == State::Installed => {}
+            Some(gap) if self.last == state => gap.length = self.took - gap.begin,
+            _ => {
+                let gap = Gap { state: state.clone(), begin: self.took, length: Duration::ZERO };
+                self.gaps.push(gap);
+            }
+        }
+        self.last = state;
+        self.reads += 1;
+    }
+
     /// Asserts that the plugin was installed at every instant.
     pub fn assert_always_installed(&self, scene: &str) {
-        let Seen { reads, took, gaps } = self;
+        let Seen { reads, took, gaps, .. } = self;
         println!("{scene}: {reads} reads in {took:.1?}, {} gaps", gaps.len());
         assert!(gaps.is_empty(), "{scene}: {gaps:?}");
     }
 
     /// At no time was the plugin missing, in whatever way, for `longest`.
     pub fn assert_no_gap_of(&self, longest: Duration, scene: &str) {
-        let Seen { reads, took, gaps } = self;
+        let Seen { reads, took, gaps, .. } = self;
         // Gaps of different kinds that follow each other are one.
         let mut whole: Vec<(Duration, Duration)> = Vec::new();
         for gap in gaps {
@@ -93,7 +105,6 @@ impl Seen {
 
     /// Prints and returns the longest time in which the active conflist had the plugin entry, but binary or kubeconfig
     /// were missing or damaged.
-    #[allow(clippy::print_stdout, reason = "the figure is what a scene is for")]
     pub fn longest_stranded(&self, scene: &str) -> Duration {
         let stranded = self.gaps.iter().filter(|gap| gap.state != State::Unchained);
         let longest = stranded.map(|gap| gap.length).max().unwrap_or_default();
@@ -107,24 +118,6 @@ impl Seen {
         let stranded = gaps.find(|gap| gap.state != State::Unchained);
         assert!(stranded.is_none(), "{scene}: {stranded:?}");
     }
-}
-
-fn watch(root: &str, stop: &AtomicBool) -> Seen {
-    let begin = Instant::now();
-    let mut gaps: Vec<Gap> = Vec::new();
-    let (mut reads, mut last) = (0, State::Installed);
-    while !stop.load(Ordering::Relaxed) {
-        let (state, now) = (read(root), begin.elapsed());
-        match gaps.last_mut() {
-            _ if state == State::Installed => {}
-            Some(gap) if last == state => gap.length = now - gap.begin,
-            _ => gaps.push(Gap { state: state.clone(), begin: now, length: Duration::ZERO }),
-        }
-        last = state;
-        reads += 1;
-        thread::sleep(PERIOD);
-    }
-    Seen { reads, took: begin.elapsed(), gaps }
 }
 
 /// Reads the state, twice if the plugin is not installed, as a file that is replaced between two reads may look missing.

@@ -13,127 +13,70 @@ use crate::credential;
 use crate::disk::Ballast;
 use crate::helm::NAMESPACE;
 use crate::ledger::Invariant;
-use crate::node::{kill_component, restart_api_server};
+use crate::node::{kill_component, pid_of, restart_api_server};
 use crate::outages::{Cause, Outages};
 use crate::pods::kubectl;
 use crate::reader;
 use crate::runtime;
-use crate::world::{Stopped, World, component, replace};
+use crate::world::{Stopped, World, replace};
 use rand::RngExt as _;
+use testkit::cluster::active;
 
-/// Kinds of actions.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Action {
-    KillAgent,
-    DeletePod,
-    KillApiServer,
-    KillBoth,
-    StallApiServer,
-    StallEtcd,
-    RewriteConflist,
-    RewriteAndKill,
-    DeleteConflist,
-    DeleteKubeconfig,
-    RevokeToken,
-    ExpireToken,
-    FutureToken,
-    FillDisk,
-    Upgrade,
-    Rollback,
-    RolloutRestart,
-    RestartRuntime,
+/// A kind of actions.
+#[derive(Clone, Copy)]
+pub struct Action {
+    pub name: &'static str,
+    /// Whether the agent's process is the same afterwards.
+    pub keeps_agent: bool,
+    perform: fn(&mut World),
 }
+
+/// An action after which the agent's process is another one.
+const fn replaces_agent(name: &'static str, perform: fn(&mut World)) -> Action {
+    Action { name, keeps_agent: false, perform }
+}
+
+const fn keeps_agent(name: &'static str, perform: fn(&mut World)) -> Action {
+    Action { name, keeps_agent: true, perform }
+}
+
+pub const ACTIONS: [Action; 18] = [
+    replaces_agent("agent killed (SIGKILL)", kill_agent),
+    replaces_agent("agent pod deleted", delete_pod),
+    keeps_agent("API server killed, started again", |world| kill_api_server(world, false)),
+    replaces_agent("API server and agent killed", |world| kill_api_server(world, true)),
+    keeps_agent("API server stalled (SIGSTOP)", |world| stall(world, "kube-apiserver")),
+    keeps_agent("etcd stalled (SIGSTOP)", |world| stall(world, "etcd")),
+    keeps_agent("conflist rewritten by the primary CNI", |world| rewrite_conflist(world, false)),
+    replaces_agent("agent killed, conflist rewritten", |world| rewrite_conflist(world, true)),
+    keeps_agent("conflist deleted, written again", delete_conflist),
+    keeps_agent("kubeconfig deleted", delete_kubeconfig),
+    keeps_agent("token revoked (ServiceAccount recreated)", credential::revoke),
+    replaces_agent("token expired an hour ago, agent killed", |world| {
+        credential::replace_by(world, credential::EXPIRED);
+    }),
+    replaces_agent("token valid only in an hour, agent killed", |world| {
+        credential::replace_by(world, credential::NOT_YET_VALID);
+    }),
+    replaces_agent("CNI directories full, agent replaced", fill_disk),
+    replaces_agent("helm upgrade", upgrade),
+    replaces_agent("helm rollback", rollback),
+    replaces_agent("kubectl rollout restart", rollout_restart),
+    keeps_agent("containerd killed, started again", runtime::restart),
+];
 
 /// Bound of the wait for pods that start while the API server is down.
 const WITHOUT_API: Duration = Duration::from_secs(90);
 
 impl Action {
-    pub const ALL: [Action; 18] = [
-        Action::KillAgent,
-        Action::DeletePod,
-        Action::KillApiServer,
-        Action::KillBoth,
-        Action::StallApiServer,
-        Action::StallEtcd,
-        Action::RewriteConflist,
-        Action::RewriteAndKill,
-        Action::DeleteConflist,
-        Action::DeleteKubeconfig,
-        Action::RevokeToken,
-        Action::ExpireToken,
-        Action::FutureToken,
-        Action::FillDisk,
-        Action::Upgrade,
-        Action::Rollback,
-        Action::RolloutRestart,
-        Action::RestartRuntime,
-    ];
-
-    pub fn name(self) -> &'static str {
-        match self {
-            Action::KillAgent => "agent killed (SIGKILL)",
-            Action::DeletePod => "agent pod deleted",
-            Action::KillApiServer => "API server killed, started again",
-            Action::KillBoth => "API server and agent killed",
-            Action::StallApiServer => "API server stalled (SIGSTOP)",
-            Action::StallEtcd => "etcd stalled (SIGSTOP)",
-            Action::RewriteConflist => "conflist rewritten by the primary CNI",
-            Action::RewriteAndKill => "agent killed, conflist rewritten",
-            Action::DeleteConflist => "conflist deleted, written again",
-            Action::DeleteKubeconfig => "kubeconfig deleted",
-            Action::RevokeToken => "token revoked (ServiceAccount recreated)",
-            Action::ExpireToken => "token expired an hour ago, agent killed",
-            Action::FutureToken => "token valid only in an hour, agent killed",
-            Action::FillDisk => "CNI directories full, agent replaced",
-            Action::Upgrade => "helm upgrade",
-            Action::Rollback => "helm rollback",
-            Action::RolloutRestart => "kubectl rollout restart",
-            Action::RestartRuntime => "containerd killed, started again",
-        }
-    }
-
-    /// Whether the agent's process is the same afterwards.
-    pub fn keeps_agent(self) -> bool {
-        matches!(
-            self,
-            Action::KillApiServer
-                | Action::StallApiServer
-                | Action::StallEtcd
-                | Action::RewriteConflist
-                | Action::DeleteConflist
-                | Action::DeleteKubeconfig
-                | Action::RevokeToken
-                | Action::RestartRuntime
-        )
-    }
-
     /// Performs the action and waits for the recovery.
     pub fn perform(self, world: &mut World) {
-        world.ledger.begin(self.name());
-        match self {
-            Action::KillAgent => kill_agent(world),
-            Action::DeletePod => delete_pod(world),
-            Action::KillApiServer => kill_api_server(world, false),
-            Action::KillBoth => kill_api_server(world, true),
-            Action::StallApiServer => stall(world, "kube-apiserver"),
-            Action::StallEtcd => stall(world, "etcd"),
-            Action::RewriteConflist => rewrite_conflist(world, false),
-            Action::RewriteAndKill => rewrite_conflist(world, true),
-            Action::DeleteConflist => delete_conflist(world),
-            Action::DeleteKubeconfig => delete_kubeconfig(world),
-            Action::RevokeToken => credential::revoke(world),
-            Action::ExpireToken => credential::replace_by(world, credential::EXPIRED),
-            Action::FutureToken => credential::replace_by(world, credential::NOT_YET_VALID),
-            Action::FillDisk => fill_disk(world),
-            Action::Upgrade => upgrade(world),
-            Action::Rollback => rollback(world),
-            Action::RolloutRestart => rollout_restart(world),
-            Action::RestartRuntime => runtime::restart(world),
-        }
+        world.ledger.begin(self.name);
+        (self.perform)(world);
     }
 }
 
-fn kill_agent(world: &World) {
+fn kill_agent(world: &mut World) {
     let old = agent::agent();
     let _ = kill(old.pid, Signal::SIGKILL);
     let begin = Instant::now();
@@ -196,7 +139,7 @@ fn kill_api_server(world: &World, kills_agent: bool) {
 
 /// Kubelet waits for the API server, too, before it starts a pod, so no bound holds meanwhile.
 fn stall(world: &mut World, name: &str) {
-    let pid = component(name);
+    let pid = pid_of(name);
     {
         let _api = world.outages.open(Cause::ApiServer);
         let _node = world.outages.open(Cause::Node);
@@ -210,7 +153,7 @@ fn stall(world: &mut World, name: &str) {
 /// restarted the agent.
 fn rewrite_conflist(world: &World, kills_agent: bool) {
     let agent = agent::agent();
-    let path = reader::active().expect("there is a conflist");
+    let path = active::path("").expect("there is a conflist");
     let outage = world.outages.open(Cause::Unchained);
     if kills_agent {
         let _ = kill(agent.pid, Signal::SIGKILL);
@@ -222,7 +165,7 @@ fn rewrite_conflist(world: &World, kills_agent: bool) {
 }
 
 fn delete_conflist(world: &mut World) {
-    let path = reader::active().expect("there is a conflist");
+    let path = active::path("").expect("there is a conflist");
     let missing = world.outages.open(Cause::NoConflist);
     let unchained = world.outages.open(Cause::Unchained);
     fs::remove_file(&path).expect("the conflist can be deleted");
@@ -234,7 +177,7 @@ fn delete_conflist(world: &mut World) {
     drop(unchained);
 }
 
-fn delete_kubeconfig(world: &World) {
+fn delete_kubeconfig(world: &mut World) {
     let outage = world.outages.open(Cause::NoKubeconfig);
     let credential = world.outages.open(Cause::Credential);
     let begin = Instant::now();
@@ -244,7 +187,7 @@ fn delete_kubeconfig(world: &World) {
 }
 
 /// Fills the file systems of the CNI directories, replaces the agent meanwhile, and frees them.
-fn fill_disk(world: &World) {
+fn fill_disk(world: &mut World) {
     let old = agent::agent();
     {
         let _ballast = [reader::NET_DIR, reader::BIN_DIR].map(Ballast::fill);
@@ -262,14 +205,14 @@ fn upgrade(world: &mut World) {
     world.recovered(begin, || true);
 }
 
-fn rollback(world: &World) {
+fn rollback(world: &mut World) {
     let begin = Instant::now();
     world.helm.must(&["rollback", "linkerd-cni", "-n", NAMESPACE, "--wait", "--timeout", "90s"]);
     agent::rolled_out();
     world.recovered(begin, || true);
 }
 
-fn rollout_restart(world: &World) {
+fn rollout_restart(world: &mut World) {
     let begin = Instant::now();
     kubectl(&["rollout", "restart", "daemonset/linkerd-cni", "-n", NAMESPACE]);
     agent::rolled_out();

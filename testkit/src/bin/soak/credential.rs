@@ -27,7 +27,7 @@ fn account() -> Value {
 }
 
 /// Deletes the plugin's account and creates it again, so that the API server rejects its tokens.
-pub fn revoke(world: &World) {
+pub fn revoke(world: &mut World) {
     let old = token();
     let mut account = account();
     for field in ["uid", "resourceVersion", "creationTimestamp"] {

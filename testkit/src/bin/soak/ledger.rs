@@ -10,7 +10,7 @@ use serde::Serialize;
 pub const INSTALL: &str = "helm install";
 
 /// A promise of this project that is checked all the time.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, clap::ValueEnum)]
 #[serde(rename_all = "snake_case")]
 pub enum Invariant {
     /// Conflist, kubeconfig and plugin binary are whole. The conflist names no missing plugin. The plugin entry is
@@ -36,22 +36,6 @@ pub enum Invariant {
     Flat,
     /// The uninstall leaves the node's files as they were.
     Uninstall,
-}
-
-impl Invariant {
-    pub const ALL: [Invariant; 11] = [
-        Invariant::Files,
-        Invariant::MeshedRules,
-        Invariant::MeshedStart,
-        Invariant::UnmeshedRules,
-        Invariant::UnmeshedStart,
-        Invariant::StartsWithoutApi,
-        Invariant::Running,
-        Invariant::End,
-        Invariant::Recovery,
-        Invariant::Flat,
-        Invariant::Uninstall,
-    ];
 }
 
 /// One violation.

@@ -2,8 +2,8 @@
 
 use std::fs;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::thread::{self, JoinHandle};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::api::Api;
@@ -15,6 +15,7 @@ use crate::sandbox;
 use crate::seeded::Break;
 use rand::RngExt as _;
 use rand::rngs::StdRng;
+use testkit::repeated::Repeated;
 
 pub const NAMESPACE: &str = "soak";
 /// Highest number of pods that are not deleted.
@@ -52,41 +53,34 @@ pub struct LoadFigures {
 
 /// The running load.
 pub struct Load {
-    stop: Arc<AtomicBool>,
     pub seen: Arc<Seen>,
-    thread: JoinHandle<LoadFigures>,
+    running: Repeated<Running>,
 }
 
 impl Load {
     pub fn start(context: Context, rng: StdRng, seeded: Option<Break>) -> Load {
-        let (stop, seen) = <(Arc<AtomicBool>, Arc<Seen>)>::default();
-        let (stopped, shown) = (Arc::clone(&stop), Arc::clone(&seen));
-        let thread = thread::spawn(move || {
-            let mut running = Running {
-                context,
-                rng,
-                api: Api::new(),
-                seen: shown,
-                pods: Vec::new(),
-                count: 0,
-                next: Instant::now(),
-                seeded,
-                figures: LoadFigures::default(),
-            };
-            while !stopped.load(Ordering::Relaxed) {
-                running.create();
-                running.turn();
-                thread::sleep(TICK);
-            }
-            running.end()
+        let seen = Arc::<Seen>::default();
+        let running = Running {
+            context,
+            rng,
+            api: Api::new(),
+            seen: Arc::clone(&seen),
+            pods: Vec::new(),
+            count: 0,
+            next: Instant::now(),
+            seeded,
+            figures: LoadFigures::default(),
+        };
+        let running = Repeated::start(TICK, running, |running| {
+            running.create();
+            running.turn();
         });
-        Load { stop, seen, thread }
+        Load { seen, running }
     }
 
     /// Deletes the pods and returns the figures.
     pub fn finish(self) -> LoadFigures {
-        self.stop.store(true, Ordering::Relaxed);
-        self.thread.join().expect("the thread of the load")
+        self.running.finish().end()
     }
 }
 
@@ -197,7 +191,7 @@ impl Running {
             self.turn();
             thread::sleep(TICK);
         }
-        for pod in &self.pods {
+        for pod in &mut self.pods {
             pod.report_leftover(&self.context);
             note_end(pod, &mut self.figures);
         }
@@ -208,21 +202,14 @@ impl Running {
 fn note_start(pod: &Pod, context: &Context, seen: &Seen, figures: &mut LoadFigures) {
     let took = pod.undisturbed(context).map(|took| took.as_secs_f64());
     let without_api = pod.without_api && context.outages.is_open(Cause::ApiServer);
-    let counter = match pod.is_meshed() {
-        true => &seen.meshed_without_api,
-        false => &seen.unmeshed_without_api,
+    let LoadFigures { meshed, unmeshed, meshed_starts, unmeshed_starts, .. } = figures;
+    let (counter, number, starts) = match pod.is_meshed() {
+        true => (&seen.meshed_without_api, meshed, meshed_starts),
+        false => (&seen.unmeshed_without_api, unmeshed, unmeshed_starts),
     };
     counter.fetch_add(usize::from(without_api), Ordering::Relaxed);
-    match pod.is_meshed() {
-        true => {
-            figures.meshed += 1;
-            figures.meshed_starts.extend(took);
-        }
-        false => {
-            figures.unmeshed += 1;
-            figures.unmeshed_starts.extend(took);
-        }
-    }
+    *number += 1;
+    starts.extend(took);
 }
 
 fn note_end(pod: &Pod, figures: &mut LoadFigures) {

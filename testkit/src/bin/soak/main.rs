@@ -34,10 +34,10 @@ use clap::Parser;
 use rand::rngs::StdRng;
 use rand::seq::SliceRandom as _;
 use rand::{RngExt as _, SeedableRng as _};
-use testkit::cluster::{agent, helm, node, pods, versions};
+use testkit::cluster::{active, agent, helm, node, pods, versions};
 use testkit::until;
 
-use actions::Action;
+use actions::{ACTIONS, Action};
 use helm::Helm;
 use ledger::{INSTALL, Invariant, Ledger};
 use load::Load;
@@ -83,7 +83,7 @@ fn main() -> ExitCode {
     let options = Options::parse();
     let node = Node::exclusive();
     let before = node.files();
-    let bare = fs::read_to_string(reader::active().expect("there is a conflist")).unwrap();
+    let bare = fs::read_to_string(active::path("").expect("there is a conflist")).unwrap();
     let (ledger, outages) = (Ledger::new(), Outages::default());
     kubectl(&["create", "namespace", load::NAMESPACE]);
     pods::until_account(load::NAMESPACE);
@@ -131,7 +131,7 @@ fn main() -> ExitCode {
     let without_api = [&seen.unmeshed_without_api, &seen.meshed_without_api]
         .map(|count| count.load(Ordering::Relaxed));
     let mut names = vec![INSTALL];
-    names.extend(Action::ALL.map(Action::name));
+    names.extend(ACTIONS.map(|action| action.name));
     names.extend([seeded::TORN, seeded::KILLED, CALM, END]);
     let report = Report {
         seed: options.seed,
@@ -154,11 +154,11 @@ fn main() -> ExitCode {
 fn disturb(world: &mut World, options: &Options, span: Duration) {
     let begin = Instant::now();
     let is_wanted = |action: &Action| {
-        options.only.is_empty() || options.only.iter().any(|part| action.name().contains(part))
+        options.only.is_empty() || options.only.iter().any(|part| action.name.contains(part))
     };
     for round in 0.. {
-        let mut actions = Action::ALL.to_vec();
-        actions.retain(|action| is_wanted(action) && (round % 3 == 0 || action.keeps_agent()));
+        let mut actions = ACTIONS.to_vec();
+        actions.retain(|action| is_wanted(action) && (round % 3 == 0 || action.keeps_agent));
         assert!(round > 0 || !actions.is_empty(), "no action has such a name");
         actions.shuffle(&mut world.rng);
         for action in actions {
@@ -175,9 +175,7 @@ fn disturb(world: &mut World, options: &Options, span: Duration) {
 fn perform(action: Action, world: &mut World) {
     let done = catch_unwind(AssertUnwindSafe(|| action.perform(world)));
     if let Err(panic) = done {
-        let text = panic.downcast_ref::<String>().cloned();
-        let text = text.or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned()));
-        world.ledger.violated(Invariant::Recovery, text.unwrap_or_default());
+        world.ledger.violated(Invariant::Recovery, testkit::panic_message(&*panic));
     }
 }
 

@@ -1,5 +1,6 @@
 //! One pod of the load: what it must do, and what it has done so far.
 
+use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use crate::ledger::{Invariant, Ledger};
@@ -67,10 +68,7 @@ pub struct Pod {
     /// Consecutive checks without a response, up to now, of a pod that has responded.
     silent_checks: usize,
     /// What was reported already.
-    late_start: bool,
-    late_end: bool,
-    missing_rules: bool,
-    died: bool,
+    reported: BTreeSet<Invariant>,
 }
 
 impl Pod {
@@ -91,10 +89,7 @@ impl Pod {
             checked: now,
             deletion_tried: false,
             silent_checks: 0,
-            late_start: false,
-            late_end: false,
-            missing_rules: false,
-            died: false,
+            reported: BTreeSet::new(),
         }
     }
 
@@ -138,7 +133,7 @@ impl Pod {
 
     /// Whether a pod that has responded has stopped to, and is not reported yet. Its deletion would hide that.
     pub fn is_silent(&self) -> bool {
-        self.silent_checks > 0 && !self.died
+        self.silent_checks > 0 && !self.reported.contains(&Invariant::Running)
     }
 
     /// Notes that a deletion begins, whether or not it succeeds.
@@ -190,8 +185,7 @@ impl Pod {
                 }
             }
             (rules, false) => {
-                let seen = format!("unmeshed pod {} has {rules:?}", self.name);
-                context.ledger.violated(Invariant::UnmeshedRules, seen);
+                self.report(context, Invariant::UnmeshedRules, &format!("has {rules:?}"));
             }
         }
     }
@@ -221,27 +215,28 @@ impl Pod {
         }
     }
 
-    /// Reports once that a pod that has responded does not run on, unless its deletion was tried.
+    /// Reports that a pod that has responded does not run on, unless its deletion was tried.
     fn report_death(&mut self, context: &Context, seen: &str) {
-        if self.answered.is_some() && !self.deletion_tried && !self.died {
-            self.died = true;
-            let seen = format!("{} ({:?}, {:?}) {seen}", self.name, self.kind, self.source);
-            context.ledger.violated(Invariant::Running, seen);
+        if self.answered.is_some() && !self.deletion_tried {
+            self.report(context, Invariant::Running, seen);
         }
     }
 
-    /// Once for each pod.
     fn report_missing_rules(&mut self, context: &Context, seen: &str) {
-        if !self.missing_rules {
-            self.missing_rules = true;
-            let how = if self.repair_by.is_some() { " was not repaired" } else { "" };
-            let seen = format!("meshed pod {}{how}: {seen}", self.name);
-            context.ledger.violated(Invariant::MeshedRules, seen);
+        let how = if self.repair_by.is_some() { "was not repaired: " } else { "" };
+        self.report(context, Invariant::MeshedRules, &format!("{how}{seen}"));
+    }
+
+    /// Reports each invariant once.
+    fn report(&mut self, context: &Context, invariant: Invariant, seen: &str) {
+        if self.reported.insert(invariant) {
+            let seen = format!("{} ({:?}, {:?}) {seen}", self.name, self.kind, self.source);
+            context.ledger.violated(invariant, seen);
         }
     }
 
     fn check_start(&mut self, context: &Context) {
-        if self.answered.is_some() || self.late_start {
+        if self.answered.is_some() {
             return;
         }
         let (invariant, bound) = match self.kind {
@@ -251,11 +246,8 @@ impl Pod {
         };
         let took = context.outages.elapsed_outside(self.held_by(), self.created);
         if took > context.normal + bound {
-            self.late_start = true;
-            let (name, kind, source) = (&self.name, self.kind, self.source);
             let state = if self.sandbox.is_some() { "added" } else { "not added" };
-            let seen = format!("{name} ({kind:?}, {source:?}, {state}) not ready after {took:.0?}");
-            context.ledger.violated(invariant, seen);
+            self.report(context, invariant, &format!("{state}, not ready after {took:.0?}"));
         }
     }
 
@@ -271,25 +263,21 @@ impl Pod {
     }
 
     /// Reports a pod that is still there at the end of the load, unless its end is reported.
-    pub fn report_leftover(&self, context: &Context) {
-        if !self.late_end {
-            let state = if self.deleted.is_some() { "deleted" } else { "not deleted" };
-            let seen = format!("{} ({state}) is left at the end of the load", self.name);
-            context.ledger.violated(Invariant::End, seen);
-        }
+    pub fn report_leftover(&mut self, context: &Context) {
+        let state = if self.deleted.is_some() { "deleted" } else { "not deleted" };
+        self.report(context, Invariant::End, &format!("is left at the end of the load, {state}"));
     }
 
     /// Checks that the deleted pod goes away.
     pub fn check_end(&mut self, context: &Context) {
-        let Some(deleted) = self.deleted.filter(|_| !self.late_end) else {
+        let Some(deleted) = self.deleted else {
             return;
         };
         let causes = [Cause::Node, Cause::NoConflist, Cause::ApiServer, Cause::NoKubeconfig];
         let took = context.outages.elapsed_outside(&causes, deleted);
         if took > END {
-            self.late_end = true;
-            let seen = format!("{} has a network {took:.0?} after its deletion", self.name);
-            context.ledger.violated(Invariant::End, seen);
+            let seen = format!("has a network {took:.0?} after its deletion");
+            self.report(context, Invariant::End, &seen);
         }
     }
 }

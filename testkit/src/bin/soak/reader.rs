@@ -3,13 +3,11 @@
 use std::fs::{self, Metadata};
 use std::hash::{DefaultHasher, Hasher as _};
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
-use std::path::PathBuf;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
+use testkit::cluster::active;
+use testkit::repeated::Repeated;
 
 use crate::ledger::{Invariant, Ledger};
 use crate::outages::{Cause, Outages};
@@ -47,32 +45,17 @@ impl State {
 }
 
 /// Reads until [`Reader::finish`].
-pub struct Reader {
-    stop: Arc<AtomicBool>,
-    reads: Arc<AtomicU64>,
-    thread: JoinHandle<()>,
-}
+pub struct Reader(Repeated<Watched>);
 
 impl Reader {
     pub fn start(ledger: Ledger, outages: Outages) -> Reader {
-        let (stop, reads) = <(Arc<AtomicBool>, Arc<AtomicU64>)>::default();
-        let (stopped, count) = (Arc::clone(&stop), Arc::clone(&reads));
-        let mut watched = Watched { ledger, outages, binary: Binary::default(), bad: None };
-        let thread = thread::spawn(move || {
-            while !stopped.load(Ordering::Relaxed) {
-                watched.read();
-                count.fetch_add(1, Ordering::Relaxed);
-                thread::sleep(PERIOD);
-            }
-        });
-        Reader { stop, reads, thread }
+        let watched = Watched { ledger, outages, binary: Binary::default(), bad: None, reads: 0 };
+        Reader(Repeated::start(PERIOD, watched, Watched::read))
     }
 
     /// Ends the thread and returns the number of reads.
     pub fn finish(self) -> u64 {
-        self.stop.store(true, Ordering::Relaxed);
-        self.thread.join().expect("the reading thread");
-        self.reads.load(Ordering::Relaxed)
+        self.0.finish().reads
     }
 }
 
@@ -82,12 +65,14 @@ struct Watched {
     binary: Binary,
     /// The violation that lasts, and its begin.
     bad: Option<(State, Instant)>,
+    reads: u64,
 }
 
 impl Watched {
     /// Reads the state, twice if it is not allowed: a file that is replaced between two reads may look missing, and
     /// the outage of an action may have closed meanwhile.
     fn read(&mut self) {
+        self.reads += 1;
         let mut state = state(&mut self.binary);
         if !self.is_allowed(&state) {
             state = self::state(&mut self.binary);
@@ -113,7 +98,7 @@ pub fn now() -> State {
 }
 
 fn state(binary: &mut Binary) -> State {
-    let Some(text) = active().and_then(|path| fs::read_to_string(path).ok()) else {
+    let Some(text) = active::path("").and_then(|path| fs::read_to_string(path).ok()) else {
         return State::NoConflist;
     };
     let Ok(list) = serde_json::from_str::<Value>(&text) else {
@@ -148,16 +133,6 @@ fn state(binary: &mut Binary) -> State {
 fn has_token(kubeconfig: &str) -> bool {
     let value = serde_json::from_str::<Value>(kubeconfig).unwrap_or_default();
     value["users"][0]["user"]["token"].as_str().is_some_and(|token| !token.is_empty())
-}
-
-/// The network config that the runtime loads: the first one by name.
-pub fn active() -> Option<PathBuf> {
-    let entries = fs::read_dir(NET_DIR).ok()?.flatten();
-    let is_config = |path: &PathBuf| {
-        let extension = path.extension().and_then(|extension| extension.to_str());
-        matches!(extension, Some("conf" | "conflist" | "json"))
-    };
-    entries.map(|entry| entry.path()).filter(is_config).min()
 }
 
 /// The plugin binary. Its content is read only when the file is another one than before.

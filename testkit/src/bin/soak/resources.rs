@@ -1,12 +1,10 @@
 //! Memory, descriptors and threads of the agent and the repair controller.
 
 use std::fs;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use serde::Serialize;
+use testkit::repeated::Repeated;
 
 use crate::ledger::{Invariant, Ledger};
 
@@ -51,44 +49,41 @@ pub struct Growth {
     pub last: ProcessFigures,
 }
 
-pub struct Sampler {
-    stop: Arc<AtomicBool>,
-    thread: JoinHandle<Vec<Sample>>,
+/// Samples until [`Sampler::finish`].
+pub struct Sampler(Repeated<Samples>);
+
+#[derive(Default)]
+struct Samples {
+    taken: Vec<Sample>,
+    first_seen: Vec<(i32, Instant)>,
+}
+
+impl Samples {
+    fn take(&mut self) {
+        let found = processes();
+        self.first_seen.retain(|(pid, _)| found.iter().any(|(_, found)| found == pid));
+        for (program, pid) in found {
+            match self.first_seen.iter().find(|(seen, _)| *seen == pid) {
+                None => self.first_seen.push((pid, Instant::now())),
+                Some((_, since)) if since.elapsed() > AGE => {
+                    let sample = figures(pid).map(|figures| Sample { program, pid, figures });
+                    self.taken.extend(sample);
+                }
+                Some(_) => {}
+            }
+        }
+    }
 }
 
 impl Sampler {
     pub fn start() -> Sampler {
-        let stop = Arc::<AtomicBool>::default();
-        let stopped = Arc::clone(&stop);
-        let thread = thread::spawn(move || {
-            let mut samples = Vec::new();
-            let mut first_seen: Vec<(i32, Instant)> = Vec::new();
-            while !stopped.load(Ordering::Relaxed) {
-                let found = processes();
-                first_seen.retain(|(pid, _)| found.iter().any(|(_, found)| found == pid));
-                for (program, pid) in found {
-                    match first_seen.iter().find(|(seen, _)| *seen == pid) {
-                        None => first_seen.push((pid, Instant::now())),
-                        Some((_, since)) if since.elapsed() > AGE => {
-                            let sample =
-                                figures(pid).map(|figures| Sample { program, pid, figures });
-                            samples.extend(sample);
-                        }
-                        Some(_) => {}
-                    }
-                }
-                thread::sleep(PERIOD);
-            }
-            samples
-        });
-        Sampler { stop, thread }
+        Sampler(Repeated::start(PERIOD, Samples::default(), Samples::take))
     }
 
     /// Compares the samples of each program in the whole run, and of each process that ran long enough. A program with
     /// too few samples for a comparison is a violation: its growth was not checked.
     pub fn finish(self, ledger: &Ledger) -> Vec<Growth> {
-        self.stop.store(true, Ordering::Relaxed);
-        let samples = self.thread.join().expect("the sampling thread");
+        let samples = self.0.finish().taken;
         let mut growths = Vec::new();
         for (program, _) in PROGRAMS {
             let of_program = || samples.iter().filter(|sample| sample.program == program);
@@ -157,17 +152,15 @@ fn median(figures: &[ProcessFigures]) -> ProcessFigures {
 /// The programs' processes on this node, which all are in its control group.
 fn processes() -> Vec<(&'static str, i32)> {
     let node = std::env::var("CLUSTER_CGROUP").unwrap_or_default();
-    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
-    let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
-    pids.filter_map(|pid: i32| {
+    let of_program = |pid| {
         // Both are the same file, under two names.
         let line = fs::read_to_string(format!("/proc/{pid}/cmdline")).ok()?;
         let program = line.split('\0').next()?;
         let (name, _) = PROGRAMS.into_iter().find(|(_, path)| program == *path)?;
         let groups = fs::read_to_string(format!("/proc/{pid}/cgroup")).ok()?;
         groups.contains(&format!("/{node}/")).then_some((name, pid))
-    })
-    .collect()
+    };
+    testkit::pids().filter_map(of_program).collect()
 }
 
 fn figures(pid: i32) -> Option<ProcessFigures> {

@@ -113,11 +113,9 @@ fn processes(netns: &Path) -> Vec<i32> {
     let Ok(netns) = fs::metadata(netns) else {
         return Vec::new();
     };
-    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
-    let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
     let is_inside = |pid: &i32| {
         let own = fs::metadata(format!("/proc/{pid}/ns/net"));
         own.is_ok_and(|own| (own.dev(), own.ino()) == (netns.dev(), netns.ino()))
     };
-    pids.filter(is_inside).collect()
+    testkit::pids().filter(is_inside).collect()
 }

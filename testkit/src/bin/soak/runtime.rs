@@ -13,7 +13,7 @@ const RUNTIME: Duration = Duration::from_secs(120);
 const CONTAINERD: &str = "/run/linkerd2-cni-cluster/containerd.sock";
 
 /// Kills containerd and starts it again. All pods have to survive that.
-pub fn restart(world: &World) {
+pub fn restart(world: &mut World) {
     world.load.running.survive(&world.ledger, || {
         {
             let _down = world.outages.open(Cause::Node);

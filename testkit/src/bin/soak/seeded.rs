@@ -5,9 +5,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::pod::Pod;
-use crate::reader;
 use crate::running;
 use crate::world::{World, replace};
+use testkit::cluster::active;
 
 pub const TORN: &str = "conflist torn by the soak";
 pub const KILLED: &str = "container killed by the soak";
@@ -52,7 +52,7 @@ pub fn run(seeded: Break, world: &World, span: Duration) {
 /// Cuts the conflist for a moment, as a program does that writes the file in place.
 fn tear(world: &World) {
     world.ledger.begin(TORN);
-    let Some(path) = reader::active() else {
+    let Some(path) = active::path("") else {
         return;
     };
     let text = fs::read_to_string(&path).expect("the conflist can be read");

@@ -22,7 +22,6 @@ use rand::rngs::StdRng;
 /// Bound of a recovery. Kubelet restarts a killed container after up to 40 s when it was killed before, and the API
 /// server caches a token review for 10 s.
 const RECOVERY: Duration = Duration::from_secs(150);
-const PIDS: &str = "/var/lib/linkerd2-cni-cluster/pid";
 
 /// What the actions use.
 pub struct World {
@@ -91,12 +90,6 @@ impl World {
         let logs = String::from_utf8_lossy(&logs);
         format!("files {:?}, agent and its readiness {agents:?}, its log: {logs}", reader::now())
     }
-}
-
-/// The process of a component of scripts/cluster.
-pub fn component(name: &str) -> Pid {
-    let text = fs::read_to_string(Path::new(PIDS).join(name)).expect("the component was started");
-    Pid::from_raw(text.trim().parse().expect("the file has a pid"))
 }
 
 /// A stopped process. Dropping the value continues it.
