@@ -17,8 +17,6 @@ pub struct Layout {
     pub files: &'static [(&'static str, &'static str)],
     /// The group of the files in the net dir.
     pub group: u32,
-    /// The file that has the plugin entry once the chart is installed.
-    pub carrier: &'static str,
 }
 
 /// Something on a node, by its path there.
@@ -37,6 +35,11 @@ impl Item {
 }
 
 impl Layout {
+    /// The file that has the plugin entry once the chart is installed.
+    pub fn carrier(&self) -> &'static str {
+        self.files.first().map_or("linkerd-cni.conf", |(name, _)| name)
+    }
+
     /// All that makes the layout, in an order in which it can be created.
     pub fn items(&self) -> Vec<Item> {
         let mut items = Vec::new();
@@ -113,124 +116,62 @@ const MICROK8S_FILES: [(&str, &str); 3] = [
     ("cni.yaml", "kind: DaemonSet\n"),
 ];
 
+/// Files of the net dir, with their contents.
+type Files = &'static [(&'static str, &'static str)];
+
 /// A node with the usual directories.
-const USUAL: Layout = Layout {
-    platform: "",
-    bin_dir: BIN,
-    net_dir: NET,
-    links: &[],
-    plugins: &REFERENCE,
-    multi_call: None,
-    files: &KINDNET_FILES,
-    group: 0,
-    carrier: "10-kindnet.conflist",
-};
+const fn usual(platform: &'static str, plugins: &'static [&'static str], files: Files) -> Layout {
+    Layout {
+        platform,
+        bin_dir: BIN,
+        net_dir: NET,
+        links: &[],
+        plugins,
+        multi_call: None,
+        files,
+        group: 0,
+    }
+}
 
 pub const LAYOUTS: [Layout; 14] = [
-    Layout {
-        platform: "aks",
-        plugins: &["azure-vnet", "azure-vnet-ipam", "loopback", "portmap"],
-        files: &AZURE_FILES,
-        carrier: "10-azure.conflist",
-        ..USUAL
-    },
-    Layout {
-        platform: "bottlerocket",
-        plugins: &AWS,
-        files: &AWS_FILES,
-        carrier: "10-aws.conflist",
-        ..USUAL
-    },
-    Layout {
-        platform: "cos",
-        bin_dir: "/home/kubernetes/bin",
-        plugins: &CALICO,
-        files: &CALICO_FILES,
-        carrier: "10-calico.conflist",
-        ..USUAL
-    },
-    Layout {
-        platform: "eks",
-        plugins: &AWS,
-        files: &AWS_FILES,
-        carrier: "10-aws.conflist",
-        ..USUAL
-    },
-    Layout {
-        platform: "gke",
-        bin_dir: "/home/kubernetes/bin",
-        plugins: &REFERENCE,
-        files: &GKE_FILES,
-        carrier: "10-gke-ptp.conflist",
-        ..USUAL
-    },
-    Layout {
-        platform: "iks",
-        plugins: &CALICO,
-        files: &CALICO_FILES,
-        carrier: "10-calico.conflist",
-        ..USUAL
-    },
+    usual("aks", &["azure-vnet", "azure-vnet-ipam", "loopback", "portmap"], &AZURE_FILES),
+    usual("bottlerocket", &AWS, &AWS_FILES),
+    Layout { bin_dir: "/home/kubernetes/bin", ..usual("cos", &CALICO, &CALICO_FILES) },
+    usual("eks", &AWS, &AWS_FILES),
+    Layout { bin_dir: "/home/kubernetes/bin", ..usual("gke", &REFERENCE, &GKE_FILES) },
+    usual("iks", &CALICO, &CALICO_FILES),
     // k3s in its image: links beside the program of all plugins.
     Layout {
-        platform: "k3d",
         bin_dir: "/bin",
         net_dir: "/var/lib/rancher/k3s/agent/etc/cni/net.d",
-        plugins: &FLANNEL,
         multi_call: Some("cni"),
-        files: &K3S_FILES,
-        carrier: "10-flannel.conflist",
-        ..USUAL
+        ..usual("k3d", &FLANNEL, &K3S_FILES)
     },
     // The links lead to a directory that is not mounted into the agent.
     Layout {
-        platform: "k3s",
         bin_dir: "/var/lib/rancher/k3s/data/cni",
         net_dir: "/var/lib/rancher/k3s/agent/etc/cni/net.d",
-        plugins: &FLANNEL,
         multi_call: Some(
             "/var/lib/rancher/k3s/data/3ac4e5a8d1fe9b1f5e6b3c2d7a0f4e8b9c6d5a4f3e2b1c0d9e8f7a6b5c4d3e2f/bin/cni",
         ),
-        files: &K3S_FILES,
-        carrier: "10-flannel.conflist",
-        ..USUAL
+        ..usual("k3s", &FLANNEL, &K3S_FILES)
     },
-    Layout { platform: "kind", ..USUAL },
+    usual("kind", &REFERENCE, &KINDNET_FILES),
     Layout {
-        platform: "microk8s",
         bin_dir: "/var/snap/microk8s/current/opt/cni/bin",
         net_dir: "/var/snap/microk8s/current/args/cni-network",
         links: &[("/var/snap/microk8s/current", "7964")],
-        plugins: &CALICO,
-        files: &MICROK8S_FILES,
         // The snap's hook `configure` gives them to the group microk8s.
         group: 997,
-        carrier: "10-calico.conflist",
-        ..USUAL
+        ..usual("microk8s", &CALICO, &MICROK8S_FILES)
     },
-    Layout { platform: "minikube", files: &MINIKUBE_FILES, ..USUAL },
+    usual("minikube", &REFERENCE, &MINIKUBE_FILES),
     // Multus' own directory, which the runtime does not read.
     Layout {
-        platform: "openshift",
         bin_dir: "/var/lib/cni/bin",
         net_dir: "/etc/cni/multus/net.d",
-        plugins: &["multus", "multus-shim", "ovn-k8s-cni-overlay", "loopback"],
-        files: &[],
-        carrier: "linkerd-cni.conf",
-        ..USUAL
+        ..usual("openshift", &["multus", "multus-shim", "ovn-k8s-cni-overlay", "loopback"], &[])
     },
-    Layout {
-        platform: "rke2",
-        plugins: &CALICO,
-        files: &CANAL_FILES,
-        carrier: "10-canal.conflist",
-        ..USUAL
-    },
-    Layout {
-        platform: "talos",
-        plugins: &FLANNEL,
-        files: &FLANNEL_FILES,
-        carrier: "10-flannel.conflist",
-        ..USUAL
-    },
+    usual("rke2", &CALICO, &CANAL_FILES),
+    usual("talos", &FLANNEL, &FLANNEL_FILES),
 ];

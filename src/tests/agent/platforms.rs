@@ -69,7 +69,7 @@ fn gets_ready_and_is_given_back(layout: &Layout) {
     let below = |dir: &str| host.join(dir.trim_start_matches('/'));
     let plugin = below(layout.bin_dir).join("linkerd-cni");
     assert!(plugin.exists(), "{platform}: {log}");
-    assert!(carries(&below(layout.net_dir).join(layout.carrier)), "{platform}: {log}");
+    assert!(carries(&below(layout.net_dir).join(layout.carrier())), "{platform}: {log}");
 
     api.state().daemon_set = DaemonSetState::BeingDeleted;
     assert_eq!(agent.stop(), Some(0), "{platform}: {}", agent.log());
@@ -111,7 +111,7 @@ fn the_agent_follows_microk8s_to_the_revision_that_a_refresh_makes_current() {
         fs::rename(node.root().join("new/var/snap/microk8s/current"), snap.join("8000")).unwrap();
         symlink("8000", snap.join("new")).unwrap();
         fs::rename(snap.join("new"), snap.join("current")).unwrap();
-        let list = snap.join("8000/args/cni-network").join(layout.carrier);
+        let list = snap.join("8000/args/cni-network").join(layout.carrier());
         until("the entry in the new revision", || carries(&list));
         agent.until_ready();
         assert!(snap.join("8000/opt/cni/bin/linkerd-cni").exists());

@@ -47,7 +47,7 @@ fn installs_and_uninstalls(helm: &Helm, layout: &Layout) {
 
     let plugin = Path::new(layout.bin_dir).join("linkerd-cni");
     assert!(plugin.exists(), "{platform}: no {}", plugin.display());
-    let carrier = Path::new(layout.net_dir).join(layout.carrier);
+    let carrier = Path::new(layout.net_dir).join(layout.carrier());
     assert!(carries(&carrier), "{platform}: {}", carrier.display());
     if platform == "gke" {
         let pods = Pods::default();

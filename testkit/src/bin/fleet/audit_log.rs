@@ -6,7 +6,7 @@ use std::io::{BufRead as _, BufReader, Seek as _, SeekFrom};
 use std::path::PathBuf;
 use std::time::SystemTime;
 
-use serde::Deserialize;
+use serde_json::Value;
 
 /// Reads what the API server appended since the last read.
 pub struct AuditLog {
@@ -24,27 +24,6 @@ pub struct Request {
     pub kind: String,
     pub uri: String,
     pub status: u16,
-}
-
-#[derive(Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct Record {
-    #[serde(rename = "auditID")]
-    audit_id: String,
-    #[serde(rename = "requestURI")]
-    request_uri: String,
-    verb: String,
-    #[serde(default)]
-    user_agent: String,
-    request_received_timestamp: String,
-    #[serde(default)]
-    response_status: ResponseStatus,
-}
-
-#[derive(Default, Deserialize)]
-struct ResponseStatus {
-    #[serde(default)]
-    code: u16,
 }
 
 impl AuditLog {
@@ -68,22 +47,21 @@ impl AuditLog {
 
     fn request(&mut self, line: &str) -> anyhow::Result<Option<Request>> {
         // A killed API server may leave part of a line.
-        let Ok(record) = serde_json::from_str::<Record>(line) else {
-            return Ok(None);
-        };
-        let program = match record.user_agent.split('/').next() {
+        let record: Value = serde_json::from_str(line).unwrap_or_default();
+        let text = |field: &str| record[field].as_str().unwrap_or_default().to_owned();
+        let program = match text("userAgent").split('/').next() {
             Some("linkerd2-cni-install") => "agent",
             Some("linkerd-cni-repair-controller") => "repair controller",
             _ => return Ok(None),
         };
-        if !self.seen.insert(record.audit_id) {
+        if !self.seen.insert(text("auditID")) {
             return Ok(None);
         }
         Ok(Some(Request {
-            received: humantime::parse_rfc3339(&record.request_received_timestamp)?,
-            kind: format!("{program} {}", record.verb),
-            uri: record.request_uri,
-            status: record.response_status.code,
+            received: humantime::parse_rfc3339(&text("requestReceivedTimestamp"))?,
+            kind: format!("{program} {}", text("verb")),
+            uri: text("requestURI"),
+            status: record["responseStatus"]["code"].as_u64().unwrap_or_default() as u16,
         }))
     }
 }

@@ -3,13 +3,14 @@
 use std::fs::{self, File};
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command};
+use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, ensure};
 use linkerd2_cni::kube::kubeconfig::{self, ApiAccess};
 use linkerd2_cni::kube::{Client, Deadlines};
+use testkit::child::KilledOnDrop;
 
 /// Token of the administrator, in the API server's token file.
 const ADMIN_TOKEN: &str = "fleet-admin";
@@ -25,19 +26,9 @@ pub struct ControlPlane {
     pub ca: Vec<u8>,
     /// Client of the administrator.
     pub admin: Client,
-    apiserver: Process,
+    apiserver: KilledOnDrop,
     /// Dropped after the API server.
-    _etcd: Process,
-}
-
-/// A process that is killed when the value is dropped.
-struct Process(Child);
-
-impl Drop for Process {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
+    _etcd: KilledOnDrop,
 }
 
 impl ControlPlane {
@@ -118,7 +109,7 @@ fn access(port: u16, ca: &[u8], token: &str) -> ApiAccess {
 
 /// `--unsafe-no-fsync`: the disk is not what is measured. `--watch-progress-notify-interval`: as
 /// kubeadm sets it. Without it the API server sends no bookmarks while no pod changes.
-fn start_etcd(state: &Path, port: u16, peer_port: u16) -> anyhow::Result<Process> {
+fn start_etcd(state: &Path, port: u16, peer_port: u16) -> anyhow::Result<KilledOnDrop> {
     let url = format!("http://127.0.0.1:{port}");
     let peer_url = format!("http://127.0.0.1:{peer_port}");
     let mut command = Command::new("etcd");
@@ -143,7 +134,12 @@ fn progress_flag() -> anyhow::Result<&'static str> {
     Ok(if is_stable { FLAG } else { "--experimental-watch-progress-notify-interval" })
 }
 
-fn start_apiserver(pki: &Path, state: &Path, etcd_port: u16, port: u16) -> anyhow::Result<Process> {
+fn start_apiserver(
+    pki: &Path,
+    state: &Path,
+    etcd_port: u16,
+    port: u16,
+) -> anyhow::Result<KilledOnDrop> {
     let mut command = Command::new("kube-apiserver");
     command
         .args(["--bind-address", "127.0.0.1", "--secure-port", &port.to_string()])
@@ -164,11 +160,11 @@ fn start_apiserver(pki: &Path, state: &Path, etcd_port: u16, port: u16) -> anyho
     spawn(command, &state.join("kube-apiserver.log"))
 }
 
-fn spawn(mut command: Command, log: &Path) -> anyhow::Result<Process> {
+fn spawn(mut command: Command, log: &Path) -> anyhow::Result<KilledOnDrop> {
     let log = File::options().create(true).append(true).open(log)?;
     command.stdout(log.try_clone()?).stderr(log);
     let child = command.spawn();
-    child.map(Process).with_context(|| format!("cannot start {:?}", command.get_program()))
+    child.map(KilledOnDrop).with_context(|| format!("cannot start {:?}", command.get_program()))
 }
 
 /// Ports that are free now.

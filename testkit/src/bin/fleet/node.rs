@@ -8,10 +8,12 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Mutex;
 use std::time::Duration;
 
+use anyhow::Context as _;
 use linkerd2_cni::kube::Client;
 use linkerd2_cni::kube::kubeconfig;
-use serde::Deserialize;
-use serde_json::json;
+use serde_json::{Value, json};
+
+use testkit::child::KilledOnDrop;
 
 use crate::control_plane::ControlPlane;
 use crate::objects::{NAMESPACE, SERVICE_ACCOUNT, agent_pod_name, in_parallel, node_name};
@@ -32,33 +34,13 @@ pub struct Fleet {
     state: PathBuf,
     port: u16,
     nodes: usize,
-    processes: Vec<Child>,
+    processes: Vec<KilledOnDrop>,
 }
 
 /// Memory of the processes of one program.
 pub struct Memory {
     pub agent_kib: u64,
     pub repair_controller_kib: u64,
-}
-
-#[derive(Deserialize)]
-struct TokenRequest {
-    status: TokenStatus,
-}
-
-#[derive(Deserialize)]
-struct TokenStatus {
-    token: String,
-}
-
-#[derive(Deserialize)]
-struct Pod {
-    metadata: Metadata,
-}
-
-#[derive(Deserialize)]
-struct Metadata {
-    uid: String,
 }
 
 impl Fleet {
@@ -88,7 +70,7 @@ impl Fleet {
         let result = in_parallel(self.nodes, |node| {
             for command in [self.agent(node), self.repair_controller(node)] {
                 let child = self.spawn(node, command)?;
-                started.lock().unwrap().push(child);
+                started.lock().unwrap().push(KilledOnDrop(child));
             }
             Ok(())
         });
@@ -108,7 +90,7 @@ impl Fleet {
             let sizes: Vec<u64> = self
                 .processes
                 .iter()
-                .filter_map(|process| proportional_size(process.id(), name))
+                .filter_map(|process| proportional_size(process.0.id(), name))
                 .take(20)
                 .collect();
             sizes.iter().sum::<u64>() / (sizes.len() as u64).max(1)
@@ -163,17 +145,6 @@ impl Fleet {
     }
 }
 
-impl Drop for Fleet {
-    fn drop(&mut self) {
-        for process in &mut self.processes {
-            let _ = process.kill();
-        }
-        for process in &mut self.processes {
-            let _ = process.wait();
-        }
-    }
-}
-
 fn directory(nodes_dir: &Path, node: usize) -> PathBuf {
     nodes_dir.join(node_name(node))
 }
@@ -211,11 +182,13 @@ fn lay_out(control_plane: &ControlPlane, nodes_dir: &Path, node: usize) -> anyho
 /// Requests a token as the kubelet does for the agent's pod.
 fn agent_token(client: &Client, node: usize) -> anyhow::Result<String> {
     let name = agent_pod_name(node);
-    let pod: Pod = client.get(&format!("/api/v1/namespaces/{NAMESPACE}/pods/{name}"))?;
-    let bound = json!({"kind": "Pod", "apiVersion": "v1", "name": name, "uid": pod.metadata.uid});
+    let pod: Value = client.get(&format!("/api/v1/namespaces/{NAMESPACE}/pods/{name}"))?;
+    let uid = &pod["metadata"]["uid"];
+    let bound = json!({"kind": "Pod", "apiVersion": "v1", "name": name, "uid": uid});
     let request = json!({"spec": {"expirationSeconds": 7200, "boundObjectRef": bound}});
     let path = format!("/api/v1/namespaces/{NAMESPACE}/serviceaccounts/{SERVICE_ACCOUNT}/token");
-    Ok(client.post_and_decode::<TokenRequest>(&path, &request)?.status.token)
+    let response: Value = client.post_and_decode(&path, &request)?;
+    Ok(response["status"]["token"].as_str().context("a token")?.to_owned())
 }
 
 /// Proportional set size of the process in KiB, if it runs `program`.

@@ -26,6 +26,13 @@ pub struct AgentPod {
     leaving: bool,
 }
 
+/// Number of times that the only agent has written the network config, by its log.
+pub fn logged_writes() -> usize {
+    let logs = format!("logs daemonset/linkerd-cni -n {NAMESPACE}");
+    let log = command(&logs).output().unwrap();
+    String::from_utf8_lossy(&log.stdout).matches("Created CNI config").count()
+}
+
 /// The agent's pod on each node, except pods that are being deleted.
 pub fn by_node() -> BTreeMap<String, AgentPod> {
     let list: Value =

@@ -46,11 +46,7 @@ impl Checks {
         let result = catch_unwind(AssertUnwindSafe(check));
         let seconds = begin.elapsed().as_secs_f64();
         let passed = result.is_ok();
-        let seen = result.unwrap_or_else(|panic| {
-            let text = panic.downcast_ref::<String>().cloned();
-            text.or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned()))
-                .unwrap_or_else(|| "panicked without a message".to_owned())
-        });
+        let seen = result.unwrap_or_else(|panic| testkit::panic_message(&*panic));
         println!("{} {name} ({seconds:.1} s): {seen}", if passed { "ok    " } else { "FAILED" });
         self.done.push(Check { name, passed, seen, seconds: (seconds * 10.0).round() / 10.0 });
         self.write();

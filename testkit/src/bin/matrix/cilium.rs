@@ -5,10 +5,11 @@ use std::path::Path;
 use std::thread;
 use std::time::Duration;
 
+use crate::agents;
 use crate::helm::{Helm, NAMESPACE};
 use crate::job;
 use crate::node::{Files, Node};
-use crate::pods::{self, Pods, command, kubectl};
+use crate::pods::{self, Pods, kubectl};
 use crate::until::{until, until_within};
 use crate::watcher::Watcher;
 
@@ -27,17 +28,10 @@ pub fn exclusive(node: &Node, helm: &Helm, before: &Files) -> String {
     fs::copy(CONFLIST, OTHER).unwrap();
     let bak = format!("{OTHER}.cilium_bak");
     until("Cilium renames other network configs", || Path::new(&bak).exists());
-    helm.must(&[
-        "install",
-        "linkerd-cni",
-        "linkerd/linkerd2-cni",
-        "-n",
-        NAMESPACE,
-        "--create-namespace",
-    ]);
+    let install = ["install", "linkerd-cni", "linkerd/linkerd2-cni", "-n", NAMESPACE];
+    helm.must(&[&install[..], &["--create-namespace"]].concat());
     until("the Event names the remedy", || {
-        let events = kubectl(&["get", "events", "-n", NAMESPACE, "-o", "yaml"]);
-        events.contains("LinkerdCNIContention") && events.contains("cni.exclusive=false")
+        pods::events(NAMESPACE, "LinkerdCNIContention").contains("cni.exclusive=false")
     });
     let writes = writes_meanwhile();
     assert!((1..=15).contains(&writes), "{writes} writes in {COUNTED:?}");
@@ -60,15 +54,11 @@ pub fn exclusive(node: &Node, helm: &Helm, before: &Files) -> String {
 
 /// Counts the agent's writes of the conflist. At no time may the plugin entry exist without its files.
 fn writes_meanwhile() -> usize {
-    let written = || {
-        let log = command(&["logs", "daemonset/linkerd-cni", "-n", NAMESPACE]).output().unwrap();
-        String::from_utf8_lossy(&log.stdout).matches("Created CNI config").count()
-    };
-    let first = written();
+    let first = agents::logged_writes();
     let watcher = Watcher::start();
     thread::sleep(COUNTED);
     watcher.finish().assert_never_stranded("contention with Cilium");
-    written() - first
+    agents::logged_writes() - first
 }
 
 fn ready_agents() -> String {

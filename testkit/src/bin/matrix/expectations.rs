@@ -27,13 +27,6 @@ pub fn assert_redirected(pods: &Pods, unmeshed: &str, meshed: &str) {
     }
 }
 
-/// Asserts that inbound connections of `to` are not redirected.
-pub fn assert_bare(pods: &Pods, from: &str, to: &str) {
-    let target = Family::all()[0].to(&pods.ip(to), 8080);
-    let response = pods.connect(from, "app", &target);
-    assert!(response.starts_with(&format!("app-of-{to}")), "redirected: {response}");
-}
-
 /// The Events with this reason in a namespace.
 pub fn events_in(namespace: &str, reason: &str) -> Vec<Value> {
     let selector = format!("--field-selector=reason={reason}");

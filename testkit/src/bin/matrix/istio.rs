@@ -8,13 +8,14 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 
 use crate::active;
+use crate::agents;
 use crate::expectations::events_in;
-use crate::families::{Family, any};
+use crate::families::any;
 use crate::helm::NAMESPACE;
 use crate::job;
 use crate::network;
 use crate::node::{Files, Node, netns_of};
-use crate::pods::{self, Pods, command};
+use crate::pods::{self, Pods};
 use crate::until::until_within;
 
 const PRIMARY: [&str; 2] = ["bridge", "portmap"];
@@ -89,8 +90,7 @@ pub fn called(pods: &Pods) -> String {
         (sidecar, "meshed", "istio-outbound"),
         ("meshed", sidecar, "proxy-outbound"),
     ] {
-        let response = pods.connect(from, "app", &Family::all()[0].to(&pods.ip(to), 8080));
-        assert!(response.starts_with(responder), "{from} to {to}: {response}, not {responder}");
+        pods.assert_answers(from, to, responder);
     }
     "skipped the meshed and the unmeshed pod, and redirected a pod with istio-proxy".to_owned()
 }
@@ -118,7 +118,7 @@ fn was_skipped(name: &str) -> bool {
 /// The primary CNI writes its network config again and again. Both agents restore their plugin entries, and then leave
 /// the file unchanged.
 pub fn both_restore(pods: &Pods) -> String {
-    let before = Writes::so_far();
+    let before = writes();
     let mut slowest = Duration::ZERO;
     for _ in 0..REWRITES {
         let begin = Instant::now();
@@ -127,23 +127,15 @@ pub fn both_restore(pods: &Pods) -> String {
         slowest = slowest.max(begin.elapsed());
         thread::sleep(PERIOD.saturating_sub(begin.elapsed()));
     }
-    let after = Writes::so_far();
+    let after = writes();
     thread::sleep(QUIET);
-    assert_eq!(
-        Writes::so_far(),
-        after,
-        "writes in {QUIET:?} in which the primary CNI wrote nothing"
-    );
+    assert_eq!(writes(), after, "writes in {QUIET:?} in which the primary CNI wrote nothing");
     assert!(is_chained(), "{:?}", types());
-    let Writes { linkerd, istio } = after.since(&before);
+    let [linkerd, istio] = [after[0] - before[0], after[1] - before[1]];
     // Two by each at most: Istio's agent undoes a write after which it did not read the file again.
-    for writes in [linkerd, istio] {
-        let bound = REWRITES..=2 * REWRITES;
-        assert!(
-            bound.contains(&writes),
-            "writes of linkerd-cni {linkerd}, of Istio {istio}, not {bound:?}"
-        );
-    }
+    let bound = REWRITES..=2 * REWRITES;
+    let is_bounded = bound.contains(&linkerd) && bound.contains(&istio);
+    assert!(is_bounded, "writes of linkerd-cni {linkerd}, of Istio {istio}, not {bound:?}");
     assert!(events_in(NAMESPACE, "LinkerdCNIContention").is_empty());
     assert_redirected(pods, "both-restored");
     format!(
@@ -153,24 +145,10 @@ pub fn both_restore(pods: &Pods) -> String {
     )
 }
 
-/// Number of writes of the network config, as each agent logs them.
-#[derive(Debug, PartialEq, Eq)]
-struct Writes {
-    linkerd: usize,
-    istio: usize,
-}
-
-impl Writes {
-    fn so_far() -> Writes {
-        let log = command(&["logs", "daemonset/linkerd-cni", "-n", NAMESPACE]).output().unwrap();
-        let linkerd = String::from_utf8_lossy(&log.stdout).matches("Created CNI config").count();
-        let log = fs::read_to_string(AGENT_LOG).unwrap();
-        Writes { linkerd, istio: log.matches("Wrote CNI config to").count() }
-    }
-
-    fn since(&self, before: &Writes) -> Writes {
-        Writes { linkerd: self.linkerd - before.linkerd, istio: self.istio - before.istio }
-    }
+/// Number of writes of the network config by linkerd-cni and by Istio's agent, as each logs them.
+fn writes() -> [usize; 2] {
+    let log = fs::read_to_string(AGENT_LOG).unwrap();
+    [agents::logged_writes(), log.matches("Wrote CNI config to").count()]
 }
 
 /// Istio's agent ends and removes its plugin, which leaves linkerd-cni chained. Then it starts again.
@@ -187,8 +165,7 @@ pub fn removed_and_installed(pods: &Pods) -> String {
 /// Starts a meshed pod, and connects to it.
 fn assert_redirected(pods: &Pods, name: &str) {
     pods.start(&[pods::meshed(name)]);
-    let response = pods.connect("unmeshed", "app", &Family::all()[0].to(&pods.ip(name), 8080));
-    assert!(response.starts_with("proxy-inbound"), "{name}: {response}");
+    pods.assert_answers("unmeshed", name, "proxy-inbound");
 }
 
 /// Waits until the node's files are as before. At each event in the directory, Istio's agent copies its plugin binary
@@ -200,13 +177,17 @@ pub fn until_as_before(node: &Node, before: &Files) {
 /// Waits until Istio's plugin is chained alone, with the node's files otherwise as before.
 pub fn until_only_istio_is_left(node: &Node, before: &Files) {
     until_chained(&[ISTIO]);
-    let others = |mut files: Files| {
-        files.remove(Path::new(BINARY));
-        files.remove(Path::new(CONFLIST));
-        files
-    };
-    let expected = others(before.clone());
-    until_within(REACTION, "only Istio's plugin is left", || others(node.files()) == expected);
+    let expected = without_istio(before.clone());
+    until_within(REACTION, "only Istio's plugin is left", || {
+        without_istio(node.files()) == expected
+    });
+}
+
+/// The files without those that Istio's agent writes.
+fn without_istio(mut files: Files) -> Files {
+    files.remove(Path::new(BINARY));
+    files.remove(Path::new(CONFLIST));
+    files
 }
 
 /// Istio's agent ends as well. It leaves what the primary CNI wrote, apart from the format of the JSON.
@@ -217,11 +198,8 @@ pub fn removed(node: &Node, before: &Files) -> String {
     let restored = config();
     job::rewrite_network();
     assert_eq!(restored, config(), "what Istio's agent left, and what the primary CNI writes");
-    let mut before = before.clone();
-    before.remove(Path::new(BINARY));
-    before.remove(Path::new(CONFLIST));
-    let mut files = node.files();
-    files.remove(Path::new(CONFLIST));
-    assert_eq!(files, before);
+    let files = node.files();
+    assert!(!files.contains_key(Path::new(BINARY)), "Istio's plugin binary is left");
+    assert_eq!(without_istio(files), without_istio(before.clone()));
     left
 }

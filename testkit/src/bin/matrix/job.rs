@@ -141,10 +141,7 @@ fn restart_network(daemons: &str, pods: &Pods) -> String {
     let seen = without_gap(&format!("a restart of {daemons}"), || {
         network::cluster("restart-network");
     });
-    let family = Family::all()[0];
-    let target = family.to(&pods.ip_of("meshed", family), 8080);
-    let response = pods.connect("unmeshed", "app", &target);
-    assert!(response.starts_with("proxy-inbound"), "an older pod: {response}");
+    pods.assert_answers("unmeshed", "meshed", "proxy-inbound");
     format!("{daemons}: {seen}")
 }
 
@@ -166,9 +163,7 @@ fn uninstall(node: &Node, helm: &Helm, before: &Files) -> String {
     primary_cni::assert_files_after_uninstall(node, before);
     let pods = Pods::default();
     pods.start(&[pods::meshed("later")]);
-    let ip = pods.ip("later");
-    let response = pods.connect("later", "app", &Family::all()[0].to(&ip, 8080));
-    assert!(response.starts_with("app-of-later"), "redirected after the uninstall: {response}");
+    pods.assert_answers("later", "later", "app-of-later");
     format!("{}; new pods start without redirection", primary_cni::files_after_uninstall())
 }
 

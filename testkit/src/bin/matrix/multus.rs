@@ -49,9 +49,7 @@ pub fn second_network(pods: &Pods) -> String {
     assert!(two.output(&["ip", "-o", "address", "show", "dev", "net1"]).contains("net1"));
     assert_eq!(rules(&two), rules(&one));
     assert_one_set(&two);
-    let response =
-        pods.connect("unmeshed", "app", &Family::all()[0].to(&pods.ip("two-networks"), 8080));
-    assert!(response.starts_with("proxy-inbound"), "{response}");
+    pods.assert_answers("unmeshed", "two-networks", "proxy-inbound");
     "redirected, with the rules of a pod with one network, once".to_owned()
 }
 
@@ -62,8 +60,7 @@ pub fn stopped_daemon(pods: &Pods) -> String {
     kill(Pid::from_raw(pid.trim().parse().unwrap()), Signal::SIGTERM).unwrap();
     until("the daemon's network config is removed", || !Path::new(DAEMON_CONF).exists());
     pods.start(&[pods::meshed("without-multus")]);
-    let response = pods.connect("unmeshed", "app", &target(pods, "without-multus"));
-    assert!(response.starts_with("proxy-inbound"), "{response}");
+    pods.assert_answers("unmeshed", "without-multus", "proxy-inbound");
     job::rewrite_network();
     "a meshed pod starts and is redirected".to_owned()
 }
@@ -79,9 +76,9 @@ pub fn called_by_an_attachment(node: &Node, helm: &Helm, before: &Files) -> Stri
     let pods = Pods::default();
     pods.start(&[attached(pods::meshed("named"), "default/linkerd-cni"), pods::meshed("unnamed")]);
     // Neither connection is redirected where it begins.
-    let named = pods.connect("unnamed", "app", &target(&pods, "named"));
-    let unnamed = pods.connect("named", "linkerd-proxy", &target(&pods, "unnamed"));
-    assert!(named.starts_with("proxy-inbound"), "{named}");
+    pods.assert_answers("unnamed", "named", "proxy-inbound");
+    let target = Family::all()[0].to(&pods.ip("unnamed"), 8080);
+    let unnamed = pods.connect("named", "linkerd-proxy", &target);
     assert!(unnamed.starts_with("app-of-unnamed"), "{unnamed}");
     assert_one_set(&netns_of(&pods.ip("named")));
     helm.must(&["test", "linkerd-cni", "-n", NAMESPACE, "--timeout", "60s"]);
@@ -90,10 +87,6 @@ pub fn called_by_an_attachment(node: &Node, helm: &Helm, before: &Files) -> Stri
     assert!(!Path::new(NET_DIR).join("linkerd-cni.conf").exists());
     kubectl(&["delete", "pod", "-n", "named", "named", "--grace-period=1", "--timeout=60s"]);
     "only the pod that names it is redirected; the pod is deleted after the uninstall".to_owned()
-}
-
-fn target(pods: &Pods, name: &str) -> String {
-    Family::all()[0].to(&pods.ip(name), 8080)
 }
 
 fn attached(mut pod: Value, networks: &str) -> Value {

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use crate::agent::{clean, rolled_out};
-use crate::families::{Family, setting};
+use crate::families::setting;
 use crate::node::{Files, Node, kill_component, start_missing_components};
 use crate::pods::{self, Pods, kubectl};
 use crate::until::until_within;
@@ -62,13 +62,9 @@ pub fn restart(pods: &Pods) -> String {
     kill_component(&component());
     start_missing_components();
     let took = begin.elapsed();
-    let target = Family::all()[0].to(&pods.ip("meshed"), 8080);
-    let response = pods.connect("unmeshed", "app", &target);
-    assert!(response.starts_with("proxy-inbound"), "a pod that was running: {response}");
+    pods.assert_answers("unmeshed", "meshed", "proxy-inbound");
     pods.start(&[pods::meshed("restarted")]);
-    let target = Family::all()[0].to(&pods.ip("restarted"), 8080);
-    let response = pods.connect("unmeshed", "app", &target);
-    assert!(response.starts_with("proxy-inbound"), "a new pod: {response}");
+    pods.assert_answers("unmeshed", "restarted", "proxy-inbound");
     assert_eq!(containers(), before, "the restart ends containers");
     rolled_out();
     format!("{} back after {:.1} s; its pods run on", component(), took.as_secs_f64())

@@ -1,6 +1,6 @@
 //! The job for several nodes: what can only be seen on more than one node.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -8,11 +8,9 @@ use nix::sys::signal::{Signal, kill};
 use serde_json::{Value, json};
 
 use crate::agent::process_of;
-use crate::agents::{self, AgentWatch, Seen};
+use crate::agents::{self, AgentPod, AgentWatch, Seen};
 use crate::checks::Checks;
-use crate::expectations::{
-    assert_bare, assert_redirected, controllers_that_asked_about, only_event,
-};
+use crate::expectations::{assert_redirected, controllers_that_asked_about, only_event};
 use crate::families::Family;
 use crate::helm::Helm;
 use crate::machine::Machine;
@@ -55,8 +53,7 @@ pub fn run(names: [&str; 3], image: &Path, checks: &mut Checks) {
 fn install(helm: &Helm, pods: &Pods, nodes: [&Machine; 2]) -> String {
     pods.start(&[nodes[0].only(pods::unmeshed("client"))]);
     pods.create(&[nodes[1].only(pods::validated("stranded", "1s"))]);
-    let exit = ".status.initContainerStatuses[0].lastState.terminated.exitCode";
-    until("the validator fails", || pods.field("stranded", exit) == "95");
+    pods.until_stranded("stranded");
     for node in nodes {
         kubectl(&["taint", "node", &node.name, &format!("{TAINT}=:NoSchedule")]);
     }
@@ -108,9 +105,7 @@ fn joins(
     assert!(!third.has_taint(TAINT));
     let restarts = pods.field("patient", ".status.initContainerStatuses[0].restartCount");
     assert_eq!(restarts, "0", "the validator passed at its first try");
-    let mut now = agents::by_node();
-    now.insert(name.to_owned(), agents[name].clone());
-    assert_eq!(now, agents, "the agents of the other nodes are the same");
+    assert_others_are_same(name, &agents);
     let seconds = begin.elapsed().as_secs_f64();
     format!(
         "the pod waited for the agent, and was ready {seconds:.1} s after the image was loaded on the node"
@@ -208,6 +203,13 @@ fn undisturbed(nodes: [&Machine; 3], event: impl FnOnce()) -> Seen {
     seen
 }
 
+/// Asserts that the agents are those of `before`, except the one of `node`.
+fn assert_others_are_same(node: &str, before: &BTreeMap<String, AgentPod>) {
+    let mut now = agents::by_node();
+    now.insert(node.to_owned(), before[node].clone());
+    assert_eq!(now, *before, "the agents of the other nodes are the same");
+}
+
 fn killed(node: &Machine, all: [&Machine; 3]) -> String {
     let before = agents::by_node();
     let begin = Instant::now();
@@ -221,9 +223,7 @@ fn killed(node: &Machine, all: [&Machine; 3]) -> String {
     });
     let others = seen.without.iter().filter(|name| **name != node.name);
     assert_eq!(others.count(), 0, "{:?}", seen.without);
-    let mut after = agents::by_node();
-    after.insert(node.name.clone(), before[&node.name].clone());
-    assert_eq!(after, before, "the agents of the other nodes are the same");
+    assert_others_are_same(&node.name, &before);
     format!("ready again after {:.1?}; the others unchanged", begin.elapsed())
 }
 
@@ -235,11 +235,9 @@ fn scope(pods: &Pods, node: &Machine, others: [&Machine; 2]) -> String {
     until("the node's files are as found", || node.is_as_found());
     let took = begin.elapsed();
     until("the agent's pod is deleted", || !agents::by_node().contains_key(&node.name));
-    let mut after = agents::by_node();
-    after.insert(node.name.clone(), before[&node.name].clone());
-    assert_eq!(after, before, "the agents of the other nodes are the same");
+    assert_others_are_same(&node.name, &before);
     pods.start(&[node.only(pods::meshed("out-of-scope"))]);
-    assert_bare(pods, "client", "out-of-scope");
+    pods.assert_answers("client", "out-of-scope", "app-of-out-of-scope");
     // Its pods keep their redirect rules.
     assert_redirected(pods, "client", "meshed-three");
 
@@ -282,8 +280,9 @@ fn uninstall(helm: &Helm, all: [&Machine; 3]) -> String {
     let pods = Pods::default();
     pods.start(&[all[0].only(pods::unmeshed("after"))]);
     for node in all {
-        pods.start(&[node.only(pods::meshed(&format!("bare-{}", node.name)))]);
-        assert_bare(&pods, "after", &format!("bare-{}", node.name));
+        let name = format!("unredirected-{}", node.name);
+        pods.start(&[node.only(pods::meshed(&name))]);
+        pods.assert_answers("after", &name, &format!("app-of-{name}"));
     }
     "the files of all nodes as found; pods on each of them start".to_owned()
 }
