@@ -249,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn warnings_are_posted_first_and_half_of_the_queue_is_theirs() {
+    fn warnings_are_posted_first_and_have_half_of_the_queue() {
         let now = Instant::now();
         let mut events = EventQueue::new(now);
         let offer = |events: &mut EventQueue, number: usize, kind| {

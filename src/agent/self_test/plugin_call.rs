@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_hung_program_started_is_killed_too_in_its_group_and_in_groups_of_its_own() {
+    fn children_of_a_hung_program_are_killed_in_every_process_group() {
         let directory = tempfile::tempdir().unwrap();
         let file = directory.path().join("id");
         // The plugin starts iptables in a group of its own, as `setsid` does.

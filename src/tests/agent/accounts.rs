@@ -3,7 +3,6 @@
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::Signal;
-use serde_json::{Value, json};
 
 use crate::agent_with_api::{Scene, all};
 use crate::api::{DaemonSetState, expired_token, unbound_token};
@@ -14,7 +13,7 @@ const GRACE: (&str, &str) = ("LINKERD_CNI_TERMINATION_GRACE_SECONDS", "12");
 
 /// The API server still accepts the deleted accounts for some seconds.
 #[test]
-fn helm_uninstall_ends_in_401_for_every_account_and_that_is_proof_after_four_seconds() {
+fn rejection_of_every_token_for_four_seconds_proves_an_uninstall() {
     all(vec![true, false], |has_two_accounts| {
         let mut scene = match has_two_accounts {
             true => Scene::start(&[]),
@@ -44,7 +43,7 @@ fn helm_uninstall_ends_in_401_for_every_account_and_that_is_proof_after_four_sec
 }
 
 #[test]
-fn rejections_with_another_answer_between_them_are_no_proof() {
+fn rejections_with_another_response_between_them_prove_nothing() {
     let mut scene = Scene::start(&[GRACE]);
     let tokens = scene.api.state().tokens.clone();
     scene.api.state().tokens.clear();
@@ -61,40 +60,9 @@ fn rejections_with_another_answer_between_them_are_no_proof() {
     scene.assert_left_in_place("401 and 403", "no proof");
 }
 
-/// The agent's own token ends with its pod, as after a forced deletion.
-#[test]
-fn one_account_that_is_still_accepted_stands_for_the_release() {
-    let accepted = "accepted the plugin's token";
-    let answers = vec![
-        (None, accepted),
-        (Some((403, json!({"message": "no such role"}))), accepted),
-        (Some((404, json!({}))), accepted),
-        // These do not show whether the token is accepted.
-        (Some((429, json!({}))), "HTTP 429"),
-        (Some((500, json!({}))), "HTTP 500"),
-    ];
-    all(answers, |(answer, why): (Option<(u16, Value)>, &str)| {
-        let mut scene = Scene::start(&[GRACE]);
-        let took = scene.stop(|state| {
-            state.tokens.retain(|token| token != "token-1");
-            state.namespace = answer.clone();
-        });
-        scene.assert_left_in_place(&format!("{answer:?}"), why);
-        assert!(took >= Duration::from_secs(7), "{answer:?}: {took:?}");
-    });
-
-    let mut scene = Scene::start(&[]);
-    let took = scene.stop(|state| {
-        state.tokens.retain(|token| token != "token-1");
-        state.daemon_set = DaemonSetState::NamespaceBeingDeleted;
-    });
-    scene.assert_uninstalled("the plugin's token reads that the namespace ends");
-    assert!(took < Duration::from_secs(20), "{took:?}");
-}
-
 /// Under upstream's chart the next agent puts its own token into the kubeconfig.
 #[test]
-fn the_token_of_another_agent_in_the_kubeconfig_stands_for_the_release() {
+fn accepted_token_of_another_agent_in_the_kubeconfig_prevents_an_uninstall() {
     let mut scene = Scene::start_with_one_account(&[GRACE]);
     let own = scene.node.token();
     scene.api.state().tokens = vec!["token-2".into()];
@@ -107,7 +75,7 @@ fn the_token_of_another_agent_in_the_kubeconfig_stands_for_the_release() {
 }
 
 #[test]
-fn without_the_plugins_token_its_account_cannot_be_told_to_be_gone() {
+fn missing_plugin_token_prevents_an_uninstall() {
     let mut scene = Scene::start(&[GRACE]);
     scene.pause_between_passes();
     std::fs::remove_file(scene.node.net("kubeconfig.json")).unwrap();
@@ -122,7 +90,7 @@ fn without_the_plugins_token_its_account_cannot_be_told_to_be_gone() {
 /// A node that was cut off for longer than its tokens live is told to stop in an upgrade
 /// before any token is renewed.
 #[test]
-fn a_rejected_token_that_has_expired_does_not_prove_that_its_account_is_gone() {
+fn rejection_of_an_expired_token_proves_nothing() {
     all(vec!["one account", "agent's", "plugin's"], |expired| {
         let mut scene = match expired {
             "one account" => Scene::start_with_one_account(&[GRACE]),
@@ -145,11 +113,4 @@ fn a_rejected_token_that_has_expired_does_not_prove_that_its_account_is_gone() {
         assert_eq!(scene.agent.wait(), Some(0));
         scene.assert_left_in_place(expired, "has expired");
     });
-}
-
-#[test]
-fn a_401_that_is_not_of_kubernetes_proves_nothing() {
-    let mut scene = Scene::start(&[GRACE]);
-    scene.stop(|state| state.proxy = Some(401));
-    scene.assert_left_in_place("a proxy's 401", "default backend - 401");
 }

@@ -119,6 +119,13 @@ impl Agent {
         }
     }
 
+    /// Value of a metric, whose name includes its labels; 0 if there is none.
+    pub fn metric(&self, name: &str) -> f64 {
+        let text = self.get("/metrics").1;
+        let value = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+        value.map_or(0.0, |value| value.parse().unwrap())
+    }
+
     /// The port that it serves; it has to listen by now.
     pub fn port(&self) -> u16 {
         self.address().unwrap().port()

@@ -10,7 +10,7 @@ use crate::requests::report_rejection;
 use crate::until::{until, until_within};
 
 #[test]
-fn the_plugin_gets_a_token_of_its_own_that_is_renewed_at_half_its_life() {
+fn plugin_token_is_requested_and_renewed_at_half_its_lifetime() {
     let api = Api::start();
     api.state().life = 4;
     let (node, mut agent) = started(&api);
@@ -29,7 +29,7 @@ fn the_plugin_gets_a_token_of_its_own_that_is_renewed_at_half_its_life() {
 }
 
 #[test]
-fn an_answer_with_a_token_that_no_request_can_carry_is_rejected_and_asked_for_again() {
+fn token_that_is_invalid_in_a_header_is_rejected_and_requested_again() {
     for unusable in ["two\nlines".to_owned(), "é".into(), "x".repeat(20_000)] {
         let api = Api::start();
         api.state().life = 4;
@@ -104,7 +104,7 @@ fn a_normal_start_logs_no_warning() {
 }
 
 #[test]
-fn a_token_that_runs_out_stays_until_there_is_another_also_after_a_403() {
+fn expired_token_stays_in_the_kubeconfig_until_another_is_issued() {
     let api = Api::start();
     api.state().life = 2;
     let node = node(&api);
@@ -130,7 +130,7 @@ fn a_token_that_runs_out_stays_until_there_is_another_also_after_a_403() {
 }
 
 #[test]
-fn an_agent_that_gets_no_token_keeps_the_kubeconfig_of_the_one_before_it() {
+fn agent_without_a_token_keeps_the_kubeconfig_of_an_earlier_agent() {
     let tokens = [expired_token(), "token-0".to_owned(), "token-1".to_owned()];
     let cases = tokens.into_iter().flat_map(|token| [(token.clone(), 503), (token, 403)]);
     for (token, failure) in cases {
@@ -178,7 +178,7 @@ fn a_revoked_token_is_replaced_once_a_pod_fails_because_of_it() {
 }
 
 #[test]
-fn a_token_that_the_api_server_refuses_is_named_until_there_is_a_better_one() {
+fn ready_names_a_rejected_token_until_it_is_replaced() {
     let api = Api::start();
     api.state().tokens.clear();
     let node = node(&api);
@@ -192,7 +192,7 @@ fn a_token_that_the_api_server_refuses_is_named_until_there_is_a_better_one() {
 }
 
 #[test]
-fn an_api_server_that_never_answers_does_not_keep_an_installed_node_from_being_served() {
+fn silent_api_server_does_not_delay_chaining_on_an_installed_node() {
     let api = Api::start();
     let (node, mut agent) = started(&api);
     agent.signal(nix::sys::signal::Signal::SIGKILL);
@@ -230,7 +230,7 @@ fn a_new_certificate_authority_is_followed() {
 }
 
 #[test]
-fn a_pipe_in_the_kubeconfigs_place_holds_nobody_up() {
+fn fifo_in_place_of_the_kubeconfig_does_not_block_the_agent() {
     let api = Api::start();
     let node = node(&api);
     let mode = nix::sys::stat::Mode::S_IRWXU;

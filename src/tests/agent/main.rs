@@ -30,7 +30,6 @@ mod platforms;
 mod readiness;
 mod rechained;
 mod records;
-mod registered_again;
 mod requests;
 mod rewrites;
 mod saved_state;
@@ -58,13 +57,11 @@ use testkit::{
 };
 
 #[test]
-fn a_node_gets_binary_kubeconfig_and_entry_and_gives_all_back_on_sigterm() {
-    let node = Node::new();
-    node.write("10-calico.conflist", CALICO);
+fn agent_installs_binary_kubeconfig_and_entry_and_uninstalls_on_sigterm() {
+    let node = Node::with_calico();
     fs::set_permissions(node.net("10-calico.conflist"), PermissionsExt::from_mode(0o600)).unwrap();
     let before = node.tree();
-    let mut agent = node.start();
-    agent.until_ready();
+    let mut agent = node.start_ready(&[]);
 
     let copied = fs::metadata(node.bin("linkerd-cni")).unwrap();
     assert_eq!(copied.mode() & 0o7777, 0o755);
@@ -96,10 +93,8 @@ fn a_node_gets_binary_kubeconfig_and_entry_and_gives_all_back_on_sigterm() {
 
 #[test]
 fn a_rotated_token_reaches_the_kubeconfig_and_nothing_else_is_written() {
-    let node = Node::new();
-    node.write("10-calico.conflist", CALICO);
-    let mut agent = node.start();
-    agent.until_ready();
+    let node = Node::with_calico();
+    let mut agent = node.start_ready(&[]);
     let list = node.inode("10-calico.conflist");
     for turn in 2..6 {
         node.rotate(&format!("token-{turn}"));
@@ -111,11 +106,9 @@ fn a_rotated_token_reaches_the_kubeconfig_and_nothing_else_is_written() {
 }
 
 #[test]
-fn whatever_is_taken_away_comes_back() {
-    let node = Node::new();
-    node.write("10-calico.conflist", CALICO);
-    let mut agent = node.start();
-    agent.until_ready();
+fn agent_restores_deleted_and_damaged_files() {
+    let node = Node::with_calico();
+    let mut agent = node.start_ready(&[]);
     for round in 0..3 {
         fs::remove_file(node.bin("linkerd-cni")).unwrap();
         until("the binary", || node.bin("linkerd-cni").exists());
@@ -139,7 +132,7 @@ fn whatever_is_taken_away_comes_back() {
 }
 
 #[test]
-fn readiness_names_what_is_wrong_and_recovers() {
+fn ready_names_each_problem_and_recovers() {
     let node = Node::new();
     let mut agent = node.start();
     until("no network yet", || agent.ready().1.contains("no network config exists yet"));
@@ -163,11 +156,9 @@ fn readiness_names_what_is_wrong_and_recovers() {
 }
 
 #[test]
-fn directories_that_go_and_come_back_are_served_again() {
-    let node = Node::new();
-    node.write("10-calico.conflist", CALICO);
-    let mut agent = node.start();
-    agent.until_ready();
+fn agent_chains_again_after_the_net_dir_is_recreated() {
+    let node = Node::with_calico();
+    let mut agent = node.start_ready(&[]);
     node.remove_tree("etc");
     until("not ready", || agent.ready().0 == 500);
     fs::create_dir(node.root().join("etc")).unwrap();
@@ -180,7 +171,7 @@ fn directories_that_go_and_come_back_are_served_again() {
 }
 
 #[test]
-fn what_the_node_lacks_is_waited_for_and_nothing_is_chained_meanwhile() {
+fn agent_waits_for_missing_files_and_chains_only_then() {
     type TakeAway = fn(&Node);
     let missing: [(&str, TakeAway); 4] = [
         ("token", |node| fs::rename(node.sa().join("token"), node.sa().join("t")).unwrap()),
@@ -189,8 +180,7 @@ fn what_the_node_lacks_is_waited_for_and_nothing_is_chained_meanwhile() {
         ("is empty", |node| node.rotate(" \n")),
     ];
     for (what, take_away) in missing {
-        let node = Node::new();
-        node.write("10-calico.conflist", CALICO);
+        let node = Node::with_calico();
         take_away(&node);
         let mut agent = node.start();
         until(what, || agent.ready().1.contains(what));
@@ -207,8 +197,7 @@ fn what_the_node_lacks_is_waited_for_and_nothing_is_chained_meanwhile() {
         assert_eq!(agent.stop(), Some(0));
     }
     for name in ["KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT"] {
-        let node = Node::new();
-        node.write("10-calico.conflist", CALICO);
+        let node = Node::with_calico();
         let mut agent = node.start_with(&[(name, "")]);
         until(name, || agent.ready().1.contains(&format!("{name} is not set")));
         assert_eq!(node.text("10-calico.conflist"), CALICO);
@@ -217,9 +206,8 @@ fn what_the_node_lacks_is_waited_for_and_nothing_is_chained_meanwhile() {
 }
 
 #[test]
-fn a_template_that_is_no_entry_ends_the_agent_with_the_reason() {
-    let node = Node::new();
-    node.write("10-calico.conflist", CALICO);
+fn invalid_entry_template_or_setting_ends_the_agent_with_the_reason() {
+    let node = Node::with_calico();
     let before = node.tree();
     for (vars, reason) in [
         ([("CNI_NETWORK_CONFIG", "{"), ("X", "")], "CNI_NETWORK_CONFIG is not JSON"),
@@ -241,8 +229,7 @@ fn a_template_that_is_no_entry_ends_the_agent_with_the_reason() {
 
 #[test]
 fn the_template_may_come_from_a_file_and_the_ca_from_another() {
-    let node = Node::new();
-    node.write("10-calico.conflist", CALICO);
+    let node = Node::with_calico();
     let (template, ca) = (node.root().join("template"), node.root().join("other-ca"));
     fs::write(&template, TEMPLATE).unwrap();
     fs::write(&ca, "other CA\n").unwrap();
@@ -257,7 +244,7 @@ fn the_template_may_come_from_a_file_and_the_ca_from_another() {
 }
 
 #[test]
-fn a_file_or_directory_that_a_setting_names_and_is_not_there_is_said_with_that_setting() {
+fn ready_names_the_setting_of_a_missing_file_or_directory() {
     let node = Node::new();
     for name in ["KUBE_CA_FILE", "CONTAINER_CNI_BIN_DIR"] {
         let agent = node.start_with(&[(name, "no/such")]);
@@ -266,7 +253,7 @@ fn a_file_or_directory_that_a_setting_names_and_is_not_there_is_said_with_that_s
 }
 
 #[test]
-fn upstreams_flag_with_one_dash_is_taken() {
+fn upstreams_flag_with_one_dash_is_accepted() {
     let node = Node::new();
     for (flag, status) in [("-log-level", 0), ("--log-level", 0)] {
         let mut agent = node.start_args(&[flag, "debug"], &[]);

@@ -5,7 +5,6 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde_json::json;
 
-use crate::agent::Agent;
 use crate::agent_with_api;
 use crate::api::Api;
 use crate::node::CALICO;
@@ -13,13 +12,6 @@ use crate::promtool;
 use crate::until::until;
 
 const LIST: &str = "10-calico.conflist";
-
-/// The value of a sample, with its labels.
-fn sample(agent: &Agent, name: &str) -> f64 {
-    let text = agent.get("/metrics").1;
-    let value = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
-    value.unwrap_or_else(|| panic!("no {name} in {text}")).parse().unwrap()
-}
 
 #[test]
 fn promtool_accepts_the_metrics_of_an_agent_that_has_counted_something() {
@@ -34,13 +26,13 @@ fn promtool_accepts_the_metrics_of_an_agent_that_has_counted_something() {
     let writer = UnixDatagram::unbound().unwrap();
     writer.send_to(record.to_string().as_bytes(), node.net(".linkerd-cni.sock")).unwrap();
     let failures = r#"linkerd_cni_plugin_failures_total{command="ADD",code="101"}"#;
-    until("the failure", || sample(&agent, failures) == 1.0);
-    assert_eq!(sample(&agent, "linkerd_cni_plugin_api_requests_total"), 3.0);
-    assert_eq!(sample(&agent, "linkerd_cni_plugin_api_retries_total"), 2.0);
+    until("the failure", || agent.metric(failures) == 1.0);
+    assert_eq!(agent.metric("linkerd_cni_plugin_api_requests_total"), 3.0);
+    assert_eq!(agent.metric("linkerd_cni_plugin_api_retries_total"), 2.0);
     let version = env!("CARGO_PKG_VERSION");
     let info = format!(r#"linkerd_cni_agent_build_info{{version="{version}"}}"#);
-    assert_eq!(sample(&agent, &info), 1.0);
-    assert!(sample(&agent, r#"linkerd_cni_agent_api_requests_total{status="2xx"}"#) >= 1.0);
+    assert_eq!(agent.metric(&info), 1.0);
+    assert!(agent.metric(r#"linkerd_cni_agent_api_requests_total{status="2xx"}"#) >= 1.0);
     promtool::assert_clean(&agent.get("/metrics").1);
 }
 
@@ -48,16 +40,16 @@ fn promtool_accepts_the_metrics_of_an_agent_that_has_counted_something() {
 fn a_removed_plugin_entry_is_counted_with_the_time_until_the_plugin_is_chained_again() {
     let api = Api::start();
     let (node, agent) = agent_with_api::started(&api);
-    assert_eq!(sample(&agent, "linkerd_cni_agent_rechains_total"), 0.0);
+    assert_eq!(agent.metric("linkerd_cni_agent_rechains_total"), 0.0);
     let gap = "linkerd_cni_agent_conflist_without_entry_seconds_total";
-    let before = sample(&agent, gap);
+    let before = agent.metric(gap);
     node.replace(&node.net(LIST), CALICO.as_bytes());
     until("the plugin is chained again", || {
-        sample(&agent, "linkerd_cni_agent_rechains_total") == 1.0
+        agent.metric("linkerd_cni_agent_rechains_total") == 1.0
     });
-    until("the time is counted", || sample(&agent, gap) > before);
+    until("the time is counted", || agent.metric(gap) > before);
     assert!(node.chained(LIST));
-    assert_eq!(sample(&agent, "linkerd_cni_agent_contention_active"), 0.0);
+    assert_eq!(agent.metric("linkerd_cni_agent_contention_active"), 0.0);
 }
 
 #[test]
@@ -67,6 +59,6 @@ fn the_end_of_the_token_on_the_host_is_a_metric() {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs_f64();
     let (_node, agent) = agent_with_api::started(&api);
     let metric = "linkerd_cni_agent_token_expiration_timestamp_seconds";
-    until("the end of the token", || sample(&agent, metric) > now + 7000.0);
-    assert!(sample(&agent, metric) < now + 7500.0);
+    until("the end of the token", || agent.metric(metric) > now + 7000.0);
+    assert!(agent.metric(metric) < now + 7500.0);
 }

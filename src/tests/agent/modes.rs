@@ -22,9 +22,8 @@ const COPIED: &str = "00-linkerd-cni.conflist";
 const STANDALONE: &str = "linkerd-cni.conf";
 
 #[test]
-fn one_named_file_is_waited_for_chained_and_given_back_and_no_other_is_touched() {
-    let node = Node::new();
-    node.write("10-calico.conflist", CALICO);
+fn agent_waits_for_the_named_config_chains_it_alone_and_restores_it() {
+    let node = Node::with_calico();
     let mut agent = node.start_with(ONLY);
     until("the reason", || {
         let (status, why) = agent.ready();
@@ -61,12 +60,11 @@ fn a_name_that_no_runtime_loads_ends_the_agent_with_the_reason() {
 }
 
 #[test]
-fn a_standalone_configuration_is_kept_right_and_goes_with_us() {
+fn agent_restores_and_uninstalls_a_standalone_config() {
     let node = Node::uninstalling();
     node.write("10-calico.conflist", CALICO);
     let before = node.tree();
-    let mut agent = node.start_with(ALONE);
-    agent.until_ready();
+    let mut agent = node.start_ready(ALONE);
     let conf = node.json(STANDALONE);
     assert_eq!(
         (&conf["name"], &conf["type"], &conf["cniVersion"]),
@@ -85,8 +83,7 @@ fn a_standalone_configuration_is_kept_right_and_goes_with_us() {
     // The next agent adopts the file and does not write it.
     agent.kill();
     let inode = node.inode(STANDALONE);
-    let mut agent = node.start_with(ALONE);
-    agent.until_ready();
+    let mut agent = node.start_ready(ALONE);
     assert_eq!(node.inode(STANDALONE), inode);
     assert_eq!(agent.stop(), Some(0));
     assert_eq!(node.tree(), before);
@@ -98,21 +95,18 @@ fn a_standalone_file_with_the_name_of_an_old_leftover_is_adopted_like_any_other(
     node.write("10-calico.conflist", CALICO);
     let name = "01-linkerd-cni.conf";
     let vars = [ALONE[0], ("LINKERD_CNI_CONF_NAME", name)];
-    let mut agent = node.start_with(&vars);
-    agent.until_ready();
+    let mut agent = node.start_ready(&vars);
     let inode = node.inode(name);
     agent.kill();
-    let mut agent = node.start_with(&vars);
-    agent.until_ready();
+    let mut agent = node.start_ready(&vars);
     assert_eq!(node.inode(name), inode, "{}", agent.log());
     assert_eq!(agent.stop(), Some(0));
     assert!(!node.net(name).exists());
 }
 
 #[test]
-fn a_foreign_file_is_never_overwritten() {
-    let node = Node::new();
-    node.write("10-calico.conflist", CALICO);
+fn config_of_another_program_is_never_overwritten() {
+    let node = Node::with_calico();
     let before = node.tree();
     let name = ("LINKERD_CNI_CONF_NAME", "10-calico.conflist");
     for how in [ALONE[0], COPY[0]] {
@@ -126,14 +120,12 @@ fn a_foreign_file_is_never_overwritten() {
 }
 
 #[test]
-fn a_copy_follows_the_network_whose_file_is_never_written() {
-    let node = Node::new();
-    node.write("10-calico.conflist", CALICO);
+fn copy_follows_the_conflist_of_the_primary_cni_which_is_never_written() {
+    let node = Node::with_calico();
     fs::set_permissions(node.net("10-calico.conflist"), PermissionsExt::from_mode(0o640)).unwrap();
     let before = node.tree();
     let inode = node.inode("10-calico.conflist");
-    let mut agent = node.start_with(COPY);
-    agent.until_ready();
+    let mut agent = node.start_ready(COPY);
     assert_eq!(node.inode("10-calico.conflist"), inode);
     assert_eq!(node.types(COPIED), ["calico", "portmap", "linkerd-cni"], "{}", agent.log());
     let mode = fs::metadata(node.net(COPIED)).unwrap().permissions().mode();
@@ -167,7 +159,7 @@ fn a_copy_follows_the_network_whose_file_is_never_written() {
 }
 
 #[test]
-fn from_any_mode_to_any_other_nothing_stays_behind() {
+fn change_from_any_mode_to_any_other_leaves_no_file_behind() {
     let node = Node::uninstalling();
     node.write("10-calico.conflist", CALICO);
     node.write("20-net.conf", CONF);
@@ -190,8 +182,7 @@ fn from_any_mode_to_any_other_nothing_stays_behind() {
     for (from, is_from) in modes {
         for (to, is_to) in modes {
             for killed in [true, false] {
-                let mut agent = node.start_with(from);
-                agent.until_ready();
+                let mut agent = node.start_ready(from);
                 until("the first mode", || is_from(&node));
                 agent.kill();
                 let mut agent = node.start_with(to);
@@ -217,8 +208,7 @@ fn from_any_mode_to_any_other_nothing_stays_behind() {
 fn changing_between_chaining_and_a_copy_keeps_the_plugin_chained() {
     let node = Arc::new(Node::new());
     node.write("10-calico.conflist", CALICO);
-    let mut agent = node.start();
-    agent.until_ready();
+    let mut agent = node.start_ready(&[]);
     agent.kill();
     let stop = Arc::new(AtomicBool::new(false));
     let (theirs, end) = (Arc::clone(&node), Arc::clone(&stop));
@@ -234,8 +224,7 @@ fn changing_between_chaining_and_a_copy_keeps_the_plugin_chained() {
         reads
     });
     for round in 0..12 {
-        let mut agent = node.start_with([COPY, &[]][round % 2]);
-        agent.until_ready();
+        let mut agent = node.start_ready([COPY, &[]][round % 2]);
         let left = [COPIED, "10-calico.conflist"][(round + 1) % 2];
         until("the other one is given back", || !node.chained(left));
         agent.kill();
@@ -245,7 +234,7 @@ fn changing_between_chaining_and_a_copy_keeps_the_plugin_chained() {
 }
 
 #[test]
-fn kills_at_any_time_strand_no_node_in_any_mode() {
+fn kills_at_any_time_leave_no_node_stranded_in_any_mode() {
     for (vars, kills) in [(COPY, 40), (ALONE, 20), (ONLY, 20)] {
         let node = Node::uninstalling();
         node.write("10-calico.conflist", CALICO);
@@ -262,8 +251,7 @@ fn kills_at_any_time_strand_no_node_in_any_mode() {
             agent.kill();
             node.assert_not_stranded();
         }
-        let mut agent = node.start_with(vars);
-        agent.until_ready();
+        let mut agent = node.start_ready(vars);
         assert_eq!(agent.stop(), Some(0), "{vars:?}: {}", agent.log());
         assert_eq!(node.tree(), before, "{vars:?}");
     }

@@ -14,8 +14,7 @@ fn the_config_of_multus_daemon_is_unchanged_and_the_conflist_that_it_names_is_ch
     let node = Node::uninstalling();
     node.write(MULTUS, DAEMON);
     node.write("10-calico.conflist", CALICO);
-    let mut agent = node.start();
-    agent.until_ready();
+    let mut agent = node.start_ready(&[]);
     assert_eq!(node.text(MULTUS), DAEMON);
     assert!(node.chained("10-calico.conflist"));
     // A conflist made from it would stay when the daemon stops, and no pod could start.

@@ -78,6 +78,13 @@ impl Node {
         node
     }
 
+    /// A node with one network config, of Calico.
+    pub fn with_calico() -> Node {
+        let node = Node::new();
+        node.write("10-calico.conflist", CALICO);
+        node
+    }
+
     /// A node whose DaemonSet is being deleted, so that every agent uninstalls when it is stopped, also one that finds a
     /// predecessor's kubeconfig.
     pub fn uninstalling() -> Node {
@@ -254,6 +261,13 @@ impl Node {
 
     pub fn start_with(&self, vars: &[(&str, &str)]) -> Agent {
         self.start_args(&[], vars)
+    }
+
+    /// Starts the agent and waits until it is ready.
+    pub fn start_ready(&self, vars: &[(&str, &str)]) -> Agent {
+        let mut agent = self.start_with(vars);
+        agent.until_ready();
+        agent
     }
 
     pub fn start_owned(&self, vars: &[(&str, String)]) -> Agent {

@@ -10,6 +10,7 @@ use crate::until::until;
 
 /// Suffix of the names that Cilium gives to other network configs while `cni.exclusive=true`.
 const SUFFIX: &str = ".cilium_bak";
+const WRITES: &str = "linkerd_cni_agent_conflist_writes_total";
 
 /// Renames a network config as Cilium does. Returns the new name.
 fn rename(node: &Node, name: &str) -> String {
@@ -25,8 +26,7 @@ fn uninstall_restores_the_configs_that_cilium_has_renamed_under_their_new_names(
     node.write("20-net.conf", CONF);
     node.write("30-real", CALICO);
     symlink("30-real", node.net("30-link.conflist")).unwrap();
-    let mut agent = node.start();
-    agent.until_ready();
+    let mut agent = node.start_ready(&[]);
     node.write("05-cilium.conflist", CALICO);
     until("Cilium's conflist is chained", || node.chained("05-cilium.conflist"));
     for name in ["10-calico.conflist", "20-net.conflist", "30-link.conflist"] {
@@ -59,8 +59,7 @@ fn uninstall_removes_a_copy_that_cilium_has_renamed() {
     let node = Node::uninstalling();
     node.write("10-calico.conflist", CALICO);
     let before = node.tree();
-    let mut agent = node.start_with(&[("LINKERD_CNI_OWN_CONFIG", "true")]);
-    agent.until_ready();
+    let mut agent = node.start_ready(&[("LINKERD_CNI_OWN_CONFIG", "true")]);
     rename(&node, "00-linkerd-cni.conflist");
     agent.until_ready();
     assert_eq!(agent.stop(), Some(0), "{}", agent.log());
@@ -74,8 +73,7 @@ fn a_damaged_config_that_cilium_has_renamed_does_not_stop_an_uninstall() {
     node.write("10-calico.conflist", CALICO);
     node.write("20-half.conflist.cilium_bak", r#"{"plugins":[{"type":"linkerd-cni""#);
     let before = node.tree();
-    let mut agent = node.start();
-    agent.until_ready();
+    let mut agent = node.start_ready(&[]);
     assert_eq!(agent.stop(), Some(0), "{}", agent.log());
     assert_eq!(node.tree(), before);
 }
@@ -92,9 +90,8 @@ fn with_appended(mut conflist: Value) -> Value {
 fn an_installer_that_appends_its_plugin_behind_the_entry_causes_neither_rewrite_nor_contention() {
     let node = Node::uninstalling();
     node.write("10-calico.conflist", CALICO);
-    let mut agent = node.start();
-    agent.until_ready();
-    let own_writes = agent.get("/metrics").1;
+    let mut agent = node.start_ready(&[]);
+    let own_writes = agent.metric(WRITES);
     let appended = with_appended(node.json("10-calico.conflist")).to_string();
     node.replace(&node.net("10-calico.conflist"), appended.as_bytes());
     // A pass over the new content, which a later change shows.
@@ -102,13 +99,8 @@ fn an_installer_that_appends_its_plugin_behind_the_entry_causes_neither_rewrite_
     until("a later change is chained", || node.chained("20-net.conflist"));
     agent.until_ready();
     assert_eq!(node.text("10-calico.conflist"), appended);
-    let writes = "linkerd_cni_agent_conflist_writes_total ";
-    let count = |metrics: &str| -> u32 {
-        let line = metrics.lines().find_map(|line| line.strip_prefix(writes));
-        line.unwrap().parse().unwrap()
-    };
-    assert_eq!(count(&agent.get("/metrics").1), count(&own_writes) + 1);
-    assert!(agent.get("/metrics").1.contains("linkerd_cni_agent_contentions_total 0\n"));
+    assert_eq!(agent.metric(WRITES), own_writes + 1.0);
+    assert_eq!(agent.metric("linkerd_cni_agent_contentions_total"), 0.0);
     assert_eq!(agent.stop(), Some(0), "{}", agent.log());
     let types = ["calico", "portmap", "istio-cni"];
     assert_eq!(node.types("10-calico.conflist"), types);
@@ -118,14 +110,12 @@ fn an_installer_that_appends_its_plugin_behind_the_entry_causes_neither_rewrite_
 fn a_changed_plugin_entry_stays_before_the_plugin_that_was_appended_behind_it() {
     let node = Node::uninstalling();
     node.write("10-calico.conflist", CALICO);
-    let mut agent = node.start();
-    agent.until_ready();
+    let mut agent = node.start_ready(&[]);
     agent.kill();
     let appended = with_appended(node.json("10-calico.conflist"));
     node.write("10-calico.conflist", &format!("{appended:#}"));
     let changed = crate::node::TEMPLATE.replace("4143", "5143");
-    let mut agent = node.start_with(&[("CNI_NETWORK_CONFIG", &changed)]);
-    agent.until_ready();
+    let mut agent = node.start_ready(&[("CNI_NETWORK_CONFIG", &changed)]);
     let types = ["calico", "portmap", "linkerd-cni", "istio-cni"];
     assert_eq!(node.types("10-calico.conflist"), types);
     assert!(node.text("10-calico.conflist").contains("5143"));

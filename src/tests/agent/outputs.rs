@@ -9,11 +9,10 @@ use crate::until::until;
 use crate::unwritable::{Unwritable, closed, full_device, full_pipe};
 
 #[test]
-fn an_agent_installs_reconciles_and_uninstalls_whatever_its_outputs_are() {
+fn agent_installs_reconciles_and_uninstalls_with_closed_or_full_outputs() {
     for output in [full_device(), closed(), full_pipe()] {
         for level in ["info", "trace"] {
-            let node = Node::new();
-            node.write("10-calico.conflist", CALICO);
+            let node = Node::with_calico();
             let before = node.tree();
             let address = free_address();
             let mut agent = start(&node, &output, address, level);

@@ -4,7 +4,7 @@ use std::fs;
 
 use serde_json::json;
 
-use crate::node::{CALICO, Node, TEMPLATE};
+use crate::node::{Node, TEMPLATE};
 use crate::until::until;
 
 #[test]
@@ -22,14 +22,12 @@ fn the_agent_writes_its_namespace_into_an_entry_whose_template_has_none() {
         (vec![], None, json!(null)),
         (vec![], Some(" \n"), json!(null)),
     ] {
-        let node = Node::new();
-        node.write("10-calico.conflist", CALICO);
+        let node = Node::with_calico();
         if let Some(namespace) = beside_token {
             fs::write(node.sa().join("namespace"), namespace).unwrap();
         }
         let before = node.tree();
-        let mut agent = node.start_with(&vars);
-        agent.until_ready();
+        let mut agent = node.start_ready(&vars);
         let entry = &node.json("10-calico.conflist")["plugins"][2];
         assert_eq!(entry["linkerd"]["agent-namespace"], expected);
         assert_eq!(entry["linkerd"]["agent-daemonset"], json!(null));
@@ -40,11 +38,9 @@ fn the_agent_writes_its_namespace_into_an_entry_whose_template_has_none() {
 
 #[test]
 fn an_entry_with_the_agents_namespace_is_adopted_and_not_written_again() {
-    let node = Node::new();
-    node.write("10-calico.conflist", CALICO);
+    let node = Node::with_calico();
     let vars = [("LINKERD_CNI_NAMESPACE", "mesh"), ("LINKERD_CNI_DAEMONSET", "mesh-cni")];
-    let mut agent = node.start_with(&vars);
-    agent.until_ready();
+    let mut agent = node.start_ready(&vars);
     let entry = node.json("10-calico.conflist")["plugins"][2].clone();
     assert_eq!(entry["linkerd"]["agent-daemonset"], "mesh-cni");
     let (text, inode) = (node.text("10-calico.conflist"), node.inode("10-calico.conflist"));
@@ -56,8 +52,7 @@ fn an_entry_with_the_agents_namespace_is_adopted_and_not_written_again() {
         if *content != text {
             node.write("10-calico.conflist", content);
         }
-        let mut agent = node.start_with(&vars);
-        agent.until_ready();
+        let mut agent = node.start_ready(&vars);
         agent.kill();
         assert_eq!(node.text("10-calico.conflist"), *content);
         assert_eq!(node.inode("10-calico.conflist"), inode);
@@ -67,8 +62,7 @@ fn an_entry_with_the_agents_namespace_is_adopted_and_not_written_again() {
     let older = text.replace(",\"agent-namespace\": \"mesh\"", "");
     assert_ne!(older, text);
     node.write("10-calico.conflist", &older);
-    let mut agent = node.start_with(&vars);
-    agent.until_ready();
+    let mut agent = node.start_ready(&vars);
     until("the namespace", || node.json("10-calico.conflist")["plugins"][2] == entry);
     agent.kill();
 }

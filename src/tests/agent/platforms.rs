@@ -23,7 +23,7 @@ const PLUGIN: &str = env!("CARGO_BIN_EXE_linkerd-cni");
 const AT_ONCE: usize = 4;
 
 #[test]
-fn every_platform_gets_ready_and_is_given_back_byte_for_byte() {
+fn agent_gets_ready_on_every_platform_and_restores_it_byte_for_byte() {
     let platforms = helm::platforms();
     let mut failed = Vec::new();
     for some in platforms.chunks(AT_ONCE) {

@@ -30,10 +30,8 @@ fn the_probes_are_served_on_both_families_unless_the_address_is_of_one() {
     for (address, on_ipv4, on_ipv6) in
         [("[::]:0", true, true), (":0", true, true), ("0.0.0.0:0", true, false)]
     {
-        let node = Node::new();
-        node.write("10-calico.conflist", CALICO);
-        let mut agent = node.start_with(&[("LINKERD_CNI_ADMIN_ADDR", address)]);
-        agent.until_ready();
+        let node = Node::with_calico();
+        let agent = node.start_ready(&[("LINKERD_CNI_ADMIN_ADDR", address)]);
         let port = agent.port();
         assert_eq!(
             (serves("127.0.0.1", port), serves("[::1]", port)),
@@ -45,10 +43,8 @@ fn the_probes_are_served_on_both_families_unless_the_address_is_of_one() {
 
 #[test]
 fn the_status_names_the_active_conflist_while_it_calls_the_plugin() {
-    let node = Node::new();
-    node.write("10-calico.conflist", CALICO);
-    let mut agent = node.start();
-    agent.until_ready();
+    let node = Node::with_calico();
+    let agent = node.start_ready(&[]);
     let status = || -> serde_json::Value {
         let (code, body) = agent.get("/status");
         assert_eq!(code, 200, "{body}");
@@ -67,8 +63,7 @@ fn a_failure_to_accept_connections_is_logged_once_and_so_is_its_end() {
     if !has_strace() {
         return;
     }
-    let node = Node::new();
-    node.write("10-calico.conflist", CALICO);
+    let node = Node::with_calico();
     let mut agent = start_with_fault(&node, "accept4:error=EMFILE:when=1..5", &[]);
     // The first request waits until its connection is accepted.
     agent.until_ready();
@@ -83,8 +78,7 @@ fn without_ipv6_in_the_kernel_the_probes_are_served_on_ipv4() {
     if !has_strace() {
         return;
     }
-    let node = Node::new();
-    node.write("10-calico.conflist", CALICO);
+    let node = Node::with_calico();
     // Without the socket for plugin records, the admin listener is the first socket that is bound.
     let vars = [("LINKERD_CNI_ADMIN_ADDR", "[::]:0"), ("LINKERD_CNI_PLUGIN_SOCKET", "false")];
     let agent = start_with_fault(&node, "bind:error=EAFNOSUPPORT:when=1", &vars);
@@ -106,10 +100,8 @@ fn while_a_pass_hangs_the_agent_is_not_ready_and_after_a_minute_not_alive() {
     if !has_strace() {
         return;
     }
-    let node = Node::new();
-    node.write("10-calico.conflist", CALICO);
-    let mut agent = node.start_with(&[("LINKERD_CNI_RESYNC_SECONDS", "1")]);
-    agent.until_ready();
+    let node = Node::with_calico();
+    let mut agent = node.start_ready(&[("LINKERD_CNI_RESYNC_SECONDS", "1")]);
     let begin = Instant::now();
     let hung = hang_files_of(&agent);
     until("not ready", || agent.ready().0 == 500);
@@ -131,8 +123,7 @@ fn the_probes_are_served_while_the_first_pass_hangs() {
     if !has_strace() {
         return;
     }
-    let node = Node::new();
-    node.write("10-calico.conflist", CALICO);
+    let node = Node::with_calico();
     // Without the socket for plugin records, the plugin binary is the first file that is synced.
     let vars = [("LINKERD_CNI_RESYNC_SECONDS", "1"), ("LINKERD_CNI_PLUGIN_SOCKET", "false")];
     let agent = start_with_fault(&node, "fsync:delay_enter=900000000", &vars);

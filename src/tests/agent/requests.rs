@@ -49,7 +49,7 @@ fn sent(api: &Api) -> Vec<String> {
 }
 
 #[test]
-fn an_idle_agent_sends_what_it_has_to_at_its_start_and_then_nothing() {
+fn idle_agent_sends_three_requests_at_its_start_and_then_none() {
     let api = Api::start();
     let (node, mut agent) = started(&api);
     let token = "POST /api/v1/namespaces/linkerd-cni/serviceaccounts/linkerd-cni-plugin/token";
@@ -74,7 +74,7 @@ fn an_idle_agent_sends_what_it_has_to_at_its_start_and_then_nothing() {
 }
 
 #[test]
-fn an_agent_without_the_right_to_a_token_asks_ever_less_often() {
+fn forbidden_token_request_is_repeated_with_a_growing_delay() {
     let api = Api::start();
     api.state().grant = 403;
     let node = node(&api);
@@ -88,7 +88,7 @@ fn an_agent_without_the_right_to_a_token_asks_ever_less_often() {
 }
 
 #[test]
-fn a_flood_of_records_about_refused_tokens_brings_few_checks() {
+fn flood_of_records_about_rejected_tokens_causes_few_checks() {
     let api = Api::start();
     let (node, agent) = started(&api);
     report_rejection(&node);
@@ -107,7 +107,7 @@ fn a_flood_of_records_about_refused_tokens_brings_few_checks() {
 }
 
 #[test]
-fn a_check_without_an_answer_is_repeated_ever_later_and_what_was_said_before_counts() {
+fn failed_token_check_is_repeated_with_a_growing_delay_and_the_node_stays_ready() {
     let api = Api::start();
     let (node, mut agent) = started(&api);
     api.state().namespace = Some((503, json!({"message": "overloaded"})));

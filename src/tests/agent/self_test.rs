@@ -41,15 +41,12 @@ pub fn start(node: &Node, entry: &str) -> Agent {
     node.start_with(&[("LINKERD_CNI_SELF_TEST", "true"), ("CNI_NETWORK_CONFIG", entry)])
 }
 
-fn trials(agent: &Agent, result: &str) -> u64 {
-    let metrics = agent.get("/metrics").1;
-    let name = format!("linkerd_cni_agent_self_tests_total{{result=\"{result}\"}} ");
-    let line = metrics.lines().find_map(|line| line.strip_prefix(&*name));
-    line.unwrap_or_default().parse().unwrap_or_default()
+fn self_tests(agent: &Agent, result: &str) -> f64 {
+    agent.metric(&format!("linkerd_cni_agent_self_tests_total{{result=\"{result}\"}}"))
 }
 
 #[test]
-fn the_real_plugin_is_proven_by_tcp_in_both_directions_and_families() {
+fn self_test_of_the_real_plugin_redirects_tcp_in_both_directions_and_families() {
     let real = fs::read(PLUGIN).unwrap();
     for (version, calls) in [("0.3.1", "ADD succeeded"), ("1.0.0", "ADD and CHECK succeeded")] {
         let node = node(&real, version);
@@ -69,36 +66,29 @@ fn the_real_plugin_is_proven_by_tcp_in_both_directions_and_families() {
         let mut warnings = log.lines().filter(|line| line.contains("WARN"));
         assert!(warnings.all(|line| line.contains("CNI directories: ")), "{log}");
         println!("{}", log.lines().find(|line| line.contains("passed")).unwrap_or_default());
-        assert_eq!(trials(&agent, "passed"), 1);
+        assert_eq!(self_tests(&agent, "passed"), 1.0);
     }
 }
 
 #[test]
 fn the_self_test_reruns_only_when_binary_or_entry_changes() {
     let node = node(&fs::read(PLUGIN).unwrap(), "1.0.0");
-    let mut agent = node.start_with(&[
+    let mut agent = node.start_ready(&[
         ("LINKERD_CNI_SELF_TEST", "true"),
         ("CNI_NETWORK_CONFIG", ENTRY),
         ("LINKERD_CNI_RESYNC_SECONDS", "1"),
     ]);
-    agent.until_ready();
-    let passes = |agent: &Agent| {
-        let metrics = agent.get("/metrics").1;
-        let line = metrics
-            .lines()
-            .find_map(|line| line.strip_prefix("linkerd_cni_agent_reconcile_total "));
-        line.unwrap_or_default().parse::<u64>().unwrap_or_default()
-    };
+    let passes = |agent: &Agent| agent.metric("linkerd_cni_agent_reconcile_total");
     let before = passes(&agent);
-    until("some more passes", || passes(&agent) > before + 2);
-    assert_eq!(trials(&agent, "passed"), 1);
+    until("some more passes", || passes(&agent) > before + 2.0);
+    assert_eq!(self_tests(&agent, "passed"), 1.0);
     fs::remove_file(node.bin("linkerd-cni")).unwrap();
-    until("another trial", || trials(&agent, "passed") == 2);
+    until("another trial", || self_tests(&agent, "passed") == 2.0);
     agent.until_ready();
 }
 
 #[test]
-fn a_mode_whose_iptables_the_agent_cannot_run_is_tested_as_auto_and_labelled_so() {
+fn mode_whose_iptables_the_agent_lacks_is_tested_as_auto_and_ready_says_so() {
     let node = node(&fs::read(PLUGIN).unwrap(), "1.0.0");
     // Hides iptables, which the agent's image lacks.
     let hide = r#"mount -t tmpfs none /usr/sbin && exec "$0" "$@""#;
@@ -111,11 +101,11 @@ fn a_mode_whose_iptables_the_agent_cannot_run_is_tested_as_auto_and_labelled_so(
                 cannot run it, so the self-test ran with iptablesMode auto";
     assert_eq!(agent.ready().1, format!("ready ({note})\n"));
     assert!(agent.log().contains(note), "{}", agent.log());
-    assert_eq!((trials(&agent, "passed"), trials(&agent, "passed_with_auto")), (0, 1));
+    assert_eq!((self_tests(&agent, "passed"), self_tests(&agent, "passed_with_auto")), (0.0, 1.0));
 }
 
 #[test]
-fn a_mode_whose_iptables_the_agent_can_run_is_tested_itself() {
+fn mode_whose_iptables_the_agent_has_is_tested_with_it() {
     for (mode, program) in [
         ("nft", "iptables-nft-restore"),
         ("legacy", "iptables-legacy-restore"),
@@ -139,15 +129,15 @@ fn a_mode_whose_iptables_the_agent_can_run_is_tested_itself() {
         assert!(ran.exists(), "{mode}: {}", agent.log());
         assert_eq!(agent.ready().1, "ready\n", "{mode}");
         assert_eq!(
-            (trials(&agent, "passed"), trials(&agent, "passed_with_auto")),
-            (1, 0),
+            (self_tests(&agent, "passed"), self_tests(&agent, "passed_with_auto")),
+            (1.0, 0.0),
             "{mode}"
         );
     }
 }
 
 #[test]
-fn a_plugin_that_does_not_do_its_work_keeps_the_node_from_being_ready() {
+fn node_is_not_ready_while_the_plugin_fails_the_self_test() {
     let result = r#"echo '{"cniVersion": "1.0.0", "ips": []}'"#;
     let fails =
         r#"echo '{"code": 121, "msg": "no rule for you", "details": "try another"}'; exit 1"#;
@@ -181,7 +171,7 @@ fn a_plugin_that_does_not_do_its_work_keeps_the_node_from_being_ready() {
 }
 
 #[test]
-fn a_plugin_that_hangs_is_killed_and_the_next_one_is_tried() {
+fn hung_plugin_is_killed_and_its_replacement_is_tested() {
     let node = node(&script("exec sleep 600"), "1.0.0");
     let agent = start(&node, ENTRY);
     let begin = Instant::now();
@@ -209,7 +199,7 @@ fn without_capabilities_the_self_test_is_skipped_and_the_node_gets_ready() {
         let skipped = "self-test skipped, so readiness does not depend on it: \
                        the agent lacks SYS_ADMIN or NET_ADMIN";
         assert_eq!(log.matches(skipped).count(), 1, "{taken}: {log}");
-        assert_eq!(trials(&agent, "skipped"), 1);
+        assert_eq!(self_tests(&agent, "skipped"), 1.0);
         agent.kill();
     }
 }

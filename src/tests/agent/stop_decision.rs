@@ -5,7 +5,7 @@ use std::thread;
 use std::time::Duration;
 
 use nix::sys::signal::Signal;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::agent_with_api::{self, Scene, all};
 use crate::api::{Api, DaemonSetState, State};
@@ -24,97 +24,209 @@ const NODE: (&str, &str) = ("LINKERD_CNI_NODE_NAME", "node-1");
 /// The agent's pod.
 const POD: (&str, &str) = ("LINKERD_CNI_POD_NAME", "linkerd-cni-x");
 
+/// What a stopped agent does, and the reason in its log.
+enum Outcome {
+    /// Uninstalls at once.
+    Uninstalled(&'static str),
+    /// Leaves everything in place at once.
+    LeftInPlace(&'static str),
+    /// Asks again until its time is over, and then leaves everything in place.
+    NoProof(&'static str),
+}
+
+use Outcome::{LeftInPlace, NoProof, Uninstalled};
+
+/// Name, outcome, and what changes at the API server before the agent is stopped.
+type Case = (&'static str, Outcome, fn(&mut State));
+
+const OUT_OF_SCOPE: &str = "node node-1 is no longer in the DaemonSet's scope: ";
+
+fn add_taint(state: &mut State, key: &str, effect: &str) {
+    state.taints = vec![json!({"key": key, "effect": effect})];
+}
+
+/// Revokes the agent's own token, as after a forced deletion of its pod, and sets the response to a
+/// request with the plugin's.
+fn revoke_own_token(state: &mut State, response: Option<(u16, Value)>) {
+    state.tokens.retain(|token| token != "token-1");
+    state.namespace = response;
+}
+
+const UNINSTALLED: &[Case] = &[
+    ("DaemonSet being deleted", Uninstalled("is being deleted"), |state| {
+        state.daemon_set = DaemonSetState::BeingDeleted;
+    }),
+    ("namespace being deleted", Uninstalled("namespace is being deleted"), |state| {
+        state.daemon_set = DaemonSetState::NamespaceBeingDeleted;
+    }),
+    ("namespace being deleted, own token revoked", Uninstalled("namespace is"), |state| {
+        revoke_own_token(state, None);
+        state.daemon_set = DaemonSetState::NamespaceBeingDeleted;
+    }),
+    ("DaemonSet gone", Uninstalled("does not exist"), |state| {
+        state.daemon_set = DaemonSetState::Status(404);
+    }),
+    ("node selector", Uninstalled("lacks the label pool=mesh"), |state| {
+        state.placement = json!({"nodeSelector": {"pool": "mesh"}});
+    }),
+    ("node affinity", Uninstalled("required node affinity"), |state| {
+        let wanted = json!({"key": "kubernetes.io/os", "operator": "NotIn", "values": ["linux"]});
+        let terms = json!([{"matchExpressions": [wanted]}]);
+        state.placement = json!({"affinity": {"nodeAffinity": {
+            "requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms},
+        }}});
+    }),
+    ("taint", Uninstalled("taint gpu=:NoSchedule is not tolerated"), |state| {
+        add_taint(state, "gpu", "NoSchedule");
+    }),
+    ("taint, pod gone", Uninstalled("taint gone=:NoExecute is not tolerated"), |state| {
+        add_taint(state, "gone", "NoExecute");
+        state.pod = Err(404);
+    }),
+];
+
+const LEFT_IN_PLACE: &[Case] = &[
+    ("unchanged", LeftInPlace("the DaemonSet exists"), |_| {}),
+    ("no right to read nodes", LeftInPlace("the DaemonSet exists"), |state| {
+        state.node = Some(403);
+    }),
+    ("no such node", LeftInPlace("the DaemonSet exists"), |state| state.node = Some(404)),
+    ("no right to read namespaces", LeftInPlace("the DaemonSet exists"), |state| {
+        state.namespace = Some((403, json!({})));
+    }),
+    ("selected node with a tolerated taint", LeftInPlace("the DaemonSet exists"), |state| {
+        state.placement = json!({
+            "nodeSelector": {"kubernetes.io/os": "linux"},
+            "tolerations": [{"operator": "Exists"}],
+        });
+        add_taint(state, "gpu", "NoExecute");
+    }),
+    ("new taint, container restarts", LeftInPlace("pod is not being deleted"), |state| {
+        add_taint(state, "gpu", "NoSchedule");
+        state.pod = Ok(json!({"name": "linkerd-cni-x", "deletionTimestamp": null}));
+    }),
+    ("new taint, unreadable pod", LeftInPlace("the agent cannot read its pod: "), |state| {
+        add_taint(state, "gpu", "NoSchedule");
+        state.pod = Err(403);
+    }),
+    ("orphaned pod, container restarts", LeftInPlace("pod is not being deleted"), |state| {
+        state.daemon_set = DaemonSetState::Status(404);
+        state.pod = Ok(json!({"name": "linkerd-cni-x", "deletionTimestamp": null}));
+    }),
+];
+
+const NO_PROOF: &[Case] = &[
+    ("403", NoProof("HTTP 403"), |state| state.daemon_set = DaemonSetState::Status(403)),
+    ("429", NoProof("HTTP 429"), |state| state.daemon_set = DaemonSetState::Status(429)),
+    ("500", NoProof("HTTP 500"), |state| state.daemon_set = DaemonSetState::Status(500)),
+    ("302", NoProof("HTTP 302"), |state| state.daemon_set = DaemonSetState::Status(302)),
+    (DOWN, NoProof("is unreachable"), |state| state.down = true),
+    (SILENT, NoProof(""), |state| state.silent = true),
+    ("node 500", NoProof("HTTP 500"), |state| state.node = Some(500)),
+    ("a proxy's 404", NoProof("default backend - 404"), |state| state.proxy = Some(404)),
+    ("a proxy's 401", NoProof("default backend - 401"), |state| state.proxy = Some(401)),
+    ("another object", NoProof("instead of DaemonSet"), |state| {
+        state.daemon_set = DaemonSetState::Status(200);
+    }),
+    ("pod 500", NoProof("HTTP 500"), |state| {
+        add_taint(state, "gpu", "NoSchedule");
+        state.pod = Err(500);
+    }),
+    ("another object for the node", NoProof("instead of Node"), |state| {
+        state.node = Some(200);
+        state.placement = json!({"nodeSelector": {"kubernetes.io/os": "linux"}});
+    }),
+    ("namespace 429", NoProof("HTTP 429"), |state| {
+        state.namespace = Some((429, json!({"message": "slow down"})));
+    }),
+    ("plugin's token accepted", NoProof(ACCEPTED), |state| revoke_own_token(state, None)),
+    ("plugin's token accepted, 403", NoProof(ACCEPTED), |state| {
+        revoke_own_token(state, Some((403, json!({"message": "no such role"}))));
+    }),
+    ("plugin's token accepted, 404", NoProof(ACCEPTED), |state| {
+        revoke_own_token(state, Some((404, json!({}))));
+    }),
+    // These do not show whether the token is accepted.
+    ("plugin's token, 429", NoProof("HTTP 429"), |state| {
+        revoke_own_token(state, Some((429, json!({}))));
+    }),
+    ("plugin's token, 500", NoProof("HTTP 500"), |state| {
+        revoke_own_token(state, Some((500, json!({}))));
+    }),
+];
+
+const DOWN: &str = "down";
+const SILENT: &str = "silent";
+const ACCEPTED: &str = "accepted the plugin's token";
+
+/// Cases that run at once.
+const AT_A_TIME: usize = 12;
+
 #[test]
-fn an_agent_whose_daemonset_or_namespace_is_deleted_uninstalls_at_once() {
-    all(
-        vec![
-            DaemonSetState::BeingDeleted,
-            DaemonSetState::NamespaceBeingDeleted,
-            DaemonSetState::Status(404),
-        ],
-        |set| {
-            let mut scene = Scene::start(&[NODE]);
-            let took = scene.stop(|state| state.daemon_set = set);
-            scene.assert_uninstalled(&format!("{set:?}"));
-            assert!(took < AT_ONCE, "{set:?}: {took:?}");
-        },
-    );
+fn stopped_agent_uninstalls_keeps_the_plugin_or_asks_again_by_the_api_servers_response() {
+    let cases: Vec<&Case> = [UNINSTALLED, LEFT_IN_PLACE, NO_PROOF].into_iter().flatten().collect();
+    for some in cases.chunks(AT_A_TIME) {
+        all(some.to_vec(), |(name, outcome, change)| {
+            let vars = match outcome {
+                NoProof(_) => vec![GRACE, NODE, POD],
+                _ => vec![NODE, POD],
+            };
+            let mut scene = Scene::start(&vars);
+            let before = scene.api.asked("GET", DAEMONSET);
+            let took = scene.stop(change);
+            match outcome {
+                Uninstalled(why) => {
+                    scene.assert_uninstalled(name);
+                    let log = scene.agent.log();
+                    assert!(log.contains(why), "{name}: {log}");
+                    let scoped =
+                        why.contains("taint") || why.contains("node") || why.contains("label");
+                    assert_eq!(log.contains(OUT_OF_SCOPE), scoped, "{name}: {log}");
+                    assert!(took < AT_ONCE, "{name}: {took:?}");
+                }
+                LeftInPlace(why) => {
+                    scene.assert_left_in_place(name, why);
+                    assert!(took < AT_ONCE, "{name}: {took:?}");
+                }
+                NoProof(why) => {
+                    let no_proof = "no proof of an uninstall within 3 s; last finding: ";
+                    scene.assert_left_in_place(name, no_proof);
+                    scene.assert_left_in_place(name, why);
+                    assert!(took >= TIME_TO_ASK && took < TIME_TO_ASK * 10, "{name}: {took:?}");
+                    let asked = scene.api.asked("GET", DAEMONSET) - before;
+                    assert_asked_again(name, asked, &scene.agent.log());
+                }
+            }
+        });
+    }
+}
+
+/// Checks the number of rounds, and that each change of the finding is logged once.
+fn assert_asked_again(name: &str, asked: usize, log: &str) {
+    let rounds = if [DOWN, SILENT].contains(&name) { 0 } else { 2 };
+    assert!((rounds..6).contains(&asked), "{name}: {asked}");
+    let again: Vec<_> = log.lines().filter_map(|line| line.split_once("asking again")).collect();
+    // A connection can be refused in more than one way.
+    assert!(again.windows(2).all(|pair| pair[0].1 != pair[1].1), "{name}: {log}");
+    match name {
+        SILENT => assert!(again.is_empty(), "{log}"),
+        DOWN => assert!(!again.is_empty(), "{log}"),
+        _ => assert_eq!(again.len(), 1, "{name}: {log}"),
+    }
 }
 
 #[test]
-fn an_agent_whose_daemonset_stays_ends_at_once_and_leaves_everything_in_place() {
-    type Change = fn(&mut State);
-    let changes: Vec<(&str, Change)> = vec![
-        ("unchanged", |_| {}),
-        ("no right to read nodes", |state| state.node = Some(403)),
-        ("no such node", |state| state.node = Some(404)),
-        ("no right to read namespaces", |state| {
-            state.namespace = Some((403, json!({})));
-        }),
-    ];
-    all(changes, |(what, change)| {
-        let mut scene = Scene::start(&[NODE]);
-        let took = scene.stop(change);
-        scene.assert_left_in_place(what, "the DaemonSet exists");
-        assert!(took < AT_ONCE, "{what}: {took:?}");
+fn agent_without_the_name_of_its_node_keeps_the_plugin() {
+    let mut scene = Scene::start(&[("LINKERD_CNI_NODE_NAME", "")]);
+    scene.stop(|state| {
+        state.placement = json!({"nodeSelector": {"kubernetes.io/os": "linux"}});
+        state.labels = json!({});
     });
+    scene.assert_left_in_place("no name", "the DaemonSet exists");
 }
 
 #[test]
-fn an_answer_that_proves_nothing_is_asked_for_again_and_everything_stays_in_place() {
-    type Change = fn(&mut State);
-    let changes: Vec<(&str, &str, Change)> = vec![
-        ("403", "HTTP 403", |state| state.daemon_set = DaemonSetState::Status(403)),
-        ("429", "HTTP 429", |state| state.daemon_set = DaemonSetState::Status(429)),
-        ("500", "HTTP 500", |state| state.daemon_set = DaemonSetState::Status(500)),
-        ("302", "HTTP 302", |state| state.daemon_set = DaemonSetState::Status(302)),
-        ("down", "is unreachable", |state| state.down = true),
-        ("silent", "", |state| state.silent = true),
-        ("node 500", "HTTP 500", |state| state.node = Some(500)),
-        ("a proxy's 404", "default backend - 404", |state| {
-            state.proxy = Some(404);
-        }),
-        ("another object", "instead of DaemonSet", |state| {
-            state.daemon_set = DaemonSetState::Status(200);
-        }),
-        ("pod 500", "HTTP 500", |state| {
-            state.taints = vec![json!({"key": "gpu", "effect": "NoSchedule"})];
-            state.pod = Err(500);
-        }),
-        ("another object for the node", "instead of Node", |state| {
-            state.node = Some(200);
-            state.placement = json!({"nodeSelector": {"kubernetes.io/os": "linux"}});
-        }),
-        ("namespace 429", "HTTP 429", |state| {
-            state.namespace = Some((429, json!({"message": "slow down"})));
-        }),
-    ];
-    all(changes, |(what, why, change)| {
-        let mut scene = Scene::start(&[GRACE, NODE, POD]);
-        let before = scene.api.asked("GET", DAEMONSET);
-        let took = scene.stop(change);
-        scene.assert_left_in_place(what, "no proof of an uninstall within 3 s; last finding: ");
-        scene.assert_left_in_place(what, why);
-        assert!(took >= TIME_TO_ASK, "{what}: {took:?}");
-        assert!(took < TIME_TO_ASK * 10, "{what}: {took:?}");
-        let asked = scene.api.asked("GET", DAEMONSET) - before;
-        let rounds = if ["down", "silent"].contains(&what) { 0 } else { 2 };
-        assert!((rounds..6).contains(&asked), "{what}: {asked}");
-        let log = scene.agent.log();
-        let again = log.lines().filter_map(|line| line.split_once("asking again"));
-        let again: Vec<_> = again.map(|(_, why)| why).collect();
-        // One line a change; a connection can be refused in more than one way.
-        assert!(again.windows(2).all(|pair| pair[0] != pair[1]), "{what}: {log}");
-        match what {
-            "silent" => assert!(again.is_empty(), "{log}"),
-            "down" => assert!(!again.is_empty(), "{log}"),
-            _ => assert_eq!(again.len(), 1, "{what}: {log}"),
-        }
-    });
-}
-
-#[test]
-fn an_api_server_that_recovers_while_the_agent_asks_decides() {
+fn response_of_a_recovered_api_server_decides_on_the_uninstall() {
     type Change = fn(&mut State);
     let troubles: Vec<(&str, Change)> = vec![
         ("429", |state| state.daemon_set = DaemonSetState::Status(429)),
@@ -145,79 +257,6 @@ fn an_api_server_that_recovers_while_the_agent_asks_decides() {
 }
 
 #[test]
-fn a_node_that_left_the_daemonsets_scope_is_uninstalled() {
-    type Change = fn(&mut State);
-    let changes: Vec<(&str, Change)> = vec![
-        ("lacks the label pool=mesh", |state| {
-            state.placement = json!({"nodeSelector": {"pool": "mesh"}});
-        }),
-        ("required node affinity", |state| {
-            let wanted =
-                json!({"key": "kubernetes.io/os", "operator": "NotIn", "values": ["linux"]});
-            let terms = json!([{"matchExpressions": [wanted]}]);
-            state.placement = json!({"affinity": {"nodeAffinity": {
-                "requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms},
-            }}});
-        }),
-        ("taint gpu=:NoSchedule is not tolerated", |state| {
-            state.taints = vec![json!({"key": "gpu", "effect": "NoSchedule"})];
-        }),
-        ("taint gone=:NoExecute is not tolerated", |state| {
-            state.taints = vec![json!({"key": "gone", "effect": "NoExecute"})];
-            state.pod = Err(404);
-        }),
-    ];
-    all(changes, |(why, change)| {
-        let mut scene = Scene::start(&[NODE, POD]);
-        let took = scene.stop(change);
-        scene.assert_uninstalled(why);
-        assert!(took < AT_ONCE, "{why}: {took:?}");
-        let log = scene.agent.log();
-        let reason = "node node-1 is no longer in the DaemonSet's scope: ";
-        assert!(log.contains(reason) && log.contains(why), "{log}");
-    });
-}
-
-#[test]
-fn a_restarted_container_on_a_node_with_a_new_noschedule_taint_keeps_the_plugin() {
-    type Change = fn(&mut State);
-    let changes: Vec<(&str, Change)> = vec![
-        ("the agent's pod is not being deleted", |state| {
-            state.pod = Ok(json!({"name": "linkerd-cni-x", "deletionTimestamp": null}));
-        }),
-        ("the agent cannot read its pod: ", |state| state.pod = Err(403)),
-    ];
-    all(changes, |(why, change)| {
-        let mut scene = Scene::start(&[NODE, POD]);
-        let took = scene.stop(|state| {
-            state.taints = vec![json!({"key": "gpu", "effect": "NoSchedule"})];
-            change(state);
-        });
-        scene.assert_left_in_place(why, why);
-        assert!(took < AT_ONCE, "{why}: {took:?}");
-    });
-}
-
-#[test]
-fn a_node_in_the_daemonsets_scope_or_of_unknown_name_keeps_the_plugin() {
-    let placement = json!({
-        "nodeSelector": {"kubernetes.io/os": "linux"},
-        "tolerations": [{"operator": "Exists"}],
-    });
-    all(vec![NODE, ("LINKERD_CNI_NODE_NAME", "")], |name| {
-        let mut scene = Scene::start(&[name]);
-        scene.stop(|state| {
-            state.placement = placement.clone();
-            state.taints = vec![json!({"key": "gpu", "effect": "NoExecute"})];
-            if name != NODE {
-                state.labels = json!({});
-            }
-        });
-        scene.assert_left_in_place(name.1, "the DaemonSet exists");
-    });
-}
-
-#[test]
 fn an_agent_that_found_a_kubeconfig_never_uninstalls_without_proof() {
     let unreachable = [("KUBERNETES_SERVICE_HOST", "127.0.0.1"), ("KUBERNETES_SERVICE_PORT", "1")];
     let unset = [("KUBERNETES_SERVICE_HOST", ""), ("KUBERNETES_SERVICE_PORT", "")];
@@ -233,7 +272,7 @@ fn an_agent_that_found_a_kubeconfig_never_uninstalls_without_proof() {
 }
 
 #[test]
-fn a_grace_period_of_a_few_seconds_is_one_round() {
+fn grace_period_of_a_few_seconds_allows_one_round_of_requests() {
     all(vec!["1", "5"], |seconds| {
         let grace = ("LINKERD_CNI_TERMINATION_GRACE_SECONDS", seconds);
         for (set, asked) in [(DaemonSetState::Status(403), 1), (DaemonSetState::Status(404), 1)] {
@@ -252,7 +291,7 @@ fn a_grace_period_of_a_few_seconds_is_one_round() {
 }
 
 #[test]
-fn while_it_asks_the_agent_is_alive_not_ready_and_deaf_to_more_signals() {
+fn asking_agent_is_alive_not_ready_and_ignores_further_signals() {
     let mut scene = Scene::start(&[]);
     scene.api.state().daemon_set = DaemonSetState::Status(403);
     for signal in [Signal::SIGTERM, Signal::SIGTERM, Signal::SIGINT, Signal::SIGTERM] {
@@ -268,7 +307,7 @@ fn while_it_asks_the_agent_is_alive_not_ready_and_deaf_to_more_signals() {
 }
 
 #[test]
-fn while_it_asks_the_agent_restores_what_another_program_removes() {
+fn asking_agent_restores_files_that_another_program_removes() {
     let mut scene = Scene::start(&[]);
     scene.api.state().daemon_set = DaemonSetState::Status(403);
     scene.agent.signal(Signal::SIGTERM);
@@ -290,19 +329,18 @@ fn while_it_asks_the_agent_restores_what_another_program_removes() {
 }
 
 #[test]
-fn where_no_api_server_ever_was_the_plugin_goes_as_upstreams_does() {
+fn agent_that_never_reached_an_api_server_uninstalls_as_upstreams_does() {
     let api = Api::start();
     let node = agent_with_api::node(&api);
     let before = node.tree();
     let vars = [("KUBERNETES_SERVICE_HOST", "localhost"), ("KUBERNETES_SERVICE_PORT", "1")];
-    let mut agent = node.start_with(&vars);
-    agent.until_ready();
+    let mut agent = node.start_ready(&vars);
     assert_eq!(agent.stop(), Some(0));
     assert_eq!(node.tree(), before);
 }
 
 #[test]
-fn an_upgrade_leaves_every_file_as_it_is() {
+fn upgrade_leaves_every_file_unchanged() {
     let Scene { api, node, mut agent } = Scene::start(&[]);
     let names = ["10-calico.conflist", "kubeconfig.json", "../bin/linkerd-cni"];
     until("the plugin's own token", || node.kubeconfig()["users"][0]["user"]["token"] != "token-1");

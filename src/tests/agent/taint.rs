@@ -1,6 +1,7 @@
 //! The startup taint, which holds pods off the node until all on it is right.
 
 use std::fs;
+use std::time::Duration;
 
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
@@ -9,7 +10,7 @@ use crate::agent::Agent;
 use crate::agent_with_api;
 use crate::api::{Api, DaemonSetState};
 use crate::node::{CALICO, Node};
-use crate::until::until;
+use crate::until::{until, until_within};
 
 const KEY: &str = "linkerd.io/cni-not-ready";
 
@@ -47,7 +48,7 @@ fn start(node: &Node, api: &Api, more: &[(&'static str, String)]) -> Agent {
 }
 
 #[test]
-fn the_taint_goes_once_the_node_is_verified_and_the_others_stay() {
+fn startup_taint_alone_is_removed_once_the_node_is_verified() {
     let api = Api::start();
     let node = tainted(&api);
     api.state().conflicts = 2;
@@ -63,7 +64,7 @@ fn the_taint_goes_once_the_node_is_verified_and_the_others_stay() {
 }
 
 #[test]
-fn the_taint_stays_while_anything_is_wrong() {
+fn startup_taint_stays_while_the_node_is_not_ready() {
     let fails = b"#!/bin/sh\nexit 1\n";
     for what in ["bin", "network", "self-test"] {
         let api = Api::start();
@@ -92,7 +93,7 @@ fn the_taint_stays_while_anything_is_wrong() {
 }
 
 #[test]
-fn the_taint_stays_while_the_bin_dir_looks_like_another_than_the_runtimes() {
+fn startup_taint_stays_while_a_wrong_bin_dir_prevents_chaining() {
     let api = Api::start();
     let node = tainted(&api);
     fs::remove_file(node.bin("calico")).unwrap();
@@ -106,7 +107,7 @@ fn the_taint_stays_while_the_bin_dir_looks_like_another_than_the_runtimes() {
 
 /// The plugin is chained, so no pod can start without it, and the node would never get a pod.
 #[test]
-fn the_taint_goes_where_a_doubt_about_the_bin_dir_is_only_logged() {
+fn startup_taint_is_removed_if_a_wrong_bin_dir_is_only_a_warning() {
     for killed in [false, true] {
         let api = Api::start();
         let node = tainted(&api);
@@ -127,7 +128,7 @@ fn required(required: bool) -> (&'static str, String) {
 }
 
 #[test]
-fn without_the_right_it_is_said_once_and_tried_again() {
+fn failed_taint_removal_is_logged_once_and_repeated() {
     let api = Api::start();
     let node = tainted(&api);
     api.state().conflicts = u32::MAX;
@@ -164,11 +165,29 @@ fn an_agent_that_received_sigterm_does_not_remove_the_taint() {
 }
 
 #[test]
-fn an_agent_that_is_told_of_no_taint_looks_at_no_node() {
+fn agent_without_a_startup_taint_reads_no_node() {
     let api = Api::start();
     let node = tainted(&api);
     let mut agent = node.start_owned(&api.vars());
     agent.until_ready();
     another_turn(&api, &node);
     assert_eq!(api.asked("GET", "/api/v1/nodes/"), 0);
+}
+
+/// The kubelet registers its node only when it starts, and then also renews the tokens of all pods.
+#[test]
+fn startup_taint_of_a_node_registered_again_is_removed_within_minutes() {
+    let api = Api::start();
+    let node = tainted(&api);
+    let agent = start(&node, &api, &[]);
+    until("the taint is removed", || api.state().taints.len() == 2);
+    let reads = || api.asked("GET", "/api/v1/nodes/node-1");
+    let before = reads();
+    api.state().taints = taints(&[KEY]);
+    api.state().tokens.push("token-2".into());
+    node.rotate("token-2");
+    until_within(Duration::from_secs(90), "the taint is removed again", || {
+        api.state().taints.is_empty()
+    });
+    assert_eq!(reads(), before + 1, "{}", agent.log());
 }

@@ -82,56 +82,40 @@ fn removes_only_taints_with_the_key_whatever_their_effect() {
 }
 
 #[test]
-fn patch_contains_the_resource_version_of_the_node() {
-    let tainted = node(json!([{"key": KEY, "effect": "NoSchedule"}]));
-    let (client, server) = serve(vec![(200, tainted), (200, json!({}))]);
-    assert_eq!(remove(&client, "n", KEY, || true).unwrap(), Removal::Removed);
-    let body = json!({"metadata": {"resourceVersion": "7"}, "spec": {"taints": []}});
-    assert_eq!(
-        server.join().unwrap(),
-        [
-            "GET /api/v1/nodes/n".to_owned(),
-            format!("PATCH /api/v1/nodes/n application/merge-patch+json {body}"),
-        ]
-    );
-}
-
-#[test]
-fn reads_the_node_again_after_a_conflict() {
-    let tainted = node(json!([{"key": KEY, "effect": "NoSchedule"}]));
-    let conflict = (409, json!({"message": "changed"}));
-    let responses =
-        vec![(200, tainted.clone()), conflict.clone(), (200, tainted.clone()), (200, json!({}))];
-    let (client, server) = serve(responses);
-    assert_eq!(remove(&client, "n", KEY, || true).unwrap(), Removal::Removed);
-    assert_eq!(server.join().unwrap().len(), 4);
-
-    let (client, server) = serve(vec![(200, tainted), conflict, (200, node(json!([])))]);
-    // Another client removed the taint.
-    assert_eq!(remove(&client, "n", KEY, || true).unwrap(), Removal::Absent);
-    server.join().unwrap();
-}
-
-#[test]
-fn a_node_that_becomes_not_ready_after_it_was_read_keeps_its_taint() {
-    let tainted = node(json!([{"key": KEY, "effect": "NoSchedule"}]));
-    let (client, server) = serve(vec![(200, tainted)]);
-    assert_eq!(remove(&client, "n", KEY, || false).unwrap(), Removal::NotReady);
-    assert_eq!(server.join().unwrap(), ["GET /api/v1/nodes/n"]);
-}
-
-#[test]
-fn fails_at_once_if_forbidden_and_after_max_attempts_on_conflicts() {
-    let tainted = (200, node(json!([{"key": KEY, "effect": "NoSchedule"}])));
-    let error_response = |code: u16| (code, json!({"message": "no"}));
-    let (client, server) = serve(vec![error_response(403)]);
-    let error = remove(&client, "n", KEY, || true).unwrap_err();
-    assert_eq!(error.code(), Some(403));
-    server.join().unwrap();
-
-    let responses = (0..MAX_ATTEMPTS).flat_map(|_| [tainted.clone(), error_response(409)]);
-    let (client, server) = serve(responses.collect());
-    let error = remove(&client, "n", KEY, || true).unwrap_err();
-    assert_eq!(error.code(), Some(409));
-    assert_eq!(server.join().unwrap().len(), 2 * MAX_ATTEMPTS as usize);
+fn a_conflicting_patch_is_repeated_and_nothing_else_is() {
+    let tainted = || (200, node(json!([{"key": KEY, "effect": "NoSchedule"}])));
+    let error = |code: u16| (code, json!({"message": "no"}));
+    let (done, conflict) = ((200, json!({})), error(409));
+    let conflicts = (0..MAX_ATTEMPTS).flat_map(|_| [tainted(), conflict.clone()]).collect();
+    for (name, responses, is_ready, expected) in [
+        ("patched", vec![tainted(), done.clone()], true, Ok(Removal::Removed)),
+        (
+            "patched after a conflict",
+            vec![tainted(), conflict.clone(), tainted(), done],
+            true,
+            Ok(Removal::Removed),
+        ),
+        (
+            "removed by another client",
+            vec![tainted(), conflict, (200, node(json!([])))],
+            true,
+            Ok(Removal::Absent),
+        ),
+        ("not ready after the read", vec![tainted()], false, Ok(Removal::NotReady)),
+        ("forbidden", vec![error(403)], true, Err(Some(403))),
+        ("conflicts", conflicts, true, Err(Some(409))),
+    ] {
+        let count = responses.len();
+        let (client, server) = serve(responses);
+        let found = remove(&client, "n", KEY, || is_ready).map_err(|error| error.code());
+        assert_eq!(found, expected, "{name}");
+        let requests = server.join().unwrap();
+        assert_eq!(requests.len(), count, "{name}");
+        let body = json!({"metadata": {"resourceVersion": "7"}, "spec": {"taints": []}});
+        let patch = format!("PATCH /api/v1/nodes/n application/merge-patch+json {body}");
+        for (index, request) in requests.iter().enumerate() {
+            let expected = if index % 2 == 0 { "GET /api/v1/nodes/n" } else { &patch };
+            assert_eq!(request, expected, "{name}");
+        }
+    }
 }
