@@ -91,7 +91,6 @@ fn every_value_has_an_effect() {
             "admissionPolicy.enabled" | "chained" | "rbac.create" | "serviceAccount.create" => {
                 json!(false)
             }
-            "image.upstream" => json!(true),
             "extraVolumeMounts" => json!([{"name": "linkerd-tmp-dir", "mountPath": "/scratch"}]),
             path if path.ends_with("limits") || path.ends_with("requests") => json!({"cpu": 1}),
             path if path.contains("resources.") => json!("1"),

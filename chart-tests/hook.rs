@@ -78,7 +78,6 @@ fn the_test_connects_to_ports_that_are_redirected() {
 #[test]
 fn there_is_no_test_pod_if_the_test_would_be_meaningless() {
     for values in [
-        json!({"adminPort": null}),
         json!({"excludeNamespaces": ["linkerd-cni"]}),
         json!({"ignoreOutboundPorts": "1-65535"}),
         json!({"chained": false}),

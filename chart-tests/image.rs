@@ -1,4 +1,4 @@
-//! The image, and whether it is upstream's.
+//! The image.
 
 use serde_json::json;
 
@@ -43,21 +43,4 @@ fn the_registry_replaces_the_registry_of_the_image_and_keeps_its_path() {
             assert_eq!(*image, format!("{expected}:v1"), "{registry} {key} {name}");
         }
     }
-}
-
-#[test]
-fn image_upstream_alone_decides_whether_the_image_is_upstreams() {
-    let repair = json!({"enabled": true});
-    let version = "v1.7.0-alpha.1";
-    let explicit =
-        with(json!({"image": {"version": version, "upstream": true}, "repairController": repair}));
-    assert!(explicit.container("install-cni").get("readinessProbe").is_none());
-    // Releases of an earlier version of this chart have this value.
-    let port =
-        json!({"image": {"version": version}, "adminPort": null, "repairController": repair});
-    assert_eq!(explicit.0, with(port).0);
-    // The port of the repair controller is free, as upstream's agent listens on no port.
-    with(json!({"image": {"upstream": true}, "adminPort": 9990, "repairController": repair}));
-    let own = with(json!({"image": {"upstream": false}}));
-    assert_eq!(own.0, with(json!({})).0);
 }

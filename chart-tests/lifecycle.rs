@@ -1,82 +1,45 @@
 //! Upgrades from upstream's chart, and from one version of this chart to the next.
 
+use std::path::{Path, PathBuf};
+
 use serde_json::{Value, json};
 
-use crate::cni::upstream_entry;
 use crate::helm::{Objects, Render, chart, read, rejection, with, yaml};
 
 const DIGEST: &str = "sha256:0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef";
 
-fn over_upstreams_values() -> Render {
-    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/chart-tests/values/upstream.yaml");
-    Render::new().with_file("values.yaml", &read(path))
+fn values_file(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("chart-tests/values").join(name)
 }
 
-#[test]
-fn upstreams_values_render_upstreams_pod() {
-    let objects = over_upstreams_values().objects();
-    let agent = objects.container("install-cni");
-    assert_eq!(agent["image"], "cr.l5d.io/linkerd/cni-plugin:v1.7.0-alpha.1");
-    // Upstream's agent has no admin port, so with a probe it would never get ready.
-    assert!(agent.get("readinessProbe").is_none());
-    assert!(agent.get("livenessProbe").is_none());
-    // Upstream's agent has no use for this project's variables, capabilities and keys.
-    let names = agent["env"].as_array().unwrap().iter();
-    let names: Vec<_> = names.map(|variable| &variable["name"]).collect();
-    assert_eq!(
-        names,
-        [
-            "DEST_CNI_NET_DIR",
-            "DEST_CNI_BIN_DIR",
-            "CNI_NETWORK_CONFIG",
-            "SLEEP",
-            "LINKERD_CNI_LOG_LEVEL"
-        ]
-    );
-    assert_eq!(agent["securityContext"]["capabilities"]["add"], json!(["DAC_OVERRIDE", "CHOWN"]));
-    assert_eq!(objects.plugin(), upstream_entry());
+fn upstreams_values() -> Value {
+    yaml(&read(values_file("upstream.yaml")))
 }
 
-/// Upstream's image would reject these values.
-#[test]
-fn upstreams_image_gets_only_settings_that_it_accepts() {
-    let objects = with(json!({
-        "adminPort": null, "iptablesMode": "native", "ipv6": "auto", "disableIPv6": false,
-        "excludeNamespaces": ["a"], "repairController": {"enabled": true, "auditIntervalSeconds": 5},
-    }));
-    let plugin = objects.plugin();
-    assert_eq!(plugin["linkerd"]["iptables-mode"], "nft");
-    assert_eq!(plugin["linkerd"]["ipv6"], true);
-    assert!(plugin["linkerd"].get("exclude-namespaces").is_none());
-    assert!(plugin.get("capabilities").is_none());
-    let repair = objects.container("repair-controller");
-    assert_eq!(repair["env"].as_array().unwrap().len(), 2);
-    assert!(repair.get("volumeMounts").is_none());
+/// Renders with these values in place of the chart's defaults.
+fn over_values(values: &Value) -> Render {
+    Render::new().with_file("values.yaml", &values.to_string())
 }
 
-/// `helm upgrade --reset-then-reuse-values` keeps an `image.version` that a user of upstream's chart
-/// has set, and adds this chart's `adminPort`. Upstream's agent would never get ready then.
+/// `helm upgrade` keeps an `image.version` that a release of upstream's chart has. Upstream's agent
+/// would never get ready with this chart's probes.
 #[test]
-fn a_go_image_with_probes_is_rejected_with_the_remedy() {
+fn a_go_image_is_rejected_with_the_remedy() {
     for version in ["v1.7.0-alpha.1", "v1.6.5", "1.6.5", "v1.10.0", &format!("v1.6.5@{DIGEST}")] {
         let error = rejection(&json!({"image": {"version": version}}));
         for part in [
             &format!("image.version: {version} is upstream's image"),
             "image.version=\"\" for this chart's image",
-            "image.upstream=true",
+            "keep upstream's chart (helm rollback returns to it)",
         ] {
             assert!(error.contains(part), "{version}: {error}");
         }
-        // The remedies. `--set image.version=` replaces a version that the release has.
-        with(json!({"image": {"version": ""}, "adminPort": 9991}));
-        with(json!({"image": {"version": version, "upstream": true}}));
-        with(json!({"image": {"version": version}, "adminPort": null}));
     }
     for version in ["", "v2.0.0", "v11.0.0", "v2.1.0-rc.1", "edge", "main-1.6.5", "20261201"] {
         with(json!({"image": {"version": version}}));
     }
-    let set = json!({"image": {"version": "v1.6.5"}});
-    over_upstreams_values().values(&set).objects();
+    let error = over_values(&upstreams_values()).text().unwrap_err();
+    assert!(error.contains("image.version: v1.7.0-alpha.1 is upstream's image"), "{error}");
 }
 
 #[test]
@@ -91,48 +54,38 @@ fn program_image_and_chart_sort_above_all_of_upstreams() {
     assert!(major(&metadata["version"]) >= 2026);
 }
 
+/// `--reuse-values` puts the values of the old release in place of the defaults.
+/// `--reset-then-reuse-values` puts those that the user had set over the new defaults.
 #[test]
-fn upstreams_repair_controller_keeps_its_permissions() {
-    let values = json!({"repairController": {"enabled": true}});
-    let objects = over_upstreams_values().values(&values).objects();
-    let rules = objects.named("ClusterRole", "linkerd-cni-repair")["rules"].to_string();
-    for verb in ["list", "watch", "delete"] {
-        assert!(rules.contains(verb), "{verb}: {rules}");
+fn values_of_an_older_chart_render_this_charts_pods() {
+    let former = yaml(&read(values_file("former.yaml")));
+    let reused = over_values(&former).objects();
+    let user = with(former);
+    assert_eq!(user.0, with(json!({})).0);
+    assert_eq!((reused.plugin(), reused.pod()), (user.plugin(), user.pod()));
+
+    let mut upstream = upstreams_values();
+    upstream["image"]["version"] = json!("");
+    for objects in [over_values(&upstream).objects(), with(upstream)] {
+        // Set by upstream's chart, so that Helm cannot tell it from a value of the user.
+        assert_eq!(objects.plugin()["linkerd"]["iptables-mode"], "nft");
+        let agent = objects.container("install-cni");
+        assert_eq!(agent["ports"][0]["containerPort"], 9991);
+        assert!(agent.get("readinessProbe").is_some());
     }
 }
 
 #[test]
 fn upstreams_values_render_also_if_one_is_missing() {
-    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/chart-tests/values/upstream.yaml");
-    let Value::Object(values) = yaml(&read(path)) else { panic!("not a map") };
+    let Value::Object(mut values) = upstreams_values() else { panic!("not a map") };
+    values["image"]["version"] = json!("");
     for key in values.keys() {
         let mut fewer = values.clone();
         fewer.remove(key);
-        let render = Render::new().with_file("values.yaml", &Value::Object(fewer).to_string());
-        render.text().unwrap_or_else(|error| panic!("without {key}: {error}"));
+        let rendered = over_values(&Value::Object(fewer)).text();
+        rendered.unwrap_or_else(|error| panic!("without {key}: {error}"));
     }
-    Render::new().with_file("values.yaml", "{}").text().unwrap();
-}
-
-/// `--reuse-values` puts the values of the old release in place of the defaults.
-/// `--reset-then-reuse-values` puts those that the user had set over the new defaults.
-#[test]
-fn values_of_an_older_chart_render_the_same_plugin() {
-    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/chart-tests/values/former.yaml");
-    let reused = Render::new().with_file("values.yaml", &read(path)).objects();
-    assert_eq!(reused.plugin(), with(json!({})).plugin());
-    let user = Render::new().values(&yaml(&read(path))).objects();
-    assert_eq!(user.0, with(json!({})).0);
-    assert_eq!(reused.pod(), user.pod());
-
-    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/chart-tests/values/upstream.yaml");
-    let mut values = yaml(&read(path));
-    values["image"]["version"] = json!("");
-    let user = with(values.clone());
-    assert_eq!(user.plugin()["linkerd"]["iptables-mode"], "nft");
-    assert!(user.container("install-cni").get("readinessProbe").is_some());
-    values["image"] = json!({"version": "v1.7.0-alpha.1", "upstream": true});
-    assert!(with(values).container("install-cni").get("readinessProbe").is_none());
+    over_values(&json!({})).text().unwrap();
 }
 
 #[test]

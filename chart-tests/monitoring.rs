@@ -241,13 +241,3 @@ fn thresholds_change_the_alerts_and_zero_is_a_threshold() {
     let url = &rule("LinkerdCNIContention")["annotations"]["runbook_url"];
     assert_eq!(url, "https://x/y#linkerdcnicontention");
 }
-
-#[test]
-fn alerts_and_dashboard_reject_upstreams_image() {
-    for object in ["prometheusRule", "grafanaDashboard"] {
-        let values =
-            json!({object: {"enabled": true}, "image": {"upstream": true, "version": "v1.6.2"}});
-        let error = crate::helm::rejection(&values);
-        assert!(error.contains("lacks the metrics"), "{error}");
-    }
-}

@@ -96,3 +96,20 @@ fn each_value_reaches_the_plugin_configuration() {
     assert_eq!(with(json!({"logLevel": "Debug"})).plugin()["log_level"], "Debug");
     assert_eq!(with(json!({"logLevel": ""})).plugin()["log_level"], "info");
 }
+
+#[test]
+fn port_lists_are_text_or_arrays() {
+    let arrays = with(json!({
+        "portsToRedirect": [8080, "9090"], "ignoreInboundPorts": [22, "8000-8100"],
+        "ignoreOutboundPorts": [25],
+    }));
+    let text = with(json!({
+        "portsToRedirect": "8080,9090", "ignoreInboundPorts": "22,8000-8100",
+        "ignoreOutboundPorts": "25",
+    }));
+    assert_eq!(arrays.plugin(), text.plugin());
+    assert_eq!(arrays.plugin()["linkerd"]["ports-to-redirect"], json!([8080, 9090]));
+    let empty =
+        with(json!({"portsToRedirect": [], "ignoreInboundPorts": [], "ignoreOutboundPorts": []}));
+    assert_eq!(empty.plugin(), with(json!({})).plugin());
+}

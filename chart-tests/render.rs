@@ -3,6 +3,7 @@
 #![allow(clippy::expect_used, clippy::unwrap_used)]
 
 mod both_helms;
+mod changes;
 mod contract;
 mod docs;
 mod documented;
@@ -11,17 +12,15 @@ mod image;
 mod install_cni;
 mod invalid_values;
 mod lifecycle;
+mod metadata;
 mod monitoring;
 mod notes;
-mod objects;
 mod pages;
 mod platforms;
 mod plugin;
 mod quickstart;
 mod schema;
 mod security;
-mod security_page;
-mod tuning;
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -172,31 +171,5 @@ fn assert_distinct(list: &Value, key: &str) {
     for (index, item) in list.iter().enumerate() {
         let twice = list[..index].iter().any(|other| other[key] == item[key]);
         assert!(!twice, "{key} {} is not unique", item[key]);
-    }
-}
-
-#[test]
-fn the_default_surge_gives_way_to_max_unavailable_and_to_upstreams_image() {
-    let upstream = json!({"image": {"version": "v1.7.0"}, "adminPort": null});
-    for (pace, rendered) in [
-        (json!({}), json!({"maxSurge": 1, "maxUnavailable": 0})),
-        (json!({"maxUnavailable": 2}), json!({"maxUnavailable": 2})),
-        (json!({"maxUnavailable": "25%"}), json!({"maxUnavailable": "25%"})),
-        (json!({"maxSurge": "10%"}), json!({"maxSurge": "10%", "maxUnavailable": 0})),
-        (
-            json!({"maxSurge": 3, "maxUnavailable": null}),
-            json!({"maxSurge": 3, "maxUnavailable": 0}),
-        ),
-        (json!({"maxSurge": null, "maxUnavailable": 1}), json!({"maxUnavailable": 1})),
-    ] {
-        let mut values = json!({"updateStrategy": {"rollingUpdate": pace}});
-        let strategy = with(values.clone()).get("DaemonSet")["spec"]["updateStrategy"].clone();
-        assert_eq!(strategy["rollingUpdate"], rendered, "{values}");
-        if pace == json!({}) {
-            values = upstream.clone();
-            let objects = with(values);
-            let strategy = &objects.get("DaemonSet")["spec"]["updateStrategy"]["rollingUpdate"];
-            assert_eq!(*strategy, json!({"maxUnavailable": 1}));
-        }
     }
 }

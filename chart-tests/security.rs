@@ -1,59 +1,127 @@
-//! Permissions in the cluster and privileges on the node.
+//! Permissions in the cluster and privileges on the node. docs/security.md lists every permission,
+//! capability and mount that the chart can render, and no other. `changes` records which value adds which.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::{Value, json};
 
-use crate::helm::{Objects, Render, chart, read, with, yaml};
+use crate::commands::root;
+use crate::helm::{Objects, Render, chart, ci_values, read, with, yaml};
 
-/// Returns the permissions of a ServiceAccount as "role: group/resource=name verbs".
-fn permissions(objects: &Objects, account: &str) -> Vec<String> {
-    let mut all = Vec::new();
-    for binding in &objects.0 {
-        let subjects = binding["subjects"].as_array();
-        let bound = subjects.is_some_and(|s| s.iter().any(|subject| subject["name"] == account));
-        if !bound {
-            continue;
-        }
-        let role = binding["roleRef"]["kind"].as_str().unwrap();
-        let name = binding["roleRef"]["name"].as_str().unwrap();
-        for rule in objects.named(role, name)["rules"].as_array().unwrap() {
-            all.push(format!("{role} {name}: {}", describe(rule)));
+/// Values that together render every permission, capability and mount.
+fn uses() -> Vec<Objects> {
+    let repair = |mode: &str| json!({"repairController": {"enabled": true, "mode": mode}});
+    let audits = json!({"repairController": {"enabled": true, "auditIntervalSeconds": 60}});
+    let all = [
+        json!({}),
+        json!({"startupTaint": "a"}),
+        json!({"openshift": {"enabled": true}}),
+        json!({"serviceAccount": {"create": false}}),
+        json!({"selfTest": false}),
+        repair("delete"),
+        repair("in-place"),
+        repair("label"),
+        repair("report"),
+        audits,
+        json!({"platform": "microk8s", "repairController": {"enabled": true}}),
+    ];
+    all.into_iter().map(with).collect()
+}
+
+/// Returns the first `count` cells of each row of the table whose first column has this heading, without backticks.
+fn rows(heading: &str, count: usize) -> BTreeSet<Vec<String>> {
+    let page = read(root().join("docs/security.md"));
+    let table =
+        page.split(&format!("\n| {heading} | ")).nth(1).unwrap_or_else(|| panic!("{heading}"));
+    let lines = table.lines().skip(2).take_while(|line| line.starts_with("| "));
+    let cells = |line: &str| -> Vec<String> {
+        let cells = line.trim_start_matches("| ").split(" | ").take(count);
+        cells.map(|cell| cell.replace('`', "")).collect()
+    };
+    lines.map(cells).collect()
+}
+
+fn words(list: &Value) -> impl Iterator<Item = String> {
+    list.as_array().into_iter().flatten().map(|word| word.as_str().unwrap().to_owned())
+}
+
+/// Returns the permissions of each account as resource, verb, account.
+fn permissions(objects: &Objects) -> Vec<Vec<String>> {
+    let mut found = Vec::new();
+    for binding in objects.0.iter().filter(|object| object["subjects"].is_array()) {
+        let [kind, name] = ["kind", "name"].map(|key| binding["roleRef"][key].as_str().unwrap());
+        let role = objects.named(kind, name);
+        for subject in binding["subjects"].as_array().unwrap() {
+            // `serviceAccount.name` changes the name of the agent's account only.
+            let is_plugin = subject["name"] == "linkerd-cni-plugin";
+            let account = if is_plugin { "linkerd-cni-plugin" } else { "linkerd-cni" };
+            for rule in role["rules"].as_array().unwrap() {
+                assert!(rule.get("nonResourceURLs").is_none(), "{rule}");
+                let only = words(&rule["resourceNames"]).map(|name| format!("={name}"));
+                let only: String = only.collect();
+                for resource in words(&rule["resources"]) {
+                    for verb in words(&rule["verbs"]) {
+                        found.push(vec![format!("{resource}{only}"), verb, account.to_owned()]);
+                    }
+                }
+            }
         }
     }
-    all
+    found
 }
 
-fn describe(rule: &Value) -> String {
-    let only = |key: &str| {
-        let list = rule[key].as_array().unwrap();
-        assert_eq!(list.len(), 1, "{rule}");
-        list[0].as_str().unwrap().to_string()
-    };
-    let name = rule.get("resourceNames").map(|_| format!("={}", only("resourceNames")));
-    let verbs: Vec<_> = rule["verbs"].as_array().unwrap().iter().collect();
-    let verbs: Vec<_> = verbs.iter().map(|verb| verb.as_str().unwrap()).collect();
-    format!(
-        "{}/{}{} {}",
-        only("apiGroups"),
-        only("resources"),
-        name.unwrap_or_default(),
-        verbs.join(",")
-    )
+#[test]
+fn every_permission_of_the_chart_is_explained() {
+    let mut uses = uses();
+    // Every value is set in one of them, also a value that enables a new feature.
+    uses.extend(ci_values().iter().map(|file| Render::new().file(file).objects()));
+    let rendered: BTreeSet<_> = uses.iter().flat_map(permissions).collect();
+    let listed = rows("resource", 3).into_iter().flat_map(|row| {
+        let verbs = row[1].split(", ").map(str::to_owned).collect::<Vec<_>>();
+        verbs.into_iter().map(move |verb| vec![row[0].clone(), verb, row[2].clone()])
+    });
+    assert_eq!(listed.collect::<BTreeSet<_>>(), rendered);
 }
 
-const PLUGIN: [&str; 3] = [
-    "ClusterRole linkerd-cni: /pods get",
-    "ClusterRole linkerd-cni: /namespaces get",
-    "ClusterRole linkerd-cni: /services=kubernetes get",
-];
+fn containers(objects: &Objects) -> Vec<&Value> {
+    objects.pod()["spec"]["containers"].as_array().unwrap().iter().collect()
+}
 
-const AGENT: [&str; 4] = [
-    "ClusterRole linkerd-cni-agent: /nodes get",
-    "ClusterRole linkerd-cni-agent: events.k8s.io/events create",
-    "Role linkerd-cni-agent: apps/daemonsets=linkerd-cni get",
-    "Role linkerd-cni-agent: /serviceaccounts/token=linkerd-cni-plugin create",
-];
+#[test]
+fn every_capability_of_the_chart_is_explained() {
+    let mut rendered = BTreeSet::new();
+    for objects in uses() {
+        assert!(objects.pod()["spec"].get("initContainers").is_none());
+        for container in containers(&objects) {
+            let name = container["name"].as_str().unwrap();
+            let capabilities = &container["securityContext"]["capabilities"];
+            assert_eq!(capabilities["drop"], json!(["ALL"]), "{container}");
+            rendered.extend(words(&capabilities["add"]).map(|added| vec![added, name.to_owned()]));
+        }
+    }
+    assert_eq!(rows("capability", 2), rendered);
+}
+
+#[test]
+fn every_directory_of_the_node_that_the_chart_mounts_is_explained() {
+    let mut rendered = BTreeSet::new();
+    for objects in uses() {
+        let volumes = objects.pod()["spec"]["volumes"].as_array().unwrap();
+        for container in containers(&objects) {
+            for mount in container["volumeMounts"].as_array().unwrap() {
+                let volume = volumes.iter().find(|volume| volume["name"] == mount["name"]).unwrap();
+                let Some(path) = volume["hostPath"]["path"].as_str() else {
+                    assert!(volume["emptyDir"].is_object(), "{volume}");
+                    continue;
+                };
+                let access = if mount["readOnly"] == true { "read" } else { "read and write" };
+                let name = container["name"].as_str().unwrap();
+                rendered.insert([path, name, access].map(str::to_owned).to_vec());
+            }
+        }
+    }
+    assert_eq!(rows("directory of the node", 3), rendered);
+}
 
 #[test]
 fn the_token_on_the_node_may_only_read_what_the_plugin_reads() {
@@ -61,54 +129,11 @@ fn the_token_on_the_node_may_only_read_what_the_plugin_reads() {
         json!({}),
         json!({"repairController": {"enabled": true}, "startupTaint": "a", "platform": "openshift"}),
     ] {
-        assert_eq!(permissions(&with(values), "linkerd-cni-plugin"), PLUGIN);
+        let mut found = permissions(&with(values));
+        found.retain(|permission| permission[2] == "linkerd-cni-plugin");
+        let found: Vec<_> = found.iter().map(|permission| permission[..2].join(" ")).collect();
+        assert_eq!(found, ["pods get", "namespaces get", "services=kubernetes get"]);
     }
-}
-
-#[test]
-fn the_agent_has_only_permissions_of_enabled_features() {
-    let of = |values: Value, more: &[&str]| {
-        let expected = [&PLUGIN[..], &AGENT, more].concat();
-        let mut found = permissions(&with(values.clone()), "linkerd-cni");
-        // Roles of the plugin, the agent, the repair controller, the taint.
-        found.sort_by_key(|permission| {
-            (
-                permission.contains("linkerd-cni-"),
-                permission.contains("-repair"),
-                permission.contains("-taint"),
-            )
-        });
-        assert_eq!(found, expected, "{values}");
-    };
-    of(json!({}), &[]);
-    let watch = "ClusterRole linkerd-cni-repair: /pods list,watch";
-    let event = "ClusterRole linkerd-cni-repair: events.k8s.io/events create";
-    let delete = "ClusterRole linkerd-cni-repair: /pods delete";
-    let evict = "ClusterRole linkerd-cni-repair: /pods/eviction create";
-    let label = "ClusterRole linkerd-cni-repair: /pods patch";
-    let repair = |mode: &str| json!({"repairController": {"enabled": true, "mode": mode}});
-    of(repair("delete"), &[watch, delete, evict, event]);
-    of(repair("label"), &[watch, label, event]);
-    of(repair("in-place"), &[watch, event]);
-    of(repair("report"), &[watch, event]);
-    of(json!({"startupTaint": "a"}), &["ClusterRole linkerd-cni-taint: /nodes get,patch"]);
-    let objects = with(json!({"openshift": {"enabled": true}}));
-    let scc =
-        "Role linkerd-cni-agent: security.openshift.io/securitycontextconstraints=privileged use";
-    assert!(permissions(&objects, "linkerd-cni").contains(&scc.to_string()));
-}
-
-#[test]
-fn without_rbac_and_service_accounts_only_other_objects_are_rendered() {
-    let on = json!({"repairController": {"enabled": true}, "startupTaint": "a"});
-    let mut values = on.clone();
-    values["rbac"]["create"] = json!(false);
-    values["serviceAccount"]["create"] = json!(false);
-    for object in &with(values).0 {
-        let kind = object["kind"].as_str().unwrap();
-        assert!(["ConfigMap", "DaemonSet", "Pod"].contains(&kind), "{kind}");
-    }
-    assert!(with(on).have("ServiceAccount"));
 }
 
 /// Only the DaemonSet's pods mount a token.
@@ -122,139 +147,6 @@ fn only_pods_of_the_daemonset_mount_a_token() {
     let pod = &objects.pod()["spec"];
     assert_eq!(pod["serviceAccountName"], "linkerd-cni");
     assert_eq!(pod["automountServiceAccountToken"], true);
-}
-
-#[test]
-fn the_agent_has_only_the_capabilities_that_it_uses() {
-    let context = |values: Value| with(values).container("install-cni")["securityContext"].clone();
-    let expected = |add: Value| {
-        json!({
-            "privileged": false,
-            "allowPrivilegeEscalation": false,
-            "capabilities": {"drop": ["ALL"], "add": add},
-            "readOnlyRootFilesystem": true,
-        })
-    };
-    assert_eq!(
-        context(json!({})),
-        expected(json!(["DAC_OVERRIDE", "CHOWN", "SYS_ADMIN", "NET_ADMIN"]))
-    );
-    assert_eq!(context(json!({"selfTest": false})), expected(json!(["DAC_OVERRIDE", "CHOWN"])));
-    assert_eq!(
-        context(json!({"privileged": true})),
-        json!({"privileged": true, "readOnlyRootFilesystem": true})
-    );
-    let own = context(
-        json!({"selfTest": false, "securityContext": {"capabilities": {"add": []}, "runAsUser": 0}}),
-    );
-    assert_eq!(own["capabilities"], json!({"drop": ["ALL"], "add": []}));
-    assert_eq!(own["runAsUser"], 0);
-    for key in ["hostNetwork", "hostPID", "hostIPC"] {
-        assert!(with(json!({})).pod()["spec"].get(key).is_none(), "{key}");
-    }
-    let labelled = with(json!({"seLinuxOptions": {"type": "spc_t", "user": null}}));
-    assert_eq!(
-        labelled.pod()["spec"]["securityContext"],
-        json!({"seccompProfile": {"type": "RuntimeDefault"}, "seLinuxOptions": {"type": "spc_t"}})
-    );
-}
-
-/// Without the variable the controller uses /etc/cni/net.d, which k3s does not have.
-#[test]
-fn the_repair_controller_uses_the_net_dir_that_is_mounted() {
-    let values =
-        json!({"platform": "k3s", "repairController": {"enabled": true, "mode": "in-place"}});
-    let objects = with(values);
-    let repair = objects.container("repair-controller");
-    let source =
-        json!({"configMapKeyRef": {"name": "linkerd-cni-config", "key": "dest_cni_net_dir"}});
-    let variable = json!({"name": "DEST_CNI_NET_DIR", "valueFrom": source});
-    assert!(repair["env"].as_array().unwrap().contains(&variable), "{repair}");
-    let dir = objects.get("ConfigMap")["data"]["dest_cni_net_dir"].as_str().unwrap();
-    let mounts = repair["volumeMounts"].as_array().unwrap();
-    let mount = mounts.iter().find(|mount| mount["name"] == "cni-net-dir");
-    assert_eq!(mount.unwrap()["mountPath"], format!("/host{dir}"));
-}
-
-#[test]
-fn the_repair_controller_can_enter_pods_only_in_modes_that_require_it() {
-    let repair = |values: Value| {
-        let objects = with(json!({"repairController": values}));
-        (
-            objects.container("repair-controller").clone(),
-            objects.pod()["spec"]["volumes"].as_array().unwrap().len(),
-        )
-    };
-    for values in [
-        json!({"enabled": true, "mode": "in-place"}),
-        json!({"enabled": true, "mode": "report", "auditIntervalSeconds": 60}),
-    ] {
-        let (container, volumes) = repair(values);
-        assert_eq!(
-            container["securityContext"]["capabilities"],
-            json!({"drop": ["ALL"], "add": ["SYS_ADMIN", "NET_ADMIN"]})
-        );
-        assert_eq!(
-            container["volumeMounts"],
-            json!([
-                {
-                    "name": "netns", "mountPath": "/host/var/run/netns", "readOnly": true,
-                    "mountPropagation": "HostToContainer",
-                },
-                {"name": "cni-cache", "mountPath": "/host/var/lib/cni", "readOnly": true},
-                {"name": "cni-net-dir", "mountPath": "/host/etc/cni/net.d", "readOnly": true},
-            ])
-        );
-        assert_eq!(volumes, 5);
-    }
-    for mode in ["delete", "label", "report"] {
-        let (container, volumes) = repair(json!({"enabled": true, "mode": mode}));
-        let context = &container["securityContext"];
-        assert_eq!(context["capabilities"], json!({"drop": ["ALL"]}));
-        assert_eq!(
-            container["volumeMounts"],
-            json!([{"name": "cni-net-dir", "mountPath": "/host/etc/cni/net.d", "readOnly": true}])
-        );
-        assert_eq!(volumes, 3);
-    }
-}
-
-/// Returns kind and name of the admission policies and their bindings.
-fn policies(objects: &Objects) -> Vec<String> {
-    let name = |object: &Value| {
-        let kind = object["kind"].as_str()?.strip_prefix("ValidatingAdmissionPolicy")?;
-        Some(format!("{kind}:{}", object["metadata"]["name"].as_str()?))
-    };
-    let mut names: Vec<_> = objects.0.iter().filter_map(name).collect();
-    names.sort();
-    names
-}
-
-#[test]
-fn admission_policies_are_rendered_exactly_for_permissions_that_they_limit() {
-    let repair = |mode: &str| json!({"repairController": {"enabled": true, "mode": mode}});
-    let of_taint = ["Binding:linkerd-cni-taint", ":linkerd-cni-taint"];
-    let of_repair = ["Binding:linkerd-cni-repair", ":linkerd-cni-repair"];
-    for (mut values, expected) in [
-        (json!({}), &[][..]),
-        (json!({"startupTaint": "a"}), &of_taint),
-        (repair("delete"), &of_repair),
-        (repair("label"), &of_repair),
-        (repair("in-place"), &[]),
-        (repair("report"), &[]),
-        // Upstream's controller deletes pods, too.
-        (json!({"repairController": {"enabled": true}, "adminPort": null}), &of_repair),
-    ] {
-        let mut expected = expected.to_vec();
-        expected.sort_unstable();
-        assert_eq!(policies(&with(values.clone())), expected, "{values}");
-        for value in ["admissionPolicy", "rbac"] {
-            let key = if value == "rbac" { "create" } else { "enabled" };
-            values[value] = json!({key: false});
-            assert!(policies(&with(values.clone())).is_empty(), "{values}");
-            values[value] = Value::Null;
-        }
-    }
 }
 
 /// An error in a condition or a policy must not affect other accounts.

@@ -225,6 +225,11 @@ impl Objects {
     }
 }
 
+/// Reads values that are written as YAML without the outer braces, such as `chained: false, ipv6: auto`.
+pub fn values(text: &str) -> Value {
+    yaml(&format!("{{{text}}}"))
+}
+
 /// Renders with these values.
 pub fn with(values: Value) -> Objects {
     Render::new().values(&values).objects()

@@ -1,6 +1,6 @@
 {{/* The agent's container. */}}
 
-{{/* Environment of the agent. Upstream's image gets upstream's variables only. */}}
+{{/* Environment of the agent. */}}
 {{- define "linkerd-cni.agentEnv" -}}
 - name: DEST_CNI_NET_DIR
   valueFrom:
@@ -21,11 +21,10 @@
   value: "true"
 - name: LINKERD_CNI_LOG_LEVEL
   value: {{ .Values.logLevel | default "info" | quote }}
-{{- if include "linkerd-cni.ownImage" . }}
 - name: LINKERD_CNI_LOG_FORMAT
   value: {{ .Values.logFormat | default "plain" }}
 - name: LINKERD_CNI_ADMIN_ADDR
-  value: {{ include "linkerd-cni.listenAddress" (dict "root" . "port" .Values.adminPort) | quote }}
+  value: {{ include "linkerd-cni.listenAddress" (include "linkerd-cni.adminPort" .) | quote }}
 - name: LINKERD_CNI_RESYNC_SECONDS
   value: {{ .Values.resyncSeconds | default 30 | int64 | quote }}
 # Identify the agent's DaemonSet and node. On SIGTERM the agent asks the API server whether they
@@ -67,7 +66,6 @@
   value: {{ quote . }}
 {{- end }}
 {{- end }}
-{{- end }}
 
 {{/* Seconds from SIGTERM to SIGKILL. */}}
 {{- define "linkerd-cni.terminationGrace" -}}
@@ -76,19 +74,18 @@
 
 {{/* "true" if the agent runs the self-test, else empty. */}}
 {{- define "linkerd-cni.selfTest" -}}
-{{- if and (include "linkerd-cni.ownImage" .) (ne (toString .Values.selfTest) "false") }}true{{ end }}
+{{- if ne (toString .Values.selfTest) "false" }}true{{ end }}
 {{- end }}
 
 {{/*
-"true" if upstream's chart, or this chart with upstream's image, used the same bin dir, else
-empty. The runtime then finds the plugin there, even if the directory holds no plugin of the
+"true" if upstream's chart used the same bin dir, else empty. The runtime then finds the plugin there, even if the directory holds no plugin of the
 primary CNI. The next agent cannot see this on the node, because upstream's agent uninstalls
 when it stops. An annotation of the ConfigMap keeps the fact for later upgrades. Always empty
 without a cluster, as with `helm template`.
 */}}
 {{- define "linkerd-cni.binDirInUse" -}}
 {{- $live := lookup "v1" "ConfigMap" .Release.Namespace "linkerd-cni-config" }}
-{{- if and (include "linkerd-cni.ownImage" .) $live }}
+{{- if $live }}
 {{- $dir := include "linkerd-cni.binDir" . | trimSuffix "/" }}
 {{- $data := $live.data | default dict }}
 {{- $noted := get ($live.metadata.annotations | default dict) "linkerd.io/cni-bin-dir-in-use" | default "" | trimSuffix "/" }}
@@ -98,11 +95,16 @@ without a cluster, as with `helm template`.
 {{- end }}
 {{- end }}
 
-{{/* Admin port and probes, which upstream's agent lacks. */}}
+{{/* Port of the agent's probes, metrics and status. Values of upstream's chart lack it. */}}
+{{- define "linkerd-cni.adminPort" -}}
+{{- .Values.adminPort | default 9991 | int64 }}
+{{- end }}
+
+{{/* Admin port and probes. */}}
 {{- define "linkerd-cni.agentProbes" -}}
 ports:
   - name: install-admin
-    containerPort: {{ int64 .Values.adminPort }}
+    containerPort: {{ include "linkerd-cni.adminPort" . }}
 startupProbe:
   {{- include "linkerd-cni.probe" (dict "values" .Values.startupProbe "probe" (include "linkerd-cni.startupProbe" .)) | nindent 2 }}
 readinessProbe:
@@ -163,8 +165,7 @@ readOnlyRootFilesystem: true
 {{- end }}
 
 {{- define "linkerd-cni.agent" -}}
-# No command and no arguments, so that upstream's image works, too. No preStop hook: the agent
-# is process 1 and handles SIGTERM.
+# No preStop hook: the agent is process 1 and handles SIGTERM.
 - name: install-cni
   {{- include "linkerd-cni.image" . | nindent 2 }}
   env:
@@ -172,9 +173,7 @@ readOnlyRootFilesystem: true
     {{- with include "linkerd-cni.extraEnv" (dict "name" "extraEnv" "values" .Values.extraEnv "env" (include "linkerd-cni.agentEnv" .)) }}
     {{- . | nindent 4 }}
     {{- end }}
-  {{- if include "linkerd-cni.ownImage" . }}
   {{- include "linkerd-cni.agentProbes" . | nindent 2 }}
-  {{- end }}
   {{- with include "linkerd-cni.resources" (dict "values" .Values.resources "requests" (include "linkerd-cni.defaultRequests" . | fromYaml)) }}
   {{- . | nindent 2 }}
   {{- end }}

@@ -32,14 +32,12 @@ resources:
 {{- end }}
 
 {{/*
-Default requests of a container of this project's image. Each program uses about 4 MiB, and in
+Default requests of a container. Each program uses about 4 MiB, and in
 the agent's container the plugin of the self-test as much.
 */}}
 {{- define "linkerd-cni.defaultRequests" -}}
-{{- if include "linkerd-cni.ownImage" . }}
 cpu: 10m
 memory: 16Mi
-{{- end }}
 {{- end }}
 
 {{/* A probe with the fields of "values". Argument: a dict with "probe" as YAML and "values". */}}

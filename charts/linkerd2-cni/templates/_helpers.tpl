@@ -58,7 +58,7 @@ node removes.
 {{- $all = true }}
 {{- end }}
 {{- end }}
-{{- if and .Values.startupTaint (not $all) (include "linkerd-cni.ownImage" .) }}
+{{- if and .Values.startupTaint (not $all) }}
 {{- $tolerations = append $tolerations (dict "key" .Values.startupTaint "operator" "Exists") }}
 {{- end }}
 {{- with $tolerations }}{{ toYaml . }}{{ end }}
@@ -115,20 +115,19 @@ imagePullSecrets:
 {{- define "linkerd-cni.ipv6" -}}
 {{- $asked := toString .Values.ipv6 }}
 {{- if has $asked (list "true" "false") }}{{ $asked }}
-{{- else if and (eq $asked "auto") (include "linkerd-cni.ownImage" .) }}auto
+{{- else if eq $asked "auto" }}auto
 {{- else }}{{ eq (toString .Values.disableIPv6) "false" }}
 {{- end }}
 {{- end }}
 
-{{/* Repair mode. Upstream's controller always deletes. */}}
 {{- define "linkerd-cni.repairMode" -}}
-{{- if include "linkerd-cni.ownImage" . }}{{ (.Values.repairController).mode | default "delete" }}{{ else }}delete{{ end }}
+{{- (.Values.repairController).mode | default "delete" }}
 {{- end }}
 
 {{/* "true" if the repair controller enters pods' network namespaces, else empty. */}}
 {{- define "linkerd-cni.repairEntersPods" -}}
 {{- $audit := (.Values.repairController).auditIntervalSeconds | default 0 | int64 }}
-{{- if and (include "linkerd-cni.ownImage" .) (or (eq (include "linkerd-cni.repairMode" .) "in-place") (gt $audit 0)) }}true{{ end }}
+{{- if or (eq (include "linkerd-cni.repairMode" .) "in-place") (gt $audit 0) }}true{{ end }}
 {{- end }}
 
 {{/* Annotation with the program that created the object. Changes only with the image version. */}}
@@ -175,20 +174,17 @@ mountPropagation: HostToContainer
 {{- end }}
 
 {{/*
-Listen address for all interfaces. Argument: a dict with "root" and "port". The kubelet probes the
-pod's first address, whose family depends on the cluster, not on which families are redirected.
-If the kernel has no IPv6, this image serves IPv4 alone. Upstream's image fails, so it gets the address
-of upstream's chart.
+Listen address for all interfaces. Argument: the port. The kubelet probes the pod's first address,
+whose family depends on the cluster, not on which families are redirected. If the kernel has no IPv6,
+the programs serve IPv4 alone.
 */}}
 {{- define "linkerd-cni.listenAddress" -}}
-{{- $both := or (include "linkerd-cni.ownImage" .root) (eq (include "linkerd-cni.ipv6" .root) "true") -}}
-{{ if $both }}[::]{{ else }}0.0.0.0{{ end }}:{{ int64 .port }}
+[::]:{{ . }}
 {{- end }}
 
 {{/*
 Pace of a rolling update without null values, as JSON. The default surge gives way to
-`maxUnavailable`: whoever sets only that, as for upstream's chart, means it. With upstream's image
-there is no surge: its old agent removes what the new one installed.
+`maxUnavailable`: whoever sets only that, as for upstream's chart, means it.
 */}}
 {{- define "linkerd-cni.rollingUpdate" -}}
 {{- $pace := dict }}
@@ -203,8 +199,6 @@ there is no surge: its old agent removes what the new one installed.
 {{- $unavailable := get $pace "maxUnavailable" | default 0 | toString | trimSuffix "%" | int64 }}
 {{- if and (eq $surge "1") (gt $unavailable 0) }}
 {{- $pace = dict "maxUnavailable" (get $pace "maxUnavailable") }}
-{{- else if and (eq $surge "1") (not (include "linkerd-cni.ownImage" .)) }}
-{{- $pace = dict "maxUnavailable" 1 }}
 {{- else if and $surge (ne $surge "0") (ne $surge "0%") }}
 {{- /* Kubernetes' default is 1, which it rejects beside a surge. */}}
 {{- $_ := set $pace "maxUnavailable" (get $pace "maxUnavailable" | default 0) }}
@@ -229,7 +223,7 @@ updateStrategy:
 
 {{/* Fails for values that contradict each other, which the schema cannot express. */}}
 {{- define "linkerd-cni.validate" -}}
-{{- if and (include "linkerd-cni.ownImage" .) (.Values.repairController).enabled (eq (int64 .Values.adminPort) 9990) }}
+{{- if and (.Values.repairController).enabled (eq (include "linkerd-cni.adminPort" .) "9990") }}
 {{- fail "adminPort: 9990 is the repair controller's port; choose another port" }}
 {{- end }}
 {{- if and (include "linkerd-cni.repairEntersPods" .) (.Values.repairController).enabled (eq (toString (.Values.repairController).enableSecurityContext) "false") }}
@@ -239,7 +233,6 @@ updateStrategy:
 {{- fail "ownConfig: true requires chained: true" }}
 {{- end }}
 {{- include "linkerd-cni.validateImage" . }}
-{{- include "linkerd-cni.validateUpstreamImage" . }}
 {{- if eq (include "linkerd-cni.serviceAccount" .) "default" }}
 {{- fail "serviceAccount.name: every pod of the namespace may use the ServiceAccount default, and would get the agent's permissions; choose another name" }}
 {{- end }}
@@ -256,8 +249,8 @@ updateStrategy:
 {{- if not (regexMatch "^(?i:off|panic|fatal|error|warn|warning|info|debug|trace)?$" (.Values.logLevel | default "")) }}
 {{- fail (printf "logLevel: %q is not a log level: trace, debug, info, warn, error or off" .Values.logLevel) }}
 {{- end }}
-{{- /* The repair controller does not start with an invalid filter. Upstream's accepts more. */}}
-{{- if and (.Values.repairController).enabled (include "linkerd-cni.ownImage" .) }}
+{{- /* The repair controller does not start with an invalid filter. */}}
+{{- if (.Values.repairController).enabled }}
 {{- $directive := "^\\s*(linkerd_cni_repair_controller|([A-Za-z0-9_:.-]*(\\[[^,=\\]]*\\])?=)?(?i:off|panic|fatal|error|warn|warning|info|debug|trace))\\s*$" }}
 {{- range splitList "," ((.Values.repairController).logLevel | default "info") }}
 {{- if not (regexMatch $directive .) }}
@@ -272,20 +265,6 @@ updateStrategy:
 {{- end }}
 {{- if ne (toString (.Values.updateStrategy).type) "OnDelete" }}
 {{- include "linkerd-cni.validateRollingUpdate" (include "linkerd-cni.rollingUpdate" . | fromJson) }}
-{{- end }}
-{{- end }}
-
-{{/* Fails for values that ask upstream's image for what it does not do. */}}
-{{- define "linkerd-cni.validateUpstreamImage" -}}
-{{- if not (include "linkerd-cni.ownImage" .) }}
-{{- $remedy := "set image.upstream=false and adminPort=9991 for this chart's image" }}
-{{- if .Values.startupTaint }}
-{{- fail (printf "startupTaint: upstream's image never removes the taint; %s, or remove startupTaint" $remedy) }}
-{{- end }}
-{{- $mode := (.Values.repairController).mode | default "delete" }}
-{{- if and (.Values.repairController).enabled (ne $mode "delete") }}
-{{- fail (printf "repairController.mode: upstream's image always deletes stranded pods, so %s has no effect; %s, or set repairController.mode=delete" $mode $remedy) }}
-{{- end }}
 {{- end }}
 {{- end }}
 

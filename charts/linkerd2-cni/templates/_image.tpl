@@ -1,14 +1,5 @@
 {{/* The image of all containers. */}}
 
-{{/*
-"true" if the image is this project's, empty if it is upstream's: `image.upstream`. Values of
-upstream's chart lack `adminPort`, and releases of an earlier version of this chart set it to null
-for upstream's image.
-*/}}
-{{- define "linkerd-cni.ownImage" -}}
-{{- if and .Values.adminPort (ne (toString (.Values.image).upstream) "true") }}true{{ end }}
-{{- end }}
-
 {{/* Tag of the image, with the digest of `image.version` if there is one. */}}
 {{- define "linkerd-cni.imageVersion" -}}
 {{- include "linkerd-cni.string" ((.Values.image).tag | default (.Values.image).version | default .Chart.AppVersion) }}
@@ -54,9 +45,9 @@ imagePullPolicy: {{ (.Values.image).pullPolicy | default "IfNotPresent" }}
 {{- fail (printf "image.tag: image.version is set, too, to %s; set one of them" (include "linkerd-cni.string" $image.version)) }}
 {{- end }}
 {{- /* Upstream's agent serves no `/ready`, so its pods would never get ready. */}}
-{{- if and (include "linkerd-cni.ownImage" .) (regexMatch "^v?1[.][0-9]+[.]" $version) }}
+{{- if regexMatch "^v?1[.][0-9]+[.]" $version }}
 {{- $key := ternary "image.tag" "image.version" (not (empty $image.tag)) }}
-{{- fail (printf "%[1]s: %[2]s is upstream's image, which has no admin port and would never be ready with this chart's probes; set %[1]s=\"\" for this chart's image, %[3]s, or image.upstream=true to keep upstream's" $key $version .Chart.AppVersion) }}
+{{- fail (printf "%[1]s: %[2]s is upstream's image, which has no admin port and would never be ready with this chart's probes; set %[1]s=\"\" for this chart's image, %[3]s, or keep upstream's chart (helm rollback returns to it)" $key $version .Chart.AppVersion) }}
 {{- end }}
 {{- if and $image.digest (contains "@" $version) }}
 {{- fail "image.digest: image.version already has a digest" }}

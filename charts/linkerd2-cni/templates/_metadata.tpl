@@ -23,6 +23,5 @@ ServiceAccount or its DaemonSet is gone. A ServiceAccount of the user stays, and
 API server does not tell the agent that the DaemonSet is gone.
 */}}
 {{- define "linkerd-cni.keepsUninstallRole" -}}
-{{- $own := and (include "linkerd-cni.ownImage" .) (ne (toString (.Values.rbac).create) "false") }}
-{{- if and $own (eq (toString (.Values.serviceAccount).create) "false") }}true{{ end }}
+{{- if and (ne (toString (.Values.rbac).create) "false") (eq (toString (.Values.serviceAccount).create) "false") }}true{{ end }}
 {{- end }}

@@ -1,14 +1,5 @@
 {{/* Configuration of the plugin, which the agent takes from the ConfigMap. */}}
 
-{{/* `iptablesMode`. Upstream's plugin has no native and auto. */}}
-{{- define "linkerd-cni.iptablesMode" -}}
-{{- $mode := .Values.iptablesMode | default "auto" }}
-{{- if include "linkerd-cni.ownImage" . }}{{ $mode }}
-{{- else if has $mode (list "nft" "legacy" "plain") }}{{ $mode }}
-{{- else }}nft
-{{- end }}
-{{- end }}
-
 {{/* A list as comma-separated text. The value is such text, a number, an array or null. */}}
 {{- define "linkerd-cni.commaSeparated" -}}
 {{- if kindIs "slice" . }}
@@ -140,7 +131,7 @@ every meshed pod.
       "inbound-ports-to-ignore" $inbound
       "simulate" false
       "use-wait-flag" (eq (toString .Values.useWaitFlag) "true")
-      "iptables-mode" (include "linkerd-cni.iptablesMode" .)
+      "iptables-mode" (.Values.iptablesMode | default "auto")
       "ipv6" (eq (include "linkerd-cni.ipv6" .) "true") }}
 {{- /* `default` would treat group 0 as unset. */}}
 {{- if not (kindIs "invalid" .Values.proxyGID) }}
@@ -154,7 +145,6 @@ every meshed pod.
 {{- if $subnets }}
 {{- $_ := set $linkerd "subnets-to-ignore" $subnets }}
 {{- end }}
-{{- if include "linkerd-cni.ownImage" . }}
 {{- if eq (include "linkerd-cni.ipv6" .) "auto" }}
 {{- $_ := set $linkerd "ipv6" "auto" }}
 {{- end }}
@@ -171,7 +161,6 @@ every meshed pod.
 {{- $_ := set $linkerd "api-retry-seconds" (.Values.apiRetrySeconds | default 10 | int64) }}
 {{- /* The plugin skips the agent's pods, which install the credential, without an API request. */}}
 {{- $_ := set $linkerd "agent-namespace" .Release.Namespace }}
-{{- end }}
 {{- /* The agent replaces the placeholder with the path of the kubeconfig. */}}
 {{- $plugin := dict
       "name" "linkerd-cni"

@@ -10,8 +10,6 @@
   valueFrom:
     fieldRef:
       fieldPath: metadata.name
-{{- /* Variables, because upstream's controller rejects unknown arguments. */}}
-{{- if include "linkerd-cni.ownImage" . }}
 - name: LINKERD_CNI_REPAIR_CONTROLLER_MODE
   value: {{ include "linkerd-cni.repairMode" . }}
 - name: LINKERD_CNI_REPAIR_CONTROLLER_DELETE_UNMANAGED
@@ -22,14 +20,13 @@
   value: {{ $repair.ratePerMinute | default 60 | int64 | quote }}
 # The controller repairs pods only while the agent of the same pod is ready.
 - name: LINKERD_CNI_REPAIR_CONTROLLER_AGENT_ADDR
-  value: {{ printf "127.0.0.1:%d" (int64 .Values.adminPort) | quote }}
+  value: {{ printf "127.0.0.1:%s" (include "linkerd-cni.adminPort" .) | quote }}
 # The plugin entry in this directory, mounted under /host, determines which pods have which rules.
 - name: DEST_CNI_NET_DIR
   valueFrom:
     configMapKeyRef:
       name: linkerd-cni-config
       key: dest_cni_net_dir
-{{- end }}
 {{- end }}
 
 {{- define "linkerd-cni.repairSecurityContext" -}}
@@ -54,13 +51,8 @@ seccompProfile:
 httpGet:
   path: /ready
   port: repair-admin
-{{- if include "linkerd-cni.ownImage" . }}
 periodSeconds: 2
 failureThreshold: 30
-{{- else }}
-initialDelaySeconds: 10
-failureThreshold: 7
-{{- end }}
 {{- end }}
 
 {{- define "linkerd-cni.repair" -}}
@@ -70,7 +62,7 @@ failureThreshold: 7
   command: [/usr/lib/linkerd/linkerd-cni-repair-controller]
   args:
     - --admin-addr
-    - {{ include "linkerd-cni.listenAddress" (dict "root" . "port" 9990) | quote }}
+    - {{ include "linkerd-cni.listenAddress" 9990 | quote }}
     - --log-format
     - {{ $repair.logFormat | default "plain" }}
     - --log-level
@@ -94,7 +86,6 @@ failureThreshold: 7
   securityContext:
     {{- include "linkerd-cni.repairSecurityContext" . | nindent 4 }}
   {{- end }}
-  {{- if include "linkerd-cni.ownImage" . }}
   volumeMounts:
     {{- if include "linkerd-cni.repairEntersPods" . }}
     # Network namespaces of pods, including pods that start later.
@@ -111,5 +102,4 @@ failureThreshold: 7
     - name: cni-net-dir
       {{- include "linkerd-cni.netDir" . | include "linkerd-cni.mountPath" | nindent 6 }}
       readOnly: true
-  {{- end }}
 {{- end }}

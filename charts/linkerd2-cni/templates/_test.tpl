@@ -1,13 +1,12 @@
 {{/* Helpers of the `helm test` pod. */}}
 
 {{/*
-"true" if the test is meaningful, else empty. It is not with upstream's image, which has no
-probe; in an excluded namespace; if no candidate port is redirected; and with `chained: false`
+"true" if the test is meaningful, else empty. It is not in an excluded namespace; if no candidate port is redirected; and with `chained: false`
 without a NetworkAttachmentDefinition.
 */}}
 {{- define "linkerd-cni.testable" -}}
 {{- $called := or (ne (toString .Values.chained) "false") (eq (toString (.Values.networkAttachmentDefinition).enabled) "true") }}
-{{- if and (include "linkerd-cni.ownImage" .) $called (not (has .Release.Namespace (.Values.excludeNamespaces | default list))) (include "linkerd-cni.testPorts" . | fromJson).outbound }}true{{ end }}
+{{- if and $called (not (has .Release.Namespace (.Values.excludeNamespaces | default list))) (include "linkerd-cni.testPorts" . | fromJson).outbound }}true{{ end }}
 {{- end }}
 
 {{/*
