@@ -14,8 +14,6 @@ use crate::kube::types::{Pod, Service};
 use crate::pod::Decision;
 use crate::pod::annotation::{Annotations, is_injected};
 use crate::pod::facts::{self, ClusterLookup, PodFacts};
-use crate::pod::skip::SkipReason;
-use crate::redirect::Ipv6;
 
 /// The objects on which the plugin's decision depends, and what the pod's node reports.
 #[derive(Debug)]
@@ -39,23 +37,12 @@ pub struct NodeReport {
     pub events: Vec<String>,
 }
 
-/// What the plugin decides for the pod.
-#[derive(Debug)]
-pub enum PodDecision {
-    /// The runtime calls no plugin for a pod in the node's network namespace.
-    HostNetwork,
-    Skipped(SkipReason),
-    Redirected(ResolvedRedirect),
-    /// The pod cannot start.
-    Failed(Error),
-}
-
 impl PodInputs {
     /// Decides as the plugin does for an ADD with annotations from the runtime.
-    pub fn decide(&self) -> PodDecision {
-        if self.pod.spec.host_network {
-            return PodDecision::HostNetwork;
-        }
+    ///
+    /// # Errors
+    /// The plugin's error, with which the pod cannot start.
+    pub fn decide(&self) -> Result<Decision<ResolvedRedirect>, Error> {
         let metadata = &self.pod.metadata;
         let pod = PodRef {
             namespace: metadata.namespace.clone(),
@@ -63,26 +50,20 @@ impl PodInputs {
             uid: metadata.uid.clone(),
         };
         if let Some(reason) = self.config.filter.skip_reason(&pod, Some(&metadata.annotations)) {
-            return PodDecision::Skipped(reason);
+            return Ok(Decision::Skip(reason));
         }
-        if self.is_by_annotations() {
-            let facts = PodFacts::from_annotations(&pod.uid, metadata.annotations.clone());
-            return self.resolve(&facts);
-        }
-        match facts::facts(self.pod.clone(), &pod, &mut Fetched(self)) {
-            Ok(Decision::Skip(reason)) => PodDecision::Skipped(reason),
-            Ok(Decision::Redirect(facts)) => self.resolve(&facts),
-            Err(error) => PodDecision::Failed(error),
-        }
-    }
-
-    fn resolve(&self, facts: &PodFacts) -> PodDecision {
-        match self.config.resolve(facts) {
-            Ok(resolved) => match self.config.refusal(&resolved) {
-                Some(error) => PodDecision::Failed(error),
-                None => PodDecision::Redirected(resolved),
-            },
-            Err(error) => PodDecision::Failed(error),
+        let facts = if self.is_by_annotations() {
+            PodFacts::from_annotations(&pod.uid, metadata.annotations.clone())
+        } else {
+            match facts::facts(self.pod.clone(), &pod, &mut Fetched(self))? {
+                Decision::Skip(reason) => return Ok(Decision::Skip(reason)),
+                Decision::Redirect(facts) => facts,
+            }
+        };
+        let resolved = self.config.resolve(&facts)?;
+        match self.config.refusal(&resolved) {
+            Some(error) => Err(error),
+            None => Ok(Decision::Redirect(resolved)),
         }
     }
 
@@ -90,24 +71,6 @@ impl PodInputs {
     /// pod's annotations.
     fn is_by_annotations(&self) -> bool {
         self.config.trusts_injector() && is_injected(&self.pod.metadata.annotations)
-    }
-
-    /// Whether IPv6 is redirected too, and why.
-    fn ipv6(&self, resolved: &ResolvedRedirect) -> (bool, String) {
-        let why = match (self.config.ipv6, resolved.ipv6) {
-            (_, Ipv6::Yes) => return (true, "disableIPv6=false".to_owned()),
-            (_, Ipv6::Auto) => {
-                return (true, "ipv6: auto, if the node's kernel has IPv6".to_owned());
-            }
-            (Ipv6::Auto, Ipv6::No) => "ipv6: auto, and the proxy listens on IPv4 only",
-            (_, Ipv6::No) => "disableIPv6=true",
-        };
-        let has_ipv6 = self.pod.status.ips.iter().any(|address| address.ip.contains(':'));
-        let effect = match has_ipv6 {
-            true => "the pod has an IPv6 address, and its IPv6 traffic bypasses the proxy",
-            false => "the pod has no IPv6 address",
-        };
-        (false, format!("{why}; {effect}"))
     }
 }
 

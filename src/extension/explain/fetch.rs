@@ -1,5 +1,7 @@
 //! Fetches the objects on which the decision for a pod depends, and what its node reports.
 
+use serde::de::DeserializeOwned;
+
 use super::{NodeReport, PodInputs};
 use crate::cni::Error as CniError;
 use crate::cni::args::is_name;
@@ -35,21 +37,18 @@ pub fn fetch(
             return Err(format!("{} is not the name of a pod or namespace", quote(text)));
         }
     }
-    let path = format!("/api/v1/namespaces/{namespace}/pods/{name}");
-    let pod: Option<Pod> =
-        find(api, &path).map_err(|error| format!("cannot read pod {namespace}/{name}: {error}"))?;
-    let pod = pod.ok_or_else(|| {
-        format!("pod {namespace}/{name} does not exist; name its namespace with --namespace")
-    })?;
-    let map: Option<ConfigMap> = find(api, &config_path(cni_namespace)).map_err(|error| {
-        format!("cannot read ConfigMap {cni_namespace}/linkerd-cni-config: {error}")
-    })?;
-    let map = map.ok_or_else(|| {
-        format!(
-            "ConfigMap {cni_namespace}/linkerd-cni-config does not exist; install the chart, or name \
-             its namespace with --cni-namespace"
-        )
-    })?;
+    let pod: Pod = existing(
+        api,
+        &format!("/api/v1/namespaces/{namespace}/pods/{name}"),
+        &format!("pod {namespace}/{name}"),
+        "name its namespace with --namespace",
+    )?;
+    let map: ConfigMap = existing(
+        api,
+        &config_path(cni_namespace),
+        &format!("ConfigMap {cni_namespace}/linkerd-cni-config"),
+        "install the chart, or name its namespace with --cni-namespace",
+    )?;
     let config = plugin_entry(&map)
         .map_err(|why| format!("ConfigMap {cni_namespace}/linkerd-cni-config: {why}"))?;
     let namespace_annotations: Result<Annotations, CniError> =
@@ -59,6 +58,20 @@ pub fn fetch(
     let report = report(api, cni_namespace, &pod);
     let api_service = get(api, API_SERVICE).map_err(unreadable);
     Ok(PodInputs { pod, namespace_annotations, api_service, config, report })
+}
+
+/// Reads an object that must exist. The error names `what` and the remedy for a missing object.
+fn existing<T: DeserializeOwned>(
+    api: &dyn Api,
+    path: &str,
+    what: &str,
+    remedy: &str,
+) -> Result<T, String> {
+    match find(api, path) {
+        Ok(Some(object)) => Ok(object),
+        Ok(None) => Err(format!("{what} does not exist; {remedy}")),
+        Err(error) => Err(format!("cannot read {what}: {error}")),
+    }
 }
 
 /// The error of a failed request, as the plugin would report it.

@@ -2,13 +2,13 @@
 
 use std::fmt::Write as _;
 
-use super::{PodDecision, PodInputs};
+use super::{NodeReport, PodInputs};
 use crate::config::ResolvedRedirect;
-use crate::pod::skip::Detection;
-use crate::pod::skip::SkipReason;
+use crate::pod::Decision;
+use crate::pod::skip::{Detection, SkipReason};
 use crate::redirect::ports::PortRange;
 use crate::redirect::rules::{marked_rules, nft_listing, rule_line};
-use crate::redirect::{Family, Redirect};
+use crate::redirect::{Family, Ipv6, Redirect};
 
 /// The form in which rules are shown.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
@@ -27,68 +27,76 @@ const RUNTIME: &str = "Note:      holds if the container runtime passes the pod'
 /// Renders everything about the pod.
 pub fn render(inputs: &PodInputs, format: RuleFormat) -> String {
     let metadata = &inputs.pod.metadata;
-    let decision = inputs.decide();
     let node = match inputs.pod.spec.node_name.as_str() {
         "" => "not scheduled",
         node => node,
     };
+    // The runtime calls no plugin for a pod in the node's network namespace.
+    let decision = (!inputs.pod.spec.host_network).then(|| inputs.decide());
+    let by_annotations = inputs.is_by_annotations();
+    let (title, why, depends_on_runtime) = match &decision {
+        None => (
+            "not redirected: the plugin is not called",
+            "spec.hostNetwork is true: the pod uses the node's network namespace".to_owned(),
+            false,
+        ),
+        Some(Ok(Decision::Skip(reason))) => (
+            "not redirected: the plugin skips the pod",
+            reason.text().to_owned(),
+            matches!(reason, SkipReason::NoProxyAnnotation | SkipReason::InjectionDisabled),
+        ),
+        Some(Ok(Decision::Redirect(_))) => {
+            ("redirected to the proxy", why_redirected(inputs), by_annotations)
+        }
+        Some(Err(error)) => (
+            "the plugin fails, and the pod cannot start",
+            format!("{} (code {})", error.msg, error.failure.code()),
+            by_annotations,
+        ),
+    };
     let mut text = format!(
-        "Pod:       {}/{}\nNode:      {node}\nDecision:  {}\nWhy:       {}\n",
-        metadata.namespace,
-        metadata.name,
-        title(&decision),
-        reason(inputs, &decision),
+        "Pod:       {}/{}\nNode:      {node}\nDecision:  {title}\nWhy:       {why}\n",
+        metadata.namespace, metadata.name,
     );
-    if depends_on_runtime(inputs, &decision) {
+    if depends_on_runtime {
         text.push_str(RUNTIME);
     }
-    if let PodDecision::Redirected(resolved) = &decision {
+    if let Some(Ok(Decision::Redirect(resolved))) = &decision {
         redirect(&mut text, inputs, resolved, format);
     }
-    node_report(&mut text, inputs);
+    node_report(&mut text, &inputs.report);
     text
 }
 
-fn title(decision: &PodDecision) -> &'static str {
-    match decision {
-        PodDecision::HostNetwork => "not redirected: the plugin is not called",
-        PodDecision::Skipped(_) => "not redirected: the plugin skips the pod",
-        PodDecision::Redirected(_) => "redirected to the proxy",
-        PodDecision::Failed(_) => "the plugin fails, and the pod cannot start",
+fn why_redirected(inputs: &PodInputs) -> String {
+    if inputs.is_by_annotations() {
+        return "the pod has the proxy injector's mark, and with podDetection injector the plugin reads \
+                only its annotations"
+            .to_owned();
     }
+    let how = match inputs.config.filter.detection {
+        Detection::Api => "the plugin asks the API server for every pod",
+        Detection::Annotations | Detection::Injector => "its annotations suggest a proxy",
+    };
+    format!("the pod has a container linkerd-proxy and no linkerd-init; {how}")
 }
 
-fn reason(inputs: &PodInputs, decision: &PodDecision) -> String {
-    match decision {
-        PodDecision::HostNetwork => {
-            "spec.hostNetwork is true: the pod uses the node's network namespace".to_owned()
+/// Returns the redirected IP families, and why IPv6 is redirected or not.
+fn families(inputs: &PodInputs, resolved: &ResolvedRedirect) -> (&'static [Family], String) {
+    const BOTH: &[Family] = &[Family::Ipv4, Family::Ipv6];
+    let why = match (inputs.config.ipv6, resolved.ipv6) {
+        (_, Ipv6::Yes) => return (BOTH, "yes (disableIPv6=false)".to_owned()),
+        (_, Ipv6::Auto) => {
+            return (BOTH, "yes (ipv6: auto, if the node's kernel has IPv6)".to_owned());
         }
-        PodDecision::Skipped(reason) => reason.text().to_owned(),
-        PodDecision::Failed(error) => format!("{} (code {})", error.msg, error.failure.code()),
-        PodDecision::Redirected(_) if inputs.is_by_annotations() => {
-            "the pod has the proxy injector's mark, and with podDetection injector the plugin reads \
-             only its annotations"
-                .to_owned()
-        }
-        PodDecision::Redirected(_) => {
-            let how = match inputs.config.filter.detection {
-                Detection::Api => "the plugin asks the API server for every pod",
-                Detection::Annotations | Detection::Injector => "its annotations suggest a proxy",
-            };
-            format!("the pod has a container linkerd-proxy and no linkerd-init; {how}")
-        }
-    }
-}
-
-/// Whether the plugin decides otherwise if the runtime passes no annotations.
-fn depends_on_runtime(inputs: &PodInputs, decision: &PodDecision) -> bool {
-    match decision {
-        PodDecision::HostNetwork => false,
-        PodDecision::Skipped(reason) => {
-            matches!(reason, SkipReason::NoProxyAnnotation | SkipReason::InjectionDisabled)
-        }
-        PodDecision::Redirected(_) | PodDecision::Failed(_) => inputs.is_by_annotations(),
-    }
+        (Ipv6::Auto, Ipv6::No) => "ipv6: auto, and the proxy listens on IPv4 only",
+        (_, Ipv6::No) => "disableIPv6=true",
+    };
+    let effect = match inputs.pod.status.ips.iter().any(|address| address.ip.contains(':')) {
+        true => "the pod has an IPv6 address, and its IPv6 traffic bypasses the proxy",
+        false => "the pod has no IPv6 address",
+    };
+    (&[Family::Ipv4], format!("no ({why}; {effect})"))
 }
 
 fn redirect(
@@ -97,12 +105,9 @@ fn redirect(
     resolved: &ResolvedRedirect,
     format: RuleFormat,
 ) {
-    let (has_ipv6, why) = inputs.ipv6(resolved);
-    let families: &[Family] =
-        if has_ipv6 { &[Family::Ipv4, Family::Ipv6] } else { &[Family::Ipv4] };
-    let word = if has_ipv6 { "yes" } else { "no" };
+    let (families, ipv6) = families(inputs, resolved);
     // Writing to a String cannot fail.
-    let _ = writeln!(text, "IPv6:      {word} ({why})");
+    let _ = writeln!(text, "IPv6:      {ipv6}");
     for list in &resolved.ignored {
         let _ = writeln!(text, "Warning:   {list}; expected {}", list.grammar());
     }
@@ -181,8 +186,7 @@ fn ports(preposition: &str, ranges: &[PortRange]) -> String {
     format!("{preposition} {noun} {}", each.join(", "))
 }
 
-fn node_report(text: &mut String, inputs: &PodInputs) {
-    let report = &inputs.report;
+fn node_report(text: &mut String, report: &NodeReport) {
     text.push_str("\nReported by the node:\n");
     match &report.agent {
         Some((name, state)) => {
