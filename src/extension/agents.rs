@@ -66,7 +66,7 @@ pub enum TokenState {
 
 impl Agent {
     pub fn node(&self) -> &str {
-        &self.pod.spec.placement.node_name
+        &self.pod.node
     }
 
     /// Returns the body of `/status`, if it could be read.
@@ -83,11 +83,11 @@ impl Agent {
         if let Some(why) = self.waiting_container(events) {
             return Some(why);
         }
-        if let Some(condition) = self.pod.condition("PodScheduled", "False") {
-            return Some(format!("not scheduled: {}", condition.message));
+        if let Some(why) = &self.pod.unscheduled {
+            return Some(format!("not scheduled: {why}"));
         }
         match &self.status {
-            _ if self.pod.is_ready() => None,
+            _ if self.pod.is_ready => None,
             Some(Err(why)) => Some(format!("its /status cannot be read: {why}")),
             _ => Some("its readiness probe fails".to_owned()),
         }
@@ -95,20 +95,18 @@ impl Agent {
 
     /// Returns which container waits, and why: from its state, else from an Event on the pod.
     fn waiting_container(&self, events: &[EventObject]) -> Option<String> {
-        let (container, waiting) =
-            self.pod.status.container_statuses.iter().find_map(|container| {
-                Some((&container.name, container.state.get("waiting")?.as_ref()?))
-            })?;
+        let waiting = self.pod.waiting.as_ref()?;
         // Other Warning Events, such as MissingClusterDNS, do not keep a container from starting.
-        let event = events.iter().rev().find(|event| {
-            event.involved_object.uid == self.pod.metadata.uid && event.reason.starts_with("Failed")
-        });
+        let event = events
+            .iter()
+            .rev()
+            .find(|event| event.uid == self.pod.uid && event.reason.starts_with("Failed"));
         let message = match (waiting.message.is_empty(), event) {
             (false, _) => format!(": {}", waiting.message),
             (true, Some(event)) => format!(": {}: {}", event.reason, event.message),
             (true, None) => String::new(),
         };
-        Some(format!("container {container}: {}{message}", waiting.reason))
+        Some(format!("container {}: {}{message}", waiting.name, waiting.reason))
     }
 
     /// Whether the agent reported no problem, so that a retry need not ask again.
@@ -135,10 +133,10 @@ pub fn token_state(body: &StatusBody, now: SystemTime) -> TokenState {
 impl Asking<'_> {
     /// Returns the previous state of an agent that need not be asked again.
     fn known(&self, pod: &AgentPod) -> Option<Agent> {
-        let uid = &pod.metadata.uid;
-        let is_same = |agent: &&Agent| !uid.is_empty() && agent.pod.metadata.uid == *uid;
+        let uid = &pod.uid;
+        let is_same = |agent: &&Agent| !uid.is_empty() && agent.pod.uid == *uid;
         let agent = self.known.iter().find(is_same)?;
-        (pod.is_ready() && agent.is_settled()).then(|| Agent { pod: pod.clone(), ..agent.clone() })
+        (pod.is_ready && agent.is_settled()).then(|| Agent { pod: pod.clone(), ..agent.clone() })
     }
 }
 
@@ -152,7 +150,7 @@ pub fn agents(api: &dyn Api, namespace: &str, asking: &Asking<'_>) -> Result<Vec
             None => waiting.push(pod),
         }
     }
-    waiting.sort_by_key(AgentPod::is_ready);
+    waiting.sort_by_key(|pod: &AgentPod| pod.is_ready);
     let asked = asking.limit.saturating_sub(found.len()).min(waiting.len());
     let rest = waiting.split_off(asked);
     found.extend(rest.into_iter().map(|pod| unasked(pod, OVER_LIMIT)));
@@ -170,7 +168,7 @@ pub fn agents(api: &dyn Api, namespace: &str, asking: &Asking<'_>) -> Result<Vec
         let workers: Vec<_> = (0..PARALLEL.min(asked)).map(|_| scope.spawn(work)).collect();
         found.extend(workers.into_iter().flat_map(joined));
     });
-    found.sort_by_cached_key(|agent| (agent.node().to_owned(), agent.pod.metadata.name.clone()));
+    found.sort_by_cached_key(|agent| (agent.node().to_owned(), agent.pod.name.clone()));
     Ok(found)
 }
 
@@ -182,8 +180,8 @@ pub fn agent_on(api: &dyn Api, namespace: &str, node: &str) -> Option<Agent> {
     let fields = format!("&fieldSelector=spec.nodeName%3D{}", encoded(node));
     let pods = pods(api, namespace, &fields).ok()?;
     // During a rollout, the node can have the pod that is terminated too.
-    let on_node = pods.into_iter().filter(|pod| pod.spec.placement.node_name == node);
-    let pod = on_node.max_by_key(AgentPod::is_ready)?;
+    let on_node = pods.into_iter().filter(|pod| pod.node == node);
+    let pod = on_node.max_by_key(|pod| pod.is_ready)?;
     let status = status(api, namespace, &pod);
     Some(Agent { pod, status, ..Agent::default() })
 }
@@ -205,7 +203,7 @@ fn pods(api: &dyn Api, namespace: &str, fields: &str) -> Result<Vec<AgentPod>, E
 
 fn unasked(pod: AgentPod, why: &'static str) -> Agent {
     // Upstream's agent has no state to ask for.
-    let unasked = pod.spec.admin_port().map(|_| why);
+    let unasked = pod.admin_port.map(|_| why);
     Agent { pod, unasked, ..Agent::default() }
 }
 
@@ -226,8 +224,8 @@ fn status(api: &dyn Api, namespace: &str, pod: &AgentPod) -> Option<Result<Statu
 
 /// Returns the path of the agent's port in the API server's proxy for pods.
 fn proxy(namespace: &str, pod: &AgentPod) -> Option<String> {
-    let port = pod.spec.admin_port()?;
-    Some(format!("/api/v1/namespaces/{namespace}/pods/{}:{port}/proxy", pod.metadata.name))
+    let port = pod.admin_port?;
+    Some(format!("/api/v1/namespaces/{namespace}/pods/{}:{port}/proxy", pod.name))
 }
 
 /// Returns the result of a thread. A panic goes on in the caller.
@@ -287,7 +285,7 @@ mod tests {
     fn only_the_agent_of_the_node_is_asked() {
         let api = Recorded::new(Cluster::healthy());
         let agent = agent_on(&api, "linkerd-cni", "node-2").unwrap();
-        assert_eq!(agent.pod.metadata.name, "linkerd-cni-2");
+        assert_eq!(agent.pod.name, "linkerd-cni-2");
         assert_eq!((api.count("/status"), api.count("/metrics")), (1, 0));
         assert_eq!(api.count("fieldSelector=spec.nodeName%3Dnode%2D2"), 1);
         assert!(agent_on(&api, "linkerd-cni", "").is_none());

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use super::agents::{Agent, Asking, DAEMONSET, SELECTOR, agents, joined};
 use super::api::{Api, Error, decode, encoded, find, get, list};
-use super::objects::{AgentDaemonSet, ConfigMap, EventObject, NodeObject, Object};
+use super::objects::{AgentDaemonSet, AnyObject, ConfigMap, EventObject, NodeObject};
 use crate::kube::types::Pod;
 use crate::repair::stranded::INJECTED_LABEL;
 
@@ -16,7 +16,7 @@ const RBAC: &str = "rbac.authorization.k8s.io";
 
 /// The result of reading an object: the object, `None` if it does not exist, or why it cannot be
 /// read.
-pub type Lookup<T = Object> = Result<Option<T>, Error>;
+pub type Lookup<T = AnyObject> = Result<Option<T>, Error>;
 
 /// An object of the chart that the checks look for.
 #[derive(Clone, Debug)]
@@ -124,11 +124,11 @@ pub fn fetch_pre(api: &dyn Api, namespace: &str) -> PreFacts {
 
 /// Returns the namespace with the DaemonSet: `wanted`, or if that has none, the only other one.
 pub fn find_namespace(api: &dyn Api, wanted: &str) -> String {
-    if !matches!(find::<Object>(api, &daemonset_path(wanted)), Ok(None)) {
+    if !matches!(find::<AnyObject>(api, &daemonset_path(wanted)), Ok(None)) {
         return wanted.to_owned();
     }
     match daemonsets(api).as_deref() {
-        Ok([only]) => only.metadata.namespace.clone(),
+        Ok([only]) => only.namespace.clone(),
         _ => wanted.to_owned(),
     }
 }
@@ -137,7 +137,7 @@ pub fn find_namespace(api: &dyn Api, wanted: &str) -> String {
 pub fn events(api: &dyn Api, namespace: &str, fields: &str) -> Result<Vec<EventObject>, Error> {
     let path = format!("{}/events", namespace_path(namespace));
     let mut events: Vec<EventObject> = list(api, &path, &format!("fieldSelector={fields}"))?;
-    events.sort_by(|a, b| a.time().cmp(b.time()));
+    events.sort_by(|a, b| a.time.cmp(&b.time));
     Ok(events)
 }
 
@@ -183,12 +183,11 @@ fn chart_objects(
     ];
     let accounts = format!("{}/serviceaccounts", namespace_path(namespace));
     if let Some(daemonset) = daemonset {
-        let spec = &daemonset.spec.template.spec;
-        if !spec.service_account_name.is_empty() {
-            wanted.push(("ServiceAccount", &spec.service_account_name, accounts.clone()));
+        if !daemonset.service_account.is_empty() {
+            wanted.push(("ServiceAccount", &daemonset.service_account, accounts.clone()));
         }
         // Upstream's chart has none of these.
-        if let Some(plugin) = spec.variable("LINKERD_CNI_PLUGIN_SERVICE_ACCOUNT") {
+        if let Some(plugin) = daemonset.variables.get("LINKERD_CNI_PLUGIN_SERVICE_ACCOUNT") {
             wanted.push(("ServiceAccount", plugin, accounts));
             let roles = format!("{rbac}/namespaces/{namespace}");
             wanted.push(("Role", "linkerd-cni-agent", format!("{roles}/roles")));

@@ -1,12 +1,19 @@
-//! The fields of API objects that `linkerd cni` reads, besides those of [`crate::kube`]. Pure.
+//! What `linkerd cni` reads of API objects, besides the types of [`crate::kube`]: each object is
+//! reduced to the facts that are asked for. Pure.
 
 use std::collections::BTreeMap;
 
 use serde::Deserialize;
 use serde::de::IgnoredAny;
+use serde_json::{Value, from_value};
 
-use crate::kube::scheduling::{self, Placement, Taint};
-use crate::kube::types::{EnvVar, ListMetadata, Metadata, null_as_default};
+use crate::kube::scheduling::{self, Placement};
+use crate::kube::types::{ListMetadata, Metadata, Object, null_as_default};
+
+/// Annotation of an object that helm created: name of the release.
+pub const RELEASE: &str = "meta.helm.sh/release-name";
+/// Annotation of an object that helm created: namespace of the release.
+pub const RELEASE_NAMESPACE: &str = "meta.helm.sh/release-namespace";
 
 /// A list.
 #[derive(Deserialize)]
@@ -17,26 +24,8 @@ pub struct List<T> {
     pub items: Vec<T>,
 }
 
-/// An object, reduced to the parts that are read of its kind.
-#[derive(Clone, Debug, Default, Deserialize)]
-#[serde(default)]
-pub struct Object<Spec = IgnoredAny, Status = IgnoredAny, Meta = Metadata> {
-    pub metadata: Meta,
-    pub spec: Spec,
-    pub status: Status,
-}
-
-/// The agent's DaemonSet.
-pub type AgentDaemonSet = Object<AgentDaemonSetSpec, RolloutStatus, VersionedMetadata>;
-/// The agent's pod.
-pub type AgentPod = Object<AgentPodSpec, AgentPodStatus>;
-/// A node.
-pub type NodeObject = Object<NodeObjectSpec>;
-
-/// Annotation of an object that helm created: name of the release.
-pub const RELEASE: &str = "meta.helm.sh/release-name";
-/// Annotation of an object that helm created: namespace of the release.
-pub const RELEASE_NAMESPACE: &str = "meta.helm.sh/release-namespace";
+/// An object of which only the metadata matter.
+pub type AnyObject = Object<IgnoredAny>;
 
 /// A ConfigMap.
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -47,179 +36,167 @@ pub struct ConfigMap {
     pub data: BTreeMap<String, String>,
 }
 
-/// Metadata with the generation of the spec.
-#[derive(Clone, Debug, Default, Deserialize)]
-#[serde(default)]
-pub struct VersionedMetadata {
+/// The agent's DaemonSet.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(try_from = "Value")]
+pub struct AgentDaemonSet {
     pub namespace: String,
     pub name: String,
-    pub generation: u64,
-    #[serde(deserialize_with = "null_as_default")]
-    pub annotations: BTreeMap<String, String>,
-}
-
-#[derive(Clone, Debug, Default, Deserialize)]
-#[serde(default)]
-pub struct AgentDaemonSetSpec {
-    pub template: Object<AgentPodSpec>,
-}
-
-/// The `status` of a DaemonSet: numbers of nodes.
-#[derive(Clone, Debug, Default, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
-pub struct RolloutStatus {
-    pub observed_generation: u64,
-    pub desired_number_scheduled: u32,
-    pub updated_number_scheduled: u32,
-}
-
-#[derive(Clone, Debug, Default, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
-pub struct AgentPodSpec {
-    #[serde(flatten)]
+    /// Whether a Helm release has it.
+    pub is_in_release: bool,
+    /// Whether Kubernetes has processed the newest spec.
+    pub is_observed: bool,
+    /// Number of nodes in the scope.
+    pub desired: u64,
+    /// Number of nodes with a pod of the newest revision.
+    pub updated: u64,
     pub placement: Placement,
-    pub service_account_name: String,
-    #[serde(deserialize_with = "null_as_default")]
-    pub containers: Vec<AgentContainer>,
-}
-
-#[derive(Clone, Debug, Default, Deserialize)]
-#[serde(default)]
-pub struct AgentContainer {
-    pub name: String,
+    pub service_account: String,
     pub image: String,
-    #[serde(deserialize_with = "null_as_default")]
-    pub ports: Vec<NamedPort>,
-    #[serde(deserialize_with = "null_as_default")]
-    pub env: Vec<EnvVar>,
+    pub admin_port: Option<u16>,
+    /// The variables of the agent's container.
+    pub variables: BTreeMap<String, String>,
 }
 
+impl TryFrom<Value> for AgentDaemonSet {
+    type Error = serde_json::Error;
+
+    fn try_from(object: Value) -> Result<AgentDaemonSet, serde_json::Error> {
+        let (metadata, status) = (&object["metadata"], &object["status"]);
+        let pods = &object["spec"]["template"]["spec"];
+        let number = |value: &Value| value.as_u64().unwrap_or_default();
+        let variables =
+            items(&agent(pods)["env"]).map(|var| (text(&var["name"]), text(&var["value"])));
+        Ok(AgentDaemonSet {
+            namespace: text(&metadata["namespace"]),
+            name: text(&metadata["name"]),
+            is_in_release: metadata["annotations"][RELEASE].is_string(),
+            is_observed: number(&status["observedGeneration"]) >= number(&metadata["generation"]),
+            desired: number(&status["desiredNumberScheduled"]),
+            updated: number(&status["updatedNumberScheduled"]),
+            placement: Option::deserialize(pods)?.unwrap_or_default(),
+            service_account: text(&pods["serviceAccountName"]),
+            image: text(&agent(pods)["image"]),
+            admin_port: admin_port(pods),
+            variables: variables.collect(),
+        })
+    }
+}
+
+/// The agent's pod.
 #[derive(Clone, Debug, Default, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
-pub struct NamedPort {
+#[serde(from = "Value")]
+pub struct AgentPod {
     pub name: String,
-    pub container_port: u16,
+    pub uid: String,
+    pub node: String,
+    /// Port of `/status` and `/metrics`. `None` for upstream's agent, which has none.
+    pub admin_port: Option<u16>,
+    pub is_ready: bool,
+    /// Why the pod is not scheduled.
+    pub unscheduled: Option<String>,
+    /// A container that waits.
+    pub waiting: Option<WaitingContainer>,
 }
 
-#[derive(Clone, Debug, Default, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
-pub struct AgentPodStatus {
-    #[serde(deserialize_with = "null_as_default")]
-    pub conditions: Vec<Condition>,
-    #[serde(deserialize_with = "null_as_default")]
-    pub container_statuses: Vec<ContainerStatus>,
-}
-
-/// A condition of a pod.
-#[derive(Clone, Debug, Default, Deserialize)]
-#[serde(default)]
-pub struct Condition {
-    #[serde(rename = "type")]
-    pub kind: String,
-    pub status: String,
-    #[serde(deserialize_with = "null_as_default")]
-    pub message: String,
-}
-
-#[derive(Clone, Debug, Default, Deserialize)]
-#[serde(default)]
-pub struct ContainerStatus {
+/// A container that waits: its name, and why.
+#[derive(Clone, Debug)]
+pub struct WaitingContainer {
     pub name: String,
-    /// By `waiting`, `running` or `terminated`.
-    #[serde(deserialize_with = "null_as_default")]
-    pub state: BTreeMap<String, Option<StateCause>>,
-}
-
-/// Why a container waits.
-#[derive(Clone, Debug, Default, Deserialize)]
-#[serde(default)]
-pub struct StateCause {
     pub reason: String,
-    #[serde(deserialize_with = "null_as_default")]
+    /// May be empty.
     pub message: String,
 }
 
-#[derive(Clone, Debug, Default, Deserialize)]
-#[serde(default)]
-pub struct NodeObjectSpec {
-    #[serde(deserialize_with = "null_as_default")]
-    pub taints: Vec<Taint>,
-    #[serde(rename = "podCIDRs", deserialize_with = "null_as_default")]
+impl From<Value> for AgentPod {
+    fn from(object: Value) -> AgentPod {
+        let (metadata, spec, status) = (&object["metadata"], &object["spec"], &object["status"]);
+        let condition = |kind: &str, value: &str| {
+            items(&status["conditions"])
+                .find(|found| found["type"] == kind && found["status"] == value)
+        };
+        let waiting = |container: &Value| {
+            let cause = container["state"]["waiting"].as_object()?;
+            let field = |name: &str| cause.get(name).map(text).unwrap_or_default();
+            let name = text(&container["name"]);
+            Some(WaitingContainer { name, reason: field("reason"), message: field("message") })
+        };
+        AgentPod {
+            name: text(&metadata["name"]),
+            uid: text(&metadata["uid"]),
+            node: text(&spec["nodeName"]),
+            admin_port: admin_port(spec),
+            is_ready: condition("Ready", "True").is_some(),
+            unscheduled: condition("PodScheduled", "False").map(|found| text(&found["message"])),
+            waiting: items(&status["containerStatuses"]).find_map(waiting),
+        }
+    }
+}
+
+/// A node.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(try_from = "Value")]
+pub struct NodeObject {
+    pub name: String,
     pub pod_cidrs: Vec<String>,
+    /// Decides whether a DaemonSet runs on the node.
+    pub scheduling: scheduling::Node,
+}
+
+impl TryFrom<Value> for NodeObject {
+    type Error = serde_json::Error;
+
+    fn try_from(object: Value) -> Result<NodeObject, serde_json::Error> {
+        let pod_cidrs = items(&object["spec"]["podCIDRs"]).map(text).collect();
+        let name = text(&object["metadata"]["name"]);
+        Ok(NodeObject { name, pod_cidrs, scheduling: from_value(object)? })
+    }
 }
 
 /// An Event of the core group.
-#[derive(Clone, Debug, Default, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
+#[derive(Clone, Debug, Deserialize)]
+#[serde(from = "Value")]
 pub struct EventObject {
-    pub involved_object: InvolvedObject,
-    pub reason: String,
-    #[serde(deserialize_with = "null_as_default")]
-    pub message: String,
-    #[serde(deserialize_with = "null_as_default")]
-    pub last_timestamp: String,
-    #[serde(deserialize_with = "null_as_default")]
-    pub event_time: String,
-}
-
-/// The object of an Event.
-#[derive(Clone, Debug, Default, Deserialize)]
-#[serde(default)]
-pub struct InvolvedObject {
+    /// Kind, name and UID of the object that it is about.
     pub kind: String,
     pub name: String,
     pub uid: String,
+    pub reason: String,
+    pub message: String,
+    /// Time of the newest occurrence, RFC 3339.
+    pub time: String,
 }
 
-impl AgentPodSpec {
-    /// Returns the agent's container, which both charts call `install-cni`.
-    fn agent(&self) -> Option<&AgentContainer> {
-        self.containers.iter().find(|container| container.name == "install-cni")
-    }
-
-    /// Returns the agent's image, or an empty text.
-    pub fn image(&self) -> &str {
-        self.agent().map_or("", |agent| &agent.image)
-    }
-
-    /// Returns the value of a variable of the agent's container.
-    pub fn variable(&self, name: &str) -> Option<&str> {
-        let variable = self.agent()?.env.iter().find(|variable| variable.name == name)?;
-        Some(&variable.value)
-    }
-
-    /// Returns the port of `/status` and `/metrics`. `None` for upstream's agent, which has none.
-    pub fn admin_port(&self) -> Option<u16> {
-        let port = self.agent()?.ports.iter().find(|port| port.name == "install-admin")?;
-        Some(port.container_port)
-    }
-}
-
-impl AgentPod {
-    /// Returns the condition of this type, such as `Ready`, if it has this status.
-    pub fn condition(&self, kind: &str, status: &str) -> Option<&Condition> {
-        self.status.conditions.iter().find(|found| found.kind == kind && found.status == status)
-    }
-
-    pub fn is_ready(&self) -> bool {
-        self.condition("Ready", "True").is_some()
-    }
-}
-
-impl NodeObject {
-    /// Returns the fields that decide whether a DaemonSet runs on the node.
-    pub fn scheduling(&self) -> scheduling::Node {
-        let spec = scheduling::NodeSpec { taints: self.spec.taints.clone() };
-        scheduling::Node { metadata: self.metadata.clone(), spec }
-    }
-}
-
-impl EventObject {
-    /// Returns the time of the newest occurrence, RFC 3339.
-    pub fn time(&self) -> &str {
-        match self.last_timestamp.is_empty() {
-            true => &self.event_time,
-            false => &self.last_timestamp,
+impl From<Value> for EventObject {
+    fn from(object: Value) -> EventObject {
+        let involved = &object["involvedObject"];
+        let times = ["lastTimestamp", "eventTime"].map(|key| text(&object[key]));
+        EventObject {
+            kind: text(&involved["kind"]),
+            name: text(&involved["name"]),
+            uid: text(&involved["uid"]),
+            reason: text(&object["reason"]),
+            message: text(&object["message"]),
+            time: times.into_iter().find(|time| !time.is_empty()).unwrap_or_default(),
         }
     }
+}
+
+/// Returns the agent's container in the spec of a pod, which both charts call `install-cni`.
+fn agent(spec: &Value) -> &Value {
+    items(&spec["containers"]).find(|found| found["name"] == "install-cni").unwrap_or(&Value::Null)
+}
+
+fn admin_port(spec: &Value) -> Option<u16> {
+    let port = items(&agent(spec)["ports"]).find(|port| port["name"] == "install-admin")?;
+    port["containerPort"].as_u64()?.try_into().ok()
+}
+
+fn items(list: &Value) -> impl Iterator<Item = &Value> {
+    list.as_array().into_iter().flatten()
+}
+
+/// Returns a text field; missing and `null` are empty.
+fn text(field: &Value) -> String {
+    field.as_str().unwrap_or_default().to_owned()
 }

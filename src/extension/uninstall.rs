@@ -6,7 +6,7 @@ use std::fmt::Write as _;
 use serde_json::json;
 
 use super::api::{Api, Error as RequestError, list};
-use super::objects::{Object, RELEASE, RELEASE_NAMESPACE};
+use super::objects::{AnyObject, RELEASE, RELEASE_NAMESPACE};
 
 /// Label of each object of the chart, also of Linkerd's.
 const LABEL: &str = "linkerd.io/cni-resource=true";
@@ -65,7 +65,7 @@ pub fn uninstall(api: &dyn Api) -> Result<String, Error> {
     for (version, kind, resource) in KINDS {
         let group = if version == "v1" { "/api" } else { "/apis" };
         let path = format!("{group}/{version}/{resource}");
-        let found: Vec<Object> = match list(api, &path, LABEL_SELECTOR) {
+        let found: Vec<AnyObject> = match list(api, &path, LABEL_SELECTOR) {
             // The cluster does not have this kind.
             Err(error) if error.is_not_found() => continue,
             found => found.map_err(|why| Error::List { resource, why })?,
@@ -80,7 +80,7 @@ pub fn uninstall(api: &dyn Api) -> Result<String, Error> {
 }
 
 /// Fails for an object of a Helm release, which would stay behind without its objects.
-fn refuse_release(kind: &str, object: &Object) -> Result<(), Error> {
+fn refuse_release(kind: &str, object: &AnyObject) -> Result<(), Error> {
     let metadata = &object.metadata;
     let Some(release) = metadata.annotations.get(RELEASE) else {
         return Ok(());
@@ -94,7 +94,7 @@ fn refuse_release(kind: &str, object: &Object) -> Result<(), Error> {
 }
 
 /// Returns what kubectl needs for the deletion. A text in JSON is YAML too.
-fn manifest(version: &str, kind: &str, object: &Object) -> String {
+fn manifest(version: &str, kind: &str, object: &AnyObject) -> String {
     let metadata = &object.metadata;
     let namespace = match metadata.namespace.as_str() {
         "" => String::new(),

@@ -16,40 +16,29 @@ const REINSTALL: &str = "install the chart again (helm upgrade, or scripts/insta
                          apply -f -), which creates missing objects";
 
 pub fn checks(facts: &Facts) -> Vec<Check> {
+    let check = |hint, description: &str, verdict| Check::new(CHART, hint, description, verdict);
     let name = &facts.namespace;
     if is_absent(facts) {
-        let why = format!(
+        let absent = Severity::Error.because(format!(
             "no object of the chart exists in namespace {name}; install the chart with helm install or \
              scripts/install-cni | kubectl apply -f -, or name its namespace with --cni-namespace"
-        );
-        let absent = Severity::Error.because(why);
-        return vec![Check::new(CHART, "daemonset", "the chart is installed", absent)];
+        ));
+        return vec![check("daemonset", "the chart is installed", absent)];
     }
     let has_pods = facts.agents.as_ref().is_ok_and(|agents| !agents.is_empty());
+    let admission = pod_security(name, &facts.namespace_object, has_pods);
     let mut checks = vec![
-        Check::new(
-            CHART,
-            "namespace",
-            format!("namespace {name} admits the agent's pods"),
-            pod_security(name, &facts.namespace_object, has_pods),
-        ),
-        Check::new(
-            CHART,
-            "configmap",
-            "linkerd-cni-config ConfigMap has a valid plugin entry",
-            config(facts),
-        ),
+        check("namespace", &format!("namespace {name} admits the agent's pods"), admission),
+        check("configmap", "linkerd-cni-config ConfigMap has a valid plugin entry", config(facts)),
     ];
     checks.extend(facts.objects.iter().map(|object| {
         let exists = format!("{} {} exists", object.name, object.kind);
-        Check::new(CHART, "objects", exists, chart_object(name, object))
+        check("objects", &exists, chart_object(name, object))
     }));
-    let exists = format!("{DAEMONSET} DaemonSet exists");
-    checks.push(Check::new(CHART, "daemonset", exists, daemonset(facts)));
+    checks.push(check("daemonset", &format!("{DAEMONSET} DaemonSet exists"), daemonset(facts)));
     if let Ok(Some(daemonset)) = &facts.daemonset {
-        let is_complete = format!("{DAEMONSET} DaemonSet is rolled out");
         let verdict = rollout(&format!("{name}/{DAEMONSET}"), daemonset);
-        checks.push(Check::new(CHART, "rollout", is_complete, verdict));
+        checks.push(check("rollout", &format!("{DAEMONSET} DaemonSet is rolled out"), verdict));
     }
     checks
 }
@@ -106,12 +95,11 @@ fn daemonset(facts: &Facts) -> Verdict {
 }
 
 fn rollout(name: &str, daemonset: &AgentDaemonSet) -> Verdict {
-    let status = &daemonset.status;
-    if status.observed_generation < daemonset.metadata.generation {
+    if !daemonset.is_observed {
         return Severity::Pending
             .because(format!("Kubernetes has not processed the newest change of {name} yet"));
     }
-    match (status.desired_number_scheduled, status.updated_number_scheduled) {
+    match (daemonset.desired, daemonset.updated) {
         (0, _) => Severity::Error.because(format!(
             "no node is in the scope of {name}; check its nodeSelector, affinity and tolerations"
         )),

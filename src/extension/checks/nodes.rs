@@ -26,12 +26,11 @@ pub fn checks(facts: &Facts, daemonset: &AgentDaemonSet) -> Vec<Check> {
     let Ok(agents) = &facts.agents else {
         return checks;
     };
-    let spec = &daemonset.spec.template.spec;
-    if spec.admin_port().is_none() {
+    if daemonset.admin_port.is_none() {
         let unknown = Severity::Warning.because(format!(
             "Linkerd's own agent (image {}) runs here, which reports no state: network config, token \
              and contention are not checked; install this chart with its own image in its place",
-            spec.image()
+            daemonset.image
         ));
         checks.push(check("upstream", "the agents report their state", unknown));
         return checks;
@@ -44,7 +43,7 @@ pub fn checks(facts: &Facts, daemonset: &AgentDaemonSet) -> Vec<Check> {
         check("agent-state", "the state of each agent can be read", reports(agents)),
         check("version", &same_version, versions(&bodies, own)),
     ]);
-    if spec.variable("LINKERD_CNI_CHAINED") != Some("false") {
+    if daemonset.variables.get("LINKERD_CNI_CHAINED").is_none_or(|value| value != "false") {
         let called = "the active network config of each node calls the plugin";
         checks.push(check("conflist", called, conflists(&bodies)));
     }
@@ -61,11 +60,10 @@ pub fn checks(facts: &Facts, daemonset: &AgentDaemonSet) -> Vec<Check> {
 fn placed(facts: &Facts, daemonset: &AgentDaemonSet) -> Verdict {
     let nodes = readable(&facts.nodes, "the nodes")?;
     let agents = readable(&facts.agents, "the agents' pods")?;
-    let placement = &daemonset.spec.template.spec.placement;
     let (mut missing, mut tainted) = (Vec::new(), Vec::new());
     for node in nodes {
-        let name = &node.metadata.name;
-        match exclusion(placement, &node.scheduling()) {
+        let name = &node.name;
+        match exclusion(&daemonset.placement, &node.scheduling) {
             _ if agents.iter().any(|agent| agent.node() == name) => {}
             None => missing.push(name.clone()),
             Some(why) if why.starts_with("taint") => tainted.push(format!("{name}: {why}")),
@@ -73,9 +71,11 @@ fn placed(facts: &Facts, daemonset: &AgentDaemonSet) -> Verdict {
             Some(_) => {}
         }
     }
-    let event = facts.events.iter().rev().find(|event| {
-        event.involved_object.kind == "DaemonSet" && event.involved_object.name == DAEMONSET
-    });
+    let event = facts
+        .events
+        .iter()
+        .rev()
+        .find(|event| event.kind == "DaemonSet" && event.name == DAEMONSET);
     let cause = event.map(|event| format!(" ({}: {})", event.reason, event.message));
     let summary = format!(
         "nodes without an agent, where meshed pods start without redirect rules{}",
@@ -104,7 +104,7 @@ fn ready(facts: &Facts) -> Verdict {
 fn reports(agents: &[Agent]) -> Verdict {
     let silent = agents
         .iter()
-        .filter(|agent| agent.pod.is_ready())
+        .filter(|agent| agent.pod.is_ready)
         .filter_map(|agent| Some(named(agent, agent.status.as_ref()?.as_ref().err()?.to_string())));
     let items: Vec<String> = unasked_counts(agents).into_iter().chain(silent).collect();
     Severity::Warning.if_any(
@@ -114,7 +114,7 @@ fn reports(agents: &[Agent]) -> Verdict {
 }
 
 fn named(agent: &Agent, why: String) -> String {
-    format!("{}: pod {}: {why}", agent.node(), agent.pod.metadata.name)
+    format!("{}: pod {}: {why}", agent.node(), agent.pod.name)
 }
 
 fn versions(bodies: &[(&str, &StatusBody)], own: &str) -> Verdict {

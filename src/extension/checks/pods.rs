@@ -8,15 +8,11 @@ use crate::redirect::Ipv6;
 use crate::repair::stranded::{FoundBy, StrandedPod};
 
 pub fn checks(facts: &Facts) -> [Check; 3] {
+    let check = |hint, description, verdict| Check::new(PODS, hint, description, verdict);
     [
-        Check::new(
-            PODS,
-            "stranded",
-            "no meshed pod started without redirect rules",
-            stranded(facts),
-        ),
-        Check::new(PODS, "proxy-user", "no container runs as the proxy's user", proxy_user(facts)),
-        Check::new(PODS, "ipv6", "all IP families of the cluster are redirected", ipv6(facts)),
+        check("stranded", "no meshed pod started without redirect rules", stranded(facts)),
+        check("proxy-user", "no container runs as the proxy's user", proxy_user(facts)),
+        check("ipv6", "all IP families of the cluster are redirected", ipv6(facts)),
     ]
 }
 
@@ -63,10 +59,10 @@ fn ipv6(facts: &Facts) -> Verdict {
         return Ok(());
     }
     let nodes = facts.nodes.iter().flatten();
-    let nodes = nodes.filter(|node| node.spec.pod_cidrs.iter().any(|cidr| cidr.contains(':')));
+    let nodes = nodes.filter(|node| node.pod_cidrs.iter().any(|cidr| cidr.contains(':')));
     let nodes = nodes.map(|node| {
-        let addresses = node.spec.pod_cidrs.join(", ");
-        format!("{}: pods have addresses of {addresses}", node.metadata.name)
+        let addresses = node.pod_cidrs.join(", ");
+        format!("{}: pods have addresses of {addresses}", node.name)
     });
     Severity::Warning.if_any(
         "IPv6 traffic bypasses the proxy; set disableIPv6=false in this chart and in the control plane",

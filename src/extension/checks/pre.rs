@@ -5,35 +5,30 @@ use super::{PRE, readable};
 use crate::extension::agents::DAEMONSET;
 use crate::extension::api::Error;
 use crate::extension::facts::PreFacts;
-use crate::extension::objects::{AgentDaemonSet, RELEASE};
+use crate::extension::objects::AgentDaemonSet;
 use crate::extension::report::{Check, Severity, Verdict};
 
 /// Oldest supported Kubernetes: `kubeVersion` of the chart.
 pub const OLDEST_KUBERNETES: (u32, u32) = (1, 31);
 
 pub fn checks(facts: &PreFacts) -> Vec<Check> {
+    let check = |hint, description: &str, verdict| Check::new(PRE, hint, description, verdict);
     let (major, minor) = OLDEST_KUBERNETES;
     let is_supported = format!("Kubernetes is {major}.{minor} or later");
-    let mut checks =
-        vec![Check::new(PRE, "kubernetes-version", is_supported, version(&facts.version))];
+    let mut checks = vec![check("kubernetes-version", &is_supported, version(&facts.version))];
     checks.extend(facts.rights.iter().map(|(kind, allowed)| {
-        Check::new(PRE, "rights", format!("can create {kind}"), right(facts, kind, allowed))
+        check("rights", &format!("can create {kind}"), right(facts, kind, allowed))
     }));
     let name = &facts.namespace;
+    let admits = format!("namespace {name} admits the agent's pods");
     let admission = match &facts.namespace_object {
         // It is still to be created, with the label.
         Ok(None) => Ok(()),
         found => pod_security(name, found, false),
     };
-    let admits = format!("namespace {name} admits the agent's pods");
     checks.extend([
-        Check::new(PRE, "namespace", admits, admission),
-        Check::new(
-            PRE,
-            "other-agent",
-            "no other agent of Linkerd is installed",
-            other_agents(facts),
-        ),
+        check("namespace", &admits, admission),
+        check("other-agent", "no other agent of Linkerd is installed", other_agents(facts)),
         cilium(PRE, &facts.cilium),
     ]);
     checks
@@ -69,17 +64,16 @@ fn other_agents(facts: &PreFacts) -> Verdict {
 }
 
 fn describe(daemonset: &AgentDaemonSet, facts: &PreFacts) -> String {
-    let metadata = &daemonset.metadata;
-    let is_upstream = daemonset.spec.template.spec.admin_port().is_none();
+    let is_upstream = daemonset.admin_port.is_none();
     let whose = if is_upstream { "upstream's chart" } else { "this chart" };
-    let tool = match metadata.annotations.contains_key(RELEASE) {
+    let tool = match daemonset.is_in_release {
         true => "helm upgrade",
         false => "scripts/install-cni | kubectl apply -f -",
     };
-    let what = match (metadata.namespace == facts.namespace, is_upstream) {
+    let what = match (daemonset.namespace == facts.namespace, is_upstream) {
         (true, true) => format!("{tool} replaces it"),
         (true, false) => format!("upgrade with {tool}, and use linkerd cni check without --pre"),
         (false, _) => "uninstall it first: two agents would share the nodes' files".to_owned(),
     };
-    format!("{}/{} of {whose}: {what}", metadata.namespace, metadata.name)
+    format!("{}/{} of {whose}: {what}", daemonset.namespace, daemonset.name)
 }

@@ -98,7 +98,7 @@ fn report(api: &dyn Api, cni_namespace: &str, pod: &Pod) -> NodeReport {
                 Some(why) => format!("not ready: {}", one_line(&why)),
                 None => "ready".to_owned(),
             };
-            (agent.pod.metadata.name, state)
+            (agent.pod.name, state)
         }),
         records: records.unwrap_or_default(),
         events: newest(events),
@@ -107,7 +107,7 @@ fn report(api: &dyn Api, cni_namespace: &str, pod: &Pod) -> NodeReport {
 
 /// Returns the lines of the agent's log about the pod.
 fn records(api: &dyn Api, cni_namespace: &str, agent: &Agent, pod: &Pod) -> Vec<String> {
-    let name = &agent.pod.metadata.name;
+    let name = &agent.pod.name;
     let path = format!(
         "/api/v1/namespaces/{cni_namespace}/pods/{name}/log?container=install-cni&tailLines={LOG_LINES}"
     );
@@ -126,5 +126,5 @@ fn is_about_cni(event: &EventObject) -> bool {
 }
 
 fn event_line(event: &EventObject) -> String {
-    one_line(&format!("{} {}: {}", event.time(), event.reason, event.message))
+    one_line(&format!("{} {}: {}", event.time, event.reason, event.message))
 }
