@@ -136,9 +136,8 @@ impl AuditEvents {
         );
         tracing::info!("{note}");
         let id = format!("linkerd-cni-drift-{values:x}");
-        let content = content(EventType::Normal, "LinkerdCNIRulesDrifted", note);
-        let node = Regarding::node(&self.node);
-        if self.publisher.publish(connection, node, &content, Some(&id)) {
+        let reason = "LinkerdCNIRulesDrifted";
+        if self.publish(connection, EventType::Normal, reason, note, Some(&id)) {
             self.drift_reported = Some(values);
         }
     }
@@ -161,15 +160,23 @@ impl AuditEvents {
         );
         tracing::warn!("{note}");
         if !self.suspension_reported {
-            let content = content(EventType::Warning, "LinkerdCNIRepairsSuspended", note);
-            let node = Regarding::node(&self.node);
-            self.suspension_reported = self.publisher.publish(connection, node, &content, None);
+            let reason = "LinkerdCNIRepairsSuspended";
+            self.suspension_reported =
+                self.publish(connection, EventType::Warning, reason, note, None);
         }
     }
-}
 
-fn content(kind: EventType, reason: &'static str, note: String) -> EventContent {
-    EventContent { kind, reason, action: "Reporting", note }
+    fn publish(
+        &self,
+        connection: &mut Connection,
+        kind: EventType,
+        reason: &'static str,
+        note: String,
+        id: Option<&str>,
+    ) -> bool {
+        let content = EventContent { kind, reason, action: "Reporting", note };
+        self.publisher.publish(connection, Regarding::node(&self.node), &content, id)
+    }
 }
 
 #[cfg(test)]

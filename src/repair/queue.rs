@@ -194,15 +194,6 @@ mod tests {
     }
 
     #[test]
-    fn all_pods_of_a_long_list_are_queued_without_duplicates() {
-        let queue = full();
-        queue.replace_listed((0..500).map(pod).collect());
-        for name in 0..500 {
-            assert_eq!(pop(&queue), Some(pod(name)));
-        }
-    }
-
-    #[test]
     fn a_new_list_replaces_the_last_list_and_an_event_updates_its_pods() {
         let queue = Queue::default();
         queue.replace_listed(vec![pod(0), pod(1), pod(2)]);

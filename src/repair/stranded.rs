@@ -239,54 +239,51 @@ mod tests {
         assert_eq!(skipped(injected), None);
     }
 
+    fn running() -> Value {
+        json!({
+            "metadata": {"name": "a"},
+            "spec": {"containers": [{"name": "app"}, {"name": "linkerd-proxy"}]},
+            "status": {"phase": "Running"},
+        })
+    }
+
+    fn is_audited(pod: Value) -> bool {
+        StrandedPod::found(&serde_json::from_value(pod).unwrap(), FoundBy::Audit).is_some()
+    }
+
     #[test]
-    fn terminating_finished_and_host_network_pods_are_never_repaired() {
-        let failed = validator(json!({"lastState": {"terminated": {"exitCode": 95}}}));
-        let deleted_at = json!("2026-01-01T00:00:00Z");
-        for (name, pod) in [
-            ("being deleted", with(pod(failed.clone()), "/metadata/deletionTimestamp", deleted_at)),
-            ("host network", with(pod(failed.clone()), "/spec/hostNetwork", json!(true))),
-            ("finished", with(pod(failed.clone()), "/status/phase", json!("Succeeded"))),
-            ("failed", with(pod(failed), "/status/phase", json!("Failed"))),
+    fn a_terminating_finished_or_host_network_pod_is_neither_stranded_nor_audited() {
+        let failed = pod(validator(json!({"lastState": {"terminated": {"exitCode": 95}}})));
+        assert!(verdict(failed.clone()).is_some() && is_audited(running()));
+        for (path, value) in [
+            ("/metadata/deletionTimestamp", json!("2026-01-01T00:00:00Z")),
+            ("/spec/hostNetwork", json!(true)),
+            ("/status/phase", json!("Succeeded")),
+            ("/status/phase", json!("Failed")),
         ] {
-            assert_eq!(verdict(pod), None, "{name}");
+            assert_eq!(verdict(with(failed.clone(), path, value.clone())), None, "{path}");
+            assert!(!is_audited(with(running(), path, value)), "{path}");
         }
     }
 
     #[test]
-    fn only_running_meshed_pods_with_their_own_netns_are_audited() {
-        let running = json!({
-            "metadata": {"name": "a"},
-            "spec": {"containers": [{"name": "app"}, {"name": "linkerd-proxy"}]},
-            "status": {"phase": "Running"},
-        });
-        let deleted_at = json!("2026-01-01T00:00:00Z");
-        let init = json!([{"name": "linkerd-init"}]);
+    fn only_running_meshed_pods_are_audited() {
         let partly = json!({"phase": "Pending", "containerStatuses": [
             {"name": "debugger", "state": {"waiting": {"reason": "CreateContainerConfigError"}}},
             {"name": "app", "state": {"running": {"startedAt": "2026-01-01T00:00:00Z"}}},
         ]});
-        for (name, pod, expected) in [
-            ("running", running.clone(), true),
-            ("not yet running", with(running.clone(), "/status/phase", json!("Pending")), false),
-            ("one container cannot start", with(running.clone(), "/status", partly), true),
-            (
-                "being deleted",
-                with(running.clone(), "/metadata/deletionTimestamp", deleted_at),
-                false,
-            ),
-            ("host network", with(running.clone(), "/spec/hostNetwork", json!(true)), false),
-            ("with linkerd-init", with(running.clone(), "/spec/initContainers", init), false),
-            ("not meshed", with(running, "/spec/containers", json!([{"name": "app"}])), false),
+        for (name, path, value, expected) in [
+            ("not yet running", "/status/phase", json!("Pending"), false),
+            ("one container cannot start", "/status", partly, true),
+            ("with linkerd-init", "/spec/initContainers", json!([{"name": "linkerd-init"}]), false),
+            ("not meshed", "/spec/containers", json!([{"name": "app"}]), false),
         ] {
-            let pod = serde_json::from_value(pod).unwrap();
-            let found = StrandedPod::found(&pod, FoundBy::Audit);
-            assert_eq!(found.is_some(), expected, "{name}");
+            assert_eq!(is_audited(with(running(), path, value)), expected, "{name}");
         }
     }
 
     #[test]
-    fn the_owner_key_is_the_controller_or_the_first_owner_or_the_name_of_a_bare_pod() {
+    fn the_owner_key_is_the_controller_or_the_first_owner_or_the_name_of_a_pod_without_owner() {
         let failed = validator(json!({"lastState": {"terminated": {"exitCode": 95}}}));
         let owned_by = |owners: Value| {
             let pod = with(pod(failed.clone()), "/metadata/ownerReferences", owners);

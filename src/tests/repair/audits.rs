@@ -214,9 +214,9 @@ fn an_audit_waits_for_the_disruption_budgets_after_a_deletion_that_only_a_dry_ru
 fn an_audit_in_mode_delete_reports_a_pod_without_a_controller_only_if_rules_are_missing() {
     let node = Node::new();
     node.cache_cni_result("uid-of-web-1");
-    let mut bare = running();
-    bare["metadata"]["ownerReferences"] = json!([]);
-    node.knows(&bare);
+    let mut unowned = running();
+    unowned["metadata"]["ownerReferences"] = json!([]);
+    node.knows(&unowned);
     node.api.state().evict = Answer::Status(201);
     let controller = node.auditing(&["--mode=delete"]);
     controller.counts("pods_skipped_total", 1);

@@ -42,7 +42,7 @@ fn a_pod_protected_by_a_disruption_budget_is_skipped_and_reported_once() {
     api.modify(&stranded("web-2"));
     controller.counts("pods_skipped_total", 2);
     assert!(api.deleted().is_empty());
-    until("both are told about", || api.events().len() == 2);
+    until("an Event on each pod", || api.events().len() == 2);
     assert_eq!(api.events()[0]["type"], "Warning");
     assert_eq!(api.events()[0]["note"], format!("Pod skipped for now: {BUDGET}"));
     assert_eq!(controller.metric("pods_deleted_total"), 0);

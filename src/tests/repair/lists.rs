@@ -95,8 +95,7 @@ fn each_audit_sends_one_list_request() {
     let api = Api::start();
     api.state().pods = (0..50).map(|i| fat(&i.to_string(), 1000)).collect();
     let host = host();
-    let prefix = format!("--mount-prefix={}", host.path().display());
-    let controller = Controller::with(&api, &["--audit-seconds=2", &prefix]);
+    let controller = auditing(&api, &host, 2);
     let began = Instant::now();
     for_seconds(7, || {});
     controller.reaches("audits_total", 2);
@@ -115,8 +114,7 @@ fn pods_beyond_the_limit_of_an_audit_are_counted_as_errors() {
     let api = Api::start();
     api.state().pods = (0..PODS).map(|i| fat(&i.to_string(), 4)).collect();
     let host = host();
-    let prefix = format!("--mount-prefix={}", host.path().display());
-    let controller = Controller::with(&api, &["--audit-seconds=1", &prefix]);
+    let controller = auditing(&api, &host, 1);
     controller.reaches("audits_total", 1);
     let audits = controller.metric("audits_total");
     let errors = controller.metric("audit_errors_total");
@@ -270,11 +268,10 @@ fn lists_for_a_pod_that_cannot_be_repaired_become_less_frequent() {
 #[test]
 fn memory_grows_little_with_the_size_of_the_list() {
     let host = host();
-    let prefix = format!("--mount-prefix={}", host.path().display());
     let peak = |pods: Vec<Value>| {
         let api = Api::start();
         api.state().pods = pods;
-        let controller = Controller::with(&api, &["--audit-seconds=1", &prefix]);
+        let controller = auditing(&api, &host, 1);
         until("an audit", || controller.metric("audits_total") > 0);
         api.modify(&stranded("web-1"));
         controller.counts("pods_deleted_total", 1);
@@ -292,6 +289,12 @@ fn memory_grows_little_with_the_size_of_the_list() {
         println!("{name}: {more} kB above {few} kB");
         assert!(more <= most, "{name}: {more} kB more than {few} kB");
     }
+}
+
+/// Starts a controller that audits the pods of the host every `seconds`.
+fn auditing(api: &Api, host: &TempDir, seconds: u32) -> Controller {
+    let prefix = format!("--mount-prefix={}", host.path().display());
+    Controller::with(api, &[&format!("--audit-seconds={seconds}"), &prefix])
 }
 
 /// Directories of a host on which the plugin is chained.

@@ -18,9 +18,9 @@ fn mode_delete_leaves_a_pod_without_a_controller_and_reports_the_pod_once() {
     let api = Api::start();
     api.state().evict = Answer::Status(201);
     let controller = Controller::watching(&api);
-    let bare = owned_by("bare", json!([]));
+    let unowned = owned_by("unowned", json!([]));
     let owned = owned_by("owned", json!([{"uid": "a", "controller": false}, {"uid": "b"}]));
-    for pod in [&bare, &owned, &bare, &owned] {
+    for pod in [&unowned, &owned, &unowned, &owned] {
         api.modify(pod);
     }
     // The queue keeps its order: when the next pod is evicted, the others are finished.
@@ -31,7 +31,7 @@ fn mode_delete_leaves_a_pod_without_a_controller_and_reports_the_pod_once() {
     assert_eq!(controller.metric("pods_skipped_total"), 2);
     controller.logs("WARN Pod skipped for now: the pod has no controller that would replace it");
     until("an Event on each pod", || api.events().len() == 3);
-    for (event, name) in api.events().iter().zip(["bare", "owned"]) {
+    for (event, name) in api.events().iter().zip(["unowned", "owned"]) {
         assert_eq!(event["type"], "Warning");
         assert_eq!(event["action"], "Skipping");
         assert_eq!(event["regarding"]["name"], name);
@@ -39,7 +39,7 @@ fn mode_delete_leaves_a_pod_without_a_controller_and_reports_the_pod_once() {
         assert!(note.contains("repairController.deleteUnmanaged=true"), "{note}");
     }
     // A new StatefulSet adopts the pods of a deleted one.
-    let mut adopted = bare;
+    let mut adopted = unowned;
     adopted["metadata"]["ownerReferences"] = json!([{"uid": "new", "controller": true}]);
     api.modify(&adopted);
     controller.counts("pods_deleted_total", 2);
@@ -47,17 +47,17 @@ fn mode_delete_leaves_a_pod_without_a_controller_and_reports_the_pod_once() {
 
 #[test]
 fn mode_delete_deletes_a_pod_without_a_controller_if_the_chart_asks_for_it() {
-    let api = Api::start();
     let variable = "LINKERD_CNI_REPAIR_CONTROLLER_DELETE_UNMANAGED";
-    let controller = Controller::configured(&api, &[], &[(variable, "true")]);
-    api.modify(&owned_by("bare", json!([])));
-    controller.counts("pods_deleted_total", 1);
-    assert_eq!(api.deleted(), [path("bare")]);
-    let api = Api::start();
-    let controller = Controller::configured(&api, &[], &[(variable, "false")]);
-    api.modify(&owned_by("bare", json!([])));
-    controller.counts("pods_skipped_total", 1);
-    assert!(api.deleted().is_empty());
+    for (value, metric, deleted) in [
+        ("true", "pods_deleted_total", vec![path("unowned")]),
+        ("false", "pods_skipped_total", vec![]),
+    ] {
+        let api = Api::start();
+        let controller = Controller::configured(&api, &[], &[(variable, value)]);
+        api.modify(&owned_by("unowned", json!([])));
+        controller.counts(metric, 1);
+        assert_eq!(api.deleted(), deleted, "{value}");
+    }
 }
 
 #[test]

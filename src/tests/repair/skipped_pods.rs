@@ -103,21 +103,21 @@ fn mode_delete_reports_a_pod_whose_replacement_would_start_without_rules_again()
 }
 
 #[test]
-fn mode_delete_deletes_a_copy_of_kubectl_debug_only_if_told_to_delete_pods_without_a_controller() {
+fn mode_delete_deletes_a_copy_of_kubectl_debug_only_with_delete_unmanaged() {
     let mut copy = hand_made(running(), json!({}));
     copy["metadata"]["ownerReferences"] = json!([]);
-    for told in [false, true] {
+    for delete_unmanaged in [false, true] {
         let node = Node::with(&copy);
         node.chain(&detecting("annotations"));
         node.api.state().evict = Answer::Status(201);
         let arguments = ["--audit-seconds=1", "--mode=delete", "--delete-unmanaged"];
-        let controller = node.controller(&arguments[..2 + usize::from(told)]);
-        let (done, not_done) = match told {
+        let controller = node.controller(&arguments[..2 + usize::from(delete_unmanaged)]);
+        let (done, not_done) = match delete_unmanaged {
             true => ("pods_deleted_total", "pods_skipped_total"),
             false => ("pods_skipped_total", "pods_deleted_total"),
         };
         controller.reaches(done, 1);
-        assert_eq!(controller.metric(not_done), 0, "told {told}");
+        assert_eq!(controller.metric(not_done), 0, "delete_unmanaged {delete_unmanaged}");
     }
 }
 
