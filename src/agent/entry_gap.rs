@@ -81,7 +81,7 @@ mod tests {
     }
 
     #[test]
-    fn an_entry_that_the_first_look_finds_is_no_gap() {
+    fn an_entry_found_at_the_first_read_is_no_gap() {
         let start = Instant::now();
         let mut gap = EntryGap::new(start);
         assert_eq!(gap.observe(start + 3 * SECOND, true, None), Duration::ZERO);
@@ -99,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn a_gap_never_begins_before_the_last_look_at_the_conflist() {
+    fn a_gap_never_begins_before_the_last_read_of_the_conflist() {
         let start = Instant::now();
         let mut gap = EntryGap::new(start);
         gap.observe(start, true, None);

@@ -64,7 +64,7 @@ fn an_invalid_file_is_skipped_and_chained_once_it_is_valid() {
 }
 
 #[test]
-fn writers_that_are_not_atomic_converge() {
+fn a_conflist_written_in_parts_is_chained_once_it_is_complete() {
     let node = Node::new();
     let mut agent = node.start();
     for turn in 0..30 {
@@ -83,7 +83,7 @@ fn writers_that_are_not_atomic_converge() {
 }
 
 #[test]
-fn a_conf_becomes_a_list_and_comes_back_with_its_bytes_and_mode() {
+fn a_conf_is_converted_to_a_conflist_and_restored_with_its_bytes_and_mode() {
     let node = Node::uninstalling();
     node.write("10-net.conf", CONF);
     fs::set_permissions(node.net("10-net.conf"), PermissionsExt::from_mode(0o640)).unwrap();
@@ -120,7 +120,7 @@ fn a_conf_becomes_a_list_and_comes_back_with_its_bytes_and_mode() {
 }
 
 #[test]
-fn a_conf_takes_its_extended_attributes_to_the_list_and_back() {
+fn extended_attributes_of_a_conf_are_copied_to_the_conflist_and_restored() {
     let node = Node::new();
     node.write("10-net.conf", CONF);
     // Some file systems have only attributes that root can set.
@@ -200,7 +200,7 @@ fn a_kill_at_any_time_loses_neither_a_conf_nor_the_conflist_beside_it() {
 }
 
 #[test]
-fn a_json_is_only_taken_where_the_runtime_loads_it() {
+fn a_json_that_the_runtime_loads_is_converted_and_restored() {
     let node = Node::new();
     node.write("20-net.json", CONF);
     let before = node.tree();
@@ -212,7 +212,7 @@ fn a_json_is_only_taken_where_the_runtime_loads_it() {
 }
 
 #[test]
-fn a_link_is_replaced_and_comes_back_and_its_target_is_never_written() {
+fn a_symbolic_link_is_replaced_and_restored_and_its_target_stays_unchanged() {
     let node = Node::new();
     fs::write(node.root().join("real"), CALICO).unwrap();
     symlink("../real", node.net("10-calico.conflist")).unwrap();
@@ -226,7 +226,7 @@ fn a_link_is_replaced_and_comes_back_and_its_target_is_never_written() {
 }
 
 #[test]
-fn what_changed_since_is_kept_and_only_our_entry_goes() {
+fn uninstall_keeps_changes_of_other_programs_and_removes_only_the_plugin_entry() {
     let node = Node::new();
     node.write("10-net.conf", CONF);
     node.write("20-calico.conflist", CALICO);

@@ -10,7 +10,7 @@ const GAUGE: &str = "\nlinkerd_cni_agent_bin_dir_without_plugins ";
 const REQUIRE: (&str, &str) = ("LINKERD_CNI_REQUIRE_NETWORK_PLUGINS", "true");
 
 #[test]
-fn a_net_dir_that_stays_empty_names_the_platforms_that_have_another() {
+fn an_empty_net_dir_is_reported_with_the_net_dirs_of_other_platforms() {
     let node = Node::new();
     let mut agent = node.start();
     until("the reason", || {
@@ -29,7 +29,7 @@ fn a_net_dir_that_stays_empty_names_the_platforms_that_have_another() {
 }
 
 #[test]
-fn a_bin_dir_without_the_networks_plugins_is_a_warning_and_no_reason_to_wait() {
+fn a_bin_dir_without_plugins_of_the_primary_cni_causes_only_a_warning() {
     let node = Node::new();
     node.write("10-calico.conflist", CALICO);
     let mut agent = node.start();
@@ -85,7 +85,7 @@ fn require_network_plugins_prevents_chaining_behind_a_config_that_only_the_runti
 
 /// k3s links its plugins by absolute paths to a directory that the agent does not see.
 #[test]
-fn links_that_dangle_inside_the_container_count_as_the_networks_plugins() {
+fn links_that_dangle_in_the_container_count_as_plugins_of_the_primary_cni() {
     let node = Node::new();
     node.write("10-calico.conflist", CALICO);
     symlink("/no/such/data/0a1b/bin/cni", node.bin("calico")).unwrap();
@@ -100,7 +100,7 @@ fn links_that_dangle_inside_the_container_count_as_the_networks_plugins() {
 /// As with upstream's agent killed, or still running beside the new one (`maxSurge`), on a
 /// node whose runtime has several plugin directories.
 #[test]
-fn an_upgrade_of_a_working_installation_never_stops_at_a_bin_dir_without_the_networks_plugins() {
+fn an_upgrade_continues_in_a_bin_dir_without_plugins_that_already_works() {
     let node = Node::uninstalling();
     node.write("10-calico.conflist", CALICO);
     let mut earlier = node.start();
@@ -120,7 +120,7 @@ fn an_upgrade_of_a_working_installation_never_stops_at_a_bin_dir_without_the_net
 }
 
 #[test]
-fn an_upgrade_that_moves_the_bin_dir_to_one_without_the_networks_plugins_stops_there() {
+fn an_upgrade_to_a_bin_dir_without_plugins_does_not_chain() {
     let node = Node::new();
     node.write("10-calico.conflist", CALICO);
     let mut earlier = node.start();
@@ -134,7 +134,7 @@ fn an_upgrade_that_moves_the_bin_dir_to_one_without_the_networks_plugins_stops_t
 }
 
 #[test]
-fn a_network_that_loses_its_plugins_later_does_not_take_the_plugin_out_of_the_chain() {
+fn plugins_of_the_primary_cni_that_are_removed_later_do_not_prevent_chaining() {
     let node = Node::new();
     node.write("10-calico.conflist", CALICO);
     fs::write(node.bin("portmap"), "").unwrap();

@@ -82,7 +82,7 @@ fn a_full_disk_keeps_existing_files_and_the_agent_installs_once_there_is_space()
 }
 
 #[test]
-fn a_full_disk_for_programs_leaves_the_network_as_it_is() {
+fn a_full_bin_dir_leaves_the_network_configs_unchanged() {
     with_mounts(|node| {
         small(&node.root().join("bin"));
         node.write("10-calico.conflist", CALICO);
@@ -122,7 +122,7 @@ fn directories_that_cannot_be_written_are_named_with_the_remedy() {
 }
 
 #[test]
-fn a_disk_that_turns_read_only_takes_no_plugin_away_that_is_named() {
+fn uninstall_on_a_read_only_disk_leaves_the_plugin_that_a_conflist_names() {
     with_mounts(|node| {
         node.write("10-calico.conflist", CALICO);
         let before = node.tree();

@@ -126,7 +126,7 @@ fn uninstall(node: &Node) {
 const TRIES: usize = 5;
 
 #[test]
-fn a_plugin_that_another_program_keeps_chaining_stays_whole_on_the_node() {
+fn uninstall_leaves_plugin_and_kubeconfig_while_another_program_keeps_chaining() {
     let mut longest = Duration::ZERO;
     for (number, delay) in [1, 2, 3, 5, 8, 10, 15, 20, 25, 30, 40, 50].into_iter().enumerate() {
         let delay = Duration::from_millis(delay);
@@ -172,7 +172,7 @@ fn uninstall_beside_a_writer(delay: Duration, by_stop: bool) -> Option<Duration>
 }
 
 #[test]
-fn an_uninstall_that_gives_up_reports_a_saved_state_that_it_cannot_read() {
+fn uninstall_that_leaves_the_plugin_reports_an_unreadable_saved_state() {
     let (node, mut agent) = ready();
     agent.kill();
     let (writer, _) = rechain(&node, Duration::from_millis(1), usize::MAX);
@@ -190,7 +190,7 @@ fn an_uninstall_that_gives_up_reports_a_saved_state_that_it_cannot_read() {
 }
 
 #[test]
-fn a_program_that_stops_chaining_the_plugin_lets_the_uninstall_end() {
+fn uninstall_completes_once_another_program_stops_chaining_the_plugin() {
     let mut late = 0;
     let mut cases = vec![(1, 1), (20, 1), (1, 2), (50, 2), (300, 1), (300, 2)];
     while let Some((delay, times)) = cases.pop() {
@@ -218,7 +218,7 @@ fn a_program_that_stops_chaining_the_plugin_lets_the_uninstall_end() {
 }
 
 #[test]
-fn a_plugin_that_is_named_just_when_its_files_go_is_put_back_at_once() {
+fn uninstall_puts_renamed_files_back_at_once_if_a_conflist_names_the_plugin() {
     let (mut longest, mut put_back) = (Duration::ZERO, 0);
     for round in 0..16_u64 {
         let (node, mut agent) = ready();
@@ -247,7 +247,7 @@ fn a_plugin_that_is_named_just_when_its_files_go_is_put_back_at_once() {
 }
 
 #[test]
-fn an_uninstall_that_nobody_disturbs_ends_without_the_wait_for_others() {
+fn undisturbed_uninstall_ends_before_the_timeout_for_other_programs() {
     let node = Node::new();
     node.write(LIST, CALICO);
     node.write("20-net.conf", CONF);
@@ -262,7 +262,7 @@ fn an_uninstall_that_nobody_disturbs_ends_without_the_wait_for_others() {
 }
 
 #[test]
-fn a_kill_at_any_time_of_a_disturbed_uninstall_leaves_whole_what_is_named() {
+fn killed_uninstall_beside_another_writer_leaves_the_named_plugin_in_place() {
     let node = Arc::new(Node::new());
     node.write(LIST, CALICO);
     let before = node.tree();
@@ -292,7 +292,7 @@ fn a_kill_at_any_time_of_a_disturbed_uninstall_leaves_whole_what_is_named() {
 }
 
 #[test]
-fn of_two_agents_the_one_that_stays_keeps_the_node_working() {
+fn uninstall_of_one_agent_leaves_the_plugin_of_another_agent_working() {
     for template in [TEMPLATE.to_owned(), TEMPLATE.replace("4143", "5143")] {
         let (node, mut leaving) = ready();
         let mut staying = node.start_with(&[("CNI_NETWORK_CONFIG", &template)]);
@@ -313,7 +313,7 @@ fn of_two_agents_the_one_that_stays_keeps_the_node_working() {
 }
 
 #[test]
-fn a_copy_of_the_chain_inside_another_config_is_waited_for() {
+fn uninstall_waits_until_multus_drops_its_copy_of_the_plugin_entry() {
     // Multus generates such a config from the primary CNI's, some time after it changed.
     const MULTUS: &str = "00-multus.conf";
     for passes in [true, false] {

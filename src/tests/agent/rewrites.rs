@@ -16,7 +16,7 @@ pub fn counter(agent: &Agent, name: &str) -> u64 {
 }
 
 #[test]
-fn a_thousand_rewrites_are_each_followed_at_once_by_one_write() {
+fn each_of_a_thousand_conflist_rewrites_causes_one_write() {
     let node = Node::new();
     node.write("10-calico.conflist", CALICO);
     let mut agent = node.start();
@@ -81,7 +81,7 @@ fn contention_is_named_with_its_remedy_and_delays_writes() {
 }
 
 #[test]
-fn contention_over_two_conflists_names_both() {
+fn contention_for_two_conflists_names_both() {
     let node = Node::new();
     let names = ["10-calico.conflist", "20-other.conflist"];
     names.iter().for_each(|name| node.write(name, CALICO));
@@ -97,7 +97,7 @@ fn contention_over_two_conflists_names_both() {
 }
 
 #[test]
-fn contention_over_any_file_of_the_agent_is_counted() {
+fn contention_for_each_file_of_the_agent_is_counted() {
     for file in ["etc/kubeconfig.json", "bin/linkerd-cni", "etc/10-calico.conflist"] {
         let node = Node::new();
         node.write("10-calico.conflist", CALICO);

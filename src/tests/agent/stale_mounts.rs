@@ -63,7 +63,7 @@ fn names(dir: &Path) -> Vec<String> {
 }
 
 #[test]
-fn a_mounted_directory_that_is_made_anew_on_the_node_fails_live_until_the_container_is_restarted() {
+fn live_fails_after_a_mounted_directory_is_recreated_until_the_container_restarts() {
     with_mounts(|_| {
         for (dir, lose) in DIRS
             .into_iter()

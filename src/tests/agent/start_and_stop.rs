@@ -58,7 +58,7 @@ fn uninstall_removes_everything_a_dead_agent_left() {
 }
 
 #[test]
-fn leftovers_of_earlier_agents_go() {
+fn leftovers_of_earlier_agents_are_removed() {
     let node = Node::new();
     node.write("10-calico.conflist", CALICO);
     let before = node.tree();
@@ -94,7 +94,7 @@ fn a_directory_with_the_name_of_a_leftover_stays() {
 }
 
 #[test]
-fn a_list_damaged_before_the_end_is_left_and_named_and_all_else_is_undone() {
+fn uninstall_leaves_and_reports_a_conflist_that_became_invalid() {
     let node = Node::new();
     node.write("10-calico.conflist", CALICO);
     node.write("20-calico.conflist", CALICO);
@@ -114,7 +114,7 @@ fn a_list_damaged_before_the_end_is_left_and_named_and_all_else_is_undone() {
 }
 
 #[test]
-fn a_signal_at_any_time_of_the_start_is_a_clean_end() {
+fn a_stop_signal_during_the_start_leaves_the_node_unchanged() {
     let node = Node::new();
     node.write("10-calico.conflist", CALICO);
     node.write("20-net.conf", CONF);
@@ -154,7 +154,7 @@ fn a_kill_at_any_time_never_strands_the_node() {
 }
 
 #[test]
-fn two_agents_at_once_do_no_harm() {
+fn two_agents_with_equal_settings_chain_the_plugin_once() {
     let node = Node::uninstalling();
     node.write("10-calico.conflist", CALICO);
     let before = node.tree();

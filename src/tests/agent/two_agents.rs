@@ -54,7 +54,7 @@ fn is_new(node: &Node, what: &str) -> bool {
 }
 
 #[test]
-fn of_two_agents_the_newer_one_wins_and_the_older_one_writes_nothing_and_stays_ready() {
+fn the_newer_of_two_agents_writes_and_the_older_one_only_stays_ready() {
     for what in ["image", "account", "entry"] {
         let (node, other) = (Node::new(), Node::new());
         node.write(LIST, CALICO);
@@ -109,7 +109,7 @@ fn an_older_agent_manages_the_node_again_when_the_newer_one_has_ended() {
 }
 
 #[test]
-fn an_older_agent_restores_what_is_missing_while_a_newer_one_runs() {
+fn an_older_agent_restores_missing_files_while_a_newer_one_runs() {
     let (node, other) = (Node::new(), Node::new());
     node.write(LIST, CALICO);
     let mut old = node.start_with(&VARS);

@@ -116,7 +116,7 @@ fn configs_with_invalid_utf8_in_a_string_are_chained_and_restored_byte_for_byte(
 }
 
 #[test]
-fn a_list_that_only_the_runtime_can_read_keeps_what_it_names_on_the_node() {
+fn uninstall_leaves_the_plugin_if_only_the_runtime_can_read_a_chained_conflist() {
     let hide: [(&str, Hide); 4] = [
         ("a huge file", |node, text| node.write(LIST, &huge(text))),
         ("an absolute link to a path that is missing here", |node, _| {
@@ -175,7 +175,7 @@ const JUNK: [(&str, MakeJunk); 9] = [
 ];
 
 #[test]
-fn junk_that_does_not_name_the_plugin_neither_stops_nor_delays_an_uninstall() {
+fn invalid_configs_that_do_not_name_the_plugin_do_not_prevent_an_uninstall() {
     all(JUNK.into_iter().collect(), |(what, make)| {
         for name in ["05-x.conflist", "05-x.conf", "99-x.json"] {
             let node = Node::uninstalling();
@@ -202,7 +202,7 @@ fn junk_that_does_not_name_the_plugin_neither_stops_nor_delays_an_uninstall() {
 }
 
 #[test]
-fn a_chained_conflist_that_becomes_junk_does_not_stop_an_uninstall() {
+fn a_chained_conflist_that_becomes_invalid_does_not_prevent_an_uninstall() {
     all(JUNK.into_iter().collect(), |(what, make)| {
         let node = Node::uninstalling();
         node.write("10-calico.conflist", CALICO);
@@ -251,7 +251,7 @@ fn a_saved_state_that_cannot_be_read_is_not_overwritten() {
 }
 
 #[test]
-fn a_fault_that_passes_while_all_is_undone_costs_nothing() {
+fn uninstall_retries_a_saved_state_that_cannot_be_read() {
     for passes in [true, false] {
         let node = Node::new();
         node.write("10-calico.conflist", CALICO);
@@ -277,7 +277,7 @@ fn a_fault_that_passes_while_all_is_undone_costs_nothing() {
 }
 
 #[test]
-fn a_list_with_no_plugin_but_ours_that_the_runtime_loads_is_no_network_to_be_ready_with() {
+fn an_active_conflist_that_calls_only_linkerd_cni_makes_the_node_not_ready() {
     let node = Node::new();
     node.write("05-x.conflist", r#"{"name":"x","plugins":[{"type":"linkerd-cni"}]}"#);
     node.write("10-calico.conflist", CALICO);

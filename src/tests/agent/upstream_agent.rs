@@ -66,7 +66,7 @@ fn is_own(text: &str) -> bool {
 }
 
 #[test]
-fn an_agent_beside_an_upstream_one_is_ready_and_takes_over_at_once_when_that_one_ends() {
+fn an_agent_beside_an_upstream_agent_is_ready_and_chains_its_entry_once_that_agent_ends() {
     let api = Api::start();
     let (node, upstream, mut agent) = both(&api);
     until("the upstream entry", || node.text(LIST) == upstream::list());

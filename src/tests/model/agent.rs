@@ -171,14 +171,15 @@ pub fn begin_pass(world: &mut World, id: Id, bug: Bug) {
     agent.is_dirty = false;
     agent.newer_agent_runs = newer;
     let files = [CopyBinary, WriteKubeconfig];
-    let mut pass = vec![Lock];
-    pass.extend(files.clone());
+    let mut pass = vec![Lock, List, LoadSavedState];
+    if bug != Bug::ChainBeforeBinary {
+        pass.extend(files.clone());
+    }
     if !agent.leftovers_removed {
         pass.push(RemoveLeftovers);
     }
-    pass.extend([List, LoadSavedState, PlanChain]);
+    pass.push(PlanChain);
     if bug == Bug::ChainBeforeBinary {
-        pass.drain(1..3);
         pass.extend(files);
     }
     pass.push(EndPass);
