@@ -6,6 +6,7 @@
 //! - [`mounts`]: notices that a mounted directory is no longer the node's
 //! - [`binaries`]: copies the plugin binaries and compares them with the image
 //! - [`steps`]: applies one step of an install or uninstall to the network configs
+//! - [`observe`]: reads the network configs and the saved state once a pass
 //! - [`leftovers`]: removes what earlier agents left
 //! - [`uninstall`]: removes everything from the node
 
@@ -13,6 +14,7 @@ pub mod binaries;
 pub mod leftovers;
 pub mod lock;
 pub mod mounts;
+pub mod observe;
 pub mod settings;
 pub mod steps;
 pub mod uninstall;

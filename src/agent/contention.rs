@@ -7,11 +7,14 @@
 //! chains the plugin at once.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::fmt;
 use std::hash::{DefaultHasher, Hash, Hasher};
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use super::subject::Subject;
 use crate::backoff::jitter;
+pub use crate::node::OVERWRITTEN;
 
 /// Maximum number of repetitions of the same write within [`WINDOW`] without contention.
 const TOLERATED_REPEATS: usize = 5;
@@ -24,12 +27,70 @@ const LONGEST_DELAY: Duration = Duration::from_secs(10);
 /// Contention is over if no write was needed for this long after the last delay ended.
 const OVER_AFTER: Duration = Duration::from_secs(12);
 
-pub use crate::node::OVERWRITTEN;
+/// A file for which this agent and another program may contend, as a path in the agent's container.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum ContendedFile {
+    /// The directory of the plugin binaries, because the agent may install several.
+    Binaries(PathBuf),
+    Kubeconfig(PathBuf),
+    /// A network config in which another agent overwrites the plugin entry. Pods get their redirect
+    /// rules, so the node stays ready while the entry is correct: a rollout waits until the new agent
+    /// is ready, and that agent would never become ready while the old agent runs.
+    Config(PathBuf),
+    /// A network config from which another program removes the plugin entry. Meshed pods may then
+    /// start without redirect rules, so the node is not ready.
+    PluginEntry(PathBuf),
+}
+
+impl ContendedFile {
+    /// Returns whether another program removes the plugin entry, so that the node is not ready.
+    pub fn is_plugin_entry(&self) -> bool {
+        matches!(self, ContendedFile::PluginEntry(_))
+    }
+
+    pub fn subject(&self) -> Subject {
+        match self {
+            ContendedFile::Binaries(_) => Subject::Binary,
+            ContendedFile::Kubeconfig(_) => Subject::Kubeconfig,
+            ContendedFile::Config(path) => Subject::File(path.clone()),
+            ContendedFile::PluginEntry(_) => Subject::NetworkConfig,
+        }
+    }
+
+    fn path(&self) -> &Path {
+        match self {
+            ContendedFile::Binaries(path)
+            | ContendedFile::Kubeconfig(path)
+            | ContendedFile::Config(path)
+            | ContendedFile::PluginEntry(path) => path,
+        }
+    }
+}
+
+/// Says that another program keeps overwriting the file, and what to do.
+impl fmt::Display for ContendedFile {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let path = self.path().display();
+        match self {
+            ContendedFile::PluginEntry(_) => write!(
+                f,
+                "{path} {OVERWRITTEN}, which removes the plugin entry, so meshed pods may start \
+                 without redirect rules: with Cilium set cni.exclusive=false, otherwise stop that \
+                 writer"
+            ),
+            _ => write!(
+                f,
+                "{path} {OVERWRITTEN}: stop that writer, such as a second agent with another image \
+                 or ServiceAccount"
+            ),
+        }
+    }
+}
 
 /// The recent writes to files that another program may overwrite.
 #[derive(Debug, Default)]
 pub struct Contention {
-    writes: BTreeMap<Subject, Writes>,
+    writes: BTreeMap<ContendedFile, Writes>,
 }
 
 /// The recent writes to one file.
@@ -49,14 +110,14 @@ impl Contention {
     /// the write now: there is no contention, the delay has passed, or the write is a new one.
     /// Writes with the same `key` repeat each other. The key is the replaced content for a network
     /// config, the written content for the kubeconfig, and empty for plugin binaries.
-    pub fn blocked_until(&self, file: &Subject, key: &str, now: Instant) -> Option<Instant> {
+    pub fn blocked_until(&self, file: &ContendedFile, key: &str, now: Instant) -> Option<Instant> {
         let writes = self.writes.get(file)?;
         (writes.key == hash(key) && now < writes.next).then_some(writes.next)
     }
 
     /// Records a write to `file`, with the `key` of [`Contention::blocked_until`]. Returns whether
     /// contention began with this write.
-    pub fn record_write(&mut self, file: Subject, key: &str, now: Instant) -> bool {
+    pub fn record_write(&mut self, file: ContendedFile, key: &str, now: Instant) -> bool {
         let key = hash(key);
         let writes = self.writes.entry(file).or_insert(Writes {
             key,
@@ -87,7 +148,7 @@ impl Contention {
 
     /// Returns the files under contention, each with the time at which contention is over if
     /// no further write is needed.
-    pub fn active(&self, now: Instant) -> impl Iterator<Item = (&Subject, Instant)> {
+    pub fn active(&self, now: Instant) -> impl Iterator<Item = (&ContendedFile, Instant)> {
         let is_active = move |writes: &Writes| writes.delay.is_some() && !writes.is_over(now);
         let writes = self.writes.iter();
         writes.filter_map(move |(file, writes)| {
@@ -112,13 +173,17 @@ fn hash(key: &str) -> u64 {
 mod tests {
     use super::*;
 
+    fn binaries() -> ContendedFile {
+        ContendedFile::Binaries("bin".into())
+    }
+
     #[test]
     fn repeated_writes_over_the_same_content_are_contention_and_get_rarer() {
         let (mut contention, begin) = (Contention::default(), Instant::now());
         let (mut now, mut writes, mut begins) = (begin, 0, 0);
         while now < begin + 5 * WINDOW {
-            if contention.blocked_until(&Subject::Binary, "bare", now).is_none() {
-                begins += usize::from(contention.record_write(Subject::Binary, "bare", now));
+            if contention.blocked_until(&binaries(), "same", now).is_none() {
+                begins += usize::from(contention.record_write(binaries(), "same", now));
                 writes += 1;
                 assert_eq!(contention.active(now).count(), usize::from(writes > 6));
             }
@@ -135,14 +200,17 @@ mod tests {
         let (mut contention, now) = (Contention::default(), Instant::now());
         for turn in 0..1000 {
             let content = format!("mtu {turn}");
-            assert_eq!(contention.blocked_until(&Subject::Binary, &content, now), None);
-            assert!(!contention.record_write(Subject::Binary, &content, now));
+            assert_eq!(contention.blocked_until(&binaries(), &content, now), None);
+            assert!(!contention.record_write(binaries(), &content, now));
         }
         for _ in 0..7 {
-            contention.record_write(Subject::Binary, "bare", now);
+            contention.record_write(binaries(), "same", now);
         }
-        assert!(contention.blocked_until(&Subject::Binary, "bare", now).is_some());
-        assert_eq!(contention.blocked_until(&Subject::Binary, "other", now), None);
-        assert_eq!(contention.blocked_until(&Subject::Kubeconfig, "bare", now), None);
+        assert!(contention.blocked_until(&binaries(), "same", now).is_some());
+        assert_eq!(contention.blocked_until(&binaries(), "other", now), None);
+        assert_eq!(
+            contention.blocked_until(&ContendedFile::Kubeconfig("bin".into()), "same", now),
+            None
+        );
     }
 }

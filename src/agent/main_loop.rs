@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 use super::Error;
 use super::problem_log::ProblemLog;
 use super::readiness::Status;
-use super::reconcile::{PassResult, Reconciler};
+use super::reconcile::Reconciler;
+use super::reconcile::judge::{Finding, Readiness};
 use super::settings::Settings;
 use super::subject::Subject;
 use super::watch::{Wake, Watch};
@@ -101,17 +102,16 @@ impl MainLoop {
     fn pass(&mut self) -> bool {
         let opened = self.status.serve(self.settings.admin_address);
         let watching = self.watch.watch_dirs(&watched_dirs(&self.settings));
-        let mut pass = self.reconciler.pass();
+        let mut readiness = self.reconciler.pass();
         for (subject, result) in [(Subject::Inotify, watching), (Subject::AdminListener, opened)] {
-            if let Err(why) = result {
-                pass.problems.insert(subject, why);
-            }
+            let problem = result.err().map(|why| (subject, Finding::Problem(why)));
+            readiness.findings.extend(problem);
         }
-        if self.problem_log.update(pass.logged()) {
+        if self.problem_log.update(readiness.logged()) {
             self.retry = FIRST_RETRY;
         }
-        self.timeout = time_to_next_pass(&pass, &mut self.retry, self.settings.resync);
-        pass.contention
+        self.timeout = time_to_next_pass(&readiness, &mut self.retry, self.settings.resync);
+        readiness.contention
     }
 }
 
@@ -126,13 +126,13 @@ fn watched_dirs(settings: &Settings) -> Vec<&Path> {
 
 /// Returns the longest time until the next pass. Updates `retry`, the time to use after the next
 /// pass with a problem.
-fn time_to_next_pass(pass: &PassResult, retry: &mut Duration, resync: Duration) -> Duration {
-    if pass.wrote {
+fn time_to_next_pass(readiness: &Readiness, retry: &mut Duration, resync: Duration) -> Duration {
+    if readiness.progress.wrote {
         return VERIFY_DELAY;
     }
-    let next = pass.next.map(|next| next.saturating_duration_since(Instant::now()));
+    let next = readiness.progress.next.map(|next| next.saturating_duration_since(Instant::now()));
     let resync = next.map_or(resync, |next| next.min(resync));
-    if pass.problems.is_empty() {
+    if !readiness.has_problem() {
         *retry = FIRST_RETRY;
         return resync;
     }
@@ -149,12 +149,12 @@ mod tests {
     fn retry_time_doubles_from_one_to_ten_seconds_and_never_exceeds_the_resync() {
         let resync = Duration::from_secs(30);
         let mut retry = FIRST_RETRY;
-        let mut bad = PassResult::default();
-        bad.problems.insert(Subject::Binary, "missing".into());
+        let problem = (Subject::Binary, Finding::Problem("missing".into()));
+        let bad = Readiness { findings: vec![problem], ..Readiness::default() };
         let times: Vec<u64> =
             (0..6).map(|_| time_to_next_pass(&bad, &mut retry, resync).as_secs()).collect();
         assert_eq!(times, [1, 2, 4, 8, 10, 10]);
-        assert_eq!(time_to_next_pass(&PassResult::default(), &mut retry, resync), resync);
+        assert_eq!(time_to_next_pass(&Readiness::default(), &mut retry, resync), resync);
         assert_eq!(retry, FIRST_RETRY);
         let resync = Duration::from_millis(100);
         assert_eq!(time_to_next_pass(&bad, &mut retry, resync), resync);

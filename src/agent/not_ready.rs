@@ -20,8 +20,8 @@ pub struct NotReadyReport {
 
 impl NotReadyReport {
     /// Records the result of a pass at `now`. Returns the Event to post, if one is due.
-    pub fn update(&mut self, ready: &Result<(), String>, now: Instant) -> Option<EventContent> {
-        let Err(why) = ready else {
+    pub fn update(&mut self, not_ready: Option<&str>, now: Instant) -> Option<EventContent> {
+        let Some(why) = not_ready else {
             self.due = None;
             return None;
         };
@@ -50,18 +50,18 @@ mod tests {
     fn a_node_is_reported_after_five_minutes_and_then_once_an_hour_until_it_is_ready() {
         let start = Instant::now();
         let mut report = NotReadyReport::default();
-        let bad = Err("binary: missing".to_owned());
-        let mut posted = |seconds: u64, ready: &Result<(), String>| {
-            report.update(ready, start + Duration::from_secs(seconds)).is_some()
+        let bad = Some("binary: missing");
+        let mut posted = |seconds: u64, not_ready: Option<&str>| {
+            report.update(not_ready, start + Duration::from_secs(seconds)).is_some()
         };
-        assert!(!posted(0, &bad));
-        assert!(!posted(299, &bad));
-        assert!(posted(300, &bad));
-        assert!(!posted(3899, &bad));
-        assert!(posted(3900, &bad));
-        assert!(!posted(3901, &Ok(())));
-        assert!(!posted(3902, &bad));
-        assert!(!posted(4201, &bad));
-        assert!(posted(4202, &bad));
+        assert!(!posted(0, bad));
+        assert!(!posted(299, bad));
+        assert!(posted(300, bad));
+        assert!(!posted(3899, bad));
+        assert!(posted(3900, bad));
+        assert!(!posted(3901, None));
+        assert!(!posted(3902, bad));
+        assert!(!posted(4201, bad));
+        assert!(posted(4202, bad));
     }
 }

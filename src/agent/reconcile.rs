@@ -1,42 +1,44 @@
-//! Reconciles the host in one pass: compares each file with what it should be, and writes the
-//! files that differ.
+//! Reconciles the host in one pass: observes it, compares each file with what it should be, writes the
+//! files that differ, and judges from the outcomes whether the node is ready.
 //!
 //! The order is plugin binary, kubeconfig, network configs. So no network config ever names a
 //! plugin that cannot run. Over an upstream plugin whose kubeconfig has a host name, the kubeconfig
 //! comes first.
 
 mod chain;
-mod contention_report;
+pub mod judge;
 mod kubeconfig;
-mod pass_result;
-mod upstream_files;
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Instant, UNIX_EPOCH};
 
-use tracing::info;
+use tracing::{info, warn};
 
 use super::api::ApiHandle;
 use super::api::claims::Claims;
 use super::api::event_queue::Event;
-use super::contention::Contention;
+use super::contention::{ContendedFile, Contention};
 use super::credential;
 use super::entry_gap::EntryGap;
 use super::not_ready::NotReadyReport;
-use super::readiness::Status;
+use super::readiness::{Status, StatusBody};
 use super::record_socket::RecordSocket;
-use super::self_test::{SelfTest, TestOutcome, TestedPlugin};
+use super::self_test::{SelfTest, TestedPlugin};
 use super::settings::Settings;
 use super::subject::Subject;
 use super::upstream_kubeconfig::UpstreamKubeconfig;
-use super::yielding::{OtherAgent, Yielding};
+use super::yielding::{self, KeptFiles, OtherAgent, RESTORED_WITHIN, Yielding};
 use crate::conflist::chain_mode::ChainMode;
+use crate::conflist::net_dir::ConfigFile;
 use crate::conflist::{Entry, PLUGIN};
-use crate::node::binaries::{Binaries, Stamp};
+use crate::files;
+use crate::kube::event::{EventContent, EventType};
+use crate::node::binaries::Binaries;
 use crate::node::lock::NodeLocker;
 use crate::node::mounts::Mounts;
-pub use pass_result::PassResult;
+use crate::node::observe::observe;
+use judge::{BinaryOutcome, ChainOutcome, Outcomes, Progress, Readiness, SelfTestOutcome, judge};
 
 /// Reconciles the host. Decides from the files found in each pass; what it remembers between
 /// passes only saves work, log lines and writes under contention.
@@ -49,12 +51,7 @@ pub struct Reconciler {
     node_lock: NodeLocker,
     mounts: Arc<Mounts>,
     binaries: Binaries,
-    /// Contention with programs that remove the plugin entry, by conflist. The node is not
-    /// ready while it lasts.
-    entry_removals: Contention,
-    /// Contention with other agents that overwrite a file of this agent. A warning while the file
-    /// is correct, a problem while the correcting write is delayed.
-    overwrites: Contention,
+    contention: Contention,
     /// The last token found in the kubeconfig on the host. It stays in use until the API
     /// server issues one.
     token_found_on_host: Option<String>,
@@ -100,8 +97,7 @@ impl Reconciler {
             entry,
             status,
             binaries: Binaries::default(),
-            entry_removals: Contention::default(),
-            overwrites: Contention::default(),
+            contention: Contention::default(),
             token_found_on_host: None,
             self_test: None,
             chained_conflists: BTreeSet::new(),
@@ -139,6 +135,19 @@ impl Reconciler {
         &self.chained_conflists
     }
 
+    /// Restores the kubeconfig of an upstream agent if such an agent chains the plugin on this
+    /// node. Returns whether one does.
+    pub fn restore_upstream_kubeconfig(&self) -> bool {
+        let is_chained = observe(&self.settings.node)
+            .is_ok_and(|observed| yielding::is_chained_by_upstream(&observed.configs, &self.entry));
+        if is_chained
+            && let Err(error) = self.upstream_kubeconfig.restore(&self.settings.node.kubeconfig())
+        {
+            warn!("{error}");
+        }
+        is_chained
+    }
+
     /// Prepares for the passes between SIGTERM and the agent's end. They never write the kubeconfig:
     /// the agent's token becomes invalid with its pod, and whether to uninstall depends on the token
     /// found there. From now on the startup taint is not removed either.
@@ -149,154 +158,202 @@ impl Reconciler {
 
     /// Runs one reconcile pass, and sets what `/ready` and the metrics report. Writes nothing to
     /// directories that are no longer the node's.
-    pub fn pass(&mut self) -> PassResult {
-        let mut pass =
-            PassResult { newer_agent_runs: self.newer_agent_runs(), ..PassResult::default() };
-        match self.mounts.stale() {
+    pub fn pass(&mut self) -> Readiness {
+        let outcomes = match self.mounts.stale() {
             Some(why) => {
                 self.status.set_stale_mount(&why);
-                pass.problem(Subject::Mounts, why);
+                Outcomes { stale_mount: Some(why), ..Outcomes::default() }
             }
-            None => self.reconcile(&mut pass),
-        }
-        self.publish(&pass);
-        pass
+            None => self.reconcile(),
+        };
+        let readiness = judge(&outcomes);
+        self.publish(&outcomes, &readiness);
+        readiness
     }
 
     /// Compares each file with what it should be, and writes those that differ.
-    fn reconcile(&mut self, pass: &mut PassResult) {
-        let lock = self.node_lock.take();
-        pass.holds_lock = lock.is_held();
+    fn reconcile(&mut self) -> Outcomes {
+        let mut outcomes = Outcomes::default();
+        let held = self.node_lock.take();
+        let observed = observe(&self.settings.node);
+        let configs = observed.as_ref().map_or(&[][..], |observed| &observed.configs);
+        let (kept, next) = self.kept_files(configs);
+        next.into_iter().for_each(|when| outcomes.progress.schedule_next(when));
         // The plugin in the image resolves no names. So it replaces an upstream plugin only once the
         // kubeconfig has an address, which both can use.
         let on_host = Binaries::executable(&self.settings.node.bin_dir, PLUGIN).is_some();
-        let kubeconfig_first = on_host && credential::needs_resolver(&self.settings);
-        pass.keeps_upstream_files = on_host && self.keeps_upstream_files(pass);
-        if kubeconfig_first {
-            self.kubeconfig_step(pass);
-        }
-        if (!kubeconfig_first || !credential::needs_resolver(&self.settings))
-            && let Err(error) = self.reconcile_binaries(pass)
-        {
-            pass.problem(Subject::Binary, error);
-        }
-        if !kubeconfig_first {
-            self.kubeconfig_step(pass);
+        match on_host && credential::needs_resolver(&self.settings) {
+            true => {
+                outcomes.kubeconfig = self.install_kubeconfig(kept);
+                if !credential::needs_resolver(&self.settings) {
+                    outcomes.binary = self.install_binaries(kept);
+                }
+            }
+            false => {
+                outcomes.binary = self.install_binaries(kept);
+                outcomes.kubeconfig = self.install_kubeconfig(kept);
+            }
         }
         // A token that the API server rejects does not prevent chaining: without the plugin, meshed
         // pods would start without redirect rules.
-        let token_problem = pass.problems.remove(&Subject::KubeconfigToken);
-        let can_chain = pass.problems.is_empty() && !pass.waits.contains_key(&Subject::Kubeconfig);
-        pass.problems.extend(token_problem.map(|why| (Subject::KubeconfigToken, why)));
-        if let Err(error) = self.reconcile_conflists(pass, can_chain) {
-            pass.problem(Subject::NetworkConfig, error);
+        let can_chain = outcomes.binary.problem.is_none() && outcomes.kubeconfig.missing.is_none();
+        outcomes.chain = match observed {
+            Ok(observed) => self.install_configs(observed, kept, can_chain, held.is_held()),
+            Err(error) => {
+                ChainOutcome { error: Some(error.to_string()), ..ChainOutcome::default() }
+            }
+        };
+        drop(held);
+        for (file, over_at) in self.contention.active(Instant::now()) {
+            outcomes.contended.push(file.clone());
+            outcomes.progress.schedule_next(over_at);
         }
-        drop(lock);
-        // Without a kubeconfig the plugin is not chained. The missing kubeconfig is the cause, so
-        // the unchained network config is not logged too.
-        if pass.waits.contains_key(&Subject::Kubeconfig)
-            && let Some(why) = pass.problems.remove(&Subject::NetworkConfig)
-        {
-            pass.wait_for(Subject::NetworkConfig, why);
-        }
-        self.warn_of_overwrites(pass);
-        self.check_self_test(pass);
+        outcomes.self_test = self.check_self_test(&outcomes, kept);
         self.update_token_expiration();
+        outcomes
     }
 
-    /// Sets what `/ready`, the metrics, the startup taint and Events show of `pass`.
-    fn publish(&mut self, pass: &PassResult) {
-        self.status.metrics.contention_active.set(pass.contention.into());
-        self.status.metrics.reconciles.inc();
-        if !pass.problems.is_empty() {
-            self.status.metrics.reconcile_errors.inc();
+    /// Sets what `/ready`, the metrics, the startup taint and Events show of a pass.
+    fn publish(&mut self, outcomes: &Outcomes, readiness: &Readiness) {
+        let metrics = &self.status.metrics;
+        metrics.contention_active.set(readiness.contention.into());
+        metrics.reconciles.inc();
+        if readiness.has_problem() {
+            metrics.reconcile_errors.inc();
         }
         if self.stopping {
             return;
         }
-        if !self.ready_logged && pass.ready().is_ok() {
+        metrics.token_request_failed.set(outcomes.kubeconfig.token_request.is_some().into());
+        let not_ready = readiness.not_ready.clone();
+        if !self.ready_logged && not_ready.is_none() {
             self.ready_logged = true;
             info!("linkerd CNI is installed and verified on this node");
         }
         // The startup taint is removed once the node is ready. Warnings do not delay the removal,
-        // because some are permanent. `plan` turns a warning that prevents chaining into a problem.
-        let ready = pass.ready();
-        self.api.set_node_ready(ready.is_ok());
-        if let Some(event) = self.not_ready.update(&ready, Instant::now()) {
+        // because some are permanent.
+        self.api.set_node_ready(not_ready.is_none());
+        if let Some(event) = self.not_ready.update(not_ready.as_deref(), Instant::now()) {
             self.api.report_event(Event::OnNode(event));
         }
-        self.status.publish(pass.status_body(ready.err()));
-        self.status.metrics.token_request_failed.set(pass.token_request_failed.into());
+        let expires = outcomes.kubeconfig.token_expires;
+        let expires = expires.and_then(|end| end.duration_since(UNIX_EPOCH).ok());
+        self.status.publish(StatusBody {
+            not_ready,
+            note: (!readiness.notes.is_empty()).then(|| readiness.notes.join("; ")),
+            conflist: outcomes.chain.conflist.clone(),
+            token_expires: expires.map(|time| time.as_secs()),
+            contention: readiness.contention,
+            problems: readiness.logged(),
+            ..StatusBody::default()
+        });
     }
 
-    fn kubeconfig_step(&mut self, pass: &mut PassResult) {
-        if let Err(error) = self.reconcile_kubeconfig(pass) {
-            pass.problem(Subject::Kubeconfig, error);
+    /// Returns the agent whose plugin binary and kubeconfig on the host stay in use, and when to decide
+    /// again.
+    ///
+    /// Those of an upstream agent only if the API server has a host name. Upstream's kubeconfig has
+    /// that name, which the plugin in the image does not resolve, and upstream's agent writes its
+    /// plugin binary only when it starts. So its binary must still be there when this agent ends
+    /// first, also by SIGKILL.
+    fn kept_files(&mut self, configs: &[ConfigFile]) -> (KeptFiles, Option<Instant>) {
+        if self.newer_agent_runs() {
+            return (KeptFiles::OfNewerAgent, None);
         }
+        let settings = &self.settings;
+        let bin_dir = &settings.node.bin_dir;
+        if settings.api_name().is_none() || Binaries::executable(bin_dir, PLUGIN).is_none() {
+            return (KeptFiles::None, None);
+        }
+        let stale = self.binaries.stale(&settings.node, &[PLUGIN.to_owned()]);
+        if stale.is_ok_and(|stale| stale.is_empty()) {
+            return (KeptFiles::None, None);
+        }
+        // Upstream's agent writes the binary first, and the plugin entry last.
+        let changed = files::changed_at(&bin_dir.join(PLUGIN));
+        let age = changed.and_then(|changed| changed.elapsed().ok());
+        let now = Instant::now();
+        if age.is_some_and(|age| age < RESTORED_WITHIN) || self.yielding.is_trying(now) {
+            return (KeptFiles::OfUpstreamAgent, Some(now + RESTORED_WITHIN));
+        }
+        let is_kept = credential::needs_resolver(settings)
+            && yielding::is_chained_by_upstream(configs, &self.entry);
+        (if is_kept { KeptFiles::OfUpstreamAgent } else { KeptFiles::None }, None)
     }
 
-    /// Copies the plugin binaries that are missing or different on the host from the image.
-    fn reconcile_binaries(&mut self, pass: &mut PassResult) -> Result<(), String> {
-        let names = Binaries::in_image(&self.settings.node).map_err(|error| {
-            let dir = self.settings.node.image_bin_dir.display();
+    /// Copies the plugin binaries that are missing or different on the host from the image. Those of
+    /// another agent that stay in use only need to be executable.
+    fn install_binaries(&mut self, kept: KeptFiles) -> BinaryOutcome {
+        let mut progress = Progress::default();
+        let problem = self.copy_binaries(kept, &mut progress).err();
+        BinaryOutcome { problem, progress }
+    }
+
+    fn copy_binaries(&mut self, kept: KeptFiles, progress: &mut Progress) -> Result<(), String> {
+        let node = &self.settings.node;
+        let names = Binaries::in_image(node).map_err(|error| {
+            let dir = node.image_bin_dir.display();
             format!("CONTAINER_CNI_BIN_DIR={dir}: {error}; set it to the image's directory of plugin binaries")
         })?;
-        let stale = self.binaries.stale(&self.settings.node, &names);
-        let mut stale = stale.map_err(|error| error.to_string())?;
-        if pass.newer_agent_runs || pass.keeps_upstream_files {
-            stale.retain(|name| Binaries::executable(&self.settings.node.bin_dir, name).is_none());
+        let mut stale = self.binaries.stale(node, &names).map_err(|error| error.to_string())?;
+        if kept != KeptFiles::None {
+            stale.retain(|name| Binaries::executable(&node.bin_dir, name).is_none());
         }
         if stale.is_empty() {
             return Ok(());
         }
         self.mark_not_ready(&Subject::Binary);
-        let dir = self.settings.node.bin_dir.clone();
-        if self.is_write_delayed(Subject::Binary, &dir, "", pass) {
-            return Ok(());
+        let file = ContendedFile::Binaries(node.bin_dir.clone());
+        if let Some(until) = self.contention.blocked_until(&file, "", Instant::now()) {
+            progress.schedule_next(until);
+            return Err(file.to_string());
         }
         for name in stale {
-            Binaries::copy(&self.settings.node, &name).map_err(|error| error.to_string())?;
-            pass.wrote = true;
+            Binaries::copy(node, &name).map_err(|error| error.to_string())?;
+            progress.wrote = true;
             self.status.metrics.binary_writes.inc();
         }
         // Word for word as in Linkerd's troubleshooting page, because users search for it.
-        info!("Wrote linkerd CNI binaries to {}", dir.display());
-        if self.overwrites.record_write(Subject::Binary, "", Instant::now()) {
-            self.status.metrics.contentions.inc();
-            self.post_overwrite_event(&dir);
-        }
+        info!("Wrote linkerd CNI binaries to {}", node.bin_dir.display());
+        self.record_write(file, "");
         Ok(())
     }
 
-    /// Adds the result of the self-test to `pass`, and starts the self-test if there is no
-    /// result yet. It runs only if binary, kubeconfig and network configs are correct and this
-    /// pass did not change them.
-    fn check_self_test(&mut self, pass: &mut PassResult) {
-        let required = [Subject::Binary, Subject::Kubeconfig, Subject::NetworkConfig];
-        if pass.wrote || required.iter().any(|subject| pass.is_unready(subject)) {
-            return;
+    /// Records a write with the `key` of [`Contention::blocked_until`]. Reports contention that begins
+    /// with this write.
+    fn record_write(&mut self, file: ContendedFile, key: &str) {
+        if self.contention.record_write(file.clone(), key, Instant::now()) {
+            self.status.metrics.contentions.inc();
+            self.api.report_event(Event::OnAgentPod(EventContent {
+                kind: EventType::Warning,
+                reason: "LinkerdCNIContention",
+                action: "Chaining",
+                note: file.to_string(),
+            }));
         }
-        // An upstream plugin cannot run in the self-test: its iptables is on the node.
-        let settings = &self.settings;
-        let (dir, binary) = match pass.keeps_upstream_files {
-            true => (
-                &settings.node.image_bin_dir,
-                Binaries::executable(&settings.node.image_bin_dir, PLUGIN),
-            ),
-            false => (&settings.node.bin_dir, self.installed_binary(pass)),
-        };
-        let (Some(binary), Some(self_test)) = (binary, &mut self.self_test) else {
-            return;
-        };
-        let entry = pass.yielded_entry.as_ref().unwrap_or(&self.entry).text().to_owned();
-        match self_test.outcome(TestedPlugin { dir: dir.clone(), binary, entry }) {
-            None => pass.self_test_running = true,
-            Some(TestOutcome::Passed { untested, .. }) => pass.ready_notes.extend(untested.clone()),
-            Some(TestOutcome::Skipped(why)) => {
-                pass.ready_notes.push(format!("self-test skipped: {why}"));
+    }
+
+    /// Returns the outcome of the self-test, and starts the self-test if there is none yet. It runs
+    /// only if binary, kubeconfig and network configs are correct and this pass did not change them.
+    fn check_self_test(&mut self, outcomes: &Outcomes, kept: KeptFiles) -> Option<SelfTestOutcome> {
+        let self_test = self.self_test.as_mut().filter(|_| outcomes.is_installed())?;
+        let node = &self.settings.node;
+        let verified = self.binaries.verified(PLUGIN);
+        let (dir, binary) = match kept {
+            KeptFiles::None => (&node.bin_dir, verified),
+            KeptFiles::OfNewerAgent => {
+                let any = || Binaries::executable(&node.bin_dir, PLUGIN);
+                (&node.bin_dir, verified.or_else(any))
             }
-            Some(TestOutcome::Failed(why)) => pass.problem(Subject::SelfTest, why),
-        }
+            // An upstream plugin cannot run in the self-test: its iptables is on the node.
+            KeptFiles::OfUpstreamAgent => {
+                (&node.image_bin_dir, Binaries::executable(&node.image_bin_dir, PLUGIN))
+            }
+        };
+        let entry = outcomes.chain.yielded_entry.as_ref().unwrap_or(&self.entry);
+        let (dir, entry) = (dir.clone(), entry.text().to_owned());
+        let outcome = self_test.outcome(TestedPlugin { dir, binary: binary?, entry });
+        Some(outcome.cloned().map_or(SelfTestOutcome::Running, SelfTestOutcome::Ended))
     }
 
     /// Sets the metric with the end of the token in the kubeconfig on the host.
@@ -306,14 +363,6 @@ impl Reconciler {
         let end = end.and_then(|end| end.duration_since(UNIX_EPOCH).ok());
         let seconds = end.map_or(0, |end| end.as_secs());
         self.status.metrics.token_expiration.set(i64::try_from(seconds).unwrap_or(i64::MAX));
-    }
-
-    /// Returns the stamp of the plugin binary on the host. It must be this agent's binary, unless a
-    /// newer agent runs.
-    fn installed_binary(&self, pass: &PassResult) -> Option<Stamp> {
-        let verified = self.binaries.verified(PLUGIN);
-        let any = || Binaries::executable(&self.settings.node.bin_dir, PLUGIN);
-        verified.or_else(|| pass.newer_agent_runs.then(any).flatten())
     }
 
     /// Makes `/ready` report not ready at once, before the write that corrects `subject`.

@@ -10,12 +10,8 @@
 use std::path::Path;
 
 use serde::de::IgnoredAny;
-use serde_json::Value;
 use tracing::info;
 
-use crate::conflist;
-use crate::conflist::net_dir::ConfigFile;
-use crate::conflist::{Conflist, Entry};
 use crate::files;
 use crate::files::FileAccess;
 
@@ -64,27 +60,11 @@ fn is_upstream(kubeconfig: &[u8]) -> bool {
         && kubeconfig.windows(token.len()).any(|part| part == token)
 }
 
-/// Returns whether an upstream agent wrote a plugin entry in one of the conflists `found`:
-/// an entry that differs from `entry` and lacks `agent-namespace`, which agents of this
-/// project set. Such an entry is either younger than one pass, or this agent yields to it
-/// (`yielding`). In both cases an upstream agent probably runs.
-pub fn is_chained_by_upstream(found: &[ConfigFile], entry: &Entry) -> bool {
-    let texts = found.iter().filter_map(|file| file.content.as_ref().ok());
-    texts
-        .filter(|content| {
-            !Conflist::parse_any(&content.text).is_ok_and(|list| list.has_entry(entry))
-        })
-        .filter_map(|content| conflist::plugin_entry(&content.text))
-        .filter_map(|found| serde_json::from_str::<Value>(found.text).ok())
-        .any(|entry| entry["linkerd"]["agent-namespace"].is_null())
-}
-
 #[cfg(test)]
 mod tests {
     use std::fs;
 
     use super::*;
-    use crate::conflist::net_dir;
 
     const UPSTREAM: &str = "users:\n- name: linkerd-cni\n  user:\n    token: upstream-token\n";
     const OWN: &str = r#"{"users":[{"user":{"token":"own"}}]}"#;
@@ -111,23 +91,6 @@ mod tests {
             fs::write(&path, at_end).unwrap();
             saved.restore(&path).unwrap();
             assert_eq!(fs::read_to_string(&path).unwrap(), expected);
-        }
-    }
-
-    #[test]
-    fn a_plugin_entry_without_agent_namespace_is_upstreams() {
-        let own = Entry::new(r#"{"type":"linkerd-cni","linkerd":{"mtu":1}}"#, "").unwrap();
-        for (entry, expected) in [
-            (r#"{"type":"linkerd-cni","linkerd":{"mtu":1}}"#, false),
-            (r#"{"type":"linkerd-cni","linkerd":{"mtu":2}}"#, true),
-            (r#"{"type":"linkerd-cni","linkerd":{"agent-namespace":"x"}}"#, false),
-            (r#"{"type":"portmap"}"#, false),
-        ] {
-            let dir = tempfile::tempdir().unwrap();
-            let list = format!(r#"{{"name":"n","plugins":[{{"type":"bridge"}},{entry}]}}"#);
-            fs::write(dir.path().join("10-net.conflist"), list).unwrap();
-            let found = net_dir::scan(dir.path(), "kubeconfig").unwrap();
-            assert_eq!(is_chained_by_upstream(&found, &own), expected, "{entry}");
         }
     }
 }

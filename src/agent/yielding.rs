@@ -25,7 +25,7 @@ use crate::config::Config;
 use crate::conflist::chain_mode::ChainMode;
 use crate::conflist::net_dir::ConfigFile;
 use crate::conflist::plan;
-use crate::conflist::{self, Entry};
+use crate::conflist::{Conflist, Entry};
 
 /// Time within which an upstream agent restores its plugin entry, also on a busy node.
 pub const RESTORED_WITHIN: Duration = Duration::from_secs(2);
@@ -51,6 +51,14 @@ impl fmt::Display for OtherAgent {
             }
         })
     }
+}
+
+/// The agent whose plugin binary and kubeconfig on the host stay in use during a pass.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum KeptFiles {
+    None,
+    OfNewerAgent,
+    OfUpstreamAgent,
 }
 
 /// What this agent remembers of an upstream agent on the node.
@@ -86,7 +94,7 @@ impl Yielding {
         newer_agent_runs: bool,
         now: Instant,
     ) -> Option<(OtherAgent, Entry)> {
-        let Some(text) = installed_entry(found) else {
+        let Some(text) = plan::installed_entry(found).map(|entry| entry.text) else {
             // A running upstream agent restores its entry at once. No entry means that it does not
             // run.
             self.tried = None;
@@ -106,7 +114,7 @@ impl Yielding {
             return Some((OtherAgent::Newer, entry));
         }
         // An older agent of this project yields to this one.
-        if !value["linkerd"]["agent-namespace"].is_null() {
+        if !is_upstreams(&value) {
             return None;
         }
         if std::mem::take(&mut self.was_chained) {
@@ -146,10 +154,12 @@ pub fn usable_entry_is_installed(
     found: &[ConfigFile],
 ) -> bool {
     let called = plan::called(found);
-    if called.is_some_and(|called| entry_text(called).is_none()) && !plan::is_chained(mode, found) {
+    if called.is_some_and(|called| called.plugin_entry().is_none())
+        && !plan::is_chained(mode, found)
+    {
         return false;
     }
-    let Some(text) = installed_entry(found) else {
+    let Some(text) = plan::installed_entry(found).map(|entry| entry.text) else {
         return false;
     };
     let value: Value = serde_json::from_str(text).unwrap_or_default();
@@ -157,15 +167,24 @@ pub fn usable_entry_is_installed(
         || is_usable(text, &value, kubeconfig)
 }
 
-/// Returns the plugin entry of the active network config. Where a meta plugin such as Multus calls
-/// the plugin, that config has none, so the first config with a plugin entry is the fallback.
-fn installed_entry(found: &[ConfigFile]) -> Option<&str> {
-    plan::called(found).and_then(entry_text).or_else(|| found.iter().find_map(entry_text))
+/// Returns whether an upstream agent wrote a plugin entry in one of the conflists `found`, other than
+/// `own`. Such an entry is either younger than one pass, or this agent yields to it. In both cases an
+/// upstream agent probably runs.
+pub fn is_chained_by_upstream(found: &[ConfigFile], own: &Entry) -> bool {
+    let has_own = |file: &ConfigFile| {
+        let text = file.content.as_ref().map_or("", |content| &content.text);
+        Conflist::parse_any(text).is_ok_and(|conflist| conflist.has_entry(own))
+    };
+    let others = found.iter().filter(|file| !has_own(file)).filter_map(ConfigFile::plugin_entry);
+    others
+        .filter_map(|entry| serde_json::from_str::<Value>(entry.text).ok())
+        .any(|entry| is_upstreams(&entry))
 }
 
-fn entry_text(file: &ConfigFile) -> Option<&str> {
-    let content = file.content.as_ref().ok()?;
-    conflist::plugin_entry(&content.text).map(|entry| entry.text)
+/// Returns whether upstream's agent wrote the plugin `entry`: agents of this project set
+/// `agent-namespace`.
+fn is_upstreams(entry: &Value) -> bool {
+    entry["linkerd"]["agent-namespace"].is_null()
 }
 
 /// Returns whether the plugin works with the entry `text`: it accepts the settings, and finds the
@@ -295,6 +314,21 @@ mod tests {
             let now = Instant::now();
             let chosen = choose(&mut Yielding::new(PERIOD), &[installed], true, now);
             assert_eq!(chosen.is_some(), is_kept, "{installed}");
+        }
+    }
+
+    #[test]
+    fn a_plugin_entry_without_agent_namespace_is_upstreams() {
+        let (own, upstream) = (entry(1, None), entry(2, None));
+        let own_entry = Entry::new(&own.to_string(), "").unwrap();
+        for (installed, expected) in [
+            (&own, false),
+            (&upstream, true),
+            (&entry(2, Some("x")), false),
+            (&json!({"type": "portmap"}), false),
+        ] {
+            let found = found(&[installed]);
+            assert_eq!(is_chained_by_upstream(&found, &own_entry), expected, "{installed}");
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use super::{PLUGIN, may_call_plugin, splice, text};
+use super::{ChainedEntry, PLUGIN, may_call_plugin, plugin_entry, splice, text};
 use crate::files;
 use crate::files::FileAccess;
 
@@ -43,6 +43,11 @@ pub struct ConfigFile {
 }
 
 impl ConfigFile {
+    /// Returns the plugin entry, if the file can be read and has one.
+    pub fn plugin_entry(&self) -> Option<ChainedEntry<'_>> {
+        plugin_entry(&self.content.as_ref().ok()?.text)
+    }
+
     /// Splits the name into that of the network config and the suffix that Cilium appended, if any.
     pub fn split_name(&self) -> (&str, &str) {
         split_backup(&self.name)

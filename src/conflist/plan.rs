@@ -14,7 +14,9 @@ mod steps;
 mod tests;
 mod unchain;
 
-pub use active::{called, called_if_readable, calls_plugin, chained, is_chained};
+pub use active::{
+    called, called_if_readable, calls_plugin, chained, installed, installed_entry, is_chained,
+};
 pub use steps::{Plan, Step};
 pub use unchain::unchain;
 

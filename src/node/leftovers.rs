@@ -20,18 +20,22 @@ const OLD_CONFIG: &str = "01-linkerd-cni.conf";
 pub fn remove(settings: &NodeSettings) -> Vec<files::Error> {
     let mut failures = Vec::new();
     sweep(&settings.bin_dir, &mut failures, |name| name.strip_suffix(".install") == Some(PLUGIN));
-    // The user may have chosen this name for the standalone config.
-    let old = settings.conf_name.as_deref() != Some(OLD_CONFIG);
     sweep(&settings.net_dir, &mut failures, |name| {
         let installed = name
             .strip_suffix(".install")
             .is_some_and(|name| name == settings.kubeconfig_name || name.ends_with(".conflist"));
-        installed || old && name == OLD_CONFIG
+        installed || is_old_config(settings, name)
     });
     if !settings.plugin_socket {
         failures.extend(remove_dead_socket(settings).err());
     }
     failures
+}
+
+/// Returns whether `name` is the network config of the old install script. The user may have chosen
+/// this name for the standalone config.
+pub fn is_old_config(settings: &NodeSettings, name: &str) -> bool {
+    name == OLD_CONFIG && settings.conf_name.as_deref() != Some(OLD_CONFIG)
 }
 
 /// Removes the socket for plugin records if the agent that created it is dead.

@@ -5,80 +5,93 @@ use std::time::Instant;
 use tracing::info;
 
 use super::Reconciler;
-use super::pass_result::PassResult;
+use super::judge::Finding::{self, Problem, Waiting, Warning};
+use super::judge::KubeconfigOutcome;
 use crate::agent::api::claims::Claims;
 use crate::agent::api::token::PluginToken;
+use crate::agent::contention::ContendedFile;
 use crate::agent::credential;
 use crate::agent::subject::Subject;
+use crate::agent::yielding::KeptFiles;
 
 impl Reconciler {
     /// Writes the kubeconfig if its content or its access differs. Writes nothing while there
-    /// is no token for it.
+    /// is no token for it, and over that of another agent that stays in use.
+    pub(super) fn install_kubeconfig(&mut self, kept: KeptFiles) -> KubeconfigOutcome {
+        let mut outcome = KubeconfigOutcome::default();
+        if self.stopping {
+            let why = "the kubeconfig has no token, and the agent is stopping";
+            let has_token = credential::token_on_host(&self.settings).is_some();
+            outcome.missing = (!has_token).then(|| Waiting(why.into()));
+            return outcome;
+        }
+        match self.write_kubeconfig(kept, &mut outcome) {
+            Ok(()) => {}
+            Err(why @ credential::Error::Unresolved(_)) => {
+                outcome.missing = Some(Waiting(why.to_string()));
+            }
+            Err(error) => outcome.missing = Some(Problem(error.to_string())),
+        }
+        outcome
+    }
+
+    /// Writes the kubeconfig, and records in `outcome` what is known of its token.
     ///
     /// # Errors
     /// If the agent's own token or the CA is missing, or the kubeconfig cannot be read or
     /// written.
-    pub(super) fn reconcile_kubeconfig(
+    fn write_kubeconfig(
         &mut self,
-        pass: &mut PassResult,
+        kept: KeptFiles,
+        outcome: &mut KubeconfigOutcome,
     ) -> Result<(), credential::Error> {
-        if self.stopping {
-            if credential::token_on_host(&self.settings).is_none() {
-                let why = "the kubeconfig has no token, and the agent is stopping";
-                pass.wait_for(Subject::Kubeconfig, why);
-            }
-            return Ok(());
-        }
         let address = self.api.server_address();
         if let (Some(_), Some(why)) = (address.address, &address.error) {
-            let why = format!(
+            outcome.server_address = Some(format!(
                 "the API server's name cannot be resolved, so the plugin keeps its last address: {why}"
-            );
-            pass.warn(Subject::ServerAddress, why);
+            ));
         }
-        let base = match credential::kubeconfig_base(&self.settings, address) {
-            Err(why @ credential::Error::Unresolved(_)) => {
-                pass.wait_for(Subject::Kubeconfig, why);
+        let base = credential::kubeconfig_base(&self.settings, address)?;
+        let (token, request_error) = self.token(&base.agent_token);
+        outcome.token_request = request_error;
+        let token = match token {
+            Ok(token) => token,
+            Err(missing) => {
+                outcome.missing = Some(missing);
                 return Ok(());
             }
-            base => base?,
         };
-        let Some(token) = self.token(&base.agent_token, pass) else {
-            return Ok(());
-        };
-        if pass.newer_agent_runs
+        if kept == KeptFiles::OfNewerAgent
             && let Some(found) = self.accepted_token_on_host()
         {
-            self.check_token(&found, false, pass);
+            self.check_token(&found, false, outcome);
             return Ok(());
         }
-        if pass.keeps_upstream_files {
+        if kept == KeptFiles::OfUpstreamAgent {
             if self.settings.plugin_account.is_some() && !self.api.history().reached {
-                pass.wait_for(Subject::KubeconfigToken, "the API server has not responded yet");
+                outcome.token = Some(Waiting("the API server has not responded yet".into()));
             }
             return Ok(());
         }
         let desired = base.render(&token);
-        let mut written = false;
         if !credential::is_current(&self.settings, &desired)? {
             self.mark_not_ready(&Subject::Kubeconfig);
-            let path = self.settings.kubeconfig();
-            if self.is_write_delayed(Subject::Kubeconfig, &path, &desired, pass) {
+            let path = self.settings.node.kubeconfig();
+            let file = ContendedFile::Kubeconfig(path.clone());
+            // The key is the written content, so that the write of a renewed token is never delayed.
+            if let Some(until) = self.contention.blocked_until(&file, &desired, Instant::now()) {
+                outcome.progress.schedule_next(until);
+                outcome.missing = Some(Problem(file.to_string()));
                 return Ok(());
             }
             self.upstream_kubeconfig.before_write(&path, &desired);
             credential::write(&self.settings, &desired)?;
-            written = true;
-            pass.wrote = true;
+            outcome.progress.wrote = true;
             self.status.metrics.kubeconfig_writes.inc();
             info!("wrote kubeconfig {}", path.display());
-            // The key is the written content, so that the write of a renewed token is never delayed.
-            if self.overwrites.record_write(Subject::Kubeconfig, &desired, Instant::now()) {
-                self.status.metrics.contentions.inc();
-                self.post_overwrite_event(&path);
-            }
+            self.record_write(file, &desired);
         }
-        self.check_token(&token, written, pass);
+        self.check_token(&token, outcome.progress.wrote, outcome);
         Ok(())
     }
 
@@ -91,72 +104,59 @@ impl Reconciler {
 
     /// Returns the token that belongs in the kubeconfig: the token of the plugin's ServiceAccount, or
     /// the token found on the host while none is issued. The agent's own token only if the plugin
-    /// has no ServiceAccount of its own. Returns `None` while there is no such token.
-    fn token(&mut self, agent_token: &str, pass: &mut PassResult) -> Option<String> {
+    /// has no ServiceAccount of its own. Also returns why the last TokenRequest failed.
+    ///
+    /// # Errors
+    /// Says why there is no such token.
+    fn token(&mut self, agent_token: &str) -> (Result<String, Finding>, Option<String>) {
         let account = self.settings.plugin_account.clone().unwrap_or_default();
         match self.api.plugin_token() {
-            PluginToken::AgentToken => Some(agent_token.to_owned()),
+            PluginToken::AgentToken => (Ok(agent_token.to_owned()), None),
             PluginToken::Issued { token, renewal_error } => {
-                if let Some(why) = renewal_error {
-                    let why = format!(
+                let error = renewal_error.map(|why| {
+                    format!(
                         "the token of ServiceAccount {account} could not be renewed, \
                          so the plugin keeps its last token: {why}"
-                    );
-                    pass.token_request_failed(why);
-                }
-                Some(token)
+                    )
+                });
+                (Ok(token), error)
             }
             PluginToken::Pending { error } => {
-                let on_host = credential::token_on_host(&self.settings);
-                self.token_found_on_host = on_host.or(self.token_found_on_host.take());
                 let waiting = format!(
                     "waiting for the API server to issue the token of ServiceAccount {account}"
                 );
-                match (&self.token_found_on_host, error) {
-                    (Some(_), None) => {}
-                    (None, None) => pass.wait_for(Subject::Kubeconfig, waiting),
-                    (found, Some(error)) => {
-                        let why = format!("{waiting}: {error}");
-                        if found.is_none() {
-                            pass.problem(Subject::Kubeconfig, &why);
-                        }
-                        pass.token_request_failed(why);
-                    }
-                }
-                self.token_found_on_host.clone()
+                let error = error.map(|why| format!("{waiting}: {why}"));
+                let on_host = credential::token_on_host(&self.settings);
+                self.token_found_on_host = on_host.or(self.token_found_on_host.take());
+                let token = self.token_found_on_host.clone().ok_or_else(|| match &error {
+                    Some(why) => Problem(why.clone()),
+                    None => Waiting(waiting),
+                });
+                (token, error)
             }
         }
     }
 
-    /// Records in `pass` whether the API server accepts `token`.
+    /// Records in `outcome` whether the API server accepts `token`.
     ///
     /// An unreachable API server makes the node not ready only if the plugin has a ServiceAccount
     /// of its own and the API server has not responded since the agent started. With
     /// upstream's chart it is only a warning: upstream's agent sends no requests, so the node
     /// works even if the agent cannot reach the API server.
-    fn check_token(&self, token: &str, written: bool, pass: &mut PassResult) {
-        pass.token_expires = Claims::read(token).and_then(|claims| claims.expiry());
+    fn check_token(&self, token: &str, written: bool, outcome: &mut KubeconfigOutcome) {
+        outcome.token_expires = Claims::read(token).and_then(|claims| claims.expiry());
         let status = self.api.token_status(token, written);
         let must_wait = self.settings.plugin_account.is_some() && !status.responded;
-        let error = status.error.as_deref();
-        match (status.result, error) {
-            (Some(Err(why)), _) => {
-                let request = pass.warnings.get(&Subject::TokenRequest);
-                let request = request.map(|why| format!("; {why}")).unwrap_or_default();
-                pass.problem(Subject::KubeconfigToken, why + &request);
-            }
-            (_, None) if must_wait => {
-                pass.wait_for(Subject::KubeconfigToken, "the API server has not responded yet")
-            }
+        outcome.token = match (status.result, status.error) {
+            (Some(Err(why)), _) => Some(Problem(why)),
+            (_, None) if must_wait => Some(Waiting("the API server has not responded yet".into())),
             (_, Some(error)) if must_wait => {
-                let why = format!("the API server has not responded yet: {error}");
-                pass.problem(Subject::KubeconfigToken, why);
+                Some(Problem(format!("the API server has not responded yet: {error}")))
             }
             (_, Some(error)) => {
-                let why = format!("cannot check the token in the kubeconfig: {error}");
-                pass.warn(Subject::KubeconfigToken, why);
+                Some(Warning(format!("cannot check the token in the kubeconfig: {error}")))
             }
-            (_, None) => {}
-        }
+            (_, None) => None,
+        };
     }
 }

@@ -131,19 +131,11 @@ fn test(settings: &Settings, bin_dir: &Path) -> Result<TestOutcome, Error> {
     Ok(TestOutcome::Passed { coverage, untested })
 }
 
-/// Returns the plugin's config from the active conflist. The active conflist has no plugin entry
-/// where a meta plugin such as Multus calls the plugin, so the first network config with a
-/// plugin entry is the fallback.
+/// Returns the plugin's config from the network config with the plugin entry in use.
 fn installed_config(settings: &Settings) -> Result<PluginConfig, Error> {
     let found = net_dir::scan(&settings.node.net_dir, &settings.node.kubeconfig_name)?;
-    let config_of = |file: &net_dir::ConfigFile| {
-        let content = file.content.as_ref().ok()?;
-        PluginConfig::of(&content.text)
-    };
-    plan::called(&found)
-        .and_then(config_of)
-        .or_else(|| found.iter().find_map(config_of))
-        .ok_or(Error::NoPluginEntry)
+    let installed = plan::installed(&found).and_then(|file| file.content.as_ref().ok());
+    installed.and_then(|content| PluginConfig::of(&content.text)).ok_or(Error::NoPluginEntry)
 }
 
 /// Calls the plugin binary for the scratch pod, and returns the CNI result. `previous` is the

@@ -8,7 +8,7 @@ use super::conf_conversion::conflist_names;
 use super::multus;
 use crate::conflist::chain_mode::ChainMode;
 use crate::conflist::net_dir::{ConfigFile, ConfigKind};
-use crate::conflist::{self, Conflist, Entry};
+use crate::conflist::{self, ChainedEntry, Conflist, Entry};
 
 /// Returns the active network config among `found`, which is in name order.
 pub(super) fn active(found: &[ConfigFile]) -> Option<&ConfigFile> {
@@ -67,6 +67,19 @@ pub(super) fn is_loadable(file: &ConfigFile) -> bool {
     .is_ok()
 }
 
+/// Returns the network config with the plugin entry in use: the one whose plugins the runtime calls.
+/// Where a meta plugin such as Multus calls the plugin, that config has no entry, so the first config
+/// with a plugin entry is the fallback.
+pub fn installed(found: &[ConfigFile]) -> Option<&ConfigFile> {
+    let has_entry = |file: &&ConfigFile| file.plugin_entry().is_some();
+    called(found).filter(has_entry).or_else(|| found.iter().find(has_entry))
+}
+
+/// Returns the plugin entry in use, as [`installed`] says.
+pub fn installed_entry(found: &[ConfigFile]) -> Option<ChainedEntry<'_>> {
+    installed(found)?.plugin_entry()
+}
+
 /// Returns whether the network config `text` calls the plugin.
 pub fn calls_plugin(text: &str) -> bool {
     conflist::plugin_entry(text).is_some()
@@ -81,10 +94,7 @@ pub fn is_chained(mode: &ChainMode, found: &[ConfigFile]) -> bool {
 /// [`ChainMode::Only`] the file that `cniConfFileName` names, and in mode [`ChainMode::Standalone`]
 /// the agent's own file, which another plugin calls.
 pub fn chained<'f>(mode: &ChainMode, found: &'f [ConfigFile]) -> Option<&'f ConfigFile> {
-    let is_chained = |file: &&ConfigFile| {
-        let content = file.content.as_ref();
-        content.is_ok_and(|content| calls_plugin(&content.text))
-    };
+    let is_chained = |file: &&ConfigFile| file.plugin_entry().is_some();
     match mode {
         ChainMode::Only(name) => {
             let names = conflist_names(name);

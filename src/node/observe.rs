@@ -1,0 +1,32 @@
+//! Reads the network configs and the saved state once a reconcile pass.
+
+use std::time::Duration;
+
+use super::leftovers;
+use super::settings::NodeSettings;
+use crate::conflist::net_dir::{self, ConfigFile};
+use crate::conflist::plan;
+use crate::conflist::saved_state::SavedState;
+use crate::files;
+
+/// The net dir at the start of a pass.
+pub struct Observed {
+    pub configs: Vec<ConfigFile>,
+    pub saved_state: SavedState,
+    /// Time since the network config that the runtime calls was changed last.
+    pub changed_before: Option<Duration>,
+}
+
+/// Reads the net dir. Leaves out the network config that a step of the install removes.
+///
+/// # Errors
+/// If the net dir cannot be listed.
+pub fn observe(settings: &NodeSettings) -> Result<Observed, files::Error> {
+    let dir = &settings.net_dir;
+    let mut configs = net_dir::scan(dir, &settings.kubeconfig_name)?;
+    configs.retain(|file| !leftovers::is_old_config(settings, &file.name));
+    let called = plan::called(&configs).map(|called| dir.join(&called.name));
+    let changed = called.and_then(|path| files::changed_at(&path.canonicalize().ok()?));
+    let changed_before = changed.and_then(|changed| changed.elapsed().ok());
+    Ok(Observed { configs, saved_state: SavedState::load(dir), changed_before })
+}
