@@ -2,9 +2,8 @@
 //! namespace, and the proxy container. The plugin and the repair controller fetch the API objects. Pure.
 
 pub mod ignored;
-mod port_lists;
 mod proxy_user;
-mod redirect;
+mod resolve;
 mod section;
 
 use std::path::PathBuf;
@@ -64,6 +63,20 @@ pub struct Config {
     problem: Option<Error>,
 }
 
+/// Settings of the plugin entry from which, together with annotations and proxy container, the
+/// redirect is computed. Numbers are not yet checked against their range.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Defaults {
+    incoming_proxy_port: i64,
+    outgoing_proxy_port: i64,
+    proxy_uid: i64,
+    proxy_gid: i64,
+    ports_to_redirect: Vec<String>,
+    inbound_ports_to_ignore: Vec<String>,
+    outbound_ports_to_ignore: Vec<String>,
+    subnets_to_ignore: Vec<String>,
+}
+
 impl Config {
     /// Whether the annotations of a pod that the injector marked decide, without a look at its
     /// containers. Their users are not in the annotations.
@@ -80,23 +93,7 @@ impl Config {
     pub fn rules_digest(&self) -> u64 {
         rules::digest(&format!("{:?} {:?}", self.defaults, self.ipv6))
     }
-}
 
-/// Settings of the plugin entry from which, together with annotations and proxy container, the
-/// redirect is computed. Numbers are not yet checked against their range.
-#[derive(Debug, Default, PartialEq, Eq)]
-struct Defaults {
-    incoming_proxy_port: i64,
-    outgoing_proxy_port: i64,
-    proxy_uid: i64,
-    proxy_gid: i64,
-    ports_to_redirect: Vec<String>,
-    inbound_ports_to_ignore: Vec<String>,
-    outbound_ports_to_ignore: Vec<String>,
-    subnets_to_ignore: Vec<String>,
-}
-
-impl Config {
     /// Reads the plugin entry from the configuration on stdin. Fails if any value is invalid.
     pub fn read(config: &Object) -> Result<Self, Error> {
         let config = Config::read_leniently(config);
@@ -110,44 +107,35 @@ impl Config {
     /// with the first of them, so only meshed pods fail.
     pub fn read_leniently(config: &Object) -> Self {
         let mut problem = None;
-        let mut top = Section::top(config, &mut problem);
-        let log_level = top.read("log_level", "a string", section::string);
+        let log_level = section::top_level(config, "log_level", &mut problem);
         let mut kubernetes = Section::of("kubernetes", config, &mut problem);
         let kubeconfig = kubernetes.read("kubeconfig", "a path", section::string);
         let mut linkerd = Section::of("linkerd", config, &mut problem);
-        let mode =
-            linkerd.read("iptables-mode", "one of auto, native, nft, legacy and plain", |value| {
-                IptablesMode::parse(value.as_str()?)
-            });
-        let ipv6 = linkerd.read("ipv6", "one of true, false and \"auto\"", parse_ipv6);
-        let detection =
-            linkerd.read("pod-detection", "one of annotations, injector and api", parse_detection);
-        let budget = linkerd.read("api-retry-seconds", "a whole number from 1 to 60", parse_budget);
-        let mut agent_name = |key: &str| {
-            let name = linkerd.read(key, "a string", section::string);
-            name.unwrap_or_else(|| DEFAULT_AGENT_NAME.to_owned())
-        };
-        let agent_namespace = agent_name("agent-namespace");
-        let agent_daemonset = agent_name("agent-daemonset");
         let mut config = Config {
             log_level: log_level.unwrap_or_default(),
             kubeconfig: kubeconfig.unwrap_or_default().into(),
-            mode: mode.unwrap_or_default(),
-            simulate: linkerd.read("simulate", "true or false", Value::as_bool).unwrap_or_default(),
-            ipv6: ipv6.unwrap_or_default(),
+            mode: linkerd
+                .read("iptables-mode", "one of auto, native, nft, legacy and plain", |value| {
+                    IptablesMode::parse(value.as_str()?)
+                })
+                .unwrap_or_default(),
+            simulate: linkerd.flag("simulate"),
+            ipv6: linkerd
+                .read("ipv6", "one of true, false and \"auto\"", parse_ipv6)
+                .unwrap_or_default(),
             filter: PodFilter {
-                detection: detection.unwrap_or_default(),
+                detection: linkerd
+                    .read("pod-detection", "one of annotations, injector and api", parse_detection)
+                    .unwrap_or_default(),
                 exclude_namespaces: linkerd.strings("exclude-namespaces"),
-                agent_namespace,
-                agent_daemonset,
+                agent_namespace: linkerd.string("agent-namespace", DEFAULT_AGENT_NAME),
+                agent_daemonset: linkerd.string("agent-daemonset", DEFAULT_AGENT_NAME),
             },
-            api_budget: budget.unwrap_or(DEFAULT_API_BUDGET),
-            strict_annotations: linkerd
-                .read("strict-annotations", "true or false", Value::as_bool)
-                .unwrap_or_default(),
-            strict_proxy_user: linkerd
-                .read("strict-proxy-user", "true or false", Value::as_bool)
-                .unwrap_or_default(),
+            api_budget: linkerd
+                .read("api-retry-seconds", "a whole number from 1 to 60", parse_budget)
+                .unwrap_or(DEFAULT_API_BUDGET),
+            strict_annotations: linkerd.flag("strict-annotations"),
+            strict_proxy_user: linkerd.flag("strict-proxy-user"),
             defaults: Defaults {
                 incoming_proxy_port: linkerd.number("incoming-proxy-port"),
                 outgoing_proxy_port: linkerd.number("outgoing-proxy-port"),

@@ -7,6 +7,13 @@ use crate::cni::object::Object;
 use crate::failure::Failure;
 use crate::quote;
 
+/// Reads the string `key` at the top level of the configuration.
+pub(super) fn top_level(config: &Object, key: &str, problem: &mut Option<Error>) -> Option<String> {
+    let value: Value = serde_json::from_str(config.non_null(key)?.get()).ok()?;
+    let members = Map::from_iter([(key.to_owned(), value)]);
+    Section { path: String::new(), members, problem }.read(key, "a string", string)
+}
+
 /// One JSON object of the configuration.
 pub(super) struct Section<'a> {
     /// Prefix that names the object in errors, e.g. `"linkerd": `.
@@ -17,20 +24,6 @@ pub(super) struct Section<'a> {
 }
 
 impl<'a> Section<'a> {
-    /// Returns the top level of the configuration. `log_level` is the only member that is read from
-    /// it.
-    pub fn top(config: &Object, problem: &'a mut Option<Error>) -> Self {
-        let value = |key: &str| serde_json::from_str(config.non_null(key)?.get()).ok();
-        Section {
-            path: String::new(),
-            members: ["log_level"]
-                .into_iter()
-                .filter_map(|key| Some((key.to_owned(), value(key)?)))
-                .collect(),
-            problem,
-        }
-    }
-
     /// The object `name` of the configuration. It is parsed as [`Value`], which keeps the last
     /// of duplicate keys as Go's decoder does.
     pub fn of(name: &str, config: &Object, problem: &'a mut Option<Error>) -> Self {
@@ -62,6 +55,14 @@ impl<'a> Section<'a> {
             self.report(key, &problem);
         }
         parsed
+    }
+
+    pub fn flag(&mut self, key: &str) -> bool {
+        self.read(key, "true or false", Value::as_bool).unwrap_or_default()
+    }
+
+    pub fn string(&mut self, key: &str, default: &str) -> String {
+        self.read(key, "a string", string).unwrap_or_else(|| default.to_owned())
     }
 
     pub fn number(&mut self, key: &str) -> i64 {

@@ -75,8 +75,8 @@ pub fn missing(today: &Origin, mode: IptablesMode) -> Result<Vec<String>, Error>
     if missing.is_empty() || origin.is_some() {
         return Ok(missing);
     }
-    let native = is_redirecting(|family| check.listing.comments(family));
-    if matches!(native, Ok(true)) || is_redirecting(|family| check.legacy_comments(family))? {
+    let native = is_redirecting(&|family| check.listing.comments(family));
+    if matches!(native, Ok(true)) || is_redirecting(&|family| check.legacy_comments(family))? {
         return Ok(Vec::new());
     }
     native.map(|_| missing)
@@ -93,7 +93,7 @@ fn unless_unsupported<T: Default>(listed: Result<T, Error>) -> Result<T, Error> 
 /// Whether rules of IPv4 redirect, and those of IPv6 unless there are none. `comments` lists the
 /// comments of the rules of a family.
 fn is_redirecting(
-    comments: impl Fn(Family) -> Result<ListedRules<String>, Error>,
+    comments: &dyn Fn(Family) -> Result<ListedRules<String>, Error>,
 ) -> Result<bool, Error> {
     if !rules::is_redirecting(&unless_unsupported(comments(Family::Ipv4))?) {
         return Ok(false);
@@ -241,7 +241,7 @@ fn survey_readable(today: Option<&Origin>) -> Result<Survey, Error> {
             Survey::Drifted(today.clone())
         }
         (Some(missing), _) if missing.is_empty() => Survey::Complete,
-        _ if marked.is_none() && is_redirecting(|family| listing.comments(family))? => {
+        _ if marked.is_none() && is_redirecting(&|family| listing.comments(family))? => {
             Survey::Drifted(origin.clone())
         }
         (Some(missing), _) => Survey::Missing(origin.clone(), missing),

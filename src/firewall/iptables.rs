@@ -125,7 +125,12 @@ pub fn missing(
         let is_same =
             |run: &[Rule], listed: &Vec<String>| Ok(*listed == words(&rules::rule_line(&run[0])));
         let listed = listed.each_ref().map(Vec::as_slice);
-        missing.extend(rules::missing_in_order(rules.chunks(1), listed, &Chain::LINKERD, is_same)?);
+        missing.extend(rules::missing_in_order(
+            &mut rules.chunks(1),
+            listed,
+            &Chain::LINKERD,
+            &is_same,
+        )?);
     }
     Ok(missing)
 }

@@ -5,7 +5,7 @@
 use super::mesh::PROXY;
 use crate::kube::types::{Container, Pod};
 use crate::redirect::Redirect;
-use crate::redirect::ports::PortRange;
+use crate::redirect::ports::{self, PortRange};
 
 /// Name of the init container of Linkerd that tests whether the pod's traffic is redirected to the
 /// proxy, by a connection to a server of its own.
@@ -80,16 +80,8 @@ impl ContainerUser {
 
 /// Whether `ranges` contain every port from 1 to 65535.
 fn skips_all_ports(ranges: &[PortRange]) -> bool {
-    let mut ranges: Vec<_> = ranges.iter().map(|range| (range.first, range.last)).collect();
-    ranges.sort_unstable();
-    let mut covered = 0u16;
-    for (first, last) in ranges {
-        if first > covered.saturating_add(1) {
-            return false;
-        }
-        covered = covered.max(last);
-    }
-    covered == u16::MAX
+    let merged = ports::merged(ranges.iter().map(|range| (range.first, range.last)).collect());
+    matches!(merged[..], [(0 | 1, u16::MAX)])
 }
 
 #[cfg(test)]

@@ -39,27 +39,27 @@ impl SkipReason {
 
     /// Returns the reason as one word, for metrics.
     pub fn label(self) -> &'static str {
-        match self {
-            SkipReason::NoPod => "no_pod",
-            SkipReason::ExcludedNamespace => "excluded_namespace",
-            SkipReason::AgentPod => "agent_pod",
-            SkipReason::NoProxyAnnotation => "no_proxy_annotation",
-            SkipReason::InjectionDisabled => "injection_disabled",
-            SkipReason::NoProxy => "no_proxy",
-            SkipReason::ProxyInit => "proxy_init",
-        }
+        self.words().0
     }
 
     /// Returns the reason for logs and plugin records.
     pub fn text(self) -> &'static str {
+        self.words().1
+    }
+
+    fn words(self) -> (&'static str, &'static str) {
         match self {
-            SkipReason::NoPod => "skipped: no pod in CNI_ARGS",
-            SkipReason::ExcludedNamespace => "skipped: excluded namespace",
-            SkipReason::AgentPod => "skipped: agent pod",
-            SkipReason::NoProxyAnnotation => "skipped: not meshed (no annotation of a proxy)",
-            SkipReason::InjectionDisabled => "skipped: not meshed (linkerd.io/inject: disabled)",
-            SkipReason::NoProxy => "skipped: no linkerd-proxy container",
-            SkipReason::ProxyInit => "skipped: linkerd-init container",
+            SkipReason::NoPod => ("no_pod", "skipped: no pod in CNI_ARGS"),
+            SkipReason::ExcludedNamespace => ("excluded_namespace", "skipped: excluded namespace"),
+            SkipReason::AgentPod => ("agent_pod", "skipped: agent pod"),
+            SkipReason::NoProxyAnnotation => {
+                ("no_proxy_annotation", "skipped: not meshed (no annotation of a proxy)")
+            }
+            SkipReason::InjectionDisabled => {
+                ("injection_disabled", "skipped: not meshed (linkerd.io/inject: disabled)")
+            }
+            SkipReason::NoProxy => ("no_proxy", "skipped: no linkerd-proxy container"),
+            SkipReason::ProxyInit => ("proxy_init", "skipped: linkerd-init container"),
         }
     }
 }

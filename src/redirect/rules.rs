@@ -96,16 +96,19 @@ pub fn rules(redirect: &Redirect, family: Family) -> Vec<Rule> {
     rules
 }
 
+/// Tells whether a listed rule is the one for a run of rules.
+pub type IsSame<'f, T, E> = dyn Fn(&[Rule], &T) -> Result<bool, E> + 'f;
+
 /// Returns the rules that `listed` lacks, as lines of `iptables-save`. A listed rule can stand for a run
 /// of rules, see [`nft::runs`].
 ///
 /// The rules of each chain must be listed in order. In the chains `own` no other rule may precede them,
 /// as it could decide instead. Other chains may have foreign rules anywhere.
-pub fn missing_in_order<'r, T, E>(
-    runs: impl Iterator<Item = &'r [Rule]>,
+pub fn missing_in_order<T, E>(
+    runs: &mut dyn Iterator<Item = &[Rule]>,
     mut listed: [&[T]; Chain::ALL.len()],
     own: &[Chain],
-    is_same: impl Fn(&[Rule], &T) -> Result<bool, E>,
+    is_same: &IsSame<'_, T, E>,
 ) -> Result<Vec<String>, E> {
     let mut missing = Vec::new();
     for run in runs {

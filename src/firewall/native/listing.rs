@@ -54,7 +54,8 @@ impl Listing {
             let rules = rules::rules(redirect, family);
             let is_same = |run: &[Rule], found: &ListedRule| found.is_rule(run, family);
             // In a table of its own, no chain has foreign rules.
-            let lacks = rules::missing_in_order(nft::runs(&rules), found, &Chain::ALL, is_same);
+            let lacks =
+                rules::missing_in_order(&mut nft::runs(&rules), found, &Chain::ALL, &is_same);
             missing.extend(lacks.map_err(unlisted)?);
         }
         Ok(missing)
@@ -76,7 +77,8 @@ impl Listing {
             let rules = rules::rules(redirect, family);
             let is_same = |run: &[Rule], found: &ListedRule| Ok(found.comment() == run[0].comment);
             let found = found.each_ref().map(Vec::as_slice);
-            let lacks = rules::missing_in_order(rules.chunks(1), found, &Chain::LINKERD, is_same);
+            let lacks =
+                rules::missing_in_order(&mut rules.chunks(1), found, &Chain::LINKERD, &is_same);
             missing.extend(lacks.map_err(unlisted)?);
         }
         Ok(has_rules.then_some(missing))

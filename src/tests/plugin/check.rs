@@ -3,15 +3,13 @@
 use serde_json::{Value, json};
 
 use super::namespaces::Namespaces;
-use super::{Call, MESHED, POD_PATH, UNMESHED, iptables, meshed_api, record_socket};
+use super::{Call, MESHED, POD_PATH, UNMESHED, call_in_mode, iptables, meshed_api, record_socket};
 
 #[test]
 fn check_names_the_missing_rules() {
     for mode in ["native", "nft", "legacy"] {
         let (api, namespaces) = (meshed_api(), Namespaces::new());
-        let call = |command| {
-            Call::new(command, &namespaces.path(), &api).linkerd("iptables-mode", json!(mode))
-        };
+        let call = |command| call_in_mode(mode, command, &namespaces, &api);
         let (code, msg) = call("CHECK").run().error();
         assert_eq!(code, 122, "{msg}");
         call("ADD").run().succeeded();
@@ -61,9 +59,7 @@ fn check_without_prev_result_skips_unmeshed_pods_and_fails_meshed_ones_only_on_p
 #[test]
 fn check_passes_and_says_so_if_the_lists_of_the_netns_are_too_long_to_read() {
     let (api, namespaces) = (meshed_api(), Namespaces::new());
-    let call = |command| {
-        Call::new(command, &namespaces.path(), &api).linkerd("iptables-mode", json!("native"))
-    };
+    let call = |command| call_in_mode("native", command, &namespaces, &api);
     call("ADD").run().succeeded();
     let name = "x".repeat(100);
     let fill = format!(
@@ -80,9 +76,7 @@ fn check_passes_and_says_so_if_the_lists_of_the_netns_are_too_long_to_read() {
 fn check_fails_if_a_foreign_rule_precedes_linkerds_rules() {
     for mode in ["native", "nft", "legacy", "plain"] {
         let (api, namespaces) = (meshed_api(), Namespaces::new());
-        let call = |command| {
-            Call::new(command, &namespaces.path(), &api).linkerd("iptables-mode", json!(mode))
-        };
+        let call = |command| call_in_mode(mode, command, &namespaces, &api);
         call("ADD").run().succeeded();
         if mode == "native" {
             let insert = "insert rule ip linkerd-cni PROXY_INIT_OUTPUT return";
@@ -104,9 +98,7 @@ fn check_fails_if_a_foreign_rule_precedes_linkerds_rules() {
 fn check_compares_with_the_values_that_the_pod_started_with() {
     for mode in ["native", "nft", "legacy", "plain"] {
         let (api, namespaces) = (meshed_api(), Namespaces::new());
-        let call = |command| {
-            Call::new(command, &namespaces.path(), &api).linkerd("iptables-mode", json!(mode))
-        };
+        let call = |command| call_in_mode(mode, command, &namespaces, &api);
         call("ADD").linkerd("outgoing-proxy-port", json!(5140)).run().succeeded();
         let check = || {
             let ports = json!(["7777"]);
@@ -129,9 +121,7 @@ fn check_compares_with_the_values_that_the_pod_started_with() {
 fn check_of_rules_without_a_marker_fails_only_if_they_redirect_no_longer() {
     for mode in ["native", "nft", "legacy"] {
         let (api, namespaces) = (meshed_api(), Namespaces::new());
-        let call = |command| {
-            Call::new(command, &namespaces.path(), &api).linkerd("iptables-mode", json!(mode))
-        };
+        let call = |command| call_in_mode(mode, command, &namespaces, &api);
         call("ADD").run().succeeded();
         let (list, restore, flush) = match mode {
             "native" => ("nft list ruleset", "nft -f -", "nft flush chain ip linkerd-cni OUTPUT"),
@@ -164,9 +154,7 @@ fn check_of_rules_without_a_marker_fails_only_if_they_redirect_no_longer() {
 #[test]
 fn check_passes_and_says_so_if_it_is_unknown_whether_rules_without_a_marker_redirect() {
     let (api, namespaces) = (meshed_api(), Namespaces::new());
-    let call = |command| {
-        Call::new(command, &namespaces.path(), &api).linkerd("iptables-mode", json!("native"))
-    };
+    let call = |command| call_in_mode("native", command, &namespaces, &api);
     call("ADD").run().succeeded();
     let comment = "x".repeat(100);
     let fill = format!(

@@ -13,7 +13,7 @@ use serde_json::json;
 use super::child::{KilledOnDrop, WITHOUT_NETLINK, has_strace};
 use super::namespaces::{NEIGHBOUR, Namespaces, POD};
 use super::until::until;
-use super::{Call, listen, meshed_api};
+use super::{Call, call_in_mode, listen, meshed_api};
 
 /// A directory in which `iptables` is the legacy variant.
 fn legacy_as_plain() -> tempfile::TempDir {
@@ -178,9 +178,8 @@ fn without_any_backend_the_error_has_the_cause_of_each() {
 #[test]
 fn an_old_kernel_is_refused_by_native() {
     let (api, namespaces) = (meshed_api(), Namespaces::new());
-    let outcome = Call::new("ADD", &namespaces.path(), &api)
-        .linkerd("iptables-mode", json!("native"))
-        .run_under(&["setarch", "--uname-2.6"]);
+    let outcome =
+        call_in_mode("native", "ADD", &namespaces, &api).run_under(&["setarch", "--uname-2.6"]);
     let (code, msg) = outcome.error();
     assert_eq!(code, 121, "{msg}");
     assert!(msg.contains("the backend native needs Linux 4.18, and this kernel is 2.6."), "{msg}");
@@ -202,11 +201,7 @@ fn a_rejected_transaction_names_the_object_and_auto_falls_back() {
         namespaces.run("nft", &["list", "tables"]).contains("linkerd-cni")
     });
 
-    let call = |mode| {
-        Call::new("ADD", &namespaces.path(), &api)
-            .linkerd("iptables-mode", json!(mode))
-            .linkerd("ipv6", json!(true))
-    };
+    let call = |mode| call_in_mode(mode, "ADD", &namespaces, &api).linkerd("ipv6", json!(true));
     // The kernel reports an error for each later message too, and quotes the message. Those of a long
     // list exceed the receive buffer.
     for ports in [1, 30_000] {
@@ -287,9 +282,7 @@ fn a_foreign_accept_in_output_exempts_from_iptables_rules_only() {
         listen(&namespaces);
         let foreign = "-t nat -A OUTPUT -p tcp --dport 9000 -j ACCEPT";
         namespaces.run(program, &foreign.split(' ').collect::<Vec<_>>());
-        let call = |command| {
-            Call::new(command, &namespaces.path(), &api).linkerd("iptables-mode", json!(mode))
-        };
+        let call = |command| call_in_mode(mode, command, &namespaces, &api);
         call("ADD").run().succeeded();
         call("CHECK").run().succeeded();
         assert_eq!(namespaces.connect_from_pod(0, NEIGHBOUR[0], 9000), wanted, "{program} {mode}");

@@ -283,6 +283,7 @@ fn a_pod_that_may_be_meshed_never_starts_without_rules_while_the_api_server_is_u
     let (code, msg) = meshed.run().error();
     assert_eq!(code, 101, "{msg}");
     assert!(msg.contains("Connection refused"), "{msg}");
+    assert!(msg.contains("https://127.0.0.1:1/api/v1/namespaces/ns/pods/web"), "{msg}");
     let unmeshed = meshed.annotated(json!({"kubernetes.io/config.source": "file"}));
     let (_, took) = fastest(|| unmeshed.run().succeeded());
     assert!(took < AT_ONCE, "{took:?}");

@@ -5,21 +5,14 @@ use serde_json::{Value, json};
 use super::api::Api;
 use super::namespaces::Namespaces;
 use super::record_socket::{listen, record};
-use super::{Call, NAMESPACE_PATH, POD_PATH, UID};
+use super::{Call, UID, api_of, call_in_mode, meshed_spec};
 
 const IN: &str = "config.linkerd.io/skip-inbound-ports";
 const OUT: &str = "config.linkerd.io/skip-outbound-ports";
 
 /// API server with a meshed pod and its namespace, with these annotations.
 fn api(pod: Value, namespace: Value) -> Api {
-    let api = Api::start();
-    let pod = json!({
-        "metadata": {"name": "web", "namespace": "ns", "uid": UID, "annotations": pod},
-        "spec": {"containers": [{"name": "app"}, {"name": "linkerd-proxy"}]},
-    });
-    let namespace = json!({"metadata": {"name": "ns", "annotations": namespace}});
-    api.answer(POD_PATH, 200, &pod.to_string()).answer(NAMESPACE_PATH, 200, &namespace.to_string());
-    api
+    api_of(json!({"annotations": pod}), &meshed_spec(), &namespace)
 }
 
 #[test]
@@ -27,9 +20,7 @@ fn a_pod_with_invalid_elements_gets_upstreams_rules_and_the_agent_gets_a_record(
     for mode in ["native", "nft"] {
         let api = api(json!({OUT: "http,5432,30-20"}), json!({IN: "8080,65536-65539", OUT: "1"}));
         let namespaces = Namespaces::new();
-        let call = |command| {
-            Call::new(command, &namespaces.path(), &api).linkerd("iptables-mode", json!(mode))
-        };
+        let call = |command| call_in_mode(mode, command, &namespaces, &api);
         let add = call("ADD");
         let socket = listen(&add);
         let outcome = add.run().succeeded();
@@ -159,21 +150,15 @@ fn check_finds_thousands_of_iptables_rules_in_time() {
 
 #[test]
 fn the_record_names_init_containers_that_start_before_the_proxy() {
-    let api = Api::start();
-    let pod = json!({
-        "metadata": {"name": "web", "namespace": "ns", "uid": UID},
-        "spec": {
-            "containers": [{"name": "app"}, {"name": "linkerd-proxy", "securityContext": {"runAsUser": 2102}}],
-            "initContainers": [
-                {"name": "linkerd-network-validator"},
-                {"name": "migrate"},
-                {"name": "as-proxy", "securityContext": {"runAsUser": 2102}},
-            ],
-        },
+    let spec = json!({
+        "containers": [{"name": "app"}, {"name": "linkerd-proxy", "securityContext": {"runAsUser": 2102}}],
+        "initContainers": [
+            {"name": "linkerd-network-validator"},
+            {"name": "migrate"},
+            {"name": "as-proxy", "securityContext": {"runAsUser": 2102}},
+        ],
     });
-    let namespace = json!({"metadata": {"name": "ns"}});
-    api.answer(POD_PATH, 200, &pod.to_string()).answer(NAMESPACE_PATH, 200, &namespace.to_string());
-    let namespaces = Namespaces::new();
+    let (api, namespaces) = (api_of(json!({}), &spec, &json!({})), Namespaces::new());
     let add = Call::new("ADD", &namespaces.path(), &api);
     let socket = listen(&add);
     add.run().succeeded();

@@ -35,8 +35,8 @@ fn unmarked() -> Value {
 }
 
 fn pod(annotations: &Value) -> String {
-    let metadata = json!({"name": "web", "namespace": "ns", "uid": UID,
-        "annotations": annotations});
+    let metadata =
+        json!({"name": "web", "namespace": "ns", "uid": UID, "annotations": annotations});
     json!({"metadata": metadata, "spec": {"containers": [{"name": "linkerd-proxy"}]}}).to_string()
 }
 

@@ -4,18 +4,12 @@ use serde_json::json;
 
 use super::api::Api;
 use super::namespaces::{NEIGHBOUR, Namespaces, POD};
-use super::{Call, NAMESPACE, NAMESPACE_PATH, POD_PATH, UID, listen};
+use super::{Call, api_of, listen, meshed_spec};
 
 /// An API server with a meshed pod that has this annotation.
 fn api(annotation: &str, value: &str) -> Api {
-    let api = Api::start();
     let annotations = json!({format!("config.linkerd.io/{annotation}"): value});
-    let pod = json!({
-        "metadata": {"name": "web", "namespace": "ns", "uid": UID, "annotations": annotations},
-        "spec": {"containers": [{"name": "linkerd-proxy"}]},
-    });
-    api.answer(POD_PATH, 200, &pod.to_string()).answer(NAMESPACE_PATH, 200, NAMESPACE);
-    api
+    api_of(json!({"annotations": annotations}), &meshed_spec(), &json!({}))
 }
 
 fn call(command: &str, namespaces: &Namespaces, api: &Api, mode: &str) -> Call {

@@ -26,7 +26,7 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use serde_json::Value;
+use serde_json::{Value, json};
 use testkit::call::{Call, Outcome, UID};
 use testkit::canned_api::{self as api, Api};
 use testkit::namespaces::{Namespaces, POD};
@@ -77,6 +77,29 @@ fn meshed_api() -> Api {
     let api = Api::start();
     api.answer(POD_PATH, 200, MESHED).answer(NAMESPACE_PATH, 200, NAMESPACE);
     api
+}
+
+/// An API server with a pod that has these members of the metadata besides its name, and this spec, and a
+/// namespace with these annotations.
+fn api_of(mut metadata: Value, spec: &Value, of_namespace: &Value) -> Api {
+    for (key, value) in [("name", "web"), ("namespace", "ns"), ("uid", UID)] {
+        metadata[key] = json!(value);
+    }
+    let pod = json!({"metadata": metadata, "spec": spec}).to_string();
+    let namespace = json!({"metadata": {"name": "ns", "annotations": of_namespace}}).to_string();
+    let api = Api::start();
+    api.answer(POD_PATH, 200, &pod).answer(NAMESPACE_PATH, 200, &namespace);
+    api
+}
+
+/// The spec of a meshed pod.
+fn meshed_spec() -> Value {
+    json!({"containers": [{"name": "app"}, {"name": "linkerd-proxy"}]})
+}
+
+/// A call for a pod in `namespaces`, with `iptables-mode` set to `mode`.
+fn call_in_mode(mode: &str, command: &str, namespaces: &Namespaces, api: &Api) -> Call {
+    Call::new(command, &namespaces.path(), api).linkerd("iptables-mode", json!(mode))
 }
 
 fn iptables(mode: &str, ipv6: bool) -> String {

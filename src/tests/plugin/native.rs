@@ -6,7 +6,7 @@ use std::path::Path;
 use serde_json::json;
 
 use super::namespaces::{NEIGHBOUR, Namespaces, POD};
-use super::{Call, listen, meshed_api, write_program};
+use super::{Call, call_in_mode, listen, meshed_api, write_program};
 
 /// Subnets that `nft` lists in all forms: a subnet, an address, and a range of subnets that adjoin.
 const SUBNETS: [&str; 8] = [
@@ -23,8 +23,7 @@ const SUBNETS: [&str; 8] = [
 #[test]
 fn native_rules_are_in_a_table_of_their_own() {
     let (api, namespaces) = (meshed_api(), Namespaces::new());
-    Call::new("ADD", &namespaces.path(), &api)
-        .linkerd("iptables-mode", json!("native"))
+    call_in_mode("native", "ADD", &namespaces, &api)
         .linkerd("ipv6", json!(true))
         .linkerd("proxy-gid", json!(2103))
         .linkerd("subnets-to-ignore", json!(SUBNETS))
@@ -37,9 +36,7 @@ fn native_rules_are_in_a_table_of_their_own() {
 #[test]
 fn a_second_add_leaves_each_native_rule_once() {
     let (api, namespaces) = (meshed_api(), Namespaces::new());
-    let call = Call::new("ADD", &namespaces.path(), &api)
-        .linkerd("iptables-mode", json!("native"))
-        .linkerd("ipv6", json!(true));
+    let call = call_in_mode("native", "ADD", &namespaces, &api).linkerd("ipv6", json!(true));
     call.run().succeeded();
     let once = namespaces.run("nft", &["list", "ruleset"]);
     call.run().succeeded();
@@ -54,7 +51,7 @@ fn a_second_add_leaves_each_native_rule_once() {
 fn no_connection_bypasses_the_proxy_while_the_rules_are_replaced() {
     let (api, namespaces) = (meshed_api(), Namespaces::new());
     listen(&namespaces);
-    let call = Call::new("ADD", &namespaces.path(), &api).linkerd("iptables-mode", json!("native"));
+    let call = call_in_mode("native", "ADD", &namespaces, &api);
     call.run().succeeded();
     std::thread::scope(|scope| {
         let replacing = scope.spawn(|| {
@@ -80,10 +77,7 @@ fn a_redirect_of_another_program_still_wins() {
         namespaces.serve_in_pod("foreign", 15001);
         let foreign = "-t nat -A PREROUTING -p tcp --dport 8081 -j REDIRECT --to-ports 15001";
         namespaces.run(program, &foreign.split(' ').collect::<Vec<_>>());
-        Call::new("ADD", &namespaces.path(), &api)
-            .linkerd("iptables-mode", json!("auto"))
-            .run()
-            .succeeded();
+        call_in_mode("auto", "ADD", &namespaces, &api).run().succeeded();
         let cases = [(8080, "inbound 10.99.0.1:8080"), (8081, "foreign 10.99.0.1:8081")];
         for (port, wanted) in cases {
             let got = namespaces.connect_from_neighbour(POD[0], port);

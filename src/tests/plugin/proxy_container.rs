@@ -5,16 +5,11 @@ use serde_json::{Value, json};
 use super::api::Api;
 use super::namespaces::{NEIGHBOUR, Namespaces, POD};
 use super::record_socket::{listen as listen_for_records, record};
-use super::{Call, NAMESPACE, NAMESPACE_PATH, POD_PATH, UID, bracketed, listen};
+use super::{Call, POD_PATH, api_of, bracketed, listen};
 
 /// API server with a pod that has this spec and these annotations.
 fn api(spec: Value, annotations: Value) -> Api {
-    let metadata =
-        json!({"name": "web", "namespace": "ns", "uid": UID, "annotations": annotations});
-    let api = Api::start();
-    let pod = json!({"metadata": metadata, "spec": spec});
-    api.answer(POD_PATH, 200, &pod.to_string()).answer(NAMESPACE_PATH, 200, NAMESPACE);
-    api
+    api_of(json!({"annotations": annotations}), &spec, &json!({}))
 }
 
 /// A spec with the container `app` and this proxy container.

@@ -2,10 +2,9 @@
 
 use serde_json::json;
 
-use super::api::Api;
 use super::namespaces::{NEIGHBOUR, Namespaces, POD};
 use super::{
-    Call, NAMESPACE_PATH, POD_PATH, SERVICE_PATH, UID, bracketed, iptables, listen, meshed_api,
+    Call, SERVICE_PATH, api_of, bracketed, call_in_mode, iptables, listen, meshed_api, meshed_spec,
     write_program,
 };
 
@@ -14,48 +13,21 @@ fn tcp_goes_through_the_proxy_in_every_mode_and_family() {
     for mode in ["auto", "native", "nft", "legacy", "plain"] {
         let (api, namespaces) = (meshed_api(), Namespaces::new());
         listen(&namespaces);
-        Call::new("ADD", &namespaces.path(), &api)
-            .linkerd("iptables-mode", json!(mode))
-            .linkerd("ipv6", json!(true))
-            .run()
-            .succeeded();
+        call_in_mode(mode, "ADD", &namespaces, &api).linkerd("ipv6", json!(true)).run().succeeded();
         for family in [0, 1] {
             let (pod, neighbour) = (POD[family], NEIGHBOUR[family]);
             let to_pod = bracketed(pod);
             let to_neighbour = bracketed(neighbour);
-            let cases = [
-                (
-                    "inbound",
-                    namespaces.connect_from_neighbour(pod, 8080),
-                    format!("inbound {to_pod}:8080"),
-                ),
-                (
-                    "inbound, without a listener",
-                    namespaces.connect_from_neighbour(pod, 7777),
-                    format!("inbound {to_pod}:7777"),
-                ),
-                (
-                    "admin",
-                    namespaces.connect_from_neighbour(pod, 4191),
-                    format!("admin {to_pod}:4191"),
-                ),
-                (
-                    "outbound",
-                    namespaces.connect_from_pod(0, neighbour, 9000),
-                    format!("outbound {to_neighbour}:9000"),
-                ),
-                (
-                    "from the proxy",
-                    namespaces.connect_from_pod(2102, neighbour, 9000),
-                    format!("server {to_neighbour}:9000"),
-                ),
-                (
-                    "loopback",
-                    namespaces.connect_from_pod(0, pod, 8080),
-                    format!("app {to_pod}:8080"),
-                ),
-            ];
-            for (name, got, wanted) in cases {
+            let from_neighbour = |port| namespaces.connect_from_neighbour(pod, port);
+            let from_pod = |uid, to, port| namespaces.connect_from_pod(uid, to, port);
+            for (name, got, wanted) in [
+                ("inbound", from_neighbour(8080), format!("inbound {to_pod}:8080")),
+                ("without a listener", from_neighbour(7777), format!("inbound {to_pod}:7777")),
+                ("admin", from_neighbour(4191), format!("admin {to_pod}:4191")),
+                ("outbound", from_pod(0, neighbour, 9000), format!("outbound {to_neighbour}:9000")),
+                ("proxy", from_pod(2102, neighbour, 9000), format!("server {to_neighbour}:9000")),
+                ("loopback", from_pod(0, pod, 8080), format!("app {to_pod}:8080")),
+            ] {
                 assert_eq!(got, wanted, "{mode}, family {family}: {name}");
             }
         }
@@ -66,11 +38,7 @@ fn tcp_goes_through_the_proxy_in_every_mode_and_family() {
 fn iptables_rules_equal_upstreams_in_every_mode() {
     for mode in ["nft", "legacy", "plain"] {
         let (api, namespaces) = (meshed_api(), Namespaces::new());
-        Call::new("ADD", &namespaces.path(), &api)
-            .linkerd("iptables-mode", json!(mode))
-            .linkerd("ipv6", json!(true))
-            .run()
-            .succeeded();
+        call_in_mode(mode, "ADD", &namespaces, &api).linkerd("ipv6", json!(true)).run().succeeded();
         let ipv4 = namespaces.nat(&iptables(mode, false));
         insta::with_settings!({snapshot_suffix => "default"}, {
             insta::assert_snapshot!("rules", ipv4);
@@ -81,21 +49,20 @@ fn iptables_rules_equal_upstreams_in_every_mode() {
 
 #[test]
 fn annotations_of_pod_and_namespace_reach_the_rules() {
-    let (api, namespaces) = (Api::start(), Namespaces::new());
-    let pod = json!({
-        "metadata": {"name": "web", "namespace": "ns", "uid": UID, "annotations": {
-            "config.linkerd.io/skip-outbound-ports": "25,9000",
-            "config.linkerd.io/skip-inbound-ports": "8080",
-            "config.linkerd.io/proxy-uid": "",
-        }},
-        "spec": {"containers": [{"name": "app"}], "initContainers": [{"name": "linkerd-proxy"}]},
+    let of_pod = json!({
+        "config.linkerd.io/skip-outbound-ports": "25,9000",
+        "config.linkerd.io/skip-inbound-ports": "8080",
+        "config.linkerd.io/proxy-uid": "",
     });
-    let namespace = json!({"metadata": {"name": "ns", "annotations": {
+    let spec =
+        json!({"containers": [{"name": "app"}], "initContainers": [{"name": "linkerd-proxy"}]});
+    let of_namespace = json!({
         "config.linkerd.io/skip-outbound-ports": "1",
         "config.linkerd.io/proxy-uid": "1234",
         "config.linkerd.io/skip-subnets": "10.0.0.0/8,fd00::/8",
-    }}});
-    api.answer(POD_PATH, 200, &pod.to_string()).answer(NAMESPACE_PATH, 200, &namespace.to_string());
+    });
+    let api = api_of(json!({"annotations": of_pod}), &spec, &of_namespace);
+    let namespaces = Namespaces::new();
     Call::new("ADD", &namespaces.path(), &api).linkerd("ipv6", json!(true)).run().succeeded();
     let both =
         format!("{}\n\nIPv6\n{}", namespaces.nat("iptables-nft"), namespaces.nat("ip6tables-nft"));
@@ -105,14 +72,11 @@ fn annotations_of_pod_and_namespace_reach_the_rules() {
 #[test]
 fn a_control_plane_pod_reaches_the_api_server_without_the_proxy() {
     let service = r#"{"metadata":{},"spec":{"ports":[{"port":443,"targetPort":6443}]}}"#;
-    let pod = json!({
-        "metadata": {"name": "web", "namespace": "ns", "uid": UID,
-            "labels": {"linkerd.io/control-plane-component": "identity"}},
-        "spec": {"containers": [{"name": "linkerd-proxy"}]},
-    });
+    let labels = json!({"linkerd.io/control-plane-component": "identity"});
     for (code, body) in [(200, service), (500, "broken")] {
-        let (api, namespaces) = (meshed_api(), Namespaces::new());
-        api.answer(POD_PATH, 200, &pod.to_string()).answer(SERVICE_PATH, code, body);
+        let api = api_of(json!({"labels": labels}), &meshed_spec(), &json!({}));
+        let namespaces = Namespaces::new();
+        api.answer(SERVICE_PATH, code, body);
         Call::new("ADD", &namespaces.path(), &api).run().succeeded();
         let rules = namespaces.nat("iptables-nft");
         assert!(rules.contains("--dports 443,6443"), "{code}: {rules}");
@@ -126,7 +90,7 @@ fn a_second_add_leaves_each_rule_once_and_keeps_foreign_rules() {
         let program = iptables(mode, false);
         let foreign = "-t nat -A PREROUTING -p tcp --dport 1 -j REDIRECT --to-ports 2";
         namespaces.run(&program, &foreign.split(' ').collect::<Vec<_>>());
-        let call = Call::new("ADD", &namespaces.path(), &api).linkerd("iptables-mode", json!(mode));
+        let call = call_in_mode(mode, "ADD", &namespaces, &api);
         call.run().succeeded();
         let once = namespaces.nat(&program);
         call.run().succeeded();
