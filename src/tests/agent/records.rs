@@ -73,7 +73,7 @@ fn counts(agent: &Agent, sample: &str) -> u64 {
 }
 
 #[test]
-fn what_the_plugin_did_is_in_the_agents_log_and_metrics() {
+fn plugin_calls_are_in_the_agents_log_and_metrics() {
     let node = node();
     let mut agent = node.start();
     agent.until_ready();
@@ -98,7 +98,7 @@ fn what_the_plugin_did_is_in_the_agents_log_and_metrics() {
 }
 
 #[test]
-fn the_socket_is_there_again_whatever_happened_to_it() {
+fn a_deleted_record_socket_is_created_again() {
     let node = node();
     // What an agent left that was killed.
     drop(UnixDatagram::bind(node.net(SOCKET)).unwrap());
@@ -126,7 +126,7 @@ fn the_socket_is_there_again_whatever_happened_to_it() {
 }
 
 #[test]
-fn the_socket_goes_with_the_agent_but_not_with_another_agents() {
+fn uninstall_removes_the_record_socket_of_a_stopped_or_killed_agent() {
     let node = Node::uninstalling();
     node.write("10-calico.conflist", CALICO);
     let before = node.tree();
@@ -150,7 +150,7 @@ fn the_socket_goes_with_the_agent_but_not_with_another_agents() {
 }
 
 #[test]
-fn a_dead_agents_socket_goes_with_an_agent_without_socket_and_with_an_uninstall_that_fails() {
+fn the_record_socket_of_a_dead_agent_is_removed_also_by_a_failed_uninstall() {
     let node = node();
     drop(UnixDatagram::bind(node.net(SOCKET)).unwrap());
     let mut agent = node.start_with(&[("LINKERD_CNI_PLUGIN_SOCKET", "false")]);
@@ -171,7 +171,7 @@ fn a_dead_agents_socket_goes_with_an_agent_without_socket_and_with_an_uninstall_
 }
 
 #[test]
-fn an_uninstall_keeps_the_socket_of_a_live_agent() {
+fn uninstall_keeps_the_record_socket_of_a_live_agent() {
     let node = node();
     let mut agent = node.start_with(&[("LINKERD_CNI_PLUGIN_SOCKET", "false")]);
     agent.until_ready();
@@ -183,7 +183,7 @@ fn an_uninstall_keeps_the_socket_of_a_live_agent() {
 }
 
 #[test]
-fn a_flood_costs_a_few_lines_and_what_is_no_record_none() {
+fn a_flood_of_records_is_logged_at_a_limited_rate_and_invalid_records_are_not_logged() {
     let node = node();
     let mut agent = node.start();
     agent.until_ready();

@@ -1,0 +1,225 @@
+//! How the agent reports what plugin records say of a pod: Events, log lines, metrics.
+
+use std::os::unix::net::UnixDatagram;
+use std::time::Instant;
+
+use serde_json::{Value, json};
+
+use crate::agent::Agent;
+use crate::agent_with_api;
+use crate::api::Api;
+use crate::node::Node;
+use crate::until::until;
+
+const KEY: &str = "config.linkerd.io/skip-outbound-ports";
+const EVENTS: &str = "/apis/events.k8s.io/v1/namespaces/emojivoto/events";
+const OWN_EVENTS: &str = "/apis/events.k8s.io/v1/namespaces/linkerd-cni/events";
+
+/// A ready agent with an API server and a record socket.
+struct Scene {
+    api: Api,
+    agent: Agent,
+    node: Node,
+    writer: UnixDatagram,
+}
+
+impl Scene {
+    fn new() -> Scene {
+        let api = Api::start();
+        let node = agent_with_api::node(&api);
+        let pod = ("LINKERD_CNI_POD_NAME", "linkerd-cni-abc".to_owned());
+        let mut agent = node.start_owned(&[&api.vars()[..], &[pod]].concat());
+        agent.until_ready();
+        let writer = UnixDatagram::unbound().unwrap();
+        let scene = Scene { api, agent, node, writer };
+        until("the socket", || scene.node.net(".linkerd-cni.sock").exists());
+        scene
+    }
+
+    /// Sends the record of a redirected pod whose UID ends with `number`, with `changes` to its keys.
+    fn send(&self, number: u32, changes: &Value) {
+        let mut record = json!({
+            "command": "ADD", "namespace": "emojivoto", "pod": "web-1",
+            "pod_uid": format!("c0ffee00-0000-4000-8000-{number:012}"), "container_id": "c",
+            "decision": "redirected", "backend": "native", "requests": 2, "ms": 3,
+        });
+        record.as_object_mut().unwrap().extend(changes.as_object().unwrap().clone());
+        let path = self.node.net(".linkerd-cni.sock");
+        self.writer.send_to(record.to_string().as_bytes(), path).unwrap();
+    }
+
+    /// Waits until the agent has posted its Events about the records so far. Events on its own pod
+    /// are posted after those on other pods.
+    fn settle(&self) {
+        let keys = ["outbound-ports-to-ignore", "inbound-ports-to-ignore"];
+        for (count, key) in keys.into_iter().enumerate() {
+            self.send(0, &json!({"ignored": [{"source": key, "elements": ["x"]}]}));
+            until(key, || self.api.asked("POST", OWN_EVENTS) > count);
+        }
+    }
+
+    /// The bodies of the Events that were posted to `path`.
+    fn posted(&self, path: &str) -> Vec<Value> {
+        let state = self.api.state();
+        let asked = state.requests.iter().filter(|(_, asked, _)| asked == path);
+        asked.map(|(.., body)| body.clone()).collect()
+    }
+
+    /// The Events on pods.
+    fn events(&self) -> Vec<Value> {
+        self.posted(EVENTS)
+    }
+
+    fn metric(&self, sample: &str) -> u64 {
+        let metrics = self.agent.get("/metrics").1;
+        let line = metrics.lines().find_map(|line| line.strip_prefix(sample));
+        line.unwrap_or_default().trim().parse().unwrap_or_default()
+    }
+
+    /// How many lists of `KEY` were counted.
+    fn counted(&self) -> u64 {
+        self.metric(&format!("linkerd_cni_plugin_ignored_ports_total{{source=\"{KEY}\"}}"))
+    }
+}
+
+/// Changes of a record: an annotation with invalid ports.
+fn invalid_ports() -> Value {
+    json!({"ignored": [{"source": KEY, "elements": ["http", "30-20"]}]})
+}
+
+fn note(event: &Value) -> &str {
+    event["note"].as_str().unwrap()
+}
+
+#[test]
+fn ignored_ports_are_in_an_event_on_the_pod_in_the_log_and_in_the_metrics() {
+    let scene = Scene::new();
+    scene.send(1, &invalid_ports());
+    until("the Event", || scene.events().len() == 1);
+    let event = scene.events().remove(0);
+    assert_eq!(event["type"], "Warning");
+    assert_eq!(event["reason"], "LinkerdCNIPortsIgnored");
+    assert_eq!(event["reportingInstance"], "linkerd-cni-abc");
+    let pod = json!({"apiVersion": "v1", "kind": "Pod", "namespace": "emojivoto", "name": "web-1",
+        "uid": "c0ffee00-0000-4000-8000-000000000001"});
+    assert_eq!(event["regarding"], pod);
+    for part in [KEY, "\"http\", \"30-20\"", "0-65535", "lower-upper"] {
+        assert!(note(&event).contains(part), "{part}: {event}");
+    }
+    let line = format!("; ignored in {KEY}: \"http\", \"30-20\"");
+    until("the log line", || scene.agent.log().contains(&line));
+    assert!(scene.agent.log().contains("WARN linkerd-cni: ADD emojivoto/web-1"));
+    assert_eq!(scene.counted(), 1);
+}
+
+#[test]
+fn a_pod_redirected_without_the_api_server_is_in_an_event_in_the_log_and_in_the_metrics() {
+    let scene = Scene::new();
+    for _ in 0..2 {
+        scene.send(1, &json!({"degraded": {"code": 102, "msg": "GET https://x: HTTP 401: no"}}));
+    }
+    until("the Event", || scene.events().len() == 1);
+    let event = scene.events().remove(0);
+    assert_eq!([&event["type"], &event["reason"]], ["Warning", "LinkerdCNIDegraded"]);
+    assert_eq!(event["regarding"]["name"], "web-1");
+    let cause = "the API server rejected the token in the kubeconfig";
+    assert!(note(&event).contains(cause), "{event}");
+    let line = "redirected by native, 2 requests, 3 ms; annotations and plugin entry alone \
+                were used: GET https://x: HTTP 401: no (code 102)";
+    until("the log line", || scene.agent.log().contains(line));
+    let sample = "linkerd_cni_plugin_degraded_total{code=\"102\"}";
+    until("the metric", || scene.metric(sample) == 2);
+    scene.settle();
+    assert_eq!(scene.events().len(), 1);
+}
+
+#[test]
+fn the_same_problem_of_a_pod_is_reported_once_and_a_flood_of_problems_at_a_limited_rate() {
+    let scene = Scene::new();
+    let start = Instant::now();
+    for _ in 0..20 {
+        scene.send(1, &invalid_ports());
+    }
+    until("all are read", || scene.counted() == 20);
+    for number in 2..100 {
+        scene.send(number, &invalid_ports());
+    }
+    until("all are read", || scene.counted() == 118);
+    until("the burst", || scene.events().len() >= 5);
+    scene.settle();
+    let events = scene.events();
+    let allowed = 6 + start.elapsed().as_secs() / 6;
+    assert!(events.len() as u64 <= allowed, "{} of {allowed}", events.len());
+    let mut uids: Vec<&Value> = events.iter().map(|event| &event["regarding"]["uid"]).collect();
+    uids.dedup();
+    assert_eq!(uids.len(), events.len());
+}
+
+#[test]
+fn an_agent_that_may_not_post_events_logs_it_once_and_posts_no_more() {
+    let scene = Scene::new();
+    scene.api.state().events = 403;
+    scene.send(1, &invalid_ports());
+    let reason = "cannot post Events, because the agent's ServiceAccount may not create Events";
+    until("the reason", || scene.agent.log().contains(reason));
+    for number in 2..30 {
+        scene.send(number, &invalid_ports());
+    }
+    scene.settle();
+    assert_eq!(scene.counted(), 29);
+    assert_eq!(scene.events().len(), 1);
+    assert_eq!(scene.agent.log().matches(reason).count(), 1);
+}
+
+#[test]
+fn an_invalid_port_list_of_the_plugin_entry_is_reported_once_on_the_agents_pod() {
+    let scene = Scene::new();
+    let list = json!({"source": "outbound-ports-to-ignore", "elements": ["smtp"]});
+    for number in 1..4 {
+        scene.send(number, &json!({"ignored": [list]}));
+    }
+    scene.settle();
+    assert_eq!(scene.api.asked("POST", OWN_EVENTS), 2);
+    assert_eq!(scene.events().len(), 0);
+    let event = scene.posted(OWN_EVENTS).remove(0);
+    for part in ["outbound-ports-to-ignore: \"smtp\"", "ignoreOutboundPorts"] {
+        assert!(note(&event).contains(part), "{part}: {event}");
+    }
+}
+
+#[test]
+fn a_record_without_a_valid_namespace_or_uid_makes_no_event() {
+    let scene = Scene::new();
+    for (key, value) in [("namespace", ".."), ("pod_uid", "u"), ("pod_uid", "")] {
+        let mut changes = invalid_ports();
+        changes[key] = json!(value);
+        scene.send(1, &changes);
+    }
+    scene.settle();
+    assert_eq!(scene.counted(), 2);
+    assert_eq!(scene.metric("linkerd_cni_plugin_rejected_records_total"), 1);
+    assert_eq!(scene.api.asked("POST", "/events"), 2);
+}
+
+#[test]
+fn a_failed_add_and_init_containers_before_the_proxy_each_make_one_event() {
+    let scene = Scene::new();
+    let error = json!({"code": 101, "msg": "secret"});
+    for _ in 0..3 {
+        scene.send(1, &json!({"decision": "failed", "error": error}));
+        scene.send(2, &json!({"blocked_init_containers": ["migrate"]}));
+    }
+    until("both Events", || scene.events().len() == 2);
+    scene.settle();
+    let events = scene.events();
+    // Init containers may work without network, so that Event is no warning.
+    for (event, kind, reason) in [
+        (&events[0], "Warning", "LinkerdCNIFailed"),
+        (&events[1], "Normal", "LinkerdCNIInitWithoutNetwork"),
+    ] {
+        assert_eq!([&event["type"], &event["reason"]], [kind, reason]);
+    }
+    assert!(!note(&events[0]).contains("secret"));
+    assert!(note(&events[1]).contains("migrate"));
+    assert_eq!(scene.metric("linkerd_cni_plugin_pods_with_blocked_init_containers_total"), 3);
+}
