@@ -23,15 +23,26 @@ const CONDITION_TAINTS: [&str; 7] = [
     "node.kubernetes.io/unschedulable",
 ];
 
+/// Why no pod of a template can run on a node, in words for logs.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Exclusion {
+    /// By the template's node name, node selector or affinity.
+    #[error("{0}")]
+    NotSelected(String),
+    #[error("{0}")]
+    Tainted(String),
+}
+
 /// Returns why no pod of this template can run on the node; `None` if a pod can or may run there.
-pub fn exclusion(template: &Placement, node: &Node) -> Option<String> {
+pub fn exclusion(template: &Placement, node: &Node) -> Option<Exclusion> {
+    let not_selected = |why: String| Some(Exclusion::NotSelected(why));
     let name = &template.node_name;
     if !name.is_empty() && *name != node.metadata.name {
-        return Some(format!("the DaemonSet runs on node {name} only"));
+        return not_selected(format!("the DaemonSet runs on node {name} only"));
     }
     for (key, value) in &template.node_selector {
         if node.metadata.labels.get(key) != Some(value) {
-            return Some(format!("the node lacks the label {key}={value}"));
+            return not_selected(format!("the node lacks the label {key}={value}"));
         }
     }
     if let Some(required) = &template.affinity.node_affinity.required {
@@ -39,13 +50,13 @@ pub fn exclusion(template: &Placement, node: &Node) -> Option<String> {
         // Kubernetes rejects an empty list of terms. An empty list here means that `required` has
         // only fields unknown to this code, so the node counts as matching.
         if !terms.is_empty() && terms.iter().all(|term| mismatches(term, node)) {
-            return Some("the node does not match the required node affinity".into());
+            return not_selected("the node does not match the required node affinity".into());
         }
     }
     let mut taints = node.spec.taints.iter();
     let taint = taints.find(|taint| repels(taint, template))?;
     let Taint { key, value, effect } = taint;
-    Some(format!("taint {key}={value}:{effect} is not tolerated"))
+    Some(Exclusion::Tainted(format!("taint {key}={value}:{effect} is not tolerated")))
 }
 
 /// Whether the node does not match the term. The requirements of a term are ANDed, and a term

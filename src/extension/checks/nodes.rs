@@ -11,7 +11,8 @@ use crate::extension::facts::Facts;
 use crate::extension::metrics::{failures, samples};
 use crate::extension::objects::AgentDaemonSet;
 use crate::extension::report::{Check, Severity, Verdict};
-use crate::kube::scope::exclusion;
+use crate::failure;
+use crate::kube::scope::{Exclusion, exclusion};
 
 /// Heading of the nodes with an expired token. Pods with the injector's mark start redirected by
 /// their annotations.
@@ -66,9 +67,9 @@ fn placed(facts: &Facts, daemonset: &AgentDaemonSet) -> Verdict {
         match exclusion(&daemonset.placement, &node.scheduling) {
             _ if agents.iter().any(|agent| agent.node() == name) => {}
             None => missing.push(name.clone()),
-            Some(why) if why.starts_with("taint") => tainted.push(format!("{name}: {why}")),
+            Some(Exclusion::Tainted(why)) => tainted.push(format!("{name}: {why}")),
             // A node selector is a decision of the chart's user, such as for Windows nodes.
-            Some(_) => {}
+            Some(Exclusion::NotSelected(_)) => {}
         }
     }
     let event = facts
@@ -191,7 +192,8 @@ fn calls(agents: &[Agent]) -> Verdict {
             [(failures(&agent.metrics), "failed"), (degraded, "redirected by annotations alone")]
         {
             for (code, count) in samples {
-                failed.push(format!("{}: {count} {what} with code {code}", agent.node()));
+                let causes = failure::causes(code).map_or(String::new(), |why| format!(": {why}"));
+                failed.push(format!("{}: {count} {what} with code {code}{causes}", agent.node()));
             }
         }
     }

@@ -171,6 +171,6 @@ fn the_exclusion_gives_the_reason() {
         (json!({}), "taint a=b:NoExecute is not tolerated"),
     ] {
         let template: Placement = serde_json::from_value(template).unwrap();
-        assert_eq!(exclusion(&template, &node).as_deref(), Some(reason));
+        assert_eq!(exclusion(&template, &node).unwrap().to_string(), reason);
     }
 }
