@@ -39,7 +39,9 @@ pub struct StatusBody {
     /// Expiry of the token in the kubeconfig, in seconds since 1970. Missing: unknown, or never.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub token_expires: Option<u64>,
-    pub contention: bool,
+    /// Each file that another program keeps overwriting: its subject, and what to do.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub contended: Vec<String>,
     /// Problems and warnings of the last pass, by subject.
     pub problems: BTreeMap<String, String>,
 }
@@ -274,7 +276,7 @@ mod tests {
             not_ready: Some("kubeconfig token: it \"expired\"".into()),
             conflist: Some("10-calico.conflist".into()),
             token_expires: Some(1_800_000_000),
-            contention: true,
+            contended: vec!["binary: stop that writer".into()],
             problems: BTreeMap::from([("kubeconfig token".into(), "it \"expired\"".into())]),
             ..StatusBody::default()
         });
@@ -285,11 +287,11 @@ mod tests {
             format!(
                 r#"{{"version":"{version}","ready":false,"notReady":"kubeconfig token: it \"expired\"","#
             ) + r#""conflist":"10-calico.conflist","tokenExpires":1800000000,"#
-                + r#""contention":true,"problems":{"kubeconfig token":"it \"expired\""}}"#
+                + r#""contended":["binary: stop that writer"],"problems":{"kubeconfig token":"it \"expired\""}}"#
         );
         let body: StatusBody = serde_json::from_str(&text).unwrap();
         assert_eq!(body.token_expires, Some(1_800_000_000));
-        assert!(body.contention && !body.ready);
+        assert_eq!((body.contended.len(), body.ready), (1, false));
     }
 
     #[test]

@@ -243,7 +243,11 @@ impl Reconciler {
             note: (!readiness.notes.is_empty()).then(|| readiness.notes.join("; ")),
             conflist: outcomes.chain.conflist.clone(),
             token_expires: expires.map(|time| time.as_secs()),
-            contention: readiness.contention,
+            contended: outcomes
+                .contended
+                .iter()
+                .map(|file| format!("{}: {file}", file.subject()))
+                .collect(),
             problems: readiness.logged(),
             ..StatusBody::default()
         });

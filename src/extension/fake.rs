@@ -227,7 +227,6 @@ pub fn status() -> Value {
         "ready": true,
         "conflist": "10-calico.conflist",
         "tokenExpires": NOW + 86_400,
-        "contention": false,
         "problems": {},
     })
 }

@@ -4,7 +4,6 @@ use std::collections::BTreeSet;
 use std::time::SystemTime;
 
 use super::{NODES, readable};
-use crate::agent::contention::OVERWRITTEN;
 use crate::agent::readiness::StatusBody;
 use crate::extension::agents::{Agent, DAEMONSET, TokenState, token_state, unasked_counts};
 use crate::extension::facts::Facts;
@@ -158,16 +157,9 @@ fn tokens(bodies: &[(&str, &StatusBody)], now: SystemTime) -> Verdict {
 }
 
 fn contention(bodies: &[(&str, &StatusBody)]) -> Verdict {
-    let fights = bodies.iter().filter(|(_, body)| body.contention).map(|(node, body)| {
-        let problems = body.problems.iter().filter(|(_, why)| why.contains(OVERWRITTEN));
-        let problems: Vec<String> =
-            problems.map(|(subject, why)| format!("{subject}: {why}")).collect();
-        match problems.is_empty() {
-            true => format!("{node}: see the agent's log"),
-            false => format!("{node}: {}", problems.join("; ")),
-        }
-    });
-    Severity::Warning.if_any("nodes with contention", &fights.collect::<Vec<_>>())
+    let contended = bodies.iter().filter(|(_, body)| !body.contended.is_empty());
+    let nodes = contended.map(|(node, body)| format!("{node}: {}", body.contended.join("; ")));
+    Severity::Warning.if_any("nodes with contention", &nodes.collect::<Vec<_>>())
 }
 
 /// Returns which backends redirected pods since the agents started.

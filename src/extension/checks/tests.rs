@@ -42,14 +42,9 @@ fn faults() -> Vec<Fault> {
     let taint = json!([{"key": "gpu", "value": "yes", "effect": "NoSchedule"}]);
     let account = "/api/v1/namespaces/linkerd-cni/serviceaccounts/linkerd-cni-plugin";
     let mut contention = status();
-    contention["contention"] = json!(true);
-    contention["problems"] = json!({
-        "kubeconfig": "unrelated",
-        "network config": "x keeps being overwritten by another writer: stop that writer",
-    });
-    let mut contention_without_text = status();
-    contention_without_text["contention"] = json!(true);
-    contention_without_text["problems"] = json!({"kubeconfig": "unrelated"});
+    contention["problems"] = json!({"kubeconfig": "unrelated"});
+    contention["contended"] =
+        json!(["network config: x keeps being overwritten by another writer: stop that writer"]);
     let failures = "linkerd_cni_plugin_failures_total{code=\"101\"} 2\n";
     let exempt = "linkerd_cni_plugin_pods_with_exempt_containers_total 2\n";
     let ipv4_only = "linkerd_cni_plugin_pods_with_ipv6_bypass_total 2\n";
@@ -85,7 +80,6 @@ fn faults() -> Vec<Fault> {
             json!({"TokenRequest": "HTTP 403: denied"}),
         ),
         ("contention and another problem", STATUS_1, "", contention),
-        ("contention without its text", STATUS_1, "", contention_without_text),
         ("failed plugin calls", METRICS_1, "", json!(failures)),
         ("containers with the proxy's user", METRICS_1, "", json!(exempt)),
         ("IPv6 of proxies that listen on IPv4 only", METRICS_1, "", json!(ipv4_only)),
