@@ -1,7 +1,5 @@
 //! Versions of the CNI specification.
 
-use serde_json::json;
-
 use super::command::Command;
 use super::error::Error;
 use crate::failure::Failure;
@@ -45,7 +43,8 @@ pub fn check_command(version: &str, minimum: &str, command: Command) -> Result<(
 
 /// Returns the response to VERSION.
 pub fn response() -> String {
-    json!({"cniVersion": CURRENT, "supportedVersions": SUPPORTED}).to_string()
+    // JSON writes a list of such texts as Rust does.
+    format!("{{\"cniVersion\":\"{CURRENT}\",\"supportedVersions\":{SUPPORTED:?}}}")
 }
 
 /// Parses up to three numbers. Missing numbers are 0, as in `pkg/version`.

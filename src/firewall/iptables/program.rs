@@ -100,11 +100,12 @@ fn run(
         Builder::new().spawn(move || writer.write_all(input.as_bytes())).map_err(start)?;
     let stdout = child.stdout.take().map(OwnedFd::from);
     let stderr = child.stderr.take().map(OwnedFd::from);
-    let outputs = run_within("outputs", deadline, move || {
-        thread::scope(|scope| {
+    let outputs = run_within("outputs", deadline, move || match stdout {
+        None => (String::new(), read(stderr, STDERR_LIMIT)),
+        Some(_) => thread::scope(|scope| {
             let stderr = scope.spawn(|| read(stderr, STDERR_LIMIT));
             (read(stdout, STDOUT_LIMIT), stderr.join().unwrap_or_default())
-        })
+        }),
     });
     // The program closed its outputs, so it is usually about to exit.
     let status = match &outputs {
