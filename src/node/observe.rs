@@ -2,7 +2,6 @@
 
 use std::time::Duration;
 
-use super::leftovers;
 use super::settings::NodeSettings;
 use crate::conflist::net_dir::{self, ConfigFile};
 use crate::conflist::plan;
@@ -17,14 +16,13 @@ pub struct Observed {
     pub changed_before: Option<Duration>,
 }
 
-/// Reads the net dir. Leaves out the network config that a step of the install removes.
+/// Reads the net dir.
 ///
 /// # Errors
 /// If the net dir cannot be listed.
 pub fn observe(settings: &NodeSettings) -> Result<Observed, files::Error> {
     let dir = &settings.net_dir;
-    let mut configs = net_dir::scan(dir, &settings.kubeconfig_name)?;
-    configs.retain(|file| !leftovers::is_old_config(settings, &file.name));
+    let configs = net_dir::scan(dir, &settings.kubeconfig_name)?;
     let called = plan::called(&configs).map(|called| dir.join(&called.name));
     let changed = called.and_then(|path| files::changed_at(&path.canonicalize().ok()?));
     let changed_before = changed.and_then(|changed| changed.elapsed().ok());

@@ -95,7 +95,10 @@ impl<'a, Seen: Fn(&str) -> Option<&'a Content>> NetDir<'a, Seen> {
         let (path, original_path) = (self.path.join(conflist), self.path.join(&original.name));
         match (self.seen)(conflist) {
             Some(seen) if seen.text == text => {}
-            Some(seen) => self.replace(conflist, seen, text)?,
+            // The new content may have a secret of the original, so it gets the original's mode.
+            Some(seen) => {
+                files::replace(&path, &to_bytes(&seen.text), &to_bytes(text), original.access())?;
+            }
             None => files::create(&path, &to_bytes(text), original.access(), &original_path)?,
         }
         let removed = self.remove(&original.name);
@@ -144,6 +147,7 @@ impl<'a, Seen: Fn(&str) -> Option<&'a Content>> NetDir<'a, Seen> {
 #[cfg(test)]
 mod tests {
     use std::fs;
+    use std::os::unix::fs::PermissionsExt as _;
 
     use super::*;
     use crate::files::FileAccess;
@@ -190,6 +194,25 @@ mod tests {
             assert_raced(dir.path(), &step, is_locked, seen);
             assert_eq!(dir.path().join(CONFLIST).exists(), !is_locked);
         }
+    }
+
+    #[test]
+    fn a_conflist_that_is_made_again_gets_the_mode_of_the_new_conf() {
+        let dir = tempfile::tempdir().unwrap();
+        fs::write(dir.path().join(CONF), "the conf").unwrap();
+        fs::write(dir.path().join(CONFLIST), MADE).unwrap();
+        let (conf, mut conflist) = (read("the conf"), read(MADE));
+        conflist.access = FileAccess::own(0o644);
+        let seen = |name: &str| Some(if name == CONF { &conf } else { &conflist });
+        let net_dir = NetDir { path: dir.path(), seen, is_locked: true };
+        let step = Step::Convert {
+            conflist: CONFLIST.into(),
+            text: "chained".into(),
+            original: original(),
+        };
+        net_dir.apply(&step, &mut SavedState::default()).unwrap();
+        let mode = fs::metadata(dir.path().join(CONFLIST)).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o600);
     }
 
     #[test]

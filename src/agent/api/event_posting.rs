@@ -107,7 +107,11 @@ impl EventPosting {
                     api.state().events.put_back((queued, event), now, end);
                 }
                 PostFailure::Dropped => {
-                    debug!("cannot post an Event {}: {error}", event.content().reason);
+                    let reason = event.content().reason;
+                    match event {
+                        Event::OnPod(_) => debug!("cannot post an Event {reason}: {error}"),
+                        _ => warn!("cannot post an Event {reason}: {error}"),
+                    }
                     continue;
                 }
             }

@@ -37,6 +37,11 @@ impl Reconciler {
             let failures = leftovers::remove(&self.settings.node);
             self.leftovers_removed = failures.is_empty();
             outcome.leftovers = failures.iter().map(ToString::to_string).collect();
+            let node = &self.settings.node;
+            let is_removed = |file: &ConfigFile| {
+                failures.is_empty() && leftovers::is_old_config(node, &file.name)
+            };
+            observed.configs.retain(|file| !is_removed(file));
         }
         outcome.saved_state = self.keep_damaged_state(&mut observed, can_chain, &mut outcome);
         if can_chain {

@@ -6,6 +6,7 @@ use std::os::unix::process::CommandExt as _;
 use std::path::Path;
 use std::process::{Command, ExitStatus};
 
+use nix::fcntl::{FcntlArg, SealFlag, fcntl};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use serde_json::Value;
 
@@ -55,6 +56,16 @@ pub fn memory_file(content: &str) -> io::Result<File> {
     Ok(file)
 }
 
+/// Creates a file in memory that does not grow beyond [`OUTPUT_LIMIT`], so that a program that writes
+/// without end does not use up the agent's memory. Until it is written to, the file has zeros.
+fn output_file() -> io::Result<File> {
+    let flags = MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING;
+    let file = File::from(memfd_create("linkerd-cni", flags)?);
+    file.set_len(OUTPUT_LIMIT)?;
+    fcntl(&file, FcntlArg::F_ADD_SEALS(SealFlag::F_SEAL_GROW))?;
+    Ok(file)
+}
+
 /// Runs `program` with the environment variables `vars`, the agent's `PATH` and `stdin`. Returns
 /// the JSON on its stdout, null if that is empty. At `end`, kills the program and what it started.
 pub fn call(
@@ -65,7 +76,7 @@ pub fn call(
 ) -> Result<Value, Error> {
     let name = program.display().to_string();
     let start = |source| Error::Start { program: name.clone(), source };
-    let outputs = [memory_file("").map_err(start)?, memory_file("").map_err(start)?];
+    let outputs = [output_file().map_err(start)?, output_file().map_err(start)?];
     let [stdout, stderr] = outputs.each_ref().map(|file| file.try_clone().map_err(start));
     let mut child = Command::new(program)
         .env_clear()
@@ -81,7 +92,7 @@ pub fn call(
         child::kill_with_groups_of_children(&mut child);
         return Err(Error::TimedOut { program: name });
     };
-    let [stdout, stderr] = outputs.map(|file| start_of(file).map_err(start));
+    let [stdout, stderr] = outputs.map(|file| written(file).map_err(start));
     let (stdout, stderr) = (stdout?, stderr?);
     let output = serde_json::from_slice::<Value>(&stdout);
     match (status.success(), output) {
@@ -92,12 +103,13 @@ pub fn call(
     }
 }
 
-/// Reads the first [`OUTPUT_LIMIT`] bytes of a file.
-fn start_of(mut file: File) -> io::Result<Vec<u8>> {
+/// Reads what was written to an [`output_file`].
+fn written(mut file: File) -> io::Result<Vec<u8>> {
     file.rewind()?;
-    let mut start = Vec::new();
-    file.take(OUTPUT_LIMIT).read_to_end(&mut start)?;
-    Ok(start)
+    let mut text = Vec::new();
+    file.read_to_end(&mut text)?;
+    text.truncate(text.iter().rposition(|&byte| byte != 0).map_or(0, |last| last + 1));
+    Ok(text)
 }
 
 /// Makes the error for a program that exited with a failure `status`.

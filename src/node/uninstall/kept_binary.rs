@@ -56,7 +56,8 @@ fn is_cri_o(mountinfo: &str) -> bool {
 
 /// Returns whether Multus calls the plugin on this node.
 fn is_multus(settings: &NodeSettings, configs: &[ConfigFile]) -> bool {
-    let texts = configs.iter().filter_map(|file| Some(&file.content.as_ref().ok()?.text));
+    let loaded = configs.iter().filter(|file| file.split_name().1.is_empty());
+    let texts = loaded.filter_map(|file| Some(&file.content.as_ref().ok()?.text));
     let mut types = texts.flat_map(|text| conflist::plugin_types(text));
     // A standalone config is only for Multus, whose own config may be in another directory.
     !settings.chained || types.any(|name| name == "multus" || name == "multus-shim")

@@ -74,6 +74,16 @@ fn leftovers_of_earlier_agents_are_removed() {
 }
 
 #[test]
+fn an_old_config_that_is_written_after_the_start_makes_the_node_not_ready() {
+    let node = Node::new();
+    node.write("10-calico.conflist", CALICO);
+    let mut agent = node.start();
+    agent.until_ready();
+    node.write("01-linkerd-cni.conf", r#"{"type":"linkerd-cni","name":"x"}"#);
+    until("a node that is not ready", || agent.ready().0 != 200);
+}
+
+#[test]
 fn a_directory_with_the_name_of_a_leftover_stays() {
     let node = Node::new();
     node.write("10-calico.conflist", CALICO);
