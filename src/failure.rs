@@ -11,6 +11,7 @@ pub enum Failure {
     IoFailure,
     DecodingFailure,
     InvalidConfig,
+    InvalidProxyUser,
     InvalidNetns,
     Kubeconfig,
     ApiUnreachable,
@@ -24,6 +25,7 @@ pub enum Failure {
     InvalidAnnotation,
     SharedProxyUser,
     NoIptables,
+    NoBackend,
     RulesFailed,
     RulesTimedOut,
     RulesMissing,
@@ -47,7 +49,7 @@ pub struct Row {
 }
 
 /// The failures in the order of [`Failure`].
-pub static TABLE: [Row; 22] = [
+pub static TABLE: [Row; 24] = [
     Row {
         failure: Failure::IncompatibleVersion,
         code: 1,
@@ -82,6 +84,13 @@ pub static TABLE: [Row; 22] = [
         name: "invalid-config",
         cause: "a setting of the plugin entry in the network config is missing or invalid",
         remedy: "correct the chart's values; the chart renders the plugin entry in the ConfigMap linkerd-cni-config",
+    },
+    Row {
+        failure: Failure::InvalidProxyUser,
+        code: 7,
+        name: "invalid-proxy-user",
+        cause: "the container linkerd-proxy runs as a user that redirect rules cannot exempt",
+        remedy: "set runAsUser of the container linkerd-proxy to the ID of the proxy, usually 2102",
     },
     Row {
         failure: Failure::InvalidNetns,
@@ -175,11 +184,18 @@ pub static TABLE: [Row; 22] = [
         remedy: "install iptables on the node, or set the chart's iptablesMode to auto",
     },
     Row {
+        failure: Failure::NoBackend,
+        code: 120,
+        name: "no-backend",
+        cause: "nf_tables is not usable in the node's kernel, and the node has no iptables program together with its -restore program",
+        remedy: "load the kernel modules nf_tables, nft_chain_nat and nft_redir, or install iptables on the node",
+    },
+    Row {
         failure: Failure::RulesFailed,
         code: 121,
         name: "rules-failed",
         cause: "the redirect rules could not be installed",
-        remedy: "if the node does not support this backend, set the chart's iptablesMode to auto or to another backend",
+        remedy: "check that the node supports the backend of the chart's iptablesMode, or set another one",
     },
     Row {
         failure: Failure::RulesTimedOut,

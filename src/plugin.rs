@@ -1,7 +1,7 @@
 //! Runs the CNI commands ADD, CHECK, DEL, GC, STATUS and VERSION.
 //!
 //! - `api`: fetches the pod, its namespace and the API server's Service
-//! - `pod_redirect`: combines both, and computes the redirect without the API server in an outage
+//! - `pod_redirect`: decides on the pod, and computes the redirect without the API server in an outage
 
 mod api;
 pub mod pod_redirect;
@@ -186,7 +186,8 @@ fn refuse_own_netns(request: &Request) -> Result<(), Error> {
     Err(Error::new(
         Failure::InvalidNetns,
         "plugin's netns and netns from CNI_NETNS should not be the same",
-    ))
+    )
+    .with_details("call the plugin with the pod's netns"))
 }
 
 /// Runs `work` inside the pod's netns. Fails with [`Failure::InvalidNetns`] if the netns cannot
@@ -216,7 +217,7 @@ fn firewall_error(error: firewall::Error) -> Error {
             let remedy = error.remedy().unwrap_or_else(|| {
                 "load the kernel modules nf_tables, nft_chain_nat and nft_redir".to_owned()
             });
-            Error::new(Failure::NoIptables, problem).with_details(format!(
+            Error::new(Failure::NoBackend, problem).with_details(format!(
                 "nf_tables is not usable: {remedy}; or install iptables on the node"
             ))
         }

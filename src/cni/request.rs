@@ -143,7 +143,8 @@ fn read_config(stdin: &mut dyn Read) -> Result<Object, Error> {
     let config = config.unwrap_or_default();
     let name = config.text("name").map_err(undecodable)?;
     if name.is_empty() {
-        return Err(Error::new(Failure::InvalidConfig, "missing network name"));
+        let missing = Error::new(Failure::InvalidConfig, "missing network name");
+        return Err(missing.with_details("add a name to the network config"));
     }
     if !is_identifier(&name) {
         let problem = "invalid characters found in network name";

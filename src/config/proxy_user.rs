@@ -101,7 +101,5 @@ fn in_range(id: i64) -> Result<i64, String> {
 /// Error for the user of the proxy container. The container wins over annotation and plugin entry, so
 /// a correction there has no effect.
 fn container_error(problem: &str) -> Error {
-    Error::new(Failure::InvalidConfig, format!("container {PROXY}{problem}")).with_details(format!(
-        "set runAsUser of the container {PROXY} to the ID of the proxy, usually 2102"
-    ))
+    Error::new(Failure::InvalidProxyUser, format!("container {PROXY}{problem}"))
 }

@@ -156,7 +156,7 @@ fn an_unusable_user_of_the_proxy_container_is_named_because_it_wins_over_the_plu
         let proxy = Proxy { uid: Some(uid), ..Proxy::default() };
         let facts = PodFacts { proxy, ..PodFacts::default() };
         let error = defaults("").redirect(&facts).unwrap_err();
-        assert_eq!(error.failure, Failure::InvalidConfig);
+        assert_eq!(error.failure, Failure::InvalidProxyUser);
         assert!(error.msg.starts_with(problem), "{}", error.msg);
         assert!(error.details.contains("of the container linkerd-proxy"), "{}", error.details);
     }

@@ -150,15 +150,17 @@ fn known(annotations: Annotations) -> Annotations {
 /// Returns the API server's ports. A control-plane pod reaches them without the proxy, so that the
 /// control plane does not depend on itself.
 fn api_ports(service: Result<Service, Error>) -> Vec<PortRange> {
-    match service {
-        Ok(service) => service.spec.ports.iter().flat_map(both_ports).collect(),
-        Err(error) => {
-            tracing::error!(
-                "linkerd-cni: using the default ports {DEFAULT_API_PORTS:?} of Service default/kubernetes: {error}"
-            );
-            DEFAULT_API_PORTS.map(PortRange::from).to_vec()
+    let problem = match service {
+        Ok(service) if !service.spec.ports.is_empty() => {
+            return service.spec.ports.iter().flat_map(both_ports).collect();
         }
-    }
+        Ok(_) => "it has no ports".to_owned(),
+        Err(error) => error.to_string(),
+    };
+    tracing::error!(
+        "linkerd-cni: using the default ports {DEFAULT_API_PORTS:?} of Service default/kubernetes: {problem}"
+    );
+    DEFAULT_API_PORTS.map(PortRange::from).to_vec()
 }
 
 /// Error for a response that is an object but not a pod.

@@ -9,8 +9,6 @@ use std::process::{Command, ExitStatus, Stdio};
 use std::thread::{self, Builder};
 use std::time::Duration;
 
-use rustix::io::ioctl_fionread;
-
 use super::{Error, lock};
 use crate::child;
 use crate::deadline::{Deadline, run_within};
@@ -92,7 +90,7 @@ fn run(
     let start = |source| Error::Start { program: program.to_owned(), source };
     let end = Deadline::after(deadline);
     // This end shows what the program left unread.
-    let (unread, mut writer) = io::pipe().map_err(start)?;
+    let (mut unread, mut writer) = io::pipe().map_err(start)?;
     command.stdin(unread.try_clone().map_err(start)?);
     let mut child = command.stderr(Stdio::piped()).process_group(0).spawn().map_err(start)?;
     let input = input.to_owned();
@@ -103,8 +101,9 @@ fn run(
     let outputs = run_within("outputs", deadline, move || match stdout {
         None => (String::new(), read(stderr, STDERR_LIMIT)),
         Some(_) => thread::scope(|scope| {
-            let stderr = scope.spawn(|| read(stderr, STDERR_LIMIT));
-            (read(stdout, STDOUT_LIMIT), stderr.join().unwrap_or_default())
+            let stderr = Builder::new().spawn_scoped(scope, || read(stderr, STDERR_LIMIT));
+            let stderr = || stderr.ok()?.join().ok();
+            (read(stdout, STDOUT_LIMIT), stderr().unwrap_or_default())
         }),
     });
     // The program closed its outputs, so it is usually about to exit.
@@ -126,10 +125,9 @@ fn run(
         let lock = lock::holder(None).unwrap_or_else(unknown);
         return Err(Error::Locked { program: program.to_owned(), lock });
     }
-    let is_empty = ioctl_fionread(&unread) == Ok(0);
-    // Ends a write that still waits for a reader.
-    drop((unread, command));
-    let has_read = is_empty && matches!(written.join(), Ok(Ok(())));
+    // Ends with the input, as it lets a write that still waits for a reader go on.
+    let left = io::copy(&mut unread, &mut io::sink()).map_err(start)?;
+    let has_read = left == 0 && matches!(written.join(), Ok(Ok(())));
     Ok(Done { status, stdout, stderr, has_read })
 }
 

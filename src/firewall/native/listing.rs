@@ -2,7 +2,7 @@
 //! those of `iptables-nft` in its tables `nat`.
 
 use std::borrow::Cow;
-use std::cell::OnceCell;
+use std::cell::{Cell, OnceCell};
 
 use nix::errno::Errno;
 
@@ -10,7 +10,7 @@ use super::message::{self, SetName, kind, protocol_family};
 use super::{CHAINS, nfta, rejection, set, set_of};
 use crate::firewall::Error;
 use crate::netlink::attribute::{Attributes, find, parse};
-use crate::netlink::socket;
+use crate::netlink::socket::{self, DUMP_LIMIT};
 use crate::redirect::rules::{self, Chain, ListedRules, Rule, nft};
 use crate::redirect::{Family, Redirect};
 
@@ -20,6 +20,9 @@ use crate::redirect::{Family, Redirect};
 pub struct Listing {
     plugin: [OnceCell<ListedRules<ListedRule>>; 2],
     nat: [OnceCell<ListedRules<ListedRule>>; 2],
+    /// Bytes of all rules listed so far. A process of the pod with CAP_NET_ADMIN can add rules without
+    /// limit, so [`DUMP_LIMIT`] is that of all tables together.
+    length: Cell<usize>,
 }
 
 impl Listing {
@@ -113,7 +116,15 @@ impl Listing {
         let table = &tables[family as usize];
         match table.get() {
             Some(rules) => Ok(rules),
-            None => list(name, family).map(|rules| table.get_or_init(|| rules)),
+            None => {
+                let rules = list(name, family)?;
+                let length: usize = rules.iter().flatten().map(|rule| rule.0.len()).sum();
+                self.length.set(self.length.get() + length);
+                match self.length.get() > DUMP_LIMIT {
+                    true => Err(Error::TooLong { subject: "the list of nf_tables rules".into() }),
+                    false => Ok(table.get_or_init(|| rules)),
+                }
+            }
         }
     }
 }
