@@ -8,8 +8,8 @@ _default:
 
 # Formats, lints and checks the module graph, the pages and the commits.
 check:
-    cargo fmt
-    cargo clippy --all-targets -- -D warnings
+    cargo fmt --all
+    cargo clippy --workspace --all-targets -- -D warnings
     cargo test --test layout
 
 # Runs one suite or a part of it: `just suite plugin native::`.

@@ -66,13 +66,20 @@ fn values_of_an_older_chart_render_this_charts_pods() {
 
     let mut upstream = upstreams_values();
     upstream["image"]["version"] = json!("");
-    for objects in [over_values(&upstream).objects(), with(upstream)] {
+    for objects in [over_values(&upstream).objects(), with(upstream.clone())] {
         // Set by upstream's chart, so that Helm cannot tell it from a value of the user.
         assert_eq!(objects.plugin()["linkerd"]["iptables-mode"], "nft");
         let agent = objects.container("install-cni");
         assert_eq!(agent["ports"][0]["containerPort"], 9991);
         assert!(agent.get("readinessProbe").is_some());
     }
+    // docs/migration.md: with `--reuse-values`, these two close the gap.
+    let surge = json!({"maxSurge": 1, "maxUnavailable": 0});
+    upstream["updateStrategy"] = json!({"rollingUpdate": surge});
+    assert_eq!(
+        over_values(&upstream).objects().get("DaemonSet")["spec"]["updateStrategy"]["rollingUpdate"],
+        surge
+    );
 }
 
 #[test]

@@ -3,7 +3,6 @@
 use std::time::{Duration, SystemTime};
 
 use super::agents::{Agent, TokenState, token_state, unasked_counts};
-
 use super::facts::Facts;
 use super::metrics::{failures, samples};
 use crate::quote::{cut, one_line};

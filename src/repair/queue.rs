@@ -194,6 +194,15 @@ mod tests {
     }
 
     #[test]
+    fn a_list_does_not_duplicate_pods_that_events_have_queued() {
+        let queue = full();
+        queue.replace_listed((0..CAPACITY).map(pod).collect());
+        assert!((0..CAPACITY).filter_map(|_| pop(&queue)).eq((0..CAPACITY).map(pod)));
+        assert_eq!(queue.push(pod(CAPACITY)), None);
+        assert_eq!(pop(&queue), Some(pod(CAPACITY)));
+    }
+
+    #[test]
     fn a_new_list_replaces_the_last_list_and_an_event_updates_its_pods() {
         let queue = Queue::default();
         queue.replace_listed(vec![pod(0), pod(1), pod(2)]);
