@@ -219,7 +219,7 @@ proptest! {
             let facts = PodFacts { annotations: read.metadata.annotations, proxy, ..PodFacts::default() };
             match config().redirect(&facts) {
                 Ok(redirect) => prop_assert!(redirect.proxy_uid.or(redirect.proxy_gid).is_some()),
-                Err(error) => prop_assert!([Failure::InvalidAnnotation, Failure::InvalidConfig].contains(&error.failure)),
+                Err(error) => prop_assert!([Failure::InvalidAnnotation, Failure::InvalidProxyUser].contains(&error.failure)),
             }
         }
     }
