@@ -187,7 +187,7 @@ pub static TABLE: [Row; 24] = [
         failure: Failure::NoBackend,
         code: 120,
         name: "no-backend",
-        cause: "nf_tables is not usable in the node's kernel, and the node has no iptables program together with its -restore program",
+        cause: "neither nf_tables nor iptables is usable on the node",
         remedy: "load the kernel modules nf_tables, nft_chain_nat and nft_redir, or install iptables on the node",
     },
     Row {
