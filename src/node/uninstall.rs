@@ -13,6 +13,7 @@
 //! removed. A lock keeps reconcile passes of other agents apart from that. The plugin binary stays
 //! if existing pods need it: see `kept_binary`.
 
+mod changes;
 mod kept_binary;
 mod plugin_reference;
 
@@ -35,6 +36,7 @@ use crate::conflist::net_dir::{self, ConfigFile};
 use crate::conflist::plan;
 use crate::conflist::saved_state::{self, SavedState};
 use crate::files::{self, StagedRemoval};
+use changes::NetDirChanges;
 use plugin_reference::PluginReference;
 
 /// Attempts to read the saved state, and to write a network config that another program writes at
@@ -54,8 +56,6 @@ const QUIET_AFTER: Duration = Duration::from_millis(250);
 /// How long to wait while a network config names the plugin in a way that this agent cannot undo.
 /// Multus regenerates its config, with a copy of the conflist, in about a second.
 const FOREIGN_TIMEOUT: Duration = Duration::from_secs(5);
-/// Time between two scans of the net dir.
-const SCAN_PERIOD: Duration = Duration::from_millis(5);
 
 /// Result of an uninstall.
 #[derive(Debug, PartialEq, Eq)]
@@ -97,6 +97,7 @@ pub fn run(
     let end = Instant::now() + FOREIGN_TIMEOUT;
     let uninstall = Uninstall {
         settings,
+        changes: NetDirChanges::watch(&settings.net_dir),
         conflists,
         lock,
         end,
@@ -109,6 +110,7 @@ pub fn run(
 
 struct Uninstall<'s> {
     settings: &'s NodeSettings,
+    changes: NetDirChanges,
     /// The conflists that had the plugin entry.
     conflists: &'s BTreeSet<String>,
     lock: NodeLocker,
@@ -257,12 +259,14 @@ impl Uninstall<'_> {
             let now = Instant::now();
             match reference {
                 PluginReference::Missing if now >= since + quiet => return Ok(reference),
-                PluginReference::Missing => {}
+                PluginReference::Missing => self.changes.wait(since + quiet - now),
                 PluginReference::Removable(_) => return Ok(reference),
                 PluginReference::Foreign(_) if now >= end => return Ok(reference),
-                PluginReference::Foreign(_) => since = now,
+                PluginReference::Foreign(_) => {
+                    self.changes.wait(end - now);
+                    since = Instant::now();
+                }
             }
-            thread::sleep(SCAN_PERIOD);
         }
     }
 
