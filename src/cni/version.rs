@@ -43,8 +43,8 @@ pub fn check_command(version: &str, minimum: &str, command: Command) -> Result<(
 
 /// Returns the response to VERSION.
 pub fn response() -> String {
-    let supported = SUPPORTED.map(|version| format!("\"{version}\"")).join(",");
-    format!("{{\"cniVersion\":\"{CURRENT}\",\"supportedVersions\":[{supported}]}}")
+    let supported = SUPPORTED.join("\",\"");
+    format!("{{\"cniVersion\":\"{CURRENT}\",\"supportedVersions\":[\"{supported}\"]}}")
 }
 
 /// Parses up to three numbers. Missing numbers are 0, as in `pkg/version`.
