@@ -110,7 +110,7 @@ fn with_a_revoked_token_injected_pods_start_redirected_and_other_meshed_pods_wai
         event.contains("cannot read pod outage/pod-10")
     });
     println!("{event}");
-    assert!(event.contains("HTTP 401") && event.contains("rejected the token"), "{event}");
+    assert!(event.contains("HTTP 401") && event.contains("renews the token"), "{event}");
 
     drop(paused);
     until("the agent renews the token and the other pod starts", || {
