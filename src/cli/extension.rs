@@ -17,7 +17,7 @@ use humantime::parse_duration;
 
 use crate::deadline::Deadline;
 use crate::extension::agents::{AGENT_LIMIT, Agent, Asking};
-use crate::extension::explain::{self, RuleFormat};
+use crate::extension::explain;
 use crate::extension::facts::{self, Facts};
 use crate::extension::kubectl::Kubectl;
 use crate::extension::report::{self, Check, Format, Severity};
@@ -62,9 +62,6 @@ enum Command {
         /// Namespace of the pod
         #[arg(long, short, default_value = "default")]
         namespace: String,
-        /// Form of the rules
-        #[arg(long, value_enum, default_value_t)]
-        rules: RuleFormat,
     },
     /// Print the objects of the chart in the cluster, for `kubectl delete -f -`
     Uninstall,
@@ -147,11 +144,11 @@ fn run(flags: &Flags) -> anyhow::Result<ExitCode> {
             progress("");
             nodes::table(&facts).map_err(|why| anyhow!(why))?
         }
-        Command::Explain { pod, namespace, rules } => {
+        Command::Explain { pod, namespace } => {
             connect()?;
             let cni_namespace = facts::find_namespace(&api, &flags.cluster.cni_namespace);
             let inputs = explain::fetch(&api, &cni_namespace, namespace, pod);
-            explain::render(&inputs.map_err(|why| anyhow!(why))?, *rules)
+            explain::render(&inputs.map_err(|why| anyhow!(why))?)
         }
     };
     print(&text)?;

@@ -5,7 +5,7 @@ mod fetch;
 mod text;
 
 pub use fetch::fetch;
-pub use text::{RuleFormat, render};
+pub use text::render;
 
 use crate::cni::args::PodRef;
 use crate::cni::error::Error;

@@ -6,12 +6,10 @@
 //! which `nft list ruleset` shows.
 
 mod iptables;
-mod listing;
 mod marker;
 pub mod nft;
 
 pub use iptables::{NAT_TABLE, install_script, rule_line, undo_script};
-pub use listing::nft_listing;
 pub use marker::{
     digest, is_guessed, is_redirecting, marked_origin, marked_rules, marker, split_comment,
 };

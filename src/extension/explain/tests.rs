@@ -37,22 +37,22 @@ fn meshed() -> Value {
     })
 }
 
-fn explained(cluster: &Cluster, format: RuleFormat) -> String {
-    render(&fetch(cluster, "linkerd-cni", "shop", "web").unwrap(), format)
+fn explained(cluster: &Cluster) -> String {
+    render(&fetch(cluster, "linkerd-cni", "shop", "web").unwrap())
 }
 
 #[test]
 fn a_meshed_pod_is_explained_with_its_connections_rules_and_report() {
-    insta::assert_snapshot!(explained(&cluster(meshed()), RuleFormat::Nft));
+    insta::assert_snapshot!(explained(&cluster(meshed())));
 }
 
 #[test]
-fn the_rules_can_be_shown_as_iptables_text_for_both_families() {
+fn the_rules_of_both_families_are_shown() {
     let mut cluster = cluster(meshed());
     let mut entry = entry();
     entry["linkerd"]["ipv6"] = json!("auto");
     cluster.put(CONFIG, json!({"data": {"cni_network_config": entry.to_string()}}));
-    let text = explained(&cluster, RuleFormat::Iptables);
+    let text = explained(&cluster);
     assert!(text.contains("IPv6:      yes (ipv6: auto"), "{text}");
     let redirect = "-A PROXY_INIT_OUTPUT -p tcp -m comment --comment";
     assert_eq!(text.matches(redirect).count(), 2, "{text}");
@@ -83,9 +83,9 @@ fn pods_that_are_not_redirected_are_explained_in_the_plugins_words() {
     for (pointer, value, wanted) in cases {
         let mut cluster = cluster(meshed());
         cluster.set(POD, pointer, value);
-        let text = explained(&cluster, RuleFormat::Nft);
+        let text = explained(&cluster);
         assert!(text.contains(wanted), "{wanted}: {text}");
-        assert!(!text.contains("table ip"), "{text}");
+        assert!(!text.contains("-A PROXY_INIT"), "{text}");
     }
 }
 
@@ -101,7 +101,7 @@ fn the_bypass_of_a_container_with_the_proxys_user_and_of_ipv6_is_named() {
         json!([{"name": "LINKERD2_PROXY_INBOUND_LISTEN_ADDR", "value": "0.0.0.0:4143"}]);
     cluster.set(POD, "/spec", spec);
     cluster.set(POD, "/status/podIPs", json!([{"ip": "10.1.0.7"}, {"ip": "fd00::7"}]));
-    let text = explained(&cluster, RuleFormat::Iptables);
+    let text = explained(&cluster);
     for line in [
         "Warning:   containers run as the proxy's user, and their connections bypass it: app\n",
         "IPv6:      no (ipv6: auto, and the proxy listens on IPv4 only; the pod has an IPv6 \
@@ -111,7 +111,7 @@ fn the_bypass_of_a_container_with_the_proxys_user_and_of_ipv6_is_named() {
     }
     entry["linkerd"]["strict-proxy-user"] = json!(true);
     cluster.put(CONFIG, json!({"data": {"cni_network_config": entry.to_string()}}));
-    let text = explained(&cluster, RuleFormat::Iptables);
+    let text = explained(&cluster);
     assert!(text.contains("would bypass the proxy: app (code 111)"), "{text}");
 }
 
@@ -123,16 +123,16 @@ fn with_detection_injector_a_pod_with_the_mark_is_decided_by_its_annotations() {
     cluster.put(CONFIG, json!({"data": {"cni_network_config": entry.to_string()}}));
     // The container that the plugin does not read would make it skip the pod.
     cluster.set(POD, "/spec/initContainers", json!([{"name": "linkerd-init"}]));
-    let text = explained(&cluster, RuleFormat::Nft);
+    let text = explained(&cluster);
     assert!(text.contains("skipped: linkerd-init container"), "{text}");
     let marked = json!({"linkerd.io/created-by": "linkerd/proxy-injector edge-26.1.1"});
     cluster.set(POD, "/metadata/annotations", marked);
-    let text = explained(&cluster, RuleFormat::Nft);
+    let text = explained(&cluster);
     assert!(text.contains("Decision:  redirected to the proxy"), "{text}");
     assert!(text.contains("reads only its annotations\nNote:      holds if"), "{text}");
     entry["linkerd"]["strict-proxy-user"] = json!(true);
     cluster.put(CONFIG, json!({"data": {"cni_network_config": entry.to_string()}}));
-    let text = explained(&cluster, RuleFormat::Nft);
+    let text = explained(&cluster);
     assert!(text.contains("skipped: linkerd-init container"), "{text}");
 }
 
@@ -140,9 +140,9 @@ fn with_detection_injector_a_pod_with_the_mark_is_decided_by_its_annotations() {
 fn a_skip_by_annotations_says_that_the_runtime_must_pass_them() {
     let mut cluster = cluster(meshed());
     cluster.set(POD, "/spec/containers", json!([{"name": "app"}]));
-    assert!(!explained(&cluster, RuleFormat::Nft).contains("Note:"));
+    assert!(!explained(&cluster).contains("Note:"));
     cluster.set(POD, "/metadata/annotations", json!({}));
-    let text = explained(&cluster, RuleFormat::Nft);
+    let text = explained(&cluster);
     assert!(
         text.contains("(no annotation of a proxy)\nNote:      holds if the container"),
         "{text}"
@@ -163,6 +163,6 @@ fn a_missing_pod_or_chart_is_named_with_the_remedy() {
 fn without_an_agent_the_node_reports_nothing() {
     let mut cluster = cluster(meshed());
     cluster.set(POD, "/spec/nodeName", json!("node-9"));
-    let text = explained(&cluster, RuleFormat::Nft);
+    let text = explained(&cluster);
     assert!(text.contains("no agent runs on the pod's node"), "{text}");
 }

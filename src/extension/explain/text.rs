@@ -7,25 +7,15 @@ use crate::config::ResolvedRedirect;
 use crate::pod::Decision;
 use crate::pod::skip::{Detection, SkipReason};
 use crate::redirect::ports::PortRange;
-use crate::redirect::rules::{marked_rules, nft_listing, rule_line};
+use crate::redirect::rules::{marked_rules, rule_line};
 use crate::redirect::{Family, Ipv6, Redirect};
-
-/// The form in which rules are shown.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
-pub enum RuleFormat {
-    /// As `nft list ruleset` lists those of the backend native.
-    #[default]
-    Nft,
-    /// As `iptables-save` prints those of the backends nft, legacy and plain.
-    Iptables,
-}
 
 /// Printed below a decision that the pod's annotations made.
 const RUNTIME: &str = "Note:      holds if the container runtime passes the pod's annotations to the \
                        plugin; behind Multus it does not, and the plugin reads the pod instead\n";
 
 /// Renders everything about the pod.
-pub fn render(inputs: &PodInputs, format: RuleFormat) -> String {
+pub fn render(inputs: &PodInputs) -> String {
     let metadata = &inputs.pod.metadata;
     let node = match inputs.pod.spec.node_name.as_str() {
         "" => "not scheduled",
@@ -62,7 +52,7 @@ pub fn render(inputs: &PodInputs, format: RuleFormat) -> String {
         text.push_str(RUNTIME);
     }
     if let Some(Ok(Decision::Redirect(resolved))) = &decision {
-        redirect(&mut text, inputs, resolved, format);
+        redirect(&mut text, inputs, resolved);
     }
     node_report(&mut text, &inputs.report);
     text
@@ -99,12 +89,7 @@ fn families(inputs: &PodInputs, resolved: &ResolvedRedirect) -> (&'static [Famil
     (&[Family::Ipv4], format!("no ({why}; {effect})"))
 }
 
-fn redirect(
-    text: &mut String,
-    inputs: &PodInputs,
-    resolved: &ResolvedRedirect,
-    format: RuleFormat,
-) {
+fn redirect(text: &mut String, inputs: &PodInputs, resolved: &ResolvedRedirect) {
     let (families, ipv6) = families(inputs, resolved);
     // Writing to a String cannot fail.
     let _ = writeln!(text, "IPv6:      {ipv6}");
@@ -126,15 +111,11 @@ fn redirect(
     }
     text.push_str("\nConnections (TCP), first match wins:\n");
     connections(text, &resolved.redirect);
-    text.push_str("\nRules, as the plugin would install them now:\n\n");
+    text.push_str("\nRules, as the plugin would install them now, in the form of iptables-save:\n");
     for &family in families {
-        match format {
-            RuleFormat::Nft => text.push_str(&nft_listing(&resolved.redirect, family, families)),
-            RuleFormat::Iptables => {
-                for rule in marked_rules(&resolved.redirect, family, families) {
-                    let _ = writeln!(text, "{}", rule_line(&rule));
-                }
-            }
+        let _ = writeln!(text, "\n{family:?}:");
+        for rule in marked_rules(&resolved.redirect, family, families) {
+            let _ = writeln!(text, "{}", rule_line(&rule));
         }
     }
 }

@@ -54,7 +54,7 @@ mod tests {
     fn a_change_ends_the_wait_before_the_next_resync() {
         let dir = tempfile::tempdir().unwrap();
         let changes = NetDirChanges::watch(dir.path());
-        let mut ends_early = || {
+        let ends_early = || {
             fs::write(dir.path().join("10-a.conflist"), "").unwrap();
             let start = Instant::now();
             changes.wait(Duration::from_secs(60));

@@ -144,7 +144,7 @@ fn key(condition: &Match) -> Option<Key> {
 }
 
 /// Returns the numbers of a run's conditions on ports or subnets, as [`Set::ranges`].
-pub fn ranges(run: &[Rule]) -> Vec<(u128, u128)> {
+fn ranges(run: &[Rule]) -> Vec<(u128, u128)> {
     let mut ranges: Vec<(u128, u128)> = Vec::new();
     for condition in run.iter().flat_map(|rule| &rule.matches) {
         match condition {
