@@ -18,6 +18,7 @@
 //! - [`cni`]: the CNI protocol: request, arguments, versions, result, error
 //! - [`redirect`]: what is redirected in a pod: ports, subnets, families, and the rules as data
 //! - [`pod`]: decides from name, annotations and containers whether a pod is redirected
+//! - [`pod_copy`]: the node's copy of its pods: the agent writes it, the plugin reads it
 //! - [`firewall`]: puts redirect rules into the kernel, and checks that they are there
 //! - [`config`]: the plugin entry, and the redirect that it and the facts about a pod ask for
 //! - [`record`]: the record of a plugin call: the plugin sends it, the agent logs and counts it
@@ -58,6 +59,7 @@ pub mod netns;
 pub mod node;
 pub mod plugin;
 pub mod pod;
+pub mod pod_copy;
 pub mod quote;
 pub mod record;
 pub mod redirect;

@@ -2,6 +2,8 @@
 //! containers whose outbound connections are redirected to a proxy that does not run yet, and
 //! containers of the app whose connections bypass the proxy. Pure.
 
+use serde::{Deserialize, Serialize};
+
 use super::mesh::PROXY;
 use crate::kube::types::{Container, Pod};
 use crate::redirect::Redirect;
@@ -12,7 +14,7 @@ use crate::redirect::ports::{self, PortRange};
 pub const VALIDATOR: &str = "linkerd-network-validator";
 
 /// The user that a container runs as.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ContainerUser {
     name: String,
     /// User and group from the securityContext. `None`: those of the image, which are unknown.

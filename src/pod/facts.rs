@@ -1,5 +1,7 @@
 //! Collects the facts for a pod's redirect from API objects, and checks that they are the pod's.
 
+use serde::{Deserialize, Serialize};
+
 use super::Decision;
 use super::annotation::{self, Annotations};
 use super::containers::{self, ContainerUser};
@@ -12,7 +14,8 @@ use crate::quote::quote;
 use crate::redirect::ports::PortRange;
 
 /// Facts about a pod and its proxy. For missing facts, the values of the plugin entry apply.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
 pub struct PodFacts {
     /// UID of the pod object.
     pub uid: String,

@@ -3,6 +3,8 @@
 
 use std::net::SocketAddr;
 
+use serde::{Deserialize, Serialize};
+
 use super::Decision;
 use super::skip::SkipReason;
 use crate::kube::types::{Container, Pod};
@@ -13,7 +15,8 @@ pub const PROXY: &str = "linkerd-proxy";
 const PROXY_INIT: &str = "linkerd-init";
 
 /// User and ports that the container `linkerd-proxy` states; `None` where it states nothing.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
 pub struct Proxy {
     pub uid: Option<i64>,
     pub inbound_port: Option<u16>,

@@ -2,6 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use serde::{Deserialize, Serialize};
+
 use super::annotation::{Annotations, is_disabled, is_of_a_proxy};
 use crate::cni::args::PodRef;
 use crate::cni::object::Object;
@@ -11,7 +13,8 @@ use crate::cni::object::Object;
 const ANNOTATIONS_CAPABILITY: &str = "io.kubernetes.cri.pod-annotations";
 
 /// Why the plugin skips a pod.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
 pub enum SkipReason {
     /// `CNI_ARGS` name no pod, so the runtime does not act for Kubernetes.
     NoPod,

@@ -4,6 +4,8 @@ use std::collections::BTreeSet;
 use std::fmt;
 use std::str::FromStr;
 
+use serde::{Deserialize, Serialize};
+
 use crate::quote::quote;
 
 /// Number of ports in one iptables `multiport` match. A range counts as two.
@@ -19,7 +21,7 @@ pub const INVALID_LIMIT: usize = 10;
 pub const GRAMMAR: &str = "a list of ports (0-65535) and ranges (lower-upper), comma-separated and without blanks, such as 25,3306,8000-8010";
 
 /// Ports from `first` to `last`, both included; a single port is a range of one.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct PortRange {
     pub first: u16,
     pub last: u16,

@@ -1,0 +1,194 @@
+//! The node's copy of its pods: one file a pod with what the plugin needs to know of it. The agent
+//! writes the files, the plugin reads them instead of asking the API server.
+//!
+//! The files are in `/run/linkerd-cni/pods`, which only root can read, and are named by the UID that
+//! the runtime passes to the plugin. A [`Lock`] on `.lock` beside them says whether a live agent keeps
+//! the copy: the kernel releases it when the agent dies, so that no time stamp has to be judged.
+//!
+//! Every file is complete or missing: it replaces its predecessor by a rename.
+
+mod lock;
+
+use std::collections::BTreeSet;
+use std::env;
+use std::fs::{self, DirBuilder};
+use std::os::unix::fs::DirBuilderExt as _;
+use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::{Duration, SystemTime};
+
+use nix::unistd::geteuid;
+use serde::{Deserialize, Serialize};
+
+use crate::cni::args::{PodRef, is_name};
+use crate::deadline::Deadline;
+use crate::files::{self, FileAccess};
+use crate::kube::redact;
+use crate::pod::Decision;
+use crate::pod::facts::PodFacts;
+use crate::quote::quote;
+pub use lock::{Lock, is_kept};
+
+/// Directory of the copy, below [`RUN_DIR`].
+const DIR: &str = "pods";
+/// Name of the file with the lock, which cannot be a UID.
+const LOCK: &str = ".lock";
+/// Default of [`run_dir`].
+pub const RUN_DIR: &str = "/run/linkerd-cni";
+/// Environment variable of agent and plugin that replaces [`RUN_DIR`].
+pub const RUN_DIR_VARIABLE: &str = "LINKERD_CNI_RUN_DIR";
+
+/// Time between two looks for a file.
+const POLL: Duration = Duration::from_millis(2);
+/// Age from which a temporary file has no writer. Writing takes milliseconds, but another agent may do
+/// so now.
+const ABANDONED: Duration = Duration::from_secs(60);
+
+/// The content of a file.
+#[derive(Debug, Serialize, Deserialize)]
+struct PodCopy {
+    namespace: String,
+    name: String,
+    uid: String,
+    decision: Decision<PodFacts>,
+}
+
+/// Why a file of the copy says nothing about a pod.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error(transparent)]
+    File(#[from] files::Error),
+    #[error("{} is not a file that only root can write", path.display())]
+    Untrusted { path: PathBuf },
+    #[error("{} is not a copy of a pod: {problem}", path.display())]
+    Invalid { path: PathBuf, problem: String },
+    #[error("{} is the copy of pod {namespace}/{name} with UID {uid}", path.display())]
+    AnotherPod { path: PathBuf, namespace: String, name: String, uid: String },
+    #[error("the UID {} of pod {namespace}/{name} cannot be a file name", quote(uid))]
+    InvalidUid { namespace: String, name: String, uid: String },
+}
+
+/// Returns the directory that agent and plugin share, from the environment or else [`RUN_DIR`].
+pub fn run_dir() -> PathBuf {
+    let set = env::var_os(RUN_DIR_VARIABLE).filter(|dir| !dir.is_empty());
+    set.map_or_else(|| RUN_DIR.into(), PathBuf::from)
+}
+
+/// Reads what the agent published about the pod. `None` if it published nothing, or if the pod's UID is
+/// unknown.
+///
+/// # Errors
+/// If the file cannot be read, is not the agent's, or is that of another pod.
+pub fn read(run_dir: &Path, pod: &PodRef) -> Result<Option<Decision<PodFacts>>, Error> {
+    let Ok(path) = path(run_dir, pod) else { return Ok(None) };
+    let (bytes, access) = match files::read(&path) {
+        Ok(found) => found,
+        Err(error) if error.is_missing() => return Ok(None),
+        Err(error) => return Err(error.into()),
+    };
+    if access.uid != geteuid().as_raw() || access.mode & 0o022 != 0 {
+        return Err(Error::Untrusted { path });
+    }
+    let copy = redact::object(&bytes);
+    let PodCopy { namespace, name, uid, decision } = copy
+        .map_err(|error| Error::Invalid { path: path.clone(), problem: redact::problem(&error) })?;
+    if (&namespace, &name, &uid) != (&pod.namespace, &pod.name, &pod.uid) {
+        let [namespace, name, uid] = [namespace, name, uid].map(|text| quote(&text));
+        return Err(Error::AnotherPod { path, namespace, name, uid });
+    }
+    Ok(Some(decision))
+}
+
+/// Reads like [`read`]. While a live agent keeps the copy and has not published the pod, waits for
+/// it, at most for `longest`.
+pub fn wait(
+    run_dir: &Path,
+    pod: &PodRef,
+    longest: Duration,
+) -> Result<Option<Decision<PodFacts>>, Error> {
+    let deadline = Deadline::after(longest);
+    loop {
+        let found = read(run_dir, pod)?;
+        let may_come = pod.uid.is_empty() || deadline.has_passed() || !is_kept(run_dir);
+        if found.is_some() || may_come {
+            return Ok(found);
+        }
+        thread::sleep(POLL.min(deadline.remaining()));
+    }
+}
+
+/// Creates the directory of the copy, for root alone.
+pub fn create(run_dir: &Path) -> Result<(), files::Error> {
+    let dir = dir(run_dir);
+    let made = DirBuilder::new().recursive(true).mode(0o700).create(&dir);
+    made.map_err(|source| files::Error::Io { act: "create", path: dir, source })
+}
+
+/// Publishes the decision on a pod, in place of an earlier one.
+///
+/// # Errors
+/// If the pod's UID cannot be a file name, or the file cannot be written.
+pub fn publish(run_dir: &Path, pod: PodRef, decision: Decision<PodFacts>) -> Result<(), Error> {
+    let path = path(run_dir, &pod)?;
+    let PodRef { namespace, name, uid } = pod;
+    let content = serde_json::to_vec(&PodCopy { namespace, name, uid, decision })
+        .map_err(|error| Error::Invalid { path: path.clone(), problem: error.to_string() })?;
+    Ok(files::write(&path, &content, FileAccess::own(0o600))?)
+}
+
+/// Removes what was published about the pod. Returns whether there was something.
+pub fn remove(run_dir: &Path, pod: &PodRef) -> Result<bool, files::Error> {
+    path(run_dir, pod).map_or(Ok(false), |path| files::remove(&path))
+}
+
+/// Removes all files but those of the UIDs in `keep`, and returns the failures.
+pub fn retain(run_dir: &Path, keep: &BTreeSet<String>) -> Vec<files::Error> {
+    let dir = dir(run_dir);
+    let names = match files::file_names(&dir) {
+        Ok(names) => names,
+        Err(error) => return if error.is_missing() { Vec::new() } else { vec![error] },
+    };
+    let is_kept = |name: &String| name == LOCK || keep.contains(name) || is_in_use(&dir, name);
+    let gone = names.into_iter().filter(|name| !is_kept(name));
+    gone.filter_map(|name| files::remove(&dir.join(name)).err()).collect()
+}
+
+/// Whether the file is a temporary one that an agent may write now.
+fn is_in_use(dir: &Path, name: &str) -> bool {
+    let age = || SystemTime::now().duration_since(files::changed_at(&dir.join(name))?).ok();
+    files::is_temporary(name) && age().is_none_or(|age| age < ABANDONED)
+}
+
+/// Removes the whole copy, and returns the failures. The lock goes first, so that no plugin waits for
+/// a file.
+pub fn clear(run_dir: &Path) -> Vec<files::Error> {
+    let dir = dir(run_dir);
+    let lock = files::metadata(&dir).and_then(|found| match found {
+        Some(_) => files::remove(&dir.join(LOCK)),
+        None => Ok(false),
+    });
+    let mut failures = Vec::from_iter(lock.err());
+    failures.extend(retain(run_dir, &BTreeSet::new()));
+    // Not empty if a file could not be removed, or another agent writes one.
+    let _ = fs::remove_dir(&dir);
+    failures
+}
+
+fn dir(run_dir: &Path) -> PathBuf {
+    run_dir.join(DIR)
+}
+
+/// Path of the pod's file.
+///
+/// # Errors
+/// If the UID is missing or cannot be a file name. The manifest of a static pod may set any text.
+fn path(run_dir: &Path, pod: &PodRef) -> Result<PathBuf, Error> {
+    if pod.uid.is_empty() || !is_name(&pod.uid) {
+        let PodRef { namespace, name, uid } = pod.clone();
+        return Err(Error::InvalidUid { namespace, name, uid });
+    }
+    Ok(dir(run_dir).join(&pod.uid))
+}
+
+#[cfg(test)]
+mod tests;

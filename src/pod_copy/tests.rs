@@ -1,0 +1,183 @@
+use std::fs::Permissions;
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
+
+use tempfile::TempDir;
+
+use super::*;
+use crate::pod::annotation;
+use crate::pod::mesh::Proxy;
+use crate::pod::skip::SkipReason;
+use crate::redirect::ports::PortRange;
+
+fn run_dir() -> TempDir {
+    let dir = tempfile::tempdir().unwrap();
+    create(dir.path()).unwrap();
+    dir
+}
+
+fn pod(name: &str, uid: &str) -> PodRef {
+    PodRef { namespace: "shop".into(), name: name.into(), uid: uid.into() }
+}
+
+/// A decision with a value in each field.
+fn meshed() -> Decision<PodFacts> {
+    let containers = r#"{"metadata":{},"spec":{"initContainers":[{"name":"migrate"}],"containers":[
+        {"name":"app","securityContext":{"runAsUser":1}},{"name":"linkerd-proxy"}]}}"#;
+    let containers = serde_json::from_str(containers).unwrap();
+    Decision::Redirect(PodFacts {
+        uid: "object".into(),
+        annotations: [(annotation::SKIP_INBOUND_PORTS.to_owned(), "25".to_owned())].into(),
+        proxy: Proxy { uid: Some(2102), admin_port: Some(4191), ..Proxy::default() },
+        api_ports: vec![PortRange { first: 443, last: 6443 }],
+        early_containers: crate::pod::containers::before_proxy(&containers),
+        app_containers: crate::pod::containers::of_app(&containers),
+    })
+}
+
+const UNMESHED: Decision<PodFacts> = Decision::Skip(SkipReason::NoProxy);
+
+fn write(run_dir: &Path, uid: &str, text: &str) -> PathBuf {
+    let path = dir(run_dir).join(uid);
+    files::write(&path, text.as_bytes(), FileAccess::own(0o600)).unwrap();
+    path
+}
+
+#[test]
+fn plugin_reads_what_the_agent_published() {
+    let dir = run_dir();
+    let web = pod("web", "u-1");
+    assert_eq!(read(dir.path(), &web).unwrap(), None);
+    for decision in [meshed(), UNMESHED] {
+        publish(dir.path(), web.clone(), decision.clone()).unwrap();
+        assert_eq!(read(dir.path(), &web).unwrap(), Some(decision));
+    }
+    let access = files::read(&dir.path().join("pods/u-1")).unwrap().1;
+    assert_eq!(access.mode, 0o600);
+    assert_eq!(fs::metadata(dir.path().join("pods")).unwrap().mode() & 0o777, 0o700);
+    assert!(remove(dir.path(), &web).unwrap());
+    assert_eq!(read(dir.path(), &web).unwrap(), None);
+    assert!(!remove(dir.path(), &web).unwrap());
+}
+
+#[test]
+fn a_file_of_another_pod_is_rejected() {
+    let dir = run_dir();
+    publish(dir.path(), pod("web", "u-1"), UNMESHED).unwrap();
+    fs::copy(dir.path().join("pods/u-1"), dir.path().join("pods/u-2")).unwrap();
+    let elsewhere = PodRef { namespace: "other".into(), ..pod("web", "u-1") };
+    for pod in [pod("api", "u-1"), pod("web", "u-2"), elsewhere] {
+        let error = read(dir.path(), &pod).unwrap_err();
+        assert!(matches!(error, Error::AnotherPod { .. }), "{pod}: {error}");
+    }
+}
+
+#[test]
+fn every_half_written_or_foreign_file_is_rejected() {
+    let dir = run_dir();
+    let web = pod("web", "u-1");
+    publish(dir.path(), web.clone(), meshed()).unwrap();
+    let whole = fs::read_to_string(dir.path().join("pods/u-1")).unwrap();
+    for end in 0..whole.len() {
+        write(dir.path(), "u-1", &whole[..end]);
+        let error = read(dir.path(), &web).unwrap_err();
+        assert!(matches!(error, Error::Invalid { .. }), "cut off at {end}: {error}");
+    }
+    for foreign in ["null", "[]", "{}", r#"["shop","web","u-1",{"skip":"noProxy"}]"#, "\0"] {
+        write(dir.path(), "u-1", foreign);
+        assert!(read(dir.path(), &web).is_err(), "{foreign}");
+    }
+    fs::remove_file(dir.path().join("pods/u-1")).unwrap();
+    fs::create_dir(dir.path().join("pods/u-1")).unwrap();
+    assert!(read(dir.path(), &web).is_err());
+}
+
+#[test]
+fn a_file_that_others_can_write_is_rejected() {
+    let dir = run_dir();
+    let web = pod("web", "u-1");
+    for (mode, is_trusted) in [(0o600, true), (0o644, true), (0o620, false), (0o602, false)] {
+        publish(dir.path(), web.clone(), UNMESHED).unwrap();
+        fs::set_permissions(dir.path().join("pods/u-1"), Permissions::from_mode(mode)).unwrap();
+        let is_untrusted = matches!(read(dir.path(), &web), Err(Error::Untrusted { .. }));
+        assert_eq!(!is_untrusted, is_trusted, "{mode:o}");
+    }
+}
+
+#[test]
+fn a_uid_that_is_no_file_name_has_no_file() {
+    let dir = run_dir();
+    for uid in ["", ".lock", "..", "../u", "a/b", "a b", &"a".repeat(254)] {
+        assert!(publish(dir.path(), pod("web", uid), UNMESHED).is_err(), "{uid}");
+        assert_eq!(read(dir.path(), &pod("web", uid)).unwrap(), None, "{uid}");
+        assert!(!remove(dir.path(), &pod("web", uid)).unwrap(), "{uid}");
+    }
+    assert_eq!(files::file_names(&dir.path().join("pods")).unwrap(), [""; 0]);
+}
+
+#[test]
+fn files_of_pods_that_are_gone_and_foreign_files_are_removed() {
+    let dir = run_dir();
+    let lock = Lock::take(dir.path()).unwrap();
+    for uid in ["u-1", "u-2"] {
+        publish(dir.path(), pod("web", uid), UNMESHED).unwrap();
+    }
+    write(dir.path(), "foreign.txt", "");
+    write(dir.path(), ".hidden", "");
+    // A temporary file that another agent may write now.
+    write(dir.path(), ".linkerd-cni.1.2.3.tmp", "");
+    let failures = retain(dir.path(), &["u-2".to_owned()].into());
+    assert!(failures.is_empty(), "{failures:?}");
+    let names = || files::file_names(&dir.path().join("pods")).unwrap();
+    assert_eq!(names(), [".linkerd-cni.1.2.3.tmp", ".lock", "u-2"]);
+    assert!(lock.is_in_place(dir.path()));
+    assert!(clear(dir.path()).is_empty());
+    assert_eq!(names(), [".linkerd-cni.1.2.3.tmp"]);
+    assert!(!lock.is_in_place(dir.path()));
+}
+
+#[test]
+fn the_copy_of_a_node_without_agent_is_empty() {
+    let dir = tempfile::tempdir().unwrap();
+    assert_eq!(read(dir.path(), &pod("web", "u-1")).unwrap(), None);
+    assert!(!is_kept(dir.path()));
+    assert!(retain(dir.path(), &BTreeSet::new()).is_empty());
+    assert!(clear(dir.path()).is_empty());
+    assert!(Lock::take(dir.path()).is_err());
+}
+
+#[test]
+fn the_copy_is_kept_while_one_of_several_agents_holds_the_lock() {
+    let dir = run_dir();
+    assert!(!is_kept(dir.path()));
+    let first = Lock::take(dir.path()).unwrap();
+    let second = Lock::take(dir.path()).unwrap();
+    assert!(is_kept(dir.path()) && first.is_in_place(dir.path()));
+    drop(first);
+    assert!(is_kept(dir.path()));
+    drop(second);
+    assert!(!is_kept(dir.path()));
+    let lock = Lock::take(dir.path()).unwrap();
+    fs::remove_file(dir.path().join("pods/.lock")).unwrap();
+    assert!(!is_kept(dir.path()) && !lock.is_in_place(dir.path()));
+}
+
+#[test]
+fn plugin_waits_for_a_file_only_while_an_agent_keeps_the_copy() {
+    let dir = run_dir();
+    let web = pod("web", "u-1");
+    let minute = Duration::from_secs(60);
+    assert_eq!(wait(dir.path(), &web, minute).unwrap(), None);
+    let lock = Lock::take(dir.path()).unwrap();
+    assert_eq!(wait(dir.path(), &pod("web", ""), minute).unwrap(), None);
+    assert_eq!(wait(dir.path(), &web, Duration::from_millis(20)).unwrap(), None);
+    thread::scope(|scope| {
+        let waiting = scope.spawn(|| wait(dir.path(), &web, minute).unwrap());
+        thread::sleep(Duration::from_millis(20));
+        publish(dir.path(), web.clone(), meshed()).unwrap();
+        assert_eq!(waiting.join().unwrap(), Some(meshed()));
+        let waiting = scope.spawn(|| wait(dir.path(), &pod("web", "u-2"), minute).unwrap());
+        thread::sleep(Duration::from_millis(20));
+        drop(lock);
+        assert_eq!(waiting.join().unwrap(), None);
+    });
+}
